@@ -1,4 +1,4 @@
-//! QEMU has the functions that the plugin calls: they are found when it is loaded.
+//! QEMU defines the functions that the plugin calls: they are resolved when it is loaded.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -1,4 +1,5 @@
-//! The architectures of machines and guests, and what differs between them for this tool.
+//! The architectures of machines and guests, and their differences as far as this tool is
+//! concerned.
 
 use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
@@ -17,7 +18,7 @@ impl Arch {
     /// Both.
     pub(crate) const ALL: [Self; 2] = [Self::X86_64, Self::Aarch64];
 
-    /// The emulator's program.
+    /// The emulator's program name.
     pub(crate) const fn qemu(self) -> &'static str {
         match self {
             Self::X86_64 => "qemu-system-x86_64",
@@ -25,7 +26,7 @@ impl Arch {
         }
     }
 
-    /// The compiler's target for what runs without an operating system.
+    /// The compiler's target for programs without an operating system.
     pub(crate) const fn bare_target(self) -> &'static str {
         match self {
             Self::X86_64 => "x86_64-unknown-none",
@@ -33,7 +34,7 @@ impl Arch {
         }
     }
 
-    /// The compiler's target for what runs inside Linux guests.
+    /// The compiler's target for programs inside Linux guests.
     pub(crate) const fn linux_target(self) -> &'static str {
         match self {
             Self::X86_64 => "x86_64-unknown-linux-musl",
@@ -49,7 +50,7 @@ impl Arch {
         }
     }
 
-    /// What every Linux guest's command line starts with: its console.
+    /// The beginning of every Linux guest's command line: its console.
     pub(crate) const fn console(self) -> &'static str {
         match self {
             Self::X86_64 => "console=ttyS0",
@@ -57,8 +58,8 @@ impl Arch {
         }
     }
 
-    /// Whether the guest's reports come on its console, among other lines, for want of a second
-    /// serial port.
+    /// Whether the guest's reports are on its console, among other lines, because there is no
+    /// second serial port.
     pub(crate) const fn reports_on_console(self) -> bool {
         matches!(self, Self::Aarch64)
     }
@@ -67,7 +68,8 @@ impl Arch {
 /// A model of CPU for Arm machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ArmCpu {
-    /// Everything that QEMU has: VHE, range TLBI, 16 bits of VMID, FWB, break-before-make level 2
+    /// Everything that QEMU supports: VHE, range TLBI, 16 bits of VMID, FWB, break-before-make
+    /// level 2
     Max,
     /// VHE and 16 bits of VMID, but neither range TLBI nor FWB
     NeoverseN1,
@@ -79,7 +81,7 @@ impl ArmCpu {
     /// All of them, the default first.
     pub(crate) const ALL: [Self; 3] = [Self::Max, Self::NeoverseN1, Self::CortexA72];
 
-    /// Its name, on the command line and in results.
+    /// Its name on the command line and in results.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Max => "max",
@@ -88,8 +90,8 @@ impl ArmCpu {
         }
     }
 
-    /// The value of QEMU's `-cpu`. The architected algorithm of pointer authentication takes most
-    /// of the emulation's time.
+    /// The value of QEMU's `-cpu`. With its architected algorithm, pointer authentication would
+    /// take most of the emulation's time.
     pub(crate) const fn qemu(self) -> &'static str {
         match self {
             Self::Max => "max,pauth-impdef=on",
@@ -99,7 +101,7 @@ impl ArmCpu {
     }
 }
 
-/// What is emulated.
+/// The emulated platform.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Platform {
     /// A q35 machine with an EPYC.
@@ -117,8 +119,7 @@ impl Platform {
         }
     }
 
-    /// What the names of cases in results end with, so that those of several platforms can be told
-    /// apart.
+    /// The suffix of the names of cases in results, which distinguishes several platforms.
     pub(crate) fn suffix(self) -> String {
         match self {
             Self::X86_64 => String::new(),
@@ -133,13 +134,13 @@ pub(crate) struct PlatformArgs {
     /// Architecture of the machine and its guest
     #[arg(long, value_name = "ARCH", default_value = "x86_64")]
     arch: Arch,
-    /// Model of CPU of an aarch64 machine [default: max]
+    /// CPU model of an aarch64 machine [default: max]
     #[arg(long, value_name = "MODEL")]
     cpu: Option<ArmCpu>,
 }
 
 impl PlatformArgs {
-    /// The platform. There is one model of x86_64 only.
+    /// The platform. There is only one model of x86_64.
     pub(crate) fn platform(self) -> Result<Platform> {
         ensure!(
             self.arch == Arch::Aarch64 || self.cpu.is_none(),

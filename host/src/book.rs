@@ -1,8 +1,8 @@
 //! `quell book`: the documents as a book, by mdBook.
 //!
-//! The chapters lie in several directories of the tree, and refer to each other by relative paths.
-//! So they are copied as they lie into a directory of their own, which has nothing else, and the
-//! list of chapters (`docs/SUMMARY.md`) goes where mdBook looks for it.
+//! The chapters are in several directories of the tree, and refer to each other by relative paths.
+//! So they are copied, with the same layout, into a separate directory that has nothing else, and
+//! the list of chapters (`docs/SUMMARY.md`) is put where mdBook looks for it.
 
 use crate::workspace;
 use anyhow::{Context, Result, ensure};
@@ -10,12 +10,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// mdBook, built without what serves and watches.
+/// mdBook, built without serving and watching.
 const TOOL: &str = "mdbook@0.5.2";
 /// The list of chapters.
 const SUMMARY: &str = "docs/SUMMARY.md";
 
-/// Makes the book and prints where it is.
+/// Makes the book and prints its location.
 pub(crate) fn book() -> Result<u8> {
     println!("{}", make()?.display());
     Ok(0)
@@ -26,7 +26,7 @@ pub(crate) fn make() -> Result<PathBuf> {
     let tool = install()?;
     let directory = workspace::target_dir("book");
     let sources = directory.join("src");
-    // What a former run has left must not look like a chapter.
+    // Leftovers of a former run must not look like a chapter.
     let _ = fs::remove_dir_all(&sources);
     let summary =
         fs::read_to_string(workspace::root().join(SUMMARY)).context("cannot read the list of chapters")?;
@@ -48,14 +48,14 @@ pub(crate) fn make() -> Result<PathBuf> {
     Ok(page)
 }
 
-/// Builds mdBook if it is not there.
+/// Builds mdBook if necessary.
 fn install() -> Result<PathBuf> {
     let directory = workspace::target_dir("mdbook");
     let tool = directory.join("bin/mdbook");
     if !tool.is_file() {
         eprintln!("quell: building {TOOL}, which takes some minutes");
         let mut install = workspace::cargo();
-        // Unoptimized: it is built longer than it runs.
+        // Unoptimized: building takes longer than running.
         install.args(["install", "--locked", "--debug", "--quiet", TOOL]);
         install.args(["--no-default-features", "--features", "search", "--root"]).arg(&directory);
         let status = install.status().context("cannot start cargo")?;
@@ -69,17 +69,17 @@ fn chapters(summary: &str) -> Vec<PathBuf> {
     targets(summary).map(from_root).collect()
 }
 
-/// What links lead to.
+/// The targets of links.
 pub(crate) fn targets(markdown: &str) -> impl Iterator<Item = &str> {
     markdown.split("](").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0))
 }
 
-/// A path that is relative to `docs/`, from the root of the tree.
+/// A path relative to `docs/`, made relative to the root of the tree.
 fn from_root(target: &str) -> PathBuf {
     target.strip_prefix("../").map_or_else(|| Path::new("docs").join(target), PathBuf::from)
 }
 
-/// The summary as it is where the root of the chapters is.
+/// The summary, with paths relative to the root of the chapters.
 fn from_the_top(summary: &str) -> String {
     targets(summary).fold(summary.to_owned(), |text, target| {
         text.replace(&format!("]({target})"), &format!("]({})", from_root(target).display()))
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    /// The documents that people read, from the root of the tree.
+    /// The documents for people, from the root of the tree.
     fn documents() -> Vec<PathBuf> {
         let root = workspace::root();
         let mut found: Vec<PathBuf> =
@@ -121,8 +121,7 @@ mod tests {
         lines.fold(String::new(), |text, line| text + line + "\n")
     }
 
-    /// The names that headings can be reached by: lower case, blanks as hyphens, without
-    /// punctuation.
+    /// The anchors of headings: lower case, blanks as hyphens, without punctuation.
     fn anchors(text: &str) -> BTreeSet<String> {
         let headings = prose(text);
         let headings = headings
@@ -135,7 +134,7 @@ mod tests {
         headings.map(slug).collect()
     }
 
-    /// Links of a document that lead nowhere.
+    /// Broken links of a document.
     fn broken(document: &Path) -> Vec<String> {
         let root = workspace::root();
         let text = fs::read_to_string(root.join(document)).unwrap();

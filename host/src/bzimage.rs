@@ -1,6 +1,6 @@
-//! Makes a Linux boot image of an ELF file that is prepared for it (`crates/baremetal`,
-//! `linux.rs`): its setup sectors, the code that brings the image to its place, and the image as it
-//! lies in memory.
+//! Makes a Linux boot image from an ELF file that is prepared for it (`crates/baremetal`,
+//! `linux.rs`): its setup sectors, the code that moves the image to its place, and the image in its
+//! memory layout.
 //!
 //! Source: the kernel's Documentation/arch/x86/boot.rst, "The Real-Mode Kernel Header".
 
@@ -29,7 +29,7 @@ pub(crate) fn from_elf(elf: &[u8]) -> Result<Vec<u8>> {
     joined(setup, high, flat(&file)?.1, size.address())
 }
 
-/// The parts one behind the other, the last padded to `load_size` bytes, with the header's sizes.
+/// The parts joined, the last padded to `load_size` bytes, with the header's sizes.
 fn joined(setup: &[u8], high: &[u8], mut image: Vec<u8>, load_size: u64) -> Result<Vec<u8>> {
     ensure!(
         SetupHeader::of(setup).is_some_and(|header| header.setup_len() == setup.len()),
@@ -63,7 +63,7 @@ mod tests {
         assert!(format!("{error:#}").contains(SETUP), "{error:#}");
     }
 
-    /// A setup that says it has `sectors` sectors behind the first one, and has one.
+    /// A setup whose header announces `sectors` sectors after the first one, but which has one.
     fn setup(sectors: u8) -> Vec<u8> {
         let mut setup = vec![0xee; 2 * SECTOR_SIZE];
         SetupHeader::of_mut(&mut setup).expect("is whole").setup_sects = sectors;

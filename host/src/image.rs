@@ -17,16 +17,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use time::OffsetDateTime;
 
-/// GRUB's program that makes CDs, and the Debian packages that it takes.
+/// GRUB's program that makes CDs, and the required Debian packages.
 pub(crate) const MKRESCUE: &str = "grub-mkrescue";
 const PACKAGES: &str = "grub-common, grub-pc-bin, grub-efi-amd64-bin, xorriso and mtools";
 
-/// Where Debian puts UEFI firmware for QEMU.
+/// Debian's path of UEFI firmware for QEMU.
 const OVMF: &str = "/usr/share/ovmf/OVMF.fd";
 /// Memory of a machine that starts a CD.
 const MACHINE_MEMORY: u64 = 1280 * MIB;
 
-/// What the menu offers.
+/// The entries of the menu.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Entry {
     /// tlbcheck checks the machine
@@ -37,7 +37,7 @@ pub(crate) enum Entry {
     Linux,
     /// tlbcheck checks Quell
     CheckQuell,
-    /// tlbcheck checks the machine, started as a Linux kernel is
+    /// tlbcheck checks the machine, started like a Linux kernel
     CheckLinux,
 }
 
@@ -74,7 +74,7 @@ impl Entry {
     }
 }
 
-/// Makes the image, or the bzImage if that is asked for.
+/// Makes the image, or the bzImage if requested.
 pub(crate) fn image(args: &ImageArgs) -> Result<u8> {
     let made = match &args.bzimage {
         Some(path) => {
@@ -97,8 +97,8 @@ pub(crate) fn write_bzimage(tlbcheck: &Path, output: &Path) -> Result<()> {
     fs::write(output, image).with_context(|| format!("cannot write {}", output.display()))
 }
 
-/// Makes the image that the arguments describe: of this time, in seconds since 1970, if one is
-/// given, so that the same files make the same image.
+/// Makes the image that the arguments describe. With an `epoch`, in seconds since 1970, that is the
+/// image's time, so that the same files make the same image.
 pub(crate) fn make(args: &ImageArgs, epoch: Option<u64>) -> Result<()> {
     let directory = tempfile::Builder::new().prefix("quell-image-").tempdir()?;
     let boot = directory.path().join("boot");
@@ -172,8 +172,8 @@ fn mkrescue(tree: &Path, output: &Path, epoch: Option<u64>) -> Result<()> {
     Ok(())
 }
 
-/// GRUB's program in a world where the clock stands still. Of the programs that it starts not all
-/// ask the environment what time it is, and they make identities of it.
+/// GRUB's program with a fixed clock. Not all programs that it starts read the time from the
+/// environment, and they derive identifiers from it.
 fn at_time(epoch: u64) -> Result<Command> {
     let time = OffsetDateTime::from_unix_timestamp(epoch.try_into()?)?;
     let (date, clock) = (time.date(), time.time());

@@ -1,5 +1,5 @@
 //! The host tool behind `./quell`: builds the images, fetches the guest's files, starts QEMU,
-//! measures and draws.
+//! measures and prints results.
 
 mod arch;
 mod bench;
@@ -39,11 +39,10 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the command; the result is this process's exit status.
+/// Runs the command; returns this process's exit status.
 fn dispatch(command: &Command) -> Result<u8> {
     let signals = match command {
-        // It holds nothing that would have to be put in order, so a signal may end it wherever it
-        // waits.
+        // It holds nothing that needs cleaning up, so a signal may end it wherever it waits.
         Command::Ctl(_) => Signals::default(),
         _ => Signals::install()?,
     };

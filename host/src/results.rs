@@ -1,4 +1,4 @@
-//! Measured values and the one JSON shape they are written in; docs/json.md describes it.
+//! Measured values and their common JSON format; docs/json.md describes it.
 
 use crate::arch::Arch;
 use crate::guest::cache::Versions;
@@ -11,7 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What was measured.
+/// The subject of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Subject {
@@ -37,15 +37,15 @@ impl Subject {
 /// One row: the runs of one case, subject and metric.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Row {
-    /// What was done.
+    /// The operation.
     pub(crate) case: String,
-    /// On what.
+    /// The subject.
     pub(crate) subject: Subject,
-    /// What was measured.
+    /// The metric.
     pub(crate) metric: String,
-    /// As docs/json.md lists them.
+    /// The unit, as listed in docs/json.md.
     pub(crate) unit: &'static str,
-    /// Median of the runs; the mean of the two in the middle if their number is even.
+    /// Median of the runs; the mean of the two middle ones if their number is even.
     pub(crate) median: f64,
     /// Smallest value.
     pub(crate) min: f64,
@@ -55,7 +55,7 @@ pub(crate) struct Row {
     pub(crate) runs: usize,
 }
 
-/// Values as they are measured, to be summarised into rows in the order of their first appearance.
+/// Measured values, to be summarised into rows in the order of their first appearance.
 #[derive(Default)]
 pub(crate) struct Samples {
     series: Vec<Series>,
@@ -98,12 +98,12 @@ impl Samples {
         self.series.iter().find(same)?.row()
     }
 
-    /// The median of a case, subject and metric; not a number if it was not measured.
+    /// The median of a case, subject and metric; NaN if it was not measured.
     pub(crate) fn median(&self, case: &str, subject: Subject, metric: &str) -> f64 {
         self.row(case, subject, metric).map_or(f64::NAN, |row| row.median)
     }
 
-    /// The same of Quell.
+    /// The same for Quell.
     pub(crate) fn of_quell(&self, case: &str, metric: &str) -> f64 {
         self.median(case, Subject::Quell, metric)
     }
@@ -129,7 +129,7 @@ struct Document<'a, R> {
     rows: &'a [R],
 }
 
-/// Writes the rows of benchmark `bench` to `path`. `guest`: what its Linux guest was made from.
+/// Writes the rows of benchmark `bench` to `path`. `guest` has the packages of its Linux guest.
 pub(crate) fn write(
     path: &Path,
     bench: &'static str,
@@ -148,18 +148,18 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// As [`write()`].
+    /// Like [`write()`].
     pub(crate) fn new(path: PathBuf, bench: &'static str, guest: Option<&Versions>) -> Self {
         Self { path, bench, machine: machine(), versions: versions(guest) }
     }
 
-    /// Replaces the file by one with these rows. A reader meanwhile sees the old or the new one
-    /// as a whole, unless it is no ordinary file.
+    /// Replaces the file by one with these rows. A concurrent reader sees the old or the new one as
+    /// a whole, unless it is not an ordinary file.
     pub(crate) fn write(&self, samples: &Samples) -> Result<()> {
         self.write_rows(&samples.rows())
     }
 
-    /// The same with rows of another kind.
+    /// The same with rows of another type.
     pub(crate) fn write_rows<R: Serialize>(&self, rows: &[R]) -> Result<()> {
         let Self { path, bench, machine, versions } = self;
         let document = Document { bench, machine, versions, rows };

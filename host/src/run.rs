@@ -20,19 +20,20 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// What the command line of a Linux guest starts with whose reports are read: its console, and
-/// where the guest's programs find the only serial port for both, that they are to report there.
+/// The beginning of the command line of a Linux guest whose reports are read: its console, and, if
+/// there is only one serial port for both, the instruction for the guest's programs to report
+/// there.
 pub(crate) fn reporting_console(arch: Arch) -> String {
     let word = if arch.reports_on_console() { " quell.report" } else { "" };
     format!("{}{word}", arch.console())
 }
 
-/// Between two looks at the counters while the guest runs.
+/// Time between two reads of the counters while the guest runs.
 const WATCH_PERIOD: Duration = Duration::from_secs(1);
 /// Lines of the hypervisor's log that are shown after a failure other than its own.
 const LOG_TAIL_LINES: usize = 30;
 
-/// Runs the guest; the result is the exit status.
+/// Runs the guest; returns the exit status.
 pub(crate) fn run(args: &RunArgs, signals: &Signals) -> Result<u8> {
     let guest = guest(args)?;
     guest.check()?;
@@ -97,7 +98,7 @@ fn guest(args: &RunArgs) -> Result<Guest> {
     let console = if args.exec.is_some() { reporting_console(arch) } else { arch.console().to_owned() };
     let mut cmdline = vec![console.as_str()];
     if args.exec.is_some() {
-        // A guest that panics ends the run instead of waiting for someone to look at it.
+        // A guest that panics ends the run instead of waiting for an administrator.
         cmdline.push("panic=-1");
     }
     cmdline.extend(args.append.as_deref());
@@ -129,7 +130,7 @@ fn guest(args: &RunArgs) -> Result<Guest> {
     })
 }
 
-/// Refuses what means nothing on the guest's architecture, whatever its value.
+/// Refuses options that have no meaning on the guest's architecture, whatever their value.
 fn refuse_foreign(args: &RunArgs, arch: Arch) -> Result<()> {
     ensure!(
         args.flush.is_none() || arch == Arch::X86_64,
@@ -164,8 +165,8 @@ pub(crate) fn switches<T: AsRef<str>>(settings: &[T]) -> Result<Switches> {
     Ok(switches)
 }
 
-/// Says how the run ended unless it ended well, and returns the exit status. `may_leave`: whether
-/// an end without the hypervisor's word is an orderly one.
+/// Prints how the run ended unless it succeeded, and returns the exit status. `may_leave`: whether
+/// an end without the hypervisor's report is an orderly one.
 pub(crate) fn conclude(outcome: &Outcome, may_leave: bool) -> u8 {
     if outcome.reports_dropped != 0 {
         eprintln!(
@@ -218,7 +219,7 @@ pub(crate) fn conclude(outcome: &Outcome, may_leave: bool) -> u8 {
     }
 }
 
-/// The status of the command that the guest ran; 0 if it ran none, or ended the machine itself.
+/// The status of the guest's command; 0 if there was none, or if it ended the machine itself.
 fn command_status(outcome: &Outcome) -> u8 {
     let status = outcome.report("exit").and_then(|report| report["status"].as_u64());
     status.map_or(0, |status| u8::try_from(status).unwrap_or(u8::MAX))

@@ -1,4 +1,4 @@
-//! Sizes as people write them.
+//! Sizes in human-readable form.
 
 /// One mebibyte.
 pub(crate) const MIB: u64 = 1 << 20;
@@ -22,7 +22,7 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).filter(|bytes| *bytes != 0).ok_or_else(bad)
 }
 
-/// Writes a size in the largest unit that leaves at least one whole of it.
+/// Writes a size in the largest unit in which it is at least 1.
 pub(crate) fn display(bytes: u64) -> String {
     let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
     let unit = units.into_iter().find(|(shift, _)| bytes >> shift != 0);

@@ -1,8 +1,8 @@
-//! The one look of all tables.
+//! The common layout of all tables.
 
 use comfy_table::{CellAlignment, LineStyle, Row, Table, TableStyle};
 
-/// Rules above, below and under the header only.
+/// Rules only above, below and under the header.
 const STYLE: TableStyle = TableStyle::new()
     .top_border(LineStyle::none().fill('─').junction('─'))
     .header_separator(LineStyle::none().fill('─').junction('─'))
@@ -18,7 +18,7 @@ pub(crate) fn table<H: Into<Row>, R: Into<Row>>(header: H, rows: impl IntoIterat
     table
 }
 
-/// Prints values with their limits; says whether all are within.
+/// Prints values with their limits; returns whether all are within.
 pub(crate) fn judge<L: AsRef<str>>(rows: impl IntoIterator<Item = (L, f64, f64)>) -> bool {
     let rows: Vec<_> = rows.into_iter().collect();
     let good = |value: f64, limit: f64| value <= limit;

@@ -1,4 +1,4 @@
-//! A guest and how it is put into the machine: on Quell by a bundle, or directly.
+//! A guest and the way it is put into the machine: on Quell by a bundle, or directly.
 
 use crate::arch::{Arch, Platform};
 use crate::guest::cache::{self, GuestFiles};
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 /// Guest memory below this is used by firmware tables and the like, not by kernel and initrd.
 const LOW_MEMORY_BYTES: u64 = 1 << 20;
 
-/// A guest: what it starts with and what it is given.
+/// A guest: its kernel, its resources and its settings.
 #[derive(Clone, Debug)]
 pub(crate) struct Guest {
     /// The machine that it is for.
@@ -31,16 +31,16 @@ pub(crate) struct Guest {
     pub(crate) vcpus: u32,
     /// Its memory in bytes.
     pub(crate) memory: u64,
-    /// What it is told about remote flushes.
+    /// Its hint about remote flushes.
     pub(crate) flush: FlushMode,
-    /// What its reset does.
+    /// The effect of its reset.
     pub(crate) reset: ResetPolicy,
-    /// What tests change in the hypervisor.
+    /// Hypervisor settings that tests change.
     pub(crate) switches: Switches,
 }
 
 impl Guest {
-    /// The bare guest that uses memory as it is told.
+    /// The bare guest that uses memory on command.
     pub(crate) fn load(platform: Platform, vcpus: u32, memory: u64, switches: Switches) -> Result<Self> {
         let arch = platform.arch();
         let guest = Self {
@@ -58,7 +58,7 @@ impl Guest {
         Ok(guest)
     }
 
-    /// Checks what can be known before the machine starts.
+    /// Checks that are possible before the machine starts.
     pub(crate) fn check(&self) -> Result<()> {
         let kernel = kernel::inspect_file(self.platform.arch(), &self.kernel)?;
         ensure!(
@@ -86,9 +86,9 @@ impl Guest {
     /// A machine that runs this guest on Quell, with `cpus` CPUs for its vCPUs. The bundle is
     /// written to `directory`.
     ///
-    /// Where several CPUs of AMD64 are emulated in threads of their own, the machine has one more,
-    /// its first, which runs no vCPUs: QEMU damages the first CPU's SVM state from the others'
-    /// threads (`docs/qemu.md`).
+    /// If several CPUs of AMD64 are emulated in threads of their own, the machine has one more, its
+    /// first, which runs no vCPUs: QEMU damages the first CPU's SVM state from the others' threads
+    /// (`docs/qemu.md`).
     pub(crate) fn on_quell(
         &self,
         hypervisor: &Hypervisor,
@@ -116,7 +116,7 @@ impl Guest {
         Ok(Spec { clock, ..Spec::new(self.platform, payload, machine_cpus, memory) })
     }
 
-    /// Writes the bundle that carries this guest into the hypervisor.
+    /// Writes the bundle that passes this guest to the hypervisor.
     pub(crate) fn write_bundle(&self, hypervisor: &Hypervisor, boot_cpu: BootCpu, path: &Path) -> Result<()> {
         let config = Config {
             vcpus: self.vcpus,
@@ -162,12 +162,12 @@ pub(crate) struct Hypervisor {
 }
 
 impl Hypervisor {
-    /// Builds the image if need be.
+    /// Builds the image if necessary.
     pub(crate) fn build(arch: Arch) -> Result<Self> {
         Self::of(workspace::HYPERVISOR, arch)
     }
 
-    /// The image for tests, which can make mistakes on purpose and audits its entries.
+    /// The image for tests, which can inject defects and audits its entries.
     pub(crate) fn for_tests(arch: Arch) -> Result<Self> {
         Self::of(workspace::HYPERVISOR_FOR_TESTS, arch)
     }
@@ -193,7 +193,7 @@ pub(crate) struct StockGuest {
 }
 
 impl StockGuest {
-    /// Fetches and builds what is missing.
+    /// Fetches and builds missing parts.
     pub(crate) fn prepare(arch: Arch) -> Result<Self> {
         let files = cache::guest_files(arch, false)?;
         let mut workloads =
@@ -212,7 +212,7 @@ impl StockGuest {
         self.files.kernel.clone()
     }
 
-    /// Which packages it is made from.
+    /// The packages that it is made from.
     pub(crate) fn versions(&self) -> &cache::Versions {
         &self.files.versions
     }
@@ -230,7 +230,7 @@ impl StockGuest {
         Ok(Spec::new(Platform::X86_64, payload, inner.vcpus + 1, memory))
     }
 
-    /// The initial RAM disk; with a command it runs that, else a shell.
+    /// The initial RAM disk; with a command it runs that, otherwise a shell.
     pub(crate) fn initrd(&self, command: Option<&str>) -> Vec<u8> {
         let mut bytes = self.initramfs.clone();
         if let Some(command) = command {

@@ -1,7 +1,7 @@
 //! The source tree, and the images that are built from it.
 //!
-//! The images have targets of their own, so they are built by inner runs of cargo. Those use a
-//! target directory of their own: the outer cargo may hold the lock of the usual one.
+//! The images have other targets, so they are built by inner runs of cargo. Those use a separate
+//! target directory: the outer cargo may hold the lock of the usual one.
 
 use crate::arch::Arch;
 use crate::cli::Program;
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{self, Command, Stdio};
 use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};
 
-/// What a program runs on.
+/// The environment that a program runs in.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Ground {
     /// A machine without an operating system.
@@ -53,8 +53,8 @@ impl Image {
 /// The hypervisor.
 pub(crate) const HYPERVISOR: Image = Image { features: &["image"], ..Image::bare("quell-hypervisor") };
 
-/// The hypervisor for tests: it can make mistakes on purpose, and an auditor looks at each entry
-/// into the guest (AMD64).
+/// The hypervisor for tests: it can inject defects, and an auditor checks each entry into the guest
+/// (AMD64).
 pub(crate) const HYPERVISOR_FOR_TESTS: Image =
     Image { features: &["image", "defects", "audit"], variant: Some("tests"), ..HYPERVISOR };
 
@@ -65,13 +65,13 @@ pub(crate) const HYPERVISOR_WITH_TRACE: Image =
 /// The image that checks and measures TLB flushing.
 pub(crate) const TLBCHECK: Image = Image::bare("quell-tlbcheck");
 
-/// The bare guest that counts instructions and does wrong things.
+/// The bare guest that counts instructions and makes invalid requests.
 pub(crate) const PROBE: Image = Image::bare("quell-probe");
 
 /// The bare guest that tries everything.
 pub(crate) const HOSTILE: Image = Image::bare("quell-hostile");
 
-/// The bare guest that uses memory as it is told.
+/// The bare guest that uses memory as instructed.
 pub(crate) const LOAD: Image = Image::bare("quell-load");
 
 /// The workload that does nothing but provoke TLB flushes.
@@ -83,11 +83,11 @@ pub(crate) const STALE: Image = Image::workload("stale");
 /// The workload that turns a PCI device's ROM on and off under memory load.
 pub(crate) const MMTEST: Image = Image::workload("mmtest");
 
-/// The workload that uses memory that comes and goes.
+/// The workload that uses memory that is added and removed.
 pub(crate) const OCCUPY: Image = Image::workload("occupy");
 
-/// The workload that says by a hint instruction that userspace is reached, and switches the machine
-/// off.
+/// The workload that signals by a hint instruction that userspace is reached, and switches the
+/// machine off.
 pub(crate) const MARK: Image = Image::workload("mark");
 
 impl Program {
@@ -101,9 +101,9 @@ impl Program {
     }
 }
 
-/// The root of the source tree that this tool works on: the one that it was started from, by
-/// `./quell`, by cargo, or out of its target directory. It is not the one that it was built from,
-/// for a tree may be copied together with what was built in it.
+/// The root of the source tree that this tool works on: the one from which it was started, by
+/// `./quell`, by cargo, or out of its target directory. It may differ from the one it was built
+/// from, because a tree may be copied together with its build output.
 pub(crate) fn root() -> &'static Path {
     static ROOT: OnceLock<PathBuf> = OnceLock::new();
     ROOT.get_or_init(|| {
@@ -115,15 +115,15 @@ pub(crate) fn root() -> &'static Path {
     })
 }
 
-/// The source tree around the manifest's directory that cargo names to what it runs, or around the
-/// program.
+/// The source tree around the manifest directory that cargo passes to the programs it runs, or
+/// around the program.
 fn find_root(manifest: Option<PathBuf>, program: Option<PathBuf>) -> Option<PathBuf> {
     let is_root = |path: &&Path| path.join("quell").is_file() && path.join("host/src/workspace.rs").is_file();
     let around = |path: &PathBuf| path.ancestors().find(is_root).map(Path::to_owned);
     manifest.as_ref().and_then(around).or_else(|| program.as_ref().and_then(around))
 }
 
-/// Directory under cargo's target directory for what this tool makes.
+/// Directory under cargo's target directory for this tool's output.
 pub(crate) fn target_dir(name: &str) -> PathBuf {
     let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
     root().join(target).join(name)
@@ -141,27 +141,26 @@ pub(crate) fn cargo() -> Command {
 /// How images are built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flavour {
-    /// To be run here.
+    /// For use here.
     Usual,
-    /// To be given away: without paths of this machine, and without debugging information.
+    /// For distribution: without paths of this machine, and without debugging information.
     Release,
 }
 
 static FLAVOUR: OnceLock<Flavour> = OnceLock::new();
 
-/// Says how this process builds images; before the first.
+/// Sets how this process builds images; call it before the first build.
 pub(crate) fn choose(flavour: Flavour) {
     let _ = FLAVOUR.set(flavour);
 }
 
-/// Has rustc write other paths in the place of those of this machine. `target`'s flags in
-/// `.cargo/config.toml` stay.
+/// Makes rustc replace the paths of this machine. `target`'s flags in `.cargo/config.toml` stay.
 fn leave_paths_out(command: &mut Command, target: &str) -> Result<()> {
     let home = env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")));
     let sources = home.context("cargo has no home")?.join("registry/src");
     let mut flags = vec![format!("--remap-path-prefix={}=/quell", root().display())];
-    // One for each registry that was ever used: its name may differ from machine to machine.
+    // One for each registry ever used: its name may differ from machine to machine.
     for registry in fs::read_dir(&sources).into_iter().flatten() {
         flags.push(format!("--remap-path-prefix={}=/crates", registry?.path().display()));
     }
@@ -170,12 +169,12 @@ fn leave_paths_out(command: &mut Command, target: &str) -> Result<()> {
     Ok(())
 }
 
-/// What was built by this process. Each is built once: sources that change under a run of the tests
-/// must not make two images of one.
+/// The builds of this process. Each image is built once: source changes during a run of the tests
+/// must not lead to two versions of one image.
 static BUILT: LazyLock<Mutex<HashMap<(Image, Arch), PathBuf>>> = LazyLock::new(Mutex::default);
 
 /// Builds `image` for `arch`, unless that has been done, and returns the path of its ELF file. One
-/// at a time.
+/// build at a time.
 pub(crate) fn build(image: Image, arch: Arch) -> Result<PathBuf> {
     let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(path) = built.get(&(image, arch)) {
@@ -212,9 +211,9 @@ fn build_anew(image: Image, arch: Arch) -> Result<PathBuf> {
     keep(&built, image.variant.unwrap_or("usual"))
 }
 
-/// A copy of what was built that stays: the build of another variant of the same binary replaces
-/// cargo's file, and what was read out of it, such as addresses of symbols, would be of another
-/// image than the one that is started.
+/// A persistent copy of a build: building another variant of the same binary replaces cargo's file,
+/// and data read from the file, such as addresses of symbols, would belong to a different image
+/// than the one that is started.
 fn keep(built: &Path, variant: &str) -> Result<PathBuf> {
     let kept = built.with_added_extension(variant);
     let fresh = built.with_added_extension(format!("{variant}.{}", std::process::id()));
@@ -223,8 +222,8 @@ fn keep(built: &Path, variant: &str) -> Result<PathBuf> {
     Ok(kept)
 }
 
-/// Builds the plugin with which QEMU counts what Arm machines execute, for an interface, and
-/// returns the path of its library.
+/// Builds the plugin with which QEMU counts instructions, for an interface version, and returns the
+/// path of its library.
 pub(crate) fn build_plugin(interface: PluginInterface) -> Result<PathBuf> {
     let _one_at_a_time = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
     let directory = target_dir("images");
@@ -251,9 +250,9 @@ fn finish(mut command: Command, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// The file that a machine starts by QEMU's `-kernel`, and that Quell takes for a guest's kernel,
-/// of the ELF file of a program for bare machines: that itself; on Arm, where both want it, a flat
-/// boot image of it.
+/// The file that a machine starts by QEMU's `-kernel`, and that Quell accepts as a guest's kernel,
+/// for the ELF file of a program for bare machines: the ELF file itself; on Arm, where both need
+/// it, a flat boot image of it.
 pub(crate) fn bootable(elf: PathBuf, arch: Arch) -> Result<PathBuf> {
     match arch {
         Arch::X86_64 => Ok(elf),

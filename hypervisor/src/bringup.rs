@@ -1,23 +1,24 @@
-//! A CPU that is being started: it comes online in time or is given up, never both (U15).
+//! The start-up of a CPU: it comes online in time or is given up, never both (U15).
 //!
 //! ```text
-//! boot CPU                                        CPU that is being started
+//! boot CPU                                   CPU that is being started
 //! A  its id and its stack are offered (store)
-//! B  INIT and start-up IPI, or CPU_ON             C  takes the offer, if that is for its id (CAS to none)
-//!                                                 D  its own tables, interrupt controller, timer
-//! F  state: expected -> given up (CAS)            E  state: expected -> online (CAS)
-//! G  offer withdrawn (swap with none);            H  not online: it stops for good
+//! B  INIT and start-up IPI, or CPU_ON        C  takes the offer, if it is for its id (CAS to none)
+//!                                            D  its own tables, interrupt controller, timer
+//! F  state: expected -> given up (CAS)       E  state: expected -> online (CAS)
+//! G  offer withdrawn (swap with none);       H  not online: it stops for good
 //!    INIT if it had not been taken
 //! ```
 //!
-//! * One of E and F fails, since each changes the same word from `EXPECTED`. E publishes D
-//!   (Release) to those that find the CPU online (Acquire).
-//! * A CPU that comes after G finds no offer, or that of another CPU, and stops. The offer is one
-//!   word: there is no moment at which a CPU finds its own id beside the stack of the next one.
-//! * A CPU that took its offer before G is on its own stack, which nobody else is ever given, and
-//!   stops at H. It is sent no INIT: it may be in the allocator, whose lock would be held for ever.
-//! * On Arm CPU_ON hands the stack to the one CPU that it names: there is no offer, and C and G
-//!   fall away.
+//! * One of E and F fails, because each changes the same word from `EXPECTED`. E publishes D
+//!   (Release) to CPUs that find the CPU online (Acquire).
+//! * A CPU that reaches C after G finds no offer, or that of another CPU, and stops. The offer is
+//!   one word: at no moment can a CPU find its own id together with the stack of the next one.
+//! * A CPU that took its offer before G is on its own stack, which is never given to another CPU,
+//!   and stops at H. It is sent no INIT: it may be in the allocator, whose lock would then be held
+//!   forever.
+//! * On Arm CPU_ON passes the stack to the one CPU that it names: there is no offer, and C and G do
+//!   not exist.
 
 use crate::sync::{AtomicU32, Ordering};
 
@@ -25,7 +26,7 @@ const EXPECTED: u32 = 0;
 const ONLINE: u32 = 1;
 const GIVEN_UP: u32 = 2;
 
-/// How far a CPU has come.
+/// The start-up state of a CPU.
 #[derive(Debug)]
 pub struct Presence(AtomicU32);
 
@@ -36,7 +37,7 @@ impl Default for Presence {
 }
 
 impl Presence {
-    /// One that has not come up yet.
+    /// A CPU that has not come up yet.
     #[must_use]
     pub fn expected() -> Self {
         Self(AtomicU32::new(EXPECTED))
@@ -48,26 +49,26 @@ impl Presence {
         self.0.compare_exchange(EXPECTED, state, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// The CPU is ready, and says so itself. Publishes what it did before. `false`: it has been
-    /// given up, and must stop.
+    /// Called by the CPU itself when it is ready. Publishes its earlier stores. `false`: it has
+    /// been given up, and must stop.
     #[must_use]
     pub fn come_online(&self) -> bool {
         self.decide(ONLINE)
     }
 
-    /// Nobody waits for the CPU any longer, or it cannot be used. `false`: it has come online
-    /// meanwhile, or was given up before.
+    /// Gives up a CPU that is no longer awaited, or that cannot be used. `false`: it has come
+    /// online meanwhile, or was given up before.
     pub fn give_up(&self) -> bool {
         self.decide(GIVEN_UP)
     }
 
-    /// Whether the CPU is online. If so, what it did before is to be seen.
+    /// Whether the CPU is online. If so, its earlier stores are visible.
     pub fn is_online(&self) -> bool {
         // Pairs with `come_online`.
         self.0.load(Ordering::Acquire) == ONLINE
     }
 
-    /// Whether it is settled what becomes of it.
+    /// Whether its state is final.
     pub fn is_settled(&self) -> bool {
         // Pairs with `come_online` and `give_up`.
         self.0.load(Ordering::Acquire) != EXPECTED
@@ -85,7 +86,8 @@ mod model {
     use super::*;
     use baremetal::startup::offer;
 
-    /// What the start-up page holds, and how the code there takes it: one look, one exchange.
+    /// The contents of the start-up page, and how the code there takes the offer: one check, one
+    /// exchange.
     struct Page(AtomicU64);
 
     impl Page {
@@ -100,21 +102,21 @@ mod model {
 
     struct Cpu {
         presence: Presence,
-        /// What it sets up for itself.
+        /// Its own data, which it sets up.
         own: UnsafeCell<u32>,
     }
 
-    // SAFETY: loom refuses accesses to the cell that are not ordered.
+    // SAFETY: loom rejects unordered accesses to the cell.
     unsafe impl Sync for Cpu {}
 
     impl Cpu {
         fn set_up(&self, value: u32) {
-            // SAFETY: loom looks that the access is exclusive.
+            // SAFETY: loom checks that the access is exclusive.
             self.own.with_mut(|own| unsafe { *own = value });
         }
 
         fn is_set_up(&self, value: u32) -> bool {
-            // SAFETY: loom looks that nobody writes.
+            // SAFETY: loom checks that there is no concurrent write.
             self.own.with(|own| unsafe { *own == value })
         }
     }
@@ -127,10 +129,10 @@ mod model {
         Arc::new([0, 1].map(cpu))
     }
 
-    /// A CPU from its start-up IPI on; says which stack it took.
+    /// A CPU from its start-up IPI on; returns the stack that it took.
     fn start(page: &Page, cpus: &[Cpu; 2], index: usize) -> Option<u32> {
         let stack = page.take(IDS[index])?;
-        // Found by the stack, as the hypervisor does it.
+        // Found by the stack, as in the hypervisor.
         let cpu = &cpus[STACKS.iter().position(|&top| top == stack).unwrap()];
         cpu.set_up(1);
         let _stops_if_not = cpu.presence.come_online();
@@ -168,7 +170,7 @@ mod model {
                 let (cpus, page) = (cpus.clone(), page.clone());
                 thread::spawn(move || start(&page, &cpus, 0))
             };
-            // Nobody waits for the first one.
+            // The first one is no longer awaited.
             let given_up = cpus[0].presence.give_up();
             page.0.swap(0, Ordering::AcqRel);
             page.0.store(offer(IDS[1], STACKS[1]), Ordering::Release);
@@ -184,7 +186,7 @@ mod model {
         });
     }
 
-    /// Two words, the id and the stack: what was tempting, and is wrong.
+    /// Two words, the id and the stack: the obvious solution, which is wrong.
     #[test]
     #[should_panic(expected = "the stack of the next")]
     fn u15_an_id_and_a_stack_in_two_words() {

@@ -1,45 +1,45 @@
-//! The physical memory that is free.
+//! The free physical memory.
 
 use baremetal::pages::PAGE;
 use core::ops::Range;
 
 use arrayvec::ArrayVec;
 
-/// Sizes of the pages that memory can be mapped by, the largest first.
+/// Sizes of pages that can map memory, the largest first.
 const PAGES: [u64; 3] = [1 << 30, 2 << 20, PAGE];
-/// Most regions of RAM that are kept track of.
+/// Maximum number of RAM regions that are tracked.
 const MAX_REGIONS: usize = 64;
-/// Most pieces of one range. Each becomes a slot, of which some have to be left for what is added
-/// later.
+/// Maximum number of pieces of one range. Each becomes a slot, and some slots must be left for
+/// memory that is added later.
 pub const MAX_PIECES: usize = 16;
 
-/// A piece of a range that has memory behind it.
+/// A piece of a range, with its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// Its first address in the range.
     pub at: u64,
     /// Its first byte of physical memory.
     pub host: u64,
-    /// Its bytes.
+    /// Its size in bytes.
     pub size: u64,
 }
 
-/// RAM that is not used for anything yet.
+/// RAM that is not in use yet.
 #[derive(Default)]
 pub struct FreeMemory {
     regions: ArrayVec<Range<u64>, MAX_REGIONS>,
 }
 
 impl FreeMemory {
-    /// Adds RAM, shrunk to whole pages. The first MiB is left out: firmware and start-up code are
-    /// there.
+    /// Adds RAM, shrunk to whole pages. The first MiB is left out: it holds firmware and start-up
+    /// code.
     pub fn add(&mut self, range: Range<u64>) {
         let start = range.start.max(1 << 20).next_multiple_of(PAGE);
         let end = range.end & !(PAGE - 1);
         if start >= end {
             return;
         }
-        // What it touches becomes one with it.
+        // Merges adjacent regions.
         let mut whole = start..end;
         self.regions.retain(|region| {
             let touches = region.end == whole.start || region.start == whole.end;
@@ -53,7 +53,7 @@ impl FreeMemory {
         }
     }
 
-    /// Takes a range out that is in use already.
+    /// Removes a range that is in use already.
     pub fn reserve(&mut self, used: Range<u64>) {
         let used = used.start & !(PAGE - 1)..used.end.next_multiple_of(PAGE);
         let mut rest = ArrayVec::<_, MAX_REGIONS>::new();
@@ -69,8 +69,8 @@ impl FreeMemory {
         self.regions = rest;
     }
 
-    /// Takes `size` bytes, aligned to `align` (a power of two), ending at or below `limit`; from
-    /// the highest place that fits, so that low memory lasts for what needs it.
+    /// Takes `size` bytes, aligned to `align` (a power of two), ending at or below `limit`. Takes
+    /// them from the highest suitable place, so that low memory remains for users that need it.
     pub fn take(&mut self, size: u64, align: u64, limit: u64) -> Option<u64> {
         let place = |region: &Range<u64>| {
             let start = region.end.min(limit).checked_sub(size)? & !(align - 1);
@@ -92,8 +92,8 @@ impl FreeMemory {
     }
 
     /// Takes memory for all of `range`, in as few pieces as it can find, ascending. A piece can be
-    /// mapped by pages as large as its size and place in the range allow. `None` if there is not so
-    /// much memory, or only in too many pieces; nothing is taken then.
+    /// mapped by pages as large as its size and position in the range allow. `None` if there is not
+    /// enough memory, or only in too many pieces; nothing is taken then.
     pub fn take_pieces(&mut self, range: &Range<u64>) -> Option<ArrayVec<Piece, MAX_PIECES>> {
         let before = self.regions.clone();
         let mut pieces = ArrayVec::new();
@@ -109,7 +109,7 @@ impl FreeMemory {
         Some(pieces)
     }
 
-    /// Takes memory for `left` bytes at `at`, or for as many of them as there are in one place.
+    /// Takes memory for `left` bytes at `at`, or for as many of them as are available in one piece.
     fn take_piece(&mut self, at: u64, left: u64) -> Option<Piece> {
         let whole = PAGES.into_iter().filter(|&page| left >= page);
         if let Some(host) = whole.into_iter().find_map(|page| self.take(left, page, u64::MAX)) {
@@ -140,8 +140,8 @@ mod tests {
         free
     }
 
-    /// Takes memory for a range and checks that it is the range's, that nobody else's is among it,
-    /// and that none got lost.
+    /// Takes memory for a range and checks that it fits the range, that it overlaps no other
+    /// user's, and that none was lost.
     fn checked(free: &mut FreeMemory, range: &Range<u64>) -> ArrayVec<Piece, MAX_PIECES> {
         let (before, regions) = (free.total(), free.regions.clone());
         let pieces = free.take_pieces(range).expect("there is so much");
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn u10_a_pcs_memory_is_in_two_places_and_a_guest_larger_than_either_fits() {
-        // 2 GiB below 4 GiB, with the image in it, and the rest above: QEMU's q35 from 2.75 GiB on.
+        // 2 GiB below 4 GiB, containing the image, and the rest above: QEMU's q35 from 2.75 GiB on.
         for (machine, guest) in
             [(3328 * MIB, 3 * GIB), (5376 * MIB, 5 * GIB), (12 * GIB + 512 * MIB, 12 * GIB)]
         {
@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(some.regions, before, "it is as it was");
         checked(&mut some, &(0..GIB + 8 * PAGE));
         assert_eq!(some.total(), 0);
-        // More places than there can be pieces.
+        // More places than the maximum number of pieces.
         let regions: ArrayVec<_, 32> = (1..=32).map(|n| n * 4 * MIB..n * 4 * MIB + 2 * MIB).collect();
         let mut scattered = free(&regions);
         assert_eq!(scattered.take_pieces(&(0..64 * MIB)), None);

@@ -1,9 +1,9 @@
 //! Quell, a small type-1 hypervisor built around TLB coherence.
 //!
-//! The library holds two kinds of code. Everything outside `arch` and `image` compiles for the host
+//! The library has two kinds of code. Everything outside `arch` and `image` compiles for the host
 //! and is tested there: plain state with effects returned as values, and the [core](vm) of the
-//! program, over the traits that an architecture implements. `arch` implements them on bare metal,
-//! and `image` is what both images have besides.
+//! program, generic over the traits that an architecture implements. `arch` implements them on bare
+//! metal, and `image` has the other parts that both images need.
 #![cfg_attr(not(any(test, loom)), no_std)]
 
 extern crate alloc;
@@ -30,6 +30,6 @@ pub mod page_pool;
 pub mod quota;
 pub mod sched;
 mod sync;
-// Nothing of it is model-checked: what its CPUs tell each other goes through `sched::notify`.
+// It is not model-checked: its CPUs communicate through `sched::notify`.
 #[cfg(not(loom))]
 pub mod vm;

@@ -1,8 +1,9 @@
-//! What the models share: one poster, one owner of a vCPU, and the notify word between them.
+//! The common parts of the models: one poster, one owner of a vCPU, and the notify word between
+//! them.
 //!
-//! The word is the real [`Target`], built with loom's atomics. Memory is made of relaxed atomics,
-//! so that nothing but the protocol orders it; a kick and a wake-up order nothing either, they are
-//! what `post_event` returns. Run with `RUSTFLAGS="--cfg loom" cargo test -p quell-hypervisor
+//! The word is the real [`Target`], built with loom's atomics. Memory consists of relaxed atomics,
+//! so that only the protocol orders it. A kick and a wake-up order nothing either: they are return
+//! values of `post_event`. Run with `RUSTFLAGS="--cfg loom" cargo test -p quell-hypervisor
 //! --release --lib model::`.
 
 use coherence::{CpuId, Notify, Owner, Space, Target};
@@ -25,7 +26,7 @@ pub(crate) fn explore(preemptions: Option<usize>, scenario: impl Fn() + Sync + S
     println!("{} executions", executions.load(std::sync::atomic::Ordering::Relaxed));
 }
 
-/// What the owner does when it has found nothing.
+/// The owner's action when it has found nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     /// It enters the guest, and stays there until it is kicked.
@@ -34,19 +35,19 @@ pub(crate) enum Way {
     Halt,
 }
 
-/// The owner's first look at the notify word, as it is.
+/// The owner's first check of the notify word, as in the hypervisor.
 pub(crate) fn take_events(owner: &mut Owner<'_>) -> bool {
     owner.take_events()
 }
 
-/// A wrong one: a look without an order, where the event should be taken.
+/// A wrong one: a check without an order, where the event should be taken.
 pub(crate) fn hint_alone(owner: &mut Owner<'_>) -> bool {
     owner.target().has_event()
 }
 
-/// One thing is posted to a vCPU by `post`, which announces it by calling what it is given, while
-/// the owner looks and goes on: the owner finds it, or is told. `look` says whether it has found
-/// the thing by now.
+/// `post` posts an item to a vCPU, and announces it by calling its argument, while the owner checks
+/// and goes on: the owner finds it, or is told. `look` returns whether it has found the item by
+/// now.
 pub(crate) fn announced<S, L>(
     shared: S,
     way: Way,
@@ -64,12 +65,12 @@ pub(crate) fn announced<S, L>(
             let (target, shared) = &*vcpu;
             let mut owner = target.owner().expect("free");
             let was_told = take(&mut owner);
-            // It looks in any case, as after it has come to a CPU.
+            // It checks in any case, as after its arrival on a CPU.
             let mut found = look(shared);
             assert!(found || !was_told, "announced and not found");
             let is_refused = !found
                 && match way {
-                    // Guest mode does not end: the guard is forgotten.
+                    // The guest does not leave guest mode: the guard is forgotten.
                     Way::Enter => owner.try_enter(CPU).map(core::mem::forget).is_err(),
                     Way::Halt => !owner.try_halt(Space::UNKNOWN),
                 };

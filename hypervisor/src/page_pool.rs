@@ -1,25 +1,24 @@
-//! Pages for the tables of nested paging.
+//! Pages for nested page tables.
 //!
-//! They are apart from the heap: a page of the heap takes two for its alignment, and a guest whose
-//! tables use up all there is must not keep the hypervisor from anything else.
+//! They are separate from the heap: a page from the heap takes two pages because of its alignment,
+//! and a guest whose tables use up the pool must not starve the hypervisor.
 
 use alloc::vec::Vec;
 use baremetal::pages::PAGE;
 
-/// What a table of each level covers, but for the root.
+/// Memory covered by a table of each level, except the root.
 const COVERED: [u64; 3] = [2 << 20, 1 << 30, 512 << 30];
-/// Tables at the edges of slots, six for each, and those that hold marks of where no memory is;
-/// twice each.
+/// Tables at the edges of slots, six for each, and those with marks for missing memory; twice each.
 const SPARE: u64 = 512;
 
-/// Physical pages, of which each is somebody's or free.
+/// Physical pages, each of which is either taken or free.
 #[derive(Debug, Default)]
 pub struct PagePool {
     start: u64,
     count: u32,
-    /// Pages from this one on have never been taken.
+    /// Index of the first page that has never been taken.
     fresh: u32,
-    /// Pages that have been given back; it has room for all.
+    /// Pages that have been returned; it has room for all.
     returned: Vec<u32>,
 }
 
@@ -30,22 +29,22 @@ impl PagePool {
         Self { start: 0, count: 0, fresh: 0, returned: Vec::new() }
     }
 
-    /// `count` pages from the address `start` on, which is that of a page.
+    /// `count` pages from the page-aligned address `start` on.
     #[must_use]
     pub fn new(start: u64, count: u32) -> Self {
         Self { start, count, fresh: 0, returned: Vec::with_capacity(count as usize) }
     }
 
-    /// How many pages the tables for so many bytes of memory take, all of it mapped by pages of 4
-    /// KiB; twice, as those that a change has cut off are given back only when nobody can walk them
-    /// any more, and others may be made meanwhile.
+    /// Number of pages for the tables of this many bytes of memory, with all of it mapped by pages
+    /// of 4 KiB. The number is doubled: tables that a change has detached are returned only when
+    /// they can no longer be walked, and others may be created meanwhile.
     #[must_use]
     pub fn needed(memory: u64) -> u32 {
         let tables: u64 = COVERED.iter().map(|covered| memory.div_ceil(*covered)).sum();
         u32::try_from(2 * tables + SPARE).unwrap_or(u32::MAX)
     }
 
-    /// Takes a page, whatever it contains; `None` if there is none left.
+    /// Takes a page, with arbitrary contents; `None` if none is left.
     pub fn take(&mut self) -> Option<u64> {
         let index = match self.returned.pop() {
             Some(index) => index,
@@ -58,14 +57,14 @@ impl PagePool {
         Some(self.start + u64::from(index) * PAGE)
     }
 
-    /// Gives back a page that [`take`](Self::take) has returned and that nobody uses any more.
+    /// Returns a page from [`take`](Self::take) that is no longer in use.
     pub fn give(&mut self, page: u64) {
         let index = (page.wrapping_sub(self.start) / PAGE) as u32;
         debug_assert!(index < self.fresh && !self.returned.contains(&index), "{page:#x} was not taken");
         self.returned.push(index);
     }
 
-    /// How many pages are free.
+    /// Number of free pages.
     #[must_use]
     pub fn free_count(&self) -> u32 {
         self.count - self.fresh + self.returned.len() as u32
@@ -79,7 +78,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     proptest! {
-        /// Any order of taking and giving back.
+        /// Any order of taking and returning.
         #[test]
         fn u7_each_page_is_somebodys_or_free_and_never_two_peoples(steps in prop::collection::vec(any::<u8>(), 0..200)) {
             let mut pool = PagePool::new(0x10_0000, 8);

@@ -1,22 +1,22 @@
-//! How much of the log is a guest's.
+//! Limits a guest's share of the log.
 
-/// Lines that a guest can cause at once. Afterwards they come one by one, each after its period.
+/// Number of lines that a guest can cause in a burst. After that it gets one line per period.
 pub const BURST: u32 = 64;
 
-/// What a guest may still write.
+/// The remaining lines of a guest.
 #[derive(Debug)]
 pub struct Quota {
     lines: u32,
-    /// Since when it has had so many.
+    /// When `lines` was last updated.
     since: u64,
-    /// Lines that were left out since the last one was written.
+    /// Lines left out since the last one was written.
     left_out: u64,
 }
 
 /// The answer to a request to write a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It may be written; so many were left out before it.
+    /// It may be written, after this many that were left out.
     Write {
         /// Their number.
         left_out: u64,
@@ -26,12 +26,12 @@ pub enum Answer {
 }
 
 impl Quota {
-    /// All of it.
+    /// A full quota.
     pub const fn new() -> Self {
         Self { lines: BURST, since: 0, left_out: 0 }
     }
 
-    /// Asks for a line at `now`. A line is given back every `period`, in the same unit.
+    /// Requests a line at `now`. A line is added back every `period`, in the same unit.
     pub fn ask(&mut self, now: u64, period: u64) -> Answer {
         let given_back = now.saturating_sub(self.since) / period.max(1);
         if given_back >= u64::from(BURST - self.lines) {

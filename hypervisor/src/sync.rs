@@ -1,8 +1,8 @@
-//! Atomics and the lock of what the models check: the processor's, or loom's when the crate is
-//! model-checked.
+//! Atomics and the lock for the modules that the models check: the processor's, or loom's when the
+//! crate is model-checked.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p quell-hypervisor --release --lib model::` runs the models.
-//! Everything else in the crate keeps the atomics of `core`.
+//! Everything else in the crate uses the atomics of `core`.
 
 pub(crate) use core::sync::atomic::Ordering;
 
@@ -32,11 +32,11 @@ impl<T> Mutex<T> {
 
 /// Changes `atomic` by compare-and-exchange, unless `change` declines its present value.
 ///
-/// `Release` on success: it pairs with whatever takes the word by `Acquire`. `Relaxed` on failure:
-/// nothing follows from it.
+/// `Release` on success: it pairs with any `Acquire` that takes the word. `Relaxed` on failure:
+/// nothing depends on it.
 #[inline]
 pub(crate) fn update(atomic: &AtomicU32, change: impl FnMut(u32) -> Option<u32>) -> Result<u32, u32> {
-    // Loom remembers the last access to each atomic only. The load with which the update begins
+    // Loom remembers only the last access to each atomic. The load at the beginning of the update
     // would hide from its search that the exchange races with another thread's load.
     #[cfg(loom)]
     atomic.fetch_or(0, Ordering::Relaxed);

@@ -1,32 +1,32 @@
-//! The command line: `check` or `bench`, and how.
+//! The command line: `check` or `bench`, with options.
 
-/// What is to be done.
+/// The task.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Task {
-    /// Go through the rows of checks.
+    /// Run the rows of checks.
     #[default]
     Check,
     /// Measure shootdowns.
     Bench,
-    /// Name the rows.
+    /// List the rows.
     List,
 }
 
-/// What the image itself is to leave out, so that rows have something to find: those that a flush
-/// is to make pass.
+/// Instructions that the image deliberately omits, to show that rows detect the defect: rows that
+/// pass only because of a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Omission {
     /// Every TLBI.
     Tlbi,
     /// TLBI VMALLE1 in all its forms.
     Vmalle1,
-    /// Every DSB behind a TLBI.
+    /// Every DSB after a TLBI.
     Dsb,
-    /// That TLBI goes to other processors: it is one for the own TLB alone.
+    /// Broadcasts: each TLBI is for the processor's own TLB alone.
     Broadcast,
 }
 
-/// What the command line says.
+/// The options on the command line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options<'a> {
     /// `check` (the default), `bench` or `list`.
@@ -35,27 +35,26 @@ pub struct Options<'a> {
     pub json: bool,
     /// `report=com2`: the report goes to the second serial port, and text to the first.
     pub report_to_com2: bool,
-    /// `only=ROW[,ROW]`: these rows alone; one that ends with `*` stands for all that begin like
-    /// it.
+    /// `only=ROW[,ROW]`: only these rows; a name that ends with `*` selects all that begin with it.
     pub only: Option<&'a str>,
-    /// `cpus=N`: no more processors than that.
+    /// `cpus=N`: the maximum number of processors.
     pub cpus: Option<u32>,
-    /// `rounds=N`: as many rounds of each check, or samples of each measurement.
+    /// `rounds=N`: the number of rounds of each check, or of samples of each measurement.
     pub rounds: Option<u32>,
-    /// `targets=halt`: those that are flushed in measurements sleep, rather than spin.
+    /// `targets=halt`: targets of measured flushes sleep, rather than spin.
     pub targets_halt: bool,
     /// `exit=debug`: end by QEMU's debug exit device or by semihosting, not by ACPI or PSCI.
     pub debug_exit: bool,
-    /// `drop=tlbi`, `drop=vmalle1`, `drop=dsb`, `drop=broadcast`: leave these out. Arm64 only.
+    /// `drop=tlbi`, `drop=vmalle1`, `drop=dsb`, `drop=broadcast`: omit these. Arm64 only.
     pub omits: Option<Omission>,
 }
 
 impl<'a> Options<'a> {
-    /// Reads a command line.
+    /// Parses a command line.
     ///
     /// # Errors
     ///
-    /// The first word that is not understood.
+    /// The first word that is not recognised.
     pub fn parse(line: &'a str) -> Result<Self, &'a str> {
         let mut options = Self::default();
         for word in line.split_whitespace() {
@@ -83,14 +82,14 @@ impl<'a> Options<'a> {
             ("drop", "vmalle1") => self.omits = Some(Omission::Vmalle1),
             ("drop", "broadcast") => self.omits = Some(Omission::Broadcast),
             ("drop", "dsb") => self.omits = Some(Omission::Dsb),
-            // What loaders add for kernels of another kind.
+            // Words that loaders add for other kernels.
             ("console" | "BOOT_IMAGE", _) => {}
             _ => return None,
         }
         Some(())
     }
 
-    /// Whether the row of this name is to be gone through.
+    /// Whether the row of this name is selected.
     pub fn wants(&self, row: &str) -> bool {
         let is_it = |wanted: &str| match wanted.strip_suffix('*') {
             Some(beginning) => row.starts_with(beginning),

@@ -1,5 +1,5 @@
-//! The parts of the image that need no machine: the command line, the report, the platform's name,
-//! the forms of the flush hypercalls, what lists are tried, statistics.
+//! The machine-independent parts of the image: the command line, the report, the platform's name,
+//! the forms of the flush hypercalls, the lists to try, statistics.
 #![no_std]
 #![forbid(unsafe_code)]
 

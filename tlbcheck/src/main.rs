@@ -1,11 +1,11 @@
-//! The bootable image: checks and measures TLB flushing on whatever it runs on. See the library for
-//! the parts that need no machine, and `arch` for those that do.
+//! The bootable image: checks and measures TLB flushing on the machine it runs on. The library has
+//! the machine-independent parts, and `arch` the others.
 #![cfg_attr(target_os = "none", no_std, no_main)]
 
 #[cfg(target_os = "none")]
 mod arch;
 
-/// There is nothing to do on an operating system.
+/// Does nothing on an operating system.
 #[cfg(not(target_os = "none"))]
 fn main() {
     eprintln!(

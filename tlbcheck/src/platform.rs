@@ -1,4 +1,4 @@
-//! What the image runs on, by what CPUID shows of it.
+//! The platform that the image runs on, from CPUID.
 
 use core::fmt;
 
@@ -10,38 +10,38 @@ use tlfs::encode::Interface;
 /// EAX, EBX, ECX, EDX.
 pub type Leaf = [u32; 4];
 
-/// CPUID 1, ECX: there is a hypervisor.
+/// CPUID 1, ECX: a hypervisor is present.
 const HYPERVISOR_PRESENT: u32 = 1 << 31;
-/// Where hypervisors show themselves: from here on, each at a multiple of 256. Those that show
-/// several put one behind the other.
+/// First leaf of hypervisors' identification: sets of leaves begin at multiples of 256. Hypervisors
+/// with several interfaces use consecutive sets.
 const FIRST_LEAF: u32 = 0x4000_0000;
 const LAST_LEAF: u32 = 0x4001_0000;
-/// Sets of leaves that are looked at.
+/// Distance between sets of leaves.
 const NEXT: u32 = 0x100;
 
-/// Hyper-V's first version was 6.0, that of the system it came with; Quell's are below.
+/// Hyper-V's first version was 6.0, that of the system it came with; Quell's are lower.
 const HYPERV_FIRST_VERSION: u16 = 6;
 
 /// The vendor's name in EBX, ECX and EDX of the first leaf.
 type Vendor = [u8; 12];
 
-/// What is below the image.
+/// The platform below the image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Platform {
-    /// CPUID says that there is a hypervisor.
+    /// CPUID says that a hypervisor is present.
     pub is_virtual: bool,
     /// The name in the first set of leaves; zeros without a hypervisor.
     pub vendor: Vendor,
-    /// A set of leaves that is KVM's.
+    /// A set of leaves is KVM's.
     pub kvm: bool,
-    /// A set of leaves that is Xen's.
+    /// A set of leaves is Xen's.
     pub xen: bool,
-    /// EAX and EDX of the leaf of features, and EAX of that of hints, if there is the Hyper-V
-    /// interface.
+    /// EAX and EDX of the leaf of features, and EAX of that of hints, if the Hyper-V interface
+    /// exists.
     pub hyperv: Option<HyperV>,
 }
 
-/// What the Hyper-V interface offers. TLFS, "Feature and Interface Discovery".
+/// The offers of the Hyper-V interface. TLFS, "Feature and Interface Discovery".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HyperV {
     /// EAX of [`LEAF_FEATURES`].
@@ -55,7 +55,7 @@ pub struct HyperV {
 }
 
 impl HyperV {
-    /// What of the interface flushes can use.
+    /// The part of the interface that flushes can use.
     pub const fn interface(&self) -> Interface {
         Interface::from_cpuid(self.features, self.hints)
     }
@@ -65,14 +65,14 @@ impl HyperV {
         self.hints & hint::REMOTE_FLUSH != 0 && self.privileges & privilege::HYPERCALL != 0
     }
 
-    /// Registers tell the frequencies.
+    /// Whether registers give the frequencies.
     pub const fn tells_frequencies(&self) -> bool {
         self.privileges & privilege::FREQUENCIES != 0 && self.features & feature::FREQUENCIES != 0
     }
 }
 
 impl Platform {
-    /// Finds out by `cpuid`, which is given a leaf.
+    /// Detects the platform through `cpuid`, which is called with a leaf.
     pub fn find(cpuid: impl Fn(u32) -> Leaf) -> Self {
         if cpuid(1)[2] & HYPERVISOR_PRESENT == 0 {
             return Self::default();
@@ -98,8 +98,8 @@ impl Platform {
         platform
     }
 
-    /// A name for reports. Hypervisors that answer by the Hyper-V interface alone are told apart by
-    /// the leaves that they have beyond it, as far as they have any.
+    /// A name for reports. Hypervisors with only the Hyper-V interface are distinguished by their
+    /// additional leaves, if they have any.
     pub const fn name(&self) -> &'static str {
         match self {
             Self { is_virtual: false, .. } => "bare",
@@ -129,7 +129,7 @@ impl fmt::Display for Platform {
     }
 }
 
-/// QEMU's emulation is a machine, not a hypervisor, but shows itself as one.
+/// QEMU's emulation is a machine, not a hypervisor, but identifies itself as one.
 const fn is_emulator(vendor: &Vendor) -> bool {
     matches!(vendor, b"TCGTCGTCGTCG")
 }

@@ -1,7 +1,7 @@
-//! What is reported: TAP or lines of JSON.
+//! The report: TAP or lines of JSON.
 //!
-//! TAP is that of the Test Anything Protocol, version 14: a plan, then a line for each row, with
-//! its reason behind a `#` of its own line where it fails.
+//! TAP is that of the Test Anything Protocol, version 14: a plan, then a line for each row; the
+//! reason of a failure is on its own line after a `#`.
 
 use core::fmt::{self, Write};
 
@@ -17,16 +17,16 @@ pub type Reason = ArrayString<112>;
 /// Why a row does not pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// What it is to catch is there.
+    /// The defect that it detects is present.
     Fail(Reason),
-    /// It says nothing here.
+    /// It is not applicable here.
     Skip(Reason),
 }
 
-/// What a row comes to.
+/// The result of a row.
 pub type Verdict = Result<(), Stop>;
 
-/// This text, of which an overlong end is left out.
+/// This text, truncated if it is too long.
 pub fn reason(text: fmt::Arguments<'_>) -> Reason {
     let mut reason = Reason::new();
     let _ = Cut(&mut reason).write_fmt(text);
@@ -76,14 +76,14 @@ macro_rules! needs {
     };
 }
 
-/// How many rows came to what.
+/// Number of rows with each result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// That passed.
+    /// Rows that passed.
     pub passed: u32,
-    /// That failed.
+    /// Rows that failed.
     pub failed: u32,
-    /// That were skipped.
+    /// Rows that were skipped.
     pub skipped: u32,
 }
 
@@ -98,26 +98,26 @@ impl Totals {
     }
 }
 
-/// A measurement: of what, and what came of it.
+/// A measurement, with its results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Measurement<'a> {
-    /// Of what.
+    /// The name of the measurement.
     pub bench: &'a str,
-    /// In what it is measured.
+    /// The unit of the results.
     pub unit: Unit,
     /// The back end.
     pub back_end: &'a str,
-    /// Processors that take part, the initiator among them.
+    /// Participating processors, including the initiator.
     pub processors: usize,
     /// Ranges of one page each; 0 for everything.
     pub ranges: usize,
-    /// What the initiator spends.
+    /// The initiator's time.
     pub initiator: Summary,
-    /// What each target loses, if that can be told.
+    /// Each target's lost time, if known.
     pub target: Option<Summary>,
 }
 
-/// In what measurements are.
+/// The unit of measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// Cycles of the TSC.
@@ -142,36 +142,36 @@ impl Unit {
     }
 }
 
-/// What counts the time.
+/// The clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clock {
-    /// The TSC, with so many cycles per second.
+    /// The TSC, with this many cycles per second.
     Tsc(u64),
-    /// The virtual counter, with so many ticks per second.
+    /// The virtual counter, with this many ticks per second.
     VirtualCounter(u64),
 }
 
 /// The machine, for the head of a report.
 #[derive(Clone, Copy)]
 pub struct Head<'a> {
-    /// What it is.
+    /// Its name.
     pub name: &'static str,
-    /// The same with what it offers.
+    /// Its name and features.
     pub platform: &'a dyn fmt::Display,
-    /// Processors that are used.
+    /// Number of processors in use.
     pub processors: usize,
-    /// What counts the time.
+    /// The clock.
     pub clock: Clock,
-    /// How the image was started.
+    /// The boot protocol.
     pub protocol: &'static str,
 }
 
-/// A report that is written to `out`, which is expected not to fail.
+/// A report that is written to `out`, which must not fail.
 #[derive(Debug)]
 pub struct Report<W> {
     out: W,
     is_json: bool,
-    /// Rows so far, and lines of measurements.
+    /// Number of rows so far, and of lines of measurements.
     number: u32,
 }
 
@@ -205,7 +205,7 @@ impl<W: Write> Report<W> {
         ));
     }
 
-    /// Says how many rows there will be.
+    /// Reports the number of rows.
     pub fn plan(&mut self, rows: usize) {
         match self.is_json {
             true => self.line(format_args!(r#"{{"event":"plan","rows":{rows}}}"#)),
@@ -213,7 +213,7 @@ impl<W: Write> Report<W> {
         }
     }
 
-    /// Says that a row begins: if the machine hangs in it, this is the last line.
+    /// Reports that a row begins: if the machine hangs in it, this is the last line.
     pub fn begin(&mut self, name: &str) {
         match self.is_json {
             true => self.line(format_args!(r#"{{"event":"row","row":"{name}"}}"#)),
@@ -244,7 +244,7 @@ impl<W: Write> Report<W> {
         }
     }
 
-    /// Reports a measurement; the first has the table's head before it.
+    /// Reports a measurement; the first one is preceded by the table's head.
     pub fn measurement(&mut self, measured: &Measurement<'_>) {
         let Measurement { bench, unit, back_end, processors, ranges, initiator, target } = measured;
         let (short, long) = (unit.short(), unit.long());
@@ -272,7 +272,7 @@ impl<W: Write> Report<W> {
         ));
     }
 
-    /// Reports what could not be measured.
+    /// Reports why something could not be measured.
     pub fn note(&mut self, why: &str) {
         match self.is_json {
             true => self.line(format_args!(r#"{{"event":"note","why":"{}"}}"#, Quoted(why))),
@@ -291,7 +291,7 @@ impl<W: Write> Report<W> {
         }
     }
 
-    /// Says that the image cannot go on.
+    /// Reports that the image cannot continue.
     pub fn bail(&mut self, why: &str) {
         match self.is_json {
             true => self.line(format_args!(r#"{{"event":"bail","why":"{}"}}"#, Quoted(why))),
@@ -315,7 +315,7 @@ mod tests {
         protocol: "pvh",
     };
 
-    /// All that a report says.
+    /// All kinds of output.
     fn everything(is_json: bool) -> String {
         let mut report = Report::new(String::new(), is_json);
         let mut totals = Totals::default();

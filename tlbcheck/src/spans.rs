@@ -1,4 +1,4 @@
-//! Lists of ranges that have to take one page: which is watched, and by which element of how many.
+//! Lists of ranges that must flush one page: the watched page, and the element that names it.
 
 use tlfs::{PAGE_SIZE, PAGE_WORDS};
 
@@ -6,23 +6,22 @@ use crate::form::Element;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// An element, and the page that it has to take.
+/// An element, and a page that it must flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     /// The element.
     pub word: u64,
-    /// An address in the last page that it names, of those that can be translated.
+    /// An address in the last page that it names, among those that can be translated.
     pub watched: u64,
 }
 
-/// Where spans end that may end anywhere: with the last page of a GiB far from everything else.
+/// End of spans that may end anywhere: the last page of a GiB far from everything else.
 pub const FAR: u64 = (1 << 45) + (4096 << 30) - PAGE;
-/// The last page of the lower half of addresses, the first of the upper one, and the last one of
-/// all.
+/// The last page of the lower half of addresses, the first of the upper one, and the very last one.
 pub const LOWER_END: u64 = (1 << 47) - PAGE;
 /// The first page of the upper half.
 pub const UPPER_START: u64 = u64::MAX << 47;
-/// The last page of all.
+/// The very last page.
 pub const UPPER_END: u64 = u64::MAX - (PAGE - 1);
 
 /// Elements whose last page is the one at [`FAR`].
@@ -39,8 +38,8 @@ pub fn tails(element: Element) -> impl Iterator<Item = Span> + Clone {
     })
 }
 
-/// Ranges that start in the lower half and end where no address is canonical: what they name of the
-/// lower half has to be flushed.
+/// Ranges that start in the lower half and end at non-canonical addresses: the part in the lower
+/// half must be flushed.
 pub fn into_the_hole() -> impl Iterator<Item = Span> + Clone {
     [(0, 1), (0, 4095), (3, 4), (3, 100), (4094, 4095)].into_iter().map(|(before, additional)| Span {
         word: Element::Plain.word(LOWER_END - before * PAGE, additional),
@@ -48,7 +47,7 @@ pub fn into_the_hole() -> impl Iterator<Item = Span> + Clone {
     })
 }
 
-/// Ranges that start where no address is canonical and end in the upper half.
+/// Ranges that start at non-canonical addresses and end in the upper half.
 pub fn out_of_the_hole() -> impl Iterator<Item = Span> + Clone {
     [(1, 1), (1, 4095), (4095, 4095), (100, 101)].into_iter().map(|(before, additional)| Span {
         word: Element::Plain.word(UPPER_START - before * PAGE, additional),
@@ -56,7 +55,7 @@ pub fn out_of_the_hole() -> impl Iterator<Item = Span> + Clone {
     })
 }
 
-/// Ranges that reach the last page of all, and would go on behind it.
+/// Ranges that reach the very last page, and would continue after it.
 pub fn over_the_end() -> impl Iterator<Item = Span> + Clone {
     [(0, 0), (0, 1), (0, 4095), (7, 7), (7, 8)].into_iter().map(|(before, additional)| Span {
         word: Element::Plain.word(UPPER_END - before * PAGE, additional),
@@ -64,12 +63,12 @@ pub fn over_the_end() -> impl Iterator<Item = Span> + Clone {
     })
 }
 
-/// Elements of lists without an address that can be translated.
+/// List elements without a translatable address.
 pub const NOT_CANONICAL: [u64; 5] =
     [1 << 47, 0x1234_5678_9abc_d000, (UPPER_START - PAGE) & !0xfff, 1 << 63, (1 << 47) + 0xfff];
 
-/// Lengths of lists, and the place of the element that counts: the ends of what hypervisors keep
-/// for themselves, and of what a page or the registers hold.
+/// Lengths of lists, and the index of the element that counts: the limits of hypervisors' internal
+/// buffers, and of the capacity of a page or the registers.
 pub fn places(longest: usize) -> impl Iterator<Item = (usize, usize)> + Clone {
     const LENGTHS: [usize; 14] = [1, 2, 4, 8, 9, 15, 16, 17, 31, 32, 33, 64, 128, 256];
     let shorter = LENGTHS.into_iter().filter(move |length| *length < longest);
@@ -81,13 +80,13 @@ pub fn places(longest: usize) -> impl Iterator<Item = (usize, usize)> + Clone {
     })
 }
 
-/// What the elements are that do not count.
+/// The other elements of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Filler {
     /// Single pages from this address on, every other page.
     PagesFrom(u64),
-    /// Nothing that can be translated: then a hypervisor that misses the one element has nothing to
-    /// do, and does not even interrupt the target, which would drop translations on some machines.
+    /// Nothing translatable: then a hypervisor that misses the one element has nothing to do, and
+    /// does not even interrupt the target, which would drop translations on some machines.
     Nothing,
 }
 
@@ -100,8 +99,8 @@ impl Filler {
     }
 }
 
-/// Writes a list of `length` elements of which that at `place` is `word`; the others are fillers.
-/// Returns the list, as far as there is room for it.
+/// Writes a list of `length` elements; the one at `place` is `word`, the others are fillers.
+/// Returns the list, cut to the available room.
 pub fn list(words: &mut [u64; PAGE_WORDS], length: usize, place: usize, word: u64, filler: Filler) -> &[u64] {
     let length = length.min(words.len());
     for (index, slot) in words[..length].iter_mut().enumerate() {

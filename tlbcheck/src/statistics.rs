@@ -1,24 +1,24 @@
 //! Medians and percentiles.
 
-/// What a set of samples comes to. Percentiles are by nearest rank, so each is one of the samples.
+/// Statistics of a set of samples. Percentiles are by nearest rank, so each is one of the samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// How many samples there were.
+    /// Number of samples.
     pub count: usize,
-    /// The least.
+    /// The minimum.
     pub min: u64,
-    /// Half of them are no greater.
+    /// Half of the samples are no greater.
     pub median: u64,
-    /// 90 of 100 are no greater.
+    /// 90 of 100 samples are no greater.
     pub p90: u64,
-    /// 99 of 100 are no greater.
+    /// 99 of 100 samples are no greater.
     pub p99: u64,
-    /// The greatest.
+    /// The maximum.
     pub max: u64,
 }
 
 impl Summary {
-    /// Of `samples`, which are put in order; all zeros if there are none.
+    /// Statistics of `samples`, which are sorted; all zeros if there are none.
     pub fn of(samples: &mut [u64]) -> Self {
         samples.sort_unstable();
         let percentile = |percent: usize| {
@@ -36,7 +36,7 @@ impl Summary {
     }
 }
 
-/// Numbers of processors to measure: 1, 2, 4 and so on, and all of them.
+/// Numbers of processors to measure: powers of two, and all of them.
 pub fn processor_counts(all: usize) -> impl Iterator<Item = usize> {
     let powers = core::iter::successors(Some(1usize), |count| count.checked_mul(2));
     powers.take_while(move |count| *count < all).chain(core::iter::once(all.max(1)))

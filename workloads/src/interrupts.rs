@@ -23,14 +23,13 @@ impl IpiCounts {
         Self { tlb: row_sum(text, "TLB"), call: row_sum(text, "CAL") }
     }
 
-    /// What was added since `earlier`.
+    /// The increase since `earlier`.
     pub fn since(self, earlier: Self) -> Self {
         Self { tlb: self.tlb.saturating_sub(earlier.tlb), call: self.call.saturating_sub(earlier.call) }
     }
 }
 
-/// Sum over the CPUs of the row that is labelled `label`: numbers up to the first word that is
-/// none.
+/// Sum over the CPUs of the row labelled `label`: numbers up to the first word that is not one.
 fn row_sum(text: &str, label: &str) -> u64 {
     text.lines()
         .filter_map(|line| line.trim_start().split_once(':'))

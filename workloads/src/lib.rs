@@ -1,4 +1,4 @@
-//! What the programs that run inside Linux guests share: their command lines, reading the kernel's
+//! The common parts of the programs that run inside Linux guests: their command lines, the kernel's
 //! interrupt counts, the process's times, and the report channel to the host tool.
 
 pub mod interrupts;

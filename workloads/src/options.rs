@@ -4,12 +4,12 @@ use std::env::{self, Args};
 use std::iter::Skip;
 use std::process::ExitCode;
 
-/// The options of this process, as `parse` reads them.
+/// The options of this process, read by `parse`.
 ///
 /// # Errors
 ///
-/// It does not: then what is wrong and `usage` have been printed, and the process is to end with
-/// this status.
+/// The arguments are invalid. Then the error and `usage` have been printed, and the process must
+/// end with this status.
 pub fn of_process<O>(
     program: &str,
     usage: &str,
@@ -41,7 +41,7 @@ pub fn number(name: &str, value: &str, min: u64, max: u64) -> Result<u64, String
     number.ok_or_else(|| format!("{name} {value}: expected a number from {min} to {max}"))
 }
 
-/// What is wrong with a name that nobody knows.
+/// The error for an unknown name.
 pub fn unknown(name: &str) -> String {
     format!("{name}: unknown")
 }

@@ -5,13 +5,13 @@ use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::Path;
 
-/// Writes report lines, each in one piece.
+/// Writes report lines, each with a single write.
 pub struct Report {
     sink: Box<dyn Write + Send>,
 }
 
 impl Report {
-    /// Reports to the device or file at `path`, to standard output without one.
+    /// Reports to the device or file at `path`, or to standard output without one.
     pub fn open(path: Option<&Path>) -> io::Result<Self> {
         let sink: Box<dyn Write + Send> = match path {
             Some(path) => Box::new(OpenOptions::new().append(true).create(true).open(path)?),

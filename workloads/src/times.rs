@@ -1,16 +1,16 @@
-//! What `time` prints: wall clock, CPU time in user mode and in the kernel, and page faults.
+//! The output of `time`: wall clock, CPU time in user mode and in the kernel, and page faults.
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::time::{Duration, Instant};
 
-/// Starts the clock.
+/// A running clock.
 pub struct Stopwatch {
     wall: Instant,
     used: Usage,
 }
 
-/// A measured stretch of the process's life.
+/// A measured period of the process's life.
 #[derive(Clone, Copy, Debug)]
 pub struct Times {
     /// Wall clock.
@@ -19,7 +19,7 @@ pub struct Times {
     pub user: Duration,
     /// CPU time of all threads in the kernel.
     pub sys: Duration,
-    /// Page faults of all threads that took no input or output.
+    /// Page faults of all threads that needed no I/O.
     pub faults: u64,
 }
 
@@ -31,12 +31,12 @@ struct Usage {
 }
 
 impl Stopwatch {
-    /// Measures from now on.
+    /// Starts measuring.
     pub fn start() -> io::Result<Self> {
         Ok(Self { used: Usage::now()?, wall: Instant::now() })
     }
 
-    /// What has passed since the start.
+    /// The times since the start.
     pub fn elapsed(&self) -> io::Result<Times> {
         let real = self.wall.elapsed();
         let now = Usage::now()?;
@@ -61,13 +61,13 @@ impl Usage {
         Ok(Self {
             user: duration(usage.ru_utime),
             sys: duration(usage.ru_stime),
-            // Never negative either.
+            // Also never negative.
             faults: u64::try_from(usage.ru_minflt).unwrap_or(0),
         })
     }
 }
 
-/// The kernel never reports a negative time; one would count as 0.
+/// The kernel never reports a negative time; it would count as 0.
 fn duration(time: libc::timeval) -> Duration {
     let secs = u64::try_from(time.tv_sec).unwrap_or(0);
     let micros = u64::try_from(time.tv_usec).unwrap_or(0);

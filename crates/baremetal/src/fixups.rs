@@ -1,6 +1,6 @@
-//! The `.fixups` table: where the processor may fault, and where it goes on then.
+//! The `.fixups` table: where the processor may fault, and where it then continues.
 
-/// An entry of the table: address of the fault, address to go on at.
+/// An entry of the table: address of the fault, address to continue at.
 type Fixup = [u64; 2];
 
 unsafe extern "C" {
@@ -8,17 +8,17 @@ unsafe extern "C" {
     static __fixups_end: Fixup;
 }
 
-/// Where to go on after a fault at `address`, if one is expected there.
+/// Where to continue after a fault at `address`, if one is expected there.
 pub fn fixup(address: u64) -> Option<u64> {
     let start = &raw const __fixups_start;
     let count = ((&raw const __fixups_end).addr() - start.addr()) / size_of::<Fixup>();
-    // SAFETY: the linker puts all entries, which change no more, between the two symbols.
+    // SAFETY: the linker puts all entries, which are constant, between the two symbols.
     let table = unsafe { core::slice::from_raw_parts(start, count) };
     table.iter().find(|[at, _]| *at == address).map(|[_, next]| *next)
 }
 
-/// The text of one guarded instruction. The architecture's module says which registers tell of a
-/// fault.
+/// The assembly of one guarded instruction. The architecture's module defines the registers that
+/// report a fault.
 #[macro_export]
 macro_rules! guarded {
     ($($instruction:expr),+) => {

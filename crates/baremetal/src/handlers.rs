@@ -1,4 +1,4 @@
-//! What is done on each interrupt beyond ending it, by its number: a vector, or an INTID.
+//! The handlers of interrupts, by number: a vector, or an INTID.
 
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
@@ -6,15 +6,15 @@ use crate::arch::interrupts::Frame;
 
 const NUMBERS: usize = 256;
 
-/// How many interrupts of each number there were. Handlers and those who wait run on one processor,
-/// or the waiting one sees the count some time.
+/// Number of interrupts of each number. A waiter runs on the same processor as the handlers, or
+/// sees the count eventually.
 static COUNTS: [AtomicU32; NUMBERS] = [const { AtomicU32::new(0) }; NUMBERS];
 
-/// What is done on each beyond counting: the address of a `fn(&Frame)`, or 0.
+/// The handler of each: the address of a `fn(&Frame)`, or 0.
 static HANDLERS: [AtomicUsize; NUMBERS] = [const { AtomicUsize::new(0) }; NUMBERS];
 
-/// What is asked about exceptions that nothing else is for: the address of a `fn(&mut Frame) ->
-/// bool`, or 0.
+/// The handler of exceptions without another handler: the address of a `fn(&mut Frame) -> bool`, or
+/// 0.
 static CATCHER: AtomicUsize = AtomicUsize::new(0);
 
 /// How often an interrupt of this number has been taken, by all processors.
@@ -23,7 +23,7 @@ pub fn count(number: usize) -> u32 {
     COUNTS.get(number).map_or(0, |count| count.load(Ordering::Acquire))
 }
 
-/// Has `handler` called on an interrupt of this number, or nothing any more.
+/// Sets or removes the handler of an interrupt.
 pub fn handle(number: usize, handler: Option<fn(&Frame)>) {
     if let Some(slot) = HANDLERS.get(number) {
         // Pairs with `run`.
@@ -39,7 +39,7 @@ pub(crate) fn tally(number: usize) {
     }
 }
 
-/// Calls what is to be called on an interrupt of this number.
+/// Calls the handler of an interrupt, if there is one.
 pub(crate) fn run(number: usize, frame: &Frame) {
     // Pairs with `handle`.
     let handler = HANDLERS.get(number).map_or(0, |handler| handler.load(Ordering::Acquire));
@@ -49,14 +49,14 @@ pub(crate) fn run(number: usize, frame: &Frame) {
     }
 }
 
-/// Has `catcher` called on exceptions that nothing else is for. It says whether the program can go
-/// on where the frame says.
+/// Sets the handler of exceptions without another handler. It returns whether the program can
+/// continue where the frame says.
 pub fn catch(catcher: fn(&mut Frame) -> bool) {
     // Pairs with `catches`.
     CATCHER.store(catcher as usize, Ordering::Release);
 }
 
-/// Whether somebody knows what to do about it, and has done it.
+/// Whether there is a handler that has handled it.
 pub(crate) fn catches(frame: &mut Frame) -> bool {
     // Pairs with `catch`.
     match CATCHER.load(Ordering::Acquire) {

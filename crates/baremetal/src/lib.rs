@@ -1,23 +1,23 @@
-//! What images for bare x86-64 and Arm64 machines share: Quell itself, its checks, and the guests
-//! of its tests.
+//! Code shared by images for bare x86-64 and Arm64 machines: Quell itself, its checks, and the
+//! guests of its tests.
 //!
 //! A program names its main function with `entry!` and is linked by the linker script that
-//! `link.rs` chooses, the build script of all of them: `image.ld` for x86-64, `image-aarch64.ld`
-//! for Arm64. Main runs on the first processor with memory mapped one to one, with its own tables
-//! of everything, and with interrupts off.
+//! `link.rs`, the build script of all of them, chooses: `image.ld` for x86-64, `image-aarch64.ld`
+//! for Arm64. Main runs on the first processor with memory mapped one to one, with its own
+//! descriptor and page tables, and with interrupts off.
 //!
-//! The hypervisor has an order of its own in which things are brought up, and uses the parts: the
-//! entry code (`x86_64_entry_code!`, `image_header!`, `enable_mmu!`) and the interrupt stubs
-//! (`interrupt_stubs!`) are macros for that, since an image has them once, with its own functions
-//! behind them; what is not used is not linked.
+//! The hypervisor initialises things in its own order, and uses the parts. For that, the entry code
+//! (`x86_64_entry_code!`, `image_header!`, `enable_mmu!`) and the interrupt stubs
+//! (`interrupt_stubs!`) are macros, since each exists once in an image and calls the image's own
+//! functions; unused parts are not linked.
 //!
-//! On x86-64 any loader starts the image that knows PVH (QEMU's `-kernel`, Quell, Xen) or Multiboot
-//! 2 (GRUB); the host tool makes a bzImage of it for loaders that know Linux only. On Arm64 it is
-//! started as Linux is: the flat binary has the header of an arm64 `Image`.
+//! On x86-64 any loader that supports PVH (QEMU's `-kernel`, Quell, Xen) or Multiboot 2 (GRUB)
+//! starts the image; the host tool makes a bzImage of it for loaders that support only Linux. On
+//! Arm64 it is started like Linux: the flat binary has the header of an arm64 `Image`.
 //!
-//! On any target but these two the crate has no more than `devicetree`, [`pages`], [`random`],
-//! [`sleep`], [`startup`], [`text`], [`uart16550`], [`verdict`] and [`watch`]: the rest is assembly
-//! for the machine.
+//! On all other targets the crate has only `devicetree`, [`pages`], [`random`], [`sleep`],
+//! [`startup`], [`text`], [`uart16550`], [`verdict`] and [`watch`]: the rest is assembly for the
+//! machine.
 #![no_std]
 
 #[cfg(test)]
@@ -45,11 +45,11 @@ pub mod processors;
 #[cfg(all(target_os = "none", target_arch = "x86_64"))]
 pub mod x86_64;
 
-/// The machine's own architecture, for programs that are built for both: modules of the same name
-/// do the same.
+/// The machine's own architecture, for programs that are built for both: modules with the same name
+/// have the same function.
 #[cfg(all(target_os = "none", target_arch = "aarch64"))]
 pub use aarch64 as arch;
-/// The machine's own architecture, for programs that are built for both: modules of the same name
-/// do the same.
+/// The machine's own architecture, for programs that are built for both: modules with the same name
+/// have the same function.
 #[cfg(all(target_os = "none", target_arch = "x86_64"))]
 pub use x86_64 as arch;

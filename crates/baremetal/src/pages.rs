@@ -6,12 +6,12 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 /// Bytes in a page.
 pub const PAGE: u64 = 4096;
 
-/// Memory that may be used, from `start` up to and without `end`.
+/// Usable memory, from `start` up to and excluding `end`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ram {
     /// First address.
     pub start: u64,
-    /// Address behind the last one.
+    /// Address after the last one.
     pub end: u64,
 }
 
@@ -21,8 +21,8 @@ impl From<Ram> for Range<u64> {
     }
 }
 
-/// A page of memory; image and hardware see it at the same address. As large pages are made of it,
-/// it is also the unit of all memory here.
+/// A page of memory; image and hardware see it at the same address. Since large pages consist of
+/// it, it is also the unit of all memory here.
 #[repr(C, align(4096))]
 pub struct Page([AtomicU64; 512]);
 
@@ -53,7 +53,7 @@ impl Page {
         self.write_at(0, words);
     }
 
-    /// Copies `words` to where its word `first` is; what goes beyond its end is left out.
+    /// Copies `words` to its word `first` and following; words beyond its end are dropped.
     pub fn write_at(&self, first: usize, words: &[u64]) {
         for (slot, word) in self.0.iter().skip(first).zip(words) {
             slot.store(*word, Ordering::Relaxed);
@@ -61,10 +61,10 @@ impl Page {
     }
 }
 
-/// Pages that are handed out once.
+/// Pages that are allocated once.
 pub struct Arena<const N: usize> {
     pages: [Page; N],
-    /// Pages that have been handed out or skipped.
+    /// Pages that have been allocated or skipped.
     used: AtomicUsize,
 }
 
@@ -75,18 +75,18 @@ impl<const N: usize> Default for Arena<N> {
 }
 
 impl<const N: usize> Arena<N> {
-    /// Nothing is handed out yet.
+    /// Nothing is allocated yet.
     pub const fn new() -> Self {
         Self { pages: [const { Page::new() }; N], used: AtomicUsize::new(0) }
     }
 
-    /// `count` pages, one behind the other, the first at a multiple of `align` pages; `None` if
-    /// that many are not left.
+    /// `count` adjacent pages, the first at a multiple of `align` pages; `None` if that many are
+    /// not left.
     pub fn take(&'static self, count: usize, align: usize) -> Option<&'static [Page]> {
         let start = (self.pages[0].address() / PAGE) as usize;
         let first = |used: usize| (start + used).next_multiple_of(align.max(1)) - start;
         let step = |used: usize| Some(first(used) + count).filter(|end| *end <= N);
-        // Pairs with itself on other processors: what is handed out is handed out once.
+        // Pairs with itself on other processors: each page is allocated once.
         let used = self.used.try_update(Ordering::AcqRel, Ordering::Acquire, step).ok()?;
         self.pages.get(first(used)..first(used) + count)
     }

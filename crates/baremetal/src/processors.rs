@@ -1,20 +1,20 @@
-//! What the first processor and the others tell each other: who runs, and what there is to do.
+//! State shared by the first processor and the others: which ones run, and their jobs.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use crate::arch::{clock, processors};
 
-/// Most processors that there can be.
+/// The most processors.
 pub const MAX_PROCESSORS: usize = 256;
 
-/// What a processor does: it is told its number.
+/// A processor's job; it receives the processor's number.
 pub type Job = fn(usize);
 
 struct Processor {
-    /// It has come to [`work`].
+    /// It has reached [`work`].
     runs: AtomicBool,
-    /// Its job as the address of a [`Job`]; 0 is none. A job is stored by [`give`] and removed by
-    /// the processor when it is done, each with release against the other's acquire.
+    /// Its job as the address of a [`Job`]; 0 is none. [`give`] stores a job, and the processor
+    /// removes it when it is done, each with release against the other's acquire.
     job: AtomicUsize,
     /// Its APIC id, or its affinity.
     id: AtomicU64,
@@ -25,8 +25,7 @@ static ALL: [Processor; MAX_PROCESSORS] =
     [const { Processor { runs: AtomicBool::new(false), job: AtomicUsize::new(0), id: AtomicU64::new(0) } };
         MAX_PROCESSORS];
 
-/// How long a processor may take to start: one that is not the only one to run on its CPU may wait
-/// long.
+/// How long a processor may take to start: a virtual one that shares its CPU may wait for long.
 pub(crate) const PATIENCE_MS: u64 = 5000;
 
 pub(crate) fn set_id(number: usize, id: u64) {
@@ -43,7 +42,7 @@ pub fn runs(number: usize) -> bool {
     ALL[number].runs.load(Ordering::Acquire)
 }
 
-/// Processor `number` is reset, or does not start: what it had to do is nobody's.
+/// Records that processor `number` is reset, or does not start: its job is dropped.
 pub fn forget(number: usize) {
     let Processor { runs, job, .. } = &ALL[number];
     // Pairs with `runs`.
@@ -52,28 +51,27 @@ pub fn forget(number: usize) {
     job.store(0, Ordering::Release);
 }
 
-/// Whether processor `number` has something to do.
+/// Whether processor `number` has a job.
 pub fn is_busy(number: usize) -> bool {
-    // Pairs with `work`: what the job did is to be seen.
+    // Pairs with `work`: the effects of the job are visible.
     ALL[number].job.load(Ordering::Acquire) != 0
 }
 
-/// Has processor `number`, which runs and has nothing to do, do `job`, and returns at once.
+/// Gives `job` to processor `number`, which must be running and idle, and returns immediately.
 pub fn give(number: usize, job: Job) {
     // Pairs with `work`, which takes the job.
     ALL[number].job.store(job as usize, Ordering::Release);
     processors::wake(number);
 }
 
-/// Waits until processor `number` has done its job, for so many milliseconds at most; says whether
+/// Waits until processor `number` has done its job, for at most `ms` milliseconds; returns whether
 /// it has.
 pub fn join(number: usize, ms: u64) -> bool {
     clock::wait_until(ms, || !is_busy(number))
 }
 
-/// What a processor other than the first one does when it is ready: its jobs. `mask` masks
-/// interrupts, and `wait` waits for one with them unmasked, so that one which comes between the two
-/// ends the wait.
+/// The loop of a processor other than the first one: runs its jobs. `mask` masks interrupts, and
+/// `wait` waits for one with them unmasked, so that an interrupt between the two ends the wait.
 pub(crate) fn work(number: usize, mask: fn(), wait: fn()) -> ! {
     let Processor { runs, job, .. } = &ALL[number];
     // Pairs with `runs`.

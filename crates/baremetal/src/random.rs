@@ -5,7 +5,7 @@
 pub struct Random(u64);
 
 impl Random {
-    /// Numbers that follow from `seed`; 0, which would bring forth nothing else, is taken for 1.
+    /// A generator with this `seed`; 0, which would produce only zeroes, is replaced by 1.
     pub const fn new(seed: u64) -> Self {
         Self(if seed == 0 { 1 } else { seed })
     }
@@ -18,12 +18,12 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// A number below `end`; 0 if there is none.
+    /// A number below `end`; 0 if `end` is 0.
     pub fn below(&mut self, end: u64) -> u64 {
         self.word().checked_rem(end).unwrap_or(0)
     }
 
-    /// Whether it is the one of `n`.
+    /// True once in `n` times.
     pub fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }

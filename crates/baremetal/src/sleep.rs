@@ -8,8 +8,8 @@ pub fn sleep_type_s5(code: &[u8]) -> Option<u8> {
     const ONE: u8 = 0x01;
     let place = code.windows(5).position(|bytes| bytes == b"_S5_\x12")?;
     let [PACKAGE, lead, rest @ ..] = code.get(place + 4..)? else { return None };
-    // The package's length has as many more bytes as the two highest bits of its first say; then
-    // comes the count.
+    // The two highest bits of the package's first length byte give the number of further length
+    // bytes; then comes the count.
     match rest.get(usize::from(*lead >> 6) + 1..)? {
         [BYTE, value, ..] => Some(*value),
         [value @ 0..=ONE, ..] => Some(*value),

@@ -4,7 +4,7 @@ use core::fmt::{self, Write};
 
 use arrayvec::ArrayString;
 
-/// Text for within a JSON string: what would have to be escaped is replaced.
+/// Text for use in a JSON string: characters that would need escaping are replaced.
 pub struct Quoted<'a>(pub &'a str);
 
 impl fmt::Display for Quoted<'_> {
@@ -18,7 +18,7 @@ impl fmt::Display for Quoted<'_> {
     }
 }
 
-/// Takes what fits, and leaves an overlong end out.
+/// Writes the text that fits, and drops an overlong end.
 pub struct Cut<'a, const N: usize>(pub &'a mut ArrayString<N>);
 
 impl<const N: usize> Write for Cut<'_, N> {

@@ -12,18 +12,17 @@ const MODEM_CONTROL: u16 = 4;
 const LINE_STATUS: u16 = 5;
 const DATA_READY: u8 = 1 << 0;
 const TRANSMITTER_EMPTY: u8 = 1 << 5;
-/// Reads of the line status before a byte is given up: a port that is stuck holds up nobody for
-/// ever. They take 6 ms and more, and a full FIFO of 16 bytes is empty after 1.4 ms at 115,200
-/// baud.
+/// Reads of the line status before a byte is dropped: a stuck port blocks no caller forever. They
+/// take 6 ms or more, and a full FIFO of 16 bytes is empty after 1.4 ms at 115,200 baud.
 const TRIES: u32 = 1 << 16;
 /// The same for text: a program has nothing else to do, and the reader may be slow.
 const TRIES_FOR_TEXT: u32 = 1 << 22;
 
 /// How registers are accessed.
 pub trait Registers: Copy {
-    /// Reads one.
+    /// Reads a register.
     fn read(self, register: u16) -> u8;
-    /// Writes one.
+    /// Writes a register.
     fn write(self, register: u16, value: u8);
 }
 
@@ -34,8 +33,8 @@ pub struct Uart<R>(pub R);
 impl<R: Registers> Uart<R> {
     /// Sets the port to 115,200 baud, 8 bits, no parity, FIFOs, without interrupts.
     pub fn set_up(self) {
-        // Divisor 1 while the divisor's latch is open. OUT2 lets interrupts through, once there are
-        // any.
+        // Divisor 1 while the divisor's latch is open. OUT2 lets interrupts through, once they are
+        // enabled.
         let writes = [
             (INTERRUPTS, 0),
             (LINE_CONTROL, 0x80),
@@ -48,12 +47,12 @@ impl<R: Registers> Uart<R> {
         writes.into_iter().for_each(|(register, value)| self.0.write(register, value));
     }
 
-    /// Lets the port interrupt when it has received something, or not.
+    /// Enables or disables the port's receive interrupt.
     pub fn interrupt_on_receive(self, on: bool) {
         self.0.write(INTERRUPTS, u8::from(on));
     }
 
-    /// A byte that has come, if one has.
+    /// A received byte, if there is one.
     pub fn receive(self) -> Option<u8> {
         let status = self.0.read(LINE_STATUS);
         // All ones: there is no such port.
@@ -85,7 +84,7 @@ mod tests {
     use std::cell::{Cell, RefCell};
     use std::vec::Vec;
 
-    /// What has been written, what the line status is, and for how many reads it is 0 before.
+    /// The written values, the line status, and the number of reads for which it is 0 before.
     struct Port(RefCell<Vec<(u16, u8)>>, u8, Cell<u32>);
 
     impl Registers for &Port {

@@ -1,4 +1,4 @@
-//! What tests of bare guests come to.
+//! Results of tests of bare guests.
 
 use core::fmt::{self, Display, Write};
 
@@ -10,10 +10,10 @@ use crate::watch::Unseen;
 /// Why a test failed.
 pub type Failure = ArrayString<120>;
 
-/// What a test says.
+/// The result of a test.
 pub type Verdict = Result<(), Failure>;
 
-/// A failure with this text, of which an overlong end is left out.
+/// A failure with this text; an overlong end is dropped.
 pub fn failure(text: fmt::Arguments<'_>) -> Failure {
     let mut failure = Failure::new();
     let _ = Cut(&mut failure).write_fmt(text);
@@ -43,7 +43,7 @@ macro_rules! ensure {
     };
 }
 
-/// A test's verdict as a line of text for people.
+/// A test's verdict as a line of text.
 pub fn in_words(name: &str, verdict: &Verdict) -> impl Display {
     fmt::from_fn(move |f| match verdict {
         Ok(()) => write!(f, "PASS {name}"),

@@ -1,29 +1,29 @@
-//! Another processor looks at words all the time, and tells if it sees what was taken away.
+//! Another processor reads words continuously, and reports if it sees removed contents.
 //!
-//! | first processor | the watching one |
+//! | first processor | watching processor |
 //! |---|---|
 //! | a: write round n to the page that is not mapped | |
 //! | b: map it instead of the other | |
 //! | c: flush | |
 //! | d: `released` = n | e: r = `released` |
-//! | | f: v = what is at the mapped address |
+//! | | f: v = contents at the mapped address |
 //! | g: wait for `checked` = n | h: v < r is stale; `checked` = r |
 //!
 //! If e sees n of d, then the flush of c has returned, so f reads the page of a or a later one. g
-//! before the next a: a stale translation shows round n - 1 at h, and nothing newer. The watching
-//! processor has no timer and makes no exit of its own, for an exit drops translations on some
-//! machines.
+//! comes before the next a: a stale translation shows round n - 1 at h, and nothing newer. The
+//! watching processor has no timer and causes no exit itself, because an exit drops translations on
+//! some machines.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::pages::Page;
 
-/// Rounds without a flush, one of which has to be noticed.
+/// Rounds without a flush, at least one of which has to be detected.
 const TRIES: u32 = 2000;
 
-/// What is looked at, and what is found.
+/// The watched words, and the findings.
 pub struct Watched {
-    /// The first of the words, how many there are, and how far one is from the next.
+    /// The address of the first word, their number, and the distance between them.
     address: AtomicU64,
     words: AtomicU64,
     every: AtomicU64,
@@ -34,12 +34,12 @@ pub struct Watched {
     pages: [Page; 2],
 }
 
-/// Why a round says nothing.
+/// Why a round proves nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unseen {
-    /// The watching processor does not look in this round.
+    /// The watching processor does not read in this round.
     Silent(u64),
-    /// So many pages were replaced without a flush, and none was noticed.
+    /// This many pages were replaced without a flush, and none was detected.
     Unnoticed(u32),
 }
 
@@ -50,7 +50,7 @@ impl Default for Watched {
 }
 
 impl Watched {
-    /// Nothing is looked at.
+    /// Nothing is watched.
     pub const fn new() -> Self {
         let [address, words, every, released] = [const { AtomicU64::new(0) }; 4];
         let [checked, stale] = [const { AtomicU64::new(0) }; 2];
@@ -58,7 +58,7 @@ impl Watched {
         Self { address, words, every, released, checked, stale, ends, pages }
     }
 
-    /// The page of a round: another one than that of the round before.
+    /// The page of a round: different from that of the previous round.
     pub fn page_of(&self, round: u64) -> &Page {
         &self.pages[(round % 2) as usize]
     }
@@ -70,7 +70,7 @@ impl Watched {
         page
     }
 
-    /// Looks once, by `read`. The handler of an NMI may do so as well, on the watching processor.
+    /// Reads once, by `read`. The handler of an NMI may do so as well, on the watching processor.
     #[inline(always)]
     pub fn look(&self, read: impl Fn(u64) -> u64) {
         // Pairs with `Watch::round`: d and e.
@@ -86,7 +86,7 @@ impl Watched {
         self.checked.store(released, Ordering::Release);
     }
 
-    /// What the watching processor does until there are no more rounds.
+    /// The loop of the watching processor until the rounds end.
     #[inline(always)]
     pub fn follow(&self, read: impl Fn(u64) -> u64) {
         // Pairs with `end`.
@@ -95,9 +95,9 @@ impl Watched {
         }
     }
 
-    /// Has `words` words be looked at from now on, the first one at `address` and `every` bytes
-    /// from one to the next. The other processor [follows](Self::follow) afterwards. `wait` waits
-    /// for a condition, for a while, and says whether it holds.
+    /// Starts watching `words` words, the first one at `address` and `every` bytes apart. The other
+    /// processor calls [`follow`](Self::follow) afterwards. `wait` waits for a condition, for a
+    /// limited time, and returns whether it holds.
     pub fn begin<'a>(&'a self, address: u64, words: u64, every: u64, wait: Wait) -> Watch<'a> {
         self.address.store(address, Ordering::Relaxed);
         self.words.store(words, Ordering::Relaxed);
@@ -109,17 +109,17 @@ impl Watched {
         Watch { watched: self, round: 0, wait }
     }
 
-    /// There are no more rounds.
+    /// Ends the rounds.
     pub fn end(&self) {
         // Pairs with `follow`.
         self.ends.store(true, Ordering::Release);
     }
 }
 
-/// Waits for a condition, for a while, and says whether it holds.
+/// Waits for a condition, for a limited time, and returns whether it holds.
 pub type Wait = fn(&dyn Fn() -> bool) -> bool;
 
-/// Rounds in which a processor looks.
+/// Rounds in which a processor watches.
 pub struct Watch<'a> {
     watched: &'a Watched,
     round: u64,
@@ -127,12 +127,12 @@ pub struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    /// One round: `replace` maps its page, `flush` makes it known. Returns how many stale words
+    /// One round: `replace` maps its page, `flush` makes that visible. Returns how many stale words
     /// have been seen.
     ///
     /// # Errors
     ///
-    /// That of `flush`, or that the watching processor does not look.
+    /// The error of `flush`, or that the watching processor does not read.
     pub fn round<E: From<Unseen>>(
         &mut self,
         replace: impl FnOnce(u64),
@@ -153,12 +153,11 @@ impl Watch<'_> {
         Ok(watched.stale.swap(0, Ordering::Relaxed))
     }
 
-    /// Succeeds if a flush that is left out is noticed: then rounds without stale words say
-    /// something.
+    /// Succeeds if an omitted flush is detected: then rounds without stale words prove something.
     ///
     /// # Errors
     ///
-    /// As [`round`](Self::round); or none was noticed.
+    /// As for [`round`](Self::round); or none was detected.
     pub fn notices<E: From<Unseen>>(
         &mut self,
         mut replace: impl FnMut(u64),
@@ -166,7 +165,7 @@ impl Watch<'_> {
     ) -> Result<(), E> {
         for _ in 0..TRIES {
             if self.round(&mut replace, || Ok::<(), E>(()))? != 0 {
-                // What was seen before this one's flush does not count.
+                // Stale words seen before this round's flush do not count.
                 return self.round(replace, flush).map(drop);
             }
         }
@@ -179,7 +178,7 @@ mod tests {
     use super::*;
     use std::thread;
 
-    /// Ends the rounds, even where one fails: the thread that watches is waited for.
+    /// Ends the rounds even if one fails: the watching thread is joined.
     struct Ends<'a>(&'a Watched);
 
     impl Drop for Ends<'_> {
@@ -195,7 +194,7 @@ mod tests {
         })
     }
 
-    /// Rounds with one that watches and reads what `read` says, of the round's number.
+    /// Rounds with a watcher that reads the result of `read` for the round's number.
     fn watched(read: fn(u64) -> u64, rounds: impl FnOnce(&mut Watch<'_>, &AtomicU64)) {
         let (watched, mapped) = (Watched::new(), AtomicU64::new(0));
         thread::scope(|scope| {

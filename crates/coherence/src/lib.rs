@@ -1,40 +1,41 @@
 //! A TLB flush engine for hypervisors: issue, dispatch, wait.
 //!
-//! An *initiator* (a hypercall handler on one physical CPU) asks a set of [`Target`]s (one per
-//! virtual CPU) to drop translations. It publishes the request ([`issue`]), interrupts only the
+//! An *initiator* (a hypercall handler on one physical CPU) makes a set of [`Target`]s (one per
+//! virtual CPU) drop translations. It publishes the request ([`issue`]), interrupts only the
 //! targets that are in guest mode ([`Issued::dispatch`]), and waits only for those
 //! ([`Dispatched::wait`]). A target that is not running is neither interrupted nor waited for: it
-//! flushes before it next enters the guest, because [`Owner::try_enter`] refuses to enter while
-//! a request is pending. vCPUs may come and go meanwhile ([`Owner::remove`], [`Target::add`]).
+//! flushes before it next enters the guest, because [`Owner::try_enter`] refuses to enter while a
+//! request is pending. vCPUs may be removed and added meanwhile ([`Owner::remove`],
+//! [`Target::add`]).
 //!
-//! Everything both sides depend on lies in one word per target that both change by
+//! All the state that both sides depend on is in one word per target, which both change by
 //! read-modify-write.
 //!
-//! On Arm64 the hardware broadcasts: [`tlbi`] has its operands and sequences, [`fn@broadcast`]
-//! waits for those translations that are software's, and [`vmid`] hands out the tags.
+//! On Arm64 the hardware broadcasts invalidations: [`tlbi`] has the operands and sequences,
+//! [`fn@broadcast`] waits for translations that software is using, and [`vmid`] allocates the tags.
 //!
 //! [`shootdown`] does the same for a kernel's own address spaces, where a target is a CPU.
 //!
 //! # Ordering
 //!
-//! Each protocol has a table of its events, and of which comes before which and why:
+//! Each protocol has a table of its events and of the order between them, with the reason:
 //!
 //! | protocol | table |
 //! |---|---|
 //! | requests to vCPUs, entry, waiting | [`Target`] |
-//! | the list of what a request asks for | [`Generation`] |
+//! | the list of ranges that a request adds to | [`Generation`] |
 //! | flushes by broadcast, and walks by software | [`fn@broadcast`] |
-//! | VMIDs, when they run out | [`vmid`] |
+//! | VMIDs, and running out of them | [`vmid`] |
 //! | a kernel's own address spaces | [`shootdown`] |
 //!
 //! The project's `docs/coherence.md` states the guarantees (G1 and so on) and names the test that
-//! holds each; `docs/pitfalls.md` has the mistakes (O1 and so on).
+//! holds each; `docs/pitfalls.md` lists the mistakes (O1 and so on).
 //!
 //! The crate neither allocates nor contains unsafe code. It supplies the protocol; the caller
 //! supplies the machine through [`Hardware`] and, on AMD64, the address space tags of [`asid`].
 #![no_std]
-// Declarations alone are allowed, of a function and a trait: they make callers vouch for what the
-// crate cannot see.
+// Only the declarations of an unsafe function and an unsafe trait are allowed: they make callers
+// vouch for conditions that the crate cannot check.
 #![deny(unsafe_code)]
 
 #[cfg(any(test, loom))]
@@ -69,11 +70,11 @@ pub use set::{Members, TargetSet};
 pub use space::{SpaceReceipt, Walkers, flush_space};
 pub use target::{Notify, Space, Target};
 
-/// Number of a physical CPU, as the caller counts them.
+/// Number of a physical CPU, as assigned by the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CpuId(pub u32);
 
-// The examples of what is packed with the crate.
+// Tests the examples in the README that is packaged with the crate.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

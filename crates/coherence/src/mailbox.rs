@@ -1,5 +1,5 @@
-//! What a target is asked to flush: a bounded list of ranges that overflows into "everything",
-//! and the generation of the newest request.
+//! The requests to one target: a bounded list of ranges that overflows into "everything", and the
+//! generation of the newest request.
 
 use crate::sync::{AtomicU64, Ordering, const_fn, spin_loop, update, zeroed};
 
@@ -15,7 +15,7 @@ pub struct GvaRange {
     pub pages: u64,
 }
 
-/// What an initiator asks for.
+/// The translations that an initiator wants flushed.
 ///
 /// Exhaustive: a caller that overlooks one flushes too little.
 #[derive(Clone, Copy, Debug)]
@@ -28,11 +28,11 @@ pub enum Scope<'a> {
 
 /// Ordinal of a request to one target. The first is 1.
 ///
-/// 62 bits: at a request per nanosecond they last 146 years, and the increment is checked (O7).
+/// 62 bits: at one request per nanosecond they last 146 years, and the increment is checked (O7).
 ///
-/// One header word carries the generation together with the two facts that a consumer must learn
-/// at the same instant: that everything is to go, and that the list is not empty. A request for
-/// everything therefore costs one read-modify-write and no lock.
+/// One header word carries the generation together with the two facts that a consumer must learn at
+/// the same instant: that everything is to be flushed, and that the list is not empty. A request
+/// for everything therefore costs one read-modify-write and no lock.
 ///
 /// ```text
 /// initiator                                owner (out of guest mode)
@@ -43,17 +43,17 @@ pub enum Scope<'a> {
 /// a before b   a sampled generation has its ranges in the list already
 /// b before c   an owner that sees FLUSH sees the generation
 /// e before f   a request that f misses sets FLUSH after e, and is taken next time
-/// f before g   what g drains is at least what f counted (O8); the rest is flushed once too often
+/// f before g   what g drains is at least what f counted (O8); the rest is flushed twice
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Generation(pub(crate) u64);
 
-/// Why a request for ranges became one for everything.
+/// The reason why a request for ranges became one for everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Widened {
     /// No mailbox holds that many ranges.
     TooLong,
-    /// This one holds too many others.
+    /// This mailbox already holds too many other ranges.
     Overflow,
 }
 
@@ -64,8 +64,8 @@ pub(crate) struct Posted {
     pub(crate) widened: Option<Widened>,
 }
 
-/// What an owner has to flush: a [`Scope`] that owns its ranges. They are none if a request's
-/// ranges were taken together with an earlier one's.
+/// The translations that an owner has to flush: a [`Scope`] that owns its ranges. The ranges are
+/// empty if a request's ranges were taken together with an earlier request's.
 #[derive(Debug, PartialEq, Eq)]
 #[allow(clippy::large_enum_variant, reason = "lives on the stack of one entry; nothing is allocated")]
 pub(crate) enum Work {
@@ -104,7 +104,7 @@ pub(crate) struct Mailbox {
     /// f acquires them. Changed by read-modify-write only (O6).
     pub(crate) header: AtomicU64,
     /// Guards `len` and `slots`, which are atomic only so that no unsafe code is needed. Held for
-    /// at most [`RANGE_CAPACITY`] copies, never from an NMI handler.
+    /// at most [`RANGE_CAPACITY`] copies, and never taken in an NMI handler.
     lock: AtomicU64,
     len: AtomicU64,
     first: [AtomicU64; RANGE_CAPACITY],
@@ -140,7 +140,7 @@ impl Mailbox {
         }
     }
 
-    /// Owner: takes everything that was asked for so far (events f and g).
+    /// Owner: takes everything requested so far (events f and g).
     pub(crate) fn take(&self) -> (Generation, Work) {
         let header = self.sample();
         let ranges = if header & LISTED != 0 { self.locked(|| self.drain()) } else { RangeList::default() };
@@ -148,7 +148,7 @@ impl Mailbox {
         (Generation(header >> GENERATION_SHIFT), work)
     }
 
-    /// b: counts the request and says of what kind it is, in one step.
+    /// b: counts the request and records its kind, in one step.
     pub(crate) fn announce(&self, kind: u64) -> Generation {
         let count = |header: u64| header.checked_add(1 << GENERATION_SHIFT).map(|header| header | kind);
         match update(&self.header, count) {
@@ -157,13 +157,13 @@ impl Mailbox {
         }
     }
 
-    /// f: the newest generation, and what kinds of request led up to it.
+    /// f: the newest generation, and the kinds of request that led up to it.
     pub(crate) fn sample(&self) -> u64 {
         // Pairs with `announce`.
         self.header.fetch_and(!(ALL | LISTED), Ordering::AcqRel)
     }
 
-    /// a: false, and nothing appended, if the list has no room for all of `ranges`.
+    /// a: returns false and appends nothing if the list has no room for all of `ranges`.
     pub(crate) fn append(&self, ranges: &[GvaRange]) -> bool {
         let len = self.len.load(Ordering::Relaxed) as usize;
         let slots = self.first.iter().zip(&self.pages).skip(len);
@@ -214,7 +214,7 @@ mod tests {
         GvaRange { first: number << 12, pages: number }
     }
 
-    /// Posts `count` ranges in requests of `step` and says what is taken.
+    /// Posts `count` ranges in requests of `step` and returns what is taken.
     fn posted(count: usize, step: usize) -> Work {
         let mailbox = Mailbox::new();
         let ranges: Vec<_> = (1..=count as u64).map(range).collect();
@@ -283,8 +283,8 @@ mod tests {
     }
 
     proptest! {
-        /// Requests and takes in any order: each range is taken, whole or by "everything", no
-        /// later than its generation is.
+        /// Requests and takes in any order: each range is taken, individually or by "everything",
+        /// no later than its generation.
         #[test]
         fn g4_nothing_is_taken_short(steps in prop::collection::vec(0usize..20, 1..60)) {
             let mailbox = Mailbox::new();

@@ -1,4 +1,4 @@
-//! A virtual CPU as the physical CPU sees it that runs it.
+//! A virtual CPU as seen by the physical CPU that runs it.
 
 use crate::mailbox::{Generation, Scope, Work};
 use crate::sync::{Ordering, is_unwinding, update};
@@ -7,9 +7,9 @@ use crate::{CpuId, word};
 
 /// The right to run a vCPU, held by one physical CPU at a time.
 ///
-/// An [`Owner`] is a token: its holder runs the vCPU. Guest mode, a translation section and
-/// a flush that is being recorded are guards that borrow it mutably, so that none of them can
-/// overlap another. The entry loop is
+/// An [`Owner`] is a token: its holder runs the vCPU. Guest mode, a translation section and a flush
+/// being recorded are guards that borrow it mutably, so that no two of them can overlap. The entry
+/// loop is
 ///
 /// ```
 /// use quell_coherence::{CpuId, Owner, Scope};
@@ -36,7 +36,7 @@ pub struct Owner<'a> {
     pub(crate) target: &'a Target,
 }
 
-/// Why the owner may not go on: at least one of the two.
+/// Why the owner may not continue: at least one of the two is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Pending {
@@ -60,13 +60,14 @@ impl<'a> Owner<'a> {
 
     /// P: enters guest mode on `cpu`, unless a request is pending. VMRUN must follow.
     ///
-    /// The CPU is recorded and KICKED cleared by the same read-modify-write, so that a kick goes
-    /// where the vCPU is now, and an interrupt sent for an earlier stay satisfies nobody. A halted
-    /// target that is entered is no longer halted.
+    /// The same read-modify-write records the CPU and clears KICKED, so that a kick reaches the CPU
+    /// where the vCPU is now, and an interrupt sent for an earlier stay satisfies no later request.
+    /// Entering a halted target ends its halt.
     ///
     /// # Errors
-    /// What is [`Pending`]; the target is then out of guest mode as before. A retry ends: each
-    /// failure of the exchange is another CPU's change, and all that others change are requests.
+    /// The requests that are [`Pending`]; the target then stays out of guest mode. The retry loop
+    /// terminates: each failure of the exchange is a change by another CPU, and other CPUs only set
+    /// requests.
     ///
     /// # Panics
     /// If the target is in guest mode or in a section already.
@@ -81,27 +82,28 @@ impl<'a> Owner<'a> {
         }
     }
 
-    /// Whether an event was posted since the last call. Takes it; ends the halt that it ended.
+    /// Takes the pending event, and returns whether one was posted since the last call. Also ends
+    /// the halt, if any.
     ///
-    /// Look at what may have been published (interrupts, the end of the time slice) after this.
+    /// Check for published work (interrupts, the end of the time slice) after this call.
     #[must_use = "the event is not reported again"]
     pub fn take_events(&mut self) -> bool {
         if self.target.word.load(Ordering::Relaxed) & word::EVENT == 0 {
-            return false; // one posted after this load makes try_enter and try_halt fail
+            return false; // an event posted after this load makes try_enter and try_halt fail
         }
-        // Nobody else clears it.
+        // Only the owner clears it.
         // Pairs with `Target::post_event`.
         self.target.word.fetch_and(!(word::EVENT | word::HALTED), Ordering::AcqRel);
         true
     }
 
-    /// L and M: takes the flush that is pending. What is asked for later pends again.
+    /// L and M: takes the pending flush. A later request is pending again.
     ///
     /// Record it in the vCPU so that the next VMRUN carries it out, drop every translation that
     /// software has cached, and then call [`FlushWork::complete`].
     pub fn take_flush(&mut self) -> Option<FlushWork<'_>> {
         if self.target.word.load(Ordering::Relaxed) & word::FLUSH == 0 {
-            return None; // one that is issued after this load makes try_enter fail
+            return None; // a flush issued after this load makes try_enter fail
         }
         // Pairs with `Target::request` and `request_all_if_idle`.
         let old = self.target.word.fetch_and(!(word::FLUSH | word::ALL), Ordering::AcqRel);
@@ -114,9 +116,9 @@ impl<'a> Owner<'a> {
 
     /// Halts, unless an event is pending. A pending flush does not matter: it waits for the entry.
     ///
-    /// From the moment this returns true another CPU may be told to wake the vCPU: put its state
-    /// away first, and let nobody else run it before this CPU has let go of it. `space` lets
-    /// flushes of other address spaces leave the vCPU alone.
+    /// As soon as this returns true, another CPU may be told to wake the vCPU: save its state
+    /// first, and let no other CPU run it before this CPU has released it. `space` lets flushes of
+    /// other address spaces skip the vCPU.
     #[must_use = "false means that there is something to do"]
     pub fn try_halt(&mut self, space: Space) -> bool {
         // Pairs with `Target::has_halted_elsewhere`.
@@ -126,21 +128,22 @@ impl<'a> Owner<'a> {
     }
 
     /// Begins a section in which software uses translations on the guest's behalf: an emulated
-    /// access, a hypercall's copy. To an initiator it is as good as guest mode, except that no
-    /// kick can end it (H30).
+    /// access, or a hypercall's copy. An initiator treats it like guest mode, except that no kick
+    /// can end it (H30).
     ///
-    /// Keep it short, never wait for another CPU inside, and walk the guest's tables anew in each.
+    /// Keep it short, never wait for another CPU inside it, and walk the guest's tables anew in
+    /// each section.
     ///
     /// # Errors
-    /// A flush is pending: take it first, lest the walk use what it was to drop.
+    /// A flush is pending: take it first, or the walk may use translations that it is to drop.
     pub fn begin_translation(&mut self) -> Result<Translation<'_>, Pending> {
         self.begin(word::translating)
     }
 
-    /// The same without counting it, which is a few instructions less: for a caller that never
-    /// flushes by [broadcast](fn@crate::broadcast). A request keeps sections from beginning, so its
-    /// initiator need not tell one from the next; a broadcast would wait for those that follow as
-    /// well.
+    /// Like [`begin_translation`](Self::begin_translation) without counting the section, which
+    /// saves a few instructions. For a caller that never flushes by
+    /// [broadcast](fn@crate::broadcast). A request prevents new sections, so its initiator need not
+    /// tell one section from the next; a broadcast would wait for later sections as well.
     ///
     /// # Errors
     /// As for [`begin_translation`](Self::begin_translation).
@@ -175,14 +178,14 @@ pub struct InGuest<'o> {
 }
 
 impl InGuest<'_> {
-    /// K: the guest has stopped and its accesses are done. Call it first after #VMEXIT.
+    /// K: the guest has stopped and its accesses are done. Call it first thing after #VMEXIT.
     pub fn leave(self) {}
 }
 
 impl Drop for InGuest<'_> {
     fn drop(&mut self) {
         if !is_unwinding() {
-            // Pairs with `Target::is_quiet`, and with requests that come later.
+            // Pairs with `Target::is_quiet`, and with later requests.
             self.target.word.fetch_and(!word::IN_GUEST, Ordering::AcqRel);
         }
     }
@@ -196,7 +199,7 @@ pub struct Translation<'o> {
 }
 
 impl Translation<'_> {
-    /// The last access through a translation of this section is done.
+    /// Ends the section after the last access through its translations.
     pub fn end(self) {}
 }
 
@@ -209,8 +212,8 @@ impl Drop for Translation<'_> {
     }
 }
 
-/// A flush that its target owes. Dropped without [`complete`](Self::complete), it pends again as
-/// [`Scope::All`].
+/// A flush that its target has yet to carry out. If dropped without [`complete`](Self::complete),
+/// it is pending again as [`Scope::All`].
 #[must_use = "record it in the vCPU, then complete it"]
 #[derive(Debug)]
 pub struct FlushWork<'o> {
@@ -221,7 +224,7 @@ pub struct FlushWork<'o> {
 }
 
 impl FlushWork<'_> {
-    /// What to flush. An empty list of ranges is nothing.
+    /// The translations to flush. An empty list of ranges means none.
     pub fn scope(&self) -> Scope<'_> {
         match &self.work {
             Work::All => Scope::All,
@@ -229,21 +232,21 @@ impl FlushWork<'_> {
         }
     }
 
-    /// The newest request that this covers.
+    /// The newest request that this flush covers.
     pub const fn generation(&self) -> Generation {
         self.generation
     }
 
-    /// How many requests this one flush serves.
+    /// The number of requests that this one flush serves.
     pub fn requests(&self) -> u64 {
-        // The owner alone writes `completed`, and no two flushes are under way at once.
+        // Only the owner writes `completed`, and no two flushes are in progress at once.
         self.generation.0.saturating_sub(self.target.completed.load(Ordering::Relaxed))
     }
 
-    /// O: the work is recorded in the vCPU (N), so that no guest access can come before it.
+    /// O: the work is recorded in the vCPU (N), so that it precedes any guest access.
     ///
-    /// Initiators of this and older generations may return from here on: the target is out of
-    /// guest mode, and what it does next as a guest begins with the flush.
+    /// Initiators of this and older generations may return from here on: the target is out of guest
+    /// mode, and its next stay begins with the flush.
     pub fn complete(mut self) {
         self.is_complete = true;
         // Pairs with `Target::is_quiet`.

@@ -1,20 +1,21 @@
-//! Virtual CPUs that come and go while others flush them.
+//! Virtual CPUs that are added and removed while others flush them.
 //!
-//! A [`Target`] outlives its vCPU: it stays where initiators find it, its generations go on, and
-//! requests are posted to it as ever. All that removal changes is one bit of the word. So there
-//! is nothing that an initiator could miss:
+//! A [`Target`] outlives its vCPU: initiators still find it, its generations continue, and requests
+//! are posted to it as before. Removal changes only one bit of the word. So an initiator cannot
+//! miss anything:
 //!
-//! * It waits for a target that is then removed. The owner was out of guest mode, or it could not
-//!   have been removed: nothing is left to wait for.
-//! * The target is added again meanwhile, and enters. Entry needs a flush that was taken, and what
-//!   it publishes is newer than all requests before it: generations never start again.
-//! * It issues to a target that is absent. The request is in the mailbox when the vCPU comes back.
-//!   That must not be left out for targets that a load shows to be absent: the load may be older
-//!   than the change of the page tables is to the vCPU that is added (O3).
+//! * It waits for a target that is then removed. The owner was out of guest mode, otherwise it
+//!   could not have been removed: nothing is left to wait for.
+//! * Meanwhile the target is added again, and enters. Entry requires that the flush was taken, and
+//!   the generation that this publishes is newer than all requests before it: generations never
+//!   restart.
+//! * It issues to an absent target. The request is in the mailbox when the vCPU is added again. The
+//!   request must not be skipped for targets that a load shows as absent: to the vCPU that is
+//!   added, the load may appear older than the change of the page tables (O3).
 //!
-//! What does get lost is what the former vCPU had on record for its next VMRUN. Its successor may
-//! run on the same CPU, and under the same tag if the caller keeps that; hence [`Target::add`]
-//! asks for everything to be flushed.
+//! Removal does lose the flush that the former vCPU had recorded for its next VMRUN. Its successor
+//! may run on the same CPU, and under the same tag if the caller keeps that; hence [`Target::add`]
+//! requests a flush of everything.
 
 use crate::mailbox::Scope;
 use crate::owner::Owner;
@@ -24,21 +25,22 @@ use crate::word;
 
 impl Target {
     const_fn! {
-        /// The target of a vCPU that is not there yet: see [`add`](Self::add).
+        /// The target of a vCPU that is not present yet: see [`add`](Self::add).
         pub fn absent() -> Self {
             Self::with_word(word::ABSENT | word::OWNED)
         }
     }
 
-    /// Brings an absent vCPU back, or a new one in its place; `None` if it is there already.
+    /// Brings an absent vCPU back, or adds a new one in its place; `None` if one is present
+    /// already.
     ///
-    /// A flush of everything pends from the beginning. So does an event that was posted meanwhile:
-    /// the new vCPU looks once too often rather than once too seldom. It is not halted.
+    /// A flush of everything is pending from the start. So is an event that was posted meanwhile: a
+    /// needless look by the new vCPU is better than a missed one. The vCPU is not halted.
     pub fn add(&self) -> Option<Owner<'_>> {
         if !self.is_absent() {
-            return None; // lest every mistaken call make a vCPU flush
+            return None; // so that a mistaken call makes no vCPU flush
         }
-        // Before FLUSH is set, like every request; one too many if another caller is faster.
+        // Before FLUSH is set, like every request; redundant if another caller is faster.
         self.mailbox.post(Scope::All);
         let add = |word: u64| {
             let present = word & !(word::ABSENT | word::HALTED) | word::FLUSH;
@@ -54,13 +56,13 @@ impl Target {
 }
 
 impl Owner<'_> {
-    /// Takes the vCPU away: nobody runs it, waits for it or wakes it before [`Target::add`].
+    /// Removes the vCPU: no CPU runs it, waits for it or wakes it before [`Target::add`].
     ///
-    /// To remove a vCPU that runs, post an event and let its CPU do it. One that is queued or
-    /// halted is removed by the CPU that claims it ([`Target::owner`]); a wake-up that was handed
-    /// out before may still be on its way, and its bearer then finds no owner to be had.
+    /// To remove a running vCPU, post an event and let its CPU remove it. A queued or halted vCPU
+    /// is removed by the CPU that claims it ([`Target::owner`]). A wake-up that was claimed earlier
+    /// may still be in progress; its waker then cannot get an owner.
     pub fn remove(self) {
-        // Pairs with `Target::add`: the next owner comes after this one.
+        // Pairs with `Target::add`: the next owner is claimed after this one is released.
         self.target.word.fetch_or(word::ABSENT, Ordering::AcqRel);
         core::mem::forget(self); // OWNED stays set, for `add` to hand on
     }

@@ -1,7 +1,7 @@
 //! Sets of targets by index.
 
-/// The targets of a flush: indices in banks of 64. [`TargetSet`] is such a set; one that comes in
-/// another form, like a guest's packed VP set, need not be made into one.
+/// The targets of a flush: indices in banks of 64. [`TargetSet`] is such a set. A set in another
+/// form, such as a guest's packed VP set, need not be converted into one.
 pub trait Members {
     /// Calls `visit` with the number of a bank and its members, bit `i` for index `64 * bank + i`,
     /// in any order. Banks without members may be left out.
@@ -72,7 +72,7 @@ impl<const BANKS: usize> TargetSet<BANKS> {
         self.banks.get(index / 64).is_some_and(|bits| bits >> (index % 64) & 1 != 0)
     }
 
-    /// The targets that are in `other`, too.
+    /// The targets that are also in `other`.
     #[must_use]
     pub fn and(self, other: &Self) -> Self {
         self.combined(other, |mine, others| mine & others)

@@ -7,12 +7,12 @@ pub(crate) use core::sync::atomic::AtomicU64;
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::AtomicU64;
 
-/// Changes `atomic` by compare-and-exchange, unless `change` declines its present value.
+/// Changes `atomic` by compare-and-exchange, unless `change` declines its current value.
 ///
 /// `AcqRel` on success, `Acquire` on failure.
 pub(crate) fn update(atomic: &AtomicU64, change: impl FnMut(u64) -> Option<u64>) -> Result<u64, u64> {
-    // Loom remembers the last access to each atomic only. The load with which the update begins
-    // would hide from its search that the exchange races with another thread's load.
+    // Loom remembers only the last access to each atomic. The update's initial load would hide from
+    // its search that the exchange races with another thread's load.
     #[cfg(loom)]
     atomic.fetch_or(0, Ordering::Relaxed);
     // Pairs with every other change of the word: the table of events of each word names them.
@@ -27,7 +27,7 @@ pub(crate) fn spin_loop() {
     loom::thread::yield_now();
 }
 
-/// Whether a failed model is being unwound, when atomics may no longer be touched.
+/// Whether a failed model is being unwound, during which atomics must not be touched.
 pub(crate) fn is_unwinding() -> bool {
     #[cfg(not(loom))]
     return false;
@@ -49,7 +49,7 @@ macro_rules! const_fn {
 }
 pub(crate) use const_fn;
 
-/// An array of zeroed atomics, in constants too.
+/// An array of zeroed atomics, usable in constants.
 macro_rules! zeroed {
     ($len:expr) => {{
         #[cfg(not(loom))]

@@ -1,11 +1,11 @@
-//! A virtual CPU as others see it: somebody to be flushed, kicked or woken.
+//! A virtual CPU as seen by others: a target to be flushed, kicked or woken.
 
 use crate::mailbox::{Generation, Mailbox, Posted, Scope, Widened};
 use crate::owner::Owner;
 use crate::sync::{AtomicU64, Ordering, const_fn, update};
 use crate::{CpuId, word};
 
-/// One virtual CPU's side of the protocol; shared by reference, for as long as it may be named. The
+/// One virtual CPU's side of the protocol. Shared by reference, for as long as it may be named. The
 /// vCPU itself may be [removed](Owner::remove) and [added](Target::add) meanwhile.
 ///
 /// # Ordering
@@ -18,46 +18,46 @@ use crate::{CpuId, word};
 /// D  if in guest mode: claim KICKED, kick    N  record the work in the vCPU
 /// E  wait: not in guest mode, or             O  completed = sampled generation
 ///          completed >= g                    P  enter: IN_GUEST set if no request is
-/// F  free what was unmapped                  Q  VMRUN flushes what was recorded, guest runs
+/// F  free unmapped memory                    Q  VMRUN flushes what was recorded, guest runs
 ///
 /// C before P   P finds FLUSH and fails: the target flushes on its own (L–Q), F needs no wait
 /// P before C   C finds IN_GUEST: E waits for K or O
 /// A before C, L before M   a target that took FLUSH walks the changed tables
-/// K before E   what the guest did through old translations is visible at F (G2)
-/// O before P   a target found in guest mode again has completed >= g: nobody waits twice
-/// M before O   only what was sampled is published (O8)
+/// K before E   the guest's accesses through old translations are visible at F (G2)
+/// O before P   a target found in guest mode again has completed >= g: no initiator waits twice
+/// M before O   only the sampled generation is published (O8)
 /// ```
-///
 /// A request for everything to a target that is out of guest mode is C alone, with ALL beside
-/// FLUSH: there is nobody to wait for, so it needs no generation, and L takes ALL along with FLUSH.
+/// FLUSH: the initiator need not wait, so the request needs no generation, and L takes ALL along
+/// with FLUSH.
 ///
-/// C and P change the same word by read-modify-write, so one of them comes first and the other
+/// C and P change the same word by read-modify-write, so one of them happens first and the other
 /// sees it: there is no store-then-load on either side and no fence to forget (O3, O5). The last
-/// step is outside the language: Q is one VMRUN instruction, which applies `TLB_CONTROL` before
-/// the first guest access, and on AMD64 the locked instruction of K drains the store buffer.
+/// step is outside the language: Q is one VMRUN instruction, which applies `TLB_CONTROL` before the
+/// first guest access, and on AMD64 the locked instruction of K drains the store buffer.
 ///
-/// Interrupts must be held (GIF clear) from before P to VMRUN. A kick that arrives in between
-/// stays pending and ends guest mode at once; were it taken before VMRUN, it would be lost.
+/// Interrupts must be held off (GIF clear) from before P to VMRUN. A kick that arrives in between
+/// stays pending and ends guest mode at once; if it were taken before VMRUN, it would be lost.
 #[repr(align(64))]
 pub struct Target {
     /// See [`word`]. `AcqRel` on every change: each pairs with every other.
     pub(crate) word: AtomicU64,
-    /// What to flush.
+    /// The pending requests.
     pub(crate) mailbox: Mailbox,
     /// Newest generation whose work has been recorded. Written by the owner (O, `Release`), read
     /// by waiting initiators (E, `Acquire`).
     pub(crate) completed: AtomicU64,
-    /// A [`Space`]; means something while the word has HALTED. Written by the owner before it sets
-    /// that (`Release`), read by initiators after they have seen it (`Acquire`).
+    /// A [`Space`]; valid only while the word has HALTED. The owner writes it before setting HALTED
+    /// (`Release`); initiators read it after they have seen HALTED (`Acquire`).
     pub(crate) space: AtomicU64,
 }
 
-/// The address space of a vCPU that halts, by whatever number initiators name it by
+/// The address space of a vCPU that halts, in the numbering that initiators use
 /// ([`issue_in_space`](crate::issue_in_space)).
 ///
-/// [`Space::only`] is a promise: but for global ones, no translation of another address space is
+/// [`Space::only`] is a promise: except for global ones, no translation of another address space is
 /// cached for the vCPU, and none will be used before the guest has switched address spaces, which
-/// drops those of the old one. On AMD64 that is so without PCIDs, with CR3 as the number.
+/// drops those of the old one. On AMD64 this holds without PCIDs, with CR3 as the number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space(pub(crate) u64);
 
@@ -65,50 +65,50 @@ impl Space {
     /// Translations of any address space may be cached.
     pub const UNKNOWN: Self = Self(u64::MAX);
 
-    /// Translations of this address space alone are cached. `u64::MAX` says as little as
+    /// Only translations of this address space are cached. `u64::MAX` is the same as
     /// [`Space::UNKNOWN`].
     pub const fn only(space: u64) -> Self {
         Self(space)
     }
 }
 
-/// What the poster of an event must do now.
+/// The action that the poster of an event must take now.
 ///
 /// Exhaustive: a caller that overlooks one lets a target sleep through its event.
 #[must_use = "the target may sleep through the event"]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notify {
-    /// Nothing: the target looks at its events before it next enters, or was told already.
+    /// Nothing: the target looks at its events before it next enters, or was already notified.
     None,
     /// Interrupt this physical CPU: the target is in guest mode there.
     Kick(CpuId),
-    /// Put the vCPU on a run queue: it was halted, and this caller alone wakes it.
+    /// Put the vCPU on a run queue: it was halted, and this caller is the only one to wake it.
     Wake,
 }
 
-/// What became of a request to one target.
+/// The result of a request to one target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Requested {
     /// The target is done once it has completed this.
     pub(crate) generation: Generation,
     /// An old translation may be in use: the initiator has to wait.
     pub(crate) busy: bool,
-    /// There is no vCPU: one that is added flushes before it runs.
+    /// The vCPU is absent: one that is added flushes before it runs.
     pub(crate) absent: bool,
     /// An earlier request has not been taken yet: one flush will serve both.
     pub(crate) joined: bool,
-    /// More was asked for than the initiator wanted.
+    /// More will be flushed than the initiator requested.
     pub(crate) widened: Option<Widened>,
 }
 
-/// Who interrupts a target.
+/// The party that interrupts a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Claim {
     /// The caller, at once.
     Kick(CpuId),
-    /// Somebody who has claimed it before; that serves this request too.
+    /// An initiator that claimed it earlier; its kick serves this request too.
     InFlight,
-    /// Nobody: it has left guest mode, or never was in it.
+    /// None: the target has left guest mode, or was never in it.
     Unneeded,
 }
 
@@ -131,27 +131,28 @@ impl Target {
         }
     }
 
-    /// The right to run the vCPU; `None` while somebody else has it.
+    /// The right to run the vCPU; `None` while another CPU has it.
     ///
-    /// Kept for the vCPU's life in whatever moves from CPU to CPU with it, or claimed for each time
-    /// slice. Pairs with the drop of the owner before. An [absent](Self::is_absent) vCPU has none.
+    /// Kept for the vCPU's life in whatever object moves from CPU to CPU with it, or claimed for
+    /// each time slice. Pairs with the drop of the previous owner. An [absent](Self::is_absent)
+    /// vCPU has none.
     ///
     /// # Panics
-    /// If the owner before left it in guest mode or in a section.
+    /// If the previous owner left it in guest mode or in a section.
     pub fn owner(&self) -> Option<Owner<'_>> {
         let old = self.word.fetch_or(word::OWNED, Ordering::AcqRel);
         (old & word::OWNED == 0).then(|| {
-            // Nobody but the owner sets it, so that any look after the claim will do.
+            // Only the owner sets it, so any load after the claim will do.
             let is_busy = self.word.load(Ordering::Relaxed) & word::BUSY != 0;
             assert!(!is_busy, "a vCPU is handed over that has not left the guest");
             Owner { target: self }
         })
     }
 
-    /// Says that something must be looked at before the target next runs guest code: an interrupt
-    /// was posted, its time slice is over. Publish that something first.
+    /// Notifies the target that it must look at something before it next runs guest code: a posted
+    /// interrupt, or the end of its time slice. Publish that first.
     ///
-    /// KICKED is set along with EVENT even out of guest mode, where it means nothing: entry clears
+    /// KICKED is set along with EVENT even out of guest mode, where it has no meaning: entry clears
     /// it. Pairs with [`Owner::take_events`], [`Owner::try_enter`] and [`Owner::try_halt`].
     pub fn post_event(&self) -> Notify {
         let old = self.word.fetch_or(word::EVENT | word::KICKED, Ordering::AcqRel);
@@ -169,15 +170,15 @@ impl Target {
         self.word.load(Ordering::Relaxed) & word::IN_GUEST != 0
     }
 
-    /// Whether something waits to be looked at, as a hint for a caller that chooses which target is
-    /// to run: it says nothing of what was published along with it.
+    /// Whether an event is pending. A hint for a caller that chooses the next target to run: it
+    /// implies nothing about data published along with the event.
     #[must_use]
     pub fn has_event(&self) -> bool {
         self.word.load(Ordering::Relaxed) & word::EVENT != 0
     }
 
-    /// B and C. A halted target is not woken: it flushes when it next enters. An absent one is
-    /// asked like any other, see [`presence`](crate::presence).
+    /// B and C. A halted target is not woken: it flushes when it next enters. An absent target is
+    /// treated like any other, see [`presence`](crate::presence).
     pub(crate) fn request(&self, scope: Scope<'_>) -> Requested {
         let Posted { generation, widened } = self.mailbox.post(scope);
         // Pairs with `Owner::take_flush`, `Owner::try_enter`, and the drop of `InGuest`.
@@ -191,12 +192,12 @@ impl Target {
         }
     }
 
-    /// B and C in one step, for a request for everything: true if the vCPU is there and out of
-    /// guest mode, so that nobody has to wait for it and the request needs no generation. If false,
-    /// [`request`](Self::request) it as well.
+    /// B and C in one step, for a request for everything: true if the vCPU is present and out of
+    /// guest mode, so that no initiator has to wait for it and the request needs no generation. If
+    /// false, call [`request`](Self::request) as well.
     ///
-    /// The look at BUSY comes after the request on the same word. If it shows a target that is not
-    /// busy, then what the guest did before is visible, and whatever it does later begins with the
+    /// The load of BUSY comes after the request on the same word. If it shows a target that is not
+    /// busy, then the guest's earlier accesses are visible, and its next stay begins with the
     /// flush.
     #[inline]
     pub(crate) fn request_all_if_idle(&self) -> bool {
@@ -207,11 +208,11 @@ impl Target {
     }
 
     /// Whether the vCPU has halted in another address space, so that a change of this one's tables
-    /// concerns none of its translations but global ones.
+    /// affects none of its translations except global ones.
     ///
-    /// The look at the word is a read-modify-write, in the place of C: a vCPU that enters later
-    /// walks the changed tables. `space` may be of a later halt than the one that was seen; then
-    /// the guest has run in between, and has left this address space again.
+    /// The word is read by a read-modify-write, in the place of C: a vCPU that enters later walks
+    /// the changed tables. `space` may belong to a later halt than the one seen here; then the
+    /// guest has run in between, and has left this address space again.
     pub(crate) fn has_halted_elsewhere(&self, space: u64) -> bool {
         // Pairs with `Owner::try_halt` and `Owner::try_enter`.
         let old = self.word.fetch_or(0, Ordering::AcqRel);
@@ -225,7 +226,7 @@ impl Target {
 
     /// D. The caller that gets [`Claim::Kick`] must kick: others rely on it from now on.
     ///
-    /// Without FLUSH the request has been taken since, so the target has left guest mode.
+    /// If FLUSH is clear, the request has been taken since, so the target has left guest mode.
     pub(crate) fn claim_kick(&self) -> Claim {
         let due = word::IN_GUEST | word::FLUSH;
         let claim = |word: u64| (word & (due | word::KICKED) == due).then_some(word | word::KICKED);
@@ -236,8 +237,8 @@ impl Target {
         }
     }
 
-    /// E. The word is read first: if it shows a later stay in guest mode, `completed` shows the
-    /// work that was recorded before that (O before P).
+    /// E. The word is read first: if it shows a later stay in guest mode, `completed` covers the
+    /// work that was recorded before that stay (O before P).
     pub(crate) fn is_quiet(&self, generation: Generation) -> bool {
         // The word pairs with the drops of `InGuest` and `Translation`, `completed` pairs with
         // `FlushWork::complete`.
@@ -277,13 +278,13 @@ mod tests {
         assert!(matches!(work.scope(), Scope::All));
         work.complete();
         assert!(owner.take_flush().is_none(), "taken with its announcement");
-        // The next one is of ranges, and is no more than that.
+        // The next request is of ranges, and stays one.
         let range = GvaRange { first: 0x1000, pages: 1 };
         assert!(!target.request(Scope::Ranges(&[range])).busy);
         let work = owner.take_flush().expect("it pends");
         assert!(matches!(work.scope(), Scope::Ranges([taken]) if *taken == range));
         work.complete();
-        // Of both, everything is left.
+        // Both requests together flush everything.
         let _posted = target.request(Scope::Ranges(&[range]));
         assert!(target.request_all_if_idle());
         let work = owner.take_flush().expect("it pends");

@@ -22,7 +22,7 @@ pub(crate) const IN_GUEST: u64 = 1 << 0;
 pub(crate) const HALTED: u64 = 1 << 1;
 /// Software is using a translation on the guest's behalf.
 pub(crate) const TRANSLATING: u64 = 1 << 2;
-/// Somebody has claimed, and therefore sends, the interrupt that ends this stay in guest mode.
+/// A CPU has claimed, and therefore sends, the interrupt that ends this stay in guest mode.
 pub(crate) const KICKED: u64 = 1 << 3;
 /// An `Owner` exists.
 pub(crate) const OWNED: u64 = 1 << 4;
@@ -32,10 +32,10 @@ pub(crate) const ABSENT: u64 = 1 << 5;
 pub(crate) const FLUSH: u64 = 1 << 8;
 /// Something else must be looked at before the guest runs.
 pub(crate) const EVENT: u64 = 1 << 9;
-/// What `FLUSH` announces is everything, whatever the mailbox holds.
+/// `FLUSH` stands for everything, whatever the mailbox holds.
 pub(crate) const ALL: u64 = 1 << 10;
 
-/// What keeps the target from entering the guest.
+/// The requests that keep the target from entering the guest.
 pub(crate) const REQUESTS: u64 = FLUSH | EVENT;
 /// While any of these is set, an old translation may be in use.
 pub(crate) const BUSY: u64 = IN_GUEST | TRANSLATING;
@@ -66,7 +66,7 @@ pub(crate) const fn translating(word: u64) -> u64 {
     word & !SECTION | next | TRANSLATING
 }
 
-/// How many sections have begun, but for multiples of 65,536.
+/// The number of sections that have begun, modulo 65,536.
 pub(crate) const fn section(word: u64) -> u64 {
     (word & SECTION) >> SECTION_SHIFT
 }

@@ -1,10 +1,10 @@
 //! The bundle: one tar archive, handed to the hypervisor as its only boot module.
 //!
-//! | member | what it holds | must be there |
+//! | member | what it holds | required |
 //! |---|---|---|
 //! | [`CONFIG`] | the configuration, as [`crate::config`] describes | yes |
 //! | [`KERNEL`] | the guest's kernel: a Linux bzImage or a 64-bit ELF with a PVH note; on Arm an uncompressed arm64 `Image` | yes |
-//! | [`INITRD`] | the guest's initial RAM disk, as it is | no |
+//! | [`INITRD`] | the guest's initial RAM disk, unchanged | no |
 //! | [`SYMBOLS`] | the hypervisor's own symbols for backtraces: lines of `ADDRESS NAME`, the address in hexadecimal without prefix, sorted by it | no |
 
 /// Name of the member with the configuration.

@@ -6,24 +6,24 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Where the header begins: in the file, and in `boot_params`.
+/// Start of the header: in the file, and in `boot_params`.
 pub const START: usize = 0x1f1;
-/// Where the second part of the jump's operand, added to it, is the header's end.
+/// The header ends at this offset plus the second part of the jump's operand.
 const JUMP_FROM: usize = 0x202;
-/// What setup and kernel are parted by.
+/// Unit of the boundary between setup and kernel.
 pub const SECTOR_SIZE: usize = 512;
-/// What [`syssize`](SetupHeader::syssize) counts in; the file may end within the last one.
+/// Unit of [`syssize`](SetupHeader::syssize); the file may end within the last one.
 pub const PARAGRAPH: usize = 16;
 
-/// The header as far as version 2.12 of the protocol has it, but for the last field, which is not
-/// read here. All numbers are little-endian.
+/// The header of protocol version 2.12, except for the last field, which is not read here. All
+/// numbers are little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct SetupHeader {
-    /// Sectors of the setup behind the first one; 0 stands for 4.
+    /// Sectors of the setup after the first one; 0 stands for 4.
     pub setup_sects: u8,
     root_flags: U16,
-    /// Size of what follows the setup, in [paragraphs](PARAGRAPH).
+    /// Size of the part after the setup, in [paragraphs](PARAGRAPH).
     pub syssize: U32,
     ram_size: U16,
     vid_mode: U16,
@@ -40,22 +40,22 @@ pub struct SetupHeader {
     realmode_swtch: U32,
     start_sys_seg: U16,
     kernel_version: U16,
-    /// Who has loaded the kernel.
+    /// The loader of the kernel.
     pub type_of_loader: u8,
     /// [`LOADED_HIGH`](Self::LOADED_HIGH) and others.
     pub loadflags: u8,
     setup_move_size: U16,
-    /// Where the kernel is entered in protected mode.
+    /// The kernel's entry point in protected mode.
     pub code32_start: U32,
-    /// Where the initial RAM disk is.
+    /// Address of the initial RAM disk.
     pub ramdisk_image: U32,
-    /// How long it is.
+    /// Its length.
     pub ramdisk_size: U32,
     bootsect_kludge: U32,
     heap_end_ptr: U16,
     ext_loader_ver: u8,
     ext_loader_type: u8,
-    /// Where the command line is.
+    /// Address of the command line.
     pub cmd_line_ptr: U32,
     /// Highest address that the initial RAM disk may take.
     pub initrd_addr_max: U32,
@@ -71,13 +71,13 @@ pub struct SetupHeader {
     payload_offset: U32,
     payload_length: U32,
     setup_data: U64,
-    /// Where the kernel wants to lie.
+    /// The kernel's preferred address.
     pub pref_address: U64,
-    /// Bytes from there on that it needs until it reads the memory map.
+    /// Bytes from there on that the kernel needs until it reads the memory map.
     pub init_size: U32,
 }
 
-/// Where the manual has the last field.
+/// The manual's offset of the last field.
 const _: () = assert!(START + size_of::<SetupHeader>() == 0x264);
 
 impl SetupHeader {
@@ -85,11 +85,11 @@ impl SetupHeader {
     pub const BOOT_FLAG: u16 = 0xaa55;
     /// Value of [`magic`](Self::magic).
     pub const MAGIC: [u8; 4] = *b"HdrS";
-    /// The kernel lies above 1 MiB.
+    /// The kernel is above 1 MiB.
     pub const LOADED_HIGH: u8 = 1 << 0;
-    /// The kernel is one of 64 bits.
+    /// The kernel has 64 bits.
     pub const XLF_KERNEL_64: u16 = 1 << 0;
-    /// The first version with `xloadflags`, Linux 3.8. All other fields came before.
+    /// The first version with `xloadflags`, Linux 3.8. All other fields are older.
     pub const VERSION_MIN: u16 = 0x020c;
 
     /// The header of a file; `None` if the file ends within it.
@@ -98,7 +98,7 @@ impl SetupHeader {
         Some(Self::ref_from_prefix(file.get(START..)?).ok()?.0)
     }
 
-    /// The same to be changed.
+    /// The same, mutable.
     pub fn of_mut(file: &mut [u8]) -> Option<&mut Self> {
         Some(Self::mut_from_prefix(file.get_mut(START..)?).ok()?.0)
     }
@@ -109,13 +109,13 @@ impl SetupHeader {
         self.boot_flag.get() == Self::BOOT_FLAG && self.magic == Self::MAGIC
     }
 
-    /// Where it ends in the file. It may be longer than what is known of it here.
+    /// The header's end in the file. It may be longer than the part defined here.
     #[must_use]
     pub fn end(&self) -> usize {
         JUMP_FROM + usize::from(self.jump_offset)
     }
 
-    /// Bytes of the setup, the first sector included.
+    /// Bytes of the setup, including the first sector.
     #[must_use]
     pub fn setup_len(&self) -> usize {
         let sectors = if self.setup_sects == 0 { 4 } else { usize::from(self.setup_sects) };

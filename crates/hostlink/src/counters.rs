@@ -1,8 +1,8 @@
 //! Counters that the hypervisor keeps per vCPU and the host tool reads from shared memory.
 //!
 //! The hypervisor's ELF has a symbol [`BEACON_SYMBOL`]: a [`Beacon`] at a physical address below 4
-//! GiB, which is also the offset in the file that backs QEMU's memory; on Arm, where memory begins
-//! at 1 GiB, the offset is that much less. The beacon says where the counters lie: `vcpu_count`
+//! GiB, which is also the offset in the file that backs QEMU's memory. On Arm, where memory begins
+//! at 1 GiB, the offset is 1 GiB less. The beacon has the address of the counters: `vcpu_count`
 //! rows of [`Counter::COUNT`] little-endian `u64`, row after row. Counters only grow. A reader sees
 //! each of them whole, but not all of them at one instant.
 
@@ -14,7 +14,7 @@ pub const BEACON_SYMBOL: &str = "QUELL_BEACON";
 /// First word of a beacon that has been filled in: `"QUELLCT1"` as little-endian bytes.
 pub const BEACON_MAGIC: u64 = u64::from_le_bytes(*b"QUELLCT1");
 
-/// Where the counters are. `magic` is written last, with release ordering.
+/// The location of the counters. `magic` is written last, with release ordering.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Beacon {
@@ -22,7 +22,7 @@ pub struct Beacon {
     pub magic: AtomicU64,
     /// Physical address of the first counter row.
     pub counters: AtomicU64,
-    /// Ticks of the clock in a second: of the TSC, or of the system counter.
+    /// Ticks of the clock per second: of the TSC, or of the system counter.
     pub tsc_hz: AtomicU64,
     /// Number of rows.
     pub vcpu_count: AtomicU32,
@@ -30,9 +30,9 @@ pub struct Beacon {
     pub counter_count: AtomicU32,
     /// Physical CPUs in use.
     pub cpu_count: AtomicU32,
-    /// How the run ends, where the machine has no device for that (Arm): the
+    /// The end of the run, where the machine has no device for that (Arm): the
     /// [code](crate::exit::ExitCode), stored with release ordering before the machine is switched
-    /// off. 0 until then. It counts even while `magic` is not there.
+    /// off. 0 until then. It is valid even before `magic` is written.
     pub exit: AtomicU32,
     /// Physical address of the first [trace ring](crate::trace), in an image that has them; 0
     /// otherwise.
@@ -44,7 +44,7 @@ pub struct Beacon {
 }
 
 impl Beacon {
-    /// A beacon that says nothing yet.
+    /// An empty beacon.
     pub const fn new() -> Self {
         Self {
             magic: AtomicU64::new(0),
@@ -76,7 +76,7 @@ macro_rules! counters {
             /// Number of counters in a row.
             pub const COUNT: usize = Self::ALL.len();
 
-            /// The counter's name in reports and JSON: lower case, a group and a dot first.
+            /// The counter's name in reports and JSON: lower case, starting with a group and a dot.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)+ }
             }
@@ -85,7 +85,7 @@ macro_rules! counters {
 }
 
 impl Counter {
-    /// The counters of waits, shortest first: each is for at most twice the time of the one before.
+    /// The counters of waits, shortest first: each covers up to twice the time of the previous one.
     pub const WAITS: [Self; 16] = [
         Self::FlushWait1us,
         Self::FlushWait2us,
@@ -105,7 +105,7 @@ impl Counter {
         Self::FlushWaitMore,
     ];
 
-    /// The counter of a wait that took `us` microseconds, begun ones counted as whole ones.
+    /// The counter of a wait that took `us` microseconds, rounded up.
     pub const fn of_wait(us: u64) -> Self {
         let power = (u64::BITS - us.saturating_sub(1).leading_zeros()) as usize;
         Self::WAITS[if power < Self::WAITS.len() { power } else { Self::WAITS.len() - 1 }]
@@ -145,13 +145,12 @@ counters! {
     IrqTimer = "irq.timer",
     /// Target vCPUs of its flushes that were in guest mode.
     FlushBusy = "flush.busy",
-    /// Targets that were not, the caller among them: flushed at their next entry, not kicked, not
-    /// waited for.
+    /// Targets that were not in guest mode, including the caller: flushed at their next entry,
+    /// neither kicked nor waited for.
     FlushDeferred = "flush.deferred",
-    /// Targets that had halted in another address space than the one whose translations were to be
-    /// flushed: not asked.
+    /// Targets that had halted in an address space other than the flushed one: no request was sent.
     FlushElsewhere = "flush.elsewhere",
-    /// Targets that already had a request of the same kind under way and joined it.
+    /// Targets that already had a request of the same kind in progress and joined it.
     FlushMerged = "flush.merged",
     /// Kicks sent to physical CPUs on behalf of flushes.
     FlushKicks = "flush.kicks",
@@ -162,17 +161,18 @@ counters! {
     FlushOverflows = "flush.overflows",
     /// Flush hypercalls of this vCPU with a list that went to the targets as ranges.
     FlushLists = "flush.lists",
-    /// Parts of its lists, each but a list's last, of those that were done in several.
+    /// Parts of its lists that were done in several parts, not counting the last part of each list.
     FlushContinued = "flush.continued",
-    /// Flush hypercalls of this vCPU that asked for everything.
+    /// Flush hypercalls of this vCPU that requested everything.
     FlushWholeAsked = "flush.whole.asked",
     /// Its lists that became a flush of everything because they had more ranges than a mailbox
     /// holds.
     FlushWholeRanges = "flush.whole.ranges",
-    /// Its lists that became a flush of everything because they had more pages than are worth it.
+    /// Its lists that became a flush of everything because they had too many pages to be
+    /// worthwhile.
     FlushWholePages = "flush.whole.pages",
-    /// Times that this vCPU took what it was asked to flush: all requests since the time before are
-    /// one merged generation.
+    /// Times that this vCPU took its pending flush requests: all requests since the previous time
+    /// are one merged generation.
     FlushTaken = "flush.taken",
     /// Ranges flushed page by page on this vCPU.
     FlushRanges = "flush.ranges",
@@ -180,23 +180,23 @@ counters! {
     FlushPages = "flush.pages",
     /// Flushes of this vCPU's whole address space tag.
     FlushWhole = "flush.whole",
-    /// Of these, those of ranges that were not done page by page because the vCPU uses PCIDs.
+    /// Of these, flushes of ranges that were not done page by page because the vCPU uses PCIDs.
     FlushWholePcid = "flush.whole.pcid",
     /// Because it may have pages of 4 MiB.
     FlushWholeLegacy = "flush.whole.legacy",
     /// Because its memory may be mapped in pages smaller than its own.
     FlushWholePieces = "flush.whole.pieces",
-    /// Because the ranges of several initiators have more pages together than are worth it.
+    /// Because the ranges of several initiators together have too many pages to be worthwhile.
     FlushWholeMerged = "flush.whole.merged",
-    /// Times that it came to a CPU where another vCPU of its machine had run, or from another CPU,
-    /// and what that CPU held was dropped (Arm).
+    /// Times that it arrived on a CPU where another vCPU of its machine had run, or from another
+    /// CPU, and that CPU's entries were dropped (Arm).
     FlushArrival = "flush.arrival",
     /// Times that a CPU dropped everything before it entered because a generation of VMIDs had
     /// begun (Arm).
     VmidFlushes = "flush.vmid",
-    /// Flushes of this vCPU that waited for targets in guest mode: for at most 1 µs.
+    /// Flushes of this vCPU that waited for targets in guest mode for at most 1 µs.
     FlushWait1us = "flush.wait.1us",
-    /// For more than that and at most 2 µs; and so on.
+    /// For more than 1 µs and at most 2 µs, and so on.
     FlushWait2us = "flush.wait.2us",
     /// At most 4 µs.
     FlushWait4us = "flush.wait.4us",
@@ -229,53 +229,52 @@ counters! {
     /// Kicks sent for interrupts and rescheduling.
     KickEvent = "kick.event",
     /// Times that all CPUs were kicked again because a target of a flush had not left guest mode
-    /// for long; counted for the vCPU that waited, or for the first one.
+    /// for a long time; counted for the waiting vCPU, or for the first one.
     KickAgain = "kick.again",
-    /// Kicks that were not taken before the tick was due and had been sent half a tick before that:
-    /// what would have announced them got lost. Counted for the vCPU on the CPU that was kicked, or
-    /// for the first one.
+    /// Kicks that were sent half a tick before the tick was due and still not taken then: the
+    /// notification was lost. Counted for the vCPU on the kicked CPU, or for the first one.
     KickLate = "kick.late",
-    /// Times that an idle CPU that nobody had kicked found this vCPU ready to run when its tick was
-    /// due.
+    /// Times that an idle CPU that had not been kicked found this vCPU ready to run when its tick
+    /// was due.
     KickMissing = "kick.missing",
     /// Times the vCPU was put on a CPU.
     SchedIn = "sched.in",
-    /// Times it was taken off because its slice was over or another one had more right to run.
+    /// Times it was preempted because its slice was over or another vCPU had priority.
     SchedPreempted = "sched.preempted",
-    /// Times it gave way while spinning.
+    /// Times it yielded while spinning.
     SchedYield = "sched.yield",
-    /// Times it gave way while it waited for a word in memory, to be passed over until that
+    /// Times it yielded while it waited for a word in memory, to be skipped until that word
     /// changes.
     SchedPassive = "sched.passive",
     /// Times it blocked, in HLT or WFI.
     SchedHalt = "sched.halt",
-    /// Times it ran on another CPU than the time before.
+    /// Times it ran on a different CPU than before.
     SchedMigrated = "sched.migrated",
     /// Nested page table entries installed for it.
     NestedInstalled = "nested.installed",
-    /// Nested page table entries that it was given the right to store by.
+    /// Nested page table entries to which the right to store was added for it.
     NestedUpgraded = "nested.upgraded",
-    /// Its accesses to addresses without memory, where it remembered that from before.
+    /// Its accesses to addresses without memory that it had remembered.
     MmioCached = "mmio.cached",
-    /// Where an entry of the nested page table said so.
+    /// Those found by a mark in the nested page table.
     MmioMarked = "mmio.marked",
-    /// Where the memory slots were searched.
+    /// Those found by a search of the memory slots.
     MmioSearched = "mmio.searched",
     /// Changes of the memory slots that its accesses to devices caused.
     SlotChanges = "slots.changes",
-    /// Entries of the nested page table that these looked at.
+    /// Entries of the nested page table that these changes visited.
     ZapVisited = "slots.visited",
     /// Tables that they freed.
     ZapTables = "slots.tables",
-    /// Flushes of all vCPUs that they took.
+    /// Flushes of all vCPUs that they needed.
     ZapFlushes = "slots.flushes",
     /// Resets of its machine; counted for the first vCPU.
     Resets = "reset.count",
-    /// Steps of requests from outside that were served during these.
+    /// Steps of external requests that were served during resets.
     ResetRequests = "reset.requests",
-    /// Lines of the log that it caused and that were left out, because there were too many.
+    /// Lines of the log that it caused and that were dropped because there were too many.
     LogLinesLeftOut = "log.left_out",
-    /// Crashes that it reported and that were left out of the log.
+    /// Crashes that it reported and that were not logged.
     CrashesLeftOut = "log.crashes_left_out",
 }
 

@@ -1,58 +1,59 @@
-//! Mistakes that an image of the hypervisor built for tests can make on purpose, each for a test
-//! that has to notice.
+//! Defects that an image of the hypervisor built for tests can inject, each for a test that has to
+//! detect it.
 
-/// A mistake on purpose: in how flush hypercalls are served or what vCPUs do about a flush (AMD64),
-/// in what is done to TLBs for stage 2 (Arm), or in how CPUs are started. Not each architecture can
-/// make each.
+/// An injected defect: in serving flush hypercalls or in how vCPUs carry out a flush (AMD64), in
+/// TLB maintenance for stage 2 (Arm), or in how CPUs are started. Not every architecture supports
+/// every defect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Defect {
     /// Targets in guest mode are neither interrupted nor waited for.
     NoKick,
-    /// Targets in guest mode are not waited for, and interrupted only when the next ones are to be.
+    /// Targets in guest mode are not waited for, and are interrupted only when the next ones are
+    /// due.
     EarlyReturn,
     /// Elements of a list after the fifteenth are not flushed.
     ListPast15,
-    /// The contents of a VP set's banks are taken for those of their neighbours.
+    /// The contents of a VP set's banks are read from their neighbours.
     BankRank,
-    /// Elements for 2 MiB and 1 GiB pages are taken for addresses that are not canonical.
+    /// Elements for 2 MiB and 1 GiB pages are treated as non-canonical addresses.
     ExtendedRange,
-    /// Of a range that begins below the end of canonical addresses and ends beyond, nothing is
+    /// Of a range that begins below the end of canonical addresses and ends beyond it, nothing is
     /// flushed.
     NonCanonical,
-    /// The flag that names all processors is not looked at.
+    /// The flag that names all processors is ignored.
     AllProcessors,
-    /// Of each element only the first page is flushed, if it is canonical.
+    /// Only the first page of each element is flushed, if it is canonical.
     AdditionalPages,
-    /// Input in XMM registers is taken for zeroes.
+    /// Input in XMM registers is read as zeroes.
     XmmInput,
-    /// A processor mask names each one's neighbour.
+    /// A processor mask names the neighbour of each processor.
     VpIndex,
-    /// Calls that are refused are said to have succeeded.
+    /// Refused calls are reported as successful.
     Status,
     /// Ring 3 may call.
     Ring3,
-    /// No call is said to have done any of its elements.
+    /// No call is reported to have done any of its elements.
     RepsDone,
-    /// Stage-2 entries stay in TLBs: IPAS2E1IS, RIPAS2E1IS and VMALLS12E1IS are left out (Arm).
+    /// Stage-2 entries stay in TLBs: IPAS2E1IS, RIPAS2E1IS and VMALLS12E1IS are omitted (Arm).
     Stage2NoTlbi,
-    /// Entries of both stages in one stay: VMALLE1IS is left out (Arm).
+    /// Combined entries of both stages stay: VMALLE1IS is omitted (Arm).
     Stage2NoCombined,
-    /// What is inner shareable is completed by DSB NSH, which waits for the own processor alone
+    /// Inner shareable operations are completed by DSB NSH, which waits only for the own processor
     /// (Arm).
     Stage2DsbNsh,
-    /// Stores to tables are not ordered before the TLBI: DSB ISHST is left out (Arm).
+    /// Stores to tables are not ordered before the TLBI: DSB ISHST is omitted (Arm).
     Stage2NoIshst,
     /// Nothing is dropped where a vCPU arrives on a CPU (Arm).
     NoArrivalFlush,
-    /// The second CPU says that it is ready when it has been given up; on AMD64 the third is
-    /// started when it has been.
+    /// The second CPU reports that it is ready after it has been given up; on AMD64 the third is
+    /// started after the second has been given up.
     LateCpu,
-    /// A flush of all that a vCPU's tag stands for is taken, and nothing dropped (AMD64).
+    /// A flush of a vCPU's whole tag is taken, but nothing is dropped (AMD64).
     DebtForgotten,
 }
 
 impl Defect {
-    /// All.
+    /// All defects.
     pub const ALL: [Self; 20] = [
         Self::NoKick,
         Self::EarlyReturn,
@@ -76,13 +77,13 @@ impl Defect {
         Self::DebtForgotten,
     ];
 
-    /// Whether it is one that the hypervisor for AMD64 can make.
+    /// Whether the hypervisor for AMD64 can make it.
     #[must_use]
     pub const fn is_of_amd64(self) -> bool {
         !self.is_of_arm() || matches!(self, Self::LateCpu)
     }
 
-    /// Whether it is one that the hypervisor for Arm can make.
+    /// Whether the hypervisor for Arm can make it.
     #[must_use]
     pub const fn is_of_arm(self) -> bool {
         matches!(
@@ -123,7 +124,7 @@ impl Defect {
         }
     }
 
-    /// The one of this name.
+    /// The defect with this name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|defect| defect.name() == name)

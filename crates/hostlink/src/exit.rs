@@ -1,7 +1,7 @@
-//! How a run ended, as one byte that the hypervisor writes to QEMU's `isa-debug-exit` device.
+//! The end of a run, as one byte that the hypervisor writes to QEMU's `isa-debug-exit` device.
 //!
 //! The device turns a value `v` into QEMU's exit status `2 v + 1`. Our values start at 0x20 so that
-//! none of them is mistaken for a failure of QEMU itself, which ends with status 1.
+//! none of them is mistaken for a failure of QEMU itself, which has status 1.
 //!
 //! Arm machines have no such device. There the hypervisor stores the code in the
 //! [beacon](crate::counters::Beacon::exit) and switches the machine off by PSCI.
@@ -9,7 +9,7 @@
 /// I/O port of the `isa-debug-exit` device (`iobase=0xf4,iosize=0x04`).
 pub const PORT: u16 = 0xf4;
 
-/// Why the hypervisor stopped.
+/// The reason why the hypervisor stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ExitCode {
@@ -23,17 +23,17 @@ pub enum ExitCode {
     BadConfig = 0x23,
     /// The machine lacks what the hypervisor needs (SVM, memory, …); the reason is in the log.
     Unsupported = 0x24,
-    /// The guest asked for a reset and the configuration says `reset=exit`.
+    /// The guest requested a reset and the configuration says `reset=exit`.
     GuestReset = 0x25,
     /// A processor did not leave guest mode when it was told to, and the guest's memory may still
     /// be in use; details are in the log.
     GuestStalled = 0x26,
-    /// There was no page left for a nested page table that the guest's access needed.
+    /// No page was left for a nested page table that the guest's access needed.
     GuestOutOfTables = 0x27,
 }
 
 impl ExitCode {
-    /// Every code, for tables and look-up.
+    /// Every code, for tables and lookup.
     pub const ALL: [Self; 8] = [
         Self::GuestPowerOff,
         Self::GuestTripleFault,
@@ -50,17 +50,18 @@ impl ExitCode {
         ((self as i32) << 1) | 1
     }
 
-    /// The code behind QEMU's exit status; `None` if the status is QEMU's own.
+    /// The code of QEMU's exit status; `None` if the status is QEMU's own.
     pub fn from_qemu_status(status: i32) -> Option<Self> {
         Self::ALL.into_iter().find(|code| code.qemu_status() == status)
     }
 
-    /// The code with this value, as it is QEMU's status on Arm machines; `None` if there is none.
+    /// The code with this value, as used for QEMU's status on Arm machines; `None` if there is
+    /// none.
     pub fn from_code(value: i32) -> Option<Self> {
         Self::ALL.into_iter().find(|code| *code as i32 == value)
     }
 
-    /// Exit status of `./quell run` for this end of the run.
+    /// Exit status of `./quell run` for this code.
     pub const fn tool_status(self) -> i32 {
         match self {
             Self::GuestPowerOff => 0,

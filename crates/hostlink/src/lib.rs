@@ -1,8 +1,8 @@
-//! What the hypervisor and the host tool agree on: the [bundle] that carries a guest in, the
-//! [configuration](config) in it, the [exit codes](exit) that come back, the [counters] that the
-//! host reads out of shared memory while the hypervisor runs, and the [requests](ctl) that it may
-//! send meanwhile, and the [trace](trace) of what its CPUs do. Programs in guests share the contents of the [ROM](rom). What counts
-//! instructions goes by [phases](phase).
+//! The interface between the hypervisor and the host tool: the [bundle] that contains a guest, its
+//! [configuration](config), the [exit codes](exit) that are returned, the [counters] that the host
+//! reads from shared memory while the hypervisor runs, the [requests](ctl) that it may send
+//! meanwhile, and the [trace] of the CPUs' work. Programs in guests share the contents of the
+//! [ROM](rom). Instructions are counted by [phases](phase).
 //!
 //! Everything here is plain data without allocation, so that both ends use the same definitions.
 #![cfg_attr(not(test), no_std)]

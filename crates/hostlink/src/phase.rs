@@ -1,33 +1,32 @@
 //! Phases of a run, for counting instructions by phase (Arm): a hint instruction switches.
 //!
-//! `HINT #0x60` to `HINT #0x67` are NOPs that nobody has given a meaning (Arm ARM DDI 0487, C6.2,
-//! "HINT": encodings that are not allocated are NOPs). QEMU with the plugin of `host/plugin` counts
-//! what is executed after one of them, up to the next, for that phase. All CPUs count for one and
-//! the same phase: a run that uses this counts instructions on one thread.
+//! `HINT #0x60` to `HINT #0x67` are NOPs without an assigned meaning (Arm ARM DDI 0487, C6.2,
+//! "HINT": unallocated encodings are NOPs). QEMU with the plugin of `host/plugin` counts the
+//! instructions executed after one of them, up to the next, for that phase. All CPUs share one
+//! phase: a run that uses this counts instructions on one thread.
 
-/// What the hint of phase 0 has for immediate.
+/// The immediate of the hint for phase 0.
 pub const HINT_FIRST: u32 = 0x60;
 
 /// A phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Phase {
-    /// Whatever nobody measures; a run begins with it.
+    /// Everything that is not measured; a run begins in it.
     None = 0,
-    /// Memory goes: until the guest may go on.
+    /// Removing memory: until the guest may continue.
     Blocking = 1,
-    /// Memory goes: tables and pages are given back.
+    /// Removing memory: tables and pages are freed.
     Reclaim = 2,
-    /// Stores begin to be logged.
+    /// Starting to log stores.
     DirtyEnable = 3,
-    /// The log is fetched.
+    /// Fetching the log.
     DirtyFetch = 4,
-    /// Pages are installed after faults: the guest says so, around what touches them.
+    /// Installing pages after faults: the guest marks the code that touches them.
     FaultIn = 5,
-    /// Memory goes page by page, with a flush for each.
+    /// Removing memory page by page, with a flush for each.
     PerPage = 6,
-    /// What was measured is over, and nothing follows: the guest has reached userspace, for
-    /// instance.
+    /// The measurement is over, and nothing follows: the guest has reached userspace, for instance.
     After = 7,
 }
 

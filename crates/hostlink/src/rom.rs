@@ -1,9 +1,9 @@
-//! The contents of the expansion ROM on the guest's PCI bus, byte by byte: the hypervisor makes
-//! them, and programs in guests check what they read.
+//! The contents of the expansion ROM on the guest's PCI bus, byte by byte: the hypervisor creates
+//! them, and programs in guests check them.
 //!
 //! The ROM holds one image (PCI Firmware Specification 3.0, section 5.1): its header, the PCI data
-//! structure, and then lines of text with their offsets, so that a byte tells where it belongs. No
-//! byte of a text is `0xff`, which is what is read where there is no ROM.
+//! structure, and then lines of text with their offsets, so that a byte reveals its position. No
+//! byte of the text is `0xff`, which is read where there is no ROM.
 //!
 //! | offset | what |
 //! |---|---|
@@ -12,16 +12,16 @@
 //! | `0x18` | offset of the PCI data structure, which is `0x20` |
 //! | `0x40` | `Quell 00000040.`, a line feed, `Quell 00000050.`, and so on to the end |
 
-/// Vendor id of the device that has the ROM, and of the bridge to its bus. Of this vendor's device
-/// ids `0x10f0` to `0x10ff` are anybody's to experiment with, by QEMU's `docs/specs/pci-ids.rst`.
-/// Virtio devices, which have the vendor's ids too, end below: Linux' driver for them looks at
-/// every device of the vendor, and declines these.
+/// Vendor id of the device with the ROM, and of the bridge to its bus. According to QEMU's
+/// `docs/specs/pci-ids.rst`, this vendor's device ids `0x10f0` to `0x10ff` are free for
+/// experiments. Virtio devices, which also have the vendor's id, end below: Linux's driver for them
+/// probes every device of the vendor, and declines these.
 pub const VENDOR_ID: u16 = 0x1af4;
 /// Device id of the device that has the ROM.
 pub const DEVICE_ID: u16 = 0x10f1;
-/// Class code: a device that fits no class.
+/// Class code: a device that fits no defined class.
 pub const CLASS: u32 = 0xff_0000;
-/// Bytes of the ROM, unless there is a reason for another size.
+/// Bytes of the ROM by default.
 pub const LEN: u32 = 256 << 10;
 
 /// Bytes of a line.
@@ -31,9 +31,9 @@ pub const LINE: u32 = 16;
 const DATA: u32 = 0x20;
 /// Where the text begins.
 const TEXT: u32 = 0x40;
-/// Unit of the sizes in the headers, and what the checksum is about.
+/// Unit of the sizes in the headers, and of the checksummed block.
 const BLOCK: u32 = 512;
-/// Offset of the byte that makes the sum right.
+/// Offset of the byte that corrects the sum.
 const CHECKSUM: u32 = 6;
 
 /// The 16 bytes at `index * LINE` of the image in a ROM of `len` bytes, a multiple of 512 below 32
@@ -55,12 +55,12 @@ pub const fn line(len: u32, index: u32) -> [u8; LINE as usize] {
     first
 }
 
-/// A line, of which the first lacks its checksum.
+/// A line; the first still lacks its checksum.
 const fn plain_line(len: u32, index: u32) -> [u8; LINE as usize] {
     let [vendor, device] = [VENDOR_ID.to_le_bytes(), DEVICE_ID.to_le_bytes()];
     let [class, blocks] = [CLASS.to_le_bytes(), (len / BLOCK).to_le_bytes()];
     match index * LINE {
-        // One block initialises, by a far return.
+        // One block of initialisation code: a far return.
         0x00 => [0x55, 0xaa, 1, 0xcb, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
         0x10 => [0, 0, 0, 0, 0, 0, 0, 0, DATA as u8, 0, 0, 0, 0, 0, 0, 0],
         // Structure of 24 bytes, revision 0.
@@ -87,8 +87,8 @@ const fn text(offset: u32) -> [u8; LINE as usize] {
 
 const _: () = assert!(TEXT == 0x30 + LINE && BLOCK.is_multiple_of(LINE));
 
-/// Offset of the first of `bytes`, read from `start` on, that an image of `len` bytes has not
-/// there; what lies beyond its end is wrong.
+/// Offset of the first of `bytes`, read starting at `start`, that differs from an image of `len`
+/// bytes; bytes beyond the image's end are wrong.
 #[must_use]
 pub fn first_wrong(len: u32, start: u32, bytes: &[u8]) -> Option<u32> {
     let mut left = bytes;
@@ -118,7 +118,7 @@ mod tests {
         (0..len / LINE).flat_map(|index| line(len, index)).collect()
     }
 
-    /// As Linux' `pci_get_rom_size` and a PC's firmware look for it.
+    /// The way Linux's `pci_get_rom_size` and a PC's firmware look for it.
     #[test]
     fn headers_are_those_of_the_specification() {
         for len in [4096, LEN, 16 << 20] {

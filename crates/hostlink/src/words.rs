@@ -1,4 +1,4 @@
-//! Values of keys that are words, numbers, or on and off.
+//! Values of keys that are words, numbers, or on/off.
 
 use core::fmt;
 use core::ops::RangeInclusive;
@@ -19,10 +19,10 @@ macro_rules! words {
         }
 
         impl $name {
-            /// What a value has to be.
+            /// The expected value.
             pub const EXPECTED: &str = concat!($first, $(" or ", $rest),+);
 
-            /// The word that stands for it.
+            /// The word for this value.
             pub const fn name(self) -> &'static str {
                 match self {
                     Self::$First => $first,
@@ -30,7 +30,7 @@ macro_rules! words {
                 }
             }
 
-            /// What the word stands for.
+            /// The value for a word.
             pub(crate) fn named(word: &str) -> Option<Self> {
                 match word {
                     $first => Some(Self::$First),
@@ -60,7 +60,7 @@ where
     value.parse().ok().filter(|number| range.contains(number)).map(Some)
 }
 
-/// Writes what [`number`] reads.
+/// Writes the form that [`number`] reads.
 pub(crate) struct Number<'a, N>(pub(crate) Option<N>, pub(crate) &'a str);
 
 impl<N: fmt::Display> fmt::Display for Number<'_, N> {

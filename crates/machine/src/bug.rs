@@ -1,19 +1,19 @@
-//! Mistakes that the driver can be told to make, and those of the steps that it drives.
+//! Mistakes that the driver can be told to make, and mistakes of the steps that it drives.
 
 use stay::Mistake;
 
-/// A mistake. Each has a test that shows that the machine finds it.
+/// A mistake. Each has a test that shows that the machine detects it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bug {
-    /// One of the steps goes wrong.
+    /// A mistake in one of the steps.
     Step(Mistake),
-    /// The CPU beside the one that a target is in guest mode on is kicked.
+    /// The kick is sent to a CPU other than the one where the target is in guest mode.
     WrongCpuKicked,
-    /// Targets of one bank are taken for those of the next.
+    /// The targets of one bank are taken from the next bank.
     WrongBank,
     /// For a flush of the whole space, targets in guest mode are neither kicked nor waited for.
     NoKick,
-    /// Kicks get lost; they are waited for.
+    /// Kicks are lost, but still waited for.
     LostKick,
     /// The flush comes before the entries are removed.
     FlushBeforeUnmap,
@@ -21,32 +21,33 @@ pub enum Bug {
     TableFreedEarly,
     /// Memory of a deleted slot is freed before the flush.
     MemoryFreedEarly,
-    /// What is found to be MMIO while an update is in progress is marked for the generation that
-    /// the update leads to.
+    /// An MMIO result found while an update is in progress is marked with the generation that the
+    /// update leads to.
     MmioDuringUpdate,
     /// Generations have 3 bits.
     ShortGeneration,
-    /// Leaves are invalidated, and walk caches are not.
+    /// Leaves are invalidated, but not walk caches.
     WalkCacheKept,
-    /// Tags are used again without a flush.
+    /// Tags are reused without a flush.
     TagReused,
     /// On Arm64, combined translations are not invalidated with those of stage 2 (P19).
     CombinedKept,
     /// A fetch of the dirty log does not flush.
     FetchWithoutFlush,
-    /// Write access is taken away without a flush.
+    /// Write access is removed without a flush.
     ProtectWithoutFlush,
-    /// On Arm64, nobody remembers that another vCPU of the machine was on a CPU (A3).
+    /// On Arm64, the record of another vCPU of the machine that ran on a CPU is lost (A3).
     VcpuMet,
-    /// On Arm64, nobody remembers where a vCPU was (A21).
+    /// On Arm64, the record of where a vCPU ran is lost (A21).
     MigrationForgotten,
-    /// On Arm64, all CPUs report to the allocator of VMIDs as one: what the others run is not known
-    /// to it (A4).
+    /// On Arm64, all CPUs report to the allocator of VMIDs as one, so it does not know what the
+    /// others run (A4).
     VmidStolen,
-    /// On Arm64, it drops it before the new VMID is loaded instead of after (A4).
+    /// On Arm64, a new generation's drop is done before the new VMID is loaded instead of after
+    /// (A4).
     GenerationFlushedEarly,
-    /// On Arm64, a machine's VMID is taken down once, and invalidated for ever after (A4).
+    /// On Arm64, a machine's VMID is recorded once, and used for all later invalidations (A4).
     VmidRemembered,
-    /// On Arm64, invalidations are completed for the own processor alone (O11).
+    /// On Arm64, invalidations are completed only for the own processor (O11).
     CompletedLocally,
 }

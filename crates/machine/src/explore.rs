@@ -1,4 +1,4 @@
-//! Running many programs, and reporting the one that fails.
+//! Running many programs, and reporting the failing one.
 
 use core::fmt;
 use std::time::{Duration, Instant};
@@ -11,8 +11,8 @@ use crate::rng::Rng;
 use crate::run::run;
 use crate::shrink::shrink;
 
-/// Lengths of programs. Short ones fail in a way that is easier to understand, long ones reach what
-/// takes many steps.
+/// Lengths of programs. Short ones fail in a way that is easier to understand, long ones reach
+/// states that take many steps.
 const LENGTHS: [usize; 4] = [60, 200, 200, 600];
 
 /// How much to run.
@@ -24,12 +24,12 @@ pub struct Effort {
     pub time: Duration,
     /// Programs are numbered from here.
     pub first_seed: u64,
-    /// What they are about; `None` for a mixture.
+    /// Their topic; `None` for a mixture.
     pub topic: Option<Topic>,
 }
 
 impl Effort {
-    /// `operations`, without a limit of time.
+    /// `operations`, without a time limit.
     pub const fn operations(operations: u64) -> Self {
         Self { operations, time: Duration::MAX, first_seed: 0, topic: None }
     }
@@ -40,8 +40,8 @@ impl Effort {
         Self { topic: Some(topic), ..self }
     }
 
-    /// What the environment asks for: `QUELL_MACHINE_OPERATIONS`, or `operations` if it does not
-    /// say; `QUELL_MACHINE_SECONDS`; and `QUELL_MACHINE_SEED`, the first program's number.
+    /// The effort that the environment requests: `QUELL_MACHINE_OPERATIONS`, by default
+    /// `operations`; `QUELL_MACHINE_SECONDS`; and `QUELL_MACHINE_SEED`, the first program's number.
     pub fn from_environment(operations: u64) -> Self {
         let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
         Self {
@@ -53,7 +53,7 @@ impl Effort {
     }
 }
 
-/// What was run without a failure.
+/// The programs that ran without a failure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
     /// Programs.
@@ -67,24 +67,24 @@ pub struct Summary {
 pub struct Report {
     /// Number of the random program.
     pub seed: u64,
-    /// What was run until then.
+    /// The programs that ran before.
     pub before: Summary,
-    /// The program, made short.
+    /// The shortened program.
     pub program: Program,
-    /// What goes wrong in it.
+    /// Its failure.
     pub failure: String,
-    /// The last things that happen in it.
+    /// Its last events.
     pub trace: Vec<String>,
 }
 
-/// The random program of this number, about a topic or any.
+/// The random program with this number, about one topic or any.
 pub fn program(arch: Arch, seed: u64, topic: Option<Topic>) -> Program {
     let length = Rng::new(!seed).pick(&LENGTHS);
     Program::random(arch, seed, length, topic)
 }
 
-/// Runs random programs on machines of `arch`, until one fails or there were enough. The one that
-/// fails is made short.
+/// Runs random programs on machines of `arch`, until one fails or enough have run. The failing one
+/// is shortened.
 ///
 /// # Errors
 ///
@@ -101,13 +101,13 @@ pub fn explore(arch: Arch, bug: Option<Bug>, effort: Effort) -> Result<Summary, 
 pub struct Found {
     /// Its number.
     pub seed: u64,
-    /// What goes wrong in it.
+    /// Its failure.
     pub failure: String,
-    /// What was run before.
+    /// The programs that ran before.
     pub before: Summary,
 }
 
-/// As [`explore`], without making the program short.
+/// Like [`explore`], without shortening the program.
 ///
 /// # Errors
 ///

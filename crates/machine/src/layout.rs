@@ -1,4 +1,4 @@
-//! Where things are in a guest: few places, so that random programs meet.
+//! The layout of a guest: few locations, so that random programs conflict.
 
 use paging::Level;
 
@@ -23,7 +23,7 @@ pub const AREA_PAGES: usize = (AREA_SIZE / PAGE_SIZE) as usize;
 
 /// Frames of a region that may hold a guest's page tables, see [`table`].
 pub const TABLE_FRAMES: core::ops::Range<usize> = 8..24;
-/// Last-level tables of a guest, for whichever windows it puts them into.
+/// Last-level tables of a guest, for any of its windows.
 pub const LAST_TABLES: usize = 8;
 
 /// Start of an area. The last two have a nested table of their own for 1 GiB.
@@ -72,7 +72,7 @@ pub mod table {
         frame(SPACES + space)
     }
 
-    /// The tables below that, of which one is in use: their entries are for windows.
+    /// The tables below that, one of which is in use: their entries are for windows.
     pub const fn middle(space: usize, number: usize) -> u64 {
         frame(2 * SPACES + 2 * space + number % 2)
     }

@@ -1,53 +1,53 @@
 //! An abstract machine on which the real `paging`, `memslots`, `coherence` and `tlfs` run against
 //! adversarial hardware.
-//!
 //! Real processors, and QEMU even more so, flush more than they must, so code that forgets a flush
-//! may run on them for years. The processors of this machine keep whatever the manual lets them
-//! keep, and use it at the worst moment. A [program](program::Program) says what guests and the
-//! host do; a seed decides how all that interleaves and what the processors do; an oracle holds
-//! each access against what was promised when it happens. A program that fails is made short
-//! ([`explore`](explore::explore)) and prints its seed and what happened last. For tests only:
-//! nothing of this is linked into the hypervisor.
+//! may work on them for years. The processors of this machine keep whatever the manual lets them
+//! keep, and use it at the worst moment. A [program](program::Program) defines the operations of
+//! guests and the host. A seed determines how they interleave and how the processors behave. An
+//! oracle checks each access, when it happens, against the guarantees. A failing program is
+//! shortened ([`explore`](explore::explore)) and printed with its seed and the last events. For
+//! tests only: nothing of this is linked into the hypervisor.
 //!
 //! # How it works
 //!
-//! * **Time** is a counter that goes on with everything that happens. Tables know what their words
-//!   were at each time. A processor holds nothing explicitly: to use a cached entry is to walk *as
-//!   of an earlier time*, at which the tag was in use on that processor, and to ask whether an
-//!   invalidation since must have removed the entry ([`hw::cache`], [`hw::walk`]). So any
-//!   translation and any walk cache entry can be met that was valid at some time since the last
-//!   flush that covers it, in any combination, and a run costs some microseconds per operation.
+//! * **Time** is a counter that advances with every event. Tables remember the values of their
+//!   words at each time. A processor holds nothing explicitly: using a cached entry means walking
+//!   *as of an earlier time*, at which the tag was in use on that processor, and checking whether
+//!   an invalidation since must have removed the entry ([`hw::cache`], [`hw::walk`]). So a
+//!   processor can use any translation and any walk cache entry that was valid at some time since
+//!   the last flush that covers it, in any combination, and a run costs some microseconds per
+//!   operation.
 //! * **Actors** are coroutines ([`sched`]): one for each CPU, and one for the host of each virtual
-//!   machine. They change over wherever the crates call out: at each access of a nested page table,
+//!   machine. They switch wherever the crates call out: at each access of a nested page table,
 //!   between the steps of a change, at each target of a flush, while waiting; and between any two
 //!   instructions of a guest.
-//! * **Memory** is real memory ([`hw::memory`]). Tables and slots that were freed are poisoned. A
-//!   walk, an access or a crate that gets there fails the run, even if the frame is in use again.
-//! * **The driver** joins the crates as the hypervisor does: entry loop with ASIDs, nested faults
-//!   by `memslots::space::GuestSpace` in translation sections, slot updates and dirty logs as its
-//!   jobs, hypercalls from `tlfs::encode` through `tlfs::decode` to `coherence`. It can be told to
-//!   make [mistakes](bug::Bug), each of which must be found.
+//! * **Memory** is real memory ([`hw::memory`]). Freed tables and slots are poisoned. A walk, an
+//!   access or a crate that reaches them fails the run, even if the frame is in use again.
+//! * **The driver** connects the crates as the hypervisor does: entry loop with ASIDs, nested
+//!   faults by `memslots::space::GuestSpace` in translation sections, slot updates and dirty logs
+//!   as its jobs, hypercalls from `tlfs::encode` through `tlfs::decode` to `coherence`. It can be
+//!   told to make [mistakes](bug::Bug), each of which must be detected.
 //!
-//! # What is checked
+//! # Guarantees checked
 //!
 //! | guarantee | how |
 //! |---|---|
-//! | G1 | An access by an entry that was replaced before a flush was called for that has returned: of a guest's tables by address space and page, after hypercalls, INVLPG, and loads of CR3; of nested tables, after receipts. Also a translation of another space or machine. |
+//! | G1 | An access through an entry that was replaced before a flush was called for that has returned: of a guest's tables by address space and page, after hypercalls, INVLPG, and loads of CR3; of nested tables, after receipts. Also a translation of another space or machine. |
 //! | G2 | Each store to a slot with a log that was visible before a fetch is in it or in an earlier one. With dirty bits, a store that leaves no trace at all fails at once. |
-//! | G3 | Poison; words written to tables and logs after they were handed back; things handed back twice. |
-//! | G4 | As G1: what was flushed too narrowly is met. Level hints, leaf-only forms and single pieces of large pages remove exactly what they must. |
+//! | G3 | Poison; words written to tables and logs after they were returned; double frees. |
+//! | G4 | As G1: an entry that was flushed too narrowly is used. Level hints, leaf-only forms and single pieces of large pages remove exactly what they must. |
 //! | G5 | A CPU that was kicked leaves guest mode within a few instructions; a wait ends. |
 //! | G8 | An access that is taken for MMIO, by the vCPU's cache, by a mark or by a search, has no memory at some time during it. |
 //! | | On Arm64, a processor that holds one translation of an address while memory has another (break-before-make). |
-//! | | The nested tables are in the end as a full zap and new faults would make them; and now and then in between. |
+//! | | At the end, and occasionally in between, the nested tables equal the result of a full zap and new faults. |
 //!
-//! # What it does not cover
+//! # Limits
 //!
-//! Memory is sequentially consistent: orders of atomics are `loom`'s affair (`docs/coherence.md`).
-//! No global pages, PCIDs, or protection keys in guests; no instruction fetches; no data or
-//! instruction caches; no DMA. Processors hold no absent entries, and re-walk before they report a
-//! fault. Accessed bits of entries that were loaded speculatively count only if they were set at
-//! that time. A processor looks back some hundred changes, not for ever. vCPUs are not removed.
+//! Memory is sequentially consistent: `loom` checks the orders of atomics (`docs/coherence.md`).
+//! Guests use no global pages, PCIDs, or protection keys. There are no instruction fetches, no data
+//! or instruction caches, and no DMA. Processors hold no absent entries, and walk again before they
+//! report a fault. Accessed bits of speculatively loaded entries count only if they were set at
+//! that time. A processor looks back some hundred changes, not forever. vCPUs are not removed.
 #![cfg(not(loom))]
 
 pub mod bug;

@@ -1,5 +1,5 @@
-//! The machine that a program runs on: hardware, scheduler, oracle, and the hooks that join them to
-//! the crates under test.
+//! The machine that a program runs on: hardware, scheduler, oracle, and the hooks that connect them
+//! to the crates under test.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -24,31 +24,31 @@ use crate::stage2::Stage2;
 const TABLES: usize = 96;
 /// Regions that back slots.
 const REGIONS: usize = 24;
-/// Tables that an actor may have got hold of and write to later.
+/// Tables to which an actor may hold a reference and write later.
 const HANDED_MAX: usize = 6;
-/// Instructions of a guest that an interrupt may take.
+/// The most instructions of a guest before an interrupt takes effect.
 const LATENCY_MAX: u32 = 6;
 /// Lines of a trace.
 const TRACE_MAX: usize = 60;
-/// Points of a run for each of its operations, after which it is taken for endless.
+/// Points of a run per operation, after which it counts as endless.
 const POINTS_PER_OPERATION: u64 = 40_000;
 
-/// What all actors share.
+/// The state that all actors share.
 #[derive(Debug)]
 pub(crate) struct AbstractMachine {
-    /// Processors and memory. Borrowed for the length of one access only.
+    /// Processors and memory. Borrowed only for the duration of one access.
     pub(crate) hw: RefCell<Hw>,
-    /// What was promised.
+    /// The guarantees.
     pub(crate) oracle: RefCell<Oracle>,
     pub(crate) sched: Scheduler,
     pub(crate) config: Config,
     pub(crate) bug: Option<Bug>,
-    /// Of Arm64.
+    /// For Arm64.
     pub(crate) stage2: Stage2,
     bytes: Rc<Bytes>,
     failure: RefCell<Option<String>>,
     trace: Option<RefCell<VecDeque<String>>>,
-    /// By actor: tables that the software has got references to.
+    /// By actor: tables to which the software has references.
     handed: RefCell<Vec<VecDeque<u64>>>,
     done: Cell<u64>,
     /// By CPU: instructions of a guest that it may still execute before it must have left for a
@@ -57,8 +57,7 @@ pub(crate) struct AbstractMachine {
 }
 
 impl AbstractMachine {
-    /// A machine for a program of `operations` operations. With `traced`, it takes down what
-    /// happens.
+    /// A machine for a program of `operations` operations. With `traced`, it records events.
     pub(crate) fn new(config: Config, seed: u64, operations: usize, bug: Option<Bug>, traced: bool) -> Self {
         let memory = Memory::new(TABLES, REGIONS);
         let points_max = (operations as u64 + 10) * POINTS_PER_OPERATION;
@@ -85,27 +84,27 @@ impl AbstractMachine {
         self.bug == Some(bug)
     }
 
-    /// Another actor may go on here. The actor that runs holds no reference to a table.
+    /// Another actor may run here. The current actor holds no reference to a table.
     pub(crate) fn point(&self) {
         self.sync();
         self.let_go();
         self.sched.point();
     }
 
-    /// Another actor goes on here: the one that runs waits for something.
+    /// Another actor runs here: the current one waits for something.
     pub(crate) fn give_way(&self) {
         self.sync();
         self.let_go();
         self.sched.give_way();
     }
 
-    /// Another actor may go on here, in the middle of what a crate does.
+    /// Another actor may run here, in the middle of a crate's operation.
     pub(crate) fn hook(&self) {
         self.sync();
         self.sched.point_inside();
     }
 
-    /// Learns what the actor that runs has written to tables.
+    /// Reads what the current actor has written to tables.
     fn sync(&self) {
         let Some(actor) = self.sched.current() else { return };
         let handed = &self.handed.borrow()[actor];
@@ -142,7 +141,7 @@ impl AbstractMachine {
         self.hw.borrow_mut().rng.below(end)
     }
 
-    /// Takes down what happens.
+    /// Records an event.
     pub(crate) fn note(&self, what: impl FnOnce() -> String) {
         let Some(trace) = &self.trace else { return };
         let mut trace = trace.borrow_mut();
@@ -157,7 +156,7 @@ impl AbstractMachine {
         trace.push_back(format!("{:>8}  {actor:<7} {}", self.now(), what()));
     }
 
-    /// Something has happened that must not. The run ends.
+    /// Reports an error. The run ends.
     pub(crate) fn fail(&self, what: impl FnOnce() -> String) {
         if self.failure.borrow().is_none() {
             let what = what();
@@ -168,14 +167,14 @@ impl AbstractMachine {
         self.sched.give_way();
     }
 
-    /// Fails unless `result` is good.
+    /// Fails unless `result` is `Ok`.
     pub(crate) fn demand(&self, result: Result<(), String>) {
         if let Err(what) = result {
             self.fail(|| what);
         }
     }
 
-    /// An interrupt is sent that makes a CPU leave guest mode.
+    /// Sends an interrupt that makes a CPU leave guest mode.
     pub(crate) fn kick(&self, cpu: usize) {
         self.latency.borrow_mut()[cpu].get_or_insert(LATENCY_MAX);
         if !self.has(Bug::LostKick) {
@@ -184,7 +183,7 @@ impl AbstractMachine {
     }
 
     /// Whether the guest on a CPU leaves guest mode for an interrupt before its next instruction.
-    /// It may take some.
+    /// That may take several instructions.
     pub(crate) fn is_due(&self, cpu: usize) -> bool {
         let Some(left) = self.latency.borrow_mut()[cpu].as_mut().map(|left| {
             *left = left.saturating_sub(1);
@@ -199,7 +198,7 @@ impl AbstractMachine {
         is_interrupted && (left <= 1 || self.below(2) == 0)
     }
 
-    /// A CPU is out of guest mode and takes the interrupt that is pending.
+    /// A CPU that is out of guest mode takes the pending interrupt.
     pub(crate) fn take_interrupt(&self, cpu: usize) {
         self.latency.borrow_mut()[cpu] = None;
         self.hw.borrow_mut().take_interrupt(cpu);
@@ -215,18 +214,18 @@ impl AbstractMachine {
         self.done.get()
     }
 
-    /// What has happened that must not.
+    /// The error, if there was one.
     pub(crate) fn failure(&self) -> Option<String> {
         self.failure.borrow().clone()
     }
 
-    /// The last things that happened.
+    /// The last events.
     pub(crate) fn trace(&self) -> Vec<String> {
         self.trace.as_ref().map(|trace| trace.borrow().iter().cloned().collect()).unwrap_or_default()
     }
 }
 
-/// Where the nested tables of one virtual machine come from.
+/// The allocator of nested tables for one virtual machine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TablePool<'m> {
     machine: &'m AbstractMachine,
@@ -240,8 +239,8 @@ impl<'m> TablePool<'m> {
     }
 }
 
-// SAFETY: a table is handed out only while it is free, and zero; what its words are is up to the
-// atomics, and they live as long as the machine. What the contract forbids callers is found and
+// SAFETY: a table is allocated only while it is free, and zero; its words are accessed by atomics,
+// and they live as long as the machine. A violation of the contract by a caller is detected and
 // ends the run.
 unsafe impl TableMemory for TablePool<'_> {
     fn allocate(&self) -> Option<PhysAddr> {

@@ -1,8 +1,8 @@
-//! What was promised, and whether an access keeps it.
+//! The guarantees, and the check of each access against them.
 //!
-//! The hardware does what it may. Each promise says that from now on nobody uses something that was
-//! replaced before a certain time: a flush that has returned, an update of the slots that has
-//! ended. An access tells by which entries it was translated; the tables know when each of them was
+//! The hardware does whatever it may. Each promise states that from now on nothing is used that was
+//! replaced before a certain time: by a flush that has returned, or an update of the slots that has
+//! ended. An access reports the entries that translated it; the tables know when each of them was
 //! replaced.
 
 use std::collections::HashMap;
@@ -13,17 +13,17 @@ use crate::hw::walk::Step;
 use crate::layout::{AREA_PAGES, AREAS, PAGE_SIZE, PAGES, SPACES, VA_PAGES, area_of, va, window};
 use paging::Level;
 
-/// Times before which everything that was replaced is out of use, of one vCPU, by space and page.
+/// Times before which every replaced entry is out of use, for one vCPU, by space and page.
 type GuestPromises = [[u64; VA_PAGES]; SPACES];
 
-/// The dirty log of one slot's memory, as it must be.
+/// The required contents of the dirty log of one slot's memory.
 #[derive(Debug)]
 struct Log {
     /// The earliest store to each page that no fetch has reported yet.
     unreported: Vec<Option<u64>>,
 }
 
-/// What was promised about one virtual machine.
+/// The guarantees for one virtual machine.
 #[derive(Debug)]
 struct VmPromises {
     nested_all: u64,
@@ -31,7 +31,7 @@ struct VmPromises {
     vcpus: Vec<GuestPromises>,
 }
 
-/// What was promised.
+/// All guarantees.
 #[derive(Debug)]
 pub(crate) struct Oracle {
     vms: Vec<VmPromises>,
@@ -40,7 +40,7 @@ pub(crate) struct Oracle {
 }
 
 impl Oracle {
-    /// Nothing yet, to `vms` machines of `vcpus` each.
+    /// No guarantees yet, for `vms` machines of `vcpus` each.
     pub(crate) fn new(vms: usize, vcpus: usize) -> Self {
         let vm = |_| VmPromises {
             nested_all: 0,
@@ -91,12 +91,11 @@ impl Oracle {
         }
     }
 
-    /// Whether an access of a vCPU in `space` by way of these entries keeps all promises; if not,
-    /// why.
+    /// Whether an access of a vCPU in `space` through these entries keeps all promises.
     ///
     /// # Errors
     ///
-    /// What is wrong.
+    /// The violation.
     pub(crate) fn check(
         &self,
         memory: &Memory,
@@ -110,7 +109,7 @@ impl Oracle {
                 Stage::Nested => self.nested_promise(vm, step.address),
                 Stage::Guest => self.guest_promise(vm, vcpu, space, step),
             };
-            // Most entries are as they were, or were replaced later than promised.
+            // Most entries are unchanged, or were replaced after the promised time.
             if promised <= step.time {
                 continue;
             }
@@ -136,7 +135,7 @@ impl Oracle {
         area_of(gpa).map_or(0, |(area, page)| vm.nested[area][page]).max(vm.nested_all)
     }
 
-    /// An address in a large page stands for all of the page.
+    /// An address in a large page stands for the whole page.
     fn guest_promise(&self, vm: usize, vcpu: usize, space: usize, step: &Step) -> u64 {
         let promises = &self.vms[vm].vcpus[vcpu][space];
         let is_large_leaf = step.level == Level::Page2M
@@ -155,7 +154,7 @@ impl Oracle {
         self.logs.insert(host, Log { unreported: vec![None; pages] });
     }
 
-    /// From now on nobody asks for them any more.
+    /// From now on they need not be logged.
     pub(crate) fn stop_log(&mut self, host: u64) {
         self.logs.remove(&host);
     }

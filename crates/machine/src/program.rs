@@ -1,4 +1,4 @@
-//! Programs: what guests and the host do, in which order each.
+//! Programs: the operations of guests and the host, in their order.
 
 use crate::hw::format::Arch;
 
@@ -16,7 +16,7 @@ pub struct GpaPage {
 pub struct FlushOp {
     /// VP indices; `None` for all processors.
     pub targets: Option<u64>,
-    /// Name a processor that does not exist as well, so that the set needs a second bank.
+    /// Also name a nonexistent processor, so that the set needs a second bank.
     pub sparse: bool,
     /// `None` for all address spaces.
     pub space: Option<usize>,
@@ -28,11 +28,11 @@ pub struct FlushOp {
     pub large: bool,
     /// Pass the input in registers if it fits.
     pub xmm: bool,
-    /// Name so many other ranges before that the list is done in parts.
+    /// Put so many other ranges first that the list is done in parts.
     pub long: bool,
 }
 
-/// What a vCPU does.
+/// An operation of a vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestOp {
     /// Loads from a virtual page.
@@ -47,11 +47,11 @@ pub enum GuestOp {
         space: usize,
         /// The page.
         page: usize,
-        /// Where to.
+        /// The target.
         to: GpaPage,
         /// Allow stores.
         write: bool,
-        /// With the accessed bit set beforehand.
+        /// With the accessed bit already set.
         used: bool,
     },
     /// Maps a window by a large page.
@@ -60,7 +60,7 @@ pub enum GuestOp {
         space: usize,
         /// The window.
         window: usize,
-        /// Where to.
+        /// The target.
         area: usize,
         /// Allow stores.
         write: bool,
@@ -104,32 +104,32 @@ pub enum GuestOp {
     Spin(u16),
     /// Ends the time slice: another CPU may take the vCPU.
     Preempt,
-    /// Starts over, as INIT has it do: in the first address space, with nothing translated. On
-    /// Arm64 it does nothing.
+    /// Starts over, as after INIT: in the first address space, with nothing translated. On Arm64 it
+    /// does nothing.
     StartOver,
 }
 
-/// What backs a slot that is added.
+/// The backing of an added slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
     /// A whole area, which one large page can map.
     Large,
-    /// A whole area, whose memory lies so that small pages alone can map it.
+    /// A whole area, whose memory is aligned so that only small pages can map it.
     Shifted,
     /// Four pages.
     Small,
 }
 
-/// How dirty pages of a slot are found.
+/// How dirty pages of a slot are detected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Track {
     /// By the dirty bits of nested leaves.
     DirtyBits,
-    /// By taking write access away.
+    /// By removing write access.
     WriteProtection,
 }
 
-/// What the host does.
+/// An operation of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostOp {
     /// Adds a slot.
@@ -138,7 +138,7 @@ pub enum HostOp {
         slot: u16,
         /// Where.
         area: usize,
-        /// With what.
+        /// Its backing.
         backing: Backing,
         /// The guest may not store.
         read_only: bool,
@@ -147,9 +147,9 @@ pub enum HostOp {
     Remove(u16),
     /// Moves a slot.
     Move(u16, usize),
-    /// Makes a slot read-only, or no more.
+    /// Makes a slot read-only, or writable again.
     SetReadOnly(u16, bool),
-    /// Deletes a slot and adds another at its place, in one update.
+    /// Deletes a slot and adds another in its place, in one update.
     Replace(u16, Backing),
     /// Begins to log dirty pages.
     StartLog(u16),
@@ -161,11 +161,11 @@ pub enum HostOp {
     Split(u16),
     /// Makes the small pages of a slot large ones.
     Collapse(u16),
-    /// Zaps an area without a reason: what a fault can bring back.
+    /// Zaps an area without a reason: faults restore it.
     Zap(usize),
     /// Stores to guest memory, as a device would.
     Write(GpaPage),
-    /// Adds and deletes a small slot so many times.
+    /// Adds and deletes a small slot this many times.
     Toggle(u16, u8),
     /// Posts an event to a vCPU.
     Wake(usize),
@@ -174,7 +174,7 @@ pub enum HostOp {
 /// The machine that a program runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Whose processors.
+    /// The architecture.
     pub arch: Arch,
     /// Physical CPUs.
     pub cpus: usize,
@@ -186,9 +186,9 @@ pub struct Config {
     pub tags: u32,
     /// TLB_CONTROL can flush one tag.
     pub flush_by_asid: bool,
-    /// How dirty pages are found.
+    /// How dirty pages are detected.
     pub track: Track,
-    /// Entries that a change visits before it gives way.
+    /// Entries that a change visits before it yields.
     pub step: u32,
     /// Nested pages are all large.
     pub large_only: bool,
@@ -198,7 +198,7 @@ pub struct Config {
     pub page_limit: u64,
     /// Guests use PCIDs.
     pub pcid: bool,
-    /// What an Arm64 machine has beyond that.
+    /// Additional properties of an Arm64 machine.
     pub arm: Arm,
 }
 
@@ -209,23 +209,23 @@ pub struct Arm {
     pub range: bool,
     /// FEAT_TTL.
     pub ttl: bool,
-    /// HCR_EL2.FB: what a guest invalidates for its own processor goes to all.
+    /// HCR_EL2.FB: a guest's local invalidations are broadcast to all.
     pub forces_broadcast: bool,
-    /// Single pages up to which they are invalidated one by one.
+    /// Pages up to which they are invalidated one by one.
     pub pages_max: u32,
-    /// Range instructions up to which they are used.
+    /// The most range instructions that are used.
     pub ranges_max: u32,
-    /// Once in so many stays another virtual machine comes and goes, and takes a VMID.
+    /// Once in this many stays another virtual machine arrives, takes a VMID, and leaves.
     pub visitor_one_in: usize,
 }
 
-/// Everything that is done in a run. Each list is done in order; how the lists interleave the seed
-/// decides.
+/// The operations of a run. Each list is done in order; the seed determines how the lists
+/// interleave.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
-    /// On what.
+    /// The machine.
     pub config: Config,
-    /// Decides everything else.
+    /// Determines everything else.
     pub seed: u64,
     /// Of all vCPUs, those of the first machine first.
     pub guests: Vec<Vec<GuestOp>>,

@@ -22,7 +22,7 @@ impl Rng {
 
     /// A number below `end`, which is not 0.
     pub const fn below(&mut self, end: usize) -> usize {
-        // The bias is below 2^-40 for the small numbers that are asked for here.
+        // The bias is below 2^-40 for the small numbers used here.
         ((self.word() as u128 * end as u128) >> 64) as usize
     }
 

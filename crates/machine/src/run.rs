@@ -12,16 +12,16 @@ use crate::sched::{Actor, Ended};
 /// How a run ended.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// What went wrong.
+    /// The error.
     pub failure: Option<String>,
     /// Operations that were done.
     pub done: u64,
-    /// The last things that happened, if they were taken down.
+    /// The last events, if they were recorded.
     pub trace: Vec<String>,
 }
 
-/// Runs a program, with a driver that makes a mistake or not. The same program runs in the same way
-/// each time; `traced` takes down what happens.
+/// Runs a program, with a driver that makes a mistake or not. The same program always runs in the
+/// same way; `traced` records events.
 pub fn run(program: &Program, bug: Option<Bug>, traced: bool) -> Run {
     match program.config.arch {
         Arch::Amd64 => run_with::<Amd64Nested>(program, bug, traced),

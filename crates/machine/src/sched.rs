@@ -1,8 +1,8 @@
-//! Actors that take turns on one thread, at points of their own choosing, in an order that a seed
-//! determines.
+//! Actors that take turns on one thread, at points of their own choosing, in an order determined by
+//! a seed.
 //!
-//! Each actor is a coroutine, so that code which knows nothing of this (the crates under test) can
-//! be left in the middle, at any hook that it calls, and gone on with later.
+//! Each actor is a coroutine, so that code unaware of this (the crates under test) can be suspended
+//! in the middle, at any hook that it calls, and resumed later.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -12,43 +12,43 @@ use generator::{Gn, LocalGenerator};
 
 use crate::rng::Rng;
 
-/// Words of an actor's stack: 512 KiB, of which only what is used costs memory.
+/// Words of an actor's stack: 512 KiB, of which only the used part costs memory.
 const STACK_WORDS: usize = 64 << 10;
-/// Longest run of points at which the same actor goes on.
+/// The longest run of points at which the same actor continues.
 const BURST_MAX: usize = 16;
-/// One turn in so many is an actor's last for a while, so that the others get far meanwhile; more
-/// often where it was left in the middle of something.
+/// One turn in this many is an actor's last for a while, so that the others advance far meanwhile;
+/// more often if it was suspended in the middle of an operation.
 const STALL_ONE_IN: usize = 24;
 const STALL_INSIDE_ONE_IN: usize = 6;
-/// Most turns that it misses.
+/// The most turns that it misses.
 const STALL_MAX: usize = 300;
 
-/// What one actor does.
+/// The function of one actor.
 pub type Actor<'a> = Box<dyn FnOnce() + 'a>;
 
-/// Leaves the actor that runs.
+/// Switches away from the current actor.
 type Switch = *const dyn Fn();
 
 /// Unwinds an actor whose run is over before it has ended.
 struct Stopped;
 
-/// Who runs.
+/// The scheduler of the actors.
 pub struct Scheduler {
     rng: RefCell<Rng>,
-    /// The actor that runs, and how to leave it.
+    /// The current actor, and how to switch away from it.
     current: Cell<Option<(usize, Option<Switch>)>>,
     burst: Cell<usize>,
-    /// The actor that ran last was left in the middle of something.
+    /// The last actor was suspended in the middle of an operation.
     is_inside: Cell<bool>,
     points: Cell<u64>,
     points_max: u64,
     is_stopping: Cell<bool>,
 }
 
-/// How a run ended other than by the end of all actors.
+/// How a run ended, if not by the end of all actors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// Somebody called [`Scheduler::stop`].
+    /// [`Scheduler::stop`] was called.
     Stopped,
     /// An actor panicked.
     Panicked(String),
@@ -70,19 +70,19 @@ impl Scheduler {
         }
     }
 
-    /// The actor that runs; `None` outside of [`run`](Self::run).
+    /// The current actor; `None` outside of [`run`](Self::run).
     pub fn current(&self) -> Option<usize> {
         self.current.get().map(|(actor, _)| actor)
     }
 
-    /// Somebody else may go on here, where the actor that runs is in the middle of something.
+    /// Another actor may run here, where the current one is in the middle of an operation.
     pub fn point_inside(&self) {
         self.is_inside.set(true);
         self.point();
         self.is_inside.set(false);
     }
 
-    /// Somebody else may go on here.
+    /// Another actor may run here.
     pub fn point(&self) {
         let burst = self.burst.get();
         if burst == 0 {
@@ -93,13 +93,14 @@ impl Scheduler {
         }
     }
 
-    /// The thread of the next turn goes on here. What waits for others calls this.
+    /// The actor of the next turn runs here. Called by an actor that waits for others.
     pub fn give_way(&self) {
         let Some((_, Some(switch))) = self.current.get() else { return };
         if std::thread::panicking() {
             return;
         }
-        // SAFETY: it belongs to the actor that runs, on whose stack it lies as long as that lives.
+        // SAFETY: it belongs to the current actor, and is on that actor's stack as long as the
+        // actor lives.
         unsafe { (*switch)() };
         if self.is_stopping.get() {
             resume_unwind(Box::new(Stopped));
@@ -116,7 +117,7 @@ impl Scheduler {
     ///
     /// # Errors
     ///
-    /// [`Ended`]. All actors are gone then as well.
+    /// [`Ended`]. All actors have ended then as well.
     pub fn run<'a>(&'a self, actors: Vec<Actor<'a>>) -> Result<(), Ended> {
         let panics = RefCell::new(None);
         let switches: Vec<_> = actors.iter().map(|_| Cell::new(None)).collect();
@@ -156,14 +157,14 @@ impl Scheduler {
         }
     }
 
-    /// Who has this turn, as an index into `running`.
+    /// The actor that has this turn, as an index into `running`.
     fn choose(&self, running: &[usize], stalled_until: &[usize], turn: usize) -> usize {
         let first = self.rng.borrow_mut().below(running.len());
         let in_turn = (0..running.len()).map(|offset| (first + offset) % running.len());
         in_turn.into_iter().find(|&place| stalled_until[running[place]] <= turn).unwrap_or(first)
     }
 
-    /// Whether the actor that ran misses some turns.
+    /// Whether the last actor misses some turns.
     fn stalls(&self) -> bool {
         let one_in = if self.is_inside.get() { STALL_INSIDE_ONE_IN } else { STALL_ONE_IN };
         self.rng.borrow_mut().one_in(one_in)
@@ -184,8 +185,8 @@ impl Scheduler {
             let scope = RefCell::new(scope);
             let leave = || scope.borrow_mut().yield_with(());
             let leave: &dyn Fn() = &leave;
-            // SAFETY: only the lifetime changes. It is called by the actor alone, which ends before
-            // this function does.
+            // SAFETY: only the lifetime changes. Only the actor calls it, which ends before this
+            // function does.
             let leave = unsafe { core::mem::transmute::<*const dyn Fn(), Switch>(leave) };
             switch.set(Some(leave));
             self.current.set(self.current.get().map(|(index, _)| (index, Some(leave))));

@@ -1,20 +1,19 @@
-//! Making a program that fails short: delta debugging by leaving operations out.
+//! Shortening a failing program: delta debugging by removing operations.
 //!
-//! What is left out changes the order in which the rest happens, so each candidate is tried with
-//! several seeds.
+//! A removed operation changes the order of the rest, so each candidate is tried with several
+//! seeds.
 
 use crate::bug::Bug;
 use crate::program::Program;
 use crate::run::run;
 
-/// Operations that are run for a candidate, with a seed after the other, and seeds at least and at
-/// most.
+/// Operations to run for a candidate, with one seed after the other, and the least and most seeds.
 const OPERATIONS: u64 = 400;
 const SEEDS: (u64, u64) = (4, 40);
-/// Runs in all.
+/// Runs in total.
 const RUNS_MAX: u32 = 6000;
 
-/// A part of `program` that fails too, though perhaps in another way.
+/// A part of `program` that fails too, possibly in another way.
 pub(crate) fn shrink(mut program: Program, bug: Option<Bug>) -> Program {
     let mut runs = 0;
     let mut chunk = program.len().div_ceil(2);
@@ -22,12 +21,12 @@ pub(crate) fn shrink(mut program: Program, bug: Option<Bug>) -> Program {
         let (mut start, length) = (0, program.len());
         while start < program.len() && runs < RUNS_MAX {
             match fails(&without(&program, start, chunk), bug, &mut runs) {
-                // What follows has moved up.
+                // The following operations have moved up.
                 Some(shorter) => program = shorter,
                 None => start += chunk,
             }
         }
-        // Once more as long as that helps.
+        // Again, as long as that helps.
         if chunk > 1 || program.len() == length || runs >= RUNS_MAX {
             chunk /= 2;
         }
@@ -35,7 +34,7 @@ pub(crate) fn shrink(mut program: Program, bug: Option<Bug>) -> Program {
     program
 }
 
-/// The candidate with a seed with which it fails.
+/// The candidate with a seed for which it fails.
 fn fails(candidate: &Program, bug: Option<Bug>, runs: &mut u32) -> Option<Program> {
     let seeds = (OPERATIONS / (candidate.len() as u64 + 1)).clamp(SEEDS.0, SEEDS.1);
     (0..seeds).find_map(|turn| {
@@ -45,8 +44,7 @@ fn fails(candidate: &Program, bug: Option<Bug>, runs: &mut u32) -> Option<Progra
     })
 }
 
-/// The program without `count` operations from the one with number `start` on, all lists being
-/// numbered through.
+/// The program without `count` operations starting with number `start`, counted across all lists.
 fn without(program: &Program, start: usize, count: usize) -> Program {
     let mut next = 0;
     let mut stays = || {

@@ -1,4 +1,4 @@
-//! What the machine's software does about TLBs on Arm64: the sequences and operands of
+//! TLB maintenance of the machine's software on Arm64: the sequences and operands of
 //! `coherence::tlbi`, executed on the machine's processors, and VMIDs from `coherence::vmid`.
 
 use std::cell::Cell;
@@ -17,21 +17,21 @@ use crate::hw::instruction::Tlbi;
 use crate::machine::AbstractMachine;
 use crate::program::Config;
 
-/// Most physical CPUs.
+/// The most physical CPUs.
 pub(crate) const CPUS_MAX: usize = 3;
-/// Bits of a VMID: as few as so many CPUs can do with, so that generations end.
+/// Bits of a VMID: the fewest that suffice for this many CPUs, so that generations end.
 const VMID_BITS: u32 = 2;
-/// Root of the tables in VTTBR_EL2 during an invalidation: they do not matter, nobody walks
-/// meanwhile.
+/// Root of the tables in VTTBR_EL2 during an invalidation: it does not matter, because nothing
+/// walks meanwhile.
 const ROOT: u64 = 0x1000;
 
-/// VMIDs, and what is in registers.
+/// VMIDs, and the contents of registers.
 #[derive(Debug)]
 pub(crate) struct Stage2 {
     vmids: VmidAllocator<CPUS_MAX>,
     /// By virtual machine.
     slots: Vec<VmidSlot>,
-    /// By virtual machine, the first VMID that it had.
+    /// By virtual machine, its first VMID.
     first: Vec<Cell<Option<u16>>>,
     /// VTTBR_EL2 of each CPU.
     vttbr: Vec<Cell<u64>>,
@@ -60,8 +60,8 @@ pub(crate) struct Tlb<'m> {
     machine: &'m AbstractMachine,
     cpu: usize,
     vttbr: Cell<u64>,
-    /// Tables that come into use with VTTBR_EL2; `None` if it is written for a sequence only, while
-    /// nobody walks.
+    /// Tables that are loaded with VTTBR_EL2; `None` if it is written only for a sequence, while
+    /// nothing walks.
     roots: Option<Roots>,
 }
 
@@ -71,7 +71,7 @@ impl Tlb<'_> {
         self.machine.hw.borrow_mut().tlbi(self.cpu, (self.vttbr.get() >> 48) as Tag, what);
     }
 
-    /// What the architecture reserves does nothing.
+    /// Reserved encodings do nothing.
     fn ask_if(&self, what: Option<Tlbi>) {
         match what {
             Some(what) => self.ask(what),
@@ -81,7 +81,7 @@ impl Tlb<'_> {
 }
 
 impl Stage2Tlb for Tlb<'_> {
-    // Memory is sequentially consistent here, and there are no caches but TLBs.
+    // Memory is sequentially consistent here, and there are no caches except TLBs.
     fn order_stores(&self) {}
     fn context_sync(&self) {}
     fn complete_caches(&self) {}
@@ -150,7 +150,7 @@ impl Stage2Tlb for Tlb<'_> {
         self.vttbr.set(value);
         if let Some(roots) = self.roots {
             if self.machine.has(Bug::GenerationFlushedEarly) {
-                // As if it were always necessary, and not afterwards.
+                // As if it were always necessary, but not afterwards.
                 self.ask(Tlbi::AllLocal);
                 self.complete_local();
             }
@@ -167,7 +167,7 @@ impl Mistakes for Tlb<'_> {
     }
 }
 
-/// What the processors have, and how much is done page by page.
+/// The processors' features, and how much is done page by page.
 fn setup(config: &Config) -> Setup {
     let arm = config.arm;
     Setup {
@@ -179,7 +179,7 @@ fn setup(config: &Config) -> Setup {
 }
 
 impl AbstractMachine {
-    /// How far a guest's instructions for its own processor reach.
+    /// The reach of a guest's local instructions.
     pub(crate) const fn reach(&self) -> LocalMaintenance {
         match self.config.arm.forces_broadcast {
             true => LocalMaintenance::Broadcast,
@@ -187,12 +187,12 @@ impl AbstractMachine {
         }
     }
 
-    /// As which CPU one presents itself to the allocator.
+    /// The number under which a CPU reports to the allocator.
     fn known_as(&self, cpu: usize) -> CpuId {
         CpuId(if self.has(Bug::VmidStolen) { 0 } else { cpu as u32 })
     }
 
-    /// What a virtual machine's translations are tagged with.
+    /// The tag of a virtual machine's translations.
     fn address_space<'a>(&'a self, slot: &'a VmidSlot, root: u64) -> AddressSpace<'a, CPUS_MAX> {
         AddressSpace { vmids: &self.stage2.vmids, vmid: slot, root, setup: &self.stage2.setup }
     }
@@ -219,10 +219,10 @@ impl AbstractMachine {
         Vttbr::new(roots.nested, (vttbr >> 48) as u16).bits() == vttbr
     }
 
-    /// A vCPU of some other virtual machine comes to a CPU, and goes. It has used a VMID.
+    /// A vCPU of another virtual machine arrives at a CPU, uses a VMID, and leaves.
     pub(crate) fn be_visited(&self, cpu: usize, place: &mut Place) {
         let slot = VmidSlot::new();
-        // A processor that uses what was loaded by these tables has somebody else's entry.
+        // A processor that uses entries of these tables uses a foreign entry.
         let roots = Roots { nested: 0, guest: 0 };
         let tlb = self.tlb(cpu, Some(roots));
         let space = self.address_space(&slot, roots.nested);
@@ -230,19 +230,19 @@ impl AbstractMachine {
         self.note(|| format!("is visited by a machine with VMID {}", self.stage2.loaded(cpu)));
     }
 
-    /// Another virtual machine takes a VMID on this CPU, and does not come to enter its guest.
+    /// Another virtual machine takes a VMID on this CPU, but does not enter its guest.
     pub(crate) fn be_passed(&self, cpu: usize) {
         let stranger = VmidSlot::new();
         let _it_does_not_run = self.stage2.vmids.assign(self.known_as(cpu), &stranger);
     }
 
-    /// The CPU of the actor that runs.
+    /// The CPU of the current actor.
     fn own_cpu(&self) -> usize {
         self.sched.current().filter(|&actor| actor < self.config.cpus).unwrap_or(0)
     }
 
-    /// Drops what `invalidation` names of a virtual machine's stage 2 from all processors, as
-    /// [`arm64::flush_space`] says.
+    /// Drops the translations that `invalidation` names of a virtual machine's stage 2 from all
+    /// processors, as [`arm64::flush_space`] does.
     pub(crate) fn flush_stage2<W: Walkers>(
         &self,
         vm: usize,
@@ -264,7 +264,7 @@ impl AbstractMachine {
         arm64::flush_space(walkers, &tlb, &space, invalidation, ledger, hardware)
     }
 
-    /// An entry of a virtual machine's stage 2 was made invalid, and another comes next.
+    /// An entry of a virtual machine's stage 2 was made invalid, and another follows.
     pub(crate) fn break_before_make(&self, vm: usize, range: &FlushRange) {
         let tlb = self.tlb(self.own_cpu(), None);
         let space = self.address_space(&self.stage2.slots[vm], ROOT);

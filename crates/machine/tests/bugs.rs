@@ -1,14 +1,14 @@
-//! Each mistake that the driver can make is found.
+//! Each mistake that the driver can make is detected.
 #![cfg(not(loom))]
 
 use machine::bug::Bug;
 use machine::explore::{Effort, Topic, search};
 use machine::hw::format::Arch;
 
-/// Operations within which a mistake must be found.
+/// Operations within which a mistake must be detected.
 const OPERATIONS: u64 = 1_000_000;
 
-/// The mistake is found, by a failure whose text has one of `signs`.
+/// The mistake is detected, by a failure whose text has one of `signs`.
 fn finds(arch: Arch, bug: Bug, topic: Option<Topic>, signs: &[&str]) {
     let effort = Effort { topic, ..Effort::operations(OPERATIONS) };
     match search(arch, Some(bug), effort) {
@@ -26,12 +26,12 @@ const FOREIGN: &str = "a translation of another";
 const BREAK: &str = "break-before-make";
 const AFTER: &str = "after it was freed";
 
-/// What goes wrong when a translation is kept that has to go.
+/// The failures when a translation is kept that must be removed.
 const KEPT: &[&str] = &[STALE, FREE, FOREIGN, AFTER, BREAK];
 
 macro_rules! found {
     ($($name:ident: $arch:ident, $bug:expr, $signs:expr $(, $topic:ident)?;)+) => {
-        /// What the tests below are about.
+        /// The mistakes that the tests below cover.
         pub(super) const TESTED: &[Bug] = &[$($bug),+];
 
         $(
@@ -44,7 +44,7 @@ macro_rules! found {
     };
 }
 
-/// Mistakes of the driver, which are what a hypervisor could do wrong around the steps, and of its
+/// Mistakes of the driver, i.e. mistakes that a hypervisor could make around the steps, and of its
 /// processors.
 mod around {
     use super::*;
@@ -77,7 +77,7 @@ mod around {
     }
 }
 
-/// Mistakes in the steps of a stay, as they ship.
+/// Mistakes in the steps of a stay, as shipped.
 mod steps {
     use super::*;
     use stay::Mistake::*;

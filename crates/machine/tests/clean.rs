@@ -1,10 +1,10 @@
-//! Without a mistake, nothing goes wrong.
+//! Without a mistake, nothing fails.
 #![cfg(not(loom))]
 
 use machine::explore::{Effort, explore};
 use machine::hw::format::Arch;
 
-/// Of each architecture: some seconds.
+/// For each architecture: some seconds.
 const OPERATIONS: u64 = 400_000;
 
 fn clean(arch: Arch) {

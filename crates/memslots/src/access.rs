@@ -12,16 +12,16 @@ use crate::raw::{Rmw, Window, Word};
 use crate::slot::{Slot, SlotId};
 use crate::snapshots::Pin;
 
-/// What is at a guest physical address.
+/// The target of a guest physical address.
 ///
 /// Exhaustive: an address has memory, or it has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resolution {
     /// Memory.
     Ram {
-        /// The slot it is in.
+        /// The slot that contains the address.
         slot: Slot,
-        /// The byte behind the address.
+        /// The byte of memory behind the address.
         host: PhysAddr,
         /// The largest page around the address that nested tables can map.
         level: Level,
@@ -36,11 +36,12 @@ enum Access {
     Write,
 }
 
-/// The guest's memory by the slots that were current when this was [made](crate::Memslots::memory).
+/// The guest's memory, through the slots that were current when this was
+/// [made](crate::Memslots::memory).
 ///
-/// Accesses go across the border between adjacent slots. One that touches an address without
-/// memory, or that writes to a read-only slot, fails as a whole. Values are little-endian. Aligned
-/// values of up to 8 bytes are read and written in one access.
+/// Accesses may cross the boundary between adjacent slots. An access that touches an address
+/// without memory, or that writes to a read-only slot, fails as a whole. Values are little-endian.
+/// Aligned values of up to 8 bytes are read and written in one access.
 #[derive(Debug)]
 pub struct GuestMemory<'a> {
     slots: Pin<'a, SlotList>,
@@ -52,23 +53,23 @@ impl<'a> GuestMemory<'a> {
         Self { slots, generation }
     }
 
-    /// Reads the list that is pinned.
+    /// Reads the pinned list.
     #[inline]
     pub(crate) fn with_list<R>(&self, read: impl FnOnce(&SlotList) -> R) -> R {
         self.slots.read(read)
     }
 
-    /// The generation to keep with what is derived from these slots, if it is not in progress.
+    /// The generation to store with data derived from these slots, unless it is in progress.
     pub fn generation(&self) -> Generation {
         self.generation
     }
 
-    /// The slot that has `gpa`.
+    /// The slot that contains `gpa`.
     pub fn find(&self, gpa: Gpa) -> Option<Slot> {
         self.slots.read(|slots| slots.find(gpa).copied())
     }
 
-    /// The slot of this name.
+    /// The slot with this name.
     pub fn get(&self, id: SlotId) -> Option<Slot> {
         self.slots.read(|slots| slots.get(id).map(|(slot, _)| *slot))
     }
@@ -78,7 +79,8 @@ impl<'a> GuestMemory<'a> {
         self.slots.read(|slots| slots.as_slice().iter().for_each(&mut visit));
     }
 
-    /// What is at `gpa`, for a nested page fault. Keep the pin until the translation is installed.
+    /// The target of `gpa`, for a nested page fault. Keep the pin until the translation is
+    /// installed.
     pub fn resolve(&self, gpa: Gpa) -> Resolution {
         let Some(slot) = self.find(gpa) else { return Resolution::Mmio };
         let Some(host) = slot.offset(gpa).and_then(|offset| slot.host.checked_add(offset)) else {
@@ -87,7 +89,7 @@ impl<'a> GuestMemory<'a> {
         Resolution::Ram { slot, host, level: slot.level(gpa, host) }
     }
 
-    /// Copies guest memory from `gpa` on into `bytes`.
+    /// Copies guest memory starting at `gpa` into `bytes`.
     ///
     /// # Errors
     ///
@@ -96,10 +98,10 @@ impl<'a> GuestMemory<'a> {
     pub fn read(&self, gpa: Gpa, bytes: &mut [u8]) -> Result<(), AccessError> {
         let in_one_slot = self.slots.read(|slots| {
             let located = Located::find(slots, gpa, bytes.len()).ok()?;
-            // SAFETY: found in the list that is pinned, and gone with this call.
+            // SAFETY: found in the pinned list, and dropped before this call returns.
             let window = unsafe { located.window() };
             let is_done = match bytes.as_chunks_mut() {
-                // What hypercalls read: whole words.
+                // Typical for hypercalls: whole words.
                 (words, []) => window.read_words(words),
                 _ => false,
             };
@@ -114,7 +116,7 @@ impl<'a> GuestMemory<'a> {
         self.read_across(gpa, bytes)
     }
 
-    /// The long way, across the border of slots.
+    /// The slow path, across slot boundaries.
     #[cold]
     fn read_across(&self, gpa: Gpa, bytes: &mut [u8]) -> Result<(), AccessError> {
         let mut rest = bytes;
@@ -125,7 +127,7 @@ impl<'a> GuestMemory<'a> {
         })
     }
 
-    /// Copies `bytes` into guest memory from `gpa` on.
+    /// Copies `bytes` into guest memory starting at `gpa`.
     ///
     /// # Errors
     ///
@@ -169,12 +171,12 @@ impl<'a> GuestMemory<'a> {
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// The short way for what is aligned and in one slot.
+    /// The fast path for aligned values in one slot.
     #[inline]
     fn load<T: Word>(&self, gpa: Gpa) -> Option<T> {
         self.slots.read(|slots| {
             let located = Located::find(slots, gpa, size_of::<T>()).ok()?;
-            // SAFETY: found in the list that is pinned, and gone with this call.
+            // SAFETY: found in the pinned list, and dropped before this call returns.
             unsafe { located.window() }.load()
         })
     }
@@ -197,8 +199,8 @@ impl<'a> GuestMemory<'a> {
         self.write(gpa, &value.to_le_bytes())
     }
 
-    /// Clears the bits that are not in `mask`, atomically, and returns the value from before. For
-    /// `u32` and `u64`; Acquire and Release.
+    /// Clears the bits that are not in `mask`, atomically, and returns the former value. For `u32`
+    /// and `u64`; Acquire and Release.
     ///
     /// # Errors
     ///
@@ -207,8 +209,8 @@ impl<'a> GuestMemory<'a> {
         self.read_modify_write(gpa, Rmw::And(mask))
     }
 
-    /// Sets the bits in `mask`, atomically, and returns the value from before. As
-    /// [`fetch_and`](Self::fetch_and) otherwise.
+    /// Sets the bits in `mask`, atomically, and returns the former value. Otherwise like
+    /// [`fetch_and`](Self::fetch_and).
     ///
     /// # Errors
     ///
@@ -217,8 +219,8 @@ impl<'a> GuestMemory<'a> {
         self.read_modify_write(gpa, Rmw::Or(mask))
     }
 
-    /// Replaces the value by `new` if it is `current`, atomically, and returns the value from
-    /// before. As [`fetch_and`](Self::fetch_and) otherwise.
+    /// Replaces the value by `new` if it is `current`, atomically, and returns the former value.
+    /// Otherwise like [`fetch_and`](Self::fetch_and).
     ///
     /// # Errors
     ///
@@ -237,12 +239,12 @@ impl<'a> GuestMemory<'a> {
         before.ok_or(AccessError::Unaligned { gpa })
     }
 
-    /// Records that the guest has stored to these addresses, or may do so: in the logs of the slots
-    /// that have one. What is no memory is passed over.
+    /// Records that the guest has stored to these addresses, or may do so, in the logs of the slots
+    /// that have one. Addresses without memory are skipped.
     ///
-    /// A fault handler calls it **after** it has made the leaf writable, with the slots by which it
-    /// did, and in the same section for the flush engine; the table in `dirty.rs` says why. Stores
-    /// by a [`GuestMemory`] are recorded already.
+    /// A fault handler calls this **after** it has made the leaf writable, through the same slots,
+    /// and in the same section for the flush engine; the table in `dirty.rs` explains why. Stores
+    /// by a [`GuestMemory`] are already recorded.
     pub fn mark_dirty(&self, gpas: Range<u64>) {
         self.slots.read(|slots| {
             let above = slots.as_slice().partition_point(|slot| slot.last().0 < gpas.start);
@@ -256,7 +258,7 @@ impl<'a> GuestMemory<'a> {
         });
     }
 
-    /// The same for the `n`th page of 4 KiB from `gpa` on if bit `n` of `pages` is set.
+    /// The same for the `n`th page of 4 KiB starting at `gpa` if bit `n` of `pages` is set.
     pub(crate) fn mark_pages(&self, gpa: Gpa, pages: u64) {
         self.slots.read(|slots| {
             let span = (u64::BITS - pages.leading_zeros()).into();
@@ -279,7 +281,7 @@ impl<'a> GuestMemory<'a> {
     }
 
     /// Calls `act` with one window per slot that `len` bytes from `gpa` on touch, after checking
-    /// all; records what was written.
+    /// all; records writes in the logs.
     fn for_each_window(
         &self,
         gpa: Gpa,
@@ -292,8 +294,8 @@ impl<'a> GuestMemory<'a> {
             windows(slots, gpa, len, access, |slot, offset, window| {
                 let len = window.len() as u64;
                 act(window);
-                // After the store (P14), and whether or not a compare-exchange has stored, as the
-                // processor does.
+                // After the store (P14), and regardless of whether a compare-exchange has stored,
+                // as the processor does.
                 if access == Access::Write && slot.is_logged() {
                     mark(slots, slot, offset, len);
                 }
@@ -302,8 +304,8 @@ impl<'a> GuestMemory<'a> {
     }
 }
 
-/// Marks the pages of `len` bytes, at least one, from `offset` in a slot of a list that is pinned
-/// meanwhile.
+/// Marks the pages of `len` bytes, at least one, from `offset` in a slot of a list that stays
+/// pinned meanwhile.
 #[cold]
 fn mark(slots: &SlotList, slot: &Slot, offset: u64, len: u64) {
     let Some(log) = slots.log_of(slot) else { return };
@@ -312,7 +314,7 @@ fn mark(slots: &SlotList, slot: &Slot, offset: u64, len: u64) {
     unsafe { log.marks() }.mark(page(offset), page(offset + (len - 1)));
 }
 
-/// One step per slot: each goes to the slot's end at least.
+/// One step per slot: each reaches at least the slot's end.
 fn windows(
     slots: &SlotList,
     gpa: Gpa,
@@ -331,8 +333,8 @@ fn windows(
         let take = usize::try_from(slot.size - offset).unwrap_or(usize::MAX).min(left);
         let host = slot.host.checked_add(offset).ok_or(unmapped)?;
         // SAFETY: `offset + take` is at most the slot's size, and the caller that added the slot
-        // promised that the memory behind it can be accessed until it is handed back, which is not
-        // before the pin on `slots` is gone; the window does not outlive this step.
+        // promised that the memory behind it can be accessed until it is returned, which does not
+        // happen before the pin on `slots` is dropped; the window does not outlive this step.
         act(slot, offset, unsafe { Window::new(host, take) });
         gpa = gpa.checked_add(take as u64).ok_or(unmapped)?;
         left -= take;

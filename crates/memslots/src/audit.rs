@@ -1,4 +1,4 @@
-//! Whether translations are those that a fault would make by the slots of now.
+//! Whether existing translations match those that faults would install with the current slots.
 
 use core::fmt;
 use core::ops::Range;
@@ -7,30 +7,30 @@ use paging::{Gpa, Level, Permissions, PhysAddr};
 
 use crate::access::{GuestMemory, Resolution};
 
-/// What is wrong with a leaf.
+/// A fault of a leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Discrepancy {
-    /// Its page does not lie in one slot.
+    /// Its page is not contained in one slot.
     NoSlot {
         /// Start of the page.
         gpa: Gpa,
     },
-    /// It leads to another page than the slot's.
+    /// It leads to a different page than the slot's.
     Elsewhere {
         /// Start of the page.
         gpa: Gpa,
-        /// Where it leads to.
+        /// The address it leads to.
         pa: PhysAddr,
-        /// Where it should.
+        /// The address it should lead to.
         expected: PhysAddr,
     },
-    /// The slot is read-only, and the leaf is not.
+    /// The slot is read-only, but the leaf is writable.
     Writable {
         /// Start of the page.
         gpa: Gpa,
     },
-    /// Stores are recorded by pages of 4 KiB, and the leaf's is larger.
+    /// Stores are recorded by pages of 4 KiB, but the leaf's page is larger.
     TooLarge {
         /// Start of the page.
         gpa: Gpa,
@@ -56,14 +56,14 @@ impl core::error::Error for Discrepancy {}
 
 impl GuestMemory<'_> {
     /// Compares a leaf of the nested tables with the slots: whether full removal and new faults
-    /// could lead to the same translation, or to a piece or a larger page of it. `gpas` are the
-    /// guest physical addresses of its page, `pa` is the start of what it maps.
+    /// could result in the same translation, or in a piece or a larger page of it. `gpas` are the
+    /// guest physical addresses of its page, `pa` is the start of the memory that it maps.
     ///
-    /// Between the publishing of an update and its end there may be leaves of the former slots.
+    /// Between the publication of an update and its end there may be leaves of the former slots.
     ///
     /// # Errors
     ///
-    /// What is wrong with the leaf.
+    /// The fault of the leaf.
     pub fn audit(&self, gpas: Range<u64>, pa: PhysAddr, permissions: Permissions) -> Result<(), Discrepancy> {
         let gpa = Gpa(gpas.start);
         let Resolution::Ram { slot, host, .. } = self.resolve(gpa) else {
@@ -84,15 +84,15 @@ impl GuestMemory<'_> {
         Ok(())
     }
 
-    /// Whether a store to the page of `gpa` is in a log already. A writable leaf of a logged slot
-    /// whose dirty bit the processor does not set is, unless the fault that made it writable is
-    /// still being handled.
+    /// Whether a store to the page of `gpa` is in a log already. This is true for a writable leaf
+    /// of a logged slot whose dirty bit the processor does not set, unless the fault that made it
+    /// writable is still being handled.
     pub fn is_marked(&self, gpa: Gpa) -> bool {
         self.with_list(|slots| {
             let Some((slot, log)) = slots.find(gpa).and_then(|slot| Some((slot, slots.log_of(slot)?))) else {
                 return false;
             };
-            // SAFETY: the log is in the list that is pinned meanwhile.
+            // SAFETY: the log is in the list, which stays pinned meanwhile.
             let marks = unsafe { log.marks() };
             slot.offset(gpa).is_some_and(|offset| marks.has(offset >> Level::Page4K.shift()))
         })

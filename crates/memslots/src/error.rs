@@ -1,4 +1,4 @@
-//! Why guest memory is not accessed.
+//! Errors of accesses to guest memory.
 
 use core::fmt;
 
@@ -10,12 +10,12 @@ use paging::Gpa;
 pub enum AccessError {
     /// No slot has the address.
     Unmapped {
-        /// The first address of the access for which that is so.
+        /// The first such address of the access.
         gpa: Gpa,
     },
     /// The slot is read-only.
     ReadOnly {
-        /// The first address of the access for which that is so.
+        /// The first such address of the access.
         gpa: Gpa,
     },
     /// An atomic access that is not naturally aligned.

@@ -8,12 +8,12 @@ use crate::access::GuestMemory;
 use crate::dirty::{DirtyLog, Marks, PAGES_PER_WORD};
 use crate::slot::{Slot, SlotError, SlotId};
 
-/// Bytes that a word of a log stands for.
+/// Bytes of guest memory per word of a log.
 const WORD_SPAN: u64 = PAGES_PER_WORD * Level::Page4K.size();
 
 impl<'m> GuestMemory<'m> {
     /// Begins to fetch the dirty log of a slot, or a part of it: takes the marks of `words.len()`
-    /// words from `first_word` on into `words`; where there are no more pages, they are 0.
+    /// words starting at `first_word` into `words`; words beyond the last page are 0.
     ///
     /// The slots stay pinned until the fetch ends, so an update waits for it.
     ///
@@ -39,7 +39,7 @@ impl<'m> GuestMemory<'m> {
     }
 }
 
-/// The words of a log that is in a list which `memory` pins.
+/// The words of a log in a list that `memory` pins.
 fn marks<'a>(memory: &'a GuestMemory<'_>, log: &DirtyLog) -> Marks<'a> {
     let _pinned = memory;
     // SAFETY: both users found the log in the list that `memory` pins; the marks do not outlive the
@@ -56,17 +56,17 @@ const fn in_slot(slot: &Slot, index: usize) -> u64 {
     }
 }
 
-/// A fetch of a dirty log under way. The table in `dirty.rs` says why in this order:
+/// A fetch of a dirty log in progress. The table in `dirty.rs` explains this order:
 ///
 /// 1. [`GuestMemory::fetch_dirty`] takes the marks.
-/// 2. The caller write-protects the pages that are marked ([`next_run`](Self::next_run)), or clears
-///    the dirty bits of the leaves in [`range`](Self::range) and [adds](Self::add) the pages that
-///    had them; and flushes. The flush is needed even if nothing was changed: it waits for faults
-///    that are just being handled.
-/// 3. [`finish`](Self::finish), for the flush's receipt, adds what has been marked meanwhile. Then
+/// 2. The caller write-protects the marked pages ([`next_run`](Self::next_run)), or clears the
+///    dirty bits of the leaves in [`range`](Self::range) and [adds](Self::add) the pages that had
+///    them; and flushes. The flush is needed even if nothing was changed: it waits for faults that
+///    are still being handled.
+/// 3. [`finish`](Self::finish), given the flush's receipt, adds the pages marked meanwhile. Then
 ///    the pages can be copied.
 ///
-/// Dropped before, it puts the marks back, so that the next fetch finds them.
+/// If dropped before, it puts the marks back, so that the next fetch finds them.
 #[must_use = "a fetch that is dropped puts the marks back"]
 #[derive(Debug)]
 pub struct DirtyFetch<'m, 'w> {
@@ -78,12 +78,12 @@ pub struct DirtyFetch<'m, 'w> {
 }
 
 impl DirtyFetch<'_, '_> {
-    /// The slot that is asked.
+    /// The slot being fetched.
     pub fn slot(&self) -> &Slot {
         &self.slot
     }
 
-    /// The guest physical addresses that are asked for.
+    /// The guest physical addresses being fetched.
     pub fn range(&self) -> Range<u64> {
         let offset = |word: usize| (word as u64).saturating_mul(WORD_SPAN).min(self.slot.size);
         let Range { start, .. } = self.slot.range();
@@ -94,14 +94,14 @@ impl DirtyFetch<'_, '_> {
     pub fn next_run(&self, from: Gpa) -> Option<Range<u64>> {
         let Range { start, .. } = self.range();
         let from = from.0.saturating_sub(start).div_ceil(Level::Page4K.size());
-        // No bit behind the slot's last page is set.
+        // No bit beyond the slot's last page is set.
         let first = self.find(from, 0)?;
         let end = self.find(first, u64::MAX).unwrap_or(self.words.len() as u64 * PAGES_PER_WORD);
         Some(start + first * Level::Page4K.size()..start + end * Level::Page4K.size())
     }
 
-    /// The first page from `from` on that is dirty, or is not if `flip` has all bits. A word is
-    /// passed over as a whole.
+    /// The first page from `from` on that is dirty, or that is clean if `flip` has all bits set.
+    /// Skips words as a whole.
     fn find(&self, from: u64, flip: u64) -> Option<u64> {
         let first = usize::try_from(from / PAGES_PER_WORD).ok()?;
         let mut mask = u64::MAX << (from % PAGES_PER_WORD);
@@ -124,8 +124,8 @@ impl DirtyFetch<'_, '_> {
         Some(start + first * Level::Page4K.size()..start + end * Level::Page4K.size())
     }
 
-    /// Adds pages that the processor has marked in their leaves. What lies outside of
-    /// [`range`](Self::range) is not heeded.
+    /// Adds pages that the processor has marked in their leaves. Pages outside of
+    /// [`range`](Self::range) are ignored.
     pub fn add(&mut self, gpas: Range<u64>) {
         let Range { start, end } = self.range();
         let (first, last) = (gpas.start.max(start), gpas.end.min(end));
@@ -140,9 +140,8 @@ impl DirtyFetch<'_, '_> {
         }
     }
 
-    /// Ends the fetch: adds what was marked since it began, which stays marked too. Returns the
-    /// number of dirty pages. `last` is the page table's stamp after the pages were protected, or
-    /// cleaned.
+    /// Ends the fetch: adds the pages marked since it began; their marks stay. Returns the number
+    /// of dirty pages. `last` is the page table's stamp after the pages were protected or cleaned.
     ///
     /// # Errors
     ///
@@ -151,7 +150,7 @@ impl DirtyFetch<'_, '_> {
         if !receipt.covers(last) {
             return Err(self);
         }
-        // There is nothing to put back from here on.
+        // Nothing is put back from here on.
         let words = core::mem::take(&mut self.words);
         let marks = marks(&self.memory, &self.log);
         Ok(words.iter_mut().zip(self.first_word..).fold(0, |count, (word, index)| {

@@ -1,16 +1,16 @@
 //! Guest physical memory: slots, their generations, and copies in and out.
 //!
-//! [`Memslots`] says which guest physical addresses have memory, and where. Readers never wait; an
-//! update is a chain of steps that ends with a flush receipt, so that no reader, no translation and
-//! no cached lookup outlives what it was derived from. [`GuestMemory`] copies to and from guest
-//! memory, as a whole or not at all, and never forms a reference to it. A [`DirtyLog`] records
-//! which pages were stored to, and [`DirtyFetch`] asks it; an [`MmioCache`] remembers where there
-//! is no memory.
+//! [`Memslots`] maps guest physical addresses to the memory behind them. Readers never wait. An
+//! update is a sequence of steps that ends with a flush receipt, so that no reader, no translation
+//! and no cached lookup outlives the slots it was derived from. [`GuestMemory`] copies to and from
+//! guest memory, as a whole or not at all, and never forms a reference to it. A [`DirtyLog`]
+//! records the pages that were stored to, and [`DirtyFetch`] reads it; an [`MmioCache`] remembers
+//! addresses without memory.
 //!
 //! # Ordering
 //!
-//! Each protocol has a table of its events, and of which comes before which and why: the slots'
-//! readers and updates at [`snapshots`], stores and fetches of a log at [`DirtyLog`].
+//! Each protocol has a table of its events and of the order between them, with the reason: readers
+//! and updates of the slots at [`snapshots`], stores and fetches of a log at [`DirtyLog`].
 #![cfg_attr(not(test), no_std)]
 
 extern crate quell_paging as paging;
@@ -51,7 +51,7 @@ pub use generation::Numbers;
 pub use located::{Located, Record};
 pub use memslots::{Memslots, PHYSICAL_BITS_MAX};
 pub use mmio::MmioCache;
-// Also offered by the crate that they come from: a user that only keeps slots need not name it.
+// Re-exported, so that a user that only needs slots need not depend on the crate that defines them.
 pub use paging::{Gpa, PhysAddr};
 pub use raw::Pattern;
 pub use slot::{SLOTS_MAX, Slot, SlotError, SlotFlags, SlotId, SpaceId};
@@ -59,7 +59,7 @@ pub use sweep::{Piece, Sweep};
 pub use treatment::{SlotChange, Treatment};
 pub use update::{Edit, Published, Quiesced, Retired, Update};
 
-// The examples of what is packed with the crate.
+// Tests the examples in the README that is packaged with the crate.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

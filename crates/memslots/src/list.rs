@@ -1,4 +1,4 @@
-//! The slots of one address space at one time.
+//! The slots of one address space at one point in time.
 
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
@@ -9,12 +9,12 @@ use paging::{Gpa, Level};
 use crate::dirty::DirtyLog;
 use crate::slot::{SLOTS_MAX, Slot, SlotError, SlotFlags, SlotId};
 
-/// Names the contents of a list: lists with one stamp hold the same slots.
+/// Identifies the contents of a list: lists with the same stamp hold the same slots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ListStamp(u64);
 
 impl ListStamp {
-    /// One that no list has had, in any address space. 64 bits do not wrap.
+    /// A stamp that no list has had, in any address space. 64 bits do not wrap.
     fn next() -> Self {
         static LAST: AtomicU64 = AtomicU64::new(0);
         Self(LAST.fetch_add(1, Relaxed) + 1)
@@ -25,8 +25,8 @@ impl ListStamp {
 #[derive(Debug, Default)]
 pub(crate) struct SlotList {
     slots: ArrayVec<Slot, SLOTS_MAX>,
-    /// The log of the slot with the same index: present if and only if that has
-    /// [`SlotFlags::LOG_DIRTY`]. Apart, so that the slots that a look-up goes through lie close
+    /// The log of the slot with the same index: present if and only if that slot has
+    /// [`SlotFlags::LOG_DIRTY`]. Stored separately, so that the slots that a lookup scans are close
     /// together.
     logs: ArrayVec<Option<DirtyLog>, SLOTS_MAX>,
     /// Changes with the slots; that of the empty list is 0.
@@ -50,8 +50,8 @@ impl Clone for SlotList {
 }
 
 impl SlotList {
-    /// The slot that has `gpa`. The first one, where a guest's kernel and its tables usually are,
-    /// is found at once.
+    /// The slot that contains `gpa`. The first slot, where a guest's kernel and its tables usually
+    /// are, is checked first.
     #[inline]
     pub(crate) fn find(&self, gpa: Gpa) -> Option<&Slot> {
         match self.slots.first() {
@@ -65,7 +65,7 @@ impl SlotList {
         self.slots.get(above.checked_sub(1)?).filter(|slot| slot.contains(gpa))
     }
 
-    /// The slot of this name, and its log.
+    /// The slot with this name, and its log.
     pub(crate) fn get(&self, id: SlotId) -> Option<(&Slot, Option<&DirtyLog>)> {
         let index = self.index_of(id)?;
         Some((self.slots.get(index)?, self.logs.get(index)?.as_ref()))
@@ -151,7 +151,7 @@ impl SlotList {
         self.slots.iter().position(|slot| slot.id == id)
     }
 
-    /// Whether a slot has room among those of other names.
+    /// Whether a slot does not overlap those with other names.
     fn check_overlap(&self, slot: &Slot) -> Result<(), SlotError> {
         let overlaps = |other: &&Slot| other.gpa <= slot.last() && slot.gpa <= other.last();
         match self.slots.iter().filter(|other| other.id != slot.id).find(overlaps) {
@@ -160,7 +160,7 @@ impl SlotList {
         }
     }
 
-    /// There is room, and no overlap.
+    /// The caller has checked that there is room and no overlap.
     fn insert(&mut self, slot: Slot, log: Option<DirtyLog>) {
         let index = self.slots.partition_point(|other| other.gpa < slot.gpa);
         self.slots.insert(index, slot);
@@ -174,7 +174,7 @@ impl SlotList {
     }
 }
 
-/// Checks what a slot must satisfy by itself.
+/// Checks the conditions on a slot that do not depend on others.
 fn check(slot: &Slot, physical_bits: u32) -> Result<(), SlotError> {
     if slot.size == 0 {
         return Err(SlotError::Empty);

@@ -1,4 +1,4 @@
-//! Places in guest memory that are found once and looked at often.
+//! Locations in guest memory that are looked up once and read often.
 
 use paging::{Gpa, PhysAddr};
 
@@ -7,8 +7,8 @@ use crate::error::AccessError;
 use crate::list::{ListStamp, SlotList};
 use crate::raw::{Pattern, Window};
 
-/// Where a piece of guest memory is, by the slots at one time. It gives access only through a
-/// [`GuestMemory`] with the same slots.
+/// The location of a piece of guest memory, by the slots at one point in time. It gives access only
+/// through a [`GuestMemory`] with the same slots.
 #[derive(Clone, Copy, Debug)]
 pub struct Located {
     host: PhysAddr,
@@ -35,24 +35,24 @@ impl Located {
     #[inline]
     pub(crate) unsafe fn window<'a>(&self) -> Window<'a> {
         // SAFETY: the bytes are in a slot of the list; the caller that added the slot promised that
-        // the memory behind it can be accessed until the slot is handed back, which is not before
-        // the list's pins are gone.
+        // the memory behind it can be accessed until the slot is returned, which does not happen
+        // before the list's pins are dropped.
         unsafe { Window::new(self.host, self.len) }
     }
 }
 
-/// Words of guest memory and the values that were read there, at most `N`.
+/// Words of guest memory and the values read from them, at most `N`.
 #[derive(Clone, Debug)]
 pub struct Record<const N: usize> {
     stamp: ListStamp,
-    /// Where each is in the slots with the stamp, aligned; and what it was. Behind the last it is
-    /// repeated.
+    /// The aligned location of each word in the slots with the stamp, and its value. The last one
+    /// is repeated to fill the array.
     words: [(PhysAddr, u64); N],
     count: usize,
 }
 
 impl GuestMemory<'_> {
-    /// Finds where `len` bytes from `gpa` on are, for [`has_at`](Self::has_at).
+    /// Locates `len` bytes starting at `gpa`, for [`has_at`](Self::has_at).
     ///
     /// # Errors
     ///
@@ -61,12 +61,12 @@ impl GuestMemory<'_> {
         self.with_list(|slots| Located::find(slots, gpa, len))
     }
 
-    /// Opens what was located, if that was by the same slots.
+    /// Opens a located piece, if the slots are the same.
     #[inline]
     fn open(&self, located: &Located) -> Option<Window<'_>> {
         let is_same = self.with_list(SlotList::stamp) == located.stamp;
-        // SAFETY: lists with one stamp hold the same slots, so the place is in a slot of the list
-        // that is pinned, and the window does not outlive the pin.
+        // SAFETY: lists with the same stamp hold the same slots, so the location is in a slot of
+        // the pinned list, and the window does not outlive the pin.
         is_same.then(|| unsafe { located.window() })
     }
 
@@ -75,8 +75,8 @@ impl GuestMemory<'_> {
         Record { stamp: self.with_list(SlotList::stamp), words: [(PhysAddr(0), 0); N], count: 0 }
     }
 
-    /// Reads the 8 bytes at an aligned address and adds them to `record`, which begins anew if it
-    /// was made with other slots.
+    /// Reads the 8 bytes at an aligned address and adds them to `record`, which is cleared first if
+    /// it was made with other slots.
     ///
     /// # Errors
     ///
@@ -103,13 +103,13 @@ impl GuestMemory<'_> {
         Ok(u64::from_le(value))
     }
 
-    /// Whether all words of `record` have their values still, and the slots are the same.
+    /// Whether all words of `record` still have their values, and the slots are the same.
     #[inline]
     pub fn is_unchanged<const N: usize>(&self, record: &Record<N>) -> bool {
         if self.with_list(SlotList::stamp) != record.stamp {
             return false;
         }
-        // All of them without a branch, which is less work than to stop at the first that differs.
+        // All of them without a branch, which is cheaper than stopping at the first difference.
         record.count == 0
             || record.words.iter().fold(0, |difference, &(host, value)| {
                 // SAFETY: as in `open`. Every element is a word that was read, at an aligned
@@ -118,8 +118,8 @@ impl GuestMemory<'_> {
             }) == 0
     }
 
-    /// Whether `pattern` is at `offset` in what was [located](Self::locate); false if it does not
-    /// all lie in it, or the slots have changed since.
+    /// Whether `pattern` is at `offset` in the [located](Self::locate) piece; false if the pattern
+    /// does not fit in it, or if the slots have changed since.
     #[inline]
     pub fn has_at(&self, located: &Located, offset: usize, pattern: &Pattern) -> bool {
         self.open(located).is_some_and(|window| window.has_at(offset, pattern))

@@ -9,29 +9,29 @@ use crate::slot::{Slot, SlotError, SpaceId};
 use crate::snapshots::Snapshots;
 use crate::update::Update;
 
-/// Widest guest physical address: what the AMD64 and Arm64 formats can express.
+/// Widest guest physical address that the AMD64 and Arm64 formats can express.
 pub const PHYSICAL_BITS_MAX: u32 = 52;
 
-/// The slots of `SPACES` guest physical address spaces: one, unless a guest sees other memory in
-/// some modes.
+/// The slots of `SPACES` guest physical address spaces: one, unless a guest sees different memory
+/// in some modes.
 ///
-/// Any CPU [reads](Self::memory) them without waiting, while another updates them. An update goes
-/// through four steps, each a type that only the step before yields:
+/// Any CPU [reads](Self::memory) them without waiting while another updates them. An update has
+/// four steps, each a type that only the previous step returns:
 ///
 /// 1. [`begin_update`](Self::begin_update) marks the generation as in progress. From here on
 ///    nothing derived from the slots is kept.
-/// 2. [`Update::publish`] shows the new slots of all spaces that it changes, and
-///    [`Published::wait`](crate::Published::wait) waits until nobody uses the old ones, so that no
-///    fault handler still installs a translation that it looked up in them.
-/// 3. The caller [treats](crate::Quiesced::for_each_change) the translations of what has changed,
-///    and flushes.
-/// 4. [`Quiesced::finish`](crate::Quiesced::finish), once it has the flush's receipt, gives the
-///    memory behind removed slots back and ends the update with a new generation.
+/// 2. [`Update::publish`] publishes the new slots of all spaces that it changes.
+///    [`Published::wait`](crate::Published::wait) waits until no reader uses the old ones, so that
+///    no fault handler can still install a translation that it looked up in them.
+/// 3. The caller [treats](crate::Quiesced::for_each_change) the translations of changed slots, and
+///    flushes.
+/// 4. [`Quiesced::finish`](crate::Quiesced::finish), given the flush's receipt, returns the memory
+///    behind removed slots and ends the update with a new generation.
 ///
-/// There is one generation for all spaces. It orders with the slots as follows; how the slots
-/// themselves are published, the table at [`snapshots`](crate::snapshots) says.
+/// There is one generation for all spaces. Its order relative to the slots is as follows; the table
+/// at [`snapshots`](crate::snapshots) explains how the slots themselves are published.
 ///
-/// | reader that keeps something | updater |
+/// | reader that keeps a result | updater |
 /// |---|---|
 /// | a: load the generation (Acquire) | A: compare-exchange it to in progress (Acquire) |
 /// | b: pin the slots of a space, look up | B: publish the new slots of each space |
@@ -40,7 +40,7 @@ pub const PHYSICAL_BITS_MAX: u32 = 52;
 ///
 /// If a reads D or later, B is before b: the lookup saw the new slots. If a reads a value from
 /// before A, the result carries a number that no load at or after A returns: d discards it. In
-/// between, a's mark forbids c.
+/// between, the mark that a reads forbids c.
 #[derive(Debug)]
 #[repr(C)] // For the first field, see `Snapshots`.
 pub struct Memslots<const SPACES: usize = 1> {
@@ -50,8 +50,8 @@ pub struct Memslots<const SPACES: usize = 1> {
 }
 
 impl Memslots {
-    /// One address space without slots, for a guest whose physical addresses have `physical_bits`
-    /// bits, at most [`PHYSICAL_BITS_MAX`].
+    /// One address space without slots, for a guest with `physical_bits` bits of physical address,
+    /// at most [`PHYSICAL_BITS_MAX`].
     pub fn new(physical_bits: u32) -> Self {
         Self::with_spaces(physical_bits)
     }
@@ -78,7 +78,7 @@ impl<const SPACES: usize> Memslots<SPACES> {
         }
     }
 
-    /// Adds a slot to the first space while nobody else uses the slots.
+    /// Adds a slot to the first space while the slots have no other user.
     ///
     /// # Errors
     ///
@@ -100,7 +100,7 @@ impl<const SPACES: usize> Memslots<SPACES> {
     ///
     /// # Errors
     ///
-    /// Why not, as [`Update::add`] would say.
+    /// The reason why not, as [`Update::add`] would return it.
     pub fn would_add(&self, slot: &Slot) -> Result<(), SlotError> {
         self.memory().with_list(|slots| slots.clone().add(*slot, self.physical_bits))
     }
@@ -109,7 +109,7 @@ impl<const SPACES: usize> Memslots<SPACES> {
     ///
     /// # Errors
     ///
-    /// [`SlotError::Busy`] if there is one already, or one was published and never finished.
+    /// [`SlotError::Busy`] if there is one already, or if one was published and never finished.
     pub fn begin_update(&self) -> Result<Update<'_, SPACES>, SlotError> {
         let mark = self.current.begin().ok_or(SlotError::Busy)?;
         Ok(Update::new(self, mark))
@@ -121,23 +121,23 @@ impl<const SPACES: usize> Memslots<SPACES> {
         self.current.load()
     }
 
-    /// The guest's memory by the current slots of the first space; see
+    /// The guest's memory through the current slots of the first space; see
     /// [`memory_of`](Self::memory_of).
     #[inline]
     pub fn memory(&self) -> GuestMemory<'_> {
         self.memory_of(SpaceId::FIRST)
     }
 
-    /// The guest's memory by the current slots of a space, pinned as long as the value lives.
+    /// The guest's memory through the current slots of a space, pinned as long as the value lives.
     /// Wait-free.
     ///
-    /// Keep it from a lookup to the end of what depends on it, such as installing the translation;
-    /// and no longer, since an update waits for it. A caller that waits for an update must not hold
-    /// one.
+    /// Keep it from a lookup to the end of the work that depends on it, such as installing the
+    /// translation, and no longer, since an update waits for it. A caller that waits for an update
+    /// must not hold one.
     ///
     /// # Panics
     ///
-    /// If there is no such space. No guest chooses one that its hypervisor did not make.
+    /// If there is no such space. A guest can only choose a space that its hypervisor created.
     #[inline]
     pub fn memory_of(&self, space: SpaceId) -> GuestMemory<'_> {
         // Before the pin, see the table above.

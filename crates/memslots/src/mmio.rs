@@ -1,4 +1,4 @@
-//! What a vCPU remembers of addresses without memory.
+//! A vCPU's cache of addresses without memory.
 
 use paging::{Gpa, Level};
 
@@ -8,14 +8,15 @@ use crate::generation::Generation;
 const NONE: u64 = u64::MAX;
 
 /// Pages of one address space that are known to be MMIO: a vCPU's last `N`, so that an exit for one
-/// of them costs neither a search of the slots nor a pin.
+/// of them needs neither a search of the slots nor a pin.
 ///
-/// All that it holds is of one generation of the slots, and is forgotten when it meets another.
+/// All entries are from one generation of the slots, and are dropped when another generation is
+/// seen.
 #[derive(Clone, Debug)]
 pub struct MmioCache<const N: usize> {
     pub(crate) generation: Generation,
     pub(crate) pages: [u64; N],
-    /// Which page is replaced next.
+    /// The page to replace next.
     pub(crate) next: usize,
 }
 
@@ -25,16 +26,16 @@ impl<const N: usize> MmioCache<N> {
         Self { generation: Generation::NEVER, pages: [NONE; N], next: 0 }
     }
 
-    /// Whether the page of `gpa` is known to have no memory. `generation` is
-    /// [that of now](crate::Memslots::generation).
+    /// Whether the page of `gpa` is known to have no memory. `generation` is the [current
+    /// one](crate::Memslots::generation).
     #[inline]
     pub fn has(&self, gpa: Gpa, generation: Generation) -> bool {
         self.generation == generation && self.pages.contains(&page(gpa))
     }
 
     /// Remembers that the page of `gpa` has no memory. `generation` is the one from **before** the
-    /// look-up that found so: the [memory's](crate::GuestMemory::generation) that was looked into.
-    /// Returns false, and remembers nothing, if it is in progress.
+    /// lookup: that of the [memory](crate::GuestMemory::generation) that was searched. Returns
+    /// false, and remembers nothing, if it is in progress.
     pub fn insert(&mut self, gpa: Gpa, generation: Generation) -> bool {
         if generation.is_in_progress() {
             return false;

@@ -1,9 +1,9 @@
-//! The only place that touches guest memory.
+//! The only code that touches guest memory.
 //!
 //! A guest changes its memory at any time, and so do other CPUs of the hypervisor on its behalf. So
-//! no Rust reference to it is ever formed, with one exception that claims nothing about the value:
-//! the atomic under a single load, store or read-modify-write. Everything is copied out before it
-//! is looked at, once. Accesses of different sizes to one place at one time are outside the
+//! no Rust reference to it is ever formed, with one exception that asserts nothing about the value:
+//! the atomic for a single load, store or read-modify-write. Everything is copied out, once, before
+//! it is examined. Concurrent accesses of different sizes to the same location are outside the
 //! language's memory model, like the guest itself; on all supported processors they read or write
 //! one value or the other, per byte.
 
@@ -13,21 +13,21 @@ use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 
 use paging::PhysAddr;
 
-/// Bytes that are compared in one access where they can be.
+/// Bytes compared in one access where possible.
 const WORD: usize = size_of::<u64>();
 
-/// Up to 8 bytes to look for; see [`GuestMemory::has_at`](crate::GuestMemory::has_at).
+/// Up to 8 bytes to compare with; see [`GuestMemory::has_at`](crate::GuestMemory::has_at).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pattern {
-    /// The bytes, the first one lowest.
+    /// The bytes, first one lowest.
     word: u64,
-    /// The bits of `word` that are theirs.
+    /// The bits of `word` that are in use.
     mask: u64,
     len: usize,
 }
 
 impl Pattern {
-    /// The pattern of `bytes`, 8 at most: what is beyond is left out.
+    /// The pattern of `bytes`, at most 8; further bytes are ignored.
     pub const fn new(bytes: &[u8]) -> Self {
         let (mut word, mut mask, mut len) = (0, 0, 0);
         while len < bytes.len() && len < WORD {
@@ -54,7 +54,7 @@ pub struct Window<'a> {
     memory: PhantomData<&'a ()>,
 }
 
-/// Does one access of each natural size from 8 bytes down: the largest that is aligned and fits.
+/// Makes one access of each natural size from 8 bytes down: the largest that is aligned and fits.
 macro_rules! by_largest_unit {
     ($at:expr, $left:expr, $one:ident) => {
         match ($at.addr().trailing_zeros(), $left) {
@@ -72,7 +72,7 @@ impl<'a> Window<'a> {
     /// # Safety
     ///
     /// For the lifetime `'a`, the bytes are mapped one to one, readable and writable, with exposed
-    /// provenance, and accessed by nothing but atomics as long as Rust code is concerned.
+    /// provenance, and Rust code accesses them by atomics only.
     #[inline]
     pub(crate) unsafe fn new(host: PhysAddr, len: usize) -> Self {
         let start = core::ptr::with_exposed_provenance_mut(host.0 as usize);
@@ -94,7 +94,7 @@ impl<'a> Window<'a> {
     ///
     /// # Safety
     ///
-    /// The window is aligned to 8 bytes and has as many.
+    /// The window is aligned to 8 bytes and at least that long.
     #[inline]
     pub(crate) unsafe fn load_aligned(&self) -> u64 {
         // SAFETY: the caller vouches for the alignment and the length; the window is mapped and
@@ -106,7 +106,7 @@ impl<'a> Window<'a> {
     #[inline]
     pub(crate) fn has_at(&self, offset: usize, pattern: &Pattern) -> bool {
         let (first, shift) = (offset - offset % WORD, offset % WORD);
-        // Two words, so that no pattern is too long for them, wherever it begins.
+        // Two words, so that any pattern fits in them, wherever it begins.
         if !self.start.addr().is_multiple_of(WORD) || first >= self.len.saturating_sub(2 * WORD - 1) {
             return self.has_bytes_at(offset, pattern);
         }
@@ -131,7 +131,7 @@ impl<'a> Window<'a> {
     }
 
     /// Copies the first words out, each in one access; false, and nothing is copied, if they are
-    /// not aligned or there are fewer.
+    /// not aligned or there are too few.
     #[inline]
     pub(crate) fn read_words(&self, words: &mut [[u8; WORD]]) -> bool {
         if !self.start.addr().is_multiple_of(WORD) || self.len < size_of_val(words) {
@@ -156,8 +156,8 @@ impl<'a> Window<'a> {
             let at = unsafe { self.start.add(done) };
             macro_rules! one {
                 ($atomic:ty, $int:ty, $size:literal) => {{
-                    // SAFETY: the address is aligned to the size and that many bytes are left in
-                    // the window, which is mapped and only accessed by atomics.
+                    // SAFETY: the address is aligned to the size and that many bytes remain in the
+                    // window, which is mapped and only accessed by atomics.
                     let value = unsafe { <$atomic>::from_ptr(at.cast::<$int>()) }.load(Relaxed);
                     bytes[done..done + $size].copy_from_slice(&value.to_ne_bytes());
                     $size
@@ -167,11 +167,11 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// Copies whole words from the beginning of `bytes` to that of the window, and returns how many
-    /// bytes; none unless both are aligned. Where loads have to be aligned, a word from anywhere
-    /// takes an instruction for each byte and more to put them together.
+    /// Copies whole words from the start of `bytes` to the start of the window, and returns the
+    /// number of bytes; 0 unless both are aligned. On processors that require aligned loads, an
+    /// unaligned word takes an instruction for each byte and more to combine them.
     fn write_words(&self, bytes: &[u8]) -> usize {
-        /// Words in a turn of the loop.
+        /// Words per iteration of the loop.
         const TURN: usize = 8;
         let bytes = &bytes[..bytes.len().min(self.len)];
         // SAFETY: any eight bytes are a `u64`.
@@ -183,17 +183,17 @@ impl<'a> Window<'a> {
         let mut at = self.start.cast::<u64>();
         for turn in turns {
             for (index, word) in turn.iter().enumerate() {
-                // SAFETY: aligned, and as far into the window as the word is into `bytes`, which
-                // are no more; the window is mapped and only accessed by atomics.
+                // SAFETY: aligned, and at the same offset in the window as the word in `bytes`,
+                // which is no longer; the window is mapped and only accessed by atomics.
                 unsafe { AtomicU64::from_ptr(at.add(index)) }.store(*word, Relaxed);
             }
-            // SAFETY: at most the end of what was written.
+            // SAFETY: at most the end of the written part.
             at = unsafe { at.add(TURN) };
         }
         size_of_val(turns)
     }
 
-    /// Copies `bytes` in, or as many as there is room for; pieces as in [`read`](Self::read).
+    /// Copies `bytes` in, or as many as fit; pieces as in [`read`](Self::read).
     pub(crate) fn write(&self, bytes: &[u8]) {
         let len = bytes.len().min(self.len);
         let mut done = self.write_words(bytes);
@@ -232,10 +232,10 @@ pub enum Rmw<T> {
     },
 }
 
-/// What guest memory can be changed by atomically: `u32` and `u64`. Sealed: this module is private.
+/// Types that can change guest memory atomically: `u32` and `u64`. Sealed: this module is private.
 pub trait Word: Copy {
-    /// Does it at the window's start, and returns what was there before; or `None`, if that is not
-    /// aligned or the window is too short.
+    /// Performs the operation at the window's start, and returns the former value; `None` if the
+    /// start is not aligned or the window is too short.
     fn rmw(window: &Window<'_>, op: Rmw<Self>) -> Option<Self>;
 
     /// Reads the window's start; `None` as for [`rmw`](Self::rmw).
@@ -265,7 +265,7 @@ macro_rules! word {
                 // SAFETY: as in `load`.
                 let atomic = unsafe { $atomic::from_ptr(at) };
                 Some(match op {
-                    // Pairs with whatever the guest does to the word: its instruction has the order
+                    // Pairs with any access of the guest to the word: its instruction has the order
                     // of a locked one.
                     Rmw::And(mask) => atomic.fetch_and(mask, AcqRel),
                     Rmw::Or(mask) => atomic.fetch_or(mask, AcqRel),
@@ -287,8 +287,8 @@ mod tests {
     use super::*;
     use std::vec::Vec;
 
-    /// Copies `len` bytes from `from` bytes behind an aligned place to `to` bytes behind another;
-    /// what came of it, and what has to.
+    /// Copies `len` bytes from `from` bytes after an aligned address to `to` bytes after another;
+    /// returns the actual and the expected result.
     fn copied(from: usize, to: usize, len: usize) -> (Vec<u8>, Vec<u8>) {
         const WORDS: usize = 64;
         let source: [u64; WORDS] =

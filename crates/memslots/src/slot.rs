@@ -1,11 +1,11 @@
-//! One slot, its names and properties.
+//! One slot, its names and its properties.
 
 use core::fmt;
 use core::ops::Range;
 
 use paging::{Gpa, Level, PhysAddr};
 
-/// Most slots of one address space. The model checker's threads have small stacks.
+/// The most slots of one address space. The model checker's threads have small stacks.
 pub const SLOTS_MAX: usize = if cfg!(loom) { 4 } else { 64 };
 
 /// Names a guest physical address space: its index.
@@ -13,7 +13,7 @@ pub const SLOTS_MAX: usize = if cfg!(loom) { 4 } else { 64 };
 pub struct SpaceId(pub u8);
 
 impl SpaceId {
-    /// The one that there always is.
+    /// The space that always exists.
     pub const FIRST: Self = Self(0);
 
     pub(crate) const fn index(self) -> usize {
@@ -21,7 +21,8 @@ impl SpaceId {
     }
 }
 
-/// Names a slot of an address space for as long as it exists; chosen by the caller that adds it.
+/// Names a slot of an address space for as long as it exists; the caller that adds the slot chooses
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SlotId(pub u16);
 
@@ -31,11 +32,11 @@ bitflags::bitflags! {
     pub struct SlotFlags: u8 {
         /// The guest may not write: its writes are emulated, or an error.
         const READ_ONLY = 1 << 0;
-        /// Stores are recorded in the slot's [`DirtyLog`](crate::DirtyLog). Set exactly while there
-        /// is one.
+        /// Stores are recorded in the slot's [`DirtyLog`](crate::DirtyLog). Set exactly while it
+        /// has one.
         const LOG_DIRTY = 1 << 1;
-        /// While stores are recorded, leaves allow none until the first store to their page has
-        /// faulted. Without this the processor's dirty bits tell.
+        /// While stores are recorded, leaves allow no store until the first store to their page has
+        /// faulted. Without this flag the processor's dirty bits report stores.
         const LOG_BY_FAULTS = 1 << 2;
     }
 }
@@ -68,7 +69,7 @@ impl Slot {
         self.flags.contains(SlotFlags::LOG_DIRTY)
     }
 
-    /// Whether stores are recorded, and noticed by write faults.
+    /// Whether stores are recorded, and detected by write faults.
     pub fn is_logged_by_faults(&self) -> bool {
         self.flags.contains(SlotFlags::LOG_DIRTY | SlotFlags::LOG_BY_FAULTS)
     }
@@ -83,7 +84,7 @@ impl Slot {
         Gpa(self.gpa.0.wrapping_add(self.size.wrapping_sub(1)))
     }
 
-    /// Whether `gpa` lies in the slot.
+    /// Whether the slot contains `gpa`.
     #[inline]
     pub fn contains(&self, gpa: Gpa) -> bool {
         self.offset(gpa).is_some()
@@ -95,9 +96,9 @@ impl Slot {
         gpa.0.checked_sub(self.gpa.0).filter(|&offset| offset < self.size)
     }
 
-    /// The largest page around `gpa` that lies in the slot as a whole and that nested tables can
-    /// map, guest and host address being aligned alike. Stores that are recorded are told apart by
-    /// the smallest.
+    /// The largest page around `gpa` that the slot contains as a whole and that nested tables can
+    /// map, which requires equal alignment of guest and host address. Recorded stores use the
+    /// smallest page size.
     pub(crate) fn level(&self, gpa: Gpa, host: PhysAddr) -> Level {
         if self.is_logged() {
             return Level::Page4K;
@@ -123,9 +124,9 @@ pub enum SlotError {
     TooHigh,
     /// It overlaps this slot.
     Overlap(SlotId),
-    /// There is a slot of this name.
+    /// A slot with this name exists.
     DuplicateId,
-    /// There is no slot of this name.
+    /// No slot has this name.
     UnknownId,
     /// There are [`SLOTS_MAX`] slots already.
     Full,
@@ -133,12 +134,12 @@ pub enum SlotError {
     Busy,
     /// There is no such address space.
     UnknownSpace,
-    /// [`SlotFlags::LOG_DIRTY`] differs from whether the slot has a log, or a log is asked for that
-    /// there is not.
+    /// [`SlotFlags::LOG_DIRTY`] differs from whether the slot has a log, or the requested log does
+    /// not exist.
     NoLog,
-    /// The slot has a log already.
+    /// The slot already has a log.
     HasLog,
-    /// The log has less than a bit for each page of the slot.
+    /// The log has less than one bit for each page of the slot.
     LogTooShort,
 }
 

@@ -1,14 +1,14 @@
-//! How the slots are read and replaced; for its ordering alone, there is nothing in it to be used.
+//! How the slots are read and replaced. Public only for its ordering table; it has no items to use.
 //!
 //! There are two copies: readers pin the current one without waiting, a writer prepares the other.
 //!
-//! One word says which copy is current and counts who has pinned it, so that a reader learns the
-//! copy and registers for it in one step, and the writer switches and learns the count in one step.
+//! One word contains the index of the current copy and the count of its pins. So a reader gets the
+//! copy and registers for it in one step, and the writer switches and gets the count in one step.
 //!
 //! | reader | writer |
 //! |---|---|
 //! | a: `state.fetch_add(1)`: copy i is pinned (Acquire) | A: write the other copy |
-//! | b: read copy i, and act on what it says | B: `state.swap(other copy)`: learns how many pinned i (Release) |
+//! | b: read copy i, and act on its contents | B: `state.swap(other copy)`: learns how many pinned i (Release) |
 //! | c: `left[i].fetch_add(1)` (Release) | C: `left[i]` equals that number (Acquire) |
 //! | | D: change what copy i described; in the next update, write copy i |
 //!
@@ -18,8 +18,8 @@
 //! * a before B: the reader is in B's count. C sees that number only after its c, and all c on
 //!   `left[i]` are one release sequence, so b is before D.
 //!
-//! Counts are never reset. A copy that becomes current goes on counting from `left`, which its
-//! readers, all gone, have made equal. 63 bits do not wrap.
+//! Counts are never reset. A copy that becomes current continues counting from `left`, which its
+//! readers, all of which have left, have made equal. 63 bits do not wrap.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -32,8 +32,8 @@ pub(crate) const fn index_of(state: u64) -> usize {
     (state >> 63) as usize
 }
 
-/// The two copies. They come first, and so does this in what holds it: that saves each look-up an
-/// addition.
+/// The two copies. They are the first field, and this is the first field of what contains it: that
+/// saves an addition in each lookup.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Snapshots<T> {
@@ -42,8 +42,8 @@ pub(crate) struct Snapshots<T> {
     pub(crate) left: [AtomicU64; 2],
 }
 
-// SAFETY: readers share a copy (`Sync`), and the one writer has the other to itself (`Send`), by
-// the argument above.
+// SAFETY: readers share a copy (`Sync`), and the only writer has exclusive access to the other
+// (`Send`), by the argument above.
 unsafe impl<T: Send + Sync> Sync for Snapshots<T> {}
 
 impl<T: Clone> Snapshots<T> {
@@ -68,14 +68,14 @@ impl<T: Clone> Snapshots<T> {
     /// # Safety
     ///
     /// There is one writer at a time: the caller excludes other updates, synchronising with the end
-    /// of the one before, from here until the [`Draft`] is dropped or its [`Drain`] has been seen
+    /// of the previous one, from here until the [`Draft`] is dropped or its [`Drain`] has been seen
     /// [drained](Drain::is_drained).
     pub(crate) unsafe fn begin(&self) -> Draft<'_, T> {
         // Only a writer changes the index.
         let current = index_of(self.state.load(Relaxed));
         let mut draft = Draft { snapshots: self, index: 1 - current };
         self.copies[current].with(|value| {
-            // SAFETY: nobody writes the current copy.
+            // SAFETY: no writer changes the current copy.
             draft.edit(|copy| copy.clone_from(unsafe { &*value }));
         });
         draft
@@ -118,8 +118,8 @@ impl<'a, T> Draft<'a, T> {
     /// Edits the copy, and passes on what `edit` returns.
     pub(crate) fn edit<R>(&mut self, edit: impl FnOnce(&mut T) -> R) -> R {
         self.snapshots.copies[self.index].with_mut(|copy| {
-            // SAFETY: the copy is not current, its readers of before are gone, and there is no
-            // other writer.
+            // SAFETY: the copy is not current, its former readers have left, and there is no other
+            // writer.
             edit(unsafe { &mut *copy })
         })
     }
@@ -128,13 +128,14 @@ impl<'a, T> Draft<'a, T> {
     pub(crate) fn publish(self) -> Drain<'a, T> {
         let resumed = self.snapshots.left[self.index].load(Relaxed);
         let state = if self.index == 1 { SECOND | resumed } else { resumed };
-        // Pairs with `pin`. Nothing is acquired: a count says who is there, not what they did.
+        // Pairs with `pin`. Nothing is acquired: the count identifies the readers, not their
+        // accesses.
         let old = self.snapshots.state.swap(state, Release);
         Drain { snapshots: self.snapshots, index: index_of(old), pinned: old & !SECOND }
     }
 }
 
-/// The former copy, whose readers are leaving.
+/// The former copy, which readers are leaving.
 #[derive(Debug)]
 pub(crate) struct Drain<'a, T> {
     pub(crate) snapshots: &'a Snapshots<T>,
@@ -154,7 +155,7 @@ impl<T> Drain<'_, T> {
         let [former, current] = [self.index, 1 - self.index].map(|index| &self.snapshots.copies[index]);
         former.with(|former| {
             current.with(|current| {
-                // SAFETY: only a writer changes a copy, and this is the one writer.
+                // SAFETY: only a writer changes a copy, and this is the only writer.
                 read(unsafe { &*former }, unsafe { &*current })
             })
         })

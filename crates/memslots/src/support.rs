@@ -1,4 +1,4 @@
-//! What the tests and the models have in common.
+//! Helpers shared by the tests and the models.
 
 use paging::{Amd64Nested, Entries, NeverWalked, PageTable, PhysAddr, Stamp, TableMemory};
 

@@ -1,12 +1,12 @@
-//! Going through all of a guest's memory in pieces.
+//! Traversing all of a guest's memory in pieces.
 
 use core::ops::Range;
 
 use crate::access::GuestMemory;
 use crate::slot::Slot;
 
-/// Goes through a guest's memory in ascending order, in pieces of bounded size. Slots may come and
-/// go between two pieces; what comes below the place that it has got to is passed over.
+/// Traverses a guest's memory in ascending order, in pieces of bounded size. Slots may be added and
+/// removed between two pieces; a slot added below the current position is skipped.
 #[derive(Debug)]
 pub struct Sweep {
     next: u64,
@@ -20,13 +20,13 @@ pub struct Piece {
     pub slot: Slot,
     /// Guest physical addresses of the part.
     pub gpas: Range<u64>,
-    /// Where its memory is.
+    /// The location of its memory.
     pub host: Range<u64>,
 }
 
 impl Sweep {
-    /// From the first address on, in pieces of at most `bytes_max`, which is a number of whole
-    /// pages and not 0.
+    /// Starts at the first address, in pieces of at most `bytes_max`, which is a multiple of the
+    /// page size and not 0.
     pub const fn new(bytes_max: u64) -> Self {
         Self { next: 0, bytes_max }
     }

@@ -1,4 +1,4 @@
-//! Atomics and cells, which the model checker replaces by its own.
+//! Atomics and cells; the model checker replaces them by its own.
 
 #[cfg(loom)]
 pub(crate) use loom::{cell::UnsafeCell, sync::atomic::AtomicU64};

@@ -1,34 +1,34 @@
-//! What a change of a slot demands of the translations that were made by it.
+//! The treatment that a change of a slot requires for translations made with it.
 
 use core::ops::Range;
 
 use crate::dirty::DirtyLog;
 use crate::slot::{Slot, SpaceId};
 
-/// What must happen to the translations of a former slot's range before the update can be finished.
-/// The stronger of two comes later in the order.
+/// The treatment that the translations of a former slot's range require before the update can be
+/// finished. A stronger treatment is later in the order.
 ///
-/// Exhaustive: a caller that overlooks one leaves translations that must go.
+/// Exhaustive: a caller that overlooks one leaves translations that must be removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Treatment {
-    /// Nothing: they allow no more than they may, and faults make them allow more.
+    /// Nothing: they allow no more than they may, and faults add missing permissions.
     Nothing,
-    /// Small pages may become large ones again. That need not happen before the end, nor at all.
+    /// Small pages may become large ones again. That need not happen before the end, or at all.
     Collapse,
-    /// Take write access away, and flush.
+    /// Remove write access, and flush.
     WriteProtect,
-    /// Split large pages; take write access away, or clear the dirty bits; and flush.
+    /// Split large pages; remove write access, or clear the dirty bits; and flush.
     StartLog,
     /// Remove them, and flush.
     Zap,
 }
 
-/// What becomes of a slot's dirty log.
+/// The change of a slot's dirty log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LogChange {
     Same,
-    /// There is a new one, perhaps instead of another: what was dirty by that is not marked in
-    /// this.
+    /// There is a new log, perhaps replacing another: pages dirty in the old log are not marked in
+    /// the new one.
     Start,
     Stop,
 }
@@ -43,19 +43,19 @@ impl LogChange {
     }
 }
 
-/// How a slot differs from the one of its name that was there before.
+/// The difference between a slot and the former slot with its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Difference {
     /// Guest address, size and memory are the same.
     is_in_place: bool,
-    /// Write access was there, and is not any more.
+    /// The slot was writable, and is not any more.
     loses_write: bool,
     log: LogChange,
 }
 
 impl Treatment {
-    /// The decision table (P8): a row decides if none above does. Where two demands meet of which
-    /// neither contains the other, the translations go.
+    /// The decision table (P8): a row applies if none above does. If two requirements meet and
+    /// neither includes the other, the translations are zapped.
     const fn decide(difference: Difference) -> Self {
         match difference {
             Difference { is_in_place: false, .. } => Self::Zap,
@@ -82,20 +82,21 @@ impl Treatment {
 pub struct SlotChange {
     /// Its address space.
     pub space: SpaceId,
-    /// As it was.
+    /// The former slot.
     pub former: Slot,
-    /// As it is now, if it is.
+    /// The current slot, if it still exists.
     pub current: Option<Slot>,
-    /// What must happen to the translations in [`range`](Self::range).
+    /// The treatment of the translations in [`range`](Self::range).
     pub treatment: Treatment,
-    /// Whether the former slot's log goes on in the current one. If translations with dirty bits
-    /// are removed then, their pages must be [marked](crate::GuestMemory::mark_dirty) where they
-    /// are now.
+    /// Whether the former slot's log continues in the current one. If translations with dirty bits
+    /// are removed then, their pages must be [marked](crate::GuestMemory::mark_dirty) at their
+    /// current addresses.
     pub keeps_log: bool,
 }
 
 impl SlotChange {
-    /// The change from a slot with its log to what has its name now; `None` if that is the same.
+    /// The change from a slot with its log to the current slot of that name; `None` if they are
+    /// equal.
     pub(crate) fn of(
         space: SpaceId,
         former: (&Slot, Option<&DirtyLog>),
@@ -117,12 +118,12 @@ impl SlotChange {
         Some(Self { space, former: *slot, current: current.map(|(slot, _)| *slot), treatment, keeps_log })
     }
 
-    /// The guest physical addresses whose translations are concerned: the former slot's.
+    /// The guest physical addresses whose translations are affected: the former slot's.
     pub fn range(&self) -> Range<u64> {
         self.former.range()
     }
 
-    /// Whether the memory behind the former slot goes on behind the current one.
+    /// Whether the memory behind the former slot stays behind the current one.
     pub(crate) fn keeps_memory(&self) -> bool {
         self.current.is_some_and(|current| has_same_memory(&self.former, &current))
     }

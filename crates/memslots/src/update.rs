@@ -1,4 +1,4 @@
-//! An update of the slots, step by step.
+//! Updates of the slots, step by step.
 
 use core::fmt;
 
@@ -12,13 +12,13 @@ use crate::slot::{Slot, SlotError, SlotFlags, SlotId, SpaceId};
 use crate::snapshots::{Draft, Drain};
 use crate::treatment::SlotChange;
 
-/// An update that nobody sees yet. Dropping it leaves everything as it was.
+/// An update that is not visible yet. Dropping it leaves everything unchanged.
 ///
-/// Slots are found by name: one that is added under the name and with the memory of one that is
-/// removed by the same update continues it.
+/// Slots are matched by name: a slot that is added under the name and with the memory of a slot
+/// that the same update removes continues it.
 #[must_use = "an update that is not published changes nothing"]
 pub struct Update<'a, const SPACES: usize = 1> {
-    // Dropped in this order: the drafts are gone when the mark goes.
+    // Dropped in this order: the drafts are dropped before the mark.
     drafts: [Option<Draft<'a, SlotList>>; SPACES],
     memslots: &'a Memslots<SPACES>,
     mark: InProgress<'a>,
@@ -29,7 +29,7 @@ impl<'a, const SPACES: usize> Update<'a, SPACES> {
         Self { drafts: [const { None }; SPACES], memslots, mark }
     }
 
-    /// The slots of an address space, to be changed.
+    /// Opens the slots of an address space for changes.
     ///
     /// # Errors
     ///
@@ -38,9 +38,9 @@ impl<'a, const SPACES: usize> Update<'a, SPACES> {
         let draft = self.drafts.get_mut(space.index()).ok_or(SlotError::UnknownSpace)?;
         let snapshots = self.memslots.spaces.get(space.index()).ok_or(SlotError::UnknownSpace)?;
         let draft = draft.get_or_insert_with(|| {
-            // SAFETY: the mark is the lock. It is taken away when an update is dropped unpublished,
-            // which has dropped its drafts, or has drained and is finished, and not otherwise; and
-            // a space gets one draft.
+            // SAFETY: the mark is the lock. It is removed only when an update is dropped
+            // unpublished, which has dropped its drafts, or has drained and is finished; and a
+            // space gets one draft.
             unsafe { snapshots.begin() }
         });
         Ok(Edit { draft, physical_bits: self.memslots.physical_bits() })
@@ -101,7 +101,7 @@ impl<'a, const SPACES: usize> Update<'a, SPACES> {
         unsafe { self.space(SpaceId::FIRST)?.set_log(id, log) }
     }
 
-    /// Shows the new slots of all spaces to readers.
+    /// Publishes the new slots of all spaces to readers.
     pub fn publish(self) -> Published<'a, SPACES> {
         let Self { drafts, memslots: _, mut mark } = self;
         mark.make_permanent();
@@ -109,8 +109,8 @@ impl<'a, const SPACES: usize> Update<'a, SPACES> {
     }
 }
 
-/// Changes the slots of one address space in an [`Update`]. If one is refused, the update is as
-/// before the call.
+/// Changes the slots of one address space in an [`Update`]. If a change is refused, the update is
+/// unchanged.
 #[derive(Debug)]
 pub struct Edit<'u, 'a> {
     draft: &'u mut Draft<'a, SlotList>,
@@ -126,9 +126,9 @@ impl Edit<'_, '_> {
     ///
     /// # Safety
     ///
-    /// From now until [`Quiesced::finish`] hands the slot's memory back, `slot.size` bytes from
-    /// `slot.host` are mapped one to one, readable and writable, with exposed provenance; and the
-    /// hypervisor holds no reference into them and keeps nothing there that its own safety rests
+    /// From now until [`Quiesced::finish`] returns the slot's memory, `slot.size` bytes starting at
+    /// `slot.host` are mapped one to one, readable and writable, with exposed provenance. The
+    /// hypervisor holds no reference into them and keeps nothing there that its own safety depends
     /// on: guest and hypervisor change them at any time.
     pub unsafe fn add(&mut self, slot: Slot) -> Result<(), SlotError> {
         self.draft.edit(|slots| slots.add(slot, self.physical_bits))
@@ -148,23 +148,23 @@ impl Edit<'_, '_> {
     /// # Errors
     ///
     /// [`SlotError::UnknownId`], and as for a slot that is added there. It may overlap its former
-    /// place.
+    /// range.
     pub fn move_to(&mut self, id: SlotId, gpa: Gpa) -> Result<(), SlotError> {
         self.draft.edit(|slots| slots.move_to(id, gpa, self.physical_bits))
     }
 
-    /// Replaces a slot's flags. [`SlotFlags::LOG_DIRTY`] stays as it is: it follows the log.
+    /// Replaces a slot's flags. [`SlotFlags::LOG_DIRTY`] cannot be changed this way: it follows the
+    /// log.
     ///
     /// # Errors
     ///
-    /// [`SlotError::UnknownId`]; [`SlotError::NoLog`] if `flags` has that one and the slot no log,
-    /// or the reverse.
+    /// [`SlotError::UnknownId`]; [`SlotError::NoLog`] if `flags` has that flag and the slot has no
+    /// log, or the reverse.
     pub fn set_flags(&mut self, id: SlotId, flags: SlotFlags) -> Result<(), SlotError> {
         self.draft.edit(|slots| slots.set_flags(id, flags))
     }
 
-    /// Begins to log a slot's dirty pages, or stops. What was marked in a former log is not carried
-    /// over.
+    /// Begins to log a slot's dirty pages, or stops. Marks in a former log are not carried over.
     ///
     /// # Errors
     ///
@@ -172,16 +172,16 @@ impl Edit<'_, '_> {
     ///
     /// # Safety
     ///
-    /// From now until [`Quiesced::finish`] hands the log back, its words exist, and are accessed as
+    /// From now until [`Quiesced::finish`] returns the log, its words exist, and are accessed as
     /// atomics only.
     pub unsafe fn set_log(&mut self, id: SlotId, log: Option<DirtyLog>) -> Result<(), SlotError> {
         self.draft.edit(|slots| slots.set_log(id, log))
     }
 }
 
-/// An update that is visible, while readers of the old slots may still be under way.
+/// An update that is visible, while readers may still use the old slots.
 ///
-/// Dropping it leaves the update in progress for good: nothing is cached, and no update starts.
+/// Dropping it leaves the update in progress permanently: nothing is cached, and no update starts.
 /// That is wasteful but safe.
 #[must_use = "an update must be finished"]
 pub struct Published<'a, const SPACES: usize = 1> {
@@ -190,14 +190,15 @@ pub struct Published<'a, const SPACES: usize = 1> {
 }
 
 impl<'a, const SPACES: usize> Published<'a, SPACES> {
-    /// Waits until nobody uses the old slots of any space. `relax` is called after each look and
-    /// says whether to go on; it should serve what other CPUs may be waiting for.
+    /// Waits until no reader uses the old slots of any space. `relax` is called after each check
+    /// and returns whether to continue; it should serve requests that other CPUs may be waiting
+    /// for.
     ///
     /// # Errors
     ///
     /// The update itself, if `relax` gave up.
     pub fn wait(self, mut relax: impl FnMut() -> bool) -> Result<Quiesced<'a, SPACES>, Self> {
-        // Nobody pins a former copy, so one that was left stays so.
+        // No new reader pins a former copy, so a drained one stays drained.
         for drain in self.drains.iter().flatten() {
             while !drain.is_drained() {
                 if !relax() {
@@ -218,38 +219,37 @@ impl<'a, const SPACES: usize> Published<'a, SPACES> {
     }
 }
 
-/// An update whose old slots nobody uses any more, except by translations that are still in use. To
-/// drop it is as to drop [`Published`].
+/// An update whose old slots no reader uses any more, except through translations still in use.
+/// Dropping it is like dropping [`Published`].
 #[must_use = "an update must be finished"]
 pub struct Quiesced<'a, const SPACES: usize = 1> {
     drains: [Option<Drain<'a, SlotList>>; SPACES],
     mark: InProgress<'a>,
-    /// The spaces with changes for which there must be a receipt, and those for which there was
-    /// one.
+    /// The spaces with changes that need a receipt, and those for which there was one.
     needs_receipt: [bool; SPACES],
     is_settled: [bool; SPACES],
-    /// The first change, which most often is the only one.
+    /// The first change, which is usually the only one.
     first: Option<SlotChange>,
     change_count: usize,
 }
 
-/// What an update takes out of use, handed back by [`Quiesced::finish`].
+/// Memory or a log that an update removes from use, returned by [`Quiesced::finish`].
 ///
-/// Exhaustive: a caller that overlooks one leaks what it hands back.
+/// Exhaustive: a caller that overlooks one leaks it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retired {
-    /// The memory behind a slot that was removed.
+    /// The memory behind a removed slot.
     Memory {
         /// Its address space.
         space: SpaceId,
-        /// The slot as it was.
+        /// The former slot.
         slot: Slot,
     },
-    /// The log of a slot that was removed, or has another one or none now.
+    /// The log of a slot that was removed, or that now has another log or none.
     Log {
         /// Its address space.
         space: SpaceId,
-        /// The slot as it was.
+        /// The former slot.
         slot: Slot,
         /// Its log.
         log: DirtyLog,
@@ -258,13 +258,13 @@ pub enum Retired {
 
 impl<const SPACES: usize> Quiesced<'_, SPACES> {
     /// Calls `visit` with each slot that was removed or has changed, in ascending order of their
-    /// former addresses in each space. Slots that were added are not among them: nothing was
-    /// translated by them.
+    /// former addresses in each space. Added slots are not included: no translation was made with
+    /// them.
     pub fn for_each_change(&self, mut visit: impl FnMut(&SlotChange)) {
         self.for_each(|change, _| visit(&change));
     }
 
-    /// The changes one by one, for a caller that deals with them in steps; `None` behind the last.
+    /// The changes one by one, for a caller that treats them in steps; `None` after the last.
     pub fn change(&self, index: usize) -> Option<SlotChange> {
         if index >= self.change_count {
             return None;
@@ -282,13 +282,14 @@ impl<const SPACES: usize> Quiesced<'_, SPACES> {
         found
     }
 
-    /// Whether a space has changes for whose flush [`settle`](Self::settle) was not called yet.
+    /// Whether a space has changes for whose flush [`settle`](Self::settle) has not been called
+    /// yet.
     pub fn needs_receipt(&self, space: SpaceId) -> bool {
         let is = |spaces: &[bool; SPACES]| spaces.get(space.index()).is_some_and(|&is| is);
         is(&self.needs_receipt) && !is(&self.is_settled)
     }
 
-    /// Looks at the changes once.
+    /// Examines the changes once.
     fn survey(&mut self) {
         let (mut needs_receipt, mut first, mut change_count) = ([false; SPACES], None, 0);
         self.for_each(|change, _| {
@@ -301,8 +302,8 @@ impl<const SPACES: usize> Quiesced<'_, SPACES> {
         (self.needs_receipt, self.first, self.change_count) = (needs_receipt, first, change_count);
     }
 
-    /// Takes note that the translations of a space have been treated and flushed; false if the
-    /// receipt does not show it. `last` is the stamp of the space's page table after the treatment.
+    /// Records that the translations of a space have been treated and flushed; false if the receipt
+    /// does not prove it. `last` is the stamp of the space's page table after the treatment.
     #[must_use = "without a receipt the update cannot be finished"]
     pub fn settle(&mut self, space: SpaceId, receipt: &(impl FlushReceipt + ?Sized), last: Stamp) -> bool {
         let Some(is_settled) = self.is_settled.get_mut(space.index()) else { return false };
@@ -310,7 +311,8 @@ impl<const SPACES: usize> Quiesced<'_, SPACES> {
         *is_settled
     }
 
-    /// Ends the update, and gives back what it has taken out of use: `free` may reuse it.
+    /// Ends the update, and passes the memory and logs removed from use to `free`, which may reuse
+    /// them.
     ///
     /// # Errors
     ///

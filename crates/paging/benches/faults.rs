@@ -1,11 +1,11 @@
 //! Threads that fault pages of 4 KiB into one table, each its own GiB.
 //!
-//! Faults per second of wall-clock time tell the truth only for as many threads as there are cores.
-//! So the time that each thread spends on a core is taken as well, from the kernel's clock for it:
-//! the rate "with a core for each" is the sum of the threads' faults over their own time. What that
-//! leaves out is how more cores would slow each other down, and for that it is counted what they
-//! share: exchanges that fail, and exchanges in tables that several threads use. All others are in
-//! a table that one thread has to itself.
+//! Faults per second of wall-clock time are meaningful only for up to as many threads as there are
+//! cores. So the benchmark also takes the time that each thread spends on a core, from its kernel
+//! clock: the rate "with a core for each" is the sum of the threads' faults over their own time.
+//! That rate does not show how more cores would slow each other down. For that, the benchmark
+//! counts shared accesses: exchanges that fail, and exchanges in tables that several threads use.
+//! All others are in a table that one thread has to itself.
 
 use std::ptr;
 use std::sync::Barrier;
@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 use quell_paging::{Amd64Nested, Entries, Installed, Level, PageTable, Permissions, PhysAddr, TableMemory};
 
 const PAGES: u64 = (1 << 30) / 4096;
-/// For four threads, and some.
+/// For four threads, with some spare.
 const TABLES: usize = 4 * (PAGES as usize / 512) + 64;
 const ROUNDS: usize = 25;
 
-/// Tables from one piece, in turn, zeroed by the thread that takes them, as kernels do; a counter
-/// of its own line for what is shared.
+/// Tables from one piece, in order, zeroed by the thread that takes them, as kernels do; the
+/// counter has a cache line of its own.
 struct Pool {
     tables: Vec<Entries>,
     used: Line,
@@ -37,7 +37,7 @@ impl Pool {
     }
 }
 
-// SAFETY: each table is handed out once, zeroed.
+// SAFETY: each table is allocated once, zeroed.
 unsafe impl TableMemory for &Pool {
     fn allocate(&self) -> Option<PhysAddr> {
         let index = self.used.0.fetch_add(1, Relaxed);
@@ -62,15 +62,15 @@ fn thread_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// What a round has come to.
+/// The results of a round.
 struct Round {
     wall: Duration,
     /// Of all threads.
     on_core: Duration,
-    /// Faults that did not install what they were to.
+    /// Faults that did not install their page.
     lost: u64,
     tables: u64,
-    /// Tables that another thread was faster to make.
+    /// Tables that another thread was faster to create.
     spare: u64,
 }
 
@@ -118,7 +118,7 @@ fn main() {
         "threads", "Mfaults/s wall", "core for each", "scaling", "failed CAS", "shared entries"
     );
     const COUNTS: [u64; 3] = [1, 2, 4];
-    // By turns, so that what else the machine does meets all of them; the best of each counts.
+    // In turns, so that other activity of the machine affects all of them; the best of each counts.
     let mut rounds = COUNTS.map(|_| Vec::new());
     for _ in 0..ROUNDS {
         for (rounds, threads) in rounds.iter_mut().zip(COUNTS) {
@@ -133,7 +133,7 @@ fn main() {
         let each = faults * threads as f64 / best(|round| round.on_core) / 1e6;
         let scaling = each / *single.get_or_insert(each);
         let failed = rounds.iter().map(|round| round.lost + round.spare).max().unwrap();
-        // The root and the tables above the last level; each table made is one exchange in one of
+        // The root and the tables above the last level; each new table is one exchange in one of
         // them.
         let shared = rounds[0].tables as f64 / faults;
         println!("{threads:>7} {wall:>14.1} {each:>14.1} {scaling:>8.2}x {failed:>11} {shared:>8.5}/fault");

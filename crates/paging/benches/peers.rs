@@ -1,9 +1,9 @@
-//! Mapping and unmapping 512 MiB by pages of 4 KiB, with this crate and with two others, by the
+//! Mapping and unmapping 512 MiB by pages of 4 KiB, with this crate and with two others, doing the
 //! same work: tables from the same pool, zeroed when they are taken; one root for each round; no
 //! TLB to flush. Divide by 131072 for the time of one page.
 //!
-//! The others keep their tables when they unmap, so this crate does, too; how long it takes to free
-//! them, receipt and all, is measured besides.
+//! The others keep their tables when they unmap, so this crate does, too; the time to free them,
+//! including the receipt, is measured separately.
 
 use std::hint::black_box;
 use std::ptr;
@@ -17,7 +17,7 @@ const PAGE: u64 = 4096;
 /// Input and output addresses.
 const START: u64 = 1 << 30;
 const TARGET: u64 = 2 << 30;
-/// 256 tables of the last level, one of each level above; and some.
+/// 256 tables of the last level, one of each level above, and some spare.
 const TABLES: usize = 300;
 
 #[repr(C, align(4096))]
@@ -26,7 +26,7 @@ struct Pool([[u64; 512]; TABLES]);
 static mut POOL: Pool = Pool([[0; 512]; TABLES]);
 static USED: AtomicUsize = AtomicUsize::new(0);
 
-/// A table that nobody uses, with whatever is in it. Its address stands for a physical one.
+/// A table without a user, with arbitrary contents. Its address stands for a physical one.
 fn take() -> Option<usize> {
     let index = USED.fetch_add(1, Relaxed);
     (index < TABLES).then(|| (&raw mut POOL).addr() + index * PAGE as usize)
@@ -51,11 +51,11 @@ mod quell {
     #[derive(Clone)]
     pub(super) struct Memory;
 
-    // SAFETY: the pool hands out each table once in a round, and it is zeroed here.
+    // SAFETY: the pool allocates each table once per round, and it is zeroed here.
     unsafe impl TableMemory for Memory {
         fn allocate(&self) -> Option<PhysAddr> {
             let table = take()?;
-            // SAFETY: the table is in the pool, and nobody else's.
+            // SAFETY: the table is in the pool, and has no other user.
             unsafe { ptr::write_bytes(at::<[u64; 512]>(table), 0, 1) };
             Some(PhysAddr(table as u64))
         }
@@ -99,7 +99,7 @@ mod x86_64_crate {
 
     struct Frames;
 
-    // SAFETY: the pool hands out each table once in a round.
+    // SAFETY: the pool allocates each table once per round.
     unsafe impl FrameAllocator<Size4KiB> for Frames {
         fn allocate_frame(&mut self) -> Option<PhysFrame> {
             Some(PhysFrame::containing_address(PhysAddr::new(take()? as u64)))
@@ -110,7 +110,7 @@ mod x86_64_crate {
 
     pub(super) fn new() -> Table {
         let root = at::<PageTable>(take().unwrap());
-        // SAFETY: the table is in the pool and nobody else's; addresses are the physical ones.
+        // SAFETY: the table is in the pool and has no other user; addresses are the physical ones.
         unsafe {
             ptr::write_bytes(root, 0, 1);
             OffsetPageTable::new(&mut *root, VirtAddr::zero())
@@ -160,7 +160,7 @@ mod multiarch {
         }
     }
 
-    /// Its own metadata flush the TLB, which only a kernel can.
+    /// Its own metadata operations flush the TLB, which only a kernel can do.
     pub(super) struct NoTlb;
 
     impl PagingMetaData for NoTlb {
@@ -189,7 +189,7 @@ mod multiarch {
     }
 }
 
-/// Measures one of two things that are done by turns.
+/// Measures one of two operations that alternate.
 fn rounds<T>(count: u64, new: fn() -> T, map: fn(&mut T), unmap: fn(&mut T), timed_map: bool) -> Duration {
     let mut total = Duration::ZERO;
     for _ in 0..count {

@@ -10,7 +10,7 @@ macro_rules! address {
         pub struct $name(pub u64);
 
         impl $name {
-            /// The address as a number.
+            /// The address as an integer.
             pub const fn as_u64(self) -> u64 {
                 self.0
             }
@@ -26,7 +26,7 @@ macro_rules! address {
                 self.0 & level.offset_mask() == 0
             }
 
-            /// The address `bytes` further on, if there is one.
+            /// The address plus `bytes`, or `None` on overflow.
             pub const fn checked_add(self, bytes: u64) -> Option<Self> {
                 match self.0.checked_add(bytes) {
                     Some(sum) => Some(Self(sum)),
@@ -62,25 +62,26 @@ macro_rules! address {
 }
 
 address! {
-    /// A physical address of the machine: what a table entry holds.
+    /// A physical address of the machine, as table entries hold it.
     PhysAddr
 }
 
 address! {
-    /// A guest physical address: what nested tables translate, and what a guest's own tables hold.
+    /// A guest physical address, which nested tables translate and a guest's own tables hold.
     Gpa
 }
 
 /// Number of entries in a table; each has 8 bytes, so a table fills a page of 4 KiB.
 ///
-/// Under the model checker tables have two entries, or it would spend its time on making them.
+/// Under the model checker tables have two entries; otherwise it would spend its time creating
+/// them.
 pub const ENTRY_COUNT: usize = if cfg!(loom) { 2 } else { 512 };
 
 const PAGE_SHIFT: u32 = 12;
 pub(crate) const INDEX_BITS: u32 = ENTRY_COUNT.trailing_zeros();
 
-/// A level of the tree, named for how much one entry of its tables spans. The order is that of
-/// size.
+/// A level of the tree, named for the size that one entry of its tables spans. Levels are ordered
+/// by size.
 ///
 /// Arm numbers the same levels 3 to 0, AMD64's manuals call them PT, PD, PDPT and PML4.
 ///
@@ -94,7 +95,7 @@ pub enum Level {
     Page2M = 1,
     /// 1 GiB.
     Page1G = 2,
-    /// 512 GiB: no AMD64 leaf has this size, but the root's entries span as much.
+    /// 512 GiB: no AMD64 leaf has this size, but it is the span of the root's entries.
     Page512G = 3,
 }
 
@@ -117,7 +118,8 @@ impl Level {
         self.size() - 1
     }
 
-    /// Which entry of a table of this level covers `address`; below [`ENTRY_COUNT`].
+    /// The index of the entry that covers `address` in a table of this level; below
+    /// [`ENTRY_COUNT`].
     pub const fn index(self, address: u64) -> usize {
         (address >> self.shift()) as usize & (ENTRY_COUNT - 1)
     }

@@ -1,7 +1,7 @@
 //! The long-mode formats of AMD64: the hypervisor's own tables, nested tables, and a guest's.
 //!
-//! Layout after the AMD64 Architecture Programmer's Manual, volume 2 (rev. 3.42): 5.3 "Long-Mode
-//! Page Translation", 5.4 "Page-Translation-Table Entry Fields", 15.25 "Nested Paging".
+//! Layout according to the AMD64 Architecture Programmer's Manual, volume 2 (rev. 3.42): 5.3
+//! "Long-Mode Page Translation", 5.4 "Page-Translation-Table Entry Fields", 15.25 "Nested Paging".
 
 use crate::{Format, Level, Permissions, PhysAddr};
 
@@ -25,9 +25,9 @@ pub(crate) mod bits {
 
 use bits::{ACCESSED, ADDRESS, DIRTY, GLOBAL, LARGE, NO_EXECUTE, PRESENT, UNCACHED, USER, WRITE};
 
-/// Accessed is set beforehand, and dirty where stores are allowed and not tracked: the processor
-/// would only spend a locked update on each. A dirty leaf that refuses stores would be a shadow
-/// stack under CR4.CET.
+/// Sets accessed in advance, and dirty where stores are allowed and not tracked: otherwise the
+/// processor would only spend a locked update on each. A dirty leaf that refuses stores would be a
+/// shadow stack under CR4.CET.
 fn leaf(pa: PhysAddr, level: Level, permissions: Permissions) -> u64 {
     let mut entry = pa.0 & ADDRESS | PRESENT | ACCESSED;
     if level != Level::Page4K {
@@ -56,15 +56,15 @@ fn permissions(entry: u64) -> Permissions {
     permissions
 }
 
-/// What all formats of AMD64 share.
+/// The parts that all AMD64 formats share.
 macro_rules! long_mode {
     () => {
         const INPUT_BITS: u32 = 48;
         const OUTPUT_BITS: u32 = 52;
         const ROOT: Level = Level::Page512G;
         const LARGEST: Level = Level::Page1G;
-        // A processor that holds the large page uses the same translations as its pieces give,
-        // until a flush of any address in it takes it out (APM volume 2, 5.5.3 "TLB Management").
+        // A processor that holds the large page uses the same translations as its pieces provide,
+        // until a flush of any address in it removes it (APM volume 2, 5.5.3 "TLB Management").
         const REPLACES_IN_PLACE: bool = true;
         const SETTLED: (u64, u64) = (PRESENT | WRITE | DIRTY, PRESENT | WRITE | DIRTY);
 
@@ -101,8 +101,8 @@ macro_rules! long_mode {
 
 /// The hypervisor's own four-level tables. EFER.NXE and CR0.WP must be set.
 ///
-/// Leaves are for the supervisor and global, there being one address space only; and writable ones
-/// are never executable (W^X).
+/// Leaves are supervisor-only and global, since there is only one address space; writable ones are
+/// never executable (W^X).
 #[derive(Clone, Copy, Debug)]
 pub struct Amd64Host;
 
@@ -133,7 +133,7 @@ impl Format for Amd64Host {
 /// Nested tables (NPT): guest physical to physical. The host's EFER.NXE must be set at VMRUN.
 ///
 /// The nested walk counts as a user access whatever the guest's privilege (APM volume 2, 15.25.5),
-/// so every entry is a user's. The global bit has no meaning here.
+/// so every entry allows user access. The global bit has no meaning here.
 #[derive(Clone, Copy, Debug)]
 pub struct Amd64Nested;
 
@@ -162,7 +162,7 @@ impl Format for Amd64Nested {
 
 /// Tables of an operating system: user and supervisor pages, global or not. EFER.NXE must be set.
 ///
-/// For kernels, and for what stands for a guest in tests.
+/// For kernels, and for simulated guests in tests.
 #[derive(Clone, Copy, Debug)]
 pub struct Amd64Guest;
 

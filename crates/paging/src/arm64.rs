@@ -1,19 +1,18 @@
 //! The formats of Arm's VMSAv8-64 with the 4 KiB granule: stage 2, and stage 1 of EL1&0.
 //!
-//! Layout after the Arm Architecture Reference Manual for A-profile (DDI 0487 M.b): D8.3.1
+//! Layout according to the Arm Architecture Reference Manual for A-profile (DDI 0487 M.b): D8.3.1
 //! "VMSAv8-64 descriptor formats" (tables D8-50 to D8-55), D8.4 "Memory access control", D8.5.2.1
 //! "Hardware management of the dirty state", D8.6 "Memory region attributes", D8.17.1 "Using
 //! break-before-make when updating translation table entries".
 //!
-//! Output addresses have 48 bits (the DS fields of VTCR_EL2 and TCR_EL1 are 0), permissions are
-//! direct ones. Not used are the contiguous hint, concatenated root tables, and hierarchical
-//! attributes.
+//! Output addresses have 48 bits (the DS fields of VTCR_EL2 and TCR_EL1 are 0), and permissions are
+//! direct. The contiguous hint, concatenated root tables, and hierarchical attributes are not used.
 //!
 //! The dirty state is a right, not a bit: a leaf that allows stores is *writable-clean* if DBM is
 //! set and the processor has yet to give itself the right, which it does at the first store. That
-//! needs FEAT_HAFDBS, switched on in VTCR_EL2.HD or TCR_EL1.HD; without it do not track by leaves
-//! ([`Permissions::TRACKED`], [`Editor::clean`](crate::Editor::clean)), but protect them from
-//! stores. A leaf that is dirty and loses the right to store keeps that in a bit for software.
+//! needs FEAT_HAFDBS, enabled in VTCR_EL2.HD or TCR_EL1.HD. Without it, do not track stores by
+//! leaves ([`Permissions::TRACKED`], [`Editor::clean`](crate::Editor::clean)), but write-protect
+//! them. A dirty leaf that loses the right to store keeps its dirty state in a software bit.
 
 use crate::{Format, Level, Permissions, PhysAddr};
 
@@ -25,7 +24,8 @@ const SHAREABLE: u64 = 0b11 << 8;
 const ACCESSED: u64 = 1 << 10;
 /// The dirty bit modifier: the processor may make the leaf writable-dirty.
 const DIRTY_MODIFIER: u64 = 1 << 51;
-/// One of bits 58:55, which are left to software: the leaf was written to before it lost the right.
+/// One of bits 58:55, which are left to software: the leaf was dirty before it lost the right to
+/// store.
 const WAS_DIRTY: u64 = 1 << 55;
 /// Bits 47:12.
 const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
@@ -66,14 +66,14 @@ fn leaf(pa: PhysAddr, level: Level) -> u64 {
     pa.0 & ADDRESS | VALID | page | ACCESSED
 }
 
-/// What both stages share.
+/// The parts that both stages share.
 macro_rules! vmsav8_64 {
     () => {
         const SIGN_EXTENDED: bool = false;
         const OUTPUT_BITS: u32 = 48;
         const LARGEST: Level = Level::Page1G;
-        // D8.17.1: between a block and a table, or pages of another size, the entry must be invalid
-        // and invalidated; and before another table is put where one was.
+        // D8.17.1: to replace a block by a table, a table by a block, pages by pages of another
+        // size, or a table by another table, the entry must be invalid and invalidated in between.
         const REPLACES_IN_PLACE: bool = false;
 
         fn is_present(entry: u64) -> bool {
@@ -97,19 +97,21 @@ macro_rules! vmsav8_64 {
 /// Stage 2: intermediate physical to physical. `LEVELS` is 3 (39 bits of input, the root at Arm's
 /// level 1) or 4 (48 bits, level 0).
 ///
-/// `FWB` says what HCR_EL2.FWB is; memory is Normal write-back, inner shareable, or Device-nGnRE.
+/// `FWB` is the value of HCR_EL2.FWB; memory is Normal write-back, inner shareable, or
+/// Device-nGnRE.
 ///
 /// * With FWB 1 (FEAT_S2FWB, D8.6.6 "Stage 2 memory type and Cacheability attributes when
-///   FEAT_S2FWB is enabled") what is Normal here is so whatever the guest's own tables say, and no
-///   cache needs cleaning for a guest that has its caches off or maps memory as non-cacheable.
+///   FEAT_S2FWB is enabled") memory that is Normal here stays Normal whatever the guest's own
+///   tables say, and no cache needs cleaning for a guest that has its caches off or maps memory as
+///   non-cacheable.
 /// * With FWB 0 such a guest bypasses the cache. Before memory is mapped for a guest the data cache
-///   must be cleaned by address to the point of coherency, or the guest sees what was in DRAM
-///   before; and before memory that was the guest's is used by somebody else, it must be cleaned
-///   and invalidated. The latter *after* the invalidation of the TLB has completed: through a
-///   translation that is still in use the guest makes lines dirty again.
+///   must be cleaned by address to the point of coherency, or the guest sees old contents of DRAM.
+///   Before memory of the guest is reused, it must be cleaned and invalidated, *after* the
+///   invalidation of the TLB has completed: through a translation that is still in use the guest
+///   makes lines dirty again.
 ///
 /// In both cases instruction caches that do not snoop (CTR_EL0.DIC 0) are invalidated before a
-/// guest executes from memory that has got other contents or, where they are tagged by VMID and
+/// guest executes from memory whose contents have changed or, where they are tagged by VMID and
 /// virtual address, when memory is remapped.
 #[derive(Clone, Copy, Debug)]
 pub struct Arm64Stage2<const LEVELS: u32, const FWB: bool = false>;
@@ -163,7 +165,7 @@ impl<const LEVELS: u32, const FWB: bool> Format for Arm64Stage2<LEVELS, FWB> {
         leaf & (stage2::WRITE | WAS_DIRTY) != 0
     }
 
-    // Without a branch, as `cleaned`: the right is moved to the bit that takes its place.
+    // Without a branch, like `cleaned`: the right is moved to the bit that takes its place.
     fn protected(leaf: u64, _: Level) -> u64 {
         let was_dirty =
             (leaf & stage2::WRITE) << (WAS_DIRTY.trailing_zeros() - stage2::WRITE.trailing_zeros());
@@ -186,8 +188,8 @@ impl<const LEVELS: u32, const FWB: bool> Format for Arm64Stage2<LEVELS, FWB> {
     }
 }
 
-/// Stage 1 of the EL1&0 regime: one of the two halves of the address space, for which input
-/// addresses are given from 0. EL1 never executes what EL0 may; [`MAIR`](Self::MAIR) must be in
+/// Stage 1 of the EL1&0 regime: one of the two halves of the address space, with input addresses
+/// that start at 0. EL1 never executes pages that EL0 may execute; [`MAIR`](Self::MAIR) must be in
 /// MAIR_EL1.
 #[derive(Clone, Copy, Debug)]
 pub struct Arm64Stage1;

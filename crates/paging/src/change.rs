@@ -1,4 +1,4 @@
-//! A change in steps.
+//! Changes in steps.
 
 use core::fmt;
 use core::ops::Range;
@@ -11,12 +11,12 @@ use crate::span::{self, Piece, Span};
 use crate::sync::{AtomicU64, overwrite};
 use crate::{ENTRY_COUNT, Editor, Format, Gather, Level, Permissions, PhysAddr, Stamp, TableMemory, Tables};
 
-/// Number of changes so far, of all tables: a table that gets another's former root must not get
-/// its stamps again, or an old receipt would free new tables. Not for the model checker to see: it
+/// Number of changes so far, over all tables: a table that gets another's former root must not get
+/// its stamps again, or an old receipt would free new tables. Hidden from the model checker: it
 /// orders nothing.
 static CHANGES: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(0);
 
-/// Takes note of pages that have been stored to.
+/// Receives the pages that have been stored to.
 pub trait DirtySink {
     /// The page with these input addresses was dirty, and is clean now.
     fn dirty(&mut self, page: Range<u64>);
@@ -39,7 +39,7 @@ impl<S: FnMut(Range<u64>)> DirtySink for S {
     }
 }
 
-/// The sink of changes that have nothing to tell.
+/// The sink of changes that report no pages.
 #[derive(Clone, Copy, Debug)]
 pub struct NoSink;
 
@@ -48,7 +48,7 @@ impl DirtySink for NoSink {
     fn dirty_pages(&mut self, _: u64, _: u64) {}
 }
 
-/// What a change does with the entries it meets.
+/// The action that a change takes on the entries it meets.
 pub(crate) enum Action<S> {
     Zap(Tables),
     WriteProtect,
@@ -57,55 +57,55 @@ pub(crate) enum Action<S> {
     Split(Level),
     Collapse {
         level: Level,
-        /// Output address less input offset.
+        /// Output address minus input offset.
         shift: u64,
         permissions: Permissions,
     },
     Protect(Permissions),
-    /// What changes before this one have frozen.
+    /// Thaws entries that earlier changes have frozen.
     Thaw(u64),
 }
 
-/// How far a step has got: of a [`Change`], and of whatever is made of changes.
+/// The result of a step: of a [`Change`], and of anything made of changes.
 ///
-/// Exhaustive: each asks something else of the caller before the next step.
+/// Exhaustive: each requires another action of the caller before the next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// Through.
+    /// Finished.
     Done,
-    /// There is more to do: the next step goes on where this one has stopped.
+    /// There is more to do: the next step continues where this one stopped.
     More,
-    /// Somebody else is in the way. The next step tries again; let others run meanwhile. A
+    /// Another user is in the way. The next step tries again; let others run meanwhile. A
     /// [`Change`] never waits.
     Waiting,
-    /// What is owed has to be flushed first. Of a [`FramedChange`]: its gather has no room for more
-    /// frames, and is to be [taken](FramedChange::take_gather).
+    /// The pending invalidations must be flushed first. For a [`FramedChange`]: its gather has no
+    /// room for more frames and must be [taken](FramedChange::take_gather).
     Flush,
     /// There is no memory for a table to split a page with. The next step tries again.
     OutOfTables,
 }
 
-/// What a visit of entries comes to.
+/// The result of visiting entries.
 pub(crate) enum Visit {
     /// This many entries are done.
     Passed(usize),
-    /// The entry is done but for the table it points to, or pointed to.
+    /// The entry is done, except for the table it points to, or pointed to.
     Into(PhysAddr),
-    /// The entry was a leaf and is a table now, which takes as long as to visit the table; the
-    /// change goes on in it if it is told.
+    /// The entry was a leaf and is now a table, which takes as long as visiting the table. If a
+    /// table is given, the change continues in it.
     Split(Option<PhysAddr>),
-    /// Nothing was done, because the gather is full.
+    /// Nothing was done because the gather is full.
     Full,
-    /// Nothing was done, for want of a table.
+    /// Nothing was done for lack of a table.
     OutOfTables,
 }
 
-/// A change that has begun: it is made in [steps](Self::step), between which its user may do
-/// anything else, and faults may be served all the time.
+/// A change that has begun: it is made in [steps](Self::step), between which its user may do other
+/// work, and faults may be served at any time.
 ///
-/// The change is the editor while it lasts. What is owed, translations to invalidate and tables to
-/// free, is in it until it is finished, wherever it stops. Dropping it leaves the rest of the range
-/// as it is, and leaks what is owed.
+/// The change holds the editor while it lasts. It also holds the translations to invalidate and the
+/// tables to free until it is finished, wherever it stops. Dropping it leaves the rest of the range
+/// as it is, and leaks the tables.
 #[must_use = "a change does nothing until it is stepped or finished"]
 pub struct Change<'t, F: Format, M: TableMemory, S: DirtySink = NoSink, R: Frames = NoFrames> {
     pub(crate) editor: Editor<'t, F, M>,
@@ -121,16 +121,16 @@ impl<'t, F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'t, F, M, S,
         Self { editor, action, cursor, gather }
     }
 
-    /// Adds what this change comes to owe to what an earlier one of the same page table owes, so
-    /// that one flush does for both.
+    /// Merges the gather of this change with that of an earlier change of the same page table, so
+    /// that one flush serves both.
     pub fn continuing(self, gather: Gather<M, R>) -> Self {
         Self { gather, ..self }
     }
 
     /// Visits at most `entries_max` entries, or one if that is 0.
     ///
-    /// The time it takes is bounded by that: an entry that is split counts as many as the table
-    /// that takes its place has.
+    /// This bounds the time it takes: splitting an entry counts as much as the entries of the table
+    /// that takes its place.
     pub fn step(&mut self, entries_max: u32) -> Progress {
         let mut left = entries_max.max(1) as usize;
         let progress = loop {
@@ -163,14 +163,14 @@ impl<'t, F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'t, F, M, S,
                 Visit::OutOfTables => break Progress::OutOfTables,
             }
         };
-        // What follows may be a flush.
+        // A flush may follow.
         self.editor.table.memory.publish();
         progress
     }
 
-    /// Makes the rest of the change, and returns what is owed.
+    /// Makes the rest of the change, and returns the gather.
     ///
-    /// Where there is no table to split a page with, the page is passed over, and
+    /// If there is no table to split a page with, the page is skipped, and
     /// [counted](Gather::unsplit_count).
     pub fn finish(mut self) -> Gather<M, R> {
         loop {
@@ -185,27 +185,27 @@ impl<'t, F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'t, F, M, S,
         }
     }
 
-    /// Takes what is owed so far, so that it can be flushed and released while the change goes on.
+    /// Takes the gather so far, so that it can be flushed and released while the change goes on.
     pub fn take_gather(&mut self) -> Gather<M, R> {
         let next = Self::new_gather(&self.editor);
         let mut gather = core::mem::replace(&mut self.gather, next);
         gather.set_stamp(stamp(&self.editor));
         if let Some(cut) = self.cursor.cut() {
-            // The rest of a table that was cut off belongs to the next gather, and with it all that
-            // a fault may still have put there.
+            // The rest of a table that was cut off belongs to the next gather, and so does
+            // everything that a fault may still put there.
             self.gather.cut(span::address_of::<F>(cut.start), cut.len, Level::Page4K);
         }
         gather
     }
 
-    /// Ends the change where it is, and returns what is owed.
+    /// Ends the change where it is, and returns the gather.
     pub fn into_gather(self) -> Gather<M, R> {
         let mut gather = self.gather;
         gather.set_stamp(stamp(&self.editor));
         gather
     }
 
-    /// What is owed so far.
+    /// The gather so far.
     pub fn gather(&self) -> &Gather<M, R> {
         &self.gather
     }
@@ -220,8 +220,8 @@ impl<'t, F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'t, F, M, S,
         self.cursor.advance::<F>(count, |table| gather.hold(table));
     }
 
-    /// Visits the entry of `piece`, and in a table of the last level up to `run` entries from it
-    /// on.
+    /// Visits the entry of `piece`; in a table of the last level, up to `run` entries starting with
+    /// it.
     fn visit(&mut self, piece: &Piece, run: usize) -> Visit {
         let level = self.cursor.level();
         let table = self.editor.table;
@@ -236,12 +236,12 @@ impl<'t, F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'t, F, M, S,
         self.visit_entry(&entries[first], level, piece)
     }
 
-    /// Empties entries of a table that is cut off, such that no fault fills them again.
+    /// Empties entries of a table that is cut off, so that no fault fills them again.
     fn freeze(&mut self, entries: &[AtomicU64], level: Level, run: usize) -> Visit {
         if level == Level::Page4K && !R::ARE_KEPT {
-            // Plain stores: nothing that an entry holds is wanted any more, not even what a fault
-            // or the processor writes at this moment. The whole of the table is in the gather, and
-            // a fault that comes later does not exchange a frozen entry.
+            // Plain stores: the former contents of an entry are no longer wanted, not even a value
+            // that a fault or the processor writes at this moment. The gather covers the whole
+            // table, and a later fault does not exchange a frozen entry.
             for entry in &entries[..run] {
                 overwrite(entry, FROZEN);
             }
@@ -259,13 +259,13 @@ impl<'t, F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'t, F, M, S,
         }
     }
 
-    /// Exchanges an entry for `new`, and returns what it was; `None`, and no exchange, if it is a
-    /// leaf whose frame does not fit into the gather.
+    /// Exchanges an entry for `new`, and returns the former value; `None`, and no exchange, if it
+    /// is a leaf whose frame does not fit into the gather.
     ///
-    /// By compare-exchange, because a fault may just be putting a table there, which must not get
-    /// lost, or a leaf, whose frame must not. An exchange fails only when one of these has
-    /// happened, or the processor has made the leaf dirty; nobody undoes that, so there are few
-    /// turns.
+    /// By compare-exchange, because a fault may be adding a table, which must not be lost, or a
+    /// leaf, whose frame must not be lost. An exchange fails only when one of these has happened,
+    /// or the processor has made the leaf dirty. None of these is ever undone, so there are few
+    /// iterations.
     pub(crate) fn exchange_framed(&mut self, cell: &AtomicU64, level: Level, new: u64) -> Option<u64> {
         // Pairs with the exchange of a fault (`descend`) that linked a table here.
         let mut old = cell.load(Acquire);
@@ -279,7 +279,7 @@ impl<'t, F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'t, F, M, S,
             {
                 return None;
             }
-            // As above; what is written pairs with a walk that loads the entry to walk on
+            // As above; the written value pairs with a walk that loads the entry to descend
             // (`descend`, `look`).
             match cell.compare_exchange(old, new, AcqRel, Acquire) {
                 Ok(_) => return Some(old),
@@ -295,16 +295,16 @@ impl<'t, F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'t, F, M, S,
 }
 
 impl<'t, F: Format, M: TableMemory> Change<'t, F, M> {
-    /// Has the gathers of a zap keep account of the memory that is unmapped, for users that own it
-    /// by the page. There is room for a limited number of runs, so it is made in steps; and tables
-    /// are gone through before the flush.
+    /// Makes the gathers of a zap record the unmapped memory, for users that own it by the page. A
+    /// gather has room for a limited number of runs, so the zap is made in steps, and tables are
+    /// walked before the flush.
     pub fn with_frames(self) -> FramedChange<'t, F, M> {
         let Self { editor, action, cursor, gather } = self;
         FramedChange(Change { editor, action, cursor, gather: gather.framed() })
     }
 }
 
-/// A change whose gathers hold frames.
+/// A change whose gathers record frames.
 #[must_use = "a change does nothing until it is stepped"]
 pub struct FramedChange<'t, F: Format, M: TableMemory>(Change<'t, F, M, NoSink, FrameRuns>);
 
@@ -314,20 +314,20 @@ impl<F: Format, M: TableMemory> FramedChange<'_, F, M> {
         self.0.step(entries_max)
     }
 
-    /// Takes what is owed so far: when the gather is full, at the end, or in between.
+    /// Takes the gather so far: when it is full, at the end, or in between.
     pub fn take_gather(&mut self) -> Gather<M, FrameRuns> {
         self.0.take_gather()
     }
 }
 
-/// A new stamp for what has been changed so far.
+/// A new stamp for the changes made so far.
 ///
 /// Release, and pairs with [`PageTable::stamp`](crate::PageTable::stamp): a flush that is issued
-/// with this stamp or a later one is issued after the changes. Hence also not earlier than at the
-/// end.
+/// with this stamp or a later one is issued after the changes. So the stamp must not be taken
+/// before the changes are made.
 pub(crate) fn stamp<F: Format, M: TableMemory>(editor: &Editor<'_, F, M>) -> Stamp {
-    // Being the editor orders the changes of one table. One a nanosecond would take 584 years to
-    // wrap.
+    // The editor is exclusive, which orders the changes of one table. At one per nanosecond the
+    // counter takes 584 years to wrap.
     let sequence = CHANGES.fetch_add(1, Relaxed).wrapping_add(1);
     editor.table.sequence.store(sequence, Release);
     Stamp { root: editor.table.root, sequence }

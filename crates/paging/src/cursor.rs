@@ -1,24 +1,25 @@
-//! Where a change is: an explicit stack, so that it can stop at any entry and go on there.
+//! The position of a change: an explicit stack, so that it can stop at any entry and continue
+//! there.
 
 use crate::span::{Piece, Span, pieces};
 use crate::{Format, Level, PhysAddr};
 
-/// A table that was cut off with all below it, and is being emptied.
+/// A table that was cut off with everything below it, and is being emptied.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cut {
     /// Level of its entries.
     pub(crate) level: Level,
-    /// What it covers: offset and length.
+    /// The addresses that it covers: offset and length.
     pub(crate) start: u64,
     pub(crate) len: u64,
 }
 
-/// A walk over two spans. All tables on the stack stay tables of the tree, or are cut off and not
-/// yet held by a gather: only an editor cuts and frees, and there is but the one whose walk this
-/// is.
+/// A walk over two spans. All tables on the stack remain tables of the tree, or are cut off and not
+/// yet held by a gather: only an editor cuts off and frees tables, and the only editor is the one
+/// whose walk this is.
 #[derive(Debug)]
 pub(crate) struct Cursor {
-    /// What is still to be visited: the next entry is that at the start of the first.
+    /// The remaining spans: the next entry is the one at the start of the first.
     rest: [Span; 2],
     /// The table of each level on the way to the next entry, down to `level`.
     tables: [PhysAddr; Level::ALL.len()],
@@ -48,7 +49,7 @@ impl Cursor {
         self.cut
     }
 
-    /// What the next entry covers of the span, or `None` at the end.
+    /// The part of the span that the next entry covers, or `None` at the end.
     pub(crate) fn piece(&self) -> Option<Piece> {
         pieces(self.rest[0].clone(), self.level).next()
     }
@@ -60,7 +61,7 @@ impl Cursor {
         in_span.min(crate::ENTRY_COUNT - self.level.index(start))
     }
 
-    /// Goes on in the table that the next entry points to, or pointed to.
+    /// Continues in the table that the next entry points to, or pointed to.
     pub(crate) fn descend(&mut self, table: PhysAddr) {
         if let Some(below) = self.level.below() {
             self.level = below;
@@ -68,14 +69,13 @@ impl Cursor {
         }
     }
 
-    /// Says that the table that the next entry pointed to is cut off. To be followed by its
-    /// descent.
+    /// Records that the table that the next entry pointed to is cut off. Call `descend` next.
     pub(crate) fn begin_cut(&mut self, cut: Cut) {
         self.cut = Some(cut);
     }
 
-    /// Passes `count` entries, and leaves the tables that are done with: `emptied` gets those that
-    /// are cut off.
+    /// Passes `count` entries, and leaves finished tables: `emptied` receives those that are cut
+    /// off.
     pub(crate) fn advance<F: Format>(&mut self, count: usize, mut emptied: impl FnMut(PhysAddr)) {
         let at = self.rest[0].start & !self.level.offset_mask();
         let next = at + ((count as u64) << self.level.shift());

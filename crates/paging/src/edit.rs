@@ -1,4 +1,4 @@
-//! Changes under the eyes of running processors: what there is to begin.
+//! Changes while processors run: the operations that an editor can begin.
 
 use core::fmt;
 use core::ops::Range;
@@ -11,23 +11,24 @@ use crate::sync::AtomicU64;
 use crate::table::check_output;
 use crate::{FlushRange, Flushed, Format, Level, MapError, PageTable, Permissions, PhysAddr, TableMemory};
 
-/// What a zap does with tables that only cover zapped addresses.
+/// How a zap treats tables that only cover zapped addresses.
 ///
-/// Exhaustive: callers pass it, and none is left to add: cut off with a break or without, or kept.
+/// Exhaustive: callers pass it, and the list is complete: cut off with a break or without, or kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tables {
-    /// Cut them off and hold them in the gather. Where a table may not take the place of another
-    /// without a break, there is one for each that is cut off at the top.
+    /// Cut them off and hold them in the gather. If a table may not replace another without a
+    /// break, there is one break for each tree that is cut off.
     Free,
-    /// The same, but without such breaks: what was cut off stays frozen, so that faults there are
-    /// told [`MapError::Raced`], until it is [thawed](Editor::thaw) after the flush. The same as
-    /// `Free` for formats that [replace in place](Format::REPLACES_IN_PLACE).
+    /// The same without such breaks: the entry of a tree that was cut off stays frozen, so that
+    /// faults there get [`MapError::Raced`], until it is [thawed](Editor::thaw) after the flush.
+    /// The same as `Free` for formats that [replace in place](Format::REPLACES_IN_PLACE).
     Detach,
-    /// Keep them in place, empty: cheaper if the range is soon in use again, and nothing is held.
+    /// Keep them in place, empty: cheaper if the range is soon used again, and nothing is held.
     Keep,
 }
 
-/// The right to change and remove translations. One at a time has it; faults go on meanwhile.
+/// The right to change and remove translations. Only one editor exists at a time; faults continue
+/// meanwhile.
 ///
 /// Each method begins a [`Change`], which has done nothing yet.
 pub struct Editor<'t, F: Format, M: TableMemory> {
@@ -35,33 +36,33 @@ pub struct Editor<'t, F: Format, M: TableMemory> {
 }
 
 impl<F: Format, M: TableMemory> PageTable<F, M> {
-    /// Becomes the editor, unless there is one.
+    /// Becomes the editor, or returns `None` if there is one already.
     pub fn edit(&self) -> Option<Editor<'_, F, M>> {
-        // Acquire, and pairs with the release when an editor is dropped: this one finds its
-        // changes.
+        // Acquire, and pairs with the release when an editor is dropped: this one sees that
+        // editor's changes.
         let free = self.is_edited.compare_exchange(false, true, Acquire, Acquire);
         free.is_ok().then_some(Editor { table: self })
     }
 }
 
 impl<'t, F: Format, M: TableMemory> Editor<'t, F, M> {
-    /// Removes the mappings and marks in at least `range`: a page that reaches beyond it goes as a
-    /// whole, so that no memory is needed and nothing can fail. For nested tables, where a fault
-    /// brings back what is still wanted.
+    /// Removes the mappings and marks in at least `range`: a page that reaches beyond it is removed
+    /// as a whole, so that no memory is needed and nothing can fail. For nested tables, where a
+    /// fault restores mappings that are still wanted.
     pub fn zap(self, range: Range<u64>, tables: Tables) -> Change<'t, F, M> {
         Change::new(self, span::widened::<F>(&range), Action::Zap(tables))
     }
 
-    /// Lets faults fill again what a zap has cut off in at least `range` with [`Tables::Detach`],
-    /// as far as it was before what `flushed` shows to be flushed. Nothing is owed for it.
+    /// Lets faults fill the entries again that a zap with [`Tables::Detach`] has cut off in at
+    /// least `range`, where `flushed` covers that zap. The gather of this change is empty.
     pub fn thaw(self, range: Range<u64>, flushed: Flushed) -> Change<'t, F, M> {
         let is_same = flushed.0.root == self.table.root;
         let sequence = if is_same { flushed.0.sequence } else { 0 };
         Change::new(self, span::widened::<F>(&range), Action::Thaw(sequence))
     }
 
-    /// Removes the mappings in exactly `range`, splitting pages that reach beyond it: how a guard
-    /// page is punched. Addresses without a mapping are passed over.
+    /// Removes the mappings in exactly `range`, splitting pages that reach beyond it, e.g. to punch
+    /// a guard page. Addresses without a mapping are skipped.
     ///
     /// # Errors
     ///
@@ -73,36 +74,36 @@ impl<'t, F: Format, M: TableMemory> Editor<'t, F, M> {
         Ok(Change::new(self, [span, 0..0], Action::Zap(Tables::Free)))
     }
 
-    /// Takes the right to store from the mappings in at least `range`. Dirty bits stay.
+    /// Removes the right to store from the mappings in at least `range`. Dirty bits stay.
     pub fn write_protect(self, range: Range<u64>) -> Change<'t, F, M> {
         Change::new(self, span::widened::<F>(&range), Action::WriteProtect)
     }
 
-    /// Makes the dirty leaves in at least `range` clean, and tells `sink` each of them.
+    /// Makes the dirty leaves in at least `range` clean, and reports each of them to `sink`.
     ///
-    /// What is stored before the flush that the gather asks for may go unnoticed by the next clean;
-    /// so read the pages after the flush.
+    /// The next clean may miss stores made before the flush that the gather requests, so read the
+    /// pages after the flush.
     pub fn clean<S: DirtySink>(self, range: Range<u64>, sink: S) -> Change<'t, F, M, S> {
         Change::new(self, span::widened::<F>(&range), Action::Clean(sink))
     }
 
-    /// Splits the pages in at least `range` into such of `level` where they are larger.
-    /// Translations stay what they are.
+    /// Splits the pages in at least `range` that are larger than `level` into pages of `level`.
+    /// Translations are unchanged.
     pub fn split(self, range: Range<u64>, level: Level) -> Change<'t, F, M> {
         Change::new(self, span::widened::<F>(&range), Action::Split(level))
     }
 
     /// Replaces tables in `range` by leaves of `level`: the reverse of a [split](Self::split). The
-    /// range is mapped, or would be on faults, to the memory from `pa` on.
+    /// range must be mapped, now or by later faults, to the memory starting at `pa`.
     ///
-    /// Tables are replaced that cover one whole page of `level`, whether they are full or not. The
-    /// leaf is dirty, [tracked](Permissions::TRACKED) or not, if it allows stores: nothing that the
-    /// pieces have recorded gets lost.
+    /// Tables that cover one whole page of `level` are replaced, whether they are full or not. A
+    /// leaf that allows stores is dirty, [tracked](Permissions::TRACKED) or not, so no dirty state
+    /// of the pieces is lost.
     ///
     /// # Errors
     ///
-    /// [`MapError::Unaligned`], [`MapError::OutOfRange`] and [`MapError::Permissions`], upon which
-    /// nothing has changed.
+    /// [`MapError::Unaligned`], [`MapError::OutOfRange`] and [`MapError::Permissions`]; nothing has
+    /// changed then.
     pub fn collapse(
         self,
         range: Range<u64>,
@@ -124,8 +125,8 @@ impl<'t, F: Format, M: TableMemory> Editor<'t, F, M> {
         Ok(Change::new(self, [span, 0..0], action))
     }
 
-    /// Changes what the mappings in exactly `range` allow, splitting pages that reach beyond it.
-    /// Addresses without a mapping are passed over.
+    /// Changes the permissions of the mappings in exactly `range`, splitting pages that reach
+    /// beyond it. Addresses without a mapping are skipped.
     ///
     /// # Errors
     ///
@@ -144,8 +145,8 @@ impl<'t, F: Format, M: TableMemory> Editor<'t, F, M> {
         self.split_at(span.end)
     }
 
-    /// Splits leaves until `boundary` lies between two of them. No translation changes, only the
-    /// size of the pages it is made of.
+    /// Splits leaves until `boundary` is between two of them. No translation changes, only the page
+    /// sizes.
     fn split_at(&self, boundary: u64) -> Result<(), MapError> {
         let (mut table, mut level) = (self.table.root, F::ROOT);
         while boundary & level.offset_mask() != 0 {
@@ -158,7 +159,7 @@ impl<'t, F: Format, M: TableMemory> Editor<'t, F, M> {
                 Entry::Absent | Entry::Frozen => break,
                 Entry::Table(next) => (next, below),
                 Entry::Leaf(_) => {
-                    // There is no gather for a leaf that is held on.
+                    // There is no gather for a leaf that processors may still hold.
                     let in_place = F::REPLACES_IN_PLACE;
                     (self.split_leaf(cell, entry, below, boundary & !level.offset_mask(), in_place)?, below)
                 }
@@ -168,7 +169,8 @@ impl<'t, F: Format, M: TableMemory> Editor<'t, F, M> {
     }
 
     /// Replaces a leaf by a table of leaves of `below`, and returns the table. `start` is the
-    /// offset of the leaf's page. Processors may hold the leaf on if it is done `in_place`.
+    /// offset of the leaf's page. If this is done `in_place`, processors may continue to hold the
+    /// leaf.
     pub(crate) fn split_leaf(
         &self,
         cell: &AtomicU64,
@@ -182,9 +184,9 @@ impl<'t, F: Format, M: TableMemory> Editor<'t, F, M> {
         let new = F::table(next);
         if in_place {
             let mut leaf = leaf;
-            // Each turn after the first finds a leaf that the processor has made dirty, or a fault
-            // has given more rights; nobody takes them back while this is the editor. So there are
-            // few.
+            // Each iteration after the first finds a leaf that the processor has made dirty, or to
+            // which a fault has added rights; neither is undone while this editor exists. So there
+            // are few iterations.
             loop {
                 self.fill(next, leaf, below);
                 // Pairs with walkers' loads of the entry (`descend`, `look`), which find the table
@@ -210,10 +212,10 @@ impl<'t, F: Format, M: TableMemory> Editor<'t, F, M> {
         F::REPLACES_IN_PLACE || self.table.memory.resizes_in_place()
     }
 
-    /// Removes the pointer to a table. `range` is what the table covers.
+    /// Removes the pointer to a table. `range` is the table's range.
     ///
-    /// A fault may put another table there at once. So where that takes a break it is made here, or
-    /// the entry stays frozen until the flush that the gather asks for.
+    /// A fault may put another table there at once. Where that requires a break, this function
+    /// makes it, or the entry stays frozen until the flush that the gather requests.
     pub(crate) fn cut_table(&self, cell: &AtomicU64, range: FlushRange, tables: Tables) {
         let absent = match tables {
             _ if F::REPLACES_IN_PLACE => ABSENT,
@@ -224,24 +226,24 @@ impl<'t, F: Format, M: TableMemory> Editor<'t, F, M> {
                 ABSENT
             }
         };
-        // A store, because nobody but the editor writes an entry that points to a table or is
-        // frozen. Pairs with the load of a fault that finds the entry (`descend`): it comes after
-        // the break.
+        // A store, because only the editor writes an entry that points to a table or is frozen.
+        // Pairs with the load of a fault that finds the entry (`descend`): the load comes after the
+        // break.
         cell.store(absent, Release);
     }
 
-    /// Replaces the pointer to a table by a leaf. `range` is what the table covers.
+    /// Replaces the pointer to a table by a leaf. `range` is the table's range.
     pub(crate) fn join_leaf(&self, cell: &AtomicU64, leaf: u64, range: FlushRange) {
         if !self.resizes_in_place() {
             self.break_entry(cell, range);
         }
-        // Pairs with the load of a fault that finds the entry (`descend`): it comes after the
+        // Pairs with the load of a fault that finds the entry (`descend`): the load comes after the
         // break.
         cell.store(leaf, Release);
     }
 
-    /// Takes an entry out of use, everywhere, and returns what it was in the end. Faults find it
-    /// frozen until it gets its new value.
+    /// Takes an entry out of use everywhere, and returns its last value. Faults find it frozen
+    /// until it gets its new value.
     fn break_entry(&self, cell: &AtomicU64, range: FlushRange) -> u64 {
         // Pairs with a fault's exchange of the entry (`descend`, `meet`), which comes before or
         // fails.
@@ -254,10 +256,10 @@ impl<'t, F: Format, M: TableMemory> Editor<'t, F, M> {
     /// Fills a new table with the pieces of a leaf.
     fn fill(&self, table: PhysAddr, leaf: u64, below: Level) {
         let Some(level) = below.above() else { return };
-        // Addresses are in their place, so the pieces differ by their size.
+        // Addresses are already in position, so the pieces differ by their size.
         let mut piece = piece::<F>(leaf, F::address(leaf, level), below);
         for entry in self.table.entries(table) {
-            // Relaxed: the store or exchange that makes the table known releases it.
+            // Relaxed: the store or exchange that publishes the table releases it.
             entry.store(piece, Relaxed);
             piece = piece.wrapping_add(below.size());
         }

@@ -1,9 +1,9 @@
-//! What differs between the formats of page tables.
+//! The differences between page-table formats.
 
 use crate::{Level, PhysAddr};
 
 bitflags::bitflags! {
-    /// What a leaf allows, and how the memory behind it is cached.
+    /// The permissions of a leaf, and how the memory behind it is cached.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Permissions: u8 {
         /// Loads.
@@ -14,13 +14,14 @@ bitflags::bitflags! {
         const EXECUTE = 1 << 2;
         /// Device registers: accesses are neither cached nor merged.
         const DEVICE = 1 << 3;
-        /// The first store through the leaf is to be seen: it is made clean, so that the processor
-        /// sets its dirty bit. Without this a leaf that allows stores is dirty from the beginning.
-        /// Only asked for, never told: [`Mapping::is_dirty`](crate::Mapping::is_dirty) tells.
+        /// Track the first store through the leaf: it starts clean, so that the processor sets its
+        /// dirty bit. Without this a leaf that allows stores starts dirty. Only used in requests,
+        /// never returned: [`Mapping::is_dirty`](crate::Mapping::is_dirty) reports the state.
         const TRACKED = 1 << 4;
-        /// Open to user mode, in formats that tell user and supervisor apart.
+        /// Accessible to user mode, in formats that distinguish user and supervisor.
         const USER = 1 << 5;
-        /// The same in all address spaces, so that it outlives a switch, in formats that have that.
+        /// The same in all address spaces, so that it survives a switch, in formats that support
+        /// it.
         const GLOBAL = 1 << 6;
     }
 }
@@ -32,25 +33,25 @@ impl Permissions {
     pub const RW: Self = Self::READ.union(Self::WRITE);
     /// Loads and fetches.
     pub const RX: Self = Self::READ.union(Self::EXECUTE);
-    /// Everything; what a guest's RAM gets.
+    /// Everything; used for a guest's RAM.
     pub const RWX: Self = Self::RW.union(Self::EXECUTE);
 
     /// Rights that can be added to a leaf in use without a flush: a processor that holds the old
-    /// ones faults once more.
+    /// rights faults once more.
     pub(crate) const GROWING: Self = Self::RWX;
 }
 
-/// A format of page tables: geometry, and the encoding of one entry. All the walking is the
-/// [`PageTable`](crate::PageTable)'s.
+/// A format of page tables: geometry, and the encoding of one entry. The
+/// [`PageTable`](crate::PageTable) does all the walking.
 ///
-/// Every implementation must keep these; the walker relies on them:
+/// Every implementation must uphold the following; the walker relies on it:
 ///
 /// * A table has 512 entries of 8 bytes, and entries of a table of level *n* span `n.size()` bytes.
 /// * An entry whose bits 2:0 are clear is not present to the processor, whatever the other bits
 ///   are. The walker keeps marks and the links between held tables in such entries.
-/// * Tables allow everything; the leaf alone decides.
+/// * Table entries allow everything; only the leaf restricts access.
 /// * An entry holds the address of its target in the address's own bits.
-/// * The processor may make a leaf [dirty](Self::dirtied), and changes nothing else by itself. It
+/// * The processor may make a leaf [dirty](Self::dirtied), and changes nothing else on its own. It
 ///   does so with one atomic operation that fails if the leaf has changed meanwhile.
 ///
 /// An absent entry may become present without an invalidation: no supported processor caches
@@ -65,25 +66,26 @@ pub trait Format {
     const OUTPUT_BITS: u32;
     /// Level of the root table.
     const ROOT: Level;
-    /// Level of the largest leaf. That a given processor supports it is for the caller to know.
+    /// Level of the largest leaf. The caller must know whether a given processor supports it.
     const LARGEST: Level;
     /// Whether a leaf in use may become a table, and a table a leaf or another table, in one store.
     /// If not, the entry is invalid in between, and
-    /// [`TableMemory::break_before_make`](crate::TableMemory::break_before_make) invalidates what
-    /// it covers; where the page alone is to change its size, and the processors [can do that in
-    /// place](crate::TableMemory::resizes_in_place), it is left to the gather. Leaves that were
-    /// zapped are left to the gather: until its flush has completed, faults on them must lead to
-    /// the same memory by pages of the same size, or nowhere, which is for the user to see to.
+    /// [`TableMemory::break_before_make`](crate::TableMemory::break_before_make) invalidates the
+    /// addresses that it covers. If only the size of the page changes, and the processors [can do
+    /// that in place](crate::TableMemory::resizes_in_place), the invalidation is left to the
+    /// gather. So are leaves that were zapped: until that flush has completed, faults on them must
+    /// lead to the same memory by pages of the same size, or to no memory; the user must ensure
+    /// that.
     const REPLACES_IN_PLACE: bool;
     /// Some bits and their values: an entry of the last level that has them is a leaf that allows
-    /// stores and is dirty, so no processor changes it by itself. A caller that goes over whole
-    /// tables asks this of all entries.
+    /// stores and is dirty, so no processor changes it. Callers that process whole tables test all
+    /// entries for this.
     const SETTLED: (u64, u64);
     /// The largest payload of a [mark](Self::mark).
     const MARK_MAX: u64 = u64::MAX >> MARK_SHIFT;
 
-    /// Whether a leaf may have these permissions, by what the format can express and what its
-    /// policy allows.
+    /// Whether a leaf may have these permissions: the format can express them and its policy allows
+    /// them.
     fn admits(permissions: Permissions) -> bool;
 
     /// Whether the processor follows the entry at all.
@@ -102,13 +104,13 @@ pub trait Format {
     /// [`Level::Page4K`] for a table.
     fn address(entry: u64, alignment: Level) -> PhysAddr;
 
-    /// What a leaf allows; never [`Permissions::TRACKED`].
+    /// The permissions of a leaf; never [`Permissions::TRACKED`].
     fn permissions(leaf: u64) -> Permissions;
 
     /// Whether there may have been a store through the leaf.
     fn is_dirty(leaf: u64) -> bool;
 
-    /// The leaf of a table of `level` without the right to store. What it knows stays.
+    /// The leaf of a table of `level` without the right to store. Its dirty state is kept.
     fn protected(leaf: u64, level: Level) -> u64
     where
         Self: Sized,
@@ -116,10 +118,11 @@ pub trait Format {
         repermitted::<Self>(leaf, level, Self::permissions(leaf) - Permissions::WRITE)
     }
 
-    /// The leaf as a store leaves it. It stays dirty, and still refuses stores, if it did.
+    /// The leaf as it is after a store. It stays dirty, and still refuses stores if it did.
     fn dirtied(leaf: u64) -> u64;
 
-    /// The leaf such that the processor makes it dirty at the next store, if it allows one.
+    /// The leaf changed so that the processor makes it dirty at the next store, if it allows
+    /// stores.
     fn cleaned(leaf: u64) -> u64;
 
     /// An entry that is absent to the processor and holds a number up to
@@ -134,13 +137,13 @@ pub trait Format {
     }
 }
 
-/// Bits that tell entries apart that no processor follows.
+/// Bits that distinguish entries that no processor follows.
 const NOT_PRESENT: u64 = 0x1f;
 const MARK: u64 = 1 << 4;
 const MARK_SHIFT: u32 = 5;
 
 /// An entry of a table that was cut off, or of one that is being replaced: absent to the processor,
-/// and never filled by a fault. What else it says is above these bits: a [`link`], or a number.
+/// and never filled by a fault. The bits above these hold a [`link`] or a number.
 pub(crate) const FROZEN: u64 = 1 << 3;
 
 /// Bits of a link, below the address, for the level of the table's entries.
@@ -151,20 +154,20 @@ pub(crate) fn link(table: Option<(PhysAddr, Level)>) -> u64 {
     table.map_or(FROZEN, |(table, level)| table.0 | (level as u64) << LINK_LEVEL_SHIFT | FROZEN)
 }
 
-/// What a [`link`] names.
+/// The table that a [`link`] names.
 pub(crate) fn linked(entry: u64) -> Option<(PhysAddr, Level)> {
     let table = entry & !Level::Page4K.offset_mask();
     let level = Level::ALL[(entry >> LINK_LEVEL_SHIFT) as usize % Level::ALL.len()];
     (table != 0).then_some((PhysAddr(table), level))
 }
 
-/// A frozen entry that is to stay so until a change later than `sequence` is flushed. 59 bits, one
-/// a nanosecond for 18 years.
+/// A frozen entry that must stay frozen until a change later than `sequence` is flushed. 59 bits:
+/// at one per nanosecond they last 18 years.
 pub(crate) const fn frozen_until_after(sequence: u64) -> u64 {
     sequence << MARK_SHIFT | FROZEN
 }
 
-/// The number in an entry that is frozen until something is flushed.
+/// The number in an entry that is frozen until a flush.
 pub(crate) const fn frozen_after(entry: u64) -> u64 {
     entry >> MARK_SHIFT
 }
@@ -184,7 +187,7 @@ pub(crate) fn is_settled<F: Format>(entry: u64) -> bool {
     entry & F::SETTLED.0 == F::SETTLED.1
 }
 
-/// A settled entry as it is, said in a way from which the compiler sees what is known of it.
+/// A settled entry unchanged, expressed so that the compiler sees its known bits.
 #[inline]
 pub(crate) const fn settled<F: Format>(entry: u64) -> u64 {
     entry & !F::SETTLED.0 | F::SETTLED.1
@@ -213,12 +216,12 @@ impl Entry {
     }
 }
 
-/// The leaf with other permissions. What the processor has recorded in it stays.
+/// The leaf with other permissions. The state that the processor has recorded in it stays.
 pub(crate) fn repermitted<F: Format>(leaf: u64, level: Level, permissions: Permissions) -> u64 {
     carry::<F>(F::leaf(F::address(leaf, level), level, permissions), leaf)
 }
 
-/// A leaf of `level` for one piece, at `pa`, of a larger leaf: it allows and knows the same.
+/// A leaf of `level` for one piece, at `pa`, of a larger leaf, with the same permissions and state.
 pub(crate) fn piece<F: Format>(leaf: u64, pa: PhysAddr, level: Level) -> u64 {
     carry::<F>(F::leaf(pa, level, F::permissions(leaf) | Permissions::TRACKED), leaf)
 }
@@ -228,9 +231,9 @@ fn carry<F: Format>(new: u64, old: u64) -> u64 {
 }
 
 /// Whether processors must be flushed after a leaf has been replaced by another value, before that
-/// can be relied on. What no processor can hold, or what it would only fault on once more, needs
-/// none; nor does the accessed bit, whose loss costs nothing but precision. The dirty bit does: a
-/// processor that holds the leaf as dirty stores without setting it again.
+/// value can be relied on. No flush is needed for values that no processor can hold or on which it
+/// would only fault once more, nor for the accessed bit, whose loss costs only precision. The dirty
+/// bit needs one: a processor that holds the leaf as dirty stores without setting the bit again.
 pub(crate) fn needs_flush<F: Format>(old: u64, new: u64, level: Level) -> bool {
     let Entry::Leaf(from) = Entry::decode::<F>(old, level) else { return false };
     let Entry::Leaf(to) = Entry::decode::<F>(new, level) else { return true };

@@ -13,12 +13,12 @@ pub struct FrameRun {
     pub len: u64,
 }
 
-/// Most runs of frames that a gather holds.
+/// The most runs of frames that a gather holds.
 pub const FRAME_RUNS_MAX: usize = 32;
 
-/// Whether a change keeps account of the memory that it unmaps: [`NoFrames`] or [`FrameRuns`].
+/// Whether a change records the memory that it unmaps: [`NoFrames`] or [`FrameRuns`].
 pub trait Frames: Copy + fmt::Debug + sealed::Sealed {
-    /// Whether it does.
+    /// Whether frames are recorded.
     const ARE_KEPT: bool;
     /// No frames.
     const NONE: Self;
@@ -27,7 +27,7 @@ pub trait Frames: Copy + fmt::Debug + sealed::Sealed {
     #[must_use]
     fn push(&mut self, pa: PhysAddr, len: u64) -> bool;
 
-    /// Takes back what was pushed last.
+    /// Removes the last pushed memory again.
     fn unpush(&mut self, len: u64);
 }
 
@@ -37,7 +37,7 @@ mod sealed {
     impl Sealed for super::FrameRuns {}
 }
 
-/// No account: the memory belongs to somebody who knows it as a whole.
+/// No record: the memory's owner tracks it as a whole.
 #[derive(Clone, Copy, Debug)]
 pub struct NoFrames;
 

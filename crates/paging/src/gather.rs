@@ -1,4 +1,4 @@
-//! What a change leaves to do: translations to invalidate, then tables and frames to free.
+//! The work that a change leaves: translations to invalidate, then tables and frames to free.
 
 use core::fmt;
 use core::sync::atomic::Ordering::AcqRel;
@@ -15,15 +15,14 @@ pub struct FlushRange {
     pub start: u64,
     /// Length in bytes, a multiple of the level's size.
     pub len: u64,
-    /// Level of the leaves; of the smallest that there may be, if `tables` is set.
+    /// Level of the leaves; of the smallest possible leaves if `tables` is set.
     pub level: Level,
-    /// Whether entries that pointed to tables are gone as well: then walk caches must be
-    /// invalidated with the leaves, so no hint that only leaves changed, nor at which level, is
-    /// right.
+    /// Whether entries that pointed to tables were removed as well. Walk caches must then be
+    /// invalidated with the leaves, so neither a leaf-only hint nor a level hint is right.
     pub tables: bool,
 }
 
-/// What must be invalidated before the [`Gather`] can be released.
+/// The invalidation that must be done before the [`Gather`] can be released.
 ///
 /// Exhaustive: a caller that overlooks one invalidates too little.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,22 +35,20 @@ pub enum Invalidation<'a> {
     Everything,
 }
 
-/// Most ranges that a gather tells apart. They are moved about with it, which is in the way of who
-/// waits for a flush; and a processor that is told more of them is better told to invalidate
-/// everything.
+/// The most ranges that a gather distinguishes. They are moved along with it, which delays the user
+/// that waits for a flush; and with more ranges it is better to invalidate everything.
 pub const GATHER_RANGES_MAX: usize = 8;
 
-/// The result of a change: what to invalidate, and the tables that were cut off and the frames that
-/// were unmapped, held back until a receipt shows that no processor uses them.
-///
-/// Of a tree that was cut off the topmost table is linked, and with it the first table of each
+/// The result of a change: the translations to invalidate, and the tables that were cut off and the
+/// frames that were unmapped, held back until a receipt shows that no processor uses them.
+/// Of a tree that was cut off, the topmost table is linked, and with it the first table of each
 /// level below; the others are found when it is [reclaimed](Freeing). The links are in the tables'
-/// first entries, so holding any number takes no memory. Dropping a gather leaks what it holds,
-/// which is safe.
+/// first entries, so holding any number of tables takes no memory. Dropping a gather leaks the
+/// tables and frames it holds, which is safe.
 #[must_use = "translations stay in use, and tables leak, until the gather is flushed and released"]
 pub struct Gather<M: TableMemory, R: Frames = NoFrames> {
     memory: M,
-    /// How the format of the tables decodes an entry.
+    /// How the tables' format decodes an entry.
     decode: Decode,
     stamp: Stamp,
     ranges: [FlushRange; GATHER_RANGES_MAX],
@@ -88,7 +85,7 @@ impl<M: TableMemory, R: Frames> Gather<M, R> {
         }
     }
 
-    /// What to invalidate.
+    /// The translations to invalidate.
     pub fn invalidation(&self) -> Invalidation<'_> {
         if self.overflowed || (self.range_count == 0 && self.table_count != 0) {
             Invalidation::Everything
@@ -99,9 +96,8 @@ impl<M: TableMemory, R: Frames> Gather<M, R> {
         }
     }
 
-    /// Number of tables held back that are known of. Below those of a
-    /// [detached](Self::detached_count) tree there may be more, which are
-    /// [counted](Released::table_count) when they are freed.
+    /// Number of known tables held back. Below those of a [detached](Self::detached_count) tree
+    /// there may be more, which are [counted](Released::table_count) when they are freed.
     pub fn table_count(&self) -> usize {
         self.table_count
     }
@@ -116,29 +112,29 @@ impl<M: TableMemory, R: Frames> Gather<M, R> {
         self.visited_count
     }
 
-    /// Number of leaves that a split has left larger than it should, for want of tables.
+    /// Number of leaves that a split has left too large for lack of tables.
     pub fn unsplit_count(&self) -> u64 {
         self.unsplit_count
     }
 
-    /// The change that this gather results from.
+    /// The change that produced this gather.
     pub fn stamp(&self) -> Stamp {
         self.stamp
     }
 
-    /// Frees what is held in exchange for a receipt.
+    /// Frees the tables and frames held, given a receipt.
     ///
     /// # Errors
     ///
-    /// Gives the gather back, with all it holds, if the receipt is not for a flush after its
+    /// Returns the gather, with everything it holds, if the receipt is not for a flush after its
     /// change.
     #[expect(clippy::result_large_err, reason = "there is no heap to put it on")]
     pub fn release(self, receipt: &(impl FlushReceipt + ?Sized)) -> Result<Released<R>, Self> {
         self.release_in_steps(receipt).map(Freeing::finish)
     }
 
-    /// The same for users who must not be away for long: what was cut off is walked, and each of
-    /// its tables cleared.
+    /// The same in steps, for users that must not be blocked for long: trees that were cut off are
+    /// walked, and each of their tables is cleared.
     ///
     /// # Errors
     ///
@@ -153,7 +149,7 @@ impl<M: TableMemory, R: Frames> Gather<M, R> {
         Ok(Freeing::new(memory, decode, held, is_covered.then_some(stamp), frames))
     }
 
-    /// The same, but what is zapped from now on is kept account of.
+    /// The same, but frames zapped from now on are recorded.
     pub(crate) fn framed<T: Frames>(self) -> Gather<M, T> {
         Gather {
             memory: self.memory,
@@ -187,17 +183,17 @@ impl<M: TableMemory, R: Frames> Gather<M, R> {
         &mut self.frames
     }
 
-    /// Records that the leaves of `level` in `len` bytes from `start` are gone or changed.
+    /// Records that the leaves of `level` in `len` bytes from `start` were removed or changed.
     pub(crate) fn leaves(&mut self, start: u64, len: u64, level: Level) {
         self.push(FlushRange { start, len, level, tables: false });
     }
 
-    /// Records that the table was cut off whose entries span `entry`s bytes each, `len` in all.
+    /// Records that the table whose entries span `entry`s bytes each, `len` in all, was cut off.
     pub(crate) fn cut(&mut self, start: u64, len: u64, entry: Level) {
         self.push(FlushRange { start, len, level: entry, tables: true });
     }
 
-    /// Records that the table which was cut off last has tables below, with entries of `level`.
+    /// Records that the last table that was cut off has tables below, with entries of `level`.
     pub(crate) fn deepen(&mut self, level: Level) {
         if let Some(last) = self.ranges[..self.range_count].last_mut() {
             last.level = last.level.min(level);
@@ -220,13 +216,13 @@ impl<M: TableMemory, R: Frames> Gather<M, R> {
         }
     }
 
-    /// Holds back a table that was cut off and emptied, and that nobody fills any more.
+    /// Holds back a table that was cut off and emptied, and that no fault fills any more.
     pub(crate) fn hold(&mut self, table: PhysAddr) {
         self.link(table, Level::Page4K);
     }
 
-    /// Holds back a table that was cut off, with entries of `level`, and all that is below it: now
-    /// or, until the receipt, by faults that are on their way through it.
+    /// Holds back a table that was cut off, with entries of `level`, and everything below it,
+    /// including entries that faults still in it add until the receipt.
     pub(crate) fn detach(&mut self, table: PhysAddr, level: Level) {
         self.detached_count += 1;
         let (mut table, mut level) = (table, level);
@@ -239,11 +235,10 @@ impl<M: TableMemory, R: Frames> Gather<M, R> {
         }
     }
 
-    /// Links a table, and returns what its first entry was. Who still walks the table finds that
-    /// entry frozen.
+    /// Links a table, and returns its former first entry. Walks that are still in the table find
+    /// that entry frozen.
     ///
-    /// By exchange: a fault may just be putting a table there. One that comes later finds the entry
-    /// frozen.
+    /// By exchange: a fault may be adding a table there. A later fault finds the entry frozen.
     fn link(&mut self, table: PhysAddr, level: Level) -> u64 {
         // SAFETY: the walker found the table in the tree, so it came from this memory and is not
         // freed; it was cut off by its only parent, so no other gather holds it.

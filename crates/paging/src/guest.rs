@@ -1,14 +1,14 @@
-//! A software walk of page tables that a guest wrote, as an emulator needs it.
+//! A software walk of page tables that a guest wrote, for an emulator.
 //!
-//! After the AMD64 Architecture Programmer's Manual, volume 2 (rev. 3.42): 5.2 "Legacy-Mode Page
-//! Translation", 5.3 "Long-Mode Page Translation", 5.6 "Page-Protection Checks", 8.2.15 "#PF".
+//! According to the AMD64 Architecture Programmer's Manual, volume 2 (rev. 3.42): 5.2 "Legacy-Mode
+//! Page Translation", 5.3 "Long-Mode Page Translation", 5.6 "Page-Protection Checks", 8.2.15 "#PF".
 //! Paging may be off, two-level, PAE, or four-level; CR4.LA57 must not be offered to the guest.
 //!
-//! Every value is the guest's. The walk reads each level's entry once, takes at most four steps,
-//! and ends in an address or in the fault that the processor would raise. It does not set accessed
-//! and dirty bits: the processor has done so if its own walk led to the emulation; otherwise
-//! [`GuestPaging::used_bits`] says which. Protection keys are not checked, nor is bit 8 of upper
-//! entries, which AMD reserves and others ignore.
+//! The guest controls every value. The walk reads each level's entry once, takes at most four
+//! steps, and ends in an address or in the fault that the processor would raise. It does not set
+//! accessed and dirty bits: the processor has done so if its own walk led to the emulation;
+//! otherwise [`GuestPaging::used_bits`] returns them. It does not check protection keys, nor bit 8
+//! of upper entries, which AMD reserves and others ignore.
 //!
 //! ```
 //! use quell_paging::Gpa;
@@ -33,17 +33,17 @@ use crate::Gpa;
 use crate::amd64::bits::{ACCESSED, ADDRESS, DIRTY, LARGE, NO_EXECUTE, PRESENT, USER, WRITE};
 
 bitflags::bitflags! {
-    /// What the guest is doing.
+    /// The guest's access.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Access: u8 {
-        /// It stores.
+        /// A store.
         const WRITE = 1 << 0;
-        /// It runs at privilege level 3. Without meaning for an implicit access.
+        /// At privilege level 3. Has no meaning for an implicit access.
         const USER = 1 << 1;
-        /// It fetches instructions.
+        /// An instruction fetch.
         const FETCH = 1 << 2;
-        /// The processor does it by itself, to a descriptor table or a task's state: a supervisor's
-        /// access whatever the privilege level, which RFLAGS.AC does not let past SMAP.
+        /// An access that the processor makes itself, to a descriptor table or a task's state: a
+        /// supervisor access whatever the privilege level. RFLAGS.AC does not let it past SMAP.
         const IMPLICIT = 1 << 3;
     }
 }
@@ -92,7 +92,7 @@ impl ControlRegisters {
     const RFLAGS_AC: u64 = 1 << 18;
 }
 
-/// Where a linear address leads.
+/// The target of a linear address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Translation {
     /// The guest physical address.
@@ -101,9 +101,9 @@ pub struct Translation {
     pub page_size: u64,
 }
 
-/// Why there is no translation.
+/// The reason why there is no translation.
 ///
-/// Exhaustive: each is another answer to the guest, and there is none for the rest.
+/// Exhaustive: each variant needs its own answer to the guest; no default would be right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WalkError<E> {
     /// The guest gets #PF with this error code, and the linear address in CR2.
@@ -112,9 +112,9 @@ pub enum WalkError<E> {
     NonCanonical,
     /// The entry could not be read.
     Read {
-        /// Address of the 8 bytes that hold it.
+        /// Address of the 8 bytes that contain it.
         gpa: Gpa,
-        /// What the reader said.
+        /// The reader's error.
         error: E,
     },
 }
@@ -162,7 +162,7 @@ impl Mode {
         if matches!(self, Self::Legacy) { 4 } else { 8 }
     }
 
-    /// Where the root's address is in CR3; APM volume 2, 5.2.1 and 5.3.2.
+    /// The position of the root's address in CR3; APM volume 2, 5.2.1 and 5.3.2.
     const fn root_mask(self) -> u64 {
         match self {
             Self::Off => 0,
@@ -173,7 +173,7 @@ impl Mode {
     }
 }
 
-/// How a guest's linear addresses are translated at this moment.
+/// The current translation of a guest's linear addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct GuestPaging {
     mode: Mode,
@@ -188,7 +188,7 @@ pub struct GuestPaging {
     alignment_check: bool,
 }
 
-/// What the entries so far allow.
+/// The permissions of the entries so far.
 #[derive(Clone, Copy)]
 struct Allowed {
     write: bool,
@@ -199,8 +199,8 @@ struct Allowed {
 impl GuestPaging {
     const LONG_INPUT_BITS: u32 = 48;
 
-    /// Takes over a vCPU's registers. `physical_bits` and `gigabyte_pages` are what the guest's
-    /// CPUID says: the width of guest physical addresses, 32 to 52, and Page1GB.
+    /// Copies a vCPU's registers. `physical_bits` and `gigabyte_pages` are the values in the
+    /// guest's CPUID: the width of guest physical addresses, 32 to 52, and Page1GB.
     pub fn new(registers: &ControlRegisters, physical_bits: u32, gigabyte_pages: bool) -> Self {
         let ControlRegisters { cr0, cr3, cr4, efer, rflags } = *registers;
         let mode = if cr0 & ControlRegisters::CR0_PG == 0 {
@@ -229,8 +229,8 @@ impl GuestPaging {
 
     /// Translates a linear address. Outside long mode its upper 32 bits are ignored.
     ///
-    /// `read` gets the 8-byte aligned addresses of 8 bytes of guest memory, at most four of them,
-    /// each once, and returns their value as a little-endian number.
+    /// `read` receives 8-byte aligned guest addresses, at most four of them, each once, and returns
+    /// the 8 bytes there as a little-endian number.
     ///
     /// # Errors
     ///
@@ -255,7 +255,7 @@ impl GuestPaging {
             if entry & self.reserved(level, is_leaf) != 0 {
                 return Err(self.fault(access, PageFault::PRESENT | PageFault::RESERVED));
             }
-            // A PDPTE of PAE paging has no say; the bits are reserved there.
+            // A PDPTE of PAE paging does not take part: the bits are reserved there.
             if !(self.mode == Mode::Pae && level == 2) {
                 allowed.write &= entry & WRITE != 0;
                 allowed.user &= entry & USER != 0;
@@ -271,14 +271,14 @@ impl GuestPaging {
             }
             table = entry & ADDRESS;
         }
-        // Every entry of the last level is a leaf, so only a walk without levels gets here.
+        // Every entry of the last level is a leaf, so only a walk without levels reaches this.
         Ok(Translation { gpa: Gpa(linear), page_size: 4096 })
     }
 
-    /// The accessed and dirty bits that the processor sets on a walk that ends in a translation: of
-    /// the 8 bytes that the walk to `linear` has read as number `index`, counted from 0, of
-    /// `count`. They are to be set atomically, and only if the bytes are still the same (APM volume
-    /// 2, 5.4.2).
+    /// The accessed and dirty bits that the processor sets on a walk that ends in a translation,
+    /// for the 8 bytes that the walk to `linear` has read as number `index`, counted from 0, of
+    /// `count`. They must be set atomically, and only if the bytes have not changed (APM volume 2,
+    /// 5.4.2).
     pub fn used_bits(&self, linear: u64, access: Access, index: u32, count: u32) -> u64 {
         let level = self.mode.level_count().saturating_sub(index + 1);
         if self.mode == Mode::Pae && level == 2 {
@@ -287,7 +287,7 @@ impl GuestPaging {
         }
         let is_dirty = index + 1 == count && access.contains(Access::WRITE);
         let bits = if is_dirty { ACCESSED | DIRTY } else { ACCESSED };
-        // Of two entries of 4 bytes the odd one lies in the upper half.
+        // Of two entries of 4 bytes the odd one is in the upper half.
         let is_upper = self.mode == Mode::Legacy && linear >> (12 + level * self.mode.index_bits()) & 1 != 0;
         if is_upper { bits << 32 } else { bits }
     }
@@ -378,7 +378,7 @@ impl GuestPaging {
     }
 }
 
-/// Whether the rights of privilege level 3 are what counts.
+/// Whether the rights of privilege level 3 apply.
 const fn is_user(access: Access) -> bool {
     access.contains(Access::USER) && !access.contains(Access::IMPLICIT)
 }

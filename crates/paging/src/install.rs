@@ -1,4 +1,4 @@
-//! What faults do: installing translations, and marking where there are none, in parallel.
+//! Faults: installing translations, and marking addresses that have none, in parallel.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire};
 
@@ -15,15 +15,15 @@ use crate::{Format, Level, MapError, Mapping, PageTable, Permissions, PhysAddr, 
 pub enum Installed {
     /// A leaf of this level was written.
     New(Level),
-    /// There was a leaf of this level to the same page, and it has got the rights that it lacked.
+    /// There was a leaf of this level for the same page, and the missing rights were added.
     Upgraded(Level),
-    /// There was a leaf, perhaps another CPU's that took the same fault, and it was left alone. If
-    /// it does not allow the access, the access is an error, or the leaf must be split or replaced
+    /// There was a leaf, perhaps another CPU's for the same fault, and it was left unchanged. If it
+    /// does not allow the access, the access is an error, or the leaf must be split or replaced
     /// first.
     Present(Mapping),
 }
 
-/// What is to be installed.
+/// A translation to install.
 #[derive(Clone, Copy)]
 struct Request {
     offset: u64,
@@ -36,16 +36,16 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
     /// Maps the page around `address` to the one around `pa`, the largest possible up to `level`.
     ///
     /// The page is smaller where a table is in the way: then the piece around `address` is mapped.
-    /// A mark is overwritten. A leaf that is there already, maps to the same place, is no larger
-    /// than `level`, and allows less, gets the rights that are asked for as well; no flush is
-    /// needed. Any number of CPUs may do all this at once, for the same address too; one of them
-    /// writes the leaf.
+    /// A mark is overwritten. If there is already a leaf to the same place that is no larger than
+    /// `level` and allows less, the requested rights are added to it; no flush is needed. Any
+    /// number of CPUs may do all this at once, also for the same address; one of them writes the
+    /// leaf.
     ///
     /// # Errors
     ///
-    /// [`MapError::Unaligned`] if the two addresses lie differently within a page of `level`;
-    /// [`MapError::OutOfRange`], [`MapError::Permissions`], [`MapError::OutOfTables`], and
-    /// [`MapError::Raced`], upon which the guest may just fault again.
+    /// [`MapError::Unaligned`] if the two addresses have different offsets within a page of
+    /// `level`; [`MapError::OutOfRange`], [`MapError::Permissions`], [`MapError::OutOfTables`], and
+    /// [`MapError::Raced`], upon which the guest may simply fault again.
     pub fn install(
         &self,
         address: u64,
@@ -56,12 +56,13 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
         self.install_at(address, pa, level, permissions, false)
     }
 
-    /// The same, but where a table is in the way nothing is installed: for users who must know
-    /// before there are pages smaller than `level`, which is one that the format has leaves of.
+    /// The same, but where a table is in the way nothing is installed: for users that must know
+    /// before there are pages smaller than `level`, which must be a level at which the format has
+    /// leaves.
     ///
     /// # Errors
     ///
-    /// [`MapError::TooSmall`] then; and as for [`install`](Self::install).
+    /// [`MapError::TooSmall`] if a table is in the way; and as for [`install`](Self::install).
     pub fn install_whole(
         &self,
         address: u64,
@@ -98,11 +99,11 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
         self.meet(cell, at, entry, request)
     }
 
-    /// Notes at the page of `address` that there is nothing to install, with a number to recognise
-    /// the note by. Returns whether it is there now; if not, the address has a translation.
+    /// Marks the page of `address` as having nothing to install, with a number to recognise the
+    /// mark. Returns whether the mark is there now; if not, the address has a translation.
     ///
-    /// A mark is absent to the processor. The page gets the tables it needs; so where the address
-    /// is a guest's choice, the number of tables must be bounded by the caller.
+    /// A mark is absent to the processor. The page gets the tables it needs; so where the guest
+    /// chooses the address, the caller must bound the number of tables.
     ///
     /// # Errors
     ///
@@ -117,12 +118,12 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
         Ok(matches!(found, Found::Written(_)))
     }
 
-    /// Walks to the entry of `offset`, making tables down to `largest`, and writes what `new` says
-    /// for its level if nothing is mapped there.
+    /// Walks to the entry of `offset`, creating tables down to `largest`, and writes the value that
+    /// `new` returns for its level if nothing is mapped there.
     ///
-    /// Each level is passed once, with at most one exchange on it, so it takes a bounded time
-    /// whatever the other CPUs do. Release, and the barrier before it: the table is zero before it
-    /// can be found.
+    /// Each level is passed once, with at most one exchange on it, so the time is bounded whatever
+    /// the other CPUs do. Release, and the barrier before it: the table is zero before it can be
+    /// found.
     fn descend(
         &self,
         offset: u64,
@@ -162,7 +163,7 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
         }
     }
 
-    /// There is a leaf: adds the rights that it lacks, if it is the one that would have been
+    /// The walk ended at a leaf: adds the missing rights if it is the leaf that would have been
     /// written.
     fn meet(&self, cell: &AtomicU64, at: Level, entry: u64, request: Request) -> Result<Installed, MapError> {
         let Request { offset, pa, largest, permissions } = request;
@@ -177,7 +178,7 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
         {
             return Ok(Installed::Present(there));
         }
-        // By exchange: the processor may make the leaf dirty, and an editor may take it away.
+        // By exchange: the processor may make the leaf dirty, and an editor may remove it.
         // Pairs with the editor's exchanges of a leaf (`rewrite`, `exchange_framed`).
         match cell.compare_exchange(entry, repermitted::<F>(entry, at, wanted), AcqRel, Acquire) {
             Ok(_) => {
@@ -202,8 +203,8 @@ enum Found<'a> {
     Leaf(&'a AtomicU64, Level, u64),
 }
 
-/// A table that may be needed. If another CPU's got into the tree first, it serves the next level,
-/// and what is left at the end goes back; no processor has seen it.
+/// A table that may be needed. If another CPU's table got into the tree first, this one serves the
+/// next level; if unused at the end it is returned. No processor has seen it.
 struct Spare<'a, M: TableMemory> {
     memory: &'a M,
     table: Option<PhysAddr>,
@@ -218,7 +219,7 @@ impl<M: TableMemory> Spare<'_, M> {
         self.table.ok_or(MapError::OutOfTables)
     }
 
-    /// The table is part of the tree now.
+    /// The table is now part of the tree.
     fn published(&mut self) {
         self.table = None;
     }

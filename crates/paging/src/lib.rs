@@ -1,15 +1,15 @@
-//! Page tables of several formats by one walker, without locks, without allocation, without `std`.
+//! Page tables of several formats in one walker, without locks, allocation or `std`.
 //!
-//! A [`PageTable`] does all the walking; a small [`Format`] says how an entry is encoded: AMD64 for
-//! a host, a guest, and nested paging; Arm's VMSAv8-64 for stage 1 and stage 2. Tables come from
-//! the user's [`TableMemory`], which is also where barriers and break-before-make are hooked in.
+//! A [`PageTable`] does all the walking; a small [`Format`] defines how an entry is encoded: AMD64
+//! for a host, a guest, and nested paging; Arm's VMSAv8-64 for stage 1 and stage 2. Tables come
+//! from the user's [`TableMemory`], which is also the hook for barriers and break-before-make.
 //!
 //! Faults on many CPUs [install](PageTable::install) translations in parallel. Meanwhile one
 //! [`Editor`] changes and removes them: [zap](Editor::zap), [unmap](Editor::unmap), [write
 //! protection](Editor::write_protect), [clean](Editor::clean), [split](Editor::split),
-//! [collapse](Editor::collapse). A [`Change`] goes in steps of bounded length. What it owes, the
-//! translations to invalidate, the tables that were cut off, and the frames that were unmapped, is
-//! in a [`Gather`]; only a [`FlushReceipt`] frees them.
+//! [collapse](Editor::collapse). A [`Change`] is made in steps of bounded length. Its [`Gather`]
+//! collects the translations to invalidate, the tables that were cut off, and the frames that were
+//! unmapped; only a [`FlushReceipt`] frees them.
 //!
 //! [`guest`] is the other direction: a software walk of page tables that a guest wrote, for
 //! emulation.
@@ -29,7 +29,7 @@
 //!     used: AtomicUsize,
 //! }
 //!
-//! // SAFETY: `used` only grows, so each table is handed out once, zeroed as it was built.
+//! // SAFETY: `used` only grows, so each table is allocated once, zeroed as built.
 //! unsafe impl TableMemory for &Buffer {
 //!     fn allocate(&self) -> Option<PhysAddr> {
 //!         let index = self.used.fetch_add(1, Ordering::Relaxed);
@@ -49,14 +49,14 @@
 //! let pa = PhysAddr(0x4020_1234);
 //! assert_eq!(nested.install(0x20_1234, pa, Level::Page2M, Permissions::RWX)?, Installed::New(Level::Page2M));
 //! assert_eq!(nested.query(0x3f_ffff).unwrap().pa, PhysAddr(0x403f_ffff));
-//! // One where there is no memory, noted with the generation of the slots:
+//! // A fault where there is no memory, marked with the generation of the slots:
 //! nested.mark(0x50_0000, 42)?;
 //! assert_eq!(nested.look(0x50_0123), Look::Marked(42));
 //!
-//! // SAFETY: no processor was ever given this root, and nobody else walks the table.
+//! // SAFETY: no processor was ever given this root, and nothing else walks the table.
 //! let receipt = unsafe { NeverWalked::new() };
 //!
-//! // Dirty logging: small pages, then fetch and clear. Reading the pages is for after the flush.
+//! // Dirty logging: small pages, then fetch and clear. Read the pages after the flush.
 //! let split = nested.edit().expect("nobody else edits").split(0..1 << 30, Level::Page4K).finish();
 //! assert_eq!(split.release(&receipt).unwrap().table_count, 0);
 //! let mut dirty = Vec::new();
@@ -66,7 +66,7 @@
 //! assert_eq!((range.start, range.len, range.tables), (0x20_0000, 2 << 20, false));
 //! gather.release(&receipt).unwrap();
 //!
-//! // The RAM goes away, in steps between which the caller may do something else: detach, flush, reclaim.
+//! // Remove the RAM in steps, between which the caller may do other work: detach, flush, reclaim.
 //! let mut change = nested.edit().expect("nobody else edits").zap(0..1 << 30, Tables::Free);
 //! while change.step(100) == Progress::More {}
 //! let gather = change.into_gather();
@@ -80,64 +80,65 @@
 //!
 //! # Concurrency
 //!
-//! Any number of *faults* ([`install`](PageTable::install), [`mark`](PageTable::mark)), of walks by
-//! software ([`look`](PageTable::look), [`query`](PageTable::query)) and by processors, and one
-//! *change*. Three rules keep them apart:
+//! Allowed at the same time are any number of *faults* ([`install`](PageTable::install),
+//! [`mark`](PageTable::mark)), of walks by software ([`look`](PageTable::look),
+//! [`query`](PageTable::query)) and by processors, and one *change*. Three rules keep them apart:
 //!
 //! 1. **Who writes what.** Faults only fill absent entries and add rights to leaves; the processor
-//!    only makes leaves dirty; both by exchange, which fails if the entry is no longer what they
-//!    had read. All else is the change's alone. So a change stores plainly over what only it may
-//!    write, an entry that points to a table, or where what it overwrites is not wanted any more;
-//!    it exchanges where a fault's table or leaf, or a dirty bit, would get lost. There is one
-//!    exception, for changes that go over many leaves. A leaf of the last level that allows stores
-//!    and is dirty is *settled*: no processor changes it, and a fault can only add the right to
-//!    execute. Such a leaf is read and then stored to plainly. If a fault has added a right in
-//!    between, that is lost again, which costs one more fault; and as all that such a change has
-//!    stored to is flushed, nobody keeps the right either.
-//! 2. **A tree that was cut off is left as it is until its flush.** One store detaches it, however
-//!    large it is. It is found no longer but by those in it already: processors by their
-//!    walk caches, until the flush has completed, and faults in sections that began before, which
-//!    may still fill its entries or find what is there. The gather covers all the addresses of the
-//!    tree, so what they put there is flushed with the rest; and the receipt says that both are out
-//!    of it. From then on the holder of the receipt has the tree alone: it is walked with plain
-//!    accesses, with all that was put into it until then, and its tables are freed. Before that,
-//!    only the first entry of the tables that are linked is exchanged, for a frozen one: absent to
-//!    the processor, and not replaced by faults, which are told [`MapError::Raced`], and find the
-//!    new state next time.
+//!    only makes leaves dirty. Both use an exchange, which fails if the entry has changed since it
+//!    was read. Only the change does anything else. So a change uses plain stores for entries that
+//!    only it may write (an entry that points to a table) and for entries whose current value is no
+//!    longer wanted. It uses an exchange where a fault's table or leaf, or a dirty bit, would
+//!    otherwise be lost. There is one exception, for changes that visit many leaves. A leaf of the
+//!    last level that allows stores and is dirty is *settled*: no processor changes it, and a fault
+//!    can only add the right to execute. Such a leaf is read and then overwritten by a plain store.
+//!    If a fault has added a right in between, that right is lost again, which costs one more
+//!    fault; and as everything that such a change has stored to is flushed, no processor keeps the
+//!    right either.
+//! 2. **A tree that was cut off is left unchanged until its flush.** One store detaches it,
+//!    whatever its size. After that, only walks already in it reach it: processors by their walk
+//!    caches, until the flush has completed, and faults in sections that began before, which may
+//!    still fill its entries or use existing ones. The gather covers all the addresses of the tree,
+//!    so the entries that they add are flushed with the rest; and the receipt states that both have
+//!    left the tree. From then on the holder of the receipt has exclusive access: it walks the tree
+//!    with plain accesses, including all entries added until then, and frees its tables. Before
+//!    that, only the first entry of each linked table is exchanged for a frozen entry. A frozen
+//!    entry is absent to the processor, and faults do not replace it: they get [`MapError::Raced`],
+//!    and find the new state on the next attempt.
 //!
-//!    Only where the frames of the leaves are to be known before the flush
-//!    ([`with_frames`](Change::with_frames)) the tree is walked at once, and frozen, entry by
+//!    Only if the frames of the leaves must be known before the flush
+//!    ([`with_frames`](Change::with_frames)), the tree is walked immediately, and frozen entry by
 //!    entry.
 //!
-//!    Where the format does not allow one table to follow another without an invalidation in
-//!    between, the entry that was cut is frozen, too, until that has happened: with a
-//!    [break](TableMemory::break_before_make), or until the flush ([`Tables::Detach`],
+//!    If the format does not allow one table to replace another without an invalidation in
+//!    between, the entry that pointed to the tree is frozen as well until that has happened: with
+//!    a [break](TableMemory::break_before_make), or until the flush ([`Tables::Detach`],
 //!    [`Editor::thaw`]).
-//! 3. **A walk by software is a walk cache.** A table is freed for a receipt, and a receipt says
-//!    that the walks which began before its flush have ended, too.
+//! 3. **A walk by software is a walk cache.** A table is freed for a receipt, and a receipt states
+//!    that the walks which began before its flush have ended as well.
 //!
 //! Each row is model-checked (`src/model`), and for each exchange there is a mutant without it that
 //! fails.
 //!
 //! | fault or processor | change | what must hold |
 //! |---|---|---|
-//! | a: read an entry of the table; b: exchange absent for a leaf; c: end the section | d: detach the table; e: flush; f: receipt; g: reclaim | e covers what b adds. c before f, so b before g: what b wrote is cleared, and b never writes into a table that is free |
+//! | a: read an entry of the table; b: exchange absent for a leaf; c: end the section | d: detach the table; e: flush; f: receipt; g: reclaim | e covers what b adds. c before f, so b before g: b's entry is cleared, and b never writes into a table that is free |
 //! | a: read; b: exchange absent for a table (Release); c: end the section | d: detach; f: receipt; g: read the entry | c before f, so g reads b's table and frees it, too |
 //! | a: read the first entry; b: exchange absent for a table (Release) | d: detach, by exchange of that entry for the link (Acquire) | d gets b's table and links it as well, or b fails |
-//! | a: read an entry of the table; b: exchange absent for a leaf | c: cut the table off, with frames; d: freeze the entry; e: flush | b before d: the leaf goes with d, and e covers it. d before b: b fails |
+//! | a: read an entry of the table; b: exchange absent for a leaf | c: cut the table off, with frames; d: freeze the entry; e: flush | b before d: d removes the leaf, and e covers it. d before b: b fails |
 //! | a: read; b: exchange absent for a table (Release) | c: cut off, with frames; d: exchange the entry for frozen (Acquire) | d reads b's table and goes on in it, or b fails |
 //! | a: read a leaf; b: exchange it for one with more rights | c: write-protect by exchange | the later finds the earlier, or fails and looks again |
 //! | a: read a settled leaf; b: exchange it for one with more rights | c: read it; d: store it protected or clean; e: flush | b before d: the right goes again, and e covers a processor that has used it. d before b: b fails |
 //! | a: exchange a mark for a leaf | b: swap the mark for absent | b gets the leaf and flushes it, or a fails |
-//! | a: set the dirty bit by exchange | b: exchange the leaf for a clean one, a read-only one, or a table of pieces | b carries over what a has set, or tells it; or a fails, and walks again |
+//! | a: set the dirty bit by exchange | b: exchange the leaf for a clean one, a read-only one, or a table of pieces | b carries over a's bit, or reports it; or a fails, and walks again |
 //! | a: store by a leaf held as dirty | b: clean, telling the page; c: flush; d: read the page | a before c, hence before d. Later stores set the bit anew |
-//! | a: read an entry of the table; b: exchange | c: replace the table by a dirty leaf; e: flush; g: reclaim | as in the first two rows; what a store has left in the table is in the leaf |
+//! | a: read an entry of the table; b: exchange | c: replace the table by a dirty leaf; e: flush; g: reclaim | as in the first two rows; a store's dirty bit in the table is in the leaf |
 //! | a: zero a table; b: exchange an entry for it (Release) | c: load the entry (Acquire); d: read the table | if c reads from b, then a is before d |
 //! | a: sample the stamp (Acquire); b: flush; c: walk | d: remove; e: store the new stamp (Release) | if a reads from e, then d is before c |
 //!
 //! The processor's walk is outside the language's memory model. AMD64 walks observe stores in
 //! program order; elsewhere [`TableMemory::publish`] is called after a table was filled and before
-//! it is linked, and before what may be followed by a flush.
+//! it is linked, and before a point where a flush may follow.
 #![cfg_attr(not(any(test, loom)), no_std)]
 
 mod addr;
@@ -179,7 +180,7 @@ pub use receipt::{FlushReceipt, NeverWalked, Stamp};
 pub use reclaim::{Flushed, Freeing, Released};
 pub use table::{Look, MapError, Mapping, PageTable};
 
-// The examples of what is packed with the crate.
+// Tests the examples in the README that is packaged with the crate.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

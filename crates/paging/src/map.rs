@@ -1,4 +1,4 @@
-//! What takes the page table exclusively: mapping ranges, and changes in one go.
+//! Operations that need exclusive access to the page table: mapping ranges, and changes in one go.
 
 use core::ops::Range;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -11,7 +11,7 @@ use crate::{Editor, Format, Gather, Level, MapError, PageTable, Permissions, Phy
 /// The memory that a range is mapped to.
 #[derive(Clone, Copy)]
 struct Backing {
-    /// Address less the offset of the input address: input offset plus this is the output address.
+    /// Address minus the offset of the input address: input offset plus this is the output address.
     shift: u64,
     permissions: Permissions,
     largest: Level,
@@ -24,15 +24,15 @@ impl Backing {
 }
 
 impl<F: Format, M: TableMemory> PageTable<F, M> {
-    /// Maps `range` to the memory from `pa` on, with the largest pages that fit, up to `level`.
+    /// Maps `range` to the memory starting at `pa`, with the largest pages that fit, up to `level`.
     ///
     /// No flush is needed, since absent entries are not cached.
     ///
     /// # Errors
     ///
     /// [`MapError::Unaligned`], [`MapError::OutOfRange`], [`MapError::Permissions`] and
-    /// [`MapError::AlreadyMapped`], upon which nothing has changed; [`MapError::OutOfTables`], upon
-    /// which a first part of the range is mapped.
+    /// [`MapError::AlreadyMapped`]; nothing has changed then. [`MapError::OutOfTables`]; a first
+    /// part of the range is mapped then.
     pub fn map(
         &mut self,
         range: Range<u64>,
@@ -59,7 +59,7 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
         result
     }
 
-    /// Changes what the mappings in `range` allow, splitting pages that reach beyond it.
+    /// Changes the permissions of the mappings in `range`, splitting pages that reach beyond it.
     ///
     /// # Errors
     ///
@@ -91,7 +91,7 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
         self.exclusively().zap(range, tables).finish()
     }
 
-    /// Takes the page table down: every table is in the gather, the root too.
+    /// Takes the page table down: every table is in the gather, including the root.
     pub fn dismantle(mut self) -> Gather<M> {
         let mut gather = self.zap(0..u64::MAX, Tables::Free);
         // All its entries are absent now, or frozen.
@@ -99,7 +99,7 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
         gather
     }
 
-    /// The editor that is there for the taking, or has been forgotten.
+    /// The editor, whether it is free or was forgotten.
     fn exclusively(&mut self) -> Editor<'_, F, M> {
         self.is_edited.store(true, Relaxed);
         Editor { table: self }
@@ -116,8 +116,8 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
         result
     }
 
-    /// Maps a span in which nothing is mapped. Plain stores are enough: nobody else writes absent
-    /// entries while the table is taken exclusively, and processors write present ones only.
+    /// Maps a span in which nothing is mapped. Plain stores are enough: with exclusive access
+    /// nothing else writes absent entries, and processors write only present ones.
     fn map_in(&self, table: PhysAddr, level: Level, span: Span, target: Backing) -> Result<(), MapError> {
         let Some(below) = level.below() else {
             let first = level.index(span.start);

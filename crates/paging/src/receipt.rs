@@ -1,9 +1,9 @@
-//! Proof that a flush has completed, as seen from page tables.
+//! Proof that a flush has completed, from the page tables' point of view.
 
 use crate::PhysAddr;
 
-/// Names one change of one page table. Later changes of the same table have later stamps, and no
-/// stamp comes twice, not even if another table gets the same root one day.
+/// Identifies one change of one page table. Later changes of the same table have later stamps, and
+/// no stamp is used twice, even if another table later gets the same root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     pub(crate) root: PhysAddr,
@@ -18,31 +18,32 @@ impl Stamp {
     }
 }
 
-/// Proof that a flush has completed. Only in exchange for one are tables and frames freed.
+/// Proof that a flush has completed. Only such a proof frees tables and frames.
 ///
-/// With the feature `coherence` the receipt of that flush engine is one, and nothing else need be.
-/// A user of another engine implements this for a type that holds its receipt together with the
-/// table's [stamp](crate::PageTable::stamp), **sampled before the flush was issued**.
+/// With the feature `coherence` that flush engine's receipt implements this, and nothing else is
+/// needed. A user of another engine implements this for a type that holds the engine's receipt
+/// together with the table's [stamp](crate::PageTable::stamp), **sampled before the flush was
+/// issued**.
 ///
 /// # Safety
 ///
 /// When `covers(stamp)` is true, then for the change `stamp` and all before it
 ///
-/// * no processor holds or will use a translation that it removed, or an upper-level entry of a
-///   table that it cut off, and all effects of accesses through them are visible;
+/// * no processor holds or will use a translation that was removed, or an upper-level entry of a
+///   table that was cut off, and all effects of accesses through them are visible;
 /// * no call of a method of the [`PageTable`](crate::PageTable) that takes it shared and began
-///   before the flush was issued is still under way, changes apart: such a walk is a walk cache,
-///   too. An engine that waits for translations by software, as it must for emulated accesses,
-///   gives that if nested faults are handled in such a section.
+///   before the flush was issued is still in progress, except for changes: such a walk is a walk
+///   cache, too. An engine that waits for translations by software, as it must for emulated
+///   accesses, ensures that if nested faults are handled in such a section.
 pub unsafe trait FlushReceipt {
     /// Whether the flush was issued after the change `stamp`, and has completed on every processor.
     fn covers(&self, stamp: Stamp) -> bool;
 }
 
 // SAFETY: the engine makes its receipt when the last of the walkers has been waited for, and takes
-// the stamp before it asks the first. Of each walker it says that no translation of before is used
-// any more, nor any section still open in which software walks on its behalf; that there are no
-// other walkers is what `quell_coherence::Walkers` is implemented for.
+// the stamp before it sends a request to the first. For each walker it guarantees that no earlier
+// translation is used any more and that no section is still open in which software walks on its
+// behalf. Implementing `quell_coherence::Walkers` promises that there are no other walkers.
 #[cfg(feature = "coherence")]
 unsafe impl FlushReceipt for quell_coherence::SpaceReceipt<Stamp> {
     fn covers(&self, stamp: Stamp) -> bool {
@@ -59,8 +60,8 @@ impl NeverWalked {
     ///
     /// # Safety
     ///
-    /// No processor has been given the root of any table that this receipt is used for, and nobody
-    /// else walks them by software at the time of use.
+    /// No processor has been given the root of any table that this receipt is used for, and no
+    /// other software walks them at the time of use.
     pub unsafe fn new() -> Self {
         Self(())
     }

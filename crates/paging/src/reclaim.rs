@@ -1,4 +1,4 @@
-//! What becomes of a gather when its flush is over: tables go back to their memory.
+//! Reclaiming: the tables of a gather are returned to their memory after its flush.
 
 use core::fmt;
 use core::sync::atomic::Ordering::Relaxed;
@@ -8,39 +8,39 @@ use crate::frames::{FrameRun, FrameRuns, Frames, NoFrames};
 use crate::gather::Decode;
 use crate::{ENTRY_COUNT, Level, PhysAddr, Stamp, TableMemory};
 
-/// What a gather held back, now free.
+/// The memory that a gather held back, now free.
 #[derive(Clone, Copy, Debug)]
 pub struct Released<R: Frames = NoFrames> {
-    /// Number of tables that went back to their memory.
+    /// Number of tables that were returned to their memory.
     pub table_count: usize,
     frames: R,
 }
 
 impl Released<FrameRuns> {
-    /// Memory that was unmapped by a change that was asked to [keep
-    /// account](crate::Change::with_frames) of it. No processor reaches it any more.
+    /// Memory that was unmapped by a change that [recorded](crate::Change::with_frames) it. No
+    /// processor can reach it any more.
     pub fn frames(&self) -> &[FrameRun] {
         self.frames.as_slice()
     }
 }
 
-/// Shows that all that was changed up to some change of a page table has been flushed.
+/// Shows that all changes up to some change of a page table have been flushed.
 #[derive(Clone, Copy, Debug)]
 pub struct Flushed(pub(crate) Stamp);
 
-/// Tables of a gather whose flush is over, on their way back to their memory. Dropping it leaks the
+/// Tables of a gather whose flush is over, being returned to their memory. Dropping it leaks the
 /// rest.
 ///
-/// Nobody else reaches these tables: they were cut off before the flush, processors hold nothing of
-/// them since, and walks by software that were under way have ended. So the entries of one that
-/// points to others are read once, and plainly, and those of the last level not at all.
+/// Nothing else reaches these tables: they were cut off before the flush, processors have held
+/// nothing of them since, and earlier walks by software have ended. So the entries of a table that
+/// points to others are read once, with plain loads, and those of the last level not at all.
 #[must_use = "tables leak until they are freed"]
 pub struct Freeing<M: TableMemory, R: Frames = NoFrames> {
     memory: M,
     decode: Decode,
-    /// Head of the list of tables that are still to be looked at, and the level of its entries.
+    /// Head of the list of tables still to be examined, and the level of its entries.
     held: Option<(PhysAddr, Level)>,
-    /// A table that was taken from the list, and its next entry to be looked at.
+    /// A table that was taken from the list, and its next entry to examine.
     scanned: Option<(PhysAddr, Level, usize)>,
     flushed: Option<Stamp>,
     table_count: usize,
@@ -49,7 +49,8 @@ pub struct Freeing<M: TableMemory, R: Frames = NoFrames> {
 }
 
 impl<M: TableMemory, R: Frames> Freeing<M, R> {
-    /// What `held` begins. `flushed` is what the receipt covers, if there was a flush.
+    /// From the list that starts at `held`. `flushed` is what the receipt covers, if there was a
+    /// flush.
     pub(crate) fn new(
         memory: M,
         decode: Decode,
@@ -60,8 +61,8 @@ impl<M: TableMemory, R: Frames> Freeing<M, R> {
         Self { memory, decode, held, scanned: None, flushed, table_count: 0, visited_count: 0, frames }
     }
 
-    /// Looks at or clears at most `entries_max` entries, or one table if that is less; whether
-    /// there is more to do.
+    /// Examines or clears at most `entries_max` entries, or one table if that is fewer; returns
+    /// whether there is more to do.
     pub fn step(&mut self, entries_max: u32) -> bool {
         let mut left = (entries_max as usize).max(ENTRY_COUNT);
         loop {
@@ -88,18 +89,18 @@ impl<M: TableMemory, R: Frames> Freeing<M, R> {
                     left -= ENTRY_COUNT;
                     self.free(table);
                 } else {
-                    // The first entry was the link; what it pointed to is in the list.
+                    // The first entry was the link; its target is in the list.
                     self.scanned = Some((table, level, 1));
                 }
             }
         }
     }
 
-    /// Puts the tables that these entries point to into the list.
+    /// Adds the tables that these entries point to to the list.
     fn scan(&mut self, table: PhysAddr, level: Level, entries: core::ops::Range<usize>) {
         let Some(below) = level.below() else { return };
         self.visited_count += entries.len() as u64;
-        // The list is known to this alone, so it can be changed while the entries are read.
+        // Only this object uses the list, so it can be changed while the entries are read.
         let memory = self.memory.clone();
         // SAFETY: as in `step`.
         for entry in unsafe { &memory.entries(table)[entries] } {
@@ -109,7 +110,7 @@ impl<M: TableMemory, R: Frames> Freeing<M, R> {
         }
     }
 
-    /// Puts a table into the list, and with it those that only its first entry names.
+    /// Adds a table to the list, and with it those named only by its first entry.
     fn link(&mut self, table: PhysAddr, level: Level) {
         let (mut table, mut level) = (table, level);
         loop {
@@ -128,8 +129,8 @@ impl<M: TableMemory, R: Frames> Freeing<M, R> {
 
     fn free(&mut self, table: PhysAddr) {
         self.table_count += 1;
-        // SAFETY: no entry points to the table since the change of the gather's stamp, nor has one
-        // of a table that something still points to; the receipt shows that neither a processor nor
+        // SAFETY: no entry has pointed to the table since the change of the gather's stamp, except
+        // in tables that were cut off as well; the receipt shows that neither a processor nor
         // software walks it; and the list does not name it twice. The entries are zero when it is
         // freed.
         unsafe {
@@ -144,18 +145,18 @@ impl<M: TableMemory, R: Frames> Freeing<M, R> {
         Released { table_count: self.table_count, frames: self.frames }
     }
 
-    /// Number of tables that were freed so far.
+    /// Number of tables freed so far.
     pub fn table_count(&self) -> usize {
         self.table_count
     }
 
-    /// Number of entries that were looked at so far.
+    /// Number of entries examined so far.
     pub fn visited_count(&self) -> u64 {
         self.visited_count
     }
 
-    /// What the receipt was for, to [thaw](crate::Editor::thaw) what was cut off; `None` if none
-    /// was needed.
+    /// The change that the receipt covers, to [thaw](crate::Editor::thaw) entries that were cut
+    /// off; `None` if no receipt was needed.
     pub fn flushed(&self) -> Option<Flushed> {
         self.flushed.map(Flushed)
     }

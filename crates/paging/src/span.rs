@@ -1,11 +1,11 @@
-//! Ranges of input addresses, taken apart along the tree.
+//! Ranges of input addresses, split along the tree.
 
 use core::ops::Range;
 
 use crate::{Format, Level, MapError};
 
 /// A range of offsets from the start of the root table's span: input addresses without their sign
-/// extension, so that the end of the address space is a number as well.
+/// extension, so that the end of the address space can be expressed.
 pub(crate) type Span = Range<u64>;
 
 /// The offset of a valid input address.
@@ -43,7 +43,7 @@ pub(crate) fn exact<F: Format>(range: &Range<u64>) -> Result<Span, MapError> {
     Ok(start..end)
 }
 
-/// What of a range is valid, rounded outwards to whole pages: at most one part on each side of the
+/// The valid part of a range, rounded outwards to whole pages: at most one part on each side of the
 /// hole.
 pub(crate) fn widened<F: Format>(range: &Range<u64>) -> [Span; 2] {
     if range.is_empty() {

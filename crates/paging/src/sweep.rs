@@ -1,4 +1,4 @@
-//! The inner loops of changes that go over many small pages.
+//! The inner loops of changes that process many small pages.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -10,21 +10,22 @@ use crate::sync::{AtomicU64, overwrite};
 use crate::visit::rewrite;
 use crate::{Format, Level, TableMemory};
 
-/// Entries whose changes are recorded together: a bit of a word for each.
+/// Entries whose changes are recorded together, each as a bit of a word.
 const GROUP: usize = u64::BITS as usize;
 
-/// Entries that are read before the first of them is written: tests and loops are for all of them.
+/// Entries that are read before the first of them is written, so that tests and loops handle all at
+/// once.
 const CHUNK: usize = 16;
 
 impl<F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'_, F, M, S, R> {
-    /// Takes the right to store from leaves of the last level, or cleans them; the first is at the
-    /// offset `start`.
+    /// Removes the right to store from leaves of the last level, or cleans them; the first is at
+    /// the offset `start`.
     pub(crate) fn sweep(&mut self, cells: &[AtomicU64], start: u64) {
         let (mut cells, mut start) = (cells, start);
-        // The leaves that have changed right before `start`.
+        // The number of changed leaves right before `start`.
         let mut run = 0;
         while !cells.is_empty() {
-            // Groups are aligned, so that they are words of a log that is aligned.
+            // Groups are aligned, so that they match the words of an aligned log.
             let to_border = GROUP - Level::Page4K.index(start) % GROUP;
             let (group, rest) = cells.split_at(to_border.min(cells.len()));
             let changed = match self.action {
@@ -43,8 +44,8 @@ impl<F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'_, F, M, S, R> 
         self.record(start, run);
     }
 
-    /// Records which of `count` leaves from `start` on have changed, and the `run` before them; all
-    /// but a run at their end, whose length it returns.
+    /// Records which of `count` leaves from `start` on have changed, and the `run` before them,
+    /// except for a run at their end, whose length it returns.
     fn swept(&mut self, start: u64, count: usize, changed: u64, run: u64) -> u64 {
         if changed == u64::MAX {
             return run + u64::from(u64::BITS);
@@ -52,7 +53,7 @@ impl<F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'_, F, M, S, R> 
         let (mut run, mut next) = (run, 0);
         while next < count as u32 {
             let rest = changed >> next;
-            // Ends at the last of the group, for there is no leaf behind it.
+            // Ends at the last leaf of the group.
             let ones = rest.trailing_ones();
             run += u64::from(ones);
             next += ones;
@@ -66,8 +67,8 @@ impl<F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'_, F, M, S, R> 
         run
     }
 
-    /// Records that the `count` leaves before `end` have changed. All of them are to be flushed:
-    /// they were dirty and are clean, or allowed stores.
+    /// Records that the `count` leaves before `end` have changed. All of them must be flushed: they
+    /// were dirty and are clean, or allowed stores.
     fn record(&mut self, end: u64, count: u64) {
         if count != 0 {
             let len = count << Level::Page4K.shift();
@@ -81,12 +82,12 @@ pub(crate) fn cleaned<F: Format>(leaf: u64) -> u64 {
     if F::is_dirty(leaf) { F::cleaned(leaf) } else { leaf }
 }
 
-/// Replaces each leaf of a group by what `new` makes of it, and returns which have changed.
+/// Replaces each leaf of a group by the result of `new`, and returns which have changed.
 ///
-/// A leaf that is [settled](Format::SETTLED) is overwritten. No processor changes it: it is dirty
-/// already. A fault may at most have added a right to it since it was read; that goes again, its
-/// user faults once more, and what processors hold of it is flushed with the rest. Every other leaf
-/// is exchanged.
+/// A leaf that is [settled](Format::SETTLED) is overwritten. No processor changes it, since it is
+/// dirty already. At most, a fault may have added a right to it since it was read; that right is
+/// lost again, its user faults once more, and processors' copies of it are flushed with the rest.
+/// Every other leaf is exchanged.
 #[inline(always)]
 fn sweep<F: Format>(group: &[AtomicU64], new: impl Fn(u64) -> u64 + Copy) -> u64 {
     let (mut changed, mut done) = (0, 0);
@@ -95,7 +96,7 @@ fn sweep<F: Format>(group: &[AtomicU64], new: impl Fn(u64) -> u64 + Copy) -> u64
     let mut bits = u64::MAX >> (GROUP - CHUNK);
     for chunk in chunks {
         let leaves = chunk.each_ref().map(|cell| cell.load(Relaxed));
-        // Without a branch each.
+        // Without a branch per leaf.
         if leaves.iter().fold(true, |all, &leaf| all & is_settled::<F>(leaf)) {
             for (cell, leaf) in chunk.iter().zip(leaves) {
                 overwrite(cell, new(settled::<F>(leaf)));
@@ -113,7 +114,7 @@ fn sweep<F: Format>(group: &[AtomicU64], new: impl Fn(u64) -> u64 + Copy) -> u64
     changed | sweep_singly::<F>(rest, new) << done
 }
 
-/// Apart, so that the loop for settled leaves keeps its registers.
+/// A separate function, so that the loop for settled leaves keeps its registers.
 #[inline(never)]
 fn sweep_singly<F: Format>(cells: &[AtomicU64], new: impl Fn(u64) -> u64) -> u64 {
     let mut changed = 0;

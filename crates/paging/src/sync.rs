@@ -5,10 +5,10 @@ pub(crate) use core::sync::atomic::{AtomicBool, AtomicU64};
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64};
 
-/// Stores to an entry that others may be exchanging. By coherence an exchange that succeeds before
-/// the store is overwritten by it, and one that comes later finds it, whatever the ordering.
+/// Stores to an entry that others may be exchanging. By coherence the store overwrites an exchange
+/// that succeeds before it, and a later exchange finds the store, whatever the ordering.
 ///
-/// Relaxed, but an exchange under loom, which does not order a store after an exchange that it
+/// Relaxed; under loom an exchange, because loom does not order a store after an exchange that it
 /// overwrites.
 pub(crate) fn overwrite(entry: &AtomicU64, value: u64) {
     #[cfg(not(loom))]

@@ -14,30 +14,30 @@ use crate::{Entries, Format, Level, Permissions, PhysAddr, Stamp, TableMemory};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MapError {
-    /// An address or length is not a multiple of the page size, or input and output address lie
-    /// differently within the page.
+    /// An address or length is not a multiple of the page size, or input and output address have
+    /// different offsets within the page.
     Unaligned,
-    /// An address that the format cannot express, a range that runs over the edge or through the
-    /// non-canonical hole, or a mark's payload that is too large.
+    /// An address that the format cannot express, a range that crosses the end of the address space
+    /// or the non-canonical hole, or a mark's payload that is too large.
     OutOfRange,
-    /// Permissions that the format cannot express or whose policy forbids, as W with X in
+    /// Permissions that the format cannot express or whose policy forbids them, such as W with X in
     /// [`Amd64Host`](crate::Amd64Host).
     Permissions,
-    /// There is a mapping already.
+    /// A mapping exists already.
     AlreadyMapped {
-        /// The first input address that has one.
+        /// The first mapped input address.
         address: u64,
     },
     /// There is no mapping to change.
     NotMapped {
-        /// The first input address that lacks one.
+        /// The first input address without a mapping.
         address: u64,
     },
-    /// A table is in the way, so that only a smaller page could be mapped.
+    /// A table is in the way, so only a smaller page could be mapped.
     TooSmall,
     /// No memory for a table.
     OutOfTables,
-    /// An entry changed under the walk; trying again is right.
+    /// An entry changed during the walk; retry.
     Raced,
 }
 
@@ -61,17 +61,17 @@ impl core::error::Error for MapError {}
 /// A translation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// Where the address that was asked for leads to, not the start of its page.
+    /// The target of the address itself, not of the start of its page.
     pub pa: PhysAddr,
     /// Size of the page.
     pub level: Level,
-    /// What the leaf allows.
+    /// The permissions of the leaf.
     pub permissions: Permissions,
     /// Whether there may have been a store through the leaf; see [`Permissions::TRACKED`].
     pub is_dirty: bool,
 }
 
-/// What there is at an address.
+/// The contents of an entry at an address.
 ///
 /// Exhaustive: an entry is one of these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,12 +88,11 @@ pub enum Look {
 ///
 /// All methods that take it shared may be called on any number of CPUs at once: reading, installing
 /// translations on faults, marking, and one [`Editor`](crate::Editor) that changes and removes
-/// them. There is no lock. See the [crate's documentation](crate#concurrency) for what keeps them
-/// apart. What takes the page table exclusively is for set-up and for users with a lock of their
-/// own.
+/// them. There is no lock; the [crate's documentation](crate#concurrency) explains how they are
+/// kept apart. Methods that take it exclusively are for set-up and for users with their own lock.
 ///
 /// Dropping a page table leaks its tables, because a processor may walk them;
-/// [`dismantle`](Self::dismantle) is the way to get them back.
+/// [`dismantle`](Self::dismantle) recovers them.
 pub struct PageTable<F: Format, M: TableMemory> {
     pub(crate) memory: M,
     pub(crate) root: PhysAddr,
@@ -124,13 +123,13 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
     /// The latest change that needs a flush. Sample it before a flush is issued, and keep it with
     /// the flush's receipt.
     ///
-    /// Acquire, and pairs with the release in which a [`Gather`](crate::Gather) gets its stamp: the
-    /// entries that a change up to this one has removed are gone before what follows.
+    /// Acquire, and pairs with the release in which a [`Gather`](crate::Gather) gets its stamp:
+    /// entries removed by changes up to this one are absent for any later step.
     pub fn stamp(&self) -> Stamp {
         Stamp { root: self.root, sequence: self.sequence.load(Acquire) }
     }
 
-    /// Where `address` leads, or `None` if nowhere.
+    /// The translation of `address`, or `None` if it has none.
     pub fn query(&self, address: u64) -> Option<Mapping> {
         match self.look(address) {
             Look::Mapped(mapping) => Some(mapping),
@@ -138,12 +137,12 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
         }
     }
 
-    /// What there is at `address`.
+    /// The contents of the entry at `address`.
     pub fn look(&self, address: u64) -> Look {
         let Some(offset) = span::offset::<F>(address) else { return Look::Absent };
         let (mut table, mut level) = (self.root, F::ROOT);
         loop {
-            // Acquire: what the entry points to is read next.
+            // Acquire: the entry's target is read next.
             // It pairs with the exchange or store that linked the table (`descend`, `split_leaf`).
             let entry = self.cell(table, level, offset).load(Acquire);
             match (Entry::decode::<F>(entry, level), level.below()) {
@@ -154,7 +153,8 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
         }
     }
 
-    /// Whether there is a table of `level` for `address`, so that [`mark`](Self::mark) needs none.
+    /// Whether there is a table of `level` for `address`, so that [`mark`](Self::mark) needs no new
+    /// one.
     pub fn has_table(&self, address: u64, level: Level) -> bool {
         let Some(offset) = span::offset::<F>(address) else { return false };
         let (mut table, mut at) = (self.root, F::ROOT);
@@ -172,8 +172,8 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
     /// Calls `visit` with the input addresses and the mapping of each leaf in `range`, in order;
     /// the mapping's address is that of the page's start.
     ///
-    /// For audits, such as that nothing is both writable and executable. Of what changes meanwhile
-    /// it finds the old or the new state.
+    /// For audits, such as that nothing is both writable and executable. For entries that change
+    /// meanwhile it finds the old or the new state.
     pub fn for_each(&self, range: Range<u64>, mut visit: impl FnMut(Range<u64>, Mapping)) {
         for span in span::widened::<F>(&range) {
             self.visit(self.root, F::ROOT, span, &mut |start, level, entry| {
@@ -187,7 +187,7 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
     }
 
     /// Visits the entries in a span that do not point to tables, with the starts of their extents,
-    /// until `visit` returns false. Returns whether it went through.
+    /// until `visit` returns false. Returns whether it visited all.
     pub(crate) fn visit(
         &self,
         table: PhysAddr,
@@ -208,8 +208,8 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
     pub(crate) fn entries(&self, table: PhysAddr) -> &Entries {
         // SAFETY: callers pass the root, or a table that an entry of the tree points to or pointed
         // to when the caller's walk read it. All of these came from this memory. They are freed
-        // only by a gather, for a receipt, and a receipt vouches for walks that are under way: they
-        // have ended. The editor's own walk keeps to tables that no gather has yet.
+        // only by a gather, for a receipt, and a receipt guarantees that walks in progress have
+        // ended. The editor's own walk uses only tables that no gather has yet.
         unsafe { self.memory.entries(table) }
     }
 
@@ -231,7 +231,7 @@ pub(crate) fn check_output<F: Format>(pa: PhysAddr, len: u64) -> Result<(), MapE
     if last.0 >> F::OUTPUT_BITS != 0 { Err(MapError::OutOfRange) } else { Ok(()) }
 }
 
-/// Where a leaf of `level` leads `offset`.
+/// The translation of `offset` by a leaf of `level`.
 pub(crate) fn mapping<F: Format>(leaf: u64, level: Level, offset: u64) -> Mapping {
     Mapping {
         pa: PhysAddr(F::address(leaf, level).0 | offset & level.offset_mask()),

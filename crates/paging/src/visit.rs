@@ -1,4 +1,4 @@
-//! What a change does with an entry that it meets.
+//! The action of a change on an entry that it meets.
 
 use core::ops::Range;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
@@ -40,7 +40,7 @@ impl<F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'_, F, M, S, R> 
         let cut = FlushRange { start, len: level.size(), level: Level::Page4K, tables: true };
         match self.action {
             Action::Zap(tables @ (Tables::Free | Tables::Detach)) if piece.whole => {
-                // Before anything else, so that no new walk enters a table on its way out.
+                // Before anything else, so that no new walk enters a table being removed.
                 self.editor.cut_table(cell, cut, tables);
             }
             Action::Thaw(_) if piece.whole => return Visit::Passed(1),
@@ -57,18 +57,18 @@ impl<F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'_, F, M, S, R> 
             self.cursor.begin_cut(Cut { level: below, start: piece.entry_start, len: level.size() });
             return Visit::Into(next);
         }
-        // How small its pages are is not looked at.
+        // The gather assumes the smallest page size without looking.
         self.gather.cut(start, level.size(), Level::Page4K);
         self.gather.detach(next, below);
         Visit::Passed(1)
     }
 
-    /// Makes an entry absent that was frozen until a flush which is over.
+    /// Makes an entry absent that was frozen until a flush, once that flush is over.
     fn thaw(&self, cell: &AtomicU64, frozen: u64) {
         if let Action::Thaw(sequence) = self.action
             && frozen_after(frozen) < sequence
         {
-            // Nobody but the editor writes a frozen entry.
+            // Only the editor writes a frozen entry.
             overwrite(cell, ABSENT);
         }
     }
@@ -163,10 +163,10 @@ impl<F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'_, F, M, S, R> 
 
     /// Removes leaves and marks, with a range for each run of leaves.
     ///
-    /// A plain store removes a leaf: at the most a fault gives it more rights at this moment, or
-    /// the processor makes it dirty, and both go with it, into the same range. An absent entry is
-    /// not stored to, since a fault may just be filling it. A mark is swapped, since a fault may
-    /// just be overwriting it, and that leaf must get into a range.
+    /// A plain store removes a leaf: at most, a fault is adding rights to it at this moment, or the
+    /// processor is making it dirty; both are removed with it, within the same range. An absent
+    /// entry is not stored to, since a fault may be filling it. A mark is swapped, since a fault
+    /// may be overwriting it, and that leaf must get into a range.
     fn zap_leaves(&mut self, cells: &[AtomicU64], start: u64) {
         let mut run_start = 0;
         for (index, cell) in cells.iter().enumerate() {
@@ -182,7 +182,7 @@ impl<F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'_, F, M, S, R> 
         self.zapped(start, run_start, cells.len());
     }
 
-    /// Records leaves `from` to `to` of those from `start` on.
+    /// Records leaves `from` to `to`, counted from `start`.
     fn zapped(&mut self, start: u64, from: usize, to: usize) {
         if from < to {
             let first = start + ((from as u64) << Level::Page4K.shift());
@@ -198,10 +198,10 @@ fn page<F: Format>(start: u64, level: Level) -> Range<u64> {
     address..address.wrapping_add(level.size())
 }
 
-/// Replaces a leaf by what `new` makes of it, and returns both; `None` if that is the same.
+/// Replaces a leaf by the result of `new`, and returns both; `None` if the two are equal.
 ///
-/// By compare-exchange, because the processor may make the leaf dirty, and a fault may give it more
-/// rights. Nobody undoes either while there is an editor, so there are few turns.
+/// By compare-exchange, because the processor may make the leaf dirty, and a fault may add rights
+/// to it. Neither is undone while there is an editor, so there are few iterations.
 pub(crate) fn rewrite(cell: &AtomicU64, leaf: u64, new: impl Fn(u64) -> u64) -> Option<(u64, u64)> {
     let mut old = leaf;
     loop {

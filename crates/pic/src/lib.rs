@@ -1,14 +1,14 @@
-//! What firmware leaves of a PC's interrupt controllers, put to rest: the two 8259s, the switch
-//! between them and the local APIC, the pins of I/O APICs.
+//! Silences a PC's interrupt controllers as firmware leaves them: the two 8259s, the switch between
+//! them and the local APIC, the pins of I/O APICs.
 //!
-//! Firmware has the timer's interrupt, IRQ 0, arrive at vector 8, where a processor in protected
-//! mode reports double faults. It gets there in any of three ways: straight from the 8259s (PIC
-//! mode), by LINT0 of the first processor's local APIC (virtual wire mode), or by a pin of an I/O
-//! APIC (virtual wire mode by I/O APIC). So all three are closed, before interrupts are enabled,
-//! and the 8259s' vectors are moved: an interrupt that is on its way already, or a spurious one, is
-//! none of the processor's exceptions.
+//! Firmware routes the timer's interrupt, IRQ 0, to vector 8, where a processor in protected mode
+//! reports double faults. The interrupt gets there in one of three ways: directly from the 8259s
+//! (PIC mode), by LINT0 of the first processor's local APIC (virtual wire mode), or by a pin of an
+//! I/O APIC (virtual wire mode by I/O APIC). So all three are closed before interrupts are enabled,
+//! and the 8259s' vectors are moved: an interrupt already in transit, or a spurious one, then hits
+//! no exception vector.
 //!
-//! Ports are written by the caller; memory is used one to one.
+//! The caller writes to ports; memory is accessed one to one.
 //!
 //! Sources: Intel 8259A data sheet (231468), "Programming the 8259A"; Intel MultiProcessor
 //! Specification 1.4, sections 3.6.2 and 4.1; Intel 82093AA data sheet (290566), section 3.2.
@@ -16,8 +16,8 @@
 
 use core::ops::Range;
 
-/// Vectors of the 8259s' sixteen interrupts from now on. What comes there needs no end of interrupt
-/// at the local APIC.
+/// The new vectors of the 8259s' sixteen interrupts. Interrupts there need no end of interrupt at
+/// the local APIC.
 pub const VECTORS: Range<u8> = 0xe0..0xf0;
 
 /// Command and data ports of the first and the second 8259.
@@ -25,21 +25,21 @@ const COMMAND: [u16; 2] = [0x20, 0xa0];
 const DATA: [u16; 2] = [0x21, 0xa1];
 /// ICW1: a sequence of four begins.
 const INITIALISE: u8 = 0x11;
-/// ICW3: where the second one is, for the first, and for itself.
+/// ICW3: the pin of the second one, for the first; its identity, for the second.
 const CASCADE: [u8; 2] = [1 << 2, 2];
 /// ICW4: 8086 mode, interrupts are ended by command.
 const MODE_8086: u8 = 1;
 const ALL: u8 = 0xff;
 
-/// Register and data port of the interrupt mode configuration register, its number and what
-/// connects the local APIC.
+/// Register and data port of the interrupt mode configuration register (IMCR), its number, and the
+/// value that connects the local APIC.
 const IMCR_SELECT: u16 = 0x22;
 const IMCR_DATA: u16 = 0x23;
 const IMCR: u8 = 0x70;
 const IMCR_APIC: u8 = 1;
 
-/// Masks all interrupts of the 8259s, moves them to [`VECTORS`], and has the processor's interrupts
-/// come from the local APIC where there is a switch for that. `out` writes to a port.
+/// Masks all interrupts of the 8259s, moves them to [`VECTORS`], and routes the processor's
+/// interrupts from the local APIC if there is an IMCR for that. `out` writes to a port.
 pub fn silence(has_imcr: bool, mut out: impl FnMut(u16, u8)) {
     for chip in 0..2 {
         out(DATA[chip], ALL);
@@ -49,7 +49,7 @@ pub fn silence(has_imcr: bool, mut out: impl FnMut(u16, u8)) {
         out(DATA[chip], VECTORS.start + 8 * chip as u8);
         out(DATA[chip], CASCADE[chip]);
         out(DATA[chip], MODE_8086);
-        // The sequence has cleared the mask.
+        // The initialisation sequence has cleared the mask.
         out(DATA[chip], ALL);
     }
     if has_imcr {
@@ -60,9 +60,9 @@ pub fn silence(has_imcr: bool, mut out: impl FnMut(u16, u8)) {
 
 /// An I/O APIC's registers, by their numbers.
 pub trait IoApic {
-    /// Reads one.
+    /// Reads a register.
     fn read(&mut self, register: u32) -> u32;
-    /// Writes one.
+    /// Writes a register.
     fn write(&mut self, register: u32, value: u32);
 }
 
@@ -72,7 +72,7 @@ const ENTRY_MASKED: u32 = 1 << 16;
 const ENTRY_MODE: u32 = 7 << 8;
 const ENTRY_SMI: u32 = 2 << 8;
 
-/// Masks all pins of an I/O APIC but those that lead to the firmware itself.
+/// Masks all pins of an I/O APIC except those that lead to the firmware itself.
 pub fn mask_pins(io_apic: &mut impl IoApic) {
     let last = io_apic.read(REG_VERSION) >> 16 & 0xff;
     for register in (0..=last).map(|pin| REG_PINS + 2 * pin) {
@@ -91,11 +91,11 @@ pub struct Mapped {
 }
 
 impl Mapped {
-    /// The one at `base`.
+    /// The I/O APIC at `base`.
     ///
     /// # Safety
     ///
-    /// Its registers are mapped uncached there, and nobody else uses them.
+    /// Its registers are mapped uncached there, and have no other user.
     pub unsafe fn new(base: u64) -> Self {
         Self { select: base as *mut u32, window: (base + 0x10) as *mut u32 }
     }
@@ -103,7 +103,7 @@ impl Mapped {
 
 impl IoApic for Mapped {
     fn read(&mut self, register: u32) -> u32 {
-        // SAFETY: `new` was told that these are its registers.
+        // SAFETY: the caller of `new` promised that these are its registers.
         unsafe {
             self.select.write_volatile(register);
             self.window.read_volatile()
@@ -119,19 +119,19 @@ impl IoApic for Mapped {
     }
 }
 
-/// Whether the firmware says, in its MP floating pointer structure, that there is an IMCR.
+/// Whether the firmware's MP floating pointer structure says that there is an IMCR.
 ///
 /// # Safety
 ///
-/// The first MiB is mapped one to one, and nobody writes where the firmware keeps its tables.
+/// The first MiB is mapped one to one, and nothing writes to the firmware's tables.
 pub unsafe fn firmware_has_imcr() -> bool {
-    // SAFETY: the caller's; every PC has the word.
+    // SAFETY: the caller's promise; every PC has the word.
     let segment = unsafe { (EBDA_SEGMENT as *const u16).read_volatile() };
     mp_places(segment).into_iter().any(|place| {
         let length = (place.end - place.start) as usize;
         let start =
             if length == 0 { core::ptr::NonNull::dangling().as_ptr() } else { place.start as *mut u8 };
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         find_imcr(unsafe { core::slice::from_raw_parts(start, length) }) == Some(true)
     })
 }
@@ -139,21 +139,21 @@ pub unsafe fn firmware_has_imcr() -> bool {
 /// Physical address of the BIOS data area's word that holds the segment of the extended one.
 pub const EBDA_SEGMENT: u64 = 0x40e;
 
-/// Where the MP floating pointer structure may be: the extended BIOS data area's first KiB, the
-/// last one of base memory, the BIOS' ROM. All are multiples of 16.
+/// Where the MP floating pointer structure may be: the first KiB of the extended BIOS data area,
+/// the last KiB of base memory, and the BIOS ROM. All are multiples of 16.
 pub fn mp_places(ebda_segment: u16) -> [Range<u64>; 3] {
     let ebda = u64::from(ebda_segment) << 4;
-    // What lies elsewhere is no such area.
+    // A segment elsewhere is not such an area.
     let ebda = if (0x8_0000..0xa_0000).contains(&ebda) { ebda..ebda + 0x400 } else { 0..0 };
     [ebda, 0x9_fc00..0xa_0000, 0xf_0000..0x10_0000]
 }
 
-/// Length of the structure in paragraphs, and where its parts are.
+/// Length of the structure in paragraphs, and the offsets of its parts.
 const MP_LENGTH: usize = 8;
 const MP_FEATURE_2: usize = 12;
 const MP_IMCR_PRESENT: u8 = 1 << 7;
 
-/// Looks for the MP floating pointer structure; whether it says that there is an IMCR.
+/// Finds the MP floating pointer structure, and returns whether it says that there is an IMCR.
 pub fn find_imcr(memory: &[u8]) -> Option<bool> {
     let is_valid = |structure: &&[u8]| {
         structure.starts_with(b"_MP_")
@@ -168,7 +168,7 @@ pub fn find_imcr(memory: &[u8]) -> Option<bool> {
 mod tests {
     use super::*;
 
-    /// Two 8259s as far as they are programmed here, and the ports in between.
+    /// Two 8259s, as far as they are programmed here, and the ports in between.
     #[derive(Default)]
     struct Ports {
         step: [usize; 2],
@@ -231,7 +231,7 @@ mod tests {
     fn u27_all_pins_are_masked_but_the_firmwares_own() {
         let mut pins = Pins([0; 0x40]);
         pins.0[1] = 23 << 16 | 0x20;
-        // Virtual wire mode: pin 0 takes what the 8259s say.
+        // Virtual wire mode: pin 0 takes interrupts from the 8259s.
         pins.0[0x10] = 7 << 8;
         pins.0[0x10 + 2 * 5] = 2 << 8;
         pins.0[0x10 + 2 * 23] = 0x31;

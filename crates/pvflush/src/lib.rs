@@ -39,9 +39,9 @@
 //! # Ok::<(), Stalled>(())
 //! ```
 //!
-//! When a call returns, its targets have flushed (TLFS, "HvCallFlushVirtualAddressSpace"): those
-//! that run, at once; those that do not, before they run again. So there is nobody to wait for, and
-//! nobody who does not run is interrupted. The caller's own TLB is flushed natively by
+//! When a call returns, its targets have flushed (TLFS, "HvCallFlushVirtualAddressSpace"): running
+//! ones immediately, the others before they run again. So the caller need not wait for any target,
+//! and no target that does not run is interrupted. The caller's own TLB is flushed natively by
 //! [`LocalCpu::flush`](quell_coherence::shootdown::LocalCpu::flush).
 //!
 //! No target takes an interrupt: see
@@ -60,14 +60,14 @@ use quell_tlfs::encode::{
 };
 use quell_tlfs::{HvResult, MAX_BANKS, MAX_VPS, PAGE_WORDS, PageSize, Targets, VPS_PER_BANK, VpSet};
 
-/// The index by which the hypervisor knows a CPU (HV_X64_MSR_VP_INDEX). It need not be the CPU's
-/// number, nor near it.
+/// The index by which the hypervisor knows a CPU (HV_X64_MSR_VP_INDEX). It is unrelated to the
+/// CPU's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VpIndex(pub u32);
 
 impl VpIndex {
-    /// Of a CPU that has not told its index yet: it is interrupted. Nor can a call name indices
-    /// from [`MAX_VPS`] on.
+    /// For a CPU that has not reported its index yet: it is interrupted. Calls cannot name indices
+    /// from [`MAX_VPS`] on either.
     pub const UNKNOWN: Self = Self(u32::MAX);
 
     /// Bank and bit, if calls can name it.
@@ -77,8 +77,8 @@ impl VpIndex {
     }
 }
 
-/// Flush hypercalls for all CPUs whose VP index is known, interrupts for the others, and for all if
-/// a call fails.
+/// Flush hypercalls for all CPUs whose VP index is known, interrupts for the others, and interrupts
+/// for all if a call fails.
 #[derive(Debug)]
 pub struct ByHypercall<'a, R, X> {
     page: &'a mut [u64; PAGE_WORDS],
@@ -94,9 +94,9 @@ impl<'a, R, X> ByHypercall<'a, R, X>
 where
     X: FnMut(&EncodedCall, &[u64; PAGE_WORDS]) -> HvResult,
 {
-    /// The back end of one CPU. `page` is that CPU's, is used by nobody else meanwhile, and is all
-    /// the memory that it takes; `vp_indices` are by CPU number. `execute` makes a call with the
-    /// page as its input.
+    /// The back end of one CPU. `page` belongs to that CPU and has no other user meanwhile; it is
+    /// all the memory that the back end needs. `vp_indices` are indexed by CPU number. `execute`
+    /// makes a call with the page as its input.
     pub const fn new(
         page: &'a mut [u64; PAGE_WORDS],
         vp_indices: &'a [VpIndex],
@@ -104,27 +104,26 @@ where
         interrupts: R,
         execute: X,
     ) -> Self {
-        // One call's worth, by either form.
+        // As much as one call holds, in either form.
         let limit = ListLimit { pages: u64::MAX, elements: (PAGE_WORDS - 4 - MAX_BANKS) as u64 };
         Self { page, vp_indices, interface, limit, names_space: false, interrupts, execute }
     }
 
-    /// From which length on a list becomes everything.
+    /// The length from which on a list becomes everything.
     #[must_use]
     pub fn with_limit(self, limit: ListLimit) -> Self {
         Self { limit, ..self }
     }
 
-    /// Has calls name the space by its root, where otherwise they ask for all spaces. Only for
-    /// kernels without PCIDs: the specification does not say what a call does to entries under a
+    /// Makes calls name the space by its root; otherwise they request all spaces. Only for kernels
+    /// without PCIDs: the specification does not define the effect of a call on entries under a
     /// PCID that the target's CR3 does not have.
     #[must_use]
     pub fn naming_the_space(self) -> Self {
         Self { names_space: true, ..self }
     }
 
-    /// Makes all calls for `vps`; false if one failed. What was done until then is flushed once
-    /// more.
+    /// Makes all calls for `vps`; false if one failed. The part done until then is flushed again.
     fn call(&mut self, vps: &[u64], flush: &Flush<'_>) -> bool {
         let Ok(set) = VpSet::dense(vps) else { return false };
         let request = FlushRequest {
@@ -141,7 +140,7 @@ where
 
     fn make<I: Iterator<Item = VaRange> + Clone>(&mut self, mut calls: FlushCalls<'_, I>) -> bool {
         while let Some(mut call) = calls.next_into(self.page) {
-            // Each unfinished call has done an element more, of at most 4095.
+            // Each unfinished call has done at least one more element, of at most 4095.
             loop {
                 match call.progress((self.execute)(&call, self.page)) {
                     CallProgress::Done => break,
@@ -154,7 +153,7 @@ where
     }
 }
 
-/// The addresses of a run of pages. It ends with the address space at the latest.
+/// The addresses of a run of pages. It ends at the end of the address space at the latest.
 fn va_range(range: &PageRange) -> VaRange {
     let size = match range.shift {
         30.. => PageSize::Huge,
@@ -185,14 +184,14 @@ where
                 banks = banks.max(bank + 1);
             }
         }
-        // A call for nobody is none: hypervisors differ in whether that is an error or everybody.
+        // An empty set makes no call: hypervisors differ in whether it is an error or means all.
         if !named.is_empty() && self.call(&vps[..banks], flush) {
             *targets = targets.without(&named);
         }
     }
 }
 
-// The examples of what is packed with the crate.
+// Tests the examples in the README that is packaged with the crate.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

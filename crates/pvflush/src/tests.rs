@@ -34,7 +34,7 @@ impl InputSource for Input<'_> {
     }
 }
 
-/// What a call flushes.
+/// The effect of a call.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
     vps: Vec<u32>,
@@ -43,7 +43,7 @@ struct Seen {
     ranges: Option<Vec<(u64, u64)>>,
 }
 
-/// Decodes calls as strictly as it can, and does up to `step` elements of a list at a time.
+/// Decodes calls as strictly as possible, and does up to `step` elements of a list at a time.
 struct Host {
     interface: Interface,
     step: usize,
@@ -105,8 +105,8 @@ impl Tlb for NoTlb {
     }
 }
 
-/// Flushes `ranges` from the first of CPUs with `indices`, all of which use the space; says who was
-/// interrupted.
+/// Flushes `ranges` from the first of CPUs with `indices`, all of which use the space; returns the
+/// interrupted CPUs.
 fn flush_all(indices: &[VpIndex], ranges: &[PageRange], host: &mut Host, names_space: bool) -> Vec<usize> {
     let slots: Vec<_> = indices.iter().map(|_| CpuSlot::new()).collect();
     let spaces = Spaces::new();
@@ -230,7 +230,7 @@ proptest! {
         full: bool,
         step in 1usize..600,
     ) {
-        // In descending order, so that no index is its CPU's number by chance.
+        // In descending order, so that no index equals its CPU's number by chance.
         let mut indices: Vec<_> = indices.into_iter().rev().map(VpIndex).collect();
         indices.iter_mut().enumerate().filter(|(cpu, _)| holes.contains(cpu)).for_each(|(_, vp)| *vp = VpIndex::UNKNOWN);
         let mut host = Host::new(if full { FULL } else { PLAIN });
@@ -246,7 +246,7 @@ proptest! {
         let mut flushed: Vec<_> = host.seen.iter().flat_map(|seen| seen.ranges.iter().flatten().copied()).collect();
         flushed.sort_unstable();
         for range in &ranges {
-            // The end of what is flushed from its first address on.
+            // The end of the flushed range, from its first address on.
             let first = range.first >> range.shift << range.shift;
             let last = first + (range.pages << range.shift) - 1;
             let reach = flushed.iter().fold(first, |reach, piece| {

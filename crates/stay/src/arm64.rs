@@ -2,17 +2,17 @@
 //! broadcasts.
 //!
 //! ```text
-//! who changes the tables                   a processor
-//! A  entries changed                       P  asks for the machine's VMID (VmidAllocator::assign)
-//! B  asks for the VMID (VmidSlot::current) Q  VTTBR_EL2, then drops what the vCPU must not meet here
+//! changing processor                       a processor
+//! A  entries changed                       P  gets the machine's VMID (VmidAllocator::assign)
+//! B  gets the VMID (VmidSlot::current)     Q  VTTBR_EL2, then drops entries the vCPU must not use
 //! C  TLBI for that VMID, DSB               R  walks
-//! D  sections that are open have ended
+//! D  open sections have ended
 //! ```
 //!
-//! * B after A and Q before R: a processor that gets a new VMID after B walks the new tables.
-//!   `coherence::vmid` says more.
-//! * What an [`Arrival`] asks for is carried out at the next P that comes, whether or not the VMID
-//!   is new: that may be one for an entry that is called off.
+//! * B after A and Q before R: a processor that gets a new VMID after B walks the new tables. See
+//!   `coherence::vmid`.
+//! * The drops that an [`Arrival`] requires are done at the next P, whether or not the VMID is new;
+//!   that P may belong to an entry that is called off.
 //!
 //! Source: Arm DDI 0487, D8.13 and D8.17.
 
@@ -23,7 +23,7 @@ use paging::{FlushRange, Invalidation, Level};
 
 use crate::{Mistake, Mistakes};
 
-/// What a machine's translations are tagged with, and where they come from.
+/// The tag of a machine's translations, and their tables.
 #[derive(Clone, Copy, Debug)]
 pub struct AddressSpace<'a, const CPUS: usize> {
     /// VMIDs of all machines.
@@ -36,22 +36,22 @@ pub struct AddressSpace<'a, const CPUS: usize> {
     pub setup: &'a Setup,
 }
 
-/// What a processor has loaded, and what it has to drop.
+/// The state that a processor has loaded, and the entries that it has to drop.
 #[derive(Debug, Default)]
 pub struct Place {
     /// The VMID in VTTBR_EL2; 0 before the first.
     vmid: u16,
-    /// What has to be dropped before the vCPU on this processor enters the guest.
+    /// Entries to drop before the vCPU on this processor enters the guest.
     arrival: Option<Arrival>,
 }
 
-/// What [`enter_address_space`] did.
+/// The effect of [`enter_address_space`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entered {
-    /// Something was loaded or dropped. Stage-1 walks may be forbidden then, until TCR_EL1 is
-    /// loaded (see [`tlbi::enter_vm`]).
+    /// Something was loaded or dropped. Stage-1 walks may then be disabled until TCR_EL1 is loaded
+    /// (see [`tlbi::enter_vm`]).
     pub has_changed: bool,
-    /// A generation of VMIDs has begun, and what the processor held of all machines is dropped.
+    /// A generation of VMIDs has begun, and the processor's entries of all machines were dropped.
     pub dropped_all: bool,
 }
 
@@ -61,9 +61,9 @@ impl Place {
         Self { vmid: 0, arrival: None }
     }
 
-    /// A vCPU of a machine comes to this processor, where `resident` is the machine's record.
-    /// Whether what it must not meet here has to be dropped: that is done when it enters its
-    /// address space.
+    /// A vCPU of a machine arrives at this processor, where `resident` is the machine's record.
+    /// Returns whether entries that it must not use have to be dropped, which happens when it
+    /// enters its address space.
     pub fn arrive(
         &mut self,
         resident: &mut Resident,
@@ -78,11 +78,11 @@ impl Place {
     }
 }
 
-/// Loads VTTBR_EL2 with the machine's VMID, where it is not loaded, and drops what has to be
-/// dropped before the guest runs. `before` comes ahead of all that.
+/// Loads VTTBR_EL2 with the machine's VMID, if it is not loaded, and drops the entries that must be
+/// dropped before the guest runs. `before` is called ahead of all that.
 ///
-/// Call it when a vCPU has arrived, and before each entry: meanwhile the VMID may have become
-/// another machine's.
+/// Call it when a vCPU has arrived, and before each entry: meanwhile the VMID may have been given
+/// to another machine.
 #[inline(always)] // On the way of each entry.
 pub fn enter_address_space<T: Stage2Tlb + Mistakes, const CPUS: usize>(
     tlb: &T,
@@ -107,20 +107,21 @@ pub fn enter_address_space<T: Stage2Tlb + Mistakes, const CPUS: usize>(
     Entered { has_changed, dropped_all: must_flush }
 }
 
-/// What only a processor can do, for the vCPU whose state it has.
+/// Operations that only a processor can do, for the vCPU whose state it has.
 pub trait Processor {
-    /// Which one it is.
+    /// The processor's number.
     fn id(&self) -> CpuId;
-    /// Puts interrupts that wait into the list registers.
+    /// Puts pending interrupts into the list registers.
     fn fill_lists(&mut self);
-    /// ERET, and back. Interrupts are masked: one that comes ends guest mode as soon as it begins.
+    /// ERET, and return on exit. Interrupts are masked: one that arrives ends guest mode as soon as
+    /// it begins.
     fn run(&mut self);
-    /// Takes back what is left in the list registers.
+    /// Takes back the remaining interrupts from the list registers.
     fn take_lists_back(&mut self);
 }
 
-/// Enters the guest and comes back from it; or is called off, and returns false. Then a request or
-/// an event pends. The address space has been [entered](enter_address_space).
+/// Enters the guest and returns after the exit; or is called off, and returns false. Then a request
+/// or an event is pending. The address space must have been [entered](enter_address_space).
 #[inline(always)] // The one way into the guest.
 pub fn enter<P: Processor>(processor: &mut P, owner: &mut Owner<'_>) -> bool {
     processor.fill_lists();
@@ -134,8 +135,8 @@ pub fn enter<P: Processor>(processor: &mut P, owner: &mut Owner<'_>) -> bool {
     true
 }
 
-/// Takes a flush that was asked for by request, of this processor alone. None is, usually: flushes
-/// are broadcasts.
+/// Takes a flush that was requested of this processor alone. Usually there is none: flushes are
+/// broadcasts.
 #[cold]
 pub fn take_flush<T: Stage2Tlb>(tlb: &T, owner: &mut Owner<'_>) {
     if let Some(work) = owner.take_flush() {
@@ -146,8 +147,8 @@ pub fn take_flush<T: Stage2Tlb>(tlb: &T, owner: &mut Owner<'_>) {
     }
 }
 
-/// Drops what `invalidation` names from all processors, and waits for the sections that may have
-/// used it.
+/// Drops the translations that `invalidation` names from all processors, and waits for the sections
+/// that may have used them.
 ///
 /// # Errors
 /// [`Stalled`] when a section does not end. Nothing may be freed then.
@@ -162,7 +163,8 @@ pub fn flush_space<W: Walkers, T: Stage2Tlb + Mistakes, const CPUS: usize, const
     coherence::broadcast(walkers, ledger, hardware, || invalidate(tlb, space, invalidation))
 }
 
-/// Drops what `invalidation` names from all processors. The tables have been changed.
+/// Drops the translations that `invalidation` names from all processors. The tables have been
+/// changed before.
 fn invalidate<T: Stage2Tlb + Mistakes, const CPUS: usize>(
     tlb: &T,
     space: &AddressSpace<'_, CPUS>,
@@ -187,8 +189,8 @@ fn invalidate<T: Stage2Tlb + Mistakes, const CPUS: usize>(
     }
 }
 
-/// The walker has made an entry invalid, and puts another there next: no processor may hold the
-/// former one then.
+/// The walker has made an entry invalid, and will replace it: no processor may hold the former
+/// entry then.
 pub fn break_before_make<T: Stage2Tlb + Mistakes, const CPUS: usize>(
     tlb: &T,
     space: &AddressSpace<'_, CPUS>,
@@ -203,7 +205,7 @@ pub fn break_before_make<T: Stage2Tlb + Mistakes, const CPUS: usize>(
     }
 }
 
-/// The engine's name for a level of leaves.
+/// The engine's name for a leaf level.
 const fn leaf_level(level: Level) -> Option<LeafLevel> {
     match level {
         Level::Page4K => Some(LeafLevel::Three),
@@ -213,7 +215,7 @@ const fn leaf_level(level: Level) -> Option<LeafLevel> {
     }
 }
 
-/// A range of the walker's in the engine's terms.
+/// A range of the walker in the engine's terms.
 fn stale(mistakes: &impl Mistakes, range: &FlushRange) -> Stale {
     let FlushRange { start, len, level, tables } = *range;
     if mistakes.makes(Mistake::WrongLevelHint) {

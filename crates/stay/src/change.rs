@@ -5,7 +5,7 @@ use memslots::Retired;
 use memslots::space::Steps;
 use paging::{FlushReceipt, Invalidation, Progress, Stamp};
 
-/// What a flush of a whole space leaves behind: a receipt.
+/// The result of a flush of a whole space: a receipt.
 pub trait Proof {
     /// The receipt.
     fn receipt(&self) -> &dyn FlushReceipt;
@@ -17,13 +17,14 @@ impl Proof for SpaceReceipt<Stamp> {
     }
 }
 
-/// Makes one step of a change, with the flush if it comes to one. No guest memory may be pinned by
-/// the caller, and no section of its vCPU be open.
+/// Makes one step of a change, including the flush if the step requires one. The caller must not
+/// pin guest memory, and its vCPU must have no open section.
 ///
-/// `flush` drops what it is told from all processors; what is out of use goes to `retire`.
+/// `flush` drops the named translations from all processors; `retire` receives memory that is out
+/// of use.
 ///
 /// # Panics
-/// If the receipt of the flush that was just made is refused.
+/// If the receipt of the flush just made is refused.
 pub fn step<C: Steps, P: Proof>(
     change: &mut C,
     entries_max: u32,
@@ -36,6 +37,6 @@ pub fn step<C: Steps, P: Proof>(
     }
     let proof = flush(change.invalidation());
     assert!(change.flushed(proof.receipt()), "the flush was issued after the change's last step");
-    // What is left of the change is short; tables are freed in steps of their own.
+    // The rest of the change is short; tables are freed in separate steps.
     change.step(entries_max, retire)
 }

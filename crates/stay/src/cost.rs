@@ -1,20 +1,20 @@
-//! When a flush of single pages is cheaper than one of everything.
+//! When a flush of single pages is cheaper than a flush of everything.
 //!
-//! To invalidate a page costs `page` ticks, at once. To invalidate everything costs next to nothing
-//! at once, and the guest pays afterwards: each translation that it uses again is walked for,
-//! `refill` ticks each, for at most as many as the TLB holds. A guest that has just been asked to
-//! flush is not using all of them; it is taken to want half of them back. So single pages are
-//! cheaper up to
+//! Invalidating a page costs `page` ticks, at once. Invalidating everything costs almost nothing at
+//! once, and the guest pays afterwards: each translation that it uses again is walked for, at
+//! `refill` ticks each, for at most as many as the TLB holds. A guest that has just received a
+//! flush request is not using all of them; the model assumes that it needs half of them again. So
+//! single pages are cheaper up to
 //!
 //! ```text
 //! pages = entries / 2 × refill / page
 //! ```
 //!
 //! and never more than half of what one step may take. Both costs are [measured](Cost::measure)
-//! when the hypervisor starts, on the machine that it runs on. The limit holds for both
-//! architectures: for what a guest asks to be flushed on AMD64
-//! ([`amd64::plan()`](crate::amd64::plan()), [`amd64::obey`](crate::amd64::obey)), and on Arm64 for
-//! what a change of stage 2 leaves ([`limits`](Cost::limits)).
+//! when the hypervisor starts, on the machine that it runs on. The limit applies to both
+//! architectures: on AMD64 to the ranges that a guest requests
+//! ([`amd64::plan()`](crate::amd64::plan()), [`amd64::obey`](crate::amd64::obey)), and on Arm64 to
+//! the translations that a change of stage 2 makes stale ([`limits`](Cost::limits)).
 
 use core::fmt;
 
@@ -22,19 +22,20 @@ use coherence::tlbi::Limits;
 
 use crate::amd64::{RANGES_MAX, STEP_MAX_US};
 
-/// How many times a translation through nested tables takes as long as the one through the
-/// hypervisor's own tables that was measured. A nested walk reads up to 24 entries instead of 4
-/// (APM volume 2, section 15.25.6; Arm's two stages alike), most of which the walk caches know.
+/// How much longer a translation through nested tables takes than the measured one through the
+/// hypervisor's own tables. A nested walk reads up to 24 entries instead of 4 (APM volume 2,
+/// section 15.25.6; Arm's two stages alike), most of which are in the walk caches.
 const NESTED_FACTOR: u64 = 2;
-/// Most range instructions of Arm64, above which all of a VMID goes.
+/// The most range instructions on Arm64, above which the whole VMID is flushed.
 const RANGE_INSTRUCTIONS_MAX: u32 = 16;
 
-/// So many of what is measured are timed as one, since a counter's ticks may be coarse.
+/// Repetitions that are timed together, since a counter's ticks may be coarse.
 const REPETITIONS: u64 = 64;
-/// Times that each is timed. The least counts, because interrupts and other disturbances only add.
+/// Number of times that each is timed. The minimum counts, because interrupts and other
+/// disturbances only add.
 const TRIES: usize = 5;
 
-/// What only a processor can do for the measurement. No vCPU has run yet.
+/// Operations that only a processor can do, for the measurement. No vCPU has run yet.
 pub trait Instruments {
     /// Ticks of a counter that never stops.
     fn now(&self) -> u64;
@@ -50,7 +51,7 @@ pub trait Instruments {
     fn entries(&self) -> u64;
 }
 
-/// What was measured, in ticks. All are of as many repetitions.
+/// Measured values, in ticks, all for the same number of repetitions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Measured {
     /// One invalidation of a page.
@@ -71,8 +72,8 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// The model for the machine that the calling CPU is of. Nothing but the operations touches
-    /// memory while they are timed: the stack may lie in the page whose translation is dropped.
+    /// The model for the machine of the calling CPU. Only the operations touch memory while they
+    /// are timed: the stack may be in the page whose translation is dropped.
     pub fn measure(instruments: &impl Instruments) -> Self {
         let empty = least(instruments, || {});
         let hit = least(instruments, || instruments.read()).saturating_sub(empty);
@@ -90,25 +91,25 @@ impl Cost {
         })
     }
 
-    /// The model for what was measured.
+    /// The model for the measured values.
     pub const fn new(measured: Measured) -> Self {
         let page = if measured.page == 0 { 1 } else { measured.page };
         let worth = (measured.entries / 2).saturating_mul(measured.miss.saturating_mul(NESTED_FACTOR)) / page;
         let step = STEP_MAX_US.saturating_mul(measured.ticks_per_us) / 2 / page;
         let limit = if worth < step { worth } else { step };
-        // A mailbox full of single pages is always worth it: were it not, the measurement would be
-        // of nothing.
+        // A mailbox full of single pages is always worthwhile: if it were not, the measurement
+        // would be meaningless.
         let page_limit = if limit < RANGES_MAX as u64 { RANGES_MAX as u64 } else { limit };
         Self { measured, page_limit }
     }
 
-    /// The same with another limit, if there is one.
+    /// The same with another limit, if one is given.
     #[must_use]
     pub fn limited_to(self, pages: Option<u32>) -> Self {
         Self { page_limit: pages.map_or(self.page_limit, u64::from), ..self }
     }
 
-    /// Most pages that are flushed one by one.
+    /// The most pages that are flushed one by one.
     pub const fn page_limit(&self) -> u64 {
         self.page_limit
     }
@@ -120,7 +121,7 @@ impl Cost {
     }
 }
 
-/// Ticks that all repetitions of `operation` take at least, their loop included.
+/// The minimum ticks of all repetitions of `operation`, including their loop.
 #[inline(always)] // A call would use the stack, and the stack's page may share the word's translation.
 fn least(instruments: &impl Instruments, operation: impl Fn()) -> u64 {
     let time = |_| {
@@ -131,7 +132,7 @@ fn least(instruments: &impl Instruments, operation: impl Fn()) -> u64 {
     (0..TRIES).map(time).min().unwrap_or(0)
 }
 
-/// What was measured and what follows, in one line.
+/// The measured values and the resulting limit, in one line.
 impl fmt::Display for Cost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Measured { page, miss, entries, ticks_per_us } = self.measured;
@@ -151,7 +152,7 @@ mod tests {
 
     use super::*;
 
-    /// A processor whose clock goes on by what each operation costs.
+    /// A processor whose clock advances by the cost of each operation.
     #[derive(Default)]
     struct Timed {
         now: Cell<u64>,
@@ -185,7 +186,7 @@ mod tests {
         }
 
         fn read(&self) {
-            // Now and then something gets in between.
+            // Occasionally a disturbance adds time.
             let reads = self.reads.replace(self.reads.get() + 1);
             let disturbance = if reads % 200 == 7 { 100_000 } else { 0 };
             let miss = if self.is_cached.replace(true) { 0 } else { 100 };
@@ -210,7 +211,7 @@ mod tests {
     #[test]
     fn the_limit_is_where_the_costs_meet_and_below_half_a_step() {
         let measured = Measured { page: 400, miss: 100, entries: 1536, ticks_per_us: 2500 };
-        // 768 × 200 / 400 = 384 pages would be worth it, 25 µs hold 156.
+        // 768 × 200 / 400 = 384 pages would be worthwhile, 25 µs allow 156.
         assert_eq!(Cost::new(measured).page_limit(), 156);
         assert_eq!(Cost::new(Measured { miss: 20, ..measured }).page_limit(), 76);
         for degenerate in [

@@ -1,4 +1,4 @@
-//! Nested faults: what an access that the nested tables did not allow leads to.
+//! Nested faults: handling an access that the nested tables did not allow.
 
 use memslots::Gpa;
 use memslots::space::{Fault, Found, GuestSpace};
@@ -6,31 +6,31 @@ use paging::{Format, Level, TableMemory};
 
 use crate::{Mistake, Stay, in_section};
 
-/// Pages of which a vCPU remembers that there is no memory.
+/// Pages that a vCPU remembers as having no memory.
 pub const MMIO_PAGES: usize = 4;
 
-/// How it was found that there is no memory.
+/// How it was determined that there is no memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// The vCPU has been there before, in this generation of the slots.
+    /// The vCPU has accessed it before, in this generation of the slots.
     Remembered,
-    /// The nested table says so.
+    /// By a mark in the nested table.
     Marked,
     /// The slots were searched.
     Searched,
 }
 
-/// What a nested fault leads to.
+/// The result of a nested fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// There is a translation now, by a leaf of this level: the access is tried again.
+    /// There is a translation now, by a leaf of this level: the access is retried.
     Installed(Level),
-    /// The translation that there was allows more now: the access is tried again.
+    /// The existing translation allows more now: the access is retried.
     Upgraded,
-    /// Another vCPU was first, a change is under way, or the processor has kept an old absence: the
-    /// access is tried again.
+    /// Another vCPU was first, a change is in progress, or the processor has cached an absence: the
+    /// access is retried.
     Retry,
-    /// A store to memory that is not the guest's to write.
+    /// A store to memory that the guest may not write.
     ReadOnly,
     /// There is no memory: a device's registers, or nothing.
     Mmio(Source),
@@ -38,12 +38,12 @@ pub enum Answer {
     OutOfTables,
 }
 
-/// Answers a nested fault at `gpa`, which is that of the access or of an entry of the guest's
-/// tables.
+/// Handles a nested fault at `gpa`, which is the address of the access or of an entry of the
+/// guest's tables.
 ///
-/// The generation under which it is remembered that there is no memory is that of the lookup which
-/// found it: were it read afterwards, an update that came in between would make what is remembered
-/// look current (P10).
+/// The absence of memory is remembered with the generation of the lookup that found it. If the
+/// generation were read afterwards, an update in between would make the remembered result look
+/// current (P10).
 #[inline(always)] // One caller for each architecture.
 pub fn nested_fault<'a, S: Stay<'a>, F: Format, M: TableMemory>(
     stay: &mut S,

@@ -1,77 +1,79 @@
-//! Mistakes that the steps can be told to make.
+//! Mistakes that can be injected into the steps.
 
 /// Declares the mistakes, and their list.
 macro_rules! mistakes {
     ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
-        /// A mistake in one of the steps. Each has a test in `quell-machine` that finds it, or one
-        /// here.
+        /// A mistake in one of the steps. Each has a test in `quell-machine` that detects it, or
+        /// one here.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Mistake {
             $($(#[doc = $doc])+ $name,)+
         }
 
         impl Mistake {
-            /// All of them.
+            /// All mistakes.
             pub const ALL: &[Self] = &[$(Self::$name),+];
         }
     };
 }
 
 mistakes! {
-    /// An entry that was called off settles what the vCPU owes.
+    /// An entry that was called off settles the vCPU's pending flush.
     CalledOffEntrySettles,
-    /// So does one that the processor refuses.
+    /// An entry that the processor refuses settles it as well.
     RefusedEntrySettles,
-    /// What the processor is to do about tags is not written for an entry.
+    /// The tag and flush for an entry are not written.
     TagNotWritten,
-    /// The guest is entered although a request pends.
+    /// The guest is entered although a request is pending.
     EnteredInSpite,
-    /// A flush is taken, and nothing done about it.
+    /// A flush is taken, but not carried out.
     FlushNotCarriedOut,
-    /// A flush of the tag is taken, and not owed.
+    /// A flush of the tag is taken, but not recorded as pending.
     DebtForgotten,
-    /// A vCPU that starts over, after INIT or a reset, goes on with what it held.
+    /// A vCPU that starts over, after INIT or a reset, keeps its old translations.
     StartsOverWithAll,
-    /// Of a range that is invalidated page by page, the last page is left out.
+    /// When a range is invalidated page by page, the last page is skipped.
     PageLeftOut,
-    /// Of several ranges, the first alone is invalidated.
+    /// Of several ranges, only the first is invalidated.
     RangeLeftOut,
-    /// A guest's pages are invalidated one by one although large ones may lie in pieces (A17).
+    /// A guest's pages are invalidated one by one although large ones may be cached in pieces
+    /// (A17).
     PiecesKept,
     /// A guest's pages are invalidated one by one although it uses PCIDs.
     PcidsKept,
-    /// Of a long list, what was planned for later is reported as done.
+    /// The part of a long list that was planned for later is reported as done.
     RestOfListForgotten,
-    /// The address space of a call is taken with the bits that are no address.
+    /// The address space of a call is used without masking the bits that are not part of the
+    /// address.
     SpaceNotMasked,
-    /// A flush of one address space leaves out a vCPU that has halted in another one, although it
-    /// asks for global translations too.
+    /// A flush of one address space skips a vCPU that has halted in another one, although the flush
+    /// includes global translations.
     GlobalsSpared,
-    /// What a guest asks for is asked of the first bank of vCPUs alone.
+    /// A guest's request is sent only to the first bank of vCPUs.
     FirstBankOnly,
     /// Targets in guest mode are neither kicked nor waited for.
     NotKicked,
-    /// Targets in guest mode are kicked and not waited for.
+    /// Targets in guest mode are kicked but not waited for.
     NotWaited,
-    /// A vCPU that uses PCIDs halts as if its TLB held one address space.
+    /// A vCPU that uses PCIDs halts as if its TLB held only one address space.
     HaltInOneSpace,
     /// Software uses translations outside of a section.
     NoSection,
-    /// A flush that pends when a section is to begin is left for later, and the section begun.
+    /// A section begins although a flush is pending, which is left for later.
     SectionInSpite,
-    /// What is found to be MMIO is remembered for the generation of afterwards.
+    /// An MMIO result is remembered with the generation read after the lookup.
     GenerationReadLate,
-    /// A remembered walk is taken to be as it was without another look at its entries.
+    /// A remembered walk is assumed unchanged without reading its entries again.
     WalkNotReadAgain,
     /// A remembered walk is used under other control registers.
     RegimeIgnored,
-    /// A vCPU comes to a processor, and nothing is dropped.
+    /// A vCPU arrives at a processor, and nothing is dropped.
     ArrivalWithoutDrop,
-    /// What is to be dropped is dropped only if the VMID changes as well.
+    /// Pending drops are done only if the VMID changes as well.
     DropWithVmidOnly,
-    /// The processor is not told of a new VMID.
+    /// A new VMID is not loaded into the processor.
     VmidNotLoaded,
-    /// A generation of VMIDs has begun, and what the processor holds of the former one is not
+    /// A generation of VMIDs has begun, and the processor's entries of the former one are not
     /// dropped.
     GenerationKept,
     /// The level hint of an invalidation is that of the tables that were cut off.
@@ -82,10 +84,10 @@ mistakes! {
     NoBreak,
 }
 
-/// Who may be told to make mistakes. Nobody but a test is: this is constant elsewhere, and costs
-/// nothing.
+/// Implemented by types that may be told to make mistakes. Only tests do so: elsewhere it is
+/// constant, and costs nothing.
 pub trait Mistakes {
-    /// Whether this one is to be made.
+    /// Whether to make this mistake.
     #[inline(always)]
     fn makes(&self, mistake: Mistake) -> bool {
         let _ = mistake;

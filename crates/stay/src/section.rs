@@ -7,28 +7,28 @@ use crate::{MMIO_PAGES, Mistake, Mistakes};
 
 /// A vCPU on a processor, out of guest mode.
 pub trait Stay<'a>: Mistakes {
-    /// Its own state.
+    /// The vCPU's own state.
     type State;
-    /// What it has in common with others: its machine.
+    /// The state shared with other vCPUs: its machine.
     type Vm: ?Sized;
 
-    /// Whether sections are counted: they have to be where flushes are broadcast
-    /// ([`Owner::begin_translation`]); where all are requests they need not be
+    /// Whether sections are counted. They must be where flushes are broadcast
+    /// ([`Owner::begin_translation`]); they need not be where all flushes are requests
     /// ([`Owner::begin_uncounted_translation`]).
     const COUNTED: bool;
 
-    /// The owner, and what software that uses translations wants besides.
+    /// The owner, and the other state that software needs to use translations.
     fn split(&mut self) -> (&mut Owner<'a>, &mut Self::State, &Self::Vm);
 
-    /// Takes the flush that pends: carries it out, or has the next entry do so.
+    /// Takes the pending flush: carries it out, or makes the next entry do so.
     fn take_flush(&mut self);
 
-    /// Where the vCPU has found that there is no memory.
+    /// The addresses that the vCPU has found to have no memory.
     fn mmio(&mut self) -> &mut MmioCache<MMIO_PAGES>;
 }
 
-/// Runs `look` in a section in which the guest's translations are used by software: a flush that is
-/// asked for meanwhile waits for its end, and one that was asked for before is taken first (H30).
+/// Runs `look` in a section in which software uses the guest's translations: a flush requested
+/// meanwhile waits for its end, and one requested before is taken first (H30).
 ///
 /// `look` has to begin its walks in memory.
 #[inline(always)] // On the way of most exits.
@@ -39,7 +39,7 @@ pub fn in_section<'a, S: Stay<'a>, R>(stay: &mut S, look: impl FnOnce(&mut S::St
     }
     loop {
         let in_spite = stay.makes(Mistake::SectionInSpite);
-        // The borrow of the owner ends with the section; `look` gets everything but the owner.
+        // The borrow of the owner ends with the section; `look` gets everything except the owner.
         let (owner, state, machine) = stay.split();
         if let Ok(section) = begin(owner, S::COUNTED) {
             let result = look(state, machine);

@@ -1,4 +1,4 @@
-//! vCPUs side by side, as the flush engine asks for them.
+//! Adjacent vCPUs, as targets of the flush engine.
 
 use coherence::{Members, Target};
 
@@ -6,7 +6,7 @@ use coherence::{Members, Target};
 const BANK: usize = 64;
 
 /// Calls `act` with each target of `set` that exists, in the order of their indices: for
-/// [`coherence::Targets::for_each`] of vCPUs that lie side by side.
+/// [`coherence::Targets::for_each`] of adjacent vCPUs.
 #[inline(always)]
 pub fn for_each_target<V, S: Members + ?Sized>(
     vcpus: &[V],
@@ -34,7 +34,7 @@ pub fn in_bank<V>(vcpus: &[V], bank: usize, bits: u64, mut act: impl FnMut(usize
     while bits != 0 {
         let place = bits.trailing_zeros() as usize;
         bits &= bits.wrapping_sub(1);
-        // SAFETY: bits are left for as many vCPUs as there are, 64 at most: `place` is below their
+        // SAFETY: only the bits of existing vCPUs remain, at most 64: `place` is below their
         // number.
         let vcpu = unsafe { vcpus.get_unchecked(place) };
         act(first.wrapping_add(place), vcpu);

@@ -1,5 +1,5 @@
-//! What it takes to decode a call on the host's processor: at most 1.5 µs for a full list with
-//! every element looked at, at most 25 ns for a flush of everything.
+//! Cost of decoding a call on the host's processor: at most 1.5 µs for a full list with every
+//! element looked at, at most 25 ns for a flush of everything.
 
 use std::hint::black_box;
 

@@ -18,16 +18,16 @@ pub enum Call<'a> {
     Flush(FlushCall<'a>),
     /// One of the two calls that send an interrupt.
     ClusterIpi(ClusterIpi<'a>),
-    /// HvCallNotifyLongSpinWait: the caller has been waiting for a lock and would rather have its
-    /// holder run.
+    /// HvCallNotifyLongSpinWait: the caller has been waiting for a lock for a long time and yields
+    /// so that the lock's holder can run.
     LongSpinWait {
-        /// How many times the caller has tried, as it says; not to be relied on.
+        /// How many times the caller says it has tried; not to be relied on.
         spins: u64,
     },
 }
 
 impl Call<'_> {
-    /// The result of the call once it has been done completely.
+    /// The result of the call once all of it has been done.
     pub const fn completed(&self) -> HvResult {
         match self {
             Self::Flush(flush) => flush.completed(),
@@ -40,17 +40,17 @@ impl Call<'_> {
 /// occurred on every target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlushCall<'a> {
-    /// Whose TLBs.
+    /// The virtual processors whose TLBs to flush.
     pub targets: Targets<'a>,
-    /// All 64 bits of what the guest passed as CR3; means nothing if
+    /// All 64 bits of what the guest passed as CR3; meaningless if
     /// [`flags.all_address_spaces`](FlushFlags::all_address_spaces) is set. The low 12 bits may
     /// hold a PCID and bit 63 may be set: mask them before comparing with a table's address.
     pub address_space: u64,
-    /// What else the guest said. Honouring any of them is optional; each only narrows the flush.
+    /// The other flags of the call. Honouring any of them is optional; each only narrows the flush.
     pub flags: FlushFlags,
-    /// Which addresses.
+    /// The addresses to flush.
     pub scope: FlushScope<'a>,
-    /// Elements in the whole list, those before the rep start index included; 0 without a list.
+    /// Elements in the whole list, including those before the rep start index; 0 without a list.
     pub rep_count: u16,
 }
 
@@ -61,38 +61,38 @@ impl FlushCall<'_> {
     }
 
     /// The result of a call that returns to the guest after `done` elements, counted from element 0
-    /// and so with those that earlier invocations did. A guest goes on with the rest; a hypervisor
-    /// that goes on by itself leaves the result alone and advances the rep start index instead
-    /// ([`CallRegisters::resumed_at`](crate::CallRegisters::resumed_at)). At least one element must
-    /// have been done by this invocation. TLFS, "Hypercall Continuation".
+    /// and so including those that earlier invocations did. The guest then continues with the rest.
+    /// A hypervisor that continues by itself leaves the result alone and advances the rep start
+    /// index instead ([`CallRegisters::resumed_at`](crate::CallRegisters::resumed_at)). This
+    /// invocation must have done at least one element. TLFS, "Hypercall Continuation".
     pub const fn completed_to(&self, done: u16) -> HvResult {
         HvResult::of(Status::SUCCESS, if done < self.rep_count { done } else { self.rep_count })
     }
 }
 
-/// An interrupt to several virtual processors. TLFS, "HvCallSendSyntheticClusterIpi".
+/// An interrupt for several virtual processors. TLFS, "HvCallSendSyntheticClusterIpi".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClusterIpi<'a> {
-    /// Vector of the fixed, edge-triggered interrupt: never below [`ClusterIpi::VECTOR_MIN`].
+    /// Vector of the fixed, edge-triggered interrupt; at least [`ClusterIpi::VECTOR_MIN`].
     pub vector: u8,
-    /// Who gets it.
+    /// The virtual processors to interrupt.
     pub targets: Targets<'a>,
 }
 
 impl ClusterIpi<'_> {
-    /// The lowest vector that can be sent; those below are the processor's own.
+    /// The lowest vector that can be sent; those below are reserved for the processor.
     pub const VECTOR_MIN: u8 = 0x10;
 }
 
-/// Which virtual processors a call is about.
+/// The virtual processors that a call is about.
 ///
 /// Exhaustive: a caller that overlooks one flushes too little.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Targets<'a> {
-    /// Every virtual processor of the partition, the caller included.
+    /// Every virtual processor of the partition, including the caller.
     All,
-    /// The members, by VP index; those that the partition does not have are ignored. The caller is
-    /// among them only if it is a member.
+    /// The members, by VP index. Indices that the partition does not have are ignored. The caller
+    /// is a target only if it is a member.
     Set(VpSet<'a>),
 }
 
@@ -106,7 +106,7 @@ impl Targets<'_> {
     }
 }
 
-/// Which addresses to flush.
+/// The addresses to flush.
 ///
 /// Exhaustive: a caller that overlooks one flushes too little.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,21 +119,21 @@ pub enum FlushScope<'a> {
 
 /// Flags of a flush call, HV_FLUSH_FLAGS.
 ///
-/// Published are bits 0 to 2, the rest is reserved and must be zero. In use elsewhere are bit 3 and
-/// the trust levels' bits 4, 8 and 9, which come with virtual trust levels; those are not offered
-/// and count as reserved.
+/// Bits 0 to 2 are published; the rest are reserved and must be zero. Bits 3, 4, 8 and 9 are in use
+/// elsewhere: bit 3 for extended ranges, the others for virtual trust levels. The latter are not
+/// offered here and count as reserved.
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub struct FlushFlags {
     /// Every virtual processor is a target; the mask or set is ignored.
     pub all_processors: bool,
-    /// Every address space; the one that was passed is ignored.
+    /// Every address space; the one passed is ignored.
     pub all_address_spaces: bool,
-    /// Mappings that are global need not be flushed. The TLFS calls it an invalid option for lists,
-    /// but Windows sets it there and Hyper-V accepts it.
+    /// Global mappings need not be flushed. The TLFS calls this an invalid option for lists, but
+    /// Windows sets it there and Hyper-V accepts it.
     pub non_global_only: bool,
-    /// List elements are [`ExtendedGvaEntry`](crate::ExtendedGvaEntry); says nothing without a
-    /// list. Reserved unless the [profile](crate::Profile::extended_ranges) offers it.
+    /// List elements are [`ExtendedGvaEntry`](crate::ExtendedGvaEntry); ignored without a list.
+    /// Reserved unless the [profile](crate::Profile::extended_ranges) offers it.
     pub extended_ranges: bool,
     #[bits(60)]
     reserved: u64,

@@ -1,4 +1,4 @@
-//! Where the input of a hypercall comes from, and where its one copy goes.
+//! The sources of a hypercall's input, and the buffer for its one copy.
 
 use crate::{Control, PAGE_SIZE};
 
@@ -23,26 +23,25 @@ pub struct CallRegisters {
 }
 
 impl CallRegisters {
-    /// The registers with which the same call goes on at element `element`; see
-    /// [`Control::resumed_at`]. Only the control word differs: of a 32-bit caller, EDX.
+    /// The registers that continue the same call at element `element`; see [`Control::resumed_at`].
+    /// Only the control word differs; for a 32-bit caller, only EDX.
     pub const fn resumed_at(self, element: u16) -> Self {
         Self { control: Control::from_bits(self.control).resumed_at(element).into_bits(), ..self }
     }
 }
 
-/// Where a hypercall's input comes from: the memory of the guest, and the registers that are dear
-/// to read.
+/// The sources of a hypercall's input: guest memory, and registers that are expensive to read.
 pub trait InputSource {
-    /// Copies guest memory from `gpa` on into `into`, reading each byte at most once. `gpa` is a
-    /// multiple of 8 and the bytes lie within one page.
+    /// Copies guest memory starting at `gpa` into `into`, reading each byte at most once. `gpa` is
+    /// a multiple of 8 and the bytes lie within one page.
     ///
     /// # Errors
     ///
-    /// Why nothing could be copied. What `into` holds then does not matter.
+    /// Why nothing could be copied. The contents of `into` are then ignored.
     fn read(&self, gpa: u64, into: &mut [u8]) -> Result<(), InputError>;
 
-    /// The guest's registers XMM0 to XMM5, the low word of each first. It is asked for only where a
-    /// call passes input in them, and only if the [profile](crate::Profile::xmm_input) offers that.
+    /// The guest's registers XMM0 to XMM5, the low word of each first. Called only for a call that
+    /// passes input in them, and only if the [profile](crate::Profile::xmm_input) offers that.
     fn xmm_words(&self) -> [u64; XMM_WORDS];
 }
 
@@ -56,7 +55,7 @@ pub enum InputError {
     NotMemory,
 }
 
-/// Room for the one copy of a hypercall's input.
+/// A buffer for the one copy of a hypercall's input.
 #[derive(Clone, Debug)]
 pub struct InputPage {
     pub(crate) words: [u64; PAGE_WORDS],

@@ -5,15 +5,15 @@
 //!
 //! * layouts: [`Control`], [`HvResult`], [`FlushFlags`], [`GvaEntry`], [`ExtendedGvaEntry`],
 //!   [`msr`], [`cpuid`];
-//! * sets: [`VpSet`] and [`GvaList`], views of memory that was copied from the guest;
+//! * sets: [`VpSet`] and [`GvaList`], views of memory copied from the guest;
 //! * the two ends: [`decode()`] turns the registers of a hypercall and one copy of its input into a
 //!   [`Call`]; [`encode`] turns ranges and targets into the calls that a guest makes.
 //!
-//! What a guest passes is an allegation until it was checked. A [`Call`] is checked: its targets,
-//! flags and list have been held against every rule that does not need to know the partition. Only
-//! the caller knows which virtual processors exist; indices without one are to be ignored.
+//! Guest input is untrusted until it has been checked. A [`Call`] has been checked: its targets,
+//! flags and list satisfy every rule that can be checked without knowledge of the partition. Only
+//! the caller knows which virtual processors exist; it must ignore indices that name none.
 //!
-//! Nothing here allocates, panics on what a guest passed, or loops without a bound.
+//! Nothing here allocates, panics on guest input, or loops without a bound.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -46,11 +46,11 @@ pub use vp_set::{BankCountError, MAX_BANKS, MAX_VPS, VPS_PER_BANK, VpSet, VpSetM
 /// Bytes in a page of guest memory, as hypercalls count them on every architecture.
 pub const PAGE_SIZE: usize = 4096;
 
-/// The ABI is little-endian, and so is every machine that this crate is built for; words are used
-/// as they come out of memory.
+/// The ABI is little-endian, and so is every machine that this crate is built for. Words are used
+/// exactly as they are read from memory.
 const _: () = assert!(cfg!(target_endian = "little"));
 
-// The examples of what is packed with the crate.
+// Tests the examples in the README that is packaged with the crate.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -1,16 +1,17 @@
-//! What a partition is offered.
+//! The features that a partition is offered.
 
 use crate::control::CallKind;
 use crate::cpuid::{feature, hint};
 use crate::{CallCode, CallShape, FlushFlags, VaWidth};
 
-/// What a partition is offered of the specification, and what the specification leaves to the
-/// implementation or others do differently. Each offer must agree with what CPUID announces.
+/// The features of the specification that a partition is offered, and the behaviour that the
+/// specification leaves open or that implementations differ in. Each offer must agree with what
+/// CPUID announces.
 ///
 /// The default offers the four flushes and the long spin wait by memory and by two registers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Profile {
-    /// What a call without any target does.
+    /// The effect of a call without targets.
     pub empty_targets: EmptyTargets,
     /// Width of the guest's virtual addresses.
     pub va_width: VaWidth,
@@ -34,9 +35,9 @@ impl Profile {
         extended_ranges: true,
     };
 
-    /// What a partition is offered according to its CPUID: EDX of
+    /// The features that a partition's CPUID announces: EDX of
     /// [`LEAF_FEATURES`](crate::cpuid::LEAF_FEATURES) and EAX of
-    /// [`LEAF_HINTS`](crate::cpuid::LEAF_HINTS). The rest is the default.
+    /// [`LEAF_HINTS`](crate::cpuid::LEAF_HINTS). Everything else is the default.
     pub fn announced(features: u32, hints: u32) -> Self {
         Self {
             xmm_input: features & feature::XMM_INPUT != 0,
@@ -46,19 +47,20 @@ impl Profile {
         }
     }
 
-    /// The bits of EDX of [`LEAF_FEATURES`](crate::cpuid::LEAF_FEATURES) that announce what is
-    /// offered.
+    /// The bits of EDX of [`LEAF_FEATURES`](crate::cpuid::LEAF_FEATURES) that announce the offered
+    /// features.
     pub const fn feature_bits(&self) -> u32 {
         (if self.xmm_input { feature::XMM_INPUT } else { 0 })
             | if self.extended_ranges { feature::EXTENDED_GVA_RANGES } else { 0 }
     }
 
-    /// The bits of EAX of [`LEAF_HINTS`](crate::cpuid::LEAF_HINTS) that announce what is offered.
+    /// The bits of EAX of [`LEAF_HINTS`](crate::cpuid::LEAF_HINTS) that announce the offered
+    /// features.
     pub const fn hint_bits(&self) -> u32 {
         if self.cluster_ipi { hint::CLUSTER_IPI } else { 0 }
     }
 
-    /// What the input of `code` looks like; `None` if the call is not offered.
+    /// The layout of the input of `code`; `None` if the call is not offered.
     #[inline]
     pub const fn shape(&self, code: CallCode) -> Option<&'static CallShape> {
         match code.shape() {
@@ -74,14 +76,15 @@ impl Profile {
     }
 }
 
-/// What a call does that names no target and does not ask for all.
+/// The effect of a call that names no target and does not request all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EmptyTargets {
     /// An empty 64-bit mask means every processor: Windows Server 2012 passes it and expects that,
     /// and flushing too much is never wrong. An empty VP set means no processor: no guest is known
-    /// to mean anything else by it, and it must not grow. Linux KVM does the same. An interrupt to
-    /// an empty mask or set goes to nobody: one too many would be wrong.
+    /// to mean anything else by it, and the set must not grow. Linux KVM does the same. An
+    /// interrupt to an empty mask or set is sent to no processor: an extra interrupt would be
+    /// wrong.
     #[default]
     Lenient,
     /// Either is an invalid parameter, as it is on Hyper-V.

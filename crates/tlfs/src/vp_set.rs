@@ -11,15 +11,15 @@ pub const MAX_VPS: u32 = VPS_PER_BANK * MAX_BANKS as u32;
 
 /// A set of virtual processors by VP index: HV_VP_SET's sparse form, or a 64-bit processor mask.
 ///
-/// Banks of 64 indices; a mask says which banks are present, and the contents of the present ones
-/// lie packed one after the other in order of bank number, so a bank's place is its rank among the
-/// mask's set bits. A present bank may be empty. The set borrows the packed contents.
+/// Indices are grouped in banks of 64. A mask says which banks are present. The contents of the
+/// present banks are packed in order of bank number, so the position of a bank is its rank among
+/// the mask's set bits. A present bank may be empty. The set borrows the packed contents.
 ///
 /// TLFS, "Sparse Virtual Processor Set".
 #[derive(Clone, Copy)]
 pub struct VpSet<'a> {
     valid_banks: u64,
-    /// Exactly one word for each set bit of `valid_banks`.
+    /// Exactly one word per set bit of `valid_banks`.
     packed: &'a [u64],
 }
 
@@ -50,7 +50,8 @@ impl<'a> VpSet<'a> {
         Self { valid_banks: 1, packed: core::slice::from_ref(mask) }
     }
 
-    /// The set whose bank `i` is `banks[i]`: a bitmap of VP indices from 0 on, as kernels keep it.
+    /// The set whose bank `i` is `banks[i]`: a bitmap of VP indices starting at 0, as kernels keep
+    /// it.
     ///
     /// # Errors
     ///
@@ -101,7 +102,7 @@ impl<'a> VpSet<'a> {
 }
 
 impl PartialEq for VpSet<'_> {
-    /// Sets with the same members are equal, whichever empty banks are present.
+    /// Sets with the same members are equal, whatever empty banks are present.
     fn eq(&self, other: &Self) -> bool {
         self.iter().eq(other.iter())
     }
@@ -127,10 +128,10 @@ impl<'a> IntoIterator for &VpSet<'a> {
 /// The members of a [`VpSet`] in ascending order.
 #[derive(Clone, Debug)]
 pub struct VpSetMembers<'a> {
-    /// Banks that have not been entered.
+    /// Banks not entered yet.
     valid_banks: u64,
     packed: core::slice::Iter<'a, u64>,
-    /// First index of the bank that is being read, and what is left of it.
+    /// First index of the current bank, and its remaining members.
     first: u32,
     contents: u64,
 }

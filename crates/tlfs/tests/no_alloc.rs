@@ -1,4 +1,4 @@
-//! Nothing on the way of a call allocates, at either end.
+//! Nothing in the path of a call allocates, at either end.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

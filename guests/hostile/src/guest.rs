@@ -1,4 +1,4 @@
-//! Where the guest begins.
+//! The guest's entry.
 
 use core::panic::PanicInfo;
 
@@ -9,12 +9,12 @@ use spin::Once;
 
 use crate::{machine, report, tests};
 
-/// What the loader said; the test keeps its name from it.
+/// The loader's information; the test takes its name from it.
 static INFO: Once<BootInfo> = Once::new();
 
 baremetal::entry!(main);
 
-/// Where the first processor begins.
+/// The first processor's entry.
 fn main(info: BootInfo) -> ! {
     CONSOLE.set_up();
     let info = INFO.call_once(|| info);

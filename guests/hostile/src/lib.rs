@@ -1,4 +1,4 @@
-//! The parts of the guest that need no machine.
+//! The machine-independent parts of the guest.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -1,11 +1,11 @@
 //! A bare guest that tries everything, for both architectures.
 //!
-//! The kernel command line says what, in words: `test=NAME` with a name from the tables in
-//! [`tests`](mod@tests); `seed=N`, which all that is random follows from; `count=N`, how much of it
-//! each processor does; `rounds=N`, how often, each time from the next seed; `rest`, to wait for a
-//! byte from the serial port before the last checks. What came of it goes to the report channel in
-//! lines of JSON (`{"test":NAME,"result":"pass"}`, or `"fail"` with `"why"`), and in words to the
-//! console; then the machine is switched off.
+//! The kernel command line consists of words: `test=NAME` with a name from the tables in
+//! [`tests`](mod@tests); `seed=N`, which determines everything random; `count=N`, the number of
+//! operations of each processor; `rounds=N`, the number of repetitions, each with the next seed;
+//! `rest`, to wait for a byte from the serial port before the storm and before the last checks.
+//! Results are sent to the report channel in lines of JSON (`{"test":NAME,"result":"pass"}`, or
+//! `"fail"` with `"why"`), and in words to the console; then the machine is switched off.
 #![cfg_attr(target_os = "none", no_std, no_main)]
 
 #[cfg(target_os = "none")]
@@ -17,7 +17,7 @@ mod report;
 #[cfg(target_os = "none")]
 mod tests;
 
-/// There is nothing to do on an operating system.
+/// Does nothing on an operating system.
 #[cfg(not(target_os = "none"))]
 fn main() {
     eprintln!(

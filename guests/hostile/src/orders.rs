@@ -1,25 +1,25 @@
-//! What the command line says.
+//! The command line.
 
-/// What is to be done.
+/// The requested actions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Orders<'a> {
     /// The test's name.
     pub test: &'a str,
-    /// What everything random follows from; not 0.
+    /// The seed of everything random; not 0.
     pub seed: u64,
-    /// How much is to be done, if that is said.
+    /// The amount of work, if it is given.
     pub count: Option<u64>,
-    /// How often it is to be done, each time from the next seed.
+    /// The number of repetitions, each with the next seed.
     pub rounds: u64,
     /// Whether to wait for a byte from the serial port before it begins, and before the last
     /// checks.
     pub rests: bool,
 }
 
-/// The seed where none is given.
+/// The default seed.
 pub const SEED: u64 = 0x5eed;
 
-/// A number: decimal, or hexadecimal behind `0x`.
+/// A number: decimal, or hexadecimal after `0x`.
 fn number(text: &str) -> Option<u64> {
     match text.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16).ok(),
@@ -28,11 +28,11 @@ fn number(text: &str) -> Option<u64> {
 }
 
 impl<'a> Orders<'a> {
-    /// Reads a command line. Words of loaders, `console=` and `BOOT_IMAGE=`, are for somebody else.
+    /// Parses a command line. Words of loaders, `console=` and `BOOT_IMAGE=`, are ignored.
     ///
     /// # Errors
     ///
-    /// Why it is none.
+    /// Why it is invalid.
     pub fn parse(line: &'a str) -> Result<Self, &'static str> {
         let mut orders = Self { test: "", seed: SEED, count: None, rounds: 1, rests: false };
         for word in line.split_whitespace() {

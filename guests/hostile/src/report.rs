@@ -1,4 +1,4 @@
-//! What the guest says: text on the console, JSON lines on the report channel.
+//! The guest's output: text on the console, JSON lines on the report channel.
 
 use core::fmt::{self, Write};
 
@@ -8,7 +8,7 @@ pub(crate) use baremetal::verdict::{Verdict, failure};
 use baremetal::verdict::{as_json, in_words};
 use spin::Mutex;
 
-/// The test that runs, as the table names it.
+/// The running test, by its name in the table.
 static RUNNING: Mutex<&str> = Mutex::new("");
 
 /// Writes a line of text.
@@ -18,16 +18,16 @@ pub(crate) fn say(text: fmt::Arguments<'_>) {
 
 /// Writes a line of JSON.
 fn json(text: fmt::Arguments<'_>) {
-    // What others have written there before must not be the beginning of the line.
+    // Earlier output there must not become the beginning of the line.
     let _ = write!({ REPORTS }, "\r\n{text}\r\n");
 }
 
-/// Tells the host that the program has come to a point.
+/// Tells the host that the program has reached a point.
 pub(crate) fn event(name: &str) {
     json(format_args!(r#"{{"event":"{name}"}}"#));
 }
 
-/// Says which test runs from now on.
+/// Sets the name of the running test.
 pub(crate) fn begin(name: &'static str) {
     *RUNNING.lock() = name;
 }
@@ -38,7 +38,7 @@ pub(crate) fn end(name: &str, verdict: &Verdict) {
     json(format_args!("{}", as_json(name, verdict)));
 }
 
-/// Reports the running test as failed, and ends the machine: the program itself cannot go on.
+/// Reports the running test as failed, and ends the machine: the program itself cannot continue.
 pub(crate) fn abort(why: fmt::Arguments<'_>) -> ! {
     let name = RUNNING.try_lock().map_or("", |name| *name);
     end(name, &Err(failure(why)));

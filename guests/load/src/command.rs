@@ -1,24 +1,23 @@
 //! Commands, each a word: of the command line, or of a line from the serial port.
 
-/// Bytes of the words that are stored and read.
+/// Size in bytes of the words that are stored and read.
 const WORD: u64 = 8;
 pub use baremetal::pages::PAGE;
-/// Hints that no architecture extension gives a meaning: those that instruction counters take for
-/// marks.
+/// Hints without an architectural meaning, which instruction counters use as marks.
 const HINTS: core::ops::RangeInclusive<u64> = 0x60..=0x7f;
-/// The longest that `spin` and `watch` go on.
+/// Maximum duration of `spin` and `watch`.
 const SPIN_MAX_MS: u64 = 3_600_000;
-/// What `Walk` and `Dirty` say of bad numbers.
+/// The error of `Walk` and `Dirty` for invalid numbers.
 const NOT_NUMBERS: &str = "a number is missing, or is none";
 
-/// Words in memory, one after the other.
+/// A sequence of words in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Walk {
-    /// Guest physical address of the first; a multiple of 8.
+    /// Guest physical address of the first word; a multiple of 8.
     pub start: u64,
-    /// Bytes from there on in which the words begin.
+    /// Number of bytes from there on in which the words begin.
     pub bytes: u64,
-    /// From one word to the next, in bytes; a multiple of 8 and not 0.
+    /// Distance between words in bytes; a multiple of 8 and not 0.
     pub stride: u64,
 }
 
@@ -34,23 +33,23 @@ impl Walk {
         }
     }
 
-    /// How many words it has.
+    /// Number of words.
     pub const fn count(&self) -> u64 {
         self.bytes.div_ceil(self.stride)
     }
 
-    /// The address behind its last byte.
+    /// The address after its last byte.
     pub const fn end(&self) -> u64 {
         self.start + self.bytes
     }
 
-    /// Whether a byte of it is one of those from `start` up to and without `end`.
+    /// Whether any of its bytes is in the range from `start` up to but not including `end`.
     pub const fn overlaps(&self, start: u64, end: u64) -> bool {
         self.start < end && start < self.end()
     }
 }
 
-/// What is to be done.
+/// A command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     /// `touch=START,BYTES,STRIDE`: store to each word once, in order.
@@ -61,22 +60,20 @@ pub enum Command {
     Dirty {
         /// A word in each page.
         walk: Walk,
-        /// 10^6 bytes per second, where a page that is stored to counts as all its bytes; 0 is as
-        /// fast as can be.
+        /// 10^6 bytes per second, where each store counts as a whole page; 0 means unlimited.
         rate: u64,
-        /// How long; 0 is until the serial port receives a `q`.
+        /// Duration; 0 means until the serial port receives a `q`.
         seconds: u64,
     },
-    /// `watch=ADDRESS,SECONDS`: all processors keep reading a word, and it is said what they find
-    /// when that changes; until the time is over, an hour at most, or the serial port receives a
-    /// `q`.
+    /// `watch=ADDRESS,SECONDS`: all processors keep reading a word, and changes in what they find
+    /// are reported; until the time is over, at most an hour, or the serial port receives a `q`.
     Watch {
         /// Guest physical address of the word; a multiple of 8.
         address: u64,
-        /// How long.
+        /// Duration.
         seconds: u64,
     },
-    /// `spin=MS`: do nothing, awake; for an hour at most.
+    /// `spin=MS`: do nothing, awake; for at most an hour.
     Spin(u64),
     /// `hint=N`: execute that HINT instruction.
     Hint(u8),
@@ -86,7 +83,7 @@ pub enum Command {
     PowerOff,
 }
 
-/// A number: decimal, or hexadecimal behind `0x`, with K, M or G behind it for powers of 1024.
+/// A number: decimal, or hexadecimal after `0x`, with a suffix K, M or G for powers of 1024.
 fn number(text: &str) -> Option<u64> {
     let (digits, unit) = match text.as_bytes().last()? {
         b'K' => (&text[..text.len() - 1], 1 << 10),
@@ -101,7 +98,7 @@ fn number(text: &str) -> Option<u64> {
     value.ok()?.checked_mul(unit)
 }
 
-/// Exactly as many numbers as there are places; `None` for those that may be missing and are.
+/// Exactly as many numbers as there are places; `None` for optional ones that are missing.
 fn numbers<const N: usize>(text: &str) -> Result<[Option<u64>; N], &'static str> {
     let mut numbers = [None; N];
     let mut parts = text.split(',');
@@ -112,12 +109,12 @@ fn numbers<const N: usize>(text: &str) -> Result<[Option<u64>; N], &'static str>
 }
 
 impl Command {
-    /// Reads a word.
+    /// Parses a word.
     ///
     /// # Errors
     ///
-    /// Why it is no command; `None` if it is for somebody else: loaders add `console=` and
-    /// `BOOT_IMAGE=`.
+    /// Why it is not a command; `None` if it is meant for another program: loaders add `console=`
+    /// and `BOOT_IMAGE=`.
     pub fn parse(word: &str) -> Result<Self, Option<&'static str>> {
         let (name, rest) = word.split_once('=').unwrap_or((word, ""));
         let walk = || match numbers(rest)? {

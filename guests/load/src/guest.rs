@@ -1,4 +1,4 @@
-//! What each command does.
+//! The implementation of each command.
 
 use core::fmt::{self, Write};
 use core::panic::PanicInfo;
@@ -16,8 +16,8 @@ baremetal::entry!(main);
 
 /// The byte that ends `dirty` and `watch`.
 pub(crate) const QUIT: u8 = b'q';
-/// Looks at the clock between two at the serial port, so that a register of a device is not what
-/// the time goes to.
+/// Number of clock readings between two checks of the serial port, so that a device register does
+/// not take most of the time.
 pub(crate) const LOOKS: u32 = 1024;
 
 /// Prints a line.
@@ -25,7 +25,7 @@ pub(crate) fn say(text: fmt::Arguments<'_>) {
     let _ = write!({ CONSOLE }, "load: {text}\r\n");
 }
 
-/// Where the first processor begins.
+/// The first processor's entry.
 fn main(info: BootInfo) -> ! {
     CONSOLE.set_up();
     machine::prepare(&info);
@@ -42,7 +42,7 @@ fn main(info: BootInfo) -> ! {
     }
 }
 
-/// Does the commands of a line.
+/// Executes the commands of a line.
 fn run(line: &str) {
     for word in line.split_whitespace() {
         match Command::parse(word) {
@@ -81,15 +81,15 @@ fn execute(word: &str, command: Command) {
     }
 }
 
-/// Why a command could not be done.
+/// Why a command could not be carried out.
 pub(crate) enum Failure {
-    /// It would change the program itself.
+    /// It would overwrite the program itself.
     Image,
-    /// Nothing is at this address, or it is not mapped.
+    /// There is no memory at this address, or it is not mapped.
     Fault(u64),
-    /// The machine has no such thing.
+    /// The machine lacks this feature.
     Absent,
-    /// Another processor does not come back.
+    /// Another processor did not finish.
     Lost,
 }
 
@@ -110,7 +110,7 @@ impl From<machine::Absent> for Failure {
     }
 }
 
-/// Checks that nothing of the program is in the way.
+/// Checks that the range does not overlap the program.
 fn is_free(walk: &Walk) -> Result<(), Failure> {
     let taken = machine::taken();
     if taken.iter().any(|(start, end)| walk.overlaps(*start, *end)) { Err(Failure::Image) } else { Ok(()) }
@@ -120,9 +120,9 @@ fn touch(walk: Walk) -> Result<u64, Failure> {
     is_free(&walk)?;
     let mut address = walk.start;
     for count in 0..walk.count() {
-        // SAFETY: nothing of the program is there, and a fault is guarded.
+        // SAFETY: the program uses no memory there, and a fault is guarded.
         unsafe { guarded::store(address, count) }.map_err(|_| Failure::Fault(address))?;
-        // The last step may go over the end of the address space.
+        // The last step may wrap around the end of the address space.
         address = address.wrapping_add(walk.stride);
     }
     Ok(walk.count())
@@ -137,8 +137,8 @@ fn read(walk: Walk) -> Result<u64, Failure> {
     Ok(walk.count())
 }
 
-/// Keeps storing to each page in turn. Each second, and at each byte from the serial port, it says
-/// how often, and how long the longest time was in which it did not run.
+/// Keeps storing to each page in turn. Each second, and at each byte from the serial port, it
+/// reports the number of stores, and the longest time in which it did not run.
 fn dirty(walk: Walk, rate: u64, seconds: u64) -> Result<u64, Failure> {
     is_free(&walk)?;
     let (begin, hz) = (clock::now(), clock::hz());
@@ -148,7 +148,7 @@ fn dirty(walk: Walk, rate: u64, seconds: u64) -> Result<u64, Failure> {
         for _ in 0..LOOKS {
             if pace.look(clock::now()) {
                 let address = walk.start + page * walk.stride;
-                // SAFETY: nothing of the program is there, and a fault is guarded.
+                // SAFETY: the program uses no memory there, and a fault is guarded.
                 unsafe { guarded::store(address, stores) }.map_err(|_| Failure::Fault(address))?;
                 stores += 1;
                 page = if page + 1 == walk.count() { 0 } else { page + 1 };
@@ -161,7 +161,7 @@ fn dirty(walk: Walk, rate: u64, seconds: u64) -> Result<u64, Failure> {
             let ms = machine::nanoseconds(now - begin) / 1_000_000;
             say(format_args!("dirty: ms={ms} stores={stores} longest_ns={longest}"));
             told = now;
-            // What the line took is no stop of the machine's.
+            // The time for the line is not a stop of the machine.
             pace.resume(clock::now());
         }
         if is_over {

@@ -1,5 +1,5 @@
-//! The parts of the guest that need no machine: the commands, the rate at which memory is written
-//! to, and what processors find.
+//! The machine-independent parts of the guest: the commands, the pace of stores to memory, and the
+//! findings of processors.
 #![no_std]
 #![forbid(unsafe_code)]
 

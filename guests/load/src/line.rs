@@ -1,11 +1,11 @@
-//! Lines that come byte by byte.
+//! Lines received byte by byte.
 
 use arrayvec::ArrayString;
 
-/// Bytes of a line at most.
+/// Maximum length of a line in bytes.
 pub const LENGTH: usize = 256;
 
-/// A line that is on its way.
+/// A line that is being received.
 #[derive(Clone, Debug, Default)]
 pub struct Line {
     text: ArrayString<LENGTH>,
@@ -13,14 +13,13 @@ pub struct Line {
 }
 
 impl Line {
-    /// Nothing has come.
+    /// An empty line.
     pub const fn new() -> Self {
         Self { text: ArrayString::new_const(), is_too_long: false }
     }
 
-    /// Takes a byte. With the last one, a line feed or a carriage return, the line is given back,
-    /// and the next begins; empty ones are left out. Bytes that are not ASCII are taken for
-    /// question marks.
+    /// Takes a byte. With the last one, a line feed or a carriage return, returns the line and
+    /// begins the next; empty lines are skipped. Bytes that are not ASCII become question marks.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! A bare guest that does what it is told to memory. The kernel command line has commands (see
-//! [`load::command`]), which are done one after the other; then more are taken from the serial
+//! A bare guest that accesses memory on command. The kernel command line has commands (see
+//! [`load::command`]), which are executed one after the other; then more are read from the serial
 //! port, line by line. Each prints a line when it is done.
 #![cfg_attr(target_os = "none", no_std, no_main)]
 
@@ -10,7 +10,7 @@ mod machine;
 #[cfg(target_os = "none")]
 mod watching;
 
-/// There is nothing to do on an operating system.
+/// Does nothing on an operating system.
 #[cfg(not(target_os = "none"))]
 fn main() {
     eprintln!(

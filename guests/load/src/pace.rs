@@ -1,16 +1,16 @@
-//! When the next page is to be written to, and how long the longest stop was.
+//! Determines when the next page is written to, and the duration of the longest stop.
 
 use crate::command::PAGE;
 
-/// A schedule that is this late, in milliseconds, begins anew: what was missed is not made up for.
+/// A schedule that is this late, in milliseconds, is restarted: missed stores are not made up for.
 const LATE_MS: u64 = 10;
 
-/// Stores at a rate, by a clock that is looked at all the time.
+/// Stores at a given rate, by a clock that is read all the time.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
     /// Ticks from one store to the next.
     interval: u64,
-    /// Ticks that a schedule may be late.
+    /// Ticks by which a schedule may be late.
     late: u64,
     next: u64,
     last: u64,
@@ -18,8 +18,8 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Begins at `now`, in ticks of which a second has `hz`: `rate` is in 10^6 bytes per second, or
-    /// 0 for no rests.
+    /// Starts at `now`, in ticks of which there are `hz` per second. `rate` is in 10^6 bytes per
+    /// second, or 0 for no pauses.
     pub fn new(now: u64, hz: u64, rate: u64) -> Self {
         let bytes = u128::from(rate) * 1_000_000;
         let interval = (u128::from(hz) * u128::from(PAGE)).checked_div(bytes).unwrap_or(0);
@@ -27,7 +27,7 @@ impl Pace {
         Self { interval: u64::try_from(interval).unwrap_or(u64::MAX), late, next: now, last: now, longest: 0 }
     }
 
-    /// The clock has been looked at; says whether a store is due.
+    /// Takes a reading of the clock; returns whether a store is due.
     pub fn look(&mut self, now: u64) -> bool {
         self.longest = self.longest.max(now.saturating_sub(self.last));
         self.last = now;
@@ -40,12 +40,12 @@ impl Pace {
         true
     }
 
-    /// Whatever was done since the last look is no stop.
+    /// Excludes the time since the last reading from the stops.
     pub fn resume(&mut self, now: u64) {
         self.last = now;
     }
 
-    /// The longest time between two looks since this was last asked, in ticks.
+    /// Returns and clears the longest time between two readings, in ticks.
     pub fn take_longest(&mut self) -> u64 {
         core::mem::take(&mut self.longest)
     }
@@ -57,7 +57,7 @@ mod tests {
 
     const HZ: u64 = 1_000_000;
 
-    /// Stores within so many microseconds, looked at each one.
+    /// Number of stores between these microseconds, with a reading at each one.
     fn stores(pace: &mut Pace, from: u64, to: u64) -> usize {
         (from..to).filter(|now| pace.look(*now)).count()
     }

@@ -1,18 +1,18 @@
-//! What processors find that read one and the same word over and over.
+//! The findings of processors that read the same word over and over.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-/// Processors that watch at most.
+/// Maximum number of processors that watch.
 pub const WATCHERS: usize = 16;
-/// Changes that are kept of each; what comes after them is lost.
+/// Number of changes that are kept of each; later ones are lost.
 pub const CHANGES: usize = 16;
 
-/// What a look comes to.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sight {
     /// The word has this value.
     Value(u64),
-    /// Nothing is there, or it is not mapped.
+    /// There is no memory, or it is not mapped.
     Fault,
 }
 
@@ -22,29 +22,29 @@ struct Change {
     value: AtomicU64,
 }
 
-/// What one processor has found, in order: it notes, another one tells.
+/// The findings of one processor, in order: that processor notes them, another one reports them.
 #[derive(Debug)]
 pub struct Findings {
     changes: [Change; CHANGES],
-    /// Those that are complete. Stored with release by the noting processor, loaded with acquire by
-    /// the telling one.
+    /// Number of complete ones. Stored with release by the noting processor, loaded with acquire by
+    /// the reporting one.
     count: AtomicUsize,
 }
 
 impl Findings {
-    /// None.
+    /// No findings.
     pub const fn new() -> Self {
         let changes =
             [const { Change { is_fault: AtomicBool::new(false), value: AtomicU64::new(0) } }; CHANGES];
         Self { changes, count: AtomicUsize::new(0) }
     }
 
-    /// Forgets them all; while nobody notes.
+    /// Clears all findings; no processor may be noting.
     pub fn clear(&self) {
         self.count.store(0, Ordering::Release);
     }
 
-    /// Notes what a look came to, if it is something else than the time before.
+    /// Notes the result of a check, if it differs from the previous one.
     #[inline]
     pub fn note(&self, last: &mut Option<Sight>, now: Sight) {
         if *last != Some(now) {
@@ -66,7 +66,7 @@ impl Findings {
         self.count.store(count + 1, Ordering::Release);
     }
 
-    /// Those from number `from` on, in order.
+    /// The findings from number `from` on, in order.
     pub fn since(&self, from: usize) -> impl Iterator<Item = Sight> {
         let count = self.count.load(Ordering::Acquire);
         let new = self.changes.get(from..count).unwrap_or_default();

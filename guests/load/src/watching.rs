@@ -1,4 +1,4 @@
-//! Several processors read one word over and over, and the first one tells what they find.
+//! Several processors read one word over and over, and the first one reports their findings.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -10,19 +10,19 @@ use crate::guest::{Failure, LOOKS, QUIT, say};
 use crate::machine;
 
 static FINDINGS: [Findings; WATCHERS] = [const { Findings::new() }; WATCHERS];
-/// The word's address. Written before the others begin, who learn of that with acquire.
+/// The word's address. Written before the others begin, which learn of that with acquire.
 static ADDRESS: AtomicU64 = AtomicU64::new(0);
-/// The first processor has stopped. It tells nobody anything but that.
+/// The first processor has stopped. Nothing else is ordered by this.
 static IS_OVER: AtomicBool = AtomicBool::new(false);
 
-/// Looks so many times at the word.
+/// Checks the word a number of times.
 fn look(findings: &Findings, address: u64, last: &mut Option<Sight>) {
     for _ in 0..LOOKS {
         findings.note(last, guarded::load(address).map_or(Sight::Fault, Sight::Value));
     }
 }
 
-/// What a processor other than the first does.
+/// The job of the processors other than the first.
 fn follow(number: usize) {
     let Some(findings) = FINDINGS.get(number) else { return };
     let (address, mut last) = (ADDRESS.load(Ordering::Relaxed), None);
@@ -31,9 +31,9 @@ fn follow(number: usize) {
     }
 }
 
-/// Has all processors look at the word at `address` for so many seconds, or until the serial port
-/// receives a `q`; as soon as one finds something else than the time before, that is said. Returns
-/// how many processors watched.
+/// Makes all processors check the word at `address` for this many seconds, or until the serial port
+/// receives a `q`; reports each change that one finds. Returns the number of processors that
+/// watched.
 pub(crate) fn watch(address: u64, seconds: u64) -> Result<u64, Failure> {
     FINDINGS.iter().for_each(Findings::clear);
     ADDRESS.store(address, Ordering::Relaxed);

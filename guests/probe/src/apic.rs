@@ -21,13 +21,13 @@ pub(crate) const LVT_TSC_DEADLINE: u64 = 2 << 17;
 const ASSERT: u64 = 1 << 14;
 const MODE_NMI: u64 = 4 << 8;
 
-/// Writes an APIC register, or one of those of its timer.
+/// Writes an APIC register, including those of its timer.
 pub(crate) fn write(register: u32, value: u64) {
     // SAFETY: these registers send and time interrupts, all of whose vectors have handlers.
     unsafe { Msr::new(register).write(value) };
 }
 
-/// Reads one.
+/// Reads an APIC register.
 pub(crate) fn read(register: u32) -> u64 {
     // SAFETY: reading changes nothing.
     unsafe { Msr::new(register).read() }

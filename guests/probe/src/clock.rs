@@ -8,13 +8,13 @@ use tlfs::msr;
 
 use crate::guarded;
 
-/// Ticks since some time, without waiting for anything before.
+/// The TSC, without waiting for earlier instructions.
 pub(crate) fn now() -> u64 {
     // SAFETY: every AMD64 processor has the instruction, and CR4.TSD is clear.
     unsafe { _rdtsc() }
 }
 
-/// Finds out how many ticks a second has, if anybody tells it.
+/// Reads the TSC's frequency, if the hypervisor reports it.
 pub(crate) fn prepare() {
     if let Ok(hz) = guarded::rdmsr(msr::TSC_FREQUENCY) {
         clock::set_hz(hz);

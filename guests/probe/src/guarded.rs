@@ -1,21 +1,22 @@
-//! Instructions that may fault, and what became of them.
+//! Instructions that may fault, and their outcomes.
 //!
-//! Each is an entry of the `.fixups` table: at which RIP a fault is expected, and where to go on. A
-//! fault at any other RIP is a failure of the hypervisor and ends the run. RIP is thereby checked
-//! on every fault; that it advances right after an emulated instruction is for `tests::faults` to
-//! see.
+//! Each is an entry of the `.fixups` table: the RIP at which a fault is expected, and the RIP at
+//! which to continue. A fault at any other RIP is a failure of the hypervisor and ends the run. So
+//! RIP is checked on every fault; `tests::faults` checks that it advances right after an emulated
+//! instruction.
 
 use core::arch::asm;
 
 pub(crate) use baremetal::guarded;
 pub(crate) use baremetal::x86_64::guarded::{Fault, load, store, wrmsr};
 
-/// Executes one instruction that leaves memory and the stack alone, with zeros in EAX, ECX and EDX.
+/// Executes one instruction that changes neither memory nor the stack, with zeros in EAX, ECX and
+/// EDX.
 macro_rules! attempt {
     ($instruction:expr) => {{
         let (fault, error): (u64, u64);
-        // SAFETY: a fault goes on behind the instruction; the caller of the macro chose one without
-        // effects on memory and stack.
+        // SAFETY: a fault continues after the instruction; the caller of the macro chose one
+        // without effects on memory and stack.
         unsafe {
             core::arch::asm!(
                 "push rbx",
@@ -31,13 +32,13 @@ macro_rules! attempt {
 pub(crate) use attempt;
 
 /// Executes one instruction in ring 3, with an MSR's number in ECX and a hypercall's control word
-/// of zero. The instruction behind it, UD2, tells that there was no fault.
+/// of zero. The instruction after it, UD2, shows that there was no fault.
 macro_rules! attempt_in_ring3 {
     ($instruction:expr) => {{
         let (fault, error): (u64, u64);
         let user_stack = $crate::tables::user_stack_top();
-        // SAFETY: the instruction faults, or the next one does; either way ring 0 goes on here,
-        // with the stack that R12 kept. Interrupts are off meanwhile.
+        // SAFETY: the instruction faults, or the next one does; either way ring 0 continues here,
+        // with the stack pointer kept in R12. Interrupts are off meanwhile.
         unsafe {
             core::arch::asm!(
                 "mov r12, rsp",
@@ -62,7 +63,7 @@ macro_rules! attempt_in_ring3 {
 }
 pub(crate) use attempt_in_ring3;
 
-/// RDMSR. A fault must leave EDX and EAX as they were; that is checked here, on every fault.
+/// RDMSR. A fault must leave EDX and EAX unchanged; that is checked here, on every fault.
 pub(crate) fn rdmsr(number: u32) -> Result<u64, Fault> {
     const BEFORE: (u64, u64) = (0x1111_2222_3333_4444, 0x5555_6666_7777_8888);
     let (low, high, fault, error): (u64, u64, u64, u64);
@@ -90,7 +91,7 @@ pub(crate) fn rdmsr(number: u32) -> Result<u64, Fault> {
 ///
 /// # Safety
 ///
-/// This program runs with that value, if the processor takes it.
+/// This program can run with that value, if the processor accepts it.
 pub(crate) unsafe fn write_cr4(value: u64) -> Result<(), Fault> {
     let (fault, error): (u64, u64);
     // SAFETY: the caller vouches for the effect; a fault is guarded.

@@ -15,7 +15,7 @@ const OS_ID: u64 = 1 << 63 | 0x7f << 56;
 
 static CODE: Page = Page::new();
 
-/// Identifies the guest and has the hypercall page put in place.
+/// Identifies the guest and enables the hypercall page.
 pub(crate) fn enable() -> Verdict {
     // SAFETY: it names the guest and changes nothing else.
     let named = unsafe { guarded::wrmsr(msr::GUEST_OS_ID, OS_ID) };
@@ -23,31 +23,31 @@ pub(crate) fn enable() -> Verdict {
     move_page(&CODE)
 }
 
-/// Has the hypercall page put at `place`, whose contents are away as long as it is there.
+/// Moves the hypercall page to `place`, whose contents are hidden while it is there.
 pub(crate) fn move_page(place: &'static Page) -> Verdict {
     let page = HypercallMsr::new().with_enable(true).with_page_number(place.address() / PAGE);
-    // SAFETY: all that a page holds may change at any time.
+    // SAFETY: every content of a page may change at any time.
     let moved = unsafe { guarded::wrmsr(msr::HYPERCALL, page.into_bits()) };
     ensure!(moved.is_ok(), "the hypercall page cannot be put in place: {moved:?}");
     ensure!(guarded::rdmsr(msr::HYPERCALL) == Ok(page.into_bits()), "hypercalls cannot be enabled");
     Ok(())
 }
 
-/// What CPUID offers.
+/// The hypercalls that CPUID announces.
 pub(crate) fn announced() -> Profile {
     let (features, hints) = (__cpuid(cpuid::LEAF_FEATURES).edx, __cpuid(cpuid::LEAF_HINTS).eax);
     Profile::announced(features, hints)
 }
 
-/// Takes the guest's identity back, and with it the right to call.
+/// Withdraws the guest's identity, and with it the right to make calls.
 pub(crate) fn disable() -> Verdict {
-    // SAFETY: the page's former contents come back, and nobody calls it.
+    // SAFETY: the page's former contents are restored, and it is not called.
     let written = unsafe { guarded::wrmsr(msr::GUEST_OS_ID, 0) };
     ensure!(written.is_ok(), "GUEST_OS_ID cannot be cleared: {written:?}");
     Ok(())
 }
 
-/// A hypercall by its three registers.
+/// A hypercall from its three registers.
 pub(crate) fn call(control: Control, input: u64, output: u64) -> Result<HvResult, Fault> {
     let (result, fault, error): (u64, u64, u64);
     // SAFETY: the calls that the probe makes write no memory; a fault is guarded.
@@ -65,9 +65,9 @@ pub(crate) fn call(control: Control, input: u64, output: u64) -> Result<HvResult
 /// Words of input in XMM0 to XMM5.
 pub(crate) const XMM_WORDS: usize = 12;
 
-/// Loads XMM0 to XMM5, which nothing else here uses.
+/// Loads XMM0 to XMM5, which are not otherwise used here.
 pub(crate) fn load_xmm(words: &[u64; XMM_WORDS]) {
-    // SAFETY: start-up code has turned SSE on; the array is as large as the six registers.
+    // SAFETY: start-up code has enabled SSE; the array has the size of the six registers.
     unsafe {
         asm!(
             "movups xmm0, [{0}]", "movups xmm1, [{0} + 16]", "movups xmm2, [{0} + 32]",
@@ -77,8 +77,8 @@ pub(crate) fn load_xmm(words: &[u64; XMM_WORDS]) {
     }
 }
 
-/// A hypercall whose input is `words`, in registers: two general ones, then XMM0 to XMM5. What they
-/// do not hold is left out.
+/// A hypercall whose input is `words`, in registers: two general ones, then XMM0 to XMM5. Words
+/// beyond these are omitted.
 pub(crate) fn call_fast(control: Control, words: &[u64]) -> Result<HvResult, Fault> {
     let mut input = words.iter().copied().chain(core::iter::repeat(0));
     let [first, second] = core::array::from_fn(|_| input.next().unwrap_or(0));
@@ -86,9 +86,9 @@ pub(crate) fn call_fast(control: Control, words: &[u64]) -> Result<HvResult, Fau
     call(control, first, second)
 }
 
-/// The general registers but RSP: RAX, RBX, RCX, RDX, RSI, RDI, RBP, R8 to R15.
+/// The general registers except RSP: RAX, RBX, RCX, RDX, RSI, RDI, RBP, R8 to R15.
 pub(crate) type Registers = [u64; 15];
-/// Where some of them are.
+/// Indices of some of them.
 pub(crate) const RAX: usize = 0;
 pub(crate) const RCX: usize = 2;
 pub(crate) const RDX: usize = 3;
@@ -96,12 +96,12 @@ pub(crate) const R8: usize = 7;
 pub(crate) const R10: usize = 9;
 pub(crate) const R11: usize = 10;
 
-/// A hypercall with all registers as given but R11, which is 0; leaves them as they are afterwards.
-/// A fault changes R10 and R11.
+/// A hypercall with the given registers, except R11, which is 0; returns their values after the
+/// call. A fault changes R10 and R11.
 pub(crate) fn call_with_registers(registers: &mut Registers) -> Result<(), Fault> {
     registers[R11] = 0;
-    // SAFETY: the calls that the probe makes write no memory; a fault is guarded, and leaves the
-    // stack alone.
+    // SAFETY: the calls that the probe makes write no memory; a fault is guarded, and does not
+    // change the stack.
     unsafe {
         asm!(
             "push rbx", "push rbp", "push rdi",
@@ -124,8 +124,8 @@ pub(crate) fn call_with_registers(registers: &mut Registers) -> Result<(), Fault
     Fault::check(registers[R11], registers[R10])
 }
 
-/// HvCallNotifyLongSpinWait in its fast form, through the hypercall page: with nobody else to run,
-/// a call that only returns.
+/// HvCallNotifyLongSpinWait in its fast form, through the hypercall page: with no other vCPU to
+/// run, a call that only returns.
 #[inline(always)]
 pub(crate) fn call_that_only_returns() -> u64 {
     let control = Control::new().with_call_code(CallCode::NOTIFY_LONG_SPIN_WAIT.0).with_fast(true);
@@ -143,15 +143,16 @@ pub(crate) fn call_that_only_returns() -> u64 {
     result
 }
 
-/// The same call through whatever is at `place`; returns RAX.
+/// The same call through the code at `place`; returns RAX.
 ///
 /// # Safety
 ///
-/// At `place` is code that changes no more than RAX and what hypercalls do, and returns.
+/// The code at `place` changes no more than RAX and the registers that hypercalls change, and
+/// returns.
 pub(crate) unsafe fn call_place(place: &Page) -> u64 {
     let control = Control::new().with_call_code(CallCode::NOTIFY_LONG_SPIN_WAIT.0).with_fast(true);
     let result: u64;
-    // SAFETY: the caller's.
+    // SAFETY: the caller's guarantee.
     unsafe {
         asm!(
             "call {place}",

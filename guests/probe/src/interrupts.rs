@@ -1,4 +1,4 @@
-//! What happens on each vector.
+//! The handlers of all vectors.
 
 use core::arch::{asm, global_asm};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -14,19 +14,19 @@ use crate::apic;
 
 /// First of the vectors that the tests use; their interrupts are counted, like all.
 pub(crate) const VECTOR_TEST: u8 = 0x40;
-/// Only ends itself: the least that an interrupt can do.
+/// Only ends itself: the minimum for an interrupt.
 pub(crate) const VECTOR_TICK: u8 = 0x50;
 /// Ends itself and sends [`VECTOR_TICK`] to the first processor.
 pub(crate) const VECTOR_ECHO: u8 = 0x51;
-/// Ends itself by the register in memory if the local APIC is in xAPIC mode.
+/// Ends itself through the register in memory if the local APIC is in xAPIC mode.
 pub(crate) const VECTOR_PAGE: u8 = 0x52;
 /// Executes [`SLOW_INSTRUCTIONS`] before it ends itself.
 pub(crate) const VECTOR_SLOW: u8 = 0x53;
-/// About as many.
+/// Approximate number of instructions.
 pub(crate) const SLOW_INSTRUCTIONS: u32 = 1000;
 
-// The two stubs that benchmarks count do nothing beyond their purpose, the third one takes its
-// time, and the fourth one knows another way to the local APIC. All other vectors have the stubs of
+// The two stubs that benchmarks count do nothing beyond their purpose, the third one is slow, and
+// the fourth one knows another way to the local APIC. All other vectors have the stubs of
 // `baremetal`.
 global_asm!(
     r#"
@@ -97,34 +97,34 @@ unsafe extern "C" {
     static interrupt_slow: u8;
 }
 
-/// How many interrupts of [`VECTOR_TICK`] there were. Handlers and those who wait run on one
-/// processor, or the waiting one sees the count some time.
+/// Number of interrupts of [`VECTOR_TICK`]. Handler and waiter run on one processor, or the waiter
+/// sees the count eventually.
 static TICKS: AtomicU32 = AtomicU32::new(0);
 /// The same of [`VECTOR_PAGE`].
 static PAGES: AtomicU32 = AtomicU32::new(0);
-/// And of [`VECTOR_SLOW`].
+/// The same of [`VECTOR_SLOW`].
 static SLOW: AtomicU32 = AtomicU32::new(0);
 
-/// NMIs that the handler is in at this moment, the most there ever were at once, and how many more
-/// NMIs it is to send to its own processor from within.
+/// The present nesting depth of NMI handlers, its maximum, and the number of further NMIs that the
+/// handler should send to its own processor.
 static NMI_DEPTH: AtomicU32 = AtomicU32::new(0);
 static NMI_DEPTH_MAX: AtomicU32 = AtomicU32::new(0);
 static NMI_RESEND: AtomicU32 = AtomicU32::new(0);
-/// What the NMI handler does beside: the address of a `fn()`, or 0.
+/// Additional work of the NMI handler: the address of a `fn()`, or 0.
 static NMI_WORK: AtomicUsize = AtomicUsize::new(0);
-/// Whether the next NMI's handler is to run into an IRET that faults.
+/// Whether the next NMI's handler should execute an IRET that faults.
 static NMI_FAULT: AtomicBool = AtomicBool::new(false);
 
 /// Interrupts of the kind that [`interrupted_calls`] counts.
 static INTERRUPTED_CALLS: AtomicU32 = AtomicU32::new(0);
 
-/// How many interrupts came between two parts of a hypercall: at its instruction, with a part of
-/// its list done.
+/// Number of interrupts between two parts of a hypercall: at its instruction, with a part of its
+/// list done.
 pub(crate) fn interrupted_calls() -> u32 {
     INTERRUPTED_CALLS.load(Ordering::Acquire)
 }
 
-/// How often `vector` has been taken.
+/// Number of interrupts taken on `vector`.
 pub(crate) fn count(vector: u8) -> u32 {
     match vector {
         VECTOR_TICK => TICKS.load(Ordering::Acquire),
@@ -134,33 +134,33 @@ pub(crate) fn count(vector: u8) -> u32 {
     }
 }
 
-/// How often the NMI handler has been entered.
+/// Number of entries into the NMI handler.
 pub(crate) fn nmi_count() -> u32 {
     count(VECTOR_NMI)
 }
 
-/// How many NMI handlers there were at once at most.
+/// Maximum nesting depth of NMI handlers.
 pub(crate) fn nmi_depth_max() -> u32 {
     NMI_DEPTH_MAX.load(Ordering::Acquire)
 }
 
-/// Has the NMI handler send so many more to its own processor, one per NMI.
+/// Makes the NMI handler send this many more to its own processor, one per NMI.
 pub(crate) fn resend_nmis(count: u32) {
     NMI_RESEND.store(count, Ordering::Release);
 }
 
-/// Has the next NMI's handler send another one to its own processor, then execute an IRET that
+/// Makes the next NMI's handler send another one to its own processor, then execute an IRET that
 /// faults.
 pub(crate) fn fault_in_nmi() {
     NMI_FAULT.store(true, Ordering::Release);
 }
 
-/// Has each NMI's handler do `work`, or nothing any more.
+/// Sets the work of each NMI's handler, or none.
 pub(crate) fn work_in_nmi(work: Option<fn()>) {
     NMI_WORK.store(work.map_or(0, |work| work as usize), Ordering::Release);
 }
 
-/// Says what is to be done on each vector. Before any other processor starts.
+/// Installs the handlers. To be called before any other processor starts.
 pub(crate) fn prepare() {
     // SAFETY: the four are interrupt handlers, and no other processor runs.
     unsafe {
@@ -175,7 +175,7 @@ pub(crate) fn prepare() {
 
 fn note_interrupted_call(frame: &Frame) {
     const VMMCALL: [u8; 3] = [0x0f, 0x01, 0xd9];
-    // SAFETY: what is executed is mapped, and text goes on behind it.
+    // SAFETY: executed code is mapped, and further text follows it.
     let code = unsafe { (frame.rip() as *const [u8; 3]).read_unaligned() };
     if code == VMMCALL && Control::from_bits(frame.rcx()).rep_start() != 0 {
         INTERRUPTED_CALLS.fetch_add(1, Ordering::AcqRel);
@@ -187,13 +187,13 @@ fn on_nmi(_: &Frame) {
     NMI_DEPTH_MAX.fetch_max(depth, Ordering::AcqRel);
     let work = NMI_WORK.load(Ordering::Acquire);
     if work != 0 {
-        // SAFETY: `work_in_nmi` stored it, and nothing else does.
+        // SAFETY: only `work_in_nmi` stores it.
         unsafe { core::mem::transmute::<usize, fn()>(work)() };
     }
     let resend = |left: u32| left.checked_sub(1);
     if NMI_RESEND.try_update(Ordering::AcqRel, Ordering::Acquire, resend).is_ok() {
         apic::send_nmi(apic::id());
-        // Exits during which the second one must not come in.
+        // Exits during which the second one must not be delivered.
         for _ in 0..100 {
             let _ = apic::id();
         }
@@ -205,10 +205,10 @@ fn on_nmi(_: &Frame) {
     }
 }
 
-/// An IRET to a null code segment: #GP. A trap flag that the fault's handler were to restore would
-/// raise #DB afterwards, where none is expected.
+/// An IRET to a null code segment: #GP. If the fault's handler restored a trap flag, #DB would be
+/// raised afterwards, where none is expected.
 fn faulting_iret() {
-    // SAFETY: it faults, and goes on with the stack that R9 kept.
+    // SAFETY: it faults, and continues with the stack pointer kept in R9.
     unsafe {
         asm!(
             "mov r9, rsp",

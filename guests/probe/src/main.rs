@@ -1,10 +1,10 @@
-//! A tiny bare guest: instruction counts of exits, and the wrong things a guest can do.
+//! A tiny bare guest: instruction counts of exits, and the wrong actions a guest can take.
 //!
-//! The kernel command line says which: `bench=NAME` with a name from [`bench`], or `test=NAME` with
-//! a name from the table in [`tests`] or `all`. `count=N` with it says how many calls a benchmark
-//! is to make, if that is open, how much garbage there is to be of each kind, or how often a test
-//! is to change what it changes. What came of it goes to COM2 in lines of JSON, and in words to
-//! COM1; then the machine is switched off.
+//! The kernel command line selects one: `bench=NAME` with a name from [`bench`], or `test=NAME`
+//! with a name from the table in [`tests`] or `all`. `count=N` with it sets the number of calls of
+//! a benchmark, if that is variable, the amount of garbage of each kind, or the number of changes
+//! or interrupts of a test. Results are sent to COM2 in lines of JSON, and in words to COM1; then
+//! the machine is switched off.
 #![no_std]
 #![no_main]
 
@@ -26,12 +26,12 @@ use baremetal::x86_64::info::BootInfo;
 use baremetal::x86_64::tables;
 use spin::Once;
 
-/// What the loader said; tests keep their names from it.
+/// The loader's information; tests take their names from it.
 static INFO: Once<BootInfo> = Once::new();
 
 baremetal::entry!(main);
 
-/// Where the first processor begins.
+/// The first processor's entry.
 fn main(info: BootInfo) -> ! {
     interrupts::prepare();
     paging::open_window();

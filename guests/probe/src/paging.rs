@@ -1,4 +1,4 @@
-//! A window of virtual addresses whose pages can be exchanged: small ones, and behind them one of 2
+//! A window of virtual addresses whose pages can be exchanged: small pages, followed by one of 2
 //! MiB.
 
 use core::arch::asm;
@@ -9,15 +9,15 @@ use x86_64::VirtAddr;
 use x86_64::instructions::tlb;
 use x86_64::registers::control::{Cr3, Cr4, Cr4Flags};
 
-/// Where the window begins: the first address of the second PML4 entry.
+/// Start of the window: the first address of the second PML4 entry.
 pub(crate) const WINDOW: u64 = 1 << 39;
 
-/// Where the large page of the window is, behind the 512 small ones.
+/// Address of the window's large page, after the 512 small ones.
 pub(crate) const LARGE_WINDOW: u64 = WINDOW + LARGE_PAGE;
 /// Bytes in a large page.
 pub(crate) const LARGE_PAGE: u64 = 512 * PAGE;
 
-/// Bits of an entry (APM volume 2, section 5.4): present, writable, for ring 3 too.
+/// Bits of an entry (APM volume 2, section 5.4): present, writable, user.
 pub(crate) const RIGHTS: u64 = 7;
 pub(crate) const WRITABLE: u64 = 1 << 1;
 const USER: u64 = 1 << 2;
@@ -47,9 +47,9 @@ unsafe extern "C" {
 static PDPT: Table = Table::new();
 static DIRECTORY: Table = Table::new();
 static TABLE: Table = Table::new();
-/// The root of another address space, which maps the same.
+/// The root of another address space, with the same mappings.
 static OTHER_ROOT: Table = Table::new();
-/// The root of one that maps the same, and in which all but the window is ring 0's alone.
+/// The root of one with the same mappings, in which only the window is accessible to ring 3.
 static KERNEL_ROOT: Table = Table::new();
 
 /// Links the window into the page tables; its pages are absent.
@@ -66,31 +66,31 @@ pub(crate) fn open_window() {
     KERNEL_ROOT.0[1].store(PDPT.entry(), Ordering::Release);
 }
 
-/// The address of the processor's page tables, which is the name of its address space.
+/// The address of the processor's page tables, which identifies its address space.
 pub(crate) fn space() -> u64 {
     Cr3::read().0.start_address().as_u64()
 }
 
-/// The name of an address space that maps the same as the one that all processors begin with.
+/// The identifier of an address space with the same mappings as the initial one.
 pub(crate) fn other_space() -> u64 {
     (&raw const OTHER_ROOT).addr() as u64
 }
 
-/// The name of an address space in which ring 3 has the window alone.
+/// The identifier of an address space in which ring 3 has only the window.
 pub(crate) fn kernel_space() -> u64 {
     (&raw const KERNEL_ROOT).addr() as u64
 }
 
-/// Has the processor use the address space `space`: one of [`space`], [`other_space`] and
+/// Switches the processor to the address space `space`: one of [`space`], [`other_space`] and
 /// [`kernel_space`].
 pub(crate) fn enter_space(space: u64) {
-    // SAFETY: all spaces map all that the program uses, and the same.
+    // SAFETY: all spaces have the same mappings for everything that the program uses.
     unsafe { asm!("mov cr3, {}", in(reg) space, options(nostack, preserves_flags)) };
 }
 
-/// Turns the effect of [`GLOBAL`] on or off.
+/// Enables or disables the effect of [`GLOBAL`].
 pub(crate) fn set_global_pages(on: bool) {
-    // SAFETY: what is mapped stays the same.
+    // SAFETY: the mappings do not change.
     unsafe { Cr4::update(|flags| flags.set(Cr4Flags::PAGE_GLOBAL, on)) };
 }
 
@@ -99,32 +99,32 @@ pub(crate) fn entry(index: usize) -> &'static AtomicU64 {
     &TABLE.0[index]
 }
 
-/// Puts a page at page `index` of the window, or none, and flushes no TLB.
+/// Maps a page at page `index` of the window, or none, without a TLB flush.
 pub(crate) fn exchange(index: usize, page: Option<&'static Page>) {
     entry(index).store(page.map_or(0, |page| page.address() | RIGHTS), Ordering::SeqCst);
 }
 
-/// How many large pages there are.
+/// Number of large pages.
 const LARGE_PAGES: usize = 2;
 
-/// Memory for them, and as much more as it takes to find them in it: aligned by the linker, it
-/// would make the image's file as large as a page.
+/// Memory for them, with enough slack to align them at run time: with alignment by the linker, the
+/// image's file would be as large as a page.
 static LARGE_MEMORY: [Page; (LARGE_PAGES + 1) * 512] = [const { Page::new() }; (LARGE_PAGES + 1) * 512];
 
-/// A large page, 0 or 1, as the small ones that it consists of.
+/// Large page 0 or 1, as the small pages that it consists of.
 pub(crate) fn large_page(index: usize) -> &'static [Page] {
     let start = LARGE_MEMORY[0].address();
     let first = ((start.next_multiple_of(LARGE_PAGE) - start) / PAGE) as usize + index % LARGE_PAGES * 512;
     &LARGE_MEMORY[first..first + 512]
 }
 
-/// Puts a large page at [`LARGE_WINDOW`], and flushes no TLB.
+/// Maps a large page at [`LARGE_WINDOW`], without a TLB flush.
 pub(crate) fn exchange_large(index: usize) {
     let entry = large_page(index)[0].address() | RIGHTS | LARGE;
     DIRECTORY.0[1].store(entry, Ordering::SeqCst);
 }
 
-/// Puts a page at page `index` of the window, or none, and flushes the own TLB.
+/// Maps a page at page `index` of the window, or none, and flushes the local TLB.
 pub(crate) fn map(index: usize, page: Option<&'static Page>) {
     exchange(index, page);
     tlb::flush(VirtAddr::new(WINDOW + index as u64 * PAGE));

@@ -8,7 +8,7 @@ use x86_64::instructions::port::Port;
 use crate::paging::PAGE;
 use crate::report::{Failure, ensure};
 
-/// Where the bus decodes memory; the ROM is put at its beginning.
+/// Where the bus decodes memory; the ROM is placed at its beginning.
 pub(crate) const WINDOW: u64 = 0xe000_0000;
 
 const CONFIG_ADDRESS: u16 = 0xcf8;
@@ -20,15 +20,15 @@ const DEVICE: u32 = 1 << 11;
 pub(crate) const ID: u32 = 0x00;
 pub(crate) const COMMAND: u32 = 0x04;
 pub(crate) const ROM: u32 = 0x30;
-/// Of the command: memory is decoded.
+/// Bit of the command register: memory is decoded.
 pub(crate) const COMMAND_MEMORY: u32 = 1 << 1;
-/// Of the base address: the ROM is decoded.
+/// Bit of the base address: the ROM is decoded.
 pub(crate) const ROM_ENABLE: u32 = 1;
 const SIZE_MASK: u32 = !0x7ff;
 
 /// Reads a register of the device.
 pub(crate) fn read(register: u32) -> u32 {
-    // SAFETY: the registers of the bus; nobody else uses them.
+    // SAFETY: the registers of the bus; they are not otherwise in use.
     unsafe {
         Port::new(CONFIG_ADDRESS).write(ENABLE | DEVICE | register);
         Port::new(CONFIG_DATA).read()
@@ -37,7 +37,7 @@ pub(crate) fn read(register: u32) -> u32 {
 
 /// Writes a register of the device.
 pub(crate) fn write(register: u32, value: u32) {
-    // SAFETY: as in `read`; the ROM lies where no memory is.
+    // SAFETY: as in `read`; the ROM is at an address without memory.
     unsafe {
         Port::new(CONFIG_ADDRESS).write(ENABLE | DEVICE | register);
         Port::new(CONFIG_DATA).write(value);
@@ -53,7 +53,7 @@ pub(crate) fn write_byte(register: u32, byte: u16, value: u8) {
     }
 }
 
-/// Has the ROM seen at an address, or not at all.
+/// Makes the ROM visible at an address, or not at all.
 pub(crate) fn place_rom(base: Option<u32>) {
     write(ROM, base.map_or(0, |base| base | ROM_ENABLE));
 }
@@ -65,7 +65,7 @@ pub(crate) struct Rom {
 }
 
 impl Rom {
-    /// Finds the device and the size of its ROM, which is then off.
+    /// Finds the device and the size of its ROM, and disables the ROM.
     pub(crate) fn find() -> Result<Self, Failure> {
         let id = read(ID);
         ensure!(id as u16 == rom::VENDOR_ID, "the device at 00:01.0 is {id:#010x}");
@@ -77,22 +77,22 @@ impl Rom {
         Ok(Self { size })
     }
 
-    /// Puts it at an address and lets it be seen there.
+    /// Makes it visible at an address.
     pub(crate) fn place(&self, base: u64) {
         place_rom(Some(base as u32));
     }
 
-    /// Lets it be seen at the beginning of the window.
+    /// Makes it visible at the beginning of the window.
     pub(crate) fn enable(&self) {
         self.place(WINDOW);
     }
 
-    /// Lets it be seen no longer.
+    /// Hides it.
     pub(crate) fn disable(&self) {
         write(ROM, WINDOW as u32);
     }
 
-    /// Reads a word of each of its pages, and compares it with what is there.
+    /// Reads a word of each of its pages, and compares it with the expected contents.
     pub(crate) fn read_each_page(&self) -> Result<(), Failure> {
         for offset in (0..self.size).step_by(PAGE as usize) {
             let (found, expected) = (word(WINDOW + offset), self.expected(offset));
@@ -101,7 +101,7 @@ impl Rom {
         Ok(())
     }
 
-    /// The word that is at an offset, a multiple of 8.
+    /// The expected word at an offset, a multiple of 8.
     pub(crate) fn expected(&self, offset: u64) -> u64 {
         let line = rom::line(self.size as u32, (offset / u64::from(rom::LINE)) as u32);
         let at = (offset % u64::from(rom::LINE)) as usize;
@@ -112,6 +112,6 @@ impl Rom {
 
 /// The word at a physical address in the window.
 pub(crate) fn word(address: u64) -> u64 {
-    // SAFETY: everything below 4 GiB is mapped one to one, and the program has nothing there.
+    // SAFETY: everything below 4 GiB is mapped one to one, and the program uses nothing there.
     unsafe { &*(address as *const AtomicU64) }.load(Ordering::Relaxed)
 }

@@ -8,7 +8,7 @@ use baremetal::x86_64::{apic, processors};
 use crate::clock;
 use crate::report::{Failure, Verdict, ensure};
 
-/// Most processors that the probe uses; their APIC ids count from 0, which is the first
+/// Maximum number of processors that the probe uses; their APIC ids start at 0, which is the first
 /// processor's.
 pub(crate) const PROCESSORS: usize = 8;
 /// The second one's APIC id.
@@ -18,8 +18,7 @@ pub(crate) const SECOND: u32 = 1;
 /// [`work`].
 static JOBS: [AtomicUsize; PROCESSORS] = [const { AtomicUsize::new(0) }; PROCESSORS];
 
-/// How long another processor may take for anything: much longer than it does on the busiest
-/// machine.
+/// Time limit for any action of another processor: much longer than needed on the busiest machine.
 const PATIENCE_MS: u64 = 60_000;
 
 /// Enables the first processor's APIC; processors are numbered by their APIC ids.
@@ -29,13 +28,13 @@ pub(crate) fn prepare() {
     (0..PROCESSORS).for_each(|id| processors::set_apic_id(id, id as u32));
 }
 
-/// Starts processor `id`, one of 1 to [`PROCESSORS`] - 1, if it does not run already.
+/// Starts processor `id`, one of 1 to [`PROCESSORS`] - 1, if it is not running already.
 pub(crate) fn start(id: u32) -> Verdict {
     ensure!(processors::start(id as usize), "processor {id} does not start; is there one?");
     Ok(())
 }
 
-/// How many processors there are, of which [`PROCESSORS`] at most are used.
+/// The number of processors, of which at most [`PROCESSORS`] are used.
 pub(crate) fn count() -> u32 {
     // Logical processors, by CPUID.
     (__cpuid(1).ebx >> 16 & 0xff).clamp(1, PROCESSORS as u32)
@@ -46,19 +45,19 @@ pub(crate) fn runs(id: u32) -> bool {
     processors::runs(id as usize)
 }
 
-/// Resets processor `id`, in whatever it is doing. It does nothing until it is started again.
+/// Resets processor `id`, regardless of its state. It does nothing until it is started again.
 pub(crate) fn reset(id: u32) {
     processors::reset(id as usize);
 }
 
-/// What a processor with a job does.
+/// Runs a processor's job.
 fn work(id: usize) {
-    // SAFETY: `give` stored it, and nothing else does.
+    // SAFETY: only `give` stores it.
     let job = unsafe { core::mem::transmute::<usize, fn()>(JOBS[id].load(Ordering::Acquire)) };
     job();
 }
 
-/// Has processor `id`, which runs, do `job`, and returns at once.
+/// Gives `job` to processor `id`, which must be running, and returns at once.
 pub(crate) fn give(id: u32, job: fn()) {
     JOBS[id as usize].store(job as usize, Ordering::Release);
     processors::give(id as usize, work);
@@ -70,7 +69,7 @@ pub(crate) fn join(id: u32) -> Verdict {
     Ok(())
 }
 
-/// Has processor `id` do `job`, to its end; starts it first if need be.
+/// Runs `job` on processor `id` to its end; starts the processor first if necessary.
 pub(crate) fn run(id: u32, job: fn()) -> Result<(), Failure> {
     start(id)?;
     give(id, job);

@@ -1,4 +1,4 @@
-//! What the probe says: text on COM1, JSON lines on COM2.
+//! The probe's output: text on COM1, JSON lines on COM2.
 
 use core::fmt::{self, Write};
 
@@ -9,11 +9,11 @@ use baremetal::x86_64::serial::{CONSOLE, REPORTS};
 use spin::Mutex;
 use x86_64::instructions::port::Port;
 
-/// ACPI's sleep control register, and what switches the machine off: SLP_TYP 5, SLP_EN.
+/// ACPI's sleep control register, and the value that switches the machine off: SLP_TYP 5, SLP_EN.
 const SLEEP_CONTROL: u16 = 0x600;
 const POWER_OFF: u8 = 5 << 2 | 1 << 5;
 
-/// The test that runs, as the command line or the table names it.
+/// The running test, by its name on the command line or in the table.
 static RUNNING: Mutex<&str> = Mutex::new("");
 
 /// Writes a line of text.
@@ -26,25 +26,25 @@ fn json(text: fmt::Arguments<'_>) {
     let _ = writeln!({ REPORTS }, "{text}");
 }
 
-/// Reports instructions: of one operation, or of all calls of a case that says so. The lines are as
-/// long for small numbers as for large ones: what reporting takes does not depend on what is
-/// reported.
+/// Reports instructions: of one operation, or of all calls of a case that says so. The lines have
+/// the same length for small and large numbers, so the cost of reporting does not depend on the
+/// value.
 pub(crate) fn measured(case: &str, instructions: u64) {
     say(format_args!("{case:20} {instructions:12}"));
     json(format_args!(r#"{{"case":"{case}","metric":"instructions","value":{instructions:12}}}"#));
 }
 
-/// Tells the host that the program has come to a point.
+/// Tells the host that the program has reached a point.
 pub(crate) fn event(name: &str) {
     json(format_args!(r#"{{"event":"{name}"}}"#));
 }
 
-/// Reports that all has been measured.
+/// Reports that all measurements are done.
 pub(crate) fn done() {
     json(format_args!(r#"{{"event":"done"}}"#));
 }
 
-/// Says which test runs from now on.
+/// Sets the name of the running test.
 pub(crate) fn begin(name: &'static str) {
     *RUNNING.lock() = name;
     say(format_args!("{name}"));
@@ -56,7 +56,7 @@ pub(crate) fn end(name: &str, verdict: &Verdict) {
     json(format_args!("{}", as_json(name, verdict)));
 }
 
-/// Reports the running test as failed, and ends the machine: the probe itself cannot go on.
+/// Reports the running test as failed, and ends the machine: the probe itself cannot continue.
 pub(crate) fn abort(why: fmt::Arguments<'_>) -> ! {
     let name = RUNNING.try_lock().map_or("", |name| *name);
     end(name, &Err(failure(why)));
@@ -65,7 +65,7 @@ pub(crate) fn abort(why: fmt::Arguments<'_>) -> ! {
 
 /// Switches the machine off.
 pub(crate) fn power_off() -> ! {
-    // SAFETY: the port is the platform's switch; what follows is for machines without one.
+    // SAFETY: the port is the platform's switch; the code after it is for machines without one.
     unsafe { Port::new(SLEEP_CONTROL).write(POWER_OFF) };
     loop {
         x86_64::instructions::interrupts::disable();

@@ -1,4 +1,4 @@
-//! The counters of a run: raw ones that only grow, and what of them belongs to each phase.
+//! The counters of a run: raw ones that only grow, and their shares by phase.
 
 use crate::kind::{KINDS, Kind, dsb_name, tlbi_name};
 use hostlink::phase::Phase;
@@ -22,7 +22,7 @@ pub trait Raw {
     fn load(&self, counter: usize) -> u64;
 }
 
-/// Raw counters that lie in this program's memory.
+/// Raw counters in this program's memory.
 #[derive(Clone, Copy)]
 pub struct Words(&'static [AtomicU64; RAW]);
 
@@ -49,20 +49,20 @@ impl Raw for Words {
 pub struct Counts<R> {
     /// Since the start.
     raw: R,
-    /// What `raw` was when the current phase began.
+    /// The value of `raw` when the current phase began.
     begun: Box<[u64; RAW]>,
-    /// What belongs to each phase; what `raw` has gained over `begun` is to be added to that of the
-    /// current one.
+    /// The counts of each phase. For the current one, the increase of `raw` since `begun` is still
+    /// to be added.
     phases: Vec<Box<[u64; RAW]>>,
     /// How often each phase has begun.
     entries: [u64; PHASES],
     current: usize,
-    /// The kinds that were ever translated: no other raw counter is anything but 0.
+    /// The kinds that were ever translated: all other raw counters are 0.
     kinds: Vec<Kind>,
 }
 
 impl<R: Raw> Counts<R> {
-    /// Nothing was counted yet.
+    /// Counters without any counts.
     pub fn new(raw: R) -> Self {
         let zeroes = || Box::new([0; RAW]);
         Self {
@@ -85,7 +85,7 @@ impl<R: Raw> Counts<R> {
         ALL
     }
 
-    /// The number of the counter of a kind, which may be used from now on.
+    /// The number of the counter of a kind, which is in use from now on.
     pub fn kind(&mut self, kind: Kind) -> usize {
         if !self.kinds.contains(&kind) {
             self.kinds.push(kind);
@@ -93,14 +93,14 @@ impl<R: Raw> Counts<R> {
         1 + kind.index()
     }
 
-    /// Another phase begins; numbers beyond the last are the first one's.
+    /// Begins another phase; numbers beyond the last mean the first phase.
     pub fn begin(&mut self, phase: usize) {
         self.settle();
         self.current = if phase < PHASES { phase } else { 0 };
         self.entries[self.current] += 1;
     }
 
-    /// Gives the current phase what was counted since it began.
+    /// Adds the counts since the current phase began to it.
     fn settle(&mut self) {
         for at in self.kinds.iter().map(|kind| 1 + kind.index()).chain([ALL]) {
             let now = self.raw.load(at);
@@ -110,9 +110,9 @@ impl<R: Raw> Counts<R> {
         }
     }
 
-    /// What was counted: `{"phases": [PHASE, …]}`, eight of them in the order of their numbers. A
-    /// PHASE has `entries`, how often it began; `instructions`; `tlbi` and `dsb`, objects with a
-    /// number for each kind by its assembler name, those that are 0 left out; `isb`, `dc` (by
+    /// The counts: `{"phases": [PHASE, …]}`, eight of them in the order of their numbers. A PHASE
+    /// has `entries`, the number of times it began; `instructions`; `tlbi` and `dsb`, objects with
+    /// a number for each kind by its assembler name, without those that are 0; `isb`, `dc` (by
     /// address), `dc_set_way`, `ic` and `eret`. The hint that begins a phase counts for it.
     pub fn json(&mut self) -> Value {
         self.settle();

@@ -1,5 +1,5 @@
-//! Version 1 of the interface, of QEMU 6.0 to 8.2: the code of an instruction is lent, and counters
-//! lie wherever the plugin has them.
+//! Version 1 of the interface, for QEMU 6.0 to 8.2: the code of an instruction is borrowed, and
+//! counters are wherever the plugin keeps them.
 
 use super::{ADD_U64, Instruction};
 use crate::count::{Raw, Words};
@@ -22,9 +22,9 @@ unsafe extern "C" {
 ///
 /// # Safety
 ///
-/// The instruction is QEMU's, valid for the time of this call, and has as many bytes.
+/// The instruction is QEMU's, valid for the duration of this call, and has that many bytes.
 pub(super) unsafe fn bytes<const N: usize>(instruction: *const Instruction) -> [u8; N] {
-    // SAFETY: by the caller, the bytes are there.
+    // SAFETY: the caller promises that the bytes are there.
     unsafe { *qemu_plugin_insn_data(instruction).cast() }
 }
 
@@ -37,14 +37,14 @@ impl Counters {
         Self(Words::default())
     }
 
-    /// Has a counter count an instruction whenever it is executed.
+    /// Makes a counter count an instruction whenever it is executed.
     ///
     /// # Safety
     ///
-    /// The instruction is QEMU's, and valid for the time of this call.
+    /// The instruction is QEMU's, and valid for the duration of this call.
     pub(super) unsafe fn count(self, instruction: *mut Instruction, counter: usize) {
         let counter = self.0.counter(counter).as_ptr().cast();
-        // SAFETY: the counter is where it is until the process ends, and may be changed by anybody.
+        // SAFETY: the counter stays in place until the process ends, and any code may change it.
         unsafe { qemu_plugin_register_vcpu_insn_exec_inline(instruction, ADD_U64, counter, 1) };
     }
 }

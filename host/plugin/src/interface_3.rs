@@ -1,5 +1,5 @@
-//! Version 3 of the interface, of QEMU 9.1 and later: the code of an instruction is copied, and
-//! counters lie in QEMU's scoreboards, which have a row for each CPU.
+//! Version 3 of the interface, for QEMU 9.1 and later: the code of an instruction is copied, and
+//! counters are in QEMU's scoreboards, which have a row for each CPU.
 
 use super::{ADD_U64, Instruction};
 use crate::count::{RAW_BYTES, Raw};
@@ -34,14 +34,14 @@ unsafe extern "C" {
     );
 }
 
-/// The bytes of an instruction; zeroes if QEMU cannot tell them.
+/// The bytes of an instruction; zeroes if QEMU cannot provide them.
 ///
 /// # Safety
 ///
-/// The instruction is QEMU's, valid for the time of this call, and has as many bytes.
+/// The instruction is QEMU's, valid for the duration of this call, and has that many bytes.
 pub(super) unsafe fn bytes<const N: usize>(instruction: *const Instruction) -> [u8; N] {
     let mut bytes = [0; N];
-    // SAFETY: by the caller; there is room for so many bytes.
+    // SAFETY: the caller's promise; there is room for that many bytes.
     let copied = unsafe { qemu_plugin_insn_data(instruction, bytes.as_mut_ptr().cast(), bytes.len()) };
     if copied == bytes.len() { bytes } else { [0; N] }
 }
@@ -62,13 +62,13 @@ impl Counters {
         Word { scoreboard: self.0, offset: counter * size_of::<u64>() }
     }
 
-    /// Has a counter count an instruction whenever it is executed.
+    /// Makes a counter count an instruction whenever it is executed.
     ///
     /// # Safety
     ///
-    /// The instruction is QEMU's, and valid for the time of this call.
+    /// The instruction is QEMU's, and valid for the duration of this call.
     pub(super) unsafe fn count(&self, instruction: *mut Instruction, counter: usize) {
-        // SAFETY: by the caller; the word is one of the scoreboard's rows.
+        // SAFETY: the caller's promise; the word is one of the scoreboard's rows.
         unsafe {
             qemu_plugin_register_vcpu_insn_exec_inline_per_vcpu(instruction, ADD_U64, self.word(counter), 1);
         }

@@ -1,9 +1,9 @@
-//! What an instruction is, by its encoding.
+//! The kind of an instruction, by its encoding.
 //!
 //! Source: Arm ARM DDI 0487, C4.1 "A64 instruction set encoding" (hints, barriers, system
 //! instructions, exception returns) and C5.3–C5.6 (the TLB and cache maintenance instructions).
 
-/// A kind of instruction that is counted apart.
+/// A kind of instruction that is counted separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// TLB maintenance: op1, `CRm` and op2 packed, as [`tlbi_name`] reads them.
@@ -31,13 +31,13 @@ pub const KINDS: usize = TLBI + (1 << 12);
 const TLBI: usize = 32;
 
 impl Kind {
-    /// The kind of an instruction of AMD64, by its bytes; `None` for all that are not counted
-    /// apart. APM volume 3 (24594), INVLPGA.
+    /// The kind of an AMD64 instruction, by its bytes; `None` if it is not counted separately. APM
+    /// volume 3 (24594), INVLPGA.
     pub fn of_amd64(bytes: [u8; 3]) -> Option<Self> {
         (bytes == [0x0f, 0x01, 0xdf]).then_some(Self::Invlpga)
     }
 
-    /// The kind of an encoded instruction of Arm64; `None` for all that are not counted apart.
+    /// The kind of an encoded Arm64 instruction; `None` if it is not counted separately.
     pub fn of(word: u32) -> Option<Self> {
         let crm = ((word >> 8) & 0xf) as u8;
         match word {
@@ -54,8 +54,8 @@ impl Kind {
     fn of_system(word: u32, crm: u8) -> Option<Self> {
         let op1 = (word >> 16) & 7;
         let op2 = (word >> 5) & 7;
-        // DC IVAC, CVAC, CVAU, CVAP, CVADP and CIVAC are the op2 of 1; ISW, CSW and CISW, of EL1,
-        // that of 2.
+        // DC IVAC, CVAC, CVAU, CVAP, CVADP and CIVAC have op2 1; ISW, CSW and CISW, of EL1, have
+        // op2 2.
         match ((word >> 12) & 0xf, crm) {
             (8 | 9, _) => {
                 let nxs = u16::from((word >> 12) & 0xf == 9) << 11;
@@ -68,7 +68,7 @@ impl Kind {
         }
     }
 
-    /// A number for it, less than [`KINDS`]; each kind has one of its own.
+    /// A number below [`KINDS`], different for each kind.
     pub fn index(self) -> usize {
         match self {
             Self::Dsb(crm) => usize::from(crm & 0xf),
@@ -84,7 +84,7 @@ impl Kind {
     }
 }
 
-/// The name of a barrier's domain and accesses, as assemblers write it.
+/// The name of a barrier's domain and accesses, in assembler syntax.
 pub fn dsb_name(crm: u8) -> String {
     let domain = ["osh", "nsh", "ish", "sy"][usize::from(crm >> 2 & 3)];
     match (crm & 3, domain) {
@@ -97,8 +97,8 @@ pub fn dsb_name(crm: u8) -> String {
     }
 }
 
-/// The name of a TLB maintenance instruction, as assemblers write it; its fields if it has none
-/// that is known here.
+/// The name of a TLB maintenance instruction, in assembler syntax; its fields if no name is known
+/// here.
 pub fn tlbi_name(operation: u16) -> String {
     let (op1, crm, op2) = (operation >> 7 & 7, operation >> 3 & 0xf, operation & 7);
     let nxs = if operation >> 11 != 0 { "nxs" } else { "" };
@@ -234,8 +234,7 @@ mod tests {
     #[test]
     fn numbers_are_different_and_below_the_bound() {
         let mut seen = std::collections::BTreeMap::new();
-        // All system instructions and barriers there are, by their lower bits; Rt is always the
-        // same.
+        // All system instructions and barriers, by their lower bits; Rt is always the same.
         for middle in 0..1u32 << 19 {
             let word = 0xd500_001f | middle << 5;
             if let Some(kind) = Kind::of(word) {

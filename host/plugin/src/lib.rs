@@ -1,18 +1,18 @@
-//! A QEMU plugin that counts the instructions of Arm64 machines: all of them, and apart those that
-//! maintain TLBs and caches, barriers and exception returns; by phase, as hint instructions in the
-//! program say ([`hostlink::phase`]). Of AMD64 machines it counts INVLPGA apart.
+//! A QEMU plugin that counts the instructions of Arm64 machines: all of them, and separately TLB
+//! and cache maintenance, barriers and exception returns; by phase, which hint instructions in the
+//! program select ([`hostlink::phase`]). On AMD64 machines it counts INVLPGA separately.
 //!
 //! `-plugin file=libquell_plugin.so,out=FILE`: when QEMU ends by itself, FILE holds one JSON
 //! object, which [`count::Counts::json`] describes. Every CPU counts for the same phase, and the
 //! counters are not atomic: the counts are exact where QEMU executes all CPUs in one thread, as it
 //! does with `-icount`.
 //!
-//! It speaks version 1 of QEMU's plugin interface, that of QEMU 6.0 to 8.2; built with the feature
-//! `interface-3` it speaks version 3, which QEMU 9.1 and later understand. Others refuse to load
-//! it, and say why.
+//! It implements version 1 of QEMU's plugin interface, for QEMU 6.0 to 8.2; built with the feature
+//! `interface-3` it implements version 3, which QEMU 9.1 and later support. Other versions refuse
+//! to load it, with a message.
 
 pub mod count;
 pub mod kind;
-// A test program is no plugin, and has nobody to find those functions in.
+// A test program is not a plugin: nothing defines those functions there.
 #[cfg(not(test))]
 mod qemu;

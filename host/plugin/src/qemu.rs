@@ -2,9 +2,9 @@
 //! used.
 //!
 //! Source: docs/devel/tcg-plugins.rst of QEMU 7.2 and 10.0, and the interface that they document.
-//! What differs between its versions is in [`interface`].
+//! The differences between its versions are in [`interface`].
 
-// One of them, as the feature says: QEMU reads the version before it calls anything.
+// Selected by the feature: QEMU reads the version before it calls anything.
 #[cfg_attr(feature = "interface-3", path = "interface_3.rs")]
 #[cfg_attr(not(feature = "interface-3"), path = "interface_1.rs")]
 mod interface;
@@ -56,30 +56,30 @@ unsafe extern "C" {
     );
 }
 
-/// The version of the interface that this is built for; QEMU reads it.
+/// The supported version of the interface; QEMU reads it.
 #[unsafe(no_mangle)]
 pub(crate) static qemu_plugin_version: c_int = interface::VERSION;
 
 /// The counters. Translated code adds to the raw ones without this lock, by a plain load and store
-/// of a word: callbacks run in the same thread as it does, so with one thread for all CPUs they
-/// never meet.
+/// of a word: callbacks run in the same thread, so with one thread for all CPUs they never
+/// conflict.
 static COUNTS: LazyLock<Mutex<Counts<Counters>>> = LazyLock::new(|| Mutex::new(Counts::new(Counters::new())));
-/// Whose instructions they are: Arm64's if not.
+/// Whether the instructions are AMD64's; otherwise they are Arm64's.
 static IS_AMD64: AtomicBool = AtomicBool::new(false);
 static OUTPUT: OnceLock<PathBuf> = OnceLock::new();
 
-/// Has `work` done on the counters.
+/// Runs `work` on the counters.
 fn with_counts<T>(work: impl FnOnce(&mut Counts<Counters>) -> T) -> T {
     work(&mut COUNTS.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// QEMU's `qemu_info_t` as far as it is read.
+/// The fields of QEMU's `qemu_info_t` that are read.
 #[repr(C)]
 pub(crate) struct Info {
     target_name: *const c_char,
 }
 
-/// Called by QEMU once, at its start; anything but 0 makes it end with an error.
+/// Called by QEMU once, at its start; a result other than 0 makes it end with an error.
 ///
 /// # Safety
 ///
@@ -91,7 +91,7 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
     count: c_int,
     arguments: *const *const c_char,
 ) -> c_int {
-    // SAFETY: by the caller, both are strings.
+    // SAFETY: the caller promises that both are strings.
     let target = unsafe { CStr::from_ptr((*info).target_name) };
     let is_amd64 = target == c"x86_64";
     if !is_amd64 && target != c"aarch64" {
@@ -100,7 +100,7 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
     }
     IS_AMD64.store(is_amd64, Ordering::Relaxed);
     for index in 0..usize::try_from(count).unwrap_or(0) {
-        // SAFETY: by the caller, there are so many strings.
+        // SAFETY: the caller promises that there are that many strings.
         let argument = unsafe { CStr::from_ptr(*arguments.add(index)) }.to_string_lossy();
         match argument.split_once('=') {
             Some(("out", path)) => drop(OUTPUT.set(path.into())),
@@ -115,8 +115,8 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
         return 1;
     }
     LazyLock::force(&COUNTS);
-    // SAFETY: QEMU's functions, called as its interface says; the callbacks live as long as the
-    // process.
+    // SAFETY: QEMU's functions, called according to its interface; the callbacks live as long as
+    // the process.
     unsafe {
         qemu_plugin_register_vcpu_tb_trans_cb(id, on_translation);
         qemu_plugin_register_atexit_cb(id, on_exit, ptr::null_mut());
@@ -124,9 +124,10 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
     0
 }
 
-/// A block is translated: has its instructions counted whenever they are executed.
+/// A block is translated: makes its instructions counted whenever they are executed.
 unsafe extern "C" fn on_translation(_id: Id, block: *mut Block) {
-    // SAFETY: the block is QEMU's, and valid for the time of this call; so are its instructions.
+    // SAFETY: the block is QEMU's, and valid for the duration of this call; so are its
+    // instructions.
     let instructions =
         unsafe { (0..qemu_plugin_tb_n_insns(block)).map(|index| qemu_plugin_tb_get_insn(block, index)) };
     with_counts(|counts| {
@@ -135,20 +136,20 @@ unsafe extern "C" fn on_translation(_id: Id, block: *mut Block) {
             let size = unsafe { qemu_plugin_insn_size(instruction) };
             let is_amd64 = IS_AMD64.load(Ordering::Relaxed);
             let word = match size {
-                // SAFETY: as above; it has so many bytes.
+                // SAFETY: as above; it has that many bytes.
                 4 if !is_amd64 => u32::from_le_bytes(unsafe { interface::bytes(instruction) }),
                 _ => 0,
             };
             let kind = match size {
-                // SAFETY: as above; it has so many bytes.
+                // SAFETY: as above; it has that many bytes.
                 3 if is_amd64 => Kind::of_amd64(unsafe { interface::bytes(instruction) }),
                 _ => Kind::of(word),
             };
-            // Before the counters: the hint counts for the phase that it begins, and QEMU 10 does
-            // things in the order in which they are asked for.
+            // Before the counters: the hint counts for the phase that it begins, and QEMU 10
+            // performs operations in the order of their registration.
             if let Some(phase) = phase(word) {
                 let data = ptr::without_provenance_mut(phase);
-                // SAFETY: as above; the data is a number, and nobody dereferences it.
+                // SAFETY: as above; the data is a number, and is never dereferenced.
                 unsafe {
                     qemu_plugin_register_vcpu_insn_exec_cb(instruction, on_phase, NO_REGISTERS, data);
                 }

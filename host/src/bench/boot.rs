@@ -1,5 +1,5 @@
 //! `quell bench boot`: time to the guest's first process, on Quell and directly on the machine; on
-//! Arm in instructions first.
+//! Arm first in instructions.
 
 use super::phases::Phases;
 use crate::arch::{Arch, ArmCpu, Platform};
@@ -20,16 +20,15 @@ use hostlink::phase::Phase;
 const METRIC: &str = "userspace";
 const INSTRUCTIONS: &str = "instructions to userspace";
 
-/// What the kernel is told that is to run `mark` and nothing else. Its layout is the same each
-/// time.
+/// Kernel options for running only `mark`, with the same layout each time.
 const TO_USERSPACE: &str = "quiet nokaslr panic=-1 rdinit=/bin/mark";
-/// Most instructions that a boot on Quell may take beyond those of the bare machine's.
+/// The most instructions that a boot on Quell may take beyond those of the bare machine.
 const OVER_BARE_MAX: f64 = 40e6;
-/// What they are under KVM 6.1, by the same method.
+/// The same under KVM 6.1, by the same method.
 const OVER_BARE_KVM: &str = "243 M";
 
-/// Measures both sides in turn; the status is that of a run that failed, 1 if a target is missed,
-/// else 0.
+/// Measures both sides in turn; the status is that of a failed run, 1 if a target is missed, else
+/// 0.
 pub(crate) fn boot(args: &BootArgs, signals: &Signals) -> Result<u8> {
     let platform = args.platform.platform()?;
     let stock = StockGuest::prepare(platform.arch())?;
@@ -49,7 +48,7 @@ pub(crate) fn boot(args: &BootArgs, signals: &Signals) -> Result<u8> {
 }
 
 /// Counts the instructions from the machine's reset to the guest's first process, with 1 vCPU on 1
-/// CPU; says whether those on Quell are within their limit.
+/// CPU; returns whether those on Quell are within their limit.
 fn instructions(
     args: &BootArgs,
     platform: Platform,
@@ -99,7 +98,7 @@ fn instructions(
         [Subject::Quell, Subject::Bare].map(|subject| samples.median(&case, subject, INSTRUCTIONS));
     let over = quell - bare;
     println!("KVM 6.1 takes {OVER_BARE_KVM} instructions more than the bare machine.");
-    // KVM was counted there.
+    // KVM was counted on this CPU.
     let limit = if platform == Platform::Aarch64(ArmCpu::Max) { OVER_BARE_MAX } else { f64::INFINITY };
     Ok(judge([("instructions to userspace, beyond the bare machine's", over, limit)]))
 }
@@ -109,7 +108,7 @@ fn millions(count: u64) -> f64 {
     count as f64 / 1e6
 }
 
-/// Measures by the clock; the result is the status of a run that failed, else 0.
+/// Measures by the clock; returns the status of a failed run, else 0.
 fn seconds(
     args: &BootArgs,
     platform: Platform,
@@ -133,7 +132,7 @@ fn seconds(
     };
     guest.check()?;
     let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
-    // The same machine for both, and as many CPUs for the bare kernel as it has.
+    // The same machine for both; the bare kernel uses all of its CPUs.
     let quell = guest.on_quell(&hypervisor, args.size.cpus, Clock::Wall, directory.path())?;
     let bare = guest.on_bare_machine(args.size.cpus, directory.path())?;
     let case = format!("boot-{}:{}{}", args.size.vcpus, args.size.cpus, platform.suffix());

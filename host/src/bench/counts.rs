@@ -1,7 +1,8 @@
-//! `quell bench exits` and `quell bench flush`: instructions per operation, exit to entry included.
+//! `quell bench exits` and `quell bench flush`: instructions per operation, including exit and
+//! entry.
 //!
 //! A bare guest performs each operation many times on a machine whose clock is the number of
-//! instructions executed, and reports one line per case. Flushes of vCPUs that run are counted in
+//! executed instructions, and reports one line per case. Flushes of running vCPUs are counted in
 //! [`running`].
 
 use super::running;
@@ -25,11 +26,11 @@ use serde_json::Value;
 struct Case {
     /// Its name in the guest's report.
     name: &'static str,
-    /// What the table calls it.
+    /// Its label in the table.
     label: &'static str,
-    /// Most instructions that it may take.
+    /// The most instructions that it may take.
     budget: u64,
-    /// What Linux KVM 6.1 takes, by the same method.
+    /// The figure for Linux KVM 6.1, by the same method.
     kvm: &'static str,
 }
 
@@ -54,12 +55,12 @@ const FLUSH_CASES: [Case; 5] = [
     space("space-idle-254", "… of 254", 254),
 ];
 
-/// A flush of everything of so many targets.
+/// A flush of everything on `targets` targets.
 const fn space(name: &'static str, label: &'static str, targets: u64) -> Case {
     case(name, label, 700 + 12 * targets, "")
 }
 
-/// A guest that counts, and what it counts.
+/// A guest that counts, and its cases.
 struct Bench {
     /// Its name in the guest and in results.
     name: &'static str,
@@ -89,7 +90,7 @@ pub(crate) fn flush(args: &ExitsArgs, signals: &Signals) -> Result<u8> {
     Ok(status)
 }
 
-/// Writes the results where the arguments say, if they do.
+/// Writes the results to the file in the arguments, if there is one.
 fn save(name: &'static str, args: &ExitsArgs, samples: &Samples) -> Result<()> {
     args.output.json.as_deref().map_or(Ok(()), |path| results::write(path, name, None, samples))
 }
@@ -129,7 +130,7 @@ fn run(bench: &Bench, args: &ExitsArgs, signals: &Signals, samples: &mut Samples
     }
 }
 
-/// Prints the table; says whether each case is there and within its budget.
+/// Prints the table; returns whether each case is present and within its budget.
 fn print(cases: &[Case], samples: &Samples) -> bool {
     let mut rows = Vec::new();
     let mut within = true;
@@ -143,7 +144,7 @@ fn print(cases: &[Case], samples: &Samples) -> bool {
         let budget = case.budget.to_string();
         rows.push([case.label, &value, &budget, case.kvm, verdict].map(str::to_owned));
     }
-    // What the guest measured beyond the list.
+    // Cases that the guest measured in addition to the list.
     for row in samples.rows().iter().filter(|row| cases.iter().all(|case| case.name != row.case)) {
         rows.push([row.case.as_str(), &format!("{:.0}", row.median), "", "", ""].map(str::to_owned));
     }

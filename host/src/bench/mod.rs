@@ -1,4 +1,4 @@
-//! `quell bench`: measurements that stand on their own.
+//! `quell bench`: standalone measurements.
 
 mod boot;
 mod counts;

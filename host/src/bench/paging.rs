@@ -1,4 +1,4 @@
-//! `quell bench paging`: the page tables on the host, beside those of other crates.
+//! `quell bench paging`: the page tables on the host, compared with those of other crates.
 
 use crate::cli::PagingArgs;
 use crate::results::{self, Samples, Subject};
@@ -16,10 +16,10 @@ const PAGES: f64 = 131_072.0;
 const CASES: [&str; 2] = ["map-512M-4K", "unmap-512M-4K"];
 const PEERS: [&str; 2] = ["x86_64", "page_table_multiarch"];
 const FAULTS: &str = "faults";
-/// Rates of threads that fault at once, relative to one.
+/// Minimum rates of threads that fault at once, relative to one.
 const SCALING_MIN: [(u32, f64); 2] = [(2, 1.8), (4, 3.2)];
 
-/// Measures, prints, and judges.
+/// Measures, prints, and evaluates.
 pub(crate) fn paging(args: &PagingArgs) -> Result<u8> {
     let mut samples = Samples::default();
     eprintln!("mapping and unmapping 512 MiB in pages of 4 KiB, by three crates in turn …");
@@ -42,7 +42,7 @@ pub(crate) fn paging(args: &PagingArgs) -> Result<u8> {
     Ok(u8::from(!good))
 }
 
-/// Runs a benchmark of the crate; what it printed, if that is piped.
+/// Runs a benchmark of the crate; returns its output if that is piped.
 fn bench(name: &str, output: Stdio) -> Result<String> {
     let mut command = workspace::cargo();
     command.args(["bench", "--quiet", "--package", "quell-paging", "--bench", name]);
@@ -55,14 +55,14 @@ fn bench(name: &str, output: Stdio) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Nanoseconds per iteration, as criterion has written them down.
+/// Nanoseconds per iteration, from criterion's files.
 fn median(path: &Path) -> Result<f64> {
     let text = fs::read(path).with_context(|| format!("criterion left no {}", path.display()))?;
     let estimates: Value = serde_json::from_slice(&text)?;
     estimates["median"]["point_estimate"].as_f64().context("criterion's estimates have no median")
 }
 
-/// Reads a line of the table of threads; its header is no line.
+/// Reads a line of the table of threads; skips its header.
 fn faults(line: &str, samples: &mut Samples) -> Result<()> {
     let words: Vec<&str> = line.split_ascii_whitespace().collect();
     let Some(threads) = words.first().and_then(|word| word.parse::<u32>().ok()) else { return Ok(()) };
@@ -78,7 +78,7 @@ fn faults(line: &str, samples: &mut Samples) -> Result<()> {
     Ok(())
 }
 
-/// Prints all; says whether the targets were met.
+/// Prints all; returns whether the targets were met.
 fn print(samples: &Samples) -> bool {
     let time = |case: &str, who: &str| samples.of_quell(&format!("{case}-{who}"), "time");
     let rows = ["quell"].into_iter().chain(PEERS).map(|who| {
@@ -89,7 +89,7 @@ fn print(samples: &Samples) -> bool {
     let fastest = |case| PEERS.into_iter().map(|who| time(case, who)).fold(f64::INFINITY, f64::min);
     let [map, unmap] = CASES.map(|case| time(case, "quell") / fastest(case));
     let cores = available_parallelism().map_or(1, usize::from);
-    // With fewer cores than threads, by the time that each has had on a core.
+    // With fewer cores than threads, by the time that each thread has had on a core.
     let one_per = |threads: u32| {
         let metric = if cores >= threads as usize { "wall" } else { "a core for each" };
         let rate = |threads: u32| samples.of_quell(&format!("{FAULTS}-{threads}"), metric);

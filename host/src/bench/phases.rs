@@ -1,4 +1,4 @@
-//! What QEMU's plugin (`host/plugin`) has counted of an Arm machine, by phase.
+//! The counts of QEMU's plugin (`host/plugin`) for a machine, by phase.
 
 use crate::arch::Arch;
 use crate::machine::emulator;
@@ -11,10 +11,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// What was executed in one phase.
+/// The counts of one phase.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub(crate) struct Counts {
-    /// How often it began.
+    /// Number of times it began.
     pub(crate) entries: u64,
     /// Instructions, of all kinds.
     pub(crate) instructions: u64,
@@ -37,12 +37,12 @@ impl Counts {
         self.dsb.values().sum()
     }
 
-    /// Those of one kind, by its assembler name.
+    /// TLB maintenance instructions of one kind, by its assembler name.
     pub(crate) fn of_kind(&self, name: &str) -> u64 {
         self.tlbi.get(name).or_else(|| self.dsb.get(name)).copied().unwrap_or(0)
     }
 
-    /// What two phases come to together.
+    /// The sum of two phases.
     pub(crate) fn and(&self, other: &Self) -> Self {
         let mut sum = self.clone();
         sum.entries += other.entries;
@@ -65,8 +65,8 @@ pub(crate) struct Phases {
 }
 
 impl Phases {
-    /// Has a machine counted, whose file is to be in `directory`; builds the plugin that the
-    /// emulator takes if need be.
+    /// The settings for a machine that counts, with its file in `directory`; builds the plugin if
+    /// necessary.
     pub(crate) fn counting(directory: &Path) -> Result<Counting> {
         let interface = emulator::version(Arch::Aarch64)?.plugin_interface()?;
         Ok(Counting { plugin: workspace::build_plugin(interface)?, output: directory.join("counts.json") })
@@ -86,8 +86,8 @@ impl Phases {
         Ok(counts)
     }
 
-    /// What was executed in a phase; an error if it never began. A run begins with [`Phase::None`]
-    /// without saying so.
+    /// The counts of a phase; an error if it never began. A run begins with [`Phase::None`]
+    /// implicitly.
     pub(crate) fn of(&self, phase: Phase) -> Result<&Counts> {
         let counts = &self.phases[phase as usize];
         ensure!(counts.entries != 0 || phase == Phase::None, "phase {phase:?} was never begun");

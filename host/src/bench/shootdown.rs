@@ -1,5 +1,5 @@
-//! `quell bench shootdown`: what tlbcheck measures of shootdowns, and the table of the work that it
-//! follows.
+//! `quell bench shootdown`: tlbcheck's measurements of shootdowns, and the table of the work that
+//! it follows.
 
 use crate::arch::Platform;
 use crate::check::{self, subject};
@@ -14,14 +14,14 @@ use serde_json::Value;
 use std::thread::available_parallelism;
 
 const CYCLES: &str = "cycles";
-/// The modes of the table, the one that the others are compared with first.
+/// The modes of the table, the baseline first.
 const MODES: [&str; 4] = ["ipi-serial", "ipi-concurrent", "ipi-inline", "ipi-async"];
-/// CPUs, and what the concurrent and the asynchronous mode take at most of what the serial one
-/// takes: figures of the mail that proposed them (Linux, 2019), -14 % and -22 % on 2 CPUs, -10 %
-/// and -18 % on 4.
+/// CPUs, and the highest cost of the concurrent and the asynchronous mode relative to the serial
+/// one: figures of the mail that proposed them (Linux, 2019), -14 % and -22 % on 2 CPUs, -10 % and
+/// -18 % on 4.
 const RATIOS_MAX: [(u32, f64, f64); 2] = [(2, 0.86, 0.78), (4, 0.90, 0.82)];
 
-/// Measures, prints, and judges.
+/// Measures, prints, and evaluates.
 pub(crate) fn shootdown(args: &ShootdownArgs, signals: &Signals) -> Result<u8> {
     let mut samples = Samples::default();
     for _ in 0..args.runs {
@@ -62,13 +62,13 @@ fn run(args: &ShootdownArgs, signals: &Signals, samples: &mut Samples) -> Result
     check::ended(&outcome)
 }
 
-/// A line of tlbcheck's measurements: of one side of one kind of shootdown.
+/// A line of tlbcheck's measurements: one side of one kind of shootdown.
 struct Measured<'a> {
     /// `BACK-END-CPUS:RANGES`, with `all` for a flush of everything.
     case: String,
     side: &'a str,
     median: f64,
-    /// Names and values of the rest.
+    /// Names and values of the other metrics.
     others: [(&'static str, f64); 4],
 }
 
@@ -105,8 +105,8 @@ fn case(back_end: &str, processors: u64, ranges: &str) -> String {
     format!("{back_end}-{processors}:{ranges}")
 }
 
-/// Prints what initiators spend on flushes; says whether the targets were met. They are for the
-/// machine itself, and for as many CPUs as there are `cores` to emulate them.
+/// Prints the initiators' cost of flushes; returns whether the targets were met. Targets apply to
+/// the machine itself, and to at most as many CPUs as there are `cores` to emulate them.
 fn print(samples: &Samples, args: &ShootdownArgs, cores: u32) -> bool {
     let subject = args.on.subject();
     let median = |mode: &str, processors: u64, ranges: &str| {
@@ -121,14 +121,14 @@ fn print(samples: &Samples, args: &ShootdownArgs, cores: u32) -> bool {
     });
     println!("{}", table(["cycles of the initiator", "serial", "concurrent", "inline", "async"], rows));
     if args.halted {
-        // To wake them takes longer than all else; the targets are for those that run.
+        // Waking them dominates; the targets are for running CPUs.
         return true;
     }
     let limits = RATIOS_MAX.into_iter().filter(|(processors, ..)| *processors <= args.cpus);
     let mut good = true;
     for (processors, concurrent_max, async_max) in limits {
         if processors > cores {
-            // A target that has no core at the moment answers when it has one.
+            // A target without a core at the moment answers only when it has one.
             println!("{processors} CPUs: not judged, for this machine has {cores} cores");
             continue;
         }

@@ -20,7 +20,7 @@ use std::fmt;
 use std::time::Duration;
 use subject::{Omission, On};
 
-/// What a row came to.
+/// The result of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Verdict {
@@ -33,10 +33,10 @@ pub(crate) enum Verdict {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Row {
     pub(crate) row: String,
-    /// What it ran on.
+    /// The subject that it ran on.
     pub(crate) subject: &'static str,
     pub(crate) result: Verdict,
-    /// Why it does not pass.
+    /// Why it did not pass.
     pub(crate) why: String,
 }
 
@@ -64,8 +64,8 @@ pub(crate) fn check(args: &CheckArgs, signals: &Signals) -> Result<u8> {
     Ok(u8::from(failed != 0))
 }
 
-/// vCPUs on Quell where nobody says how many. On AMD64 some have VP indices of a second bank; Arm's
-/// rows want several to share a CPU.
+/// The default number of vCPUs on Quell. On AMD64 some have VP indices of a second bank; Arm's rows
+/// need several to share a CPU.
 pub(crate) const fn vcpus(arch: Arch) -> u32 {
     match arch {
         Arch::X86_64 => 66,
@@ -79,20 +79,20 @@ pub(crate) struct Run<'a> {
     pub(crate) on: On,
     /// CPUs of the machine.
     pub(crate) cpus: u32,
-    /// vCPUs that it sees on Quell.
+    /// vCPUs on Quell.
     pub(crate) vcpus: u32,
-    /// What is changed in Quell.
+    /// Switches of Quell.
     pub(crate) switches: Switches,
     /// The only row.
     pub(crate) only: Option<&'a str>,
-    /// What it leaves out itself.
+    /// Instructions that it omits itself.
     pub(crate) omission: Option<Omission>,
-    /// Seconds until it is given up.
+    /// Time until it is killed.
     pub(crate) timeout: Duration,
 }
 
 impl Run<'_> {
-    /// Runs it to its end; `each` sees the rows as they come.
+    /// Runs it to its end; `each` sees each row when it arrives.
     pub(crate) fn start(&self, signals: &Signals, mut each: impl FnMut(&Row)) -> Result<(Vec<Row>, Outcome)> {
         let directory = tempfile::Builder::new().prefix("quell-check-").tempdir()?;
         let report = if self.platform.arch().reports_on_console() { "" } else { " report=com2" };
@@ -133,7 +133,7 @@ fn row(report: &Value, subject: &'static str) -> Option<Row> {
     Some(Row { row: text("row"), subject, result, why: text("why") })
 }
 
-/// Whether tlbcheck came to its end, with at least one row.
+/// Whether tlbcheck finished, with at least one row.
 pub(crate) fn ended(outcome: &Outcome) -> Result<()> {
     if let Some(bail) = outcome.report("bail") {
         bail!("tlbcheck gave up: {}", bail["why"].as_str().unwrap_or_default());

@@ -15,7 +15,7 @@ use std::path::Path;
 /// Memory for tlbcheck.
 const MEMORY: u64 = 256 * MIB;
 
-/// What tlbcheck runs on.
+/// The subjects that tlbcheck runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum On {
     /// The emulated machine itself
@@ -28,7 +28,7 @@ pub(crate) enum On {
 }
 
 impl On {
-    /// What measurements on it are of.
+    /// The subject in results.
     pub(crate) const fn subject(self) -> Subject {
         match self {
             Self::Bare => Subject::Bare,
@@ -43,21 +43,21 @@ impl On {
     }
 }
 
-/// Instructions of its own that tlbcheck leaves out, on Arm.
+/// Instructions that tlbcheck omits, on Arm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Omission {
     /// Every TLBI
     Tlbi,
-    /// Those TLBIs that drop everything
+    /// The TLBIs that drop everything
     Vmalle1,
-    /// That TLBIs reach other processors: each is for the own TLB alone
+    /// Broadcasting: each TLBI affects only the own TLB
     Broadcast,
-    /// The barriers behind TLBIs, which an emulator may have no need of
+    /// The barriers after TLBIs, which an emulator may not need
     Dsb,
 }
 
 impl Omission {
-    /// The word of tlbcheck's command line that stands for it.
+    /// Its word on tlbcheck's command line.
     pub(crate) const fn word(self) -> &'static str {
         match self {
             Self::Tlbi => "drop=tlbi",
@@ -68,8 +68,8 @@ impl Omission {
     }
 }
 
-/// A machine on which tlbcheck runs with this command line and so many CPUs; on Quell, vCPUs. What
-/// it needs is written to `directory`.
+/// A machine on which tlbcheck runs with this command line and this many CPUs; on Quell, vCPUs. Its
+/// files are written to `directory`.
 pub(crate) fn spec(
     platform: Platform,
     on: On,

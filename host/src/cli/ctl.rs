@@ -4,10 +4,10 @@ use crate::size;
 use clap::{Args, Subcommand, ValueEnum};
 use hostlink::ctl::{LogWay, parse_number};
 
-/// Talk to the hypervisor of a machine that runs: memory slots, dirty logging, counters
+/// Talk to the hypervisor of a running machine: memory slots, dirty logging, counters
 ///
-/// `./quell run` in one terminal, `./quell ctl slots` in another. What the hypervisor refuses
-/// changes nothing; the message says what was wrong, and the status is 1.
+/// Start `./quell run` in one terminal and `./quell ctl slots` in another. A refused request
+/// changes nothing; the message gives the reason, and the exit status is 1.
 #[derive(Debug, Args)]
 pub(crate) struct CtlArgs {
     /// The machine, as `./quell ctl vms` names it [default: the only one]
@@ -22,14 +22,14 @@ pub(crate) struct CtlArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum CtlCommand {
-    /// List the virtual machines that run
+    /// List the running virtual machines
     Vms,
     /// List the memory slots
     Slots,
     /// Add zeroed memory to the guest
     ///
-    /// The guest is not told, neither by ACPI nor otherwise: the memory is for programs that know
-    /// its address, as a device's memory would be. It comes from what the machine has left.
+    /// The guest is not notified, by ACPI or otherwise: the memory is for programs that know its
+    /// address, like a device's memory. It is allocated from the machine's free memory.
     Add {
         /// First guest physical address, a multiple of 4096
         #[arg(value_parser = number)]
@@ -37,11 +37,11 @@ pub(crate) enum CtlCommand {
         /// Size, for example 64M; a multiple of 4096
         #[arg(value_parser = size::parse)]
         size: u64,
-        /// The guest may only read it
+        /// Allow the guest only to read it
         #[arg(long)]
         read_only: bool,
     },
-    /// Take memory away again that was added
+    /// Remove memory that was added
     Delete {
         /// Number of the slot, as `slots` shows it
         slot: u16,
@@ -49,28 +49,28 @@ pub(crate) enum CtlCommand {
     /// Log which pages of a slot are written
     #[command(subcommand)]
     Log(LogCommand),
-    /// Migrate a slot in vain: log its stores, copy its pages, and undo all of it
+    /// Migrate a slot and cancel: log its stores, copy its pages, and undo everything
     ///
-    /// What a migration that is cancelled costs. All pages of the slot are copied to free memory of
-    /// the machine, and then for some rounds those that were written meanwhile. At the end the log
-    /// is ended, and small pages become large ones again. The guest runs all the time.
+    /// Shows the cost of a cancelled migration. All pages of the slot are copied to free memory of
+    /// the machine, and then, for some rounds, the pages written meanwhile. At the end logging
+    /// stops, and small pages become large ones again. The guest keeps running throughout.
     Migrate {
         /// Number of the slot
         slot: u16,
-        /// How often what was written meanwhile is copied again
+        /// How many times the pages written meanwhile are copied again
         #[arg(long, value_name = "N", default_value_t = 3)]
         rounds: u16,
         /// How the hypervisor notices stores
         #[arg(long, value_name = "WAY", default_value = "dirty-bits")]
         way: Way,
     },
-    /// Show the hypervisor's counters, added up over the vCPUs
+    /// Show the hypervisor's counters, summed over the vCPUs
     Stats,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum LogCommand {
-    /// Begin to log
+    /// Start logging
     Start {
         /// Number of the slot
         slot: u16,
@@ -78,12 +78,12 @@ pub(crate) enum LogCommand {
         #[arg(long, value_name = "WAY", default_value = "dirty-bits")]
         way: Way,
     },
-    /// Show the pages written since the last time, and forget them
+    /// Show the pages written since the last fetch, and clear them
     Fetch {
         /// Number of the slot
         slot: u16,
     },
-    /// End the log
+    /// Stop logging
     Stop {
         /// Number of the slot
         slot: u16,
@@ -108,7 +108,7 @@ impl From<Way> for LogWay {
     }
 }
 
-/// A decimal number, or a hexadecimal one behind `0x`.
+/// Parses a decimal number, or a hexadecimal one after `0x`.
 fn number(text: &str) -> Result<u64, String> {
     parse_number(text).map_err(|_| format!("'{text}' is not a number; write for example 0x100000000"))
 }

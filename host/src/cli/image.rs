@@ -6,20 +6,20 @@ use clap::Args;
 use hostlink::config::MAX_VCPUS;
 use std::path::PathBuf;
 
-/// Make a bootable CD: Quell and tlbcheck behind GRUB's menu
+/// Make a bootable CD: Quell and tlbcheck in a GRUB menu
 ///
-/// For real machines, clouds and other hypervisors, by BIOS and by UEFI. Everything talks on the
-/// first serial port, 115,200 baud. Takes GRUB's and xorriso's packages. With --bzimage it makes no
-/// CD, but tlbcheck for loaders of Linux kernels.
+/// For real machines, clouds and other hypervisors, with BIOS or UEFI. All output is on the first
+/// serial port at 115,200 baud. Requires the packages of GRUB and xorriso. With --bzimage it makes
+/// no CD, but a tlbcheck for loaders of Linux kernels.
 #[derive(Debug, Args)]
 pub(crate) struct ImageArgs {
-    /// Where it goes
+    /// Output file
     #[arg(long, short, value_name = "FILE", default_value = "quell.iso")]
     pub(crate) output: PathBuf,
-    /// What starts when nobody chooses
+    /// Menu entry to start by default
     #[arg(long, value_name = "ENTRY", default_value = "check")]
     pub(crate) default: Entry,
-    /// Seconds to choose
+    /// Seconds that the menu waits
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     pub(crate) timeout: u32,
     /// Run this shell command in the Debian guest instead of a shell, then power off
@@ -39,16 +39,16 @@ pub(crate) struct ImageArgs {
 /// Make the files of a release: the CD, tlbcheck for both architectures, checksums, a bill of
 /// materials, licences
 ///
-/// The same sources give the same bits, wherever the tree lies: paths, times and debugging
-/// information are left out or fixed. With --check all of it is built once more, in a copy of the
-/// tree, and compared; the status is 1 if a file differs. A dependency without a licence, or with
-/// one that is not allowed, is an error.
+/// The same sources give the same bits, wherever the tree is: paths, times and debugging
+/// information are omitted or fixed. With --check everything is built a second time, in a copy of
+/// the tree, and compared; the exit status is 1 if a file differs. A dependency without a licence,
+/// or with one that is not allowed, is an error.
 ///
-/// The time in the CD is that of the last commit, or SOURCE_DATE_EPOCH. Debian's kernel and busybox
-/// in it are those of the cache, see `./quell fetch`.
+/// The CD's timestamp is that of the last commit, or SOURCE_DATE_EPOCH. Debian's kernel and busybox
+/// are taken from the cache, see `./quell fetch`.
 #[derive(Debug, Args)]
 pub(crate) struct ReleaseArgs {
-    /// Where the files go: a directory with nothing else in it
+    /// Output directory; it must contain nothing else
     #[arg(long, short, value_name = "DIRECTORY", default_value = "release")]
     pub(crate) output: PathBuf,
     /// Build twice, in two places, and compare bit by bit

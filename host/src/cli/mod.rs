@@ -21,8 +21,8 @@ use hostlink::defect::Defect;
 ///
 /// It runs stock Linux guests on an emulated AMD64 or Arm64 machine (QEMU, no hardware
 /// virtualisation needed). On AMD64 it lets them flush remote TLBs by Hyper-V's hypercalls instead
-/// of by inter-processor interrupts; on Arm64, where the hardware does that, it takes memory from
-/// them by one flush instead of one for each page.
+/// of inter-processor interrupts. On Arm64, where the hardware flushes remote TLBs, it removes
+/// guest memory with one flush instead of one for each page.
 #[derive(Debug, Parser)]
 #[command(
     name = "quell",
@@ -31,20 +31,21 @@ use hostlink::defect::Defect;
     max_term_width = 100,
     after_help = "\
 Start with:
-  ./quell demo                         what flushing by hypercall is worth, in under three minutes
-  ./quell run                          a Debian guest with a shell here; Ctrl-A x leaves
+  ./quell demo                         the benefit of flushing by hypercall, in under three minutes
+  ./quell run                          a Debian guest with a shell in this terminal; Ctrl-A x quits
   ./quell run --exec 'nproc; uname -r' one command in a guest; its status is passed on
-  ./quell check                        what tlbcheck says of how Quell flushes TLBs
-  ./quell test                         every test there is
+  ./quell check                        tlbcheck's verdict on Quell's TLB flushes
+  ./quell test                         every test
 
 The guest's kernel and busybox are kept in ~/.cache/quell, not installed into the system."
 )]
 pub(crate) struct Cli {
-    /// What to do.
+    /// The command to run.
     #[command(subcommand)]
     pub(crate) command: Command,
-    /// The emulator: `system`'s own, QEMU `10` (of Debian's backports, fetched into the cache,
-    /// where the system has another), or the directory of another's programs
+    /// The emulator: `system` for the system's own, `10` for QEMU 10 (from Debian's backports,
+    /// fetched into the cache if the system has another), or a directory with another QEMU's
+    /// programs
     #[arg(long, global = true, value_name = "WHICH", default_value = "system", value_parser = Wanted::parse)]
     pub(crate) qemu: Wanted,
 }
@@ -59,9 +60,9 @@ pub(crate) enum Command {
     Check(CheckArgs),
     Image(ImageArgs),
     Release(ReleaseArgs),
-    /// Make a book of the documents (HTML), and print where it is
+    /// Build the documents as an HTML book, and print its location
     ///
-    /// By mdBook, which the first time is built: that takes some minutes.
+    /// Uses mdBook, which is built the first time; that takes some minutes.
     Book,
     Ctl(CtlArgs),
     Test(TestArgs),
@@ -81,12 +82,12 @@ pub(crate) struct FetchArgs {
 
 /// Check how TLBs are flushed: on the bare machine, on Quell, or on Linux KVM
 ///
-/// Boots tlbcheck, a small kernel of its own, there. Each of its rows passes, fails, or is skipped
-/// for the reason given. KVM is Debian's kernel with this system's QEMU in an initial RAM disk;
-/// nothing is installed. Exit status: 1 if a row fails.
+/// Boots tlbcheck, a small standalone kernel, there. Each of its rows passes, fails, or is skipped
+/// with a reason. KVM is Debian's kernel with this system's QEMU in an initial RAM disk; nothing is
+/// installed. Exit status: 1 if a row fails.
 #[derive(Debug, Args)]
 pub(crate) struct CheckArgs {
-    /// What it runs on
+    /// What to run it on
     #[arg(long, value_name = "WHAT", default_value = "quell")]
     pub(crate) on: On,
     #[command(flatten)]
@@ -94,18 +95,18 @@ pub(crate) struct CheckArgs {
     /// CPUs of the machine
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=MAX_VCPUS as i64))]
     pub(crate) cpus: u32,
-    /// Virtual CPUs that it sees on Quell [default: 66, so that VP indices need more than one bank;
-    /// on aarch64 8]; as many as CPUs elsewhere
+    /// Virtual CPUs on Quell [default: 66, so that VP indices need more than one bank; 8 on
+    /// aarch64]; elsewhere as many as CPUs
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_VCPUS as i64))]
     pub(crate) vcpus: Option<u32>,
-    /// Run these rows only: names separated by commas, `*` at the end of one for any end
+    /// Run only these rows: names separated by commas; `*` at the end of a name matches any suffix
     #[arg(long, value_name = "ROWS")]
     pub(crate) only: Option<String>,
-    /// Make Quell serve flush hypercalls wrongly in this way, to see the row that catches it fail
+    /// Inject this defect into Quell's flush handling, to see that the row that detects it fails
     #[arg(long, value_name = "NAME", value_parser = parse_defect)]
     pub(crate) defect: Option<Defect>,
-    /// Make tlbcheck itself leave out these of its own instructions (aarch64), to see the rows that
-    /// need them fail
+    /// Make tlbcheck omit these of its own instructions (aarch64), to see that the rows that need
+    /// them fail
     #[arg(long, value_name = "NAME")]
     pub(crate) drop: Option<Omission>,
     #[command(flatten)]
@@ -117,12 +118,12 @@ fn parse_defect(name: &str) -> Result<Defect, String> {
     Defect::named(name).ok_or_else(|| format!("there are {}", Defect::ALL.map(Defect::name).join(", ")))
 }
 
-/// Show what flushing by hypercall is worth: one workload, both ways, side by side
+/// Show the benefit of flushing by hypercall: one workload, both ways, side by side
 ///
 /// Runs thrash, which does little but provoke remote TLB flushes, in a stock Debian guest with more
 /// virtual CPUs than CPUs: with IPIs and with hypercalls in turn. Only a CPUID hint differs. With
-/// --arch aarch64 it is another comparison: memory is taken from a guest that uses it, with a flush
-/// for each page and with one flush for all.
+/// --arch aarch64 it makes a different comparison: memory is removed from a guest that uses it,
+/// with a flush for each page and with one flush for all.
 #[derive(Debug, Args)]
 #[command(mut_arg("vcpus", |vcpus| {
     vcpus.default_value("8").help("Virtual CPUs of the guest, and threads of thrash")
@@ -135,42 +136,44 @@ pub(crate) struct DemoArgs {
     /// Runs of each side; the table shows medians
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) runs: u32,
-    /// Rounds of each of thrash's threads [default: 150]; on aarch64, how often memory comes and
-    /// goes [default: 3]
+    /// Rounds of each of thrash's threads [default: 150]; on aarch64, how many times memory is
+    /// added and removed [default: 3]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) rounds: Option<u32>,
     #[command(flatten)]
     pub(crate) output: Output<120>,
 }
 
-/// Run every test there is: host tests, lints, and guests under QEMU
+/// Run every test: host tests, lints, and guests under QEMU
 ///
 /// Runs the host's unit, property and model tests, the linters, and then guests under QEMU. The
 /// last line is `N passed, N failed`; the status is 1 if any failed.
 ///
-/// With --mutants it tests the tests instead: cargo-mutants spoils one expression after the other
+/// With --mutants it tests the tests instead: cargo-mutants breaks one expression after the other
 /// in the flush engine and in the hypercall decoders, and the unit tests of that crate have to
-/// notice. That takes about two seconds for each of some hundred mutants; `--filter coherence` or
-/// `--filter tlfs` does one crate. A survivor fails the run unless docs/mutants.md lists it with a
-/// reason. cargo-mutants is installed by cargo if it is missing; it works on a copy of the sources.
+/// detect it. That takes about two seconds for each of some hundred mutants; `--filter coherence`
+/// or `--filter tlfs` selects one crate. A survivor fails the run unless docs/mutants.md lists it
+/// with a reason. cargo-mutants is installed by cargo if it is missing; it works on a copy of the
+/// sources.
 #[derive(Debug, Args)]
 pub(crate) struct TestArgs {
-    /// Spoil the code and see whether the tests notice; not part of the default run
+    /// Break the code and check that the tests detect it; not part of the default run
     #[arg(long)]
     pub(crate) mutants: bool,
-    /// Only tests whose name contains this, or one of several texts with commas between them
+    /// Run only tests whose name contains this text, or one of several texts separated by commas
     #[arg(long, value_name = "TEXT")]
     pub(crate) filter: Option<String>,
-    /// Only the host's tests and a few guests that go many ways: two minutes, for work in between
+    /// Run only the host's tests and a few guests that cover much code: two minutes, for use during
+    /// development
     #[arg(long, conflicts_with_all = ["long", "mutants"])]
     pub(crate) quick: bool,
     /// Print the tests' names instead of running them
     #[arg(long)]
     pub(crate) list: bool,
-    /// Run the tests that search for something for longer: some minutes more in all
+    /// Run the tests that search for failures for longer: some more minutes in total
     #[arg(long)]
     pub(crate) long: bool,
-    /// Tests at one time; as many as there are CPUs, 4 at most, if it is not given
+    /// Tests to run at one time [default: the number of CPUs, at most 4]
     #[arg(long, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=64))]
     pub(crate) jobs: Option<usize>,
 }

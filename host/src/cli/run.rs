@@ -9,13 +9,13 @@ use std::path::PathBuf;
 /// Boot a guest with its console on this terminal
 ///
 /// Without --kernel the guest is Debian's kernel with a busybox shell. Its `poweroff` ends the run
-/// with status 0, `reboot` starts it again, Ctrl-A x leaves at once.
+/// with status 0, `reboot` restarts it, Ctrl-A x quits immediately.
 ///
 /// Exit status: that of the --exec command; 65 after a triple fault of the guest, 66 for a guest
 /// that cannot be started, 69 for a machine that lacks something, 70 after a failure of the
-/// hypervisor, 71 after a guest's reset with --reset exit, 72 after one that kept a processor to
-/// itself, 73 if no page was left for a nested page table, 124 after --timeout, 128 + N after
-/// signal N.
+/// hypervisor, 71 after a guest's reset with --reset exit, 72 if a processor did not leave guest
+/// mode, 73 if no page was left for a nested page table, 124 after --timeout, 128 + N after signal
+/// N.
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
     #[command(flatten)]
@@ -24,14 +24,14 @@ pub(crate) struct RunArgs {
     /// Image [default: Debian's cloud kernel]
     #[arg(long, value_name = "FILE")]
     pub(crate) kernel: Option<PathBuf>,
-    /// Run one of this project's bare programs instead, built if need be; --append tells it what to
-    /// do
+    /// Run one of this project's bare programs instead, built if necessary; --append passes its
+    /// instructions
     #[arg(long, value_name = "NAME", conflicts_with_all = ["kernel", "initrd", "exec"])]
     pub(crate) program: Option<Program>,
     /// Guest's initial RAM disk [default: busybox, unless --kernel is given]
     #[arg(long, value_name = "FILE")]
     pub(crate) initrd: Option<PathBuf>,
-    /// Words for the kernel's command line, after that with its console
+    /// Words to append to the kernel's command line, after the console
     #[arg(long, value_name = "WORDS", allow_hyphen_values = true)]
     pub(crate) append: Option<String>,
     /// Run this shell command in the guest instead of a shell, then power off
@@ -42,33 +42,33 @@ pub(crate) struct RunArgs {
     /// How the guest is told to flush remote TLBs [default: hypercall]; for x86_64
     #[arg(long, value_name = "WAY")]
     pub(crate) flush: Option<Flush>,
-    /// What a reset by the guest does [default: reboot; exit with --exec]
+    /// Effect of a reset by the guest [default: reboot; exit with --exec]
     #[arg(long, value_name = "WHAT")]
     pub(crate) reset: Option<Reset>,
     /// Compare the nested page table with the memory slots after each change of them; panics on a
     /// difference
     #[arg(long, conflicts_with = "bare")]
     pub(crate) paranoid: bool,
-    /// Memory that the machine has beyond the guest's, for `ctl add`
+    /// Additional memory of the machine beyond the guest's, for `ctl add`
     #[arg(long, value_name = "SIZE", value_parser = size::parse, conflicts_with = "bare")]
     pub(crate) spare: Option<u64>,
-    /// Change the hypervisor for a test, for instance zap=everything; may be repeated
+    /// Change the hypervisor's behaviour for a test, for instance zap=everything; may be repeated
     #[arg(long, value_name = "SWITCH=VALUE", hide = true)]
     pub(crate) set: Vec<String>,
     /// Run the guest directly on the emulated machine, without Quell, for comparison
     #[arg(long, conflicts_with_all = ["vcpus", "flush", "reset", "set"])]
     pub(crate) bare: bool,
-    /// Kill the machine after so many seconds (longer ones while other programs keep the CPUs busy)
+    /// Kill the machine after this many seconds (longer while other programs keep the CPUs busy)
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) timeout: Option<u64>,
-    /// Write the hypervisor's counters, of each vCPU and added up, to this file: every second, and
-    /// at the end
+    /// Write the hypervisor's counters, per vCPU and summed, to this file: every second, and at the
+    /// end
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
     /// Write the hypervisor's log to this file [default: shown if something fails]
     #[arg(long, value_name = "FILE")]
     pub(crate) log: Option<PathBuf>,
-    /// One more argument for QEMU, for those who work on the hypervisor; may be repeated
+    /// One more argument for QEMU, for hypervisor development; may be repeated
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     pub(crate) qemu_arg: Vec<String>,
 }
@@ -78,20 +78,20 @@ pub(crate) struct RunArgs {
 pub(crate) enum Program {
     /// Tries everything: test=NAME seed=N count=N
     Hostile,
-    /// Uses memory as it is told, by its command line and on its console
+    /// Uses memory as instructed by its command line and console
     Load,
-    /// Counts instructions and does wrong things: bench=NAME or test=NAME; for x86_64
+    /// Counts instructions and makes invalid requests: bench=NAME or test=NAME; for x86_64
     Probe,
 }
 
-/// The guest's size, and the machine's.
+/// The size of the guest and of the machine.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct SizeArgs {
     /// Virtual CPUs of the guest
     #[arg(long, value_name = "N", default_value_t = 2,
           value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_VCPUS)))]
     pub(crate) vcpus: u32,
-    /// CPUs of the machine that they share
+    /// CPUs of the machine, which they share
     #[arg(long, value_name = "M", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=255))]
     pub(crate) cpus: u32,
     /// Guest memory, for example 512M or 1G

@@ -19,13 +19,13 @@ impl Fields {
         record.split_ascii_whitespace().map(pair).collect::<Result<_>>().map(Self)
     }
 
-    /// With one field more, in front.
+    /// The same with one more field, in front.
     pub(crate) fn with(mut self, key: &str, value: &str) -> Self {
         self.0.insert(0, (key.to_owned(), value.to_owned()));
         self
     }
 
-    /// Appends another record's.
+    /// Appends another record's fields.
     pub(crate) fn extend(&mut self, other: Self) {
         self.0.extend(other.0);
     }

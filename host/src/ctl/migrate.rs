@@ -1,4 +1,4 @@
-//! `quell ctl migrate`: a migration in vain.
+//! `quell ctl migrate`: a cancelled migration.
 
 use super::fields;
 use crate::machine::control::{Control, read};
@@ -9,13 +9,13 @@ use hostlink::ctl::{LogWay, Request};
 use serde::{Serialize, Serializer};
 use std::time::Duration;
 
-/// A round in which each page of a large slot is copied says nothing before its end.
+/// A round that copies each page of a large slot reports nothing before its end.
 const SILENCE_MAX: Duration = Duration::from_secs(300);
 
-/// What the hypervisor says of a migration in vain.
+/// The hypervisor's report of a cancelled migration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Migrated {
-    /// Of each round, the first of which copies all pages.
+    /// Of each round; the first copies all pages.
     #[serde(serialize_with = "write_all")]
     rounds: Vec<Round>,
     /// Of undoing it.
@@ -24,8 +24,8 @@ pub(crate) struct Migrated {
 }
 
 impl Migrated {
-    /// Has the slot migrated in vain. `copied` is called after each round with its number, and the
-    /// hypervisor waits for it: after the last one nothing is undone yet.
+    /// Runs a cancelled migration of the slot. `copied` is called after each round with its number,
+    /// and the hypervisor waits for it: after the last one nothing is undone yet.
     pub(crate) fn ask(
         control: Control,
         slot: u16,
@@ -51,7 +51,7 @@ impl Migrated {
         Ok(Self { rounds, undone })
     }
 
-    /// The seconds of all steps, and of the longest one, in which pages were copied.
+    /// The seconds of all copying steps, and of the longest one.
     pub(crate) fn copying(&self) -> [f64; 2] {
         self.rounds
             .iter()
@@ -59,12 +59,12 @@ impl Migrated {
             .fold([0.0, 0.0], |[sum, longest], round| [sum + round[0], round[1].max(longest)])
     }
 
-    /// The same of undoing it.
+    /// The same for undoing the migration.
     pub(crate) fn undoing(&self) -> [f64; 2] {
         self.seconds(self.undone.ticks, self.undone.longest)
     }
 
-    /// Pages that were copied, the first round's included.
+    /// The number of copied pages, including the first round's.
     pub(crate) fn pages(&self) -> u64 {
         self.rounds.iter().map(|round| round.pages).sum()
     }
@@ -75,7 +75,7 @@ impl Migrated {
         [ticks, longest].map(|ticks| ticks as f64 / self.undone.hz as f64)
     }
 
-    /// For people.
+    /// The table for display.
     pub(crate) fn table(&self) -> String {
         let row = |name: String, pages: String, steps: u32, [all, longest]: [f64; 2]| {
             let (all, longest) = (format!("{:.1} ms", all * 1e3), format!("{:.0} µs", longest * 1e6));

@@ -1,4 +1,4 @@
-//! `quell ctl`: talks to the hypervisor of a machine that runs.
+//! `quell ctl`: talks to the hypervisor of a running machine.
 
 pub(crate) mod fields;
 pub(crate) mod migrate;
@@ -16,7 +16,7 @@ use migrate::Migrated;
 use serde_json::{Value, json};
 use std::ops::Range;
 
-/// Does it; the result is the exit status.
+/// Runs the command; returns the exit status.
 pub(crate) fn ctl(args: &CtlArgs) -> Result<u8> {
     if let CtlCommand::Vms = args.command {
         let machines = vms()?;
@@ -84,12 +84,12 @@ fn print(args: &CtlArgs, json: Value, text: impl FnOnce() -> String) {
     }
 }
 
-/// A record's fields as they are shown.
+/// A record's fields for display.
 fn fields(record: &impl Record) -> Fields {
     Fields::parse(&record.to_string()).unwrap_or_default()
 }
 
-/// The machine that is meant: the one of this name, or the only one.
+/// The selected machine: the one with this name, or the only one.
 fn choose(name: Option<&str>, machines: Vec<Found>) -> Result<Found> {
     let names = || machines.iter().map(|machine| machine.name.as_str()).collect::<Vec<_>>().join(", ");
     match (name, &machines[..]) {
@@ -107,7 +107,7 @@ fn choose(name: Option<&str>, machines: Vec<Found>) -> Result<Found> {
 fn vms() -> Result<Vec<(String, Vm)>> {
     let mut all = Vec::new();
     for machine in control::running()? {
-        // It may end at any time, or be in conversation with somebody else.
+        // It may end at any time, or be in another conversation.
         let answer = Control::open(&machine).and_then(|mut control| control.ask_for(&Request::Vms));
         match answer {
             Ok(vms) => all.extend(vms.into_iter().map(|vm| (machine.name.clone(), vm))),
@@ -137,13 +137,13 @@ fn stats_table(stats: &Fields) -> String {
     table(["counter", "value"], rows).to_string()
 }
 
-/// Fetches the runs of a slot's pages that were written.
+/// Fetches the runs of a slot's written pages.
 pub(crate) fn dirty_runs(control: &mut Control, slot: u16) -> Result<Vec<Range<u64>>> {
     let records: Vec<Dirty> = control.ask_for(&Request::LogFetch { slot })?;
     Ok(joined(records.iter().flat_map(|Dirty { dirty: Runs(runs) }| runs)))
 }
 
-/// Runs in which those that touch are one.
+/// The runs, with adjacent ones joined.
 fn joined<'a>(found: impl Iterator<Item = &'a (u64, u64)>) -> Vec<Range<u64>> {
     let mut runs: Vec<Range<u64>> = Vec::new();
     for &(first, count) in found {
@@ -156,7 +156,7 @@ fn joined<'a>(found: impl Iterator<Item = &'a (u64, u64)>) -> Vec<Range<u64>> {
 }
 
 fn dirty_text(pages: u64, runs: &[Range<u64>]) -> String {
-    /// Runs that are shown one by one.
+    /// Runs that are shown individually.
     const SHOWN_MAX: usize = 16;
     let mut text = format!("{pages} pages ({}) in {} runs", size::display(pages * PAGE_SIZE), runs.len());
     for run in runs.iter().take(SHOWN_MAX) {

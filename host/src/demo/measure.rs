@@ -1,4 +1,4 @@
-//! One run of thrash, seen through the guest's report channel and the hypervisor's counters.
+//! One run of thrash, observed through the guest's report channel and the hypervisor's counters.
 
 use crate::machine::counters::Snapshot;
 use crate::machine::process::{Flow, Machine};
@@ -8,10 +8,10 @@ use indicatif::ProgressBar;
 use serde_json::Value;
 
 /// How long thrash idles after it has announced its begin and its end, so that the counters read
-/// then are those of the stretch it measures.
+/// then match the measured stretch.
 pub(crate) const SETTLE_MS: u64 = 300;
 
-/// What one run has shown.
+/// The results of one run.
 #[derive(Clone, Debug)]
 pub(crate) struct ThrashRun {
     /// Wall clock in the guest, seconds.
@@ -51,7 +51,7 @@ impl<'a> Observer<'a> {
         Self { bar, begin: None, result: None }
     }
 
-    /// Takes in one line of the report channel.
+    /// Processes one line of the report channel.
     pub(crate) fn observe(&mut self, report: &Value, machine: &mut Machine) -> Result<Flow> {
         match report["event"].as_str() {
             Some("boot") => {
@@ -68,7 +68,7 @@ impl<'a> Observer<'a> {
         Ok(Flow::Continue)
     }
 
-    /// What was measured, once thrash has ended.
+    /// The results, once thrash has ended.
     pub(crate) fn result(self) -> Option<ThrashRun> {
         self.result
     }

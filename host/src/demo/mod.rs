@@ -1,5 +1,5 @@
-//! `quell demo`: the same guest and workload, once flushing by IPI and once by hypercall; on Arm
-//! another one.
+//! `quell demo`: the same guest and workload, flushing once by IPI and once by hypercall; on Arm a
+//! different comparison.
 
 mod measure;
 mod table;
@@ -24,7 +24,7 @@ use std::time::Duration;
 /// The two sides, in the order of the table's columns.
 const MODES: [FlushMode; 2] = [FlushMode::Ipi, FlushMode::Hypercall];
 
-/// Rounds of each of thrash's threads where the command line does not say.
+/// Default rounds of each of thrash's threads.
 const ROUNDS: u32 = 150;
 
 /// Runs the demo; the result is the exit status.
@@ -51,8 +51,8 @@ fn flushes(args: &DemoArgs, signals: &Signals) -> Result<u8> {
     );
     println!("guest: {}\n", stock.versions().kernel);
     for run in 0..args.runs {
-        // Interleaved, and in turn first, so that a change in the host's load meets both sides
-        // alike.
+        // Interleaved, with alternating order, so that a change in the host's load affects both
+        // sides equally.
         let order = if run.is_multiple_of(2) { MODES } else { [MODES[1], MODES[0]] };
         for mode in order {
             let title = format!("{:<9} {}/{}", name(mode), run + 1, args.runs);
@@ -144,7 +144,7 @@ fn case(args: &DemoArgs, mode: FlushMode) -> String {
     format!("thrash-{}:{}-{}", args.size.vcpus, args.size.cpus, name(mode))
 }
 
-/// A bar on the terminal, nothing elsewhere.
+/// A bar on a terminal, nothing elsewhere.
 fn bar(title: &str) -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();

@@ -33,7 +33,7 @@ pub(crate) const TAIL: &Rows = &[
 ];
 
 /// The table: one column per case, and the ratio of the second to the first. Between the rows of
-/// `head` and `tail` come the reasons of exits, but for those that neither case met.
+/// `head` and `tail` are the reasons of exits, except for those that occur in neither case.
 pub(crate) fn table(samples: &Samples, columns: [Column<'_>; 2], [head, tail]: [&Rows; 2]) -> Table {
     let [(left_name, left_case), (right_name, right_case)] = columns;
     let reasons = samples.rows().into_iter().filter(|row| row.case == left_case);
@@ -91,7 +91,7 @@ fn ratio(left: f64, right: f64) -> String {
     if left > 0.0 { format!("{:.2}", right / left) } else { "–".to_owned() }
 }
 
-/// A whole number with its digits in groups of three.
+/// An integer with its digits in groups of three.
 fn grouped(number: f64) -> String {
     let digits = format!("{:.0}", number.max(0.0));
     let mut text = String::new();

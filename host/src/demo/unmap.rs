@@ -1,8 +1,8 @@
-//! The demo on Arm: memory is taken from a guest that uses it, with a flush for each page, and with
-//! one flush for all.
+//! The demo on Arm: memory is removed from a guest that uses it, with a flush for each page, and
+//! with one flush for all.
 //!
-//! Arm's processors flush each other's TLBs themselves, so guests have no use for flush hypercalls
-//! there. What costs is the hypervisor's own flushes of stage 2.
+//! Arm's processors flush each other's TLBs themselves, so guests do not need flush hypercalls
+//! there. The cost is in the hypervisor's own flushes of stage 2.
 
 use super::table::{self, Column};
 use crate::arch::{Arch, Platform};
@@ -23,9 +23,9 @@ use std::time::{Duration, Instant};
 
 /// The two sides, in the order of the table's columns.
 const SIDES: [Stage2Unmap; 2] = [Stage2Unmap::Page, Stage2Unmap::Range];
-/// How often memory comes and goes where the command line does not say.
+/// Default number of times that memory is added and removed.
 const ROUNDS: u32 = 3;
-/// The memory that comes and goes, and where.
+/// The memory that is added and removed, and its address.
 const AT: u64 = 4 << 30;
 const SIZE: u64 = 64 * MIB;
 
@@ -60,7 +60,7 @@ pub(super) fn demo(args: &DemoArgs, platform: Platform, signals: &Signals) -> Re
     println!("guest: {}\n", stock.versions().kernel);
     let mut samples = Samples::default();
     for run in 0..args.runs {
-        // As with flushes: interleaved, and in turn first.
+        // As with flushes: interleaved, with alternating order.
         let order = if run.is_multiple_of(2) { SIDES } else { [SIDES[1], SIDES[0]] };
         for side in order {
             let title = format!("{:<6} {}/{}", side.name(), run + 1, args.runs);
@@ -131,10 +131,10 @@ impl Side<'_> {
     }
 }
 
-/// What one run has shown, and how far it is.
+/// The results of a run so far.
 #[derive(Default)]
 struct Seen {
-    /// Rounds that are still to come.
+    /// Remaining rounds.
     left: u32,
     slot: u16,
     /// Milliseconds of each round.
@@ -142,12 +142,12 @@ struct Seen {
     stalls: Vec<f64>,
     touches: Vec<f64>,
     begin: Option<Snapshot>,
-    /// What was counted from the first round's begin to the last one's end.
+    /// The counters from the first round's begin to the last one's end.
     counters: Option<Snapshot>,
 }
 
 impl Seen {
-    /// Takes in one line of occupy's reports, and does what it waits for.
+    /// Processes one line of occupy's reports, and performs the step that it waits for.
     fn observe(&mut self, report: &Value, machine: &mut Machine) -> Result<Flow> {
         let ms = |key: &str| report[key].as_f64().map(|us| us / 1e3);
         match report["event"].as_str() {
@@ -178,7 +178,7 @@ impl Seen {
         Ok(Flow::Continue)
     }
 
-    /// Adds the worst round of the run, and what was counted, to the samples of `case`.
+    /// Adds the worst round of the run, and the counters, to the samples of `case`.
     fn add_to(&self, samples: &mut Samples, case: &str) {
         for (metric, rounds) in [(DELETION, &self.deletions), (STALL, &self.stalls), ("touch", &self.touches)]
         {
@@ -193,7 +193,7 @@ impl Seen {
     }
 }
 
-/// The largest of some values; 0 of none.
+/// The largest of some values; 0 if there are none.
 fn worst(values: &[f64]) -> f64 {
     values.iter().copied().fold(0.0, f64::max)
 }

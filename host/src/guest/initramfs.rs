@@ -1,5 +1,5 @@
 //! The guest's initial RAM disk: busybox, the workloads and an init script. A second, tiny archive
-//! behind the first carries what differs from run to run: the command to execute.
+//! after the first contains the part that differs from run to run: the command to execute.
 
 use super::cache::GuestFiles;
 use super::cpio::Archive;
@@ -9,10 +9,10 @@ use std::path::PathBuf;
 
 const INIT: &[u8] = include_bytes!("init");
 const SESSION: &[u8] = include_bytes!("session");
-/// What busybox' init does: run the session, once, on the console.
+/// The job of busybox's init: run the session, once, on the console.
 const INITTAB: &[u8] = b"::once:/etc/session\n";
 
-/// The part that every run has: busybox under all its names, `programs` (name and file), and init.
+/// The common part of every run: busybox under all its names, `programs` (name and file), and init.
 pub(crate) fn base(files: &GuestFiles, programs: &[(&str, PathBuf)]) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
     for directory in ["bin", "dev", "etc", "proc", "root", "sys", "tmp"] {
@@ -39,7 +39,7 @@ pub(crate) fn base(files: &GuestFiles, programs: &[(&str, PathBuf)]) -> Result<V
     Ok(archive.finish())
 }
 
-/// The part for one run: `command` is run by the guest's shell instead of an interactive one.
+/// The part for one run: the guest's shell runs `command` instead of being interactive.
 pub(crate) fn command(command: &str) -> Vec<u8> {
     let mut archive = Archive::default();
     archive.file("command", 0o644, command.as_bytes());
@@ -47,8 +47,7 @@ pub(crate) fn command(command: &str) -> Vec<u8> {
 }
 
 /// The names that busybox answers to. The program may be of an architecture that does not run here,
-/// so its table of names is looked for: strings that end with 0 one behind the other, `[` and `[[`
-/// first.
+/// so its table of names is searched for: adjacent strings that end with 0, `[` and `[[` first.
 fn applets(busybox: &[u8]) -> Result<Vec<String>> {
     const FIRST: &[u8] = b"\0[\0[[\0";
     let at = busybox.windows(FIRST.len()).position(|window| window == FIRST);

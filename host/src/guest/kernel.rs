@@ -1,4 +1,4 @@
-//! A look at a guest kernel before it is handed to the machine.
+//! Checks of a guest kernel before it is passed to the machine.
 
 use crate::arch::Arch;
 use crate::machine::flat::ArmHeader;
@@ -10,17 +10,17 @@ use object::read::elf::{ElfFile, FileHeader, ProgramHeader};
 use std::fs;
 use std::path::Path;
 
-/// What loading the kernel takes.
+/// The requirements for loading the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KernelInfo {
-    /// How far into the guest's memory the kernel reaches before it looks at the memory map.
+    /// How far the kernel extends into the guest's memory before it reads the memory map.
     pub(crate) memory_end: u64,
 }
 
-/// Where a bzImage prefers to be loaded if its header does not say.
+/// Default load address of a bzImage if its header does not define one.
 const DEFAULT_LOAD_ADDRESS: u64 = 16 << 20;
 
-/// Checks that the file is a kernel that a guest can start with.
+/// Checks that the file is a kernel that a guest can start.
 pub(crate) fn inspect_file(arch: Arch, path: &Path) -> Result<KernelInfo> {
     ensure!(path.exists(), "there is no kernel at {}", path.display());
     let image = fs::read(path).with_context(|| format!("cannot read the kernel {}", path.display()))?;

@@ -1,5 +1,5 @@
-//! What runs inside the machine: the Linux kernel and busybox from the distribution's packages, and
-//! the initial RAM disk made of them.
+//! The software inside the machine: the Linux kernel and busybox from the distribution's packages,
+//! and the initial RAM disk made of them.
 
 pub(crate) mod cache;
 pub(crate) mod cpio;

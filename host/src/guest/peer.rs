@@ -14,14 +14,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What QEMU needs to start a PVH kernel on a machine without graphics.
+/// Firmware that QEMU needs to start a PVH kernel on a machine without graphics.
 const FIRMWARE: [&str; 4] = ["bios-256k.bin", "kvmvapic.bin", "pvh.bin", "linuxboot_dma.bin"];
 
-/// The Hyper-V interface as QEMU 7.2 can ask KVM 6.1 for it.
+/// The Hyper-V interface as far as QEMU 7.2 can request it from KVM 6.1.
 const CPU: &str = "host,kvm=off,hv-relaxed,hv-vpindex,hv-synic,hv-stimer,hv-time,hv-frequencies,hv-runtime,\
                    hv-tlbflush,hv-ipi,hv-xmm-input";
 
-/// The command line of the kernel that is the hypervisor. With another clock than the TSC its
+/// The command line of the kernel that is the hypervisor. With a clock other than the TSC its
 /// guests' vCPUs lock up.
 pub(crate) const CMDLINE: &str = "console=ttyS0 quiet panic=-1 tsc=reliable clocksource=tsc";
 /// Memory for that kernel itself.
@@ -37,12 +37,12 @@ pub(crate) struct Inner<'a> {
     pub(crate) memory_mib: u64,
 }
 
-/// The part of the initial RAM disk that comes behind [`initramfs::base`](super::initramfs::base):
-/// it loads KVM and runs the machine, whose second serial port is the report channel. The command's
-/// status is QEMU's.
+/// The part of the initial RAM disk after [`initramfs::base`](super::initramfs::base): it loads KVM
+/// and runs the machine, whose second serial port is the report channel. The command's status is
+/// QEMU's.
 ///
-/// The machine around it has a CPU more than there are vCPUs: KVM dies now and then where vCPUs run
-/// on QEMU's first CPU.
+/// The outer machine has one CPU more than there are vCPUs: KVM dies occasionally if vCPUs run on
+/// QEMU's first CPU.
 pub(crate) fn archive(files: &GuestFiles, inner: &Inner<'_>) -> Result<Vec<u8>> {
     let mut tree = Tree::default();
     for module in KVM_MODULES {
@@ -67,7 +67,7 @@ pub(crate) fn archive(files: &GuestFiles, inner: &Inner<'_>) -> Result<Vec<u8>> 
     Ok(tree.archive.finish())
 }
 
-/// Memory of the machine around: the initial RAM disk is there twice while the kernel unpacks it.
+/// Memory of the outer machine: the initial RAM disk exists twice while the kernel unpacks it.
 pub(crate) fn memory(inner: &Inner<'_>, initrd_bytes: u64) -> u64 {
     inner.memory_mib * MIB + (2 * initrd_bytes).next_multiple_of(MIB) + KERNEL_MEMORY
 }
@@ -83,7 +83,7 @@ fn command(inner: &Inner<'_>) -> String {
     )
 }
 
-/// An archive, and the directories that it has already.
+/// An archive, and the directories that it already has.
 #[derive(Default)]
 struct Tree {
     archive: Archive,
@@ -113,14 +113,14 @@ fn program(name: &str) -> Result<PathBuf> {
     found.with_context(|| format!("there is no {name}"))
 }
 
-/// The shared libraries that a program is linked with, its loader among them.
+/// The shared libraries that a program is linked with, including its loader.
 fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
     let found: Vec<_> = output(Command::new("ldd").arg(program))?.lines().filter_map(library).collect();
     ensure!(!found.is_empty(), "ldd found no libraries of {}", program.display());
     Ok(found)
 }
 
-/// The path in a line of ldd's: `name => path (address)`, or `path (address)`.
+/// The path in a line of ldd's output: `name => path (address)`, or `path (address)`.
 fn library(line: &str) -> Option<PathBuf> {
     let path = line.split_once(" => ").map_or(line, |(_, path)| path).trim();
     let path = path.split_once(" (").map_or(path, |(path, _)| path);

@@ -1,11 +1,11 @@
-//! Writes the bundle: the tar archive that carries a guest into the hypervisor.
+//! Writes the bundle: the tar archive that passes a guest to the hypervisor.
 
 use anyhow::{Context, Result};
 use hostlink::bundle::{CONFIG, INITRD, KERNEL, SYMBOLS};
 use std::io::Write;
 use std::path::Path;
 
-/// What goes into a bundle.
+/// The contents of a bundle.
 pub(crate) struct Bundle<'a> {
     /// The configuration, as `hostlink::config` describes it.
     pub(crate) config: String,

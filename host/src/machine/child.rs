@@ -11,7 +11,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus, Stdio};
 
-/// The call of QEMU: its standard streams, its memory, and its death with this process's.
+/// The command for QEMU: its standard streams, its memory, and its death together with this
+/// process.
 pub(super) fn command(spec: &Spec, mut command: Command, arguments: &[OsString], ram: &Ram) -> Command {
     command.args(arguments);
     match spec.console {
@@ -19,13 +20,13 @@ pub(super) fn command(spec: &Spec, mut command: Command, arguments: &[OsString],
         Console::Echo => command.stdin(Stdio::null()).stdout(Stdio::piped()),
         Console::Capture => command.stdin(Stdio::piped()).stdout(Stdio::piped()),
     };
-    // On the terminal QEMU has to be in the foreground group; elsewhere Ctrl-C is this process's.
+    // On the terminal QEMU has to be in the foreground group; otherwise Ctrl-C is for this process.
     if spec.console != Console::Terminal {
         command.process_group(0);
     }
     let ram_fd = ram.fd().as_raw_fd();
-    // SAFETY: the closure runs between fork and exec and makes two system calls, nothing else. The
-    // descriptor is open there: the child has a copy of every one that the parent holds, and the
+    // SAFETY: the closure runs between fork and exec and makes only two system calls. The
+    // descriptor is open there: the child has a copy of every descriptor of the parent, and the
     // parent holds this one until the machine has ended.
     unsafe {
         command.pre_exec(move || {
@@ -37,8 +38,8 @@ pub(super) fn command(spec: &Spec, mut command: Command, arguments: &[OsString],
     command
 }
 
-/// The terminal's settings as they were; put back when dropped, for QEMU may be killed before it
-/// does.
+/// The terminal's former settings; restored when dropped, because QEMU may be killed before it
+/// restores them.
 pub(super) struct SavedTerminal {
     settings: Termios,
 }
@@ -51,7 +52,7 @@ impl SavedTerminal {
 
 impl Drop for SavedTerminal {
     fn drop(&mut self) {
-        // A terminal that is gone needs no settings.
+        // A closed terminal needs no settings.
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.settings);
     }
 }

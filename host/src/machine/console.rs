@@ -1,12 +1,12 @@
-//! The guest's console as this tool reads it.
+//! The guest's console as read by this tool.
 //!
-//! It may carry more than the guest's own output: reports to the host tool.
+//! It may also contain reports to the host tool.
 //!
 //! Arm machines have one serial port of their own. A report is a line that begins with `{` and is a
-//! JSON object. All else is the console's, whatever it looks like: the hypervisor's log has a port
-//! that no guest reaches. Whether a line is a report is known at its end, so such a line is held
-//! back until then; of all others each byte is passed on at once, as somebody may be typing at a
-//! prompt.
+//! JSON object. Everything else is console output, whatever it looks like: the hypervisor's log has
+//! a port that no guest reaches. Only at the end of a line is it known whether the line is a
+//! report, so a candidate is held back until then; every other byte is passed on immediately,
+//! because a user may be typing at a prompt.
 
 use super::kept::Ring;
 use super::reports::{LINE_MAX, Reports, report};
@@ -14,16 +14,16 @@ use serde_json::Value;
 use std::io::{self, Read, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What came.
+/// A piece of the console.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Piece {
     /// Output of the guest.
     Console(Vec<u8>),
-    /// A report, whose line has so many bytes.
+    /// A report, and the length of its line in bytes.
     Report(Value, usize),
 }
 
-/// Takes the console apart.
+/// Separates the console into pieces.
 #[derive(Debug, Default)]
 pub(crate) struct Splitter {
     /// The beginning of the line, while it may become a report.
@@ -33,7 +33,7 @@ pub(crate) struct Splitter {
 }
 
 impl Splitter {
-    /// What these bytes, which came behind those before, complete.
+    /// The pieces that these bytes, which follow the previous ones, complete.
     pub(crate) fn feed(&mut self, bytes: &[u8]) -> Vec<Piece> {
         let mut pieces = Vec::new();
         for part in bytes.split_inclusive(|byte| *byte == b'\n') {
@@ -58,13 +58,13 @@ impl Splitter {
         pieces
     }
 
-    /// What was held back when the console ended.
+    /// The held-back bytes when the console has ended.
     pub(crate) fn finish(self) -> Option<Piece> {
         (!self.held.is_empty()).then_some(Piece::Console(self.held))
     }
 }
 
-/// Whether a line that begins so can become a report.
+/// Whether a line with this beginning can become a report.
 fn may_be_report(begun: &[u8]) -> bool {
     begun.first().is_none_or(|byte| *byte == b'{')
 }
@@ -77,7 +77,7 @@ fn pass(pieces: &mut Vec<Piece>, line: Vec<u8>) {
     }
 }
 
-/// Adds console output, to the last piece if that is some.
+/// Adds console output, to the last piece if that is console output.
 fn show(pieces: &mut Vec<Piece>, bytes: &[u8]) {
     match pieces.last_mut() {
         Some(Piece::Console(shown)) => shown.extend_from_slice(bytes),
@@ -85,10 +85,10 @@ fn show(pieces: &mut Vec<Piece>, bytes: &[u8]) {
     }
 }
 
-/// Where the guest's output goes.
+/// The destination of the guest's output.
 pub(super) struct Kept {
     pub(super) console: Arc<Mutex<Ring>>,
-    /// Whether it goes to standard output as well.
+    /// Whether it is also written to standard output.
     pub(super) echo: bool,
 }
 
@@ -97,13 +97,13 @@ impl Kept {
         self.console.lock().unwrap_or_else(PoisonError::into_inner).push(bytes);
         if self.echo {
             let mut stdout = io::stdout().lock();
-            // Nobody may be reading any more; the machine runs on regardless.
+            // There may be no reader any more; the machine continues regardless.
             let _ = stdout.write_all(bytes).and_then(|()| stdout.flush());
         }
     }
 }
 
-/// Passes on what comes, until QEMU closes it.
+/// Passes on input until QEMU closes it.
 pub(super) fn read(mut source: impl Read, mut take: impl FnMut(&[u8])) {
     let mut buffer = [0; 4096];
     loop {
@@ -116,7 +116,7 @@ pub(super) fn read(mut source: impl Read, mut take: impl FnMut(&[u8])) {
     }
 }
 
-/// Reads a console that carries reports as well.
+/// Reads a console that also carries reports.
 pub(super) fn read_split(source: impl Read, kept: &Kept, reports: &Reports) {
     let mut splitter = Splitter::default();
     let pass = |piece| match piece {
@@ -127,7 +127,7 @@ pub(super) fn read_split(source: impl Read, kept: &Kept, reports: &Reports) {
     splitter.finish().into_iter().for_each(pass);
 }
 
-/// Whole lines with `text` in them, and where each ends; the first byte is number `from`.
+/// Whole lines that contain `text`, and where each ends; the first byte is number `from`.
 pub(super) fn lines_with(text: &str, bytes: &[u8], from: usize) -> Vec<(String, usize)> {
     let mut end = from;
     let mut found = Vec::new();
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// All pieces, with neighbouring ones of the console joined.
+    /// All pieces, with adjacent console pieces joined.
     fn split(parts: &[&[u8]]) -> Vec<Piece> {
         let mut splitter = Splitter::default();
         let mut all: Vec<Piece> = Vec::new();

@@ -47,7 +47,7 @@ impl Snapshot {
         Self { rows }
     }
 
-    /// What was counted since `earlier`, which is of the same vCPUs.
+    /// The difference to `earlier`, which is of the same vCPUs.
     pub(crate) fn since(&self, earlier: &Self) -> Self {
         let mut rows = self.rows.clone();
         for (row, before) in rows.iter_mut().zip(&earlier.rows) {
@@ -58,35 +58,34 @@ impl Snapshot {
         Self { rows }
     }
 
-    /// The counters of these vCPUs alone; of those that there are.
+    /// The counters of only these vCPUs, as far as they exist.
     pub(crate) fn of(&self, vcpus: Range<usize>) -> Self {
         Self { rows: self.rows.iter().take(vcpus.end).skip(vcpus.start).copied().collect() }
     }
 
-    /// The counters of each vCPU apart.
+    /// The counters of each vCPU separately.
     pub(crate) fn each(&self) -> impl Iterator<Item = Self> {
         self.rows.iter().map(|row| Self { rows: vec![*row] })
     }
 
-    /// One counter, added up over the vCPUs.
+    /// One counter, summed over the vCPUs.
     pub(crate) fn get(&self, counter: Counter) -> u64 {
         self.rows.iter().fold(0, |sum, row| sum.wrapping_add(row[counter as usize]))
     }
 
-    /// Flush hypercalls that were served; one that was done in parts is one.
+    /// Served flush hypercalls; one that was done in parts counts once.
     pub(crate) fn flush_requests(&self) -> u64 {
         [Counter::FlushLists, Counter::FlushWholeAsked, Counter::FlushWholeRanges, Counter::FlushWholePages]
             .into_iter()
             .fold(0, |sum, counter| sum.wrapping_add(self.get(counter)))
     }
 
-    /// Targets of flushes, once for each part of a call.
+    /// Targets of flushes, counted once for each part of a call.
     pub(crate) fn flush_targets(&self) -> u64 {
         self.get(Counter::FlushBusy).wrapping_add(self.get(Counter::FlushDeferred))
     }
 
-    /// Every counter with its name, in the order of a row, and behind them what follows from
-    /// several.
+    /// Every counter with its name, in the order of a row, followed by values derived from several.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let counters = Counter::ALL.into_iter().map(|counter| (counter.name(), self.get(counter)));
         counters.chain([("flush.requests", self.flush_requests()), ("flush.targets", self.flush_targets())])
@@ -98,8 +97,8 @@ impl Snapshot {
     }
 }
 
-/// Ticks per second of the clock that the hypervisor measures by, as its beacon at physical address
-/// `beacon` says; `None` while that is not filled in.
+/// Ticks per second of the hypervisor's clock, from its beacon at physical address `beacon`; `None`
+/// while that is not filled in.
 pub(crate) fn clock_hz(ram: &Ram, beacon: u64) -> Result<Option<u64>> {
     let field = |offset: usize| ram.load(beacon.saturating_add(offset as u64));
     if field(offset_of!(Beacon, magic))? != BEACON_MAGIC {
@@ -110,7 +109,7 @@ pub(crate) fn clock_hz(ram: &Ram, beacon: u64) -> Result<Option<u64>> {
     Ok(Some(hz))
 }
 
-/// How the hypervisor says in the beacon at physical address `beacon` that the run has ended;
+/// The end of the run as the hypervisor reports it in the beacon at physical address `beacon`;
 /// `None` if it does not.
 pub(crate) fn exit_code(ram: &Ram, beacon: u64) -> Result<Option<ExitCode>> {
     let word = ram.load(beacon.saturating_add(offset_of!(Beacon, cpu_count) as u64))?;

@@ -1,4 +1,4 @@
-//! The emulator: the system's QEMU, or another one beside it.
+//! The emulator: the system's QEMU, or another one.
 
 use crate::arch::Arch;
 use crate::guest::cache;
@@ -9,29 +9,29 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-/// The emulator that this process uses. It is chosen once, by the command line.
+/// The emulator that this process uses. The command line selects it once.
 static CHOSEN: OnceLock<Emulator> = OnceLock::new();
-/// What the command line asked for.
+/// The selection on the command line.
 static WANTED: OnceLock<Wanted> = OnceLock::new();
-/// Its version for each architecture, once it was asked.
+/// Its version for each architecture, once it was queried.
 static VERSIONS: [OnceLock<Version>; 2] = [const { OnceLock::new() }; 2];
 
-/// The version of QEMU that is fetched where the system has another one.
+/// The version of QEMU that is fetched if the system has another one.
 const FETCHED: u32 = 10;
 
-/// Which emulator the command line asks for.
+/// The emulator that the command line selects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// The one that is installed.
+    /// The installed one.
     System,
-    /// QEMU 10: the one that is installed if it is one, else that of the distribution's backports.
+    /// QEMU 10: the installed one if it is version 10, else that of the distribution's backports.
     Ten,
     /// The one in this directory.
     In(PathBuf),
 }
 
 impl Wanted {
-    /// The arguments by which another process of this tool is told to use it.
+    /// The arguments that make another process of this tool use it.
     pub(crate) fn arguments(&self) -> [OsString; 2] {
         let which = match self {
             Self::System => "system".into(),
@@ -41,7 +41,7 @@ impl Wanted {
         ["--qemu".into(), which]
     }
 
-    /// What `text` means on the command line.
+    /// The selection that `text` means on the command line.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         match text {
             "system" => Ok(Self::System),
@@ -55,11 +55,11 @@ impl Wanted {
 /// A QEMU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Emulator {
-    /// Where its programs are; on the path without.
+    /// The directory of its programs; `None` if they are on the path.
     programs: Option<PathBuf>,
-    /// Where its firmware is, if not where it looks by itself.
+    /// The directories of its firmware, if not the default.
     firmware: Vec<PathBuf>,
-    /// Where its modules are, if not where it looks by itself.
+    /// The directory of its modules, if not the default.
     modules: Option<PathBuf>,
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct Version {
     pub(crate) minor: u32,
 }
 
-/// The version of the interface that the emulator has for plugins.
+/// The version of the emulator's plugin interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PluginInterface {
     /// Of QEMU 6.0 to 8.2.
@@ -80,7 +80,7 @@ pub(crate) enum PluginInterface {
 }
 
 impl Version {
-    /// The version in what QEMU prints when it is asked for it.
+    /// The version in QEMU's output when it is asked for it.
     fn parse(text: &str) -> Option<Self> {
         let (_, version) = text.lines().next()?.split_once("version ")?;
         let mut numbers = version.split(|c: char| !c.is_ascii_digit()).map(str::parse);
@@ -88,7 +88,7 @@ impl Version {
         Some(Self { major, minor })
     }
 
-    /// Whether CMPXCHG16B leaves the flags alone that are not its own (`docs/qemu.md`).
+    /// Whether CMPXCHG16B leaves unrelated flags unchanged (`docs/qemu.md`).
     pub(crate) const fn has_cmpxchg16b(self) -> bool {
         self.major >= 10
     }
@@ -105,7 +105,7 @@ impl Version {
     }
 }
 
-/// Has this process use the emulator that is wanted. QEMU 10 is fetched if it is missing.
+/// Makes this process use the selected emulator. QEMU 10 is fetched if it is missing.
 pub(crate) fn choose(wanted: &Wanted) -> Result<()> {
     let emulator = match wanted {
         Wanted::System => Emulator::default(),
@@ -120,17 +120,17 @@ pub(crate) fn choose(wanted: &Wanted) -> Result<()> {
     CHOSEN.set(emulator).ok().context("an emulator was used before one was chosen")
 }
 
-/// What the command line asks for.
+/// The selection on the command line.
 pub(crate) fn wanted() -> &'static Wanted {
     WANTED.get().unwrap_or(&Wanted::System)
 }
 
-/// The emulator that was chosen: the system's, if nobody has.
+/// The chosen emulator: the system's, if none was chosen.
 pub(crate) fn chosen() -> &'static Emulator {
     CHOSEN.get_or_init(Emulator::default)
 }
 
-/// The version of the emulator that was chosen.
+/// The version of the chosen emulator.
 pub(crate) fn version(arch: Arch) -> Result<Version> {
     let place = &VERSIONS[arch as usize];
     match place.get() {
@@ -169,9 +169,9 @@ fn ten() -> Result<Emulator> {
 }
 
 impl Emulator {
-    /// That of packages which are unpacked into `root`.
+    /// The emulator of packages that are unpacked into `root`.
     fn unpacked(root: &Path) -> Result<Self> {
-        // Modules are in a directory of the architecture's, of which there is one.
+        // Modules are in the architecture's directory, the only one there.
         let libraries = fs::read_dir(root.join("usr/lib")).context("the packages have no modules")?;
         let mut places = libraries.filter_map(|entry| Some(entry.ok()?.path().join("qemu")));
         let modules = places.find(|path| path.is_dir());
@@ -190,7 +190,7 @@ impl Emulator {
         }
     }
 
-    /// A call of it for machines of this architecture, without arguments of theirs.
+    /// A command for machines of this architecture, without their arguments.
     pub(crate) fn command(&self, arch: Arch) -> Command {
         let mut command = Command::new(self.program(arch));
         for directory in &self.firmware {
@@ -202,7 +202,7 @@ impl Emulator {
         command
     }
 
-    /// What it says its version is.
+    /// The version that it reports.
     fn version(&self, arch: Arch) -> Result<Version> {
         let program = arch.qemu();
         let output = self.command(arch).arg("--version").stdin(Stdio::null()).output();
@@ -211,7 +211,7 @@ impl Emulator {
         Version::parse(&text).with_context(|| format!("{program} does not say its version: {}", text.trim()))
     }
 
-    /// The libraries that it is linked with and that are not there.
+    /// The libraries that it is linked with and that are missing.
     fn missing_libraries(&self, arch: Arch) -> Result<Vec<String>> {
         let output = Command::new("ldd").arg(self.program(arch)).stdin(Stdio::null()).output();
         let output = output.context("cannot start ldd")?;

@@ -1,4 +1,4 @@
-//! ELF files as they lie in memory, for loaders that know nothing of ELF.
+//! ELF files in their memory layout, for loaders that do not support ELF.
 
 use crate::arch::Arch;
 use anyhow::{Context, Result, ensure};
@@ -6,17 +6,17 @@ use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Most that an image takes: a wrong address would make it as large as the address space.
+/// The largest size of an image: a wrong address would make it as large as the address space.
 pub(crate) const IMAGE_MAX: u64 = 64 << 20;
 
-/// What the arm64 boot image's header says, and where.
+/// Fields of the arm64 boot image's header.
 ///
 /// Source: the kernel's Documentation/arch/arm64/booting.rst, "Call the kernel image".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ArmHeader {
-    /// Where the image wants to lie, from a multiple of 2 MiB.
+    /// The image's load offset from a multiple of 2 MiB.
     pub(crate) text_offset: u64,
-    /// Bytes of memory that it takes, what is not in the file included.
+    /// Bytes of memory that it needs, including memory that is not in the file.
     pub(crate) image_size: u64,
 }
 
@@ -31,7 +31,8 @@ impl ArmHeader {
         (magic == Self::MAGIC).then_some(Self { text_offset: word(8)?, image_size: word(16)? })
     }
 
-    /// Where QEMU's loader puts the image: it leaves room for its own first instructions.
+    /// The address where QEMU's loader puts the image: it leaves room for its own first
+    /// instructions.
     fn load_address(self) -> u64 {
         const OWN: u64 = 4096;
         let offset = if self.text_offset < OWN { self.text_offset + (2 << 20) } else { self.text_offset };
@@ -39,8 +40,8 @@ impl ArmHeader {
     }
 }
 
-/// What of the file is loaded: the lowest physical address, and the bytes from there on. What is
-/// zero at the end is left out.
+/// The loaded contents of the file: the lowest physical address, and the bytes from there on.
+/// Trailing zeroes are dropped.
 pub(crate) fn flat(file: &ElfFile64<'_>) -> Result<(u64, Vec<u8>)> {
     let endian = file.endian();
     let headers = file.elf_program_headers().iter();
@@ -66,7 +67,7 @@ pub(crate) fn flat(file: &ElfFile64<'_>) -> Result<(u64, Vec<u8>)> {
 }
 
 /// Makes the arm64 boot image of an ELF file that begins with such an image's header and is linked
-/// where QEMU's loader puts it.
+/// at the address where QEMU's loader puts it.
 fn boot_image(elf: &[u8]) -> Result<Vec<u8>> {
     let file = ElfFile64::<object::Endianness>::parse(elf).context("not an ELF64 file")?;
     let header = file.elf_header();
@@ -87,13 +88,13 @@ fn boot_image(elf: &[u8]) -> Result<Vec<u8>> {
     Ok(image)
 }
 
-/// Writes the boot image of the ELF file at `elf` beside it; returns its path.
+/// Writes the boot image of the ELF file at `elf` next to it; returns its path.
 pub(crate) fn write_boot_image(elf: &Path) -> Result<PathBuf> {
     let bytes = fs::read(elf).with_context(|| format!("cannot read {}", elf.display()))?;
     let image =
         boot_image(&bytes).with_context(|| format!("cannot make a boot image of {}", elf.display()))?;
     let path = elf.with_added_extension("img");
-    // Another run may be starting a machine from the file that is there.
+    // Another run may be starting a machine from the existing file.
     let part = elf.with_added_extension(format!("{}.part", std::process::id()));
     fs::write(&part, image)
         .and_then(|()| fs::rename(&part, &path))
@@ -105,7 +106,7 @@ pub(crate) fn write_boot_image(elf: &Path) -> Result<PathBuf> {
 pub(crate) mod tests {
     use super::*;
 
-    /// An image with an arm64 header, and nothing else in it.
+    /// An image that has only an arm64 header.
     pub(crate) fn arm_image(text_offset: u64, image_size: u64) -> Vec<u8> {
         let mut image = vec![0; 0x80];
         image[8..16].copy_from_slice(&text_offset.to_le_bytes());
@@ -115,7 +116,7 @@ pub(crate) mod tests {
     }
 
     /// An ELF file for Arm64 with these segments: physical address and contents. Virtual addresses
-    /// are others.
+    /// differ.
     fn elf(segments: &[(u64, &[u8])]) -> Vec<u8> {
         let mut file = vec![0; 64 + 56 * segments.len()];
         file[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");

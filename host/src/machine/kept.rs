@@ -1,26 +1,26 @@
-//! What is kept of all that a guest says: it may say something for as long as it runs, and as fast
-//! as it likes.
+//! Bounded buffers for the guest's output: a guest may produce output for as long as it runs, and
+//! as fast as it likes.
 //!
-//! Nothing here makes the guest wait. What does not fit is dropped and counted.
+//! Nothing here makes the guest wait. Excess output is dropped and counted.
 
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
-/// The end of a text, of which each byte has a number: that of the bytes that came before it.
+/// The end of a text, each byte of which has a number: the count of bytes before it.
 #[derive(Debug)]
 pub(super) struct Ring {
     bytes: Vec<u8>,
-    /// Number of the first byte that is still there.
+    /// Number of the first byte that is kept.
     first: usize,
     least: usize,
 }
 
-/// The text that was asked for begins before what is kept.
+/// The requested text begins before the kept part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Dropped {
-    /// How many bytes of it are gone.
+    /// How many of its bytes were dropped.
     pub(super) count: usize,
 }
 
@@ -30,13 +30,13 @@ impl Ring {
         Self { bytes: Vec::new(), first: 0, least }
     }
 
-    /// Adds to the end.
+    /// Appends bytes.
     pub(super) fn push(&mut self, bytes: &[u8]) {
-        // In pieces, so that what is kept never exceeds its bound meanwhile.
+        // In pieces, so that the kept text never exceeds its bound meanwhile.
         for piece in bytes.chunks(self.least) {
             self.bytes.extend_from_slice(piece);
             if self.bytes.len() > 2 * self.least {
-                // Seldom: each byte is moved once at most, on average.
+                // Rarely: each byte is moved at most once, on average.
                 let excess = self.bytes.len() - self.least;
                 self.bytes.drain(..excess);
                 self.first += excess;
@@ -44,7 +44,7 @@ impl Ring {
         }
     }
 
-    /// What came behind the first `from` bytes.
+    /// The text after the first `from` bytes.
     pub(super) fn behind(&self, from: usize) -> Result<&[u8], Dropped> {
         match from.checked_sub(self.first) {
             Some(skipped) => Ok(self.bytes.get(skipped..).unwrap_or_default()),
@@ -52,13 +52,13 @@ impl Ring {
         }
     }
 
-    /// What is kept, with a line before it that says how much is not.
+    /// The kept text, after a line that says how much was dropped.
     pub(super) fn shown(&self) -> String {
         shown(self.first as u64, &self.bytes)
     }
 }
 
-/// The first of a sequence and the last, each up to a number of them and a number of bytes.
+/// The first and the last of a sequence, each up to a number of values and a number of bytes.
 #[derive(Debug)]
 pub(super) struct Ends<T> {
     first: Side<T>,
@@ -89,7 +89,7 @@ impl<T> Side<T> {
 }
 
 impl<T: Clone> Ends<T> {
-    /// Adds one that has so many bytes.
+    /// Adds a value that has `bytes` bytes.
     pub(super) fn push(&mut self, value: T, bytes: usize) {
         let is_whole = self.last.values.is_empty() && self.last_from == self.first.values.len();
         if is_whole && self.first.has_room(1, bytes) {
@@ -105,8 +105,8 @@ impl<T: Clone> Ends<T> {
         }
     }
 
-    /// The one with this number or, if it was dropped, the next that was not; and the number of
-    /// what comes behind it.
+    /// The value with this number or, if it was dropped, the next one that was not; and the number
+    /// of its successor.
     pub(super) fn at(&self, number: usize) -> Option<(T, usize)> {
         if let Some((value, _)) = self.first.values.get(number) {
             return Some((value.clone(), number + 1));
@@ -115,19 +115,19 @@ impl<T: Clone> Ends<T> {
         self.last.values.get(index).map(|(value, _)| (value.clone(), self.last_from + index + 1))
     }
 
-    /// All that are kept.
+    /// All kept values.
     pub(super) fn all(&self) -> Vec<T> {
         self.first.values.iter().chain(&self.last.values).map(|(value, _)| value.clone()).collect()
     }
 
-    /// How many are not kept.
+    /// The number of dropped values.
     pub(super) fn dropped(&self) -> usize {
         self.last_from - self.first.values.len()
     }
 }
 
 impl<T> Ends<T> {
-    /// Most values of each end, and most bytes.
+    /// The most values at each end, and the most bytes.
     pub(super) const COUNT_MAX: usize = 1024;
     pub(super) const BYTES_MAX: usize = 1 << 20;
 
@@ -136,8 +136,8 @@ impl<T> Ends<T> {
     }
 }
 
-/// The last bytes of a file, `most` of them, with a line before them that says how much is left
-/// out. Nothing of a file that cannot be read.
+/// The last bytes of a file, `most` of them, after a line that says how much is omitted. Empty if
+/// the file cannot be read.
 pub(super) fn end_of_file(path: &Path, most: u64) -> String {
     let read = || -> io::Result<String> {
         let mut file = File::open(path)?;
@@ -196,7 +196,7 @@ mod tests {
             let mut ends = Ends::new();
             for (number, &size) in sizes.iter().enumerate() {
                 ends.push(number, size);
-                // The naive way: as many as there is room for from the front, and of the others
+                // The naive way: as many as fit from the front, and as many of the others as fit
                 // from the back.
                 let sum = |range: &[usize]| range.iter().sum::<usize>();
                 let upto = (0..=number + 1).rev().find(|&upto| sum(&sizes[..upto]) <= Ends::<usize>::BYTES_MAX);

@@ -1,4 +1,4 @@
-//! The emulated machine: its command line, its process, its memory, and what it tells.
+//! The emulated machine: its command line, its process, its memory, and its output.
 
 pub(crate) mod bundle;
 pub(crate) mod child;

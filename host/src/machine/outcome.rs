@@ -1,4 +1,4 @@
-//! What a machine leaves behind when it has ended.
+//! The results of a machine that has ended.
 
 use super::counters::Snapshot;
 use super::process::End;
@@ -8,7 +8,7 @@ use hostlink::exit::ExitCode;
 use serde_json::Value;
 use std::time::Duration;
 
-/// What is left of a machine.
+/// The results of a machine that has ended.
 pub(crate) struct Outcome {
     /// How it ended.
     pub(crate) end: End,
@@ -18,11 +18,11 @@ pub(crate) struct Outcome {
     pub(crate) console: String,
     /// The end of the hypervisor's log.
     pub(crate) log: String,
-    /// What QEMU had to say.
+    /// QEMU's messages.
     pub(crate) qemu_messages: String,
-    /// The reports, in order: of very many the first and the last.
+    /// The reports, in order: if there were very many, the first and the last.
     pub(crate) reports: Vec<Value>,
-    /// How many reports are not among them.
+    /// The number of dropped reports.
     pub(crate) reports_dropped: usize,
     /// The counters at the end; `None` without hypervisor, or if it ended before it had any.
     pub(crate) counters: Option<Snapshot>,

@@ -1,4 +1,4 @@
-//! How long a process has had to do its work.
+//! The time that a process has had to do its work.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 /// How often the process is looked at: a few time slices.
 const PERIOD: Duration = Duration::from_millis(500);
-/// However busy the computer is, a process has one of so many seconds.
+/// However busy the computer is, a process gets one second in this many.
 const SLOWEST: u32 = 10;
 
-/// What the kernel says of a thread: nanoseconds that it ran, and nanoseconds that it was ready to
+/// The kernel's statistics of a thread: nanoseconds that it ran, and nanoseconds that it was ready
 /// and waited for a CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Stat {
@@ -20,7 +20,7 @@ struct Stat {
 }
 
 impl Stat {
-    /// Of a line of `/proc/PID/task/TID/schedstat` (Linux,
+    /// From a line of `/proc/PID/task/TID/schedstat` (Linux,
     /// Documentation/scheduler/sched-stats.rst).
     fn parse(line: &str) -> Option<Self> {
         let mut words = line.split_ascii_whitespace().map(str::parse);
@@ -30,12 +30,13 @@ impl Stat {
 
 type Stats = HashMap<OsString, Stat>;
 
-/// Time as a process has it.
+/// Time from the process's point of view.
 ///
-/// It passes like any clock's while the process runs or sleeps. While its threads are ready and
-/// other processes have the CPUs it passes more slowly: with the share of a CPU that a thread gets,
-/// but ten times more slowly at most. So a limit means the same on a busy computer as on a quiet
-/// one. Where the kernel does not tell (without `CONFIG_SCHED_INFO`), it is the time of the clock.
+/// It advances like any clock while the process runs or sleeps. While its threads are ready but
+/// other processes have the CPUs, it advances more slowly: by the share of a CPU that a thread
+/// gets, but at most ten times more slowly. So a limit means the same on a busy computer as on a
+/// quiet one. If the kernel provides no statistics (without `CONFIG_SCHED_INFO`), it is the clock's
+/// time.
 pub(crate) struct OwnTime {
     threads: PathBuf,
     stats: Stats,
@@ -44,14 +45,14 @@ pub(crate) struct OwnTime {
 }
 
 impl OwnTime {
-    /// Of the process with this id, from now on.
+    /// The time of the process with this id, from now on.
     pub(crate) fn new(process: u32) -> Self {
         let threads = PathBuf::from(format!("/proc/{process}/task"));
         let stats = read(&threads);
         Self { threads, stats, looked: Instant::now(), passed: Duration::ZERO }
     }
 
-    /// What has passed so far; it is brought up to date twice a second.
+    /// The time so far; updated twice a second.
     pub(crate) fn passed(&mut self) -> Duration {
         let wall = self.looked.elapsed();
         if wall >= PERIOD {
@@ -73,7 +74,7 @@ fn read(threads: &PathBuf) -> Stats {
     stats.collect()
 }
 
-/// What all threads together did between two looks; one that has ended did nothing.
+/// The total for all threads between two samples; a thread that has ended counts as 0.
 fn between(before: &Stats, now: &Stats) -> Stat {
     now.iter().fold(Stat::default(), |sum, (thread, now)| {
         let before = before.get(thread).copied().unwrap_or_default();

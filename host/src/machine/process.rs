@@ -1,5 +1,4 @@
-//! A running machine: the QEMU process, the guest's report channel and console, and the end of it
-//! all.
+//! A running machine: the QEMU process, the guest's report channel and console, and their end.
 
 use super::child::{SavedTerminal, command};
 use super::console::{Kept, lines_with, read, read_split};
@@ -27,35 +26,35 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// How often the process, its time and the signals are looked at.
+/// How often the process, its time and the signals are checked.
 const POLL_PERIOD: Duration = Duration::from_millis(20);
-/// Longest log of QEMU's that is looked at.
+/// Longest part of QEMU's log that is examined.
 const QEMU_LOG_BYTES_MAX: u64 = 64 << 10;
-/// So much of the guest's console is kept at least, and twice as much at most.
+/// At least this much of the guest's console is kept, and at most twice as much.
 pub(crate) const CONSOLE_BYTES: usize = 64 << 10;
-/// So much of the hypervisor's log is read in the end, and of what QEMU had to say.
+/// The most of the hypervisor's log and of QEMU's messages that is read at the end.
 const LOG_BYTES_MAX: u64 = 1 << 20;
 
 /// How a machine ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// The hypervisor said so.
+    /// The hypervisor reported it.
     Hypervisor(ExitCode),
-    /// The guest, directly on the machine, switched it off; or the user left it.
+    /// The guest, running directly on the machine, switched it off; or the user quit.
     PowerOff,
-    /// The machine's own CPU shut down: the hypervisor is beyond reporting.
+    /// The machine's own CPU shut down: the hypervisor could not report it.
     TripleFault,
-    /// The observer had seen enough.
+    /// The observer stopped it.
     Stopped,
-    /// Its time was up: its own, which other processes do not take from it.
+    /// Its time was up: its own time, which excludes that of other processes.
     TimedOut,
-    /// This process was told to end by a signal.
+    /// A signal told this process to end.
     Interrupted(i32),
     /// QEMU failed with this status.
     Failed(ExitStatus),
 }
 
-/// What an observer wants next.
+/// What to do next, as decided by an observer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flow {
     /// Go on.
@@ -64,11 +63,11 @@ pub(crate) enum Flow {
     Stop,
 }
 
-/// A machine that runs. Dropped, it is killed.
+/// A running machine. Dropping it kills the machine.
 pub(crate) struct Machine {
     child: Child,
     started: Instant,
-    /// Its own time, and how much of it there is.
+    /// Its own time, and its time limit.
     time: OwnTime,
     limit: Option<Duration>,
     signals: Signals,
@@ -82,14 +81,14 @@ pub(crate) struct Machine {
     log: PathBuf,
     terminal: Option<SavedTerminal>,
     watch: Option<Watch>,
-    /// While the machine is there it can be found.
+    /// While this exists the machine can be found.
     control: Option<Registration>,
     files: TempDir,
 }
 
 type Watcher = dyn FnMut(&Snapshot) -> Result<()>;
 
-/// Somebody who looks at the counters now and then.
+/// A periodic observer of the counters.
 struct Watch {
     period: Duration,
     last: Instant,
@@ -173,13 +172,12 @@ impl Machine {
         self.started.elapsed()
     }
 
-    /// The hypervisor's counters at this moment.
+    /// The hypervisor's current counters.
     pub(crate) fn counters(&self) -> Result<Option<Snapshot>> {
         self.beacon.map_or(Ok(None), |beacon| Snapshot::read(&self.ram, beacon))
     }
 
-    /// Ticks per second of the clock that the hypervisor measures by; `None` without hypervisor, or
-    /// before it runs.
+    /// Ticks per second of the hypervisor's clock; `None` without hypervisor, or before it runs.
     pub(crate) fn clock_hz(&self) -> Result<Option<u64>> {
         self.beacon.map_or(Ok(None), |beacon| clock_hz(&self.ram, beacon))
     }
@@ -189,7 +187,7 @@ impl Machine {
         &self.ram
     }
 
-    /// Begins a conversation with the hypervisor.
+    /// Opens a conversation with the hypervisor.
     pub(crate) fn control(&self) -> Result<Control> {
         let registration = self.control.as_ref().ok_or_else(|| anyhow!("there is no hypervisor"))?;
         Ok(Control::open(&registration.machine())?.until(&self.signals))
@@ -205,9 +203,9 @@ impl Machine {
         self.console.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until the console shows `text` behind its first `from` bytes; returns where that ends.
-    /// With [`Console::Capture`] only; fails after `timeout` of the machine's own time, and if some
-    /// of those bytes are not kept any more.
+    /// Waits until the console shows `text` after its first `from` bytes; returns where the text
+    /// ends. With [`Console::Capture`] only; fails after `timeout` of the machine's own time, and
+    /// if some of those bytes are not kept any more.
     pub(crate) fn await_console(&self, text: &str, from: usize, timeout: Duration) -> Result<usize> {
         let mut time = OwnTime::new(self.child.id());
         while time.passed() < timeout && self.signals.caught().is_none() {
@@ -223,8 +221,8 @@ impl Machine {
         Err(anyhow!("the guest's console did not show '{text}'"))
     }
 
-    /// Waits for the first whole line with `text` in it behind the console's first `from` bytes;
-    /// returns it and where it ends. As [`Self::await_console`] otherwise.
+    /// Waits for the first whole line that contains `text` after the console's first `from` bytes;
+    /// returns the line and where it ends. Otherwise like [`Self::await_console`].
     pub(crate) fn await_line(&self, text: &str, from: usize, timeout: Duration) -> Result<(String, usize)> {
         let found = self.await_console(text, from, timeout)?;
         self.await_console("\n", found, timeout)?;
@@ -232,19 +230,19 @@ impl Machine {
         line.ok_or_else(|| anyhow!("the guest's console shows no line with '{text}'"))
     }
 
-    /// The whole lines with `text` in them that the console has shown behind its first `from`
+    /// The whole lines that contain `text` and that the console has shown after its first `from`
     /// bytes, and where each ends. Fails if some of those bytes are not kept any more.
     pub(crate) fn lines(&self, text: &str, from: usize) -> Result<Vec<(String, usize)>> {
         let console = self.kept();
         Ok(lines_with(text, console.behind(from).map_err(not_kept)?, from))
     }
 
-    /// The end of what the guest's console has shown so far.
+    /// The end of the guest's console output so far.
     pub(crate) fn shown(&self) -> String {
         self.kept().shown().replace('\r', "")
     }
 
-    /// Has `watcher` see the counters every `period` while the machine runs, once there are any.
+    /// Makes `watcher` see the counters every `period` while the machine runs, once there are any.
     pub(crate) fn watch(&mut self, period: Duration, watcher: impl FnMut(&Snapshot) -> Result<()> + 'static) {
         self.watch = Some(Watch { period, last: self.started, watcher: Box::new(watcher) });
     }
@@ -258,8 +256,8 @@ impl Machine {
         Snapshot::read(&self.ram, beacon)?.map_or(Ok(()), |snapshot| (watch.watcher)(&snapshot))
     }
 
-    /// Waits for the end; `observe` sees each report as it arrives. Where very many come faster
-    /// than it takes them in, it misses some.
+    /// Waits for the end; `observe` sees each report as it arrives. If very many arrive faster than
+    /// it processes them, it misses some.
     pub(crate) fn run(
         mut self,
         mut observe: impl FnMut(&Value, &mut Self) -> Result<Flow>,
@@ -267,8 +265,8 @@ impl Machine {
         let mut next = 0;
         let end = self.wait(&mut next, &mut observe)?;
         let wall = self.started.elapsed();
-        // QEMU is gone, so its ends of the channels are closed, and the readers come to theirs. The
-        // report channel's reader still waits if QEMU never connected.
+        // QEMU has ended, so its ends of the channels are closed, and the readers reach end of
+        // file. The report channel's reader still waits if QEMU never connected.
         drop(std::os::unix::net::UnixStream::connect(self.files.path().join("report")));
         for reader in self.readers.drain(..) {
             reader.join().map_err(|_| anyhow!("a reader of the machine's output panicked"))?;
@@ -324,7 +322,7 @@ impl Machine {
         Ok(end)
     }
 
-    /// What QEMU's exit status means.
+    /// The meaning of QEMU's exit status.
     fn end_of(&self, status: ExitStatus) -> Result<End> {
         if let Some(signal) = self.signals.caught() {
             return Ok(End::Interrupted(signal));
@@ -342,7 +340,7 @@ impl Machine {
         })
     }
 
-    /// Whether QEMU's log says so; its status is that of an orderly end.
+    /// Whether QEMU's log reports one; its status is that of an orderly end.
     fn triple_faulted(&self) -> Result<bool> {
         let mut text = Vec::new();
         let log = File::open(self.files.path().join("qemu.log"));
@@ -362,7 +360,7 @@ impl Drop for Machine {
     }
 }
 
-/// A reader is too late.
+/// The error when a reader is too late.
 fn not_kept(dropped: Dropped) -> anyhow::Error {
     anyhow!(
         "the guest's console has shown so much that {} bytes which were to be read are not kept",

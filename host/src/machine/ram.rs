@@ -12,7 +12,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Addresses that are not memory's, with memory on both sides.
+/// A gap in the memory's addresses.
 #[derive(Clone, Copy, Debug)]
 struct Gap {
     start: u64,
@@ -23,15 +23,15 @@ struct Gap {
 pub(crate) struct Ram {
     /// Physical address of its first byte.
     base: u64,
-    /// Where its addresses jump, if they do.
+    /// The gap in its addresses, if there is one.
     gap: Option<Gap>,
     file: File,
     map: MmapRaw,
 }
 
 impl Ram {
-    /// Makes `bytes` of zeroed memory at physical address `base`, a multiple of a page's size; a
-    /// page takes room once it is written.
+    /// Makes `bytes` of zeroed memory at physical address `base`, a multiple of the page size; a
+    /// page uses host memory only once it is written.
     pub(crate) fn new(bytes: u64, base: u64) -> Result<Self> {
         let make = || -> std::io::Result<File> {
             let file = File::from(memfd_create("quell-ram", MemfdFlags::CLOEXEC)?);
@@ -43,8 +43,9 @@ impl Ram {
         Ok(Self { base, gap: None, file, map })
     }
 
-    /// The same as QEMU's q35 machine has it: from 0, what does not fit below 2 GiB from 4 GiB on,
-    /// and all below if that is less than 2.75 GiB (`pc_q35_init` in `hw/i386/pc_q35.c`).
+    /// The same with the layout of QEMU's q35 machine: starting at 0; memory that does not fit
+    /// below 2 GiB is at 4 GiB, but all is below if that is less than 2.75 GiB (`pc_q35_init` in
+    /// `hw/i386/pc_q35.c`).
     fn of_q35(bytes: u64) -> Result<Self> {
         const GIB: u64 = 1 << 30;
         let gap = (bytes >= 11 * GIB / 4).then_some(Gap { start: 2 * GIB, end: 4 * GIB });
@@ -59,7 +60,7 @@ impl Ram {
         }
     }
 
-    /// How far into the memory an address is.
+    /// The offset of an address in the memory.
     fn offset(&self, address: u64) -> Option<u64> {
         let before = match self.gap {
             Some(gap) if address >= gap.end => gap.end - gap.start,
@@ -69,7 +70,7 @@ impl Ram {
         address.checked_sub(self.base + before)
     }
 
-    /// The descriptor, for the child's inheritance.
+    /// The descriptor, for the child to inherit.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
@@ -79,12 +80,12 @@ impl Ram {
         format!("/proc/self/fd/{}", self.file.as_raw_fd())
     }
 
-    /// A number for the contents of each page of 4 KiB in a range, which others may be writing: of
-    /// pages with the same number the contents are the same, for all practical purposes.
+    /// A digest of each page of 4 KiB in a range, which others may be writing: pages with equal
+    /// digests have equal contents, for all practical purposes.
     pub(crate) fn page_digests(&self, start: u64, bytes: u64) -> Result<Vec<u64>> {
         let words = usize::try_from(PAGE_SIZE).unwrap_or(0) / size_of::<u64>();
         let last = start.checked_add(bytes).and_then(|end| end.checked_sub(8));
-        // What is checked here need not be checked word by word.
+        // Checked here once rather than for each word.
         self.load(last.ok_or_else(|| anyhow!("an empty range"))?)?;
         self.load(start)?;
         ensure!(start.is_multiple_of(PAGE_SIZE) && bytes.is_multiple_of(PAGE_SIZE), "whole pages only");
@@ -103,7 +104,8 @@ impl Ram {
     }
 
     /// The 64-bit word at physical address `address`, which other processes may be writing;
-    /// acquires what the writer released with it. Fails where the memory has no whole word.
+    /// acquires the stores that the writer released with it. Fails if the memory has no whole word
+    /// there.
     pub(crate) fn load(&self, address: u64) -> Result<u64> {
         let offset = self.offset(address).and_then(|offset| usize::try_from(offset).ok());
         let index = offset.filter(|at| at.is_multiple_of(size_of::<u64>()));

@@ -1,4 +1,4 @@
-//! The guest's reports to this tool: JSON objects, a line each.
+//! The guest's reports to this tool: JSON objects, one per line.
 
 use super::kept::Ends;
 use serde_json::Value;
@@ -7,16 +7,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Longest line that can be a report.
+/// Longest possible report line.
 pub(super) const LINE_MAX: usize = 1 << 16;
 
-/// The reports that have come, or the first and the last of them.
+/// The reports so far, or the first and the last of them.
 #[derive(Debug)]
 pub(super) struct Reports {
     kept: Mutex<Ends<Value>>,
-    /// Told when one has come.
+    /// Notified when a report arrives.
     comes: Condvar,
-    /// Lines that began like a report and were longer than one may be. It stands for itself.
+    /// Number of lines that began like a report but were too long.
     too_long: AtomicUsize,
 }
 
@@ -29,31 +29,31 @@ impl Reports {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds one whose line has so many bytes.
+    /// Adds a report whose line has `bytes` bytes.
     pub(super) fn add(&self, report: Value, bytes: usize) {
         self.kept().push(report, bytes);
         self.comes.notify_one();
     }
 
-    /// Waits for the one with this number, for `timeout` at most. If it has been dropped it is the
-    /// next; the number of what comes behind is given as well.
+    /// Waits for the report with this number, for at most `timeout`. If it has been dropped,
+    /// returns the next one; also returns the number of the successor.
     pub(super) fn await_one(&self, number: usize, timeout: Duration) -> Option<(Value, usize)> {
         let kept = self.kept();
         let waited = self.comes.wait_timeout_while(kept, timeout, |kept| kept.at(number).is_none());
         waited.unwrap_or_else(PoisonError::into_inner).0.at(number)
     }
 
-    /// All that are kept.
+    /// All kept reports.
     pub(super) fn all(&self) -> Vec<Value> {
         self.kept().all()
     }
 
-    /// How many are not kept.
+    /// The number of dropped reports.
     pub(super) fn dropped(&self) -> usize {
         self.kept().dropped() + self.too_long.load(Ordering::Relaxed)
     }
 
-    /// Takes in the lines of the report channel until it is closed. Those that are no reports are
+    /// Processes the lines of the report channel until it is closed. Lines that are not reports are
     /// skipped: the guest's kernel may print there, too.
     pub(super) fn read(&self, source: impl Read) {
         let mut source = BufReader::new(source);
@@ -65,7 +65,7 @@ impl Reports {
             if is_read.is_err() || line.is_empty() {
                 return;
             }
-            // What ends neither so nor at the bound ends with the channel.
+            // A line without either end continues until the channel ends.
             let is_end = line.ends_with(b"\n") || line.len() < LINE_MAX;
             match report(&line) {
                 Some(report) if is_end && !is_rest => self.add(report, line.len()),

@@ -1,19 +1,19 @@
-//! SIGHUP, SIGINT and SIGTERM: noted, and acted upon where the machine is waited for.
+//! SIGHUP, SIGINT and SIGTERM: recorded, and handled where the machine is waited for.
 
 use anyhow::{Context, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Notes termination signals for the rest of the process's life; the default notes none, and they
-/// do what they do by themselves.
+/// Records termination signals for the rest of the process's life; the default records none, so
+/// they have their default effect.
 #[derive(Clone, Default)]
 pub(crate) struct Signals {
     caught: Arc<AtomicUsize>,
 }
 
 impl Signals {
-    /// From now on SIGHUP, SIGINT and SIGTERM are noted instead of ending the process. Call it
+    /// From now on SIGHUP, SIGINT and SIGTERM are recorded instead of ending the process. Call it
     /// once.
     pub(crate) fn install() -> Result<Self> {
         let caught = Arc::new(AtomicUsize::new(0));

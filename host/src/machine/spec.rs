@@ -1,4 +1,4 @@
-//! What to emulate, and the QEMU command line for it.
+//! The machine to emulate, and the QEMU command line for it.
 
 use super::emulator::Version;
 use super::ram::Ram;
@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What the machine starts.
+/// The software that the machine starts.
 #[derive(Clone, Debug)]
 pub(crate) enum Payload {
     /// The hypervisor with a guest in a bundle.
@@ -29,37 +29,37 @@ pub(crate) enum Payload {
         /// Its command line.
         cmdline: String,
     },
-    /// Whatever a CD starts.
+    /// The contents of a CD.
     Disc {
         /// The CD's image.
         disc: PathBuf,
-        /// UEFI firmware; BIOS without.
+        /// UEFI firmware; BIOS if there is none.
         firmware: Option<PathBuf>,
     },
 }
 
-/// Where the guest's console, the first serial port, goes.
+/// The destination of the guest's console, the first serial port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Console {
     /// To this process's terminal, keyboard included; Ctrl-A x ends the machine.
     Terminal,
     /// To this process's standard output, without input; kept as well.
     Echo,
-    /// It is only kept; input comes from this program.
+    /// Only kept; input is from this program.
     Capture,
 }
 
-/// How the machine's clock runs.
+/// The machine's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Clock {
-    /// With the host's, each CPU in a thread of its own.
+    /// The host's clock, with each CPU in a thread of its own.
     Wall,
-    /// By the number of instructions executed, 1 ns each, all CPUs in turn in one thread. Two runs
-    /// of the same program are the same to the instruction.
+    /// The number of executed instructions, 1 ns each, with all CPUs in turn in one thread. Two
+    /// runs of the same program are identical to the instruction.
     Instructions,
 }
 
-/// Counts of executed instructions by kind, as `host/plugin` makes them.
+/// Counts of executed instructions by kind, by `host/plugin`.
 #[derive(Clone, Debug)]
 pub(crate) struct Counting {
     /// The plugin's library.
@@ -71,9 +71,9 @@ pub(crate) struct Counting {
 /// A machine to run.
 #[derive(Clone, Debug)]
 pub(crate) struct Spec {
-    /// What is emulated.
+    /// The platform.
     pub(crate) platform: Platform,
-    /// What it starts.
+    /// The software that it starts.
     pub(crate) payload: Payload,
     /// Its CPUs.
     pub(crate) cpus: u32,
@@ -81,38 +81,38 @@ pub(crate) struct Spec {
     pub(crate) memory: u64,
     /// Its clock.
     pub(crate) clock: Clock,
-    /// Where the guest's console goes.
+    /// The destination of the guest's console.
     pub(crate) console: Console,
-    /// How much time of its own it has before it is killed; `None` for any.
+    /// The limit of its own time before it is killed; `None` for no limit.
     pub(crate) timeout: Option<Duration>,
-    /// The file that receives the hypervisor's log; one that is removed afterwards without.
+    /// The file that receives the hypervisor's log; if there is none, a temporary file.
     pub(crate) log: Option<PathBuf>,
-    /// Whether QEMU counts what is executed, by which plugin and into which file.
+    /// Whether QEMU counts executed instructions, with the plugin and the output file.
     pub(crate) counting: Option<Counting>,
-    /// More arguments for QEMU, for those who work on the hypervisor.
+    /// More arguments for QEMU, for hypervisor development.
     pub(crate) qemu_args: Vec<String>,
 }
 
-/// Memory that the machine has beyond the guest's: the hypervisor's own, and the bundle that lies
-/// in memory until the guest has been made from it.
+/// Memory of the machine beyond the guest's: the hypervisor's own, and the bundle that stays in
+/// memory until the guest has been made from it.
 pub(crate) fn memory_around(guest_bytes: u64, bundle_bytes: u64) -> u64 {
     let given = guest_bytes + bundle_bytes;
     (given + given / HEAP_FRACTION).next_multiple_of(64 * MIB) + 256 * MIB
 }
 
-/// Of the memory that it serves the hypervisor takes half this part for its heap, beside what it
-/// takes anyway.
+/// The hypervisor uses half of this fraction of the memory that it manages for its heap, in
+/// addition to its fixed size.
 const HEAP_FRACTION: u64 = 128;
 
 /// The files and sockets that one run of QEMU uses.
 pub(crate) struct Channels<'a> {
-    /// UNIX socket on which the guest's report channel, the second serial port, arrives; not used
-    /// where reports come on the console.
+    /// UNIX socket of the guest's report channel, the second serial port; not used if reports are
+    /// on the console.
     pub(crate) report: &'a Path,
     /// The hypervisor's log.
     pub(crate) log: &'a Path,
     /// UNIX socket at which QEMU offers the control channel, the fourth serial port or one on PCI;
-    /// none without hypervisor.
+    /// `None` without hypervisor.
     pub(crate) control: Option<&'a Path>,
     /// QEMU's own log.
     pub(crate) qemu_log: &'a Path,
@@ -182,8 +182,8 @@ impl Spec {
     fn machine(&self, args: &mut Arguments, version: Version) {
         let Platform::Aarch64(cpu) = self.platform else {
             args.words("-machine q35,memory-backend=ram -cpu");
-            // QEMU 7.2's CMPXCHG16B damages the flags. The hypervisor finds that out by itself,
-            // Linux does not.
+            // QEMU 7.2's CMPXCHG16B damages the flags. The hypervisor detects that itself, Linux
+            // does not.
             let is_hidden = matches!(self.payload, Payload::Bare { .. }) && !version.has_cmpxchg16b();
             let cx16 = if is_hidden { ",-cx16" } else { "" };
             args.0.push(format!("EPYC,+svm,+npt{cx16}").into());
@@ -191,8 +191,8 @@ impl Spec {
         };
         let mut machine = "virt,memory-backend=ram,gic-version=3".to_owned();
         if let Payload::Quell { .. } = self.payload {
-            // Without, there is no EL2: what runs directly on the machine runs as it does as a
-            // guest.
+            // Without this, there is no EL2: software directly on the machine then runs as it does
+            // in a guest.
             machine += ",virtualization=on";
         }
         if self.clock == Clock::Instructions {
@@ -202,8 +202,8 @@ impl Spec {
         args.pair("-cpu", cpu.qemu());
     }
 
-    /// Beside the console there are two serial ports on PCI, for the control channel and the
-    /// hypervisor's log. How a run ended is in the beacon.
+    /// In addition to the console there are two serial ports on PCI, for the control channel and
+    /// the hypervisor's log. The end of a run is reported in the beacon.
     fn arm_devices(&self, args: &mut Arguments, channels: &Channels<'_>) {
         if channels.control.is_some() {
             args.option("-chardev", "file,id=log,path=", channels.log);
@@ -212,18 +212,19 @@ impl Spec {
     }
 }
 
-/// Serial ports beside the console, and the ports for the hypervisor's log and its last word.
+/// Serial ports in addition to the console, and the ports for the hypervisor's log and its exit
+/// code.
 fn x86_devices(args: &mut Arguments, channels: &Channels<'_>) {
     args.option("-chardev", "socket,id=report,path=", channels.report);
     args.words("-serial chardev:report");
     if channels.control.is_some() {
-        // COM4: its interrupt is that of COM2, which has none enabled.
+        // COM4: it shares the interrupt of COM2, which has none enabled.
         args.words("-device isa-serial,index=3,chardev=control");
     }
     args.option("-chardev", "file,id=log,path=", channels.log);
     args.words("-device isa-debugcon,iobase=0xe9,chardev=log");
     args.words("-device isa-debug-exit,iobase=0xf4,iosize=0x04");
-    // Says of a triple fault.
+    // Logs a triple fault.
     args.words("-d cpu_reset");
     args.option("-D", "", channels.qemu_log);
 }

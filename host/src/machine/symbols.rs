@@ -6,7 +6,7 @@ use object::{Object, ObjectSymbol, SymbolKind};
 use std::fmt::Write;
 use std::path::Path;
 
-/// What the tool takes from the hypervisor's symbol table.
+/// The parts of the hypervisor's symbol table that the tool needs.
 pub(crate) struct Symbols {
     /// Functions for backtraces, in the form of the bundle's member.
     pub(crate) table: String,
@@ -35,7 +35,7 @@ fn table<'a>(functions: impl Iterator<Item = (u64, &'a str)>) -> String {
     functions.dedup_by_key(|(address, _)| *address);
     let mut text = String::new();
     for (address, name) in functions {
-        // The alternate form leaves out the hash behind the name. Writing to a string cannot fail.
+        // The alternate form omits the hash after the name. Writing to a string cannot fail.
         let _ = writeln!(text, "{address:x} {:#}", rustc_demangle::demangle(name));
     }
     text

@@ -11,10 +11,10 @@ use std::{env, fs, thread};
 
 /// Directories of the tree that no build reads.
 const LEFT_OUT: [&str; 2] = ["target", ".git"];
-/// How often it is looked whether the build has ended.
+/// How often to check whether the build has ended.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Builds again, and names the files that are not as the first time.
+/// Builds again, and returns the files that differ from the first time.
 pub(super) fn differing(first: &Path, files: &[File], epoch: u64, signals: &Signals) -> Result<Vec<String>> {
     let place = tempfile::Builder::new().prefix("quell-again-").tempdir()?;
     let (tree, second) = (place.path().join("another tree"), place.path().join("release"));
@@ -23,7 +23,7 @@ pub(super) fn differing(first: &Path, files: &[File], epoch: u64, signals: &Sign
     command.args(["release", "--output"]).arg(&second);
     command.env("CARGO_MANIFEST_DIR", tree.join("host")).env("CARGO_TARGET_DIR", tree.join("target"));
     command.env("SOURCE_DATE_EPOCH", epoch.to_string());
-    // What it says goes where errors go: the output may be JSON.
+    // Its messages are written to standard error: the output may be JSON.
     command.stdin(Stdio::null()).stdout(Stdio::null());
     let mut child = command.spawn().context("cannot start the second build")?;
     let status = loop {
@@ -31,7 +31,7 @@ pub(super) fn differing(first: &Path, files: &[File], epoch: u64, signals: &Sign
             break status;
         }
         if let Some(signal) = signals.caught() {
-            // The terminal has sent it to the child as well, or nobody has.
+            // The terminal has sent the signal to the child as well, or nothing has.
             let _ = child.kill();
             child.wait()?;
             bail!("the second build was ended by signal {signal}");
@@ -42,14 +42,14 @@ pub(super) fn differing(first: &Path, files: &[File], epoch: u64, signals: &Sign
     Ok(others(first, &second, files))
 }
 
-/// Files that are in the second directory with other contents, or not at all.
+/// Files that have other contents in the second directory, or are missing there.
 fn others(first: &Path, second: &Path, files: &[File]) -> Vec<String> {
     let is_other =
         |file: &&File| fs::read(first.join(&file.name)).ok() != fs::read(second.join(&file.name)).ok();
     files.iter().filter(is_other).map(|file| file.name.clone()).collect()
 }
 
-/// Copies the sources; not what was built, nor the release itself.
+/// Copies the sources, without build output and the release itself.
 fn copy_tree(from: &Path, to: &Path, release: &Path) -> Result<()> {
     fs::create_dir_all(to).with_context(|| format!("cannot make {}", to.display()))?;
     let release = release.canonicalize().ok();

@@ -1,8 +1,8 @@
-//! What is in the programs of a release: crates by cargo's metadata, and Debian's packages in the
-//! CD.
+//! The components of a release's programs: crates according to cargo's metadata, and Debian's
+//! packages in the CD.
 //!
-//! The bill of materials is in CycloneDX 1.5 (ECMA-424), as JSON. It takes a page of that format,
-//! less than any library for it.
+//! The bill of materials is in CycloneDX 1.5 (ECMA-424), as JSON. Writing that format takes one
+//! page of code, less than any library for it.
 
 use crate::arch::Arch;
 use crate::guest::cache::Versions;
@@ -18,11 +18,11 @@ use std::process::Command;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-/// Licences that a crate may be under: each lets its code be given away in binary form under ours.
+/// Allowed licences of crates: each permits distributing its code in binary form under ours.
 const ALLOWED: [&str; 9] =
     ["0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT", "MIT-0", "Unicode-3.0", "Zlib"];
 
-/// The programs of a release that are built of crates: package, its features, and for what.
+/// The programs of a release that are built from crates: package, features, and target.
 const PROGRAMS: [(&str, &[&str], Arch); 3] = [
     ("quell-hypervisor", &["image"], Arch::X86_64),
     ("quell-tlbcheck", &[], Arch::X86_64),
@@ -31,11 +31,11 @@ const PROGRAMS: [(&str, &[&str], Arch); 3] = [
 /// The programs of the CD's Linux guest.
 const WORKLOADS: &str = "quell-workloads";
 
-/// Debian's packages in the CD, by the beginnings of their names, and their licences.
+/// Debian's packages in the CD, by name prefix, and their licences.
 const DEBIAN: [(&str, &str); 3] =
     [("linux-image", "GPL-2.0-only"), ("busybox", "GPL-2.0-only"), ("grub", "GPL-3.0-or-later")];
 
-/// One thing that is built in.
+/// One component.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Component {
     name: String,
@@ -46,21 +46,21 @@ struct Component {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
-    /// Of this tree.
+    /// From this tree.
     Own,
     /// From the registry.
     Crate,
-    /// Of Debian's.
+    /// From Debian.
     Package,
 }
 
-/// What a release is made of.
+/// The components of a release.
 #[derive(Debug, Default)]
 pub(super) struct Inventory {
     components: BTreeSet<Component>,
 }
 
-/// What the programs are built of.
+/// The components of the programs.
 ///
 /// # Errors
 /// A crate has no licence, or one that is not allowed.
@@ -83,8 +83,8 @@ fn metadata(package: &str, features: &[&str], target: &str) -> Result<Metadata> 
 }
 
 impl Inventory {
-    /// Adds the crates that are linked into a package's programs: neither what builds them nor what
-    /// tests them.
+    /// Adds the crates that are linked into a package's programs: neither build nor test
+    /// dependencies.
     fn add_crates(&mut self, metadata: &Metadata, package: &str) -> Result<()> {
         let root = metadata.packages.iter().find(|found| found.name.as_str() == package);
         let root = root.with_context(|| format!("there is no package {package}"))?;
@@ -97,7 +97,7 @@ impl Inventory {
                 continue;
             }
             let found = &metadata[id];
-            // What a macro is built of runs in the compiler.
+            // The dependencies of a macro run in the compiler.
             if found.targets.iter().any(|target| target.is_proc_macro()) {
                 continue;
             }
@@ -113,7 +113,7 @@ impl Inventory {
 
     fn add(&mut self, name: &str, version: &str, licence: Option<&str>, kind: Kind) -> Result<()> {
         let licence = licence.with_context(|| format!("{name} {version} names no licence"))?;
-        // Old crates part alternatives by a slash.
+        // Old crates separate alternatives by a slash.
         let licence = licence.replace('/', " OR ");
         if kind != Kind::Package {
             allow(&licence).with_context(|| format!("{name} {version}"))?;
@@ -123,7 +123,7 @@ impl Inventory {
         Ok(())
     }
 
-    /// Adds what the CD has of Debian's.
+    /// Adds Debian's packages in the CD.
     pub(super) fn add_packages(&mut self, versions: &Versions) -> Result<()> {
         let output = Command::new(MKRESCUE).arg("--version").output();
         let output = output.with_context(|| format!("cannot start {MKRESCUE}"))?;
@@ -160,7 +160,7 @@ impl Inventory {
         Ok(format!("{}\n", serde_json::to_string_pretty(&bill)?))
     }
 
-    /// The licences, for people.
+    /// The licences as a document.
     pub(super) fn licences(&self) -> String {
         let mut text = format!(
             "# Licences\n\nQuell {} is licensed under {}. Its programs have these built in.\n",
@@ -202,7 +202,7 @@ impl Component {
     }
 }
 
-/// Whether a licence leaves a way that is allowed.
+/// Checks that a licence has an allowed alternative.
 fn allow(licence: &str) -> Result<()> {
     let expression = Expression::parse(licence).with_context(|| format!("no licence is called {licence}"))?;
     let is_allowed = |requirement: &LicenseReq| {

@@ -1,12 +1,11 @@
-//! `quell release`: the files that a release holds, made such that the same sources give the same
-//! bits.
+//! `quell release`: the files of a release, made so that the same sources give the same bits.
 //!
-//! What could differ from one build to the next, and what is done about it:
+//! Possible differences between builds, and how each is avoided:
 //!
-//! | what | how it is the same |
+//! | source | how it is avoided |
 //! |---|---|
-//! | paths of the tree and of cargo's sources, in messages of panics | rustc writes others in their place |
-//! | debugging information | left out; symbols stay, for backtraces |
+//! | paths of the tree and of cargo's sources, in messages of panics | rustc replaces them |
+//! | debugging information | omitted; symbols stay, for backtraces |
 //! | versions of dependencies and of the compiler | `Cargo.lock`, `rust-toolchain.toml` |
 //! | times and identities in the CD | its tools are told what time it is: that of the last commit, or what `SOURCE_DATE_EPOCH` says |
 //! | Debian's kernel and busybox in the CD | not fixed: their versions are in the bill of materials |
@@ -45,15 +44,15 @@ struct File {
     sha256: String,
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Serialize)]
 struct Release<'a> {
     version: &'static str,
     source_date_epoch: u64,
     files: &'a [File],
-    /// Whether a second build gave the same bits; null if it was not asked for.
+    /// Whether a second build gave the same bits; null if there was none.
     reproducible: Option<bool>,
-    /// Files that were not the same.
+    /// Files that differed.
     differ: &'a [String],
 }
 
@@ -96,10 +95,10 @@ fn report(args: &ReleaseArgs, epoch: u64, files: &[File], differ: Option<&[Strin
     Ok(u8::from(!found.is_empty()))
 }
 
-/// Shows what is being done, and how much is left.
+/// Shows the current step, and how much is left.
 struct Steps {
     bar: ProgressBar,
-    /// Where nobody watches a bar: a line for each.
+    /// Without a terminal: prints a line for each step.
     says: bool,
 }
 
@@ -122,7 +121,7 @@ impl Steps {
     }
 }
 
-/// The time that the release says it is of, in seconds since 1970.
+/// The time of the release, in seconds since 1970.
 fn epoch() -> Result<u64> {
     const NAME: &str = "SOURCE_DATE_EPOCH";
     if let Some(value) = env::var_os(NAME) {
@@ -182,7 +181,7 @@ fn make(directory: &Path, epoch: u64, steps: &Steps) -> Result<Vec<File>> {
     Ok(made)
 }
 
-/// A directory with something else in it would be taken for the release.
+/// Refuses a directory with other contents, which would be taken for the release.
 fn refuse_others(directory: &Path, files: &[&PathBuf]) -> Result<()> {
     for entry in fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))? {
         let path = entry?.path();
@@ -198,7 +197,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The CD of `quell image`, of this time.
+/// The CD of `quell image`, with this time.
 fn make_disc(path: &Path, epoch: u64) -> Result<()> {
     let cli = Cli::try_parse_from(["quell", "image"])?;
     let Verb::Image(usual) = cli.command else { bail!("the command line has no images") };

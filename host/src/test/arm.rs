@@ -1,5 +1,5 @@
-//! The tests of Arm machines: what runs directly on them, and what runs on Quell there; and QEMU's
-//! plugin, by a program that is known instruction by instruction.
+//! The tests of Arm machines: software that runs directly on them, and on Quell there; and QEMU's
+//! plugin, with a program that is known instruction by instruction.
 
 use super::cases::{
     Body, Case, Expect, STALE, Stock, Talk, TestFile, case, migrate, stock, talk, tool, typed,
@@ -42,10 +42,10 @@ macro_rules! bare {
     };
 }
 
-/// Ends with 7 if all is as it should be.
+/// Exits with 7 if everything is as expected.
 const NPROC: &str = "test $(nproc) = 2 && test $(uname -m) = aarch64 && exit 7";
 const EIGHT: &str = "test \"$(nproc)\" = 8";
-/// Flushes a lot; says nothing, for there is no IPI that could be counted.
+/// Flushes a lot; reports nothing, because there is no IPI to count.
 const THRASH: &str = "thrash --threads 4 --rounds 25 --settle 100 --report /dev/report";
 
 const BARE: [Case; 6] = [
@@ -78,8 +78,8 @@ const BARE: [Case; 6] = [
 pub(super) const WORK: &str =
     "echo '{\"event\":\"ready\"}' > /dev/report; thrash --threads 4 --rounds 100000";
 
-/// A hypervisor that cannot run a guest, with arguments for QEMU that are to blame: how it ends,
-/// and what it says.
+/// A hypervisor that cannot run a guest because of arguments for QEMU: how it ends, and its
+/// message.
 macro_rules! refused {
     ($name:literal, $about:literal, [$($arg:literal),+], $status:literal, $says:literal, $file:ident $(,)?) => {
         tool(
@@ -235,7 +235,7 @@ const CHECKS: [Case; 9] = [
     ),
 ];
 
-/// All rows of tlbcheck, by 4 processors.
+/// All rows of tlbcheck, on 4 processors.
 const fn check(name: &'static str, about: &'static str, on: On) -> Case {
     case(
         name,
@@ -244,7 +244,7 @@ const fn check(name: &'static str, about: &'static str, on: On) -> Case {
     )
 }
 
-/// A row of tlbcheck's that has to fail on the emulated machine when tlbcheck leaves this out.
+/// A row of tlbcheck that has to fail on the emulated machine when tlbcheck omits this.
 const fn omitted(name: &'static str, about: &'static str, omission: Omission, row: &'static str) -> Case {
     let check = Check { omission: Some(omission), rows: Some(row), ..Check::all(On::Bare) };
     case(name, about, Body::Check(check)).on(MAX)
@@ -261,7 +261,7 @@ const fn stale(name: &'static str, about: &'static str) -> Case {
 }
 
 /// The program whose instructions are counted: an arm64 boot image's header, whose first word
-/// branches behind it, and code.
+/// branches past it, and code.
 const PROGRAM: [u32; 38] = [
     0x1400_0010, // b 1f
     0, 0x0020_0000, // text_offset
@@ -281,7 +281,7 @@ const PROGRAM: [u32; 38] = [
     0xd508_751f, // ic iallu
     0xd2a1_2001, // movz x1, #0x900, lsl #16: the PL011
     0xd280_0640, // mov x0, #50
-    0xb940_1822, // 3: ldr w2, [x1, #0x18]: QEMU translates what accesses devices a second time
+    0xb940_1822, // 3: ldr w2, [x1, #0x18]: QEMU translates code that accesses devices a second time
     0xf100_0400, // subs x0, x0, #1
     0x54ff_ffc1, // b.ne 3b
     0xd503_2c1f, // hint #0x60
@@ -291,7 +291,7 @@ const PROGRAM: [u32; 38] = [
     0x1400_0000, // b .
 ];
 
-/// Has the program counted twice, the second time with a loop that is one turn longer.
+/// Counts the program twice, the second time with one more iteration of a loop.
 pub(super) fn counts(platform: Platform, directory: &Path, signals: &Signals) -> Result<()> {
     let counted = count(platform, &PROGRAM, directory, signals)?;
     let first = counted.of(Phase::Blocking)?;

@@ -1,6 +1,6 @@
-//! Rows on the auditor at the entry. All guests of the suite run with it; these, and some that take
-//! turns on few CPUs, run with features besides that the emulator lacks, so that their branches are
-//! looked at, too.
+//! Rows for the auditor at the entry. All guests of the suite run with it; these, and some that
+//! take turns on few CPUs, also run with features that the emulator lacks, so that their branches
+//! are covered, too.
 
 use super::cases::{Body, Case, Expect, MMTEST, ProbeEnd, STALE, case, hostile, probe, stock};
 use hostlink::config::FlushMode;

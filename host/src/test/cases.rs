@@ -1,5 +1,4 @@
-//! The tests that boot guests under QEMU: what each does and what is expected of it, as rows of a
-//! table.
+//! The tests that boot guests under QEMU: the actions and expectations of each, as rows of a table.
 
 use super::checks::Check;
 use super::siege::Siege;
@@ -17,57 +16,56 @@ pub(super) struct Case {
     pub(super) name: &'static str,
     pub(super) about: &'static str,
     pub(super) body: Body,
-    /// With `--long` the guest is told this instead of what `body` says.
+    /// With `--long` the guest gets this instead of the text in `body`.
     pub(super) long: Option<&'static str>,
-    /// It is run with `--long` only.
+    /// Run only with `--long`.
     pub(super) only_long: bool,
-    /// What is changed in the hypervisor, as in `hostlink::config`.
+    /// Changed settings of the hypervisor, as in `hostlink::config`.
     pub(super) settings: &'static [&'static str],
     /// Memory of a stock guest.
     pub(super) memory: u64,
-    /// What is added to its kernel's command line.
+    /// Words added to its kernel's command line.
     pub(super) words: &'static str,
     /// Whether a stock guest's time is counted in instructions.
     pub(super) is_counted: bool,
-    /// What it runs on. Tests of the tool itself name it in their arguments.
+    /// The platform. Tests of the tool itself name it in their arguments.
     pub(super) platform: Platform,
 }
 
-/// How a test is run and what is expected of it.
+/// How a test is run, and its expectations.
 pub(super) enum Body {
     /// A stock guest runs a command.
     Stock(Stock),
     /// The same with the kernel of the distribution's backports.
     Newer(Stock),
-    /// A stock guest's shell is typed at: on each line of the report channel with event `shell` the
-    /// next text. The guest has to switch itself off after the last.
+    /// Text is typed in a stock guest's shell: on each line of the report channel with event
+    /// `shell` the next text. The guest has to switch itself off after the last.
     Typed(&'static [&'static str]),
-    /// The bare guest does one of the wrong things it knows.
+    /// The bare guest makes one of its invalid requests.
     Probe(&'static str, ProbeEnd),
-    /// The bare guest does it while QEMU's plugin counts each INVLPGA, of which there are as many
-    /// as the hypervisor says.
+    /// The same while QEMU's plugin counts each INVLPGA; the count must match the hypervisor's.
     Invalidations(&'static str),
     /// The bare guest that tries everything runs one of its tests.
     Hostile(Hostile),
     /// tlbcheck runs.
     Check(Check),
-    /// Memory goes from a guest on Arm.
+    /// Memory is removed from a guest on Arm.
     Stage2(super::stage2::Test),
-    /// QEMU's plugin counts what a program executes that is known instruction by instruction.
+    /// QEMU's plugin counts the instructions of a program that is known instruction by instruction.
     Counts,
-    /// A CD is made and started: what starts on it, by UEFI or by BIOS, and what its console has to
-    /// show.
+    /// A CD is made and started: the entry that starts, by UEFI or by BIOS, and the expected
+    /// console output.
     Disc { entry: Entry, uefi: bool, shows: &'static str },
-    /// tlbcheck is started as a Linux kernel, on the emulated machine itself, with this command
+    /// tlbcheck is started like a Linux kernel, on the emulated machine itself, with this command
     /// line.
     Bzimage { cmdline: &'static str },
-    /// A stock guest works, and its hypervisor is talked to.
+    /// A stock guest works while the test talks to its hypervisor.
     Talk { command: &'static str, about: Talk },
-    /// The bare guest does its worst, and the hypervisor answers all the same.
+    /// The bare guest does its worst, and the hypervisor still answers.
     Siege(Siege),
-    /// A bare guest writes to memory that is migrated in vain.
+    /// A bare guest writes to memory during a cancelled migration.
     Migrate,
-    /// What a function does, in a directory of its own.
+    /// A function of its own, in a directory of its own.
     Own(fn(&Path) -> Result<()>),
     /// The tool itself is called with arguments; `{}` stands for a file made by `file`.
     Tool { args: &'static [&'static str], file: TestFile, status: i32, message: &'static str },
@@ -81,44 +79,43 @@ pub(super) struct Stock {
     pub(super) expect: Expect,
 }
 
-/// What a stock guest has to show.
+/// The expectations for a stock guest.
 #[derive(Clone, Copy)]
 pub(super) enum Expect {
     /// The command's status is 0.
     Success,
-    /// The command says what time it is, and that is so.
+    /// The command reports the correct time.
     Date,
     /// The guest switches itself off before the command ends.
     PowerOff,
-    /// Thrash runs to its end, with or without TLB IPIs, and the other way round with flush
-    /// hypercalls.
+    /// Thrash runs to its end, with or without TLB IPIs, and the reverse with flush hypercalls.
     TlbIpis(bool),
     /// Thrash runs to its end, and few wake-ups were lost meanwhile.
     FewLost,
-    /// The hunter for stale translations has looked at pages remapped in all ways, and found none.
+    /// The hunter for stale translations has examined pages remapped in all ways, and found none.
     NothingStale,
-    /// Flushes are broken, for they kick nobody, and the hunter notices.
+    /// Flushes are broken because they kick no target, and the hunter detects it.
     Stale,
-    /// Mmtest has toggled the ROM so often, and found all as it should be.
+    /// Mmtest has toggled the ROM the expected number of times, and found everything correct.
     Intact,
-    /// The guest says more than is kept, and says it in the hypervisor's name as well.
+    /// The guest's output exceeds the kept amount, and imitates the hypervisor as well.
     Flood,
-    /// The hypervisor panics, and says this.
+    /// The hypervisor panics, with this message.
     Panic(&'static str),
-    /// The command's status is 0, and the machine runs without these of its CPUs alone.
+    /// The command's status is 0, and the machine runs without exactly these of its CPUs.
     WithoutCpus(&'static [u32]),
 }
 
-/// What the hypervisor is talked to about.
+/// The topic of a conversation with the hypervisor.
 #[derive(Clone, Copy)]
 pub(super) enum Talk {
-    /// Requests that have to be refused, and change nothing.
+    /// Requests that must be refused, and change nothing.
     Refusals,
-    /// Memory over the registers of devices, which has to be refused.
+    /// Memory over the registers of devices, which must be refused.
     Devices,
-    /// Memory that comes and goes.
+    /// Memory that is added and removed.
     Memory,
-    /// Dirty logs, against what has changed in memory.
+    /// Dirty logs, compared with the changes in memory.
     DirtyLog(LogWay),
 }
 
@@ -127,11 +124,11 @@ pub(super) enum Talk {
 pub(super) enum ProbeEnd {
     /// It reports that the test passed and switches itself off.
     Passed,
-    /// The same of a test that needs a second processor.
+    /// The same for a test that needs a second processor.
     SecondPassed,
-    /// The same of a test that needs a second processor, and both on one CPU.
+    /// The same for a test that needs a second processor, with both on one CPU.
     SharedPassed,
-    /// The same of all its tests, some of which need a second processor.
+    /// The same for all its tests, some of which need a second processor.
     AllPassed,
     /// It shuts down by triple fault, and the log has its registers.
     TripleFault,
@@ -151,9 +148,9 @@ pub(super) struct Hostile {
 #[derive(Clone, Copy)]
 pub(super) enum TestFile {
     None,
-    /// Text that is no kernel.
+    /// Text that is not a kernel.
     Text,
-    /// As many mebibytes of nothing.
+    /// This many mebibytes of zeroes.
     Zeroes(u64),
 }
 
@@ -223,7 +220,7 @@ pub(super) const fn hostile(
     ended(name, about, test, on, ExitCode::GuestPowerOff)
 }
 
-/// The same, of a guest that comes to another end.
+/// The same, for a guest that ends in another way.
 pub(super) const fn ended(
     name: &'static str,
     about: &'static str,
@@ -234,7 +231,7 @@ pub(super) const fn ended(
     case(name, about, Body::Hostile(Hostile { test, vcpus, cpus, end }))
 }
 
-/// Memory that a bare guest writes to is migrated in vain, in blocks of 2 MiB.
+/// A cancelled migration of memory that a bare guest writes to, in blocks of 2 MiB.
 pub(super) const fn migrate(name: &'static str) -> Case {
     let about =
         "memory, slots and what is free are as before when a migration is cancelled, and no store is lost";
@@ -242,7 +239,7 @@ pub(super) const fn migrate(name: &'static str) -> Case {
 }
 
 impl Case {
-    /// The same, with something else to do under `--long`.
+    /// The same, with other instructions under `--long`.
     pub(super) const fn or_long(self, told: &'static str) -> Self {
         Self { long: Some(told), ..self }
     }
@@ -272,25 +269,25 @@ impl Case {
         Self { is_counted: true, ..self }
     }
 
-    /// The same, on a hypervisor that is changed.
+    /// The same, with changed hypervisor settings.
     pub(super) const fn with(self, settings: &'static [&'static str]) -> Self {
         Self { settings, ..self }
     }
 }
 
-/// Says that it has begun, and then works until it is ended; the ROM comes and goes meanwhile and
-/// must read the same each time.
+/// Reports that it has begun, and then works until it is ended; meanwhile the ROM is repeatedly
+/// enabled and disabled and must read the same each time.
 pub(super) const WORK: &str = "cd /sys/bus/pci/devices/0000:00:01.0 && echo 1 > rom && sum=$(md5sum < rom) || exit; \
     while echo 0 > rom; echo 1 > rom; do \
         test \"$(md5sum < rom)\" = \"$sum\" || echo '{\"event\":\"wrong\"}' > /dev/report; \
     done & \
     echo '{\"event\":\"ready\"}' > /dev/report; thrash --threads 4 --rounds 100000";
-/// More on the console than is kept, more reports, and a line that looks like the hypervisor's last
+/// More console output than is kept, more reports, and a line that looks like the hypervisor's last
 /// words.
 pub(super) const FLOOD: &str = "yes 'the guest says this for as long as it likes' | head -c 140000; \
     yes '{\"event\":\"flood\"}' | head -n 2500 > /dev/report; \
     echo 'quell: panic: the guest says so'";
-/// How many reports that are, and what the last line says.
+/// The number of those reports, and the text of the last line.
 pub(super) const FLOOD_REPORTS: usize = 2500;
 pub(super) const FLOOD_CLAIM: &str = "panic: the guest says so";
 pub(super) const STALE: &str = "stale --threads 8 --seconds 5 --report /dev/report";
@@ -300,7 +297,7 @@ const STALE_TRIES: &str =
 const STALE_LONG: &str = "stale --threads 8 --seconds 60 --report /dev/report";
 /// More threads than a 64-bit mask of processors can name.
 const THRASH_65: &str = "thrash --threads 65 --rounds 3 --settle 100 --report /dev/report";
-/// Threads that touch their memory while a ROM comes and goes.
+/// Threads that touch their memory while a ROM is repeatedly added and removed.
 pub(super) const MMTEST: &str =
     "mmtest --threads 4 --memory 16 --toggles 200 --passes 2 --report /dev/report";
 const MMTEST_LONG: &str = "mmtest --threads 4 --memory 16 --toggles 10000 --passes 2 --report /dev/report";

@@ -1,5 +1,5 @@
-//! The tests that run tlbcheck: it has to pass where flushes are right, and to fail, by the row
-//! that is named for it, for each mistake that can be switched on in the hypervisor.
+//! The tests that run tlbcheck: it has to pass if flushes are right, and to fail, in the row that
+//! is named for it, for each defect that can be injected into the hypervisor.
 
 use super::cases::{Body, Case, case};
 use crate::arch::Arch;
@@ -14,24 +14,24 @@ pub(super) struct Check {
     pub(super) cpus: u32,
     pub(super) vcpus: u32,
     pub(super) defect: Option<Defect>,
-    /// What tlbcheck leaves out itself.
+    /// Instructions that tlbcheck omits itself.
     pub(super) omission: Option<Omission>,
-    /// The rows that are run, with `*` for any end; one has to fail if something is wrong, and all
-    /// have to pass otherwise, but for those that are skipped.
+    /// The rows to run, with `*` for any suffix. If there is a defect, one has to fail; otherwise
+    /// all have to pass, except for skipped ones.
     pub(super) rows: Option<&'static str>,
-    /// Beginnings of the names of rows that may be skipped; any may without.
+    /// Prefixes of the names of rows that may be skipped; any row if there are none.
     pub(super) may_skip: Option<&'static [&'static str]>,
 }
 
 impl Check {
-    /// Of all rows, any of which may be skipped, by 4 processors.
+    /// All rows, any of which may be skipped, on 4 processors.
     pub(super) const fn all(on: On) -> Self {
         Self { on, cpus: 4, vcpus: 4, defect: None, omission: None, rows: None, may_skip: None }
     }
 }
 
-/// What QEMU's software emulation lacks, and the row that needs something to be lacking. No row of
-/// flushes by hypercall is among them.
+/// Features that QEMU's software emulation lacks, and the row that requires a missing feature. No
+/// row of flushes by hypercall is among them.
 const SKIPPED_ON_QUELL: [&str; 5] =
     ["pcid-mixes", "pcid-cr3", "pcid-toggle", "invpcid-", "xmm-without-offer-accepted"];
 
@@ -45,7 +45,7 @@ const fn clean(
     case(name, about, Body::Check(Check { cpus: 4, vcpus, may_skip, ..Check::all(on) }))
 }
 
-/// The mistake, and the row that is named for it.
+/// The defect, and the row that is named for it.
 const fn caught(name: &'static str, about: &'static str, defect: Defect, row: &'static str) -> Case {
     case(name, about, Body::Check(Check { defect: Some(defect), rows: Some(row), ..Check::all(On::Quell) }))
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// Lines of output that are shown after a failure.
 const DETAIL_LINES: usize = 60;
-/// Longest time for one step, building included.
+/// Longest time for one step, including building.
 const STEP_TIMEOUT: Duration = Duration::from_secs(1800);
 
 /// One call of cargo.
@@ -20,9 +20,9 @@ pub(super) struct Step {
     args: &'static [&'static str],
     /// Model-checked: built with `cfg(loom)`, in a target directory of its own.
     loom: bool,
-    /// It is run with `--long` only.
+    /// Run only with `--long`.
     pub(super) only_long: bool,
-    /// What it is told by its environment.
+    /// Additional environment variables.
     env: &'static [(&'static str, &'static str)],
 }
 
@@ -199,7 +199,7 @@ pub(super) const STEPS: [Step; 15] = [
     ),
 ];
 
-/// What was read from one step's output.
+/// The results read from one step's output.
 #[derive(Default)]
 struct Reading {
     tally: Tally,
@@ -207,8 +207,8 @@ struct Reading {
 }
 
 impl Reading {
-    /// Takes in one line. The test harness prints one for each binary:
-    /// `test result: ok. 12 passed; 0 failed; 1 ignored; …`.
+    /// Processes one line. The test harness prints one for each binary: `test result: ok. 12
+    /// passed; 0 failed; 1 ignored; …`.
     fn line(&mut self, line: String) {
         if let Some(counts) = line.strip_prefix("test result: ") {
             let count = |word: &str| {
@@ -226,12 +226,13 @@ impl Reading {
         self.lines.push(line);
     }
 
-    /// The tests that passed so far, in the binary under way too.
+    /// The tests that passed so far, including the current binary.
     fn passed_so_far(&self) -> usize {
         self.lines.iter().filter(|line| line.starts_with("test ") && line.ends_with(" ... ok")).count()
     }
 
-    /// What to show after a failure: from the first failed test on if there is one, else the end.
+    /// The output to show after a failure: from the first failed test on if there is one, else the
+    /// end.
     fn detail(&self) -> String {
         let shown: Vec<&str> =
             self.lines.iter().map(String::as_str).filter(|line| !line.ends_with(" ... ok")).collect();
@@ -250,7 +251,7 @@ impl Step {
         if tally == Tally::default() {
             tally.passed = usize::from(status.success());
         }
-        // A test binary that crashes or does not compile prints no result of its own.
+        // A test binary that crashes or does not compile prints no result.
         if !status.success() && tally.failed == 0 {
             tally.failed = 1;
         }
@@ -273,7 +274,7 @@ impl Step {
             command.env("RUSTDOCFLAGS", "-Dwarnings");
         }
         if self.args[0] == "test" {
-            // All failures, not those of the first crate only. Before any "--".
+            // All failures, not only those of the first crate. Before any "--".
             command.arg("--no-fail-fast");
         }
         if self.loom {

@@ -1,7 +1,7 @@
-//! What ARCHITECTURE.md says about where things are done, compared with the sources.
+//! The statements of ARCHITECTURE.md about where things are done, compared with the sources.
 //!
-//! Each invariant there ends with a line "Held by:", which names tests; that they exist is for
-//! `names.rs`. Some are held here, by looking for the words with which a thing is done.
+//! Each invariant there ends with a line "Held by:", which names tests; `names.rs` checks that they
+//! exist. Some invariants are checked here, by searching for the words with which a thing is done.
 
 use super::panics::not_for_tests;
 use crate::workspace;
@@ -9,15 +9,15 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
-/// The file that is looked at.
+/// The document to check.
 const DOCUMENT: &str = "ARCHITECTURE.md";
-/// How an invariant begins, and how the line with its tests does.
+/// The beginning of an invariant, and of the line with its tests.
 const BEGINNING: &str = "**Architecture invariant: ";
 const HELD_BY: &str = "Held by: ";
-/// Columns that a line of a document has at most.
+/// The most columns of a line in a document.
 pub(super) const WIDTH: usize = 100;
 
-/// All sources below these directories that are not for tests, by their names, without comments.
+/// All sources below these directories except tests, by name, without comments.
 fn sources(directories: &[&str]) -> BTreeMap<String, String> {
     let texts = directories.iter().flat_map(|directory| not_for_tests(&workspace::root().join(directory)));
     texts.map(|(name, text)| (name, code_of(&text))).collect()
@@ -30,7 +30,7 @@ fn code_of(text: &str) -> String {
     code.map(|line| line.split_once("//").map_or(line, |(code, _)| code)).collect::<Vec<_>>().join("\n")
 }
 
-/// How often any of the words is in each of the sources that have it.
+/// The number of occurrences of the words in each source that has any.
 fn places(sources: &BTreeMap<String, String>, words: &[&str]) -> BTreeMap<String, usize> {
     let counted = sources.iter().map(|(name, text)| {
         (name.clone(), words.iter().map(|word| text.matches(word).count()).sum::<usize>())
@@ -50,8 +50,8 @@ fn constant(sources: &BTreeMap<String, String>, file: &str, name: &str) -> u64 {
     value.split("<<").map(|part| part.trim().parse::<u64>().unwrap()).reduce(|a, b| a << b).unwrap()
 }
 
-/// The numbers in a document that say of which constant they are: `6,144 (\`STEP_ENTRIES\`)`, or
-/// with the module before, where several have the name.
+/// The numbers in a document that name their constant: `6,144 (\`STEP_ENTRIES\`)`, or with the
+/// module in front if several have the name.
 fn constants_of(document: &str) -> Vec<(&str, u64)> {
     let mut found = Vec::new();
     for (at, _) in document.match_indices(" (`") {
@@ -66,9 +66,9 @@ fn constants_of(document: &str) -> Vec<(&str, u64)> {
     found
 }
 
-/// Where the core has interrupts taken, and how often the source says so: in the loop of a CPU
-/// while it waits or has made many turns, between the steps of a reset and of a change of memory,
-/// and after an exit.
+/// Where the core takes interrupts, and how many times the source says so: in the loop of a CPU
+/// while it waits or has made many iterations, between the steps of a reset and of a change of
+/// memory, and after an exit.
 const INTERRUPTS: [(&str, usize); 6] = [
     ("hypervisor/src/amd64/offer.rs", 1),
     ("hypervisor/src/arm64/offer.rs", 1),
@@ -78,7 +78,7 @@ const INTERRUPTS: [(&str, usize); 6] = [
     ("hypervisor/src/vm/run.rs", 7),
 ];
 
-/// Where another CPU is waited for: two flushes, and the defect of a CPU that is late.
+/// Where the core waits for another CPU: two flushes, and the defect of a late CPU.
 const WAITS: [(&str, usize); 3] = [
     ("hypervisor/src/amd64/flush.rs", 1),
     ("hypervisor/src/arm64/vcpu/mod.rs", 1),
@@ -94,12 +94,12 @@ const FLUSHES: [&str; 4] = [
     "hypervisor/src/arch/x86_64/svm/invalidate.rs",
 ];
 
-/// Where memory is accessed by its address: the guest's in `raw.rs`, a dirty log's words, and what
-/// a migration copies to.
+/// Where memory is accessed by its address: the guest's in `raw.rs`, a dirty log's words, and the
+/// target of a migration's copies.
 const DEREFERENCES: [&str; 3] =
     ["crates/memslots/src/dirty.rs", "crates/memslots/src/raw.rs", "hypervisor/src/vm/control/migrate.rs"];
 
-/// What is written for people to read.
+/// The documents for people.
 fn documents() -> Vec<PathBuf> {
     let root = workspace::root();
     let mut documents: Vec<_> =
@@ -109,13 +109,13 @@ fn documents() -> Vec<PathBuf> {
     documents
 }
 
-/// Lines of prose over [`WIDTH`]: neither in a table or a heading nor in code.
+/// Lines of prose wider than [`WIDTH`]: not in tables, headings or code.
 fn too_wide(text: &str) -> Vec<&str> {
     let mut is_code = false;
     let mut found = Vec::new();
     for line in text.lines() {
         is_code ^= line.trim_start().starts_with("```");
-        // What is one span of code cannot be parted.
+        // A single code span cannot be split.
         let is_span = line.starts_with('`') && line.matches('`').count() == 2;
         let is_free = is_code || is_span || line.starts_with(['|', '#', '<']) || line.starts_with("    ");
         if !is_free && line.chars().count() > WIDTH {

@@ -10,12 +10,13 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What a command that is stopped gets to end by itself.
+/// The time that a stopped command has to end by itself.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Runs `command` in a process group of its own and hands each line of its output to `each`.
+/// Runs `command` in its own process group and passes each line of its output to `each`.
 ///
-/// It is interrupted, and killed if that does not help, after `timeout` or when a signal arrives.
+/// After `timeout`, or when a signal arrives, interrupts the command, and kills it if that does not
+/// help.
 pub(super) fn read(
     mut command: Command,
     timeout: Duration,
@@ -25,7 +26,7 @@ pub(super) fn read(
     let (source, sink) = std::io::pipe()?;
     command.stdout(sink.try_clone()?).stderr(sink).stdin(Stdio::null()).process_group(0);
     let mut child = command.spawn().context("cannot start cargo")?;
-    // The command holds copies of the pipe's writing end; while it lives, there is no end of file.
+    // The command holds copies of the pipe's writing end, which prevent end of file while it lives.
     drop(command);
     let group = Pid::from_child(&child);
     let (sender, lines) = mpsc::channel();
@@ -65,7 +66,7 @@ fn send_lines(source: PipeReader, sender: &mpsc::Sender<String>) {
     }
 }
 
-/// What of `line` fits on the progress line.
+/// The part of `line` that fits on the progress line.
 pub(super) fn shorten(line: &str) -> String {
     line.trim().chars().take(60).collect()
 }

@@ -1,4 +1,4 @@
-//! `quell test`: every test there is. Host tests and linters by cargo, then guests under QEMU.
+//! `quell test`: all tests. Host tests and linters by cargo, then guests under QEMU.
 
 mod arm;
 mod attack;
@@ -38,10 +38,10 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-/// Most tests at one time, unless the command line asks for more.
+/// The most tests at one time, unless the command line requests more.
 const JOBS_MAX: usize = 4;
 
-/// What `--quick` runs.
+/// The tests of `--quick`.
 const QUICK: [&str; 15] = [
     "format",
     "unit-tests",
@@ -65,7 +65,7 @@ const QUICK: [&str; 15] = [
 pub(crate) struct Tally {
     passed: usize,
     failed: usize,
-    /// Of those that passed, at the second try.
+    /// Of the passed ones, those that passed at the second try.
     second: usize,
 }
 
@@ -101,8 +101,8 @@ pub(crate) fn test(args: &TestArgs, signals: &Signals) -> Result<u8> {
         Queue::of(all_cases().filter(is_due))
     });
     let (progress, parts) = (ProgressView::new(), guests::Parts::new());
-    // Cargo's steps wait for each other, so one lane has all of them, and helps with the guests
-    // when they are done.
+    // Cargo's steps wait for each other, so one lane runs all of them, and helps with the guests
+    // afterwards.
     let lane = |is_first: bool| -> Result<Tally> {
         let mut tally = Tally::default();
         while let Some(step) = is_first.then(|| steps.next(signals)).flatten() {
@@ -124,13 +124,13 @@ pub(crate) fn test(args: &TestArgs, signals: &Signals) -> Result<u8> {
     Ok(verdict(total, signals))
 }
 
-/// Tests at one time, where the command line does not say: as many as there are CPUs, as long as
-/// machines of two CPUs each are no burden to each other's memory.
+/// The default number of concurrent tests: as many as there are CPUs, up to a number at which
+/// machines of two CPUs each do not strain memory.
 fn jobs() -> usize {
     thread::available_parallelism().map_or(1, usize::from).min(JOBS_MAX)
 }
 
-/// Tests that are still to run, for several lanes.
+/// Tests that remain to be run, shared by several lanes.
 struct Queue<T>(Mutex<VecDeque<T>>);
 
 impl<T> Queue<T> {
@@ -138,7 +138,7 @@ impl<T> Queue<T> {
         Self(Mutex::new(all.collect()))
     }
 
-    /// The next one; none after a signal.
+    /// The next one; `None` after a signal.
     fn next(&self, signals: &Signals) -> Option<T> {
         let mut left = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if signals.caught().is_some() { None } else { left.pop_front() }
@@ -158,7 +158,7 @@ fn all_cases() -> impl Iterator<Item = &'static cases::Case> {
         .chain(&releases::ROWS)
 }
 
-/// Prints the last line, and says what the process's status is.
+/// Prints the last line, and returns the process's status.
 fn verdict(total: Tally, signals: &Signals) -> u8 {
     if let Some(signal) = signals.caught() {
         eprintln!("quell: stopped by signal {signal}");

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// Documents, the crate whose tests they name without saying so, and how many names there are at
-/// least: with fewer the document is not read as it is meant to be.
+/// Documents, the crate of tests that are named without one, and the minimum number of names: with
+/// fewer, the document was not parsed as intended.
 const DOCUMENTS: [(&str, &str, usize); 3] =
     [("docs/coherence.md", "coherence", 40), ("docs/pitfalls.md", "", 40), ("ARCHITECTURE.md", "", 25)];
 
@@ -30,7 +30,7 @@ const SOURCES: [(&str, &str); 16] = [
     ("tlbcheck", "tlbcheck/src"),
 ];
 
-/// How a paragraph begins that names tests.
+/// The beginning of paragraphs that name tests.
 const BEGINNINGS: [&str; 2] = ["Held by: ", "Where it stands: "];
 
 /// The rows of a document's tables, and its paragraphs that name tests, each in one line.
@@ -51,7 +51,7 @@ fn rows(text: &str) -> Vec<String> {
     rows
 }
 
-/// The names in the rows of a document, with their prefix. A prefix holds to the end of its row.
+/// The names in the rows of a document, with their prefix. A prefix applies to the end of its row.
 fn names<'t>(rows: &'t [String], default: &'t str) -> Vec<(&'t str, &'t str)> {
     let mut names = Vec::new();
     for row in rows {
@@ -62,7 +62,7 @@ fn names<'t>(rows: &'t [String], default: &'t str) -> Vec<(&'t str, &'t str)> {
                     prefix = word;
                     (true, name)
                 }
-                // Other things in code spans are files, types, or operations.
+                // Other code spans are files, types, or operations.
                 None => (span.contains('_') || is_table(prefix), span),
             };
             let is_name = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-' | b'*');
@@ -93,9 +93,9 @@ fn sources(directory: &Path) -> String {
     text
 }
 
-/// Whether `sources` define the test: as a function, as what a mutant of the protocol fails, or as
-/// a row of the bare guest's table, or as a mistake that the abstract machine or a model must find.
-/// A name that ends in `*` stands for several.
+/// Whether `sources` define the test: as a function, as the test that a mutant of the protocol
+/// fails, as a row of the bare guest's table, or as a mistake that the abstract machine or a model
+/// must detect. A name that ends in `*` stands for several.
 fn is_defined(sources: &str, prefix: &str, name: &str) -> bool {
     let (name, end) = match name.strip_suffix('*') {
         Some(start) => (start, ""),

@@ -1,10 +1,10 @@
-//! Every place in the hypervisor that may panic after the guest has begun is in `docs/panics.md`,
-//! with why it does not.
+//! `docs/panics.md` lists every place in the hypervisor that may panic after the guest has begun,
+//! with the reason why it does not.
 //!
 //! A place is a macro that panics, an unwrap, an index, or a call of a function of the standard
-//! library that panics for some of its arguments. The sources are parsed, so what is said of a
-//! function holds for all that is written in it, by macros' arguments as well. Arithmetic that
-//! overflows panics, too; it is not listed one by one, see the document.
+//! library that panics for some of its arguments. The sources are parsed, so an entry for a
+//! function applies to all code written in it, including macros' arguments. Arithmetic that
+//! overflows panics, too; it is not listed individually, see the document.
 
 use crate::workspace;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,8 +17,7 @@ use syn::{Attribute, Expr, Meta, Token};
 
 const DOCUMENT: &str = "docs/panics.md";
 
-/// What becomes part of the hypervisor's image. `pic` is not here: it is called before any guest
-/// runs.
+/// The sources of the hypervisor's image. `pic` is not listed: it is called before any guest runs.
 const SOURCES: [&str; 8] = [
     "crates/baremetal/src",
     "crates/coherence/src",
@@ -30,8 +29,8 @@ const SOURCES: [&str; 8] = [
     "hypervisor/src",
 ];
 
-/// Macros that panic, and what the document calls them. Assertions that the image has not are left
-/// out.
+/// Macros that panic, and their names in the document. Assertions that the image does not contain
+/// are excluded.
 const MACROS: [(&str, &str); 7] = [
     ("panic", "panic"),
     ("unreachable", "panic"),
@@ -65,7 +64,7 @@ type Places = BTreeMap<(String, String), BTreeSet<String>>;
 /// Walks one file.
 struct Finder<'p> {
     file: String,
-    /// The type whose methods these are, and the functions around.
+    /// The type whose methods these are, and the enclosing functions.
     path: Vec<String>,
     places: &'p mut Places,
 }
@@ -83,7 +82,7 @@ impl Finder<'_> {
     }
 }
 
-/// Whether this is compiled for tests and models alone.
+/// Whether this is compiled only for tests and models.
 fn is_of_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| match &attribute.meta {
         Meta::Path(path) => path.is_ident("test"),
@@ -103,7 +102,7 @@ impl<'ast> Visit<'ast> for Finder<'_> {
             syn::Item::Fn(item) => &item.attrs,
             syn::Item::Impl(item) => &item.attrs,
             syn::Item::Mod(item) => &item.attrs,
-            // What is computed while the image is built fails the build.
+            // Code that is evaluated while the image is built fails the build.
             syn::Item::Const(_) | syn::Item::Static(_) => return,
             _ => return visit::visit_item(self, item),
         };
@@ -138,7 +137,7 @@ impl<'ast> Visit<'ast> for Finder<'_> {
         self.within(item.sig.ident.to_string(), |finder| visit::visit_trait_item_fn(finder, item));
     }
 
-    // Constants of types and blocks that are computed while the image is built.
+    // Constants of types and blocks that are evaluated while the image is built.
     fn visit_impl_item_const(&mut self, _: &'ast syn::ImplItemConst) {}
     fn visit_trait_item_const(&mut self, _: &'ast syn::TraitItemConst) {}
     fn visit_expr_const(&mut self, _: &'ast syn::ExprConst) {}
@@ -161,7 +160,7 @@ impl<'ast> Visit<'ast> for Finder<'_> {
         {
             self.found(kind);
         }
-        // Arguments that are expressions, as those of `format_args` are.
+        // Arguments that are expressions, such as those of `format_args`.
         let arguments = Punctuated::<Expr, Token![,]>::parse_terminated;
         if let Ok(arguments) = arguments.parse2(call.tokens.clone()) {
             arguments.iter().for_each(|argument| self.visit_expr(argument));
@@ -169,16 +168,15 @@ impl<'ast> Visit<'ast> for Finder<'_> {
     }
 }
 
-/// Looks through all files of a directory but for modules that are compiled for tests and models
-/// alone.
+/// Searches all files of a directory except modules that are compiled only for tests and models.
 fn search(directory: &Path, places: &mut Places) {
     for (name, text) in not_for_tests(directory) {
         find(&text, name, places);
     }
 }
 
-/// Name and text of each Rust source below a directory but for modules that are compiled for tests
-/// and models alone. A name is the path below the workspace's root.
+/// Name and text of each Rust source below a directory except modules that are compiled only for
+/// tests and models. A name is the path below the workspace's root.
 pub(super) fn not_for_tests(directory: &Path) -> Vec<(String, String)> {
     let mut files = Vec::new();
     list(directory, &mut files);
@@ -215,8 +213,7 @@ pub(super) fn list(directory: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// The modules of tests that a file declares and that have files of their own, without their
-/// extension.
+/// The modules of tests that a file declares and that have their own files, without extension.
 pub(super) fn test_modules(file: &Path, text: &str) -> Vec<PathBuf> {
     let below = match file.file_stem().unwrap().to_str() {
         Some("lib" | "main" | "mod") => file.parent().unwrap().to_owned(),
@@ -263,8 +260,8 @@ fn spans(text: &str) -> impl Iterator<Item = String> {
     text.split('`').skip(1).step_by(2).map(str::to_owned)
 }
 
-/// What the document says: of functions, several in an item where all is the same for them, and of
-/// files that no guest reaches.
+/// The contents of the document: entries for functions, several in an item if all is the same for
+/// them, and for files that no guest reaches.
 fn read(document: &str) -> (Places, BTreeSet<String>) {
     let (mut places, mut early) = (Places::new(), BTreeSet::new());
     for item in items(document) {
@@ -288,7 +285,7 @@ fn read(document: &str) -> (Places, BTreeSet<String>) {
     (places, early)
 }
 
-/// The items that are missing, as they would begin, and those that are too many.
+/// The missing items, as they would begin, and the superfluous ones.
 fn differences(places: &Places, documented: &Places, early: &BTreeSet<String>) -> Vec<String> {
     let item = |(file, function): &(String, String), kinds: &BTreeSet<String>| {
         let kinds: Vec<_> = kinds.iter().map(String::as_str).collect();

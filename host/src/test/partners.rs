@@ -1,15 +1,15 @@
-//! Every atomic operation with an order names its partner: the operation on another CPU that it
-//! comes before or after.
+//! Every atomic operation with an order names its partner: the operation on another CPU that it is
+//! ordered with.
 //!
-//! An order that has no partner does nothing, and one whose partner is not known is changed without
-//! looking at it. So where there is `Acquire`, `Release`, `AcqRel` or `SeqCst` in code that is not
+//! An order without a partner has no effect, and one whose partner is unknown gets changed without
+//! considering it. So if there is `Acquire`, `Release`, `AcqRel` or `SeqCst` in code that is not
 //! for tests, a comment says "pairs with" or "partner": in the same line, in one of the three
 //! before it, or in the documentation of the function.
 
 use super::panics::not_for_tests;
 use crate::workspace;
 
-/// What runs beside something else.
+/// Sources of code that runs concurrently.
 const SOURCES: [&str; 10] = [
     "crates/baremetal/src",
     "crates/coherence/src",
@@ -25,7 +25,7 @@ const SOURCES: [&str; 10] = [
 
 const ORDERS: [&str; 4] = ["Acquire", "Release", "AcqRel", "SeqCst"];
 const NAMING: [&str; 3] = ["pairs with ", "pair with ", "partner"];
-/// So many lines before the operation, a comment is still about it.
+/// A comment applies to operations up to this many lines below.
 const LINES_BEFORE: usize = 3;
 
 /// The code of a line, and its comment.

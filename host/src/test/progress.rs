@@ -1,19 +1,19 @@
-//! The tests' output: one line per test when it has ended, and a bar for those under way where
-//! someone watches.
+//! The tests' output: one line per test when it has ended, and on a terminal a bar for those in
+//! progress.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{self, IsTerminal};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Shows what is under way and what has ended.
+/// Shows tests in progress and finished ones.
 pub(crate) struct ProgressView {
     bar: ProgressBar,
-    /// What is under way: name, and what it is doing.
+    /// Tests in progress: name, and current activity.
     running: Mutex<Vec<(&'static str, String)>>,
 }
 
-/// A test under way.
+/// A test in progress.
 pub(crate) struct Running<'a> {
     progress: &'a ProgressView,
     name: &'static str,
@@ -29,14 +29,14 @@ impl ProgressView {
         Self { bar, running: Mutex::default() }
     }
 
-    /// A test begins.
+    /// Records that a test begins.
     pub(crate) fn begin(&self, name: &'static str) -> Running<'_> {
         self.running().push((name, String::new()));
         self.show();
         Running { progress: self, name, started: Instant::now() }
     }
 
-    /// A line that stays, above the bar.
+    /// A permanent line, above the bar.
     pub(crate) fn say(&self, text: &str) {
         self.bar.suspend(|| println!("{text}"));
     }
@@ -52,7 +52,7 @@ impl ProgressView {
 }
 
 impl Running<'_> {
-    /// What it is doing.
+    /// Sets its current activity.
     pub(crate) fn note(&self, text: String) {
         if let Some(row) = self.progress.running().iter_mut().find(|row| row.0 == self.name) {
             row.1 = text;
@@ -60,7 +60,7 @@ impl Running<'_> {
         self.progress.show();
     }
 
-    /// It has ended; `detail`, of a failure or of a first try, follows, indented.
+    /// Records that it has ended; `detail`, of a failure or of a first try, follows, indented.
     pub(crate) fn end(self, passed: bool, note: &str, detail: &str) {
         let verdict = if passed { "ok  " } else { "FAIL" };
         let secs = self.started.elapsed().as_secs_f64();

@@ -1,9 +1,9 @@
-//! What the published crates offer: each item has one path, and each enum says whether it may grow.
+//! The API of the published crates: each item has one path, and each enum says whether it may grow.
 //!
-//! An item with two paths is documented twice, and named in two ways by those who use it. An enum
-//! to which a variant is added breaks those who match it, unless it is `#[non_exhaustive]`; where
-//! that would let a user overlook a case that must not be overlooked, its documentation says so:
-//! "Exhaustive: " and why. The same holds for structs that errors are.
+//! An item with two paths is documented twice, and users name it in two ways. Adding a variant to
+//! an enum breaks users that match it, unless it is `#[non_exhaustive]`. If that would let a user
+//! overlook a case that must not be overlooked, the enum's documentation says so: "Exhaustive: "
+//! and the reason. The same applies to structs that are errors.
 
 use super::packages::{LICENCES, PUBLISHED};
 use crate::workspace;
@@ -14,7 +14,7 @@ use syn::visit::{self, Visit};
 
 const EXHAUSTIVE: &str = "Exhaustive: ";
 
-/// What is known of a crate; modules go by their paths, `""` for the root.
+/// The parsed contents of a crate; modules are identified by their paths, `""` for the root.
 #[derive(Default)]
 struct Sources {
     modules: BTreeMap<String, Module>,
@@ -24,14 +24,14 @@ struct Sources {
 
 #[derive(Default)]
 struct Module {
-    /// Public modules in it, and others.
+    /// Its modules, and whether each is public.
     children: BTreeMap<String, bool>,
-    /// Public items by name, with what is undecided about them.
+    /// Public items by name, with the undecided property of each.
     items: BTreeMap<String, Option<&'static str>>,
     uses: Vec<Use>,
 }
 
-/// One name that is used out of another module; `*` for all.
+/// One name that is imported from another module; `*` for all.
 struct Use {
     is_public: bool,
     module: Vec<String>,
@@ -47,7 +47,7 @@ fn is_public(visibility: &syn::Visibility) -> bool {
     matches!(visibility, syn::Visibility::Public(_))
 }
 
-/// Whether something is there in tests only.
+/// Whether something exists only in tests.
 fn is_for_tests(attributes: &[syn::Attribute]) -> bool {
     attributes.iter().any(|attribute| match &attribute.meta {
         syn::Meta::List(list) if list.path.is_ident("cfg") => {
@@ -117,7 +117,7 @@ impl Sources {
         self.modules.insert(path.to_owned(), module);
     }
 
-    /// The module that a path in `module` leads to; none if that is in another crate.
+    /// The module that a path in `module` refers to; `None` if that is in another crate.
     fn find(&self, module: &str, path: &[String]) -> Option<String> {
         let mut at = module.to_owned();
         for (index, word) in path.iter().enumerate() {
@@ -132,7 +132,7 @@ impl Sources {
         Some(at)
     }
 
-    /// Where a name in a module is defined, however often it is used from one to another.
+    /// Where a name in a module is defined, through any number of imports.
     fn origin(&self, module: &str, name: &str) -> String {
         let of_module = &self.modules[module];
         if !of_module.items.contains_key(name)
@@ -146,8 +146,7 @@ impl Sources {
         join(module, name)
     }
 
-    /// Notes by which public paths each item can be reached that is in the module `at`, whose own
-    /// path is `path`.
+    /// Records the public paths of each item in the module `at`, whose own path is `path`.
     fn reach(&self, at: &str, path: &str, reached: &mut BTreeMap<String, BTreeSet<String>>) {
         let module = &self.modules[at];
         let mut note = |origin: String, name: &str| {
@@ -183,7 +182,7 @@ impl Sources {
         }
     }
 
-    /// What is wrong with a crate, and how many public items it has.
+    /// The faults of a crate, and its number of public items.
     fn faults(&self) -> (Vec<String>, usize) {
         let (mut reached, mut faults) = (BTreeMap::new(), Vec::new());
         self.reach("", "", &mut reached);
@@ -205,14 +204,14 @@ impl Sources {
     }
 }
 
-/// The name and the attributes of what is declared publicly; and what has to be decided about it.
+/// The name and the attributes of a public declaration; and the property that has to be decided.
 fn declared(item: &syn::Item) -> Option<(String, &[syn::Attribute], Option<&'static str>)> {
     let (name, visibility, attributes, undecided) = match item {
         syn::Item::Const(item) => (&item.ident, &item.vis, &item.attrs, None),
         syn::Item::Enum(item) => (&item.ident, &item.vis, &item.attrs, Some("enum")),
         syn::Item::Fn(item) => (&item.sig.ident, &item.vis, &item.attrs, None),
         syn::Item::Static(item) => (&item.ident, &item.vis, &item.attrs, None),
-        // With a private field nobody else can make one, or match it without `..`.
+        // With a private field no user can construct one, or match it without `..`.
         syn::Item::Struct(item) => {
             let is_open = item.fields.iter().all(|field| is_public(&field.vis));
             (&item.ident, &item.vis, &item.attrs, is_open.then_some("struct"))
@@ -244,7 +243,7 @@ fn flatten(tree: &syn::UseTree, is_public: bool, module: &mut Vec<String>, uses:
     }
 }
 
-/// Collects what public functions return as errors.
+/// Collects the errors that public functions return.
 struct Results<'a>(&'a mut BTreeSet<String>);
 
 impl Results<'_> {

@@ -1,4 +1,4 @@
-//! What a release holds, made as its users would check it.
+//! The contents of a release, made and checked as its users would.
 
 use super::cases::{Body, Case, case};
 use crate::{book, workspace};

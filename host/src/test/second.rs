@@ -1,15 +1,16 @@
-//! Second tries, of which there are few.
+//! Second tries, of which few are allowed.
 //!
 //! QEMU's multi-threaded emulation loses an interrupt now and then (docs/qemu.md). A machine that
-//! hangs for this reason says nothing about Quell. A row that hangs again and again does, and so do
-//! many rows. So one row of a run may be tried once more, and not the same one in two runs.
+//! hangs for this reason proves nothing about Quell. A row that hangs repeatedly does, and so do
+//! many rows that hang. So one row of a run may be tried once more, and not the same one in two
+//! consecutive runs.
 
 use crate::workspace;
 use anyhow::{Result, bail};
 use std::fs;
 use std::path::PathBuf;
 
-/// Who has had a second try in this run, and in the one before.
+/// The rows that had a second try in this run, and in the previous one.
 pub(super) struct SecondTries {
     file: PathBuf,
     before: String,
@@ -17,7 +18,8 @@ pub(super) struct SecondTries {
 }
 
 impl SecondTries {
-    /// With what the run before has left in the target directory. From now on that is of this run.
+    /// Reads the record of the previous run from the target directory, which is then used for this
+    /// run.
     pub(super) fn known() -> Self {
         Self::of(workspace::target_dir("second-try"))
     }
@@ -28,7 +30,7 @@ impl SecondTries {
         Self { file, before, now: None }
     }
 
-    /// Whether a row may be tried once more; if not, why.
+    /// Allows a second try of a row, or returns why not.
     pub(super) fn allow(&mut self, row: &str) -> Result<()> {
         if let Some(other) = &self.now {
             bail!("the machine hung, and {other} has had the second try of this run");
@@ -37,7 +39,7 @@ impl SecondTries {
             bail!("the machine hung, as it did in the run before");
         }
         self.now = Some(row.to_owned());
-        // If it cannot be written, the next run is milder.
+        // If it cannot be written, the next run is more lenient.
         let _ = fs::write(&self.file, row);
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Bare guests that keep the hypervisor as busy as they can, and what is asked of it meanwhile.
+//! Bare guests that keep the hypervisor as busy as they can, and the requests sent to it meanwhile.
 
 use crate::machine::process::Machine;
 use anyhow::{Context, Result, ensure};
@@ -8,21 +8,21 @@ use std::time::Duration;
 
 /// The guest.
 pub(super) struct Siege {
-    /// What it is told to do. It says on the report channel when it begins, and never ends.
+    /// The test to run. The guest reports on the report channel when it begins, and never ends.
     pub(super) test: &'static str,
     pub(super) vcpus: u32,
     pub(super) cpus: u32,
     pub(super) memory: u64,
-    /// How much the hypervisor has to have counted in the end.
+    /// Minimum values of the hypervisor's counters at the end.
     pub(super) least: &'static [(Counter, u64)],
 }
 
-/// How often each thing is asked.
+/// How many times each request is sent.
 const ROUNDS: u32 = 20;
-/// A machine that has not answered for so long never will: an answer takes thousandths of a second.
+/// A machine that has not answered for this long never will: an answer takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Asks what there is to ask, again and again.
+/// Sends all kinds of requests, repeatedly.
 pub(super) fn talk(machine: &Machine) -> Result<()> {
     let mut control = machine.control()?.with_patience(PATIENCE);
     for round in 0..ROUNDS {

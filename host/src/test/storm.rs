@@ -1,5 +1,5 @@
-//! A guest in which all processors do random things, while random requests come from outside;
-//! afterwards everything has to be as it was.
+//! A guest in which all processors perform random operations, while random requests arrive from
+//! outside; afterwards everything has to be as before.
 
 use crate::machine::control::{Control, Refused};
 use crate::machine::process::Machine;
@@ -14,34 +14,34 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// A machine that has not answered for so long never will: what is asked of it takes tenths of a
-/// second, or a thousand times as long where the emulator gets next to nothing of the processors.
+/// A machine that has not answered for this long never will: a request takes tenths of a second, or
+/// a thousand times as long if the emulator gets next to no processor time.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// The requests of the first storm follow from this, those of the next from the next number.
+/// The seed of the first storm's requests; each further storm uses the next number.
 pub(super) const SEED: u64 = 0x5eed;
-/// More than there is: the refusal says how much there is in one piece.
+/// More than exists: the refusal names the largest free piece.
 const TOO_MUCH: u64 = 1 << 38;
 /// Numbers of slots that are tried.
 const SLOTS: u64 = 12;
-/// Bytes of a line that is no request.
+/// Bytes of a line that is not a request.
 const NOISE: u64 = 300;
 
-/// Whether a guest's command line asks for a storm.
+/// Whether a guest's command line requests a storm.
 pub(super) fn is_one(cmdline: &str) -> bool {
     cmdline.contains("test=storm")
 }
 
-/// When a storm's machine is ended if it has not come to its own end: a minute's work, or an
-/// hour's, on a machine that others use as well.
+/// When a storm's machine is ended if it has not finished: a minute's work, or an hour's, on a
+/// machine that others use as well.
 pub(super) const fn timeout(is_long: bool) -> Duration {
     Duration::from_secs(if is_long { 4 * 3600 } else { 600 })
 }
 
-/// What the storm must leave as it was.
+/// The state that the storm must leave unchanged.
 #[derive(Debug, PartialEq, Eq)]
 struct State {
     slots: Vec<Slot>,
-    /// What the hypervisor says of its free memory.
+    /// The hypervisor's report of its free memory.
     free: String,
 }
 
@@ -65,8 +65,8 @@ pub(super) struct Requests {
 }
 
 impl Requests {
-    /// Begins with them. All of them follow from the seed; how many there will be depends on how
-    /// long the storm takes.
+    /// Starts the requests. All of them follow from the seed; their number depends on how long the
+    /// storm takes.
     pub(super) fn begin(machine: &Machine, seed: u64) -> Result<Self> {
         let mut control = machine.control()?.with_patience(PATIENCE);
         let before = State::of(&mut control)?;
@@ -78,7 +78,7 @@ impl Requests {
         Ok(Self { before, is_over, thread })
     }
 
-    /// Ends them, takes back what they have done, and compares. Returns how many there were.
+    /// Ends them, undoes their effects, and compares. Returns their number.
     pub(super) fn end(self, machine: &Machine) -> Result<u32> {
         self.is_over.store(true, Ordering::Release);
         let sent = self.thread.join().map_err(|_| anyhow!("the sender of requests panicked"))??;
@@ -97,7 +97,7 @@ impl Requests {
     }
 }
 
-/// Whether the request was granted. Only no answer is an error.
+/// Whether the request was granted. Only a missing answer is an error.
 fn asked(control: &mut Control, request: &Request) -> Result<bool> {
     match control.ask(request) {
         Ok(_) => Ok(true),
@@ -121,7 +121,7 @@ fn send(control: &mut Control, seed: u64, is_over: &AtomicBool) -> Result<u32> {
     Ok(sent)
 }
 
-/// A request, mostly one that makes sense.
+/// A request, usually a valid one.
 fn request(random: &mut Random) -> Request {
     let slot = random.below(SLOTS) as u16;
     let way = if random.one_in(2) { LogWay::DirtyBits } else { LogWay::WriteProtection };
@@ -130,7 +130,7 @@ fn request(random: &mut Random) -> Request {
         1 => Request::Slots,
         2 => Request::Stats,
         3..=5 => {
-            // Beside the guest's memory, over its devices, and where the storm goes on accesses.
+            // Next to the guest's memory, over its devices, and where the storm makes accesses.
             let base = random.one_of([0, GIB, 3 * GIB, 3 * GIB + 256 * MIB, 4 * GIB, 1 << 51]);
             let gpa = match random.below(8) {
                 0 => random.word(),

@@ -1,4 +1,5 @@
-//! Talks with the hypervisor of a guest that works: memory that comes and goes, dirty logs.
+//! Conversations with the hypervisor of a working guest: memory that is added and removed, dirty
+//! logs.
 
 use super::cases::Talk;
 use crate::arch::Arch;
@@ -15,19 +16,19 @@ use std::collections::BTreeSet;
 use std::thread;
 use std::time::Duration;
 
-/// Memory of the guests that are talked about. It is slot 0, at [`Arch::ram_base`].
+/// Memory of the guests. It is slot 0, at [`Arch::ram_base`].
 pub(super) const GUEST_MEMORY: u64 = 256 * MIB;
-/// Where nothing is.
+/// An unused address.
 const HIGH: u64 = 1 << 32;
 const SIZE: u64 = 32 * MIB;
 /// Fetches of a dirty log.
 const FETCHES: u32 = 6;
-/// Between two of them.
+/// Time between two of them.
 const PERIOD: Duration = Duration::from_millis(300);
-/// Least number of pages that a guest at work changes between two fetches.
+/// The least number of pages that a working guest changes between two fetches.
 const CHANGES_MIN: usize = 4;
 
-/// Has the conversation.
+/// Holds the conversation.
 pub(super) fn talk(machine: &Machine, arch: Arch, about: Talk) -> Result<()> {
     let mut control = machine.control()?;
     match about {
@@ -38,7 +39,7 @@ pub(super) fn talk(machine: &Machine, arch: Arch, about: Talk) -> Result<()> {
     }
 }
 
-/// The slots but for the ROM's, which comes and goes meanwhile.
+/// The slots except for the ROM's, which is added and removed meanwhile.
 fn slots(control: &mut Control) -> Result<Vec<Slot>> {
     let mut slots: Vec<Slot> = control.ask_for(&Request::Slots)?;
     slots.retain(|slot| slot.access == Access::ReadWrite);
@@ -68,7 +69,7 @@ fn refusals(control: &mut Control, base: u64) -> Result<()> {
     all_refused(control, &requests)
 }
 
-/// Memory over each device's registers, from below, within and beyond.
+/// Memory over each device's registers, overlapping from below, within and beyond.
 fn devices(control: &mut Control, arch: Arch) -> Result<()> {
     let requests = match arch {
         Arch::X86_64 => [
@@ -89,7 +90,7 @@ fn devices(control: &mut Control, arch: Arch) -> Result<()> {
         ],
     };
     all_refused(control, &requests)?;
-    // Beside them there is room.
+    // Next to them there is room.
     let free = match arch {
         Arch::X86_64 => 0xfec0_1000,
         Arch::Aarch64 => 0x0900_1000,
@@ -99,7 +100,7 @@ fn devices(control: &mut Control, arch: Arch) -> Result<()> {
     Ok(())
 }
 
-/// Has each request refused for the reason that is named. The slots stay as they are.
+/// Checks that each request is refused for the named reason. The slots must not change.
 fn all_refused(control: &mut Control, requests: &[(Request, &str)]) -> Result<()> {
     let before = slots(control)?;
     for (request, reason) in requests {
@@ -124,7 +125,7 @@ fn memory(control: &mut Control) -> Result<()> {
         ensure!(gone.flushes >= 1, "memory was taken back without a flush: {gone:?}");
     }
     ensure!(slots(control)? == before, "not all is as before");
-    // What was given back is there to be given again: much of it at once, three times.
+    // Returned memory can be allocated again: much of it at once, three times.
     for _ in 0..3 {
         let slot = control.add(HIGH, 3 * SIZE)?;
         control.delete(slot)?;
@@ -132,15 +133,15 @@ fn memory(control: &mut Control) -> Result<()> {
     Ok(())
 }
 
-/// Memory that is migrated in vain.
+/// The memory of the cancelled migration.
 pub(super) const MIGRATED: u64 = 32 * MIB;
-/// More than there is.
+/// More than exists.
 const TOO_MUCH: u64 = 1 << 38;
-/// How much the guest writes meanwhile, in 10^6 bytes a second.
+/// The guest's write rate meanwhile, in 10^6 bytes per second.
 const RATE: u32 = 64;
 
-/// Memory is migrated in vain, by either way of logging, while the guest writes to it: no store is
-/// lost, and slots and free memory are as before.
+/// A cancelled migration, with either way of logging, while the guest writes to the memory: no
+/// store is lost, and slots and free memory are as before.
 pub(super) fn migrate(writer: &mut Writer) -> Result<()> {
     let (slots, free) = (writer.slots()?, largest_free(writer)?);
     writer.begin(RATE)?;
@@ -155,7 +156,7 @@ pub(super) fn migrate(writer: &mut Writer) -> Result<()> {
     writer.check(stores)
 }
 
-/// What the hypervisor says of the largest piece of free memory.
+/// The hypervisor's report of the largest piece of free memory.
 fn largest_free(writer: &Writer) -> Result<String> {
     let error =
         writer.control()?.add(1 << 36, TOO_MUCH).err().context("there was more memory than there can be")?;
@@ -164,9 +165,9 @@ fn largest_free(writer: &Writer) -> Result<String> {
     Ok(largest.to_owned())
 }
 
-/// Each page whose contents differ between two looks must be in the log that was fetched between
-/// them and the next, or in the one after that: a store may come between a fetch's end and the
-/// look.
+/// Each page whose contents differ between two samples must be in the log that was fetched between
+/// them and the next, or in the one after that: a store may fall between a fetch's end and the
+/// sample.
 fn dirty_log(machine: &Machine, control: &mut Control, way: LogWay) -> Result<()> {
     let host = slots(control)?.first().context("there is no slot")?.host;
     let look = || machine.ram().page_digests(host, GUEST_MEMORY);

@@ -1,15 +1,16 @@
-//! An auditor at the entry: whether VMRUN may begin as the VMCB says.
+//! An auditor at the entry: checks whether VMRUN may begin with the current VMCB.
 //!
-//! What a processor holds of a guest is not seen: translations under an ASID, and the parts of the
-//! VMCB that clean bits let it keep. An emulator holds neither, so that a hypervisor which forgets
-//! to drop them goes unnoticed there. The auditor keeps books of its own of what a processor may
-//! hold, apart from the code that decides, and compares before each VMRUN:
+//! A processor's hidden guest state is not visible: translations under an ASID, and the parts of
+//! the VMCB that clean bits let it cache. An emulator caches neither, so a hypervisor that forgets
+//! to drop them goes unnoticed there. The auditor keeps its own books of what a processor may hold,
+//! independent of the code that decides, and checks before each VMRUN:
 //!
-//! * a group of fields whose clean bit is set is as it was when this VMCB last exited, and that was
-//!   on this processor;
-//! * with `TLB_CONTROL` 0 the ASID was last used by this vCPU, which has not run elsewhere since,
-//!   with the same control registers as far as translations hold them, and nobody has taken a flush
-//!   of everything for it since; or nobody has used the ASID since the processor dropped all.
+//! * a group of fields whose clean bit is set is the same as when this VMCB last exited, and that
+//!   was on this processor;
+//! * with `TLB_CONTROL` 0, either the ASID was last used by this vCPU, or it is unused since the
+//!   processor dropped all translations. In the first case the vCPU has not run elsewhere since,
+//!   has the same control registers as far as translations depend on them, and has taken no flush
+//!   of everything since.
 //!
 //! Source: APM volume 2 (24593, revision 3.42), sections 15.15 and 15.16, appendix B.
 
@@ -20,10 +21,10 @@ use core::fmt;
 /// A VMCB, as words.
 pub type Words = [u64; 512];
 
-/// Bytes, from the first to the one behind the last.
+/// A byte range: the first byte, and the one after the last.
 type Bytes = (usize, usize);
 
-/// Clean bits and the bytes that each is about.
+/// Clean bits and the bytes that each covers.
 const GROUPS: [(u32, &str, &[Bytes]); 10] = [
     (0, "intercepts, TSC offset, pause filter", &[(0x00, 0x18), (0x3c, 0x40), (0x50, 0x58)]),
     (1, "permission maps", &[(0x40, 0x50)]),
@@ -36,8 +37,8 @@ const GROUPS: [(u32, &str, &[Bytes]); 10] = [
     (8, "segments", &[(0x400, 0x440), (0x4cb, 0x4cc)]),
     (9, "CR2", &[(0x640, 0x648)]),
 ];
-/// All that is compared lies in these. An entry is to cost little more than without an auditor:
-/// there are guests that measure time.
+/// The compared fields are all in these ranges. With the auditor an entry must cost little more
+/// than without: some guests measure time.
 const LOOKED_AT: [Bytes; 2] = [(0, 0xc0), (0x400, 0x670)];
 const TLB_CONTROL: usize = 0x5c;
 const ASID: usize = 0x58;
@@ -46,7 +47,7 @@ const DO_NOTHING: u8 = 0;
 const FLUSH_ALL: u8 = 1;
 const FLUSH_ASID: u8 = 3;
 
-/// Registers that translations depend on: where, which bits, and their names.
+/// Registers that translations depend on: offset, relevant bits, and names.
 const REGISTERS: [(usize, u64, &str); 5] = [
     (0x558, 1 << 31 | 1 << 16 | 1, "CR0"),
     (0x550, u64::MAX, "CR3"),
@@ -55,29 +56,29 @@ const REGISTERS: [(usize, u64, &str); 5] = [
     (0x668, u64::MAX, "PAT"),
 ];
 
-/// Something that the processor would get wrong.
+/// A stale state that the processor would use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finding {
     /// A group has changed, and its clean bit says that it has not.
     Changed(&'static str),
-    /// Clean bits are set on a processor where this VMCB was not last.
+    /// Clean bits are set on a processor where this VMCB did not run last.
     Moved,
-    /// `TLB_CONTROL` has a value that is none.
+    /// `TLB_CONTROL` has an undefined value.
     Control(u8),
-    /// The ASID has not been cleared since this processor began.
+    /// The ASID has not been flushed since this processor started.
     NeverFlushed(u32),
-    /// The ASID was another vCPU's.
+    /// The ASID was last used by another vCPU.
     Foreign {
         /// The ASID.
         asid: u32,
-        /// Whose it was.
+        /// The vCPU that used it.
         vcpu: u32,
     },
-    /// The vCPU has been elsewhere.
+    /// The vCPU has run on another processor.
     Elsewhere,
     /// A flush that was taken has not been carried out.
     Owed,
-    /// A register has changed on the guest's behalf.
+    /// The hypervisor has changed a register of the guest.
     Register(&'static str),
 }
 
@@ -96,14 +97,14 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Who has used an ASID of a processor last, and in which of its stays.
+/// The last user of a processor's ASID, and in which of its stays.
 #[derive(Clone, Copy, Debug)]
 struct Tenant {
     vcpu: u32,
     stay: u64,
 }
 
-/// The books of one processor.
+/// The auditor's record of one processor.
 #[derive(Debug, Default)]
 pub struct CpuBooks {
     tenants: BTreeMap<u32, Tenant>,
@@ -112,21 +113,21 @@ pub struct CpuBooks {
 }
 
 impl CpuBooks {
-    /// Of a processor that may hold anything.
+    /// For a processor that may hold anything.
     pub const fn new() -> Self {
         Self { tenants: BTreeMap::new(), has_dropped_all: false }
     }
 }
 
-/// The books of one vCPU.
+/// The auditor's record of one vCPU.
 #[derive(Debug)]
 pub struct VcpuBooks {
     index: u32,
     /// The VMCB after its last exit.
     last: Box<Words>,
-    /// Where that was.
+    /// The processor of its last exit.
     cpu: Option<u32>,
-    /// How often it has run.
+    /// Number of its stays.
     stays: u64,
     owes: bool,
 }
@@ -149,21 +150,21 @@ fn low_word(words: &Words, at: usize) -> u32 {
 }
 
 impl VcpuBooks {
-    /// Of a vCPU that has never run.
+    /// For a vCPU that has never run.
     pub fn new(index: u32) -> Self {
         Self { index, last: Box::new([0; 512]), cpu: None, stays: 0, owes: false }
     }
 
-    /// Everything was asked to be dropped for this vCPU.
+    /// Notes that all translations of this vCPU must be dropped.
     pub fn take_flush(&mut self) {
         self.owes = true;
     }
 
-    /// Whether VMRUN may begin on `cpu`, whose books are `books`.
+    /// Whether VMRUN may begin on `cpu`, whose record is `books`.
     ///
     /// # Errors
     ///
-    /// What the processor would get wrong.
+    /// The stale state that the processor would use.
     pub fn check(&self, books: &CpuBooks, cpu: u32, vmcb: &Words) -> Result<(), Finding> {
         let clean = low_word(vmcb, CLEAN);
         if clean != 0 && self.cpu != Some(cpu) {
@@ -191,7 +192,7 @@ impl VcpuBooks {
         if !books.has_dropped_all {
             return Err(Finding::NeverFlushed(asid));
         }
-        // Nobody has used it since all was dropped.
+        // It is unused since all translations were dropped.
         let Some(tenant) = books.tenants.get(&asid) else { return Ok(()) };
         if tenant.vcpu != self.index {
             return Err(Finding::Foreign { asid, vcpu: tenant.vcpu });
@@ -210,7 +211,7 @@ impl VcpuBooks {
         Ok(())
     }
 
-    /// VMRUN has been executed, and the guest has run and exited.
+    /// Notes that VMRUN has been executed, and the guest has run and exited.
     pub fn note(&mut self, books: &mut CpuBooks, cpu: u32, vmcb: &Words) {
         if byte(vmcb, TLB_CONTROL) == FLUSH_ALL {
             books.tenants.clear();

@@ -1,4 +1,4 @@
-//! The auditor of a vCPU's entries, in an image that has one; in the others it is nothing.
+//! The auditor of a vCPU's entries; a no-op in images without one.
 
 #[cfg(feature = "audit")]
 use super::audit::{VcpuBooks, Words};
@@ -6,7 +6,7 @@ use super::processor::Amd64;
 use super::vmcb::Vmcb;
 use crate::vm::PerCpu;
 
-/// What it knows of a vCPU.
+/// The auditor's record of a vCPU.
 pub struct Auditor {
     #[cfg(feature = "audit")]
     books: VcpuBooks,
@@ -14,7 +14,7 @@ pub struct Auditor {
 
 #[cfg(feature = "audit")]
 impl Auditor {
-    /// Of a vCPU that has never run.
+    /// For a vCPU that has never run.
     pub fn new(index: u32) -> Self {
         Self { books: VcpuBooks::new(index) }
     }
@@ -24,14 +24,14 @@ impl Auditor {
         self.books.take_flush();
     }
 
-    /// Right before VMRUN.
+    /// Called right before VMRUN.
     pub fn check<A: Amd64>(&self, cpu: &PerCpu<A>, vmcb: &Vmcb) {
         if let Err(finding) = self.books.check(&A::books(cpu).borrow(), cpu.index, words(vmcb)) {
             panic!("audit: {finding}");
         }
     }
 
-    /// Right after it, if the guest has run.
+    /// Called right after VMRUN, if the guest has run.
     pub fn note<A: Amd64>(&mut self, cpu: &PerCpu<A>, vmcb: &Vmcb) {
         self.books.note(&mut A::books(cpu).borrow_mut(), cpu.index, words(vmcb));
     }
@@ -39,21 +39,21 @@ impl Auditor {
 
 #[cfg(not(feature = "audit"))]
 impl Auditor {
-    /// Of a vCPU.
+    /// For a vCPU.
     #[must_use]
     pub const fn new(_: u32) -> Self {
         Self {}
     }
 
-    /// Nothing.
+    /// A no-op.
     #[inline(always)]
     pub const fn take_flush(&mut self) {}
 
-    /// Nothing.
+    /// A no-op.
     #[inline(always)]
     pub const fn check<A: Amd64>(&self, _: &PerCpu<A>, _: &Vmcb) {}
 
-    /// Nothing.
+    /// A no-op.
     #[inline(always)]
     pub const fn note<A: Amd64>(&mut self, _: &PerCpu<A>, _: &Vmcb) {}
 }
@@ -61,7 +61,7 @@ impl Auditor {
 #[cfg(feature = "audit")]
 fn words(vmcb: &Vmcb) -> &Words {
     const { assert!(size_of::<Vmcb>() == size_of::<Words>()) };
-    // SAFETY: the block is as large, is aligned for more, and consists of integers without a gap.
-    // Nobody writes to it while the guest does not run.
+    // SAFETY: the block has the same size and a larger alignment, and consists of integers without
+    // gaps. It is not written to while the guest does not run.
     unsafe { &*core::ptr::from_ref(vmcb).cast() }
 }

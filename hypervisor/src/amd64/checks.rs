@@ -1,8 +1,8 @@
-//! What a processor checks before it executes an instruction that is intercepted.
+//! The checks that a processor makes before it executes an intercepted instruction.
 //!
-//! Most of these checks come before the intercept (table 15-7), so that no exit needs them. They
-//! are made again all the same: emulators leave some of them out, and what follows from a missing
-//! one is the guest's kernel in its programs' hands.
+//! Most of these checks precede the intercept (table 15-7), so no exit should need them. They are
+//! repeated anyway: emulators omit some of them, and a missing one exposes the guest's kernel to
+//! its programs.
 
 use super::RFLAGS_VM;
 
@@ -11,7 +11,7 @@ pub const CR4_OSXSAVE: u64 = 1 << 18;
 /// RFLAGS.IOPL.
 const IOPL_SHIFT: u32 = 12;
 
-/// What the checks depend on.
+/// The state that the checks depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conditions {
     /// The privilege level. Real mode has 0, virtual-8086 mode 3.
@@ -22,10 +22,10 @@ pub struct Conditions {
     pub rflags: u64,
 }
 
-/// An instruction that is intercepted.
+/// An intercepted instruction, by the privileges it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Instruction {
-    /// CPUID, PAUSE; and VMMCALL, which hypercalls have their own checks for.
+    /// CPUID, PAUSE; and VMMCALL, for which hypercalls have their own checks.
     Anybodys,
     /// RDMSR, WRMSR, HLT, INVD, WBINVD; moves to and from control and debug registers.
     Kernels,
@@ -33,7 +33,7 @@ pub enum Instruction {
     SetExtendedControl,
 }
 
-/// The fault that stands for a check.
+/// The fault that a failed check raises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// #UD.
@@ -56,7 +56,7 @@ pub const fn check(instruction: Instruction, conditions: Conditions) -> Result<(
     }
 }
 
-/// Whether ports have to be looked up in the task's permission map (section 12.2.4 "I/O-Permission
+/// Whether access to ports depends on the task's permission map (section 12.2.4 "I/O-Permission
 /// Bitmap").
 #[must_use]
 pub const fn needs_port_map(conditions: Conditions) -> bool {
@@ -65,12 +65,12 @@ pub const fn needs_port_map(conditions: Conditions) -> bool {
 }
 
 /// Whether the current task may access `size` ports from `port` on. `read` reads a byte at an
-/// offset in the task's state segment, whose attributes are as the VMCB has them and whose last
+/// offset in the task's state segment, whose attributes are in the VMCB's format and whose last
 /// byte is at `limit`.
 ///
 /// # Errors
 ///
-/// What `read` fails with.
+/// The error of `read`.
 pub fn allows_ports<E>(
     attributes: u16,
     limit: u32,
@@ -78,16 +78,16 @@ pub fn allows_ports<E>(
     size: u32,
     mut read: impl FnMut(u32) -> Result<u8, E>,
 ) -> Result<bool, E> {
-    /// Where the segment has the offset of its permission map.
+    /// Offset in the segment of its permission map's offset.
     const MAP_BASE: u32 = 0x66;
-    // Of 32 or 64 bits, and there: those of 16 bits have no map.
+    // Present, and of 32 or 64 bits: 16-bit segments have no map.
     let has_map = attributes & 0x9d == 0x89 && limit > MAP_BASE;
     if !has_map {
         return Ok(false);
     }
     let base = u32::from(u16::from_le_bytes([read(MAP_BASE)?, read(MAP_BASE + 1)?]));
     let first = base + u32::from(port / 8);
-    // Two bytes are read always, so that an access may begin at the last port of one.
+    // Two bytes are always read, because an access may begin at the last port of a byte.
     if first >= limit {
         return Ok(false);
     }

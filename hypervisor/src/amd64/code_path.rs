@@ -1,4 +1,4 @@
-//! How a vCPU's last walks to its code went ([`Walks`]), so that the next look at an opcode need
+//! Remembers a vCPU's last walks to its code ([`Walks`]), so that the next look at an opcode need
 //! not walk.
 
 use memslots::{GuestMemory, Pattern};
@@ -9,7 +9,7 @@ use super::processor::Amd64;
 use super::vmcb::Vmcb;
 use crate::vm::files::Defects;
 
-/// What a walk depends on besides address and tables.
+/// The state that a walk depends on besides address and tables.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Regime {
     cr0: u64,
@@ -32,10 +32,10 @@ impl Regime {
 pub struct CodePaths(Walks<Regime>);
 
 impl CodePaths {
-    /// Whether the bytes at RIP are `usual`. False also if that is not known: the code cannot be
+    /// Whether the bytes at RIP are `usual`. False also if that is unknown: the code cannot be
     /// read, or crosses a page. Call in a section, with the memory of that section, and with the
     /// VMCB's privilege level, which most callers know.
-    #[inline(always)] // Two callers, of which one is seldom and the other on the way of most exits.
+    #[inline(always)] // Two callers: one is rare, the other is on the path of most exits.
     pub fn is_at_rip<A: Amd64>(
         &mut self,
         vmcb: &Vmcb,

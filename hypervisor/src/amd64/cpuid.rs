@@ -1,7 +1,7 @@
-//! CPUID: what this machine has, and what a guest is shown of it.
+//! CPUID: the features of this machine, and the ones that a guest is shown.
 //!
-//! A guest sees the processor that it runs on, less what the hypervisor does not provide, plus what
-//! it provides by itself (x2APIC, TSC deadline, the Hyper-V leaves). Every bit that is shown works.
+//! A guest sees the processor that it runs on, minus features that the hypervisor does not provide,
+//! plus its own (x2APIC, TSC deadline, the Hyper-V leaves). Every bit that is shown works.
 
 use super::processor::Amd64;
 use crate::hyperv::cpuid::CpuidResult;
@@ -17,7 +17,7 @@ mod leaf1 {
     pub(crate) const ECX_HIDDEN: u32 =
         1 << 3 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 11 | 1 << 15 | 1 << 18 | 1 << 27;
     pub(crate) const ECX_OSXSAVE: u32 = 1 << 27;
-    // x2APIC, TSC deadline, hypervisor present: ours.
+    // x2APIC, TSC deadline, hypervisor present: provided by the hypervisor.
     pub(crate) const ECX_SHOWN: u32 = 1 << 21 | 1 << 24 | 1 << 31;
     // EDX: MCE, MTRR, MCA, DS, ACPI, TM, PBE: no machine checks, memory types or thermal control
     // here.
@@ -27,8 +27,8 @@ mod leaf1 {
 }
 
 mod leaf7 {
-    // EBX: FSGSBASE, TSC_ADJUST (ours), BMI1, AVX2, SMEP, BMI2, ERMS, INVPCID, AVX-512 F/DQ/IFMA,
-    // RDSEED, ADX, SMAP, CLFLUSHOPT, CLWB, AVX-512 CD, SHA, AVX-512 BW/VL.
+    // EBX: FSGSBASE, TSC_ADJUST (provided here), BMI1, AVX2, SMEP, BMI2, ERMS, INVPCID, AVX-512
+    // F/DQ/IFMA, RDSEED, ADX, SMAP, CLFLUSHOPT, CLWB, AVX-512 CD, SHA, AVX-512 BW/VL.
     pub(crate) const EBX_KEPT: u32 = 1
         | 1 << 3
         | 1 << 5
@@ -75,12 +75,12 @@ mod extended1 {
         | 1 << 27
         | 1 << 28
         | 1 << 29;
-    /// Machine checks, MTRRs; 1 GiB pages, because guest memory may lie in smaller ones: see
+    /// Machine checks, MTRRs; 1 GiB pages, because guest memory may be mapped by smaller ones: see
     /// [`stay::amd64::obey`].
     pub(crate) const EDX_HIDDEN: u32 = 1 << 7 | 1 << 12 | 1 << 14 | 1 << 26;
 }
 
-/// What of a vCPU's state CPUID depends on.
+/// The part of a vCPU's state that CPUID depends on.
 #[derive(Clone, Copy)]
 pub struct View {
     /// Its APIC id.
@@ -96,7 +96,7 @@ pub struct View {
 }
 
 impl View {
-    /// Bits of an APIC id that number the vCPUs.
+    /// Number of bits in an APIC id that number the vCPUs.
     fn id_bits(self) -> u32 {
         (self.vcpus - 1).checked_ilog2().map_or(0, |bit| bit + 1)
     }
@@ -130,7 +130,7 @@ pub fn answer<A: Amd64>(leaf: u32, subleaf: u32, view: View) -> CpuidResult {
         }
         // Brand string, caches, TLBs.
         0x8000_0002..=0x8000_0006 | 0x8000_0019 | 0x8000_001a => A::cpuid(leaf, 0),
-        // The invariant TSC, which a Hyper-V guest has to ask for.
+        // The invariant TSC, which a Hyper-V guest must ask for.
         0x8000_0007 => CpuidResult { edx: u32::from(view.invariant_tsc) << 8, ..EMPTY },
         0x8000_0008 => capacities::<A>(view),
         _ => EMPTY,
@@ -144,7 +144,8 @@ fn identity<A: Amd64>(view: View) -> CpuidResult {
     let multi = if view.vcpus > 1 { leaf1::EDX_MULTI } else { 0 };
     CpuidResult {
         eax: host.eax,
-        // CLFLUSH line size stays; ids and counts have eight bits here, leaf 0xb has them whole.
+        // The CLFLUSH line size is kept; ids and counts have eight bits here, leaf 0xb has all
+        // bits.
         ebx: host.ebx & 0xff00 | (view.vcpus.min(255)) << 16 | (view.apic_id & 0xff) << 24,
         ecx: host.ecx & !(leaf1::ECX_HIDDEN | A::wrong()) | leaf1::ECX_SHOWN | osxsave,
         edx: host.edx & !(leaf1::EDX_HIDDEN | leaf1::EDX_MULTI | leaf1::EDX_APIC) | multi | apic,
@@ -175,7 +176,7 @@ fn extended_state<A: Amd64>(subleaf: u32) -> CpuidResult {
     if A::components() == 0 {
         return EMPTY;
     }
-    // The guest's XCR0 is in the processor, so the size for it is right as it comes.
+    // The guest's XCR0 is in the processor, so the size for it is correct as reported.
     let host = A::cpuid(0xd, subleaf);
     match subleaf {
         // XSAVEOPT, XSAVEC, XGETBV 1; no supervisor components.
@@ -197,8 +198,8 @@ fn capacities<A: Amd64>(view: View) -> CpuidResult {
     }
 }
 
-/// Whether a guest that CPUID shows `leaf 1/7/0xd` may set these bits in CR4 (APM volume 2, section
-/// 3.1.3).
+/// The bits that a guest may set in CR4, given the CPUID leaves 1, 7 and 0xd that it is shown (APM
+/// volume 2, section 3.1.3).
 pub fn guest_cr4_mask<A: Amd64>() -> u64 {
     let one = A::cpuid(1, 0);
     let seven = features::<A>();
@@ -218,8 +219,8 @@ pub fn physical_address_bits<A: Amd64>() -> u32 {
     A::cpuid(0x8000_0008, 0).eax & 0xff
 }
 
-/// Whether the TSC counts at one rate whatever the processor does. QEMU's emulation does not say so
-/// in its CPUID, but it takes the TSC from the host's clock, or counts instructions: the rate is
+/// Whether the TSC counts at a constant rate in all processor states. QEMU's emulation does not say
+/// so in its CPUID, but it takes the TSC from the host's clock, or counts instructions: the rate is
 /// constant.
 pub fn host_has_invariant_tsc<A: Amd64>() -> bool {
     const INVARIANT: u32 = 1 << 8;

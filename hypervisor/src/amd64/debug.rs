@@ -1,9 +1,9 @@
 //! The guest's breakpoint addresses, DR0 to DR3. DR6 and DR7 are in the VMCB.
 //!
-//! Hardly any vCPU uses them, and moving them is slow. So a vCPU comes onto a CPU without them, and
-//! its first access to one of them, or to DR7 under either of its names, which might turn them on,
-//! causes an exit: it brings them, and the instruction is executed again. A vCPU whose breakpoints
-//! are on brings them along. APM volume 2, sections 13.1.1 and 15.8.1.
+//! Hardly any vCPU uses them, and switching them is slow. So a vCPU arrives on a CPU without them.
+//! Its first access to one of them, or to DR7 under either of its names, which might enable them,
+//! causes an exit that loads them, and the instruction is executed again. A vCPU whose breakpoints
+//! are enabled has them loaded on arrival. APM volume 2, sections 13.1.1 and 15.8.1.
 
 use super::intercepts;
 use super::processor::Amd64;
@@ -16,12 +16,12 @@ const DR7_ENABLED: u64 = 0xff;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct DebugRegisters {
     values: [u64; 4],
-    /// They are in the processor, not here.
+    /// The values are in the processor, not here.
     are_loaded: bool,
 }
 
 impl DebugRegisters {
-    /// The vCPU comes onto this CPU.
+    /// The vCPU arrives on this CPU.
     #[inline]
     pub(crate) fn arrive<A: Amd64>(&mut self, vmcb: &mut Vmcb) {
         vmcb.intercept_dr = intercepts::DEBUG;

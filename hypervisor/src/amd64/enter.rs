@@ -1,4 +1,4 @@
-//! One stay in the guest: what is prepared before, VMRUN, and what is put in order afterwards.
+//! One stay in the guest: preparation, VMRUN, and clean-up.
 
 use core::sync::atomic::Ordering;
 
@@ -20,8 +20,8 @@ use crate::hyperv::eoi_assist::{ApicView, NO_EOI_REQUIRED, Settled};
 use crate::vm::files::Defects;
 use crate::vm::{Context, PerCpu, Vm, increase};
 
-/// Enters the guest and comes back with an exit in the VMCB; or does not enter, because something
-/// has to be looked at first, and returns false.
+/// Enters the guest and returns true with an exit in the VMCB. Returns false without entering if
+/// something must be checked first.
 pub fn enter<A: Amd64>(context: &mut Context<'_, A>) -> bool {
     context.state.prepare_events::<A>();
     offer_lazy_eoi(context);
@@ -30,7 +30,7 @@ pub fn enter<A: Amd64>(context: &mut Context<'_, A>) -> bool {
     if !amd64::enter(&mut processor, &mut context.owner, &mut context.workspace.asids, slot) {
         context.state.withdraw_interrupt();
         settle_lazy_eoi(context);
-        // Not before: the entry that no request stops need not look for one twice.
+        // Not earlier, so that the common entry without a request checks only once.
         take_flush(context);
         return false;
     }
@@ -38,7 +38,7 @@ pub fn enter<A: Amd64>(context: &mut Context<'_, A>) -> bool {
     true
 }
 
-/// Takes a flush that pends: carries it out, or has the next VMRUN do so.
+/// Takes a pending flush: carries it out, or has the next VMRUN do so.
 #[cold]
 pub fn take_flush<A: Amd64>(context: &mut Context<'_, A>) {
     let (mut processor, slot) = Svm::of(context.vm, context.cpu, context.state);
@@ -84,8 +84,8 @@ fn after_exit<A: Amd64>(context: &mut Context<'_, A>) {
     settle_lazy_eoi(context);
 }
 
-/// Tells the guest that it need not write the end-of-interrupt register, where nothing would follow
-/// from it.
+/// Tells the guest that it need not write the end-of-interrupt register, if that write would have
+/// no further effect.
 fn offer_lazy_eoi<A: Amd64>(context: &mut Context<'_, A>) {
     if !context.state.hyperv.has_assist_page() {
         return;
@@ -95,12 +95,12 @@ fn offer_lazy_eoi<A: Amd64>(context: &mut Context<'_, A>) {
     let nothing_follows = lapic.can_lazy_eoi(vector);
     let view = ApicView { in_service: Some(vector), level: false, pending: !nothing_follows };
     if let Some(gpa) = context.state.hyperv.arm_eoi(&view) {
-        // If there is no memory, settling finds the field unreadable and takes the offer back.
+        // If there is no memory, settling finds the field unreadable and withdraws the offer.
         let _ = context.vm.space.slots().memory().write_u32(Gpa(gpa), NO_EOI_REQUIRED);
     }
 }
 
-/// Finds out whether the guest has made use of the offer, and withdraws it.
+/// Checks whether the guest has used the offer, and withdraws it.
 #[inline]
 fn settle_lazy_eoi<A: Amd64>(context: &mut Context<'_, A>) {
     if let Some(gpa) = context.state.hyperv.armed_eoi() {
@@ -108,13 +108,13 @@ fn settle_lazy_eoi<A: Amd64>(context: &mut Context<'_, A>) {
     }
 }
 
-#[inline(never)] // Apart from the exits without an offer, which are most.
+#[inline(never)] // Kept apart from the exits without an offer, which are most.
 fn settle_offer<A: Amd64>(context: &mut Context<'_, A>, gpa: u64) {
     let memory = context.vm.space.slots().memory();
     let field = memory.read_u32(Gpa(gpa)).unwrap_or(NO_EOI_REQUIRED);
     match context.state.hyperv.settle_eoi(field) {
         Some(Settled::Ended(_)) => {
-            // It was edge-triggered, so nobody else waits for the end.
+            // It was edge-triggered, so no device waits for its end.
             let _nothing_follows = context.state.lapic.eoi();
         }
         Some(Settled::Withdrawn) => {
@@ -124,7 +124,7 @@ fn settle_offer<A: Amd64>(context: &mut Context<'_, A>, gpa: u64) {
     }
 }
 
-/// The processor with a vCPU's state.
+/// The processor loaded with a vCPU's state.
 struct Svm<'a, A: Amd64> {
     vm: &'a Vm<A>,
     cpu: &'a PerCpu<A>,
@@ -134,7 +134,7 @@ struct Svm<'a, A: Amd64> {
 }
 
 impl<'a, A: Amd64> Svm<'a, A> {
-    /// With this vCPU's state; and its tag.
+    /// With this vCPU's state; also returns its ASID slot.
     #[inline(always)]
     fn of(vm: &'a Vm<A>, cpu: &'a PerCpu<A>, state: &'a mut VcpuState) -> (Self, &'a mut AsidSlot) {
         let VcpuState { vmcb, registers, asid, auditor, .. } = state;

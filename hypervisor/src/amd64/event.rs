@@ -1,5 +1,5 @@
-//! Events as EVENTINJ and EXITINTINFO of the VMCB hold them (sections 15.20 and 15.7.2), and what
-//! becomes of one that cannot be delivered (sections 8.2.9 "#DF" and 8.5 "Priorities").
+//! Events in the format of EVENTINJ and EXITINTINFO in the VMCB (sections 15.20 and 15.7.2), and
+//! the handling of an event that cannot be delivered (sections 8.2.9 "#DF" and 8.5 "Priorities").
 
 /// An external interrupt.
 pub const TYPE_INTERRUPT: u64 = 0;
@@ -11,9 +11,9 @@ pub const TYPE_EXCEPTION: u64 = 3 << 8;
 pub const TYPE_SOFTWARE: u64 = 4 << 8;
 /// The bits of the type.
 pub const TYPE_MASK: u64 = 7 << 8;
-/// There is an error code, in the upper half.
+/// The event has an error code, in the upper half.
 pub const ERROR_VALID: u64 = 1 << 11;
-/// There is an event.
+/// The event is valid.
 pub const VALID: u64 = 1 << 31;
 
 /// #DB.
@@ -56,27 +56,28 @@ pub const fn double_fault(protected_mode: bool) -> u64 {
     exception(VECTOR_DF) | if protected_mode { ERROR_VALID } else { 0 }
 }
 
-/// Whether RFLAGS are pushed with RF set: for faults, whose instruction is executed again, but for
-/// #DB, which is a fault at instruction breakpoints only and pushes 0 for those as well (SDM volume
-/// 3, section 18.3.1.1; APM section 13.1.1.3).
+/// Whether RFLAGS are pushed with RF set. They are for faults, whose instruction is executed again,
+/// except #DB, which is a fault at instruction breakpoints only and pushes 0 for those as well (SDM
+/// volume 3, section 18.3.1.1; APM section 13.1.1.3).
 #[must_use]
 pub const fn pushes_resume_flag(event: u64) -> bool {
     let is_fault = !matches!(vector(event), VECTOR_DB | VECTOR_BP | VECTOR_OF | VECTOR_DF | VECTOR_MC);
     event & VALID != 0 && is_exception(event) && is_fault
 }
 
-/// What the guest gets when an exception comes up while an event is being delivered.
+/// The guest's event when an exception is raised during the delivery of another event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Combined {
-    /// The exception; what it interrupted comes again, or not, as if nothing had been begun.
+    /// The exception. The interrupted event is raised again, or not, as if its delivery had not
+    /// begun.
     Second,
-    /// A double fault in the place of both.
+    /// A double fault that replaces both.
     DoubleFault,
-    /// Nothing any more: the processor shuts down.
+    /// None: the processor shuts down.
     Shutdown,
 }
 
-/// What comes of the exception `second` while `first` was being delivered (table 8-3).
+/// Combines an exception `second` with `first`, during whose delivery it was raised (table 8-3).
 #[must_use]
 pub fn combine(first: u64, second: u64) -> Combined {
     if first & VALID == 0 || !is_exception(first) {
@@ -85,7 +86,7 @@ pub fn combine(first: u64, second: u64) -> Combined {
     let is_contributory = |event| CONTRIBUTORY.contains(&vector(event));
     let is_page_fault = |event| vector(event) == VECTOR_PF;
     match vector(first) {
-        // What cannot be delivered, whatever it is, makes a second one of it.
+        // An exception that cannot be delivered causes a second one, whatever it is.
         VECTOR_DF if is_contributory(second) || is_page_fault(second) || vector(second) == VECTOR_DF => {
             Combined::Shutdown
         }
@@ -99,7 +100,7 @@ pub fn combine(first: u64, second: u64) -> Combined {
 mod tests {
     use super::*;
 
-    /// As the manual's table has it, and the whole of it.
+    /// Checks all of the manual's table.
     #[test]
     fn u13_exceptions_combine_as_in_the_manuals_table() {
         let class = |vector: u64| match vector {

@@ -1,4 +1,4 @@
-//! What a processor's SVM offers: CPUID Fn8000_000A.
+//! The SVM features of a processor: CPUID Fn8000_000A.
 
 /// EDX.
 const NESTED_PAGING: u32 = 1 << 0;
@@ -8,13 +8,13 @@ const FLUSH_BY_ASID: u32 = 1 << 6;
 const DECODE_ASSISTS: u32 = 1 << 7;
 const PAUSE_FILTER: u32 = 1 << 10;
 
-/// SVM features of a machine; each one is used where it is there and done without where it is not.
+/// SVM features of a machine. Each one is used where present and not required elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features(pub u32);
 
 impl Features {
-    /// What an image that watches itself [pretends](super::processor::Amd64::pretend) to have. On a
-    /// machine that keeps nothing from one VMRUN to the next both are right whatever it does.
+    /// Features that an auditing image [pretends](super::processor::Amd64::pretend) to have. On a
+    /// machine that caches nothing from one VMRUN to the next both are harmless.
     pub const PRETENDED: Self = Self(CLEAN_BITS | FLUSH_BY_ASID);
 
     /// The processor translates guest physical addresses.
@@ -30,7 +30,7 @@ impl Features {
         self.0 & NEXT_RIP != 0
     }
 
-    /// The processor keeps parts of the VMCB that are marked clean.
+    /// The processor caches the parts of the VMCB that are marked clean.
     #[must_use]
     #[inline(always)]
     pub const fn clean_bits(self) -> bool {

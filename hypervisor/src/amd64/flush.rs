@@ -1,4 +1,4 @@
-//! What hypercalls ask for: flushes by way of the flush engine, interrupts to several vCPUs.
+//! Services for hypercalls: flushes through the flush engine, interrupts to several vCPUs.
 
 use core::marker::PhantomData;
 use core::ops::ControlFlow;
@@ -22,20 +22,20 @@ use crate::vm::space::FlushScratch;
 use crate::vm::trace;
 use crate::vm::{Vcpu, Vm, end};
 
-/// Turns of waiting for a CPU to leave guest mode before the machine is declared broken: seconds,
-/// where a kick takes microseconds.
+/// Number of wait iterations for a CPU to leave guest mode before the machine is declared broken:
+/// seconds, where a kick takes microseconds.
 const WAIT_TURNS_MAX: u64 = 1 << 32;
 
-/// Turns of waiting after which a kick is taken for lost, and sent again.
+/// Number of wait iterations after which a kick is considered lost, and sent again.
 const REKICK_TURNS: u64 = 1 << 14;
 
-/// What is done on behalf of the vCPU that calls.
+/// The services available to the calling vCPU.
 pub struct CallServices<'a, A: Amd64> {
     /// The machine.
     pub vm: &'a Vm<A>,
-    /// The vCPU that calls.
+    /// The calling vCPU.
     pub caller: &'a Vcpu<A>,
-    /// Where the targets are noted that are waited for.
+    /// Records the targets that the flush waits for.
     pub scratch: &'a mut FlushScratch,
 }
 
@@ -44,7 +44,7 @@ pub struct CallServices<'a, A: Amd64> {
 pub struct Ipi<A>(PhantomData<A>);
 
 impl<A> Ipi<A> {
-    /// Of the machine's CPUs.
+    /// Kicks the machine's CPUs.
     #[must_use]
     pub const fn of_machine() -> Self {
         Self(PhantomData)
@@ -59,7 +59,7 @@ impl<A: Amd64> Hardware for Ipi<A> {
     fn relax(&self, turns: u64) -> ControlFlow<()> {
         core::hint::spin_loop();
         if turns % REKICK_TURNS == REKICK_TURNS - 1 {
-            // No working machine gets here. One that has lost a kick gets all of them again.
+            // A working machine never gets here. One that has lost a kick gets all of them again.
             counting::count_here::<A>(Counter::KickAgain);
             percpu::online::<A>().for_each(A::kick);
         }
@@ -67,7 +67,7 @@ impl<A: Amd64> Hardware for Ipi<A> {
     }
 }
 
-/// A vCPU that asks for a flush by hypercall: its counters, and its index.
+/// A vCPU that issues a flush hypercall: its counters and its index.
 struct Caller<'a, A>(&'a CounterRow, u32, PhantomData<A>);
 
 impl<A> Clone for Caller<'_, A> {
@@ -112,8 +112,8 @@ impl<A: Amd64> Hardware for Caller<'_, A> {
     }
 }
 
-/// Kicks the CPU when the next one is to be kicked, and until then nobody: so the target of a
-/// caller who does not wait goes on for as long as the caller looks, however long that takes
+/// Delays each kick until the next one is due. So the target of a caller that does not wait
+/// continues in guest mode for as long as the caller checks, however long that takes
 /// ([`Defect::EarlyReturn`](hostlink::defect::Defect::EarlyReturn)).
 #[cold]
 fn hold_back<A: Amd64>(cpu: CpuId) {
@@ -170,7 +170,7 @@ impl<A: Amd64> Initiator for Caller<'_, A> {
     }
 }
 
-/// Notes which vCPUs a call names, a bank at a time.
+/// Records which vCPUs a call names, a bank at a time.
 #[inline(always)]
 fn trace_asked<A: Amd64>(caller: u32, call: &FlushCall<'_>, vcpus: usize) {
     if cfg!(feature = "trace") {
@@ -181,14 +181,14 @@ fn trace_asked<A: Amd64>(caller: u32, call: &FlushCall<'_>, vcpus: usize) {
 }
 
 impl<A: Amd64> Services for CallServices<'_, A> {
-    /// Flushes what was asked for, or more where that costs less.
+    /// Flushes the ranges that the call names, or more where that costs less.
     #[inline(always)] // It has one caller.
     fn flush(&mut self, call: &FlushCall<'_>) -> u16 {
         let (vm, limit) = (self.vm, self.vm.guest.flush_cost.page_limit());
         let caller = Caller::<A>(vm.counters_of(self.caller), self.caller.index, PhantomData);
         trace_asked::<A>(self.caller.index, call, vm.vcpus.len());
         let served = amd64::serve(vm, vm.vcpus.len(), call, limit, caller, self.scratch);
-        // A target that does not leave guest mode is a broken machine: going on would hand out
+        // A target that does not leave guest mode is a broken machine: to continue would free
         // memory that it still uses.
         served.unwrap_or_else(|stalled| end::end_stalled_guest::<A>(&stalled))
     }
@@ -210,15 +210,15 @@ impl<A: Amd64> Services for CallServices<'_, A> {
 pub struct MemorySource<'a, A> {
     /// Guest memory.
     pub memslots: &'a Memslots,
-    /// How wide addresses are.
+    /// The width of addresses.
     pub platform: &'a PartitionTraits,
-    /// The one whose vector registers are read.
+    /// The processor whose vector registers are read.
     pub processor: PhantomData<A>,
 }
 
 impl<A: Amd64> InputSource for MemorySource<'_, A> {
     fn read(&self, gpa: u64, into: &mut [u8]) -> Result<(), InputError> {
-        // There is no memory outside, so that it need not be asked first.
+        // Addresses outside have no memory, so they need no separate check first.
         self.memslots.memory().read(Gpa(gpa), into).map_err(|_| match self.platform.has_gpa(gpa) {
             true => InputError::NotMemory,
             false => InputError::OutsideGpaSpace,

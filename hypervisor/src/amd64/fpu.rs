@@ -1,8 +1,8 @@
 //! A vCPU's floating-point and vector state while it is on no CPU.
 //!
-//! The hypervisor uses none of these registers, so the guest's stay in the processor across exits
-//! and are exchanged only when another vCPU comes onto the CPU. XCR0 stays the guest's too: QEMU
-//! 7.2 lets a guest write it without an exit, so it is read back rather than remembered.
+//! The hypervisor uses none of these registers. So the guest's values stay in the processor across
+//! exits, and are switched only when another vCPU arrives on the CPU. XCR0 stays the guest's too:
+//! QEMU 7.2 lets a guest write it without an exit, so it is read back rather than remembered.
 
 use alloc::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 use core::ptr::NonNull;
@@ -15,9 +15,8 @@ const XCR0_RESET: u64 = 1;
 const FCW: (usize, u16) = (0, 0x37f);
 const MXCSR: (usize, u32) = (24, 0x1f80);
 
-/// Whether a guest may set XCR0 to `value`: x87 always, AVX only with SSE, AVX-512 all at once and
-/// with AVX, nothing that is not one of the processor's `components` (APM volume 2, section
-/// 11.5.2).
+/// Whether a guest may set XCR0 to `value`: x87 always set, AVX only with SSE, AVX-512 all at once
+/// and with AVX, and nothing outside the processor's `components` (APM volume 2, section 11.5.2).
 #[must_use]
 pub fn is_valid_xcr0(value: u64, components: u64) -> bool {
     const SSE: u64 = 1 << 1;
@@ -52,8 +51,8 @@ impl FpuState {
         state
     }
 
-    /// Goes back to the state after reset. An XSAVE image of zeros with an empty component mask
-    /// means initial values.
+    /// Returns to the state after reset. An XSAVE image of zeros with an empty component mask means
+    /// initial values.
     pub(crate) fn reset(&mut self) {
         self.xcr0 = XCR0_RESET;
         // SAFETY: the area is ours and at least 512 bytes long; both places are aligned.
@@ -64,10 +63,10 @@ impl FpuState {
         }
     }
 
-    /// Loads the state into the processor, whose XCR0 has all components, as at the start and after
-    /// [`save`](Self::save).
+    /// Loads the state into the processor. Its XCR0 must have all components, as at the start and
+    /// after [`save`](Self::save).
     pub(crate) fn load<A: Amd64>(&mut self) {
-        // SAFETY: the area was made for it, and holds an image that `save` or `reset` made.
+        // SAFETY: the area was allocated for this, and holds an image that `save` or `reset` made.
         unsafe { A::load_fpu(self.area) };
         let components = A::components();
         if components != 0 && self.xcr0 != components {
@@ -84,7 +83,7 @@ impl FpuState {
                 A::write_xcr0(components);
             }
         }
-        // SAFETY: the area is ours and was made for it.
+        // SAFETY: the area is ours and was allocated for this.
         unsafe { A::save_fpu(self.area) };
     }
 }

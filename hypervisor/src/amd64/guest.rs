@@ -1,4 +1,5 @@
-//! What the vCPUs of a guest share on AMD64: the Hyper-V partition, devices, what flushes cost.
+//! The shared state of a guest's vCPUs on AMD64: the Hyper-V partition, devices, the cost of
+//! flushes.
 
 use alloc::alloc::alloc_zeroed;
 use alloc::vec::Vec;
@@ -70,18 +71,18 @@ pub fn ram(size: u64) -> Result<Vec<Range<u64>>, LoadError> {
     Ok(MemoryLayout::new(size)?.slots().into_iter().collect())
 }
 
-/// What the vCPUs share beyond memory and scheduler.
+/// The state that vCPUs share besides memory and scheduler.
 pub struct Shared {
     apic_ids: Assignment,
     /// Bits of CR4 that the guest may set.
     pub cr4_mask: u64,
-    /// What flushing costs here.
+    /// The cost of flushes here.
     pub flush_cost: Cost,
     /// The Hyper-V partition.
     pub partition: Partition,
     /// Devices.
     pub platform: Mutex<PcBoard>,
-    /// Pages laid over guest memory.
+    /// Pages that overlay guest memory.
     pub overlays: Mutex<Overlays>,
     /// The memory behind the expansion ROM.
     pub rom: Mutex<Rom>,
@@ -91,7 +92,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// For a guest whose nested page table is `space`'s.
+    /// For a guest whose nested page table is in `space`.
     pub fn new<A: Amd64>(config: &Config<'_>, space: &VmMemory<A>) -> Result<Self, CreateError> {
         let platform = hyperv::PartitionTraits {
             flush_hypercall: config.flush == hostlink::config::FlushMode::Hypercall,
@@ -133,7 +134,7 @@ impl Shared {
     }
 
     /// Puts kernel, initial RAM disk and tables into memory, which is zeroed; `boot` begins at the
-    /// entry. Steps are short, with a `pause` between them.
+    /// entry. Works in short steps, with a `pause` between them.
     pub fn load(
         &self,
         files: &Files,
@@ -142,7 +143,7 @@ impl Shared {
         boot: &mut VcpuState,
         pause: &mut dyn FnMut(),
     ) -> Result<(), LoadError> {
-        // In order of the ids, which need not be that of the vCPUs.
+        // In order of the ids, which may differ from the order of the vCPUs.
         let apic_ids: Vec<u32> = (0..vcpus).collect();
         let tables = acpi::build(&apic_ids, layout::ACPI.start);
         let plan = loader::plan(files.kernel, files.initrd, files.config.cmdline, &self.layout, tables.rsdp)?;
@@ -157,21 +158,20 @@ impl Shared {
     }
 }
 
-/// Finds out what flushing costs on this machine; `limit` is preferred to the limit that follows
-/// from it.
+/// Measures the cost of flushes on this machine. `limit` overrides the page limit derived from it.
 fn measure_flushes<A: Amd64>(limit: Option<u32>) -> Cost {
-    // No vCPU has run yet, so nobody uses any tag.
+    // No vCPU has run yet, so no ASID is in use.
     let cost = A::measure_flushes().limited_to(limit);
     log::info!("flushes: {cost}");
     cost
 }
 
-/// Zeroed, page-aligned memory from the heap that stays for ever; its address is also its physical
+/// Zeroed, page-aligned memory from the heap that is never freed; its address is also its physical
 /// address.
 ///
 /// # Panics
 ///
-/// If there is none: before the first guest.
+/// If the heap is exhausted, which can happen only before the first guest.
 #[must_use]
 pub fn allocate_pages(pages: usize) -> u64 {
     let layout = Layout::from_size_align(pages * PAGE as usize, PAGE as usize).expect("a small layout");
@@ -190,19 +190,19 @@ fn permission_map(pages: usize, fill: impl FnOnce(&mut [u8])) -> u64 {
 }
 
 impl<A: Amd64> Vm<A> {
-    /// All devices as after power-on. No vCPU runs.
+    /// Resets all devices to their state after power-on. No vCPU runs.
     pub fn reset_devices(&self) {
         self.guest.partition.reset();
         *self.guest.overlays.lock() = Overlays::default();
         self.guest.platform.lock().reset();
     }
 
-    /// The ROM is not decoded after a reset: whether that is so already. No vCPU runs.
+    /// After a reset the ROM is not decoded: returns whether that holds already. No vCPU runs.
     pub fn reset_rom(&'static self, cpu: &PerCpu<A>) -> bool {
         matches!(self.guest.rom.lock().follow(self, cpu, 0, None), Ok(Followed::WasThere))
     }
 
-    /// Delivers an interrupt message; returns to how many vCPUs.
+    /// Delivers an interrupt message; returns the number of vCPUs that got it.
     #[inline]
     pub fn deliver(&self, message: Message, sender: u32) -> u64 {
         match (message.kind, message.destination.single(sender)) {
@@ -230,22 +230,22 @@ impl<A: Amd64> Vm<A> {
         self.vcpus.get(self.guest.apic_ids.translate(apic_id) as usize)
     }
 
-    /// Delivers a fixed, edge-triggered interrupt to one vCPU; returns to how many, which is 0 if
-    /// there is no such one.
+    /// Delivers a fixed, edge-triggered interrupt to one vCPU; returns the number of vCPUs that got
+    /// it, which is 0 if there is no such vCPU.
     pub fn post_fixed(&self, apic_id: u32, vector: u8) -> u64 {
         let Some(vcpu) = self.vcpu_with_apic_id(apic_id) else { return 0 };
         self.post_fixed_to(vcpu, vector);
         1
     }
 
-    /// The same to a vCPU that is known.
+    /// The same for a known vCPU.
     #[inline]
     pub fn post_fixed_to(&self, vcpu: &Vcpu<A>, vector: u8) {
         vcpu.inbox.post_fixed(vector, Trigger::Edge);
         self.notify(vcpu);
     }
 
-    /// A local APIC that is off takes nothing. Vectors alone can also be posted without a look, as
+    /// A disabled local APIC accepts nothing. Plain vectors can be posted without a check, because
     /// it drops them.
     fn post(&self, apic_id: u32, message: Message) -> u64 {
         let Some(vcpu) = self.vcpu_with_apic_id(apic_id) else { return 0 };
@@ -257,7 +257,7 @@ impl<A: Amd64> Vm<A> {
         1
     }
 
-    /// IN from a port, with what the real console has received meanwhile.
+    /// IN from a port, after passing on the real console's input.
     pub fn port_read(&self, port: u16, width: PortSize) -> u32 {
         let value = self.guest.platform.lock().port_read(port, width, || self.wall_ns());
         if port == SerialPort::Com1.base() {
@@ -266,7 +266,7 @@ impl<A: Amd64> Vm<A> {
         value
     }
 
-    /// Passes on what the real console has received, as far as the guest's FIFO has room.
+    /// Passes on the real console's input, as far as the guest's FIFO has room.
     pub fn receive_console(&self) {
         let mut platform = self.guest.platform.lock();
         while platform.can_receive(SerialPort::Com1) {
@@ -287,7 +287,7 @@ impl<A: Amd64> Vm<A> {
         }
     }
 
-    /// What hypercalls of a vCPU ask for.
+    /// The services for hypercalls of a vCPU.
     pub fn call_services<'a>(
         &'a self,
         caller: &'a Vcpu<A>,
@@ -296,7 +296,7 @@ impl<A: Amd64> Vm<A> {
         CallServices { vm: self, caller, scratch }
     }
 
-    /// Prints what the guest says about its crash.
+    /// Prints the guest's crash report.
     #[cold]
     pub fn report_crash(&self, vcpu: VcpuIndex, report: &CrashReport) {
         log::error!(target: GUEST, "vCPU {vcpu}: the guest crashed: {:x?}", report.parameters);

@@ -1,15 +1,15 @@
-//! Getting events into the guest: exceptions, NMIs, interrupts. APM volume 2, sections 15.20 and
-//! 15.21.
+//! Injection of events into the guest: exceptions, NMIs, interrupts. APM volume 2, sections 15.20
+//! and 15.21.
 //!
-//! Exceptions and NMIs go in by EVENTINJ, interrupts as virtual interrupts: V_IRQ, which the
-//! processor takes before the guest's next instruction, for one is only offered that the guest can
-//! take. The local APIC has it in service from then on. What V_IRQ says after the exit is whether
-//! it was taken; one that was not, because an interrupt of the machine came first or its delivery
-//! was cut short, is a request again, and the next entry decides anew. No instruction of the guest
-//! is executed with such a request, so that neither its task priority nor its end of interrupt can
-//! meet one.
+//! Exceptions and NMIs are injected by EVENTINJ, interrupts as virtual interrupts: V_IRQ, which the
+//! processor takes before the guest's next instruction, because an interrupt is only offered if the
+//! guest can take it. The local APIC has it in service from then on. V_IRQ after the exit shows
+//! whether it was taken. If it was not, because an interrupt of the machine came first or its
+//! delivery was cut short, it becomes a request again, and the next entry decides anew. The guest
+//! executes no instruction while such a request is outstanding, so neither its task priority nor
+//! its end of interrupt can interfere.
 //!
-//! The same bit with the VINTR intercept asks for an exit as soon as the guest can take an
+//! The same bit with the VINTR intercept requests an exit as soon as the guest can take an
 //! interrupt or an NMI.
 
 use super::checks::Refusal;
@@ -22,7 +22,7 @@ use super::vmcb::{DR6_BREAKPOINTS, RFLAGS_IF, clean, vintr};
 use super::{CR0_PE, RFLAGS_RF};
 use crate::vm::Next;
 
-/// A virtual interrupt, whatever the task priority: the local APIC has looked at that.
+/// A virtual interrupt that ignores the task priority: the local APIC has checked that.
 const REQUEST: u64 = vintr::IRQ | vintr::IGNORE_TPR | 0xf << vintr::PRIORITY_SHIFT;
 
 impl VcpuState {
@@ -38,7 +38,7 @@ impl VcpuState {
         self.exception = Some(event::exception(event::VECTOR_GP) | error);
     }
 
-    /// Raises the fault that stands for a check of the processor's.
+    /// Raises the fault of a failed instruction check.
     pub fn raise_refusal(&mut self, refusal: Refusal) {
         match refusal {
             Refusal::Undefined => self.raise_undefined(),
@@ -54,7 +54,7 @@ impl VcpuState {
         self.exception = Some(code | u64::from(error) << 32);
     }
 
-    /// Raises #DB behind the instruction that has been completed, with these bits in DR6.
+    /// Raises #DB after the completed instruction, with these bits in DR6.
     pub fn raise_debug(&mut self, bits: u64) {
         self.vmcb.dr6 = self.vmcb.dr6 & !DR6_BREAKPOINTS | bits;
         self.vmcb.mark_dirty(clean::ALL);
@@ -77,19 +77,19 @@ impl VcpuState {
         }
     }
 
-    /// The event whose delivery was cut short cannot be delivered, because what it takes lies where
-    /// there is no memory to push to or to read from. The guest gets a double fault for it; if that
-    /// is what could not be delivered, it shuts down.
+    /// The event whose delivery was cut short cannot be delivered, because it needs to read or push
+    /// to an address without memory. The guest gets a double fault instead. If the event was a
+    /// double fault itself, the guest shuts down.
     pub fn raise_delivery_failure(&mut self) {
         self.exception = Some(event::double_fault(self.vmcb.cr0 & CR0_PE != 0));
     }
 
-    /// Settles what becomes of the exception that has been raised, if any, where the delivery of an
-    /// event was cut short.
+    /// Decides what the guest gets when an exception was raised while the delivery of an event was
+    /// cut short.
     pub fn settle_delivery(&mut self) -> Next {
         let Some(second) = self.exception else { return Next::Resume };
         match event::combine(self.vmcb.event_injection, second) {
-            // The entry sees to what was cut short.
+            // The entry takes care of the interrupted event.
             Combined::Second => {}
             Combined::DoubleFault => {
                 self.raise_delivery_failure();
@@ -100,19 +100,20 @@ impl VcpuState {
         Next::Resume
     }
 
-    /// Fills in the event for the next entry, or arranges for an exit as soon as the guest can take
+    /// Fills in the event for the next entry, or requests an exit as soon as the guest can take
     /// one.
     pub fn prepare_events<A: Amd64>(&mut self) {
         let is_arranged = self.is_window_arranged();
         if !is_arranged && self.has_no_events() {
             return;
         }
-        // There may be one from an entry that did not come about.
+        // There may be one from an entry that was not carried out.
         let _own = self.end_step();
         let mut injected = None;
         if let Some(exception) = self.exception.take() {
-            // An exception while an event was being delivered: what was cut short is an NMI, which
-            // comes back, or an exception, which the new one replaces as far as the guest can tell.
+            // An exception while an event was being delivered: the interrupted event is an NMI,
+            // which is raised again, or an exception, which the new one replaces as far as the
+            // guest can tell.
             self.requeue_cut_short();
             self.vmcb.event_injection = exception;
             if event::pushes_resume_flag(exception) {
@@ -132,27 +133,27 @@ impl VcpuState {
         }
     }
 
-    /// An NMI waits, or the IRET of one is watched.
+    /// An NMI waits, or its IRET is being watched.
     #[cold]
     fn prepare_nmi<A: Amd64>(&mut self, is_interrupted: bool) {
         if self.nmi.contains(Nmi::AT_IRET) {
             self.prepare_iret::<A>(is_interrupted);
         }
         if self.nmi.is_deliverable() && self.vmcb.event_injection & event::VALID != 0 {
-            // It comes next: the kick is taken once the event is delivered.
+            // The NMI is next: the kick is taken once the event is delivered.
             A::kick(A::this_cpu());
         }
     }
 
-    /// Whether the VMCB asks for an exit when something can be delivered, or has another task
+    /// Whether the VMCB requests an exit when an event can be delivered, or has another task
     /// priority than the local APIC.
     #[inline]
     fn is_window_arranged(&self) -> bool {
-        // With the VINTR intercept there is a priority in the first, after the exit, too.
+        // With the VINTR intercept, the first comparison finds a priority after the exit, too.
         self.vmcb.interrupt_control != self.quiet() || self.vmcb.intercept_cr & CR_WRITE_8 != 0
     }
 
-    /// Whether nothing waits to be delivered: the case of most entries.
+    /// Whether no event waits to be delivered, as for most entries.
     #[inline]
     fn has_no_events(&self) -> bool {
         self.vmcb.event_injection & event::VALID == 0
@@ -168,8 +169,8 @@ impl VcpuState {
         }
     }
 
-    /// What the guest can take next: an NMI, which goes in by EVENTINJ, or an interrupt, whose
-    /// vector is returned.
+    /// Selects the event that the guest can take next: an NMI, which is injected by EVENTINJ, or an
+    /// interrupt, whose vector is returned.
     fn inject_next(&mut self) -> Option<u8> {
         let shadow = self.vmcb.interrupt_shadow & 1 != 0;
         if self.nmi.is_deliverable() && !shadow {
@@ -185,18 +186,18 @@ impl VcpuState {
         Some(vector)
     }
 
-    /// Offers the guest the interrupt that it can take, or arranges for an exit when a waiting one
-    /// can be taken: by a virtual interrupt that is intercepted, or by intercepting CR8 when only
-    /// the task priority stands in the way. The former ends STI's interrupt shadow for NMIs, too;
-    /// an NMI in the shadow of a load of SS with interrupts off comes at the next exit.
-    #[inline(never)] // Apart from the interrupts that can be taken at once, which are most.
+    /// Offers the guest the interrupt that it can take, or requests an exit when a waiting event
+    /// can be taken: by an intercepted virtual interrupt, or by intercepting CR8 when only the task
+    /// priority blocks it. The former also ends STI's interrupt shadow for NMIs; an NMI in the
+    /// shadow of a load of SS with interrupts off is delivered at the next exit.
+    #[inline(never)] // Kept apart from the interrupts that can be taken at once, which are most.
     fn request(&mut self, injected: Option<u8>) {
         let requested = self.lapic.has_requests();
         let waiting = requested && self.lapic.pending().is_some();
         let masked = requested && !waiting;
         let wanted = waiting || self.nmi.is_deliverable();
-        // Where one is injected nothing waits that could be taken: it has the highest priority, and
-        // an NMI would have gone first.
+        // If one is injected no other could be taken: it has the highest priority, and an NMI would
+        // have gone first.
         let vector = u64::from(injected.unwrap_or(0)) << vintr::VECTOR_SHIFT;
         let is_asked = wanted || injected.is_some();
         let control = self.quiet() | if is_asked { REQUEST } else { 0 } | vector;
@@ -205,7 +206,7 @@ impl VcpuState {
             self.vmcb.mark_dirty(clean::TPR);
         }
         let window = self.vmcb.intercept_misc1 & !misc1::VINTR | if wanted { misc1::VINTR } else { 0 };
-        // With a request standing too: an emulator aborts if the guest writes CR8 then
+        // With a pending request too: an emulator aborts if the guest writes CR8 then
         // (docs/qemu.md).
         let cr = self.vmcb.intercept_cr & !CR_WRITE_8 | if masked || wanted { CR_WRITE_8 } else { 0 };
         if (window, cr) != (self.vmcb.intercept_misc1, self.vmcb.intercept_cr) {
@@ -214,20 +215,20 @@ impl VcpuState {
         }
     }
 
-    /// Takes over what the guest did to its task priority while it ran, and what became of the
-    /// interrupt that it was offered. Whether it has taken one.
+    /// Takes over the guest's changes to its task priority, and settles the offered interrupt.
+    /// Returns whether the guest has taken it.
     #[inline(always)]
     pub fn sync_interrupts(&mut self) -> bool {
         self.vmcb.interrupt_control != self.quiet() && self.settle_interrupts()
     }
 
-    /// The entry did not come about: the guest takes no interrupt.
-    #[inline(never)] // Apart from the entries that come about.
+    /// The entry was not carried out: the guest takes no interrupt.
+    #[inline(never)] // Kept apart from the entries that are carried out.
     pub fn withdraw_interrupt(&mut self) {
         let _none_was_taken = self.sync_interrupts();
     }
 
-    /// What the VMCB says of interrupts where none is offered and no exit asked for.
+    /// The VMCB's interrupt control if no interrupt is offered and no exit requested.
     #[inline(always)]
     fn quiet(&self) -> u64 {
         vintr::MASKING | u64::from(self.lapic.tpr() >> 4)
@@ -237,7 +238,7 @@ impl VcpuState {
     fn settle_interrupts(&mut self) -> bool {
         let control = self.vmcb.interrupt_control;
         let tpr = (control & vintr::TPR_MASK) as u8;
-        // That of CR8 has four bits.
+        // CR8's has four bits.
         if tpr != self.lapic.tpr() >> 4 {
             self.lapic.set_tpr(tpr << 4);
         }
@@ -253,18 +254,18 @@ impl VcpuState {
         true
     }
 
-    /// The guest has not taken the interrupt that it was offered.
+    /// The guest has not taken the offered interrupt.
     #[cold]
     fn take_back(&mut self, vector: u8) {
         self.lapic.cancel_service(vector);
         if self.vmcb.exit_interrupt_info & event::VALID != 0 {
-            // It is what was being delivered: the guest has executed nothing. QEMU calls it an
+            // It is what was being delivered: the guest has executed nothing. QEMU reports it as an
             // exception.
             self.vmcb.exit_interrupt_info = event::VALID | event::TYPE_INTERRUPT | u64::from(vector);
         }
     }
 
-    /// Sets the task priority: the local APIC's, and the one that CR8 is while the guest runs.
+    /// Sets the task priority: the local APIC's, and the one that the running guest sees as CR8.
     pub fn set_task_priority(&mut self, tpr: u8) {
         self.lapic.set_tpr(tpr);
         let control = &mut self.vmcb.interrupt_control;

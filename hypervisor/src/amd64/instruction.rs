@@ -1,4 +1,4 @@
-//! The instruction that caused an exit, and where its addresses lead.
+//! The instruction that caused an exit, and the translation of its addresses.
 
 use arrayvec::ArrayVec;
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic};
@@ -21,21 +21,21 @@ const INSTRUCTION_MAX: usize = 15;
 /// Bytes of an instruction.
 type Bytes = ArrayVec<u8, INSTRUCTION_MAX>;
 
-/// Why an instruction cannot be looked at; each becomes a fault in the guest.
+/// Why an instruction cannot be read; each reason becomes a fault in the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FetchError {
     /// #PF at this address with this error code.
     PageFault(u64, u32),
-    /// #GP(0): the address is not canonical, or leads to no memory.
+    /// #GP(0): the address is not canonical, or has no memory.
     Protection,
-    /// #UD: not an instruction that is emulated.
+    /// #UD: the instruction is not emulated.
     Undefined,
-    /// The guest's tables changed during the walk: it executes the instruction again.
+    /// The guest's tables changed during the walk: the guest executes the instruction again.
     Raced,
 }
 
 impl VcpuState {
-    /// Raises the fault that stands for `error`.
+    /// Raises the fault for `error`.
     pub fn raise_fetch_error(&mut self, error: FetchError) {
         match error {
             FetchError::PageFault(address, code) => self.raise_page_fault(address, code),
@@ -46,7 +46,7 @@ impl VcpuState {
     }
 }
 
-/// The guest's paging as its registers say.
+/// The guest's paging mode from its registers.
 fn guest_paging<A: Amd64>(vmcb: &Vmcb) -> GuestPaging {
     let registers = ControlRegisters {
         cr0: vmcb.cr0,
@@ -58,7 +58,7 @@ fn guest_paging<A: Amd64>(vmcb: &Vmcb) -> GuestPaging {
     GuestPaging::new(&registers, cpuid::physical_address_bits::<A>(), cpuid::host_has_1g_pages::<A>())
 }
 
-/// Where a linear address leads for an access by the guest, when `read` reads the entries.
+/// Translates a linear address for an access by the guest, with `read` to read the entries.
 fn walk<A: Amd64, E>(
     vmcb: &Vmcb,
     linear: u64,
@@ -69,10 +69,10 @@ fn walk<A: Amd64, E>(
     guest_paging::<A>(vmcb).translate(linear, access | user, read).map(|translation| translation.gpa)
 }
 
-/// Entries that a walk reads at most.
+/// Maximum number of entries that a walk reads.
 const ENTRIES_MAX: usize = 4;
 
-/// Where code at a linear address is, when `read` reads the entries.
+/// Translates a linear address of code, with `read` to read the entries.
 pub(crate) fn walk_to_code<A: Amd64, E>(
     vmcb: &Vmcb,
     linear: u64,
@@ -81,8 +81,8 @@ pub(crate) fn walk_to_code<A: Amd64, E>(
     walk::<A, _>(vmcb, linear, Access::FETCH, read)
 }
 
-/// Where a linear address leads for an access by the guest, with accessed and dirty bits set as by
-/// the processor: its own walk need not have come so far.
+/// Translates a linear address for an access by the guest, and sets accessed and dirty bits as the
+/// processor does: its own walk need not have got that far.
 pub fn translate<A: Amd64>(
     vmcb: &Vmcb,
     memory: &GuestMemory<'_>,
@@ -114,7 +114,7 @@ pub fn translate<A: Amd64>(
     Ok(gpa)
 }
 
-/// A byte of the task's state segment, as the processor reads it by itself.
+/// A byte of the task's state segment, as the processor itself reads it.
 pub(crate) fn read_task<A: Amd64>(
     vmcb: &Vmcb,
     memory: &GuestMemory<'_>,
@@ -126,13 +126,13 @@ pub(crate) fn read_task<A: Amd64>(
     Ok(byte)
 }
 
-/// Linear address of the byte at `offset` behind RIP.
+/// Linear address of the byte at `offset` from RIP.
 pub(crate) fn linear_rip(vmcb: &Vmcb, offset: u64) -> u64 {
     let rip = vmcb.rip.wrapping_add(offset);
     if vmcb.is_64bit() { rip } else { vmcb.cs.base.wrapping_add(rip) & 0xffff_ffff }
 }
 
-/// Appends `count` bytes of code from `offset` behind RIP; they do not cross a page.
+/// Appends `count` bytes of code from `offset` after RIP; they do not cross a page.
 fn fetch_within_page<A: Amd64>(
     vmcb: &Vmcb,
     memory: &GuestMemory<'_>,
@@ -154,7 +154,7 @@ fn fetch<A: Amd64>(vmcb: &Vmcb, memory: &GuestMemory<'_>, wanted: usize) -> Resu
     let in_page = 4096 - (linear_rip(vmcb, 0) & 0xfff) as usize;
     fetch_within_page::<A>(vmcb, memory, &mut bytes, 0, wanted.min(in_page))?;
     if in_page < wanted {
-        // The instruction may end before the page does, so this failing is no fault yet.
+        // The instruction may end before the page does, so a failure is no fault yet.
         let _ = fetch_within_page::<A>(vmcb, memory, &mut bytes, in_page, wanted - in_page);
     }
     Ok(bytes)
@@ -174,15 +174,15 @@ fn decode(vmcb: &Vmcb, bytes: &[u8]) -> Result<Instruction, FetchError> {
     if instruction.code() == Code::INVALID { Err(FetchError::Undefined) } else { Ok(instruction) }
 }
 
-/// Builds the decoder's tables, which it does on first use: that takes thousands of allocations and
-/// more stack than a CPU's block has. Call on the boot stack, with a heap.
+/// Builds the decoder's tables, which otherwise happens on first use and takes thousands of
+/// allocations and more stack than a CPU's block has. Call on the boot stack, with a heap.
 pub fn build_decoder() {
     let nop = Decoder::new(64, &[0x90], DecoderOptions::NONE).decode();
     assert_eq!(nop.code(), Code::Nopd, "the decoder works");
 }
 
 /// Length of the instruction at RIP, which is expected to be `usual`: prefixes may make it longer.
-/// Where it is not the kernel's to execute, the fault for that.
+/// If the guest may not execute it at its privilege level, returns the fault for that.
 #[inline]
 pub fn length<A: Amd64>(
     vmcb: &Vmcb,
@@ -192,7 +192,7 @@ pub fn length<A: Amd64>(
     usual: &Pattern,
     whose: checks::Instruction,
 ) -> Result<u64, FetchError> {
-    // One comparison for all that an instruction of the kernel's need not be asked.
+    // A single comparison covers all checks that an instruction in the kernel does not need.
     if vmcb.cpl != 0 {
         return others_length::<A>(vmcb, memory, paths, exit, usual, whose);
     }
@@ -249,7 +249,7 @@ pub(crate) fn fetch_and_decode<A: Amd64>(
     decode(vmcb, &bytes)
 }
 
-/// The instruction at RIP, which has caused a nested page fault.
+/// The instruction at RIP, which caused a nested page fault.
 pub(crate) fn faulting_instruction<A: Amd64>(
     vmcb: &Vmcb,
     memory: &GuestMemory<'_>,
@@ -261,7 +261,7 @@ pub(crate) fn faulting_instruction<A: Amd64>(
     fetch_and_decode::<A>(vmcb, memory)
 }
 
-/// A move to a control register at RIP: which one, from which general register, and its length.
+/// Decodes a move to a control register at RIP: its number, the source register, and the length.
 pub fn decode_control_write<A: Amd64>(
     vmcb: &Vmcb,
     memory: &GuestMemory<'_>,

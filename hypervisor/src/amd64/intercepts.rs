@@ -1,5 +1,5 @@
-//! What a guest's vCPU exits on: bits of the VMCB's intercept vectors (appendix B), and which of
-//! them are always set.
+//! The events that a guest exits on: bits of the VMCB's intercept vectors (appendix B), and the
+//! ones that are always set.
 
 /// Bits of the word at offset 0x0c.
 pub mod misc1 {
@@ -51,8 +51,8 @@ pub mod misc3 {
 }
 
 /// Interrupts and instructions that a guest always exits on. Task switches are not among them: the
-/// processor makes them by itself, on the guest's own tables, and nothing that the hypervisor keeps
-/// depends on which task runs.
+/// processor performs them on the guest's own tables, and no state of the hypervisor depends on
+/// which task runs.
 pub const ALWAYS: [u32; 3] = [
     misc1::INTR
         | misc1::NMI
@@ -83,21 +83,21 @@ pub const ALWAYS: [u32; 3] = [
     misc3::INVLPGB | misc3::INVLPGB_ILLEGAL | misc3::MCOMMIT | misc3::TLBSYNC,
 ];
 
-/// Exceptions that a guest always exits on: #DB, #AC and #MC. A processor that delivers one of the
-/// former two may raise it again by delivering it, where a breakpoint is on the handler's stack or
-/// that stack is misaligned and used at ring 3. It does so for ever and takes no interrupt
-/// meanwhile, unless each of them is an exit (CVE-2015-8104, CVE-2015-5307). The guest gets them
-/// from the hypervisor. #MC is the machine's.
+/// Exceptions that a guest always exits on: #DB, #AC and #MC. Delivering #DB or #AC may raise the
+/// same exception again, where a breakpoint is on the handler's stack or that stack is misaligned
+/// and used at ring 3. The processor then loops forever and takes no interrupt, unless each of them
+/// is an exit (CVE-2015-8104, CVE-2015-5307). The hypervisor injects them into the guest. #MC
+/// belongs to the machine.
 pub const EXCEPTIONS: u32 = 1 << 1 | 1 << 17 | 1 << 18;
 
 /// Accesses to debug registers while DR0 to DR3 are not in the processor: reads of those four in
-/// the lower half, writes in the upper one; and writes of DR7, which may turn them on. With CR4.DE
-/// = 0 DR5 is another name of DR7 (section 13.1.1), and an intercept goes by the name in the
+/// the lower half, writes in the upper one; and writes of DR7, which may enable them. With CR4.DE =
+/// 0 DR5 is another name of DR7 (section 13.1.1), and an intercept depends on the name in the
 /// instruction.
 pub const DEBUG: u32 = 0x000f | (0x000f | 1 << 5 | 1 << 7) << 16;
 
-/// What an IRET can raise in its place beside #AC, while it is [stepped over](super::step): #UD,
-/// #TS, #NP, #SS, #GP, #PF.
+/// Exceptions besides #AC that an IRET can raise while it is [stepped over](super::step): #UD, #TS,
+/// #NP, #SS, #GP, #PF.
 pub const IRET_EXCEPTIONS: u32 = 1 << 6 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 14;
 
 /// Moves to CR4, always.
@@ -105,8 +105,8 @@ pub const CR_WRITE_4: u32 = 1 << (16 + 4);
 /// Moves to CR8, while its value decides whether an interrupt can be delivered.
 pub const CR_WRITE_8: u32 = 1 << (16 + 8);
 
-/// All that is ever intercepted: control registers, debug registers, exceptions, and the three
-/// words above.
+/// Everything that is ever intercepted: control registers, debug registers, exceptions, and the
+/// three words above.
 pub const EVER: [u32; 6] = [
     CR_WRITE_4 | CR_WRITE_8,
     DEBUG,
@@ -130,7 +130,7 @@ mod tests {
         for name in [5, 7] {
             assert!(writes & 1 << name != 0, "DR7 by the name of DR{name}");
         }
-        // DR6 by either name, and reading DR7: the VMCB has them.
+        // DR6 by either name, and reads of DR7: the VMCB has them.
         assert_eq!((reads & 0xf0, writes & (1 << 4 | 1 << 6)), (0, 0));
     }
 
@@ -139,8 +139,8 @@ mod tests {
         for (vector, name) in [(1, "#DB"), (17, "#AC")] {
             assert!(EXCEPTIONS & 1 << vector != 0, "{name}");
         }
-        // What guests raise all the time, and no delivery raises again without an end: a double
-        // fault and a shutdown are one.
+        // Exceptions that guests raise all the time, and whose delivery does not raise them again
+        // endlessly: that leads to a double fault and a shutdown.
         assert_eq!(EXCEPTIONS & (1 << 13 | 1 << 14 | 1 << 3), 0);
     }
 
@@ -149,7 +149,7 @@ mod tests {
         assert_eq!(ALWAYS[0] & misc1::TASK_SWITCH, 0);
     }
 
-    /// What would otherwise act on the machine, or take it out of the hypervisor's hands.
+    /// Instructions that would otherwise affect the machine, or bypass the hypervisor.
     #[test]
     fn u22_what_must_never_run_in_the_guest_is_intercepted() {
         let first = misc1::INTR | misc1::NMI | misc1::INIT | misc1::SHUTDOWN | misc1::MSR | misc1::IOIO;

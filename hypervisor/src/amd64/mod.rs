@@ -1,34 +1,34 @@
-//! AMD64 guests with SVM: everything that takes no instruction of a processor, so that it compiles
-//! for the host and is tested there with a processor that is made up.
+//! AMD64 guests with SVM: everything that needs no instruction of the processor. It compiles for
+//! the host and is tested there with a mock processor.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | `audit`, `auditor` | the auditor of entries, and a vCPU's part of it |
-//! | `checks` | what a processor checks before it executes an instruction that is intercepted |
+//! | `checks` | the checks that a processor makes before it executes an intercepted instruction |
 //! | `code_path` | a vCPU's last walks to its code |
-//! | `cpuid` | what a guest is shown of the processor |
+//! | `cpuid` | the CPUID that a guest is shown |
 //! | `debug` | breakpoint addresses |
-//! | `enter` | what is prepared before VMRUN, and what is put in order afterwards |
-//! | `event` | events as the VMCB holds them |
-//! | `exits` | what each exit means |
-//! | `features` | what SVM offers |
-//! | `flush` | what hypercalls ask for |
+//! | `enter` | preparation before VMRUN, and clean-up afterwards |
+//! | `event` | events in the VMCB's format |
+//! | `exits` | the meaning of each exit |
+//! | `features` | SVM features |
+//! | `flush` | services for hypercalls |
 //! | `fpu` | floating-point and vector state |
-//! | `guest` | what the vCPUs share |
-//! | `inject` | how events get into the guest |
-//! | `instruction` | the instruction that caused an exit, and where its addresses lead |
-//! | `intercepts` | what a guest exits on |
+//! | `guest` | the state that vCPUs share |
+//! | `inject` | injection of events into the guest |
+//! | `instruction` | the instruction that caused an exit, and the translation of its addresses |
+//! | `intercepts` | the events that a guest exits on |
 //! | `msr` | model-specific registers |
 //! | `nmi`, `step` | NMIs, and the step over the IRET that ends their handler |
-//! | `overlay` | pages laid over guest memory |
-//! | `processor` | what only a processor can do: the trait that all of this is generic over |
+//! | `overlay` | pages that overlay guest memory |
+//! | `processor` | the trait of processor operations that all of this is generic over |
 //! | `registers` | general registers |
 //! | `rom` | the memory behind the guest's expansion ROM |
-//! | `signals` | what comes to a vCPU from outside: signals, vectors, timers |
+//! | `signals` | a vCPU's external events: signals, vectors, timers |
 //! | `state` | a vCPU's private state |
 //! | `vmcb` | the control block |
 //!
-//! Sections are those of the AMD64 APM volume 2 (24593, rev. 3.42) if nothing else is said.
+//! Sections are those of the AMD64 APM volume 2 (24593, rev. 3.42) unless noted otherwise.
 
 pub mod audit;
 pub mod auditor;
@@ -68,7 +68,7 @@ pub use processor::Amd64;
 pub const CR0_PE: u64 = 1;
 /// EFER.LMA: long mode.
 pub const EFER_LMA: u64 = 1 << 10;
-/// RFLAGS.NT: the task is nested, IRET goes back to the one before.
+/// RFLAGS.NT: the task is nested, IRET returns to the previous one.
 pub const RFLAGS_NT: u64 = 1 << 14;
 /// RFLAGS.RF: no breakpoint at the next instruction.
 pub const RFLAGS_RF: u64 = 1 << 16;

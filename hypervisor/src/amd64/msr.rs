@@ -1,4 +1,4 @@
-//! Model-specific registers of the guest. What is not named here raises #GP.
+//! Model-specific registers of the guest. Registers that are not named here raise #GP.
 
 use core::ops::RangeInclusive;
 
@@ -26,8 +26,8 @@ const FS_BASE: u32 = 0xc000_0100;
 const GS_BASE: u32 = 0xc000_0101;
 const KERNEL_GS_BASE: u32 = 0xc000_0102;
 const TSC_AUX: u32 = 0xc000_0103;
-/// Event selects and counters of the processors before those with CPUID's performance extensions:
-/// all AMD64 processors have them, so that kernels access them unasked.
+/// Event selects and counters of processors without CPUID's performance extensions: all AMD64
+/// processors have them, so kernels access them without checking.
 const PERFORMANCE: RangeInclusive<u32> = 0xc001_0000..=0xc001_0007;
 const SYSCFG: u32 = 0xc001_0010;
 const HWCR: u32 = 0xc001_0015;
@@ -37,12 +37,12 @@ const DC_CFG: u32 = 0xc001_1022;
 const BU_CFG2: u32 = 0xc001_102a;
 const DE_CFG: u32 = 0xc001_1029;
 
-/// HWCR: the TSC counts at the rate of P0, whatever the clock does.
+/// HWCR: the TSC counts at the rate of P0, regardless of the clock.
 const HWCR_TSC_FREQ_SEL: u64 = 1 << 24;
 /// DE_CFG: LFENCE serialises.
 const DE_CFG_LFENCE: u64 = 1 << 1;
 
-/// MSRs that are the guest's own in the processor while it runs; everything else causes an exit.
+/// MSRs that hold the guest's values in the processor while it runs; all others cause an exit.
 const PASS_THROUGH: [u32; 10] =
     [SYSENTER_CS, SYSENTER_ESP, SYSENTER_EIP, STAR, LSTAR, CSTAR, SFMASK, FS_BASE, GS_BASE, KERNEL_GS_BASE];
 
@@ -50,7 +50,7 @@ const PASS_THROUGH: [u32; 10] =
 /// 15.11).
 pub const PERMISSION_MAP_PAGES: usize = 2;
 
-/// Fills in a permission map of zeros: exits for all MSRs but those that are passed through.
+/// Fills in a permission map of zeros: exits for all MSRs except the pass-through ones.
 pub fn fill_permission_map<A: Amd64>(map: &mut [u8]) {
     map.fill(0xff);
     let tsc_aux = A::has_tsc_aux().then_some(TSC_AUX);
@@ -67,21 +67,21 @@ pub fn fill_permission_map<A: Amd64>(map: &mut [u8]) {
     }
 }
 
-/// Registers that are passed through, as after reset.
+/// Resets the pass-through registers.
 pub fn reset_pass_through(vmcb: &mut Vmcb) {
     (vmcb.star, vmcb.lstar, vmcb.cstar, vmcb.sfmask) = (0, 0, 0, 0);
     (vmcb.sysenter_cs, vmcb.sysenter_esp, vmcb.sysenter_eip) = (0, 0, 0);
     vmcb.kernel_gs_base = 0;
 }
 
-/// Whether the local APIC answers this MSR.
+/// Whether the local APIC handles this MSR.
 #[inline]
 pub fn is_lapic(number: u32) -> bool {
     matches!(number, 0x800..=0x8ff | lapic::msr::TSC_DEADLINE | lapic::msr::APIC_BASE)
 }
 
 impl VcpuState {
-    /// RDMSR, of everything but the Hyper-V registers, when the host's TSC is `now`.
+    /// RDMSR of everything except the Hyper-V registers, when the host's TSC is `now`.
     pub fn read_msr<A: Amd64>(&self, number: u32, now: u64) -> Result<u64, GeneralProtection> {
         if is_lapic(number) {
             let guest_now = now.wrapping_add(self.vmcb.tsc_offset);
@@ -97,13 +97,13 @@ impl VcpuState {
             HWCR => HWCR_TSC_FREQ_SEL,
             DE_CFG => DE_CFG_LFENCE,
             SYSCFG | NB_CFG | LS_CFG | DC_CFG | BU_CFG2 => 0,
-            // Nothing is counted.
+            // There are no counters.
             number if PERFORMANCE.contains(&number) => 0,
             _ => return Err(GeneralProtection),
         })
     }
 
-    /// WRMSR of what the [local APIC answers](is_lapic), when the host's TSC is `now`.
+    /// WRMSR of a register that the [local APIC handles](is_lapic), when the host's TSC is `now`.
     #[inline]
     pub fn write_lapic(
         &mut self,
@@ -114,8 +114,8 @@ impl VcpuState {
         self.lapic.write_msr(number, value, now.wrapping_add(self.vmcb.tsc_offset))
     }
 
-    /// WRMSR, of everything but the local APIC's and the Hyper-V registers, when the host's TSC is
-    /// `now`.
+    /// WRMSR of everything except the local APIC's and the Hyper-V registers, when the host's TSC
+    /// is `now`.
     pub fn write_msr<A: Amd64>(
         &mut self,
         number: u32,
@@ -135,8 +135,7 @@ impl VcpuState {
                 self.settle_translations(old);
             }
             EFER => self.write_efer::<A>(value)?,
-            // Configuration that the guest may have its way with in name: nothing depends on it
-            // here.
+            // Configuration writes are accepted and ignored: nothing depends on them here.
             PATCH_LEVEL | SYSCFG | HWCR | NB_CFG | LS_CFG | DC_CFG | BU_CFG2 | DE_CFG | DEBUG_CONTROL => {}
             number if PERFORMANCE.contains(&number) => {}
             _ => return Err(GeneralProtection),
@@ -151,8 +150,8 @@ impl VcpuState {
         self.lapic.tsc_jumped(delta.cast_signed());
     }
 
-    /// EFER: reserved bits are checked, LME cannot change while paging is on, LMA is the
-    /// processor's (APM volume 2, section 3.1.7).
+    /// EFER: reserved bits are checked, LME cannot change while paging is on, LMA is controlled by
+    /// the processor (APM volume 2, section 3.1.7).
     fn write_efer<A: Amd64>(&mut self, value: u64) -> Result<(), GeneralProtection> {
         let edx = A::cpuid(0x8000_0001, 0).edx;
         let nxe = if edx & 1 << 20 != 0 { EFER_NXE } else { 0 };

@@ -1,4 +1,4 @@
-//! Non-maskable interrupts: which one waits, and until when (section 8.2.3).
+//! Non-maskable interrupts: which one is pending, and until when (section 8.2.3).
 
 use super::{CR0_PE, EFER_LMA, RFLAGS_NT, RFLAGS_VM};
 use bitflags::bitflags;
@@ -7,7 +7,7 @@ bitflags! {
     /// State of a vCPU's non-maskable interrupts.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct Nmi: u8 {
-        /// One waits.
+        /// One is pending.
         const PENDING = 1 << 0;
         /// One is being handled: the next waits for IRET, which is intercepted.
         const BLOCKED = 1 << 1;
@@ -15,27 +15,27 @@ bitflags! {
         const AT_IRET = 1 << 2;
         /// The guest is executing it.
         const STEPPING = 1 << 3;
-        /// Another one waits behind the one that waits.
+        /// A second one is pending.
         const SECOND = 1 << 4;
     }
 }
 
 impl Nmi {
-    /// Whether one waits that the guest would take.
+    /// Whether one is pending that the guest would take.
     #[must_use]
     pub const fn is_deliverable(self) -> bool {
         self.bits() & (Self::PENDING.bits() | Self::BLOCKED.bits()) == Self::PENDING.bits()
     }
 
-    /// Whether none waits and no IRET is being watched.
+    /// Whether none is pending and no IRET is being watched.
     #[must_use]
     pub const fn is_idle(self) -> bool {
         !self.intersects(Self::PENDING.union(Self::AT_IRET).union(Self::STEPPING))
     }
 
-    /// One arrives. A processor holds one while another is being handled. The one that waits here
-    /// while none is handled would have begun already on a processor of the guest's own, so that
-    /// there is room for a second.
+    /// One arrives. A processor holds one while another is being handled. An NMI that is pending
+    /// here while none is handled would already have begun on real hardware, so there is room for a
+    /// second.
     pub fn post(&mut self) {
         if self.is_deliverable() {
             self.insert(Self::SECOND);
@@ -43,22 +43,22 @@ impl Nmi {
         self.insert(Self::PENDING);
     }
 
-    /// The guest takes the one that waits: the next waits for IRET.
+    /// The guest takes the pending one: the next waits for IRET.
     pub fn take(&mut self) {
         self.set(Self::PENDING, self.contains(Self::SECOND));
         self.remove(Self::SECOND);
         self.insert(Self::BLOCKED);
     }
 
-    /// Takes [`take`](Self::take) back: the delivery was cut short.
+    /// Undoes [`take`](Self::take): the delivery was cut short.
     pub fn give_back(&mut self) {
         self.remove(Self::BLOCKED);
         self.post();
     }
 }
 
-/// Whether IRET goes back to another task rather than to what is on the stack (APM volume 3,
-/// "IRET"): its flags are then stored with the task's state, where a trap flag that is not the
+/// Whether IRET returns to another task rather than to the frame on the stack (APM volume 3,
+/// "IRET"). Its flags are then stored with the task's state, where a trap flag that is not the
 /// guest's would stay.
 #[must_use]
 pub const fn iret_switches_tasks(cr0: u64, efer: u64, rflags: u64) -> bool {
@@ -69,7 +69,7 @@ pub const fn iret_switches_tasks(cr0: u64, efer: u64, rflags: u64) -> bool {
 mod tests {
     use super::*;
 
-    /// How many the guest takes until none waits, each to its IRET.
+    /// Number of NMIs that the guest takes until none is pending, each to its IRET.
     fn handled(mut nmi: Nmi) -> u32 {
         let mut count = 0;
         while nmi.is_deliverable() && count < 10 {

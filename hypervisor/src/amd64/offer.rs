@@ -1,7 +1,7 @@
-//! What AMD64 is to the core, over what only a processor can do.
+//! The core's traits for AMD64, on top of the processor operations.
 
 /// Implements [`Arch`](crate::vm::arch::Arch) for a processor that implements
-/// [`Amd64`](super::Amd64): on bare metal, and for the one that is made up.
+/// [`Amd64`](super::Amd64): on bare metal, and for the mock processor.
 macro_rules! offer_amd64 {
     ($processor:ty) => {
         const _: () = {
@@ -31,10 +31,11 @@ macro_rules! offer_amd64 {
 
             // SAFETY: `Amd64::run` is called in `enter::enter` alone, for the owner's guest.
             // `enter::take_flush` drops what is named, or notes that the vCPU's next entry drops
-            // all of its tag, before it completes. `flush_space` asks every vCPU of the machine.
+            // all translations of its ASID, before it completes. `flush_space` reaches every vCPU
+            // of the machine.
             unsafe impl Arch for $processor {
                 type Nested = Amd64Nested;
-                /// AMD64's stores are seen by walks in program order: there is nothing to add.
+                /// AMD64's walks see stores in program order: nothing needs to be added.
                 type Tables = NestedTables;
                 type Shared = Shared;
                 type Inbox = Inbox;
@@ -60,7 +61,7 @@ macro_rules! offer_amd64 {
                     guest::largest_page::<Self>()
                 }
 
-                /// Always.
+                /// Always true.
                 fn notes_stores() -> bool {
                     true
                 }
@@ -113,7 +114,7 @@ macro_rules! offer_amd64 {
                 }
 
                 /// Nested translations are tagged by ASID alone, so no range can be named:
-                /// everything goes.
+                /// everything is dropped.
                 fn flush_space(
                     vm: &Vm<Self>,
                     _: Invalidation<'_>,
@@ -151,7 +152,7 @@ macro_rules! offer_amd64 {
                     signals::expire_timers(context, now);
                 }
 
-                /// PAUSE does not say which.
+                /// PAUSE does not name a word.
                 #[inline(always)]
                 fn awaited_word(_: &Context<'_, Self>) -> Option<Word> {
                     None

@@ -2,9 +2,9 @@
 //! page.
 //!
 //! The TLFS lays them over the guest's memory. Here they are written into the guest's own page,
-//! whose former contents come back when the page goes: the guest gives a page that it does not use
-//! for anything else, and no nested mapping has to change. The difference shows only to a guest
-//! that writes there, and harms only it.
+//! whose former contents are restored when the overlay is removed: the guest provides a page that
+//! it uses for nothing else, and no nested mapping has to change. The difference is visible only to
+//! a guest that writes to the page, and harms only that guest.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -19,7 +19,7 @@ use crate::hyperv::time::ReferenceClock;
 
 const PAGE: usize = 4096;
 
-/// What the guest had at a page that is covered.
+/// The guest's own contents of an overlaid page.
 #[derive(Default)]
 struct Saved(Option<Vec<u8>>);
 
@@ -50,12 +50,12 @@ impl Overlays {
 impl Saved {
     fn relocate(&mut self, memory: &GuestMemory<'_>, page: PageMove, contents: &[u8]) {
         if let (Some(from), Some(old)) = (page.from, self.0.take()) {
-            // If the memory is gone there is nothing to restore.
+            // If the memory has been removed there is nothing to restore.
             let _ = memory.write(Gpa(from), &old);
         }
         let Some(to) = page.to.map(Gpa) else { return };
         let mut old = vec![0; PAGE];
-        // A page without memory behind it is legal: there is nothing to see.
+        // A page without memory behind it is legal: it is simply not visible.
         if memory.read(to, &mut old).is_ok() {
             let mut new = vec![0; PAGE];
             new[..contents.len()].copy_from_slice(contents);

@@ -1,4 +1,4 @@
-//! What only an AMD64 processor can do, and the machine around it.
+//! The operations that only an AMD64 processor can do, and the machine around it.
 
 use core::num::NonZeroU32;
 use core::ptr::NonNull;
@@ -23,11 +23,11 @@ use crate::vm::memory::NestedTables;
 use stay::Cost;
 
 /// AMD64 with SVM, as the code here sees it: [`crate::vm::arch`]'s traits, and the operations that
-/// take an instruction of the processor or a port of the machine.
+/// need an instruction of the processor or a port of the machine.
 ///
-/// `arch/x86_64` implements it on bare metal, and tests by a processor that is made up. Each
-/// operation acts on the calling CPU, and has been done when it returns; those that have to come in
-/// an order say so.
+/// `arch/x86_64` implements it on bare metal, and a mock processor in tests. Each operation acts on
+/// the calling CPU, and is complete when it returns. Operations that must be called in a certain
+/// order say so.
 pub trait Amd64:
     Arch<
         Nested = Amd64Nested,
@@ -38,22 +38,21 @@ pub trait Amd64:
         Workspace = Workspace,
     >
 {
-    /// What SVM offers here. All CPUs are taken to have the same.
+    /// SVM features here. All CPUs are assumed to have the same.
     fn features() -> Features;
 
-    /// From now on [`features`](Self::features) says that there are clean bits and flushes of one
-    /// ASID. Before the first vCPU.
+    /// Makes [`features`](Self::features) report clean bits and flushes of one ASID from now on. To
+    /// be called before the first vCPU is created.
     fn pretend();
 
-    /// Address space tags that guests can have on each CPU.
+    /// Number of ASIDs that guests can have on each CPU.
     fn tags() -> NonZeroU32;
 
-    /// What the processor's own CPUID says. Extended states are those of the XCR0 that is in the
-    /// processor.
+    /// The processor's own CPUID. Extended states are those of the XCR0 that is in the processor.
     fn cpuid(leaf: u32, subleaf: u32) -> CpuidResult;
 
-    /// Bits of CPUID leaf 1's ECX that guests are not shown because the machine gets what they
-    /// stand for wrong.
+    /// Bits of CPUID leaf 1's ECX that guests are not shown because the machine implements the
+    /// feature incorrectly.
     fn wrong() -> u32;
 
     /// The revision of the processor's microcode.
@@ -62,83 +61,83 @@ pub trait Amd64:
     /// Whether the processor has the TSC_AUX register.
     fn has_tsc_aux() -> bool;
 
-    /// TSC_AUX, which is the guest's from [`write_tsc_aux`](Self::write_tsc_aux) on. Where there is
-    /// none it is not called.
+    /// TSC_AUX, which holds the guest's value from [`write_tsc_aux`](Self::write_tsc_aux) on. Not
+    /// called where the register is missing.
     fn read_tsc_aux() -> u64;
 
-    /// Writes TSC_AUX. Where there is none it is not called.
+    /// Writes TSC_AUX. Not called where the register is missing.
     fn write_tsc_aux(value: u64);
 
-    /// DR0 to DR3, which are the guest's from [`write_breakpoints`](Self::write_breakpoints) on.
+    /// DR0 to DR3, which hold the guest's values from
+    /// [`write_breakpoints`](Self::write_breakpoints) on.
     fn read_breakpoints() -> [u64; 4];
 
     /// Writes DR0 to DR3.
     fn write_breakpoints(addresses: [u64; 4]);
 
-    /// Components of the extended state that the processor can save; 0 where there is no XSAVE.
+    /// Components of the extended state that the processor can save; 0 without XSAVE.
     fn components() -> u64;
 
-    /// Bytes that an image of all components takes.
+    /// Size in bytes of an image of all components.
     fn fpu_size() -> usize;
 
-    /// XCR0, which is the guest's while its vCPU is on the CPU. Where there is no XSAVE it is not
-    /// called.
+    /// XCR0, which holds the guest's value while its vCPU is on the CPU. Not called without XSAVE.
     fn read_xcr0() -> u64;
 
-    /// Writes XCR0 with a value that the [`components`](Self::components) allow. Where there is no
-    /// XSAVE it is not called.
+    /// Writes XCR0 with a value that the [`components`](Self::components) allow. Not called without
+    /// XSAVE.
     fn write_xcr0(value: u64);
 
     /// Loads the floating-point and vector registers, all [components](Self::components) of them.
-    /// XCR0 has all of them on.
+    /// XCR0 has all components enabled.
     ///
     /// # Safety
     ///
     /// The area has [`fpu_size`](Self::fpu_size) bytes, is aligned to 64, and holds what
-    /// [`save_fpu`](Self::save_fpu) stored, or zeros but for the control words of an image.
+    /// [`save_fpu`](Self::save_fpu) stored, or zeros except for the control words of an image.
     unsafe fn load_fpu(area: NonNull<u8>);
 
-    /// Stores the floating-point and vector registers. XCR0 has all components on.
+    /// Stores the floating-point and vector registers. XCR0 has all components enabled.
     ///
     /// # Safety
     ///
-    /// The area has [`fpu_size`](Self::fpu_size) bytes and is aligned to 64, and nobody else uses
-    /// it.
+    /// The area has [`fpu_size`](Self::fpu_size) bytes, is aligned to 64, and is not otherwise in
+    /// use.
     unsafe fn save_fpu(area: NonNull<u8>);
 
-    /// XMM0 to XMM5, which are those of the vCPU on this CPU: the hypervisor uses none.
+    /// XMM0 to XMM5 of the vCPU on this CPU: the hypervisor uses none of them.
     fn xmm_words() -> [u64; XMM_WORDS];
 
-    /// From here on interrupts are held, and end guest mode as soon as it begins.
+    /// Holds interrupts from here on; they end guest mode as soon as it begins.
     fn hold_interrupts();
 
     /// Takes the interrupts that were [held](Self::hold_interrupts).
     fn release_interrupts();
 
-    /// VMRUN, with the registers that it does not exchange by itself. Between
+    /// VMRUN, including the registers that it does not switch. To be called between
     /// [`hold_interrupts`](Self::hold_interrupts) and
     /// [`release_interrupts`](Self::release_interrupts).
     ///
     /// # Safety
     ///
     /// The block is complete, the registers are this vCPU's, and the nested tables that the block
-    /// names give the guest its own memory only.
+    /// names map only the guest's own memory.
     unsafe fn run(cpu: &PerCpu<Self>, vmcb: &mut Vmcb, registers: &mut Registers);
 
-    /// INVLPGA: drops this CPU's translations of one page under `asid`, global ones and those of a
-    /// large page around it included.
+    /// INVLPGA: drops this CPU's translations of one page under `asid`, including global ones and
+    /// those of a large page around it.
     fn invalidate_page(address: u64, asid: u32);
 
-    /// Measures what flushing costs on the calling CPU. No vCPU has run yet.
+    /// Measures the cost of flushes on the calling CPU. No vCPU has run yet.
     fn measure_flushes() -> Cost;
 
-    /// Sends a byte of one of the guest's serial ports.
+    /// Sends a byte from one of the guest's serial ports.
     fn transmit(port: SerialPort, byte: u8);
 
-    /// The next byte that has come for the guest's first serial port.
+    /// The next byte received for the guest's first serial port.
     fn receive() -> Option<u8>;
 
-    /// What the auditor knows of a CPU. Only that CPU calls it.
+    /// The auditor's record of a CPU. Only that CPU calls it.
     #[cfg(feature = "audit")]
     fn books(cpu: &PerCpu<Self>) -> &core::cell::RefCell<CpuBooks>;
 }

@@ -11,22 +11,22 @@ use crate::devices::pc::pci::rom_device::RomLen;
 use crate::sched::VcpuIndex;
 use crate::vm::{PerCpu, Vm};
 
-/// Name of the ROM's slot; RAM has the first ones.
+/// Id of the ROM's slot; RAM has the first ids.
 const SLOT: SlotId = SlotId(u16::MAX);
 const PAGE: usize = 4096;
 
-/// The ROM. A CPU that writes to its device's registers holds its lock until
-/// [`follow`](Rom::follow) has begun the change, so that the slots follow in the order of the
+/// The ROM. A CPU that writes to the device's registers holds the lock until
+/// [`follow`](Rom::follow) has begun the change, so that the slots change in the order of the
 /// writes.
 pub struct Rom {
     image: PhysAddr,
     len: RomLen,
-    /// Where its slot is.
+    /// Address of its slot.
     base: Option<Gpa>,
 }
 
 impl Rom {
-    /// A ROM with its contents, which the guest does not see yet.
+    /// A ROM with its contents, not yet visible to the guest.
     pub fn new(len: RomLen) -> Self {
         let bytes = len.bytes() as usize;
         let image = allocate_pages(bytes / PAGE);
@@ -38,12 +38,12 @@ impl Rom {
         Self { image: PhysAddr(image), len, base: None }
     }
 
-    /// Has the slot go where the device decodes the ROM.
+    /// Moves the slot to where the device decodes the ROM.
     ///
     /// # Errors
     ///
-    /// [`Busy`] while another change of the slots is under way: the access that asks for this is to
-    /// be tried again.
+    /// [`Busy`] while another change of the slots is in progress: the access that caused this must
+    /// be retried.
     pub fn follow<A: Amd64>(
         &mut self,
         vm: &'static Vm<A>,
@@ -59,8 +59,8 @@ impl Rom {
         }
         let job = match (self.base, wanted) {
             (None, Some(base)) => {
-                // SAFETY: the image comes from the heap, is mapped one to one, and is never given
-                // back; nobody has a reference to it.
+                // SAFETY: the image comes from the heap, is mapped one to one, and is never freed;
+                // there are no references to it.
                 unsafe { vm.space.add(self.slot(base)) }
             }
             (Some(_), Some(base)) => vm.space.move_to(SLOT, base),
@@ -74,8 +74,8 @@ impl Rom {
             }
             Err(SlotError::Busy) => Err(Busy),
             Err(error) => {
-                // Memory that was added lies there, which the device decodes as well: it is seen,
-                // not the ROM.
+                // Added memory is at this address, which the device decodes as well: the memory is
+                // visible, not the ROM.
                 log::debug!("the ROM is not seen: {error}");
                 match self.base {
                     None => Ok(Followed::WasThere),
@@ -90,15 +90,15 @@ impl Rom {
     }
 }
 
-/// Where the slot is now.
+/// The state of the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Followed {
-    /// It was there before.
+    /// It was in place before.
     WasThere,
     /// The [change](Vm::begin_change) has begun.
     Goes,
 }
 
-/// Another change of the slots is under way.
+/// Another change of the slots is in progress.
 #[derive(Clone, Copy, Debug)]
 pub struct Busy;

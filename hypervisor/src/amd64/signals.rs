@@ -1,4 +1,4 @@
-//! What a CPU needs to run a vCPU, and what comes to a vCPU from outside: signals, vectors, timers.
+//! A CPU's workspace to run a vCPU, and a vCPU's external events: signals, vectors, timers.
 
 use coherence::CpuId;
 use coherence::asid::AsidAllocator;
@@ -11,13 +11,13 @@ use crate::devices::pc::message::Trigger;
 use crate::vm::space::FlushScratch;
 use crate::vm::{Context, PerCpu, increase};
 
-/// What a CPU needs besides its vCPU; allocated once.
+/// A CPU's workspace in addition to its vCPU; allocated once.
 pub struct Workspace {
     /// The CPU's address space tags.
     pub asids: AsidAllocator,
-    /// Where the targets are noted that are waited for.
+    /// Records the targets that a flush waits for.
     pub scratch: FlushScratch,
-    /// Where a hypercall's input is copied to.
+    /// Buffer for a hypercall's input.
     pub page: InputPage,
 }
 
@@ -32,8 +32,8 @@ impl Workspace {
     }
 }
 
-/// Takes what was posted: interrupts, INIT, start-up and NMI.
-#[inline(always)] // Most often there is a vector or nothing, and little to do.
+/// Takes the posted items: interrupts, INIT, start-up and NMI.
+#[inline(always)] // Usually there is a vector or nothing, and little to do.
 pub fn take_signals<A: Amd64>(context: &mut Context<'_, A>) {
     if context.vcpu.inbox.has_signals() {
         take_rare_signals(context);

@@ -1,4 +1,4 @@
-//! Everything about a vCPU that only the CPU that runs it touches.
+//! The vCPU state that only the CPU that runs it touches.
 
 use alloc::boxed::Box;
 
@@ -34,8 +34,8 @@ use crate::vm::files::Defects;
 const CR0_ET: u64 = 1 << 4;
 /// PAT after reset (APM volume 2, section 7.8.2).
 const PAT_RESET: u64 = 0x0007_0406_0007_0406;
-/// PAUSEs in a row that make the processor exit, where it counts them; and how far apart they may
-/// be.
+/// Number of consecutive PAUSEs that make the processor exit, where it counts them; and the maximum
+/// distance between them.
 const PAUSE_COUNT: u16 = 3000;
 const PAUSE_THRESHOLD: u16 = 128;
 
@@ -43,7 +43,7 @@ fn segment(from: loader::Segment) -> Segment {
     Segment { selector: from.selector, attributes: from.attributes, limit: from.limit, base: from.base }
 }
 
-/// What a vCPU is doing.
+/// The activity of a vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activity {
     /// It has instructions to run.
@@ -54,7 +54,7 @@ pub enum Activity {
     WaitForStartup,
 }
 
-/// Tables that all vCPUs share: which ports and MSRs cause exits.
+/// Shared tables: the ports and MSRs that cause exits, and the nested page table.
 #[derive(Clone, Copy, Debug)]
 pub struct Permissions {
     /// Physical address of the I/O permission map.
@@ -73,29 +73,29 @@ pub struct VcpuState {
     pub registers: Registers,
     /// The local APIC.
     pub lapic: Lapic,
-    /// The Hyper-V interface's part.
+    /// The Hyper-V interface's state.
     pub hyperv: Vp,
     /// Its address space tag.
     pub asid: AsidSlot,
-    /// What the auditor knows.
+    /// The auditor's record.
     pub auditor: Auditor,
-    /// Whether it runs.
+    /// Its activity.
     pub activity: Activity,
     /// An exception to raise at the next entry: the value for `event_injection`.
     pub exception: Option<u64>,
     /// NMIs.
     pub nmi: Nmi,
-    /// Of use while `nmi` says so.
+    /// Meaningful while `nmi` says so.
     pub(crate) step: Step,
-    /// What the guest reads from TSC_ADJUST.
+    /// The guest's value of TSC_ADJUST.
     pub tsc_adjust: u64,
     /// CPUID leaf 1's EAX, which is in EDX after INIT.
     signature: u32,
-    /// CPUID as this vCPU sees it.
+    /// The CPUID that this vCPU sees.
     pub view: cpuid::View,
-    /// The way to its code.
+    /// Its last walks to its code.
     pub code: CodePaths,
-    /// Pages without memory that it has accessed last.
+    /// The pages without memory that it accessed most recently.
     pub mmio: MmioCache<MMIO_PAGES>,
     fpu: FpuState,
     debug: DebugRegisters,
@@ -180,7 +180,7 @@ impl VcpuState {
         start_over(&mut self.asid, &Defects);
     }
 
-    /// A start-up IPI arrived: begins in real mode at `page`.
+    /// A start-up IPI arrived: starts in real mode at `page`.
     pub fn start_up(&mut self, page: u8) {
         let base = u64::from(page) << 12;
         self.vmcb.cs = Segment { selector: u16::from(page) << 8, attributes: 0x09b, limit: 0xffff, base };
@@ -189,7 +189,7 @@ impl VcpuState {
         self.activity = Activity::Running;
     }
 
-    /// Lets the boot vCPU begin at a kernel's entry point, as [`EntryState`] describes.
+    /// Starts the boot vCPU at a kernel's entry point, as [`EntryState`] describes.
     pub fn start_kernel(&mut self, entry: &EntryState) {
         let data = segment(loader::DATA);
         let vmcb = &mut *self.vmcb;
@@ -208,7 +208,7 @@ impl VcpuState {
         self.activity = Activity::Running;
     }
 
-    /// Control registers have been written on the guest's behalf; before, they were `old`.
+    /// The hypervisor has written control registers of the guest; their previous values are `old`.
     #[inline(always)]
     pub fn settle_translations(&mut self, old: TranslationControls) {
         if changes_translations(old, self.vmcb.translation_controls()) {
@@ -216,7 +216,7 @@ impl VcpuState {
         }
     }
 
-    /// Loads what VMRUN and [`Amd64::run`] do not exchange.
+    /// Loads the state that VMRUN and [`Amd64::run`] do not switch.
     pub fn load<A: Amd64>(&mut self) {
         self.fpu.load::<A>();
         self.debug.arrive::<A>(&mut self.vmcb);
@@ -226,7 +226,7 @@ impl VcpuState {
         self.vmcb.mark_dirty(clean::ALL);
     }
 
-    /// Saves what [`load`](Self::load) loaded.
+    /// Saves the state that [`load`](Self::load) loaded.
     pub fn save<A: Amd64>(&mut self) {
         self.fpu.save::<A>();
         self.debug.leave::<A>();
@@ -235,20 +235,20 @@ impl VcpuState {
         }
     }
 
-    /// The guest wants to read or write a debug register: it does so at the next entry.
+    /// The guest accesses a debug register: it retries the access at the next entry.
     #[cold]
     pub fn load_debug_registers<A: Amd64>(&mut self) {
         self.debug.load::<A>(&mut self.vmcb);
     }
 
-    /// Goes on behind an instruction of `length` bytes.
+    /// Continues after an instruction of `length` bytes.
     pub fn skip(&mut self, length: u64) {
         let vmcb = &mut *self.vmcb;
         let next = vmcb.rip.wrapping_add(length);
         vmcb.rip = if vmcb.is_64bit() { next } else { next & 0xffff_ffff };
         vmcb.interrupt_shadow &= !1;
         if vmcb.rflags & (RFLAGS_TF | RFLAGS_RF) != 0 {
-            // RF has done its work, and TF does its own.
+            // RF has served its purpose, and TF takes effect.
             vmcb.rflags &= !RFLAGS_RF;
             if vmcb.rflags & RFLAGS_TF != 0 {
                 self.raise_debug(DR6_SINGLE_STEP);
@@ -266,12 +266,12 @@ impl VcpuState {
         self.vmcb.rax = self.registers.0[RAX];
     }
 
-    /// Copies RSP out of the VMCB, before an instruction is emulated that may name it.
+    /// Copies RSP out of the VMCB, before an emulated instruction that may name it.
     pub fn rsp_from_vmcb(&mut self) {
         self.registers.0[RSP] = self.vmcb.rsp;
     }
 
-    /// Copies RSP into the VMCB, after an instruction has been emulated that may have changed it.
+    /// Copies RSP into the VMCB, after an emulated instruction that may have changed it.
     pub fn rsp_to_vmcb(&mut self) {
         self.vmcb.rsp = self.registers.0[RSP];
     }
@@ -339,7 +339,7 @@ impl State for VcpuState {
         }
     }
 
-    /// It is never looked at: whether the guest spins is known from its PAUSE.
+    /// Never: the guest's PAUSE shows whether it spins.
     #[inline(always)]
     fn is_look_due(&self, _: u64) -> bool {
         false

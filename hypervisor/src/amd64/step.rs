@@ -1,15 +1,15 @@
 //! Stepping over the IRET that ends an NMI handler.
 //!
-//! NMIs are unblocked when IRET has been executed, but its intercept comes before that, and nothing
-//! comes after. So the guest executes the IRET with RFLAGS.TF set, and #DB is intercepted: the IRET
-//! has replaced the trap flag by the one on the stack, and the next NMI goes in where the processor
-//! would take it. What the guest could see of this does not get there: DR6 is put back, and an IRET
-//! that faults exits too, so that the flags on its handler's stack are the guest's own. Such an
-//! IRET has not been executed; NMIs wait for the handler's.
+//! NMIs are unblocked once IRET has been executed, but its intercept occurs before that, and no
+//! exit follows. So the guest executes the IRET with RFLAGS.TF set, and #DB is intercepted. The
+//! IRET has replaced the trap flag by the one on the stack, and the next NMI is injected where the
+//! processor would take it. The guest sees none of this: DR6 is restored, and an IRET that faults
+//! exits too, so that the flags on its handler's stack are the guest's own. Such an IRET has not
+//! been executed; NMIs wait for the handler's IRET.
 //!
-//! An IRET that goes back to another task stores its flags with the task that ends, and there the
-//! guest would see the trap flag. It is executed without: where RIP or the task is another one at
-//! the next exit, it has been. If an NMI waits for that, the timer sees to an exit.
+//! An IRET that returns to another task stores its flags with the task that ends, and there the
+//! guest would see the trap flag. It is executed without it: if RIP or the task differs at the next
+//! exit, the IRET has been executed. If an NMI waits for that, the timer forces an exit.
 //!
 //! APM volume 2, sections 8.2.3 (NMI), 13.1.4 (single step), 15.12 (exception intercepts).
 
@@ -25,14 +25,14 @@ use super::vmcb::{DR6_BREAKPOINTS, DR6_SINGLE_STEP, RFLAGS_TF, clean};
 /// DR7: accesses to debug registers raise #DB.
 const DR7_GENERAL_DETECT: u64 = 1 << 13;
 
-/// Most that an NMI waits for an exit behind an IRET to another task.
+/// Maximum time that an NMI waits for an exit after an IRET to another task.
 const TASK_PATIENCE_US: u64 = 1000;
 
-/// What was in the place of what the step needs.
+/// The values that the step replaced.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Step {
     rip: u64,
-    /// The task that the IRET ends, if it does.
+    /// The task that the IRET ends, if any.
     task: Option<u16>,
     dr6: u64,
     trap_flag: u64,
@@ -51,7 +51,7 @@ impl VcpuState {
         self.vmcb.mark_dirty(clean::INTERCEPTS);
     }
 
-    /// The guest is at an IRET that is intercepted: it executes it unless an event comes before.
+    /// The guest is at an intercepted IRET: it executes it unless an event comes first.
     pub fn prepare_iret<A: Amd64>(&mut self, is_interrupted: bool) {
         let vmcb = &mut *self.vmcb;
         if is_interrupted || vmcb.event_injection & event::VALID != 0 {
@@ -67,11 +67,11 @@ impl VcpuState {
             return self.hasten_exit::<A>();
         }
         vmcb.rflags |= RFLAGS_TF;
-        // What the processor reports is then known to come from this instruction.
+        // Any bits that the processor then reports come from this instruction.
         vmcb.dr6 &= !(DR6_BREAKPOINTS | DR6_SINGLE_STEP);
     }
 
-    /// Sees to an exit behind an IRET that causes none, if an NMI waits for it.
+    /// Forces an exit after an IRET that causes none, if an NMI waits for it.
     #[cold]
     fn hasten_exit<A: Amd64>(&self) {
         if self.nmi.contains(Nmi::PENDING) {
@@ -81,7 +81,8 @@ impl VcpuState {
     }
 
     /// Ends the step if there is one, whether the IRET has been executed or not. To be called after
-    /// each exit, before anything else looks at RFLAGS and DR6. Whether a #DB is the step's own.
+    /// each exit, before other code looks at RFLAGS and DR6. Returns whether a #DB is the step's
+    /// own.
     #[inline]
     pub fn end_step(&mut self) -> bool {
         self.nmi.contains(Nmi::STEPPING) && self.finish_step()
@@ -106,28 +107,28 @@ impl VcpuState {
         let mut debug = reported & DR6_BREAKPOINTS;
         if executed {
             self.nmi.remove(Nmi::BLOCKED | Nmi::AT_IRET);
-            // A guest that was stepping itself gets the exception that has been intercepted.
+            // A guest that was single-stepping itself gets the intercepted exception.
             debug |= if step.trap_flag != 0 { DR6_SINGLE_STEP } else { 0 };
         } else {
             vmcb.rflags = vmcb.rflags & !RFLAGS_TF | step.trap_flag;
         }
         vmcb.dr6 = step.dr6;
         if debug != 0 {
-            // What the guest is to see of the step's #DB.
+            // The part of the step's #DB that the guest must see.
             self.raise_debug(debug);
         }
         true
     }
 
-    /// Raises in the guest the exception that has been intercepted.
+    /// Raises the intercepted exception in the guest.
     pub fn reflect_exception(&mut self, exit: &Exit) {
         let (error, address) = (exit.info_1, exit.info_2);
         // Exit codes of exceptions begin at a multiple of 32.
         match exit.code % 32 {
             event::VECTOR_DB => {
-                // DR6 says already what it is for. Delivery turns the detection of accesses to
-                // debug registers off (section 13.1.1.4), and one by injection leaves that to the
-                // hypervisor (section 15.20).
+                // DR6 already has the cause. Delivery disables the detection of accesses to debug
+                // registers (section 13.1.1.4), and injection leaves that to the hypervisor
+                // (section 15.20).
                 self.vmcb.dr7 &= !DR7_GENERAL_DETECT;
                 self.vmcb.mark_dirty(clean::ALL);
                 self.exception = Some(event::exception(event::VECTOR_DB));

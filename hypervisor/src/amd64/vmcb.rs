@@ -8,7 +8,7 @@ use stay::amd64::TranslationControls;
 use super::EFER_LMA;
 use super::checks::Conditions;
 
-/// A segment register as the save area holds it.
+/// A segment register in the format of the save area.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Segment {
@@ -133,12 +133,12 @@ impl Vmcb {
         unsafe { alloc::boxed::Box::new_zeroed().assume_init() }
     }
 
-    /// Drops clean bits: the processor reads that part of the block again at the next entry.
+    /// Clears clean bits: the processor reads that part of the block again at the next entry.
     pub fn mark_dirty(&mut self, bits: u32) {
         self.clean_bits &= !bits;
     }
 
-    /// What the checks of an instruction depend on.
+    /// The state that the checks of an instruction depend on.
     pub fn conditions(&self) -> Conditions {
         Conditions { cpl: self.cpl, cr4: self.cr4, rflags: self.rflags }
     }
@@ -148,7 +148,7 @@ impl Vmcb {
         self.efer & EFER_LMA != 0 && self.cs.attributes & Segment::LONG != 0
     }
 
-    /// What translations depend on.
+    /// The registers that translations depend on.
     #[inline(always)]
     pub const fn translation_controls(&self) -> TranslationControls {
         TranslationControls { cr3: self.cr3, cr4: self.cr4, efer: self.efer, pat: self.pat }
@@ -162,7 +162,7 @@ pub const EFER_SVME: u64 = 1 << 12;
 pub const EFER_FFXSR: u64 = 1 << 14;
 pub const CR4_PAE: u64 = 1 << 5;
 pub const CR4_PCIDE: u64 = 1 << 17;
-/// Bits of CR3 that are the address of the tables.
+/// CR0.PG: paging.
 pub const CR0_PG: u64 = 1 << 31;
 pub const RFLAGS_TF: u64 = 1 << 8;
 pub const RFLAGS_IF: u64 = 1 << 9;
@@ -187,6 +187,6 @@ pub mod vintr {
     pub const PRIORITY_SHIFT: u32 = 16;
     pub const IGNORE_TPR: u64 = 1 << 20;
     pub const MASKING: u64 = 1 << 24;
-    /// Where the vector is.
+    /// Position of the vector.
     pub const VECTOR_SHIFT: u32 = 32;
 }

@@ -1,5 +1,5 @@
-//! The architectures. Each one is a module of the same shape, which implements the
-//! [traits](crate::vm::arch) that the core is generic over; the one for the target is used.
+//! The architectures. Each is a module of the same shape, which implements the
+//! [traits](crate::vm::arch) that the core is generic over; the target's one is used.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
@@ -21,7 +21,7 @@ use crate::image;
 use crate::vm;
 use crate::vm::arch::{Board, Clock, Cpus};
 
-/// What the core is made of, for the architecture of this image.
+/// The core's types, for the architecture of this image.
 pub(crate) type Vm = vm::Vm<Local>;
 pub(crate) type PerCpu = vm::PerCpu<Local>;
 
@@ -40,9 +40,9 @@ impl Clock for Local {
     }
 }
 
-// SAFETY: each CPU's block is found by a register of the CPU's own, which its entry sets before
-// anything asks for it. What a `CpuData` holds is touched by the CPU that it belongs to, and by the
-// boot CPU before that one has started.
+// SAFETY: each CPU's block is found by a register of the CPU's own, which its entry sets before any
+// code reads it. A `CpuData` is touched by the CPU that it belongs to, and by the boot CPU before
+// that CPU has started.
 unsafe impl Cpus for Local {
     type CpuData = cpu::CpuData;
 
@@ -79,7 +79,7 @@ unsafe impl Cpus for Local {
     }
 }
 
-/// AMD64's data caches are coherent whatever a guest does: nothing is cleaned there.
+/// AMD64's data caches are coherent regardless of the guest: no cleaning is needed there.
 impl Board for Local {
     #[inline(always)]
     fn machine() -> Option<&'static Vm> {

@@ -1,4 +1,4 @@
-//! What a stage-2 fault's syndrome says of the access.
+//! Decodes the syndrome of a stage-2 fault.
 //!
 //! Source: Arm DDI 0487, ESR_EL2 "ISS encoding for an exception from a Data Abort".
 
@@ -8,9 +8,9 @@ pub const CACHE_MAINTENANCE: u64 = 1 << 8;
 pub const IN_WALK: u64 = 1 << 7;
 /// A store (WnR).
 pub const WRITE: u64 = 1 << 6;
-/// FAR_ELx says nothing (FnV), for external aborts.
+/// FAR_ELx is not valid (FnV), for external aborts.
 pub const NO_ADDRESS: u64 = 1 << 10;
-/// Why.
+/// The fault status.
 pub const STATUS: u64 = 0x3f;
 
 /// Kinds of faults by the upper bits of the status.
@@ -28,29 +28,28 @@ pub const fn kind_of(syndrome: u64) -> u64 {
     (syndrome & STATUS) >> 2
 }
 
-/// The class of aborts of instruction fetches.
+/// The exception class of aborts of instruction fetches.
 pub const CLASS_FETCH: u8 = 0x20;
 
-/// Whether stage 2 is what the access could not pass. Anything else is an external abort or the
-/// like.
+/// Whether stage 2 caused the fault. Anything else is an external abort or similar.
 #[must_use]
 pub const fn is_of_stage2(syndrome: u64) -> bool {
     matches!(kind_of(syndrome), kind::ADDRESS_SIZE | kind::TRANSLATION | kind::ACCESS_FLAG | kind::PERMISSION)
 }
 
-/// Whether HPFAR_EL2 holds the page: for all faults of stage 2 but permission faults of the access
-/// itself. There stage 1 has to be walked once more.
+/// Whether HPFAR_EL2 holds the page: for all faults of stage 2 except permission faults of the
+/// access itself. For these stage 1 must be walked again.
 #[must_use]
 pub const fn has_page(syndrome: u64) -> bool {
     is_of_stage2(syndrome) && (kind_of(syndrome) != kind::PERMISSION || syndrome & IN_WALK != 0)
 }
 
-/// Whether the page has to be writable for the access to go on.
+/// Whether the access needs a writable page to continue.
 ///
-/// Cache maintenance is reported as a store, but most of it needs no more than a page that is
-/// there. DC IVAC needs one that can be written (D7.5.9.5): it is known by the kind of fault, for
-/// what needs less has no permission fault on a page that can be read. A walk's store sets the
-/// accessed flag or the dirty state in stage 1's tables.
+/// Cache maintenance is reported as a store, but most of it needs only a page that is present. DC
+/// IVAC needs a writable one (D7.5.9.5). It is recognised by the kind of fault: maintenance that
+/// needs less has no permission fault on a readable page. A walk's store sets the accessed flag or
+/// the dirty state in stage 1's tables.
 #[must_use]
 pub const fn needs_write(syndrome: u64) -> bool {
     let is_only_maintenance = syndrome & CACHE_MAINTENANCE != 0 && kind_of(syndrome) != kind::PERMISSION;
@@ -60,9 +59,9 @@ pub const fn needs_write(syndrome: u64) -> bool {
 /// Fault status: synchronous external abort, not on a walk.
 const EXTERNAL_ABORT: u64 = 0x10;
 
-/// The guest's syndrome, but for its class, of an external abort that it gets for a fault with
-/// `syndrome`: whether it was a store, and whether the address is known, which the processor says
-/// of external aborts alone.
+/// The guest's syndrome, except for its class, of the external abort that it gets for a fault with
+/// `syndrome`: whether it was a store, and whether the address is valid, which the processor
+/// reports for external aborts only.
 #[must_use]
 pub const fn passed_on(syndrome: u64, is_fetch: bool) -> u64 {
     let write = if is_fetch { 0 } else { syndrome & (WRITE | CACHE_MAINTENANCE) };
@@ -90,7 +89,7 @@ mod tests {
             CACHE_MAINTENANCE | WRITE | 0x10
         );
         assert_eq!(passed_on(WRITE | TRANSLATION, true), EXTERNAL_ABORT, "nothing is stored by a fetch");
-        // A walk that fails is reported as the access that it was for.
+        // A walk that fails is reported as the access that caused it.
         assert_eq!(passed_on(IN_WALK | 0x15, false), EXTERNAL_ABORT);
     }
 

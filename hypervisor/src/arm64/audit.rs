@@ -1,32 +1,33 @@
-//! An auditor at the entry: whether ERET may begin with what the processor may hold.
+//! An auditor at the entry: checks whether ERET may begin, given the translations that the
+//! processor may hold.
 //!
-//! An emulator keeps translations by VMID, but few of them, and mostly drops more than it is told:
-//! a hypervisor that forgets what a vCPU must not meet goes unnoticed there. The auditor keeps
-//! books of its own, apart from the code that decides, and compares before each entry:
+//! An emulator keeps few translations by VMID, and mostly drops more than it is told to. So a
+//! hypervisor that forgets to drop the translations of another vCPU goes unnoticed there. The
+//! auditor keeps its own books, independent of the code that decides, and checks before each entry:
 //!
-//! * the VMID that is loaded is the machine's: the one that invalidations by other CPUs name;
-//! * under that VMID this vCPU was here last, and has not been elsewhere since; or this processor
-//!   has dropped what it held of stage 1 since then (A3, A21).
+//! * the loaded VMID is the machine's, which is the one that invalidations by other CPUs name;
+//! * this vCPU was the last to run here under that VMID, and has not run elsewhere since; or this
+//!   processor has dropped its stage-1 translations since then (A3, A21).
 
 use alloc::collections::BTreeMap;
 use core::fmt;
 
-/// Something that the guest would meet.
+/// A state that the guest must not be entered with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finding {
-    /// Another VMID, or other tables, are loaded than the machine's.
+    /// The loaded VMID or tables are not the machine's.
     Loaded {
         /// VTTBR_EL2.
         is: u64,
-        /// What it has to be.
+        /// Its expected value.
         should: u64,
     },
     /// Another vCPU's translations, of the same VMID.
     Met {
-        /// Whose.
+        /// The index of that vCPU.
         vcpu: u32,
     },
-    /// Its own translations, of before it was elsewhere.
+    /// Its own translations, from before it ran elsewhere.
     Elsewhere,
 }
 
@@ -40,7 +41,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Who was on a processor last under a VMID, in which of its stays, and when.
+/// The last vCPU on a processor under a VMID, in which of its stays, and when.
 #[derive(Clone, Copy, Debug)]
 struct Tenant {
     vcpu: u32,
@@ -48,33 +49,33 @@ struct Tenant {
     epoch: u64,
 }
 
-/// The books of one processor.
+/// The auditor's record of one processor.
 #[derive(Debug, Default)]
 pub struct CpuBooks {
     tenants: BTreeMap<u16, Tenant>,
-    /// How often it has dropped everything of stage 1 of the VMID that was loaded, or of all.
+    /// Number of times it has dropped all stage-1 translations of the loaded VMID, or of all VMIDs.
     epoch: u64,
 }
 
 impl CpuBooks {
-    /// Of a processor that holds nothing of any guest.
+    /// For a processor that holds no translations of any guest.
     pub const fn new() -> Self {
         Self { tenants: BTreeMap::new(), epoch: 0 }
     }
 
-    /// The processor has dropped what it held of stage 1.
+    /// Notes that the processor has dropped its stage-1 translations.
     pub fn drop_local(&mut self) {
         self.epoch += 1;
     }
 }
 
-/// The books of one vCPU.
+/// The auditor's record of one vCPU.
 #[derive(Clone, Copy, Debug)]
 pub struct VcpuBooks {
     index: u32,
-    /// How often it has run.
+    /// Number of its stays.
     stays: u64,
-    /// Whether what it invalidates for its own processor reaches all.
+    /// Whether its local invalidations reach all processors.
     reaches_all: bool,
 }
 
@@ -83,16 +84,16 @@ const fn vmid(vttbr: u64) -> u16 {
 }
 
 impl VcpuBooks {
-    /// Of a vCPU that has never run.
+    /// For a vCPU that has never run.
     pub const fn new(index: u32, reaches_all: bool) -> Self {
         Self { index, stays: 0, reaches_all }
     }
 
-    /// Whether the guest may be entered with this VTTBR_EL2, which has to be `should`.
+    /// Checks whether the guest may be entered with this VTTBR_EL2, which must be `should`.
     ///
     /// # Errors
     ///
-    /// What the guest would meet.
+    /// The reason why not.
     pub fn check(&self, books: &CpuBooks, vttbr: u64, should: u64) -> Result<(), Finding> {
         if vttbr != should {
             return Err(Finding::Loaded { is: vttbr, should });
@@ -110,7 +111,7 @@ impl VcpuBooks {
         }
     }
 
-    /// The guest has run.
+    /// Notes that the guest has run.
     pub fn note(&mut self, books: &mut CpuBooks, vttbr: u64) {
         self.stays += 1;
         let tenant = Tenant { vcpu: self.index, stay: self.stays, epoch: books.epoch };

@@ -1,4 +1,4 @@
-//! The auditor of a vCPU's entries, in an image that has one; in the others it is nothing.
+//! The auditor of a vCPU's entries; a no-op in images without one.
 
 #[cfg(feature = "audit")]
 use coherence::tlbi::Stage2Tlb;
@@ -8,7 +8,7 @@ use super::audit::VcpuBooks;
 use super::processor::{Arm64, Processor};
 use crate::vm::{PerCpu, Vm};
 
-/// What it knows of a vCPU.
+/// The auditor's record of a vCPU.
 #[derive(Clone, Copy)]
 pub struct Auditor {
     #[cfg(feature = "audit")]
@@ -17,13 +17,12 @@ pub struct Auditor {
 
 #[cfg(feature = "audit")]
 impl Auditor {
-    /// Of a vCPU that has never run. If `reaches_all`, what it invalidates for its own processor is
-    /// broadcast.
+    /// For a vCPU that has never run. If `reaches_all`, its local invalidations are broadcast.
     pub const fn new(index: u32, reaches_all: bool) -> Self {
         Self { books: VcpuBooks::new(index, reaches_all) }
     }
 
-    /// Right before ERET.
+    /// Called right before ERET.
     pub fn check<A: Arm64>(&self, cpu: &PerCpu<A>, vm: &Vm<A>) {
         let (is, should) = (A::TLB.vttbr(), vm.guest.current_vttbr());
         if let Err(finding) = self.books.check(&cpu.arch.books.borrow(), is, should) {
@@ -31,12 +30,12 @@ impl Auditor {
         }
     }
 
-    /// Right after it.
+    /// Called right after the exit.
     pub fn note<A: Arm64>(&mut self, cpu: &PerCpu<A>) {
         self.books.note(&mut cpu.arch.books.borrow_mut(), A::TLB.vttbr());
     }
 
-    /// This CPU has dropped what it held of stage 1.
+    /// Notes that this CPU has dropped its stage-1 translations.
     pub fn drop_local<P: Processor>() {
         P::this_cpu().arch.books.borrow_mut().drop_local();
     }
@@ -44,21 +43,21 @@ impl Auditor {
 
 #[cfg(not(feature = "audit"))]
 impl Auditor {
-    /// There is none.
+    /// An auditor that does nothing.
     #[must_use]
     pub const fn new(_: u32, _: bool) -> Self {
         Self {}
     }
 
-    /// Nothing.
+    /// A no-op.
     #[inline(always)]
     pub const fn check<A: Arm64>(&self, _: &PerCpu<A>, _: &Vm<A>) {}
 
-    /// Nothing.
+    /// A no-op.
     #[inline(always)]
     pub const fn note<A: Arm64>(&mut self, _: &PerCpu<A>) {}
 
-    /// Nothing.
+    /// A no-op.
     #[inline(always)]
     pub const fn drop_local<P: Processor>() {}
 }

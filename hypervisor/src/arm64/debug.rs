@@ -1,14 +1,14 @@
 //! A vCPU's debug registers: breakpoints, watchpoints, single step.
 //!
-//! Accesses trap always, and what is here is the truth. The processor holds them only while a guest
-//! has them in use ([`Debug::armed`]): the others cost nothing when vCPUs change, and nothing of
-//! one vCPU's is ever seen by another.
+//! Accesses always trap, and the state here is authoritative. The processor holds it only while a
+//! guest uses it ([`Debug::armed`]). So vCPUs that do not use it are switched at no cost, and no
+//! vCPU ever sees another's registers.
 //!
 //! Source: Arm DDI 0487, D2 "AArch64 Self-hosted Debug", and D24.3 for the registers.
 
 use super::registers::Name;
 
-/// Most breakpoints, and most watchpoints, that there can be.
+/// Maximum number of breakpoints, and of watchpoints.
 pub const EACH_MAX: usize = 16;
 
 /// MDSCR_EL1: single step (SS), EL0's access to the debug channel (TDCC), kernel debugging (KDE),
@@ -20,14 +20,14 @@ const MONITOR: u64 = 1 << 15;
 const MDSCR_KEPT: u64 = SINGLE_STEP | CHANNEL_TRAP | KERNEL | MONITOR;
 /// MDCCINT_EL1: RX and TX.
 const MDCCINT_KEPT: u64 = 1 << 30 | 1 << 29;
-/// DBGBCR: E, PMC, BAS, HMC, SSC, LBN, BT. That HMC can name EL2 does not matter: EL2 takes no
-/// debug exceptions while those of the guest go to EL1 (MDCR_EL2.TDE = 0; D2.8.4).
+/// DBGBCR: E, PMC, BAS, HMC, SSC, LBN, BT. HMC may name EL2, which does no harm: EL2 takes no debug
+/// exceptions while the guest's are taken to EL1 (MDCR_EL2.TDE = 0; D2.8.4).
 const BREAK_KEPT: u64 = 1 | 3 << 1 | 0xf << 5 | HIGHER_MODE | 3 << 14 | 0xf << 16 | 0xf << 20;
 /// DBGWCR: E, PAC, LSC, BAS, HMC, SSC, LBN, WT, MASK.
 const WATCH_KEPT: u64 =
     1 | 3 << 1 | 3 << 3 | 0xff << 5 | HIGHER_MODE | 3 << 14 | 0xf << 16 | 1 << 20 | 0x1f << 24;
 const HIGHER_MODE: u64 = 1 << 13;
-/// OSLSR_EL1: the OS lock is there (OSLM), and locked (OSLK).
+/// OSLSR_EL1: the OS lock is implemented (OSLM), and locked (OSLK).
 const LOCK_IS_THERE: u64 = 1 << 3;
 const LOCKED: u64 = 1 << 1;
 /// DBGCLAIMSET_EL1: bits that can be claimed.
@@ -48,21 +48,21 @@ pub enum Register {
     WatchValue(u8),
     /// DBGWCR&lt;n&gt;_EL1.
     WatchControl(u8),
-    /// OSLAR_EL1, to be written.
+    /// OSLAR_EL1, write-only.
     Lock,
-    /// OSLSR_EL1, to be read.
+    /// OSLSR_EL1, read-only.
     LockStatus,
     /// DBGCLAIMSET_EL1.
     ClaimSet,
     /// DBGCLAIMCLR_EL1.
     ClaimClear,
     /// The channel to a debugger at EL0 (MDCCSR_EL0, DBGDTR_EL0, DBGDTRRX_EL0 and its writable
-    /// twin): nobody is there.
+    /// twin): there is no debugger.
     Channel,
-    /// What is there and does nothing: OSDTRRX_EL1, OSDTRTX_EL1, OSECCR_EL1, OSDLR_EL1,
+    /// Registers that exist and have no effect: OSDTRRX_EL1, OSDTRTX_EL1, OSECCR_EL1, OSDLR_EL1,
     /// DBGPRCR_EL1.
     Ignored,
-    /// What reads as 0 and cannot be written: MDRAR_EL1, DBGAUTHSTATUS_EL1.
+    /// Registers that read as 0 and cannot be written: MDRAR_EL1, DBGAUTHSTATUS_EL1.
     Zero,
 }
 
@@ -91,7 +91,7 @@ impl Register {
     }
 }
 
-/// How many breakpoints and watchpoints there are.
+/// The numbers of breakpoints and watchpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counts {
     /// Breakpoints.
@@ -101,14 +101,14 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// As ID_AA64DFR0_EL1 says.
+    /// From ID_AA64DFR0_EL1.
     #[must_use]
     pub const fn of(dfr0: u64) -> Self {
         Self { breakpoints: (dfr0 >> 12 & 0xf) as u8 + 1, watchpoints: (dfr0 >> 20 & 0xf) as u8 + 1 }
     }
 }
 
-/// A breakpoint or watchpoint: where, and how.
+/// A breakpoint or watchpoint: address and control.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Point {
     /// DBGBVR or DBGWVR.
@@ -137,7 +137,7 @@ impl Default for Debug {
 }
 
 impl Debug {
-    /// After reset: nothing is on, and the OS lock is locked.
+    /// After reset: everything is disabled, and the OS lock is locked.
     #[must_use]
     pub const fn new() -> Self {
         const POINT: Point = Point { value: 0, control: 0 };
@@ -151,8 +151,8 @@ impl Debug {
         }
     }
 
-    /// MDSCR_EL1 for the processor, if the guest has anything in use: then breakpoints and
-    /// watchpoints are to be loaded, too. The OS lock switches everything off.
+    /// MDSCR_EL1 for the processor, if the guest uses any of this: then breakpoints and watchpoints
+    /// must be loaded, too. The OS lock disables everything.
     #[must_use]
     #[inline]
     pub const fn armed(&self) -> Option<u64> {
@@ -165,7 +165,7 @@ impl Debug {
         self.control & CHANNEL_TRAP == 0
     }
 
-    /// What a register reads as; `None` if there is none, or it cannot be read.
+    /// The value of a register; `None` if it does not exist, or cannot be read.
     #[must_use]
     pub fn read(&self, register: Register, counts: Counts) -> Option<u64> {
         match register {
@@ -191,7 +191,7 @@ impl Debug {
         }
     }
 
-    /// Writes a register; false if there is none, or it cannot be written.
+    /// Writes a register; false if it does not exist, or cannot be written.
     #[must_use]
     pub fn write(&mut self, register: Register, counts: Counts, value: u64) -> bool {
         let (breaks, watches) = (counts.breakpoints, counts.watchpoints);
@@ -234,7 +234,7 @@ mod tests {
     use super::*;
 
     const COUNTS: Counts = Counts { breakpoints: 6, watchpoints: 4 };
-    /// In use from EL0 and EL1, at four bytes.
+    /// Enabled at EL0 and EL1, for four bytes.
     const BREAK: u64 = 1 | 3 << 1 | 0xf << 5;
 
     #[test]
@@ -249,7 +249,7 @@ mod tests {
         assert_eq!(debug.read(Register::WatchValue(3), COUNTS), Some(0x1234));
         assert_eq!(debug.read(Register::WatchControl(3), COUNTS), Some(WATCH_KEPT));
         assert_eq!(debug.read(Register::WatchControl(2), COUNTS), Some(0));
-        // What is not there is undefined.
+        // Registers that do not exist are undefined.
         for n in 6..16 {
             assert_eq!(debug.read(Register::BreakValue(n), COUNTS), None);
             assert!(!debug.write(Register::BreakControl(n), COUNTS, 1));

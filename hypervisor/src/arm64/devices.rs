@@ -1,4 +1,4 @@
-//! The guest's devices: where an access to registers goes.
+//! The guest's devices: dispatches register accesses.
 
 use super::processor::Arm64;
 use super::system;
@@ -7,7 +7,7 @@ use crate::devices::virt::map;
 use crate::devices::virt::pl011;
 use crate::vm::{Context, Vm};
 
-/// Carries out what an access to the distributor asks for, under its lock.
+/// Carries out the effect of an access to the distributor, under its lock.
 pub fn perform<A: Arm64>(vm: &Vm<A>, effect: Effect, distributor: &Distributor) {
     if effect.is_empty() {
         return;
@@ -25,15 +25,15 @@ pub fn perform<A: Arm64>(vm: &Vm<A>, effect: Effect, distributor: &Distributor) 
     }
 }
 
-/// Tells the interrupt controller what the serial port asserts.
+/// Passes the serial port's interrupt line on to the interrupt controller.
 fn update_uart_line<A: Arm64>(vm: &Vm<A>, level: bool) {
     let mut distributor = vm.guest.distributor.lock();
     let effect = distributor.set_line(map::UART_INTID, level);
     perform(vm, effect, &distributor);
 }
 
-/// Passes on what the real console has received. What the guest has no room for waits in a queue of
-/// the machine's, so that the real console is quiet.
+/// Passes on what the real console has received. Bytes that the guest has no room for wait in a
+/// queue of the machine, so that the real console's interrupt is quiet.
 pub fn receive_console<A: Arm64>(vm: &Vm<A>) {
     let level = {
         let mut uart = vm.guest.uart.lock();
@@ -46,7 +46,7 @@ pub fn receive_console<A: Arm64>(vm: &Vm<A>) {
     update_uart_line(vm, level);
 }
 
-/// Reads a device's register; `None` if nothing is there.
+/// Reads a device's register; `None` if there is no such register.
 pub fn read<A: Arm64>(context: &mut Context<'_, A>, gpa: u64, bytes: u8) -> Option<u64> {
     let vm = context.vm;
     if let Some(offset) = within(gpa, map::GICD, map::GICD_SIZE) {
@@ -76,7 +76,7 @@ pub fn read<A: Arm64>(context: &mut Context<'_, A>, gpa: u64, bytes: u8) -> Opti
     Some(gic::read_foreign(place, bytes, vm.vcpu_count() as u8, is_awake))
 }
 
-/// Writes a device's register; false if nothing is there.
+/// Writes a device's register; false if there is no such register.
 pub fn write<A: Arm64>(context: &mut Context<'_, A>, gpa: u64, bytes: u8, value: u64) -> bool {
     let vm = context.vm;
     if let Some(offset) = within(gpa, map::GICD, map::GICD_SIZE) {

@@ -1,16 +1,17 @@
-//! The guest's registers that stay in the processor while its vCPU is on the CPU: everything of EL1
-//! and EL0 that a guest can write without a trap, and what it finds in place of such registers.
+//! The guest's registers that stay in the processor while its vCPU is on the CPU: every EL1 and EL0
+//! register that a guest can write without a trap, and the registers that the guest sees in place
+//! of such ones.
 //!
-//! What else a vCPU takes along is handled apart: the general registers, floating point, and the
-//! debug registers, which are in the processor while they are in use only.
+//! The rest of a vCPU's state is handled separately: the general registers, floating point, and the
+//! debug registers, which are in the processor only while they are in use.
 //! [`system`](super::system) saves and loads the groups.
 
-/// Groups of registers: how the processor calls each, and what it is after reset (Arm DDI 0487,
-/// D24.2). Those of no group are written one by one.
+/// Groups of registers: the processor's name of each, and its value after reset (Arm DDI 0487,
+/// D24.2). Registers without a group are written one by one.
 macro_rules! for_each_register {
     ($callback:ident) => {
         $callback! {
-            /// Those that every processor has.
+            /// Registers that every processor has.
             Common COMMON {
                 Sctlr sctlr "sctlr_el1" 0x30d0_0800,
                 Cpacr cpacr "cpacr_el1" 0,
@@ -48,16 +49,16 @@ macro_rules! for_each_register {
                 GaLow ga_low "s3_0_c2_c3_0" 0,
                 GaHigh ga_high "s3_0_c2_c3_1" 0,
             }
-            /// What a virtual SError that was deferred left (FEAT_RAS): at EL1 it is DISR_EL1.
+            /// State of a deferred virtual SError (FEAT_RAS): at EL1 it is DISR_EL1.
             Deferred DEFERRED {
                 Vdisr vdisr "s3_4_c12_c1_1" 0,
             }
-            /// What is there where the processor has SME and no fine-grained traps that would hide
-            /// it.
+            /// A register that exists where the processor has SME and no fine-grained traps that
+            /// would hide it.
             Matrix MATRIX {
                 Tpidr2 tpidr2 "s3_3_c13_c0_5" 0,
             }
-            /// Both timers, the compare values first: a timer is on when its control has been
+            /// Both timers, the compare values first: a timer is enabled when its control has been
             /// written.
             Timers TIMERS {
                 VirtualValue virtual_value "cntv_cval_el0" 0,
@@ -72,12 +73,12 @@ macro_rules! for_each_register {
                 IchAp0r0 ap0r0 "ich_ap0r0_el2" 0,
                 IchAp1r0 ap1r0 "ich_ap1r0_el2" 0,
             }
-            /// Active priorities where there are six bits that preempt, or more.
+            /// Active priorities where six or more bits decide about preemption.
             Priorities6 PRIORITIES6 {
                 IchAp0r1 ap0r1 "ich_ap0r1_el2" 0,
                 IchAp1r1 ap1r1 "ich_ap1r1_el2" 0,
             }
-            /// The same where there are seven.
+            /// The same for seven bits.
             Priorities7 PRIORITIES7 {
                 IchAp0r2 ap0r2 "ich_ap0r2_el2" 0,
                 IchAp1r2 ap1r2 "ich_ap1r2_el2" 0,
@@ -100,8 +101,8 @@ macro_rules! declare {
         )*
         { $($alone:ident $alone_name:literal,)* }
     ) => {
-        /// A register of the guest's. EL2 uses none of them, so that whatever is written to them
-        /// concerns the guest alone.
+        /// A register of the guest. EL2 uses none of them, so writes to them affect the guest
+        /// alone.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         #[allow(missing_docs, reason = "the architecture's names are beside them")]
         pub enum Register {

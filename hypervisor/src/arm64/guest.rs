@@ -1,4 +1,4 @@
-//! What the vCPUs of a guest share on Arm64: interrupt distributor, serial port, VMID.
+//! The shared state of a guest's vCPUs on Arm64: interrupt distributor, serial port, VMID.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -27,16 +27,16 @@ use crate::vm::percpu::{self, MAX_CPUS};
 use crate::vm::space::VmMemory;
 use crate::vm::{CreateError, Files, machine};
 
-/// Bytes of input that wait for the guest's serial port.
+/// Maximum number of input bytes that wait for the guest's serial port.
 const QUEUE_MAX: usize = 4096;
 /// Refuses a configuration that this image or processor cannot serve.
 ///
 /// # Errors
 ///
-/// What is wrong with it.
+/// What is wrong with the configuration.
 pub fn check(config: &Config<'_>) -> Result<(), CreateError> {
     if config.flush == FlushMode::Ipi {
-        // The guest's processors flush each other: nobody tells it how.
+        // The guest's processors flush each other: the guest is not told how.
         return Err(CreateError::ForeignSwitch(ForeignSwitch { key: "flush", only: Architecture::Amd64 }));
     }
     match (config.switches.foreign(Architecture::Arm64), config.switches.defect) {
@@ -51,7 +51,7 @@ pub fn check(config: &Config<'_>) -> Result<(), CreateError> {
 ///
 /// # Errors
 ///
-/// If so much has no place.
+/// If there is no room for that much.
 pub fn ram<A: Arm64>(size: u64) -> Result<Vec<Range<u64>>, LoadError> {
     let ram = GuestConfig { memory_size: size, vcpu_count: 1, command_line: "" }.ram()?;
     if ram.end > 1 << A::physical_address_bits() {
@@ -60,9 +60,9 @@ pub fn ram<A: Arm64>(size: u64) -> Result<Vec<Range<u64>>, LoadError> {
     Ok(vec![ram])
 }
 
-/// The serial port, with what it has not received yet.
+/// The serial port, with the input that it has not received yet.
 pub struct Uart {
-    /// As the guest sees it.
+    /// The device that the guest sees.
     pub device: Pl011,
     waiting: VecDeque<u8>,
 }
@@ -72,14 +72,14 @@ impl Uart {
         Self { device: Pl011::new(), waiting: VecDeque::with_capacity(QUEUE_MAX) }
     }
 
-    /// Takes in a byte from outside; what comes when the queue is full is lost.
+    /// Queues a byte of input; bytes that arrive when the queue is full are lost.
     pub fn queue(&mut self, byte: u8) {
         if self.waiting.len() < QUEUE_MAX {
             self.waiting.push_back(byte);
         }
     }
 
-    /// Passes on what the device has room for.
+    /// Passes on as much as the device has room for.
     pub fn pass_on(&mut self) {
         while let Some(&byte) = self.waiting.front() {
             if !self.device.receive(byte) {
@@ -90,19 +90,19 @@ impl Uart {
     }
 }
 
-/// What the vCPUs share beyond memory and scheduler.
+/// The state that vCPUs share besides memory and scheduler.
 pub struct Shared {
     /// The GIC's distributor.
     pub distributor: Box<Mutex<Distributor>>,
     /// The serial port.
     pub uart: Mutex<Uart>,
-    /// The clock that tells the date.
+    /// The real-time clock.
     pub rtc: Mutex<Pl031>,
     /// VMIDs of all machines.
     pub vmids: Box<VmidAllocator<MAX_CPUS>>,
-    /// The machine's own.
+    /// The VMID of this machine.
     pub vmid: VmidSlot,
-    /// As the configuration's switch of that name.
+    /// The configuration's switch of that name.
     pub vmid_churn: u32,
     setup: Setup,
     root: u64,
@@ -112,7 +112,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// For a guest whose stage 2 is `space`'s, on processors that are as `setup` says.
+    /// For a guest whose stage 2 is in `space`, on processors as `setup` describes them.
     ///
     /// # Errors
     ///
@@ -143,19 +143,19 @@ impl Shared {
         Ok(shared)
     }
 
-    /// What translations are tagged with.
+    /// The VMID that tags the guest's translations, and their root.
     #[inline(always)]
     pub fn address_space(&self) -> AddressSpace<'_, MAX_CPUS> {
         AddressSpace { vmids: &self.vmids, vmid: &self.vmid, root: self.root, setup: &self.setup }
     }
 
-    /// VTTBR_EL2 as it has to be while the guest runs.
+    /// The value that VTTBR_EL2 must have while the guest runs.
     #[cfg(feature = "audit")]
     pub fn current_vttbr(&self) -> u64 {
         tlbi::Vttbr::new(self.root, self.vmid.current().unwrap_or(0)).bits()
     }
 
-    /// How far the guest's local maintenance reaches.
+    /// The reach of the guest's local maintenance.
     #[inline(always)]
     pub fn local_maintenance(&self) -> LocalMaintenance {
         self.local_maintenance
@@ -167,11 +167,11 @@ impl Shared {
     }
 
     /// Puts kernel, device tree and initial RAM disk into memory, which is zeroed; `boot` begins at
-    /// the entry. Steps are short, with a `pause` between them.
+    /// the entry. Works in short steps, with a `pause` between them.
     ///
     /// # Errors
     ///
-    /// If the files are not what they have to be, or do not fit.
+    /// If the files are malformed, or do not fit.
     pub fn load<A: Arm64>(
         &self,
         files: &Files,
@@ -190,7 +190,7 @@ impl Shared {
             machine::place(slots, place.gpa, &place.bytes, pause);
         }
         if A::must_clean() {
-            // The guest begins with its caches off.
+            // The guest starts with its caches off.
             machine::sweep(slots, pause, |_, piece| A::clean(piece.host));
         }
         A::TLB.instruction_cache();
@@ -206,7 +206,7 @@ impl Shared {
         Ok(())
     }
 
-    /// All devices as after power-on.
+    /// Resets all devices to their state after power-on.
     pub fn reset(&self) {
         *self.distributor.lock() = Distributor::new(self.vcpus as u8, INTIDS_DEFAULT);
         *self.uart.lock() = Uart::new();

@@ -1,10 +1,10 @@
-//! The ID registers as a guest sees them: what the processor says, as far as the guest gets it.
+//! The ID registers that a guest sees: the processor's, restricted to features that guests get.
 //!
-//! Reads are trapped (HCR_EL2.TID3). A field is shown if it is named here: what is new is not,
-//! because it may come with registers that nobody exchanges. Source: Arm DDI 0487, D24.2, the ID
-//! registers' fields.
+//! Reads are trapped (HCR_EL2.TID3). A field is shown only if it is listed here. New fields are
+//! not, because they may come with registers that are not switched between vCPUs. Source: Arm DDI
+//! 0487, D24.2, the ID registers' fields.
 
-/// A guest's ID register S3_0_C0_C`crm`_`op2`, `value` being the processor's.
+/// A guest's ID register S3_0_C0_C`crm`_`op2`; `value` is the processor's.
 #[must_use]
 pub fn shown(crm: u32, op2: u32, value: u64) -> u64 {
     match (crm, op2) {
@@ -14,7 +14,7 @@ pub fn shown(crm: u32, op2: u32, value: u64) -> u64 {
         (1, 2) => value & fields(&[0, 4, 8]),
         // ID_PFR2: without error records.
         (3, 4) => value & fields(&[0, 4]),
-        // AArch32's other ones, and what is reserved among them.
+        // The rest of AArch32's, including the reserved ones.
         (1..=3, _) => value,
         (4, 0) => features0(value),
         // Branch targets and speculative store bypass.
@@ -50,16 +50,16 @@ const fn at_most(value: u64, shift: u32, most: u64) -> u64 {
     (if field < most { field } else { most }) << shift
 }
 
-/// ID_AA64PFR0_EL1: EL0 as it is, EL1 in AArch64 alone, floating point, the GIC's registers,
-/// data-independent timing, and what is said about speculation, of which only the first step is
-/// shown: the next has registers of its own.
+/// ID_AA64PFR0_EL1: EL0 unchanged, EL1 in AArch64 only, floating point, the GIC's registers,
+/// data-independent timing, and speculation control, of which only the first level is shown: the
+/// next has its own registers.
 const fn features0(value: u64) -> u64 {
     value & fields(&[0, 16, 20, 48, 60]) | 1 << 4 | 1 << 24 | at_most(value, 56, 1)
 }
 
 /// ID_AA64DFR0_EL1: the version up to ARMv8.8's, whose successor has more breakpoints in banks, and
-/// how many breakpoints and watchpoints there are. The double lock is said to be missing (15), and
-/// does nothing.
+/// the numbers of breakpoints and watchpoints. The double lock is reported as missing (15), and has
+/// no effect.
 const fn debug0(value: u64) -> u64 {
     value & fields(&[12, 20, 28]) | at_most(value, 0, 10) | 0xf << 36
 }

@@ -1,4 +1,4 @@
-//! Exceptions that the guest gets from us.
+//! Exceptions that the hypervisor injects into the guest.
 //!
 //! Source: Arm DDI 0487, D1.3.5 "Exception entry", and ESR_EL1.
 
@@ -9,9 +9,9 @@ const MODE: u64 = 0x1f;
 const EL0: u64 = 0b0_0000;
 const EL1T: u64 = 0b0_0100;
 const EL1H: u64 = 0b0_0101;
-/// Of SPSR: AArch32.
+/// SPSR bit: AArch32.
 pub const AARCH32: u64 = 1 << 4;
-/// NZCV, which an exception keeps; and DIT.
+/// NZCV, which an exception preserves; and DIT.
 const KEPT: u64 = 0xf << 28 | 1 << 24;
 const PAN: u64 = 1 << 22;
 const SSBS: u64 = 1 << 12;
@@ -38,7 +38,7 @@ pub const fn uses_own_stack(registers: &Registers) -> bool {
     registers.pstate & MODE == EL1H
 }
 
-/// What the guest takes synchronously at EL1.
+/// Makes the guest take a synchronous exception at EL1.
 fn take<P: Processor>(registers: &mut Registers, syndrome: u64) {
     let former = registers.pstate;
     // Vectors: current EL with SP0, with SPx; lower EL of AArch64, of AArch32.
@@ -49,7 +49,7 @@ fn take<P: Processor>(registers: &mut Registers, syndrome: u64) {
         _ => 0x400,
     };
     let control = P::read(Register::Sctlr);
-    // SCTLR_EL1.SPAN: 0 sets PAN at each exception. DSSBS says what SSBS becomes.
+    // SCTLR_EL1.SPAN: 0 sets PAN at each exception. DSSBS gives the new SSBS.
     let pan = if control & 1 << 23 == 0 { PAN } else { former & PAN };
     let ssbs = if control >> 44 & 1 != 0 { SSBS } else { 0 };
     P::write(Register::Elr, registers.pc);
@@ -61,12 +61,13 @@ fn take<P: Processor>(registers: &mut Registers, syndrome: u64) {
         former & KEPT & !(if former & AARCH32 != 0 { 1 << 24 } else { 0 }) | pan | ssbs | MASKS | EL1H;
 }
 
-/// The instruction is undefined.
+/// Injects an undefined instruction exception.
 pub fn undefined<P: Processor>(registers: &mut Registers) {
     take::<P>(registers, CLASS_UNKNOWN << 26 | LONG);
 }
 
-/// What was accessed at `address` does not answer; `details` are the syndrome's but for the class.
+/// Injects an external abort for an access to `address`; `details` is the syndrome without the
+/// class.
 pub fn external_abort<P: Processor>(registers: &mut Registers, address: u64, is_fetch: bool, details: u64) {
     let class = match (is_fetch, is_from_el0(registers)) {
         (true, true) => CLASS_INSTRUCTION_ABORT_LOWER,

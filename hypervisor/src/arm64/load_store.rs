@@ -1,36 +1,36 @@
-//! Loads and stores of general registers whose syndrome does not describe them: pairs, and such
+//! Loads and stores of general registers whose syndrome does not describe them: pairs, and those
 //! with write-back.
 //!
-//! Only what an access to a device's registers may be made of is known here: the rest (exclusives,
-//! atomics, vectors, tags) is for memory, and `None`. What the architecture calls constrained
-//! unpredictable is `None`, too.
+//! Only forms that may access a device's registers are decoded here: the others (exclusives,
+//! atomics, vectors, tags) are for memory, and yield `None`. Forms that the architecture calls
+//! constrained unpredictable yield `None`, too.
 //!
 //! Source: Arm DDI 0487, C4.1.94 "Loads and Stores": load/store register pair, and load/store
 //! register (immediate and unscaled).
 
-/// X31 in places that name a stack pointer.
+/// X31 in fields that name a stack pointer.
 pub const STACK_POINTER: u8 = 31;
 
-/// An access to one or two places that follow each other.
+/// An access to one location, or to two adjacent ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadStore {
     /// The registers that are loaded or stored; 31 is zero.
     pub first: u8,
     /// The second one of a pair.
     pub second: Option<u8>,
-    /// Bytes of each place: 1, 2, 4 or 8.
+    /// Size of each location in bytes: 1, 2, 4 or 8.
     pub bytes: u8,
     /// A load.
     pub is_load: bool,
-    /// What is loaded is extended by its sign.
+    /// The loaded value is sign-extended.
     pub sign_extends: bool,
-    /// To 64 bits.
+    /// The extension is to 64 bits.
     pub is_64bit: bool,
-    /// The register with the address; [`STACK_POINTER`] is SP.
+    /// The address register; [`STACK_POINTER`] is SP.
     pub base: u8,
-    /// What is added to it for the address.
+    /// Added to it for the address.
     pub offset: i64,
-    /// What is added to it afterwards.
+    /// Added to it afterwards.
     pub write_back: Option<i64>,
 }
 
@@ -39,12 +39,12 @@ const fn field(instruction: u32, shift: u32, bits: u32) -> u32 {
     instruction >> shift & ((1 << bits) - 1)
 }
 
-/// A field as a number with a sign.
+/// A field as a signed number.
 const fn signed(instruction: u32, shift: u32, bits: u32) -> i64 {
     (((instruction << (32 - shift - bits)) as i32) >> (32 - bits)) as i64
 }
 
-/// What the instruction does.
+/// Decodes an instruction.
 #[must_use]
 pub fn decode(instruction: u32) -> Option<LoadStore> {
     // Bit 26: vectors.
@@ -55,7 +55,7 @@ pub fn decode(instruction: u32) -> Option<LoadStore> {
     }
 }
 
-/// Whether and how the base changes, from the field that says so: offset and write-back.
+/// Offset and write-back of the base register, from the mode field.
 const fn indexed(mode: u32, immediate: i64) -> (i64, Option<i64>) {
     match mode {
         0b01 => (0, Some(immediate)),
@@ -69,7 +69,7 @@ fn pair(instruction: u32) -> Option<LoadStore> {
     let mode = field(instruction, 23, 2);
     let (bytes, sign_extends) = match field(instruction, 30, 2) {
         0b00 => (4, false),
-        // LDPSW; there is none without allocation, and the store is STGP.
+        // LDPSW; it has no form without allocation, and its store is STGP.
         0b01 if is_load && mode != 0b00 => (4, true),
         0b10 => (8, false),
         _ => return None,
@@ -105,9 +105,9 @@ fn single(instruction: u32) -> Option<LoadStore> {
     let (offset, write_back) = match (field(instruction, 24, 2), field(instruction, 21, 1)) {
         // Scaled, without write-back.
         (0b01, _) => (i64::from(field(instruction, 10, 12)) * i64::from(bytes), None),
-        // Bits 11:10 are 0 for unscaled, 2 for unprivileged ones.
+        // Bits 11:10 are 0 for unscaled, 2 for unprivileged forms.
         (0b00, 0) => indexed(field(instruction, 10, 2), signed(instruction, 12, 9)),
-        // By register: that is described by the syndrome.
+        // Register offset: the syndrome describes it.
         _ => return None,
     };
     checked(LoadStore {
@@ -123,7 +123,7 @@ fn single(instruction: u32) -> Option<LoadStore> {
     })
 }
 
-/// Not if the base is both written back and transferred.
+/// `None` if the base is both written back and transferred.
 fn checked(access: LoadStore) -> Option<LoadStore> {
     let is_transferred = access.first == access.base || access.second == Some(access.base);
     if access.write_back.is_some() && access.base != STACK_POINTER && is_transferred {
@@ -134,13 +134,13 @@ fn checked(access: LoadStore) -> Option<LoadStore> {
 }
 
 impl LoadStore {
-    /// Bytes of all of it.
+    /// Total size in bytes.
     #[must_use]
     pub const fn size(&self) -> u64 {
         if self.second.is_some() { 2 * self.bytes as u64 } else { self.bytes as u64 }
     }
 
-    /// What a register holds after `value` has been loaded.
+    /// The register's value after `value` has been loaded.
     #[must_use]
     pub const fn loaded(&self, value: u64) -> u64 {
         let unused = 64 - 8 * self.bytes as u32;
@@ -171,7 +171,7 @@ mod tests {
         }
     }
 
-    /// Words as the assembler has them.
+    /// Encodings from the assembler.
     #[test]
     fn u26_loads_and_stores_are_understood() {
         let table = [
@@ -231,7 +231,7 @@ mod tests {
         for instruction in others {
             assert_eq!(decode(instruction), None, "{instruction:#010x}");
         }
-        // SP both as the base and, as zero, transferred: that is well.
+        // SP as the base and, as zero, also transferred: that is allowed.
         assert!(decode(0xf800_8fff).is_some(), "str xzr, [sp, #8]!");
     }
 

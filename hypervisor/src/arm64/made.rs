@@ -1,6 +1,5 @@
-//! A processor that is made up, on the [board](crate::vm::made) that is made up: registers are what
-//! was written to them, and what the guest does is what a test says. It notes what it was told in
-//! between.
+//! A mock processor, on the mock [board](crate::vm::made): registers read back what was written to
+//! them, and a test supplies the guest's behaviour. It records the operations that it executes.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -27,7 +26,7 @@ use crate::vm::made::{self, made_board, offer};
 use crate::vm::memory::NestedTables;
 use crate::vm::{Context, Files};
 
-/// What the processor was told that leaves no other trace.
+/// Recorded operations that leave no other trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Told {
     /// FAR_EL2 was read.
@@ -36,7 +35,7 @@ pub(super) enum Told {
     ReadPage,
     /// ESR_EL2 was read.
     ReadSyndrome,
-    /// An instruction for translations.
+    /// A TLB instruction.
     Tlb(&'static str),
     /// VTTBR_EL2 was written.
     Vttbr(u64),
@@ -46,13 +45,13 @@ pub(super) enum Told {
     Deactivate(u32),
     /// Breakpoints were loaded, with this control.
     LoadDebug(u64),
-    /// They were switched off.
+    /// Breakpoints were disabled.
     StopDebug,
     /// The guest was entered.
     Entered,
 }
 
-/// What becomes of a stay in the guest.
+/// The guest's behaviour during a stay.
 type Stay = Box<dyn FnMut(&mut Registers) -> Vector>;
 
 /// The processor.
@@ -69,14 +68,14 @@ pub(super) struct Hardware {
     /// ICH_HCR_EL2.
     pub(super) interface: u64,
     pub(super) vttbr: u64,
-    /// The processor may translate ahead by what is there of two guests.
+    /// The processor may translate speculatively with a mixture of two guests' registers.
     pub(super) speculates: bool,
     pub(super) float: FloatState,
-    /// Stage 1 by page: PAR_EL1. What is not there has no translation.
+    /// Stage 1 by page: PAR_EL1. Pages that are not listed have no translation.
     pub(super) pages: BTreeMap<u64, u64>,
     pub(super) transmitted: Vec<u8>,
     pub(super) told: Vec<Told>,
-    /// What the guest does at its next entries. Without any it is interrupted.
+    /// The guest's behaviour at its next entries. Without any it is interrupted.
     pub(super) stays: VecDeque<Stay>,
 }
 
@@ -108,12 +107,12 @@ impl Hardware {
     }
 }
 
-/// Looks at the processor, or changes it.
+/// Reads or changes the processor.
 pub(super) fn hardware<R>(act: impl FnOnce(&mut Hardware) -> R) -> R {
     HARDWARE.with_borrow_mut(act)
 }
 
-/// What it was told since this was called last.
+/// The operations recorded since the previous call.
 pub(super) fn told() -> Vec<Told> {
     hardware(|hardware| core::mem::take(&mut hardware.told))
 }
@@ -122,7 +121,7 @@ fn tell(told: Told) {
     hardware(|hardware| hardware.told.push(told));
 }
 
-/// A machine with a kernel of one page, on a processor as `change` makes it, with two CPUs.
+/// A machine with a kernel of one page, on a processor as modified by `change`, with two CPUs.
 pub(super) fn machine_on(config: &str, change: impl FnOnce(&mut Hardware)) -> &'static made::Made<Made> {
     let mut kernel = vec![0x1f; 4096];
     kernel[8..16].copy_from_slice(&0u64.to_le_bytes());
@@ -144,7 +143,7 @@ pub(super) fn machine_on(config: &str, change: impl FnOnce(&mut Hardware)) -> &'
         .unwrap_or_else(|why| panic!("{why}"))
 }
 
-/// The same on the usual one.
+/// The same on the default processor.
 pub(super) fn machine(config: &str) -> &'static made::Made<Made> {
     machine_on(config, |_| {})
 }
@@ -154,7 +153,7 @@ pub(super) struct Made;
 
 made_board!(Made, CpuData);
 
-/// Its instructions for translations.
+/// Its TLB instructions.
 pub(super) struct Tlb;
 
 impl Mistakes for Tlb {

@@ -1,25 +1,25 @@
-//! The hypervisor on Arm64, as far as it needs no Arm64 processor: everything that is decided about
-//! guests, and what follows from it. What only a processor can do are the functions of
-//! [`processor`], which `arch/aarch64` implements.
+//! The part of the hypervisor on Arm64 that needs no Arm64 processor: all decisions about guests,
+//! and their consequences. The operations that need a processor are the functions of [`processor`],
+//! which `arch/aarch64` implements.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | [`processor`] | what only a processor can do |
-//! | [`exits`] | the table of exits, and what each means |
-//! | [`vcpu`], [`state`] | what a CPU needs to run a vCPU, the way into the guest; a vCPU's private state |
+//! | [`processor`] | the operations that need a processor |
+//! | [`exits`] | the table of exits, and the meaning of each |
+//! | [`vcpu`], [`state`] | a CPU's workspace to run a vCPU, the entry into the guest; a vCPU's private state |
 //! | [`system`] | its registers while it is off the CPU |
-//! | [`guest`], [`devices`] | what the vCPUs share; where an access to a device goes |
-//! | [`inject`] | exceptions that the guest gets from us |
-//! | [`controls`] | registers that are written before the first guest, and with what |
-//! | [`exchanged`] | registers that a vCPU takes along |
+//! | [`guest`], [`devices`] | the state that vCPUs share; dispatch of device accesses |
+//! | [`inject`] | exceptions that the hypervisor injects |
+//! | [`controls`] | registers that are written before the first guest, and their values |
+//! | [`exchanged`] | registers that are switched with the vCPU |
 //! | [`wait_loop`] | code that waits for a word in memory |
-//! | [`registers`] | what trapped registers do |
-//! | [`identity`] | the ID registers as a guest sees them |
+//! | [`registers`] | emulation of trapped registers |
+//! | [`identity`] | the ID registers that a guest sees |
 //! | [`debug`] | breakpoints, watchpoints, single step |
 //! | [`load_store`] | accesses of two registers, or with write-back |
-//! | [`step`] | going on behind an instruction; instructions whose condition fails |
-//! | [`audit`], [`auditor`] | what a vCPU could meet that enters, in the image for tests |
-//! | [`abort`], [`serror`] | what a stage-2 fault says of the access; asynchronous aborts |
+//! | [`step`] | continuing after an instruction; instructions whose condition fails |
+//! | [`audit`], [`auditor`] | stale translations that an entering vCPU could use, in the image for tests |
+//! | [`abort`], [`serror`] | the syndrome of a stage-2 fault; asynchronous aborts |
 
 pub mod abort;
 pub mod audit;

@@ -1,9 +1,9 @@
-//! What Arm64 is to the core, over what only a processor can do.
+//! The core's traits for Arm64, on top of the processor operations.
 
 /// Implements [`Arch`](crate::vm::arch::Arch) for a processor that implements
-/// [`Processor`](super::processor::Processor): on bare metal, and for the one that is made up. The
-/// format of stage 2, its tables, the width of addresses and what vCPUs share are given; these
-/// items see what the macro imports.
+/// [`Processor`](super::processor::Processor): on bare metal, and for the mock processor. The
+/// caller supplies the format of stage 2, its tables, the width of addresses and the vCPUs' shared
+/// state; these items see the macro's imports.
 macro_rules! offer_arm64 {
     ($processor:ty { $($given:item)* }) => {
         const _: () = {
@@ -30,8 +30,9 @@ macro_rules! offer_arm64 {
             use $crate::vm::{Context, CreateError, Files, Vm, Next, PerCpu};
 
             // SAFETY: `Processor::run_guest` is called in `vcpu::enter` alone, for the owner's
-            // guest. `vcpu::take_flush` drops what this processor holds of the machine before it
-            // completes. `flush_space` ends when its broadcasts are complete on all processors.
+            // guest. `vcpu::take_flush` drops this processor's translations of the machine before
+            // it completes. `flush_space` returns when its broadcasts are complete on all
+            // processors.
             unsafe impl Arch for $processor {
                 $($given)*
 
@@ -127,7 +128,7 @@ macro_rules! offer_arm64 {
                     vcpu::take_signals(context);
                 }
 
-                /// The vCPU waits for its timer, whose time has come.
+                /// The vCPU waits for its timer, which has expired.
                 fn expire_timers(context: &mut Context<'_, Self>, _: u64) {
                     vcpu::open_window(context);
                 }

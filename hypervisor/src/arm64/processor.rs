@@ -1,8 +1,8 @@
-//! What only an Arm64 processor at EL2 can do: everything here is one register, or one short
+//! The operations that only an Arm64 processor at EL2 can do: each is one register, or one short
 //! sequence of instructions.
 //!
-//! `arch/aarch64` implements it by instructions, tests by a processor that is made up. What the
-//! hypervisor does with it is the same for both.
+//! `arch/aarch64` implements them by instructions, tests by a mock processor. The hypervisor uses
+//! both in the same way.
 
 use core::cell::Cell;
 
@@ -19,20 +19,20 @@ use super::vcpu::{Inbox, Workspace};
 use crate::devices::virt::gic::{ListRegisters, Maintenance};
 use crate::vm::arch::{Arch, Cpus};
 
-/// Registers that are exchanged at each entry and exit.
+/// Registers that are switched at each entry and exit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Registers {
     /// X0 to X30.
     pub x: [u64; 31],
-    /// Where the guest is.
+    /// The guest's program counter.
     pub pc: u64,
     /// Its processor state, as SPSR_EL2.
     pub pstate: u64,
 }
 
-/// The guest's floating-point and vector registers, which the hypervisor does not use: they are
-/// exchanged when the vCPU changes.
+/// The guest's floating-point and vector registers. The hypervisor does not use them, so they are
+/// switched only with the vCPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(16))]
 pub struct FloatState {
@@ -44,11 +44,11 @@ pub struct FloatState {
     pub status: u64,
 }
 
-/// Why the guest was left: the vector of EL2's that was taken.
+/// The EL2 vector through which the guest exited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Vector {
-    /// An exception: ESR_EL2 says which.
+    /// An exception, which ESR_EL2 describes.
     Synchronous = 0,
     /// An interrupt.
     Interrupt = 1,
@@ -56,14 +56,13 @@ pub enum Vector {
     SError = 3,
 }
 
-/// HCR_EL2 for a guest: what it always is (see [`hcr_base`](super::controls::hcr_base)), and what
-/// changes.
+/// HCR_EL2 for a guest: constant bits (see [`hcr_base`](super::controls::hcr_base)), and variable
+/// ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Configuration(u64);
 
 impl Configuration {
-    /// On top of `base`; with `broadcasts` the guest's local maintenance instructions reach all
-    /// CPUs.
+    /// Adds to `base`; with `broadcasts` the guest's local maintenance instructions reach all CPUs.
     #[must_use]
     pub const fn new(base: u64, broadcasts: bool) -> Self {
         let steady = base & !(hcr::VSE | hcr::TWE);
@@ -82,19 +81,19 @@ impl Configuration {
         self.0 & hcr::FB != 0
     }
 
-    /// Whether a virtual SError pends.
+    /// Whether a virtual SError is pending.
     #[must_use]
     pub const fn has_serror(self) -> bool {
         self.0 & hcr::VSE != 0
     }
 
-    /// The same with a virtual SError, or without.
+    /// The same with or without a virtual SError.
     #[must_use]
     pub const fn with_serror(self, pends: bool) -> Self {
         Self(if pends { self.0 | hcr::VSE } else { self.0 & !hcr::VSE })
     }
 
-    /// The same with WFE trapped, or not.
+    /// The same with WFE trapped or not.
     #[must_use]
     pub const fn with_wfe_trapped(self, is_trapped: bool) -> Self {
         Self(if is_trapped { self.0 | hcr::TWE } else { self.0 & !hcr::TWE })
@@ -102,7 +101,7 @@ impl Configuration {
 }
 
 bitflags! {
-    /// What matters to us and differs between processors.
+    /// Features that matter to the hypervisor and differ between processors.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Features: u32 {
         /// TLBI by range of addresses (FEAT_TLBIRANGE).
@@ -111,47 +110,47 @@ bitflags! {
         const LEVEL_HINT = 1 << 1;
         /// 16 bits of VMID (FEAT_VMID16).
         const VMID16 = 1 << 2;
-        /// Stage 2 decides alone how memory is cached (FEAT_S2FWB).
+        /// Stage 2 alone decides how memory is cached (FEAT_S2FWB).
         const FORCED_WRITE_BACK = 1 << 3;
-        /// The processor sets the access flag by itself (FEAT_HAFDBS).
+        /// The processor sets the access flag in hardware (FEAT_HAFDBS).
         const ACCESS_FLAG = 1 << 4;
         /// It sets the dirty state, too.
         const DIRTY_STATE = 1 << 5;
         /// A table may replace a block, and a block a table, without an invalid entry in between
         /// (FEAT_BBM, level 2).
         const REPLACES_IN_PLACE = 1 << 6;
-        /// Pointer authentication, whose keys are the guest's.
+        /// Pointer authentication, with keys that belong to the guest.
         const POINTER_KEYS = 1 << 7;
         /// Virtualization host extensions, which are not used.
         const VHE = 1 << 8;
-        /// An instruction cache whose lines are tagged by VMID or found by virtual index: it is not
-        /// enough to drop lines by address.
+        /// An instruction cache whose lines are tagged by VMID or virtually indexed: dropping lines
+        /// by address is not enough.
         const VIRTUAL_INSTRUCTION_CACHE = 1 << 9;
-        /// Error records, SErrors that are deferred (FEAT_RAS).
+        /// Error records, deferred SErrors (FEAT_RAS).
         const ERRORS = 1 << 10;
-        /// Matrix instructions (FEAT_SME), which guests do not have; one of their registers is
-        /// there all the same.
+        /// Matrix instructions (FEAT_SME), which guests do not have; one of their registers exists
+        /// for guests anyway.
         const MATRICES = 1 << 11;
     }
 }
 
-/// What belongs to one CPU beside [`PerCpu`](crate::vm::PerCpu)'s own.
+/// Architecture-specific data of one CPU, in addition to [`PerCpu`](crate::vm::PerCpu)'s own.
 #[derive(Debug)]
 pub struct CpuData {
     /// Registers of its GIC redistributor.
     pub redistributor: Cell<u64>,
-    /// The guest's timers that have interrupted while the vCPU on this CPU does not know yet: a bit
-    /// for each INTID.
+    /// Guest timers that have fired and that the vCPU on this CPU does not know of yet: a bit for
+    /// each INTID.
     pub timers_fired: Cell<u32>,
-    /// The virtual CPU interface has asked for maintenance.
+    /// The virtual CPU interface has requested maintenance.
     pub maintenance_fired: Cell<bool>,
-    /// What the auditor knows of this CPU.
+    /// The auditor's record of this CPU.
     #[cfg(feature = "audit")]
     pub books: core::cell::RefCell<super::audit::CpuBooks>,
 }
 
 impl CpuData {
-    /// Of a CPU that has not started.
+    /// The data of a CPU that has not started.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -172,41 +171,41 @@ impl Default for CpuData {
 
 /// The calling CPU. The functions have no `self`, as those of [`Cpus`].
 pub trait Processor: Cpus<CpuData = CpuData> {
-    /// Instructions for translations.
+    /// TLB instructions.
     type Tlb: Stage2Tlb + Mistakes;
 
-    /// The calling CPU's.
+    /// The calling CPU's TLB instructions.
     const TLB: Self::Tlb;
 
-    /// What it can do; all CPUs are alike.
+    /// Its features; all CPUs have the same.
     fn features() -> Features;
 
-    /// HCR_EL2 as it is for every guest, see [`hcr_base`](super::controls::hcr_base).
+    /// The constant part of HCR_EL2 for guests, see [`hcr_base`](super::controls::hcr_base).
     fn base_configuration() -> u64;
 
-    /// The ID register S3_0_C0_C`crm`_`op2`. What is not there reads as 0.
+    /// The ID register S3_0_C0_C`crm`_`op2`. Registers that do not exist read as 0.
     fn identification(crm: u32, op2: u32) -> u64;
 
     /// ACTLR_EL1.
     fn auxiliary_control() -> u64;
 
-    /// Reads a register of the guest's.
+    /// Reads a register of the guest.
     fn read(register: Register) -> u64;
 
-    /// Writes a register of the guest's.
+    /// Writes a register of the guest.
     fn write(register: Register, value: u64);
 
-    /// HCR_EL2, of which the processor clears VSE by itself.
+    /// HCR_EL2, whose VSE the processor clears in hardware.
     fn configuration() -> u64;
 
-    /// Writes HCR_EL2. The next entry synchronizes.
+    /// Writes HCR_EL2. It takes effect at the latest with the next entry.
     fn set_configuration(configuration: Configuration);
 
-    /// ISB: what was written to system registers takes effect before what follows.
+    /// ISB: earlier writes to system registers take effect before what follows.
     fn synchronize();
 
-    /// Translates by the guest's stage 1 and stage 2, for a read at EL1 or EL0: PAR_EL1 as it would
-    /// be. The guest's is kept.
+    /// Translates by the guest's stage 1 and stage 2, for a read at EL1 or EL0; returns the
+    /// resulting PAR_EL1. The guest's PAR_EL1 is preserved.
     fn translate(address: u64, at_el0: bool) -> u64;
 
     /// ESR_EL2.
@@ -218,13 +217,13 @@ pub trait Processor: Cpus<CpuData = CpuData> {
     /// HPFAR_EL2.
     fn fault_page() -> u64;
 
-    /// Floating-point registers, from the processor into memory.
+    /// Saves the floating-point registers from the processor to memory.
     fn save_float(to: &mut FloatState);
 
-    /// Floating-point registers, from memory into the processor.
+    /// Loads the floating-point registers from memory into the processor.
     fn load_float(from: &FloatState);
 
-    /// How many list registers there are: 1 to 16.
+    /// Number of list registers: 1 to 16.
     fn list_count() -> usize;
 
     /// Reads a list register.
@@ -233,42 +232,42 @@ pub trait Processor: Cpus<CpuData = CpuData> {
     /// Writes a list register.
     fn write_list(index: usize, value: u64);
 
-    /// Bits of a priority that decide about preemption in the virtual CPU interface: 5 to 7.
+    /// Number of priority bits that decide about preemption in the virtual CPU interface: 5 to 7.
     fn preemption_bits() -> u32;
 
-    /// Readies the virtual CPU interface: it is on, and nothing is in it.
+    /// Initialises the virtual CPU interface: enabled and empty.
     fn init_interface();
 
     /// ICH_HCR_EL2.
     fn interface_control() -> u64;
 
-    /// Says which maintenance interrupts the virtual CPU interface asks for; EOIcount becomes 0.
+    /// Selects the maintenance interrupts of the virtual CPU interface; sets EOIcount to 0.
     fn set_maintenance(maintenance: Maintenance);
 
-    /// Deactivates a private interrupt of the machine's.
+    /// Deactivates a private interrupt of the machine.
     fn deactivate(intid: u32);
 
     /// Loads breakpoints and watchpoints, and MDSCR_EL1 with `control`.
     fn load_debug(debug: &Debug, counts: Counts, control: u64);
 
-    /// Switches breakpoints, watchpoints and single step off.
+    /// Disables breakpoints, watchpoints and single step.
     fn stop_debug();
 
-    /// Enters the guest and comes back with the vector by which it left.
+    /// Enters the guest, and returns the vector through which it exited.
     ///
     /// # Safety
     ///
-    /// The registers are this CPU's vCPU's, and what else is its is loaded. Stage 2 maps the
-    /// guest's memory only.
+    /// The registers are this CPU's vCPU's, and the rest of the vCPU's state is loaded. Stage 2
+    /// maps the guest's memory only.
     unsafe fn run_guest(registers: &mut Registers) -> Vector;
 
-    /// Sends a byte of the guest's serial port over the real one.
+    /// Sends a byte from the guest's serial port over the real one.
     fn transmit(byte: u8);
 
     /// Next byte that the real console has received.
     fn receive() -> Option<u8>;
 
-    /// How many breakpoints and watchpoints there are.
+    /// The numbers of breakpoints and watchpoints.
     fn debug_counts() -> Counts {
         Counts::of(Self::identification(5, 0))
     }

@@ -1,4 +1,4 @@
-//! Asynchronous aborts (SError) that end a stay in the guest: they are the guest's.
+//! Asynchronous aborts (SError) that end a stay in the guest: they belong to the guest.
 //!
 //! Source: Arm DDI 0487, D24.2.40 "ISS encoding for an SError exception", HCR_EL2.VSE; Arm DDI 0587
 //! (RAS) for the types.
@@ -6,26 +6,26 @@
 use super::controls::hcr;
 use super::processor::Configuration;
 
-/// The syndrome is an implementer's own (IDS).
+/// The syndrome is implementation-defined (IDS).
 const OWN: u64 = 1 << 24;
 const STATUS: u64 = 0x3f;
 /// The status: asynchronous SError.
 const ASYNCHRONOUS: u64 = 0x11;
-/// How bad it is (AET).
+/// Its severity (AET).
 const TYPE_SHIFT: u32 = 10;
 const RESTARTABLE: u64 = 2;
 const CORRECTED: u64 = 6;
 
-/// What an SError is for the guest.
+/// What an SError means for the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SErrorOutcome {
-    /// Corrected, or nothing that was used has suffered: the guest goes on.
+    /// Corrected, or no data in use is affected: the guest continues.
     Harmless,
     /// The guest gets a virtual one.
     Virtual,
 }
 
-/// What follows from this syndrome. Without FEAT_RAS nothing is known of it.
+/// Classifies an SError by its syndrome. Without FEAT_RAS nothing is known about it.
 #[must_use]
 pub const fn outcome(syndrome: u64, has_ras: bool) -> SErrorOutcome {
     let is_told = has_ras && syndrome & OWN == 0 && syndrome & STATUS == ASYNCHRONOUS;
@@ -35,8 +35,8 @@ pub const fn outcome(syndrome: u64, has_ras: bool) -> SErrorOutcome {
     }
 }
 
-/// HCR_EL2 as noted, after a stay in the guest: the processor clears VSE when the guest takes its
-/// SError.
+/// Updates the noted HCR_EL2 after a stay in the guest: the processor clears VSE when the guest
+/// takes its SError.
 #[must_use]
 pub const fn after_guest(noted: Configuration, processor: u64) -> Configuration {
     noted.with_serror(noted.has_serror() && processor & hcr::VSE != 0)

@@ -1,4 +1,4 @@
-//! Everything about a vCPU that only the CPU that runs it touches.
+//! The vCPU state that only the CPU that runs it touches.
 
 use alloc::boxed::Box;
 use core::marker::PhantomData;
@@ -25,7 +25,7 @@ use crate::vm::arch::State;
 /// section 6.4.3).
 const PSTATE_START: u64 = 0x3c5;
 
-/// What a vCPU is doing.
+/// The activity of a vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activity {
     /// It has instructions to run.
@@ -38,21 +38,21 @@ pub enum Activity {
 
 /// A vCPU's private state.
 pub struct VcpuState<P> {
-    /// What is exchanged at each entry.
+    /// The registers that are switched at each entry.
     pub registers: Registers,
     /// Its part of the interrupt controller.
     pub gic: Private,
-    /// What it is doing.
+    /// Its activity.
     pub activity: Activity,
-    /// Where its translations may be.
+    /// Where its translations may be cached.
     pub home: Home,
-    /// What the auditor knows of it.
+    /// The auditor's record of it.
     pub auditor: Auditor,
-    /// Pages without memory that it has accessed last.
+    /// The pages without memory that it accessed most recently.
     pub mmio: MmioCache<MMIO_PAGES>,
     /// HCR_EL2 while it runs.
     pub configuration: Configuration,
-    /// The vector by which it left the guest.
+    /// The vector through which it exited.
     pub exit: Vector,
     /// Its debug registers.
     pub debug: Box<Debug>,
@@ -61,9 +61,9 @@ pub struct VcpuState<P> {
     interface: VirtualInterface,
     /// TCR_EL1 from before stage-1 walks were forbidden.
     walks: u64,
-    /// Whether it spins.
+    /// Detects whether it spins.
     pub spin: SpinWatch,
-    /// Its index, and how many vCPUs there are.
+    /// Its index, and the number of vCPUs.
     place: (VcpuIndex, u32),
     processor: PhantomData<fn() -> P>,
 }
@@ -91,8 +91,8 @@ impl<P: Processor> VcpuState<P> {
         }
     }
 
-    /// It was told to start, as from power-on but for what its redistributor was set up for. Its
-    /// registers are loaded, or nobody's are.
+    /// Starts the vCPU, in the state after power-on except for its redistributor's configuration.
+    /// Its registers must be loaded, or no vCPU's.
     pub fn start(&mut self, start: Start) {
         self.system = SystemRegisters::reset();
         *self.debug = Debug::new();
@@ -109,7 +109,7 @@ impl<P: Processor> VcpuState<P> {
         self.activity = Activity::Running;
     }
 
-    /// Loads what [`Processor::run_guest`] does not exchange.
+    /// Loads the state that [`Processor::run_guest`] does not switch.
     pub fn load(&mut self) {
         P::write(Register::Vmpidr, gic::mpidr(self.place.0 as u8));
         P::set_configuration(self.configuration);
@@ -122,19 +122,19 @@ impl<P: Processor> VcpuState<P> {
         P::synchronize();
     }
 
-    /// Remembers TCR_EL1 while the guest is loaded, before stage-1 walks may be forbidden.
+    /// Saves TCR_EL1 while the guest is loaded, before stage-1 walks may be disabled.
     pub fn note_walks(&mut self) {
         self.walks = P::read(Register::Tcr);
     }
 
-    /// The guest's own TCR_EL1 again.
+    /// Restores the guest's own TCR_EL1.
     #[cold]
     pub fn allow_walks(&mut self) {
         P::write(Register::Tcr, self.walks);
     }
 
-    /// Saves what [`load`](Self::load) loaded. The timer is off from here on, and what it had
-    /// asserted is quiet.
+    /// Saves the state that [`load`](Self::load) loaded. From here on the timer is off, and its
+    /// interrupt is not asserted.
     pub fn save(&mut self) {
         self.note_serror();
         if self.debug.armed().is_some() {
@@ -147,20 +147,20 @@ impl<P: Processor> VcpuState<P> {
         system::deactivate::<P>(linked);
     }
 
-    /// What the guest's CPU interface lets through. It is loaded.
+    /// The interrupts that the guest's CPU interface admits. The state must be loaded.
     #[inline]
     pub fn view(&self) -> View {
         system::view::<P>()
     }
 
-    /// The guest takes an SError as soon as it lets one through.
+    /// Raises a virtual SError, which the guest takes as soon as it is unmasked.
     #[cold]
     pub fn raise_serror(&mut self) {
         self.configuration = self.configuration.with_serror(true);
         P::set_configuration(self.configuration);
     }
 
-    /// Whether a virtual SError still pends is in the processor.
+    /// Notes from the processor whether a virtual SError is still pending.
     #[inline]
     fn note_serror(&mut self) {
         if self.configuration.has_serror() {
@@ -168,8 +168,8 @@ impl<P: Processor> VcpuState<P> {
         }
     }
 
-    /// Takes back what a timer had asserted and the guest has not acknowledged, if the timer does
-    /// not assert it any more: the guest has stopped it, or set it to later.
+    /// Withdraws a timer interrupt that the guest has not acknowledged, if the timer no longer
+    /// asserts it: the guest has stopped it, or set it to a later time.
     #[inline]
     pub fn withdraw_timers(&mut self) {
         if self.gic.linked_waiting() != 0 {
@@ -188,13 +188,13 @@ impl<P: Processor> VcpuState<P> {
         }
     }
 
-    /// Whether a timer, which is loaded, asserts its interrupt.
+    /// Whether a timer asserts its interrupt. The state must be loaded.
     #[inline]
     pub fn timer_is_due(&self) -> bool {
         [Timer::Virtual, Timer::Physical].into_iter().any(Timer::is_due::<P>)
     }
 
-    /// Has the processor hold what the guest has in use of breakpoints and watchpoints, or nothing.
+    /// Loads the breakpoints and watchpoints in use into the processor, or disables them.
     #[cold]
     pub fn apply_debug(&self) {
         match self.debug.armed() {
@@ -216,7 +216,7 @@ impl<P: Arm64> State for VcpuState<P> {
         *self = Self { home, auditor, ..Self::new(index, count, configuration) };
     }
 
-    /// Unknown: nobody asks, for nothing is flushed by request.
+    /// Unknown: no flush uses it, because none is issued by request.
     #[inline(always)]
     fn space(&self) -> Space {
         Space::UNKNOWN
@@ -239,7 +239,7 @@ impl<P: Arm64> State for VcpuState<P> {
         self.gic.can_wake(&self.view())
     }
 
-    /// While it runs, its timer interrupts by itself.
+    /// While it runs, its timer interrupts on its own.
     #[inline]
     fn next_deadline(&self, _now: u64) -> u64 {
         if self.activity != Activity::Halted {
@@ -265,7 +265,8 @@ impl<P: Arm64> State for VcpuState<P> {
         self.spin.is_due(now)
     }
 
-    /// WFE says it where it is trapped; not everybody executes it, and not every machine traps it.
+    /// WFE shows it where it is trapped, but not all code executes WFE, and not every machine traps
+    /// it.
     #[inline]
     fn check_spinning(&mut self, _before_the_switch: u64, first: u64) -> Look {
         let Registers { x, pc, pstate } = &self.registers;

@@ -1,4 +1,4 @@
-//! Going on behind an instruction that was carried out for the guest.
+//! Continuing after an instruction that was emulated for the guest.
 //!
 //! Source: Arm DDI 0487, C5.2.18 "SPSR_EL1" (its fields for both states), G1.12.4.2 "ITSTATE" with
 //! pseudocode `AArch32.ITAdvance`, and ESR_EL2 "ISS encoding for an exception from a WF*
@@ -6,19 +6,19 @@
 
 /// PSTATE.nRW in SPSR: the interrupted code is AArch32.
 const AARCH32: u64 = 1 << 4;
-/// Of AArch32: T32 instructions.
+/// In AArch32: T32 instructions.
 const THUMB: u64 = 1 << 5;
-/// A single step is over.
+/// A single step has completed.
 const SINGLE_STEP: u64 = 1 << 21;
-/// Of AArch64: where an indirect branch landed (BTYPE).
+/// In AArch64: the type of the last indirect branch (BTYPE).
 const BRANCH_TYPE: u64 = 3 << 10;
-/// Of AArch32: bits 7:2 and 1:0 of IT.
+/// In AArch32: bits 7:2 and 1:0 of IT.
 const IT_HIGH: u64 = 0x3f << 10;
 const IT_LOW: u64 = 3 << 25;
 
 /// The instruction has 32 bits, not 16 (ESR_ELx.IL).
 const LONG: u64 = 1 << 25;
-/// The syndrome says the instruction's condition (CV), and the condition.
+/// The syndrome has the instruction's condition (CV), and the condition.
 const CONDITION_VALID: u64 = 1 << 24;
 const CONDITION_SHIFT: u32 = 20;
 /// The condition "always".
@@ -28,7 +28,7 @@ const ALWAYS: u64 = 0xe;
 /// floating-point accesses of AArch32.
 const CONDITIONAL: [u64; 8] = [0x01, 0x03, 0x04, 0x05, 0x06, 0x07, 0x08, 0x0c];
 
-/// PC and processor state behind the instruction that an exception with this syndrome is about.
+/// PC and processor state after the instruction that caused an exception with this syndrome.
 #[must_use]
 pub const fn behind(pc: u64, pstate: u64, syndrome: u64) -> (u64, u64) {
     let next = pc.wrapping_add(if syndrome & LONG != 0 { 4 } else { 2 });
@@ -40,8 +40,8 @@ pub const fn behind(pc: u64, pstate: u64, syndrome: u64) -> (u64, u64) {
     (next & 0xffff_ffff, pstate)
 }
 
-/// Whether the instruction's condition holds. One whose condition fails does nothing, trapped or
-/// not.
+/// Whether the instruction's condition holds. An instruction whose condition fails does nothing,
+/// trapped or not.
 #[must_use]
 pub fn condition_holds(pstate: u64, syndrome: u64) -> bool {
     if pstate & AARCH32 == 0 || !CONDITIONAL.contains(&(syndrome >> 26 & 0x3f)) {
@@ -49,7 +49,7 @@ pub fn condition_holds(pstate: u64, syndrome: u64) -> bool {
     }
     let condition = match () {
         () if syndrome & CONDITION_VALID != 0 => syndrome >> CONDITION_SHIFT & 0xf,
-        // Of T32 it may be missing: then the IT block has it.
+        // For T32 it may be missing: then the IT block has it.
         () if pstate & THUMB != 0 && it(pstate) != 0 => it(pstate) >> 4,
         () => ALWAYS,
     };
@@ -107,7 +107,7 @@ mod tests {
         let (pc, state) = behind(pc, state, 0);
         assert_eq!((pc, state), (0x1008, thumb(0)), "the block is over");
         assert_eq!(behind(pc, state, 0), (0x100a, thumb(0)), "and nothing begins");
-        // All fields, wherever they lie in SPSR.
+        // All fields, wherever they are in SPSR.
         for value in 0..=0xff {
             assert_eq!(it(thumb(value)), value);
             assert_eq!(thumb(value) & 0xf9ff_03ff, 0x30);
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn u14_the_rest_of_the_state_is_kept() {
-        // A32: bits 10 and 11 are IT's, which is 0 there; flags, GE and Q stay.
+        // A32: bits 10 and 11 belong to IT, which is 0 there; flags, GE and Q are kept.
         let a32 = 0xf80f_0210;
         assert_eq!(behind(0xffff_fffc, a32, LONG), (0, a32), "AArch32's PC has 32 bits");
         let a64 = 0x6000_0000 | 3 << 10 | 1 << 21 | 1 << 12;
@@ -161,7 +161,7 @@ mod tests {
         assert!(!condition_holds(thumb(0b0001_1000) | 1 << 30, WFI));
         assert!(condition_holds(thumb(0b0001_1000), WFI));
         assert!(condition_holds(thumb(0), WFI));
-        // Others have none, and AArch64 neither.
+        // Other classes have none, and neither has AArch64.
         assert!(condition_holds(flags(0), 0x24 << 26 | CONDITION_VALID));
         assert!(condition_holds(0, with(0)));
     }

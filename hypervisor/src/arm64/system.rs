@@ -1,4 +1,4 @@
-//! What of a vCPU's registers is in memory while it is off the CPU.
+//! The vCPU's registers that are in memory while it is off the CPU.
 //!
 //! Source: Arm DDI 0487, D1.2; Arm IHI 0069H, section 12.4.
 
@@ -7,7 +7,7 @@ use super::processor::{Features, Processor};
 use crate::devices::virt::gic::{View, running_priority};
 use crate::devices::virt::map::{PHYSICAL_TIMER_INTID, VIRTUAL_TIMER_INTID};
 
-/// Declares what holds each group of registers.
+/// Declares the storage of each group of registers.
 macro_rules! groups {
     (
         $(
@@ -52,7 +52,7 @@ pub(super) struct SystemRegisters {
 }
 
 /// One of the guest's timers, which are the processor's own. Both count from the same zero as the
-/// machine's counter (CNTVOFF_EL2 is 0), so that a compare value is a time of the machine's.
+/// machine's counter (CNTVOFF_EL2 is 0), so a compare value is a time of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Timer {
     /// CNTV.
@@ -66,7 +66,7 @@ impl Timer {
     const MASKED: u64 = 2;
     const DUE: u64 = 4;
 
-    /// Its private interrupt, the guest's as well as the machine's.
+    /// Its private interrupt, for both the guest and the machine.
     pub(super) const fn intid(self) -> u8 {
         match self {
             Self::Virtual => VIRTUAL_TIMER_INTID,
@@ -82,7 +82,7 @@ impl Timer {
         })
     }
 
-    /// When it interrupts, as a count of the machine's; `u64::MAX` for never.
+    /// When it interrupts, as a value of the machine's counter; `u64::MAX` for never.
     #[inline]
     pub(super) fn deadline<P: Processor>(self) -> u64 {
         if self.control::<P>() & (Self::ENABLED | Self::MASKED) != Self::ENABLED {
@@ -115,7 +115,7 @@ impl SystemRegisters {
         }
     }
 
-    /// From the processor into memory. The timers are off then.
+    /// Saves the registers to memory. The timers are off afterwards.
     pub(super) fn save<P: Processor>(&mut self) {
         self.common.save::<P>();
         self.tcr = P::read(Register::Tcr);
@@ -135,10 +135,10 @@ impl SystemRegisters {
         P::synchronize();
     }
 
-    /// From memory into the processor.
+    /// Loads the registers into the processor.
     ///
-    /// TCR_EL1 comes last, after VTTBR_EL2 has been loaded: on some processors an address
-    /// translation made ahead may use what is there of the former guest's and of this one's
+    /// TCR_EL1 is loaded last, after VTTBR_EL2. On some processors a speculative address
+    /// translation may use a mixture of the previous guest's registers and this one's
     /// (`coherence::tlbi::Errata::speculative_at`).
     pub(super) fn load<P: Processor>(&self) {
         self.common.load::<P>();
@@ -154,8 +154,8 @@ impl SystemRegisters {
         }
         self.timers.load::<P>();
         P::synchronize();
-        // Mostly it is the same for all vCPUs of a guest; under emulation a write drops all
-        // translations, EL2's and those of stage 2 included.
+        // Usually it is the same for all vCPUs of a guest; under emulation a write drops all
+        // translations, including EL2's and those of stage 2.
         if P::read(Register::Tcr) != self.tcr {
             P::write(Register::Tcr, self.tcr);
         }
@@ -176,7 +176,7 @@ impl VirtualInterface {
         Self { main: Interface::RESET, six: Priorities6::RESET, seven: Priorities7::RESET }
     }
 
-    /// From the processor into memory.
+    /// Saves the interface to memory.
     pub(super) fn save<P: Processor>(&mut self) {
         self.main.save::<P>();
         let bits = P::preemption_bits();
@@ -188,7 +188,7 @@ impl VirtualInterface {
         }
     }
 
-    /// From memory into the processor.
+    /// Loads the interface into the processor.
     pub(super) fn load<P: Processor>(&self) {
         self.main.load::<P>();
         let bits = P::preemption_bits();
@@ -201,7 +201,7 @@ impl VirtualInterface {
     }
 }
 
-/// What the interface that is loaded lets through.
+/// The interrupts that the loaded interface admits.
 pub(super) fn view<P: Processor>() -> View {
     let active = |first, second| (P::read(first) | P::read(second)) as u32;
     let mut priorities = [active(Register::IchAp0r0, Register::IchAp1r0), 0, 0, 0];
@@ -217,13 +217,13 @@ pub(super) fn view<P: Processor>() -> View {
     View::new(P::read(Register::IchVmcr), running_priority(&priorities, bits))
 }
 
-/// What the interface is set up for, whatever runs.
+/// The interrupts that the interface is configured for, regardless of the running priority.
 #[inline(always)]
 pub(super) fn idle_view<P: Processor>() -> View {
     View::new(P::read(Register::IchVmcr), 0xff)
 }
 
-/// Deactivates physical private interrupts, a bit for each.
+/// Deactivates physical private interrupts; `intids` has a bit for each.
 pub(super) fn deactivate<P: Processor>(intids: u32) {
     let mut left = intids;
     while left != 0 {

@@ -1,12 +1,11 @@
-//! What a processor that waits by WFE waits for.
+//! Finds the word that a processor in a WFE loop waits for.
 //!
 //! Arm's way to wait for a word in memory is to load it exclusively, which arms the monitor, to
-//! compare it, and to execute WFE while it is what it was (DDI 0487, "Wait for Event mechanism"):
-//! the processor sleeps until the word is stored to. Linux does all its waiting for locks so
-//! (`__cmpwait` in arch/arm64/include/asm/cmpxchg.h, since 4.9). A processor that does not trap
-//! WFE, as QEMU's does not under its multi-threaded emulation, goes around the loop instead. Found
-//! there, its code says the same as the trap would, and more: which word, and what it must not be
-//! any more.
+//! compare it, and to execute WFE while it is unchanged (DDI 0487, "Wait for Event mechanism"): the
+//! processor sleeps until the word is stored to. Linux waits for locks this way (`__cmpwait` in
+//! arch/arm64/include/asm/cmpxchg.h, since 4.9). A processor that does not trap WFE, such as QEMU's
+//! under its multi-threaded emulation, loops instead. When it is found there, its code reveals the
+//! same as the trap would, and more: the word, and the value that must change.
 //!
 //! ```text
 //!     sevl
@@ -18,32 +17,31 @@
 //! 1:
 //! ```
 //!
-//! Between the first and the last of these the wait is decided, whatever comes before: V is a value
-//! for which the guest waits on.
+//! Anywhere between the first and the last of these the wait is certain, regardless of earlier
+//! code: V is the value for which the guest keeps waiting.
 
 const SEVL: u32 = 0xd503_20bf;
 const WFE: u32 = 0xd503_205f;
 /// The instructions above.
 const LENGTH: usize = 6;
 
-/// Instructions that are looked at: those of a loop that surround the one at which the processor
-/// is.
+/// Number of instructions that are examined: those of a loop around the current instruction.
 pub const WINDOW: usize = 2 * LENGTH - 1;
-/// The place of that one among them.
+/// Index of the current instruction among them.
 pub const AT: usize = LENGTH - 1;
 
 /// A wait for a word in memory to change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wait {
-    /// The register with its address, 0 to 30.
+    /// The register with the word's address, 0 to 30.
     pub address: usize,
-    /// The register with what it must not be any more; 31 is zero.
+    /// The register with the value that must change; 31 is zero.
     pub value: usize,
-    /// Bytes of the word: 1, 2, 4 or 8.
+    /// Size of the word in bytes: 1, 2, 4 or 8.
     pub bytes: usize,
 }
 
-/// What a processor waits for that is about to execute the instruction at [`AT`] of the window.
+/// The wait of a processor that is about to execute the instruction at [`AT`] of the window.
 #[must_use]
 pub fn find(window: &[u32; WINDOW]) -> Option<Wait> {
     window.windows(LENGTH).find_map(|code| wait(code.try_into().ok()?))
@@ -60,7 +58,7 @@ fn wait(code: [u32; LENGTH]) -> Option<Wait> {
     if compare & 0x7fe0_fc00 != 0x4a00_0000 || compare & 31 != loaded || compare >> 5 & 31 != loaded {
         return None;
     }
-    // CBNZ behind the last WFE, with bit 31 as before.
+    // CBNZ to after the last WFE, with bit 31 as before.
     let is_wide = size == 3;
     let behind = 0x3500_0000 | 2 << 5 | loaded;
     if base == 31 || compare >> 31 != u32::from(is_wide) || branch != behind | u32::from(is_wide) << 31 {
@@ -73,7 +71,7 @@ fn wait(code: [u32; LENGTH]) -> Option<Wait> {
 mod tests {
     use super::*;
 
-    /// LDXR W3, [X1]; EOR W3, W3, W0; CBNZ W3, behind. As llvm-mc encodes them.
+    /// LDXR W3, [X1]; EOR W3, W3, W0; CBNZ W3, end. As encoded by llvm-mc.
     const WORD: [u32; LENGTH] = [SEVL, WFE, 0x885f_7c23, 0x4a00_0063, 0x3500_0043, WFE];
     /// LDXRB W2, [X19]; EOR W2, W2, W20; CBNZ W2.
     const BYTE: [u32; LENGTH] = [SEVL, WFE, 0x085f_7e62, 0x4a14_0042, 0x3500_0042, WFE];

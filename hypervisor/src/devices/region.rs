@@ -1,15 +1,15 @@
-//! Guest physical addresses that belong to devices, where no memory may be laid.
+//! Guest physical addresses that belong to devices, where no memory may be placed.
 
 use core::fmt;
 use core::ops::Range;
 
-/// What is at a range of guest physical addresses. What is in it beside registers is the device's
-/// all the same.
+/// A device's range of guest physical addresses. The whole range belongs to the device, including
+/// the gaps between its registers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// What is there, as an operator is told.
+    /// The device's name, for operators.
     pub name: &'static str,
-    /// Where.
+    /// The address range.
     pub range: Range<u64>,
 }
 
@@ -20,10 +20,10 @@ impl Region {
         Self { name, range: start..start + size }
     }
 
-    /// Whether any of the `size` bytes from `gpa` on is the device's.
+    /// Whether any of the `size` bytes from `gpa` on belongs to the device.
     #[must_use]
     pub const fn overlaps(&self, gpa: u64, size: u64) -> bool {
-        // Subtractions that cannot wrap, for `gpa + size` could.
+        // Subtractions that cannot wrap, because `gpa + size` could.
         if gpa < self.range.start { self.range.start - gpa < size } else { gpa < self.range.end && size != 0 }
     }
 }

@@ -1,6 +1,6 @@
-//! The date: what the machine's own clock said once, and the counter since.
+//! The date: the machine's own clock, read once, and the counter since then.
 
-/// Nanoseconds of a second.
+/// Nanoseconds per second.
 pub const NS: u64 = 1_000_000_000;
 
 /// The machine's time of day, in UTC.
@@ -12,15 +12,14 @@ pub struct WallClock {
 }
 
 impl WallClock {
-    /// It was `unix` seconds after the beginning of 1970 when a counter of `hz` counts a second
-    /// said `ticks`.
+    /// A clock that was `unix` seconds after the beginning of 1970 when a counter with rate `hz`
+    /// read `ticks`.
     #[must_use]
     pub const fn new(unix: u64, ticks: u64, hz: u64) -> Self {
         Self { unix, ticks, hz: if hz == 0 { 1 } else { hz } }
     }
 
-    /// Nanoseconds since the beginning of 1970 when the counter says `ticks`. It ends in 2554, and
-    /// stays there.
+    /// Nanoseconds since the beginning of 1970 when the counter reads `ticks`. Saturates in 2554.
     #[must_use]
     pub fn ns(&self, ticks: u64) -> u64 {
         let passed = u128::from(ticks.saturating_sub(self.ticks)) * u128::from(NS) / u128::from(self.hz);

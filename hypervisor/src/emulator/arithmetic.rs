@@ -19,20 +19,20 @@ pub(super) enum Arithmetic {
     Xor,
 }
 
-/// The six arithmetic flags as an operation leaves them, where RFLAGS has them.
+/// The six arithmetic flags as an operation sets them, at their positions in RFLAGS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Flags(u64);
 
 impl Flags {
-    /// Replaces those in `flags`.
+    /// Replaces the arithmetic flags in `flags`.
     pub(super) fn set_in(self, flags: &mut u64) {
         *flags = *flags & !(CF | PF | AF | ZF | SF | OF) | self.0;
     }
 }
 
 impl Arithmetic {
-    /// What comes of `first` and `second`, both of `size` bytes. Of AND, OR and XOR the flag AF is
-    /// undefined, and 0 here.
+    /// Result and flags for `first` and `second`, both of `size` bytes. For AND, OR and XOR the
+    /// flag AF is undefined, and 0 here.
     pub(super) fn of(self, first: u64, second: u64, size: u32) -> (u64, Flags) {
         let sign = 8 * size - 1;
         let full = match self {
@@ -43,8 +43,8 @@ impl Arithmetic {
             Self::Xor => first ^ second,
         };
         let result = full & mask(size);
-        // Carries into each bit; an overflow is one into the sign that does not leave it, or the
-        // other way round.
+        // Carries into each bit; an overflow is a carry into the sign bit without one out of it, or
+        // the reverse.
         let carries = first ^ second ^ result;
         let (carry, overflow, half_carry) = match self {
             Self::Add => (result < first, (first ^ result) & (second ^ result), carries),

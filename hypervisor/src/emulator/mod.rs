@@ -1,10 +1,10 @@
-//! Instructions that access memory which the processor cannot reach by itself: device registers,
-//! and read-only memory that is written to.
+//! Instructions that access memory which the processor itself cannot access: device registers, and
+//! stores to read-only memory.
 //!
-//! What drivers use on device registers is emulated; every other instruction is refused, and
-//! becomes #UD in the guest:
+//! The instructions that drivers use on device registers are emulated. Every other instruction is
+//! refused, and becomes #UD in the guest:
 //!
-//! | what | instructions |
+//! | kind | instructions |
 //! |---|---|
 //! | moves | MOV, MOVZX, MOVSX, MOVSXD, MOVBE between memory and general registers, or from a constant |
 //! | arithmetic | ADD, SUB, AND, OR, XOR, with memory on either side |
@@ -12,13 +12,13 @@
 //! | exchange | XCHG, CMPXCHG |
 //! | strings | MOVS, STOS, LODS, repeated or not |
 //!
-//! An access is a device's if all of its bytes lie in one page; one that crosses into another page
-//! becomes two accesses, each with the bytes of its page, of which one may be to memory. What reads
-//! and writes does both only if it stays within a page: it could not be atomic otherwise. All
-//! addresses of an element are translated before anything is read or written, so that a fault
-//! leaves nothing half done.
+//! An access goes to a device as a whole if all of its bytes are in one page. One that crosses into
+//! another page becomes two accesses, each with the bytes of its page, and one of them may go to
+//! memory. A read-modify-write instruction is executed only if its operand is within a page: it
+//! could not be atomic otherwise. All addresses of an element are translated before anything is
+//! read or written, so that a fault leaves nothing half done.
 //!
-//! On a device a read-modify-write is a read and a write, whatever LOCK says: no bus locks a
+//! On a device a read-modify-write is a read and a write, regardless of LOCK: no bus locks a
 //! device's registers.
 
 mod arithmetic;
@@ -47,20 +47,20 @@ const RCX: usize = 1;
 const RSI: usize = 6;
 const RDI: usize = 7;
 
-/// Of RFLAGS: the trap flag, and the direction of string instructions.
+/// Bits of RFLAGS: the trap flag, and the direction of string instructions.
 const TF: u64 = 1 << 8;
 const DF: u64 = 1 << 10;
 
 /// Bases of the segments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SegmentBases {
-    /// Of ES, CS, SS and DS, which 64-bit code has not.
+    /// Of ES, CS, SS and DS, which have no base in 64-bit code.
     pub legacy: [u64; 4],
     /// Of FS and GS.
     pub extra: [u64; 2],
 }
 
-/// What an instruction knows of the processor.
+/// The processor state that an instruction uses.
 #[derive(Debug)]
 pub struct Cpu<'a> {
     /// The general registers.
@@ -88,7 +88,7 @@ impl Cpu<'_> {
         }
     }
 
-    /// A linear address as wide as this mode has them.
+    /// A linear address, cut to the width of this mode.
     const fn linear(&self, address: u64) -> u64 {
         if self.is_64bit { address } else { address & 0xffff_ffff }
     }
@@ -106,19 +106,20 @@ impl Cpu<'_> {
     }
 }
 
-/// The guest's memory and what else is at its addresses.
+/// The guest's memory and devices.
 pub trait Memory {
-    /// Why an address leads nowhere: a fault of the guest's.
+    /// Why an address cannot be accessed: a fault of the guest.
     type Error;
 
-    /// Where the byte at a linear address is, for a load, or for a store if `is_write`.
+    /// The guest physical address of the byte at a linear address, for a load, or for a store if
+    /// `is_write`.
     ///
     /// # Errors
     ///
     /// The fault that the access raises.
     fn translate(&mut self, linear: u64, is_write: bool) -> Result<Gpa, Self::Error>;
 
-    /// Whether the processor can access the page of `gpa` by itself.
+    /// Whether the processor itself can access the page of `gpa`.
     fn is_direct(&mut self, gpa: Gpa, is_write: bool) -> bool;
 
     /// Reads bytes of one page.
@@ -128,31 +129,31 @@ pub trait Memory {
     fn write(&mut self, gpa: Gpa, bytes: &[u8]);
 }
 
-/// What has become of an instruction.
+/// The outcome of an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum EmulationOutcome {
-    /// It is done: the guest goes on behind it.
+    /// It is done: the guest continues after it.
     Done,
-    /// A repeated instruction has more to do than one call does: the guest executes it again, and
-    /// takes interrupts before.
+    /// A repeated instruction has more elements than one call processes: the guest executes it
+    /// again, and takes interrupts before that.
     Unfinished,
-    /// The processor can do all of it by itself, as memory has changed since it could not: it is to
-    /// try again.
+    /// The processor itself can execute all of it, because memory has changed in the meantime: the
+    /// guest retries it.
     Retry,
 }
 
-/// Why an instruction was not emulated, or not to its end.
+/// Why an instruction was not emulated, or not completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure<E> {
-    /// An address leads nowhere. Elements of a repeated instruction before the one that fails are
+    /// An address cannot be accessed. Elements of a repeated instruction before the failing one are
     /// done.
     Memory(E),
-    /// No such instruction is emulated. Nothing has changed.
+    /// The instruction is not emulated. Nothing has changed.
     Unsupported,
 }
 
-/// Carries out `instruction`, but for the change of RIP.
+/// Executes `instruction`, except for the change of RIP.
 ///
 /// # Errors
 ///
@@ -213,7 +214,7 @@ impl Operation {
             Action::CompareExchange { accumulator, with } => {
                 let expected = accumulator.read(cpu.registers);
                 let (_, flags) = arithmetic::Arithmetic::Sub.of(expected, old, size);
-                // The processor writes in any case.
+                // The processor always writes.
                 place.write(memory, if expected == old { with.read(cpu.registers) } else { old });
                 if expected != old {
                     accumulator.write(cpu.registers, old);

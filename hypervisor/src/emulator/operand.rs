@@ -1,16 +1,16 @@
-//! Values of instructions: where they are, and how wide.
+//! Operands of instructions: their locations and sizes.
 
 use super::Gprs;
 use iced_x86::Register;
 
-/// Where a value comes from or goes to.
+/// The source or destination of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operand {
     /// A general register.
     Register {
         /// Its number.
         number: usize,
-        /// Bytes of it.
+        /// Its size in bytes.
         size: u32,
         /// Whether it is bits 15:8 (AH to BH).
         high_byte: bool,
@@ -26,7 +26,7 @@ impl Operand {
         Self::Register { number: super::RAX, size, high_byte: false }
     }
 
-    /// A general register; `None` for a register of another kind.
+    /// A general register; `None` for any other register.
     #[must_use]
     pub fn of(register: Register) -> Option<Self> {
         let high_byte = matches!(register, Register::AH | Register::CH | Register::DH | Register::BH);
@@ -44,8 +44,8 @@ impl Operand {
         }
     }
 
-    /// Writes a register as the processor does: 32 bits clear the upper half, 8 and 16 leave the
-    /// rest.
+    /// Writes a register as the processor does: 32 bits clear the upper half, 8 and 16 bits
+    /// preserve the rest.
     pub fn write(self, registers: &mut Gprs, value: u64) {
         let Self::Register { number, size, high_byte } = self else { return };
         let old = registers[number];
@@ -63,13 +63,13 @@ pub const fn mask(size: u32) -> u64 {
     if size >= 8 { u64::MAX } else { (1 << (8 * size)) - 1 }
 }
 
-/// A number of `size` bytes, 1 to 8, with copies of its sign above it.
+/// Sign-extends a number of `size` bytes, 1 to 8.
 pub(super) const fn sign_extend(value: u64, size: u32) -> u64 {
     let shift = 64 - 8 * size;
     ((value << shift).cast_signed() >> shift).cast_unsigned()
 }
 
-/// A number of `size` bytes, 1 to 8, with its bytes the other way round.
+/// Reverses the bytes of a number of `size` bytes, 1 to 8.
 pub(super) const fn swap(value: u64, size: u32) -> u64 {
     value.swap_bytes() >> (64 - 8 * size)
 }

@@ -1,42 +1,42 @@
-//! What an instruction with one memory operand does with it.
+//! The effect of an instruction with one memory operand.
 
 use super::Cpu;
 use super::arithmetic::Arithmetic;
 use super::operand::{Operand, mask, sign_extend};
 use iced_x86::{Instruction, Mnemonic, OpKind};
 
-/// What is done with what is at the memory operand, the old value.
+/// The operation on the memory operand and its old value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
-    /// To a register that may be wider, with its sign if `signed`.
+    /// Copied to a register that may be wider, sign-extended if `signed`.
     Load { to: Operand, signed: bool },
-    /// Replaced.
+    /// Replaced by a value.
     Store { from: Operand },
-    /// To a register, the bytes the other way round.
+    /// Copied to a register, with its bytes reversed.
     SwapLoad { to: Operand },
-    /// Replaced, by bytes the other way round.
+    /// Replaced by a value with its bytes reversed.
     SwapStore { from: Operand },
-    /// Replaced by what comes of it and another value.
+    /// Replaced by the result of an operation with another value.
     Modify { arithmetic: Arithmetic, from: Operand },
-    /// Changes a register.
+    /// Used as an operand that changes a register.
     Combine { arithmetic: Arithmetic, to: Operand },
-    /// Sets flags, being first or second.
+    /// Sets flags, as first or second operand.
     Compare { arithmetic: Arithmetic, with: Operand, memory_first: bool },
-    /// One of its bits becomes the carry.
+    /// One of its bits is copied to the carry flag.
     BitTest { bit: u32 },
-    /// Changes place with a register.
+    /// Exchanged with a register.
     Exchange { with: Operand },
-    /// Replaced if it equals the accumulator, which gets it otherwise.
+    /// Replaced if it equals the accumulator, otherwise copied to the accumulator.
     CompareExchange { accumulator: Operand, with: Operand },
 }
 
 impl Action {
-    /// Whether the old value matters.
+    /// Whether the old value is read.
     pub(super) const fn reads(self) -> bool {
         !matches!(self, Self::Store { .. } | Self::SwapStore { .. })
     }
 
-    /// Whether memory is written to.
+    /// Whether memory is written.
     pub(super) const fn writes(self) -> bool {
         matches!(
             self,
@@ -55,12 +55,12 @@ pub(super) struct Operation {
     pub(super) action: Action,
     /// Linear address of the memory operand.
     pub(super) linear: u64,
-    /// Bytes of the memory operand: 1, 2, 4 or 8.
+    /// Size of the memory operand in bytes: 1, 2, 4 or 8.
     pub(super) size: u32,
 }
 
 impl Operation {
-    /// What the instruction does in the state that `cpu` is in; `None` if it is not emulated.
+    /// The operation of the instruction in the state of `cpu`; `None` if it is not emulated.
     pub(super) fn of(instruction: &Instruction, cpu: &Cpu<'_>) -> Option<Self> {
         let index = (0..instruction.op_count()).find(|&op| instruction.op_kind(op) == OpKind::Memory)?;
         let size = instruction.memory_size().size() as u32;
@@ -80,7 +80,7 @@ impl Operation {
     }
 }
 
-/// The operand that is not memory: a general register, or a constant as the operation has it.
+/// The operand that is not in memory: a general register, or a constant in the operation's size.
 fn other_operand(instruction: &Instruction, index: u32, size: u32) -> Option<Operand> {
     match instruction.op_kind(index) {
         OpKind::Register => Operand::of(instruction.op_register(index)),
@@ -119,9 +119,9 @@ fn action(mnemonic: Mnemonic, other: Operand, memory_first: bool, size: u32) -> 
     })
 }
 
-/// Where BT finds its bit: how far from the operand's address, and which bit of `size` bytes there.
-/// A register counts bits from the operand on, up and down; of a constant only the part within the
-/// operand matters.
+/// The location of BT's bit: the offset from the operand's address, and the bit within `size` bytes
+/// there. A register counts bits from the operand on, in both directions; of a constant only the
+/// part within the operand counts.
 fn bit_place(index: Operand, size: u32, cpu: &Cpu<'_>) -> (u64, u32) {
     let bits = 8 * size;
     let value = index.read(cpu.registers);

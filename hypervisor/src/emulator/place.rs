@@ -1,21 +1,21 @@
-//! The bytes of one access, which may lie in two pages.
+//! The bytes of one access, which may be in two pages.
 
 use super::Memory;
 use arrayvec::ArrayVec;
 use baremetal::pages::PAGE;
 use paging::Gpa;
 
-/// Bytes of the widest access.
+/// Size of the widest access in bytes.
 const SIZE_MAX: usize = 8;
 
-/// Bytes that lie in one page.
+/// Bytes within one page.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     gpa: Gpa,
     len: usize,
 }
 
-/// Where an access goes to.
+/// The location of an access.
 #[derive(Clone, Debug)]
 pub(super) struct Place(ArrayVec<Piece, 2>);
 
@@ -38,7 +38,7 @@ impl Place {
         Ok(Self(pieces))
     }
 
-    /// Whether the processor can do the access by itself.
+    /// Whether the processor itself can do the access.
     pub(super) fn is_direct(&self, memory: &mut impl Memory, is_write: bool) -> bool {
         self.0.iter().all(|piece| memory.is_direct(piece.gpa, is_write))
     }

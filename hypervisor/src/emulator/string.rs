@@ -1,11 +1,11 @@
-//! String instructions: MOVS, STOS and LODS, one element or as many as RCX says.
+//! String instructions: MOVS, STOS and LODS, for one element or the number in RCX.
 
 use super::operand::{Operand, mask};
 use super::place::Place;
 use super::{Cpu, DF, EmulationOutcome, Memory, RCX, RDI, RSI, TF};
 use iced_x86::{Instruction, Mnemonic, OpKind, Register};
 
-/// Elements that one call does.
+/// Number of elements that one call processes.
 const ELEMENTS_MAX: u64 = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,9 +19,9 @@ enum Kind {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StringOperation {
     kind: Kind,
-    /// Bytes of an element.
+    /// Size of an element in bytes.
     size: u32,
-    /// Which bits of RSI, RDI and RCX count.
+    /// The bits of RSI, RDI and RCX that are used.
     address_mask: u64,
     /// Segment of the source; the destination's is ES.
     segment: Register,
@@ -29,7 +29,7 @@ pub(super) struct StringOperation {
 }
 
 impl StringOperation {
-    /// `None` if it is none of these.
+    /// `None` for any other instruction.
     pub(super) fn of(instruction: &Instruction) -> Option<Self> {
         let address_size = string_address_size(instruction)?;
         let kind = match instruction.mnemonic() {
@@ -43,14 +43,14 @@ impl StringOperation {
             size: instruction.memory_size().size() as u32,
             address_mask: mask(address_size),
             segment: instruction.memory_segment(),
-            // Of these both prefixes repeat.
+            // Both prefixes repeat these.
             is_repeated: instruction.has_rep_prefix() || instruction.has_repne_prefix(),
         })
     }
 
-    /// Does the first element, and more as long as they are in the same pages as it and the
-    /// processor cannot do them by itself: to find out whether it can take a new page is its
-    /// business.
+    /// Processes the first element, and further ones as long as they are in the same pages as it
+    /// and the processor itself cannot access them: only the processor can find out whether it can
+    /// access a new page.
     pub(super) fn execute<M: Memory>(
         &self,
         cpu: &mut Cpu<'_>,
@@ -76,12 +76,12 @@ impl StringOperation {
         Ok(if left == 0 { EmulationOutcome::Done } else { EmulationOutcome::Unfinished })
     }
 
-    /// Pages in which the next element begins.
+    /// The pages in which the next element begins.
     fn pages(&self, cpu: &Cpu<'_>) -> (u64, u64) {
         (self.source(cpu) >> 12, self.destination(cpu) >> 12)
     }
 
-    /// Linear address of the source, which STOS has not.
+    /// Linear address of the source; STOS has none.
     fn source(&self, cpu: &Cpu<'_>) -> u64 {
         match self.kind {
             Kind::Store => 0,
@@ -89,7 +89,7 @@ impl StringOperation {
         }
     }
 
-    /// Linear address of the destination, which LODS has not.
+    /// Linear address of the destination; LODS has none.
     fn destination(&self, cpu: &Cpu<'_>) -> u64 {
         match self.kind {
             Kind::Load => 0,
@@ -97,7 +97,7 @@ impl StringOperation {
         }
     }
 
-    /// Does one element; false, and nothing, if the processor can do it by itself.
+    /// Processes one element; false without effect if the processor itself can do it.
     fn element<M: Memory>(&self, cpu: &mut Cpu<'_>, memory: &mut M) -> Result<bool, M::Error> {
         let accumulator = Operand::accumulator(self.size);
         let source = match self.kind {
@@ -139,7 +139,7 @@ impl StringOperation {
     }
 }
 
-/// Bytes of an address of a string instruction; nothing for other instructions.
+/// Size in bytes of an address in a string instruction; `None` for other instructions.
 #[must_use]
 pub fn string_address_size(instruction: &Instruction) -> Option<u32> {
     let kinds = [instruction.op0_kind(), instruction.op1_kind()];
@@ -152,7 +152,7 @@ pub fn string_address_size(instruction: &Instruction) -> Option<u32> {
 }
 
 /// Adds to the part of a register that `mask` covers; a 32-bit address clears the rest, a 16-bit
-/// one leaves it.
+/// one preserves it.
 pub fn add_masked(register: &mut u64, step: u64, mask: u64) {
     let sum = register.wrapping_add(step) & mask;
     *register = if mask == 0xffff { *register & !mask | sum } else { sum };

@@ -1,18 +1,18 @@
 //! CPUID leaves 0x40000000 to 0x40000006.
 //!
-//! A bit is set here only if what it offers works; `vp`'s tests probe each of them. What Linux does
-//! with a bit is said at the bit; it was read in Debian's Linux 6.1.192 and 6.12.117:
+//! A bit is set here only if its feature works; `vp`'s tests probe each of them. Linux' use of each
+//! bit is described at the bit, from Debian's Linux 6.1.192 and 6.12.117:
 //! arch/x86/kernel/cpu/mshyperv.c, arch/x86/hyperv/{hv_init,hv_apic,hv_spinlock,mmu}.c,
 //! drivers/hv/hv_common.c, drivers/clocksource/hyperv_timer.c, drivers/iommu/hyperv-iommu.c,
 //! arch/x86/kernel/apic/apic.c.
 //!
-//! Outside these leaves Linux also wants:
+//! Outside these leaves Linux also needs:
 //!
-//! * the hypervisor bit, CPUID 1.ECX\[31\], or it looks at none of this;
-//! * x2APIC in CPUID 1.ECX\[21\], which on Hyper-V it takes without interrupt remapping, in
-//!   physical mode;
-//! * an APIC timer that never stops, CPUID 6.EAX\[2\], lest it look for a PIT although it has been
-//!   told the frequencies (`apic_needs_pit`);
+//! * the hypervisor bit, CPUID 1.ECX\[31\]; otherwise it ignores all of this;
+//! * x2APIC in CPUID 1.ECX\[21\], which on Hyper-V it uses without interrupt remapping, in physical
+//!   mode;
+//! * an APIC timer that never stops, CPUID 6.EAX\[2\]; otherwise it looks for a PIT even though it
+//!   has been told the frequencies (`apic_needs_pit`);
 //! * zeros in the leaves from 0x40000007 on, of which it reads 0x40000080.
 
 use hostlink::config::MAX_VCPUS;
@@ -23,13 +23,14 @@ use tlfs::cpuid::{
 
 use super::hypercall::PROFILE;
 
-/// What the partition's platform is like. Constant for its life.
+/// The properties of the partition's platform. Constant for its lifetime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartitionTraits {
-    /// Recommend the flush hypercalls. They work either way; a guest that is not told sends IPIs.
+    /// Recommend the flush hypercalls. They work either way; without the recommendation a guest
+    /// sends IPIs.
     pub flush_hypercall: bool,
-    /// The TSC ticks at one rate on all CPUs and never stops. Then Linux takes the TSC itself as
-    /// its clock source rather than the reference TSC page.
+    /// The TSC ticks at one rate on all CPUs and never stops. Then Linux uses the TSC itself as its
+    /// clock source rather than the reference TSC page.
     pub invariant_tsc: bool,
     /// Guest memory is translated by nested paging.
     pub nested_paging: bool,
@@ -42,7 +43,7 @@ pub struct PartitionTraits {
 }
 
 impl PartitionTraits {
-    /// Whether a page at `gpa` lies in the guest physical address space.
+    /// Whether a page at `gpa` is in the guest physical address space.
     pub const fn has_gpa(&self, gpa: u64) -> bool {
         self.gpa_bits >= 64 || gpa >> self.gpa_bits == 0
     }
@@ -61,10 +62,10 @@ pub struct CpuidResult {
     pub edx: u32,
 }
 
-/// EBX of the hint leaf: after so many tries at a spin lock the guest calls
-/// HvCallNotifyLongSpinWait, upon which the spinning vCPU gives way. Windows heeds it. Linux has no
-/// such call: its paravirtual spin locks want [`hint::CLUSTER_IPI`] and [`privilege::GUEST_IDLE`]
-/// instead.
+/// EBX of the hint leaf: after this many attempts to take a spin lock the guest calls
+/// HvCallNotifyLongSpinWait, upon which the spinning vCPU yields. Windows follows this. Linux has
+/// no such call: its paravirtual spin locks need [`hint::CLUSTER_IPI`] and
+/// [`privilege::GUEST_IDLE`] instead.
 const SPIN_RETRIES: u32 = 0x1000;
 
 /// The leaf's contents; `None` if the hypervisor interface has no such leaf.
@@ -93,13 +94,13 @@ pub fn leaf(leaf: u32, platform: &PartitionTraits) -> Option<CpuidResult> {
 const VERSION_MAJOR: u32 = decimal(env!("CARGO_PKG_VERSION_MAJOR"));
 const VERSION_MINOR: u32 = decimal(env!("CARGO_PKG_VERSION_MINOR"));
 
-/// What the partition may use.
+/// The privileges of the partition.
 fn privileges(platform: &PartitionTraits) -> u32 {
-    // Linux takes no hypervisor without these two for Hyper-V at all.
+    // Without these two Linux does not recognise a hypervisor as Hyper-V at all.
     privilege::HYPERCALL
         | privilege::VP_INDEX
         // The reference TSC page becomes clock source and scheduler clock; the counter's register
-        // is its fall-back. It counts as continuous, so the timer tick can stop.
+        // is its fallback. It counts as continuous, so the timer tick can stop.
         | privilege::REFERENCE_COUNTER
         | privilege::REFERENCE_TSC
         // With `feature::FREQUENCIES`: Linux reads both frequencies instead of measuring them.
@@ -111,42 +112,42 @@ fn privileges(platform: &PartitionTraits) -> u32 {
         | privilege::INTERRUPT_CONTROL
         | privilege::RESET
         // Without it Linux marks the TSC as unstable. With it the TSC is its best clock source and
-        // is not watched, and the page's is rated below it; 6.1 keeps the page as scheduler clock.
+        // has no watchdog, and the page's is rated below it; 6.1 keeps the page as scheduler clock.
         | if platform.invariant_tsc { privilege::TSC_INVARIANT } else { 0 }
 }
 
-/// Features beyond the privileges.
+/// Features in addition to the privileges.
 const fn features() -> u32 {
     PROFILE.feature_bits()
         | feature::FREQUENCIES
-        // Linux writes them in a panic. Since the control register takes messages, the end of the
-        // kernel's log comes along.
+        // Linux writes them in a panic. Because the control register accepts messages, the end of
+        // the kernel's log is included.
         | feature::CRASH
         | feature::HYPERCALL_LOCK
         | feature::DIRECT_TIMERS
 }
 
-/// What the guest should do.
+/// Recommendations to the guest.
 fn hints(platform: &PartitionTraits) -> u32 {
-    // Linux sets its EOI to one that looks at the assist page first and writes the register only if
-    // the page does not say that it need not. In x2APIC mode that is all it does; the other
-    // registers are architectural there.
+    // Linux replaces its EOI by one that checks the assist page first and writes the register only
+    // if the page does not say that this is unnecessary. In x2APIC mode that is the only effect;
+    // the other registers are architectural there.
     hint::APIC_REGISTERS
-        // vCPUs wait for CPUs: a watchdog in the guest would bark at the wrong one.
+        // vCPUs wait for CPUs: a watchdog in the guest would report the wrong culprit.
         | hint::RELAXED_TIMING
-        // There is no synthetic interrupt controller whose interrupts could end by themselves.
+        // There is no synthetic interrupt controller with auto-EOI interrupts.
         | hint::NO_AUTO_EOI
-        // Linux logs "Hyper-V: Using IPI hypercalls" and sends by them: one exit for any number of
+        // Linux logs "Hyper-V: Using IPI hypercalls" and uses them: one exit for any number of
         // targets.
         | PROFILE.hint_bits()
-        // The calls with VP sets are there, which Linux needs for VP indices from 64 on.
+        // The calls with VP sets exist; Linux needs them for VP indices from 64 on.
         | hint::EX_PROCESSOR_MASKS
         // Linux logs "Hyper-V: Using hypercall for remote TLB flush". The one difference between
         // the two ways of running a guest.
         | if platform.flush_hypercall { hint::REMOTE_FLUSH } else { 0 }
 }
 
-/// The decimal number `text`, which the build writes. Anything else fails the build.
+/// Parses the decimal number `text`, which the build provides. Anything else fails the build.
 const fn decimal(text: &str) -> u32 {
     let (bytes, mut index, mut number) = (text.as_bytes(), 0, 0);
     while index < bytes.len() {

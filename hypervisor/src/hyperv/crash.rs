@@ -1,18 +1,18 @@
-//! What of a guest's crash report is printed. It is the guest's own, and may be anything.
+//! The printed part of a guest's crash report. The guest controls its contents.
 
 use super::msrs::CrashMessage;
 
-/// Reports that are printed before the guest is reset.
+/// Number of reports that are printed before the guest is reset.
 pub const REPORTS_MAX: u32 = 3;
-/// Bytes of a report's text that are read: the last ones, which say most.
+/// Number of bytes of a report's text that are read: the last ones, which are the most useful.
 pub const TEXT_MAX: usize = 768;
-/// Lines of it that are printed, and bytes of each.
+/// Number of its lines that are printed, and bytes of each.
 pub const LINES_MAX: usize = 12;
 const LINE_MAX: usize = 100;
 
 impl CrashMessage {
-    /// Address and length of the text's last bytes, [`TEXT_MAX`] at most; `None` if it has no such
-    /// address.
+    /// Address and length of the text's last bytes, at most [`TEXT_MAX`]; `None` if the address is
+    /// invalid.
     pub fn end(&self) -> Option<(u64, usize)> {
         let length = self.len.min(TEXT_MAX as u64);
         let start = self.gpa.checked_add(self.len - length)?;
@@ -21,7 +21,7 @@ impl CrashMessage {
     }
 }
 
-/// The last lines of a text that are not empty, each cut to what is printed.
+/// The last non-empty lines of a text, each cut to the printed length.
 pub fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     let is_end = |byte: &u8| matches!(byte, b'\n' | b'\r' | 0);
     let lines = || text.split(is_end).filter(|line| !line.is_empty());

@@ -1,7 +1,8 @@
-//! Hypercalls served wrongly on purpose ([`Defect`]), for tests of what looks for such mistakes.
+//! Hypercalls with deliberate mistakes ([`Defect`]), to test the checks that look for such
+//! mistakes.
 //!
-//! A mistake in decoding is made by changing what the decoder reads, so that what is tested is the
-//! decoder that everybody uses, given another input.
+//! A decoding mistake is made by changing the decoder's input, so that the tested decoder is the
+//! real one.
 
 use baremetal::pages::PAGE;
 use hostlink::defect::Defect;
@@ -12,22 +13,22 @@ use tlfs::{
 use super::hypercall::{self, CallOutcome, Caller, Services};
 use super::partition::Partition;
 
-/// Words in front of the list, or of the banks, of a flush call: address space, flags, mask; or
-/// address space, flags, format, bank mask.
+/// Number of words before the list, or before the banks, of a flush call: address space, flags,
+/// mask; or address space, flags, format, bank mask.
 const HEADER: usize = 3;
 const HEADER_EX: usize = 4;
 const FLAGS: usize = 1;
 const MASK: usize = 2;
 const ALL_PROCESSORS: u64 = 1;
 const EXTENDED: u64 = 1 << 3;
-/// In an element for large pages.
+/// Bit of an element for large pages.
 const LARGE: u64 = 1 << 11;
 const ADDITIONAL_PAGES: u64 = PAGE - 1;
 /// First address beyond the lower half of canonical ones, with 48 bits.
 const LOWER_END: u64 = 1 << 47;
 const LIST_WITHOUT_DEFECT: usize = 15;
 
-/// As [`hypercall::handle`], with a mistake.
+/// Like [`hypercall::handle`], with a mistake.
 pub fn handle(
     defect: Defect,
     caller: &Caller,
@@ -51,7 +52,7 @@ pub fn handle(
     }
 }
 
-/// What the decoder reads instead of what the guest wrote.
+/// The decoder's input, modified from the guest's.
 struct Spoiled<'a, M> {
     memory: &'a M,
     defect: Defect,
@@ -102,7 +103,7 @@ impl<M> Spoiled<'_, M> {
     }
 
     fn spoil_list(&self, is_extended: bool, list: &mut [u64]) {
-        // An element that is to be left out becomes an address that is not canonical.
+        // An element to be skipped is replaced by a non-canonical address.
         match self.defect {
             Defect::ListPast15 => {
                 list.iter_mut().skip(LIST_WITHOUT_DEFECT).for_each(|word| *word = LOWER_END)

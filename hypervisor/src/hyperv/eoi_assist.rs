@@ -1,41 +1,41 @@
 //! Lazy end of interrupt through the assist page.
 //!
-//! TLFS, "EOI Assist". The hypervisor sets a bit in the virtual processor's assist page when
-//! nothing would follow from an end of interrupt but that the interrupt is over. The guest clears
-//! the bit atomically instead of writing the EOI register if it finds it set, and saves an exit.
+//! TLFS, "EOI Assist". The hypervisor sets a bit in the virtual processor's assist page when an end
+//! of interrupt would have no effect other than ending the interrupt. If the guest finds the bit
+//! set, it clears it atomically instead of writing the EOI register, and saves an exit.
 //!
-//! While the guest runs, only the guest touches the bit. Between exit and entry only the hypervisor
-//! does, so its accesses need not be atomic. An interrupt that arrives for a running virtual
-//! processor makes it exit, which is when the bit is withdrawn; so a set bit never holds up a
+//! While the guest runs, only the guest accesses the bit. Between exit and entry only the
+//! hypervisor does, so its accesses need not be atomic. An interrupt that arrives for a running
+//! virtual processor makes it exit, which is when the bit is withdrawn; so a set bit never delays a
 //! pending interrupt.
 //!
 //! | exit | entry |
 //! |---|---|
-//! | [`EoiAssist::settle`], first of all | [`EoiAssist::arm`], last of all |
+//! | [`EoiAssist::settle`], before anything else | [`EoiAssist::arm`], after everything else |
 //! | bit clear: the guest has ended the interrupt | one interrupt in service, nothing pending: set the bit |
 //! | bit set: clear it, the guest will write the register | otherwise leave it clear |
 
 /// The bit in the EOI assist field, the first 32-bit word of the assist page.
 pub const NO_EOI_REQUIRED: u32 = 1;
 
-/// What the local APIC's state is as far as the end of an interrupt goes.
+/// The local APIC's state as far as it matters for an end of interrupt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ApicView {
     /// The vector in service, if there is exactly one.
     pub in_service: Option<u8>,
     /// That interrupt is level-triggered: its end must reach the device.
     pub level: bool,
-    /// An interrupt is requested that is not in service, of whatever priority, masked or not.
+    /// An interrupt is requested that is not in service, of any priority, masked or not.
     pub pending: bool,
 }
 
-/// What became of a bit that was set.
+/// The result of settling a bit that was set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Settled {
-    /// The guest has ended this interrupt: the local APIC is to take it out of service.
+    /// The guest has ended this interrupt: the local APIC must take it out of service.
     Ended(u8),
-    /// It has not. The field is to be cleared.
+    /// The guest has not used the bit. The field must be cleared.
     Withdrawn,
 }
 
@@ -46,19 +46,19 @@ pub struct EoiAssist {
 }
 
 impl EoiAssist {
-    /// Whether the bit is set, as far as the guest has not cleared it.
+    /// Whether the bit is set, unless the guest has cleared it.
     pub fn is_armed(&self) -> bool {
         self.armed.is_some()
     }
 
-    /// Before an entry: whether to set the bit. To be called with the bit clear and settled.
+    /// Called before an entry: returns whether to set the bit. The bit must be clear and settled.
     pub fn arm(&mut self, apic: &ApicView) -> bool {
         self.armed = apic.in_service.filter(|_| !apic.level && !apic.pending);
         self.is_armed()
     }
 
-    /// After an exit, before anything looks at the local APIC: what the field's value means. `None`
-    /// if the bit had not been set; the field need not be read then.
+    /// Called after an exit, before the local APIC is read: interprets the field's value. `None` if
+    /// the bit had not been set; the field need not be read then.
     pub fn settle(&mut self, field: u32) -> Option<Settled> {
         let vector = self.armed.take()?;
         Some(if field & NO_EOI_REQUIRED == 0 { Settled::Ended(vector) } else { Settled::Withdrawn })
@@ -95,7 +95,8 @@ mod tests {
         assert!(assist.arm(&QUIET));
         assert_eq!(assist.settle(NO_EOI_REQUIRED), Some(Settled::Withdrawn));
         assert!(!assist.is_armed());
-        // A lower one became pending meanwhile: not armed, its delivery needs the EOI's exit.
+        // A lower one became pending meanwhile: not armed, because its delivery needs the EOI's
+        // exit.
         assert!(!assist.arm(&ApicView { pending: true, ..QUIET }));
     }
 

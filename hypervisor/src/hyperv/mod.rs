@@ -1,13 +1,13 @@
-//! The Hyper-V-compatible face of the guest's platform: CPUID leaves, synthetic registers,
+//! The Hyper-V-compatible interface of the guest's platform: CPUID leaves, synthetic registers,
 //! synthetic timers, lazy end of interrupt, and hypercalls.
 //!
 //! Everything here is state with effects returned as values. Nothing touches guest memory, the
-//! local APIC or a clock: the vCPU loop passes times in, performs what is returned, and thereby
-//! decides about locks and ordering. Times are of the *partition's TSC*: what RDTSC returns on
-//! every virtual processor as long as the guest has not written to its TSC.
+//! local APIC or a clock: the vCPU loop passes times in, performs the returned effects, and thereby
+//! decides about locks and ordering. Times are those of the *partition's TSC*: the value that RDTSC
+//! returns on every virtual processor as long as the guest has not written to its TSC.
 //!
-//! The interface is Microsoft's *Hypervisor Top Level Functional Specification* (TLFS); only what
-//! works is offered. There is no synthetic interrupt controller, no messages, no VMBus.
+//! The interface is Microsoft's *Hypervisor Top Level Functional Specification* (TLFS); only
+//! working features are offered. There is no synthetic interrupt controller, no messages, no VMBus.
 
 pub mod cpuid;
 pub mod crash;

@@ -1,7 +1,7 @@
-//! What accesses to synthetic registers return and ask for.
+//! The results and effects of accesses to synthetic registers.
 
 /// Whether the hypervisor interface owns register `msr`. Of the 256-register blocks from 0x40000000
-/// on, the first two hold registers; an unassigned one in them is as absent as any other.
+/// on, the first two contain registers; unassigned ones in these blocks are as absent as any other.
 pub const fn is_synthetic(msr: u32) -> bool {
     matches!(msr, 0x4000_0000..=0x4000_01ff)
 }
@@ -10,7 +10,7 @@ pub const fn is_synthetic(msr: u32) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpFault;
 
-/// What a read of a synthetic register returns.
+/// The result of a read of a synthetic register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MsrRead {
     /// This value.
@@ -21,17 +21,17 @@ pub enum MsrRead {
     ApicTpr,
 }
 
-/// What a write of a synthetic register asks for. Effects on pages of a partition are to be
-/// performed before another of its virtual processors writes the same register: the caller holds
-/// a lock over both, or the moves get out of order.
+/// The effect of a write to a synthetic register. Effects on pages of a partition must be performed
+/// before another of its virtual processors writes the same register: the caller holds a lock over
+/// both, otherwise the moves get out of order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a write does nothing outside the register until its effect is performed"]
 pub enum MsrEffect {
-    /// Nothing more.
+    /// No effect.
     None,
     /// End of interrupt at the local APIC.
     ApicEoi,
-    /// Write of the local APIC's interrupt command, as x2APIC has it: destination in bits 63:32.
+    /// Write of the local APIC's interrupt command, in x2APIC format: destination in bits 63:32.
     ApicIcr(u64),
     /// Write of the local APIC's task priority.
     ApicTpr(u8),
@@ -41,14 +41,14 @@ pub enum MsrEffect {
     /// [`ReferenceClock::page`](super::time::ReferenceClock::page), the rest is zero.
     TscPage(PageMove),
     /// The virtual processor's assist page moves. Its first four bytes, the EOI assist field,
-    /// become zero; the rest is the guest's.
+    /// become zero; the rest belongs to the guest.
     VpAssistPage(PageMove),
-    /// A synthetic timer was changed: [`Vp::next_deadline_tsc`](super::Vp::next_deadline_tsc) is to
-    /// be asked again.
+    /// A synthetic timer was changed: call [`Vp::next_deadline_tsc`](super::Vp::next_deadline_tsc)
+    /// again.
     Timers,
-    /// The guest reports that it crashed; it goes on running.
+    /// The guest reports that it crashed; it keeps running.
     Crash(CrashReport),
-    /// It did so more often than is printed.
+    /// The guest has reported more crashes than are printed.
     CrashAgain,
     /// Reset the partition.
     Reset,
@@ -56,36 +56,36 @@ pub enum MsrEffect {
 
 /// The hypervisor's page appears at one guest physical address and disappears from another.
 ///
-/// The TLFS lays such pages over the guest's: what was there before reappears when the page goes.
-/// Where overlays are not to be had the contents can be written into the guest's own page, which is
-/// what other hypervisors do and guests cope with: they give a page of their own that they do not
-/// use otherwise. An address without memory is legal; then there is nothing to see.
+/// The TLFS overlays such pages on the guest's: the previous contents reappear when the page is
+/// removed. Where overlays are not possible the contents can be written into the guest's own page.
+/// Other hypervisors do this, and guests cope with it: they provide a page of their own that they
+/// do not use otherwise. An address without memory is legal; then the page is not visible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageMove {
-    /// Where the page was.
+    /// The page's previous address.
     pub from: Option<u64>,
-    /// Where it is now.
+    /// Its present address.
     pub to: Option<u64>,
 }
 
 impl PageMove {
-    /// The effect of the move, or none if the page stays where it is.
+    /// The effect of the move, or none if the page does not move.
     pub(super) fn effect(self, effect: impl FnOnce(Self) -> MsrEffect) -> MsrEffect {
         if self.from == self.to { MsrEffect::None } else { effect(self) }
     }
 }
 
-/// What a guest says about its crash. TLFS, "Partition Crash Enlightenment".
+/// The guest's report of its crash. TLFS, "Partition Crash Enlightenment".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CrashReport {
-    /// Five values that mean something to the guest's vendor. Linux: error, guest OS identity,
+    /// Five values with a meaning defined by the guest's vendor. Linux: error, guest OS identity,
     /// instruction pointer, and two registers.
     pub parameters: [u64; 5],
     /// A text in guest memory, if there is one.
     pub message: Option<CrashMessage>,
 }
 
-/// Where the text of a crash lies. Both values are the guest's and unchecked.
+/// The location of a crash's text. Both values are the guest's and unchecked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CrashMessage {
     /// Guest physical address.
@@ -99,9 +99,9 @@ const XAPIC_DESTINATION_SHIFT: u32 = 56;
 const XAPIC_BROADCAST: u64 = 0xff;
 const X2APIC_BROADCAST: u64 = 0xffff_ffff;
 
-/// An interrupt command of the synthetic register in x2APIC's layout. The synthetic register is the
-/// xAPIC's pair of registers in one, with 8 bits of destination on top (Linux says so where it
-/// avoids the register in x2APIC mode, arch/x86/hyperv/hv_apic.c).
+/// Converts an interrupt command from the synthetic register's layout to x2APIC's. The synthetic
+/// register combines the xAPIC's pair of registers, with 8 bits of destination on top (as Linux
+/// notes where it avoids the register in x2APIC mode, arch/x86/hyperv/hv_apic.c).
 pub const fn icr_to_x2apic(value: u64) -> u64 {
     let destination = match value >> XAPIC_DESTINATION_SHIFT {
         XAPIC_BROADCAST => X2APIC_BROADCAST,
@@ -110,7 +110,7 @@ pub const fn icr_to_x2apic(value: u64) -> u64 {
     destination << 32 | value & 0xffff_ffff
 }
 
-/// The reverse of [`icr_to_x2apic`]. Destinations from 255 on become the broadcast.
+/// The inverse of [`icr_to_x2apic`]. Destinations from 255 on become the broadcast.
 pub const fn icr_from_x2apic(value: u64) -> u64 {
     let destination = match value >> 32 {
         destination @ 0..XAPIC_BROADCAST => destination,

@@ -2,14 +2,14 @@
 
 use tlfs::msr::TscPage;
 
-/// Units of reference time in a second: it counts 100 ns.
+/// Units of reference time per second: it counts 100 ns.
 pub const TICKS_PER_SECOND: u64 = 10_000_000;
 
 /// The partition's reference time as a function of its TSC, in units of 100 ns since its creation.
 ///
-/// The function is the one that the guest evaluates from the reference TSC page (TLFS, "Partition
-/// Reference TSC Mechanism"), bit by bit, so that page and register can be mixed without time
-/// running backwards.
+/// The function is bit for bit the one that the guest evaluates from the reference TSC page (TLFS,
+/// "Partition Reference TSC Mechanism"). So page and register can be mixed without time running
+/// backwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReferenceClock {
     /// Units per TSC tick as a fraction of 2^64; never 0.
@@ -35,14 +35,14 @@ impl ReferenceClock {
     }
 
     /// The first TSC value at which the reference time is `time` or later; `None` if the TSC never
-    /// gets there.
+    /// reaches it.
     pub const fn tsc_at(&self, time: u64) -> Option<u64> {
         let Some(scaled) = self.origin.checked_add(time) else { return None };
         let tsc = ((scaled as u128) << 64).div_ceil(self.scale as u128);
         if tsc > u64::MAX as u128 { None } else { Some(tsc as u64) }
     }
 
-    /// What the reference TSC page shows.
+    /// The contents of the reference TSC page.
     pub const fn page(&self) -> TscPage {
         TscPage { sequence: 1, reserved: 0, scale: self.scale, offset: (self.origin as i64).wrapping_neg() }
     }

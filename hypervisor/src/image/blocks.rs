@@ -1,9 +1,8 @@
 //! The block of each CPU: its stacks, with guard pages under them, and its own data.
 //!
-//! A block is aligned to its size, so a CPU finds its data from its stack pointer alone, on
-//! whichever of its stacks it is. No segment base is involved: between #VMEXIT and the reload of
-//! the host's state FS, GS and TR are still the guest's, and QEMU has been seen to deliver an
-//! interrupt there.
+//! A block is aligned to its size, so a CPU finds its data from its stack pointer alone, on any of
+//! its stacks. No segment base is involved: between #VMEXIT and the reload of the host's state FS,
+//! GS and TR are still the guest's, and QEMU has been seen to deliver an interrupt there.
 //!
 //! ```text
 //! 0x00000  guard page
@@ -29,10 +28,10 @@ pub(crate) const BLOCK_SIZE: u64 = 128 << 10;
 /// Offset in a block of the top of the stack on which faults of the hypervisor itself are reported.
 pub(crate) const FAULT_STACK_TOP: u64 = 0x3000;
 const DATA_OFFSET: u64 = 0x1f000;
-/// Offsets of the pages that are left unmapped.
+/// Offsets of the unmapped pages.
 pub(crate) const GUARD_PAGES: [u64; 3] = [0, 0x3000, 0x6000];
 
-/// First block; zero before there are any.
+/// Address of the first block; zero before there are any.
 static BLOCKS: AtomicU64 = AtomicU64::new(0);
 /// Number of blocks.
 static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -73,7 +72,7 @@ impl PerCpu {
         Some(unsafe { &*data_of(block) })
     }
 
-    /// All CPUs that the firmware names, those that did not come up included.
+    /// All CPUs that the firmware lists, including those that did not come up.
     pub(crate) fn all() -> impl Iterator<Item = &'static Self> {
         percpu::all()
     }
@@ -83,7 +82,7 @@ impl PerCpu {
         percpu::online()
     }
 
-    /// Where its block begins.
+    /// The start of its block.
     pub(crate) fn block(&self) -> u64 {
         core::ptr::from_ref(self).addr() as u64 - DATA_OFFSET
     }
@@ -99,12 +98,12 @@ fn data_of(block: u64) -> *mut PerCpu {
     (block + DATA_OFFSET) as *mut PerCpu
 }
 
-/// Takes memory below `reach` for the blocks of all CPUs and lays them out; the boot CPU's comes
-/// first. Returns where they are.
+/// Takes memory below `reach` for the blocks of all CPUs and lays them out; the boot CPU's is
+/// first. Returns their range.
 ///
 /// # Safety
 ///
-/// What is free below `reach` is RAM and mapped. Called once.
+/// The free memory below `reach` is RAM and mapped. Called once.
 pub(crate) unsafe fn create(
     free: &mut FreeMemory,
     ids: &[u64],
@@ -117,7 +116,7 @@ pub(crate) unsafe fn create(
     unsafe { core::ptr::write_bytes(base as *mut u8, 0, size as usize) };
     for (index, &id) in ids.iter().enumerate() {
         let data = data_of(base + index as u64 * BLOCK_SIZE);
-        // SAFETY: inside the block, aligned, nobody has a reference yet.
+        // SAFETY: inside the block, aligned, without any reference yet.
         unsafe {
             data.write(PerCpu::new(index as u32, id, CpuData::new()));
         }
@@ -129,11 +128,11 @@ pub(crate) unsafe fn create(
     Ok(base..base + size)
 }
 
-/// Calls `main` on the main stack of CPU `index` and never comes back.
+/// Calls `main` on the main stack of CPU `index` and never returns.
 ///
 /// # Safety
 ///
-/// The blocks exist, nobody runs on that stack.
+/// The blocks exist, and the stack is not in use.
 pub(crate) unsafe fn enter_block(cpu: &'static PerCpu, main: extern "C" fn() -> !) -> ! {
     // SAFETY: the caller vouches for the stack.
     unsafe { cpu::switch_stack(cpu.main_stack_top(), main) }

@@ -12,15 +12,14 @@ use crate::quota::{Answer, Quota};
 use crate::vm::arch::Clock;
 use crate::vm::{GUEST, increase};
 
-/// Of the lines that a guest can cause, in the long run one is written each time that so much has
-/// passed.
+/// In the long run one of the lines that a guest can cause is written per this period.
 const GUEST_LINE_PERIOD_US: u64 = 500_000;
 
 /// Held while a line is written.
 static LOG_LOCK: Mutex<Quota> = Mutex::new(Quota::new());
 
-/// Writes text to the log as it is, without the lock: for a panic that may have happened while it
-/// was held.
+/// Writes text to the log unchanged, without the lock: for a panic that may have occurred while the
+/// lock was held.
 pub(crate) struct LogPort;
 
 impl Write for LogPort {
@@ -60,7 +59,7 @@ impl Log for Logger {
     fn flush(&self) {}
 }
 
-/// A line is left out: it is the doing of the vCPU on this CPU.
+/// Counts a line that was left out; the vCPU on this CPU caused it.
 #[cold]
 fn count_left_out() {
     let Some(vm) = super::machine() else { return };
@@ -70,7 +69,7 @@ fn count_left_out() {
     }
 }
 
-/// Starts the log. Its port is ready.
+/// Starts the log. Its port must be ready.
 pub(crate) fn init() {
     log::set_logger(&Logger).expect("the logger is set once");
     log::set_max_level(LevelFilter::Info);

@@ -1,4 +1,4 @@
-//! The heap, and where the image lies. Everything is mapped one to one.
+//! The heap, and the location of the image. Everything is mapped one to one.
 
 use alloc::alloc::{alloc_zeroed, dealloc};
 use core::alloc::Layout;
@@ -14,13 +14,13 @@ use talc::source::Manual;
 use super::blocks::{BLOCK_SIZE, GUARD_PAGES};
 use crate::free_memory::FreeMemory;
 
-/// Least heap of the hypervisor: its own page tables, VMCBs, device state. Neither guest memory nor
-/// tables of nested paging come from here.
+/// Minimum heap of the hypervisor: its own page tables, VMCBs, device state. Neither guest memory
+/// nor nested page tables are allocated from it.
 const HEAP_MIN: u64 = 32 << 20;
-/// For so many bytes of RAM there is one more of heap: a dirty log has two bits for each page of 4
+/// Bytes of RAM for which the heap grows by one byte: a dirty log has two bits for each page of 4
 /// KiB, which is a fourth of it.
 const RAM_PER_HEAP: u64 = 4096;
-/// Most heap: on some machines it has to lie below 4 GiB.
+/// Maximum heap: on some machines it must be below 4 GiB.
 const HEAP_MAX: u64 = 1 << 30;
 
 #[global_allocator]
@@ -57,11 +57,11 @@ pub(crate) fn image() -> Range<u64> {
     section!(__image_start, __image_end)
 }
 
-/// Gives the allocator its heap, below `reach`, as far as the boot page tables map memory.
+/// Gives the allocator its heap, below `reach`, where the boot page tables map memory.
 pub(crate) fn init_heap(free: &mut FreeMemory, reach: u64) -> Result<(), &'static str> {
     let size = (HEAP_MIN + free.total() / RAM_PER_HEAP).min(HEAP_MAX) & !(PAGE - 1);
     let base = free.take(size, PAGE, reach).ok_or("no room for the heap")?;
-    // SAFETY: the range was taken from free RAM, is mapped, and is given to nobody else.
+    // SAFETY: the range was taken from free RAM, is mapped, and has no other user.
     unsafe { HEAP.lock().claim(base as *mut u8, size as usize) };
     Ok(())
 }
@@ -74,13 +74,13 @@ const TABLE_LAYOUT: Layout = match Layout::from_size_align(PAGE as usize, PAGE a
 /// Stacks, for backtraces: the blocks of the CPUs.
 static STACKS: (AtomicU64, AtomicU64) = (AtomicU64::new(0), AtomicU64::new(0));
 
-/// Remembers where the CPUs' blocks are.
+/// Registers the range of the CPUs' blocks.
 pub(crate) fn set_stacks(range: Range<u64>) {
     STACKS.0.store(range.start, Ordering::Relaxed);
     STACKS.1.store(range.end, Ordering::Relaxed);
 }
 
-/// Whether two words at `address` lie in a stack: a CPU's block or the boot stack in the image.
+/// Whether two words at `address` are in a stack: a CPU's block or the boot stack in the image.
 pub(crate) fn is_stack(address: u64) -> bool {
     let Some(end) = address.checked_add(16) else { return false };
     let blocks = STACKS.0.load(Ordering::Relaxed)..STACKS.1.load(Ordering::Relaxed);
@@ -93,9 +93,9 @@ pub(crate) fn is_stack(address: u64) -> bool {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeapTables;
 
-// SAFETY: tables come zeroed and page-aligned from the heap, whose memory is mapped one to one for
-// ever, so an address is a valid pointer until the table is freed; freeing is up to the caller's
-// promise.
+// SAFETY: tables are allocated zeroed and page-aligned from the heap, whose memory is mapped one to
+// one forever, so an address is a valid pointer until the table is freed; freeing is up to the
+// caller's promise.
 unsafe impl TableMemory for HeapTables {
     fn allocate(&self) -> Option<PhysAddr> {
         // SAFETY: the size is not zero.
@@ -115,8 +115,8 @@ unsafe impl TableMemory for HeapTables {
     }
 }
 
-/// Gives each part of the image its rights in tables that map all memory, and unmaps the guard
-/// pages of the stacks in `blocks`.
+/// Sets the access rights of each part of the image in tables that map all memory, and unmaps the
+/// guard pages of the stacks in `blocks`.
 pub(crate) fn protect<F: Format>(
     tables: &mut PageTable<F, HeapTables>,
     blocks: Range<u64>,
@@ -131,9 +131,10 @@ pub(crate) fn protect<F: Format>(
     Ok(())
 }
 
-/// Frees what a change of the hypervisor's own tables has gathered while they are built.
+/// Frees the gathered tables of a change of the hypervisor's own tables while they are built.
 pub(crate) fn settle(gather: Gather<HeapTables>) -> Result<(), MapError> {
-    // SAFETY: no processor has been given these tables yet, so nothing of them is cached anywhere.
+    // SAFETY: no processor has been given these tables yet, so no translations from them are
+    // cached.
     let never_walked = unsafe { NeverWalked::new() };
     gather.release(&never_walked).map(drop).map_err(|_| MapError::Raced)
 }

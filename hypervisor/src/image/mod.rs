@@ -1,11 +1,11 @@
-//! What the bare-metal images of all architectures have besides the [core](crate::vm): memory,
+//! The parts of the bare-metal images of all architectures besides the [core](crate::vm): memory,
 //! stacks, the log, the report of a panic, and the one machine.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | `blocks` | the block of each CPU: stacks with guard pages, per-CPU data |
 //! | `console` | the log |
-//! | `heap` | the heap, and where the image lies |
+//! | `heap` | the heap, and the location of the image |
 //! | `panic` | the report of a panic |
 
 pub(crate) mod blocks;
@@ -24,28 +24,28 @@ use crate::arch::{Local, Vm};
 use crate::free_memory::FreeMemory;
 use crate::vm::{self, Files, run};
 
-/// Where the host tool finds the counters.
+/// Through this the host tool finds the counters.
 #[unsafe(no_mangle)]
 pub(crate) static QUELL_BEACON: Beacon = Beacon::new();
 
 static MACHINE: Once<Vm> = Once::new();
 
-/// The machine, if it is there already.
+/// The machine, once it exists.
 #[inline(always)]
 pub(crate) fn machine() -> Option<&'static Vm> {
     MACHINE.get()
 }
 
-/// Ends the run because something that we need is not as it must be.
+/// Ends the run because a requirement of the hypervisor is not met.
 pub(crate) fn refuse(code: ExitCode, reason: &dyn Display) -> ! {
     vm::end::refuse::<Local>(code, reason)
 }
 
-/// Reads the boot module, which this loader calls `kind`; without one that is right the run ends.
+/// Reads the boot module, which this loader calls `kind`; ends the run if there is no valid one.
 ///
 /// # Safety
 ///
-/// The memory of the module is mapped, and stays for ever as the loader left it.
+/// The memory of the module is mapped, and is never modified.
 pub(crate) unsafe fn files_of_module(module: Option<Range<u64>>, kind: &str) -> Files {
     let module = module.unwrap_or_else(|| {
         let why = format_args!("no bundle: give it as {kind} (QEMU: -initrd)");
@@ -63,8 +63,8 @@ pub(crate) unsafe fn files_of_module(module: Option<Range<u64>>, kind: &str) -> 
     files
 }
 
-/// Makes the machine that the files describe, and runs it on this CPU, which is the boot CPU, and
-/// the others. `ready` is called when there is a machine, before any vCPU runs.
+/// Creates the machine that the files describe, and runs it on this CPU, which is the boot CPU, and
+/// the others. `ready` is called when the machine exists, before any vCPU runs.
 pub(crate) fn run_machine(files: Files, free: &mut FreeMemory, unix: Option<u64>, ready: impl FnOnce()) -> ! {
     let vm = vm::machine::create::<Local>(files, free, unix)
         .unwrap_or_else(|why| refuse(ExitCode::BadConfig, &why));

@@ -1,4 +1,4 @@
-//! What is reported when the hypervisor fails.
+//! The report when the hypervisor fails.
 
 use core::fmt::Write;
 use core::panic::PanicInfo;
@@ -10,17 +10,17 @@ use super::console::LogPort;
 use super::heap;
 use crate::arch::{PerCpu, cpu};
 
-/// Deepest backtrace.
+/// Maximum depth of a backtrace.
 const MAX_FRAMES: usize = 32;
 
 /// Symbol text of the bundle, address and length.
 static SYMBOLS: (AtomicU64, AtomicUsize) = (AtomicU64::new(0), AtomicUsize::new(0));
 static PANICKED: AtomicBool = AtomicBool::new(false);
 
-/// Remembers the bundle's symbols for backtraces.
+/// Registers the bundle's symbols for backtraces.
 pub(crate) fn set_symbols(text: &'static [u8]) {
     SYMBOLS.1.store(text.len(), Ordering::Relaxed);
-    // Pairs with `lookup`: the length is there.
+    // Pairs with `lookup`: the length is visible.
     SYMBOLS.0.store(text.as_ptr().addr() as u64, Ordering::Release);
 }
 
@@ -31,13 +31,13 @@ fn on_panic(info: &PanicInfo<'_>) -> ! {
     finish_report(cpu::frame_pointer(), None)
 }
 
-/// Whether some CPU has panicked: a CPU that is interrupted for that stops.
+/// Whether a CPU has panicked: a CPU that is interrupted because of that stops.
 pub(crate) fn has_panicked() -> bool {
     PANICKED.load(Ordering::Relaxed)
 }
 
 /// Reports a processor exception in the hypervisor itself, which `what` describes, and ends the
-/// run. The backtrace begins at `address` and goes on from `frame`.
+/// run. The backtrace begins at `address` and continues from `frame`.
 pub(crate) fn report_exception(what: core::fmt::Arguments<'_>, frame: u64, address: u64) -> ! {
     begin_report();
     let _ = writeln!(LogPort, "quell: panic: {what}");
@@ -72,13 +72,12 @@ fn finish_report(frame: u64, address: Option<u64>) -> ! {
     }
     let mut frame = frame;
     for _ in 0..MAX_FRAMES {
-        // A frame pointer is aligned and points into memory that we have; anything else ends the
-        // walk.
+        // A frame pointer is aligned and points into known memory; any other value ends the walk.
         if frame == 0 || !frame.is_multiple_of(8) || !heap::is_stack(frame) {
             break;
         }
         let words = frame as *const u64;
-        // SAFETY: the address lies in a mapped stack, 16 bytes below its end.
+        // SAFETY: the address is in a mapped stack, 16 bytes below its end.
         let (next, return_address) = unsafe { (words.read(), words.add(1).read()) };
         if return_address == 0 {
             break;

@@ -1,15 +1,15 @@
-//! What can be wrong with what a guest is to be started from.
+//! Errors in the files that a guest is to be started from.
 
 use core::fmt;
 
-/// Why a guest cannot be loaded. The text says what, where, and what to do.
+/// Why a guest cannot be loaded. The text says what is wrong, where, and how to fix it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoadError {
     /// Neither a Linux bzImage nor an ELF.
     NotAKernel,
     /// Not an arm64 Linux Image.
     NotAnArm64Image,
-    /// A kernel in an archive: arm64 has no self-extracting format, what boots it unpacks it.
+    /// A compressed kernel: arm64 has no self-extracting format, the boot loader unpacks it.
     CompressedKernel {
         /// The program that unpacks it.
         tool: &'static str,
@@ -18,7 +18,7 @@ pub enum LoadError {
     EfiZboot,
     /// An arm64 Image for a big-endian kernel.
     BigEndian,
-    /// A Linux kernel without the header fields that are needed.
+    /// A Linux kernel without the required header fields.
     KernelTooOld {
         /// Its boot protocol version, major in the high byte.
         version: u16,
@@ -27,57 +27,57 @@ pub enum LoadError {
     NotLoadedHigh,
     /// The file ends before the kernel does.
     KernelTruncated {
-        /// Bytes that its header promises.
+        /// The size in its header, in bytes.
         expected: u64,
-        /// Bytes that there are.
+        /// The actual size in bytes.
         found: u64,
     },
     /// An ELF that cannot be started.
     UnsupportedElf {
-        /// What is wrong with it.
+        /// The reason.
         reason: &'static str,
     },
-    /// A part of the kernel belongs where there is no RAM, or where boot data is.
+    /// A part of the kernel belongs at an address without RAM, or with boot data.
     SegmentOutsideRam {
-        /// Where it starts.
+        /// Its start.
         start: u64,
-        /// Where it ends.
+        /// Its end.
         end: u64,
     },
     /// The kernel does not fit into memory.
     MemoryTooSmall {
-        /// Bytes of memory that would do for the kernel alone.
+        /// Bytes of memory that would suffice for the kernel alone.
         needed: u64,
         /// Bytes that the guest has.
         memory: u64,
     },
     /// More memory than there are addresses.
     MemoryTooLarge {
-        /// Bytes asked for.
+        /// Bytes requested.
         memory: u64,
     },
-    /// The initial RAM disk does not fit beside the kernel.
+    /// The initial RAM disk does not fit next to the kernel.
     InitrdTooLarge {
-        /// Its bytes.
+        /// Its size in bytes.
         size: u64,
-        /// Bytes that are free where the kernel can use one.
+        /// Bytes that are free where the kernel can use a RAM disk.
         available: u64,
     },
-    /// The command line is longer than the kernel takes.
+    /// The command line is longer than the kernel accepts.
     CommandLineTooLong {
-        /// Its bytes.
+        /// Its length in bytes.
         length: usize,
-        /// Most bytes, without the terminator.
+        /// Maximum length in bytes, without the terminator.
         most: usize,
     },
-    /// The command line has a NUL inside, where the kernel would take it to end.
+    /// The command line contains a NUL, where the kernel would end it.
     CommandLineHasNul {
-        /// Where, in bytes.
+        /// Its offset in bytes.
         offset: usize,
     },
 }
 
-/// Bytes, in units that can be read.
+/// A number of bytes, displayed in readable units.
 struct Size(u64);
 
 impl fmt::Display for Size {

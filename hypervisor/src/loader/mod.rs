@@ -1,15 +1,15 @@
-//! Loading a guest's kernel: which bytes go where, and how its first vCPU starts.
+//! Loading a guest's kernel: the placement of its bytes, and the initial state of its first vCPU.
 //!
-//! [`plan`] looks at the files and decides; nothing is written. The caller copies what
-//! [`LoadPlan::placements`] lists into guest memory and puts the boot processor into
-//! [`LoadPlan::entry`]. A plan holds for every start of the guest: on a reboot clear the memory and
-//! apply it again.
+//! [`plan`] only reads the files and decides; it writes nothing. The caller copies the
+//! [`LoadPlan::placements`] into guest memory and puts the boot processor into the state
+//! [`LoadPlan::entry`]. A plan is valid for every start of the guest: on a reboot clear the memory
+//! and apply it again.
 
 mod error;
 pub mod pc;
 pub mod virt;
 
-/// For tests of what comes after: a kernel of one page at 2 MiB.
+/// For tests of later stages: a kernel of one page at 2 MiB.
 #[cfg(test)]
 pub(crate) use pc::elf_pvh::tests::kernel as test_kernel;
 
@@ -24,13 +24,13 @@ use core::ops::Range;
 /// Bytes for guest memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement<'a> {
-    /// The guest physical address of the first.
+    /// The guest physical address of the first byte.
     pub gpa: u64,
-    /// The bytes: a part of a file, or made for the occasion.
+    /// The bytes: a part of a file, or generated.
     pub bytes: Cow<'a, [u8]>,
 }
 
-/// How the kernel is entered; decides nothing, but says which register holds what.
+/// The protocol by which the kernel is entered. It only tells which register holds which value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EntryKind {
     /// Linux' 32-bit boot protocol: RSI points to `boot_params`.
@@ -42,7 +42,7 @@ pub enum EntryKind {
 /// A segment register with its hidden part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// The selector, which is of the table at [`layout::GDT`].
+    /// The selector, in the table at [`layout::GDT`].
     pub selector: u16,
     /// Attributes as in a VMCB (APM vol. 2 section 15.5.1): descriptor bits 55:52 and 47:40.
     pub attributes: u16,
@@ -63,23 +63,24 @@ pub const GDT_LIMIT: u16 = 5 * 8 - 1;
 
 /// The boot processor at entry: 32-bit protected mode with paging off (CR0 = PE and ET, CR4 = 0,
 /// EFER = 0 as the guest sees it), RFLAGS = 2, segments [`CODE`], [`DATA`], [`TASK`], GDTR =
-/// [`layout::GDT`] with [`GDT_LIMIT`], every register that is not here 0.
+/// [`layout::GDT`] with [`GDT_LIMIT`], every register that is not listed here 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EntryState {
     /// The protocol.
     pub kind: EntryKind,
     /// First instruction.
     pub rip: u64,
-    /// `boot_params` for Linux, else 0.
+    /// `boot_params` for Linux, otherwise 0.
     pub rsi: u64,
-    /// `hvm_start_info` for PVH, else 0.
+    /// `hvm_start_info` for PVH, otherwise 0.
     pub rbx: u64,
 }
 
-/// What it takes to start a guest.
+/// Everything needed to start a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadPlan<'a> {
-    /// Copies into guest memory, which holds zeros elsewhere. They do not overlap and lie in RAM.
+    /// Copies into guest memory, which contains zeros elsewhere. They do not overlap and are in
+    /// RAM.
     pub placements: Vec<Placement<'a>>,
     /// The boot processor's state.
     pub entry: EntryState,
@@ -91,7 +92,7 @@ pub struct LoadPlan<'a> {
 /// part of the plan.
 ///
 /// # Errors
-/// What cannot be loaded, as [`LoadError`] explains it.
+/// If the guest cannot be loaded, for the reason in [`LoadError`].
 pub fn plan<'a>(
     kernel: &'a [u8],
     initrd: Option<&'a [u8]>,
@@ -110,7 +111,7 @@ pub fn plan<'a>(
     Ok(plan)
 }
 
-/// What a kernel is started with, in both protocols.
+/// The boot parameters, in both protocols.
 struct Boot<'a, 'b> {
     initrd: Option<&'a [u8]>,
     command_line: &'b str,
@@ -119,7 +120,7 @@ struct Boot<'a, 'b> {
 }
 
 impl<'a> Boot<'a, '_> {
-    /// Checks the command line against the most bytes that the kernel takes, without the
+    /// Checks the command line against the maximum length that the kernel accepts, without the
     /// terminator.
     fn check_command_line(&self, kernel_most: usize) -> Result<(), LoadError> {
         let area = (layout::COMMAND_LINE.end - layout::COMMAND_LINE.start) as usize - 1;
@@ -163,7 +164,7 @@ fn terminated(command_line: &str) -> Cow<'static, [u8]> {
     Cow::Owned(bytes)
 }
 
-/// The segment descriptors that the selectors at entry name.
+/// The segment descriptors for the selectors at entry.
 fn gdt() -> Vec<u8> {
     let descriptor = |segment: Segment| {
         let granular = segment.attributes & 0x800 != 0;

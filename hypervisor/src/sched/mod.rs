@@ -1,23 +1,23 @@
 //! The scheduler: many vCPUs on few CPUs.
 //!
-//! Each CPU has a [queue](queue::RunQueue) of its own, ordered by the time that its vCPUs have had
-//! (a virtual clock, as in Linux' CFS). The rules:
+//! Each CPU has its own [queue](queue::RunQueue), ordered by the time that its vCPUs have run (a
+//! virtual clock, as in Linux' CFS). The rules:
 //!
-//! * The one that has had least runs next, for at most a slice while others wait, without limit
+//! * The vCPU that has run least is next, for at most a slice while others wait, without limit
 //!   otherwise.
 //! * A vCPU that waits for an interrupt is in no queue. When it wakes it goes to an idle CPU if
 //!   there is one, to its last CPU otherwise, and preempts a vCPU that has run for longer than a
 //!   small margin.
-//! * A vCPU that nothing but its timer wakes waits in a line of its own, which shares the CPU with
-//!   those that have work (see [`queue`]).
-//! * A vCPU that spins goes behind all that wait. One that waits for a word in memory is passed
-//!   over until that has changed.
-//! * A CPU without work takes it from the longest queue; a queue that has two more than the
+//! * A vCPU that only its timer wakes waits in a separate line, which shares the CPU with the vCPUs
+//!   that have work (see [`queue`]).
+//! * A vCPU that spins goes behind all waiting vCPUs. A vCPU that waits for a word in memory is
+//!   skipped until the word has changed.
+//! * A CPU without work takes a vCPU from the longest queue; a queue that has two more than the
 //!   shortest gives one up when one of its vCPUs is put back.
 //!
-//! A vCPU's state is saved before it appears in any queue, and it is in at most one: under the lock
-//! of the queue it blocks on, and of the queue that it is put into, one after the other, never
-//! both.
+//! A vCPU's state is saved before it appears in any queue, and it is in at most one queue. Its move
+//! is made under the lock of the queue it blocks on, and then under the lock of the queue that it
+//! is put into, never under both.
 
 #[cfg(all(test, loom))]
 mod model;
@@ -38,66 +38,66 @@ pub use turns::{TURNS_MAX, Turns};
 /// Index of a physical CPU.
 pub type CpuIndex = u32;
 
-/// What must be done after a vCPU was put into a queue.
+/// The action required after a vCPU was put into a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Nudge {
     /// Nothing: it runs when its turn comes.
     Nothing,
     /// The CPU idles: interrupt it.
     Idle(CpuIndex),
-    /// The vCPU that runs there should be looked at again: post it an event.
+    /// The vCPU that runs there must check again: post it an event.
     Running(VcpuIndex),
 }
 
-/// Where a vCPU that is in no queue belongs.
+/// The queue that a vCPU outside of all queues belongs to.
 #[derive(Debug, Default)]
 struct Home {
     /// Queue it ran on last, which holds its timer.
     cpu: AtomicU32,
-    /// Its virtual time there when it left.
+    /// Its virtual time when it left that queue.
     virtual_time: AtomicU64,
-    /// CPU in whose timer line it waits, plus one; 0 if in none. Written under that queue's lock;
-    /// to those that read it without, a hint.
+    /// CPU in whose timer line it waits, plus one; 0 if in none. Written under that queue's lock; a
+    /// hint to readers that do not hold it.
     timer_line: AtomicU32,
 }
 
-/// What a CPU has to reckon with while a vCPU runs on it.
+/// A queue's state as it concerns the CPU while a vCPU runs on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueState {
     /// The vCPU should make room for another.
     pub should_switch: bool,
-    /// Others wait for the CPU.
+    /// Other vCPUs wait for the CPU.
     pub has_waiting: bool,
-    /// A vCPU that blocks here is to be woken.
+    /// A vCPU that blocks here must be woken.
     pub timer_expired: bool,
-    /// When to look again: the end of the slice or the next timer; `u64::MAX` for never.
+    /// When to check again: the end of the slice or the next timer; `u64::MAX` for never.
     pub next_event: u64,
 }
 
 /// A vCPU's turn on a CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// Whose turn it is.
+    /// The vCPU whose turn it is.
     pub vcpu: VcpuIndex,
     /// It ran on another CPU before.
     pub migrated: bool,
 }
 
-/// What came of an attempt to block.
+/// The outcome of an attempt to block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Block {
     /// There is something to do: the vCPU runs on.
     Refused,
-    /// It blocks, and the next one has the CPU; `None` if nobody waits here.
+    /// It blocks, and the next vCPU gets the CPU; `None` if none waits here.
     Next(Option<Turn>),
 }
 
-/// One CPU's queue under its lock, with what others may read without it.
+/// One CPU's queue under its lock, with hints that other CPUs may read without it.
 #[derive(Debug)]
 struct Place {
     queue: Mutex<RunQueue>,
     /// [`RunQueue::load`] as of the last release of the lock. It may be out of date when it is read
-    /// without.
+    /// without the lock.
     load: AtomicUsize,
     /// [`RunQueue::next_timer`], likewise.
     next_timer: AtomicU64,
@@ -109,8 +109,8 @@ impl Place {
     fn with<R>(&self, act: impl FnOnce(&mut RunQueue) -> R) -> R {
         let mut queue = self.queue.lock();
         let result = act(&mut queue);
-        // Relaxed, but in the lock, so that the newest is stored last. See the table of hints in
-        // `notify`.
+        // Relaxed, but within the lock, so that the newest value is stored last. See the table of
+        // hints in `notify`.
         self.load.store(queue.load(), Ordering::Relaxed);
         self.next_timer.store(queue.next_timer(), Ordering::Relaxed);
         result
@@ -126,7 +126,7 @@ impl Place {
 pub struct Scheduler {
     /// The CPUs that run vCPUs.
     cpus: Vec<CpuIndex>,
-    /// By CPU. Those that run none have a queue, too, in which nothing ever is.
+    /// Indexed by CPU. CPUs that run no vCPUs have a queue too, which is always empty.
     places: Vec<Place>,
     homes: Vec<Home>,
     policy: Policy,
@@ -135,8 +135,8 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// Queues for these CPUs, at least one, and `vcpus` vCPUs, spread over the CPUs in turn; none
-    /// is runnable yet. There may be gaps between the CPUs.
+    /// Queues for these CPUs, at least one, and `vcpus` vCPUs, spread over the CPUs round-robin;
+    /// none is runnable yet. The CPUs' indices may have gaps.
     ///
     /// # Panics
     ///
@@ -157,8 +157,8 @@ impl Scheduler {
         Self { places: (0..=last).map(place).collect(), homes, policy, cpus, may_go: |_| true }
     }
 
-    /// Asks this whether a vCPU that waits for memory to change may go on. It is called with a
-    /// queue's lock held, for many vCPUs in a row.
+    /// Sets the function that decides whether a vCPU that waits for memory to change may go on. It
+    /// is called with a queue's lock held, for many vCPUs in a row.
     #[must_use]
     pub fn asking(self, may_go: fn(VcpuIndex) -> bool) -> Self {
         Self { may_go, ..self }
@@ -169,7 +169,7 @@ impl Scheduler {
         &self.places[cpu as usize]
     }
 
-    /// The lengths of time that it goes by.
+    /// The scheduler's policy.
     #[inline]
     pub const fn policy(&self) -> &Policy {
         &self.policy
@@ -189,8 +189,8 @@ impl Scheduler {
         self.cpus.iter().copied().filter(move |&other| other != cpu)
     }
 
-    /// Lets `cpu` run the vCPU that has most right to: its own, or one of the longest queue.
-    /// `None`: it may idle; a CPU that gives it work later finds it idle and nudges it.
+    /// Lets `cpu` run the vCPU with the strongest claim: one of its own, or one of the longest
+    /// queue. `None`: it may idle; a CPU that gives it work later finds it idle and nudges it.
     pub fn next(&self, cpu: CpuIndex, now: u64) -> Option<Turn> {
         if let Some(turn) = self.place(cpu).with(|own| self.start(cpu, own, now)) {
             return Some(turn);
@@ -202,11 +202,11 @@ impl Scheduler {
         })
     }
 
-    #[inline(always)] // As `RunQueue::pick`.
+    #[inline(always)] // As for `RunQueue::pick`.
     fn start(&self, cpu: CpuIndex, queue: &mut RunQueue, now: u64) -> Option<Turn> {
         let vcpu = queue.pick(now, |vcpu| (self.may_go)(vcpu))?;
-        // Only the holder of the vCPU writes its home; wakers read it after the next release of
-        // this lock.
+        // Only the owner of the vCPU writes its home; wakers read it after the next release of this
+        // lock.
         let home = &self.homes[vcpu as usize];
         home.timer_line.store(0, Ordering::Relaxed);
         let migrated = home.cpu.load(Ordering::Relaxed) != cpu;
@@ -224,8 +224,8 @@ impl Scheduler {
         self.place(victim).with(RunQueue::steal)
     }
 
-    /// Puts the vCPU that runs on `cpu` back among those that wait, here or on a CPU that has less
-    /// to do, and lets the next one run.
+    /// Puts the vCPU that runs on `cpu` back among the waiting ones, here or on a CPU with a
+    /// smaller load, and lets the next one run.
     pub fn switch(&self, cpu: CpuIndex, now: u64, why: PutBack) -> (Option<Turn>, Nudge) {
         let (turn, surplus) = self.place(cpu).with(|own| {
             own.put_back(now, why, &self.policy);
@@ -240,7 +240,7 @@ impl Scheduler {
         (turn, nudge)
     }
 
-    /// A CPU that has at least two vCPUs fewer than `load`.
+    /// A CPU whose load is smaller than `load` by at least two.
     #[inline]
     fn emptier_than(&self, cpu: CpuIndex, load: usize) -> Option<CpuIndex> {
         if load < 2 || self.cpus.len() == 1 { None } else { self.search_emptier_than(cpu, load) }
@@ -252,10 +252,10 @@ impl Scheduler {
         (least + 2 <= load).then_some(other)
     }
 
-    /// Takes the vCPU that runs on `cpu` off it, if `commit` says that it may block, and lets the
-    /// next one run; `deadline` is when it wants to be woken at the latest, `u64::MAX` for never.
+    /// Takes the vCPU that runs on `cpu` off it, if `commit` agrees that it may block, and lets the
+    /// next one run. `deadline` is when it must be woken at the latest, `u64::MAX` for never.
     ///
-    /// `commit` runs under the queue's lock: a waker that sees the vCPU blocked waits for that
+    /// `commit` runs under the queue's lock. A waker that sees the vCPU blocked waits for that
     /// lock, so it finds the timer set and the vCPU off the CPU.
     pub fn block(&self, cpu: CpuIndex, now: u64, deadline: u64, commit: impl FnOnce() -> bool) -> Block {
         self.place(cpu).with(|own| {
@@ -272,16 +272,16 @@ impl Scheduler {
         })
     }
 
-    /// Makes a vCPU runnable that is in no queue: it was blocked, and the caller is the one that
-    /// may wake it. It waits in `line`.
+    /// Makes a vCPU runnable that is in no queue: it was blocked, and the caller has the right to
+    /// wake it. It waits in `line`.
     pub fn wake(&self, vcpu: VcpuIndex, line: Line) -> Nudge {
         let home = &self.homes[vcpu as usize];
-        // Relaxed: the notify word orders it, by which the caller knows that it may wake.
+        // Relaxed: the notify word, by which the caller knows that it may wake the vCPU, orders it.
         let cpu = home.cpu.load(Ordering::Relaxed);
         let placed = self.place(cpu).with(|own| {
             own.remove_timer(vcpu);
             let standing = own.standing(home.virtual_time.load(Ordering::Relaxed), line);
-            // To go to an emptier CPU only one lock is held at a time.
+            // On the way to an emptier CPU only one lock is held at a time.
             match self.emptier_than(cpu, own.load() + 1) {
                 Some(emptier) => Err((emptier, standing)),
                 None => Ok(self.enqueue_in(own, cpu, vcpu, standing)),
@@ -290,7 +290,7 @@ impl Scheduler {
         placed.unwrap_or_else(|(emptier, standing)| self.enqueue(emptier, vcpu, standing))
     }
 
-    #[inline(never)] // To another CPU, mostly.
+    #[inline(never)] // Usually to another CPU.
     fn enqueue(&self, cpu: CpuIndex, vcpu: VcpuIndex, standing: Standing) -> Nudge {
         self.place(cpu).with(|queue| self.enqueue_in(queue, cpu, vcpu, standing))
     }
@@ -311,7 +311,7 @@ impl Scheduler {
     /// An interrupt was posted to a vCPU that need not be woken: if it waits in a timer line, it
     /// has work now.
     ///
-    /// One that gets into the line at this moment may stay there: it is late then, not lost.
+    /// A vCPU that enters the line at this very moment may stay there: it is then late, not lost.
     #[inline]
     pub fn promote(&self, vcpu: VcpuIndex) -> Nudge {
         match self.homes[vcpu as usize].timer_line.load(Ordering::Relaxed).checked_sub(1) {
@@ -331,10 +331,11 @@ impl Scheduler {
         })
     }
 
-    /// What `cpu`, which asks, has to reckon with while its vCPU runs.
+    /// The queue's state as it concerns `cpu`, the calling CPU, while its vCPU runs.
     ///
-    /// A CPU that puts a vCPU into the queue afterwards, and so does not count here, posts the
-    /// running one an event after that: it looks again before it next enters the guest.
+    /// Another CPU may put a vCPU into the queue afterwards, which is not counted here. It then
+    /// posts the running vCPU an event, so that this CPU checks again before it next enters the
+    /// guest.
     #[inline]
     pub fn queue_state(&self, cpu: CpuIndex, now: u64) -> QueueState {
         let place = self.place(cpu);
@@ -356,24 +357,25 @@ impl Scheduler {
         place.queue.lock().queue_state(now, &self.policy)
     }
 
-    /// The same after `cpu` has put a vCPU into its own queue, so that another waits there in all
-    /// likelihood.
+    /// The same after `cpu` has put a vCPU into its own queue, so that another vCPU very likely
+    /// waits there.
     #[inline(always)]
     pub fn queue_state_after_wake(&self, cpu: CpuIndex, now: u64) -> QueueState {
         self.place(cpu).queue.lock().queue_state(now, &self.policy)
     }
 
-    /// Whether any vCPU waits for `cpu`, on which one runs. Asked without the lock.
+    /// Whether any vCPU waits for `cpu`, on which one runs. Does not take the lock.
     pub fn has_waiting(&self, cpu: CpuIndex) -> bool {
         self.place(cpu).load() > 1
     }
 
-    /// When `cpu`, which idles, must look up again on the scheduler's account: the next timer.
+    /// When `cpu`, which idles, must next check the scheduler: the next timer.
     pub fn next_event(&self, cpu: CpuIndex) -> u64 {
         self.place(cpu).next_timer.load(Ordering::Relaxed)
     }
 
-    /// Takes one vCPU that blocked on `cpu` and whose time has come; the caller posts it its event.
+    /// Takes one vCPU that blocked on `cpu` and whose deadline has passed; the caller posts it its
+    /// event.
     pub fn pop_expired(&self, cpu: CpuIndex, now: u64) -> Option<VcpuIndex> {
         self.place(cpu).with(|own| own.pop_expired(now))
     }

@@ -4,7 +4,7 @@ fn scheduler(cpus: u32, vcpus: u32) -> Scheduler {
     Scheduler::new((0..cpus).collect(), vcpus, Policy::new(1000))
 }
 
-/// Whose turn it is on `cpu`, and whether it came from another CPU.
+/// The vCPU whose turn it is on `cpu`, and whether it comes from another CPU.
 fn next(sched: &Scheduler, cpu: CpuIndex) -> Option<(VcpuIndex, bool)> {
     sched.next(cpu, 0).map(|turn| (turn.vcpu, turn.migrated))
 }

@@ -1,9 +1,9 @@
-//! How many turns without an entry into the guest a CPU has seen since it last took interrupts on
-//! their account.
+//! Counts a CPU's turns without an entry into the guest since this count last made it take
+//! interrupts.
 
 use core::cell::Cell;
 
-/// Most turns of vCPUs without an entry into the guest on a CPU that takes no interrupts meanwhile.
+/// Maximum number of vCPU turns without an entry into the guest before the CPU takes interrupts.
 ///
 /// Without a bound there could be any number of them: a guest that halts with interrupts off while
 /// its timers keep expiring is woken for nothing, over and over, and leaves its CPU no time to
@@ -15,12 +15,12 @@ pub const TURNS_MAX: u32 = 16;
 pub struct Turns(Cell<u32>);
 
 impl Turns {
-    /// None yet.
+    /// Starts at zero.
     pub const fn new() -> Self {
         Self(Cell::new(0))
     }
 
-    /// Counts a turn; whether interrupts have to be taken now.
+    /// Counts a turn; returns whether interrupts must be taken now.
     #[must_use = "somebody waits for it"]
     pub fn is_window_due(&self) -> bool {
         self.0.set(self.0.get() + 1);

@@ -1,27 +1,27 @@
-//! The word in guest memory that a vCPU waits for, while others run.
+//! The word in guest memory that a vCPU waits for, while other vCPUs run.
 //!
-//! The vCPU's owner notes the word before it puts the vCPU into a queue, whose lock orders that
-//! before all looks: they are taken by the holder of that lock. Nobody else notes anything
-//! meanwhile, for nobody owns the vCPU.
+//! The vCPU's owner notes the word before it puts the vCPU into a queue. The queue's lock orders
+//! the note before all checks, because only the lock's holder checks. No CPU changes the note
+//! meanwhile, because the vCPU has no owner.
 
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use memslots::{Gpa, GuestMemory};
 
-/// A word that must not be what it is.
+/// A word that must change before the vCPU goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Word {
-    /// Where it is.
+    /// Its address.
     pub gpa: Gpa,
-    /// 1, 2, 4 or 8, by which the address is aligned.
+    /// Its size: 1, 2, 4 or 8. The address is aligned to it.
     pub bytes: u8,
-    /// What the vCPU waits on.
+    /// The value that the vCPU waits to see replaced.
     pub value: u64,
 }
 
 impl Word {
-    /// Whether it is other than that now. A word that cannot be read is for the vCPU to find out
-    /// about.
+    /// Whether the word now has another value. If it cannot be read it counts as changed: the vCPU
+    /// itself finds out about that.
     pub fn has_changed(&self, memory: &GuestMemory<'_>) -> bool {
         let mut bytes = [0; 8];
         let read = bytes.get_mut(..usize::from(self.bytes)).map(|word| memory.read(self.gpa, word));
@@ -29,18 +29,18 @@ impl Word {
     }
 }
 
-/// What a vCPU in a queue waits for.
+/// The word that a queued vCPU waits for.
 #[derive(Debug, Default)]
 pub struct Awaited {
     gpa: AtomicU64,
     bytes: AtomicU8,
     value: AtomicU64,
-    /// When it goes on whatever the word is: an event may have come that is no store.
+    /// When the vCPU goes on regardless of the word: there may be an event that is not a store.
     until: AtomicU64,
 }
 
 impl Awaited {
-    /// For the vCPU's owner.
+    /// To be called by the vCPU's owner.
     pub fn note(&self, word: Word, until: u64) {
         self.gpa.store(word.gpa.0, Ordering::Relaxed);
         self.bytes.store(word.bytes, Ordering::Relaxed);
@@ -48,7 +48,7 @@ impl Awaited {
         self.until.store(until, Ordering::Relaxed);
     }
 
-    /// Whether the wait is over, as far as memory and the clock say it.
+    /// Whether the wait is over according to memory and the clock.
     pub fn is_over(&self, memory: &GuestMemory<'_>, now: u64) -> bool {
         let word = Word {
             gpa: Gpa(self.gpa.load(Ordering::Relaxed)),

@@ -1,9 +1,10 @@
-//! Changes of guest memory that a vCPU's access has caused.
+//! Changes of guest memory caused by a vCPU's access.
 //!
 //! Such a change is made in steps of the run loop (`run.rs`). The access is over when the change
-//! begins, and the vCPU that made it enters the guest again when the change is over: it leaves its
-//! CPU only while somebody is in the way, or for a reset, which takes the change over. So one CPU
-//! at a time steps it. Between two steps the CPU takes interrupts and serves requests.
+//! begins, and the vCPU that made it enters the guest again when the change is over. The vCPU
+//! leaves its CPU only while another actor blocks the change, or for a reset, which takes the
+//! change over. So one CPU at a time steps it. Between two steps the CPU takes interrupts and
+//! serves requests.
 
 use core::sync::atomic::Ordering;
 
@@ -18,23 +19,23 @@ use super::percpu::PerCpu;
 use super::space::{FlushScratch, MemoryJob};
 use crate::sched::VcpuIndex;
 
-/// The change that is under way, if there is one. The slots are changed by one at a time.
+/// The change in progress, if there is one. Only one change of the slots is in progress at a time.
 pub(super) struct OwnChange<A: Arch> {
-    /// Whose access has caused it, and what is left to do.
+    /// The vCPU whose access caused the change, and the job that carries it out.
     under_way: Option<(VcpuIndex, MemoryJob<'static, A>)>,
     scratch: FlushScratch,
 }
 
 impl<A: Arch> OwnChange<A> {
-    /// There is none.
+    /// No change in progress.
     pub(super) const fn none() -> Self {
         Self { under_way: None, scratch: FlushScratch::new() }
     }
 }
 
 impl<A: Arch> Vm<A> {
-    /// Begins a change that an access of this vCPU's has caused, on the calling CPU: the vCPU
-    /// enters the guest again when it is over.
+    /// Begins a change that an access of this vCPU has caused, on the calling CPU. The vCPU enters
+    /// the guest again when the change is over.
     pub fn begin_change(&self, cpu: &PerCpu<A>, by: VcpuIndex, job: MemoryJob<'static, A>) {
         cpu.check_queue.set(true);
         self.change.lock().under_way = Some((by, job));
@@ -42,17 +43,17 @@ impl<A: Arch> Vm<A> {
         self.attention.fetch_or(attention::CHANGE, Ordering::Release);
     }
 
-    /// Whether a vCPU's change is under way.
+    /// Whether a change caused by a vCPU is in progress.
     pub fn is_changing(&self) -> bool {
         self.attention() & attention::CHANGE != 0
     }
 
-    /// Makes a step of the change, if it is this vCPU's; of whomever's it is for a reset, which has
-    /// no vCPU. Done if there is none.
+    /// Makes a step of the change, if this vCPU caused it. A reset has no vCPU and steps the change
+    /// of any vCPU. `Done` if there is none.
     ///
-    /// No guest memory may be pinned by the caller, and no translation section of its vCPU be open.
+    /// The caller must have no guest memory pinned, and no translation section of its vCPU open.
     pub fn step_change(&self, vcpu: Option<VcpuIndex>) -> Progress {
-        // Whose lock another CPU holds is not this vCPU's.
+        // A change whose lock another CPU holds is not this vCPU's.
         let Some(mut change) = self.is_changing().then(|| self.change.try_lock()).flatten() else {
             return Progress::Done;
         };

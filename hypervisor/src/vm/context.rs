@@ -25,9 +25,9 @@ pub enum Next {
     Halt,
     /// It spins: let another vCPU run if there is one.
     Yield,
-    /// The instruction could not be carried out yet: once more, after others have had their turn.
+    /// The instruction could not be carried out yet: retry after other vCPUs have run.
     Again,
-    /// The virtual machine starts again.
+    /// The virtual machine restarts.
     Reset,
     /// The virtual machine ends.
     PowerOff,
@@ -35,10 +35,10 @@ pub enum Next {
     Dead,
 }
 
-/// What has met a nested fault.
+/// The kind of access that took a nested fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// A load or store of an instruction's.
+    /// A load or store by an instruction.
     Data,
     /// The fetch of an instruction.
     Fetch,
@@ -46,13 +46,13 @@ pub enum Access {
     Walk,
 }
 
-/// What a nested fault leads to.
+/// The outcome of a nested fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Led {
-    /// The guest makes the access again.
+    /// The guest retries the access.
     Again,
-    /// The guest's own page tables lie where there is no memory, or where they cannot be marked as
-    /// used.
+    /// The guest's own page tables are at an address without memory, or cannot be marked as
+    /// accessed.
     WalkRefused,
     /// There is no memory to fetch an instruction from.
     FetchRefused,
@@ -76,25 +76,25 @@ pub struct Context<'a, A: Arch> {
     pub owner: ManuallyDrop<Owner<'a>>,
     /// Its private state.
     pub state: &'a mut A::State,
-    /// What the CPU needs besides.
+    /// The CPU's workspace.
     pub workspace: &'a mut A::Workspace,
 }
 
 impl<A: Arch> Context<'_, A> {
-    /// Adds one to a counter of this vCPU.
+    /// Increments a counter of this vCPU.
     #[inline]
     pub fn count(&self, counter: Counter) {
         increase(&self.counters[counter as usize], 1);
     }
 
-    /// Counts an exit, and has it in the trace.
+    /// Counts an exit, and records it in the trace.
     #[inline(always)]
     pub fn count_exit(&self, counter: Counter) {
         self.cpu.trace_exit(self.vcpu.index, counter);
         self.count(counter);
     }
 
-    /// Answers a nested fault at `gpa`, and says what it leads to.
+    /// Answers a nested fault at `gpa`, and returns the outcome.
     #[inline(always)] // It has one caller.
     pub fn nested_fault(&mut self, gpa: Gpa, access: Access, is_store: bool) -> Led {
         match (self.answer_nested_fault(gpa, is_store), access) {

@@ -1,4 +1,4 @@
-//! The counters of the vCPUs, which the host tool reads out of memory.
+//! The vCPUs' counters, which the host tool reads from memory.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -20,7 +20,7 @@ impl<A: Arch> Vm<A> {
         beacon.counter_count.store(Counter::COUNT as u32, Ordering::Relaxed);
         beacon.cpu_count.store(self.sched.cpu_count(), Ordering::Relaxed);
         self.trace.publish(beacon);
-        // Pairs with the host tool, which reads the rest after it has found this.
+        // Pairs with the host tool, which reads the rest only after it has found this.
         beacon.magic.store(BEACON_MAGIC, Ordering::Release);
     }
 
@@ -30,20 +30,20 @@ impl<A: Arch> Vm<A> {
     }
 }
 
-/// Adds to a counter of a vCPU. Only the CPU that runs the vCPU does so, hence no locked
-/// instruction.
+/// Adds to a counter of a vCPU. Only the CPU that runs the vCPU calls this, so no locked
+/// instruction is needed.
 #[inline]
 pub fn increase(counter: &AtomicU64, amount: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
 }
 
-/// Counts for the vCPU that is on this CPU, or for the first one.
+/// Increments a counter of the vCPU on this CPU, or of the first vCPU if there is none.
 #[cold]
 pub fn count_here<A: Arch>(counter: Counter) {
     count_rare::<A>(A::this_cpu().current_vcpu.load(Ordering::Relaxed).saturating_sub(1), counter);
 }
 
-/// Counts what is rare for a vCPU, on whatever CPU that is: hence by a locked add.
+/// Increments a counter of rare events from any CPU, hence by a locked add.
 #[cold]
 pub fn count_rare<A: Arch>(vcpu: VcpuIndex, counter: Counter) {
     if let Some(row) = A::machine().and_then(|vm| vm.counters.get(vcpu as usize)) {

@@ -1,4 +1,4 @@
-//! What the boot module holds, and why there may be no machine for it.
+//! The contents of the boot module, and the reasons why no machine can be made from it.
 
 use core::fmt;
 
@@ -10,11 +10,11 @@ use tar_no_std::TarArchiveRef;
 
 use crate::loader::LoadError;
 
-/// The mistake that the configuration asks for.
+/// The deliberate defect that the configuration selects.
 #[cfg(feature = "defects")]
 static DEFECT: spin::Once<Defect> = spin::Once::new();
 
-/// Has the hypervisor make the mistake that the configuration asks for.
+/// Enables the defect that the configuration selects.
 #[cfg(feature = "defects")]
 pub fn make_defect(config: &Config<'_>) {
     if let Some(defect) = config.switches.defect {
@@ -22,30 +22,30 @@ pub fn make_defect(config: &Config<'_>) {
     }
 }
 
-/// Images for users make none: the configuration was refused.
+/// Images for users have no defects: the configuration was refused.
 #[cfg(not(feature = "defects"))]
 pub const fn make_defect(_: &Config<'_>) {}
 
-/// What is wrong on purpose: nothing before the configuration is read.
+/// The enabled defect; `None` before the configuration is read.
 #[cfg(feature = "defects")]
 pub fn defect() -> Option<Defect> {
     DEFECT.get().copied()
 }
 
-/// Whether the hypervisor is to make this mistake.
+/// Whether the hypervisor has this defect enabled.
 #[cfg(feature = "defects")]
 pub fn makes(wanted: Defect) -> bool {
     defect() == Some(wanted)
 }
 
-/// Images for users make none.
+/// Images for users have no defects.
 #[cfg(not(feature = "defects"))]
 #[inline(always)]
 pub const fn makes(_: Defect) -> bool {
     false
 }
 
-/// The mistakes that steps of a stay are told to make: those of the configuration.
+/// Passes the configured defects on to the steps of a stay.
 #[derive(Clone, Copy, Debug)]
 pub struct Defects;
 
@@ -62,7 +62,7 @@ impl Mistakes for Defects {
     }
 }
 
-/// What the bundle holds.
+/// The contents of the bundle.
 pub struct Files {
     /// The guest's kernel.
     pub kernel: &'static [u8],
@@ -70,11 +70,11 @@ pub struct Files {
     pub initrd: Option<&'static [u8]>,
     /// The hypervisor's own symbols, for backtraces.
     pub symbols: Option<&'static [u8]>,
-    /// What is asked for.
+    /// The configuration.
     pub config: Config<'static>,
 }
 
-/// Why there is no machine.
+/// Why no machine was created.
 pub enum CreateError {
     /// The bundle is no tar archive.
     NotABundle,
@@ -86,13 +86,13 @@ pub enum CreateError {
     Config(ConfigError<'static>),
     /// The guest's files cannot be loaded.
     Load(LoadError),
-    /// There is not this much memory, but so much.
+    /// The machine lacks the requested memory (first value); the second is its free memory.
     NoMemory(u64, u64),
-    /// There is no memory for nested page tables, or for so few that there is no root.
+    /// There is no memory for nested page tables, or not enough for a root.
     NoTables,
     /// The boot CPU is to run no vCPUs, and it is the only one.
     NoCpu,
-    /// A processor too slow for a reference clock.
+    /// The processor is too slow for a reference clock.
     Clock,
     /// There are more CPUs than VMIDs.
     Vmids,
@@ -100,9 +100,9 @@ pub enum CreateError {
     NoDefects,
     /// The configuration pretends features, and this image has no auditor.
     NoAuditor,
-    /// The defect is one of another architecture.
+    /// The defect belongs to another architecture.
     ForeignDefect(Defect),
-    /// So is a switch.
+    /// The switch belongs to another architecture.
     ForeignSwitch(ForeignSwitch),
 }
 
@@ -142,7 +142,7 @@ impl Files {
     ///
     /// # Errors
     ///
-    /// What is wrong with it.
+    /// What is wrong with the bundle.
     pub fn read(bytes: &'static [u8]) -> Result<Self, CreateError> {
         let archive = TarArchiveRef::new(bytes).map_err(|_| CreateError::NotABundle)?;
         let member = |name: &str| {

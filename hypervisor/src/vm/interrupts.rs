@@ -1,4 +1,4 @@
-//! What interrupts of the CPU lead to: kicks, its timer, the serial ports.
+//! Handling of the CPU's own interrupts: kicks, its timer, the serial ports.
 
 use core::sync::atomic::Ordering;
 
@@ -8,17 +8,17 @@ use super::arch::Arch;
 use super::counting;
 use super::percpu::PerCpu;
 
-/// The vCPU that runs here looks at everything before it goes on.
+/// Makes the vCPU that runs here check everything before it goes on.
 fn request_attention<A: Arch>() {
     let Some(vm) = A::machine() else { return };
     let vcpu = A::this_cpu().current_vcpu.load(Ordering::Relaxed);
-    // A vCPU that has just blocked may be woken by this, for nothing; it blocks again.
+    // This may wake a vCPU that has just blocked. That is harmless: it blocks again.
     if let Some(vcpu) = vcpu.checked_sub(1).and_then(|index| vm.vcpus.get(index as usize)) {
         vm.notify(vcpu);
     }
 }
 
-/// A kick has arrived. An emulator may lose what announces it until the tick comes
+/// A kick has arrived. An emulator may delay its delivery until the next tick
 /// ([`Vm::tick_max`](super::Vm::tick_max)).
 pub fn on_kick<A: Arch>() {
     let cpu = A::this_cpu();
@@ -29,7 +29,7 @@ pub fn on_kick<A: Arch>() {
     cpu.kicked_at.store(0, Ordering::Relaxed);
 }
 
-/// The timer went off: whatever runs here looks at the time before it goes on.
+/// The timer fired: the vCPU or idle loop here checks the time before it goes on.
 pub fn on_timer<A: Arch>() {
     let cpu = A::this_cpu();
     if let Some(due) = cpu.tick_due() {
@@ -39,8 +39,8 @@ pub fn on_timer<A: Arch>() {
     request_attention::<A>();
 }
 
-/// The tick was due: counts a kick that has not been taken and was sent long before. Others may
-/// have been on their way.
+/// The tick was due: counts a kick that was sent long before and has not been taken. Recent kicks
+/// may still have been in flight.
 #[cold]
 fn count_late_kick<A: Arch>(cpu: &PerCpu<A>, due: u64) {
     let long_before = due.saturating_sub(cpu.tick_max.get() / 2);

@@ -1,4 +1,4 @@
-//! The virtual machine: what all its vCPUs share.
+//! The virtual machine: the state that its vCPUs share.
 
 use alloc::vec::Vec;
 use core::cell::UnsafeCell;
@@ -34,9 +34,9 @@ const TICK_MAX_US: u64 = 20_000;
 
 /// Bits of [`Vm::attention`].
 pub mod attention {
-    /// A reset is under way.
+    /// A reset is in progress.
     pub const RESET: u32 = 1 << 0;
-    /// Somebody outside has a request, or one is being served.
+    /// A request from the host is pending or being served.
     pub const REQUESTS: u32 = 1 << 1;
     /// A vCPU's access has begun a change of guest memory.
     pub const CHANGE: u32 = 1 << 2;
@@ -46,11 +46,11 @@ pub mod attention {
 pub struct Vcpu<A: Arch> {
     /// Index in the machine; also its VP index.
     pub index: VcpuIndex,
-    /// As the flush engine sees it. Its owner is the one that may touch `state`.
+    /// The flush engine's view of the vCPU. Its owner is the only one that may touch `state`.
     pub target: Target,
-    /// Interrupts that others post.
+    /// Interrupts posted by other CPUs.
     pub inbox: A::Inbox,
-    /// What it waits for, if it is passive in a queue.
+    /// The word it waits for, if it is passive in a queue.
     pub awaited: Awaited,
     state: UnsafeCell<A::State>,
 }
@@ -78,17 +78,17 @@ pub struct Vm<A: Arch> {
     pub vcpus: Vec<Vcpu<A>>,
     /// Its memory.
     pub space: VmMemory<A>,
-    /// The memory behind slots that come and go.
+    /// The memory behind slots that are added and removed at run time.
     pub memory_of_slots: Mutex<SlotMemory>,
-    /// Who runs where and when.
+    /// Decides which vCPU runs where and when.
     pub sched: Scheduler,
-    /// Longest time in clock ticks that a CPU goes without a timer interrupt; `u64::MAX` where no
+    /// Longest time in clock ticks that a CPU runs without a timer interrupt; `u64::MAX` where no
     /// interrupt is ever lost, which is everywhere but in QEMU's multi-threaded emulation
     /// (`docs/qemu.md`).
     pub tick_max: u64,
-    /// What is particular to the architecture.
+    /// The architecture-specific shared state.
     pub guest: A::Shared,
-    /// What it was made from.
+    /// The files it was created from.
     pub files: Files,
     /// The date.
     pub wall: WallClock,
@@ -98,30 +98,31 @@ pub struct Vm<A: Arch> {
     pub(super) trace: Rings,
     /// A change of memory that a vCPU's access has caused.
     pub(super) change: Mutex<OwnChange<A>>,
-    /// What every CPU has to look at: bits of [`attention`].
+    /// Pending work that every CPU must check: bits of [`attention`].
     pub(super) attention: AtomicU32,
-    /// Whether a request from outside waits for its turn to change guest memory: vCPUs let it go
+    /// Whether a request from the host waits for its turn to change guest memory: vCPUs let it go
     /// first.
     pub turn_wanted: AtomicBool,
-    /// How many vCPUs have stopped for a reset.
+    /// Number of vCPUs that have stopped for a reset.
     pub(super) parked: AtomicU32,
     /// Whether its vCPUs may run.
     begun: AtomicBool,
 }
 
 /// Creates the machine that `files` describe, on the CPUs that are online. Its boot vCPU is ready
-/// to run. It is `unix` seconds after the beginning of 1970 now, if the machine below says so.
+/// to run. `unix` is the current time in seconds since the beginning of 1970, if the machine below
+/// reports it.
 ///
 /// # Errors
 ///
-/// What it lacks, or what is wrong with the files.
+/// What the machine lacks, or what is wrong with the files.
 pub fn create<A: Arch>(files: Files, free: &mut FreeMemory, unix: Option<u64>) -> Result<Vm<A>, CreateError> {
     let config = &files.config;
     A::check(config)?;
     let ram = A::ram(config.memory).map_err(CreateError::Load)?;
     let total = free.total();
     let memslots = back_memory::<A>(&ram, free)?;
-    // For all memory: the rest may be added later.
+    // Enough for all memory: more may be added to the guest later.
     let (tables, count) =
         NestedTables::take(free, total, config.switches.tables).ok_or(CreateError::NoTables)?;
     log::debug!("{count} pages for nested page tables");
@@ -183,8 +184,8 @@ pub fn create<A: Arch>(files: Files, free: &mut FreeMemory, unix: Option<u64>) -
     Ok(machine)
 }
 
-/// The date, which the machine's own clock said at the start. It is asked once: a machine of which
-/// each run is to be the same has to have a clock that is (QEMU: `-rtc base=…,clock=vm`).
+/// The date, from the machine's own clock at the start. It is read once. For runs to be
+/// reproducible the machine's clock must be too (QEMU: `-rtc base=…,clock=vm`).
 fn wall_clock<A: Arch>(unix: Option<u64>) -> WallClock {
     if unix.is_none() {
         log::warn!("the machine does not say what time it is: guests begin in 1970");
@@ -192,16 +193,16 @@ fn wall_clock<A: Arch>(unix: Option<u64>) -> WallClock {
     WallClock::new(unix.unwrap_or(0), A::now(), A::hz())
 }
 
-/// Whether a vCPU in a queue that waits for memory to change may go on: it has changed, or there is
-/// something else for the vCPU.
+/// Whether a queued vCPU that waits for memory to change may go on: the memory has changed, or
+/// there is an event for the vCPU.
 fn may_go<A: Arch>(vcpu: VcpuIndex) -> bool {
     let Some(vm) = A::machine() else { return true };
     let Some(vcpu) = vm.vcpus.get(vcpu as usize) else { return true };
     vcpu.target.has_event() || vcpu.awaited.is_over(&vm.space.slots().memory(), A::now())
 }
 
-/// Takes memory for the guest and makes slots of it: one for each piece of memory, with neither gap
-/// nor overlap within a range.
+/// Takes memory for the guest and makes slots of it: one for each piece of memory, with neither
+/// gaps nor overlaps within a range.
 fn back_memory<A: Arch>(ram: &[Range<u64>], free: &mut FreeMemory) -> Result<Memslots, CreateError> {
     let mut memslots = Memslots::new(A::physical_address_bits());
     let mut id = 0;
@@ -217,7 +218,7 @@ fn back_memory<A: Arch>(ram: &[Range<u64>], free: &mut FreeMemory) -> Result<Mem
                 flags: SlotFlags::empty(),
             };
             // SAFETY: the memory was taken from the free RAM, is mapped one to one, and is never
-            // given back.
+            // freed.
             unsafe { memslots.add(slot) }
                 .map_err(|_| CreateError::Load(LoadError::MemoryTooLarge { memory: size }))?;
             id += 1;
@@ -232,7 +233,7 @@ impl<A: Arch> Vm<A> {
         self.vcpus.len() as u32
     }
 
-    /// Lets its vCPUs run, from here on.
+    /// Lets its vCPUs run from now on.
     pub(super) fn begin(&self) {
         self.begun.store(true, Ordering::Release); // Pairs with `has_begun`.
     }
@@ -252,7 +253,7 @@ impl<A: Arch> Vm<A> {
         self.files.config.switches.paranoid
     }
 
-    /// What a guest's reset does.
+    /// The action on a guest's reset.
     pub fn reset_policy(&self) -> ResetPolicy {
         self.files.config.reset
     }
@@ -260,8 +261,8 @@ impl<A: Arch> Vm<A> {
     /// Zeroes guest memory and puts kernel, initial RAM disk and tables there; the boot vCPU begins
     /// at the entry.
     ///
-    /// Nobody owns a vCPU meanwhile. All of it is done in steps, between which there is a `pause`
-    /// without any lock held or memory pinned.
+    /// No vCPU has an owner meanwhile. All of it is done in steps, with a `pause` between them,
+    /// during which no lock is held and no memory is pinned.
     pub(super) fn load_guest(&self, pause: &mut dyn FnMut()) -> Result<(), LoadError> {
         let boot = &self.vcpus[0];
         let owner = boot.target.owner().expect("nobody runs the boot vCPU while memory is loaded");
@@ -274,7 +275,7 @@ impl<A: Arch> Vm<A> {
             }
             // SAFETY: the slot's memory is the guest's alone, and no vCPU runs.
             unsafe { A::zero(piece.host.start, piece.host.end - piece.host.start) };
-            // Not by way of `memory`, so its log has to be told.
+            // This bypasses `memory`, so mark the log explicitly.
             memory.mark_dirty(piece.gpas);
         });
         A::load(&self.guest, &self.files, self.vcpu_count(), slots, (&boot.inbox, state), pause)?;
@@ -287,7 +288,7 @@ impl<A: Arch> Vm<A> {
         self.notify_in(vcpu, Line::Work);
     }
 
-    /// Tells a vCPU that blocks that its timer has expired.
+    /// Tells a blocked vCPU that its timer has expired.
     pub fn notify_expired(&self, vcpu: &Vcpu<A>) {
         self.notify_in(vcpu, Line::Timer);
     }
@@ -297,28 +298,28 @@ impl<A: Arch> Vm<A> {
         notify::notify(self, vcpu.index, &vcpu.target, line);
     }
 
-    /// Carries out what the scheduler asks for.
+    /// Carries out the nudge that the scheduler returned.
     #[inline]
     pub fn nudge(&self, nudge: Nudge) {
         notify::nudge(self, nudge);
     }
 
-    /// Whether there is anything that is looked at beside the vCPUs: bits of [`attention`].
+    /// Pending work besides the vCPUs: bits of [`attention`].
     #[inline]
     pub fn attention(&self) -> u32 {
         // Pairs with `set_requests_wait`, `begin_reset` and the end of `park`.
         self.attention.load(Ordering::Acquire)
     }
 
-    /// Whether there is a request from outside, or one is being served.
+    /// Whether a request from the host is pending or being served.
     pub fn requests_wait(&self) -> bool {
         self.attention() & attention::REQUESTS != 0
     }
 
-    /// Has the CPU that serves requests look at them, or no longer.
+    /// Sets or clears the flag that makes the serving CPU look for requests.
     pub fn set_requests_wait(&self, wait: bool) {
         if wait {
-            // Pairs with `attention`, as the other one: what was done before is to be seen.
+            // Pairs with `attention`, as does the other one: earlier stores must be visible.
             self.attention.fetch_or(attention::REQUESTS, Ordering::Release);
         } else {
             // Pairs with `attention`.
@@ -353,8 +354,8 @@ impl<A: Arch> Reach for Vm<A> {
     }
 
     fn kick_guest(&self, vcpu: VcpuIndex, cpu: CpuIndex) {
-        // Counted for the vCPU that is kicked, by its kicker: the one counter that needs a
-        // locked add.
+        // Counted for the vCPU that is kicked, by its kicker: the one counter that needs a locked
+        // add.
         if let Some(row) = self.counters.get(vcpu as usize) {
             row[Counter::KickEvent as usize].fetch_add(1, Ordering::Relaxed);
         }
@@ -362,7 +363,7 @@ impl<A: Arch> Reach for Vm<A> {
     }
 }
 
-/// Does something to all of a guest's memory, in short steps. `memory` and the slots are pinned
+/// Applies `act` to all of a guest's memory, in short steps. `memory` and the slots are pinned
 /// during a step.
 pub fn sweep(slots: &Memslots, pause: &mut dyn FnMut(), mut act: impl FnMut(&GuestMemory<'_>, Piece)) {
     let mut sweep = Sweep::new(CLEAR_BYTES);

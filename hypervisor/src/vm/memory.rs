@@ -1,4 +1,4 @@
-//! Tables of nested paging: pages of a pool, mapped one to one.
+//! Nested page tables: pages of a pool, mapped one to one.
 
 use core::fmt;
 
@@ -9,15 +9,16 @@ use spin::Mutex;
 pub use crate::free_memory::FreeMemory;
 use crate::page_pool::PagePool;
 
-/// Bytes of a table.
+/// Size of a table in bytes.
 pub const PAGE: u64 = 4096;
 
-/// Tables of nested paging, from one pool, which stays for ever.
+/// An allocator of nested page tables from one pool, which lives forever.
 #[derive(Clone, Copy)]
 pub struct NestedTables(&'static Mutex<PagePool>);
 
 impl NestedTables {
-    /// Takes pages for the tables that map `memory` bytes, or `count` pages; says how many.
+    /// Takes `count` pages, or as many as the tables for `memory` bytes need; also returns their
+    /// number.
     pub fn take(free: &mut FreeMemory, memory: u64, count: Option<u32>) -> Option<(Self, u32)> {
         let count = count.unwrap_or_else(|| PagePool::needed(memory));
         let start = free.take(u64::from(count) * PAGE, PAGE, u64::MAX)?;
@@ -31,9 +32,9 @@ impl fmt::Debug for NestedTables {
     }
 }
 
-// SAFETY: tables are pages of the pool, which are mapped one to one for ever, so an address is a
+// SAFETY: tables are pages of the pool, which are mapped one to one forever, so an address is a
 // valid pointer until the table is freed; freeing is up to the caller's promise. They are zeroed
-// before anybody knows of them.
+// before any other code can reach them.
 unsafe impl TableMemory for NestedTables {
     fn allocate(&self) -> Option<PhysAddr> {
         let table = self.0.lock().take()?;

@@ -1,28 +1,28 @@
 //! The virtual machine: everything that is the same on all architectures. It compiles for the host,
-//! and is tested there with an architecture that is made up.
+//! and is tested there with a mock architecture.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | `arch` | what an architecture offers: the traits that all of this is generic over |
+//! | `arch` | the traits that an architecture implements, and that all of this is generic over |
 //! | `awaited` | the word in memory that a vCPU waits for |
 //! | `change` | changes of guest memory that an access has caused |
 //! | `context` | a vCPU on a CPU |
 //! | `control` | requests of the host tool |
-//! | `end` | how a run ends before its time |
-//! | `files` | what the boot module holds |
-//! | `interrupts` | what interrupts of a CPU lead to |
-//! | `machine` | the virtual machine: everything shared by its vCPUs |
-//! | `made` | for tests: a board that is made up |
-//! | `memory` | tables of nested paging |
+//! | `end` | fatal errors that end a run early |
+//! | `files` | the contents of the boot module |
+//! | `interrupts` | handling of a CPU's own interrupts |
+//! | `machine` | the virtual machine: everything its vCPUs share |
+//! | `made` | for tests: a mock board |
+//! | `memory` | allocation of nested page tables |
 //! | `percpu` | the data of each CPU |
 //! | `reset` | all vCPUs stop, and the guest starts again |
-//! | `run` | the loop that each CPU runs for ever |
-//! | `slot_memory` | the memory behind slots that come and go |
+//! | `run` | the loop that each CPU runs forever |
+//! | `slot_memory` | the memory behind slots that are added and removed |
 //! | `space` | changes of the guest's memory |
 //! | `switch` | from one vCPU to the next |
 //! | `trace` | what each CPU does, for the host tool |
 //!
-//! Nothing here names an instruction or a register: that is for [`arch`]'s traits.
+//! Nothing here names an instruction or a register: [`arch`]'s traits do that.
 
 pub mod arch;
 pub mod awaited;

@@ -1,7 +1,8 @@
-//! The loop that each CPU runs for ever: take a vCPU, run it until it gives the CPU up, take the
+//! The loop that each CPU runs forever: take a vCPU, run it until it gives up the CPU, take the
 //! next.
 //!
-//! A vCPU is in one of these states. Arrows have the function or the word that moves it:
+//! A vCPU is in one of these states. Each arrow is labelled with the function or value that moves
+//! it:
 //!
 //! ```text
 //!               switch_once, wait_for_turn            Blocked (HLT, WFI, waits for start-up)
@@ -14,8 +15,8 @@
 //!       └─────────────────────────────────────────┴────────────────────────────────────┘
 //! ```
 //!
-//! While it is on a CPU, that CPU goes round. Each check says `None`, go on, or why the vCPU
-//! leaves:
+//! While a vCPU is on a CPU, that CPU loops. Each check returns `None` to go on, or the reason why
+//! the vCPU leaves:
 //!
 //! ```text
 //!   check_on_arrival ◀──────────────────────────────────────────┐
@@ -35,10 +36,10 @@
 //!
 //! | check | looks at |
 //! |---|---|
-//! | `check_on_arrival` | all, whether or not an event was posted |
+//! | `check_on_arrival` | everything, whether or not an event was posted |
 //! | `check_events` | the same, because an event was posted or a timer was changed; many turns without an entry open a window for interrupts |
-//! | `check_all` | a reset, requests from outside, a change of memory under way (`serve_vm`), signals, timers, whether it runs at all; then `share_cpu` |
-//! | `share_cpu` | who else wants the CPU: make room, or set the timer for the next look |
+//! | `check_all` | a reset, requests from the host, a change of memory in progress (`serve_vm`), signals, timers, whether it runs at all; then `share_cpu` |
+//! | `share_cpu` | whether another vCPU wants the CPU: make room, or set the timer for the next check |
 //! | `check_queue` | the same alone, because this CPU put a vCPU into its own queue |
 //! | `check_spinning` | whether the vCPU only waits for memory to change |
 
@@ -62,7 +63,7 @@ use super::{control, files};
 use crate::sched::spinning::Look;
 use crate::sched::{Line, PutBack, Turn};
 
-/// Lets all CPUs begin. Call on the boot CPU when the machine is there.
+/// Lets all CPUs begin. Call on the boot CPU when the machine exists.
 pub fn start<A: Arch>(vm: &Vm<A>) {
     for vcpu in &vm.vcpus {
         // All of them, not just the boot vCPU: the others find that they wait for start-up, and
@@ -74,7 +75,7 @@ pub fn start<A: Arch>(vm: &Vm<A>) {
     percpu::online::<A>().filter(|cpu| cpu.index != me.index).for_each(A::kick);
 }
 
-/// What a CPU says when it is ready. One that nobody waits for any longer stops here for good.
+/// Reports that a CPU is ready. A CPU that is no longer awaited stops here for good.
 pub fn come_online<A: Cpus>(cpu: &PerCpu<A>) {
     while cpu.index == 1 && files::makes(Defect::LateCpu) && !cpu.presence.is_settled() {
         core::hint::spin_loop();
@@ -84,7 +85,7 @@ pub fn come_online<A: Cpus>(cpu: &PerCpu<A>) {
     }
 }
 
-/// Waits until the boot CPU says [`start`].
+/// Waits until the boot CPU calls [`start`].
 pub fn wait_for_start<A: Arch>() -> &'static Vm<A> {
     loop {
         if let Some(vm) = A::machine().filter(|vm| vm.has_begun()) {
@@ -94,7 +95,7 @@ pub fn wait_for_start<A: Arch>() -> &'static Vm<A> {
     }
 }
 
-/// The loop. Interrupts are off but right after an exit and while idling.
+/// The loop. Interrupts are off except right after an exit and while idling.
 pub fn cpu_loop<A: Arch>(vm: &'static Vm<A>) -> ! {
     let cpu = A::this_cpu();
     cpu.tick_max.set(vm.tick_max);
@@ -119,8 +120,8 @@ pub fn cpu_loop<A: Arch>(vm: &'static Vm<A>) -> ! {
     }
 }
 
-/// Waits until it is somebody's turn.
-#[inline(never)] // Apart from the switch from one vCPU to another.
+/// Waits until a vCPU may run here.
+#[inline(never)] // Kept apart from the switch from one vCPU to another.
 pub(super) fn wait_for_turn<A: Arch>(vm: &'static Vm<A>, cpu: &PerCpu<A>) -> Turn {
     note_current(cpu, None);
     let mut by_tick = false;
@@ -145,7 +146,7 @@ pub(super) fn wait_for_turn<A: Arch>(vm: &'static Vm<A>, cpu: &PerCpu<A>) -> Tur
     }
 }
 
-/// Waits for an interrupt. Says whether that was the tick, and no kick.
+/// Waits for an interrupt. Returns whether that was the tick, without a kick.
 fn idle<A: Arch>(vm: &Vm<A>, cpu: &PerCpu<A>) -> bool {
     let now = A::now();
     cpu.set_timer_and_tick(vm.sched.next_event(cpu.index), now);
@@ -157,7 +158,8 @@ fn idle<A: Arch>(vm: &Vm<A>, cpu: &PerCpu<A>) -> bool {
     is_for_tick && cpu.timer_due() == u64::MAX && !cpu.was_kicked.get()
 }
 
-/// Wakes the vCPUs that block on this CPU and whose timers have expired; whether there were any.
+/// Wakes the vCPUs that block on this CPU and whose timers have expired; returns whether there were
+/// any.
 fn wake_expired<A: Arch>(vm: &Vm<A>, cpu: &PerCpu<A>) -> bool {
     let now = A::now();
     let mut any = false;
@@ -169,17 +171,16 @@ fn wake_expired<A: Arch>(vm: &Vm<A>, cpu: &PerCpu<A>) -> bool {
 }
 
 impl<'a, A: Arch> Context<'a, A> {
-    /// Looks at everything there is to look at before the vCPU goes on.
+    /// Checks everything before the vCPU goes on.
     #[inline(always)]
     pub(super) fn check_on_arrival(&mut self, now: u64) -> Option<Leave> {
-        // What was posted before is looked at in any case.
+        // The full check covers earlier posts.
         let _posted_before = self.owner.take_events();
         self.check_all(now)
     }
 
-    /// The vCPU gives the CPU up without having entered the guest since its turn began, or since
-    /// interrupts were last taken. If there have been many such turns, interrupts are taken, and it
-    /// is looked at once more.
+    /// The vCPU gives up the CPU without having entered the guest since its turn began, or since
+    /// interrupts were last taken. After many such turns, takes interrupts and checks once more.
     #[inline]
     pub(super) fn count_turn(&mut self, leave: Leave) -> Option<Leave> {
         if self.cpu.turns.is_window_due() { self.check_after_window() } else { Some(leave) }
@@ -191,7 +192,7 @@ impl<'a, A: Arch> Context<'a, A> {
         self.check_on_arrival(A::now())
     }
 
-    /// One entry into the guest and what follows from its exit.
+    /// One entry into the guest and the handling of its exit.
     #[inline(always)] // The body of the loop over exits.
     fn step(&mut self) -> Option<Leave> {
         if self.owner.take_events()
@@ -213,15 +214,15 @@ impl<'a, A: Arch> Context<'a, A> {
         self.after_exit(next)
     }
 
-    /// Looks at everything that may have come up: interrupts, timers, a reset, and what
-    /// [`share_cpu`](Self::share_cpu) sees.
+    /// Checks everything that may have happened: interrupts, timers, a reset, and what
+    /// [`share_cpu`](Self::share_cpu) checks.
     #[inline(always)] // It has two callers, each of which does little else.
     fn check_all(&mut self, mut now: u64) -> Option<Leave> {
         if self.vm.attention() != 0 {
             if let Some(leave) = self.serve_vm() {
                 return Some(leave);
             }
-            // That may have taken a while, which is not to be the vCPU's loss.
+            // That may have taken a while, which must not be charged to the vCPU.
             now = A::now();
         }
         A::take_signals(self);
@@ -237,9 +238,9 @@ impl<'a, A: Arch> Context<'a, A> {
         self.share_cpu(now, deadline)
     }
 
-    /// There is something beside the vCPU: a reset, a request from outside, or a change of memory.
-    /// One that is this vCPU's is stepped until it is over, with a look at all the others between
-    /// two steps; the vCPU leaves if somebody is in the way of the change while others wait for the
+    /// Serves work besides the vCPU: a reset, a request from the host, or a change of memory. A
+    /// change that this vCPU caused is stepped until it is over, and everything else is checked
+    /// between two steps. The vCPU leaves if the change is blocked while other vCPUs wait for the
     /// CPU.
     #[cold]
     fn serve_vm(&mut self) -> Option<Leave> {
@@ -265,7 +266,7 @@ impl<'a, A: Arch> Context<'a, A> {
         self.count_turn(leave)
     }
 
-    /// This CPU has put another vCPU into its own queue, or a change of memory is under way.
+    /// This CPU has put another vCPU into its own queue, or a change of memory is in progress.
     #[inline(never)]
     fn check_queue(&mut self) -> Option<Leave> {
         self.cpu.check_queue.set(false);
@@ -274,8 +275,8 @@ impl<'a, A: Arch> Context<'a, A> {
         }
         let now = A::now();
         if self.cpu.timer_due() <= now {
-            // It is about to go off. To set it for the queue's sake alone would lose what it was
-            // set for.
+            // The timer is about to fire. Setting it for the queue alone would lose its original
+            // purpose.
             return self.check_events();
         }
         let queue_state = self.vm.sched.queue_state_after_wake(self.cpu.index, now);
@@ -283,7 +284,7 @@ impl<'a, A: Arch> Context<'a, A> {
             let why = self.why_preempted(now);
             return self.count_turn(Leave::PutBack(why));
         }
-        // The timer is set for all that was known before, and the other timers have not changed.
+        // The timer covers all that was known before, and the other timers have not changed.
         self.state.intercept_pause(queue_state.has_waiting);
         let mut deadline = queue_state.next_event;
         if queue_state.has_waiting {
@@ -296,7 +297,7 @@ impl<'a, A: Arch> Context<'a, A> {
         None
     }
 
-    /// Considers who else wants the CPU: whether to make room, and when to look again.
+    /// Considers the other vCPUs that want the CPU: whether to make room, and when to check again.
     #[inline(always)] // It has one caller, which is inlined itself.
     fn share_cpu(&mut self, now: u64, deadline: u64) -> Option<Leave> {
         let mut queue_state = self.vm.sched.queue_state(self.cpu.index, now);
@@ -306,8 +307,8 @@ impl<'a, A: Arch> Context<'a, A> {
         if queue_state.should_switch {
             return Some(Leave::PutBack(self.why_preempted(now)));
         }
-        // While nobody waits a spinning guest may as well spin: the exits would cost more than they
-        // gain.
+        // While no other vCPU waits, a spinning guest may as well spin: the exits would cost more
+        // than they gain.
         self.state.intercept_pause(queue_state.has_waiting);
         let mut deadline = deadline.min(queue_state.next_event);
         if queue_state.has_waiting {
@@ -320,9 +321,9 @@ impl<'a, A: Arch> Context<'a, A> {
         None
     }
 
-    /// Whether the vCPU spins, asked while others wait: how it gives way then, or when to look
+    /// Checks whether the vCPU spins while others wait: returns how it yields, or when to check
     /// again.
-    #[inline(always)] // Nothing where the processor says it.
+    #[inline(always)] // A no-op where the processor reports it.
     fn check_spinning(&mut self, now: u64) -> Result<u64, PutBack> {
         if self.state.is_look_due(now) && self.waits_for_memory(now) {
             return Err(PutBack::Passive);
@@ -333,25 +334,25 @@ impl<'a, A: Arch> Context<'a, A> {
         }
     }
 
-    /// How the vCPU waits after a turn that others end.
+    /// How the vCPU waits after other vCPUs have ended its turn.
     #[inline(always)] // As above.
     fn why_preempted(&mut self, now: u64) -> PutBack {
         if self.waits_for_memory(now) { PutBack::Passive } else { PutBack::Preempted }
     }
 
-    /// Whether the guest waits for a word in memory to change. If so, it is noted which.
-    #[inline(always)] // Nothing where the processor does not tell.
+    /// Whether the guest waits for a word in memory to change. If so, notes the word.
+    #[inline(always)] // A no-op where the processor does not report it.
     fn waits_for_memory(&mut self, now: u64) -> bool {
         let Some(word) = A::awaited_word(self) else { return false };
         self.vcpu.awaited.note(word, now.saturating_add(self.vm.sched.policy().passive_max()));
         true
     }
 
-    /// The guest waits for an interrupt: it blocks unless there is something for it already.
+    /// The guest waits for an interrupt: it blocks unless there is one already.
     fn halt(&mut self) -> Option<Leave> {
         let now = A::now();
         let deadline = self.state.next_deadline(now);
-        // What others have posted need not be looked at: with an event pending blocking is refused.
+        // Posted events need no check: with an event pending the scheduler refuses to block.
         if deadline <= now || self.state.wakes_from_halt() {
             return self.check_events();
         }
@@ -390,7 +391,7 @@ impl<'a, A: Arch> Context<'a, A> {
     }
 }
 
-/// Marks a vCPU as the one that is on this CPU, for the panic report.
+/// Marks a vCPU as the one on this CPU, for the panic report.
 pub(super) fn note_current<A: Cpus>(cpu: &PerCpu<A>, vcpu: Option<u32>) {
     cpu.current_vcpu.store(vcpu.map_or(0, |vcpu| vcpu + 1), Ordering::Relaxed);
 }

@@ -1,4 +1,4 @@
-//! The memory behind slots that come and go, and behind their dirty logs.
+//! The memory behind slots that are added and removed at run time, and behind their dirty logs.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -13,17 +13,17 @@ use super::arch::Board;
 use super::memory::FreeMemory;
 
 const PAGE: u64 = 4096;
-/// Memory that is zeroed, or cleaned, in a step.
+/// Bytes that are zeroed, or cleaned, in a step.
 pub(super) const CLEAR_BYTES: u64 = 256 << 10;
 
-/// A slot that is to be added. Nobody else uses its memory, which is being zeroed.
+/// A slot that is to be added. Its memory is in exclusive use here, and is being zeroed.
 pub struct NewSlot {
     slot: Slot,
     cleared: u64,
 }
 
 impl NewSlot {
-    /// The slot, if all of its memory is zeroed.
+    /// The slot, once all of its memory is zeroed.
     pub fn ready(&self) -> Option<Slot> {
         (self.cleared == self.slot.size).then_some(self.slot)
     }
@@ -32,53 +32,52 @@ impl NewSlot {
     pub fn clear_some<A: Board>(&mut self) {
         let bytes = CLEAR_BYTES.min(self.slot.size - self.cleared);
         let start = self.slot.host.0 + self.cleared;
-        // SAFETY: the memory was free, is mapped one to one, and is nobody's before the slot is
-        // added, which takes the whole of it to be zeroed.
+        // SAFETY: the memory was free, is mapped one to one, and has no user before the slot is
+        // added, which requires all of it to be zeroed.
         unsafe { A::zero(start, bytes) };
         if A::must_clean() {
-            // A guest that reads around the caches finds zeros, too.
+            // So that a guest that bypasses the caches finds zeros, too.
             A::clean(start..start + bytes);
         }
         self.cleared += bytes;
     }
 }
 
-/// A dirty log, and where a fetch puts its result.
+/// A dirty log, and the buffer for a fetch's result.
 struct Log {
     id: SlotId,
     words: &'static [AtomicU64],
     /// From `Box::leak`.
     result: NonNull<[u64]>,
-    /// Whether somebody has the result.
+    /// Whether the result is on loan.
     is_lent: bool,
 }
 
 // SAFETY: the result is memory of the log's own, which any CPU may use.
 unsafe impl Send for Log {}
 
-/// What is behind the slots that were added at run time, and behind the logs of all.
+/// The memory behind slots added at run time, and behind the logs of all slots.
 pub struct SlotMemory {
     free: FreeMemory,
-    /// The slots that were added, whose memory goes back when they do.
+    /// The slots that were added; their memory is freed with them.
     added: Vec<SlotId>,
     logs: Vec<Log>,
-    /// What was a guest's, and has to be cleaned out of the caches before it is free.
+    /// Former guest memory that must be cleaned out of the caches before it is free.
     unclean: Vec<Range<u64>>,
 }
 
 impl SlotMemory {
-    /// With the memory that nobody uses.
+    /// Starts with the given unused memory.
     pub const fn new(free: FreeMemory) -> Self {
         Self { free, added: Vec::new(), logs: Vec::new(), unclean: Vec::new() }
     }
 
-    /// Largest piece of free memory.
+    /// Size of the largest piece of free memory.
     pub fn largest_free(&self) -> u64 {
         self.free.largest()
     }
 
-    /// Memory for a slot that is to be added under `id`; `None` if there is not so much in one
-    /// piece.
+    /// Memory for a slot that is to be added under `id`; `None` if no single piece is large enough.
     pub fn take(&mut self, id: SlotId, gpa: Gpa, size: u64, flags: SlotFlags) -> Option<NewSlot> {
         // Aligned to the largest page that may be mapped, as far as the guest address allows.
         let alignments = [1 << 30, 2 << 20, PAGE].into_iter().filter(|&align| size >= align);
@@ -87,17 +86,17 @@ impl SlotMemory {
         Some(NewSlot { slot: Slot { id, gpa, size, host: PhysAddr(host), flags }, cleared: 0 })
     }
 
-    /// Memory for something else than a slot; `None` if there is not so much in one piece.
+    /// Memory for another purpose than a slot; `None` if no single piece is large enough.
     pub fn take_memory(&mut self, size: u64) -> Option<u64> {
         self.free.take(size, PAGE, u64::MAX)
     }
 
-    /// Takes it back.
+    /// Frees memory from [`take_memory`](Self::take_memory).
     pub fn put_memory(&mut self, start: u64, size: u64) {
         self.free.add(start..start + size);
     }
 
-    /// Takes memory back that no slot has: it was refused, or its slot is gone and flushed.
+    /// Frees memory that belongs to no slot: the slot was refused, or was removed and flushed.
     pub fn retire_memory<A: Board>(&mut self, slot: &Slot) {
         let Some(index) = self.added.iter().position(|&id| id == slot.id) else { return };
         self.added.swap_remove(index);
@@ -109,8 +108,8 @@ impl SlotMemory {
         }
     }
 
-    /// Cleans some of the memory that was taken back, and whose translations are gone everywhere
-    /// (P20); whether there is more.
+    /// Cleans some of the freed memory, whose translations have been dropped everywhere (P20);
+    /// returns whether there is more.
     pub fn clean_some<A: Board>(&mut self) -> bool {
         let Some(memory) = self.unclean.last_mut() else { return false };
         let end = memory.end.min(memory.start + CLEAR_BYTES);
@@ -128,7 +127,7 @@ impl SlotMemory {
         self.added.contains(&id)
     }
 
-    /// A log for a slot.
+    /// Creates a log for a slot.
     pub fn make_log(&mut self, slot: &Slot) -> DirtyLog {
         let count = DirtyLog::words_for(slot.size) as usize;
         let words: Box<[AtomicU64]> = (0..count).map(|_| AtomicU64::new(0)).collect();
@@ -138,31 +137,31 @@ impl SlotMemory {
         DirtyLog::new(words)
     }
 
-    /// Where a fetch of this slot's log puts its result, until it is put back; `None` if somebody
-    /// has it.
+    /// The result buffer for a fetch of this slot's log, until it is put back; `None` if it is on
+    /// loan.
     pub fn take_result(&mut self, id: SlotId) -> Option<&'static mut [u64]> {
         let log = self.logs.iter_mut().find(|log| log.id == id && !log.is_lent)?;
         log.is_lent = true;
-        // SAFETY: it is freed only while nobody has it, and nobody else has it now.
+        // SAFETY: it is freed only while it is not on loan, and no other borrower has it now.
         Some(unsafe { log.result.as_mut() })
     }
 
-    /// The holder of the result has let go of it.
+    /// The borrower returns the result.
     pub fn put_result(&mut self, id: SlotId) {
         if let Some(log) = self.logs.iter_mut().find(|log| log.id == id) {
             log.is_lent = false;
         }
     }
 
-    /// Frees a log that no slot has.
+    /// Frees a log that belongs to no slot.
     pub fn retire_log(&mut self, id: SlotId) {
         let Some(index) = self.logs.iter().position(|log| log.id == id) else { return };
         let Log { words, result, is_lent, .. } = self.logs.swap_remove(index);
-        // SAFETY: made by `Box::leak` in `make_log`. The slot has handed it back, so nobody marks
-        // it any more.
+        // SAFETY: made by `Box::leak` in `make_log`. The slot has handed it back, so it is no
+        // longer marked.
         drop(unsafe { Box::from_raw(core::ptr::from_ref(words).cast_mut()) });
         if !is_lent {
-            // SAFETY: made by `Box::leak` in `make_log`, and nobody has it.
+            // SAFETY: made by `Box::leak` in `make_log`, and not on loan.
             drop(unsafe { Box::from_raw(result.as_ptr()) });
         }
     }

@@ -1,5 +1,4 @@
-//! The guest's memory: how changes of its slots, and of what is known about its pages, are carried
-//! through.
+//! The guest's memory: carries out changes of its slots and of its pages' states.
 
 use coherence::{Ledger, Members, SpaceReceipt, Target, Targets, Walkers};
 use hostlink::config::MAX_VCPUS;
@@ -13,13 +12,13 @@ use super::end;
 use super::machine::Vm;
 use super::trace;
 
-/// A flush of all that was translated by the guest's nested page table, over.
+/// A completed flush of all translations from the guest's nested page table.
 pub type Flushed = SpaceReceipt<Stamp>;
 
 // SAFETY: a CPU runs guest code for the vCPU that it owns, between `try_enter` and `leave`
-// (`Arch::enter`); what a refused entry finds is carried out by `Arch::take_flush`. Software walks
-// the nested table on a vCPU's behalf in `stay::in_section`; an audit walks it as well, but never
-// while there is a job.
+// (`Arch::enter`); the flush that a refused entry finds is carried out by `Arch::take_flush`.
+// Software walks the nested table on a vCPU's behalf in `stay::in_section`; an audit walks it as
+// well, but never while there is a job.
 unsafe impl<A: Arch> Walkers for Vm<A> {
     type Stamp = Stamp;
 
@@ -39,7 +38,7 @@ pub type MemoryJob<'a, A> = Job<'a, <A as Arch>::Nested, <A as Arch>::Tables>;
 /// A fetch of a dirty log.
 pub type DirtyFetch<'a, A> = FetchJob<'a, 'static, <A as Arch>::Nested, <A as Arch>::Tables>;
 
-/// Banks of 64 that all vCPUs fit into.
+/// Number of 64-bit banks that hold all vCPUs.
 const BANKS: usize = (MAX_VCPUS as usize).div_ceil(64);
 
 /// Where an initiator of a flush notes the targets that it waits for; one per CPU. It has room for
@@ -62,9 +61,9 @@ impl<A: Arch> Targets for Vm<A> {
 }
 
 impl<A: Arch> Vm<A> {
-    /// Drops what `invalidation` names, of the guest's nested translations, on all CPUs.
+    /// Drops the guest's nested translations named by `invalidation`, on all CPUs.
     pub fn flush_space(&self, invalidation: Invalidation<'_>, scratch: &mut FlushScratch) -> Flushed {
-        // A CPU that does not do its part is a broken machine: to go on would hand out memory that
+        // A CPU that does not do its part is a broken machine: to continue would free memory that
         // it still uses.
         trace::here::<A>(Event::SpaceFlushBegins, NO_VCPU.into(), 0, [0; 2]);
         let flushed = A::flush_space(self, invalidation, scratch)
@@ -73,16 +72,16 @@ impl<A: Arch> Vm<A> {
         flushed
     }
 
-    /// Makes one step of a job, with the flush if it comes to one: to flush again is for the next
-    /// step, which finds that it has to.
+    /// Makes one step of a job, including the flush if the step needs one. A second flush is left
+    /// to the next step, which finds that it is needed.
     ///
-    /// No guest memory may be pinned by the caller, and no translation section of its vCPU be open.
+    /// The caller must have no guest memory pinned, and no translation section of its vCPU open.
     pub fn step_job(&self, job: &mut impl Steps, scratch: &mut FlushScratch) -> Progress {
         let flush = |invalidation: Invalidation<'_>| self.flush_space(invalidation, scratch);
         stay::step(job, STEP_ENTRIES, flush, |retired| self.take_back(&retired))
     }
 
-    /// With `paranoid`: no translation may be there that a fault would not install now.
+    /// With `paranoid`: checks that every translation is one that a fault would install now.
     pub fn audit_if_paranoid(&self) {
         if !self.is_paranoid() {
             return;

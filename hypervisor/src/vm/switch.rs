@@ -1,5 +1,5 @@
-//! From one vCPU to the next: the one that leaves its CPU is saved and put where it belongs, and
-//! the next is taken. `run.rs` says why and when.
+//! From one vCPU to the next: saves the vCPU that leaves its CPU and puts it where it belongs, and
+//! takes the next. `run.rs` decides why and when.
 
 use core::mem::ManuallyDrop;
 
@@ -25,14 +25,14 @@ pub(super) enum Leave {
     Parked,
 }
 
-/// The right to run a vCPU that the scheduler has given to this CPU.
+/// Takes ownership of a vCPU that the scheduler has given to this CPU.
 fn own<A: Arch>(vcpu: &Vcpu<A>) -> ManuallyDrop<Owner<'_>> {
-    // The scheduler gives a vCPU to one CPU at a time; two owners would be its failure.
+    // The scheduler gives a vCPU to one CPU at a time; two owners would be a scheduler bug.
     ManuallyDrop::new(vcpu.target.owner().expect("the vCPU runs on another CPU"))
 }
 
 impl<'a, A: Arch> Context<'a, A> {
-    /// Begins with the vCPU whose turn it is.
+    /// Starts with the vCPU whose turn it is.
     pub(super) fn new(
         vm: &'static Vm<A>,
         cpu: &'static PerCpu<A>,
@@ -58,8 +58,8 @@ impl<'a, A: Arch> Context<'a, A> {
         unsafe { ManuallyDrop::drop(owner) };
     }
 
-    /// Goes on with the vCPU whose turn it is, after the one before has been released.
-    #[inline(always)] // This and the next two make up `switch_vcpu`.
+    /// Continues with the vCPU whose turn it is, after the previous one has been released.
+    #[inline(always)] // Together with the next two it makes up `switch_vcpu`.
     fn take_on(&mut self, turn: &Turn) {
         let vcpu = &self.vm.vcpus[turn.vcpu as usize];
         self.vcpu = vcpu;
@@ -81,8 +81,8 @@ impl<'a, A: Arch> Context<'a, A> {
         A::load_state(self, turn);
     }
 
-    /// Takes the vCPU off this CPU and goes on with the next one that can run.
-    #[inline(never)] // Apart from the loop over exits.
+    /// Takes the vCPU off this CPU and continues with the next runnable one.
+    #[inline(never)] // Kept apart from the loop over exits.
     pub(super) fn switch_vcpu(&mut self, mut leave: Leave) {
         loop {
             let now = self.switch_once(leave, A::now());
@@ -94,11 +94,11 @@ impl<'a, A: Arch> Context<'a, A> {
         }
     }
 
-    /// Takes the vCPU off this CPU, puts it where it belongs, and brings the next one. Returns the
-    /// time: it is `now` unless the CPU had to wait for the next one.
+    /// Takes the vCPU off this CPU, puts it where it belongs, and takes the next one. Returns the
+    /// time: `now` unless the CPU had to wait for the next one.
     #[inline(always)]
     fn switch_once(&mut self, leave: Leave, now: u64) -> u64 {
-        // Saved before anybody else can find the vCPU.
+        // Saved before any other CPU can find the vCPU.
         A::save_state(self);
         let known = match leave {
             Leave::Blocked(deadline) => {
@@ -114,7 +114,7 @@ impl<'a, A: Arch> Context<'a, A> {
                     halted
                 });
                 let Block::Next(next) = block else {
-                    // Something came in meanwhile: it goes on.
+                    // Something was posted meanwhile: the vCPU goes on.
                     A::reload_state(self);
                     return now;
                 };

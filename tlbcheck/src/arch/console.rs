@@ -1,4 +1,4 @@
-//! The serial ports, the report, and the ways to the end.
+//! The serial ports, the report, and the end of a run.
 
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,7 @@ use tlbcheck::report::{Report, Totals, reason};
 
 use super::this::ends::{self, FIRST, Port, SECOND};
 
-/// How a run ended, for the program that started the emulator.
+/// The exit codes for the program that started the emulator.
 const CODE_GOOD: u8 = 0;
 const CODE_FAILED: u8 = 1;
 const CODE_STOPPED: u8 = 2;
@@ -27,7 +27,7 @@ pub(super) fn open(line: &str) -> &'static str {
     LINE.call_once(|| ArrayString::from(line).unwrap_or_default())
 }
 
-/// Opens the report that the command line asks for.
+/// Opens the report that the command line selects.
 pub(super) fn choose(options: &Options<'_>) {
     DEBUG_EXIT.store(options.debug_exit, Ordering::Relaxed);
     let mut reports = REPORTS.lock();
@@ -40,7 +40,7 @@ pub(super) fn choose(options: &Options<'_>) {
     }
 }
 
-/// Has `write` write to each report.
+/// Calls `write` for each report.
 pub(super) fn report(mut write: impl FnMut(&mut Report<Port>)) {
     let mut reports = REPORTS.lock();
     write(&mut reports.0);
@@ -61,8 +61,8 @@ pub(super) fn end(totals: Totals) -> ! {
     leave(if totals.failed == 0 { CODE_GOOD } else { CODE_FAILED })
 }
 
-/// Stops the run: the image itself cannot go on. Any processor may come here, even in the middle of
-/// a report.
+/// Aborts the run: the image itself cannot continue. Any processor may call this, even in the
+/// middle of a report.
 pub(super) fn bail(why: fmt::Arguments<'_>) -> ! {
     ends::mask_interrupts();
     match REPORTS.try_lock() {

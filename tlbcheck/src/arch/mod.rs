@@ -1,5 +1,5 @@
-//! The machine's own parts. An architecture brings its rows and its measurements; the way from the
-//! command line to a task, the report and its ways out are the same for all.
+//! The machine-specific parts. An architecture brings its rows and its measurements; the path from
+//! the command line to a task, the report and its outputs are the same for all.
 
 mod console;
 mod rows;
@@ -22,11 +22,11 @@ use tlbcheck::command_line::{Options, Task};
 
 baremetal::entry!(main);
 
-/// Where the first processor begins.
+/// The first processor's entry.
 fn main(info: BootInfo) -> ! {
     let line = console::open(&info.command_line);
     let parsed = Options::parse(line);
-    // To end the run as it is asked for, what else is wrong notwithstanding.
+    // So that the run ends in the requested way despite other errors in the line.
     let debug_exit = line.split_whitespace().any(|word| word == "exit=debug");
     let options = parsed.unwrap_or(Options { debug_exit, ..Options::default() });
     console::choose(&options);

@@ -1,11 +1,11 @@
-//! Tables of rows: gone through, or named.
+//! Tables of rows: run, or listed.
 
 use tlbcheck::command_line::Options;
 use tlbcheck::report::{Stop, Totals, Verdict, reason};
 
 use super::console;
 
-/// One row: named for what it catches.
+/// One row, named after the defect that it detects.
 pub(super) struct Row {
     name: &'static str,
     run: fn() -> Verdict,
@@ -16,7 +16,7 @@ pub(super) const fn row(name: &'static str, run: fn() -> Verdict) -> Row {
     Row { name, run }
 }
 
-/// Goes through the rows that the command line wants.
+/// Runs the rows that the command line selects.
 pub(super) fn run(rows: impl Iterator<Item = &'static Row> + Clone, options: &Options<'_>) -> Totals {
     let wanted = rows.filter(|row| options.wants(row.name));
     let mut totals = Totals::default();
@@ -30,7 +30,7 @@ pub(super) fn run(rows: impl Iterator<Item = &'static Row> + Clone, options: &Op
     totals
 }
 
-/// Names the rows, all as skipped.
+/// Lists the rows, all as skipped.
 pub(super) fn list(rows: impl Iterator<Item = &'static Row> + Clone) -> Totals {
     let mut totals = Totals::default();
     console::report(|report| report.plan(rows.clone().count()));

@@ -1,4 +1,4 @@
-//! What an Arm64 machine shows of itself, and operands of its TLB maintenance.
+//! Identification of an Arm64 machine, and operands of its TLB maintenance.
 
 mod operand;
 mod processor;

@@ -16,10 +16,10 @@ const NUM_SHIFT: u32 = 39;
 const SCALES: u64 = 4;
 const NUMS: u64 = 32;
 
-/// Pages of the longest range.
+/// Number of pages of the longest range.
 pub const PAGES_MAX: u64 = NUMS << (5 * (SCALES - 1) + 1);
 
-/// Of a page or block, with the level of its entry if that is known (FEAT_TTL).
+/// The operand for a page or block, with the level of its entry if that is known (FEAT_TTL).
 pub const fn page(address: u64, asid: u16, level: Option<u8>) -> u64 {
     let hint = match level {
         Some(level) => (TTL_4K | (level & 3) as u64) << TTL_SHIFT,
@@ -28,7 +28,7 @@ pub const fn page(address: u64, asid: u16, level: Option<u8>) -> u64 {
     address >> 12 & PAGE_NUMBER | hint | (asid as u64) << ASID_SHIFT
 }
 
-/// Pages of a range, by how an operand says it: `(num + 1) << (5 * scale + 1)`.
+/// The number of pages of a range, as encoded in an operand: `(num + 1) << (5 * scale + 1)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
     num: u64,
@@ -41,7 +41,7 @@ impl Range {
         if num < NUMS && scale < SCALES { Some(Self { num, scale }) } else { None }
     }
 
-    /// How many pages it has.
+    /// Its number of pages.
     pub const fn pages(self) -> u64 {
         (self.num + 1) << (5 * self.scale + 1)
     }

@@ -1,7 +1,7 @@
-//! What an Arm64 processor offers for TLBs, by its registers, and which hypervisor shows itself.
+//! An Arm64 processor's TLB features, from its registers, and the identity of the hypervisor.
 //!
 //! DDI 0487 M.b, D24.2: MIDR_EL1, ID_AA64ISAR0_EL1, ID_AA64MMFR0_EL1 to ID_AA64MMFR2_EL1. DEN 0028,
-//! section 6.2: the UID of a hypervisor that serves calls of its own.
+//! section 6.2: the UID of a hypervisor that serves its own calls.
 
 use core::fmt;
 
@@ -20,7 +20,7 @@ pub struct Identity {
     pub mmfr2: u64,
 }
 
-/// What the image runs on.
+/// The processor's TLB features, and the hypervisor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TlbFeatures {
     /// MIDR_EL1.
@@ -35,7 +35,7 @@ pub struct TlbFeatures {
     pub has_long_asids: bool,
     /// The processor sets access flags (FEAT_HAFDBS).
     pub sets_access_flag: bool,
-    /// The processor keeps the dirty state (FEAT_HAFDBS).
+    /// The processor manages the dirty state (FEAT_HAFDBS).
     pub sets_dirty_state: bool,
     /// The hypervisor's UID, if one answered.
     uid: Option<[u32; 4]>,
@@ -50,7 +50,7 @@ const UID_QUELL: [u32; 4] = [
     u32::from_le_bytes(*b"perv"),
     u32::from_le_bytes(*b"isor"),
 ];
-/// What a call that is not known returns.
+/// The result of an unknown call.
 const NOT_SUPPORTED: u32 = u32::MAX;
 
 /// A field of four bits.
@@ -59,10 +59,10 @@ const fn field(register: u64, shift: u32) -> u64 {
 }
 
 impl TlbFeatures {
-    /// The function of the call that asks a hypervisor for its UID.
+    /// The function of the call that returns a hypervisor's UID.
     pub const UID_CALL: u32 = 0x8600_ff01;
 
-    /// By the registers, and by what the call came back with.
+    /// From the registers, and from the call's result.
     pub const fn new(identity: Identity, uid: [u32; 4]) -> Self {
         let Identity { midr, isar0, mmfr0, mmfr1, mmfr2 } = identity;
         let (tlb, dirty) = (field(isar0, 56), field(mmfr1, 0));

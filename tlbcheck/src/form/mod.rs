@@ -1,7 +1,6 @@
-//! Every form of every flush hypercall: what control word and what input a flush has in it.
+//! Every form of every flush hypercall: its control word and its input.
 //!
-//! [`tlfs::encode`] chooses the best form; here it is the caller that chooses, the unusual ones
-//! too.
+//! [`tlfs::encode`] selects the best form; here the caller selects, including unusual ones.
 
 use tlfs::{
     CallCode, Control, ExtendedGvaEntry, FlushFlags, GvaEntry, HvResult, PAGE_WORDS, Status, XMM_FAST_WORDS,
@@ -10,7 +9,7 @@ use tlfs::{
 /// The words of a call's input.
 pub type Words = [u64; PAGE_WORDS];
 
-/// Which of the four calls.
+/// One of the four calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// HvCallFlushVirtualAddressSpace.
@@ -47,7 +46,7 @@ impl Kind {
         matches!(self, Self::SpaceEx | Self::ListEx)
     }
 
-    /// List elements that a call of this kind has room for, beside `banks` banks of targets.
+    /// Maximum number of list elements in a call of this kind, with `banks` banks of targets.
     pub const fn elements_max(self, via: Via, banks: usize) -> usize {
         let words = match via {
             Via::Memory => PAGE_WORDS,
@@ -66,34 +65,34 @@ pub enum Via {
     Xmm,
 }
 
-/// Who is to flush.
+/// The processors to flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Targets<'a> {
     /// The flag for all processors, with an empty mask or set.
     AllFlag,
-    /// The set format for all processors, with these banks, which say nothing: a call with a mask
-    /// has none such.
+    /// The set format for all processors, with these banks, which are ignored. A call with a mask
+    /// has no such form.
     AllFormat(&'a [u64]),
     /// VP indices below 64.
     Mask(u64),
-    /// A sparse set: which banks there are, and the contents of each of these.
+    /// A sparse set: the mask of valid banks, and the contents of each.
     Sparse(u64, &'a [u64]),
 }
 
 /// A flush in one form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flush<'a> {
-    /// Which call.
+    /// The call.
     pub kind: Kind,
     /// How its input is passed.
     pub via: Via,
-    /// Who is to flush.
+    /// The processors to flush.
     pub targets: Targets<'a>,
     /// The address space, as in CR3.
     pub space: u64,
-    /// Flags beyond those that the targets take.
+    /// Flags in addition to those that the targets need.
     pub flags: FlushFlags,
-    /// The list; of no concern to a call without one.
+    /// The list; ignored for a call without one.
     pub elements: &'a [u64],
 }
 
@@ -103,9 +102,9 @@ pub const fn sparse_of(vp: u32) -> (u64, [u64; 1]) {
 }
 
 impl Flush<'_> {
-    /// Writes the input to the beginning of `words`; returns the control word and how many words
-    /// there are. `None` if there is no such call: the input is longer than may be, or a mask
-    /// cannot name the targets.
+    /// Writes the input to the beginning of `words`; returns the control word and the number of
+    /// words. `None` if there is no such call: the input is too long, or a mask cannot name the
+    /// targets.
     pub fn encode(&self, words: &mut Words) -> Option<(Control, usize)> {
         let list = if self.kind.is_list() { self.elements } else { &[] };
         let flags = self.flags.with_all_processors(self.targets == Targets::AllFlag);
@@ -135,27 +134,27 @@ impl Flush<'_> {
         Some((control, count))
     }
 
-    /// What a call of this form ends with when it has done its work.
+    /// The result of a successful call of this form.
     pub const fn success(&self) -> HvResult {
         HvResult::of(Status::SUCCESS, if self.kind.is_list() { self.elements.len() as u16 } else { 0 })
     }
 }
 
-/// How a list element names pages.
+/// The format in which a list element names pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Element {
     /// 1 to 4096 pages of 4 KiB.
     Plain,
     /// The extended format: 1 to 2048 pages of 4 KiB.
     Extended4K,
-    /// Of 2 MiB.
+    /// Pages of 2 MiB.
     Extended2M,
-    /// Of 1 GiB.
+    /// Pages of 1 GiB.
     Extended1G,
 }
 
 impl Element {
-    /// Binary logarithm of the size of what it counts.
+    /// Binary logarithm of the size of the counted pages.
     pub const fn shift(self) -> u32 {
         match self {
             Self::Plain | Self::Extended4K => 12,
@@ -164,13 +163,13 @@ impl Element {
         }
     }
 
-    /// The flag that a list of them has.
+    /// The flag for a list of them.
     pub const fn flags(self) -> FlushFlags {
         FlushFlags::new().with_extended_ranges(!matches!(self, Self::Plain))
     }
 
-    /// The element for the page that has `address`, and `additional` pages behind it: 4095 at most,
-    /// or 2047 in the extended format.
+    /// The element for the page that contains `address`, and `additional` pages after it: at most
+    /// 4095, or 2047 in the extended format.
     pub const fn word(self, address: u64, additional: u16) -> u64 {
         let start = address >> self.shift() << self.shift();
         let extended = ExtendedGvaEntry::from_bits(start).with_additional_pages(additional & 0x7ff);

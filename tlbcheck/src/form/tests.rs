@@ -1,4 +1,4 @@
-//! The forms are what the other end takes them for.
+//! The forms are decoded as intended.
 
 use super::*;
 use std::vec::Vec;
@@ -7,7 +7,7 @@ use tlfs::{
     decode,
 };
 
-/// An address, and what is in memory there or in registers.
+/// An address, and the contents of memory there or of registers.
 struct Source<'a>(&'a [u64]);
 
 impl InputSource for Source<'_> {
@@ -22,7 +22,7 @@ impl InputSource for Source<'_> {
     }
 }
 
-/// Has the other end decode `flush`, and `check` look at what it sees.
+/// Decodes `flush`, and passes the result to `check`.
 fn decoded(flush: &Flush<'_>, check: impl FnOnce(&FlushCall<'_>)) {
     let mut words = [0; PAGE_WORDS];
     let (control, count) = flush.encode(&mut words).expect("there is such a call");

@@ -1,8 +1,8 @@
-//! Says by an instruction that userspace is reached, and switches the machine off: a kernel's boot,
-//! counted to here.
+//! Signals by an instruction that userspace is reached, and switches the machine off: instructions
+//! of a kernel's boot are counted up to here.
 //!
 //! As first program (`rdinit=/bin/mark`) it runs right after the kernel. The instruction is the
-//! hint that `hostlink::phase::AFTER` names, which does nothing but for a plugin that counts
+//! hint that `hostlink::phase::AFTER` names, which has an effect only on a plugin that counts
 //! instructions.
 
 use rustix::system::{RebootCommand, reboot};
@@ -27,6 +27,6 @@ fn mark() {
     }
 }
 
-/// There is no such instruction.
+/// This architecture has no such instruction.
 #[cfg(not(target_arch = "aarch64"))]
 fn mark() {}

@@ -1,10 +1,10 @@
-//! Uses memory that comes and goes: for measuring what it costs to take it away.
+//! Uses memory that is added and removed, to measure the cost of the removal.
 //!
-//! In each round it says that it waits, and reads a line; then memory has been added at a physical
-//! address that the kernel knows nothing of. It maps it through `/dev/mem`, writes to each page,
-//! and says so. While it is taken away, a thread that has nothing to do with it looks at the clock
-//! without a pause: the longest time between two looks is how long its processor was stopped. The
-//! next line ends the round. It ends with its input, or at the line `end`.
+//! In each round it reports that it waits, and reads a line; then memory has been added at a
+//! physical address that is unknown to the kernel. It maps that memory through `/dev/mem`, writes
+//! to each page, and reports that. While the memory is removed, a thread that does not use it reads
+//! the clock without a pause: the longest time between two readings is how long its processor was
+//! stopped. The next line ends the round. The program ends with its input, or at the line `end`.
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use serde_json::json;
@@ -21,7 +21,7 @@ use workloads::report::Report;
 
 const USAGE: &str = "usage: occupy --at ADDRESS --mib N [--report PATH]";
 const PAGE_BYTES: usize = 4096;
-/// The highest address that a mapping of `/dev/mem` may have, and the most that is mapped.
+/// The maximum address of a mapping of `/dev/mem`, and the maximum size mapped.
 const AT_MAX: u64 = 1 << 47;
 const MIB_MAX: u64 = 1 << 20;
 
@@ -95,20 +95,20 @@ fn run(options: &Options) -> io::Result<()> {
     }
 }
 
-/// Whether a line, or that there is none, ends it all.
+/// Whether a line, or the end of input, ends the program.
 fn is_end(line: Option<String>) -> bool {
     line.is_none_or(|line| line.trim() == "end")
 }
 
-/// Microseconds; years of them fit.
+/// Microseconds; the type holds years of them.
 fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Writes to each page of the memory at a physical address; returns how long that took.
+/// Writes to each page of the memory at a physical address; returns the duration.
 fn touch(memory: &File, at: u64, bytes: usize) -> io::Result<Duration> {
     let rights = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a new mapping at a place of the kernel's choice.
+    // SAFETY: a new mapping at an address of the kernel's choice.
     let map = unsafe { mmap(ptr::null_mut(), bytes, rights, MapFlags::SHARED, memory, at) }?;
     let begin = Instant::now();
     for offset in (0..bytes).step_by(PAGE_BYTES) {
@@ -117,12 +117,12 @@ fn touch(memory: &File, at: u64, bytes: usize) -> io::Result<Duration> {
         word.store(offset as u64 + 1, Ordering::Relaxed);
     }
     let time = begin.elapsed();
-    // SAFETY: the mapping is the one that was made above, and nothing refers to it any more.
+    // SAFETY: the mapping is the one made above, and nothing refers to it any more.
     unsafe { munmap(map, bytes) }?;
     Ok(time)
 }
 
-/// The longest time between two looks at the clock until `stop` is set.
+/// The longest time between two readings of the clock until `stop` is set.
 fn longest_stall(stop: &AtomicBool) -> Duration {
     let (mut last, mut longest) = (Instant::now(), Duration::ZERO);
     while !stop.load(Ordering::Relaxed) {

@@ -2,7 +2,7 @@
 //! it again, over and over. Each unmapping makes the kernel flush the TLBs of all CPUs on which the
 //! process runs, so the program measures little but remote TLB flushes.
 //!
-//! It reports JSON lines: `begin`, then `progress` now and then, then `end` with what was measured.
+//! It reports JSON lines: `begin`, then `progress` periodically, then `end` with the results.
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use serde_json::json;
@@ -30,8 +30,8 @@ usage: thrash [--threads N] [--rounds N] [--pages N] [--chunks N] [--file F] [--
   --rounds N   rounds of each thread [1000]
   --pages N    pages mapped in a round [16384]
   --chunks N   different offsets in the file, a page apart, used in turn [10]
-  --file F     the shared file; made if need be, removed afterwards [/tmp/thrash.data]
-  --report F   where the JSON lines go [standard output]
+  --file F     the shared file; created if missing, removed afterwards [/tmp/thrash.data]
+  --report F   file for the JSON lines [standard output]
   --settle MS  idle time after `begin` and before `end` is reported, for readers of counters [0]";
 
 #[derive(Debug, PartialEq, Eq)]
@@ -73,13 +73,13 @@ impl Options {
         Ok(options)
     }
 
-    /// Rounds of all threads together.
+    /// Total rounds of all threads.
     fn rounds_total(&self) -> u64 {
         self.threads.saturating_mul(self.rounds)
     }
 }
 
-/// The shared file: sparse, and gone when the value is dropped.
+/// The shared file: sparse, and removed when the value is dropped.
 struct SharedFile {
     path: PathBuf,
     file: File,
@@ -95,7 +95,7 @@ impl SharedFile {
 
 impl Drop for SharedFile {
     fn drop(&mut self) {
-        // Nothing depends on the removal: the file lies in the guest's memory.
+        // Nothing depends on the removal: the file is in the guest's memory.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -113,7 +113,7 @@ fn round(file: &File, pages: u64, first: u64) -> io::Result<u8> {
     Ok(byte)
 }
 
-/// Progress of all threads, and whether one of them gave up.
+/// Progress of all threads, and whether one of them failed.
 #[derive(Default)]
 struct Shared {
     rounds_done: AtomicU64,
@@ -134,7 +134,7 @@ fn worker(options: &Options, file: &File, shared: &Shared) -> io::Result<()> {
     Ok(())
 }
 
-/// Runs the threads and reports progress until the last one is through.
+/// Runs the threads and reports progress until the last one has finished.
 fn thrash(options: &Options, file: &File, report: &mut Report) -> io::Result<()> {
     let shared = Shared::default();
     thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! The way in: header of an arm64 Image, entries of the first processor and of the others, from EL2
+//! Entry code: header of an arm64 Image, entries of the first processor and of the others, from EL2
 //! down to EL1.
 //!
 //! Sources: Linux, Documentation/arch/arm64/booting.rst (header, state at the entry); DDI 0487 M.b,
@@ -15,7 +15,7 @@ unsafe extern "Rust" {
 unsafe extern "C" {
     static __image_start: u8;
     static __image_end: u8;
-    /// Where a processor that PSCI starts begins; its number is the context.
+    /// Entry of a processor that PSCI starts; the context is its number.
     fn other_entry() -> !;
 }
 
@@ -42,16 +42,16 @@ pub const R_AARCH64_RELATIVE: u32 = 1027;
 
 /// MAIR_EL1 and MAIR_EL2: 0 is normal memory, write-back; 1 is Device-nGnRE.
 pub const MAIR: u64 = 0x04ff;
-/// TCR_EL1: T0SZ 16, walks by way of the caches, inner shareable, 4 KiB; T1SZ 16, and no walks for
-/// the upper half.
+/// TCR_EL1: T0SZ 16, cacheable walks, inner shareable, 4 KiB; T1SZ 16, and no walks for the upper
+/// half.
 #[doc(hidden)]
 pub const TCR: u64 = 0x0090_3510;
-/// SCTLR_EL1: what was reserved as one in Armv8.0, and MMU, alignment of the stack, data and
+/// SCTLR_EL1: bits that were reserved as one in Armv8.0, and MMU, stack alignment check, data and
 /// instruction caches.
 pub const SCTLR: u64 = 0x30d0_0800 | 1 | 1 << 2 | 1 << 3 | 1 << 12;
 
-/// The text of the header of an arm64 Image, which begins with a branch to `$entry`. `__image_size`
-/// is the linker script's.
+/// The assembly of the header of an arm64 Image, which begins with a branch to `$entry`. The linker
+/// script defines `__image_size`.
 #[macro_export]
 macro_rules! image_header {
     ($entry:literal, $flags:literal) => {
@@ -65,10 +65,10 @@ macro_rules! image_header {
     };
 }
 
-/// The text of what turns on MMU and caches at an exception level, by its suffix. Of the assembly's
-/// operands `$mair`, `$tcr` and `$sctlr` are constants; TCR's size of physical addresses, of 48
-/// bits at most, goes to the bits from `$size` on. TTBR0 is the table at `$root`. `$more` may
-/// change TCR in X10, by the features in X11. X10 to X13 are changed.
+/// The assembly that turns on MMU and caches at an exception level, given by its suffix. The
+/// assembly's operands `$mair`, `$tcr` and `$sctlr` are constants. TCR's size of physical
+/// addresses, of 48 bits at most, is inserted from bit `$size` on. TTBR0 is the table at `$root`.
+/// `$more` may change TCR in X10, depending on the features in X11. X10 to X13 are clobbered.
 #[macro_export]
 macro_rules! enable_mmu {
     ($level:literal, $tlbi:literal, $size:literal, $mair:literal, $tcr:literal, $sctlr:literal, $root:literal, $more:literal) => {
@@ -104,9 +104,9 @@ macro_rules! enable_mmu {
     };
 }
 
-// Nothing is written to before the image has been moved to where it runs but registers. What is
-// written while the caches are off is in memory; lines that caches have of it are older, and
-// dropped before the MMU is on.
+// Only registers are written before the image has been moved to where it runs. Memory that is
+// written while the caches are off goes to RAM; cached lines of it are older, and are invalidated
+// before the MMU is on.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! aarch64_entry_code {
@@ -129,7 +129,7 @@ image_entry:
     msr daifset, #0xf
     mov x19, x0                 // the device tree
     bl drop_to_el1
-    // x9: how far the image is from where it was linked
+    // x9: distance of the image from its link address
     adrp x9, __image_start
     movz x10, #:abs_g1:__link_base
     sub x9, x9, x10
@@ -203,7 +203,7 @@ other_entry:
 
 enable_mmu:
 "#,
-            // 16 bits of ASIDs, if there are as many.
+            // 16 bits of ASIDs, if supported.
             $crate::enable_mmu!(
                 "el1", "vmalle1", "32", "{mair}", "{tcr}", "{sctlr}", "{root}",
                 "ubfx x11, x11, #4, #4\ncmp x11, #2\ncset x11, hs\norr x10, x10, x11, lsl #36"
@@ -212,7 +212,7 @@ enable_mmu:
     ret
 .ltorg
 
-// From EL2, if it is there, so that nothing of EL1 is trapped. x10 and x11 are changed.
+// Leaves EL2, if it is there, so that nothing of EL1 is trapped. x10 and x11 are clobbered.
 drop_to_el1:
     movz x10, #0x0800
     movk x10, #0x30d0, lsl #16
@@ -278,23 +278,23 @@ drop_to_el1:
     };
 }
 
-/// Where the first processor arrives, once.
+/// Entry of the first processor, once.
 #[doc(hidden)]
 pub extern "C" fn first(device_tree: u64) -> ! {
-    // SAFETY: this is the first processor, which comes here once; the table of vectors is complete.
+    // SAFETY: this is the first processor, which runs this once; the table of vectors is complete.
     unsafe { interrupts::load(0) };
-    // SAFETY: the entry passes on what the loader passed, which `map_first` has mapped.
+    // SAFETY: the entry passes on the loader's value, which `map_first` has mapped.
     let info = unsafe { info::read(device_tree) };
     // SAFETY: `entry!` defines the function with this signature.
     unsafe { baremetal_image_main(info) }
 }
 
-/// The image's first address, and the first one behind it with all that is zeroed.
+/// The image's first address, and the first one after it including all zeroed memory.
 pub fn image() -> (u64, u64) {
     ((&raw const __image_start).addr() as u64, (&raw const __image_end).addr() as u64)
 }
 
-/// Where other processors begin.
+/// Entry address of the other processors.
 pub(super) fn other_entry_address() -> u64 {
     other_entry as *const () as u64
 }

@@ -5,7 +5,7 @@ use core::arch::asm;
 use arm_sysregs::el0::accessors::{read_cntfrq_el0, write_cntv_ctl_el0, write_cntv_cval_el0};
 use arm_sysregs::el0::registers::{CntvCtlEl0, CntvCvalEl0};
 
-/// Ticks since some time. Waits until all earlier instructions are done.
+/// Ticks since an arbitrary start. Waits until all earlier instructions are done.
 #[inline(always)]
 pub fn now() -> u64 {
     let ticks;
@@ -19,17 +19,17 @@ pub fn hz() -> u64 {
     (read_cntfrq_el0().bits() & 0xffff_ffff).max(1_000_000)
 }
 
-/// Ticks in so many microseconds.
+/// Ticks in `us` microseconds.
 pub fn ticks(us: u64) -> u64 {
     (u128::from(hz()) * u128::from(us) / 1_000_000) as u64
 }
 
-/// Nanoseconds in so many ticks.
+/// Nanoseconds in `ticks` ticks.
 pub fn nanoseconds(ticks: u64) -> u64 {
     (u128::from(ticks) * 1_000_000_000 / u128::from(hz())) as u64
 }
 
-/// Says that the processor waits for another one: an emulator that runs one at a time goes on with
+/// Hints that the processor waits for another one: an emulator that runs one at a time switches to
 /// the next.
 #[inline(always)]
 pub fn relax() {
@@ -37,7 +37,7 @@ pub fn relax() {
     unsafe { asm!("yield", options(nomem, nostack, preserves_flags)) };
 }
 
-/// Waits until the condition holds, for so many milliseconds at most; says whether it does.
+/// Waits until the condition holds, for at most `ms` milliseconds; returns whether it does.
 pub fn wait_until(ms: u64, mut condition: impl FnMut() -> bool) -> bool {
     let end = now().wrapping_add(ticks(ms.saturating_mul(1000)));
     while !condition() {
@@ -49,7 +49,7 @@ pub fn wait_until(ms: u64, mut condition: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// Waits for so many microseconds.
+/// Waits for `us` microseconds.
 pub fn delay(us: u64) {
     let end = now().wrapping_add(ticks(us));
     while now() < end {
@@ -57,8 +57,8 @@ pub fn delay(us: u64) {
     }
 }
 
-/// Has the calling processor's virtual timer raise its interrupt in so many microseconds, and until
-/// it is set again or stopped.
+/// Makes the calling processor's virtual timer raise its interrupt in `us` microseconds, until it
+/// is set again or stopped.
 pub fn set_timer(us: u64) {
     write_cntv_cval_el0(CntvCvalEl0::from_bits_retain(now().wrapping_add(ticks(us))));
     write_cntv_ctl_el0(CntvCtlEl0::ENABLE);

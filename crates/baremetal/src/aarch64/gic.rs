@@ -1,5 +1,5 @@
-//! The interrupt controller, a GICv3 with its registers on. What is an operation on a distributor
-//! or redistributor at some address is for any image; the rest is for programs at EL1, which take
+//! The interrupt controller, a GICv3 with system registers enabled. Operations on a distributor or
+//! redistributor at a given address are for any image; the rest is for programs at EL1, which take
 //! SGIs and the virtual timer's interrupt.
 //!
 //! IHI 0069H: 12.9 (distributor), 12.10 and 12.11 (redistributor), 12.2 (registers of the CPU
@@ -14,11 +14,11 @@ use arm_sysregs::el1::accessors::read_mpidr_el1;
 use super::info::{self, Gic};
 use crate::devicetree::REGIONS;
 
-/// The first INTID that is no interrupt's.
+/// The first INTID that is not an interrupt.
 pub const SPECIAL: u32 = 1020;
 
-/// GICD_CTLR: affinity routing. Where there are two security states the bits of a non-secure view
-/// are the same.
+/// GICD_CTLR: affinity routing. With two security states, the bits of a non-secure view are the
+/// same.
 pub const ROUTING: u32 = 1 << 4;
 /// GICD_CTLR: interrupts of group 1.
 pub const GROUP_1: u32 = 1 << 1;
@@ -26,8 +26,7 @@ pub const GROUP_1: u32 = 1 << 1;
 const GROUP_0: u32 = 1 << 0;
 const CONTROL_WRITE_PENDING: u32 = 1 << 31;
 
-/// Registers of the distributor; those of one bit, of two bits, of a byte and of eight bytes for
-/// each interrupt.
+/// Registers of the distributor, with one bit, two bits, a byte and eight bytes per interrupt.
 const CONTROL: u64 = 0x0000;
 const GROUP: u64 = 0x0080;
 const SET_ENABLE: u64 = 0x0100;
@@ -37,8 +36,8 @@ const PRIORITY: u64 = 0x0400;
 const CONFIGURATION: u64 = 0x0c00;
 const ROUTE: u64 = 0x6000;
 
-/// GICR_TYPER, GICR_WAKER, and the frame of SGIs and PPIs behind that of the redistributor itself,
-/// where registers lie as in the distributor.
+/// GICR_TYPER, GICR_WAKER, and the frame of SGIs and PPIs after that of the redistributor itself;
+/// its registers have the same offsets as in the distributor.
 const TYPER: u64 = 0x0008;
 const TYPER_VIRTUAL_LPIS: u64 = 1 << 1;
 const TYPER_LAST: u64 = 1 << 4;
@@ -54,7 +53,7 @@ const STRIDE_VIRTUAL: u64 = 0x4_0000;
 const MIDDLE: u8 = 0xa0;
 /// Reads of a register before the controller is declared stuck.
 const TRIES: u32 = 1 << 24;
-/// Redistributors in a region at most: more than there are processors.
+/// The most redistributors in a region: more than there are processors.
 const REDISTRIBUTORS: u64 = 1024;
 
 static DISTRIBUTOR: AtomicU64 = AtomicU64::new(0);
@@ -63,7 +62,7 @@ static REGION_COUNT: AtomicUsize = AtomicUsize::new(0);
 static STARTS: [AtomicU64; REGIONS] = [const { AtomicU64::new(0) }; REGIONS];
 static ENDS: [AtomicU64; REGIONS] = [const { AtomicU64::new(0) }; REGIONS];
 
-/// Says where the controller is; before other processors run.
+/// Sets the controller's address; before other processors run.
 pub(super) fn set_place(gic: &Gic) {
     DISTRIBUTOR.store(gic.distributor.start, Ordering::Relaxed);
     for ((region, start), end) in gic.redistributors.iter().zip(&STARTS).zip(&ENDS) {
@@ -84,12 +83,11 @@ fn read_long(address: u64) -> u64 {
 }
 
 fn write(address: u64, value: u32) {
-    // SAFETY: as in `read`; what is written concerns interrupts alone, and none is on that is not
-    // handled.
+    // SAFETY: as in `read`; writes affect interrupts only, and every enabled one is handled.
     unsafe { (address as *mut u32).write_volatile(value) };
 }
 
-/// Affinity levels 3 to 0 as GICR_TYPER has them, of a value like MPIDR_EL1's.
+/// Affinity levels 3 to 0 in the format of GICR_TYPER, from a value in the format of MPIDR_EL1.
 const fn packed(affinity: u64) -> u64 {
     affinity >> 32 << 24 & 0xff00_0000 | affinity & 0x00ff_ffff
 }
@@ -99,12 +97,12 @@ pub fn affinity() -> u64 {
     read_mpidr_el1().bits() & 0xff_00ff_ffff
 }
 
-/// Waits until the controller is done, for a while.
+/// Waits until the controller is done, for a limited time.
 fn wait(mut is_done: impl FnMut() -> bool) -> Result<(), &'static str> {
     if (0..TRIES).any(|_| is_done()) { Ok(()) } else { Err("the interrupt controller does not answer") }
 }
 
-/// Has the distributor at `distributor` do what these bits of its control register say.
+/// Makes the distributor at `distributor` apply these bits of its control register.
 ///
 /// # Errors
 ///
@@ -114,12 +112,12 @@ pub fn set_control(distributor: u64, bits: u32) -> Result<(), &'static str> {
     wait(|| read(distributor + CONTROL) & CONTROL_WRITE_PENDING == 0)
 }
 
-/// Has a shared, level-triggered interrupt go to the processor of this affinity.
+/// Routes a shared, level-triggered interrupt to the processor with this affinity.
 pub fn route(distributor: u64, intid: u32, affinity: u64) {
     let (word, bit) = (u64::from(intid / 32) * 4, 1 << (intid % 32));
     let trigger = distributor + CONFIGURATION + u64::from(intid / 16) * 4;
     write(trigger, read(trigger) & !(2 << (intid % 16 * 2)));
-    // SAFETY: a byte of the distributor's, and a register of 64 bits, mapped as a device.
+    // SAFETY: a byte of the distributor, and a register of 64 bits, mapped as a device.
     unsafe { ((distributor + PRIORITY + u64::from(intid)) as *mut u8).write_volatile(MIDDLE) };
     write(distributor + GROUP + word, read(distributor + GROUP + word) | bit);
     // SAFETY: as above.
@@ -127,7 +125,7 @@ pub fn route(distributor: u64, intid: u32, affinity: u64) {
     write(distributor + SET_ENABLE + word, bit);
 }
 
-/// The redistributor of the processor of this affinity, if it is in the region.
+/// The redistributor of the processor with this affinity, if it is in the region.
 pub fn find_redistributor(region: Range<u64>, affinity: u64) -> Option<u64> {
     let (mut frame, wanted) = (region.start, packed(affinity));
     for _ in 0..REDISTRIBUTORS {
@@ -146,7 +144,7 @@ pub fn find_redistributor(region: Range<u64>, affinity: u64) -> Option<u64> {
     None
 }
 
-/// Has a redistributor pass on the private interrupts that `enabled` names, and no others.
+/// Makes a redistributor forward exactly the private interrupts that `enabled` names.
 ///
 /// # Errors
 ///
@@ -164,11 +162,11 @@ pub fn set_private(redistributor: u64, enabled: u32) -> Result<(), &'static str>
     Ok(())
 }
 
-/// Opens the calling processor's interface for interrupts of any priority. Where `two_steps` is
-/// set, an end drops the priority, and the interrupt is deactivated apart.
+/// Opens the calling processor's interface for interrupts of any priority. If `two_steps` is set,
+/// an end drops the priority, and the interrupt is deactivated separately.
 pub fn open_interface(two_steps: bool) {
-    // SAFETY: ICC_PMR_EL1, ICC_BPR1_EL1, ICC_CTLR_EL1.EOImode, ICC_IGRPEN1_EL1: what comes by the
-    // interface concerns the caller, and interrupts stay masked.
+    // SAFETY: ICC_PMR_EL1, ICC_BPR1_EL1, ICC_CTLR_EL1.EOImode, ICC_IGRPEN1_EL1: the interface
+    // affects only the caller, and interrupts stay masked.
     unsafe {
         asm!(
             "msr s3_0_c4_c6_0, {all}", "msr s3_0_c12_c12_3, xzr", "msr s3_0_c12_c12_4, {control}",
@@ -179,8 +177,7 @@ pub fn open_interface(two_steps: bool) {
     }
 }
 
-/// Switches the distributor on. On the first processor, once; again if somebody has switched it
-/// off.
+/// Switches the distributor on. On the first processor, once; again if it has been switched off.
 ///
 /// # Errors
 ///
@@ -210,14 +207,14 @@ pub fn enable() -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Sends SGI `number`, below 16, to the processor of this affinity. What was stored before is to be
-/// seen by the CPU that takes it.
+/// Sends SGI `number`, below 16, to the processor with this affinity. Earlier stores are visible to
+/// the CPU that takes it.
 pub fn send(affinity: u64, number: u8) {
     let [zero, one, two, _, three, ..] = affinity.to_le_bytes().map(u64::from);
     let list = 1 << (zero % 16) | (zero / 16) << 44;
     let value = three << 48 | two << 32 | u64::from(number & 15) << 24 | one << 16 | list;
-    // SAFETY: ICC_SGI1R_EL1: an interrupt that its target handles. The barrier has earlier stores
-    // done before it is sent.
+    // SAFETY: ICC_SGI1R_EL1: an interrupt that its target handles. The barrier completes earlier
+    // stores before it is sent.
     unsafe {
         asm!("dsb ishst", "msr s3_0_c12_c11_5, {}", "isb", in(reg) value, options(nostack, preserves_flags))
     };
@@ -232,15 +229,15 @@ pub fn acknowledge() -> u32 {
     id as u32 & 0xff_ffff
 }
 
-/// Ends an interrupt that the calling processor has taken; where that is in two steps, drops its
+/// Ends an interrupt that the calling processor has taken; if ending takes two steps, drops its
 /// priority.
 pub fn end(id: u32) {
     // SAFETY: ICC_EOIR1_EL1 of what has been acknowledged.
     unsafe { asm!("msr s3_0_c12_c12_1, {}", in(reg) u64::from(id), options(nostack, preserves_flags)) };
 }
 
-/// Deactivates an interrupt, where that is a step of its own.
+/// Deactivates an interrupt, if that is a separate step.
 pub fn deactivate(id: u32) {
-    // SAFETY: ICC_DIR_EL1 of what has been acknowledged, or of what nobody handles any more.
+    // SAFETY: ICC_DIR_EL1 for an acknowledged interrupt, or one that is no longer handled.
     unsafe { asm!("msr s3_0_c12_c11_1, {}", in(reg) u64::from(id), options(nostack, preserves_flags)) };
 }

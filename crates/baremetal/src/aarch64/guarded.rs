@@ -1,8 +1,8 @@
-//! Instructions that may fault, and what became of them.
+//! Instructions that may fault, and their faults.
 //!
-//! Each is an entry of the `.fixups` table: at which address a fault is expected, and where to go
-//! on. A fault at any other address ends the run. X16 is zero before; it and X17 tell of a fault.
-//! DDI 0487 M.b, D24.2 "ESR_EL1".
+//! Each has an entry in the `.fixups` table: the address at which a fault is expected, and the
+//! address to continue at. A fault at any other address ends the run. X16 is zero before; it and
+//! X17 report a fault. DDI 0487 M.b, D24.2 "ESR_EL1".
 
 use core::arch::asm;
 
@@ -12,28 +12,28 @@ use crate::guarded;
 /// An exception that a guarded instruction raised, at its own address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// ESR_EL1: why.
+    /// ESR_EL1: the reason.
     pub syndrome: u64,
-    /// FAR_EL1: at which address, if it is an abort.
+    /// FAR_EL1: the address, if it is an abort.
     pub address: u64,
 }
 
-/// What a data abort is about.
+/// The cause of a data abort.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     /// Nothing is mapped; at this level.
     Translation(u8),
     /// The access flag is clear, in an entry of this level.
     AccessFlag(u8),
-    /// The rights do not suffice; in an entry of this level.
+    /// The permissions do not suffice, in an entry of this level.
     Permission(u8),
     /// Anything else, of this fault status code.
     Other(u8),
-    /// It is no data abort, but of this exception class.
+    /// Not a data abort, but an exception of this class.
     Class(u8),
 }
 
-/// Marks in X16 that a fault happened, above its syndrome.
+/// Set in X16 above the syndrome if a fault happened.
 pub const FAULTED: u64 = 1 << 63;
 
 const CLASS_DATA_ABORT: u8 = 0x25;
@@ -41,7 +41,7 @@ const CLASS_DATA_ABORT: u8 = 0x25;
 const IS_STORE: u64 = 1 << 6;
 
 impl Fault {
-    /// What the handler left in X16 and X17.
+    /// Decodes the handler's values of X16 and X17.
     ///
     /// # Errors
     ///
@@ -55,7 +55,7 @@ impl Fault {
         (self.syndrome >> 26 & 0x3f) as u8
     }
 
-    /// What it is about.
+    /// The cause.
     pub const fn cause(self) -> Cause {
         if self.class() != CLASS_DATA_ABORT {
             return Cause::Class(self.class());
@@ -103,11 +103,11 @@ pub fn load(address: u64) -> Result<u64, Fault> {
 ///
 /// # Safety
 ///
-/// If something is mapped there, it is a page that may be written to.
+/// If the address is mapped, it is in a page that may be written to.
 #[inline(always)]
 pub unsafe fn store(address: u64, value: u64) -> Result<(), Fault> {
     let (fault, at): (u64, u64);
-    // SAFETY: the caller's; a fault is guarded.
+    // SAFETY: the caller's promise; a fault is guarded.
     unsafe {
         asm!(
             guarded!("str {value}, [{address}]"),

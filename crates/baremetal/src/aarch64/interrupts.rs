@@ -1,21 +1,21 @@
-//! The exception vectors, and what happens on each interrupt. DDI 0487 M.b, D1.3 "Exceptions".
+//! The exception vectors, and the handling of each interrupt. DDI 0487 M.b, D1.3 "Exceptions".
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::guarded::{self, FAULTED};
 use super::{clock, gic, info, processors};
-/// On Arm64, interrupts that nothing else is for are asked about as well, SErrors and FIQs among
-/// them.
+/// On Arm64, the catcher is also called for interrupts without another handler, including SErrors
+/// and FIQs.
 pub use crate::handlers::catch;
 use crate::handlers::{self, catches};
 
 /// The SGI that wakes another processor for its job.
 pub const WAKE: u8 = 0;
-/// The first SGI that an image may use for itself; all up to 15 are free.
+/// The first SGI that an image may use; all up to 15 are free.
 pub const FREE: u8 = 1;
 
-/// What the vectors store, lowest address first.
+/// The registers that the vectors store, lowest address first.
 #[repr(C)]
 pub struct Frame {
     /// X0 to X30.
@@ -28,7 +28,7 @@ pub struct Frame {
     syndrome: u64,
     /// FAR_EL1.
     fault: u64,
-    /// Which vector, from 0.
+    /// The vector's number, from 0.
     vector: u64,
 }
 
@@ -37,30 +37,30 @@ pub const FRAME: usize = size_of::<Frame>();
 const _: () = assert!(FRAME == 36 * 8 && FRAME.is_multiple_of(16));
 
 impl Frame {
-    /// Has the program go on at `address`.
+    /// Makes the program continue at `address`.
     pub const fn set_address(&mut self, address: u64) {
         self.address = address;
     }
 
-    /// ESR_EL1: why it was interrupted, if that was an exception.
+    /// ESR_EL1: the reason for the exception, if it was one.
     pub const fn syndrome(&self) -> u64 {
         self.syndrome
     }
 
-    /// Which vector it came by: 4 is an exception, 6 an FIQ, 7 an SError.
+    /// The vector's number: 4 is an exception, 6 an FIQ, 7 an SError.
     pub const fn vector(&self) -> u64 {
         self.vector
     }
 
-    /// Address of the instruction that was interrupted.
+    /// Address of the interrupted instruction.
     pub const fn address(&self) -> u64 {
         self.address
     }
 }
 
-/// The exception vectors of an image at EL1, which are in it once: 16 of 128 bytes each. The
-/// current level with its own stack is 4 (synchronous), 5 (IRQ), 6 (FIQ), 7 (SError); the program
-/// never is at another.
+/// The exception vectors of an image at EL1, which exist once per image: 16 of 128 bytes each. The
+/// current level with its own stack has 4 (synchronous), 5 (IRQ), 6 (FIQ), 7 (SError); the program
+/// never runs at another level.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! exception_vectors {
@@ -142,17 +142,17 @@ pub fn count(id: u32) -> u32 {
     handlers::count(id as usize)
 }
 
-/// Has `handler` called on SGI or PPI `id`, or nothing any more. The timer has been stopped before.
+/// Sets or removes the handler of SGI or PPI `id`. The timer is stopped before the handler runs.
 pub fn handle(id: u32, handler: Option<fn(&Frame)>) {
     handlers::handle(id as usize, handler);
 }
 
-/// Pages of [`guard_page`]; no address of code by default.
+/// Pages of [`guard_page`]; initially no address of code.
 static GUARDED_PAGES: [AtomicU64; processors::MAX_PROCESSORS] =
     [const { AtomicU64::new(u64::MAX) }; processors::MAX_PROCESSORS];
 
-/// Has exceptions of instructions in the page at `page` go on at the next instruction, with the
-/// fault in X16 and X17, on the calling processor.
+/// Makes exceptions of instructions in the page at `page` continue at the next instruction, with
+/// the fault in X16 and X17, on the calling processor.
 pub fn guard_page(page: u64) {
     // Pairs with `on_exception`, on the same processor.
     GUARDED_PAGES[number()].store(page, Ordering::Release);
@@ -160,33 +160,33 @@ pub fn guard_page(page: u64) {
 
 /// Lets the processor take interrupts.
 pub fn enable() {
-    // SAFETY: the vectors are there, and handlers touch what they may touch any time.
+    // SAFETY: the vectors are set up, and handlers touch only data that they may touch at any time.
     unsafe { asm!("msr daifclr, #2", options(nostack, preserves_flags)) };
 }
 
 /// Masks interrupts.
 pub fn disable() {
-    // SAFETY: it changes nothing else.
+    // SAFETY: it has no other effect.
     unsafe { asm!("msr daifset, #2", options(nostack, preserves_flags)) };
 }
 
-/// Waits for an interrupt, which may have come before, takes it, and masks interrupts again. They
-/// are masked before.
+/// Waits for an interrupt, which may be pending already, takes it, and masks interrupts again. They
+/// must be masked before.
 pub fn wait() {
-    // SAFETY: WFI ends with an interrupt that is masked, too; then it is taken.
+    // SAFETY: WFI also ends with a masked interrupt; then it is taken.
     unsafe {
         asm!("dsb sy", "wfi", "msr daifclr, #2", "isb", "msr daifset, #2", options(nostack, preserves_flags))
     };
 }
 
-/// Makes the processor's exceptions come here, and keeps its number.
+/// Routes the processor's exceptions here, and stores its number.
 ///
 /// # Safety
 ///
 /// Once on each processor after its start, with its own number.
 pub(super) unsafe fn load(number: usize) {
     let vectors = (&raw const exception_vectors).addr();
-    // SAFETY: the vectors are as the architecture wants them; nobody else uses TPIDR_EL1.
+    // SAFETY: the vectors have the architecture's layout; TPIDR_EL1 has no other user.
     unsafe {
         asm!("msr vbar_el1, {}", "msr tpidr_el1, {}", "isb", in(reg) vectors, in(reg) number, options(nostack))
     };
@@ -214,13 +214,13 @@ pub extern "C" fn dispatch(frame: &mut Frame) {
 
 fn on_interrupt(frame: &Frame) {
     let id = gic::acknowledge();
-    // SAFETY: a barrier, which keeps what the handler does behind the acknowledgement.
+    // SAFETY: a barrier, which keeps the handler's accesses after the acknowledgement.
     unsafe { asm!("dsb sy", options(nostack, preserves_flags)) };
     if id >= gic::SPECIAL {
         return;
     }
     if id == info::virtual_timer() {
-        // Its line is up until then.
+        // Its line stays asserted until then.
         clock::stop_timer();
     }
     gic::end(id);
@@ -230,7 +230,7 @@ fn on_interrupt(frame: &Frame) {
     handlers::run(id as usize, frame);
 }
 
-/// Goes on where the table of guarded instructions says, with the fault in X16 and X17.
+/// Continues where the table of guarded instructions says, with the fault in X16 and X17.
 fn on_exception(frame: &mut Frame) {
     let in_page = || {
         // Pairs with `guard_page`.

@@ -1,4 +1,4 @@
-//! PSCI, and the ends of the machine: SYSTEM_OFF, and semihosting's exit.
+//! PSCI, and ways to end the machine: SYSTEM_OFF, and semihosting's exit.
 //!
 //! DEN 0022F, section 5; Semihosting for AArch32 and AArch64, SYS_EXIT.
 
@@ -19,7 +19,7 @@ const BY_SMC: u8 = 2;
 /// How PSCI is called; written before other processors run.
 static CONDUIT: AtomicU8 = AtomicU8::new(NONE);
 
-/// Says how PSCI is called, before other processors run.
+/// Sets how PSCI is called, before other processors run.
 pub fn set_conduit(conduit: Option<Conduit>) {
     let number = match conduit {
         None => NONE,
@@ -29,11 +29,11 @@ pub fn set_conduit(conduit: Option<Conduit>) {
     CONDUIT.store(number, Ordering::Relaxed);
 }
 
-/// Has the processor of this affinity begin at `entry` with `context` in X0.
+/// Starts the processor with this affinity at `entry` with `context` in X0.
 ///
 /// # Errors
 ///
-/// What PSCI says, or that there is none.
+/// PSCI's error, or that there is no PSCI.
 pub fn cpu_on(affinity: u64, entry: u64, context: u64) -> Result<(), Error> {
     match CONDUIT.load(Ordering::Relaxed) {
         BY_HVC => psci::cpu_on::<Hvc>(affinity, entry, context),
@@ -42,8 +42,8 @@ pub fn cpu_on(affinity: u64, entry: u64, context: u64) -> Result<(), Error> {
     }
 }
 
-/// Calls firmware or hypervisor by the SMC calling convention in 32 bits, by PSCI's conduit: X0 to
-/// X3 as they come back. All ones in the first, `NOT_SUPPORTED`, if there is no conduit.
+/// Calls firmware or hypervisor by the SMC calling convention in 32 bits, through PSCI's conduit;
+/// returns X0 to X3. The first is all ones, `NOT_SUPPORTED`, if there is no conduit.
 pub fn call(function: u32, arguments: [u32; 3]) -> [u32; 4] {
     let [a, b, c] = arguments;
     let arguments = [a, b, c, 0, 0, 0, 0];
@@ -55,7 +55,7 @@ pub fn call(function: u32, arguments: [u32; 3]) -> [u32; 4] {
     [results[0], results[1], results[2], results[3]]
 }
 
-/// Switches the machine off, if there is PSCI; returns otherwise.
+/// Switches the machine off, if there is PSCI; otherwise returns.
 pub fn system_off() {
     let _ = match CONDUIT.load(Ordering::Relaxed) {
         BY_HVC => psci::system_off::<Hvc>(),
@@ -64,16 +64,16 @@ pub fn system_off() {
     };
 }
 
-/// Switches the machine off, if there is PSCI; does nothing more either way.
+/// Switches the machine off, if there is PSCI; otherwise halts.
 pub fn off() -> ! {
     system_off();
     halt()
 }
 
-/// Does nothing any more.
+/// Halts.
 pub fn halt() -> ! {
     loop {
-        // SAFETY: it waits for an interrupt, which is masked, so nothing comes of it.
+        // SAFETY: it waits for an interrupt, which is masked, so it has no effect.
         unsafe { asm!("msr daifset, #0xf", "wfi", options(nomem, nostack)) };
     }
 }
@@ -82,14 +82,14 @@ pub fn halt() -> ! {
 ///
 /// # Errors
 ///
-/// The call's fault, where nobody serves it.
+/// The call's fault, if no debugger serves it.
 pub fn semihosting_exit(status: u8) -> Result<(), Fault> {
     /// SYS_EXIT, and ADP_Stopped_ApplicationExit.
     const EXIT: u64 = 0x18;
     const APPLICATION_EXIT: u64 = 0x20026;
     let block = [APPLICATION_EXIT, u64::from(status)];
     let (fault, address): (u64, u64);
-    // SAFETY: either the call ends the program, or nobody serves it and it is an undefined
+    // SAFETY: either the call ends the program, or it is not served and is an undefined
     // instruction, which is guarded.
     unsafe {
         asm!(

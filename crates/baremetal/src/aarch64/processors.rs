@@ -21,7 +21,7 @@ pub struct Stack(MaybeUninit<[u8; STACK_SIZE]>);
 #[doc(hidden)]
 pub static mut STACKS: [Stack; MAX_PROCESSORS] = [const { Stack(MaybeUninit::uninit()) }; MAX_PROCESSORS];
 
-/// Says what the affinity of processor `number` is; that of the first is needed as well.
+/// Sets the affinity of processor `number`; that of the first is needed as well.
 pub fn set_affinity(number: usize, affinity: u64) {
     all::set_id(number, affinity);
 }
@@ -31,8 +31,8 @@ pub fn affinity(number: usize) -> u64 {
     all::id(number)
 }
 
-/// Lets the calling processor, the first one, take interrupts, and numbers the others as the device
-/// tree has them; none is started. Returns how many there are.
+/// Lets the calling processor, the first one, take interrupts, and numbers the others in device
+/// tree order; starts none. Returns how many there are.
 ///
 /// # Panics
 ///
@@ -50,13 +50,13 @@ pub fn find(affinities: &[u64]) -> usize {
     })
 }
 
-/// Starts processor `number`, from 1 on, if it does not run already; says whether it runs.
+/// Starts processor `number`, from 1 on, if it does not run already; returns whether it runs.
 pub fn start(number: usize) -> bool {
     if runs(number) {
         return true;
     }
-    // It begins with the MMU off, past the caches: until that is on, it needs registers and code
-    // alone.
+    // It begins with the MMU off, bypassing the caches: until the MMU is on, it needs only
+    // registers and code.
     let started = power::cpu_on(affinity(number), boot::other_entry_address(), number as u64);
     started.is_ok() && clock::wait_until(PATIENCE_MS, || runs(number))
 }
@@ -66,14 +66,14 @@ pub fn wake(number: usize) {
     gic::send(affinity(number), WAKE);
 }
 
-/// Where a processor other than the first one begins.
+/// Entry of a processor other than the first one.
 #[doc(hidden)]
 pub extern "C" fn other(number: usize) -> ! {
-    // SAFETY: this is the processor of that number, which comes here once.
+    // SAFETY: this is the processor with that number, which runs this once.
     unsafe { interrupts::load(number) };
     if let Err(why) = gic::enable() {
         panic!("processor {number}: {why}");
     }
-    // Interrupts are masked but while it waits.
+    // Interrupts are masked except while it waits.
     all::work(number, || {}, interrupts::wait)
 }

@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::uart16550::Registers;
 
-/// Where QEMU's virt machine and Quell have it; the device tree may name another place.
+/// The address on QEMU's virt machine and on Quell; the device tree may name another.
 static ADDRESS: AtomicU64 = AtomicU64::new(0x0900_0000);
 
 /// Data register, flag register, line control, control, interrupt mask, interrupt clear.
@@ -18,19 +18,19 @@ const INTERRUPT_CLEAR: u64 = 0x44;
 
 const RECEIVER_EMPTY: u32 = 1 << 4;
 const TRANSMITTER_FULL: u32 = 1 << 5;
-/// Words of 8 bits, FIFOs.
+/// Words of 8 bits, FIFOs on.
 const LINE: u32 = 0x70;
 /// Enabled, both directions.
 const ENABLED: u32 = 0x301;
 const ALL_INTERRUPTS: u32 = 0x7ff;
 /// Receive, and receive timeout.
 const RECEIVE_INTERRUPTS: u32 = 1 << 4 | 1 << 6;
-/// Reads of the flags before a byte is given up: a port that is stuck holds up nobody for ever.
+/// Reads of the flags before a byte is dropped: a stuck port blocks no caller forever.
 const TRIES: u32 = 1 << 16;
 /// The same for text: a program has nothing else to do, and the reader may be slow.
 const TRIES_FOR_TEXT: u32 = 1 << 22;
 
-/// Says where the PL011 of [`CONSOLE`] is.
+/// Sets the address of the PL011 of [`CONSOLE`].
 pub(super) fn set_address(address: u64) {
     ADDRESS.store(address, Ordering::Relaxed);
 }
@@ -40,11 +40,11 @@ pub(super) fn set_address(address: u64) {
 pub struct Pl011(u64);
 
 impl Pl011 {
-    /// The one at `address`.
+    /// The PL011 at `address`.
     ///
     /// # Safety
     ///
-    /// It is there, mapped as a device, and the program's.
+    /// It is there, mapped as a device, and used only by the program.
     pub const unsafe fn at(address: u64) -> Self {
         Self(address)
     }
@@ -60,7 +60,7 @@ impl Pl011 {
         unsafe { ((self.0 + offset) as *mut u32).write_volatile(value) };
     }
 
-    /// Enables the port, without interrupts and with its rate as it is.
+    /// Enables the port, without interrupts and with its current rate.
     pub fn set_up(self) {
         self.write(INTERRUPT_MASK, 0);
         self.write(INTERRUPT_CLEAR, ALL_INTERRUPTS);
@@ -69,12 +69,12 @@ impl Pl011 {
         self.write(CONTROL, ENABLED);
     }
 
-    /// Lets the port interrupt when it has received something.
+    /// Enables the port's receive interrupt.
     pub fn interrupt_on_receive(self) {
         self.write(INTERRUPT_MASK, RECEIVE_INTERRUPTS);
     }
 
-    /// A byte that has come, if one has.
+    /// A received byte, if there is one.
     pub fn receive(self) -> Option<u8> {
         (self.read(FLAGS) & RECEIVER_EMPTY == 0).then(|| self.read(DATA) as u8)
     }
@@ -91,13 +91,13 @@ impl Pl011 {
     }
 }
 
-/// The PL011 that the device tree names first.
+/// The first PL011 in the device tree.
 #[derive(Clone, Copy, Debug)]
 pub struct Serial;
 
-/// The port of a program's words.
+/// The port for a program's text.
 pub const CONSOLE: Serial = Serial;
-/// The port of its reports to the host: the same.
+/// The port for its reports to the host: the same.
 pub const REPORTS: Serial = Serial;
 
 impl Serial {
@@ -105,12 +105,12 @@ impl Serial {
         Pl011(ADDRESS.load(Ordering::Relaxed))
     }
 
-    /// Enables the port, without interrupts and with its rate as it is.
+    /// Enables the port, without interrupts and with its current rate.
     pub fn set_up(self) {
         self.port().set_up();
     }
 
-    /// A byte that has come, if one has.
+    /// A received byte, if there is one.
     pub fn receive(self) -> Option<u8> {
         self.port().receive()
     }
@@ -123,16 +123,16 @@ impl Write for Serial {
     }
 }
 
-/// Where the registers of a 16550 begin, one behind the other.
+/// The address of a 16550's registers, which are adjacent.
 #[derive(Clone, Copy, Debug)]
 pub struct Mapped(u64);
 
 impl Mapped {
-    /// Those at `address`.
+    /// The registers at `address`.
     ///
     /// # Safety
     ///
-    /// They are there, mapped as a device, and the program's.
+    /// They are there, mapped as a device, and used only by the program.
     pub const unsafe fn at(address: u64) -> Self {
         Self(address)
     }

@@ -1,4 +1,4 @@
-//! The tables that the processors begin with: everything one to one, in blocks of 1 GiB.
+//! The tables that the processors start with: everything one to one, in blocks of 1 GiB.
 //!
 //! DDI 0487 M.b, D8.3.1 "VMSAv8-64 descriptor formats" and D8.6 "Memory region attributes"; TCR_EL1
 //! and MAIR_EL1 are set in `boot.rs`.
@@ -30,8 +30,8 @@ fn block(address: u64, is_memory: bool) -> u64 {
     address | VALID | ACCESSED | kind
 }
 
-/// Maps everything: the GiB of the image and that of the device tree as memory, all else as
-/// devices. The MMU is off, so this does plain loads and stores only.
+/// Maps everything: the GiB of the image and that of the device tree as memory, the rest as
+/// devices. The MMU is off, so this uses only plain loads and stores.
 #[doc(hidden)]
 pub extern "C" fn map_first(image: u64, device_tree: u64) {
     for (index, entry) in (0..).zip(BLOCKS.words()) {
@@ -49,7 +49,7 @@ pub(super) fn map_ram(ram: &[Ram]) {
             if entry.load(Ordering::Relaxed) == wanted {
                 continue;
             }
-            // D8.17.1: a change of the memory type goes by way of an invalid entry.
+            // D8.17.1: a change of the memory type requires an invalid entry in between.
             entry.store(0, Ordering::Relaxed);
             flush();
             entry.store(wanted, Ordering::Relaxed);
@@ -59,6 +59,6 @@ pub(super) fn map_ram(ram: &[Ram]) {
 }
 
 fn flush() {
-    // SAFETY: it drops translations, which come back from the tables.
+    // SAFETY: it drops translations, which are reloaded from the tables.
     unsafe { asm!("dsb ishst", "tlbi vmalle1is", "dsb ish", "isb", options(nostack, preserves_flags)) };
 }

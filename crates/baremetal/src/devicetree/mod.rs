@@ -1,4 +1,4 @@
-//! What a device tree says of an Arm64 machine, as far as the images need it.
+//! The device tree of an Arm64 machine, as far as the images need it.
 //!
 //! Sources: Devicetree Specification 0.4, chapters 2, 3 and 5.3; the bindings `arm,gic-v3`,
 //! `arm,armv8-timer`, `arm,psci`, `arm,pl011`, `arm,pl031` and `pci-host-ecam-generic` of the Linux
@@ -11,19 +11,19 @@ use dtoolkit::{Node, Property};
 
 pub use crate::pages::Ram;
 
-/// Bytes of the command line that are kept.
+/// The most bytes of the command line that are kept.
 pub const COMMAND_LINE: usize = 512;
-/// Ranges of memory that are kept.
+/// The most ranges of memory that are kept.
 pub const RANGES: usize = 16;
-/// Processors that are kept.
+/// The most processors that are kept.
 pub const PROCESSORS: usize = 256;
-/// Regions of redistributors that are kept.
+/// The most regions of redistributors that are kept.
 pub const REGIONS: usize = 8;
 
-/// The virtual timer's interrupt where no device tree names another: PPI 11.
+/// The virtual timer's interrupt if no device tree names another: PPI 11.
 pub const VIRTUAL_TIMER: u32 = 27;
 
-/// Kinds of interrupts in the GIC's cells, and the first INTIDs of these and of none.
+/// Kinds of interrupts in the GIC's cells, and the first INTID of each and the first invalid one.
 const SHARED: u32 = 0;
 const PRIVATE: u32 = 1;
 const FIRST_PRIVATE: u32 = 16;
@@ -44,7 +44,7 @@ pub enum Conduit {
 pub struct Gic {
     /// Registers of the distributor.
     pub distributor: Ram,
-    /// Regions in which redistributors lie one behind the other.
+    /// Regions of adjacent redistributors.
     pub redistributors: ArrayVec<Ram, REGIONS>,
 }
 
@@ -62,7 +62,7 @@ pub struct Device {
 pub struct PciHost {
     /// Configuration space.
     pub ecam: Ram,
-    /// Where port addresses appear, from port 0 on.
+    /// Address range of port addresses, from port 0 on.
     pub ports: Option<Ram>,
     /// INTIDs of devices 0 to 3's pin A.
     pub pins: [Option<u32>; 4],
@@ -71,12 +71,12 @@ pub struct PciHost {
 /// A machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Board {
-    /// The command line, of which an overlong end is left out.
+    /// The command line; an overlong end is dropped.
     pub command_line: ArrayString<COMMAND_LINE>,
-    /// RAM, in the tree's order; ranges without an end in the address space, and those that are too
-    /// many, are left out.
+    /// RAM, in the tree's order; ranges that exceed the address space, and excess ranges, are
+    /// dropped.
     pub ram: ArrayVec<Ram, RANGES>,
-    /// RAM that is not to be used, the device tree itself not among it.
+    /// RAM that must not be used, except for the device tree itself.
     pub reserved: ArrayVec<Ram, RANGES>,
     /// Affinities of the processors that are not disabled, as in MPIDR_EL1, in the tree's order.
     pub processors: ArrayVec<u64, PROCESSORS>,
@@ -86,10 +86,10 @@ pub struct Board {
     pub psci: Option<Conduit>,
     /// The interrupt controller, if it is a GICv3.
     pub gic: Option<Gic>,
-    /// The PL011s at addresses that are the processors' as well: first the one that `stdout-path`
+    /// The PL011s at addresses that are valid for the processors: first the one that `stdout-path`
     /// names, if it names one of them by its path.
     pub uarts: ArrayVec<Device, 4>,
-    /// A PL031, the clock that knows the date.
+    /// A PL031, the real-time clock.
     pub clock: Option<Device>,
     /// The PCI host bridge.
     pub pci: Option<PciHost>,
@@ -104,7 +104,7 @@ impl Board {
     ///
     /// # Errors
     ///
-    /// `bytes` are not a device tree. What the tree does not have is empty.
+    /// `bytes` are not a device tree. Missing parts of the tree are empty.
     pub fn read(bytes: &[u8]) -> Result<Self, &'static str> {
         let tree = Fdt::new(bytes).map_err(|_| "the device tree is not well-formed")?;
         let (mut processors, mut left_out) = (ArrayVec::new(), 0);
@@ -137,7 +137,7 @@ fn ranges<'a>(node: FdtNode<'a>) -> impl Iterator<Item = Ram> + 'a {
     })
 }
 
-/// Nodes below the root and on simple buses, of this binding.
+/// Nodes below the root and on simple buses, with this binding.
 fn compatible<'a>(tree: Fdt<'a>, binding: &'static str) -> impl Iterator<Item = FdtNode<'a>> {
     let is_enabled = |node: &FdtNode<'a>| {
         let status = node.property("status").and_then(|status| status.value_as::<&str>().ok());
@@ -177,13 +177,13 @@ fn reserved(tree: Fdt<'_>) -> ArrayVec<Ram, RANGES> {
     listed.chain(nodes).take(RANGES).collect()
 }
 
-/// Those of all processors that can be started.
+/// The affinities of all processors that can be started.
 fn affinities<'a>(tree: Fdt<'a>) -> impl Iterator<Item = u64> + 'a {
     let runs = |node: &FdtNode<'_>| {
         let status = node.property("status").and_then(|status| status.value_as::<&str>().ok());
         node.name_without_address() == "cpu" && !matches!(status, Some("fail" | "fail-sss"))
     };
-    // Cells of `reg` here are of the address alone.
+    // Here the cells of `reg` contain only the address.
     let affinity = |node: FdtNode<'a>| {
         let property = node.property("reg")?;
         let narrow = property.value_as::<u32>().map(u64::from);
@@ -218,8 +218,8 @@ fn cells<'a>(property: &'a impl Property) -> impl Iterator<Item = u32> + 'a {
     property.value().chunks_exact(4).filter_map(|cell| Some(u32::from_be_bytes(cell.try_into().ok()?)))
 }
 
-/// The INTID that the GIC's cells for an interrupt begin with: its kind, and its number among
-/// those.
+/// The INTID of an interrupt, from the first of the GIC's cells for it: its kind, and its number
+/// within the kind.
 fn intid(kind: u32, number: u32) -> Option<u32> {
     match kind {
         SHARED => (number < SPECIAL - FIRST_SHARED).then(|| number + FIRST_SHARED),
@@ -228,7 +228,7 @@ fn intid(kind: u32, number: u32) -> Option<u32> {
     }
 }
 
-/// The INTID of a node's interrupt `index`. Each is of three cells.
+/// The INTID of a node's interrupt `index`. Each has three cells.
 fn interrupt(node: FdtNode<'_>, index: usize) -> Option<u32> {
     let property = node.property("interrupts")?;
     let mut cells = cells(&property).skip(3 * index);
@@ -243,8 +243,8 @@ fn pci(node: FdtNode<'_>) -> Option<PciHost> {
     Some(PciHost { ecam: ranges(node).next()?, ports: ports(node), pins: pins(node) })
 }
 
-/// Where a host bridge shows port addresses: of `ranges` (three cells of PCI's, two of the parent,
-/// two of size) the one whose space is that of ports.
+/// The address at which a host bridge shows port addresses: the entry of `ranges` (three PCI cells,
+/// two of the parent, two of size) for the port space.
 fn ports(node: FdtNode<'_>) -> Option<Ram> {
     const SPACE: u32 = 3 << 24;
     const PORTS: u32 = 1 << 24;
@@ -257,7 +257,7 @@ fn ports(node: FdtNode<'_>) -> Option<Ram> {
     Some(Ram { start, end: start.checked_add(long(entry[5], entry[6]))? })
 }
 
-/// INTIDs of pin A of devices 0 to 3: of `interrupt-map` (three cells of address, one of the pin,
+/// INTIDs of pin A of devices 0 to 3, from `interrupt-map` (three cells of address, one of the pin,
 /// the GIC's handle, two of its address, three of the interrupt).
 fn pins(node: FdtNode<'_>) -> [Option<u32>; 4] {
     let mut found = [None; 4];
@@ -273,7 +273,7 @@ fn pins(node: FdtNode<'_>) -> [Option<u32>; 4] {
     found
 }
 
-/// The next `N` cells, if there are as many.
+/// The next `N` cells, if there are that many.
 fn fill<const N: usize>(cells: &mut impl Iterator<Item = u32>) -> Option<[u32; N]> {
     let mut entry = [0; N];
     for cell in &mut entry {
@@ -286,7 +286,7 @@ fn uarts(tree: Fdt<'_>) -> ArrayVec<Device, 4> {
     let chosen = tree.find_node("/chosen");
     let path = chosen.and_then(|chosen| chosen.property("stdout-path"));
     let path = path.as_ref().and_then(|path| path.value_as::<&str>().ok());
-    // What is behind a colon are the line's parameters.
+    // The part after a colon has the line's parameters.
     let first = path.and_then(|path| tree.find_node(path.split(':').next()?));
     let first = first.and_then(device);
     let all = || compatible(tree, "arm,pl011").filter_map(device);
@@ -295,7 +295,7 @@ fn uarts(tree: Fdt<'_>) -> ArrayVec<Device, 4> {
 }
 
 /// The third of the timer's interrupts: secure, non-secure, virtual, hypervisor. It is a private
-/// one.
+/// interrupt.
 fn virtual_timer(tree: Fdt<'_>) -> u32 {
     let found = compatible(tree, "arm,armv8-timer").next().and_then(|timer| interrupt(timer, 2));
     found.filter(|intid| *intid < FIRST_SHARED).unwrap_or(VIRTUAL_TIMER)

@@ -69,8 +69,8 @@ fn virt() -> Vec<DeviceTreeNode> {
     ];
     let memory = |name, reg| node(name, &[("device_type", Text("memory")), ("reg", Cells(reg))], Vec::new());
     let clock = [("compatible", Text("arm,pl031")), ("reg", Cells(&[0, 0x901_0000, 0, 0x1000]))];
-    // Configuration space, port space behind another one, pin A of devices 0 and 1 and pin B of the
-    // third; what is cut off.
+    // Configuration space, port space after another space, pin A of devices 0 and 1 and pin B of
+    // the third; and a truncated entry.
     let pci = [
         ("compatible", Text("pci-host-ecam-generic")),
         ("reg", Cells(&[0x40, 0x1000_0000, 0, 0x1000_0000])),
@@ -131,7 +131,7 @@ fn a_machine_is_read() {
     assert_eq!(board.command_line.as_str(), "check only=x");
     let ram = [Ram { start: 0x4000_0000, end: 0x5000_0000 }, Ram { start: 1 << 32, end: 2 << 32 }];
     assert_eq!(board.ram.as_slice(), ram);
-    // A processor that is disabled is one that can be started; one that has failed cannot.
+    // A disabled processor can be started; a failed one cannot.
     assert_eq!(board.processors.as_slice(), [0, 0x101]);
     assert_eq!(board.psci, Some(Conduit::Hvc));
     let gic = board.gic.expect("it has one");

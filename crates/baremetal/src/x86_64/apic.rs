@@ -1,7 +1,7 @@
-//! The local APIC, by whichever of its two interfaces there is, and a pin of an I/O APIC.
+//! The local APIC, through the available one of its two interfaces, and a pin of an I/O APIC.
 //!
-//! Source: AMD64 APM volume 2 (24593, rev. 3.42), chapter 16. x2APIC where it is on already or
-//! CPUID has it, memory-mapped otherwise (QEMU's emulation offers no x2APIC before version 9).
+//! Source: AMD64 APM volume 2 (24593, rev. 3.42), chapter 16. x2APIC if it is already on or CPUID
+//! reports it, memory-mapped otherwise (QEMU's emulation offers no x2APIC before version 9).
 
 use core::arch::x86_64::__cpuid;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -18,7 +18,8 @@ const MSR_X2APIC: u32 = 0x800;
 /// CPUID 1, ECX: the x2APIC interface.
 const CPUID_X2APIC: u32 = 1 << 21;
 
-/// Registers by their number; the address is 16 times, the MSR that much behind [`MSR_X2APIC`].
+/// Registers by number; the address is 16 times the number, the MSR is [`MSR_X2APIC`] plus the
+/// number.
 const ID: u32 = 0x02;
 const EOI: u32 = 0x0b;
 const SPURIOUS: u32 = 0x0f;
@@ -69,17 +70,17 @@ fn read(register: u32) -> u32 {
 
 fn write(register: u32, value: u32) {
     if is_x2apic() {
-        // SAFETY: as in `read`; the registers that are written are this module's.
+        // SAFETY: as in `read`; this module owns the registers that it writes.
         return unsafe { Msr::new(MSR_X2APIC + register).write(value.into()) };
     }
     // SAFETY: as in `read`.
     unsafe { address(register).write_volatile(value) };
 }
 
-/// Finds out which interface there is. On the first processor, before any APIC is
-/// [enabled](enable); returns the physical address of the register page, if it is in use.
+/// Determines the interface. On the first processor, before any APIC is [enabled](enable); returns
+/// the physical address of the register page, if it is in use.
 pub fn probe() -> Option<u64> {
-    // SAFETY: every processor for which this is built has the register.
+    // SAFETY: every supported processor has the register.
     let base = unsafe { Msr::new(MSR_APIC_BASE).read() };
     let has_x2apic = __cpuid(1).ecx & CPUID_X2APIC != 0 || base & BASE_X2APIC != 0;
     X2APIC.store(has_x2apic, Ordering::Relaxed);
@@ -90,13 +91,13 @@ pub fn probe() -> Option<u64> {
 /// Enables the calling processor's APIC, with all of its own interrupts off.
 pub fn enable() {
     let mut msr = Msr::new(MSR_APIC_BASE);
-    // SAFETY: every processor for which this is built has the register.
+    // SAFETY: every supported processor has the register.
     let base = unsafe { msr.read() };
     // The enable bit is never cleared: some emulations cannot set it again.
     let wanted = base | BASE_ENABLED | if is_x2apic() { BASE_X2APIC } else { 0 };
     if wanted != base {
-        // SAFETY: from enabled to x2APIC mode is a legal step, and `probe` has found that there is
-        // the mode.
+        // SAFETY: from enabled to x2APIC mode is a legal step, and `probe` has found that the mode
+        // exists.
         unsafe { msr.write(wanted) };
     }
     LVTS.iter().for_each(|lvt| write(*lvt, LVT_MASKED | u32::from(VECTOR_SPURIOUS)));
@@ -108,30 +109,30 @@ pub fn id() -> u32 {
     if is_x2apic() { read(ID) } else { read(ID) >> 24 }
 }
 
-/// Whether an interrupt with this vector came by the calling processor's APIC and has not been
-/// ended.
+/// Whether the calling processor's APIC has delivered an interrupt with this vector that has not
+/// been ended.
 pub fn is_in_service(vector: u8) -> bool {
     read(IN_SERVICE + u32::from(vector / 32)) >> (vector % 32) & 1 != 0
 }
 
-/// Has the calling processor's timer interrupt with `vector`, once for each deadline of the TSC or
-/// each time that [ticks of the bus clock](set_timer_ticks) have passed.
+/// Makes the calling processor's timer interrupt with `vector`, once for each deadline of the TSC
+/// or each time that [ticks of the bus clock](set_timer_ticks) have passed.
 pub fn unmask_timer(vector: u8, tsc_deadline: bool) {
     let mode = if tsc_deadline { LVT_TSC_DEADLINE } else { 0 };
     write(LVT_TIMER, mode | u32::from(vector));
 }
 
-/// Has the calling processor's timer count every tick of the bus clock.
+/// Makes the calling processor's timer count every tick of the bus clock.
 pub fn set_timer_divider() {
     write(TIMER_DIVIDE, DIVIDE_BY_1);
 }
 
-/// Sets the timer to so many ticks of the bus clock; 0 stops it.
+/// Sets the timer to this many ticks of the bus clock; 0 stops it.
 pub fn set_timer_ticks(ticks: u32) {
     write(TIMER_INITIAL, ticks);
 }
 
-/// What is left of the timer's count.
+/// The rest of the timer's count.
 pub fn timer_ticks() -> u32 {
     read(TIMER_CURRENT)
 }
@@ -142,15 +143,15 @@ pub fn end_of_interrupt() {
 }
 
 /// Whether interrupts reach the processor with this APIC id: memory-mapped registers have eight
-/// bits for it, of which all ones name everybody.
+/// bits for it, and all ones mean all processors.
 pub fn reaches(id: u32) -> bool {
     is_x2apic() || id < 0xff
 }
 
 fn send(destination: u32, command: u32) {
     if is_x2apic() {
-        // WRMSR to the x2APIC is not serialising: what was stored for the target to see is made
-        // visible first (APM volume 2, section 16.11.2). It pairs with the interrupt, whose handler
+        // WRMSR to the x2APIC is not serialising: stores meant for the target are made visible
+        // first (APM volume 2, section 16.11.2). The fence pairs with the interrupt, whose handler
         // runs after it.
         fence(Ordering::SeqCst);
         let value = u64::from(destination) << 32 | u64::from(ASSERT | command);
@@ -164,7 +165,7 @@ fn send(destination: u32, command: u32) {
 }
 
 /// Sends an interrupt. An interrupt handler that sends must not interrupt this: the memory-mapped
-/// interface takes two writes.
+/// interface needs two writes.
 pub fn send_fixed(destination: u32, vector: u8) {
     send(destination, u32::from(vector));
 }
@@ -174,12 +175,12 @@ pub fn send_nmi(destination: u32) {
     send(destination, MODE_NMI);
 }
 
-/// Resets a processor, which then waits to be started.
+/// Resets a processor, which then waits for a start-up IPI.
 pub fn send_init(destination: u32) {
     send(destination, MODE_INIT);
 }
 
-/// Starts a processor that waits for it, on the page at `page`.
+/// Starts a processor that waits for a start-up IPI, on the page at `page`.
 pub fn send_startup(destination: u32, page: u64) {
     send(destination, MODE_STARTUP | (page >> 12) as u32);
 }
@@ -188,7 +189,7 @@ pub fn send_startup(destination: u32, page: u64) {
 ///
 /// # Safety
 ///
-/// The I/O APIC's registers are mapped uncached at `base`, and nobody else drives it.
+/// The I/O APIC's registers are mapped uncached at `base`, and nothing else drives it.
 pub unsafe fn route_isa(base: u64, pin: u32, destination: u32, vector: u8) {
     let (select, window) = (base as *mut u32, (base + 0x10) as *mut u32);
     let entry = 0x10 + 2 * pin;

@@ -1,5 +1,5 @@
-//! The way in: PVH and Multiboot 2 entries of the first processor, start-up page of the others. The
-//! Linux boot protocol's beginning is in `linux.rs`; it ends here.
+//! Entry code: PVH and Multiboot 2 entries of the first processor, start-up page of the others. The
+//! beginning of the Linux boot protocol is in `linux.rs`; it ends here.
 //!
 //! Sources: Xen "x86/HVM direct boot ABI" (PVH); Multiboot2 Specification version 2.0, sections 3.1
 //! and 3.3; AMD64 Architecture Programmer's Manual volume 2 (24593, rev. 3.42) section 14.6
@@ -47,10 +47,11 @@ macro_rules! entry {
     };
 }
 
-/// Where the start-up page lies: below 1 MiB, page aligned, in what every loader reports as RAM.
+/// Address of the start-up page: below 1 MiB, page aligned, in memory that every loader reports as
+/// RAM.
 pub const STARTUP_PAGE: u64 = 0x8000;
 
-/// What the entries say they are.
+/// The protocol that an entry reports.
 pub const PROTOCOL_PVH: u32 = 1;
 /// As above.
 pub const PROTOCOL_MULTIBOOT2: u32 = 2;
@@ -61,19 +62,19 @@ pub const PROTOCOL_LINUX: u32 = 3;
 pub const STACK_SIZE: usize = 64 << 10;
 
 /// The [offer](crate::startup::offer) to the processor that is to start, or 0. The code on the
-/// start-up page takes it by a compare-exchange, so a processor that comes late finds nothing, or
-/// what is another's, and halts.
+/// start-up page takes it by a compare-exchange, so a late processor finds no offer, or one for
+/// another processor, and halts.
 #[doc(hidden)]
 pub static OFFER: AtomicU64 = AtomicU64::new(0);
 
-/// The entry code of an image, which is in it once. The image's linker script begins its text with
-/// `.boot.header` and `.text.boot`, and links it below 2 GiB.
+/// The entry code of an image, which exists once per image. The image's linker script begins its
+/// text with `.boot.header` and `.text.boot`, and links it below 2 GiB.
 ///
-/// `first` is an `extern "C" fn(protocol: u32, info: u32) -> !`: where the first processor arrives,
-/// once, on a stack of [`STACK_SIZE`]. `other` is an `extern "C" fn(stack_top: u64) -> !`: where
-/// another one arrives, on the stack that [`StartupPage::offer`] has named. Both have the boot
-/// tables, which map the first 4 GiB one to one in pages of 2 MiB with `rights` (the lowest three
-/// bits of an entry); EFER has the bits of `efer`. Data segments are flat, FS and GS null.
+/// `first` is an `extern "C" fn(protocol: u32, info: u32) -> !`: the entry of the first processor,
+/// once, on a stack of [`STACK_SIZE`]. `other` is an `extern "C" fn(stack_top: u64) -> !`: the
+/// entry of another processor, on the stack that [`StartupPage::offer`] has named. Both have the
+/// boot tables, which map the first 4 GiB one to one in pages of 2 MiB with `rights` (the lowest
+/// three bits of an entry); EFER has the bits of `efer`. Data segments are flat, FS and GS null.
 #[macro_export]
 macro_rules! x86_64_entry_code {
     (rights: $rights:expr, efer: $efer:expr, first: $first:path, other: $other:path $(,)?) => {
@@ -196,7 +197,7 @@ other_long_mode:
     ud2
 
 // The template of the start-up page. It is copied to STARTUP_PAGE and starts there in real mode, so
-// its own addresses are written relative to where it will be.
+// its addresses are relative to that location.
 .section .rodata.boot, "a"
 .balign 16
 .code16
@@ -220,7 +221,7 @@ startup_protected:
     mov ds, eax
     mov es, eax
     mov ss, eax
-    // The own APIC id as IPIs know it: by MSR in x2APIC mode, in memory otherwise.
+    // This processor's APIC id as used for IPIs: by MSR in x2APIC mode, in memory otherwise.
     mov ecx, 0x1b
     rdmsr
     test eax, 0x400
@@ -249,7 +250,7 @@ startup_protected:
     .byte 0xea
     .long other_long_mode
     .word 0x08
-4:  hlt                         // nobody waits for this processor
+4:  hlt                         // nothing waits for this processor
     jmp 4b
 .balign 8
 startup_gdt_pointer:
@@ -271,24 +272,23 @@ startup_template_end:
     };
 }
 
-/// Where the first processor of a program arrives, once.
+/// Entry of the first processor of a program, once.
 #[doc(hidden)]
 pub extern "C" fn first(protocol: u32, info: u32) -> ! {
-    // SAFETY: this is the only processor that runs, and it loads the table next. No other stack is
+    // SAFETY: this is the only running processor, and it loads the table next. No other stack is
     // named.
     unsafe { interrupts::build(|_| 0) };
     interrupts::silence();
-    // SAFETY: this is the first processor, which comes here once.
+    // SAFETY: this is the first processor, which runs this once.
     unsafe { tables::load(0) };
     apic::probe();
-    // SAFETY: the entry passes on what the loader of its protocol passed; memory below 4 GiB is
-    // mapped.
+    // SAFETY: the entry passes on the value of its protocol's loader; memory below 4 GiB is mapped.
     let info = unsafe { info::read(protocol, info) };
     // SAFETY: `entry!` defines the function with this signature.
     unsafe { baremetal_image_main(info.unwrap_or_else(|_| BootInfo::new(Protocol::Pvh))) }
 }
 
-/// The first address behind the image.
+/// The first address after the image.
 pub fn image_end() -> u64 {
     (&raw const __image_end).addr() as u64
 }
@@ -301,26 +301,25 @@ impl StartupPage {
     ///
     /// # Safety
     ///
-    /// The page is RAM that nobody else uses, now or later, and is mapped writable.
+    /// The page is RAM without another user, now or later, and is mapped writable.
     pub unsafe fn install() -> Self {
         let start = &raw const startup_template;
         let length = (&raw const startup_template_end).addr() - start.addr();
-        // SAFETY: source is our own read-only data, less than a page; the caller vouches for the
-        // destination. A processor that comes late runs the same bytes.
+        // SAFETY: the source is our own read-only data, less than a page; the caller vouches for
+        // the destination. A late processor runs the same bytes.
         unsafe { core::ptr::copy_nonoverlapping(start, STARTUP_PAGE as *mut u8, length) };
         Self(())
     }
 
     /// Offers the stack that ends at `stack_top`, below 4 GiB, to the processor with this APIC id.
-    /// The interrupt that starts it is sent afterwards.
+    /// Send the interrupt that starts it afterwards.
     pub fn offer(&self, apic_id: u32, stack_top: u64) {
         debug_assert!(stack_top >> 32 == 0, "stacks lie below 4 GiB");
-        // Pairs with the locked exchange of the code on the page, which finds all that was stored
-        // before.
+        // Pairs with the locked exchange of the code on the page, which sees all earlier stores.
         OFFER.swap(offer(apic_id, stack_top as u32), Ordering::SeqCst);
     }
 
-    /// Takes back what has not been taken; says whether there was anything.
+    /// Withdraws an offer that has not been taken; returns whether there was one.
     pub fn withdraw(&self) -> bool {
         // Pairs with the locked exchange of the code on the page: one of them takes the offer.
         OFFER.swap(0, Ordering::SeqCst) != 0

@@ -6,20 +6,20 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use x86_64::instructions::port::Port;
 
 /// Frequency of ACPI's power management timer (ACPI 6.5, section 4.8.2.4), and the bits that every
-/// machine's has.
+/// such timer has.
 const PM_TIMER_HZ: u64 = 3_579_545;
 const PM_TIMER_MASK: u32 = 0xff_ffff;
 /// Length of the measurement: 20 ms.
 const MEASURED_TICKS: u32 = (PM_TIMER_HZ / 50) as u32;
 /// Reads of the timer before it is declared dead.
 const TRIES: u32 = 1 << 26;
-/// What is taken for the TSC's rate when nothing tells it.
+/// The assumed rate of the TSC if nothing reports it.
 const HZ_DEFAULT: u64 = 1_000_000_000;
 
 static HZ: AtomicU64 = AtomicU64::new(HZ_DEFAULT);
 
-/// Ticks since some time. Waits until all earlier loads are done (LFENCE before RDTSC; APM volume
-/// 3, "RDTSC").
+/// Ticks since an arbitrary start. Waits until all earlier loads are done (LFENCE before RDTSC; APM
+/// volume 3, "RDTSC").
 #[inline(always)]
 pub fn now() -> u64 {
     // SAFETY: every AMD64 processor has both, and CR4.TSD is clear.
@@ -29,17 +29,17 @@ pub fn now() -> u64 {
     }
 }
 
-/// Ticks per second, as far as is known.
+/// Ticks per second, as far as known.
 pub fn hz() -> u64 {
     HZ.load(Ordering::Relaxed)
 }
 
-/// Says how many ticks a second has.
+/// Sets the number of ticks per second.
 pub fn set_hz(hz: u64) {
     HZ.store(hz.max(1_000_000), Ordering::Relaxed);
 }
 
-/// What CPUID leaf 0x15 says about the TSC's frequency (Intel SDM volume 2A, CPUID), if it does.
+/// The TSC's frequency according to CPUID leaf 0x15 (Intel SDM volume 2A, CPUID), if reported.
 pub fn hz_by_cpuid() -> Option<u64> {
     const LEAF: u32 = 0x15;
     if __cpuid(0).eax < LEAF {
@@ -66,18 +66,18 @@ pub fn hz_by_pm_timer(port: u16) -> Option<u64> {
     None
 }
 
-/// Ticks in so many microseconds.
+/// Ticks in `us` microseconds.
 pub fn ticks(us: u64) -> u64 {
     (u128::from(hz()) * u128::from(us) / 1_000_000) as u64
 }
 
-/// Says that the processor waits for another one.
+/// Hints that the processor waits for another one.
 #[inline(always)]
 pub fn relax() {
     core::hint::spin_loop();
 }
 
-/// Waits until the condition holds, for so many milliseconds at most; says whether it does.
+/// Waits until the condition holds, for at most `ms` milliseconds; returns whether it does.
 pub fn wait_until(ms: u64, mut condition: impl FnMut() -> bool) -> bool {
     let end = now() + ticks(ms * 1000);
     while !condition() {
@@ -89,7 +89,7 @@ pub fn wait_until(ms: u64, mut condition: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// Waits for so many microseconds.
+/// Waits for `us` microseconds.
 pub fn delay(us: u64) {
     let end = now() + ticks(us);
     while now() < end {

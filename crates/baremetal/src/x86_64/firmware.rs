@@ -1,4 +1,4 @@
-//! What the firmware's ACPI tables say: processors, the power management timer, the way to switch
+//! The firmware's ACPI tables: processors, the power management timer, the register that switches
 //! the machine off.
 
 use core::ptr::NonNull;
@@ -12,15 +12,15 @@ use super::power::Switch;
 use super::processors::MAX_PROCESSORS;
 use crate::sleep::sleep_type_s5;
 
-/// What the tables say.
+/// The contents of the tables.
 pub struct FirmwareTables {
-    /// APIC ids of the processors that may be used, in the firmware's order, without one twice.
+    /// APIC ids of the usable processors, in the firmware's order, without duplicates.
     pub apic_ids: ArrayVec<u32, MAX_PROCESSORS>,
     /// Processors for which there was no room.
     pub left_out: usize,
     /// Register page of the I/O APIC that takes interrupt 0 upwards.
     pub io_apic: Option<u64>,
-    /// Where each ISA interrupt arrives, counted over all I/O APICs.
+    /// The pin of each ISA interrupt, counted over all I/O APICs.
     pub isa_pins: [u32; 16],
     /// I/O port of the power management timer.
     pub pm_timer: Option<u16>,
@@ -33,8 +33,8 @@ struct Identity;
 impl AcpiHandler for Identity {
     unsafe fn map_physical_region<T>(&self, address: usize, size: usize) -> PhysicalMapping<Self, T> {
         let start = NonNull::new(address as *mut T).expect("no ACPI table is at address 0");
-        // SAFETY: everything below 4 GiB is mapped one to one, say the callers of `read` and
-        // `switch`.
+        // SAFETY: everything below 4 GiB is mapped one to one, as the callers of `read` and
+        // `switch` promise.
         unsafe { PhysicalMapping::new(address, start, size, size, Self) }
     }
 
@@ -44,13 +44,13 @@ impl AcpiHandler for Identity {
 /// Flags of a processor's entry: it is enabled.
 const ENABLED: u32 = 1;
 
-/// Finds the tables by the root pointer at `rsdp`; 0 has it searched for.
+/// Finds the tables by the root pointer at `rsdp`; if it is 0, searches for the root pointer.
 ///
 /// # Safety
 ///
 /// As [`read`].
 unsafe fn tables(rsdp: u64) -> Result<AcpiTables<Identity>, &'static str> {
-    // SAFETY: the caller's; signatures and checksums are checked.
+    // SAFETY: the caller's promise; signatures and checksums are checked.
     let tables = unsafe {
         match rsdp {
             0 => AcpiTables::search_for_rsdp_bios(Identity),
@@ -61,7 +61,7 @@ unsafe fn tables(rsdp: u64) -> Result<AcpiTables<Identity>, &'static str> {
 }
 
 /// Reads the tables that the root pointer at `rsdp` leads to, and masks the pins of the I/O APICs,
-/// from which nobody wants interrupts; 0 has the root pointer searched for.
+/// whose interrupts are not used. If `rsdp` is 0, searches for the root pointer.
 ///
 /// # Errors
 ///
@@ -69,9 +69,9 @@ unsafe fn tables(rsdp: u64) -> Result<AcpiTables<Identity>, &'static str> {
 ///
 /// # Safety
 ///
-/// `rsdp` is what the loader passed, or 0; everything below 4 GiB is mapped one to one.
+/// `rsdp` is the loader's value, or 0; everything below 4 GiB is mapped one to one.
 pub unsafe fn read(rsdp: u64) -> Result<FirmwareTables, &'static str> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     let tables = unsafe { tables(rsdp) }?;
     let madt = tables.find_table::<Madt>().map_err(|_| "ACPI has no list of processors")?;
     let mut machine = FirmwareTables {
@@ -118,18 +118,18 @@ fn port(register: acpi::address::GenericAddress) -> Option<u16> {
     u16::try_from(register.address).ok().filter(|port| *port != 0)
 }
 
-/// The registers that take the sleep type of soft-off, which the DSDT names. Apart from [`read`]:
-/// the hypervisor leaves the DSDT alone.
+/// The registers that take the sleep type of soft-off, which the DSDT names. Separate from
+/// [`read`]: the hypervisor does not read the DSDT.
 ///
 /// # Safety
 ///
 /// As [`read`].
 pub unsafe fn switch(rsdp: u64) -> Option<Switch> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     let tables = unsafe { tables(rsdp) }.ok()?;
     let fadt = tables.find_table::<Fadt>().ok()?;
     let dsdt = tables.dsdt().ok()?;
-    // SAFETY: the table's checksum has been verified, and it is mapped, says the caller.
+    // SAFETY: the table's checksum has been verified, and the caller promises that it is mapped.
     let code = unsafe { core::slice::from_raw_parts(dsdt.address as *const u8, dsdt.length as usize) };
     let flags = fadt.flags;
     if flags.system_is_hw_reduced_acpi() {

@@ -1,7 +1,7 @@
-//! Instructions that may fault, and what became of them.
+//! Instructions that may fault, and their faults.
 //!
-//! Each is an entry of the `.fixups` table: at which RIP a fault is expected, and where to go on. A
-//! fault at any other RIP ends the run. R11 is zero before; it and R10 tell of a fault.
+//! Each has an entry in the `.fixups` table: the RIP at which a fault is expected, and where to
+//! continue. A fault at any other RIP ends the run. R11 is zero before; it and R10 report a fault.
 
 use core::arch::asm;
 
@@ -11,13 +11,13 @@ use crate::guarded;
 /// An exception that a guarded instruction raised, at its own address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// Which.
+    /// Its vector.
     pub vector: u8,
     /// Its error code; 0 if it has none.
     pub error: u64,
 }
 
-/// Marks in R11 that a fault happened, above its vector.
+/// Set in R11 above the vector if a fault happened.
 pub const FAULTED: u64 = 1 << 8;
 
 impl Fault {
@@ -31,7 +31,7 @@ impl Fault {
         Self { vector: 14, error }
     }
 
-    /// What the handler left in R11 and R10.
+    /// Decodes the handler's values of R11 and R10.
     ///
     /// # Errors
     ///
@@ -67,7 +67,7 @@ pub fn rdmsr(number: u32) -> Result<u64, Fault> {
 ///
 /// # Safety
 ///
-/// The program can live with what the register does.
+/// The program can cope with the effect of the register.
 pub unsafe fn wrmsr(number: u32, value: u64) -> Result<(), Fault> {
     let (fault, error): (u64, u64);
     // SAFETY: the caller vouches for the effect; a fault is guarded.
@@ -107,10 +107,10 @@ pub fn load(address: u64) -> Result<u64, Fault> {
 ///
 /// # Safety
 ///
-/// If something is mapped there, it is a page that may be written to.
+/// If the address is mapped, it is in a page that may be written to.
 pub unsafe fn store(address: u64, value: u64) -> Result<(), Fault> {
     let (fault, error): (u64, u64);
-    // SAFETY: the caller's; a fault is guarded.
+    // SAFETY: the caller's promise; a fault is guarded.
     unsafe {
         asm!(
             guarded!("mov [{address}], {value}"),

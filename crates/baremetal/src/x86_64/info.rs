@@ -1,4 +1,4 @@
-//! What the loader says: command line, ACPI, memory, the first module.
+//! The loader's information: command line, ACPI, memory, the first module.
 
 use arrayvec::{ArrayString, ArrayVec};
 use multiboot2::{BootInformation, BootInformationHeader, MemoryAreaType, RsdpV1Tag, RsdpV2Tag};
@@ -11,19 +11,19 @@ use super::boot::{PROTOCOL_LINUX, PROTOCOL_MULTIBOOT2, PROTOCOL_PVH};
 use super::efi;
 use super::linux::{E820_COUNT, E820_ENTRY, E820_MAX, E820_TABLE};
 
-/// Bytes of the command line that are kept.
+/// The most bytes of the command line that are kept.
 pub(super) const COMMAND_LINE: usize = 512;
-/// Ranges of memory that are kept.
+/// The most ranges of memory that are kept.
 pub const RANGES: usize = 64;
 
-/// By which protocol the image was started.
+/// The protocol by which the image was started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     /// Xen's direct boot.
     Pvh,
     /// Multiboot 2.
     Multiboot2,
-    /// Linux' own.
+    /// Linux's own.
     Linux,
 }
 
@@ -38,12 +38,12 @@ impl Protocol {
     }
 }
 
-/// What the loader said, copied: nothing refers to the loader's own memory.
+/// A copy of the loader's information: nothing refers to the loader's own memory.
 #[derive(Debug)]
 pub struct BootInfo {
-    /// How it was said.
+    /// The boot protocol.
     pub protocol: Protocol,
-    /// The command line, of which an overlong end is left out.
+    /// The command line; an overlong end is dropped.
     pub command_line: ArrayString<COMMAND_LINE>,
     /// Address of ACPI's root pointer; 0 if it has to be searched for.
     pub rsdp: u64,
@@ -51,7 +51,7 @@ pub struct BootInfo {
     pub ram: ArrayVec<Ram, RANGES>,
     /// Whether there is more RAM, in ranges for which there was no room.
     pub has_more_ram: bool,
-    /// The first module, if the protocol has modules and the loader has brought one.
+    /// The first module, if the protocol has modules and the loader passed one.
     pub module: Option<Ram>,
 }
 
@@ -71,30 +71,30 @@ impl BootInfo {
         line.chars().take_while(|char| self.command_line.try_push(*char).is_ok()).for_each(drop);
     }
 
-    /// Adds RAM. More ranges than are kept are left out.
+    /// Adds RAM. Excess ranges are dropped.
     fn add_ram(&mut self, start: u64, length: u64) {
         let range = Ram { start, end: start.saturating_add(length) };
         self.has_more_ram |= self.ram.try_push(range).is_err();
     }
 }
 
-/// Reads what the loader passed.
+/// Reads the loader's information.
 ///
 /// # Errors
 ///
-/// It is not what the protocol says that it is.
+/// The information is not what the protocol requires.
 ///
 /// # Safety
 ///
-/// `address` is what a loader of protocol `protocol` passed, and what it refers to is mapped one to
-/// one.
+/// `address` is the value from a loader of protocol `protocol`, and everything that it refers to is
+/// mapped one to one.
 pub unsafe fn read(protocol: u32, address: u32) -> Result<BootInfo, &'static str> {
     match protocol {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         PROTOCOL_PVH => unsafe { read_pvh(address) },
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         PROTOCOL_MULTIBOOT2 => unsafe { read_multiboot2(address) },
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         PROTOCOL_LINUX => Ok(unsafe { read_linux(address) }),
         _ => Err("not started by a protocol that is known"),
     }
@@ -105,7 +105,7 @@ pub unsafe fn read(protocol: u32, address: u32) -> Result<BootInfo, &'static str
 /// As [`read`].
 unsafe fn read_pvh(address: u32) -> Result<BootInfo, &'static str> {
     let mut info = BootInfo::new(Protocol::Pvh);
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     let start = unsafe { StartInfoReader::from_paddr_identity(address) };
     let start = start.ok_or("not started by the PVH protocol")?;
     info.set_command_line(start.cmdline().and_then(|line| line.to_str().ok()).unwrap_or(""));
@@ -128,13 +128,13 @@ unsafe fn read_pvh(address: u32) -> Result<BootInfo, &'static str> {
 unsafe fn read_multiboot2(address: u32) -> Result<BootInfo, &'static str> {
     let mut info = BootInfo::new(Protocol::Multiboot2);
     let header = address as usize as *const BootInformationHeader;
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     let boot = unsafe { BootInformation::load(header) };
     let boot = boot.map_err(|_| "the Multiboot 2 information is not valid")?;
     if let Some(Ok(line)) = boot.command_line_tag().map(|tag| tag.cmdline()) {
         info.set_command_line(line);
     }
-    // The tag holds a copy of the root pointer behind its own header of 8 bytes.
+    // The tag holds a copy of the root pointer after its own header of 8 bytes.
     let newer = boot.rsdp_v2_tag().map(|tag: &RsdpV2Tag| (&raw const *tag).addr());
     let older = boot.rsdp_v1_tag().map(|tag: &RsdpV1Tag| (&raw const *tag).addr());
     info.rsdp = newer.or(older).map_or(0, |tag| tag as u64 + 8);
@@ -148,8 +148,8 @@ unsafe fn read_multiboot2(address: u32) -> Result<BootInfo, &'static str> {
     Ok(info)
 }
 
-/// Places in the parameters of Linux' boot protocol (`struct boot_params`; the kernel's
-/// Documentation/arch/x86/zero-page.rst), and the type of an entry of the memory map that is RAM.
+/// Offsets in the parameters of Linux's boot protocol (`struct boot_params`; the kernel's
+/// Documentation/arch/x86/zero-page.rst), and the memory map's entry type for RAM.
 const LINUX_RSDP: u32 = 0x70;
 const LINUX_EFI_SIGNATURE: u32 = 0x1c0;
 const LINUX_EFI_SYSTEM_TABLE: u32 = 0x1c4;
@@ -164,7 +164,7 @@ const EFI_64: u32 = u32::from_le_bytes(*b"EL64");
 /// As [`read`].
 unsafe fn read_linux(address: u32) -> BootInfo {
     let mut info = BootInfo::new(Protocol::Linux);
-    // SAFETY: the caller's; fields need not be aligned.
+    // SAFETY: the caller's promise; fields need not be aligned.
     let word = |offset: u32| unsafe { ((address + offset) as usize as *const u32).read_unaligned() };
     let long = |offset: u32| u64::from(word(offset)) | u64::from(word(offset + 4)) << 32;
     info.rsdp = long(LINUX_RSDP);
@@ -175,7 +175,8 @@ unsafe fn read_linux(address: u32) -> BootInfo {
     }
     let line = word(LINUX_COMMAND_LINE) as usize as *const u8;
     if !line.is_null() {
-        // SAFETY: the caller's: the line ends with a zero, and more of it than is kept is not read.
+        // SAFETY: the caller's promise: the line ends with a zero, and nothing beyond the kept
+        // length is read.
         let bytes = (0..COMMAND_LINE).map(|index| unsafe { line.add(index).read() });
         let bytes: ArrayVec<u8, COMMAND_LINE> = bytes.take_while(|byte| *byte != 0).collect();
         info.set_command_line(bytes.utf8_chunks().next().map_or("", |chunk| chunk.valid()));

@@ -1,4 +1,4 @@
-//! What happens on each vector.
+//! The handling of each vector.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,21 +11,21 @@ use crate::handlers::{self, catches};
 
 /// Wakes another processor for its job.
 pub const VECTOR_WAKE: u8 = 0x30;
-/// The first vector that an image may use for itself; all up to [`VECTOR_SPURIOUS`] are free.
+/// The first vector that an image may use; all up to [`VECTOR_SPURIOUS`] are free.
 pub const VECTOR_FREE: u8 = 0x40;
 /// Spurious interrupts.
 pub const VECTOR_SPURIOUS: u8 = 0xff;
 /// NMIs.
 pub const VECTOR_NMI: u8 = 2;
 
-/// What the stub pushes, lowest address first: `KEPT` registers beside those that a function of C
-/// may change.
+/// The stub's stack frame, lowest address first: `KEPT` registers in addition to those that a C
+/// function may change.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Frame<const KEPT: usize = 5> {
     /// R15, R14, R13, R12, RBX, if they are kept.
     preserved: [u64; KEPT],
-    /// A frame with nothing but saved registers below it: what a backtrace begins with.
+    /// A frame with nothing but saved registers below it: the start of a backtrace.
     rbp: u64,
     r11: u64,
     r10: u64,
@@ -45,17 +45,17 @@ pub struct Frame<const KEPT: usize = 5> {
     ss: u64,
 }
 
-/// Places of registers in [`Frame::preserved`].
+/// Indices of registers in [`Frame::preserved`].
 const R13: usize = 2;
 const R12: usize = 3;
 
 impl<const KEPT: usize> Frame<KEPT> {
-    /// Address of the instruction that was interrupted.
+    /// Address of the interrupted instruction.
     pub const fn rip(&self) -> u64 {
         self.rip
     }
 
-    /// Has the program go on at `rip`.
+    /// Makes the program continue at `rip`.
     pub const fn set_rip(&mut self, rip: u64) {
         self.rip = rip;
     }
@@ -70,7 +70,7 @@ impl<const KEPT: usize> Frame<KEPT> {
         self.error
     }
 
-    /// Which vector it came by.
+    /// The vector's number.
     pub const fn vector(&self) -> u8 {
         self.vector as u8
     }
@@ -81,12 +81,12 @@ impl<const KEPT: usize> Frame<KEPT> {
     }
 }
 
-/// The stubs of an image, which are in it once: one of 16 bytes per vector, which pushes an error
-/// code of 0 where the processor pushes none (APM volume 2, table 8-1) and the vector's number;
+/// The stubs of an image, which exist once per image: one of 16 bytes per vector, which pushes an
+/// error code of 0 if the processor pushes none (APM volume 2, table 8-1) and the vector's number;
 /// then the common part.
 ///
-/// The function is an `extern "C" fn(&mut Frame<5>)` where all registers are pushed, and a
-/// `Frame<0>`'s where those are that a function of C may change.
+/// The function is an `extern "C" fn(&mut Frame<5>)` if all registers are pushed, and takes a
+/// `Frame<0>` if only those are pushed that a C function may change.
 #[macro_export]
 macro_rules! interrupt_stubs {
     (all => $dispatch:path) => {
@@ -163,13 +163,13 @@ unsafe extern "C" {
     static interrupt_stubs: [[u8; 16]; 256];
 }
 
-/// Fills in the IDT with the image's stubs; `stack` says which vector has which stack, as
-/// [`tables::set_gate_on_stack`] takes it.
+/// Fills in the IDT with the image's stubs; `stack` returns the stack of each vector, in the form
+/// that [`tables::set_gate_on_stack`] takes.
 ///
 /// # Safety
 ///
-/// No other processor runs, and this one loads the table afterwards. Stacks that are named are in
-/// its task state segment then.
+/// No other processor runs, and this one loads the table afterwards. Named stacks are in its task
+/// state segment then.
 pub unsafe fn build(stack: impl Fn(u8) -> u16) {
     for vector in 0..=255u8 {
         // SAFETY: the address of our own text is taken, nothing is read.
@@ -179,10 +179,10 @@ pub unsafe fn build(stack: impl Fn(u8) -> u16) {
     }
 }
 
-/// RFLAGS as the last exception has pushed them.
+/// RFLAGS as pushed by the last exception.
 static FAULT_FLAGS: AtomicU64 = AtomicU64::new(0);
 
-/// The page of [`guard_page`]; no address of code by default.
+/// The page of [`guard_page`]; initially no address of code.
 static GUARDED_PAGE: AtomicU64 = AtomicU64::new(u64::MAX);
 
 /// How often `vector` has been taken, by all processors.
@@ -190,14 +190,14 @@ pub fn count(vector: u8) -> u32 {
     handlers::count(vector.into())
 }
 
-/// RFLAGS as the last exception has pushed them, on whatever processor.
+/// RFLAGS as pushed by the last exception, on any processor.
 pub fn fault_flags() -> u64 {
     // Pairs with `on_exception`.
     FAULT_FLAGS.load(Ordering::Acquire)
 }
 
-/// Has `handler` called on `vector`, or nothing any more. An interrupt has been ended at the APIC
-/// before.
+/// Sets or removes the handler of `vector`. An interrupt is ended at the APIC before its handler
+/// runs.
 pub fn handle(vector: u8, handler: Option<fn(&Frame)>) {
     handlers::handle(vector.into(), handler);
 }
@@ -212,20 +212,20 @@ pub fn disable() {
     x86_64::instructions::interrupts::disable();
 }
 
-/// Has faults of instructions in the page at `page` go on at the address in R13 with the stack in
-/// R12, which the code that calls into the page has put there.
+/// Makes faults of instructions in the page at `page` continue at the address in R13 with the stack
+/// in R12; the code that calls into the page sets both.
 pub fn guard_page(page: u64) {
     // Pairs with `on_exception`.
     GUARDED_PAGE.store(page, Ordering::Release);
 }
 
-/// Has nothing interrupt but what is asked for from here on, whatever the firmware has left of the
-/// 8259s. On the first processor, once, while the first MiB is mapped one to one. I/O APICs are
-/// found later, with the other tables of the firmware.
+/// Silences all interrupts that have not been requested, whatever state the firmware has left the
+/// 8259s in. On the first processor, once, while the first MiB is mapped one to one. I/O APICs are
+/// found later, with the firmware's other tables.
 pub fn silence() {
     // SAFETY: memory is mapped one to one, and nothing has been written below 1 MiB yet.
     let has_imcr = unsafe { pic::firmware_has_imcr() };
-    // SAFETY: the ports are those of the 8259s and of the IMCR, or nobody's.
+    // SAFETY: the ports are those of the 8259s and of the IMCR, or unused.
     pic::silence(has_imcr, |port, value| unsafe { Port::new(port).write(value) });
 }
 
@@ -236,9 +236,9 @@ pub extern "C" fn dispatch(frame: &mut Frame) {
     match vector {
         VECTOR_NMI => {}
         0..=31 => return on_exception(vector, frame),
-        // A spurious one, or one of the 8259s that was on its way while they were masked: neither
-        // is in service, and the local APIC would take an end of interrupt for that of another one.
-        // Interrupts between processors may have these vectors as well.
+        // A spurious interrupt, or one of the 8259s that was in transit while they were masked:
+        // neither is in service, and the local APIC would take an end of interrupt for that of
+        // another one. Interprocessor interrupts may have these vectors as well.
         _ if (vector == VECTOR_SPURIOUS || pic::VECTORS.contains(&vector))
             && !apic::is_in_service(vector) =>
         {
@@ -249,7 +249,7 @@ pub extern "C" fn dispatch(frame: &mut Frame) {
     handlers::run(vector.into(), frame);
 }
 
-/// Goes on where the table of guarded instructions or the guarded page's caller says, in ring 0,
+/// Continues where the table of guarded instructions or the guarded page's caller says, in ring 0,
 /// with the fault in R11 and R10.
 fn on_exception(vector: u8, frame: &mut Frame) {
     // Pairs with `fault_flags`; the page pairs with `guard_page`.

@@ -1,9 +1,9 @@
-//! The way in by the Linux boot protocol: a bzImage's first sectors, and the code that brings the
-//! image to its place.
+//! Entry by the Linux boot protocol: a bzImage's first sectors, and the code that moves the image
+//! to its place.
 //!
-//! Both are no part of what an ELF loader loads: they lie in sections of their own, of which the
-//! host tool makes a bzImage. `.linux.setup` comes first, whole sectors of it; then `.linux.high`,
-//! which arrives at 1 MiB; the image, flat, behind it.
+//! An ELF loader loads neither part: they are in sections of their own, of which the host tool
+//! makes a bzImage. `.linux.setup` comes first, in whole sectors; then `.linux.high`, which is
+//! loaded at 1 MiB; then the flat image.
 //!
 //! Loaders enter in real mode (QEMU's `-kernel`) or in 32-bit protected mode (GRUB). There is no
 //! 64-bit entry.
@@ -12,39 +12,40 @@
 //! Real-Mode Kernel Header", "Running the Kernel", "32-bit Boot Protocol"; zero-page.rst for the
 //! parameters.
 //!
-//! The constants are public for the macro alone.
+//! The constants are public only for the macro.
 
-/// Bytes of a sector, and sectors of the setup behind the first one.
+/// Bytes of a sector, and sectors of the setup after the first one.
 pub const SECTOR: u32 = 512;
 pub const SETUP_SECTORS: u32 = 3;
-/// Where the protocol's header begins and ends in the setup.
+/// Start and end of the protocol's header in the setup.
 pub const HEADER: u32 = 0x1f1;
 pub const HEADER_END: u32 = 0x26c;
-/// Where the header's jump over itself begins, and the place from which it counts.
+/// Start of the header's jump over itself, and the base of its operand.
 pub const JUMP: u32 = 0x200;
 pub const JUMP_FROM: u32 = JUMP + 2;
-/// Where the setup has its pointer to its descriptor table, which is at its beginning.
+/// Offset of the pointer to the descriptor table, which is at the beginning of the setup.
 pub const GDT_POINTER: u32 = 4 * 8;
-/// Where the part for protected mode is loaded, and how much of it is `.linux.high`.
+/// Load address of the protected-mode part, and the size of `.linux.high` in it.
 pub const LOAD_ADDRESS: u32 = 0x10_0000;
 pub const HIGH_SIZE: u32 = 0x100;
 /// Longest command line, without the zero at its end.
 pub const COMMAND_LINE_MAX: usize = super::info::COMMAND_LINE - 1;
-/// Offset of the parameters that the setup makes, and of the top of its stack, in its own segment.
+/// Offset of the parameters that the setup creates, and of the top of its stack, in its own
+/// segment.
 pub const PARAMS: u32 = 0x4000;
 pub const STACK: u32 = 0x8000;
 
-/// Places in the parameters: the number of entries in the memory map, and the map.
+/// Offsets in the parameters: the number of entries in the memory map, and the map.
 pub const E820_COUNT: u32 = 0x1e8;
 pub const E820_TABLE: u32 = 0x2d0;
-/// Bytes of an entry, and how many there is room for.
+/// Bytes of an entry, and the most entries that fit.
 pub const E820_ENTRY: u32 = 20;
 pub const E820_MAX: u32 = 128;
 
-// Differences between labels are no operands that the assembler takes: what is referred to has a
-// fixed place, which `.org` sees to. It also refuses code that is longer than its place.
+// The assembler does not accept differences between labels as operands: each referenced item has a
+// fixed place, which `.org` ensures. It also refuses code that is longer than its place.
 
-/// The code of the Linux boot protocol, which goes on in that of
+/// The code of the Linux boot protocol, which continues in that of
 /// [`x86_64_entry_code`](crate::x86_64_entry_code).
 #[macro_export]
 macro_rules! linux_entry_code {
@@ -53,7 +54,7 @@ macro_rules! linux_entry_code {
             r#"
 .section .linux.setup, "", @progbits
 .code16
-    // A boot sector that nobody boots from has room for the descriptor table.
+    // An unused boot sector has room for the descriptor table.
     .quad 0, 0
     .quad 0x00cf9b000000ffff    // 0x10: code, 32 bit
     .quad 0x00cf93000000ffff    // 0x18: data
@@ -143,8 +144,8 @@ macro_rules! linux_entry_code {
     .word 0x10
     .org ({sectors} + 1) * {sector}
 
-// Protected mode without paging, at 1 MiB; ESI is the parameters' address. Loaders that have made
-// them begin here.
+// Protected mode without paging, at 1 MiB; ESI is the parameters' address. Loaders that have
+// created them enter here.
 .section .linux.high, "", @progbits
 .code32
     cli

@@ -1,8 +1,8 @@
-//! The end of the machine: ACPI's soft-off, and QEMU's debug exit device.
+//! Ways to end the machine: ACPI's soft-off, and QEMU's debug exit device.
 
 use x86_64::instructions::port::Port;
 
-/// Where to write what to switch the machine off (ACPI 6.5, sections 4.8.3.2.1 and 4.8.3.7).
+/// The register and value that switch the machine off (ACPI 6.5, sections 4.8.3.2.1 and 4.8.3.7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Switch {
     port: u16,
@@ -23,7 +23,7 @@ impl Switch {
     }
 }
 
-/// Switches the machine off, if that is known how to; does nothing more either way.
+/// Switches the machine off, if the register is known; otherwise halts.
 pub fn off(switch: Option<Switch>) -> ! {
     if let Some(Switch { port, value, is_byte }) = switch {
         // SAFETY: ACPI says that this switches the machine off.
@@ -43,6 +43,6 @@ pub fn off(switch: Option<Switch>) -> ! {
 /// Ends QEMU by its device isa-debug-exit at `port`, if it is there: QEMU's exit status is then `2
 /// * code + 1`.
 pub fn debug_exit(port: u16, code: u8) {
-    // SAFETY: the caller says that the device is there and vouches for it.
+    // SAFETY: the caller vouches that the device is there.
     unsafe { Port::new(port).write(u32::from(code)) };
 }

@@ -20,7 +20,7 @@ static mut STACKS: [Stack; MAX_PROCESSORS] = [const { Stack([0; STACK_SIZE]) }; 
 const AFTER_INIT_US: u64 = 10_000;
 const AFTER_STARTUP_US: u64 = 200;
 
-/// Says what the APIC id of processor `number` is; that of the first is needed as well.
+/// Sets the APIC id of processor `number`; that of the first is needed as well.
 pub fn set_apic_id(number: usize, id: u32) {
     all::set_id(number, id.into());
 }
@@ -30,7 +30,7 @@ pub fn apic_id(number: usize) -> u32 {
     all::id(number) as u32
 }
 
-/// Starts processor `number`, from 1 on, if it does not run already; says whether it runs.
+/// Starts processor `number`, from 1 on, if it does not run already; returns whether it runs.
 pub fn start(number: usize) -> bool {
     if runs(number) {
         return true;
@@ -41,7 +41,7 @@ pub fn start(number: usize) -> bool {
     page.offer(id, stack_bottom() + ((number + 1) * STACK_SIZE) as u64);
     apic::send_init(id);
     clock::delay(AFTER_INIT_US);
-    // The second time only if the first was of no use.
+    // The second attempt is made only if the first had no effect.
     for _ in 0..2 {
         apic::send_startup(id, STARTUP_PAGE);
         clock::delay(AFTER_STARTUP_US);
@@ -49,7 +49,7 @@ pub fn start(number: usize) -> bool {
             return true;
         }
     }
-    // It is sent back to where only a start-up IPI gets it from, in case it comes at this moment.
+    // It is reset to the state that only a start-up IPI ends, in case it starts at this moment.
     page.withdraw();
     reset(number);
     clock::delay(AFTER_INIT_US);
@@ -57,12 +57,12 @@ pub fn start(number: usize) -> bool {
     false
 }
 
-/// Where the stack of processor 0 begins.
+/// The bottom of processor 0's stack.
 fn stack_bottom() -> u64 {
     (&raw const STACKS).addr() as u64
 }
 
-/// Resets processor `number`, in whatever it is doing. It does nothing until it is started again.
+/// Resets processor `number`, whatever it is doing. It stays idle until it is started again.
 pub fn reset(number: usize) {
     apic::send_init(apic_id(number));
     all::forget(number);
@@ -73,13 +73,13 @@ pub fn wake(number: usize) {
     apic::send_fixed(apic_id(number), VECTOR_WAKE);
 }
 
-/// Where a processor other than the first one begins, on the stack that [`start`] has offered.
+/// Entry of a processor other than the first one, on the stack that [`start`] has offered.
 #[doc(hidden)]
 pub extern "C" fn other(stack_top: u64) -> ! {
     let number = (stack_top - stack_bottom()) as usize / STACK_SIZE - 1;
-    // SAFETY: this is the processor of that number, which comes here once after each reset.
+    // SAFETY: this is the processor with that number, which runs this once after each reset.
     unsafe { tables::load(number) };
     apic::enable();
-    // An interrupt that comes before HLT ends it.
+    // An interrupt that arrives before HLT ends it.
     all::work(number, interrupts::disable, interrupts::enable_and_hlt)
 }

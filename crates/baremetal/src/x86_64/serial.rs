@@ -9,10 +9,10 @@ pub const COM1: u16 = 0x3f8;
 /// First port of COM2.
 pub const COM2: u16 = 0x2f8;
 
-/// The port of a program's words.
+/// The port for a program's text.
 // SAFETY: a serial port is there, or nothing is.
 pub const CONSOLE: Serial = unsafe { Serial::at(COM1) };
-/// The port of its reports to the host.
+/// The port for its reports to the host.
 // SAFETY: as above.
 pub const REPORTS: Serial = unsafe { Serial::at(COM2) };
 
@@ -22,13 +22,13 @@ pub struct Ports(u16);
 
 impl Registers for Ports {
     fn read(self, register: u16) -> u8 {
-        // SAFETY: a serial port is there, or nothing is, says `at`'s caller; nothing reads as all
-        // ones.
+        // SAFETY: `at`'s caller promises that there is a serial port, or nothing; nothing reads as
+        // all ones.
         unsafe { Port::new(self.0 + register).read() }
     }
 
     fn write(self, register: u16, value: u8) {
-        // SAFETY: a serial port is there, or nothing is, says `at`'s caller.
+        // SAFETY: `at`'s caller promises that there is a serial port, or nothing.
         unsafe { Port::new(self.0 + register).write(value) };
     }
 }
@@ -37,11 +37,11 @@ impl Registers for Ports {
 pub type Serial = Uart<Ports>;
 
 impl Serial {
-    /// The one whose first port is `port`.
+    /// The serial port whose first I/O port is `port`.
     ///
     /// # Safety
     ///
-    /// A 16550 is there, which is the program's, or nothing is.
+    /// There is a 16550 that only the program uses, or nothing.
     pub const unsafe fn at(port: u16) -> Self {
         Uart(Ports(port))
     }

@@ -1,7 +1,7 @@
 //! Descriptor tables: each processor's GDT and TSS, and the one IDT.
 //!
-//! An image that keeps its processors' data by itself has [`Tables`] there and loads them; the
-//! others find the processor's number by GS.
+//! An image that keeps its processors' data itself puts [`Tables`] there and loads them; other
+//! images find the processor's number by GS.
 
 use core::arch::asm;
 use core::mem::MaybeUninit;
@@ -34,7 +34,7 @@ const CODE_32: u64 = 0x00cf_9b00_0000_ffff;
 
 const GS_BASE: u32 = 0xc000_0101;
 const STACK_SIZE: usize = 8 << 10;
-/// The stack of [`set_gate_apart`], as gates name it: counted from 1.
+/// The stack of [`set_gate_apart`], as numbered in gates: from 1.
 const GATE_STACK: u16 = 1;
 
 #[repr(C, align(16))]
@@ -43,7 +43,7 @@ struct Stack([u8; STACK_SIZE]);
 /// A processor's GDT and TSS.
 pub struct Tables {
     gdt: MaybeUninit<GlobalDescriptorTable>,
-    /// The task state segment; its stacks are put there before it is loaded.
+    /// The task state segment; set its stacks before it is loaded.
     pub tss: TaskStateSegment,
 }
 
@@ -59,8 +59,8 @@ impl Tables {
         Self { gdt: MaybeUninit::uninit(), tss: TaskStateSegment::new() }
     }
 
-    /// Fills in the GDT, and has the calling processor use both and the IDT. FS and GS are left as
-    /// they are.
+    /// Fills in the GDT, and makes the calling processor use both and the IDT. FS and GS are
+    /// unchanged.
     ///
     /// # Safety
     ///
@@ -74,8 +74,8 @@ impl Tables {
         gdt.append(Descriptor::user_code_segment());
         gdt.append(Descriptor::UserSegment(CODE_32));
         let tss = gdt.append(Descriptor::tss_segment(tss));
-        // SAFETY: table and segments were just made and never change; the IDT is complete, says the
-        // caller.
+        // SAFETY: table and segments were just made and never change; the caller promises that the
+        // IDT is complete.
         unsafe {
             gdt.load_unsafe();
             CS::set_reg(SegmentSelector(KERNEL_CODE));
@@ -88,41 +88,41 @@ impl Tables {
     }
 }
 
-/// What each processor of a program has.
+/// The data of each processor of a program.
 struct Processor {
-    /// The processor's number, which GS leads to.
+    /// The processor's number, which GS points to.
     number: u64,
     tables: Tables,
-    /// For exceptions from ring 3, and for [gates apart](set_gate_apart).
+    /// For exceptions from ring 3, and for [separate gates](set_gate_apart).
     ring0_stack: Stack,
 }
 
 const EMPTY: Processor = Processor { number: 0, tables: Tables::new(), ring0_stack: Stack([0; STACK_SIZE]) };
 
-/// Each processor touches its own only, and changes it only in [`load`].
+/// Each processor touches only its own, and changes it only in [`load`].
 static mut PROCESSORS: [Processor; MAX_PROCESSORS] = [EMPTY; MAX_PROCESSORS];
-/// Filled in by the first processor before another one starts.
+/// Filled in by the first processor before any other starts.
 static mut IDT: [[u64; 2]; 256] = [[0; 2]; 256];
 /// Ring 3 runs on one processor at a time.
 static mut USER_STACK: Stack = Stack([0; STACK_SIZE]);
 
-/// Where the stack of ring 3 begins.
+/// The top of the stack of ring 3.
 pub fn user_stack_top() -> u64 {
     (&raw const USER_STACK).addr() as u64 + STACK_SIZE as u64
 }
 
-/// Has the processors go to the code at `handler` on `vector`.
+/// Sets the handler of `vector` to the code at `handler`.
 ///
 /// # Safety
 ///
-/// The code is an interrupt handler; no other processor runs, or runs into it.
+/// The code is an interrupt handler; no other processor runs, or takes the vector.
 pub unsafe fn set_gate(vector: u8, handler: u64) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe { set_gate_on_stack(vector, handler, 0) };
 }
 
-/// The same, on a stack of the task state segment's, by its number counted from 1; 0 for that of
-/// the code that is interrupted. An interrupt gate of ring 0: APM volume 2, section 4.8.4.
+/// The same, on a stack of the task state segment, by its number counted from 1; 0 for that of the
+/// interrupted code. An interrupt gate of ring 0: APM volume 2, section 4.8.4.
 ///
 /// # Safety
 ///
@@ -133,17 +133,17 @@ pub unsafe fn set_gate_on_stack(vector: u8, handler: u64, stack: u16) {
         | u64::from(stack) << 32
         | 0x8e << 40
         | (handler >> 16 & 0xffff) << 48;
-    // SAFETY: one entry is exchanged, which no processor looks at now, says the caller.
+    // SAFETY: one entry is replaced, which the caller promises that no processor uses now.
     unsafe { IDT[usize::from(vector)] = [low, handler >> 32] };
 }
 
-/// The same, on a stack that nothing is on but what an exception from ring 3 has left.
+/// The same, on a stack that holds only the frame of an exception from ring 3.
 ///
 /// # Safety
 ///
-/// As [`set_gate`]; nothing of ring 3 is to go on.
+/// As for [`set_gate`]; ring 3 does not continue.
 pub unsafe fn set_gate_apart(vector: u8, handler: u64) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe { set_gate_on_stack(vector, handler, GATE_STACK) };
 }
 
@@ -153,17 +153,17 @@ pub unsafe fn set_gate_apart(vector: u8, handler: u64) {
 ///
 /// Once on each processor after its reset, with its own number.
 pub(super) unsafe fn load(number: usize) {
-    // SAFETY: they are this processor's, and whatever it did before its reset has ended.
+    // SAFETY: they belong to this processor, and everything it did before its reset has ended.
     let Processor { number: own, tables, ring0_stack } = unsafe { &mut (*addr_of_mut!(PROCESSORS))[number] };
     *own = number as u64;
     let stack = VirtAddr::from_ptr(&raw const *ring0_stack);
     tables.tss.privilege_stack_table[0] = stack + STACK_SIZE as u64;
     tables.tss.interrupt_stack_table[usize::from(GATE_STACK) - 1] = stack + STACK_SIZE as u64;
-    // SAFETY: the first processor has filled in the IDT before; the tables are not touched again
+    // SAFETY: the first processor has filled in the IDT before; the tables are not changed again
     // before a reset.
     unsafe { tables.load() };
-    // SAFETY: nothing is found by FS, and by GS nothing but the number. Loading GS clears its base
-    // on some processors, so the base is set afterwards.
+    // SAFETY: FS is not used, and GS only for the number. Loading GS clears its base on some
+    // processors, so the base is set afterwards.
     unsafe {
         FS::set_reg(SegmentSelector(0));
         GS::set_reg(SegmentSelector(0));
@@ -174,15 +174,15 @@ pub(super) unsafe fn load(number: usize) {
 /// The calling processor's number.
 pub fn number() -> usize {
     let number: u64;
-    // SAFETY: GS leads to the number since `load`, and ring 3 cannot change it.
+    // SAFETY: GS points to the number since `load`, and ring 3 cannot change it.
     unsafe { asm!("mov {}, gs:[0]", out(reg) number, options(nostack, preserves_flags, readonly)) };
     number as usize
 }
 
-/// Shuts the processor down: with an IDT that has no gate, an exception is a double fault is a
-/// triple fault.
+/// Shuts the processor down: with an IDT without gates, an exception becomes a double fault and
+/// then a triple fault.
 pub fn triple_fault() -> ! {
-    // SAFETY: there is no way on from here, which is what is wanted.
+    // SAFETY: execution ends here, as intended.
     unsafe {
         load_idt(0);
         asm!("ud2", options(noreturn));
@@ -191,8 +191,8 @@ pub fn triple_fault() -> ! {
 
 /// # Safety
 ///
-/// The IDT is complete up to `limit`, or nothing else is to happen.
+/// The IDT is complete up to `limit`, or execution is about to end.
 unsafe fn load_idt(limit: u16) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe { lidt(&DescriptorTablePointer { limit, base: VirtAddr::from_ptr(&raw const IDT) }) };
 }

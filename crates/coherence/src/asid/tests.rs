@@ -1,4 +1,4 @@
-//! ASIDs against a TLB that keeps everything that it was not told to drop.
+//! ASIDs against a TLB that keeps everything that it is not told to drop.
 
 use super::*;
 use proptest::prelude::*;
@@ -109,9 +109,9 @@ const CPUS: usize = 2;
 enum Step {
     /// The vCPU runs on the CPU and touches its page.
     Run { vcpu: usize, cpu: usize },
-    /// It gets as far as the assignment.
+    /// It gets only as far as the assignment.
     Abort { vcpu: usize, cpu: usize },
-    /// Its page table changes; it owes a flush.
+    /// Its page table changes; it needs a flush.
     Change { vcpu: usize },
 }
 
@@ -123,13 +123,13 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Every CPU's entries by ASID: whose page, and of which version of its table.
+/// Every CPU's entries by ASID: the owner of the page, and the version of its table.
 #[derive(Default)]
 struct Tlbs([BTreeMap<u32, Vec<(usize, u32)>>; CPUS]);
 
 impl Tlbs {
-    /// VMRUN, and a touch that caches one more entry. False if an entry that may be used is not
-    /// the vCPU's present one.
+    /// VMRUN, and a touch that caches one more entry. False if a usable entry is not the vCPU's
+    /// current one.
     fn run(&mut self, cpu: usize, assignment: &Assignment, present: (usize, u32)) -> bool {
         let tlb = &mut self.0[cpu];
         match assignment.control {
@@ -154,7 +154,7 @@ proptest! {
         let mut cpus = [0, 1].map(|cpu| allocator(cpu, asid_max, has_flush_by_asid));
         let mut slots: [AsidSlot; VCPUS] = Default::default();
         let (mut versions, mut tlbs) = ([0u32; VCPUS], Tlbs::default());
-        // What ran before left entries under every ASID.
+        // Earlier software left entries under every ASID.
         for tlb in &mut tlbs.0 {
             tlb.extend((1..=asid_max).map(|asid| (asid, std::vec![(usize::MAX, 0)])));
         }

@@ -1,4 +1,4 @@
-//! Flushing where the hardware reaches every processor: no kick, no request, no wait for guest
+//! Flushing where the hardware reaches every processor: without kick, request, or wait for guest
 //! mode.
 
 use crate::flush::{FlushOutcome, Hardware, Ledger, Stalled, Targets};
@@ -9,16 +9,17 @@ use crate::target::Target;
 use crate::tlbi::Invalidated;
 use crate::word;
 
-/// Has translations invalidated by broadcast, and waits for the sections of all walkers that may
-/// use them still.
+/// Invalidates translations by broadcast and waits for the sections of all walkers that may still
+/// use them.
 ///
-/// The stamp is taken before anything is invalidated. `invalidate` executes the sequence,
+/// The stamp is taken before anything is invalidated. `invalidate` executes the sequence, i.e.
 /// [`tlbi::invalidate`](crate::tlbi::invalidate). The caller's own section must have ended.
 ///
 /// On Arm64 one processor's TLBI and DSB remove a translation everywhere and wait for the accesses
-/// that use it. What they do not reach is software that has walked the tables on a guest's behalf:
-/// its sections ([`Owner::begin_translation`](crate::Owner::begin_translation)) are waited for,
-/// those that began before. Targets in guest mode, halted or out of it are left alone.
+/// that use it. They do not reach software that has walked the tables on a guest's behalf. This
+/// function waits for the sections of such software
+/// ([`Owner::begin_translation`](crate::Owner::begin_translation)) that began before. It does not
+/// disturb targets, whether they are in guest mode, halted or out of guest mode.
 ///
 /// # Ordering
 ///
@@ -30,7 +31,7 @@ use crate::word;
 ///    TRANSLATING and the count
 /// E  if in a section: wait until the word
 ///    shows no section, or another count
-/// F  free what was unmapped
+/// F  free unmapped memory
 ///
 /// C before H   H acquires what C has released: I walks the changed tables
 /// H before C   C finds TRANSLATING: E waits for J
@@ -38,26 +39,26 @@ use crate::word;
 /// A before B   the sequence in B begins with DSB ISHST: hardware that walks later finds the change
 /// ```
 ///
-/// C and H change one word by read-modify-write, so one comes first and the other sees it. The
-/// count tells the section that C has found from those that begin later, which E need not wait for
-/// however many there are. It wraps: if it has come round to the same number while nobody looked, E
-/// waits for one section more.
+/// C and H change one word by read-modify-write, so one happens first and the other sees it. The
+/// count distinguishes the section that C has found from later ones, however many, which E need not
+/// wait for. The count wraps: if it has returned to the same number between two looks, E waits for
+/// one more section.
 ///
-/// # What holds
+/// # Guarantees
 ///
-/// * **G1** After it, no processor and no section uses a translation that was replaced before.
+/// * **G1** After this, no processor and no section uses a translation that was replaced before.
 ///   Nothing is recorded for later: software must not keep translations from one section to the
 ///   next.
-/// * **G2** What was done by the old translation is visible: by guests before the DSB of B
-///   completes, by software at E.
-/// * **G3** A [`SpaceReceipt`] is made after both only, and out of the proof that the TLBI was
+/// * **G2** Everything done through the old translation is visible: accesses by guests before the
+///   DSB of B completes, accesses by software at E.
+/// * **G3** A [`SpaceReceipt`] is made only after both, and requires the proof that the TLBI was
 ///   done.
 ///
 /// # Errors
 /// [`Stalled`] when [`Hardware::relax`] gave up on a target's section. Nothing may be freed then.
 ///
 /// # Panics
-/// If a target is in a section that has no place in the ledger.
+/// If the ledger has no place for a target that is in a section.
 #[inline]
 pub fn broadcast<W: Walkers + ?Sized, const BANKS: usize>(
     walkers: &W,
@@ -72,7 +73,7 @@ pub fn broadcast<W: Walkers + ?Sized, const BANKS: usize>(
         &Everybody::of(walkers),
         #[inline(always)]
         |index, target| {
-            // Fewer than there are addresses.
+            // There are fewer targets than addresses.
             outcome.targets = outcome.targets.wrapping_add(1);
             if let Some(section) = target.section() {
                 if busy == 0 {
@@ -114,8 +115,8 @@ fn wait<T: Targets + ?Sized, const BANKS: usize>(
 }
 
 impl Target {
-    /// C: the section that the target is in, by its count. A read-modify-write: a load could be
-    /// older than the change of the tables is to a section that begins now.
+    /// C: the section that the target is in, by its count. A read-modify-write: to a section that
+    /// begins now, a load could appear older than the change of the tables.
     pub(crate) fn section(&self) -> Option<Generation> {
         // Pairs with `Owner::begin_translation` on the same word: a section that begins later walks
         // the changed tables.
@@ -123,7 +124,7 @@ impl Target {
         (word & word::TRANSLATING != 0).then_some(Generation(word::section(word)))
     }
 
-    /// E: whether that section is over. Acquires what was done in it.
+    /// E: whether that section has ended. Acquires the accesses made in it.
     pub(crate) fn has_ended(&self, section: Generation) -> bool {
         // Pairs with the drop of `Translation`.
         let word = self.word.load(Ordering::Acquire);

@@ -1,4 +1,4 @@
-//! Who is waited for, and who is not.
+//! Which targets a broadcast waits for.
 
 use core::cell::{Cell, RefCell};
 use core::ops::ControlFlow;
@@ -48,7 +48,7 @@ fn g5_guest_mode_is_neither_kicked_nor_waited_for() {
     assert_eq!(*receipt.stamp(), 77);
     assert_eq!(receipt.outcome(), FlushOutcome { targets: 70, deferred: 70, ..FlushOutcome::default() });
     drop(guests);
-    // Nothing was asked of them.
+    // They received no request.
     for owner in &mut owners {
         assert!(owner.take_flush().is_none() && !owner.take_events());
         assert!(owner.try_enter(CpuId(1)).is_ok());
@@ -66,7 +66,7 @@ fn g3_no_receipt_before_the_sections_that_were_found_have_ended() {
             sections.borrow_mut().pop();
         }
     });
-    // The last one's end does not help the first.
+    // The end of the last one's section does not help the first.
     let stalled = run(&targets, &bench).unwrap_err();
     assert_eq!((stalled.index, stalled.outcome.deferred), (3, 68));
     let bench = Bench::new(|_| {
@@ -85,7 +85,7 @@ fn sections_that_begin_later_are_not_waited_for() {
     let mut owner = targets[0].owner().unwrap();
     core::mem::forget(owner.begin_translation().unwrap());
     let owner = RefCell::new(owner);
-    // Between two looks it ends one and begins the next, always.
+    // Between any two looks it ends one section and begins the next.
     let bench = Bench::new(|_| {
         drop(Translation { target: &targets[0] });
         core::mem::forget(owner.borrow_mut().begin_translation().unwrap());

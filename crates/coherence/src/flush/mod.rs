@@ -1,14 +1,14 @@
-//! The initiator's side: issue, dispatch, wait, each a type that only the step before makes.
+//! The initiator's side: issue, dispatch, wait, each a type that only the previous step creates.
 //!
-//! [`issue`] publishes the request; targets that are not in guest mode are then done with, for
-//! they flush before they next enter. [`Issued::dispatch`] kicks the rest; what the caller has to
-//! flush on its own CPU it does after that, while the others leave. [`Dispatched::wait`] returns
-//! when none of them can use an old translation any more.
+//! [`issue`] publishes the request. Targets that are not in guest mode are done at that point: they
+//! flush before they next enter. [`Issued::dispatch`] kicks the rest; the caller then flushes its
+//! own CPU, if needed, while the others leave guest mode. [`Dispatched::wait`] returns when no
+//! target can use an old translation any more.
 //!
-//! The initiator's own vCPU is a target like any other: it is out of guest mode while the
-//! initiator runs, hence neither kicked nor waited for. For the same reason any number of
-//! initiators may flush each other at once, with interrupts off: none waits for another (O13,
-//! O14). Only its own translation section must have ended.
+//! The initiator's own vCPU is a target like any other: it is out of guest mode while the initiator
+//! runs, so it is neither kicked nor waited for. For the same reason any number of initiators may
+//! flush each other at once, with interrupts off: none waits for another (O13, O14). Only the
+//! initiator's own translation section must have ended.
 
 use core::fmt;
 use core::ops::ControlFlow;
@@ -18,14 +18,14 @@ use crate::mailbox::{Generation, Scope, Widened};
 use crate::set::{Bits, Members, TargetSet};
 use crate::target::{Claim, Target};
 
-/// What the engine needs from the machine.
+/// The machine operations that the engine needs.
 pub trait Hardware {
-    /// Makes `cpu` leave guest mode soon: an interrupt that the guest cannot hold off.
+    /// Makes `cpu` leave guest mode soon, by an interrupt that the guest cannot hold off.
     ///
-    /// It stays pending if the CPU is not in guest mode yet; if it has left, it does no harm.
+    /// It stays pending if the CPU is not in guest mode yet; it is harmless if the CPU has left.
     fn kick(&self, cpu: CpuId);
 
-    /// One turn of waiting; `turns` were spent on this target before.
+    /// One turn of waiting; `turns` have been spent on this target so far.
     ///
     /// `Break` gives up: choose a bound that a working machine never reaches.
     fn relax(&self, turns: u64) -> ControlFlow<()>;
@@ -33,12 +33,12 @@ pub trait Hardware {
 
 /// Targets by index.
 pub trait Targets {
-    /// The target of this index; the same one for as long as a flush lasts. `None` is skipped:
-    /// guests name virtual processors that do not exist. Those that are removed keep their place.
+    /// The target with this index; the same one for the whole flush. `None` is skipped: guests name
+    /// virtual processors that do not exist. Removed targets keep their place.
     fn target(&self, index: usize) -> Option<&Target>;
 
     /// Calls `act` once with each target of `set` that exists, in any order. Worth overriding where
-    /// targets lie side by side: a flush of many vCPUs that do not run does little else.
+    /// targets are adjacent in memory: a flush of many vCPUs that do not run does little else.
     #[inline(always)]
     fn for_each<S: Members + ?Sized>(&self, set: &S, mut act: impl FnMut(usize, &Target)) {
         set.for_each_bank(|bank, bits| {
@@ -64,8 +64,8 @@ impl Targets for [&Target] {
     }
 }
 
-/// Where an initiator notes the targets that it waits for; reused from flush to flush, one per
-/// physical CPU. 520 bytes for each 64 targets.
+/// The initiator's record of the targets that it waits for. Reused from flush to flush, one per
+/// physical CPU. 520 bytes per 64 targets.
 #[derive(Clone, Debug)]
 pub struct Ledger<const BANKS: usize> {
     awaited: TargetSet<BANKS>,
@@ -78,7 +78,7 @@ impl<const BANKS: usize> Ledger<BANKS> {
         Self { awaited: TargetSet::new(), generations: [[Generation(0); 64]; BANKS] }
     }
 
-    /// Nobody is waited for.
+    /// Waits for no target.
     pub(crate) fn clear(&mut self) {
         self.awaited = TargetSet::new();
     }
@@ -88,7 +88,7 @@ impl<const BANKS: usize> Ledger<BANKS> {
         self.awaited
     }
 
-    /// What to wait for of a target that was noted.
+    /// The generation to wait for of a target that was noted.
     pub(crate) fn generation(&self, index: usize) -> Generation {
         self.generations[index / 64][index % 64]
     }
@@ -111,40 +111,42 @@ impl<const BANKS: usize> Default for Ledger<BANKS> {
     }
 }
 
-/// What a flush did, for counters.
+/// The effects of a flush, for counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlushOutcome {
-    /// Targets that were asked and whose vCPU is there.
+    /// Targets that received the request and whose vCPU is present.
     pub targets: u32,
-    /// Targets whose vCPU is absent: not among the above, nor below.
+    /// Targets whose vCPU is absent. Not included above or below.
     pub absent: u32,
-    /// Targets that have halted in another address space, and so were not asked: not among the
-    /// above, nor below.
+    /// Targets that have halted in another address space and so received no request. Not included
+    /// above or below.
     pub elsewhere: u32,
-    /// Of the targets of a list, those that had not taken an earlier request yet: one flush serves
+    /// For a list: those of the targets that had not taken an earlier request yet. One flush serves
     /// both.
     pub joined: u32,
-    /// Of the targets, asked for everything because the list is longer than any mailbox.
+    /// Those of the targets that flush everything because the list is longer than any mailbox.
     pub too_many_ranges: u32,
-    /// Of the targets, asked for everything because their mailbox held too many ranges of others.
+    /// Those of the targets that flush everything because their mailbox was too full of other
+    /// ranges.
     pub mailbox_overflows: u32,
-    /// Of the targets, neither kicked nor waited for: they flush when they next enter.
+    /// Those of the targets that were neither kicked nor waited for: they flush when they next
+    /// enter.
     pub deferred: u32,
-    /// Of the others, kicked by this initiator.
+    /// Of the remaining targets, those that this initiator kicked.
     pub kicks: u32,
-    /// Of the others, served by a kick that somebody else had claimed.
+    /// Of the remaining targets, those served by a kick that another CPU had claimed.
     pub merged: u32,
-    /// Turns of waiting, all targets together.
+    /// Turns of waiting, summed over all targets.
     pub turns: u64,
 }
 
 /// Publishes a request for `scope` to every target of `set` that exists.
 ///
-/// Change the page tables before this; free what was unmapped only for a [`Receipt`].
+/// Change the page tables before this call; free unmapped memory only for a [`Receipt`].
 ///
 /// # Panics
-/// If a target exists that has no place in the ledger.
-#[inline(always)] // The result is large to move, and nothing of it is looked at where nobody is in guest mode.
+/// If the ledger has no place for a target that exists.
+#[inline(always)] // The result is large to move, and unused if no target is in guest mode.
 pub fn issue<'a, T: Targets + ?Sized, S: Members + ?Sized, const BANKS: usize>(
     targets: &'a T,
     set: &S,
@@ -154,10 +156,11 @@ pub fn issue<'a, T: Targets + ?Sized, S: Members + ?Sized, const BANKS: usize>(
     issue_unless(targets, set, scope, ledger, |_| false)
 }
 
-/// As [`issue`], where the guest has changed the tables of one address space and no global
-/// translation: targets that have halted in another one ([`Space`](crate::Space)) are not asked.
+/// Like [`issue`], for a guest that has changed the tables of one address space and no global
+/// translation: it skips targets that have halted in another address space
+/// ([`Space`](crate::Space)).
 ///
-/// Say so only if `scope` need not include global translations, and if nothing but `space` uses the
+/// Use it only if `scope` need not include global translations, and if only `space` uses the
 /// changed tables.
 ///
 /// # Panics
@@ -179,7 +182,7 @@ pub fn issue_in_space<'a, T: Targets + ?Sized, S: Members + ?Sized, const BANKS:
     issued
 }
 
-/// Asks those for which `is_spared` is false.
+/// Requests a flush of those targets for which `is_spared` is false.
 #[inline(always)]
 fn issue_unless<'a, T: Targets + ?Sized, S: Members + ?Sized, const BANKS: usize>(
     targets: &'a T,
@@ -198,9 +201,9 @@ fn issue_unless<'a, T: Targets + ?Sized, S: Members + ?Sized, const BANKS: usize
             if is_spared(target) {
                 return;
             }
-            // Fewer than there are addresses.
+            // There are fewer targets than addresses.
             asked = asked.wrapping_add(1);
-            // Nearly all of them where there are more vCPUs than CPUs.
+            // Nearly all targets where there are more vCPUs than CPUs.
             if !(everything && target.request_all_if_idle()) {
                 issuing.request(target, index);
             }
@@ -213,12 +216,12 @@ fn issue_unless<'a, T: Targets + ?Sized, S: Members + ?Sized, const BANKS: usize
     Issued { targets, ledger, outcome }
 }
 
-/// Targets that have to be asked one by one: absent ones, and those in guest mode.
+/// Targets that need individual treatment: absent ones, and those in guest mode.
 struct Issuing<'s, 'l, const BANKS: usize> {
     scope: Scope<'s>,
     ledger: &'l mut Ledger<BANKS>,
-    /// `targets` counts those in guest mode. As long as there are none, the ledger holds what an
-    /// earlier flush has left.
+    /// `targets` counts those in guest mode. While it is 0, the ledger still holds the contents of
+    /// an earlier flush.
     outcome: FlushOutcome,
 }
 
@@ -231,7 +234,7 @@ impl<const BANKS: usize> Issuing<'_, '_, BANKS> {
             outcome.absent += 1;
             return;
         }
-        // A request for everything finds what its own first step has left.
+        // A request for everything would find the FLUSH that its own first step has set.
         outcome.joined += u32::from(requested.joined && !matches!(scope, Scope::All));
         match requested.widened {
             Some(Widened::TooLong) => outcome.too_many_ranges += 1,
@@ -265,7 +268,7 @@ pub fn flush<T: Targets + ?Sized, S: Members + ?Sized, const BANKS: usize>(
     issue(targets, set, scope, ledger).dispatch(hardware).wait(hardware)
 }
 
-/// The request is published: no target enters the guest without having flushed.
+/// The request is published: no target enters the guest without flushing first.
 #[must_use = "a target in guest mode goes on using old translations"]
 #[derive(Debug)]
 pub struct Issued<'a, T: ?Sized, const BANKS: usize> {
@@ -275,19 +278,19 @@ pub struct Issued<'a, T: ?Sized, const BANKS: usize> {
 }
 
 impl<'a, T: Targets + ?Sized, const BANKS: usize> Issued<'a, T, BANKS> {
-    /// What is known so far.
+    /// The outcome so far.
     #[inline]
     pub const fn outcome(&self) -> &FlushOutcome {
         &self.outcome
     }
 
-    /// The receipt, if no target was in guest mode: there is nobody to kick or to wait for.
+    /// The receipt, if no target was in guest mode: then there is no target to kick or wait for.
     #[inline(always)]
     pub fn receipt(&self) -> Option<Receipt> {
         (self.outcome.deferred == self.outcome.targets).then_some(Receipt { outcome: self.outcome })
     }
 
-    /// Kicks the targets that are still in guest mode and that nobody else has kicked.
+    /// Kicks the targets that are still in guest mode and that no other initiator has kicked.
     #[inline]
     pub fn dispatch(mut self, hardware: &impl Hardware) -> Dispatched<'a, T, BANKS> {
         if self.outcome.deferred != self.outcome.targets {
@@ -311,7 +314,7 @@ impl<'a, T: Targets + ?Sized, const BANKS: usize> Issued<'a, T, BANKS> {
     }
 }
 
-/// Every target in guest mode is on its way out.
+/// Every target in guest mode is about to leave it.
 #[must_use = "a target may still be in guest mode"]
 #[derive(Debug)]
 pub struct Dispatched<'a, T: ?Sized, const BANKS: usize> {
@@ -321,11 +324,11 @@ pub struct Dispatched<'a, T: ?Sized, const BANKS: usize> {
 }
 
 impl<T: Targets + ?Sized, const BANKS: usize> Dispatched<'_, T, BANKS> {
-    /// Waits until each target that was in guest mode has left it, or has the flush on record.
+    /// Waits until each target that was in guest mode has left it or has recorded the flush.
     ///
     /// # Errors
-    /// [`Stalled`] when [`Hardware::relax`] gave up on a target. Nothing that was unmapped may be
-    /// freed then; the request stays published.
+    /// [`Stalled`] when [`Hardware::relax`] gave up on a target. In that case no unmapped memory
+    /// may be freed; the request stays published.
     #[inline]
     pub fn wait(mut self, hardware: &impl Hardware) -> Result<Receipt, Stalled> {
         if self.outcome.deferred != self.outcome.targets {
@@ -350,7 +353,7 @@ impl<T: Targets + ?Sized, const BANKS: usize> Dispatched<'_, T, BANKS> {
     }
 }
 
-/// Proof that the flush is over: what was unmapped before `issue` may be reused.
+/// Proof that the flush is over: memory unmapped before `issue` may be reused.
 #[must_use = "nothing may be freed without it"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Receipt {
@@ -358,21 +361,21 @@ pub struct Receipt {
 }
 
 impl Receipt {
-    /// What the flush did.
+    /// The effects of the flush.
     pub const fn outcome(&self) -> FlushOutcome {
         self.outcome
     }
 }
 
-/// A target did not leave guest mode within the bound: the machine, or its kick, is broken.
+/// A target did not leave guest mode within the bound: the machine or its kick is broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stalled {
     /// Index of the target.
     pub index: usize,
-    /// Where it was last in guest mode.
+    /// The CPU on which it was last in guest mode.
     pub cpu: CpuId,
-    /// What the flush did until then.
+    /// The effects of the flush up to that point.
     pub outcome: FlushOutcome,
 }
 

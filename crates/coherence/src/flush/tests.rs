@@ -1,4 +1,4 @@
-//! The engine on the host: who is kicked, who is waited for, and what is reported.
+//! The engine on the host: which targets are kicked and waited for, and the reported outcome.
 
 use super::*;
 use crate::{GvaRange, InGuest, Notify, RANGE_CAPACITY};
@@ -73,7 +73,7 @@ fn targets_in_guest_mode_beyond_the_first_bank_are_kicked_once_each() {
     assert_eq!(receipt.outcome(), outcome);
     assert!(bench.kicked.borrow().iter().copied().eq((0..4).map(CpuId)));
 
-    // The ledger forgets: nobody is in guest mode now.
+    // The ledger forgets: no target is in guest mode now.
     let receipt = flush(targets.as_slice(), &all, Scope::All, &mut ledger, &bench).unwrap();
     assert_eq!(receipt.outcome(), FlushOutcome { targets: 4096, deferred: 4096, ..FlushOutcome::default() });
     assert_eq!(bench.kicked.borrow().len(), 4);
@@ -221,7 +221,8 @@ impl Hardware for Threads<'_> {
     }
 }
 
-/// O13, O14: every thread runs its vCPU until it is kicked or bored, and then flushes all.
+/// O13, O14: every thread runs its vCPU until it is kicked or a bound is reached, and then flushes
+/// all.
 #[test]
 fn o13_all_to_all_flush_of_real_threads() {
     const VCPUS: usize = 4;

@@ -1,7 +1,7 @@
 //! Flushes by broadcast against sections of software: scenarios, and the mutants that fail there.
 //!
-//! The hardware's part is not modelled: there is no guest, and the closure does nothing. What is
-//! left is that software walks by relaxed loads, and that nobody but the protocol orders them.
+//! The hardware's part is not modelled: there is no guest, and the closure does nothing. What
+//! remains is software that walks by relaxed loads, ordered only by the protocol.
 
 use core::ops::ControlFlow;
 
@@ -14,7 +14,7 @@ use crate::sync::update;
 use crate::tlbi::Invalidated;
 use crate::{Hardware, Owner, Pending, Scope, Target, Translation, word};
 
-/// Software that uses the page in one section after the other, while it is replaced.
+/// Software that uses the page in consecutive sections while it is replaced.
 fn sections<P: Protocol>() {
     let vcpu = |machine: &ModelState| {
         let mut owner = machine.targets[0].owner().expect("free");
@@ -25,7 +25,7 @@ fn sections<P: Protocol>() {
     replaced_beside(ModelState::new(1), vcpu, |machine| P::broadcast(machine), |_| ());
 }
 
-/// The same with a request by somebody else, whose flush the target takes in between.
+/// The same with a request by another initiator, whose flush the target takes in between.
 fn beside_a_request<P: Protocol>() {
     let vcpu = |machine: &ModelState| {
         let mut owner = machine.targets[0].owner().expect("free");
@@ -47,7 +47,7 @@ fn g1_g2_sections_beside_a_request() {
     explore(Some(3), beside_a_request::<Real>);
 }
 
-/// The real broadcast to one target, with another way of looking, and of looking again.
+/// The real broadcast to one target, with the first and the later looks replaced.
 fn broadcast_by(
     machine: &ModelState,
     look: impl FnOnce(&Target) -> u64,
@@ -72,7 +72,7 @@ fn look(target: &Target) -> u64 {
 }
 
 mutant! {
-    /// O3: the look is a load, which may be older than the change is to a section that begins.
+    /// O3: the look is a load, which to a section that begins may appear older than the change.
     LookByLoad fails o3_broadcast_looks_by_a_load within 4: sections::<LookByLoad>, "used after", {
         fn broadcast(machine: &ModelState) {
             broadcast_by(machine, |target| target.word.load(Acquire), has_ended);
@@ -91,7 +91,7 @@ mutant! {
 }
 
 mutant! {
-    /// Nobody is waited for.
+    /// No section is waited for.
     WaitForNobody fails g3_broadcast_without_a_wait within 4: sections::<WaitForNobody>, "used after", {
         fn broadcast(machine: &ModelState) {
             broadcast_by(machine, look, |_, _| true);
@@ -100,7 +100,7 @@ mutant! {
 }
 
 mutant! {
-    /// O2: the end of the section is seen, and what was done in it is not.
+    /// O2: the end of the section is seen, but not the accesses made in it.
     WaitRelaxed fails o2_broadcast_waits_without_acquire within 4: sections::<WaitRelaxed>, "used after", {
         fn broadcast(machine: &ModelState) {
             broadcast_by(machine, look, |target, section| {

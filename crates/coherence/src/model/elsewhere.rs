@@ -13,8 +13,8 @@ use crate::{Owner, Space, Target, word};
 const HERE: u64 = 0;
 const ELSEWHERE: u64 = 1;
 
-/// A vCPU runs in one address space, halts, and runs in the next; and so on. Nobody wakes it: some
-/// timer of its own CPU does.
+/// A vCPU runs in one address space, halts, runs in the next, and so on. Only a timer of its own
+/// CPU wakes it.
 fn halting_in<P: Protocol>(machine: &ModelState, spaces: &[u64]) {
     let mut owner = machine.targets[0].owner().expect("free");
     let mut cpu = Cpu::new(machine, 0);
@@ -39,14 +39,14 @@ fn leaving<P: Protocol>() {
     replaced_beside(ModelState::new(1), vcpu, flush_here::<P>, |_| ());
 }
 
-/// It halts elsewhere, and then in the address space itself, from where it goes on with what it has
-/// cached.
+/// It halts elsewhere, and then in the address space itself, where it continues with its cached
+/// translations.
 fn coming_back<P: Protocol>() {
     let vcpu = |machine: &ModelState| halting_in::<P>(machine, &[ELSEWHERE, HERE, HERE]);
     replaced_beside(ModelState::new(1), vcpu, flush_here::<P>, |_| ());
 }
 
-/// It halts elsewhere, and afterwards is out of guest mode without having halted.
+/// It halts elsewhere, and is later out of guest mode without having halted.
 fn passing_on<P: Protocol>() {
     let vcpu = |machine: &ModelState| {
         let mut owner = machine.targets[0].owner().expect("free");
@@ -56,13 +56,13 @@ fn passing_on<P: Protocol>() {
         assert!(P::try_halt(&mut owner, Space::only(ELSEWHERE)), "nobody posts an event");
         cpu.switch_to(HERE);
         cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
-        // Preempted, perhaps; it goes on without a switch.
+        // Perhaps preempted; it continues without a switch.
         cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
     };
     replaced_beside(ModelState::new(1), vcpu, flush_here::<P>, |_| ());
 }
 
-/// It is seen halted in the address space, then uses the page once more, and halts again elsewhere.
+/// It is seen halted in the address space, then uses the page once more, and halts elsewhere again.
 fn going_on<P: Protocol>() {
     let vcpu = |machine: &ModelState| {
         halting_in::<P>(machine, &[HERE, HERE]);
@@ -95,7 +95,7 @@ fn a22_vcpu_that_has_not_halted_is_flushed() {
     explore(Some(4), passing_on::<Real>);
 }
 
-/// The real look, with another way of looking at the word and at the space.
+/// The real look, with the loads of the word and of the space replaced.
 fn elsewhere(target: &Target, word: u64, space: u64) -> bool {
     word & (word::HALTED | word::BUSY | word::ABSENT) == word::HALTED && {
         let halted_in = target.space.load(Acquire);
@@ -120,7 +120,7 @@ mutant! {
 }
 
 mutant! {
-    /// The address space is trusted although the vCPU has run since, and not halted.
+    /// The address space is trusted although the vCPU has run since and has not halted again.
     SparedAwake fails a22_spared_without_a_halt: passing_on::<SparedAwake>, "used after", {
         fn flush_in_space(machine: &ModelState, _count: usize, space: u64) {
             flush_unless(machine, |target| {
@@ -132,7 +132,8 @@ mutant! {
 }
 
 mutant! {
-    /// The address space is stored after the halt: the one of the halt before is taken for it.
+    /// The address space is stored after the halt: an initiator takes the previous halt's space for
+    /// it.
     SpaceAfterHalt fails a22_space_stored_after_the_halt: coming_back::<SpaceAfterHalt>, "used after", {
         fn try_halt(owner: &mut Owner<'_>, space: Space) -> bool {
             let halt = |word: u64| (word & word::EVENT == 0).then_some(word | word::HALTED);
@@ -144,8 +145,8 @@ mutant! {
 }
 
 mutant! {
-    /// O2: the address space is of a later halt than the word, and what the guest did before that
-    /// is not seen.
+    /// O2: the address space is of a later halt than the word, and the guest's accesses before that
+    /// are not visible.
     SpaceByRelaxedLoad fails a22_space_without_acquire: going_on::<SpaceByRelaxedLoad>, "used after", {
         fn flush_in_space(machine: &ModelState, _count: usize, space: u64) {
             flush_unless(machine, |target| {

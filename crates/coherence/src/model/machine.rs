@@ -12,27 +12,29 @@ use crate::{CpuId, GvaRange, Hardware, Notify, Owner, Scope, Target};
 /// Virtual pages that a guest touches.
 pub(super) const PAGES: usize = 2;
 
-/// Page-table entry: the page that the initiator takes away.
+/// Page-table entry: the page that the initiator removes.
 const OLD: u64 = 0;
 /// Page-table entry: its replacement.
 const NEW: u64 = 1;
 
-/// The range that is page `page` alone.
+/// The range that is only page `page`.
 pub(super) fn range(page: usize) -> GvaRange {
     GvaRange { first: page as u64 * 0x1000, pages: 1 }
 }
 
-/// All that the CPUs share.
+/// The state that the CPUs share.
 pub(super) struct ModelState {
     pub(super) targets: Vec<Target>,
     page_table: [AtomicU64; PAGES],
-    /// Accesses to each page's old frame. An access is a read-modify-write, thus never overlooked;
-    /// reading the count is relaxed, thus stale unless the protocol ordered it (G2).
+    /// Accesses to each page's old frame. An access is a read-modify-write, so it is never
+    /// overlooked; the count is read by a relaxed load, which is stale unless the protocol ordered
+    /// it (G2).
     old_frame: [AtomicU64; PAGES],
     interrupt: Vec<AtomicU64>,
-    /// Initiators that say when they have finished.
+    /// Number of initiators that report when they have finished.
     initiators: u64,
-    /// How many of them have. After the last one, guests need not wait for a kick any more.
+    /// How many of them have finished. After the last one, guests need not wait for a kick any
+    /// more.
     finished: AtomicU64,
 }
 
@@ -53,15 +55,15 @@ impl ModelState {
         Self { initiators, ..self }
     }
 
-    /// Points the page elsewhere, makes `flush`, and frees the old frame: the count of accesses
-    /// that the initiator sees at that moment must be the final one.
+    /// Points the page elsewhere, runs `flush`, and frees the old frame: the count of accesses that
+    /// the initiator sees at that moment must be the final one.
     pub(super) fn replace(&self, page: usize, flush: impl FnOnce()) -> Freed {
         self.page_table[page].store(NEW, Relaxed);
         flush();
         Freed { page, accesses: self.old_frame[page].load(Relaxed) }
     }
 
-    /// After all CPUs have stopped. `Relaxed` suffices: they were joined.
+    /// Called after all CPUs have stopped. `Relaxed` suffices: they were joined.
     pub(super) fn check(&self, freed: Freed) {
         let accesses = self.old_frame[freed.page].load(Relaxed);
         assert_eq!(freed.accesses, accesses, "frame used after it was freed");
@@ -71,12 +73,12 @@ impl ModelState {
         self.finished.fetch_add(1, Relaxed);
     }
 
-    /// A read-modify-write, for a relaxed load may be stale for ever.
+    /// A read-modify-write, because a relaxed load may be stale forever.
     fn has_finished(&self) -> bool {
         self.finished.fetch_or(0, Relaxed) >= self.initiators
     }
 
-    /// Posts an event and does what the poster must, except for waking.
+    /// Posts an event and does the poster's part, except for waking.
     pub(super) fn post_event<P: Protocol>(&self, index: usize) -> Notify {
         let notify = P::post_event(&self.targets[index]);
         if let Notify::Kick(cpu) = notify {
@@ -88,7 +90,7 @@ impl ModelState {
 
 impl Hardware for ModelState {
     fn kick(&self, cpu: CpuId) {
-        // A read-modify-write, for loom may put a relaxed store off for ever.
+        // A read-modify-write, because loom may delay a relaxed store forever.
         self.interrupt[cpu.0 as usize].swap(1, Relaxed);
     }
 
@@ -98,9 +100,9 @@ impl Hardware for ModelState {
     }
 }
 
-/// An idle turn. What others do after a few of them, they also do after one in some other
-/// execution, so this one is only run to its end, fairly, and not branched off any more: two that
-/// wait would otherwise hand over to each other for ever.
+/// An idle turn. Whatever others do after several idle turns, they also do after one in another
+/// execution. So this execution is only run to its end, fairly, and not branched any further:
+/// otherwise two waiting threads would yield to each other forever.
 pub(crate) fn idle(turns: u64) {
     const EXPLORED_TURNS: u64 = 2;
     if turns >= EXPLORED_TURNS {
@@ -109,7 +111,7 @@ pub(crate) fn idle(turns: u64) {
     loom::thread::yield_now();
 }
 
-/// A frame that went back to the allocator.
+/// A frame that was returned to the allocator.
 #[must_use]
 pub(super) struct Freed {
     page: usize,
@@ -125,7 +127,7 @@ pub(super) enum Stay {
     UntilKicked,
 }
 
-/// A CPU that runs one vCPU: its TLB, and what its next VMRUN is to flush.
+/// A CPU that runs one vCPU: its TLB, and the flush that its next VMRUN is to do.
 pub(super) struct Cpu<'m> {
     machine: &'m ModelState,
     id: usize,
@@ -141,7 +143,7 @@ impl<'m> Cpu<'m> {
         Self { machine, id, tlb: [None; PAGES], armed: Vec::new(), space: 0, next_space: 0 }
     }
 
-    /// Takes a flush that is pending and records it. `None` stands for everything.
+    /// Takes a pending flush and records it. `None` stands for everything.
     pub(super) fn absorb<P: Protocol>(&mut self, owner: &mut Owner<'_>) {
         let Some(work) = P::take_flush(owner) else { return };
         self.armed.push(match work.scope() {
@@ -151,8 +153,8 @@ impl<'m> Cpu<'m> {
         P::complete(work);
     }
 
-    /// One stay in guest mode that touches `pages` in order, after whatever must come before it.
-    /// An event before it is taken instead; true if there was none.
+    /// One stay in guest mode that touches `pages` in order, after the steps required before entry.
+    /// If an event is pending, takes that instead; true if there was none.
     pub(super) fn run<P: Protocol>(&mut self, owner: &mut Owner<'_>, stay: Stay, pages: &[usize]) -> bool {
         let cpu = CpuId(self.id as u32);
         let guest = loop {
@@ -197,17 +199,17 @@ impl<'m> Cpu<'m> {
         section.end();
     }
 
-    /// The first thing that the guest does in its next stay is to switch to this address space.
+    /// The guest switches to this address space first thing in its next stay.
     pub(super) fn switch_to(&mut self, space: u64) {
         self.next_space = space;
     }
 
-    /// The vCPU goes, and its record with it. The CPU's TLB stays as it is.
+    /// The vCPU is removed, and its record with it. The CPU's TLB stays as it is.
     pub(super) fn discard_record(&mut self) {
         self.armed.clear();
     }
 
-    /// VMRUN: does what is armed, and nothing else. The TLB keeps the rest for ever.
+    /// VMRUN: does the armed flush, and nothing else. The TLB keeps the rest forever.
     fn vmrun(&mut self) {
         for flush in self.armed.drain(..) {
             match flush {

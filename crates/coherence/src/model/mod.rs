@@ -1,14 +1,13 @@
 //! The protocol under loom, and proof that each of its orderings is needed.
 //!
-//! [`machine`] is what the protocol runs on: page tables, CPUs with TLBs, interrupt lines.
+//! [`machine`] is the environment of the protocol: page tables, CPUs with TLBs, interrupt lines.
 //! [`scenarios`] are small programs for it, generic over a [`protocol::Protocol`]: the real one, or
-//! one with a single operation spoilt. [`mutants`] spoil them, one by one. [`moving`] has both for
-//! vCPUs that change CPUs, are removed and added, and [`elsewhere`] for those that have halted in
-//! another address space; [`broadcast`] for flushes that the hardware does.
+//! one with a single operation broken. [`mutants`] break them, one by one. [`moving`] has both for
+//! vCPUs that change CPUs or are removed and added, [`elsewhere`] for vCPUs that have halted in
+//! another address space, and [`broadcast`] for flushes by the hardware.
 //!
-//! Memory is made of relaxed atomics, so that nothing but the protocol orders it. An interrupt
-//! orders nothing either. Run with `RUSTFLAGS="--cfg loom" cargo test -p quell-coherence
-//! --release`.
+//! Memory is made of relaxed atomics, so that only the protocol orders it. An interrupt orders
+//! nothing either. Run with `RUSTFLAGS="--cfg loom" cargo test -p quell-coherence --release`.
 
 mod broadcast;
 mod elsewhere;

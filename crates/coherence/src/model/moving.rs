@@ -1,5 +1,5 @@
-//! vCPUs that change CPUs, are removed, and come back, while they are flushed: scenarios, and the
-//! mutants that fail there.
+//! vCPUs that change CPUs, are removed, and are added again, while they are flushed: scenarios, and
+//! the mutants that fail there.
 
 use core::cell::Cell;
 use core::mem::forget;
@@ -26,9 +26,9 @@ fn migrating<P: Protocol>() {
     replaced_beside(ModelState::new(2), vcpu, flush_all::<P>, ModelState::finish);
 }
 
-/// As [`migrating`], under two initiators: one may kick where the other has seen the vCPU enter.
-/// Nothing is accessed, and the vCPU is on CPU 1 when they begin, to keep it small: a kick that
-/// goes astray hangs.
+/// As [`migrating`], under two initiators: one may kick where the other has seen the vCPU enter. To
+/// keep it small, nothing is accessed, and the vCPU is on CPU 1 when they begin. A misdirected kick
+/// hangs.
 fn migrating_under_two<P: Protocol>() {
     let machine = Arc::new(ModelState::new(2).under(2));
     let mut owner = machine.targets[0].owner().expect("free");
@@ -58,7 +58,8 @@ fn move_and_stay<P: Protocol>(machine: &ModelState, pages: &[usize]) {
     Cpu::new(machine, 0).run::<P>(&mut target.owner().expect("free"), Stay::UntilKicked, pages);
 }
 
-/// A vCPU runs for a moment, takes what pends, and is removed, with or without the flush on record.
+/// A vCPU runs for a moment, takes pending requests, and is removed, with or without the flush
+/// recorded.
 fn run_and_remove<P: Protocol>(cpu: &mut Cpu<'_>, machine: &ModelState) {
     let mut owner = machine.targets[0].owner().expect("free");
     cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
@@ -66,7 +67,7 @@ fn run_and_remove<P: Protocol>(cpu: &mut Cpu<'_>, machine: &ModelState) {
     P::remove(owner);
 }
 
-/// A vCPU that is removed and never comes back.
+/// A vCPU that is removed and never added again.
 fn removed<P: Protocol>() {
     let vcpu = |machine: &ModelState| run_and_remove::<P>(&mut Cpu::new(machine, 0), machine);
     let flush = |machine: &ModelState| {
@@ -78,8 +79,8 @@ fn removed<P: Protocol>() {
     });
 }
 
-/// A vCPU that is removed, and another that comes in its place, on the same CPU under the same
-/// tag, and stays until it is kicked.
+/// A vCPU that is removed, and another that takes its place, on the same CPU under the same tag,
+/// and stays until it is kicked.
 fn replaced<P: Protocol>() {
     let vcpu = |machine: &ModelState| {
         let mut cpu = Cpu::new(machine, 0);
@@ -102,13 +103,13 @@ fn added<P: Protocol>() {
     replaced_beside(machine, vcpu, flush_all::<P>, |_| {});
 }
 
-/// Two that add the same vCPU: one does.
+/// Two callers add the same vCPU: one succeeds.
 fn added_by_two() {
     let machine = Arc::new(ModelState::new(1));
     machine.targets[0].owner().expect("free").remove();
     let add = |machine: &ModelState| match machine.targets[0].add() {
         Some(owner) => {
-            core::mem::forget(owner); // the vCPU runs for ever
+            core::mem::forget(owner); // the vCPU runs forever
             1
         }
         None => 0,
@@ -152,7 +153,7 @@ fn vcpu_is_added_by_one_of_two() {
 }
 
 mutant! {
-    /// The kick goes to the CPU that `issue` saw, though the claim is that of a later stay.
+    /// The kick is sent to the CPU that `issue` saw, though the claim is for a later stay.
     KickWhereIssued fails kick_of_the_cpu_before_a_migration within 2:
         migrating_under_two::<KickWhereIssued>, "maximum number of branches",
     {
@@ -173,7 +174,7 @@ mutant! {
 }
 
 mutant! {
-    /// Nothing is flushed for the new vCPU: what the former one had on record is gone.
+    /// Nothing is flushed for the new vCPU: the flush that the former one had recorded is lost.
     AddUnflushed fails added_without_a_flush: replaced::<AddUnflushed>, "used after", {
         fn add(target: &Target) -> Option<Owner<'_>> {
             target.word.fetch_and(!word::ABSENT, AcqRel);
@@ -183,7 +184,7 @@ mutant! {
 }
 
 mutant! {
-    /// Generations start again: an initiator waits for one that will not come.
+    /// Generations restart: an initiator waits for one that is never reached.
     AddAfresh fails added_with_new_generations: replaced::<AddAfresh>, "maximum number of branches", {
         fn add(target: &Target) -> Option<Owner<'_>> {
             target.mailbox.header.store(1, Release); // everything, generation 0
@@ -196,7 +197,7 @@ mutant! {
 }
 
 mutant! {
-    /// O3: an absent target is not asked, by a load that the page-table change may pass.
+    /// O3: an absent target gets no request, because of a load that the page-table change may pass.
     SkipAbsent fails o3_absent_targets_skipped_by_a_load: added::<SkipAbsent>, "used after", {
         fn flush(machine: &ModelState, count: usize, scope: Scope<'_>) -> FlushOutcome {
             if machine.targets[0].word.load(Acquire) & word::ABSENT != 0 {
@@ -208,7 +209,7 @@ mutant! {
 }
 
 mutant! {
-    /// The removed vCPU can be claimed, and its requests are passed over.
+    /// The removed vCPU can be claimed, and its requests are skipped.
     RemoveForgotten fails removal_that_drops_requests: replaced::<RemoveForgotten>, "used after", {
         fn remove(owner: Owner<'_>) {
             owner.target.word.store(word::OWNED, Relaxed);

@@ -1,8 +1,8 @@
-//! The protocol with one operation spoilt, and the scenario that notices.
+//! The protocol with one operation broken, and the scenario that detects it.
 //!
-//! Each mutant is a copy of the real operation but for the one thing that its comment names.
-//! Not here, because loom cannot show it: a read-modify-write of the word or the header that is
-//! less than `AcqRel` where the other of the two still orders the same accesses.
+//! Each mutant is a copy of the real operation except for the one change that its comment names.
+//! Missing here, because loom cannot show it: a read-modify-write of the word or the header that is
+//! weaker than `AcqRel` where the other of the two still orders the same accesses.
 
 use super::machine::ModelState;
 use super::protocol::Protocol;
@@ -18,7 +18,7 @@ use crate::{
     Target, Translation, word,
 };
 
-/// What the real engine does to one target, in steps that a mutant can replace.
+/// The real engine's steps for one target, each of which a mutant can replace.
 pub(super) fn flush_by(
     machine: &ModelState,
     request: impl FnOnce(&Target) -> Requested,
@@ -40,7 +40,7 @@ pub(super) fn flush_by(
     FlushOutcome { targets: 1, ..FlushOutcome::default() }
 }
 
-/// The real request, with another way of putting it into the mailbox.
+/// The real request, with the post to the mailbox replaced.
 fn request_by(target: &Target, post: impl FnOnce(&Target) -> Generation) -> Requested {
     let generation = post(target);
     let old = target.word.fetch_or(word::FLUSH, AcqRel);
@@ -54,8 +54,8 @@ fn ranges(scope: Scope<'_>) -> &[GvaRange] {
     }
 }
 
-/// Defines a mutant, and the test that it fails: a scenario, and what is seen to go wrong there,
-/// within as many preemptions as the real protocol is tested with, or 3.
+/// Defines a mutant, and the test that it fails: a scenario, and the failure seen there, within as
+/// many preemptions as the real protocol is tested with, or 3.
 macro_rules! mutant {
     ($(#[$doc:meta])+ $name:ident fails $test:ident: $($rest:tt)+) => {
         $crate::model::mutants::mutant! { $(#[$doc])+ $name fails $test within 3: $($rest)+ }
@@ -81,7 +81,7 @@ macro_rules! mutant {
 pub(crate) use mutant;
 
 mutant! {
-    /// O3, O5: the entry looks, and then stores.
+    /// O3, O5: the entry loads the word, and then stores it.
     EnterByStore fails o3_entry_by_load_and_store: passing::<EnterByStore>, "used after", {
         fn try_enter<'o>(owner: &'o mut Owner<'_>, cpu: CpuId) -> Result<InGuest<'o>, Pending> {
             let word = owner.target.word.load(Acquire);
@@ -95,7 +95,8 @@ mutant! {
 }
 
 mutant! {
-    /// The entry does not look: what was not waited for is not flushed either.
+    /// The entry does not check for requests: a target that was not waited for does not flush
+    /// either.
     EnterRegardless fails entry_that_ignores_requests: passing::<EnterRegardless>, "used after", {
         fn try_enter<'o>(owner: &'o mut Owner<'_>, cpu: CpuId) -> Result<InGuest<'o>, Pending> {
             let enter = |word: u64| Some(word::entered(word, cpu));
@@ -142,7 +143,7 @@ mutant! {
     }
 }
 
-/// The real taking of a flush, with another way of emptying the mailbox.
+/// The real taking of a flush, with the emptying of the mailbox replaced.
 fn take_by<'o>(
     owner: &'o mut Owner<'_>,
     take: impl FnOnce(&Target) -> (Generation, Work),
@@ -169,7 +170,8 @@ mutant! {
 }
 
 mutant! {
-    /// O10: FLUSH is cleared after the mailbox was emptied, and with it that of a later request.
+    /// O10: FLUSH is cleared after the mailbox was emptied, which also clears that of a later
+    /// request.
     ClearLate fails o10_flush_cleared_after_the_drain: consecutive::<ClearLate>, "used after", {
         fn take_flush<'o>(owner: &'o mut Owner<'_>) -> Option<FlushWork<'o>> {
             take_by(owner, |target| {
@@ -182,7 +184,7 @@ mutant! {
 }
 
 mutant! {
-    /// O8: what is published is the newest generation instead of the one that was taken.
+    /// O8: the newest generation is published instead of the one that was taken.
     CompleteNewest fails o8_newest_generation_published: consecutive::<CompleteNewest>, "used after", {
         fn complete(mut work: FlushWork<'_>) {
             work.generation = Generation(work.target.mailbox.header.fetch_or(0, AcqRel) >> 2);
@@ -192,8 +194,8 @@ mutant! {
 }
 
 mutant! {
-    /// Nothing is published: an initiator that saw the target in guest mode before waits for the
-    /// next stay too.
+    /// Nothing is published: an initiator that saw the target in guest mode waits for the next stay
+    /// as well.
     CompleteNever fails completion_not_published: staying::<CompleteNever>, "maximum number of branches", {
         fn complete(mut work: FlushWork<'_>) {
             work.is_complete = true;
@@ -214,7 +216,7 @@ mutant! {
 }
 
 mutant! {
-    /// O4: guest mode is looked at before the request is published.
+    /// O4: guest mode is read before the request is published.
     LookFirst fails o4_guest_mode_read_before_the_request: passing::<LookFirst>, "used after", {
         fn flush(machine: &ModelState, _count: usize, scope: Scope<'_>) -> FlushOutcome {
             let request = |target: &Target| {
@@ -327,7 +329,8 @@ mutant! {
 }
 
 mutant! {
-    /// O4: whether a target is idle is looked at before the request for everything is there.
+    /// O4: the initiator checks whether a target is idle before it publishes the request for
+    /// everything.
     IdleSeenBefore fails o4_idle_seen_before_the_request: passing::<IdleSeenBefore>, "used after", {
         fn flush(machine: &ModelState, _count: usize, scope: Scope<'_>) -> FlushOutcome {
             let request = |target: &Target| {
@@ -341,7 +344,7 @@ mutant! {
 }
 
 mutant! {
-    /// ALL in the word is not heeded: only what the mailbox holds is flushed.
+    /// ALL in the word is ignored: only the mailbox's contents are flushed.
     AllForgotten fails all_in_the_word_forgotten: passing::<AllForgotten>, "used after", {
         fn take_flush<'o>(owner: &'o mut Owner<'_>) -> Option<FlushWork<'o>> {
             take_by(owner, |target| {
@@ -362,7 +365,8 @@ mutant! {
 }
 
 mutant! {
-    /// H30: a section begins although a flush is pending, and nobody waits for a second one.
+    /// H30: a section begins although a flush is pending, and the initiator does not wait for a
+    /// second one.
     WaitForGuestOnly fails h30_wait_for_guest_mode_only: translating::<WaitForGuestOnly>, "used after", {
         fn flush(machine: &ModelState, _count: usize, scope: Scope<'_>) -> FlushOutcome {
             let is_quiet = |target: &Target, generation: Generation| {
@@ -375,7 +379,8 @@ mutant! {
 }
 
 mutant! {
-    /// O4: the halt looks, and then stores: an event in between is slept through.
+    /// O4: the halt loads the word, and then stores it: the target sleeps through an event in
+    /// between.
     HaltByStore fails o4_halt_by_load_and_store: halting::<HaltByStore>, "wrong number of times", {
         fn try_halt(owner: &mut Owner<'_>, _space: Space) -> bool {
             let word = owner.target.word.load(Acquire);
@@ -389,7 +394,7 @@ mutant! {
 }
 
 mutant! {
-    /// The halt does not look: an event that came before wakes nobody.
+    /// The halt does not check for events: an earlier event wakes no vCPU.
     HaltRegardless fails halt_that_ignores_events: halting::<HaltRegardless>, "wrong number of times", {
         fn try_halt(owner: &mut Owner<'_>, _space: Space) -> bool {
             owner.target.word.fetch_or(word::HALTED, AcqRel);
@@ -409,7 +414,7 @@ mutant! {
 }
 
 mutant! {
-    /// The poster looks for guest mode before it posts: the target enters in between, unkicked.
+    /// The poster checks for guest mode before it posts: the target enters in between, unkicked.
     PostLate fails event_posted_after_the_look: event_in_guest::<PostLate>, "maximum number of branches", {
         fn post_event(target: &Target) -> Notify {
             let old = target.word.load(Acquire);

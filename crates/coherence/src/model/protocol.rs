@@ -1,4 +1,4 @@
-//! The operations of the protocol one by one, so that a mutant can spoil one of them.
+//! The operations of the protocol one by one, so that a mutant can break one of them.
 
 use super::machine::ModelState;
 use crate::{
@@ -6,7 +6,7 @@ use crate::{
     Translation,
 };
 
-/// What a scenario is made of. Everything that is provided is the real thing.
+/// The operations that scenarios use. Provided methods are the real ones.
 pub(super) trait Protocol: 'static {
     fn try_enter<'o>(owner: &'o mut Owner<'_>, cpu: CpuId) -> Result<InGuest<'o>, Pending> {
         owner.try_enter(cpu)
@@ -52,7 +52,7 @@ pub(super) trait Protocol: 'static {
         assert!(receipt.is_ok(), "the model never gives up");
     }
 
-    /// A flush by broadcast, of which only what concerns software is modelled.
+    /// A flush by broadcast, modelled only as far as software is concerned.
     fn broadcast(machine: &ModelState) {
         let mut ledger = Ledger::<1>::new();
         let targets = &machine.targets[..1];

@@ -28,8 +28,8 @@ where
     thread::spawn(move || act(&shared))
 }
 
-/// Replaces page 0, which `flush` flushes for, while `vcpu` runs on another thread; checks the page
-/// when that has come to its end. `after` is called between the two.
+/// Replaces page 0, for which `flush` flushes, while `vcpu` runs on another thread; checks the page
+/// when both have finished. `after` is called between the two.
 pub(super) fn replaced_beside(
     machine: ModelState,
     vcpu: impl FnOnce(&ModelState) + Send + 'static,
@@ -44,7 +44,7 @@ pub(super) fn replaced_beside(
     machine.check(freed);
 }
 
-/// A target that goes in and out by itself while one page is replaced.
+/// A target that enters and leaves by itself while one page is replaced.
 pub(super) fn passing<P: Protocol>() {
     let vcpu = |machine: &ModelState| {
         let mut owner = machine.targets[0].owner().expect("free");
@@ -111,8 +111,8 @@ fn replaced_in_turn<P: Protocol>(flush: fn(usize, &ModelState) -> FlushOutcome) 
     machine.check(initiator.join().unwrap());
 }
 
-/// Requests that the mailbox has no room for (O9): two pages, replaced one by one, after a list
-/// that fills it.
+/// Requests that do not fit in the mailbox (O9): two pages, replaced one by one, after a list that
+/// fills it.
 pub(super) fn overflow<P: Protocol>() {
     let machine = Arc::new(ModelState::new(1));
     let vcpu = on_a_thread(&machine, move |machine| {
@@ -199,7 +199,7 @@ pub(super) fn halted_flush<P: Protocol>() {
         let mut cpu = Cpu::new(machine, 0);
         cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
         assert!(P::try_halt(&mut owner, Space::UNKNOWN), "a flush keeps nobody awake");
-        // Woken by some timer of its own CPU.
+        // Woken by a timer of its own CPU.
         cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
     });
     let freed = machine.replace(0, || {
@@ -209,7 +209,7 @@ pub(super) fn halted_flush<P: Protocol>() {
     machine.check(freed);
 }
 
-/// An event for a target that leaves guest mode for nothing else, and a flush before it.
+/// An event for a target that leaves guest mode only for an event, and a flush before it.
 pub(super) fn event_in_guest<P: Protocol>() {
     let machine = Arc::new(ModelState::new(1));
     let vcpu = on_a_thread(&machine, move |machine| {

@@ -1,4 +1,4 @@
-//! What a change of an address space needs flushed, and what it frees.
+//! The translations that a change of an address space needs flushed, and the memory that it frees.
 
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
@@ -16,7 +16,7 @@ pub trait Kind: sealed::Kind {}
 pub enum Pages {}
 
 /// The kind of a batch that may free page tables: each CPU that walks the space has to flush before
-/// they go.
+/// they are freed.
 ///
 /// Exhaustive: it has no values, only a name.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ impl Kind for Pages {}
 impl Kind for Tables {}
 
 pub(super) mod sealed {
-    /// What distinguishes the kinds.
+    /// The property that distinguishes the kinds.
     pub trait Kind {
         /// Page tables are freed.
         const TABLES: bool;
@@ -41,22 +41,22 @@ pub(super) mod sealed {
     }
 }
 
-/// Where a batch keeps things until they may be freed: the caller's list. `()` keeps nothing.
+/// Where a batch keeps items until they may be freed: the caller's list. `()` keeps nothing.
 pub trait Cargo<T> {
     /// Keeps `item`.
     ///
     /// # Errors
-    /// Gives it back if there is no room. Flush the batch then, and open another one.
+    /// Returns the item if there is no room. Flush the batch then, and open another one.
     fn put(&mut self, item: T) -> Result<(), T>;
 }
 
 /// One change of an address space: opened before the first entry changes, ended by its flush.
 ///
-/// From [`AddressSpace::batch`] on the space counts as being changed: others whose batches meet
-/// entries that this one has changed cannot know which of them need a flush, and flush everything.
-/// So open it first, add each range after its entries were changed, and flush it soon.
+/// From [`AddressSpace::batch`] on, the space counts as being changed: another batch that meets
+/// entries changed by this one cannot know which of them need a flush, so it flushes everything.
+/// Open the batch first, add each range after its entries were changed, and flush it soon.
 ///
-/// What it holds comes back with the receipt and in no other way:
+/// The items that it holds are returned with the receipt and in no other way:
 ///
 /// ```compile_fail,E0616
 /// fn steal<C>(batch: quell_coherence::shootdown::Batch<'_, quell_coherence::shootdown::Pages, C, 1>) {
@@ -64,10 +64,11 @@ pub trait Cargo<T> {
 /// }
 /// ```
 ///
-/// A batch that is dropped without a flush leaks what it holds, and its space counts as being
-/// changed for ever.
+/// A batch that is dropped without a flush leaks its items, and its space counts as being changed
+/// forever.
 ///
-/// A batch of [`Tables`] does not become one of [`Pages`] again, and one of pages holds no tables:
+/// A batch of [`Tables`] cannot become one of [`Pages`] again, and a batch of pages holds no
+/// tables:
 ///
 /// ```compile_fail,E0308
 /// use quell_coherence::shootdown::{Batch, Pages, Tables};
@@ -88,17 +89,17 @@ pub struct Batch<'a, K, C, const BANKS: usize> {
     pub(super) space: &'a AddressSpace<BANKS>,
     ranges: &'a mut [PageRange],
     len: usize,
-    /// The ranges do not tell all.
+    /// The ranges do not cover all changes.
     everything: bool,
-    /// Something is held.
+    /// The batch holds an item.
     loaded: bool,
-    /// Never dropped here: it is given out with a receipt, or leaked.
+    /// Never dropped here: it is returned with a receipt, or leaked.
     cargo: ManuallyDrop<C>,
     kind: PhantomData<K>,
 }
 
 impl<'a, C, const BANKS: usize> Batch<'a, Pages, C, BANKS> {
-    /// The caller has counted it.
+    /// The caller has counted the batch as open.
     pub(super) fn new(space: &'a AddressSpace<BANKS>, ranges: &'a mut [PageRange], cargo: C) -> Self {
         Self {
             space,
@@ -111,7 +112,7 @@ impl<'a, C, const BANKS: usize> Batch<'a, Pages, C, BANKS> {
         }
     }
 
-    /// The same batch, for page tables too. Say so before the first table is cut off.
+    /// The same batch, extended to page tables. Call this before the first table is unlinked.
     pub fn freeing_tables(self) -> Batch<'a, Tables, C, BANKS> {
         let Self { space, ranges, len, everything, loaded, cargo, kind: _ } = self;
         Batch { space, ranges, len, everything, loaded, cargo, kind: PhantomData }
@@ -119,7 +120,7 @@ impl<'a, C, const BANKS: usize> Batch<'a, Pages, C, BANKS> {
 }
 
 impl<C, const BANKS: usize> Batch<'_, Tables, C, BANKS> {
-    /// Keeps a page table that was cut off, whose addresses are in a range or will be.
+    /// Keeps a page table that was unlinked. Its addresses are in a range, or will be.
     ///
     /// # Errors
     /// As [`Cargo::put`].
@@ -132,8 +133,8 @@ impl<C, const BANKS: usize> Batch<'_, Tables, C, BANKS> {
 }
 
 impl<K: Kind, C, const BANKS: usize> Batch<'_, K, C, BANKS> {
-    /// Translations of these pages were changed. Ranges that the list has no room for make it
-    /// everything.
+    /// Records that translations of these pages were changed. If the list has no room for the
+    /// range, the batch flushes everything.
     pub fn add(&mut self, range: PageRange) {
         let range = range.normal();
         if range.pages == 0 {
@@ -152,12 +153,12 @@ impl<K: Kind, C, const BANKS: usize> Batch<'_, K, C, BANKS> {
         }
     }
 
-    /// Any translation of the space may have been changed.
+    /// Records that any translation of the space may have been changed.
     pub fn add_everything(&mut self) {
         self.everything = true;
     }
 
-    /// Keeps a page, or whatever else may go when the flush is over.
+    /// Keeps a page, or any other item that may be freed when the flush is over.
     ///
     /// # Errors
     /// As [`Cargo::put`].
@@ -169,19 +170,19 @@ impl<K: Kind, C, const BANKS: usize> Batch<'_, K, C, BANKS> {
         self.cargo.put(item)
     }
 
-    /// The space that is changed.
+    /// The space being changed.
     pub fn space(&self) -> &AddressSpace<BANKS> {
         self.space
     }
 
-    /// Nothing was changed or cut off.
+    /// Nothing was changed or unlinked.
     pub(super) const fn is_empty(&self) -> bool {
         self.len == 0 && !self.everything && !self.loaded && !K::TABLES
     }
 
-    /// What to flush; `None` stands for everything.
+    /// The ranges to flush; `None` stands for everything.
     pub(super) fn scope(&self) -> Option<&[PageRange]> {
-        // A CPU that holds something without having said where it was gets everything.
+        // A batch that holds items but has no ranges flushes everything.
         if self.everything || self.len == 0 { None } else { self.ranges.get(..self.len) }
     }
 

@@ -1,4 +1,4 @@
-//! One CPU: what it has loaded, what it remembers of other spaces, and how it serves requests.
+//! One CPU: the space that it has loaded, its record of other spaces, and how it serves requests.
 
 use core::ops::Deref;
 
@@ -11,7 +11,7 @@ use crate::shootdown::space::{AddressSpace, NO_SPACE};
 /// PCIDs have 12 bits.
 const TAGS_MAX: usize = 1 << 12;
 
-/// All CPUs of a kernel: their slots, and room for the lists that initiators lend.
+/// All CPUs of a kernel: their slots, and the cells for the lists that initiators lend.
 #[derive(Clone, Copy, Debug)]
 pub struct Cpus<'m> {
     slots: &'m [CpuSlot],
@@ -20,17 +20,16 @@ pub struct Cpus<'m> {
 
 impl<'m> Cpus<'m> {
     /// CPU `i` has `slots[i]`. The cells are divided evenly: a CPU lends lists of up to
-    /// `cells.len() / slots.len()` ranges, and asks for everything where there are more.
+    /// `cells.len() / slots.len()` ranges, and requests a flush of everything for longer lists.
     pub const fn new(slots: &'m [CpuSlot], cells: &'m [RangeCell]) -> Self {
         Self { slots, cells }
     }
 
     /// Makes the caller CPU `index`, with nothing loaded and no tag in use, whatever its TLB holds.
-    /// `None` if somebody is, if there is no such slot, or if address spaces of `BANKS` banks have
-    /// no place for it.
+    /// `None` if that CPU is already claimed, if there is no such slot, or if address spaces of
+    /// `BANKS` banks have no place for it.
     ///
-    /// Call [`LocalCpu::switch_to`] and whatever else takes the result on that CPU only, with
-    /// interrupts off.
+    /// Use the result (e.g. [`LocalCpu::switch_to`]) on that CPU only, with interrupts off.
     pub fn claim<S, const BANKS: usize, const TAGS: usize>(
         self,
         index: usize,
@@ -63,10 +62,10 @@ impl<'m> Cpus<'m> {
     }
 }
 
-/// What a CPU knows of one of its tags.
+/// A CPU's record of one of its tags.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Known {
-    /// Whose translations lie under it.
+    /// The space whose translations are under it.
     pub(super) space: u64,
     /// They are those of this generation, or later ones.
     pub(super) clean_to: u64,
@@ -75,22 +74,22 @@ pub(super) struct Known {
 /// A CPU as it sees itself: held by that CPU, and used with interrupts off.
 ///
 /// `S` is how the kernel refers to an address space: a reference, or a counted one; it is kept for
-/// as long as the space is loaded. `TAGS` is the number of PCIDs in use, 1 for a CPU without.
+/// as long as the space is loaded. `TAGS` is the number of PCIDs in use, 1 for a CPU without PCIDs.
 ///
-/// While it is a borrowed [`flush`](Self::flush) that waits, it serves the requests of others
-/// itself: CPUs may flush each other at once (O13, O14).
+/// While [`flush`](Self::flush) borrows the CPU and waits, it serves the requests of others itself:
+/// CPUs may flush each other at once (O13, O14).
 #[derive(Debug)]
 pub struct LocalCpu<'m, S, const BANKS: usize, const TAGS: usize> {
     pub(super) cpus: Cpus<'m>,
     pub(super) slot: &'m CpuSlot,
     pub(super) index: usize,
     pub(super) loaded: Option<S>,
-    /// The tag that `loaded` is loaded under.
+    /// The tag under which `loaded` is loaded.
     pub(super) tag: usize,
     pub(super) known: [Known; TAGS],
     newest_tag: usize,
     pub(super) is_lazy: bool,
-    /// A flush was given up: a target may read the cells at any time.
+    /// A flush was abandoned: a target may read the cells at any time.
     pub(super) is_lent: bool,
     pub(super) ledger: Ledger<BANKS>,
 }
@@ -99,18 +98,18 @@ impl<'m, S, const BANKS: usize, const TAGS: usize> LocalCpu<'m, S, BANKS, TAGS>
 where
     S: Deref<Target = AddressSpace<BANKS>>,
 {
-    /// Its number.
+    /// The CPU's number.
     pub const fn index(&self) -> usize {
         self.index
     }
 
-    /// What is loaded.
+    /// The loaded space.
     pub const fn loaded(&self) -> Option<&S> {
         self.loaded.as_ref()
     }
 
-    /// Loads `space`, and gives back what was loaded. What the CPU has of the space from earlier is
-    /// kept if it is up to date. The CPU is not lazy after this.
+    /// Loads `space`, and returns the space that was loaded before. Translations of `space` that
+    /// the CPU still has are kept if they are up to date. The CPU is not lazy after this.
     pub fn switch_to(&mut self, space: S, tlb: &mut impl Tlb) -> Option<S> {
         if self.loaded.as_deref().is_some_and(|loaded| loaded.id == space.id) {
             self.leave_lazy(tlb);
@@ -128,7 +127,7 @@ where
         former
     }
 
-    /// Loads no space, and gives back what was loaded.
+    /// Loads no space, and returns the space that was loaded before.
     pub fn unload(&mut self, tlb: &mut impl Tlb) -> Option<S> {
         let former = self.loaded.take()?;
         tlb.load_none();
@@ -136,9 +135,9 @@ where
         Some(former)
     }
 
-    /// The CPU uses no translations of the space that it has loaded until
+    /// Declares that the CPU uses no translations of the loaded space until
     /// [`leave_lazy`](Self::leave_lazy) or [`switch_to`](Self::switch_to): it idles, or runs a
-    /// thread of the kernel. Flushes that free no tables leave it alone.
+    /// kernel thread. Flushes that free no tables skip it.
     pub fn enter_lazy(&mut self) {
         if !self.is_lazy && self.loaded.is_some() {
             self.is_lazy = true;
@@ -146,7 +145,7 @@ where
         }
     }
 
-    /// The CPU is about to use them again.
+    /// Declares that the CPU is about to use the loaded space again.
     pub fn leave_lazy(&mut self, tlb: &mut impl Tlb) {
         if self.is_lazy {
             self.clear_lazy(); // b
@@ -154,8 +153,8 @@ where
         }
     }
 
-    /// Carries out what others have asked for: the body of the flush interrupt's handler. True if
-    /// there was something. It does no harm at other times, or without a request.
+    /// Carries out the pending requests of others: the body of the flush interrupt's handler.
+    /// Returns true if there was a request. Harmless at other times, or without a request.
     pub fn serve(&mut self, tlb: &mut impl Tlb) -> bool {
         let Some(taken) = self.slot.take() else { return false };
         if !taken.is_late {
@@ -177,7 +176,7 @@ where
         }
     }
 
-    /// d: loads a space as of `generation`, under the tag that it had before or under another.
+    /// d: loads a space as of `generation`, under its former tag or another.
     pub(super) fn load(&mut self, space: &AddressSpace<BANKS>, generation: u64, tlb: &mut impl Tlb) {
         let known = self.known.iter().position(|known| known.space == space.id);
         let tag = known.unwrap_or_else(|| {
@@ -190,12 +189,12 @@ where
         self.known[tag] = Known { space: space.id, clean_to: generation };
     }
 
-    /// What the CPU has of the loaded space.
+    /// The CPU's record of the loaded space.
     fn known(&mut self) -> Option<&mut Known> {
         self.known.get_mut(self.tag)
     }
 
-    /// h: drops everything of the loaded space if that was changed. The generation is sampled
+    /// h: drops everything of the loaded space if the space has changed. The generation is sampled
     /// before the flush (O8).
     pub(super) fn catch_up(&mut self, tlb: &mut impl Tlb) {
         let Some(generation) = self.loaded.as_deref().map(AddressSpace::generation) else { return };
@@ -206,7 +205,7 @@ where
         }
     }
 
-    /// K: carries out a request of somebody else.
+    /// K: carries out a request of another CPU.
     pub(super) fn carry_out(&mut self, request: &Request, tlb: &mut impl Tlb) {
         let change = request.change;
         match &request.list {
@@ -218,9 +217,9 @@ where
         }
     }
 
-    /// Drops pages of the change's space, if it is loaded. If it is not, what the CPU has of it is
-    /// out of date by its generation. If what the CPU has lacks more than this change, everything
-    /// is dropped.
+    /// Drops pages of the change's space, if it is loaded. If it is not, the CPU's record of it is
+    /// out of date by its generation. If the CPU has missed more than this change, everything is
+    /// dropped.
     pub(super) fn drop_pages(
         &mut self,
         change: Change,

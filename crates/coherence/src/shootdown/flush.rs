@@ -14,32 +14,32 @@ use crate::shootdown::remote::{Flush, Pinned, Remote, Tlb};
 use crate::shootdown::slot::{Change, CpuSlot, List, Request};
 use crate::shootdown::space::AddressSpace;
 
-/// What a flush did, for counters.
+/// The effects of a flush, for counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShootdownOutcome {
     /// Other CPUs that had to flush.
     pub targets: u32,
-    /// Of these, interrupted by this initiator.
+    /// Of these, those interrupted by this initiator.
     pub interrupted: u32,
-    /// Of these, served by an interrupt that somebody else had sent.
+    /// Of these, those served by an interrupt that another initiator had sent.
     pub merged: u32,
-    /// Of these, flushed without their help.
+    /// Of these, those flushed without their help.
     pub direct: u32,
-    /// Left out since they were lazy: not among the targets.
+    /// CPUs skipped because they were lazy; not among the targets.
     pub lazy: u32,
-    /// Everything was to be flushed, not ranges.
+    /// The flush was of everything, not of ranges.
     pub everything: bool,
-    /// Turns of waiting, all targets together.
+    /// Turns of waiting, summed over all targets.
     pub turns: u64,
 }
 
-/// A flush that is over: what the batch held may be freed.
+/// A flush that is over: the batch's items may be freed.
 #[must_use = "what was held leaks"]
 #[derive(Debug)]
 pub struct Done<K, C> {
     /// The proof.
     pub receipt: ShootdownReceipt<K>,
-    /// What the batch held.
+    /// The items that the batch held.
     pub cargo: C,
 }
 
@@ -56,28 +56,28 @@ pub struct ShootdownReceipt<K> {
 }
 
 impl<K> ShootdownReceipt<K> {
-    /// What the flush did.
+    /// The effects of the flush.
     pub const fn outcome(&self) -> ShootdownOutcome {
         self.outcome
     }
 
     /// Whether every CPU that used the space took an interrupt for this flush, so that none is
-    /// where it was with interrupts off. A kernel whose software walks page tables without a lock
-    /// but with interrupts off may free tables at once only if this is true; otherwise it has to
-    /// wait until such walks have ended, as RCU does (P24).
+    /// still in an interrupts-off section that began before. A kernel whose software walks page
+    /// tables without a lock but with interrupts off may free tables at once only if this is true;
+    /// otherwise it has to wait until such walks have ended, as RCU does (P24).
     pub const fn excludes_walkers(&self) -> bool {
         self.outcome.direct == 0 && self.outcome.lazy == 0
     }
 }
 
-/// A CPU did not acknowledge: the machine, or its interrupt, is broken. Nothing may be freed; what
-/// the batch held is leaked, and the space counts as being changed for ever.
+/// A CPU did not acknowledge: the machine, or its interrupt, is broken. Nothing may be freed; the
+/// batch's items are leaked, and the space counts as being changed forever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stalled {
     /// The CPU.
     pub cpu: usize,
-    /// What the flush did until then.
+    /// The effects of the flush up to that point.
     pub outcome: ShootdownOutcome,
 }
 
@@ -89,7 +89,7 @@ impl fmt::Display for Stalled {
 
 impl core::error::Error for Stalled {}
 
-/// A flush under way.
+/// A flush in progress.
 pub(super) struct Plan<'r> {
     pub(super) change: Change,
     pub(super) root: u64,
@@ -102,11 +102,11 @@ impl<S, const BANKS: usize, const TAGS: usize> LocalCpu<'_, S, BANKS, TAGS>
 where
     S: Deref<Target = AddressSpace<BANKS>>,
 {
-    /// Flushes what the batch has changed, here and on every CPU that may use it, and returns when
-    /// G1 and G2 hold for it.
+    /// Flushes the changes of the batch, here and on every CPU that may use the space, and returns
+    /// when G1 and G2 hold.
     ///
-    /// This CPU need not have the space loaded. What it has of it under another tag goes when it
-    /// loads it again.
+    /// This CPU need not have the space loaded. Its translations of the space under another tag are
+    /// dropped when it next loads the space.
     ///
     /// # Errors
     /// [`Stalled`] when [`Tlb::relax`] gave up on a CPU.
@@ -133,7 +133,7 @@ where
         Ok(Done { receipt: ShootdownReceipt { outcome, kind: PhantomData }, cargo: batch.into_cargo() })
     }
 
-    /// B, C, D: counts the change, and looks which CPUs have to flush.
+    /// B, C, D: counts the change, and determines which CPUs have to flush.
     pub(super) fn issue<'r, K: Kind>(
         &mut self,
         space: &AddressSpace<BANKS>,
@@ -156,7 +156,7 @@ where
         (Plan { change, root: space.root(), ranges, outcome }, targets)
     }
 
-    /// D: removes the lazy ones, and counts them.
+    /// D: removes the lazy CPUs from the set, and counts them.
     pub(super) fn spare_lazy(&self, targets: &mut TargetSet<BANKS>) -> u32 {
         let mut lazy = TargetSet::new();
         for cpu in targets.iter().filter(|&cpu| self.cpus.slot(cpu).is_some_and(CpuSlot::is_lazy)) {
@@ -188,8 +188,8 @@ where
         Ok(plan.outcome)
     }
 
-    /// Has the back end do what it can without interrupts. What is left in `targets` it has not
-    /// taken on.
+    /// Lets the back end flush the targets that it can without interrupts. It leaves the others in
+    /// `targets`.
     pub(super) fn begin(
         &self,
         plan: &mut Plan<'_>,
@@ -200,7 +200,7 @@ where
         let asked = *targets;
         let Plan { change, root, ranges, .. } = *plan;
         remote.begin(targets, &Flush { root, ranges, tables: change.tables }, pin);
-        // A CPU that was not a target cannot be asked.
+        // A CPU that was not a target cannot receive a request.
         *targets = targets.and(&asked);
         plan.outcome.direct = (asked.count() - targets.count()) as u32;
     }
@@ -233,8 +233,8 @@ where
         }
     }
 
-    /// Puts the ranges where targets can read them; `None` if they do not fit, or if somebody may
-    /// still read others.
+    /// Puts the ranges where targets can read them; `None` if they do not fit, or if a target of an
+    /// earlier flush may still read the cells.
     fn lend(&self, ranges: Option<&[PageRange]>) -> Option<List> {
         let (ranges, cells) = (ranges?, self.cpus.cells(self.index));
         let fits = ranges.len() <= cells.len() && !self.is_lent;
@@ -254,7 +254,7 @@ where
         }
     }
 
-    /// H: waits for each that was asked, and serves what others ask meanwhile (O14).
+    /// H: waits for each CPU with a request, and meanwhile serves requests of others (O14).
     pub(super) fn wait(&mut self, plan: &mut Plan<'_>, tlb: &mut impl Tlb) -> Result<(), Stalled> {
         for cpu in self.ledger.awaited().iter() {
             let Some(slot) = self.cpus.slot(cpu) else { continue };

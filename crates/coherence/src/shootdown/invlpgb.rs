@@ -1,14 +1,14 @@
-//! Operands of AMD64's INVLPGB, for a [`Broadcast`](super::Broadcast) of such processors.
+//! Operands of AMD64's INVLPGB, for a [`Broadcast`](super::Broadcast) on processors that have it.
 //!
-//! Source: AMD64 Architecture Programmer's Manual, volume 3, "INVLPGB". The instruction is offered
-//! by CPUID `Fn8000_0008_EBX[3]`.
+//! Source: AMD64 Architecture Programmer's Manual, volume 3, "INVLPGB". CPUID `Fn8000_0008_EBX[3]`
+//! announces the instruction.
 
 use crate::shootdown::range::PageRange;
 use crate::shootdown::remote::Flush;
 
-/// rAX: the address counts.
+/// rAX: the address is valid.
 const VA_VALID: u64 = 1 << 0;
-/// rAX: the ASID counts; without it the entries of every guest go.
+/// rAX: the ASID is valid; without it the entries of every guest are dropped.
 const ASID_VALID: u64 = 1 << 2;
 /// rAX: cached upper levels stay.
 const FINAL_ONLY: u64 = 1 << 4;
@@ -25,19 +25,20 @@ pub struct Operands {
     pub rax: u64,
     /// Number of pages after the first one, and their size.
     pub ecx: u32,
-    /// PCID and ASID. The ASID is the host's, or a guest's own as it sees it: 0. No PCID is named,
-    /// so that all are meant.
+    /// PCID and ASID. The ASID is the host's, or a guest's own as it sees it: 0. No PCID is marked
+    /// valid, so all are invalidated.
     pub edx: u32,
 }
 
-/// Pages that one INVLPGB takes, from EDX of CPUID `Fn8000_0008`: that has the highest count of
+/// Pages that one INVLPGB takes, from EDX of CPUID `Fn8000_0008`, which has the highest count of
 /// *further* pages.
 pub const fn pages_max(fn8000_0008_edx: u32) -> u32 {
     (fn8000_0008_edx & 0xffff) + 1
 }
 
-/// The INVLPGBs for a flush: of its pages under all PCIDs, global translations apart. Pages that
-/// are neither of 4 KiB nor of 2 MiB make it everything. `pages_max` is what [`pages_max()`] says.
+/// The INVLPGBs for a flush: its pages under all PCIDs, global translations excepted. Pages that
+/// are neither 4 KiB nor 2 MiB make it a flush of everything. `pages_max` is the result of
+/// [`pages_max()`].
 pub fn operands<'a>(flush: &Flush<'a>, pages_max: u32) -> impl Iterator<Item = Operands> + use<'a> {
     let takes = |range: &PageRange| matches!(range.normal().shift, SMALL_SHIFT | LARGE_SHIFT);
     let ranges = flush.ranges().filter(|ranges| ranges.iter().all(takes));
@@ -49,14 +50,14 @@ pub fn operands<'a>(flush: &Flush<'a>, pages_max: u32) -> impl Iterator<Item = O
     everything.into_iter().chain(singly)
 }
 
-/// One run of pages, `pages_max` at a time.
+/// One run of pages, in pieces of `pages_max`.
 fn pieces(range: PageRange, pages_max: u32, flags: u64) -> impl Iterator<Item = Operands> {
     let size = if range.shift == LARGE_SHIFT { LARGE } else { 0 };
     let step = u64::from(pages_max);
     (0..range.pages.div_ceil(step)).map(move |piece| {
         let done = piece * step;
         let pages = (range.pages - done).min(step);
-        // At most 2^16 pages: what follows the first one has 16 bits.
+        // At most 2^16 pages: the count of further pages has 16 bits.
         Operands {
             rax: (range.first + (done << range.shift)) | flags,
             ecx: (pages - 1) as u32 | size,

@@ -1,9 +1,10 @@
 //! TLB shootdown for a kernel's own address spaces.
 //!
-//! Each CPU is a [`LocalCpu`] that loads [`AddressSpace`]s; a [`Batch`] collects what a change of
-//! one needs flushed and what it frees; [`LocalCpu::flush`] carries that out on every CPU that may
-//! use it and gives back what may be freed. The caller supplies its TLB ([`Tlb`]), a way to reach
-//! the other CPUs ([`Remote`]), and an interrupt handler that calls [`LocalCpu::serve`].
+//! Each CPU is a [`LocalCpu`] that loads [`AddressSpace`]s. A [`Batch`] collects the ranges that a
+//! change of one space needs flushed and the memory that it frees. [`LocalCpu::flush`] flushes them
+//! on every CPU that may use the space and returns the memory that may be freed. The caller
+//! supplies its TLB ([`Tlb`]), a way to reach the other CPUs ([`Remote`]), and an interrupt handler
+//! that calls [`LocalCpu::serve`].
 //!
 //! ```
 //! use quell_coherence::TargetSet;
@@ -50,38 +51,38 @@
 //! A' open a batch: open + 1                   a  switch: join the space's set
 //! A  change the page tables                   b  header: clear LAZY
 //! B  generation + 1                           c  sample the generation
-//! C  read the set                             d  load the root; keep what is of that generation
+//! C  read the set                             d  load the root; keep entries of that generation
 //! D  leave out lazy CPUs (no tables)          h  look at the generation once more: flush if it is newer
 //! E  flush those that the back end takes      f  leave the former space's set
 //!    on; post the request in others' slots
-//! F  interrupt those                          J  interrupt: take what is posted
+//! F  interrupt those                          J  interrupt: take the request
 //! G  flush the own TLB                        K  flush: generation sampled before, recorded after
 //! H  wait: completed >= count of E            L  completed = count at J (async: before K)
-//! I  free what was held; open - 1
+//! I  free the batch's items; open - 1
 //! ```
 //!
 //! | order | why |
 //! |---|---|
 //! | B before C, a before h; C and a are read-modify-writes of one word | a CPU that joins after C sees B; one that joined before is in the set |
-//! | c before d | what is loaded is of that generation, or newer |
+//! | c before d | the loaded translations are of that generation, or newer |
 //! | B before D, b before h; D and b likewise | a CPU that stops being lazy after D sees B |
-//! | C after f, D after going lazy, H after L, by release and acquire | what was done through the old translations is visible (G2) |
+//! | C after f, D after going lazy, H after L, by release and acquire | accesses through the old translations are visible (G2) |
 //! | A before B, c or h before walking | a CPU that has seen the generation walks the changed tables |
-//! | generation sampled before the flush that makes it true | a change that comes during the flush is not ticked off |
+//! | generation sampled before the flush that makes it true | a change during the flush is not missed |
 //! | a before d, d before f | the CPU is in the set of whatever it may walk |
-//! | d before h | a direct flush between a and d reached what was loaded then, under its tag alone |
-//! | L after K | the request frees tables, or the target may use user addresses; `Async` says that neither is so |
+//! | d before h | a direct flush between a and d reached the space loaded then, under its tag only |
+//! | L after K | the request frees tables, or the target may use user addresses; `Async`: neither is so |
 //! | A' before A | a CPU that meets an entry which this batch has changed learns that it has not been flushed |
 //! | I after G and H | G3 |
 //!
-//! Why each is needed is shown by a mutant in the model, see `docs/coherence.md`. The interrupt
-//! orders nothing: it makes the CPU look at J soon. The orders of E, J and L among each other are
-//! in the table at [`CpuSlot`].
+//! A mutant in the model shows why each is needed, see `docs/coherence.md`. The interrupt orders
+//! nothing: it makes the CPU look at J soon. The table at [`CpuSlot`] has the orders among E, J and
+//! L.
 //!
-//! What the language does not cover: the processor walks page tables by itself, between d and the
-//! flush that ends it. INVLPG and the load of CR3 are serializing: no later access uses what they
-//! have dropped (AMD64 APM 2, 5.5). Read-modify-writes are locked instructions, before which the
-//! store buffer is drained, and which are over before F sends its interrupt.
+//! Outside the language: the processor walks page tables on its own, between d and the flush that
+//! ends it. INVLPG and the load of CR3 are serializing: no later access uses translations that they
+//! have dropped (AMD64 APM 2, 5.5). Read-modify-writes are locked instructions: the store buffer is
+//! drained before them, and they are over before F sends its interrupt.
 
 mod batch;
 mod cpu;

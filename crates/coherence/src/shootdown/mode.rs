@@ -1,21 +1,21 @@
-//! How a flush goes about it, and what a batch must be like for that.
+//! The ways to carry out a flush, and the batches that each accepts.
 
 use crate::shootdown::batch::{Kind, Pages};
 
 /// A way to carry out a flush of batches of kind `K`.
 pub trait Mode<K: Kind>: sealed::Mode {}
 
-/// The initiator flushes its own TLB, and only then asks the others. For comparison.
+/// The initiator flushes its own TLB, and only then sends requests to the others. For comparison.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Serial;
 
-/// The others are asked first, and the initiator flushes its own TLB meanwhile. They read what to
-/// flush from the initiator's list.
+/// The initiator sends the requests first, and flushes its own TLB meanwhile. The targets read the
+/// ranges from the initiator's list.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Concurrent;
 
-/// As [`Concurrent`], but the request lies whole in the target's own cache line, if its ranges fit
-/// there; more of them become everything.
+/// As [`Concurrent`], but the whole request is in the target's own cache line, if its ranges fit
+/// there; more ranges become everything.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Inline;
 
@@ -33,7 +33,7 @@ pub struct Inline;
 /// }
 /// ```
 ///
-/// The same is accepted of a batch of pages:
+/// For a batch of pages it is accepted:
 ///
 /// ```
 /// use quell_coherence::shootdown::{Async, Batch, ByInterrupt, LocalCpu, NoUserAccess, Pages, AddressSpace, Tlb};
@@ -47,16 +47,16 @@ pub struct Inline;
 pub struct Async(NoUserAccess);
 
 impl Async {
-    /// The mode, for callers that can say what the token says.
+    /// The mode, for callers that can vouch for the token's claim.
     pub const fn new(token: NoUserAccess) -> Self {
         Self(token)
     }
 }
 
-/// States that nothing uses user addresses of a space between a CPU's acknowledgement of a flush
-/// and the flush.
+/// Asserts that nothing uses user addresses of a space between a CPU's acknowledgement of a flush
+/// and the flush itself.
 ///
-/// Nobody gets one without `unsafe`:
+/// It cannot be made without `unsafe`:
 ///
 /// ```compile_fail,E0133
 /// let _token = quell_coherence::shootdown::NoUserAccess::assert();
@@ -69,16 +69,16 @@ impl Async {
 pub struct NoUserAccess(());
 
 impl NoUserAccess {
-    /// The statement.
+    /// Makes the assertion.
     ///
     /// # Safety
     ///
     /// On every CPU that may load a space which is flushed with this token: from the first
-    /// instruction of [`serve`](super::LocalCpu::serve) to its return, no instruction that is
-    /// executed there accesses memory by the space's translations. That includes handlers that
-    /// interrupts-off does not hold back: NMI, machine check, debug exception, and probes that look
-    /// at user memory (P25). What the caller frees for the receipt may otherwise be read or written
-    /// by that CPU afterwards.
+    /// instruction of [`serve`](super::LocalCpu::serve) to its return, no instruction executed
+    /// there accesses memory by the space's translations. That includes handlers that disabling
+    /// interrupts does not hold off: NMI, machine check, debug exception, and probes that look at
+    /// user memory (P25). Otherwise that CPU may afterwards read or write memory that the caller
+    /// frees for the receipt.
     #[allow(
         unsafe_code,
         reason = "a declaration only: it makes callers vouch; there is no unsafe operation in it"
@@ -87,7 +87,7 @@ impl NoUserAccess {
         Self(())
     }
 
-    /// For CPUs that are models.
+    /// For model CPUs.
     #[cfg(test)]
     pub(super) const fn of_a_model() -> Self {
         Self(())
@@ -100,9 +100,9 @@ impl<K: Kind> Mode<K> for Inline {}
 impl Mode<Pages> for Async {}
 
 pub(super) mod sealed {
-    /// What distinguishes the modes.
+    /// The properties that distinguish the modes.
     pub trait Mode {
-        /// The initiator's own TLB comes first.
+        /// The initiator flushes its own TLB first.
         const LOCAL_FIRST: bool;
         /// Ranges travel in the target's slot.
         const INLINE: bool;

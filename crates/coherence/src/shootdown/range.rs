@@ -1,4 +1,4 @@
-//! Runs of pages, in memory and in the words that travel.
+//! Runs of pages, in memory and packed into words.
 
 use crate::sync::{AtomicU64, Ordering, const_fn};
 
@@ -13,11 +13,11 @@ pub struct PageRange {
     pub shift: u8,
 }
 
-/// The smallest page. Address bits below it hold other things in words that travel.
+/// The smallest page. In packed words, the address bits below it hold other values.
 const SHIFT_MIN: u8 = 12;
-/// One more would shift an address out of its word.
+/// A larger shift would move an address out of its word.
 const SHIFT_MAX: u8 = 63;
-/// What an inline word has of an address; the rest holds the number of pages.
+/// The address bits of an inline word; the rest holds the number of pages.
 const ADDRESS: u64 = !0xfff;
 /// Pages that an inline word can count.
 pub(super) const INLINE_PAGES_MAX: u64 = 1 << 12;
@@ -39,14 +39,14 @@ impl PageRange {
         (0..pages).map(move |page| first + (page << shift))
     }
 
-    /// The address of the last byte. A range that has no pages is taken for its first page.
+    /// The address of the last byte. A range without pages is treated as its first page.
     pub const fn last(self) -> u64 {
         let Self { first, pages, shift } = self.normal();
         first + (pages.saturating_sub(1) << shift) + ((1 << shift) - 1)
     }
 
-    /// The range with a possible page size, from a page's start, and with no page beyond the end of
-    /// the address space.
+    /// The range clipped to a possible page size, a page-aligned start, and no page beyond the end
+    /// of the address space.
     pub(super) const fn normal(self) -> Self {
         let shift = match self.shift {
             ..=SHIFT_MIN => SHIFT_MIN,
@@ -58,14 +58,14 @@ impl PageRange {
         Self { first, pages: if self.pages < room { self.pages } else { room }, shift }
     }
 
-    /// The two ranges in one, if `next` goes on where this one ends. Both are normal and have
-    /// pages.
+    /// The two ranges merged into one, if `next` continues where this one ends. Both are normal and
+    /// have pages.
     pub(super) fn joined(self, next: Self) -> Option<Self> {
         let follows = self.shift == next.shift && self.last().checked_add(1) == Some(next.first);
         follows.then_some(Self { pages: self.pages + next.pages, ..self })
     }
 
-    /// Address and number of pages in one word, if it can count them. The page size travels
+    /// Address and number of pages in one word, if the number fits. The page size is stored
     /// elsewhere.
     pub(super) fn packed(self) -> Option<u64> {
         let fits = (1..=INLINE_PAGES_MAX).contains(&self.pages);

@@ -1,42 +1,42 @@
-//! What others ask of a CPU: a cache line with a header that both sides change, and one request in
+//! The requests to one CPU: a cache line with a header that both sides change, and one request in
 //! words.
 
 use crate::shootdown::range::PageRange;
 use crate::sync::{AtomicU64, Ordering, const_fn, update, zeroed};
 
-/// Ranges that travel in the slot itself; more become everything.
+/// Ranges that fit in the slot itself; more become everything.
 pub const INLINE_RANGES: usize = 3;
 
 /// Header: the CPU uses no translations of the space that it has loaded.
 pub(super) const LAZY: u64 = 1 << 0;
 /// Header: there is a request.
 pub(super) const PENDING: u64 = 1 << 1;
-/// Header: somebody wants the acknowledgement to come after the flush.
+/// Header: an initiator wants the acknowledgement after the flush.
 pub(super) const LATE: u64 = 1 << 2;
-/// Header: the words do not tell all that was requested.
+/// Header: the words do not cover all requests.
 pub(super) const EVERYTHING: u64 = 1 << 3;
 /// Header: an initiator is writing the words.
 pub(super) const FILLING: u64 = 1 << 4;
 /// Header: the slot's CPU has claimed it.
 const CLAIMED: u64 = 1 << 5;
-/// Header: least significant bit of the count of requests. 58 bits: at one in 100 ns they last 900
+/// Header: least significant bit of the count of requests. 58 bits: at one per 100 ns they last 900
 /// years.
 pub(super) const COUNT_SHIFT: u32 = 6;
 const COUNT_ONE: u64 = 1 << COUNT_SHIFT;
 
-/// Shape: the ranges are in the cells of the CPU whose number it has. Otherwise they are in the
-/// slot.
+/// Shape: the ranges are in the cells of the CPU whose number the shape has. Otherwise they are in
+/// the slot.
 const LENT: u64 = 1 << 0;
 /// Shape: page tables are freed.
 const TABLES: u64 = 1 << 1;
 /// Shape: number of ranges, 16 bits.
 const LEN_SHIFT: u32 = 8;
-/// Longest list that a shape can name.
+/// Longest list that a shape can describe.
 pub(super) const LEN_MAX: usize = 0xffff;
 /// Shape: lender, or the page sizes of the inline ranges, 8 bits each.
 const REST_SHIFT: u32 = 24;
 
-/// What one CPU shares with those that ask it to flush: one cache line.
+/// The words that one CPU shares with those that request flushes from it: one cache line.
 ///
 /// # Ordering
 ///
@@ -50,19 +50,19 @@ const REST_SHIFT: u32 = 24;
 /// s  or instead of p to r: set PENDING
 ///    and EVERYTHING, count + 1
 ///
-/// p after v     words that have not been read are not overwritten
-/// q before r    words are whole when they are seen
-/// u before v    the exchange fails if a request came in between: then the words are not all (O8)
-/// t before w    what is acknowledged is what was counted at t, and no request after it (O8)
+/// p after v     unread words are not overwritten
+/// q before r    a reader sees complete words
+/// u before v    the exchange fails if a request came in between: the words are incomplete (O8)
+/// t before w    the acknowledged count is the one at t, and no request after it (O8)
 /// ```
 #[derive(Debug)]
 #[repr(align(64))]
 pub struct CpuSlot {
-    /// Count of requests, and flags. Changed by read-modify-write only, `AcqRel` where nothing else
-    /// is said.
+    /// Count of requests, and flags. Changed by read-modify-write only, `AcqRel` unless stated
+    /// otherwise.
     pub(super) header: AtomicU64,
-    /// Count of requests that are acknowledged. w releases, the wait acquires (G2). Written by the
-    /// slot's CPU alone.
+    /// Count of acknowledged requests. w releases, the wait acquires (G2). Written only by the
+    /// slot's CPU.
     pub(super) completed: AtomicU64,
     space: AtomicU64,
     generation: AtomicU64,
@@ -77,13 +77,13 @@ const _: () = assert!(cfg!(loom) || size_of::<CpuSlot>() == 64);
 pub(super) struct Change {
     /// Id of the space.
     pub(super) space: u64,
-    /// The generation that begins with it.
+    /// The generation that begins with the change.
     pub(super) generation: u64,
     /// Page tables are freed.
     pub(super) tables: bool,
 }
 
-/// What an initiator asks of each target.
+/// The request that an initiator sends to each target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Request {
     pub(super) change: Change,
@@ -100,7 +100,7 @@ pub(super) enum List {
 }
 
 impl List {
-    /// The ranges in a form that fits a slot: `None` if there is none.
+    /// The ranges in a form that fits a slot; `None` if they do not fit.
     pub(super) fn inline(ranges: &[PageRange]) -> Option<Self> {
         let mut inline = [PageRange::default(); INLINE_RANGES];
         inline.get_mut(..ranges.len())?.copy_from_slice(ranges);
@@ -112,20 +112,20 @@ impl List {
 /// A request that was posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Posted {
-    /// Its number: over when that many are acknowledged.
+    /// Its number: the request is over when that many are acknowledged.
     pub(super) count: u64,
-    /// There was none before it: its initiator interrupts the CPU.
+    /// No request was pending before it: its initiator interrupts the CPU.
     pub(super) is_first: bool,
 }
 
 /// Requests that the slot's CPU has taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Taken {
-    /// What to acknowledge.
+    /// The count to acknowledge.
     pub(super) count: u64,
-    /// The acknowledgement comes after the flush.
+    /// The acknowledgement follows the flush.
     pub(super) is_late: bool,
-    /// `None` if it was more than one, or if its ranges did not fit.
+    /// `None` if there were several, or if the ranges did not fit.
     pub(super) request: Option<Request>,
 }
 
@@ -144,14 +144,14 @@ impl CpuSlot {
         }
     }
 
-    /// Makes the caller the slot's CPU; false if somebody is.
+    /// Makes the caller the slot's CPU; false if the slot is already claimed.
     pub(super) fn claim(&self) -> bool {
-        // Pairs with another that claims: one of them comes first.
+        // Pairs with another claim: one of them is first.
         self.header.fetch_or(CLAIMED, Ordering::AcqRel) & CLAIMED == 0
     }
 
-    /// The slot's CPU uses no translations of its space any more. Releases what it did through them
-    /// (G2).
+    /// The slot's CPU uses no translations of its space any more. Releases its accesses through
+    /// them (G2).
     pub(super) fn set_lazy(&self) {
         // Pairs with `is_lazy`.
         self.header.fetch_or(LAZY, Ordering::AcqRel);
@@ -159,23 +159,23 @@ impl CpuSlot {
 
     /// b: the slot's CPU is about to use them again.
     pub(super) fn clear_lazy(&self) {
-        // Pairs with `is_lazy`: what was counted before that look is seen from here on.
+        // Pairs with `is_lazy`: changes counted before that look are visible from here on.
         self.header.fetch_and(!LAZY, Ordering::AcqRel);
     }
 
-    /// D: whether the CPU can be left out since it is lazy.
+    /// D: whether the CPU can be skipped because it is lazy.
     ///
     /// The look that counts is a read-modify-write: the CPU stops being lazy after it, and then
-    /// sees the generation that the caller has counted. The load before it spares others' cache
-    /// lines; one that is wrong asks once too often.
+    /// sees the generation that the caller has counted. The load before it avoids touching others'
+    /// cache lines; if the load is wrong, the CPU gets a needless request.
     pub(super) fn is_lazy(&self) -> bool {
         // The exchange pairs with `set_lazy` and `clear_lazy`.
         self.header.load(Ordering::Relaxed) & LAZY != 0
             && self.header.fetch_or(0, Ordering::AcqRel) & LAZY != 0
     }
 
-    /// E: adds a request (p, q, r or s). Without `request`, or after another that has not been
-    /// taken, it is one for everything.
+    /// E: adds a request (p, q, r or s). Without `request`, or while another request is pending, it
+    /// is one for everything.
     pub(super) fn post(&self, request: Option<&Request>, is_late: bool) -> Posted {
         let late = if is_late { LATE } else { 0 };
         match request {
@@ -187,7 +187,7 @@ impl CpuSlot {
         }
     }
 
-    /// p: whether the words are the caller's to write.
+    /// p: whether the caller may write the words.
     pub(super) fn begin(&self) -> bool {
         let begin = |header: u64| (header & (PENDING | FILLING) == 0).then_some(header | FILLING);
         update(&self.header, begin).is_ok()
@@ -246,16 +246,16 @@ impl CpuSlot {
         Request { change, list }
     }
 
-    /// Whether there seems to be a request: for a caller that asks again.
+    /// Whether a request seems to be pending: a hint, for a caller that polls.
     pub(super) fn is_pending(&self) -> bool {
         self.header.load(Ordering::Relaxed) & PENDING != 0
     }
 
-    /// J: takes what was requested so far (t, u, v). It must be acknowledged.
+    /// J: takes the requests so far (t, u, v). They must be acknowledged.
     ///
     /// The look at t is a read-modify-write, which sees the newest header: an interrupt orders
-    /// nothing, and it comes once. Each failure of the exchange is another request, after which
-    /// there are no words to read: it ends.
+    /// nothing, and is sent only once. Each failure of the exchange is another request, after which
+    /// there are no words to read, so the loop ends.
     pub(super) fn take(&self) -> Option<Taken> {
         // Pairs with `count`, as the exchange below.
         let mut header = self.header.fetch_or(0, Ordering::AcqRel);
@@ -276,7 +276,7 @@ impl CpuSlot {
         None
     }
 
-    /// L: acknowledges. Releases what the CPU did through the translations that are gone (G2).
+    /// L: acknowledges. Releases the CPU's accesses through the dropped translations (G2).
     pub(super) fn complete(&self, count: u64) {
         // Pairs with `is_complete`.
         self.completed.store(count, Ordering::Release);

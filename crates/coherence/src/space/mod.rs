@@ -1,40 +1,39 @@
-//! A flush of all that was translated by the tables of one space, and the one proof of it that
-//! frees tables and frames.
+//! Flushes of all translations by one space's tables, and the only proof that frees tables and
+//! frames.
 //!
-//! There are two ways: [`flush_space`] asks every target, which is for machines where translations
-//! go by interrupts (AMD64), and [`broadcast`](fn@crate::broadcast) has the hardware reach every
-//! processor (Arm64). Both end in a [`SpaceReceipt`], which is made nowhere else, and only when the
-//! last target has been waited for. It carries the stamp that the tables had before: a crate of
-//! page tables compares that with the change whose memory is to be freed (`paging`'s feature
+//! There are two ways: [`flush_space`] sends a request to every target, for machines where flushes
+//! use interrupts (AMD64); [`broadcast`](fn@crate::broadcast) has the hardware reach every
+//! processor (Arm64). Both end in a [`SpaceReceipt`], which nothing else makes, and only when the
+//! last target has been waited for. It carries the stamp that the tables had before. A page-table
+//! crate compares the stamp with the change whose memory is to be freed (`paging`'s feature
 //! `coherence` does).
 
 use crate::flush::{FlushOutcome, Hardware, Ledger, Stalled, Targets, flush};
 use crate::mailbox::Scope;
 use crate::set::Members;
 
-/// All that use the translations of one space: the targets of its machine, and nobody else.
+/// All users of the translations of one space: the targets of its machine, and no others.
 ///
 /// # Safety
 ///
-/// [`stamp`](Self::stamp) says what the tables of this space are at the time of the call, and no
-/// later. At any time, for those tables:
+/// [`stamp`](Self::stamp) returns the state of this space's tables at the time of the call, and no
+/// later state. At any time, for those tables:
 ///
 /// * every processor that translates by them does so for one of these targets, between
 ///   [`Owner::try_enter`](crate::Owner::try_enter) and [`InGuest::leave`](crate::InGuest::leave);
-/// * the CPU that carries out the request that [`try_enter`](crate::Owner::try_enter) refuses to
-///   enter for drops what it names, nested translations included;
-/// * software walks them on behalf of a target in one of its sections
-///   ([`Owner::begin_translation`](crate::Owner::begin_translation)) only, or while nothing is
-///   freed.
+/// * a CPU that takes the request because of which [`try_enter`](crate::Owner::try_enter) refuses
+///   to enter drops the translations that the request names, including nested translations;
+/// * software walks them on behalf of a target only in one of its sections
+///   ([`Owner::begin_translation`](crate::Owner::begin_translation)), or while nothing is freed.
 #[expect(
     unsafe_code,
     reason = "a declaration: whoever joins machine and engine vouches for what the engine cannot see"
 )]
 pub unsafe trait Walkers: Targets {
-    /// What names a state of the tables.
+    /// Identifies a state of the tables.
     type Stamp;
 
-    /// The state that the tables have now.
+    /// The current state of the tables.
     fn stamp(&self) -> Self::Stamp;
 
     /// One more than the highest index of a target.
@@ -57,7 +56,7 @@ impl Members for Everybody {
     }
 }
 
-/// Proof that a flush of a whole space is over: what was unmapped before the stamp was taken may be
+/// Proof that a flush of a whole space is over: memory unmapped before the stamp was taken may be
 /// reused (G1, G2, G3).
 ///
 /// It cannot be made in another way:
@@ -74,28 +73,28 @@ pub struct SpaceReceipt<S> {
 }
 
 impl<S> SpaceReceipt<S> {
-    /// For the two ways alone, when the last walker has been waited for.
+    /// Only for the two ways, when the last walker has been waited for.
     pub(crate) const fn after(stamp: S, outcome: FlushOutcome) -> Self {
         Self { stamp, outcome }
     }
 
-    /// What the tables were when the flush began.
+    /// The state of the tables when the flush began.
     pub const fn stamp(&self) -> &S {
         &self.stamp
     }
 
-    /// What the flush did. After a broadcast `targets` counts all that were looked at, `deferred`
-    /// those of them that were in no section.
+    /// The effects of the flush. After a broadcast, `targets` counts all targets that were checked,
+    /// and `deferred` those of them that were in no section.
     pub const fn outcome(&self) -> FlushOutcome {
         self.outcome
     }
 }
 
-/// Has every walker drop all its translations, and waits until it is over:
+/// Makes every walker drop all its translations, and waits until that is done:
 /// [`flush`](fn@crate::flush) for all.
 ///
-/// The stamp is taken before the request is published, so that a change which comes meanwhile is
-/// not taken for one that was flushed.
+/// The stamp is taken before the request is published, so that a change made meanwhile is not taken
+/// for a flushed one.
 ///
 /// # Errors
 /// [`Stalled`] when [`Hardware::relax`] gave up on a target. Nothing may be freed then.

@@ -5,7 +5,7 @@ use std::vec::Vec;
 use super::*;
 use crate::{CpuId, Target};
 
-/// Says when it is waited, and lets somebody leave.
+/// Reports when it is waited for, and lets a target leave.
 struct Bench<F> {
     act: F,
     kicked: RefCell<Vec<u32>>,
@@ -62,7 +62,7 @@ fn g3_there_is_no_receipt_for_a_walker_that_does_not_leave() {
     assert_eq!((stalled.index, stalled.cpu), (2, CpuId(1)));
 }
 
-/// Walkers whose stamp says whether any of them has been asked already.
+/// Walkers whose stamp says whether any of them has received a request already.
 struct Asked(Vec<Target>);
 
 impl Targets for Asked {

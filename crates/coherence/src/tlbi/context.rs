@@ -1,15 +1,15 @@
-//! Which virtual machine a TLBI is about.
+//! The virtual machine that a TLBI applies to.
 //!
 //! TLB maintenance for stage 2 acts on the VMID in VTTBR_EL2. A processor that has another virtual
-//! machine's there, or none, changes it for the length of a sequence. Meanwhile it may walk
-//! speculatively, so what it finds must be right at every moment (A20):
+//! machine's VMID there, or none, changes the register for the length of a sequence. Meanwhile it
+//! may walk speculatively, so the registers must be consistent at every moment (A20):
 //!
 //! * VMID and table base are written together, the real ones of one machine; never a VMID with base
-//!   0 or another's tables.
-//! * Processors on which a speculative AT walks for EL1 while EL2 runs ([`Errata::speculative_at`])
-//!   would walk the former machine's stage 1 through the other's stage 2, and keep that under the
-//!   other's VMID. There, stage-1 walks are forbidden first (TCR_EL1.EPD0 and EPD1), and allowed
-//!   again after the former VTTBR_EL2 is back.
+//!   0 or with another machine's tables.
+//! * Some processors walk for EL1 by a speculative AT while EL2 runs ([`Errata::speculative_at`]).
+//!   They would walk the former machine's stage 1 through the other's stage 2, and keep the result
+//!   under the other's VMID. There, stage-1 walks are first disabled (TCR_EL1.EPD0 and EPD1), and
+//!   enabled again after the former VTTBR_EL2 has been restored.
 
 use super::errata::Errata;
 use super::sequence::Stage2Tlb;
@@ -25,7 +25,7 @@ impl Vttbr {
         Self((vmid as u64) << 48 | root & 0x0000_ffff_ffff_fffe)
     }
 
-    /// For the register.
+    /// The register's value.
     pub const fn bits(self) -> u64 {
         self.0
     }
@@ -36,20 +36,20 @@ impl Vttbr {
     }
 }
 
-/// VTTBR_EL2 names a virtual machine; what it named before comes back when this is dropped.
+/// VTTBR_EL2 names a virtual machine; dropping this restores its former value.
 ///
 /// Interrupts must be off meanwhile, and no guest may be entered.
 #[must_use = "the former VTTBR_EL2 comes back at once"]
 #[derive(Debug)]
 pub struct Context<'t, T: Stage2Tlb> {
     tlb: &'t T,
-    /// What VTTBR_EL2 was, and TCR_EL1 if it was changed.
+    /// The former VTTBR_EL2, and the former TCR_EL1 if it was changed.
     former: Option<(u64, Option<u64>)>,
 }
 
 impl<'t, T: Stage2Tlb> Context<'t, T> {
-    /// Makes TLB maintenance act on the machine that `vttbr` names. Changes nothing where that
-    /// one's guest was running.
+    /// Makes TLB maintenance act on the machine that `vttbr` names. Changes nothing if that
+    /// machine's guest was running.
     pub fn enter(tlb: &'t T, vttbr: Vttbr, errata: Errata) -> Self {
         let old = tlb.vttbr();
         if old == vttbr.bits() {

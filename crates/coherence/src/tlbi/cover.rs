@@ -2,19 +2,19 @@
 
 use super::operand::{BASE_BITS, Granule, LeafLevel, SCALE_MAX, UNITS_MAX, page, range, unit};
 
-/// Most bytes that one operand covers: 3.75 GiB. QEMU 7.2 computes the length of a range in 32
-/// bits, so that 4 GiB or more would invalidate nothing; 3.75 GiB is the most below it that SCALE 3
-/// can name with the granule of 4 KiB.
+/// The most bytes that one operand covers: 3.75 GiB. QEMU 7.2 computes the length of a range in 32
+/// bits, so 4 GiB or more would invalidate nothing. 3.75 GiB is the largest smaller length that
+/// SCALE 3 can name with the 4 KiB granule.
 pub const PIECE_BYTES_MAX: u64 = 0xf000_0000;
 
-/// What the base of a range must be a multiple of, in bytes: with VTCR_EL2.DS = 0 any granule can
-/// begin one. (With DS = 1 the base is in units of 64 KiB, and must besides be a multiple of what
-/// SCALE says.)
+/// The alignment of a range's base, in bytes: with VTCR_EL2.DS = 0 a range can begin at any
+/// granule. (With DS = 1 the base is in units of 64 KiB, and must also be a multiple of the unit of
+/// SCALE.)
 pub const fn base_alignment(granule: Granule) -> u64 {
     granule.bytes()
 }
 
-/// The granules that lie in a range of bytes, whole or in part: the first, and the one behind the
+/// The granules that a range of bytes covers, in whole or in part: the first, and the one after the
 /// last. `None` if an operand cannot name them all.
 pub(super) fn granules(granule: Granule, start: u64, len: u64) -> Option<(u64, u64)> {
     let end = start.checked_add(len)?;
@@ -22,11 +22,11 @@ pub(super) fn granules(granule: Granule, start: u64, len: u64) -> Option<(u64, u
     (end <= 1 << BASE_BITS).then_some((first, if len == 0 { first } else { end }))
 }
 
-/// Operands of RIPAS2E1IS that cover a range together.
+/// Operands of RIPAS2E1IS that together cover a range.
 ///
-/// A range of at most [`PIECE_BYTES_MAX`] takes one, or two if that would exceed the limit. To that
-/// end the last operand may cover more than was asked for, though less than twice of what was left;
-/// no address beyond the widest base.
+/// A range of at most [`PIECE_BYTES_MAX`] takes one operand, or two if one would exceed the limit.
+/// To achieve this the last operand may cover more than requested, though less than twice the
+/// remainder, and no address beyond the widest base.
 #[derive(Clone, Debug)]
 pub struct Ranges {
     granule: Granule,
@@ -37,8 +37,8 @@ pub struct Ranges {
 }
 
 impl Ranges {
-    /// For the `len` bytes from `start`, of which only leaves of level `leaf` need to go if there
-    /// is one. `None` if the range ends beyond what operands can name: flush the whole VMID.
+    /// For the `len` bytes from `start`; with a `leaf`, only leaves of that level need to be
+    /// dropped. `None` if the range ends beyond what operands can name: flush the whole VMID.
     pub fn new(granule: Granule, start: u64, len: u64, leaf: Option<LeafLevel>) -> Option<Self> {
         let (next, end) = granules(granule, start, len)?;
         Some(Self { granule, leaf, next, end })
@@ -52,8 +52,8 @@ impl Iterator for Ranges {
         let rest = self.end.checked_sub(self.next).filter(|&rest| rest != 0)?;
         let (scale, units) = piece(rest, PIECE_BYTES_MAX >> self.granule.shift());
         let span = units * unit(scale);
-        // Moved down where it would otherwise reach beyond the last address; it covers what it did,
-        // and starts lower.
+        // Moved down where it would otherwise reach beyond the last address; it covers the same
+        // addresses, and starts lower.
         let base = self.next.min((1 << BASE_BITS) - span);
         let operand = range(self.granule, base << self.granule.shift(), scale, units, self.leaf);
         self.next += span;
@@ -63,8 +63,8 @@ impl Iterator for Ranges {
 
 /// Scale and units of the next operand for `rest` granules, of which one operand may cover `most`.
 ///
-/// The smallest scale that reaches, hence with more than one unit unless the scale is 0: rounding
-/// up adds less than a unit, which is less than what was asked for.
+/// The smallest sufficient scale, hence more than one unit unless the scale is 0: rounding up adds
+/// less than a unit, which is less than the requested length.
 fn piece(rest: u64, most: u64) -> (u32, u64) {
     let wanted = rest.min(most);
     let scale = (0..SCALE_MAX).find(|&scale| wanted <= unit(scale) * UNITS_MAX).unwrap_or(SCALE_MAX);
@@ -76,7 +76,7 @@ const _: () = {
     let mut granule = [Granule::Size4K, Granule::Size16K, Granule::Size64K].as_slice();
     while let [first, rest @ ..] = granule {
         let most = PIECE_BYTES_MAX >> first.shift();
-        // So that rounding down leaves at least one unit, and every piece makes progress.
+        // Rounding down then leaves at least one unit, so every piece makes progress.
         assert!(most > unit(2) * UNITS_MAX / 2 && most <= unit(SCALE_MAX) * UNITS_MAX);
         assert!(base_alignment(*first).is_power_of_two());
         granule = rest;
@@ -95,8 +95,8 @@ pub struct Pages {
 
 impl Pages {
     /// For the `len` bytes from `start`, in which no leaf is smaller than those of level `smallest`
-    /// (pages, if it is not known). With `only_leaves`, nothing but leaves of exactly that level
-    /// need to go. `None` as in [`Ranges::new`].
+    /// (pages, if it is not known). With `only_leaves`, only leaves of exactly that level need to
+    /// be dropped. `None` as in [`Ranges::new`].
     pub fn new(
         granule: Granule,
         start: u64,
@@ -113,7 +113,7 @@ impl Pages {
         Some(Self { granule, leaf, stride, next, end })
     }
 
-    /// How many are left.
+    /// The number of remaining operands.
     pub fn count_left(&self) -> u64 {
         self.end.saturating_sub(self.next).div_ceil(self.stride)
     }

@@ -6,10 +6,10 @@
 //! * *Speculative AT*: an address translation instruction that is executed speculatively at EL2
 //!   walks for EL1 with whatever registers are loaded: 1165522, 1319367, 1319537, 1530923.
 //!
-//! Source: as listed by Linux' table of Arm64 errata, and by Arm's notices for each processor. Part
-//! numbers from the technical reference manuals, MIDR_EL1.
+//! Source: Linux's table of Arm64 errata, and Arm's notices for each processor. Part numbers from
+//! the technical reference manuals, MIDR_EL1.
 
-/// What a processor needs beyond the architecture.
+/// Workarounds that a processor needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Errata {
     /// A sequence ends with one more broadcast TLBI and DSB.
@@ -19,13 +19,13 @@ pub struct Errata {
 }
 
 impl Errata {
-    /// Of the processor with this MIDR_EL1.
+    /// For the processor with this MIDR_EL1.
     pub fn of(midr: u64) -> Self {
         let has = |table: &[Affected]| table.iter().any(|affected| affected.includes(midr));
         Self { repeat_tlbi: has(REPEAT_TLBI), speculative_at: has(SPECULATIVE_AT) }
     }
 
-    /// Of a machine with processors of both kinds: a broadcast reaches all of them, whichever CPU
+    /// For a machine with processors of both kinds: a broadcast reaches all of them, whichever CPU
     /// sends it.
     #[must_use]
     pub const fn or(self, other: Self) -> Self {

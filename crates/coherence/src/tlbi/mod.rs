@@ -1,9 +1,9 @@
-//! Invalidating stage 2 on Arm64: operands, what to choose, and the sequences.
+//! Invalidating stage 2 on Arm64: operands, the choice of instructions, and the sequences.
 //!
 //! A change of stage-2 tables leaves a list of [`Stale`] ranges. [`plan()`] chooses between range
-//! instructions, one instruction per page and the whole VMID; [`invalidate`] emits the instructions
+//! instructions, one instruction per page and the whole VMID. [`invalidate`] emits the instructions
 //! with their barriers, through the trait [`Stage2Tlb`], and returns [`Invalidated`], the proof
-//! that every processor has done them. Nothing else in a hypervisor writes a TLBI for a guest.
+//! that every processor has done them. Nothing else in a hypervisor issues a TLBI for a guest.
 //!
 //! ```text
 //! Setup { granule, features, errata, limits }      once per machine, from ID registers

@@ -1,4 +1,4 @@
-//! What the register operand of a TLBI by intermediate physical address looks like.
+//! The register operand of a TLBI by intermediate physical address.
 //!
 //! | | 63 | 47:46 | 45:44 | 43:39 | 38:37 | 36:0 |
 //! |---|---|---|---|---|---|---|
@@ -8,11 +8,11 @@
 //! |---|---|---|---|
 //! | IPAS2E1IS | NS | TTL | `IPA[51:12]` |
 //!
-//! NS is 0: it means something in Secure state only. A range has `(NUM + 1) << (5 * SCALE + 1)`
+//! NS is 0: it has a meaning in Secure state only. A range has `(NUM + 1) << (5 * SCALE + 1)`
 //! granules.
 //!
-//! A TTL promises that **only leaves of that level** have to go; a processor may keep everything
-//! else (P18). 0 promises nothing.
+//! A TTL promises that **only leaves of that level** need to be dropped; a processor may keep
+//! everything else (P18). 0 promises nothing.
 
 /// Translation granule of stage 2: VTCR_EL2.TG0.
 ///
@@ -42,7 +42,7 @@ impl Granule {
         1 << self.shift()
     }
 
-    /// As the operands name it: TG, and the upper half of a page's TTL. 0 is no granule.
+    /// The granule's encoding in operands: TG, and the upper half of a page's TTL. 0 is no granule.
     const fn field(self) -> u64 {
         match self {
             Self::Size4K => 0b01,
@@ -74,8 +74,8 @@ impl LeafLevel {
     }
 }
 
-/// The level in a TTL field, or 0 where that level's encoding is reserved: with 16 KiB there are no
-/// blocks at level 1.
+/// The level in a TTL field, or 0 where that level's encoding is reserved: with 16 KiB granules
+/// there are no blocks at level 1.
 const fn hinted(granule: Granule, leaf: Option<LeafLevel>) -> u64 {
     match (leaf, granule) {
         (None, _) | (Some(LeafLevel::One), Granule::Size16K) => 0,
@@ -86,10 +86,10 @@ const fn hinted(granule: Granule, leaf: Option<LeafLevel>) -> u64 {
 const PAGE_TTL_SHIFT: u32 = 44;
 const PAGE_ADDRESS: u64 = (1 << 40) - 1;
 
-/// Operand of IPAS2E1IS: everything that translates `ipa`, or with a `leaf` the leaf of that level
-/// alone.
+/// Operand of IPAS2E1IS: everything that translates `ipa`, or with a `leaf` only the leaf of that
+/// level.
 ///
-/// One instruction is enough for a block, whatever pieces a processor holds it in.
+/// One instruction is enough for a block, even if a processor holds it in pieces.
 pub const fn page(granule: Granule, ipa: u64, leaf: Option<LeafLevel>) -> u64 {
     let ttl = match hinted(granule, leaf) {
         0 => 0,
@@ -115,10 +115,10 @@ pub(super) const fn unit(scale: u32) -> u64 {
 }
 
 /// Operand of RIPAS2E1IS: `units << (5 * scale + 1)` granules from `base`, which is a multiple of
-/// [`base_alignment`](super::base_alignment) below `2^37` granules. With a `leaf`, leaves of that
-/// level alone.
+/// [`base_alignment`](super::base_alignment) below `2^37` granules. With a `leaf`, only leaves of
+/// that level.
 ///
-/// What does not fit its field is cut off there: `scale` to 0–3, `units` to 1–32.
+/// Values that do not fit their field are truncated: `scale` to 0–3, `units` to 1–32.
 pub const fn range(granule: Granule, base: u64, scale: u32, units: u64, leaf: Option<LeafLevel>) -> u64 {
     let address = base >> granule.shift() & ((1 << BASE_BITS) - 1);
     let num = units.wrapping_sub(1) & (UNITS_MAX - 1);

@@ -1,4 +1,4 @@
-//! Choosing instructions for what a change has left.
+//! Choosing instructions for the translations that a change has made stale.
 
 use super::cover::{Pages, Ranges, granules};
 use super::errata::Errata;
@@ -11,22 +11,22 @@ pub struct Stale {
     pub start: u64,
     /// Length in bytes.
     pub len: u64,
-    /// Level of the leaves; of the smallest that there may have been, if `tables` is set. `None` if
-    /// it is not known.
+    /// Level of the leaves; of the smallest possible leaves if `tables` is set. `None` if it is not
+    /// known.
     pub leaf: Option<LeafLevel>,
-    /// Something above a leaf was removed or replaced, so entries of walk caches have to go: no
+    /// An entry above a leaf was removed or replaced, so walk-cache entries must be dropped: no
     /// hint is right (P18).
     pub tables: bool,
 }
 
 impl Stale {
-    /// The level that may be hinted at.
+    /// The level that may be given as a hint.
     const fn hint(&self, features: Features) -> Option<LeafLevel> {
         if self.tables || !features.ttl { None } else { self.leaf }
     }
 }
 
-/// What the processors have, all of them.
+/// Features that all processors have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features {
     /// FEAT_TLBIRANGE: RIPAS2E1IS.
@@ -35,13 +35,13 @@ pub struct Features {
     pub ttl: bool,
     /// FEAT_S2FWB: stage 2 forces write-back, so that no data cache needs to be cleaned.
     pub forces_write_back: bool,
-    /// The instruction cache is tagged by VMID and physical address (VPIPT): its lines go with the
-    /// translations (P21).
+    /// The instruction cache is tagged by VMID and physical address (VPIPT): its lines are dropped
+    /// with the translations (P21).
     pub instructions_by_vmid: bool,
 }
 
 impl Features {
-    /// As the registers of one processor say: ID_AA64ISAR0_EL1, ID_AA64MMFR2_EL1, CTR_EL0.
+    /// From the registers of one processor: ID_AA64ISAR0_EL1, ID_AA64MMFR2_EL1, CTR_EL0.
     pub const fn from_id(isar0: u64, mmfr2: u64, ctr: u64) -> Self {
         Self {
             range: isar0 >> 56 & 0xf >= 2,
@@ -51,7 +51,7 @@ impl Features {
         }
     }
 
-    /// What both have, and the care that either needs.
+    /// The features that both have, and the care that either needs.
     #[must_use]
     pub const fn common(self, other: Self) -> Self {
         Self {
@@ -63,8 +63,8 @@ impl Features {
     }
 }
 
-/// Up to where single instructions are worth it, compared with what the guest loses if all of its
-/// entries go. To be measured.
+/// The numbers up to which single instructions are worthwhile, compared with the guest's loss if
+/// all of its entries are dropped. To be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Instructions for single pages.
@@ -73,27 +73,27 @@ pub struct Limits {
     pub ranges_max: u32,
 }
 
-/// What does not change while a machine runs.
+/// Properties that do not change while a machine runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setup {
     /// VTCR_EL2.TG0.
     pub granule: Granule,
-    /// What all processors have.
+    /// Features that all processors have.
     pub features: Features,
-    /// What any processor has.
+    /// Errata that any processor has.
     pub errata: Errata,
-    /// How much to do before giving everything up.
+    /// How much to invalidate individually before invalidating everything.
     pub limits: Limits,
 }
 
-/// Which instructions are to be used; `I` goes over what is stale.
+/// The instructions to use; `I` iterates over the stale ranges.
 ///
 /// Exhaustive: a caller that overlooks one invalidates too little.
 #[derive(Clone, Debug)]
 pub enum Plan<I> {
     /// None: nothing changed that a processor could hold.
     Nothing,
-    /// RIPAS2E1IS, or IPAS2E1IS for what is a single leaf, and VMALLE1IS.
+    /// RIPAS2E1IS, or IPAS2E1IS for a single leaf, and VMALLE1IS.
     Ranges(I),
     /// IPAS2E1IS and VMALLE1IS.
     Pages(I),
@@ -101,9 +101,9 @@ pub enum Plan<I> {
     Whole,
 }
 
-/// Chooses. With range instructions what is stale goes by range if that takes few of them;
-/// otherwise page by page; beyond the limits, and where addresses are beyond what operands can
-/// name, the whole VMID goes.
+/// Chooses the instructions. Invalidates by range if range instructions are available and few of
+/// them suffice; otherwise page by page; the whole VMID beyond the limits, and where addresses are
+/// beyond what operands can name.
 ///
 /// The number of steps is bounded by the number of ranges and the limits.
 pub fn plan<I>(setup: &Setup, stale: I) -> Plan<I::IntoIter>
@@ -142,7 +142,7 @@ fn pages(setup: &Setup, stale: &Stale) -> Option<u64> {
     Some(by_page(setup, stale)?.count_left())
 }
 
-/// Range instructions; more than 64 count as endless.
+/// Range instructions; `None` above 64.
 fn ranges(setup: &Setup, stale: &Stale) -> Option<u64> {
     granules(setup.granule, stale.start, stale.len)?;
     let count = Ranges::new(setup.granule, stale.start, stale.len, None)?.take(65).count();

@@ -9,14 +9,14 @@
 //! E  VMALLE1IS
 //! F  DSB ISH
 //! G  (repeated E and F, for the errata)
-//! H  ISB; caches are cleaned; memory is given away
+//! H  ISB; caches are cleaned; memory is reused
 //!
-//! A before C, by B   a walk after the TLBI finds the change: else U refills what C has removed (O12)
-//! C before E, by D   combined entries, of both stages, are not found by IPA: E removes them (P19), and after D nobody
+//! A before C, by B   a walk after the TLBI finds the change: else U refills what C removed (O12)
+//! C before E, by D   combined entries, of both stages, are not found by IPA: E removes them (P19); after D nothing
 //!                    makes new ones from stage-2 entries that C has yet to remove
 //! V before H, by F   DSB waits until accesses by removed translations are over. It is never weaker than the TLBI:
 //!                    after an inner shareable one, NSH would wait for this processor alone (O11)
-//! F before cleaning  a guest can dirty lines through a translation until it is gone everywhere (P20)
+//! F before cleaning  a guest can dirty lines through a translation until it is gone (P20)
 //! ```
 
 use core::ops::Range;
@@ -26,9 +26,9 @@ use super::plan::{Plan, Setup, Stale, by_page, by_range, plan};
 use crate::vmid::Arrival;
 
 /// The instructions, one method each, without any barrier of their own. HCR_EL2.TGE must be 0:
-/// otherwise EL1's operations are about the host.
+/// otherwise EL1's operations apply to the host.
 ///
-/// None may be moved or left out by the compiler: `asm!` without `nomem`.
+/// The compiler must not move or omit any of them: `asm!` without `nomem`.
 pub trait Stage2Tlb {
     /// DSB ISHST: stores to tables are visible to every processor's walks.
     fn order_stores(&self);
@@ -65,14 +65,14 @@ pub trait Stage2Tlb {
     fn vttbr(&self) -> u64;
     /// Writes VTTBR_EL2.
     fn set_vttbr(&self, value: u64);
-    /// Sets EPD0 and EPD1 in TCR_EL1, and returns what it was.
+    /// Sets EPD0 and EPD1 in TCR_EL1, and returns its former value.
     fn forbid_stage1_walks(&self) -> u64;
     /// Writes TCR_EL1.
     fn restore_stage1_walks(&self, former: u64);
 }
 
-/// Proof that every processor has done what was asked for, and that accesses by what it removed are
-/// over.
+/// Proof that every processor has done the invalidation, and that accesses through the removed
+/// translations are over.
 #[must_use = "what was unmapped may be given away now, and not before"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Invalidated(());
@@ -85,7 +85,7 @@ impl Invalidated {
     }
 }
 
-/// A to H above, for what `plan` says. The tables have been changed before.
+/// A to H above, as `plan` chose. The tables must have been changed before.
 ///
 /// Two instructions for a range of up to 3.75 GiB, one for the whole VMID, and one more with
 /// [`Errata::repeat_tlbi`](super::Errata::repeat_tlbi).
@@ -120,7 +120,7 @@ pub fn invalidate<T: Stage2Tlb>(
     last(tlb);
     tlb.complete();
     if setup.errata.repeat_tlbi {
-        // Any broadcast will do: it is the accesses that are late, not the removal.
+        // Any broadcast will do: the accesses are late, not the removal.
         last(tlb);
         tlb.complete();
     }
@@ -135,7 +135,7 @@ pub fn invalidate<T: Stage2Tlb>(
 /// False if operands cannot name the range.
 fn issue_ranges<T: Stage2Tlb>(tlb: &T, setup: &Setup, stale: &Stale) -> bool {
     match (by_page(setup, stale), by_range(setup, stale)) {
-        // A single leaf: a range would be two pages at least.
+        // A single leaf: a range would be at least two pages.
         (Some(pages), _) if pages.count_left() <= 1 => pages.for_each(|operand| tlb.page(operand)),
         (_, Some(ranges)) => ranges.for_each(|operand| tlb.range(operand)),
         _ => return false,
@@ -149,27 +149,27 @@ fn issue_pages<T: Stage2Tlb>(tlb: &T, setup: &Setup, stale: &Stale) -> bool {
     true
 }
 
-/// Between break and make: the entry for `stale` has been made invalid, and will be valid again
-/// with another size, another address or a table in the place of a block. For the hook of a walker.
+/// Between break and make: the entry for `stale` has been made invalid, and will become valid again
+/// with another size, another address or a table in the place of a block. For a walker's hook.
 pub fn break_before_make<T: Stage2Tlb>(context: &Context<'_, T>, setup: &Setup, stale: Stale) -> Invalidated {
     invalidate(context, setup, plan(setup, [stale]))
 }
 
-/// What becomes of instruction caches.
+/// What to do with instruction caches.
 ///
-/// Exhaustive: it is either of the two.
+/// Exhaustive: there are only these two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Instructions {
-    /// Nothing: nobody executes what was written there before somebody cleans for it.
+    /// Nothing: no CPU executes the memory's contents before software cleans for it.
     Keep,
-    /// All of them are emptied: the memory goes to somebody who will execute it without maintenance
-    /// of his own.
+    /// Invalidate all of them: the memory's next user will execute it without maintenance of its
+    /// own.
     Invalidate,
 }
 
-/// Cleans and invalidates the data caches' lines of memory that was mapped, so that the next to map
-/// it otherwise finds what the guest has written. Nothing with FEAT_S2FWB. After the TLBI alone,
-/// hence the proof (P20).
+/// Cleans and invalidates the data cache lines of memory that was mapped, so that its next user,
+/// which may map it with other attributes, finds the guest's writes. Does nothing with FEAT_S2FWB.
+/// Only valid after the TLBI, hence the proof (P20).
 pub fn clean<T: Stage2Tlb>(
     tlb: &T,
     _after: &Invalidated,
@@ -188,11 +188,11 @@ pub fn clean<T: Stage2Tlb>(
     }
 }
 
-/// A vCPU comes to this processor: loads VTTBR_EL2, and drops what the vCPU must not meet here.
+/// A vCPU arrives at this processor: loads VTTBR_EL2, and drops entries that the vCPU must not use.
 ///
-/// The VTTBR comes first. Until it is loaded, this processor may walk under the former VMID, which
-/// may be another machine's by now; entries that it makes so have to go with the rest. With
-/// [`Errata::speculative_at`](super::Errata::speculative_at) stage-1 walks stay forbidden when this
+/// The VTTBR is loaded first. Until then, this processor may walk under the former VMID, which may
+/// be another machine's by now; entries made that way must be dropped with the rest. With
+/// [`Errata::speculative_at`](super::Errata::speculative_at) stage-1 walks stay disabled when this
 /// returns: load the guest's own TCR_EL1 last of its registers.
 pub fn enter_vm<T: Stage2Tlb>(tlb: &T, setup: &Setup, vttbr: Vttbr, arrival: Arrival) {
     if tlb.vttbr() != vttbr.bits() {
@@ -200,8 +200,8 @@ pub fn enter_vm<T: Stage2Tlb>(tlb: &T, setup: &Setup, vttbr: Vttbr, arrival: Arr
             let _replaced_by_the_guests = tlb.forbid_stage1_walks();
             tlb.context_sync();
         }
-        // Walks by the new VMID come after the allocator's read-modify-writes: acquiring orders
-        // loads, and not walks.
+        // Walks by the new VMID must come after the allocator's read-modify-writes: acquire orders
+        // loads, but not walks.
         tlb.complete_local();
         tlb.set_vttbr(vttbr.bits());
         tlb.context_sync();
@@ -222,8 +222,8 @@ pub fn enter_vm<T: Stage2Tlb>(tlb: &T, setup: &Setup, vttbr: Vttbr, arrival: Arr
     }
 }
 
-/// Drops all entries of all virtual machines everywhere: before the first of them runs, since
-/// firmware and earlier software may have used any VMID.
+/// Drops all entries of all virtual machines everywhere. Call it before the first of them runs,
+/// since firmware and earlier software may have used any VMID.
 pub fn invalidate_all_vms<T: Stage2Tlb>(tlb: &T, setup: &Setup) -> Invalidated {
     tlb.order_stores();
     tlb.all_vms();

@@ -2,53 +2,53 @@
 //! machine.
 //!
 //! A VMID tags the translations of one virtual machine on every CPU, so that invalidations can be
-//! broadcast. There are 255 or 65,535 of them, and more machines than that in time. When they run
-//! out, a new *generation* begins: VMIDs of machines that run at that moment stay theirs, all
-//! others are given out anew, and each CPU drops everything that it holds before it first enters a
-//! guest of the new generation.
+//! broadcast. There are 255 or 65,535 of them, and over time there are more machines than that.
+//! When they run out, a new *generation* begins: machines that run at that moment keep their VMIDs,
+//! all others are assigned anew, and each CPU drops all entries before it first enters a guest of
+//! the new generation.
 //!
 //! # Ordering
 //!
-//! The word of a CPU says what it runs: VMID and generation, REVOKED, OWES. It is changed by
-//! read-modify-write from both sides.
+//! The word of a CPU records what it runs: VMID and generation, REVOKED, OWES. Both sides change it
+//! by read-modify-write.
 //!
 //! ```text
 //! CPU that enters a guest                        CPU that finds no VMID left (in the lock)
 //! A  read the machine's word                     R  generation += 1
 //! B  own word = that, learn the former one       S  each other CPU's word: set REVOKED, learn what it runs;
 //! C  former one of the same generation, not         if of the generation that ends, that VMID is reserved
-//!    revoked: enter                              T  hand out VMIDs, skipping what is reserved
+//!    revoked: enter                              T  hand out VMIDs, skipping reserved ones
 //! D  else, in the lock: machine's word of this   U  machine's word = new one
 //!    generation (S, T, U), own word = that, OWES
 //! E  VTTBR_EL2, then drop everything; clear OWES; enter
 //!
-//! B before S   S finds what B has stored, and reserves it: nobody steals a VMID that is running (A4)
+//! B before S   S finds what B has stored, and reserves it: no running VMID is stolen (A4)
 //! S before B   B finds REVOKED, thus D: a new VMID, or the reserved one under the new generation
-//! S before T   nothing is handed out before everybody's VMID is known
+//! S before T   nothing is handed out before the VMIDs of all CPUs are known
 //! S before U   a word that A reads before U is refused by C, or was stored before S
-//! D before E   a CPU that has not dropped what it held finds OWES when it comes again
+//! D before E   a CPU that has not dropped its entries finds OWES the next time
 //! ```
 //!
-//! Who invalidates for a machine does it for the VMID in its word, which another CPU may be
-//! changing:
+//! A CPU that invalidates for a machine uses the VMID in the machine's word, which another CPU may
+//! be changing:
 //!
 //! ```text
 //! CPU that has changed the tables                CPU that enters the machine's guest
 //! V  change the tables                           U  machine's word = new one (read-modify-write)
 //! W  VmidSlot::current (read-modify-write)       X  guest walks
-//! Y  TLBI for what W has found
+//! Y  TLBI for the VMID found by W
 //!
 //! W before U   X finds the changed tables
-//! U before W   Y is about the new VMID
+//! U before W   Y uses the new VMID
 //! ```
 //!
 //! With a plain load in W, store V and load W could pass each other, as U and X could: then X finds
-//! the old tables and Y misses the new VMID. What is held under a former VMID is met by nobody: its
-//! next owner begins after E.
+//! the old tables and Y misses the new VMID. Entries under a former VMID are never used: its next
+//! owner starts after E.
 //!
-//! REVOKED stays until its CPU comes by. Meanwhile further generations may begin; what was reserved
-//! for it stays reserved, under whatever generation its machine has been renewed to elsewhere. So a
-//! machine has one VMID on all CPUs at any time.
+//! REVOKED stays until its CPU next enters. Meanwhile further generations may begin; the CPU's
+//! reserved VMID stays reserved, under whatever generation its machine has been renewed to
+//! elsewhere. So a machine has one VMID on all CPUs at any time.
 
 mod resident;
 
@@ -62,12 +62,12 @@ pub use resident::{Arrival, Home, LocalMaintenance, Resident};
 use crate::CpuId;
 use crate::sync::{AtomicU64, Ordering, const_fn, spin_loop};
 
-/// Somebody has begun a generation since this CPU was last here. In a CPU's word.
+/// In a CPU's word: another CPU has begun a generation since this CPU last entered.
 const REVOKED: u64 = 1 << 16;
-/// The CPU has yet to drop what it holds. In a CPU's word.
+/// In a CPU's word: the CPU has yet to drop its entries.
 const OWES: u64 = 1 << 17;
 const FLAGS: u64 = REVOKED | OWES;
-/// 46 bits of generation: one every 20 µs would take 44 years to wrap.
+/// 46 bits of generation: at one every 20 µs they take 44 years to wrap.
 const GENERATION_SHIFT: u32 = 18;
 
 const fn generation(word: u64) -> u64 {
@@ -85,7 +85,7 @@ const fn word(generation: u64, vmid: u16) -> u64 {
 /// A virtual machine's VMID.
 #[derive(Debug)]
 pub struct VmidSlot {
-    /// Generation and VMID, 0 before the first. Changed in the allocator's lock (U), read by
+    /// Generation and VMID, 0 before the first. Changed under the allocator's lock (U), read by
     /// a CPU that enters (A, `Acquire`) and by [`current`](Self::current) (W).
     word: AtomicU64,
 }
@@ -101,9 +101,9 @@ impl VmidSlot {
     /// W: the VMID under which CPUs hold this machine's translations; `None` if it has never run,
     /// so that none holds any.
     ///
-    /// Call it **after** the tables were changed, and give its result to the TLBI. A
-    /// read-modify-write, lest a CPU that is given a new VMID at the same moment walk the old
-    /// tables.
+    /// Call it **after** the tables were changed, and pass its result to the TLBI. A
+    /// read-modify-write: otherwise a CPU that gets a new VMID at the same moment could walk the
+    /// old tables.
     pub fn current(&self) -> Option<u16> {
         // Pairs with U, in `present`.
         match vmid(self.word.fetch_or(0, Ordering::AcqRel)) {
@@ -119,14 +119,14 @@ impl Default for VmidSlot {
     }
 }
 
-/// What one CPU runs.
+/// The record of what one CPU runs.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Place {
-    /// The word of the machine that it entered last, and flags. `AcqRel` on every change: each
+    /// The word of the machine that the CPU entered last, and flags. `AcqRel` on every change: each
     /// pairs with every other.
     active: AtomicU64,
-    /// What it ran when its word was revoked. In the lock only.
+    /// The machine word that the CPU ran when it was revoked. Accessed only under the lock.
     reserved: AtomicU64,
 }
 
@@ -143,13 +143,13 @@ impl Place {
 pub struct VmidAllocator<const CPUS: usize> {
     /// Largest VMID. 0 is the hypervisor's own, for stage 2 switched off.
     vmid_max: u16,
-    /// CPUs that enter guests, `CPUS` at most: the others' places are never looked at.
+    /// CPUs that enter guests, at most `CPUS`: the places of the others are never looked at.
     cpu_count: usize,
-    /// 1 while somebody is in the lock.
+    /// 1 while a CPU holds the lock.
     gate: AtomicU64,
-    /// From 1. In the lock only, like the next one.
+    /// Starts at 1. Accessed only under the lock, like the next field.
     generation: AtomicU64,
-    /// Newest VMID of this generation that was handed out or skipped.
+    /// Newest VMID of this generation that was assigned or skipped.
     newest: AtomicU64,
     places: [Place; CPUS],
 }
@@ -176,8 +176,8 @@ impl Assignment<'_> {
         self.must_flush
     }
 
-    /// What it said has been done. If this is not called, the next assignment on this CPU asks for
-    /// it again.
+    /// Records that the assignment has been carried out. If this is not called, the next assignment
+    /// on this CPU requests the same again.
     #[inline]
     pub fn executed(self) {
         if self.must_flush {
@@ -189,7 +189,7 @@ impl Assignment<'_> {
 
 impl<const CPUS: usize> VmidAllocator<CPUS> {
     const_fn! {
-        /// Of so many CPUs, and the most VMIDs that there are.
+        /// For `cpu_count` CPUs and VMIDs up to `vmid_max`.
         fn with_max(vmid_max: u16, cpu_count: usize) -> Self {
             Self {
                 vmid_max,
@@ -214,8 +214,8 @@ impl<const CPUS: usize> VmidAllocator<CPUS> {
     /// VMIDs of `bits` bits, 8, or 16 with FEAT_VMID16 (ID_AA64MMFR1_EL1.VMIDBits) and VTCR_EL2.VS
     /// set; for the CPUs with numbers below `cpu_count`.
     ///
-    /// `None` if the bits are not from 1 to 16, if there are more CPUs than VMIDs, since each may
-    /// hold on to one, or more than `CPUS`, or none.
+    /// `None` if the number of bits is not from 1 to 16, if there are more CPUs than VMIDs, since
+    /// each CPU may hold on to one, or more than `CPUS`, or none.
     #[cfg(not(loom))]
     pub const fn new(bits: u32, cpu_count: usize) -> Option<Self> {
         if Self::fits(bits, cpu_count) { Some(Self::with_bits(bits, cpu_count)) } else { None }
@@ -231,19 +231,19 @@ impl<const CPUS: usize> VmidAllocator<CPUS> {
         bits >= 1 && bits <= 16 && cpu_count >= 1 && cpu_count <= CPUS && cpu_count < 1 << bits
     }
 
-    /// Of the CPUs in use.
+    /// The places of the CPUs in use.
     #[inline(always)]
     fn used(&self) -> &[Place] {
         &self.places[..self.cpu_count]
     }
 
-    /// A, B and C: the VMID for the next stay of the slot's machine on `cpu`, which is the caller's
-    /// own. Out of guest mode, with interrupts off.
+    /// A, B and C: the VMID for the next stay of the slot's machine on `cpu`, which must be the
+    /// caller's own. Call it out of guest mode, with interrupts off.
     ///
     /// One load and one exchange, unless a generation has begun since.
     ///
     /// # Panics
-    /// If there are not so many CPUs.
+    /// If `cpu` is not below the CPU count.
     #[inline]
     pub fn assign(&self, cpu: CpuId, slot: &VmidSlot) -> Assignment<'_> {
         let place = &self.used()[cpu.0 as usize];
@@ -256,7 +256,7 @@ impl<const CPUS: usize> VmidAllocator<CPUS> {
         self.assign_anew(cpu, slot, former)
     }
 
-    /// D. `former` is what the CPU's word was before B.
+    /// D. `former` is the CPU's word before B.
     #[cold]
     fn assign_anew(&self, cpu: CpuId, slot: &VmidSlot, former: u64) -> Assignment<'_> {
         self.locked(|| {
@@ -265,8 +265,8 @@ impl<const CPUS: usize> VmidAllocator<CPUS> {
         })
     }
 
-    /// The end of D: the CPU's word. It has dropped everything in the generation of its former
-    /// word, unless it owes that.
+    /// The end of D: stores the CPU's word. The CPU has dropped everything in the generation of its
+    /// former word, unless OWES is set there.
     fn settle(&self, cpu: CpuId, former: u64, word: u64) -> Assignment<'_> {
         let place = &self.used()[cpu.0 as usize];
         let must_flush = former & OWES != 0 || generation(former) != generation(word);
@@ -277,7 +277,7 @@ impl<const CPUS: usize> VmidAllocator<CPUS> {
 
     /// The machine's word in this generation.
     fn present(&self, cpu: CpuId, slot: &VmidSlot) -> u64 {
-        // Nobody else changes it: we are in the lock.
+        // Only the holder of the lock changes it, and this CPU holds it.
         let old = slot.word.load(Ordering::Relaxed);
         if generation(old) == self.generation.load(Ordering::Relaxed) {
             return old;
@@ -291,14 +291,14 @@ impl<const CPUS: usize> VmidAllocator<CPUS> {
         new
     }
 
-    /// The machine whose word was `old` keeps its VMID if that runs on some CPU since before this
+    /// Keeps the VMID of the machine whose word was `old`, if a CPU has run it since before this
     /// generation.
     fn keep(&self, old: u64) -> Option<u64> {
         let kept = word(self.generation.load(Ordering::Relaxed), vmid(old));
         let mut is_reserved = false;
         for place in self.used() {
             if old != 0 && place.reserved.load(Ordering::Relaxed) == old {
-                // So that it is found under its present name in the next generation.
+                // So that it is found under its current name in the next generation.
                 place.reserved.store(kept, Ordering::Relaxed);
                 is_reserved = true;
             }
@@ -306,8 +306,8 @@ impl<const CPUS: usize> VmidAllocator<CPUS> {
         is_reserved.then_some(kept)
     }
 
-    /// T: a VMID that nobody has in this generation, which is a new one if need be. Ends after one
-    /// turn: fewer VMIDs are reserved than there are.
+    /// T: a VMID that no machine has in this generation; begins a new generation if necessary. Ends
+    /// after one turn: fewer VMIDs are reserved than exist.
     fn take(&self, roll_over: impl Fn()) -> u64 {
         loop {
             let newest = self.newest.load(Ordering::Relaxed);
@@ -325,8 +325,8 @@ impl<const CPUS: usize> VmidAllocator<CPUS> {
         self.used().iter().any(|place| vmid(place.reserved.load(Ordering::Relaxed)) == candidate)
     }
 
-    /// R and S, by `cpu`, which is out of guest mode and about to change its VMID: it holds on to
-    /// none.
+    /// R and S, by `cpu`, which is out of guest mode and about to change its VMID, so it holds on
+    /// to none.
     fn roll_over(&self, cpu: CpuId) {
         let ending = self.generation.load(Ordering::Relaxed);
         self.generation.store(ending.wrapping_add(1), Ordering::Relaxed);
@@ -339,7 +339,8 @@ impl<const CPUS: usize> VmidAllocator<CPUS> {
             // S: pairs with B, in `assign`.
             let active = place.active.fetch_or(REVOKED, Ordering::AcqRel);
             if active & REVOKED == 0 {
-                // Of an earlier generation, it is that of a CPU between B and D: it does not run.
+                // A word of an earlier generation is that of a CPU between B and D, which does not
+                // run.
                 let runs = generation(active) == ending;
                 let reserved = if runs { active & !FLAGS } else { 0 };
                 place.reserved.store(reserved, Ordering::Relaxed);
@@ -347,9 +348,9 @@ impl<const CPUS: usize> VmidAllocator<CPUS> {
         }
     }
 
-    /// Others wait for the time of one rollover at most.
+    /// Other CPUs wait for the duration of one rollover at most.
     fn locked<T>(&self, act: impl FnOnce() -> T) -> T {
-        // Pairs with the store below, of the holder before.
+        // Pairs with the store below, of the previous holder.
         let enter = || self.gate.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed);
         while enter().is_err() {
             spin_loop();

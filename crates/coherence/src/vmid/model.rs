@@ -1,8 +1,8 @@
 //! The allocator under loom, and proof that each of its parts is needed.
 //!
-//! Three CPUs, two bits, so three VMIDs, and machines enough that generations end. CPUs keep every
-//! entry that they are not told to drop. CPU 2 only goes on with what it runs: it is long in its
-//! guest.
+//! Three CPUs, two bits, so three VMIDs, and enough machines for generations to end. CPUs keep
+//! every entry that they are not told to drop. CPU 2 only continues with its machine: it stays in
+//! its guest for a long time.
 
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicU64 as Plain;
@@ -33,7 +33,7 @@ const REAL: Steps = Steps {
     current: |slot| slot.current(),
 };
 
-/// What `VmidAllocator::assign` does, out of these steps.
+/// `VmidAllocator::assign`, made of these steps.
 fn assign<'a>(steps: &Steps, allocator: &'a Allocator, cpu: CpuId, slot: &VmidSlot) -> Assignment<'a> {
     let place = &allocator.places[cpu.0 as usize];
     let wanted = slot.word.load(Acquire);
@@ -58,14 +58,14 @@ fn assign<'a>(steps: &Steps, allocator: &'a Allocator, cpu: CpuId, slot: &VmidSl
     Assignment { must_flush: (steps.must_flush)(assignment.must_flush), ..assignment }
 }
 
-/// Machines, and what runs.
+/// The machines, and what runs.
 struct World {
     /// `None` for the allocator as it is.
     steps: Option<&'static Steps>,
     allocator: Allocator,
     slots: [VmidSlot; 5],
     /// By CPU, the machine and VMID that run, 0 for none. Changed and read by read-modify-write, so
-    /// that of two CPUs one sees the other.
+    /// of two CPUs one sees the other.
     running: [Plain; 3],
     /// An entry of machine 0's tables: whether it has been replaced.
     entry: Plain,
@@ -83,7 +83,7 @@ impl World {
     }
 }
 
-/// One CPU, and whose entries it holds under each VMID.
+/// One CPU, and the machine whose entries it holds under each VMID.
 #[derive(Clone, Copy, Default)]
 struct Cpu {
     number: usize,
@@ -99,7 +99,7 @@ impl Cpu {
         let _vmid = self.enter(world, machine);
     }
 
-    /// Leaves what it runs, and enters a guest of `machine`. Returns the VMID.
+    /// Leaves its machine, and enters a guest of `machine`. Returns the VMID.
     fn enter(&mut self, world: &World, machine: usize) -> u16 {
         world.running[self.number].swap(0, AcqRel);
         let (cpu, slot) = (CpuId(self.number as u32), &world.slots[machine]);
@@ -128,7 +128,7 @@ impl Cpu {
 }
 
 /// CPU 0 runs machine 2, CPU 1 machine 1, CPU 2 nothing; machines 0 to 2 have the VMIDs 1 to 3, and
-/// there is no more.
+/// no VMID is left.
 fn exhausted(steps: Option<&'static Steps>) -> (Arc<World>, [Cpu; 3]) {
     let world = Arc::new(World::new(steps));
     let mut cpus = [0, 1, 2].map(Cpu::new);
@@ -154,14 +154,14 @@ fn beside(
     other.join().unwrap();
 }
 
-/// One CPU goes back to a machine of this generation while the other begins the next.
+/// One CPU returns to a machine of this generation while the other begins the next.
 fn stealing(steps: Option<&'static Steps>) {
     let (world, cpus) = exhausted(steps);
     beside(&world, cpus[0], cpus[1], |world, cpu| cpu.run(world, 0), |world, cpu| cpu.run(world, 3));
 }
 
-/// The same, and then it takes a machine of the new generation: what it held under that VMID is
-/// another's.
+/// The same, and then it takes a machine of the new generation: its entries under that VMID are
+/// another machine's.
 fn returning(steps: Option<&'static Steps>) {
     let (world, cpus) = exhausted(steps);
     let on_first = |world: &World, cpu: &mut Cpu| {
@@ -171,7 +171,7 @@ fn returning(steps: Option<&'static Steps>) {
     beside(&world, cpus[0], cpus[1], on_first, |world, cpu| cpu.run(world, 3));
 }
 
-/// Both begin a generation, or one of them does; two vCPUs of one machine among them.
+/// Both begin a generation, or only one of them does; two vCPUs of one machine are involved.
 fn both_rolling(steps: Option<&'static Steps>) {
     let (world, cpus) = exhausted(steps);
     let on_first = |world: &World, cpu: &mut Cpu| {
@@ -197,7 +197,7 @@ fn staying(steps: Option<&'static Steps>) {
     let (world, mut cpus) = exhausted(steps);
     let vmid = cpus[2].enter(&world, 3);
     for _ in 0..2 {
-        // Machine 3 is renewed by a CPU that then leaves it, and others take what is left until
+        // A CPU renews machine 3 and then leaves it; others take the remaining VMIDs until
         // generations end.
         assert_eq!(cpus[1].enter(&world, 3), vmid, "two VMIDs for one machine");
         cpus[1].run(&world, 2);
@@ -208,8 +208,8 @@ fn staying(steps: Option<&'static Steps>) {
     assert_eq!(cpus[1].enter(&world, 3), vmid, "two VMIDs for one machine");
 }
 
-/// A CPU enters a machine under a new VMID while another one changes its tables, and learns under
-/// which VMID to invalidate.
+/// A CPU enters a machine under a new VMID while another one changes its tables and determines the
+/// VMID to invalidate.
 fn invalidating(steps: Option<&'static Steps>) {
     let (world, cpus) = exhausted(steps);
     let mut other = cpus[1];
@@ -267,7 +267,7 @@ fn the_steps_are_those_of_the_allocator() {
     explore(Some(2), || long_ago(Some(&REAL)));
 }
 
-/// Defines a mutant: steps of which one is replaced, and the scenario that notices.
+/// Defines a mutant: steps of which one is replaced, and the scenario that detects it.
 macro_rules! mutant {
     ($(#[$doc:meta])+ $test:ident: $scenario:ident, $seen:literal, $step:ident = $instead:expr) => {
         $(#[$doc])+
@@ -281,7 +281,7 @@ macro_rules! mutant {
 }
 
 mutant! {
-    /// C does not look at REVOKED.
+    /// C ignores REVOKED.
     entry_that_ignores_revocation: stealing, "one VMID for two machines",
     is_valid = |former, wanted| generation(former) == generation(wanted) && wanted != 0
 }
@@ -296,7 +296,7 @@ mutant! {
     }
 }
 
-/// Steps R and S, with another way of looking at a CPU's word, and of what is reserved for it then.
+/// Steps R and S, with the look at a CPU's word and the VMID then reserved for it replaced.
 fn roll_over_by(
     allocator: &Allocator,
     cpu: CpuId,
@@ -325,7 +325,7 @@ fn reserved(active: u64, ending: u64) -> Option<u64> {
 }
 
 mutant! {
-    /// S is a load: B may come after it, and nobody tells that CPU.
+    /// S is a load: B may come after it, and that CPU is not told.
     o3_running_vmids_by_a_load: stealing, "one VMID for two machines",
     roll_over = |allocator, cpu| roll_over_by(allocator, cpu, |active| active.load(Acquire), reserved)
 }
@@ -337,8 +337,8 @@ mutant! {
 }
 
 mutant! {
-    /// A4: what a CPU between B and D has stored is taken for something that runs, though another
-    /// has its VMID now.
+    /// A4: the word stored by a CPU between B and D is taken for a machine that runs, though
+    /// another has its VMID now.
     a4_words_of_long_ago_are_reserved: long_ago, "one VMID for two machines",
     roll_over = |allocator, cpu| {
         roll_over_by(allocator, cpu, revoked, |active, _| (active & REVOKED == 0).then_some(active & !FLAGS))
@@ -346,7 +346,7 @@ mutant! {
 }
 
 mutant! {
-    /// What stays reserved from generation to generation goes back to its first name.
+    /// A VMID that stays reserved from generation to generation reverts to its first name.
     a4_reserved_under_its_former_name: staying, "two VMIDs for one machine",
     roll_over = |allocator, cpu| {
         roll_over_by(allocator, cpu, revoked, |active, ending| {

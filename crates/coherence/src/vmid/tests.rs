@@ -1,5 +1,5 @@
-//! VMIDs on a machine whose CPUs keep everything, one step after the other; `model.rs` has what
-//! happens at the same time.
+//! VMIDs on a machine whose CPUs keep everything, one step after the other; `model.rs` has
+//! concurrent steps.
 
 use std::boxed::Box;
 use std::vec;
@@ -11,7 +11,7 @@ use super::*;
 
 const CPUS: usize = 3;
 
-/// CPUs with TLBs that hold for each VMID whose translations they are.
+/// CPUs with TLBs that record, for each VMID, the machine whose translations they hold.
 struct World {
     allocator: VmidAllocator<CPUS>,
     slots: Vec<VmidSlot>,
@@ -93,8 +93,8 @@ fn cpu_beyond_those_in_use_is_not_served() {
 
 #[test]
 fn a4_as_many_vmids_as_cpus_in_use_are_enough_where_there_could_be_more_cpus() {
-    // Three VMIDs, three of 256 CPUs, and three machines that run: a fourth gets what its CPU gives
-    // up.
+    // Three VMIDs, three of 256 CPUs, and three running machines: a fourth machine gets the VMID
+    // that its CPU gives up.
     let allocator = Box::new(VmidAllocator::<256>::new(2, 3).unwrap());
     let slots: [VmidSlot; 8] = core::array::from_fn(|_| VmidSlot::new());
     let enter = |cpu: usize, machine: usize| {
@@ -145,12 +145,12 @@ fn a4_rollover_does_not_steal_what_runs_and_flushes_every_cpu() {
         world.enter(cpu, machine, true).unwrap();
     }
     let before = world.running;
-    // No VMID is left. Two machines run, so the third VMID is the one to be used again.
+    // No VMID is left. Two machines run, so the third VMID is the one to reuse.
     world.enter(2, 3, true).unwrap();
     assert_eq!(world.running[..2], before[..2]);
     assert_eq!(world.running[2].unwrap().1, before[2].unwrap().1);
     let flushes = world.flushes;
-    // The others go on with what they have, under its new name, and flush when they come by.
+    // The others keep their VMIDs under new names, and flush when they next enter.
     world.enter(0, 0, true).unwrap();
     world.enter(1, 0, true).unwrap();
     assert_eq!(world.running[0], before[0]);
@@ -196,7 +196,7 @@ proptest! {
         for (cpu, machine, kind) in steps {
             let machine = machine.index(machines);
             match kind {
-                // Destroyed, if it does not run, and another one in its place.
+                // A machine is destroyed, if it does not run, and another takes its place.
                 0 if !world.running.iter().flatten().any(|(other, _)| *other == machine) => {
                     world.slots.push(VmidSlot::new());
                     world.slots.swap_remove(machine);
@@ -217,7 +217,7 @@ proptest! {
     ) {
         let reach = if is_broadcast { LocalMaintenance::Broadcast } else { LocalMaintenance::Local };
         let (mut residents, mut homes) = ([Resident::new(); 3], [Home::new(); 3]);
-        // By CPU: whose entries are held, and how often that vCPU had invalidated when it made
+        // By CPU: the vCPU whose entries are held, and how often it had invalidated when it made
         // them.
         let mut held = [const { Vec::<(u32, u32)>::new() }; 3];
         let mut invalidated = [0; 3];

@@ -10,7 +10,7 @@
 //! | `boot_cpu` | `run`: the boot CPU runs vCPUs like the others; `serve`: it runs none, only takes the console's interrupts | `run` |
 //! | `cmdline` | the guest's kernel command line, to the end of the line | empty |
 //!
-//! Beside these there are the [switches](Switches), a key for each field.
+//! In addition there are the [switches](Switches), with a key for each field.
 
 mod switches;
 
@@ -23,11 +23,11 @@ use core::fmt;
 /// interrupt remapping, and 255 is the broadcast id.
 pub const MAX_VCPUS: u32 = 255;
 
-/// Guest memory comes in units of this many bytes.
+/// Guest memory is a multiple of this many bytes.
 pub const MEMORY_UNIT: u64 = 2 << 20;
 
 words! {
-    /// What the guest is told about remote TLB flushes.
+    /// The hint that the guest gets about remote TLB flushes.
     FlushMode {
         /// CPUID recommends the flush hypercalls.
         Hypercall = "hypercall",
@@ -35,22 +35,22 @@ words! {
         Ipi = "ipi",
     }
 
-    /// What a guest's reset does.
+    /// The effect of a guest's reset.
     ResetPolicy {
         /// Start the guest again.
         Reboot = "reboot",
         /// End the run.
         Exit = "exit",
-        /// Fail as if there were an error in the hypervisor, for tests of what it then reports.
+        /// Fail as if there were an error in the hypervisor, to test its report.
         Panic = "panic",
     }
 
-    /// What the boot CPU does.
+    /// The role of the boot CPU.
     BootCpu {
         /// It runs vCPUs.
         Run = "run",
-        /// It leaves them to the others. For QEMU's multi-threaded emulation, in which other CPUs'
-        /// FPU instructions damage the SVM state of the first one: see `docs/qemu.md`.
+        /// It leaves them to the others. For QEMU's multi-threaded emulation, in which FPU
+        /// instructions on other CPUs damage the SVM state of the first one: see `docs/qemu.md`.
         Serve = "serve",
     }
 }
@@ -62,15 +62,15 @@ pub struct Config<'a> {
     pub vcpus: u32,
     /// Guest memory in bytes, a multiple of [`MEMORY_UNIT`].
     pub memory: u64,
-    /// What CPUID recommends for remote flushes.
+    /// The CPUID recommendation for remote flushes.
     pub flush: FlushMode,
     /// Longest time slice in microseconds while other vCPUs wait for the CPU.
     pub slice_us: u32,
-    /// What a guest's reset does.
+    /// The effect of a guest's reset.
     pub reset: ResetPolicy,
-    /// What the boot CPU does.
+    /// The role of the boot CPU.
     pub boot_cpu: BootCpu,
-    /// What tests change.
+    /// Behaviour that tests change.
     pub switches: Switches,
     /// The guest's kernel command line.
     pub cmdline: &'a str,
@@ -91,7 +91,7 @@ impl Default for Config<'_> {
     }
 }
 
-/// What is wrong with a configuration. Lines count from 1.
+/// An error in a configuration. Lines count from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConfigError<'a> {
     /// The line has no `=`.
@@ -112,9 +112,9 @@ pub enum ConfigError<'a> {
         line: usize,
         /// The key.
         key: &'a str,
-        /// The value that was given.
+        /// The given value.
         value: &'a str,
-        /// What it should be.
+        /// The expected value.
         expected: &'static str,
     },
 }
@@ -134,7 +134,7 @@ impl fmt::Display for ConfigError<'_> {
 impl core::error::Error for ConfigError<'_> {}
 
 impl<'a> Config<'a> {
-    /// Reads a configuration; keys that are absent keep their defaults.
+    /// Reads a configuration; missing keys keep their defaults.
     pub fn parse(text: &'a str) -> Result<Self, ConfigError<'a>> {
         let mut config = Self::default();
         for (index, raw) in text.lines().enumerate() {

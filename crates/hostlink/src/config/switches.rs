@@ -1,12 +1,13 @@
-//! What tests and comparisons change in the hypervisor. The table at the end is the one place that
-//! knows a switch: its name, its values, and on which architecture it means anything.
+//! Behaviour of the hypervisor that tests and comparisons change. The table at the end is the only
+//! place that defines a switch: its name, its values, and the architecture for which it has a
+//! meaning.
 
 use crate::defect::Defect;
 use crate::words::{Number, number, on_or_off, words};
 use core::fmt;
 
 words! {
-    /// Which APIC id each vCPU has.
+    /// The APIC id of each vCPU.
     ApicIds {
         /// Its VP index.
         Ascending = "ascending",
@@ -15,18 +16,18 @@ words! {
         Reversed = "reversed",
     }
 
-    /// Which translations go when a memory slot goes.
+    /// The translations to remove when a memory slot is removed.
     Zap {
         /// Those of the slot.
         Slot = "slot",
-        /// All of the guest's. They come back fault by fault: what precision is worth is measured
-        /// against this.
+        /// All of the guest's. Faults restore them one by one: the baseline for the benefit of
+        /// precision.
         Everything = "everything",
     }
 
     /// Largest page of the nested page table.
     NestedPage {
-        /// 1 GiB, where the processor has them.
+        /// 1 GiB, where the processor supports it.
         Huge = "1G",
         /// 2 MiB.
         Large = "2M",
@@ -34,21 +35,20 @@ words! {
         Small = "4K",
     }
 
-    /// How translations go from a guest's stage 2 when memory goes.
+    /// How translations are removed from a guest's stage 2 when memory is removed.
     Stage2Unmap {
         /// Leaves are gathered and one flush follows, by range instructions where the processor has
         /// them.
         Range = "range",
-        /// Each leaf is cleared and flushed by itself: what ranges are worth is measured against
-        /// this.
+        /// Each leaf is cleared and flushed individually: the baseline for the benefit of ranges.
         Page = "page",
-        /// Leaves are gathered, and the flush that follows is of all that the guest's VMID tags.
+        /// Leaves are gathered, and the following flush covers everything under the guest's VMID.
         Whole = "whole",
     }
 
-    /// What keeps a guest's local TLB instructions right when a vCPU changes CPU.
+    /// How a guest's local TLB instructions stay correct when a vCPU changes CPU.
     LocalTlbi {
-        /// The CPU where it arrives drops what it holds of the guest.
+        /// The CPU where it arrives drops its entries of the guest.
         Arrival = "arrival",
         /// HCR_EL2.FB: the instructions reach all CPUs.
         Broadcast = "broadcast",
@@ -73,7 +73,7 @@ impl fmt::Display for Architecture {
     }
 }
 
-/// A switch that means nothing on the architecture of the machine.
+/// A switch that has no meaning on the machine's architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ForeignSwitch {
     /// Its key.
@@ -90,13 +90,13 @@ impl fmt::Display for ForeignSwitch {
 
 impl core::error::Error for ForeignSwitch {}
 
-/// Makes [`Switches`] of the table of them.
+/// Generates [`Switches`] from their table.
 macro_rules! switches {
     ($(
         $(#[$about:meta])*
         $key:ident: $type:ty = $kind:tt $(($($detail:literal),+))?, $($only:ident)?;
     )+) => {
-        /// What tests change. The defaults are what everybody else wants.
+        /// Settings that tests change. The defaults are right for all other uses.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct Switches {
             $($(#[$about])* pub $key: $type,)+
@@ -106,11 +106,11 @@ macro_rules! switches {
             /// Their keys.
             pub const KEYS: [&str; [$(stringify!($key)),+].len()] = [$(stringify!($key)),+];
 
-            /// Sets a switch; false if there is none of this key.
+            /// Sets a switch; false if no switch has this key.
             ///
             /// # Errors
             ///
-            /// What the value should be.
+            /// The expected value.
             pub fn set(&mut self, key: &str, value: &str) -> Result<bool, &'static str> {
                 match key {
                     $(stringify!($key) => self.$key = switches!(@read value, $type, $kind $($($detail),+)?)?,)+
@@ -119,7 +119,7 @@ macro_rules! switches {
                 Ok(true)
             }
 
-            /// The architecture that the switch of this key is for, if it is for one alone.
+            /// The architecture that the switch with this key is for, if it is for one only.
             pub fn only(key: &str) -> Option<ForeignSwitch> {
                 match key {
                     $($(stringify!($key) => Some(ForeignSwitch { key: stringify!($key), only: Architecture::$only }),)?)+
@@ -127,7 +127,7 @@ macro_rules! switches {
                 }
             }
 
-            /// The first that is set and means nothing on this architecture.
+            /// The first switch that is set and has no meaning on this architecture.
             pub fn foreign(&self, here: Architecture) -> Option<ForeignSwitch> {
                 let usual = Self::default();
                 let set = [$((stringify!($key), self.$key != usual.$key)),+];
@@ -137,7 +137,7 @@ macro_rules! switches {
         }
 
         impl fmt::Display for Switches {
-            /// Writes a line for each.
+            /// Writes one line per switch.
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 $(writeln!(f, "{}={}", stringify!($key), switches!(@write self.$key, $kind $($($detail),+)?))?;)+
                 Ok(())
@@ -163,33 +163,33 @@ macro_rules! switches {
 }
 
 switches! {
-    /// Which APIC id each vCPU has.
+    /// The APIC id of each vCPU.
     apic_ids: ApicIds = word, Amd64;
-    /// Most pages that a flush drops one by one; `None` leaves it to what was measured.
+    /// The most pages that a flush drops one by one; `None` uses the measured value.
     flush_pages: Option<u32> = number(16, 1000000, "measured"), ;
-    /// Which translations go when a memory slot goes.
+    /// The translations to remove when a memory slot is removed.
     zap: Zap = word, ;
     /// Largest page of the nested page table.
     nested_page: NestedPage = word, ;
     /// Whether the nested page table is compared with the slots after each change of them.
     paranoid: bool = flag, ;
-    /// Pages for nested page tables; `None` for as many as the tables of all memory take.
+    /// Pages for nested page tables; `None` for as many as the tables of all memory need.
     tables: Option<u32> = number(1, 1000000, "enough"), ;
-    /// How translations go from stage 2 when memory goes.
+    /// How translations are removed from stage 2 when memory is removed.
     stage2_unmap: Stage2Unmap = word, Arm64;
-    /// What keeps local TLB instructions right when a vCPU changes CPU.
+    /// How local TLB instructions stay correct when a vCPU changes CPU.
     local_tlbi: LocalTlbi = word, Arm64;
-    /// Bits of VMIDs; `None` for as many as the processor has. Few make generations roll over soon.
+    /// Bits of VMIDs; `None` for as many as the processor has. With few bits, generations roll over
+    /// soon.
     vmid_bits: Option<u8> = number(1, 16, "most"), Arm64;
-    /// Entries of a CPU into the guest, from one time that a machine which is made up takes a VMID
-    /// in between to the next; `None` is never. With few bits, generations of VMIDs begin all the
-    /// time.
+    /// Number of entries of a CPU into the guest after which a mock machine takes a VMID,
+    /// repeatedly; `None` is never. With few bits, generations of VMIDs begin all the time.
     vmid_churn: Option<u32> = number(1, 1000000, "off"), Arm64;
-    /// Whether features are used that the processor lacks and that are sound to pretend where
-    /// nothing is kept: clean bits, and flushes of one ASID. For an emulator, and an image with an
-    /// auditor built in.
+    /// Whether to use features that the processor lacks but that can soundly be claimed where
+    /// nothing is cached: clean bits, and flushes of one ASID. For an emulator, and an image with a
+    /// built-in auditor.
     pretend: bool = flag, Amd64;
-    /// What is wrong on purpose; only an image with defects built in takes one.
+    /// The injected defect; only an image with built-in defects accepts one.
     defect: Option<Defect> = defect, ;
 }
 

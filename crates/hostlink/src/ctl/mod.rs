@@ -1,13 +1,13 @@
-//! What the host tool asks of the running hypervisor and what comes back: lines of text over a
+//! Requests of the host tool to the running hypervisor and their answers: lines of text over a
 //! serial port.
 //!
 //! A request is `NUMBER COMMAND ARGUMENTS`; [`Request`] lists them. The answer is any number of
-//! records `NUMBER : FIELDS`, and then either `NUMBER ok` or `NUMBER error MESSAGE`. The fields of
-//! each kind of record are listed in [`record`]. The number is the asker's: it tells what is left
-//! of an earlier asker's answer apart. For each record the asker sends [`NEXT`], upon which the
-//! next line comes: a serial line that leads into a socket has room for few bytes, and what does
-//! not fit is lost. An asker that sends anything else instead is taken for another one. Numbers in
-//! arguments and fields are decimal, or hexadecimal behind `0x`.
+//! records `NUMBER : FIELDS`, and then either `NUMBER ok` or `NUMBER error MESSAGE`. [`record`]
+//! lists the fields of each kind of record. The requester chooses the number; it distinguishes the
+//! answer from the rest of an earlier requester's answer. For each record the requester sends
+//! [`NEXT`], and then gets the next line: a serial line connected to a socket buffers few bytes,
+//! and further bytes are lost. If anything else is sent instead, it is taken for another requester.
+//! Numbers in arguments and fields are decimal, or hexadecimal after `0x`.
 
 pub mod record;
 pub mod request;
@@ -17,9 +17,9 @@ pub use request::{Request, RequestError};
 use crate::words::words;
 use core::num::ParseIntError;
 
-/// Longest line of either side in bytes, without its end.
+/// Longest line in either direction in bytes, without its end.
 pub const LINE_MAX: usize = 200;
-/// Asks for what comes after a record.
+/// Requests the line after a record.
 pub const NEXT: u8 = b'+';
 
 /// A word or number in a request or a record. [`Display`](core::fmt::Display) writes it.
@@ -41,15 +41,15 @@ macro_rules! numbers {
 numbers!(u16, u32, u64);
 
 words! {
-    /// How the hypervisor finds out which pages are written.
+    /// How the hypervisor detects which pages are written.
     LogWay {
         /// By the dirty bits of the nested page tables: no exits.
         DirtyBits = "dirty-bits",
-        /// By taking write access away: an exit for the first store to each page.
+        /// By removing write access: an exit for the first store to each page.
         WriteProtection = "write-protection",
     }
 
-    /// What the guest may do with memory.
+    /// The guest's access to memory.
     Access {
         /// Read and write.
         ReadWrite = "rw",
@@ -59,9 +59,9 @@ words! {
 
     /// Whether stores to a slot are logged.
     Log {
-        /// They are not.
+        /// Stores are not logged.
         Off = "off",
-        /// They are.
+        /// Stores are logged.
         On = "on",
     }
 }
@@ -79,7 +79,7 @@ macro_rules! read_by_name {
 read_by_name!(LogWay, Access, Log);
 
 impl Access {
-    /// Read only, or not.
+    /// Read only or read-write.
     pub const fn read_only(is_read_only: bool) -> Self {
         if is_read_only { Self::ReadOnly } else { Self::ReadWrite }
     }
@@ -89,7 +89,7 @@ impl Access {
 ///
 /// # Errors
 ///
-/// It is none, or does not fit.
+/// The text is not a number, or the number does not fit.
 pub fn parse_number(text: &str) -> Result<u64, ParseIntError> {
     match text.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16),
@@ -104,7 +104,7 @@ pub enum Answer<'a> {
     Record(&'a str),
     /// The request is done.
     Ok,
-    /// It is refused, and nothing has changed.
+    /// The request is refused, and nothing has changed.
     Error(&'a str),
 }
 
@@ -124,12 +124,12 @@ impl<'a> Answer<'a> {
     }
 }
 
-/// Puts the bytes of a serial line together.
+/// Assembles lines from the bytes of a serial line.
 #[derive(Clone, Debug)]
 pub struct LineBuffer {
     bytes: [u8; LINE_MAX],
     len: usize,
-    /// The line is longer than there is room: the rest of it is dropped.
+    /// The line is too long: the rest of it is dropped.
     overlong: bool,
 }
 
@@ -140,13 +140,13 @@ impl Default for LineBuffer {
 }
 
 impl LineBuffer {
-    /// Nothing yet.
+    /// An empty buffer.
     pub const fn new() -> Self {
         Self { bytes: [0; LINE_MAX], len: 0, overlong: false }
     }
 
-    /// Takes a byte. When it ends a line, calls `act` with the line, without its end; lines that
-    /// are too long or are not UTF-8 come as empty ones.
+    /// Takes a byte. When it ends a line, calls `act` with the line, without its end; a line that
+    /// is too long or not UTF-8 is passed as an empty one.
     pub fn push<R>(&mut self, byte: u8, act: impl FnOnce(&str) -> R) -> Option<R> {
         if byte != b'\n' {
             match self.bytes.get_mut(self.len) {

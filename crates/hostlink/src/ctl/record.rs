@@ -6,8 +6,8 @@ use core::fmt;
 
 /// A kind of record. [`Display`](fmt::Display) writes the fields, in their order.
 pub trait Record: fmt::Display + Sized {
-    /// Reads the fields, in any order; the first name that is missing or has no such value
-    /// otherwise. Fields of other names are passed over.
+    /// Reads the fields, in any order; otherwise returns the first name that is missing or has an
+    /// invalid value. Fields with other names are skipped.
     ///
     /// # Errors
     ///
@@ -22,7 +22,7 @@ fn field<W: Word>(fields: &str, name: &'static str) -> Result<W, &'static str> {
     value.ok_or(name)
 }
 
-/// The records. A row has the name, and for each field its name, its type and how it is written.
+/// The records. A row has the name, and for each field its name, its type and its format.
 macro_rules! records {
     ($(
         $(#[$about:meta])*
@@ -81,7 +81,7 @@ records! {
         size: u64 = "{:#x}",
         /// Physical address of the memory behind it.
         host: u64 = "{:#x}",
-        /// What the guest may do with it.
+        /// The guest's access.
         access: Access = "{}",
         /// Whether stores to it are logged.
         log: Log = "{}",
@@ -93,13 +93,13 @@ records! {
         slot: u16 = "{}",
     }
 
-    /// What the deletion of a slot took.
+    /// The cost of deleting a slot.
     Deleted {
         /// Entries of the nested page table that were visited.
         visited: u64 = "{}",
         /// Tables that were freed.
         tables: u64 = "{}",
-        /// Flushes that were asked for.
+        /// Flushes that were requested.
         flushes: u64 = "{}",
         /// Steps.
         steps: u32 = "{}",
@@ -129,7 +129,7 @@ records! {
         longest: u64 = "{}",
     }
 
-    /// The end of a migration, which is undone.
+    /// The end of a migration that was undone.
     Undone {
         /// 1.
         undone: u16 = "{}",
@@ -139,9 +139,9 @@ records! {
         ticks: u64 = "{}",
         /// Ticks of the longest of them.
         longest: u64 = "{}",
-        /// Ticks of the longest step before.
+        /// Ticks of the longest step before that.
         longest_before: u64 = "{}",
-        /// Ticks of the clock in a second.
+        /// Ticks of the clock per second.
         hz: u64 = "{}",
     }
 }

@@ -1,10 +1,10 @@
-//! Requests: one row for each.
+//! Requests, one row each.
 
 use super::{Access, LogWay, Word, parse_number};
 use core::fmt;
 use core::str::SplitAsciiWhitespace;
 
-/// Why a line is no request.
+/// Why a line is not a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestError {
     /// It does not begin with a number.
@@ -13,7 +13,7 @@ pub enum RequestError {
     UnknownCommand,
     /// The command needs this argument.
     Missing(&'static str),
-    /// This argument is not what it should be.
+    /// This argument is not as expected.
     Bad(&'static str),
     /// There are more arguments than the command has.
     TooMany,
@@ -33,7 +33,7 @@ impl fmt::Display for RequestError {
 
 impl core::error::Error for RequestError {}
 
-/// What the number of a slot has to be.
+/// The expected value for a slot.
 const SLOT: &str = "the number of a slot";
 
 /// The next argument.
@@ -41,8 +41,8 @@ fn argument<W: Word>(words: &mut SplitAsciiWhitespace<'_>, what: &'static str) -
     W::read(words.next().ok_or(RequestError::Missing(what))?).ok_or(RequestError::Bad(what))
 }
 
-/// The requests. A row has the command, the variant, and for each argument its name, its type, how
-/// it is written and what it has to be.
+/// The requests. A row has the command, the variant, and for each argument its name, its type, its
+/// format and the expected value.
 macro_rules! requests {
     ($(
         $(#[$about:meta])*
@@ -69,7 +69,7 @@ macro_rules! requests {
         }
 
         impl fmt::Display for Request {
-            /// Writes the command and its arguments, as [`Request::parse`] reads them behind the
+            /// Writes the command and its arguments, as [`Request::parse`] reads them after the
             /// number.
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 match self {
@@ -85,66 +85,67 @@ macro_rules! requests {
 }
 
 requests! {
-    /// `vms`: the virtual machines, as a [`record::Vm`](super::record::Vm) each.
+    /// `vms`: the virtual machines, each as a [`record::Vm`](super::record::Vm).
     "vms" Vms
-    /// `slots`: the memory slots, as a [`record::Slot`](super::record::Slot) each.
+    /// `slots`: the memory slots, each as a [`record::Slot`](super::record::Slot).
     "slots" Slots
-    /// `add GPA SIZE rw|ro`: adds zeroed memory, of which the guest is not told. Its number comes
-    /// as a [`record::Added`](super::record::Added).
+    /// `add GPA SIZE rw|ro`: adds zeroed memory, without notifying the guest. Its number is
+    /// returned as a [`record::Added`](super::record::Added).
     "add" Add {
         /// First guest physical address.
         gpa: u64 = "{:#x}" "a guest physical address",
         /// Bytes.
         size: u64 = "{:#x}" "a size in bytes",
-        /// What the guest may do with it.
+        /// The guest's access.
         access: Access = "{}" Access::EXPECTED,
     }
-    /// `delete SLOT`: takes added memory away. What it took comes as a
+    /// `delete SLOT`: removes added memory. The cost is returned as a
     /// [`record::Deleted`](super::record::Deleted).
     "delete" Delete {
         /// Number of the slot.
         slot: u16 = "{}" SLOT,
     }
-    /// `log-start SLOT dirty-bits|write-protection`: begins to log which pages are written.
+    /// `log-start SLOT dirty-bits|write-protection`: starts to log which pages are written.
     "log-start" LogStart {
         /// Number of the slot.
         slot: u16 = "{}" SLOT,
         /// How.
         way: LogWay = "{}" LogWay::EXPECTED,
     }
-    /// `log-fetch SLOT`: the pages written since the last fetch, which are forgotten, as
-    /// [`record::Dirty`](super::record::Dirty) from the slot's first page on.
+    /// `log-fetch SLOT`: returns the pages written since the last fetch, and clears them, as
+    /// [`record::Dirty`](super::record::Dirty), starting with the slot's first page.
     "log-fetch" LogFetch {
         /// Number of the slot.
         slot: u16 = "{}" SLOT,
     }
-    /// `log-stop SLOT`: ends the log.
+    /// `log-stop SLOT`: stops the log.
     "log-stop" LogStop {
         /// Number of the slot.
         slot: u16 = "{}" SLOT,
     }
-    /// `migrate SLOT dirty-bits|write-protection ROUNDS`: a migration that is cancelled. It logs
-    /// stores, copies all pages and then for some rounds those that were written, and undoes it. A
-    /// [`record::Round`](super::record::Round) comes at the end of each round, that of the last one
-    /// before anything is undone; at the end a [`record::Undone`](super::record::Undone).
+    /// `migrate SLOT dirty-bits|write-protection ROUNDS`: a cancelled migration. It logs stores,
+    /// copies all pages, then for some rounds the pages written meanwhile, and then undoes
+    /// everything. A [`record::Round`](super::record::Round) is returned at the end of each round,
+    /// for the last one before anything is undone, and a [`record::Undone`](super::record::Undone)
+    /// at the end.
     "migrate" Migrate {
         /// Number of the slot.
         slot: u16 = "{}" SLOT,
         /// How its stores are logged.
         way: LogWay = "{}" LogWay::EXPECTED,
-        /// How often what was written is copied again.
+        /// How many times the written pages are copied again.
         rounds: u16 = "{}" "a number of rounds",
     }
-    /// `stats`: the counters, added up over the vCPUs, as `NAME=VALUE` each.
+    /// `stats`: the counters, summed over the vCPUs, each as `NAME=VALUE`.
     "stats" Stats
 }
 
 impl Request {
-    /// Reads a line: the asker's number, and what is asked.
+    /// Reads a line: the requester's number, and the request.
     ///
     /// # Errors
     ///
-    /// See [`RequestError`]. The number comes with it if there is one.
+    /// See [`RequestError`]. The number is included if there is one.
     pub fn parse(line: &str) -> Result<(u64, Self), (Option<u64>, RequestError)> {
         let mut words = line.split_ascii_whitespace();
         let number = words.next().and_then(|word| parse_number(word).ok());

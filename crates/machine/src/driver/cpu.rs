@@ -15,29 +15,29 @@ use crate::bug::Bug;
 use crate::hw::format::Arch;
 use crate::machine::AbstractMachine;
 
-/// Stays of one vCPU before the next gets its turn.
+/// The most stays of one vCPU before the next gets its turn.
 const STAYS_MAX: usize = 12;
-/// Once in so many idle turns a timer wakes a vCPU that has halted.
+/// A timer wakes a halted vCPU once in this many idle turns.
 const TIMER_TURNS: usize = 6;
-/// Once in so many sections others go on before it begins, in any case.
+/// Others continue before a section begins at least once in this many sections.
 const SECTION_LATER_ONE_IN: usize = 4;
-/// Once in so many exits the hypervisor looks at the guest's code.
+/// The hypervisor looks at the guest's code once in this many exits.
 const LOOK_ONE_IN: usize = 3;
 
-/// What belongs to one physical CPU.
+/// The state of one physical CPU.
 pub(crate) struct Cpu<'m> {
     pub(crate) machine: &'m AbstractMachine,
     pub(crate) number: usize,
     pub(crate) ledger: Ledger<2>,
 }
 
-/// What a physical CPU has loaded and given out.
+/// The tags that a physical CPU has loaded and assigned.
 struct Tagging {
-    /// Of AMD64.
+    /// For AMD64.
     asids: AsidAllocator,
-    /// Of Arm64.
+    /// For Arm64.
     place: Place,
-    /// Of Arm64: by virtual machine.
+    /// For Arm64: by virtual machine.
     residents: Vec<Resident>,
 }
 
@@ -49,7 +49,7 @@ pub(crate) enum Next {
     GiveUp,
 }
 
-/// The actor of a physical CPU: runs vCPUs until none has anything left to do.
+/// The actor of a physical CPU: runs vCPUs until none has operations left.
 pub(crate) fn run_cpu<F: Architecture>(machine: &AbstractMachine, vms: &[Vm<'_, F>], number: usize) {
     let tags = machine.config.tags.try_into().expect("there are tags");
     let mut cpu = Cpu { machine, number, ledger: Ledger::new() };
@@ -91,7 +91,7 @@ fn run<'m, F: Architecture>(cpu: &mut Cpu<'m>, tagging: &mut Tagging, vm: &Vm<'m
             Next::Halt => {
                 if visit.halt() {
                     vm.activity[number].set(Activity::Halted);
-                    // A wake-up that comes now finds the state put away.
+                    // A wake-up from here on finds the state saved.
                     break;
                 }
             }
@@ -134,7 +134,7 @@ impl<'v, 'm, F: Architecture> Stay<'v> for Visit<'v, 'm, F> {
         (&mut self.owner, self.vcpu, self.vm)
     }
 
-    /// Takes a flush that pends: carries it out, or has the next VMRUN do so.
+    /// Takes a pending flush: carries it out, or makes the next VMRUN do so.
     fn take_flush(&mut self) {
         let machine = self.cpu.machine;
         machine.point();
@@ -157,7 +157,7 @@ impl<'v, 'm, F: Architecture> Stay<'v> for Visit<'v, 'm, F> {
 }
 
 impl<F: Architecture> Visit<'_, '_, F> {
-    /// The vCPU comes to the CPU.
+    /// The vCPU arrives at the CPU.
     fn arrive(&mut self) {
         let (machine, number) = (self.cpu.machine, self.cpu.number);
         if F::ARCH == Arch::Amd64 {
@@ -180,14 +180,14 @@ impl<F: Architecture> Visit<'_, '_, F> {
         self.enter_address_space();
     }
 
-    /// Of Arm64.
+    /// For Arm64.
     fn enter_address_space(&mut self) {
         let roots = self.vm.roots(self.vcpu.space);
         let place = &mut self.tagging.place;
         self.cpu.machine.enter_address_space(self.cpu.number, self.vm.index, roots, place);
     }
 
-    /// One stay in guest mode; `None` if something had to be looked at first.
+    /// One stay in guest mode; `None` if a request or event had to be handled first.
     fn stay(&mut self) -> Option<Exit> {
         if self.owner.take_events() {
             self.vm.activity[self.number].set(Activity::Ready);
@@ -240,7 +240,7 @@ impl<F: Architecture> Visit<'_, '_, F> {
         }
     }
 
-    /// The vCPU is as after INIT.
+    /// Puts the vCPU into its state after INIT.
     fn start_over(&mut self) {
         let machine = self.cpu.machine;
         self.vcpu.space = 0;
@@ -250,7 +250,7 @@ impl<F: Architecture> Visit<'_, '_, F> {
         machine.oracle.borrow_mut().promise_guest(self.vm.index, self.number, None, ALL_PAGES, time);
     }
 
-    /// Whether the vCPU has halted.
+    /// Halts the vCPU; returns whether it has halted.
     fn halt(&mut self) -> bool {
         let space = self.vm.translation_controls(self.vcpu.space, self).space();
         self.owner.try_halt(space)

@@ -31,10 +31,10 @@ const fn registers(root: u64) -> ControlRegisters {
 }
 
 impl<'m, F: Architecture> Visit<'_, 'm, F> {
-    /// Deals with a nested fault. The operation is tried again, or done, in the end.
+    /// Handles a nested fault. The operation is eventually retried or done.
     pub(crate) fn nested_fault(&mut self, fault: NestedFault) {
         let (vm, machine, number) = (self.vm, self.cpu.machine, self.number);
-        // An operation may have been given up.
+        // An operation may have been abandoned.
         let is_over = self.vcpu.tries == 0;
         let (gpa, updates) = (Gpa(fault.gpa), vm.updates.get());
         let was_absent = is_absent(vm, gpa);
@@ -64,13 +64,13 @@ impl<'m, F: Architecture> Visit<'_, 'm, F> {
         }
     }
 
-    /// The operation is done as far as it goes.
+    /// Ends the operation, as far as it was possible.
     fn give_up(&mut self) {
         self.vcpu.call = None;
         self.cpu.finish_op(self.vcpu);
     }
 
-    /// Performs the access on a device's registers: in a section, by a walk of its own.
+    /// Performs the access to a device's registers: in a section, by its own walk.
     fn emulate(&mut self, fault: NestedFault, (was_absent, updates): (bool, u64)) {
         let (vm, machine, number) = (self.vm, self.cpu.machine, self.number);
         let gpa = Gpa(fault.gpa);
@@ -100,8 +100,8 @@ impl<'m, F: Architecture> Visit<'_, 'm, F> {
         }
     }
 
-    /// Looks at the code at a page, as is done about most exits, and holds what is remembered of
-    /// the way there against a walk.
+    /// Looks at the code at a page, as done for most exits, and compares the remembered walk with a
+    /// real one.
     pub(crate) fn look_at_code(&mut self) {
         let (machine, number) = (self.cpu.machine, self.number);
         let page = machine.below(VA_PAGES);
@@ -125,7 +125,7 @@ impl<'m, F: Architecture> Visit<'_, 'm, F> {
     }
 }
 
-/// Mistakes that are made at one moment: nobody else goes on meanwhile.
+/// Mistakes that are made atomically: no other actor runs meanwhile.
 struct Unseen<'m>(&'m AbstractMachine);
 
 impl Mistakes for Unseen<'_> {
@@ -134,8 +134,8 @@ impl Mistakes for Unseen<'_> {
     }
 }
 
-/// Walks the guest's tables by software, as an emulator does; the walk is held against what was
-/// promised.
+/// Walks the guest's tables by software, like an emulator; the walk is checked against the
+/// guarantees.
 fn translate<F: Architecture>(
     vm: &Vm<'_, F>,
     number: usize,
@@ -173,7 +173,7 @@ fn translate<F: Architecture>(
     found.ok().map(|found| found.gpa)
 }
 
-/// Whether there is no memory at an address, by the slots of now.
+/// Whether an address has no memory, according to the current slots.
 fn is_absent<F: Architecture>(vm: &Vm<'_, F>, gpa: Gpa) -> bool {
     vm.space.slots().memory().find(gpa).is_none()
 }

@@ -1,4 +1,4 @@
-//! Flushes: those that a guest asks for by hypercall, and those that changes of its memory need.
+//! Flushes: those that a guest requests by hypercall, and those that changes of its memory need.
 
 use std::ops::ControlFlow;
 
@@ -23,22 +23,22 @@ use crate::layout::{AREA_SIZE, PAGE_SIZE, PAGES, VA_PAGES, table, va, window};
 use crate::machine::AbstractMachine;
 use crate::program::FlushOp;
 
-/// Ranges that nobody uses, of a list that is to be long, and where they are.
+/// Unused ranges that make a list long, and their location.
 const FAR_RANGES: u64 = 20;
 const FAR: u64 = 0x5000_0000;
-/// Turns of waiting after which a target is taken for stuck (G5): each leaves within some
+/// Turns of waiting after which a target is considered stuck (G5): each leaves within some
 /// instructions of its kick, which has not taken more than 208 turns in a million operations.
 const TURNS_MAX: u64 = 1_000;
 
 /// The calls of a flush, as a guest makes them whose vCPUs' VP indices begin with `first_vp`.
 pub(crate) fn encode(op: &FlushOp, first_vp: usize) -> Vec<(EncodedCall, Box<[u64; PAGE_WORDS]>)> {
     let named = u128::from(op.targets.unwrap_or(0)) << first_vp;
-    // With a processor that does not exist, the set takes two banks.
+    // With a nonexistent processor, the set takes two banks.
     let banks = [named as u64, (named >> 64) as u64 | u64::from(op.sparse) << 60];
     let set = VpSet::sparse(0b11, &banks).expect("two banks");
     let request = FlushRequest {
         targets: if op.targets.is_none() { Targets::All } else { Targets::Set(set) },
-        // PCID and the bit that means no flush say nothing about the space.
+        // PCID and the bit that means no flush are not part of the space.
         address_space: op.space.map(|space| table::root(space) | 1 << 63 | 5),
         non_global_only: op.non_global_only,
     };
@@ -113,7 +113,7 @@ impl Hardware for Kicks<'_> {
     }
 }
 
-/// Guest memory, and registers, as the decoder of hypercalls reads them.
+/// Guest memory, and registers, as the source for the decoder of hypercalls.
 struct Source<'a, 'm, F: Architecture> {
     vm: &'a Vm<'m, F>,
     xmm: [u64; XMM_WORDS],
@@ -167,12 +167,12 @@ impl Cpu<'_> {
                 return;
             }
             Err(Reject::InputNotMemory { .. }) => {
-                // Its slot is gone. A guest would get an exception.
+                // Its slot was removed. A guest would get an exception.
                 vcpu.call = None;
                 return self.finish_op(vcpu);
             }
             Err(reject) => {
-                // The words were stored to memory that was taken away and came back.
+                // The words were stored to memory that was removed and added again.
                 self.machine.note(|| format!("vCPU {}.{number}: {reject:?}", vm.index));
                 vcpu.call = None;
                 return self.finish_op(vcpu);
@@ -203,8 +203,8 @@ impl Cpu<'_> {
         }
         let op = call.op;
         vcpu.call = None;
-        // Words in memory may have been replaced meanwhile; then the call was another than was
-        // meant.
+        // Words in memory may have been replaced meanwhile; then the call differs from the intended
+        // one.
         if done.matches(&op) {
             let mut oracle = self.machine.oracle.borrow_mut();
             for target in
@@ -217,7 +217,7 @@ impl Cpu<'_> {
     }
 }
 
-/// What a call meant when it was decoded.
+/// The meaning of a call when it was decoded.
 struct Meant(Option<(Option<u64>, bool)>);
 
 fn input_of(decoded: &Result<Call<'_>, Reject>) -> Meant {
@@ -232,7 +232,7 @@ impl Meant {
     }
 }
 
-/// An outcome in few words.
+/// A short form of an outcome.
 struct Brief(FlushOutcome);
 
 impl core::fmt::Debug for Brief {
@@ -242,17 +242,17 @@ impl core::fmt::Debug for Brief {
     }
 }
 
-/// What a flush leaves behind, or a mistake in the place of one.
+/// The result of a flush, or a mistake in its place.
 pub(crate) enum FlushProof {
     Flushed(SpaceReceipt<Stamp>),
     Forged(NeverWalked),
 }
 
 impl FlushProof {
-    /// One for a flush that was not made.
+    /// A proof of a flush that was not made.
     pub(crate) fn forged() -> Self {
-        // SAFETY: the tables and the memory are the model's own, whose processors find out what is
-        // missing.
+        // SAFETY: the tables and the memory are the model's own, whose processors detect a missing
+        // flush.
         Self::Forged(unsafe { NeverWalked::new() })
     }
 }
@@ -267,8 +267,8 @@ impl Proof for FlushProof {
 }
 
 impl<F: Architecture> Vm<'_, F> {
-    /// Flushes what `invalidation` names of what was translated by this guest's nested table, or
-    /// more. Afterwards nobody uses what was replaced before now.
+    /// Flushes this guest's nested translations that `invalidation` names, or more. Afterwards
+    /// nothing that was replaced before now is used.
     pub(crate) fn flush(&self, invalidation: Invalidation<'_>) -> FlushProof {
         let machine = self.machine;
         machine.point();
@@ -304,7 +304,7 @@ impl<F: Architecture> Vm<'_, F> {
         receipt
     }
 
-    /// Tells a vCPU to look, and does what that takes.
+    /// Posts an event to a vCPU, and takes the resulting action.
     pub(crate) fn post_event(&self, vcpu: usize) {
         self.machine.point();
         match self.target_of(vcpu).post_event() {

@@ -1,4 +1,4 @@
-//! What a guest does while it is in guest mode, instruction by instruction.
+//! A guest in guest mode, instruction by instruction.
 
 use memslots::Gpa;
 use paging::Level;
@@ -13,11 +13,11 @@ use crate::hw::walk::{Fault, Translation};
 use crate::layout::{PAGE_SIZE, PAGES, VA_PAGES, WINDOWS, area, table, va};
 use crate::program::{FlushOp, GpaPage, GuestOp, Track};
 
-/// Nested faults after which an operation is given up: nobody is to wait for ever for memory that
-/// comes and goes.
+/// Nested faults after which an operation is abandoned: no vCPU may wait forever for memory that is
+/// repeatedly added and removed.
 const TRIES_MAX: u32 = 40;
 
-/// Why a guest left guest mode.
+/// The reason why a guest left guest mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
     Interrupt,
@@ -26,15 +26,15 @@ pub(crate) enum Exit {
     Halt,
     Yield,
     StartOver,
-    /// It has nothing left to do, or its time slice is over.
+    /// It has no operations left, or its time slice is over.
     Over,
 }
 
-/// A flush by hypercall that is under way.
+/// A flush by hypercall in progress.
 #[derive(Clone, Debug)]
 pub(crate) struct PendingCall {
     pub(crate) op: FlushOp,
-    /// The calls that are to be made, each with its input.
+    /// The calls to make, each with its input.
     pub(crate) calls: Vec<(tlfs::encode::EncodedCall, Box<[u64; PAGE_WORDS]>)>,
     /// Words of the first call's input that have been written.
     pub(super) written: usize,
@@ -42,7 +42,7 @@ pub(crate) struct PendingCall {
     pub(crate) begin: Option<u64>,
 }
 
-/// What comes after an instruction.
+/// The continuation after an instruction.
 pub(super) enum Step {
     /// The same operation.
     Again,
@@ -87,7 +87,7 @@ impl Cpu<'_> {
         }
     }
 
-    /// The present operation is over.
+    /// Ends the current operation.
     pub(crate) fn finish_op(&self, vcpu: &mut Vcpu) {
         vcpu.next += 1;
         vcpu.tries = 0;
@@ -246,7 +246,7 @@ impl Cpu<'_> {
         }
     }
 
-    /// Holds the access that was just done against what was promised.
+    /// Checks the access that was just done against the guarantees.
     fn check_access<F: Architecture>(
         &self,
         vm: &Vm<'_, F>,
@@ -277,8 +277,8 @@ impl Cpu<'_> {
         stored.iter().for_each(|&pa| oracle.stored(pa, now));
     }
 
-    /// Whether a store that was just done has left a trace, in the leaf or in the log, where dirty
-    /// bits are to be found: without one, no fetch will ever report it.
+    /// Whether a store that was just done has left a trace, in the leaf or in the log, if dirty
+    /// bits are tracked: without one, no fetch will ever report it.
     fn check_noted<F: Architecture>(&self, vm: &Vm<'_, F>, number: usize, gpa: u64) {
         if vm.is_changing.get() || self.machine.config.track != Track::DirtyBits {
             return;
@@ -304,7 +304,7 @@ impl Cpu<'_> {
         page: Option<usize>,
     ) -> Step {
         match fault {
-            // A page fault, which the guest's kernel makes nothing of.
+            // A page fault, which the guest's kernel ignores.
             Fault::Guest => Step::Next,
             Fault::Nested { gpa, in_walk, store: in_store } => {
                 let time = self.machine.now();

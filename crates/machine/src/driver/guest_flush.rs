@@ -1,4 +1,4 @@
-//! How a guest flushes.
+//! Flushes by a guest.
 
 use tlfs::CallRegisters;
 
@@ -12,7 +12,7 @@ use crate::layout::{VA_PAGES, input_page, table, va};
 use crate::program::FlushOp;
 
 impl Cpu<'_> {
-    /// Drops the vCPU's own translations: of a page, or all by loading the root anew.
+    /// Drops the vCPU's own translations: of a page, or all by reloading the root.
     pub(super) fn flush_own<F: Architecture>(
         &mut self,
         vm: &Vm<'_, F>,
@@ -25,7 +25,7 @@ impl Cpu<'_> {
             (Arch::Amd64, Some(page)) => hw.invalidate_own(self.number, va(page)),
             (Arch::Amd64, None) => hw.reload_guest_root(self.number, table::root(vcpu.space)),
             (Arch::Arm64, page) => {
-                // Whether they are broadcasts is up to HCR_EL2.FB (A21).
+                // HCR_EL2.FB determines whether they are broadcasts (A21).
                 let (va, level) = (va(page.unwrap_or(0)), None);
                 let what = match (page.is_some(), self.machine.config.arm.forces_broadcast) {
                     (true, true) => Tlbi::Va { va, level },
@@ -53,14 +53,14 @@ impl Cpu<'_> {
         let mut hw = self.machine.hw.borrow_mut();
         hw.load_guest_root(self.number, table::root(space));
         if self.machine.config.arch == Arch::Amd64 && !self.machine.config.pcid {
-            // Without PCIDs nothing of either space is left.
+            // Without PCIDs nothing of either space remains.
             let time = hw.memory.now();
             self.machine.oracle.borrow_mut().promise_guest(vm.index, number, None, ALL_PAGES, time);
         }
         Step::Next
     }
 
-    /// Flushes translations of several vCPUs: by hypercall, or by broadcast where there is that.
+    /// Flushes translations of several vCPUs: by hypercall, or by broadcast where available.
     pub(super) fn flush<F: Architecture>(
         &mut self,
         vm: &Vm<'_, F>,

@@ -1,4 +1,4 @@
-//! How a guest changes its page tables.
+//! Changes of a guest's page tables.
 
 use paging::Level;
 
@@ -8,7 +8,7 @@ use super::vm::{Architecture, Vcpu, Vm, Window};
 use crate::layout::{PAGES, table, va, window};
 
 impl Cpu<'_> {
-    /// Writes an entry of the guest's tables; `then` if that is done.
+    /// Writes an entry of the guest's tables; returns `then` if that succeeds.
     pub(super) fn write_entry<F: Architecture>(
         &mut self,
         vm: &Vm<'_, F>,
@@ -42,7 +42,7 @@ impl Cpu<'_> {
     }
 }
 
-/// Where the last-level entry of a page is, as the guest knows its tables.
+/// Address of the last-level entry of a page, according to the guest's knowledge of its tables.
 pub(super) fn last_entry<F: Architecture>(vm: &Vm<'_, F>, space: usize, page: usize) -> Option<u64> {
     let tables = vm.tables.borrow();
     match tables.windows[space][tables.middle[space]][page / PAGES.len()] {

@@ -1,4 +1,4 @@
-//! What the host does to a virtual machine: changes of its memory while it runs.
+//! Operations of the host on a virtual machine: changes of its memory while it runs.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -16,12 +16,12 @@ use crate::program::{Backing, GpaPage, HostOp, Track};
 
 /// A bit for each page of the largest slot.
 const LOG_WORDS: usize = AREA_PAGES / 64;
-/// One operation in so many is followed by an audit.
+/// An audit follows one operation in this many.
 const AUDIT_ONE_IN: usize = 50;
-/// What a log holds after it was handed back.
+/// The contents of a log after it was returned.
 const RETIRED: u64 = 0x0ddb_a110_0ddb_a110;
 
-/// The actor of the host for one virtual machine: does its operations one after the other.
+/// The actor of the host for one virtual machine: performs its operations in order.
 pub(crate) fn run_host<F: Architecture>(vm: &Vm<'_, F>, ops: &[HostOp]) {
     for &op in ops {
         vm.machine.give_way();
@@ -40,8 +40,8 @@ pub(crate) fn run_host<F: Architecture>(vm: &Vm<'_, F>, ops: &[HostOp]) {
 type SpaceJob<'a, 'm, F> = Job<'a, F, TablePool<'m>>;
 
 impl<'m, F: Architecture> Vm<'m, F> {
-    /// Does an operation. What the state of the slots does not allow is refused, and nothing has
-    /// changed then.
+    /// Performs an operation. An operation that the slots do not allow is refused and changes
+    /// nothing.
     fn host_op(&self, op: HostOp) -> Result<(), SlotError> {
         match op {
             HostOp::Add { slot, area, backing, read_only } => self.add(slot, area, backing, read_only),
@@ -98,8 +98,7 @@ impl<'m, F: Architecture> Vm<'m, F> {
             return Err(SlotError::Full);
         };
         let op = HostOp::Add { slot: id, area: to, backing, read_only };
-        // SAFETY: the memory lives as long as the machine, and is free only after it was handed
-        // back.
+        // SAFETY: the memory lives as long as the machine, and is freed only after it was returned.
         match unsafe { self.space.add(slot) } {
             Ok(job) => self.run_job(op, job)?,
             Err(error) => {
@@ -120,7 +119,7 @@ impl<'m, F: Architecture> Vm<'m, F> {
         self.run_job(HostOp::Remove(id), job)
     }
 
-    /// Steps a job to its end, with a flush whenever it asks for one.
+    /// Steps a job to its end, with a flush whenever it requests one.
     fn run_job(&self, op: HostOp, mut job: SpaceJob<'_, 'm, F>) -> Result<(), SlotError> {
         let machine = self.machine;
         self.updates.set(self.updates.get() + 1);
@@ -152,14 +151,14 @@ impl<'m, F: Architecture> Vm<'m, F> {
         Ok(())
     }
 
-    /// A receipt for a flush that was not made; what it would vouch for is promised all the same.
+    /// A receipt for a flush that was not made; its guarantees are promised nevertheless.
     fn forge(&self) -> FlushProof {
         let time = self.machine.now();
         self.machine.oracle.borrow_mut().promise_nested_all(self.index, time);
         FlushProof::forged()
     }
 
-    /// Takes back what an update has taken out of use.
+    /// Takes back memory or a log that an update has removed from use.
     fn retire(&self, what: Retired) {
         match what {
             Retired::Memory { slot, .. } => {
@@ -197,7 +196,7 @@ impl<'m, F: Architecture> Vm<'m, F> {
         }
     }
 
-    /// Whether nobody has written to a dirty log after it was handed back.
+    /// Whether no dirty log was written to after it was returned.
     pub(crate) fn check_logs(&self) -> Result<(), String> {
         let is_untouched =
             |log: &Log| !log.is_retired || log.words.iter().all(|word| word.load(Relaxed) == RETIRED);
@@ -247,7 +246,7 @@ impl<'m, F: Architecture> Vm<'m, F> {
         Ok(())
     }
 
-    /// What leaves of a slot allow that has no log.
+    /// The permissions of leaves of a slot without a log.
     fn rights(slot: &Slot) -> Permissions {
         if slot.is_read_only() { Permissions::RX } else { Permissions::RWX }
     }
@@ -275,7 +274,7 @@ impl<'m, F: Architecture> Vm<'m, F> {
 
     fn zap(&self, at: usize) {
         let range = area(at)..area(at) + AREA_SIZE;
-        // What processors have noted in leaves of a slot with a log would be lost.
+        // The processors' dirty bits in leaves of a slot with a log would be lost.
         let mut has_log = false;
         self.space.slots().memory().for_each(|slot| {
             has_log |= slot.is_logged() && slot.gpa.0 < range.end && range.start <= slot.last().0;
@@ -301,8 +300,8 @@ impl<'m, F: Architecture> Vm<'m, F> {
         }
     }
 
-    /// Steps a change of the tables alone to its end, flushes what it names, and frees what it
-    /// holds. Returns what was flushed last.
+    /// Steps a change of the tables only to its end, flushes what it names, and frees what it
+    /// holds. Returns the last flush.
     fn finish(&self, mut change: paging::Change<'_, F, TablePool<'m>>) -> Option<Flushed> {
         let machine = self.machine;
         let mut flushed = None;
@@ -310,7 +309,7 @@ impl<'m, F: Architecture> Vm<'m, F> {
             match change.step(machine.config.step) {
                 Progress::Done => break,
                 Progress::OutOfTables => return self.owe(change.finish()).or(flushed),
-                // A part of it may be flushed before the rest is begun.
+                // A part may be flushed before the rest is begun.
                 Progress::More if machine.below(16) == 0 => {
                     flushed = self.owe(change.take_gather()).or(flushed);
                 }
@@ -320,8 +319,8 @@ impl<'m, F: Architecture> Vm<'m, F> {
         self.owe(change.into_gather()).or(flushed)
     }
 
-    /// Flushes what a gather asks for, and frees what it holds. Returns what was flushed, if
-    /// anything.
+    /// Flushes what a gather requests, and frees what it holds. Returns the flush, if there was
+    /// one.
     fn owe(&self, gather: paging::Gather<TablePool<'m>>) -> Option<Flushed> {
         let machine = self.machine;
         machine.note(|| format!("{gather:?}"));
@@ -345,7 +344,7 @@ impl<'m, F: Architecture> Vm<'m, F> {
         }
     }
 
-    /// Stores to guest memory, as a device does.
+    /// Stores to guest memory, like a device.
     fn write(&self, page: GpaPage) {
         let gpa = Gpa(area(page.area) + PAGES[page.page] * PAGE_SIZE);
         let memory = self.space.slots().memory();
@@ -360,7 +359,7 @@ impl<'m, F: Architecture> Vm<'m, F> {
     }
 }
 
-/// Whether a run has ended as it should.
+/// Whether a run has ended correctly.
 pub(crate) fn check_end<F: Architecture>(machine: &AbstractMachine, vms: &[Vm<'_, F>]) -> Result<(), String> {
     machine.hw.borrow().memory.check_free_tables()?;
     for vm in vms {

@@ -1,4 +1,4 @@
-//! What stands for the hypervisor: it joins the crates under test as the real one does, and can be
+//! The stand-in for the hypervisor: it connects the crates under test like the real one, and can be
 //! told to make [mistakes](crate::bug::Bug).
 
 mod cpu;

@@ -1,4 +1,4 @@
-//! What only a processor can do, as the machine's processors do it.
+//! The operations that only a processor can do, as performed by the machine's processors.
 
 use coherence::CpuId;
 use coherence::asid::{Assignment, TlbControl};
@@ -9,10 +9,10 @@ use super::guest::Exit;
 use super::vm::{Activity, Architecture, Vcpu, Vm};
 use crate::bug::Bug;
 
-/// Once in so many entries the processor refuses the guest's state.
+/// The processor refuses the guest's state once in this many entries.
 const REFUSED_ONE_IN: usize = 40;
 
-/// What VMRUN does about tags: a part of the VMCB.
+/// The tag and flush for VMRUN: a part of the VMCB.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Vmcb {
     asid: u32,
@@ -20,7 +20,7 @@ pub(crate) struct Vmcb {
 }
 
 impl Vmcb {
-    /// That of a vCPU which has never run.
+    /// The one of a vCPU that has never run.
     pub(crate) const fn new() -> Self {
         Self { asid: 1, control: TlbControl::DoNothing }
     }
@@ -32,7 +32,7 @@ pub(super) struct Guest<'g, 'm, F: Architecture> {
     vm: &'g Vm<'m, F>,
     number: usize,
     vcpu: &'g mut Vcpu,
-    /// How the last stay has ended.
+    /// How the last stay ended.
     pub(super) exit: Option<Exit>,
 }
 

@@ -24,10 +24,10 @@ use crate::layout::{
 use crate::machine::{AbstractMachine, TablePool};
 use crate::program::{Backing, GuestOp, Program};
 
-/// Pages from the start of a region to the memory of a slot whose backing lies badly.
+/// Pages from the start of a region to the memory of a slot with shifted backing.
 const SHIFT_PAGES: u64 = 5;
 
-/// What a vCPU is up to.
+/// The state of a vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Activity {
     Ready,
@@ -36,7 +36,7 @@ pub(crate) enum Activity {
     Over,
 }
 
-/// What is in an entry for a window.
+/// The contents of an entry for a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Window {
     Nothing,
@@ -44,17 +44,17 @@ pub(crate) enum Window {
     Table(usize),
 }
 
-/// What the guest's kernel knows of its tables.
+/// The guest kernel's knowledge of its tables.
 #[derive(Debug)]
 pub(crate) struct GuestTables {
-    /// Which of the middle tables of each space is in use.
+    /// The middle table of each space that is in use.
     pub(crate) middle: [usize; SPACES],
     pub(crate) windows: [[[Window; WINDOWS]; 2]; SPACES],
 }
 
 /// An architecture, by the format of its nested tables.
 pub(crate) trait Architecture: TableFormat {
-    /// Which one.
+    /// The architecture.
     const ARCH: Arch;
 }
 
@@ -66,25 +66,25 @@ impl Architecture for Arm64Stage2<4> {
     const ARCH: Arch = Arch::Arm64;
 }
 
-/// What a vCPU's translations are tagged with, and where they are. The CPU that runs it has it to
-/// itself.
+/// The tags of a vCPU's translations, and where they are valid. Only the CPU that runs the vCPU
+/// accesses it.
 #[derive(Debug)]
 pub(crate) struct Tags {
-    /// Of AMD64.
+    /// For AMD64.
     pub(crate) asid: AsidSlot,
-    /// Of Arm64.
+    /// For Arm64.
     pub(crate) home: Home,
 }
 
-/// State of a vCPU that the CPU which runs it has to itself.
+/// State of a vCPU that only the CPU which runs it accesses.
 #[derive(Debug)]
 pub(crate) struct Vcpu {
     pub(crate) ops: Vec<GuestOp>,
     /// Index of the next operation.
     pub(crate) next: usize,
-    /// Instructions that it stays at it.
+    /// Instructions for which it continues to spin.
     pub(crate) spin: u16,
-    /// Nested faults that the present operation has taken.
+    /// Nested faults that the current operation has taken.
     pub(crate) tries: u32,
     pub(crate) call: Option<PendingCall>,
     pub(crate) space: usize,
@@ -100,15 +100,15 @@ pub(crate) struct Vm<'m, F: Architecture> {
     pub(crate) machine: &'m AbstractMachine,
     pub(crate) index: usize,
     pub(crate) space: GuestSpace<F, TablePool<'m>>,
-    /// By VP index: vCPUs that never run come before the first that does.
+    /// By VP index: vCPUs that never run precede the first that does.
     pub(crate) targets: Vec<Target>,
     pub(crate) vcpus: Vec<RefCell<Vcpu>>,
     pub(crate) tags: Vec<RefCell<Tags>>,
     pub(crate) activity: Vec<Cell<Activity>>,
     pub(crate) tables: RefCell<GuestTables>,
-    /// Number of updates of the slots that became visible.
+    /// Number of slot updates that became visible.
     pub(crate) updates: Cell<u64>,
-    /// Dirty logs, kept to the end: nobody may write to one that was handed back.
+    /// Dirty logs, kept to the end: nothing may write to a returned one.
     pub(crate) logs: RefCell<Vec<Log>>,
     /// The host is changing slots, or fetching a log.
     pub(crate) is_changing: Cell<bool>,
@@ -118,12 +118,12 @@ pub(crate) struct Vm<'m, F: Architecture> {
 #[derive(Debug)]
 pub(crate) struct Log {
     pub(crate) words: Box<[AtomicU64]>,
-    /// It was handed back.
+    /// It was returned.
     pub(crate) is_retired: bool,
 }
 
 impl<'m, F: Architecture> Vm<'m, F> {
-    /// The machine's virtual machine of this index, with what the program has its guests do.
+    /// The machine's virtual machine of this index, with the guest operations of the program.
     pub(crate) fn new(machine: &'m AbstractMachine, index: usize, program: &Program) -> Self {
         let count = machine.config.vcpus;
         let mut slots = match machine.has(Bug::ShortGeneration) {
@@ -219,7 +219,7 @@ impl<'m, F: Architecture> Vm<'m, F> {
         Roots { nested: self.space.root().0, guest: table::root(space) }
     }
 
-    /// Registers of a vCPU in `space`. Flags of CR3 are no address.
+    /// Registers of a vCPU in `space`. The flags of CR3 are not part of the address.
     pub(crate) fn translation_controls(&self, space: usize, mistakes: &impl Mistakes) -> TranslationControls {
         let pcid = self.machine.config.pcid && !mistakes.makes(Mistake::HaltInOneSpace);
         TranslationControls {
@@ -231,7 +231,7 @@ impl<'m, F: Architecture> Vm<'m, F> {
     }
 }
 
-/// The banks of a set, each taken for the next.
+/// The banks of a set, each in the place of the next.
 struct NextBank<'s, S: ?Sized>(&'s S);
 
 impl<S: Members + ?Sized> Members for NextBank<'_, S> {
@@ -259,8 +259,8 @@ impl<F: Architecture> Targets for Vm<'_, F> {
     }
 }
 
-// SAFETY: the model's processors run for these targets alone, and what one of them does wrong ends
-// the run.
+// SAFETY: the model's processors run only for these targets, and an error of one of them ends the
+// run.
 unsafe impl<F: Architecture> Walkers for Vm<'_, F> {
     type Stamp = Stamp;
 
@@ -285,7 +285,7 @@ pub(crate) fn new_slot(
     let region = machine.hw.borrow_mut().memory.allocate_region(&tracked)?;
     let (host, size) = match backing {
         Backing::Large => (region, AREA_SIZE),
-        // The last pages would lie in the next region.
+        // The last pages would be in the next region.
         Backing::Shifted => (region + SHIFT_PAGES * PAGE_SIZE, AREA_SIZE - 8 * PAGE_SIZE),
         Backing::Small => (region + SHIFT_PAGES * PAGE_SIZE, 4 * PAGE_SIZE),
     };

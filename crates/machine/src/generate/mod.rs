@@ -1,8 +1,8 @@
 //! Random programs.
 //!
-//! Each has tastes of its own: some kinds of operation it likes, some it does without, and most of
-//! what it does is about the same few pages. Programs that do a little of everything seldom do
-//! enough of anything.
+//! Each has its own preferences: some kinds of operation are frequent, some are missing, and most
+//! operations use the same few pages. Programs that do a little of everything seldom do enough of
+//! anything.
 
 mod themes;
 
@@ -14,12 +14,12 @@ use crate::layout::{AREAS, LAST_TABLES, PAGES, SPACES, VA_PAGES, WINDOWS};
 use crate::program::{Arm, Backing, Config, FlushOp, GpaPage, GuestOp, HostOp, Program, Track};
 use crate::rng::Rng;
 
-/// What the large-page-only machines do without.
+/// The operations that machines with large pages only omit.
 const fn makes_small_pages(kind: HostKind) -> bool {
     matches!(kind, HostKind::StartLog | HostKind::Split)
 }
 
-/// A choice among kinds, some more often than others.
+/// A choice among kinds, some more frequent than others.
 #[derive(Clone, Debug)]
 struct Weights<K> {
     kinds: Vec<(K, u32)>,
@@ -27,7 +27,7 @@ struct Weights<K> {
 }
 
 impl<K: Copy> Weights<K> {
-    /// Some kinds come more often than by default, and some not at all.
+    /// Some kinds are more frequent than by default, and some are missing.
     fn tasteful(kinds: &[(K, u32)], rng: &mut Rng) -> Self {
         let kinds: Vec<_> =
             kinds.iter().map(|&(kind, weight)| (kind, weight * rng.pick(&[0, 1, 1, 2, 6]))).collect();
@@ -52,31 +52,31 @@ impl<K: Copy> Weights<K> {
     }
 }
 
-/// What a program likes.
+/// The preferences of a program.
 struct Taste {
     config: Config,
     guest: Weights<GuestKind>,
     host: Weights<HostKind>,
-    /// Pages that most of it is about.
+    /// The pages that most operations use.
     area: usize,
     va: usize,
     gpa_page: usize,
-    /// What changes a guest's tables is followed by a flush.
+    /// A change of a guest's tables is followed by a flush.
     flushes_changes: bool,
-    /// Flushes are of everything in one address space, mostly.
+    /// Most flushes are of everything in one address space.
     flushes_spaces: bool,
 }
 
 impl Program {
-    /// A random program of about `length` operations, on a random machine of `arch`, about a topic
-    /// or any.
+    /// A random program of about `length` operations, on a random machine of `arch`, about one
+    /// topic or any.
     pub fn random(arch: Arch, seed: u64, length: usize, topic: Option<Topic>) -> Self {
         let mut rng = Rng::new(seed ^ 0x5eed_0f00);
         let mut taste = Taste::new(arch, topic, &mut rng);
         taste.config.arm = Arm::random(&mut Rng::new(seed ^ 0xa5_3664));
         let config = taste.config;
         let vcpus = config.vms * config.vcpus;
-        // The host must not be at its first operation still when the guests are through.
+        // The host must not still be at its first operation when the guests are finished.
         let guest_share = rng.pick(&[1, 2])
             * match config.step {
                 1 => 40,
@@ -115,7 +115,7 @@ impl Config {
 }
 
 impl Arm {
-    /// Few features; nobody visits.
+    /// Few features, and no visitors.
     const PLAIN: Self = Self {
         range: false,
         ttl: false,
@@ -130,8 +130,7 @@ impl Arm {
             range: !rng.one_in(4),
             ttl: !rng.one_in(3),
             forces_broadcast: rng.one_in(2),
-            // A processor of this machine remembers 48 invalidations, and forgets what came before
-            // them.
+            // A processor of this machine remembers 48 invalidations, and forgets earlier ones.
             pages_max: rng.pick(&[4, 16]),
             ranges_max: rng.pick(&[4, 16]),
             visitor_one_in: rng.pick(&[3, 12, 200]),
@@ -146,12 +145,12 @@ impl Taste {
         let random = Topic::random(arch, rng);
         let topic = topic.unwrap_or(random);
         match topic {
-            // There is a slot from the beginning.
+            // There is a slot from the start.
             Topic::Logging => area = 1 + rng.below(2),
             // There is none.
             Topic::Generations => area = AREAS - 2,
             Topic::Guests => {
-                // Single pages are flushed one by one only where no large one lies in pieces.
+                // Single pages are flushed one by one only where no large page is cached in pieces.
                 config.large_only = !rng.one_in(4);
                 config.pcid = arch == Arch::Amd64 && rng.one_in(2);
             }
@@ -188,7 +187,7 @@ impl Taste {
     fn va_page(&self, rng: &mut Rng) -> usize {
         match rng.below(4) {
             0 => rng.below(VA_PAGES),
-            // Another one of the same window.
+            // Another page of the same window.
             1 => self.va / PAGES.len() * PAGES.len() + rng.below(PAGES.len()),
             _ => self.va,
         }
@@ -209,8 +208,7 @@ impl Taste {
         while ops.len() < count {
             let op = self.guest_op(rng);
             if op == GuestOp::Halt && self.config.pcid && self.flushes_spaces {
-                // What it has used of one address space it uses again when it has been idle in the
-                // other.
+                // After idling in the other address space, it reuses translations of the first one.
                 let page = GuestOp::Load(self.va_page(rng));
                 ops.extend([page, GuestOp::Switch(1), op, GuestOp::Switch(0), page]);
                 continue;
@@ -236,7 +234,7 @@ impl Taste {
         ops
     }
 
-    /// What a guest flushes for its own processor goes no further (A3, A21).
+    /// Whether a guest's local flushes stay local (A3, A21).
     fn flushes_locally(&self) -> bool {
         self.config.arch == Arch::Arm64 && !self.config.arm.forces_broadcast
     }
@@ -271,7 +269,7 @@ impl Taste {
             GuestKind::Flush => GuestOp::Flush(self.flush_op(rng)),
             GuestKind::Halt => GuestOp::Halt,
             GuestKind::Yield => GuestOp::Yield,
-            // Now and then for longer than anybody may be waited for.
+            // Occasionally for longer than the wait limit.
             GuestKind::Spin if rng.one_in(60) => GuestOp::Spin(6000),
             GuestKind::Spin => GuestOp::Spin(rng.below(24) as u16),
             GuestKind::Preempt => GuestOp::Preempt,
@@ -284,7 +282,7 @@ impl Taste {
         let pages = match rng.below(6) {
             _ if of_space => None,
             0 | 1 => Some(1 << self.va_page(rng)),
-            // Pages that follow each other, in the end.
+            // Adjacent pages, at the end.
             2 | 3 => Some(7 << (self.va_page(rng) / PAGES.len() * PAGES.len())),
             4 => Some(rng.word() as u16 & rng.word() as u16 & ((1 << VA_PAGES) - 1)),
             _ => None,
@@ -301,7 +299,7 @@ impl Taste {
         }
     }
 
-    /// Slot n begins in area n. Slot 0 has the guest's tables, and goes rarely.
+    /// Slot n begins in area n. Slot 0 has the guest's tables, and is rarely removed.
     fn slot(&self, rng: &mut Rng) -> u16 {
         match rng.below(13) {
             0 => 0,
@@ -317,7 +315,7 @@ impl Taste {
         rng.pick(&[Backing::Large, Backing::Large, Backing::Shifted, Backing::Small])
     }
 
-    /// Operations of a host. A log is begun before it is fetched.
+    /// Operations of a host. A log is started before it is fetched.
     fn host_ops(&self, rng: &mut Rng, count: usize) -> Vec<HostOp> {
         let mut logged = None;
         let mut next = || {

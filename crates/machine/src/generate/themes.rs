@@ -1,31 +1,31 @@
-//! What random programs are about.
+//! The topics of random programs.
 
 use GuestKind::*;
 
 use crate::hw::format::Arch;
 use crate::rng::Rng;
 
-/// What a program is about.
+/// The topic of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Topic {
     /// A little of everything.
     Anything,
     /// A guest that stores while its dirty log is fetched.
     Logging,
-    /// Slots that come and go under the guest's accesses.
+    /// Slots that are added and removed under the guest's accesses.
     Slots,
     /// Nested tables that change their shape.
     Tables,
     /// Many generations of the slots.
     Generations,
-    /// Guests that are left alone.
+    /// Guests without changes by the host.
     Guests,
-    /// Guests whose vCPUs halt, and flush each other's address spaces meanwhile.
+    /// Guests whose vCPUs halt and meanwhile flush each other's address spaces.
     Halts,
 }
 
 impl Topic {
-    /// Any, some more often than others.
+    /// A random topic, some more frequent than others.
     pub(super) fn random(arch: Arch, rng: &mut Rng) -> Self {
         match rng.below(15) {
             0 => Self::Logging,
@@ -33,7 +33,7 @@ impl Topic {
             2 => Self::Tables,
             3 => Self::Generations,
             4 => Self::Guests,
-            // On Arm64 there is more to get wrong about tables, and no hypercalls.
+            // On Arm64 more can go wrong with tables, and there are no hypercalls.
             5 | 6 | 13 | 14 if arch == Arch::Arm64 => Self::Tables,
             5 => Self::Guests,
             6 => Self::Generations,
@@ -42,7 +42,7 @@ impl Topic {
         }
     }
 
-    /// How often each kind of operation comes.
+    /// How frequent each kind of operation is.
     pub(super) const fn theme(self) -> &'static Theme {
         match self {
             Self::Anything => &ANYTHING,
@@ -97,7 +97,7 @@ pub(super) enum HostKind {
     Wake,
 }
 
-/// What a program is about: how often each kind of operation comes.
+/// A topic: how frequent each kind of operation is.
 #[derive(Debug)]
 pub(super) struct Theme {
     pub(super) guest: &'static [(GuestKind, u32)],

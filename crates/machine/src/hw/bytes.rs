@@ -13,26 +13,26 @@ use super::memory::{FRAME_SIZE, REGION_SIZE};
 pub struct Bytes {
     allocation: NonNull<u8>,
     layout: Layout,
-    /// Where memory begins: the first address in the allocation that is aligned to a region.
+    /// Start of memory: the first address in the allocation that is aligned to a region.
     start: u64,
     len: u64,
 }
 
 impl Bytes {
     pub(super) fn new(len: u64) -> Self {
-        // Aligned by hand: an allocator that is asked for that writes the zeros, and nearly all of
-        // them are never looked at.
+        // Aligned by hand: an allocator that has to align writes the zeros, and nearly all of them
+        // are never read.
         let layout =
             Layout::from_size_align((len + REGION_SIZE) as usize, align_of::<u64>()).expect("a small size");
         // SAFETY: the layout has a size.
         let allocation = unsafe { alloc_zeroed(layout) };
         let allocation = NonNull::new(allocation).unwrap_or_else(|| handle_alloc_error(layout));
-        // The crates make pointers of addresses.
+        // The crates make pointers from addresses.
         let start = (allocation.as_ptr().expose_provenance() as u64).next_multiple_of(REGION_SIZE);
         Self { allocation, layout, start, len }
     }
 
-    /// Where memory begins.
+    /// Start of memory.
     pub(super) fn start(&self) -> u64 {
         self.start
     }
@@ -42,14 +42,14 @@ impl Bytes {
         pa.checked_sub(self.start).filter(|offset| *offset < self.len)?;
         let offset = (pa & !7) as usize - self.allocation.as_ptr().addr();
         // SAFETY: within the allocation, which lives as long as `self`, and aligned; Rust code uses
-        // atomics alone there.
+        // only atomics there.
         Some(unsafe { AtomicU64::from_ptr(self.allocation.as_ptr().add(offset).cast()) })
     }
 
     /// The words of the frame at `pa`.
     pub fn entries(&self, pa: u64) -> Option<&Entries> {
         let first = self.word(pa & !(FRAME_SIZE - 1))?;
-        // SAFETY: the frame lies within the allocation as a whole.
+        // SAFETY: the whole frame is within the allocation.
         Some(unsafe { &*core::ptr::from_ref(first).cast::<Entries>() })
     }
 }

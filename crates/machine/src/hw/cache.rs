@@ -1,25 +1,24 @@
-//! What the TLBs and walk caches of one CPU may hold under one tag.
+//! The entries that the TLBs and walk caches of one CPU may hold under one tag.
 //!
 //! Nothing is stored there. A processor may hold whatever it could have loaded at some time while
 //! the tag was in use on it, unless an invalidation since then must have removed it. So there is a
-//! record of when the tag was in use, and of the invalidations; the tables know what they were at
-//! each time (`history.rs`). An invalidation removes no more than the architecture demands.
+//! record of the times when the tag was in use, and of the invalidations; the tables remember their
+//! earlier contents (`history.rs`). An invalidation removes no more than the architecture requires.
 
 use std::collections::VecDeque;
 
 use paging::Level;
 
-/// Stays and invalidations that are remembered; what was loaded before the oldest is taken for
-/// gone.
+/// Stays and invalidations that are remembered; entries loaded before the oldest count as removed.
 const STAYS_MAX: usize = 12;
 const INVALIDATIONS_MAX: usize = 48;
 
-/// Something that a processor holds.
+/// An entry that a processor holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Item {
     /// TLB: guest virtual to physical, from a guest's leaf and a nested leaf of these sizes. It
-    /// translates the smaller of the two: a large page of the guest over small nested ones lies in
-    /// the TLB in pieces (A17).
+    /// translates the smaller of the two: the TLB holds a large page of the guest over small nested
+    /// ones in pieces (A17).
     Combined {
         /// An address in it.
         va: u64,
@@ -28,8 +27,8 @@ pub enum Item {
         /// Size of the nested page.
         nested: Level,
     },
-    /// Walk cache: where the table is to which the guest's entry of this level points, as a
-    /// physical address.
+    /// Walk cache: the physical address of the table to which the guest's entry of this level
+    /// points.
     GuestWalk {
         /// An address below it.
         va: u64,
@@ -43,7 +42,7 @@ pub enum Item {
         /// Size of the page.
         level: Level,
     },
-    /// Nested walk cache: where the table is to which the nested entry of this level points.
+    /// Nested walk cache: the address of the table to which the nested entry of this level points.
     NestedWalk {
         /// An address below it.
         gpa: u64,
@@ -52,14 +51,14 @@ pub enum Item {
     },
 }
 
-/// What an invalidation removes under one tag.
+/// The entries that an invalidation removes under one tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Invalidation {
     /// Everything.
     All,
-    /// What depends on the guest's tables.
+    /// Entries that depend on the guest's tables.
     Guest,
-    /// What depends on the guest's tables and translates an address.
+    /// Entries that depend on the guest's tables and translate an address.
     GuestPage {
         /// The address.
         va: u64,
@@ -70,7 +69,7 @@ pub enum Invalidation {
         /// Entries above the leaf too.
         walk: bool,
     },
-    /// What depends on the nested tables **alone** and translates a range.
+    /// Entries that depend on the nested tables **alone** and translate a range.
     Nested {
         /// First guest physical address.
         start: u64,
@@ -134,14 +133,14 @@ pub struct Context {
     /// Roots of the guest's tables, guest physical addresses, with the time from which each was in
     /// use.
     roots: VecDeque<(u64, u64)>,
-    /// With the time, and the one root that each is about, if it is.
+    /// With the time, and the root that it is limited to, if it is.
     invalidations: VecDeque<(u64, Invalidation, Option<u64>)>,
-    /// Nothing of this time or before is held.
+    /// Nothing from this time or before is held.
     flushed: u64,
 }
 
 impl Context {
-    /// The tag comes into use.
+    /// Records that the tag is in use.
     pub fn enter(&mut self, time: u64, nested_root: u64, guest_root: u64) {
         if self.stays.len() == STAYS_MAX {
             let oldest = self.stays.pop_front();
@@ -151,14 +150,14 @@ impl Context {
         self.set_root(time, guest_root);
     }
 
-    /// The tag is not in use any more.
+    /// Records that the tag is not in use any more.
     pub fn exit(&mut self, time: u64) {
         if let Some(stay) = self.stays.back_mut() {
             stay.exit = stay.exit.min(time);
         }
     }
 
-    /// The guest goes on with other tables. What that removes is for the caller to say.
+    /// The guest switches to other tables. The caller records what that removes.
     pub fn set_root(&mut self, time: u64, guest_root: u64) {
         if self.roots.back().is_some_and(|&(_, root)| root == guest_root) {
             return;
@@ -174,7 +173,8 @@ impl Context {
         self.invalidate_of(time, what, None);
     }
 
-    /// Records an invalidation, of what was loaded under one of the guest's roots if one is named.
+    /// Records an invalidation, limited to entries loaded under one of the guest's roots if one is
+    /// named.
     pub fn invalidate_of(&mut self, time: u64, what: Invalidation, guest_root: Option<u64>) {
         if what == Invalidation::All {
             self.flushed = time;
@@ -216,7 +216,7 @@ impl Context {
         self.roots_at(time).is_some_and(|(root, _)| root == nested_root)
     }
 
-    /// Whether what was loaded at `loaded` may be held still at `time`.
+    /// Whether an entry loaded at `loaded` may still be held at `time`.
     pub fn survives(&self, item: Item, loaded: u64, time: u64) -> bool {
         loaded > self.flushed
             && !self.invalidations.iter().rev().take_while(|(when, ..)| *when > loaded).any(

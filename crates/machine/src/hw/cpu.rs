@@ -9,7 +9,7 @@ use super::memory::Memory;
 use super::walk::{Fault, Nested, Place, Step, Translation, Walker};
 use crate::rng::Rng;
 
-/// How often one access may go back in time.
+/// How many times one access may go back in time.
 const BUDGET: u32 = 4;
 
 /// Address space tag: an ASID on AMD64, a VMID on Arm64.
@@ -31,17 +31,17 @@ struct Cpu {
     tag: Option<Tag>,
     in_guest: bool,
     interrupt: bool,
-    /// Invalidations that have been asked for and not completed by a barrier.
+    /// Requested invalidations that no barrier has completed yet.
     pending: Vec<Pending>,
 }
 
-/// A guest's access that has been done.
+/// A completed access of a guest.
 #[derive(Clone, Debug)]
 pub struct Accessed {
-    /// By which translation.
+    /// The translation used.
     pub translation: Translation,
-    /// Where the processor has stored: the data, and entries of the guest's tables whose bits it
-    /// has set.
+    /// The addresses that the processor has stored to: the data, and entries of the guest's tables
+    /// whose bits it has set.
     pub stored: Vec<u64>,
 }
 
@@ -50,12 +50,12 @@ pub struct Accessed {
 pub struct Hw {
     /// Physical memory.
     pub memory: Memory,
-    /// Decides what the processors do.
+    /// Determines the processors' behaviour.
     pub rng: Rng,
     /// Entries that the last access depended on.
     pub steps: Vec<Step>,
     arch: Arch,
-    /// Guests use PCIDs, one for each root: to load one drops nothing.
+    /// Guests use PCIDs, one for each root: loading a root drops nothing.
     pcid: bool,
     cpus: Vec<Cpu>,
     /// Room for walkers.
@@ -81,7 +81,7 @@ impl Hw {
         self.pcid
     }
 
-    /// Whose processors they are.
+    /// The processors' architecture.
     pub fn arch(&self) -> Arch {
         self.arch
     }
@@ -105,13 +105,13 @@ impl Hw {
         &mut contexts[index].1
     }
 
-    /// Removes what is held under `tag` on `cpu`.
+    /// Removes the entries under `tag` on `cpu`.
     pub(super) fn invalidate(&mut self, cpu: usize, tag: Tag, what: Invalidation) {
         let time = self.memory.tick();
         self.context_mut(cpu, tag).invalidate(time, what);
     }
 
-    /// Removes what is held under any tag on `cpu`.
+    /// Removes the entries under any tag on `cpu`.
     pub(super) fn invalidate_all(&mut self, cpu: usize) {
         let time = self.memory.tick();
         for (_, context) in &mut self.cpus[cpu].contexts {
@@ -119,8 +119,8 @@ impl Hw {
         }
     }
 
-    /// Removes what is held under `tag` on `cpu` and was loaded under one of the guest's roots,
-    /// whichever that is: so it is not known what has gone.
+    /// Removes the entries under `tag` on `cpu` that were loaded under one of the guest's roots,
+    /// without knowing which one: so it is not known which entries are removed.
     pub(super) fn invalidate_any_root(&mut self, cpu: usize, tag: Tag, what: Invalidation) {
         let time = self.memory.tick();
         let roots = self.context_mut(cpu, tag).roots();
@@ -132,8 +132,8 @@ impl Hw {
         &mut self.cpus[cpu].pending
     }
 
-    /// The tag comes into use, and no other: a write to VTTBR_EL2. From now on the processor may
-    /// walk for it.
+    /// Makes this the only tag in use: a write to VTTBR_EL2. From now on the processor may walk for
+    /// it.
     pub fn load(&mut self, cpu: usize, tag: Tag, roots: Roots) {
         self.put_away_tag(cpu);
         let time = self.memory.tick();
@@ -141,7 +141,7 @@ impl Hw {
         self.cpus[cpu].tag = Some(tag);
     }
 
-    /// The guest begins to run on `cpu`. VMRUN, or ERET with the tag that is loaded.
+    /// The guest starts to run on `cpu`: VMRUN, or ERET with the loaded tag.
     pub fn enter(&mut self, cpu: usize, tag: Tag, roots: Roots) {
         let is_loaded = self.arch == Arch::Arm64 && self.cpus[cpu].tag == Some(tag);
         let time = self.memory.tick();
@@ -154,7 +154,7 @@ impl Hw {
     }
 
     /// The guest stops. On Arm64 the tag stays in use: until another is loaded, the processor may
-    /// go on to walk for it.
+    /// continue to walk for it.
     pub fn leave(&mut self, cpu: usize) {
         self.cpus[cpu].in_guest = false;
         if self.arch == Arch::Amd64 {
@@ -184,14 +184,13 @@ impl Hw {
         self.cpus[cpu].interrupt
     }
 
-    /// Takes the interrupt that is pending.
+    /// Takes the pending interrupt.
     pub fn take_interrupt(&mut self, cpu: usize) {
         self.cpus[cpu].interrupt = false;
     }
 
-    /// The guest on `cpu` loads a root. On AMD64, without PCIDs, that drops what it holds of its
-    /// tables; on Arm64, and with PCIDs, the root comes with an address space identifier of its
-    /// own.
+    /// The guest on `cpu` loads a root. On AMD64, without PCIDs, that drops the entries of its
+    /// tables; on Arm64, and with PCIDs, the root has its own address space identifier.
     pub fn load_guest_root(&mut self, cpu: usize, root: u64) {
         let Some(tag) = self.cpus[cpu].tag else { return };
         if self.arch == Arch::Amd64 && !self.pcid {
@@ -201,8 +200,8 @@ impl Hw {
         self.context_mut(cpu, tag).set_root(time, root);
     }
 
-    /// The guest on `cpu` loads its root once more, so that what it holds of these tables goes: MOV
-    /// to CR3 without bit 63.
+    /// The guest on `cpu` reloads its root, which drops the entries of these tables: MOV to CR3
+    /// without bit 63.
     pub fn reload_guest_root(&mut self, cpu: usize, root: u64) {
         let Some(tag) = self.cpus[cpu].tag else { return };
         let of = self.pcid.then_some(root);
@@ -211,7 +210,7 @@ impl Hw {
     }
 
     /// The guest on `cpu` drops its own translations of an address: INVLPG, or TLBI VAE1 on one
-    /// CPU. The processor knows that a page of the guest may lie in pieces.
+    /// CPU. The processor knows that it may hold a page of the guest in pieces.
     pub fn invalidate_own(&mut self, cpu: usize, va: u64) {
         if let Some(tag) = self.cpus[cpu].tag {
             let what = Invalidation::GuestPage { va, level: None, pieces: true, walk: true };
@@ -242,7 +241,7 @@ impl Hw {
     ///
     /// # Errors
     ///
-    /// [`Fault`]; nothing has been stored then but accessed bits.
+    /// [`Fault`]; only accessed bits have been stored then.
     pub fn access(&mut self, cpu: usize, va: u64, store: Option<u64>) -> Result<Accessed, Fault> {
         self.memory.tick();
         self.steps.clear();
@@ -251,7 +250,7 @@ impl Hw {
         let suits = |found: &Translation| !is_store || found.write && found.dirty && found.nested.write;
         let mut translation = self.walk(cpu, BUDGET, |walker| walker.translate(va)).ok_or(Fault::Guest)??;
         if !suits(&translation) || self.has_unused_steps() {
-            // Whatever the processor holds, a fault and the setting of a bit come from a walk.
+            // Whatever the processor holds, a fault and the setting of a bit result from a walk.
             self.steps.clear();
             translation =
                 self.walk(cpu, ASSIST_BUDGET, |walker| walker.translate_anew(va)).ok_or(Fault::Guest)??;
@@ -275,7 +274,7 @@ impl Hw {
     }
 
     /// The guest on `cpu` stores to `gpa` by a mapping of its own that never changes: a kernel's
-    /// direct map. Returns where that is.
+    /// direct map. Returns the physical address.
     ///
     /// # Errors
     ///
@@ -307,8 +306,9 @@ impl Hw {
         Ok(held)
     }
 
-    /// Whether the processor holds one translation of an address and would load another one: on
-    /// Arm64 that must not be, for it may then use either, or neither (break-before-make, D8.17.1).
+    /// Whether the processor holds one translation of an address and would load a different one: on
+    /// Arm64 that is an error, because it may then use either, or neither (break-before-make,
+    /// D8.17.1).
     fn check_break(&mut self, cpu: usize, gpa: u64, held: Nested) -> Result<(), Fault> {
         let now = self.memory.now();
         if self.arch != Arch::Arm64 || held.time >= now {
@@ -331,7 +331,7 @@ impl Hw {
         }
     }
 
-    /// Whether what a translation leads to is in use still, in the life that was meant.
+    /// Whether the target of a translation is still in use, in the intended life.
     pub(super) fn check(&self, place: Place) -> Result<(), Fault> {
         match self.memory.presence(place.pa, self.memory.now()) {
             Presence::Alive(life) if life == place.life => Ok(()),

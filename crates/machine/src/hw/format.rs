@@ -1,13 +1,13 @@
 //! Entries of page tables as the hardware reads them.
 //!
-//! Written from the manuals and not from the crates under test, so that what a crate encodes is
-//! held against what a processor would make of it: AMD64 Architecture Programmer's Manual, volume 2
-//! (rev. 3.42), 5.3, 5.4 and 15.25; Arm Architecture Reference Manual (DDI 0487), D8.3 "Translation
-//! table descriptor formats" and D8.5.5 "Hardware management of the dirty state".
+//! Written from the manuals, not from the crates under test, so that a crate's encoding is compared
+//! with a processor's interpretation: AMD64 Architecture Programmer's Manual, volume 2 (rev. 3.42),
+//! 5.3, 5.4 and 15.25; Arm Architecture Reference Manual (DDI 0487), D8.3 "Translation table
+//! descriptor formats" and D8.5.5 "Hardware management of the dirty state".
 
 use paging::Level;
 
-/// Whose processors the machine has.
+/// The architecture of the machine's processors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arch {
     /// AMD64 with SVM and nested paging: address space tags per CPU, invalidation on the own CPU
@@ -17,7 +17,7 @@ pub enum Arch {
     Arm64,
 }
 
-/// Which of the two tables that an access goes through.
+/// One of the two sets of tables that an access uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// The guest's: virtual to guest physical.
@@ -26,12 +26,12 @@ pub enum Stage {
     Nested,
 }
 
-/// What an entry says.
+/// The meaning of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
     /// Nothing: the access faults.
     Absent,
-    /// Where the next table is.
+    /// A pointer to the next table.
     Table {
         /// Its address.
         next: u64,
@@ -40,7 +40,7 @@ pub enum Entry {
     },
     /// A page.
     Leaf {
-        /// Where it begins.
+        /// Its start.
         page: u64,
         /// Stores are allowed.
         write: bool,
@@ -80,7 +80,7 @@ const ARM_ADDRESS: u64 = 0x0000_ffff_ffff_f000;
 /// Level of the root in both stages; Arm's level 0.
 pub const ROOT: Level = Level::Page512G;
 
-/// How a stage's entries look on an architecture.
+/// The format of a stage's entries on an architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Format {
     /// Whose.
@@ -90,7 +90,7 @@ pub struct Format {
 }
 
 impl Format {
-    /// What `entry` of a table of `level` says.
+    /// The meaning of `entry` of a table of `level`.
     pub fn decode(self, entry: u64, level: Level) -> Entry {
         match self.arch {
             Arch::Amd64 => self.decode_amd(entry, level),
@@ -99,7 +99,8 @@ impl Format {
     }
 
     fn decode_amd(self, entry: u64, level: Level) -> Entry {
-        // The nested walk counts as a user's: without U/S it is refused (APM volume 2, 15.25.5).
+        // The nested walk counts as a user access: without U/S it is refused (APM volume 2,
+        // 15.25.5).
         if entry & AMD_PRESENT == 0 || self.stage == Stage::Nested && entry & AMD_USER == 0 {
             return Entry::Absent;
         }
@@ -117,7 +118,8 @@ impl Format {
 
     fn decode_arm(self, entry: u64, level: Level) -> Entry {
         let is_table = entry & ARM_TABLE != 0;
-        // A block where there are none, and the reserved encoding of the last level, are invalid.
+        // A block at a level without blocks, and the reserved encoding of the last level, are
+        // invalid.
         let is_reserved = !is_table && matches!(level, Level::Page4K | Level::Page512G);
         if entry & ARM_VALID == 0 || is_reserved {
             return Entry::Absent;
@@ -142,7 +144,7 @@ impl Format {
         }
     }
 
-    /// Bits that say nothing to the processor.
+    /// Bits that the processor ignores.
     const fn ignored(self) -> u64 {
         match self.arch {
             Arch::Amd64 => AMD_IGNORED,
@@ -163,8 +165,8 @@ impl Format {
         }
     }
 
-    /// Whether a processor that uses `held` although memory has `now` uses what was replaced. That
-    /// the processor itself has set a bit since is no replacement, and accessed bits may be cleared
+    /// Whether a processor that uses `held` although memory has `now` uses a replaced entry. A bit
+    /// that the processor itself has set since is no replacement, and accessed bits may be cleared
     /// at any time (P15); a dirty bit may not.
     pub fn is_replaced(self, held: u64, now: u64, level: Level) -> bool {
         self.used(held, true) & !self.ignored() != self.used(now, true) & !self.ignored()
@@ -193,7 +195,7 @@ impl Format {
         }
     }
 
-    /// An entry of a guest's that points to a table.
+    /// An entry of a guest that points to a table.
     pub const fn guest_table(arch: Arch, next: u64) -> u64 {
         match arch {
             Arch::Amd64 => next | AMD_PRESENT | AMD_WRITE | AMD_USER | AMD_ACCESSED,

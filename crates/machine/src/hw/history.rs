@@ -1,8 +1,8 @@
-//! What a table's words were at earlier times.
+//! The earlier contents of a table.
 
 use paging::ENTRY_COUNT;
 
-/// Most changes that are remembered of one table: a split writes 512.
+/// The most changes of one table that are remembered: a split writes 512.
 const PAST_MAX: usize = 1200;
 
 /// A word's change.
@@ -10,7 +10,7 @@ const PAST_MAX: usize = 1200;
 struct Change {
     time: u64,
     index: u16,
-    /// What the word was before `time`.
+    /// The word before `time`.
     old: u64,
 }
 
@@ -19,7 +19,7 @@ struct Change {
 pub(super) struct History {
     words: [u64; ENTRY_COUNT],
     past: Vec<Change>,
-    /// Nothing is known of before.
+    /// Nothing before this time is known.
     floor: u64,
 }
 
@@ -29,19 +29,19 @@ impl History {
         Box::new(Self { words: [0; ENTRY_COUNT], past: Vec::new(), floor: time })
     }
 
-    /// The table is all zero again; what it was before is forgotten.
+    /// The table is all zero again; its earlier contents are forgotten.
     pub(super) fn restart(&mut self, time: u64) {
         self.words.fill(0);
         self.past.clear();
         self.floor = time;
     }
 
-    /// The words as they are now.
+    /// The current words.
     pub(super) fn words(&self) -> &[u64; ENTRY_COUNT] {
         &self.words
     }
 
-    /// A word is something else from `time` on.
+    /// Records that a word changes at `time`.
     pub(super) fn change(&mut self, time: u64, index: usize, new: u64) {
         let old = core::mem::replace(&mut self.words[index], new);
         self.past.push(Change { time, index: index as u16, old });
@@ -51,7 +51,7 @@ impl History {
         }
     }
 
-    /// What a word was at `time`; `None` if that is not known any more.
+    /// A word at `time`; `None` if that is not known any more.
     pub(super) fn value_at(&self, index: usize, time: u64) -> Option<u64> {
         if time < self.floor {
             return None;
@@ -61,7 +61,7 @@ impl History {
         Some(self.past.iter().rev().take_while(|change| change.time > time).fold(self.words[index], undone))
     }
 
-    /// When a word changed last, the latest first.
+    /// The times at which a word changed, the latest first.
     pub(super) fn changes(&self, index: usize) -> impl Iterator<Item = u64> {
         self.past
             .iter()
@@ -70,10 +70,10 @@ impl History {
             .map(|change| change.time)
     }
 
-    /// When a word that was `held` at `time` became something for which `is_replaced` is true;
+    /// The time when a word that was `held` at `time` became one for which `is_replaced` is true;
     /// `u64::MAX` if it has not.
     pub(super) fn replaced_at(&self, index: usize, time: u64, is_replaced: impl Fn(u64) -> bool) -> u64 {
-        // Backwards, the word being what it was after the change that is looked at.
+        // Backwards; `word` is the value after the change under examination.
         let (mut word, mut replaced) = (self.words[index], u64::MAX);
         for change in self.past.iter().rev().take_while(|change| change.time > time) {
             if usize::from(change.index) == index {

@@ -1,9 +1,9 @@
-//! The instructions by which software invalidates.
+//! The instructions that invalidate.
 //!
 //! AMD64 Architecture Programmer's Manual, volume 2, 15.16 "TLB Control", and volume 3, INVLPGA.
 //! Arm Architecture Reference Manual, C5.5 "A64 System instructions for TLB maintenance": an
-//! instruction is done only when a DSB by the same processor has completed it, and where its TTL
-//! field names another level than the leaf's, it need not remove anything.
+//! instruction takes effect only when a DSB by the same processor has completed it; if its TTL
+//! field names a level other than the leaf's, it need not remove anything.
 
 use coherence::asid::TlbControl;
 use paging::Level;
@@ -16,11 +16,11 @@ use super::cpu::{Hw, Tag};
 pub enum Tlbi {
     /// VMALLS12E1IS: everything.
     VmallS12,
-    /// VMALLE1IS: what depends on stage 1.
+    /// VMALLE1IS: entries that depend on stage 1.
     Vmall,
-    /// VMALLE1: the same on the own CPU alone.
+    /// VMALLE1: the same on the own CPU only.
     VmallLocal,
-    /// ALLE1: everything of every VMID, on the own CPU alone.
+    /// ALLE1: everything of every VMID, on the own CPU only.
     AllLocal,
     /// IPAS2E1IS, RIPAS2E1IS: stage 2 alone, of a range.
     Stage2 {
@@ -40,14 +40,14 @@ pub enum Tlbi {
         /// TTL.
         level: Option<Level>,
     },
-    /// VAE1IS: what depends on stage 1 and translates an address.
+    /// VAE1IS: entries that depend on stage 1 and translate an address.
     Va {
         /// The address.
         va: u64,
         /// TTL.
         level: Option<Level>,
     },
-    /// VAE1: the same on the own CPU alone.
+    /// VAE1: the same on the own CPU only.
     VaLocal {
         /// The address.
         va: u64,
@@ -69,8 +69,8 @@ impl Tlbi {
         Some(Self::Stage2 { ipa, len: Level::Page4K.size(), level })
     }
 
-    /// RIPAS2E1IS with this operand; `None` if the architecture reserves it, or if it is for
-    /// another granule than 4 KiB.
+    /// RIPAS2E1IS with this operand; `None` if the architecture reserves it, or if it is for a
+    /// granule other than 4 KiB.
     pub fn range(operand: u64) -> Option<Self> {
         let (tg, scale, num) = (operand >> 46 & 3, operand >> 44 & 3, operand >> 39 & 31);
         let level = match operand >> 37 & 3 {
@@ -92,7 +92,7 @@ impl Tlbi {
     }
 }
 
-/// The level that Arm numbers so, from 1 on.
+/// The level with this number on Arm, from 1 on.
 const fn level_of(number: u64) -> Level {
     match number {
         1 => Level::Page1G,
@@ -101,18 +101,18 @@ const fn level_of(number: u64) -> Level {
     }
 }
 
-/// An invalidation that has been asked for.
+/// A requested invalidation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pending {
-    /// Under which tag; `None` for all.
+    /// Its tag; `None` for all.
     tag: Option<Tag>,
-    /// On which CPU; `None` for all.
+    /// Its CPU; `None` for all.
     cpu: Option<usize>,
     what: Invalidation,
 }
 
 impl Hw {
-    /// What VMRUN does about the TLB before the guest runs.
+    /// The TLB flush that VMRUN does before the guest runs.
     pub fn tlb_control(&mut self, cpu: usize, asid: Tag, control: TlbControl) {
         match control {
             TlbControl::DoNothing => {}
@@ -121,11 +121,10 @@ impl Hw {
         }
     }
 
-    /// INVLPGA. The manual does not promise that more than the one piece of a larger page goes
-    /// (A17). There is no instruction that keeps the entries of upper levels: without `walk` it is
-    /// one that does not do what it should.
+    /// INVLPGA. The manual does not guarantee that more than one piece of a larger page is removed
+    /// (A17). No instruction keeps the entries of upper levels: without `walk` it is a faulty one.
     ///
-    /// Nor does it say of which PCID the entries go.
+    /// Nor does the manual define which PCID's entries are removed.
     pub fn invlpga(&mut self, cpu: usize, asid: Tag, va: u64, walk: bool) {
         let what = Invalidation::GuestPage { va, level: None, pieces: false, walk };
         if self.has_pcids() {
@@ -135,7 +134,7 @@ impl Hw {
         }
     }
 
-    /// TLBI: asked for, and complete with the next [`dsb`](Self::dsb).
+    /// TLBI: requested, and completed by the next [`dsb`](Self::dsb).
     pub fn tlbi(&mut self, cpu: usize, vmid: Tag, what: Tlbi) {
         let (own, tag) = (Some(cpu), Some(vmid));
         let page = |va, level| Invalidation::GuestPage { va, level, pieces: true, walk: true };
@@ -156,7 +155,7 @@ impl Hw {
         self.pending_mut(cpu).push(Pending { tag, cpu: target, what });
     }
 
-    /// DSB ISH: the invalidations that this CPU has asked for are done everywhere.
+    /// DSB ISH: the invalidations that this CPU has requested are done everywhere.
     pub fn dsb(&mut self, cpu: usize) {
         for pending in core::mem::take(self.pending_mut(cpu)) {
             let cpus = match pending.cpu {
@@ -167,7 +166,7 @@ impl Hw {
         }
     }
 
-    /// DSB NSH: they are done on this CPU. Those that are for others too are still under way.
+    /// DSB NSH: they are done on this CPU. Those that also apply to others are still in progress.
     pub fn dsb_local(&mut self, cpu: usize) {
         let asked = core::mem::take(self.pending_mut(cpu));
         asked.iter().for_each(|&pending| self.carry_out(cpu, pending));

@@ -1,14 +1,14 @@
-//! When a frame was in use.
+//! The times when a frame was in use.
 
 use std::collections::VecDeque;
 
 /// Lives of a frame that are remembered.
 const LIVES_MAX: usize = 4;
 
-/// Whether something was there at a time.
+/// Whether a frame was in use at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
-    /// In its life of this number.
+    /// In use, in its life with this number.
     Alive(u32),
     /// It was free.
     Free,
@@ -16,7 +16,7 @@ pub enum Presence {
     Unknown,
 }
 
-/// From when to when a frame was in use.
+/// The times from when to when a frame was in use.
 #[derive(Debug, Default)]
 pub(super) struct Lives {
     /// The last few, each with the time after its end.
@@ -25,7 +25,7 @@ pub(super) struct Lives {
 }
 
 impl Lives {
-    /// A life begins.
+    /// Begins a life.
     pub(super) fn begin(&mut self, time: u64) {
         if self.spans.len() == LIVES_MAX {
             self.spans.pop_front();
@@ -34,7 +34,7 @@ impl Lives {
         self.count += 1;
     }
 
-    /// A life ends; false if it has ended already.
+    /// Ends a life; false if it has ended already.
     pub(super) fn end(&mut self, time: u64) -> bool {
         match self.spans.back_mut() {
             Some((_, end)) if *end == u64::MAX => {
@@ -45,7 +45,7 @@ impl Lives {
         }
     }
 
-    /// How it was at a time.
+    /// The state at a time.
     pub(super) fn at(&self, time: u64) -> Presence {
         for (age, &(begin, end)) in (0u32..).zip(self.spans.iter().rev()) {
             if time >= end {

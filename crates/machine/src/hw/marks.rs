@@ -1,14 +1,14 @@
-//! Accessed and dirty bits: what a processor marks in the entries that it uses.
+//! Accessed and dirty bits: the bits that a processor sets in the entries that it uses.
 
 use super::cpu::Hw;
 use super::format::{Entry, Stage};
 use super::walk::{Fault, Nested, Step, Translation, Walker};
 
-/// How often the walk by which a processor sets a bit may go back in time.
+/// How many times the walk by which a processor sets a bit may go back in time.
 pub(super) const ASSIST_BUDGET: u32 = 1;
 
 impl Hw {
-    /// Whether a store to `gpa` is noted in the nested leaf that is in memory now; `None` if there
+    /// Whether a store to `gpa` is recorded in the nested leaf currently in memory; `None` if there
     /// is none.
     pub fn is_noted(&mut self, cpu: usize, gpa: u64) -> Option<bool> {
         let (mark, now) = (self.steps.len(), self.memory.now());

@@ -14,7 +14,7 @@ const VA: u64 = 0x40_3000;
 const GPA: u64 = 0x7000;
 const TAG: u32 = 1;
 
-/// One CPU or two, and a guest whose tables are in the first frames of a region that is mapped to
+/// One or two CPUs, and a guest whose tables are in the first frames of a region that is mapped to
 /// address 0.
 struct World {
     hw: Hw,
@@ -68,7 +68,7 @@ impl World {
         self.hw.enter(cpu, TAG, Roots { nested: self.nested[0], guest: 0 });
     }
 
-    /// Where a load may lead, by many tries.
+    /// The possible targets of a load, by many tries.
     fn reachable(&mut self, cpu: usize) -> Vec<u64> {
         let mut found = Vec::new();
         for _ in 0..300 {
@@ -151,7 +151,7 @@ fn tlbi_is_done_by_the_barrier_and_on_all_processors() {
     assert_eq!((world.reachable(0), world.reachable(1)), (vec![0x9000], vec![0x8000, 0x9000]));
 }
 
-/// Points the nested leaf of the guest's page to another frame, by way of nothing.
+/// Points the nested leaf of the guest's page to another frame, without an invalidation.
 fn move_nested(world: &mut World, page: u64) {
     let leaf = world.nested[3] + (GPA / FRAME_SIZE) * 8;
     world.put(leaf, 0);
@@ -254,7 +254,7 @@ fn p17_p18_operands_are_read_as_the_encoder_means_them() {
     let gibibyte = range(granule, 1 << 30, 3, 4, Some(LeafLevel::One));
     assert_eq!(Tlbi::range(gibibyte), stage2(1 << 30, 1 << 30, Some(Level::Page1G)));
     assert_eq!(Tlbi::range(range(granule, 0x5000, 0, 1, None)), stage2(0x5000, 0x2000, None));
-    // A granule that is not in use, or none.
+    // An unused granule, or none.
     assert_eq!(Tlbi::range(range(Granule::Size64K, 0, 0, 1, None)), None);
     assert_eq!((Tlbi::range(0), Tlbi::page(0b1111 << 44), Tlbi::page(0b0100 << 44)), (None, None, None));
 }

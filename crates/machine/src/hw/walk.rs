@@ -1,9 +1,9 @@
-//! Translations that a processor may use at a moment: it picks among what it may hold, or walks.
+//! The translations that a processor may use at a moment: it picks one that it may hold, or walks.
 //!
-//! Everything is a walk as of some time. Which times are worth looking at is known: those just
-//! before a table changed. To use what was loaded at an earlier time is to walk as of that time,
-//! and to ask whether what was found survived; and each such walk may itself begin with what a
-//! still earlier one has left in a walk cache, and so on.
+//! Everything is a walk as of some time. The times worth examining are known: those just before a
+//! table changed. Using an entry loaded at an earlier time means walking as of that time, and
+//! checking whether the result survived. Each such walk may itself begin with a walk cache entry
+//! left by a still earlier one, and so on.
 
 use paging::Level;
 
@@ -16,45 +16,44 @@ use crate::rng::Rng;
 /// An entry that a translation depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Of the guest's tables or of the nested ones.
+    /// The tables: the guest's or the nested ones.
     pub format: Format,
     /// The address that was being translated: virtual for the guest's tables, guest physical for
     /// nested ones.
     pub address: u64,
     /// Level of the entry.
     pub level: Level,
-    /// Where the entry is.
+    /// Address of the entry.
     pub word: u64,
-    /// Where the entry of a guest is in its own view: guest physical.
+    /// Address of a guest's entry in its own view: guest physical.
     pub word_gpa: Option<u64>,
-    /// What it was.
+    /// Its value.
     pub entry: u64,
-    /// As of when.
+    /// The time of the value.
     pub time: u64,
 }
 
-/// Why there is no translation.
+/// The reason why there is no translation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The guest's tables have none: the guest's own affair.
+    /// The guest's tables have none, which is up to the guest.
     Guest,
     /// The nested tables have none.
     Nested {
         /// For this address.
         gpa: u64,
-        /// Which is that of an entry of the guest's tables.
+        /// The address is that of an entry of the guest's tables.
         in_walk: bool,
-        /// It was to be stored to.
+        /// The access is a store.
         store: bool,
     },
-    /// Nobody knows any more what a table was at that time.
+    /// The contents of a table at that time are not known any more.
     Unknown,
-    /// What must never happen: the walk got to what is free or has become something else, or it met
-    /// two translations of one address.
+    /// An error: the walk reached freed or reused memory, or found two translations of one address.
     Forbidden(String),
 }
 
-/// Where something is, and which life of the frame is meant.
+/// A location, and the intended life of its frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// Physical address.
@@ -66,7 +65,7 @@ pub struct Place {
 /// A nested translation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nested {
-    /// Where the address is.
+    /// The location of the address.
     pub place: Place,
     /// Size of the page.
     pub level: Level,
@@ -76,7 +75,7 @@ pub struct Nested {
     pub dirty: bool,
     /// The leaf.
     pub word: u64,
-    /// As of when.
+    /// The time of the leaf.
     pub time: u64,
 }
 
@@ -93,23 +92,23 @@ pub struct Translation {
     pub dirty: bool,
     /// Size of the guest's page.
     pub level: Level,
-    /// The guest's root as of when it was loaded.
+    /// The guest's root at the time of the load.
     pub guest_root: u64,
-    /// The nested root as of when it was loaded.
+    /// The nested root at the time of the load.
     pub nested_root: u64,
 }
 
-/// Where a walk of nested tables has got.
+/// The position of a walk of nested tables.
 enum Reached {
     Table(Place),
     Leaf(Nested),
 }
 
-/// A table of the guest's, to be read next.
+/// A table of the guest, to be read next.
 struct GuestTable {
     gpa: u64,
     level: Level,
-    /// Where it is, if that comes from a walk cache.
+    /// Its location, if that is from a walk cache.
     cached: Option<Nested>,
 }
 
@@ -117,21 +116,21 @@ struct GuestTable {
 pub struct Walker<'a> {
     /// The memory.
     pub memory: &'a Memory,
-    /// What the CPU may hold.
+    /// The entries that the CPU may hold.
     pub context: &'a Context,
-    /// Whose formats.
+    /// The formats of both stages.
     pub formats: [Format; 2],
-    /// What is held of the guest's tables is tagged with the guest's own address space.
+    /// Entries of the guest's tables are tagged with the guest's own address space.
     pub by_space: bool,
-    /// Decides.
+    /// Makes the choices.
     pub rng: &'a mut Rng,
     /// Entries that the translation depends on.
     pub steps: &'a mut Vec<Step>,
-    /// How often it may still go back in time.
+    /// How many more times it may go back in time.
     pub budget: u32,
-    /// Words that it has read, whatever was in them.
+    /// The words that it has read, whatever their values.
     pub words: &'a mut Vec<u64>,
-    /// Times before which something was different that concerns the address.
+    /// Times before which something relevant to the address was different.
     pub turns: &'a mut Vec<u64>,
 }
 
@@ -159,7 +158,7 @@ impl Walker<'_> {
         self.nested(now, gpa, false)
     }
 
-    /// Finds out when the entries changed that `walk` reads from memory.
+    /// Determines when the entries changed that `walk` reads from memory.
     fn look_back(&mut self, walk: impl FnOnce(&mut Self)) {
         self.turns.clear();
         if self.rng.one_in(2) {
@@ -175,20 +174,21 @@ impl Walker<'_> {
         }
     }
 
-    /// A translation of `va` from memory, though perhaps by way of walk caches and the nested TLB.
+    /// A translation of `va` from memory, but possibly by way of walk caches and the nested TLB.
     pub fn translate_anew(&mut self, va: u64) -> Result<Translation, Fault> {
         self.guest_walk(self.memory.now(), va)
     }
 
-    /// On Arm64 what is held of the guest's tables is tagged with the guest's own ASID, so it is of
-    /// use in its own space only. So it is on AMD64 with PCIDs, and is not without.
+    /// On Arm64 entries of the guest's tables are tagged with the guest's own ASID, so they are
+    /// usable only in their own space. The same holds on AMD64 with PCIDs, but not without.
     fn demand_same_space(&self, loaded: u64, time: u64) -> Result<(), Fault> {
         let root = |time| self.context.roots_at(time).map(|(_, root)| root);
         if self.by_space && root(loaded) != root(time) { Err(Fault::Unknown) } else { Ok(()) }
     }
 
-    /// Perhaps what `load` finds as of some time before `time`, if it survived until then. What was
-    /// not possible at that time is no reason not to go on; what must never be possible is.
+    /// Possibly the result of `load` as of some time before `time`, if it survived until then. A
+    /// result that was impossible at that time does not end the search; one that must never be
+    /// possible does.
     fn earlier<T>(
         &mut self,
         time: u64,
@@ -203,7 +203,7 @@ impl Walker<'_> {
         } else if moments.is_empty() {
             return Ok(None);
         } else {
-            // Recent ones more often.
+            // More often recent ones.
             let span = if self.rng.one_in(2) { moments.len() } else { moments.len().min(8) };
             moments[moments.len() - 1 - self.rng.below(span)]
         };
@@ -237,7 +237,7 @@ impl Walker<'_> {
         self.guest_walk_from(time, va, cached.unwrap_or(root), None)?.map_err(|_| Fault::Unknown)
     }
 
-    /// Goes down the guest's tables from `table`, to the table below `cut` (`Err`) or to the leaf
+    /// Descends the guest's tables from `table`, to the table below `cut` (`Err`) or to the leaf
     /// (`Ok`).
     fn guest_walk_from(
         &mut self,
@@ -341,7 +341,7 @@ impl Walker<'_> {
         }
     }
 
-    /// What an entry points to, as of `time`.
+    /// The target of an entry, as of `time`.
     fn place(&self, pa: u64, time: u64) -> Result<Place, Fault> {
         match self.memory.presence(pa, time) {
             Presence::Alive(life) => Ok(Place { pa, life }),
@@ -352,7 +352,7 @@ impl Walker<'_> {
         }
     }
 
-    /// Reads an entry as of `time`, in the life of the frame that is meant.
+    /// Reads an entry as of `time`, in the intended life of the frame.
     fn read(
         &mut self,
         format: Format,
@@ -377,7 +377,7 @@ impl Walker<'_> {
         let (Entry::Table { accessed, .. } | Entry::Leaf { accessed, .. }) = meaning else {
             return Ok(meaning);
         };
-        // To load it, the processor would have set the bit then.
+        // To load the entry, the processor would have set the bit then.
         if !accessed && time < self.memory.now() {
             return Err(Fault::Unknown);
         }

@@ -1,7 +1,7 @@
 //! Two copies of a value, readers and a writer.
 //!
-//! Every access to a copy is checked against every other: a writer that comes too early, or a
-//! reader without the writer's stores, is a race.
+//! Every access to a copy is checked against every other: a writer that is too early, or a reader
+//! that lacks the writer's stores, is a race.
 
 use core::mem;
 
@@ -13,7 +13,7 @@ use loom::thread;
 use super::{explore, mutant, relax};
 use crate::snapshots::{Draft, Drain, Pin, SECOND, Snapshots, index_of};
 
-/// What the scenarios are made of. Everything that is provided is the real thing.
+/// The operations that scenarios use. Provided methods are the real ones.
 trait Protocol: 'static {
     fn pin(snapshots: &Snapshots<u32>) -> Pin<'_, u32> {
         snapshots.pin()
@@ -36,7 +36,7 @@ struct Real;
 
 impl Protocol for Real {}
 
-/// Replaces the value, and lets go of the old one when its readers have left.
+/// Replaces the value, and releases the old one when its readers have left.
 fn replace<P: Protocol>(snapshots: &Snapshots<u32>, value: u32) {
     // SAFETY: each scenario has one writer, which waits for the end of each update.
     let mut draft = unsafe { snapshots.begin() };
@@ -54,7 +54,7 @@ fn read<P: Protocol>(snapshots: &Snapshots<u32>) -> u32 {
     value
 }
 
-/// A reader that comes twice, and two updates.
+/// A reader that reads twice, and two updates.
 fn reading<P: Protocol>() {
     let snapshots = Arc::new(Snapshots::new(0));
     let reader = {
@@ -84,8 +84,8 @@ fn crowded<P: Protocol>() {
     }
 }
 
-/// What a reader does with what it has read happens before the writer goes on (P5). Both copies
-/// have been current, and one was read, before.
+/// Actions of a reader on the value it has read happen before the writer continues (P5). Both
+/// copies have been current, and one was read, before.
 fn acting<P: Protocol>() {
     let snapshots = Arc::new(Snapshots::new(0));
     read::<P>(&snapshots);
@@ -103,7 +103,7 @@ fn acting<P: Protocol>() {
         })
     };
     replace::<P>(&snapshots, 3);
-    // The zap: it passes over what it finds absent.
+    // The zap: it skips absent entries.
     if installed.load(Relaxed) {
         installed.store(false, Relaxed);
     }
@@ -127,7 +127,7 @@ fn p5_effects_of_a_reader_of_old_slots_are_there_when_the_wait_ends() {
 }
 
 mutant! {
-    /// Which copy is current is looked at before it is counted.
+    /// The current copy is read before the pin is counted.
     PinInTwoSteps fails pin_in_two_steps: reading::<PinInTwoSteps>, "maximum number of branches", {
         fn pin(snapshots: &Snapshots<u32>) -> Pin<'_, u32> {
             let index = index_of(snapshots.state.load(Acquire));
@@ -160,8 +160,7 @@ mutant! {
 }
 
 mutant! {
-    /// The readers are counted before the copy is replaced: one that comes in between is not waited
-    /// for.
+    /// The readers are counted before the copy is replaced: a reader in between is not waited for.
     PublishInTwoSteps fails p5_readers_counted_before_the_switch: acting::<PublishInTwoSteps>, "installed after the zap", {
         fn publish(draft: Draft<'_, u32>) -> Drain<'_, u32> {
             let Draft { snapshots, index } = draft;
@@ -174,7 +173,7 @@ mutant! {
 }
 
 mutant! {
-    /// The copy counts from 0 again: readers of long ago are not those of now.
+    /// The copy counts from 0 again: former readers are taken for current ones.
     CountAnew fails p5_readers_counted_anew: acting::<CountAnew>, "maximum number of branches", {
         fn publish(draft: Draft<'_, u32>) -> Drain<'_, u32> {
             let Draft { snapshots, index } = draft;
@@ -185,7 +184,7 @@ mutant! {
 }
 
 mutant! {
-    /// P5: the reader does not release what it did.
+    /// P5: the reader does not release its accesses.
     LeaveRelaxed fails p5_leave_without_release: acting::<LeaveRelaxed>, "installed after the zap", {
         fn leave(pin: Pin<'_, u32>) {
             pin.snapshots.left[pin.index].fetch_add(1, Relaxed);
@@ -195,7 +194,7 @@ mutant! {
 }
 
 mutant! {
-    /// P5: the writer does not acquire what the readers did.
+    /// P5: the writer does not acquire the readers' accesses.
     DrainRelaxed fails p5_drain_without_acquire: acting::<DrainRelaxed>, "installed after the zap", {
         fn is_drained(drain: &Drain<'_, u32>) -> bool {
             drain.snapshots.left[drain.index].load(Relaxed) == drain.pinned
@@ -204,7 +203,7 @@ mutant! {
 }
 
 mutant! {
-    /// P5: nobody is waited for.
+    /// P5: no reader is waited for.
     WaitNever fails p5_nobody_waited_for: acting::<WaitNever>, "installed after the zap", {
         fn is_drained(_drain: &Drain<'_, u32>) -> bool {
             true

@@ -1,8 +1,8 @@
 //! The protocols under the model checker, and proof that each of their orderings is needed.
 //!
-//! Each file has small programs, generic over the operations that they are made of: the real ones,
-//! or with a single one spoilt. [`copies`] is about the two copies of a list, [`slots`] about what
-//! faults and vCPUs derive from slots while they change, and [`log`] about dirty logs.
+//! Each file has small programs, generic over the operations that they use: the real ones, or with
+//! a single one broken. [`copies`] covers the two copies of a list, [`slots`] the data that faults
+//! and vCPUs derive from slots while these change, and [`log`] dirty logs.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p quell-memslots --lib --release`.
 
@@ -17,14 +17,14 @@ fn explore(preemptions: usize, scenario: fn()) {
     model.check(scenario);
 }
 
-/// Goes on waiting, and lets others run.
+/// Continues waiting, and lets others run.
 fn relax() -> bool {
     loom::thread::yield_now();
     true
 }
 
-/// Defines a mutant of the file's `Protocol`, and the test that it fails: a scenario, and what is
-/// seen to go wrong there.
+/// Defines a mutant of the file's `Protocol`, and the test that it fails: a scenario, and the
+/// failure seen there.
 macro_rules! mutant {
     ($(#[$doc:meta])+ $name:ident fails $test:ident: $scenario:expr, $seen:literal, { $($body:tt)+ }) => {
         $(#[$doc])+

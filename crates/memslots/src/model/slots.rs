@@ -1,7 +1,7 @@
 //! Faults and MMIO caches while the slots of two address spaces change.
 //!
-//! Not here, because the model checker runs a read-modify-write never ahead of an earlier load: a
-//! generation that is not acquired when it is read.
+//! Missing here, because the model checker never runs a read-modify-write ahead of an earlier load:
+//! a generation that is read without acquire.
 
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicBool;
@@ -22,11 +22,11 @@ const fn other(space: SpaceId) -> SpaceId {
     SpaceId(1 - space.0)
 }
 
-/// The one slot that there is, in one space or the other.
+/// The only slot, in one space or the other.
 const SLOT: Slot =
     Slot { id: SlotId(1), gpa: Gpa(0), size: 4096, host: PhysAddr(0), flags: SlotFlags::empty() };
 
-/// What the scenarios are made of. Everything that is provided is the real thing.
+/// The operations that scenarios use. Provided methods are the real ones.
 trait Protocol: 'static {
     fn insert(_slots: &Slots, cache: &mut MmioCache<1>, generation: Generation) -> bool {
         cache.insert(Gpa(0), generation)
@@ -36,14 +36,14 @@ trait Protocol: 'static {
         cache.has(Gpa(0), generation)
     }
 
-    /// A fault handler's installation, by the slots that are pinned.
+    /// A fault handler's installation, by the pinned slots.
     fn install(memory: GuestMemory<'_>, leaf: &AtomicBool) {
         leaf.store(true, Relaxed);
         drop(memory);
     }
 
-    /// The slot goes to the other space. `shown` is called when the new slots are to be seen by
-    /// everybody, `zap` removes the translations of where it was.
+    /// Moves the slot to the other space. `shown` is called when all readers must see the new
+    /// slots, `zap` removes the translations of its former range.
     fn carry_over(slots: &Slots, from: SpaceId, shown: impl FnOnce(), zap: impl FnOnce()) {
         let published = carried(slots, from).publish();
         shown();
@@ -67,7 +67,7 @@ fn with_slot(space: SpaceId) -> Slots {
     slots
 }
 
-/// The draft of what [`Protocol::carry_over`] does.
+/// The draft that [`Protocol::carry_over`] publishes.
 fn carried(slots: &Slots, from: SpaceId) -> Update<'_, 2> {
     let mut update = slots.begin_update().unwrap();
     update.space(from).unwrap().remove(SLOT.id).unwrap();
@@ -76,7 +76,7 @@ fn carried(slots: &Slots, from: SpaceId) -> Update<'_, 2> {
     update
 }
 
-/// P5: a fault by the slots of before, and the deletion.
+/// P5: a fault by the old slots, and the deletion.
 fn faulting<P: Protocol>() {
     faulting_in::<P>(HERE);
 }
@@ -98,7 +98,7 @@ fn faulting_in<P: Protocol>(space: SpaceId) {
             }
         })
     };
-    // It passes over what it finds absent.
+    // It skips absent entries.
     let zap = || {
         if leaf.load(Relaxed) {
             leaf.store(false, Relaxed);
@@ -109,8 +109,8 @@ fn faulting_in<P: Protocol>(space: SpaceId) {
     assert!(!leaf.load(Relaxed), "a leaf without a slot");
 }
 
-/// P10, P11: what is kept of a space is not used once its new slots have been shown, together with
-/// those of another.
+/// P10, P11: data cached from one space is not used once its new slots have been shown, together
+/// with those of another.
 fn keeping<P: Protocol>() {
     let slots = Arc::new(with_slot(HERE));
     let is_shown = Arc::new(AtomicBool::new(false));
@@ -124,7 +124,7 @@ fn keeping<P: Protocol>() {
             if is_mmio {
                 P::insert(&slots, &mut cache, generation);
             }
-            // The access that comes observably after the change.
+            // An access observably after the change.
             if is_shown.load(Acquire) && P::has(&cache, slots.generation()) {
                 panic!("memory was taken for MMIO");
             }
@@ -135,7 +135,8 @@ fn keeping<P: Protocol>() {
     assert!(!slots.generation().is_in_progress());
 }
 
-/// Two updates of both spaces: one is refused, or comes after the other and has all that it did.
+/// Two updates of both spaces: one is refused, or follows the other and sees everything that it
+/// did.
 fn updating<P: Protocol>() {
     let slots = Arc::new(with_slot(HERE));
     let update = |slots: &Slots| {
@@ -173,7 +174,8 @@ fn p10_a_kept_lookup_is_not_used_after_an_update() {
     explore(3, keeping::<Real>);
 }
 
-/// The in-progress mark is a lock, of all spaces: the next updater has all that the one before did.
+/// The in-progress mark is a lock for all spaces: the next updater sees everything that the
+/// previous one did.
 #[test]
 fn p11_updaters_of_two_spaces_exclude_each_other() {
     explore(3, updating::<Real>);
@@ -217,7 +219,7 @@ mutant! {
     }
 }
 
-/// From here to there: publishes both spaces, and waits for the readers of the first only.
+/// From here to there: publishes both spaces, and waits only for the readers of the first.
 fn carry_over_by_hand(slots: &Slots, first: SpaceId, between: impl FnOnce(), zap: impl FnOnce()) {
     let publish = |space: SpaceId| {
         // SAFETY: the scenarios have one updater, and a space is published once.
@@ -260,7 +262,7 @@ mutant! {
 }
 
 mutant! {
-    /// P10: there is no mark: what is kept goes on being used until the update is over.
+    /// P10: there is no mark: cached data remains in use until the update is over.
     MarkNever fails p10_update_without_a_mark: keeping::<MarkNever>, "taken for MMIO", {
         fn carry_over(slots: &Slots, from: SpaceId, shown: impl FnOnce(), zap: impl FnOnce()) {
             assert_eq!(from, HERE);
@@ -272,7 +274,7 @@ mutant! {
 }
 
 mutant! {
-    /// P10: the generation is read after the look-up.
+    /// P10: the generation is read after the lookup.
     GenerationLate fails p10_generation_read_after_the_lookup: keeping::<GenerationLate>, "taken for MMIO", {
         fn insert(slots: &Slots, cache: &mut MmioCache<1>, _generation: Generation) -> bool {
             cache.insert(Gpa(0), slots.generation())
@@ -281,7 +283,7 @@ mutant! {
 }
 
 mutant! {
-    /// P10: what is looked up during an update is kept.
+    /// P10: the result of a lookup during an update is kept.
     KeepInProgress fails p10_lookup_kept_during_an_update: keeping::<KeepInProgress>, "taken for MMIO", {
         fn insert(_slots: &Slots, cache: &mut MmioCache<1>, generation: Generation) -> bool {
             *cache = MmioCache { generation, pages: [0], next: 0 };

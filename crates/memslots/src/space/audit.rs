@@ -7,27 +7,27 @@ use paging::{Format, TableMemory};
 use super::{GuestSpace, Turn};
 use crate::{Discrepancy, SlotError};
 
-/// What an audit has found.
+/// The result of an audit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Audit {
-    /// Translations that were looked at.
+    /// Translations that were checked.
     pub leaf_count: u64,
-    /// Those that are wrong.
+    /// Wrong translations.
     pub wrong_count: u64,
-    /// The first of these.
+    /// The first wrong one.
     pub first: Option<Discrepancy>,
 }
 
 impl<F: Format, M: TableMemory> GuestSpace<F, M> {
-    /// Compares the nested page table with what taking all translations away and letting every
-    /// fault come again would give: each translation must lead where the slots say and allow no
-    /// more than they do.
+    /// Compares the nested page table with the result of removing all translations and letting
+    /// every fault happen again: each translation must lead to the memory that the slots define and
+    /// allow no more than they do.
     ///
-    /// Faults may be served meanwhile, since they install what is right; jobs may not.
+    /// Faults may be served meanwhile, since they install correct translations; jobs may not run.
     ///
     /// # Errors
     ///
-    /// [`SlotError::Busy`] while there is a job, or when one was never finished.
+    /// [`SlotError::Busy`] while there is a job, or if one was never finished.
     pub fn audit(&self) -> Result<Audit, SlotError> {
         let _turn = Turn::take(&self.has_job)?;
         let memory = self.slots.memory();

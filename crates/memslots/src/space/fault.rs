@@ -7,49 +7,49 @@ use paging::{Format, Gpa, Installed, Level, Look, MapError, Permissions, PhysAdd
 use super::GuestSpace;
 use crate::{Generation, GuestMemory, Resolution, Slot};
 
-/// What a fault comes to.
+/// The result of a fault.
 ///
-/// Exhaustive: each is another answer to the vCPU, and there is none for the rest.
+/// Exhaustive: each variant needs its own answer to the vCPU; no default would be right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// A translation was installed: the access can go on.
+    /// A translation was installed: the access can proceed.
     Installed(Level),
-    /// There was one which lacked the right to store; now it has it.
+    /// The translation lacked the right to store and now has it.
     Upgraded,
-    /// There is one, perhaps another vCPU's that took the same fault; or the entry has just
-    /// changed. The access is tried again.
+    /// There is a translation, perhaps another vCPU's for the same fault; or the entry has just
+    /// changed. Retry the access.
     Retry,
     /// A store to read-only memory.
     ReadOnly,
     /// There is no memory: a device's registers, or nothing.
     Mmio {
-        /// How that was found.
+        /// How this was determined.
         found: Found,
-        /// With what generation it may be [remembered](crate::MmioCache::insert).
+        /// The generation with which it may be [remembered](crate::MmioCache::insert).
         generation: Generation,
     },
     /// There is no memory for a table. Nothing has changed.
     OutOfTables,
 }
 
-/// How it was found that there is no memory at an address.
+/// How it was determined that an address has no memory.
 ///
-/// Exhaustive: a mark says so, or a search.
+/// Exhaustive: either by a mark or by a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// By a mark in the nested page table: the slots were not looked at.
+    /// By a mark in the nested page table: the slots were not searched.
     Marked,
     /// By a search of the slots.
     Searched,
 }
 
 impl<F: Format, M: TableMemory> GuestSpace<F, M> {
-    /// Deals with a nested page fault at `gpa`; `is_store` says what the access was.
+    /// Handles a nested page fault at `gpa`; `is_store` is true if the access was a store.
     ///
-    /// Call in a section that flushes wait for: the walk of the nested table counts as one by a
-    /// processor.
+    /// Call it in a section that flushes wait for: the walk of the nested table counts like one by
+    /// a processor.
     pub fn fault(&self, gpa: Gpa, is_store: bool) -> Fault {
-        // Before anything is looked up.
+        // Read before any lookup.
         let generation = self.slots.generation();
         if self.tables.look(gpa.0) == Look::Marked(generation.number()) && !generation.is_in_progress() {
             return Fault::Mmio { found: Found::Marked, generation };
@@ -83,8 +83,8 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
                 installed => return installed,
             }
         }
-        // There may be pages of 2 MiB between, which are no pieces: the next fault need not tell
-        // them apart.
+        // There may be pages of 2 MiB in between, which are not pieces: the next fault need not
+        // distinguish them.
         self.expect_pieces();
         self.tables.install(gpa.0, host, level, rights)
     }
@@ -102,26 +102,25 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
             Ok(Installed::Upgraded(_)) => Fault::Upgraded,
             Ok(Installed::Present(_)) => Fault::Retry,
             Err(MapError::OutOfTables) => return Fault::OutOfTables,
-            // An entry that is just changing. The slots are within what tables can express, so
+            // An entry that is being changed. The slots are within what tables can express, so
             // nothing else fails.
             Err(_) => return Fault::Retry,
         };
         if is_store && slot.is_logged_by_faults() {
-            // After the leaf has become writable: `dirty.rs` says why in this order.
+            // After the leaf has become writable: `dirty.rs` explains this order.
             let page = gpa.align_down(Level::Page4K).0;
             memory.mark_dirty(page..page + Level::Page4K.size());
         }
         fault
     }
 
-    /// Notes that there is no memory, so that the next fault on this page, of any vCPU, need not
-    /// search the slots.
+    /// Marks the address as having no memory, so that the next fault on this page, by any vCPU,
+    /// need not search the slots.
     fn mark(&self, gpa: Gpa, generation: Generation) {
         if generation.is_in_progress() || generation.number() > F::MARK_MAX {
             return;
         }
-        // Where it needs no table, as often as anybody likes; with tables as long as there are any
-        // for this.
+        // Without limit if no table is needed; with tables, while the budget for them lasts.
         let has_tables = |left: u32| left.checked_sub(TABLES_OF_A_MARK);
         let taken = self.mark_tables.fetch_update(Relaxed, Relaxed, has_tables).is_ok();
         if taken || self.tables.has_table(gpa.0, Level::Page4K) {
@@ -131,15 +130,16 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
     }
 }
 
-/// Most tables that one mark takes: of 4 levels the root is there.
+/// The most tables that one mark takes: of 4 levels, the root exists already.
 const TABLES_OF_A_MARK: u32 = 3;
 
-/// What the leaf allows. Stores that are logged by faults are allowed for one page at a time.
+/// The permissions of the leaf. Stores that are logged by faults are allowed for one page at a
+/// time.
 fn rights(slot: &Slot, is_store: bool) -> Permissions {
     if slot.is_read_only() || slot.is_logged_by_faults() && !is_store {
         return Permissions::RX;
     }
-    // Where stores fault nobody reads dirty bits; the processor may not have them.
+    // Where stores fault, dirty bits are not read; the processor may not support them.
     let is_tracked = slot.is_logged() && !slot.is_logged_by_faults();
     if is_tracked { Permissions::RWX | Permissions::TRACKED } else { Permissions::RWX }
 }

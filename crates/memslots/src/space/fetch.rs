@@ -11,23 +11,23 @@ use super::walk::Walk;
 use super::{GuestSpace, Turn};
 use crate::{DirtyFetch, Retired, Slot, SlotError, SlotId};
 
-/// Where a fetch is. `dirty.rs` says why in this order.
+/// The stage of a fetch. `dirty.rs` explains this order.
 enum Stage<'a, 'w> {
-    /// What the processors noted in leaves becomes marks in the log.
+    /// Dirty bits that the processors set in leaves are transferred to marks in the log.
     Transferring(&'w mut [u64]),
-    /// The marks are taken, and pages are protected again.
+    /// The marks are taken, and pages are write-protected again.
     Taken(DirtyFetch<'a, 'w>),
-    /// So many pages are dirty.
+    /// The fetch is done; this many pages are dirty.
     Over(u64),
-    /// In between two of the others.
+    /// Between two of the other stages.
     Moving,
 }
 
 /// A fetch of a slot's dirty log that has begun.
 ///
-/// A page is in the result if there was a store to it since the last fetch that was visible when
-/// this one began. The page's contents are to be read after the fetch is done: stores until then
-/// may be in this result alone. Dropped before it is done, it leaves what it has found to the next.
+/// The result contains a page if there was a store to it since the last fetch that was visible when
+/// this one began. Read the page's contents after the fetch is done: stores until then may be in
+/// this result only. If dropped before it is done, it leaves its findings to the next fetch.
 #[must_use = "a fetch does nothing until it is stepped"]
 pub struct FetchJob<'a, 'w, F: Format, M: TableMemory> {
     space: &'a GuestSpace<F, M>,
@@ -50,8 +50,8 @@ impl<'a, 'w, F: Format, M: TableMemory> FetchJob<'a, 'w, F, M> {
             return Err(SlotError::NoLog);
         } else if slot.is_logged_by_faults() {
             let fetch = space.slots.memory().fetch_dirty(id, 0, words)?;
-            // From the first to the last page that is marked. A page in between that a fault has
-            // just made writable and marked keeps its mark.
+            // From the first to the last marked page. A page in between that a fault has just made
+            // writable and marked keeps its mark.
             let task = fetch.hull().map(Task::Protect);
             (Stage::Taken(fetch), task)
         } else {
@@ -65,7 +65,7 @@ impl<'a, 'w, F: Format, M: TableMemory> FetchJob<'a, 'w, F, M> {
         Ok(job)
     }
 
-    /// Number of dirty pages, when the fetch is done.
+    /// Number of dirty pages, once the fetch is done.
     pub fn page_count(&self) -> Option<u64> {
         match self.stage {
             Stage::Over(count) => Some(count),
@@ -73,7 +73,7 @@ impl<'a, 'w, F: Format, M: TableMemory> FetchJob<'a, 'w, F, M> {
         }
     }
 
-    /// What was done so far.
+    /// The work done so far.
     pub fn report(&self) -> Report {
         self.owed.report
     }
@@ -99,11 +99,11 @@ impl<F: Format, M: TableMemory> Steps for FetchJob<'_, '_, F, M> {
                         self.stage = Stage::Taken(fetch);
                         self.owed.await_flush()
                     }
-                    // Its slot cannot go while this is the job.
+                    // Its slot cannot be removed while this is the job.
                     Err(_) => Progress::Waiting,
                 }
             }
-            // A flush even if nothing was changed: it waits for faults that are being dealt with.
+            // A flush even if nothing was changed: it waits for faults that are being handled.
             Stage::Taken(fetch) => {
                 self.stage = Stage::Taken(fetch);
                 self.owed.await_flush()

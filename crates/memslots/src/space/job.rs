@@ -1,4 +1,4 @@
-//! A change of the slots, in steps.
+//! Changes of the slots, in steps.
 
 use core::fmt;
 use core::ops::Range;
@@ -12,73 +12,73 @@ use super::walk::Walk;
 use super::{GuestSpace, Turn, ZapWay};
 use crate::{Generation, Published, Quiesced, Retired, Slot, SlotChange, SpaceId};
 
-/// A change of a guest's memory, or a fetch of a dirty log: something that is done in steps, with
-/// flushes between them.
+/// A change of a guest's memory, or a fetch of a dirty log, done in steps with flushes between
+/// them.
 ///
-/// A step never ends in [`Progress::OutOfTables`]. It [waits](Progress::Waiting) while somebody
-/// still uses the former slots, or while somebody who is no job edits the page table.
+/// A step never ends in [`Progress::OutOfTables`]. It [waits](Progress::Waiting) while a reader
+/// still uses the former slots, or while an editor other than a job has the page table.
 pub trait Steps {
-    /// Goes on, for at most `entries_max` entries. `retire` gets the memory and logs that are out
-    /// of use in the end.
+    /// Continues, for at most `entries_max` entries. `retire` receives the memory and logs that are
+    /// no longer in use at the end.
     ///
-    /// At [`Progress::Flush`] flush what was translated by this guest's nested table, everything or
-    /// what [`invalidation`](Self::invalidation) names, on all vCPUs, and pass the receipt
-    /// [on](Self::flushed). A step does nothing until then.
+    /// At [`Progress::Flush`], flush this guest's nested translations on all vCPUs, either
+    /// everything or the ranges that [`invalidation`](Self::invalidation) names, and pass the
+    /// receipt [on](Self::flushed). A step does nothing until then.
     fn step(&mut self, entries_max: u32, retire: impl FnMut(Retired)) -> Progress;
 
-    /// What has to be flushed at the least, at [`Progress::Flush`]. If that is nothing, translation
-    /// sections that began before are waited for all the same.
+    /// The minimum to flush at [`Progress::Flush`]. Even if that is nothing, the flush must wait
+    /// for translation sections that began before.
     fn invalidation(&self) -> Invalidation<'_>;
 
-    /// Takes note that what was asked for was flushed after the last step. False if the receipt is
-    /// of an earlier flush: then nothing has changed.
+    /// Records that the requested flush was done after the last step. Returns false if the receipt
+    /// is of an earlier flush: then nothing has changed.
     #[must_use = "without a receipt there is no next step"]
     fn flushed(&mut self, receipt: &(impl FlushReceipt + ?Sized)) -> bool;
 }
 
-/// What a job has done.
+/// The work that a job has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Entries of the nested page table that were looked at.
+    /// Entries of the nested page table that were visited.
     pub visited: u64,
     /// Tables that were freed.
     pub tables: u64,
-    /// Trees of tables that were cut off as a whole, without a look at what was in them.
+    /// Trees of tables that were cut off as a whole, without visiting their contents.
     pub detached: u64,
-    /// Flushes that it took.
+    /// Flushes that it needed.
     pub flushes: u64,
 }
 
 enum Stage<'a> {
     /// The new slots are visible; the former ones may still be in use.
     Draining(Published<'a>),
-    /// Translations are dealt with, one change after the other.
+    /// Translations are treated, one change after the other.
     Treating {
         update: Quiesced<'a>,
-        /// The change that comes next.
+        /// The next change.
         next: usize,
     },
-    /// The slots are as they were: translations of one are dealt with.
+    /// The slots are unchanged: the translations of one slot are treated.
     Resizing,
-    /// The slots are settled. Tables may be left to be freed.
+    /// The slots are settled. Tables may remain to be freed.
     Over(Generation),
-    /// In between two of the others, and for good if the update could not be finished.
+    /// Between two of the other stages, and permanently if the update could not be finished.
     Stuck,
 }
 
 /// A change of a guest's slots that has begun.
 ///
-/// From its beginning readers see the new slots. It must be stepped until it is done; dropped
-/// before, it leaves the slots' generation in progress for good, and translations of former slots
-/// in place: safe only for a caller that takes the guest down. Once there is a
-/// [generation](Self::generation) only tables are left to be freed, and would leak.
+/// Readers see the new slots from the beginning. The job must be stepped until it is done. Dropped
+/// before that, it leaves the slots' generation in progress permanently, and translations of former
+/// slots in place: safe only for a caller that destroys the guest. Once there is a
+/// [generation](Self::generation) only tables remain to be freed, and would leak.
 #[must_use = "a job does nothing until it is stepped"]
 pub struct Job<'a, F: Format, M: TableMemory> {
     space: &'a GuestSpace<F, M>,
     stage: Stage<'a>,
-    /// The slot that is dealt with, as it is now, if it is.
+    /// The current state of the slot being treated, if it still exists.
     slot: Option<Slot>,
-    /// What is left to do for it, the next one last.
+    /// The remaining tasks for it, the next one last.
     tasks: ArrayVec<Task, TASKS_MAX>,
     walk: Option<Walk<'a, F, M>>,
     owed: Owed<M>,
@@ -91,14 +91,14 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
         Self { space, stage, slot: None, tasks, walk: None, owed, _turn: turn }
     }
 
-    /// One that makes the pages of a slot as large as they can be.
+    /// A job that makes the pages of a slot as large as possible.
     pub(super) fn collapsing(space: &'a GuestSpace<F, M>, turn: Turn<'a>, slot: Slot) -> Self {
         let (tasks, owed) = (task::collapse(&slot), Owed::new(space.stamp()));
         Self { space, stage: Stage::Resizing, slot: Some(slot), tasks, walk: None, owed, _turn: turn }
     }
 
-    /// Takes the next step that is no walk: a walk that begins, or `None` if there is more that can
-    /// be done now. A walk may visit as many entries as `at_once` says already.
+    /// Takes the next step that is no walk: returns a walk that begins, or `None` if there is more
+    /// that can be done now. A walk may visit as many as `at_once` entries immediately.
     fn advance(
         &mut self,
         entries_max: u32,
@@ -129,7 +129,7 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
         }
     }
 
-    /// The former slots are drained, if nobody uses them any more.
+    /// The former slots are drained, if no reader uses them any more.
     fn drain(&mut self) -> Result<(), Progress> {
         let Stage::Draining(published) = core::mem::replace(&mut self.stage, Stage::Stuck) else {
             return Err(Progress::Waiting);
@@ -146,12 +146,12 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
         }
     }
 
-    /// What was done so far.
+    /// The work done so far.
     pub fn report(&self) -> Report {
         self.owed.report
     }
 
-    /// The generation that the job has led to, when it is done.
+    /// The generation that the job has produced, once it is done.
     pub fn generation(&self) -> Option<Generation> {
         match self.stage {
             Stage::Over(generation) => Some(generation),
@@ -159,7 +159,7 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
         }
     }
 
-    /// Goes on with a pass over the tables. `None` if it is through.
+    /// Continues a pass over the tables. `None` if the pass is finished.
     fn go_on(&mut self, mut walk: Walk<'a, F, M>, entries_max: u32) -> Option<Progress> {
         match walk.step(entries_max) {
             progress @ (Progress::More | Progress::Waiting) => {
@@ -174,7 +174,7 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
             Progress::Done => self.owed.put(walk.into_gather()),
             Progress::OutOfTables => {
                 self.owed.put(walk.into_gather());
-                // What cannot be split goes: faults bring it back in small pages.
+                // A page that cannot be split is zapped: faults restore it in small pages.
                 if let Some(change) = self.present() {
                     self.tasks.clear();
                     self.tasks.push(Task::Zap(change.former.range()));
@@ -184,7 +184,7 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
         None
     }
 
-    /// The change that is being dealt with.
+    /// The change being treated.
     fn present(&self) -> Option<SlotChange> {
         let Stage::Treating { update, next } = &self.stage else { return None };
         update.change(next.checked_sub(1)?)
@@ -199,9 +199,9 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
         let task = match task {
             Task::Zap(_) if self.space.zap == ZapWay::Everything => Task::Zap(0..u64::MAX),
             Task::Collapse(_, _, level) if level > self.space.largest => return Ok(None),
-            // Faults wait for it, so it comes before anything is freed.
+            // Faults wait for it, so it precedes any freeing.
             task @ Task::Thaw(..) => task,
-            // What was freed before is free: nothing is gathered until it is.
+            // Earlier tables are freed first: nothing is gathered until then.
             task if self.owed.free(entries_max) => {
                 self.tasks.push(task);
                 return Err(Progress::More);
@@ -216,7 +216,7 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
         match (self.space.tables.edit(), zap) {
             (Some(editor), Some((entries_max, range))) => self.zap(editor, range, entries_max),
             (Some(editor), _) => Ok(Walk::begin(editor, &self.space.slots, task, rights, &mut self.owed)),
-            // Somebody who is no job.
+            // An editor other than a job.
             (None, _) => {
                 self.tasks.push(task);
                 Err(Progress::Waiting)
@@ -224,8 +224,8 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
         }
     }
 
-    /// Zaps what most often is done with the first entries. Somebody waits for the flush that
-    /// follows, and a walk is large to be moved about.
+    /// Zaps a range, which the first step usually completes. A caller waits for the flush that
+    /// follows, and a walk is expensive to move.
     fn zap(
         &mut self,
         editor: Editor<'a, F, M>,
@@ -242,7 +242,7 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
         Err(Progress::More)
     }
 
-    /// What leaves of the slot that is being dealt with allow.
+    /// The permissions of leaves of the slot being treated.
     fn rights(&self) -> Permissions {
         match &self.slot {
             Some(slot) if !slot.is_read_only() => Permissions::RWX,
@@ -250,7 +250,7 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
         }
     }
 
-    /// All changes are dealt with: flush if need be, and end the update.
+    /// All changes are treated: flushes if necessary, and ends the update.
     fn conclude(&mut self, retire: &mut impl FnMut(Retired)) -> Result<(), Progress> {
         let needs_receipt = match &self.stage {
             Stage::Treating { update, .. } => update.needs_receipt(SpaceId::FIRST),
@@ -260,8 +260,8 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
             return Err(self.owed.await_flush());
         }
         let generation = match core::mem::replace(&mut self.stage, Stage::Stuck) {
-            // Does not fail after what was asked above; it would be left in progress, which is
-            // safe.
+            // Does not fail after the checks above; otherwise the update would be left in progress,
+            // which is safe.
             Stage::Treating { update, .. } => update.finish(retire).ok(),
             Stage::Resizing => Some(self.space.slots.generation()),
             _ => None,
@@ -272,9 +272,9 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
 }
 
 impl<F: Format, M: TableMemory> Steps for Job<'_, F, M> {
-    /// One that takes translations of whole tables away is at its flush after the first step that
-    /// does not [wait](Progress::Waiting), however many they are: the tables are gone through after
-    /// the flush, when the slots are settled and nobody waits any more, in steps of their own.
+    /// A job that removes translations of whole tables reaches its flush in the first step that
+    /// does not [wait](Progress::Waiting), however many they are. The tables are visited in
+    /// separate steps after the flush, when the slots are settled and no caller waits any more.
     fn step(&mut self, entries_max: u32, mut retire: impl FnMut(Retired)) -> Progress {
         if self.owed.awaits_flush() {
             return Progress::Flush;
@@ -282,7 +282,7 @@ impl<F: Format, M: TableMemory> Steps for Job<'_, F, M> {
         let mut walk = self.walk.take();
         let mut has_walked = false;
         let was_settled = self.generation().is_some();
-        // Each turn but the one that walks ends, or takes a task from the list.
+        // Each iteration, except the one that walks, returns or takes a task from the list.
         loop {
             if let Some(walk) = walk.take() {
                 if has_walked {
@@ -296,7 +296,7 @@ impl<F: Format, M: TableMemory> Steps for Job<'_, F, M> {
             }
             if let Stage::Over(_) = self.stage {
                 if !was_settled && self.owed.has_tables() {
-                    // A waiter for the change does not wait for the tables.
+                    // The caller that waits for the change need not wait for the tables.
                     return Progress::More;
                 }
                 return if self.owed.free(entries_max) { Progress::More } else { Progress::Done };

@@ -1,30 +1,29 @@
-//! Guest memory as the guest sees it: the slots, and the nested page table that is derived from
-//! them.
+//! Guest memory as the guest sees it: the slots, and the nested page table derived from them.
 //!
-//! [`GuestSpace`] keeps the two together. [Faults](GuestSpace::fault) on any number of CPUs install
-//! translations of what the slots say; one [`Job`] at a time changes the slots or their dirty logs,
-//! takes the translations away that are no longer right, and gives back what was behind them when a
-//! flush has ended. Faults go on meanwhile: no lock is between the two.
+//! [`GuestSpace`] keeps the two consistent. [Faults](GuestSpace::fault) on any number of CPUs
+//! install translations according to the slots. One [`Job`] at a time changes the slots or their
+//! dirty logs, removes translations that are no longer right, and returns the memory behind them
+//! when a flush has ended. Faults continue meanwhile: there is no lock between the two.
 //!
 //! | a vCPU's fault, in a translation section | the job |
 //! |---|---|
 //! | a: pins the slots, looks up | A: marks the generation, publishes the new slots |
 //! | b: installs the translation | B: waits until the former slots have no pin |
-//! | c: drops the pin | C: takes translations of the slot's range away, step by step |
+//! | c: drops the pin | C: removes translations of the slot's range, step by step |
 //! | d: ends the section | D: flush; it waits for sections that began before |
-//! | | E: ends the update, gives back memory, frees tables |
+//! | | E: ends the update, returns memory, frees tables |
 //!
-//! A fault that saw the old slots has its b before C, so C finds what it installed (P5). One that
-//! saw the new ones installs nothing in a range that goes. So nothing comes back behind the job,
-//! and it visits each entry at most once (P6). A fault that is on its way through tables that C
-//! detaches may fill them still: D covers it, and it is over before E, which finds what it has put
-//! there. Where tables may not be replaced without a break (Arm), the entries that C cut stay
-//! frozen until D, and faults there are repeated.
+//! A fault that saw the old slots has its b before C, so C finds the translation (P5). A fault that
+//! saw the new ones installs nothing in a range being removed. So no translation reappears behind
+//! the job, and the job visits each entry at most once (P6). A fault in progress in tables that C
+//! detaches may still fill them: D covers it, and it is over before E, which finds its entries. If
+//! tables may not be replaced without a break (Arm), the entries that C cut off stay frozen until
+//! D, and faults there are retried.
 //!
-//! Whole tables are detached in C with one store, so that the guest waits for D alone; all that
-//! takes time is in E.
+//! C detaches whole tables with one store, so the guest waits only for D; the time-consuming work
+//! is in E.
 //!
-//! The caller flushes: a job's [step](Steps::step) says when, and goes on for a receipt.
+//! The caller flushes: a job's [step](Steps::step) requests it, and continues when given a receipt.
 
 mod audit;
 mod fault;
@@ -46,23 +45,23 @@ pub use fault::{Fault, Found};
 pub use fetch::FetchJob;
 pub use job::{Job, Report, Steps};
 
-/// Most tables that marks of MMIO addresses may take: a guest must not be able to use up memory by
-/// touching addresses that have none.
+/// The most tables that marks of MMIO addresses may take: a guest must not be able to exhaust
+/// memory by touching addresses that have none.
 const MARK_TABLES_MAX: u32 = 64;
 
-/// How stores to a slot whose log is on are noticed.
+/// How stores to a slot with a log are detected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LogWay {
     /// By the dirty bits of leaves: no faults.
     DirtyBits,
-    /// By taking write access away: the first store to each page faults.
+    /// By removing write access: the first store to each page faults.
     WriteFaults,
 }
 
 /// The memory of one guest.
 ///
-/// `F` and `M` are those of its nested page table.
+/// `F` and `M` are the format and memory of its nested page table.
 #[derive(Debug)]
 pub struct GuestSpace<F: Format, M: TableMemory> {
     slots: Memslots,
@@ -78,18 +77,17 @@ pub struct GuestSpace<F: Format, M: TableMemory> {
     zap: ZapWay,
 }
 
-/// How translations of a slot that goes are taken away. What the first is worth is measured against
-/// the others.
+/// How translations of a removed slot are zapped. The others are baselines for measuring the first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ZapWay {
     /// Those of the slot, with one flush. Tables that cover nothing else are detached as a whole.
     #[default]
     Detach,
-    /// All of the guest's, as hypervisors did that could not name those of a slot.
+    /// All of the guest's, like hypervisors that could not name those of a slot.
     Everything,
-    /// Those of the slot one at a time, with a flush for each, as hypervisors did that had no way
-    /// to gather them.
+    /// Those of the slot one at a time, with a flush for each, like hypervisors that could not
+    /// gather them.
     PageByPage,
 }
 
@@ -111,19 +109,19 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
         })
     }
 
-    /// The same, but when a slot goes all translations of the guest go: [`ZapWay::Everything`].
+    /// The same, but removing a slot zaps all translations of the guest: [`ZapWay::Everything`].
     #[must_use]
     pub fn zapping_everything(self, everything: bool) -> Self {
         self.zapping(if everything { ZapWay::Everything } else { ZapWay::Detach })
     }
 
-    /// The same with another way to take translations away.
+    /// The same with another way to zap translations.
     #[must_use]
     pub fn zapping(self, zap: ZapWay) -> Self {
         Self { zap, ..self }
     }
 
-    /// The slots. They are changed by jobs only.
+    /// The slots. Only jobs change them.
     #[inline]
     pub fn slots(&self) -> &Memslots {
         &self.slots
@@ -134,16 +132,15 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
         &self.tables
     }
 
-    /// Whether a page of the guest may lie in the TLB in pieces of 4 KiB, because the nested page
-    /// table has had such leaves. Then to invalidate one address of a large page of the guest is
-    /// not enough to be rid of the page (A17). Set before the first such leaf is there, and never
-    /// cleared.
+    /// Whether the TLB may hold a page of the guest in pieces of 4 KiB, because the nested page
+    /// table has had such leaves. Then invalidating one address of a large page of the guest is not
+    /// enough to remove the page (A17). Set before the first such leaf exists, and never cleared.
     ///
-    /// Ask when a flush is carried out, not when it is asked for.
+    /// Query it when a flush is carried out, not when it is requested.
     #[inline]
     pub fn has_pieces(&self) -> bool {
-        // Pairs with `expect_pieces`: a holder of a piece, or one that flushes for it, finds it
-        // set.
+        // Pairs with `expect_pieces`: a CPU that holds a piece, or flushes on behalf of one, finds
+        // it set.
         self.has_pieces.load(Acquire)
     }
 
@@ -159,8 +156,8 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
         self.tables.root()
     }
 
-    /// The latest change of the nested page table: sample it before a flush is issued, for its
-    /// receipt.
+    /// The latest change of the nested page table: sample it before a flush is issued, for the
+    /// flush's receipt.
     pub fn stamp(&self) -> Stamp {
         self.tables.stamp()
     }
@@ -170,7 +167,7 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
     /// # Errors
     ///
     /// See [`SlotError`]; [`SlotError::Busy`] while there is another job. Nothing has changed then.
-    /// The same holds for the other jobs.
+    /// The same applies to the other jobs.
     ///
     /// # Safety
     ///
@@ -214,8 +211,8 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
         })
     }
 
-    /// Begins to log the stores to a slot. Pages that were stored to before the job is done may be
-    /// in the log too.
+    /// Begins to log the stores to a slot. The log may also contain pages that were stored to
+    /// before the job is done.
     ///
     /// # Errors
     ///
@@ -254,17 +251,17 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
             return Err(SlotError::NoLog);
         }
         self.update(|slots| {
-            // SAFETY: there is no log to promise anything of.
+            // SAFETY: there is no log for which to promise anything.
             unsafe { slots.set_log(id, None) }
         })
     }
 
-    /// Begins to make the pages of a slot as large as they can be, where there are tables for
-    /// smaller ones. The end of a [log](Self::stop_log) does so by itself.
+    /// Begins to make the pages of a slot as large as possible, where there are tables for smaller
+    /// ones. The end of a [log](Self::stop_log) does so automatically.
     ///
     /// # Errors
     ///
-    /// [`SlotError::HasLog`] if stores to it are logged, which takes small pages;
+    /// [`SlotError::HasLog`] if stores to it are logged, which requires small pages;
     /// [`SlotError::UnknownId`]; [`SlotError::Busy`].
     pub fn collapse(&self, id: SlotId) -> Result<Job<'_, F, M>, SlotError> {
         let turn = Turn::take(&self.has_job)?;
@@ -275,8 +272,8 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
         Ok(Job::collapsing(self, turn, slot))
     }
 
-    /// Begins to fetch a slot's log into `words`, a bit for each page of 4 KiB from the slot's
-    /// first on.
+    /// Begins to fetch a slot's log into `words`, a bit for each page of 4 KiB starting with the
+    /// slot's first.
     ///
     /// # Errors
     ///
@@ -305,7 +302,7 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
     }
 }
 
-/// The turn to be the one job. The next has all that the one before did.
+/// The right to be the only job. The next job sees everything that the previous one did.
 #[derive(Debug)]
 struct Turn<'a>(&'a AtomicBool);
 

@@ -1,4 +1,4 @@
-//! What a job has taken out of use.
+//! Tables and translations that a job has removed.
 
 use core::ops::Range;
 
@@ -6,24 +6,25 @@ use paging::{FlushReceipt, Flushed, Freeing, Gather, Invalidation, Progress, Sta
 
 use super::job::Report;
 
-/// What was taken out of use and waits for a flush, or has had it and goes back.
+/// Tables and translations that were removed and wait for a flush, or that were flushed and are
+/// being freed.
 pub(super) struct Owed<M: TableMemory> {
     gather: Option<Gather<M>>,
     freeing: Option<Freeing<M>>,
-    /// Entries that `gather`'s changes visited, and trees that they detached, as far as they are
-    /// counted.
+    /// Entries that `gather`'s changes visited, and trees that they detached, as far as they have
+    /// been counted.
     counted: (u64, usize),
     /// From the first to the last address that `gather`'s changes have zapped.
     zapped: Range<u64>,
-    /// When tables were last changed: a flush has to be later.
+    /// The latest change of the tables: a flush has to be later.
     last: Stamp,
-    /// A flush has to come now.
+    /// A flush must be next.
     awaits_flush: bool,
     pub(super) report: Report,
 }
 
 impl<M: TableMemory> Owed<M> {
-    /// Nothing, when it is `now`.
+    /// Empty, with the stamp `now`.
     pub(super) fn new(now: Stamp) -> Self {
         Self {
             gather: None,
@@ -36,7 +37,7 @@ impl<M: TableMemory> Owed<M> {
         }
     }
 
-    /// When tables were last changed.
+    /// The latest change of the tables.
     pub(super) const fn last(&self) -> Stamp {
         self.last
     }
@@ -46,18 +47,18 @@ impl<M: TableMemory> Owed<M> {
         self.awaits_flush
     }
 
-    /// Nothing more is done before a flush.
+    /// Requires a flush before anything else.
     pub(super) fn await_flush(&mut self) -> Progress {
         self.awaits_flush = true;
         Progress::Flush
     }
 
-    /// Takes what the next pass is to add to.
+    /// Takes the gather that the next pass adds to.
     pub(super) fn take_gather(&mut self) -> Option<Gather<M>> {
         self.gather.take()
     }
 
-    /// Whether no pass has left anything to add to.
+    /// Whether no pass has left a gather.
     pub(super) const fn is_nothing(&self) -> bool {
         self.gather.is_none()
     }
@@ -71,7 +72,7 @@ impl<M: TableMemory> Owed<M> {
         self.gather = Some(gather);
     }
 
-    /// A pass begins that zaps these addresses.
+    /// Records that a pass begins that zaps these addresses.
     pub(super) fn zaps(&mut self, range: &Range<u64>) {
         self.zapped = match self.zapped.is_empty() {
             true => range.clone(),
@@ -87,8 +88,8 @@ impl<M: TableMemory> Owed<M> {
         self.invalidation() != Invalidation::Nothing
     }
 
-    /// What was owed has been flushed: what the receipt is for is freed from now on. `None` if it
-    /// is for an earlier flush; otherwise what is to be thawed, if anything.
+    /// Records that the gather has been flushed: tables that the receipt covers are freed from now
+    /// on. `None` if the receipt is for an earlier flush; otherwise the range to thaw, if any.
     pub(super) fn release(
         &mut self,
         receipt: &(impl FlushReceipt + ?Sized),
@@ -105,7 +106,7 @@ impl<M: TableMemory> Owed<M> {
                     let zapped = core::mem::replace(&mut self.zapped, 0..0);
                     thaw = freeing.flushed().filter(|_| has_cuts).map(|flushed| (zapped, flushed));
                     if has_tables {
-                        // There is none: nothing is gathered until what was freed before is free.
+                        // None is in progress: nothing is gathered until earlier tables are freed.
                         self.freeing = Some(freeing);
                     }
                 }
@@ -120,12 +121,12 @@ impl<M: TableMemory> Owed<M> {
         Some(thaw)
     }
 
-    /// Whether there are tables to be freed.
+    /// Whether there are tables to free.
     pub(super) const fn has_tables(&self) -> bool {
         self.freeing.is_some()
     }
 
-    /// Frees tables, for about as long as it takes to visit so many entries; false if there are
+    /// Frees tables, for about as long as visiting `entries_max` entries takes; false if there are
     /// none.
     pub(super) fn free(&mut self, entries_max: u32) -> bool {
         let Some(freeing) = &mut self.freeing else { return false };

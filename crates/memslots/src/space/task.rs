@@ -1,4 +1,4 @@
-//! What has to be done to the translations of a slot that changes.
+//! The tasks for the translations of a slot that changes.
 
 use core::ops::Range;
 
@@ -8,33 +8,33 @@ use paging::{Flushed, Level, PhysAddr};
 use super::ZapWay;
 use crate::{Slot, SlotChange, Treatment};
 
-/// Most tasks of one change, and one that a flush adds.
+/// The most tasks of one change, plus one that a flush adds.
 pub(super) const TASKS_MAX: usize = 5;
 
 /// One pass over a range of the nested page table, or a flush between two passes.
 #[derive(Clone, Debug)]
 pub(super) enum Task {
-    /// Take the translations away.
+    /// Remove the translations.
     Zap(Range<u64>),
-    /// The same a page at a time, with a flush for each.
+    /// The same one page at a time, with a flush for each.
     ZapPages(Range<u64>),
-    /// Let faults fill again what was cut off before a flush.
+    /// Let faults fill entries again that were cut off before a flush.
     Thaw(Range<u64>, Flushed),
-    /// Take the right to store away.
+    /// Remove the right to store.
     Protect(Range<u64>),
     /// Split large pages.
     Split(Range<u64>),
-    /// Clear the dirty bits, and forget them.
+    /// Clear the dirty bits, and discard them.
     Clean(Range<u64>),
-    /// Clear the dirty bits and mark the pages in the log, so many bytes further on.
+    /// Clear the dirty bits and mark the pages in the log, at this offset in bytes.
     Transfer(Range<u64>, u64),
-    /// Make large pages again: the range, and the memory behind its start.
+    /// Restore large pages: the range, and the memory behind its start.
     Collapse(Range<u64>, PhysAddr, Level),
-    /// Flush before going on.
+    /// Flush before continuing.
     Flush,
 }
 
-/// The tasks that a change demands, the last one first.
+/// The tasks that a change requires, the last one first.
 pub(super) fn tasks(change: &SlotChange, zap: ZapWay) -> ArrayVec<Task, TASKS_MAX> {
     let range = change.former.range();
     let mut tasks = ArrayVec::new();
@@ -48,8 +48,7 @@ pub(super) fn tasks(change: &SlotChange, zap: ZapWay) -> ArrayVec<Task, TASKS_MA
         }
         (Treatment::Collapse, Some(slot)) => return collapse(&slot),
         (Treatment::Zap, Some(slot)) if change.keeps_log => {
-            // What the processors note in leaves that go must not get lost: first nobody stores any
-            // more.
+            // The dirty bits of removed leaves must not be lost: stop stores first.
             tasks.push(Task::Protect(range.clone()));
             tasks.push(Task::Flush);
             tasks.push(Task::Transfer(range.clone(), slot.gpa.0.wrapping_sub(range.start)));
@@ -68,7 +67,7 @@ fn push_zap(tasks: &mut ArrayVec<Task, TASKS_MAX>, range: Range<u64>, zap: ZapWa
     tasks.push(Task::Zap(range));
 }
 
-/// The tasks that make the pages of a slot as large as they can be, the last one first.
+/// The tasks that make the pages of a slot as large as possible, the last one first.
 pub(super) fn collapse(slot: &Slot) -> ArrayVec<Task, TASKS_MAX> {
     let levels = [Level::Page2M, Level::Page1G];
     levels.into_iter().map(|level| Task::Collapse(slot.range(), slot.host, level)).collect()

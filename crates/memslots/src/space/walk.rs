@@ -12,15 +12,15 @@ use paging::Gpa;
 
 use crate::{GuestMemory, Memslots};
 
-/// Marks pages in the log of the slot that they are in.
+/// Marks pages in the log of the slot that contains them.
 pub(super) struct Marker<'a> {
     memory: GuestMemory<'a>,
-    /// What is added to the addresses that were dirty.
+    /// Offset added to the addresses of dirty pages.
     shift: u64,
 }
 
 impl<'a> Marker<'a> {
-    /// By the slots of now.
+    /// With the current slots.
     pub(super) fn new(slots: &'a Memslots, shift: u64) -> Self {
         Self { memory: slots.memory(), shift }
     }
@@ -39,14 +39,14 @@ impl DirtySink for Marker<'_> {
 /// A pass that has begun.
 pub(super) enum Walk<'a, F: Format, M: TableMemory> {
     Plain(Change<'a, F, M>),
-    /// One that stops for a flush at each page.
+    /// A pass that stops for a flush at each page.
     PageByPage(Change<'a, F, M>),
     Marking(Change<'a, F, M, Marker<'a>>),
 }
 
 impl<'a, F: Format, M: TableMemory> Walk<'a, F, M> {
-    /// Begins `task`, and adds what it comes to owe to `owed`; `None` if there is nothing to walk
-    /// for it. The rights that a large page gets are `rights`.
+    /// Begins `task`, and adds the removed tables and translations to `owed`; `None` if it needs no
+    /// walk. Large pages get the permissions `rights`.
     pub(super) fn begin(
         editor: Editor<'a, F, M>,
         slots: &'a Memslots,
@@ -71,14 +71,14 @@ impl<'a, F: Format, M: TableMemory> Walk<'a, F, M> {
                 let change = editor.clean(range, Marker::new(slots, shift));
                 return Some(Self::Marking(continuing(change, owed)));
             }
-            // Memory that lies differently within large pages is never mapped by them.
+            // Memory that is aligned differently than its addresses is never mapped by large pages.
             Task::Collapse(range, host, level) => editor.collapse(range, level, host, rights).ok()?,
             Task::Flush => return None,
         };
         Some(Self::Plain(continuing(change, owed)))
     }
 
-    /// Visits at most so many entries.
+    /// Visits at most `entries_max` entries.
     pub(super) fn step(&mut self, entries_max: u32) -> Progress {
         match self {
             Self::Plain(change) => change.step(entries_max),
@@ -95,7 +95,7 @@ impl<'a, F: Format, M: TableMemory> Walk<'a, F, M> {
         }
     }
 
-    /// Takes what is owed so far.
+    /// Takes the gather so far.
     pub(super) fn take_gather(&mut self) -> Gather<M> {
         match self {
             Self::Plain(change) | Self::PageByPage(change) => change.take_gather(),
@@ -104,7 +104,7 @@ impl<'a, F: Format, M: TableMemory> Walk<'a, F, M> {
     }
 }
 
-/// Steps to the next page that is to be flushed.
+/// Steps to the next page that must be flushed.
 fn step_page<F: Format, M: TableMemory>(change: &mut Change<'_, F, M>, entries_max: u32) -> Progress {
     for _ in 0..entries_max.max(1) {
         let progress = change.step(1);

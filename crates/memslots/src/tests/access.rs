@@ -182,7 +182,7 @@ fn p10_what_was_located_is_void_after_the_slots_change_even_back() {
     unsafe { memslots.add(two.slot(2, 9)) }.unwrap();
     let after = memslots.memory();
     assert!(!after.is_unchanged(&record) && !after.has_at(&place, 0, &Pattern::new(&[0])));
-    // It begins anew with the slots of now.
+    // It starts over with the current slots.
     assert_eq!(after.read_recorded(Gpa(9 * PAGE), &mut record), Ok(0));
     assert!(after.is_unchanged(&record));
     drop(after);

@@ -1,4 +1,4 @@
-//! Tables from the heap, and what tests do with a guest's memory.
+//! Tables from the heap, and operations of tests on a guest's memory.
 
 use crate::space::{Fault, GuestSpace, Job, Steps};
 use crate::{Memslots, Retired, Slot, SlotFlags, SlotId};
@@ -15,13 +15,13 @@ use std::vec::Vec;
 
 pub(super) const PAGE: u64 = 4096;
 pub(super) const MIB: u64 = 1 << 20;
-/// Bit of a leaf that the processor sets with a store.
+/// Bit of a leaf that the processor sets on a store.
 pub(super) const DIRTY: u64 = 1 << 6;
 pub(super) const PRESENT: u64 = 1;
 pub(super) const LARGE: u64 = 1 << 7;
 pub(super) const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
-/// Tables from the heap, by a made-up address. A freed one may not be touched again.
+/// Tables from the heap, with made-up addresses. A freed one may not be touched again.
 pub(super) struct Arena {
     tables: Mutex<BTreeMap<u64, &'static Entries>>,
     next: AtomicU64,
@@ -40,7 +40,7 @@ impl Arena {
     }
 }
 
-// SAFETY: each table has an address of its own, and lives for ever.
+// SAFETY: each table has an address of its own, and lives forever.
 unsafe impl TableMemory for &Arena {
     fn allocate(&self) -> Option<PhysAddr> {
         self.limit.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).ok()?;
@@ -61,7 +61,7 @@ unsafe impl TableMemory for &Arena {
 
 pub(super) type TestMemory = GuestSpace<Amd64Nested, &'static Arena>;
 
-/// A flush that was issued at that stamp and is over.
+/// A flush that was issued at that stamp and has completed.
 pub(super) struct Flushed(pub(super) Stamp);
 
 // SAFETY: no processor and no other thread has the tables of these tests.
@@ -148,7 +148,7 @@ pub(super) fn leaf_count<F: Format>(
     count
 }
 
-/// The processor stores to `gpa`: its walk sets the dirty bit. Faults as often as it has to.
+/// The processor stores to `gpa`: its walk sets the dirty bit. Faults as often as necessary.
 pub(super) fn store(space: &TestMemory, arena: &'static Arena, gpa: u64) {
     loop {
         let mut table = space.root().0;

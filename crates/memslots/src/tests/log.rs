@@ -184,7 +184,7 @@ fn p14_what_is_marked_before_the_flush_is_in_the_result_and_stays_marked() {
     start(&memslots, &[(1, log(1))]);
     let mut words = [0];
     let fetch_1 = memslots.memory().fetch_dirty(SlotId(1), 0, &mut words).unwrap();
-    // The fault that another processor was just handling.
+    // A fault that another processor was still handling.
     memslots.memory().mark_dirty(0..PAGE);
     let fetch_1 = fetch_1.finish(&Stale, stamp()).expect_err("it may be under way still");
     assert_eq!(fetch_1.finish(&receipt(), stamp()).unwrap(), 1);
@@ -258,7 +258,7 @@ fn logged_memory_is_mapped_by_small_pages() {
     assert_eq!(level(), paging::Level::Page4K);
 }
 
-/// The log lies in the memory itself, so that a store wipes out a mark that came before it.
+/// The log is in the logged memory itself, so that a store erases an earlier mark.
 #[test]
 fn p14_the_mark_comes_after_the_store() {
     let backing = Backing::new(1);

@@ -1,4 +1,4 @@
-//! Tests of the slots, by what they catch.
+//! Tests of the slots, grouped by the errors that they catch.
 
 mod access;
 mod arena;
@@ -32,7 +32,7 @@ fn untouched(slots: &[Slot]) -> Memslots {
     memslots
 }
 
-/// Publishes an update whose old slots nobody uses, and says that all its translations are gone.
+/// Publishes an update whose old slots have no reader, and declares its translations removed.
 fn settle<const SPACES: usize>(update: Update<'_, SPACES>) -> Quiesced<'_, SPACES> {
     let mut quiesced = update.publish().wait(|| false).unwrap();
     for space in (0..SPACES).map(|index| SpaceId(index as u8)) {
@@ -46,7 +46,7 @@ fn finish<const SPACES: usize>(update: Update<'_, SPACES>) -> Generation {
     settle(update).finish(|_| ()).unwrap()
 }
 
-/// The slots whose memory an update gives back.
+/// The slots whose memory an update returns.
 fn freed<const SPACES: usize>(update: Update<'_, SPACES>) -> Vec<Slot> {
     let mut freed = Vec::new();
     let free = |retired| {

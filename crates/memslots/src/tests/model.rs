@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::{Backing, PAGE, freed, slot, untouched};
 use crate::{AccessError, Gpa, Memslots, Slot, SlotError, SlotId};
 
-/// Pages and bytes that copies go to.
+/// Pages and bytes that are targets of copies.
 const PAGES: usize = 6;
 const BYTES: usize = PAGES * PAGE as usize;
 

@@ -103,11 +103,11 @@ fn a_large_page_lies_in_its_slot_and_is_aligned_on_both_sides() {
     const M2: u64 = 2 << 20;
     let pages = |bytes: u64| bytes / PAGE;
     let memslots = untouched(&[
-        // Starts and ends a page off a large page.
+        // Starts and ends one page away from a large page's boundary.
         slot(1, pages(M2) - 1, pages(2 * M2) + 2, (1 << 32) + M2 - PAGE),
-        // Guest and host address lie differently in a large page.
+        // Guest and host address have different offsets in a large page.
         slot(2, pages(8 * M2), pages(4 * M2), (2 << 32) + PAGE),
-        // Differently in a huge page only.
+        // Different offsets only in a huge page.
         slot(3, pages(1 << 30), pages(1 << 30), (3 << 32) + M2),
         slot(4, pages(4 << 30), pages(2 << 30), 16 << 30),
     ]);

@@ -119,7 +119,7 @@ fn a_dirty_log_has_each_page_that_was_stored_to_once() {
         touch(&space, 0..8 * MIB);
         assert_eq!(leaf_count(&space, 0..8 * MIB), 4, "large pages before");
         let words: &'static [AtomicU64] = Vec::leak((0..32).map(|_| AtomicU64::new(0)).collect());
-        // SAFETY: the words live for ever.
+        // SAFETY: the words live forever.
         run(&space, unsafe { space.start_log(SlotId(0), DirtyLog::new(words), way) }.unwrap());
         assert_eq!(leaf_count(&space, 0..8 * MIB), 2048, "split");
         assert_eq!(fetch(&space, 0, 32), [0; 32], "{way:?}: clean at first");
@@ -145,7 +145,7 @@ fn a_dirty_log_has_each_page_that_was_stored_to_once() {
 fn p14_a_slot_that_moves_takes_what_its_leaves_know_along() {
     let (space, arena) = space(&[slot(0, 0, 2 * MIB)], Level::Page4K);
     let words: &'static [AtomicU64] = Vec::leak((0..8).map(|_| AtomicU64::new(0)).collect());
-    // SAFETY: the words live for ever.
+    // SAFETY: the words live forever.
     run(&space, unsafe { space.start_log(SlotId(0), DirtyLog::new(words), LogWay::DirtyBits) }.unwrap());
     store(&space, arena, 5 * PAGE);
     run(&space, space.move_to(SlotId(0), Gpa(16 * MIB)).unwrap());
@@ -159,7 +159,7 @@ fn splitting_without_tables_left_zaps_instead() {
     touch(&space, 0..8 * MIB);
     let words: &'static [AtomicU64] = Vec::leak((0..32).map(|_| AtomicU64::new(0)).collect());
     arena.limit.store(1, Relaxed);
-    // SAFETY: the words live for ever.
+    // SAFETY: the words live forever.
     run(&space, unsafe { space.start_log(SlotId(0), DirtyLog::new(words), LogWay::DirtyBits) }.unwrap());
     assert_eq!(leaf_count(&space, 0..8 * MIB), 0);
     arena.limit.store(u64::MAX, Relaxed);
@@ -202,7 +202,7 @@ fn an_audit_finds_a_translation_that_outlived_its_slot() {
     touch(&space, 0..4 * PAGE);
     run(&space, space.remove(SlotId(0)).unwrap());
     assert_eq!(space.audit().unwrap().leaf_count, 0);
-    // What a zap that missed it would leave.
+    // The state that a zap would leave if it missed the translation.
     space.tables().install(0, PhysAddr(0x10_0000_0000), Level::Page4K, paging::Permissions::RWX).unwrap();
     let audit = space.audit().unwrap();
     assert_eq!((audit.leaf_count, audit.wrong_count), (1, 1));
@@ -235,7 +235,7 @@ fn a17_pieces_are_announced_before_there_are_any() {
 
     let (space, _) = self::space(&[slot(0, 0, 2 * MIB)], Level::Page2M);
     let words: &'static [AtomicU64] = Vec::leak((0..8).map(|_| AtomicU64::new(0)).collect());
-    // SAFETY: the words live for ever.
+    // SAFETY: the words live forever.
     let job = unsafe { space.start_log(SlotId(0), DirtyLog::new(words), LogWay::DirtyBits) }.unwrap();
     assert!(space.has_pieces(), "before the first page is split");
     run(&space, job);

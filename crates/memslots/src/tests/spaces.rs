@@ -100,7 +100,7 @@ fn p11_all_spaces_are_shown_before_any_is_waited_for() {
         };
         quiesced.finish(free).unwrap();
         assert_eq!(spaces, [SpaceId::FIRST, OTHER]);
-        // As it was, for the next round.
+        // Back to the initial state, for the next round.
         let mut update = memslots.begin_update().unwrap();
         // SAFETY: the test only looks slots up.
         unsafe { update.add(slot(1, 0, 1, 0)) }.unwrap();

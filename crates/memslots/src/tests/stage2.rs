@@ -1,4 +1,4 @@
-//! Jobs that detach, collapse, and log, above all with the tables of Arm's stage 2.
+//! Jobs that detach, collapse, and log, mainly with the tables of Arm's stage 2.
 
 use std::sync::atomic::AtomicU64;
 use std::vec::Vec;
@@ -116,7 +116,7 @@ fn a_slot_page_by_page_takes_a_flush_for_each() {
 fn p14_a_log_that_is_cancelled_leaves_a_gigabyte_in_one_page() {
     let (space, arena) = space(&[slot(0, GIB, GIB)], Level::Page1G);
     assert_eq!(space.fault(Gpa(GIB), true), Fault::Installed(Level::Page1G));
-    // SAFETY: the words live for ever.
+    // SAFETY: the words live forever.
     let job = unsafe { space.start_log(SlotId(0), log(1 << 18), LogWay::DirtyBits) }.unwrap();
     drop(run_wide(&space, job));
     assert_eq!((leaf_count(&space, 0..4 * GIB), arena.count()), (1 << 18, 1 + 513));
@@ -163,7 +163,7 @@ fn a_collapse_is_a_job_of_its_own_and_not_for_slots_with_a_log() {
     assert_eq!(space.tables().query(2 * GIB).unwrap().level, Level::Page2M);
     assert_eq!(space.audit().unwrap().wrong_count, 0);
     assert_eq!(arena.count(), 2);
-    // SAFETY: the words live for ever.
+    // SAFETY: the words live forever.
     run(&space, unsafe { space.start_log(SlotId(0), log(1024), LogWay::WriteFaults) }.unwrap());
     assert_eq!(space.collapse(SlotId(0)).err(), Some(SlotError::HasLog));
     assert_eq!(space.collapse(SlotId(9)).err(), Some(SlotError::UnknownId));
@@ -172,7 +172,7 @@ fn a_collapse_is_a_job_of_its_own_and_not_for_slots_with_a_log() {
 #[test]
 fn p14_leaves_of_a_log_by_faults_need_no_dirty_bits_of_the_processor() {
     let (space, _) = space(&[slot(0, GIB, 2 * MIB)], Level::Page4K);
-    // SAFETY: the words live for ever.
+    // SAFETY: the words live forever.
     run(&space, unsafe { space.start_log(SlotId(0), log(512), LogWay::WriteFaults) }.unwrap());
     assert_eq!(space.fault(Gpa(GIB), false), Fault::Installed(Level::Page4K));
     for (gpa, fault) in [(GIB, Fault::Upgraded), (GIB + PAGE, Fault::Installed(Level::Page4K))] {
@@ -205,7 +205,7 @@ fn p14_a_log_of_a_slot_that_begins_anywhere_names_the_right_pages() {
     for slot in &slots {
         touch(&space, slot.range());
     }
-    // SAFETY: the words live for ever.
+    // SAFETY: the words live forever.
     run(&space, unsafe { space.start_log(SlotId(0), log(200), LogWay::DirtyBits) }.unwrap());
     let dirty = [0, 1, 26, 27, 28, 63, 64, 90, 91, 92, 127, 128, 199];
     for page in dirty {

@@ -1,9 +1,9 @@
-//! Memory is gone through in pieces, whatever slots come and go meanwhile.
+//! Memory is traversed in pieces, whatever slots are added or removed meanwhile.
 
 use super::{PAGE, slot};
 use crate::{Memslots, Piece, Sweep};
 
-/// Slots of 5 and 2 pages, one behind the other, and 3 more further up.
+/// Slots of 5 and 2 pages, adjacent, and 3 more further up.
 fn memslots() -> Memslots {
     let mut memslots = Memslots::new(40);
     for (id, page, count) in [(1, 4, 5), (2, 9, 2), (3, 100, 3)] {

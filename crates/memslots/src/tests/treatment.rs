@@ -3,8 +3,8 @@ use crate::sync::AtomicU64;
 use crate::treatment::SlotChange;
 use crate::{DirtyLog, Gpa, Memslots, PhysAddr, Retired, Slot, SlotFlags, SlotId, SpaceId, Treatment};
 
-/// What an update of slot 1 is: read-only or not and its log, before and after; and where it is
-/// after.
+/// An update of slot 1: whether it is read-only and its log, before and after; and its place
+/// afterwards.
 fn treatment(
     (was_rom, old_log): (bool, Option<DirtyLog>),
     (is_rom, new_log): (bool, Option<DirtyLog>),
@@ -40,8 +40,8 @@ fn p8_every_pair_of_changes_has_the_treatment_that_serves_both() {
         for ((was_rom, is_rom), expected) in kinds.into_iter().zip(expected) {
             let decided = treatment((was_rom, before), (is_rom, after), |slot| slot);
             assert_eq!(decided, expected, "{was_rom} {before:?} to {is_rom} {after:?}");
-            // Elsewhere, of another size, or with other memory behind it: nothing is right any
-            // more.
+            // Elsewhere, of another size, or with other memory behind it: no translation is right
+            // any more.
             for place in [
                 |slot| Slot { gpa: Gpa(17 * PAGE), ..slot },
                 |slot| Slot { size: 3 * PAGE, ..slot },
@@ -61,7 +61,7 @@ fn p8_only_what_takes_something_away_needs_a_receipt() {
     assert!(![Treatment::Nothing, Treatment::Collapse].into_iter().any(needs));
 }
 
-/// The changes of an update: what to do, and where.
+/// The changes of an update: the treatment, and the range.
 fn changes(memslots: &Memslots, edit: impl FnOnce(&mut crate::Update<'_>)) -> Vec<(u16, Treatment, u64)> {
     let mut update = memslots.begin_update().unwrap();
     edit(&mut update);

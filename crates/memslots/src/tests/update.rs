@@ -178,7 +178,7 @@ fn p13_what_was_kept_of_a_slot_is_void_once_it_has_moved() {
     assert_eq!(memory.read_u64(new), Ok(42));
 }
 
-/// The second update takes the copy up again in which the slot was, and changes nothing there.
+/// The second update reuses the copy that contained the slot, and changes nothing there.
 #[test]
 fn p13_what_was_located_in_a_copy_of_long_ago_stays_void() {
     let backing = Backing::new(1);
@@ -230,14 +230,14 @@ fn p9_no_generation_comes_twice() {
     assert_eq!(memslots.begin_update().unwrap_err(), SlotError::Busy);
 }
 
-/// A writer replaces the memory behind two pages again and again, and poisons what it gets back. No
-/// reader ever sees poison, or the pages from two different updates.
+/// A writer replaces the memory behind two pages repeatedly, and poisons the memory it gets back.
+/// No reader ever sees poison, or the pages from two different updates.
 #[test]
 fn p12_readers_never_see_given_back_memory_or_half_an_update() {
     const POISON: u64 = 0xdead;
     let rounds: u64 = if cfg!(miri) { 20 } else { 200 };
     let backings = [Backing::new(2), Backing::new(2)];
-    // Through which the writer reaches the memory.
+    // The writer accesses the memory through these.
     let mut own = Memslots::new(48);
     let mut memslots = Memslots::new(48);
     for (index, backing) in backings.iter().enumerate() {

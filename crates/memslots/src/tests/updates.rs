@@ -39,7 +39,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A slot and which log it has.
+/// A slot and its log.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Entry {
     space: SpaceId,
@@ -55,7 +55,7 @@ struct Leaf {
     pa: PhysAddr,
     is_writable: bool,
     is_small: bool,
-    /// No store goes through it unseen: it is not writable, or its dirty bit is clear.
+    /// No store through it goes unnoticed: it is not writable, or its dirty bit is clear.
     is_clean: bool,
 }
 
@@ -65,7 +65,7 @@ struct Model {
     logs: [DirtyLog; LOGS],
     entries: Vec<Entry>,
     leaves: Vec<Leaf>,
-    /// What is marked in each log.
+    /// The marked pages of each log.
     marked: [u64; LOGS],
 }
 
@@ -86,7 +86,7 @@ impl Model {
         entries.iter().position(is_it).ok_or(SlotError::UnknownId)
     }
 
-    /// Whether a slot has its place in the space.
+    /// Whether a slot fits in the space.
     fn check_place(entries: &[Entry], space: SpaceId, slot: &Slot) -> Result<(), SlotError> {
         if slot.gpa.0 + slot.size > 1 << BITS {
             return Err(SlotError::TooHigh);
@@ -101,7 +101,7 @@ impl Model {
         first.map_or(Ok(()), |entry| Err(SlotError::Overlap(entry.slot.id)))
     }
 
-    /// What an operation does to a list, by the book.
+    /// The expected effect of an operation on a list.
     fn expect(&self, entries: &mut Vec<Entry>, space: SpaceId, op: &Op) -> Result<(), SlotError> {
         match *op {
             Op::Add { id, .. } => {
@@ -232,7 +232,7 @@ impl Model {
         Ok(())
     }
 
-    /// What has not been zapped is right by the slots of now; and then faults make what is missing.
+    /// Remaining translations are right by the current slots; faults then add the missing ones.
     fn check_leaves(&mut self, before: &[Entry]) -> Result<(), TestCaseError> {
         for leaf in &self.leaves {
             let memory = self.memslots.memory_of(leaf.space);
@@ -298,7 +298,7 @@ impl Model {
             let mut words = [0];
             let fetch = self.memslots.memory_of(*space).fetch_dirty(slot.id, 0, &mut words).unwrap();
             fetch.finish(&receipt(), stamp()).unwrap();
-            // Two slots may have one log; bits behind the last page are dropped.
+            // Two slots may have one log; bits beyond the last page are dropped.
             let pages = (1 << (slot.size / PAGE)) - 1;
             prop_assert_eq!(words[0], self.marked[*log] & pages, "{:?}", slot);
             self.marked[*log] = 0;
@@ -311,7 +311,7 @@ fn is_of(leaf: &Leaf, space: SpaceId, slot: &Slot) -> bool {
     leaf.space == space && leaf.gpas == slot.range()
 }
 
-/// Does to a leaf what its slot's change demands; false if it is zapped.
+/// Applies the treatment of its slot's change to a leaf; false if it is zapped.
 fn treat(leaf: &mut Leaf, change: &SlotChange) -> bool {
     if !is_of(leaf, change.space, &change.former) {
         return true;
@@ -320,7 +320,7 @@ fn treat(leaf: &mut Leaf, change: &SlotChange) -> bool {
         Treatment::Nothing => {}
         Treatment::Collapse => leaf.is_small = false,
         Treatment::WriteProtect => (leaf.is_writable, leaf.is_clean) = (false, true),
-        // By dirty bits, which leave write access.
+        // By dirty bits, which keep write access.
         Treatment::StartLog => (leaf.is_small, leaf.is_clean) = (true, true),
         Treatment::Zap => return false,
     }

@@ -1,5 +1,5 @@
-//! What the walker runs on here: small tables, and processors that walk them and store by what they
-//! find.
+//! The environment of the walker: small tables, and processors that walk them and store through the
+//! translations they find.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::{
 pub(super) struct Tiny<const LEVELS: u32>;
 
 impl<const LEVELS: u32> Tiny<LEVELS> {
-    /// What an entry of the root covers.
+    /// The span of an entry of the root.
     pub(super) fn entry_len() -> u64 {
         Self::ROOT.size()
     }
@@ -78,7 +78,7 @@ struct Tables {
     all: Vec<Entries>,
     taken: AtomicUsize,
     used: AtomicUsize,
-    /// Those that were freed, unless nobody ever had them.
+    /// Tables that were freed, except those that were never used.
     freed: AtomicUsize,
 }
 
@@ -89,13 +89,13 @@ impl Memory {
         Self(Arc::new(Tables { all, taken, used, freed }))
     }
 
-    /// Number of tables that were taken and not given back unused.
+    /// Number of tables that were taken and not returned unused.
     pub(super) fn used_count(&self) -> usize {
         self.0.used.load(Relaxed)
     }
 }
 
-// SAFETY: each table is handed out once.
+// SAFETY: each table is allocated once.
 unsafe impl TableMemory for Memory {
     fn allocate(&self) -> Option<PhysAddr> {
         self.0.used.fetch_add(1, Relaxed);
@@ -121,19 +121,18 @@ unsafe impl TableMemory for Memory {
     }
 }
 
-/// A processor's walk: the entry at which it ends, and what it was.
+/// A processor's walk: the last entry, and its value.
 pub(super) fn walk<const N: u32>(table: &Table<N>, address: u64) -> (&AtomicU64, u64) {
     walk_by(table, address, |cell| cell.load(Acquire))
 }
 
-/// What is in an entry in the end. Loom lets a load find a value that an exchange has replaced, if
-/// the exchange and the latest store are not ordered otherwise; a read-modify-write finds the
-/// latest.
+/// The final value of an entry. Loom lets a load find a value that an exchange has replaced, if the
+/// exchange and the latest store are not ordered otherwise; a read-modify-write finds the latest.
 fn latest(cell: &AtomicU64) -> u64 {
     cell.fetch_or(0, AcqRel)
 }
 
-/// What there is at `address` when all threads have ended.
+/// The contents at `address` when all threads have ended.
 pub(super) fn last<const N: u32>(table: &Table<N>, address: u64) -> u64 {
     walk_by(table, address, latest).1
 }
@@ -154,15 +153,15 @@ fn walk_by<const N: u32>(
     }
 }
 
-/// What a processor may hold of `address`, if anything: the leaf.
+/// The leaf that a processor may hold for `address`, if any.
 pub(super) fn cached<const N: u32>(table: &Table<N>, address: u64) -> Option<u64> {
     let (_, entry) = walk(table, address);
     Amd64Nested::is_present(entry).then_some(entry)
 }
 
-/// A processor's store. Returns whether it went through.
+/// A processor's store. Returns whether it succeeded.
 pub(super) fn store<const N: u32>(table: &Table<N>, address: u64) -> bool {
-    // Each turn after the first finds what an editor or a fault has changed; there is one of each.
+    // Each iteration after the first finds a change by an editor or a fault; there is one of each.
     for _ in 0..3 {
         let (cell, entry) = walk(table, address);
         let allows =
@@ -178,7 +177,7 @@ pub(super) fn store<const N: u32>(table: &Table<N>, address: u64) -> bool {
     false
 }
 
-/// Checks that what a processor cached is right still, or will be flushed.
+/// Checks that a leaf that a processor cached is still right, or will be flushed.
 pub(super) fn check_cached<const N: u32>(
     table: &Table<N>,
     gather: &Gather<Memory>,

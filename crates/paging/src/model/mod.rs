@@ -1,8 +1,8 @@
-//! The walker under loom, and proof that what it does by exchange must be done so.
+//! The walker under loom, and proof that each of its exchanges is needed.
 //!
 //! [`machine`] has tables of two entries and processors that walk them. [`scenarios`] are small
-//! programs, generic over a [`Protocol`]: the real operations, or such with one of them spoilt.
-//! [`mutants`] spoil them, one by one. Run with `RUSTFLAGS="--cfg loom" cargo test -p quell-paging
+//! programs, generic over a [`Protocol`]: the real operations, or operations with one broken.
+//! [`mutants`] break them, one by one. Run with `RUSTFLAGS="--cfg loom" cargo test -p quell-paging
 //! --release --lib`.
 
 mod machine;
@@ -13,18 +13,18 @@ use machine::{Memory, Table, Tiny};
 
 use crate::{Gather, Installed, Level, MapError, PageTable, Permissions, PhysAddr, Progress, Tables};
 
-/// Pages of the smallest size; two make one of the next level, which is all that a root entry
-/// covers in two levels.
+/// Pages of the smallest size; two make one of the next level, which is the whole span of a root
+/// entry in two levels.
 const PAGE: u64 = 4096;
 const LARGE: u64 = 2 * PAGE;
 
-/// Where an input address leads.
+/// The physical target of an input address.
 fn target(address: u64) -> PhysAddr {
     PhysAddr((1 << 20) + address)
 }
 
-/// The operations that a mutant can replace. Changes are for all that the first entry of the root
-/// covers.
+/// The operations that a mutant can replace. Changes apply to the whole span of the root's first
+/// entry.
 trait Protocol: 'static {
     fn install<const N: u32>(
         table: &Table<N>,
@@ -34,8 +34,7 @@ trait Protocol: 'static {
         table.install(address, target(address), Level::Page4K, permissions)
     }
 
-    /// The frames' owner wants to know them before the flush: the tables are gone through, and
-    /// frozen.
+    /// The frames' owner needs to know them before the flush: the tables are walked and frozen.
     fn zap<const N: u32>(table: &Table<N>, tables: Tables) -> Gather<Memory> {
         let len = Tiny::<N>::entry_len();
         let mut change = table.edit().unwrap().zap(0..len, tables).with_frames();
@@ -43,7 +42,7 @@ trait Protocol: 'static {
         change.take_gather().framed()
     }
 
-    /// The tables are gone through after the flush.
+    /// The tables are walked after the flush.
     fn detach<const N: u32>(table: &Table<N>) -> Gather<Memory> {
         let len = Tiny::<N>::entry_len();
         table.edit().unwrap().zap(0..len, Tables::Free).finish()
@@ -56,7 +55,7 @@ trait Protocol: 'static {
         table.edit().unwrap().write_protect(0..LARGE).finish()
     }
 
-    /// Also tells how many leaves were dirty.
+    /// Also returns how many leaves were dirty.
     fn clean(table: &Table<2>) -> (Gather<Memory>, usize) {
         let mut count = 0;
         let gather = table.edit().unwrap().clean(0..LARGE, |_| count += 1).finish();

@@ -1,7 +1,7 @@
-//! The protocol with one operation spoilt, and the scenario that notices.
+//! The protocol with one operation broken, and the scenario that detects it.
 //!
-//! Each mutant does by load and store what the real operation does by exchange, or does it in
-//! another order, or leaves out what its comment names.
+//! Each mutant uses a load and a store where the real operation uses an exchange, or changes the
+//! order, or omits the step that its comment names.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -18,12 +18,12 @@ use crate::{
     Amd64Nested, Editor, Format, Gather, Installed, Level, MapError, Permissions, PhysAddr, Stamp, Tables,
 };
 
-/// A gather for what a mutant has done.
+/// A gather for a mutant's change.
 fn gather<const N: u32>(editor: &Editor<'_, Tiny<N>, Memory>) -> Gather<Memory> {
     Gather::new(editor.table.memory.clone(), Entry::decode::<Tiny<N>>, editor.table.stamp())
 }
 
-/// The real cutting off of the first table of the root, with another way of emptying it.
+/// The real operation that cuts off the root's first table, with the emptying replaced.
 fn cut_by<const N: u32>(table: &Table<N>, freeze: impl Fn(&AtomicU64)) -> Gather<Memory> {
     cut_and_tell(table, freeze, |gather| {
         let level = Tiny::<N>::ROOT;
@@ -31,7 +31,7 @@ fn cut_by<const N: u32>(table: &Table<N>, freeze: impl Fn(&AtomicU64)) -> Gather
     })
 }
 
-/// The same, with another way of telling what is to be flushed.
+/// The same, with the flush ranges replaced.
 fn cut_and_tell<const N: u32>(
     table: &Table<N>,
     freeze: impl Fn(&AtomicU64),
@@ -49,7 +49,7 @@ fn cut_and_tell<const N: u32>(
     gather
 }
 
-/// Defines a mutant, and the test that it fails: a scenario, and what is seen to go wrong there.
+/// Defines a mutant, and the test that it fails: a scenario, and the failure seen there.
 macro_rules! mutant {
     ($(#[$doc:meta])+ $name:ident fails $test:ident: $scenario:ident, $expected:literal, { $($body:item)+ }) => {
         $(#[$doc])+
@@ -77,7 +77,7 @@ mutant! {
 }
 
 mutant! {
-    /// Only leaves are frozen, absent entries are passed over.
+    /// Only leaves are frozen, absent entries are skipped.
     FreezeLeaves fails p1_absent_entries_of_a_cut_table_not_frozen: install_and_cut, "is filled", {
         fn zap<const N: u32>(table: &Table<N>, _: Tables) -> Gather<Memory> {
             cut_by(table, |entry| {
@@ -90,7 +90,7 @@ mutant! {
 }
 
 mutant! {
-    /// The gather names the leaves that were met instead of all that the table covers.
+    /// The gather names the leaves that were met instead of the whole span of the table.
     GatherMet fails p1_only_leaves_that_were_met_are_flushed: install_and_cut, "not flushed", {
         fn zap<const N: u32>(table: &Table<N>, _: Tables) -> Gather<Memory> {
             cut_and_tell(table, |entry| overwrite(entry, FROZEN), |gather| {
@@ -101,7 +101,7 @@ mutant! {
 }
 
 mutant! {
-    /// Upper-level entries are frozen by a store: a table that a fault has just put there is lost.
+    /// Upper-level entries are frozen by a store: a table that a fault has just added is lost.
     FreezeTablesByStore fails p1_upper_entries_frozen_by_store: install_below_a_cut, "a table was lost", {
         fn zap<const N: u32>(table: &Table<N>, _: Tables) -> Gather<Memory> {
             cut_by(table, |entry| {
@@ -115,7 +115,8 @@ mutant! {
 }
 
 mutant! {
-    /// A mark is cleared by load and store: a leaf that has just overwritten it goes, unflushed.
+    /// A mark is cleared by load and store: a leaf that has just overwritten it is removed,
+    /// unflushed.
     ClearMarkByStore fails p5_mark_cleared_by_load_and_store: install_over_mark, "not flushed", {
         fn zap<const N: u32>(table: &Table<N>, _: Tables) -> Gather<Memory> {
             let editor = table.edit().unwrap();
@@ -131,7 +132,7 @@ mutant! {
 }
 
 mutant! {
-    /// A fault fills an entry by load and store: it thaws one that has been frozen.
+    /// A fault fills an entry by load and store: it thaws a frozen entry.
     InstallByStore fails p1_install_by_load_and_store: install_and_cut, "is filled", {
         fn install<const N: u32>(table: &Table<N>, address: u64, permissions: Permissions)
             -> Result<Installed, MapError>
@@ -145,7 +146,7 @@ mutant! {
     }
 }
 
-/// More rights by load and store.
+/// Adds rights by load and store.
 fn upgrade_by_store<const N: u32>(table: &Table<N>, address: u64, added: Permissions) {
     let (cell, leaf) = walk(table, address);
     if Amd64Nested::is_present(leaf) {
@@ -155,7 +156,7 @@ fn upgrade_by_store<const N: u32>(table: &Table<N>, address: u64, added: Permiss
 }
 
 mutant! {
-    /// A leaf gets more rights by load and store, after it has been frozen.
+    /// Rights are added to a leaf by load and store, after it has been frozen.
     UpgradeByStore fails p1_upgrade_by_load_and_store: upgrade_and_cut, "is filled", {
         fn install<const N: u32>(table: &Table<N>, address: u64, permissions: Permissions)
             -> Result<Installed, MapError>
@@ -167,7 +168,7 @@ mutant! {
 }
 
 mutant! {
-    /// The same, and it gives back the right to store.
+    /// The same, and it restores the right to store.
     UpgradeUnprotects fails p14_upgrade_gives_back_what_protection_took: upgrade_and_protect, "nobody has asked", {
         fn install<const N: u32>(table: &Table<N>, address: u64, permissions: Permissions)
             -> Result<Installed, MapError>
@@ -179,7 +180,7 @@ mutant! {
 }
 
 mutant! {
-    /// Write protection by load and store: a dirty bit that was set in between is gone.
+    /// Write protection by load and store: a dirty bit that was set in between is lost.
     ProtectByStore fails p14_write_protection_by_load_and_store: store_and_protect, "a store is not known", {
         fn write_protect(table: &Table<2>) -> Gather<Memory> {
             let editor = table.edit().unwrap();
@@ -194,7 +195,7 @@ mutant! {
 }
 
 mutant! {
-    /// The dirty bit is looked at, and then cleared: a store in between goes unnoticed.
+    /// The dirty bit is read, and then cleared: a store in between goes unnoticed.
     CleanByStore fails p14_clean_by_load_and_store: store_and_clean, "a store is not known", {
         fn clean(table: &Table<2>) -> (Gather<Memory>, usize) {
             let editor = table.edit().unwrap();
@@ -222,7 +223,7 @@ mutant! {
 }
 
 mutant! {
-    /// The large leaf is replaced by a store: a dirty bit that was set in between is gone.
+    /// The large leaf is replaced by a store: a dirty bit that was set in between is lost.
     SplitByStore fails p14_split_by_store: store_and_split, "a store is not known", {
         fn split(table: &Table<2>) -> Gather<Memory> {
             let editor = table.edit().unwrap();
@@ -239,7 +240,7 @@ mutant! {
 }
 
 mutant! {
-    /// The leaf that replaces a table is clean: what the pieces have recorded is gone.
+    /// The leaf that replaces a table is clean: the dirty state of the pieces is lost.
     CollapseClean fails p14_collapse_to_a_clean_leaf: install_and_collapse, "a store is not known", {
         fn collapse(table: &Table<2>) -> Gather<Memory> {
             let gather = Real::collapse(table);
@@ -250,8 +251,8 @@ mutant! {
     }
 }
 
-/// The real cutting off of the first table of the root, with other ways to link what goes and to
-/// tell what is to be flushed.
+/// The real operation that cuts off the root's first table, with the linking and the flush ranges
+/// replaced.
 fn detach_by<const N: u32>(
     table: &Table<N>,
     hold: impl FnOnce(&mut Gather<Memory>, PhysAddr, Level),
@@ -275,7 +276,7 @@ fn tell_all(gather: &mut Gather<Memory>) {
 
 mutant! {
     /// The first entry of a detached table is linked by load and store: a table that a fault has
-    /// just put there is lost.
+    /// just added is lost.
     LinkByStore fails p1_link_by_load_and_store: install_at_link, "a table was lost", {
         fn detach<const N: u32>(table: &Table<N>) -> Gather<Memory> {
             detach_by(table, |gather, next, level| {
@@ -290,8 +291,8 @@ mutant! {
 }
 
 mutant! {
-    /// Tables below are looked for when the tree is detached, and not again: one that a fault puts
-    /// there is lost.
+    /// Tables below are searched for when the tree is detached, and not again: one that a fault
+    /// adds is lost.
     ReclaimEarly fails p1_tables_below_counted_before_the_flush: install_below, "a table was lost", {
         fn detach<const N: u32>(table: &Table<N>) -> Gather<Memory> {
             detach_by(table, |gather, next, level| {
@@ -307,7 +308,7 @@ mutant! {
 }
 
 mutant! {
-    /// What faults find in a detached table before the flush is not covered by it.
+    /// The flush does not cover the entries that faults add to a detached table before it.
     DetachTellsLeaves fails p1_only_leaves_of_a_detached_table_are_flushed: install_and_detach, "not flushed", {
         fn detach<const N: u32>(table: &Table<N>) -> Gather<Memory> {
             detach_by(table, |gather, next, level| gather.detach(next, level), |gather| {
@@ -318,7 +319,7 @@ mutant! {
 }
 
 mutant! {
-    /// A receipt says that processors were flushed, and nothing of faults that were on their way.
+    /// A receipt covers processors, but not faults in progress.
     ReceiptForProcessors fails p1_reclaiming_under_a_fault: install_and_reclaim, "a table that is free", {
         const WAITS: bool = false;
     }
@@ -346,7 +347,7 @@ fn install_below<P: Protocol>() {
 }
 
 mutant! {
-    /// The stamp is taken before the change: a flush in the middle of it passes for one after it.
+    /// The stamp is taken before the change: a flush during the change passes for one after it.
     StampEarly fails o8_stamp_before_the_change: zap_and_flush, "is taken", {
         fn zap<const N: u32>(table: &Table<N>, tables: Tables) -> Gather<Memory> {
             let stamp = {

@@ -68,7 +68,7 @@ pub(super) fn install_and_cut<P: Protocol>() {
     check_tables(unshared(shared), &memory, gather);
 }
 
-/// A fault that makes a table in one that is being cut off.
+/// A fault that adds a table to one that is being cut off.
 pub(super) fn install_below_a_cut<P: Protocol>() {
     let (shared, memory) = table::<3>();
     shared.install(0, target(0), Level::Page2M, RWX).unwrap();
@@ -84,8 +84,8 @@ pub(super) fn install_below_a_cut<P: Protocol>() {
     check_tables(unshared(shared), &memory, gather);
 }
 
-/// A fault in a table that is detached, which may fill it until the flush; what it has put there
-/// goes with it.
+/// A fault in a table that is detached, which may fill it until the flush; its entries are removed
+/// with the table.
 pub(super) fn install_and_detach<P: Protocol>() {
     let (shared, memory) = table::<2>();
     shared.install(0, target(0), Level::Page4K, RWX).unwrap();
@@ -100,7 +100,7 @@ pub(super) fn install_and_detach<P: Protocol>() {
     check_tables(unshared(shared), &memory, gather);
 }
 
-/// A fault that makes a table below one that is detached: in its first entry, or in another.
+/// A fault that adds a table below one that is detached: in its first entry, or in another.
 pub(super) fn install_below_a_detached<P: Protocol, const FIRST: bool>() {
     let (shared, memory) = table::<3>();
     let (there, faulted) = if FIRST { (LARGE, 0) } else { (0, LARGE) };
@@ -115,7 +115,7 @@ pub(super) fn install_below_a_detached<P: Protocol, const FIRST: bool>() {
     check_tables(unshared(shared), &memory, gather);
 }
 
-/// A detached table is freed while a fault may be on its way through it: not before its section has
+/// A detached table is freed while a fault may still walk through it: not before its section has
 /// ended.
 pub(super) fn install_and_reclaim<P: Protocol>() {
     let (shared, memory) = table::<2>();
@@ -151,7 +151,7 @@ pub(super) fn install_over_mark<P: Protocol>() {
     check_tables(unshared(shared), &memory, gather);
 }
 
-/// A fault that gives a leaf more rights, in a table that is being cut off.
+/// A fault that adds rights to a leaf, in a table that is being cut off.
 pub(super) fn upgrade_and_cut<P: Protocol>() {
     let (shared, memory) = table::<2>();
     shared.install(0, target(0), Level::Page4K, Permissions::RX).unwrap();
@@ -167,7 +167,7 @@ pub(super) fn upgrade_and_cut<P: Protocol>() {
     check_tables(unshared(shared), &memory, gather);
 }
 
-/// A fault that gives a leaf the right to execute while it loses the right to store.
+/// A fault that adds the right to execute to a leaf while it loses the right to store.
 pub(super) fn upgrade_and_protect<P: Protocol>() {
     let (shared, memory) = table::<2>();
     shared.install(0, target(0), Level::Page4K, Permissions::RW).unwrap();
@@ -182,7 +182,7 @@ pub(super) fn upgrade_and_protect<P: Protocol>() {
     check_tables(unshared(shared), &memory, gather);
 }
 
-/// A store while the leaf loses the right to it.
+/// A store while the leaf loses the right to store.
 pub(super) fn store_and_protect<P: Protocol>() {
     let (shared, memory) = table::<2>();
     shared.install(0, target(0), Level::Page4K, TRACKED).unwrap();
@@ -196,7 +196,7 @@ pub(super) fn store_and_protect<P: Protocol>() {
     check_tables(unshared(shared), &memory, gather);
 }
 
-/// A store, and another by what the processor holds, while the leaf is made clean.
+/// A store, and another through the processor's cached leaf, while the leaf is made clean.
 pub(super) fn store_and_clean<P: Protocol>() {
     let (shared, memory) = table::<2>();
     shared.install(0, target(0), Level::Page4K, TRACKED).unwrap();
@@ -241,8 +241,8 @@ pub(super) fn install_and_collapse<P: Protocol>() {
     check_tables(unshared(shared), &memory, gather);
 }
 
-/// A flush that is issued while a page is zapped: if its receipt is taken, nobody who walks after
-/// the flush finds the page.
+/// A flush that is issued while a page is zapped: if its receipt is accepted, no walk after the
+/// flush finds the page.
 pub(super) fn zap_and_flush<P: Protocol>() {
     let (shared, memory) = table::<2>();
     shared.install(0, target(0), Level::Page4K, RWX).unwrap();

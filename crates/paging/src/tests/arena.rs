@@ -1,4 +1,5 @@
-//! Table memory that notices leaks, double frees, use after free, and tables that come back dirty.
+//! Table memory that detects leaks, double frees, use after free, and tables that are not zero when
+//! freed.
 
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
@@ -7,16 +8,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use super::observer::Observer;
 use crate::{Entries, FlushRange, PhysAddr, TableMemory};
 
-/// Where the first table seems to be.
+/// The pretended address of the first table.
 const BASE: u64 = 0x10_0000;
 
 pub(super) struct Arena {
     tables: Vec<Entries>,
     in_use: Vec<AtomicBool>,
-    /// Watches what is done to the tables, if that is asked for.
+    /// Watches the operations on the tables, if set.
     observer: Mutex<Option<Observer>>,
     is_observed: AtomicBool,
-    /// What its processors can do.
+    /// A feature of its processors.
     pub(super) resizes_in_place: AtomicBool,
 }
 
@@ -47,21 +48,21 @@ impl Arena {
         ((table.0 - BASE) / 4096) as usize
     }
 
-    /// Has an observer watch a tree from now on.
+    /// Makes an observer watch a tree from now on.
     pub(super) fn watch(&self, observer: Observer) {
         *self.observer.lock().unwrap() = Some(observer);
         self.is_observed.store(true, Relaxed);
     }
 
-    /// Asks or tells the observer, if there is one.
+    /// Queries or notifies the observer, if there is one.
     pub(super) fn observe<R>(&self, observe: impl FnOnce(&mut Observer) -> R) -> Option<R> {
-        // Threads that race should not meet in the lock.
+        // Racing threads should not contend for the lock.
         let is_observed = self.is_observed.load(Relaxed);
         is_observed.then(|| self.observer.lock().unwrap().as_mut().map(observe)).flatten()
     }
 }
 
-// SAFETY: a table is handed out only while it is not in use, and zero, which `free` sees to.
+// SAFETY: a table is allocated only while it is not in use, and zero, which `free` ensures.
 unsafe impl TableMemory for &Arena {
     fn allocate(&self) -> Option<PhysAddr> {
         let take = |used: &AtomicBool| !used.load(Relaxed) && !used.swap(true, Relaxed);

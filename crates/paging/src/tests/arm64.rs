@@ -52,7 +52,7 @@ fn stage_1_entries_have_the_bits_of_the_manual() {
     assert_eq!(Arm64Stage1::table(PA), 0x4000_0003);
 }
 
-/// P14: the dirty state, through all that happens to a leaf.
+/// P14: the dirty state, through every operation on a leaf.
 fn dirty_state<F: Format>() {
     for level in [Level::Page4K, Level::Page2M] {
         let leaf = F::leaf(PA, level, RW);
@@ -86,7 +86,7 @@ fn p14_the_dirty_state_survives_and_can_be_cleared() {
     dirty_state::<crate::Amd64Host>();
 }
 
-/// Every permission that a format admits comes back from the table as it went in.
+/// Every permission that a format admits is read back from the table unchanged.
 fn round_trip<F: Format>() {
     let arena = Arena::new(1024);
     let table = PageTable::<F, _>::new(&arena).unwrap();

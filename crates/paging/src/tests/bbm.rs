@@ -79,7 +79,7 @@ fn p3_a_table_that_is_cut_off_is_invalidated_at_once() {
     let mut table = observed::<Arm64Stage2<4>>(&arena, 2 * M2, Level::Page4K);
     let cut = table.zap(0..M2, Tables::Free);
     assert_eq!((break_count(&arena), cut.table_count()), (1, 1));
-    // Another table takes its place before the flush that the gather asks for.
+    // Another table takes its place before the flush that the gather requests.
     table.install(0x1000, PhysAddr(G + 0x1000), Level::Page4K, RWX).unwrap();
     look(&arena);
     cut.release(&never_walked()).unwrap();

@@ -48,7 +48,7 @@ fn storm(addresses: &[u64], level: Level) {
 
 #[test]
 fn p6_parallel_faults_have_one_winner_and_leak_no_table() {
-    // Each address needs new tables on every level, so that there is a race on each.
+    // Each address needs new tables on every level, so each level has a race.
     let count = if cfg!(miri) { 4 } else { 64 };
     let addresses: Vec<_> =
         (0..count).map(|index| index << 39 | index << 30 | index << 21 | index << 12).collect();
@@ -56,8 +56,8 @@ fn p6_parallel_faults_have_one_winner_and_leak_no_table() {
     storm(&addresses.iter().map(|address| address & !0x1f_ffff).collect::<Vec<_>>(), Level::Page2M);
 }
 
-/// The walks that are under way, as a flush engine knows them: one counter for each thread, odd
-/// during a walk.
+/// The walks in progress, as a flush engine tracks them: one counter for each thread, odd during a
+/// walk.
 struct Walks(Vec<AtomicU64>);
 
 impl Walks {
@@ -84,7 +84,7 @@ impl Walks {
 const FAULTERS: usize = if cfg!(miri) { 2 } else { 8 };
 const PAGES: u64 = if cfg!(miri) { 1024 } else { 4096 };
 
-/// What the threads share.
+/// The state that the threads share.
 struct Chase<'a, F: Format> {
     table: PageTable<F, &'a Arena>,
     walks: Walks,
@@ -103,16 +103,16 @@ impl<F: Format> Chase<'_, F> {
                 Ok(_) | Err(MapError::Raced) => {}
                 Err(error) => panic!("{error}"),
             }
-            // There may be fewer cores than threads; the one that zaps needs its turns.
+            // There may be fewer cores than threads; the thread that zaps needs its share.
             if random >> 60 == 0 {
                 std::thread::yield_now();
             }
         }
     }
 
-    /// Waits until a part of the pages is back.
+    /// Waits until some of the pages are mapped again.
     fn wait_for_faults(&self) {
-        // Counted in the table, since others may have filled it before this thread got here.
+        // Counted in the table, since others may have filled it before this thread arrived.
         let mapped = || {
             let mut count = 0;
             self.table.for_each(0..PAGES << 12, |_, _| count += 1);
@@ -132,7 +132,7 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// Zaps all again and again while the pages are faulted back in.
+/// Zaps everything repeatedly while the pages are faulted back in.
 fn chase<F: Format>(tables: Tables, rounds: usize) {
     let arena = Arena::new(PAGES as usize / 512 * 3 + 16 + FAULTERS);
     let chase = Chase {
@@ -163,7 +163,7 @@ fn chase<F: Format>(tables: Tables, rounds: usize) {
 fn zap_by_steps<'a, F: Format>(table: &PageTable<F, &'a Arena>, tables: Tables) -> Gather<&'a Arena> {
     let mut change = table.edit().unwrap().zap(0..PAGES << 12, tables);
     assert!(table.edit().is_none(), "one editor at a time");
-    // Each step is bounded, and their number is known: no fault can make it more.
+    // Each step is bounded, and their number is known: no fault can increase it.
     let steps_max = (PAGES + PAGES / 512 + 3).div_ceil(97) + 1;
     for step in 0.. {
         assert!(step <= steps_max, "the faults keep the zap from ending");

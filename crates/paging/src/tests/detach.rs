@@ -1,4 +1,4 @@
-//! P1, P3: trees that are cut off as a whole, and what becomes of them.
+//! P1, P3: trees that are cut off as a whole, and how they are freed.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -23,7 +23,7 @@ fn mapped<F: Format>(arena: &Arena, len: u64, level: Level) -> PageTable<F, &Are
     table
 }
 
-/// The same, with somebody who watches.
+/// The same, with an observer.
 fn observed(arena: &Arena) -> PageTable<Stage2, &Arena> {
     let mut table = PageTable::new(arena).unwrap();
     arena.watch(Observer::new::<Stage2>(table.root()));
@@ -90,7 +90,7 @@ fn p1_what_faults_put_into_a_detached_tree_is_reclaimed_with_it() {
     let middle = below(&table, table.root(), Level::Page1G, 0);
     let last = below(&table, middle, Level::Page2M, 0);
     let gather = detach(&table, G);
-    // A fault that was on its way through `middle`, and one through `last`.
+    // A fault still in progress through `middle`, and one through `last`.
     let late = TableMemory::allocate(&&arena).unwrap();
     for (at, index, value) in
         [(middle, 7, Stage2::table(late)), (last, 9, Stage2::leaf(PhysAddr(G), Level::Page4K, RWX))]
@@ -163,7 +163,7 @@ fn p3_what_was_detached_after_a_flush_is_not_thawed_for_it() {
     let freeing = second.release_in_steps(&IssuedAt(table.stamp())).unwrap();
     let flushed = freeing.flushed().unwrap();
     let _ = freeing.finish();
-    // One of another table says nothing.
+    // A receipt of another table proves nothing.
     let other = mapped::<Stage2>(&arena, M2, Level::Page4K);
     let _ = other.edit().unwrap().thaw(0..u64::MAX, flushed).finish();
     table.edit().unwrap().thaw(0..u64::MAX, flushed).finish().release(&never_walked()).unwrap();
@@ -210,7 +210,7 @@ fn p3_p18_pages_change_their_size_in_place_where_processors_can() {
     arena.watch(Observer::new::<Stage2>(table.root()));
     arena.resizes_in_place.store(true, Relaxed);
     let split = table.edit().unwrap().split(0..M2, Level::Page4K).finish();
-    // Both blocks at the level that they had, so that a hint is right.
+    // Both blocks at their former level, so that a hint is right.
     let block = |len, level| FlushRange { start: 0, len, level, tables: false };
     let expected = [block(G, Level::Page1G), block(M2, Level::Page2M)];
     assert_eq!(split.invalidation(), Invalidation::Ranges(&expected));

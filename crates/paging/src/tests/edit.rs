@@ -227,7 +227,7 @@ fn dismantling_gives_back_every_table() {
     let arena = Arena::new(64);
     let mut table = host(&arena);
     table.map(0..3 * G + 0x3000, PhysAddr(0x1000), Permissions::RW, Level::Page2M).unwrap_err();
-    // The first part is mapped: what there was memory for.
+    // The first part is mapped, as far as memory sufficed.
     let used_count = arena.used_count();
     assert_eq!(used_count, 64);
     let gather = table.dismantle();

@@ -1,4 +1,4 @@
-//! Frames that are held back until nobody reaches them.
+//! Frames that are held back until nothing reaches them.
 
 use super::arena::Arena;
 use super::{IssuedAt, never_walked};

@@ -23,7 +23,7 @@ const NOT_PRESENT: PageFault = PageFault::empty();
 const PROTECTION: PageFault = PageFault::PRESENT;
 const RESERVED: PageFault = PageFault::PRESENT.union(PageFault::RESERVED);
 
-/// Guest memory as 8-byte words; what is not listed is zero.
+/// Guest memory as 8-byte words; words not listed are zero.
 type Words<'a> = &'a [(u64, u64)];
 
 fn walk(
@@ -130,7 +130,7 @@ fn smep_refuses_a_supervisor_fetch_from_a_user_page() {
     assert_eq!(walk(&registers, &long([7, 7, 7, 3]), 0x1234, Access::FETCH), at(0x5234, 0x1000));
 }
 
-/// A supervisor's access to a user's page: by AC alone, and only where the program itself makes it.
+/// A supervisor access to a user page: allowed only by AC, and only if the program itself makes it.
 #[test]
 fn u11_smap_refuses_a_supervisor_access_to_a_user_page() {
     const AC: u64 = 1 << 18;
@@ -142,7 +142,7 @@ fn u11_smap_refuses_a_supervisor_access_to_a_user_page() {
         assert_eq!(walk(&LONG, &user, 0x1234, access), at(0x5234, 0x1000), "SMAP is off");
         assert_eq!(walk(&smap(2), &kernel, 0x1234, access), at(0x5234, 0x1000), "one level is a kernel's");
         assert_eq!(walk(&smap(2), &user, 0x1234, access | Access::USER), at(0x5234, 0x1000));
-        // What the processor accesses by itself is a supervisor's, AC or not, whatever runs.
+        // Implicit accesses are supervisor accesses, AC or not, whatever runs.
         for implicit in [access | Access::IMPLICIT, access | Access::IMPLICIT | Access::USER] {
             assert_eq!(walk(&smap(2 | AC), &user, 0x1234, implicit), fault(code));
             assert_eq!(walk(&smap(2), &kernel, 0x1234, implicit), at(0x5234, 0x1000));
@@ -260,7 +260,8 @@ fn p12_an_entry_that_cannot_be_read_ends_the_walk_with_its_address() {
     assert_eq!(result, Err(WalkError::Read { gpa: Gpa(0x1008), error: "hole" }), "aligned to 8 bytes");
 }
 
-/// The walker that builds tables and the one that reads a guest's are two programs for one format.
+/// The walker that builds tables and the one that reads a guest's are two implementations of one
+/// format.
 #[test]
 fn agrees_with_the_tables_that_this_crate_builds() {
     let arena = Arena::new(16);
@@ -303,7 +304,7 @@ fn agrees_with_the_tables_that_this_crate_builds() {
     }
 }
 
-/// Entries that look as a careless or hostile guest's might: mostly present, with any other bit.
+/// Entries such as a careless or hostile guest might write: mostly present, with any other bit.
 fn garbage() -> impl Strategy<Value = u64> {
     prop_oneof![
         any::<u64>(),

@@ -1,5 +1,5 @@
-//! Changes in small steps, with faults and stores in between, against processors that cache all
-//! they can.
+//! Changes in small steps, with faults and stores in between, against processors that cache as much
+//! as they can.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -27,7 +27,7 @@ enum Kind {
     Collapse,
 }
 
-/// What happens between two steps.
+/// An event between two steps.
 #[derive(Clone, Debug)]
 enum Event {
     Fault { page: u64, level: Level, permissions: Permissions },
@@ -43,10 +43,10 @@ fn pa(page: u64) -> PhysAddr {
     PhysAddr((4 << 30) + address(page))
 }
 
-/// What processors may hold, and what they have done by it.
+/// The translations that processors may hold, and the stores that they have made through them.
 #[derive(Default)]
 struct Tlb {
-    /// Every translation that there was, a page at a time.
+    /// Every translation that has existed, one page at a time.
     held: BTreeMap<u64, Vec<Mapping>>,
     stored: BTreeSet<u64>,
 }
@@ -61,7 +61,7 @@ impl Tlb {
         }
     }
 
-    /// A store, by any translation that allows it: one that is held and dirty leaves no trace.
+    /// A store through any translation that allows it: one that is held as dirty leaves no trace.
     fn store<F: Format>(&mut self, table: &PageTable<F, &Arena>, page: u64) {
         let silent = |mapping: &Mapping| mapping.permissions.contains(Permissions::WRITE) && mapping.is_dirty;
         if self.held.get(&page).is_some_and(|held| held.iter().any(silent)) {
@@ -77,7 +77,7 @@ impl Tlb {
         }
     }
 
-    /// Whatever is held and is more than what the table says must be in `flushed`.
+    /// A held translation that allows more than the table must be in `flushed`.
     fn check<F: Format>(&self, table: &PageTable<F, &Arena>, flushed: &[Range<u64>]) {
         for (&page, held) in &self.held {
             let now = table.query(address(page));
@@ -106,7 +106,7 @@ fn happen<F: Format>(table: &PageTable<F, &Arena>, tlb: &mut Tlb, event: &Event)
     }
 }
 
-/// Drives a change, with events between the steps, and returns what is to be flushed.
+/// Drives a change, with events between the steps, and returns the ranges to flush.
 fn drive<F: Format, S: DirtySink>(
     mut change: Change<'_, F, &Arena, S>,
     table: &PageTable<F, &Arena>,
@@ -210,7 +210,7 @@ proptest! {
         pages in pages(),
         steps in steps(),
     ) {
-        // A collapse needs its range to lie as its memory does.
+        // A collapse needs a range aligned like its memory.
         let pages = if matches!(kind, Kind::Collapse) { pages.start & !511..pages.end } else { pages };
         run::<Amd64Nested>(kind, &before, pages.clone(), &steps);
         run::<Arm64Stage2<3>>(kind, &before, pages, &steps);

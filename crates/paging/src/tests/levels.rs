@@ -1,4 +1,4 @@
-//! P17, P18: what the ranges of a gather say.
+//! P17, P18: the ranges of a gather.
 
 use super::arena::Arena;
 use super::never_walked;
@@ -26,7 +26,7 @@ const fn tables(start: u64, len: u64, level: Level) -> FlushRange {
     FlushRange { start, len, level, tables: true }
 }
 
-/// A page of each size, beside each other.
+/// A page of each size, next to each other.
 fn mixed(arena: &Arena) -> PageTable<Amd64Nested, &Arena> {
     let mut table = PageTable::new(arena).unwrap();
     table.map(G - M2 - 0x1000..2 * G, PhysAddr(G - M2 - 0x1000), RWX, Level::Page1G).unwrap();
@@ -51,7 +51,7 @@ fn p18_ranges_of_leaves_have_one_level_each() {
 #[test]
 fn p18_a_table_that_goes_is_told_and_so_is_the_smallest_leaf() {
     let arena = Arena::new(8);
-    // Below 1 GiB there are both sizes. What is in a table that is cut off is not looked at: a
+    // Below 1 GiB there are both sizes. The contents of a table that is cut off are not examined: a
     // table of 2 MiB pages may always have had tables below.
     let expected = [tables(0, G, Level::Page4K), leaves(G, G, Level::Page1G)];
     assert_eq!(ranges(mixed(&arena).zap(0..4 * G, Tables::Free)), expected);

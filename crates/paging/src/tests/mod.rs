@@ -1,4 +1,4 @@
-//! Tests of the walker, by what they catch.
+//! Tests of the walker, grouped by the errors that they catch.
 
 mod arena;
 mod arm64;
@@ -33,7 +33,7 @@ fn never_walked() -> NeverWalked {
     unsafe { NeverWalked::new() }
 }
 
-/// A receipt as a flush engine's glue makes it: for a flush that was issued at a stamp.
+/// A receipt as a flush engine's glue code creates it: for a flush that was issued at a stamp.
 struct IssuedAt(Stamp);
 
 // SAFETY: no processor is given the root of a test's table.

@@ -39,14 +39,14 @@ fn contents<F: Format>(table: &PageTable<F, &Arena>) -> Model {
     (0..PAGES).filter_map(look).collect()
 }
 
-/// A page table, and what should be in it.
+/// A page table, and its expected contents.
 struct Compared<'a, F: Format> {
     table: PageTable<F, &'a Arena>,
     model: Model,
 }
 
 impl<'a, F: Format> Compared<'a, F> {
-    /// Performs an operation on both. Returns the pages that it may have touched, and what it owes.
+    /// Performs an operation on both. Returns the pages that it may have touched, and its gathers.
     fn apply(&mut self, op: Op, pace: &Pace) -> (Range<u64>, Vec<Gather<&'a Arena>>) {
         match op {
             Op::Map { pages, frame, permissions, level } => self.map(pages, frame, permissions, level),
@@ -100,7 +100,7 @@ impl<'a, F: Format> Compared<'a, F> {
         }
     }
 
-    /// The pages of a range, and of the leaves that reach into it.
+    /// The pages of a range, and of the leaves that overlap it.
     fn widened(&self, pages: &Range<u64>) -> Range<u64> {
         if pages.is_empty() {
             return 0..0;
@@ -250,8 +250,8 @@ fn drive<'a, F: Format, S: DirtySink>(
     gathers
 }
 
-/// Every page whose translation was removed or lost something is in an invalidation, and only what
-/// was touched is.
+/// Every page whose translation was removed or restricted is in an invalidation, and only touched
+/// pages are.
 fn check_covers(gathers: &[Gather<&Arena>], before: &Model, after: &Model, touched: &Range<u64>) {
     let mut ranges = Vec::new();
     for gather in gathers {

@@ -1,6 +1,6 @@
 //! An automaton for the rules of break-before-make and publication.
 //!
-//! It takes every entry that was ever valid for cached, until an invalidation of what it covers
+//! It regards every entry that was ever valid as cached, until an invalidation of its addresses
 //! finds it invalid. A valid entry that replaces a cached one of another kind, size, or target is
 //! an error.
 
@@ -12,7 +12,7 @@ use super::arena::Arena;
 use crate::format::Entry;
 use crate::{FlushRange, Format, Level, PhysAddr};
 
-/// An entry by its level and what it covers: the place where processors cache it.
+/// An entry by its level and extent: the place where processors cache it.
 type Place = (Level, u64);
 
 pub(super) struct Observer {
@@ -20,11 +20,11 @@ pub(super) struct Observer {
     root_level: Level,
     decode: fn(u64, Level) -> Entry,
     cached: BTreeMap<Place, Entry>,
-    /// What tables held when they were last published before the tree had them.
+    /// The contents of tables when they were last published before they were in the tree.
     published: BTreeMap<PhysAddr, Vec<u64>>,
     reachable: Vec<PhysAddr>,
-    /// Whether to look at the tree at every publication, which is slow: what is in the tree by then
-    /// was not published before.
+    /// Whether to look at the tree at every publication, which is slow: entries already in the tree
+    /// at that time were not published before.
     pub(super) is_strict: bool,
     pub(super) break_count: usize,
     pub(super) publish_count: usize,
@@ -73,12 +73,13 @@ impl Observer {
         });
     }
 
-    /// All that was owed has been flushed.
+    /// All pending invalidations have been flushed.
     pub(super) fn on_flush(&mut self, arena: &Arena) {
         self.cached = self.look(arena);
     }
 
-    /// Looks at the tree, adds what is valid to what is cached, and checks that it may be.
+    /// Looks at the tree, adds its valid entries to the cached ones, and checks that they may be
+    /// cached.
     pub(super) fn look(&mut self, arena: &Arena) -> BTreeMap<Place, Entry> {
         let tables: BTreeMap<_, _> = arena.used().collect();
         let mut now = BTreeMap::new();
@@ -127,7 +128,7 @@ impl Observer {
         }
     }
 
-    /// What a table held when it was published.
+    /// The contents of a table when it was published.
     pub(super) fn published(&self, table: PhysAddr) -> Option<Vec<u64>> {
         self.published.get(&table).cloned()
     }

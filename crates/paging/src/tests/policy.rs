@@ -1,4 +1,4 @@
-//! P15: what must be flushed, and what need not.
+//! P15: the changes that need a flush, and those that do not.
 
 use crate::format::{ABSENT, needs_flush};
 use crate::{Amd64Nested, Arm64Stage2, Format, Level, Permissions, PhysAddr};

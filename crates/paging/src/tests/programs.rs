@@ -29,7 +29,7 @@ pub(super) enum Op {
 /// between.
 pub(super) type Pace = (Vec<u32>, bool);
 
-/// Borders of large pages come up often.
+/// Boundaries of large pages are frequent.
 fn page() -> impl Strategy<Value = u64> {
     prop_oneof![0..PAGES, (0..=PAGES / 512).prop_map(|large| large * 512)]
 }
@@ -48,7 +48,7 @@ fn level() -> impl Strategy<Value = Level> {
 }
 
 pub(super) fn op() -> impl Strategy<Value = Op> {
-    // Frames lie like their pages most of the time, or no large page would fit.
+    // Frames are mostly aligned like their pages; otherwise no large page would fit.
     let frame = || prop_oneof![3 => Just(0u64), 1 => 0..1024u64];
     prop_oneof![
         2 => (pages(), frame(), permissions(), level()).prop_map(|(pages, frame, permissions, level)| {

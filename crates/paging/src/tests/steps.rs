@@ -1,4 +1,4 @@
-//! P4: what a change in steps promises.
+//! P4: the guarantees of a change in steps.
 
 use super::arena::Arena;
 use super::never_walked;
@@ -20,7 +20,7 @@ fn table(arena: &Arena) -> Table<'_> {
     table
 }
 
-/// Steps through a change; each step visits what it was told, and the last one no more than that.
+/// Steps through a change; each step visits as many entries as it was told, the last one no more.
 fn measure<S: DirtySink>(change: Change<'_, Amd64Nested, &Arena, S>, entries_max: u32) -> u64 {
     measure_with(change, entries_max, |count| assert_eq!(count, u64::from(entries_max.max(1))))
 }
@@ -59,7 +59,7 @@ fn p4_a_step_visits_as_many_entries_as_it_is_told() {
         assert_eq!(measure(edit().write_protect(0..4 * M2), entries_max), all);
         assert_eq!(measure(edit().clean(0..4 * M2, |_| ()), entries_max), all);
         assert_eq!(measure(edit().protect(0..4 * M2, Permissions::RX).unwrap(), entries_max), all);
-        // To fill a table counts as to visit it.
+        // Filling a table counts the same as visiting it.
         let check =
             |count| assert!((1..=4 + u64::from(entries_max.div_ceil(512))).contains(&count), "{count}");
         assert_eq!(measure_with(edit().split(0..4 * M2, Level::Page4K), entries_max, check), 1 + 1 + 4);

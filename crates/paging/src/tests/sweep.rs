@@ -1,4 +1,5 @@
-//! P14: what the inner loops rest on, and that they do what is done to single leaves.
+//! P14: the assumptions of the inner loops, and that they have the same effect as single-leaf
+//! changes.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -74,7 +75,7 @@ fn p14_settled_leaves_are_those_that_no_processor_changes() {
     check::<Arm64Stage2<4, true>>();
 }
 
-/// A table with runs of each kind of entry, across the borders of what the loops take at a time.
+/// A table with runs of each kind of entry, across the boundaries of the loops' groups.
 fn mixed<F: Format>(arena: &Arena) -> PageTable<F, &Arena> {
     let mut table = PageTable::new(arena).unwrap();
     table.map(0..M2, PA, Permissions::RW, Level::Page4K).unwrap();
@@ -86,7 +87,7 @@ fn mixed<F: Format>(arena: &Arena) -> PageTable<F, &Arena> {
         at.1
     };
     for (index, entry) in entries.iter().enumerate() {
-        // Runs of 1 to 40 of one kind, and every fourth one as it was.
+        // Runs of 1 to 40 of one kind, with every fourth one unchanged.
         run += usize::from(index * 7 % 40 < 5);
         if run % 4 != 0 {
             let kind = kinds[run * 5 % kinds.len()];

@@ -1,18 +1,18 @@
-//! One entry into the guest, and what is found there if it is called off.
+//! One entry into the guest, and the case that it is called off.
 //!
 //! ```text
 //! initiator                                this processor
 //! A  tables changed                        P  entry: the word says "in guest mode" unless a request pends (try_enter)
-//! B  request published                     Q  VMRUN with the tag and what to drop under it
+//! B  request published                     Q  VMRUN with the tag and the drop under it
 //! C  kick, if the word says so             R  exit: the word says so no longer (leave)
-//! D  wait for R                            S  what was to be dropped under the tag has been: it is owed no longer
+//! D  wait for R                            S  the drop under the tag has been done: it is no longer pending
 //! ```
 //!
-//! * Interrupts are held from before P to Q: a kick that comes after P ends guest mode at once.
-//! * If P finds B, the entry is called off: **nothing of what it was to drop has been dropped**,
-//!   and S is left out. The request is taken, which adds to what is owed, and the tag is assigned
-//!   anew.
-//! * If the processor refuses the guest's state, S is left out as well.
+//! * Interrupts are held off from before P to Q: a kick that arrives after P ends guest mode at
+//!   once.
+//! * If P finds B, the entry is called off: **the entry's flush has not been done**, and S is
+//!   skipped. The request is taken, which adds to the pending flush, and the tag is assigned anew.
+//! * If the processor refuses the guest's state, S is skipped as well.
 //!
 //! Source: APM volume 2 (24593, revision 3.42), sections 15.16 and 15.5.
 
@@ -22,29 +22,29 @@ use coherence::{CpuId, GvaRange, Owner, Scope};
 use super::plan::{Mode, Why, Work, obey};
 use crate::{Mistake, Mistakes};
 
-/// What only a processor can do, for the vCPU whose state it has.
+/// Operations that only a processor can do, for the vCPU whose state it has.
 pub trait Processor: Mistakes {
-    /// Which one it is.
+    /// The processor's number.
     fn id(&self) -> CpuId;
-    /// Says what the next VMRUN does about tags: ASID, `TLB_CONTROL`, and whether the VMCB may be
-    /// cached.
+    /// Sets the tag for the next VMRUN: ASID, `TLB_CONTROL`, and whether the cached VMCB state may
+    /// be used.
     fn set_tag(&mut self, assignment: &Assignment);
-    /// From here on interrupts are held, and end guest mode as soon as it begins (CLGI with
+    /// From here on interrupts are held off, and end guest mode as soon as it begins (CLGI with
     /// RFLAGS.IF = 1).
     fn hold_interrupts(&mut self);
     /// VMRUN. False if the processor refuses the guest's state: then nothing has happened.
     fn run(&mut self) -> bool;
-    /// Takes the interrupts that were held.
+    /// Takes the interrupts that were held off.
     fn take_interrupts(&mut self);
-    /// INVLPGA: drops the processor's translations of one page of the guest's, with those of a
-    /// large page around it.
+    /// INVLPGA: drops the processor's translations of one guest page, including those of a large
+    /// page around it.
     fn invalidate_page(&mut self, address: u64, asid: u32);
-    /// What decides how a request is obeyed, now.
+    /// The vCPU's current state that determines how it carries out a request.
     fn mode(&self) -> Mode;
 }
 
-/// Enters the guest and comes back from it; or is called off, and returns false. Then a request or
-/// an event pends.
+/// Enters the guest and returns after the exit; or is called off, and returns false. Then a request
+/// or an event is pending.
 #[inline(always)] // The one way into the guest.
 pub fn enter<P: Processor>(
     processor: &mut P,
@@ -76,30 +76,29 @@ pub fn enter<P: Processor>(
     true
 }
 
-/// What became of a request that was taken.
+/// How a taken request was carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
-    /// Everything was asked for: the next VMRUN drops the tag.
+    /// Everything was requested: the next VMRUN flushes the tag.
     Everything,
-    /// A list was asked for, and the next VMRUN drops the tag.
+    /// A list was requested, and the next VMRUN flushes the tag.
     Whole(Why),
-    /// A list was asked for, and it is done: so many ranges, of so many pages together.
+    /// A list was requested, and it is done page by page.
     Pages {
         /// Ranges of the list.
         ranges: u64,
         /// Pages of all of them.
         pages: u64,
     },
-    /// A list was asked for, and there is nothing to drop.
+    /// A list was requested, and there is nothing to drop.
     Nothing,
 }
 
-/// Takes the request that pends: carries it out, or has the next VMRUN do so. `None` if there is
+/// Takes the pending request: carries it out, or makes the next VMRUN do so. `None` if there is
 /// none.
 ///
-/// Page by page is for a guest whose pages lie in the TLB in one piece each, which
-/// [`Processor::mode`] says when the request has been taken: what comes into the TLB later is of
-/// the new tables.
+/// Page by page requires that the TLB holds each guest page in one piece. [`Processor::mode`] is
+/// queried after the request has been taken: later TLB entries are made from the new tables.
 pub fn take_flush<P: Processor>(
     processor: &mut P,
     owner: &mut Owner<'_>,
@@ -139,8 +138,8 @@ pub fn take_flush<P: Processor>(
     Some(taken)
 }
 
-/// The vCPU starts over, after INIT or a reset of its machine: what its guest had translated is
-/// void. The nested translations stay true, and go with the rest.
+/// The vCPU starts over, after INIT or a reset of its machine: its guest's translations are void.
+/// The nested translations remain valid, and are flushed with the rest.
 pub fn start_over(slot: &mut AsidSlot, mistakes: &impl Mistakes) {
     if !mistakes.makes(Mistake::StartsOverWithAll) {
         slot.owe_flush();

@@ -1,4 +1,4 @@
-//! AMD64: translations are tagged by an ASID that each processor gives out by itself, and flushes
+//! AMD64: translations are tagged by an ASID that each processor assigns on its own, and flushes
 //! are requests.
 
 mod entry;

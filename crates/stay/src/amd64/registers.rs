@@ -1,8 +1,8 @@
-//! What control registers say of translations.
+//! The effect of control registers on translations.
 
 use coherence::Space;
 
-/// Where CR3 has the address of the root, with 4 levels.
+/// The bits of CR3 with the address of the root, with 4 levels.
 const CR3_ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 const CR4_PCIDE: u64 = 1 << 17;
 const EFER_NXE: u64 = 1 << 11;
@@ -25,8 +25,8 @@ pub struct TranslationControls {
 }
 
 impl TranslationControls {
-    /// The only address space of which the guest's TLB can hold entries that are not global, for a
-    /// vCPU that halts: with PCIDs that is not known, and without long mode CR3 says less. Loading
+    /// The only address space of which the guest's TLB can hold non-global entries, for a vCPU that
+    /// halts. With PCIDs it is not known, and without long mode CR3 does not determine it. Loading
     /// CR3 drops all others (APM volume 2, section 5.5.2).
     #[inline(always)]
     pub const fn space(&self) -> Space {
@@ -35,17 +35,17 @@ impl TranslationControls {
     }
 
     /// The address space that a flush call names. The low bits may be a PCID or flags, and bit 63
-    /// says "no flush" (pitfall A11).
+    /// means "no flush" (pitfall A11).
     #[inline(always)]
     pub const fn named_space(address_space: u64) -> u64 {
         address_space & CR3_ADDRESS
     }
 }
 
-/// Whether what the TLB holds under `old` must not be used under `new`: translations hold the
+/// Whether TLB entries made under `old` must not be used under `new`: translations include the
 /// effect of these bits, and the memory types of PAT (APM volume 2, section 5.5.2; pitfall A13).
-/// The processor drops them when a guest writes these registers by itself; a hypervisor that writes
-/// them on its behalf owes a flush.
+/// The processor drops them when a guest writes these registers itself; a hypervisor that writes
+/// them on its behalf must flush.
 #[inline(always)]
 pub const fn changes_translations(old: TranslationControls, new: TranslationControls) -> bool {
     (old.cr4 ^ new.cr4) & CR4_TRANSLATIONS != 0 || (old.efer ^ new.efer) & EFER_NXE != 0 || old.pat != new.pat

@@ -1,4 +1,4 @@
-//! A flush that a guest asks for by hypercall: the initiator's end.
+//! A flush that a guest requests by hypercall: the initiator's end.
 
 use coherence::{FlushOutcome, Hardware, Issued, Ledger, Members, Scope, Stalled, Targets};
 use tlfs::{FlushCall, FlushScope, GvaList};
@@ -7,10 +7,10 @@ use super::plan::{Plan, Why, plan};
 use super::registers::TranslationControls;
 use crate::{Mistake, Mistakes};
 
-/// What targets are asked for.
+/// The request to the targets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
-    /// Everything, as the guest wants.
+    /// Everything, as requested by the guest.
     Everything,
     /// Everything, in place of a list.
     Whole(Why),
@@ -20,14 +20,14 @@ pub enum Asked {
     Part,
 }
 
-/// The initiator: the processor of the vCPU that calls. What it is told is for counters.
+/// The initiator: the processor of the calling vCPU. The notifications are for counters.
 pub trait Initiator: Hardware + Mistakes + Copy {
     /// A request was published.
     fn has_asked(&self, asked: Asked, outcome: &FlushOutcome) {
         let _ = (asked, outcome);
     }
 
-    /// Nobody had to be interrupted: it is over.
+    /// No target had to be interrupted: the flush is over.
     fn is_over(&self, outcome: &FlushOutcome) {
         let _ = outcome;
     }
@@ -37,13 +37,13 @@ pub trait Initiator: Hardware + Mistakes + Copy {
         0
     }
 
-    /// Targets were interrupted and waited for since then.
+    /// Targets were interrupted and have been waited for since `since`.
     fn has_waited(&self, outcome: &FlushOutcome, since: u64) {
         let _ = (outcome, since);
     }
 }
 
-/// The vCPUs that a call names, which are those of the same VP index.
+/// The vCPUs that a call names: those with the same VP index.
 #[derive(Clone, Copy, Debug)]
 pub struct Named<'a> {
     targets: &'a tlfs::Targets<'a>,
@@ -51,7 +51,7 @@ pub struct Named<'a> {
 }
 
 impl<'a> Named<'a> {
-    /// Of so many vCPUs.
+    /// For `vcpus` vCPUs.
     pub const fn new(targets: &'a tlfs::Targets<'a>, vcpus: usize) -> Self {
         Self { targets, vcpus }
     }
@@ -61,7 +61,7 @@ impl Members for Named<'_> {
     #[inline(always)]
     fn for_each_bank(&self, mut visit: impl FnMut(usize, u64)) {
         match self.targets {
-            // Loops, not `for_each`: what that calls is inlined or not as the compiler pleases.
+            // Loops, not `for_each`: the compiler decides whether that is inlined.
             tlfs::Targets::All => {
                 for bank in 0..self.vcpus.div_ceil(64) {
                     visit(bank, u64::MAX);
@@ -84,12 +84,12 @@ struct Request<'a, T: ?Sized, I, const BANKS: usize> {
     ledger: &'a mut Ledger<BANKS>,
 }
 
-/// Flushes what a call asks for, or more where that costs less than `page_limit` pages one by one.
-/// Returns how many elements of its list are done: when fewer than there are, the guest calls
+/// Flushes the translations that a call names, or more if that is cheaper than `page_limit` pages
+/// one by one. Returns how many elements of its list are done: if not all are, the guest calls
 /// again.
 ///
-/// When it returns, none of the targets uses a translation that was replaced before the call (G1):
-/// they have left guest mode since, or do what was asked before they next enter.
+/// When it returns, no target uses a translation that was replaced before the call (G1): each has
+/// left guest mode since, or flushes before it next enters.
 ///
 /// # Errors
 /// [`Stalled`] when [`Hardware::relax`] gave up on a target.
@@ -119,9 +119,9 @@ pub fn serve<T: Targets + ?Sized, I: Initiator, const BANKS: usize>(
     }
 }
 
-/// The address space whose translations alone a flush of everything is about, global ones left out;
-/// see [`Space`](coherence::Space). Lists are not asked: there the TLFS calls the flag that leaves
-/// global pages out an invalid option.
+/// The only address space affected by a flush of everything without global translations; see
+/// [`Space`](coherence::Space). Not used for lists: there the TLFS calls the flag that excludes
+/// global pages an invalid option.
 #[inline(always)]
 fn space_of(call: &FlushCall<'_>, mistakes: &impl Mistakes) -> Option<u64> {
     let spares_globals = call.flags.non_global_only() || mistakes.makes(Mistake::GlobalsSpared);
@@ -150,8 +150,8 @@ impl<'a, T: Targets + ?Sized, I: Initiator, const BANKS: usize> Request<'a, T, I
         Ok(done)
     }
 
-    /// Flushes everything on the targets but those that have halted in another address space than
-    /// `space`.
+    /// Flushes everything on all targets except those that have halted in an address space other
+    /// than `space`.
     #[inline(never)]
     fn flush_space(self, space: u64) -> Result<(), Stalled> {
         let issued = coherence::issue_in_space(self.vcpus, &self.named, Scope::All, space, self.ledger);
@@ -173,7 +173,7 @@ fn finish<T: Targets + ?Sized, I: Initiator, const BANKS: usize>(
     asked: Asked,
 ) -> Result<(), Stalled> {
     if initiator.makes(Mistake::NotKicked) {
-        // Targets in guest mode go on with old translations until they next enter.
+        // Targets in guest mode continue with old translations until they next enter.
         return Ok(());
     }
     initiator.has_asked(asked, issued.outcome());
@@ -211,7 +211,7 @@ mod tests {
     use coherence::{CpuId, Space, Target};
     use tlfs::{FlushFlags, VaWidth, VpSet};
 
-    /// An initiator that counts what it is told, and may make a mistake.
+    /// An initiator that counts its notifications, and may make a mistake.
     #[derive(Clone, Copy)]
     struct Told<'a> {
         asked: &'a Cell<Option<(Asked, u32, u32)>>,
@@ -241,7 +241,7 @@ mod tests {
         }
     }
 
-    /// How a call ends, and what its initiator was told: targets, and those of them that are
+    /// The result of a call, and the initiator's notification: targets, and those of them that are
     /// elsewhere.
     type Served = (Result<u16, Stalled>, Option<(Asked, u32, u32)>);
 
@@ -273,7 +273,7 @@ mod tests {
         assert_eq!(outcome(&everything(one, 1 << 63 | 0x5018), None), all(Asked::Everything, 3, 0), "A11");
         assert_eq!(outcome(&everything(both, 0x7000), None), all(Asked::Everything, 3, 0));
         assert_eq!(outcome(&everything(FlushFlags::new(), 0x7000), None), all(Asked::Everything, 3, 0));
-        // What that would be with these mistakes.
+        // The outcome with these mistakes.
         let spared = outcome(&everything(FlushFlags::new(), 0x7000), Some(Mistake::GlobalsSpared));
         assert_eq!(spared, all(Asked::Everything, 2, 1));
         let spared = outcome(&everything(one, 1 << 63 | 0x5018), Some(Mistake::SpaceNotMasked));

@@ -1,12 +1,12 @@
-//! How a vCPU's last walks to its code went, so that the next look at an opcode need not walk.
+//! Remembers a vCPU's last walks to its code, so that the next look at an opcode need not walk.
 //!
 //! A walk of the guest's page tables is a function of the registers that govern it, of the address,
-//! and of the entries on its way. [`Walks`] remembers all of these with the result. Before it is
-//! used again the registers are compared and **the entries are read again from guest memory**: if
-//! all are equal, a new walk would end at the same place. It does not hold a translation beyond a
-//! change of the tables, so it is not a TLB: no flush has to reach it, and there is nothing to
-//! invalidate. Like the walk that it stands for it belongs into a section. Host addresses are valid
-//! for one version of the memory slots, which [`GuestMemory`] checks.
+//! and of the entries on its way. [`Walks`] remembers all of these with the result. Before the
+//! result is reused, the registers are compared and **the entries are read again from guest
+//! memory**: if all are equal, a new walk would end at the same place. It does not keep a
+//! translation beyond a change of the tables, so it is not a TLB: no flush has to reach it, and
+//! there is nothing to invalidate. Like the walk that it replaces, it must be used in a section.
+//! Host addresses are valid for one version of the memory slots, which [`GuestMemory`] checks.
 
 use memslots::{AccessError, Gpa, GuestMemory, Located, Pattern, Record};
 use tlfs::PAGE_SIZE;
@@ -15,11 +15,10 @@ use crate::{Mistake, Mistakes};
 
 /// Levels of the longest walk.
 const LEVELS_MAX: usize = 4;
-/// Pages that are remembered, by the low bits of their number. A guest's exits come from few
-/// places.
+/// Pages that are remembered, by the low bits of their number. A guest's exits occur in few places.
 const WAYS: usize = 16;
 
-/// One walk: what it began with, what it read and where it ended.
+/// One walk: its start, the entries that it read, and its end.
 struct Walk<R> {
     /// Linear address of the page.
     page: u64,
@@ -29,8 +28,8 @@ struct Walk<R> {
 }
 
 impl<R: Copy + Eq> Walk<R> {
-    /// Walks to the page and remembers how. `None` for every kind of failure: the caller's own walk
-    /// tells them apart.
+    /// Walks to the page and remembers the walk. `None` for every kind of failure: the caller's own
+    /// walk distinguishes them.
     #[cold]
     #[inline(never)]
     fn new(
@@ -45,7 +44,7 @@ impl<R: Copy + Eq> Walk<R> {
         Some(Self { page, regime, entries, at })
     }
 
-    /// Whether a walk would go the same way now.
+    /// Whether a walk would take the same path now.
     #[inline(always)]
     fn is_current(&self, page: u64, regime: &R, memory: &GuestMemory<'_>, mistakes: &impl Mistakes) -> bool {
         let same_regime = self.regime == *regime || mistakes.makes(Mistake::RegimeIgnored);
@@ -54,8 +53,8 @@ impl<R: Copy + Eq> Walk<R> {
     }
 }
 
-/// The walks that a vCPU remembers. `R` is what a walk depends on besides address and tables:
-/// control registers and privilege level.
+/// The walks that a vCPU remembers. `R` holds the other inputs of a walk besides address and
+/// tables: control registers and privilege level.
 pub struct Walks<R>([Option<Walk<R>>; WAYS]);
 
 impl<R> Default for Walks<R> {
@@ -71,10 +70,10 @@ impl<R> core::fmt::Debug for Walks<R> {
 }
 
 impl<R: Copy + Eq> Walks<R> {
-    /// Whether the bytes at `linear` are `usual`. False also if that is not known: the code cannot
-    /// be read, or crosses a page. Call it in a section, with the memory of that section.
+    /// Whether the bytes at `linear` are `usual`. Also false if that cannot be determined: the code
+    /// cannot be read, or crosses a page. Call it in a section, with the memory of that section.
     ///
-    /// `walk` finds where a page is, by the entries that it is given.
+    /// `walk` finds the location of a page, using the entries that it is given.
     #[inline(always)] // Two callers, of which one is seldom and the other on the way of most exits.
     pub fn has_at(
         &mut self,

@@ -1,4 +1,4 @@
-//! The control word alone: what is accepted keeps every rule.
+//! The control word alone: an accepted word keeps every rule.
 #![no_main]
 
 use guest::{ControlWord, Offers};

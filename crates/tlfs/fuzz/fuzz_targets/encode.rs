@@ -1,4 +1,4 @@
-//! The guest's end: whatever is encoded is decoded, to no other targets and no fewer pages.
+//! The guest's end: decoding an encoded call gives the same targets and at least the same pages.
 #![no_main]
 
 use guest::Offers;

@@ -1,4 +1,4 @@
-//! List elements of both formats: what is left is canonical, and no page that was named is missing.
+//! List elements of both formats: the result is canonical, and no page that was named is missing.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -3,15 +3,15 @@
 use arbitrary::Arbitrary;
 use quell_tlfs::{CallRegisters, EmptyTargets, InputError, InputSource, PAGE_SIZE, Profile, VaWidth, XMM_WORDS};
 
-/// Where the guest's one page of input is.
+/// Address of the guest's one page of input.
 pub const PAGE: u64 = 0x1000;
-/// Where its address space ends.
+/// End of its address space.
 pub const GPA_END: u64 = 1 << 40;
 
-/// What a guest has when it calls.
+/// The state of a guest when it calls.
 #[derive(Arbitrary, Debug)]
 pub struct Guest {
-    /// The control word, by its fields or as it comes.
+    /// The control word, by fields or as raw bits.
     pub control: ControlWord,
     /// Address of the input.
     pub input: Input,
@@ -19,7 +19,7 @@ pub struct Guest {
     pub output: u64,
     /// XMM0 to XMM5.
     pub xmm: [u64; XMM_WORDS],
-    /// What is offered.
+    /// The offered features.
     pub offers: Offers,
     /// The beginning of the page.
     pub memory: Vec<u8>,

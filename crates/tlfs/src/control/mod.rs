@@ -1,5 +1,4 @@
-//! The two words of every hypercall: the control word that goes in, the result value that comes
-//! out.
+//! The two words of every hypercall: the control word (input) and the result value (output).
 
 use bitfield_struct::bitfield;
 
@@ -10,8 +9,8 @@ use crate::{MAX_BANKS, Profile, Status};
 pub struct CallCode(pub u16);
 
 impl CallCode {
-    /// What the call's input looks like; `None` if the call is not known. Whether a partition
-    /// offers the call is its [profile](Profile::shape)'s to say.
+    /// The layout of the call's input; `None` if the call is not known. Whether a partition offers
+    /// the call depends on its [profile](Profile::shape).
     #[inline]
     pub const fn shape(self) -> Option<&'static CallShape> {
         if self.0 as usize >= SHAPES.len() {
@@ -21,7 +20,7 @@ impl CallCode {
     }
 }
 
-/// Which part of the decoder a call is for.
+/// The part of the decoder that handles a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CallKind {
     Flush,
@@ -29,14 +28,14 @@ pub(crate) enum CallKind {
     LongSpinWait,
 }
 
-/// The calls: name, code, kind, whether there is a list, whether there is a header of variable
+/// The calls: name, code, kind, whether the call has a list, whether it has a header of variable
 /// size, and the words of the fixed header. TLFS, the page of each call.
 macro_rules! calls {
     ($($(#[$about:meta])* $name:ident = $code:literal, $kind:ident, $rep:literal, $variable:literal, $words:literal;)+) => {
         impl CallCode {
             $($(#[$about])* pub const $name: Self = Self($code);)+
 
-            /// Those that are known.
+            /// All known calls.
             pub const ALL: &[Self] = &[$(Self::$name),+];
         }
 
@@ -65,7 +64,7 @@ calls! {
     FLUSH_VIRTUAL_ADDRESS_SPACE = 0x0002, Flush, false, false, 3;
     /// HvCallFlushVirtualAddressList: targets as a 64-bit mask, a list of ranges.
     FLUSH_VIRTUAL_ADDRESS_LIST = 0x0003, Flush, true, false, 3;
-    /// HvCallNotifyLongSpinWait: the caller has been spinning on a lock for long.
+    /// HvCallNotifyLongSpinWait: the caller has been spinning on a lock for a long time.
     NOTIFY_LONG_SPIN_WAIT = 0x0008, LongSpinWait, false, false, 1;
     /// HvCallSendSyntheticClusterIpi: an interrupt to targets as a 64-bit mask.
     SEND_SYNTHETIC_CLUSTER_IPI = 0x000b, ClusterIpi, false, false, 2;
@@ -77,17 +76,17 @@ calls! {
     SEND_SYNTHETIC_CLUSTER_IPI_EX = 0x0015, ClusterIpi, false, true, 3;
 }
 
-/// What the input of a call looks like: a fixed header, perhaps a variable header, perhaps a list
+/// The layout of a call's input: a fixed header, an optional variable header, and an optional list
 /// of 8-byte elements, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallShape {
     /// The call takes a list of elements; otherwise it is a simple call.
     pub rep: bool,
-    /// A header of variable size, counted in the control word, follows the fixed one.
+    /// A header of variable size follows the fixed one; the control word gives its size.
     pub variable_header: bool,
     /// Size of the fixed header in 8-byte words.
     pub header_words: usize,
-    /// Whose it is to decode.
+    /// The part of the decoder that handles the call.
     pub(crate) kind: CallKind,
     /// Bits of the control word that must be zero.
     must_be_zero: u64,
@@ -125,7 +124,7 @@ pub struct Control {
     pub rep_count: u16,
     #[bits(4)]
     reserved_44: u8,
-    /// Index of the first element that is still to be done.
+    /// Index of the first element still to be done.
     #[bits(12)]
     pub rep_start: u16,
     #[bits(4)]
@@ -138,11 +137,11 @@ impl Control {
         CallCode(self.call_code())
     }
 
-    /// Checks every rule on the control word that needs nothing but the control word.
+    /// Checks every rule that depends on the control word alone.
     ///
-    /// The order in which errors are found is ours to choose (TLFS, "Ordering of Error
-    /// Conditions"): an unknown call is reported as such whatever the other fields say, so that a
-    /// guest can probe.
+    /// The TLFS leaves the order in which errors are found to the implementation ("Ordering of
+    /// Error Conditions"). An unknown call is reported as such whatever the other fields contain,
+    /// so that a guest can probe for calls.
     ///
     /// # Errors
     ///
@@ -161,21 +160,21 @@ impl Control {
         }
     }
 
-    /// The word with which the same call goes on at element `element`, counted from element 0. A
-    /// hypervisor that has done a part of a list puts it back into the guest's register without
-    /// advancing the instruction pointer, so that interrupts come in between (TLFS, "Hypercall
-    /// Continuation"); a guest makes the call again with it. Only the low 12 bits of the index have
-    /// a place.
+    /// The word that continues the same call at element `element`, counted from element 0. A
+    /// hypervisor that has done part of a list writes it to the guest's register without advancing
+    /// the instruction pointer, so that interrupts can be taken in between (TLFS, "Hypercall
+    /// Continuation"). A guest makes the call again with it. Only the low 12 bits of the index are
+    /// kept.
     pub const fn resumed_at(self, element: u16) -> Self {
         self.with_rep_start(element & 0xfff)
     }
 
-    /// Words of input that the call has: fixed header, variable header, list.
+    /// Words of input of the call: fixed header, variable header, list.
     pub(crate) const fn input_words(self, shape: &CallShape) -> usize {
         shape.header_words + self.variable_header_words() as usize + self.rep_count() as usize
     }
 
-    /// Whether the other fields are as the call's shape wants them.
+    /// Whether the other fields are valid for the call's shape.
     #[inline]
     pub(crate) const fn fits(self, shape: &CallShape) -> bool {
         self.into_bits() & shape.must_be_zero == 0
@@ -200,7 +199,7 @@ pub struct HvResult {
 
 impl HvResult {
     /// The result of a call that ended with `status` after `reps_complete` elements, counted from
-    /// element 0. Only the low 12 bits of the count have a place.
+    /// element 0. Only the low 12 bits of the count are kept.
     pub const fn of(status: Status, reps_complete: u16) -> Self {
         Self::new().with_status_code(status.0).with_reps_complete(reps_complete & 0xfff)
     }

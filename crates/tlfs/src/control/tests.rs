@@ -1,11 +1,11 @@
-//! The control word against the text.
+//! The control word against the text of the TLFS.
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::CallRegisters;
 
-/// Call, rep, variable header: the TLFS's pages of the calls, written down once more.
+/// Call, rep, variable header: the TLFS's pages of the calls, written down a second time.
 const KNOWN: [(u16, bool, bool); 7] = [
     (0x02, false, false),
     (0x03, true, false),
@@ -16,7 +16,7 @@ const KNOWN: [(u16, bool, bool); 7] = [
     (0x15, false, true),
 ];
 
-/// The rules on the control word by their text, on bare bits.
+/// The rules for the control word as the text gives them, on bare bits.
 fn oracle(word: u64, cluster_ipi: bool) -> Status {
     let field = |low: u32, high: u32| word >> low & ((1 << (high - low + 1)) - 1);
     let offered = |code: u16| cluster_ipi || !matches!(code, 0x0b | 0x15);

@@ -7,9 +7,9 @@ pub const LEAF_VENDOR: u32 = 0x4000_0000;
 pub const LEAF_INTERFACE: u32 = 0x4000_0001;
 /// Version of the hypervisor.
 pub const LEAF_VERSION: u32 = 0x4000_0002;
-/// What the partition may use: [`privilege`] in EAX, [`feature`] in EDX.
+/// The features that the partition may use: [`privilege`] in EAX, [`feature`] in EDX.
 pub const LEAF_FEATURES: u32 = 0x4000_0003;
-/// What the guest should do: [`hint`] in EAX, spin limit in EBX, physical address bits in ECX.
+/// Recommendations: [`hint`] in EAX, spin limit in EBX, physical address bits in ECX.
 pub const LEAF_HINTS: u32 = 0x4000_0004;
 /// Limits: virtual processors in EAX.
 pub const LEAF_LIMITS: u32 = 0x4000_0005;
@@ -74,7 +74,7 @@ pub mod feature {
 pub mod hint {
     /// Switch address spaces by hypercall.
     pub const ADDRESS_SPACE_SWITCH: u32 = 1 << 0;
-    /// Flush the own TLB by hypercall.
+    /// Flush the local TLB by hypercall.
     pub const LOCAL_FLUSH: u32 = 1 << 1;
     /// Flush other TLBs by hypercall.
     pub const REMOTE_FLUSH: u32 = 1 << 2;
@@ -88,13 +88,13 @@ pub mod hint {
     pub const NO_AUTO_EOI: u32 = 1 << 9;
     /// Send interrupts to several processors by hypercall.
     pub const CLUSTER_IPI: u32 = 1 << 10;
-    /// The calls that take VP sets are there.
+    /// The calls that take VP sets are available.
     pub const EX_PROCESSOR_MASKS: u32 = 1 << 11;
 }
 
 /// EAX of [`LEAF_HARDWARE`].
 pub mod hardware {
-    /// Intercepts of registers are chosen one by one.
+    /// MSR intercepts are chosen individually.
     pub const MSR_BITMAPS: u32 = 1 << 1;
     /// Second level address translation.
     pub const NESTED_PAGING: u32 = 1 << 3;

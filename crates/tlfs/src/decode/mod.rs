@@ -1,4 +1,4 @@
-//! From the registers of a hypercall to a checked [`Call`].
+//! Turns the registers of a hypercall into a checked [`Call`].
 
 use zerocopy::IntoBytes;
 
@@ -10,14 +10,14 @@ use crate::{
     VpSet, XMM_FAST_WORDS,
 };
 
-/// Why there is no [`Call`].
+/// The reason why decoding gives no [`Call`].
 ///
-/// Exhaustive: each is another answer to the guest, and there is none for the rest.
+/// Exhaustive: each variant needs its own answer to the guest; no default would be right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reject {
     /// The call ends with this result.
     Failed(HvResult),
-    /// The instruction is undefined: #UD. The input is passed in a way that is not offered.
+    /// The instruction is undefined: #UD. The call passes its input in a way that is not offered.
     UndefinedOpcode,
     /// There is no readable memory at the input's address. The TLFS has the hypervisor send a
     /// memory intercept to the parent partition; no status is returned.
@@ -27,21 +27,21 @@ pub enum Reject {
     },
 }
 
-/// Decodes a hypercall. All of its input is copied into `page` first, in one go and no more than
-/// there is; nothing looks at guest memory afterwards, so a guest that changes it meanwhile changes
-/// nothing.
+/// Decodes a hypercall. First copies all of its input into `page`, in one go and no more than the
+/// input itself. Nothing reads guest memory afterwards, so a guest that changes it meanwhile has no
+/// effect.
 ///
-/// The caller has seen to it that the guest may call at all: mode, privilege level, and that its
-/// hypercall page is enabled.
+/// The caller has checked that the guest may make hypercalls at all: its mode, its privilege level,
+/// and that its hypercall page is enabled.
 ///
 /// # Errors
 ///
-/// In the order in which they are looked for:
+/// In the order in which they are checked:
 ///
 /// 1. `INVALID_HYPERCALL_CODE` if the call is not known or not offered.
 /// 2. [`Reject::UndefinedOpcode`] for a fast call whose header needs more than two registers, if
-///    the form with XMM registers is not offered. Every flush is such a call, since its header has
-///    at least 24 bytes.
+///    input in XMM registers is not offered. Every flush is such a call, since its header has at
+///    least 24 bytes.
 /// 3. `INVALID_HYPERCALL_INPUT` by [`Control::check`], and for a fast call with more input than the
 ///    registers hold.
 /// 4. `INVALID_ALIGNMENT` if the input's address is not a multiple of 8, if the input crosses a
@@ -52,8 +52,8 @@ pub enum Reject {
 ///    the variable header, `INVALID_PARAMETER` for a set of unknown format, and for no targets at
 ///    all under [`EmptyTargets::Strict`].
 ///
-/// From 4 on a failed rep call reports the elements before its rep start index as complete: they
-/// have been done by earlier invocations.
+/// From 4 on, a failed rep call reports the elements before its rep start index as complete:
+/// earlier invocations have done them.
 #[inline]
 pub fn decode<'a>(
     registers: CallRegisters,
@@ -89,7 +89,7 @@ pub fn decode<'a>(
         CallKind::LongSpinWait => {
             Ok(Call::LongSpinWait { spins: words.first().copied().unwrap_or_default() })
         }
-        // True of what gets here. It lets the compiler leave out what is never offered.
+        // Always true here. It lets the compiler drop the code for a call that is never offered.
         CallKind::ClusterIpi if !profile.cluster_ipi => Err(undone(Status::INVALID_HYPERCALL_CODE)),
         CallKind::ClusterIpi => {
             decode_cluster_ipi(control, shape, words, profile).map(Call::ClusterIpi).map_err(failed)
@@ -97,7 +97,7 @@ pub fn decode<'a>(
     }
 }
 
-/// Copies headers and list of a call into `page`, once, and returns its words.
+/// Copies headers and list of a call into `page`, once, and returns the copied words.
 #[inline]
 fn copy_input<'a>(
     control: Control,
@@ -120,8 +120,8 @@ fn copy_input<'a>(
     Ok(words)
 }
 
-/// Copies headers and list of a fast call from general and XMM registers into `page`; `None` if
-/// they do not hold that much.
+/// Copies headers and list of a fast call from general and XMM registers into `page`; `None` if the
+/// registers do not hold that much.
 #[inline(never)]
 fn copy_registers<'a>(
     control: Control,
@@ -140,8 +140,8 @@ fn copy_registers<'a>(
     page.words.get(..count)
 }
 
-/// Fixed header, banks of the variable header, and list. The sizes are those that the copy was made
-/// by, so this cannot fail; if it could, the guest would have passed too little.
+/// Fixed header, banks of the variable header, and list. The copy was made with the same sizes, so
+/// this cannot fail; if it did, the guest would have passed too little.
 type Parts<'a> = (&'a [u64], &'a [u64], &'a [u64]);
 
 #[inline]
@@ -168,7 +168,7 @@ fn decode_flush<'a>(
 
     let flags = FlushFlags::from_bits(*flags);
     if !flags.is_within(profile.flush_flags()) {
-        // The extended range format may be among them. To read such a list by the plain format
+        // The extended range format may be among the flags. Reading such a list in the plain format
         // would flush too little; an error makes the guest flush by its own means.
         return Err(failed(Status::INVALID_PARAMETER));
     }
@@ -192,8 +192,8 @@ fn decode_flush<'a>(
     Ok(Call::Flush(FlushCall { targets, address_space, flags, scope, rep_count }))
 }
 
-/// Reads a call that sends an interrupt from the words of its input. Bytes 5 to 7 are padding,
-/// which says nothing.
+/// Reads a call that sends an interrupt from the words of its input. Bytes 5 to 7 are padding and
+/// ignored.
 #[inline(never)]
 fn decode_cluster_ipi<'a>(
     control: Control,
@@ -225,8 +225,8 @@ fn mask_targets<'a>(mask: &'a u64, profile: &Profile) -> Result<Targets<'a>, Sta
     }
 }
 
-/// The targets that a VP set names. A set of all processors may carry a bank mask and banks; they
-/// say nothing, and the header's size alone says where the list starts.
+/// The targets that a VP set names. A set of all processors may carry a bank mask and banks. These
+/// are ignored; the header's size alone determines where the list starts.
 fn set_targets<'a>(
     format: u64,
     valid_banks: u64,

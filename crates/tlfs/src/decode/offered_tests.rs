@@ -1,4 +1,4 @@
-//! Decoding of what is offered on request only: XMM registers, interrupts, large pages.
+//! Decoding of optional features: XMM registers, interrupts, large pages.
 
 use crate::CallCode;
 use std::cell::Cell;
@@ -197,7 +197,7 @@ fn h3_no_result_has_more_elements_than_there_are() {
     }
 }
 
-/// Vector and members, `None` for all, of an interrupt.
+/// Vector and members of an interrupt; `None` for all members.
 fn ipi(control: u64, words: &[u64]) -> (u8, Option<Vec<u32>>) {
     let mut page = InputPage::new();
     let call = Guest::new(words).call(control, &mut page, &FULL);

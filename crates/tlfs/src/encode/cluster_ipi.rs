@@ -4,7 +4,7 @@ use super::targets::TargetForm;
 use super::{EncodedCall, Interface, Writer};
 use crate::{CallCode, ClusterIpi, Control, PAGE_WORDS, XMM_FAST_WORDS};
 
-/// Why an interrupt cannot be sent by hypercall. The guest's own way is left to it.
+/// Why an interrupt cannot be sent by hypercall. The guest then sends it in its own way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum IpiError {
@@ -14,8 +14,8 @@ pub enum IpiError {
     NeedsVpSets,
 }
 
-/// Writes the input of a call that sends `ipi` into `page` and says how to make the call; `None` if
-/// there are no targets. A call with a mask needs two words, so it is always a fast one.
+/// Writes the input of a call that sends `ipi` into `page` and returns how to make the call; `None`
+/// if there are no targets. A call with a mask needs two words, so it is always a fast call.
 ///
 /// # Errors
 ///

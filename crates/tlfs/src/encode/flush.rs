@@ -5,29 +5,29 @@ use super::targets::TargetForm;
 use super::{EncodedCall, Interface, VaRange, Writer};
 use crate::{CallCode, Control, FlushFlags, PAGE_WORDS, PageSize, Targets, XMM_FAST_WORDS};
 
-/// Whose translations to flush, and of what.
+/// The processors to flush, and the translations to flush there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlushRequest<'a> {
-    /// Whose TLBs. A set without members makes no call at all.
+    /// The processors whose TLBs to flush. A set without members makes no call at all.
     pub targets: Targets<'a>,
-    /// The address space, as in CR3; `None` for all of them.
+    /// The address space, as in CR3; `None` for all address spaces.
     pub address_space: Option<u64>,
     /// Global mappings need not be flushed.
     pub non_global_only: bool,
 }
 
-/// The longest list for which it is worth naming addresses. What is longer is flushed as a whole:
+/// The longest list for which naming addresses is worthwhile. A longer list is flushed as a whole:
 /// the hypervisor's work grows with the pages, the number of calls with the elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListLimit {
-    /// Pages in all, of the size that the list counts them in.
+    /// Total number of pages, in the page size that the list uses.
     pub pages: u64,
-    /// List elements in all.
+    /// Total number of list elements.
     pub elements: u64,
 }
 
 impl Default for ListLimit {
-    /// As many elements as one call by memory holds with a 64-bit mask, whatever their length.
+    /// As many elements as one call by memory with a 64-bit mask holds, whatever their length.
     fn default() -> Self {
         Self { pages: u64::MAX, elements: (PAGE_WORDS - MASK_HEADER_WORDS) as u64 }
     }
@@ -49,7 +49,7 @@ pub struct FlushCalls<'a, R> {
     rest: Rest<R>,
 }
 
-/// What has not been put into a call yet.
+/// The part that is not in a call yet.
 #[derive(Clone, Debug)]
 enum Rest<R> {
     Nothing,
@@ -58,22 +58,22 @@ enum Rest<R> {
 }
 
 impl<'a> FlushCalls<'a, core::iter::Empty<VaRange>> {
-    /// Flushes everything of the address space, or of all.
+    /// Flushes one address space completely, or all of them.
     pub fn space(request: FlushRequest<'a>, interface: Interface) -> Self {
         Self::new(request, interface, Rest::Everything)
     }
 }
 
 impl<'a, R: Iterator<Item = VaRange> + Clone> FlushCalls<'a, R> {
-    /// Flushes the pages of `ranges`, and more if that would take a list beyond `limit`. Ranges
-    /// without an address make no call. `ranges` is gone through twice; the first time only as far
-    /// as the limit.
+    /// Flushes the pages of `ranges`, or everything if the list would exceed `limit`. Ranges
+    /// without an address make no call. `ranges` is iterated twice; the first time only up to the
+    /// limit.
     ///
     /// Elements have the extended format if a range is mapped with large pages and `interface`
     /// offers it.
     pub fn list(request: FlushRequest<'a>, interface: Interface, ranges: R, limit: ListLimit) -> Self {
         let is_large = |range: VaRange| range.page_size != PageSize::Small;
-        // As many ranges as the limit has elements tell enough: more of them are flushed as a
+        // No need to look at more ranges than the limit has elements: more of them are flushed as a
         // whole.
         let looked_at = usize::try_from(limit.elements).unwrap_or(usize::MAX);
         let extended = interface.extended_ranges && ranges.clone().take(looked_at).any(is_large);
@@ -102,11 +102,12 @@ impl<'a, R: Iterator<Item = VaRange> + Clone> FlushCalls<'a, R> {
         Self { targets, address_space, flags, xmm_input: interface.xmm_input, rest }
     }
 
-    /// Writes the next call's input into `page` and says how to make the call; `None` once there is
-    /// nothing left to flush. What was in the page before is lost, so the last call must be over.
+    /// Writes the next call's input into `page` and returns how to make the call; `None` once
+    /// nothing is left to flush. This overwrites the page, so the previous call must have
+    /// completed.
     ///
-    /// A call to all processors is one with a mask, which every hypervisor has and which leaves the
-    /// most room. Input that fits into registers goes there if the interface offers it.
+    /// A call to all processors uses a mask: every hypervisor has that form, and it leaves the most
+    /// room. Input that fits into registers is passed there if the interface offers it.
     pub fn next_into(&mut self, page: &mut [u64; PAGE_WORDS]) -> Option<EncodedCall> {
         let targets = self.targets?;
         let mut writer = Writer::new(page);

@@ -1,4 +1,4 @@
-//! The guest's end: from ranges and targets to hypercalls.
+//! The guest's end: turns ranges and targets into hypercalls.
 //!
 //! ```
 //! use quell_tlfs::encode::{FlushCalls, FlushRequest, Interface, ListLimit, CallProgress, VaRange};
@@ -27,8 +27,8 @@
 //! # Ok::<(), quell_tlfs::BankCountError>(())
 //! ```
 //!
-//! Nothing here allocates; every page is the caller's, and is written within its bounds by
-//! construction.
+//! Nothing here allocates. The caller owns every page, and by construction nothing is written
+//! outside its bounds.
 
 mod cluster_ipi;
 mod flush;
@@ -42,11 +42,11 @@ pub use ranges::VaRange;
 use crate::cpuid::{feature, hint};
 use crate::{Control, HvResult, PAGE_WORDS, Status, XMM_FAST_WORDS};
 
-/// What of the interface the hypervisor offers to a guest that calls.
+/// The parts of the interface that the hypervisor offers to the calling guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Interface {
-    /// The calls that take VP sets. Without them, and with a target beyond index 63, a flush is one
-    /// of all processors: more than was asked for, never less.
+    /// The calls that take VP sets. Without them, a flush with a target beyond index 63 becomes a
+    /// flush of all processors: more than requested, never less.
     pub vp_sets: bool,
     /// Input in XMM registers. Leave it off if the caller may not use them.
     pub xmm_input: bool,
@@ -55,8 +55,8 @@ pub struct Interface {
 }
 
 impl Interface {
-    /// What CPUID says: EDX of [`LEAF_FEATURES`](crate::cpuid::LEAF_FEATURES), EAX of
-    /// [`LEAF_HINTS`](crate::cpuid::LEAF_HINTS).
+    /// The interface that CPUID announces: EDX of [`LEAF_FEATURES`](crate::cpuid::LEAF_FEATURES),
+    /// EAX of [`LEAF_HINTS`](crate::cpuid::LEAF_HINTS).
     pub const fn from_cpuid(features_edx: u32, hints_eax: u32) -> Self {
         Self {
             vp_sets: hints_eax & hint::EX_PROCESSOR_MASKS != 0,
@@ -69,8 +69,8 @@ impl Interface {
 /// A call that is ready to be made: its control word, and how much of the page is its input.
 ///
 /// A [fast](Control::fast) call takes its input from registers: words 0 and 1 in RDX and R8, the
-/// following ones in XMM0 to XMM5, low word first ([`EncodedCall::registers`]). Any other takes the
-/// guest physical address of the page.
+/// following words in XMM0 to XMM5, low word first ([`EncodedCall::registers`]). Any other call
+/// takes the guest physical address of the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EncodedCall {
     /// The control word.
@@ -89,15 +89,14 @@ impl EncodedCall {
         page.get(..self.count).unwrap_or_default()
     }
 
-    /// What a fast call has in its registers: RDX, R8, XMM0 to XMM5. Those that it does not use are
-    /// 0.
+    /// The register values of a fast call: RDX, R8, XMM0 to XMM5. Unused registers are 0.
     pub fn registers(&self, page: &[u64; PAGE_WORDS]) -> [u64; XMM_FAST_WORDS] {
         let mut registers = [0; XMM_FAST_WORDS];
         registers.iter_mut().zip(self.words(page)).for_each(|(register, word)| *register = *word);
         registers
     }
 
-    /// What to do after the hypervisor has returned `result` for this call. TLFS, "Hypercall
+    /// The next step after the hypervisor has returned `result` for this call. TLFS, "Hypercall
     /// Outputs".
     pub const fn progress(&self, result: HvResult) -> CallProgress {
         let (start, count) = (self.control.rep_start(), self.control.rep_count());
@@ -112,16 +111,16 @@ impl EncodedCall {
     }
 }
 
-/// What the result of a call means for its caller.
+/// The meaning of a call's result for its caller.
 ///
-/// Exhaustive: a caller that overlooks an outcome takes a flush for done that is not.
+/// Exhaustive: a caller that overlooks an outcome takes an unfinished flush for done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum CallProgress {
     /// All of it has been done.
     Done,
-    /// A part of the list has been done; the call to make next, with the same page or registers,
-    /// does the rest.
+    /// Part of the list has been done. The next call to make, with the same page or registers, does
+    /// the rest.
     Unfinished(EncodedCall),
     /// The call failed. `SUCCESS` here is a list call without progress: a hypervisor that reports
     /// no elements as complete would have its caller spin forever.
@@ -133,7 +132,7 @@ pub enum CallProgress {
     },
 }
 
-/// Fills the words of a page from the front; what does not fit is refused.
+/// Fills the words of a page from the front and refuses those that do not fit.
 struct Writer<'p> {
     page: &'p mut [u64],
     count: usize,
@@ -149,7 +148,7 @@ impl<'p> Writer<'p> {
         self.page.len() - self.count
     }
 
-    /// Appends `word`; no words follow the last one that the page has room for.
+    /// Appends `word`; drops it if the page is full.
     fn push(&mut self, word: u64) {
         if let Some(slot) = self.page.get_mut(self.count) {
             *slot = word;

@@ -2,35 +2,35 @@
 
 use crate::{ExtendedGvaEntry, GvaEntry, PageSize};
 
-/// Virtual addresses from `first` to `last`, both included, so that a range can end with the
-/// address space. Every page that has one of them is meant. There are none if `last` is below
-/// `first`.
+/// Virtual addresses from `first` to `last`, both inclusive, so that a range can end with the
+/// address space. The range covers every page that contains one of them. It is empty if `last` is
+/// below `first`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VaRange {
     /// The first address.
     pub first: u64,
     /// The last address.
     pub last: u64,
-    /// Size of the pages that the range is mapped with, or a smaller one. The larger, the fewer
-    /// elements, if the hypervisor offers that.
+    /// Size of the pages that the range is mapped with, or a smaller size. A larger size needs
+    /// fewer elements, if the hypervisor offers large pages.
     pub page_size: PageSize,
 }
 
 impl VaRange {
-    /// The addresses from `first` to `last`, mapped with pages of 4 KiB or any size.
+    /// The addresses from `first` to `last`, mapped with 4 KiB pages or of any size.
     pub const fn new(first: u64, last: u64) -> Self {
         Self { first, last, page_size: PageSize::Small }
     }
 
-    /// The same, mapped with pages of `page_size`.
+    /// The same range, mapped with pages of `page_size`.
     #[must_use]
     pub const fn of(self, page_size: PageSize) -> Self {
         Self { page_size, ..self }
     }
 }
 
-/// Page numbers that are still to be put into elements. Counting pages rather than addresses keeps
-/// everything below 2^53: nothing wraps, wherever the range ends.
+/// Page numbers still to be put into elements. Counting pages rather than addresses keeps every
+/// value below 2^53: nothing wraps, wherever the range ends.
 #[derive(Clone, Copy, Debug)]
 struct Run {
     next: u64,

@@ -1,4 +1,4 @@
-//! Target sets as the headers of calls have them.
+//! Target sets in the form that the headers of calls use.
 
 use super::{Interface, Writer};
 use crate::call::{SET_ALL, SET_SPARSE};
@@ -7,17 +7,17 @@ use crate::{Targets, VPS_PER_BANK, VpSet};
 /// The form in which a call names its targets.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum TargetForm<'a> {
-    /// Everyone.
+    /// All processors.
     All,
     /// VP indices below 64.
     Mask(u64),
-    /// Any VP indices; `valid_banks` has those banks alone that are not empty.
+    /// Any VP indices; `valid_banks` contains only the banks that are not empty.
     Banks { valid_banks: u64, set: VpSet<'a> },
 }
 
 impl<'a> TargetForm<'a> {
-    /// `None` if there are no targets: then there is no call to make, and above all none that the
-    /// hypervisor could take for one to everyone.
+    /// `None` if there are no targets: then no call is made, and in particular none that the
+    /// hypervisor could read as a call to all processors.
     pub(super) fn of(targets: Targets<'a>) -> Option<Self> {
         let Targets::Set(set) = targets else { return Some(Self::All) };
         let valid_banks = set
@@ -31,8 +31,8 @@ impl<'a> TargetForm<'a> {
         }
     }
 
-    /// The same in a form that `interface` has. A set that it cannot name becomes all processors,
-    /// which flushes too much, but must not be done with interrupts.
+    /// The same targets in a form that `interface` offers. A set that it cannot name becomes all
+    /// processors. That flushes too much, which is harmless; it must not be done for interrupts.
     pub(super) const fn widened(self, interface: Interface) -> Self {
         match self {
             Self::Banks { .. } if !interface.vp_sets => Self::All,
@@ -56,8 +56,8 @@ impl<'a> TargetForm<'a> {
             Self::Banks { valid_banks, set } => {
                 writer.push(SET_SPARSE);
                 writer.push(valid_banks);
-                // Exactly the banks of the mask, so that the count agrees with the header's
-                // whatever the set is.
+                // Exactly the banks of the mask, so that the count matches the header's whatever
+                // the set contains.
                 set.banks()
                     .filter(|(bank, _)| valid_banks >> bank & 1 != 0)
                     .for_each(|(_, contents)| writer.push(contents));

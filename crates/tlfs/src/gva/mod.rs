@@ -2,12 +2,12 @@
 
 use bitfield_struct::bitfield;
 
-/// Page numbers are what is left of a 64-bit address above the page offset.
+/// Page numbers are the bits of a 64-bit address above the page offset.
 const PAGE_SHIFT: u32 = 12;
 const LAST_PAGE: u64 = u64::MAX >> PAGE_SHIFT;
 
-/// How many bits of a virtual address translate. The rest must equal the highest of them, or the
-/// address is not canonical: no translation of it can exist.
+/// How many bits of a virtual address are translated. The rest must equal the highest of them;
+/// otherwise the address is not canonical and no translation of it can exist.
 ///
 /// Exhaustive: the architecture has these two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub enum VaWidth {
 }
 
 impl VaWidth {
-    /// Pages in either canonical half.
+    /// Pages in each canonical half.
     const fn half_pages(self) -> u64 {
         match self {
             Self::Bits48 => 1 << (47 - PAGE_SHIFT),
@@ -29,7 +29,7 @@ impl VaWidth {
     }
 }
 
-/// Canonical pages that follow one another; never empty, never past the end of the address space.
+/// Consecutive canonical pages; never empty, never past the end of the address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageRange {
     /// Address of the first page, a multiple of the page size.
@@ -39,13 +39,13 @@ pub struct PageRange {
 }
 
 impl PageRange {
-    /// Address of the last page. (The address after it would not fit for the last page of all.)
+    /// Address of the last page. (The address after it would not fit for the very last page.)
     pub const fn last(&self) -> u64 {
         self.start + ((self.pages - 1) << PAGE_SHIFT)
     }
 }
 
-/// Sizes of page that a flush list can count in.
+/// Page sizes that a flush list can use.
 ///
 /// Exhaustive: the entries of a list have these three.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -70,11 +70,11 @@ impl PageSize {
     }
 }
 
-/// What of the pages `first` to `last` can be translated: `None` if nothing. `first <= last`, and
-/// `last` is a page number.
+/// The part of the pages `first` to `last` that can be translated; `None` if that is empty. `first
+/// <= last`, and `last` is a page number.
 ///
 /// Pages that are not canonical are ignored, as the flush instructions ignore them. No element
-/// names as many pages as the hole between the halves has, so what is left is one piece: a range
+/// names as many pages as the hole between the halves contains, so the rest is contiguous: a range
 /// that starts in the lower half ends with it, and one that starts in the hole begins with the
 /// upper half.
 #[inline]
@@ -99,10 +99,10 @@ pub struct GvaEntry {
 }
 
 impl GvaEntry {
-    /// Pages that an element names at most.
+    /// The most pages that an element names.
     pub const PAGES_MAX: u64 = 1 << 12;
 
-    /// The part of the range that can be translated: `None` if there is none. A range does not
+    /// The part of the range that can be translated; `None` if that is empty. A range does not
     /// wrap: it ends with the address space.
     #[inline]
     pub fn canonical(self, width: VaWidth) -> Option<PageRange> {
@@ -112,9 +112,9 @@ impl GvaEntry {
 }
 
 /// An element of a flush list in the extended format, HV_GVA_RANGE_EXTENDED: 1 to 2048 pages of 4
-/// KiB, of 2 MiB or of 1 GiB. Lists have it if
-/// [`FlushFlags::extended_ranges`](crate::FlushFlags::extended_ranges) is set. It is not in the
-/// published TLFS; the layout is that of Microsoft's own headers.
+/// KiB, 2 MiB or 1 GiB. A list uses it if
+/// [`FlushFlags::extended_ranges`](crate::FlushFlags::extended_ranges) is set. The format is not in
+/// the published TLFS; the layout is that of Microsoft's own headers.
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub struct ExtendedGvaEntry {
@@ -123,21 +123,21 @@ pub struct ExtendedGvaEntry {
     pub additional_pages: u16,
     /// The pages are large; otherwise bits 63:12 are those of the first page's address.
     pub large: bool,
-    /// Large pages have 1 GiB, otherwise 2 MiB.
+    /// Large pages are 1 GiB, otherwise 2 MiB.
     pub huge: bool,
-    /// Says nothing about large pages: it is below their first address bit.
+    /// Ignored for large pages: it is below their first address bit.
     #[bits(8)]
     reserved: u8,
-    /// Bits 63:21 of the first page's address, whichever size the large pages have.
+    /// Bits 63:21 of the first page's address, for both sizes of large pages.
     #[bits(43)]
     pub large_page_number: u64,
 }
 
 impl ExtendedGvaEntry {
-    /// Pages that an element names at most.
+    /// The most pages that an element names.
     pub const PAGES_MAX: u64 = 1 << 11;
 
-    /// What the pages' size is.
+    /// The size of the pages.
     pub const fn size(self) -> PageSize {
         match (self.large(), self.huge()) {
             (false, _) => PageSize::Small,
@@ -146,15 +146,15 @@ impl ExtendedGvaEntry {
         }
     }
 
-    /// The part of the range that can be translated, in pages of 4 KiB: `None` if there is none. A
+    /// The part of the range that can be translated, in 4 KiB pages; `None` if that is empty. A
     /// range does not wrap: it ends with the address space.
     ///
     /// An address of 1 GiB pages that is not a multiple of their size stands for every page that
-    /// the range touches from there: rather one more than one too few.
+    /// the range touches from there: one page too many is better than one too few.
     pub fn canonical(self, width: VaWidth) -> Option<PageRange> {
         let pages = u64::from(self.additional_pages()) + 1;
         let shift = self.size().shift();
-        // In 4 KiB pages, all of this stays below 2^52 + 2^29 + 2^18.
+        // In 4 KiB pages, all of these values stay below 2^52 + 2^29 + 2^18.
         let in_page = (1 << (shift - PAGE_SHIFT)) - 1;
         let start = if self.large() {
             self.large_page_number() << (PageSize::Large.shift() - PAGE_SHIFT)
@@ -166,7 +166,7 @@ impl ExtendedGvaEntry {
     }
 }
 
-/// The elements of a flush list that are still to be done.
+/// The elements of a flush list that remain to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GvaList<'a> {
     entries: &'a [u64],
@@ -182,13 +182,13 @@ impl<'a> GvaList<'a> {
         Self { entries, width, first: 0, extended: false }
     }
 
-    /// The same with `first` as the index of its first element in the whole list.
+    /// The same list with `first` as the index of its first element in the whole list.
     #[must_use]
     pub const fn starting_at(self, first: u16) -> Self {
         Self { first, ..self }
     }
 
-    /// The same with every element an [`ExtendedGvaEntry`] if `extended`.
+    /// The same list, with [`ExtendedGvaEntry`] elements if `extended`.
     #[must_use]
     pub const fn extended(self, extended: bool) -> Self {
         Self { extended, ..self }
@@ -204,8 +204,8 @@ impl<'a> GvaList<'a> {
         self.entries
     }
 
-    /// The canonical pages that the elements name, in list order; elements without any are left
-    /// out.
+    /// The canonical pages that the elements name, in list order; elements that name none are
+    /// skipped.
     #[inline]
     pub fn ranges(&self) -> impl Iterator<Item = PageRange> + Clone + use<'a> {
         let Self { width, extended, .. } = *self;
@@ -213,7 +213,7 @@ impl<'a> GvaList<'a> {
     }
 
     /// Each element's index, counted from element 0 of the whole list, and the canonical pages that
-    /// it names, `None` if there are none. A caller that stops before element `index` goes on from
+    /// it names; `None` if it names none. A caller that stops before element `index` continues
     /// there with [`CallRegisters::resumed_at`](crate::CallRegisters::resumed_at).
     #[inline]
     pub fn elements(&self) -> impl Iterator<Item = (u16, Option<PageRange>)> + Clone + use<'a> {

@@ -143,7 +143,7 @@ proptest! {
         let (width, bits) = if wide { (VaWidth::Bits57, 57) } else { (VaWidth::Bits48, 48) };
         let word = start | kind | additional;
         let range = ExtendedGvaEntry::from_bits(word).canonical(width);
-        // Page by page of its own size, all of which are canonical throughout or not at all.
+        // Page by page; a page of the element's size is canonical as a whole or not at all.
         let named = (0..=additional).map_while(|page| start.checked_add(page * bytes));
         let model: Vec<u64> = named.filter(|page| is_canonical(*page, bits)).collect();
         let pages = range.map_or(0, |range| range.pages);

@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// Identity of the guest's operating system; partition-wide. TLFS, "Reporting the Guest OS
 /// Identity".
 pub const GUEST_OS_ID: u32 = 0x4000_0000;
-/// Place of the hypercall page, [`HypercallMsr`]; partition-wide.
+/// Location of the hypercall page, [`HypercallMsr`]; partition-wide.
 pub const HYPERCALL: u32 = 0x4000_0001;
 /// The reading virtual processor's index.
 pub const VP_INDEX: u32 = 0x4000_0002;
@@ -14,7 +14,7 @@ pub const VP_INDEX: u32 = 0x4000_0002;
 pub const RESET: u32 = 0x4000_0003;
 /// The partition's reference time in units of 100 ns.
 pub const TIME_REF_COUNT: u32 = 0x4000_0020;
-/// Place of the reference TSC page, [`PageMsr`]; partition-wide.
+/// Location of the reference TSC page, [`PageMsr`]; partition-wide.
 pub const REFERENCE_TSC: u32 = 0x4000_0021;
 /// Frequency of the TSC in Hz.
 pub const TSC_FREQUENCY: u32 = 0x4000_0022;
@@ -26,7 +26,7 @@ pub const EOI: u32 = 0x4000_0070;
 pub const ICR: u32 = 0x4000_0071;
 /// Task priority.
 pub const TPR: u32 = 0x4000_0072;
-/// Place of the virtual processor's assist page, [`PageMsr`].
+/// Location of the virtual processor's assist page, [`PageMsr`].
 pub const VP_ASSIST_PAGE: u32 = 0x4000_0073;
 /// Configuration of synthetic timer 0, [`StimerConfig`]. Timer `n`'s is at `+ 2 * n`.
 pub const STIMER0_CONFIG: u32 = 0x4000_00b0;
@@ -36,7 +36,7 @@ pub const STIMER0_COUNT: u32 = 0x4000_00b1;
 pub const STIMER3_COUNT: u32 = 0x4000_00b7;
 /// First of five parameters of a crash.
 pub const CRASH_P0: u32 = 0x4000_0100;
-/// Last of them.
+/// Last of the five parameters.
 pub const CRASH_P4: u32 = 0x4000_0104;
 /// Reports a crash, [`CrashControl`].
 pub const CRASH_CTL: u32 = 0x4000_0105;
@@ -47,7 +47,7 @@ pub const TSC_INVARIANT_CONTROL: u32 = 0x4000_0118;
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub struct HypercallMsr {
-    /// The page is there.
+    /// The page is enabled.
     pub enable: bool,
     /// The register keeps its value until the partition is reset.
     pub locked: bool,
@@ -69,7 +69,7 @@ impl HypercallMsr {
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub struct PageMsr {
-    /// The page is there.
+    /// The page is enabled.
     pub enable: bool,
     #[bits(11)]
     reserved: u16,
@@ -94,7 +94,7 @@ pub struct StimerConfig {
     pub enable: bool,
     /// The count is a period; otherwise it is the time of the one expiration.
     pub periodic: bool,
-    /// An expiration may be left out if the next one is near.
+    /// An expiration may be skipped if the next one is near.
     pub lazy: bool,
     /// Writing a count other than 0 enables the timer.
     pub auto_enable: bool,
@@ -112,13 +112,13 @@ pub struct StimerConfig {
 }
 
 impl StimerConfig {
-    /// Whether a bit is set that must be zero.
+    /// Whether a reserved bit is set.
     pub const fn has_reserved(self) -> bool {
         self.reserved_13() != 0 || self.reserved_20() != 0
     }
 }
 
-/// Contents of [`CRASH_CTL`], HV_CRASH_CTL_REG_CONTENTS. Reading tells what is supported.
+/// Contents of [`CRASH_CTL`], HV_CRASH_CTL_REG_CONTENTS. A read returns what is supported.
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub struct CrashControl {

@@ -1,18 +1,18 @@
-//! Leaves of CPUID that are not all zeroes, and which bits of them may be set. APM volume 3,
+//! Leaves of CPUID that are not all zeroes, and the bits that may be set in them. APM volume 3,
 //! appendix E; TLFS, section 2.4.
 
-/// Leaves, from the first to the last.
+/// A range of leaves.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
-    /// The first.
+    /// The first leaf.
     pub first: u32,
-    /// The last.
+    /// The last leaf.
     pub last: u32,
     /// Bits of EAX, EBX, ECX and EDX that may be set.
     pub bits: [u32; 4],
-    /// What it is.
+    /// Its name.
     pub name: &'static str,
-    /// Why.
+    /// Why it may be shown.
     pub why: &'static str,
 }
 
@@ -30,10 +30,10 @@ const ALL: u32 = u32::MAX;
 const HIDDEN_1C: u32 = 1 << 3 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 11 | 1 << 15 | 1 << 18;
 /// Leaf 1, EDX: MCE, MTRR, MCA, DS, ACPI, TM, PBE.
 const HIDDEN_1D: u32 = 1 << 7 | 1 << 12 | 1 << 14 | 1 << 21 | 1 << 22 | 1 << 29 | 1 << 31;
-/// Leaf 7, EBX: what is instructions alone, SMEP, SMAP, TSC_ADJUST; not PQM, MPX, Intel PT and the
-/// like.
+/// Leaf 7, EBX: features that are instructions alone, SMEP, SMAP, TSC_ADJUST; not PQM, MPX, Intel
+/// PT and similar ones.
 const SHOWN_7B: u32 = 0xf1bf_07ab;
-/// Leaf 7, ECX: vector instructions, UMIP, RDPID; not PKU, LA57 and the like.
+/// Leaf 7, ECX: vector instructions, UMIP, RDPID; not PKU, LA57 and similar ones.
 const SHOWN_7C: u32 = 0x0040_5f46;
 /// Leaf 8000_0001, ECX: SVM, extended APIC space, OSVW, IBS, SKINIT, WDT, LWP, NodeId, topology,
 /// counters, DBX, PTSC, MWAITX.

@@ -1,24 +1,24 @@
-//! The tables of what a guest is to find, with the reasons. Whatever is in none has to fault, or to
-//! read as if nothing were there.
+//! The tables of everything that a guest should find, with the reasons. Accesses to anything else
+//! must fault, or read as unused.
 
 pub mod cpuid;
 pub mod msrs;
 pub mod ports;
 pub mod sysregs;
 
-/// What a register is.
+/// The kind of a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The vCPU's own: exchanged with the vCPU, or made from its state. Tests change these bits,
-    /// for a moment. Where a processor has nothing there, they stay as they are.
+    /// The vCPU's own: switched with the vCPU, or derived from its state. Tests change these bits
+    /// briefly. Bits that a processor does not implement stay unchanged.
     Own(u64),
-    /// The same for ever, for each vCPU; writes are undefined or have no effect.
+    /// Always the same, for each vCPU; writes are undefined or have no effect.
     Constant,
-    /// It changes by itself, or by being read, and is not written to.
+    /// It changes on its own, or by being read, and is not written to.
     Moves,
-    /// Writes have effects, and this is what is written.
+    /// Writes have effects; this value is written.
     Written(u64),
-    /// The program lives by it: what is there is written back.
+    /// The program depends on it: only its present value is written.
     Kept,
     /// It is an instruction.
     Instruction,

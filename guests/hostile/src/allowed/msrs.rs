@@ -3,16 +3,16 @@
 
 use super::Kind::{self, Constant, Kept, Moves, Own, Written};
 
-/// MSRs, from the first to the last.
+/// A range of MSRs.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
-    /// The first.
+    /// The first MSR.
     pub first: u32,
-    /// The last.
+    /// The last MSR.
     pub last: u32,
     /// Its name in the manual.
     pub name: &'static str,
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
     /// Why it may be there.
     pub why: &'static str,
@@ -35,7 +35,7 @@ const OURS: &str = "emulated, per vCPU";
 const PARTITION: &str = "emulated, one for all vCPUs";
 const SWITCHED: &str = "in the VMCB: goes with the vCPU by VMLOAD and VMSAVE";
 const IN_NAME: &str = "configuration that guests may have in name: constant, writes are ignored";
-/// The bits of addresses of pages that tests change, with the pages off.
+/// The bits of page addresses that tests change, with the pages disabled.
 const PAGES: u64 = 0xf000;
 
 /// The table, in ascending order.

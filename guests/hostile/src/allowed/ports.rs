@@ -1,19 +1,19 @@
-//! I/O ports that do not read as all ones. Wider reads find no device but where it says so.
+//! I/O ports that do not read as all ones. Wider reads find no device unless noted.
 
-/// Ports, from the first to the last.
+/// A range of ports.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
-    /// The first.
+    /// The first port.
     pub first: u16,
-    /// The last.
+    /// The last port.
     pub last: u16,
-    /// What is there.
+    /// The device.
     pub name: &'static str,
-    /// Why.
+    /// Why it may be there.
     pub why: &'static str,
 }
 
-/// The row of an access of so many bytes: of any of its bytes.
+/// The row of an access of this many bytes: the row of any of its bytes.
 pub fn find(port: u16, bytes: u16) -> Option<&'static Row> {
     ROWS.iter().find(|row| port <= row.last && port.saturating_add(bytes - 1) >= row.first)
 }

@@ -4,7 +4,7 @@
 use super::Kind;
 use super::Kind::{Constant, Instruction, Kept, Moves, Own, Written};
 
-/// Registers: op0, op1, CRn, from which CRm to which, from which op2 to which.
+/// Registers: op0, op1, CRn, the range of CRm, the range of op2.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
     op0: u32,
@@ -14,19 +14,19 @@ pub struct Row {
     op2: (u32, u32),
     /// Its name in the manual.
     pub name: &'static str,
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
     /// Why it may be there.
     pub why: &'static str,
 }
 
-/// op0, op1, CRn, CRm and op2 of an encoding, as they stand in MRS, from bit 0 on.
+/// op0, op1, CRn, CRm and op2 of an encoding in MRS's order, which ends at bit 0.
 pub const fn fields(encoding: u32) -> [u32; 5] {
     [encoding >> 14 & 3, encoding >> 11 & 7, encoding >> 7 & 15, encoding >> 3 & 15, encoding & 7]
 }
 
 impl Row {
-    /// Whether it is for this encoding.
+    /// Whether it covers this encoding.
     pub const fn has(&self, encoding: u32) -> bool {
         let [op0, op1, crn, crm, op2] = fields(encoding);
         op0 == self.op0
@@ -47,7 +47,7 @@ impl Row {
     }
 }
 
-/// The row of an encoding: the first that has it.
+/// The row of an encoding: the first that covers it.
 pub fn find(encoding: u32) -> Option<&'static Row> {
     ROWS.iter().find(|row| row.has(encoding))
 }
@@ -58,7 +58,7 @@ const fn one(place: [u32; 5], name: &'static str, kind: Kind, why: &'static str)
     Row { op0, op1, crn, crm: (crm, crm), op2: (op2, op2), name, kind, why }
 }
 
-/// Several, by what they have in common.
+/// Several registers with common fields.
 const fn many(
     place: [u32; 3],
     crm: (u32, u32),
@@ -73,7 +73,7 @@ const fn many(
 
 const ALL: u64 = u64::MAX;
 const WORD: u64 = 0xffff_ffff;
-/// SCTLR_EL1: UMA, DZE, UCT, nTWI, nTWE, UCI, which are about EL0 alone.
+/// SCTLR_EL1: UMA, DZE, UCT, nTWI, nTWE, UCI, which affect EL0 alone.
 const SCTLR_EL0: u64 = 1 << 9 | 1 << 14 | 1 << 15 | 1 << 16 | 1 << 18 | 1 << 26;
 
 const SHOWN: &str = "an ID register; features that guests do not have are taken out";
@@ -87,8 +87,8 @@ const TIMER: &str = "the vCPU's own timer: exchanged, or trapped and emulated";
 const CACHES: &str = "describes the caches";
 const MODEL: &str = "the model's own: HCR_EL2.TIDCP traps it, which QEMU heeds from 8.0 on; constant there";
 
-/// The table, one register a row as far as that says more. What is in several rows is the first
-/// one's.
+/// The table, one register per row where that adds information. If several rows cover a register,
+/// the first applies.
 pub const ROWS: &[Row] = &[
     // Debug.
     one([2, 0, 1, 0, 4], "OSLAR_EL1", Written(0), DEBUG),
@@ -211,7 +211,7 @@ pub const ROWS: &[Row] = &[
     many([3, 3, 14], (2, 3), (0, 0), "CNTP_TVAL_EL0, CNTV_TVAL_EL0", Moves, TIMER),
     many([3, 3, 14], (2, 3), (1, 1), "CNTP_CTL_EL0, CNTV_CTL_EL0", Own(2), TIMER),
     many([3, 3, 14], (2, 3), (2, 2), "CNTP_CVAL_EL0, CNTV_CVAL_EL0", Own(0xffff_0000), TIMER),
-    // Models' own.
+    // Model-specific registers.
     many([3, 1, 11], (0, 0), (2, 3), "L2CTLR_EL1, L2ECTLR_EL1", Constant, MODEL),
     many([3, 1, 15], (0, 3), (0, 7), "CPUACTLR_EL1 and more", Constant, MODEL),
     // Instructions.

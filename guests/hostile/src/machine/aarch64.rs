@@ -10,19 +10,18 @@ use baremetal::guarded;
 pub(crate) use baremetal::aarch64::interrupts::number;
 pub(crate) use baremetal::aarch64::power::off;
 
-/// Exception class of what has no class of its own: undefined instructions.
+/// The exception class without further information: undefined instructions.
 const CLASS_UNKNOWN: u8 = 0;
 
-/// Finds the processors and lets the first one take interrupts. Returns how many processors there
-/// are.
+/// Finds the processors and lets the first one take interrupts. Returns the number of processors.
 pub(super) fn prepare(info: &BootInfo) -> usize {
     processors::find(&info.processors)
 }
 
-/// Executes an undefined instruction; says whether that is what the processor finds.
+/// Executes an undefined instruction; returns whether the processor raises the fault for it.
 pub(crate) fn undefined() -> bool {
     let (fault, address): (u64, u64);
-    // SAFETY: the instruction does nothing but to fault, which is guarded.
+    // SAFETY: the instruction only faults, which is guarded.
     unsafe {
         asm!(guarded!("udf #0"), inout("x16") 0u64 => fault, inout("x17") 0u64 => address);
     }

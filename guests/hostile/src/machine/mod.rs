@@ -1,4 +1,4 @@
-//! What differs from machine to machine, and work for all processors.
+//! Machine-specific code, and work for all processors.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
@@ -22,7 +22,7 @@ use aarch64 as own;
 #[cfg(target_arch = "x86_64")]
 use x86_64 as own;
 
-/// How many processors there are; the first one has number 0.
+/// Number of processors; the first one has number 0.
 static COUNT: AtomicUsize = AtomicUsize::new(1);
 
 /// Starts all processors.
@@ -34,24 +34,25 @@ pub(crate) fn prepare(info: &BootInfo) {
     COUNT.store(count, Ordering::Relaxed);
 }
 
-/// How many processors there are.
+/// Number of processors.
 pub(crate) fn count() -> usize {
     COUNT.load(Ordering::Relaxed)
 }
 
-/// Turns of a loop after which what is waited for never comes: some minutes at least where each is
-/// an exit, and half a minute where none is. The clock may be one of the things that tests change.
+/// Number of loop iterations after which a condition is given up: at least some minutes where each
+/// is an exit, and half a minute where none is. Time is not used because tests may change the
+/// clock.
 pub(crate) const TURNS_MAX: u64 = 1 << 31;
 
-/// Has all processors do `job`, this one included, and waits for them.
+/// Runs `job` on all processors, including this one, and waits for them.
 pub(crate) fn on_all(job: processors::Job) {
     (1..count()).for_each(|number| processors::give(number, job));
     job(0);
     (1..count()).for_each(await_end);
 }
 
-/// Waits until processor `number` has done its job. Where that never comes, says whether it has
-/// slept through its beginning.
+/// Waits until processor `number` has done its job. If it does not, reports whether it has missed
+/// the job's interrupt.
 pub(crate) fn await_end(number: usize) {
     if ends(number, TURNS_MAX) {
         return;
@@ -65,7 +66,7 @@ pub(crate) fn await_end(number: usize) {
     }
 }
 
-/// Whether processor `number` does its job within so many turns.
+/// Whether processor `number` finishes its job within this many iterations.
 fn ends(number: usize, turns: u64) -> bool {
     (0..turns).any(|_| {
         clock::relax();

@@ -11,10 +11,10 @@ use spin::Once;
 
 static SWITCH: Once<Option<Switch>> = Once::new();
 
-/// Finds processors and switch, and enables the first one's APIC. Returns how many processors there
-/// are.
+/// Finds processors and power switch, and enables the first one's APIC. Returns the number of
+/// processors.
 pub(super) fn prepare(info: &BootInfo) -> usize {
-    // SAFETY: the address is what the loader passed.
+    // SAFETY: the address is the loader's.
     let firmware = unsafe { firmware::read(info.rsdp) }.unwrap_or_else(|why| panic!("{why}"));
     // SAFETY: as above.
     SWITCH.call_once(|| unsafe { firmware::switch(info.rsdp) });
@@ -38,10 +38,10 @@ pub(crate) fn number() -> usize {
     tables::number()
 }
 
-/// Executes an undefined instruction; says whether that is what the processor finds.
+/// Executes an undefined instruction; returns whether the processor raises the fault for it.
 pub(crate) fn undefined() -> bool {
     let (fault, error): (u64, u64);
-    // SAFETY: the instruction does nothing but to fault, which is guarded.
+    // SAFETY: the instruction only faults, which is guarded.
     unsafe {
         asm!(guarded!("ud2"), inout("r11") 0u64 => fault, inout("r10") 0u64 => error);
     }

@@ -1,4 +1,4 @@
-//! Whether all processors are there, take faults and interrupts, and come to their ends.
+//! Whether all processors are present, take faults and interrupts, and finish their jobs.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
@@ -8,7 +8,7 @@ use hostile::orders::Orders;
 use crate::machine;
 use crate::report::{Verdict, ensure};
 
-/// How often each does it.
+/// Number of repetitions on each.
 const ROUNDS: usize = 100;
 
 static FAULTS: [AtomicUsize; processors::MAX_PROCESSORS] =

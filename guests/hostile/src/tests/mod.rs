@@ -17,10 +17,10 @@ use aarch64::OWN;
 #[cfg(target_arch = "x86_64")]
 use x86_64::OWN;
 
-/// A test. All processors run and have nothing to do when it begins; interrupts are masked.
+/// A test. All processors are running and idle when it begins; interrupts are masked.
 pub(crate) struct Test {
     name: &'static str,
-    /// Processors that it needs.
+    /// Number of processors that it needs.
     processors: usize,
     run: fn(&Orders<'_>) -> Verdict,
 }
@@ -30,10 +30,10 @@ pub(crate) const fn test(name: &'static str, processors: usize, run: fn(&Orders<
     Test { name, processors, run }
 }
 
-/// The tests that both architectures have.
+/// The tests of both architectures.
 const COMMON: &[Test] = &[test("alive", 1, alive::alive), test("storm", 1, storm::storm)];
 
-/// Runs the test that the orders name, and reports what comes of it.
+/// Runs the test that the orders name, and reports the result.
 pub(crate) fn run(orders: &Orders<'_>) {
     let Some(test) = COMMON.iter().chain(OWN).find(|test| test.name == orders.test) else {
         return report::end(orders.test, &Err(failure(format_args!("there is no such test"))));

@@ -1,8 +1,8 @@
-//! A storm: every processor does random things, as many as it is told to, and afterwards all has to
-//! be as it was.
+//! A storm: every processor performs a given number of random operations, and afterwards everything
+//! must be as before.
 //!
-//! All follows from the seed but how the processors' actions interleave. What would end the guest
-//! in a way that it is entitled to is left out where `operation` of each machine says so.
+//! Everything follows from the seed except the interleaving of the processors' actions. Operations
+//! that would legitimately end the guest are left out; `operation` of each machine lists them.
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -21,38 +21,38 @@ use super::aarch64::operation as own;
 #[cfg(target_arch = "x86_64")]
 use super::x86_64::operation as own;
 
-/// What each processor does where it is not told how much.
+/// The default number of operations of each processor.
 const COUNT: u64 = 2000;
-/// Turns of the first processor's loop, each some exits long, in which others that can get on do so
-/// many times.
+/// Iterations of the first processor's loop without progress that count as a standstill. Each takes
+/// some exits, so a processor that can make progress does so many times meanwhile.
 const STANDSTILL: u64 = 1 << 19;
 /// Kinds of operations.
 pub(super) const KINDS: u64 = 1 << KIND_BITS;
 const KIND_BITS: u32 = 4;
-/// The first processor looks after sleepers after so many of its own.
+/// The first processor wakes sleepers after this many of its own operations.
 const PERIOD: u64 = 4;
-/// Pages that nobody writes to meanwhile.
+/// Pages that are not written to meanwhile.
 const CANARIES: usize = 64;
 
 static CANARY: [Page; CANARIES] = [const { Page::new() }; CANARIES];
 static SEED: AtomicU64 = AtomicU64::new(0);
 static WANTED: AtomicU64 = AtomicU64::new(0);
-/// The number of the operation that each processor has last begun, from 1 on, and its kind.
+/// The number of each processor's last operation, from 1 on, and its kind.
 static LAST: [AtomicU64; processors::MAX_PROCESSORS] =
     [const { AtomicU64::new(0) }; processors::MAX_PROCESSORS];
-/// Processors that have done all.
+/// Number of processors that have finished their operations.
 static DONE: AtomicUsize = AtomicUsize::new(0);
-/// Processors that have put in order what is their own.
+/// Number of processors that have restored their own state.
 static ORDERLY: AtomicUsize = AtomicUsize::new(0);
 
-/// The numbers of a processor.
+/// The random numbers of a processor.
 fn random(seed: u64, number: usize) -> Random {
     let mut random = Random::new(seed ^ (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let _ = random.word();
     random
 }
 
-/// Any word, but often one at an edge.
+/// Any word, but often an edge value.
 pub(super) fn value(random: &mut Random) -> u64 {
     let word = random.word();
     match random.below(8) {
@@ -66,7 +66,7 @@ pub(super) fn value(random: &mut Random) -> u64 {
     }
 }
 
-/// Does what there is to do. The last operation that was begun is there to be seen from others.
+/// Performs the operations. Each is visible to other processors before it begins.
 fn rage(number: usize) {
     let mut random = random(SEED.load(Ordering::Relaxed), number);
     for turn in 0..WANTED.load(Ordering::Relaxed) {
@@ -78,20 +78,20 @@ fn rage(number: usize) {
         }
     }
     DONE.fetch_add(1, Ordering::AcqRel);
-    // Nobody takes interrupts before nobody provokes them any more.
+    // No processor takes interrupts before all have stopped causing them.
     await_all(&DONE, number);
     own::put_in_order(number);
     ORDERLY.fetch_add(1, Ordering::AcqRel);
     await_all(&ORDERLY, number);
 }
 
-/// What all processors have last begun, together: as long as it changes, somebody gets on.
+/// The sum of all processors' last operations: while it changes, some processor makes progress.
 fn progress() -> u64 {
     (0..machine::count()).fold(0, |sum, number| sum.wrapping_add(LAST[number].load(Ordering::Relaxed)))
 }
 
-/// Waits until all processors have been counted. If none of them gets on for many turns, says what
-/// each has last begun.
+/// Waits until all processors have been counted. If none of them makes progress for many
+/// iterations, reports each one's last operation.
 fn await_all(count: &AtomicUsize, number: usize) {
     let (mut seen, mut turns) = (progress(), 0u64);
     while count.load(Ordering::Acquire) < machine::count() {
@@ -105,7 +105,7 @@ fn await_all(count: &AtomicUsize, number: usize) {
             (seen, turns) = (now, 0);
         }
         if number == 0 && turns > STANDSTILL {
-            // It may be as the storm has left it.
+            // The storm may have changed its state.
             CONSOLE.set_up();
             (0..machine::count()).for_each(|number| {
                 let last = LAST[number].load(Ordering::Relaxed);
@@ -118,7 +118,7 @@ fn await_all(count: &AtomicUsize, number: usize) {
     }
 }
 
-/// The host has something to do before this goes on.
+/// Lets the host act before this continues.
 fn rest(orders: &Orders<'_>, event: &str) {
     report::event(event);
     while orders.rests && CONSOLE.receive().is_none() {
@@ -126,7 +126,7 @@ fn rest(orders: &Orders<'_>, event: &str) {
     }
 }
 
-/// One storm after the other, and what there is has to be well after each.
+/// Runs one storm after the other, and checks everything after each.
 pub(crate) fn storm(orders: &Orders<'_>) -> Verdict {
     own::prepare();
     (0..orders.rounds).try_for_each(|round| one(orders, orders.seed.wrapping_add(round)))

@@ -11,11 +11,11 @@ use super::Absent;
 pub(crate) use clock::nanoseconds;
 pub(crate) use power::{halt, off};
 
-/// The first hint there is a function for, and bytes from one function to the next.
+/// The first hint that has a function, and the distance in bytes between functions.
 const HINT_FIRST: u8 = 0x60;
 const HINT_SIZE: usize = 8;
 
-// A hint's number is part of its instruction: a function for each.
+// A hint's number is part of its instruction, so each hint has a function.
 global_asm!(
     r#"
 .section .text
@@ -34,21 +34,22 @@ unsafe extern "C" {
     static hint_functions: u8;
 }
 
-/// How long the processor sleeps when there is nothing to do.
+/// Time for which the processor sleeps when there is nothing to do.
 const IDLE_US: u64 = 1000;
 
-/// How many processors there are; the first one has number 0.
+/// Number of processors; the first one has number 0.
 static PROCESSORS: AtomicUsize = AtomicUsize::new(1);
-/// How long another processor may take to come back, in milliseconds: it may be waiting for a CPU.
+/// Time limit for another processor to finish, in milliseconds: it may be waiting for a CPU.
 const PATIENCE_MS: u64 = 20_000;
 
-/// Lets the processor sleep until its timer. The others are found, and not started.
+/// Prepares the processor to sleep until its timer. Finds the other processors, without starting
+/// them.
 pub(crate) fn prepare(info: &BootInfo) {
     PROCESSORS.store(processors::find(&info.processors), Ordering::Relaxed);
 }
 
-/// Has other processors begin `job`, up to number `limit` - 1, and starts them if need be. Returns
-/// how many there are with the first one; numbers have no gaps.
+/// Starts `job` on other processors, up to number `limit` - 1, and starts these if necessary.
+/// Returns the number of processors including the first one; numbers have no gaps.
 pub(crate) fn begin_on_others(limit: usize, job: processors::Job) -> usize {
     let count = PROCESSORS.load(Ordering::Relaxed).min(limit);
     for number in 1..count {
@@ -60,7 +61,8 @@ pub(crate) fn begin_on_others(limit: usize, job: processors::Job) -> usize {
     count
 }
 
-/// Waits until the processors with numbers from 1 to `count` - 1 are done; says whether they are.
+/// Waits until the processors with numbers from 1 to `count` - 1 are done; returns whether they
+/// are.
 pub(crate) fn await_others(count: usize) -> bool {
     (1..count).all(|number| processors::join(number, PATIENCE_MS))
 }
@@ -71,17 +73,17 @@ pub(crate) fn idle() {
     interrupts::wait();
 }
 
-/// HINT, of a number from 0x60 to 0x7f.
+/// Executes HINT, with a number from 0x60 to 0x7f.
 pub(crate) fn hint(number: u8) -> Result<u64, Absent> {
     let index = usize::from(number.checked_sub(HINT_FIRST).filter(|index| *index < 32).ok_or(Absent)?);
     let function = (&raw const hint_functions).wrapping_add(index * HINT_SIZE);
-    // SAFETY: a function of that number is there, which changes no register; these hints do
+    // SAFETY: there is a function for that number, which changes no register; these hints do
     // nothing.
     unsafe { asm!("blr {}", in(reg) function, out("x30") _, options(nostack, preserves_flags)) };
     Ok(1)
 }
 
-/// Memory that is the program's.
+/// Memory that the program uses.
 pub(crate) fn taken() -> [(u64, u64); 1] {
     [boot::image()]
 }

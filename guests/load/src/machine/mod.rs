@@ -1,4 +1,4 @@
-//! What differs from machine to machine.
+//! Machine-specific code.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
@@ -10,5 +10,5 @@ pub(crate) use aarch64::{await_others, begin_on_others, halt, hint, idle, nanose
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86_64::{await_others, begin_on_others, halt, hint, idle, nanoseconds, off, prepare, taken};
 
-/// The machine has no such thing.
+/// The machine lacks this feature.
 pub(crate) struct Absent;

@@ -9,9 +9,9 @@ use super::Absent;
 
 static SWITCH: Once<Option<Switch>> = Once::new();
 
-/// Finds the switch and measures the clock.
+/// Finds the power switch and measures the clock.
 pub(crate) fn prepare(info: &BootInfo) {
-    // SAFETY: the address is what the loader passed.
+    // SAFETY: the address is the loader's.
     let Ok(firmware) = (unsafe { firmware::read(info.rsdp) }) else { return };
     // SAFETY: as above.
     SWITCH.call_once(|| unsafe { firmware::switch(info.rsdp) });
@@ -26,22 +26,22 @@ pub(crate) fn idle() {
     core::hint::spin_loop();
 }
 
-/// Nanoseconds in so many ticks.
+/// Nanoseconds in this many ticks.
 pub(crate) fn nanoseconds(ticks: u64) -> u64 {
     (u128::from(ticks) * 1_000_000_000 / u128::from(clock::hz())) as u64
 }
 
-/// There are no hints.
+/// There are no hints on this architecture.
 pub(crate) fn hint(_: u8) -> Result<u64, Absent> {
     Err(Absent)
 }
 
-/// Only the first processor is made use of.
+/// Only the first processor is used.
 pub(crate) fn begin_on_others(_: usize, _: processors::Job) -> usize {
     1
 }
 
-/// There are none.
+/// There are no other processors.
 pub(crate) fn await_others(_: usize) -> bool {
     true
 }
@@ -56,7 +56,7 @@ pub(crate) fn off() -> ! {
     power::off(SWITCH.get().copied().flatten())
 }
 
-/// Memory that is the program's: that of its start-up code, and the image.
+/// Memory that the program uses: that of its start-up code, and the image.
 pub(crate) fn taken() -> [(u64, u64); 2] {
     const LOW: (u64, u64) = (0, 1 << 20);
     [LOW, (16 << 20, boot::image_end())]

@@ -1,4 +1,4 @@
-//! `bench=flush`: what flush hypercalls take.
+//! `bench=flush`: the cost of flush hypercalls.
 
 use tlfs::{CallCode, Control, HvResult, Status};
 
@@ -14,10 +14,10 @@ const IDLE: [(&str, u32); 5] = [
     ("space-idle-128", 128),
     ("space-idle-254", 254),
 ];
-/// Banks of 64 that these fit into.
+/// Number of banks of 64 that they fit into.
 const BANKS: usize = 4;
 
-/// Runs every case. The machine has 255 vCPUs, of which the first alone has been started.
+/// Runs every case. The machine has 255 vCPUs, of which only the first has been started.
 pub(crate) fn flush() {
     report::begin("flush");
     match idle_targets() {
@@ -37,14 +37,14 @@ fn idle_targets() -> Verdict {
         let wanted = HvResult::of(Status::SUCCESS, 0);
         let check = |last| if last == Ok(wanted) { Ok(()) } else { Err(fails(name, last)) };
         check(last)?;
-        // Nobody's timer is to go off within a measurement.
+        // No timer should fire during a measurement.
         clock::wait_until(1, || false);
     }
     Ok(())
 }
 
 /// Writes the input of a flush of everything for the VPs from 1 to `targets`, in the form that
-/// kernels choose; returns the control word.
+/// kernels use; returns the control word.
 fn space_call(targets: u32) -> Control {
     let mut banks = [0; BANKS];
     (1..=targets).for_each(|vp| banks[vp as usize / 64] |= 1 << (vp % 64));

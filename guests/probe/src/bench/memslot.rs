@@ -1,4 +1,4 @@
-//! `bench=memslot-N` and `bench=zap`: what it takes when guest memory goes.
+//! `bench=memslot-N` and `bench=zap`: the cost of removing guest memory.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,19 +8,19 @@ use crate::report::{Failure, ensure, measured};
 use crate::{clock, report};
 
 const MIB: u64 = 1 << 20;
-/// Memory below is the program's own.
+/// Memory below belongs to the program.
 const FIRST: u64 = 32 * MIB;
-/// Where memory appears that the host adds, and how much.
+/// Address and size of the memory that the host adds.
 const ADDED: u64 = 1 << 30;
 const ADDED_SIZE: u64 = 1 << 30;
-/// How long it may take.
+/// Time limit.
 const PATIENCE_MS: u64 = 60_000;
-/// How long the answer to a request takes.
+/// Time for the answer to a request.
 const TELLING_MS: u64 = 100;
 
 /// The word at a physical address, which need not be memory.
 fn word(address: u64) -> &'static AtomicU64 {
-    // SAFETY: below 4 GiB everything is mapped one to one, and nothing of the program lies there.
+    // SAFETY: below 4 GiB everything is mapped one to one, and the program uses nothing there.
     unsafe { &*(address as *const AtomicU64) }
 }
 
@@ -31,7 +31,7 @@ fn touch(start: u64, bytes: u64) {
     }
 }
 
-/// `memslot-N`: the ROM comes and goes N times while `count` MiB of other memory are in use.
+/// `memslot-N`: the ROM is added and removed N times while `count` MiB of other memory are in use.
 pub(crate) fn memslot(name: &str, count: u32) -> Result<(), Failure> {
     let rounds = name.strip_prefix("memslot-").and_then(|rounds| rounds.parse().ok()).unwrap_or(0u64).max(1);
     let bytes = u64::from(count) * MIB;
@@ -45,7 +45,7 @@ pub(crate) fn memslot(name: &str, count: u32) -> Result<(), Failure> {
         let before = clock::now();
         rom.disable();
         deletions += clock::now() - before;
-        // What a zap of everything has taken with it comes back.
+        // Pages that a zap of everything has dropped are mapped again.
         touch(FIRST, bytes);
         cycles += clock::now() - start;
     }
@@ -55,14 +55,14 @@ pub(crate) fn memslot(name: &str, count: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The host adds a GiB, each page of which is stored to, and takes it away again.
+/// The host adds a GiB, each page of which is stored to, and removes it again.
 pub(crate) fn zap() -> Result<(), Failure> {
     report::event("waiting");
     wait(|value| value != u64::MAX)?;
     touch(ADDED, ADDED_SIZE);
     report::event("touched");
     wait(|value| value == u64::MAX)?;
-    // The host has not been told yet.
+    // The host has not received the event yet.
     clock::wait_until(TELLING_MS, || false);
     Ok(())
 }

@@ -1,9 +1,9 @@
-//! `bench=exits`, `bench=flush`, `bench=memslot` and others: what operations of the hypervisor
-//! take.
+//! `bench=exits`, `bench=flush`, `bench=memslot` and others: the cost of the hypervisor's
+//! operations.
 //!
-//! The unit is the TSC's. On a machine whose clock is the number of instructions executed (QEMU's
-//! `-icount shift=0`) that is instructions, those of the guest's own loop not counted unless a case
-//! says otherwise.
+//! The unit is TSC ticks. On a machine whose clock is the number of instructions executed (QEMU's
+//! `-icount shift=0`) these are instructions. Those of the guest's own loop are not counted unless
+//! a case says otherwise.
 
 mod flush;
 mod memslot;
@@ -29,10 +29,10 @@ use crate::report::{Verdict, ensure, measured};
 use crate::{clock, hypercall, processors, report};
 
 const TSC_ADJUST: u32 = 0x3b;
-/// The port that firmware writes its progress to; nobody listens.
+/// The port to which firmware writes its progress; it has no device.
 const PORT: u16 = 0x80;
 
-/// Repetitions, and those before that are not counted.
+/// Repetitions, and uncounted ones before them.
 const REPETITIONS: u32 = 2000;
 const WARM_UP: u32 = 200;
 
@@ -52,7 +52,7 @@ fn run() -> Verdict {
     round_trip()
 }
 
-/// Runs a benchmark of memory that comes and goes.
+/// Runs a benchmark of memory that is added and removed.
 pub(crate) fn memory(name: &'static str, run: impl FnOnce() -> Verdict) {
     report::begin(name);
     match run() {
@@ -61,7 +61,7 @@ pub(crate) fn memory(name: &'static str, run: impl FnOnce() -> Verdict) {
     }
 }
 
-/// Ticks that [`REPETITIONS`] of `operation` take.
+/// Ticks of [`REPETITIONS`] of `operation`.
 #[inline(always)]
 fn time(mut operation: impl FnMut()) -> u64 {
     for _ in 0..WARM_UP {
@@ -91,19 +91,19 @@ fn single_exits() {
     case("hypercall", || {
         core::hint::black_box(hypercall::call_that_only_returns());
     });
-    // SAFETY: nothing is behind the port.
+    // SAFETY: there is no device at the port.
     case("port-out", || unsafe { Port::new(PORT).write(0u8) });
     let mut adjust = Msr::new(TSC_ADJUST);
     case("rdmsr-tsc-adjust", || {
         // SAFETY: reading changes nothing.
         core::hint::black_box(unsafe { adjust.read() });
     });
-    // SAFETY: the value is the one that the register has.
+    // SAFETY: the value is the register's present one.
     let value = unsafe { adjust.read() };
     // SAFETY: as above.
     case("wrmsr-tsc-adjust", || unsafe { adjust.write(value) });
     let cr4 = Cr4::read_raw();
-    // SAFETY: the value is the one that the register has.
+    // SAFETY: the value is the register's present one.
     case("cr4-write", || unsafe { Cr4::write_raw(cr4) });
 }
 
@@ -141,7 +141,7 @@ fn round_trip() -> Verdict {
         }
     });
     ECHO_ENDS.store(true, Ordering::Release);
-    // Its HLT ends with one more interrupt.
+    // One more interrupt ends its HLT.
     apic::send_fixed(SECOND, VECTOR_ECHO);
     processors::join(SECOND)
 }

@@ -1,10 +1,10 @@
-//! `bench=list-R-running-N`, `bench=merge-8x7`: flushes of vCPUs that are in guest mode, each on a
-//! CPU of its own.
+//! `bench=list-R-running-N`, `bench=merge-8x7`: flushes of vCPUs that are in guest mode, each on
+//! its own CPU.
 //!
-//! The probe makes the calls, as many as the command line says; what they do to the targets shows
-//! in the hypervisor's counters. The host tool runs a case twice, with more calls the second time:
-//! the difference is theirs alone, for the clock that counts instructions makes the rest of both
-//! runs the same.
+//! The probe makes the number of calls set on the command line; the hypervisor's counters show the
+//! effects on the targets. The host tool runs a case twice, with more calls the second time. The
+//! difference is due to the calls alone, because the instruction-counting clock makes the rest of
+//! both runs the same.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -16,16 +16,16 @@ use crate::processors::PROCESSORS;
 use crate::report::{self, Failure, ensure, failure, measured};
 use crate::{apic, clock, processors};
 
-/// Most ranges of a list.
+/// Maximum number of ranges of a list.
 const RANGES_MAX: u16 = 64;
-/// vCPUs that flush each other; each has the others for targets.
+/// Number of vCPUs that flush each other; each has all others as targets.
 const INITIATORS: u32 = 8;
-/// How long it may take until all targets are in their loops.
+/// Time limit for all targets to reach their loops.
 const PATIENCE_MS: u64 = 1000;
 
 const _: () = assert!(INITIATORS as usize <= PROCESSORS);
 
-/// Runs the case of that name with so many calls.
+/// Runs the case of that name with this many calls.
 pub(crate) fn running(name: &str, calls: u32) {
     report::begin("running");
     let ticks = hypercall::enable().and_then(|()| match name.strip_prefix("list-") {
@@ -42,7 +42,7 @@ pub(crate) fn running(name: &str, calls: u32) {
     }
 }
 
-/// Processors in [`spin`], and whether they are to come to its end.
+/// Number of processors in [`spin`], and whether they should end it.
 static SPINNING: AtomicU32 = AtomicU32::new(0);
 static ENDS: AtomicBool = AtomicBool::new(false);
 
@@ -54,7 +54,7 @@ fn spin() {
     }
 }
 
-/// Flushes of single pages for processors that run, beside one more that runs and is not asked;
+/// Flushes of single pages for running processors, beside one more that runs and is not a target;
 /// `sizes` is `R-running-N`. Returns the ticks of all calls.
 fn list(sizes: &str, calls: u32) -> Result<u64, Failure> {
     let sizes = sizes.split_once("-running-").and_then(|(ranges, targets)| {
@@ -82,7 +82,7 @@ fn list(sizes: &str, calls: u32) -> Result<u64, Failure> {
 fn call_lists(ranges: u16, targets: u32, calls: u32) -> Result<u64, Failure> {
     let control =
         Control::new().with_call_code(CallCode::FLUSH_VIRTUAL_ADDRESS_LIST.0).with_rep_count(ranges);
-    // Address space, flags, processors; then pages none of which continues another.
+    // Address space, flags, processors; then pages that are not adjacent.
     hypercall::input_page().write(&[0, 0, (2 << targets) - 2]);
     for range in 0..ranges {
         let page = WINDOW + u64::from(range) * 2 * PAGE;
@@ -100,8 +100,8 @@ fn call_lists(ranges: u16, targets: u32, calls: u32) -> Result<u64, Failure> {
     Ok(clock::now() - start)
 }
 
-/// Rounds of [`flush_others`], how often somebody has arrived at the beginning of one, and calls
-/// that failed.
+/// Rounds of [`flush_others`], number of arrivals at the beginning of a round, and calls that
+/// failed.
 static ROUNDS: AtomicU32 = AtomicU32::new(0);
 static ARRIVALS: AtomicU32 = AtomicU32::new(0);
 static FAILURES: AtomicU32 = AtomicU32::new(0);
@@ -126,7 +126,7 @@ fn merge(rounds: u32) -> Result<u64, Failure> {
     Ok(ticks)
 }
 
-/// What each initiator does: in every round it waits for the others, then flushes them.
+/// Each initiator's job: in every round it waits for the others, then flushes them.
 fn flush_others() {
     let me = apic::id();
     let input = &INPUTS[me as usize];

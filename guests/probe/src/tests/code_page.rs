@@ -1,8 +1,8 @@
-//! The hypercall page goes from place to place, and two processors execute both places before and
-//! after (H18).
+//! The hypercall page moves between two places, and two processors execute both places before and
+//! after each move (H18).
 //!
-//! During the move itself neither does: QEMU forgets what it has made of a page's code before it
-//! changes the page, not after, so another processor that executes the page in between keeps the
+//! During the move itself neither does: QEMU discards the translated code of a page before it
+//! changes the page, not after. So another processor that executes the page in between keeps the
 //! old code for good.
 
 use core::arch::x86_64::__cpuid;
@@ -20,23 +20,23 @@ use crate::report::{Verdict, ensure};
 const MOVES: u32 = 100;
 const PATIENCE_MS: u64 = 2000;
 
-/// `SMSW EAX; RET`, which returns CR0, then a pattern: what is at each place when the hypercall
-/// page is not. The hypercall page begins with `VMMCALL; RET`.
+/// `SMSW EAX; RET`, which returns CR0, then a pattern: the contents of each place when the
+/// hypercall page is not there. The hypercall page begins with `VMMCALL; RET`.
 const FORMER_CODE: u64 = 0x600d_c0de_c3e0_010f;
 
 static PLACES: [Page; 2] = [const { Page::new() }; 2];
 
-/// The place with the hypercall page after so many moves.
+/// The place of the hypercall page after this many moves.
 fn place_after(moves: u32) -> &'static Page {
     &PLACES[(moves % 2) as usize]
 }
 
-/// What each word of a place is when the hypercall page is not there.
+/// The value of each word of a place when the hypercall page is not there.
 fn former(index: usize) -> u64 {
     FORMER_CODE ^ (index as u64) << 32
 }
 
-/// What the code at a place turned out to be.
+/// The code found at a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Code {
     Hypercall,
@@ -45,7 +45,7 @@ enum Code {
 }
 
 fn execute(place: &Page) -> Code {
-    // SAFETY: each place holds one of the two codes.
+    // SAFETY: each place contains one of the two codes.
     match unsafe { call_place(place) } {
         0 => Code::Hypercall,
         value if value == Cr0::read_raw() & 0xffff_ffff => Code::Former,
@@ -53,14 +53,14 @@ fn execute(place: &Page) -> Code {
     }
 }
 
-/// How often the page has been moved, after how many moves the second processor has looked, and how
-/// often what it executed was wrong.
+/// Number of moves of the page, number of moves that the second processor has checked, and number
+/// of times that it executed the wrong code.
 static MOVED: AtomicU32 = AtomicU32::new(0);
 static CHECKED: AtomicU32 = AtomicU32::new(0);
 static WRONG: AtomicU32 = AtomicU32::new(0);
 static ENDS: AtomicBool = AtomicBool::new(false);
 
-/// How often both places are executed after each move.
+/// Number of executions of both places after each move.
 const EXECUTIONS: u32 = 20;
 
 /// Executes both places after each move, and stays in guest mode during the next.
@@ -71,7 +71,7 @@ fn execute_both() {
             core::hint::spin_loop();
             continue;
         }
-        // Code that another processor has changed: APM volume 2, section 7.6.1, asks for a
+        // Code that another processor has changed: APM volume 2, section 7.6.1, requires a
         // serializing instruction.
         let _ = __cpuid(0);
         for _ in 0..EXECUTIONS {
@@ -84,7 +84,7 @@ fn execute_both() {
     }
 }
 
-/// Wherever the page goes, it works on both processors, and what was at its old place comes back.
+/// Wherever the page is, it works on both processors, and its old place has its former contents.
 pub(super) fn hypercall_page_moves() -> Verdict {
     enable()?;
     for place in &PLACES {

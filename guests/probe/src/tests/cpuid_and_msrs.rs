@@ -1,4 +1,4 @@
-//! Registers that are not there, not writable, or not with that value.
+//! Registers that do not exist, are not writable, or do not accept a value.
 
 use core::arch::x86_64::__cpuid_count;
 
@@ -6,9 +6,9 @@ use crate::apic;
 use crate::guarded::{Fault, rdmsr, wrmsr};
 use crate::report::{Verdict, ensure};
 
-/// No MSR here, or none that this platform shows: from the gaps of all ranges and from their edges,
-/// of SVM, VMX, machine checks, memory types, the synthetic interrupt controller, and the registers
-/// of the xAPIC.
+/// MSRs that do not exist, or that this platform does not show: from the gaps and edges of all
+/// ranges, of SVM, VMX, machine checks, memory types, the synthetic interrupt controller, and the
+/// registers of the xAPIC.
 const UNKNOWN: [u32; 32] = [
     0x0000_0017, 0x0000_001f, 0x0000_00fe, 0x0000_01a0, 0x0000_0250, 0x0000_02ff, 0x0000_0179, 0x0000_0400,
     0x0000_0480, 0x0000_0800, 0x0000_0801, 0x0000_0804, 0x0000_080c, 0x0000_080e, 0x0000_0831, 0x0000_083d,
@@ -22,7 +22,7 @@ pub(super) fn unknown_msr() -> Verdict {
         let read = rdmsr(number);
         ensure!(read == Err(Fault::PROTECTION), "RDMSR of {number:#x}: {read:x?}");
         for value in [0, u64::MAX] {
-            // SAFETY: no register that matters is on the list.
+            // SAFETY: no register in use is on the list.
             let written = unsafe { wrmsr(number, value) };
             ensure!(written == Err(Fault::PROTECTION), "WRMSR of {value:#x} to {number:#x}: {written:x?}");
         }
@@ -74,12 +74,12 @@ const REFUSED: [(u32, u64); 34] = [
     (apic::APIC_BASE, 0xfee0_0800),
 ];
 
-/// A refused write to the x2APIC is #GP(0) and changes nothing; registers without reading cannot be
+/// A refused write to the x2APIC is #GP(0) and changes nothing; write-only registers cannot be
 /// read.
 pub(super) fn x2apic_reserved() -> Verdict {
     for (number, value) in REFUSED {
         let before = rdmsr(number);
-        // SAFETY: it is refused, which is what is tested.
+        // SAFETY: it is refused, as the test checks.
         let written = unsafe { wrmsr(number, value) };
         ensure!(written == Err(Fault::PROTECTION), "WRMSR of {value:#x} to {number:#x}: {written:x?}");
         let after = rdmsr(number);
@@ -102,7 +102,7 @@ pub(super) fn read_everything() -> Verdict {
             Err(fault) => ensure!(fault == Fault::PROTECTION, "RDMSR of {number:#x}: {fault:x?}"),
         }
     }
-    // EFER, SYSENTER, STAR and their like, the APIC's.
+    // EFER, SYSENTER, STAR and similar ones, the APIC's.
     ensure!(known > 40, "only {known} MSRs can be read");
     let leaves = [0..0x20, 0x4000_0000..0x4000_0010, 0x8000_0000..0x8000_0020, 0xffff_fff0..0xffff_ffff];
     for leaf in leaves.into_iter().flatten() {
@@ -113,7 +113,7 @@ pub(super) fn read_everything() -> Verdict {
     Ok(())
 }
 
-/// The performance counters that every processor has had: they take any event, and count nothing.
+/// The performance counters that every processor has had: they accept any event, and count nothing.
 pub(super) fn performance_counters() -> Verdict {
     for number in 0xc001_0000..=0xc001_0007 {
         for value in [0x53_0076, u64::MAX, 0] {

@@ -1,4 +1,4 @@
-//! Events that cannot be delivered, because the stack or the IDT lies where there is no memory.
+//! Events that cannot be delivered, because the stack or the IDT is at an address without memory.
 
 use core::arch::{asm, global_asm};
 
@@ -16,7 +16,7 @@ const VECTOR: u8 = VECTOR_TEST + 9;
 /// A stack on which nothing can be pushed.
 const STACK: u64 = HOLE + 0x800;
 
-// Goes on where R13 says, with the stack in R12.
+// Continues at the address in R13, with the stack in R12.
 global_asm!(
     r#"
 .section .text
@@ -35,10 +35,10 @@ unsafe extern "C" {
     static delivery_failed: u8;
 }
 
-/// What came of an instruction with a stack that is none.
+/// The outcome of an instruction with an invalid stack.
 struct Failed {
     fault: Result<(), Fault>,
-    /// How far behind the first instruction it happened.
+    /// Distance from the first instruction at which it occurred.
     at: u64,
     rax: u64,
 }
@@ -49,8 +49,8 @@ const RAX: u64 = 0x0123_4567_89ab_cdef;
 macro_rules! without_stack {
     ($($instruction:literal),+) => {{
         let (rax, at, start, fault, error): (u64, u64, u64, u64, u64);
-        // SAFETY: either nothing is pushed, or the double fault goes on here with the stack that
-        // R12 kept.
+        // SAFETY: either nothing is pushed, or the double fault continues here with the stack
+        // pointer kept in R12.
         unsafe {
             asm!(
                 "mov r12, rsp", "lea r13, [rip + 3f]", "lea r8, [rip + 2f]", "xor r9d, r9d",
@@ -66,15 +66,15 @@ macro_rules! without_stack {
     }};
 }
 
-/// An event that cannot be pushed is a double fault at the instruction that it interrupted, which
-/// has not been executed.
+/// An event that cannot be pushed is a double fault at the interrupted instruction, which has not
+/// been executed.
 pub(super) fn stack_in_nothing() -> Verdict {
-    // SAFETY: it is a handler of the vector, and no other processor is in need of it.
+    // SAFETY: it is a handler for the vector, and no other processor needs one.
     unsafe { tables::set_gate_apart(VECTOR_DF, (&raw const delivery_failed).addr() as u64) };
     const DOUBLE: Result<(), Fault> = Err(Fault { vector: VECTOR_DF, error: 0 });
     let before = count(VECTOR);
     apic::send_fixed(apic::id(), VECTOR);
-    // STI and NOP have two bytes, MOV two; the interrupt comes in front of the MOV, which reads a
+    // STI and NOP have two bytes, MOV two; the interrupt is taken before the MOV, which reads a
     // device.
     let interrupt = without_stack!("sti", "nop", "mov eax, [rdi]", "ud2");
     ensure!(interrupt.fault == DOUBLE, "an interrupt: {:?}", interrupt.fault);
@@ -93,10 +93,10 @@ pub(super) fn stack_in_nothing() -> Verdict {
     Ok(())
 }
 
-/// With an IDT that cannot be read no exception has a handler, that of a double fault neither: it
-/// shuts down.
+/// With an IDT that cannot be read no exception has a handler, including the double fault: the
+/// processor shuts down.
 pub(super) fn idt_in_nothing() -> ! {
-    // SAFETY: there is no way on from here, which is what is wanted.
+    // SAFETY: this does not return, as intended.
     unsafe {
         asm!(
             "sub rsp, 16", "mov word ptr [rsp + 6], 0xfff", "mov [rsp + 8], {hole}", "lidt [rsp + 6]", "ud2",

@@ -1,5 +1,5 @@
-//! What a processor did by a translation is done, and told in the entry, when the flush of it
-//! returns (O2).
+//! A processor's accesses through a translation are complete, and recorded in the entry, when the
+//! flush of the translation returns (O2).
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -15,30 +15,31 @@ use crate::report::{Verdict, ensure};
 use baremetal::random::Random;
 
 const ROUNDS: u32 = 200;
-/// How long the page is there, at most, and how long nothing may change after it.
+/// Maximum time for which the page is mapped, and time after it in which nothing may change.
 const MAPPED_US_MAX: u64 = 40;
 const SILENCE_US: u64 = 50;
 
 static PAGE: Page = Page::new();
 static ENDS: AtomicBool = AtomicBool::new(false);
-/// Turns of the writer, which show that it is at work when the page is away too.
+/// Turns of the writer, which show that it is running also while the page is absent.
 static TURNS: AtomicU64 = AtomicU64::new(0);
 
-/// Reads and writes all the time, whether there is a page or not.
+/// Reads and writes all the time, whether or not there is a page.
 fn read_and_write() {
     let mut turn = 0;
     while !ENDS.load(Ordering::Acquire) {
         turn += 1;
-        // The read makes a translation of a page that is not dirty yet.
+        // The read creates a translation of a page that is not dirty yet.
         if load(WINDOW).is_ok() {
-            // SAFETY: the page is there to be written to. If it goes before, that is a fault.
+            // SAFETY: the page is for this test's stores. If it is removed before, the store
+            // faults.
             let _ = unsafe { store(WINDOW, turn) };
         }
         TURNS.store(turn, Ordering::Relaxed);
     }
 }
 
-/// Writes all the time what an instruction reads that the processor cannot carry out by itself.
+/// Writes all the time the value read by an instruction that the processor itself cannot execute.
 fn write_by_emulation() {
     let mut turn = 0;
     while !ENDS.load(Ordering::Acquire) {
@@ -48,9 +49,9 @@ fn write_by_emulation() {
     }
 }
 
-/// The second processor reads and writes a page that the first takes away, by one exchange of its
-/// entry. After the flush neither the page changes nor the entry, and if the page has been written
-/// to, then the entry said so when it was taken.
+/// The second processor reads and writes a page that the first removes, by one exchange of its
+/// entry. After the flush neither the page nor the entry changes, and if the page has been written
+/// to, the entry said so when it was removed.
 pub(super) fn dirty_bits() -> Verdict {
     race(read_and_write)
 }
@@ -84,12 +85,12 @@ fn rounds(mask: u64) -> Verdict {
         word.store(0, Ordering::SeqCst);
         entry.store(PAGE.address() | RIGHTS, Ordering::SeqCst);
         let end = clock::now() + clock::ticks(random.below(MAPPED_US_MAX));
-        // So long, and until the other one has had a chance.
+        // For this long, and until the other processor has had a chance.
         let ran = clock::wait_until(1000, || clock::now() > end && TURNS.load(Ordering::Relaxed) != turn);
-        // Not present any more; an access that comes late would show in the bits.
+        // No longer present; a late access would show in the bits.
         let taken = entry.swap(PAGE.address(), Ordering::SeqCst);
         let result = form.flush(mask, WINDOW);
-        // Whatever is written next shows.
+        // Anything written after this is visible.
         let left = word.swap(0, Ordering::SeqCst);
         ensure!(result == Ok(form.success()), "{form:?}: {result:?}");
         ensure!(ran, "the second processor stands still in round {round}");

@@ -15,10 +15,10 @@ use crate::{clock, hypercall};
 const VECTOR_DB: u8 = 1;
 const VECTOR_GP: u8 = 13;
 
-/// Within this time all that is to come has come.
+/// Time limit for all events to arrive.
 const PATIENCE_MS: u64 = 2000;
 
-/// NMIs reach the own processor and others, and one that comes in the handler waits for its IRET.
+/// NMIs reach this processor and others, and one that arrives in the handler waits for its IRET.
 pub(super) fn nmi() -> Verdict {
     let expect = |what: &str, wanted: u32| {
         clock::wait_until(PATIENCE_MS, || nmi_count() >= wanted);
@@ -33,12 +33,12 @@ pub(super) fn nmi() -> Verdict {
         apic::send_nmi(SECOND);
         expect("to the processor in HLT", before + 1 + round)?;
     }
-    // In the handler of the first two, another one.
+    // In the handler of the first two, another one is sent.
     resend_nmis(2);
     apic::send_nmi(apic::id());
     expect("within the handler", before + 14)?;
     ensure!(nmi_depth_max() == 1, "{} NMI handlers at once", nmi_depth_max());
-    // After an IRET that faults the handler's unblocks them.
+    // After an IRET that faults, the handler's IRET unblocks them.
     let faults = count(VECTOR_GP);
     fault_in_nmi();
     apic::send_nmi(apic::id());
@@ -47,7 +47,7 @@ pub(super) fn nmi() -> Verdict {
     Ok(())
 }
 
-/// How a processor waits.
+/// The way a processor waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wait {
     Spin,
@@ -63,7 +63,7 @@ fn expect(what: &str, vector: u8, before: u32, wanted: u32, wait: Wait) -> Verdi
             clock::wait_until(PATIENCE_MS, || arrived() >= wanted);
             interrupts::disable();
         }
-        // If none comes, the run's own limit of time ends it.
+        // If none arrives, the run's own time limit ends it.
         Wait::Halt => {
             while arrived() < wanted {
                 interrupts::enable_and_hlt();
@@ -88,18 +88,17 @@ pub(super) fn timer() -> Verdict {
     Ok(())
 }
 
-/// Breakpoint addresses outlast a halt, and a breakpoint that is turned on after one works.
+/// Breakpoint addresses survive a halt, and a breakpoint that is enabled after one works.
 pub(super) fn debug_registers() -> Verdict {
     const ADDRESSES: [u64; 4] = [0, 0x1111_2222_3333, 0x4444_5555_6666, 0x7777_8888_9999];
     let mut read = [0u64; 4];
     let (fault, error): (u64, u64);
-    // SAFETY: no breakpoint is on.
+    // SAFETY: no breakpoint is enabled.
     unsafe {
         asm!(
             "lea {at}, [rip + 2f]", "mov dr0, {at}", "mov dr1, {one}", "mov dr2, {two}", "mov dr3, {three}",
             "jmp 4f",
-            // The place that the breakpoint is for; the code below comes here with R10 and R11
-            // zero.
+            // The breakpoint's location; the code below jumps here with R10 and R11 zero.
             guarded!("nop"),
             "jmp r9",
             "4:",
@@ -132,13 +131,13 @@ pub(super) fn debug_registers() -> Verdict {
     Ok(())
 }
 
-/// The task priority changes while an interrupt waits for interrupts to be on: nothing comes of it
-/// until they are, and then it counts.
+/// The task priority changes while an interrupt waits for interrupts to be enabled: it has no
+/// effect until they are, and then it applies.
 pub(super) fn task_priority() -> Verdict {
     const VECTOR: u8 = VECTOR_TEST + 4;
     let before = count(VECTOR);
     let set = |priority: u64| {
-        // SAFETY: which interrupts are held off.
+        // SAFETY: only delays interrupts.
         unsafe { asm!("mov cr8, {}", in(reg) priority, options(nomem, nostack, preserves_flags)) };
     };
     apic::send_fixed(apic::id(), VECTOR);
@@ -157,14 +156,14 @@ pub(super) fn task_priority() -> Verdict {
     Ok(())
 }
 
-/// Fails if what began at `start` ended earlier than after so many microseconds.
+/// Fails if an event that began at `start` ended before this many microseconds had passed.
 fn not_before(what: &str, start: u64, us: u64) -> Verdict {
     let elapsed = clock::now() - start;
     ensure!(elapsed >= clock::ticks(us), "{what}: after {elapsed} ticks instead of {}", clock::ticks(us));
     Ok(())
 }
 
-/// Counts of the APIC timer at divide-by-1 in so many microseconds.
+/// Counts of the APIC timer at divide-by-1 in this many microseconds.
 fn apic_counts(us: u64) -> Result<u64, crate::report::Failure> {
     let hz =
         rdmsr(msr::APIC_FREQUENCY).map_err(|fault| failure(format_args!("APIC frequency: {fault:?}")))?;

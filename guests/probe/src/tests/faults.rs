@@ -1,5 +1,5 @@
-//! What a fault looks like that the hypervisor raises, or an instruction that it has completed; and
-//! NMIs in pairs.
+//! The state at faults that the hypervisor raises, and after instructions that it has completed;
+//! and NMIs in pairs.
 
 use core::arch::asm;
 
@@ -14,8 +14,8 @@ use crate::{apic, clock, tables};
 const RFLAGS_RF: u64 = 1 << 16;
 const VECTOR_DB: u8 = 1;
 
-/// The flags that a fault pushes have RF set, so that its instruction has no breakpoint when it is
-/// executed again.
+/// The flags that a fault pushes have RF set, so that its instruction triggers no breakpoint when
+/// it is executed again.
 pub(super) fn resume_flag() -> Verdict {
     // SAFETY: it is refused.
     let cr4 = unsafe { write_cr4(x86_64::registers::control::Cr4::read_raw() | 1 << 63) };
@@ -25,14 +25,14 @@ pub(super) fn resume_flag() -> Verdict {
     completed()
 }
 
-/// That the last instruction has faulted so.
+/// Checks that the last instruction has faulted with RF.
 fn raised_with_flag(name: &str, result: Result<(), Fault>) -> Verdict {
     ensure!(result.is_err(), "{name} does not fault");
     ensure!(fault_flags() & RFLAGS_RF != 0, "{name}: the fault pushes {:#x}", fault_flags());
     Ok(())
 }
 
-/// RF lasts for one instruction: behind a CPUID that was begun with it a breakpoint is hit.
+/// RF lasts for one instruction: after a CPUID that was begun with RF a breakpoint is hit.
 fn completed() -> Verdict {
     let (fault, error): (u64, u64);
     // SAFETY: the instruction with the breakpoint is guarded; CPUID's registers are named.
@@ -58,7 +58,7 @@ fn completed() -> Verdict {
     Ok(())
 }
 
-/// What only ring 0 may do, and only where it is turned on.
+/// Instructions that only ring 0 may execute, and only where enabled.
 pub(super) fn refused() -> Verdict {
     let ring0 = attempt!("xsetbv");
     ensure!(ring0 == Err(Fault::UNDEFINED), "XSETBV without OSXSAVE: {ring0:?}");
@@ -84,8 +84,8 @@ pub(super) fn refused() -> Verdict {
 
 /// Two NMIs to a processor that has no CPU at the moment are two. Two processors, one CPU.
 ///
-/// Each pair finds the handler of the one before at its end, or its NMIs would rightly become one:
-/// a processor that does a job has executed the handler's IRET.
+/// Each pair finds the handler of the previous one finished, otherwise its NMIs would rightly
+/// become one: a processor that runs a job has executed the handler's IRET.
 pub(super) fn second_nmi() -> Verdict {
     const PAIRS: u32 = 200;
     const PATIENCE_MS: u64 = 2000;

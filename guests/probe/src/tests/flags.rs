@@ -1,9 +1,9 @@
-//! What the flags and the address space of a flush leave out, and what they must not: pages that
-//! are global or not.
+//! The pages, global or not, that the flags and the address space of a flush exclude, and those
+//! that they must not exclude.
 //!
 //! TLFS, "HvCallFlushVirtualAddressSpace": without HV_FLUSH_NON_GLOBAL_MAPPINGS_ONLY global pages
-//! go too, and without HV_FLUSH_ALL_VIRTUAL_ADDRESS_SPACES only what belongs to the address space
-//! that is named. To flush more is allowed.
+//! are flushed too, and without HV_FLUSH_ALL_VIRTUAL_ADDRESS_SPACES only the named address space.
+//! Flushing more is allowed.
 
 use tlfs::msr;
 
@@ -22,7 +22,7 @@ const NON_GLOBAL: u64 = 1 << 2;
 /// Rounds of each call.
 const ROUNDS: u32 = 2;
 
-/// A call, and whether it has to take the page that is looked at.
+/// A call, and whether it must flush the page in question.
 #[derive(Clone, Copy, Debug)]
 struct Cell {
     form: Form,
@@ -57,8 +57,8 @@ impl Cell {
     }
 }
 
-/// The matrix of pages, flags and address spaces, where the caller is the target and where the
-/// second processor is.
+/// The matrix of pages, flags and address spaces, with the caller as the target and with the second
+/// processor as the target.
 pub(super) fn flush_flags() -> Verdict {
     enable()?;
     let other = 1 << second_vp()?;

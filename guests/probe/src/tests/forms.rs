@@ -1,4 +1,4 @@
-//! Every form of every flush hypercall, of one page.
+//! Every form of every flush hypercall, for one page.
 
 use tlfs::{CallCode, Control, HvResult, Status};
 
@@ -8,11 +8,11 @@ use crate::paging;
 use crate::report::{Verdict, ensure};
 use baremetal::random::Random;
 
-/// The flag by which all processors are named, whatever else names some.
+/// The flag that names all processors, regardless of any other names.
 const ALL_PROCESSORS: u64 = 1;
-/// The flag by which list elements have the extended format.
+/// The flag that gives list elements the extended format.
 const EXTENDED: u64 = 1 << 3;
-/// The bits of such an element that say that its pages have 2 MiB, or 1 GiB.
+/// The bits of such an element for pages of 2 MiB, and of 1 GiB.
 const LARGE: u64 = 1 << 11;
 const HUGE: u64 = 1 << 12;
 
@@ -28,7 +28,7 @@ enum Element {
 impl Element {
     const ALL: [Self; 4] = [Self::Plain, Self::Extended4K, Self::Extended2M, Self::Extended1G];
 
-    /// The element for the page at `address`, and the flag that its format takes.
+    /// The element for the page at `address`, and the flag for its format.
     const fn word(self, address: u64) -> (u64, u64) {
         match self {
             Self::Plain => (address & !0xfff, 0),
@@ -44,13 +44,13 @@ impl Element {
 pub(super) struct Form {
     code: CallCode,
     fast: bool,
-    /// All processors instead of those that are named.
+    /// All processors instead of the named ones.
     all: bool,
     /// `None` for calls without a list.
     element: Option<Element>,
 }
 
-/// Words of a form's input at most.
+/// Maximum number of words of a form's input.
 const WORDS: usize = 6;
 
 impl Form {
@@ -70,7 +70,7 @@ impl Form {
         })
     }
 
-    /// The processors as a VP set rather than as a mask.
+    /// Whether processors are a VP set rather than a mask.
     fn is_ex(&self) -> bool {
         matches!(
             self.code,
@@ -78,7 +78,7 @@ impl Form {
         )
     }
 
-    /// One of each call: by memory, for processors that are named, in plain elements.
+    /// One of each call: in memory, for named processors, with plain elements.
     pub(super) fn usual() -> impl Iterator<Item = Self> {
         Self::all()
             .filter(|form| !form.fast && !form.all && matches!(form.element, None | Some(Element::Plain)))
@@ -95,7 +95,7 @@ impl Form {
         self.flush_with(mask, address, paging::space(), 0)
     }
 
-    /// The same of the address space `space`, with flags.
+    /// The same for the address space `space`, with flags.
     pub(super) fn flush_with(
         &self,
         mask: u64,
@@ -128,18 +128,18 @@ impl Form {
         }
     }
 
-    /// What a call of this form ends with.
+    /// The result of a successful call of this form.
     pub(super) const fn success(&self) -> HvResult {
         HvResult::of(Status::SUCCESS, if self.element.is_some() { 1 } else { 0 })
     }
 }
 
-/// Calls that are compared.
+/// Number of calls that are compared.
 const COMPARED: u32 = 3000;
-/// Words that registers hold.
+/// Number of words that registers hold.
 const FAST_WORDS: usize = 14;
 
-/// The same input in memory and in registers comes to the same.
+/// The same input in memory and in registers has the same result.
 pub(super) fn fast_and_slow() -> Verdict {
     let mut random = Random::new(0xfa57);
     let mut succeeded = 0;
@@ -158,7 +158,7 @@ pub(super) fn fast_and_slow() -> Verdict {
         for word in &mut words {
             *word = random.word() & random.word();
         }
-        // Nearly right, or nothing would come of it. No interrupt goes to anybody.
+        // Nearly valid, otherwise the calls would all fail. Interrupts have no destination.
         words[0] = if is_interrupt { random.one_of([0x40, 0xf, 0x100, 0x1_0000_0040]) } else { words[0] };
         words[1] = if is_interrupt { 0 } else { random.below(20) };
         if code >= 0x13 {

@@ -1,5 +1,5 @@
-//! Hypercalls of all kinds of nonsense: each ends in a status or a fault that is documented for it,
-//! and changes nothing but what is documented to change.
+//! Hypercalls with all kinds of nonsense: each ends in a status or a fault that is documented for
+//! it, and changes nothing but what is documented to change.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -17,10 +17,10 @@ use crate::paging::{PAGE, Page};
 use crate::report::{self, Verdict, ensure};
 use baremetal::random::Random;
 
-/// What is offered.
+/// The hypercalls offered.
 const PROFILE: Profile = Profile::FULL;
 
-/// Calls of each kind.
+/// Number of calls of each kind.
 static COUNT: AtomicU32 = AtomicU32::new(20_000);
 
 /// Has so many calls of each kind made.
@@ -28,28 +28,28 @@ pub(super) fn set_count(count: u32) {
     COUNT.store(count, Ordering::Relaxed);
 }
 
-/// Where a call's output would go, if it had one.
+/// The output address of calls; there is no output.
 static OUTPUT: Page = Page::new();
-/// What the input page has to hold.
+/// The expected contents of the input page.
 static EXPECTED: Page = Page::new();
-/// What is in the output page, and in registers that have no part in a call.
+/// The contents of the output page, and of registers that a call does not use.
 const PATTERN: u64 = 0x5afe_c0de_0bad_f00d;
-/// So many calls, and the pages are compared. A change stays until then.
+/// Number of calls after which the pages are compared. A change persists until then.
 const COMPARE_PERIOD: u32 = 256;
 
-/// The words of an input at most: those of a page, and a few that have no room there.
+/// Maximum number of words of an input: those of a page, and a few that do not fit into it.
 const WORDS_MAX: usize = 520;
 
 /// Registers and input of a call.
 struct Attempt {
     control: Control,
-    /// Where its input is said to be.
+    /// The input address passed to the call.
     input: u64,
     output: u64,
-    /// Where in the input page words were written.
+    /// Index of the first word that was written in the input page.
     first: usize,
     words: usize,
-    /// What XMM0 to XMM5 hold.
+    /// The contents of XMM0 to XMM5.
     xmm: [u64; XMM_WORDS],
 }
 
@@ -100,7 +100,7 @@ fn many(kind: &str, make: fn(&mut Random, &mut [u64; WORDS_MAX]) -> Attempt) -> 
     Ok(())
 }
 
-/// No call has written to the pages that were named to it.
+/// Checks that no call has written to its input and output pages.
 fn compare(number: u32) -> Verdict {
     let same = input_page().words().iter().zip(EXPECTED.words());
     let input = same.into_iter().all(|(is, was)| is.load(Ordering::Relaxed) == was.load(Ordering::Relaxed));
@@ -111,7 +111,7 @@ fn compare(number: u32) -> Verdict {
 }
 
 impl Attempt {
-    /// Makes the call, and checks all that came of it.
+    /// Makes the call, and checks all of its effects.
     fn make(&self, number: u32) -> Result<Result<HvResult, Fault>, report::Failure> {
         let mut before: Registers = core::array::from_fn(|index| PATTERN ^ index as u64);
         before[RCX] = self.control.into_bits();
@@ -120,7 +120,7 @@ impl Attempt {
         let mut after = before;
         let outcome = call_with_registers(&mut after);
 
-        // Documented to change: RAX, and the rep start index of a call that is continued.
+        // Documented to change: RAX, and the rep start index of a continued call.
         const REP_START: u64 = 0xfff << 48;
         let faulted = outcome.is_err();
         for (index, (before, after)) in before.iter().zip(after).enumerate() {
@@ -143,10 +143,10 @@ impl Attempt {
         Ok(result)
     }
 
-    /// Whether the result is one that is documented for such a call.
+    /// Whether the result is documented for such a call.
     fn may_end_with(&self, result: Result<HvResult, Fault>) -> bool {
         let Self { control, .. } = *self;
-        // What is not offered is as unknown as what does not exist.
+        // Calls that are not offered are as unknown as calls that do not exist.
         let known = PROFILE.shape(control.code());
         let result = match result {
             Ok(result) => result,
@@ -169,7 +169,7 @@ impl Attempt {
     }
 }
 
-/// No sense at all, but that half of the codes are small.
+/// Random values, except that half of the codes are small.
 fn random(random: &mut Random, words: &mut [u64; WORDS_MAX]) -> Attempt {
     let mut word = random.word();
     if random.one_in(2) {
@@ -188,7 +188,7 @@ fn random(random: &mut Random, words: &mut [u64; WORDS_MAX]) -> Attempt {
     }
 }
 
-/// A call that is right, and then up to three things that are wrong with it.
+/// A valid call, with up to three errors.
 fn structured(random: &mut Random, words: &mut [u64; WORDS_MAX]) -> Attempt {
     let code = CallCode::ALL[random.below(CallCode::ALL.len() as u64) as usize];
     let mut control = Control::new().with_call_code(code.0);
@@ -208,10 +208,10 @@ fn structured(random: &mut Random, words: &mut [u64; WORDS_MAX]) -> Attempt {
         }
         _ => flush(random, code, &mut control, words),
     };
-    // At the page's end as often as anywhere else.
+    // At the page's end in half of the cases.
     let room = (PAGE as usize / 8).saturating_sub(used);
     let first = if random.one_in(2) { room } else { random.below(room as u64 + 1) as usize };
-    // In registers as far as they go, which is too short for some.
+    // In registers as far as they suffice, which is too short for some.
     let fast = random.one_in(4);
     control = control.with_fast(fast);
     let mut xmm = [0; XMM_WORDS];
@@ -231,12 +231,12 @@ fn structured(random: &mut Random, words: &mut [u64; WORDS_MAX]) -> Attempt {
     attempt
 }
 
-/// A vector that can be sent.
+/// A valid vector.
 fn vector(random: &mut Random) -> u64 {
     0x40 + random.below(0xbf)
 }
 
-/// The input of a flush that is right; returns its length in words.
+/// The valid input of a flush; returns its length in words.
 fn flush(random: &mut Random, code: CallCode, control: &mut Control, words: &mut [u64; WORDS_MAX]) -> usize {
     let extended =
         matches!(code, CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE_EX | CallCode::FLUSH_VIRTUAL_ADDRESS_LIST_EX);
@@ -245,7 +245,7 @@ fn flush(random: &mut Random, code: CallCode, control: &mut Control, words: &mut
     words[1] = random.below(16);
     let mut used = 3;
     if extended {
-        // A sparse set: contents of the banks that are there, one behind the other.
+        // A sparse set: the contents of the valid banks, one after the other.
         let banks = random.word() & random.word() & random.one_of([0, 1, 0xff, u64::MAX]);
         words[2] = random.one_of([0, 0, 0, 1]);
         words[3] = banks;
@@ -271,7 +271,7 @@ fn flush(random: &mut Random, code: CallCode, control: &mut Control, words: &mut
     used
 }
 
-/// A range of addresses: anywhere, or at one of the edges of what is canonical.
+/// A range of addresses: anywhere, or at one of the edges of canonical addresses.
 fn range(random: &mut Random) -> u64 {
     const EDGES: [u64; 6] =
         [0, 0x7fff_ffff_f000, 0x8000_0000_0000, 0xffff_7fff_ffff_f000, 0xffff_8000_0000_0000, !0xfff];
@@ -284,7 +284,7 @@ fn range(random: &mut Random) -> u64 {
 }
 
 impl Attempt {
-    /// Makes another call of an interrupt on a vector whose handler expects something else: an
+    /// Replaces a call that would send an interrupt on a vector with a special handler: an
     /// exception, or a spurious interrupt, which must not be ended.
     fn spare_exceptions(&mut self, words: &[u64; WORDS_MAX]) {
         const IPI: [CallCode; 2] =
@@ -302,14 +302,14 @@ impl Attempt {
         } else {
             None
         };
-        // What is above the vector is refused, or is padding.
+        // Bits above the vector are refused, or are padding.
         let vector = sent.map(|sent| sent as u8);
         if vector.is_some_and(|vector| (0x10..0x20).contains(&vector) || vector == VECTOR_SPURIOUS) {
             self.control = self.control.with_call_code(CallCode::NOTIFY_LONG_SPIN_WAIT.0);
         }
     }
 
-    /// Spoils one thing.
+    /// Introduces one error.
     fn spoil(&mut self, random: &mut Random, words: &mut [u64; WORDS_MAX]) {
         let wild = random.word();
         let control = self.control;
@@ -326,8 +326,8 @@ impl Attempt {
             }
             4 => words[random.below(4) as usize] = random.one_of([0, 1, 2, 1 << 63, wild, 1 << (wild % 64)]),
             5 => self.input = self.input.wrapping_add(random.one_of([1, 4, 8, 16, 4088, 4096, wild & 0xfff])),
-            // Near the end of a memory of 64 MiB, in devices' space, and past what an address can
-            // be.
+            // Near the end of a memory of 64 MiB, in the devices' space, and beyond the maximum
+            // address.
             6 => {
                 let top = 64 << 20;
                 self.input = random.one_of([

@@ -14,7 +14,7 @@ use crate::report::{Verdict, ensure};
 /// The flag of a flush: all address spaces.
 const ALL_SPACES: u64 = 2;
 
-/// The control word of a call, with no more than its code.
+/// The control word of a call, with only its code.
 fn control(code: CallCode) -> Control {
     Control::new().with_call_code(code.0)
 }
@@ -35,7 +35,7 @@ fn list_ex(banks: u16, reps: u16) -> Control {
     control(CallCode::FLUSH_VIRTUAL_ADDRESS_LIST_EX).with_variable_header_words(banks).with_rep_count(reps)
 }
 
-/// Before the guest says what it is, hypercalls are undefined.
+/// Before the guest identifies itself, hypercalls are undefined.
 pub(super) fn before_id() -> Verdict {
     disable()?;
     let result = call(space(), input_address(), 0);
@@ -49,7 +49,7 @@ pub(super) fn before_id() -> Verdict {
     enable()
 }
 
-/// Every rule on the control word, the input's place, and its contents.
+/// Every rule on the control word, the input's address, and its contents.
 pub(super) fn errors() -> Verdict {
     const CODE: Status = Status::INVALID_HYPERCALL_CODE;
     const INPUT: Status = Status::INVALID_HYPERCALL_INPUT;
@@ -86,11 +86,11 @@ pub(super) fn errors() -> Verdict {
     contents()
 }
 
-/// Where the input is.
+/// The input's address.
 fn places() -> Verdict {
     const MISPLACED: Result<HvResult, Fault> = Ok(HvResult::of(Status::INVALID_ALIGNMENT, 0));
     let page = input_address();
-    // Odd, at half a word, across the end of the page, and beyond what an address can be.
+    // Odd, misaligned to half a word, across the end of the page, and beyond the maximum address.
     for gpa in [page + 1, page + 4, page + 4096 - 16, 1 << 52, u64::MAX - 7] {
         let result = call(space(), gpa, 0);
         ensure!(result == MISPLACED, "input at {gpa:#x}: {result:?}");
@@ -102,7 +102,7 @@ fn places() -> Verdict {
         let result = call(space(), gpa, 0);
         ensure!(result == Err(Fault::PROTECTION), "input at {gpa:#x}: {result:?}");
     }
-    // What registers hold: 11 ranges after a mask, 9 after a set of one bank.
+    // Register inputs: 11 ranges after a mask, 9 after a set of one bank.
     let fast = |control: Control| call_fast(control.with_fast(true), &[0, ALL_SPACES, 1, 1, 1]);
     for (control, status, reps) in [
         (list(11), Status::SUCCESS, 11),
@@ -117,7 +117,7 @@ fn places() -> Verdict {
     Ok(())
 }
 
-/// What the input says.
+/// The input's contents.
 fn contents() -> Verdict {
     const OK: Status = Status::SUCCESS;
     const PARAMETER: Status = Status::INVALID_PARAMETER;
@@ -139,7 +139,7 @@ fn contents() -> Verdict {
     Ok(())
 }
 
-/// Addresses that no translation can have are ignored.
+/// Addresses that cannot have a translation are ignored.
 pub(super) fn non_canonical_flush() -> Verdict {
     enable()?;
     let ranges = [

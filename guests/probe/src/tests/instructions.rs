@@ -1,4 +1,4 @@
-//! Instructions that fault, and such as are encoded unusually.
+//! Instructions that fault, and instructions with unusual encodings.
 
 use core::arch::asm;
 
@@ -9,12 +9,12 @@ use crate::guarded::{Fault, attempt, attempt_in_ring3, guarded, write_cr4};
 use crate::hypercall;
 use crate::report::{Verdict, ensure};
 
-/// CR0.NW without CD: a processor refuses it with #GP; QEMU takes it, and then VMRUN refuses the
+/// CR0.NW without CD: a processor refuses it with #GP; QEMU accepts it, and then VMRUN refuses the
 /// state.
 pub(super) fn no_write_through() {
     const NW: u64 = 1 << 29;
     const CD: u64 = 1 << 30;
-    // SAFETY: the bits do nothing to what this program does.
+    // SAFETY: the bits do not affect this program.
     unsafe {
         core::arch::asm!(
             "mov {cr0}, cr0", "and {cr0}, {keep}", "or {cr0}, {nw}", "mov cr0, {cr0}",
@@ -48,15 +48,15 @@ pub(super) fn not_shown() -> Verdict {
     Ok(())
 }
 
-/// Reserved bits of CR4 and what must not change in long mode are #GP(0); a bit that is there can
+/// Reserved bits of CR4 and bits that must not change in long mode are #GP(0); an existing bit can
 /// be set.
 pub(super) fn cr4_reserved() -> Verdict {
     const PAE: u64 = 1 << 5;
     const PGE: u64 = 1 << 7;
     let before = Cr4::read_raw();
-    // VMXE, SMXE, 15, 19, CET, PKS, and what nobody has.
+    // VMXE, SMXE, 15, 19, CET, PKS, and bits that do not exist.
     for bit in [13, 14, 15, 19, 23, 24, 25, 31, 32, 63] {
-        // SAFETY: it is refused, which is what is tested.
+        // SAFETY: it is refused, as the test checks.
         let result = unsafe { write_cr4(before | 1 << bit) };
         ensure!(result == Err(Fault::PROTECTION), "bit {bit}: {result:?}");
         ensure!(Cr4::read_raw() == before, "a refused write changed CR4 to {:#x}", Cr4::read_raw());
@@ -72,7 +72,8 @@ pub(super) fn cr4_reserved() -> Verdict {
     Ok(())
 }
 
-/// How many of four one-byte instructions behind these bytes are executed: 4 if RIP advanced right.
+/// Number of four one-byte instructions after these bytes that are executed: 4 if RIP advanced
+/// correctly.
 macro_rules! advance {
     ($first:literal $(, $byte:literal)*) => {{
         const BYTES: &str = concat!(stringify!($first) $(, ", ", stringify!($byte))*);
@@ -121,7 +122,7 @@ pub(super) fn prefixes() -> Verdict {
     Ok(())
 }
 
-/// CMPXCHG16B, if CPUID shows it, leaves all flags but ZF.
+/// CMPXCHG16B, if CPUID shows it, preserves all flags except ZF.
 pub(super) fn cmpxchg16b() -> Verdict {
     const ECX_CX16: u32 = 1 << 13;
     const FLAGS: u64 = 0x891;
@@ -148,7 +149,7 @@ pub(super) fn cmpxchg16b() -> Verdict {
     Ok(())
 }
 
-/// What only ring 0 may do.
+/// Instructions that only ring 0 may execute.
 pub(super) fn ring3() -> Verdict {
     hypercall::enable()?;
     let call = attempt_in_ring3!("vmmcall");

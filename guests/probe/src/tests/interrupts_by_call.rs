@@ -12,7 +12,7 @@ use crate::processors::{self, SECOND};
 use crate::report::{Verdict, ensure};
 
 const PATIENCE_MS: u64 = 2000;
-/// Rounds of each way to send.
+/// Rounds for each way to send.
 const ROUNDS: u32 = 100;
 
 /// Sends a vector to the processors of a mask.
@@ -32,8 +32,8 @@ const WAYS: [(&str, Send); 4] = [
     }),
 ];
 
-/// Every interrupt that is sent arrives once, at its destination, whether that one halts or
-/// sends it itself.
+/// Every interrupt that is sent arrives once, at its destination, even if that halts or is the
+/// sender.
 pub(super) fn cluster_ipi() -> Verdict {
     enable()?;
     let other = 1 << second_vp()?;
@@ -64,7 +64,7 @@ pub(super) fn cluster_ipi() -> Verdict {
         }
         refused(way, *send, own | other)?;
     }
-    // The other one has taken no more than it was sent.
+    // The other processor has taken no more than it was sent.
     processors::run(SECOND, || ())
 }
 

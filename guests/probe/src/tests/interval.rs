@@ -18,21 +18,21 @@ const SLACK: u64 = 3;
 const PATIENCE_MS: u64 = 60_000;
 
 fn read(port: u16) -> u8 {
-    // SAFETY: it changes which byte is read next, which the test goes by.
+    // SAFETY: it only changes which byte is read next, as the test expects.
     unsafe { Port::new(port).read() }
 }
 
 fn write(port: u16, value: u8) {
-    // SAFETY: nobody but the test uses the timer, and it does not interrupt.
+    // SAFETY: only the test uses the timer, and it does not interrupt.
     unsafe { Port::new(port).write(value) };
 }
 
-/// Ticks of the timer in so many of the TSC.
+/// Ticks of the timer in this many ticks of the TSC.
 fn ticks(tsc: u64) -> u64 {
     (u128::from(tsc) * u128::from(HZ) / u128::from(clock::ticks(1_000_000))) as u64
 }
 
-/// Starts a counter; returns the TSC before and behind that.
+/// Starts a counter; returns the TSC before and after that.
 fn start(port: u16, word: u8, count: u16) -> (u64, u64) {
     let [low, high] = count.to_le_bytes();
     write(CONTROL, word);
@@ -42,7 +42,7 @@ fn start(port: u16, word: u8, count: u16) -> (u64, u64) {
     (before, clock::now())
 }
 
-/// The count of a counter, of which a latch takes both bytes at once; and the TSC before and behind
+/// The count of a counter, both bytes of which are latched at once; and the TSC before and after
 /// that.
 fn latched(port: u16, latch: u8) -> (u16, u64, u64) {
     let before = clock::now();
@@ -51,7 +51,7 @@ fn latched(port: u16, latch: u8) -> (u16, u64, u64) {
     (u16::from_le_bytes([read(port), read(port)]), before, behind)
 }
 
-/// What is measured by the third counter's output and by counts is what the TSC says.
+/// Measurements by the third counter's output and by counts agree with the TSC.
 pub(super) fn interval_timer() -> Verdict {
     // 10 ms.
     const COUNT: u16 = 11_932;
@@ -63,7 +63,7 @@ pub(super) fn interval_timer() -> Verdict {
         let before = clock::now();
         let is_high = read(SYSTEM) & OUTPUT != 0;
         let behind = clock::now();
-        // What has to have passed at least until now, and at most.
+        // The maximum and the minimum number of ticks that must have passed by now.
         let (most, least) = (ticks(behind - begun), ticks(before.saturating_sub(running)));
         if is_high && most + SLACK < u64::from(COUNT) {
             early = Some(most);
@@ -81,13 +81,13 @@ pub(super) fn interval_timer() -> Verdict {
             let (count, before, behind) = latched(port, latch);
             let least = ticks(before.saturating_sub(running)).saturating_sub(SLACK);
             let most = ticks(behind - begun) + SLACK;
-            // It goes round and round: whether any number of rounds fits.
+            // The counter wraps around: checks whether any number of rounds fits.
             let passed = u64::from(0u16.wrapping_sub(count));
             let past_least = passed.wrapping_sub(least) & 0xffff;
             ensure!(past_least <= most - least, "{port:#x} has counted {passed}, not {least} to {most}");
         }
     }
-    // The gate closes, and what has been counted stays.
+    // The gate closes, and the count is kept.
     let _ = start(COUNTER_2, 0xb0, 0);
     write(SYSTEM, 0);
     let (held, ..) = latched(COUNTER_2, 0x80);

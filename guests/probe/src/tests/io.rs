@@ -1,4 +1,4 @@
-//! Ports and addresses, with something behind them or nothing.
+//! Ports and addresses, with and without devices.
 
 use core::arch::asm;
 
@@ -8,18 +8,18 @@ use crate::guarded::{Fault, guarded, wrmsr};
 use crate::paging::{self, PAGE, Page, WINDOW};
 use crate::report::{Verdict, ensure};
 
-/// No device: DMA, interrupt controllers, beside the timer, keyboard, beside the clock, progress,
-/// the ports before and behind PCI's, the second half of a word port, and the last.
+/// Ports without a device: DMA, interrupt controllers, next to the timer, keyboard, next to the
+/// clock, progress, the ports before and after PCI's, the second half of a word port, and the last.
 const UNKNOWN_PORTS: [u16; 14] =
     [0x00, 0x20, 0x21, 0x3f, 0x44, 0x60, 0x64, 0x6f, 0x72, 0x80, 0xcf4, 0xd00, 0x3f6, 0xffff];
 
 /// The first serial port's scratch register.
 const SCRATCH: u16 = 0x3ff;
 
-/// RAX after `IN` of so many bytes, having been all but ones before.
+/// RAX after `IN` of this many bytes, with a value other than all ones before.
 fn input(port: u16, size: u32) -> u64 {
     let mut rax = 0x0123_4567_89ab_cdef_u64;
-    // SAFETY: nothing is behind the ports, so reading has no effect.
+    // SAFETY: there are no devices at the ports, so reading has no effect.
     unsafe {
         match size {
             1 => asm!("in al, dx", inout("rax") rax, in("dx") port),
@@ -30,7 +30,7 @@ fn input(port: u16, size: u32) -> u64 {
     rax
 }
 
-/// A port without a device reads as all ones, in as many bits as are read, and takes writes.
+/// A port without a device reads as all ones, in as many bits as are read, and accepts writes.
 pub(super) fn unknown_port() -> Verdict {
     let wanted = [(1, 0x0123_4567_89ab_cdff), (2, 0x0123_4567_89ab_ffff), (4, 0xffff_ffff)];
     for port in UNKNOWN_PORTS {
@@ -38,7 +38,7 @@ pub(super) fn unknown_port() -> Verdict {
             let rax = input(port, size);
             ensure!(rax == wanted, "{size} bytes of port {port:#x}: RAX is {rax:#x}");
         }
-        // SAFETY: nothing is behind the port.
+        // SAFETY: there is no device at the port.
         unsafe {
             Port::new(port).write(0x5au8);
             Port::new(port).write(0x5a5au16);
@@ -48,18 +48,19 @@ pub(super) fn unknown_port() -> Verdict {
     Ok(())
 }
 
-/// What a string instruction leaves behind.
+/// The registers after a string instruction.
 struct Strung {
     index: u64,
     left: u64,
     fault: Result<(), Fault>,
 }
 
-/// One string instruction with its prefixes on a port, RSI and RDI being `index` and RCX `count`.
+/// One string instruction with its prefixes on a port, with RSI and RDI = `index` and RCX =
+/// `count`.
 macro_rules! string {
     ($instruction:expr, $port:expr, $index:expr, $count:expr) => {{
         let (source, destination, left, fault, error): (u64, u64, u64, u64, u64);
-        // SAFETY: the tests pass buffers that are theirs, or no memory at all; a fault is guarded.
+        // SAFETY: the tests pass their own buffers, or no memory at all; a fault is guarded.
         unsafe {
             asm!(
                 guarded!($instruction), "cld",
@@ -93,7 +94,7 @@ pub(super) fn string_io() -> Verdict {
     let read = input(SCRATCH, 1) as u8;
     ensure!(read == 0xa5, "OUTSB wrote {read:#x}");
 
-    // More than a hypervisor likes to do at once.
+    // More than a hypervisor processes at once.
     fill(0x11);
     let repeated = string!("rep insb", SCRATCH, buffer + 8, 1000u64);
     ensure!(repeated.fault.is_ok(), "REP INSB: {:?}", repeated.fault);
@@ -117,22 +118,22 @@ pub(super) fn string_io() -> Verdict {
 
     string_faults()?;
 
-    // ESI and ECX: what is above them does not count, and is gone after that.
+    // ESI and ECX: the upper halves are ignored, and cleared.
     let narrow = string!(".byte 0x67, 0xf3, 0x6e", SCRATCH, buffer | 5 << 32, 0x5_0000_0002u64);
     ensure!(narrow.fault.is_ok(), "REP OUTSB with 32-bit addresses: {:x?}", narrow.fault);
     ensure!((narrow.index, narrow.left) == (buffer + 2, 0), "REP OUTSB with 32-bit addresses is wrong");
     string_segments()
 }
 
-/// OUTS from other segments: in 64-bit code FS has a base, ES, CS, SS and DS have none. INS stores
-/// to ES in any case.
+/// OUTS from other segments: in 64-bit code FS has a base, ES, CS, SS and DS have none. INS always
+/// stores to ES.
 fn string_segments() -> Verdict {
     const FS_BASE: u32 = 0xc000_0100;
     const BASE: u64 = 64;
     let buffer = BUFFER.address();
     let words: [u64; 512] = core::array::from_fn(|word| u64::from_le_bytes([word as u8; 8]));
     BUFFER.write(&words);
-    // SAFETY: nothing here uses FS but the instructions below.
+    // SAFETY: only the instructions below use FS.
     let set_base = |base| unsafe { wrmsr(FS_BASE, base) };
     ensure!(set_base(BASE).is_ok(), "FS has no base");
     let outs = [
@@ -152,7 +153,7 @@ fn string_segments() -> Verdict {
     Ok(())
 }
 
-/// A string instruction that runs into an absent page stops there with #PF.
+/// A string instruction that reaches an absent page stops there with #PF.
 fn string_faults() -> Verdict {
     const ABSENT_WRITE: Fault = Fault { vector: 14, error: 2 };
     paging::map(0, Some(&BUFFER));
@@ -172,8 +173,8 @@ fn string_faults() -> Verdict {
     Ok(())
 }
 
-/// No memory and no device: above the RAM of every machine that the probe runs on, and below the
-/// devices.
+/// An address without memory or device: above the RAM of every machine that the probe runs on, and
+/// below the devices.
 pub(super) const HOLE: u64 = 0xd000_0000;
 pub(super) const IOAPIC: u64 = 0xfec0_0000;
 /// The version register of an I/O APIC with 24 pins.
@@ -189,8 +190,7 @@ macro_rules! load {
     }};
 }
 
-/// Where there is nothing loads give all ones and stores are lost; the I/O APIC is where it should
-/// be.
+/// At unused addresses loads give all ones and stores are lost; the I/O APIC is at its address.
 pub(super) fn mmio_hole() -> Verdict {
     let loads: [(&str, u64, u64); 8] = [
         ("mov al", load!("mov al, [rdi]", HOLE), 0x0123_4567_89ab_cdff),

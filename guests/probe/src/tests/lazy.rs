@@ -7,13 +7,13 @@ use crate::processors::{self, SECOND};
 use crate::report::{Verdict, ensure};
 
 const VECTOR_DB: u8 = 1;
-/// DR7: DR0's breakpoint is on, for instructions.
+/// DR7: DR0's breakpoint is enabled, for instructions.
 const ON: u64 = 0x401;
 const OFF: u64 = 0x400;
 
-/// Leaves addresses that nothing is at in the CPU's registers.
+/// Leaves addresses without code in the CPU's registers.
 fn use_others() {
-    // SAFETY: no breakpoint is on.
+    // SAFETY: no breakpoint is enabled.
     unsafe {
         asm!(
             "mov dr0, {0}", "mov dr1, {0}", "mov dr2, {0}", "mov dr3, {0}", "mov dr7, {1}",
@@ -22,15 +22,14 @@ fn use_others() {
     }
 }
 
-/// A breakpoint that is turned on by DR7's other name is the own one.
+/// A breakpoint that is enabled by DR7's other name uses this processor's own address.
 pub(super) fn debug_names() -> Verdict {
     let place: u64;
-    // SAFETY: no breakpoint is on.
+    // SAFETY: no breakpoint is enabled.
     unsafe {
         asm!(
             "lea {at}, [rip + 2f]", "mov dr0, {at}", "jmp 4f",
-            // The place that the breakpoint is for; the code below comes here with R10 and R11
-            // zero.
+            // The breakpoint's location; the code below jumps here with R10 and R11 zero.
             guarded!("nop"),
             "jmp r9",
             "4:",

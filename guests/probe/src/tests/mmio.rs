@@ -1,4 +1,4 @@
-//! Instructions on device registers and on addresses without anything do what they do on memory.
+//! Instructions on device registers and on unused addresses have the same effects as on memory.
 
 use core::arch::asm;
 use core::sync::atomic::Ordering;
@@ -8,9 +8,9 @@ use crate::guarded::{Fault, guarded};
 use crate::paging::{self, ACCESSED, DIRTY, PAGE, Page, RIGHTS, WINDOW};
 use crate::report::{Failure, Verdict, ensure};
 
-/// The I/O APIC's window on the register that is selected.
+/// The I/O APIC's window on the selected register.
 const IOWIN: u64 = IOAPIC + 0x10;
-/// The low half of the entry of a pin that nothing is wired to, and its bits that can be written.
+/// The low half of the entry of an unconnected pin, and its writable bits.
 const ENTRY: u32 = 0x10 + 2 * 9;
 const WRITABLE: u64 = 0x0001_afff;
 
@@ -18,7 +18,7 @@ const WRITABLE: u64 = 0x0001_afff;
 const FLAGS: u64 = 0x8d5;
 const AUXILIARY: u64 = 1 << 4;
 
-/// What an instruction knows besides its memory operand.
+/// The state that an instruction uses besides its memory operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct State {
     rax: u64,
@@ -38,8 +38,7 @@ macro_rules! case {
             name: $instruction,
             run: |address, state| {
                 let (fault, error): (u64, u64);
-                // SAFETY: the tests pass addresses that they have to themselves; a fault is
-                // guarded.
+                // SAFETY: the tests pass addresses for their exclusive use; a fault is guarded.
                 unsafe {
                     asm!(
                         "push {flags}", "popfq", guarded!($instruction), "pushfq", "pop {flags}",
@@ -55,7 +54,7 @@ macro_rules! case {
     };
 }
 
-/// On 32 bits, which is how wide the I/O APIC's registers are.
+/// On 32 bits, the width of the I/O APIC's registers.
 const CASES_32: [Case; 22] = [
     case!("mov edx, [rdi]"),
     case!("movsxd rdx, dword ptr [rdi]"),
@@ -81,7 +80,7 @@ const CASES_32: [Case; 22] = [
     case!("lock cmpxchg [rdi], edx"),
 ];
 
-/// On other sizes, on which there is no device.
+/// On other sizes, for which there is no device.
 const CASES_OTHER: [Case; 22] = [
     case!("mov dh, [rdi]"),
     case!("mov dx, [rdi]"),
@@ -118,34 +117,34 @@ fn memory() -> u64 {
 }
 
 fn read(address: u64) -> u32 {
-    // SAFETY: what is there has been mapped from the beginning, and reading it changes nothing.
+    // SAFETY: the address has been mapped from the beginning, and reading it changes nothing.
     unsafe { (address as *const u32).read_volatile() }
 }
 
 fn write(address: u64, value: u32) {
-    // SAFETY: nothing is wired to the pin that the tests select.
+    // SAFETY: the pin that the tests select is unconnected.
     unsafe { (address as *mut u32).write_volatile(value) };
 }
 
-/// Where a case is run besides memory.
+/// Where a case is run in addition to memory.
 struct Device {
     address: u64,
-    /// Has it hold a value; what holds nothing shows all ones.
+    /// Stores a value in it; a device that stores nothing shows all ones.
     fill: fn(u64),
 }
 
 const REGISTER: Device = Device { address: IOWIN, fill: |value| write(IOWIN, value as u32) };
 const NOTHING: Device = Device { address: HOLE, fill: |_| {} };
-/// The register as it looks to accesses of other sizes.
+/// The register as accesses of other sizes see it.
 const NO_REGISTER: Device = Device { address: IOWIN, fill: |_| {} };
 
 impl Device {
-    /// Runs a case on memory and on the device, both of which hold `value`, and checks that it does
-    /// the same to the registers. Returns what it has left in memory.
+    /// Runs a case on memory and on the device, both of which hold `value`, and checks that it has
+    /// the same effect on the registers. Returns the resulting value in memory.
     fn compare(&self, case: &Case, value: u64, rax: u64, rdx: u64) -> Result<u64, Failure> {
         let Case { name, run } = case;
         let is_logical = name.split(' ').any(|word| matches!(word, "and" | "or" | "xor" | "test"));
-        // Each flag once set and once cleared.
+        // Each flag set and cleared.
         for flags in [0, FLAGS] {
             let before = State { rax, rdx, flags: flags | 2 };
             let (mut here, mut there) = (before, before);
@@ -163,8 +162,7 @@ impl Device {
     }
 }
 
-/// Registers and flags are as on memory, and so is the device's register, as far as it can be
-/// written.
+/// Registers and flags are as on memory, and so is the device's register, in its writable bits.
 pub(super) fn mmio_arithmetic() -> Verdict {
     write(IOAPIC, ENTRY);
     for case in &CASES_32 {
@@ -172,7 +170,7 @@ pub(super) fn mmio_arithmetic() -> Verdict {
             for rdx in VALUES {
                 write(IOWIN, value as u32);
                 let value = u64::from(read(IOWIN));
-                // The accumulator matters to CMPXCHG, which finds it equal half of the time.
+                // CMPXCHG uses the accumulator, which is equal half of the time.
                 let rax = if rdx & 1 == 0 { value | 5 << 32 } else { rdx };
                 let left = REGISTER.compare(case, value, rax, rdx)?;
                 let (expected, now) = (value & !WRITABLE | left & WRITABLE, u64::from(read(IOWIN)));
@@ -189,7 +187,7 @@ pub(super) fn mmio_arithmetic() -> Verdict {
             NOTHING.compare(case, u64::MAX, rdx | 0xff, rdx)?;
         }
     }
-    // On the I/O APIC other sizes find nothing either.
+    // Other sizes find no device on the I/O APIC either.
     write(IOWIN, 0x2234);
     for case in &CASES_OTHER {
         NO_REGISTER.compare(case, u64::MAX, 0, 0x3b)?;
@@ -198,7 +196,7 @@ pub(super) fn mmio_arithmetic() -> Verdict {
     Ok(())
 }
 
-/// What a string instruction has left.
+/// The registers after a string instruction.
 struct Strung {
     source: u64,
     destination: u64,
@@ -211,7 +209,7 @@ struct Strung {
 macro_rules! string {
     ($instruction:expr, $source:expr, $destination:expr, $count:expr, $rax:expr) => {{
         let (source, destination, left, rax, fault, error): (u64, u64, u64, u64, u64, u64);
-        // SAFETY: the tests pass addresses that they have to themselves; a fault is guarded.
+        // SAFETY: the tests pass addresses for their exclusive use; a fault is guarded.
         unsafe {
             asm!(
                 guarded!($instruction), "cld",
@@ -224,8 +222,7 @@ macro_rules! string {
     }};
 }
 
-/// Moves four bytes of ones, which is what is read where there is nothing, to `address`, if a page
-/// is there.
+/// Moves four bytes of ones, the value of unused addresses, to `address`, if a page is there.
 pub(super) fn move_ones(address: u64) -> Result<(), Fault> {
     string!("movsd", HOLE, address, 0u64, 0u64).fault
 }
@@ -243,12 +240,12 @@ fn fill(value: u64) {
     MEMORY.write(&[value; 512]);
 }
 
-/// How many words of the page, from the first on, have this value.
+/// Number of words of the page, from the first on, that have this value.
 fn count_of(value: u64) -> usize {
     MEMORY.words().iter().take_while(|word| word.load(Ordering::SeqCst) == value).count()
 }
 
-/// MOVS, STOS and LODS from and to devices, in more elements than a hypervisor likes to do at once.
+/// MOVS, STOS and LODS from and to devices, with more elements than a hypervisor processes at once.
 pub(super) fn mmio_strings() -> Verdict {
     let here = MEMORY.address();
     fill(0);
@@ -261,7 +258,7 @@ pub(super) fn mmio_strings() -> Verdict {
     ensure!(down.rax == 0xffff, "lodsw: RAX is {:#x}", down.rax);
     string!("rep movsd", HOLE, here, 0u64, 0u64).expect("rep movsd of nothing", HOLE, here, 0)?;
 
-    // The same register over and over, and into memory from a device.
+    // The same register repeatedly, and from a device into memory.
     write(IOAPIC, ENTRY);
     write(IOWIN, 0);
     string!("stosd", 0u64, IOWIN, 0u64, 0x8123u64).expect("stosd", 0, IOWIN + 4, 0)?;
@@ -272,7 +269,7 @@ pub(super) fn mmio_strings() -> Verdict {
     string_edges()
 }
 
-/// Where strings run from memory to devices, from devices to memory, and into nothing.
+/// Strings that cross from memory to devices, from devices to memory, and into unused addresses.
 fn string_edges() -> Verdict {
     let edge = WINDOW + PAGE;
     fill(0x0101_0101_0101_0101);
@@ -294,7 +291,7 @@ fn string_edges() -> Verdict {
     let cr2 = x86_64::registers::control::Cr2::read_raw();
     ensure!(cr2 == edge, "rep movsd to nothing: CR2 is {cr2:#x}");
 
-    // The processor has not come as far as the destination.
+    // The processor has not reached the destination.
     paging::entry(0).store(MEMORY.address() | RIGHTS, Ordering::SeqCst);
     x86_64::instructions::tlb::flush(x86_64::VirtAddr::new(WINDOW));
     string!("movsd", HOLE, WINDOW, 0u64, 0u64).expect("movsd", HOLE + 4, WINDOW + 4, 0)?;
@@ -304,13 +301,13 @@ fn string_edges() -> Verdict {
     Ok(())
 }
 
-/// Puts a page of devices at page `index` of the window.
+/// Maps a page of devices at page `index` of the window.
 fn map_device(index: usize, address: u64) {
     paging::entry(index).store(address | RIGHTS, Ordering::SeqCst);
     x86_64::instructions::tlb::flush(x86_64::VirtAddr::new(WINDOW + index as u64 * PAGE));
 }
 
-/// Accesses to two pages of which one is a device's, and what is not emulated.
+/// Accesses to two pages, one of which is a device's, and accesses that are not emulated.
 pub(super) fn mmio_edges() -> Verdict {
     const REFUSED: [Case; 5] = [
         case!("inc dword ptr [rdi]"),
@@ -337,7 +334,7 @@ pub(super) fn mmio_edges() -> Verdict {
     map_device(1, IOAPIC);
     let edge = WINDOW + PAGE;
     let mut after = state;
-    // Of the two halves the upper one is the I/O APIC's first register, as wide as that is.
+    // The upper half is the I/O APIC's first register, in its width.
     let result = (LOAD.run)(edge - 4, &mut after);
     ensure!(result.is_ok() && after.rdx == 0x22_0707_0707, "a load across the edge: {:#x}", after.rdx);
     let result = (LOAD.run)(edge - 3, &mut after);

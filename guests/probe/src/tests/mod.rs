@@ -1,4 +1,4 @@
-//! `test=NAME`: wrong and rare things that a guest does, and what has to come of them.
+//! `test=NAME`: wrong and rare actions of a guest, and their expected results.
 
 mod code_page;
 mod cpuid_and_msrs;
@@ -34,7 +34,7 @@ mod xapic;
 use crate::report::{self, Verdict, failure};
 use crate::tables;
 
-/// One test. A name is written with dashes here; on the command line underscores do as well.
+/// One test. Names have dashes here; the command line also accepts underscores.
 struct Test {
     name: &'static str,
     run: fn() -> Verdict,
@@ -44,12 +44,12 @@ const fn test(name: &'static str, run: fn() -> Verdict) -> Test {
     Test { name, run }
 }
 
-/// The tests that do not come back.
+/// The tests that do not return.
 const TRIPLE_FAULT: &str = "triple-fault";
 const NO_WRITE_THROUGH: &str = "no-write-through";
 const IDT_IN_NOTHING: &str = "u13-idt-in-nothing";
 
-/// The others, of which the first must come before any that starts another processor.
+/// The others; the first must be before any that starts another processor.
 const TESTS: &[Test] = &[
     test("flush-not-started", waiting::flush_not_started),
     test("unknown-msr", cpuid_and_msrs::unknown_msr),
@@ -104,7 +104,7 @@ const TESTS: &[Test] = &[
     test("flush-reset", waiting::flush_reset),
 ];
 
-/// Those that are run by their names alone, for they need a hypervisor that is set up for them.
+/// Tests that are run only by name, because they need a hypervisor with a special configuration.
 const APART: &[Test] = &[
     test("list-in-parts", parts::list_in_parts),
     test("u2-halted-timers", storms::halted_timers),
@@ -120,8 +120,8 @@ fn is_name(asked: &str, name: &str) -> bool {
     asked.bytes().map(|byte| if byte == b'_' { b'-' } else { byte }).eq(name.bytes())
 }
 
-/// Runs the test of that name, or all of them. With a count a test does as much of what it does,
-/// all of them garbage alone.
+/// Runs the test of that name, or all of them. `count` sets the amount of work of a test; with
+/// `all` it applies to the garbage test alone.
 pub(crate) fn run(asked: &'static str, count: Option<u32>) {
     if let Some(count) = count {
         garbage::set_count(count);

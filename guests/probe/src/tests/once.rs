@@ -1,9 +1,9 @@
-//! Interrupts that come once each.
+//! Interrupts must each be delivered once.
 //!
-//! QEMU delivers what EVENTINJ injects, and keeps a note of it until the next exit or exception. If
-//! its loop over translated code ends for another reason before, it delivers the interrupt again
-//! (`docs/qemu.md`). Where time is counted in instructions that reason is a timer: so one goes off
-//! at a random place in a handler that exits late.
+//! QEMU delivers the event in EVENTINJ, and keeps it noted until the next exit or exception. If its
+//! loop over translated code ends for another reason before that, it delivers the interrupt again
+//! (`docs/qemu.md`). Where time is counted in instructions that reason is a timer: so one fires at
+//! a random place in a handler that exits late.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -16,21 +16,21 @@ use crate::hypercall::{self, call_that_only_returns};
 use crate::interrupts::{SLOW_INSTRUCTIONS, VECTOR_SLOW, VECTOR_TICK, count};
 use crate::report::{Verdict, ensure};
 
-/// Interrupts, unless the command line says how many.
+/// Number of interrupts, unless the command line sets it.
 static INTERRUPTS: AtomicU32 = AtomicU32::new(20_000);
 
-/// How many there are for a timer that goes off: each takes the emulator milliseconds.
+/// Number of interrupts for each timer that fires: each takes the emulator milliseconds.
 const TIMER_EVERY: u32 = 50;
 
-/// Exits after which one that is on its way has come.
+/// Number of exits after which an interrupt in flight has arrived.
 const EXITS_MAX: u32 = 1000;
 
-/// Has the test send so many.
+/// Sets the number of interrupts.
 pub(super) fn set_count(count: u32) {
     INTERRUPTS.store(count, Ordering::Relaxed);
 }
 
-/// Each interrupt comes once, whether it is sent with interrupts on, off, or before a HLT.
+/// Each interrupt arrives once, whether it is sent with interrupts on, off, or before a HLT.
 pub(super) fn interrupts_once() -> Verdict {
     hypercall::enable()?;
     apic::write(apic::LVT_TIMER, LVT_TSC_DEADLINE | u64::from(VECTOR_TICK));
@@ -66,7 +66,7 @@ fn send_and_count() -> Verdict {
         }
         ensure!(taken() == number, "of {number} interrupts that were sent {} have come", taken());
     }
-    // What would come a second time may do so later.
+    // A duplicate may arrive later.
     for _ in 0..EXITS_MAX {
         call_that_only_returns();
     }

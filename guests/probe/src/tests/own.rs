@@ -1,4 +1,4 @@
-//! Whether the own processor still uses a translation that has been replaced.
+//! Whether this processor still uses a translation that has been replaced.
 
 use x86_64::VirtAddr;
 use x86_64::instructions::tlb;
@@ -8,11 +8,11 @@ use crate::guarded::load;
 use crate::paging::WINDOW;
 use crate::report::{Failure, Verdict, ensure, failure};
 
-/// Times that nothing is done, one of which has to be noticed.
+/// Number of attempts without any action, one of which must be noticed.
 const TRIES: u32 = 1000;
 
-/// Uses a page of the window, which is global or not, puts another one in its place, does `act`,
-/// and returns whether the other one is seen then.
+/// Uses a page of the window, which is global or not, replaces it by another one, runs `act`, and
+/// returns whether the other one is then seen.
 pub(super) fn sees_new_after(is_global: bool, act: impl FnOnce() -> Verdict) -> Result<bool, Failure> {
     let drop_translation = || tlb::flush(VirtAddr::new(WINDOW));
     replace(0, is_global);
@@ -27,7 +27,7 @@ pub(super) fn sees_new_after(is_global: bool, act: impl FnOnce() -> Verdict) -> 
     Ok(seen == Ok(1))
 }
 
-/// Succeeds if the first page is seen when nothing is done: then not to see it says something.
+/// Succeeds if the first page is seen when nothing is done: then not seeing it is significant.
 pub(super) fn notices(is_global: bool) -> Verdict {
     for _ in 0..TRIES {
         if !sees_new_after(is_global, || Ok(()))? {

@@ -1,4 +1,4 @@
-//! Lists that are done in parts.
+//! Lists that are processed in parts.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -14,23 +14,24 @@ use crate::paging::{self, PAGE};
 use crate::processors::{self, SECOND};
 use crate::report::{Verdict, ensure};
 
-/// Elements of the list: as many as are cheaper page by page where the limit is 1000 pages.
+/// Elements of the list: the number that is cheaper page by page where the limit is 1000 pages.
 const ELEMENTS: usize = 400;
-/// Calls in the middle of which an interrupt has to come, and calls that are made for that at most.
+/// Number of calls during which an interrupt must arrive, and maximum number of calls made for
+/// that.
 const INTERRUPTED: u32 = 20;
 const CALLS_MAX: u32 = 1000;
-/// From before a call to the interrupt, at most.
+/// Maximum delay from before a call to the interrupt.
 const DELAY_MAX_US: u64 = 500;
 
 static ENDS: AtomicBool = AtomicBool::new(false);
 
-/// The caller takes interrupts between the parts of a call, and then goes on with it: a handler
-/// sees the call's own instruction with a rep start index in its control word, and the call ends
-/// with all elements done.
+/// The caller takes interrupts between the parts of a call, and then continues it: a handler sees
+/// the call's own instruction with a rep start index in its control word, and the call ends with
+/// all elements done.
 pub(super) fn list_in_parts() -> Verdict {
     enable()?;
     let mask = 1 << second_vp()?;
-    // In guest mode all the time, so that each part has to wait for it.
+    // In guest mode all the time, so that each part must wait for it.
     processors::give(SECOND, || {
         while !ENDS.load(Ordering::Acquire) {
             core::hint::spin_loop();

@@ -1,4 +1,4 @@
-//! Calls of two processors at once, and calls whose input changes.
+//! Concurrent calls of two processors, and calls whose input changes.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -15,27 +15,27 @@ use baremetal::random::Random;
 
 static ENDS: AtomicBool = AtomicBool::new(false);
 
-/// Calls of each kind at least, and how many of them at least whose input has changed since the one
-/// before: the other processor may have no turn for thousands of calls.
+/// Minimum number of calls of each kind, and minimum number of them whose input has changed since
+/// the previous call: the other processor may not run for thousands of calls.
 const RACED: u32 = 1500;
 const CHANGED: u32 = 100;
-/// How long a kind takes at most, in milliseconds: only where the other processor has stopped for
-/// good does time end it.
+/// Maximum time of a kind, in milliseconds: it is reached only if the other processor has stopped
+/// for good.
 const PATIENCE_MS: u64 = 20_000;
 
-/// How often the input has been changed.
+/// Number of changes of the input.
 static CHANGES: AtomicU32 = AtomicU32::new(0);
 
-/// Puts right and wrong values into every word of the input all the time.
+/// Stores valid and invalid values into every word of the input all the time.
 fn change_input() {
     let mut random = Random::new(0x7ace);
     let words = input_page().words();
     while !ENDS.load(Ordering::Acquire) {
-        // Flags: none, all processors, all address spaces, and one that is reserved.
+        // Flags: none, all processors, all address spaces, and a reserved one.
         words[1].store(random.one_of([0, 1, 2, 1 << 4]), Ordering::Relaxed);
-        // A mask, or the format of a set, of which 2 is none.
+        // A mask, or the format of a set; 2 is invalid.
         words[2].store(random.one_of([0, 1, 2, u64::MAX]), Ordering::Relaxed);
-        // The banks that follow, or an element.
+        // The valid banks, or an element.
         words[3].store(random.one_of([0, 1, 3, 1 << 63]), Ordering::Relaxed);
         words[4].store(random.word(), Ordering::Relaxed);
         words[0].store(random.word(), Ordering::Relaxed);
@@ -44,7 +44,7 @@ fn change_input() {
 }
 
 /// A call whose input another processor changes meanwhile ends as it would with one of the inputs
-/// that there were (H7).
+/// that existed (H7).
 pub(super) fn changing_input() -> Verdict {
     enable()?;
     second_vp()?;
@@ -90,21 +90,21 @@ fn call_meanwhile() -> Verdict {
     Ok(())
 }
 
-/// Calls of each of the two.
+/// Number of calls of each of the two.
 const CALLS: u64 = 2000;
 
-/// What each of the two has: the page of its input, and two that take turns in the window.
+/// The data of each of the two: the page of its input, and two pages that alternate in the window.
 static INPUTS: [Page; 2] = [const { Page::new() }; 2];
 static PAGES: [[Page; 2]; 2] = [const { [const { Page::new() }; 2] }; 2];
-/// Both as a mask of VPs; how many have come to the beginning; calls that did not end as they
-/// should, and own translations that outlived them.
+/// Both as a mask of VPs; the number of processors at the start; the number of calls with a wrong
+/// result, and of the caller's translations that outlived them.
 static BOTH: AtomicU64 = AtomicU64::new(0);
 static ARRIVALS: AtomicU32 = AtomicU32::new(0);
 static FAILED: AtomicU32 = AtomicU32::new(0);
 static STALE: AtomicU32 = AtomicU32::new(0);
 
-/// Two processors flush each other and themselves, and both come to their end (O13); after each
-/// call the caller sees no page that it has taken away before (H27).
+/// Two processors flush each other and themselves, and both finish (O13); after each call the
+/// caller sees no page that it has removed before (H27).
 pub(super) fn mutual_flush() -> Verdict {
     enable()?;
     let other = 1 << second_vp()?;
@@ -123,7 +123,7 @@ pub(super) fn mutual_flush() -> Verdict {
     Ok(())
 }
 
-/// What each of the two does.
+/// The job of each of the two.
 fn flush_both() {
     let me = apic::id() as usize % 2;
     let address = WINDOW + me as u64 * PAGE;

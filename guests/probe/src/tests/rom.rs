@@ -1,4 +1,5 @@
-//! The expansion ROM: read-only memory that comes, goes and moves by writes to configuration space.
+//! The expansion ROM: read-only memory that is added, removed and moved by writes to configuration
+//! space.
 
 use core::arch::asm;
 
@@ -16,11 +17,11 @@ use crate::report::{Verdict, ensure};
 /// Addresses for the ROM, in the window of the bus.
 pub(super) const PLACES: [u32; 2] = [0xe000_0000, 0xe7f0_0000];
 
-/// Where a good call's input is in the image's header: an address space, no flags, and processor 5
-/// alone.
+/// Offset of a valid call's input in the image's header: an address space, no flags, and processor
+/// 5 alone.
 pub(super) const INPUT: u64 = 8;
 
-/// Offset in the image where a read at `base` finds something else.
+/// Offset in the image of the first word that a read at `base` finds changed.
 fn first_wrong(base: u32) -> Option<u32> {
     (0..LEN / LINE).find_map(|index| {
         let address = base + index * LINE;
@@ -32,12 +33,12 @@ fn first_wrong(base: u32) -> Option<u32> {
     })
 }
 
-/// Whether nothing is seen at `base`: a look at each page.
+/// Whether nothing is visible at `base`: checks each page.
 fn is_away(base: u32) -> bool {
     (0..LEN).step_by(PAGE as usize).all(|offset| word(u64::from(base + offset + offset / 512)) == u64::MAX)
 }
 
-/// The ROM is seen where the registers say, and nowhere else.
+/// The ROM is visible at the address in the registers, and nowhere else.
 pub(super) fn rom_follows_writes() -> Verdict {
     let id = pci::read(ID);
     ensure!(id == u32::from(VENDOR_ID) | u32::from(DEVICE_ID) << 16, "the device's id is {id:#x}");
@@ -50,7 +51,7 @@ pub(super) fn rom_follows_writes() -> Verdict {
     result
 }
 
-/// What shows and hides the ROM at one place.
+/// The conditions that show and hide the ROM at one address.
 fn shown_and_hidden() -> Verdict {
     let base = PLACES[0];
     let show: [fn(); 3] = [
@@ -73,7 +74,7 @@ fn shown_and_hidden() -> Verdict {
     Ok(())
 }
 
-/// It moves in one step; where there is something else it is not seen.
+/// It moves in one step; where something else is mapped it is not visible.
 fn moved() -> Verdict {
     place_rom(Some(PLACES[0]));
     for (&from, &to) in PLACES.iter().zip([PLACES[1], PLACES[0]].iter()) {
@@ -103,13 +104,13 @@ fn moved() -> Verdict {
     Ok(())
 }
 
-/// Stores of all kinds leave it as it is, and say what they would say of memory.
+/// Stores of all kinds leave it unchanged, and have the same results as on memory.
 fn not_written() -> Verdict {
     let base = u64::from(PLACES[0]);
     let line = rom::line(LEN, 0x1000 / LINE);
     let mut rax = u64::from_le_bytes(*line.first_chunk().unwrap_or(&[0; 8]));
     let old = rax;
-    // SAFETY: the ROM is there, which does not change by it.
+    // SAFETY: the ROM is there, and stores do not change it.
     unsafe {
         asm!(
             "mov byte ptr [{base}], 1", "mov [{base} + 2], ax", "mov dword ptr [{base} + 4], 2",
@@ -125,8 +126,8 @@ fn not_written() -> Verdict {
     input_in_rom(base)
 }
 
-/// A call whose input is in the ROM is like any other, to its last byte; with input behind it there
-/// is none (H5, H6).
+/// A call whose input is in the ROM is like any other, to its last byte; after the ROM there is no
+/// input (H5, H6).
 fn input_in_rom(base: u64) -> Verdict {
     enable()?;
     let inside = call(hypercalls::space(), base + INPUT, 0);

@@ -1,4 +1,4 @@
-//! The ROM comes, goes and moves while other processors use it.
+//! The ROM is added, removed and moved while other processors use it.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -15,32 +15,32 @@ use crate::report::{Verdict, ensure};
 use crate::{apic, clock};
 use baremetal::random::Random;
 
-/// Changes that each test makes, unless `count=` says more.
+/// Number of changes that each test makes, unless `count=` sets it.
 static CHANGES: AtomicU64 = AtomicU64::new(500);
-/// Of so many changes one is followed by a wait for a look of each processor: after changes to each
-/// place.
+/// One of this many changes is followed by a wait for a check by each processor: after changes to
+/// each place.
 const CHANGES_PER_WAIT: u64 = 7;
 const PATIENCE_MS: u64 = 10_000;
-/// Changes that a processor sees at one spot.
+/// Number of changes that a processor sees at one spot.
 const CHANGES_PER_SPOT: u64 = 4;
 
-/// Where the ROM is, in the low bits; above them the number of the change.
+/// The ROM's place, in the low bits; above them the number of the change.
 static STATE: AtomicU64 = AtomicU64::new(AWAY);
-/// Values of the low bits: it is away, or at the first place, or at the second; or a change is
-/// under way.
+/// Values of the low bits: it is away, or at the first place, or at the second; or a change is in
+/// progress.
 const AWAY: u64 = 0;
 const MOVING: u64 = 3;
 const PLACE_BITS: u64 = 3;
 
-/// What processors that look at the ROM have seen, by processor.
+/// The observations of the processors that check the ROM, by processor.
 struct Looks {
-    /// When nothing changed meanwhile: that it was not there, and that it was.
+    /// While nothing changed: that it was absent, and that it was present.
     settled: [AtomicU64; 2],
     /// While it changed.
     amid: AtomicU64,
-    /// Neither the one nor the other.
+    /// Neither present nor absent.
     wrong: AtomicU64,
-    /// When nothing changed meanwhile, and other than it is.
+    /// While nothing changed, but different from the actual state.
     late: AtomicU64,
 }
 
@@ -53,7 +53,7 @@ static LOOKS: [Looks; PROCESSORS] = [const {
     }
 }; PROCESSORS];
 impl Looks {
-    /// How many there were that count.
+    /// Number of checks that counted.
     fn answers(&self) -> u64 {
         self.settled.iter().chain([&self.wrong, &self.late]).map(|count| count.load(Ordering::SeqCst)).sum()
     }
@@ -61,7 +61,7 @@ impl Looks {
 
 static ENDS: AtomicBool = AtomicBool::new(false);
 
-/// Where somebody looks: at a place of the ROM, 1 or 2, and in it at a word.
+/// The location of a check: a place of the ROM, 1 or 2, and a word in it.
 #[derive(Clone, Copy)]
 struct Spot {
     place: u64,
@@ -78,7 +78,7 @@ impl Spot {
     }
 }
 
-/// A way to look whether the ROM is at a place; `None` if it is neither there nor away.
+/// A way to check whether the ROM is at a place; `None` if it is neither present nor absent.
 type Look = fn(Spot) -> Option<bool>;
 
 /// By a load (P9, P10).
@@ -92,7 +92,7 @@ fn by_load(spot: Spot) -> Option<bool> {
     }
 }
 
-/// By a hypercall that takes its input from there (P12).
+/// By a hypercall whose input is there (P12).
 fn by_call(spot: Spot) -> Option<bool> {
     match call(hypercalls::space(), spot.base() + INPUT, 0) {
         Ok(result) if result == HvResult::of(Status::SUCCESS, 0) => Some(true),
@@ -106,8 +106,7 @@ fn changes_made() -> u64 {
     STATE.load(Ordering::Acquire) >> 2
 }
 
-/// Looks, and counts what there is to see. The state before and after says whether the answer
-/// counts.
+/// Checks once, and counts the observation. The states before and after decide whether it counts.
 fn look_once(look: Look, looks: &Looks, spot: Spot) {
     let before = STATE.load(Ordering::SeqCst);
     let seen = look(spot);
@@ -124,8 +123,8 @@ fn look_once(look: Look, looks: &Looks, spot: Spot) {
     counter.fetch_add(1, Ordering::SeqCst);
 }
 
-/// Looks at one spot after the other, at each while the ROM changes several times: between two
-/// changes that is without an exit then, by a translation that only a flush can take away.
+/// Checks one spot after the other, each while the ROM changes several times. Between two changes
+/// this happens without an exit, through a translation that only a flush can remove.
 fn look_on(look: Look) {
     let id = apic::id();
     let mut random = Random::new(0x20d + u64::from(id));
@@ -138,31 +137,32 @@ fn look_on(look: Look) {
     }
 }
 
-/// Has the tests make so many changes.
+/// Sets the number of changes of the tests.
 pub(super) fn set_count(count: u32) {
     CHANGES.store(count.into(), Ordering::Relaxed);
 }
 
-/// A ROM that comes and goes is there or away, and nothing between; after the write only what was
-/// written (P9, P10).
+/// A ROM that is added and removed is present or absent, and nothing in between; after the write
+/// only in the state that was written (P9, P10).
 pub(super) fn rom_toggles() -> Verdict {
     race(|| look_on(by_load), by_load, |number| number % 2)
 }
 
-/// A ROM that moves is gone from the old place and seen at the new one when the write returns
+/// A ROM that moves is removed from the old place and visible at the new one when the write returns
 /// (P13).
 pub(super) fn rom_moves() -> Verdict {
     race(|| look_on(by_load), by_load, |number| number % 2 + 1)
 }
 
-/// Hypercalls whose input is in a ROM that comes, goes and moves find it, or are refused (P12).
+/// Hypercalls whose input is in a ROM that is added, removed and moved find it, or are refused
+/// (P12).
 pub(super) fn rom_under_calls() -> Verdict {
     enable()?;
     race(|| look_on(by_call), by_call, |number| number % 3)
 }
 
-/// Has the first processor change the ROM's place while all others, and it between two changes,
-/// look.
+/// The first processor changes the ROM's place while all others check it; the first processor
+/// checks between two changes.
 fn race(others: fn(), look: Look, next: fn(u64) -> u64) -> Verdict {
     let changes = CHANGES.load(Ordering::Relaxed);
     let readers = processors::count() - 1;
@@ -180,7 +180,7 @@ fn race(others: fn(), look: Look, next: fn(u64) -> u64) -> Verdict {
     result.and(joined)
 }
 
-/// Puts the ROM at a place, the change being number `number`.
+/// Moves the ROM to a place, as change number `number`.
 fn settle(place: u64, number: u64) {
     STATE.store(number << 2 | MOVING, Ordering::SeqCst);
     place_rom((place as usize).checked_sub(1).map(|index| PLACES[index]));

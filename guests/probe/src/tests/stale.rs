@@ -1,4 +1,4 @@
-//! No processor sees a page after the flush that took it away has returned: see [`watch`].
+//! No processor sees a page after the flush that removed it has returned: see [`watch`].
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -39,10 +39,11 @@ pub(super) fn stale() -> Verdict {
     })
 }
 
-/// Pieces of a large page of which one is flushed, and where in it.
+/// Pieces of a large page, one of which is flushed, and the offset in it.
 const FLUSHED: [(u64, u64); 5] = [(0, 0), (1, 0x123), (255, 0xfff), (256, 8), (511, 0)];
 
-/// A flush of one address in a page of 2 MiB takes all of it, however it lies in the TLB (A17).
+/// A flush of one address in a page of 2 MiB drops all of it, regardless of its form in the TLB
+/// (A17).
 pub(super) fn large_pages() -> Verdict {
     enable()?;
     let mask = 1 << second_vp()?;
@@ -67,12 +68,12 @@ fn replace_large(round: u64) {
     paging::exchange_large(index);
 }
 
-/// Flushes by the first form that there is.
+/// Flushes by the first available form.
 fn flush_any(mask: u64, address: u64) -> Verdict {
     Form::usual().next().map_or(Ok(()), |form| flush(form, mask, address))
 }
 
-/// How often an NMI's handler has looked.
+/// Number of checks by the NMI handler.
 static LOOKS: AtomicU64 = AtomicU64::new(0);
 /// NMIs during flushes.
 const NMIS: u32 = 200;
@@ -114,7 +115,7 @@ fn storm(watch: &mut Watch<'_>, mask: u64) -> Verdict {
             apic::send_nmi(SECOND);
         }
         ensure!(stale == 0, "{stale} stale reads in round {number}, {form:?}");
-        // Two that come before the first is taken are one.
+        // Two that arrive before the first is taken count as one.
         let arrived = || nmi_count().wrapping_sub(before);
         clock::wait_until(PATIENCE_MS, || {
             arrived() == number && LOOKS.load(Ordering::Acquire) == number.into()

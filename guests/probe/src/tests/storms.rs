@@ -1,5 +1,5 @@
-//! What keeps a hypervisor busy. What does not come back says so first: the host asks the
-//! hypervisor meanwhile.
+//! Activities that keep a hypervisor busy. A test that does not return announces itself first: the
+//! host sends requests to the hypervisor meanwhile.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -13,7 +13,7 @@ use crate::interrupts::VECTOR_TEST;
 use crate::report::{self, Verdict, ensure};
 use crate::{clock, hypercall, processors};
 
-/// Within this time all processors have begun.
+/// Time limit for all processors to begin.
 const PATIENCE_MS: u64 = 10_000;
 
 /// Processors that halt with interrupts off.
@@ -45,7 +45,7 @@ fn halt_for_ever() {
     let config = StimerConfig::new().with_enable(true).with_periodic(true).with_direct_mode(true);
     let config = config.with_apic_vector(VECTOR_TEST + 1).into_bits();
     for timer in 0..TIMERS {
-        // SAFETY: the vector has a handler, and interrupts are off for ever.
+        // SAFETY: the vector has a handler, and interrupts are off forever.
         let _ = unsafe {
             wrmsr(msr::STIMER0_COUNT + 2 * timer, PERIOD)
                 .and_then(|()| wrmsr(msr::STIMER0_CONFIG + 2 * timer, config))
@@ -53,24 +53,24 @@ fn halt_for_ever() {
     }
     HALTED.fetch_add(1, Ordering::Relaxed);
     loop {
-        // SAFETY: waits for what never comes.
+        // SAFETY: waits for an interrupt that never arrives.
         unsafe { asm!("cli", "hlt", options(nomem, nostack)) };
     }
 }
 
-/// The machine is reset as often as it begins.
+/// Resets the machine each time it starts.
 pub(super) fn reset_storm() -> Verdict {
     const RESET: u16 = 0xcf9;
     report::event("ready");
-    // SAFETY: nothing is left to be done.
+    // SAFETY: nothing is left to do.
     unsafe { Port::new(RESET).write(6u8) };
     Err(report::failure(format_args!("there was no reset")))
 }
 
-/// A text of many short lines, each byte of which takes four to print.
+/// A text of many short lines, each byte of which takes four bytes to print.
 static TEXT: [[u8; 2]; 2048] = [[1, b'\n']; 2048];
 
-/// Crashes that are reported all the time do no harm; the host looks at the size of the log.
+/// Continual crash reports do no harm; the host checks the size of the log.
 pub(super) fn crash_reports() -> Verdict {
     const REPORTS: u32 = 200;
     hypercall::enable()?;
@@ -78,7 +78,7 @@ pub(super) fn crash_reports() -> Verdict {
         [(msr::CRASH_P0 + 3, (&raw const TEXT).addr() as u64), (msr::CRASH_P4, size_of_val(&TEXT) as u64)];
     for _ in 0..REPORTS {
         for (number, value) in text.into_iter().chain([(msr::CRASH_CTL, 3 << 62)]) {
-            // SAFETY: the text is read, and nothing else happens.
+            // SAFETY: the text is only read.
             let written = unsafe { wrmsr(number, value) };
             ensure!(written.is_ok(), "{number:#x} cannot be written: {written:?}");
         }

@@ -1,4 +1,4 @@
-//! SMAP: what ring 0 may not do to the pages of ring 3, whatever does it for ring 0.
+//! SMAP: accesses to ring 3's pages that ring 0 may not make, including those made on its behalf.
 
 use core::arch::asm;
 use core::arch::x86_64::__cpuid_count;
@@ -17,7 +17,7 @@ const BEFORE: u64 = 0x5a5a_5a5a_5a5a_5a5a;
 
 static PAGE: Page = Page::new();
 
-/// A string instruction whose memory is a page of ring 3's, with RFLAGS.AC clear or set.
+/// A string instruction whose memory is a page of ring 3, with RFLAGS.AC clear or set.
 macro_rules! supervisor {
     ($ac:literal, $instruction:literal, $source:expr) => {{
         let (fault, error): (u64, u64);
@@ -33,7 +33,7 @@ macro_rules! supervisor {
     }};
 }
 
-/// What a device is read into, or written from, by ring 0 is no page of ring 3 unless AC says so.
+/// Ring 0 may not read a device into, or write it from, a page of ring 3 unless AC is set.
 pub(super) fn smap() -> Verdict {
     const EBX_SMAP: u32 = 1 << 20;
     ensure!(__cpuid_count(7, 0).ebx & EBX_SMAP != 0, "there is no SMAP to test");
@@ -41,13 +41,13 @@ pub(super) fn smap() -> Verdict {
     paging::map(0, Some(&PAGE));
     let (own, before) = (paging::space(), Cr4::read_raw());
     paging::enter_space(paging::kernel_space());
-    // SAFETY: everything but the window is ring 0's own in that space.
+    // SAFETY: everything except the window belongs to ring 0 in that space.
     let on = unsafe { write_cr4(before | CR4_SMAP) };
     let result = match on {
         Ok(()) => accesses(),
         Err(_) => Ok(()),
     };
-    // SAFETY: as before the test.
+    // SAFETY: the value before the test.
     let off = unsafe { write_cr4(before) };
     paging::enter_space(own);
     paging::map(0, None);

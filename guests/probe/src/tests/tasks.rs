@@ -1,4 +1,4 @@
-//! Task switches of 32-bit protected mode: by CALL, and by NMIs whose gate is a task's.
+//! Task switches in 32-bit protected mode: by CALL, and by NMIs with a task gate.
 
 use core::arch::global_asm;
 use core::mem::offset_of;
@@ -14,7 +14,7 @@ const TSS_NMI: u16 = 0x28;
 const TSS_CALLED: u16 = 0x30;
 
 const RFLAGS_TF: u32 = 1 << 8;
-/// Exits for which the NMIs are waited.
+/// Number of exits for which the NMIs are awaited.
 const EXITS: u32 = 20_000;
 
 /// A 32-bit task state segment: APM volume 2, section 12.2.4.
@@ -37,7 +37,7 @@ struct Tss {
 const _: () =
     assert!(offset_of!(Tss, eflags) == 0x24 && offset_of!(Tss, ldt) == 0x60 && size_of::<Tss>() == 0x68);
 
-/// What LGDT and LIDT load in 64-bit mode.
+/// The operand of LGDT and LIDT in 64-bit mode.
 #[repr(C, packed)]
 #[derive(Clone, Copy)]
 struct Pointer {
@@ -45,7 +45,7 @@ struct Pointer {
     base: u64,
 }
 
-/// What both sides of the change of modes use.
+/// Used on both sides of the mode change.
 #[repr(C)]
 struct Area {
     gdt_pointer: Pointer,
@@ -55,7 +55,7 @@ struct Area {
     calls: u32,
     nmis: u32,
     gdt: [u64; 7],
-    /// Up to the NMI's: whatever else happens ends in a triple fault.
+    /// Up to the NMI's: any other exception ends in a triple fault.
     idt: [u64; 3],
     own: Tss,
     nmi: Tss,
@@ -88,8 +88,8 @@ static mut TASKS_AREA: Area = Area {
     called: EMPTY,
 };
 
-// Memory is where it is with paging: below 4 GiB it is mapped one to one. A task that ends by IRET
-// goes on behind it when it is entered again.
+// Memory below 4 GiB is mapped one to one, so addresses are the same without paging. A task that
+// ended by IRET continues after it when it is entered again.
 global_asm!(
     r#"
 .section .bss.tasks, "aw", @nobits
@@ -235,7 +235,7 @@ tasks_end:
 );
 
 unsafe extern "C" {
-    /// Goes to 32-bit protected mode, switches tasks, and comes back.
+    /// Enters 32-bit protected mode, switches tasks, and returns.
     fn tasks_run();
     static tasks_called: u8;
     static tasks_called_stack: u8;
@@ -243,7 +243,7 @@ unsafe extern "C" {
     static tasks_nmi_stack: u8;
 }
 
-/// The descriptor of a TSS that is available.
+/// The descriptor of an available TSS.
 fn tss_descriptor(tss: *const Tss) -> u64 {
     let base = tss.addr() as u64;
     (size_of::<Tss>() as u64 - 1) | (base & 0xff_ffff) << 16 | 0x89 << 40 | (base >> 24 & 0xff) << 56
@@ -262,12 +262,12 @@ fn task(code: *const u8, stack_top: *const u8, cr3: u64) -> Tss {
     }
 }
 
-/// Tasks are switched as on a processor, the second NMI comes when the first one's task has ended
-/// by IRET, and no flag that is not the guest's stays in its state.
+/// Tasks are switched as on a processor, the second NMI is delivered when the first one's task has
+/// ended by IRET, and no flag that is not the guest's stays in its state.
 pub(super) fn task_switch() -> Verdict {
     let (cr3, _) = x86_64::registers::control::Cr3::read();
     let cr3 = cr3.start_address().as_u64();
-    // SAFETY: this processor alone runs, and only `tasks_run` uses the area beside this function.
+    // SAFETY: only this processor runs, and only `tasks_run` uses the area besides this function.
     let area = unsafe { &mut *addr_of_mut!(TASKS_AREA) };
     area.own = Tss { cr3: cr3 as u32, ..EMPTY };
     area.nmi = task(&raw const tasks_nmi, &raw const tasks_nmi_stack, cr3);
@@ -281,10 +281,10 @@ pub(super) fn task_switch() -> Verdict {
     area.idt_pointer =
         Pointer { limit: size_of_val(&area.idt) as u16 - 1, base: (&raw const area.idt).addr() as u64 };
     (area.apic_id, area.exits, area.calls, area.nmis) = (apic::id(), EXITS, 0, 0);
-    // SAFETY: all of the image lies below 4 GiB, where memory is mapped one to one; the state that
-    // the code changes it puts back.
+    // SAFETY: all of the image is below 4 GiB, where memory is mapped one to one; the code restores
+    // the state that it changes.
     unsafe { tasks_run() };
-    // SAFETY: the area is this processor's, and the code that writes to it has come back.
+    // SAFETY: the area is this processor's, and the code that writes to it has returned.
     let Area { calls, nmis, nmi: Tss { eflags: flags, .. }, .. } =
         unsafe { (&raw const TASKS_AREA).read_volatile() };
     ensure!(calls == 1, "the task that is called ran {calls} times");

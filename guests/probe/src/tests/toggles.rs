@@ -1,4 +1,5 @@
-//! Changes of control registers that drop translations, and rights that follow them at once (A13).
+//! Changes of control registers that drop translations, and access rights that follow such changes
+//! at once (A13).
 
 use core::arch::global_asm;
 use core::arch::x86_64::__cpuid;
@@ -21,17 +22,17 @@ const CR4_PCIDE: u64 = 1 << 17;
 const EFER: u32 = 0xc000_0080;
 const EFER_NXE: u64 = 1 << 11;
 const PAT: u32 = 0x277;
-/// The type of PAT's last entry, which no page has, and another one for it: uncacheable,
+/// The type in PAT's last entry, which no page uses, and another type for it: uncacheable,
 /// write-back.
 const PAT_CHANGE: u64 = 6 << 56;
 
 const ROUNDS: u32 = 50;
 
-/// A change, and the one back.
+/// A change, and its reversal.
 struct Toggle {
     name: &'static str,
     run: fn() -> Verdict,
-    /// Global pages need not go.
+    /// Global pages need not be dropped.
     spares_global: bool,
 }
 
@@ -39,9 +40,9 @@ const fn toggle(name: &'static str, run: fn() -> Verdict) -> Toggle {
     Toggle { name, run, spares_global: false }
 }
 
-/// What drops all translations by APM volume 2, section 5.5 "Translation-Lookaside Buffer", CR3
-/// those that are not global; and NXE and PAT, of which translations hold the effect, so that the
-/// hypervisor drops them where it changes them.
+/// Changes that drop all translations by APM volume 2, section 5.5 "Translation-Lookaside Buffer",
+/// CR3 those that are not global; and NXE and PAT, whose effect is cached in translations, so that
+/// the hypervisor drops them where it changes these.
 const TOGGLES: [Toggle; 8] = [
     Toggle { name: "CR3", run: write_cr3, spares_global: true },
     Toggle { name: "CR3 of another space", run: change_space, spares_global: true },
@@ -88,21 +89,21 @@ fn change_space() -> Verdict {
 fn toggle_cr4(bit: u64) -> Verdict {
     let before = Cr4::read_raw();
     for value in [before ^ bit, before] {
-        // SAFETY: the program neither uses 4 MiB pages nor depends on what is global.
+        // SAFETY: the program neither uses 4 MiB pages nor depends on global ones.
         let result = unsafe { write_cr4(value) };
         ensure!(result.is_ok(), "CR4 = {value:#x}: {result:?}");
     }
     Ok(())
 }
 
-/// PCIDs on and off: the second drops everything. Where there are none, both are refused and the
-/// page is dropped by hand.
+/// PCIDs on and off: the latter drops everything. Without PCIDs, the change is refused and the page
+/// is flushed explicitly.
 fn toggle_pcide() -> Verdict {
     const ECX_PCID: u32 = 1 << 17;
     if __cpuid(1).ecx & ECX_PCID != 0 {
         return toggle_cr4(CR4_PCIDE);
     }
-    // SAFETY: it is refused, which is what is tested.
+    // SAFETY: it is refused, as the test checks.
     let result = unsafe { write_cr4(Cr4::read_raw() | CR4_PCIDE) };
     ensure!(result == Err(Fault::PROTECTION), "PCIDE, which CPUID does not show: {result:?}");
     tlb::flush(VirtAddr::new(WINDOW));
@@ -120,8 +121,8 @@ fn toggle_msr(number: u32, bits: u64) -> Verdict {
     Ok(())
 }
 
-// Paging ends and begins in 32-bit code: APM volume 2, sections 14.6.1 and 14.7. What only 64-bit
-// code has of the registers, and RSP's upper half, is undefined afterwards.
+// Paging is turned off and on in 32-bit code: APM volume 2, sections 14.6.1 and 14.7. Registers
+// that only 64-bit code has, and RSP's upper half, are undefined afterwards.
 global_asm!(
     r#"
 .section .text
@@ -167,12 +168,12 @@ unsafe extern "C" {
 }
 
 fn toggle_paging() -> Verdict {
-    // SAFETY: code, stack and tables lie below 4 GiB and are mapped one to one; interrupts are off.
+    // SAFETY: code, stack and tables are below 4 GiB and mapped one to one; interrupts are off.
     unsafe { paging_off_and_on() };
     Ok(())
 }
 
-/// What a page may be used for is what CR0.WP and EFER.NXE say now, however it was used before.
+/// A page's rights follow the present CR0.WP and EFER.NXE, regardless of earlier accesses.
 pub(super) fn rights_follow() -> Verdict {
     let result = write_protection().and_then(|()| no_execute());
     paging::map(0, None);
@@ -191,9 +192,9 @@ fn write_protection() -> Verdict {
     map_with(RIGHTS & !WRITABLE);
     for round in 0..ROUNDS {
         let [off, on] = [false, true].map(|on| {
-            // SAFETY: nothing that the program writes to is write-protected.
+            // SAFETY: the program writes to no write-protected page.
             unsafe { Cr0::update(|flags| flags.set(Cr0Flags::WRITE_PROTECT, on)) };
-            // SAFETY: the page is there to be written to.
+            // SAFETY: the page is for this test's stores.
             unsafe { store(WINDOW, round.into()) }
         });
         ensure!(off.is_ok(), "a write without CR0.WP: {off:?}");
@@ -203,13 +204,14 @@ fn write_protection() -> Verdict {
 }
 
 fn no_execute() -> Verdict {
-    /// Of the error code: a reserved bit was set. QEMU leaves out that the page was present.
+    /// Bit of the error code: a reserved bit was set. QEMU does not report that the page was
+    /// present.
     const RESERVED: u64 = 1 << 3;
     let before = rdmsr(EFER);
     let Ok(efer) = before else { return Err(failure(format_args!("EFER: {before:?}"))) };
     map_with(RIGHTS | NO_EXECUTE);
     let write = |value| {
-        // SAFETY: only the one page has the bit that this is about.
+        // SAFETY: only this page has the bit that is affected.
         let written = unsafe { wrmsr(EFER, value) };
         ensure!(written.is_ok(), "EFER = {value:#x}: {written:?}");
         Ok(())

@@ -1,4 +1,4 @@
-//! Flushes of processors that answer nobody: they wait for nothing (O15).
+//! Flushes of processors that do not respond: they wait for nothing (O15).
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -14,12 +14,12 @@ use crate::report::{Verdict, ensure, failure};
 use crate::{apic, clock};
 
 const PATIENCE_MS: u64 = 2000;
-/// More than a call ever takes that waits for nobody. The fastest of many is measured against it,
-/// since this processor may itself have to wait for the machine's.
+/// More than the time of any call that does not wait. The fastest of many is compared with it,
+/// because this processor may itself have to wait for the machine's CPU.
 const AT_ONCE_US: u64 = 1000;
 const ROUNDS: u32 = 5;
 
-/// Every form of the flush for the processors of `mask` succeeds, and at once.
+/// Every form of the flush for the processors of `mask` succeeds at once.
 fn flushes_at_once(what: &str, mask: u64) -> Verdict {
     let mut fastest = u64::MAX;
     for form in Form::all() {
@@ -32,7 +32,7 @@ fn flushes_at_once(what: &str, mask: u64) -> Verdict {
     Ok(())
 }
 
-/// A processor that has never been started. The test has to come before all that start it.
+/// A processor that has never been started. The test must run before all that start it.
 pub(super) fn flush_not_started() -> Verdict {
     ensure!(!processors::runs(SECOND), "the second processor has been started before");
     enable()?;
@@ -42,8 +42,8 @@ pub(super) fn flush_not_started() -> Verdict {
 
 static TURNS: AtomicU32 = AtomicU32::new(0);
 
-/// A processor that is reset: when it halts, when it is in guest mode, and then while it waits for
-/// its start.
+/// A processor that is reset: while it halts, while it is in guest mode, and while it waits for its
+/// start.
 pub(super) fn flush_reset() -> Verdict {
     enable()?;
     let mask = 1 << second_vp()?;
@@ -66,7 +66,7 @@ pub(super) fn flush_reset() -> Verdict {
         clock::wait_until(1, || false);
         ensure!(TURNS.load(Ordering::Relaxed) == turns, "the second processor goes on after its reset");
     }
-    // As good as before.
+    // Works as before.
     processors::run(SECOND, || ())
 }
 
@@ -87,12 +87,12 @@ pub(super) fn flush_halted() -> Verdict {
             AWAKE.store(true, Ordering::Release);
         });
         ensure!(clock::wait_until(PATIENCE_MS, || HALTS.load(Ordering::Acquire)), "it does not do its job");
-        // Until it has come to its HLT.
+        // Until it has reached its HLT.
         clock::wait_until(1, || false);
         let flushed = flushes_at_once("halted", mask);
         let was_awake = AWAKE.load(Ordering::Acquire);
         let woken = clock::wait_until(PATIENCE_MS, || {
-            // More than one, in case the first comes before the HLT.
+            // More than one, in case the first arrives before the HLT.
             apic::send_nmi(SECOND);
             clock::wait_until(5, || AWAKE.load(Ordering::Acquire))
         });

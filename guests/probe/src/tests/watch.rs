@@ -1,5 +1,5 @@
-//! The second processor looks at an address all the time, and tells if it sees what was taken away:
-//! see [`baremetal::watch`]. It leaves guest mode only where it is kicked, for an exit drops
+//! The second processor checks an address all the time, and reports if it sees a removed page: see
+//! [`baremetal::watch`]. It leaves guest mode only when it is kicked, because an exit drops
 //! translations on some machines.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,21 +14,21 @@ use crate::report::Verdict;
 
 const PATIENCE_MS: u64 = 5000;
 
-/// What is looked at.
+/// The addresses to check.
 #[derive(Clone, Copy)]
 pub(super) struct What {
     /// The first of the words, one in each 4 KiB.
     pub(super) address: u64,
-    /// How many there are.
+    /// Number of words.
     pub(super) words: u64,
-    /// In which address space.
+    /// The address space.
     pub(super) space: u64,
-    /// Whether global pages are on.
+    /// Whether global pages are enabled.
     pub(super) global: bool,
 }
 
 impl What {
-    /// The small page that [`replace`] replaces, in the address space that all begin with.
+    /// The small page that [`replace`] replaces, in the initial address space.
     pub(super) fn page() -> Self {
         Self { address: WINDOW, words: 1, space: paging::space(), global: false }
     }
@@ -55,12 +55,12 @@ fn read(address: u64) -> u64 {
     unsafe { (address as *const u64).read_volatile() }
 }
 
-/// Looks once; an NMI's handler may do so as well, on the second processor.
+/// Checks once; an NMI's handler may do so as well, on the second processor.
 pub(super) fn look() {
     WATCHED.look(read);
 }
 
-/// What the second processor does.
+/// The second processor's job.
 fn watch() {
     let own = paging::space();
     paging::enter_space(SPACE.load(Ordering::Relaxed));
@@ -70,7 +70,7 @@ fn watch() {
     paging::enter_space(own);
 }
 
-/// Has the second processor look while `rounds` runs. `map` maps round 0.
+/// Makes the second processor check while `rounds` runs. `map` maps round 0.
 pub(super) fn during(
     what: What,
     map: impl FnOnce(u64),

@@ -15,7 +15,7 @@ use crate::report::{Verdict, ensure};
 const PATIENCE_MS: u64 = 2000;
 
 const USUAL: u64 = 0xfee0_0000;
-/// Where the registers are moved to: nothing else is there.
+/// The address that the registers are moved to: an unused one.
 const ELSEWHERE: u64 = 0xfed4_0000;
 const EXTD: u64 = 1 << 10;
 const EN: u64 = 1 << 11;
@@ -46,7 +46,7 @@ const ALL_BUT_SELF: u32 = 3 << 18;
 /// Whether the other processor may send.
 static GO: AtomicBool = AtomicBool::new(false);
 
-/// What the other processor does: it sends as soon as it may, by x2APIC mode.
+/// The other processor's job: it sends as soon as it may, in x2APIC mode.
 fn send_when_told() {
     while !GO.load(Ordering::Acquire) {
         core::hint::spin_loop();
@@ -55,8 +55,7 @@ fn send_when_told() {
 }
 
 fn read_at(page: u64, offset: u64) -> u32 {
-    // SAFETY: the page is mapped; whatever is there, reading it changes nothing that the test does
-    // not look at.
+    // SAFETY: the page is mapped; reading from it changes nothing that the test does not check.
     unsafe { ((page + offset) as *const u32).read_volatile() }
 }
 
@@ -70,21 +69,22 @@ fn write(offset: u64, value: u32) {
 }
 
 fn set_base(value: u64) -> Result<(), Fault> {
-    // SAFETY: the test goes back to x2APIC mode, and takes interrupts in between only where it says
+    // SAFETY: the test returns to x2APIC mode, and takes interrupts in between only where it says
     // so.
     unsafe { wrmsr(apic::APIC_BASE, value) }
 }
 
-/// The ways between the modes, what each shows, and interrupts by the registers in memory.
+/// The transitions between the modes, the features that each shows, and interrupts by the registers
+/// in memory.
 pub(super) fn xapic() -> Verdict {
     let version = apic::read(0x803) as u32;
     processors::start(SECOND)?;
-    // It cannot be given anything later: that takes an interrupt by x2APIC mode.
+    // It cannot be given a job later: that takes an interrupt in x2APIC mode.
     GO.store(false, Ordering::Release);
     processors::give(SECOND, send_when_told);
     let verdict = modes().and_then(|()| registers(version)).and_then(|()| messages());
     GO.store(true, Ordering::Release);
-    // Back, from whatever mode a failure has left it in.
+    // Back, from the mode in which a failure has left it.
     if rdmsr(apic::APIC_BASE).is_ok_and(|base| base & (EN | EXTD) != EN | EXTD) {
         for mode in [0, EN] {
             ensure!(set_base(USUAL | BSP | mode) == Ok(()), "the local APIC cannot be turned off and on");
@@ -94,7 +94,7 @@ pub(super) fn xapic() -> Verdict {
     processors::join(SECOND)?;
     verdict?;
     ensure!(apic::id() == 0, "the id is {} in x2APIC mode again", apic::id());
-    // All is as before: the other one is reached, and answers.
+    // Everything is as before: the other processor is reached, and answers.
     processors::run(SECOND, || ())
 }
 
@@ -116,7 +116,7 @@ fn modes() -> Verdict {
         ensure!(set_base(USUAL | BSP | mode) == refused, "{mode:#x} is entered from off");
     }
     for msr in [apic::ID, apic::ICR, apic::EOI, apic::LVT_TIMER] {
-        // SAFETY: it is refused, which is what is tested.
+        // SAFETY: it is refused, as the test checks.
         let written = unsafe { wrmsr(msr, 0) };
         ensure!(rdmsr(msr).is_err() && written == refused, "MSR {msr:#x} is there with the APIC off");
     }
@@ -132,7 +132,7 @@ fn modes() -> Verdict {
     Ok(())
 }
 
-/// What the registers are after all was off, and that they can be moved.
+/// The registers' values after the APIC was off, and their relocation.
 fn registers(version: u32) -> Verdict {
     for (offset, value) in [
         (ID, 0),
@@ -160,7 +160,7 @@ fn registers(version: u32) -> Verdict {
     unsafe { core::arch::asm!("mov {}, cr8", out(reg) cr8, options(nomem, nostack)) };
     ensure!(cr8 == 2, "CR8 is {cr8}");
     write(TPR, 0);
-    // 0x40 is no register.
+    // 0x40 is not a register.
     ensure!(read(0x40) == 0, "a register that is none is {:#x}", read(0x40));
     write(ESR, 0);
     ensure!(read(ESR) == 1 << 7, "the error is {:#x}", read(ESR));
@@ -172,7 +172,7 @@ fn registers(version: u32) -> Verdict {
 const BIT: u32 = 1 << (VECTOR_PAGE % 32);
 const WORD: u64 = VECTOR_PAGE as u64 / 32 * 0x10;
 
-/// Takes one interrupt, whose handler ends it in memory.
+/// Takes one interrupt, whose handler ends it through memory.
 fn take(before: u32, what: &str) -> Verdict {
     let requested = clock::wait_until(PATIENCE_MS, || read(IRR + WORD) & BIT != 0);
     ensure!(requested, "{what}: nothing is requested in {PATIENCE_MS} ms");
@@ -202,8 +202,8 @@ fn messages() -> Verdict {
         write(ICR, low | vector);
         take(before, what)?;
     }
-    // Members of clusters; in x2APIC mode, where the other one is, the bits of these are members 2
-    // and up.
+    // Members of clusters; in x2APIC mode, which the other processor uses, these bits name members
+    // 2 and up.
     write(DFR, 0);
     write(LDR, 0x34 << 24);
     for (high, is_own) in [(0x34 << 24, true), (0x44 << 24, false), (0x38 << 24, false)] {
@@ -222,7 +222,7 @@ fn messages() -> Verdict {
     take(before, "timer")?;
     ensure!(read(CURRENT_COUNT) == 0, "the timer counts on: {}", read(CURRENT_COUNT));
     write(LVT_TIMER, 1 << 16 | vector);
-    // To the other one, which takes them behind its job.
+    // To the other processor, which takes them after its job.
     let ways = [(VECTOR_TEST + 5, SECOND << 24, 0), (VECTOR_TEST + 6, 0, ALL_BUT_SELF)];
     let before = ways.map(|(vector, ..)| count(vector));
     for (vector, high, low) in ways {

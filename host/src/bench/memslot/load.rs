@@ -1,4 +1,5 @@
-//! A Linux guest whose threads use their memory while the ROM comes and goes, by the clock.
+//! A Linux guest whose threads use their memory while the ROM is repeatedly added and removed, by
+//! the clock.
 
 use super::{Bench, finished};
 use crate::arch::{Arch, Platform};
@@ -18,22 +19,22 @@ const CPUS: u32 = 2;
 /// Times that all threads make a pass over their memory while the ROM is switched on, read with one
 /// system call for each page, for which Linux decodes it each time, and switched off.
 const ROUNDS: u32 = 20;
-/// Memory that is left to the guest's kernel.
+/// Memory for the guest's kernel.
 const KERNEL_MEMORY: u64 = 256 * MIB;
 /// Idle time before and after, for the counters.
 const SETTLE_MS: u64 = 300;
-/// Most time relative to zapping everything: what the authors of Linux' series gained (S3, 89.117
-/// ms to 84.768 ms).
+/// The highest time relative to zapping everything: the gain that the authors of the Linux series
+/// report (S3, 89.117 ms to 84.768 ms).
 const RATIO_MAX: f64 = 0.951;
 
-/// Most memory that the threads use together where nested pages have 4 KiB: with everything zapped,
-/// all of it comes back page by page in each round.
+/// The most memory that the threads use together where nested pages are 4 KiB: with everything
+/// zapped, all of it is faulted back page by page in each round.
 const SMALL_PAGES_MEMORY: u64 = 256 * MIB;
 
-/// What both ways to zap are compared with.
+/// Two modes to compare.
 struct Pair {
     page: NestedPage,
-    /// The threads' memory is no more than this.
+    /// The threads' memory is at most this.
     memory_max: u64,
     modes: [(Zap, &'static str); 2],
 }
@@ -72,7 +73,7 @@ pub(super) fn measure(bench: &Bench<'_>, samples: &mut Samples) -> Result<()> {
     Ok(())
 }
 
-/// One run: milliseconds of a round, and what the hypervisor counted meanwhile.
+/// One run: milliseconds of a round, and the hypervisor's counters for it.
 fn load(bench: &Bench<'_>, stock: &StockGuest, pair: &Pair, zap: Zap) -> Result<(f64, Snapshot)> {
     ensure!(bench.args.memory > KERNEL_MEMORY, "the guest needs more than 256 MiB");
     let used = pair.memory_max.min(bench.args.memory - KERNEL_MEMORY);
@@ -113,7 +114,7 @@ fn load(bench: &Bench<'_>, stock: &StockGuest, pair: &Pair, zap: Zap) -> Result<
     Ok((round_us / 1e3, now.since(&begin.context("mmtest did not report its begin")?)))
 }
 
-/// Prints all sides; says whether the target was met.
+/// Prints all sides; returns whether the target was met.
 pub(super) fn print(samples: &Samples) -> bool {
     let rows = PAIRS.iter().flat_map(|pair| pair.modes).map(|(_, case)| {
         let of = |metric| samples.of_quell(case, metric);

@@ -1,4 +1,4 @@
-//! `quell bench memslot`: what it costs when guest memory goes.
+//! `quell bench memslot`: the cost of removing guest memory.
 
 mod load;
 
@@ -27,13 +27,13 @@ const WAY_MAX: f64 = 3.0;
 /// MiB in use elsewhere.
 const SIZES: [(u64, &str); 3] = [(256, "rom-delete-256M"), (1024, "rom-delete-1G"), (2048, "rom-delete-2G")];
 const ROUNDS: u32 = 50;
-/// Everything comes back fault by fault, so a round takes long there.
+/// All memory is faulted back page by page, so a round takes long.
 const ROUNDS_EVERYTHING: u32 = 3;
-/// Most that a deletion may cost more with more memory elsewhere.
+/// The most that a deletion may cost more with more memory elsewhere.
 const SPREAD_MAX: f64 = 1.05;
-/// Most that a round may take of what it takes if everything is zapped: what S3's authors gained.
+/// The highest time of a round relative to zapping everything: the gain that S3's authors report.
 const RATIO_MAX: f64 = 0.951;
-/// The GiB that is added, in pages, and where.
+/// The added GiB, in pages, and its address.
 const ZAP_CASE: &str = "zap-1G-4K";
 const ZAP_AT: u64 = 1 << 30;
 const ZAP_SIZE: u64 = 1 << 30;
@@ -42,7 +42,7 @@ const VISITED_PER_PAGE_MAX: f64 = 1.01;
 /// Longest step: 50 µs at an instruction per nanosecond.
 const STEP_MAX: f64 = 50_000.0;
 
-/// Measures, prints, and judges.
+/// Measures, prints, and evaluates.
 pub(crate) fn memslot(args: &MemslotArgs, signals: &Signals) -> Result<u8> {
     let bench = Bench { hypervisor: Hypervisor::build(Arch::X86_64)?, args, signals };
     let mut samples = Samples::default();
@@ -71,7 +71,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// A machine with the bare guest, of one CPU that counts instructions. Small pages only: then
+    /// A machine with the bare guest, of one CPU that counts instructions. Only small pages: then
     /// memory elsewhere has the most entries.
     fn start(
         &self,
@@ -99,7 +99,7 @@ impl Bench<'_> {
         Ok((Machine::start(&spec, self.signals)?, directory))
     }
 
-    /// The ROM comes and goes with `mib` MiB in use elsewhere.
+    /// Adds and removes the ROM repeatedly with `mib` MiB in use elsewhere.
     fn rom(&self, mib: u64, case: &str, zap: Zap, rounds: u32, samples: &mut Samples) -> Result<()> {
         eprintln!("{case}: {rounds} deletions with {mib} MiB elsewhere …");
         let cmdline = format!("bench=memslot-{rounds} count={mib}");
@@ -113,7 +113,7 @@ impl Bench<'_> {
         let per_round = |count: u64| count as f64 / f64::from(rounds);
         let visited = per_round(counters.get(Counter::ZapVisited));
         samples.add(case, Subject::Quell, "entries visited", "per deletion", visited);
-        // What was touched first is not a refault.
+        // The first touches are not refaults.
         let first = (mib * MIB) >> 12;
         let faults = per_round(counters.get(Counter::NestedInstalled).saturating_sub(first));
         samples.add(case, Subject::Quell, "pages installed", "per deletion", faults);
@@ -127,7 +127,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// A GiB is added, used in pages of 4 KiB, and taken away.
+    /// Adds a GiB, uses it in pages of 4 KiB, and removes it.
     fn zap(&self, samples: &mut Samples) -> Result<()> {
         eprintln!("{ZAP_CASE}: a GiB in pages of 4 KiB …");
         let (machine, _directory) = self.start("bench=zap".into(), 64 * MIB, ZAP_SIZE, Zap::Slot)?;
@@ -163,7 +163,7 @@ impl Bench<'_> {
     }
 }
 
-/// The outcome, if the guest came to its end.
+/// The outcome, if the guest finished.
 fn finished(outcome: Outcome) -> Result<Outcome> {
     let failure = outcome.reports.iter().find(|report| report["result"] == "fail");
     if let Some(why) = failure.and_then(|report| report["why"].as_str()) {
@@ -185,7 +185,7 @@ fn reported_value(outcome: &Outcome, case: &str) -> Result<f64> {
         .with_context(|| format!("the guest did not report '{case}'"))
 }
 
-/// Prints what deletions of the ROM took; says whether they met their targets.
+/// Prints the cost of deletions of the ROM; returns whether they met their targets.
 fn print_deletions(samples: &Samples, everything: &str) -> bool {
     let metrics = ["deletion", "cycle with refaults", "entries visited", "pages installed", "flushes"];
     let mut rows = Vec::new();
@@ -212,7 +212,7 @@ fn print_deletions(samples: &Samples, everything: &str) -> bool {
     ])
 }
 
-/// Prints what the GiB took; says whether it met its targets.
+/// Prints the cost of the GiB; returns whether it met its targets.
 fn print_zap(samples: &Samples) -> bool {
     let of = |metric| samples.of_quell(ZAP_CASE, metric);
     judge([

@@ -5,13 +5,14 @@ use crate::arch::Platform;
 use crate::results::{Samples, Subject};
 use crate::table::{judge, table};
 
-/// Most that the guest may stand still while the migration is undone, in ms by the clock: what S5's
-/// author came to from 7 s.
+/// The guest's longest allowed stop while the migration is undone, in ms by the clock: what S5's
+/// author reduced it to, from 7 s.
 const STOP_MS_MAX: f64 = 1000.0;
-/// The same in instructions, an own target: a thousandth of that at an instruction per nanosecond.
+/// The same in instructions, our own target: a thousandth of that at one instruction per
+/// nanosecond.
 const STOP_MAX: f64 = 1e6;
 
-/// Prints what was measured, and its limits; says whether all are met.
+/// Prints the results and their limits; returns whether all are met.
 pub(super) fn print(samples: &Samples, platform: Platform) -> bool {
     let ways = ways(platform);
     let mut header = vec![case("longest", platform)];

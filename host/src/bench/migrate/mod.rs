@@ -1,8 +1,8 @@
-//! `quell bench migrate`: how long a guest stands still while its memory is migrated in vain.
+//! `quell bench migrate`: how long a guest stops during a cancelled migration of its memory.
 //!
 //! A GiB in one page of the nested table is split into pages of 4 KiB, whose stores are logged, and
-//! becomes one page again. What the guest says of its own stops counts; the hypervisor's steps are
-//! shown beside it.
+//! becomes one page again. The stops that the guest itself reports count; the hypervisor's steps
+//! are shown beside them.
 
 mod figures;
 pub(crate) mod writer;
@@ -25,7 +25,7 @@ const SPARE: u64 = 4 << 30;
 const RANGED: &str = "migrate-1G";
 const PER_PAGE: &str = "migrate-1G-per-page";
 
-/// What is measured: by how many instructions, and in how many milliseconds by the clock.
+/// A measured value: its metric in instructions, and in milliseconds by the clock.
 struct Metric {
     name: &'static str,
     /// The same by the clock.
@@ -56,7 +56,7 @@ const METRICS: [Metric; 6] = [
     },
 ];
 
-/// Measures, prints, and judges; the status is 1 if a target is missed.
+/// Measures, prints, and evaluates; the status is 1 if a target is missed.
 pub(crate) fn migrate(args: &MigrateArgs, signals: &Signals) -> Result<u8> {
     let platform = args.platform.platform()?;
     let hypervisor = Hypervisor::build(platform.arch())?;
@@ -78,8 +78,8 @@ pub(crate) fn migrate(args: &MigrateArgs, signals: &Signals) -> Result<u8> {
     Ok(u8::from(!good))
 }
 
-/// How pages go when they become one again. On AMD64 a flush of nested translations takes all of a
-/// vCPU's.
+/// How pages are removed when they become one again. On AMD64 a flush of nested translations
+/// flushes the whole vCPU.
 const fn ways(platform: Platform) -> &'static [(&'static str, Stage2Unmap)] {
     match platform.arch() {
         Arch::X86_64 => &[(RANGED, Stage2Unmap::Range)],
@@ -87,7 +87,7 @@ const fn ways(platform: Platform) -> &'static [(&'static str, Stage2Unmap)] {
     }
 }
 
-/// A case as it is named in results.
+/// The name of a case in results.
 fn case(name: &str, platform: Platform) -> String {
     format!("{name}{}", platform.suffix())
 }
@@ -129,7 +129,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// The guest's longest stop before, and what came of it.
+    /// The guest's longest stop before, and the stops of the migration.
     fn scenario(&self, writer: &mut Writer) -> Result<(u64, Stops)> {
         writer.begin(self.args.rate)?;
         let before = writer.second()?;

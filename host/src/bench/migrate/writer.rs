@@ -1,5 +1,5 @@
-//! A bare guest that keeps writing to memory that was added to it, and says how long it stood
-//! still.
+//! A bare guest that keeps writing to memory that was added to it, and reports how long it was
+//! stopped.
 
 use crate::arch::{Arch, Platform};
 use crate::ctl::fields::Fields;
@@ -21,21 +21,21 @@ use tempfile::TempDir;
 
 /// Memory of the guest itself.
 const MEMORY: u64 = 64 * MIB;
-/// What the guest says when it takes commands, when it is done with one, and while it writes.
+/// The guest's messages when it accepts commands, when it has finished one, and while it writes.
 const READY: &str = "load: ready";
 const DONE: &str = "load: done: ";
 const DIRTY: &str = "load: dirty: ";
-/// It says how long it stood still each second, and at each byte that is typed: a line that comes
-/// so many milliseconds after the one before it came for a byte.
+/// It reports its longest stop each second, and at each typed byte: a line at least this many
+/// milliseconds after the previous one is a periodic report.
 const SECOND_MS: u64 = 990;
 
-/// What is started.
+/// The machine to start.
 pub(crate) struct Setup<'a> {
     pub(crate) hypervisor: &'a Hypervisor,
     pub(crate) platform: Platform,
     pub(crate) switches: Switches,
     pub(crate) clock: Clock,
-    /// Bytes of the memory that is added.
+    /// Bytes of the added memory.
     pub(crate) size: u64,
     /// Bytes that the machine has beyond the guest's own memory.
     pub(crate) spare: u64,
@@ -49,16 +49,16 @@ pub(crate) struct Writer {
     at: u64,
     size: u64,
     slot: u16,
-    /// Physical address of the memory that was added.
+    /// Physical address of the added memory.
     host: u64,
-    /// Bytes of the console that were looked at.
+    /// Bytes of the console that have been read.
     read: usize,
-    /// When the guest last said how long it stood still.
+    /// When the guest last reported its longest stop.
     told_ms: u64,
     _directory: TempDir,
 }
 
-/// The longest times in nanoseconds that the guest stood still, and what the hypervisor says.
+/// The guest's longest stops in nanoseconds, and the hypervisor's report.
 #[derive(Clone, Debug)]
 pub(crate) struct Stops {
     pub(crate) copied: u64,
@@ -67,8 +67,8 @@ pub(crate) struct Stops {
 }
 
 impl Writer {
-    /// Starts the guest on a machine of one CPU, adds the memory, and has the guest write one word
-    /// of each page.
+    /// Starts the guest on a machine of one CPU, adds the memory, and makes the guest write one
+    /// word of each page.
     pub(crate) fn start(setup: &Setup<'_>, signals: &Signals) -> Result<Self> {
         let arch = setup.platform.arch();
         let guest = Guest::load(setup.platform, 1, MEMORY, setup.switches)?;
@@ -76,7 +76,7 @@ impl Writer {
         let mut spec = guest.on_quell(setup.hypervisor, 1, setup.clock, directory.path())?;
         spec.memory += setup.spare;
         spec.timeout = Some(setup.timeout);
-        // The guest's own tables map it, and it is behind the guest's memory.
+        // The guest's own tables map it, and it is after the guest's memory.
         let at = match arch {
             Arch::X86_64 => 1 << 30,
             Arch::Aarch64 => 4 << 30,
@@ -105,7 +105,7 @@ impl Writer {
         self.line(DONE).map(drop)
     }
 
-    /// To ask the hypervisor.
+    /// A control conversation with the hypervisor.
     pub(crate) fn control(&self) -> Result<Control> {
         Ok(self.machine.control()?.with_patience(self.timeout))
     }
@@ -115,15 +115,15 @@ impl Writer {
         self.control()?.ask_for(&Request::Slots)
     }
 
-    /// Has the guest begin to write, `rate` in 10^6 bytes a second; 0 is as fast as can be.
+    /// Makes the guest start writing, `rate` in 10^6 bytes per second; 0 is as fast as possible.
     pub(crate) fn begin(&mut self, rate: u32) -> Result<()> {
         self.machine.type_text(&format!("dirty={:#x},{:#x},{rate}\n", self.at, self.size))?;
         self.told_ms = 0;
-        // What it did before it wrote is no stop.
+        // A stop before it started writing does not count.
         self.stop().map(drop)
     }
 
-    /// The longest time in nanoseconds that the guest stood still since it was last asked.
+    /// The guest's longest stop in nanoseconds since the last query.
     pub(crate) fn stop(&mut self) -> Result<u64> {
         let mut longest = 0;
         for line in self.machine.lines(DIRTY, self.read)? {
@@ -134,8 +134,8 @@ impl Writer {
             let line = self.line(DIRTY)?;
             let (stop, after_ms) = self.take((line, self.read))?;
             longest = longest.max(stop);
-            // If it came by itself, the one for the byte is about to come, and what happens while
-            // it is printed is lost.
+            // If this was a periodic report, the one for the byte follows, and stops while it is
+            // printed are lost.
             if after_ms < SECOND_MS {
                 break;
             }
@@ -143,13 +143,13 @@ impl Writer {
         Ok(longest)
     }
 
-    /// The same for a second in which nothing else is done.
+    /// The same for a second without other activity.
     pub(crate) fn second(&mut self) -> Result<u64> {
         let line = self.line(DIRTY)?;
         Ok(self.take((line, self.read))?.0)
     }
 
-    /// Migrates the memory in vain while the guest writes.
+    /// Runs a cancelled migration of the memory while the guest writes.
     pub(crate) fn migrate(&mut self, way: LogWay, rounds: u16) -> Result<Stops> {
         let (control, slot) = (self.machine.control()?, self.slot);
         let mut copied = 0;
@@ -160,7 +160,7 @@ impl Writer {
         Ok(Stops { copied, undone: self.stop()?, migrated })
     }
 
-    /// Has the guest end writing; returns how many stores it has made.
+    /// Makes the guest stop writing; returns how many stores it has made.
     pub(crate) fn end(&mut self) -> Result<u64> {
         self.machine.type_text("q")?;
         let line = self.line(DONE)?;
@@ -168,8 +168,8 @@ impl Writer {
         done.number("count").with_context(|| format!("the guest says '{line}'"))
     }
 
-    /// Checks that the last of so many stores to each page is in the memory. On AMD64 for machines
-    /// without memory above 4 GiB only, which is elsewhere in the file behind it.
+    /// Checks that the last of `stores` stores to each page is in the memory. On AMD64 only for
+    /// machines without memory above 4 GiB, which has another offset in the file behind it.
     pub(crate) fn check(&self, stores: u64) -> Result<()> {
         let pages = self.size / PAGE;
         for page in 0..pages {
@@ -180,7 +180,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Has the guest switch the machine off, which has to end by that.
+    /// Makes the guest switch the machine off, and checks that this ends the machine.
     pub(crate) fn finish(mut self) -> Result<()> {
         self.machine.type_text("poweroff\n")?;
         self.machine.run(|_, _| Ok(Flow::Continue))?.powered_off().map(drop)
@@ -198,7 +198,7 @@ impl Writer {
         Ok(line)
     }
 
-    /// The stop that a line names, and how long after the one before it came, in milliseconds.
+    /// The stop in a line, and how long after the previous line it was printed, in milliseconds.
     fn take(&mut self, (line, end): (String, usize)) -> Result<(u64, u64)> {
         self.read = end;
         let (ms, stop) = stop_of(&line)?;
@@ -208,15 +208,15 @@ impl Writer {
     }
 }
 
-/// When a line came, in milliseconds, and the stop that it names, in nanoseconds.
+/// The time of a line in milliseconds, and its stop in nanoseconds.
 fn stop_of(line: &str) -> Result<(u64, u64)> {
     let fields = Fields::parse(line.rsplit_once(DIRTY).map_or("", |(_, fields)| fields))?;
     let [ms, stop] = ["ms", "longest_ns"].map(|key| fields.number(key));
     ms.zip(stop).with_context(|| format!("the guest says '{line}'"))
 }
 
-/// What a page holds after so many stores to all pages in turn, each of which writes its number.
-/// Before them the page had its own.
+/// The contents of a page after `stores` stores to all pages in turn, each of which writes its
+/// number. Initially a page has its own number.
 const fn last_store(page: u64, pages: u64, stores: u64) -> u64 {
     if stores <= page { page } else { page + (stores - 1 - page) / pages * pages }
 }

@@ -1,14 +1,14 @@
-//! The part of `quell bench flush` whose targets are in guest mode: what a call does to them and to
-//! others.
+//! The part of `quell bench flush` whose targets are in guest mode: the effect of a call on them
+//! and on others.
 //!
-//! The machine has a CPU for each vCPU, and its clock is the number of instructions executed. Each
-//! case runs on two machines that differ in the number of calls alone, so the difference between
-//! their counters is what those calls did, to the exit: the start of the guest, its report and its
+//! The machine has a CPU for each vCPU, and its clock is the number of executed instructions. Each
+//! case runs on two machines that differ only in the number of calls, so the difference between
+//! their counters is the exact effect of those calls: the start of the guest, its report and its
 //! end are the same in both.
 //!
 //! That clock counts the instructions of all CPUs, which QEMU runs in turn, one until it pauses or
-//! halts and then the next. So instructions are reported for the machine as a whole, the loops of
-//! targets and bystanders included.
+//! halts and then the next. So instructions are reported for the machine as a whole, including the
+//! loops of targets and bystanders.
 
 #[cfg(test)]
 mod tests;
@@ -33,19 +33,19 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Most pages that the machines drop one by one: all those of the longest list.
+/// The most pages that the machines drop one by one: all those of the longest list.
 const PAGES_MAX: u32 = 1024;
 /// Calls of each initiator on the first machine: enough for everything to have happened once.
 const CALLS_BEFORE: u32 = 100;
-/// How many more there are on the second one.
+/// How many more the second machine makes.
 const CALLS: u32 = 1000;
 
-/// Which vCPUs flush which.
+/// The vCPUs that flush, and their targets.
 #[derive(Clone, Copy)]
 enum Shape {
-    /// vCPU 0 flushes so many that follow; one more runs and is not asked.
+    /// vCPU 0 flushes the next `targets` vCPUs; one more runs and is no target.
     List { targets: u32 },
-    /// So many vCPUs flush each other, all at once.
+    /// `initiators` vCPUs flush each other, all at once.
     Merge { initiators: u32 },
 }
 
@@ -53,7 +53,7 @@ enum Shape {
 struct Case {
     /// Its name in the guest and in results.
     name: &'static str,
-    /// What the table calls it.
+    /// Its label in the table.
     label: &'static str,
     shape: Shape,
 }
@@ -75,7 +75,7 @@ const CASES: [Case; 6] = [
     },
 ];
 
-/// What so many calls of each initiator did.
+/// The effect of [`CALLS`] calls of each initiator.
 struct Calls {
     count: u32,
     /// Instructions of all CPUs together.
@@ -88,7 +88,7 @@ struct Metric {
     name: &'static str,
     unit: &'static str,
     value: f64,
-    /// What it may be at most.
+    /// Its highest allowed value.
     limit: Option<f64>,
 }
 
@@ -120,18 +120,18 @@ impl Metric {
 }
 
 impl Calls {
-    /// So much per call of an initiator.
+    /// A total per call of an initiator.
     #[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
     fn per_call(&self, count: u64) -> f64 {
         count as f64 / f64::from(self.count)
     }
 
-    /// A counter of all vCPUs together, per call of an initiator.
+    /// A counter summed over all vCPUs, per call of an initiator.
     fn sum(&self, counter: Counter) -> f64 {
         self.per_call(self.counters.get(counter))
     }
 
-    /// The largest of what `count` says of each vCPU, per call of an initiator.
+    /// The largest result of `count` over the vCPUs, per call of an initiator.
     fn largest(&self, vcpus: Range<usize>, count: impl Fn(&Snapshot) -> u64) -> f64 {
         self.per_call(self.counters.of(vcpus).each().map(|vcpu| count(&vcpu)).max().unwrap_or(0))
     }
@@ -141,7 +141,7 @@ impl Calls {
         Metric::new("instructions of the machine", INSTRUCTIONS, each)
     }
 
-    /// Makes sure that the calls were made as the case wants them: without, small numbers would
+    /// Makes sure that the calls were made as intended by the case: otherwise small numbers would
     /// mean nothing.
     fn check(&self, shape: Shape) -> Result<()> {
         let (initiators, targets) = match shape {
@@ -160,7 +160,7 @@ impl Calls {
         Ok(())
     }
 
-    /// The numbers of calls of this shape.
+    /// The metrics of calls of this shape.
     fn metrics(&self, shape: Shape) -> Vec<Metric> {
         match shape {
             Shape::List { targets } => self.list_metrics(targets),
@@ -209,7 +209,7 @@ impl Calls {
     }
 }
 
-/// What all machines are made from.
+/// The common parts of all machines.
 struct Lab<'a> {
     hypervisor: Hypervisor,
     probe: PathBuf,
@@ -218,8 +218,8 @@ struct Lab<'a> {
     signals: &'a Signals,
 }
 
-/// Runs every case and prints the table; the status is that of a machine that failed, 1 if a number
-/// is over what it may be, else 0.
+/// Runs every case and prints the table; the status is that of a failed machine, 1 if a number is
+/// over its limit, else 0.
 pub(super) fn run(args: &ExitsArgs, signals: &Signals, samples: &mut Samples) -> Result<u8> {
     let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
     let lab = Lab {
@@ -250,7 +250,7 @@ pub(super) fn run(args: &ExitsArgs, signals: &Signals, samples: &mut Samples) ->
     Ok(status)
 }
 
-/// Adds a case's numbers to the samples and to the table; 1 if one of them is over what it may be.
+/// Adds a case's numbers to the samples and to the table; 1 if one of them is over its limit.
 fn take(case: &Case, calls: &Calls, samples: &mut Samples, rows: &mut Vec<[String; 4]>) -> u8 {
     let metrics = calls.metrics(case.shape);
     for metric in &metrics {
@@ -261,7 +261,7 @@ fn take(case: &Case, calls: &Calls, samples: &mut Samples, rows: &mut Vec<[Strin
 }
 
 impl Lab<'_> {
-    /// What [`CALLS`] calls do. The inner error is the exit status, after the reason has been
+    /// The effect of [`CALLS`] calls. The inner error is the exit status, after the reason has been
     /// printed.
     fn measure(&self, case: &Case) -> Result<Result<Calls, u8>> {
         let before = match self.machine(case, CALLS_BEFORE)? {
@@ -283,7 +283,7 @@ impl Lab<'_> {
         })
     }
 
-    /// The guest's instructions and the counters of a machine whose initiators make so many calls.
+    /// The guest's instructions and the counters of a machine whose initiators make `calls` calls.
     /// The inner error is as above.
     fn machine(&self, case: &Case, calls: u32) -> Result<Result<(f64, Snapshot), u8>> {
         let cpus = match case.shape {
@@ -299,8 +299,8 @@ impl Lab<'_> {
             flush: FlushMode::Hypercall,
             platform: Platform::X86_64,
             reset: ResetPolicy::Exit,
-            // Not as measured: with a clock of instructions neither INVLPGA nor a TLB miss takes
-            // time.
+            // Not the measured value: with a clock of instructions neither INVLPGA nor a TLB miss
+            // takes time.
             switches: Switches { flush_pages: Some(PAGES_MAX), ..Switches::default() },
         };
         guest.check()?;

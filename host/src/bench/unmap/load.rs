@@ -1,5 +1,5 @@
-//! The machines of the benchmark: a bare guest that uses memory, and what is asked of its
-//! hypervisor meanwhile.
+//! The machines of the benchmark: a bare guest that uses memory, and the requests to its hypervisor
+//! meanwhile.
 
 use super::super::phases::Phases;
 use crate::arch::Platform;
@@ -22,35 +22,35 @@ use tempfile::TempDir;
 
 /// Memory of the guest itself.
 const MEMORY: u64 = 64 * MIB;
-/// The memory that is added, and where: it fills an entry of a table that is not the last one.
+/// The added memory, and its address: it fills an entry of a table that is not of the last level.
 const AT: u64 = 4 << 30;
 const SIZE: u64 = 1 << 30;
 /// Pages of it.
 pub(super) const PAGES: u64 = SIZE / PAGE;
 
-/// What is done with the memory once the guest uses all of it.
+/// The operation on the memory once the guest uses all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
-    /// It is taken away.
+    /// It is removed.
     Delete,
     /// Stores to it are logged while the guest writes each page again; then the log is fetched.
     Log,
 }
 
-/// What is done next, when what was before is done.
+/// The next step, when the previous one is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     /// Add the memory.
     Add,
-    /// Tell the guest to write one word of each page, in a phase of its own.
+    /// Make the guest write one word of each page, in a phase of its own.
     Touch,
-    /// Take the memory away.
+    /// Remove the memory.
     Delete,
-    /// Begin to log.
+    /// Start to log.
     LogStart,
     /// Fetch the log, which names every page.
     LogFetch,
-    /// Tell the guest to switch the machine off.
+    /// Make the guest switch the machine off.
     PowerOff,
 }
 
@@ -65,7 +65,7 @@ impl Work {
     }
 }
 
-/// A machine that has begun.
+/// A running machine.
 pub(super) struct Load {
     machine: Machine,
     counting: Option<Counting>,
@@ -73,14 +73,14 @@ pub(super) struct Load {
     _directory: TempDir,
 }
 
-/// What came of it.
+/// The results of a run.
 pub(super) struct Done {
-    /// How long the hypervisor was at work taking the memory away, without the pauses that it made
-    /// for its guest; 0 if it was not asked to.
+    /// How long the hypervisor worked on removing the memory, without the pauses for its guest; 0
+    /// if that was not requested.
     pub(super) busy: Duration,
     /// From that request to its answer.
     pub(super) asked: Duration,
-    /// What was counted, if something was.
+    /// The counts, if there are any.
     pub(super) phases: Option<Phases>,
 }
 
@@ -106,7 +106,7 @@ impl Load {
         Ok(Self { machine: Machine::start(&spec, signals)?, counting, timeout, _directory: directory })
     }
 
-    /// Does the work, to the machine's end.
+    /// Does the work, until the machine ends.
     pub(super) fn run(self, work: Work) -> Result<Done> {
         let Self { mut machine, counting, timeout, _directory } = self;
         let mut script = Script { slot: 0, busy: Duration::ZERO, asked: Duration::ZERO, read: 0, timeout };
@@ -119,18 +119,18 @@ impl Load {
     }
 }
 
-/// What the guest says on its console when it takes commands, a line each, and when it is done with
+/// The guest's console messages when it accepts commands, one per line, and when it has finished
 /// one.
 const READY: &str = "load: ready";
 const DONE: &str = "load: done: ";
 
-/// How far a run is.
+/// The progress of a run.
 struct Script {
     slot: u16,
     /// As in [`Done`].
     busy: Duration,
     asked: Duration,
-    /// Bytes of the console that were looked at.
+    /// Bytes of the console that have been read.
     read: usize,
     /// Longest time for a step.
     timeout: Duration,
@@ -168,8 +168,8 @@ impl Script {
                 let hz = machine.clock_hz()?.context("the hypervisor says nothing of its clock")?;
                 self.busy = busy_of(ticks, hz)?;
             }
-            // By dirty bits where the processor sets them; elsewhere the hypervisor takes write
-            // protection by itself.
+            // By dirty bits where the processor sets them; elsewhere the hypervisor uses write
+            // protection automatically.
             Step::LogStart => {
                 self.control(machine)?.ask(&Request::LogStart { slot, way: LogWay::DirtyBits })?;
             }
@@ -182,13 +182,13 @@ impl Script {
         Ok(())
     }
 
-    /// Page by page a deletion takes longer than the channel's usual patience.
+    /// Page by page, a deletion takes longer than the channel's usual patience.
     fn control(&self, machine: &Machine) -> Result<Control> {
         Ok(machine.control()?.with_patience(self.timeout))
     }
 }
 
-/// How long so many ticks are by a clock of `hz` ticks a second.
+/// The duration of `ticks` ticks of a clock of `hz` ticks per second.
 fn busy_of(ticks: u64, hz: u64) -> Result<Duration> {
     let nanos = u128::from(ticks) * 1_000_000_000 / u128::from(hz.max(1));
     Ok(Duration::from_nanos(u64::try_from(nanos).context("it took too long")?))

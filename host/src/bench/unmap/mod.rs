@@ -1,11 +1,11 @@
-//! `quell bench unmap`: what it costs on Arm to take memory away from a guest, to log its stores,
-//! and to give it pages.
+//! `quell bench unmap`: the cost on Arm of removing memory from a guest, logging its stores, and
+//! giving it pages.
 //!
 //! A bare guest uses a GiB that was added to it, in pages of 4 KiB, on a machine of one CPU that
-//! counts instructions; the hypervisor says by hints which phase it is in (`hostlink::phase`). The
-//! same deletion is then made by the clock, where nothing counts: how long the hypervisor was at
-//! work (`wall`), and when the answer came (`answered`). In between it gives the CPU to the guest
-//! after each step, which page by page makes most of the time.
+//! counts instructions; the hypervisor marks its phases by hints (`hostlink::phase`). The same
+//! deletion is then made by the clock, without counting: how long the hypervisor worked (`wall`),
+//! and when the answer arrived (`answered`). In between it gives the CPU to the guest after each
+//! step, which page by page is most of the time.
 
 mod load;
 mod targets;
@@ -36,7 +36,7 @@ const ENABLE: &str = "dirty-enable-1G";
 const FETCH: &str = "dirty-fetch-1G";
 const FAULT_IN: &str = "fault-in-4K";
 
-/// Measures, prints, and judges; the status is 1 if a target is missed.
+/// Measures, prints, and evaluates; the status is 1 if a target is missed.
 pub(crate) fn unmap(args: &UnmapArgs, signals: &Signals) -> Result<u8> {
     let hypervisor = Hypervisor::build(Arch::Aarch64)?;
     let mut samples = Samples::default();
@@ -53,7 +53,7 @@ pub(crate) fn unmap(args: &UnmapArgs, signals: &Signals) -> Result<u8> {
     Ok(u8::from(!good))
 }
 
-/// A case as it is named in results.
+/// The name of a case in results.
 fn case(name: &str, cpu: ArmCpu) -> String {
     format!("{name}@{}", cpu.name())
 }

@@ -1,29 +1,29 @@
-//! The table of the benchmark: what was measured beside KVM's figures, and the limits.
+//! The table of the benchmark: the results next to KVM's figures, and the limits.
 
 use super::{BLOCKING, DC, DSB, ENABLE, FAULT_IN, FETCH, INSTRUCTIONS, PER_PAGE, TLBI, TOTAL, WALL, case};
 use crate::arch::ArmCpu;
 use crate::results::Samples;
 use crate::table::{judge, table};
 
-/// Most that the ranged deletion takes of the time that the one page by page takes: what S5's
-/// author reports for 1 GiB, more than 500 ms against 16 ms.
+/// The highest time of the ranged deletion relative to the one page by page: what S5's author
+/// reports for 1 GiB, more than 500 ms against 16 ms.
 const WALL_RATIO_MAX: f64 = 1.0 / 31.0;
 
 /// One row of the table.
 struct Budget {
     name: &'static str,
     label: &'static str,
-    /// Instructions of Linux KVM 6.1 and 6.12 in the same machine, by the same method; 0 where that
-    /// was not measured. KVM's deletion is one piece: the guest waits for all of it.
+    /// Instructions of Linux KVM 6.1 and 6.12 in the same machine, by the same method; 0 if not
+    /// measured. KVM's deletion is one piece: the guest waits for all of it.
     kvm: fn(ArmCpu) -> [f64; 2],
-    /// Most instructions, and most TLB maintenance instructions.
+    /// The most instructions, and the most TLB maintenance instructions.
     limits: fn(ArmCpu) -> [f64; 2],
 }
 
 const M: f64 = 1e6;
 const NONE: f64 = f64::INFINITY;
 
-/// A GiB of 262,144 pages that goes.
+/// The removal of a GiB of 262,144 pages.
 fn kvm_deletion(cpu: ArmCpu) -> [f64; 2] {
     match cpu {
         ArmCpu::Max => [66.8 * M, 39.5 * M],
@@ -81,7 +81,7 @@ const TARGETS: [Budget; 6] = [
     },
 ];
 
-/// Prints what was measured on each CPU, and its limits; says whether all are met.
+/// Prints the results for each CPU, and their limits; returns whether all are met.
 pub(super) fn print(samples: &Samples, cpus: &[ArmCpu]) -> bool {
     let mut good = true;
     for &cpu in cpus {
@@ -122,7 +122,7 @@ fn limits(samples: &Samples, cpu: ArmCpu) -> Vec<(String, f64, f64)> {
     limits
 }
 
-/// A count, large ones in millions; empty for one that there is not.
+/// A count, large ones in millions; empty if there is none.
 fn number(count: f64) -> String {
     match count {
         _ if count.is_nan() => String::new(),
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
     use crate::results::Subject;
 
-    /// Everything measured at its limit, or at 1 where there is none.
+    /// All results at their limits, or at 1 where there is none.
     fn at_the_limits() -> Samples {
         let mut samples = Samples::default();
         for cpu in ArmCpu::ALL {

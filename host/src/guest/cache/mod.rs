@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
-/// Packages that depend on the newest kernel of a flavour, best first. Debian has the first one
-/// only; Ubuntu has no cloud flavour of that name, and its virtual flavour is the nearest.
+/// Packages that depend on the newest kernel of a flavour, best first. Debian has only the first
+/// one; Ubuntu has no cloud flavour of that name, and its virtual flavour is the nearest.
 const fn kernel_packages(arch: Arch) -> [&'static str; 3] {
     match arch {
         Arch::X86_64 => ["linux-image-cloud-amd64", "linux-image-virtual", "linux-image-generic"],
@@ -24,19 +24,19 @@ const fn kernel_packages(arch: Arch) -> [&'static str; 3] {
     }
 }
 const BUSYBOX_PACKAGE: &str = "busybox-static";
-/// The kernel's modules that make it a hypervisor, in the order in which they are loaded.
+/// The kernel's modules that make it a hypervisor, in the order of loading.
 pub(crate) const KVM_MODULES: [&str; 3] = ["irqbypass.ko", "kvm.ko", "kvm-amd.ko"];
 
-/// The guest's files, and which packages they are from.
+/// The guest's files, and their packages.
 #[derive(Clone, Debug)]
 pub(crate) struct GuestFiles {
     /// The kernel: a bzImage, or an arm64 `Image`.
     pub(crate) kernel: PathBuf,
     /// A statically linked busybox.
     pub(crate) busybox: PathBuf,
-    /// Directory with those of [`KVM_MODULES`] that the kernel's package has.
+    /// Directory with those of [`KVM_MODULES`] that the kernel's package contains.
     pub(crate) modules: PathBuf,
-    /// Where they are from.
+    /// Their versions.
     pub(crate) versions: Versions,
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct Versions {
 }
 
 /// The cache's directory: `$XDG_CACHE_HOME/quell`, `~/.cache/quell`, or one under cargo's target
-/// directory where there is no home.
+/// directory if there is no home.
 pub(crate) fn directory() -> PathBuf {
     let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     absolute("XDG_CACHE_HOME")
@@ -58,10 +58,10 @@ pub(crate) fn directory() -> PathBuf {
         .map_or_else(|| crate::workspace::target_dir("cache"), |base| base.join("quell"))
 }
 
-/// Held while files are looked for, and fetched if they are not there.
+/// Held while files are looked up, and fetched if they are missing.
 static FETCHING: Mutex<()> = Mutex::new(());
 
-/// The guest's files; fetches the packages unless they are there. `refresh` fetches them anew.
+/// The guest's files; fetches missing packages. With `refresh` fetches them again.
 pub(crate) fn guest_files(arch: Arch, refresh: bool) -> Result<GuestFiles> {
     let _one_at_a_time = FETCHING.lock().unwrap_or_else(PoisonError::into_inner);
     let cache = directory();
@@ -84,8 +84,8 @@ pub(crate) fn guest_files(arch: Arch, refresh: bool) -> Result<GuestFiles> {
     cached(&guest).ok_or_else(|| anyhow!("the cache in {} is incomplete after fetching", guest.display()))
 }
 
-/// A kernel that is newer than the distribution's own, from its backports; its package is fetched
-/// unless it is there.
+/// A kernel newer than the distribution's own, from its backports; fetches its package if it is
+/// missing.
 pub(crate) fn newer_kernel() -> Result<PathBuf> {
     let _one_at_a_time = FETCHING.lock().unwrap_or_else(PoisonError::into_inner);
     let cache = directory();
@@ -110,13 +110,13 @@ pub(crate) fn newer_kernel() -> Result<PathBuf> {
 const EMULATOR_PACKAGES: [&str; 5] =
     ["qemu-system-x86", "qemu-system-arm", "qemu-system-common", "qemu-system-data", "seabios"];
 
-/// An emulator that is newer than the distribution's own, from its backports: the directory into
-/// which its packages are unpacked; they are fetched unless they are there.
+/// An emulator newer than the distribution's own, from its backports: the directory into which its
+/// packages are unpacked; fetches them if they are missing.
 pub(crate) fn newer_emulator() -> Result<PathBuf> {
     let _one_at_a_time = FETCHING.lock().unwrap_or_else(PoisonError::into_inner);
     let cache = directory();
     let place = cache.join("qemu-backports");
-    // It is renamed when it is whole.
+    // It is renamed only when it is complete.
     if place.is_dir() {
         return Ok(place);
     }
@@ -134,8 +134,8 @@ pub(crate) fn newer_emulator() -> Result<PathBuf> {
     Ok(place)
 }
 
-/// Apt for the backports of the distribution with its lists brought up to date, a directory to
-/// fetch into, and the suite's name.
+/// Apt for the backports of the distribution with up-to-date lists, a directory to fetch into, and
+/// the suite's name.
 fn at_backports(cache: &Path) -> Result<(Apt, tempfile::TempDir, String)> {
     fs::create_dir_all(cache)?;
     let work = tempfile::Builder::new().prefix("fetch-").tempdir_in(cache).context("cannot fetch")?;
@@ -147,7 +147,7 @@ fn at_backports(cache: &Path) -> Result<(Apt, tempfile::TempDir, String)> {
 }
 
 /// The backports of the distribution that `/etc/os-release` describes: their name, and a line for
-/// apt's lists of sources.
+/// apt's list of sources.
 fn backports(release: &str) -> Option<(String, String)> {
     let value = |key: &str| {
         let line = release.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
@@ -172,8 +172,7 @@ fn cached(guest: &Path) -> Option<GuestFiles> {
     is_whole.then_some(GuestFiles { kernel, busybox, modules, versions })
 }
 
-/// Puts `new` in the place of `old`. A concurrent run may have done the same; either result is
-/// good.
+/// Replaces `old` by `new`. A concurrent run may have done the same; either result is good.
 fn replace(new: &Path, old: &Path) -> Result<()> {
     match fs::remove_dir_all(old) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
@@ -182,7 +181,7 @@ fn replace(new: &Path, old: &Path) -> Result<()> {
         _ => {}
     }
     if let Err(error) = fs::rename(new, old) {
-        // The loser of a race removes what it fetched; the winner's directory stands.
+        // The loser of a race removes its files; the winner's directory stays.
         fs::remove_dir_all(new).ok();
         ensure!(old.is_dir(), "cannot rename {} to {}: {error}", new.display(), old.display());
     }
@@ -192,15 +191,15 @@ fn replace(new: &Path, old: &Path) -> Result<()> {
 /// Fetches and unpacks into `work`: `vmlinuz`, `modules/`, `busybox`.
 fn fetch(arch: Arch, cache: &Path, work: &Path) -> Result<Versions> {
     if arch == Arch::Aarch64 {
-        // The system's lists are of its own architecture.
+        // The system's lists are for its own architecture.
         let foreign = Apt::foreign("arm64", &cache.join("apt-arm64"))?;
         foreign.run("apt-get", &["update"], work).context(
             "apt-get update failed for arm64; Ubuntu has that at ports.ubuntu.com, which apt's sources have to name",
         )?;
         return fetch_with(&foreign, arch, work);
     }
-    // First with the system's package lists; a fresh machine has none, or old ones that name
-    // versions which the servers no longer have: then with private lists, which need no rights.
+    // First with the system's package lists. A fresh machine has none, or old ones that name
+    // versions which the servers no longer have: then with private lists, which need no privileges.
     let system = Apt::system();
     match fetch_with(&system, arch, work) {
         Ok(versions) => Ok(versions),
@@ -278,7 +277,7 @@ struct Unpacked {
     version: String,
 }
 
-/// Unpacks the archive of `package` that lies in `work`.
+/// Unpacks the archive of `package` in `work`.
 fn unpack(work: &Path, package: &str) -> Result<Unpacked> {
     let archive = find(work, &format!("{package}_"))?;
     let root = work.join(format!("{package}.unpacked"));
@@ -287,7 +286,7 @@ fn unpack(work: &Path, package: &str) -> Result<Unpacked> {
     Ok(Unpacked { archive, root, version: String::from_utf8_lossy(&version.stdout).trim().to_owned() })
 }
 
-/// Unpacks an archive into `root`, where others may have been unpacked.
+/// Unpacks an archive into `root`, which may contain others.
 fn unpack_to(archive: &Path, root: &Path) -> Result<()> {
     let status = Command::new("dpkg-deb").arg("-x").arg(archive).arg(root).status();
     let status = status.context("cannot start dpkg-deb")?;
@@ -295,7 +294,7 @@ fn unpack_to(archive: &Path, root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// How to call apt: with the system's package lists or with our own.
+/// How to call apt: with the system's package lists or with private ones.
 struct Apt {
     options: Vec<OsString>,
 }
@@ -305,7 +304,7 @@ impl Apt {
         Self { options: Vec::new() }
     }
 
-    /// Lists and caches of our own under `directory`; sources and keys are the system's.
+    /// Private lists and caches under `directory`; sources and keys are the system's.
     fn private(directory: &Path) -> Result<Self> {
         let mut options = Vec::new();
         for (name, part) in [("Dir::State::Lists", "lists"), ("Dir::Cache", "cache")] {
@@ -319,7 +318,7 @@ impl Apt {
         Ok(Self { options })
     }
 
-    /// The same with sources of our own, too; keys are the system's.
+    /// The same with private sources as well; keys are the system's.
     fn of_sources(directory: &Path, sources: &str) -> Result<Self> {
         let mut apt = Self::private(directory)?;
         let list = directory.join("sources.list");
@@ -330,8 +329,8 @@ impl Apt {
         Ok(apt)
     }
 
-    /// The same for packages of another architecture, of which none is installed: neither this
-    /// system's dpkg nor its lists are touched.
+    /// The same for packages of another architecture, none of which is installed: this system's
+    /// dpkg and its lists are not touched.
     fn foreign(architecture: &str, directory: &Path) -> Result<Self> {
         let mut apt = Self::private(directory)?;
         let status = directory.join("status");
@@ -347,7 +346,7 @@ impl Apt {
 
     fn command(&self, program: &str, args: &[&str], directory: &Path) -> Command {
         let mut command = Command::new(program);
-        // Not dropped to apt's own user: that one may not write into our cache.
+        // Not dropped to apt's own user, which may not write into our cache.
         command.args(["-q", "-o", "APT::Sandbox::User=root"]).args(&self.options).args(args);
         command.current_dir(directory).env("LC_ALL", "C").stdin(Stdio::null());
         command

@@ -1,9 +1,9 @@
-//! The control channel of running machines: where it is found, and a conversation over it.
+//! The control channel of running machines: its location, and a conversation over it.
 //!
-//! Each machine with the hypervisor has a UNIX socket in a directory of the user's, named after the
+//! Each machine with the hypervisor has a UNIX socket in a directory of the user, named after the
 //! process that runs it. A process that could write there could answer in a machine's place, so a
-//! directory that others may use is neither made use of nor looked into. QEMU serves one
-//! conversation at a time.
+//! directory that others may access is neither used nor read. QEMU serves one conversation at a
+//! time.
 
 use crate::machine::signals::Signals;
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -21,15 +21,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 const SUFFIX: &str = "ctl";
-/// Longest silence of the hypervisor in the middle of an answer, unless it is given more.
+/// Longest silence of the hypervisor in the middle of an answer, by default.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
-/// How often signals are looked at while nothing comes.
+/// How often signals are checked while nothing arrives.
 const POLL_PERIOD: Duration = Duration::from_millis(100);
 
-/// The directory of the sockets, for this user alone. It need not be there, nor be as it should.
+/// The directory of the sockets, for this user only. It may be missing or unsuitable.
 ///
-/// The session's own is taken if it is the user's: one that was inherited from somebody else, as by
-/// `sudo -E`, is not.
+/// The session's own directory is used if it belongs to the user: one inherited from another user,
+/// as with `sudo -E`, does not.
 fn directory() -> PathBuf {
     let uid = getuid().as_raw();
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
@@ -39,9 +39,9 @@ fn directory() -> PathBuf {
     }
 }
 
-/// Makes sure that a path is a directory, no link to one, which belongs to this user and is closed
-/// to all others. Nobody else can then change what is in it, nor put another one in its place where
-/// the directory above is sticky, as /tmp is.
+/// Makes sure that a path is a directory, not a link to one, which belongs to this user and is
+/// closed to all others. Then no other user can change its contents, or replace it if the parent
+/// directory is sticky, as /tmp is.
 fn is_private(path: &Path, uid: u32) -> Result<()> {
     let data = fs::symlink_metadata(path).with_context(|| format!("cannot look at {}", path.display()))?;
     let path = path.display();
@@ -52,12 +52,12 @@ fn is_private(path: &Path, uid: u32) -> Result<()> {
     Ok(())
 }
 
-/// A machine's place in the directory. Dropped, the machine is no longer found.
+/// A machine's entry in the directory. When dropped, the machine is no longer found.
 #[derive(Debug)]
 pub(crate) struct Registration(PathBuf);
 
 impl Registration {
-    /// A place for one more machine of this process.
+    /// An entry for one more machine of this process.
     pub(crate) fn new() -> Result<Self> {
         static MACHINES: AtomicU32 = AtomicU32::new(0);
         let directory = directory();
@@ -69,7 +69,7 @@ impl Registration {
             more => format!("{}-{more}", process::id()),
         };
         let path = directory.join(name).with_extension(SUFFIX);
-        // A process of the same number may have left one.
+        // A process with the same number may have left one.
         let _ = fs::remove_file(&path);
         Ok(Self(path))
     }
@@ -80,7 +80,7 @@ impl Registration {
         Found { name, socket: self.0.clone() }
     }
 
-    /// Where QEMU is to make the socket.
+    /// The path at which QEMU creates the socket.
     pub(crate) fn path(&self) -> &Path {
         &self.0
     }
@@ -88,7 +88,7 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        // QEMU may have removed it already, or never have made it.
+        // QEMU may have removed it already, or never have created it.
         let _ = fs::remove_file(&self.0);
     }
 }
@@ -102,7 +102,7 @@ pub(crate) struct Found {
     socket: PathBuf,
 }
 
-/// The machines that run, by name.
+/// The running machines, by name.
 pub(crate) fn running() -> Result<Vec<Found>> {
     running_in(&directory(), getuid().as_raw())
 }
@@ -122,7 +122,7 @@ fn running_in(directory: &Path, uid: u32) -> Result<Vec<Found>> {
         if is_alive(&name) {
             found.push(Found { name, socket });
         } else {
-            // Left by a process that was killed. Somebody else may be removing it, too.
+            // Left by a process that was killed. Another process may be removing it, too.
             let _ = fs::remove_file(&socket);
         }
     }
@@ -136,7 +136,7 @@ fn is_alive(name: &str) -> bool {
     pid.is_some_and(|pid| test_kill_process(pid).is_ok())
 }
 
-/// The hypervisor's words for why it does not do what it was asked for.
+/// The hypervisor's reason for refusing a request.
 #[derive(Debug)]
 pub(crate) struct Refused(pub(crate) String);
 
@@ -153,23 +153,23 @@ pub(crate) struct Control {
     stream: BufReader<UnixStream>,
     asked: u64,
     silence_max: Duration,
-    /// Signals that end the conversation; without them they do what they do by themselves.
+    /// Signals that end the conversation; without them they have their default effect.
     signals: Option<Signals>,
 }
 
 impl Control {
-    /// Begins one.
+    /// Opens a conversation.
     pub(crate) fn open(machine: &Found) -> Result<Self> {
         let stream = UnixStream::connect(&machine.socket)
             .with_context(|| format!("machine {} does not listen", machine.name))?;
         stream.set_read_timeout(Some(POLL_PERIOD))?;
-        // Somebody's unfinished line must not become the beginning of ours.
+        // Another user's unfinished line must not become the beginning of ours.
         (&stream).write_all(b"\n").context("the machine has gone")?;
         let asked = u64::from(process::id()) << 20;
         Ok(Self { stream: BufReader::new(stream), asked, silence_max: SILENCE_MAX, signals: None })
     }
 
-    /// The same, with another longest silence, for requests that take long.
+    /// The same with another longest silence, for requests that take long.
     pub(crate) fn with_patience(self, silence_max: Duration) -> Self {
         Self { silence_max, ..self }
     }
@@ -179,20 +179,19 @@ impl Control {
         Self { signals: Some(signals.clone()), ..self }
     }
 
-    /// Sends bytes that are no request, as a line. What comes back is skipped by the next one who
-    /// asks.
+    /// Sends bytes that are not a request, as a line. The next request skips the answer.
     pub(crate) fn noise(&mut self, bytes: &[u8]) -> Result<()> {
         let line = [bytes, b"\n"].concat();
         self.stream.get_mut().write_all(&line).context("the machine has gone")
     }
 
-    /// Asks, and returns the records of the answer. A refusal is [`Refused`], with the hypervisor's
-    /// words.
+    /// Sends a request, and returns the records of the answer. A refusal is [`Refused`], with the
+    /// hypervisor's reason.
     pub(crate) fn ask(&mut self, request: &Request) -> Result<Vec<String>> {
         self.ask_each(request, |_| Ok(()))
     }
 
-    /// The same, with records of a kind.
+    /// The same, with records of one kind.
     pub(crate) fn ask_for<R: Record>(&mut self, request: &Request) -> Result<Vec<R>> {
         self.ask(request)?.iter().map(|fields| read(fields)).collect()
     }
@@ -210,14 +209,14 @@ impl Control {
         Ok(slot)
     }
 
-    /// Takes added memory away; returns what it took.
+    /// Removes added memory; returns the cost.
     pub(crate) fn delete(&mut self, slot: u16) -> Result<Deleted> {
         self.ask_one(&Request::Delete { slot })
     }
 
-    /// The same as [`Self::ask`]; `observe` sees each record as it comes, and the hypervisor does
-    /// not go on before it returns. If it fails, what was asked for goes on, and nobody is told how
-    /// it ends.
+    /// The same as [`Self::ask`]; `observe` sees each record when it arrives, and the hypervisor
+    /// does not continue before it returns. If it fails, the request continues, but its result is
+    /// not reported.
     pub(crate) fn ask_each(
         &mut self,
         request: &Request,
@@ -233,12 +232,12 @@ impl Control {
                 Some(Answer::Record(fields)) => {
                     observe(fields)?;
                     records.push(fields.to_owned());
-                    // If the machine has gone, the next read says so.
+                    // If the machine has ended, the next read reports it.
                     let _ = self.stream.get_mut().write_all(&[NEXT]);
                 }
                 Some(Answer::Ok) => return Ok(records),
                 Some(Answer::Error(message)) => return Err(Refused(message.to_owned()).into()),
-                // The end of an answer that its asker did not wait for.
+                // The end of an answer whose requester did not wait for it.
                 None => {}
             }
         }
@@ -252,7 +251,7 @@ impl Control {
             if let Some(signal) = self.signals.as_ref().and_then(Signals::caught) {
                 bail!("ended by signal {signal} before the hypervisor had answered");
             }
-            // What came before the period was over stays in the line.
+            // Bytes that arrived before the period was over stay in the line.
             match self.stream.read_until(b'\n', &mut line) {
                 Ok(0) => bail!("the machine ended before it had answered"),
                 Ok(_) => return Ok(line),
@@ -265,7 +264,7 @@ impl Control {
                     );
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                // It had not read all that was sent.
+                // The machine had not read everything that was sent.
                 Err(error) if error.kind() == ErrorKind::ConnectionReset => {
                     bail!("the machine ended before it had answered")
                 }

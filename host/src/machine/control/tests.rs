@@ -75,8 +75,7 @@ fn u17_a_directory_that_others_can_use_is_not_looked_into() {
     DirBuilder::new().mode(0o700).create(&place).expect("makes");
     let socket = place.join(process::id().to_string()).with_extension(SUFFIX);
     fs::write(&socket, "").expect("writes");
-    // Of a process that has gone: it is removed where the directory is ours, and left where it
-    // is not.
+    // Of a process that has ended: it is removed if the directory is ours, and left if it is not.
     let stale = place.join("999999999.ctl");
     fs::write(&stale, "").expect("writes");
     for mode in [0o777, 0o770, 0o755, 0o701] {

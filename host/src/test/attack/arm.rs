@@ -8,7 +8,7 @@ use hostlink::exit::ExitCode;
 const MAX: Platform = Platform::Aarch64(ArmCpu::Max);
 
 /// The words of `./quell run` for a guest that counts its vCPUs, and ends with status 7 if all are
-/// there; within so many seconds.
+/// present; within this many seconds.
 macro_rules! boots_on_two_cpus {
     ($vcpus:literal, $timeout:literal) => {
         &[

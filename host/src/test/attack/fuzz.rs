@@ -1,4 +1,4 @@
-//! Guests that try everything: random values, and each register there is.
+//! Guests that try everything: random values, and every register.
 
 use crate::arch::{ArmCpu, Platform};
 use crate::test::cases::{Case, hostile};

@@ -1,5 +1,5 @@
-//! The tests of what hostile guests, foreign kernels and careless operators do: section "Under
-//! attack" of `docs/pitfalls.md`, by its ids.
+//! The tests of hostile guests, foreign kernels and careless operators: section "Under attack" of
+//! `docs/pitfalls.md`, by its ids.
 
 mod arm;
 mod fuzz;

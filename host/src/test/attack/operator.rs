@@ -1,4 +1,4 @@
-//! What operators do, and what they hand in.
+//! Actions and inputs of operators.
 
 use crate::size::MIB;
 use crate::test::arm::{MAX, WORK as WORK_ON_ARM};
@@ -16,7 +16,7 @@ use std::process::{self, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-/// How often a process is looked at that is waited for.
+/// How often a process that is waited for is checked.
 const POLL_PERIOD: Duration = Duration::from_millis(20);
 
 const GIB: u64 = 1024 * MIB;
@@ -25,12 +25,12 @@ const GIB: u64 = 1024 * MIB;
 const FIVE: &str = "test $(awk '/^MemTotal/ { print $2 }' /proc/meminfo) -gt 4950000 && mkdir /m && \
             mount -t tmpfs -o size=100% m /m && dd if=/dev/zero of=/m/all bs=1M count=4200";
 
-/// A guest with so much memory, which its command is about.
+/// A guest with this much memory, which its command uses.
 const fn uses_memory(name: &'static str, about: &'static str, command: &'static str, bytes: u64) -> Case {
     stock(name, about, (2, 2), FlushMode::Hypercall, command, Expect::Success).in_memory(bytes)
 }
 
-/// A guest that says what time it is.
+/// A guest that reports the time.
 const fn date(name: &'static str, about: &'static str) -> Case {
     let command = "echo \"{\\\"event\\\":\\\"date\\\",\\\"unix\\\":$(date +%s)}\" > /dev/report";
     stock(name, about, (1, 1), FlushMode::Hypercall, command, Expect::Date)
@@ -83,14 +83,14 @@ pub(super) const ROWS: &[Case] = &[
     date("u25_arm_guests_know_the_date", "and on Arm64").on(MAX),
 ];
 
-/// Starts `ctl` where a machine takes the conversation and never answers, and ends it. One that
-/// does not care for the signal ends by itself when it has waited long enough, with a status.
+/// Starts `ctl` where a machine accepts the conversation and never answers, and ends it by a
+/// signal. If it ignored the signal, it would end by itself after its patience, with a status.
 fn ctl_ends_by_signal(directory: &Path) -> Result<()> {
     fs::set_permissions(directory, Permissions::from_mode(0o700))?;
     let machines = directory.join("quell");
     fs::create_dir(&machines)?;
     fs::set_permissions(&machines, Permissions::from_mode(0o700))?;
-    // Its name is that of a process that is alive.
+    // Its name is that of a live process.
     let listener = UnixListener::bind(machines.join(process::id().to_string()).with_extension("ctl"))?;
     listener.set_nonblocking(true)?;
     for signal in [Signal::INT, Signal::TERM] {

@@ -7,7 +7,7 @@ use hostlink::config::FlushMode;
 use hostlink::counters::Counter;
 use hostlink::exit::ExitCode;
 
-/// What allocates and frees memory on all processors at the same time.
+/// Allocates and frees memory on all processors at the same time.
 const LOAD: &str = "uname -r | grep -q '^6\\.1\\.' && exit 3; \
     for round in 1 2 3; do thrash --threads 8 --rounds 25 || exit; done; \
     for worker in 1 2 3 4 5 6 7 8; do \

@@ -1,8 +1,8 @@
-//! QEMU 10, where the system has another: some of everything.
+//! QEMU 10, where the system has another version: a selection of tests.
 
 use crate::test::cases::{Case, TestFile, tool};
 
-/// The tool itself is called for QEMU 10, and ends with this status.
+/// Calls the tool itself for QEMU 10, which ends with this status.
 macro_rules! on_ten {
     ($name:literal, $about:literal, [$($arg:expr),+], $status:literal $(,)?) => {
         tool($name, $about, &[$($arg),+, "--qemu", "10"], TestFile::None, ($status, ""))

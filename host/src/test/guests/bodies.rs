@@ -28,13 +28,13 @@ use serde_json::Value;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What the guest's shell shows when it takes input, and how long after its announcement at most.
+/// The prompt of the guest's shell, and how long after its announcement it appears at most.
 const PROMPT: &str = "# ";
 const PROMPT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// INVLPGAs by which the hypervisor measures what one costs, when it starts.
+/// INVLPGAs by which the hypervisor measures their cost when it starts.
 const MEASURED: u64 = 5 * 64;
-/// Fewer pages than this tell nothing.
+/// Fewer pages than this prove nothing.
 const PAGES_MIN: u64 = 100;
 
 impl Lab<'_> {
@@ -54,7 +54,8 @@ impl Lab<'_> {
             said?;
             ensure!(outcome.end == End::Stopped, "the machine ended with {:?}", outcome.end);
             ensure!(outcome.report("wrong").is_none(), "the guest's ROM has changed");
-            // What is refused for the devices' sake is over before the ROM need have come and gone.
+            // The refusals for devices are over before the ROM has necessarily been added and
+            // removed.
             if case.platform.arch() == Arch::X86_64 && !matches!(about, Talk::Devices) {
                 let counters = outcome.counters.as_ref().context("there are no counters")?;
                 let changes = counters.get(Counter::SlotChanges);
@@ -166,7 +167,7 @@ impl Lab<'_> {
         })
     }
 
-    /// The bare guest that does the things of this name.
+    /// The bare guest that runs the test with this name.
     pub(super) fn probe_guest(&self, case: &Case, name: &str, vcpus: u32) -> Result<Guest> {
         let guest = Guest {
             kernel: made(&self.parts.probe)?.clone(),
@@ -222,8 +223,8 @@ impl Lab<'_> {
         })
     }
 
-    /// An emulator forgets all translations at each VMRUN, so that a page which is left out goes
-    /// unnoticed: it is counted.
+    /// An emulator drops all translations at each VMRUN, so a skipped page goes unnoticed: the test
+    /// counts instructions instead.
     pub(super) fn invalidations(&self, case: &Case, test: &str) -> Result<()> {
         let guest = self.probe_guest(case, test, 2)?;
         let hypervisor = self.hypervisor(Arch::X86_64)?;

@@ -1,4 +1,4 @@
-//! What has to come of a run.
+//! The expectations for a run.
 
 use crate::machine::child::describe;
 use crate::machine::outcome::Outcome;
@@ -13,11 +13,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// Longest log of a run with a bare guest, whose runs are short.
 const LOG_BYTES_MAX: usize = 32 << 10;
 
-/// How often CPUs drop everything at least where generations of VMIDs begin all the time.
+/// How often CPUs drop everything at least if generations of VMIDs begin all the time.
 const GENERATIONS_MIN: u64 = 1000;
 
-/// The guest has said what time it is, which is so to a day: no test is as slow as that, and no
-/// clock that is wrong as right.
+/// The guest has reported the time, correct to a day: no test is that slow, and no wrong clock is
+/// that right.
 pub(super) fn expect_date(outcome: &Outcome) -> Result<()> {
     const DAY: u64 = 86_400;
     let said = outcome.report("date").and_then(|report| report["unix"].as_u64());
@@ -44,7 +44,7 @@ pub(super) fn check_log(outcome: &Outcome) -> Result<()> {
     Ok(())
 }
 
-/// The guest's report, if it lives to make one.
+/// The guest's report, if it survives to make one.
 pub(super) fn expect_verdict(outcome: &Outcome, test: &Hostile) -> Result<()> {
     let name = test.test.split(' ').next().unwrap_or(test.test);
     let reports = || outcome.reports.iter().filter(|report| report["result"].is_string());
@@ -71,7 +71,7 @@ pub(super) fn expect_a_search(outcome: &Outcome) -> Result<()> {
     Ok(())
 }
 
-/// What the guest said is kept within bounds, its end is there, and none of it is taken for the
+/// The guest's output is kept within bounds, its end is there, and none of it is taken for the
 /// hypervisor's.
 pub(super) fn expect_bounds(outcome: &Outcome) -> Result<()> {
     let shown = outcome.console.len();
@@ -91,7 +91,7 @@ pub(super) fn expect_bounds(outcome: &Outcome) -> Result<()> {
     Ok(())
 }
 
-/// These of the machine's CPUs were given up, and no others.
+/// Exactly these of the machine's CPUs were given up.
 pub(super) fn expect_without_cpus(outcome: &Outcome, missing: &[u32]) -> Result<()> {
     let given_up: Vec<&str> = outcome.log.lines().filter(|line| line.contains("is not used")).collect();
     let is_said = |cpu: &u32| given_up.iter().any(|line| line.contains(&format!("CPU {cpu} ")));
@@ -102,7 +102,7 @@ pub(super) fn expect_without_cpus(outcome: &Outcome, missing: &[u32]) -> Result<
     Ok(())
 }
 
-/// Generations of VMIDs have begun all the time: a CPU's first entry alone counts as one.
+/// Generations of VMIDs have begun all the time: a CPU's first entry counts as only one.
 pub(super) fn expect_generations(outcome: &Outcome) -> Result<()> {
     let counters = outcome.counters.as_ref().context("there are no counters")?;
     let flushes = counters.get(Counter::VmidFlushes);
@@ -110,7 +110,7 @@ pub(super) fn expect_generations(outcome: &Outcome) -> Result<()> {
     Ok(())
 }
 
-/// Mmtest has made all its toggles, each of which has added memory to the guest and taken it away.
+/// Mmtest has made all its toggles, each of which has added memory to the guest and removed it.
 pub(super) fn expect_toggles(outcome: &Outcome) -> Result<()> {
     let begin = outcome.report("begin").context("mmtest did not begin")?;
     let end = outcome.report("end").context("mmtest did not come to its end")?;
@@ -143,13 +143,13 @@ pub(super) fn expect_tlb_ipis(outcome: &Outcome, expected: bool) -> Result<()> {
     Ok(())
 }
 
-/// How many wake-ups may be lost, for a million exits: kicks that the tick brought, with work that
-/// it found; and kicks sent again.
+/// How many wake-ups may be lost per million exits: kicks that took effect only with the tick, and
+/// work that the tick found without a kick; and repeated kicks.
 const LATE_MAX: u64 = 300;
 const AGAIN_MAX: u64 = 1000;
 
-/// QEMU may lose what announces an interrupt (`docs/qemu.md`), which the hypervisor makes good.
-/// That is not to hide that it forgets to kick, or kicks the wrong CPU.
+/// QEMU may lose an interrupt's notification (`docs/qemu.md`), for which the hypervisor
+/// compensates. That must not hide a hypervisor that forgets to kick, or kicks the wrong CPU.
 pub(super) fn expect_few_lost(outcome: &Outcome) -> Result<()> {
     let counters = outcome.counters.as_ref().context("there are no counters")?;
     let exits = counters.exits();

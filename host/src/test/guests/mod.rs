@@ -1,4 +1,4 @@
-//! Runs the tests that boot guests under QEMU; the table of them is in [`super::cases`].
+//! Runs the tests that boot guests under QEMU; [`super::cases`] has their table.
 
 mod bodies;
 mod expect;
@@ -29,12 +29,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Longest time for a boot with a short command, and for one that is to search for long.
+/// Longest time for a boot with a short command, and for a long search.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 const LONG_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// What all labs share. Each part is made when the first case needs it; one that cannot be made
-/// fails the cases that need it.
+/// The parts that all labs share. Each part is made when the first case needs it; a part that
+/// cannot be made fails the cases that need it.
 pub(super) struct Parts {
     stock: LazyLock<Result<StockGuest>>,
     usual: LazyLock<Result<Hypervisor>>,
@@ -46,7 +46,7 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// None is made yet.
+    /// No part is made yet.
     pub(super) fn new() -> Self {
         Self {
             stock: LazyLock::new(|| StockGuest::prepare(Arch::X86_64)),
@@ -60,19 +60,19 @@ impl Parts {
     }
 }
 
-/// Where cases run, one after the other.
+/// Runs cases one after the other.
 pub(super) struct Lab<'a> {
     parts: &'a Parts,
-    /// For files of this lab's own: others work beside it.
+    /// For this lab's own files: other labs work concurrently.
     directory: &'a Path,
     signals: &'a Signals,
-    /// Whether searches are to take long.
+    /// Whether searches take long.
     long: bool,
-    /// Whether the machine that was started last ran into its time limit.
+    /// Whether the last started machine reached its time limit.
     hung: Cell<bool>,
 }
 
-/// Runs cases until `next` has no more; `long` as the command line says.
+/// Runs cases until `next` has no more; `long` is from the command line.
 pub(super) fn run_all(
     mut next: impl FnMut() -> Option<&'static Case>,
     parts: &Parts,
@@ -90,8 +90,8 @@ pub(super) fn run_all(
         if lab.hung.replace(false)
             && let Err(error) = result
         {
-            // A machine that hangs may be tried once more, and the row says so and shows how the
-            // first one ended; a failure of any other kind stands.
+            // A machine that hangs may be tried once more, and the row reports that and shows how
+            // the first one ended; a failure of any other kind stands.
             let allowed = parts.again.lock().unwrap_or_else(PoisonError::into_inner).allow(case.name);
             result = match allowed {
                 Ok(()) => {
@@ -168,7 +168,7 @@ impl Lab<'_> {
         })
     }
 
-    /// Guests run with the auditor, mistake or not.
+    /// Guests run with the auditor, with or without a defect.
     fn hypervisor(&self, arch: Arch) -> Result<&Hypervisor> {
         made(match arch {
             Arch::X86_64 => &self.parts.tested,

@@ -1,4 +1,4 @@
-//! tlbcheck, what is bootable, and the host tool itself.
+//! tlbcheck, bootable images, and the host tool itself.
 
 use super::BOOT_TIMEOUT;
 use super::Lab;
@@ -25,8 +25,8 @@ use std::fs::{self, File};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// Longest time for a run of tlbcheck, and how many of its rows pass at least where all
-/// is well.
+/// Longest time for a run of tlbcheck, and how many of its rows pass at least if there is no
+/// defect.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(180);
 const ROWS_MIN: usize = 10;
 
@@ -72,14 +72,14 @@ impl Lab<'_> {
         Ok(())
     }
 
-    /// Starts a CD with this entry for default.
+    /// Starts a CD with this default entry.
     pub(super) fn disc(&self, entry: Entry, uefi: bool, shows: &str) -> Result<()> {
         let args = ImageArgs {
             output: self.directory.join("quell.iso"),
             default: entry,
             timeout: 0,
             exec: Some(format!("echo {shows}")),
-            // The machine has one CPU (docs/qemu.md), on which vCPUs that spin would wait for each
+            // The machine has one CPU (docs/qemu.md), on which spinning vCPUs would wait for each
             // other's turns.
             vcpus: 1,
             memory: 512 * MIB,

@@ -1,5 +1,5 @@
-//! Tests of the tests: cargo-mutants spoils the code that guests depend on most, and each spoilt
-//! version has to fail. `docs/mutants.md` lists those that may not, and why.
+//! Tests of the tests: cargo-mutants breaks the code that guests depend on most, and the tests have
+//! to fail for each broken version. `docs/mutants.md` lists the exceptions with their reasons.
 
 mod survivors;
 
@@ -14,10 +14,10 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use survivors::Listed;
 
-/// Where the survivors are listed, below the root of the source tree.
+/// The list of survivors, below the root of the source tree.
 const LIST: &str = "docs/mutants.md";
-/// Seconds for one mutant's tests, which take less than one: what takes longer hangs, and is caught
-/// by that.
+/// Seconds for one mutant's tests, which take less than one: a mutant that takes longer hangs, and
+/// counts as caught.
 const TEST_TIMEOUT_SECS: &str = "20";
 /// Seconds for building one.
 const BUILD_TIMEOUT_SECS: &str = "300";
@@ -25,15 +25,15 @@ const BUILD_TIMEOUT_SECS: &str = "300";
 const AREA_TIMEOUT: Duration = Duration::from_secs(2 * 3600);
 /// Longest time for installing cargo-mutants.
 const INSTALL_TIMEOUT: Duration = Duration::from_secs(1800);
-/// Files of tests: spoiling those shows nothing. Their modules are known to cargo-mutants only if
+/// Files of tests: breaking them proves nothing. cargo-mutants recognises their modules only if
 /// they are guarded by a plain `cfg(test)`.
 const TEST_FILES: [&str; 2] = ["**/tests.rs", "crates/*/src/model/**"];
 /// The same for test modules inside files.
 const TEST_MODULES: &str = r"\btests::";
 /// How the copy is built and tested. A little optimization makes property tests ten times faster,
-/// and building no slower. These take the same values for every mutant, so that none is caught by
-/// luck, or because a failure of an earlier one was written down; nobody reads the smallest value
-/// that fails.
+/// and building no slower. Property tests use the same values for every mutant, so that none is
+/// caught by luck, or because an earlier failure was saved; the smallest failing value is not
+/// needed.
 const ENVIRONMENT: [(&str, &str); 6] = [
     ("CARGO_TERM_COLOR", "never"),
     ("CARGO_PROFILE_DEV_DEBUG", "0"),
@@ -43,7 +43,7 @@ const ENVIRONMENT: [(&str, &str); 6] = [
     ("PROPTEST_MAX_SHRINK_ITERS", "0"),
 ];
 
-/// A crate to be spoilt.
+/// A crate to be broken.
 struct Area {
     name: &'static str,
     about: &'static str,
@@ -89,7 +89,7 @@ pub(super) fn test(list: bool, wanted: &impl Fn(&str) -> bool, signals: &Signals
     Ok(verdict(total, signals))
 }
 
-/// Installs cargo-mutants where cargo keeps the user's programs, unless it is there.
+/// Installs cargo-mutants into cargo's directory for the user's programs, unless it is installed.
 fn install(progress: &ProgressView, signals: &Signals) -> Result<()> {
     let mut command = workspace::cargo();
     command.args(["mutants", "--version"]).stdout(Stdio::null()).stderr(Stdio::null());
@@ -109,7 +109,7 @@ fn install(progress: &ProgressView, signals: &Signals) -> Result<()> {
     Ok(())
 }
 
-/// What became of the mutants of one area, by name.
+/// The results for the mutants of one area, by name.
 #[derive(Debug, Default)]
 struct MutantOutcome {
     caught: Vec<String>,
@@ -119,7 +119,7 @@ struct MutantOutcome {
 }
 
 impl MutantOutcome {
-    /// Reads what cargo-mutants left in `directory`.
+    /// Reads the results of cargo-mutants in `directory`.
     fn read(directory: &Path) -> Result<Self> {
         let read = |file: &str| -> Result<Vec<String>> {
             let path = directory.join(file);
@@ -135,7 +135,7 @@ impl MutantOutcome {
         })
     }
 
-    /// What hangs is caught as well as what fails.
+    /// A mutant that hangs is caught like one that fails.
     fn summary(&self) -> String {
         format!(
             "{} caught ({} by timeout), {} missed, {} unviable",
@@ -158,7 +158,7 @@ impl Area {
             seen.line(line);
             running.note(seen.note());
         })?;
-        // 2: some were missed. 3: some timed out. Anything else is no result at all.
+        // 2: some were missed. 3: some timed out. Any other status means no result.
         let has_result = matches!(status.code(), Some(0 | 2 | 3)) && signals.caught().is_none();
         if !has_result {
             running.end(false, &format!("cargo-mutants: {status}"), &seen.others.join("\n"));
@@ -180,7 +180,7 @@ impl Area {
 
     fn command(&self, output: &Path) -> Command {
         let mut command = workspace::cargo();
-        // A copy of the tree is built in a directory of its own.
+        // The copy of the tree is built in a separate directory.
         command.env_remove("CARGO_TARGET_DIR").envs(ENVIRONMENT);
         command.args(["mutants", "--package", self.package, "--jobs", "1", "--caught", "--unviable"]);
         command.args(["--timeout", TEST_TIMEOUT_SECS, "--build-timeout", BUILD_TIMEOUT_SECS]);
@@ -193,13 +193,13 @@ impl Area {
     }
 }
 
-/// What cargo-mutants has printed so far.
+/// The output of cargo-mutants so far.
 #[derive(Default)]
 struct Seen {
     total: Option<usize>,
     done: usize,
     missed: usize,
-    /// What is not about a single mutant: the reason if it gives up.
+    /// Lines that are not about a single mutant: the reason if it gives up.
     others: Vec<String>,
 }
 

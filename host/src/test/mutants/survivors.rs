@@ -49,7 +49,7 @@ impl Listed {
         Ok(listed)
     }
 
-    /// Those of `missed` that are not listed, or more often than that.
+    /// Those of `missed` that are not listed, or that occur more often than listed.
     pub(super) fn unlisted(&self, missed: &[String]) -> Vec<String> {
         let mut left = self.counts.clone();
         let mut is_listed = |name: &str| match left.get_mut(&without_position(name)) {
@@ -62,7 +62,7 @@ impl Listed {
         missed.iter().filter(|name| !is_listed(name)).cloned().collect()
     }
 
-    /// Listed ones below `directory` of which not as many are among `missed`.
+    /// Listed ones below `directory` that occur less often in `missed`.
     pub(super) fn outdated(&self, missed: &[String], directory: &str) -> Vec<String> {
         let survived = |name: &str| missed.iter().filter(|missed| without_position(missed) == name).count();
         let ours = self.counts.iter().filter(|(name, _)| name.starts_with(directory));

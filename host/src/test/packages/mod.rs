@@ -1,4 +1,4 @@
-//! The crates that others can take, as others get them: packed, and used outside of the tree.
+//! The published crates as users get them: packed, and used outside of the tree.
 
 use super::cases::{Body, Case, case};
 use crate::workspace;
@@ -7,17 +7,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The directories in `crates/` of what is published, each behind those that it needs.
+/// The directories in `crates/` of the published crates, each after those that it needs.
 pub(super) const PUBLISHED: [&str; 5] = ["tlfs", "coherence", "paging", "memslots", "pvflush"];
 
-/// What a package has to have beside its sources; the licences are those of the tree.
+/// Files that a package needs besides its sources; the licences are those of the tree.
 pub(super) const LICENCES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
 const OTHERS: [&str; 2] = ["README.md", "CHANGELOG.md"];
 
-/// What the packages are built for alone. There is no standard library there.
+/// The target that the packages are built for. It has no standard library.
 const TARGET: &str = "x86_64-unknown-none";
 
-/// The tool that compares what a crate offers with what it did, and its version.
+/// The tool that compares a crate's API with its former version, and the tool's version.
 const COMPARER: &str = "cargo-semver-checks@0.51.0";
 
 /// The rows.
@@ -47,8 +47,8 @@ struct Package {
     directory: PathBuf,
 }
 
-/// The packages, unpacked in a directory outside of the tree, lest cargo take them for members of
-/// the workspace.
+/// The packages, unpacked in a directory outside of the tree, so that cargo does not take them for
+/// members of the workspace.
 struct Outside {
     directory: tempfile::TempDir,
     packages: Vec<Package>,
@@ -79,7 +79,7 @@ impl Outside {
         Ok(Self { directory, packages })
     }
 
-    /// Arguments that have cargo take the packages for what a registry would have.
+    /// Arguments that make cargo use the packages instead of a registry.
     fn patches(&self, needed: impl Fn(&Package) -> bool) -> Vec<String> {
         let needed = self.packages.iter().filter(|package| needed(package));
         needed
@@ -90,7 +90,7 @@ impl Outside {
             .collect()
     }
 
-    /// Runs cargo in one package, with the others at hand.
+    /// Runs cargo in one package, with the others available.
     fn run_in(&self, package: &Package, arguments: &[&str], toolchain: Option<&str>) -> Result<()> {
         let (built, patches) = (self.built(), self.patches(|other| other.name != package.name));
         let arguments = || arguments.iter().copied().chain(patches.iter().map(String::as_str));
@@ -102,7 +102,7 @@ impl Outside {
         self.directory.path().join("built")
     }
 
-    /// A program's package beside the others, with the examples of all READMEs as tests.
+    /// A program's package next to the others, with the examples of all READMEs as tests.
     fn write_program(&self) -> Result<PathBuf> {
         let directory = self.directory.path().join("program");
         let mut manifest = "[package]\nname = \"program\"\nedition = \"2024\"\n\n[dependencies]\n".to_owned();
@@ -118,7 +118,7 @@ impl Outside {
         fs::write(directory.join("Cargo.toml"), manifest)?;
         fs::write(directory.join("src/lib.rs"), library)?;
         fs::write(directory.join("src/main.rs"), include_str!("program.rs"))?;
-        // The same versions of all else as in the tree.
+        // The same versions of all other dependencies as in the tree.
         fs::copy(workspace::root().join("Cargo.lock"), directory.join("Cargo.lock"))?;
         Ok(directory)
     }
@@ -135,7 +135,7 @@ fn archive_of(directory: &Path, name: &str) -> Result<PathBuf> {
     bail!("cargo has packed nothing for {name}")
 }
 
-/// Cargo for what is outside of the tree.
+/// Cargo for packages outside of the tree.
 fn cargo<'a>(
     directory: &Path,
     toolchain: Option<&str>,
@@ -156,7 +156,7 @@ fn cargo<'a>(
     command
 }
 
-/// Runs cargo. The registry is asked only where it takes something that is not there.
+/// Runs cargo. Uses the registry only if something is missing locally.
 fn finish_cargo(command: impl Fn() -> Command) -> Result<()> {
     let mut offline = command();
     offline.env("CARGO_NET_OFFLINE", "true");
@@ -186,7 +186,7 @@ fn work_outside(_: &Path) -> Result<()> {
         for other in OTHERS {
             ensure!(package.directory.join(other).is_file(), "{} is packed without {other}", package.name);
         }
-        // With nothing that is optional, and with all of it.
+        // Without optional features, and with all of them.
         let manifest = fs::read_to_string(package.directory.join("Cargo.toml"))?;
         let all = manifest.contains("\n[features]\n").then_some("--all-features");
         for features in ["--no-default-features"].into_iter().chain(all) {
@@ -217,8 +217,7 @@ fn build_with_the_rust_they_name(_: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The commit that gave a crate the version that it has: what came since must be compatible with
-/// it.
+/// The commit that gave a crate its current version: later changes must be compatible with it.
 fn baseline(manifest: &str) -> Result<Option<String>> {
     let mut log = Command::new("git");
     log.args(["log", "-1", "--format=%H", "-G^version = ", "--", manifest]).current_dir(workspace::root());
@@ -233,7 +232,7 @@ fn break_nobody(_: &Path) -> Result<()> {
     let tool = directory.join("bin/cargo-semver-checks");
     if !tool.is_file() {
         let mut install = workspace::cargo();
-        // Unoptimized: it is built longer than it runs.
+        // Unoptimized: building takes longer than running.
         install.args(["install", "--locked", "--debug", COMPARER, "--root"]).arg(&directory);
         finish(install)?;
     }

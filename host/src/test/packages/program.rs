@@ -1,5 +1,5 @@
 //! A user of all five packages, built outside of the tree: a guest's kernel flushes a page by
-//! hypercall, out of memory that its hypervisor looks up in slots and has mapped by a nested page
+//! hypercall, from memory that its hypervisor looks up in slots and has mapped by a nested page
 //! table.
 
 use quell_coherence::TargetSet;
@@ -16,7 +16,7 @@ static USED: AtomicUsize = AtomicUsize::new(0);
 #[derive(Clone)]
 struct Static;
 
-// SAFETY: the number only grows, so each table is handed out once, zeroed as it was built.
+// SAFETY: the number only grows, so each table is allocated once, zeroed as built.
 unsafe impl TableMemory for Static {
     fn allocate(&self) -> Option<PhysAddr> {
         let index = USED.fetch_add(1, Ordering::Relaxed);
@@ -64,7 +64,7 @@ fn main() {
     let host = PhysAddr(ram.0.as_mut_ptr().expose_provenance() as u64);
     let slot = Slot { id: SlotId(1), gpa: Gpa(0x1000), size: 4096, host, flags: SlotFlags::empty() };
     let mut guest = Guest(Memslots::new(40));
-    // SAFETY: the memory is leaked, and used by nobody else.
+    // SAFETY: the memory is leaked, and has no other user.
     unsafe { guest.0.add(slot) }.expect("the slot overlaps nothing");
     let nested = PageTable::<Amd64Nested, _>::new(Static).expect("there is memory for the root");
     nested.install(0x1000, PhysAddr(0x5000), Level::Page4K, Permissions::RWX).expect("and for tables");

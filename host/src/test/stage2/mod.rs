@@ -1,11 +1,11 @@
-//! Whether it is noticed when the hypervisor for Arm leaves translations where they are: by guests
-//! that go on looking at memory that has gone, and, where the emulator shows no difference, by the
-//! instructions that were executed.
+//! Whether it is detected when the hypervisor for Arm leaves translations in place: by guests that
+//! keep reading removed memory, and, where the emulator shows no difference, by the executed
+//! instructions.
 //!
-//! QEMU's TLB has no VMID tags, keeps no entries of stage 2 alone but for pages with tables of
-//! stage 1, and completes all maintenance at the next barrier of any kind: it cannot show what DSB
-//! ISHST and the domain of the last DSB are for. It drops everything when TCR_EL1 is written, so
-//! that what an arriving vCPU could meet is never there.
+//! QEMU's TLB has no VMID tags, keeps no entries of stage 2 alone except for pages with tables of
+//! stage 1, and completes all maintenance at the next barrier of any kind: it cannot show the
+//! effect of DSB ISHST and of the domain of the last DSB. It drops everything when TCR_EL1 is
+//! written, so an arriving vCPU never finds stale entries.
 
 mod script;
 #[cfg(test)]
@@ -31,27 +31,27 @@ use hostlink::phase::Phase;
 use std::path::Path;
 use std::time::Duration;
 
-/// What is done, and what has to come of it. What is wrong with the hypervisor is in the case's
-/// settings.
+/// The action, and the expected result. The defect of the hypervisor is in the case's settings.
 pub(super) enum Test {
-    /// Memory goes and comes back while all vCPUs look at it. `true` if one of them has to go on
-    /// with what was there.
+    /// Memory is removed and added again while all vCPUs read it. `true` if one of them has to keep
+    /// seeing the old contents.
     Watch(bool),
-    /// So many pages go, and these instructions are executed for it.
+    /// This many pages are removed, with these instructions.
     Counts(u64, Sequence),
-    /// [`MANY`] pages go by range instructions, and what was executed is refused for this reason.
+    /// [`MANY`] pages are removed by range instructions, and the executed instructions are rejected
+    /// for this reason.
     Refused(&'static str),
-    /// Two vCPUs take turns on a CPU, which drops what it holds when one arrives.
+    /// Two vCPUs take turns on a CPU, which drops its entries when one arrives.
     Arrivals,
 }
 
-/// Maintenance for memory that goes. Nothing else of these kinds may be there.
+/// Maintenance for removed memory. There may be nothing else of these kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sequence {
-    /// Range instructions, and those for one page each.
+    /// Range instructions, and instructions for single pages.
     ripas2e1is: u64,
     ipas2e1is: u64,
-    /// For entries of both stages, and for all of the VMID's.
+    /// For entries of both stages, and for everything of the VMID.
     vmalle1is: u64,
     vmalls12e1is: u64,
     ish: u64,
@@ -61,21 +61,22 @@ const MAX: Platform = Platform::Aarch64(ArmCpu::Max);
 const N1: Platform = Platform::Aarch64(ArmCpu::NeoverseN1);
 const A72: Platform = Platform::Aarch64(ArmCpu::CortexA72);
 
-/// Pages that go one by one where there are no range instructions, and more than are done so.
+/// Pages that are removed one by one if there are no range instructions, and a number above that
+/// limit.
 const FEW: u64 = 100;
 const MANY: u64 = 2048;
 
-/// Between the two. Where instructions are counted they take no time, and none could be measured.
+/// Between the two. Instructions that are counted take no time, so no cost could be measured.
 const LIMIT: &[&str] = &["flush_pages=200"];
 
 /// One range, entries of both stages, a DSB for each.
 const BY_RANGE: Sequence = Sequence { ripas2e1is: 1, ipas2e1is: 0, vmalle1is: 1, vmalls12e1is: 0, ish: 2 };
-/// Page by page; the DSBs are not more for that.
+/// Page by page; this does not need more DSBs.
 const BY_PAGE: Sequence = Sequence { ripas2e1is: 0, ipas2e1is: FEW, ..BY_RANGE };
 const WHOLE: Sequence = Sequence { ripas2e1is: 0, ipas2e1is: 0, vmalle1is: 0, vmalls12e1is: 1, ish: 1 };
 
 impl Sequence {
-    /// With the last instruction and its DSB once more, as the errata demand.
+    /// With the last instruction and its DSB repeated, as the errata require.
     const fn repeated(self) -> Self {
         let by_address = self.vmalls12e1is == 0;
         Self {
@@ -86,7 +87,7 @@ impl Sequence {
         }
     }
 
-    /// Whether this is what was counted, and no maintenance beside it.
+    /// Whether the counts match, without other maintenance.
     fn check(&self, counted: &Counts) -> Result<()> {
         let of = |name| counted.of_kind(name);
         ensure!(of("nsh") == 0, "DSB NSH waits for the own processor alone: {counted:?}");
@@ -191,16 +192,16 @@ const fn refused(name: &'static str, about: &'static str, why: &'static str) -> 
 
 /// Memory of the guest itself.
 const MEMORY: u64 = 64 * MIB;
-/// Where memory comes and goes.
+/// Address of the memory that is added and removed.
 const AT: u64 = 4 << 30;
-/// A word of its second page, and what `touch` in steps of words has left there.
+/// A word of its second page, and the value that `touch` in steps of words has left there.
 const WORD: u64 = AT + PAGE + 8;
 const LEFT: u64 = (PAGE + 8) / 8;
 /// Longest time for a step, and for a whole run.
 const PATIENCE: Duration = Duration::from_secs(20);
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// How long it takes to be sure that a vCPU does not notice: memory has gone before the request is
-/// answered.
+/// How long it takes to be sure that a vCPU does not notice: memory is removed before the request
+/// is answered.
 const NOTICING: Duration = Duration::from_secs(2);
 /// vCPUs that watch.
 const WATCHERS: usize = 2;
@@ -240,7 +241,7 @@ struct Lab<'a> {
 }
 
 impl Lab<'_> {
-    /// A machine whose guest takes commands.
+    /// A machine whose guest accepts commands.
     fn spec(&self, (vcpus, cpus): (u32, u32), clock: Clock) -> Result<Spec> {
         let guest = Guest::load(self.case.platform, vcpus, MEMORY, self.switches)?;
         let mut spec = guest.on_quell(self.hypervisor, cpus, clock, self.directory)?;
@@ -275,7 +276,7 @@ impl Lab<'_> {
         Ok(counting)
     }
 
-    /// What is executed while so many pages go.
+    /// The counts while `pages` pages are removed.
     fn counts(&self, pages: u64) -> Result<Counts> {
         let mut spec = self.spec((1, 1), Clock::Instructions)?;
         let counting = self.counted(&mut spec)?;
@@ -303,7 +304,7 @@ impl Lab<'_> {
     }
 }
 
-/// Arrivals of which there have to be this many: the guest's own instructions are few beside them.
+/// The minimum number of arrivals: the guest's own instructions are few in comparison.
 const ARRIVALS_MIN: u64 = 20;
 
 /// Adds the ends of console and log to an error.

@@ -1,4 +1,4 @@
-//! What a machine is told to do.
+//! Commands to a machine.
 
 use super::{AT, LEFT, PATIENCE, WATCHERS, WORD};
 use crate::machine::outcome::Outcome;
@@ -33,7 +33,7 @@ impl Script {
         self.machine.control()?.delete(slot).map(drop)
     }
 
-    /// Every vCPU says this of the memory, in any order, within some time.
+    /// Waits until every vCPU has reported this about the memory, in any order, within some time.
     pub(super) fn all_say(&mut self, what: &str, patience: Duration) -> Result<()> {
         let mut last = self.read;
         for number in 0..WATCHERS {
@@ -44,7 +44,8 @@ impl Script {
         Ok(())
     }
 
-    /// Memory comes, goes and comes back; says whether all vCPUs have noticed in time that it went.
+    /// Adds memory, removes it and adds it again; returns whether all vCPUs have noticed the
+    /// removal in time.
     pub(super) fn watch(&mut self, noticing: Duration) -> Result<bool> {
         let slot = self.add(16 * PAGE)?;
         self.command(&format!("touch={AT:#x},{:#x},8", 16 * PAGE))?;
@@ -56,7 +57,7 @@ impl Script {
             self.add(16 * PAGE)?;
             self.all_say("reads 0x0", PATIENCE)?;
         }
-        // What has not been noticed may have several reasons: the guest has to be alive.
+        // A missing notice may have several reasons: check that the guest is alive.
         self.machine.type_text("q")?;
         self.await_text(&format!("load: done: watch={WORD:#x},60 count={WATCHERS}"))?;
         Ok(noticed)
@@ -68,7 +69,7 @@ impl Script {
         self.delete(slot)
     }
 
-    /// Both vCPUs are awake for some time.
+    /// Keeps both vCPUs awake for some time.
     pub(super) fn take_turns(&mut self) -> Result<()> {
         let slot = self.add(PAGE)?;
         self.command(&format!("watch={AT:#x},1"))?;

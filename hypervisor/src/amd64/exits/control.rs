@@ -19,7 +19,7 @@ pub(super) fn on_xsetbv<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Then
     if register != 0 || !fpu::is_valid_xcr0(value, A::components()) {
         return Then::protection(context);
     }
-    // The guest's XCR0 lives in the processor while the vCPU is on the CPU.
+    // The guest's XCR0 is in the processor while the vCPU is on the CPU.
     A::write_xcr0(value);
     Then::RESUME
 }
@@ -54,7 +54,7 @@ pub(super) fn on_write<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Next 
     Next::Resume
 }
 
-/// CR4: only what CPUID shows can be set (APM volume 2, section 3.1.3).
+/// CR4: only bits that CPUID shows can be set (APM volume 2, section 3.1.3).
 fn write_cr4<A: Amd64>(context: &mut Context<'_, A>, value: u64) -> bool {
     let vmcb = &mut context.state.vmcb;
     let long = vmcb.efer & EFER_LMA != 0;
@@ -72,7 +72,7 @@ fn write_cr4<A: Amd64>(context: &mut Context<'_, A>, value: u64) -> bool {
     true
 }
 
-/// Whether the instruction is refused; then its fault has been raised.
+/// Whether the instruction is refused; if so, its fault has been raised.
 fn refuses<A: Amd64>(context: &mut Context<'_, A>, instruction: Instruction) -> bool {
     let refused = checks::check(instruction, context.state.vmcb.conditions());
     if let Err(refusal) = refused {

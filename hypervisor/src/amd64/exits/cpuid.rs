@@ -9,7 +9,7 @@ use crate::hyperv;
 use crate::vm::Context;
 
 /// CPUID.
-#[inline(always)] // As the others that make up most exits.
+#[inline(always)] // Like the others that make up most exits.
 pub(super) fn on_cpuid<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Then {
     let registers = &mut context.state.registers;
     let (leaf, subleaf) = (registers.low(RAX), registers.low(RCX));
@@ -19,7 +19,7 @@ pub(super) fn on_cpuid<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Then 
             let view = cpuid::View {
                 apic: context.state.lapic.is_on(),
                 osxsave: context.state.vmcb.cr4 & CR4_OSXSAVE != 0,
-                // Asked only where it is shown: it takes a lock.
+                // Checked only for the leaf that shows it: the check takes a lock.
                 invariant_tsc: leaf == 0x8000_0007 && context.vm.guest.partition.shows_invariant_tsc(),
                 ..context.state.view
             };

@@ -1,5 +1,5 @@
-//! What writes to registers ask for is carried out here: messages to other vCPUs, pages that move,
-//! what ends the machine.
+//! Carries out the effects of register writes: messages to other vCPUs, page moves, the end of the
+//! machine.
 
 use hostlink::counters::Counter;
 use memslots::Gpa;
@@ -13,7 +13,7 @@ use crate::devices::pc::power::PowerEvent;
 use crate::hyperv::MsrEffect;
 use crate::vm::{Context, Next, increase};
 
-/// Carries out what a write to the local APIC asks for.
+/// Carries out the effect of a write to the local APIC.
 #[inline]
 pub(super) fn perform_lapic<A: Amd64>(context: &mut Context<'_, A>, effect: Effect) -> Next {
     match effect {
@@ -36,7 +36,7 @@ pub(super) fn perform_lapic<A: Amd64>(context: &mut Context<'_, A>, effect: Effe
 }
 
 /// A level-triggered vector has left service.
-#[inline(never)] // Seldom, and with a buffer that others need not make room for.
+#[inline(never)] // Rare, and with a buffer that others need not make room for.
 fn tell_io_apic<A: Amd64>(context: &mut Context<'_, A>, vector: u8) {
     let messages = context.vm.guest.platform.lock().eoi(vector);
     for message in messages {
@@ -44,7 +44,7 @@ fn tell_io_apic<A: Amd64>(context: &mut Context<'_, A>, vector: u8) {
     }
 }
 
-/// Carries out what a write to a synthetic register asks for. `overlays` are there where a page may
+/// Carries out the effect of a write to a synthetic register. `overlays` is given where a page may
 /// move.
 pub(super) fn perform_synthetic<A: Amd64>(
     context: &mut Context<'_, A>,
@@ -90,7 +90,7 @@ pub(super) fn perform_synthetic<A: Amd64>(
     Then::RESUME
 }
 
-/// Carries out what a write to a port asks for beside its interrupt.
+/// Carries out the effect of a port write, except its interrupt.
 pub(super) fn perform_output<A: Amd64>(output: Output) -> Next {
     match output {
         Output::None => Next::Resume,

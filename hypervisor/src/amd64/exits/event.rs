@@ -1,5 +1,5 @@
-//! Exits that need little: interrupts, exceptions, instructions that do nothing or are not there,
-//! what cannot go on.
+//! Simple exits: interrupts, exceptions, instructions that do nothing or do not exist, fatal
+//! conditions.
 
 use super::{Exit, Then, protection_fault};
 use crate::amd64::nmi::Nmi;
@@ -9,7 +9,7 @@ use crate::amd64::vmcb::{clean, vintr};
 use crate::vm::{Context, Next};
 
 /// HLT.
-#[inline(always)] // Little, and among many.
+#[inline(always)] // Small, and one of many.
 pub(super) fn on_halt<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Then {
     context.state.activity = Activity::Halted;
     Then::Behind(Next::Halt)
@@ -21,19 +21,19 @@ pub(super) fn on_pause<A: Amd64>(_: &mut Context<'_, A>, _: Exit) -> Then {
     Then::Behind(Next::Yield)
 }
 
-/// WBINVD, INVD: the caches are coherent without.
+/// WBINVD, INVD: the caches are coherent without them.
 #[inline(always)] // As above.
 pub(super) fn on_cache<A: Amd64>(_: &mut Context<'_, A>, _: Exit) -> Then {
     Then::RESUME
 }
 
-/// What was to be done is done already: the interrupt was taken right after the exit.
+/// Nothing is left to do: the interrupt was taken right after the exit.
 #[inline(always)] // As above.
 pub(super) fn on_nothing<A: Amd64>(_: &mut Context<'_, A>, _: Exit) -> Next {
     Next::Resume
 }
 
-/// The window is open: `prepare_events` injects and withdraws the request.
+/// The guest can take an interrupt: `prepare_events` injects it and withdraws the request.
 #[inline(always)] // As above.
 pub(super) fn on_window<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Next {
     context.state.vmcb.interrupt_control &= !vintr::IRQ;
@@ -41,7 +41,8 @@ pub(super) fn on_window<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Next
     Next::Resume
 }
 
-/// All that there is to check the processor does when it executes the instruction again.
+/// Loads the debug registers. The processor makes all checks when it executes the instruction
+/// again.
 pub(super) fn on_debug_register<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Next {
     context.state.load_debug_registers::<A>();
     Next::Resume
@@ -53,13 +54,13 @@ pub(super) fn on_iret<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Next {
     Next::Resume
 }
 
-/// The guest gets the exception that was intercepted.
+/// The guest gets the intercepted exception.
 pub(super) fn on_exception<A: Amd64>(context: &mut Context<'_, A>, exit: Exit) -> Next {
     context.state.reflect_exception(&exit);
     context.state.settle_delivery()
 }
 
-/// Memory or a processor is broken, and what it hit is not known.
+/// Memory or a processor is broken, and the extent of the damage is unknown.
 #[cold]
 pub(super) fn on_machine_check<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Next {
     panic!("machine check while vCPU {} ran", context.vcpu.index)
@@ -81,8 +82,8 @@ pub(super) fn on_shutdown<A: Amd64>(_: &mut Context<'_, A>, _: Exit) -> Next {
     Next::Dead
 }
 
-/// Where a control register takes values that VMRUN does not (QEMU: CR0.NW without CD), a guest can
-/// get here.
+/// A guest can get here where a control register accepts values that VMRUN does not (QEMU: CR0.NW
+/// without CD).
 #[cold]
 pub(super) fn on_invalid<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Next {
     log::error!("VMRUN refuses the state of vCPU {}", context.vcpu.index);

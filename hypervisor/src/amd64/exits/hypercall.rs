@@ -9,7 +9,7 @@ use crate::hyperv::{CallOutcome, Caller, hypercall};
 use crate::vm::{Context, Next};
 
 /// VMMCALL: a hypercall. Its instruction may have to be executed again.
-#[inline(always)] // As the others that make up most exits.
+#[inline(always)] // Like the others that make up most exits.
 pub(super) fn on_hypercall<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Then {
     let vmcb = &context.state.vmcb;
     let caller = Caller {
@@ -34,8 +34,7 @@ pub(super) fn on_hypercall<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> T
         CallOutcome::Yield(result) => (result, Next::Yield),
         CallOutcome::Continue(control) => {
             caller.set_control(&mut context.state.registers.0, control);
-            // Where the instruction before it holds interrupts off, it does so for the first part
-            // only.
+            // If the previous instruction holds interrupts off, it does so for the first part only.
             context.state.vmcb.interrupt_shadow &= !1;
             return Then::Stay(Next::Resume);
         }

@@ -1,5 +1,5 @@
-//! Accesses to memory that the processor cannot reach: device registers, addresses without
-//! anything, stores to read-only memory.
+//! Accesses that the processor cannot complete: to device registers, to unused addresses, and
+//! stores to read-only memory.
 
 use iced_x86::Instruction;
 use memslots::{GuestMemory, Resolution};
@@ -20,12 +20,12 @@ use crate::emulator::{Cpu, EmulationOutcome, Failure, Memory, SegmentBases, exec
 
 const PAGE: u64 = 4096;
 
-/// Carries out the instruction at RIP, whose access the processor could not do. The page of `mmio`
-/// is known to have no memory behind it.
+/// Emulates the instruction at RIP, whose access the processor could not complete. The page of
+/// `mmio` is known to have no memory behind it.
 ///
 /// Decoding, translation and access are one section for the flush engine: an initiator that has
 /// changed the translation waits until the access is done, or the walk here finds the change (H30).
-#[inline(never)] // Seldom, and with room for what other exits need not make.
+#[inline(never)] // Rare, and with a stack frame that other exits need not make.
 pub(super) fn emulate_access<A: Amd64>(context: &mut Context<'_, A>, mmio: Option<Gpa>) -> Next {
     let vm = context.vm;
     context.state.rsp_from_vmcb();
@@ -44,7 +44,7 @@ pub(super) fn emulate_access<A: Amd64>(context: &mut Context<'_, A>, mmio: Optio
             context.state.skip(length);
         }
         Ok((EmulationOutcome::Unfinished, _)) => {
-            // What the instruction before it holds off, it does for the first elements only.
+            // An interrupt shadow of the previous instruction covers the first elements only.
             context.state.vmcb.interrupt_shadow &= !1;
             if context.state.vmcb.rflags & RFLAGS_TF != 0 {
                 context.state.raise_debug(DR6_SINGLE_STEP);
@@ -60,7 +60,7 @@ pub(super) fn emulate_access<A: Amd64>(context: &mut Context<'_, A>, mmio: Optio
     settle_lapic(context, &effects)
 }
 
-/// What is left of accesses to the local APIC's registers.
+/// Carries out the remaining effects of accesses to the local APIC's registers.
 fn settle_lapic<A: Amd64>(context: &mut Context<'_, A>, effects: &LapicEffects) -> Next {
     if effects.targets != 0 {
         increase(&context.counters[Counter::IrqIpi as usize], effects.targets);
@@ -72,16 +72,16 @@ fn settle_lapic<A: Amd64>(context: &mut Context<'_, A>, effects: &LapicEffects) 
     Next::Timers
 }
 
-/// What accesses to the local APIC's registers leave to be done behind the instruction.
+/// Effects of accesses to the local APIC's registers that are carried out after the instruction.
 #[derive(Clone, Copy, Default)]
 struct LapicEffects {
-    /// Interrupts that were sent to somebody.
+    /// Number of vCPUs that interrupts were sent to.
     targets: u64,
-    /// Timer or address may be others now.
+    /// Timer or address may have changed.
     is_changed: bool,
 }
 
-/// Carries out an instruction of a vCPU.
+/// Emulates an instruction of a vCPU.
 fn emulate<A: Amd64>(
     vm: &Vm<A>,
     state: &mut VcpuState,
@@ -112,20 +112,20 @@ fn emulate<A: Amd64>(
     (outcome, effects)
 }
 
-/// What a vCPU reaches by its linear addresses.
+/// The memory and devices that a vCPU reaches by its linear addresses.
 struct Reach<'a, A: Amd64> {
     vm: &'a Vm<A>,
     vmcb: &'a Vmcb,
     memory: &'a GuestMemory<'a>,
     /// An address in a page that has no memory.
     mmio: Option<Gpa>,
-    /// The vCPU's own.
+    /// The vCPU's own local APIC.
     lapic: &'a mut Lapic,
     effects: LapicEffects,
 }
 
 impl<A: Amd64> Reach<'_, A> {
-    /// The memory of the page of `gpa`: whether it is read-only; `None` if there is none.
+    /// The memory of the page of `gpa`: whether it is read-only; `None` if there is no memory.
     fn memory_at(&self, gpa: Gpa) -> Option<bool> {
         if self.mmio.is_some_and(|known| known.0 / PAGE == gpa.0 / PAGE) {
             return None;
@@ -136,7 +136,7 @@ impl<A: Amd64> Reach<'_, A> {
         }
     }
 
-    /// The devices here have 32-bit registers; any other access finds nothing.
+    /// The devices here have 32-bit registers; any other access has no effect.
     fn is_register(gpa: Gpa, len: usize) -> bool {
         len == 4 && PcBoard::is_mmio(gpa.0)
     }
@@ -179,12 +179,12 @@ impl<A: Amd64> Memory for Reach<'_, A> {
         self.memory_at(gpa).is_some_and(|is_read_only| !(is_read_only && is_write))
     }
 
-    /// All ones where there is nothing.
+    /// Reads all ones at unused addresses.
     fn read(&mut self, gpa: Gpa, bytes: &mut [u8]) {
         bytes.fill(0xff);
         match self.memory_at(gpa) {
             Some(_) => {
-                // It has been found in the slots that are pinned.
+                // It was found in the pinned slots.
                 let _ = self.memory.read(gpa, bytes);
             }
             None if self.is_lapic(gpa, bytes.len()) => {
@@ -199,7 +199,7 @@ impl<A: Amd64> Memory for Reach<'_, A> {
         }
     }
 
-    /// What is written where there is nothing, or to read-only memory, is lost.
+    /// Writes to unused addresses and to read-only memory are discarded.
     fn write(&mut self, gpa: Gpa, bytes: &[u8]) {
         match (self.memory_at(gpa), bytes.first_chunk()) {
             (Some(_), _) => {

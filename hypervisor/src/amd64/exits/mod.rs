@@ -1,18 +1,18 @@
-//! What each exit means.
+//! The meaning of each exit.
 //!
-//! An [`Exit`] is what the processor says of one, captured once. A row of the [table] says all that
-//! there is to say of a kind of exits: its codes, what it is counted as, how the instruction is
-//! usually encoded and who may execute it, and its handler. Handlers change the vCPU's state and
-//! say how it goes on; nothing in them blocks, but for the bounded wait of a flush.
+//! An [`Exit`] is the processor's description of an exit, captured once. A row of the [table] fully
+//! describes one kind of exit: its codes, its counter, the usual encoding of the instruction and
+//! the privilege it needs, and its handler. Handlers change the vCPU's state and return how it goes
+//! on. They never block, except for the bounded wait of a flush.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | `control` | control registers: CR4, CR8, XCR0 |
 //! | `cpuid` | CPUID |
-//! | `effects` | what writes to registers and ports ask for, carried out |
-//! | `event` | exits that no instruction's encoding is looked at for: interrupts, exceptions, what cannot go on |
+//! | `effects` | carries out the effects of writes to registers and ports |
+//! | `event` | exits that need no instruction decoding: interrupts, exceptions, fatal conditions |
 //! | `hypercall` | VMMCALL |
-//! | `mmio` | accesses to memory that the processor cannot reach |
+//! | `mmio` | accesses to memory that the processor cannot complete |
 //! | `msr` | RDMSR and WRMSR |
 //! | `nested` | nested page faults |
 //! | `port`, `string_port` | ports |
@@ -42,24 +42,24 @@ use super::state::VcpuState;
 use super::vmcb::Vmcb;
 use crate::vm::{Context, Next};
 
-/// What the processor says of an exit. Bytes that it has fetched of a faulting instruction stay in
-/// the VMCB, for the one that decodes them.
+/// The processor's description of an exit. Any bytes that it fetched of a faulting instruction stay
+/// in the VMCB, for the handler that decodes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exit {
     /// Its code.
     pub code: u64,
-    /// What the code makes of it.
+    /// Its meaning depends on the code.
     pub info_1: u64,
-    /// What the code makes of it.
+    /// Its meaning depends on the code.
     pub info_2: u64,
-    /// The event whose delivery it cut short, as [`event`](super::event) describes it.
+    /// The event whose delivery was cut short, in the format of [`event`](super::event).
     pub event: u64,
-    /// Where the next instruction is, if the processor says so.
+    /// The address of the next instruction, if the processor reports it.
     pub next_rip: u64,
 }
 
 impl Exit {
-    /// Of the stay in the guest that has just ended.
+    /// The exit that has just ended a stay in the guest.
     #[must_use]
     #[inline(always)]
     pub const fn of(vmcb: &Vmcb) -> Self {
@@ -79,20 +79,20 @@ impl Exit {
     }
 }
 
-/// How it goes on after an instruction that was to be carried out.
+/// How the vCPU goes on after an emulated instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Then {
-    /// It has been: behind it.
+    /// It has been executed: continue after it.
     Behind(Next),
-    /// It has not: its fault has been raised, or it is executed again.
+    /// It has not been executed: its fault has been raised, or it is executed again.
     Stay(Next),
 }
 
 impl Then {
-    /// Behind it, back in the guest.
+    /// Continue after it, in the guest.
     const RESUME: Self = Self::Behind(Next::Resume);
 
-    /// #GP(0) in its place.
+    /// Raises #GP(0) instead of it.
     fn protection<A: Amd64>(context: &mut Context<'_, A>) -> Self {
         Self::Stay(protection_fault(context))
     }
@@ -107,10 +107,10 @@ pub fn with_translation<A: Amd64, R>(
 }
 
 /// Handles the exit that the VMCB describes.
-#[inline(always)] // It has one caller, and saves that one's registers for nothing otherwise.
+#[inline(always)] // It has one caller, and saves that caller's registers for nothing otherwise.
 pub fn handle_exit<A: Amd64>(context: &mut Context<'_, A>) -> Next {
     let exit = Exit::of(&context.state.vmcb);
-    // What the guest is to see of its IRET's own #DB has been raised; there is nothing else to be
+    // The part of the IRET's own #DB that the guest must see has been raised; nothing else is to be
     // handled.
     if context.state.end_step() && Row::of(&exit) == Row::Event(table::Event::Debug) {
         context.count_exit(Row::of(&exit).counter());
@@ -119,8 +119,8 @@ pub fn handle_exit<A: Amd64>(context: &mut Context<'_, A>) -> Next {
     table::dispatch(context, exit)
 }
 
-/// Carries out the instruction that the guest could not, and goes on behind it. If it cannot be
-/// read any more, the guest gets the fault and nothing is done.
+/// Emulates an instruction that exited, and continues after it. If the instruction can no longer be
+/// read, the guest gets the fault and nothing is done.
 #[inline(always)] // As above.
 fn complete<A: Amd64>(
     context: &mut Context<'_, A>,

@@ -1,4 +1,4 @@
-//! RDMSR and WRMSR: who answers a register.
+//! RDMSR and WRMSR: dispatches each register to its owner.
 
 use hostlink::counters::Counter;
 
@@ -13,7 +13,7 @@ use crate::hyperv::{self, MsrRead};
 use crate::vm::{Context, increase};
 
 /// RDMSR.
-#[inline(always)] // As the others that make up most exits.
+#[inline(always)] // Like the others that make up most exits.
 pub(super) fn on_read<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Then {
     let number = context.state.registers.low(RCX);
     let now = A::now();

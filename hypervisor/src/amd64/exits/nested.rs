@@ -1,5 +1,5 @@
-//! Nested page faults: memory appears when it is first touched, everything else is a device or
-//! nothing.
+//! Nested page faults: memory is mapped when it is first touched, every other address is a device
+//! or unused.
 
 use memslots::Gpa;
 
@@ -11,13 +11,13 @@ use crate::vm::{Access, Context, Led, Next};
 
 /// `info_1` of a nested page fault: the access was a store.
 pub(super) const FAULT_WRITE: u64 = 1 << 1;
-/// The fault came from an instruction fetch.
+/// An instruction fetch caused the fault.
 pub(super) const FAULT_FETCH: u64 = 1 << 4;
-/// The fault came from the walk of the guest's page tables, not from the access itself.
+/// The walk of the guest's page tables caused the fault, not the access itself.
 pub(super) const FAULT_IN_WALK: u64 = 1 << 33;
 
 /// #NPF: `info_2` is the guest physical address.
-#[inline(never)] // Apart from the exits that are many.
+#[inline(never)] // Kept apart from the frequent exits.
 pub(super) fn on_nested_fault<A: Amd64>(context: &mut Context<'_, A>, exit: Exit) -> Next {
     let next = serve_nested_fault(context, &exit);
     match context.state.settle_delivery() {
@@ -35,13 +35,13 @@ fn serve_nested_fault<A: Amd64>(context: &mut Context<'_, A>, exit: &Exit) -> Ne
     let gpa = Gpa(exit.info_2);
     match context.nested_fault(gpa, access, exit.info_1 & FAULT_WRITE != 0) {
         Led::Again => {}
-        // The guest's own page tables lie where there is no memory, or in a ROM, where the
-        // processor cannot mark them as used.
+        // The guest's own page tables are at an address without memory, or in a ROM, where the
+        // processor cannot mark them as accessed.
         Led::WalkRefused => context.state.raise_protection(),
-        // Code where there is no memory: all ones is no instruction.
+        // Code at an address without memory: all ones is not an instruction.
         Led::FetchRefused => context.state.raise_undefined(),
-        // It is the instruction's at RIP, or one of the processor's own while it was delivering an
-        // event, to a stack or a descriptor table that is no memory.
+        // The access is the instruction's at RIP, or the processor's own while it was delivering an
+        // event, to a stack or a descriptor table that is not in memory.
         Led::Lost | Led::Device if exit.event & event::VALID != 0 => context.state.raise_delivery_failure(),
         Led::Lost => return emulate_access(context, None),
         Led::Device => return emulate_access(context, Some(gpa)),

@@ -17,7 +17,7 @@ use crate::emulator::Operand;
 use crate::vm::{Context, Next};
 
 /// IN, OUT, INS or OUTS.
-#[inline(always)] // As the others that make up most exits.
+#[inline(always)] // Like the others that make up most exits.
 pub(super) fn on_port<A: Amd64>(context: &mut Context<'_, A>, exit: Exit) -> Next {
     const INPUT: u64 = 1;
     const STRING: u64 = 1 << 2;
@@ -47,7 +47,7 @@ pub(super) fn on_port<A: Amd64>(context: &mut Context<'_, A>, exit: Exit) -> Nex
     next
 }
 
-/// Whether the current task may not access these ports; then the fault has been raised.
+/// Whether the current task may not access these ports; if so, the fault has been raised.
 #[cold]
 #[inline(never)]
 fn is_port_refused<A: Amd64>(context: &mut Context<'_, A>, port: u16, size: u32) -> bool {
@@ -69,7 +69,7 @@ fn is_port_refused<A: Amd64>(context: &mut Context<'_, A>, port: u16, size: u32)
     true
 }
 
-/// Performs a port write and what follows from it.
+/// Performs a port write and its effects.
 pub(super) fn write_port<A: Amd64>(
     context: &mut Context<'_, A>,
     port: u16,
@@ -86,8 +86,8 @@ pub(super) fn write_port<A: Amd64>(
     perform_output::<A>(effect.output)
 }
 
-/// Writes to the PCI configuration space. The ROM's slot follows what its device decodes before the
-/// guest goes on.
+/// Writes to the PCI configuration space. The ROM's slot is moved to where the device decodes it
+/// before the guest continues.
 fn write_pci<A: Amd64>(context: &mut Context<'_, A>, port: u16, width: PortSize, value: u32) -> Next {
     if context.vm.turn_wanted.load(Ordering::Relaxed) {
         return Next::Again;
@@ -101,7 +101,7 @@ fn write_pci<A: Amd64>(context: &mut Context<'_, A>, port: u16, width: PortSize,
     };
     match rom.follow(context.vm, context.cpu, context.vcpu.index, wanted) {
         Ok(Followed::WasThere | Followed::Goes) => Next::Resume,
-        // To write the same once more changes nothing.
+        // The retry writes the same value, which changes nothing.
         Err(Busy) => Next::Again,
     }
 }

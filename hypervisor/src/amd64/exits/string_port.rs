@@ -16,10 +16,10 @@ use crate::devices::pc::platform::PortSize;
 use crate::emulator::{add_masked, mask, string_address_size};
 use crate::vm::{Context, Next};
 
-/// Elements that one exit moves; what is left makes the instruction exit again, with interrupts in
-/// between.
+/// Number of elements that one exit moves; for the rest the instruction exits again, with
+/// interrupts in between.
 const ELEMENTS_PER_EXIT: u64 = 64;
-/// Bytes of the widest element.
+/// Size of the widest element in bytes.
 const ELEMENT_MAX: usize = 4;
 const RFLAGS_DF: u64 = 1 << 10;
 
@@ -36,12 +36,12 @@ impl Info {
         self.0 & 1 << 3 != 0
     }
 
-    /// Bytes of an element.
+    /// Size of an element in bytes.
     fn size(self) -> usize {
         (self.0 >> 4 & 7) as usize
     }
 
-    /// Bytes of an address, if the processor says so.
+    /// Size of an address in bytes, if the processor reports it.
     fn address_size(self) -> Option<u32> {
         match self.0 >> 7 & 7 {
             1 => Some(2),
@@ -51,7 +51,8 @@ impl Info {
         }
     }
 
-    /// The segment of the source, if the processor says so; ES, which is 0, looks as if it did not.
+    /// The segment of the source, if the processor reports it; ES, which is 0, looks like no
+    /// report.
     fn segment(self) -> Option<Register> {
         match self.0 >> 10 & 7 {
             1 => Some(Register::CS),
@@ -68,30 +69,30 @@ impl Info {
     }
 }
 
-/// What is moved, and where its memory is.
+/// The transfer, and where its memory is.
 #[derive(Clone, Copy)]
 struct Operation {
     port: u16,
     width: PortSize,
-    /// Bytes of an element.
+    /// Size of an element in bytes.
     size: usize,
     is_input: bool,
     /// All ones in the bits of RSI, RDI and RCX that the instruction uses.
     address_mask: u64,
     /// Added to the offset for a linear address.
     base: u64,
-    /// All ones in the bits that a linear address has.
+    /// All ones in the bits of a linear address.
     linear_mask: u64,
 }
 
 impl Operation {
-    /// The operation that `info` describes. What the processor leaves open, as those without decode
-    /// assists and emulators do, is taken from the instruction itself.
+    /// The operation that `info` describes. Fields that the processor does not report, as on
+    /// processors without decode assists and on emulators, are taken from the instruction itself.
     fn new<A: Amd64>(vmcb: &Vmcb, memory: &GuestMemory<'_>, info: Info) -> Result<Self, FetchError> {
         let size = info.size();
         let width = PortSize::from_bytes(size).ok_or(FetchError::Protection)?;
         let is_input = info.is_input();
-        // INS stores to ES whatever its prefixes say.
+        // INS stores to ES regardless of its prefixes.
         let segment = if is_input { Some(Register::ES) } else { info.segment() };
         let (address_size, segment) = match (info.address_size(), segment) {
             (Some(size), Some(segment)) => (size, segment),
@@ -123,8 +124,8 @@ impl Operation {
         self.base.wrapping_add(address) & self.linear_mask
     }
 
-    /// Where the element's bytes are. As all are translated before one is touched, a fault leaves
-    /// no half of it.
+    /// The guest physical addresses of the element's bytes. All are translated before any is
+    /// accessed, so a fault leaves no half-written element.
     fn locate<A: Amd64>(
         &self,
         state: &VcpuState,
@@ -187,7 +188,7 @@ pub(super) fn on_string_port<A: Amd64>(context: &mut Context<'_, A>, exit: Exit)
     })
 }
 
-/// Moves as many elements as one exit may; a write that ends or resets the machine is the last.
+/// Moves as many elements as one exit may; stops after a write that ends or resets the machine.
 fn move_elements<A: Amd64>(
     context: &mut Context<'_, A>,
     operation: &Operation,
@@ -220,7 +221,7 @@ fn move_elements<A: Amd64>(
 
 fn move_element<A: Amd64>(context: &mut Context<'_, A>, operation: &Operation) -> Result<Next, FetchError> {
     if operation.is_input {
-        // Reading the port may change the device, so a fault has to come before.
+        // Reading the port may change the device, so any fault must come first.
         with_translation(context, |state, memory| operation.locate::<A>(state, memory))?;
         let value = context.vm.port_read(operation.port, operation.width);
         with_translation(context, |state, memory| operation.store::<A>(state, memory, value))?;

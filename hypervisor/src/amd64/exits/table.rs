@@ -1,8 +1,8 @@
 //! The table of exits: one row for each kind. Exit codes: appendix C.
 //!
-//! Codes below 0xc0 are 32 times the number of the intercept vector plus the bit (appendix B), so
-//! that intercepts and rows can be compared: what is intercepted and has no row, or has a row and
-//! is never intercepted, does not compile.
+//! Codes below 0xc0 are 32 times the number of the intercept vector plus the bit (appendix B). So
+//! intercepts and rows can be compared: an intercept without a row, or a row that is never
+//! intercepted, does not compile.
 
 use hostlink::counters::Counter;
 use memslots::Pattern;
@@ -13,13 +13,13 @@ use crate::amd64::intercepts;
 use crate::amd64::processor::Amd64;
 use crate::vm::{Context, Next};
 
-/// VMRUN has refused the state.
+/// VMRUN has refused the guest's state.
 pub const INVALID: u64 = u64::MAX;
-/// The same as QEMU 7.2 writes it: the lower half.
+/// QEMU 7.2's encoding of the same: only the lower half.
 const INVALID_LOW: u64 = 0xffff_ffff;
 
-/// Rows of instructions whose encoding is looked at: name; codes and condition; counter; usual
-/// encoding; who may execute it; handler. Rows of all other exits: name; codes; counter; handler.
+/// Rows of instructions whose encoding is checked: name; codes and condition; counter; usual
+/// encoding; required privilege; handler. Rows of all other exits: name; codes; counter; handler.
 macro_rules! exits {
     (
         instructions {
@@ -31,14 +31,14 @@ macro_rules! exits {
         }
         otherwise { $(#[$o_doc:meta])* $o:ident; $o_counter:ident; $o_handler:path; }
     ) => {
-        /// An exit because of an instruction that is carried out here.
+        /// An exit because of an instruction that is emulated here.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Instruction {
             $($(#[$i_doc])* $i,)*
         }
 
-        /// An exit for another reason, or one that says by itself where the next instruction is, or
-        /// that has to be decoded.
+        /// An exit for another reason, or one that itself reports the address of the next
+        /// instruction, or that must be decoded.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Event {
             $($(#[$e_doc])* $e,)*
@@ -57,7 +57,7 @@ macro_rules! exits {
                 }
             }
 
-            /// What its exits are counted as.
+            /// The counter of its exits.
             #[must_use]
             #[inline(always)]
             pub const fn counter(self) -> Counter {
@@ -78,7 +78,7 @@ macro_rules! exits {
         }
 
         impl Instruction {
-            /// How it is usually encoded.
+            /// Its usual encoding.
             #[must_use]
             #[inline(always)]
             pub const fn usual(self) -> &'static Pattern {
@@ -87,7 +87,7 @@ macro_rules! exits {
                 }
             }
 
-            /// The bytes of that.
+            /// The bytes of its usual encoding.
             #[cfg(test)]
             pub(crate) const fn bytes(self) -> &'static [u8] {
                 match self {
@@ -95,7 +95,7 @@ macro_rules! exits {
                 }
             }
 
-            /// Who may execute it.
+            /// The privilege that it needs.
             #[must_use]
             #[inline(always)]
             pub const fn whose(self) -> checks::Instruction {
@@ -105,8 +105,7 @@ macro_rules! exits {
             }
         }
 
-        /// Counts an exit and handles it. There is one match, so that an exit is told from the
-        /// others once.
+        /// Counts an exit and handles it. There is one match, so that an exit is classified once.
         #[inline(always)] // It has one caller.
         pub(super) fn dispatch<A: Amd64>(context: &mut Context<'_, A>, exit: Exit) -> Next {
             match exit.code {
@@ -134,10 +133,10 @@ macro_rules! exits {
     };
 }
 
-/// A kind of exits.
+/// A kind of exit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Row {
-    /// Because of an instruction that is carried out here.
+    /// Because of an instruction that is emulated here.
     Instruction(Instruction),
     /// For another reason.
     Event(Event),
@@ -165,9 +164,9 @@ exits! {
         Invalidate: 0x76 => ExitOther; 0x0f 0x08; Kernels; event::on_cache;
     }
     events {
-        /// An interrupt, or an NMI, of the machine's.
+        /// An interrupt, or an NMI, of the machine.
         Interrupt: 0x60 | 0x61 => ExitInterrupt; event::on_nothing;
-        /// SMI and INIT of the machine's.
+        /// SMI and INIT of the machine.
         Signal: 0x62 | 0x63 => ExitOther; event::on_nothing;
         /// The guest can take an interrupt.
         Window: 0x64 => ExitWindow; event::on_window;
@@ -187,18 +186,18 @@ exits! {
         Exception: 0x46 | 0x4a..=0x4e | 0x51 => ExitOther; event::on_exception;
         /// #MC.
         MachineCheck: 0x52 => ExitOther; event::on_machine_check;
-        /// RDPMC, and an error of the floating-point unit's for the processor's pin.
+        /// RDPMC, and a floating-point error that is signalled on the processor's pin.
         Refused: 0x6f | 0x7e => ExitOther; event::on_refused;
         /// Instructions that CPUID does not show: SVM's own, MONITOR and MWAIT, RDPRU, INVLPGB,
         /// MCOMMIT and TLBSYNC (A10).
         Undefined: 0x7a | 0x80 | 0x82..=0x86 | 0x8a..=0x8c | 0x8e | 0xa0 | 0xa1 | 0xa3 | 0xa4 => ExitOther; event::on_undefined;
         /// A triple fault.
         Shutdown: 0x7f => ExitOther; event::on_shutdown;
-        /// VMRUN has refused the state.
+        /// VMRUN has refused the guest's state.
         Invalid: INVALID | INVALID_LOW => ExitOther; event::on_invalid;
     }
     otherwise {
-        /// One that nobody has asked for.
+        /// An exit that was not requested.
         Unexpected; ExitOther; event::on_unexpected;
     }
 }

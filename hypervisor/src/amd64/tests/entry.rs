@@ -1,4 +1,4 @@
-//! The way into the guest and what is put in order behind it; what comes from outside.
+//! Entry into the guest and the clean-up after it; external events.
 
 use core::sync::atomic::Ordering;
 
@@ -66,8 +66,8 @@ fn an_interrupt_shadow_holds_events_off() {
     });
 }
 
-/// The delivery of an interrupt is cut short by an exit: as the manual says it, and as QEMU does,
-/// which leaves V_IRQ set and calls the interrupt an exception.
+/// The delivery of an interrupt is cut short by an exit: as in the manual, and as in QEMU, which
+/// leaves V_IRQ set and reports the interrupt as an exception.
 const CUT_SHORT: [fn(&mut Vmcb); 2] = [
     |vmcb| vmcb.exit_interrupt_info = INTERRUPT,
     |vmcb| {
@@ -108,7 +108,7 @@ fn u32_an_interrupt_that_is_not_taken_is_a_request_again_and_comes_once() {
             (None, Some(VECTOR))
         );
         assert_eq!(guest.count(Counter::IrqInjected), 0);
-        // One of higher priority has come meanwhile.
+        // One of higher priority has arrived meanwhile.
         guest.0.state.lapic.accept_fixed(VECTOR + 0x20, Trigger::Edge);
         assert_eq!(event_of_entry(guest), INTERRUPT + 0x20);
         assert_eq!(guest.count(Counter::IrqInjected), 1);
@@ -164,7 +164,7 @@ fn rax_and_task_priority_go_in_and_come_out() {
     });
 }
 
-/// The page with the field that the guest looks at instead of writing EOI.
+/// The page with the field that the guest checks instead of writing EOI.
 const ASSIST: u64 = DATA + 0x9000;
 
 fn with_offer(act: impl FnOnce(&mut Guest<'_, '_>)) {
@@ -227,7 +227,7 @@ fn an_assist_page_without_memory_offers_nothing() {
     });
 }
 
-/// Asks for a flush on all vCPUs: of these pages, or of everything.
+/// Issues a flush request to all vCPUs: for these pages, or for everything.
 fn flush(guest: &mut Guest<'_, '_>, pages: &[u64]) {
     guest.begin(&[0x0f, 0x01, 0xd9]);
     guest.enable_hypercalls();

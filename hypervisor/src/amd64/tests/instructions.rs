@@ -1,4 +1,4 @@
-//! Instructions that exit, in all the wrong places.
+//! Exiting instructions, in all the wrong places.
 
 use super::processor::{CODE, HOLE, MEMORY, UNMAPPED, processor, with_guest};
 use super::rows::{CPUID, GP, HLT, IOIO, MSR, PF, UD, port};

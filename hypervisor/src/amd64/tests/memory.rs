@@ -1,4 +1,4 @@
-//! Hypercalls with inputs anywhere, and accesses where no memory is.
+//! Hypercalls with inputs anywhere, and accesses to addresses without memory.
 
 use core::sync::atomic::Ordering;
 
@@ -138,11 +138,10 @@ fn an_event_that_cannot_be_delivered_becomes_a_double_fault_and_that_the_end() {
     }
 }
 
-/// Where the ROM is put.
+/// Address of the ROM.
 const ROM: u64 = 0xe100_0000;
 
-/// OUT of a double word.
-/// A write to a port, and the change of memory that it begins.
+/// OUT of a double word: a write to a port, and the change of memory that it begins.
 fn out(guest: &mut Guest<'_, '_>, number: u16, value: u64) -> Next {
     guest.set(RAX, value);
     guest.vmcb().rip = CODE;

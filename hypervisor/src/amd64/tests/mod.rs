@@ -1,10 +1,10 @@
-//! Exits, entries and what comes from outside, on a [processor] that is made up.
+//! Exits, entries and external events, on a mock [processor].
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | `entry` | the way in, what is put in order behind it, what comes from outside |
+//! | `entry` | entry, clean-up after it, external events |
 //! | `instructions`, `memory`, `ports`, `registers` | guests that do everything wrong |
-//! | `random` | exits with anything in them |
+//! | `random` | exits with random contents |
 //! | `rows` | each row of the table |
 
 mod entry;
@@ -26,7 +26,7 @@ fn exit(code: u64, info_1: u64, info_2: u64) -> Exit {
 }
 
 impl Guest<'_, '_> {
-    /// WRMSR as the guest does it, whose code it leaves at RIP.
+    /// A WRMSR by the guest; its code stays at RIP.
     fn write_msr(&mut self, number: u32, value: u64) -> crate::vm::Next {
         self.begin(&[0x0f, 0x30]);
         self.set(RCX, number.into());
@@ -35,8 +35,7 @@ impl Guest<'_, '_> {
         self.exit(rows::MSR, 1, 0)
     }
 
-    /// Says which system it is, and puts the hypercall page somewhere. What was at RIP is there
-    /// again.
+    /// Sets the guest OS id, and enables the hypercall page. Restores the bytes at RIP.
     fn enable_hypercalls(&mut self) {
         let code = self.read(processor::CODE);
         self.write_msr(tlfs::msr::GUEST_OS_ID, 1);

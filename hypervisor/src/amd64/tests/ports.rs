@@ -1,4 +1,4 @@
-//! Ports by what refuses them, and strings that cannot be moved.
+//! Ports by the check that refuses them, and strings that cannot be moved.
 
 use super::processor::{CODE, DATA, HOLE, MEMORY, UNMAPPED, processor, with_guest};
 use super::rows::{GP, IOIO, PF, port};

@@ -1,5 +1,5 @@
-//! A processor that is made up: it notes what it is asked for, and a guest on it does what a test
-//! says.
+//! A mock processor: it records the operations requested of it, and a test supplies the guest's
+//! behaviour.
 
 use std::cell::RefCell;
 
@@ -29,10 +29,10 @@ use crate::loader::test_kernel;
 use crate::vm::made::{self, made_board, offer};
 use crate::vm::{Context, CreateError, Files, Next, PerCpu};
 
-/// AMD64 on the board that is made up.
+/// AMD64 on the mock board.
 pub(crate) struct Made;
 
-/// A CPU's.
+/// A CPU's data.
 #[derive(Default)]
 pub(crate) struct CpuData {
     #[cfg(feature = "audit")]
@@ -41,7 +41,7 @@ pub(crate) struct CpuData {
 
 made_board! { Made, CpuData }
 
-/// What the guest does when it is entered.
+/// The guest's behaviour during a stay.
 type Stay = Box<dyn FnMut(&mut Vmcb, &mut Registers)>;
 
 /// The processor of the calling thread.
@@ -52,9 +52,9 @@ pub(crate) struct Processor {
     pub(crate) xcr0: u64,
     pub(crate) tsc_aux: u64,
     pub(crate) breakpoints: [u64; 4],
-    /// What was sent.
+    /// Bytes that were sent.
     pub(crate) sent: Vec<(SerialPort, u8)>,
-    /// Pages that were dropped, under which tag.
+    /// Pages that were dropped, with their ASIDs.
     pub(crate) dropped: Vec<(u64, u32)>,
     pub(crate) xmm: [u64; XMM_WORDS],
     pub(crate) stay: Option<Stay>,
@@ -89,19 +89,19 @@ thread_local! {
     static PROCESSOR: RefCell<Processor> = RefCell::new(Processor::new());
 }
 
-/// Looks at the processor, or changes it.
+/// Reads or changes the processor.
 pub(crate) fn processor<R>(act: impl FnOnce(&mut Processor) -> R) -> R {
     PROCESSOR.with_borrow_mut(act)
 }
 
-/// Where the guest's code is, and where nothing of a test's own is.
+/// Address of the guest's code. Tests place nothing else there.
 pub(crate) const CODE: u64 = 0x20_0000;
 /// A page for a test's data.
 pub(crate) const DATA: u64 = 0x30_0000;
 /// Tables of the guest: all addresses below 1 GiB are mapped one to one by pages of 2 MiB, for user
 /// mode too.
 pub(crate) const TABLES: u64 = 0x1000;
-/// Addresses that are mapped, and where there is neither memory nor a device.
+/// Addresses that are mapped, but have neither memory nor a device.
 pub(crate) const HOLE: u64 = 0x3000_0000;
 /// Linear address that is not mapped.
 pub(crate) const UNMAPPED: u64 = 0x4000_0000;
@@ -136,7 +136,7 @@ pub(crate) fn with_guest<R>(code: &[u8], act: impl FnOnce(&mut Guest<'_, '_>) ->
     })
 }
 
-/// vCPU 0 on the CPU.
+/// vCPU 0 on a CPU.
 pub(crate) struct Guest<'c, 'a>(pub(crate) &'c mut Context<'a, Made>);
 
 impl Guest<'_, '_> {
@@ -211,7 +211,7 @@ impl Guest<'_, '_> {
         exits::handle_exit(self.0)
     }
 
-    /// What a counter says.
+    /// The value of a counter.
     pub(crate) fn count(&self, counter: Counter) -> u64 {
         self.0.counters[counter as usize].load(core::sync::atomic::Ordering::Relaxed)
     }
@@ -221,12 +221,12 @@ impl Guest<'_, '_> {
         self.0.state.exception.map(|event| event & 0xff)
     }
 
-    /// How far RIP has come.
+    /// How far RIP has advanced.
     pub(crate) fn advanced(&self) -> u64 {
         self.0.state.vmcb.rip.wrapping_sub(CODE)
     }
 
-    /// Enters the guest, which does `stay`; whether it was entered.
+    /// Enters the guest, which does `stay`; returns whether it was entered.
     pub(crate) fn enter(&mut self, stay: impl FnMut(&mut Vmcb, &mut Registers) + 'static) -> bool {
         processor(|processor| processor.stay = Some(Box::new(stay)));
         enter::enter(self.0)
@@ -235,12 +235,12 @@ impl Guest<'_, '_> {
 
 offer_amd64!(Made);
 
-/// Takes the virtual interrupt that the guest is offered, before its first instruction: its vector
-/// (APM volume 2, section 15.21.4).
+/// Takes the virtual interrupt that the guest is offered, before its first instruction; returns its
+/// vector (APM volume 2, section 15.21.4).
 fn take_virtual_interrupt(vmcb: &mut Vmcb) -> Option<u8> {
     let control = vmcb.interrupt_control;
     let is_open = vmcb.rflags & RFLAGS_IF != 0 && vmcb.interrupt_shadow & 1 == 0;
-    // By EVENTINJ, its handler begins with interrupts off.
+    // With an event by EVENTINJ, the handler begins with interrupts off.
     let is_free = vmcb.event_injection & event::VALID == 0 && vmcb.intercept_misc1 & misc1::VINTR == 0;
     if control & vintr::IRQ == 0 || !is_open || !is_free {
         return None;
@@ -263,8 +263,8 @@ impl Amd64 for Made {
         NonZeroU32::new(7).expect("a number")
     }
 
-    /// 40 bits of physical address, XSAVE and PCIDs, SMEP and SMAP, NX; a signature that shows
-    /// where it ends up.
+    /// 40 bits of physical address, XSAVE and PCIDs, SMEP and SMAP, NX; a signature that is easy to
+    /// recognise.
     fn cpuid(leaf: u32, subleaf: u32) -> CpuidResult {
         let (eax, ebx, ecx, edx) = match (leaf, subleaf) {
             (0, _) => (0x10, 0x6874_7541, 0x444d_4163, 0x6974_6e65),

@@ -1,5 +1,5 @@
-//! Exits with anything in them: no panic, and the vCPU can be entered again or says that it cannot
-//! go on.
+//! Exits with random contents: no panic, and the vCPU can be entered again or reports that it
+//! cannot continue.
 
 use baremetal::random::Random;
 
@@ -44,7 +44,7 @@ fn number(random: &mut Random) -> u64 {
     }
 }
 
-/// Instructions that rows are about, and some on memory.
+/// Instructions that have rows, and some on memory.
 const CODES: [&[u8]; 20] = [
     &[0x0f, 0x32],
     &[0x0f, 0x30],

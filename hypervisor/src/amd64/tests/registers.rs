@@ -1,4 +1,4 @@
-//! Values that registers do not take.
+//! Values that registers do not accept.
 
 use super::processor::{TABLES, processor, with_guest};
 use super::rows::{GP, MSR, UD, XSETBV};
@@ -89,7 +89,8 @@ fn a_control_write_that_is_none_has_no_effect() {
     });
 }
 
-/// Numbers of all kinds: each that somebody answers, its neighbours, and the edges of the ranges.
+/// Numbers of all kinds: each register that is implemented, its neighbours, and the edges of the
+/// ranges.
 fn numbers() -> Vec<u32> {
     let ranges = [0..0x400, 0x6d0..0x6f0, 0x7f0..0x910, 0x4000_0000..0x4000_0120, 0xc000_0000..0xc000_0110];
     let more = [0xc000_1fff, 0xc000_2000, 0xc001_0000, 0xc001_0015, 0xc001_0114, 0xc001_1029, u32::MAX];
@@ -129,7 +130,7 @@ fn registers_that_vmrun_reads_take_no_value_that_it_refuses() {
             (0xc000_0080, 1 << 1),  // reserved
             (0xc000_0080, 0),       // LME while paging is on
             (0xc000_0080, u64::MAX),
-            (0x277, 2), // a memory type that is none
+            (0x277, 2), // an undefined memory type
             (0x277, 8 << 56),
         ] {
             let before = (guest.vmcb().efer, guest.vmcb().pat);

@@ -1,4 +1,4 @@
-//! Each row of the table with exits that are made up.
+//! Each row of the table, with mock exits.
 
 use hostlink::counters::Counter;
 
@@ -32,7 +32,7 @@ pub(super) fn codes(row: Row) -> Vec<(u64, u64)> {
     all.filter(|&(code, info_1)| Row::of(&super::exit(code, info_1, 0)) == row).collect()
 }
 
-/// What is tested of a row: a row without a test does not compile.
+/// The test of a row: a row without a test does not compile.
 fn test_of(row: Row) -> fn(u64) {
     match row {
         Row::Instruction(row) => match row {
@@ -104,8 +104,8 @@ const EXITS: [Counter; 12] = [
     Counter::ExitNested,
 ];
 
-/// Everything that a vCPU can be made to exit on is in [`intercepts::EVER`]; that rows and
-/// intercepts belong together is found when the table is built.
+/// Everything that a vCPU can be made to exit on is in [`intercepts::EVER`]; the table's build
+/// checks that rows and intercepts match.
 #[test]
 fn no_vcpu_intercepts_anything_else() {
     with_guest(&[], |guest| {
@@ -306,7 +306,7 @@ fn steps_over_it_next(code: u64) {
         guest.0.state.prepare_events::<Made>();
         assert!(guest.0.state.nmi.contains(Nmi::STEPPING));
         assert_ne!(guest.vmcb().rflags & RFLAGS_TF, 0);
-        // The IRET is executed, and the step's own #DB is nothing to the guest.
+        // The IRET is executed, and the guest sees nothing of the step's own #DB.
         guest.vmcb().rip += 2;
         guest.vmcb().dr6 |= DR6_SINGLE_STEP;
         assert_eq!(guest.exit(0x41, 0, 0), Next::Resume);

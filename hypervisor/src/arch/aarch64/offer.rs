@@ -1,4 +1,4 @@
-//! What this architecture offers to the core.
+//! This architecture's implementation of the core's traits.
 
 use super::board::{console, gic};
 use super::boot::features::{self, STAGE2_BITS};
@@ -53,8 +53,8 @@ impl Processor for Local {
 
     #[inline(always)]
     fn set_configuration(configuration: Configuration) {
-        // SAFETY: what differs between vCPUs, and between what others want: local maintenance,
-        // virtual SErrors, traps of WFE.
+        // SAFETY: only these bits differ between vCPUs and over time: local maintenance, virtual
+        // SErrors, traps of WFE.
         unsafe { write!("hcr_el2", configuration.bits()) };
     }
 
@@ -141,7 +141,7 @@ impl Processor for Local {
 
     #[inline(always)]
     unsafe fn run_guest(registers: &mut Registers) -> Vector {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: the caller vouches for the registers.
         unsafe { entry::run(registers) }
     }
 

@@ -5,7 +5,8 @@ macro_rules! read {
     ($($name:literal)+) => {{
         let value: u64;
         // SAFETY: reading the registers that are named here changes nothing that the compiler knows
-        // of. Not `pure`: some change by themselves, and an interrupt's acknowledgement is a read.
+        // of. Not `pure`: some registers change on their own, and reading one acknowledges an
+        // interrupt.
         #[allow(unused_unsafe, reason = "it may be used among unsafe operations")]
         unsafe {
             core::arch::asm!(concat!("mrs {}, ", $($name),+), out(reg) value, options(nostack, preserves_flags));
@@ -14,8 +15,7 @@ macro_rules! read {
     }};
 }
 
-/// Writes a system register. What follows from it is for the caller to argue, where it is more than
-/// the register's value.
+/// Writes a system register. The caller must argue any consequences beyond the register's value.
 macro_rules! write {
     ($name:expr, $value:expr) => {{
         let value: u64 = $value;
@@ -25,7 +25,7 @@ macro_rules! write {
 
 pub(crate) use {read, write};
 
-/// Makes what was written to system registers take effect before what follows.
+/// Makes earlier writes to system registers take effect before what follows.
 #[inline(always)]
 pub(crate) fn isb() {
     // SAFETY: a barrier.

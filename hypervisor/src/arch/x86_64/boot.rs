@@ -1,5 +1,5 @@
-//! The way in. The code is [`baremetal`]'s; its tables serve until the hypervisor's own are built,
-//! and each further CPU for its first instructions.
+//! The entry code. It is [`baremetal`]'s; its tables serve until the hypervisor's own are built,
+//! and serve each further CPU for its first instructions.
 
 use super::start::{ap_main, bsp_main};
 

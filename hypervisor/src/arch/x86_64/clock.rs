@@ -46,7 +46,7 @@ pub(crate) fn delay_us(us: u64) {
 /// Measures TSC and APIC timer against the power management timer at I/O port `pm_timer`.
 pub(crate) fn calibrate(pm_timer: u16, has_tsc_deadline: bool) -> Result<(), &'static str> {
     let mut port = Port::<u32>::new(pm_timer);
-    // 24 bits are there on every machine. SAFETY: ACPI says that this is the timer's port.
+    // Every machine has at least 24 bits. SAFETY: ACPI says that this is the timer's port.
     let mut read = || unsafe { port.read() } & 0xff_ffff;
     let start = read();
     apic::set_timer_ticks(u32::MAX);
@@ -70,12 +70,12 @@ pub(crate) fn calibrate(pm_timer: u16, has_tsc_deadline: bool) -> Result<(), &'s
     Ok(())
 }
 
-/// What the machine's clock says, in seconds since the beginning of 1970.
+/// The time of the machine's clock, in seconds since the beginning of 1970.
 pub(crate) fn date() -> Option<u64> {
     let (mut index, mut data) = (Port::<u8>::new(cmos::INDEX), Port::<u8>::new(cmos::DATA));
     let read = |byte| {
-        // SAFETY: the ports are the clock's, or nobody's; reading bytes of the time changes
-        // nothing. Bit 7 leaves NMIs as they are at reset.
+        // SAFETY: the ports are the clock's, or unused; reading bytes of the time changes nothing.
+        // Bit 7 leaves NMIs as they are at reset.
         unsafe {
             index.write(byte);
             data.read()
@@ -90,15 +90,17 @@ pub(crate) fn init_cpu() {
     apic::unmask_timer(VECTOR_TIMER, TSC_DEADLINE.load(Ordering::Relaxed));
 }
 
-/// Has the calling CPU's timer go off at `deadline`, where it is `now`; `u64::MAX` stops it.
+/// Sets the calling CPU's timer to fire at `deadline`; `now` is the current time. `u64::MAX` stops
+/// it.
 pub(crate) fn arm_timer(deadline: u64, now: u64) {
     if TSC_DEADLINE.load(Ordering::Relaxed) {
-        // SAFETY: CPUID says that the MSR is there.
+        // SAFETY: CPUID says that the MSR exists.
         unsafe { Msr::new(MSR_TSC_DEADLINE).write(deadline.max(1)) };
         return;
     }
     let wait = deadline.saturating_sub(now);
     let ticks = (u128::from(wait) * u128::from(APIC_PER_TSC.load(Ordering::Relaxed))) >> 32;
-    // Zero would stop the timer; a wait that is too long for it ends early and is set again.
+    // Zero would stop the timer; a wait that exceeds its range ends early, and the timer is set
+    // again.
     apic::set_timer_ticks(ticks.clamp(1, u128::from(u32::MAX)) as u32);
 }

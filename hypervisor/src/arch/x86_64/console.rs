@@ -1,9 +1,9 @@
-//! Output of the hypervisor's own log, and the real serial ports that stand behind the guest's.
+//! Output of the hypervisor's own log, and the real serial ports behind the guest's.
 //!
-//! The log goes to the debug console (port 0xe9) where there is one, else to COM1 beside the
-//! guest's output. The guest's COM1 and COM2 are emulated; what it sends goes to the real port of
-//! the same number, what the real COM1 receives goes to the guest. The real COM4 is the control
-//! channel.
+//! The log goes to the debug console (port 0xe9) if there is one, otherwise to COM1, mixed with the
+//! guest's output. The guest's COM1 and COM2 are emulated. Bytes that it sends go to the real port
+//! of the same number, and bytes that the real COM1 receives go to the guest. The real COM4 is the
+//! control channel.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -15,14 +15,14 @@ const DEBUG_CONSOLE: u16 = 0xe9;
 /// The real ports behind the guest's: COM1 and COM2.
 const GUEST: [Serial; 2] = [CONSOLE, REPORTS];
 /// The real COM4. It shares its interrupt with COM2, which has none enabled.
-// SAFETY: a serial port is there, or nothing is.
+// SAFETY: the address is a serial port's, or unused.
 const CONTROL: Serial = unsafe { Serial::at(0x2e8) };
 
 static HAS_DEBUG_CONSOLE: AtomicBool = AtomicBool::new(false);
 
 /// Finds the debug console, sets up the serial ports (115,200 baud, 8n1, FIFO).
 pub(crate) fn init() {
-    // SAFETY: reading the debug console, or nothing, changes nothing.
+    // SAFETY: reading the debug console, or an unused port, changes nothing.
     let number: u8 = unsafe { Port::new(DEBUG_CONSOLE).read() };
     HAS_DEBUG_CONSOLE.store(u16::from(number) == DEBUG_CONSOLE, Ordering::Relaxed);
     GUEST.into_iter().chain([CONTROL]).for_each(Serial::set_up);
@@ -34,7 +34,7 @@ pub(crate) fn enable_receive_interrupts() {
     CONTROL.interrupt_on_receive(true);
 }
 
-/// Sends one byte of the guest's COM1 (0) or COM2 (1).
+/// Sends one byte from the guest's COM1 (0) or COM2 (1).
 pub(crate) fn guest_transmit(port: usize, byte: u8) {
     if let Some(port) = GUEST.get(port) {
         port.send(byte);
@@ -51,7 +51,7 @@ pub(crate) fn receive() -> Option<u8> {
     CONSOLE.receive()
 }
 
-/// Next byte that came over the control channel.
+/// Next byte received on the control channel.
 pub(crate) fn receive_control() -> Option<u8> {
     CONTROL.receive()
 }

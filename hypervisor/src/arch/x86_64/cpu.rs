@@ -1,4 +1,4 @@
-//! The CPU itself: waiting for interrupts, stacks, how the run ends.
+//! The CPU itself: waiting for interrupts, stacks, the end of the run.
 
 use core::arch::asm;
 use core::cell::{Cell, UnsafeCell};
@@ -12,7 +12,7 @@ use super::apic;
 use super::interrupts::VECTOR_KICK;
 use crate::arch::PerCpu;
 
-/// What belongs to one CPU beside [`PerCpu`]'s own.
+/// Architecture-specific data of one CPU, in addition to [`PerCpu`]'s own.
 pub(crate) struct CpuData {
     /// GDT, TSS; used by the processor.
     pub(crate) tables: UnsafeCell<Tables>,
@@ -20,13 +20,13 @@ pub(crate) struct CpuData {
     pub(crate) host_save: Cell<u64>,
     /// Physical address of the VMCB that holds the host's own VMSAVE state.
     pub(crate) host_vmcb: Cell<u64>,
-    /// What the auditor knows of this CPU.
+    /// The auditor's record of this CPU.
     #[cfg(feature = "audit")]
     pub(crate) books: core::cell::RefCell<crate::amd64::audit::CpuBooks>,
 }
 
 impl CpuData {
-    /// Of a CPU that has not started.
+    /// The data of a CPU that has not started.
     pub(crate) const fn new() -> Self {
         Self {
             tables: UnsafeCell::new(Tables::new()),
@@ -38,8 +38,7 @@ impl CpuData {
     }
 }
 
-/// Takes the interrupts that pend. STI lets them come in only behind the instruction that follows
-/// it.
+/// Takes the pending interrupts. STI admits them only after the instruction that follows it.
 pub(crate) fn take_interrupts() {
     // SAFETY: interrupts may be taken here, as while idling.
     unsafe { asm!("sti", "nop", "cli", options(nostack)) };
@@ -47,7 +46,7 @@ pub(crate) fn take_interrupts() {
 
 /// Waits for an interrupt, and takes it.
 pub(crate) fn wait_for_interrupt() {
-    // STI takes effect after HLT has begun, so an interrupt that pends wakes it.
+    // STI takes effect after HLT has begun, so a pending interrupt ends the HLT.
     interrupts::enable_and_hlt();
     interrupts::disable();
 }
@@ -75,11 +74,11 @@ pub(crate) fn frame_pointer() -> u64 {
     rbp
 }
 
-/// Calls `main` on a stack and never comes back.
+/// Calls `main` on a stack and never returns.
 ///
 /// # Safety
 ///
-/// Nobody runs on that stack.
+/// The stack is not in use.
 pub(crate) unsafe fn switch_stack(top: u64, main: extern "C" fn() -> !) -> ! {
     // SAFETY: the stack is ours; the frame pointer is cleared so that backtraces end here.
     unsafe {
@@ -99,25 +98,26 @@ pub(crate) unsafe fn switch_stack(top: u64, main: extern "C" fn() -> !) -> ! {
 ///
 /// # Safety
 ///
-/// The range is RAM, mapped, aligned to 64 bytes, and nobody else uses it.
+/// The range is RAM, mapped, aligned to 64 bytes, and not in use.
 pub(crate) unsafe fn zero(start: u64, size: u64) {
     // SAFETY: the caller vouches for the range.
     unsafe { core::slice::from_raw_parts_mut(start as *mut [u64; 8], (size / 64) as usize) }.fill([0; 8]);
 }
 
-/// Lets the report of a panic begin: nothing interrupts it, and what stops other CPUs gets there.
+/// Prepares the report of a panic: nothing interrupts it, and the NMIs that stop other CPUs can be
+/// delivered.
 pub(crate) fn quiesce() {
     interrupts::disable();
-    // SAFETY: the panic may have come between CLGI and STGI, where NMIs would be held.
+    // SAFETY: the panic may have occurred between CLGI and STGI, where NMIs would be held.
     unsafe { asm!("stgi", options(nomem, nostack)) };
 }
 
-/// Stops another CPU, whatever it is doing.
+/// Stops another CPU, regardless of its state.
 pub(crate) fn stop_other(cpu: &PerCpu) {
     apic::send_nmi(cpu.id as u32);
 }
 
-/// Stops the calling CPU for ever.
+/// Stops the calling CPU forever.
 pub(crate) fn stop() -> ! {
     loop {
         interrupts::disable();

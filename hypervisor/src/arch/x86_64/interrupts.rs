@@ -1,8 +1,8 @@
 //! Vectors and handlers of the real machine.
 //!
-//! Interrupts are taken at two places only: right after an exit, between STGI and CLI, and while a
+//! Interrupts are taken in two places only: right after an exit, between STGI and CLI, and while a
 //! CPU idles. Everything else runs with interrupts off, so a handler never meets a lock that its
-//! own CPU holds, and may take any.
+//! own CPU holds, and may take any lock.
 
 use core::fmt::Write;
 
@@ -18,7 +18,7 @@ use crate::vm::GUEST;
 
 /// The one-shot timer.
 pub(crate) const VECTOR_TIMER: u8 = 0x20;
-/// "Look again": sent to a CPU that should leave guest mode or idling.
+/// "Check again": sent to a CPU that should leave guest mode or idling.
 pub(crate) const VECTOR_KICK: u8 = 0x21;
 /// The real COM1 has received something.
 pub(crate) const VECTOR_SERIAL: u8 = 0x22;
@@ -46,9 +46,9 @@ extern "C" fn dispatch(frame: &Frame<0>) {
             vm::interrupts::on_control_interrupt::<Local>();
             apic::end_of_interrupt();
         }
-        // Spurious interrupts get no end of interrupt; others are not enabled anywhere.
+        // Spurious interrupts get no end of interrupt; others are never enabled.
         VECTOR_SPURIOUS => {}
-        // They are masked, and this one was on its way. It came past the local APIC.
+        // They are masked, and this one was in flight. It bypassed the local APIC.
         vector if pic::VECTORS.contains(&vector) => log::warn!(target: GUEST, "interrupt of an 8259"),
         vector => {
             log::warn!(target: GUEST, "interrupt on unused vector {vector:#x}");
@@ -59,7 +59,7 @@ extern "C" fn dispatch(frame: &Frame<0>) {
 
 /// A processor exception in the hypervisor itself.
 fn on_exception(vector: u8, frame: &Frame<0>) {
-    // NMIs stop the other CPUs when one has panicked; any other NMI is none of our making.
+    // NMIs stop the other CPUs after a panic; any other NMI was not sent by the hypervisor.
     if vector == 2 {
         if panic::has_panicked() {
             cpu::stop();

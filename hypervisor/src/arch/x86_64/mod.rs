@@ -1,20 +1,20 @@
 //! The hypervisor on AMD64 with SVM.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | `boot` | entry code of the first CPU and of the others |
-//! | `start` | the order in which everything is brought up |
+//! | `start` | the start-up sequence |
 //! | `translation` | the hypervisor's own page tables |
 //! | `tables` | the stacks on which gates of the IDT run |
 //! | `interrupts` | vectors and their handlers |
 //! | `clock` | TSC calibration, the one-shot timer |
 //! | `console` | the log's port, the real serial ports behind the guest's |
 //! | `cpu` | the CPU itself: waiting, stacks, the end of the run |
-//! | `offer` | what all of this is to the core and to [`crate::amd64`]: their traits |
-//! | `svm` | VMRUN and the world switch, single translations, vector registers, what SVM offers |
+//! | `offer` | implements the traits of the core and of [`crate::amd64`] |
+//! | `svm` | VMRUN and the world switch, single translations, vector registers, SVM features |
 //!
-//! What takes no instruction is in [`crate::amd64`]. Entry code, descriptor tables, interrupt
-//! stubs, APICs, ACPI and serial ports are [`baremetal`]'s.
+//! Code that needs no special instruction is in [`crate::amd64`]. Entry code, descriptor tables,
+//! interrupt stubs, APICs, ACPI and serial ports are [`baremetal`]'s.
 
 mod boot;
 pub(super) mod clock;

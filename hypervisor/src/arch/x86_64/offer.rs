@@ -1,4 +1,4 @@
-//! What this architecture offers to the core.
+//! This architecture's implementation of the core's traits.
 
 use core::arch::asm;
 use core::arch::x86_64::__cpuid_count;
@@ -63,13 +63,14 @@ impl Amd64 for Local {
 
     #[inline(always)]
     fn read_tsc_aux() -> u64 {
-        // SAFETY: it is called where the MSR is there.
+        // SAFETY: the caller calls it only where the MSR exists.
         unsafe { Msr::new(MSR_TSC_AUX).read() }
     }
 
     #[inline(always)]
     fn write_tsc_aux(value: u64) {
-        // SAFETY: it is called where the MSR is there, and the hypervisor does not use it.
+        // SAFETY: the caller calls it only where the MSR exists, and the hypervisor does not use
+        // it.
         unsafe { Msr::new(MSR_TSC_AUX).write(value) };
     }
 
@@ -123,7 +124,7 @@ impl Amd64 for Local {
         fpu::xmm_words()
     }
 
-    /// RFLAGS.IF is set while GIF is 0: a kick that comes then ends guest mode at once.
+    /// RFLAGS.IF is set while GIF is 0: a kick that arrives then ends guest mode at once.
     #[inline(always)]
     fn hold_interrupts() {
         // SAFETY: SVM is on; IF = 1 with GIF = 0 takes no interrupt.

@@ -1,4 +1,4 @@
-//! The order in which everything is brought up.
+//! The start-up sequence.
 
 use core::ops::Range;
 
@@ -22,15 +22,15 @@ use crate::vm::files;
 use crate::vm::percpu::MAX_CPUS;
 use crate::vm::run;
 
-// The list of processors has room for as many as there can be CPUs.
+// The list of processors has room for the maximum number of CPUs.
 const _: () = assert!(MAX_CPUS == baremetal::x86_64::processors::MAX_PROCESSORS);
 
-/// The boot tables map so much.
+/// End of the memory that the boot tables map.
 const BOOT_MAP_END: u64 = 1 << 32;
 /// ISA interrupts of COM1, and of COM2 and COM4.
 const COM1_IRQ: usize = 4;
 const COM4_IRQ: usize = 3;
-/// How long a CPU gets to come up before it is sent a second start-up IPI, and after that.
+/// Time for a CPU to come up before it is sent a second start-up IPI, and after that.
 const AP_RETRY_US: u64 = 20_000;
 const AP_START_US: u64 = 1_000_000;
 
@@ -39,7 +39,7 @@ pub(crate) extern "C" fn bsp_main(protocol: u32, start_info: u32) -> ! {
     console::init();
     crate::image::console::init();
     log::info!("Quell {}", env!("CARGO_PKG_VERSION"));
-    // SAFETY: the entry code passes on what the boot protocol gave.
+    // SAFETY: the entry code passes on the boot protocol's values.
     let info = unsafe { info::read(protocol, start_info) }.unwrap_or_else(|why| unsupported(&why));
     if info.has_more_ram {
         log::warn!("the memory map has more entries than are used");
@@ -56,12 +56,11 @@ pub(crate) extern "C" fn bsp_main(protocol: u32, start_info: u32) -> ! {
     // SAFETY: no other CPU runs.
     unsafe { tables::build_idt() };
     let cpu = PerCpu::get(0).expect("the boot CPU has a block");
-    // SAFETY: nobody runs on the stacks of the blocks yet.
+    // SAFETY: no CPU runs on the stacks of the blocks yet.
     unsafe { blocks::enter_block(cpu, bsp_on_block) }
 }
 
-/// What `prepare_memory` leaves for the rest of the start: things that need the boot CPU's final
-/// stack.
+/// Results of `prepare_memory` for the parts of the start that need the boot CPU's final stack.
 static LATER: spin::Once<Later> = spin::Once::new();
 
 struct Later {
@@ -89,7 +88,7 @@ fn prepare_memory(info: BootInfo, firmware: &firmware::FirmwareTables) -> Result
     }
     heap::init_heap(&mut free, BOOT_MAP_END)?;
 
-    // SAFETY: the boot tables map all that is free below their end.
+    // SAFETY: the boot tables map all free memory below their end.
     let blocks = unsafe { blocks::create(&mut free, &boot_cpu_first(firmware), BOOT_MAP_END) }?;
 
     let mut devices = ArrayVec::<u64, 2>::new();
@@ -107,7 +106,7 @@ fn prepare_memory(info: BootInfo, firmware: &firmware::FirmwareTables) -> Result
     Ok(())
 }
 
-/// APIC ids of all CPUs, the one that runs now first.
+/// APIC ids of all CPUs, the calling one first.
 fn boot_cpu_first(firmware: &firmware::FirmwareTables) -> ArrayVec<u64, { MAX_CPUS }> {
     let own = cpuid::host_apic_id::<Local>();
     let others = firmware.apic_ids.iter().copied().filter(|&id| id != own);
@@ -118,9 +117,9 @@ fn boot_cpu_first(firmware: &firmware::FirmwareTables) -> ArrayVec<u64, { MAX_CP
 extern "C" fn bsp_on_block() -> ! {
     let later = LATER.get().expect("memory is prepared");
     let cpu = PerCpu::current();
-    // SAFETY: the tables are built and map all that is in use.
+    // SAFETY: the tables are built and map all memory in use.
     unsafe { translation::activate_tables() };
-    // SAFETY: the IDT is built, and the CPU comes here once.
+    // SAFETY: the IDT is built, and the CPU gets here once.
     unsafe { tables::load(cpu) };
     apic::enable();
     apic::set_timer_divider();
@@ -128,7 +127,7 @@ extern "C" fn bsp_on_block() -> ! {
         .unwrap_or_else(|why| unsupported(&why));
     enable_cpu(cpu);
     let _nobody_gives_up_this_one = cpu.presence.come_online();
-    // SAFETY: the module was reserved, so it stays as the boot loader left it.
+    // SAFETY: the module was reserved, so it is as the boot loader left it.
     let files = unsafe { image::files_of_module(later.module.clone(), "the boot module") };
     start_others();
     log::info!(
@@ -139,7 +138,7 @@ extern "C" fn bsp_on_block() -> ! {
     );
     image::run_machine(files, &mut later.free.lock(), clock::date(), || {
         if let Some(base) = later.io_apic {
-            // SAFETY: the register page is mapped; nobody else drives the I/O APIC.
+            // SAFETY: the register page is mapped; no other code drives the I/O APIC.
             unsafe {
                 apic::route_isa(base, later.serial_pin, cpu.id as u32, interrupts::VECTOR_SERIAL);
                 apic::route_isa(base, later.control_pin, cpu.id as u32, interrupts::VECTOR_CONTROL);
@@ -149,7 +148,7 @@ extern "C" fn bsp_on_block() -> ! {
     })
 }
 
-/// What each CPU does once for itself after its tables are loaded.
+/// Per-CPU initialisation after the CPU's tables are loaded.
 fn enable_cpu(cpu: &'static PerCpu) {
     cpu.arch.host_save.set(allocate_pages(1));
     cpu.arch.host_vmcb.set(allocate_pages(1));
@@ -162,7 +161,7 @@ fn enable_cpu(cpu: &'static PerCpu) {
     clock::init_cpu();
 }
 
-/// Starts all other CPUs, one after the other. One that does not come up in time is given up; see
+/// Starts all other CPUs, one after the other. A CPU that does not come up in time is given up; see
 /// [`crate::bringup`].
 fn start_others() {
     // SAFETY: the page is in low memory, which is never handed out, and is mapped.
@@ -176,8 +175,8 @@ fn start_others() {
         }
         page.offer(id, cpu.main_stack_top());
         apic::send_init(id);
-        // With the defect the third CPU is started when it has been given up, while the next one
-        // is.
+        // With the defect the third CPU is started after it has been given up, while the next one
+        // is being started.
         let is_later = |cpu: &PerCpu| cpu.index == 2 && files::makes(Defect::LateCpu);
         if let Some(late) = PerCpu::get(cpu.index - 1).filter(|before| is_later(before)) {
             apic::send_startup(late.id as u32, STARTUP_PAGE);
@@ -198,21 +197,21 @@ fn start_others() {
         if cpu.presence.give_up() {
             log::error!("CPU {} (APIC id {id}) does not start, and is not used", cpu.index);
             if page.withdraw() {
-                // Back to where only a start-up IPI gets it from, which nobody sends.
+                // Returns it to the state that only a start-up IPI ends, and none is sent.
                 apic::send_init(id);
             }
-            // One that has taken the offer may hold a lock at this moment: it is left to stop by
-            // itself.
+            // A CPU that has taken the offer may hold a lock at this moment: it is left to stop on
+            // its own.
         }
     }
 }
 
 /// First Rust code of every other CPU, on its main stack with the boot tables.
 pub(crate) extern "C" fn ap_main(_stack_top: u64) -> ! {
-    // SAFETY: the tables are built and map all that is in use.
+    // SAFETY: the tables are built and map all memory in use.
     unsafe { translation::activate_tables() };
     let cpu = PerCpu::current();
-    // SAFETY: the IDT is built, and the CPU comes here once.
+    // SAFETY: the IDT is built, and the CPU gets here once.
     unsafe { tables::load(cpu) };
     apic::enable();
     apic::set_timer_divider();

@@ -1,4 +1,4 @@
-//! Descriptor tables: which gates have stacks of their own, and where these are.
+//! Descriptor tables: the gates that have their own stacks, and the locations of these.
 
 use baremetal::x86_64::{interrupts, tables};
 use x86_64::VirtAddr;
@@ -20,15 +20,16 @@ const NMI_STACK_TOP: u64 = 0x6000;
 ///
 /// Only the boot CPU runs.
 pub(crate) unsafe fn build_idt() {
-    // Interrupts from outside take no IST: a stack switch reads the TSS, and right after a #VMEXIT
-    // the task register is still the guest's. Only what may find the stack unusable has one.
+    // External interrupts take no IST: a stack switch reads the TSS, and right after a #VMEXIT the
+    // task register is still the guest's. Only exceptions that may find the stack unusable have
+    // one.
     let stack = |vector| match vector {
         2 => NMI_IST,
         8 | 18 => FAULT_IST,
         _ => 0,
     };
-    // SAFETY: only the boot CPU runs, says the caller; `load` puts the stacks in before it loads
-    // the table.
+    // SAFETY: the caller guarantees that only the boot CPU runs; `load` installs the stacks before
+    // it loads the table.
     unsafe { interrupts::build(stack) };
 }
 
@@ -36,13 +37,13 @@ pub(crate) unsafe fn build_idt() {
 ///
 /// # Safety
 ///
-/// The IDT is built. Once on each CPU.
+/// The IDT is built. Called once on each CPU.
 pub(crate) unsafe fn load(cpu: &'static PerCpu) {
     // SAFETY: the tables belong to this CPU, which loads them once; they live as long as it does.
     let tables: &'static mut tables::Tables = unsafe { &mut *cpu.arch.tables.get() };
     for (number, top) in [(FAULT_IST, FAULT_STACK_TOP), (NMI_IST, NMI_STACK_TOP)] {
         tables.tss.interrupt_stack_table[usize::from(number) - 1] = VirtAddr::new(cpu.block() + top);
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller's guarantee.
     unsafe { tables.load() };
 }

@@ -1,7 +1,7 @@
 //! The hypervisor's own page tables.
 //!
-//! Everything is mapped one to one. Text may be executed, read-only data read, all other memory
-//! written; nothing can be both written and executed. Page 0 and the guard pages of the stacks are
+//! Everything is mapped one to one. Text is executable, read-only data readable, all other memory
+//! writable; nothing is both writable and executable. Page 0 and the guard pages of the stacks are
 //! not mapped.
 
 use core::ops::Range;
@@ -42,7 +42,7 @@ pub(crate) fn build_tables(ram: &[Range<u64>], devices: &[u64], blocks: Range<u6
     protect(&mut tables, blocks)?;
     // Pairs with `activate_tables`.
     ROOT.store(tables.root().0, Ordering::Release);
-    // The handle goes, the tables stay: nothing frees them but a gather's release.
+    // The handle is dropped, the tables stay: only a gather's release frees them.
     Ok(())
 }
 
@@ -50,13 +50,13 @@ pub(crate) fn build_tables(ram: &[Range<u64>], devices: &[u64], blocks: Range<u6
 ///
 /// # Safety
 ///
-/// [`build_tables`] is done; everything that the CPU uses is mapped by them.
+/// [`build_tables`] has completed; the tables map everything that the CPU uses.
 pub(crate) unsafe fn activate_tables() {
     let root = x86_64::structures::paging::PhysFrame::containing_address(x86_64::PhysAddr::new(
         // Pairs with `build_tables`.
         ROOT.load(Ordering::Acquire),
     ));
     // SAFETY: the caller vouches for the tables. Writing CR3 drops every translation of the boot
-    // tables but global ones, of which there are none.
+    // tables except global ones, and they have none.
     unsafe { Cr3::write(root, Cr3Flags::empty()) };
 }

@@ -1,12 +1,12 @@
-//! EL2's controls: what of the processor a guest is kept from, and what firmware may have left
-//! otherwise.
+//! EL2's controls: they hide processor features from the guest, and override settings of the
+//! firmware.
 //!
-//! Everything that a processor has and the guest does not is trapped, or switched off by a control
-//! whose 0 means so. A control is written where the ID registers say that it exists, whatever it
-//! held before: no register of EL2 that concerns the guest keeps what firmware left in it.
+//! Every feature that a processor has and the guest does not is trapped, or disabled by a control
+//! that is 0. A control is written where the ID registers say that it exists, regardless of its
+//! previous value: no EL2 register that affects the guest keeps the firmware's value.
 //!
 //! Source: Arm DDI 0487, D24.2: HCR_EL2, HCRX_EL2, CPTR_EL2, MDCR_EL2, CNTHCTL_EL2, HFGRTR_EL2 and
-//! its like; for MPAM Arm DDI 0598; for the list of what is to be looked at, Linux'
+//! similar ones; for MPAM Arm DDI 0598; for the list of registers to consider, Linux'
 //! Documentation/arch/arm64/booting.
 
 #[cfg(test)]
@@ -20,7 +20,7 @@ pub mod hcr {
     pub const FMO: u64 = 1 << 3;
     pub const IMO: u64 = 1 << 4;
     pub const AMO: u64 = 1 << 5;
-    /// A virtual SError pends.
+    /// A virtual SError is pending.
     pub const VSE: u64 = 1 << 8;
     pub const FB: u64 = 1 << 9;
     pub const BSU_INNER: u64 = 1 << 10;
@@ -50,8 +50,8 @@ const CPTR_TTA: u64 = 1 << 20;
 const CPTR_TAM: u64 = 1 << 30;
 
 /// MDCR_EL2: the performance monitor, debug registers, OS lock, debug ROM, statistical profiling,
-/// trace filters, the debug channel. The buffers of profiling and tracing (E2PB, E2TB) are EL2's
-/// where these bits are 0, and debug exceptions (TDE) the guest's.
+/// trace filters, the debug channel. Where these bits are 0, the buffers of profiling and tracing
+/// (E2PB, E2TB) belong to EL2, and debug exceptions (TDE) to the guest.
 mod mdcr {
     pub(super) const TPMCR: u64 = 1 << 5;
     pub(super) const TPM: u64 = 1 << 6;
@@ -65,7 +65,7 @@ mod mdcr {
 
 /// CNTHCTL_EL2: the guest has the physical counter and EL1's physical timer.
 const CNTHCTL: u64 = 1 << 0 | 1 << 1;
-/// HCRX_EL2: writes of PSTATE.ALLINT. All else of it is off where its bit is 0.
+/// HCRX_EL2: writes of PSTATE.ALLINT. All its other features are off where their bit is 0.
 const HCRX_TALLINT: u64 = 1 << 6;
 /// HDFGRTR_EL2: the ID registers of the buffers of profiling and tracing.
 const HDFGRTR_PMBIDR: u64 = 1 << 63;
@@ -75,14 +75,13 @@ const MPAM2_TRAPS: u64 = 1 << 48 | 1 << 49;
 const MPAM2_TIDR: u64 = 1 << 58;
 /// MPAMHCR_EL2: MPAMIDR_EL1.
 const MPAMHCR_TRAP_ID: u64 = 1 << 31;
-/// MPAMIDR_EL1: there is MPAMHCR_EL2; MPAM2_EL2 has TIDR.
+/// MPAMIDR_EL1: MPAMHCR_EL2 exists; MPAM2_EL2 has TIDR.
 const MPAMIDR_HAS_HCR: u64 = 1 << 17;
 const MPAMIDR_HAS_TIDR: u64 = 1 << 58;
-/// VSESR_EL2: what the guest's SErrors say of themselves is nothing that the architecture defines
-/// (IDS).
+/// VSESR_EL2: the syndrome of the guest's SErrors is not one that the architecture defines (IDS).
 const VSESR_DEFINED_BY_NOBODY: u64 = 1 << 24;
 
-/// What the processor says of itself: ID registers by their names.
+/// The processor's description of itself: ID registers by their names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the architecture's names")]
 pub struct Processor {
@@ -118,7 +117,7 @@ features! {
     has_ras: pfr0[28] >= 1,
     /// FEAT_AMUv1.
     has_amu: pfr0[44] >= 1,
-    /// FEAT_MTE2, which has registers.
+    /// FEAT_MTE2, which adds registers.
     has_mte: pfr1[8] >= 2,
     /// FEAT_NMI.
     has_nmi: pfr1[36] >= 1,
@@ -151,19 +150,19 @@ impl Processor {
         field(self.pfr0, 40) != 0 || field(self.pfr1, 16) != 0
     }
 
-    /// FEAT_PMUv3, and not one of an implementer's own.
+    /// FEAT_PMUv3, and not an implementation-defined one.
     #[must_use]
     pub const fn has_pmu(&self) -> bool {
         !matches!(field(self.dfr0, 8), 0 | 0xf)
     }
 
-    /// FEAT_DoubleLock, whose field says it the other way round.
+    /// FEAT_DoubleLock, whose field has the inverse meaning.
     #[must_use]
     pub const fn has_double_lock(&self) -> bool {
         field(self.dfr0, 36) == 0
     }
 
-    /// FEAT_PAuth, by any algorithm.
+    /// FEAT_PAuth, with any algorithm.
     #[must_use]
     pub const fn has_pointer_keys(&self) -> bool {
         const BY_ISAR1: u64 = 0xf << 4 | 0xf << 8 | 0xf << 24 | 0xf << 28;
@@ -176,13 +175,13 @@ const fn when(there: bool, bits: u64) -> u64 {
     if there { bits } else { 0 }
 }
 
-/// HCR_EL2 as it always is, but for [`hcr::TWE`], [`hcr::VSE`] and what is wanted of the guest's
-/// TLB instructions.
+/// The constant part of HCR_EL2: everything except [`hcr::TWE`], [`hcr::VSE`] and the configured
+/// treatment of the guest's TLB instructions.
 ///
-/// Stage 2 stays on while the hypervisor runs: EL2's own translation does not pass it. What is 0
-/// and could be 1: bits of features that are not shown, whose registers trap where the bit is 0
-/// (ATA, EnSCXT, FIEN, AMVOFFEN, TME, NV), and traps of what is the guest's own (TVM, TRVM, TTLB,
-/// TPU, TPC, TDZ, TID2, TID4, HCD).
+/// Stage 2 stays on while the hypervisor runs: EL2's own translation does not use it. Bits that
+/// could be 1 and are 0: bits of features that are not shown, whose registers trap where the bit is
+/// 0 (ATA, EnSCXT, FIEN, AMVOFFEN, TME, NV), and traps of registers and operations that belong to
+/// the guest (TVM, TRVM, TTLB, TPU, TPC, TDZ, TID2, TID4, HCD).
 #[must_use]
 pub const fn hcr_base(processor: &Processor) -> u64 {
     hcr::VM
@@ -218,16 +217,16 @@ const fn mdcr(processor: &Processor) -> u64 {
         | when(processor.has_spe(), mdcr::TPMS)
         | when(processor.has_trf(), mdcr::TTRF)
         | when(processor.has_fgt(), mdcr::TDCC)
-        // HPMN: all counters belong to the part that is trapped.
+        // HPMN: all counters belong to the trapped part.
         | processor.counters & 0x1f
 }
 
-/// Passes on the registers that are written on each CPU before its first guest, in the order in
-/// which they are: names, and how the assembler is told of those that it may not know.
+/// Passes on the registers that are written on each CPU before its first guest, in the order of the
+/// writes: names, and encodings for those that the assembler may not know.
 macro_rules! for_each_control {
     ($callback:ident) => {
         $callback! {
-            /// What traps.
+            /// Traps.
             Hcr: "HCR_EL2" "hcr_el2",
             /// Floating point, trace, activity monitors.
             Cptr: "CPTR_EL2" "cptr_el2",
@@ -235,7 +234,7 @@ macro_rules! for_each_control {
             Mdcr: "MDCR_EL2" "mdcr_el2",
             /// AArch32's coprocessor registers.
             Hstr: "HSTR_EL2" "hstr_el2",
-            /// An implementer's own.
+            /// Implementation-defined.
             Hacr: "HACR_EL2" "hacr_el2",
             /// Counters and timers.
             Cnthctl: "CNTHCTL_EL2" "cnthctl_el2",
@@ -247,25 +246,25 @@ macro_rules! for_each_control {
             Hcrx: "HCRX_EL2" "s3_4_c1_c2_2",
             /// Fine-grained traps of reads.
             Hfgrtr: "HFGRTR_EL2" "s3_4_c1_c1_4",
-            /// Of writes.
+            /// Fine-grained traps of writes.
             Hfgwtr: "HFGWTR_EL2" "s3_4_c1_c1_5",
-            /// Of instructions.
+            /// Fine-grained traps of instructions.
             Hfgitr: "HFGITR_EL2" "s3_4_c1_c1_6",
-            /// Of reads of debug registers.
+            /// Fine-grained traps of reads of debug registers.
             Hdfgrtr: "HDFGRTR_EL2" "s3_4_c3_c1_4",
-            /// Of writes of debug registers.
+            /// Fine-grained traps of writes of debug registers.
             Hdfgwtr: "HDFGWTR_EL2" "s3_4_c3_c1_5",
-            /// Of activity monitors.
+            /// Fine-grained traps of activity monitors.
             Hafgrtr: "HAFGRTR_EL2" "s3_4_c3_c1_6",
-            /// The second register of each.
+            /// Fine-grained traps of reads, second register.
             Hfgrtr2: "HFGRTR2_EL2" "s3_4_c3_c1_2",
-            /// Of writes.
+            /// Fine-grained traps of writes, second register.
             Hfgwtr2: "HFGWTR2_EL2" "s3_4_c3_c1_3",
-            /// Of instructions.
+            /// Fine-grained traps of instructions, second register.
             Hfgitr2: "HFGITR2_EL2" "s3_4_c3_c1_7",
-            /// Of reads of debug registers.
+            /// Fine-grained traps of reads of debug registers, second register.
             Hdfgrtr2: "HDFGRTR2_EL2" "s3_4_c3_c1_0",
-            /// Of writes of debug registers.
+            /// Fine-grained traps of writes of debug registers, second register.
             Hdfgwtr2: "HDFGWTR2_EL2" "s3_4_c3_c1_1",
             /// Memory partitioning: traps, and EL2's own partition.
             Mpam2: "MPAM2_EL2" "s3_4_c10_c5_0",
@@ -273,7 +272,7 @@ macro_rules! for_each_control {
             Mpamhcr: "MPAMHCR_EL2" "s3_4_c10_c4_0",
             /// The guest's partition at EL1.
             Mpam1: "MPAM1_EL1" "s3_0_c10_c5_0",
-            /// And at EL0.
+            /// The guest's partition at EL0.
             Mpam0: "MPAM0_EL1" "s3_0_c10_c5_1",
             /// LORegions are off.
             Lorc: "LORC_EL1" "s3_0_c10_c4_3",
@@ -283,13 +282,13 @@ macro_rules! for_each_control {
             Trfcr: "TRFCR_EL2" "s3_4_c1_c2_1",
             /// Branch records of EL2.
             Brbcr: "BRBCR_EL2" "s2_4_c9_c0_0",
-            /// EL0 has no performance monitor.
+            /// The performance monitor at EL0, which is disabled.
             Pmuserenr: "PMUSERENR_EL0" "s3_3_c9_c14_0",
-            /// Nor activity monitors.
+            /// The activity monitors at EL0, which are disabled.
             Amuserenr: "AMUSERENR_EL0" "s3_3_c13_c2_3",
-            /// What a virtual SError says.
+            /// The syndrome of a virtual SError.
             Vsesr: "VSESR_EL2" "s3_4_c5_c2_3",
-            /// A virtual SError that was deferred.
+            /// A deferred virtual SError.
             Vdisr: "VDISR_EL2" "s3_4_c12_c1_1",
             /// Breakpoints are off.
             Mdscr: "MDSCR_EL1" "mdscr_el1",
@@ -324,7 +323,7 @@ macro_rules! controls {
 
 for_each_control!(controls);
 
-/// What `control` is written with before the first guest; `None` if the processor does not have it.
+/// The value of `control` before the first guest; `None` if the processor does not have it.
 #[must_use]
 pub const fn at_start(control: Control, processor: &Processor) -> Option<u64> {
     use Control as C;
@@ -333,15 +332,15 @@ pub const fn at_start(control: Control, processor: &Processor) -> Option<u64> {
         C::Cptr => (true, cptr(processor)),
         C::Mdcr => (true, mdcr(processor)),
         C::Cnthctl => (true, CNTHCTL),
-        // An emulator (QEMU 7.2) adds offset and compare value of the virtual timer without looking
-        // for an overflow, and then its timer goes off for ever. So the guest's counter is the
+        // An emulator (QEMU 7.2) adds offset and compare value of the virtual timer without an
+        // overflow check, and then its timer fires forever. So the guest's counter is the
         // machine's.
         C::Cntvoff => (true, 0),
         C::Hstr | C::Hacr | C::Mdscr | C::Mdccint | C::OsLock => (true, 0),
         C::Cntpoff => (processor.has_counter_offset(), 0),
         C::Hcrx => (processor.has_hcx(), when(processor.has_nmi(), HCRX_TALLINT)),
-        // Bits for what is new trap where they are 0, and what the others could trap is trapped
-        // otherwise or the guest's.
+        // The bits for new features trap where they are 0. The features that the other bits could
+        // trap are trapped otherwise, or belong to the guest.
         C::Hfgrtr | C::Hfgwtr | C::Hfgitr | C::Hdfgwtr => (processor.has_fgt(), 0),
         C::Hdfgrtr => {
             let buffers =
@@ -370,7 +369,7 @@ pub const fn at_start(control: Control, processor: &Processor) -> Option<u64> {
 }
 
 /// ICC_SRE_EL2: system registers (SRE), no bypass (DFB, DIB). Enable is 0, so that ICC_SRE_EL1
-/// traps: with it a guest could change what the next vCPU finds.
+/// traps: otherwise a guest could change the next vCPU's state.
 pub const ICC_SRE_EL2: u64 = 7;
 /// ICC_SRE_EL1, likewise; a guest reads this.
 pub const ICC_SRE_EL1: u64 = 7;

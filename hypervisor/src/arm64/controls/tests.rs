@@ -1,6 +1,6 @@
 use super::*;
 
-/// Every field says 1, but those of which 2 matters; the double lock is not there.
+/// Every field is 1, except those where 2 matters; there is no double lock.
 fn everything() -> Processor {
     const ONES: u64 = 0x1111_1111_1111_1111;
     Processor {
@@ -17,7 +17,7 @@ fn everything() -> Processor {
     }
 }
 
-/// ARMv8.0 without anything optional.
+/// ARMv8.0 without optional features.
 fn nothing() -> Processor {
     Processor { mmfr0: 0xff << 24, ..Processor::default() }
 }
@@ -40,7 +40,7 @@ fn u8_whatever_the_processor_has_and_the_guest_has_not_is_kept_from_it() {
     for bit in [5, 6, 9, 10, 11, 14, 19, 27] {
         assert!(mdcr >> bit & 1 != 0, "MDCR_EL2 bit {bit}");
     }
-    // TDE; E2PB and E2TB, whose 0 is EL2's buffers.
+    // TDE; E2PB and E2TB, whose 0 gives EL2 the buffers.
     assert_eq!(mdcr & (1 << 8 | 3 << 12 | 3 << 24), 0);
     assert_eq!(mdcr & 0x1f, 6);
     assert_eq!(value(Control::Hcrx), Some(1 << 6));
@@ -109,11 +109,11 @@ fn u8_what_is_not_there_is_not_written() {
     for &control in Control::ALL {
         assert_eq!(at_start(control, &nothing()).is_some(), base.contains(&control), "{}", control.name());
     }
-    // Bits of features that are not there are reserved.
+    // Bits of features that do not exist are reserved.
     let hcr = at_start(Control::Hcr, &nothing()).unwrap();
     assert_eq!(hcr & (hcr::TERR | hcr::TEA | hcr::TLOR | hcr::TID5 | hcr::APK | hcr::API | hcr::FWB), 0);
     assert_eq!(at_start(Control::Cptr, &nothing()), Some(0x33ff | 1 << 20));
-    // A performance monitor of an implementer's own has no PMUSERENR_EL0 that we know.
+    // An implementation-defined performance monitor has no PMUSERENR_EL0 that we know.
     let own = Processor { dfr0: 0xf << 8, ..nothing() };
     assert_eq!(at_start(Control::Pmuserenr, &own), None);
 }
@@ -122,8 +122,8 @@ fn u8_what_is_not_there_is_not_written() {
 fn u1_the_guests_counter_has_no_offset() {
     for processor in [everything(), nothing()] {
         assert_eq!(at_start(Control::Cntvoff, &processor), Some(0));
-        // The physical timer and counter are the guest's (EL1PCTEN, EL1PCEN), without ECV's traps
-        // and offset.
+        // The physical timer and counter belong to the guest (EL1PCTEN, EL1PCEN), without ECV's
+        // traps and offset.
         assert_eq!(at_start(Control::Cnthctl, &processor), Some(3));
     }
 }

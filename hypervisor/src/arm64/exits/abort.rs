@@ -1,4 +1,5 @@
-//! Stage-2 faults: memory appears when it is first touched, everything else is a device or nothing.
+//! Stage-2 faults: memory is mapped when it is first touched, every other address is a device or
+//! unused.
 //!
 //! Source: Arm DDI 0487, ESR_EL2 "ISS encoding for an exception from a Data Abort", HPFAR_EL2.
 
@@ -25,7 +26,7 @@ const SIXTY_FOUR: u64 = 1 << 15;
 const PAR_FAILED: u64 = 1;
 const PAR_STAGE2: u64 = 1 << 9;
 const PAR_ADDRESS: u64 = 0xf_ffff_ffff_f000;
-/// An address without what may be a tag in it.
+/// The address without its tag bits.
 const ADDRESS: u64 = u64::MAX >> 8;
 /// HPFAR_EL2: bits 51 to 12 of the address.
 const FAULT_PAGE: u64 = 0xfff_ffff_fff0;
@@ -35,9 +36,9 @@ const FAULT_PAGE: u64 = 0xfff_ffff_fff0;
 pub struct Abort {
     /// ESR_EL2.
     pub syndrome: u64,
-    /// FAR_EL2: what the guest calls the place.
+    /// FAR_EL2: the guest's virtual address.
     pub address: u64,
-    /// Guest physical address of the page, where HPFAR_EL2 says it.
+    /// Guest physical address of the page, where HPFAR_EL2 holds it.
     pub page: Option<u64>,
 }
 
@@ -54,27 +55,27 @@ impl Abort {
         Syndrome(self.syndrome).class() == CLASS_FETCH
     }
 
-    /// The guest physical address that it is about, unless the guest's own tables have changed
+    /// The guest physical address of the access, unless the guest's own tables have changed
     /// meanwhile.
     fn gpa<P: Processor>(&self) -> Option<u64> {
         match self.page {
             Some(page) => Some(page | self.address & 0xfff),
-            // A read at EL1 is enough to find the address.
+            // Translating a read at EL1 is enough to find the address.
             None => gpa_of::<P>(self.address, false),
         }
     }
 }
 
-/// What has come of reading an instruction.
+/// The result of fetching an instruction.
 enum Fetched {
     Instruction(u32),
-    /// Its page has gone since it was executed.
+    /// Its page has been unmapped since it was executed.
     Changed,
-    /// It is AArch32's, or in a page that can be executed only.
+    /// It is AArch32 code, or in an execute-only page.
     No,
 }
 
-/// An access to a device, as the syndrome or its instruction describes it.
+/// An access to a device, as described by the syndrome or its instruction.
 struct Part {
     gpa: u64,
     bytes: u8,
@@ -88,11 +89,11 @@ struct Part {
 pub(super) fn handle<A: Arm64>(context: &mut Context<'_, A>, abort: Abort) -> Next {
     let Abort { syndrome, .. } = abort;
     if !is_of_stage2(syndrome) {
-        // An external abort or the like: the guest has met broken memory.
+        // An external abort or similar: the guest has accessed broken memory.
         return pass_on(context, &abort);
     }
     let Some(gpa) = abort.gpa::<A>() else {
-        // It faults again, or not.
+        // The access is retried, and may fault again.
         return Next::Resume;
     };
     if kind_of(syndrome) == kind::ADDRESS_SIZE {
@@ -121,11 +122,11 @@ fn pass_on<A: Arm64>(context: &mut Context<'_, A>, abort: &Abort) -> Next {
     Next::Resume
 }
 
-/// An access to a device's registers, or to nothing.
+/// An access to a device's registers, or to an unused address.
 fn on_mmio<A: Arm64>(context: &mut Context<'_, A>, gpa: u64, abort: &Abort) -> Next {
     let syndrome = abort.syndrome;
     if syndrome & CACHE_MAINTENANCE != 0 {
-        // Of a device's registers nothing is cached.
+        // Device registers are not cached.
         skip(context, Syndrome(syndrome));
         return Next::Resume;
     }
@@ -147,12 +148,13 @@ fn on_mmio<A: Arm64>(context: &mut Context<'_, A>, gpa: u64, abort: &Abort) -> N
     Next::Resume
 }
 
-/// An access that the syndrome does not describe: of two registers, or with write-back. Its
-/// instruction says what it is.
+/// An access that the syndrome does not describe: of two registers, or with write-back. It is
+/// decoded from its instruction.
 #[cold]
 fn on_undescribed<A: Arm64>(context: &mut Context<'_, A>, gpa: u64, abort: &Abort) -> Next {
     match fetch(context) {
-        // The guest's own tables have changed meanwhile: it faults again, or not.
+        // The guest's own tables have changed meanwhile: the access is retried, and may fault
+        // again.
         Fetched::Changed => Next::Resume,
         Fetched::No => pass_on(context, abort),
         Fetched::Instruction(word) => {
@@ -167,8 +169,8 @@ fn on_undescribed<A: Arm64>(context: &mut Context<'_, A>, gpa: u64, abort: &Abor
     }
 }
 
-/// Carries the access out; false if it is not what faulted, reaches beyond the page, or nothing is
-/// there.
+/// Carries out the access; false if it is not the one that faulted, extends beyond the page, or
+/// there is no such register.
 fn carry_out<A: Arm64>(context: &mut Context<'_, A>, access: &LoadStore, gpa: u64, abort: &Abort) -> bool {
     let base = base(context, access.base);
     let is_it = base.wrapping_add_signed(access.offset) & ADDRESS == abort.address & ADDRESS
@@ -213,7 +215,7 @@ fn fetch<A: Arm64>(context: &mut Context<'_, A>) -> Fetched {
     }
 }
 
-/// The stack pointer that the guest uses.
+/// The stack pointer that the guest selects.
 fn stack_pointer<A: Arm64>(context: &Context<'_, A>) -> Register {
     if inject::uses_own_stack(&context.state.registers) { Register::SpEl1 } else { Register::SpEl0 }
 }
@@ -234,7 +236,7 @@ fn set_base<A: Arm64>(context: &mut Context<'_, A>, register: u8, value: u64) {
     }
 }
 
-/// Carries out an access; false if nothing is there.
+/// Carries out an access; false if there is no such register.
 fn access_device<A: Arm64>(context: &mut Context<'_, A>, access: &Part) -> bool {
     if access.is_write {
         let value = context.state.registers.x.get(access.register).copied().unwrap_or(0);
@@ -256,7 +258,7 @@ fn access_device<A: Arm64>(context: &mut Context<'_, A>, access: &Part) -> bool 
     true
 }
 
-/// The guest physical address of what the guest can read at EL1 or EL0.
+/// The guest physical address of an address that the guest can read at EL1 or EL0.
 pub(super) fn gpa_of<P: Processor>(address: u64, at_el0: bool) -> Option<u64> {
     let result = P::translate(address, at_el0);
     (result & PAR_FAILED == 0).then_some(result & PAR_ADDRESS | address & 0xfff)

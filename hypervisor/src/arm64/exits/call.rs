@@ -1,4 +1,4 @@
-//! HVC and SMC: PSCI, and who we are.
+//! HVC and SMC: PSCI, and the hypervisor's identity.
 
 use super::{Syndrome, skip};
 use crate::arm64::devices;
@@ -7,8 +7,8 @@ use crate::arm64::state::Activity;
 use crate::devices::virt::psci::{self, Call, Status};
 use crate::vm::{Context, Next};
 
-/// SMCCC's "vendor-specific hypervisor service, call UID" (Arm DEN 0028F, section 6.2), and what it
-/// returns: the letters of "quell hypervisor".
+/// SMCCC's "vendor-specific hypervisor service, call UID" (Arm DEN 0028F, section 6.2), and its
+/// result: the letters of "quell hypervisor".
 const VENDOR_UID: u32 = 0x8600_ff01;
 const IDENTITY: [u64; 4] = {
     const fn word(letters: &[u8; 4]) -> u64 {
@@ -17,14 +17,14 @@ const IDENTITY: [u64; 4] = {
     [word(b"quel"), word(b"l hy"), word(b"perv"), word(b"isor")]
 };
 
-/// SMC: there is no firmware for the guest. HVC is what the device tree names.
+/// SMC: there is no firmware for the guest. The device tree names HVC.
 pub(super) fn refuse<A: Arm64>(context: &mut Context<'_, A>, syndrome: Syndrome) -> Next {
     answer(context, Status::NotSupported.to_x0());
     skip(context, syndrome);
     Next::Resume
 }
 
-/// HVC: PSCI, and nothing else. The PC is behind the instruction already.
+/// HVC: PSCI, and nothing else. The PC is after the instruction already.
 pub(super) fn handle<A: Arm64>(context: &mut Context<'_, A>, _: Syndrome) -> Next {
     let [x0, x1, x2, x3, ..] = &mut context.state.registers.x;
     if *x0 as u32 == VENDOR_UID {
@@ -74,6 +74,6 @@ fn turn_off<A: Arm64>(context: &mut Context<'_, A>) -> Next {
     }
     context.state.activity = Activity::Off;
     context.vcpu.inbox.power.turn_off();
-    // A CPU that tells it to start from here on posts an event; blocking is refused then.
+    // A CPU that starts it from here on posts an event, and blocking is then refused.
     Next::Timers
 }

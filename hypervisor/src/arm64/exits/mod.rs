@@ -1,11 +1,11 @@
-//! What ends a stay in the guest, as a value, and the table of what each means.
+//! The exit that ended a stay in the guest, as a value, and the table of exits.
 //!
-//! [`capture`] asks the processor once, for what the kind of exit has and no more; what follows is
-//! decided from that value, the vCPU's state, and what the guest has in its registers. Handlers
-//! change the state and say how it goes on; nothing here blocks.
+//! [`capture`] reads from the processor once, and only the registers that the kind of exit has. All
+//! further decisions use that value, the vCPU's state, and the guest's registers. Handlers change
+//! the state and return how the vCPU goes on; nothing here blocks.
 //!
-//! The table below has a row for each kind: how it is found, what it is captured as, its counter,
-//! and its handler. A new kind is a new row.
+//! The table below has a row for each kind: how it is found, its captured type, its counter, and
+//! its handler. A new kind is a new row.
 //!
 //! Source: Arm DDI 0487, D24.2.40 "ESR_EL2".
 
@@ -38,25 +38,26 @@ impl Syndrome {
         (self.0 >> 26 & 0x3f) as u8
     }
 
-    /// Of a trapped MSR, MRS or system instruction: it is MRS.
+    /// For a trapped MSR, MRS or system instruction: whether it is MRS.
     #[must_use]
     pub const fn is_read(self) -> bool {
         self.0 & 1 != 0
     }
 
-    /// Of a trapped WFI or WFE: it is WFE. The forms with a timeout are not shown to guests.
+    /// For a trapped WFI or WFE: whether it is WFE. The forms with a timeout are not shown to
+    /// guests.
     #[must_use]
     pub const fn is_event(self) -> bool {
         self.0 & 1 != 0
     }
 }
 
-/// What a kind of exit is captured as, from the processor that it has just happened on.
+/// The value captured for a kind of exit, from the processor that it has just occurred on.
 trait Captured: Copy {
     fn capture<P: Processor>() -> Self;
 }
 
-/// Nothing is known of an interrupt but that there is one.
+/// An interrupt has no further information.
 impl Captured for () {
     #[inline(always)]
     fn capture<P: Processor>() {}
@@ -69,7 +70,7 @@ impl Captured for Syndrome {
     }
 }
 
-/// What an exception is captured as.
+/// The value captured for an exception.
 trait Described: Copy {
     fn describe<P: Processor>(syndrome: Syndrome) -> Self;
 }
@@ -97,7 +98,7 @@ macro_rules! exits {
             $other:ident($other_value:ty), $other_name:literal, $other_counter:expr => $other_handler:path;
         }
     ) => {
-        /// What ended a stay in the guest.
+        /// The reason why a stay in the guest ended.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Exit {
             $($(#[$vector_doc])* $vector($vector_value),)*
@@ -118,7 +119,7 @@ macro_rules! exits {
             /// All of them.
             pub const ALL: &[Self] = &[$(Self::$vector,)* $(Self::$class,)* Self::$other];
 
-            /// What it is about.
+            /// The name of its kind of exit.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self {
@@ -128,7 +129,7 @@ macro_rules! exits {
                 }
             }
 
-            /// The class of exceptions, if it is about one.
+            /// Its exception class, if it has one.
             #[must_use]
             pub const fn class(self) -> Option<u8> {
                 match self {
@@ -138,8 +139,8 @@ macro_rules! exits {
             }
         }
 
-        /// Captures the exit that has just come by `vector`, and hands it on. Each kind has its own
-        /// way through, on which nothing is asked again.
+        /// Captures the exit that has just occurred through `vector`, and passes it on. Each kind
+        /// has its own code path, which reads nothing twice.
         #[inline(always)]
         pub fn capture<P: Processor, R>(vector: Vector, mut then: impl FnMut(Exit) -> R) -> R {
             match vector {
@@ -165,7 +166,7 @@ macro_rules! exits {
                 }
             }
 
-            /// Which counter it adds to.
+            /// The counter that it adds to.
             #[must_use]
             #[inline(always)]
             pub fn counter(&self) -> Counter {
@@ -200,18 +201,18 @@ macro_rules! exits {
 
 exits! {
     vectors {
-        /// An interrupt of the machine's.
+        /// An interrupt of the machine.
         Interrupt(()) Vector::Interrupt, "interrupt", |_: &()| Counter::ExitInterrupt => on_interrupt;
         /// An asynchronous abort (SError).
         SError(Syndrome) Vector::SError, "SError", |_: &Syndrome| Counter::ExitOther => on_serror;
     }
     classes {
-        /// An instruction that is undefined here and would be elsewhere, or one that the processor
-        /// does not say more about.
+        /// An instruction that is undefined here though not elsewhere, or one that the processor
+        /// does not describe further.
         Unknown(Syndrome) 0x00, "unknown", other => undefined::handle;
         /// WFI or WFE; in AArch32 at EL0 both have this class, too.
         Wait(Syndrome) 0x01, "WFI or WFE", wait::counter => wait::handle;
-        /// Vectors or floating point of a kind that the guest has not.
+        /// Vectors or floating point of a kind that the guest does not have.
         Float(Syndrome) 0x07, "floating point", other => undefined::handle;
         /// PSTATE.IL was set.
         IllegalState(Syndrome) 0x0e, "illegal state", other => undefined::handle;
@@ -221,22 +222,22 @@ exits! {
         SecureCall(Syndrome) 0x17, "SMC", other => call::refuse;
         /// MSR, MRS or a system instruction.
         SystemRegister(Syndrome) 0x18, "system register", registers::counter => registers::handle;
-        /// Scalable vectors, which the guest has not.
+        /// Scalable vectors, which the guest does not have.
         Scalable(Syndrome) 0x19, "SVE", other => undefined::handle;
-        /// The guest's fetch of an instruction, of which stage 2 does not say enough, or which
-        /// nothing has answered.
+        /// The guest's fetch of an instruction that stage 2 does not allow, or that was not
+        /// answered.
         Fetch(Abort) 0x20, "instruction abort", |_: &Abort| Counter::ExitNested => abort::handle;
-        /// The same for a load, a store, or the like.
+        /// The same for a load, a store, or similar.
         Data(Abort) 0x24, "data abort", |_: &Abort| Counter::ExitNested => abort::handle;
     }
     others {
-        /// Whatever else is trapped: nothing that the guest has been shown. It is undefined for the
+        /// Any other trap: a feature that the guest has not been shown. It is undefined for the
         /// guest.
         Other(Syndrome), "other", other => undefined::handle_unlisted;
     }
 }
 
-/// Captures the exit that has just come by `vector`, and handles it.
+/// Captures the exit that has just occurred through `vector`, and handles it.
 #[inline(always)]
 pub fn handle_next<A: Arm64>(context: &mut Context<'_, A>, vector: Vector) -> Next {
     capture::<A, _>(
@@ -250,15 +251,16 @@ fn other(_: &Syndrome) -> Counter {
     Counter::ExitOther
 }
 
-/// An interrupt: it has been taken already, at [`enter`](super::vcpu::enter). What came with it is
-/// looked at in any case: the timer's goes to the guest without an event.
+/// An interrupt: it has been taken already, in [`enter`](super::vcpu::enter). Its consequences are
+/// checked in any case: the timer's interrupt goes to the guest without an event.
 #[inline(always)]
 fn on_interrupt<A: Arm64>(_: &mut Context<'_, A>, (): ()) -> Next {
     Next::Resume
 }
 
-/// An asynchronous abort came while the guest ran: it is the guest's. The hypervisor takes none
-/// itself, they are masked at EL2; one of its own would be reported here as well.
+/// An asynchronous abort occurred while the guest ran: it belongs to the guest. The hypervisor
+/// takes none itself, because they are masked at EL2; one of its own would be reported here as
+/// well.
 #[cold]
 fn on_serror<A: Arm64>(context: &mut Context<'_, A>, syndrome: Syndrome) -> Next {
     let vcpu = context.vcpu.index;
@@ -270,7 +272,7 @@ fn on_serror<A: Arm64>(context: &mut Context<'_, A>, syndrome: Syndrome) -> Next
     Next::Resume
 }
 
-/// Goes on behind the instruction.
+/// Continues after the instruction.
 fn skip<A: Arm64>(context: &mut Context<'_, A>, syndrome: Syndrome) {
     let registers = &mut context.state.registers;
     (registers.pc, registers.pstate) = step::behind(registers.pc, registers.pstate, syndrome.0);

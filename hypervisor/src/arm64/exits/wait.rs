@@ -1,4 +1,4 @@
-//! WFI and WFE, and the word in memory that a guest waits for, by the code that it is in.
+//! WFI and WFE, and the word in memory that a guest waits for, found from its code.
 
 use hostlink::counters::Counter;
 use memslots::Gpa;
@@ -17,11 +17,11 @@ pub(super) fn counter(syndrome: &Syndrome) -> Counter {
     if syndrome.is_event() { Counter::ExitPause } else { Counter::ExitWait }
 }
 
-/// WFI blocks the vCPU until there is an interrupt, WFE lets others run.
+/// WFI blocks the vCPU until there is an interrupt, WFE lets other vCPUs run.
 pub(super) fn handle<A: Arm64>(context: &mut Context<'_, A>, syndrome: Syndrome) -> Next {
     let happens = step::condition_holds(context.state.registers.pstate, syndrome.0);
     let is_event = syndrome.is_event();
-    // A wait for memory goes on where it is: the instruction is executed again when that may have
+    // A wait for memory stays at its instruction, which is executed again when the memory may have
     // changed.
     if !(happens && is_event && awaited_word(context).is_some()) {
         skip(context, syndrome);
@@ -37,11 +37,10 @@ pub(super) fn handle<A: Arm64>(context: &mut Context<'_, A>, syndrome: Syndrome)
     Next::Halt
 }
 
-/// The word in memory for whose change the guest waits, if it does, and nothing but a store to it
-/// would let it go on.
+/// The word in memory that the guest waits for, if only a store to it would let the guest go on.
 ///
-/// A hint: the translations may be older than a flush that is asked for at this moment, so this is
-/// in no section. A vCPU that is passed over for the wrong word is so for a while.
+/// This is a hint. The translations may be older than a flush that is being requested at this
+/// moment, so no section is used. If the word is wrong, the vCPU is skipped for a while.
 pub fn awaited_word<A: Arm64>(context: &Context<'_, A>) -> Option<Word> {
     let registers = &context.state.registers;
     let pc = registers.pc;
@@ -51,7 +50,7 @@ pub fn awaited_word<A: Arm64>(context: &Context<'_, A>) -> Option<Word> {
     let start = pc.checked_sub(4 * wait_loop::AT as u64)?;
     let length = 4 * WINDOW as u64;
     if start % PAGE > PAGE - length {
-        // Of two pages: it is found at another time.
+        // The window crosses a page: the wait is found at another time.
         return None;
     }
     let at_el0 = inject::is_from_el0(registers);
@@ -69,7 +68,7 @@ pub fn awaited_word<A: Arm64>(context: &Context<'_, A>) -> Option<Word> {
     if !address.is_multiple_of(wait.bytes as u64) {
         return None;
     }
-    // The comparison is of 32 bits, or 64.
+    // The comparison is of 32 or 64 bits.
     let value = if wait.bytes == 8 { value } else { value & 0xffff_ffff };
     let word = Word { gpa: Gpa(gpa_of::<A>(address, at_el0)?), bytes: wait.bytes as u8, value };
     (!word.has_changed(&memory)).then_some(word)

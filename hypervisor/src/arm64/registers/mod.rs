@@ -1,28 +1,29 @@
-//! What trapped system registers and system instructions do. What is not named is undefined.
+//! The emulation of trapped system registers and system instructions. Those that are not listed are
+//! undefined.
 //!
-//! `docs/arm-registers.md` has the whole table: what traps, what a vCPU takes along, and what is
-//! the guest's anyway.
+//! `docs/arm-registers.md` has the whole table: trapped registers, registers that are switched with
+//! the vCPU, and registers that belong to the guest anyway.
 
 use super::debug::Register;
 
 /// A register's or instruction's encoding: op0, op1, CRn, CRm, op2.
 pub type Name = (u32, u32, u32, u32, u32);
 
-/// What an access does.
+/// The effect of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Treatment {
     /// It is undefined.
     Undefined,
     /// An ID register S3_0_C0_C`crm`_`op2`.
     Identification {
-        /// From 1 to 7.
+        /// Between 1 and 7.
         crm: u32,
-        /// From 0 to 7.
+        /// Between 0 and 7.
         op2: u32,
     },
-    /// REVIDR_EL1: the processor's, as MIDR_EL1 is, for the errata that both name.
+    /// REVIDR_EL1: the processor's, like MIDR_EL1, because both identify errata.
     Revision,
-    /// Reads as this; writes are ignored.
+    /// Reads as this value; writes are ignored.
     Constant(u64),
     /// ACTLR_EL1 reads as the processor's; writes are ignored.
     Auxiliary,
@@ -34,19 +35,20 @@ pub enum Treatment {
     Deactivate,
     /// A debug register.
     Debug(Register),
-    /// Data cache maintenance by set and way: nothing has to be done, for it is for a processor's
-    /// own power-down, and stage 2 keeps memory coherent (HCR_EL2.TSW).
+    /// Data cache maintenance by set and way: a no-op, because it is meant for a processor's own
+    /// power-down, and stage 2 keeps memory coherent (HCR_EL2.TSW).
     SetWay,
 }
 
 impl Treatment {
-    /// What a read (MRS), or a write or system instruction does. Traps from EL0 are for `at_el0`.
+    /// The treatment of a read (MRS), or of a write or system instruction. For traps from EL0 see
+    /// `at_el0`.
     #[must_use]
     pub const fn of(name: Name, is_read: bool) -> Self {
         match (name, is_read) {
             ((3, 0, 0, crm @ 1..=7, op2 @ 0..=7), true) => Self::Identification { crm, op2 },
             ((3, 0, 0, 0, 6), true) => Self::Revision,
-            // AIDR_EL1: an implementer's own.
+            // AIDR_EL1: implementation-defined.
             ((3, 1, 0, 0, 7), true) => Self::Constant(0),
             ((3, 0, 1, 0, 1), _) => Self::Auxiliary,
             ((3, 0, 12, 12, 5), _) => Self::Constant(super::controls::ICC_SRE_EL1),
@@ -62,8 +64,8 @@ impl Treatment {
         }
     }
 
-    /// The same for an access from EL0, which has the debug channel and nothing else, and that only
-    /// if the guest opens it.
+    /// The same for an access from EL0, which may use only the debug channel, and only if the guest
+    /// opens it.
     #[must_use]
     pub const fn at_el0(self, opens_channel: bool) -> Self {
         match self {

@@ -1,4 +1,4 @@
-//! The table in `docs/arm-registers.md` against what is done.
+//! Compares the table in `docs/arm-registers.md` with the code.
 
 use super::{Name, Treatment};
 use crate::arm64::controls::Control;
@@ -7,14 +7,14 @@ use std::collections::BTreeMap;
 
 const TABLE: &str = include_str!("../../../../docs/arm-registers.md");
 
-/// A row: names, encodings, and what becomes of it.
+/// A row: names, encodings, and the treatment.
 struct Row {
     names: Vec<String>,
     encodings: Vec<String>,
     treatment: String,
 }
 
-/// What stands in backquotes.
+/// The words in backquotes.
 fn quoted(cell: &str) -> Vec<String> {
     cell.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
@@ -60,7 +60,7 @@ fn u8_the_table_says_what_is_done() {
             assert!(before.is_none(), "{encoding}: {before:?} and {:?}", row.names);
         }
     }
-    // And the other way round: all that is emulated is in it.
+    // And the reverse: everything that is emulated is in it.
     for op0 in 0..4 {
         for code in 0..1 << 14 {
             let name = (op0, code >> 11 & 7, code >> 7 & 15, code >> 3 & 15, code & 7);
@@ -97,10 +97,10 @@ fn u8_all_that_vcpus_take_along_is_in_the_table() {
 
 #[test]
 fn u8_registers_that_were_open_are_a_vcpus_own_or_constant() {
-    // ICC_SRE_EL1: constant, whatever is written.
+    // ICC_SRE_EL1: constant, regardless of writes.
     assert_eq!(Treatment::of((3, 0, 12, 12, 5), true), Treatment::Constant(7));
     assert_eq!(Treatment::of((3, 0, 12, 12, 5), false), Treatment::Constant(7));
-    // LORegions, error records, activity monitors, partitions: as on a processor without.
+    // LORegions, error records, activity monitors, partitions: as on a processor without them.
     let hidden = [(3, 0, 10, 4, 0), (3, 0, 10, 4, 3), (3, 0, 10, 4, 7), (3, 0, 5, 3, 0), (3, 0, 5, 3, 1)];
     let more = [(3, 0, 5, 4, 0), (3, 0, 5, 5, 0), (3, 3, 13, 2, 0), (3, 0, 10, 5, 1), (3, 0, 10, 4, 4)];
     for name in hidden.into_iter().chain(more) {

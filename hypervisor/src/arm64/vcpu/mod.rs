@@ -1,4 +1,4 @@
-//! What a CPU needs to run a vCPU, what comes to a vCPU from outside, and one stay in the guest.
+//! A CPU's workspace to run a vCPU, a vCPU's external events, and one stay in the guest.
 
 use core::ops::ControlFlow;
 
@@ -16,7 +16,7 @@ use crate::devices::virt::psci::Power;
 use crate::vm::files::Defects;
 use crate::vm::{Context, PerCpu, Vm};
 
-/// What others post to a vCPU.
+/// A vCPU's inbox, to which other CPUs post.
 #[derive(Debug)]
 pub struct Inbox {
     /// Interrupts.
@@ -26,7 +26,7 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// Of a vCPU that is off.
+    /// For a vCPU that is off.
     pub fn new() -> Self {
         Self { interrupts: gic::Inbox::new(), power: Power::off() }
     }
@@ -38,16 +38,16 @@ impl Default for Inbox {
     }
 }
 
-/// What a CPU needs besides its vCPU; allocated once.
+/// A CPU's workspace in addition to its vCPU; allocated once.
 pub struct Workspace {
-    /// Who ran here last.
+    /// The vCPU that ran here last.
     resident: Resident,
-    /// What is loaded here, and what has to be dropped before the vCPU on this CPU enters the
-    /// guest.
+    /// The loaded address space, and the translations to be dropped before the vCPU on this CPU
+    /// enters the guest.
     place: Place,
-    /// What the interface was told last.
+    /// The interface's last maintenance setting.
     maintenance: Maintenance,
-    /// Entries into the guest since a machine that is made up took a VMID here.
+    /// Entries into the guest since a fictitious machine took a VMID here.
     entries: u32,
 }
 
@@ -68,7 +68,7 @@ pub fn load_state<A: Arm64>(context: &mut Context<'_, A>) {
     if place.arrive(resident, vcpu, CpuId(context.cpu.index), reach, &Defects) {
         context.count(Counter::FlushArrival);
     }
-    // Stage-1 walks may be forbidden from here on; TCR_EL1 is loaded with the rest.
+    // Stage-1 walks may be disabled from here on; TCR_EL1 is loaded with the rest.
     enter_address_space(context);
     context.state.load();
     context.state.spin.begin_turn();
@@ -79,8 +79,9 @@ pub fn load_state<A: Arm64>(context: &mut Context<'_, A>) {
     }
 }
 
-/// VTTBR_EL2, and what has to go with it. True if it has changed: then stage-1 walks may be
-/// forbidden until TCR_EL1 is loaded (see [`tlbi::enter_vm`](coherence::tlbi::enter_vm)).
+/// Loads VTTBR_EL2 and the state that depends on it. Returns true if it has changed: then stage-1
+/// walks may be disabled until TCR_EL1 is loaded (see
+/// [`tlbi::enter_vm`](coherence::tlbi::enter_vm)).
 #[inline]
 fn enter_address_space<A: Arm64>(context: &mut Context<'_, A>) -> bool {
     let (cpu, space) = (CpuId(context.cpu.index), context.vm.guest.address_space());
@@ -92,9 +93,9 @@ fn enter_address_space<A: Arm64>(context: &mut Context<'_, A>) -> bool {
     entered.has_changed
 }
 
-/// Every so many entries another machine is about to run on this CPU, one that never has before: it
-/// takes a VMID. It leaves before it enters its guest, so that VTTBR_EL2 stays, and what it owes is
-/// left to the next vCPU.
+/// Once in a given number of entries, pretends that another, new machine is about to run on this
+/// CPU, and gives it a VMID. That machine leaves before it enters its guest. So VTTBR_EL2 is
+/// unchanged, and the next vCPU makes any flush that the new VMID requires.
 #[cold]
 fn churn<A: Arm64>(context: &mut Context<'_, A>) {
     context.workspace.entries += 1;
@@ -105,8 +106,8 @@ fn churn<A: Arm64>(context: &mut Context<'_, A>) {
     }
 }
 
-/// Enters the guest and comes back with an exit; or does not enter, because something has to be
-/// looked at first, and returns false.
+/// Enters the guest and returns true after the exit. Returns false without entering if something
+/// must be checked first.
 pub fn enter<A: Arm64>(context: &mut Context<'_, A>) -> bool {
     if context.vm.guest.vmid_churn != 0 {
         churn(context);
@@ -118,7 +119,7 @@ pub fn enter<A: Arm64>(context: &mut Context<'_, A>) -> bool {
         El1 { vm: context.vm, cpu: context.cpu, state: context.state, workspace: context.workspace };
     if !arm64::enter(&mut processor, &mut context.owner) {
         take_flush::<A>(&mut context.owner);
-        // A poster that goes on and on must not keep interrupts away.
+        // Continual posting must not keep interrupts from being taken.
         open_window(context);
         return false;
     }
@@ -130,15 +131,14 @@ pub fn enter<A: Arm64>(context: &mut Context<'_, A>) -> bool {
     true
 }
 
-/// Takes the interrupts that pend, outside of guest mode. The guest's timers are those of the vCPU
-/// on this CPU.
+/// Takes pending interrupts, outside of guest mode. Guest timers belong to the vCPU on this CPU.
 pub fn open_window<A: Arm64>(context: &mut Context<'_, A>) {
     A::take_interrupts();
     take_timers(context);
     note_maintenance(context);
 }
 
-/// Timers that have interrupted are those of the vCPU on this CPU.
+/// Forwards the timers that have fired to the vCPU on this CPU.
 #[inline]
 fn take_timers<A: Arm64>(context: &mut Context<'_, A>) {
     let mut fired = context.cpu.arch.timers_fired.replace(0);
@@ -149,8 +149,7 @@ fn take_timers<A: Arm64>(context: &mut Context<'_, A>) {
     }
 }
 
-/// Has it noted that a maintenance interrupt came: it asks for no more of them if nothing comes of
-/// it.
+/// Notes a maintenance interrupt. If it has no effect, the vCPU requests no more of them.
 #[inline]
 fn note_maintenance<A: Arm64>(context: &mut Context<'_, A>) {
     if context.cpu.arch.maintenance_fired.replace(false) {
@@ -158,13 +157,13 @@ fn note_maintenance<A: Arm64>(context: &mut Context<'_, A>) {
     }
 }
 
-/// Takes a flush that was asked for by request. None is: flushes are broadcast.
+/// Takes a flush that was issued by request. There are none: flushes are broadcast.
 #[cold]
 pub fn take_flush<A: Arm64>(owner: &mut Owner<'_>) {
     arm64::take_flush(&A::TLB, owner);
 }
 
-/// Takes what was posted: interrupts, and to be turned on.
+/// Takes the posted items: interrupts, and power-on.
 #[inline(always)]
 pub fn take_signals<A: Arm64>(context: &mut Context<'_, A>) {
     if context.state.activity == Activity::Off
@@ -177,7 +176,7 @@ pub fn take_signals<A: Arm64>(context: &mut Context<'_, A>) {
     }
 }
 
-/// SPIs that were posted are claimed, and given back.
+/// Claims the SPIs that were posted, and returns them.
 #[inline(never)]
 fn settle_interrupts<A: Arm64>(context: &mut Context<'_, A>) {
     let mut distributor = context.vm.guest.distributor.lock();
@@ -201,8 +200,8 @@ impl<A: Arm64> arm64::Processor for El1<'_, A> {
 
     #[inline(always)]
     fn fill_lists(&mut self) {
-        // To fill the list registers what runs does not matter, only what the interface is set up
-        // for.
+        // The running priority does not matter for filling the list registers, only the interface's
+        // configuration.
         let view = system::idle_view::<A>();
         let maintenance = self.state.gic.fill(&mut Lists::<A>::new(), &view);
         if maintenance != self.workspace.maintenance {
@@ -219,7 +218,7 @@ impl<A: Arm64> arm64::Processor for El1<'_, A> {
         self.state.auditor.note(self.cpu);
     }
 
-    /// The list registers are empty after this, and the interface asks for nothing.
+    /// Empties the list registers, and disables maintenance interrupts.
     #[inline]
     fn take_lists_back(&mut self) {
         let mut eoi_count = 0;
@@ -236,11 +235,11 @@ impl<A: Arm64> arm64::Processor for El1<'_, A> {
     }
 }
 
-/// Walks by software end by themselves: nobody is kicked for them.
+/// Walks by software end on their own: no kicks are needed.
 pub struct Patience;
 
-/// Turns of waiting for a walk by software on another CPU before the machine is declared broken:
-/// seconds.
+/// Number of wait iterations for a walk by software on another CPU before the machine is declared
+/// broken: seconds.
 const WAIT_TURNS_MAX: u64 = 1 << 32;
 
 impl Hardware for Patience {

@@ -1,4 +1,4 @@
-//! The way into the guest and out of it, on a processor that is made up.
+//! Entry and exit, on a mock processor.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -47,7 +47,7 @@ fn turn<R>(
     let _posted_before = context.owner.take_events();
     let result = act(&mut context);
     context.state.save();
-    // SAFETY: the context goes away.
+    // SAFETY: the context is not used afterwards.
     unsafe { ManuallyDrop::drop(&mut context.owner) };
     result
 }
@@ -56,7 +56,7 @@ fn count(context: &Context<'_, Made>, counter: Counter) -> u64 {
     context.counters[counter as usize].load(Ordering::Relaxed)
 }
 
-/// What the guest does at its next entry.
+/// Sets the guest's behaviour at its next entry.
 fn next_stay(act: impl FnMut(&mut Registers) -> Vector + 'static) {
     hardware(|hardware| hardware.stays.push_back(Box::new(act)));
 }
@@ -70,7 +70,7 @@ fn a3_who_arrives_drops_what_the_processor_holds() {
     for (config, reaches_all) in [("vcpus=3", false), ("vcpus=3\nlocal_tlbi=broadcast", true)] {
         let vm = machine(config).machine();
         let mut places = [workspace(0), workspace(1)];
-        // CPU, vCPU, and whether it has to drop.
+        // CPU, vCPU, and whether it must drop translations.
         for (cpu, vcpu, drops) in [
             (0, 0, false),
             (0, 0, false),
@@ -85,7 +85,7 @@ fn a3_who_arrives_drops_what_the_processor_holds() {
             turn(vm, cpu, vcpu, &mut places[cpu as usize], |context| {
                 let told = told();
                 assert_eq!(has(&told, "local_combined"), drops, "vCPU {vcpu} on CPU {cpu}: {told:?}");
-                // It is over before the guest's first access.
+                // The drop is complete before the guest's first access.
                 let drop = told.iter().rposition(|told| *told == Told::Tlb("local_combined"));
                 let wait = told.iter().rposition(|told| *told == Told::Tlb("complete_local"));
                 assert!(drop.is_none() || drop < wait);
@@ -173,7 +173,7 @@ fn only_interrupts_have_interrupts_looked_for() {
     }
 }
 
-/// The vCPU's interface is open, and these private interrupts are enabled, in group 1.
+/// Opens the vCPU's interface, and enables these private interrupts, in group 1.
 fn open(context: &mut Context<'_, Made>, intids: u32) {
     Made::write(Register::IchVmcr, 0xff << 24 | 2);
     let mut distributor = context.vm.guest.distributor.lock();
@@ -222,7 +222,7 @@ fn a_timer_that_is_due_is_in_the_list_registers() {
             assert_eq!(told().last(), Some(&Told::Deactivate(intid)), "it is quiet again");
             assert_eq!(hardware(|hardware| hardware.lists), [0; 16]);
         });
-        // One that is not due is not asked for.
+        // A timer that is not due is not forwarded.
         Made::cpu(0).expect("a CPU").arch.timers_fired.set(1 << intid);
         turn(vm, 0, 0, &mut place, |context| {
             assert_eq!(count(context, Counter::IrqTimer), 1);
@@ -248,7 +248,7 @@ fn what_has_no_list_register_asks_for_maintenance() {
         assert!(enter(context));
         assert_ne!(*controls.borrow() & u64::from(Maintenance::NO_PENDING.bits()), 0);
         assert_eq!(Made::interface_control(), 1, "it asks for nothing outside of guest mode");
-        // It comes, and nothing comes of it: the vCPU does not ask for ever.
+        // Interrupts arrive and have no effect: the vCPU stops requesting them.
         for _ in 0..100 {
             context.cpu.arch.maintenance_fired.set(true);
             open_window(context);
@@ -290,7 +290,7 @@ fn who_is_told_to_start_begins_as_after_power_on() {
         let [sctlr, vbar, tcr, vmcr] =
             [Register::Sctlr, Register::Vbar, Register::Tcr, Register::IchVmcr].map(Made::read);
         assert_eq!((sctlr, vbar, tcr, vmcr), (0x30d0_0800, 0, 0, 0));
-        // A second time it is what it is.
+        // The second time nothing is started.
         context.state.registers.pc = 0x5000;
         take_signals(context);
         assert_eq!(context.state.registers.pc, 0x5000);
@@ -308,7 +308,7 @@ fn a_vcpu_takes_along_all_that_is_its_own_and_nothing_of_others() {
             .machine();
             let mut place = workspace(0);
             let value = |register: Register, vcpu: u64| (register as u64) << 8 | vcpu;
-            // What the processor does not have is left alone.
+            // Registers that the processor does not have are not touched.
             let is_there = |register: &Register| match register.name() {
                 name if name.starts_with("s3_") => features == optional,
                 "ich_ap0r1_el2" | "ich_ap1r1_el2" => bits > 5,

@@ -32,14 +32,14 @@ const OEM_REVISION: u32 = 1;
 /// Revision 2 makes AML's integers 64 bits wide.
 const DSDT_REVISION: u8 = 2;
 const TABLE_HEADER_LEN: u32 = 36;
-/// The RSDP must be aligned so; the other tables are too.
+/// Required alignment of the RSDP; the other tables have it too.
 const ALIGN: usize = 16;
 
-/// IA-PC boot architecture flags (ACPI 6.5 table 5.11): no VGA, no MSI, as nothing on the PCI bus
-/// interrupts; and by their absence no legacy devices and no keyboard controller.
+/// IA-PC boot architecture flags (ACPI 6.5 table 5.11): no VGA, no MSI, because no device on the
+/// PCI bus interrupts. Absent flags mean no legacy devices and no keyboard controller.
 const BOOT_ARCH: u16 = 1 << 2 | 1 << 3;
 
-/// Ids below this have the local APIC entry of the MADT, the others the x2APIC entry.
+/// The MADT has local APIC entries for ids below this, and x2APIC entries for the others.
 const X2APIC_ID_MIN: u32 = 255;
 
 /// The tables, ready to be copied into guest memory.
@@ -53,8 +53,8 @@ pub struct Tables {
     pub rsdp: u64,
 }
 
-/// Builds the tables for the vCPUs with these APIC ids, to be put at `base` (aligned to 16, and low
-/// enough for the tables to end below 2^64). 255 vCPUs take less than 8 KiB.
+/// Builds the tables for the vCPUs with these APIC ids, to be placed at `base` (aligned to 16, and
+/// low enough for the tables to end below 2^64). 255 vCPUs take less than 8 KiB.
 #[must_use]
 pub fn build(apic_ids: &[u32], base: u64) -> Tables {
     let mut area = Area { base, bytes: Vec::new() };
@@ -65,7 +65,7 @@ pub fn build(apic_ids: &[u32], base: u64) -> Tables {
     tables.into_iter().for_each(|table| xsdt.add_entry(table));
     let xsdt = area.add(&xsdt);
 
-    // The root pointer comes first, to be found at the base, and is made last.
+    // The root pointer is first, to be found at the base, and is built last.
     let mut root = Vec::new();
     Rsdp::new(OEM_ID, xsdt).to_aml_bytes(&mut root);
     area.bytes[..root.len()].copy_from_slice(&root);
@@ -96,7 +96,7 @@ fn fadt(dsdt: u64) -> impl Aml {
         .flag(Flags::Wbinvd)
         .flag(Flags::ResetRegSup)
         .flag(Flags::Headless)
-        // Neither button nor clock alarm among the fixed hardware.
+        // There is neither a button nor a clock alarm in fixed hardware.
         .flag(Flags::PwrButton)
         .flag(Flags::SlpButton)
         .flag(Flags::FixRtc)
@@ -111,7 +111,7 @@ fn fadt(dsdt: u64) -> impl Aml {
     fadt.finalize()
 }
 
-/// Processor local x2APIC (ACPI 6.5 section 5.2.12.12), which the library does not have.
+/// Processor local x2APIC (ACPI 6.5 section 5.2.12.12), which the library lacks.
 #[repr(C, packed)]
 #[derive(Clone, Copy, IntoBytes, Immutable)]
 struct LocalX2Apic {
@@ -183,7 +183,8 @@ fn dsdt() -> Dsdt {
     Device::new("_SB_.RTC_".into(), [&hid as &dyn Aml, &crs].into()).to_aml_bytes(&mut code);
     let ports = IO::new(*pit::COUNTERS.start(), *pit::COUNTERS.start(), 1, 4);
     let system = IO::new(pit::SYSTEM, pit::SYSTEM, 1, 1);
-    // The timer without an interrupt, and the speaker, at whose port its third counter is.
+    // The timer without an interrupt, and the speaker, whose port controls the timer's third
+    // counter.
     for (path, id, port) in [("_SB_.TIMR", "PNP0100", ports), ("_SB_.SPKR", "PNP0800", system)] {
         let resources = ResourceTemplate::new([&port as &dyn Aml].into());
         let hid = Name::new("_HID".into(), &EISAName::new(id));
@@ -195,11 +196,11 @@ fn dsdt() -> Dsdt {
     Dsdt(table)
 }
 
-/// The host bridge: its one bus, its ports, the memory that it passes on. Without interrupts there
-/// is no _PRT.
+/// The host bridge: its one bus, its ports, the memory that it decodes. Without interrupts there is
+/// no _PRT.
 fn pci_root(code: &mut Vec<u8>) {
     let (first, last) = (pci::WINDOW.start as u32, (pci::WINDOW.end - 1) as u32);
-    // Software may look for devices on these buses, one by one: there is no other.
+    // Software may probe these buses for devices, one by one: there is no other.
     let buses = Window::new_bus_number(u16::from(pci::BUS), u16::from(pci::BUS));
     let ports = IO::new(pci::CONFIG_ADDRESS, pci::CONFIG_ADDRESS, 1, pci::PORT_COUNT);
     let memory = Window::new_memory(AddressSpaceCacheable::NotCacheable, true, first, last, None);

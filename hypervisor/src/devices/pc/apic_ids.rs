@@ -1,8 +1,8 @@
-//! Which vCPU has which APIC id.
+//! The mapping between vCPUs and APIC ids.
 //!
-//! The ids are those from 0 on without gaps, and the first vCPU, which starts the guest, has id 0.
-//! The others may have them in another order than that of their VP indices, as on real machines: a
-//! guest that takes the one for the other is told apart from one that does not (pitfall H13).
+//! The ids start at 0 without gaps, and the first vCPU, which starts the guest, has id 0. The other
+//! ids may be in another order than the VP indices, as on real machines: this reveals a guest that
+//! confuses the two (pitfall H13).
 
 use hostlink::config::ApicIds;
 
@@ -20,8 +20,8 @@ impl Assignment {
         Self { vcpus, reversed: matches!(order, ApicIds::Reversed) }
     }
 
-    /// The APIC id of vCPU `index`, and just as well the index of the vCPU with APIC id `index`:
-    /// both orders are their own inverse. What nobody has is left as it is.
+    /// The APIC id of vCPU `index`. Also the index of the vCPU with APIC id `index`: both orders
+    /// are their own inverse. Numbers without a vCPU are returned unchanged.
     #[inline]
     #[must_use]
     pub const fn translate(&self, index: u32) -> u32 {

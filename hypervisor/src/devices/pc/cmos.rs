@@ -1,9 +1,9 @@
 //! The PC's clock: Motorola's MC146818A behind ports 0x70 (index) and 0x71 (data), with the CMOS
 //! memory beside it.
 //!
-//! It tells the time and can be set; it has no interrupts, so its alarm and its periodic ticks
-//! never come. Hours are of 24, numbers BCD, as firmware leaves them. The same formats are read
-//! from the machine's own clock, in [`Fields::unix`].
+//! It tells the time and can be set. It has no interrupts, so its alarm and its periodic ticks
+//! never occur. Hours are in 24-hour format, numbers in BCD, as firmware leaves them.
+//! [`Fields::unix`] reads the same formats from the machine's own clock.
 //!
 //! Source: Motorola, MC146818A data sheet, "Register A" to "Register D" and "Update cycle"; for the
 //! century ACPI 6.5, FADT.
@@ -11,9 +11,9 @@
 use crate::devices::wall_clock::NS;
 use time::{Date, Month, OffsetDateTime, Time};
 
-/// The port that names a byte; its bit 7 masks NMIs on a PC, and nothing here.
+/// The port that selects a byte; its bit 7 masks NMIs on a PC, and has no effect here.
 pub const INDEX: u16 = 0x70;
-/// The port of the byte that is named.
+/// The port of the selected byte.
 pub const DATA: u16 = 0x71;
 /// The byte with the century.
 pub const CENTURY: u8 = 0x32;
@@ -30,23 +30,23 @@ const STATUS_B: u8 = 0xb;
 const STATUS_C: u8 = 0xc;
 const STATUS_D: u8 = 0xd;
 
-/// Register A: an update is about to come, so that what is read now may not fit together; and the
+/// Register A: an update is about to occur, so the values read now may be inconsistent; and the
 /// usual divider and rate.
 const UPDATE_IN_PROGRESS: u8 = 1 << 7;
 const DIVIDER: u8 = 0x26;
-/// Register B: the time is being set; numbers are binary; hours are of 24.
+/// Register B: the time is being set; numbers are binary; hours are in 24-hour format.
 const SET: u8 = 1 << 7;
 const BINARY: u8 = 1 << 2;
 const HOURS_24: u8 = 1 << 1;
-/// Register D: the battery is well.
+/// Register D: the battery is good.
 const VALID: u8 = 1 << 7;
-/// Hours of 12 have this bit in the afternoon.
+/// In 12-hour format this bit marks the afternoon.
 const PM: u8 = 1 << 7;
-/// So long before an update its bit is set at least.
+/// Minimum time before an update for which its bit is set.
 const UPDATE_NS: u64 = 244_000;
 const SIZE: usize = 128;
 
-/// The bytes of the time, as they are.
+/// The bytes of the time, unconverted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fields {
     second: u8,
@@ -55,16 +55,16 @@ pub struct Fields {
     day: u8,
     month: u8,
     year: u8,
-    /// If there is such a byte.
+    /// `None` if there is no such byte.
     century: Option<u8>,
 }
 
 impl Fields {
-    /// Reads them from a clock that `read` reads bytes of; `century` is its byte's index, if it has
-    /// one. Two readings that are alike are one of one time; `None` if there are none, as without a
-    /// clock.
+    /// Reads them from a clock through `read`, which reads a byte; `century` is the index of the
+    /// century byte, if there is one. Two equal readings are consistent; `None` if there are none,
+    /// as without a clock.
     pub fn read(mut read: impl FnMut(u8) -> u8, century: Option<u8>) -> Option<(Self, u8)> {
-        /// An update takes 2 ms at most, and reading a byte a microsecond.
+        /// An update takes at most 2 ms, and reading a byte a microsecond.
         const TRIES: u32 = 1 << 16;
         let mut last = None;
         for _ in 0..TRIES {
@@ -88,8 +88,8 @@ impl Fields {
         None
     }
 
-    /// The same time in seconds since the beginning of 1970, by the formats that register B names;
-    /// `None` if they are no date.
+    /// The same time in seconds since the beginning of 1970, in the formats that register B
+    /// selects; `None` if it is no valid date.
     #[must_use]
     pub fn unix(&self, status_b: u8) -> Option<u64> {
         let number = |byte: u8| match (status_b & BINARY != 0, byte >> 4, byte & 0xf) {
@@ -104,7 +104,7 @@ impl Fields {
         };
         let century = match self.century.and_then(number) {
             Some(century @ 19..=25) => i32::from(century),
-            // Without, years are those since 1970.
+            // Without a century, years count from 1970.
             _ if number(self.year)? >= 70 => 19,
             _ => 20,
         };
@@ -121,7 +121,7 @@ impl Fields {
 pub struct Cmos {
     index: u8,
     bytes: [u8; SIZE],
-    /// What its time is ahead of the machine's, in nanoseconds: the guest has set it.
+    /// How far its time is ahead of the machine's, in nanoseconds: the guest has set it.
     ahead: i64,
 }
 
@@ -167,7 +167,7 @@ impl Cmos {
             STATUS_A | STATUS_C | STATUS_D => {}
             STATUS_B => {
                 if self.is_running() {
-                    // From here on the time stands still, and may be changed.
+                    // From here on the time is stopped, and may be changed.
                     self.update(wall_ns);
                     self.bytes[usize::from(STATUS_B)] = value & (SET | BINARY | HOURS_24);
                 } else {
@@ -189,7 +189,7 @@ impl Cmos {
         }
     }
 
-    /// After power-on. The time goes on, as by its battery.
+    /// Resets to the state after power-on. The time continues, as on battery.
     pub fn reset(&mut self) {
         *self = Self { ahead: self.ahead, ..Self::default() };
     }
@@ -228,8 +228,7 @@ impl Cmos {
         }
     }
 
-    /// Makes the bytes the time, from the beginning of a second on. What is no date is as if it had
-    /// not been written.
+    /// Sets the time from the bytes, at the beginning of a second. An invalid date is ignored.
     fn take_over(&mut self, wall_ns: u64) {
         let byte = |index: u8| self.bytes[usize::from(index)];
         let fields = Fields {

@@ -9,13 +9,13 @@ use bitfield_struct::bitfield;
 pub const PINS: usize = 24;
 /// Guest physical address of the registers.
 pub const BASE: u64 = 0xfec0_0000;
-/// Bytes that the registers take up at [`BASE`].
+/// Size of the registers at [`BASE`] in bytes.
 pub const LEN: u64 = 0x1000;
 
 /// Version 0x20, highest entry 23.
 const VERSION: u32 = 0x20 | (PINS as u32 - 1) << 16;
 
-/// Offsets of the registers that are memory-mapped.
+/// Offsets of the memory-mapped registers.
 const IOREGSEL: u64 = 0x00;
 const IOWIN: u64 = 0x10;
 const EOIR: u64 = 0x40;
@@ -48,12 +48,12 @@ struct Entry {
     destination: u8,
 }
 
-/// What a write can change; the rest is read-only or reserved and keeps its value.
+/// The bits that a write can change; the rest is read-only or reserved and keeps its value.
 const WRITABLE: u64 = 0xff00_0000_0001_afff;
 
 impl Entry {
-    /// Level is for the two vectored modes, which an EOI acknowledges; the others are always edge
-    /// (82093AA data sheet section 3.2.4, bits 10:8).
+    /// Level applies to the two vectored modes, which an EOI acknowledges; the others are always
+    /// edge (82093AA data sheet section 3.2.4, bits 10:8).
     fn trigger(self) -> Trigger {
         if self.level() && self.mode() <= 1 { Trigger::Level } else { Trigger::Edge }
     }
@@ -84,8 +84,8 @@ pub struct IoApic {
     select: u8,
     id: u8,
     entries: [Entry; PINS],
-    /// Pins whose line is asserted, one bit each. Lines say asserted or not: polarity is the wire's
-    /// affair.
+    /// Pins whose line is asserted, one bit each. Lines are either asserted or not: polarity is a
+    /// matter of the wire.
     lines: u32,
 }
 
@@ -123,7 +123,7 @@ impl IoApic {
         Messages::new()
     }
 
-    /// Drives a pin's line. A rising edge, or a level that is not in service yet, sends.
+    /// Drives a pin's line. A rising edge, or a level that is not yet in service, sends a message.
     pub fn set_line(&mut self, pin: usize, asserted: bool) -> Option<Message> {
         let entry = *self.entries.get(pin)?;
         let rises = asserted && self.lines >> pin & 1 == 0;
@@ -136,7 +136,7 @@ impl IoApic {
         }
     }
 
-    /// An EOI for `vector` came in: level-triggered pins with this vector that are still asserted
+    /// An EOI for `vector` arrived: level-triggered pins with this vector that are still asserted
     /// send again.
     pub fn eoi(&mut self, vector: u8) -> Messages {
         let mut messages = Messages::new();
@@ -187,8 +187,8 @@ impl IoApic {
         let bits = self.entries[pin].into_bits();
         let mut entry = Entry::from_bits(bits & !mask | u64::from(value) << shift & mask);
         if entry.trigger() == Trigger::Edge {
-            // Going to edge and back is how software without the EOI register clears a stuck remote
-            // IRR.
+            // Software without the EOI register clears a stuck remote IRR by switching to edge and
+            // back.
             entry.set_remote_irr(false);
         }
         self.entries[pin] = entry;

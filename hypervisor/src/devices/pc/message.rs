@@ -1,6 +1,6 @@
-//! Interrupt messages: what a local APIC's ICR or an I/O APIC's pin sends, and where to.
+//! Interrupt messages: sent by a local APIC's ICR or an I/O APIC's pin, with their destinations.
 
-/// How an interrupt is signalled, which decides whether its EOI must reach the I/O APIC.
+/// How an interrupt is signalled. This decides whether its EOI must reach the I/O APIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trigger {
     /// One message per rising edge.
@@ -9,7 +9,7 @@ pub enum Trigger {
     Level,
 }
 
-/// What a message asks its targets to do.
+/// The action that a message requests of its targets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageKind {
     /// Accept this vector, in every target.
@@ -24,52 +24,52 @@ pub enum MessageKind {
     Startup(u8),
 }
 
-/// Who a message is for.
+/// The targets of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Destination {
     /// The sender.
     SelfOnly,
-    /// Everyone.
+    /// All local APICs.
     All,
-    /// Everyone except the sender.
+    /// All local APICs except the sender.
     AllButSelf,
-    /// The local APIC with this id; [`BROADCAST`] is everyone.
+    /// The local APIC with this id; [`BROADCAST`] is all.
     Physical(u32),
-    /// What it means is each target's affair: see [`Logical`]. [`BROADCAST`] is everyone.
+    /// Each target interprets it: see [`Logical`]. [`BROADCAST`] is all.
     Logical(u32),
 }
 
-/// What a local APIC takes logical destinations for.
+/// How a local APIC interprets logical destinations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Logical {
-    /// It is off: no message at all reaches it.
+    /// It is off: it receives no messages at all.
     Off,
     /// x2APIC mode: cluster number in bits 31:16, one bit per member in 15:0.
     X2Apic,
-    /// xAPIC mode, 8 bits of destination: a bit per local APIC, of which its own are these.
+    /// xAPIC mode, 8 bits of destination: one bit per local APIC; its own bits are given.
     Flat(u8),
     /// xAPIC mode, 8 bits of destination: cluster number in bits 7:4, one bit per member in 3:0.
     Cluster(u8),
 }
 
-/// By what messages find a local APIC.
+/// The address at which messages find a local APIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address {
     /// Its id.
     pub id: u32,
-    /// What it takes logical destinations for.
+    /// How it interprets logical destinations.
     pub logical: Logical,
 }
 
-/// The 32-bit destination that means everyone, physical and logical.
+/// The 32-bit destination that means all, physical and logical.
 pub const BROADCAST: u32 = u32::MAX;
 
 /// An interrupt message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// What the targets do.
+    /// The action of the targets.
     pub kind: MessageKind,
-    /// Who they are.
+    /// The targets.
     pub destination: Destination,
     /// Edge or level, for [`MessageKind::Fixed`] and [`MessageKind::Lowest`].
     pub trigger: Trigger,
@@ -87,7 +87,7 @@ impl Logical {
     const X2APIC: u32 = 2 << 8;
     const CLUSTER: u32 = 1 << 8;
 
-    /// As a number, of which 0 is what a local APIC has after reset.
+    /// Encodes it as a number; 0 is the state of a local APIC after reset.
     #[must_use]
     pub const fn to_bits(self) -> u32 {
         match self {
@@ -98,7 +98,7 @@ impl Logical {
         }
     }
 
-    /// The reverse of it.
+    /// Decodes it.
     #[must_use]
     pub const fn from_bits(bits: u32) -> Self {
         let id = bits as u8;
@@ -110,10 +110,9 @@ impl Logical {
         }
     }
 
-    /// Whether the local APIC `apic_id` is one of those that `destination` names, which is not
-    /// [`BROADCAST`].
+    /// Whether `destination`, which is not [`BROADCAST`], names the local APIC `apic_id`.
     const fn is_in(self, destination: u32, apic_id: u32) -> bool {
-        // Those of 8 bits mean everyone by all ones (SDM vol. 3 section 12.6.2.2).
+        // In destinations of 8 bits all ones mean all (SDM vol. 3 section 12.6.2.2).
         match self {
             Self::Off => false,
             Self::X2Apic => {
@@ -131,8 +130,8 @@ impl Logical {
 }
 
 impl Destination {
-    /// Whether the local APIC at `target` is meant by a message that `sender` sent. Messages that
-    /// have no sender among the local APICs are never [`Self::SelfOnly`] or [`Self::AllButSelf`].
+    /// Whether a message from `sender` is meant for the local APIC at `target`. Messages that were
+    /// not sent by a local APIC are never [`Self::SelfOnly`] or [`Self::AllButSelf`].
     #[must_use]
     pub const fn matches(self, target: Address, sender: u32) -> bool {
         if matches!(target.logical, Logical::Off) {
@@ -147,7 +146,7 @@ impl Destination {
         }
     }
 
-    /// The only local APIC that can match, if the form of the destination says so: spares the
+    /// The only local APIC that can match, if the form of the destination determines it: avoids the
     /// search through all of them.
     #[must_use]
     pub const fn single(self, sender: u32) -> Option<u32> {
@@ -159,8 +158,8 @@ impl Destination {
     }
 
     /// The target that accepts a [`MessageKind::Lowest`] message, out of all local APICs of the VM,
-    /// or `None` if none matches. The vector picks it: real priorities belong to other CPUs, and
-    /// this spreads vectors evenly while each stays with one vCPU.
+    /// or `None` if none matches. The vector selects it: the real priorities belong to other CPUs,
+    /// and this spreads vectors evenly while each stays with one vCPU.
     #[must_use]
     pub fn arbitrate<I>(self, vector: u8, targets: I, sender: u32) -> Option<u32>
     where
@@ -168,8 +167,8 @@ impl Destination {
     {
         let matching = targets.filter(|&target| self.matches(target, sender));
         let count = matching.clone().count();
-        // Local APICs may change mode between the two searches; then it may be nobody's, as on a
-        // bus.
+        // Local APICs may change mode between the two searches; then there may be no target, as on
+        // a bus.
         matching.clone().nth(usize::from(vector).checked_rem(count)?).map(|target| target.id)
     }
 }
@@ -206,7 +205,8 @@ mod tests {
             assert_eq!(hit(all, clusters).len(), 8);
             assert_eq!(hit(all, |_| Logical::Flat(0)).len(), 8, "whatever their own bits are");
         }
-        // Eight of x2APIC mode beside each other take the same for members of the first cluster.
+        // Eight APICs in x2APIC mode interpret the same destination as members of the first
+        // cluster.
         assert_eq!(hit(0x05, |_| Logical::X2Apic), [0, 2]);
     }
 

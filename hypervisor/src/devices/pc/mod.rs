@@ -1,14 +1,14 @@
 //! The devices of an AMD64 guest.
 //!
-//! | module | device | who owns it |
+//! | module | device | owner |
 //! |---|---|---|
 //! | [`lapic`] | one local APIC | the CPU that runs the vCPU |
-//! | [`inbox`] | what others post to a vCPU's local APIC | shared, lock-free |
+//! | [`inbox`] | other CPUs' posts to a vCPU's local APIC | shared, lock-free |
 //! | [`message`] | interrupt messages between local APICs and I/O APIC | values |
-//! | [`platform`] | the ports and the I/O APIC of one VM, which it puts together | the VM, under a lock |
+//! | [`platform`] | the ports and the I/O APIC of one VM, combined | the VM, under a lock |
 //! | [`ioapic`], [`pci`], [`cmos`], [`pit`], [`power`] | the parts of [`platform`] | |
 //! | [`acpi`] | the tables that describe all of this to the guest | built once |
-//! | [`apic_ids`] | which vCPU has which APIC id | constant |
+//! | [`apic_ids`] | the APIC ids of vCPUs | constant |
 
 pub mod acpi;
 pub mod apic_ids;

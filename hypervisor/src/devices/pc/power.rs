@@ -5,17 +5,17 @@
 pub const SLEEP_CONTROL: u16 = 0x600;
 /// Port of the sleep status register.
 pub const SLEEP_STATUS: u16 = 0x601;
-/// Port of the reset register: the chipset's, which Linux knows to write even without ACPI.
+/// Port of the reset register: the chipset's, which Linux writes even without ACPI.
 pub const RESET: u16 = 0xcf9;
-/// The value that resets by [`RESET`].
+/// The value that resets through [`RESET`].
 pub const RESET_VALUE: u8 = 0x06;
 /// SLP_TYP of soft-off, as in the DSDT's `\_S5`.
 pub const SLEEP_TYPE_S5: u8 = 5;
 
-/// Where a PC's firmware has its reset vector. Linux jumps there in real mode when it knows no
-/// other way to reset; on a hardware-reduced platform without EFI it tries nothing else.
+/// The reset vector of a PC's firmware. Linux jumps there in real mode when it knows no other way
+/// to reset; on a hardware-reduced platform without EFI it tries nothing else.
 pub const RESET_VECTOR: u64 = 0xf_fff0;
-/// What lies there: `mov dx, RESET; mov al, RESET_VALUE; out dx, al; hlt; jmp` back to the `hlt`.
+/// The code there: `mov dx, RESET; mov al, RESET_VALUE; out dx, al; hlt; jmp` back to the `hlt`.
 pub const RESET_CODE: [u8; 9] =
     [0xba, RESET.to_le_bytes()[0], RESET.to_le_bytes()[1], 0xb0, RESET_VALUE, 0xee, 0xf4, 0xeb, 0xfd];
 
@@ -23,12 +23,12 @@ const SLP_EN: u8 = 1 << 5;
 const SLP_TYP_SHIFT: u8 = 2;
 const RESET_CPU: u8 = 1 << 2;
 
-/// What the guest asks of the machine.
+/// The guest's request to the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PowerEvent {
     /// End the VM.
     PowerOff,
-    /// Start it again.
+    /// Restart it.
     Reset,
 }
 

@@ -1,17 +1,17 @@
 //! The guest's serial port: a 16550A (TI PC16550D data sheet, SNLS378).
 //!
-//! It transmits at once and knows no bit rate, so the transmitter is always empty and a byte that
-//! waits in the receive FIFO below the trigger level is a character timeout already.
+//! It transmits at once and has no bit rate. So the transmitter is always empty, and a byte in the
+//! receive FIFO below the trigger level is always a character timeout.
 
 #[cfg(test)]
 mod tests;
 
 use arrayvec::ArrayVec;
 
-/// Bytes in the receive FIFO.
+/// Size of the receive FIFO in bytes.
 pub const FIFO_LEN: usize = 16;
 
-/// What a register write asks for.
+/// The effect of a register write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Effect {
@@ -51,7 +51,7 @@ const LSR_OVERRUN: u8 = 1 << 1;
 const LSR_IDLE: u8 = 0x60;
 
 const MSR_RI: u8 = 1 << 6;
-/// Clear to send, data set ready, carrier detect: the other side is there.
+/// Clear to send, data set ready, carrier detect: the other side is connected.
 const MSR_CONNECTED: u8 = 0xb0;
 /// The delta bits, cleared by reading.
 const MSR_DELTAS: u8 = 0x0f;
@@ -61,9 +61,9 @@ const MSR_DELTAS: u8 = 0x0f;
 pub struct Uart16550 {
     rx: ArrayVec<u8, FIFO_LEN>,
     fifo_enabled: bool,
-    /// Bytes in the FIFO that make data available rather than timed out.
+    /// Number of bytes in the FIFO for data available rather than a timeout.
     trigger: usize,
-    /// The holding register became empty, or its interrupt was enabled, and IIR has not said so
+    /// The holding register became empty, or its interrupt was enabled, and IIR has not reported it
     /// yet.
     thre_pending: bool,
     overrun: bool,
@@ -140,8 +140,8 @@ impl Uart16550 {
         Effect::None
     }
 
-    /// Takes in a byte from outside. `false` if it must be offered again later: the FIFO is full,
-    /// or the receiver is disconnected by loopback. Nothing is ever lost by overrun, there being no
+    /// Receives a byte. `false` if it must be offered again later: the FIFO is full, or the
+    /// receiver is disconnected by loopback. No byte is ever lost by overrun, because there is no
     /// bit rate.
     #[must_use]
     pub fn receive(&mut self, byte: u8) -> bool {
@@ -152,7 +152,7 @@ impl Uart16550 {
         room
     }
 
-    /// Whether [`Self::receive`] would take a byte.
+    /// Whether [`Self::receive`] would accept a byte.
     #[must_use]
     pub const fn can_receive(&self) -> bool {
         self.mcr & MCR_LOOP == 0 && self.rx.len() < self.capacity()
@@ -193,8 +193,8 @@ impl Uart16550 {
         cause | if self.fifo_enabled { IIR_FIFOS } else { 0 }
     }
 
-    /// Enabling the transmitter's interrupt while it is empty raises it at once: drivers rely on it
-    /// to start sending, and Linux tests for it.
+    /// Enabling the transmitter's interrupt while it is empty raises it at once: drivers rely on
+    /// this to start sending, and Linux tests for it.
     const fn write_ier(&mut self, value: u8) {
         let value = value & 0x0f;
         if (value ^ self.ier) & IER_THRE != 0 {
@@ -228,7 +228,7 @@ impl Uart16550 {
             wire(MCR_RTS, 4) | wire(MCR_DTR, 5) | wire(MCR_OUT1, 6) | wire(MCR_OUT2, 7)
         };
         let changed = (self.msr ^ inputs) & !MSR_DELTAS;
-        // The ring indicator's delta is of its trailing edge only.
+        // The ring indicator's delta is set by its trailing edge only.
         let ring = if inputs & MSR_RI == 0 { MSR_RI } else { 0 };
         self.msr = inputs | self.msr & MSR_DELTAS | (changed & (!MSR_RI | ring)) >> 4;
     }

@@ -89,7 +89,7 @@ fn transmit_interrupt_when_enabled_while_idle_and_after_each_byte() {
     assert!(!uart.irq_level(), "reading IIR is the acknowledgement");
     let _ = uart.write(1, IER_THRE);
     assert!(!uart.irq_level(), "enabled already");
-    // Linux' test at startup: off and on again must raise it anew.
+    // Linux' test at startup: disabling and enabling must raise it again.
     let _ = uart.write(1, 0);
     let _ = uart.write(1, IER_THRE);
     assert!(uart.irq_level());
@@ -121,7 +121,7 @@ fn loopback_disconnects_the_outside_and_wires_the_modem_lines() {
     assert_eq!(uart.write(0, 0x5a), Effect::Transmit(0x5a));
 }
 
-/// The steps by which Linux' 8250 driver tells a 16550A from its relatives (autoconfig).
+/// The steps by which Linux' 8250 driver distinguishes a 16550A from its relatives (autoconfig).
 #[test]
 fn linux_finds_a_16550a() {
     let mut uart = Uart16550::new();
@@ -151,7 +151,7 @@ fn linux_finds_a_16550a() {
     assert_eq!(uart.read(7), 0xa5, "scratch register");
 }
 
-/// What another implementation calls when it wants an interrupt.
+/// The callback of another implementation for its interrupt.
 #[derive(Clone, Default)]
 struct Counter(Arc<AtomicUsize>);
 
@@ -197,22 +197,23 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Against vm-superio's port, in what both model: its FIFO is always on and 64 bytes deep, it
-    /// has no FCR, and its IIR and MSR know fewer causes, so those are not compared.
+    /// Compares with vm-superio's port, in the features that both model: its FIFO is always on and
+    /// 64 bytes deep, it has no FCR, and its IIR and MSR have fewer causes, so those are not
+    /// compared.
     #[test]
     fn behaves_like_another_implementation(steps in steps()) {
         let wire = Wire::default();
         let interrupts = Counter::default();
         let mut theirs: Serial<_, NoEvents, _> = Serial::new(interrupts.clone(), wire.clone());
         let mut ours = uart(0);
-        // Where theirs starts: 8 bits, OUT2.
+        // Its initial state: 8 bits, OUT2.
         let _ = ours.write(3, 0x03);
         let _ = ours.write(4, MCR_OUT2);
         let mut sent = Vec::new();
         for step in steps {
             match step {
                 Step::Write(2, _) => {}
-                // More would overrun our FIFO where theirs has room.
+                // More bytes would overrun our FIFO where the other has room.
                 Step::Write(0, _) if !ours.can_receive() && ours.rx.len() == FIFO_LEN => {}
                 Step::Write(offset, value) => {
                     let value = if offset == 4 { value & 0x1f } else { value };

@@ -1,5 +1,5 @@
-//! The device tree of an Arm64 guest (Devicetree Specification 0.4, and Linux' bindings for what is
-//! in it).
+//! The device tree of an Arm64 guest (Devicetree Specification 0.4, and Linux' bindings for its
+//! nodes).
 
 use super::gic::affinity;
 use super::map;
@@ -10,23 +10,23 @@ use core::ops::Range;
 use dtoolkit::ToPropertyValue;
 use dtoolkit::model::{DeviceTree, DeviceTreeNode, DeviceTreeProperty};
 
-/// What differs from guest to guest.
+/// The properties that differ from guest to guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Guest<'a> {
     /// All of its RAM, guest physical.
     pub ram: Range<u64>,
-    /// How many vCPUs it has.
+    /// Its number of vCPUs.
     pub vcpu_count: u8,
     /// The kernel's command line, without NUL.
     pub command_line: &'a str,
-    /// Where the initial RAM disk lies.
+    /// Guest physical range of the initial RAM disk.
     pub initrd: Option<Range<u64>>,
 }
 
 const GIC_PHANDLE: u32 = 1;
 const CLOCK_PHANDLE: u32 = 2;
 
-/// Cells of an interrupt: kind, number within the kind, how it is triggered.
+/// Cells of an interrupt: kind, number within the kind, trigger type.
 const SPI: u32 = 0;
 const PPI: u32 = 1;
 const LEVEL_HIGH: u32 = 4;
@@ -76,12 +76,12 @@ fn set(node: &mut DeviceTreeNode, name: &str, value: impl ToPropertyValue) {
     node.add_property(DeviceTreeProperty::new_unchecked(name, value));
 }
 
-/// A property that is there or not, and has no value.
+/// Sets a property without a value.
 fn flag(node: &mut DeviceTreeNode, name: &str) {
     set(node, name, [0_u8; 0]);
 }
 
-/// Address and size of each range, two cells each.
+/// The address and size of each range, two cells each.
 fn reg(ranges: impl IntoIterator<Item = Range<u64>>) -> Vec<u32> {
     let numbers = ranges.into_iter().flat_map(|range| [range.start, range.end - range.start]);
     numbers.flat_map(|number| [(number >> 32) as u32, number as u32]).collect()
@@ -131,8 +131,8 @@ fn psci() -> DeviceTreeNode {
     psci
 }
 
-/// The binding wants the interrupts in this order: secure and non-secure EL1 physical, virtual, EL2
-/// physical.
+/// The binding requires the interrupts in this order: secure and non-secure EL1 physical, virtual,
+/// EL2 physical.
 fn timer() -> DeviceTreeNode {
     let mut timer = node("timer");
     let intids =
@@ -174,7 +174,7 @@ fn uart() -> DeviceTreeNode {
     uart
 }
 
-/// Without an interrupt, which the binding leaves to the board: there is no alarm.
+/// Without an interrupt, which the binding makes optional: there is no alarm.
 fn rtc() -> DeviceTreeNode {
     let mut rtc = node(unit("pl031", map::RTC));
     set(&mut rtc, "compatible", ["arm,pl031", "arm,primecell"].as_slice());

@@ -1,6 +1,6 @@
-//! Where an Arm64 guest finds its devices: QEMU's `virt` board, as far as it goes.
+//! The addresses of an Arm64 guest's devices: a subset of QEMU's `virt` board.
 //!
-//! | from | size | what |
+//! | start | size | device |
 //! |---|---|---|
 //! | [`GICD`] | [`GICD_SIZE`] | GIC distributor |
 //! | [`redistributors`] | 128 KiB per vCPU | GIC redistributors |
@@ -13,41 +13,41 @@ use core::ops::Range;
 
 /// The distributor.
 pub const GICD: u64 = 0x0800_0000;
-/// Bytes of the distributor's frame.
+/// Size of the distributor's frame in bytes.
 pub const GICD_SIZE: u64 = 0x1_0000;
 /// The redistributors, if all of them fit between here and [`UART`].
 const GICR_NEAR: u64 = 0x080a_0000;
-/// The redistributors of a guest with more vCPUs than that: QEMU's window for PCI devices, which we
-/// do not have.
+/// The redistributors of a guest with more vCPUs than that: QEMU's window for PCI devices, which do
+/// not exist here.
 const GICR_FAR: u64 = 0x1000_0000;
-/// Bytes of one vCPU's redistributor: the RD and the SGI frame of 64 KiB each.
+/// Size of one vCPU's redistributor in bytes: the RD and the SGI frame of 64 KiB each.
 pub const GICR_SIZE: u64 = 0x2_0000;
 /// The serial port.
 pub const UART: u64 = 0x0900_0000;
-/// Bytes of the serial port's page.
+/// Size of the serial port's page in bytes.
 pub const UART_SIZE: u64 = 0x1000;
 /// The serial port's interrupt.
 pub const UART_INTID: u8 = 33;
-/// What the serial port's clock input is said to run at, in hertz.
+/// The rate that the device tree gives for the serial port's clock input, in hertz.
 pub const UART_CLOCK_HZ: u32 = 24_000_000;
-/// The clock that tells the date.
+/// The real-time clock.
 pub const RTC: u64 = 0x0901_0000;
-/// Bytes of its page.
+/// Size of its page in bytes.
 pub const RTC_SIZE: u64 = 0x1000;
-/// RAM, up to wherever it ends.
+/// Start of RAM; its end depends on its size.
 pub const RAM: u64 = 0x4000_0000;
 
 /// The virtual timer's interrupt, a PPI.
 pub const VIRTUAL_TIMER_INTID: u8 = 27;
 /// The EL1 physical timer's interrupt, a PPI.
 pub const PHYSICAL_TIMER_INTID: u8 = 30;
-/// What the device tree must name, although a guest at EL1 has no such timer: the secure one's PPI.
+/// The secure timer's PPI. The device tree must name it, although a guest at EL1 has no such timer.
 pub const SECURE_TIMER_INTID: u8 = 29;
-/// Likewise that of EL2.
+/// The same for EL2's timer.
 pub const EL2_TIMER_INTID: u8 = 26;
 const _: () = assert!(GICD + GICD_SIZE <= GICR_NEAR && GICR_FAR + 255 * GICR_SIZE <= RAM);
 
-/// Where the redistributors of `vcpu_count` vCPUs lie, one after the other.
+/// The addresses of the redistributors of `vcpu_count` vCPUs, which are contiguous.
 #[must_use]
 pub const fn redistributors(vcpu_count: u8) -> Range<u64> {
     let size = vcpu_count as u64 * GICR_SIZE;
@@ -55,7 +55,7 @@ pub const fn redistributors(vcpu_count: u8) -> Range<u64> {
     start..start + size
 }
 
-/// Addresses that are devices' of a guest with so many vCPUs.
+/// The device addresses of a guest with this many vCPUs.
 #[must_use]
 pub const fn regions(vcpu_count: u8) -> [Region; 4] {
     [

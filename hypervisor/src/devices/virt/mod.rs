@@ -1,11 +1,11 @@
 //! The devices of an Arm64 guest.
 //!
-//! | module | device | who owns it |
+//! | module | device | owner |
 //! |---|---|---|
 //! | [`gic`] | the interrupt controller: per vCPU, inbox, distributor | see there |
 //! | [`pl011`], [`pl031`] | serial port and clock | the VM, under a lock |
 //! | [`psci`] | power calls, and whether a vCPU is on | shared, lock-free |
-//! | [`fdt`], [`map`] | the device tree, and where the devices lie | built once; constant |
+//! | [`fdt`], [`map`] | the device tree, and the addresses of the devices | built once; constant |
 
 pub mod fdt;
 pub mod gic;

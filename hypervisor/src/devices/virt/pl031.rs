@@ -1,5 +1,5 @@
-//! Arm's clock: PrimeCell PL031 (Arm DDI 0224C). It tells the time and can be set. Its interrupt is
-//! not connected, and the device tree names none: there is no alarm.
+//! Arm's real-time clock: PrimeCell PL031 (Arm DDI 0224C). It tells the time and can be set. Its
+//! interrupt is not connected, and the device tree names none: there is no alarm.
 
 use crate::devices::wall_clock::NS;
 
@@ -8,7 +8,7 @@ const MATCH: u32 = 0x04;
 const LOAD: u32 = 0x08;
 const CONTROL: u32 = 0x0c;
 const MASK: u32 = 0x10;
-/// Where the identification begins, a byte in each word.
+/// Offset of the identification, with a byte in each word.
 const ID: u32 = 0xfe0;
 /// Peripheral and cell identification, of revision 0.
 const ID_BYTES: [u8; 8] = [0x31, 0x10, 0x04, 0x00, 0x0d, 0xf0, 0x05, 0xb1];
@@ -16,7 +16,7 @@ const ID_BYTES: [u8; 8] = [0x31, 0x10, 0x04, 0x00, 0x0d, 0xf0, 0x05, 0xb1];
 /// The clock's registers.
 #[derive(Clone, Debug, Default)]
 pub struct Pl031 {
-    /// What its time is ahead of the machine's, in seconds: the guest has set it.
+    /// How far its time is ahead of the machine's, in seconds: the guest has set it.
     ahead: u32,
     alarm: u32,
     load: u32,
@@ -31,7 +31,7 @@ impl Pl031 {
             DATA => seconds(wall_ns).wrapping_add(self.ahead),
             MATCH => self.alarm,
             LOAD => self.load,
-            // It runs, always.
+            // It always runs.
             CONTROL => 1,
             MASK => self.mask,
             ID.. => {
@@ -55,13 +55,13 @@ impl Pl031 {
         }
     }
 
-    /// After power-on. The time goes on, as by its battery.
+    /// Resets to the state after power-on. The time continues, as on battery.
     pub fn reset(&mut self) {
         *self = Self { ahead: self.ahead, ..Self::default() };
     }
 }
 
-/// The counter has 32 bits, of which it uses all: it wraps in 2106.
+/// The counter uses all of its 32 bits: it wraps in 2106.
 const fn seconds(wall_ns: u64) -> u32 {
     (wall_ns / NS) as u32
 }

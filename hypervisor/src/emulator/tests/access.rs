@@ -1,4 +1,4 @@
-//! Which accesses an instruction makes, and which instructions make none.
+//! The accesses that an instruction makes, and instructions that make none.
 
 use super::*;
 
@@ -16,7 +16,7 @@ fn addresses_have_bases_indices_and_widths() {
     assert_eq!(machine.run(&[0x64, 0x8b, 0x1f]), Ok(EmulationOutcome::Done));
     assert_eq!(machine.run(&[0x8b, 0x1f]), Ok(EmulationOutcome::Done));
     assert_eq!(machine.world.seen, [Seen::Read(0x20, 4), Seen::Read(0x10, 4), Seen::Read(0, 4)]);
-    // mov ebx, [edi]: the upper half does not count.
+    // mov ebx, [edi]: the upper half is ignored.
     let mut machine = TestCpu::new();
     machine.registers[RDI] |= 5 << 32;
     assert_eq!(machine.run(&[0x67, 0x8b, 0x1f]), Ok(EmulationOutcome::Done));

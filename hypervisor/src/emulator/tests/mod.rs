@@ -16,25 +16,25 @@ const SF: u64 = 1 << 7;
 const OF: u64 = 1 << 11;
 const ARITHMETIC: u64 = CF | PF | AF | ZF | SF | OF;
 
-/// A page of a device whose registers are all as wide as they are accessed.
+/// A page of a device whose registers have the width of each access.
 const DEVICE: u64 = 0x10_0000;
-/// A page of memory before it, and the first of several behind it.
+/// A page of memory before it, and the first of several after it.
 const BEFORE: u64 = DEVICE - 0x1000;
 const BEHIND: u64 = DEVICE + 0x1000;
 const ROM: u64 = 0x20_0000;
-/// Translated by nobody.
+/// An address without a translation.
 const ABSENT: u64 = 0x30_0000;
-/// Linear addresses lie so far above physical ones.
+/// Distance of linear addresses from physical ones.
 const OFFSET: u64 = 0x7000_0000;
 
-/// What came to a device, in order.
+/// Accesses that a device received, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Seen {
     Read(u64, usize),
     Write(u64, usize, u64),
 }
 
-/// Memory by bytes, and a device that keeps what is written.
+/// Memory by bytes, and a device that stores what is written to it.
 #[derive(Default)]
 struct World {
     bytes: BTreeMap<u64, u8>,
@@ -107,7 +107,7 @@ struct TestCpu {
 
 impl TestCpu {
     fn new() -> Self {
-        // Each register tells which it is, and RDI points to the device.
+        // Each register's value identifies it, and RDI points to the device.
         let mut registers = core::array::from_fn(|number| 0x1111_1111_1111_1111 * number as u64);
         registers[RDI] = OFFSET + DEVICE;
         Self { registers, flags: 2, bases: SegmentBases::default(), bits: 64, world: World::default() }

@@ -43,7 +43,7 @@ fn repetition_is_bounded_and_goes_on() {
     assert_eq!((rounds, machine.world.seen.len(), machine.registers[RCX]), (3, 150, 0));
     assert_eq!(machine.registers[RDI], OFFSET + DEVICE + 1200);
 
-    // Both prefixes repeat, and a trap comes after each element.
+    // Both prefixes repeat, and a trap follows each element.
     let mut machine = TestCpu::new();
     machine.registers[RCX] = 2;
     machine.flags |= TF;

@@ -1,4 +1,4 @@
-//! What instructions do with values.
+//! The effects of instructions on values.
 
 use super::*;
 use proptest::prelude::*;

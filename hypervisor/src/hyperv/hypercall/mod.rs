@@ -4,10 +4,10 @@ use tlfs::{Call, CallRegisters, ClusterIpi, FlushCall, HvResult, InputPage, Inpu
 
 use super::partition::Partition;
 
-/// What hypercalls partitions are offered; [`cpuid`](super::cpuid) announces it.
+/// The hypercalls that partitions are offered; [`cpuid`](super::cpuid) announces them.
 pub const PROFILE: Profile = Profile::FULL;
 
-/// The mode of the processor that calls.
+/// The mode of the calling processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caller {
     /// Current privilege level.
@@ -16,7 +16,7 @@ pub struct Caller {
     pub protected_mode: bool,
     /// RFLAGS.VM.
     pub virtual_8086: bool,
-    /// EFER.LMA and CS.L: 64-bit code. Anything else passes its parameters in pairs of 32-bit
+    /// EFER.LMA and CS.L: 64-bit code. Other code passes its parameters in pairs of 32-bit
     /// registers.
     pub long_mode_64: bool,
 }
@@ -51,8 +51,8 @@ impl Caller {
         }
     }
 
-    /// Writes a control word back to where the caller passed it; 32-bit writes clear the upper
-    /// half, as they always do.
+    /// Writes a control word back to the caller's registers; 32-bit writes clear the upper half, as
+    /// usual.
     pub const fn set_control(&self, gprs: &mut Gprs, control: u64) {
         if self.long_mode_64 {
             gprs[RCX] = control;
@@ -61,7 +61,7 @@ impl Caller {
         }
     }
 
-    /// Writes the result where the caller looks for it. TLFS, "Hypercall Outputs".
+    /// Writes the result to the caller's registers. TLFS, "Hypercall Outputs".
     pub const fn set_result(&self, gprs: &mut Gprs, result: HvResult) {
         if self.long_mode_64 {
             gprs[RAX] = result.into_bits();
@@ -81,47 +81,48 @@ const fn pair(high: u64, low: u64) -> u64 {
     high << 32 | low & 0xffff_ffff
 }
 
-/// Does what calls ask for. VP indices that the partition does not have are ignored.
+/// Carries out calls. VP indices that the partition does not have are ignored.
 pub trait Services {
-    /// Flushes, and returns when all effects of the flush have occurred on all targets; of those
-    /// the caller is one if it is named. To flush more than was asked is correct.
+    /// Flushes, and returns when all effects of the flush have occurred on all targets. The caller
+    /// is one of them if it is named. Flushing more than requested is correct.
     ///
-    /// Returns how many elements of the list are done, counted from element 0 and so with those
-    /// that earlier steps did. It is at least one more than before; if it is less than all, the
-    /// guest goes on with the rest after it has had a chance to take interrupts. For a call without
-    /// a list it means nothing.
+    /// Returns the number of list elements that are done, counted from element 0, so including
+    /// those of earlier steps. It is at least one more than before. If it is less than all, the
+    /// guest continues with the rest after it has had a chance to take interrupts. For a call
+    /// without a list it is meaningless.
     fn flush(&mut self, call: &FlushCall<'_>) -> u16;
 
     /// Sends a fixed, edge-triggered interrupt to each target.
     fn interrupt(&mut self, ipi: &ClusterIpi<'_>);
 }
 
-/// How a hypercall ends.
+/// The outcome of a hypercall.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum CallOutcome {
-    /// Write the result ([`Caller::set_result`]) and go on after the instruction.
+    /// Write the result ([`Caller::set_result`]) and continue after the instruction.
     Complete(HvResult),
     /// The same, and let another vCPU have the CPU: the caller waits for one that is not running.
-    /// It is a hint; it comes back in its turn, and learns nothing from how long that took.
+    /// This is a hint: the caller runs again in its turn, and learns nothing from how long that
+    /// took.
     Yield(HvResult),
-    /// A part of a list is done: the control word of this value goes back to the guest
+    /// A part of a list is done: write this value of the control word back to the guest
     /// ([`Caller::set_control`]), which stays at the instruction and takes interrupts before it
     /// executes it again. TLFS, "Hypercall Continuation".
     Continue(u64),
-    /// #UD at the instruction: the guest may not call in this mode, or not in this way, or has not
-    /// enabled hypercalls.
+    /// #UD at the instruction: the guest may not make calls in this mode, or not in this form, or
+    /// has not enabled hypercalls.
     UndefinedOpcode,
-    /// #GP(0) at the instruction: there is no readable memory where the input should be. On Hyper-V
+    /// #GP(0) at the instruction: there is no readable memory at the input's address. On Hyper-V
     /// the parent partition would decide; there is none, and no status is defined for it.
     GeneralProtection,
 }
 
-/// Performs the hypercall with these [parameters](Caller::parameters), for which `page` is room to
-/// copy its input.
+/// Performs the hypercall with these [parameters](Caller::parameters); `page` is a buffer for its
+/// input.
 ///
 /// The guest must have identified itself and enabled the hypercall page; before that the
-/// instruction is undefined. From where it is executed does not matter.
+/// instruction is undefined. The address of the instruction does not matter.
 pub fn handle(
     caller: &Caller,
     parameters: CallRegisters,
@@ -133,7 +134,7 @@ pub fn handle(
     if !caller.may_call() || !partition.hypercalls_enabled() {
         return CallOutcome::UndefinedOpcode;
     }
-    // Looked at where it is: a call is large to move.
+    // Matched by reference: a call is large to move.
     match &tlfs::decode(parameters, memory, page, &PROFILE) {
         Ok(Call::Flush(flush)) => match services.flush(flush) {
             done if done < flush.rep_count => CallOutcome::Continue(parameters.resumed_at(done).control),

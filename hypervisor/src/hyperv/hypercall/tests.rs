@@ -27,7 +27,7 @@ fn enabled() -> Partition {
     partition
 }
 
-/// Memory from 0x1000 to 0x3000: the input at 0x1000, zeros behind it, no memory below, no
+/// Memory from 0x1000 to 0x3000: the input at 0x1000, followed by zeros, no memory below, no
 /// addresses above.
 struct Memory(&'static [u64]);
 
@@ -51,7 +51,8 @@ impl InputSource for Memory {
 /// VP indices of four vCPUs, in vCPU order: permuted and sparse.
 const INDICES: [u32; 4] = [7, 3, 65, 2];
 
-/// Remembers which vCPUs each call named, and does so many elements of a list at a time.
+/// Records the vCPUs that each call named, and processes a limited number of list elements at a
+/// time.
 struct Engine {
     flushes: Vec<Vec<usize>>,
     interrupts: Vec<(u8, Vec<usize>)>,
@@ -96,12 +97,12 @@ fn call(
     (outcome, engine)
 }
 
-/// Registers, all others 0.
+/// Registers with these values, all others 0.
 fn gprs<const N: usize>(values: [(usize, u64); N]) -> Gprs {
     with(Gprs::default(), values)
 }
 
-/// The same registers but these.
+/// The same registers except these.
 fn with<const N: usize>(mut gprs: Gprs, values: [(usize, u64); N]) -> Gprs {
     values.into_iter().for_each(|(number, value)| gprs[number] = value);
     gprs
@@ -168,7 +169,7 @@ fn h13_targets_are_vp_indices() {
 fn h20_32_bit_callers_use_pairs_of_registers() {
     let partition = enabled();
     let high = 0xdead_beef << 32;
-    // List of two from element 1 on: 0x00010002_00000003 in EDX:EAX, 0x1000 in EBX:ECX.
+    // A list of two from element 1 on: 0x00010002_00000003 in EDX:EAX, 0x1000 in EBX:ECX.
     let registers = gprs([
         (RDX, high | 0x0001_0002),
         (RAX, high | 0x0000_0003),
@@ -270,7 +271,7 @@ fn h26_a_cluster_ipi_reaches_who_is_named() {
         assert_eq!(outcome, complete(Status::INVALID_PARAMETER, 0), "{why}");
         assert!(engine.interrupts.is_empty() && engine.flushes.is_empty());
     }
-    // In registers, as Linux sends to one.
+    // In registers, as Linux does for a single target.
     let fast = gprs([(RCX, 1 << 16 | 0xb), (RDX, 0x41), (R8, 1 << 2)]);
     let (outcome, engine) = call(&LONG, &fast, &partition, &[]);
     assert_eq!((outcome, engine.interrupts), (complete(Status::SUCCESS, 0), vec![(0x41, vec![3])]));

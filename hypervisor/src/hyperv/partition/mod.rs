@@ -10,7 +10,7 @@ use super::crash;
 use super::msrs::{CrashMessage, CrashReport, GpFault, MsrEffect, PageMove};
 use super::time::ReferenceClock;
 
-/// Contents of the hypercall page: VMMCALL, RET. The rest of the page is of no importance.
+/// Code of the hypercall page: VMMCALL, RET. The rest of the page does not matter.
 pub const HYPERCALL_CODE: [u8; 4] = [0x0f, 0x01, 0xd9, 0xc3];
 
 /// The state that a partition's virtual processors share.
@@ -18,9 +18,9 @@ pub const HYPERCALL_CODE: [u8; 4] = [0x0f, 0x01, 0xd9, 0xc3];
 pub struct Partition {
     platform: PartitionTraits,
     clock: ReferenceClock,
-    /// [`HypercallMsr`]. Written under the lock of `registers`. Read without it at each hypercall:
-    /// relaxed, for nothing else is read on the strength of it, and a guest that disables the page
-    /// while another of its processors calls has no say in which comes first.
+    /// [`HypercallMsr`]. Written under the lock of `registers`. Read without it at each hypercall.
+    /// Relaxed, because no other read depends on it, and a guest that disables the page while
+    /// another of its processors makes a call cannot tell which is first.
     hypercall: AtomicU64,
     registers: Mutex<Registers>,
 }
@@ -31,7 +31,7 @@ struct Registers {
     reference_tsc: PageMsr,
     invariant_tsc: bool,
     crash: [u64; 5],
-    /// How many of its crashes the guest has reported.
+    /// Number of crashes that the guest has reported.
     crashes: u32,
 }
 
@@ -48,7 +48,7 @@ impl Partition {
         })
     }
 
-    /// What the partition's platform is like.
+    /// The properties of the partition's platform.
     pub fn platform(&self) -> &PartitionTraits {
         &self.platform
     }
@@ -58,26 +58,27 @@ impl Partition {
         &self.clock
     }
 
-    /// Whether hypercalls are enabled: the guest has said what it is and has a hypercall page.
+    /// Whether hypercalls are enabled: the guest has identified itself and has a hypercall page.
     pub fn hypercalls_enabled(&self) -> bool {
         self.hypercall().enable()
     }
 
-    /// Whether CPUID 0x80000007.EDX\[8\] is to show the invariant TSC because the guest asked for
+    /// Whether CPUID 0x80000007.EDX\[8\] must show the invariant TSC because the guest asked for
     /// it.
     pub fn shows_invariant_tsc(&self) -> bool {
         self.registers.lock().invariant_tsc
     }
 
-    /// All registers as at creation. The reference time goes on. The pages are gone; with memory
-    /// that survives the reset, what they covered is the caller's to restore.
+    /// Resets all registers to their state at creation. The reference time continues. The overlay
+    /// pages are removed; if memory survives the reset, the caller must restore the contents that
+    /// they covered.
     pub fn reset(&self) {
         let mut registers = self.registers.lock();
         *registers = Registers::default();
         self.hypercall.store(0, Ordering::Relaxed);
     }
 
-    /// Reads a partition-wide register; `None` if it is not one.
+    /// Reads a partition-wide register; `None` for other registers.
     pub(super) fn read_msr(&self, number: u32, now: u64) -> Option<u64> {
         Some(match number {
             msr::GUEST_OS_ID => self.registers.lock().guest_os_id,
@@ -121,8 +122,8 @@ impl Partition {
         HypercallMsr::from_bits(self.hypercall.load(Ordering::Relaxed))
     }
 
-    /// A guest that takes its identity back loses the hypercall page, locked or not; a locked
-    /// register then stays as it is until reset.
+    /// A guest that withdraws its identity loses the hypercall page, locked or not; a locked
+    /// register is then unchanged until reset.
     fn set_guest_os_id(&self, value: u64) -> MsrEffect {
         let mut registers = self.registers.lock();
         registers.guest_os_id = value;
@@ -134,9 +135,8 @@ impl Partition {
         PageMove { from: old.gpa(), to: None }.effect(MsrEffect::HypercallPage)
     }
 
-    /// The page cannot be enabled by a guest without identity: the bit stays 0 and all else is
-    /// written. It cannot lie outside the address space, and a locked register cannot be written:
-    /// #GP.
+    /// A guest without identity cannot enable the page: the bit stays 0 and the rest is written.
+    /// The page cannot be outside the address space, and a locked register cannot be written: #GP.
     fn set_hypercall(&self, value: HypercallMsr) -> Result<MsrEffect, GpFault> {
         let registers = self.registers.lock();
         let old = self.hypercall();
@@ -149,7 +149,7 @@ impl Partition {
         Ok(PageMove { from: old.gpa(), to: new.gpa() }.effect(MsrEffect::HypercallPage))
     }
 
-    /// A page outside the address space is legal here: it just cannot be seen.
+    /// A page outside the address space is legal here: it is simply not visible.
     fn set_reference_tsc(&self, value: PageMsr) -> MsrEffect {
         let mut registers = self.registers.lock();
         let page = PageMove { from: registers.reference_tsc.gpa(), to: value.gpa() };

@@ -1,19 +1,19 @@
 //! Synthetic timers in direct mode: on expiration they interrupt their own virtual processor.
 //!
-//! TLFS, "Synthetic Timers". There is no synthetic interrupt controller, so a timer that would have
-//! to send a message cannot be enabled: its enable bit reads back as 0, as it does for source 0 on
-//! Hyper-V. So does that of a timer whose vector is none.
+//! TLFS, "Synthetic Timers". There is no synthetic interrupt controller, so a timer that would send
+//! a message cannot be enabled: its enable bit reads back as 0, as it does for source 0 on Hyper-V.
+//! The same holds for a timer with an invalid vector.
 
 use tlfs::msr::StimerConfig;
 
 use super::msrs::GpFault;
 use super::time::ReferenceClock;
 
-/// Vectors below are no interrupts.
+/// The lowest valid interrupt vector.
 const VECTOR_MIN: u8 = 16;
 
-/// Expirations of a periodic timer that come sooner than this after the last one are skipped: the
-/// guest could not use them, and each takes an exit. 50 us in units of 100 ns.
+/// Expirations of a periodic timer that are due sooner than this after the previous one are
+/// skipped: the guest could not use them, and each takes an exit. 50 us in units of 100 ns.
 pub const PERIOD_MIN: u64 = 500;
 
 /// One synthetic timer.
@@ -21,7 +21,7 @@ pub const PERIOD_MIN: u64 = 500;
 pub struct Stimer {
     config: StimerConfig,
     count: u64,
-    /// When it expires next, if it is running and ever will.
+    /// Its next expiration, if it is running and there is one.
     due: Option<Due>,
 }
 
@@ -45,7 +45,7 @@ impl Stimer {
         self.count
     }
 
-    /// Writes the configuration register. A running timer starts anew.
+    /// Writes the configuration register. A running timer is restarted.
     ///
     /// # Errors
     ///
@@ -62,7 +62,7 @@ impl Stimer {
     }
 
     /// Writes the count register: 0 disables the timer, any other count enables it if the
-    /// configuration says so.
+    /// configuration requests that.
     pub fn set_count(&mut self, count: u64, clock: &ReferenceClock, now: u64) {
         self.count = count;
         if count == 0 {
@@ -74,13 +74,13 @@ impl Stimer {
         self.start(clock, now);
     }
 
-    /// The partition's TSC at the next expiration, which may be past.
+    /// The partition's TSC at the next expiration, which may be in the past.
     pub fn deadline_tsc(&self) -> Option<u64> {
         self.due.map(|due| due.tsc)
     }
 
-    /// The vector to interrupt with if the timer has expired by `now`. A one-shot timer is disabled
-    /// then. A periodic one goes on in its rhythm: expirations that were missed are skipped.
+    /// The vector to interrupt with if the timer has expired by `now`. A one-shot timer is then
+    /// disabled. A periodic one keeps its rhythm: missed expirations are skipped.
     pub fn expire(&mut self, clock: &ReferenceClock, now: u64) -> Option<u8> {
         let due = self.due.filter(|due| due.tsc <= now)?;
         if self.config.periodic() {
@@ -105,7 +105,7 @@ impl Stimer {
         self.due = time.and_then(|time| Due::at(time, clock));
     }
 
-    /// The period, of which a short one is taken as often as makes it long enough. Never 0.
+    /// The period; a short one is multiplied until it is long enough. Never 0.
     fn period(&self) -> u64 {
         match self.count {
             0 => PERIOD_MIN,

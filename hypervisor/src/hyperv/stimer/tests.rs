@@ -53,7 +53,7 @@ fn a_timer_that_cannot_signal_cannot_be_enabled() {
 
 #[test]
 fn auto_enable_arms_with_the_count_and_again_after_each_expiration() {
-    // As Linux does it: configure once, then only ever write counts.
+    // As in Linux: configure once, then only write counts.
     let mut timer = timer(direct().with_enable(true).with_auto_enable(true), 0);
     assert_eq!(timer.deadline_tsc(), None, "enabled, but there is no count yet");
     for time in [1_000, 2_000, 3_000] {

@@ -1,4 +1,4 @@
-//! Registers of one virtual processor, and the way to all synthetic registers.
+//! Registers of one virtual processor, and access to all synthetic registers.
 
 use arrayvec::ArrayVec;
 use tlfs::msr::{self, PageMsr};
@@ -18,7 +18,7 @@ pub struct Vp {
     assist_page: PageMsr,
     eoi_assist: EoiAssist,
     timers: [Stimer; STIMERS],
-    /// The earliest expiration of a timer; `u64::MAX` if none will come.
+    /// The earliest expiration of a timer; `u64::MAX` if there is none.
     due_tsc: u64,
 }
 
@@ -35,12 +35,12 @@ impl Vp {
         }
     }
 
-    /// The index by which hypercalls name this virtual processor.
+    /// The index that identifies this virtual processor in hypercalls.
     pub fn index(&self) -> u32 {
         self.index
     }
 
-    /// Everything as at creation: for a reset of the partition, not for INIT.
+    /// Resets everything to the state at creation: for a reset of the partition, not for INIT.
     pub fn reset(&mut self) {
         *self = Self::new(self.index);
     }
@@ -100,8 +100,8 @@ impl Vp {
         }
     }
 
-    /// The partition's TSC at the earliest expiration of a synthetic timer. It may be past: then
-    /// [`Vp::expire`] has something to return.
+    /// The partition's TSC at the earliest expiration of a synthetic timer. If it is in the past,
+    /// [`Vp::expire`] has vectors to return.
     pub fn next_deadline_tsc(&self) -> Option<u64> {
         (self.due_tsc != u64::MAX).then_some(self.due_tsc)
     }
@@ -110,8 +110,8 @@ impl Vp {
         self.due_tsc = self.timers.iter().filter_map(Stimer::deadline_tsc).min().unwrap_or(u64::MAX);
     }
 
-    /// The vectors to request at the own local APIC, fixed and edge-triggered, for the timers that
-    /// have expired by the partition's TSC `now`; each once.
+    /// The vectors to request at the virtual processor's own local APIC, fixed and edge-triggered,
+    /// for the timers that have expired by the partition's TSC `now`; each once.
     #[inline]
     pub fn expire(&mut self, partition: &Partition, now: u64) -> ArrayVec<u8, STIMERS> {
         if now < self.due_tsc {
@@ -128,23 +128,24 @@ impl Vp {
         self.assist_page.gpa().is_some()
     }
 
-    /// Before an entry, after all that requests interrupts: if it returns an address, the EOI
-    /// assist field there is to be set to [`NO_EOI_REQUIRED`](super::eoi_assist::NO_EOI_REQUIRED).
-    /// If that fails, [`Vp::settle_eoi`] takes it back.
+    /// Called before an entry, after everything that requests interrupts. If it returns an address,
+    /// the caller sets the EOI assist field there to
+    /// [`NO_EOI_REQUIRED`](super::eoi_assist::NO_EOI_REQUIRED). If that fails, [`Vp::settle_eoi`]
+    /// withdraws it.
     pub fn arm_eoi(&mut self, apic: &ApicView) -> Option<u64> {
         let gpa = self.assist_page.gpa()?;
         self.eoi_assist.arm(apic).then_some(gpa)
     }
 
-    /// After an exit, before anything looks at the local APIC: the address of the EOI assist field
-    /// if it has to be read and passed to [`Vp::settle_eoi`].
+    /// Called after an exit, before the local APIC is read: returns the address of the EOI assist
+    /// field if it must be read and passed to [`Vp::settle_eoi`].
     #[inline]
     pub fn armed_eoi(&self) -> Option<u64> {
         if self.eoi_assist.is_armed() { self.assist_page.gpa() } else { None }
     }
 
-    /// Settles what was armed by the `field`'s value;
-    /// [`NO_EOI_REQUIRED`](super::eoi_assist::NO_EOI_REQUIRED) stands for one that cannot be read.
+    /// Settles an armed field by its value; pass
+    /// [`NO_EOI_REQUIRED`](super::eoi_assist::NO_EOI_REQUIRED) for a field that cannot be read.
     pub fn settle_eoi(&mut self, field: u32) -> Option<Settled> {
         self.eoi_assist.settle(field)
     }
@@ -156,7 +157,7 @@ impl Vp {
     }
 }
 
-/// Which timer's register a number is, and whether it is its count.
+/// The timer that a register belongs to, and whether it is the count register.
 fn timer_register(number: u32) -> (usize, bool) {
     let offset = number.wrapping_sub(msr::STIMER0_CONFIG);
     ((offset / 2) as usize, !offset.is_multiple_of(2))

@@ -114,7 +114,7 @@ fn h21_every_feature_works() {
     assert_eq!(pages, Counted { flushes: 1, ipis: 0 });
 }
 
-/// Memory that holds `words` everywhere.
+/// Memory that contains `words` at every address.
 struct Words<'a>(&'a [u64]);
 
 impl InputSource for Words<'_> {
@@ -148,9 +148,9 @@ impl Services for Counted {
 
 const RING_0: Caller = Caller { cpl: 0, protected_mode: true, virtual_8086: false, long_mode_64: true };
 
-/// Makes a call whose input is `words` wherever it is looked for, and what it has done.
+/// Makes a call whose input is `words` at any address; returns the outcome and its effects.
 fn call(partition: &Partition, control: u64, words: &[u64]) -> (CallOutcome, Counted) {
-    // A fast call has words of zeros in its two general registers.
+    // A fast call has words of zero in its two general registers.
     let input = if control >> 16 & 1 == 0 { 0x1000 } else { 0 };
     let parameters = CallRegisters { control, input, output: 0 };
     let (mut counted, mut page) = (Counted::default(), InputPage::new());
@@ -186,9 +186,9 @@ fn h21_every_hint_can_be_followed() {
     for (control, words) in [(0x0b, &[0x40, 1][..]), (1 << 17 | 0x15, &[0x40, 0, 2, 1])] {
         assert_eq!(succeeds(&partition, control, words), Counted { flushes: 0, ipis: 1 });
     }
-    // The spin limit in EBX is worth something only if the notification is taken.
+    // The spin limit in EBX is useful only if the notification is accepted.
     assert!(matches!(call(&partition, 1 << 16 | 0x08, &[]).0, CallOutcome::Yield(_)));
-    // EOI, ICR, TPR and the assist page; no interrupts that end by themselves.
+    // EOI, ICR, TPR and the assist page; no auto-EOI interrupts.
     assert_eq!(vp.write_msr(&partition, msr::EOI, 0, 0), Ok(MsrEffect::ApicEoi));
     assert!(vp.write_msr(&partition, msr::VP_ASSIST_PAGE, 0x3001, 0).is_ok());
     let quiet = ApicView { in_service: Some(0x40), level: false, pending: false };

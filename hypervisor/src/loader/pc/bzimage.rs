@@ -13,21 +13,21 @@ mod params {
     pub(super) const ACPI_RSDP_ADDR: usize = 0x070;
     pub(super) const E820_ENTRIES: usize = 0x1e8;
     pub(super) const E820_TABLE: usize = 0x2d0;
-    /// Where the setup header has to end at the latest.
+    /// The maximum offset of the setup header's end.
     pub(super) const HEADER_END_MAX: usize = 0x290;
 }
 
 const LOADER_UNDEFINED: u8 = 0xff;
 
-/// Where the header has to end at the least: all that is read lies below.
+/// The minimum offset of the header's end: everything that is read is below it.
 const HEADER_END_MIN: usize = START + size_of::<SetupHeader>();
 
 /// A checked setup header and the kernel that follows it.
 struct Image<'a> {
     header: &'a SetupHeader,
-    /// All of the header, for `boot_params`: a kernel may have more than is known of it.
+    /// The whole header, for `boot_params`: a kernel may have fields that are not known here.
     whole: &'a [u8],
-    /// What runs in protected mode.
+    /// The part that runs in protected mode.
     kernel: &'a [u8],
 }
 
@@ -68,8 +68,8 @@ pub(in crate::loader) fn plan<'a>(file: &'a [u8], boot: &Boot<'a, '_>) -> Result
     let image = Image::parse(file)?;
     boot.check_command_line(image.header.cmdline_size.get() as usize)?;
 
-    // A relocatable kernel may be put elsewhere, but moves itself to this address if it was put
-    // lower.
+    // A relocatable kernel may be placed elsewhere, but moves itself to this address if it was
+    // placed lower.
     let start = image.header.pref_address.get();
     let end = start.checked_add(image.init_size()).and_then(|end| end.checked_next_multiple_of(PAGE_SIZE));
     let outside = LoadError::SegmentOutsideRam { start, end: start.saturating_add(image.init_size()) };
@@ -89,7 +89,7 @@ pub(in crate::loader) fn plan<'a>(file: &'a [u8], boot: &Boot<'a, '_>) -> Result
     Ok(LoadPlan { placements, entry })
 }
 
-/// The page that tells the kernel what it was loaded with. All addresses in it are below 4 GiB.
+/// The page that passes the boot parameters to the kernel. All addresses in it are below 4 GiB.
 fn boot_params(image: &Image<'_>, initrd: Option<&Placement<'_>>, boot: &Boot<'_, '_>) -> Vec<u8> {
     let mut params = vec![0; PAGE_SIZE as usize];
     let mut put = |offset: usize, bytes: &[u8]| params[offset..offset + bytes.len()].copy_from_slice(bytes);
@@ -132,7 +132,7 @@ mod tests {
     use hostlink::bzimage::SECTOR_SIZE;
     use std::ops::Range;
 
-    /// Where fields are, in the file and in `boot_params`.
+    /// Offsets of fields, in the file and in `boot_params`.
     const fn at(offset: usize) -> usize {
         START + offset
     }
@@ -141,8 +141,7 @@ mod tests {
     const SETUP_SECTS: usize = 2;
     const KERNEL_LEN: usize = 64 * 16;
 
-    /// A bzImage of Linux 6.1's kind: boot protocol 2.15, 16 MiB preferred, 32 MiB until it is on
-    /// its own.
+    /// A bzImage like Linux 6.1's: boot protocol 2.15, 16 MiB preferred, 32 MiB needed at first.
     fn image() -> Vec<u8> {
         let mut file = vec![0; (SETUP_SECTS + 1) * SECTOR_SIZE];
         let header = SetupHeader::of_mut(&mut file).unwrap();

@@ -45,15 +45,15 @@ pub(in crate::loader) fn plan<'a>(file: &'a [u8], boot: &Boot<'a, '_>) -> Result
 fn parse(file: &[u8]) -> Result<Elf<'_>, LoadError> {
     let elf = Elf::minimal_parse(file)
         .map_err(|_| unsupported("a damaged ELF, or one for a big-endian machine"))?;
-    // The entry is in 32-bit mode, so either will do.
+    // The entry is in 32-bit mode, so either class is suitable.
     match (elf.ehdr.class, elf.ehdr.e_machine) {
         (Class::ELF64, EM_X86_64) | (Class::ELF32, EM_386) => Ok(elf),
         _ => Err(unsupported("an ELF for another machine")),
     }
 }
 
-/// The loadable segments by physical address: bytes to copy, and the ranges that they take up. What
-/// a range has beyond its bytes is zero already.
+/// The loadable segments by physical address: bytes to copy, and the ranges that they occupy. The
+/// part of a range after its bytes is zero already.
 fn segments<'a>(
     elf: &Elf<'a>,
     file: &'a [u8],
@@ -64,7 +64,7 @@ fn segments<'a>(
     for segment in table.iter().filter(|segment| segment.p_type == PT_LOAD && segment.p_memsz != 0) {
         let end = segment.p_paddr.saturating_add(segment.p_memsz);
         let range = segment.p_paddr..end;
-        // Below 1 MiB lie the boot data and the ACPI tables.
+        // The boot data and the ACPI tables are below 1 MiB.
         if range.start < KERNEL_MIN || end > boot.memory.low_end() {
             return Err(LoadError::SegmentOutsideRam { start: range.start, end });
         }
@@ -104,7 +104,7 @@ fn entry(elf: &Elf<'_>) -> Result<u32, LoadError> {
     Err(unsupported("an ELF without a PVH entry note"))
 }
 
-/// `hvm_start_info` version 1, the module list and the memory map, one after the other.
+/// `hvm_start_info` version 1, the module list and the memory map, in this order.
 fn start_info(initrd: Option<&Placement<'_>>, boot: &Boot<'_, '_>) -> Vec<u8> {
     let map = boot.memory.map();
     let modules = u64::from(initrd.is_some());
@@ -142,7 +142,7 @@ pub(in crate::loader) mod tests {
     const MIB: u64 = 1 << 20;
     const ENTRY: u64 = 2 * MIB + 0x40;
 
-    /// Offsets of the fields that tests damage.
+    /// Offsets of the fields that tests corrupt.
     const MACHINE: usize = 18;
     const PROGRAM_HEADERS: usize = 64;
     const LOAD: usize = PROGRAM_HEADERS;
@@ -184,7 +184,7 @@ pub(in crate::loader) mod tests {
         image(&note(b"Xen\0", 18, &ENTRY.to_le_bytes()))
     }
 
-    /// The same as an ELF of 32 bits.
+    /// The same as a 32-bit ELF.
     fn kernel_of_32_bits() -> Vec<u8> {
         let note = note(b"Xen\0", 18, &(ENTRY as u32).to_le_bytes());
         let mut file = b"\x7fELF\x01\x01\x01".to_vec();

@@ -1,13 +1,13 @@
 //! The guest's physical memory map.
 //!
-//! | from | to | what |
+//! | from | to | contents |
 //! |---|---|---|
-//! | 0 | 640 KiB | RAM, with the boot data in it |
+//! | 0 | 640 KiB | RAM, including the boot data |
 //! | [`ACPI`] | | ACPI tables |
-//! | 640 KiB | 1 MiB | the rest: reserved (it is RAM all the same, which nobody is told) |
+//! | 640 KiB | 1 MiB | the rest: reserved (it is RAM too, but is not reported as such) |
 //! | 1 MiB | up to 3 GiB | RAM |
-//! | 3 GiB | 4 GiB | devices: what is on the PCI bus, the I/O APIC |
-//! | 4 GiB | | the RAM that is left |
+//! | 3 GiB | 4 GiB | devices: those on the PCI bus, the I/O APIC |
+//! | 4 GiB | | the remaining RAM |
 
 use crate::loader::LoadError;
 use arrayvec::ArrayVec;
@@ -16,31 +16,31 @@ use core::ops::Range;
 const KIB: u64 = 1 << 10;
 const GIB: u64 = 1 << 30;
 
-/// Memory comes in pages.
+/// Memory is allocated in pages.
 pub const PAGE_SIZE: u64 = 4 * KIB;
-/// Below this address there is RAM, if there is so much.
+/// Maximum end of the RAM below the device gap.
 pub const LOW_RAM_END_MAX: u64 = 3 * GIB;
-/// From this address on there is the rest.
+/// Start of the remaining RAM.
 pub const HIGH_RAM_START: u64 = 4 * GIB;
-/// Least memory of a guest in bytes.
+/// Minimum memory of a guest in bytes.
 pub const MEMORY_MIN: u64 = 2 << 20;
-/// Most memory of a guest in bytes: what 46 bits of physical address hold besides the gap.
+/// Maximum memory of a guest in bytes: the capacity of 46 bits of physical address, minus the gap.
 pub const MEMORY_MAX: u64 = (1 << 46) - GIB;
 
-/// Where a segment descriptor table for the entry lies.
+/// Address of the segment descriptor table for the entry.
 pub const GDT: u64 = 0x500;
 /// The page of `boot_params` or `hvm_start_info`.
 pub const BOOT_INFO: u64 = 0x7000;
 /// The kernel's command line.
 pub const COMMAND_LINE: Range<u64> = 0x2_0000..0x3_0000;
-/// The ACPI tables: in the area that is searched for them, should a guest not be told.
+/// The ACPI tables: in the area that guests search if they are not told the address.
 pub const ACPI: Range<u64> = 0xe_0000..0xf_0000;
-/// From here on RAM is a kernel's to be loaded to.
+/// From here on a kernel may be loaded into RAM.
 pub const KERNEL_MIN: u64 = 0x10_0000;
 
 const BIOS_HOLE: Range<u64> = 0xa_0000..0x10_0000;
 
-/// What a range of guest physical memory is for: the numbers of e820 and of Xen's memory map.
+/// The type of a range of guest physical memory: the numbers of e820 and of Xen's memory map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum RangeKind {
@@ -57,7 +57,7 @@ pub enum RangeKind {
 pub struct MapEntry {
     /// Guest physical addresses.
     pub range: Range<u64>,
-    /// What they are for.
+    /// Their type.
     pub kind: RangeKind,
 }
 
@@ -82,7 +82,7 @@ impl MemoryLayout {
         Ok(Self { size: size - size % PAGE_SIZE })
     }
 
-    /// Bytes of memory.
+    /// Size of the memory in bytes.
     #[must_use]
     pub const fn size(&self) -> u64 {
         self.size
@@ -94,15 +94,15 @@ impl MemoryLayout {
         if self.size < LOW_RAM_END_MAX { self.size } else { LOW_RAM_END_MAX }
     }
 
-    /// What has memory behind it, including what the map reserves: one or two ranges, ascending.
-    /// These are the guest's memory slots.
+    /// The ranges with memory behind them, including those that the map reserves: one or two
+    /// ranges, ascending. These are the guest's memory slots.
     #[must_use]
     pub fn slots(&self) -> ArrayVec<Range<u64>, 2> {
         let high = HIGH_RAM_START..HIGH_RAM_START + (self.size - self.low_end());
         [0..self.low_end(), high].into_iter().filter(|slot| !slot.is_empty()).collect()
     }
 
-    /// The map as the guest is told, ascending and without overlap.
+    /// The map that the guest gets, ascending and without overlap.
     #[must_use]
     pub fn map(&self) -> ArrayVec<MapEntry, 6> {
         let [low, high] =

@@ -1,12 +1,12 @@
 //! Linux' arm64 Image (Documentation/arch/arm64/booting.rst).
 //!
-//! | where | what |
+//! | address | contents |
 //! |---|---|
-//! | start of RAM, plus `text_offset` | the kernel, with the memory that it needs behind it |
+//! | start of RAM, plus `text_offset` | the kernel, followed by the memory that it needs |
 //! | the next 2 MiB boundary | the device tree |
 //! | the next 2 MiB boundary | the initial RAM disk |
 //!
-//! RAM starts at a multiple of 1 GiB, and the RAM disk ends within 32 GiB of that, as it has to.
+//! RAM starts at a multiple of 1 GiB, and the RAM disk ends within 32 GiB of that, as required.
 
 #[cfg(test)]
 mod tests;
@@ -30,15 +30,16 @@ mod header {
 
 const MAGIC: &[u8] = b"ARM\x64";
 const FLAG_BIG_ENDIAN: u64 = 1 << 0;
-/// `text_offset` of kernels before 3.17, which say nothing valid about it (`image_size` is 0 then).
+/// `text_offset` of kernels before 3.17, whose header has no valid value (`image_size` is 0 then).
 const TEXT_OFFSET_OLD: u64 = 0x8_0000;
 
-/// What an EFI application starts with, and a compressed kernel in one has at offset 4.
+/// The first bytes of an EFI application, and the bytes at offset 4 of one with a compressed
+/// kernel.
 const EFI: &[u8] = b"MZ";
 const ZBOOT: &[u8] = b"zimg";
 const ZBOOT_OFFSET: usize = 4;
 
-/// First bytes of what kernels are compressed with, and what unpacks it.
+/// First bytes of the formats in which kernels are compressed, and the programs that unpack them.
 const COMPRESSED: [(&[u8], &str); 8] = [
     (b"\x1f\x8b", "gunzip"),
     (b"\x28\xb5\x2f\xfd", "zstd -d"),
@@ -51,21 +52,21 @@ const COMPRESSED: [(&[u8], &str); 8] = [
 ];
 
 const MIB: u64 = 1 << 20;
-/// What base addresses are multiples of, and more than a device tree may be long.
+/// Alignment of base addresses, and more than the maximum length of a device tree.
 const BLOCK_SIZE: u64 = 2 * MIB;
-/// Kernel and RAM disk lie in a window of this size.
+/// Size of the window that must contain kernel and RAM disk.
 const WINDOW_SIZE: u64 = 32 << 30;
 /// Linux' COMMAND_LINE_SIZE for arm64, terminator included.
 const COMMAND_LINE_SIZE: usize = 2048;
 
-/// Least memory of a guest in bytes.
+/// Minimum memory of a guest in bytes.
 pub const MEMORY_MIN: u64 = 2 * BLOCK_SIZE;
-/// Most memory of a guest in bytes: what 40 bits of intermediate physical address hold, which every
-/// CPU has.
+/// Maximum memory of a guest in bytes: the capacity of 40 bits of intermediate physical address,
+/// which every CPU has.
 pub const MEMORY_MAX: u64 = (1 << 40) - RAM;
 
 /// The first vCPU at entry: EL1h, MMU and caches off, D, A, I and F masked, every register that is
-/// not here 0.
+/// not listed here 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// First instruction.
@@ -74,21 +75,22 @@ pub struct Entry {
     pub x0: u64,
 }
 
-/// What it takes to start a guest.
+/// Everything needed to start a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan<'a> {
-    /// Copies into guest memory, which holds zeros elsewhere. They do not overlap and lie in RAM.
+    /// Copies into guest memory, which contains zeros elsewhere. They do not overlap and are in
+    /// RAM.
     pub placements: Vec<Placement<'a>>,
     /// The first vCPU's state.
     pub entry: Entry,
 }
 
-/// What the guest is to be.
+/// The guest's configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuestConfig<'a> {
-    /// Bytes of memory; what is beyond a whole page is not used.
+    /// Bytes of memory; a partial last page is not used.
     pub memory_size: u64,
-    /// How many vCPUs.
+    /// Number of vCPUs.
     pub vcpu_count: u8,
     /// The kernel's command line.
     pub command_line: &'a str,
@@ -114,7 +116,7 @@ impl GuestConfig<'_> {
 /// Plans the start of `kernel`, an arm64 Image.
 ///
 /// # Errors
-/// What cannot be loaded, as [`LoadError`] explains it.
+/// If the guest cannot be loaded, for the reason in [`LoadError`].
 pub fn plan<'a>(
     kernel: &'a [u8],
     initrd: Option<&'a [u8]>,
@@ -148,10 +150,10 @@ pub fn plan<'a>(
     Ok(Plan { placements, entry })
 }
 
-/// What the header says.
+/// The fields of the header.
 struct Image {
     text_offset: u64,
-    /// Bytes that the kernel needs from its start on: those of the file and those behind it.
+    /// Bytes that the kernel needs from its start on: those of the file and those after it.
     size: u64,
 }
 
@@ -181,7 +183,7 @@ impl Image {
         })
     }
 
-    /// Where it goes: as low as it can, which is right whatever its placement flag says.
+    /// Where to place it: as low as possible, which is valid regardless of its placement flag.
     fn place(&self, ram: &Range<u64>) -> Result<Range<u64>, LoadError> {
         let memory = ram.end - ram.start;
         let needed = self.text_offset.saturating_add(self.size);

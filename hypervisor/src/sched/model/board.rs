@@ -9,7 +9,7 @@ use loom::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::sched::notify::{self, Reach};
 use crate::sched::{Block, CpuIndex, Line, Nudge, Policy, PutBack, Scheduler, Turn, VcpuIndex};
 
-/// What a guest does when it runs.
+/// The guest's behaviour when it runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Guest {
     /// It halts.
@@ -20,25 +20,25 @@ pub(super) enum Guest {
 
 pub(super) struct Vcpu {
     pub(super) target: Target,
-    /// How many things were posted and not found yet.
+    /// Number of items that were posted and not found yet.
     pub(super) inbox: AtomicU64,
     guest: Guest,
 }
 
-/// All that the CPUs share.
+/// Everything that the CPUs share.
 pub(super) struct Board {
     pub(super) sched: Scheduler,
     pub(super) vcpus: Vec<Vcpu>,
-    /// A CPU's interrupt, which pends. It orders nothing.
+    /// A CPU's pending interrupt. It orders nothing.
     pub(super) lines: Vec<AtomicU64>,
-    /// How many things were found.
+    /// Number of items that were found.
     found: AtomicU64,
     expected: u64,
 }
 
 impl Board {
-    /// A CPU for each number in `cpus`, from 0 on; none of the vCPUs is runnable. When so many
-    /// things have been found the CPUs stop.
+    /// One CPU for each index below `cpus`; none of the vCPUs is runnable. The CPUs stop once
+    /// `expected` items have been found.
     pub(super) fn new(cpus: u32, guests: &[Guest], expected: u64) -> Self {
         let vcpu = |&guest: &Guest| Vcpu { target: Target::new(), inbox: AtomicU64::new(0), guest };
         Self {
@@ -50,7 +50,7 @@ impl Board {
         }
     }
 
-    /// A vCPU has blocked on `cpu`, on which nobody runs.
+    /// A vCPU has blocked on `cpu`, on which no vCPU runs.
     pub(super) fn block(&self, cpu: CpuIndex, vcpu: VcpuIndex, deadline: u64) {
         let _ = self.sched.wake(vcpu, Line::Work);
         assert_eq!(self.sched.next(cpu, 0).map(|turn| turn.vcpu), Some(vcpu));
@@ -59,14 +59,15 @@ impl Board {
         assert_eq!(block, Block::Next(None));
     }
 
-    /// A read-modify-write, for a relaxed load may be stale for ever.
+    /// A read-modify-write, because a relaxed load may be stale forever.
     fn is_done(&self) -> bool {
         self.found.fetch_or(0, Relaxed) >= self.expected
     }
 
-    /// Waits for a CPU's interrupt, which it takes; false if all is done instead.
+    /// Waits for a CPU's interrupt, and takes it; false if the run is over instead.
     pub(super) fn wait(&self, cpu: CpuIndex) -> bool {
-        /// What others do after a few turns, they also do after one in some other execution.
+        /// Effects that other threads have after a few turns also occur after one turn in some
+        /// other execution.
         const EXPLORED_TURNS: u64 = 2;
         for turn in 0_u64.. {
             if self.lines[cpu as usize].swap(0, Relaxed) != 0 {
@@ -84,10 +85,10 @@ impl Board {
     }
 }
 
-/// What a scenario is made of. Everything that is provided is the real thing, or its order in the
-/// run loop.
+/// The building blocks of a scenario. The provided methods are the real implementation, or follow
+/// its order in the run loop.
 pub(super) trait Steps: Sized + 'static {
-    /// A vCPU is here until it is in a queue again, not until it is let go.
+    /// Treats a vCPU as here until it is in a queue again, not just until it is released.
     const HERE_TOO_LONG: bool = false;
 
     /// A to D.
@@ -104,7 +105,7 @@ pub(super) trait Steps: Sized + 'static {
         notify::nudge(here, nudge);
     }
 
-    /// E and F, whether F is due or not: whether the vCPU has to make room.
+    /// E and F, whether F is due or not: returns whether the vCPU must make room.
     fn settle(cpu: &Cpu<'_>, owner: &mut Owner<'_>, vcpu: &Vcpu) -> bool {
         let _posted_before = owner.take_events();
         cpu.look::<Self>(vcpu)
@@ -115,18 +116,18 @@ pub(super) trait Steps: Sized + 'static {
         owner.try_halt(Space::UNKNOWN)
     }
 
-    /// L; false if all is done.
+    /// L; false if the run is over.
     fn idle(cpu: &Cpu<'_>) -> bool {
         cpu.board.wait(cpu.index)
     }
 }
 
-/// The steps as they are.
+/// The unmodified steps.
 pub(super) struct Real;
 
 impl Steps for Real {}
 
-/// Somebody who posts and runs no vCPU: a CPU that serves the host, in its interrupt handler.
+/// A poster that runs no vCPU: a CPU that serves the host, in its interrupt handler.
 pub(super) struct Outside<'b>(pub(super) &'b Board);
 
 impl Reach for Outside<'_> {
@@ -147,7 +148,7 @@ impl Reach for Outside<'_> {
     }
 
     fn kick_idle(&self, cpu: CpuIndex) {
-        // A read-modify-write, for loom may put a relaxed store off for ever.
+        // A read-modify-write, because loom may delay a relaxed store forever.
         self.0.lines[cpu as usize].swap(1, Relaxed);
     }
 
@@ -202,7 +203,7 @@ impl<'b> Cpu<'b> {
         Self { board, index, current: Cell::new(None), check_queue: Cell::new(false) }
     }
 
-    /// The loop of a CPU, until all is done.
+    /// The loop of a CPU, until the run is over.
     pub(super) fn run<S: Steps>(&self) {
         let mut next = None;
         while let Some(turn) = next.take().or_else(|| self.wait_for_turn::<S>()) {
@@ -235,7 +236,7 @@ impl<'b> Cpu<'b> {
         any
     }
 
-    /// F: what was posted, then who else wants the CPU.
+    /// F: the inbox, then whether another vCPU wants the CPU.
     pub(super) fn look<S: Steps>(&self, vcpu: &Vcpu) -> bool {
         if vcpu.inbox.load(Relaxed) != 0 {
             self.board.found.fetch_add(vcpu.inbox.swap(0, Relaxed), Relaxed);
@@ -244,11 +245,11 @@ impl<'b> Cpu<'b> {
         if queue_state.timer_expired && self.wake_expired::<S>() {
             queue_state = self.board.sched.queue_state(self.index, 0);
         }
-        // One that halts does so before its slice is over.
+        // A vCPU that halts does so before its slice is over.
         queue_state.has_waiting && vcpu.guest == Guest::Runs
     }
 
-    /// A vCPU on this CPU; who is next, or `None` if all is done.
+    /// Runs a vCPU on this CPU; returns the next one, or `None` if the run is over.
     fn take_turn<S: Steps>(&self, index: VcpuIndex) -> Option<Option<Turn>> {
         let sched = &self.board.sched;
         let vcpu = &self.board.vcpus[index as usize];
@@ -279,8 +280,8 @@ impl<'b> Cpu<'b> {
         }
     }
 
-    /// The guest runs, as often as it is interrupted; true if it halts, false if the vCPU has to
-    /// make room, and `None` if all is done.
+    /// Runs the guest, again after each interrupt; true if it halts, false if the vCPU must make
+    /// room, and `None` if the run is over.
     fn enter<S: Steps>(&self, owner: &mut Owner<'_>, vcpu: &Vcpu) -> Option<bool> {
         loop {
             if self.check_queue.take() && self.board.sched.queue_state_after_wake(self.index, 0).has_waiting {

@@ -1,5 +1,5 @@
-//! What is read without a queue's lock: that it costs no more than its documentation claims when it
-//! is out of date.
+//! Hints, read without a queue's lock: an out-of-date one costs no more than its documentation
+//! claims.
 
 use coherence::{CpuId, Notify, Space};
 use loom::sync::Arc;
@@ -11,8 +11,8 @@ use crate::model::explore;
 use crate::sched::notify::Reach;
 use crate::sched::{Block, Line, PutBack, Scheduler, VcpuIndex};
 
-/// A vCPU that somebody wakes while its CPU has others block with timers: that CPU never waits for
-/// longer than until the next of them.
+/// A vCPU is woken while its CPU has others block with timers: that CPU never waits beyond the next
+/// of them.
 fn next_timer(wake: fn(&Scheduler, VcpuIndex)) {
     let board = Arc::new(Board::new(1, &[Guest::Halts; 2], 0));
     board.block(0, 0, 50);
@@ -34,7 +34,7 @@ fn a_timer_that_is_removed_hides_no_other() {
     explore(None, || next_timer(|sched, vcpu| _ = sched.wake(vcpu, Line::Work)));
 }
 
-/// The hint is stored after the lock is given up: an older one comes last.
+/// The hint is stored after the lock is released: an older value is stored last.
 #[test]
 #[should_panic(expected = "a timer is overslept")]
 fn hint_stored_out_of_the_lock() {
@@ -51,8 +51,7 @@ fn hint_stored_out_of_the_lock() {
     });
 }
 
-/// A vCPU that has come to another CPU and blocks there with a timer. A waker finds it
-/// there.
+/// A vCPU has moved to another CPU and blocks there with a timer. A waker finds it there.
 fn home(wakes: fn(&Board, &AtomicU64) -> bool) {
     let shared = Arc::new((Board::new(2, &[Guest::Halts; 3], 0), AtomicU64::new(0)));
     {
@@ -93,20 +92,20 @@ fn a_vcpu_is_woken_where_it_blocks() {
     explore(Some(3), || home(|board, _| board.vcpus[2].target.post_event() == Notify::Wake));
 }
 
-/// A waker learns that by a hint: it may go by where the vCPU was before.
+/// A waker learns of the block by a hint: it may use the vCPU's previous place.
 #[test]
 #[should_panic(expected = "its timer is left behind")]
 fn wake_by_a_hint() {
     explore(Some(3), || home(|_, has_blocked| has_blocked.load(Relaxed) != 0));
 }
 
-/// CPU 0 puts its vCPU back and has one too many, which goes to CPU 1; that takes the one just put
-/// back meanwhile, and enters the guest. Somebody tells it of the other.
+/// CPU 0 puts its vCPU back and has one too many, which goes to CPU 1. Meanwhile CPU 1 takes the
+/// vCPU that was just put back, and enters the guest. A nudge tells it of the other vCPU.
 fn switching<S: Steps>() {
     let board = Arc::new(Board::new(2, &[Guest::Runs; 3], 0));
     let _ = board.sched.enqueue(0, 0, Default::default());
     assert_eq!(board.sched.next(0, 0).map(|turn| turn.vcpu), Some(0));
-    // vCPU 0 has had less than 2 and more than 1 when it is put back.
+    // vCPU 0 has run less than vCPU 2 and more than vCPU 1 when it is put back.
     board.sched.place(0).with(|queue| {
         for (vcpu, virtual_time) in [(1, 10), (2, 1000)] {
             let standing = queue.standing(virtual_time, Line::Work);
@@ -120,7 +119,7 @@ fn switching<S: Steps>() {
             let Some(turn) = board.sched.next(1, 500) else { return false };
             let vcpu = &board.vcpus[turn.vcpu as usize];
             let mut owner = vcpu.target.owner().expect("the vCPU runs on another CPU");
-            // Guest mode does not end: the guard is forgotten.
+            // The guest does not leave guest mode: the guard is forgotten.
             !S::settle(&cpu, &mut owner, vcpu) && owner.try_enter(CpuId(1)).map(core::mem::forget).is_ok()
         })
     };
@@ -143,7 +142,7 @@ fn a_vcpu_that_was_put_back_is_told_where_it_is() {
     explore(Some(4), switching::<Real>);
 }
 
-/// N after O: the vCPU is taken for one that is here while another CPU runs it.
+/// N after O: the vCPU is taken to be here while another CPU runs it.
 struct HereTooLong;
 
 impl Steps for HereTooLong {
@@ -156,8 +155,7 @@ fn current_vcpu_forgotten_after_the_switch() {
     explore(Some(4), switching::<HereTooLong>);
 }
 
-/// A vCPU in the timer line that an interrupt comes to while another CPU puts it there: it has
-/// work, or it is late.
+/// A vCPU is interrupted while another CPU puts it into the timer line: it has work, or it is late.
 #[test]
 fn one_that_is_not_promoted_is_late_and_not_lost() {
     explore(None, || {

@@ -1,4 +1,4 @@
-//! The steps with one of them spoilt, and the scenario that notices.
+//! The steps with one of them broken, and the scenario that detects it.
 
 use coherence::{Notify, Owner, Space, Target};
 use loom::sync::atomic::Ordering::Relaxed;
@@ -9,7 +9,7 @@ use crate::model::explore;
 use crate::sched::notify::{self, Reach};
 use crate::sched::{Line, Nudge, VcpuIndex};
 
-/// Defines a mutant, and the test that it fails: a scenario, and what is seen to go wrong there.
+/// Defines a mutant, and the test that it fails: a scenario, and the failure that is seen there.
 macro_rules! mutant {
     ($(#[$doc:meta])+ $name:ident fails $test:ident: $scenario:expr, $seen:literal, { $($body:tt)+ }) => {
         $(#[$doc])+
@@ -38,7 +38,7 @@ mutant! {
 }
 
 mutant! {
-    /// F before E: the event is taken after the look.
+    /// F before E: the event is taken after the check.
     LookFirst fails event_taken_after_the_look: halting::<LookFirst>, "maximum number of branches", {
         fn settle(cpu: &Cpu<'_>, owner: &mut Owner<'_>, vcpu: &Vcpu) -> bool {
             let makes_room = cpu.look::<Self>(vcpu);
@@ -49,7 +49,7 @@ mutant! {
 }
 
 mutant! {
-    /// The same for a waiter: the queue's state is older than the event that announces them.
+    /// The same for a waiter: the queue's state is older than the event that announces the waiter.
     OutlookFirst fails outlook_before_the_event: nudging::<OutlookFirst>, "maximum number of branches", {
         fn settle(cpu: &Cpu<'_>, owner: &mut Owner<'_>, vcpu: &Vcpu) -> bool {
             let makes_room = cpu.look::<Self>(vcpu);
@@ -60,7 +60,7 @@ mutant! {
 }
 
 mutant! {
-    /// G without a look at the word: what came since E is taken away unseen.
+    /// G without a check of the word: events since E are discarded unseen.
     HaltRegardless fails halt_without_a_second_look: halting::<HaltRegardless>, "maximum number of branches", {
         fn try_halt(owner: &mut Owner<'_>) -> bool {
             let _unseen = owner.take_events();
@@ -70,7 +70,7 @@ mutant! {
 }
 
 mutant! {
-    /// C without a look at the word: each poster wakes.
+    /// C without a check of the word: each poster wakes.
     WakeRegardless fails wake_without_a_look_at_the_word: two_cpus::<WakeRegardless>, "runs on another CPU", {
         fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, line: Line) {
             let _ = target.post_event();
@@ -91,7 +91,7 @@ mutant! {
 }
 
 mutant! {
-    /// J is left out.
+    /// J is omitted.
     IdleForgotten fails idle_cpu_not_kicked: idling::<IdleForgotten>, "maximum number of branches", {
         fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, line: Line) {
             if target.post_event() == Notify::Wake {
@@ -102,7 +102,7 @@ mutant! {
 }
 
 mutant! {
-    /// Interrupts are taken between K and L, which then waits for one that has come.
+    /// Interrupts are taken between K and L, so L waits for one that was taken already.
     TakeBeforeIdle fails interrupt_taken_before_the_wait: idling::<TakeBeforeIdle>, "maximum number of branches", {
         fn idle(cpu: &Cpu<'_>) -> bool {
             cpu.board.lines[cpu.index as usize].swap(0, Relaxed);
@@ -112,7 +112,7 @@ mutant! {
 }
 
 mutant! {
-    /// M is left out: the vCPU that runs is not told that another waits.
+    /// M is omitted: the running vCPU is not told that another waits.
     RunningForgotten fails running_vcpu_not_told: nudging::<RunningForgotten>, "maximum number of branches", {
         fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, line: Line) {
             if target.post_event() == Notify::Wake
@@ -125,7 +125,7 @@ mutant! {
 }
 
 mutant! {
-    /// M before I: the vCPU that runs is told before the other one is in the queue.
+    /// M before I: the running vCPU is told before the other one is in the queue.
     TellFirst fails running_vcpu_told_too_early: nudging::<TellFirst>, "maximum number of branches", {
         fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, line: Line) {
             notify::nudge(here, Nudge::Running(0));

@@ -1,4 +1,4 @@
-//! Small programs for the board. Each states what it would catch.
+//! Small programs for the board. Each states the failure that it would detect.
 
 use loom::sync::Arc;
 use loom::thread;
@@ -8,7 +8,7 @@ use crate::model::explore;
 use crate::sched::{Line, VcpuIndex};
 
 /// Runs the CPUs' loops from `first` on, and an outside poster for each vCPU in `posts`, until all
-/// that is posted was found.
+/// posted items have been found.
 fn run<S: Steps>(board: Board, cpus: u32, posts: &'static [VcpuIndex]) {
     let board = Arc::new(board);
     let posters = posts.iter().map(|&vcpu| {
@@ -25,14 +25,14 @@ fn run<S: Steps>(board: Board, cpus: u32, posts: &'static [VcpuIndex]) {
     others.into_iter().chain(posters).for_each(|thread| thread.join().unwrap());
 }
 
-/// A vCPU that halts, and a CPU that idles then. Somebody posts to it.
+/// A vCPU that halts, and a CPU that then idles. One poster posts to it.
 pub(super) fn halting<S: Steps>() {
     let board = Board::new(1, &[Guest::Halts], 1);
     let _ = board.sched.wake(0, Line::Work);
     run::<S>(board, 1, &[0]);
 }
 
-/// The same with two that post.
+/// The same with two posters.
 pub(super) fn halting_under_two<S: Steps>() {
     let board = Board::new(1, &[Guest::Halts], 2);
     let _ = board.sched.wake(0, Line::Work);
@@ -54,7 +54,7 @@ pub(super) fn nudging<S: Steps>() {
     run::<S>(board, 1, &[1]);
 }
 
-/// The same, where the one that is to make room halts just then.
+/// The same, where the vCPU that is to make room halts at that moment.
 pub(super) fn nudging_one_that_halts<S: Steps>() {
     let board = Board::new(1, &[Guest::Halts, Guest::Halts], 1);
     board.block(0, 1, u64::MAX);
@@ -70,7 +70,7 @@ pub(super) fn two_cpus<S: Steps>() {
     run::<S>(board, 2, &[0, 1]);
 }
 
-/// A vCPU whose timer expires while it is posted to, beside one that runs without end.
+/// A vCPU whose timer expires while it is posted to, beside a vCPU that runs without end.
 pub(super) fn expiring<S: Steps>() {
     let board = Board::new(1, &[Guest::Halts, Guest::Runs], 1);
     board.block(0, 0, 0);

@@ -1,15 +1,16 @@
-//! One CPU's queue: who waits, who runs, whose timer is pending. Pure state; times are ticks of the
-//! clock.
+//! One CPU's queue: the waiting vCPUs, the running vCPU, and the pending timers. Pure state; times
+//! are ticks of the clock.
 //!
-//! There are two lines. A vCPU that an interrupt wakes, or that was running, waits among those with
-//! work, ordered by virtual time. One that only its timer wakes waits in the timer line, first
-//! come, first served. While there is somebody in both, each line gets half of the CPU.
+//! There are two lines. A vCPU that an interrupt wakes, or that was running, waits among the vCPUs
+//! with work, ordered by virtual time. A vCPU that only its timer wakes waits in the timer line,
+//! first come, first served. While neither line is empty, each gets half of the CPU.
 //!
-//! The reason is what many idle vCPUs do that tick: Linux ticks on every CPU until it has a clock
-//! source to do better by. Where all the ticks take longer than there is time they would fill any
-//! CPU that fairness among vCPUs gives them, and a vCPU with work would get one part in as many as
-//! there are vCPUs. A late tick, though, costs no more than one in time, and stands for those that
-//! it missed: in a line of their own the ticks become as many as half of the CPU can bear.
+//! The reason is the behaviour of many idle vCPUs that tick: Linux ticks on every CPU until it has
+//! a better clock source. Where all the ticks take longer than the available time, they would fill
+//! any CPU time that fairness among vCPUs gives them, and a vCPU with work would get one part in as
+//! many as there are vCPUs. A late tick, however, costs no more than one in time, and stands for
+//! the ticks that it replaces. In a separate line the ticks become only as many as half of the CPU
+//! can bear.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -19,12 +20,12 @@ use super::QueueState;
 /// Index of a vCPU in its virtual machine.
 pub type VcpuIndex = u32;
 
-/// Lengths of time that make up the policy, in ticks of the clock.
+/// Time spans that make up the policy, in ticks of the clock.
 #[derive(Clone, Copy, Debug)]
 pub struct Policy {
     /// Longest run while others wait.
     pub slice: u64,
-    /// How much more a vCPU must have run than one that wakes up before it is put aside for it.
+    /// How much longer than a waking vCPU the running one must have run to be preempted for it.
     pub wakeup_margin: u64,
 }
 
@@ -36,13 +37,12 @@ impl Policy {
         Self { slice, wakeup_margin: slice / 8 }
     }
 
-    /// How long a vCPU runs before it is looked at for the first time, whether it spins, while
-    /// others wait.
+    /// How long a vCPU runs, while others wait, before the first check whether it spins.
     pub const fn spin_look(&self) -> u64 {
         self.slice / 32
     }
 
-    /// For how long a vCPU that waits for memory to change is passed over at most.
+    /// The maximum time for which a vCPU that waits for memory to change is skipped.
     pub const fn passive_max(&self) -> u64 {
         self.slice.saturating_mul(32)
     }
@@ -55,36 +55,36 @@ impl Policy {
 /// Where in a queue a vCPU waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Line {
-    /// Among those that have work.
+    /// Among the vCPUs that have work.
     #[default]
     Work,
-    /// Among those that their timers have woken.
+    /// Among the vCPUs that their timers have woken.
     Timer,
 }
 
-/// What a vCPU brings along into a queue.
+/// The state that a vCPU carries from one queue to another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// What it has had beyond the floor of the queue that it comes from; negative if it was owed
+    /// Its virtual time beyond the floor of the queue that it comes from; negative if it was owed
     /// time.
     lag: i64,
     line: Line,
 }
 
 impl Standing {
-    /// Whether it is for the timer line.
+    /// Whether it goes into the timer line.
     pub fn is_expired(self) -> bool {
         self.line == Line::Timer
     }
 }
 
-/// A vCPU with the time that it has had, on the queue's own scale.
+/// A vCPU with the time that it has run, on the queue's own scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Waiting {
     virtual_time: u64,
     vcpu: VcpuIndex,
-    /// It waits for memory to change, and is passed over until it may go on. In the timer line
-    /// nobody does.
+    /// It waits for memory to change, and is skipped until it may go on. Always false in the timer
+    /// line.
     is_passive: bool,
 }
 
@@ -94,36 +94,36 @@ struct Running {
     vcpu: VcpuIndex,
     virtual_time: u64,
     since: u64,
-    /// Where it waited.
+    /// The line that it waited in.
     line: Line,
 }
 
 /// Why a vCPU is put back into the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PutBack {
-    /// Its slice is over, or another has more right to run.
+    /// Its slice is over, or another vCPU has a stronger claim.
     Preempted,
-    /// It spins, and goes behind all that wait.
+    /// It spins, and goes behind all waiting vCPUs.
     Yielded,
-    /// It waits for a word in memory to change, and is passed over until that may be so.
+    /// It waits for a word in memory to change, and is skipped until the word may have changed.
     Passive,
 }
 
 /// A CPU's queue.
 #[derive(Debug, Default)]
 pub struct RunQueue {
-    /// Those with work, sorted by falling virtual time: the next to run is the last.
+    /// The vCPUs with work, sorted by falling virtual time: the next to run is the last.
     waiting: Vec<Waiting>,
     /// The timer line.
     expired: VecDeque<Waiting>,
-    /// How much more the timer line's vCPUs have had than those with work.
+    /// How much more the timer line's vCPUs have run than those with work.
     lead: i64,
     /// Sorted by falling deadline: the next to expire is the last.
     timers: Vec<(u64, VcpuIndex)>,
     running: Option<Running>,
-    /// How many of those with work wait for memory to change.
+    /// How many of the vCPUs with work wait for memory to change.
     passive: usize,
-    /// No vCPU with work has had less time than this, but for what sleepers are owed. Only grows.
+    /// No vCPU with work has a lower virtual time, except for what sleepers are owed. Only grows.
     floor: u64,
 }
 
@@ -138,7 +138,7 @@ impl RunQueue {
         }
     }
 
-    /// vCPUs that wait or run here.
+    /// Number of vCPUs that wait or run here.
     pub fn load(&self) -> usize {
         self.waiting.len() + self.expired.len() + usize::from(self.running.is_some())
     }
@@ -148,7 +148,7 @@ impl RunQueue {
         self.load() == 0
     }
 
-    /// Whether anyone waits.
+    /// Whether any vCPU waits.
     pub fn has_waiting(&self) -> bool {
         self.waits_in(Line::Work) || self.waits_in(Line::Timer)
     }
@@ -166,8 +166,8 @@ impl RunQueue {
         }
     }
 
-    /// Puts a vCPU into a line. One that nobody was in before is owed at most the credit of a
-    /// sleeper by the other.
+    /// Puts a vCPU into a line. If the line was empty, the other line owes it at most a sleeper's
+    /// credit.
     #[inline(always)]
     fn insert(&mut self, line: Line, waiting: Waiting, policy: &Policy) {
         if !self.waits_in(line) && self.running.is_none_or(|running| running.line != line) {
@@ -178,7 +178,7 @@ impl RunQueue {
         }
         match line {
             Line::Work => {
-                // Behind those that have had the same time: first come, first served.
+                // Behind vCPUs with the same virtual time: first come, first served.
                 let place = self.waiting.partition_point(|other| other.virtual_time > waiting.virtual_time);
                 self.waiting.insert(place, waiting);
             }
@@ -188,21 +188,21 @@ impl RunQueue {
 
     /// Adds a vCPU that woke up or came from another queue. A sleeper is owed at most the credit.
     ///
-    /// Returns whether the vCPU that runs here has to make room sooner than it was told.
+    /// Returns whether the vCPU that runs here must make room sooner than it was told.
     #[inline(always)]
     #[must_use = "the running vCPU does not know yet"]
     pub fn enqueue(&mut self, vcpu: VcpuIndex, standing: Standing, policy: &Policy) -> bool {
         let lag = standing.lag.clamp(-policy.sleeper_credit(), policy.slice.cast_signed());
         let virtual_time = self.floor.saturating_add_signed(lag);
-        // In the timer line one more changes nothing. A vCPU with work may preempt at once.
+        // In the timer line one more makes no difference. A vCPU with work may preempt at once.
         let sooner = standing.line == Line::Work || !self.waits_in(Line::Timer);
         self.insert(standing.line, Waiting { virtual_time, vcpu, is_passive: false }, policy);
         sooner
     }
 
-    /// Moves a vCPU of the timer line to those with work: it has been interrupted.
+    /// Moves a vCPU from the timer line to those with work: it has been interrupted.
     ///
-    /// Returns whether it was there: then the vCPU that runs here may have to make room.
+    /// Returns whether it was there. If so, the vCPU that runs here may have to make room.
     pub fn promote(&mut self, vcpu: VcpuIndex, policy: &Policy) -> bool {
         let place = self.expired.iter().position(|waiting| waiting.vcpu == vcpu);
         let Some(waiting) = place.and_then(|place| self.expired.remove(place)) else { return false };
@@ -210,15 +210,15 @@ impl RunQueue {
         true
     }
 
-    /// What a vCPU that blocked here brings along, by the virtual time that it had then.
+    /// The standing of a vCPU that blocked here, from its virtual time then.
     #[inline]
     pub fn standing(&self, virtual_time: u64, line: Line) -> Standing {
         Standing { lag: virtual_time.wrapping_sub(self.floor).cast_signed(), line }
     }
 
-    /// Takes the vCPU that is next in the line that has had less, and lets it run. One that waits
-    /// for memory to change is passed over as long as `may_go` says that it has not; if all do, the
-    /// next of them runs all the same.
+    /// Takes the next vCPU of the line that has run less, and lets it run. A vCPU that waits for
+    /// memory to change is skipped while `may_go` returns false for it. If all are skipped, the
+    /// next of them runs anyway.
     #[inline(always)] // A part of each switch.
     pub fn pick(&mut self, now: u64, may_go: impl FnMut(VcpuIndex) -> bool) -> Option<VcpuIndex> {
         debug_assert!(self.running.is_none());
@@ -234,7 +234,7 @@ impl RunQueue {
         Some(next.vcpu)
     }
 
-    /// Takes the next one with work that is not passive or may go on.
+    /// Takes the next vCPU with work that is not passive or may go on.
     #[cold]
     #[inline(never)]
     fn take_active(&mut self, mut may_go: impl FnMut(VcpuIndex) -> bool) -> Option<Waiting> {
@@ -249,7 +249,7 @@ impl RunQueue {
         waiting
     }
 
-    /// Ends the turn of the vCPU that runs: it and its line have had the time.
+    /// Ends the turn of the running vCPU: charges the time to it and to its line.
     #[inline]
     fn end_turn(&mut self, now: u64) -> Option<Waiting> {
         let running = self.running.take()?;
@@ -261,7 +261,7 @@ impl RunQueue {
         Some(Waiting { virtual_time: running.virtual_time + had, vcpu: running.vcpu, is_passive: false })
     }
 
-    /// Takes the running vCPU off the CPU and puts it back among those that have work.
+    /// Takes the running vCPU off the CPU and puts it back among the vCPUs that have work.
     pub fn put_back(&mut self, now: u64, why: PutBack, policy: &Policy) {
         let Some(mut waiting) = self.end_turn(now) else { return };
         match (why, self.waiting.first()) {
@@ -283,18 +283,18 @@ impl RunQueue {
         self.end_turn(now).map_or(0, |waiting| waiting.virtual_time)
     }
 
-    /// Takes away, for another queue, the waiting vCPU that would run last here.
+    /// Removes, for another queue, the waiting vCPU that would run last here.
     pub fn steal(&mut self) -> Option<(VcpuIndex, Standing)> {
         let (stolen, line) = match self.expired.pop_back() {
             Some(stolen) => (stolen, Line::Timer),
             None if self.waiting.is_empty() => return None,
-            // A passive one is active there: that CPU has nothing else to do.
+            // A passive vCPU becomes active there: that CPU has nothing else to do.
             None => (self.remove(0), Line::Work),
         };
         Some((stolen.vcpu, self.standing(stolen.virtual_time, line)))
     }
 
-    /// What the CPU has to reckon with.
+    /// The queue's state as it concerns the CPU.
     #[inline(always)]
     pub fn queue_state(&self, now: u64, policy: &Policy) -> QueueState {
         let timer = self.next_timer();
@@ -309,24 +309,24 @@ impl RunQueue {
         QueueState { should_switch, has_waiting: self.has_waiting(), timer_expired: timer <= now, next_event }
     }
 
-    /// For how long the running vCPU may run while others wait.
+    /// How long the running vCPU may run while others wait.
     #[inline]
     fn turn(&self, running: &Running, policy: &Policy) -> u64 {
         match running.line {
             Line::Work if !self.waits_in(Line::Timer) => policy.slice,
             Line::Work => {
-                // Those with work get ahead by the credit, lest lines change by turns.
+                // Those with work get ahead by the credit, so that the lines do not alternate at
+                // every turn.
                 let turn = self.lead.saturating_add(policy.sleeper_credit());
                 turn.clamp(policy.wakeup_margin.cast_signed(), policy.slice.cast_signed()).cast_unsigned()
             }
-            // What takes longer than a tick is work, and the others of the timer line are not to
-            // wait for it.
+            // A turn longer than a tick is work, and the others in the timer line must not wait for
+            // it.
             Line::Timer => policy.wakeup_margin,
         }
     }
 
-    /// Whether someone with work waits that has had less time than the running vCPU by more than
-    /// the margin.
+    /// Whether a waiting vCPU with work has run less than the running one by more than the margin.
     #[inline]
     fn is_preempted(&self, running: &Running, now: u64, policy: &Policy) -> bool {
         let ran = now.saturating_sub(running.since);
@@ -337,7 +337,7 @@ impl RunQueue {
             })
     }
 
-    /// The next one with work that waits for nothing but the CPU.
+    /// The next vCPU with work that waits for nothing but the CPU.
     #[inline(always)]
     fn first_active(&self) -> Option<&Waiting> {
         if self.passive == 0 { self.waiting.last() } else { self.search_active() }
@@ -355,7 +355,7 @@ impl RunQueue {
             // It would only make the line longer.
             u64::MAX
         } else {
-            // Before the end of the margin nobody is preempted.
+            // No vCPU is preempted before the end of the margin.
             timer.max(running.since.saturating_add(policy.wakeup_margin))
         }
     }

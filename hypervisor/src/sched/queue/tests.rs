@@ -12,7 +12,7 @@ fn queue(vcpus: u32) -> RunQueue {
     queue
 }
 
-/// Runs `queue` until `end`, each vCPU to the end of its slice; returns the time that each one had.
+/// Runs `queue` until `end`, each vCPU to the end of its slice; returns each vCPU's run time.
 fn run(queue: &mut RunQueue, vcpus: usize, end: u64) -> Vec<u64> {
     let mut had = alloc::vec![0; vcpus];
     let mut now = 0;
@@ -103,8 +103,9 @@ fn timers_expire_in_order_and_can_be_forgotten() {
     assert_eq!(queue.next_timer(), u64::MAX);
 }
 
-/// Time until `end` that the only vCPU with work gets beside `tickers` that tick: each wakes in
-/// `line` one period after its last tick began, or as soon as possible then, and takes `cost`.
+/// Time until `end` that the only vCPU with work gets beside `tickers` ticking vCPUs: each wakes in
+/// `line` one period after its last tick began, or as soon as possible after that, and takes
+/// `cost`.
 fn work_beside_ticks(tickers: u32, cost: u64, period: u64, line: Line, end: u64) -> u64 {
     let mut queue = queue(1);
     let mut virtual_time = vec![0; tickers as usize + 1];
@@ -141,10 +142,10 @@ fn wake_expired(queue: &mut RunQueue, now: u64, line: Line, virtual_time: &[u64]
 
 #[test]
 fn more_ticks_than_there_is_time_for_leave_half_of_the_cpu_to_work() {
-    // 127 ticks of 70 in each 800: eleven times what there is.
+    // 127 ticks of 70 in each 800: eleven times the available time.
     let worked = work_beside_ticks(127, 70, 800, Line::Timer, 1_000_000);
     assert!((450_000..=550_000).contains(&worked), "{worked}");
-    // What the line is for: fairness among vCPUs is not enough.
+    // The reason for the line: fairness among vCPUs is not enough.
     let worked = work_beside_ticks(127, 70, 800, Line::Work, 1_000_000);
     assert!(worked < 100_000, "{worked}");
 }
@@ -167,7 +168,7 @@ fn a_timer_that_expires_preempts_soon_but_not_at_once() {
     assert_eq!(queue.pick(900, |_| true), Some(1));
     queue.take_off(950);
     assert_eq!(queue.pick(950, |_| true), Some(0));
-    // The line was empty: it is owed the credit, whatever it had.
+    // The line was empty: it is owed the credit, whatever it had run before.
     assert!(queue.enqueue(1, EXPIRED, &POLICY));
     assert_eq!(queue.queue_state(0, &POLICY).next_event, 950 + POLICY.wakeup_margin);
 }
@@ -261,7 +262,7 @@ fn those_of_the_timer_line_are_stolen_first_and_stay_in_line() {
     assert_eq!((thief.waiting.len(), thief.expired.len()), (0, 1));
 }
 
-/// A queue in which so many wait, all of them passive, in the order of their numbers.
+/// A queue in which this many vCPUs wait, all of them passive, in the order of their numbers.
 fn passive(count: u32) -> RunQueue {
     let mut queue = RunQueue::with_capacity(count as usize);
     for vcpu in 0..count {

@@ -1,64 +1,64 @@
-//! Who spins, told from outside.
+//! Detects from outside that a vCPU spins.
 //!
-//! Of vCPUs that wait for one lock in turn, each that spins for its whole slice keeps the next
-//! holder from running: with `n` of them on a CPU the lock is handed on once in `n` slices, and all
-//! of them have had it after `n²`. A vCPU that spins has to give way at once. A processor that
-//! traps the instruction in the loop (PAUSE, WFE) says so. Not all do: a guest may spin without it,
-//! and under QEMU's multi-threaded emulation WFE does nothing and is never trapped.
+//! Suppose `n` vCPUs on a CPU wait for one lock in turn. Each that spins for its whole slice keeps
+//! the next holder from running: the lock is handed on once in `n` slices, and all of them have had
+//! it after `n²`. A vCPU that spins must yield at once. A processor that traps the instruction in
+//! the loop (PAUSE, WFE) reports it. This does not always happen: a guest may spin without it, and
+//! under QEMU's multi-threaded emulation WFE does nothing and is never trapped.
 //!
-//! A processor in a state in which it was before, its registers being all the same, has gone around
-//! a loop and done nothing but look at memory, or what it did left no trace in a register. So a
-//! vCPU that runs while others wait is looked at now and then, and spins if its state was seen
-//! twice among the last few. Twice, because a loop of system calls may come by the same place with
-//! the same registers, but seldom. To be wrong costs such a vCPU its turn, and nothing else.
+//! A processor that is in the same state as before, with all registers equal, has gone around a
+//! loop and only read memory, or its actions left no trace in a register. So a vCPU that runs while
+//! others wait is checked now and then, and is taken to spin if its state was seen twice among the
+//! last few. Twice, because a loop of system calls may pass the same place with the same registers,
+//! but seldom. A wrong guess costs such a vCPU its turn, and nothing else.
 
-/// States that are remembered. More than a loop that waits has places at which it is interrupted.
+/// Number of states remembered: more than the places at which a waiting loop is interrupted.
 const REMEMBERED: usize = 8;
-/// As often as this a state has been seen before when the vCPU is said to spin.
+/// A vCPU is said to spin if its state has been seen this often before.
 const SEEN_BEFORE: usize = 2;
 
-/// So many times the first look's time, a state that does not change is taken for one that was come
-/// back to.
+/// A state that stays unchanged for this many times the first check's delay counts as a repeated
+/// state.
 const WHILE: u64 = 4;
 
-/// What a look at a vCPU says.
+/// The result of a check of a vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
     /// It spins.
     Spins,
-    /// Nothing. Look again at this time, if it still runs and others still wait.
+    /// No evidence. Check again at this time, if it still runs and others still wait.
     Again(u64),
 }
 
-/// What was seen of one vCPU. Times are clock ticks.
+/// The observations of one vCPU. Times are clock ticks.
 #[derive(Clone, Debug, Default)]
 pub struct SpinWatch {
-    /// Digests of the states at the last looks, no two in a row the same; 0 for none.
+    /// Digests of the states at the last checks, no two in a row the same; 0 for none.
     seen: [u64; REMEMBERED],
-    /// Where the next one goes.
+    /// Index of the next one.
     place: usize,
-    /// The next look in this turn; none if nothing has been said of it yet.
+    /// The next check in this turn; none if it has not been scheduled yet.
     next: Option<NextLook>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct NextLook {
     due: u64,
-    /// How long after the look before.
+    /// Time since the previous check.
     interval: u64,
-    /// Since when every look has found the same.
+    /// Since when every check has found the same state.
     same_since: u64,
 }
 
 impl SpinWatch {
-    /// Nothing seen.
+    /// No observations.
     #[must_use]
     pub const fn new() -> Self {
         Self { seen: [0; REMEMBERED], place: 0, next: None }
     }
 
-    /// The vCPU comes to a CPU. What was seen in its turns before counts: if it spun, it does so
-    /// still in all likelihood.
+    /// The vCPU's turn on a CPU begins. Observations from earlier turns count: if it spun then, it
+    /// very likely still does.
     pub const fn begin_turn(&mut self) {
         self.next = None;
     }
@@ -74,14 +74,14 @@ impl SpinWatch {
         self.next.is_some_and(|next| now >= next.due)
     }
 
-    /// Looks at the vCPU if it is time to: `state` is all that its next instructions depend on but
-    /// memory. The first look of a turn comes `first` after the first call. As long as nothing is
-    /// seen twice, each takes twice as long to come as the one before: a vCPU that does not spin is
-    /// not held up.
+    /// Checks the vCPU if it is time to: `state` is everything except memory that its next
+    /// instructions depend on. The first check of a turn is due `first` after the first call. As
+    /// long as no state repeats, each interval is twice the one before, so that a vCPU that does
+    /// not spin is not held up.
     ///
-    /// The state of the look before, found again, proves nothing before the vCPU has run for a
-    /// while: it may not have executed one instruction since, and would never if it were put aside
-    /// for it.
+    /// Finding the previous check's state again proves nothing before the vCPU has run for a while.
+    /// It may not have executed one instruction since, and never would if it were put aside for
+    /// that.
     pub fn look<'s>(&mut self, now: u64, first: u64, state: impl IntoIterator<Item = &'s u64>) -> Look {
         let Some(next) = self.next else { return self.again(now, first, now) };
         if now < next.due {
@@ -110,8 +110,7 @@ impl SpinWatch {
     }
 }
 
-/// One number for many, never 0. Two that differ have the same one so seldom that it does not
-/// matter.
+/// Hashes a state into one number, never 0. Collisions are too rare to matter.
 fn digest<'s>(state: impl IntoIterator<Item = &'s u64>) -> u64 {
     // An odd number without a pattern: the fraction of the golden ratio.
     const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;

@@ -3,7 +3,8 @@ use crate::sched::queue::{Policy, PutBack, RunQueue, Standing};
 
 const FIRST: u64 = 10;
 
-/// Looks whenever it is time to, for `turns` turns of `slice`; when the vCPU was found spinning.
+/// Checks whenever it is time to, for `turns` turns of `slice`; returns when the vCPU was found
+/// spinning.
 fn found(watch: &mut SpinWatch, slice: u64, state: &mut impl FnMut() -> [u64; 2]) -> Option<u64> {
     let mut now = 0;
     watch.begin_turn();
@@ -55,8 +56,8 @@ fn once_at_the_same_place_is_chance() {
     assert_eq!(found(&mut watch, 10_000, &mut state), None);
 }
 
-/// An interrupt may come before the first instruction. A vCPU that is put aside for that gets
-/// nowhere.
+/// An interrupt may arrive before the first instruction. A vCPU that is put aside for that makes no
+/// progress.
 #[test]
 fn u30_a_vcpu_that_has_executed_nothing_yet_is_not_put_aside() {
     let mut watch = SpinWatch::new();
@@ -79,8 +80,8 @@ fn a_state_that_never_changes_is_a_loop_after_a_while() {
     assert!(turns.is_some_and(|at| at >= WHILE * FIRST), "{turns:?}");
 }
 
-/// Some vCPUs of one CPU want a lock that is handed on in turn, the last that runs first: how long
-/// until all have had it.
+/// Some vCPUs of one CPU want a lock that is handed on in turn, the last vCPU to run first. Returns
+/// how long it takes until all have had it.
 fn convoy(vcpus: u32, watched: bool) -> u64 {
     const HOLDS: u64 = 20;
     let policy = Policy::new(32 * FIRST);

@@ -1,8 +1,8 @@
-//! A migration that does not come off: the slot's stores are logged, its pages are copied to
-//! another machine's memory for some rounds, and then all of it is undone.
+//! A cancelled migration: the slot's stores are logged, its pages are copied to another machine's
+//! memory for some rounds, and then all of it is undone.
 //!
-//! What is asked is how long the guest stands still meanwhile, above all at the end, when small
-//! pages become large ones again. Everything is done in steps, between which vCPUs run.
+//! It measures how long the guest is stopped meanwhile, above all at the end, when small pages
+//! become large ones again. Everything is done in steps, between which vCPUs run.
 
 use alloc::boxed::Box;
 
@@ -23,45 +23,45 @@ const PAGE: u64 = 4096;
 /// Pages that are copied in a step.
 const COPY_PAGES: u64 = 16;
 
-/// How far it has got.
+/// The current stage.
 enum Stage<A: Arch> {
-    /// Stores begin to be logged.
+    /// Logging of stores is being started.
     Log(MemoryJob<'static, A>),
-    /// Everything is copied, from this page on.
+    /// All pages are copied, from this page on.
     Whole(u64),
     /// The log of a round is to be fetched.
     NextRound,
-    /// It is being fetched.
+    /// The log is being fetched.
     Fetch(DirtyFetch<'static, A>),
-    /// What is in it is copied, from this page on.
+    /// The pages in the log are copied, from this page on.
     Pages(&'static mut [u64], u64),
     /// The round is over.
     RoundEnds,
-    /// The log is to end.
+    /// The log is to be stopped.
     Cancel,
-    /// It ends, and pages become large again.
+    /// The log is being stopped, and pages become large again.
     Undo(MemoryJob<'static, A>),
-    /// All is as before.
+    /// Everything is as before.
     Ends,
 }
 
-/// A migration under way.
+/// A migration in progress.
 pub(super) struct Migration<A: Arch> {
     slot: Slot,
-    /// The other machine's memory: as large, and nobody else's.
+    /// The other machine's memory: as large as the slot, and used by nothing else.
     to: u64,
     rounds_max: u16,
     round: u16,
     pages: u64,
     stage: Stage<A>,
     scratch: Box<FlushScratch>,
-    /// What the present stage, and all before it, took.
+    /// Time that the present stage and all earlier ones took.
     took: Took,
     longest: u64,
 }
 
 impl<A: Arch> Migration<A> {
-    /// Begins.
+    /// Begins a migration.
     pub(super) fn new(vm: &'static Vm<A>, slot: u16, way: LogWay, rounds: u16) -> Result<Self, Refusal> {
         let former = find(vm, slot)?;
         let (to, largest) = {
@@ -87,7 +87,7 @@ impl<A: Arch> Migration<A> {
         })
     }
 
-    /// Goes on for a short while.
+    /// Continues for a short while.
     pub(super) fn step(&mut self, vm: &'static Vm<A>, answer: &mut Answer) -> Result<Progress, Refusal> {
         let start = A::now();
         let next = self.advance(vm);
@@ -95,7 +95,7 @@ impl<A: Arch> Migration<A> {
         match next {
             Ok(None) => {}
             Ok(Some(stage)) => self.stage = stage,
-            // A guest's own job has its turn.
+            // The guest's own job comes first.
             Err(Refusal::Slot(SlotError::Busy)) => {}
             Err(why) => {
                 self.give_back(vm);
@@ -111,12 +111,12 @@ impl<A: Arch> Migration<A> {
         Ok(Progress::More)
     }
 
-    /// Gives the other machine's memory back; once, at the end.
+    /// Frees the other machine's memory; called once, at the end.
     fn give_back(&self, vm: &Vm<A>) {
         vm.memory_of_slots.lock().put_memory(self.to, self.slot.size);
     }
 
-    /// A step of the present stage; the next stage if it is over.
+    /// A step of the present stage; returns the next stage if the present one is over.
     fn advance(&mut self, vm: &'static Vm<A>) -> Result<Option<Stage<A>>, Refusal> {
         Ok(match &mut self.stage {
             Stage::Log(job) => {
@@ -168,23 +168,23 @@ impl<A: Arch> Migration<A> {
         memory.put_result(self.slot.id);
         match memory.take_result(self.slot.id) {
             Some(result) => Stage::Pages(result, 0),
-            // Somebody else has it: what is in it is lost to us, and so is nothing, for it all ends
-            // in vain.
+            // Another holder has it: its contents are lost to this migration, which is harmless
+            // because the migration is cancelled anyway.
             None => Stage::RoundEnds,
         }
     }
 
     fn copy(&mut self, vm: &Vm<A>, first: u64, count: u64) {
         let bytes = (count * PAGE) as usize;
-        // SAFETY: the memory was free, is mapped one to one, and is nobody else's until it is put
+        // SAFETY: the memory was free, is mapped one to one, and has no other user until it is put
         // back; the pages are the slot's, which is as large.
         let to = unsafe { core::slice::from_raw_parts_mut((self.to + first * PAGE) as *mut u8, bytes) };
-        // If the slot has gone meanwhile there is nothing to copy.
+        // If the slot has been removed meanwhile there is nothing to copy.
         let _ = vm.space.slots().memory().read(Gpa(self.slot.gpa.0 + first * PAGE), to);
         self.pages += count;
     }
 
-    /// Says what a round took, and the end.
+    /// Reports what a round took, and the end.
     fn report(&mut self, answer: &mut Answer) {
         let Took { steps, ticks, longest } = self.took;
         match self.stage {

@@ -1,9 +1,9 @@
 //! The control channel: requests of the host tool over a serial port, one at a time
 //! (`hostlink::ctl`).
 //!
-//! The boot CPU serves them between entries into the guest, or while it idles. What takes long is
-//! done in steps, each short enough not to be noticed by the vCPU that runs there; its timer brings
-//! the CPU back soon while there is more to do.
+//! The boot CPU serves them between entries into the guest, or while it idles. Long work is done in
+//! steps, each short enough not to disturb the vCPU that runs there. While more is left to do, the
+//! CPU's timer brings it back soon.
 
 mod migrate;
 mod refusal;
@@ -21,7 +21,8 @@ use super::percpu::PerCpu;
 use paging::Progress;
 use requests::Work;
 
-/// While a request is being served its CPU comes back to it after so long at least.
+/// While a request is being served, its CPU returns to it after this time, or after the time that
+/// the last step took if that was longer.
 const PERIOD_US: u64 = 100;
 
 /// The control channel of a machine.
@@ -32,17 +33,17 @@ pub struct Channel<A: Arch> {
     answer: Answer,
 }
 
-/// Where records of an answer go.
+/// The state of an answer in progress.
 pub struct Answer {
     number: u64,
-    /// A record has been sent, and the asker has not asked for more yet.
+    /// A record has been sent, and the sender of the request has not asked for more yet.
     awaits: bool,
-    /// The asker has gone.
+    /// The sender of the request has disconnected.
     is_abandoned: bool,
 }
 
-/// Serves requests for a short while if the calling CPU is the one that does; whether there is more
-/// to do at once.
+/// Serves requests for a short while if the calling CPU is the one responsible; returns whether
+/// there is more to do at once.
 pub fn serve<A: Arch>(vm: &'static Vm<A>, cpu: &PerCpu<A>) -> bool {
     if cpu.index != 0 || !vm.requests_wait() {
         return false;
@@ -50,28 +51,28 @@ pub fn serve<A: Arch>(vm: &'static Vm<A>, cpu: &PerCpu<A>) -> bool {
     let mut channel = vm.channel.lock();
     let start = A::now();
     if !channel.step(vm) {
-        // What comes in from here on interrupts again; what came in before is looked for once more.
+        // Bytes received from here on interrupt again; the next check covers bytes received before.
         vm.set_requests_wait(false);
         if channel.is_ready(vm) {
             vm.set_requests_wait(true);
         }
     }
     let goes_on = vm.requests_wait();
-    // The vCPU here gets as much time as the request has had, lest it stand still while something
-    // long is served.
+    // The vCPU here gets as much time as the request has had, so that it makes progress while a
+    // long request is served.
     let pause = A::ticks_of_us(PERIOD_US).max(A::now() - start);
     cpu.tick_max.set(if goes_on { vm.tick_max.min(pause) } else { vm.tick_max });
     goes_on
 }
 
 impl<A: Arch> Channel<A> {
-    /// Nothing has come in yet.
+    /// A channel that has received nothing yet.
     pub(super) const fn new() -> Self {
         Self { line: LineBuffer::new(), active: None, answer: Answer::new() }
     }
 
-    /// Goes on with the request, or begins the next one; false if nothing can be done before more
-    /// comes in.
+    /// Continues the request, or begins the next one; false if nothing can be done before more
+    /// bytes are received.
     fn step(&mut self, vm: &'static Vm<A>) -> bool {
         if !self.is_ready(vm) {
             return false;
@@ -87,7 +88,7 @@ impl<A: Arch> Channel<A> {
         true
     }
 
-    /// Reads what has come in until there is something to do; whether there is.
+    /// Reads the received bytes until there is something to do; returns whether there is.
     fn is_ready(&mut self, vm: &'static Vm<A>) -> bool {
         while self.active.is_none() || self.answer.awaits {
             let Some(byte) = A::receive_control() else { return false };
@@ -96,8 +97,8 @@ impl<A: Arch> Channel<A> {
                 if byte == NEXT {
                     continue;
                 }
-                // The beginning of somebody else's request. What was asked for goes on, and is not
-                // answered.
+                // The beginning of a new sender's request. The current request continues, and is
+                // not answered.
                 self.answer.is_abandoned = true;
             }
             self.take(vm, byte);
@@ -126,7 +127,7 @@ impl Answer {
         Self { number: 0, awaits: false, is_abandoned: false }
     }
 
-    /// Sends a record: one in a step.
+    /// Sends a record: one per step.
     pub fn record<A: Arch>(&mut self, fields: &dyn fmt::Display) {
         if !self.is_abandoned {
             say::<A>(format_args!("{} : {fields}", self.number));
@@ -141,10 +142,10 @@ impl Answer {
     }
 }
 
-/// Sends a line, cut to the longest that the other side takes.
+/// Sends a line, cut to the maximum that the host accepts.
 fn say<A: Arch>(text: fmt::Arguments<'_>) {
     let mut line = Line::<A> { left: LINE_MAX, port: PhantomData };
-    // Cutting it is its only failure.
+    // Truncation is its only failure.
     let _ = line.write_fmt(text);
     A::send_control(b'\n');
 }

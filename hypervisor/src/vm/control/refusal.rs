@@ -1,4 +1,4 @@
-//! Requests that are refused.
+//! Refusals of requests.
 
 use core::fmt;
 
@@ -7,22 +7,22 @@ use memslots::{Slot, SlotError};
 use crate::vm::Vm;
 use crate::vm::arch::Arch;
 
-/// Why a request was refused: then nothing has changed.
+/// Why a request was refused. Nothing has changed then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// What the slots say.
+    /// An error from the slots.
     Slot(SlotError),
-    /// The slot of this number overlaps.
+    /// It overlaps the slot of this number.
     Overlap { slot: u16, gpa: u64, size: u64 },
-    /// A device is there.
+    /// A device occupies the range.
     Device { name: &'static str, start: u64, end: u64 },
-    /// There is not so much memory in one piece; but so much.
+    /// No single piece of free memory is this large; the largest is given.
     NoMemory { size: u64, largest: u64 },
     /// No slot has this number.
     NoSlot(u16),
     /// The slot was not added by a request.
     NotAdded(u16),
-    /// The guest can not store to it.
+    /// The guest cannot store to it.
     ReadOnly(u16),
 }
 
@@ -60,7 +60,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Why a request about this slot was refused, by what the slots say.
+/// Translates an error of the slots about this slot into a refusal.
 pub(super) fn refusal(slot: u16, error: SlotError) -> Refusal {
     match error {
         SlotError::UnknownId => Refusal::NoSlot(slot),
@@ -68,7 +68,7 @@ pub(super) fn refusal(slot: u16, error: SlotError) -> Refusal {
     }
 }
 
-/// Says where the slot is that is in the way.
+/// Adds to an overlap where the other slot is.
 pub(super) fn named<A: Arch>(vm: &Vm<A>, error: SlotError) -> Refusal {
     match error {
         SlotError::Overlap(id) => match vm.space.slots().memory().get(id) {

@@ -1,4 +1,4 @@
-//! What requests do, in steps.
+//! The implementation of requests, in steps.
 
 use core::sync::atomic::Ordering;
 
@@ -21,11 +21,11 @@ use crate::vm::arch::{Arch, Board};
 use crate::vm::slot_memory::NewSlot;
 use crate::vm::space::{DirtyFetch, FlushScratch, MemoryJob};
 
-/// A request under way.
+/// A request in progress.
 pub(super) enum Work<A: Arch> {
     /// Memory for a slot that is to be added is being zeroed.
     Clear(NewSlot),
-    /// Records, from this one on.
+    /// Records are sent, from this one on.
     List { request: Request, next: usize },
     /// A change of the slots.
     Change {
@@ -35,23 +35,23 @@ pub(super) enum Work<A: Arch> {
         took: Took,
         phase: Phase,
     },
-    /// Memory that has come back is being cleaned.
+    /// Freed memory is being cleaned.
     Clean,
     /// A fetch of a log.
     Fetch { id: SlotId, job: Box<DirtyFetch<'static, A>>, scratch: Box<FlushScratch> },
-    /// A migration in vain.
+    /// A cancelled migration.
     Migrate(Box<Migration<A>>),
-    /// Its result goes out, from this page on.
+    /// The result is sent, from this page on.
     Runs { id: SlotId, result: &'static mut [u64], page: u64 },
-    /// Another job has its turn.
+    /// The request is retried after another job.
     Later(Request),
-    /// It was refused at once.
+    /// The request was refused at once.
     Refused(Refusal),
-    /// It is done.
+    /// The request is done.
     Over,
 }
 
-/// How long a change took, in ticks of the clock. What lies between its steps is not in it.
+/// How long a change took, in ticks of the clock, without the time between its steps.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Took {
     pub steps: u32,
@@ -67,14 +67,14 @@ impl Took {
     }
 }
 
-/// What is said when a change is done.
+/// The record that is sent when a change is done.
 #[derive(Clone, Copy)]
 pub(super) enum After {
     /// Nothing.
     Nothing,
     /// The slot's number.
     Slot(u16),
-    /// What it took.
+    /// A report of the effort.
     Report,
 }
 
@@ -117,11 +117,11 @@ impl<A: Arch> Work<A> {
             }
         };
         let work = begun.unwrap_or_else(|why| match why {
-            // The turn of another job, a guest's, is over soon.
+            // Another job, the guest's, is over soon.
             Refusal::Slot(SlotError::Busy) => Self::Later(request),
             why => Self::Refused(why),
         });
-        // A guest that changes its memory all the time would never leave a turn to others.
+        // Otherwise a guest that changes its memory all the time would never let another job begin.
         vm.turn_wanted.store(matches!(work, Self::Later(_)), Ordering::Relaxed);
         work
     }
@@ -136,7 +136,7 @@ impl<A: Arch> Work<A> {
         }
     }
 
-    /// Goes on for a short while.
+    /// Continues for a short while.
     pub(super) fn step(&mut self, vm: &'static Vm<A>, answer: &mut Answer) -> Result<Progress, Refusal> {
         Ok(match self {
             Self::Refused(why) => return Err(*why),
@@ -163,7 +163,7 @@ impl<A: Arch> Work<A> {
                     return Ok(step);
                 }
                 after.tell::<A>(job, *took, answer);
-                // The job is let go of before others look at what it has left.
+                // The job is dropped before the auditor looks at its result.
                 *self = Self::Clean;
                 vm.audit_if_paranoid();
                 Progress::More
@@ -197,9 +197,10 @@ impl<A: Arch> Work<A> {
         })
     }
 
-    /// Adds the slot whose memory is ready, when it is its turn.
+    /// Adds the slot whose memory is ready, unless another job is in progress.
     fn publish(&mut self, vm: &'static Vm<A>, slot: Slot) {
-        // SAFETY: the memory is mapped one to one, and nobody's until the slot is handed back.
+        // SAFETY: the memory is mapped one to one, and has no other user until the slot is handed
+        // back.
         let begun = unsafe { vm.space.add(slot) };
         let is_later = matches!(begun, Err(SlotError::Busy));
         vm.turn_wanted.store(is_later, Ordering::Relaxed);
@@ -213,7 +214,7 @@ impl<A: Arch> Work<A> {
         }
     }
 
-    /// What follows when a fetch is over.
+    /// The work that follows a fetch.
     fn fetched(vm: &Vm<A>, id: SlotId) -> Self {
         let mut memory = vm.memory_of_slots.lock();
         memory.put_result(id);
@@ -241,7 +242,7 @@ fn step_change<A: Arch>(
     step
 }
 
-/// Does something of a phase whose instructions are counted.
+/// Runs `act` within a phase whose instructions are counted.
 fn marked<A: Board, R>(phase: Phase, act: impl FnOnce() -> R) -> R {
     A::mark(phase);
     let result = act();
@@ -260,11 +261,12 @@ fn add<A: Arch>(vm: &'static Vm<A>, gpa: Gpa, size: u64, access: Access) -> Resu
     let id = (0..u16::MAX).map(SlotId).find(|&id| memory.get(id).is_none());
     let id = id.ok_or(Refusal::Slot(SlotError::Full))?;
     drop(memory);
-    // What is wrong with the request itself is said before what is missing here.
+    // Errors in the request itself are reported before a lack of memory here.
     let probe = Slot { id, gpa, size, host: memslots::PhysAddr(0), flags };
     let possible = vm.space.slots().would_add(&probe);
-    // An access to memory does not exit, so that the device would be gone. A slot in the way may be
-    // a device's own, which comes and goes: the device is named whether it is there or not.
+    // An access to memory does not exit, so the device would become inaccessible. An overlapping
+    // slot may be the device's own, which is added and removed at run time: the device is named in
+    // either case.
     if let Ok(()) | Err(SlotError::Overlap(_)) = possible
         && let Some(Region { name, range }) =
             A::device_regions(vm).into_iter().find(|region| region.overlaps(gpa.0, size))
@@ -305,7 +307,7 @@ pub(super) fn begin_log<A: Arch>(
     }
     let way = match way {
         LogWay::DirtyBits if A::notes_stores() => Way::DirtyBits,
-        // What no processor notes the hypervisor does, by a fault for each page.
+        // Where the processor does not mark stores the hypervisor does, by a fault for each page.
         LogWay::DirtyBits | LogWay::WriteProtection => Way::WriteFaults,
     };
     let log = vm.memory_of_slots.lock().make_log(&former);
@@ -334,8 +336,8 @@ pub(super) fn begin_fetch<A: Arch>(
     })
 }
 
-/// Sends record `index` of a list, or the next that there is; returns which comes then, or `None`
-/// at the end.
+/// Sends record `index` of a list, or the next existing one; returns the index of the record after
+/// it, or `None` at the end.
 fn send_record<A: Arch>(vm: &Vm<A>, request: Request, index: usize, answer: &mut Answer) -> Option<usize> {
     match request {
         Request::Vms if index == 0 => {
@@ -345,7 +347,7 @@ fn send_record<A: Arch>(vm: &Vm<A>, request: Request, index: usize, answer: &mut
             answer.record::<A>(&record::Vm { vm: 0, vcpus: vm.vcpu_count(), memory, generation });
         }
         Request::Slots => {
-            // By their numbers, since slots may come and go between two records.
+            // Ordered by number, because slots may be added and removed between two records.
             let mut found: Option<Slot> = None;
             vm.space.slots().memory().for_each(|slot| {
                 if usize::from(slot.id.0) >= index && found.is_none_or(|best| slot.id < best.id) {

@@ -5,10 +5,11 @@ use hostlink::ctl::record::{Dirty, Runs};
 use super::Answer;
 use crate::vm::arch::Arch;
 
-/// Pages that a word of a log stands for.
+/// Number of pages that a word of a log covers.
 const PAGES_PER_WORD: u64 = 64;
 
-/// Sends some runs of dirty pages from `page` on; where the next ones begin, if there are any.
+/// Sends some runs of dirty pages from `page` on; returns where the next ones begin, if there are
+/// any.
 pub(super) fn send_runs<A: Arch>(words: &[u64], page: u64, answer: &mut Answer) -> Option<u64> {
     let page_count = words.len() as u64 * PAGES_PER_WORD;
     let Runs(mut runs) = Runs::default();
@@ -26,7 +27,7 @@ pub(super) fn send_runs<A: Arch>(words: &[u64], page: u64, answer: &mut Answer) 
     Some(next)
 }
 
-/// The first page from `from` on that is dirty, or is not.
+/// The first page at or after `from` that is dirty, or that is not, as `is_dirty` says.
 pub(super) fn find_page(words: &[u64], from: u64, is_dirty: bool) -> Option<u64> {
     let mut from = from;
     loop {

@@ -1,7 +1,7 @@
 //! The board's half of an architecture.
 
 /// Implements the traits of the machine below for an architecture that runs on this board, with
-/// this data for each CPU. What else the architecture says of caches may follow.
+/// this data for each CPU. Additional items about caches may follow.
 macro_rules! made_board {
     ($arch:ty, $data:ty $(, $item:item)*) => {
         impl $crate::vm::arch::Clock for $arch {
@@ -14,7 +14,7 @@ macro_rules! made_board {
             }
         }
 
-        // SAFETY: each CPU of the board is a thread, and the thread knows which; its data are for
+        // SAFETY: each CPU of the board is a thread, and the thread knows its CPU; its data is for
         // this thread.
         unsafe impl $crate::vm::arch::Cpus for $arch {
             type CpuData = $data;

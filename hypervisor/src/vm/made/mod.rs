@@ -1,11 +1,10 @@
-//! A board that is made up, for tests on the host: CPUs, a clock, interrupts, the control channel,
-//! memory.
+//! A mock board, for tests on the host: CPUs, a clock, interrupts, the control channel, memory.
 //!
-//! Each CPU is a thread, and one of them runs at a time: they hand the turn on where the core asks
-//! the board for something that may take time (waiting for an interrupt, taking interrupts, running
-//! a guest), to the CPU that a generator of random numbers names. So a run is a function of its
-//! seed. The clock goes on by one with each look at it, and when all CPUs wait it jumps to the next
-//! timer. If there is none the run is over: nobody would ever do anything again.
+//! Each CPU is a thread, and one of them runs at a time. Where the core calls the board for
+//! something that may take time (waiting for an interrupt, taking interrupts, running a guest), the
+//! thread passes its turn to the CPU that a random number generator selects. So a run is a function
+//! of its seed. The clock advances by one each time it is read, and when all CPUs wait it jumps to
+//! the next timer. If there is no timer the run is over: nothing would ever happen again.
 //!
 //! A test that handles one exit needs no run: [`Made::create`] makes the calling thread CPU 0, and
 //! [`Made::with_vcpu`] gives it a vCPU.
@@ -41,53 +40,53 @@ use super::run;
 use crate::free_memory::FreeMemory;
 use crate::sched::Turn;
 
-/// Ticks per second: one for each nanosecond.
+/// Ticks per second: one per nanosecond.
 pub(crate) const HZ: u64 = 1_000_000_000;
-/// Turns of CPUs after which a run is over: nothing that a test does takes so many.
+/// Turns of CPUs after which a run is ended: no test takes this many.
 const TURNS_MAX: u64 = 2_000_000;
 
 /// How a run has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// By the hypervisor's own doing.
+    /// The hypervisor exited.
     Exit(ExitCode),
-    /// All CPUs wait, no timer is set, and nothing more comes from outside.
+    /// All CPUs wait, no timer is set, and there is no more input.
     Quiet,
-    /// It goes on for ever.
+    /// It would go on forever.
     Endless,
     /// A CPU has panicked.
     Panic,
 }
 
-/// The thread of a CPU ends.
+/// Unwinds the thread of a CPU at the end of a run.
 struct Over;
 
-/// What comes to a CPU from outside.
+/// A CPU's interrupt lines.
 #[derive(Clone, Copy, Debug, Default)]
 struct Lines {
     kick: bool,
     control: bool,
     serial: bool,
-    /// When its timer goes off.
+    /// When its timer fires.
     timer: u64,
-    /// It waits for one of these.
+    /// It waits for one of these lines.
     waits: bool,
 }
 
-/// Whose turn it is, and what is under way.
+/// The CPU whose turn it is, and the state of the run.
 struct Turns {
     running: u32,
     lines: Vec<Lines>,
     random: Random,
     left: u64,
-    /// CPUs are threads now.
+    /// The CPUs are threads now.
     is_live: bool,
     end: Option<End>,
-    /// Bytes for the control channel, and when they come.
+    /// Bytes for the control channel, and when they arrive.
     asked: VecDeque<(u64, Vec<u8>)>,
-    /// What the asker has sent and nobody has read.
+    /// Bytes that the sender of requests has sent and the hypervisor has not read.
     to_hypervisor: VecDeque<u8>,
-    /// What was answered: whole lines, and the one that is not whole.
+    /// The answers: complete lines. `line` is the incomplete one.
     answers: Vec<String>,
     line: String,
     /// The sender of the request of this number does not ask for more records.
@@ -100,7 +99,7 @@ impl Turns {
         kick || control || serial || timer <= now
     }
 
-    /// What comes from outside by now.
+    /// Delivers the input that has arrived by now.
     fn deliver(&mut self, now: u64) {
         while self.asked.front().is_some_and(|&(when, _)| when <= now) {
             let (_, bytes) = self.asked.pop_front().expect("there is one");
@@ -116,20 +115,20 @@ pub(crate) struct Made<A: Arch> {
     machine: OnceLock<Vm<A>>,
     clock: AtomicU64,
     turns: Mutex<Turns>,
-    /// One for each CPU.
+    /// One per CPU.
     turned: Vec<Condvar>,
-    /// Kicks that were sent.
+    /// Number of kicks sent.
     kicks: AtomicU64,
-    /// For each CPU the turns of vCPUs that began since it last took interrupts; and the most there
-    /// ever were.
+    /// For each CPU the number of vCPU turns that began since it last took interrupts; and the
+    /// maximum over all CPUs.
     turns_since: Vec<AtomicU32>,
     turns_most: AtomicU32,
-    /// What the real console has received.
+    /// Input of the real console.
     console: Mutex<VecDeque<u8>>,
 }
 
 thread_local! {
-    /// The board and the CPU that the calling thread stands for.
+    /// The board, and the CPU that the calling thread represents.
     static HERE: Cell<Option<(&'static (dyn Any + Sync), u32)>> = const { Cell::new(None) };
 }
 
@@ -140,9 +139,9 @@ fn here<A: Arch>() -> (&'static Made<A>, u32) {
     (board, cpu)
 }
 
-/// Memory of the host's that is a machine's physical memory: that of the calling thread's last
-/// machine if it is as large. Nobody uses that machine any more, and what it has left there is for
-/// this one to clear.
+/// Host memory that serves as a machine's physical memory: that of the calling thread's last
+/// machine if it has the same size. That machine is no longer in use, and the new one must clear
+/// what it left behind.
 fn memory(bytes: u64) -> Range<u64> {
     thread_local! {
         static LAST: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
@@ -176,7 +175,7 @@ impl<A: Arch> Made<A> {
         Self::create_from(cpus, bytes, files)
     }
 
-    /// The same with these files.
+    /// The same with the given files.
     pub(crate) fn create_from(
         cpus: impl IntoIterator<Item = A::CpuData>,
         bytes: u64,
@@ -224,12 +223,12 @@ impl<A: Arch> Made<A> {
         self.machine.get().expect("it is made with the board")
     }
 
-    /// Kicks that were sent so far.
+    /// Number of kicks sent so far.
     pub(crate) fn kicks(&self) -> u64 {
         self.kicks.load(Ordering::Relaxed)
     }
 
-    /// Most turns of vCPUs that a CPU began without taking interrupts in between.
+    /// Maximum number of vCPU turns that a CPU began without taking interrupts in between.
     pub(crate) fn turns_without_interrupts(&self) -> u32 {
         self.turns_most.load(Ordering::Relaxed)
     }
@@ -239,20 +238,20 @@ impl<A: Arch> Made<A> {
         self.clock.load(Ordering::Relaxed)
     }
 
-    /// Sends a line over the control channel when it is `when`, at the earliest. Lines come in the
-    /// order of their times.
+    /// Sends a line over the control channel at time `when` at the earliest. Lines must be in
+    /// ascending order of their times.
     pub(crate) fn ask(&self, when: u64, line: &str) {
         let mut turns = self.lock();
         assert!(turns.asked.back().is_none_or(|&(last, _)| last <= when));
         turns.asked.push_back((when, [line.as_bytes(), b"\n"].concat()));
     }
 
-    /// The sender of the request of this number goes away before its first record comes.
+    /// The sender of the request of this number disconnects before its first record arrives.
     pub(crate) fn hang_up(&self, number: u64) {
         self.lock().hung_up = Some(number);
     }
 
-    /// The lines that came back.
+    /// The lines of the answers.
     pub(crate) fn answers(&self) -> Vec<String> {
         self.lock().answers.clone()
     }
@@ -263,8 +262,8 @@ impl<A: Arch> Made<A> {
         self.lock().lines[0].serial = true;
     }
 
-    /// Runs the machine until there is nothing more to do, with the turns of its CPUs in an order
-    /// that follows from `seed`.
+    /// Runs the machine until there is nothing more to do. `seed` determines the order in which its
+    /// CPUs run.
     pub(crate) fn run(&'static self, seed: u64) -> End {
         {
             let mut turns = self.lock();
@@ -296,7 +295,7 @@ impl<A: Arch> Made<A> {
         turns.end.take().expect("threads end when the run does")
     }
 
-    /// Gives a vCPU that nobody runs to CPU 0, which is the calling thread.
+    /// Gives a vCPU that does not run to CPU 0, which is the calling thread.
     pub(crate) fn with_vcpu<R>(&'static self, vcpu: u32, act: impl FnOnce(&mut Context<'_, A>) -> R) -> R {
         let cpu = &self.cpus[0];
         let mut workspace = A::new_workspace(cpu);
@@ -304,12 +303,12 @@ impl<A: Arch> Made<A> {
         let mut context = Context::new(self.machine(), cpu, &turn, &mut workspace);
         let result = act(&mut context);
         A::save_state(&mut context);
-        // SAFETY: the context goes away.
+        // SAFETY: the context is not used afterwards.
         unsafe { core::mem::ManuallyDrop::drop(&mut context.owner) };
         result
     }
 
-    /// Whether `act` ends the run, and how.
+    /// Returns how `act` ended the run, if it did.
     pub(crate) fn end_of(&self, act: impl FnOnce()) -> Option<End> {
         let over = catch_unwind(AssertUnwindSafe(act)).err()?;
         if !over.is::<Over>() {
@@ -319,7 +318,7 @@ impl<A: Arch> Made<A> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Turns> {
-        // A thread that panics has told all that there is to tell.
+        // A thread that panics has reported its failure already.
         self.turns.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
@@ -328,13 +327,13 @@ impl<A: Arch> Made<A> {
         self.turned.iter().for_each(Condvar::notify_one);
     }
 
-    /// The run is over for the calling CPU.
+    /// Ends the run on the calling CPU.
     fn stop(&self, turns: MutexGuard<'_, Turns>, end: End) -> ! {
         self.finish(turns, end);
         resume_unwind(Box::new(Over))
     }
 
-    /// Goes on when it is this CPU's turn.
+    /// Waits until it is this CPU's turn.
     fn wait_for_turn(&self, mut turns: MutexGuard<'_, Turns>, cpu: u32) {
         loop {
             if turns.end.is_some() {
@@ -348,7 +347,7 @@ impl<A: Arch> Made<A> {
         }
     }
 
-    /// Hands the turn on.
+    /// Passes the turn on.
     pub(crate) fn pass(&self, cpu: u32, waits: bool) {
         let mut turns = self.lock();
         if !turns.is_live {
@@ -381,7 +380,7 @@ impl<A: Arch> Made<A> {
         }
     }
 
-    /// Whether an interrupt pends on a CPU.
+    /// Whether an interrupt is pending on a CPU.
     pub(crate) fn is_interrupted(&self, cpu: u32) -> bool {
         let mut turns = self.lock();
         let now = self.time();

@@ -1,4 +1,4 @@
-//! What the traits of the core ask the board of the calling thread for. See
+//! The board's implementation of the core's traits, for the calling thread. See
 //! [`made_board`](super::made_board).
 
 use super::{End, here};
@@ -28,7 +28,7 @@ pub(crate) fn machine<A: Arch>() -> Option<&'static Vm<A>> {
     here::<A>().0.machine.get()
 }
 
-/// Hands the turn on: for whatever may take time.
+/// Passes the turn on: for operations that may take time.
 pub(crate) fn pass<A: Arch>() {
     let (board, cpu) = here::<A>();
     board.pass(cpu, false);
@@ -39,7 +39,7 @@ pub(crate) fn advance<A: Arch>(ticks: u64) {
     here::<A>().0.clock.fetch_add(ticks, Ordering::Relaxed);
 }
 
-/// Whether an interrupt pends on the calling CPU.
+/// Whether an interrupt is pending on the calling CPU.
 pub(crate) fn is_interrupted<A: Arch>() -> bool {
     let (board, cpu) = here::<A>();
     board.is_interrupted(cpu)
@@ -57,7 +57,7 @@ pub(crate) fn begin_turn<A: Arch>() {
     board.turns_most.fetch_max(turns, Ordering::Relaxed);
 }
 
-/// Takes the interrupts that pend, right after an exit: no other CPU gets its turn before.
+/// Takes the pending interrupts, right after an exit: no other CPU runs before.
 pub(crate) fn take_what_pends<A: Arch>() {
     let (board, cpu) = here::<A>();
     board.turns_since[cpu as usize].store(0, Ordering::Relaxed);
@@ -101,7 +101,7 @@ pub(crate) fn kick<A: Arch>(cpu: &PerCpu<A>) {
     let board = here::<A>().0;
     board.kicks.fetch_add(1, Ordering::Relaxed);
     board.lock().lines[cpu.index as usize].kick = true;
-    // The other CPU may be there at once.
+    // The other CPU may take the interrupt at once.
     pass::<A>();
 }
 
@@ -119,7 +119,7 @@ pub(crate) fn receive_control<A: Arch>() -> Option<u8> {
     here::<A>().0.lock().to_hypervisor.pop_front()
 }
 
-/// The asker asks for more when a record has come.
+/// The sender of the request asks for more after each record.
 pub(crate) fn send_control<A: Arch>(byte: u8) {
     let mut turns = here::<A>().0.lock();
     if byte != b'\n' {
@@ -133,7 +133,7 @@ pub(crate) fn send_control<A: Arch>(byte: u8) {
     turns.answers.push(line);
 }
 
-/// Next byte that the real console has received.
+/// The next byte that the real console has received.
 pub(crate) fn receive_console<A: Arch>() -> Option<u8> {
     here::<A>().0.console.lock().expect("no test panics with it").pop_front()
 }
@@ -142,7 +142,7 @@ pub(crate) fn receive_console<A: Arch>() -> Option<u8> {
 ///
 /// # Safety
 ///
-/// It is memory of the board's, and nobody else uses it.
+/// It is the board's memory, and not in use.
 pub(crate) unsafe fn zero(start: u64, size: u64) {
     // SAFETY: the caller vouches for the range.
     unsafe { core::ptr::write_bytes(start as *mut u8, 0, size as usize) };

@@ -1,4 +1,4 @@
-//! What a machine is made from, and why there may be none.
+//! Creation of a machine, and the ways in which it may fail.
 
 use super::processor::create;
 use super::*;
@@ -30,7 +30,7 @@ fn a_machine_that_cannot_be_is_refused_with_what_to_do() {
 
 #[test]
 fn a_guest_that_runs_out_of_tables_ends() {
-    // A root, and too few for one page.
+    // A root, and too few tables for one page.
     let end = End::Exit(ExitCode::GuestOutOfTables);
     run_to(end, 1, "vcpus=1\nmemory=4194304\ntables=2", 1, &[&[Op::Store(0, 1), Op::Done]]);
 }
@@ -53,7 +53,7 @@ fn memory_is_zeroed_and_in_the_ranges_of_the_architecture() {
     for pages in ["nested_page=4K", "nested_page=2M", "nested_page=1G"] {
         let config: &'static str = String::leak(format!("vcpus=1\nmemory=4194304\n{pages}"));
         run_to(end, 1, config, 1, &[program]);
-        // The memory of the machine before, with what its guest has left there.
+        // The memory of the previous machine, with its guest's data still there.
         run_to(end, 1, config, 1, &[program]);
     }
 }

@@ -18,8 +18,8 @@ fn board(cpus: usize, config: &'static str, programs: &[&[Op]]) -> &'static Boar
     create(cpus, 64 << 20, config, programs).unwrap_or_else(|why| panic!("{why}"))
 }
 
-/// All vCPUs use memory that comes and goes: whatever was in a TLB is gone before anybody else gets
-/// the memory, which is what an access by an entry of the TLB checks.
+/// All vCPUs use memory that is added and removed. Every translation must be dropped from the TLBs
+/// before the memory is reused; each access through a TLB entry checks this.
 #[test]
 fn memory_that_is_given_back_is_in_no_tlb() {
     let touch = |vcpu: u64| {
@@ -71,7 +71,7 @@ fn a_flush_that_a_cpu_does_not_do_its_part_of_ends_the_guest() {
     board.machine().guest.stalls.store(true, Ordering::Relaxed);
     board.ask(2000, &format!("1 add {ADDED:#x} {SIZE:#x} rw"));
     board.ask(4_000_000, "2 delete 2");
-    // The second vCPU is in guest mode, and is not waited for.
+    // The second vCPU is in guest mode, and the flush gives up waiting for it.
     assert_eq!(board.run(5), End::Exit(ExitCode::GuestStalled));
     assert_eq!(
         board.machine().guest.cleaned.load(Ordering::Relaxed),

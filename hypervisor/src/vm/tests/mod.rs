@@ -1,5 +1,5 @@
-//! The core on an architecture that is made up, on a [board](super::made) that is made up: vCPUs
-//! execute programs of a few operations.
+//! The core on a mock architecture, on a mock [board](super::made): vCPUs execute programs of a few
+//! operations.
 
 mod control;
 mod creation;

@@ -1,4 +1,4 @@
-//! The guest starts again.
+//! Resets of the guest.
 
 use core::sync::atomic::Ordering;
 
@@ -11,7 +11,7 @@ use hostlink::exit::ExitCode;
 
 const OFF: End = End::Exit(ExitCode::GuestPowerOff);
 
-/// Runs programs of which the first resets the machine three times.
+/// Runs programs, the first of which resets the machine three times.
 fn resets_of(seed: u64, cpus: usize, first: &[Op], others: &[&[Op]]) {
     let programs: Vec<&[Op]> = core::iter::once(first).chain(others.iter().copied()).collect();
     let config: &'static str = String::leak(format!("vcpus={}\nmemory=4194304", programs.len()));
@@ -22,8 +22,8 @@ fn resets_of(seed: u64, cpus: usize, first: &[Op], others: &[&[Op]]) {
 
 #[test]
 fn a_reset_stops_all_vcpus_and_starts_the_boot_vcpu_alone() {
-    // Who waits, who works, who spins, who is off: all of them stop. Memory is zero again after
-    // each.
+    // vCPUs that wait, work, spin or are off: all of them stop. Memory is zero again after each
+    // reset.
     let first: &[Op] = &[
         Load(0x2000, 0),
         Start(1),
@@ -40,7 +40,7 @@ fn a_reset_stops_all_vcpus_and_starts_the_boot_vcpu_alone() {
         &[Load(0x4000, 0), Store(0x4000, 1), SpinFor(9), Done],
         &[Done],
     ];
-    // In the end the others are not done: the first switches off.
+    // The others are not done at the end: the first switches the machine off.
     let first: Vec<Op> = first.iter().copied().map(|op| if op == Done { PowerOff } else { op }).collect();
     for cpus in 1..=3 {
         for seed in 0..25 {
@@ -65,7 +65,7 @@ fn requests_are_served_while_the_guest_is_loaded_again() {
     for seed in 0..10 {
         let config = "vcpus=1\nmemory=16777216";
         let board = create(1, 64 << 20, config, &[first]).unwrap_or_else(|why| panic!("{why}"));
-        // All the time: some of them come in a reset.
+        // Continually: some of the requests arrive during a reset.
         for number in 0..200 {
             board.ask(1000 + number * 10_000, &format!("{number} vms"));
         }
@@ -76,9 +76,9 @@ fn requests_are_served_while_the_guest_is_loaded_again() {
 
 #[test]
 fn what_was_posted_before_a_reset_is_void() {
-    // Before the reset the second is sent an interrupt that it does not take. After it nobody
-    // sends, so that it waits for ever, and with it the machine: had it got the former one, it
-    // would switch off.
+    // Before the reset the second vCPU is sent an interrupt that it does not take. After it there
+    // is no sender, so the second vCPU waits forever, and the machine with it. If it still got the
+    // old interrupt, it would switch the machine off.
     let first: &[Op] = &[SkipAfterReset, Send(1), Start(1), Work(200_000), ResetBelow(1), WaitFor(5)];
     let second: &[Op] = &[Sleep(100_000), WaitFor(0), PowerOff];
     let sent: &[Op] = &[SkipAfterReset, Send(1), Start(1), WaitFor(5)];

@@ -10,8 +10,8 @@ use hostlink::exit::ExitCode;
 
 const OFF: End = End::Exit(ExitCode::GuestPowerOff);
 
-/// Pairs that send each other interrupts in turn: each waits in HLT for the other's. One that is
-/// lost ends the run with everybody waiting.
+/// Pairs of vCPUs that send each other interrupts in turn: each waits in HLT for the other's. A
+/// lost interrupt ends the run with all vCPUs waiting.
 fn ping_pong(pairs: u32, rounds: u32) -> Vec<Vec<Op>> {
     let mut programs = Vec::new();
     for pair in 0..pairs {
@@ -58,7 +58,7 @@ fn on_one_cpu_nobody_is_kicked() {
 
 #[test]
 fn a_vcpu_in_guest_mode_is_kicked() {
-    // The second never leaves by itself.
+    // The second never gives up its CPU on its own.
     let first: &[Op] = &[Start(1), Sleep(1_000_000), Send(1), Done];
     let second: &[Op] = &[SpinFor(0), Done];
     for seed in 0..50 {
@@ -89,8 +89,8 @@ fn a_timer_of_one_that_waits_interrupts_another_that_works() {
     for seed in 0..20 {
         let board = run_to(OFF, 1, "vcpus=2\nmemory=4194304\nslice_us=20000", seed, &[sleeper, worker]);
         let latest = board.machine().guest.latest.load(core::sync::atomic::Ordering::Relaxed);
-        // A waking vCPU preempts one that has run for an eighth of a slice; its credit is half of
-        // one.
+        // A waking vCPU preempts one that has run for an eighth of a slice; its credit is half a
+        // slice.
         assert!(latest < 12_500_000, "woken {latest} ticks late: seed {seed}");
     }
 }
@@ -144,8 +144,7 @@ fn a_vcpu_that_waits_for_a_word_goes_on_for_an_interrupt_and_after_a_while() {
         let board = run_to(OFF, 1, config, seed, &[waiting, sender, working]);
         let (waited, sent) = (notes_of(board, 0), notes_of(board, 1)[0]);
         assert!(waited[0] - sent < 2_000_000, "{} ticks late: seed {seed}", waited[0] - sent);
-        // It is looked after at the latest every 32 slices of half a millisecond, and then has its
-        // turn.
+        // It is checked at the latest every 32 slices of half a millisecond, and then runs.
         let while_it_waited = waited[1] - waited[0];
         assert!(while_it_waited < 45_000_000, "{while_it_waited} ticks: seed {seed}");
     }

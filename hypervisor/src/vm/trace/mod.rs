@@ -1,7 +1,7 @@
-//! The trace of what each CPU does, in an image that has one (feature `trace`); in the others all
-//! of this is nothing, and costs nothing.
+//! The trace of each CPU's work, in an image with the feature `trace`. Other images have empty
+//! types in its place: tracing costs them no instruction.
 //!
-//! `hostlink::trace` says what the records mean.
+//! `hostlink::trace` defines the records.
 
 use core::sync::atomic::Ordering;
 
@@ -23,32 +23,32 @@ pub use none::{CpuTrace, Rings};
 pub use rings::{CpuTrace, Rings};
 
 impl<A: Cpus> PerCpu<A> {
-    /// Notes what this CPU does for a vCPU.
+    /// Records an event of this CPU and a vCPU.
     #[inline(always)]
     pub fn trace(&self, event: Event, vcpu: u32) {
         self.trace_with(event, vcpu, 0, [0; 2]);
     }
 
-    /// The same, with more to say.
+    /// The same, with details.
     #[inline(always)]
     pub fn trace_with(&self, event: Event, vcpu: u32, detail: u32, words: [u64; 2]) {
         self.trace.note(A::now, event, vcpu as u16, detail, words);
     }
 
-    /// Notes an exit by what it is counted as.
+    /// Records an exit, with its counter.
     #[inline(always)]
     pub fn trace_exit(&self, vcpu: u32, counter: Counter) {
         self.trace_with(Event::Exit, vcpu, counter as u32, [0; 2]);
     }
 
-    /// Notes what this CPU does for no vCPU.
+    /// Records an event without a vCPU.
     #[inline(always)]
     pub fn trace_idle(&self, event: Event) {
         self.trace(event, NO_VCPU.into());
     }
 }
 
-/// Notes what the calling CPU does for a vCPU, where that CPU's data is not at hand.
+/// Records an event of the calling CPU, where its data is not at hand.
 #[inline(always)]
 pub fn here<A: Cpus>(event: Event, vcpu: u32, detail: u32, words: [u64; 2]) {
     if cfg!(feature = "trace") {
@@ -56,7 +56,7 @@ pub fn here<A: Cpus>(event: Event, vcpu: u32, detail: u32, words: [u64; 2]) {
     }
 }
 
-/// Notes that the calling CPU kicks another one.
+/// Records that the calling CPU kicks another one.
 #[inline(always)]
 pub fn kick<A: Cpus>(cpu: u32) {
     if cfg!(feature = "trace") {
@@ -67,7 +67,7 @@ pub fn kick<A: Cpus>(cpu: u32) {
 }
 
 impl<A: Arch> Vm<A> {
-    /// Lets the calling CPU write its ring from here on.
+    /// Attaches the ring of the calling CPU.
     pub(super) fn attach_trace(&self, cpu: &PerCpu<A>) {
         cpu.trace.attach(&self.trace, cpu.index);
     }

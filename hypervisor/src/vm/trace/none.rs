@@ -24,6 +24,12 @@ impl Rings {
     pub const fn publish(&self, _: &Beacon) {}
 }
 
+impl Default for CpuTrace {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl CpuTrace {
     /// Nothing.
     #[must_use]

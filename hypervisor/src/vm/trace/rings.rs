@@ -55,6 +55,12 @@ impl Rings {
 /// The ring of one CPU, once that has begun to write it.
 pub struct CpuTrace(OnceCell<Writer<'static>>);
 
+impl Default for CpuTrace {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl CpuTrace {
     /// None yet.
     #[must_use]

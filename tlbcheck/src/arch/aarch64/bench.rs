@@ -1,10 +1,10 @@
-//! What TLBIs cost: the CPU that issues them, and each of the others.
+//! The cost of TLBIs: for the CPU that issues them, and for each of the others.
 //!
-//! The others spin and look at the counter: what a broadcast takes of them is a gap between two
-//! looks. Where they are more than there are CPUs to run them they can sleep instead; then what it
-//! takes of them is not known. The pages that are named are mapped nowhere: what is measured is the
-//! instruction and its way, not the walks that come afterwards. A sample is of many flushes, since
-//! the counter is slow; forms take turns, so that they share whatever else goes on.
+//! The others spin and read the counter: the time that a broadcast takes from them is a gap between
+//! two readings. Where there are more of them than CPUs to run them they can sleep instead; then
+//! the time taken from them is unknown. The named pages are not mapped: only the instruction and
+//! its propagation are measured, not the walks that follow. A sample covers many flushes, because
+//! the counter is slow; forms alternate, so that they share any disturbance.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -23,28 +23,29 @@ use super::tlbi::{self, Form, Kind, Scope, TlbiOperand};
 use super::window::WINDOW;
 use crate::arch::console;
 
-/// Samples of each measurement, those before that do not count, and most that can be asked for.
+/// Samples of each measurement, uncounted ones before them, and the maximum number that can be
+/// requested.
 const SAMPLES: usize = 51;
 const WARM_UP: usize = 3;
 const SAMPLES_MAX: usize = 1000;
-/// Flushes of a sample.
+/// Flushes per sample.
 const BATCH: u64 = 16;
-/// How long one measurement goes on at most, in milliseconds, but for so many samples.
+/// Time limit of one measurement in milliseconds, except for a minimum number of samples.
 const BUDGET_MS: u64 = 2000;
 const SAMPLES_MIN: usize = 11;
 
-/// Pages of a flush; 0 stands for everything.
+/// Pages of a flush; 0 means everything.
 const RANGES: [usize; 6] = [0, 1, 2, 8, 64, 512];
 
-/// A gap is a time between two looks that is so many times the shortest.
+/// A gap is a time between two readings of at least this many times the shortest.
 const GAP: u64 = 16;
-/// Looks by which the shortest is found.
+/// Number of readings that determine the shortest time.
 const LOOKS: u32 = 2000;
 
-/// What is measured.
+/// The method that is measured.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// The barriers alone.
+    /// Only the barriers.
     Barriers,
     /// A TLBI for each page, of the processor's own TLB.
     Local,
@@ -66,7 +67,7 @@ impl Way {
         }
     }
 
-    /// The range of so many pages, by the smallest unit that has it.
+    /// The range of this many pages, in the smallest possible unit.
     fn range(pages: usize) -> Option<Range> {
         let all = (0..4).flat_map(|scale| (0..32).filter_map(move |num| Range::new(num, scale)));
         all.into_iter().find(|range| range.pages() == pages as u64)
@@ -101,28 +102,28 @@ impl Way {
     }
 }
 
-/// What a target tells.
+/// The data that a target reports.
 struct Other {
-    /// Ticks of all gaps; the first processor sets it back between two samples.
+    /// Ticks of all gaps; the first processor resets it between two samples.
     lost: AtomicU64,
-    /// Looks so far; 0 until the shortest time is known. Stored after `lost`, with release against
-    /// the first one's acquire.
+    /// Number of readings so far; 0 until the shortest time is known. Stored after `lost`, with
+    /// release against the first one's acquire.
     looks: AtomicU64,
 }
 
 static OTHERS: [Other; MAX_PROCESSORS] =
     [const { Other { lost: AtomicU64::new(0), looks: AtomicU64::new(0) } }; MAX_PROCESSORS];
 static ENDS: AtomicBool = AtomicBool::new(false);
-/// The others sleep.
+/// Whether the others sleep.
 static SLEEPS: AtomicBool = AtomicBool::new(false);
 
-/// What one of the others does.
+/// The job of each of the others.
 fn lose_time(number: usize) {
     let Other { lost, looks } = &OTHERS[number];
     let (mut last, mut shortest) = (clock::now(), u64::MAX);
     for _ in 0..LOOKS {
         let now = clock::now();
-        // The counter may be too slow to move between two looks.
+        // The counter may be too slow to change between two readings.
         shortest = shortest.min((now - last).max(1));
         last = now;
     }
@@ -144,7 +145,7 @@ fn lose_time(number: usize) {
     }
 }
 
-/// What one way's samples came to, in nanoseconds a flush.
+/// The samples of one method, in nanoseconds per flush.
 struct Column {
     way: Way,
     own: ArrayVec<u64, SAMPLES_MAX>,
@@ -162,7 +163,7 @@ impl Column {
         let begin = clock::now();
         (0..BATCH).for_each(|_| self.way.flush(pages));
         let spent = clock::now() - begin;
-        // Two more looks of each: then the gaps have been counted.
+        // Waits for two more readings of each: then the gaps have been counted.
         for other in all().filter(|_| !SLEEPS.load(Ordering::Relaxed)) {
             let before = other.looks.load(Ordering::Acquire);
             clock::wait_until(PATIENCE_MS, || other.looks.load(Ordering::Acquire) >= before + 2);
@@ -174,7 +175,7 @@ impl Column {
         }
     }
 
-    /// Reports the samples and forgets them.
+    /// Reports the samples and clears them.
     fn report(&mut self, processors: usize, pages: usize) {
         if self.own.is_empty() {
             return;
@@ -199,7 +200,7 @@ impl Column {
 static COLUMNS: Mutex<[Column; WAYS.len()]> =
     Mutex::new([Column::new(WAYS[0]), Column::new(WAYS[1]), Column::new(WAYS[2]), Column::new(WAYS[3])]);
 
-/// Measures every way with every number of processors and of pages.
+/// Measures every method with every number of processors and of pages.
 pub(in crate::arch) fn run(options: &Options<'_>) -> Totals {
     let samples = options.rounds.map_or(SAMPLES, |rounds| (rounds as usize).min(SAMPLES_MAX));
     SLEEPS.store(options.targets_halt, Ordering::Release);
@@ -220,7 +221,7 @@ pub(in crate::arch) fn run(options: &Options<'_>) -> Totals {
     totals
 }
 
-/// Has the others lose time while `work` runs.
+/// Runs `work` while the others measure their lost time.
 fn with_others(others: core::ops::Range<usize>, work: impl FnOnce(core::ops::Range<usize>)) -> Verdict {
     ENDS.store(false, Ordering::Release);
     for number in others.clone() {
@@ -241,7 +242,7 @@ fn with_others(others: core::ops::Range<usize>, work: impl FnOnce(core::ops::Ran
     Ok(())
 }
 
-/// Takes samples of all ways in turn.
+/// Takes samples of all methods in turn.
 fn measure(columns: &mut [Column], others: core::ops::Range<usize>, pages: usize, samples: usize) {
     let end = clock::now() + clock::ticks(BUDGET_MS * 1000);
     for number in 0..WARM_UP + samples {

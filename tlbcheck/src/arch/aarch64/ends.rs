@@ -1,25 +1,25 @@
-//! The serial port, and the ends of the machine.
+//! The serial port, and the ways to end the machine.
 
 use baremetal::aarch64::serial::{CONSOLE, Serial};
 use baremetal::aarch64::{interrupts, power};
 
 /// A serial port.
 pub(in crate::arch) type Port = Serial;
-/// The one for text.
+/// The port for text.
 pub(in crate::arch) const FIRST: Port = CONSOLE;
-/// There is no other.
+/// There is no second port.
 pub(in crate::arch) const SECOND: Option<Port> = None;
 
-/// Takes no more interrupts.
+/// Masks interrupts.
 pub(in crate::arch) fn mask_interrupts() {
     interrupts::disable();
 }
 
-/// Ends QEMU by semihosting, whose status is then twice the code and 1 as by the debug exit device
-/// of x86-64, or switches the machine off by PSCI.
+/// Ends QEMU by semihosting, with status 2 * code + 1 as by the debug exit device of x86-64, or
+/// switches the machine off by PSCI.
 pub(in crate::arch) fn leave(code: u8, by_semihosting: bool) -> ! {
     if by_semihosting {
-        // Where nobody serves the call the machine is switched off.
+        // Where the call is not served the machine is switched off.
         let _ = power::semihosting_exit(2 * code + 1);
     }
     power::off()

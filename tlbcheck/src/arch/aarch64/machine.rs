@@ -1,4 +1,4 @@
-//! Processors and platform: found once, at the beginning.
+//! Processors and platform, determined once at the beginning.
 
 use arm_sysregs::el1::accessors as registers;
 use baremetal::aarch64::info::BootInfo;
@@ -12,11 +12,11 @@ use tlbcheck::{ensure, needs};
 
 use crate::arch::console;
 
-/// What the image runs on.
+/// The machine that the image runs on.
 pub(super) struct Testbed {
-    /// How many processors run; they are numbered from 0.
+    /// Number of running processors; they are numbered from 0.
     pub(super) processors: usize,
-    /// What the processor offers.
+    /// The processor's TLB features.
     pub(super) platform: TlbFeatures,
     /// `rounds=` of the command line.
     rounds: Option<u32>,
@@ -24,21 +24,21 @@ pub(super) struct Testbed {
 
 static TESTBED: Once<Testbed> = Once::new();
 
-/// How long any processor may take for anything, in milliseconds.
+/// Time limit for any action of a processor, in milliseconds.
 pub(super) const PATIENCE_MS: u64 = 20_000;
 
-/// Rounds that are done whatever time they take, and the time that more of them may take, in
-/// microseconds: where processors wait for each other's turn on a CPU a round is a thousand times
-/// as long as elsewhere.
+/// Minimum number of rounds regardless of time, and the time limit for further ones, in
+/// microseconds: where processors wait for each other's turn on a CPU a round takes a thousand
+/// times as long as elsewhere.
 const ROUNDS_MIN: u32 = 10;
 const BUDGET_US: u64 = 300_000;
 
-/// The machine, which has been found.
+/// The machine, which must have been found.
 pub(super) fn get() -> &'static Testbed {
     TESTBED.get().unwrap_or_else(|| console::bail(format_args!("the machine has not been looked at")))
 }
 
-/// Finds out what there is, starts the processors, begins the report.
+/// Detects the machine, starts the processors, begins the report.
 pub(in crate::arch) fn find(info: &BootInfo, options: &Options<'_>) {
     if let Err(why) = gic::enable_distributor().and_then(|()| gic::enable()) {
         console::bail(format_args!("{why}"));
@@ -59,8 +59,8 @@ pub(in crate::arch) fn find(info: &BootInfo, options: &Options<'_>) {
     console::report(|report| report.head(&Head { name, platform: &platform, processors, clock, protocol }));
 }
 
-/// Starts the processors with these affinities, `limit` with the first one at most; returns how
-/// many run.
+/// Starts the processors with these affinities, at most `limit` including the first one; returns
+/// the number of running ones.
 fn start(affinities: &[u64], limit: usize) -> usize {
     let own = gic::affinity();
     processors::set_affinity(0, own);
@@ -78,7 +78,7 @@ fn start(affinities: &[u64], limit: usize) -> usize {
     number
 }
 
-/// The rounds of one row: as many as the command line says, or `default` as long as there is time.
+/// The rounds of one row: the number on the command line, or up to `default` while there is time.
 pub(super) fn rounds(default: u32) -> impl Iterator<Item = u32> {
     let asked = get().rounds;
     let end = clock::now() + clock::ticks(BUDGET_US);
@@ -93,22 +93,22 @@ pub(super) fn others() -> Result<core::ops::Range<usize>, tlbcheck::report::Stop
     Ok(1..processors)
 }
 
-/// How long a processor sleeps that has nothing to do, in microseconds, and how often it looks
-/// around before it does.
+/// Time for which an idle processor sleeps, in microseconds, and the number of checks that it makes
+/// before.
 const SLEEP_US: u64 = 50;
 const LOOKS: u64 = 64;
 
-/// Sleeps for a moment: a virtual processor gives its turn away. Interrupts are masked: one that
-/// comes before the processor sleeps ends its sleep as well, so no wake-up is lost.
+/// Sleeps for a moment: a virtual processor yields. Interrupts are masked: one that arrives before
+/// the processor sleeps ends its sleep as well, so no wake-up is lost.
 pub(super) fn sleep() {
     clock::set_timer(SLEEP_US);
     interrupts::wait();
     clock::stop_timer();
 }
 
-/// Waits until the condition holds, for [`PATIENCE_MS`] at most; says whether it does. In between
-/// it sleeps: those that it waits for may share its CPU, and a hypervisor below cannot tell that it
-/// waits, for the clock that it looks at is never the same.
+/// Waits until the condition holds, for at most [`PATIENCE_MS`]; returns whether it does. It sleeps
+/// in between: the processors that it waits for may share its CPU, and a hypervisor below cannot
+/// tell that it waits, because the clock that it reads always changes.
 pub(super) fn wait_until(mut condition: impl FnMut() -> bool) -> bool {
     let end = clock::now() + clock::ticks(PATIENCE_MS * 1000);
     loop {
@@ -125,20 +125,20 @@ pub(super) fn wait_until(mut condition: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// Has a processor other than the calling one begin `job`.
+/// Gives `job` to a processor other than the calling one.
 pub(super) fn give(number: usize, job: processors::Job) -> Verdict {
     ensure!(!processors::is_busy(number), "processor {number} has not come back from an earlier row");
     processors::give(number, job);
     Ok(())
 }
 
-/// Waits until it has done it.
+/// Waits until it has finished the job.
 pub(super) fn join(number: usize) -> Verdict {
     ensure!(wait_until(|| !processors::is_busy(number)), "processor {number} does not come to its end");
     Ok(())
 }
 
-/// Has all processors do `job`, the calling one, the first, among them.
+/// Runs `job` on all processors, including the calling one, which is the first.
 pub(super) fn on_all(job: processors::Job) -> Verdict {
     let all = 1..get().processors;
     all.clone().try_for_each(|number| give(number, job))?;

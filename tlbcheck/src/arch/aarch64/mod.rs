@@ -1,12 +1,12 @@
 //! Arm64: from the entry to the end.
 //!
-//! | file | what it holds |
+//! | file | contents |
 //! |---|---|
-//! | `machine` | processors, platform: found once, at the beginning |
-//! | `ends` | the serial port, the ends of the machine |
-//! | `tlbi` | TLBI in all its forms, with its barriers: nobody else has the instructions |
+//! | `machine` | processors and platform, determined once at the beginning |
+//! | `ends` | the serial port, the ways to end the machine |
+//! | `tlbi` | TLBI in all its forms, with its barriers: the only code with these instructions |
 //! | `window` | page tables whose entries the checks exchange |
-//! | `watch` | the other processors look at a page all the time |
+//! | `watch` | the other processors check a page all the time |
 //! | `checks` | the rows |
 //! | `bench` | the measurements |
 
@@ -22,7 +22,7 @@ use tlbcheck::command_line::Options;
 
 use super::console;
 
-/// Refuses what there is not, and leaves out what `options` say.
+/// Refuses features that do not exist here, and applies the omissions in `options`.
 pub(super) fn prepare(options: &Options<'_>) {
     if options.report_to_com2 {
         console::bail(format_args!("'report=com2': there is one serial port"));

@@ -1,8 +1,8 @@
 //! TLBI in all its forms, with its barriers. DDI 0487 M.b, D8.17 "TLB maintenance" and C5.5.
 //!
-//! The stores that change tables come before the invalidation by a DSB, the invalidation is
-//! complete at the next one of the same domain or a larger one, and the ISB lets the processor
-//! itself see it. The command line may say that one is left out: then rows have to fail.
+//! A DSB orders the stores that change tables before the invalidation. The invalidation is complete
+//! at the next DSB of the same domain or a larger one, and the ISB makes the processor itself see
+//! it. The command line may omit one of these: then rows must fail.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use tlbcheck::arm64::{Range, page};
 use tlbcheck::command_line::Omission;
 
-/// Whose TLBs.
+/// The affected TLBs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scope {
     /// The processor's own.
@@ -21,7 +21,7 @@ pub(super) enum Scope {
     Outer,
 }
 
-/// What of them.
+/// The affected translations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// The address in the ASID, and tables on the way to it.
@@ -42,16 +42,16 @@ pub(super) enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Form(pub(super) Scope, pub(super) Kind);
 
-/// What it is applied to.
+/// The operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TlbiOperand {
     /// An address of the page or block, or the first of the range.
     pub(super) address: u64,
-    /// In which ASID.
+    /// The ASID.
     pub(super) asid: u16,
-    /// The level of the last entry, if the operand is to say it; needs FEAT_TTL.
+    /// The level of the last entry, if the operand should name it; needs FEAT_TTL.
     pub(super) level: Option<u8>,
-    /// How many pages, by the forms for ranges; needs FEAT_TLBIRANGE, and a kind by address.
+    /// Number of pages, for the range forms; needs FEAT_TLBIRANGE, and a kind by address.
     pub(super) range: Option<Range>,
 }
 
@@ -67,7 +67,7 @@ static OMITS_ALL: AtomicBool = AtomicBool::new(false);
 static OMITS_DSB: AtomicBool = AtomicBool::new(false);
 static OMITS_BROADCAST: AtomicBool = AtomicBool::new(false);
 
-/// Says what is left out from now on.
+/// Sets the omission that applies from now on.
 pub(super) fn omit(what: Option<Omission>) {
     OMITS_TLBI.store(what == Some(Omission::Tlbi), Ordering::Relaxed);
     OMITS_ALL.store(what == Some(Omission::Vmalle1), Ordering::Relaxed);
@@ -75,21 +75,21 @@ pub(super) fn omit(what: Option<Omission>) {
     OMITS_BROADCAST.store(what == Some(Omission::Broadcast), Ordering::Relaxed);
 }
 
-/// TLBI is SYS with op1 0 and CRn 8: this one's CRm and op2.
+/// TLBI is SYS with op1 0 and CRn 8; the parameters are its CRm and op2.
 ///
 /// # Safety
 ///
 /// They name a form that the processor has.
 #[inline(always)]
 unsafe fn sys<const CRM: u8, const OP2: u8>(operand: u64) {
-    // SAFETY: it drops translations, which come back from the tables.
+    // SAFETY: it drops translations, which are reloaded from the tables.
     unsafe {
         asm!("sys #0, c8, c{crm}, #{op2}, {operand}", crm = const CRM, op2 = const OP2,
             operand = in(reg) operand, options(nostack, preserves_flags));
     }
 }
 
-/// Chooses the instruction by op2.
+/// Selects the instruction by op2.
 macro_rules! by_kind {
     ($crm:literal, $op2:expr, $operand:expr) => {
         match $op2 {
@@ -103,7 +103,7 @@ macro_rules! by_kind {
     };
 }
 
-/// The instruction alone.
+/// Only the instruction.
 #[inline(always)]
 pub(super) fn issue(Form(scope, kind): Form, target: TlbiOperand) {
     let TlbiOperand { address, asid, level, range } = target;
@@ -120,8 +120,8 @@ pub(super) fn issue(Form(scope, kind): Form, target: TlbiOperand) {
         Kind::VaAllLast => 7,
     };
     let asid = if matches!(kind, Kind::VaAll | Kind::VaAllLast | Kind::All) { 0 } else { asid };
-    // SAFETY: the caller that names a form has found the feature that it needs; ranges are of kinds
-    // by address.
+    // SAFETY: the caller that names a form has checked for the feature that it needs; ranges are of
+    // kinds by address.
     unsafe {
         match (range, scope) {
             (None, Scope::Local) => by_kind!(7, op2, page(address, asid, level)),
@@ -147,7 +147,7 @@ pub(super) fn order(scope: Scope) {
     }
 }
 
-/// Waits until earlier TLBIs of the scope are complete, and has the processor see it.
+/// Waits until earlier TLBIs of the scope are complete, and makes the processor see them.
 #[inline(always)]
 pub(super) fn complete(scope: Scope) {
     if !OMITS_DSB.load(Ordering::Relaxed) {
@@ -163,7 +163,7 @@ pub(super) fn complete(scope: Scope) {
     synchronise();
 }
 
-/// What the processor has fetched and translated ahead is done again.
+/// Discards instructions that the processor has fetched and translated in advance.
 #[inline(always)]
 pub(super) fn synchronise() {
     // SAFETY: barriers change nothing.
@@ -178,9 +178,9 @@ pub(super) fn flush(form: Form, target: TlbiOperand) {
     complete(form.0);
 }
 
-/// Drops everything that TLBs keep, whatever the command line leaves out: between rows, and after
-/// rounds whose flush is left out on purpose.
+/// Drops everything from the TLBs, regardless of the command line's omissions: between rows, and
+/// after rounds without a flush.
 pub(super) fn settle() {
-    // SAFETY: it drops translations, which come back from the tables.
+    // SAFETY: it drops translations, which are reloaded from the tables.
     unsafe { asm!("dsb ishst", "tlbi vmalle1is", "dsb ish", "isb", options(nostack, preserves_flags)) };
 }

@@ -1,4 +1,4 @@
-//! All other processors look at some words all the time, and say if one is not as it has to be.
+//! All other processors check some words all the time, and report if one is wrong.
 //!
 //! | first processor | each watching one |
 //! |---|---|
@@ -6,14 +6,14 @@
 //! | b: EXPECTED, VALUE | |
 //! | c: STEP = n | d: s = STEP |
 //! | | e: ISB |
-//! | | f: look, by what b says |
+//! | | f: check, by b's values |
 //! | g: wait for all CHECKED = n | h: CHECKED = s |
 //!
-//! If d sees n of c, then the flush of a is complete, and with e nothing is left of what was
-//! before; so f must find what b says. b before the next c waits for g, so f reads the values of
-//! its own step. Between h and the next d it goes on looking, so that its TLB keeps what it may;
-//! what it finds then counts only where nothing else may ever be found ([`Expected::Kept`]). It has
-//! no timer and makes no exit of its own; interrupts are off.
+//! If d sees n of c, then the flush of a is complete, and with e none of the old translations are
+//! left; so f must find b's values. b before the next c waits for g, so f reads the values of its
+//! own step. Between h and the next d it keeps checking, so that its TLB holds the translations. A
+//! mismatch there counts only where no other value may ever be found ([`Expected::Kept`]). It has
+//! no timer and causes no exits of its own; interrupts are off.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -25,10 +25,10 @@ use tlbcheck::report::{Stop, Verdict, skip};
 use super::machine;
 use super::{tlbi, window};
 
-/// Rounds without a flush, one of which has to be noticed.
+/// Rounds without a flush, one of which must be noticed.
 const TRIES: u64 = 50;
 
-/// What has to be found.
+/// The expected result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub(super) enum Expected {
@@ -36,11 +36,11 @@ pub(super) enum Expected {
     Gone,
     /// The value.
     Value,
-    /// At word `n` the value plus `n`; between two steps that or nothing.
+    /// At word `n` the value plus `n`; between two steps this or nothing.
     Kept,
-    /// The value, which cannot be changed.
+    /// The value, which is read-only.
     ReadOnly,
-    /// A word that can be changed: the value is stored there.
+    /// A writable word: the value is stored there.
     Writable,
 }
 
@@ -56,19 +56,20 @@ impl Expected {
     }
 }
 
-/// What is looked at, and how.
+/// The words to check, and how.
 #[derive(Clone, Copy)]
 pub(super) struct What {
     /// The first of the words.
     pub(super) address: u64,
-    /// How many there are, and how far one is from the next.
+    /// Number of words, and distance between them.
     pub(super) words: u64,
     pub(super) every: u64,
-    /// How far those of one processor are from those of the next; 0 if all look at the same.
+    /// Distance between the words of one processor and those of the next; 0 if all check the same
+    /// words.
     pub(super) each: u64,
     /// The value of TTBR0_EL1.
     pub(super) space: u64,
-    /// Bits of TCR_EL1 that are on meanwhile.
+    /// Bits of TCR_EL1 that are set meanwhile.
     pub(super) control: u64,
 }
 
@@ -89,13 +90,13 @@ fn is_translation_fault(result: Result<u64, Fault>) -> bool {
     result.is_err_and(|fault| matches!(fault.cause(), Cause::Translation(_)))
 }
 
-/// Looks at all words of processor `number`; says how many are not as they have to be. `is_step` is
-/// false between two steps.
+/// Checks all words of processor `number`; returns the number of wrong ones. `is_step` is false
+/// between two steps.
 #[inline(always)]
 fn look(number: usize, is_step: bool) -> u64 {
     let address = ADDRESS.load(Ordering::Relaxed) + number as u64 * EACH.load(Ordering::Relaxed);
     let every = EVERY.load(Ordering::Relaxed);
-    // Stored behind the value, and so loaded before it.
+    // Stored after the value, and therefore loaded before it.
     let expected = Expected::of(EXPECTED.load(Ordering::Acquire));
     let value = VALUE.load(Ordering::Relaxed);
     let mut wrong = 0;
@@ -109,7 +110,7 @@ fn look(number: usize, is_step: bool) -> u64 {
                 found == Ok(value + word) || (!is_step && is_translation_fault(found))
             }
             Expected::ReadOnly => {
-                // SAFETY: the rows map pages there that nobody else uses.
+                // SAFETY: the rows map pages there that are not otherwise in use.
                 let stored = unsafe { guarded::store(place, !value) };
                 let is_refused = stored.is_err_and(|fault| matches!(fault.cause(), Cause::Permission(_)));
                 is_refused && guarded::load(place) == Ok(value)
@@ -122,7 +123,7 @@ fn look(number: usize, is_step: bool) -> u64 {
     wrong
 }
 
-/// What a watching processor does.
+/// The job of a watching processor.
 fn watch(number: usize) {
     window::enter(SPACE.load(Ordering::Relaxed));
     let control = CONTROL.load(Ordering::Relaxed);
@@ -132,8 +133,8 @@ fn watch(number: usize) {
         let step = STEP.load(Ordering::Acquire);
         tlbi::synchronise();
         let wrong = look(number, step != last);
-        // A step may have begun meanwhile, whose values were looked at as those of the last one:
-        // only a `Kept` counts then, which is the same in both.
+        // A step may have begun meanwhile, whose values were checked as those of the last one: only
+        // `Kept` counts then, which is the same in both.
         if wrong != 0 {
             WRONG.fetch_add(wrong, Ordering::Relaxed);
         }
@@ -150,8 +151,8 @@ fn watch(number: usize) {
 /// The steps of a watch.
 pub(super) struct Watch(u64);
 
-/// Has all other processors look while `steps` runs; the calling one is in the space, too. Nothing
-/// is expected before the first step. Skips if there is no other processor.
+/// Makes all other processors check while `steps` runs; the calling one is in the space, too.
+/// Nothing is expected before the first step. Skips if there is no other processor.
 pub(super) fn during(what: What, steps: impl FnOnce(&mut Watch) -> Verdict) -> Verdict {
     let others = machine::others()?;
     ADDRESS.store(what.address, Ordering::Relaxed);
@@ -177,8 +178,7 @@ pub(super) fn during(what: What, steps: impl FnOnce(&mut Watch) -> Verdict) -> V
 }
 
 impl Watch {
-    /// Has all processors look, the calling one as well. Returns how many words were not as they
-    /// had to be.
+    /// Makes all processors check, including the calling one. Returns the number of wrong words.
     pub(super) fn step(&mut self, expected: Expected, value: u64) -> Result<u64, Stop> {
         self.0 += 1;
         VALUE.store(value, Ordering::Relaxed);
@@ -192,7 +192,7 @@ impl Watch {
         Ok(own + WRONG.swap(0, Ordering::Relaxed))
     }
 
-    /// Fails unless the step finds everything as it has to be.
+    /// Fails unless the step finds everything as expected.
     pub(super) fn expect(&mut self, expected: Expected, value: u64) -> Verdict {
         let wrong = self.step(expected, value)?;
         let step = self.0;
@@ -200,9 +200,9 @@ impl Watch {
         Ok(())
     }
 
-    /// Succeeds if a flush that is left out is noticed: then steps that find nothing wrong say
-    /// something. `change` makes the change of a try without its flush, `restore` takes it back and
-    /// is the last to be called. Skips otherwise.
+    /// Succeeds if an omitted flush is noticed: then steps that find no error are significant.
+    /// `change` makes the change of a try without its flush; `restore` reverts it and is called
+    /// last. Skips otherwise.
     pub(super) fn notices(
         &mut self,
         mut restore: impl FnMut(u64) -> (Expected, u64),

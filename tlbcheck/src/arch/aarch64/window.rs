@@ -1,4 +1,4 @@
-//! Page tables whose entries the checks exchange, at any address but those of the image.
+//! Page tables whose entries the checks exchange, at any address except those of the image.
 //!
 //! DDI 0487 M.b, D8.3.1 "VMSAv8-64 descriptor formats", D8.4 (permissions), D8.5 (access flag,
 //! dirty state).
@@ -20,54 +20,53 @@ pub(super) const READ_ONLY: u64 = 1 << 7;
 const INNER_SHAREABLE: u64 = 3 << 8;
 pub(super) const ACCESSED: u64 = 1 << 10;
 pub(super) const NOT_GLOBAL: u64 = 1 << 11;
-/// The dirty bit modifier: with it a read-only entry is one that the processor makes writable at a
-/// store.
+/// The dirty bit modifier: with it the processor makes a read-only entry writable at a store.
 pub(super) const DIRTY_MODIFIER: u64 = 1 << 51;
 /// PXN and UXN.
 const NEVER_EXECUTE: u64 = 3 << 53;
 const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
 
-/// TCR_EL1.HA and HD: the processor sets access flags, and keeps the dirty state.
+/// TCR_EL1.HA and HD: the processor sets access flags, and manages the dirty state.
 pub(super) const SETS_ACCESSED: u64 = 1 << 39;
 pub(super) const SETS_DIRTY: u64 = 1 << 40;
 
-/// Bytes in a block of level 2.
+/// Size of a level-2 block in bytes.
 pub(super) const BLOCK: u64 = 512 * PAGE;
-/// Places in it that are looked at, and how far one is from the next: the first page and the last
-/// are among them.
+/// Number of places in it that are checked, and the distance between them: they include the first
+/// page and the last.
 pub(super) const PLACES: u64 = 8;
 pub(super) const PLACE_EVERY: u64 = 73 * PAGE;
 const _: () = assert!((PLACES - 1) * PLACE_EVERY == BLOCK - PAGE);
 
-/// Where a check may put pages: the first address of the second entry of the root.
+/// Where checks may map pages: the first address of the second entry of the root.
 pub(super) const WINDOW: u64 = 1 << 39;
-/// Where it may put blocks.
+/// Where they may map blocks.
 pub(super) const BLOCK_WINDOW: u64 = WINDOW + (1 << 30);
 
 /// Tables, and the pages that are exchanged.
 static ARENA: Arena<3072> = Arena::new();
 
-/// Pages that stay with their taker.
+/// Takes pages permanently.
 pub(super) fn take(count: usize, align: usize) -> &'static [Page] {
     ARENA.take(count, align).unwrap_or_else(|| panic!("there are no {count} pages left"))
 }
 
-/// An entry that maps the page at `address`, with all rights but to execute, of one ASID.
+/// An entry that maps the page at `address`, with all rights except execution, for one ASID.
 pub(super) const fn page_entry(address: u64) -> u64 {
     address | VALID | TABLE_OR_PAGE | INNER_SHAREABLE | ACCESSED | NOT_GLOBAL | NEVER_EXECUTE
 }
 
-/// The same, to be executed and not written to.
+/// The same, executable and read-only.
 pub(super) const fn code_entry(address: u64) -> u64 {
     page_entry(address) & !NEVER_EXECUTE | READ_ONLY
 }
 
-/// The same of a block.
+/// The same for a block.
 pub(super) const fn block_entry(address: u64) -> u64 {
     page_entry(address) & !TABLE_OR_PAGE
 }
 
-/// An entry that leads to a table.
+/// An entry that points to a table.
 pub(super) fn table_entry(table: &Page) -> u64 {
     table.address() | VALID | TABLE_OR_PAGE
 }
@@ -80,19 +79,19 @@ pub(super) struct TestSpace {
 }
 
 impl TestSpace {
-    /// A new one, which maps what the image needs and nothing else.
+    /// A new space, which maps only what the image needs.
     pub(super) fn new(asid: u16) -> Self {
         let root = &take(1, 1)[0];
         root.words()[0].store(ROOT.words()[0].load(Ordering::Relaxed), Ordering::Relaxed);
         Self { root, asid }
     }
 
-    /// The same tables under another ASID.
+    /// The same tables with another ASID.
     pub(super) const fn under(self, asid: u16) -> Self {
         Self { root: self.root, asid }
     }
 
-    /// The one that most rows use; its ASID is 1.
+    /// The space that most rows use; its ASID is 1.
     pub(super) fn shared() -> Self {
         static SPACE: Once<TestSpace> = Once::new();
         *SPACE.call_once(|| Self::new(1))
@@ -108,8 +107,7 @@ impl TestSpace {
         self.root.address() | u64::from(self.asid) << 48
     }
 
-    /// The entry for `address` at a level, from 1 to 3; tables on the way are made where there are
-    /// none.
+    /// The entry for `address` at a level, from 1 to 3; creates missing tables on the way.
     pub(super) fn entry(self, address: u64, level: u32) -> &'static AtomicU64 {
         let mut entry = &self.root.words()[index(address, 0)];
         for level in 1..=level {
@@ -124,17 +122,17 @@ impl TestSpace {
     }
 }
 
-/// Which of a table's 512 entries the address takes, at a level: 3 is that of pages.
+/// The index of the address in a table at a level: 3 is that of pages.
 const fn index(address: u64, level: u32) -> usize {
     (address >> (39 - 9 * level) & 511) as usize
 }
 
-/// The table that `entry` leads to; makes one if there is none.
+/// The table that `entry` points to; creates one if there is none.
 fn table(entry: &AtomicU64) -> &'static Page {
     let value = entry.load(Ordering::Acquire);
     if value & VALID != 0 {
-        // SAFETY: an entry that is valid was made here, or by the start-up code, and leads to a
-        // table; those live as long as the program.
+        // SAFETY: a valid entry was created here, or by the start-up code, and points to a table;
+        // those live as long as the program.
         return unsafe { &*((value & ADDRESS) as *const Page) };
     }
     let table = &take(1, 1)[0];
@@ -142,34 +140,34 @@ fn table(entry: &AtomicU64) -> &'static Page {
     table
 }
 
-/// Stores an entry where there was none, for all processors: no TLB keeps that there was none.
+/// Stores an entry over an invalid one, for all processors: TLBs do not cache invalid entries.
 pub(super) fn write(entry: &AtomicU64, value: u64) {
     entry.store(value, Ordering::Release);
     tlbi::order(tlbi::Scope::Inner);
     tlbi::synchronise();
 }
 
-/// Stores an entry; its invalidation is still owed.
+/// Stores an entry; the caller must still invalidate the old one.
 pub(super) fn replace(entry: &AtomicU64, value: u64) {
     entry.store(value, Ordering::Release);
 }
 
-/// TTBR0_EL1 of the calling processor: a [`TestSpace::register`].
+/// Sets TTBR0_EL1 of the calling processor to a [`TestSpace::register`].
 pub(super) fn enter(register: u64) {
-    // SAFETY: all spaces map all that the program uses, and the same.
+    // SAFETY: all spaces have the same mappings for everything that the program uses.
     unsafe { asm!("msr ttbr0_el1, {}", "isb", in(reg) register, options(nostack, preserves_flags)) };
 }
 
-/// Back to the tables that all began with.
+/// Returns to the initial tables.
 pub(super) fn leave() {
     enter(ROOT.address());
 }
 
-/// Sets bits of the calling processor's TCR_EL1, or clears them; what its TLB keeps was translated
-/// without.
+/// Sets or clears bits of the calling processor's TCR_EL1; the translations in its TLB were made
+/// with the previous bits.
 pub(super) fn set_control(bits: u64, on: bool) {
     let (set, clear) = if on { (bits, 0) } else { (0, bits) };
-    // SAFETY: the bits that are passed are those that say who sets flags of entries.
+    // SAFETY: the bits passed only select who sets flags of entries.
     unsafe {
         asm!(
             "mrs {x}, tcr_el1", "orr {x}, {x}, {set}", "bic {x}, {x}, {clear}", "msr tcr_el1, {x}", "isb",

@@ -1,9 +1,9 @@
 //! Flushes of other processors: the engine of [`coherence::shootdown`] on this machine, by
 //! interrupts in each of its modes, and by hypercalls.
 //!
-//! Processors that take part have loaded the one [`AddressSpace`], whose root is that of
-//! [`window::space`]. The engine is told of it by [`join`] and [`leave`]; rows that change CR3
-//! meanwhile have to come back to it.
+//! Participating processors have loaded the one [`AddressSpace`], whose root is that of
+//! [`window::space`]. [`join`] and [`leave`] inform the engine; rows that change CR3 meanwhile must
+//! return to it.
 
 use core::cell::LazyCell;
 use core::ops::ControlFlow;
@@ -28,30 +28,30 @@ use super::machine::{self, PATIENCE_MS};
 use super::{hypercall, window};
 use crate::arch::console;
 
-/// Ranges of one flush at most: as many as a list of a hypercall.
+/// Maximum number of ranges of one flush: that of a hypercall's list.
 pub(super) const RANGES_MAX: usize = 509;
 
-/// What a flush is to take.
+/// The translations that a flush must drop.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Scope<'a> {
-    /// Everything that is not global.
+    /// Everything except global translations.
     Everything,
     /// The pages at these addresses.
     Pages(&'a [u64]),
 }
 
-/// A way to flush the TLBs of processors.
+/// A method to flush the TLBs of processors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BackEnd {
-    /// By interrupts: the own TLB first.
+    /// By interrupts: first the initiator's own TLB.
     Serial,
-    /// The own TLB while the others flush theirs.
+    /// The initiator's own TLB while the others flush theirs.
     Concurrent,
     /// The same, with the request in each target's own cache line.
     Inline,
     /// The same, acknowledged before the flush.
     Async,
-    /// By hypercall; the own TLB by the processor's own instructions.
+    /// By hypercall; the initiator's own TLB by the processor's instructions.
     Hypercall,
 }
 
@@ -60,25 +60,25 @@ type Set = TargetSet<BANKS>;
 type BankedSpace = AddressSpace<BANKS>;
 type Local = LocalCpu<'static, &'static BankedSpace, BANKS, 1>;
 
-/// Asks for a flush.
+/// The vector of flush requests.
 const VECTOR_FLUSH: u8 = VECTOR_FREE;
 
 static SLOTS: [CpuSlot; MAX_PROCESSORS] = [const { CpuSlot::new() }; MAX_PROCESSORS];
-/// The first processor is the only one that lends long lists, but each may.
+/// Only the first processor lends long lists, but each may.
 static CELLS: [RangeCell; MAX_PROCESSORS * RANGES_MAX] =
     [const { RangeCell::new() }; MAX_PROCESSORS * RANGES_MAX];
 static SPACES: Spaces = Spaces::new();
 static SPACE: Once<BankedSpace> = Once::new();
-/// Each processor's own; taken by it alone, with interrupts off.
+/// Each processor's own state; taken by it alone, with interrupts off.
 static LOCALS: [Mutex<Option<Local>>; MAX_PROCESSORS] = [const { Mutex::new(None) }; MAX_PROCESSORS];
 
 fn space() -> &'static BankedSpace {
     SPACE.call_once(|| SPACES.create(window::space()))
 }
 
-/// The TLB of the processor that calls.
+/// The TLB of the calling processor.
 struct Own {
-    /// When waiting for another one is given up.
+    /// When the wait for another processor is given up.
     patience_ends: LazyCell<u64>,
 }
 
@@ -93,9 +93,9 @@ impl Tlb for Own {
         window::enter_space(root);
     }
 
-    /// The other space has the window's pages, too. Nothing of it is read by a CPU that has left,
-    /// no table of it is ever freed, and what comes into the TLB nevertheless goes with the write
-    /// to CR3 of the next [`load`](Tlb::load).
+    /// The other space has the window's pages, too. A CPU that has left reads nothing through it,
+    /// and no table of it is ever freed. Any translations cached nevertheless are dropped by the
+    /// write to CR3 of the next [`load`](Tlb::load).
     fn load_none(&mut self) {
         window::enter_space(window::other_space());
     }
@@ -108,7 +108,7 @@ impl Tlb for Own {
         range.addresses().for_each(window::invlpg);
     }
 
-    /// As many as are asked for: what a long list costs is to be seen.
+    /// As many as requested: the cost of a long list is to be measured.
     fn pages_max(&self) -> u64 {
         u64::MAX
     }
@@ -119,12 +119,12 @@ impl Tlb for Own {
     }
 }
 
-/// Has all processors heed requests.
+/// Makes all processors serve requests.
 pub(super) fn listen() {
     interrupts::handle(
         VECTOR_FLUSH,
         Some(|_| {
-            // Not held: its processor takes no interrupts while it has it.
+            // Not contended: its processor takes no interrupts while it holds it.
             if let Some(Some(local)) = LOCALS[tables::number()].try_lock().as_deref_mut() {
                 local.serve(&mut Own::new());
             }
@@ -132,7 +132,7 @@ pub(super) fn listen() {
     );
 }
 
-/// The calling processor takes part.
+/// The calling processor joins.
 pub(super) fn join(number: usize) {
     x86_64::instructions::interrupts::without_interrupts(|| {
         let mut local = LOCALS[number].lock();
@@ -146,7 +146,7 @@ pub(super) fn join(number: usize) {
     });
 }
 
-/// The calling processor takes part no longer.
+/// The calling processor leaves.
 pub(super) fn leave(number: usize) {
     x86_64::instructions::interrupts::without_interrupts(|| {
         if let Some(local) = &mut *LOCALS[number].lock() {
@@ -156,7 +156,7 @@ pub(super) fn leave(number: usize) {
     });
 }
 
-/// Has the processors take part, and the calling one, while `work` runs.
+/// Makes the processors, and the calling one, participate while `work` runs.
 pub(super) fn among(others: &[usize], work: impl FnOnce() -> Verdict) -> Verdict {
     let all = || core::iter::once(0).chain(others.iter().copied());
     all().try_for_each(|number| machine::on(number, join))?;
@@ -166,10 +166,10 @@ pub(super) fn among(others: &[usize], work: impl FnOnce() -> Verdict) -> Verdict
 }
 
 impl BackEnd {
-    /// All.
+    /// All back ends.
     pub(super) const ALL: [Self; 5] =
         [Self::Serial, Self::Concurrent, Self::Inline, Self::Async, Self::Hypercall];
-    /// Those by interrupts.
+    /// The back ends that use interrupts.
     pub(super) const BY_IPI: [Self; 4] = [Self::Serial, Self::Concurrent, Self::Inline, Self::Async];
 
     /// Its name in reports.
@@ -183,15 +183,15 @@ impl BackEnd {
         }
     }
 
-    /// Flushes the TLBs of all processors that take part: the calling one, and `others`. When it
-    /// returns, none of them uses a translation that was replaced before the call, and what was
-    /// done by such is to be seen.
+    /// Flushes the TLBs of all participating processors: the calling one, and `others`. When it
+    /// returns, none of them uses a translation that was replaced before the call, and all effects
+    /// of such translations are visible.
     ///
-    /// One processor changes entries and flushes, so that a batch may be opened after the change.
+    /// Only one processor changes entries and flushes, so a batch may be opened after the change.
     ///
     /// # Errors
     ///
-    /// Somebody does not answer, others than those take part, or the hypervisor refuses.
+    /// A processor does not respond, other processors participate, or the hypervisor refuses.
     pub(super) fn flush(self, others: &[usize], scope: Scope<'_>) -> Verdict {
         let by_hypercall = if self == Self::Hypercall { Some(machine::flushes()?.interface()) } else { None };
         let outcome =
@@ -239,9 +239,9 @@ impl BackEnd {
         remote: &mut impl Remote<BANKS>,
     ) -> Result<ShootdownOutcome, Stop> {
         let own = &mut Own::new();
-        // SAFETY: the handler that serves touches no address of the window, and the only handler
-        // that interrupts-off does not hold back, that of `nmi-handler-sees-stale-page`, is
-        // installed for flushes by hypercall alone.
+        // SAFETY: the serving handler accesses no address of the window. The only handler that
+        // disabled interrupts do not hold back, that of `nmi-handler-sees-stale-page`, is installed
+        // for flushes by hypercall alone.
         let token = unsafe { NoUserAccess::assert() };
         let done = match self {
             Self::Serial => local.flush(batch, Serial, remote, own),
@@ -253,7 +253,7 @@ impl BackEnd {
     }
 }
 
-/// Room for the calls' input and for the batch's ranges; used by the flushing CPU.
+/// Buffers for the calls' input and for the batch's ranges; used by the flushing CPU.
 static INPUT: Mutex<[u64; PAGE_WORDS]> = Mutex::new([0; PAGE_WORDS]);
 static RANGES: Mutex<[PageRange; RANGES_MAX]> =
     Mutex::new([PageRange { first: 0, pages: 0, shift: 12 }; RANGES_MAX]);
@@ -264,7 +264,7 @@ fn vp_indices() -> &'static [VpIndex] {
     INDICES.call_once(|| (0..machine::get().processors).map(|number| VpIndex(machine::vp(number))).collect())
 }
 
-/// All processors but the first, up to `count` of them.
+/// All processors except the first, up to `count` of them.
 pub(super) fn others(count: usize) -> ArrayVec<usize, MAX_PROCESSORS> {
     (1..machine::get().processors).take(count).collect()
 }

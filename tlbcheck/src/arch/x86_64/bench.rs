@@ -1,9 +1,9 @@
-//! What a shootdown costs: the CPU that asks for it, and each of those whose time it takes.
+//! The cost of a shootdown: for the initiating CPU, and for each target.
 //!
-//! The targets spin and look at the TSC: what a flush takes of them is a gap between two looks,
-//! whether an interrupt's handler or the hypervisor has taken it. Where they are more than there
-//! are CPUs to run them they can sleep instead; then what it takes of them is not known. The
-//! initiator measures its own call. Back ends take turns, so that they share whatever else goes on.
+//! The targets spin and read the TSC: the time that a flush takes from them is a gap between two
+//! readings, whether an interrupt handler or the hypervisor has taken it. Where there are more of
+//! them than CPUs to run them they can sleep instead; then the time taken from them is unknown. The
+//! initiator measures its own call. Back ends alternate, so that they share any disturbance.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -23,39 +23,40 @@ use super::machine::{self, PATIENCE_MS};
 use super::window::WINDOW;
 use crate::arch::console;
 
-/// Samples of each measurement, those before that do not count, and most that can be asked for.
+/// Samples of each measurement, uncounted ones before them, and the maximum number that can be
+/// requested.
 const SAMPLES: usize = 101;
 const WARM_UP: usize = 5;
 const SAMPLES_MAX: usize = 1000;
-/// How long one measurement goes on at most, in milliseconds: on more processors than there are
-/// CPUs a sample takes long.
+/// Time limit of one measurement in milliseconds: with more processors than CPUs a sample takes
+/// long.
 const BUDGET_MS: u64 = 4000;
 const SAMPLES_MIN: usize = 11;
 
-/// Lengths of lists; 0 stands for a flush of everything.
+/// Lengths of lists; 0 means a flush of everything.
 const RANGES: [usize; 11] = [0, 1, 2, 4, 8, 16, 33, 64, 128, 256, RANGES_MAX];
 
-/// A gap is a time between two looks that is so many times the shortest.
+/// A gap is a time between two readings of at least this many times the shortest.
 const GAP: u64 = 16;
-/// Looks by which the shortest is found.
+/// Number of readings that determine the shortest time.
 const LOOKS: u32 = 2000;
 
-/// What a target tells.
+/// The data that a target reports.
 struct Watched {
-    /// Cycles of all gaps; the initiator sets it back between two flushes.
+    /// Cycles of all gaps; the initiator resets it between two flushes.
     lost: AtomicU64,
-    /// Looks so far; 0 until the shortest time is known. Stored after `lost`, with release against
-    /// the initiator's acquire.
+    /// Number of readings so far; 0 until the shortest time is known. Stored after `lost`, with
+    /// release against the initiator's acquire.
     looks: AtomicU64,
 }
 
 static TARGETS: [Watched; MAX_PROCESSORS] =
     [const { Watched { lost: AtomicU64::new(0), looks: AtomicU64::new(0) } }; MAX_PROCESSORS];
 static ENDS: AtomicBool = AtomicBool::new(false);
-/// Targets sleep.
+/// Whether targets sleep.
 static HALTS: AtomicBool = AtomicBool::new(false);
 
-/// What a target does.
+/// The job of a target.
 fn lose_time(number: usize) {
     let Watched { lost, looks } = &TARGETS[number];
     interrupts::enable();
@@ -69,7 +70,7 @@ fn lose_time(number: usize) {
         looks.store(1, Ordering::Release);
         interrupts::disable();
         while !ENDS.load(Ordering::Acquire) {
-            // An interrupt that comes before HLT ends it.
+            // An interrupt that arrives before HLT ends it.
             interrupts::enable_and_hlt();
             interrupts::disable();
         }
@@ -90,12 +91,12 @@ fn lose_time(number: usize) {
 
 type Samples = ArrayVec<u64, SAMPLES_MAX>;
 
-/// What one back end's flushes took.
+/// The samples of one back end's flushes.
 struct Column {
     back_end: BackEnd,
     initiator: Samples,
     target: Samples,
-    /// It has failed, or is not there: it takes no more part.
+    /// It has failed, or does not exist: it is not used any more.
     is_out: bool,
 }
 
@@ -111,7 +112,7 @@ impl Column {
         let begin = clock::now();
         self.back_end.flush(others, scope)?;
         let spent = clock::now() - begin;
-        // Two more looks of each: then the gap of this flush has been counted.
+        // Waits for two more readings of each: then the gap of this flush has been counted.
         for target in targets().filter(|_| !HALTS.load(Ordering::Relaxed)) {
             let before = target.looks.load(Ordering::Acquire);
             clock::wait_until(PATIENCE_MS, || target.looks.load(Ordering::Acquire) >= before + 2);
@@ -124,7 +125,7 @@ impl Column {
         Ok(())
     }
 
-    /// Reports the samples and forgets them.
+    /// Reports the samples and clears them.
     fn report(&mut self, processors: usize, ranges: usize) {
         if self.is_out {
             return;
@@ -181,7 +182,7 @@ pub(in crate::arch) fn run(options: &Options<'_>) -> Totals {
     totals
 }
 
-/// Has the targets lose time while `work` runs.
+/// Runs `work` while the targets measure their lost time.
 fn with_targets(others: &[usize], work: impl FnOnce()) -> Verdict {
     ENDS.store(false, Ordering::Release);
     for number in others {
@@ -202,7 +203,7 @@ fn with_targets(others: &[usize], work: impl FnOnce()) -> Verdict {
     Ok(())
 }
 
-/// Notes and counts what went wrong with `who`, if anything did.
+/// Notes and counts the error of `who`, if there was one.
 fn conclude(who: &str, verdict: Verdict, totals: &mut Totals) {
     if let Err(Stop::Fail(why) | Stop::Skip(why)) = &verdict {
         console::note(format_args!("{who}: {why}"));

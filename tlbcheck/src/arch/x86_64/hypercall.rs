@@ -1,5 +1,5 @@
-//! The guest's end of hypercalls: always through the hypercall page, so that it is the hypervisor
-//! which chooses the instruction.
+//! The guest's end of hypercalls: always through the hypercall page, so that the hypervisor selects
+//! the instruction.
 
 use core::arch::asm;
 
@@ -19,7 +19,7 @@ const OS_ID: u64 = 1 << 63 | 0x7f << 56;
 
 static CODE: Page = Page::new();
 
-/// Each processor's input, by number; only that processor's calls use it.
+/// Each processor's input, by number; used by that processor's calls only.
 static INPUTS: [Page; MAX_PROCESSORS] = [const { Page::new() }; MAX_PROCESSORS];
 
 /// The calling processor's input page.
@@ -27,7 +27,7 @@ pub(super) fn input() -> &'static Page {
     &INPUTS[tables::number()]
 }
 
-/// Identifies the guest and has the hypercall page put in place.
+/// Identifies the guest and enables the hypercall page.
 pub(super) fn enable() -> Verdict {
     interrupts::guard_page(CODE.address());
     set_identity(OS_ID)?;
@@ -37,28 +37,28 @@ pub(super) fn enable() -> Verdict {
     Ok(())
 }
 
-/// Writes the guest's identity; 0 takes it back.
+/// Writes the guest's identity; 0 withdraws it.
 pub(super) fn set_identity(identity: u64) -> Verdict {
-    // SAFETY: it names the guest; without a name the page's former contents come back, and nobody
-    // calls it then.
+    // SAFETY: it names the guest; without a name the page's former contents are restored, and it is
+    // not called then.
     let written = unsafe { wrmsr(msr::GUEST_OS_ID, identity) };
     written.map_err(|fault| fail(format_args!("the guest's identity cannot be written: {fault:?}")))
 }
 
-/// Asks for the hypercall page.
+/// Requests the hypercall page.
 pub(super) fn ask_for_page() -> Verdict {
     let page = HypercallMsr::new().with_enable(true).with_page_number(CODE.address() / PAGE);
-    // SAFETY: the page is for nothing else.
+    // SAFETY: the page has no other use.
     let written = unsafe { wrmsr(msr::HYPERCALL, page.into_bits()) };
     written.map_err(|fault| fail(format_args!("the hypercall page cannot be asked for: {fault:?}")))
 }
 
-/// A hypercall by its three registers.
+/// A hypercall from its three registers.
 pub(super) fn call(control: Control, input: u64, output: u64) -> Result<HvResult, Fault> {
     let (result, fault, error): (u64, u64, u64);
-    // SAFETY: the page holds the hypervisor's code, which ends in RET; the calls that are made
-    // write no memory. A fault in the page goes on behind the call, with the stack as it is here:
-    // see `interrupts::guard_page`.
+    // SAFETY: the page contains the hypervisor's code, which ends in RET; the calls made here write
+    // no memory. A fault in the page continues after the call, with the stack as it is here: see
+    // `interrupts::guard_page`.
     unsafe {
         asm!(
             "mov r12, rsp",
@@ -71,17 +71,18 @@ pub(super) fn call(control: Control, input: u64, output: u64) -> Result<HvResult
             inout("r11") 0u64 => fault, inout("r10") 0u64 => error, out("r12") _, out("r13") _,
         );
     }
-    // The hypervisor may change R10 and R11, but hardly to a fault's mark with an exception's
-    // vector.
+    // The hypervisor may change R10 and R11, but is unlikely to leave a fault's mark with an
+    // exception's vector.
     let fault = if fault & !0x1f == FAULTED { fault } else { 0 };
     Fault::check(fault, error).map(|()| HvResult::from_bits(result))
 }
 
-/// The same from ring 3; `Ok` if it comes back without a fault.
+/// The same from ring 3; `Ok` if it returns without a fault.
 pub(super) fn call_in_ring3(control: Control) -> Result<(), Fault> {
     let (fault, error): (u64, u64);
-    // SAFETY: the call faults, or the UD2 behind it does; either way ring 0 goes on here, with the
-    // stack that R12 kept. Interrupts are off meanwhile. All memory is ring 3's as well.
+    // SAFETY: the call faults, or the UD2 after it does; either way ring 0 continues here, with the
+    // stack pointer kept in R12. Interrupts are off meanwhile. All memory is accessible to ring 3
+    // as well.
     unsafe {
         asm!(
             "mov r12, rsp",
@@ -106,9 +107,9 @@ pub(super) fn call_in_ring3(control: Control) -> Result<(), Fault> {
     Fault::check(fault, error)
 }
 
-/// Loads XMM0 to XMM5, which nothing else here uses.
+/// Loads XMM0 to XMM5, which are not otherwise used here.
 fn load_xmm(words: &[u64; XMM_WORDS]) {
-    // SAFETY: start-up code has turned SSE on; the array is as large as the six registers.
+    // SAFETY: start-up code has enabled SSE; the array has the size of the six registers.
     unsafe {
         asm!(
             "movups xmm0, [{0}]", "movups xmm1, [{0} + 16]", "movups xmm2, [{0} + 32]",
@@ -119,7 +120,7 @@ fn load_xmm(words: &[u64; XMM_WORDS]) {
 }
 
 /// A hypercall whose input is `words`: at the beginning of the input page, or in registers if the
-/// control word says that it is fast. What does not fit is left out.
+/// control word says that it is fast. Words that do not fit are omitted.
 pub(super) fn call_with(control: Control, words: &[u64]) -> Result<HvResult, Fault> {
     if !control.fast() {
         input().write(words);
@@ -131,7 +132,7 @@ pub(super) fn call_with(control: Control, words: &[u64]) -> Result<HvResult, Fau
     call(control, first, second)
 }
 
-/// Makes the call that `flush` is, with its continuations; says how it ended.
+/// Makes the call for `flush`, with its continuations; returns its result.
 pub(super) fn result_of(flush: &Flush<'_>) -> Result<HvResult, Fault> {
     let mut words = [0; PAGE_WORDS];
     let Some((mut control, count)) = flush.encode(&mut words) else {

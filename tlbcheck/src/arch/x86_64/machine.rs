@@ -1,4 +1,4 @@
-//! Processors, platform, VP indices: found once, at the beginning.
+//! Processors, platform and VP indices, determined once at the beginning.
 
 use core::arch::x86_64::__cpuid;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -19,11 +19,11 @@ use tlfs::msr;
 use super::{back_end, hypercall, window};
 use crate::arch::console;
 
-/// What the image runs on.
+/// The machine that the image runs on.
 pub(super) struct Testbed {
-    /// How many processors run; they are numbered from 0.
+    /// Number of running processors; they are numbered from 0.
     pub(super) processors: usize,
-    /// What CPUID shows.
+    /// The platform as CPUID shows it.
     pub(super) platform: Platform,
     /// The last range of RAM below 4 GiB.
     pub(super) last_ram: Option<Ram>,
@@ -34,27 +34,27 @@ pub(super) struct Testbed {
 static TESTBED: Once<Testbed> = Once::new();
 static SWITCH: Once<Option<Switch>> = Once::new();
 
-/// How long any processor may take for anything, in milliseconds.
+/// Time limit for any action of a processor, in milliseconds.
 pub(super) const PATIENCE_MS: u64 = 20_000;
 
-/// The machine, which has been found.
+/// The machine, which must have been found.
 pub(super) fn get() -> &'static Testbed {
     TESTBED.get().unwrap_or_else(|| console::bail(format_args!("the machine has not been looked at")))
 }
 
-/// How to switch it off, as far as is known yet.
+/// How to switch the machine off, as far as known.
 pub(super) fn switch() -> Option<Switch> {
     SWITCH.get().copied().flatten()
 }
 
-/// Finds out what there is, starts the processors, begins the report.
+/// Detects the machine, starts the processors, begins the report.
 pub(in crate::arch) fn find(info: &BootInfo, options: &Options<'_>) {
     apic::enable();
     let platform = Platform::find(|leaf| {
         let leaf = __cpuid(leaf);
         [leaf.eax, leaf.ebx, leaf.ecx, leaf.edx]
     });
-    // SAFETY: the address is what the loader passed.
+    // SAFETY: the address is the loader's.
     let firmware = match unsafe { firmware::read(info.rsdp) } {
         Ok(firmware) => firmware,
         Err(why) => console::bail(format_args!("{why}")),
@@ -79,14 +79,14 @@ pub(in crate::arch) fn find(info: &BootInfo, options: &Options<'_>) {
     console::report(|report| report.head(&head));
 }
 
-/// Starts the processors with these APIC ids, `limit` with the first one at most; returns how many
-/// run.
+/// Starts the processors with these APIC ids, at most `limit` including the first one; returns the
+/// number of running ones.
 fn start(apic_ids: &[u32], limit: usize) -> usize {
     let own = apic::id();
     processors::set_apic_id(0, own);
     let mut number = 1;
     for id in apic_ids.iter().filter(|id| **id != own) {
-        // The memory-mapped interface has 8 bits for an id, of which the last names all.
+        // The memory-mapped interface has 8 bits for an id, and the highest value names all.
         if number >= limit.min(MAX_PROCESSORS) || (!apic::is_x2apic() && *id >= 0xff) {
             break;
         }
@@ -102,7 +102,7 @@ fn start(apic_ids: &[u32], limit: usize) -> usize {
 /// VP indices by processor; written by each for itself.
 static VPS: [AtomicU32; MAX_PROCESSORS] = [const { AtomicU32::new(u32::MAX) }; MAX_PROCESSORS];
 
-/// Has each processor read its VP index.
+/// Makes each processor read its VP index.
 pub(super) fn read_vp_indices() -> Verdict {
     for number in 0..get().processors {
         on(number, |number| {
@@ -120,8 +120,8 @@ pub(super) fn vp(number: usize) -> u32 {
     VPS[number].load(Ordering::Acquire)
 }
 
-/// What of the Hyper-V interface there is, with hypercalls on and VP indices known; skips if
-/// flushes by hypercall are not offered.
+/// The Hyper-V interface, with hypercalls enabled and VP indices known; skips if flushes by
+/// hypercall are not offered.
 pub(super) fn flushes() -> Result<&'static HyperV, Stop> {
     static READY: Once<Verdict> = Once::new();
     let machine = get();
@@ -139,7 +139,7 @@ pub(super) fn second() -> Result<usize, Stop> {
     Ok(1)
 }
 
-/// Has a processor do `job` to its end; the calling one, the first, may be it.
+/// Runs `job` on a processor to its end; it may be the calling one, which is the first.
 pub(super) fn on(number: usize, job: processors::Job) -> Verdict {
     if number == 0 {
         job(0);
@@ -149,14 +149,14 @@ pub(super) fn on(number: usize, job: processors::Job) -> Verdict {
     join(number)
 }
 
-/// Has a processor other than the calling one begin `job`.
+/// Gives `job` to a processor other than the calling one.
 pub(super) fn give(number: usize, job: processors::Job) -> Verdict {
     ensure!(!processors::is_busy(number), "processor {number} has not come back from an earlier row");
     processors::give(number, job);
     Ok(())
 }
 
-/// Waits until it has done it.
+/// Waits until it has finished the job.
 pub(super) fn join(number: usize) -> Verdict {
     ensure!(processors::join(number, PATIENCE_MS), "processor {number} does not come to its end");
     Ok(())

@@ -1,5 +1,5 @@
-//! Another processor looks at an address all the time, and tells if it sees what was taken away:
-//! see [`baremetal::watch`]. Interrupts are off unless they are what flushes.
+//! Another processor checks an address all the time, and reports if it sees a removed page: see
+//! [`baremetal::watch`]. Interrupts are off unless they are used for flushes.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -14,27 +14,26 @@ use x86_64::registers::control::Cr4Flags;
 use super::machine::{self, PATIENCE_MS};
 use super::window::{self, GLOBAL, RIGHTS};
 
-/// What is looked at, where from and how.
+/// The words to check, from which processor and how.
 #[derive(Clone, Copy)]
 pub(super) struct What {
     /// The processor.
     pub(super) processor: usize,
     /// The first of the words.
     pub(super) address: u64,
-    /// How many there are, and how far one is from the next.
+    /// Number of words, and distance between them.
     pub(super) words: u64,
     pub(super) every: u64,
-    /// In which address space.
+    /// The address space.
     pub(super) space: u64,
-    /// Whether global pages are on.
+    /// Whether global pages are enabled.
     pub(super) global: bool,
-    /// Whether interrupts are on.
+    /// Whether interrupts are enabled.
     pub(super) interrupts: bool,
 }
 
 impl What {
-    /// One word of a page that is not global, in the address space that all begin with, with
-    /// interrupts off.
+    /// One word of a non-global page, in the initial address space, with interrupts off.
     pub(super) fn page(processor: usize, address: u64) -> Self {
         Self {
             processor,
@@ -59,13 +58,13 @@ pub(super) fn replace(address: u64, round: u64, global: bool) {
     window::leaf(address).store(WATCHED.write_page(round).address() | bits, Ordering::SeqCst);
 }
 
-/// Looks once; an NMI's handler may do so as well, on the watching processor.
+/// Checks once; an NMI's handler may do so as well, on the watching processor.
 #[inline(always)]
 pub(super) fn look() {
     WATCHED.look(window::read);
 }
 
-/// What the watching processor does.
+/// The job of the watching processor.
 fn watch(_: usize) {
     window::enter_space(SPACE.load(Ordering::Relaxed));
     window::set_cr4(Cr4Flags::PAGE_GLOBAL, IS_GLOBAL.load(Ordering::Relaxed));
@@ -78,7 +77,7 @@ fn watch(_: usize) {
     window::enter_space(window::space());
 }
 
-/// Has the processor look while `rounds` runs. `map` maps round 0.
+/// Makes the processor check while `rounds` runs. `map` maps round 0.
 pub(super) fn during(
     what: What,
     map: impl FnOnce(u64),
@@ -90,7 +89,7 @@ pub(super) fn during(
     TAKES_INTERRUPTS.store(what.interrupts, Ordering::Relaxed);
     let mut watch_of = WATCHED
         .begin(what.address, what.words, what.every, |condition| clock::wait_until(PATIENCE_MS, condition));
-    // What the processor kept of an earlier row goes with its CR3.
+    // Loading its CR3 drops translations of an earlier row.
     machine::give(what.processor, watch)?;
     let result = rounds(&mut watch_of);
     WATCHED.end();

@@ -1,7 +1,7 @@
-//! Page tables whose leaves the checks exchange, at any address but those of the image.
+//! Page tables whose leaves the checks exchange, at any address except those of the image.
 //!
-//! Two address spaces: the one that all processors begin with, and another one, which maps the same
-//! but for what [`leaf_of_other`] makes. AMD64 APM volume 2 (24593, rev. 3.42), section 5.3.
+//! Two address spaces: the initial one of all processors, and another one with the same mappings
+//! except for those of [`split_leaves`]. AMD64 APM volume 2 (24593, rev. 3.42), section 5.3.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use baremetal::pages::{Arena, PAGE, Page};
 use spin::Once;
 use x86_64::registers::control::{Cr4, Cr4Flags};
 
-/// Bits of an entry (APM volume 2, section 5.4): present, writable, for ring 3 too.
+/// Bits of an entry (APM volume 2, section 5.4): present, writable, user.
 pub(super) const RIGHTS: u64 = 7;
 pub(super) const ACCESSED: u64 = 1 << 5;
 pub(super) const DIRTY: u64 = 1 << 6;
@@ -18,35 +18,35 @@ const LARGE: u64 = 1 << 7;
 pub(super) const GLOBAL: u64 = 1 << 8;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
-/// Bytes in a large page, and small pages in it.
+/// Size of a large page in bytes, and number of small pages in it.
 pub(super) const LARGE_PAGE: u64 = 512 * PAGE;
 const PIECES: usize = 512;
 
-/// Pieces of a large page that are looked at, and how far one is from the next: the first piece and
-/// the last are among them, and they are few enough and far enough from each other to stay in any
+/// Number of pieces of a large page that are checked, and the distance between them: they include
+/// the first and the last piece, and are few enough and far enough from each other to stay in any
 /// TLB together.
 pub(super) const PIECES_SEEN: u64 = 8;
 pub(super) const SEEN_EVERY: u64 = 73 * PAGE;
 const _: () = assert!((PIECES_SEEN - 1) * SEEN_EVERY == LARGE_PAGE - PAGE);
 
-/// Where a check may put a page: the first address of the second entry of the root.
+/// Where a check may map a page: the first address of the second entry of the root.
 pub(super) const WINDOW: u64 = 1 << 39;
-/// Where it may put a large one.
+/// Where it may map a large one.
 pub(super) const LARGE_WINDOW: u64 = WINDOW + (1 << 30);
-/// Addresses that nobody maps: what lists name beside what they are for.
+/// Addresses that are never mapped: the other elements of lists.
 pub(super) const FILLER: u64 = WINDOW + (1 << 34);
-/// Where the other space has pages of its own.
+/// Where the other space has its own pages.
 pub(super) const SPLIT_WINDOW: u64 = 2 << 39;
 
 /// Tables, and the pages that are exchanged.
 static ARENA: Arena<2400> = Arena::new();
 
-/// Pages that stay with their taker.
+/// Takes pages permanently.
 pub(super) fn take(count: usize, align: usize) -> &'static [Page] {
     ARENA.take(count, align).unwrap_or_else(|| panic!("there are no {count} pages left"))
 }
 
-/// Memory for two large pages that take turns: the pieces of the first, then those of the second.
+/// Memory for two large pages that alternate: the pieces of the first, then those of the second.
 pub(super) fn large_pages() -> &'static [Page] {
     static PAGES: Once<&[Page]> = Once::new();
     PAGES.call_once(|| take(2 * PIECES, PIECES))
@@ -77,17 +77,17 @@ pub(super) fn open() {
     }
 }
 
-/// Which of an entry's 512 the address takes, at a level: 0 is that of pages of 4 KiB.
+/// The index of the address in a table at a level: 0 is that of pages of 4 KiB.
 fn index(address: u64, level: u32) -> usize {
     (address >> (12 + 9 * level) & 511) as usize
 }
 
-/// The table that `entry` leads to; makes one if there is none.
+/// The table that `entry` points to; creates one if there is none.
 fn table(entry: &AtomicU64) -> &'static Page {
     let value = entry.load(Ordering::Acquire);
     if value & 1 != 0 {
-        // SAFETY: an entry that is present was made here, or by the start-up code; tables live as
-        // long as the program.
+        // SAFETY: a present entry was created here, or by the start-up code; tables live as long as
+        // the program.
         return unsafe { &*((value & ADDRESS) as *const Page) };
     }
     let table = &take(1, 1)[0];
@@ -129,7 +129,7 @@ pub(super) fn split_leaves(address: u64) -> [&'static AtomicU64; 2] {
     [entry_below(root(), address, 0), entry_below(&OTHER_ROOT, address, 0)]
 }
 
-/// The name of the space that all begin with, and of the other.
+/// The identifier of the initial space, and of the other.
 pub(super) fn space() -> u64 {
     root().address()
 }
@@ -139,27 +139,27 @@ pub(super) fn other_space() -> u64 {
     OTHER_ROOT.address()
 }
 
-/// MOV to CR3: the space that is named, by its address alone or with what PCIDs put beside it.
+/// MOV to CR3: a space's address, with or without PCID bits.
 pub(super) fn enter_space(space: u64) {
-    // SAFETY: both spaces map all that the program uses, and the same.
+    // SAFETY: both spaces have the same mappings for everything that the program uses.
     unsafe { asm!("mov cr3, {}", in(reg) space, options(nostack, preserves_flags)) };
 }
 
-/// Turns a flag of CR4 on or off.
+/// Sets or clears a flag of CR4.
 pub(super) fn set_cr4(flag: Cr4Flags, on: bool) {
-    // SAFETY: the flags that are passed change what TLBs keep, and nothing of what is mapped.
+    // SAFETY: the flags passed affect TLB contents, and not the mappings.
     unsafe { Cr4::update(|flags| flags.set(flag, on)) };
 }
 
 /// INVLPG.
 pub(super) fn invlpg(address: u64) {
-    // SAFETY: it drops translations, which come back from the tables.
+    // SAFETY: it drops translations, which are reloaded from the tables.
     unsafe { asm!("invlpg [{}]", in(reg) address, options(nostack, preserves_flags)) };
 }
 
-/// Reads the word at `address`, where a page is.
+/// Reads the word at `address`, where a page must be mapped.
 #[inline(always)]
 pub(super) fn read(address: u64) -> u64 {
-    // SAFETY: the caller's window has a page there; whatever it holds is a word.
+    // SAFETY: the caller's window has a page there; any contents are a valid word.
     unsafe { (address as *const u64).read_volatile() }
 }

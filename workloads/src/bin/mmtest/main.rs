@@ -1,13 +1,12 @@
 //! Mmtest: threads touch memory page by page, while the main thread turns a PCI device's expansion
 //! ROM on and off.
 //!
-//! In a guest on a hypervisor each time adds and removes memory of the guest, which must neither
-//! disturb what the threads have written nor cost them more than it has to. Every page holds
-//! canaries, which are checked before they are written anew; of the ROM every byte that is read is
-//! compared.
+//! In a guest on a hypervisor each toggle adds and removes memory of the guest, which must neither
+//! disturb the data of the threads nor cost them more than necessary. Every page has canaries,
+//! which are checked before they are rewritten; every byte that is read from the ROM is compared.
 //!
-//! It reports JSON lines: `begin`, then `progress` now and then, then `end` with what was measured,
-//! then `damage` if something was wrong.
+//! It reports JSON lines: `begin`, then `progress` periodically, then `end` with the results, then
+//! `damage` if there was an error.
 
 mod memory;
 mod rom;
@@ -28,7 +27,7 @@ use workloads::report::Report;
 use workloads::times::{Stopwatch, Times};
 
 const PAGES_PER_MIB: u64 = (1 << 20) / PAGE_BYTES as u64;
-/// Pages that a thread touches between two looks whether it is to end.
+/// Number of pages that a thread touches between two checks whether it should end.
 const STRIDE: usize = 256;
 const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
 
@@ -37,12 +36,12 @@ usage: mmtest [--threads N] [--memory MIB] [--toggles N] [--passes N] [--rounds 
 
   --threads N   threads that touch memory [one per CPU]
   --memory MIB  memory of each thread [64]
-  --toggles N   times that the ROM is turned on, read and turned off [100]
-  --passes N    passes over its memory that each thread makes at least [1]
+  --toggles N   number of times the ROM is turned on, read and turned off [100]
+  --passes N    minimum passes of each thread over its memory [1]
   --rounds N    the same work each time: N times, all threads make one pass while the ROM is turned on, read from its
                 beginning to its end, and turned off; instead of --toggles and --passes
   --rom F       the ROM's file [/sys/bus/pci/devices/0000:00:01.0/rom]
-  --report F    where the JSON lines go [standard output]
+  --report F    file for the JSON lines [standard output]
   --settle MS   idle time after `begin` and before `end` is reported, for readers of counters [0]
 
 It ends when the toggles and the passes, or the rounds, are done. The status is 1 if a canary or the ROM was wrong.";
@@ -90,19 +89,19 @@ impl Options {
     }
 }
 
-/// What the toggles have come to.
+/// The results of the toggles.
 #[derive(Default)]
 struct Toggles {
-    /// Of each, in microseconds.
+    /// The time of each toggle, in microseconds.
     times_us: Vec<f64>,
-    /// Of each round, in microseconds, if there are rounds.
+    /// The time of each round, in microseconds, if there are rounds.
     rounds_us: Vec<f64>,
     wrong: u64,
-    /// The first that was wrong: its number, and the offset in the ROM.
+    /// The first error: the toggle's number, and the offset in the ROM.
     first_wrong: Option<(u64, u32)>,
 }
 
-/// What the threads have come to.
+/// The results of the threads.
 #[derive(Default)]
 struct Touched {
     touches: u64,
@@ -126,7 +125,7 @@ fn toucher(mut memory: Memory, passes: u64, stop: &AtomicBool, done: &AtomicU64)
 }
 
 impl Toggles {
-    /// Takes note of the next one.
+    /// Records the next one.
     fn add(&mut self, toggle: Toggle) {
         let number = self.times_us.len() as u64;
         self.times_us.push(microseconds(toggle.duration));
@@ -137,7 +136,7 @@ impl Toggles {
     }
 }
 
-/// Toggles the ROM as often as asked for: freely, or once in each round.
+/// Toggles the ROM as often as requested: freely, or once in each round.
 fn toggle(options: &Options, rom: &Rom, rounds: &Rounds, report: &mut Report) -> io::Result<Toggles> {
     let mut toggles = Toggles::default();
     let mut reported = Instant::now();
@@ -170,7 +169,7 @@ fn run_threads(options: &Options, rom: &Rom, report: &mut Report) -> io::Result<
     let pages = usize::try_from(options.memory_mib * PAGES_PER_MIB).map_err(io::Error::other)?;
     thread::scope(|scope| {
         let mut threads = Vec::new();
-        // Whatever fails, the threads end.
+        // The threads end even if an error occurs.
         let toggled = (|| {
             for index in 0..options.threads as u16 {
                 let mut memory = Memory::new(index, pages)?;
@@ -185,7 +184,7 @@ fn run_threads(options: &Options, rom: &Rom, report: &mut Report) -> io::Result<
                 threads.push(thread::Builder::new().stack_size(64 << 10).spawn_scoped(scope, work)?);
             }
             if options.rounds.is_some() {
-                // Memory appears when it is touched first, which is none of the rounds.
+                // Memory is mapped when it is first touched, which does not belong to any round.
                 rounds.begin();
                 rounds.wait_for_all(options.threads);
             }
@@ -206,7 +205,7 @@ fn run_threads(options: &Options, rom: &Rom, report: &mut Report) -> io::Result<
     })
 }
 
-/// Least, middle, mean, 99th percentile and most of some numbers, of which there is one at least.
+/// Minimum, median, mean, 99th percentile and maximum of at least one number.
 fn summary(numbers: &[f64]) -> Value {
     let mut sorted = numbers.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -217,7 +216,7 @@ fn summary(numbers: &[f64]) -> Value {
     })
 }
 
-/// Whether nothing was wrong.
+/// Runs everything; returns whether there was no error.
 fn run(options: &Options, rom: &Rom) -> Result<bool, Box<dyn error::Error>> {
     let mut report = Report::open(options.report.as_deref())?;
     report.line(&json!({
@@ -246,7 +245,7 @@ fn run(options: &Options, rom: &Rom) -> Result<bool, Box<dyn error::Error>> {
     Ok(toggles.wrong == 0 && touched.damages == 0)
 }
 
-/// What was wrong first, of either kind.
+/// The first error of each kind.
 fn damage_lines(toggles: &Toggles, touched: &Touched) -> Vec<Value> {
     let rom = toggles.first_wrong.map(|(number, offset)| {
         json!({"event": "damage", "workload": "mmtest", "what": "rom", "toggle": number, "offset": offset})

@@ -7,7 +7,7 @@ use std::ptr::{self, NonNull};
 pub(crate) const PAGE_BYTES: usize = 4096;
 const WORDS: usize = PAGE_BYTES / 8;
 
-/// A canary that is not what was written.
+/// A canary that differs from what was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Damage {
     pub(crate) thread: u16,
@@ -16,12 +16,12 @@ pub(crate) struct Damage {
     pub(crate) found: u64,
 }
 
-/// Anonymous memory that one thread has to itself.
+/// Anonymous memory that only one thread uses.
 pub(crate) struct Memory {
     thread: u16,
     base: NonNull<u64>,
     pages: usize,
-    /// Full passes made, and pages of the pass that is under way.
+    /// Full passes made, and pages of the pass in progress.
     passes: u64,
     next: usize,
     damages: u64,
@@ -40,18 +40,18 @@ impl Memory {
     }
 
     /// Checks the canaries of up to `count` pages and writes new ones, from where the last call
-    /// ended to the end of the pass at most.
+    /// ended, at most to the end of the pass.
     pub(crate) fn touch(&mut self, count: usize) {
         let end = self.pages.min(self.next + count);
         for page in self.next..end {
-            // Memory that was never touched is stored to first: a load would have the kernel map
-            // its page of zeroes, and each store then flush that from the TLBs of all CPUs. That is
+            // Untouched memory is stored to first: a load would make the kernel map its page of
+            // zeroes, and each store would then flush that from the TLBs of all CPUs. That is
             // another workload.
             if self.passes != 0 {
                 self.check(page, self.passes);
             }
             for word in words(page) {
-                // SAFETY: the word is in the mapping, which nobody else uses.
+                // SAFETY: the word is in the mapping, which is used by this value only.
                 unsafe { self.word(page, word).write_volatile(self.canary(page, word, self.passes + 1)) };
             }
         }
@@ -74,12 +74,12 @@ impl Memory {
         self.passes
     }
 
-    /// Pages touched so far, each as often as it was.
+    /// Pages touched so far, counted each time.
     pub(crate) fn touches(&self) -> u64 {
         self.passes * self.pages as u64 + self.next as u64
     }
 
-    /// How many canaries were wrong, and the first of them.
+    /// Number of wrong canaries, and the first of them.
     pub(crate) fn damages(&self) -> (u64, Option<Damage>) {
         (self.damages, self.first)
     }
@@ -96,7 +96,7 @@ impl Memory {
         }
     }
 
-    /// What a pass writes to a word of a page; before the first there are zeroes.
+    /// The value that a pass writes to a word of a page; before the first pass there are zeroes.
     fn canary(&self, page: usize, word: usize, pass: u64) -> u64 {
         match pass {
             0 => 0,
@@ -105,12 +105,12 @@ impl Memory {
     }
 
     fn word(&self, page: usize, word: usize) -> *mut u64 {
-        // SAFETY: pages and words are counted within the mapping.
+        // SAFETY: pages and words are indices within the mapping.
         unsafe { self.base.as_ptr().add(page * WORDS + word) }
     }
 }
 
-/// The words of a page that hold canaries: the first, and one that is elsewhere in each page.
+/// The words of a page that hold canaries: the first, and one at a different position in each page.
 fn words(page: usize) -> [usize; 2] {
     [0, 1 + page % (WORDS - 1)]
 }

@@ -1,4 +1,4 @@
-//! A PCI device's expansion ROM by way of sysfs.
+//! A PCI device's expansion ROM through sysfs.
 
 use hostlink::rom;
 use std::fs::{File, OpenOptions};
@@ -8,22 +8,23 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Bytes that one system call reads; the kernel decodes the ROM for the time of the call.
+/// Number of bytes that one system call reads; the kernel decodes the ROM for the duration of the
+/// call.
 const READ_BYTES: usize = 4096;
 
-/// The ROM's file: what is written there says whether it may be read.
+/// The ROM's file: writes to it set whether it may be read.
 pub(crate) struct Rom {
     control: File,
     contents: File,
     len: u32,
 }
 
-/// What a toggle has shown.
+/// The result of a toggle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Toggle {
     /// From the system call that allows reading to the return of the one that forbids it.
     pub(crate) duration: Duration,
-    /// Offset of the first byte that was wrong.
+    /// Offset of the first wrong byte.
     pub(crate) wrong: Option<u32>,
 }
 
@@ -43,19 +44,19 @@ impl Rom {
         Ok(Self { control, contents, len })
     }
 
-    /// Bytes of the ROM.
+    /// Size of the ROM in bytes.
     pub(crate) fn len(&self) -> u32 {
         self.len
     }
 
-    /// Turns the ROM on, reads and checks a page of it, which is another one for each `number`, and
-    /// turns it off.
+    /// Enables the ROM, reads and checks a page of it, a different one for each `number`, and
+    /// disables it.
     pub(crate) fn toggle(&self, number: u64) -> io::Result<Toggle> {
         let page = number % self.page_count();
         self.read(page..page + 1)
     }
 
-    /// Turns the ROM on, reads and checks all of it page by page, as `cat` does, and turns it off.
+    /// Enables the ROM, reads and checks all of it page by page, as `cat` does, and disables it.
     pub(crate) fn read_whole(&self) -> io::Result<Toggle> {
         self.read(0..self.page_count())
     }

@@ -1,4 +1,4 @@
-//! Rounds that all threads begin together and whose end the main thread waits for.
+//! Rounds that all threads begin together and whose end the main thread awaits.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -6,14 +6,14 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 struct State {
     /// Rounds that have begun.
     begun: u64,
-    /// Threads that are through with the last one.
+    /// Threads that have finished the last one.
     through: u64,
     is_over: bool,
 }
 
 /// Where threads wait for a round to begin, and the main thread for its end.
 ///
-/// Unlike a barrier it can be closed at any time, however many threads have come.
+/// Unlike a barrier it can be closed at any time, however many threads have arrived.
 #[derive(Default)]
 pub(crate) struct Rounds {
     state: Mutex<State>,
@@ -30,13 +30,13 @@ impl Rounds {
         self.changed.notify_all();
     }
 
-    /// Waits until `threads` threads are through with the round.
+    /// Waits until `threads` threads have finished the round.
     pub(crate) fn wait_for_all(&self, threads: u64) {
         let through = self.changed.wait_while(self.lock(), |state| state.through < threads);
         drop(through.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Does `work` once in each round that begins, until there will be no more.
+    /// Does `work` once in each round that begins, until there are no more rounds.
     pub(crate) fn take_part(&self, mut work: impl FnMut()) {
         let mut done = 0;
         loop {
@@ -53,13 +53,13 @@ impl Rounds {
         }
     }
 
-    /// There are no more rounds.
+    /// Ends the rounds.
     pub(crate) fn close(&self) {
         self.lock().is_over = true;
         self.changed.notify_all();
     }
 
-    /// A thread that panics leaves the numbers as they were.
+    /// A thread that panics leaves the numbers unchanged.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -6,7 +6,7 @@ fn parse(args: &[&str]) -> Result<Options, String> {
     Options::parse(args.iter().map(|arg| (*arg).to_owned()))
 }
 
-/// Runs with these arguments, and returns whether nothing was wrong, and the last lines of the
+/// Runs with these arguments, and returns whether there was no error, and the last lines of the
 /// report.
 fn report_of(name: &str, args: &[&str], rom: &Rom) -> (bool, Vec<Value>) {
     let path = std::env::temp_dir().join(format!("quell-mmtest-{name}-{}", std::process::id()));

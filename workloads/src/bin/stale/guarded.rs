@@ -1,13 +1,13 @@
-//! A load that may find nothing.
+//! A load from an address that may not be mapped.
 //!
 //! Pages are unmapped under readers. The load is one instruction at a known address; the handler of
-//! the fault that it may raise goes on where the load reports nothing.
+//! its fault continues where the load reports that nothing is mapped.
 
 use std::arch::global_asm;
 use std::mem::MaybeUninit;
 use std::{io, ptr};
 
-// System V: the address in RDI; the value in RAX, and in RDX whether there is none.
+// System V: the address in RDI; the value in RAX, and in RDX whether it is absent.
 #[cfg(target_arch = "x86_64")]
 global_asm!(
     ".pushsection .text.stale_load,\"ax\",@progbits",
@@ -23,7 +23,7 @@ global_asm!(
     ".popsection",
 );
 
-// AAPCS64: the address in X0; the value in X0, and in X1 whether there is none.
+// AAPCS64: the address in X0; the value in X0, and in X1 whether it is absent.
 #[cfg(target_arch = "aarch64")]
 global_asm!(
     ".pushsection .text.stale_load,\"ax\",%progbits",
@@ -51,14 +51,14 @@ unsafe extern "C" {
     static stale_load_absent: u8;
 }
 
-/// Has faults of [`load`] handled. For the whole process; others remain fatal.
+/// Installs the handler for faults of [`load`]. For the whole process; other faults remain fatal.
 pub(crate) fn install() -> io::Result<()> {
     // SAFETY: all zeroes is a valid `sigaction`: no flags, an empty mask.
     let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
     action.sa_flags = libc::SA_SIGINFO;
     action.sa_sigaction = on_fault as *const () as usize;
-    // SAFETY: the handler has the signature that SA_SIGINFO asks for, and is safe to run at any
-    // point: it changes the interrupted registers and nothing else.
+    // SAFETY: the handler has the signature that SA_SIGINFO requires, and is safe to run at any
+    // point: it changes only the interrupted registers.
     match unsafe { libc::sigaction(libc::SIGSEGV, &raw const action, ptr::null_mut()) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -72,7 +72,7 @@ extern "C" fn on_fault(signal: libc::c_int, _info: *mut libc::siginfo_t, context
     if *at == (&raw const stale_load_access).addr() as Register {
         *at = (&raw const stale_load_absent).addr() as Register;
     } else {
-        // The instruction is tried again, and ends the process.
+        // The instruction is retried, and ends the process.
         // SAFETY: the default action is always valid.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
@@ -83,7 +83,7 @@ type Register = i64;
 #[cfg(target_arch = "aarch64")]
 type Register = u64;
 
-/// Where the interrupted program goes on.
+/// Where the interrupted program continues.
 fn program_counter(machine: &mut libc::mcontext_t) -> &mut Register {
     #[cfg(target_arch = "x86_64")]
     return &mut machine.gregs[libc::REG_RIP as usize];
@@ -95,11 +95,10 @@ fn program_counter(machine: &mut libc::mcontext_t) -> &mut Register {
 ///
 /// # Safety
 ///
-/// The address is a multiple of 8, and what may be mapped there may be read. [`install`] was
-/// called.
+/// The address is a multiple of 8, and any mapping there may be read. [`install`] was called.
 #[inline]
 pub(crate) unsafe fn load(address: *const u64) -> Option<u64> {
-    // SAFETY: the caller's; a fault is handled.
+    // SAFETY: the caller's guarantee; a fault is handled.
     let Loaded { value, absent } = unsafe { stale_load(address) };
     (absent == 0).then_some(value)
 }
@@ -116,7 +115,7 @@ mod tests {
         let page = unsafe { mmap_anonymous(ptr::null_mut(), 4096, ProtFlags::READ, MapFlags::PRIVATE) };
         let page = page.expect("maps");
         for (rights, expected) in [(MprotectFlags::empty(), None), (MprotectFlags::READ, Some(0))] {
-            // SAFETY: nobody but this test uses the page.
+            // SAFETY: only this test uses the page.
             let found = unsafe {
                 mprotect(page, 4096, rights).expect("protects");
                 load(page.cast())

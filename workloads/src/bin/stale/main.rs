@@ -1,12 +1,12 @@
-//! Stale: looks for reads through translations that had been taken away before.
+//! Stale: looks for reads through translations that had been removed before.
 //!
 //! Remapper threads replace, unmap, protect, copy and discard pages; when the system call has
-//! returned they publish a new generation of the page. Reader threads, each on a CPU of its own,
-//! load what has been published and then read the page: it must show that generation or a later
-//! one, or nothing. Old frames are poisoned. The order of the reader's two loads decides, so there
+//! returned they publish a new generation of the page. Reader threads, each on its own CPU, load
+//! the published generation and then read the page: it must return that generation or a later one,
+//! or nothing. Old frames are poisoned. The order of the reader's two loads is decisive, so there
 //! are no false alarms, however long threads are kept from running.
 //!
-//! It reports JSON lines: `begin`, then `end` with what was done, then `stale` if a read was.
+//! It reports JSON lines: `begin`, then `end` with the counts, then `stale` if a read was.
 
 mod guarded;
 mod reader;
@@ -28,19 +28,19 @@ use std::{error, io, thread};
 use workloads::options::{self, number, unknown};
 use workloads::report::Report;
 
-/// Of so many threads one is a remapper.
+/// One thread out of this many is a remapper.
 const THREADS_PER_REMAPPER: u64 = 8;
-/// Of so many threads one reads pages even while they are being remapped.
+/// One thread out of this many reads pages even while they are being remapped.
 const THREADS_PER_RUDE: usize = 4;
 
 const USAGE: &str = "\
 usage: stale [--threads N] [--seconds N] [--pages N] [--pause US] [--report F]
 
-  --threads N  threads, of which every eighth remaps and the others read [one per CPU, 2 at least]
-  --seconds N  how long to look [5]
+  --threads N  threads; every eighth remaps, the others read [one per CPU, at least 2]
+  --seconds N  duration of the run [5]
   --pages N    pages of each remapper [16]
-  --pause US   how long readers are waited for between two remappings, at most [200]
-  --report F   where the JSON lines go [standard output]
+  --pause US   maximum wait for readers between two remappings [200]
+  --report F   file for the JSON lines [standard output]
 
 The status is 1 if a read was stale.";
 
@@ -82,17 +82,17 @@ impl Options {
     }
 }
 
-/// What a run has come to.
+/// The results of a run.
 struct RunOutcome {
     remaps: [u64; Way::ALL.len()],
     reads: Reads,
-    /// How long it was.
+    /// Its duration.
     duration: Duration,
     stale: Option<Sighting>,
 }
 
-/// Keeps the calling thread on one of the CPUs that the process may use: the `index`th, modulo
-/// their number.
+/// Pins the calling thread to one of the CPUs that the process may use: the `index`th, modulo their
+/// number.
 fn pin(index: usize) -> io::Result<()> {
     let allowed = sched_getaffinity(None)?;
     let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
@@ -111,7 +111,7 @@ fn hunt(options: &Options) -> io::Result<RunOutcome> {
     let start = &Barrier::new(options.threads as usize + 1);
     let begin = Instant::now();
     thread::scope(|scope| {
-        // A thread that ends before it is told to says so.
+        // A thread that ends before it is told to reports that.
         let (ended, early) = mpsc::channel();
         let mut threads = Vec::new();
         for index in 0..options.threads as usize {
@@ -155,7 +155,7 @@ fn hunt(options: &Options) -> io::Result<RunOutcome> {
     })
 }
 
-/// The line of a stale read, and what it says in words.
+/// The line of a stale read, and its description in words.
 fn describe(sighting: &Sighting, duration: Duration) -> (Value, String) {
     let Sighting { page, published, seen, origin } = sighting;
     let late_us = origin.map(|(_, late)| late as f64 / 1000.0);

@@ -1,8 +1,8 @@
-//! The threads that look at pages.
+//! The threads that check pages.
 //!
 //! A reader makes no system call, never pauses and never sleeps: on a virtual CPU each of these may
-//! be an exit, and an exit may flush the TLB whether it was asked to or not. PAUSE above all:
-//! hypervisors intercept it.
+//! be an exit, and an exit may flush the TLB even without a request. This applies above all to
+//! PAUSE: hypervisors intercept it.
 
 use crate::guarded;
 use crate::region::{Canary, Region, Way};
@@ -10,27 +10,27 @@ use crate::remapper::nanoseconds;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// A read that showed what had been taken away before it began.
+/// A read that returned contents that had been removed before it began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sighting {
     pub(crate) page: u16,
-    /// What was published before the read.
+    /// The generation published before the read.
     pub(crate) published: u64,
-    /// What the read showed.
+    /// The contents that the read returned.
     pub(crate) seen: Canary,
-    /// How the published generation came about, and for how many nanoseconds its system call had
+    /// How the published generation was created, and for how many nanoseconds its system call had
     /// returned when the read was judged. Unknown if the page has changed again since.
     pub(crate) origin: Option<(Way, u64)>,
 }
 
-/// What a reader has done.
+/// The counts of a reader.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Reads {
-    /// Reads that showed a canary.
+    /// Reads that returned a canary.
     pub(crate) shown: u64,
     /// Reads that found nothing mapped.
     pub(crate) absent: u64,
-    /// Reads that showed another generation than the read before them of the same page.
+    /// Reads that returned another generation than the previous read of the same page.
     pub(crate) changes: u64,
 }
 
@@ -39,9 +39,9 @@ pub(crate) struct Reader<'a> {
     pub(crate) region: &'a Region,
     /// When the run began.
     pub(crate) begin: Instant,
-    /// Whether to read pages while they are being remapped. That shows translations which are made
-    /// meanwhile; but it faults, and a thread that handles a fault is off its spin, and keeps the
-    /// kernel's lock from the remapper.
+    /// Whether to read pages while they are being remapped. That shows translations made meanwhile.
+    /// But it faults, and a thread that handles a fault interrupts its spinning, and blocks the
+    /// remapper by holding the kernel's lock.
     pub(crate) is_rude: bool,
 }
 
@@ -51,13 +51,13 @@ impl Reader<'_> {
         let Self { region, begin, is_rude } = *self;
         let mut reads = Reads::default();
         let mut last = vec![0; usize::from(region.page_count())];
-        // Generations as of which pages were found absent. They are left alone until the next one:
-        // each such read takes the kernel's lock that remapping needs, for long.
+        // Generations at which pages were found absent. They are skipped until the next one: each
+        // such read holds the kernel's lock that remapping needs, for long.
         let mut absent = vec![None; last.len()];
         while !stop.load(Ordering::Relaxed) {
             for page in 0..region.page_count() {
                 let (last, absent) = (&mut last[usize::from(page)], &mut absent[usize::from(page)]);
-                // Before the read: its order is what counts.
+                // Before the read: this order is essential.
                 let published = region.published(page).generation();
                 if *absent == Some(published) || (!is_rude && region.published(page).is_changing()) {
                     continue;
@@ -86,9 +86,9 @@ impl Reader<'_> {
     }
 }
 
-/// The canary that a page shows, if it is mapped.
+/// The canary that a page returns, if it is mapped.
 fn look(region: &Region, page: u16) -> Option<Canary> {
-    // SAFETY: the window holds pages of the region or nothing, and main has installed the handler.
+    // SAFETY: the window has pages of the region or nothing, and main has installed the handler.
     let word = unsafe { guarded::load(region.address(page).cast()) };
     word.map(Canary::from_word)
 }

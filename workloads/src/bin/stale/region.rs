@@ -1,5 +1,5 @@
-//! The pages under test: a window of addresses, the frames that take turns there, and what has been
-//! published about each page.
+//! The pages under test: a window of addresses, the frames that alternate there, and the published
+//! state of each page.
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
@@ -9,16 +9,16 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 pub(crate) const PAGE_BYTES: usize = 4096;
-/// Frames that take turns at one page. An old one is poisoned, and long out of use before it comes
-/// again.
+/// Number of frames that alternate at one page. An old one is poisoned, and long out of use before
+/// it is reused.
 pub(crate) const FRAMES: usize = 8;
-/// Where a window may begin: far below where the kernel puts mappings of its own choice, so that
-/// none of those ever fills a hole that unmapping makes.
+/// Minimum address of a window: far below where the kernel places mappings of its own choice, so
+/// that none of those ever fills a hole that unmapping makes.
 pub(crate) const WINDOW: usize = 0x1000_0000_0000;
 
-/// The first word of a frame: which page it is for, and as of which generation of that page.
+/// The first word of a frame: its page, and a generation of that page.
 ///
-/// Generation 0 is poison: the frame is out of use.
+/// Generation 0 is poison: the frame is not in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Canary {
     pub(crate) page: u16,
@@ -42,14 +42,14 @@ impl Canary {
         (self.page as u64) << Self::GENERATION_BITS | self.generation
     }
 
-    /// Whether a read of `page` may show this, if generation `published` was published before the
+    /// Whether a read of `page` may return this, if generation `published` was published before the
     /// read began.
     pub(crate) const fn may_be_read(self, page: u16, published: u64) -> bool {
         self.page == page && self.generation >= published
     }
 }
 
-/// How a generation of a page came about.
+/// How a generation of a page was created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Way {
@@ -59,7 +59,7 @@ pub(crate) enum Way {
     Unmap,
     /// All rights withdrawn.
     Protect,
-    /// A private mapping was written to, so that it got a frame of its own.
+    /// A private mapping was written to, so that it got its own frame.
     Copy,
     /// That frame was discarded.
     Discard,
@@ -79,17 +79,17 @@ impl Way {
     }
 }
 
-/// What is known about a page. On a cache line of its own: one thread writes it, all others read it
+/// The published state of a page. On its own cache line: one thread writes it, all others read it
 /// all the time.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Published {
-    /// Reads that begin after this was loaded must not show an older generation.
+    /// Reads that begin after this was loaded must not return an older generation.
     generation: AtomicU64,
-    /// When the system call of that generation had returned, in nanoseconds of the run.
+    /// When the system call of that generation returned, in nanoseconds of the run.
     returned_at: AtomicU64,
     way: AtomicU8,
-    /// Whether a remapping is under way. A hint, for those who would rather not be in its way.
+    /// Whether a remapping is in progress. A hint, for threads that prefer not to interfere.
     is_changing: AtomicBool,
 }
 
@@ -103,7 +103,7 @@ impl Published {
         }
     }
 
-    /// Call before the system call.
+    /// To be called before the system call.
     pub(crate) fn announce(&self) {
         self.is_changing.store(true, Ordering::Relaxed);
     }
@@ -112,7 +112,7 @@ impl Published {
         self.is_changing.load(Ordering::Relaxed)
     }
 
-    /// Call after the system call has returned. By the page's one remapper.
+    /// To be called after the system call has returned, by the page's one remapper.
     pub(crate) fn publish(&self, generation: u64, way: Way, now: u64) {
         self.returned_at.store(now, Ordering::Relaxed);
         self.way.store(way as u8, Ordering::Relaxed);
@@ -124,12 +124,12 @@ impl Published {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// How `generation` came about and when, if it is still the last one.
+    /// How and when `generation` was created, if it is still the last one.
     pub(crate) fn origin(&self, generation: u64) -> Option<(Way, u64)> {
         let way = Way::ALL.get(usize::from(self.way.load(Ordering::Relaxed))).copied()?;
         let returned_at = self.returned_at.load(Ordering::Relaxed);
-        // Another generation's would have been stored after the load of this one, and before its
-        // own.
+        // Values of another generation would have been stored after the load of this one, and
+        // before that generation's own.
         (self.generation() == generation).then_some((way, returned_at))
     }
 }
@@ -138,13 +138,13 @@ impl Published {
 pub(crate) struct Region {
     window: usize,
     frames: OwnedFd,
-    /// All frames, where no remapping touches them.
+    /// All frames, in a mapping that is never remapped.
     alias: *const AtomicU64,
     pages: Vec<Published>,
     pulse: Pulse,
 }
 
-/// Changes whenever a reader has looked at all pages. On a cache line of its own.
+/// Changes whenever a reader has checked all pages. On its own cache line.
 #[derive(Default)]
 #[repr(align(128))]
 struct Pulse(AtomicU64);
@@ -155,7 +155,7 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// `pages` pages at `window`, each with its first frame in place.
+    /// `pages` pages at `window`, each with its first frame mapped.
     pub(crate) fn new(window: usize, pages: u16) -> io::Result<Self> {
         let count = usize::from(pages);
         let bytes = count * FRAMES * PAGE_BYTES;
@@ -191,12 +191,12 @@ impl Region {
         self.pages.len() as u16
     }
 
-    /// Changes whenever a reader has looked at all pages.
+    /// Changes whenever a reader has checked all pages.
     pub(crate) fn pulse(&self) -> u64 {
         self.pulse.0.load(Ordering::Relaxed)
     }
 
-    /// A reader has looked at all pages. Of two at once one may be lost.
+    /// A reader has checked all pages. Of two concurrent calls one may be lost.
     pub(crate) fn beat(&self) {
         self.pulse.0.store(self.pulse().wrapping_add(1), Ordering::Relaxed);
     }
@@ -205,7 +205,7 @@ impl Region {
         &self.pages[usize::from(page)]
     }
 
-    /// Where the page is mapped, or is to be.
+    /// The address at which the page is mapped, or will be.
     pub(crate) fn address(&self, page: u16) -> *mut libc::c_void {
         (self.window + usize::from(page) * PAGE_BYTES) as *mut libc::c_void
     }
@@ -214,7 +214,7 @@ impl Region {
         &self.frames
     }
 
-    /// Where in the file a page's frame lies.
+    /// The offset of a page's frame in the file.
     pub(crate) fn offset(&self, page: u16, frame: usize) -> u64 {
         self.index(page, frame) as u64 * PAGE_BYTES as u64
     }
@@ -224,9 +224,9 @@ impl Region {
         usize::from(page) * FRAMES + frame
     }
 
-    /// Writes the canary of a page's frame, wherever that is mapped.
+    /// Writes the canary of a page's frame, regardless of where that is mapped.
     pub(crate) fn write(&self, page: u16, frame: usize, canary: Canary) {
-        // SAFETY: the frame lies within the alias mapping, which nobody ever changes.
+        // SAFETY: the frame is within the alias mapping, which is never changed.
         let word = unsafe { &*self.alias.byte_add(self.index(page, frame) * PAGE_BYTES) };
         word.store(canary.word(), Ordering::Release);
     }

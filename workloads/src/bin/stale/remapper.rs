@@ -1,11 +1,11 @@
-//! The threads that take frames away from pages.
+//! The threads that remove frames from pages.
 //!
 //! | step | what a reader may see after the step's system call has returned |
 //! |---|---|
 //! | write generation g+1 to a frame that is not mapped in the window | generation g, or nothing |
-//! | put it in the place of the old frame; or take the old frame away first | g+1, or nothing |
+//! | map it over the old frame; or remove the old frame first | g+1, or nothing |
 //! | publish g+1 | the same |
-//! | poison the old frame | the same; by a stale translation poison, generation 0 |
+//! | poison the old frame | the same; through a stale translation poison, generation 0 |
 
 use crate::region::{Canary, FRAMES, PAGE_BYTES, Region, Way};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mprotect, munmap};
@@ -14,23 +14,23 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Pulses until a reader has begun, and ended, a look at all pages; more, since readers take turns
-/// at them.
+/// Number of pulses until a reader has begun, and finished, a check of all pages; more than one,
+/// because several readers contribute pulses.
 const PULSES: u64 = 3;
 
-/// One page as its remapper knows it: which frame is in place, and as of which generation.
+/// The remapper's state of one page: the mapped frame, and its generation.
 struct Page {
     index: u16,
     frame: usize,
     generation: u64,
 }
 
-/// A thread that remaps the pages of a range, which are nobody else's to remap.
+/// A thread that remaps the pages of a range, which no other thread remaps.
 pub(crate) struct Remapper<'a> {
     pub(crate) region: &'a Region,
     /// When the run began.
     pub(crate) begin: Instant,
-    /// How long readers are waited for between two remappings, at most.
+    /// Maximum time to wait for readers between two remappings.
     pub(crate) pause: Duration,
 }
 
@@ -43,7 +43,7 @@ impl Remapper<'_> {
         counts: &[AtomicU64; Way::ALL.len()],
     ) -> io::Result<()> {
         let mut pages: Vec<Page> = pages.map(|index| Page { index, frame: 0, generation: 1 }).collect();
-        // The ways take turns on each page, and begin with another one on each.
+        // The ways alternate on each page, and begin with a different one on each.
         for round in 0.. {
             for page in &mut pages {
                 if stop.load(Ordering::Relaxed) {
@@ -65,7 +65,7 @@ impl Remapper<'_> {
         Ok(())
     }
 
-    /// Maps another frame over the one that is in place.
+    /// Maps another frame over the present one.
     fn replace(&self, page: &mut Page) -> io::Result<&'static [Way]> {
         let old = self.fill_next(page);
         self.map(page, ProtFlags::READ, MapFlags::SHARED | MapFlags::POPULATE)?;
@@ -74,8 +74,7 @@ impl Remapper<'_> {
         Ok(&[Way::Replace])
     }
 
-    /// Takes the frame away, and puts another one there afterwards. Until then readers find
-    /// nothing.
+    /// Removes the frame, and maps another one there afterwards. Until then readers find nothing.
     fn withdraw(&self, page: &mut Page, way: Way) -> io::Result<&'static [Way]> {
         let at = self.region.address(page.index);
         // SAFETY: the page is this remapper's, and its readers expect that it may be absent.
@@ -99,7 +98,7 @@ impl Remapper<'_> {
         Ok(if way == Way::Protect { &[Way::Protect, Way::Replace] } else { &[Way::Unmap, Way::Replace] })
     }
 
-    /// Maps another frame privately, writes to it, and throws the kernel's private copy away again.
+    /// Maps another frame privately, writes to it, and discards the kernel's private copy again.
     fn copy_and_discard(&self, page: &mut Page) -> io::Result<&'static [Way]> {
         let old = self.fill_next(page);
         self.map(page, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)?;
@@ -111,7 +110,7 @@ impl Remapper<'_> {
         self.region.published(page.index).announce();
         let canary = Canary { page: page.index, generation: page.generation };
         let word = self.region.address(page.index).cast::<AtomicU64>();
-        // SAFETY: the mapping was just made, and is writable; others only load from it.
+        // SAFETY: the mapping was just made, and is writable; other threads only load from it.
         unsafe { &*word }.store(canary.word(), Ordering::Release);
         self.publish(page, Way::Copy);
         self.poison(page, page.frame);
@@ -120,13 +119,13 @@ impl Remapper<'_> {
         page.generation += 1;
         self.region.published(page.index).announce();
         self.fill(page);
-        // SAFETY: the copy is this remapper's, and readers do not care.
+        // SAFETY: the copy is this remapper's, and readers accept the change.
         unsafe { madvise(self.region.address(page.index), PAGE_BYTES, Advice::LinuxDontNeed)? };
         self.publish(page, Way::Discard);
         Ok(&[Way::Replace, Way::Copy, Way::Discard])
     }
 
-    /// Prepares the next frame of the page for the next generation; returns the one before.
+    /// Prepares the next frame of the page for the next generation; returns the previous one.
     fn fill_next(&self, page: &mut Page) -> usize {
         let old = page.frame;
         page.frame = (page.frame + 1) % FRAMES;
@@ -144,7 +143,7 @@ impl Remapper<'_> {
         self.region.write(page.index, frame, Canary::poison(page.index));
     }
 
-    /// Maps the page's frame in the place of whatever is there.
+    /// Maps the page's frame over any present mapping.
     fn map(&self, page: &Page, rights: ProtFlags, flags: MapFlags) -> io::Result<()> {
         let Page { index, frame, .. } = *page;
         let (at, offset) = (self.region.address(index), self.region.offset(index, frame));
@@ -158,9 +157,9 @@ impl Remapper<'_> {
         self.region.published(page.index).publish(page.generation, way, now);
     }
 
-    /// Lets the readers look, until one has looked at all pages after this began. So that reader is
-    /// running at this very moment, and has the pages in its TLB: the best time to remap. Spins,
-    /// for a thread that slept would have its CPU idle.
+    /// Lets the readers check, until one has checked all pages after this began, for at most
+    /// `pause`. So that reader is running at this very moment, and has the pages in its TLB: the
+    /// best time to remap. Spins, because sleeping would leave the thread's CPU idle.
     fn linger(&self) {
         let (begin, first) = (Instant::now(), self.region.pulse());
         while self.region.pulse().wrapping_sub(first) < PULSES && begin.elapsed() < self.pause {}

@@ -13,8 +13,8 @@ use crate::shootdown::model::protocol::{Protocol, Real};
 use crate::shootdown::model::scenarios::{replace, run};
 use crate::shootdown::{AddressSpace, Batch, Inline, Mode, PageRange};
 
-/// The hypervisor flushes what CPU 1 has loaded, and not what lies under its other tags, while that
-/// CPU switches to the space that is changed. It takes no interrupt.
+/// The hypervisor flushes the tag that CPU 1 has loaded, and not its other tags, while that CPU
+/// switches to the space being changed. The CPU takes no interrupt.
 fn switching<P: Protocol>() {
     beside::<P>(ModelState::new(2), |machine, (cpu, tlb)| {
         P::switch_to(cpu, &machine.spaces[0], tlb);
@@ -36,7 +36,7 @@ fn lazing<P: Protocol>() {
     });
 }
 
-/// CPU 2 uses the space too, and is not known to the hypervisor: it is interrupted (O18).
+/// CPU 2 uses the space too, and is unknown to the hypervisor: it is interrupted (O18).
 fn mixed<P: Protocol>() {
     let machine = ModelState::new(3);
     let machine = Arc::new(machine.on_hypervisor());
@@ -57,7 +57,7 @@ fn mixed<P: Protocol>() {
     machine.check(freed);
 }
 
-/// As [`switching`], but a table goes; CPU 1 walks ahead as soon as it has loaded the space.
+/// As [`switching`], but a table is freed; CPU 1 walks ahead as soon as it has loaded the space.
 fn switching_tables(is_shallow: bool) {
     let machine = Arc::new(ModelState::new(2).counting_walks().on_hypervisor());
     let other = {
@@ -110,8 +110,8 @@ fn p1_hypervisor_drops_a_freed_table_under_all_tags() {
     explore(Some(5), || switching_tables(false));
 }
 
-/// A back end that breaks its contract: what lies under the tags that are not loaded stays until
-/// the CPU looks.
+/// A back end that breaks its contract: translations under tags that are not loaded stay until the
+/// CPU looks.
 #[test]
 #[should_panic(expected = "used after")]
 fn p1_hypervisor_drops_a_freed_table_under_the_loaded_tag_only() {
@@ -129,8 +129,8 @@ fn o18_hypervisor_for_one_and_interrupt_for_another() {
 }
 
 mutant! {
-    /// A12: the generation is looked at before the space is loaded, and not again: the hypervisor
-    /// has flushed what was loaded before.
+    /// A12: the generation is read before the space is loaded, and not again: the hypervisor has
+    /// flushed the space that was loaded before.
     LooksOnce fails a12_generation_not_read_again_after_the_load: switching::<LooksOnce>, "used after", {
         fn switch_to<'m>(cpu: &mut Cpu<'m>, space: &'m AddressSpace<1>, tlb: &mut ModelTlb<'_>) {
             let index = cpu.index;
@@ -140,7 +140,7 @@ mutant! {
 }
 
 mutant! {
-    /// O18: what the hypervisor has not taken on is forgotten.
+    /// O18: the CPUs that the hypervisor has not taken on are forgotten.
     DirectOnly fails o18_the_others_are_not_interrupted: mixed::<DirectOnly>, "used after", {
         fn flush<K: Kind, M: Mode<K>>(
             cpu: &mut Cpu<'_>, batch: Batch<'_, K, (), 1>, _mode: M, reach: &mut Reach<'_>, tlb: &mut ModelTlb<'_>,

@@ -1,6 +1,6 @@
-//! Shootdown with one operation spoilt, and the scenario that notices.
+//! Shootdown with one operation broken, and the scenario that detects it.
 //!
-//! Each mutant is a copy of the real operation but for the one thing that its comment names.
+//! Each mutant is a copy of the real operation except for the one change that its comment names.
 //! Mutants of a flush are [`flush_by`] with one of its [`Parts`].
 
 use crate::TargetSet;
@@ -25,7 +25,7 @@ use crate::sync::Ordering::{AcqRel, Acquire, Relaxed};
 /// How an initiator waits.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Wait {
-    /// As it does.
+    /// As the real one does.
     #[default]
     Really,
     /// Without acquiring.
@@ -37,31 +37,31 @@ pub(super) enum Wait {
     Never,
 }
 
-/// What is wrong with a flush.
+/// The faults of a flush.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Parts {
     /// The set is read before the generation is raised.
     pub(super) set_first: bool,
     /// The set is read by a load.
     pub(super) set_by_load: bool,
-    /// Whether a CPU is lazy is looked at before the generation is raised.
+    /// The initiator checks for lazy CPUs before it raises the generation.
     pub(super) lazy_first: bool,
-    /// It is looked at by a load.
+    /// It checks for them by a load.
     pub(super) lazy_by_load: bool,
-    /// Lazy CPUs are left out whatever is freed.
+    /// Lazy CPUs are skipped whatever is freed.
     pub(super) spares_lazy: bool,
     /// Targets acknowledge first, whatever is freed.
     pub(super) is_early: bool,
     /// Targets are told that no tables are freed.
     pub(super) keeps_tables: bool,
-    /// Other batches that are open are not looked at.
+    /// Other open batches are ignored.
     pub(super) ignores_others: bool,
-    /// The initiator's own TLB is left as it is.
+    /// The initiator's own TLB is not flushed.
     pub(super) forgets_own: bool,
     pub(super) wait: Wait,
 }
 
-/// The real flush, in the order of the concurrent modes, but for the parts that are named.
+/// The real flush, in the order of the concurrent modes, except for the parts that are named.
 pub(super) fn flush_by<K: Kind, M: Mode<K>>(
     cpu: &mut Cpu<'_>,
     batch: Batch<'_, K, (), 1>,
@@ -175,24 +175,24 @@ macro_rules! flush_mutant {
 }
 
 flush_mutant! {
-    /// O4: the set is read before the change is counted: a CPU that joins in between is neither
-    /// asked nor looks.
+    /// O4: the set is read before the change is counted: a CPU that joins in between gets no
+    /// request and does not look.
     SetFirst fails o4_set_read_before_the_generation: coming_back::<SetFirst, Inline>, "used after", set_first: true
 }
 
 flush_mutant! {
-    /// O3: the set is read by a load, which may come before the generation is seen by a CPU that
-    /// joins.
+    /// O3: the set is read by a load, which may precede the point where a joining CPU sees the
+    /// generation.
     SetByLoad fails o3_set_read_by_a_load: using::<SetByLoad, Inline>, "used after", set_by_load: true
 }
 
 flush_mutant! {
-    /// Whether a CPU is lazy is looked at before the change is counted.
+    /// The initiator checks for lazy CPUs before it counts the change.
     LazyFirst fails lazy_seen_before_the_generation: lazing::<LazyFirst, Inline>, "used after", lazy_first: true
 }
 
 flush_mutant! {
-    /// O3: it is looked at by a load.
+    /// O3: it checks for them by a load.
     LazyByLoad fails o3_lazy_seen_by_a_load: lazing::<LazyByLoad, Inline>, "used after", lazy_by_load: true
 }
 
@@ -203,7 +203,7 @@ flush_mutant! {
 }
 
 flush_mutant! {
-    /// O2: the initiator waits until the target has taken the interrupt, and for nothing else.
+    /// O2: the initiator waits only until the target has taken the interrupt.
     WaitForInterrupt fails o2_receipt_of_the_interrupt_is_taken_for_the_flush: using::<WaitForInterrupt, Inline>,
     "used after", wait: Wait::ForTheInterrupt
 }
@@ -215,7 +215,7 @@ flush_mutant! {
 }
 
 flush_mutant! {
-    /// O2: it is not, and stores that are not seen leave no mark either.
+    /// O2: the acknowledgement is not acquired, and unseen stores leave no mark either.
     CopyRelaxed fails o2_copy_after_a_clean_without_acquire: cleaned::<CopyRelaxed, Inline>, "used after",
     wait: Wait::Relaxed
 }
@@ -227,19 +227,19 @@ flush_mutant! {
 }
 
 flush_mutant! {
-    /// A batch that has changed nothing flushes nothing, although another has changed what it met
-    /// (3ea277194daa).
+    /// A batch that has changed nothing flushes nothing, although another batch has changed the
+    /// entries that it met (3ea277194daa).
     OthersIgnored fails entries_that_another_batch_took_ignored: reclaimed::<OthersIgnored, Inline>, "used after",
     ignores_others: true
 }
 
 flush_mutant! {
-    /// The initiator uses the space itself, and flushes others only.
+    /// The initiator uses the space itself, but flushes only others.
     OwnForgotten fails own_translations_kept: at_each_other::<OwnForgotten, Inline>, "used after", forgets_own: true
 }
 
-/// The real switch, in parts: how the CPU joins, whether what is under the tag is kept, and whether
-/// the generation is looked at once more.
+/// The real switch, in parts: how the CPU joins, whether translations under the tag are kept, and
+/// whether the generation is checked once more.
 pub(super) fn switch_by<'m>(
     cpu: &mut Cpu<'m>,
     space: &'m AddressSpace<1>,
@@ -283,7 +283,7 @@ mutant! {
 }
 
 mutant! {
-    /// O4: the CPU joins after it has looked at the generation for the last time.
+    /// O4: the CPU joins after it has read the generation for the last time.
     JoinLast fails o4_generation_read_before_joining: coming_back::<JoinLast, Inline>, "used after", {
         fn switch_to<'m>(cpu: &mut Cpu<'m>, space: &'m AddressSpace<1>, tlb: &mut ModelTlb<'_>) {
             switch_by(cpu, space, tlb, || {}, false, true);
@@ -293,7 +293,7 @@ mutant! {
 }
 
 mutant! {
-    /// A12: what lies under the tag is kept whatever has changed since.
+    /// A12: translations under the tag are kept whatever has changed since.
     KeepAlways fails a12_tag_kept_whatever_has_changed: coming_back::<KeepAlways, Inline>, "used after", {
         fn switch_to<'m>(cpu: &mut Cpu<'m>, space: &'m AddressSpace<1>, tlb: &mut ModelTlb<'_>) {
             let index = cpu.index;
@@ -303,8 +303,8 @@ mutant! {
 }
 
 mutant! {
-    /// A12: a CPU that leaves a space notes the space's generation for its own, while a flush is
-    /// under way.
+    /// A12: a CPU that leaves a space records the space's generation as its own while a flush is in
+    /// progress.
     NotedAtLeave fails a12_generation_noted_when_leaving: coming_back::<NotedAtLeave, Inline>, "used after", {
         fn switch_to<'m>(cpu: &mut Cpu<'m>, space: &'m AddressSpace<1>, tlb: &mut ModelTlb<'_>) {
             if let Some(former) = cpu.loaded {
@@ -316,7 +316,7 @@ mutant! {
 }
 
 mutant! {
-    /// O2: a CPU that leaves does not release what it has done.
+    /// O2: a CPU that leaves does not release its accesses.
     LeaveRelaxed fails o2_leaving_without_release: coming_back::<LeaveRelaxed, Inline>, "used after", {
         fn switch_to<'m>(cpu: &mut Cpu<'m>, space: &'m AddressSpace<1>, tlb: &mut ModelTlb<'_>) {
             space.join(cpu.index);
@@ -332,7 +332,7 @@ mutant! {
 }
 
 mutant! {
-    /// A lazy CPU was left out, and goes on with what it has.
+    /// A lazy CPU was skipped, and continues with its old translations.
     LazyGoesOn fails lazy_cpu_goes_on_without_a_look: lazing::<LazyGoesOn, Inline>, "used after", {
         fn leave_lazy(cpu: &mut Cpu<'_>, _tlb: &mut ModelTlb<'_>) {
             cpu.clear_lazy();
@@ -341,7 +341,7 @@ mutant! {
 }
 
 mutant! {
-    /// The CPU looks, and only then is lazy no more.
+    /// The CPU looks first, and only then stops being lazy.
     LazyLooksFirst fails lazy_cpu_looks_too_early: lazing::<LazyLooksFirst, Inline>, "used after", {
         fn leave_lazy(cpu: &mut Cpu<'_>, tlb: &mut ModelTlb<'_>) {
             cpu.catch_up(tlb);
@@ -351,7 +351,7 @@ mutant! {
 }
 
 mutant! {
-    /// O2: going lazy does not release what the CPU has done.
+    /// O2: going lazy does not release the CPU's accesses.
     LazyRelaxed fails o2_going_lazy_without_release: lazing::<LazyRelaxed, Inline>, "used after", {
         fn enter_lazy(cpu: &mut Cpu<'_>) {
             cpu.is_lazy = true;
@@ -376,7 +376,7 @@ mutant! {
 }
 
 mutant! {
-    /// O8: the newest request is acknowledged instead of what was taken.
+    /// O8: the newest request is acknowledged instead of the one that was taken.
     CompleteNewest fails o8_newest_request_acknowledged within 2: merging::<CompleteNewest, Inline>, "used after", {
         fn serve(cpu: &mut Cpu<'_>, tlb: &mut ModelTlb<'_>) {
             let Some(_taken) = cpu.slot.take() else { return };
@@ -387,7 +387,7 @@ mutant! {
 }
 
 mutant! {
-    /// O2: the acknowledgement does not release what the target has done.
+    /// O2: the acknowledgement does not release the target's accesses.
     CompleteRelaxed fails o2_acknowledgement_without_release: using::<CompleteRelaxed, Inline>, "used after", {
         fn serve(cpu: &mut Cpu<'_>, tlb: &mut ModelTlb<'_>) {
             let Some(taken) = cpu.slot.take() else { return };
@@ -398,7 +398,7 @@ mutant! {
 }
 
 mutant! {
-    /// O10: requests are taken after the flush, and with them one that came during it.
+    /// O10: requests are taken after the flush, including one that arrived during it.
     TakeLate fails o10_requests_taken_after_the_flush within 2: merging::<TakeLate, Inline>, "used after", {
         fn serve(cpu: &mut Cpu<'_>, tlb: &mut ModelTlb<'_>) {
             cpu.catch_up(tlb);
@@ -411,8 +411,8 @@ mutant! {
 }
 
 mutant! {
-    /// P25: the kernel says that nobody uses user addresses before the flush, and its NMI handler
-    /// does.
+    /// P25: the kernel asserts that nothing uses user addresses before the flush, but its NMI
+    /// handler does.
     NmiUses fails p25_user_access_between_acknowledgement_and_flush: using::<NmiUses, Async>, "used after", {
         fn serve(cpu: &mut Cpu<'_>, tlb: &mut ModelTlb<'_>) {
             let Some(taken) = cpu.slot.take() else { return };
@@ -424,7 +424,7 @@ mutant! {
 }
 
 mutant! {
-    /// O1: the target acknowledges, and does not flush.
+    /// O1: the target acknowledges, but does not flush.
     FlushNever fails o1_acknowledgement_without_a_flush: using::<FlushNever, Concurrent>, "used after", {
         fn serve(cpu: &mut Cpu<'_>, _tlb: &mut ModelTlb<'_>) {
             let Some(taken) = cpu.slot.take() else { return };
@@ -438,7 +438,7 @@ mutant! {
     MergedLost fails o9_second_request_is_lost_in_the_first within 2: merging::<MergedLost, Inline>, "used after", {
         fn serve(cpu: &mut Cpu<'_>, tlb: &mut ModelTlb<'_>) {
             let Some(taken) = cpu.slot.take() else { return };
-            // The words are those of the first, and this takes them for all.
+            // The words are those of the first request; this takes them for both.
             let request = cpu.slot.read();
             if request.change.generation != 0 {
                 cpu.carry_out(&request, tlb);

@@ -1,10 +1,10 @@
-//! What scenarios are made of, so that a mutant can spoil one part of it.
+//! The operations that scenarios use, so that a mutant can break one of them.
 
 use crate::shootdown::batch::Kind;
 use crate::shootdown::model::machine::{Cpu, Freed, ModelTlb, Reach};
 use crate::shootdown::{AddressSpace, Batch, Mode, Tables};
 
-/// The operations that CPUs carry out. Everything that is provided is the real thing.
+/// The operations that CPUs carry out. Provided methods are the real ones.
 pub(super) trait Protocol: 'static {
     fn switch_to<'m>(cpu: &mut Cpu<'m>, space: &'m AddressSpace<1>, tlb: &mut ModelTlb<'_>) {
         cpu.switch_to(space, tlb);

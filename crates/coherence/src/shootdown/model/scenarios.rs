@@ -76,8 +76,8 @@ pub(super) fn replaced_beside<P: Protocol, M: Mode<Pages> + Made>(
     freed.into_iter().for_each(|freed| machine.check(freed));
 }
 
-/// Runs `program` on a CPU, then serves until the initiators have finished, and accesses once more
-/// what is loaded.
+/// Runs `program` on a CPU, then serves until the initiators have finished, and accesses the loaded
+/// space once more.
 pub(super) fn run<'m, P: Protocol>(
     machine: &'m ModelState,
     index: usize,
@@ -100,7 +100,7 @@ pub(super) fn using<P: Protocol, M: Mode<Pages> + Made>() {
     });
 }
 
-/// It leaves for another space, and comes back to what it has kept under its tag (A12).
+/// The CPU leaves for another space, and returns to the translations kept under its tag (A12).
 pub(super) fn coming_back<P: Protocol, M: Mode<Pages> + Made>() {
     replaced_beside::<P, M>(ModelState::new(2), &[0], |machine, (cpu, tlb)| {
         P::switch_to(cpu, &machine.spaces[0], tlb);
@@ -111,7 +111,7 @@ pub(super) fn coming_back<P: Protocol, M: Mode<Pages> + Made>() {
     });
 }
 
-/// It is lazy for a while.
+/// The CPU is lazy for a while.
 pub(super) fn lazing<P: Protocol, M: Mode<Pages> + Made>() {
     replaced_beside::<P, M>(ModelState::new(2), &[0], |machine, (cpu, tlb)| {
         P::switch_to(cpu, &machine.spaces[0], tlb);
@@ -122,8 +122,8 @@ pub(super) fn lazing<P: Protocol, M: Mode<Pages> + Made>() {
     });
 }
 
-/// Two changes, while a CPU that fills its TLB as it likes serves the first: the flush of that is
-/// not one of the second (O8).
+/// Two changes, while a CPU that fills its TLB as it likes serves the first: the flush for the
+/// first does not count for the second (O8).
 pub(super) fn consecutive<P: Protocol, M: Mode<Pages> + Made>() {
     replaced_beside::<P, M>(ModelState::new(2).eager(), &[0, 1], |machine, (cpu, tlb)| {
         P::switch_to(cpu, &machine.spaces[0], tlb);
@@ -184,8 +184,8 @@ pub(super) fn merging<P: Protocol, M: Mode<Pages> + Made>() {
     initiators.into_iter().for_each(|initiator| machine.check(initiator.join().unwrap()));
 }
 
-/// Reclaim takes a page away and flushes late. A CPU that wants to protect that page meanwhile
-/// finds it gone, and nothing to change: yet when its flush returns, nobody uses the page
+/// Reclaim removes a page and flushes late. Meanwhile a CPU that wants to protect that page finds
+/// it removed, and nothing to change: yet when its flush returns, no CPU uses the page
 /// (3ea277194daa).
 pub(super) fn reclaimed<P: Protocol, M: Mode<Pages> + Made>() {
     let machine = Arc::new(ModelState::new(2));
@@ -218,15 +218,15 @@ pub(super) fn reclaimed<P: Protocol, M: Mode<Pages> + Made>() {
     machine.check(freed);
 }
 
-/// The dirty bit of a page is cleared, and then the page is copied. What is stored after the copy
-/// marks it again.
+/// The dirty bit of a page is cleared, and then the page is copied. A store after the copy marks it
+/// again.
 pub(super) fn cleaned<P: Protocol, M: Mode<Pages> + Made>() {
     let machine = Arc::new(ModelState::new(2));
     let other = {
         let machine = machine.clone();
         thread::spawn(move || {
             let store = |machine: &ModelState, (cpu, tlb): &mut On<'_>| {
-                // What it is to find is in its TLB: stores through that leave no other mark.
+                // The entry to find is in its TLB: stores through that leave no other mark.
                 tlb.store(0);
                 tlb.poll::<P>(cpu);
                 tlb.store(0);

@@ -8,7 +8,7 @@ use crate::shootdown::slot::{COUNT_SHIFT, Change, CpuSlot, List, PENDING, Reques
 use crate::shootdown::{INLINE_RANGES, PageRange};
 use crate::sync::Ordering::AcqRel;
 
-/// A request whose words all tell which it is.
+/// A request whose words all identify it.
 fn request(number: u64) -> Request {
     let mut ranges = [PageRange::default(); INLINE_RANGES];
     ranges[0] = PageRange::small(number << 12, number);
@@ -16,7 +16,7 @@ fn request(number: u64) -> Request {
     Request { change, list: List::Inline { ranges, len: 1 } }
 }
 
-/// The second request comes while the first is taken.
+/// The second request arrives while the first is being taken.
 fn taken_by(take: fn(&CpuSlot) -> Option<Taken>) {
     let slot = Arc::new(CpuSlot::new());
     assert!(slot.post(Some(&request(1)), true).is_first);
@@ -35,7 +35,7 @@ fn taken_by(take: fn(&CpuSlot) -> Option<Taken>) {
     match taken[..] {
         [both] => assert!(both.count == 2 && both.request.is_none() && !posted.is_first, "lost"),
         [one, two] => {
-            // That of the second is missing if it was posted while the first was still there.
+            // The second one's is missing if it was posted while the first was still pending.
             let second = two.request.is_none_or(|taken| taken == request(2));
             assert!(one.request == Some(request(1)) && second, "lost");
             assert!((one.count, two.count) == (1, 2) && posted.is_first, "miscounted");
@@ -61,7 +61,7 @@ fn o8_words_read_after_they_were_taken() {
     });
 }
 
-/// The exchange succeeds whatever came in between, and what is taken is what was there before.
+/// The exchange succeeds whatever happened in between, and takes the earlier state.
 #[test]
 #[should_panic(expected = "lost")]
 fn o9_request_that_came_between_look_and_exchange() {

@@ -13,7 +13,7 @@ use crate::shootdown::model::protocol::{Protocol, Real};
 use crate::shootdown::model::scenarios::{Made, run};
 use crate::shootdown::{Batch, Concurrent, Inline, Mode, PageRange, Serial, Tables};
 
-/// Cuts the first space's table off while `program` runs on CPU 1; the CPU walks ahead whenever it
+/// Unlinks the first space's table while `program` runs on CPU 1; the CPU walks ahead whenever it
 /// can.
 fn freed_beside<P: Protocol, M: Mode<Tables> + Made>(
     program: impl for<'m> FnOnce(&'m ModelState, &mut On<'m>) + Send + 'static,
@@ -45,7 +45,7 @@ fn walking<P: Protocol, M: Mode<Tables> + Made>() {
     });
 }
 
-/// A CPU is lazy, and walks ahead all the same.
+/// A CPU is lazy, but still walks ahead.
 fn lazing<P: Protocol, M: Mode<Tables> + Made>() {
     freed_beside::<P, M>(|machine, (cpu, tlb)| {
         P::switch_to(cpu, &machine.spaces[0], tlb);
@@ -88,7 +88,7 @@ mutant! {
 }
 
 mutant! {
-    /// P1: lazy CPUs are left out although a table goes.
+    /// P1: lazy CPUs are skipped although a table is freed.
     LazyTables fails p1_lazy_cpu_left_out_although_a_table_goes: lazing::<LazyTables, Inline>, "used after", {
         fn flush<K: Kind, M: Mode<K>>(
             cpu: &mut Cpu<'_>, batch: Batch<'_, K, (), 1>, _mode: M, reach: &mut Reach<'_>, tlb: &mut ModelTlb<'_>,
@@ -99,7 +99,7 @@ mutant! {
 }
 
 mutant! {
-    /// P1: only the page's translations go, not the upper levels.
+    /// P1: only the page's translations are dropped, not the upper levels.
     LeavesOnly fails p1_upper_levels_kept: walking::<LeavesOnly, Inline>, "used after", {
         fn flush<K: Kind, M: Mode<K>>(
             cpu: &mut Cpu<'_>, batch: Batch<'_, K, (), 1>, _mode: M, reach: &mut Reach<'_>, tlb: &mut ModelTlb<'_>,
@@ -110,8 +110,8 @@ mutant! {
 }
 
 mutant! {
-    /// The batch has no room for more tables, and frees those that it has: the flush is folded in
-    /// behind (706a1ea65e).
+    /// The batch has no room for more tables, and frees those that it has: the flush comes only
+    /// afterwards (706a1ea65e).
     FoldedLate fails p1_tables_freed_when_the_batch_is_full: walking::<FoldedLate, Inline>, "used after", {
         fn free_table<M: Mode<Tables>>(
             cpu: &mut Cpu<'_>, batch: Batch<'_, Tables, (), 1>, mode: M, reach: &mut Reach<'_>, tlb: &mut ModelTlb<'_>,

@@ -1,10 +1,10 @@
-//! What batches hold, and batches that are open at the same time.
+//! The items that batches hold, and batches that are open at the same time.
 
 use super::*;
 use core::cell::Cell;
 use std::rc::Rc;
 
-/// Keeps things, and tells when they go.
+/// Keeps items, and reports when they are dropped.
 #[derive(Clone, Default)]
 struct Kept(Rc<Cell<usize>>);
 
@@ -88,7 +88,7 @@ fn list_is_not_lent_again_after_a_flush_was_given_up() {
     batch.add(PageRange::small(0x5000, 1));
     let silent = &mut ByInterrupt(|_: &TargetSet<4>| ());
     assert_eq!(from.0.flush(batch, Concurrent, silent, &mut from.1).expect_err("nobody served").cpu, 2);
-    // The slow CPU still has to read what was lent: page 5, and not what another flush is about.
+    // The slow CPU still has to read the lent list: page 5, not the ranges of another flush.
     to.0.switch_to(&kernel.spaces[1], &mut to.1);
     from.0.switch_to(&kernel.spaces[1], &mut from.1);
     [&mut from.1, &mut to.1, &mut slow.1].into_iter().for_each(|log| log.0.clear());

@@ -3,7 +3,7 @@
 use super::*;
 use core::cell::Cell;
 
-/// Takes on some of its targets, names others who were never asked, and interrupts the rest.
+/// Takes on some of its targets, names others that were no targets, and interrupts the rest.
 struct Mixed<'a, F> {
     takes: TargetSet<4>,
     adds: TargetSet<4>,

@@ -1,4 +1,4 @@
-//! What becomes of flushes where one CPU does one thing at a time.
+//! Flushes where one CPU does one thing at a time.
 
 use super::*;
 use crate::TargetSet;
@@ -14,7 +14,7 @@ mod threads;
 type SmallSpace = AddressSpace<4>;
 type Cpu<'m> = LocalCpu<'m, &'m SmallSpace, 4, 2>;
 
-/// What was asked of a TLB.
+/// An operation requested of a TLB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Op {
     Load { root: u64, tag: u16, keep: bool },
@@ -23,7 +23,7 @@ enum Op {
     Range(PageRange, bool),
 }
 
-/// A TLB that notes what is asked of it, and gives up at once when it is to wait.
+/// A TLB that records the requested operations, and gives up at once when it has to wait.
 #[derive(Default)]
 struct Log(Vec<Op>);
 
@@ -107,7 +107,7 @@ impl Kernel {
     }
 }
 
-/// Pages that do not follow one another.
+/// Pages that are not adjacent.
 fn pages<const N: usize>() -> [PageRange; N] {
     core::array::from_fn(|page| PageRange::small(0x10_0000 + 0x2000 * page as u64, 1))
 }

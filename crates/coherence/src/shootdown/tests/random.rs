@@ -1,4 +1,4 @@
-//! Random programs on CPUs whose TLBs keep all that they are not told to drop.
+//! Random programs on CPUs whose TLBs keep everything that they are not told to drop.
 
 use crate::TargetSet;
 use crate::shootdown::*;
@@ -15,7 +15,7 @@ const TAGS: usize = 2;
 
 type Cpu<'m> = LocalCpu<'m, &'m AddressSpace<1>, 1, TAGS>;
 
-/// What lies under each tag: entries by space and page, each the version of the page that it
+/// The entries under each tag: by space and page, each with the version of the page that it
 /// translates to.
 #[derive(Clone, Default)]
 struct KeepingTlb {
@@ -27,8 +27,8 @@ impl KeepingTlb {
     fn access(&mut self, page: usize, tables: &[[u64; PAGES]; SPACES]) -> Option<(u64, u64)> {
         let (tag, space) = self.loaded?;
         let now = tables[space][page];
-        // Entries of other spaces under the tag would be used, too: the processor knows of tags
-        // only.
+        // Entries of other spaces under the tag would be used as well: the processor distinguishes
+        // only tags.
         let found = self.entries[tag].iter().find(|((_, of), _)| *of == page).map(|(_, version)| *version);
         let used = found.unwrap_or(now);
         self.entries[tag].entry((space, page)).or_insert(used);
@@ -89,7 +89,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..60)
 }
 
-/// Flushes what some CPUs have loaded for them, and has the others serve.
+/// Flushes the loaded tag of some CPUs directly, and has the others serve.
 struct Reach<'a, 'm> {
     others: &'a [RefCell<(Cpu<'m>, KeepingTlb)>],
     direct: TargetSet<1>,

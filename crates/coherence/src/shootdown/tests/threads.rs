@@ -10,8 +10,8 @@ use std::vec::Vec;
 const CPUS: usize = 4;
 const ROUNDS: usize = 200;
 
-/// A TLB that lets others run while it waits. That somebody stalls is seen after as many turns as
-/// no working machine needs.
+/// A TLB that lets other threads run while it waits. It reports a stall after more turns than a
+/// working machine needs.
 struct Patient;
 
 impl Tlb for Patient {
@@ -30,7 +30,7 @@ fn initiate(kernel: &Kernel, index: usize, done: &AtomicU32) -> u32 {
     let cpus = Cpus::new(&kernel.slots, &kernel.cells);
     let mut cpu: LocalCpu<'_, &SmallSpace, 4, 1> = cpus.claim(index).expect("each once");
     cpu.switch_to(&kernel.spaces[0], &mut Patient);
-    // Interrupts would only hurry what each does anyway.
+    // Interrupts would only hasten what each CPU does anyway.
     let remote = &mut ByInterrupt(|_: &TargetSet<4>| ());
     let mut targets = 0;
     for round in 0..ROUNDS {

@@ -7,25 +7,25 @@ use std::vec::Vec;
 
 use crate::tlbi::{Granule, Stage2Tlb};
 
-/// The VMID that the sequences are about, and another machine's.
+/// The VMID that the sequences apply to, and another machine's.
 pub(super) const VMID: u16 = 3;
 pub(super) const OTHER: u16 = 7;
 pub(super) const ROOT: u64 = 0x8_0000;
 
-/// Something that a processor holds for a VMID.
+/// An entry that a processor holds for a VMID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Held {
     /// Stage 2 alone: a leaf of this level (Arm's count) at an address.
     Leaf { ipa: u64, level: u32 },
-    /// Where the table is to which the stage-2 entry of this level points.
+    /// The address of the table to which the stage-2 entry of this level points.
     Walk { ipa: u64, level: u32 },
-    /// Both stages: found by nothing of stage 2.
+    /// Both stages combined: no stage-2 operation finds it.
     Combined,
     /// A speculative walk has mixed two machines (A20).
     Mixed,
 }
 
-/// An invalidation on its way.
+/// An invalidation in progress.
 #[derive(Clone, Copy, Debug)]
 enum Pending {
     Stage2 { start: u64, len: u64, ttl: u64 },
@@ -61,13 +61,13 @@ pub(super) struct Processors {
     /// What each processor holds, by VMID.
     tlbs: RefCell<[Vec<(u16, Held)>; 2]>,
     pending: RefCell<Vec<(u16, Pending, bool)>>,
-    /// A change of the tables that walks do not see yet: what they would load again.
+    /// A change of the tables that walks do not see yet: the entries that they would load again.
     hidden: RefCell<Vec<Held>>,
     /// Data lines that a guest dirties while it holds a translation.
     pub(super) cleaned_early: Cell<bool>,
     vttbr: Cell<u64>,
     tcr: Cell<u64>,
-    /// Walks for EL1 go on at any time.
+    /// Walks for EL1 may happen at any time.
     pub(super) is_speculative: Cell<bool>,
     pub(super) trace: RefCell<Vec<String>>,
 }
@@ -88,7 +88,7 @@ impl Processors {
         }
     }
 
-    /// As it is while another machine's guest is loaded.
+    /// The same while another machine's guest is loaded.
     pub(super) fn elsewhere(self) -> Self {
         self.vttbr.set(u64::from(OTHER) << 48 | 0x9_0000);
         self
@@ -102,13 +102,13 @@ impl Processors {
         self.trace.borrow().clone()
     }
 
-    /// How many TLB instructions there were.
+    /// The number of TLB instructions.
     pub(super) fn tlbi_count(&self) -> usize {
         let broadcast = ["page", "range", "combined", "everything", "all_vms"];
         self.trace.borrow().iter().filter(|what| broadcast.contains(&what.as_str())).count()
     }
 
-    /// What is held under a VMID by either processor.
+    /// The entries that either processor holds under a VMID.
     pub(super) fn held(&self, vmid: u16) -> Vec<Held> {
         let tlbs = self.tlbs.borrow();
         tlbs.iter().flatten().filter(|(of, _)| *of == vmid).map(|(_, held)| *held).collect()
@@ -128,7 +128,7 @@ impl Processors {
         self.pending.borrow_mut().push((vmid, what, is_local));
     }
 
-    /// Completes what has been asked for; of broadcasts, only on the own processor if `is_local`.
+    /// Completes the pending invalidations; broadcasts only on the own processor if `is_local`.
     fn finish(&self, is_local: bool) {
         let mut tlbs = self.tlbs.borrow_mut();
         for (vmid, what, local) in self.pending.take() {
@@ -138,7 +138,7 @@ impl Processors {
                     let is_its = of == vmid || matches!(what, Pending::AllVms);
                     !(is_its && what.removes(held))
                 });
-                // A walk now loads what the tables seem to be.
+                // A walk now loads from the tables as it sees them.
                 for &held in &*self.hidden.borrow() {
                     if !tlb.contains(&(VMID, held)) {
                         tlb.push((VMID, held));
@@ -148,7 +148,7 @@ impl Processors {
         }
     }
 
-    /// EL1 is walked for with the registers as they are.
+    /// A walk for EL1 with the current registers.
     fn speculate(&self) {
         let (vmid, base) = ((self.vttbr.get() >> 48) as u16, self.vttbr.get() & 0xffff_ffff_ffff);
         assert!(base != 0, "a VMID without its tables (A20)");

@@ -1,4 +1,4 @@
-//! Operands against an independent decoder, sequences against a machine that forgets nothing by
+//! Operands against an independent decoder, sequences against a machine that drops no entry by
 //! itself.
 
 mod machine;

@@ -1,4 +1,4 @@
-//! Operands, held against what a processor reads in them.
+//! Operands, compared with what a processor decodes from them.
 
 use std::vec::Vec;
 
@@ -15,7 +15,8 @@ const LEVELS: [Option<LeafLevel>; 4] =
 /// The widest base, in granules.
 const BASE_END: u64 = 1 << 37;
 
-/// What a range operand says, read field by field after the manual's table: first byte, bytes, TTL.
+/// The meaning of a range operand, read field by field after the manual's table: first byte, bytes,
+/// TTL.
 fn decoded(operand: u64) -> (Granule, u64, u64, u64) {
     assert_eq!(operand >> 48, 0, "NS and reserved bits");
     let granule = match operand >> 46 & 3 {
@@ -29,10 +30,10 @@ fn decoded(operand: u64) -> (Granule, u64, u64, u64) {
     (granule, base, ((num + 1) << (5 * scale + 1)) << granule.shift(), operand >> 37 & 3)
 }
 
-/// Checks that operands cover a range, as they should.
+/// Checks that operands cover a range as they should.
 fn check(granule: Granule, start: u64, len: u64) -> Result<(), TestCaseError> {
     let (end, mask) = (start + len, granule.bytes() - 1);
-    // Where a processor begins to look, and the end of what has been covered without a gap.
+    // The processor's first address, and the end of what has been covered without a gap.
     let (first, mut reached, mut count, mut covered) = (start & !mask, start & !mask, 0, 0);
     for operand in Ranges::new(granule, start, len, None).expect("in reach") {
         let (of, base, bytes, ttl) = decoded(operand);
@@ -222,8 +223,8 @@ proptest! {
         let limit = (BASE_END << granule.shift()).min(1 << 52);
         let len = (len & ((1 << bits) - 1) | 1 << bits).min(limit);
         let start = start % (limit - len + 1);
-        // 2^52 bytes are more than a million operands: what is far from the end is like what is
-        // near.
+        // 2^52 bytes are more than a million operands: those far from the end are like those near
+        // it.
         if len > 1 << 44 {
             let first = Ranges::new(granule, start, len, None).unwrap().next().unwrap();
             prop_assert_eq!(decoded(first).1, start & !(granule.bytes() - 1));

@@ -1,4 +1,4 @@
-//! Sequences: what they remove, in which order, and that each part of them is needed.
+//! Sequences: the entries that they remove, the order, and that each part is needed.
 
 use core::ops::Range;
 use std::vec::Vec;
@@ -19,8 +19,8 @@ const SETUP: Setup = Setup {
 };
 const OLD: Setup = Setup { features: Features { range: false, ttl: false, ..SETUP.features }, ..SETUP };
 
-/// A whole table of pages, cut off: leaves, what led to them, and what both stages have made of
-/// them.
+/// A whole unlinked table of pages: leaves, the entries that led to them, and the combined entries
+/// of both stages.
 const TABLE: Stale = Stale { start: 2 << 20, len: 2 << 20, leaf: Some(LeafLevel::Three), tables: true };
 const HELD: [Held; 4] = [
     Held::Leaf { ipa: 2 << 20, level: 3 },
@@ -33,7 +33,7 @@ fn vttbr() -> Vttbr {
     Vttbr::new(ROOT, VMID)
 }
 
-/// What both processors hold after the sequence for `stale`.
+/// The entries that both processors hold after the sequence for `stale`.
 fn left_by<T: Stage2Tlb>(tlb: &T, machine: &Processors, setup: &Setup, stale: Stale) -> Vec<Held> {
     let context = Context::enter(tlb, vttbr(), setup.errata);
     let _done = invalidate(&context, setup, plan(setup, [stale]));
@@ -41,7 +41,7 @@ fn left_by<T: Stage2Tlb>(tlb: &T, machine: &Processors, setup: &Setup, stale: St
     machine.held(VMID)
 }
 
-/// An implementation that does something else instead of one instruction.
+/// An implementation that replaces one instruction by something else.
 struct Spoilt<'m> {
     machine: &'m Processors,
     mistake: Mistake,
@@ -124,7 +124,7 @@ impl Stage2Tlb for Spoilt<'_> {
     }
 }
 
-/// What is left if a mistake is made.
+/// The entries left after a mistake.
 fn left_with(mistake: Mistake, setup: &Setup) -> Vec<Held> {
     let machine = Processors::new(&HELD);
     left_by(&Spoilt { machine: &machine, mistake }, &machine, setup, TABLE)
@@ -269,7 +269,7 @@ fn p21_instruction_caches_by_policy() {
         let at: Vec<_> = (0..trace.len()).filter(|&index| trace[index] == "instruction_cache").collect();
         assert_eq!(at.len(), expected);
         assert!(at.iter().all(|&at| trace[at - 1] == "complete" && trace[at + 1] == "complete"));
-        // A VMID that is used again brings its lines along.
+        // A reused VMID brings its lines along.
         let machine = Processors::new(&[]);
         enter_vm(&machine, &setup, vttbr(), Arrival::NOTHING.with_all_vms(true));
         let count = machine.trace().iter().filter(|what| *what == "local_instruction_cache").count();
@@ -302,7 +302,7 @@ fn a20_no_walk_mixes_two_machines() {
     let before = machine.registers();
     assert_eq!(left_by(&machine, &machine, &careful, TABLE), []);
     assert_eq!(machine.registers(), before);
-    // Without the care, and without the erratum being known.
+    // Without the workaround, and without the erratum being known.
     let machine = Processors::new(&[]).elsewhere();
     machine.is_speculative.set(true);
     let context = Context::enter(&machine, vttbr(), NONE);

@@ -1,9 +1,10 @@
 //! Physical memory: frames for page tables, and regions that back guest memory.
 //!
 //! It is real memory, because the crates under test access it by address. A physical address of the
-//! model is an address of this process. Who owns a frame, and since when, is known for each; what
-//! is free is poisoned. Of tables it is known what they held at earlier times: the crates write
-//! them by atomics that nobody sees, so [`Memory::sync`] compares the frame with what it was.
+//! model is an address of this process. The owner of each frame, and the time since when, are
+//! known; free memory is poisoned. The earlier contents of tables are known: the crates write them
+//! by atomics that are not intercepted, so [`Memory::sync`] compares the frame with its last known
+//! contents.
 
 #[cfg(test)]
 mod tests;
@@ -24,10 +25,10 @@ pub const FRAME_SIZE: u64 = 4096;
 pub const REGION_SIZE: u64 = 2 << 20;
 /// Frames of a region.
 pub const REGION_FRAMES: usize = (REGION_SIZE / FRAME_SIZE) as usize;
-/// What is in free memory. To page tables it is an absent entry, so that nothing goes wrong before
-/// it is noticed.
+/// The contents of free memory. To page tables it is an absent entry, so that nothing goes wrong
+/// before it is detected.
 pub const POISON: u64 = 0x0dea_d0dd_ba11_0000;
-/// Words of a free region's frame that are poisoned: nobody reads more.
+/// Words of a free region's frame that are poisoned: no access reads more.
 const POISONED_WORDS: usize = 16;
 /// Moments of change that are remembered: how far back a processor of the model reaches.
 const MOMENTS_MAX: usize = 96;
@@ -41,7 +42,7 @@ struct TableFrame {
 #[derive(Debug)]
 struct Region {
     lives: Lives,
-    /// Of the frames that hold a guest's page tables.
+    /// For the frames that hold a guest's page tables.
     histories: Vec<Option<Box<History>>>,
     touched: Vec<bool>,
 }
@@ -85,7 +86,7 @@ impl Memory {
         self.now
     }
 
-    /// Lets time go on, and returns it.
+    /// Advances time, and returns it.
     pub fn tick(&mut self) -> u64 {
         self.now += 1;
         self.now
@@ -109,7 +110,7 @@ impl Memory {
         self.bytes.start()
     }
 
-    /// The bytes, for a caller that must reach them while something else of the memory is in use.
+    /// The bytes, for a caller that must access them while other parts of the memory are borrowed.
     pub fn bytes(&self) -> Rc<Bytes> {
         Rc::clone(&self.bytes)
     }
@@ -141,7 +142,7 @@ impl Memory {
         self.bytes.word(pa)
     }
 
-    /// What memory holds at `pa`; poison where there is none.
+    /// The contents of memory at `pa`; poison where there is none.
     pub fn load(&self, pa: u64) -> u64 {
         self.word(pa).map_or(POISON, |word| word.load(Relaxed))
     }
@@ -150,7 +151,7 @@ impl Memory {
     ///
     /// # Errors
     ///
-    /// Somebody has written to it while it was free.
+    /// The table was written to while it was free.
     pub fn allocate_table(&mut self) -> Result<Option<u64>, String> {
         let Some(index) = self.free_tables.pop_front() else { return Ok(None) };
         let pa = self.start() + index as u64 * FRAME_SIZE;
@@ -166,11 +167,11 @@ impl Memory {
         Ok(Some(pa))
     }
 
-    /// Whether nobody has written to tables that are free.
+    /// Checks that no free table has been written to.
     ///
     /// # Errors
     ///
-    /// Somebody has.
+    /// One has.
     pub fn check_free_tables(&self) -> Result<(), String> {
         self.free_tables.iter().try_for_each(|&index| self.check_free(index))
     }
@@ -184,8 +185,8 @@ impl Memory {
         }
     }
 
-    /// Takes back a table and poisons it; false if it is none, or free already. What it held is
-    /// remembered.
+    /// Takes back a table and poisons it; false if it is not a table, or free already. Its contents
+    /// are remembered.
     pub fn free_table(&mut self, pa: u64) -> bool {
         let Some(index) = self.table_index(pa) else { return false };
         self.sync([pa]);
@@ -209,7 +210,7 @@ impl Memory {
         self.bytes.entries(pa)
     }
 
-    /// A region, all zero. The frames of it whose numbers are in `tracked` hold page tables.
+    /// A region, all zero. Its frames whose numbers are in `tracked` hold page tables.
     pub fn allocate_region(&mut self, tracked: &[usize]) -> Option<u64> {
         let index = self.free_regions.pop_front()?;
         let pa = self.regions_start() + index as u64 * REGION_SIZE;
@@ -229,7 +230,7 @@ impl Memory {
         Some(pa)
     }
 
-    /// Takes back a region and poisons it; false if it is none, or free already.
+    /// Takes back a region and poisons it; false if it is not a region, or free already.
     pub fn free_region(&mut self, pa: u64) -> bool {
         let Some(index) = self.region_index(pa) else { return false };
         let time = self.moment();
@@ -246,7 +247,8 @@ impl Memory {
         true
     }
 
-    /// The word at `pa` will be written by software, and poisoned and zeroed with the region.
+    /// Declares that software will write the word at `pa`; it is poisoned and zeroed with the
+    /// region.
     pub fn touch(&mut self, pa: u64) {
         if let Some(index) = self.region_index(pa) {
             let frame = (pa - self.regions_start()) % REGION_SIZE / FRAME_SIZE;
@@ -288,8 +290,8 @@ impl Memory {
         self.regions[index].histories[frame as usize].as_deref_mut()
     }
 
-    /// What the word at `pa` was at `time`; `None` if nobody knows. Memory that holds no tables is
-    /// what it is.
+    /// The word at `pa` at `time`; `None` if that is not known. Memory without tables has its
+    /// current value.
     pub fn value_at(&self, pa: u64, time: u64) -> Option<u64> {
         match self.history(pa) {
             Some(history) => history.value_at(index_of(pa), time),
@@ -297,7 +299,7 @@ impl Memory {
         }
     }
 
-    /// When the word at `pa`, as it was at `time`, became something for which `is_replaced` is
+    /// The time when the word at `pa`, as it was at `time`, became one for which `is_replaced` is
     /// true.
     pub fn replaced_at(&self, pa: u64, time: u64, is_replaced: impl Fn(u64) -> bool) -> u64 {
         self.history(pa).map_or(u64::MAX, |history| history.replaced_at(index_of(pa), time, is_replaced))
@@ -308,7 +310,7 @@ impl Memory {
         self.history(pa).into_iter().flat_map(move |history| history.changes(index_of(pa)).take(3))
     }
 
-    /// A processor stores `value`. Whether the frame is in use is for the caller to see.
+    /// A processor stores `value`. The caller must check whether the frame is in use.
     pub fn store(&mut self, pa: u64, value: u64) {
         self.touch(pa);
         if self.history(pa).is_some() && self.load(pa) != value {
@@ -322,7 +324,8 @@ impl Memory {
         }
     }
 
-    /// Learns what the software has written to these tables, all at one moment; true if it has.
+    /// Reads what the software has written to these tables, all at one moment; true if there are
+    /// changes.
     pub fn sync(&mut self, tables: impl IntoIterator<Item = u64>) -> bool {
         let mut time = None;
         for pa in tables {
@@ -334,7 +337,7 @@ impl Memory {
         time.is_some()
     }
 
-    /// Learns of all tables.
+    /// The same for all tables.
     pub fn sync_all(&mut self) -> bool {
         let start = self.start();
         self.sync((0..self.tables.len() as u64).map(|index| start + index * FRAME_SIZE))

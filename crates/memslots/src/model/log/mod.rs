@@ -1,10 +1,9 @@
-//! A dirty log, vCPUs that store to the one page of a slot, the hypervisor that does so for them,
-//! and fetches.
+//! A dirty log, vCPUs that store to the only page of a slot, the hypervisor that stores on their
+//! behalf, and fetches.
 //!
 //! A vCPU holds the lock of its TLB while it runs or handles a fault, and a flush takes it. That is
-//! what the flush engine promises of guest mode and of sections, and no more than that. Memory is
-//! relaxed otherwise. The fetcher copies the page if it is in the result; when everything is
-//! over, the copy must be what the page is.
+//! exactly the flush engine's guarantee for guest mode and sections. Memory is otherwise relaxed.
+//! The fetcher copies the page if it is in the result; at the end, the copy must equal the page.
 
 mod mutants;
 
@@ -20,10 +19,10 @@ use crate::{Memslots, SlotId};
 
 /// The leaf, in the table or a TLB, allows stores.
 const WRITABLE: u64 = 1 << 0;
-/// It has been stored through since the bit was cleared.
+/// There has been a store through it since the bit was cleared.
 const DIRTY: u64 = 1 << 1;
 
-/// How the processor's stores are found.
+/// How the processor's stores are detected.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
     /// Leaves are not writable until a fault has marked the page.
@@ -63,7 +62,7 @@ impl ModelState {
         Marks(&*self.words)
     }
 
-    /// A vCPU's store, as often as it faults.
+    /// A vCPU's store, retried as long as it faults.
     fn store<P: Protocol>(&self, vcpu: usize, value: u64) {
         while !self.try_store(vcpu, value) {
             let section = self.tlbs[vcpu].lock().unwrap();
@@ -117,14 +116,14 @@ impl ModelState {
         is_dirty
     }
 
-    /// The last fetch, when nobody stores any more.
+    /// The last fetch, when there are no more stores.
     fn check<P: Protocol>(&self) {
         self.fetch::<P>();
         assert_eq!(self.copy.load(Relaxed), self.page.load(Relaxed), "a store was lost");
     }
 }
 
-/// What the scenarios are made of. Everything that is provided is the real thing.
+/// The operations that scenarios use. Provided methods are the real ones.
 trait Protocol: 'static {
     /// A write fault, in a section: a, b.
     fn fault(machine: &ModelState) {
@@ -177,7 +176,7 @@ fn beside<P: Protocol>(
     machine.check::<P>();
 }
 
-/// A vCPU stores twice, and each time must fault if it has been fetched in between.
+/// A vCPU stores twice, and must fault each time if there was a fetch in between.
 fn faulting<P: Protocol>() {
     let store = |machine: &ModelState| (1..=2).for_each(|value| machine.store::<P>(0, value));
     beside::<P>(ModelState::new(Mode::Protect), store, |machine| _ = machine.fetch::<P>());
@@ -195,14 +194,14 @@ fn emulating<P: Protocol>() {
     beside::<P>(ModelState::new(Mode::Protect), store, |machine| _ = machine.fetch::<P>());
 }
 
-/// A fetch is given up while the hypervisor stores.
+/// A fetch is abandoned while the hypervisor stores.
 fn giving_up<P: Protocol>() {
     let store = |machine: &ModelState| (1..=2).for_each(|value| P::emulate(machine, value));
     beside::<P>(ModelState::new(Mode::Protect), store, |machine| P::give_up(machine));
 }
 
-/// A vCPU stores by the leaf that another one's fault has just made writable; the fetch that begins
-/// after the store has the page, whether or not the fault has marked it yet.
+/// A vCPU stores through the leaf that another vCPU's fault has just made writable. A fetch that
+/// begins after the store has the page, whether or not the fault has marked it yet.
 fn following<P: Protocol>() {
     let machine = Arc::new(ModelState::new(Mode::Protect));
     let has_stored = Arc::new(AtomicBool::new(false));

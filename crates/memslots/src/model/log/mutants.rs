@@ -1,4 +1,4 @@
-//! The protocol of a dirty log with one operation spoilt, and the scenario that notices.
+//! The protocol of a dirty log with one operation broken, and the scenario that detects it.
 
 use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -6,7 +6,7 @@ use super::{ModelState, Protocol, WRITABLE, emulating, faulting, following, givi
 use crate::model::mutant;
 
 mutant! {
-    /// a and b change places: the mark is fetched before the leaf is writable.
+    /// a and b are swapped: the mark is fetched before the leaf is writable.
     MarkFirst fails p14_page_marked_before_it_is_writable: faulting::<MarkFirst>, "a store was lost", {
         fn fault(machine: &ModelState) {
             machine.marks().mark(0, 0);
@@ -16,7 +16,7 @@ mutant! {
 }
 
 mutant! {
-    /// t and u change places: the page is copied between them.
+    /// t and u are swapped: the page is copied between them.
     StoreLast fails p14_page_marked_before_the_store: emulating::<StoreLast>, "a store was lost", {
         fn emulate(machine: &ModelState, value: u64) {
             machine.marks().mark(0, 0);
@@ -26,7 +26,7 @@ mutant! {
 }
 
 mutant! {
-    /// A mark that is there is relied on: the look overtakes the store.
+    /// An existing mark is relied on: the check overtakes the store.
     MarkIfClear fails p14_mark_left_out_if_it_is_there: emulating::<MarkIfClear>, "a store was lost", {
         fn emulate(machine: &ModelState, value: u64) {
             machine.page.store(value, Relaxed);
@@ -47,7 +47,7 @@ mutant! {
     }
 }
 
-/// The real fetch in mode [`Mode::Protect`], with another A and another D.
+/// The real fetch in mode [`Mode::Protect`], with A and D replaced.
 fn fetch_by(machine: &ModelState, take: impl FnOnce() -> u64, look: impl FnOnce() -> u64) -> u64 {
     let taken = take();
     let dirty = machine.protect(taken);
@@ -65,7 +65,7 @@ mutant! {
 }
 
 mutant! {
-    /// A looks, and then clears: a mark in between is lost.
+    /// A reads the marks, and then clears them: a mark in between is lost.
     TakeInTwoSteps fails p14_marks_read_and_then_cleared: emulating::<TakeInTwoSteps>, "a store was lost", {
         fn fetch(machine: &ModelState) -> u64 {
             let take = || {
@@ -79,7 +79,7 @@ mutant! {
 }
 
 mutant! {
-    /// B comes before A: what is marked in between loses its mark, and its leaf stays writable.
+    /// B comes before A: a page marked in between loses its mark, and its leaf stays writable.
     ProtectFirst fails p14_marks_taken_after_the_protection: faulting::<ProtectFirst>, "a store was lost", {
         fn fetch(machine: &ModelState) -> u64 {
             machine.protect(machine.marks().look(0));
@@ -91,7 +91,7 @@ mutant! {
 }
 
 mutant! {
-    /// There is no flush: a vCPU goes on storing by what it holds.
+    /// There is no flush: a vCPU continues to store through its cached leaf.
     FlushNever fails p14_no_flush_after_the_protection: faulting::<FlushNever>, "a store was lost", {
         fn fetch(machine: &ModelState) -> u64 {
             machine.protect(machine.marks().take(0)) | machine.marks().look(0)
@@ -124,7 +124,7 @@ mutant! {
 }
 
 mutant! {
-    /// D is left out.
+    /// D is omitted.
     LookNever fails p14_marks_not_looked_at_again: following::<LookNever>, "not in the result", {
         fn fetch(machine: &ModelState) -> u64 {
             fetch_by(machine, || machine.marks().take(0), || 0)
@@ -133,7 +133,7 @@ mutant! {
 }
 
 mutant! {
-    /// D comes before C: the fault may be under way still.
+    /// D comes before C: the fault may still be in progress.
     LookEarly fails p14_marks_looked_at_again_before_the_flush: following::<LookEarly>, "not in the result", {
         fn fetch(machine: &ModelState) -> u64 {
             let dirty = machine.protect(machine.marks().take(0)) | machine.marks().look(0);
@@ -144,7 +144,7 @@ mutant! {
 }
 
 mutant! {
-    /// C is left out if B has changed nothing.
+    /// C is omitted if B has changed nothing.
     FlushIfProtected fails p14_no_flush_if_nothing_was_protected: following::<FlushIfProtected>, "not in the result", {
         fn fetch(machine: &ModelState) -> u64 {
             let dirty = machine.protect(machine.marks().take(0));
@@ -157,7 +157,7 @@ mutant! {
 }
 
 mutant! {
-    /// D takes the marks: their leaves stay writable, and nobody knows.
+    /// D takes the marks: their leaves stay writable, unrecorded.
     LookAndTake fails p14_marks_taken_when_looked_at_again: faulting::<LookAndTake>, "a store was lost", {
         fn fetch(machine: &ModelState) -> u64 {
             fetch_by(machine, || machine.marks().take(0), || machine.marks().take(0))
@@ -166,7 +166,7 @@ mutant! {
 }
 
 mutant! {
-    /// What was taken is not given back.
+    /// Taken marks are not put back.
     GiveUpAll fails p14_marks_not_put_back: giving_up::<GiveUpAll>, "a store was lost", {
         fn give_up(machine: &ModelState) {
             machine.marks().take(0);
@@ -175,7 +175,7 @@ mutant! {
 }
 
 mutant! {
-    /// What was taken is given back by a store, over what was marked meanwhile.
+    /// Taken marks are put back by a store, which overwrites later marks.
     PutBackByStore fails p14_marks_put_back_by_a_store: giving_up::<PutBackByStore>, "a store was lost", {
         fn give_up(machine: &ModelState) {
             let taken = machine.marks().take(0);

@@ -43,10 +43,10 @@ fn h24_a_list_of_any_length_becomes_bounded_work() {
 #[test]
 fn h25_a_long_list_is_done_in_parts_while_that_is_cheaper() {
     let list = apart(40);
-    // 40 pages, and two parts more than one, each as dear as 16.
+    // 40 pages, and two extra parts, each as expensive as 16.
     assert_eq!(planned(&list, 71), Plan::Whole(Why::ManyRanges));
     assert!(matches!(planned(&list, 72), Plan::Ranges { done: 16, .. }));
-    // The second part costs less than both: what was begun in parts goes on in parts.
+    // The second part costs less than both: a list begun in parts continues in parts.
     let rest = GvaList::new(&list[16..], VaWidth::Bits48).starting_at(16);
     let Plan::Ranges { ranges, done } = plan(&rest, 72) else { panic!("not in parts") };
     assert_eq!((ranges[0].first, ranges.len(), done), (16 << 13, 16, 32));
@@ -54,7 +54,7 @@ fn h25_a_long_list_is_done_in_parts_while_that_is_cheaper() {
 
 #[test]
 fn h25_parts_cover_the_list_and_come_to_an_end() {
-    // Gaps, neighbours, what is not canonical at the ends of parts, and one range twice.
+    // Gaps, neighbours, non-canonical elements at the ends of parts, and one range twice.
     let mut list = apart(300);
     list.splice(15..15, [1 << 63, 0x1d000]);
     list.splice(16..16, [0x1e000, 0x1f000 | 2]);

@@ -71,7 +71,7 @@ fn reps(count: u64, start: u64) -> u64 {
     count << 32 | start << 48
 }
 
-/// Decodes a call whose input is `words` and passes what came of it to `judge`.
+/// Decodes a call whose input is `words` and passes the result to `judge`.
 fn with<R>(
     control: u64,
     words: &[u64],
@@ -265,10 +265,10 @@ fn h12_unknown_formats_are_refused_unless_the_set_does_not_matter() {
 
 #[test]
 fn the_layout_of_one_form_under_the_code_of_the_other() {
-    // A processor mask where the format belongs, the first list entry where the bank mask does.
+    // A processor mask in the place of the format, the first list entry in that of the bank mask.
     assert_eq!(status(SPACE_EX, &[0, 0, 0b110, 0x5000], &STRICT), Status::INVALID_PARAMETER);
     assert_eq!(status(LIST_EX | reps(1, 0), &[0, 0, 0, 0x5000, 0], &STRICT), Status::INVALID_HYPERCALL_INPUT);
-    // A sparse format where the mask belongs: the empty mask.
+    // A sparse format in the place of the mask: the empty mask.
     assert_eq!(status(SPACE, &[0, 0, 0, 1, 1], &STRICT), Status::INVALID_PARAMETER);
 }
 

@@ -1,4 +1,4 @@
-//! Both ends against each other: what is encoded is decoded as what was meant.
+//! Both ends against each other: decoding gives what was encoded.
 
 mod random;
 
@@ -19,7 +19,7 @@ const NO_LIMIT: ListLimit = ListLimit { pages: u64::MAX, elements: u64::MAX };
 const GPA: u64 = 0x7000;
 const TOP: u64 = u64::MAX;
 
-/// The hypervisor's end, which offers what `interface` says and nothing else.
+/// The hypervisor's end, which offers exactly what `interface` says.
 struct Host<'p> {
     page: &'p [u64; PAGE_WORDS],
     registers: [u64; XMM_FAST_WORDS],
@@ -59,12 +59,12 @@ fn make<R>(
     judge(decode(registers, &host, &mut copy, &profile).expect("what is encoded is valid"))
 }
 
-/// What a flush came to at the hypervisor's end.
+/// The effect of a flush at the hypervisor's end.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Flushed {
     /// Control words.
     controls: Vec<u64>,
-    /// First and last page numbers in order, neighbours joined; `None` for everything.
+    /// First and last page numbers in order, with neighbours joined; `None` for everything.
     pages: Option<Vec<(u64, u64)>>,
     /// `None` for all.
     members: Option<Vec<u32>>,
@@ -147,7 +147,7 @@ fn canonical(range: &VaRange) -> Vec<(u64, u64)> {
         .collect()
 }
 
-/// Request and ranges; control word and words that it is encoded as.
+/// Request and ranges; the control word and the words that they are encoded as.
 type Golden<'a> = (FlushRequest<'a>, Interface, Option<&'a [VaRange]>, u64, &'a [u64]);
 
 #[test]
@@ -241,7 +241,7 @@ fn h4_a_full_list_goes_on_in_the_next_call() {
         assert_eq!(counts(request, MEMORY, room.into()), [room]);
         assert_eq!(counts(request, MEMORY, u64::from(room) * 2 + 1), [room, room, 1]);
     }
-    // In registers as far as they reach, the last call of several too.
+    // In registers as far as they suffice, including the last of several calls.
     let fast = |elements| {
         let ranges: Vec<VaRange> = (0..elements).map(|i| VaRange::new(i << 13, i << 13)).collect();
         list(all(None), FULL, &ranges, NO_LIMIT).unwrap().controls

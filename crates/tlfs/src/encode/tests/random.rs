@@ -1,4 +1,4 @@
-//! What is drawn at random.
+//! Random requests.
 
 use super::*;
 use crate::{Call, ClusterIpi, PageSize, Targets, VpSet};
@@ -42,12 +42,12 @@ proptest! {
         prop_assert_eq!(flushed.is_none(), nobody || ranges.is_empty());
         let Some(flushed) = flushed else { return Ok(()) };
 
-        // Who: exactly the set, or everyone where the set cannot be named.
+        // Targets: exactly the set, or all processors where the set cannot be named.
         let named = vp_sets || set.iter().all(|vp| vp < 64);
         let members = (!everyone && named).then(|| set.iter().collect::<Vec<_>>());
         prop_assert_eq!(flushed.members, members);
 
-        // What: exactly the canonical pages of the ranges in whole pages, or everything beyond the
+        // Pages: exactly the canonical pages of the ranges in whole pages, or everything beyond the
         // limit.
         let extended = extended_ranges && ranges.iter().any(|range| range.page_size != PageSize::Small);
         let shift = |range: &VaRange| if extended { range.page_size.shift() } else { 12 };
@@ -69,7 +69,7 @@ proptest! {
             prop_assert_eq!(flushed.pages, None);
         }
 
-        // How: no more calls than it takes, and none that is not offered.
+        // Form: no more calls than needed, and none that is not offered.
         let ex = flushed.controls.iter().any(|control| control & 0xffff >= 0x13);
         prop_assert_eq!(ex, !everyone && vp_sets && set.iter().any(|vp| vp >= 64));
         prop_assert!(xmm_input || flushed.controls.iter().all(|control| control >> 16 & 1 == 0));

@@ -1,4 +1,4 @@
-//! Instructions that are made while the program runs, each guarded.
+//! Instructions that are generated while the program runs, each guarded.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use baremetal::aarch64::guarded::Fault;
 use baremetal::aarch64::{interrupts, processors};
 
-/// Instructions in a page, each with a RET behind it.
+/// Number of instructions in a page, each followed by a RET.
 pub(super) const SLOTS: usize = 512;
 const RET: u32 = 0xd65f_03c0;
 const SIZE: usize = 8 * SLOTS;
@@ -15,7 +15,7 @@ const SIZE: usize = 8 * SLOTS;
 #[repr(C, align(4096))]
 struct Code([AtomicU32; 2 * SLOTS]);
 
-/// Each processor's, by number.
+/// Each processor's page, by number.
 static PAGES: [Code; processors::MAX_PROCESSORS] =
     [const { Code([const { AtomicU32::new(RET) }; 2 * SLOTS]) }; processors::MAX_PROCESSORS];
 
@@ -24,7 +24,7 @@ static PAGES: [Code; processors::MAX_PROCESSORS] =
 pub(super) struct Name(pub(super) u32);
 
 impl Name {
-    /// The register of this number, of all that there can be with this op0: 16,384.
+    /// The register of this number, out of all that are possible with this op0: 16,384.
     pub(super) const fn of(op0: u32, number: u32) -> Self {
         Self(op0 << 14 | number)
     }
@@ -40,15 +40,15 @@ pub(super) const fn write(name: Name) -> u32 {
     0xd500_0000 | name.0 << 5
 }
 
-/// Puts up to [`SLOTS`] instructions where the calling processor finds them.
+/// Writes up to [`SLOTS`] instructions to the calling processor's page.
 pub(super) fn put(instructions: impl Iterator<Item = u32>) {
     let page = &PAGES[interrupts::number()];
     for (slot, instruction) in instructions.take(SLOTS).enumerate() {
         page.0[2 * slot].store(instruction, Ordering::Relaxed);
     }
     let start = page.0.as_ptr().addr();
-    // The smallest line there may be: 16 bytes. DDI 0487 M.b, B2.7.4.2 "Instruction fetches": clean
-    // to the point of unification, then invalidate.
+    // The minimum line size: 16 bytes. DDI 0487 M.b, B2.7.4.2 "Instruction fetches": clean to the
+    // point of unification, then invalidate.
     for line in (start..start + SIZE).step_by(16) {
         // SAFETY: maintenance of our own page.
         unsafe { asm!("dc cvau, {}", in(reg) line, options(nostack, preserves_flags)) };
@@ -64,7 +64,7 @@ pub(super) fn put(instructions: impl Iterator<Item = u32>) {
     interrupts::guard_page(start as u64);
 }
 
-/// Executes the instruction in `slot` with this in X0; returns what is there then.
+/// Executes the instruction in `slot` with this value in X0; returns X0 afterwards.
 ///
 /// # Errors
 ///
@@ -72,11 +72,11 @@ pub(super) fn put(instructions: impl Iterator<Item = u32>) {
 ///
 /// # Safety
 ///
-/// The program can live with what the instruction does.
+/// The program can cope with the instruction's effects.
 pub(super) unsafe fn execute(slot: usize, x0: u64) -> Result<u64, Fault> {
     let code = PAGES[interrupts::number()].0.as_ptr().addr() + 8 * (slot % SLOTS);
     let (value, fault, address): (u64, u64, u64);
-    // SAFETY: the caller vouches for the instruction, behind which there is a RET; a fault is
+    // SAFETY: the caller vouches for the instruction, which is followed by a RET; a fault is
     // guarded. It changes X0 alone, or flags.
     unsafe {
         asm!(

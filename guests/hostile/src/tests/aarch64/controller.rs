@@ -7,7 +7,7 @@ use hostile::orders::Orders;
 
 use crate::report::{Verdict, ensure};
 
-/// The distributor, where the board has it.
+/// The board's distributor.
 pub(super) const DISTRIBUTOR: u64 = 0x0800_0000;
 /// The first processor's redistributor: its frame of SGIs and PPIs.
 const PRIVATE: u64 = 0x080b_0000;
@@ -19,9 +19,9 @@ const SET_PENDING: u64 = 0x200;
 const CLEAR_PENDING: u64 = 0x280;
 const ROUTER: u64 = 0x6000;
 
-/// SPIs 32 to 63 that nobody else uses, a bit for each.
+/// Unused SPIs from 32 to 63, a bit for each.
 const SPIS: u32 = 0x0fff_ff00;
-/// How long the processor goes on with them.
+/// Number of rounds for which the processor continues with them.
 const ROUNDS: u32 = 2000;
 
 pub(super) fn read(offset: u64) -> u32 {
@@ -30,24 +30,24 @@ pub(super) fn read(offset: u64) -> u32 {
 }
 
 pub(super) fn write(offset: u64, value: u32) {
-    // SAFETY: as above; what is enabled is not let through.
+    // SAFETY: as above; enabled interrupts are not admitted.
     unsafe { ((DISTRIBUTOR + offset) as *mut u32).write_volatile(value) };
 }
 
-/// Whether a PPI of the first processor's is pending.
+/// Whether a PPI of the first processor is pending.
 pub(super) fn is_pending(ppi: u32) -> bool {
     // SAFETY: a register of the interrupt controller.
     let word = unsafe { ((PRIVATE + SET_PENDING) as *const u32).read_volatile() };
     word >> ppi & 1 != 0
 }
 
-/// Enables a PPI of the first processor's.
+/// Enables a PPI of the first processor.
 pub(super) fn enable(ppi: u32) {
     // SAFETY: a register of the interrupt controller; interrupts are masked.
     unsafe { ((PRIVATE + SET_ENABLE) as *mut u32).write_volatile(1 << ppi) };
 }
 
-/// Which groups are open: ICC_IGRPEN0_EL1 and ICC_IGRPEN1_EL1.
+/// Sets which groups are open: ICC_IGRPEN0_EL1 and ICC_IGRPEN1_EL1.
 fn open_groups(group0: u64, group1: u64) {
     // SAFETY: interrupts are masked.
     unsafe {
@@ -58,19 +58,19 @@ fn open_groups(group0: u64, group1: u64) {
     }
 }
 
-/// Group 0 is open and group 1 closed, in which more interrupts wait than there are list registers:
-/// the processor goes on.
+/// Group 0 is open and group 1 closed, and more interrupts of group 1 wait than there are list
+/// registers: the processor makes progress.
 pub(super) fn maintenance(_: &Orders<'_>) -> Verdict {
     let word = 4;
     open_groups(1, 0);
     write(GROUP + word, u32::MAX);
     for spi in (32..64_u64).filter(|spi| SPIS >> (spi - 32) & 1 != 0) {
-        // SAFETY: as in `write`: to the first processor.
+        // SAFETY: as in `write`: routed to the first processor.
         unsafe { ((DISTRIBUTOR + ROUTER + 8 * spi) as *mut u64).write_volatile(0) };
     }
     write(SET_ENABLE + word, SPIS);
     write(SET_PENDING + word, SPIS);
-    // Without progress not even this comes to its end.
+    // Without progress not even this loop finishes.
     for _ in 0..ROUNDS {
         clock::relax();
     }

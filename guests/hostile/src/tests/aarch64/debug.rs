@@ -11,7 +11,7 @@ use hostile::orders::Orders;
 use crate::machine;
 use crate::report::{Verdict, ensure};
 
-/// Exception classes, of the level that they came from.
+/// Exception classes for the same exception level.
 const BREAKPOINT: u8 = 0x31;
 const WATCHPOINT: u8 = 0x35;
 /// MDSCR_EL1: KDE and MDE.
@@ -23,13 +23,13 @@ const ROUNDS: u32 = 5;
 
 static WORDS: [AtomicU64; processors::MAX_PROCESSORS] =
     [const { AtomicU64::new(0) }; processors::MAX_PROCESSORS];
-/// What each processor has met that should not be; 0 for nothing.
+/// The wrong result of each processor; 0 for none.
 static WRONG: [AtomicU64; processors::MAX_PROCESSORS] =
     [const { AtomicU64::new(0) }; processors::MAX_PROCESSORS];
 
-/// Sets a watchpoint on `address`, switches debug exceptions on, and opens the OS lock.
+/// Sets a watchpoint on `address`, enables debug exceptions, and opens the OS lock.
 fn watch(address: u64) {
-    // SAFETY: what is watched is accessed by guarded instructions.
+    // SAFETY: guarded instructions access the watched word.
     unsafe {
         asm!(
             "msr oslar_el1, xzr", "msr dbgwvr0_el1, {}", "msr dbgwcr0_el1, {}", "msr mdscr_el1, {}", "isb",
@@ -75,7 +75,7 @@ fn step_on_breakpoint() -> Option<Fault> {
     Fault::check(fault, at).err()
 }
 
-/// Each processor watches a word of its own, and reads all of them.
+/// Each processor watches its own word, and reads all of them.
 fn watch_own(number: usize) {
     watch(WORDS[number].as_ptr() as u64);
     clock::delay(20_000);

@@ -1,4 +1,4 @@
-//! Registers of devices, accessed by instructions that the processor does not describe.
+//! Registers of devices, accessed by instructions that the syndrome does not describe.
 
 use core::arch::asm;
 
@@ -9,23 +9,23 @@ use hostile::orders::Orders;
 use super::controller::{DISTRIBUTOR, read, write};
 use crate::report::{Verdict, ensure};
 
-/// GICD_CTLR and GICD_TYPER, which follow each other; priorities and routes of SPIs that nobody
-/// uses.
+/// GICD_CTLR and GICD_TYPER, which are adjacent; priorities and routes of unused SPIs.
 const CONTROL: u64 = 0;
 const TYPER: u64 = 4;
 const PRIORITIES: u64 = 0x440;
 const ROUTES: u64 = 0x6000 + 8 * 64;
-/// A place without anything.
+/// An unused address.
 const NOTHING: u64 = 0x0a00_0000;
-/// A data abort that is an external one.
+/// The status of an external data abort.
 const EXTERNAL: u8 = 0x10;
 
-/// Executes an instruction with x0 and x1 as data and x2 as the address; returns them afterwards.
+/// Executes an instruction with x0 and x1 as data and x2 as the address; returns their values
+/// afterwards.
 macro_rules! access {
     ($instruction:literal, $x0:expr, $x1:expr, $x2:expr) => {{
         let (mut x0, mut x1, mut x2): (u64, u64, u64) = ($x0, $x1, $x2);
         let (fault, at): (u64, u64);
-        // SAFETY: the registers concern interrupts that are not in use; a fault is guarded.
+        // SAFETY: the registers affect interrupts that are not in use; a fault is guarded.
         unsafe {
             asm!(
                 guarded!($instruction),
@@ -37,7 +37,7 @@ macro_rules! access {
     }};
 }
 
-/// Pairs, write-back before and after, signs, and what is refused.
+/// Pairs, write-back before and after, signs, and accesses that are refused.
 pub(super) fn device_accesses(_: &Orders<'_>) -> Verdict {
     let (control, typer) = (u64::from(read(CONTROL)), u64::from(read(TYPER)));
     let at = DISTRIBUTOR;
@@ -84,7 +84,7 @@ fn routes(at: u64) -> Verdict {
     Ok(())
 }
 
-/// What is no access to a device becomes an abort, and changes nothing.
+/// An instruction that is not a device access becomes an abort, and changes nothing.
 fn refused(at: u64) -> Verdict {
     let nothing = access!("ldp w0, w1, [x2], #16", 0, 0, NOTHING);
     let over = access!("ldp w0, w1, [x2], #16", 0, 0, at + 0xffc);

@@ -1,10 +1,10 @@
-//! What Arm64 processors do in a storm, with interrupts masked all the time: a sleeper polls for
-//! what has come.
+//! The operations of Arm64 processors in a storm, with interrupts masked all the time: a sleeper
+//! polls for pending interrupts.
 //!
-//! Left out, because the guest is entitled to it and would end by it: SYSTEM_OFF, SYSTEM_RESET and
-//! CPU_OFF, registers that the program lives by (those that the table says are kept, and parts of
-//! SCTLR_EL1, MAIR_EL1 and PSTATE), data cache instructions on the program, and what goes to the
-//! serial port's data register, which the host reads.
+//! Some operations are left out, because the guest is entitled to them and would end by them:
+//! SYSTEM_OFF, SYSTEM_RESET and CPU_OFF, registers that the program depends on (those marked as
+//! kept in the table, and parts of SCTLR_EL1, MAIR_EL1 and PSTATE), data cache instructions on the
+//! program, and writes to the serial port's data register, which the host reads.
 
 use core::arch::asm;
 
@@ -21,37 +21,37 @@ use super::code::{self, Name};
 use crate::machine;
 use crate::tests::storm::value;
 
-/// Devices: distributor, the first redistributor, serial port; and what of each is tried.
+/// Devices: distributor, the first redistributor, serial port; and the ranges that are tried.
 const GICD: u64 = 0x0800_0000;
 const GICR: u64 = 0x080a_0000;
 const UART: u64 = 0x0900_0000;
 const GICR_SIZE: u64 = 0x2_0000;
 /// The virtual timer's interrupt.
 const TIMER: u64 = 27;
-/// Interrupts that are of no processor's own, in words of 32.
+/// Number of words of 32 shared interrupts.
 const SHARED_WORDS: u64 = 32;
-/// Functions of PSCI and of the SMC calling convention, by their last bits; CPU_OFF, SYSTEM_OFF,
+/// Functions of PSCI and of the SMC calling convention, by their low bits; CPU_OFF, SYSTEM_OFF,
 /// SYSTEM_RESET and SYSTEM_RESET2 are left out.
 const FUNCTIONS: [u64; 12] = [0, 1, 3, 4, 5, 6, 7, 0xa, 0xc, 0xe, 0x10, 0x1f];
 const FORBIDDEN: [u64; 4] = [2, 8, 9, 0x12];
 
 static SCRATCH: Page = Page::new();
 
-/// Makes the program go on whatever exception comes.
+/// Makes the program continue after any exception.
 pub(crate) fn prepare() {
     interrupts::catch(on_exception);
 }
 
-/// Breakpoints, watchpoints and steps that were set at random are taken away; SErrors and FIQs
-/// pass.
+/// Removes breakpoints, watchpoints and steps that were set at random; ignores SErrors and FIQs.
 fn on_exception(frame: &mut Frame) -> bool {
     let is_debug = matches!(frame.syndrome() >> 26 & 0x3f, 0x30..=0x35);
-    // SAFETY: MDSCR_EL1: without debug exceptions all goes on.
+    // SAFETY: MDSCR_EL1: the program continues without debug exceptions.
     unsafe { asm!("msr mdscr_el1, xzr", "isb", options(nostack, preserves_flags)) };
     frame.vector() > 4 || is_debug
 }
 
-/// Does one thing, of a kind below [`KINDS`](crate::tests::storm::KINDS). Interrupts are masked.
+/// Performs one operation, of a kind below [`KINDS`](crate::tests::storm::KINDS). Interrupts are
+/// masked.
 pub(crate) fn operation(kind: u64, random: &mut Random, number: usize) {
     match kind {
         0..=4 => register(random),
@@ -67,17 +67,17 @@ pub(crate) fn operation(kind: u64, random: &mut Random, number: usize) {
     }
 }
 
-/// Wakes sleepers. Anybody may have switched the distributor's groups off.
+/// Wakes sleepers. Any processor may have disabled the distributor's groups.
 pub(crate) fn look_after_sleepers() {
     let _ = gic::enable_distributor();
     machine::wake_all();
 }
 
-/// Ends what has come.
+/// Ends pending interrupts.
 fn drain() {
     for _ in 0..32 {
         let id: u64;
-        // SAFETY: ICC_IAR1_EL1, and ICC_EOIR1_EL1 and ICC_DIR_EL1 of what was there.
+        // SAFETY: ICC_IAR1_EL1, and ICC_EOIR1_EL1 and ICC_DIR_EL1 of the acknowledged interrupt.
         unsafe {
             asm!("mrs {id}, s3_0_c12_c12_0", "msr s3_0_c12_c12_1, {id}", "msr s3_0_c12_c11_1, {id}", "isb",
                 id = out(reg) id, options(nostack, preserves_flags));
@@ -89,25 +89,25 @@ fn drain() {
 }
 
 fn quiet_timers() {
-    // SAFETY: timers that nobody waits for.
+    // SAFETY: these timers are not in use.
     unsafe {
         asm!("msr cntv_ctl_el0, xzr", guarded!("msr cntp_ctl_el0, xzr"), "isb",
             inout("x16") 0u64 => _, inout("x17") 0u64 => _, options(nostack, preserves_flags));
     }
 }
 
-/// Sleeps, with a timer, in case that nobody wakes it.
+/// Sleeps, with a timer, in case no other processor wakes it.
 fn sleep() {
     open_interface();
     baremetal::aarch64::clock::set_timer(500);
-    // SAFETY: an interrupt that is masked ends it.
+    // SAFETY: a masked interrupt ends it.
     unsafe { asm!("dsb sy", "wfi", options(nostack, preserves_flags)) };
     quiet_timers();
     drain();
 }
 
-/// Lets the processor's own interface show interrupts again, and its redistributor those that wake
-/// a sleeper: it may have switched both off.
+/// Makes the processor's own interface show interrupts again, and its redistributor those that wake
+/// a sleeper: it may have disabled both.
 fn open_interface() {
     let own = GICR + machine::number() as u64 * GICR_SIZE + 0x1_0000;
     for intid in [u64::from(interrupts::WAKE), TIMER] {
@@ -135,7 +135,7 @@ fn open_interface() {
 fn store(address: u64, value: u64, size: u64) {
     macro_rules! store {
         ($text:literal) => {
-            // SAFETY: a device is there, or nothing, or scratch.
+            // SAFETY: the address is a device's, unused, or scratch.
             unsafe {
                 asm!(guarded!($text), address = in(reg) address, value = in(reg) value,
                     inout("x16") 0u64 => _, inout("x17") 0u64 => _, options(nostack, preserves_flags));
@@ -153,7 +153,7 @@ fn store(address: u64, value: u64, size: u64) {
 fn load(address: u64, size: u64) {
     macro_rules! load {
         ($text:literal) => {
-            // SAFETY: reading has no effect that the program does not live with.
+            // SAFETY: reading has no effect that the program cannot cope with.
             unsafe {
                 asm!(guarded!($text), address = in(reg) address, value = out(reg) _,
                     inout("x16") 0u64 => _, inout("x17") 0u64 => _, options(nostack, preserves_flags));
@@ -168,7 +168,7 @@ fn load(address: u64, size: u64) {
     }
 }
 
-/// Puts the processor's own state in order, and the first one what is everybody's.
+/// Restores the processor's own state, and on the first one the shared state.
 pub(crate) fn put_in_order(number: usize) {
     if number == 0 {
         for word in 1..SHARED_WORDS {
@@ -191,7 +191,7 @@ pub(crate) fn put_in_order(number: usize) {
     open_interface();
 }
 
-/// One of the table, with this kind of op0, or any.
+/// A register of the table, with this kind of op0, or any register.
 fn name(random: &mut Random, is_instruction: bool) -> Name {
     let op0 = if is_instruction { 1 } else { 2 + random.below(2) as u32 };
     if random.one_in(4) {
@@ -210,12 +210,12 @@ fn name(random: &mut Random, is_instruction: bool) -> Name {
 fn register(random: &mut Random) {
     let name = name(random, false);
     code::put([code::read(name), code::write(name)].into_iter());
-    // SAFETY: reading has no effect that the program does not live with.
+    // SAFETY: reading has no effect that the program cannot cope with.
     let old = unsafe { code::execute(0, 0) }.unwrap_or(0);
     let any = value(random);
     let row = sysregs::find(name.0);
     let value = match row.map_or("", |row| row.name) {
-        // What of them may change is in the table.
+        // The table has the bits that may change.
         "SCTLR_EL1" | "MAIR_EL1" | "PAN" | "UAO" | "DIT" | "SSBS" | "TCO" => match row.map(|row| row.kind) {
             Some(Kind::Own(mask)) => old ^ (any & mask),
             _ => old,
@@ -226,22 +226,23 @@ fn register(random: &mut Random) {
         _ if row.is_some_and(|row| row.kind == Kind::Kept) => return,
         _ => any,
     };
-    // SAFETY: what the program cannot live with has been left out.
+    // SAFETY: values that the program cannot cope with have been left out.
     let _ = unsafe { code::execute(1, value) };
 }
 
 fn instruction(random: &mut Random) {
     let name = name(random, true);
     let [_, _, crn, crm, _] = sysregs::fields(name.0);
-    // Translations are dropped, or asked for, at any address; caches at that of scratch.
+    // TLB maintenance and address translation use any address; cache maintenance uses that of
+    // scratch.
     let is_of_cache = !(matches!(crn, 8 | 9) || crn == 7 && matches!(crm, 8 | 9));
     let operand = if is_of_cache { SCRATCH.address() } else { value(random) };
     code::put([code::write(name), code::read(name)].into_iter());
-    // SAFETY: as above; what is no instruction faults.
+    // SAFETY: as above; undefined encodings fault.
     let _ = unsafe { code::execute(random.below(2) as usize, operand) };
 }
 
-/// Registers in memory, and places where nothing is.
+/// Registers in memory, and unused addresses.
 fn device(random: &mut Random) {
     let (count, size) = (machine::count() as u64, random.below(4));
     let (base, length) = match random.below(8) {
@@ -280,7 +281,7 @@ fn call(random: &mut Random, number: usize) {
     let (first, second, third) = (value(random), value(random), value(random));
     macro_rules! call {
         ($text:literal) => {
-            // SAFETY: calls that end anything have been left out; registers that they may change
+            // SAFETY: calls that end the guest have been left out; registers that they may change
             // are named.
             unsafe {
                 asm!(guarded!($text), inout("x0") function => _, inout("x1") first => _, inout("x2") second => _,

@@ -1,4 +1,4 @@
-//! Registers that nobody traps are a processor's own.
+//! Untrapped registers belong to one processor.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -9,16 +9,17 @@ use hostile::orders::Orders;
 use crate::machine;
 use crate::report::{Verdict, ensure};
 
-/// How often all of them write theirs and look again.
+/// Number of rounds in which all of them write theirs and check.
 const ROUNDS: u32 = 10;
 
-/// What each has found in a register that was not what it has written: the register's number and
-/// one, and what it held.
+/// The wrong value that each has found in a register: the register's number plus one, and the
+/// value.
 static FOUND: [(AtomicU64, AtomicU64); processors::MAX_PROCESSORS] =
     [const { (AtomicU64::new(0), AtomicU64::new(0)) }; processors::MAX_PROCESSORS];
 
-/// Registers of EL1 and EL0 that hold any value, or a good part of it, and which the program does
-/// not use: what of them is written, and how many of a processor's number's bits go where.
+/// Registers of EL1 and EL0 that hold any value, or many of its bits, and that the program does not
+/// use: index, name, encoding, and the shift of a processor's value; with a shift of 64 the value
+/// is 0.
 macro_rules! each {
     ($action:ident) => {
         $action! {
@@ -41,7 +42,7 @@ macro_rules! each {
     };
 }
 
-/// A processor's value: small enough for each of them once shifted.
+/// A processor's value: small enough for each register once shifted.
 const fn own(number: usize, shift: u32) -> u64 {
     if shift >= 64 { 0 } else { (number as u64 % 4 + 1) << shift }
 }
@@ -86,16 +87,15 @@ const fn name(index: u64) -> &'static str {
     each!(names)
 }
 
-/// Writes, lets others do the same on this CPU, and reads.
+/// Writes, lets other processors do the same on this CPU, and reads.
 fn write_and_look(number: usize) {
     write_own(number);
-    // The others come meanwhile: as there are more of them than CPUs, some do on this one.
+    // The others run meanwhile: because there are more of them than CPUs, some run on this one.
     clock::delay(20_000);
     look(number);
 }
 
-/// All processors write values of their own to all registers that they can write, and find them
-/// again.
+/// All processors write their own values to all registers that they can write, and find them again.
 pub(crate) fn registers_are_own(_: &Orders<'_>) -> Verdict {
     for round in 0..ROUNDS {
         machine::on_all(write_and_look);

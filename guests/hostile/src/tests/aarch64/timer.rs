@@ -11,13 +11,13 @@ use crate::report::{Verdict, ensure};
 
 const VIRTUAL: u32 = 27;
 const PHYSICAL: u32 = 30;
-/// How often a register is looked at before an interrupt is given up.
+/// Number of checks of a register before an interrupt is given up.
 const LOOKS_MAX: u32 = 1_000_000;
 
-/// Sets a timer's compare value, and switches it on.
+/// Sets a timer's compare value, and enables it.
 macro_rules! set {
     ($value:literal, $control:literal, $at:expr) => {
-        // SAFETY: a timer of the program's own; its interrupt is handled or masked.
+        // SAFETY: the program's own timer; its interrupt is handled or masked.
         unsafe {
             asm!(
                 concat!("msr ", $value, ", {}"), concat!("msr ", $control, ", {}"), "isb",
@@ -49,8 +49,8 @@ fn physical_now() -> u64 {
     ticks
 }
 
-/// Compare values that are very far away: a hypervisor that adds something to them goes over the
-/// end. A machine that hangs by that says nothing any more.
+/// Compare values in the very distant future: a hypervisor that adds to them overflows. A machine
+/// that hangs because of that reports nothing any more.
 pub(super) fn compare_values(_: &Orders<'_>) -> Verdict {
     for _ in 0..20 {
         for at in [u64::MAX, u64::MAX - 1, 0_u64.wrapping_sub(clock::now()), i64::MAX as u64, 1 << 63] {
@@ -64,12 +64,12 @@ pub(super) fn compare_values(_: &Orders<'_>) -> Verdict {
     Ok(())
 }
 
-/// Waits until a timer's interrupt pends, as its register says.
+/// Waits until its register shows that a timer's interrupt is pending.
 fn await_pending(ppi: u32) -> bool {
     (0..LOOKS_MAX).any(|_| controller::is_pending(ppi))
 }
 
-/// A timer that is stopped before its interrupt is taken does not interrupt, and one that goes off
+/// A timer that is stopped before its interrupt is taken does not interrupt, and one that fires
 /// later does.
 pub(super) fn stopped_timer(_: &Orders<'_>) -> Verdict {
     controller::enable(PHYSICAL);
@@ -97,7 +97,7 @@ fn on_physical(_: &interrupts::Frame) {
     TAKEN.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The physical timer interrupts when its time has come, and wakes from WFI.
+/// The physical timer interrupts at its compare value, and wakes from WFI.
 pub(super) fn physical_timer(_: &Orders<'_>) -> Verdict {
     controller::enable(PHYSICAL);
     interrupts::handle(PHYSICAL, Some(on_physical));
@@ -112,7 +112,7 @@ pub(super) fn physical_timer(_: &Orders<'_>) -> Verdict {
         ensure!(now >= due, "it came {} ticks early", due - now);
     }
     interrupts::handle(PHYSICAL, None);
-    // Both counters are one.
+    // Both counters are the same.
     let (first, second, third) = (physical_now(), clock::now(), physical_now());
     ensure!(first <= second && second <= third, "virtual {second:#x}, physical {first:#x} and {third:#x}");
     Ok(())

@@ -1,4 +1,4 @@
-//! All system registers there can be, against the table of those that may be.
+//! All possible system registers, compared with the table of those that may exist.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -14,23 +14,23 @@ use super::code::{self, Name, SLOTS};
 use crate::machine;
 use crate::report::{Verdict, ensure, say};
 
-/// Registers of one op0.
+/// Number of registers of one op0.
 const COUNT: u32 = 1 << 14;
 /// Exception classes of an undefined instruction, and of a trapped access to a register: with
-/// FEAT_IDST that is what an ID register raises that there is not (DDI 0487 M.b, D24.3.1).
+/// FEAT_IDST a missing ID register raises the latter (DDI 0487 M.b, D24.3.1).
 const CLASS_UNKNOWN: u8 = 0;
 const CLASS_TRAPPED: u8 = 0x18;
 
-/// Whether there is nothing of this name.
+/// Whether the fault means that there is no register of this name.
 fn is_undefined(name: Name, fault: Fault) -> bool {
     let [op0, _, crn, ..] = sysregs::fields(name.0);
     fault.class() == CLASS_UNKNOWN || (op0 == 3 && crn == 0 && fault.class() == CLASS_TRAPPED)
 }
-/// Findings that are told one by one.
+/// Number of findings that are reported one by one.
 const TOLD: u32 = 400;
 
-/// Does `act` to each register of this op0, with the slots of two instructions that read and write
-/// it.
+/// Calls `act` for each register of this op0, with the slots of two instructions that read and
+/// write it.
 fn each(op0: u32, mut act: impl FnMut(Name, usize, usize)) {
     const BATCH: u32 = SLOTS as u32 / 2;
     for first in (0..COUNT).step_by(BATCH as usize) {
@@ -42,13 +42,13 @@ fn each(op0: u32, mut act: impl FnMut(Name, usize, usize)) {
     }
 }
 
-/// Lets the program use registers of floating point and vectors, where they are.
+/// Lets the program use registers of floating point and vectors, where they exist.
 fn open_floating_point() {
     // SAFETY: CPACR_EL1: FPEN, ZEN and SMEN; the program has no such instructions.
     unsafe { asm!("msr cpacr_el1, {}", "isb", in(reg) 0x0333_0000u64, options(nostack, preserves_flags)) };
 }
 
-/// What a row's register takes besides what is in it.
+/// The value to write to a row's register, based on its present value.
 const fn changed(row: &Row, value: u64) -> u64 {
     match row.kind {
         Kind::Own(mask) => value ^ mask,
@@ -58,7 +58,7 @@ const fn changed(row: &Row, value: u64) -> u64 {
     }
 }
 
-/// Tells of something that should not be.
+/// Reports a finding.
 fn tell(findings: &mut u32, name: Name, what: &str, value: u64) {
     let [op0, op1, crn, crm, op2] = sysregs::fields(name.0);
     *findings += 1;
@@ -67,16 +67,15 @@ fn tell(findings: &mut u32, name: Name, what: &str, value: u64) {
     }
 }
 
-/// Each register is in the table or undefined, to be read and to be written to; those that are
-/// constant are so.
+/// Each register is in the table or undefined, for reads and writes; constant ones do not change.
 pub(super) fn registers(_: &Orders<'_>) -> Verdict {
     open_floating_point();
     let (mut findings, mut found) = (0, 0);
     for op0 in [2, 3] {
         each(op0, |name, read, write| {
             let row = sysregs::find(name.0);
-            // SAFETY: reading a register has no effect that the program does not live with:
-            // interrupts that an acknowledgement takes there are none.
+            // SAFETY: reading a register has no effect that the program cannot cope with: there are
+            // no interrupts that an acknowledgement would take.
             let old = unsafe { code::execute(read, 0) };
             match (old, row) {
                 (Ok(value), None) => tell(&mut findings, name, "is read, and not in the table", value),
@@ -90,8 +89,8 @@ pub(super) fn registers(_: &Orders<'_>) -> Verdict {
             if row.is_some_and(|row| row.kind == Kind::Moves) {
                 return;
             }
-            // SAFETY: rows say what the program lives with; what is in none has no effect, or the
-            // test fails.
+            // SAFETY: rows say which writes the program can cope with; a register without a row has
+            // no effect, or the test fails.
             let written = unsafe { code::execute(write, row.map_or(value, |row| changed(row, value))) };
             if written.is_ok() && row.is_none() {
                 tell(&mut findings, name, "is written to, and not in the table", value);
@@ -103,7 +102,7 @@ pub(super) fn registers(_: &Orders<'_>) -> Verdict {
                     tell(&mut findings, name, "is to be constant, and is not", new.unwrap_or(0));
                 }
                 if let (Some(Row { kind: Kind::Own(_), .. }), Ok(old)) = (row, old) {
-                    // SAFETY: it was there before.
+                    // SAFETY: it is the previous value.
                     let _ = unsafe { code::execute(write, old) };
                 }
             }
@@ -115,7 +114,7 @@ pub(super) fn registers(_: &Orders<'_>) -> Verdict {
     Ok(())
 }
 
-/// What instructions on addresses are told.
+/// The target of instructions on addresses.
 static SCRATCH: Page = Page::new();
 
 /// Each system instruction is in the table or undefined, with a result (SYSL) or without (SYS).
@@ -123,8 +122,8 @@ pub(super) fn instructions(_: &Orders<'_>) -> Verdict {
     let (mut findings, mut found) = (0, 0);
     each(1, |name, read, write| {
         for slot in [read, write] {
-            // SAFETY: what is in the table is maintenance, of our own page where it can change
-            // anything; what is not there has no effect, or the test fails.
+            // SAFETY: instructions in the table are maintenance, of our own page where it can
+            // change anything; instructions not in it have no effect, or the test fails.
             match unsafe { code::execute(slot, SCRATCH.address()) } {
                 Ok(_) if sysregs::find(name.0).is_some() => found += 1,
                 Ok(_) => tell(&mut findings, name, "is done, and not in the table", (slot == read).into()),
@@ -139,12 +138,13 @@ pub(super) fn instructions(_: &Orders<'_>) -> Verdict {
     Ok(())
 }
 
-/// What the second processor finds in each row's register; the second time in the second half.
+/// The value that the second processor finds in each row's register; the second time in the second
+/// half.
 static SEEN: [AtomicU64; 2 * ROWS_MAX] = [const { AtomicU64::new(0) }; 2 * ROWS_MAX];
-/// Own registers, each by its encoding.
+/// Number of own registers, each by its encoding.
 const ROWS_MAX: usize = SLOTS;
 
-/// Encodings of registers that are a vCPU's own, and what may be changed.
+/// Encodings of registers that belong to a vCPU, and the bits that may be changed.
 fn own() -> impl Iterator<Item = (Name, u64)> + Clone {
     let rows = ROWS.iter().filter_map(|row| match row.kind {
         Kind::Own(mask) if mask != 0 => Some((row, mask)),
@@ -166,25 +166,25 @@ fn look(half: usize) {
     }
 }
 
-/// Has the second processor look, which the first waits for asleep: there may be one CPU for both.
+/// Makes the second processor check, while the first waits asleep: both may share one CPU.
 fn look_elsewhere(job: processors::Job) {
     processors::give(1, job);
     machine::await_end(1);
 }
 
-/// What one vCPU writes is not what another one reads, nor gone after that one has run.
+/// A value that one vCPU writes is neither read by another one, nor lost after that one has run.
 pub(super) fn crossing(_: &Orders<'_>) -> Verdict {
     open_floating_point();
-    // Twice: what faults leave behind is the same from then on.
+    // Twice: after that, the state left by faults does not change any more.
     look_elsewhere(|_| look(0));
     look_elsewhere(|_| look(0));
     let (mut findings, mut held) = (0, 0);
     for (index, (name, mask)) in own().enumerate() {
-        // Both instructions, for each register anew: the second processor has its own page.
+        // Both instructions, again for each register: the second processor has its own page.
         code::put([code::read(name), code::write(name)].into_iter());
         // SAFETY: reading these has no effect.
         let Ok(old) = (unsafe { code::execute(0, 0) }) else { continue };
-        // SAFETY: rows say what the program lives with.
+        // SAFETY: rows say which writes the program can cope with.
         let Ok(_) = (unsafe { code::execute(1, old ^ mask) }) else { continue };
         // SAFETY: as above.
         let new = unsafe { code::execute(0, 0) }.unwrap_or(old);
@@ -193,7 +193,7 @@ pub(super) fn crossing(_: &Orders<'_>) -> Verdict {
         let after = SEEN[ROWS_MAX + index].load(Ordering::Acquire);
         // SAFETY: as above.
         let left = unsafe { code::execute(0, 0) }.unwrap_or(old);
-        // SAFETY: it was there before.
+        // SAFETY: it is the previous value.
         let _ = unsafe { code::execute(1, old) };
         held += u32::from(new != old);
         if before != after {

@@ -1,4 +1,4 @@
-//! Whether what one vCPU writes to its MSRs reaches another one.
+//! Whether one vCPU's writes to its MSRs reach another one.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,12 +11,12 @@ use super::walk::Findings;
 use crate::machine;
 use crate::report::Verdict;
 
-/// MSRs of a vCPU's own.
+/// Maximum number of MSRs that belong to a vCPU.
 const OWN_MAX: usize = 256;
-/// What the second processor finds in each; the second time in the second half.
+/// The value that the second processor finds in each; the second time in the second half.
 static SEEN: [AtomicU64; 2 * OWN_MAX] = [const { AtomicU64::new(0) }; 2 * OWN_MAX];
 
-/// MSRs that are a vCPU's own, and what may be changed.
+/// MSRs that belong to a vCPU, and the bits that may be changed.
 fn own() -> impl Iterator<Item = (u32, u64)> {
     let rows = msrs::ROWS.iter().filter_map(|row| match row.kind {
         Kind::Own(mask) if mask != 0 => Some((row, mask)),
@@ -32,26 +32,26 @@ fn look(half: usize) {
     }
 }
 
-/// Has the second processor look, for which the first one waits: there may be one CPU for both.
+/// Makes the second processor check, while the first one waits: both may share one CPU.
 fn look_elsewhere(job: processors::Job) {
     processors::give(1, job);
     machine::await_end(1);
 }
 
-/// What one vCPU writes is not what another one reads, nor gone after that one has run.
+/// A value that one vCPU writes is neither read by another one, nor lost after that one has run.
 pub(super) fn crossing(_: &Orders<'_>) -> Verdict {
     let (mut findings, mut held) = (Findings::default(), 0);
     look_elsewhere(|_| look(0));
     for (index, (number, mask)) in own().enumerate() {
         let Ok(old) = rdmsr(number) else { continue };
-        // SAFETY: rows say what the program lives with.
+        // SAFETY: rows say which writes the program can cope with.
         let Ok(()) = (unsafe { wrmsr(number, old ^ mask) }) else { continue };
         let new = rdmsr(number).unwrap_or(old);
         look_elsewhere(|_| look(1));
         let before = SEEN[index].load(Ordering::Acquire);
         let after = SEEN[OWN_MAX + index].load(Ordering::Acquire);
         let left = rdmsr(number).unwrap_or(old);
-        // SAFETY: it was there before.
+        // SAFETY: it is the previous value.
         let _ = unsafe { wrmsr(number, old) };
         held += u32::from(new != old);
         if before != after {

@@ -18,7 +18,7 @@ pub(super) const OWN: &[Test] = &[
     test("walk", 2, walk),
 ];
 
-/// All that looks for state that is left open.
+/// All tests that look for state left accessible.
 fn walk(orders: &Orders<'_>) -> Verdict {
     walk::msrs(orders)?;
     walk::ports(orders)?;

@@ -1,10 +1,10 @@
-//! What x86-64 processors do in a storm.
+//! The operations of x86-64 processors in a storm.
 //!
-//! Left out, because the guest is entitled to it and would end by it: power off (ports 0x600,
-//! 0x604), reset (port 0xcf9, bit 2; port 0x64; port 0x92; the synthetic MSR), INIT and start-up
-//! interrupts, vectors of exceptions, for which a handler finds another stack frame, pages laid
-//! over the program itself, SMEP and SMAP, as the program lies in pages of ring 3, and the
-//! descriptor tables.
+//! Some operations are left out, because the guest is entitled to them and would end by them: power
+//! off (ports 0x600, 0x604), reset (port 0xcf9, bit 2; port 0x64; port 0x92; the synthetic MSR),
+//! INIT and start-up interrupts, vectors of exceptions, whose handlers expect another stack frame,
+//! overlay pages on the program itself, SMEP and SMAP, because the program is in pages of ring 3,
+//! and the descriptor tables.
 
 use core::arch::asm;
 use core::arch::x86_64::__cpuid_count;
@@ -31,32 +31,32 @@ const GS_BASE: u32 = 0xc000_0101;
 const TPR: u32 = 0x808;
 const IOAPIC: u64 = 0xfec0_0000;
 const IOAPIC_WINDOW: u64 = 0x10;
-/// Above the vectors of exceptions.
+/// The lowest vector above those of exceptions.
 const VECTOR: u64 = 0x40;
-/// Delivery modes, and those of them that do not reset anybody: fixed and NMI.
+/// Delivery modes, and those that do not reset any processor: fixed and NMI.
 const MODE: u64 = 7 << 8;
 const MODE_NMI: u64 = 4 << 8;
-/// Where nothing of the program is: behind the memory of a small guest, and mapped.
+/// An address that the program does not use: after the memory of a small guest, and mapped.
 const BEYOND: u64 = 3 << 30;
 const SCRATCH_PAGES: usize = 16;
 /// CR0.NW, and CR0.CD with it.
 const NOT_WRITE_THROUGH: u64 = 1 << 29;
 const CACHES: u64 = 3 << 29;
 
-/// What may be laid over, and where hypercalls find and leave what they like.
+/// Pages that may be overlaid, and input and output of hypercalls.
 static SCRATCH: [Page; SCRATCH_PAGES] = [const { Page::new() }; SCRATCH_PAGES];
 
-/// Makes the program go on whatever exception comes.
+/// Makes the program continue after any exception.
 pub(crate) fn prepare() {
     interrupts::catch(on_exception);
 }
 
-/// A breakpoint that was set at random; it is taken away.
+/// Removes a breakpoint that was set at random.
 fn on_exception(frame: &mut Frame) -> bool {
     if frame.vector() != 1 {
         return false;
     }
-    // SAFETY: without breakpoints all goes on.
+    // SAFETY: the program continues without breakpoints.
     unsafe { asm!("mov dr7, {}", in(reg) 0x400u64, options(nostack, preserves_flags)) };
     true
 }
@@ -65,7 +65,8 @@ fn scratch(random: &mut Random) -> u64 {
     SCRATCH[random.below(SCRATCH_PAGES as u64) as usize].address()
 }
 
-/// Does one thing, of a kind below [`KINDS`](crate::tests::storm::KINDS). Interrupts are masked.
+/// Performs one operation, of a kind below [`KINDS`](crate::tests::storm::KINDS). Interrupts are
+/// masked.
 pub(crate) fn operation(kind: u64, random: &mut Random, number: usize) {
     match kind {
         0..=4 => write_msr(random),
@@ -92,24 +93,24 @@ pub(crate) fn look_after_sleepers() {
 }
 
 /// Makes the processor's own APIC deliver interrupts again, without timers. A timer whose period is
-/// shorter than its handler would leave no time for anything else as soon as interrupts are on.
+/// shorter than its handler would leave no time for anything else once interrupts are on.
 fn open_apic() {
     for config in [0x4000_00b0, 0x4000_00b2, 0x4000_00b4, 0x4000_00b6] {
-        // SAFETY: nobody uses the synthetic timers.
+        // SAFETY: the synthetic timers are not in use.
         let _ = unsafe { wrmsr(config, 0) };
     }
     let base = rdmsr(APIC_BASE).unwrap_or(0);
     if base & X2APIC_AND_ENABLED != X2APIC_AND_ENABLED {
         for mode in [0, 2 << 10, X2APIC_AND_ENABLED] {
-            // SAFETY: by the way of legal steps to where it was.
+            // SAFETY: by legal steps to its previous mode.
             let _ = unsafe { wrmsr(APIC_BASE, base & !X2APIC_AND_ENABLED | mode) };
         }
     }
     apic::enable();
-    // SAFETY: all priorities are let through.
+    // SAFETY: all priorities are admitted.
     let _ = unsafe { wrmsr(TPR, 0) };
     for _ in 0..256 {
-        // What is in service would keep others back.
+        // Interrupts in service would hold others back.
         apic::end_of_interrupt();
     }
 }
@@ -120,28 +121,28 @@ fn sleep() {
     interrupts::disable();
 }
 
-/// Puts the processor's own state in order, and the first one what is everybody's.
+/// Restores the processor's own state, and on the first one the shared state.
 pub(crate) fn put_in_order(number: usize) {
     open_apic();
     if number == 0 {
         CONSOLE.set_up();
         REPORTS.set_up();
         while CONSOLE.receive().is_some() {}
-        // Pages that are laid over others go.
+        // Removes overlay pages.
         for msr in [0x4000_0001, 0x4000_0021] {
-            // SAFETY: nobody uses them.
+            // SAFETY: they are not in use.
             let _ = unsafe { wrmsr(msr, 0) };
         }
     }
     for msr in [0x4000_0073, 0x4000_0082, 0x4000_0083] {
-        // SAFETY: nobody uses them.
+        // SAFETY: they are not in use.
         let _ = unsafe { wrmsr(msr, 0) };
     }
-    // SAFETY: without breakpoints, and with the timers quiet.
+    // SAFETY: disables breakpoints; the timers are quiet.
     unsafe { asm!("mov dr7, {}", in(reg) 0x400u64, options(nostack, preserves_flags)) };
 }
 
-/// What may be written to an MSR of this, if anything.
+/// A harmless variant of a value for an MSR, if there is one.
 fn harmless(number: u32, value: u64, random: &mut Random) -> Option<u64> {
     Some(match number {
         // RESET.
@@ -153,7 +154,7 @@ fn harmless(number: u32, value: u64, random: &mut Random) -> Option<u64> {
         0x832..=0x837 => value & !MODE | value & MODE_NMI | VECTOR,
         0x80f | 0x83f | 0x4000_0090..=0x4000_009f => value | VECTOR,
         0x4000_00b0 | 0x4000_00b2 | 0x4000_00b4 | 0x4000_00b6 => value | VECTOR << 4,
-        // Pages that are laid over the guest's.
+        // Pages that overlay the guest's.
         0x4000_0001 | 0x4000_0021 | 0x4000_0073 | 0x4000_0082 | 0x4000_0083 => {
             scratch(random) | value & (PAGE - 1)
         }
@@ -173,11 +174,11 @@ fn write_msr(random: &mut Random) {
     let any = value(random);
     let Some(value) = harmless(number, any, random) else { return };
     let old = rdmsr(number);
-    // SAFETY: what the program cannot live with has been left out, or is put back at once.
+    // SAFETY: values that the program cannot cope with have been left out, or are reverted at once.
     let _ = unsafe { wrmsr(number, value) };
     let is_kept = msrs::find(number).is_some_and(|row| row.kind == Kind::Kept);
     if let (EFER | GS_BASE, Ok(old)) = (number, old) {
-        // SAFETY: it was there before.
+        // SAFETY: it is the previous value.
         let _ = unsafe { wrmsr(number, old) };
     } else if number == APIC_BASE && is_kept {
         open_apic();
@@ -198,7 +199,7 @@ fn port(random: &mut Random) {
         0xcf6..=0xcf9 if size != 2 => 0,
         _ => value(random) as u32,
     };
-    // SAFETY: what would end the guest has been left out; no device writes to memory.
+    // SAFETY: writes that would end the guest have been left out; no device writes to memory.
     unsafe {
         match (size, is_write) {
             (0, true) => Port::<u8>::new(port).write(value as u8),
@@ -211,7 +212,7 @@ fn port(random: &mut Random) {
     }
 }
 
-/// Registers in memory, and places where nothing is.
+/// Registers in memory, and unused addresses.
 fn device(random: &mut Random) {
     let address = match random.below(4) {
         0 => IOAPIC + random.one_of([0, IOAPIC_WINDOW]),
@@ -221,19 +222,20 @@ fn device(random: &mut Random) {
     };
     let any = value(random) as u32;
     let is_ioapic = address - (address & (PAGE - 1)) == IOAPIC;
-    // Redirection entries have the vector and the delivery mode where interrupt commands have them.
+    // Redirection entries have the vector and the delivery mode at the same bits as interrupt
+    // commands.
     let value = match is_ioapic && address != IOAPIC {
         true => any & !0x7ff | any & 0x4ff | VECTOR as u32,
         false => any,
     };
     if random.one_in(2) {
-        // SAFETY: nothing of the program is there.
+        // SAFETY: the program uses nothing there.
         unsafe {
             asm!(guarded!("mov [{address}], {value:e}"), address = in(reg) address, value = in(reg) value,
                 inout("r11") 0u64 => _, inout("r10") 0u64 => _);
         }
     } else {
-        // SAFETY: reading has no effect that the program does not live with.
+        // SAFETY: reading has no effect that the program cannot cope with.
         unsafe {
             asm!(guarded!("mov {value:e}, [{address}]"), address = in(reg) address, value = out(reg) _,
                 inout("r11") 0u64 => _, inout("r10") 0u64 => _);
@@ -245,7 +247,7 @@ fn hypercall(random: &mut Random) {
     const CODES: [u64; 12] = [2, 3, 8, 0xb, 0x13, 0x14, 0x15, 0x57, 0x5c, 0x5d, 0x8001, 0];
     let page = &SCRATCH[random.below(SCRATCH_PAGES as u64) as usize];
     for word in page.words().iter().take(64) {
-        // The vector of an interrupt may be there.
+        // The word may contain the vector of an interrupt.
         word.store(value(random) | VECTOR, core::sync::atomic::Ordering::Relaxed);
     }
     let any = value(random);
@@ -258,7 +260,7 @@ fn hypercall(random: &mut Random) {
     let input =
         if is_fast { value(random) | VECTOR } else { page.address() + random.one_of([0, 8, 0xff8, 4]) };
     let output = if is_fast { value(random) } else { scratch(random) };
-    // SAFETY: memory that the call changes is scratch; it changes no other register.
+    // SAFETY: the call changes only scratch memory, and no other register.
     unsafe {
         asm!(
             guarded!("vmmcall"),
@@ -268,12 +270,12 @@ fn hypercall(random: &mut Random) {
     }
 }
 
-/// Control and debug registers. What was there is put back.
+/// Control and debug registers. The previous values are restored.
 fn control(random: &mut Random) {
     let value = value(random);
     let cr0 = Cr0::read_raw();
     let cr4 = Cr4::read_raw();
-    // SMEP and SMAP, and translation as it is.
+    // Keeps SMEP and SMAP, and the translation mode.
     let kept = Cr4Flags::SUPERVISOR_MODE_EXECUTION_PROTECTION.bits()
         | Cr4Flags::SUPERVISOR_MODE_ACCESS_PREVENTION.bits();
     macro_rules! guard {
@@ -286,9 +288,9 @@ fn control(random: &mut Random) {
     }
     match random.below(7) {
         0 => {
-            // Paging and protected mode stay; caches and write-through may go. NW without CD is not
-            // tried: an emulator lets it pass, and refuses to go on with it at the next VMRUN
-            // (docs/qemu.md).
+            // Paging and protected mode stay enabled; caches and write-through may be disabled. NW
+            // without CD is not tried: an emulator accepts it, and refuses to continue with it at
+            // the next VMRUN (docs/qemu.md).
             let value = if value & CACHES == NOT_WRITE_THROUGH { value | CACHES } else { value };
             guard!("mov cr0, {value}"; value & 0x7fff_fffe | 0x8000_0001);
             guard!("mov cr0, {value}"; cr0);
@@ -299,7 +301,7 @@ fn control(random: &mut Random) {
         }
         6 => {
             guard!("mov cr8, {value}"; value & 0x1f);
-            // Nothing is held off for longer.
+            // Interrupts are not held off any longer.
             guard!("mov cr8, {value}"; 0u64);
         }
         2 => guard!("mov dr1, {value}"; value),
@@ -309,12 +311,12 @@ fn control(random: &mut Random) {
     }
 }
 
-/// Instructions that are intercepted, or that a guest has not got.
+/// Instructions that are intercepted, or that a guest does not have.
 fn instruction(random: &mut Random) {
     let any = value(random);
     macro_rules! guard {
         ($text:expr) => {
-            // SAFETY: each faults or has no effect that the program does not live with.
+            // SAFETY: each faults or has no effect that the program cannot cope with.
             unsafe {
                 asm!(guarded!($text), inout("rax") any => _, inout("rcx") any >> 7 => _, inout("rdx") any >> 9 => _,
                     inout("r11") 0u64 => _, inout("r10") 0u64 => _);

@@ -1,4 +1,4 @@
-//! All MSRs, ports and leaves of CPUID there can be, against the tables of those that may be.
+//! All possible MSRs, ports and leaves of CPUID, compared with the tables of those that may exist.
 
 use core::arch::x86_64::__cpuid_count;
 use core::fmt;
@@ -11,24 +11,23 @@ use x86_64::instructions::port::Port;
 
 use crate::report::{Verdict, ensure, say};
 
-/// Where each range of MSRs begins that permission maps know, and that of synthetic ones; and the
+/// Start of each range of MSRs in permission maps, and of the synthetic ones; and the number of
 /// MSRs in each.
 pub(super) const RANGES: [u32; 4] = [0, 0x4000_0000, 0xc000_0000, 0xc001_0000];
 pub(super) const RANGE: u32 = 0x2000;
-/// Where the ranges of CPUID's leaves begin that anybody uses, and the leaves that are looked at in
-/// each.
+/// Start of the ranges of CPUID leaves that are in use, and the number of leaves checked in each.
 const LEAVES: [u32; 5] = [0, 0x4000_0000, 0x8000_0000, 0xc000_0000, 0xffff_ff00];
 const LEAF_COUNT: u32 = 0x100;
 const SUBLEAVES: u32 = 64;
-/// Findings that are told one by one.
+/// Number of findings that are reported one by one.
 const TOLD: u32 = 400;
 
-/// Things that should not be.
+/// Number of findings.
 #[derive(Default)]
 pub(super) struct Findings(pub(super) u32);
 
 impl Findings {
-    /// Tells of one.
+    /// Reports one.
     pub(super) fn tell(&mut self, what: fmt::Arguments<'_>) {
         self.0 += 1;
         if self.0 <= TOLD {
@@ -36,7 +35,8 @@ impl Findings {
         }
     }
 
-    /// None, where `found` things are there, of which there have to be more than `least`.
+    /// Succeeds if there are no findings, and more than `least` items exist; `found` is their
+    /// number.
     pub(super) fn verdict(self, found: u32, least: u32) -> Verdict {
         say(format_args!("{found} are there; {} things are not as they should be", self.0));
         ensure!(self.0 == 0, "{} things are not as they should be, see the console", self.0);
@@ -45,8 +45,7 @@ impl Findings {
     }
 }
 
-/// Each MSR is in the table or raises #GP, when it is read and when it is written to; those that
-/// are constant are so.
+/// Each MSR is in the table or raises #GP, for reads and writes; constant ones do not change.
 pub(super) fn msrs(_: &Orders<'_>) -> Verdict {
     let (mut findings, mut found) = (Findings::default(), 0);
     for number in RANGES.into_iter().flat_map(|first| first..first + RANGE) {
@@ -65,8 +64,8 @@ pub(super) fn msrs(_: &Orders<'_>) -> Verdict {
             Some(Kind::Moves) => continue,
             Some(Kind::Kept | Kind::Instruction) | None => (value, false),
         };
-        // SAFETY: rows say what the program lives with; what is in none has no effect, or the test
-        // fails.
+        // SAFETY: rows say which writes the program can cope with; an MSR without a row has no
+        // effect, or the test fails.
         match unsafe { wrmsr(number, write) } {
             Ok(()) if row.is_none() => findings.tell(format_args!("MSR {number:#x} is written to")),
             Ok(()) if holds && rdmsr(number) != old => findings.tell(format_args!("MSR {number:#x} changes")),
@@ -74,7 +73,7 @@ pub(super) fn msrs(_: &Orders<'_>) -> Verdict {
             Err(fault) => findings.tell(format_args!("MSR {number:#x} raises {fault:?}, written to")),
         }
         if let (Some(Row { kind: Kind::Own(_), .. }), Ok(old)) = (row, old) {
-            // SAFETY: it was there before.
+            // SAFETY: it is the previous value.
             let _ = unsafe { wrmsr(number, old) };
         }
     }
@@ -85,7 +84,7 @@ pub(super) fn msrs(_: &Orders<'_>) -> Verdict {
 pub(super) fn ports(_: &Orders<'_>) -> Verdict {
     let (mut findings, mut found) = (Findings::default(), 0);
     for port in 0..=u16::MAX {
-        // SAFETY: reading a port has no effect that the program does not live with.
+        // SAFETY: reading a port has no effect that the program cannot cope with.
         let read: [(u16, u32, u32); 3] = unsafe {
             [
                 (1, Port::<u8>::new(port).read().into(), 0xff),
@@ -112,7 +111,7 @@ pub(super) fn cpuid(_: &Orders<'_>) -> Verdict {
         for subleaf in (0..SUBLEAVES).chain([u32::MAX]) {
             let result = __cpuid_count(leaf, subleaf);
             let found_bits = [result.eax, result.ebx, result.ecx, result.edx];
-            // Beyond the highest leaf EAX counts: the number itself may be any up to that.
+            // Beyond the highest leaf EAX is a maximum: it may be any number up to that.
             let is_maximum = matches!(leaf, 0 | 0x4000_0000 | 0x8000_0000);
             let is_wrong = |(index, (bits, allowed)): (usize, (&u32, &u32))| match index {
                 0 if is_maximum => bits > allowed,

@@ -11,7 +11,7 @@ static HZ: AtomicU64 = AtomicU64::new(0);
 /// The system counter. All CPUs see the same.
 #[inline(always)]
 pub(crate) fn now() -> u64 {
-    // Not before what comes before in program order.
+    // Not earlier than the preceding instructions.
     isb();
     read!("cntpct_el0")
 }
@@ -21,7 +21,7 @@ pub(crate) fn hz() -> u64 {
     HZ.load(Ordering::Relaxed)
 }
 
-/// Finds out the counter's frequency.
+/// Reads the counter's frequency.
 pub(crate) fn init() -> Result<(), &'static str> {
     let hz = read!("cntfrq_el0") & 0xffff_ffff;
     if hz < 1_000_000 {
@@ -31,7 +31,7 @@ pub(crate) fn init() -> Result<(), &'static str> {
     Ok(())
 }
 
-/// What the PL031 whose registers are at `base` says, in seconds since the beginning of 1970 (Arm
+/// The time of the PL031 whose registers are at `base`, in seconds since the beginning of 1970 (Arm
 /// DDI 0224C, section 3.3.1).
 pub(crate) fn date(base: u64) -> u64 {
     // SAFETY: the base is that of a PL031 in the device tree, mapped as device memory; reading its
@@ -39,7 +39,7 @@ pub(crate) fn date(base: u64) -> u64 {
     u64::from(unsafe { (base as *const u32).read_volatile() })
 }
 
-/// Readies the calling CPU's timers: off.
+/// Turns the calling CPU's timers off.
 pub(crate) fn init_cpu() {
     // SAFETY: the timers of this CPU are the hypervisor's.
     unsafe {
@@ -50,7 +50,7 @@ pub(crate) fn init_cpu() {
     isb();
 }
 
-/// Has the calling CPU's timer go off at `deadline`; `u64::MAX` stops it.
+/// Sets the calling CPU's timer to fire at `deadline`; `u64::MAX` stops it.
 pub(crate) fn arm_timer(deadline: u64, _now: u64) {
     // SAFETY: EL2's physical timer is the hypervisor's.
     unsafe {
@@ -63,7 +63,7 @@ pub(crate) fn arm_timer(deadline: u64, _now: u64) {
     }
 }
 
-/// The calling CPU's timer went off: its interrupt stays asserted until it is off.
+/// The calling CPU's timer fired: turns it off, because its interrupt stays asserted until then.
 pub(crate) fn quiet_timer() {
     // SAFETY: as above.
     unsafe { write!("cnthp_ctl_el2", 0) };

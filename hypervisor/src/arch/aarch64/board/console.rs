@@ -1,15 +1,15 @@
 //! The log's port, the real console behind the guest's PL011, and the control channel.
 //!
 //! The console is the machine's PL011. The control channel is the first port of a 16550 on the PCI
-//! bus, and the log goes to its second (QEMU: `-device pci-serial-2x`); without one there is no
-//! control channel, and the log goes to the console beside the guest's output.
+//! bus, and the log goes to its second (QEMU: `-device pci-serial-2x`). Without that device there
+//! is no control channel, and the log goes to the console, mixed with the guest's output.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use baremetal::aarch64::serial::{Mapped, Pl011};
 use baremetal::uart16550::Uart;
 
-/// Register page of the PL011; 0 as long as none is known.
+/// Register page of the PL011; 0 while unknown.
 static CONSOLE: AtomicU64 = AtomicU64::new(0);
 /// Registers of the 16550s for requests and for the log; 0 if there are none.
 static CONTROL: AtomicU64 = AtomicU64::new(0);
@@ -29,8 +29,8 @@ fn port(place: &AtomicU64) -> Option<Uart<Mapped>> {
     (base != 0).then(|| Uart(unsafe { Mapped::at(base) }))
 }
 
-/// Sets up the PL011 whose registers are at `base`: FIFO, 8n1, no interrupts. The rate is left as
-/// it is.
+/// Sets up the PL011 whose registers are at `base`: FIFO, 8n1, no interrupts. The baud rate is
+/// unchanged.
 pub(crate) fn init(base: u64) {
     CONSOLE.store(base, Ordering::Relaxed);
     console().into_iter().for_each(Pl011::set_up);
@@ -50,7 +50,7 @@ pub(crate) fn enable_receive_interrupts() {
     port(&CONTROL).into_iter().for_each(|port| port.interrupt_on_receive(true));
 }
 
-/// Sends a byte of the guest's console.
+/// Sends a byte from the guest's console.
 pub(crate) fn guest_transmit(byte: u8) {
     if let Some(console) = console() {
         console.send(byte);
@@ -69,18 +69,18 @@ pub(crate) fn send_control(byte: u8) {
     }
 }
 
-/// Keeps the control channel from interrupting until it has been read empty.
+/// Disables the control channel's interrupt until it has been read empty.
 pub(crate) fn pause_control() {
     CONTROL_PAUSED.store(true, Ordering::Relaxed);
     port(&CONTROL).into_iter().for_each(|port| port.interrupt_on_receive(false));
 }
 
-/// Next byte that came over the control channel.
+/// Next byte received on the control channel.
 pub(crate) fn receive_control() -> Option<u8> {
     let port = port(&CONTROL)?;
     let byte = port.receive();
-    // What comes in from here on interrupts, and so does what has come in just now: the interrupt
-    // is a level.
+    // Bytes received from here on interrupt, and so do bytes received just now: the interrupt is
+    // level-triggered.
     if byte.is_none() && CONTROL_PAUSED.swap(false, Ordering::Relaxed) {
         port.interrupt_on_receive(true);
     }

@@ -1,8 +1,8 @@
-//! The real GICv3, by [`baremetal`]'s operations.
+//! The real GICv3, through [`baremetal`]'s operations.
 //!
-//! Only group 1 is used, without LPIs. Ending an interrupt is in two steps (EOImode 1): the
+//! Only group 1 is used, without LPIs. Ending an interrupt takes two steps (EOImode 1): the
 //! priority drops when the hypervisor has seen it; the guest's own interrupts are deactivated by
-//! the guest, by way of its list registers.
+//! the guest, through its list registers.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,7 +17,7 @@ use crate::arm64::controls;
 
 static DISTRIBUTOR: AtomicU64 = AtomicU64::new(0);
 
-/// Sets up the distributor: group 1, interrupts by affinity. Once.
+/// Sets up the distributor: group 1, routing by affinity. Called once.
 pub(crate) fn init_distributor(base: u64) -> Result<(), &'static str> {
     for bits in [0, ROUTING, ROUTING | GROUP_1] {
         gic::set_control(base, bits)?;
@@ -26,7 +26,7 @@ pub(crate) fn init_distributor(base: u64) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Has a shared, level-triggered interrupt go to a CPU.
+/// Routes a shared, level-triggered interrupt to a CPU.
 pub(crate) fn route(intid: u32, cpu: &PerCpu) {
     gic::route(DISTRIBUTOR.load(Ordering::Relaxed), intid, cpu.id);
 }

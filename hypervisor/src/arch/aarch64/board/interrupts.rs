@@ -1,7 +1,7 @@
-//! What the real machine's interrupts mean.
+//! Handling of the real machine's interrupts.
 //!
-//! They are masked at EL2 for ever, and asked for: after an exit, and while idling. So a handler
-//! never meets a lock that its own CPU holds, and may take any.
+//! They are always masked at EL2, and polled: after an exit, and while idling. So a handler never
+//! meets a lock that its own CPU holds, and may take any lock.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -13,7 +13,7 @@ use crate::image::panic;
 use crate::vm;
 use crate::vm::GUEST;
 
-/// "Look again": sent to a CPU that should leave guest mode or idling.
+/// "Check again": sent to a CPU that should leave guest mode or idling.
 pub(crate) const KICK: u32 = 0;
 /// Another CPU has panicked.
 pub(crate) const STOP: u32 = 1;
@@ -21,12 +21,12 @@ pub(crate) const STOP: u32 = 1;
 pub(crate) const MAINTENANCE: u32 = 25;
 /// EL2's physical timer.
 pub(crate) const TIMER: u32 = 26;
-/// The virtual timer, which is the guest's.
+/// The virtual timer, which belongs to the guest.
 pub(crate) const VIRTUAL_TIMER: u32 = VIRTUAL_TIMER_INTID as u32;
-/// EL1's physical timer, which is the guest's as well.
+/// EL1's physical timer, which also belongs to the guest.
 pub(crate) const PHYSICAL_TIMER: u32 = PHYSICAL_TIMER_INTID as u32;
 
-/// The private interrupts that are used.
+/// The private interrupts in use.
 pub(crate) const PRIVATE: u32 =
     1 << KICK | 1 << STOP | 1 << MAINTENANCE | 1 << TIMER | 1 << VIRTUAL_TIMER | 1 << PHYSICAL_TIMER;
 
@@ -34,7 +34,7 @@ pub(crate) const PRIVATE: u32 =
 static CONSOLE: AtomicU32 = AtomicU32::new(0);
 static CONTROL: AtomicU32 = AtomicU32::new(0);
 
-/// Has the interrupts of console and control channel come to `cpu`.
+/// Routes the interrupts of console and control channel to `cpu`.
 pub(crate) fn route_ports(cpu: &PerCpu, console: Option<u32>, control: Option<u32>) {
     for (place, intid) in [(&CONSOLE, console), (&CONTROL, control)] {
         if let Some(intid) = intid {
@@ -44,7 +44,7 @@ pub(crate) fn route_ports(cpu: &PerCpu, console: Option<u32>, control: Option<u3
     }
 }
 
-/// Takes all interrupts that pend. Each turn takes one away, and what asserts it is quiet then or
+/// Takes all pending interrupts. Each iteration removes one, and its source is then quiet or
 /// masked.
 pub(crate) fn take_all() {
     loop {
@@ -66,12 +66,12 @@ fn handle(intid: u32) {
             clock::quiet_timer();
             vm::interrupts::on_timer::<Local>();
         }
-        // It stays active, and so quiet, until the guest has handled it.
+        // It stays active, and so is not signalled again, until the guest has handled it.
         VIRTUAL_TIMER | PHYSICAL_TIMER => {
             let fired = &PerCpu::current().arch.timers_fired;
             return fired.set(fired.get() | 1 << intid);
         }
-        // Its condition has gone with the exit: the list registers are empty.
+        // Its condition ended with the exit: the list registers are empty.
         MAINTENANCE => PerCpu::current().arch.maintenance_fired.set(true),
         _ if intid == CONSOLE.load(Ordering::Relaxed) => vm::interrupts::on_serial_interrupt::<Local>(),
         _ if intid == CONTROL.load(Ordering::Relaxed) => {

@@ -1,4 +1,4 @@
-//! The CPU itself: waiting for interrupts, stacks, how the run ends.
+//! The CPU itself: waiting for interrupts, stacks, the end of the run.
 
 use core::arch::asm;
 use core::ops::Range;
@@ -16,16 +16,16 @@ pub(crate) use crate::arm64::processor::CpuData;
 use crate::arm64::processor::Features;
 use crate::image;
 
-/// Takes the interrupts that pend: by asking for them, with interrupts masked all the time. So no
-/// code of the hypervisor is ever interrupted.
+/// Takes the pending interrupts, by polling: interrupts stay masked all the time. So no code of the
+/// hypervisor is ever interrupted.
 pub(crate) fn take_interrupts() {
     interrupts::take_all();
 }
 
 /// Waits for an interrupt, and takes it.
 pub(crate) fn wait_for_interrupt() {
-    // An interrupt that pends ends WFI although it is masked.
-    // SAFETY: waits, and changes nothing. What was stored before is visible before.
+    // A pending interrupt ends WFI although it is masked.
+    // SAFETY: waits, and changes nothing. Earlier stores are visible before the wait.
     unsafe { asm!("dsb sy", "wfi", options(nostack, preserves_flags)) };
     interrupts::take_all();
 }
@@ -53,11 +53,11 @@ pub(crate) fn frame_pointer() -> u64 {
     fp
 }
 
-/// Calls `main` on a stack and never comes back.
+/// Calls `main` on a stack and never returns.
 ///
 /// # Safety
 ///
-/// Nobody runs on that stack.
+/// The stack is not in use.
 pub(crate) unsafe fn switch_stack(top: u64, main: extern "C" fn() -> !) -> ! {
     // SAFETY: the stack is ours; the frame pointer is cleared so that backtraces end here.
     unsafe {
@@ -73,8 +73,8 @@ pub(crate) unsafe fn switch_stack(top: u64, main: extern "C" fn() -> !) -> ! {
     }
 }
 
-/// Tells an emulator that counts instructions what the hypervisor is doing: a hint, which does
-/// nothing.
+/// Tells an instruction-counting emulator what the hypervisor is doing, by a hint instruction,
+/// which does nothing.
 #[inline(always)]
 pub(crate) fn mark(phase: Phase) {
     macro_rules! hint {
@@ -95,23 +95,23 @@ pub(crate) fn mark(phase: Phase) {
     }
 }
 
-/// Whether memory that was a guest's has to be cleaned out of the data caches before somebody else
-/// has it: without FEAT_S2FWB a guest may have used it around them.
+/// Whether former guest memory must be cleaned out of the data caches before it is reused: without
+/// FEAT_S2FWB a guest may have bypassed them.
 pub(crate) fn must_clean() -> bool {
     !features::get().contains(Features::FORCED_WRITE_BACK)
 }
 
-/// Writes the data caches' lines of some memory back, and drops them.
+/// Writes back and invalidates the data-cache lines of a range of memory.
 pub(crate) fn clean(memory: Range<u64>) {
     flush::Tlb.clean(memory);
     flush::Tlb.complete_caches();
 }
 
-/// Zeroes memory, by the cache line where the processor can.
+/// Zeroes memory, by cache lines where the processor supports it.
 ///
 /// # Safety
 ///
-/// The range is RAM, mapped as normal memory, aligned to 4 KiB, and nobody else uses it.
+/// The range is RAM, mapped as normal memory, aligned to 4 KiB, and not in use.
 pub(crate) unsafe fn zero(start: u64, size: u64) {
     let id = crate::arch::aarch64::sysreg::read!("dczid_el0");
     let block = 4u64 << (id & 0xf);
@@ -122,8 +122,7 @@ pub(crate) unsafe fn zero(start: u64, size: u64) {
         return;
     }
     let mut at = start;
-    // Eight blocks at a time are at most four pages, and the range is made of more than that
-    // mostly.
+    // Eight blocks at a time are at most four pages, and the range is usually larger than that.
     while at + 8 * block <= end {
         // SAFETY: the caller vouches for the range.
         unsafe {
@@ -143,15 +142,15 @@ pub(crate) unsafe fn zero(start: u64, size: u64) {
     }
 }
 
-/// Lets the report of a panic begin. Nothing interrupts the hypervisor anyway.
+/// Prepares the report of a panic. A no-op: nothing interrupts the hypervisor anyway.
 pub(crate) fn quiesce() {}
 
-/// Stops another CPU when it next looks for interrupts: at once if it is in guest mode or idles.
+/// Stops another CPU when it next checks for interrupts: at once if it is in guest mode or idles.
 pub(crate) fn stop_other(cpu: &PerCpu) {
     gic::send(cpu.id, interrupts::STOP as u8);
 }
 
-/// Stops the calling CPU for ever.
+/// Stops the calling CPU forever.
 pub(crate) fn stop() -> ! {
     loop {
         // SAFETY: waits.
@@ -159,9 +158,9 @@ pub(crate) fn stop() -> ! {
     }
 }
 
-/// Ends the run with `code`, which the host tool finds in the beacon: PSCI passes none on.
+/// Ends the run with `code`, which the host tool reads from the beacon: PSCI cannot pass it on.
 pub(crate) fn exit(code: ExitCode) -> ! {
-    // Pairs with the host tool's look, which comes from outside.
+    // Pairs with the host tool's read, from outside the machine.
     image::QUELL_BEACON.exit.store(code as u32, Ordering::Release); // The host tool reads it.
     baremetal::aarch64::power::system_off();
     stop()

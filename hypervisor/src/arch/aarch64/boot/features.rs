@@ -1,4 +1,4 @@
-//! What the processor can do, and what every CPU is set up for.
+//! The processor's features, and the EL2 setup of every CPU.
 //!
 //! Source: Arm DDI 0487, D24.2: the ID registers, VTCR_EL2; [`controls`] for all else.
 
@@ -11,13 +11,13 @@ use crate::arm64::processor::Features;
 
 static FEATURES: AtomicU32 = AtomicU32::new(0);
 
-/// What [`probe`] has found.
+/// The features that [`probe`] has found.
 #[inline(always)]
 pub(crate) fn get() -> Features {
     Features::from_bits_retain(FEATURES.load(Ordering::Relaxed))
 }
 
-/// What matters of them, for the log.
+/// The names of the relevant features, for the log.
 pub(crate) struct Names;
 
 impl fmt::Display for Names {
@@ -40,7 +40,8 @@ impl fmt::Display for Names {
     }
 }
 
-/// Finds out what the processor can do. Once, on the boot CPU; the others are taken to be the same.
+/// Detects the processor's features. Called once, on the boot CPU; the others are assumed to be the
+/// same.
 pub(crate) fn probe() -> Result<(), &'static str> {
     let isar0 = read!("id_aa64isar0_el1");
     let mmfr0 = read!("id_aa64mmfr0_el1");
@@ -52,7 +53,7 @@ pub(crate) fn probe() -> Result<(), &'static str> {
     if field(mmfr0, 28) == 0xf {
         return Err("the processor has no pages of 4 KiB");
     }
-    // FEAT_LPA2 says so in another number; without either stage 2 has what stage 1 has.
+    // FEAT_LPA2 has another encoding; without either value stage 2 supports what stage 1 does.
     if field(mmfr0, 40) == 1 {
         return Err("the processor has no pages of 4 KiB in stage 2");
     }
@@ -68,7 +69,7 @@ pub(crate) fn probe() -> Result<(), &'static str> {
     found.set(Features::POINTER_KEYS, processor().has_pointer_keys());
     found.set(Features::ERRORS, processor().has_ras());
     found.set(Features::MATRICES, field(read!("id_aa64pfr1_el1"), 24) != 0);
-    // CTR_EL0.L1Ip: 3 is physical; anything else has virtual properties.
+    // CTR_EL0.L1Ip: 3 is physical; all other kinds have virtual properties.
     found.set(Features::VIRTUAL_INSTRUCTION_CACHE, read!("ctr_el0") >> 14 & 3 != 3);
     FEATURES.store(found.bits(), Ordering::Relaxed);
     enable_el2();
@@ -78,7 +79,7 @@ pub(crate) fn probe() -> Result<(), &'static str> {
     Ok(())
 }
 
-/// What the calling CPU says of itself.
+/// The calling CPU's ID registers.
 pub(crate) fn processor() -> Processor {
     let mut processor = Processor {
         pfr0: read!("id_aa64pfr0_el1"),
@@ -101,7 +102,7 @@ pub(crate) fn processor() -> Processor {
     processor
 }
 
-/// HCR_EL2 as it always is, see [`controls::hcr_base`].
+/// The constant part of HCR_EL2, see [`controls::hcr_base`].
 pub(crate) fn hypervisor_configuration() -> u64 {
     controls::hcr_base(&processor())
 }
@@ -114,17 +115,17 @@ fn physical_bits_of(range: u64) -> u32 {
         2 => 40,
         3 => 42,
         4 => 44,
-        // More than 48 take other table formats.
+        // More than 48 bits need other table formats.
         _ => 48,
     }
 }
 
-/// Width of the intermediate physical addresses that stage 2 translates: what three levels of
-/// tables do.
+/// Width of the intermediate physical addresses that stage 2 translates: the capacity of three
+/// levels of tables.
 pub(crate) const STAGE2_BITS: u32 = 39;
 
-/// VTCR_EL2: three levels, 4 KiB pages, walks by way of the caches, inner shareable; bit 31 is
-/// always one.
+/// VTCR_EL2: three levels, 4 KiB pages, walks through the caches, inner shareable; bit 31 is always
+/// one.
 fn stage2_control() -> u64 {
     let features = get();
     let size = field(read!("id_aa64mmfr0_el1"), 0).min(5);
@@ -142,7 +143,7 @@ fn stage2_control() -> u64 {
     value
 }
 
-/// Sets the calling CPU's EL2 up for guests, before the first.
+/// Sets up the calling CPU's EL2 for guests, before the first guest.
 pub(crate) fn enable() {
     enable_el2();
 }
@@ -154,8 +155,8 @@ fn enable_el2() {
             write_control(control, value);
         }
     }
-    // SAFETY: what the guest reads as MIDR_EL1, and the format of stage 2; no guest runs yet on
-    // this CPU.
+    // SAFETY: the guest's value of MIDR_EL1, and the format of stage 2; no guest runs yet on this
+    // CPU.
     unsafe {
         write!("vtcr_el2", stage2_control());
         write!("vpidr_el2", read!("midr_el1"));
@@ -169,8 +170,8 @@ macro_rules! control_writer {
         fn write_control(control: Control, value: u64) {
             match control {
                 $(
-                    // SAFETY: it says what of the guest is trapped, or belongs to nobody; no guest
-                    // runs yet on this CPU. The hypervisor uses none of them.
+                    // SAFETY: it controls traps of the guest, or affects nothing in use; no guest
+                    // runs yet on this CPU. The hypervisor uses none of these registers.
                     Control::$name => unsafe { write!($encoding, value) },
                 )*
             }

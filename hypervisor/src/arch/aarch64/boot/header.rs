@@ -1,4 +1,4 @@
-//! The way in: the arm64 Image header for the first CPU, PSCI's entry for the others.
+//! The entry code: the arm64 Image header for the first CPU, PSCI's entry for the others.
 //!
 //! Sources: Linux, Documentation/arch/arm64/booting (the header, and the state at entry: EL2, MMU
 //! off, x0 = the device tree's address); Arm DEN 0022F, PSCI 1.3, section 6.4 (state of a CPU that
@@ -9,24 +9,24 @@ use core::arch::global_asm;
 use baremetal::aarch64::boot::{MAIR, SCTLR as SCTLR_EL1};
 use baremetal::{enable_mmu, image_header};
 
-// The boot tables have the attributes of those that follow.
+// The boot tables use the same attributes as the later ones.
 const _: () = assert!(MAIR == paging::Arm64Stage1::MAIR);
 
 /// Size of the boot CPU's first stack.
 const BOOT_STACK_SIZE: usize = 64 << 10;
 
-/// TCR_EL2 without the physical address size: 48 bits of input, 4 KiB pages, walks by way of the
-/// caches; bits 31 and 23 are always ones. TCR_EL1 is the same with the size elsewhere: bit 31 says
-/// 4 KiB there, and bit 23 that there is no second half.
+/// TCR_EL2 without the physical address size: 48 bits of input, 4 KiB pages, walks through the
+/// caches; bits 31 and 23 are always ones. TCR_EL1 is the same with the size elsewhere: there bit
+/// 31 means 4 KiB, and bit 23 disables the second half.
 const TCR: u64 = 16 | 1 << 8 | 1 << 10 | 3 << 12 | 1 << 23 | 1 << 31;
 
-/// SCTLR_EL2: its ones, and MMU, alignment of the stack, data and instruction caches.
+/// SCTLR_EL2: its RES1 bits, and MMU, stack alignment check, data and instruction caches.
 const SCTLR: u64 = 0x30c5_0830 | 1 | 1 << 2 | 1 << 3 | 1 << 12;
 
-// The boot tables map the first GiB as devices and the next 511 as memory, all rights; they serve
-// until the real tables are built, and each further CPU for its first instructions. They are
-// constants of the image, so no cache has to be cleaned for the walks of a CPU whose caches are
-// off.
+// The boot tables map the first GiB as devices and the next 511 as memory, with all rights. They
+// serve until the real tables are built, and serve each further CPU for its first instructions.
+// They are constants of the image, so no cache has to be cleaned for the walks of a CPU whose
+// caches are off.
 global_asm!(
     r#"
 .section .data.boot, "aw"
@@ -115,11 +115,11 @@ boot_secondary:
 );
 
 unsafe extern "C" {
-    /// Where PSCI starts a CPU.
+    /// The entry point of CPUs that PSCI starts.
     fn boot_secondary() -> !;
 }
 
-/// The address that PSCI's CPU_ON is given; the context id is the top of the new CPU's stack.
+/// The address passed to PSCI's CPU_ON; the context id is the top of the new CPU's stack.
 pub(crate) fn secondary_entry() -> u64 {
     boot_secondary as *const () as u64
 }

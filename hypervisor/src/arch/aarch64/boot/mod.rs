@@ -1,4 +1,4 @@
-//! The way up, and what each CPU has.
+//! The start-up, and each CPU's own setup.
 
 pub(crate) mod cpu;
 pub(super) mod features;

@@ -1,4 +1,4 @@
-//! The order in which everything is brought up.
+//! The start-up sequence.
 
 use core::ops::Range;
 
@@ -20,18 +20,18 @@ use crate::vm::arch::Clock;
 use crate::vm::percpu::MAX_CPUS;
 use crate::vm::run;
 
-// The list of processors has room for as many as there can be CPUs.
+// The list of processors has room for the maximum number of CPUs.
 const _: () = assert!(MAX_CPUS == PROCESSORS);
 
-/// How long a CPU gets to come up.
+/// Time for a CPU to come up.
 const AP_START_US: u64 = 1_000_000;
-/// Boot memory reaches so far: the boot tables map no more.
+/// End of the memory that the boot tables map.
 const BOOT_MAP_END: u64 = 512 << 30;
 
-/// What is said where the device tree has no GICv3.
+/// The error if the device tree has no GICv3.
 const NO_GIC: &str = "no GICv3 in the device tree: QEMU takes -M virt,virtualization=on,gic-version=3";
 
-/// What `prepare` leaves for the rest of the start: things that need the boot CPU's final stack.
+/// Results of `prepare` for the parts of the start that need the boot CPU's final stack.
 static LATER: spin::Once<Later> = spin::Once::new();
 
 struct Later {
@@ -47,15 +47,15 @@ fn unsupported(why: &dyn core::fmt::Display) -> ! {
     image::refuse(ExitCode::Unsupported, why)
 }
 
-/// Where the registers of the serial ports on PCI are, and their INTID.
+/// The address of the registers of the serial ports on PCI, and their INTID.
 type Ports = Option<(u64, Option<u32>)>;
 
-/// Finds the console and the log's port, so that whatever is wrong can be said: not a line goes
-/// where the guest's go, for the host tool could not tell it from them.
+/// Finds the console and the log's port first, so that every later error can be reported. No log
+/// line goes to the guest's port, because the host tool could not tell it from the guest's.
 ///
 /// # Safety
 ///
-/// `tree` is what the boot loader passed.
+/// `tree` is the boot loader's argument.
 unsafe fn begin(tree: u64) -> Result<(Board, Ports), &'static str> {
     crate::image::console::init();
     // SAFETY: the caller vouches for the address.
@@ -75,17 +75,17 @@ unsafe fn begin(tree: u64) -> Result<(Board, Ports), &'static str> {
     Ok((board, ports))
 }
 
-/// Started at EL1: nothing can be done there but to say so.
+/// Started at EL1: the only possible action is to report it.
 pub(crate) extern "C" fn not_el2(tree: u64) -> ! {
-    // SAFETY: the entry code passes on what the boot protocol gave; its tables map all addresses to
-    // themselves.
+    // SAFETY: the entry code passes on the boot protocol's values; its tables are identity
+    // mappings.
     let _ = unsafe { begin(tree) };
     unsupported(&"not started at EL2: QEMU takes -M virt,virtualization=on,gic-version=3")
 }
 
 /// First Rust code of the boot CPU, on the boot stack with the boot tables.
 pub(crate) extern "C" fn bsp_main(tree: u64) -> ! {
-    // SAFETY: the entry code passes on what the boot protocol gave.
+    // SAFETY: the entry code passes on the boot protocol's values.
     let (firmware, ports) = unsafe { begin(tree) }.unwrap_or_else(|why| unsupported(&why));
     let gic = firmware.gic.as_ref().unwrap_or_else(|| unsupported(&NO_GIC));
     log::info!("Quell {}", env!("CARGO_PKG_VERSION"));
@@ -97,7 +97,7 @@ pub(crate) extern "C" fn bsp_main(tree: u64) -> ! {
     gic::init_distributor(gic.distributor.start).unwrap_or_else(|why| unsupported(&why));
     prepare(&firmware, gic, ports).unwrap_or_else(|why| unsupported(&why));
     let cpu = PerCpu::get(0).expect("the boot CPU has a block");
-    // SAFETY: nobody runs on the stacks of the blocks yet.
+    // SAFETY: no CPU runs on the stacks of the blocks yet.
     unsafe { blocks::enter_block(cpu, bsp_on_block) }
 }
 
@@ -112,7 +112,7 @@ fn prepare(firmware: &Board, gic: &Gic, ports: Ports) -> Result<(), &'static str
     }
     heap::init_heap(&mut free, BOOT_MAP_END)?;
 
-    // SAFETY: the boot tables map all that is free below their end.
+    // SAFETY: the boot tables map all free memory below their end.
     let blocks = unsafe { blocks::create(&mut free, &boot_cpu_first(firmware), BOOT_MAP_END) }?;
     for cpu in PerCpu::all() {
         let mut regions = gic.redistributors.iter();
@@ -137,7 +137,7 @@ fn prepare(firmware: &Board, gic: &Gic, ports: Ports) -> Result<(), &'static str
     Ok(())
 }
 
-/// Affinities of all CPUs, that of the one that runs now first.
+/// Affinities of all CPUs, the calling one's first.
 fn boot_cpu_first(firmware: &Board) -> ArrayVec<u64, { MAX_CPUS }> {
     let own = features::affinity();
     let others = firmware.processors.iter().copied().filter(|&id| id != own);
@@ -148,11 +148,11 @@ fn boot_cpu_first(firmware: &Board) -> ArrayVec<u64, { MAX_CPUS }> {
 extern "C" fn bsp_on_block() -> ! {
     let later = LATER.get().expect("memory is prepared");
     let cpu = PerCpu::current();
-    // SAFETY: the tables are built and map all that is in use.
+    // SAFETY: the tables are built and map all memory in use.
     unsafe { translation::activate_tables() };
     enable_cpu(cpu).unwrap_or_else(|why| unsupported(&why));
     let _nobody_gives_up_this_one = cpu.presence.come_online();
-    // SAFETY: the module was reserved, so it stays as the boot loader left it.
+    // SAFETY: the module was reserved, so it is as the boot loader left it.
     let files = unsafe { image::files_of_module(later.module.clone(), "the initial RAM disk") };
     start_others();
     log::info!(
@@ -168,7 +168,7 @@ extern "C" fn bsp_on_block() -> ! {
     })
 }
 
-/// What each CPU does once for itself after its tables are active.
+/// Per-CPU initialisation after the CPU's tables are active.
 fn enable_cpu(cpu: &'static PerCpu) -> Result<(), &'static str> {
     entry::install_vectors();
     features::enable();
@@ -176,7 +176,7 @@ fn enable_cpu(cpu: &'static PerCpu) -> Result<(), &'static str> {
     gic::init_cpu(cpu.arch.redistributor.get(), interrupts::PRIVATE)
 }
 
-/// Starts all other CPUs, one after the other. One that does not come up in time is given up; see
+/// Starts all other CPUs, one after the other. A CPU that does not come up in time is given up; see
 /// [`crate::bringup`].
 fn start_others() {
     for cpu in PerCpu::all().skip(1) {
@@ -197,10 +197,10 @@ fn start_others() {
 
 /// First Rust code of every other CPU, on its main stack with the boot tables.
 pub(crate) extern "C" fn ap_main() -> ! {
-    // SAFETY: the tables are built and map all that is in use.
+    // SAFETY: the tables are built and map all memory in use.
     unsafe { translation::activate_tables() };
     let cpu = PerCpu::current();
-    // What it lacks need not end the machine.
+    // A CPU that lacks a feature need not end the machine.
     if let Err(why) = enable_cpu(cpu) {
         cpu.presence.give_up();
         log::error!("CPU {} (affinity {:#x}) is not used: {why}", cpu.index, cpu.id);

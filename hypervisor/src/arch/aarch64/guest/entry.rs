@@ -1,8 +1,7 @@
-//! Into the guest and out of it; EL2's vectors.
+//! Guest entry and exit; EL2's vectors.
 //!
 //! Interrupts and exceptions that the guest causes are exits. Those of the hypervisor itself are
-//! errors of its own: interrupts are masked while it runs, so none of its vectors is ever meant to
-//! be used.
+//! bugs: interrupts are masked while it runs, so none of its vectors is ever meant to be used.
 //!
 //! Source: Arm DDI 0487, D1.3.1.5 "Exception vector tables", D1.4 "Exception return".
 
@@ -56,7 +55,7 @@ run_guest:
     ldr x30, [x0, #240]
     ldp x0, x1, [x0]
     eret
-    dsb nsh                     // nothing is executed ahead behind ERET
+    dsb nsh                     // no speculative execution past ERET
     isb
 
 .macro guest_exit kind
@@ -66,7 +65,7 @@ run_guest:
     b guest_exit_common
 .endm
 
-// An exception of the hypervisor itself. What the guest has in these registers is lost: the run is
+// An exception of the hypervisor itself. The guest's values in these registers are lost: the run is
 // over.
 .macro own_exception kind
     .balign 128
@@ -126,7 +125,7 @@ guest_exit_common:
     ldp x29, x30, [sp], #96
     ret
 
-// x0: the stack pointer, which may have run into the guard page. The report has a stack of its own.
+// x0: the stack pointer, which may be in the guard page. The report has its own stack.
 own_exception_common:
     and x1, x0, #{block_mask}
     add x1, x1, #{fault_top}
@@ -141,12 +140,12 @@ own_exception_common:
 );
 
 unsafe extern "C" {
-    // The vectors above return no other number than those of `Vector`.
+    // The vectors above return only numbers of `Vector`.
     fn run_guest(registers: *mut Registers) -> Vector;
     static el2_vectors: u8;
 }
 
-/// Enters the guest and comes back with the vector by which it left.
+/// Enters the guest, and returns the vector through which it exited.
 ///
 /// # Safety
 ///
@@ -157,7 +156,7 @@ pub(in crate::arch::aarch64) unsafe fn run(registers: &mut Registers) -> Vector 
     unsafe { run_guest(registers) }
 }
 
-/// Has the calling CPU use these vectors. It is on its block's stack.
+/// Installs these vectors on the calling CPU, which is on its block's stack.
 pub(crate) fn install_vectors() {
     // SAFETY: the vectors are complete, aligned to 2 KiB, and mapped.
     unsafe { write!("vbar_el2", (&raw const el2_vectors).addr() as u64) };

@@ -1,5 +1,5 @@
-//! The guest's floating-point and vector registers, which the hypervisor does not use: they are
-//! exchanged when the vCPU changes.
+//! The guest's floating-point and vector registers. The hypervisor does not use them, so they are
+//! switched only with the vCPU.
 
 use core::arch::global_asm;
 
@@ -54,14 +54,14 @@ const _: () = assert!(
     core::mem::offset_of!(FloatState, control) == 512 && core::mem::offset_of!(FloatState, status) == 520
 );
 
-/// From the processor into memory.
+/// Saves the registers to memory.
 pub(in crate::arch::aarch64) fn save(to: &mut FloatState) {
     // SAFETY: the layout is what the code writes; CPTR_EL2 does not trap.
     unsafe { float_save(to) };
 }
 
-/// From memory into the processor.
+/// Loads the registers into the processor.
 pub(in crate::arch::aarch64) fn load(from: &FloatState) {
-    // SAFETY: as above; nobody but the guest uses these registers.
+    // SAFETY: as above; only the guest uses these registers.
     unsafe { float_load(from) };
 }

@@ -1,4 +1,4 @@
-//! Into the guest and out of it.
+//! Guest entry and exit.
 
 pub(super) mod entry;
 pub(super) mod float;

@@ -1,4 +1,4 @@
-//! Breakpoints and watchpoints in the processor: they are there while a guest has them in use.
+//! Breakpoints and watchpoints in the processor: loaded only while a guest uses them.
 
 use crate::arch::aarch64::sysreg::{isb, write};
 use crate::arm64::debug::{Counts, Debug};
@@ -7,8 +7,8 @@ macro_rules! write_points {
     ($points:expr, $count:expr, $value:literal, $control:literal, $($n:literal)*) => {
         $(
             if $n < $count {
-                // SAFETY: it exists, the ID register says. It is the guest's: nothing at EL2 is a
-                // debug exception, for those of the guest go to EL1 (MDCR_EL2.TDE = 0).
+                // SAFETY: the ID register says that it exists. It belongs to the guest: EL2 takes
+                // no debug exceptions, because the guest's are taken to EL1 (MDCR_EL2.TDE = 0).
                 unsafe {
                     write!(concat!("dbg", $value, stringify!($n), "_el1"), $points[$n].value);
                     write!(concat!("dbg", $control, stringify!($n), "_el1"), $points[$n].control);
@@ -18,7 +18,7 @@ macro_rules! write_points {
     };
 }
 
-/// Loads what the guest has in use.
+/// Loads the guest's breakpoints and watchpoints.
 #[cold]
 pub(in crate::arch::aarch64) fn load(debug: &Debug, counts: Counts, control: u64) {
     write_points!(debug.breakpoints, counts.breakpoints, "bvr", "bcr", 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
@@ -28,7 +28,7 @@ pub(in crate::arch::aarch64) fn load(debug: &Debug, counts: Counts, control: u64
     isb();
 }
 
-/// Switches everything off: the vCPU leaves the CPU.
+/// Disables all of them: the vCPU leaves the CPU.
 #[cold]
 pub(in crate::arch::aarch64) fn switch_off() {
     // SAFETY: as above.

@@ -11,7 +11,7 @@ macro_rules! access {
         )*
         { $($alone:ident $alone_name:literal,)* }
     ) => {
-        /// Reads a register: one instruction, where it is a constant.
+        /// Reads a register: one instruction, if `register` is a constant.
         #[inline(always)]
         pub(in crate::arch::aarch64) fn get(register: Register) -> u64 {
             match register {
@@ -20,12 +20,12 @@ macro_rules! access {
             }
         }
 
-        /// Writes a register: one instruction, where it is a constant.
+        /// Writes a register: one instruction, if `register` is a constant.
         #[inline(always)]
         pub(in crate::arch::aarch64) fn set(register: Register, value: u64) {
-            // SAFETY: registers of EL1 and EL0, or what a guest finds in their place; the
-            // hypervisor uses none. Those that not every processor has are written where the ID
-            // registers say that they exist.
+            // SAFETY: registers of EL1 and EL0, or their virtual counterparts for the guest; the
+            // hypervisor uses none. Optional registers are written where the ID registers say that
+            // they exist.
             unsafe {
                 match register {
                     $($(Register::$variant => write!($name, value),)*)*
@@ -41,7 +41,7 @@ for_each_register!(access);
 /// Translates by the guest's stage 1, for a read at EL1 or EL0: PAR_EL1.
 pub(in crate::arch::aarch64) fn translate(address: u64, at_el0: bool) -> u64 {
     let saved = read!("par_el1");
-    // SAFETY: the result is in PAR_EL1, which is put back.
+    // SAFETY: the result is in PAR_EL1, which is restored.
     unsafe {
         if at_el0 {
             core::arch::asm!("at s1e0r, {}", in(reg) address, options(nostack, preserves_flags));
@@ -55,7 +55,7 @@ pub(in crate::arch::aarch64) fn translate(address: u64, at_el0: bool) -> u64 {
     }
 }
 
-/// The processor's ID register S3_0_C0_C`crm`_`op2`. What is not there reads as 0.
+/// The processor's ID register S3_0_C0_C`crm`_`op2`. Registers that do not exist read as 0.
 pub(in crate::arch::aarch64) fn identification(crm: u32, op2: u32) -> u64 {
     macro_rules! table {
         ($($crm:literal $row:literal,)*) => {

@@ -13,7 +13,7 @@ const ENABLE: u64 = 1;
 /// ICH_VTR_EL2, which is the same on all CPUs.
 static TYPE: AtomicU32 = AtomicU32::new(0);
 
-/// Readies the calling CPU's interface: nothing in it.
+/// Initialises the calling CPU's interface to be empty.
 pub(in crate::arch::aarch64) fn init_cpu() {
     TYPE.store(read!("ich_vtr_el2") as u32, Ordering::Relaxed);
     // SAFETY: no guest has run here yet.
@@ -26,7 +26,7 @@ pub(in crate::arch::aarch64) fn init_cpu() {
     unsafe { write!("ich_hcr_el2", ENABLE) };
 }
 
-/// Bits of a priority that decide about preemption.
+/// Number of priority bits that decide about preemption.
 pub(in crate::arch::aarch64) fn preemption_bits() -> u32 {
     (TYPE.load(Ordering::Relaxed) >> 26 & 7) + 1
 }
@@ -54,7 +54,7 @@ macro_rules! by_index {
     };
 }
 
-/// How many list registers there are.
+/// Number of list registers.
 #[inline(always)]
 pub(in crate::arch::aarch64) fn list_count() -> usize {
     ((TYPE.load(Ordering::Relaxed) & 0x1f) as usize + 1).min(LIST_MAX)
@@ -71,16 +71,16 @@ pub(in crate::arch::aarch64) fn read_list(index: usize) -> u64 {
 pub(in crate::arch::aarch64) fn write_list(index: usize, value: u64) {
     macro_rules! put {
         ($name:literal) => {
-            // SAFETY: an interrupt of the guest's; the register exists, `list_count` says.
+            // SAFETY: an interrupt of the guest; `list_count` says that the register exists.
             unsafe { write!($name, value) }
         };
     }
     by_index!(index, put)
 }
 
-/// Sets which maintenance interrupts the interface asks for.
+/// Selects the maintenance interrupts of the interface.
 pub(in crate::arch::aarch64) fn set_maintenance(maintenance: Maintenance) {
-    // SAFETY: the virtual interface; while it is on, its maintenance interrupt is handled.
+    // SAFETY: the virtual interface; its maintenance interrupt is handled whenever it is enabled.
     unsafe { write!("ich_hcr_el2", ENABLE | u64::from(maintenance.bits())) };
 }
 

@@ -1,8 +1,8 @@
-//! Copying memory: what the compiler calls when it moves something large.
+//! Copying memory: the functions that the compiler calls to move large values.
 //!
-//! The one that comes with the compiler takes four instructions for eight bytes, and moving values
-//! was most of what deleting a memory slot cost. This one takes three for sixteen. All memory that
-//! it is used on is Normal memory, where addresses need not be aligned.
+//! The compiler's own version takes four instructions for eight bytes, and moving values was most
+//! of the cost of deleting a memory slot. This one takes three for sixteen. It is used only on
+//! Normal memory, where addresses need not be aligned.
 
 use core::arch::global_asm;
 
@@ -25,7 +25,7 @@ memcpy:
     stp x10, x11, [x3], #16
     subs x2, x2, #64
     b.hs 1b
-2:  tbz x2, #5, 3f              // the low six bits are what is left
+2:  tbz x2, #5, 3f              // the low six bits are the remaining length
     ldp x4, x5, [x1], #16
     ldp x6, x7, [x1], #16
     stp x4, x5, [x3], #16

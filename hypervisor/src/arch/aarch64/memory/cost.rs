@@ -1,4 +1,5 @@
-//! What invalidating a page costs here, against what a guest pays when all of its translations go.
+//! The cost of invalidating a page here, compared with the guest's cost when all of its
+//! translations are dropped.
 
 use core::arch::asm;
 
@@ -9,8 +10,8 @@ use super::flush::Tlb;
 use crate::arch::Local;
 use crate::vm::arch::Clock;
 
-/// A word of ours: IPAS2E1IS with its completion, and a walk of the hypervisor's own tables, which
-/// is what a miss costs.
+/// A word of ours: measures IPAS2E1IS with its completion, and a walk of the hypervisor's own
+/// tables, which is the cost of a miss.
 pub(super) struct Word(u64);
 
 impl Word {
@@ -47,12 +48,12 @@ impl Instruments for Word {
 
     #[inline(always)] // A call would use the stack, see `Cost::measure`.
     fn read(&self) {
-        // SAFETY: it is our own.
+        // SAFETY: the word is our own.
         unsafe { core::ptr::from_ref(&self.0).read_volatile() };
     }
 
-    /// No register says; Cortex-A72 has 1,024 and Neoverse N1 1,280 (their Technical Reference
-    /// Manuals, "Memory Management Unit").
+    /// No register reports it; Cortex-A72 has 1,024 and Neoverse N1 1,280 (their Technical
+    /// Reference Manuals, "Memory Management Unit").
     fn entries(&self) -> u64 {
         1024
     }

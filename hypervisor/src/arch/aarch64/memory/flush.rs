@@ -1,7 +1,7 @@
 //! TLB maintenance: the instructions, and how a change of guest memory reaches all processors.
 //!
-//! The sequences are `coherence::tlbi`'s; here is what they are made of, and nothing else writes a
-//! TLBI for a guest.
+//! The sequences are `coherence::tlbi`'s. This module has their instructions, and is the only one
+//! that writes a TLBI for a guest.
 
 use core::arch::asm;
 use core::ops::Range;
@@ -17,7 +17,7 @@ use crate::arm64::auditor::Auditor;
 use crate::image;
 use crate::vm::files::{Defects, makes};
 
-/// The processor's instructions.
+/// The processor's TLB instructions.
 pub(crate) struct Tlb;
 
 impl Mistakes for Tlb {
@@ -27,7 +27,7 @@ impl Mistakes for Tlb {
     }
 }
 
-/// Defines a method that executes one instruction; a defect may leave it out.
+/// Defines a method that executes one instruction; a defect may omit it.
 macro_rules! instruction {
     ($($name:ident: $text:literal $(but $defect:ident)?;)*) => {
         $(
@@ -36,8 +36,8 @@ macro_rules! instruction {
                 $(if makes(Defect::$defect) {
                     return;
                 })?
-                // SAFETY: maintenance of translations that are the guest's, or a barrier; memory is
-                // not left out of what it may affect, so that the compiler moves nothing across.
+                // SAFETY: maintenance of the guest's translations, or a barrier. Without `nomem`
+                // the compiler moves no memory access across it.
                 unsafe { asm!($text, options(nostack, preserves_flags)) };
             }
         )*
@@ -94,8 +94,8 @@ impl Stage2Tlb for Tlb {
         if makes(Defect::Stage2NoTlbi) {
             return;
         }
-        // RIPAS2E1IS by its encoding, since the image is for processors without it, too: used with
-        // the feature only. SAFETY: as above.
+        // RIPAS2E1IS by its encoding, because the image also runs on processors without it: used
+        // only with the feature. SAFETY: as above.
         unsafe { asm!("sys #4, c8, c0, #2, {}", in(reg) operand, options(nostack, preserves_flags)) };
     }
 
@@ -117,7 +117,7 @@ impl Stage2Tlb for Tlb {
     fn forbid_stage1_walks(&self) -> u64 {
         const EPD: u64 = 1 << 7 | 1 << 23;
         let former = read!("tcr_el1");
-        // SAFETY: the guest's register, which is put back.
+        // SAFETY: the guest's register, which is restored.
         unsafe { write!("tcr_el1", former | EPD) };
         former
     }
@@ -128,19 +128,19 @@ impl Stage2Tlb for Tlb {
     }
 }
 
-/// Smallest line of the data caches, in bytes.
+/// Size of the smallest data-cache line, in bytes.
 fn line_len() -> u64 {
     4 << (read!("ctr_el0") >> 16 & 0xf)
 }
 
-/// Cleans and invalidates the data caches' lines of some physical memory, which is mapped one to
-/// one.
+/// Cleans and invalidates the data-cache lines of a range of physical memory, which is mapped one
+/// to one.
 fn clean(memory: Range<u64>) {
     let line = line_len();
     let mut at = memory.start & !(line - 1);
-    // Eight at a time, as long as there are so many: the loop costs as much as the instruction.
+    // Eight at a time, while that many are left: the loop costs as much as the instruction.
     while at.saturating_add(8 * line) <= memory.end {
-        // SAFETY: maintenance of caches changes no contents; the memory is mapped.
+        // SAFETY: cache maintenance changes no contents; the memory is mapped.
         unsafe {
             asm!(
                 "dc civac, {0}", "add {0}, {0}, {1}", "dc civac, {0}", "add {0}, {0}, {1}",
@@ -158,12 +158,12 @@ fn clean(memory: Range<u64>) {
     }
 }
 
-/// Stores to tables are visible to walks before what follows.
+/// Makes stores to tables visible to walks before what follows.
 pub(crate) fn order_stores() {
     Tlb.order_stores();
 }
 
-/// The walker has made an entry invalid, and puts another there next.
+/// The walker has made an entry invalid, and is about to write another one there.
 pub(crate) fn break_before_make(range: &FlushRange) {
     if let Some(vm) = image::machine() {
         arm64::break_before_make(&Tlb, &vm.guest.address_space(), range);

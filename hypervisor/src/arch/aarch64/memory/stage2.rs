@@ -1,4 +1,4 @@
-//! Stage 2: its format, as this processor wants it, and its tables.
+//! Stage 2: its format, as this processor needs it, and its tables.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -87,7 +87,7 @@ impl Format for Stage2 {
 
     #[inline(always)]
     fn protected(leaf: u64, level: Level) -> u64 {
-        // Memory types stay as they are, in either encoding.
+        // Memory types are unchanged, in either encoding.
         Plain::protected(leaf, level)
     }
 
@@ -102,8 +102,8 @@ impl Format for Stage2 {
     }
 }
 
-/// What the processors have, which are taken to be alike, and how stage 2 is invalidated on them.
-/// Before the first guest.
+/// The processors' features, which are assumed to be the same on all, and the method to invalidate
+/// stage 2 on them. Called before the first guest.
 pub(crate) fn set_up(switches: &Switches) -> Setup {
     let mut features =
         tlbi::Features::from_id(read!("id_aa64isar0_el1"), read!("s3_0_c0_c7_2"), read!("ctr_el0"));
@@ -123,23 +123,23 @@ pub(crate) fn set_up(switches: &Switches) -> Setup {
     Setup { granule: Granule::Size4K, features, errata: Errata::of(read!("midr_el1")), limits }
 }
 
-/// Tables from the pool, with what walks by the processor ask for.
+/// Tables from the pool, with the properties that walks by the processor need.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tables(pub(in crate::arch::aarch64) NestedTables);
 
-// SAFETY: as `NestedTables`, whose tables these are.
+// SAFETY: as for `NestedTables`, whose tables these are.
 unsafe impl TableMemory for Tables {
     fn allocate(&self) -> Option<PhysAddr> {
         self.0.allocate()
     }
 
     unsafe fn free(&self, table: PhysAddr) {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: the caller vouches for the table.
         unsafe { self.0.free(table) };
     }
 
     unsafe fn entries(&self, table: PhysAddr) -> &Entries {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: the caller vouches for the table.
         unsafe { self.0.entries(table) }
     }
 

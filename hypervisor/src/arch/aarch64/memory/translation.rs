@@ -1,7 +1,7 @@
 //! The hypervisor's own page tables: stage 1 of EL2.
 //!
-//! Everything is mapped one to one. Text may be executed, read-only data read, all other memory
-//! written; nothing can be both written and executed. The guard pages of the stacks are not mapped.
+//! Everything is mapped one to one. Text is executable, read-only data readable, all other memory
+//! writable; nothing is both writable and executable. The guard pages of the stacks are not mapped.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -9,13 +9,13 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use baremetal::pages::PAGE;
 use paging::{Arm64Stage1, Format, Level, MapError, PageTable, Permissions, PhysAddr};
 
-use crate::arch::aarch64::sysreg::{isb, write};
 use crate::image::heap::{HeapTables, protect};
 
 const MIB2: u64 = 2 << 20;
 
-/// Stage 1 of a regime with one exception level: as that of EL1&0, but there is one execute-never
-/// bit, in the place of EL0's, and no bit for global entries (Arm DDI 0487, D8.4.1 and D8.3.1.2).
+/// Stage 1 of a regime with one exception level. It is like that of EL1&0, except that there is one
+/// execute-never bit, at the position of EL0's, and no bit for global entries (Arm DDI 0487, D8.4.1
+/// and D8.3.1.2).
 struct El2Stage1;
 
 /// PXN and nG, which are reserved here.
@@ -99,25 +99,43 @@ pub(crate) fn build_tables(
     protect(&mut tables, blocks)?;
     // Pairs with `activate_tables`.
     ROOT.store(tables.root().0, Ordering::Release);
-    // The handle goes, the tables stay: nothing frees them but a gather's release.
+    // The handle is dropped, the tables stay: only a gather's release frees them.
     Ok(())
 }
 
 /// Switches the calling CPU to the hypervisor's own tables.
 ///
+/// The boot tables map the same addresses by larger blocks. A TLB must never be able to hold both
+/// (break-before-make, Arm ARM DDI 0487, D8.16 "TLB maintenance"), so translation is off while the
+/// old entries are dropped and the root changes.
+///
 /// # Safety
 ///
-/// [`build_tables`] is done; everything that the CPU uses is mapped by them.
+/// [`build_tables`] has completed; the tables map everything that the CPU uses. This code runs at
+/// its physical address.
 pub(crate) unsafe fn activate_tables() {
-    // SAFETY: the tables are complete and visible to walks after the barrier. They map the same
-    // addresses to the same places as the boot tables do, by smaller pages: so the boot tables'
-    // translations go before the new ones come, by way of a root of which nothing has been walked.
-    // Both map this code.
+    // The root pairs with `build_tables`.
+    let root = ROOT.load(Ordering::Acquire);
+    // SAFETY: the tables are complete, and visible to walks after the first barrier. Code runs at
+    // its physical address, so it continues while translation is off; nothing is loaded or stored
+    // until it is on again, so no access bypasses the caches.
     unsafe {
-        core::arch::asm!("dsb ishst", options(nostack, preserves_flags));
-        // The root pairs with `build_tables`.
-        write!("ttbr0_el2", ROOT.load(Ordering::Acquire));
-        isb();
-        core::arch::asm!("tlbi alle2", "dsb nsh", "isb", options(nostack, preserves_flags));
+        core::arch::asm!(
+            "dsb ishst",
+            "mrs {on}, sctlr_el2",
+            "bic {off}, {on}, #1", // M
+            "msr sctlr_el2, {off}",
+            "isb",
+            "tlbi alle2",
+            "dsb nsh",
+            "msr ttbr0_el2, {root}",
+            "isb",
+            "msr sctlr_el2, {on}",
+            "isb",
+            on = out(reg) _,
+            off = out(reg) _,
+            root = in(reg) root,
+            options(nostack, preserves_flags),
+        );
     }
 }

@@ -1,9 +1,9 @@
-//! CMPXCHG16B on emulators that get it wrong.
+//! Detection of emulators that get CMPXCHG16B wrong.
 //!
-//! It changes ZF and leaves the other flags. QEMU 7.2 computes them from state that belongs to an
-//! earlier instruction, and what comes out goes into RFLAGS whole: a guest's kernel that uses the
-//! instruction gets NT, AC or TF out of nothing (`docs/qemu.md`). Whether this machine does so
-//! shows at once, and a guest is not shown the instruction then.
+//! The instruction changes ZF and leaves the other flags. QEMU 7.2 computes them from state that
+//! belongs to an earlier instruction, and writes the whole result to RFLAGS: a guest's kernel that
+//! uses the instruction may get NT, AC or TF set (`docs/qemu.md`). This machine is tested once, and
+//! guests are not shown the instruction if it fails.
 
 use core::arch::asm;
 
@@ -13,14 +13,14 @@ const FLAGS: u64 = 0x891;
 #[repr(align(16))]
 struct Memory([u64; 2]);
 
-/// Whether CMPXCHG16B, which this machine has, leaves the flags that it should.
+/// Whether CMPXCHG16B, which this machine has, preserves the flags that it should.
 pub(super) fn leaves_flags() -> bool {
     let mut memory = Memory([1, 2]);
     let flags: u64;
     // POPFQ makes an emulator take its flags from memory. SUB then clears all those that are in its
-    // operand; an emulator that has noted operands and operation for later, and forgets the latter,
-    // takes the operand for the flags. SAFETY: the memory is ours, 16 bytes and aligned; RFLAGS are
-    // set to what they were, but for arithmetic flags.
+    // operand. An emulator that has noted operands and operation for later, and forgets the
+    // operation, takes the operand for the flags. SAFETY: the memory is ours, 16 bytes and aligned;
+    // RFLAGS are set to their previous value, except for arithmetic flags.
     unsafe {
         asm!(
             "push rbx", "xor ebx, ebx",

@@ -6,17 +6,17 @@ use crate::amd64::registers::Registers;
 
 /// Runs the guest until it exits.
 ///
-/// Called with GIF = 0 and IF = 1: an interrupt that is pending ends guest mode at once, and is
-/// taken when the caller sets GIF again. FS, GS, TR, LDTR and the system call registers are
-/// exchanged here; the rest of the processor's state is VMRUN's business, FPU and debug registers
-/// the caller's.
+/// Called with GIF = 0 and IF = 1: a pending interrupt ends guest mode at once, and is taken when
+/// the caller sets GIF again. FS, GS, TR, LDTR and the system call registers are switched here.
+/// VMRUN switches the rest of the processor's state, except FPU and debug registers, which the
+/// caller does.
 ///
 /// # Safety
 ///
 /// `guest` and `host` are the physical addresses of two VMCBs: the guest's, complete, and the one
-/// that this CPU's host state was saved to by VMSAVE. `registers` belongs to the guest and to
-/// nobody else meanwhile. The host save area of this CPU is set. The guest's state and nested
-/// tables give it nothing but its own memory.
+/// that this CPU's host state was saved to by VMSAVE. `registers` belongs to the guest and is not
+/// otherwise in use meanwhile. The host save area of this CPU is set. The guest's state and nested
+/// tables give it access to its own memory only.
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn run_guest(guest: u64, registers: *mut Registers, host: u64) {
     naked_asm!(

@@ -1,4 +1,4 @@
-//! What the processor's SVM offers, and turning it on.
+//! The processor's SVM features, and enabling SVM.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -19,20 +19,21 @@ const MSR_HOST_SAVE: u32 = 0xc001_0117;
 static FEATURES: AtomicU32 = AtomicU32::new(0);
 static ASIDS: AtomicU32 = AtomicU32::new(0);
 static TSC_AUX: AtomicBool = AtomicBool::new(false);
-/// Bits of CPUID leaf 1's ECX that this machine has and gets wrong.
+/// Bits of CPUID leaf 1's ECX that this machine has but implements incorrectly.
 static WRONG: AtomicU32 = AtomicU32::new(0);
 
 /// CPUID leaf 1, ECX: CMPXCHG16B.
 const CX16: u32 = 1 << 13;
 
-/// The boot CPU's features; the others are taken to have the same.
+/// The boot CPU's features; the others are assumed to have the same.
 #[inline(always)]
 pub(crate) fn get() -> Features {
     Features(FEATURES.load(Ordering::Relaxed))
 }
 
-/// From now on clean bits, and flushes of one ASID, are taken to be there: on a machine that keeps
-/// nothing from one VMRUN to the next both are right whatever it does. Before the first vCPU.
+/// Reports clean bits, and flushes of one ASID, as present from now on: on a machine that caches
+/// nothing from one VMRUN to the next both are harmless. To be called before the first vCPU is
+/// created.
 pub(crate) fn pretend() {
     FEATURES.fetch_or(Features::PRETENDED.0, Ordering::Relaxed);
 }
@@ -42,19 +43,19 @@ pub(crate) fn has_tsc_aux() -> bool {
     TSC_AUX.load(Ordering::Relaxed)
 }
 
-/// Bits of CPUID leaf 1's ECX that guests are not shown because the machine gets what they stand
-/// for wrong.
+/// Bits of CPUID leaf 1's ECX that guests are not shown because the machine implements the feature
+/// incorrectly.
 pub(crate) fn wrong() -> u32 {
     WRONG.load(Ordering::Relaxed)
 }
 
-/// Address space tags for guests, on each CPU.
+/// Number of ASIDs for guests, on each CPU.
 pub(crate) fn tags() -> NonZeroU32 {
-    // One is the host's own.
+    // One ASID is the host's own.
     NonZeroU32::new(ASIDS.load(Ordering::Relaxed) - 1).expect("`probe` found at least two")
 }
 
-/// Checks that the machine can do what we need. Call on the boot CPU.
+/// Checks that the machine has the features that we need. Call on the boot CPU.
 pub(crate) fn probe() -> Result<(), &'static str> {
     let svm = __cpuid(0x8000_0000).eax >= 0x8000_000a && __cpuid(0x8000_0001).ecx & 1 << 2 != 0;
     if !svm {
@@ -81,11 +82,11 @@ pub(crate) fn probe() -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Turns SVM on for the calling CPU.
+/// Enables SVM on the calling CPU.
 ///
 /// # Safety
 ///
-/// `host_save` is a page that nobody else uses, for ever.
+/// `host_save` is a page that is never used for anything else.
 pub(crate) unsafe fn enable(host_save: u64) {
     // SAFETY: `probe` found SVM; the caller vouches for the page.
     unsafe {

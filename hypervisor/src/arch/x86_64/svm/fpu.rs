@@ -1,4 +1,4 @@
-//! Floating-point and vector registers: turning them on, storing and loading them.
+//! Floating-point and vector registers: enabling, storing and loading them.
 
 use core::arch::asm;
 use core::arch::x86_64::{__cpuid, __cpuid_count};
@@ -9,15 +9,15 @@ use core::ptr::NonNull;
 use tlfs::XMM_WORDS;
 use x86_64::registers::control::{Cr0, Cr0Flags, Cr4, Cr4Flags};
 
-/// Bytes of an FXSAVE image.
+/// Size of an FXSAVE image in bytes.
 const LEGACY_SIZE: u32 = 512;
-/// All components that the processor can save; 0 where there is no XSAVE.
+/// All components that the processor can save; 0 without XSAVE.
 static COMPONENTS: AtomicU64 = AtomicU64::new(0);
 static SIZE: AtomicU32 = AtomicU32::new(LEGACY_SIZE);
 
 /// Lets the calling CPU save and restore every component.
 pub(crate) fn enable() {
-    // SAFETY: the hypervisor uses no floating-point code; SSE and XSAVE are there as CPUID says.
+    // SAFETY: the hypervisor uses no floating-point code; CPUID says that SSE and XSAVE exist.
     unsafe {
         Cr0::update(|cr0| {
             cr0.remove(Cr0Flags::EMULATE_COPROCESSOR | Cr0Flags::TASK_SWITCHED);
@@ -28,7 +28,7 @@ pub(crate) fn enable() {
     if __cpuid(1).ecx & 1 << 26 == 0 {
         return;
     }
-    // SAFETY: CPUID says that XSAVE is there.
+    // SAFETY: CPUID says that XSAVE exists.
     unsafe { Cr4::update(|cr4| cr4.insert(Cr4Flags::OSXSAVE)) };
     let leaf = __cpuid_count(0xd, 0);
     let components = u64::from(leaf.edx) << 32 | u64::from(leaf.eax);
@@ -59,7 +59,7 @@ pub(crate) fn write_xcr0(value: u64) {
     }
 }
 
-/// Bytes of an image of all components.
+/// Size in bytes of an image of all components.
 pub(crate) fn size() -> usize {
     SIZE.load(Ordering::Relaxed) as usize
 }
@@ -69,7 +69,7 @@ pub(crate) fn size() -> usize {
 /// # Safety
 ///
 /// The area has [`size`] bytes, is aligned to 64, and holds an image that [`save`] wrote, or one of
-/// zeros but for the control words.
+/// zeros except for the control words.
 pub(crate) unsafe fn load(area: NonNull<u8>) {
     let area = area.as_ptr();
     match components() {
@@ -89,7 +89,7 @@ pub(crate) unsafe fn load(area: NonNull<u8>) {
 ///
 /// # Safety
 ///
-/// The area has [`size`] bytes, is aligned to 64, and nobody else uses it.
+/// The area has [`size`] bytes, is aligned to 64, and is not otherwise in use.
 pub(crate) unsafe fn save(area: NonNull<u8>) {
     let area = area.as_ptr();
     match components() {
@@ -108,8 +108,8 @@ pub(crate) unsafe fn save(area: NonNull<u8>) {
 /// XMM0 to XMM5.
 pub(crate) fn xmm_words() -> [u64; XMM_WORDS] {
     let mut words = [0; XMM_WORDS];
-    // SAFETY: the six registers are stored into the array, which is as large as they are. `enable`
-    // has allowed the instruction on every CPU.
+    // SAFETY: the six registers are stored into the array, which has their size. `enable` has
+    // allowed the instruction on every CPU.
     unsafe {
         asm!(
             "movups [{0}], xmm0", "movups [{0} + 16], xmm1", "movups [{0} + 32], xmm2",

@@ -1,4 +1,4 @@
-//! INVLPGA: dropping single translations of a guest, and what that costs.
+//! INVLPGA: dropping single translations of a guest, and measuring the cost.
 
 use core::arch::asm;
 use core::arch::x86_64::__cpuid;
@@ -8,14 +8,14 @@ use stay::Instruments;
 use crate::arch::Local;
 use crate::vm::arch::Clock;
 
-/// Drops the calling CPU's translations of one page under `asid`, global ones and those of a large
-/// page around it included (APM volume 3, INVLPGA).
+/// Drops the calling CPU's translations of one page under `asid`, including global ones and those
+/// of a large page around it (APM volume 3, INVLPGA).
 pub(crate) fn invalidate_page(address: u64, asid: u32) {
     // SAFETY: SVM is on; the instruction drops cached translations, which is always allowed.
     unsafe { asm!("invlpga rax, ecx", in("rax") address, in("ecx") asid, options(nostack, preserves_flags)) };
 }
 
-/// A word of ours, whose translation is dropped to see what a miss costs.
+/// A word of ours, whose translation is dropped to measure the cost of a miss.
 pub(crate) struct Word(u64);
 
 impl Word {
@@ -35,7 +35,7 @@ impl Instruments for Word {
 
     #[inline(always)] // A call would use the stack, see `Cost::measure`.
     fn invalidate_page(&self) {
-        // No guest uses any tag yet.
+        // No guest uses any ASID yet.
         invalidate_page(0x1000, 1);
     }
 
@@ -48,11 +48,11 @@ impl Instruments for Word {
 
     #[inline(always)] // A call would use the stack, see `Cost::measure`.
     fn read(&self) {
-        // SAFETY: it is our own.
+        // SAFETY: the word is our own.
         unsafe { core::ptr::from_ref(&self.0).read_volatile() };
     }
 
-    /// Of the second-level data TLB (CPUID Fn8000_0006_EBX\[27:16\]).
+    /// Entries of the second-level data TLB (CPUID Fn8000_0006_EBX\[27:16\]).
     fn entries(&self) -> u64 {
         let highest = __cpuid(0x8000_0000).eax;
         if highest >= 0x8000_0006 { (__cpuid(0x8000_0006).ebx >> 16 & 0xfff).into() } else { 0 }

@@ -28,7 +28,7 @@ pub(super) fn cpu_on_starts_who_is_off() {
         assert_eq!(context.state.registers.x[0], ON_PENDING);
         let start = vm.vcpus[1].inbox.power.take_start().expect("it was started");
         assert_eq!((start.entry, start.context), (RAM + 0x1000, 77), "the first one counts");
-        // One that runs, oneself, one that is not there, and numbers that name none.
+        // A running vCPU, the caller itself, an absent one, and invalid numbers.
         for (target, answer) in [
             (1, ALREADY_ON),
             (0, ALREADY_ON),
@@ -54,7 +54,7 @@ pub(super) fn cpu_on_starts_who_is_off() {
 pub(super) fn every_function_has_an_answer() {
     let owners =
         [0x8000_0000u64, 0x8400_0000, 0xc400_0000, 0x8600_0000, 0xc600_0000, 0xbf00_ff00, 0, 0xffff_ff00];
-    // They end the vCPU's stay, or the machine's.
+    // They end the vCPU's stay, or the machine's run.
     let others = [0x8400_0001, 0xc400_0001, 0x8400_0002, 0x8400_0008, 0x8400_0009, 0x8400_0012, 0xc400_0012];
     for owner in owners {
         with(|context| {
@@ -96,7 +96,7 @@ pub(super) fn power_functions_say_how_to_go_on() {
             assert_eq!(context.vcpu.inbox.power.is_on(), activity != Activity::Off);
         });
     }
-    // Power states and resets that there are not.
+    // Power states and resets that do not exist.
     for (function, first, answer) in
         [(0xc400_0001, 1, INVALID), (0x8400_0012, 1, INVALID), (0xc400_0012, 0x8000_0000, NOT_SUPPORTED)]
     {
@@ -105,7 +105,7 @@ pub(super) fn power_functions_say_how_to_go_on() {
             assert_eq!(context.state.registers.x[0], answer);
         });
     }
-    // It turns itself off, and is started again by another.
+    // It turns itself off, and another vCPU starts it again.
     with(|context| {
         assert_eq!(call(context, [0x8400_0002, 0, 0, 0]), Next::Timers);
         let start = crate::devices::virt::psci::Start { entry: RAM, context: 5 };

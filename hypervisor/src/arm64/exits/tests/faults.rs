@@ -13,13 +13,13 @@ const MAINTENANCE: u64 = 1 << 8;
 const DESCRIBED: u64 = 1 << 24 | 2 << 22 | 3 << 16;
 /// Guest virtual address of a device's page.
 const DEVICE: u64 = 0xffff_0000_0900_0000;
-/// Nothing is there.
+/// An unused address.
 const NOTHING: u64 = 0x2000_0000;
-/// The guest's syndrome of a data abort at EL1, of one that is nobody's.
+/// The guest's syndrome of a data abort at EL1, for an unused address.
 const DATA_ABORT: u64 = 0x25 << 26 | LONG | 0x10;
 const FETCH_ABORT: u64 = 0x21 << 26 | LONG | 0x10;
 
-/// A fault of `class` at `gpa`, which the guest calls `DEVICE` and an offset.
+/// A fault of `class` at `gpa`; its virtual address is `DEVICE` plus an offset.
 fn fault(context: &mut Context<'_, Made>, class: u8, rest: u64, gpa: u64) -> Next {
     leave(context, Vector::Synchronous, |hardware| {
         hardware.syndrome = of_class(class, rest);
@@ -41,7 +41,7 @@ pub(super) fn memory_appears() {
             assert_eq!(fault(context, class, rest, RAM + 0x10_0123), Next::Resume);
             assert_eq!(context.state.registers, before, "it is executed again");
             assert_eq!(count(context, Counter::NestedInstalled), 1);
-            // The other vCPU that has waited for it, say, finds it there.
+            // Another vCPU that has waited for it, say, finds it there.
             assert_eq!(fault(context, class, rest, RAM + 0x10_0123), Next::Resume);
             assert_eq!(count(context, Counter::NestedInstalled), 1);
         });
@@ -51,11 +51,12 @@ pub(super) fn memory_appears() {
 #[test]
 pub(super) fn registers_of_devices_are_read_and_written() {
     with(|context| {
-        // UARTFR: nothing received, nothing to be sent. To W3, whose upper half becomes 0.
+        // UARTFR: nothing received, nothing to be sent. The destination is W3, whose upper half
+        // becomes 0.
         assert_eq!(fault(context, 0x24, TRANSLATION | DESCRIBED, UART + 0x18), Next::Resume);
         assert_eq!(context.state.registers.pc, CODE + 4);
         assert_eq!(context.state.registers.x[3] & !7, 0x90);
-        // UARTDR, when it is on.
+        // UARTDR, when the port is enabled.
         for (register, value) in [(0x30, 0x301), (0, 0x1_0000_0041)] {
             ready(context);
             context.state.registers.x[3] = value;
@@ -63,7 +64,7 @@ pub(super) fn registers_of_devices_are_read_and_written() {
             assert_eq!(context.state.registers.pc, CODE + 4);
         }
         assert_eq!(hardware(|hardware| core::mem::take(&mut hardware.transmitted)), b"A");
-        // The date, the distributor, redistributors of oneself and another; to XZR.
+        // The date, the distributor, the vCPU's own redistributor and another one; into XZR.
         for gpa in [RTC, GICD + 8, 0x080a_0008, 0x080c_0008, 0x080b_0100] {
             ready(context);
             assert_eq!(fault(context, 0x24, TRANSLATION | DESCRIBED, gpa), Next::Resume);
@@ -72,8 +73,8 @@ pub(super) fn registers_of_devices_are_read_and_written() {
             fault(context, 0x24, TRANSLATION | DESCRIBED | 31 << 16, gpa);
             assert_eq!(context.state.registers.x, before);
         }
-        // A byte with a sign: 0xb1 is the last of the PL011's identification. To X3, W3, and
-        // without the sign.
+        // A sign-extended byte: 0xb1 is the last of the PL011's identification. Into X3, W3, and
+        // zero-extended.
         for (how, value) in
             [(1 << 21 | 1 << 15, 0xffff_ffff_ffff_ffb1), (1 << 21, 0xffff_ffb1), (0, 0xb1), (1 << 15, 0xb1)]
         {
@@ -82,13 +83,13 @@ pub(super) fn registers_of_devices_are_read_and_written() {
             fault(context, 0x24, TRANSLATION | byte | how, UART + 0xffc);
             assert_eq!(context.state.registers.x[3], value, "{how:#x}");
         }
-        // What a redistributor of its own is told has its effect on it alone: GICR_ISENABLER0.
+        // A write to the vCPU's own redistributor affects it alone: GICR_ISENABLER0.
         ready(context);
         context.state.registers.x[3] = 1 << 27;
         fault(context, 0x24, TRANSLATION | DESCRIBED | WRITE, 0x080b_0100);
         fault(context, 0x24, TRANSLATION | DESCRIBED, 0x080b_0100);
         assert_ne!(context.state.registers.x[3] & 1 << 27, 0);
-        // All registers of all devices, by all sizes, with all bits.
+        // All registers of all devices, with all sizes and all bits.
         for page in
             [GICD, 0x080a_0000, 0x080b_0000, 0x080c_0000, 0x080d_0000, 0x080e_0000, 0x080f_0000, UART, RTC]
         {
@@ -119,12 +120,12 @@ pub(super) fn where_nothing_is_the_guest_gets_an_abort() {
             });
         }
     }
-    // Behind the last redistributor.
+    // After the last redistributor.
     with(|context| {
         fault(context, 0x24, TRANSLATION | DESCRIBED, 0x080a_0000 + 3 * 0x2_0000);
         assert_taken(context, DATA_ABORT, (CODE, EL1));
     });
-    // Maintenance of caches has nothing to do there, nor in a device.
+    // Cache maintenance has no effect there, nor on a device.
     for gpa in [NOTHING, UART] {
         with(|context| {
             assert_eq!(fault(context, 0x24, TRANSLATION | MAINTENANCE | WRITE, gpa), Next::Resume);
@@ -160,7 +161,7 @@ pub(super) fn an_address_beyond_all_is_an_abort() {
             assert_eq!(Made::read(Register::Far), u64::MAX);
         });
     }
-    // Stage 2 says itself that the address is too large.
+    // Stage 2 itself reports that the address is too large.
     with(|context| {
         fault(context, 0x24, DESCRIBED, RAM);
         assert_taken(context, DATA_ABORT, (CODE, EL1));
@@ -171,7 +172,7 @@ pub(super) fn an_address_beyond_all_is_an_abort() {
 #[test]
 pub(super) fn aborts_in_walks_are_the_guests() {
     for gpa in [UART, NOTHING] {
-        // For maintenance of caches as well: the walk has not come to its end.
+        // For cache maintenance as well: the walk has not completed.
         for rest in [IN_WALK, IN_WALK | WRITE, IN_WALK | DESCRIBED, IN_WALK | MAINTENANCE | WRITE] {
             with(|context| {
                 assert_eq!(fault(context, 0x24, TRANSLATION | rest, gpa), Next::Resume);
@@ -181,7 +182,7 @@ pub(super) fn aborts_in_walks_are_the_guests() {
     }
 }
 
-/// The instruction at the PC, with what X1 and the device's page are called.
+/// Places an instruction at the PC, and `base` in X1 and both stack pointers.
 fn code(context: &mut Context<'_, Made>, word: u32, base: u64) {
     ready(context);
     hardware(|hardware| {
@@ -196,12 +197,12 @@ fn code(context: &mut Context<'_, Made>, word: u32, base: u64) {
 #[test]
 pub(super) fn pairs_and_write_back_are_done_from_the_instruction() {
     with(|context| {
-        // LDP W3, W4, [X1]: UARTFR and what is behind it.
+        // LDP W3, W4, [X1]: UARTFR and the register after it.
         code(context, 0x2940_1023, DEVICE + 0x18);
         assert_eq!(fault(context, 0x24, TRANSLATION, UART + 0x18), Next::Resume);
         assert_eq!(context.state.registers.pc, CODE + 4);
         assert_eq!((context.state.registers.x[3] & !7, context.state.registers.x[4]), (0x90, 0));
-        // STR W3, [X1], #4 at EL1; and by either stack pointer. Tags in addresses do not matter.
+        // STR W3, [X1], #4 at EL1; and with either stack pointer. Address tags are ignored.
         for (word, base, pstate) in [
             (0xb800_4423, DEVICE | 0xff << 56, EL1),
             (0xb800_4423, DEVICE & !(0xff << 56), EL1),
@@ -233,17 +234,17 @@ pub(super) fn pairs_and_write_back_are_done_from_the_instruction() {
 
 #[test]
 pub(super) fn an_instruction_that_is_another_is_not_done() {
-    // LDP W3, W4, [X1]; STP; LDR W3, [X1], #4; LDP Q3, Q4, [X1]; nothing; an exclusive.
+    // LDP W3, W4, [X1]; STP; LDR W3, [X1], #4; LDP Q3, Q4, [X1]; an invalid word; an exclusive.
     let (pair, pair_store, post, vectors, exclusive) =
         (0x2940_1023, 0x2900_1023, 0xb840_4423, 0xad40_1023, 0x885f_7c23);
     for (word, rest, base, offset) in [
-        // It is a store, and the access was none; and the other way round.
+        // A store where the access was a load, and vice versa.
         (pair_store, 0, DEVICE, 0),
         (pair, WRITE, DEVICE, 0),
-        // Another address: X1, or FAR_EL2 that differs.
+        // Another address: X1, or a different FAR_EL2.
         (pair, 0, DEVICE + 8, 0),
         (post, 0, 0, 0),
-        // A pair that reaches into the next page, aligned or not.
+        // A pair that extends into the next page, aligned or not.
         (pair, 0, DEVICE + 0xffc, 0xffc),
         (pair, 0, DEVICE + 0xffa, 0xffa),
         (vectors, 0, DEVICE, 0),
@@ -260,7 +261,7 @@ pub(super) fn an_instruction_that_is_another_is_not_done() {
             assert_eq!(hardware(|hardware| hardware.transmitted.len()), 0);
         });
     }
-    // AArch32, and a PC that is not aligned.
+    // AArch32, and a misaligned PC.
     for (pc, pstate) in [(CODE, 0x10), (CODE + 2, EL1)] {
         with(|context| {
             code(context, pair, DEVICE);
@@ -274,7 +275,7 @@ pub(super) fn an_instruction_that_is_another_is_not_done() {
 
 #[test]
 pub(super) fn a_stale_translation_is_tried_again() {
-    // The page of the code is gone: from stage 2, or from memory; or can be executed alone.
+    // The page of the code has been removed, from stage 2 or from memory; or it is execute-only.
     for (par, is_tried) in [(1 | 1 << 9, true), (NOTHING, true), (1, false)] {
         with(|context| {
             code(context, 0x2940_1023, DEVICE);
@@ -288,7 +289,7 @@ pub(super) fn a_stale_translation_is_tried_again() {
             }
         });
     }
-    // A permission fault, whose address the guest's own tables have to tell again.
+    // A permission fault, whose address must be translated again through the guest's own tables.
     with(|context| {
         let before = context.state.registers.clone();
         assert_eq!(fault(context, 0x24, PERMISSION | WRITE, UART), Next::Resume);
@@ -307,7 +308,7 @@ pub(super) fn read_only_memory_keeps_what_it_has() {
         let mut scratch = crate::vm::space::FlushScratch::new();
         let mut job = vm.space.set_read_only(SlotId(0), true).expect("no other job");
         while vm.step_job(&mut job, &mut scratch) != paging::Progress::Done {}
-        // A store is dropped, a walk's store cannot be, and a load finds it.
+        // A store is dropped, a walk's store cannot be, and a load finds memory.
         assert_eq!(fault(context, 0x24, TRANSLATION | DESCRIBED | WRITE, RAM), Next::Resume);
         assert_eq!(context.state.registers.pc, CODE + 4);
         ready(context);
@@ -321,7 +322,7 @@ pub(super) fn read_only_memory_keeps_what_it_has() {
 
 #[test]
 pub(super) fn broken_memory_is_the_guests() {
-    // External aborts on the access and on walks, parity, alignment, what is reserved.
+    // External aborts on the access and on walks, parity, alignment, reserved values.
     for status in [0x10, 0x14, 0x17, 0x18, 0x1f, 0x21, 0x30, 0x31, 0x34, 0x3f] {
         for class in [0x20, 0x24] {
             with(|context| {

@@ -1,5 +1,4 @@
-//! Exits that are made up, on a processor that is made up: what each does to the vCPU, and to
-//! devices.
+//! Mock exits on a mock processor: the effect of each on the vCPU, and on devices.
 //!
 //! [`every_row_has_its_tests`] runs them row by row.
 
@@ -31,11 +30,11 @@ const EL1: u64 = 5;
 const EL0: u64 = 0;
 /// The instruction had 32 bits.
 const LONG: u64 = 1 << 25;
-/// Where the guest's vectors are, and where its code is.
+/// Addresses of the guest's vectors, and of its code.
 const VECTORS: u64 = 0xffff_8000_0000_1000;
 const CODE: u64 = 0xffff_8000_0008_0000;
 
-/// All counters of exits. One of them counts each.
+/// All exit counters. Each exit is counted by one of them.
 const EXITS: [Counter; 12] = [
     Counter::ExitCpuid,
     Counter::ExitWait,
@@ -52,7 +51,7 @@ const EXITS: [Counter; 12] = [
 ];
 
 thread_local! {
-    /// Rows of which there was an exit.
+    /// Rows that had an exit.
     static SEEN: RefCell<BTreeSet<Row>> = const { RefCell::new(BTreeSet::new()) };
 }
 
@@ -60,8 +59,8 @@ fn of_class(class: u8, rest: u64) -> u64 {
     u64::from(class) << 26 | LONG | rest
 }
 
-/// Runs with the boot vCPU of a machine that has three: at EL1, at `CODE`, with the registers X0 to
-/// X30 holding numbers that say which.
+/// Runs with the boot vCPU of a machine that has three: at EL1, at `CODE`, with numbers in X0 to
+/// X30 that identify the register.
 fn with(act: impl FnOnce(&mut Context<'_, Made>)) {
     machine("vcpus=3").with_vcpu(0, |context| {
         ready(context);
@@ -72,7 +71,7 @@ fn with(act: impl FnOnce(&mut Context<'_, Made>)) {
 fn ready(context: &mut Context<'_, Made>) {
     hardware(|hardware| {
         hardware.registers.insert(Register::Vbar, VECTORS);
-        // SCTLR_EL1.SPAN: exceptions leave PAN.
+        // SCTLR_EL1.SPAN: exceptions leave PAN unchanged.
         hardware.registers.insert(Register::Sctlr, 1 << 23);
     });
     let registers = &mut context.state.registers;
@@ -84,8 +83,7 @@ fn count(context: &Context<'_, Made>, counter: Counter) -> u64 {
     context.counters[counter as usize].load(Ordering::Relaxed)
 }
 
-/// The vCPU leaves the guest by `vector`, as the processor says. One counter counts it, which is
-/// the row's.
+/// The vCPU exits through `vector`. Exactly one counter counts it, which is the row's.
 fn leave(context: &mut Context<'_, Made>, vector: Vector, change: impl FnOnce(&mut Hardware)) -> Next {
     hardware(change);
     let _before = told();
@@ -102,12 +100,13 @@ fn leave(context: &mut Context<'_, Made>, vector: Vector, change: impl FnOnce(&m
     next
 }
 
-/// By an exception with this syndrome.
+/// The same with an exception of this syndrome.
 fn except(context: &mut Context<'_, Made>, syndrome: u64) -> Next {
     leave(context, Vector::Synchronous, |hardware| hardware.syndrome = syndrome)
 }
 
-/// The guest has taken an exception with this syndrome at EL1, from PSTATE `from` at `pc`.
+/// Checks that the guest has taken an exception with this syndrome at EL1, from PSTATE `from` at
+/// `pc`.
 #[track_caller]
 fn assert_taken(context: &Context<'_, Made>, syndrome: u64, (pc, from): (u64, u64)) {
     let [esr, elr, spsr] = [Register::Esr, Register::Elr, Register::Spsr].map(Made::read);
@@ -128,7 +127,7 @@ fn assert_taken(context: &Context<'_, Made>, syndrome: u64, (pc, from): (u64, u6
 
 const UNDEFINED: u64 = LONG;
 
-/// The tests of a row. A row that is new does not compile before it has some.
+/// The tests of a row. A new row does not compile before it has some.
 fn tests_of(row: Row) -> &'static [fn()] {
     match row {
         Row::Interrupt => &[simple::an_interrupt_goes_back_with_nothing_read],
@@ -186,7 +185,7 @@ fn each_class_is_captured_as_its_row() {
         let exit = capture::<Made, _>(Vector::Synchronous, |exit| exit);
         let expected = Row::ALL.iter().copied().find(|row| row.class() == Some(class)).unwrap_or(Row::Other);
         assert_eq!(exit.row(), expected, "class {class:#x}");
-        // The address is looked at where there is one.
+        // The address is read only for exits that have one.
         let is_abort = matches!(expected, Row::Fetch | Row::Data);
         let addresses = [Told::ReadPage, Told::ReadAddress];
         let expected = if is_abort { &addresses[..] } else { &[] };
@@ -203,7 +202,7 @@ fn vectors() -> impl Strategy<Value = Vector> {
     prop_oneof![8 => Just(Vector::Synchronous), 1 => Just(Vector::Interrupt), 1 => Just(Vector::SError)]
 }
 
-/// Values at the edges of memory, devices and numbers, and any others.
+/// Values at the edges of memory, devices and numbers, and arbitrary ones.
 fn addresses() -> impl Strategy<Value = u64> {
     const PLACES: [u64; 9] =
         [0, 0x0800_0000, 0x080a_0000, 0x0900_0000, 0x0901_0000, RAM, RAM + 0xff_f000, 1 << 39, 1 << 51];
@@ -220,7 +219,7 @@ fn syndromes() -> impl Strategy<Value = u64> {
         any::<u64>(),
         (prop::sample::select(classes), any::<u64>())
             .prop_map(|(class, rest)| of_class(class, rest & 0x1ff_ffff)),
-        // Aborts of stage 2, most of all.
+        // Aborts of stage 2 with the highest weight.
         (any::<u64>(), 0u64..4, any::<bool>()).prop_map(|(rest, kind, data)| {
             of_class(if data { 0x24 } else { 0x20 }, rest & 0x1ff_ffc0 | kind << 2 | rest & 3)
         }),

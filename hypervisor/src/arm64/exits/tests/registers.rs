@@ -19,7 +19,7 @@ fn every_encoding_is_answered_or_undefined() {
         for name in names() {
             for is_read in [true, false] {
                 ready(context);
-                // Debug registers that are on would be loaded.
+                // Enabled debug registers would be loaded.
                 context.state.registers.x[3] = 0;
                 let before = context.state.registers.clone();
                 assert_eq!(except(context, access(name, 3, is_read)), Next::Resume);
@@ -33,7 +33,8 @@ fn every_encoding_is_answered_or_undefined() {
                 } else {
                     assert_taken(context, UNDEFINED, (CODE, EL1));
                     assert_eq!(context.state.registers.x, before.x, "{name:?}");
-                    // Breakpoints beyond those that there are, and what cannot be read or written.
+                    // Breakpoints beyond the existing ones, and registers that cannot be read or
+                    // written.
                     assert!(
                         matches!(treatment, Treatment::Undefined | Treatment::Debug(_)),
                         "{name:?} {treatment:?}"
@@ -79,7 +80,7 @@ pub(super) fn what_is_written_has_its_effect() {
             assert_eq!(except(context, access(name, 3, false)), Next::Resume);
             assert_eq!(context.state.registers.pc, CODE + 4, "{name:?}");
         };
-        // ICC_SGI1R_EL1: INTID 5 to all others, then to vCPU 2, to nobody there, with all bits.
+        // ICC_SGI1R_EL1: INTID 5 to all others, then to vCPU 2, to an absent vCPU, with all bits.
         for (value, told) in [
             (1 << 40 | 5 << 24, [false, true, true]),
             (5 << 24 | 4, [false, false, true]),
@@ -89,9 +90,9 @@ pub(super) fn what_is_written_has_its_effect() {
             write(context, (3, 0, 12, 11, 5), value);
             for (vcpu, told) in vm.vcpus.iter().zip(told) {
                 assert_eq!(!vcpu.inbox.interrupts.is_empty(), told, "{value:#x}");
-                // It is taken, so that the next one is told from it.
+                // It is taken, so that the next one can be told apart.
                 if vcpu.index != context.vcpu.index {
-                    // SAFETY: of a vCPU that nobody runs.
+                    // SAFETY: the vCPU is not running.
                     let _spis = unsafe { vcpu.state() }.gic.look(&vcpu.inbox.interrupts);
                 }
             }
@@ -107,7 +108,7 @@ pub(super) fn what_is_written_has_its_effect() {
             write(context, (3, 0, 12, 11, 1), intid);
             assert_eq!(told(), [Told::ReadSyndrome], "{intid:#x} is deactivated below");
         }
-        // Constants stay what they are; XZR holds nothing.
+        // Constants keep their value; XZR stays zero.
         write(context, (3, 0, 12, 12, 5), 0);
         for (name, value) in
             [((3, 0, 12, 12, 5), 7), ((3, 0, 1, 0, 1), 0xac), ((3, 0, 0, 0, 6), 0x1111_1111_1111_1111)]
@@ -120,8 +121,8 @@ pub(super) fn what_is_written_has_its_effect() {
             except(context, access(name, 31, true));
             assert_eq!((context.state.registers.x, context.state.registers.pc), (before, CODE + 4));
         }
-        // MDSCR_EL1.MDE, with the OS lock open: breakpoints are loaded, and are not when it is off
-        // again.
+        // MDSCR_EL1.MDE, with the OS lock open: breakpoints are loaded. When it is cleared again
+        // they are not.
         write(context, (2, 0, 1, 0, 4), 0);
         write(context, (2, 0, 0, 2, 2), 1 << 15);
         assert_eq!(told(), [Told::ReadSyndrome, Told::LoadDebug(1 << 15)]);

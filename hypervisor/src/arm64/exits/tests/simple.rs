@@ -1,4 +1,4 @@
-//! Interrupts, SErrors, waits, and what is undefined.
+//! Interrupts, SErrors, waits, and undefined instructions.
 
 use super::*;
 use crate::arm64::controls::hcr::VSE;
@@ -30,7 +30,7 @@ pub(super) fn an_serror_is_the_guests() {
             assert_eq!(next, Next::Resume);
             assert_ne!(hardware(|hardware| hardware.configuration) & VSE, 0, "{syndrome:#x}");
             assert_eq!(context.state.registers, before, "it comes when the guest lets it through");
-            // It has taken it: it comes once.
+            // The guest has taken it: it is delivered once.
             hardware(|hardware| hardware.configuration &= !VSE);
             context.state.intercept_pause(true);
             assert_eq!(hardware(|hardware| hardware.configuration) & VSE, 0);
@@ -63,7 +63,7 @@ pub(super) fn what_is_not_shown_is_undefined() {
         for from in [EL1, 4, EL0, 0x10, 0xf000_03c5] {
             with(|context| {
                 context.state.registers.pstate = from;
-                // A condition that holds always.
+                // A condition that always holds.
                 assert_eq!(except(context, of_class(class, 1 << 24 | 0xe << 20)), Next::Resume);
                 assert_taken(context, UNDEFINED, (CODE, from));
             });
@@ -84,7 +84,7 @@ pub(super) fn what_fails_its_condition_is_passed_over() {
             });
         }
     }
-    // Those without a condition do not fail it.
+    // Classes without a condition cannot fail it.
     for class in [0x00, 0x0e, 0x19, 0x3f] {
         with(|context| {
             context.state.registers.pstate = 0x10;
@@ -105,7 +105,7 @@ pub(super) fn wfi_halts_and_wfe_yields() {
         });
         with(|context| {
             context.state.registers.pstate = from;
-            // Of the forms with a timeout, too, which are not shown.
+            // Also for the forms with a timeout, which are not shown.
             assert_eq!(except(context, of_class(0x01, 1 << 24 | 0xe << 20 | 3)), Next::Yield);
             assert_eq!(context.state.activity, Activity::Running);
             assert_eq!(context.state.registers.pc & 0xffff_ffff, (CODE + 4) & 0xffff_ffff);
@@ -113,12 +113,12 @@ pub(super) fn wfi_halts_and_wfe_yields() {
     }
 }
 
-/// SEVL; WFE; LDXR W3, [X1]; EOR W3, W3, W0; CBNZ W3, behind; WFE.
+/// SEVL; WFE; LDXR W3, [X1]; EOR W3, W3, W0; CBNZ W3, end; WFE.
 const WAIT: [u32; 6] = [0xd503_20bf, 0xd503_205f, 0x885f_7c23, 0x4a00_0063, 0x3500_0043, 0xd503_205f];
 
 #[test]
 pub(super) fn wfe_in_a_wait_for_memory_stays_where_it_is() {
-    // What is in X0 and in memory, how far the word is off, and whether the guest waits for it.
+    // The values in X0 and in memory, the word's offset, and whether the guest waits for it.
     for (value, found, off, waits) in
         [(7, 7, 0, true), (7, 8, 0, false), (1 << 32 | 7, 7, 0, true), (7, 7, 2, false)]
     {
@@ -135,8 +135,8 @@ pub(super) fn wfe_in_a_wait_for_memory_stays_where_it_is() {
             assert_eq!(word.is_some_and(|word| word.gpa.0 == RAM + 0x9_0010 && word.bytes == 4), waits);
         });
     }
-    // No code there, code in two pages, AArch32, a PC that is not aligned, an address without a
-    // translation: nothing is known.
+    // No code there, code across two pages, AArch32, a misaligned PC, an address without a
+    // translation: the wait is unknown.
     for (pc, from) in [
         (0x5000, EL1),
         (CODE + 4, EL1),

@@ -1,19 +1,19 @@
-//! What other CPUs post to a vCPU's local APIC, which they do not own.
+//! The inbox of a vCPU's local APIC, to which CPUs post that do not own it.
 //!
 //! ```text
-//!    any CPU: post                              the owner, before an entry: take_signals, drain_vectors
-//!    A  the word here      (RMW, Release)       C  takes the notify word  (RMW, Acquire)
-//!    B  the notify word    (RMW, Release)       D  the words here         (load, then RMW, Acquire)
+//!    any CPU: post                         the owner, before an entry: take_signals, drain_vectors
+//!    A  the word here      (RMW, Release)  C  takes the notify word  (RMW, Acquire)
+//!    B  the notify word    (RMW, Release)  D  the words here         (load, then RMW, Acquire)
 //! ```
 //!
-//! A before B, C before D. The notify word is the one by which a vCPU is kicked and made to look
-//! again. If C sees B, D sees A: nothing that was announced is missed. If C comes before B in that
-//! word's order, B finds the vCPU entered (and kicks it) or not entered (and its next entry takes
-//! the word again). A vector that D takes before its B costs one look that finds nothing.
+//! A before B, C before D. The notify word is the one by which a vCPU is kicked and made to check
+//! again. If C sees B, D sees A: no announced item is missed. If C is before B in that word's
+//! order, B finds the vCPU entered (and kicks it) or not entered (and its next entry takes the word
+//! again). A vector that D takes before its B costs one check that finds nothing.
 //!
 //! `post_fixed` sets the level flag before the vector, which releases it; the drain acquires it
-//! with the vector. `post_init` comes after the vectors of the same poster, and a CPU that takes
-//! INIT takes them away. The models beside this module run all of it under loom.
+//! with the vector. `post_init` is after the vectors of the same poster, and a CPU that takes INIT
+//! discards them. The models beside this module run all of it under loom.
 
 use super::lapic::{Lapic, VectorSet};
 use super::message::{Logical, MessageKind, Trigger};
@@ -22,33 +22,34 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering, update};
 const NMI: u32 = 1 << 0;
 const INIT: u32 = 1 << 1;
 const STARTUP: u32 = 1 << 2;
-/// Another NMI, behind the one of [`NMI`].
+/// Another NMI, after the one of [`NMI`].
 const SECOND_NMI: u32 = 1 << 3;
 const PAGE_SHIFT: u32 = 8;
 
-/// What was posted besides vectors, in the order in which it applies: INIT, start-up, NMI.
+/// Posted items other than vectors, in the order in which they apply: INIT, start-up, NMI.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct Signals {
     /// Reset the vCPU to its state after INIT; its local APIC is in that state already.
     pub init: bool,
-    /// If the vCPU waits for start-up: begin at `page << 12`. Else to be ignored.
+    /// If the vCPU waits for start-up: begin at `page << 12`. Otherwise ignored.
     pub startup: Option<u8>,
-    /// How many non-maskable interrupts have come: 0, 1 or 2, as no processor holds more.
+    /// Number of non-maskable interrupts that have arrived: 0, 1 or 2, the maximum that a processor
+    /// holds.
     pub nmis: u8,
 }
 
-/// One vCPU's inbox. Posting never blocks; what is posted twice before it is taken counts once, as
-/// in IRR, but for NMIs.
+/// One vCPU's inbox. Posting never blocks; an item that is posted twice before it is taken counts
+/// once, as in IRR, except for NMIs.
 #[derive(Debug, Default)]
 pub struct Inbox {
     pending: [AtomicU64; 4],
-    /// Vectors that ever came from a level-triggered pin. Never cleared: one EOI too many for the
-    /// I/O APIC is harmless, one too few ends a line for good.
+    /// Vectors that were ever level-triggered. Never cleared: an extra EOI for the I/O APIC is
+    /// harmless, a missing one blocks a line for good.
     level: [AtomicU64; 4],
     signals: AtomicU32,
-    /// What its local APIC takes logical destinations for, as the owner has set it. Orders nothing:
-    /// a sender may find, while it changes, the one or the other, as on a bus.
+    /// How its local APIC interprets logical destinations, as set by the owner. Orders nothing:
+    /// while it changes, a sender may see either value, as on a bus.
     logical: AtomicU32,
 }
 
@@ -64,20 +65,20 @@ impl Inbox {
         }
     }
 
-    /// What its local APIC takes logical destinations for.
+    /// How its local APIC interprets logical destinations.
     #[must_use]
     pub fn logical(&self) -> Logical {
         // No order: see the field.
         Logical::from_bits(self.logical.load(Ordering::Relaxed))
     }
 
-    /// Messages find `lapic` here. The owner calls it whenever that has changed.
+    /// Makes messages find `lapic` here. The owner calls it whenever the address has changed.
     pub fn set_address(&self, lapic: &Lapic) {
         // No order: see the field.
         self.logical.store(lapic.address().logical.to_bits(), Ordering::Relaxed);
     }
 
-    /// Posts whatever a message asks for. The caller then changes the notify word.
+    /// Posts a message. The caller then changes the notify word.
     pub fn post(&self, kind: MessageKind, trigger: Trigger) {
         match kind {
             MessageKind::Fixed(vector) | MessageKind::Lowest(vector) => self.post_fixed(vector, trigger),
@@ -99,28 +100,29 @@ impl Inbox {
 
     /// Posts an NMI.
     pub fn post_nmi(&self) {
-        // Pairs with `take_signals`, as the next one.
+        // Pairs with `take_signals`, as does the next one.
         if self.signals.fetch_or(NMI, Ordering::Release) & NMI != 0 {
-            // If the first has been taken meanwhile, this is one by itself.
+            // If the first has been taken meanwhile, this one stands alone.
             self.signals.fetch_or(SECOND_NMI, Ordering::Release);
         }
     }
 
     /// Posts INIT. It cancels an NMI and a start-up that were posted before.
     pub fn post_init(&self) {
-        // Pairs with `take_signals`, which takes away the vectors that were posted before this.
+        // Pairs with `take_signals`, which discards the vectors that were posted before this.
         self.signals.swap(INIT, Ordering::Release);
     }
 
     /// Posts start-up at `page << 12`. The first of several counts.
     pub fn post_startup(&self, page: u8) {
         let startup = STARTUP | u32::from(page) << PAGE_SHIFT;
-        // Fails if there is one already. Bounded: it repeats only when another poster got through.
+        // Fails if there is one already. Bounded: it retries only when another poster succeeded.
         _ = update(&self.signals, |signals| (signals & STARTUP == 0).then_some(signals | startup));
     }
 
-    /// Whether there is anything for [`take_signals`](Self::take_signals). The notify word, taken
-    /// before, has made the load see what was announced; so too for the vectors.
+    /// Whether there is anything for [`take_signals`](Self::take_signals). Because the notify word
+    /// was taken before, the load sees everything that was announced; the same holds for the
+    /// vectors.
     #[must_use]
     #[inline]
     pub fn has_signals(&self) -> bool {
@@ -128,14 +130,14 @@ impl Inbox {
         self.signals.load(Ordering::Relaxed) != 0
     }
 
-    /// Takes what was posted besides vectors. INIT takes away the vectors that were posted, and
+    /// Takes the posted items other than vectors. INIT discards the vectors that were posted, and
     /// resets `lapic`. The owner calls it after it has taken the notify word, and
     /// [`drain_vectors`](Self::drain_vectors) next.
     pub fn take_signals(&self, lapic: &mut Lapic) -> Signals {
         // Pairs with `post_init`, `post_nmi` and `post_startup`.
         let signals = self.signals.swap(0, Ordering::Acquire);
         if signals & INIT != 0 {
-            // The local APIC comes out of INIT disabled by software, so it would drop them anyway.
+            // INIT leaves the local APIC software-disabled, so it would drop the vectors anyway.
             // Pairs with `post_fixed`.
             self.pending.iter().for_each(|word| _ = word.swap(0, Ordering::Acquire));
             lapic.init();
@@ -148,20 +150,20 @@ impl Inbox {
         }
     }
 
-    /// Takes the vectors that were posted into `lapic`.
+    /// Moves the posted vectors into `lapic`.
     #[inline]
     pub fn drain_vectors(&self, lapic: &mut Lapic) {
         for word in 0..4 {
-            // The load spares the locked instruction.
+            // The load avoids the locked instruction.
             if self.pending[word].load(Ordering::Relaxed) != 0 {
-                // Pairs with `post_fixed`: the level flag is to be seen.
+                // Pairs with `post_fixed`: the level flag must be visible.
                 let taken = self.pending[word].swap(0, Ordering::Acquire);
                 lapic.accept_word(word, taken, self.level[word].load(Ordering::Relaxed));
             }
         }
     }
 
-    /// The vectors that wait here, for a register dump.
+    /// The vectors that are waiting here, for a register dump.
     #[must_use]
     pub fn pending(&self) -> VectorSet {
         VectorSet::from_words(core::array::from_fn(|word| self.pending[word].load(Ordering::Relaxed)))
@@ -258,7 +260,7 @@ mod tests {
     }
 
     /// Posters on other threads, each waiting for its vector to be served before it posts again: a
-    /// lost post would leave one waiting until the bound.
+    /// lost post would leave its poster waiting until the bound.
     #[test]
     fn g6_no_post_is_lost_between_threads() {
         const ROUNDS: usize = 2000;

@@ -1,8 +1,8 @@
 //! The inbox under loom: each line of its table of events, and the mistakes that would break it.
 //!
-//! Not here, because loom cannot show it: a read-modify-write of a word that is less than `Release`
-//! or `Acquire` where only another read-modify-write depends on it, as the cancelling of vectors by
-//! INIT does. Loom's read-modify-writes always find the newest value.
+//! One mistake is missing here, because loom cannot show it: a read-modify-write of a word that is
+//! weaker than `Release` or `Acquire` where only another read-modify-write depends on it, as in the
+//! cancelling of vectors by INIT. Loom's read-modify-writes always read the newest value.
 
 use loom::sync::Arc;
 use loom::thread;
@@ -20,14 +20,14 @@ fn lapic() -> Lapic {
     lapic
 }
 
-/// D, as the hypervisor does it.
+/// D, as in the hypervisor.
 fn take(inbox: &Inbox, lapic: &mut Lapic) -> Signals {
     let signals = if inbox.has_signals() { inbox.take_signals(lapic) } else { Signals::default() };
     inbox.drain_vectors(lapic);
     signals
 }
 
-/// Serves a vector that has come: whether it was by level.
+/// Serves a vector that has arrived; returns whether it was level-triggered.
 fn serve(lapic: &mut Lapic) -> Option<bool> {
     let vector = lapic.pending()?;
     lapic.begin_service(vector);
@@ -39,7 +39,7 @@ fn serve(lapic: &mut Lapic) -> Option<bool> {
 
 type Post = fn(&Inbox, &mut dyn FnMut());
 
-/// A vector that comes by level.
+/// A level-triggered vector.
 fn vector_is_found(way: Way, take_word: fn(&mut coherence::Owner<'_>) -> bool, post: Post) {
     vector_is_found_by(way, take_word, post, |inbox, lapic| inbox.drain_vectors(lapic));
 }
@@ -75,7 +75,7 @@ fn post_nmi(inbox: &Inbox, announce: &mut dyn FnMut()) {
     announce();
 }
 
-/// A and B, C and D: what was announced is found, or the owner is kicked or woken.
+/// A and B, C and D: an announced item is found, or the owner is kicked or woken.
 #[test]
 fn g6_a_vector_is_found_or_its_owner_is_kicked() {
     explore(None, || vector_is_found(Way::Enter, take_events, post_vector));
@@ -105,7 +105,7 @@ fn g6_a_signal_is_found_or_its_owner_is_told() {
     }
 }
 
-/// B before A.
+/// B precedes A.
 #[test]
 #[should_panic(expected = "announced and not found")]
 fn g6_posted_after_the_announcement() {
@@ -128,7 +128,7 @@ fn g6_signal_posted_after_the_announcement() {
     });
 }
 
-/// C without an order: the load of D may be of before A.
+/// C without an order: the load of D may read a value from before A.
 #[test]
 #[should_panic(expected = "announced and not found")]
 fn g6_notify_word_read_without_order() {
@@ -141,7 +141,7 @@ fn g6_notify_word_read_without_order_before_signals() {
     explore(None, || signal_is_found(Way::Enter, hint_alone, post_nmi));
 }
 
-/// The level flag after its vector.
+/// The level flag is set after its vector.
 #[test]
 #[should_panic(expected = "the level flag is not seen")]
 fn level_flag_set_after_the_vector() {
@@ -179,8 +179,8 @@ fn level_flag_that_is_not_acquired() {
     });
 }
 
-/// What INIT cancels, by one poster beside the owner. `take` is the owner's, called twice beside
-/// and once after it.
+/// The effect of INIT, with one poster beside the owner. `take` is the owner's, called twice beside
+/// the poster and once after it.
 fn init_cancels(post_init: fn(&Inbox), take: fn(&Inbox, &mut Lapic) -> Signals) {
     let inbox = Arc::new(Inbox::new());
     let owner = {
@@ -206,7 +206,7 @@ fn init_cancels(post_init: fn(&Inbox), take: fn(&Inbox, &mut Lapic) -> Signals) 
         if was_reset {
             assert_eq!((signals.nmis, irr), (0, None), "it came before INIT");
             assert_ne!(signals.startup, Some(1), "it came before INIT");
-            // The third one counts if the second was taken before it came.
+            // The third one counts if the second was taken before it arrived.
             let expected = if started == 0 { [None, Some(2)] } else { [None, Some(3)] };
             assert!(expected.contains(&signals.startup), "the first of several counts");
             started += u32::from(signals.startup.is_some());
@@ -220,14 +220,14 @@ fn o15_init_cancels_what_came_before_it() {
     explore(Some(3), || init_cancels(Inbox::post_init, take));
 }
 
-/// INIT beside what is there, instead of in its place.
+/// INIT is added to the present signals, instead of replacing them.
 #[test]
 #[should_panic(expected = "it came before INIT")]
 fn o15_init_that_cancels_no_signals() {
     explore(Some(3), || init_cancels(|inbox| _ = inbox.signals.fetch_or(INIT, Ordering::Release), take));
 }
 
-/// The vectors are not taken away with INIT.
+/// The vectors are not removed with INIT.
 #[test]
 #[should_panic(expected = "it came before INIT")]
 fn o15_init_that_cancels_no_vectors() {
@@ -244,7 +244,7 @@ fn o15_init_that_cancels_no_vectors() {
     });
 }
 
-/// Two posters beside the owner, which takes once beside and once after them.
+/// Two posters beside the owner, which takes once while they run and once after them.
 fn two_posters(post: [fn(&Inbox); 2]) -> [Signals; 2] {
     let inbox = Arc::new(Inbox::new());
     let posters = post.map(|post| {
@@ -274,7 +274,7 @@ fn second_nmi_that_joins_the_first() {
     explore(None, || two_nmis(|inbox| _ = inbox.signals.fetch_or(NMI, Ordering::Release)));
 }
 
-/// The second is told by a look before the post.
+/// The second NMI is recognised by a check before the post.
 #[test]
 #[should_panic(expected = "an NMI is lost")]
 fn second_nmi_by_a_look_before() {

@@ -1,21 +1,21 @@
-//! The register that says where a local APIC's registers are, and whether it is on (APM vol. 2
+//! The register with the address of a local APIC's registers, and its enable bits (APM vol. 2
 //! sections 16.3.1 and 16.9, SDM vol. 3 section 12.12.5).
 
 use super::APIC_BASE_ADDRESS;
 use crate::devices::GeneralProtection;
 
-/// The processor is the one that starts the others. Read-only: what is written to it is ignored.
+/// The processor is the one that starts the others. Read-only: writes are ignored.
 const BSP: u64 = 1 << 8;
 const EXTD: u64 = 1 << 10;
 const EN: u64 = 1 << 11;
-/// Bits of a page's address that can be set: the registers can be moved below 4 GiB, where
-/// processors have them.
+/// Settable bits of the page's address: the registers can be moved below 4 GiB, where processors
+/// have them.
 const PAGE: u64 = 0xffff_f000;
 
-/// By what software reaches the registers.
+/// The interface through which software reaches the registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Interface {
-    /// Not at all.
+    /// None.
     Off,
     /// A page of memory.
     XApic,
@@ -32,7 +32,7 @@ pub(super) struct Base {
 }
 
 impl Base {
-    /// After reset: a page of memory at its usual place. INIT changes nothing.
+    /// After reset: a page of memory at its default address. INIT does not change it.
     pub(super) const fn new(is_bsp: bool) -> Self {
         Self { page: APIC_BASE_ADDRESS, interface: Interface::XApic, is_bsp }
     }
@@ -61,8 +61,8 @@ impl Base {
         self.page | interface | if self.is_bsp { BSP } else { 0 }
     }
 
-    /// The register with another value, if there is a way from here to there: x2APIC mode is
-    /// entered from xAPIC mode alone, and left for neither but by turning everything off.
+    /// The register with another value, if the transition is allowed: x2APIC mode can be entered
+    /// only from xAPIC mode, and left only by disabling the local APIC.
     pub(super) const fn written(self, value: u64) -> Result<Self, GeneralProtection> {
         let interface = match (value & EN != 0, value & EXTD != 0) {
             (false, false) => Interface::Off,
@@ -90,7 +90,7 @@ mod tests {
         let off = Base { interface: Interface::Off, ..Base::new(false) };
         let xapic = Base::new(false);
         let x2apic = Base { interface: Interface::X2Apic, ..xapic };
-        // From each mode to off, to what is never there (EXTD alone), to xAPIC and to x2APIC mode.
+        // From each mode to off, to the invalid state (EXTD alone), to xAPIC and to x2APIC mode.
         for (from, open) in [
             (off, [true, false, true, false]),
             (xapic, [true, false, true, true]),

@@ -1,5 +1,6 @@
-//! The interrupt command register. In x2APIC mode it is one of 64 bits, and its write sends. In
-//! xAPIC mode it is two, of which the write to the lower one sends, and the destination has 8 bits.
+//! The interrupt command register. In x2APIC mode it is one 64-bit register, and its write sends.
+//! In xAPIC mode it is two registers. The write to the lower one sends, and the destination has 8
+//! bits.
 
 use crate::devices::GeneralProtection;
 use crate::devices::pc::message::{BROADCAST, Destination, Message, MessageKind, Trigger};
@@ -13,7 +14,7 @@ pub(super) struct Icr {
     #[bits(3)]
     mode: u8,
     logical: bool,
-    /// Delivery status. xAPIC software writes back what it read, so it is ignored and reads as
+    /// Delivery status. xAPIC software writes back the value it read, so it is ignored and reads as
     /// idle.
     busy: bool,
     reserved_13: bool,
@@ -29,7 +30,7 @@ pub(super) struct Icr {
     pub(super) destination: u32,
 }
 
-/// What a write to the register sends.
+/// The effect of a write to the register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Command {
     Send(Message),
@@ -39,24 +40,24 @@ pub(super) enum Command {
     Nothing,
 }
 
-/// The destination of 8 bits that means everyone.
+/// The 8-bit destination that means all.
 const XAPIC_BROADCAST: u32 = 0xff;
 
 impl Icr {
-    /// Bits of the lower half that can be set.
+    /// Settable bits of the lower half.
     pub(super) const DEFINED: u64 = 0x000c_cfff;
 
-    /// What xAPIC mode has in its two registers, as x2APIC mode has it in one.
+    /// Converts the value from xAPIC to x2APIC format.
     pub(super) const fn widened(self) -> Self {
         if self.destination() == XAPIC_BROADCAST { self.with_destination(BROADCAST) } else { self }
     }
 
-    /// The reverse of it.
+    /// Converts the value from x2APIC to xAPIC format.
     pub(super) const fn narrowed(self) -> Self {
         self.with_destination(self.destination() & XAPIC_BROADCAST)
     }
 
-    /// Checks a value that the guest writes.
+    /// Checks a value written by the guest.
     pub(super) fn checked(value: u64) -> Result<Self, GeneralProtection> {
         let icr = Self::from_bits(value);
         if icr.reserved_13() || icr.reserved_16() != 0 || icr.reserved_20() != 0 {
@@ -65,11 +66,11 @@ impl Icr {
         Ok(icr.with_busy(false))
     }
 
-    /// Vector and destination if this is a fixed, edge-triggered interrupt to one local APIC by its
-    /// id.
+    /// Vector and destination, if this is a fixed, edge-triggered interrupt to one local APIC by
+    /// its id.
     #[inline]
     pub(super) const fn plain(self) -> Option<(u8, u32)> {
-        // The level is of no consequence for such a one; kernels set it or not.
+        // The level has no effect for such an interrupt; kernels may set it or not.
         const FREE: u64 =
             Icr::new().with_vector(0xff).with_assert(true).with_destination(u32::MAX).into_bits();
         let is_plain = self.into_bits() & !FREE == 0 && self.vector() >= 16;
@@ -103,8 +104,8 @@ impl Icr {
             (MessageKind::Fixed(_), _) => {
                 Command::Send(Message { kind, destination, trigger: Trigger::Edge })
             }
-            // Shorthands that include the sender are for fixed vectors only (SDM vol. 3 table
-            // 12-3).
+            // Shorthands that include the sender are allowed for fixed vectors only (SDM vol. 3
+            // table 12-3).
             (_, Destination::SelfOnly | Destination::All) => Command::Nothing,
             _ => Command::Send(Message { kind, destination, trigger: Trigger::Edge }),
         }

@@ -1,9 +1,10 @@
 //! One local APIC, in x2APIC or in xAPIC mode, or off.
 //!
-//! It is owned by the CPU that runs its vCPU, so nothing here is atomic; what other CPUs send goes
-//! through [`super::inbox`]. As on a processor it is in xAPIC mode after reset: what software does
-//! not know of x2APIC mode finds its registers in memory. They can be moved to another page below 4
-//! GiB, where they are seen unless there is memory; on a processor they would be seen there, too.
+//! It is owned by the CPU that runs its vCPU, so nothing here is atomic; messages from other CPUs
+//! go through [`super::inbox`]. As on a processor it is in xAPIC mode after reset, so that software
+//! that does not support x2APIC mode finds its registers in memory. They can be moved to another
+//! page below 4 GiB, where they are visible unless there is memory; on a processor they would be
+//! visible there even then.
 //!
 //! All TSC values are the vCPU's own, as RDTSC in the guest returns them.
 
@@ -26,7 +27,7 @@ use icr::Icr;
 use page::PageRegisters;
 use timer::{Mode, Timer};
 
-/// Where the registers are after reset.
+/// Address of the registers after reset.
 pub const APIC_BASE_ADDRESS: u64 = 0xfee0_0000;
 
 const SVR_ENABLE: u32 = 1 << 8;
@@ -45,14 +46,14 @@ const LVT_COUNT: usize = 6;
 const TIMER: usize = 0;
 const ERROR: usize = (msr::LVT_ERROR - msr::LVT_TIMER) as usize;
 
-/// What a register write asks of the rest of the hypervisor.
+/// The effect of a register write on the rest of the hypervisor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Effect {
     /// Nothing.
     None,
-    /// Deliver this message. One that reaches the sender too goes through [`Lapic::accept_fixed`]
-    /// for it.
+    /// Deliver this message. If it reaches the sender too, deliver it to the sender through
+    /// [`Lapic::accept_fixed`].
     Ipi(Message),
     /// A vector left service.
     Eoi {
@@ -61,9 +62,9 @@ pub enum Effect {
         /// It came from a level-triggered pin: the I/O APIC must be told.
         level: bool,
     },
-    /// [`Lapic::next_deadline`] may be different now, and may have passed.
+    /// [`Lapic::next_deadline`] may have changed, and may have passed.
     TimerChanged,
-    /// So may that, and [`Lapic::address`].
+    /// The same, and [`Lapic::address`] may have changed.
     Readdressed,
 }
 
@@ -75,9 +76,9 @@ pub struct Lapic {
     page: PageRegisters,
     tpr: u8,
     svr: u32,
-    /// What the guest reads: latched from `errors` by its write.
+    /// The guest's view: latched from `errors` by its write.
     esr: u32,
-    /// Errors since that.
+    /// Errors since the last latch.
     errors: u32,
     icr: Icr,
     lvt: [u32; LVT_COUNT],
@@ -108,8 +109,8 @@ impl Lapic {
         }
     }
 
-    /// The state after INIT, which is that after reset but for the mode and where the registers are
-    /// (SDM vol. 3 sections 12.4.7.3 and 12.12.5.1).
+    /// Sets the state after INIT, which is that after reset except for the mode and the address of
+    /// the registers (SDM vol. 3 sections 12.4.7.3 and 12.12.5.1).
     pub fn init(&mut self) {
         let mut timer = self.timer;
         timer.reset();
@@ -117,7 +118,7 @@ impl Lapic {
         *self = Self { timer, base: self.base, ..fresh };
     }
 
-    /// The state after power-on.
+    /// Sets the state after power-on.
     pub fn reset(&mut self) {
         self.base = self.base.reset();
         self.init();
@@ -129,7 +130,7 @@ impl Lapic {
         self.id
     }
 
-    /// How messages reach it.
+    /// The address at which messages reach it.
     #[must_use]
     pub const fn address(&self) -> Address {
         let logical = match self.base.interface() {
@@ -140,7 +141,7 @@ impl Lapic {
         Address { id: self.id, logical }
     }
 
-    /// Whether it is on: it is shown by CPUID then.
+    /// Whether it is on: only then does CPUID show it.
     #[must_use]
     #[inline]
     pub const fn is_on(&self) -> bool {
@@ -154,7 +155,7 @@ impl Lapic {
         matches!(self.base.interface(), Interface::X2Apic)
     }
 
-    /// Whether the guest has enabled it by software (SVR bit 8).
+    /// Whether the guest has software-enabled it (SVR bit 8).
     #[must_use]
     pub const fn is_enabled(&self) -> bool {
         self.svr & SVR_ENABLE != 0
@@ -166,8 +167,7 @@ impl Lapic {
         self.tpr
     }
 
-    /// Sets the task priority: the way for CR8 (shifted left by four) and for Hyper-V's TPR
-    /// register.
+    /// Sets the task priority, for CR8 (shifted left by four) and for Hyper-V's TPR register.
     pub const fn set_tpr(&mut self, tpr: u8) {
         self.tpr = tpr;
     }
@@ -179,8 +179,8 @@ impl Lapic {
         if self.tpr & 0xf0 >= in_service & 0xf0 { self.tpr } else { in_service & 0xf0 }
     }
 
-    /// Takes in a fixed interrupt. Dropped while disabled by software; a vector below 16 is a
-    /// receive error.
+    /// Accepts a fixed interrupt. Drops it while the local APIC is software-disabled; a vector
+    /// below 16 is a receive error.
     pub fn accept_fixed(&mut self, vector: u8, trigger: Trigger) {
         if !self.is_enabled() {
             return;
@@ -195,8 +195,8 @@ impl Lapic {
         }
     }
 
-    /// Takes in the fixed interrupts `64 * word + n` for each bit n of `vectors`, all in the same
-    /// order as [`accept_fixed`](Self::accept_fixed) would; those that are in `level` too are
+    /// Accepts the fixed interrupts `64 * word + n` for each bit n of `vectors`, in the same order
+    /// as [`accept_fixed`](Self::accept_fixed) would; those that are also in `level` are
     /// level-triggered. `word` is below 4.
     pub fn accept_word(&mut self, word: usize, mut vectors: u64, level: u64) {
         if !self.is_enabled() {
@@ -213,44 +213,44 @@ impl Lapic {
         }
     }
 
-    /// The vector to inject next, if any has a priority class above the processor priority.
+    /// The vector to inject next, if one has a priority class above the processor priority.
     #[must_use]
     #[inline]
     pub fn pending(&self) -> Option<u8> {
         let vector = self.irr.highest()?;
         let class = vector & 0xf0;
-        // That is, above the class of the processor priority.
+        // That is, its class exceeds that of the processor priority.
         let is_above = class > self.tpr & 0xf0 && self.isr.highest().is_none_or(|other| class > other & 0xf0);
         (is_above && self.is_enabled()).then_some(vector)
     }
 
-    /// The highest request whatever the priorities: for deciding at which TPR to look again.
+    /// The highest request regardless of priorities, to decide at which TPR to check again.
     #[must_use]
     pub fn highest_irr(&self) -> Option<u8> {
         self.irr.highest()
     }
 
-    /// Whether there is any request whatever the priorities.
+    /// Whether there is any request, regardless of priorities.
     #[must_use]
     #[inline]
     pub const fn has_requests(&self) -> bool {
         !self.irr.is_empty()
     }
 
-    /// The vector in service of highest priority: the one that an EOI ends.
+    /// The vector in service of highest priority, which the next EOI ends.
     #[must_use]
     pub fn highest_isr(&self) -> Option<u8> {
         self.isr.highest()
     }
 
-    /// `vector`, which [`Self::pending`] named, is injected: it goes from request to service.
+    /// `vector`, which [`Self::pending`] returned, is injected: moves it from request to service.
     pub const fn begin_service(&mut self, vector: u8) {
         if self.irr.remove(vector) {
             self.isr.insert(vector);
         }
     }
 
-    /// Takes `begin_service(vector)` back: the injection was cut short before the guest saw it.
+    /// Undoes `begin_service(vector)`: the injection was cut short before the guest saw it.
     pub const fn cancel_service(&mut self, vector: u8) {
         if self.isr.remove(vector) {
             self.irr.insert(vector);
@@ -265,11 +265,11 @@ impl Lapic {
     }
 
     /// Whether the guest may end `vector` in memory instead of by a register (the EOI assist of
-    /// TLFS section 10.3.5): `vector` alone is in service, nothing that waits could be injected at
-    /// its EOI, and no I/O APIC waits for it.
+    /// TLFS section 10.3.5): `vector` alone is in service, no waiting interrupt could be injected
+    /// at its EOI, and no I/O APIC waits for it.
     ///
-    /// While the assist is offered, take it back as soon as this turns false; when the guest has
-    /// used it, call [`Self::eoi`] before anything else is asked of this local APIC.
+    /// While the assist is offered, withdraw it as soon as this becomes false; when the guest has
+    /// used it, call [`Self::eoi`] before any other method of this local APIC.
     #[must_use]
     pub fn can_lazy_eoi(&self, vector: u8) -> bool {
         let mut others = self.isr;
@@ -277,14 +277,15 @@ impl Lapic {
         is_in_service && others.is_empty() && self.irr.is_empty() && !self.tmr.contains(vector)
     }
 
-    /// The TSC value at which the timer wants [`Self::expire`]. It may have passed already.
+    /// The TSC value at which [`Self::expire`] should be called for the timer. It may have passed
+    /// already.
     #[must_use]
     pub const fn next_deadline(&self) -> Option<u64> {
         if self.lvt[TIMER] & LVT_MASKED != 0 { None } else { self.timer.next_deadline() }
     }
 
-    /// Collects the timer's end if it has come: requests its vector, which is returned, and arms
-    /// the next period. With the timer masked the end passes unseen.
+    /// Collects the timer's end if it has passed: requests its vector, which is returned, and arms
+    /// the next period. While the timer is masked the end has no effect.
     pub fn expire(&mut self, now_tsc: u64) -> Option<u8> {
         let lvt = self.lvt[TIMER];
         if !self.timer.expire(timer_mode(lvt), now_tsc) || lvt & LVT_MASKED != 0 {
@@ -294,8 +295,8 @@ impl Lapic {
         Some(lvt as u8)
     }
 
-    /// The guest's TSC was changed by `delta` (a write to the TSC or TSC_ADJUST MSR): call it with
-    /// every such change, so that a count under way keeps its length.
+    /// The guest's TSC was changed by `delta` (a write to the TSC or TSC_ADJUST MSR). To be called
+    /// for every such change, so that a count in progress keeps its length.
     pub fn tsc_jumped(&mut self, delta: i64) {
         self.timer.tsc_jumped(delta);
     }
@@ -303,7 +304,7 @@ impl Lapic {
     fn raise_error(&mut self, error: u32) {
         self.errors |= error;
         let lvt = self.lvt[ERROR];
-        // An error vector below 16 is an error too, which is recorded already: no second round.
+        // An error vector below 16 is an error too, which is recorded already: no recursion.
         if lvt & LVT_MASKED == 0 && lvt as u8 >= 16 {
             self.accept_fixed(lvt as u8, Trigger::Edge);
         }

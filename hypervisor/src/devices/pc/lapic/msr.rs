@@ -1,4 +1,4 @@
-//! The MSRs that [`super::Lapic`] answers (SDM vol. 3 table 12-6, APM vol. 2 table 16-6).
+//! The MSRs that [`super::Lapic`] handles (SDM vol. 3 table 12-6, APM vol. 2 table 16-6).
 #![expect(missing_docs, reason = "the names are the manual's")]
 
 pub const APIC_BASE: u32 = 0x1b;

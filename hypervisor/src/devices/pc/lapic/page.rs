@@ -1,13 +1,13 @@
-//! The registers as xAPIC mode has them: 32 bits each, every 16 bytes in a page of memory (APM vol.
-//! 2 section 16.3.2 and table 16-2). They are those of the MSRs but for four, and nothing that is
-//! written faults: what is reserved is ignored.
+//! The registers in xAPIC mode: 32 bits each, every 16 bytes in a page of memory (APM vol. 2
+//! section 16.3.2 and table 16-2). They are the same as the MSRs except for four, and no write
+//! faults: reserved registers and bits are ignored.
 
 use super::icr::Icr;
 use super::registers::{LVT_BITS, SVR_WRITABLE};
 use super::{ESR_ILLEGAL_REGISTER, Effect, LVT_TIMER_MODE, Lapic, TIMER, msr};
 use crate::devices::pc::message::Logical;
 
-/// What x2APIC mode has no register for, by the MSRs that would be theirs.
+/// Registers that x2APIC mode lacks, by the MSR numbers that they would have.
 const ARBITRATION: u32 = 0x809;
 const REMOTE_READ: u32 = 0x80c;
 const DFR: u32 = 0x80e;
@@ -17,7 +17,7 @@ const DFR_READ_ONLY: u32 = 0x0fff_ffff;
 const DFR_FLAT: u32 = 0xf;
 const DFR_CLUSTER: u32 = 0;
 
-/// What only these registers have.
+/// State that only these registers have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PageRegisters {
     /// Logical destination: bits 31:24.
@@ -29,13 +29,13 @@ pub(super) struct PageRegisters {
 impl PageRegisters {
     pub(super) const RESET: Self = Self { ldr: 0, dfr: u32::MAX };
 
-    /// What destinations reach this local APIC.
+    /// The logical destinations that reach this local APIC.
     pub(super) const fn logical(self) -> Logical {
         let id = (self.ldr >> 24) as u8;
         match self.dfr >> 28 {
             DFR_FLAT => Logical::Flat(id),
             DFR_CLUSTER => Logical::Cluster(id),
-            // Reserved: nothing but what is for all.
+            // Reserved: only broadcasts match.
             _ => Logical::Flat(0),
         }
     }
@@ -48,8 +48,8 @@ impl Lapic {
         self.base.has_page(gpa)
     }
 
-    /// Whether there is a register at this address of the page; accesses have 32 bits. Others are
-    /// undefined.
+    /// Whether there is a register at this address of the page; accesses have 32 bits. Accesses to
+    /// other addresses are undefined.
     #[must_use]
     pub const fn is_register(gpa: u64) -> bool {
         gpa.is_multiple_of(16)
@@ -63,8 +63,7 @@ impl Lapic {
             DFR => self.page.dfr,
             msr::ICR => self.icr.into_bits() as u32,
             ICR_HIGH => self.icr.destination() << 24,
-            // No arbitration among APICs, and nothing that could be read remotely; the register
-            // that is only written.
+            // No arbitration among APICs, no remote reads; and the write-only register.
             ARBITRATION | REMOTE_READ | msr::EOI => 0,
             msr::SELF_IPI => self.illegal_register(),
             number => match self.read_register(number, now_tsc) {
@@ -106,7 +105,7 @@ impl Lapic {
             msr::EOI | msr::ESR => 0,
             msr::TPR => 0xff,
             msr::SVR => SVR_WRITABLE,
-            // The reserved mode is none.
+            // The reserved mode is ignored.
             msr::LVT_TIMER if value & LVT_TIMER_MODE == LVT_TIMER_MODE => {
                 (LVT_BITS[TIMER].0 & !LVT_TIMER_MODE).into()
             }
@@ -118,7 +117,7 @@ impl Lapic {
                 return Effect::None;
             }
         };
-        // It has only bits that the register has, so there is nothing to refuse.
+        // The value has only bits that the register has, so nothing is refused.
         self.write_register(number, u64::from(value) & writable, now_tsc).unwrap_or(Effect::None)
     }
 
@@ -129,7 +128,7 @@ impl Lapic {
     }
 }
 
-/// The MSR that the register at this address of the page would be.
+/// The MSR number that corresponds to the register at this address of the page.
 const fn number(gpa: u64) -> u32 {
     0x800 + (gpa as u32 >> 4 & 0xff)
 }

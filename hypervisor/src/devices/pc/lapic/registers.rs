@@ -13,9 +13,8 @@ const VERSION: u64 = 0x14 | (LVT_COUNT as u64 - 1) << 16;
 /// Vector, enable and focus checking; the rest is reserved.
 pub(super) const SVR_WRITABLE: u64 = 0x3ff;
 
-/// Per LVT entry from the timer's to the error's: bits that can be written, and bits that are
-/// read-only (delivery status, remote IRR), whose written value is ignored. Every other bit is
-/// reserved.
+/// Per LVT entry, from the timer's to the error's: writable bits, and read-only bits (delivery
+/// status, remote IRR), whose written value is ignored. Every other bit is reserved.
 pub(super) const LVT_BITS: [(u32, u32); LVT_COUNT] = [
     (0x7_00ff, 0x1000),
     (0x1_07ff, 0x1000),
@@ -68,14 +67,14 @@ impl Lapic {
         Ok(u64::from(value))
     }
 
-    /// The interrupt command that was written last, as x2APIC mode has it.
+    /// The last interrupt command written, in x2APIC format.
     #[must_use]
     pub const fn icr(&self) -> u64 {
         let icr = if self.is_x2apic() { self.icr } else { self.icr.widened() };
         icr.into_bits()
     }
 
-    /// Writes an interrupt command in whatever mode there is: the way for Hyper-V's register.
+    /// Writes an interrupt command in any mode, for Hyper-V's register.
     ///
     /// # Errors
     /// #GP for reserved bits, and for a local APIC that is off.
@@ -89,10 +88,10 @@ impl Lapic {
         Ok(self.send_command())
     }
 
-    /// The write to [`msr::ICR`] that kernels make all the time: a fixed, edge-triggered interrupt
-    /// to one local APIC by its id. Returns vector and id; `None` for every other form, with which
-    /// nothing is done: that is for [`write_msr`](Self::write_msr). There is such a register [in
-    /// x2APIC mode](Self::is_x2apic) alone.
+    /// The common write to [`msr::ICR`]: a fixed, edge-triggered interrupt to one local APIC by its
+    /// id. Returns vector and id. Returns `None` without effect for every other form, which
+    /// [`write_msr`](Self::write_msr) handles. This register exists only [in x2APIC
+    /// mode](Self::is_x2apic).
     #[inline]
     pub fn write_plain_icr(&mut self, value: u64) -> Option<(u8, u32)> {
         let (vector, id) = Icr::from_bits(value).plain()?;
@@ -103,12 +102,12 @@ impl Lapic {
     /// WRMSR of the same registers.
     ///
     /// # Errors
-    /// #GP for registers that do not exist or are read-only, for reserved bits, and for ways
-    /// between the modes that there are not.
+    /// #GP for registers that do not exist or are read-only, for reserved bits, and for invalid
+    /// transitions between modes.
     pub fn write_msr(&mut self, msr: u32, value: u64, now_tsc: u64) -> Result<Effect, GeneralProtection> {
         match msr {
             msr::APIC_BASE => self.write_base(value),
-            // What the timer owes from before the change is requested first, as if it had been in
+            // An interrupt that was due before the change is requested first, as if it had been in
             // time.
             msr::TSC_DEADLINE => {
                 self.expire(now_tsc);
@@ -183,7 +182,7 @@ impl Lapic {
         }
     }
 
-    /// Changes mode. What is turned off forgets everything (SDM vol. 3 section 12.4.3).
+    /// Changes mode. Disabling it discards its state (SDM vol. 3 section 12.4.3).
     fn write_base(&mut self, value: u64) -> Result<Effect, GeneralProtection> {
         let before = self.base;
         self.base = before.written(value)?;
@@ -192,7 +191,7 @@ impl Lapic {
         }
         match self.base.interface() {
             Interface::Off => self.init(),
-            // The destination was one of 8 bits.
+            // The destination was an 8-bit one.
             Interface::X2Apic if before.interface() == Interface::XApic => self.icr.set_destination(0),
             Interface::XApic | Interface::X2Apic => {}
         }
@@ -219,7 +218,7 @@ impl Lapic {
         Ok(Effect::TimerChanged)
     }
 
-    /// Sends what the interrupt command register says.
+    /// Sends the interrupt command in the register.
     pub(super) fn send_command(&mut self) -> Effect {
         let icr = if self.is_x2apic() { self.icr } else { self.icr.widened() };
         self.send(icr.command())

@@ -1,6 +1,6 @@
-//! The local APIC's timer, computed from the TSC: it stores when it is due and never counts.
+//! The local APIC's timer, computed from the TSC: it stores its deadline and never counts.
 
-/// The rates that the timer is computed with, in Hz. Both are what the guest is told.
+/// The rates that the timer is computed with, in Hz. The guest is told the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimerClock {
     /// Rate of the TSC values that the local APIC is given.
@@ -9,7 +9,7 @@ pub struct TimerClock {
     pub apic_hz: u64,
 }
 
-/// Shortest period in periodic mode, in microseconds: what is shorter is stretched to it. A shorter
+/// Shortest period in periodic mode, in microseconds: shorter ones are stretched to it. A shorter
 /// one could not be served anyway, and the guest would see nothing but timer interrupts.
 pub const PERIOD_US_MIN: u64 = 50;
 
@@ -36,8 +36,8 @@ impl Mode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Idle,
-    /// Counts down: `due` input ticks after the TSC was `start`, which is when it is `deadline`.
-    /// A period that ends adds to `due`, so rounding does not add up.
+    /// Counts down. It is due `due` input ticks after the TSC was `start`, which is at TSC value
+    /// `deadline`. Each period that ends adds to `due`, so rounding errors do not accumulate.
     Counting {
         start: u64,
         due: u64,
@@ -107,8 +107,8 @@ impl Timer {
         }
     }
 
-    /// Writes the divide configuration; a count under way goes on from where it is, at the new
-    /// rate.
+    /// Writes the divide configuration; a count in progress continues from its present value, at
+    /// the new rate.
     pub(super) fn set_divide(&mut self, divide: u32, mode: Mode, now: u64) {
         let left = self.current_count(mode, now);
         self.divide = divide;
@@ -117,16 +117,16 @@ impl Timer {
         }
     }
 
-    /// Counts that are left, 0 when it does not count. A one-shot count stops at 0 (APM vol. 2
-    /// section 16.4.1), whether its end has been collected or, while the timer is masked, nobody
-    /// collects it.
+    /// Remaining counts, 0 when it does not count. A one-shot count stops at 0 (APM vol. 2 section
+    /// 16.4.1), whether or not its end has been collected, which it is not while the timer is
+    /// masked.
     pub(super) fn current_count(&self, mode: Mode, now: u64) -> u32 {
         let State::Counting { start, due, .. } = self.state else { return 0 };
         let elapsed = self.elapsed(start, now);
         let left = match due.checked_sub(elapsed) {
             Some(left) => left,
             None if mode != Mode::Periodic => 0,
-            // An end that is not collected yet: it is in a later period already.
+            // The end has not been collected: the count is in a later period already.
             None => (self.period() - (elapsed - due) % self.period()) % self.period(),
         };
         u32::try_from(left.div_ceil(self.divisor())).unwrap_or(u32::MAX).min(self.initial)
@@ -137,7 +137,7 @@ impl Timer {
         self.state = if deadline == 0 { State::Idle } else { State::Deadline(deadline) };
     }
 
-    /// The TSC deadline as the guest reads it: 0 once it has passed.
+    /// The guest's value of the TSC deadline: 0 once it has passed.
     pub(super) const fn deadline(&self, now: u64) -> u64 {
         match self.state {
             State::Deadline(deadline) if deadline > now => deadline,
@@ -159,8 +159,8 @@ impl Timer {
         }
     }
 
-    /// Collects an end that has come, and arms the next period. Periods that were missed altogether
-    /// are one interrupt; the next end stays on the grid of the first.
+    /// Collects an end that has passed, and arms the next period. Periods that were missed entirely
+    /// yield one interrupt; the next end stays on the grid of the first.
     pub(super) fn expire(&mut self, mode: Mode, now: u64) -> bool {
         if self.next_deadline().is_none_or(|deadline| now < deadline) {
             return false;
@@ -176,8 +176,8 @@ impl Timer {
         true
     }
 
-    /// The TSC that `now` comes from jumped by `delta`: a count under way ends when it would have
-    /// ended, a TSC deadline is a value of the new TSC.
+    /// The TSC of `now` jumped by `delta`: a count in progress ends when it would have ended, a TSC
+    /// deadline is a value of the new TSC.
     pub(super) fn tsc_jumped(&mut self, delta: i64) {
         if let State::Counting { start, deadline, .. } = &mut self.state {
             *start = start.wrapping_add_signed(delta);
@@ -239,7 +239,7 @@ mod tests {
         for n in 1..=1000_u64 {
             let deadline = timer.next_deadline().unwrap();
             assert_eq!(deadline, (n * u64::from(count) * 26).div_ceil(10));
-            // Collected late by a varying amount: the grid does not move.
+            // Collected late by varying amounts: the grid does not move.
             assert!(timer.expire(Mode::Periodic, deadline + n * 7));
         }
     }
@@ -263,7 +263,7 @@ mod tests {
         assert_eq!(timer.current_count(Mode::Periodic, 260_000 * 3 + 26), 99_990);
     }
 
-    /// Masked, so nobody collects the end: the count must not go around.
+    /// Masked, so the end is not collected: the count must not wrap around.
     #[test]
     fn u21_a_one_shot_count_stops_at_0() {
         let mut timer = timer();

@@ -4,8 +4,7 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VectorSet {
     words: [u64; 4],
-    /// Bit n is set if word n is not zero: the sets are asked for their highest vector at every
-    /// entry.
+    /// Bit n is set if word n is not zero: every entry looks up the sets' highest vectors.
     used: u8,
 }
 
@@ -36,7 +35,7 @@ impl VectorSet {
         self.used |= 1 << word;
     }
 
-    /// Takes `vector` out; whether it was there.
+    /// Removes `vector`; returns whether it was present.
     pub const fn remove(&mut self, vector: u8) -> bool {
         let (word, bit) = Self::place(vector);
         let present = self.words[word] & bit != 0;
@@ -47,7 +46,7 @@ impl VectorSet {
         present
     }
 
-    /// Vectors `64 * word` and up, one bit each.
+    /// The vectors from `64 * word` on, one bit each.
     pub(super) const fn word(&self, word: usize) -> u64 {
         self.words[word & 3]
     }
@@ -66,7 +65,7 @@ impl VectorSet {
         self.words[word] & bit != 0
     }
 
-    /// Whether there is none.
+    /// Whether it is empty.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.used == 0
@@ -77,7 +76,7 @@ impl VectorSet {
     #[inline]
     pub fn highest(&self) -> Option<u8> {
         let word = self.used.checked_ilog2()?;
-        // At most three, which the compiler cannot know.
+        // At most three, which the compiler does not know.
         let bit = self.words[word as usize & 3].checked_ilog2()?;
         Some((word << 6 | bit) as u8)
     }
@@ -98,12 +97,12 @@ impl VectorSet {
         *self = Self::from_words(core::array::from_fn(|word| self.words[word] | other.words[word]));
     }
 
-    /// Takes all of `other` out.
+    /// Removes all of `other`.
     pub fn subtract(&mut self, other: Self) {
         *self = Self::from_words(core::array::from_fn(|word| self.words[word] & !other.words[word]));
     }
 
-    /// What both hold.
+    /// The intersection.
     #[must_use]
     pub fn intersection(self, other: Self) -> Self {
         Self::from_words(core::array::from_fn(|word| self.words[word] & other.words[word]))

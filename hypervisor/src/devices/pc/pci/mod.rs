@@ -15,8 +15,8 @@ use core::ops::Range;
 use hostlink::rom::VENDOR_ID;
 use rom_device::{RomDevice, RomLen};
 
-/// Port of the configuration address register, a double word and reached as such only: other widths
-/// belong to whatever else is at the ports, such as the reset register.
+/// Port of the configuration address register. Only double-word accesses reach it: other widths
+/// belong to other devices at the ports, such as the reset register.
 pub const CONFIG_ADDRESS: u16 = 0xcf8;
 /// First of the four ports of the configuration data register.
 pub const CONFIG_DATA: u16 = 0xcfc;
@@ -25,8 +25,9 @@ pub const PORT_COUNT: u8 = 8;
 /// The number of the one bus.
 pub const BUS: u8 = 0;
 
-/// Guest physical addresses that devices on the bus can decode. Wherever else software puts them,
-/// over RAM, over the I/O APIC or anywhere, the bridge passes no access on: they are not seen.
+/// Guest physical addresses that devices on the bus can decode. If software places them elsewhere,
+/// over RAM or the I/O APIC for example, the bridge does not forward accesses: they are not
+/// visible.
 pub const WINDOW: Range<u64> = 0xe000_0000..0xf000_0000;
 
 const _: () = assert!(WINDOW.start >= layout::LOW_RAM_END_MAX && WINDOW.end <= layout::HIGH_RAM_START);
@@ -35,7 +36,7 @@ const _: () = assert!(WINDOW.end <= ioapic::BASE || WINDOW.start >= ioapic::BASE
 /// Device id of the host bridge; see [`VENDOR_ID`].
 const BRIDGE_DEVICE_ID: u16 = 0x10f0;
 const BRIDGE_CLASS: u32 = 0x06_0000;
-/// It always decodes memory and is always master.
+/// It always decodes memory and is always a bus master.
 const BRIDGE_COMMAND: u32 = 0x0006;
 
 /// Bits of the configuration address.
@@ -54,7 +55,7 @@ enum Device {
     Rom,
 }
 
-/// The bus and what is on it.
+/// The bus and its devices.
 #[derive(Clone, Debug, Default)]
 pub struct Pci {
     address: u32,
@@ -68,20 +69,20 @@ impl Pci {
         Self { address: 0, rom: RomDevice::new(len) }
     }
 
-    /// Whether writing to `port` can move the ROM.
+    /// Whether a write to `port` can move the ROM.
     #[must_use]
     pub const fn is_data_port(port: u16) -> bool {
         port >= CONFIG_DATA && port - CONFIG_DATA < 4
     }
 
-    /// Where the ROM is seen.
+    /// The address at which the ROM is visible.
     #[must_use]
     pub fn rom_base(&self) -> Option<u64> {
         self.rom.base()
     }
 
-    /// IN from one of the registers' ports; `None` if another device has to answer. Bytes beyond
-    /// the last port are ones.
+    /// IN from one of the registers' ports; `None` if another device must answer. Bytes beyond the
+    /// last port are ones.
     #[must_use]
     pub fn port_read(&self, port: u16, size: PortSize) -> Option<u32> {
         if port == CONFIG_ADDRESS && size == PortSize::Dword {
@@ -98,7 +99,7 @@ impl Pci {
     /// OUT to one of the registers' ports; false if it belongs to another device. Bytes beyond the
     /// last port are lost.
     ///
-    /// The ROM may be seen [elsewhere](Self::rom_base) afterwards.
+    /// The ROM may be visible [elsewhere](Self::rom_base) afterwards.
     pub fn port_write(&mut self, port: u16, size: PortSize, value: u32) -> bool {
         if port == CONFIG_ADDRESS && size == PortSize::Dword {
             self.address = value & ADDRESS_BITS;
@@ -132,13 +133,13 @@ impl Pci {
             (Device::Bridge, ID) => u32::from(VENDOR_ID) | u32::from(BRIDGE_DEVICE_ID) << 16,
             (Device::Bridge, COMMAND) => BRIDGE_COMMAND,
             (Device::Bridge, CLASS) => BRIDGE_CLASS << 8,
-            // Header type 0, one function, and none of what is optional.
+            // Header type 0, one function, and no optional registers.
             (Device::Bridge, _) => 0,
         }
     }
 }
 
-/// Which bytes of the configuration data register an access is about.
+/// The bytes of the configuration data register that an access covers.
 #[derive(Clone, Copy)]
 struct Lanes {
     shift: u32,
@@ -159,12 +160,12 @@ impl Lanes {
         self.size.all_ones() << self.shift
     }
 
-    /// A port's value as the register has it.
+    /// Converts a port's value to the register's.
     const fn to_register(self, value: u32) -> u32 {
         value << self.shift
     }
 
-    /// The register's value as the port has it.
+    /// Converts the register's value to the port's.
     const fn to_port(self, value: u32) -> u32 {
         let beyond = !(u32::MAX >> self.shift);
         (value >> self.shift | beyond) & self.size.all_ones()

@@ -1,9 +1,8 @@
-//! A device that has an expansion ROM and nothing else (PCI Local Bus Specification 3.0, section
-//! 6.2.5.2).
+//! A device with only an expansion ROM (PCI Local Bus Specification 3.0, section 6.2.5.2).
 //!
-//! A ROM is seen while the device decodes memory and its ROM is enabled; most operating systems
+//! A ROM is visible while the device decodes memory and its ROM is enabled; most operating systems
 //! enable it to read it, and disable it again. So a guest adds and removes memory by two
-//! configuration writes, and that is what this device is for.
+//! configuration writes, which is the purpose of this device.
 
 use super::{CLASS, COMMAND, ID, WINDOW};
 use hostlink::rom::{self, DEVICE_ID, VENDOR_ID};
@@ -12,24 +11,24 @@ use hostlink::rom::{self, DEVICE_ID, VENDOR_ID};
 const SUBSYSTEM: u8 = 0x2c / 4;
 const ROM_BASE: u8 = 0x30 / 4;
 
-/// Of the command register: the device decodes memory. Its other bits are 0, for there is nothing
-/// that they control.
+/// Bit of the command register: the device decodes memory. Its other bits are 0, because they would
+/// control nothing.
 const MEMORY_SPACE: u32 = 1 << 1;
-/// Of the ROM's base address: the ROM is decoded.
+/// Bit of the ROM's base address: the ROM is decoded.
 const ROM_ENABLE: u32 = 1 << 0;
 
-/// Bytes of a ROM: a power of two from a page to 16 MiB, which is as much as can be asked for.
+/// Size of a ROM in bytes: a power of two from a page to 16 MiB, the maximum that can be requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RomLen(u32);
 
 impl RomLen {
-    /// A ROM of so many bytes.
+    /// A ROM of this many bytes.
     #[must_use]
     pub const fn new(bytes: u32) -> Option<Self> {
         if bytes.is_power_of_two() && bytes >= 4096 && bytes <= 16 << 20 { Some(Self(bytes)) } else { None }
     }
 
-    /// The bytes.
+    /// The size in bytes.
     #[must_use]
     pub const fn bytes(self) -> u32 {
         self.0
@@ -57,13 +56,15 @@ impl Default for RomDevice {
 }
 
 impl RomDevice {
-    /// The device as a PC's firmware hands it over, of which there is none here: memory is decoded,
-    /// the ROM is not, and has no address yet. Linux relies on the former, and sees to the latter.
+    /// The device in the state in which a PC's firmware hands it over; there is no firmware here.
+    /// Memory is decoded, the ROM is not, and has no address yet. Linux relies on the former, and
+    /// sets up the latter.
     pub(super) const fn new(len: RomLen) -> Self {
         Self { len, command: MEMORY_SPACE, rom_base: 0 }
     }
 
-    /// Guest physical address of the ROM while it is seen, which is within [`WINDOW`] only.
+    /// Guest physical address of the ROM while it is visible, which is possible within [`WINDOW`]
+    /// only.
     pub(super) fn base(&self) -> Option<u64> {
         let base = u64::from(self.rom_base & self.address_bits());
         let is_decoded = self.command & MEMORY_SPACE != 0 && self.rom_base & ROM_ENABLE != 0;
@@ -83,8 +84,8 @@ impl RomDevice {
         }
     }
 
-    /// Writes the bits in `mask` of a double word. What is written of the status, in the command's
-    /// upper half, clears bits that are never set.
+    /// Writes the bits in `mask` of a double word. Writes to the status, in the command's upper
+    /// half, clear bits that are never set.
     pub(super) fn write(&mut self, register: u8, value: u32, mask: u32) {
         let (bits, writable) = match register {
             COMMAND => (&mut self.command, MEMORY_SPACE),
@@ -98,7 +99,7 @@ impl RomDevice {
         *bits = *bits & !mask | value & mask;
     }
 
-    /// The address bits that exist, by which software learns the size.
+    /// The implemented address bits, from which software determines the size.
     const fn address_bits(&self) -> u32 {
         !(self.len.bytes() - 1)
     }

@@ -19,7 +19,7 @@ fn read(pci: &mut Pci, address: u32) -> u32 {
     pci.port_read(CONFIG_DATA, Dword).unwrap()
 }
 
-/// Where the ROM was seen before, and where it is now.
+/// The ROM's previous and present address.
 type Move = (Option<u64>, Option<u64>);
 
 fn write(pci: &mut Pci, address: u32, value: u32) -> Option<Move> {
@@ -27,7 +27,7 @@ fn write(pci: &mut Pci, address: u32, value: u32) -> Option<Move> {
     write_data(pci, CONFIG_DATA, Dword, value)
 }
 
-/// Writes to a port of the data register; how the ROM has moved, if it has.
+/// Writes to a port of the data register; returns how the ROM has moved, if it has.
 fn write_data(pci: &mut Pci, port: u16, size: PortSize, value: u32) -> Option<Move> {
     let from = pci.rom_base();
     assert!(pci.port_write(port, size, value));

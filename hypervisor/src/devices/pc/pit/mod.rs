@@ -1,11 +1,12 @@
-//! The interval timer of the PC, an 8254, and the port by which software asks for its third counter
-//! (Intel 8254 datasheet; the port is the PC's "system control port B").
+//! The interval timer of the PC, an 8254, and the port that controls its third counter (Intel 8254
+//! datasheet; the port is the PC's "system control port B").
 //!
-//! Software measures by it how fast everything else is: it starts counter 2, whose gate is a bit of
-//! port 0x61, and waits until its output, another bit there, changes. The counters count by the
-//! time that they are given at each access. Nothing interrupts: no pin of the I/O APIC is wired to
-//! counter 0, and the ACPI tables name no such interrupt. A count that is written while its counter
-//! counts is used at once, in the modes as well in which an 8254 ends the period first.
+//! Software uses it to measure the rate of other clocks: it starts counter 2, whose gate is a bit
+//! of port 0x61, and waits until its output, another bit of that port, changes. The counters are
+//! computed from the time that is passed to each access. There are no interrupts: no pin of the I/O
+//! APIC is wired to counter 0, and the ACPI tables name no such interrupt. A count that is written
+//! while its counter counts is used at once, even in the modes in which an 8254 ends the period
+//! first.
 
 #[cfg(test)]
 mod tests;
@@ -16,25 +17,25 @@ pub const COUNTERS: core::ops::RangeInclusive<u16> = 0x40..=0x42;
 pub const CONTROL: u16 = 0x43;
 /// The port with counter 2's gate and output.
 pub const SYSTEM: u16 = 0x61;
-/// What the counters count, in Hz.
+/// The counters' rate, in Hz.
 pub const HZ: u64 = 1_193_182;
 
 const NS_PER_S: u128 = 1_000_000_000;
 /// Bits of the system port that software sets: counter 2's gate, the speaker, two error checks.
 const SYSTEM_WRITABLE: u8 = 0xf;
 const SYSTEM_GATE: u8 = 1 << 0;
-/// Changes as often as memory is refreshed.
+/// Toggles at the rate of memory refresh.
 const SYSTEM_REFRESH: u8 = 1 << 4;
 const SYSTEM_OUTPUT: u8 = 1 << 5;
 const REFRESH_NS: u64 = 15_085;
 
-/// Whether a port is the timer's.
+/// Whether a port belongs to the timer.
 #[must_use]
 pub const fn has_port(port: u16) -> bool {
     matches!(port, 0x40..=CONTROL | SYSTEM)
 }
 
-/// Which bytes of a count are accessed, as in control words.
+/// The bytes of a count that are accessed, as in control words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Bytes {
     Low = 1,
@@ -42,14 +43,14 @@ enum Bytes {
     Both = 3,
 }
 
-/// What a counter does.
+/// The state of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Run {
     /// It waits for a count or for its gate.
     Waiting,
     /// It has counted since this time, in nanoseconds.
     Since(u64),
-    /// The gate holds it after so many ticks.
+    /// The gate holds it after this many ticks.
     Held(u64),
 }
 
@@ -63,17 +64,17 @@ struct Counter {
     period: u64,
     run: Run,
     gate: bool,
-    /// The low byte of a count of two, which has been written.
+    /// The low byte of a two-byte count, which has been written.
     written: Option<u8>,
-    /// Bytes of a count that has been latched, and how many of them are left.
+    /// The remaining bytes of a latched count.
     latched: Option<u16>,
     status: Option<u8>,
-    /// The next byte of two that is read is the high one.
+    /// The next byte to be read is the high one of two.
     is_high_next: bool,
 }
 
 impl Counter {
-    /// As firmware leaves it: it divides by as much as it can.
+    /// As firmware leaves it: with the largest divisor.
     const fn new(gate: bool) -> Self {
         Self {
             mode: 3,
@@ -94,7 +95,7 @@ impl Counter {
         if self.is_decimal { 10_000 } else { 0x1_0000 }
     }
 
-    /// A control word begins everything anew.
+    /// A control word restarts everything.
     fn set_mode(&mut self, word: u8, bytes: Bytes) {
         let mode = match word >> 1 & 7 {
             // The high bit is not decoded for these two.
@@ -110,7 +111,7 @@ impl Counter {
             Run::Held(ticks) => Some(ticks),
             Run::Since(start) => {
                 let ns = u128::from(now.saturating_sub(start));
-                // Less than 2^64 ns are less ticks than that.
+                // Less than 2^64 ns are fewer ticks than that.
                 Some((ns * u128::from(HZ) / NS_PER_S) as u64)
             }
         }
@@ -129,7 +130,7 @@ impl Counter {
         let number = if self.is_decimal { from_decimal(count) } else { u64::from(count) };
         self.period = if number == 0 { self.modulus() } else { number };
         self.run = match self.mode {
-            // These wait for their gate to rise.
+            // These modes wait for their gate to rise.
             1 | 5 => return,
             0 | 4 if !self.gate => Run::Held(0),
             2 | 3 if !self.gate => Run::Waiting,
@@ -178,7 +179,7 @@ impl Counter {
     }
 
     fn latch(&mut self, now: u64) {
-        // A count that is latched stays so until it has been read.
+        // A latched count stays latched until it has been read.
         if self.latched.is_none() {
             self.latched = Some(self.count(now));
             self.is_high_next = false;
@@ -213,7 +214,7 @@ impl Counter {
     }
 }
 
-/// A number of four decimal digits; others than digits count as what they are.
+/// A number of four decimal digits; nibbles that are not digits count by their value.
 fn from_decimal(count: u16) -> u64 {
     let digit = |shift: u32| u64::from(count >> shift & 0xf);
     (digit(12) * 1000 + digit(8) * 100 + digit(4) * 10 + digit(0)) % 10_000
@@ -237,7 +238,7 @@ impl Default for Pit {
 }
 
 impl Pit {
-    /// IN from one of its [ports](has_port), `now` nanoseconds after any time that stays the same.
+    /// IN from one of its [ports](has_port), `now` nanoseconds after any fixed point in time.
     pub fn read(&mut self, port: u16, now: u64) -> u8 {
         if port == SYSTEM {
             let refresh = if (now / REFRESH_NS).is_multiple_of(2) { 0 } else { SYSTEM_REFRESH };
@@ -248,7 +249,7 @@ impl Pit {
         self.counter(port).map_or(0xff, |counter| counter.read(now))
     }
 
-    /// OUT to one of them.
+    /// OUT to one of its ports.
     pub fn write(&mut self, port: u16, value: u8, now: u64) {
         match port {
             SYSTEM => {
@@ -274,7 +275,7 @@ impl Pit {
         match (self.counters.get_mut(usize::from(word >> 6)), bytes) {
             (Some(counter), Some(bytes)) => counter.set_mode(word, bytes),
             (Some(counter), None) => counter.latch(now),
-            // Read-back: bits 1 to 3 name counters, bits 5 and 4 what not to latch.
+            // Read-back: bits 1 to 3 name counters; bits 5 and 4 suppress a latch.
             (None, _) => {
                 for (number, counter) in (1..).zip(&mut self.counters) {
                     if word >> number & 1 == 0 {

@@ -1,6 +1,6 @@
 use super::*;
 
-/// When so many ticks are over that began at `start`.
+/// The time when this many ticks from `start` on are over.
 const fn after(start: u64, ticks: u64) -> u64 {
     start + (ticks * 1_000_000_000).div_ceil(HZ)
 }
@@ -27,7 +27,7 @@ fn output(pit: &mut Pit, now: u64) -> bool {
     pit.read(SYSTEM, now) & SYSTEM_OUTPUT != 0
 }
 
-/// As kernels and memory testers measure by it.
+/// The way in which kernels and memory testers use it to measure.
 #[test]
 fn u26_the_third_counters_output_rises_when_it_is_time() {
     let mut pit = started(0, 11_932);
@@ -133,7 +133,7 @@ fn u26_read_back_latches_status_and_count() {
     pit.write(CONTROL, 0xb0, START);
     pit.write(CONTROL, 0xe8, START);
     assert_eq!(pit.read(0x42, START), 0x70, "low, no count yet, both bytes, mode 0");
-    // The others, from the start: mode 3, all of 65536.
+    // The other counters, from the start: mode 3, all of 65536.
     pit.write(CONTROL, 0xc6, START);
     assert_eq!((pit.read(0x40, START) & 0x7f, pit.read(0x41, START) & 0x7f), (0x36, 0x36));
 }

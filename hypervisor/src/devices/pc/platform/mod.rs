@@ -1,9 +1,9 @@
 //! The VM's devices behind their ports and addresses.
 //!
 //! Everything else that software may probe for is absent, and the ACPI tables say so: keyboard
-//! controller, interrupt controller of the PC, VGA. A port without a device reads as all ones and
-//! ignores writes. Every device at a port but [PCI's configuration](super::pci) is one byte wide,
-//! so wider accesses find no device.
+//! controller, the PC's legacy interrupt controller, VGA. A port without a device reads as all ones
+//! and ignores writes. Every device at a port except [PCI's configuration](super::pci) is one byte
+//! wide, so wider accesses find no device.
 
 #[cfg(test)]
 mod tests;
@@ -17,8 +17,8 @@ use super::power::{self, PowerEvent};
 use crate::devices::region::Region;
 use crate::devices::uart16550::{self, Uart16550};
 
-/// Addresses that are devices'. Those of local APICs are also where messages of interrupts go (APM
-/// vol. 2 section 16.3.2).
+/// Addresses that belong to devices. Those of local APICs are also the destination of interrupt
+/// messages (APM vol. 2 section 16.3.2).
 pub const REGIONS: [Region; 3] = [
     Region { name: "the PCI bus's window", range: pci::WINDOW },
     Region::new("the I/O APIC", ioapic::BASE, ioapic::LEN),
@@ -30,7 +30,7 @@ pub const REGIONS: [Region; 3] = [
 pub enum SerialPort {
     /// The guest's console.
     Com1,
-    /// Where programs in the guest write their reports.
+    /// The port to which programs in the guest write their reports.
     Com2,
 }
 
@@ -47,7 +47,7 @@ impl SerialPort {
         }
     }
 
-    /// Its pin at the I/O APIC.
+    /// Its pin on the I/O APIC.
     #[must_use]
     pub const fn pin(self) -> u8 {
         match self {
@@ -89,7 +89,7 @@ impl PortSize {
         }
     }
 
-    /// What a read without a device returns.
+    /// The value of a read without a device.
     #[must_use]
     pub const fn all_ones(self) -> u32 {
         match self {
@@ -100,22 +100,22 @@ impl PortSize {
     }
 }
 
-/// What leaves the platform by a port write.
+/// A port write's effect outside the platform.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
     /// Nothing.
     None,
-    /// A byte goes out of a serial port.
+    /// A serial port transmits a byte.
     Transmit(SerialPort, u8),
-    /// The machine is to end or to start again.
+    /// The machine must end or restart.
     Power(PowerEvent),
 }
 
-/// What a port write asks for.
+/// The effects of a port write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct PlatformEffect {
-    /// What leaves the platform.
+    /// The effect outside the platform.
     pub output: Output,
     /// An interrupt to deliver.
     pub interrupt: Option<Message>,
@@ -144,7 +144,7 @@ impl PcBoard {
         Self::default()
     }
 
-    /// All devices as after reset. The clock goes on.
+    /// Resets all devices. The clock continues.
     pub fn reset(&mut self) {
         let mut cmos = core::mem::take(&mut self.cmos);
         cmos.reset();
@@ -152,8 +152,8 @@ impl PcBoard {
     }
 
     /// IN from a port. Reading can only lower interrupt lines, so there is no effect to deliver.
-    /// `wall_ns` is asked by the clock and by the interval timer alone, in nanoseconds since the
-    /// beginning of 1970.
+    /// `wall_ns` is called only for the clock and the interval timer, and returns nanoseconds since
+    /// the beginning of 1970.
     #[must_use]
     pub fn port_read(&mut self, port: u16, size: PortSize, wall_ns: impl FnOnce() -> u64) -> u32 {
         if let Some(value) = self.pci.port_read(port, size) {
@@ -178,8 +178,8 @@ impl PcBoard {
         power::read(port).map_or(size.all_ones(), u32::from)
     }
 
-    /// OUT to a port. Of `value` only the low bits of the access's size count. One to PCI's
-    /// configuration may change [where the ROM is seen](Self::rom_base).
+    /// OUT to a port. Only the low bits of `value`, as many as the access's size, are used. A write
+    /// to PCI's configuration may change [where the ROM is visible](Self::rom_base).
     pub fn port_write(
         &mut self,
         port: u16,
@@ -210,15 +210,15 @@ impl PcBoard {
         PlatformEffect { output, interrupt: None }
     }
 
-    /// Offers input to a serial port: returns how many bytes it took, and an interrupt to deliver.
-    /// Offer the rest again later, after the guest has read.
+    /// Offers input to a serial port: returns how many bytes it accepted, and an interrupt to
+    /// deliver. Offer the rest again later, after the guest has read.
     pub fn receive(&mut self, serial: SerialPort, bytes: &[u8]) -> (usize, Option<Message>) {
         let uart = self.uart(serial);
         let taken = bytes.iter().take_while(|&&byte| uart.receive(byte)).count();
         (taken, self.update_line(serial))
     }
 
-    /// Whether [`Self::receive`] would take a byte.
+    /// Whether [`Self::receive`] would accept a byte.
     #[must_use]
     pub fn can_receive(&self, serial: SerialPort) -> bool {
         match serial {
@@ -227,13 +227,13 @@ impl PcBoard {
         }
     }
 
-    /// Where the ROM on the PCI bus is seen.
+    /// The address at which the ROM on the PCI bus is visible.
     #[must_use]
     pub fn rom_base(&self) -> Option<u64> {
         self.pci.rom_base()
     }
 
-    /// Whether a guest physical address is a device's.
+    /// Whether a guest physical address belongs to a device.
     #[must_use]
     pub const fn is_mmio(gpa: u64) -> bool {
         gpa >= ioapic::BASE && gpa - ioapic::BASE < ioapic::LEN
@@ -245,12 +245,13 @@ impl PcBoard {
         if Self::is_mmio(gpa) { self.ioapic.read(gpa - ioapic::BASE) } else { u32::MAX }
     }
 
-    /// A 32-bit write to a guest physical address: the interrupts that it sends.
+    /// A 32-bit write to a guest physical address; returns the interrupts that it sends.
     pub fn mmio_write(&mut self, gpa: u64, value: u32) -> Messages {
         if Self::is_mmio(gpa) { self.ioapic.write(gpa - ioapic::BASE, value) } else { Messages::new() }
     }
 
-    /// A level-triggered vector left service at a local APIC: the interrupts that are sent again.
+    /// A level-triggered vector left service at a local APIC; returns the interrupts that are sent
+    /// again.
     pub fn eoi(&mut self, vector: u8) -> Messages {
         self.ioapic.eoi(vector)
     }

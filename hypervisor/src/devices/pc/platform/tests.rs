@@ -42,7 +42,8 @@ fn absent_ports_read_all_ones_in_every_size() {
 #[test]
 fn wide_accesses_find_no_byte_wide_device() {
     let mut platform = platform();
-    // A configuration address as PCI probing writes it: covers the reset port, and must not reset.
+    // A configuration address as PCI probing writes it: it covers the reset port, and must not
+    // reset.
     assert_eq!(platform.port_write(0xcf8, PortSize::Dword, 0x8000_0600, || 0), PlatformEffect::NONE);
     assert_eq!(platform.port_write(0xcf9, PortSize::Word, 0x0606, || 0), PlatformEffect::NONE);
     assert_eq!(platform.port_write(0x600, PortSize::Dword, 0x34, || 0), PlatformEffect::NONE);
@@ -134,8 +135,8 @@ fn input_interrupts_and_what_does_not_fit_is_left() {
     assert_eq!(platform.receive(SerialPort::Com1, b"q"), (1, None), "still high: no second edge");
 }
 
-/// Linux' interrupt handler leaves when IIR shows nothing: then the line must be low, or an
-/// edge-triggered interrupt would never come again.
+/// Linux' interrupt handler returns when IIR shows nothing: then the line must be low, or an
+/// edge-triggered interrupt would never be raised again.
 #[test]
 fn the_line_is_low_whenever_iir_shows_nothing() {
     let mut platform = platform();

@@ -26,13 +26,13 @@ impl Bits {
         Self(words)
     }
 
-    /// Whether there is none.
+    /// Whether it is empty.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.0[0] | self.0[1] | self.0[2] | self.0[3] == 0
     }
 
-    /// How many there are.
+    /// Number of INTIDs in the set.
     #[must_use]
     pub fn count(&self) -> usize {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
@@ -49,23 +49,23 @@ impl Bits {
         self.0[intid as usize / 64] |= 1 << (intid % 64);
     }
 
-    /// Takes it out.
+    /// Removes it.
     pub const fn remove(&mut self, intid: u8) {
         self.0[intid as usize / 64] &= !(1 << (intid % 64));
     }
 
-    /// Adds it or takes it out.
+    /// Adds or removes it.
     pub const fn set(&mut self, intid: u8, present: bool) {
         if present { self.insert(intid) } else { self.remove(intid) }
     }
 
-    /// The INTIDs `32 * index ..`, of which there are eight words.
+    /// The INTIDs from `32 * index` on, as one of eight words.
     #[must_use]
     pub const fn word(&self, index: u8) -> u32 {
         (self.0[index as usize % 8 / 2] >> (index % 2 * 32)) as u32
     }
 
-    /// A set of INTIDs `32 * index ..`.
+    /// A set of the INTIDs from `32 * index` on.
     #[must_use]
     pub const fn from_word(index: u8, word: u32) -> Self {
         let mut words = [0; 4];
@@ -73,34 +73,34 @@ impl Bits {
         Self(words)
     }
 
-    /// What is in both.
+    /// The intersection.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         let (a, b) = (self.0, other.0);
         Self([a[0] & b[0], a[1] & b[1], a[2] & b[2], a[3] & b[3]])
     }
 
-    /// What is in either.
+    /// The union.
     #[must_use]
     pub const fn or(self, other: Self) -> Self {
         let (a, b) = (self.0, other.0);
         Self([a[0] | b[0], a[1] | b[1], a[2] | b[2], a[3] | b[3]])
     }
 
-    /// What is not in it.
+    /// The complement.
     #[must_use]
     pub const fn not(self) -> Self {
         let a = self.0;
         Self([!a[0], !a[1], !a[2], !a[3]])
     }
 
-    /// What is in it and not in `other`.
+    /// The difference: the INTIDs that are not in `other`.
     #[must_use]
     pub const fn without(self, other: Self) -> Self {
         self.and(other.not())
     }
 
-    /// Ascending.
+    /// The INTIDs in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u8> + use<> {
         (0..4_u8).zip(self.0).flat_map(|(index, mut word)| {
             core::iter::from_fn(move || {

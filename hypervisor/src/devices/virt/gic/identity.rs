@@ -1,16 +1,16 @@
-//! Which vCPU has which affinity, and what the frames say of themselves.
+//! The affinities of vCPUs, and the identification registers of the frames.
 
 /// Affinity of vCPU `index`, Aff3.Aff2.Aff1.Aff0 from the highest byte: as in GICR_TYPER bits
 /// 63:32.
 ///
-/// Sixteen to a cluster, because one SGI names up to sixteen values of Aff0 (ICC_SGI1R_EL1 without
-/// range selector).
+/// There are sixteen vCPUs in a cluster, because one SGI names up to sixteen values of Aff0
+/// (ICC_SGI1R_EL1 without range selector).
 #[must_use]
 pub const fn affinity(index: u8) -> u32 {
     ((index as u32 / 16) << 8) | (index as u32 % 16)
 }
 
-/// Which of `vcpu_count` vCPUs has this affinity.
+/// The one of `vcpu_count` vCPUs that has this affinity.
 #[must_use]
 pub const fn vcpu_of(affinity: u32, vcpu_count: u8) -> Option<u8> {
     let (cluster, member) = (affinity >> 8, affinity & 0xff);
@@ -27,8 +27,8 @@ pub const fn mpidr(index: u8) -> u64 {
     1 << 31 | affinity(index) as u64
 }
 
-/// GICD_IIDR and GICR_IIDR: implementer Arm (JEP106 0x43b), whose register layout this is, and a
-/// product of our own.
+/// GICD_IIDR and GICR_IIDR: implementer Arm (JEP106 0x43b), which defines this register layout, and
+/// a product of our own.
 pub(super) const IIDR: u32 = 0x51 << 24 | 0x43b;
 
 /// The frame whose identification registers are read.
@@ -39,8 +39,7 @@ pub(super) enum Frame {
 }
 
 /// The identification registers at 0xffd0 to 0xfffc of a frame (IHI 0069H sections 12.8 and 12.10,
-/// values of Arm's own): PIDR4 to PIDR7, PIDR0 to PIDR3, CIDR0 to CIDR3. PIDR2 says that this is a
-/// GICv3.
+/// with Arm's values): PIDR4 to PIDR7, PIDR0 to PIDR3, CIDR0 to CIDR3. PIDR2 identifies a GICv3.
 pub(super) const fn identification(frame: Frame, offset: u32) -> u32 {
     match offset {
         0xffd0 => 0x44,

@@ -3,7 +3,7 @@
 
 use bitfield_struct::bitfield;
 
-/// Most list registers that hardware has.
+/// Maximum number of list registers in hardware.
 pub const LIST_MAX: usize = 16;
 
 /// One list register.
@@ -13,8 +13,7 @@ pub struct ListRegister {
     /// Virtual INTID.
     #[bits(32)]
     pub intid: u32,
-    /// Physical INTID if `hardware`; else bit 9 of it is the request for a maintenance interrupt at
-    /// EOI.
+    /// Physical INTID if `hardware`; otherwise its bit 9 requests a maintenance interrupt at EOI.
     #[bits(13)]
     pub physical: u16,
     #[bits(3)]
@@ -38,13 +37,13 @@ pub struct ListRegister {
 const EOI: u16 = 1 << 9;
 
 impl ListRegister {
-    /// Asks for a maintenance interrupt when the guest deactivates it. Not for a `hardware` one.
+    /// Requests a maintenance interrupt when the guest deactivates it. Not for a `hardware` one.
     #[must_use]
     pub const fn with_eoi(self) -> Self {
         self.with_physical(EOI)
     }
 
-    /// Whether [`Self::with_eoi`] was asked for.
+    /// Whether [`Self::with_eoi`] was used.
     #[must_use]
     pub const fn eoi(self) -> bool {
         !self.hardware() && self.physical() & EOI != 0
@@ -53,17 +52,17 @@ impl ListRegister {
 
 /// The list registers of the CPU that runs the vCPU. Outside the guest all of them are 0.
 pub trait ListRegisters {
-    /// How many there are, 1 to 16 (ICH_VTR_EL2.ListRegs + 1).
+    /// Number of registers, 1 to 16 (ICH_VTR_EL2.ListRegs + 1).
     fn count(&self) -> usize;
-    /// Reads register `index`, which is below the count.
+    /// Reads register `index`, which is less than the count.
     fn read(&self, index: usize) -> u64;
     /// Writes register `index`.
     fn write(&mut self, index: usize, value: u64);
 }
 
 bitflags::bitflags! {
-    /// Bits for ICH_HCR_EL2 (IHI 0069H section 12.4), beside those that are always set. Its
-    /// EOIcount is to be written as 0.
+    /// Bits for ICH_HCR_EL2 (IHI 0069H section 12.4), in addition to those that are always set. Its
+    /// EOIcount must be written as 0.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     #[must_use]
     pub struct Maintenance: u32 {

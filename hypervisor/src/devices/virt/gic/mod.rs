@@ -1,28 +1,28 @@
 //! A GICv3 for a guest at EL1: one security state, affinity routing, no LPIs (Arm GIC architecture
-//! specification, IHI 0069H). The CPU interface is the hardware's virtual one; what is here decides
-//! what is in its list registers, and is the memory-mapped rest.
+//! specification, IHI 0069H). The CPU interface is the hardware's virtual one. The code here
+//! decides the contents of its list registers, and implements the memory-mapped rest.
 //!
-//! | part | what | who owns it |
+//! | part | contents | owner |
 //! |---|---|---|
 //! | [`Private`] | one vCPU's SGIs and PPIs, the SPIs that it holds, its redistributor | the CPU that runs the vCPU |
-//! | [`Inbox`] | what others post to a vCPU | shared, lock-free |
-//! | [`Distributor`] | the SPIs that no vCPU holds, and how all of them are set up | the VM, under a lock |
+//! | [`Inbox`] | other CPUs' posts to a vCPU | shared, lock-free |
+//! | [`Distributor`] | the SPIs that no vCPU holds, and the configuration of all SPIs | the VM, under a lock |
 //!
-//! An SPI that has to be signalled is *posted* to one vCPU. That vCPU *claims* it at its next look
-//! ([`Private::settle`]) and *holds* it until it is neither pending nor active, or until somebody
-//! posts it again because of a change: then it is given back, and claimed again if it still is this
-//! vCPU's. While it is held, its pending and active state are in [`Private`], and the distributor
-//! notes what to do to them.
+//! An SPI that must be signalled is *posted* to one vCPU. That vCPU *claims* it at its next check
+//! ([`Private::settle`]) and *holds* it until it is neither pending nor active, or until it is
+//! posted again because of a change. Then it is returned, and claimed again if it is still due for
+//! this vCPU. While it is held, its pending and active state is in [`Private`], and the distributor
+//! notes changes to be applied to it.
 //!
-//! The life of a vCPU between two exits, all of it on the CPU that has the vCPU:
+//! The steps of a vCPU between two exits, all of them on the CPU that has the vCPU:
 //!
 //! 1. after an exit: [`Private::sync`] takes the list registers back;
 //! 2. before an entry: take the notify word, [`Private::look`] at the inbox, [`Private::settle`] if
-//!    it says so;
-//! 3. [`Private::fill`] writes list registers and says which maintenance interrupts to enable.
+//!    it returns true;
+//! 3. [`Private::fill`] writes list registers and returns the maintenance interrupts to enable.
 //!
-//! In 1 and 3 nothing is read or written if nothing is in flight. Between `fill` and `sync` nothing
-//! else may be called; an entry that is called off is followed by `sync` all the same.
+//! In 1 and 3 nothing is read or written if no interrupts are in flight. Between `fill` and `sync`
+//! no other method may be called; a cancelled entry is followed by `sync` too.
 
 mod bits;
 mod distributor;
@@ -51,12 +51,12 @@ pub use view::{View, running_priority};
 pub const PRIVATE_COUNT: u8 = 32;
 /// Software generated interrupts.
 pub const SGI_COUNT: u8 = 16;
-/// INTIDs of a VM unless it is asked for others.
+/// Number of INTIDs of a VM by default.
 pub const INTIDS_DEFAULT: u16 = 128;
-/// Most INTIDs, private ones included.
+/// Maximum number of INTIDs, including private ones.
 pub const INTIDS_MAX: u16 = 256;
 
-/// Which interrupt groups the distributor forwards: GICD_CTLR bits 1:0.
+/// The interrupt groups that the distributor forwards: GICD_CTLR bits 1:0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Groups(u8);
 
@@ -78,7 +78,7 @@ impl Groups {
         self.0
     }
 
-    /// Of the interrupts of which `group1` are in group 1, those whose group is in `self`.
+    /// The interrupts whose group is in `self`, given the set of those in group 1.
     const fn members(self, group1: Bits) -> Bits {
         match self.0 {
             0 => Bits::EMPTY,
@@ -89,5 +89,5 @@ impl Groups {
     }
 }
 
-/// The five priority bits that there are, as in a virtual CPU interface with five.
+/// The five implemented priority bits, as in a virtual CPU interface with five.
 const PRIORITY_MASK: u8 = 0xf8;

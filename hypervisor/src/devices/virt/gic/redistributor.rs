@@ -1,32 +1,33 @@
-//! The redistributors' region: whose register an address is, and what one vCPU may do to another's.
+//! The redistributors' region: maps addresses to redistributors, and limits a vCPU's access to
+//! another's.
 //!
-//! A vCPU's private interrupts are its owner's alone. Of another's redistributor a vCPU sees what
-//! is constant (identification, GICR_TYPER by which drivers find their own) and GICR_WAKER; of the
-//! writes it makes, those of GICR_ISPENDR0 are posted, and the others ignored. No driver needs
-//! more: each CPU sets up its own.
+//! A vCPU's private interrupts belong to their owner alone. Of another vCPU's redistributor a vCPU
+//! sees the constant registers (identification, GICR_TYPER by which drivers find their own) and
+//! GICR_WAKER. Writes to another's GICR_ISPENDR0 are posted; all others are ignored. No driver
+//! needs more: each CPU sets up its own.
 
 use super::identity::{Frame, IIDR, affinity, identification};
 
-/// Bytes of one redistributor: two frames of 64 KiB.
+/// Size of one redistributor in bytes: two frames of 64 KiB.
 const SIZE: u64 = 0x2_0000;
-/// Where the SGI frame begins.
+/// Offset of the SGI frame.
 pub(super) const SGI_FRAME: u32 = 0x1_0000;
 const GICR_IIDR: u32 = 0x04;
 const TYPER: u32 = 0x08;
 pub(super) const WAKER: u32 = 0x14;
 const ISPENDR0: u32 = SGI_FRAME + 0x200;
 
-/// A place in the region.
+/// A location in the region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Whose redistributor.
+    /// The owner of the redistributor.
     pub vcpu: u8,
-    /// Offset from that one's start.
+    /// Offset within that redistributor.
     pub offset: u32,
 }
 
-/// Whose register is at `offset` from the region's start. `None` beyond the last: an external
-/// abort.
+/// The redistributor and register at `offset` from the region's start. `None` after the last: an
+/// external abort.
 #[must_use]
 pub const fn locate(offset: u64, vcpu_count: u8) -> Option<Place> {
     let index = offset / SIZE;
@@ -36,8 +37,8 @@ pub const fn locate(offset: u64, vcpu_count: u8) -> Option<Place> {
     Some(Place { vcpu: index as u8, offset: (offset % SIZE) as u32 })
 }
 
-/// Reads from the redistributor of a vCPU that is not the one that reads; `is_awake` as the
-/// distributor knows it.
+/// Reads from the redistributor of another vCPU than the reader; `is_awake` is the distributor's
+/// value.
 #[must_use]
 pub const fn read_foreign(place: Place, size: u8, vcpu_count: u8, is_awake: bool) -> u64 {
     if place.offset == WAKER && size == 4 {
@@ -46,8 +47,8 @@ pub const fn read_foreign(place: Place, size: u8, vcpu_count: u8, is_awake: bool
     constant(place.vcpu, place.vcpu as u32 + 1 == vcpu_count as u32, place.offset, size)
 }
 
-/// Writes to the redistributor of a vCPU that is not the one that writes. The result, if any, is
-/// for that one's [`Inbox::post_private`](super::Inbox::post_private).
+/// Writes to the redistributor of another vCPU than the writer. The result, if any, is for the
+/// owner's [`Inbox::post_private`](super::Inbox::post_private).
 #[must_use]
 pub const fn write_foreign(place: Place, size: u8, value: u64) -> Option<u32> {
     let intids = value as u32;
@@ -59,7 +60,7 @@ pub(super) const fn waker(is_awake: bool) -> u64 {
     if is_awake { 0 } else { 1 << 2 | 1 << 1 }
 }
 
-/// The registers that never change, of both frames. The rest is 0: no LPIs, no power management.
+/// The constant registers of both frames. All others are 0: no LPIs, no power management.
 pub(super) const fn constant(vcpu: u8, is_last: bool, offset: u32, size: u8) -> u64 {
     // Bits 63:32 affinity, 23:8 number, 4 last in this region.
     let typer = (affinity(vcpu) as u64) << 32 | (vcpu as u64) << 8 | (is_last as u64) << 4;
@@ -75,7 +76,7 @@ pub(super) const fn constant(vcpu: u8, is_last: bool, offset: u32, size: u8) -> 
     }
 }
 
-/// `size` bytes, 4 or 8, of a 64-bit register from byte `offset % 8` on.
+/// Reads `size` bytes, 4 or 8, of a 64-bit register from byte `offset % 8` on.
 pub(super) const fn half(register: u64, offset: u32, size: u8) -> u64 {
     match (size, offset % 8) {
         (8, 0) => register,

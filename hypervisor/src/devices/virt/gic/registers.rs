@@ -1,9 +1,9 @@
 //! The registers that the distributor and the redistributor's SGI frame have at the same offsets
-//! (IHI 0069H sections 12.8 and 12.10), and what of them is set-up rather than state.
+//! (IHI 0069H sections 12.8 and 12.10), and the configuration state behind them.
 
 use super::{Bits, PRIORITY_MASK, SGI_COUNT};
 
-/// What a word of one bit per interrupt is about.
+/// The meaning of a word with one bit per interrupt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Bank {
     Group,
@@ -15,7 +15,7 @@ pub(super) enum Bank {
     ClearActive,
 }
 
-/// A register that exists. INTIDs are those below 256; the rest of each array is reserved.
+/// An existing register. INTIDs are below 256; the rest of each array is reserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Register {
     /// 32 interrupts from `32 * word` on.
@@ -36,10 +36,10 @@ const BANKS: [Bank; 7] = [
     Bank::ClearActive,
 ];
 
-/// Which register an access of `size` bytes at `offset` means. `None`: reads as zero, ignores
-/// writes. That covers what affinity routing and one security state make so (GICD_ITARGETSR,
-/// GICD_SGIR, GICD_IGRPMODR, GICD_NSACR), as well as accesses of a size that a register does not
-/// support.
+/// Decodes an access of `size` bytes at `offset`. `None`: reads as zero, ignores writes. That
+/// applies to registers without effect under affinity routing and one security state
+/// (GICD_ITARGETSR, GICD_SGIR, GICD_IGRPMODR, GICD_NSACR), and to accesses of a size that a
+/// register does not support.
 pub(super) fn decode(offset: u32, size: u8) -> Option<Register> {
     if !offset.is_multiple_of(u32::from(size.max(1))) {
         return None;
@@ -56,12 +56,12 @@ pub(super) fn decode(offset: u32, size: u8) -> Option<Register> {
     }
 }
 
-/// How interrupts are set up.
+/// The configuration of interrupts.
 #[derive(Clone, Debug)]
 pub(super) struct Setup {
     pub(super) enabled: Bits,
     pub(super) group1: Bits,
-    /// Edge-triggered; else level-sensitive.
+    /// Edge-triggered; otherwise level-sensitive.
     pub(super) edge: Bits,
     pub(super) priority: [u8; 256],
 }
@@ -98,7 +98,7 @@ impl Setup {
         }
     }
 
-    /// Writes a register of the interrupts `of`. Returns those that it is about.
+    /// Writes a register of the interrupts `of`. Returns the affected interrupts.
     pub(super) fn write(&mut self, register: Register, value: u32, of: Bits) -> Bits {
         match register {
             Register::Bank(bank, word) => {

@@ -3,8 +3,8 @@
 
 use super::vcpu_of;
 
-/// Which register was written. One for group 0 reaches interrupts of group 0 only, others reach
-/// both.
+/// The register that was written. The one for group 0 reaches interrupts of group 0 only, the
+/// others reach both groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SgiGroup {
     /// ICC_SGI0R_EL1.
@@ -13,14 +13,14 @@ pub enum SgiGroup {
     Group1,
 }
 
-/// A write of one of the registers.
+/// A write to one of the registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sgi {
     value: u64,
 }
 
 impl Sgi {
-    /// From the value that is written.
+    /// From the written value.
     #[must_use]
     pub const fn new(value: u64) -> Self {
         Self { value }
@@ -32,8 +32,8 @@ impl Sgi {
         (self.value >> 24 & 0xf) as u8
     }
 
-    /// The vCPUs that it goes to, ascending; `own` is the one that writes. Affinities that no vCPU
-    /// has are ignored.
+    /// The vCPUs that it goes to, ascending; `own` is the writer. Affinities that no vCPU has are
+    /// ignored.
     pub fn targets(self, own: u8, vcpu_count: u8) -> impl Iterator<Item = u8> + use<> {
         let everybody = self.value >> 40 & 1 != 0;
         let all = if everybody { 0..vcpu_count } else { 0..0 };

@@ -1,9 +1,9 @@
-//! What the guest's CPU interface lets through: ICH_VMCR_EL2 and the active priorities.
+//! The interrupts that the guest's CPU interface admits: ICH_VMCR_EL2 and the active priorities.
 
 use super::Groups;
 
-/// The part of a vCPU's CPU interface that decides what is signalled. Read from the hardware while
-/// the vCPU is on the CPU, else from what was saved.
+/// The part of a vCPU's CPU interface that decides which interrupts are signalled. Read from the
+/// hardware while the vCPU is on the CPU, otherwise from the saved state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View {
     vmcr: u64,
@@ -28,22 +28,22 @@ impl View {
         Groups::from_bits((self.vmcr & (VENG0 | VENG1)) as u8)
     }
 
-    /// Whether an end of interrupt drops the priority only, and ICC_DIR_EL1 deactivates
+    /// Whether an end of interrupt only drops the priority, and ICC_DIR_EL1 deactivates
     /// (ICC_CTLR_EL1.EOImode).
     #[must_use]
     pub const fn splits_eoi(self) -> bool {
         self.vmcr & VEOIM != 0
     }
 
-    /// Priority mask: only what is numerically lower is signalled (ICC_PMR_EL1).
+    /// Priority mask: only numerically lower priorities are signalled (ICC_PMR_EL1).
     #[must_use]
     pub const fn mask(self) -> u8 {
         (self.vmcr >> 24) as u8
     }
 
     /// Whether an interrupt of this priority and group is signalled to the vCPU, if it is the
-    /// highest that is pending (IHI 0069H section 4.8). PSTATE does not count, as it does not for
-    /// the end of a WFI.
+    /// highest pending one (IHI 0069H section 4.8). PSTATE is ignored, as it is for the end of a
+    /// WFI.
     #[must_use]
     pub const fn admits(self, priority: u8, group1: bool) -> bool {
         let enabled = self.vmcr & if group1 { VENG1 } else { VENG0 } != 0;
@@ -51,8 +51,8 @@ impl View {
     }
 
     /// The bits of a priority that decide about preemption (section 4.8.5): those above the binary
-    /// point. For group 1 with a point of its own that is one lower than for the same value in
-    /// group 0.
+    /// point. If group 1 has its own binary point, its split is one bit lower than group 0's for
+    /// the same value.
     const fn preemption_mask(self, group1: bool) -> u8 {
         let point = if group1 && self.vmcr & VCBPR == 0 {
             (self.vmcr >> 18 & 7) as u32

@@ -1,18 +1,18 @@
-//! The guest's serial port on Arm64: a PrimeCell UART PL011 (TRM, DDI 0183), revision r1p1, as QEMU
-//! has it.
+//! The guest's serial port on Arm64: a PrimeCell UART PL011 (TRM, DDI 0183), revision r1p1, like
+//! QEMU's.
 //!
-//! It transmits at once and knows no bit rate, so its transmit FIFO is always empty, and bytes that
-//! wait below the receive trigger level have timed out already.
+//! It transmits at once and has no bit rate. So its transmit FIFO is always empty, and received
+//! bytes below the trigger level have always timed out.
 
 #[cfg(test)]
 mod tests;
 
 use arrayvec::ArrayVec;
 
-/// Bytes in the receive FIFO.
+/// Size of the receive FIFO in bytes.
 pub const FIFO_LEN: usize = 16;
 
-/// What a register write asks for.
+/// The effect of a register write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Effect {
@@ -78,7 +78,7 @@ const IDENTIFICATION: [u8; 8] = [0x11, 0x10, 0x14, 0x00, 0x0d, 0xf0, 0x05, 0xb1]
 #[derive(Clone, Debug)]
 pub struct Pl011 {
     rx: ArrayVec<u8, FIFO_LEN>,
-    /// A byte was lost since; told with the next that is read.
+    /// A byte was lost; reported with the next one that is read.
     overrun: bool,
     rsr: u32,
     ilpr: u32,
@@ -90,7 +90,7 @@ pub struct Pl011 {
     imsc: u32,
     /// Latched causes; receive and timeout follow the FIFO, see [`Self::causes`].
     ris: u32,
-    /// Receive and timeout interrupts that ICR has cleared, until a byte comes or goes.
+    /// Receive and timeout interrupts that ICR has cleared, until a byte is received or read.
     quiet: u32,
     dmacr: u32,
     modem: u32,
@@ -103,7 +103,7 @@ impl Default for Pl011 {
 }
 
 impl Pl011 {
-    /// After reset: transmitter and receiver are enabled, the UART is not.
+    /// After reset: transmitter and receiver are enabled, the UART is disabled.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -125,7 +125,7 @@ impl Pl011 {
     }
 
     /// Reads the register that holds the byte at `offset` in the page: an access of 1, 2 or 4 bytes
-    /// to a register's start. What does not exist is 0. May lower the interrupt line.
+    /// to a register's start. Registers that do not exist read as 0. May lower the interrupt line.
     #[must_use]
     pub fn read(&mut self, offset: u32) -> u32 {
         match offset {
@@ -151,7 +151,7 @@ impl Pl011 {
     pub fn write(&mut self, offset: u32, value: u32) -> Effect {
         match offset {
             DR => return self.transmit(value as u8),
-            // Whatever is written clears the errors.
+            // A write of any value clears the errors.
             RSR => self.rsr = 0,
             ILPR => self.ilpr = value & 0xff,
             IBRD => self.ibrd = value & 0xffff,
@@ -170,9 +170,9 @@ impl Pl011 {
         Effect::None
     }
 
-    /// Takes in a byte from outside. `false` if it must be offered again later: the FIFO is full,
-    /// or the receiver is off or wired to the transmitter. Nothing is lost by overrun, there being
-    /// no bit rate.
+    /// Receives a byte. `false` if it must be offered again later: the FIFO is full, or the
+    /// receiver is off or looped back to the transmitter. No byte is lost by overrun, because there
+    /// is no bit rate.
     #[must_use]
     pub fn receive(&mut self, byte: u8) -> bool {
         let room = self.can_receive();
@@ -182,7 +182,7 @@ impl Pl011 {
         room
     }
 
-    /// Whether [`Self::receive`] would take a byte.
+    /// Whether [`Self::receive`] would accept a byte.
     #[must_use]
     pub const fn can_receive(&self) -> bool {
         self.cr & (CR_ENABLE | CR_RX | CR_LOOP) == CR_ENABLE | CR_RX && self.rx.len() < self.capacity()
@@ -198,7 +198,7 @@ impl Pl011 {
         if self.lcr_h & LCR_FIFO != 0 { FIFO_LEN } else { 1 }
     }
 
-    /// Bytes in the FIFO that raise the receive interrupt (UARTIFLS).
+    /// Number of bytes in the FIFO that raise the receive interrupt (UARTIFLS).
     const fn trigger(&self) -> usize {
         if self.lcr_h & LCR_FIFO == 0 {
             return 1;
@@ -226,7 +226,7 @@ impl Pl011 {
     }
 
     fn read_data(&mut self) -> u32 {
-        // A byte that goes starts the timeout of the others anew.
+        // A byte that is read restarts the timeout of the remaining ones.
         self.quiet &= if self.rx.len() > self.trigger() { !INT_TIMEOUT } else { !(INT_TIMEOUT | INT_RX) };
         let overrun = core::mem::take(&mut self.overrun);
         self.rsr = if overrun { RSR_OVERRUN } else { 0 };
@@ -243,10 +243,10 @@ impl Pl011 {
         }
     }
 
-    /// The transmit FIFO passes its trigger level with every byte, for it is empty at once. The
-    /// interrupt says so until it is cleared, not before the first byte (TRM section 2.8). Early
-    /// consoles write to a UART that they take firmware to have enabled: it sends without that, as
-    /// QEMU's does.
+    /// The transmit FIFO passes its trigger level with every byte, because it is empty at once. The
+    /// interrupt is pending until it is cleared, but not before the first byte (TRM section 2.8).
+    /// Early consoles write to a UART that they assume firmware has enabled: like QEMU's, it sends
+    /// even when it is not enabled.
     fn transmit(&mut self, byte: u8) -> Effect {
         self.ris |= INT_TX;
         if self.cr & CR_LOOP == 0 {

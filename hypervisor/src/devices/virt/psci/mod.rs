@@ -1,4 +1,4 @@
-//! PSCI 1.1 for the guest (DEN 0022F) with what of the SMC calling convention goes with it (DEN
+//! PSCI 1.1 for the guest (DEN 0022F) with the related part of the SMC calling convention (DEN
 //! 0028F): calls as values, and the power states of vCPUs.
 
 mod power;
@@ -9,7 +9,7 @@ pub use power::{AffinityState, CpuOnError, Power, Start};
 
 use super::gic::vcpu_of;
 
-/// What a call returns in X0.
+/// The result of a call in X0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i64)]
 pub enum Status {
@@ -17,7 +17,7 @@ pub enum Status {
     Success = 0,
     /// No such function.
     NotSupported = -1,
-    /// An argument is wrong: no such vCPU, or a power state that there is not.
+    /// An argument is wrong: no such vCPU, or an undefined power state.
     InvalidParameters = -2,
     /// Not allowed now.
     Denied = -3,
@@ -35,7 +35,7 @@ impl Status {
     }
 }
 
-/// Function identifiers. Bit 30 is that of a call with 64-bit arguments.
+/// Function identifiers. Bit 30 marks a call with 64-bit arguments.
 mod function {
     pub(super) const SMCCC_VERSION: u32 = 0x8000_0000;
     pub(super) const SMCCC_ARCH_FEATURES: u32 = 0x8000_0001;
@@ -59,42 +59,41 @@ mod function {
 const VERSION: u64 = 1 << 16 | 1;
 /// SMCCC_VERSION: 1.1.
 const SMCCC_VERSION: u64 = 1 << 16 | 1;
-/// MIGRATE_INFO_TYPE: there is no trusted OS that would have to be migrated.
+/// MIGRATE_INFO_TYPE: there is no trusted OS that would need migration.
 const NO_TRUSTED_OS: u64 = 2;
-/// SYSTEM_RESET2 types from here on are the vendor's; below, only 0 (warm reset) is defined.
+/// SYSTEM_RESET2 types from here on are vendor-specific; below, only 0 (warm reset) is defined.
 const RESET_VENDOR: u32 = 1 << 31;
 
-/// What a call asks for.
+/// The action that a call requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Call {
-    /// Nothing more than to return this in X0.
+    /// Only return this value in X0.
     Return(u64),
     /// Start a vCPU: [`Power::turn_on`], whose result is the call's.
     CpuOn {
-        /// Which; it may be the caller.
+        /// The vCPU; it may be the caller.
         vcpu: u8,
-        /// Where and with what.
+        /// The entry point and its argument.
         start: Start,
     },
     /// Turn the caller off: [`Power::turn_off`]. It does not return.
     CpuOff,
-    /// Wait as WFI does, then return [`Status::Success`] with nothing lost.
+    /// Wait as WFI does, then return [`Status::Success`]; no state is lost.
     Standby,
     /// Return [`Power::affinity`] of this vCPU.
     AffinityInfo {
-        /// Which.
+        /// The vCPU.
         vcpu: u8,
     },
     /// Turn the VM off.
     SystemOff,
-    /// Start the VM anew.
+    /// Restart the VM.
     SystemReset,
 }
 
-/// Decodes a call from X0 to X3; X1 to X3 are used in full by 64-bit calls, their low halves by
-/// 32-bit ones. A value of X0 whose high half is not 0 names the same function (the identifier is
-/// W0). There are `vcpu_count` vCPUs.
+/// Decodes a call from X0 to X3. 64-bit calls use all of X1 to X3, 32-bit ones their low halves.
+/// X0's high half is ignored (the identifier is W0). There are `vcpu_count` vCPUs.
 pub fn decode(x: [u64; 4], vcpu_count: u8) -> Call {
     let id = x[0] as u32;
     let arguments =
@@ -112,7 +111,7 @@ pub fn decode(x: [u64; 4], vcpu_count: u8) -> Call {
             None => fail(Status::InvalidParameters),
         },
         function::AFFINITY_INFO_32 | function::AFFINITY_INFO_64 => match vcpu(first, vcpu_count) {
-            // From PSCI 1.0 on only level 0, a CPU, has to be supported.
+            // Since PSCI 1.0 only level 0, a CPU, must be supported.
             Some(vcpu) if second == 0 => Call::AffinityInfo { vcpu },
             _ => fail(Status::InvalidParameters),
         },
@@ -120,7 +119,7 @@ pub fn decode(x: [u64; 4], vcpu_count: u8) -> Call {
         function::SYSTEM_OFF => Call::SystemOff,
         function::SYSTEM_RESET => Call::SystemReset,
         function::SYSTEM_RESET2_32 | function::SYSTEM_RESET2_64 => match first as u32 {
-            // Memory does not survive our reset, nor does the specification promise it to.
+            // Memory does not survive this reset, and the specification does not require it to.
             0 => Call::SystemReset,
             1..RESET_VENDOR => fail(Status::InvalidParameters),
             _ => fail(Status::NotSupported),
@@ -141,8 +140,8 @@ const fn vcpu(target: u64, vcpu_count: u8) -> Option<u8> {
     vcpu_of(((target >> 32) << 24 | target & 0xff_ffff) as u32, vcpu_count)
 }
 
-/// Power states in the original format (DEN 0022F section 5.4.2): a power-down state would lose the
-/// vCPU's context, and there is none to lose it for. One standby state, which has number 0.
+/// Power states in the original format (DEN 0022F section 5.4.2). There is no power-down state,
+/// which would lose the vCPU's context without any benefit. There is one standby state, number 0.
 const fn suspend(state: u64) -> Call {
     if state as u32 == 0 { Call::Standby } else { fail(Status::InvalidParameters) }
 }
@@ -169,8 +168,8 @@ fn features(id: u32) -> Call {
     }
 }
 
-/// No workaround call is offered: which CPUs are affected the guest learns from their
-/// identification registers.
+/// No workaround call is offered: the guest can tell from the identification registers which CPUs
+/// are affected.
 fn arch_features(id: u32) -> Call {
     match id {
         function::SMCCC_VERSION | function::SMCCC_ARCH_FEATURES => fail(Status::Success),

@@ -10,8 +10,8 @@ const INVALID: Call = Call::Return(u64::MAX - 1);
 
 #[test]
 fn what_there_is_not_is_not_supported() {
-    // MIGRATE, MIGRATE_INFO_UP_CPU, CPU_FREEZE, SYSTEM_SUSPEND, MEM_PROTECT, the 64-bit form of
-    // what has none, others.
+    // MIGRATE, MIGRATE_INFO_UP_CPU, CPU_FREEZE, SYSTEM_SUSPEND, MEM_PROTECT, 64-bit forms of
+    // functions that have none, others.
     for id in [
         0x8400_0005,
         0xc400_0005,
@@ -116,8 +116,8 @@ fn a_vcpu_starts_once() {
     assert_eq!(Status::OnPending.to_x0(), -5_i64 as u64);
 }
 
-/// Two callers race to start a vCPU that turns itself off again: each start is one caller's, whole,
-/// and each caller's success is one start.
+/// Two callers race to start a vCPU that turns itself off again: each start has the complete
+/// arguments of one caller, and each success of a caller is one start.
 #[test]
 fn racing_callers_start_it_once_each_time() {
     const STARTS: u32 = 2000;

@@ -1,4 +1,4 @@
-//! The architecture that is made up. A vCPU executes a program; it has a TLB that keeps what it
+//! The mock architecture. A vCPU executes a program; it has a TLB that keeps every translation it
 //! may, interrupts by sender, and one timer.
 
 mod vcpu;
@@ -18,37 +18,37 @@ use hostlink::counters::Counter;
 use crate::vm::CreateError;
 use crate::vm::made::{self, End, made_board};
 
-/// Where no memory is: a device.
+/// An address without memory: a device.
 pub(super) const DEVICE: u64 = 0xf000_0000;
 const PAGE: u64 = 4096;
 
-/// What a vCPU executes.
+/// An operation of a vCPU's program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Op {
-    /// Takes so many ticks.
+    /// Takes this many ticks.
     Work(u64),
     /// Sets the timer, and waits until it has expired.
     Sleep(u64),
     /// Sends an interrupt.
     Send(u32),
-    /// Waits for an interrupt of this vCPU's, and takes it.
+    /// Waits for an interrupt from this vCPU, and takes it.
     WaitFor(u32),
-    /// Says that it spins until an interrupt of this vCPU's has come, and takes it.
+    /// Reports that it spins until an interrupt from this vCPU arrives, and takes it.
     SpinFor(u32),
     /// Sets the timer, and works until it has expired.
     Tick(u64),
-    /// Waits for a word in memory to change to this, telling where it is.
+    /// Waits for a word in memory to change to this, and reports where it is.
     SpinOn(u64, u64),
-    /// Waits for a word to change, which it does not, and goes on after so many ticks whatever it
-    /// is.
+    /// Waits for a word to change, which it does not, and goes on after this many ticks in any
+    /// case.
     SpinOnFor(u64, u64),
-    /// The same until an interrupt of this vCPU's has come, which it takes.
+    /// The same until an interrupt from this vCPU arrives, which it takes.
     SpinOnOr(u64, u32),
     /// Notes the time.
     Note,
-    /// Writes a word past the nested table, as if it had been there from the beginning.
+    /// Writes a word bypassing the nested table, as if it had been there from the beginning.
     Etch(u64, u64),
-    /// Loads a word, which has to be this.
+    /// Loads a word, which must be this.
     Load(u64, u64),
     /// Loads a word, or finds that there is no memory.
     Try(u64),
@@ -58,21 +58,21 @@ pub(super) enum Op {
     Store(u64, u64),
     /// Loads a word where there must be no memory.
     Gone(u64),
-    /// Moves the memory that was added to this address, as a write to a device's register does.
+    /// Moves the added memory to this address, as a write to a device's register does.
     Move(u64),
-    /// Goes back to the operation of this number, so many times in all.
+    /// Jumps back to the operation of this number, this many times in all.
     Back(usize, u32),
     /// Starts a vCPU that is off.
     Start(u32),
     Reset,
-    /// Leaves out the next operation if there was a reset.
+    /// Skips the next operation if there was a reset.
     SkipAfterReset,
-    /// Resets the machine, unless that has been done so often.
+    /// Resets the machine, unless that has been done this often.
     ResetBelow(u32),
     PowerOff,
-    /// Cannot go on.
+    /// Cannot continue.
     Crash,
-    /// Has done its part. When all vCPUs have, the machine is switched off.
+    /// Has finished. When all vCPUs have, the machine is switched off.
     Done,
 }
 
@@ -81,7 +81,7 @@ thread_local! {
     static PROGRAMS: RefCell<Vec<Vec<Op>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs a machine with these programs on so many CPUs.
+/// Runs a machine with these programs on this many CPUs.
 pub(super) fn run(
     cpus: usize,
     config: &'static str,
@@ -92,7 +92,7 @@ pub(super) fn run(
     (board, board.run(seed))
 }
 
-/// The same, which has to end so.
+/// The same, and checks how the run ends.
 pub(super) fn run_to(
     end: End,
     cpus: usize,
@@ -105,7 +105,7 @@ pub(super) fn run_to(
     board
 }
 
-/// Makes the machine, with so much memory below it.
+/// Creates the machine, with this much memory below it.
 pub(super) fn create(
     cpus: usize,
     bytes: u64,
@@ -124,8 +124,7 @@ made_board! {
     fn must_clean() -> bool {
         true
     },
-    /// Memory that goes to somebody else: translations of it that are left must not be used any
-    /// more.
+    /// The memory is about to be reused: remaining translations of it must not be used any more.
     fn clean(memory: Range<u64>) {
         let vm = Made::machine().expect("memory comes back from a machine");
         for vcpu in &vm.vcpus {
@@ -141,11 +140,11 @@ made_board! {
 pub(super) struct Entry {
     host: u64,
     is_writable: bool,
-    /// The memory is somebody else's by now.
+    /// The memory has been freed and may be in use elsewhere.
     is_void: bool,
 }
 
-/// What others post to a vCPU; and its TLB, so that the checks find it.
+/// A vCPU's inbox; also its TLB, so that the checks can reach it.
 #[derive(Default)]
 pub(super) struct Inbox {
     /// A bit for each sender.
@@ -154,24 +153,24 @@ pub(super) struct Inbox {
     tlb: Mutex<BTreeMap<u64, Entry>>,
 }
 
-/// What vCPUs share.
+/// The state that vCPUs share.
 pub(super) struct Shared {
     programs: Vec<Vec<Op>>,
     root: u64,
     done: AtomicU32,
-    /// How often devices were reset.
+    /// Number of device resets.
     pub(super) resets: AtomicU32,
-    /// What was typed.
+    /// Console input.
     pub(super) console: Mutex<Vec<u8>>,
     /// Bytes of memory that were cleaned.
     pub(super) cleaned: AtomicU64,
-    /// How often a vCPU left its CPU for a reset while a change of memory was under way.
+    /// Number of times a vCPU left its CPU for a reset while a change of memory was in progress.
     pub(super) taken_over: AtomicU32,
-    /// Most ticks that a vCPU was woken after its timer's time.
+    /// The latest wake-up of a vCPU, in ticks after its timer's deadline.
     pub(super) latest: AtomicU64,
-    /// Who noted the time when.
+    /// The times noted, each with its vCPU.
     pub(super) notes: Mutex<Vec<(u32, u64)>>,
-    /// No interrupt ends guest mode, and flushes that wait for it are given up.
+    /// No interrupt ends guest mode, and flushes give up waiting for it.
     pub(super) stalls: core::sync::atomic::AtomicBool,
 }
 
@@ -181,7 +180,7 @@ pub(super) fn counted(board: &'static made::Made<Made>, counter: Counter) -> u64
     vm.vcpus.iter().map(|vcpu| vm.counters_of(vcpu)[counter as usize].load(Ordering::Relaxed)).sum()
 }
 
-/// When a vCPU noted the time, one after the other.
+/// The times that a vCPU noted, in order.
 pub(super) fn notes_of(board: &'static made::Made<Made>, vcpu: u32) -> Vec<u64> {
     let notes = board.machine().guest.notes.lock().unwrap();
     notes.iter().filter(|note| note.0 == vcpu).map(|note| note.1).collect()

@@ -43,9 +43,9 @@ pub(in crate::vm::tests) struct Vcpu {
     pub(super) at: usize,
     pub(super) rounds: BTreeMap<usize, u32>,
     pub(super) activity: Activity,
-    /// Interrupts that have come and were not taken.
+    /// Interrupts that have arrived and were not taken.
     pub(super) got: u64,
-    /// Those that it waits for.
+    /// The interrupts that it waits for.
     pub(super) wants: u64,
     pub(super) timer: u64,
     pub(super) worked: u64,
@@ -122,7 +122,7 @@ enum Next {
     AgainAfter(Exit),
 }
 
-/// The bit of the timer among the interrupts.
+/// The timer's bit among the interrupts.
 pub(super) const TIMER: u64 = 1 << 63;
 
 impl Vcpu {
@@ -146,7 +146,7 @@ impl Vcpu {
         }
     }
 
-    /// Takes an interrupt, if it has come; goes on to the next operation then.
+    /// Takes an interrupt, if it has arrived, and then goes on to the next operation.
     pub(super) fn take(&mut self, sender: u64) -> bool {
         let has_come = self.got & sender != 0;
         self.got &= !sender;
@@ -154,7 +154,7 @@ impl Vcpu {
         has_come
     }
 
-    /// Executes some of the program; an exit if there is one.
+    /// Executes some of the program; returns an exit if there is one.
     pub(super) fn execute(&mut self, vm: &Vm<Made>, inbox: &Inbox) -> Option<Exit> {
         let Some(&op) = self.program.get(self.at) else {
             self.wants = 0;
@@ -307,7 +307,7 @@ impl Vcpu {
         Next::Done
     }
 
-    /// The host address that the TLB, or the nested table, has for a word.
+    /// The host address of a word according to the TLB or the nested table.
     fn access(&self, vm: &Vm<Made>, inbox: &Inbox, gpa: u64, is_store: bool) -> Result<u64, Exit> {
         let page = gpa & !(PAGE - 1);
         let mut tlb = inbox.tlb.lock().unwrap();
@@ -368,8 +368,8 @@ fn walk(root: u64, gpa: u64, is_store: bool) -> Option<Entry> {
         }
         let within = (1 << shift) - 1;
         let host = (value & ADDRESS & !within) | (gpa & within & !(PAGE - 1));
-        // What was loaded only may not be stored to before the entry says so: then it notes the
-        // store.
+        // A page that was only loaded from must not be stored to before the entry says so: the
+        // store has to mark the entry first.
         return Some(Entry { host, is_writable: is_store, is_void: false });
     }
     None

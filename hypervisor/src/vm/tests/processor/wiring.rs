@@ -1,4 +1,4 @@
-//! What the core asks this architecture for.
+//! The core's traits, implemented by this architecture.
 
 use super::vcpu::{Activity, Exit, TIMER, Vcpu};
 use super::{DEVICE, Inbox, Made, Op, PAGE, PROGRAMS, Shared};
@@ -23,7 +23,7 @@ use memslots::{Gpa, Memslots, SlotError};
 use paging::{Amd64Nested, Invalidation, Level};
 use std::sync::Mutex;
 
-/// Who flushes: by kicks.
+/// The flusher: it uses kicks.
 struct Kicks<'a>(&'a Vm<Made>);
 
 impl Hardware for Kicks<'_> {
@@ -41,7 +41,7 @@ impl Hardware for Kicks<'_> {
 }
 
 // SAFETY: `enter` runs programs between `try_enter` and `leave`; `take_flush` clears the vCPU's TLB
-// before it completes; `flush_space` asks all vCPUs.
+// before it completes; `flush_space` reaches all vCPUs.
 unsafe impl Arch for Made {
     type Nested = Amd64Nested;
     type Tables = NestedTables;
@@ -57,7 +57,7 @@ unsafe impl Arch for Made {
     }
 
     fn ram(size: u64) -> Result<Vec<Range<u64>>, LoadError> {
-        // A hole, as machines have them.
+        // With a hole, as real machines have.
         Ok(vec![0..size / 2, 1 << 32..(1 << 32) + size / 2])
     }
 
@@ -115,7 +115,7 @@ unsafe impl Arch for Made {
         Ok(())
     }
 
-    /// Is asked again until no change is under way.
+    /// Called again until no change is in progress.
     fn reset_slots(vm: &'static Vm<Self>, _: &PerCpu<Self>) -> bool {
         assert!(!vm.is_changing(), "it is over before devices are asked");
         true

@@ -1,8 +1,9 @@
-//! Tables in the place of blocks, blocks in the place of tables, and tables that are freed.
+//! Blocks that are replaced by tables, tables that are replaced by blocks, and tables that are
+//! freed.
 //!
 //! DDI 0487 M.b, D8.17.1: the entry is made invalid and invalidated before it becomes one of the
-//! other kind (P3). What is mapped stays the same meanwhile, so nobody ever sees anything else, or
-//! nothing.
+//! other kind (P3). The mapped contents stay the same meanwhile, so a processor only ever sees
+//! these contents, or nothing.
 
 use core::sync::atomic::Ordering;
 
@@ -22,10 +23,10 @@ use crate::arch::aarch64::window::{
 const ROUNDS: u32 = 100;
 /// The word of the first place; each has the one after that before it.
 const BASE: u64 = 0x5eed_0000;
-/// What is to be found in memory that is no longer mapped.
+/// The contents of memory that is no longer mapped.
 const POISON: u64 = 0xdead_beef;
 
-/// Two tables that take turns, and the page that a table leads to while it is not in use.
+/// Two tables that alternate, and the page that a table maps while it is not in use.
 fn spare() -> &'static [Page] {
     static PAGES: spin::Once<&[Page]> = spin::Once::new();
     PAGES.call_once(|| window::take(3, 1))
@@ -38,14 +39,14 @@ fn fill(table: &Page) {
     }
 }
 
-/// A table that is not in use: a walk of it finds poison.
+/// Makes a table unused: a walk of it finds poison.
 fn poison(table: &Page) {
     let page = &spare()[2];
     page.write(&[POISON]);
     table.words().iter().for_each(|entry| entry.store(page_entry(page.address()), Ordering::Release));
 }
 
-/// What a block at [`BLOCK_WINDOW`] is changed to and from.
+/// A change of a block at [`BLOCK_WINDOW`] to a table or back.
 struct Change {
     asid: u16,
 }
@@ -55,8 +56,8 @@ impl Change {
         TestSpace::shared().entry(BLOCK_WINDOW, 2)
     }
 
-    /// Break: nobody sees the block or the pages any more. All of an ASID is flushed, since pages
-    /// are many.
+    /// Break: no processor sees the block or the pages any more. The whole ASID is flushed, because
+    /// there are many pages.
     fn take_away(&self, watch: &mut Watch, pages: bool) -> Verdict {
         replace(self.entry(), 0);
         let kind = if pages { Kind::Asid } else { Kind::Va };
@@ -71,7 +72,7 @@ impl Change {
     }
 }
 
-/// Has all look at a block, of which `steps` changes the entry.
+/// Makes all processors check a block while `steps` changes its entry.
 fn with_block(is_table_first: bool, steps: impl FnOnce(&mut Watch, &Change) -> Verdict) -> Verdict {
     let memory = block_memory();
     for (page, word) in memory.iter().step_by((PLACE_EVERY / PAGE) as usize).zip(0..) {
@@ -99,7 +100,7 @@ fn with_block(is_table_first: bool, steps: impl FnOnce(&mut Watch, &Change) -> V
     verdict
 }
 
-/// A block becomes a table; the block is seen no more when the entry is invalid.
+/// A block becomes a table; the block is no longer visible when the entry is invalid.
 pub(super) fn to_table() -> Verdict {
     with_block(false, |watch, change| {
         let block = block_entry(block_memory()[0].address());
@@ -116,7 +117,7 @@ pub(super) fn to_table() -> Verdict {
     })
 }
 
-/// A table becomes a block, and is then used for something else.
+/// A table becomes a block, and is then reused.
 pub(super) fn to_block() -> Verdict {
     with_block(true, |watch, change| {
         let block = block_entry(block_memory()[0].address());
@@ -134,12 +135,12 @@ pub(super) fn to_block() -> Verdict {
     })
 }
 
-/// A table that is cut off, flushed and used for something else is walked no more (P1): neither by
-/// what TLBs keep of its pages, nor by what they keep of the way to it. The flush names each page
-/// that was mapped; not the last level alone.
+/// A table that is detached, flushed and reused is not walked any more (P1): neither through cached
+/// translations of its pages, nor through cached table walks to it. The flush names each page that
+/// was mapped; it covers not only the last level.
 pub(super) fn freed(form: Form) -> Verdict {
     let space = TestSpace::shared();
-    // 1 GiB behind the blocks: a table of its own.
+    // 1 GiB after the blocks: a table of its own.
     let address = BLOCK_WINDOW + (1 << 30);
     let entry = space.entry(address, 2);
     let page = super::local::page_of(BASE);

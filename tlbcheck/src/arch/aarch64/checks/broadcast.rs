@@ -1,4 +1,4 @@
-//! Flushes of all processors: none sees a page after the flush that took it away is complete (O1).
+//! Flushes of all processors: none sees a page after the flush that removed it is complete (O1).
 //! See [`watch`](crate::arch::aarch64::watch).
 
 use baremetal::pages::PAGE;
@@ -22,8 +22,8 @@ pub(super) fn at_window(words: u64, every: u64) -> What {
     What { address: WINDOW, words, every, each: 0, space: TestSpace::shared().register(), control: 0 }
 }
 
-/// `map` maps the words with a round's number or takes them away; after `take` nobody sees them any
-/// more.
+/// `map` maps the words with a round's number or unmaps them; after `take` no processor sees them
+/// any more.
 fn gone_by(what: What, map: impl Fn(Option<u64>), take: impl Fn(u64)) -> Verdict {
     map(None);
     watch::during(what, |watch| {
@@ -87,7 +87,7 @@ pub(super) fn range(form: Form) -> Verdict {
     Ok(())
 }
 
-/// A flush of any address takes all of a block (A17).
+/// A flush of any address drops all of a block (A17).
 pub(super) fn block() -> Verdict {
     let what = What { address: BLOCK_WINDOW, words: PLACES, every: PLACE_EVERY, ..at_window(1, PAGE) };
     let asid = TestSpace::shared().asid();
@@ -97,7 +97,7 @@ pub(super) fn block() -> Verdict {
     })
 }
 
-/// A page is taken away, flushed, and another one put in its place at once: nobody sees the former.
+/// A page is unmapped, flushed, and replaced by another one at once: no processor sees the old one.
 pub(super) fn remap() -> Verdict {
     let leaf = TestSpace::shared().leaf(WINDOW);
     let map = |round: u64| page_entry(page_of(round).address());

@@ -1,4 +1,4 @@
-//! Code in the place of other code: what fetches instructions has a TLB of its own.
+//! Code that is replaced by other code: instruction fetches have their own TLB.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -14,7 +14,7 @@ use crate::arch::aarch64::machine;
 use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, TlbiOperand};
 use crate::arch::aarch64::window::{self, TestSpace, WINDOW, code_entry, replace, write};
 
-/// How long a row goes on, and its rounds at most.
+/// Time limit of a row, and maximum number of its rounds.
 const BUDGET_US: u64 = 300_000;
 const ROUNDS: u64 = 2000;
 
@@ -25,10 +25,10 @@ const fn code(number: u64) -> u64 {
     MOVE | number << 5 | RETURN << 32
 }
 
-/// Pages with a function each that says which it is.
+/// Pages, each with a function that returns its page's number.
 static FUNCTIONS: [Page; 2] = [const { Page::new() }; 2];
 
-/// Whether TLBIs are for all processors; how often a function ran that is not there.
+/// Whether TLBIs are for all processors; number of times that an unmapped function ran.
 static IS_BROADCAST: AtomicU32 = AtomicU32::new(0);
 static WRONG: AtomicU32 = AtomicU32::new(0);
 
@@ -40,7 +40,7 @@ const fn place(number: usize) -> u64 {
 /// Calls the function that is mapped at `address`.
 fn call(address: u64) -> u64 {
     let result;
-    // SAFETY: one of `FUNCTIONS` is mapped there, which change X0 alone.
+    // SAFETY: one of `FUNCTIONS` is mapped there; they change X0 alone.
     unsafe {
         asm!("blr {address}", address = in(reg) address, out("x30") _, lateout("x0") result,
             options(nostack, preserves_flags));
@@ -48,7 +48,7 @@ fn call(address: u64) -> u64 {
     result
 }
 
-/// What each processor does: the two functions take turns at an address of its own.
+/// Each processor's job: the two functions alternate at its own address.
 fn take_turns(number: usize) {
     let space = TestSpace::shared();
     let (place, leaf) = (place(number), space.leaf(place(number)));
@@ -64,7 +64,7 @@ fn take_turns(number: usize) {
         tlbi::flush(Form(scope, Kind::VaLast), TlbiOperand::page(place, space.asid()));
         pause(round + 1);
         write(leaf, code_entry(FUNCTIONS[wanted as usize].address()));
-        // Twice: the first time brings it in, and the turn may be given away between.
+        // Twice: the first call caches the translation, and the processor may yield in between.
         let first = call(place);
         pause(round);
         if first != wanted || call(place) != wanted {
@@ -75,22 +75,22 @@ fn take_turns(number: usize) {
     window::leave();
 }
 
-/// After a flush no processor runs the code that was mapped before, wherever it goes on.
+/// After a flush no processor runs the previously mapped code, wherever it continues.
 pub(super) fn replaced(scope: Scope) -> Verdict {
     for (page, number) in FUNCTIONS.iter().zip(0..) {
         page.write(&[code(number)]);
     }
-    // Instructions that were written reach all processors: cleaned to where data and instructions
-    // meet, then invalidated.
+    // Makes written instructions visible to all processors: cleans them to the point of
+    // unification, then invalidates.
     for page in &FUNCTIONS {
-        // SAFETY: it drops and cleans lines of caches.
+        // SAFETY: it cleans and invalidates cache lines.
         unsafe { asm!("dc cvau, {0}", "dsb ish", in(reg) page.address(), options(nostack, preserves_flags)) };
     }
     // SAFETY: as above.
     unsafe { asm!("ic ialluis", "dsb ish", "isb", options(nostack, preserves_flags)) };
     IS_BROADCAST.store(u32::from(scope != Scope::Local), Ordering::Relaxed);
     WRONG.store(0, Ordering::Release);
-    // The tables are made before the processors are many.
+    // The tables are created before there are several processors.
     (0..machine::get().processors).for_each(|number| replace(TestSpace::shared().leaf(place(number)), 0));
     let done = machine::on_all(take_turns);
     tlbi::settle();

@@ -1,4 +1,4 @@
-//! Access flag and dirty state: by faults, and by the processor (FEAT_HAFDBS). DDI 0487 M.b, D8.5.
+//! Access flag and dirty state: by faults, and by hardware (FEAT_HAFDBS). DDI 0487 M.b, D8.5.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -20,12 +20,12 @@ use crate::arch::aarch64::window::{
 /// Rounds of each row.
 const ROUNDS: u32 = 100;
 
-/// What a page's entry has in these rows, but for flags.
+/// The entry of a page in these rows, except for flags.
 fn entry() -> u64 {
     page_entry(page_of(7).address())
 }
 
-/// Has `row` change the entry at [`WINDOW`] with bits of TCR_EL1 on.
+/// Lets `row` change the entry at [`WINDOW`], with bits of TCR_EL1 set.
 fn with_control(control: u64, row: impl FnOnce(&AtomicU64) -> Verdict) -> Verdict {
     let leaf = TestSpace::shared().leaf(WINDOW);
     window::enter(TestSpace::shared().register());
@@ -42,7 +42,7 @@ fn flush() {
     tlbi::flush(Form(Scope::Local, Kind::VaLast), TlbiOperand::page(WINDOW, TestSpace::shared().asid()));
 }
 
-/// A clear access flag is noticed after a flush, though the page was in the TLB.
+/// A clear access flag is noticed after a flush, even if the page was in the TLB.
 pub(super) fn faults() -> Verdict {
     with_control(0, |leaf| {
         for round in rounds(ROUNDS) {
@@ -58,7 +58,8 @@ pub(super) fn faults() -> Verdict {
     })
 }
 
-/// D8.5.1: an entry whose access flag faults is in no TLB, so that setting it needs no flush.
+/// D8.5.1: an entry whose access flag faults is not cached in any TLB, so that setting it needs no
+/// flush.
 pub(super) fn fault_is_not_kept() -> Verdict {
     with_control(0, |leaf| {
         for round in rounds(ROUNDS) {
@@ -74,7 +75,7 @@ pub(super) fn fault_is_not_kept() -> Verdict {
     })
 }
 
-/// The processor sets the access flag, also of a page that was in the TLB before the flush.
+/// The processor sets the access flag, also for a page that was in the TLB before the flush.
 pub(super) fn set_by_processor() -> Verdict {
     let sets = machine::get().platform.sets_access_flag;
     needs!(sets, "the processor sets no access flags (FEAT_HAFDBS)");
@@ -93,9 +94,9 @@ pub(super) fn set_by_processor() -> Verdict {
     })
 }
 
-/// What FEAT_HAFDBS needs to keep the dirty state.
+/// The bits that FEAT_HAFDBS needs to manage the dirty state.
 const KEEPS_DIRTY: u64 = SETS_ACCESSED | SETS_DIRTY;
-/// A page that may be written to, and has not been.
+/// A writable page that has not been written to.
 const CLEAN: u64 = READ_ONLY | DIRTY_MODIFIER;
 
 /// The processor makes a clean page dirty at a store.
@@ -108,7 +109,7 @@ pub(super) fn dirty_by_processor() -> Verdict {
             let found = guarded::load(WINDOW);
             ensure!(found.is_ok(), "{found:x?} of a clean page, round {round}");
             ensure!(leaf.load(Ordering::Acquire) & READ_ONLY != 0, "a load makes it dirty, round {round}");
-            // SAFETY: the page is this row's.
+            // SAFETY: the page belongs to this row.
             let stored = unsafe { guarded::store(WINDOW, 7) };
             ensure!(stored.is_ok(), "{stored:x?} at a store to a clean page, round {round}");
             ensure!(leaf.load(Ordering::Acquire) & READ_ONLY == 0, "a store leaves it clean, round {round}");
@@ -117,13 +118,13 @@ pub(super) fn dirty_by_processor() -> Verdict {
     })
 }
 
-/// Without hardware's dirty state a page that is clean is read-only.
+/// Without hardware management of the dirty state a clean page is read-only.
 pub(super) fn clean_is_read_only() -> Verdict {
     with_control(0, |leaf| {
         for round in rounds(ROUNDS) {
             replace(leaf, entry());
             tlbi::settle();
-            // SAFETY: the page is this row's.
+            // SAFETY: the page belongs to this row.
             let first = unsafe { guarded::store(WINDOW, 7) };
             ensure!(first.is_ok(), "{first:x?} at a store to a writable page, round {round}");
             replace(leaf, entry() | CLEAN);
@@ -139,8 +140,8 @@ pub(super) fn clean_is_read_only() -> Verdict {
     })
 }
 
-/// Each processor writes to a page of its own all the time, and all are made clean: after the flush
-/// a store makes the page dirty again, or what was written would be lost to a copier of dirty
+/// Each processor writes to its own page all the time, and all pages are made clean: after the
+/// flush a store makes the page dirty again, otherwise the data would be lost to a copier of dirty
 /// pages (P14).
 pub(super) fn dirty_again() -> Verdict {
     needs!(machine::get().platform.sets_dirty_state, "the processor keeps no dirty state (FEAT_HAFDBS)");

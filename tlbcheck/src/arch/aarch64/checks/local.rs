@@ -1,4 +1,4 @@
-//! The processor's own TLB: what each TLBI for it has to take.
+//! The processor's own TLB: the translations that each TLBI for it must drop.
 
 use baremetal::aarch64::guarded::{self, Cause};
 use baremetal::pages::{PAGE, Page};
@@ -13,26 +13,26 @@ use crate::arch::aarch64::window::{
     replace, write,
 };
 
-/// Rounds of each row, and rounds without a flush of which one has to show the old page.
+/// Rounds of each row, and rounds without a flush, one of which must show the old page.
 const ROUNDS: u32 = 200;
 const TRIES: u64 = 200;
 
-/// The pages that take turns.
+/// The pages that alternate.
 static PAGES: [Page; 2] = [const { Page::new() }; 2];
 
-/// The page of a round, with its number in it.
+/// The page of a round, containing the round's number.
 pub(super) fn page_of(round: u64) -> &'static Page {
     let page = &PAGES[(round % 2) as usize];
     page.write(&[round]);
     page
 }
 
-/// Whether nothing is mapped at the address, as far as the processor knows.
+/// Whether nothing is mapped at the address, from the processor's view.
 pub(super) fn is_gone(address: u64) -> bool {
     guarded::load(address).is_err_and(|fault| matches!(fault.cause(), Cause::Translation(_)))
 }
 
-/// Words of which each is mapped, looked at, taken away.
+/// Words, each of which is mapped, checked, and unmapped.
 struct Words {
     address: u64,
     words: u64,
@@ -40,8 +40,8 @@ struct Words {
 }
 
 impl Words {
-    /// `map` maps them with the round's number or takes them away; `take` is the flush in question.
-    /// Says how many are to be seen that must not be.
+    /// `map` maps them with the round's number or unmaps them; `take` is the flush in question.
+    /// Returns the number of words that are still visible.
     fn left(&self, round: u64, map: &impl Fn(Option<u64>), take: impl FnOnce()) -> Result<u64, u64> {
         let places = || (0..self.words).map(|word| self.address + word * self.every);
         map(Some(round));
@@ -52,8 +52,8 @@ impl Words {
         if missing == 0 { Ok(left) } else { Err(missing) }
     }
 
-    /// `take` has to take all of them, in every round; without it one is seen that was taken away,
-    /// or the row says nothing.
+    /// `take` must drop all of them, in every round. Without it one must be seen after unmapping,
+    /// otherwise the row is not significant.
     fn gone_by(&self, map: impl Fn(Option<u64>), take: impl Fn(u64)) -> Verdict {
         window::enter(TestSpace::shared().register());
         let verdict = self.rounds(map, take);
@@ -106,7 +106,7 @@ pub(super) fn page(kind: Kind) -> Verdict {
     words.gone_by(|round| map_pages(WINDOW, 1, round), |_| tlbi::flush(Form(Scope::Local, kind), target))
 }
 
-/// A flush takes a global page, whatever ASID it names (C5.5, `TLBI VAE1`).
+/// A flush drops a global page, regardless of its ASID (C5.5, `TLBI VAE1`).
 pub(super) fn global(kind: Kind) -> Verdict {
     let words = Words { address: WINDOW, words: 1, every: PAGE };
     let leaf = TestSpace::shared().leaf(WINDOW);
@@ -125,7 +125,7 @@ pub(super) fn with_level(kind: Kind) -> Verdict {
     words.gone_by(|round| map_pages(WINDOW, 1, round), |_| tlbi::flush(Form(Scope::Local, kind), target))
 }
 
-/// Memory for a block, with the same word in each place that is looked at.
+/// Memory for a block, with the same word in each place that is checked.
 pub(super) fn block_memory() -> &'static [Page] {
     static PAGES: spin::Once<&[Page]> = spin::Once::new();
     PAGES.call_once(|| window::take(512, 512))
@@ -143,7 +143,7 @@ pub(super) fn map_block(round: Option<u64>) {
     }
 }
 
-/// A flush of any address takes all of a block, however it lies in the TLB (A17).
+/// A flush of any address drops all of a block, regardless of its form in the TLB (A17).
 pub(super) fn block(kind: Kind) -> Verdict {
     let words = Words { address: BLOCK_WINDOW, words: PLACES, every: PLACE_EVERY };
     let asid = TestSpace::shared().asid();
@@ -153,12 +153,12 @@ pub(super) fn block(kind: Kind) -> Verdict {
     })
 }
 
-/// NUM and SCALE of ranges, and how many of their pages are looked at, how far from each other: up
-/// to 512 pages, which a table has.
+/// NUM and SCALE of ranges, the number of their pages that are checked, and the distance between
+/// these: up to 512 pages, the size of a table.
 pub(super) const RANGES: [(u64, u64, u64, u64); 5] =
     [(0, 0, 2, 1), (4, 0, 10, 1), (31, 0, 64, 1), (0, 1, 64, 1), (7, 1, PLACES, 73)];
 
-/// All pages of a range, the first and the last among them.
+/// All pages of a range, including the first and the last.
 pub(super) fn range(kind: Kind) -> Verdict {
     needs!(machine::get().platform.has_ranges, "the processor has no TLBI by range (FEAT_TLBIRANGE)");
     for (num, scale, words, every) in RANGES {

@@ -1,8 +1,9 @@
-//! The rows: each is named for what it catches, so that a defect makes the row of its name fail.
+//! The rows: each is named after the defect that it detects, so that a defect makes the row of its
+//! name fail.
 //!
-//! Tables are changed as DDI 0487 M.b, D8.17.1 wants it: by way of an invalid entry, wherever
-//! output address or size change. Nothing is asserted of what a TLBI need not take: it may always
-//! take more.
+//! Tables are changed as DDI 0487 M.b, D8.17.1 requires: through an invalid entry, wherever output
+//! address or size change. Nothing is asserted about translations that a TLBI need not drop: it may
+//! always drop more.
 
 mod blocks;
 mod broadcast;
@@ -102,12 +103,12 @@ fn rows() -> impl Iterator<Item = &'static Row> + Clone {
     LOCAL.iter().chain(&SPACES).chain(&BROADCAST).chain(&TABLES).chain(&RIGHTS).chain(&PROCESSORS)
 }
 
-/// Goes through the rows that the command line wants.
+/// Runs the rows that the command line selects.
 pub(in crate::arch) fn run(options: &Options<'_>) -> Totals {
     rows::run(rows(), options)
 }
 
-/// Names the rows, all as skipped.
+/// Lists the rows, all as skipped.
 pub(in crate::arch) fn list() -> Totals {
     rows::list(rows())
 }

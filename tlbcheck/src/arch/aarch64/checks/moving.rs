@@ -1,9 +1,9 @@
-//! Processors whose TLB is not theirs alone: virtual ones, which a hypervisor has run here and
-//! there, one after the other. Each sees what its own tables say and its own TLBIs leave, all the
-//! same.
+//! Processors that share a physical TLB over time: virtual ones, which a hypervisor has run on
+//! different CPUs, one after the other. Each must see only what its own tables and its own TLBIs
+//! imply.
 //!
-//! A processor gives its turn away by WFI until its timer, so that the hypervisor below moves it,
-//! or has another one run where it ran.
+//! A processor yields by WFI until its timer, so that the hypervisor below moves it, or runs
+//! another one in its place.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -17,13 +17,13 @@ use crate::arch::aarch64::machine;
 use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, TlbiOperand};
 use crate::arch::aarch64::window::{self, TestSpace, WINDOW, page_entry, replace, write};
 
-/// Rounds of a row. Their number ends it, not the clock: on a busy machine it takes longer, and
-/// looks as closely.
+/// Rounds of a row. Their number ends the row, not the clock: on a busy machine it takes longer,
+/// and checks just as much.
 const ROUNDS: u64 = 2000;
-/// Every so many rounds a processor sleeps.
+/// Number of rounds after which a processor sleeps.
 const SLEEPS_EVERY: u64 = 8;
 
-/// What was seen that is not so; the last of it.
+/// Number of wrong observations, and the last one.
 static WRONG: AtomicU32 = AtomicU32::new(0);
 static SEEN: AtomicU64 = AtomicU64::new(0);
 
@@ -38,7 +38,7 @@ fn verdict() -> Verdict {
     Ok(())
 }
 
-/// Gives the turn away.
+/// Yields in some rounds.
 pub(super) fn pause(round: u64) {
     if round.is_multiple_of(SLEEPS_EVERY) {
         machine::sleep();
@@ -49,15 +49,15 @@ pub(super) fn pause(round: u64) {
 
 /// The ASID that all processors use, each for its own tables.
 const ASID: u16 = 5;
-/// Where each has its page.
+/// Address of each one's page.
 const PLACE: u64 = WINDOW + 8 * PAGE;
 
-/// A space and a page for each processor, made by the first.
+/// A space and a page for each processor, created by the first.
 static SPACES: spin::Once<arrayvec::ArrayVec<TestSpace, { processors::MAX_PROCESSORS }>> = spin::Once::new();
 static PAGES: [[Page; 2]; processors::MAX_PROCESSORS] =
     [const { [const { Page::new() }; 2] }; processors::MAX_PROCESSORS];
 
-/// The page that processor `number` has in a round, and its word.
+/// The page of processor `number` in a round, and its word.
 fn own_page(number: usize, round: u64) -> (u64, u64) {
     let (page, word) = (&PAGES[number][(round % 2) as usize], (number as u64) << 32 | round);
     page.write(&[word]);
@@ -101,9 +101,9 @@ fn change_own(number: usize) {
     window::leave();
 }
 
-/// All use the same ASID and the same address, each with tables of its own: TTBR0_EL1.CnP is 0, so
-/// no TLB of one may serve another, also not where two take turns on a CPU (A3). `changes`: each
-/// changes its own, by TLBIs that are local.
+/// All use the same ASID and the same address, each with its own tables: TTBR0_EL1.CnP is 0, so one
+/// processor's TLB must not serve another, even where two alternate on a CPU (A3). `changes`: each
+/// changes its own, with local TLBIs.
 pub(super) fn own_tables(changes: bool) -> Verdict {
     machine::others()?;
     let count = machine::get().processors;
@@ -111,7 +111,7 @@ pub(super) fn own_tables(changes: bool) -> Verdict {
     for (number, space) in spaces.iter().enumerate() {
         replace(space.leaf(PLACE), own_page(number, 0).0);
     }
-    // What an earlier row left of the ASID.
+    // Drops translations of the ASID from an earlier row.
     tlbi::settle();
     WRONG.store(0, Ordering::Release);
     let done = machine::on_all(if changes { change_own } else { look_at_own });
@@ -120,17 +120,17 @@ pub(super) fn own_tables(changes: bool) -> Verdict {
     done.and(verdict())
 }
 
-/// Pages of each processor in the common tables, so that TLBs here and there have some of them.
+/// Pages of each processor in the common tables, so that various TLBs hold some of them.
 const PAGES_EACH: u64 = 4;
-/// Which TLBI the processors use: 1 is everything.
+/// The TLBI that the processors use: 1 is everything.
 static ALL: AtomicU32 = AtomicU32::new(0);
 
 const fn place(number: usize, page: u64) -> u64 {
     WINDOW + (1 << 28) + (number as u64 * PAGES_EACH + page) * PAGE
 }
 
-/// Looks at all its pages, so that TLBs have them where it runs; exchanges one by a local TLBI;
-/// looks at it wherever it is then.
+/// Accesses all its pages, so that the TLBs where it runs hold them; exchanges one with a local
+/// TLBI; checks it wherever it then runs.
 fn exchange(number: usize) {
     let space = TestSpace::shared();
     let kind = if ALL.load(Ordering::Relaxed) != 0 { Kind::All } else { Kind::Va };
@@ -145,12 +145,12 @@ fn exchange(number: usize) {
         let _ = guarded::load(place);
         replace(leaf, 0);
         tlbi::flush(Form(Scope::Local, kind), TlbiOperand::page(place, space.asid()));
-        // Where it has been before, TLBs may have the page still.
+        // TLBs where it ran before may still hold the page.
         pause(round + 2);
         if !is_gone(place) {
             is_wrong(u64::MAX);
         }
-        // Another page than the one that was there.
+        // A different page from the previous one.
         let (entry, word) = own_page(number, round / PAGES_EACH + 1);
         write(leaf, entry);
         pause(round + 4);
@@ -163,11 +163,11 @@ fn exchange(number: usize) {
     window::leave();
 }
 
-/// A TLBI for the processor's own TLB holds wherever the processor goes on (A2, A21).
+/// A TLBI for the processor's own TLB is effective wherever the processor continues (A2, A21).
 pub(super) fn local(kind: Kind) -> Verdict {
     ALL.store(u32::from(kind == Kind::All), Ordering::Relaxed);
     WRONG.store(0, Ordering::Release);
-    // The tables are made before the processors are many.
+    // The tables are created before there are several processors.
     let places =
         (0..machine::get().processors).flat_map(|number| (0..PAGES_EACH).map(move |page| (number, page)));
     places.for_each(|(number, page)| replace(TestSpace::shared().leaf(place(number, page)), 0));

@@ -1,4 +1,4 @@
-//! Processors that flush each other all the time, and that sleep meanwhile.
+//! Processors that flush each other all the time, and while they sleep.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -12,11 +12,11 @@ use crate::arch::aarch64::machine::{self, rounds};
 use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, TlbiOperand};
 use crate::arch::aarch64::window::{self, TestSpace, WINDOW, page_entry, replace, write};
 
-/// Flushes of each processor at most, and how long they may take.
+/// Maximum number of flushes of each processor, and their time limit.
 const FLUSHES: u64 = 300;
 const BUDGET_US: u64 = 1_000_000;
 
-/// Own translations that outlived their flush, or were not there.
+/// The processor's own translations that outlived their flush, or were missing.
 static WRONG: AtomicU32 = AtomicU32::new(0);
 static PAGES: [Page; processors::MAX_PROCESSORS] = [const { Page::new() }; processors::MAX_PROCESSORS];
 
@@ -24,10 +24,10 @@ const fn place(number: usize) -> u64 {
     WINDOW + (64 + number as u64) * PAGE
 }
 
-/// Kinds that take turns.
+/// Kinds that are used in turn.
 const KINDS: [Kind; 4] = [Kind::Va, Kind::VaAllLast, Kind::Asid, Kind::All];
 
-/// What each processor does: its own page comes and goes, flushed on all.
+/// Each processor's job: maps and unmaps its own page, flushed on all processors.
 fn flush_all(number: usize) {
     let space = TestSpace::shared();
     let (place, leaf) = (place(number), space.leaf(place(number)));
@@ -50,11 +50,11 @@ fn flush_all(number: usize) {
     window::leave();
 }
 
-/// All flush all at the same time: each comes to its end, and each flush is done (O13).
+/// All flush all at the same time: each finishes, and each flush is effective (O13).
 pub(super) fn all() -> Verdict {
     machine::others()?;
     WRONG.store(0, Ordering::Release);
-    // The tables are made before they are many.
+    // The tables are created before there are several processors.
     (0..machine::get().processors).for_each(|number| replace(TestSpace::shared().leaf(place(number)), 0));
     machine::on_all(flush_all)?;
     let wrong = WRONG.load(Ordering::Acquire);
@@ -68,7 +68,7 @@ static SEEN: AtomicU64 = AtomicU64::new(0);
 const GONE: u64 = 1;
 const OLD: u64 = 2;
 
-/// Looks at the page, sleeps, and looks again when it is woken.
+/// Checks the page, sleeps, and checks again when it is woken.
 fn look_sleep_look(_: usize) {
     window::enter(TestSpace::shared().register());
     let _ = guarded::load(WINDOW);
@@ -81,7 +81,8 @@ fn look_sleep_look(_: usize) {
     window::leave();
 }
 
-/// What is flushed while a processor waits for an interrupt is gone when it goes on (O15).
+/// A page that is flushed while a processor waits for an interrupt is unmapped when the processor
+/// continues (O15).
 pub(super) fn asleep() -> Verdict {
     let others = machine::others()?;
     let space = TestSpace::shared();
@@ -92,7 +93,7 @@ pub(super) fn asleep() -> Verdict {
         write(leaf, page_entry(page_of(round.into()).address()));
         machine::give(number, look_sleep_look)?;
         let sleeps = machine::wait_until(|| SLEEPS.load(Ordering::Acquire));
-        // Until it has come to its WFI.
+        // Until it has reached its WFI.
         clock::delay(1000);
         replace(leaf, 0);
         tlbi::flush(Form(Scope::Inner, Kind::Va), TlbiOperand::page(WINDOW, space.asid()));

@@ -1,4 +1,4 @@
-//! Rights that are taken away: no store comes after the flush (P14).
+//! Withdrawn rights: no store succeeds after the flush (P14).
 
 use baremetal::pages::PAGE;
 use tlbcheck::report::Verdict;
@@ -13,8 +13,8 @@ use crate::arch::aarch64::window::{READ_ONLY, TestSpace, WINDOW, page_entry, rep
 /// Rounds of each row.
 const ROUNDS: u32 = 100;
 
-/// A page that all write to becomes read-only. D8.17.1: a change of rights alone needs no invalid
-/// entry between.
+/// A page that all processors write to becomes read-only. D8.17.1: a change of rights alone needs
+/// no intermediate invalid entry.
 pub(super) fn reduced(kind: Kind) -> Verdict {
     let leaf = TestSpace::shared().leaf(WINDOW);
     let writable = page_entry(page_of(0).address());

@@ -1,4 +1,5 @@
-//! Address spaces with an ASID each: what must not be mixed, and what a flush must take of others.
+//! Address spaces with separate ASIDs: translations that must not be mixed, and those of other
+//! spaces that a flush must drop.
 
 use baremetal::aarch64::guarded;
 use baremetal::pages::{PAGE, Page};
@@ -13,17 +14,18 @@ use crate::arch::aarch64::window::{self, TestSpace, WINDOW, page_entry, replace,
 
 const ROUNDS: u32 = 200;
 const TRIES: u64 = 200;
-/// Where these rows have their pages: each has its own, so that nothing of an earlier one is there.
+/// Address of these rows' pages: separate from other rows, so that no earlier translations are
+/// there.
 const PLACE: u64 = WINDOW + 16 * PAGE;
 
-/// Two spaces of different ASIDs, and a page for each.
+/// Two spaces with different ASIDs, and a page for each.
 fn pair() -> ([TestSpace; 2], &'static [Page]) {
     static SPACES: Once<[TestSpace; 2]> = Once::new();
     static PAGES: Once<&[Page]> = Once::new();
     (*SPACES.call_once(|| [TestSpace::new(2), TestSpace::new(3)]), PAGES.call_once(|| window::take(2, 1)))
 }
 
-/// Maps a page in each of the two at [`PLACE`], with the space's number and the round's in it.
+/// Maps a page in each of the two at [`PLACE`], containing the space's number and the round's.
 fn map(round: u64) {
     let (spaces, pages) = pair();
     for (index, (space, page)) in spaces.iter().zip(pages).enumerate() {
@@ -36,7 +38,7 @@ fn unmap() {
     pair().0.iter().for_each(|space| replace(space.leaf(PLACE), 0));
 }
 
-/// Runs a row that enters spaces, and leaves nothing of it.
+/// Runs a row that enters spaces, and leaves no translations of it.
 fn in_spaces(row: impl FnOnce(&[TestSpace; 2]) -> Verdict) -> Verdict {
     let verdict = row(&pair().0);
     window::leave();
@@ -59,16 +61,16 @@ pub(super) fn mixes() -> Verdict {
     })
 }
 
-/// What is left of the first space when the second one has taken its ASID over, after `take`:
-/// whether its page is seen.
+/// Whether the page of the first space is still visible when the second one has taken over its
+/// ASID, after `take`.
 fn sees_former(round: u64, take: impl FnOnce(u16)) -> Result<bool, u64> {
     let (spaces, _) = pair();
     let asid = spaces[0].asid();
     map(round);
     window::enter(spaces[0].register());
     let before = guarded::load(PLACE);
-    // Not by way of a third ASID: some machines drop everything at a change of it. What could be
-    // kept of the first space is kept before the flush.
+    // Without a third ASID in between: some machines drop everything at a change of it.
+    // Translations of the first space are cached before the flush.
     window::enter(spaces[1].under(asid).register());
     take(asid);
     let after = guarded::load(PLACE);
@@ -81,7 +83,7 @@ fn sees_former(round: u64, take: impl FnOnce(u16)) -> Result<bool, u64> {
     }
 }
 
-/// An ASID that is flushed can be given to another space.
+/// An ASID can be given to another space after a flush.
 pub(super) fn reused(kind: Kind) -> Verdict {
     in_spaces(|_| {
         let notices = (0..TRIES).any(|round| sees_former(round, |_| ()) == Ok(true));
@@ -97,7 +99,7 @@ pub(super) fn reused(kind: Kind) -> Verdict {
     })
 }
 
-/// How many of the two spaces still have their page after `take`, which is called in the second.
+/// Number of the two spaces that still have their page after `take`, which is called in the second.
 fn left(round: u64, take: impl FnOnce()) -> Result<usize, u64> {
     let (spaces, _) = pair();
     map(round);
@@ -118,7 +120,7 @@ fn left(round: u64, take: impl FnOnce()) -> Result<usize, u64> {
     if missing == 0 { Ok(left) } else { Err(missing) }
 }
 
-/// A flush of all ASIDs takes the page of one that is not in use.
+/// A flush of all ASIDs drops the page of one that is not in use.
 pub(super) fn others(kind: Kind) -> Verdict {
     in_spaces(|_| {
         let notices = (0..TRIES).any(|round| left(round, || tlbi::order(Scope::Local)) != Ok(0));

@@ -1,6 +1,6 @@
-//! Every rule on who calls and on the control word and contents of a call. TLFS, "Hypercall
+//! Every rule on the caller and on the control word and contents of a call. TLFS, "Hypercall
 //! Interface"; the numbers of the statuses are those of `tlfs::Status`. Where two rules are broken
-//! at once, either status will do ("Ordering of Error Conditions").
+//! at once, either status is accepted ("Ordering of Error Conditions").
 
 use baremetal::x86_64::guarded::{Fault, rdmsr};
 use tlbcheck::form::{Kind, Via};
@@ -20,7 +20,7 @@ const PARAMETER: Status = Status::INVALID_PARAMETER;
 /// Flags: all address spaces.
 const ALL_SPACES: u64 = 2;
 
-/// The control word of a call, with no more than its code.
+/// The control word of a call, with only its code.
 fn control(kind: Kind) -> Control {
     Control::new().with_call_code(kind.code().0)
 }
@@ -29,7 +29,7 @@ fn list(reps: u16) -> Control {
     control(Kind::List).with_rep_count(reps)
 }
 
-/// Each call has to end with one of the statuses; how many elements are told as done is the last.
+/// Each call must end with one of the statuses, and report no completed elements.
 fn end_with(calls: &[(u64, &[Status])], words: &[u64]) -> Verdict {
     machine::flushes()?;
     for (word, statuses) in calls {
@@ -40,7 +40,7 @@ fn end_with(calls: &[(u64, &[Status])], words: &[u64]) -> Verdict {
     Ok(())
 }
 
-/// Without the guest's identity the hypercall page cannot be had.
+/// Without the guest's identity the hypercall page cannot be enabled.
 pub(super) fn before_identity() -> Verdict {
     machine::flushes()?;
     hypercall::set_identity(0)?;
@@ -55,7 +55,7 @@ pub(super) fn before_identity() -> Verdict {
     Ok(())
 }
 
-/// Only ring 0 may call; anybody else is told that the instruction is undefined (H14).
+/// Only ring 0 may make calls; elsewhere the instruction is undefined (H14).
 pub(super) fn ring3() -> Verdict {
     machine::flushes()?;
     let spin = Control::new().with_call_code(CallCode::NOTIFY_LONG_SPIN_WAIT.0).with_fast(true);
@@ -66,7 +66,7 @@ pub(super) fn ring3() -> Verdict {
     Ok(())
 }
 
-/// Calls that there are not (H19).
+/// Calls that do not exist (H19).
 pub(super) fn codes() -> Verdict {
     let calls: [(u64, &[Status]); 5] = [
         (0x0000, &[CODE]),
@@ -81,7 +81,7 @@ pub(super) fn codes() -> Verdict {
 /// Bits of the control word that must be zero (H1).
 pub(super) fn reserved() -> Verdict {
     let space = control(Kind::Space).into_bits();
-    // The nested bit is for those who have a hypervisor below them; here there is none.
+    // The nested bit is for guests with a hypervisor below them; here there is none.
     for bit in [27, 28, 29, 30, 44, 45, 46, 47, 60, 61, 62, 63] {
         end_with(&[(space | 1 << bit, &[INPUT])], &[0, ALL_SPACES, 1])?;
         end_with(&[(list(1).into_bits() | 1 << bit, &[INPUT])], &[0, ALL_SPACES, 1, 0])?;
@@ -104,7 +104,7 @@ pub(super) fn reps() -> Verdict {
     end_with(&calls, &[0, ALL_SPACES, 1, 0, 0, 0, 0, 0])
 }
 
-/// A variable header where there must be none.
+/// A variable header where none is allowed.
 pub(super) fn header_size() -> Verdict {
     let calls: [(u64, &[Status]); 3] = [
         (control(Kind::Space).with_variable_header_words(1).into_bits(), &[INPUT]),
@@ -122,7 +122,7 @@ pub(super) fn flags() -> Verdict {
         end_with(&[(control(Kind::Space).into_bits(), &[PARAMETER])], &words)?;
         end_with(&[(list(1).into_bits(), &[PARAMETER])], &words)?;
     }
-    // The format of a list that is not offered must not be taken for the other one.
+    // The format of a list that is not offered must not be mistaken for the other one.
     if !hyperv.interface().extended_ranges {
         end_with(&[(list(1).into_bits(), &[PARAMETER])], &[0, ALL_SPACES | 1 << 3, 1, 0])?;
     }
@@ -138,7 +138,7 @@ pub(super) fn set_format() -> Verdict {
     Ok(())
 }
 
-/// Sets whose mask of banks and number of banks do not agree (H10).
+/// Sets whose bank mask and number of banks differ (H10).
 pub(super) fn bank_count() -> Verdict {
     offers(Kind::SpaceEx, Via::Memory)?;
     for (banks, valid) in [(1, 3), (2, 1), (0, 1), (1, 0), (63, u64::MAX)] {
@@ -151,7 +151,8 @@ pub(super) fn bank_count() -> Verdict {
     end_with(&[(call.into_bits(), &[INPUT, PARAMETER])], &[0, ALL_SPACES, 0, u64::MAX])
 }
 
-/// Elements that are done count from the first of the list, whichever the call begins with (H3).
+/// Completed elements are counted from the first of the list, regardless of the call's start index
+/// (H3).
 pub(super) fn reps_done() -> Verdict {
     machine::flushes()?;
     for start in 0..5u16 {
@@ -161,7 +162,7 @@ pub(super) fn reps_done() -> Verdict {
     Ok(())
 }
 
-/// No more input than the registers hold (H4).
+/// Input is limited to the registers' capacity (H4).
 pub(super) fn xmm_limit() -> Verdict {
     offers(Kind::List, Via::Xmm)?;
     let words = [0, ALL_SPACES, 1, 0, 0];
@@ -180,7 +181,7 @@ pub(super) fn xmm_limit() -> Verdict {
     end_with(&[(ex(10).into_bits(), &[INPUT])], &words)
 }
 
-/// Input in XMM registers that is not offered makes the instruction undefined (H15).
+/// If input in XMM registers is not offered, the instruction is undefined (H15).
 pub(super) fn xmm_without_offer() -> Verdict {
     let hyperv = machine::flushes()?;
     needs!(!hyperv.interface().xmm_input, "input in XMM registers is offered");
@@ -189,7 +190,7 @@ pub(super) fn xmm_without_offer() -> Verdict {
     Ok(())
 }
 
-/// A mask of nobody is an error or everybody, and a set of nobody an error or nobody (H8).
+/// An empty mask is an error or means all, and an empty set is an error or means none (H8).
 pub(super) fn empty() -> Verdict {
     let either: &[Status] = &[Status::SUCCESS, PARAMETER];
     end_with(&[(control(Kind::Space).into_bits(), either)], &[0, ALL_SPACES, 0])?;

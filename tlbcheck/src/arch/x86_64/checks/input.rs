@@ -1,4 +1,4 @@
-//! Where the input is, and what becomes of it meanwhile. TLFS, "Hypercall Inputs".
+//! The input's address, and concurrent changes of the input. TLFS, "Hypercall Inputs".
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -27,7 +27,7 @@ fn list(reps: u16) -> Control {
     Control::new().with_call_code(Kind::List.code().0).with_rep_count(reps)
 }
 
-/// Input lies at a multiple of 8.
+/// Input must be aligned to 8.
 pub(super) fn misaligned() -> Verdict {
     machine::flushes()?;
     input().write(&[0, ALL_SPACES, 1, 0, 0]);
@@ -38,7 +38,7 @@ pub(super) fn misaligned() -> Verdict {
     Ok(())
 }
 
-/// Input lies in one page (H4).
+/// Input must be within one page (H4).
 pub(super) fn across_pages() -> Verdict {
     machine::flushes()?;
     let page = input().address();
@@ -54,7 +54,7 @@ pub(super) fn across_pages() -> Verdict {
     Ok(())
 }
 
-/// The last bytes of memory are as good as any (H5).
+/// The last bytes of memory are valid input (H5).
 pub(super) fn at_end_of_memory() -> Verdict {
     machine::flushes()?;
     let ram = machine::get().last_ram;
@@ -63,8 +63,8 @@ pub(super) fn at_end_of_memory() -> Verdict {
     needs!(ram.end - PAGE >= boot::image_end(), "the image lies at the end of memory");
     let place = (ram.end & !7) - 24;
     for (index, word) in [0, ALL_SPACES, 1].into_iter().enumerate() {
-        // SAFETY: the loader says that this is RAM, below 4 GiB; it is behind the image, so nobody
-        // uses it.
+        // SAFETY: the loader says that this is RAM, below 4 GiB; it is after the image, so it is
+        // not in use.
         unsafe { ((place + 8 * index as u64) as *mut u64).write_volatile(word) };
     }
     let result = call(space(), place, 0);
@@ -74,7 +74,7 @@ pub(super) fn at_end_of_memory() -> Verdict {
     Ok(())
 }
 
-/// Where there is no memory there is no input: an error, or a fault.
+/// An address without memory has no input: an error, or a fault.
 pub(super) fn outside_memory() -> Verdict {
     machine::flushes()?;
     for gpa in [0xfec0_0000, 1 << 45, 1 << 52, u64::MAX - 7] {
@@ -88,27 +88,26 @@ pub(super) fn outside_memory() -> Verdict {
 static ENDS: AtomicBool = AtomicBool::new(false);
 static PLACE: AtomicU64 = AtomicU64::new(0);
 
-/// Calls of each kind at least, and how many of them at least whose input has changed since the one
-/// before: the other processor may have no turn for thousands of calls.
+/// Minimum number of calls of each kind, and minimum number of them whose input has changed since
+/// the previous call: the other processor may not run for thousands of calls.
 const RACED: u32 = 500;
 const CHANGED: u32 = 20;
 
-/// How often the input has been changed.
+/// Number of changes of the input.
 static CHANGES: AtomicU32 = AtomicU32::new(0);
 
-/// Puts right and wrong values into every word of the input all the time.
+/// Stores valid and invalid values into every word of the input all the time.
 fn change(_: usize) {
     let mut random = Random::new(0x7ace);
     let place = PLACE.load(Ordering::Acquire) as *const AtomicU64;
-    // SAFETY: the first processor's input page, which is there for ever and consists of atomic
-    // words.
+    // SAFETY: the first processor's input page, which exists forever and consists of atomic words.
     let words = unsafe { core::slice::from_raw_parts(place, 512) };
     while !ENDS.load(Ordering::Acquire) {
-        // Flags: none, all processors, all address spaces, and one that is reserved.
+        // Flags: none, all processors, all address spaces, and a reserved one.
         words[1].store(random.one_of([0, 1, 2, 1 << 10]), Ordering::Relaxed);
-        // A mask, or the format of a set, of which 2 is none.
+        // A mask, or the format of a set; 2 is invalid.
         words[2].store(random.one_of([0, 1, 2, u64::MAX]), Ordering::Relaxed);
-        // The banks that follow, or an element.
+        // The valid banks, or an element.
         words[3].store(random.one_of([0, 1, 3, 1 << 63]), Ordering::Relaxed);
         words[4].store(random.word(), Ordering::Relaxed);
         words[0].store(random.word(), Ordering::Relaxed);
@@ -117,7 +116,7 @@ fn change(_: usize) {
 }
 
 /// A call whose input another processor changes meanwhile ends as it would with one of the inputs
-/// that there were (H7).
+/// that existed (H7).
 pub(super) fn changing() -> Verdict {
     machine::flushes()?;
     let processor = machine::second()?;
@@ -145,7 +144,7 @@ fn call_meanwhile() -> Verdict {
         let success = HvResult::of(Status::SUCCESS, control.rep_count());
         let refusals = [Status::INVALID_PARAMETER, Status::INVALID_HYPERCALL_INPUT];
         let (mut calls, mut changed, mut last) = (0, 0, 0);
-        // Only where the other processor has stopped for good does time end this.
+        // The time limit is reached only if the other processor has stopped for good.
         let end = clock::now() + clock::ticks(1000 * PATIENCE_MS);
         while calls < RACED || changed < CHANGED {
             ensure!(clock::now() < end, "the input of {changed} calls of {calls} has changed");
@@ -160,11 +159,11 @@ fn call_meanwhile() -> Verdict {
     Ok(())
 }
 
-/// Calls that are compared, and words that registers hold.
+/// Number of calls that are compared, and of words that registers hold.
 const COMPARED: u32 = 1500;
 const FAST_WORDS: usize = 14;
 
-/// The same input in memory and in registers comes to the same (H16).
+/// The same input in memory and in registers has the same result (H16).
 pub(super) fn xmm_differs() -> Verdict {
     offers(Kind::Space, Via::Xmm)?;
     let mut random = Random::new(0xfa57);
@@ -181,7 +180,7 @@ pub(super) fn xmm_differs() -> Verdict {
             .with_rep_start((random.below(16) / 12) as u16);
         let mut words = [0; FAST_WORDS];
         words.iter_mut().for_each(|word| *word = random.word() & random.word());
-        // Nearly right, or nothing would come of it.
+        // Nearly valid, otherwise the calls would all fail.
         words[1] = random.below(20);
         if code >= 0x13 {
             words[2..4].copy_from_slice(&[random.one_of([0, 0, 0, 1, 2]), random.one_of([0, 1, 3, 7])]);

@@ -1,4 +1,4 @@
-//! Lists: the place of an element, what it names, and what surrounds it.
+//! Lists: the position of an element, the pages it names, and the other elements.
 
 use tlbcheck::ensure;
 use tlbcheck::form::{Element, Flush, Kind, Targets, Via, sparse_of};
@@ -28,7 +28,7 @@ pub(super) fn flush_list(kind: Kind, via: Via, vp: u32, flags: FlushFlags, eleme
     hypercall::flush(&Flush { kind, via, targets, space: window::space(), flags, elements })
 }
 
-/// The element that counts is flushed wherever it stands in a list, however long that is (O9, H4).
+/// The element that counts is flushed at any position in a list of any length (O9, H4).
 pub(super) fn places(kind: Kind, via: Via) -> Verdict {
     offers(kind, via)?;
     let processor = machine::second()?;
@@ -51,8 +51,8 @@ pub(super) fn places(kind: Kind, via: Via) -> Verdict {
     })
 }
 
-/// The page that each span watches is flushed by its element, in both list calls and every way
-/// there is (H9, H22, H23).
+/// The page that each span watches is flushed by its element, in both list calls and in every form
+/// (H9, H22, H23).
 pub(super) fn spans(element: Element, spans: impl Iterator<Item = Span> + Clone) -> Verdict {
     let offered = machine::flushes()?.interface();
     needs!(
@@ -73,8 +73,8 @@ pub(super) fn spans(element: Element, spans: impl Iterator<Item = Span> + Clone)
                     if offers(kind, via).is_err() {
                         continue;
                     }
-                    // Alone, and behind another element: it may be the first one alone that is
-                    // right.
+                    // Alone, and after another element: possibly only the first one is handled
+                    // correctly.
                     let list = [FILLER, span.word];
                     for list in [&list[1..], &list] {
                         for _ in rounds(ROUNDS) {
@@ -90,8 +90,7 @@ pub(super) fn spans(element: Element, spans: impl Iterator<Item = Span> + Clone)
     })
 }
 
-/// Elements that name nothing that can be translated are passed over, and the ones behind them are
-/// not.
+/// Elements without a translatable address are skipped, and the elements after them are not.
 pub(super) fn not_canonical() -> Verdict {
     machine::flushes()?;
     let processor = machine::second()?;
@@ -116,7 +115,8 @@ pub(super) fn not_canonical() -> Verdict {
     })
 }
 
-/// A flush of one address in a page of 2 MiB takes all of it, however it lies in the TLB (A17).
+/// A flush of one address in a page of 2 MiB drops all of it, regardless of its form in the TLB
+/// (A17).
 pub(super) fn large() -> Verdict {
     let offered = machine::flushes()?.interface();
     let processor = machine::second()?;

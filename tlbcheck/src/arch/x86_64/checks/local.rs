@@ -1,6 +1,6 @@
-//! The processor's own TLB: what INVLPG, CR3, CR4 and INVPCID have to take. AMD64 APM volume 2
-//! (24593, rev. 3.42), sections 5.5.1 (PCIDs) and 5.5.3 (TLB management); Intel SDM volume 3A,
-//! section 4.10.4.
+//! The processor's own TLB: the translations that INVLPG, CR3, CR4 and INVPCID must drop. AMD64 APM
+//! volume 2 (24593, rev. 3.42), sections 5.5.1 (PCIDs) and 5.5.3 (TLB management); Intel SDM volume
+//! 3A, section 4.10.4.
 
 use core::arch::asm;
 use core::arch::x86_64::{__cpuid, __cpuid_count};
@@ -16,13 +16,13 @@ use crate::arch::x86_64::window::{
     invlpg as drop_page,
 };
 
-/// Rounds of each row, and rounds without a flush of which one has to show the old page.
+/// Rounds of each row, and rounds without a flush, one of which must show the old page.
 const ROUNDS: u64 = 200;
 const TRIES: u64 = 200;
-/// Bit 63 of what is written to CR3: keep what is tagged with the PCID.
+/// Bit 63 of a write to CR3: keep the translations tagged with the PCID.
 const KEEP: u64 = 1 << 63;
 
-/// Replaces the page that the processor has just read; says whether it sees the new one after
+/// Replaces the page that the processor has just read; returns whether it sees the new one after
 /// `take`.
 fn sees_new(round: u64, global: bool, take: impl FnOnce()) -> bool {
     replace(WINDOW, round, global);
@@ -33,8 +33,8 @@ fn sees_new(round: u64, global: bool, take: impl FnOnce()) -> bool {
     window::read(WINDOW) == round + 1
 }
 
-/// `take` has to take the page, in every round; without it one is seen that was replaced, or the
-/// row says nothing.
+/// `take` must drop the page, in every round. Without it the replaced page must be seen once,
+/// otherwise the row is not significant.
 fn takes(global: bool, take: impl Fn()) -> Verdict {
     let notices = (0..TRIES).any(|round| !sees_new(2 * round, global, || ()));
     needs!(notices, "the TLB keeps no page that is replaced without a flush, in {TRIES} tries");
@@ -44,7 +44,7 @@ fn takes(global: bool, take: impl Fn()) -> Verdict {
     Ok(())
 }
 
-/// The same with global pages on.
+/// The same with global pages enabled.
 fn takes_global(take: impl Fn()) -> Verdict {
     window::set_cr4(Cr4Flags::PAGE_GLOBAL, true);
     let verdict = takes(true, take);
@@ -57,7 +57,7 @@ pub(super) fn invlpg() -> Verdict {
     takes(false, || drop_page(WINDOW + 0x123))
 }
 
-/// INVLPG takes global pages as well.
+/// INVLPG drops global pages as well.
 pub(super) fn invlpg_global() -> Verdict {
     takes_global(|| drop_page(WINDOW))
 }
@@ -75,8 +75,8 @@ pub(super) fn pge_toggle() -> Verdict {
     })
 }
 
-/// Replaces the large page that the processor has just read; says how many pieces of the old one it
-/// sees after `take`.
+/// Replaces the large page that the processor has just read; returns the number of pieces of the
+/// old one that it sees after `take`.
 fn pieces_left(round: u64, take: impl FnOnce()) -> usize {
     let pieces = || (0..PIECES_SEEN).map(|piece| window::read(LARGE_WINDOW + piece * SEEN_EVERY));
     window::replace_large(round);
@@ -87,7 +87,7 @@ fn pieces_left(round: u64, take: impl FnOnce()) -> usize {
     pieces().filter(|seen| *seen != round + 1).count()
 }
 
-/// INVLPG of any address takes all of a large page, however it lies in the TLB.
+/// INVLPG of any address drops all of a large page, regardless of its form in the TLB.
 pub(super) fn invlpg_large() -> Verdict {
     let notices = (0..TRIES).any(|round| pieces_left(2 * round, || ()) != 0);
     needs!(notices, "the TLB keeps no large page that is replaced without a flush, in {TRIES} tries");
@@ -110,7 +110,7 @@ fn has_invpcid() -> Verdict {
     Ok(())
 }
 
-/// Turns PCIDs on for `rows`.
+/// Enables PCIDs for `rows`.
 fn with_pcids(rows: impl FnOnce() -> Verdict) -> Verdict {
     has_pcid()?;
     window::enter_space(window::space());
@@ -121,7 +121,7 @@ fn with_pcids(rows: impl FnOnce() -> Verdict) -> Verdict {
     verdict
 }
 
-/// Two spaces with a PCID each, and a page at one address in each: no switch that keeps
+/// Two spaces with separate PCIDs, and a page at one address in each: no switch that keeps
 /// translations mixes them.
 pub(super) fn pcid_mixes_spaces() -> Verdict {
     let pages = window::take(2, 1);
@@ -142,7 +142,7 @@ pub(super) fn pcid_mixes_spaces() -> Verdict {
     })
 }
 
-/// MOV to CR3 without bit 63 takes what is tagged with the PCID.
+/// MOV to CR3 without bit 63 drops the translations tagged with the PCID.
 pub(super) fn pcid_cr3_write() -> Verdict {
     with_pcids(|| {
         window::enter_space(window::space() | 3);
@@ -150,7 +150,7 @@ pub(super) fn pcid_cr3_write() -> Verdict {
     })
 }
 
-/// Turning PCIDs off takes everything.
+/// Disabling PCIDs drops everything.
 pub(super) fn pcid_toggle() -> Verdict {
     with_pcids(|| {
         takes(false, || {
@@ -160,10 +160,11 @@ pub(super) fn pcid_toggle() -> Verdict {
     })
 }
 
-/// INVPCID of a type: 0 is an address, 1 a PCID, 2 everything, 3 everything but global pages.
+/// INVPCID of a type: 0 is an address, 1 a PCID, 2 everything, 3 everything except global pages.
 fn invpcid(kind: u64, pcid: u64, address: u64) {
     let descriptor = [pcid, address];
-    // SAFETY: CPUID offers the instruction; it drops translations, which come back from the tables.
+    // SAFETY: CPUID offers the instruction; it drops translations, which are reloaded from the
+    // tables.
     unsafe { asm!("invpcid {}, [{}]", in(reg) kind, in(reg) &raw const descriptor, options(nostack)) };
 }
 
@@ -173,7 +174,7 @@ pub(super) fn invpcid_address() -> Verdict {
     takes(false, || invpcid(0, 0, WINDOW))
 }
 
-/// INVPCID of what is tagged with the PCID.
+/// INVPCID of the translations tagged with the PCID.
 pub(super) fn invpcid_context() -> Verdict {
     has_invpcid()?;
     takes(false, || invpcid(1, 0, 0))
@@ -185,14 +186,14 @@ pub(super) fn invpcid_all() -> Verdict {
     takes_global(|| invpcid(2, 0, 0))
 }
 
-/// INVPCID of everything but global pages.
+/// INVPCID of everything except global pages.
 pub(super) fn invpcid_non_global() -> Verdict {
     has_invpcid()?;
     takes(false, || invpcid(3, 0, 0))
 }
 
-/// `take` has to take the calling processor's translation of the page at [`WINDOW`], and what it
-/// returns counts.
+/// `take` must drop the calling processor's translation of the page at [`WINDOW`]; its verdict
+/// counts too.
 pub(super) fn takes_by(take: impl Fn() -> Verdict) -> Result<u64, Stop> {
     let mut stale = 0;
     for round in 0..ROUNDS {

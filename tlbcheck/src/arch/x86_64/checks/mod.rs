@@ -1,4 +1,5 @@
-//! The rows: each is named for what it catches, so that a defect makes the row of its name fail.
+//! The rows: each is named after the defect that it detects, so that a defect makes the row of its
+//! name fail.
 
 mod errors;
 mod input;
@@ -22,7 +23,7 @@ use crate::arch::rows::{self, Row, row};
 /// The guest's end of flush hypercalls, as kernels use it.
 const BY_HYPERCALL: [BackEnd; 1] = [BackEnd::Hypercall];
 
-/// Those that are about the processor's own TLB, and about flushes by interrupts.
+/// Rows about the processor's own TLB, and about flushes by interrupts.
 const NATIVE: [Row; 18] = [
     row("invlpg-leaves-page", local::invlpg),
     row("invlpg-leaves-global-page", local::invlpg_global),
@@ -44,7 +45,7 @@ const NATIVE: [Row; 18] = [
     row("ipi-dirty-bit-after-return", || writes::by_engine(&BackEnd::BY_IPI, writes::Looks::AtBits)),
 ];
 
-/// Those that are about what hypercalls flush, and when.
+/// Rows about what hypercalls flush, and when.
 const FLUSHES: [Row; 46] = [
     row("vp-index-unstable", sets::indices),
     row("no-kick-space", || stale::pinned(Kind::Space, Via::Memory)),
@@ -94,7 +95,7 @@ const FLUSHES: [Row; 46] = [
     row("flush-of-halted-forgotten", waiting::halted_sees),
 ];
 
-/// Those that are about the interface.
+/// Rows about the interface.
 const INTERFACE: [Row; 18] = [
     row("call-before-identity", errors::before_identity),
     row("ring3-call-allowed", errors::ring3),
@@ -116,19 +117,19 @@ const INTERFACE: [Row; 18] = [
     row("changing-input-breaks", input::changing),
 ];
 
-/// That one is a comparison of many calls.
+/// A row that compares many calls.
 const COMPARISONS: [Row; 1] = [row("xmm-differs-from-memory", input::xmm_differs)];
 
 fn rows() -> impl Iterator<Item = &'static Row> + Clone {
     NATIVE.iter().chain(&FLUSHES).chain(&INTERFACE).chain(&COMPARISONS)
 }
 
-/// Goes through the rows that the command line wants.
+/// Runs the rows that the command line selects.
 pub(in crate::arch) fn run(options: &Options<'_>) -> Totals {
     rows::run(rows(), options)
 }
 
-/// Names the rows, all as skipped.
+/// Lists the rows, all as skipped.
 pub(in crate::arch) fn list() -> Totals {
     rows::list(rows())
 }

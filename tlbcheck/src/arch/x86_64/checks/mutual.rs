@@ -1,4 +1,4 @@
-//! Flushes of oneself, and two processors that flush each other.
+//! Flushes of the caller itself, and two processors that flush each other.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -15,7 +15,7 @@ use crate::arch::x86_64::hypercall;
 use crate::arch::x86_64::machine::{self, PATIENCE_MS};
 use crate::arch::x86_64::window::{self, RIGHTS, WINDOW};
 
-/// The caller is flushed where it is among the targets (H27).
+/// The caller is flushed if it is among the targets (H27).
 pub(super) fn own() -> Verdict {
     machine::flushes()?;
     for kind in Kind::ALL {
@@ -35,10 +35,10 @@ pub(super) fn own() -> Verdict {
     Ok(())
 }
 
-/// Calls of each of the two.
+/// Number of calls of each of the two.
 const CALLS: u64 = 500;
 
-/// How many have come to the beginning; calls that did not end as they should, and own translations
+/// Number of processors at the start; calls with a wrong result, and translations of the caller
 /// that outlived them.
 static ARRIVALS: AtomicU32 = AtomicU32::new(0);
 static FAILED: AtomicU32 = AtomicU32::new(0);
@@ -46,14 +46,14 @@ static STALE: AtomicU32 = AtomicU32::new(0);
 
 static PAGES: [[Page; 2]; 2] = [const { [const { Page::new() }; 2] }; 2];
 
-/// Two processors flush each other and themselves, and both come to their end (O13).
+/// Two processors flush each other and themselves, and both finish (O13).
 pub(super) fn by_hypercall() -> Verdict {
     machine::flushes()?;
     let second = machine::second()?;
     for counter in [&ARRIVALS, &FAILED, &STALE] {
         counter.store(0, Ordering::Relaxed);
     }
-    // The tables for both are made before they are two.
+    // The tables for both are created before both run.
     (0..2).for_each(|me| window::leaf(place(me)).store(0, Ordering::SeqCst));
     machine::give(second, flush_both)?;
     flush_both(0);
@@ -68,7 +68,7 @@ const fn place(number: usize) -> u64 {
     WINDOW + (number as u64 % 2 + 1) * PAGE
 }
 
-/// What each of the two does.
+/// The job of each of the two.
 fn flush_both(number: usize) {
     let me = number % 2;
     ARRIVALS.fetch_add(1, Ordering::AcqRel);

@@ -1,9 +1,9 @@
-//! What the flags and the address space of a flush leave out, and what they must not: pages that
-//! are global or not, and spaces that the target is not in.
+//! The pages, global or not, and spaces other than the target's, that the flags and the address
+//! space of a flush exclude, and those that they must not exclude.
 //!
 //! TLFS, "HvCallFlushVirtualAddressSpace": without HV_FLUSH_NON_GLOBAL_MAPPINGS_ONLY global pages
-//! go too, and without HV_FLUSH_ALL_VIRTUAL_ADDRESS_SPACES only what belongs to the address space
-//! that is named. To flush more is allowed.
+//! are flushed too, and without HV_FLUSH_ALL_VIRTUAL_ADDRESS_SPACES only the named address space.
+//! Flushing more is allowed.
 
 use tlbcheck::ensure;
 use tlbcheck::form::{Element, Flush, Kind, Targets, Via, sparse_of};
@@ -25,7 +25,7 @@ const NO_FLAGS: FlushFlags = FlushFlags::new();
 const ALL_SPACES: FlushFlags = FlushFlags::new().with_all_address_spaces(true);
 const NON_GLOBAL: FlushFlags = FlushFlags::new().with_non_global_only(true);
 
-/// Each of the calls with each of the cells has to take the page from a processor that is in space
+/// Each of the calls with each of the cells must drop the page on a processor that is in space
 /// `used_in`.
 fn all_take(is_global: bool, used_in: u64, cells: &[Cell]) -> Verdict {
     machine::flushes()?;
@@ -60,8 +60,8 @@ fn all_take(is_global: bool, used_in: u64, cells: &[Cell]) -> Verdict {
     })
 }
 
-/// A global page belongs to every space, so each flush takes it that is not of non-global pages
-/// only (A18).
+/// A global page belongs to every space, so each flush drops it that is not restricted to
+/// non-global pages (A18).
 pub(super) fn global() -> Verdict {
     for used_in in [window::space(), window::other_space()] {
         let cells = [
@@ -75,8 +75,8 @@ pub(super) fn global() -> Verdict {
     Ok(())
 }
 
-/// A page of the space that is named, or of any with the flag for all, goes whichever space the
-/// initiator is in (A22).
+/// A page of the named space, or of any space with the flag for all, is dropped regardless of the
+/// initiator's space (A22).
 pub(super) fn other_space() -> Verdict {
     let other = window::other_space();
     let both = NON_GLOBAL.with_all_address_spaces(true);
@@ -87,7 +87,7 @@ pub(super) fn other_space() -> Verdict {
     )
 }
 
-/// The name of a space is that of its table, whatever PCID and bit 63 of CR3 are beside it (A11).
+/// A space is identified by its table's address, regardless of PCID and bit 63 of CR3 (A11).
 pub(super) fn space_with_pcid_bits() -> Verdict {
     let space = window::space();
     let names = [space, space | 5, space | 0xfff, space | 1 << 63, space | 1 << 63 | 7];

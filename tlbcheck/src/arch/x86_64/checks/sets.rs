@@ -1,4 +1,4 @@
-//! Who is flushed: VP indices, masks, sets.
+//! The targets of a flush: VP indices, masks, sets.
 
 use baremetal::x86_64::guarded::rdmsr;
 use tlbcheck::form::{Element, Flush, Kind, Targets, Via, sparse_of};
@@ -12,11 +12,11 @@ use crate::arch::x86_64::machine;
 use crate::arch::x86_64::watch::{self, What, replace};
 use crate::arch::x86_64::window::{self, WINDOW};
 
-/// Rounds of each set, and processors that are gone through at most.
+/// Rounds of each set, and maximum number of processors that are tested.
 const ROUNDS: u32 = 3;
 const PROCESSORS_MAX: usize = 16;
 
-/// Each processor's VP index is its own, and stays the same (H13).
+/// Each processor's VP index is unique and constant (H13).
 pub(super) fn indices() -> Verdict {
     machine::flushes()?;
     let processors = machine::get().processors;
@@ -34,21 +34,21 @@ pub(super) fn indices() -> Verdict {
     Ok(())
 }
 
-/// Processors beside the first one, at most so many, the last one among them.
+/// Processors besides the first one, up to this number, including the last one.
 fn some_processors() -> impl Iterator<Item = usize> {
     let last = machine::get().processors - 1;
     let step = last.div_ceil(PROCESSORS_MAX).max(1);
     (0..PROCESSORS_MAX).map(move |index| last.saturating_sub(index * step)).take_while(|number| *number > 0)
 }
 
-/// Flushes everything of every processor, in the form that every hypervisor has.
+/// Flushes everything of every processor, in the form that every hypervisor supports.
 pub(super) fn flush_all() -> Verdict {
     let flags = FlushFlags::new().with_all_address_spaces(true);
     let (kind, via, targets) = (Kind::Space, Via::Memory, Targets::AllFlag);
     hypercall::flush(&Flush { kind, via, targets, space: 0, flags, elements: &[] })
 }
 
-/// Has `processor` look while every call flushes it, with the targets that `targets` has.
+/// Makes `processor` check while every call flushes it, with each of `targets`.
 fn flushed(processor: usize, kinds: &[Kind], targets: &[Targets<'_>]) -> Verdict {
     let replace = |round| replace(WINDOW, round, false);
     let elements = [Element::Plain.word(WINDOW, 0)];
@@ -86,7 +86,7 @@ pub(super) fn every_processor(by_set: bool) -> Verdict {
     Ok(())
 }
 
-/// Banks lie one behind the other in order of those that there are, not by their numbers (H11).
+/// Banks are stored consecutively in the order of the valid ones, not by their numbers (H11).
 pub(super) fn bank_by_number() -> Verdict {
     offers(Kind::SpaceEx, Via::Memory)?;
     let high = |number: &usize| machine::vp(*number) >= 64;
@@ -94,7 +94,7 @@ pub(super) fn bank_by_number() -> Verdict {
     needs!(found.is_some(), "no processor has a VP index of 64 or more");
     let processor = found.unwrap_or_default();
     let (valid, [bank]) = sparse_of(machine::vp(processor));
-    // Alone; behind an empty bank; before an empty one; between them.
+    // Alone; after an empty bank; before an empty one; between them.
     let (low, high) = (1, 1 << 63);
     let targets = [
         Targets::Sparse(valid, &[bank]),
@@ -105,7 +105,7 @@ pub(super) fn bank_by_number() -> Verdict {
     flushed(processor, &EX, &targets)
 }
 
-/// A list begins behind all banks, the empty ones too (H10).
+/// A list begins after all banks, including empty ones (H10).
 pub(super) fn empty_banks() -> Verdict {
     offers(Kind::SpaceEx, Via::Memory)?;
     let processor = machine::second()?;
@@ -117,7 +117,7 @@ pub(super) fn empty_banks() -> Verdict {
     flushed(processor, &EX, &holes)
 }
 
-/// The flag for all processors is all, whatever the mask or set says.
+/// The flag for all processors means all, regardless of mask or set.
 pub(super) fn all_flag() -> Verdict {
     machine::flushes()?;
     let processor = machine::second()?;
@@ -126,7 +126,7 @@ pub(super) fn all_flag() -> Verdict {
     flushed(processor, &EX, &[Targets::AllFlag])
 }
 
-/// A set of the format for all is all, whatever banks come with it (H12).
+/// A set of the format for all means all, regardless of its banks (H12).
 pub(super) fn all_format() -> Verdict {
     offers(Kind::SpaceEx, Via::Memory)?;
     let processor = machine::second()?;
@@ -134,14 +134,14 @@ pub(super) fn all_format() -> Verdict {
     flushed(processor, &EX, &targets)
 }
 
-/// Processors that there are not are ignored, and the others are flushed (H10).
+/// Processors that do not exist are ignored, and the others are flushed (H10).
 pub(super) fn absent() -> Verdict {
     offers(Kind::SpaceEx, Via::Memory)?;
     let processor = machine::second()?;
     let targets =
         [Targets::Sparse(u64::MAX, &[u64::MAX; 64]), Targets::Sparse(u64::MAX >> 1, &[u64::MAX; 63])];
     flushed(processor, &EX, &targets)?;
-    // Nobody at all.
+    // No existing processor at all.
     let (valid, bank) = (1 << 63, [1 << 63]);
     let flush = Flush {
         kind: Kind::SpaceEx,

@@ -1,5 +1,5 @@
-//! The pinned loop: no processor sees a page after the flush that took it away has returned (O1).
-//! See [`watch`](crate::arch::x86_64::watch).
+//! The pinned loop: no processor sees a page after the flush that removed it has returned (O1). See
+//! [`watch`](crate::arch::x86_64::watch).
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -20,13 +20,13 @@ use crate::arch::x86_64::window::{self, LARGE_WINDOW, PIECES_SEEN, SEEN_EVERY, W
 /// Rounds of each form.
 const ROUNDS: u32 = 100;
 
-/// Rounds that are done whatever time they take, and the time that more of them may take, in
-/// microseconds: where processors wait for each other's turn on a CPU a round is a thousand times
-/// as long as elsewhere.
+/// Minimum number of rounds regardless of time, and the time limit for further ones, in
+/// microseconds: where processors wait for each other's turn on a CPU a round takes a thousand
+/// times as long as elsewhere.
 const ROUNDS_MIN: u32 = 10;
 const BUDGET_US: u64 = 300_000;
 
-/// The rounds of one form: as many as the command line says, or `default` as long as there is time.
+/// The rounds of one form: the number on the command line, or up to `default` while there is time.
 pub(super) fn rounds(default: u32) -> impl Iterator<Item = u32> {
     let asked = machine::get().rounds;
     let end = clock::now() + clock::ticks(BUDGET_US);
@@ -34,7 +34,7 @@ pub(super) fn rounds(default: u32) -> impl Iterator<Item = u32> {
     (0..asked.unwrap_or(default)).take_while(goes_on)
 }
 
-/// Checks that the interface has calls of this kind and by this way, and skips otherwise.
+/// Checks that the interface has calls of this kind in this way, and skips otherwise.
 pub(super) fn offers(kind: Kind, via: Via) -> Verdict {
     let offered = machine::flushes()?.interface();
     needs!(!kind.is_ex() || offered.vp_sets, "CPUID 0x40000004 does not offer calls with VP sets");
@@ -42,7 +42,7 @@ pub(super) fn offers(kind: Kind, via: Via) -> Verdict {
     Ok(())
 }
 
-/// All flushes of one kind and way that take the page at `address` from the VP, by every form of
+/// All flushes of one kind and way that drop the page at `address` on the VP, by every form of
 /// naming it.
 pub(super) fn each_form(
     kind: Kind,
@@ -67,7 +67,7 @@ pub(super) fn each_form(
     Ok(())
 }
 
-/// A target that leaves guest mode by nothing but a kick.
+/// A target that leaves guest mode only when kicked.
 pub(super) fn pinned(kind: Kind, via: Via) -> Verdict {
     offers(kind, via)?;
     let processor = machine::second()?;
@@ -76,7 +76,7 @@ pub(super) fn pinned(kind: Kind, via: Via) -> Verdict {
         let mut is_first = true;
         each_form(kind, via, machine::vp(processor), WINDOW, |flush| {
             if matches!(flush.targets, Targets::AllFlag | Targets::AllFormat(_)) {
-                // They have rows of their own.
+                // They have their own rows.
                 return Ok(());
             }
             if core::mem::take(&mut is_first) {
@@ -91,7 +91,7 @@ pub(super) fn pinned(kind: Kind, via: Via) -> Verdict {
     })
 }
 
-/// The same by the engine of shootdowns in each of its modes, of the page or of everything.
+/// The same by the shootdown engine in each of its modes, for the page or for everything.
 pub(super) fn by_engine(back_ends: &[BackEnd], is_page: bool) -> Verdict {
     let processor = machine::second()?;
     let what = What { interrupts: true, ..What::page(processor, WINDOW) };
@@ -113,7 +113,7 @@ pub(super) fn by_engine(back_ends: &[BackEnd], is_page: bool) -> Verdict {
     Ok(())
 }
 
-/// A flush of all by interrupts reaches each of them.
+/// A flush of all processors by interrupts reaches each of them.
 pub(super) fn every_processor_by_ipi() -> Verdict {
     machine::second()?;
     let all = others(usize::MAX);
@@ -132,7 +132,8 @@ pub(super) fn every_processor_by_ipi() -> Verdict {
     among(&all, || all.iter().try_for_each(|processor| each(*processor)))
 }
 
-/// Has the processor look at pieces of a large page while `rounds` runs with what replaces it.
+/// Makes the processor check pieces of a large page while `rounds` runs, and passes it the function
+/// that replaces the page.
 pub(super) fn with_large_page(
     what: What,
     rounds: impl FnOnce(&mut watch::Watch<'_>, &dyn Fn(u64)) -> Verdict,
@@ -141,10 +142,11 @@ pub(super) fn with_large_page(
     watch::during(what, window::replace_large, |watch| rounds(watch, &window::replace_large))
 }
 
-/// Pieces of a large page of which one is flushed, and where in it.
+/// Offsets in a large page that are flushed.
 pub(super) const FLUSHED: [u64; 5] = [0, PAGE + 0x123, 255 * PAGE + 0xfff, 256 * PAGE + 8, 511 * PAGE];
 
-/// A flush of one address in a page of 2 MiB takes all of it, however it lies in the TLB (A17).
+/// A flush of one address in a page of 2 MiB drops all of it, regardless of its form in the TLB
+/// (A17).
 pub(super) fn large_by_ipi() -> Verdict {
     let processor = machine::second()?;
     let what = What { interrupts: true, ..What::page(processor, LARGE_WINDOW) };
@@ -163,7 +165,7 @@ pub(super) fn large_by_ipi() -> Verdict {
     among(&[processor], || with_large_page(what, rounds))
 }
 
-/// How often an NMI's handler has looked.
+/// Number of checks by the NMI handler.
 static LOOKS: AtomicU64 = AtomicU64::new(0);
 /// NMIs during flushes.
 const NMIS: u32 = 100;
@@ -213,7 +215,7 @@ fn storm(watch: &mut watch::Watch<'_>, processor: usize, replace: &dyn Fn(u64)) 
             send();
         }
         ensure!(stale == 0, "{stale} stale reads in round {number}, {kind:?}");
-        // Two that come before the first is taken are one.
+        // Two that arrive before the first is taken count as one.
         let seen = || LOOKS.load(Ordering::Acquire) - looks;
         let arrived = clock::wait_until(PATIENCE_MS, || seen() == u64::from(number));
         let taken = count(VECTOR_NMI).wrapping_sub(before);

@@ -1,4 +1,4 @@
-//! Flushes of processors that answer nobody: they wait for nothing, and are not forgotten (O15).
+//! Flushes of processors that do not respond: they wait for nothing, and are not forgotten (O15).
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -14,8 +14,8 @@ use crate::arch::x86_64::machine::{self, PATIENCE_MS};
 use crate::arch::x86_64::watch::replace;
 use crate::arch::x86_64::window::{self, WINDOW};
 
-/// More than a call ever takes that waits for nobody. The fastest of many is measured against it,
-/// since this processor may itself have to wait for the machine's.
+/// More than the time of any call that does not wait. The fastest of many is compared with it,
+/// because this processor may itself have to wait for the machine's CPU.
 const AT_ONCE_US: u64 = 2000;
 const ROUNDS: u64 = 3;
 
@@ -23,7 +23,7 @@ static HALTS: AtomicBool = AtomicBool::new(false);
 static AWAKE: AtomicBool = AtomicBool::new(false);
 static SEEN: AtomicU64 = AtomicU64::new(0);
 
-/// Reads the page, halts with interrupts off, and reads the page again when an NMI has come.
+/// Reads the page, halts with interrupts off, and reads the page again after an NMI.
 fn read_halt_read(_: usize) {
     window::read(WINDOW);
     HALTS.store(true, Ordering::Release);
@@ -32,8 +32,8 @@ fn read_halt_read(_: usize) {
     AWAKE.store(true, Ordering::Release);
 }
 
-/// Replaces the page of a processor that halts, calls `flush`, and wakes it; says what it sees
-/// then.
+/// Replaces the page of a processor that halts, calls `flush`, and wakes it; returns what it then
+/// sees.
 fn while_halted(
     processor: usize,
     round: u64,
@@ -45,13 +45,13 @@ fn while_halted(
     machine::on(processor, |_| window::enter_space(window::space()))?;
     machine::give(processor, read_halt_read)?;
     let halts = clock::wait_until(PATIENCE_MS, || HALTS.load(Ordering::Acquire));
-    // Until it has come to its HLT.
+    // Until it has reached its HLT.
     clock::delay(1000);
     replace(WINDOW, 2 * round + 1, false);
     let flushed = flush();
     let was_awake = AWAKE.load(Ordering::Acquire);
     let woken = clock::wait_until(PATIENCE_MS, || {
-        // More than one, in case the first comes before the HLT.
+        // More than one, in case the first arrives before the HLT.
         apic::send_nmi(processors::apic_id(processor));
         clock::wait_until(5, || AWAKE.load(Ordering::Acquire))
     });
@@ -93,7 +93,7 @@ fn each_of_all(processor: usize, mut each: impl FnMut(&Flush<'_>) -> Verdict) ->
     Ok(())
 }
 
-/// What was asked of it while it halted is done before it reads.
+/// Requests made while it halted are complete before it reads.
 pub(super) fn halted_sees() -> Verdict {
     machine::flushes()?;
     let processor = machine::second()?;

@@ -1,5 +1,5 @@
-//! What a processor did by a translation is done, and told in the entry, when the flush of it
-//! returns (O1, O2).
+//! A processor's accesses through a translation are complete, and recorded in the entry, when the
+//! flush of the translation returns (O1, O2).
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -19,29 +19,30 @@ use crate::arch::x86_64::machine::{self, PATIENCE_MS};
 use crate::arch::x86_64::window::{self, ACCESSED, DIRTY, RIGHTS, WINDOW};
 
 const ROUNDS: u32 = 1000;
-/// How long the page is there, beside the writer's turns, in microseconds, at most: where in a turn
-/// it goes is left to chance.
+/// Maximum time for which the page is mapped, in addition to the writer's turns, in microseconds:
+/// the page is removed at a random point in a turn.
 const MAPPED_US_MAX: u64 = 40;
-/// Turns of the writer of which the last is a whole one: it may be in the first when they begin to
-/// be counted.
+/// Number of turns of the writer of which the last is a whole one: it may be in the middle of the
+/// first when counting begins.
 const WHOLE_TURN: u64 = 2;
 
-/// What is looked at after the flush.
+/// The checks after the flush.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Looks {
     /// Whether the page still changes.
     AtStores,
-    /// Whether the entry said what was done, and still changes.
+    /// Whether the entry recorded the accesses, and still changes.
     AtBits,
 }
 
 static PAGE: Page = Page::new();
 static ENDS: AtomicBool = AtomicBool::new(false);
 static TAKES_INTERRUPTS: AtomicBool = AtomicBool::new(false);
-/// Turns that the writer has ended, which show that it is at work when the page is away too.
+/// Turns that the writer has completed, which show that it is running also while the page is
+/// absent.
 static TURNS: AtomicU64 = AtomicU64::new(0);
 
-/// Reads and writes all the time, whether there is a page or not.
+/// Reads and writes all the time, whether or not there is a page.
 fn read_and_write(_: usize) {
     if TAKES_INTERRUPTS.load(Ordering::Relaxed) {
         interrupts::enable();
@@ -49,12 +50,12 @@ fn read_and_write(_: usize) {
     let mut turn = 0;
     while !ENDS.load(Ordering::Acquire) {
         turn += 1;
-        // The read makes a translation of a page that is not dirty yet.
+        // The read creates a translation of a page that is not dirty yet.
         if load(WINDOW).is_ok() {
-            // SAFETY: the page is there to be written to. If it goes before, that is a fault.
+            // SAFETY: the page is for this row's stores. If it is removed before, the store faults.
             let _ = unsafe { store(WINDOW, turn) };
         }
-        // Pairs with the first processor's: one that sees the turn's end sees its stores.
+        // Pairs with the first processor's load: one that sees the turn's end sees its stores.
         TURNS.store(turn, Ordering::Release);
     }
     interrupts::disable();
@@ -83,7 +84,7 @@ pub(super) fn by_hypercall(kind: Kind, looks: Looks) -> Verdict {
     })
 }
 
-/// By the engine of shootdowns.
+/// By the shootdown engine.
 pub(super) fn by_engine(back_ends: &[BackEnd], looks: Looks) -> Verdict {
     let processor = machine::second()?;
     let race = || {
@@ -102,14 +103,14 @@ pub(super) fn by_engine(back_ends: &[BackEnd], looks: Looks) -> Verdict {
     among(&[processor], race)
 }
 
-/// Has the processor read and write while `rounds` runs.
+/// Makes the processor read and write while `rounds` runs.
 fn race(processor: usize, interrupts: bool, rounds: impl FnOnce(&mut Random) -> Verdict) -> Verdict {
     let entry = window::leaf(WINDOW);
     entry.store(0, Ordering::SeqCst);
     window::invlpg(WINDOW);
     ENDS.store(false, Ordering::Release);
     TAKES_INTERRUPTS.store(interrupts, Ordering::Relaxed);
-    // An earlier row's page may be in its TLB; the job begins with none of its own.
+    // An earlier row's page may be in its TLB; the job begins without any of these.
     machine::on(processor, |_| window::enter_space(window::space()))?;
     machine::give(processor, read_and_write)?;
     let verdict = rounds(&mut Random::new(0xd1e7));
@@ -120,8 +121,8 @@ fn race(processor: usize, interrupts: bool, rounds: impl FnOnce(&mut Random) -> 
     verdict
 }
 
-/// Waits until the writer has ended so many turns more. Only where it has stopped for good does
-/// time end this.
+/// Waits until the writer has completed this many more turns. The time limit is reached only if it
+/// has stopped for good.
 fn wait_for_turns(turns: u64, meanwhile: &mut dyn FnMut() -> bool) -> Verdict {
     let last = TURNS.load(Ordering::Acquire) + turns;
     let ended = clock::wait_until(PATIENCE_MS, || meanwhile() || TURNS.load(Ordering::Acquire) >= last);
@@ -129,7 +130,7 @@ fn wait_for_turns(turns: u64, meanwhile: &mut dyn FnMut() -> bool) -> Verdict {
     Ok(())
 }
 
-/// The page comes and goes, by one exchange of its entry, and is flushed; says whether it was
+/// Maps the page, removes it by one exchange of its entry, and flushes it; returns whether it was
 /// written to.
 ///
 /// After the flush the writer makes a whole turn: a translation that it still has is used then,
@@ -142,14 +143,14 @@ fn round(
     let (entry, word) = (window::leaf(WINDOW), &PAGE.words()[0]);
     word.store(0, Ordering::SeqCst);
     entry.store(PAGE.address() | RIGHTS, Ordering::SeqCst);
-    // It has a translation then; or it may, and the bits are not all set.
+    // It has a translation then; or it may have one, and the bits are not all set.
     wait_for_turns(if looks == Looks::AtStores { WHOLE_TURN } else { 1 }, &mut || false)?;
     let end = clock::now() + clock::ticks(random.below(MAPPED_US_MAX));
     while clock::now() < end {}
-    // Not present any more; an access that comes late shows in the bits.
+    // No longer present; a late access shows in the bits.
     let taken = entry.swap(PAGE.address(), Ordering::SeqCst);
     let flushed = flush();
-    // Whatever is written next shows.
+    // Anything written after this is visible.
     let left = word.swap(0, Ordering::SeqCst);
     flushed?;
     let is_written = left != 0;

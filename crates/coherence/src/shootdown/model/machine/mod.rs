@@ -22,7 +22,7 @@ const TAGS: usize = 2;
 
 /// Entry: not present.
 pub(super) const NONE: u64 = 0;
-/// Entry of a page: the frame that the initiator takes away. Entry of a root: the table.
+/// Entry of a page: the frame that the initiator removes. Entry of a root: the table.
 pub(super) const OLD: u64 = 1;
 /// Entry of a page: the frame in its place.
 pub(super) const NEW: u64 = 2;
@@ -36,42 +36,42 @@ pub(super) type Cpu<'m> = LocalCpu<'m, &'m AddressSpace<1>, 1, TAGS>;
 /// A CPU with its TLB.
 pub(super) type On<'m> = (Cpu<'m>, ModelTlb<'m>);
 
-/// The range that is page `page` alone.
+/// The range that is only page `page`.
 pub(super) fn range(page: usize) -> PageRange {
     PageRange::small(page as u64 * 0x1000, 1)
 }
 
-/// What one page-table tree has: an entry for the table, and the table's entries.
+/// One page-table tree: an entry for the table, and the table's entries.
 struct Tree {
     root: AtomicU64,
     entries: [AtomicU64; PAGES],
 }
 
-/// All that the CPUs share.
+/// The state that the CPUs share.
 pub(super) struct ModelState {
     slots: Vec<CpuSlot>,
     cells: Vec<RangeCell>,
     pub(super) spaces: Vec<AddressSpace<1>>,
     trees: Vec<Tree>,
     /// Uses of each page's old frame, and of the first space's table. A use is a read-modify-write,
-    /// thus never overlooked; reading the count is relaxed, thus stale unless the protocol ordered
-    /// it (G2).
+    /// so it is never overlooked; the count is read by a relaxed load, which is stale unless the
+    /// protocol ordered it (G2).
     old_frame: [AtomicU64; PAGES],
     table: AtomicU64,
-    /// Walks of the table are counted, too.
+    /// Walks of the table are counted as well.
     has_table_uses: bool,
-    /// What was dropped comes back at once: CPUs fill their TLBs as they like.
+    /// Dropped entries return at once: CPUs fill their TLBs as they like.
     is_eager: bool,
     interrupt: Vec<AtomicU64>,
     tlbs: Vec<std::sync::Mutex<TlbState>>,
     /// Held by a CPU while it executes an instruction, and by the hypervisor while it has the CPU
-    /// out of guest mode. None if there is no hypervisor.
+    /// out of guest mode. Empty if there is no hypervisor.
     guest_mode: Vec<Mutex<()>>,
     initiators: u64,
     finished: AtomicU64,
 }
 
-/// A TLB: what lies under each tag, and which one is loaded.
+/// A TLB: the entries under each tag, and the loaded tag.
 #[derive(Default)]
 struct TlbState {
     loaded: Option<usize>,
@@ -119,12 +119,12 @@ impl ModelState {
         Self { guest_mode, ..self }
     }
 
-    /// The same where it matters who walks the table.
+    /// The same, counting walks of the table.
     pub(super) fn counting_walks(self) -> Self {
         Self { has_table_uses: true, ..self }
     }
 
-    /// The same with CPUs that translate pages that nobody accesses.
+    /// The same with CPUs that translate pages that nothing accesses.
     pub(super) fn eager(self) -> Self {
         Self { is_eager: true, ..self }
     }
@@ -145,7 +145,7 @@ impl ModelState {
         &self.trees[0].root
     }
 
-    /// Frees the page's old frame: the count of uses that is seen here must be the final one.
+    /// Frees the page's old frame: the count of uses seen here must be the final one.
     pub(super) fn free(&self, page: usize) -> Freed {
         Freed { page: Some(page), uses: self.old_frame[page].load(Relaxed) }
     }
@@ -155,7 +155,7 @@ impl ModelState {
         Freed { page: None, uses: self.table.load(Relaxed) }
     }
 
-    /// After all CPUs have stopped. `Relaxed` suffices: they were joined.
+    /// Called after all CPUs have stopped. `Relaxed` suffices: they were joined.
     pub(super) fn check(&self, freed: Freed) {
         let uses = freed.page.map_or(&self.table, |page| &self.old_frame[page]);
         assert_eq!(freed.uses, uses.load(Relaxed), "used after it was freed");
@@ -165,7 +165,7 @@ impl ModelState {
         self.finished.fetch_add(1, Relaxed);
     }
 
-    /// Read-modify-writes, for relaxed loads may be stale for ever.
+    /// Read-modify-writes, because relaxed loads may be stale forever.
     fn has_finished(&self) -> bool {
         self.finished.fetch_or(0, Relaxed) >= self.initiators
     }
@@ -190,14 +190,14 @@ impl ModelState {
     }
 }
 
-/// A frame or table that went back to the allocator.
+/// A frame or table that was returned to the allocator.
 #[must_use]
 pub(super) struct Freed {
     page: Option<usize>,
     uses: u64,
 }
 
-/// A CPU's TLB. It keeps all that it is not told to drop.
+/// A CPU's TLB. It keeps everything that it is not told to drop.
 pub(super) struct ModelTlb<'m> {
     pub(super) machine: &'m ModelState,
     cpu: usize,
@@ -208,12 +208,12 @@ impl ModelTlb<'_> {
         change(&mut self.machine.tlbs[self.cpu].lock().expect("nobody panics in it"))
     }
 
-    /// The tag that is loaded, as it is. Loom's operations must not come while the state is locked.
+    /// The current state of the loaded tag. No loom operation may run while the state is locked.
     fn tagged(&self) -> Option<(usize, Tagged)> {
         self.change(|state| state.loaded.map(|tag| (tag, state.tags[tag])))
     }
 
-    /// The CPU loads from a page, if it is there.
+    /// The CPU loads from a page, if it is present.
     pub(super) fn touch(&self, page: usize) {
         let _instruction = self.machine.instruction(self.cpu);
         if let Some((tree, entry)) = self.translate(page) {
@@ -221,7 +221,7 @@ impl ModelTlb<'_> {
         }
     }
 
-    /// The CPU stores to a page, if it is there. The first store through a translation marks the
+    /// The CPU stores to a page, if it is present. The first store through a translation marks the
     /// page's entry.
     pub(super) fn store(&self, page: usize) {
         let _instruction = self.machine.instruction(self.cpu);
@@ -269,7 +269,7 @@ impl ModelTlb<'_> {
         }
     }
 
-    /// The CPU walks ahead, to where no instruction may ever lead it.
+    /// The CPU walks ahead, to addresses that no instruction may ever use.
     pub(super) fn speculate(&self) {
         if self.machine.has_table_uses
             && let Some((_, tagged)) = self.tagged()
@@ -278,7 +278,7 @@ impl ModelTlb<'_> {
         }
     }
 
-    /// The CPU translates all pages of what is loaded.
+    /// The CPU translates all pages of the loaded space.
     fn prefetch(&self) {
         if self.machine.is_eager {
             for page in 0..PAGES {
@@ -298,7 +298,7 @@ impl ModelTlb<'_> {
         }
     }
 
-    /// Takes an interrupt that has come.
+    /// Takes a pending interrupt.
     pub(super) fn poll<P: Protocol>(&mut self, cpu: &mut Cpu<'_>) {
         if self.machine.take_interrupt(self.cpu) {
             P::serve(cpu, self);
@@ -346,7 +346,7 @@ impl Tlb for ModelTlb<'_> {
 }
 
 impl TlbState {
-    /// Drops from what is loaded, and from nothing else. `None` stands for everything.
+    /// Drops entries of the loaded tag only. `None` stands for everything.
     fn drop_pages(&mut self, ranges: Option<&[PageRange]>, tables: bool) {
         let Some(tagged) = self.loaded.map(|tag| &mut self.tags[tag]) else { return };
         match ranges {

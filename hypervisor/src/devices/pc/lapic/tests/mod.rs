@@ -4,7 +4,7 @@ use crate::devices::pc::message::{Destination, MessageKind};
 
 const CLOCK: TimerClock = TimerClock { tsc_hz: 2_000_000_000, apic_hz: 1_000_000_000 };
 
-/// One in x2APIC mode.
+/// A local APIC in x2APIC mode.
 fn x2apic(id: u32, is_bsp: bool) -> Lapic {
     let mut lapic = Lapic::new(id, is_bsp, CLOCK);
     set(&mut lapic, msr::APIC_BASE, 0xfee0_0c00);
@@ -46,7 +46,8 @@ fn inject(lapic: &mut Lapic) -> Option<u8> {
     Some(vector)
 }
 
-/// The register table of the manual, by hand: what can be read, and what can be written with zero.
+/// The manual's register table, transcribed: readable registers, and registers that accept a write
+/// of zero.
 #[test]
 fn access_rights_of_every_register() {
     let read_write = [0x808, 0x80f, 0x828, 0x830, 0x832, 0x833, 0x834, 0x835, 0x836, 0x837, 0x838, 0x83e];

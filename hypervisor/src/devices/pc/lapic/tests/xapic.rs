@@ -26,8 +26,8 @@ fn ipi(kind: MessageKind, destination: Destination) -> Effect {
     Effect::Ipi(Message { kind, destination, trigger: Trigger::Edge })
 }
 
-/// Whatever x2APIC mode has as an MSR and writes without a fault, the page has and reads the same,
-/// and the other way round.
+/// Every register that x2APIC mode has as an MSR and writes without a fault is also in the page and
+/// reads the same, and vice versa.
 #[test]
 fn u26_the_page_has_the_registers_of_the_msrs() {
     let same =
@@ -137,7 +137,7 @@ fn u26_commands_of_two_registers() {
     assert_eq!(sent(&mut lapic, 0x0500_0000, 0x05), Effect::None, "an illegal vector");
     put(&mut lapic, 0x280, 0);
     assert_eq!(lapic.read_page(PAGE + 0x280, 0), ESR_SEND_ILLEGAL_VECTOR);
-    // Hyper-V's register sends in this mode, too.
+    // Hyper-V's register also sends in this mode.
     assert_eq!(lapic.write_icr(7 << 32 | 0xfd), Ok(ipi(fixed, Destination::Physical(7))));
     assert_eq!(lapic.icr(), 7 << 32 | 0xfd);
     let all = ipi(fixed, Destination::Physical(BROADCAST));

@@ -1,10 +1,10 @@
 //! The distributor: SPIs, which all vCPUs share.
 //!
-//! An SPI that a vCPU holds has its state there. Lines, edges and writes that concern it are noted
-//! here, the holder is posted, and at its next look it gives the SPI back: then what was noted is
-//! applied. Until then the pending and the active bit read as they were when it last looked;
-//! reading them posts the holder too, so that somebody who polls for the end of an interrupt sees
-//! it.
+//! The state of an SPI that a vCPU holds is in that vCPU. Line changes, edges and writes that
+//! affect the SPI are noted here, and the holder is posted. At its next check the holder returns
+//! the SPI, and the notes are applied. Until then the pending and active bits read as they were at
+//! the holder's last check. Reading them posts the holder too, so that software that polls for the
+//! end of an interrupt sees it.
 
 mod own_registers;
 
@@ -13,23 +13,23 @@ use super::{Bits, Groups, INTIDS_MAX, PRIVATE_COUNT, vcpu_of};
 
 /// GICD_IROUTER.Interrupt_Routing_Mode: any one vCPU.
 const ANY_VCPU: u64 = 1 << 31;
-/// What GICD_IROUTER holds: Aff3, the mode, Aff2 to Aff0.
+/// The fields of GICD_IROUTER: Aff3, the mode, Aff2 to Aff0.
 const ROUTER_MASK: u64 = 0xff_80ff_ffff;
 
-/// What has to happen outside, once the access is done; nothing if it is empty.
+/// The actions required outside the distributor after an access; none if it is empty.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct Effect {
     posts: Bits,
-    /// Post these to the inbox of every vCPU and notify it, under the lock still.
+    /// Post these to the inbox of every vCPU and notify it, while the lock is still held.
     pub groups: Option<Groups>,
 }
 
-/// An SPI that a vCPU has to look at.
+/// An SPI that a vCPU has to check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Post {
-    /// Whose inbox it goes to; then that vCPU is notified, also if it is the one that made the
-    /// access.
+    /// The vCPU whose inbox it goes to; then that vCPU is notified, even if it made the access
+    /// itself.
     pub vcpu: u8,
     /// The SPI.
     pub intid: u8,
@@ -42,20 +42,20 @@ impl Effect {
         self.posts.is_empty() && self.groups.is_none()
     }
 
-    /// What to post, and where to. To be asked under the lock, while it holds still.
+    /// The posts, with their vCPUs. To be called under the lock, before the state changes.
     pub fn posts(self, distributor: &Distributor) -> impl Iterator<Item = Post> + '_ {
         self.posts.iter().filter_map(|intid| Some(Post { vcpu: distributor.addressee(intid)?, intid }))
     }
 }
 
-/// An SPI as its new holder gets it.
+/// An SPI's state as passed to its new holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Claimed {
     pub(super) latch: bool,
     pub(super) line: bool,
     pub(super) active: bool,
-    /// It is routed to another by now: if it becomes pending again, that one gets it when it ends
-    /// here.
+    /// It is now routed to another vCPU: if it becomes pending again, that vCPU gets it after it
+    /// ends here.
     pub(super) is_elsewhere: bool,
     pub(super) enabled: bool,
     pub(super) group1: bool,
@@ -63,8 +63,8 @@ pub(super) struct Claimed {
     pub(super) priority: u8,
 }
 
-/// A write to one bit of an SPI that a vCPU holds, to be applied when it is given back: the last
-/// one counts.
+/// A write to one bit of an SPI that a vCPU holds, to be applied when the SPI is returned: the last
+/// write wins.
 #[derive(Clone, Copy, Debug, Default)]
 struct Noted {
     set: Bits,
@@ -79,7 +79,7 @@ impl Noted {
         *from = from.without(named);
     }
 
-    /// The value of the bit, and the end of the note.
+    /// Returns the bit with the note applied, and clears the note.
     fn apply(&mut self, intid: u8, value: bool) -> bool {
         let value = value && !self.clear.has(intid) || self.set.has(intid);
         self.set.remove(intid);
@@ -102,17 +102,17 @@ pub struct Distributor {
     groups: Groups,
     setup: Setup,
     line: Bits,
-    /// Pending by an edge or a write. Of a held one: as the holder had it when it last looked.
+    /// Pending by an edge or a write. For a held SPI: as of the holder's last check.
     latch: Bits,
-    /// Likewise.
+    /// Likewise for active.
     active: Bits,
     latch_noted: Noted,
     active_noted: Noted,
     router: [u64; 256],
     held: Bits,
-    /// Who holds it, or held it last.
+    /// The vCPU that holds it, or held it last.
     holder: [u8; 256],
-    /// Those that were given back while active.
+    /// SPIs that were returned while active.
     in_service: Bits,
     /// The vCPU that an SPI for any vCPU was last offered to.
     chosen: [u8; 256],
@@ -121,7 +121,7 @@ pub struct Distributor {
 }
 
 impl Distributor {
-    /// For `vcpu_count` vCPUs, 1 to 255, with INTIDs up to `intid_count`, which is brought to a
+    /// For `vcpu_count` vCPUs, 1 to 255, with INTIDs up to `intid_count`, which is rounded up to a
     /// multiple of 32 from 64 to 256.
     #[must_use]
     pub fn new(vcpu_count: u8, intid_count: u16) -> Self {
@@ -149,14 +149,14 @@ impl Distributor {
         }
     }
 
-    /// How many INTIDs there are.
+    /// The number of INTIDs.
     #[must_use]
     pub const fn intid_count(&self) -> u16 {
         self.intid_count
     }
 
-    /// A device's line became high or low. Nothing happens if it was so already, or if there is no
-    /// such SPI.
+    /// Sets the level of a device's line. A no-op if the level is unchanged, or if there is no such
+    /// SPI.
     pub fn set_line(&mut self, spi: u8, level: bool) -> Effect {
         if !self.spis.has(spi) || self.line.has(spi) == level {
             return Effect::default();
@@ -171,8 +171,8 @@ impl Distributor {
         self.offer(Bits::one(spi))
     }
 
-    /// A vCPU said that it takes part in interrupts for any vCPU, or not: GICR_WAKER, or it was
-    /// turned off.
+    /// Sets whether a vCPU participates in interrupts for any vCPU: by GICR_WAKER, or because it
+    /// was turned off.
     pub fn set_awake(&mut self, vcpu: u8, is_awake: bool) -> Effect {
         let bit = 1 << (vcpu % 64);
         let word = &mut self.awake[usize::from(vcpu / 64)];
@@ -185,7 +185,7 @@ impl Distributor {
         self.offer(orphans)
     }
 
-    /// Whether it said so.
+    /// Whether the vCPU participates.
     #[must_use]
     pub const fn is_awake(&self, vcpu: u8) -> bool {
         self.awake[vcpu as usize / 64] >> (vcpu % 64) & 1 != 0
@@ -211,7 +211,7 @@ impl Distributor {
         self.latch_noted.read(self.latch).or(self.line.without(self.setup.edge))
     }
 
-    /// What no vCPU holds, and one should.
+    /// The SPIs that no vCPU holds, and one should.
     const fn offerable(&self) -> Bits {
         let forwarded = self.setup.enabled.and(self.groups.members(self.setup.group1));
         self.pending().and(forwarded).or(self.active).and(self.spis).without(self.held)
@@ -221,8 +221,8 @@ impl Distributor {
         self.router[spi as usize] & ANY_VCPU != 0
     }
 
-    /// The effect of a change of these SPIs: their holders look at them; those that nobody holds
-    /// are offered to the vCPUs that they are for.
+    /// The effect of a change of these SPIs: holders check theirs; the others are offered to the
+    /// vCPUs that they are routed to.
     pub(super) fn offer(&mut self, changed: Bits) -> Effect {
         let offered = self.offerable().and(changed);
         for intid in offered.iter() {
@@ -233,7 +233,7 @@ impl Distributor {
         Effect { posts: offered.or(changed.and(self.held)), groups: None }
     }
 
-    /// The next vCPU, in turn, that is awake; if none is, the first.
+    /// The next awake vCPU, round-robin; if none is awake, the first.
     fn choose(&mut self) -> u8 {
         let count = self.vcpu_count.max(1);
         for step in 0..count {
@@ -246,7 +246,7 @@ impl Distributor {
         0
     }
 
-    /// The vCPU that has to look at an SPI. `None` if it is routed to an affinity that nobody has.
+    /// The vCPU that has to check an SPI. `None` if it is routed to an affinity that no vCPU has.
     fn addressee(&self, spi: u8) -> Option<u8> {
         if self.held.has(spi) || self.must_return(spi) {
             return Some(self.holder[usize::from(spi)]);
@@ -264,13 +264,14 @@ impl Distributor {
         vcpu_of((router >> 32 << 24 | router & 0xff_ffff) as u32, self.vcpu_count)
     }
 
-    /// Whether it is active in the vCPU that gave it back last: that is where the guest will
-    /// deactivate it, wherever it is routed by now.
+    /// Whether it is active in the vCPU that returned it last: the guest will deactivate it there,
+    /// regardless of its present routing.
     const fn must_return(&self, spi: u8) -> bool {
         self.in_service.has(spi) && self.active.has(spi)
     }
 
-    /// `vcpu` takes the SPI, if it should and may. One for any vCPU goes to the first that comes.
+    /// `vcpu` claims the SPI, if it may and the SPI is due. An SPI for any vCPU goes to the first
+    /// claimant.
     pub(super) fn claim(&mut self, spi: u8, vcpu: u8) -> Option<Claimed> {
         let may = self.is_for_any(spi) && !self.must_return(spi) || self.addressee(spi) == Some(vcpu);
         if !may || !self.offerable().has(spi) {
@@ -290,7 +291,7 @@ impl Distributor {
         })
     }
 
-    /// The holder gives the SPI back, with its state.
+    /// The holder returns the SPI, with its state.
     pub(super) fn give_back(&mut self, spi: u8, latch: bool, active: bool) {
         self.held.remove(spi);
         let latch = self.latch_noted.apply(spi, latch);

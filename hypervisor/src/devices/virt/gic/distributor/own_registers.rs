@@ -8,7 +8,7 @@ use crate::devices::virt::gic::registers::{Bank, Register, decode};
 const CTLR: u32 = 0x0;
 const TYPER: u32 = 0x4;
 const GICD_IIDR: u32 = 0x8;
-/// GICD_IROUTER0 would be here; the first that exists is that of INTID 32.
+/// GICD_IROUTER0 would be here; the first existing one is that of INTID 32.
 const ROUTERS: u32 = 0x6000;
 const ROUTERS_END: u32 = 0x6800;
 
@@ -19,7 +19,7 @@ const CTLR_FIXED: u32 = 1 << 6 | 1 << 4;
 const TYPER_FIXED: u32 = 9 << 19;
 
 impl Distributor {
-    /// Reads `size` bytes at `offset`. What does not exist reads as 0.
+    /// Reads `size` bytes at `offset`. Registers that do not exist read as 0.
     pub fn read(&self, offset: u32, size: u8) -> (u64, Effect) {
         let mut effect = Effect::default();
         let value = match (offset, size) {
@@ -41,7 +41,7 @@ impl Distributor {
         (u64::from(value), effect)
     }
 
-    /// Writes `size` bytes at `offset`. What does not exist ignores it.
+    /// Writes `size` bytes at `offset`. Writes to registers that do not exist are ignored.
     pub fn write(&mut self, offset: u32, size: u8, value: u64) -> Effect {
         match (offset, size) {
             (CTLR, 4) => self.write_groups(Groups::from_bits(value as u8)),

@@ -1,32 +1,32 @@
-//! What other CPUs post to a vCPU's interrupt controller, which they do not own.
+//! The inbox of a vCPU's interrupt controller, to which CPUs post that do not own it.
 //!
 //! ```text
-//!    any CPU: post                              the owner, before an entry: Private::look
-//!    A  the word here: SPIs, groups (RMW)       C  takes the notify word  (RMW, Acquire)
-//!    B  the signals word    (RMW, Release)      D  the signals word       (load, then RMW, Acquire)
-//!    P  the notify word     (RMW, Release)      E  the words here         (RMW)
+//!    any CPU: post                         the owner, before an entry: Private::look
+//!    A  the word here: SPIs, groups (RMW)  C  takes the notify word  (RMW, Acquire)
+//!    B  the signals word   (RMW, Release)  D  the signals word       (load, then RMW, Acquire)
+//!    P  the notify word    (RMW, Release)  E  the words here         (RMW)
 //! ```
 //!
 //! A before B before P, C before D before E. The notify word is the one by which a vCPU is kicked
-//! and made to look again. If C sees P, D sees B and E sees A: nothing that was announced is
-//! missed. If C comes before P in that word's order, P finds the vCPU entered (and kicks it) or not
-//! entered (and its next entry takes the word again). Something that D and E take before its P
-//! costs one look that finds nothing. The models beside this module run it under loom.
+//! and made to check again. If C sees P, D sees B and E sees A: no announced item is missed. If C
+//! is before P in that word's order, P finds the vCPU entered (and kicks it) or not entered (and
+//! its next entry takes the word again). An item that D and E take before its P costs one check
+//! that finds nothing. The models beside this module run it under loom.
 
 use super::{Bits, Groups, Sgi, SgiGroup};
 use crate::sync::{AtomicU8, AtomicU64, Ordering};
 
-/// Bits 31:0: private interrupts, whatever their group.
+/// Bits 31:0: private interrupts, regardless of their group.
 const ANY_SHIFT: u32 = 0;
-/// Bits 47:32: SGIs that count only if they are in group 0.
+/// Bits 47:32: SGIs that take effect only if they are in group 0.
 const GROUP0_SHIFT: u32 = 32;
 /// There are SPIs.
 const SPIS: u64 = 1 << 62;
 /// The distributor's groups were changed.
 const GROUPS: u64 = 1 << 63;
 
-/// One vCPU's inbox. Posting never blocks; what is posted twice before it is taken counts once, as
-/// pending does.
+/// One vCPU's inbox. Posting never blocks; an item that is posted twice before it is taken counts
+/// once, like the pending state.
 #[derive(Debug, Default)]
 pub struct Inbox {
     signals: AtomicU64,
@@ -34,14 +34,14 @@ pub struct Inbox {
     groups: AtomicU8,
 }
 
-/// What [`Inbox::take`] found.
+/// The result of [`Inbox::take`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Posted {
     /// SGIs and PPIs that became pending.
     pub(super) private: u32,
     /// SGIs that become pending if they are in group 0.
     pub(super) group0: u32,
-    /// SPIs to look at.
+    /// SPIs to check.
     pub(super) spis: Bits,
     /// The distributor's groups, if they were posted.
     pub(super) groups: Option<Groups>,
@@ -58,7 +58,8 @@ impl Inbox {
         }
     }
 
-    /// Posts an SGI; for each of [`Sgi::targets`]. The caller then changes the notify word.
+    /// Posts an SGI; to be called for each of [`Sgi::targets`]. The caller then changes the notify
+    /// word.
     pub fn post_sgi(&self, sgi: Sgi, group: SgiGroup) {
         let shift = if group == SgiGroup::Group0 { GROUP0_SHIFT } else { ANY_SHIFT };
         // Pairs with `take`.
@@ -71,7 +72,8 @@ impl Inbox {
         self.signals.fetch_or(u64::from(intids) << ANY_SHIFT, Ordering::Release);
     }
 
-    /// Has the vCPU look at an SPI; for each of [`Effect::posts`](super::Effect::posts).
+    /// Makes the vCPU check an SPI; to be called for each of
+    /// [`Effect::posts`](super::Effect::posts).
     pub fn post_spi(&self, intid: u8) {
         // Ordered before the signal by its Release; the taker's Acquire is its partner.
         self.spis[usize::from(intid / 64)].fetch_or(1 << (intid % 64), Ordering::Relaxed);
@@ -79,15 +81,15 @@ impl Inbox {
     }
 
     /// Tells the vCPU which groups the distributor forwards. Called under the distributor's lock,
-    /// so that the last that is stored is the last that was written.
+    /// so that the last value stored is the last one written.
     pub fn post_groups(&self, groups: Groups) {
         self.groups.store(groups.bits(), Ordering::Relaxed);
-        // Pairs with `take`: the groups are to be seen.
+        // Pairs with `take`: the groups must be visible.
         self.signals.fetch_or(GROUPS, Ordering::Release);
     }
 
-    /// Whether there is nothing to take. The notify word, taken before, has made the load see what
-    /// was announced.
+    /// Whether there is nothing to take. Because the notify word was taken before, the load sees
+    /// everything that was announced.
     #[must_use]
     #[inline]
     pub fn is_empty(&self) -> bool {
@@ -96,14 +98,14 @@ impl Inbox {
 
     /// Takes everything.
     pub(super) fn take(&self) -> Posted {
-        // Pairs with `post_spi` and `post_groups`: what they announce is to be seen.
+        // Pairs with `post_spi` and `post_groups`: announced items must be visible.
         let signals = self.signals.swap(0, Ordering::Acquire);
         let spis = if signals & SPIS == 0 {
             Bits::EMPTY
         } else {
             Bits::from_words(core::array::from_fn(|word| self.spis[word].swap(0, Ordering::Relaxed)))
         };
-        // A later store than the one announced may be seen: it is newer, and announced as well.
+        // A newer store than the announced one may be seen: it is announced as well.
         let groups = (signals & GROUPS != 0).then(|| Groups::from_bits(self.groups.load(Ordering::Relaxed)));
         Posted {
             private: (signals >> ANY_SHIFT) as u32,
@@ -154,7 +156,7 @@ mod tests {
     }
 
     /// Posters on other threads, each waiting for its SPI to be taken before it posts again: a lost
-    /// post would leave one waiting until the bound.
+    /// post would leave its poster waiting until the bound.
     #[test]
     fn g6_no_spi_is_lost_between_threads() {
         const ROUNDS: u64 = 2000;

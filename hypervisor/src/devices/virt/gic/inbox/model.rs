@@ -1,8 +1,8 @@
 //! The inbox under loom: each line of its table of events, and the mistakes that would break it.
 //!
-//! Not here, because loom cannot show it: an announcement of an SPI in the signals word without
-//! `Release`. Loom's read-modify-writes always find the newest value, so E finds the SPI all the
-//! same.
+//! One mistake is missing here, because loom cannot show it: an announcement of an SPI in the
+//! signals word without `Release`. Loom's read-modify-writes always read the newest value, so E
+//! finds the SPI anyway.
 
 use loom::sync::Arc;
 use loom::thread;
@@ -15,7 +15,7 @@ const SPI: u8 = 40;
 
 type Post = fn(&Inbox, &mut dyn FnMut());
 
-/// Something that is posted besides what another poster may be at.
+/// Posts an item while another poster may be active.
 fn is_found(
     way: Way,
     take_word: fn(&mut coherence::Owner<'_>) -> bool,
@@ -89,7 +89,7 @@ fn g6_private_interrupts_are_found_or_their_owner_is_told() {
     }
 }
 
-/// P before A and B.
+/// P precedes A and B.
 #[test]
 #[should_panic(expected = "announced and not found")]
 fn g6_posted_after_the_announcement() {
@@ -102,7 +102,7 @@ fn g6_posted_after_the_announcement() {
     });
 }
 
-/// B before A.
+/// B precedes A.
 #[test]
 #[should_panic(expected = "announced and not found")]
 fn g6_signalled_before_the_spi_is_there() {
@@ -123,8 +123,7 @@ fn g6_notify_word_read_without_order() {
     explore(None, || is_found(Way::Enter, hint_alone, post_spi, Inbox::take, spi()));
 }
 
-/// An SPI behind something that was signalled before, so that the owner takes its signals in any
-/// case.
+/// An SPI is posted after another signal, so that the owner takes its signals in any case.
 fn spi_is_found_behind_another(take: fn(&Inbox) -> Bits) {
     let inbox = Inbox::new();
     inbox.post_private(1);
@@ -138,7 +137,7 @@ fn g6_an_spi_is_found_behind_another_signal() {
     explore(None, || spi_is_found_behind_another(|inbox| inbox.take().spis));
 }
 
-/// E before D: what is posted between the two is dropped with its signal.
+/// E precedes D: an SPI posted between the two is dropped with its signal.
 #[test]
 #[should_panic(expected = "announced and not found")]
 fn g6_spis_taken_before_their_signal() {
@@ -180,7 +179,7 @@ fn groups_that_are_not_acquired() {
     });
 }
 
-/// Two vCPUs write GICD_CTLR, one after the other by its lock, and a third takes what they post.
+/// Two vCPUs write GICD_CTLR, serialised by its lock, and a third takes their posts.
 fn last_groups(post: fn(&Mutex<Groups>, &Inbox, Groups)) {
     let shared = Arc::new((Mutex::new(Groups::NONE), Inbox::new()));
     let posters = [1, 2].map(|bits| {

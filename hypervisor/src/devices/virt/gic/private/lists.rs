@@ -1,21 +1,21 @@
-//! List registers: what goes in before an entry, what comes out after an exit.
+//! List registers: filled before an entry, read back after an exit.
 //!
-//! An active interrupt need not be in a list register. If the guest's end of interrupt finds none,
-//! EOIcount grows and a maintenance interrupt follows; because handlers nest, it was the one of
-//! highest priority (IHI 0069H section 6.2). With the guest's EOImode = 1 they need not nest, so
-//! then ICC_DIR_EL1 traps. So pending interrupts always get at least one register, however many are
-//! active.
+//! An active interrupt need not be in a list register. If the guest ends an interrupt that is in
+//! none, EOIcount increases and a maintenance interrupt follows. Because handlers nest, the
+//! interrupt was the active one of highest priority (IHI 0069H section 6.2). With the guest's
+//! EOImode = 1 they need not nest, so then ICC_DIR_EL1 traps. Thus pending interrupts always get at
+//! least one register, however many interrupts are active.
 //!
-//! A level-sensitive interrupt is never pending and active at once in a register: its line is
-//! looked at again when the guest deactivates it, for which it asks for a maintenance interrupt.
+//! A level-sensitive interrupt is never both pending and active in a register. Its line is checked
+//! again when the guest deactivates it, for which it requests a maintenance interrupt.
 
 use super::progress::Standing;
 use super::{Bits, Deactivate, LIST_MAX, ListRegister, Private, View};
 use crate::devices::virt::gic::{Groups, ListRegisters, Maintenance};
 
 impl Private {
-    /// Fills the list registers. The result belongs into ICH_HCR_EL2 with EOIcount = 0.
-    /// [`sync`](Self::sync) follows, with nothing in between but the guest.
+    /// Fills the list registers. The result must be written to ICH_HCR_EL2 with EOIcount = 0.
+    /// [`sync`](Self::sync) must follow, with only the guest in between.
     #[inline]
     pub fn fill(&mut self, registers: &mut impl ListRegisters, view: &View) -> Maintenance {
         let waiting = self.waiting();
@@ -35,8 +35,8 @@ impl Private {
             left_active.remove(intid);
             self.load(intid, is_crowded);
         }
-        // Groups that the guest does not let through come last: they must not keep out what it
-        // does.
+        // Interrupts of groups that the guest does not admit are last: they must not displace those
+        // that it does admit.
         let open = view.groups().members(self.setup.group1);
         let mut left_waiting = waiting;
         while self.loaded_count < count {
@@ -56,7 +56,8 @@ impl Private {
         }
     }
 
-    /// A maintenance interrupt ended this stay in the guest. To be told after [`sync`](Self::sync).
+    /// A maintenance interrupt ended this stay in the guest. To be called after
+    /// [`sync`](Self::sync).
     pub fn note_maintenance(&mut self, view: &View) {
         let standing = self.standing(view);
         self.progress.note(standing);
@@ -70,11 +71,11 @@ impl Private {
         let active = self.active.has(intid);
         let linked = self.linked.has(intid);
         let is_level = !self.setup.edge.has(intid);
-        // Active and wanted again: the guest can have both at once only if that hides nothing. If
-        // others wait outside the registers, it could come before one of higher priority; if it is
-        // level-sensitive, its line may fall meanwhile; if routed elsewhere by now, it is
-        // another's; if linked, the architecture has no such state. Those are looked at when they
-        // end.
+        // Active and wanted again: the guest may have both states at once only if that hides
+        // nothing. If others wait outside the registers, this one could be taken before one of
+        // higher priority. If it is level-sensitive, its line may fall meanwhile. If it is now
+        // routed elsewhere, it belongs to another vCPU. If it is linked, the architecture has no
+        // such state. Such interrupts are checked when they end.
         let is_again = active && self.wanted().has(intid);
         let is_elsewhere = self.elsewhere.has(intid);
         let pending = !active || is_again && !(linked || is_level || is_crowded || is_elsewhere);
@@ -109,9 +110,9 @@ impl Private {
         maintenance
     }
 
-    /// Takes the list registers back, and leaves them 0. `eoi_count` is [`Maintenance::eoi_count`]
-    /// of ICH_HCR_EL2, which may be given as 0 if the last [`fill`](Self::fill) did not ask for
-    /// [`Maintenance::NOT_PRESENT`]. What it returns could not be deactivated by the hardware.
+    /// Takes the list registers back, and sets them to 0. `eoi_count` is [`Maintenance::eoi_count`]
+    /// of ICH_HCR_EL2; it may be given as 0 if the last [`fill`](Self::fill) did not request
+    /// [`Maintenance::NOT_PRESENT`]. Returns the interrupts that the hardware could not deactivate.
     #[inline]
     pub fn sync(&mut self, registers: &mut impl ListRegisters, eoi_count: u32) -> Deactivate {
         if self.loaded_count == 0 && eoi_count == 0 {
@@ -145,7 +146,7 @@ impl Private {
 
     fn changed(&mut self, intid: u8, before: ListRegister, after: ListRegister) -> Deactivate {
         if before.pending() && !after.pending() {
-            // Acknowledged: the edge, or the write that made it pending, is spent.
+            // Acknowledged: the edge, or the write that made it pending, is used up.
             self.latch.remove(intid);
         }
         self.active.set(intid, after.active());
@@ -156,16 +157,17 @@ impl Private {
             return Deactivate::default();
         }
         let ended = self.unlink(self.linked.and(Bits::one(intid)));
-        // Of a linked register the hardware has deactivated the physical interrupt already.
+        // For a linked register the hardware has deactivated the physical interrupt already.
         if before.hardware() { Deactivate::default() } else { ended }
     }
 }
 
-/// Interrupts of these groups wait outside the registers: they come in when the guest opens their
-/// group, or closes the other one, whose interrupts may be in all registers. The latter matters
-/// while both are open only: what waits for its own group comes in when that opens. And some
-/// emulators (QEMU) look at group 1's switch to see whether group 0 has been closed: with group 1
-/// closed the request would be met at once, for ever.
+/// Maintenance for interrupts of these groups that wait outside the registers. They are loaded when
+/// the guest enables their group, or disables the other one, whose interrupts may be in all
+/// registers. The latter matters only while both are enabled: otherwise the interrupts are loaded
+/// when their own group is enabled. Some emulators (QEMU) also check group 1's enable bit to see
+/// whether group 0 has been disabled: with group 1 disabled the request would be met at once,
+/// forever.
 fn group_changes(group0: bool, group1: bool, open: Groups) -> Maintenance {
     let is_open = |group: u8| open.bits() >> group & 1 != 0;
     let mut changes = Maintenance::empty();

@@ -1,5 +1,4 @@
-//! What one vCPU's part of the interrupt controller knows: its private interrupts and the SPIs that
-//! it holds.
+//! One vCPU's part of the interrupt controller: its private interrupts and the SPIs that it holds.
 
 mod lists;
 mod own_registers;
@@ -9,66 +8,65 @@ use super::distributor::Claimed;
 use super::registers::Setup;
 use super::{Bits, Distributor, Effect, Groups, Inbox, LIST_MAX, ListRegister, PRIVATE_COUNT, View};
 
-/// Physical PPIs that the caller has to deactivate on this CPU (ICC_DIR_EL1), one bit for each
-/// INTID.
+/// Physical PPIs that the caller must deactivate on this CPU (ICC_DIR_EL1), one bit for each INTID.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct Deactivate(pub u32);
 
-/// What a write of one's own redistributor asks for.
+/// The effect of a write to the vCPU's own redistributor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct RegisterEffect {
-    /// Physical interrupts to be deactivated.
+    /// Physical interrupts to deactivate.
     pub deactivate: Deactivate,
-    /// The vCPU said that it is awake or not: for [`Distributor::set_awake`].
+    /// The vCPU has changed whether it is awake: for [`Distributor::set_awake`].
     pub awake: Option<bool>,
 }
 
-/// One vCPU's interrupts, to be used by the CPU that has the vCPU. It says nothing of the CPU
-/// interface's other registers: ICH_VMCR_EL2 and the active priorities are the caller's to save and
-/// restore.
+/// One vCPU's interrupts, used by the CPU that has the vCPU. The CPU interface's other registers
+/// are not included: the caller must save and restore ICH_VMCR_EL2 and the active priorities.
 ///
 /// # Hardware-linked interrupts
 ///
-/// The virtual timer's PPI is *forwarded*: EL2 runs with ICC_CTLR_EL1.EOImode = 1; on its physical
-/// interrupt it acknowledges and drops the priority (ICC_IAR1_EL1, ICC_EOIR1_EL1), which leaves it
-/// active, so that it does not come again, and calls [`forward`](Self::forward). The guest's
-/// deactivation deactivates the physical interrupt.
+/// The virtual timer's PPI is *forwarded*. EL2 runs with ICC_CTLR_EL1.EOImode = 1. On the physical
+/// interrupt it acknowledges and drops the priority (ICC_IAR1_EL1, ICC_EOIR1_EL1), which leaves the
+/// interrupt active, so that it is not signalled again, and calls [`forward`](Self::forward). The
+/// guest's deactivation deactivates the physical interrupt.
 ///
-/// The link is of this CPU, so it ends when the vCPU leaves: save and mask the timer
-/// (CNTV_CTL_EL0), then deactivate what [`leave`](Self::leave) returns. A pending one is forgotten,
-/// because the timer's condition says it again: when the vCPU comes back, maybe elsewhere,
-/// CNTV_CTL_EL0 is restored and the interrupt, if still due, is taken and forwarded anew. One that
-/// the guest has acknowledged stays active for the guest; if it is forwarded again meanwhile, it is
-/// linked anew. While away, a CPU that waits for the timer compares CNTV_CVAL_EL0 with the clock.
+/// The link is specific to this CPU, so it ends when the vCPU leaves: save and mask the timer
+/// (CNTV_CTL_EL0), then deactivate the interrupts that [`leave`](Self::leave) returns. A pending
+/// one is forgotten, because the timer's condition raises it again: when the vCPU returns, possibly
+/// elsewhere, CNTV_CTL_EL0 is restored and the interrupt, if still due, is taken and forwarded
+/// again. An interrupt that the guest has acknowledged stays active for the guest; if it is
+/// forwarded again meanwhile, it is linked again. While the vCPU is away, a CPU that waits for the
+/// timer compares CNTV_CVAL_EL0 with the clock.
 #[derive(Clone, Debug)]
 pub struct Private {
     pub(super) vcpu: u8,
     /// There is no redistributor after this one.
     pub(super) is_last: bool,
-    /// GICR_WAKER.ProcessorSleep is 0. It holds nothing back.
+    /// GICR_WAKER.ProcessorSleep is 0. It does not hold interrupts back.
     awake: bool,
     groups: Groups,
     setup: Setup,
     /// Lines that are high.
     line: Bits,
-    /// Pending by an edge, or by a write, whatever the line.
+    /// Pending by an edge or by a write, regardless of the line.
     latch: Bits,
     active: Bits,
-    /// PPIs whose physical interrupt is active on this CPU for us.
+    /// PPIs whose physical interrupt is active on this CPU for this vCPU.
     linked: Bits,
     /// SPIs whose state is here.
     held: Bits,
-    /// Of those, the ones that are here only until they end.
+    /// The held SPIs that are here only until they end.
     elsewhere: Bits,
-    /// SPIs that the distributor and we have to talk about.
+    /// SPIs to be settled with the distributor.
     unsettled: Bits,
-    /// What is in the list registers while the guest runs.
+    /// The contents of the list registers while the guest runs.
     loaded: [ListRegister; LIST_MAX],
     loaded_count: usize,
-    /// List registers that came back changed, and what was outside of them and ended; it wraps
-    /// around.
+    /// Counts list registers that came back changed, and interrupts outside of them that ended; it
+    /// wraps around.
     changes: u32,
     progress: progress::FutileWaits,
 }
@@ -76,7 +74,7 @@ pub struct Private {
 const PRIVATE: Bits = Bits::from_word(0, u32::MAX);
 
 impl Private {
-    /// That of vCPU `vcpu` of `vcpu_count`, after reset.
+    /// The state of vCPU `vcpu` of `vcpu_count`, after reset.
     #[must_use]
     pub const fn new(vcpu: u8, vcpu_count: u8) -> Self {
         Self {
@@ -99,7 +97,7 @@ impl Private {
         }
     }
 
-    /// Takes what was posted. The owner calls it after it has taken the notify word. `true`: call
+    /// Takes the posted items. The owner calls it after it has taken the notify word. `true`: call
     /// [`settle`](Self::settle) next, under the distributor's lock.
     #[must_use]
     #[inline]
@@ -118,14 +116,14 @@ impl Private {
         self.groups = posted.groups.unwrap_or(self.groups);
     }
 
-    /// Whether [`settle`](Self::settle) has to be called. To be asked before the vCPU gives its CPU
-    /// up as well.
+    /// Whether [`settle`](Self::settle) must be called. Also to be checked before the vCPU gives up
+    /// its CPU.
     #[must_use]
     pub const fn is_unsettled(&self) -> bool {
         !self.unsettled.is_empty()
     }
 
-    /// Gives back SPIs that others have to see, and claims those that were posted. The effect is to
+    /// Returns SPIs that other vCPUs must see, and claims those that were posted. The effect must
     /// be performed like that of any access to the distributor.
     pub fn settle(&mut self, distributor: &mut Distributor) -> Effect {
         let unsettled = core::mem::take(&mut self.unsettled);
@@ -140,8 +138,8 @@ impl Private {
         distributor.offer(unclaimed)
     }
 
-    /// Gives back every SPI: the vCPU is turned off. What is still due for it is posted to it, for
-    /// when it is turned on again.
+    /// Returns every SPI: the vCPU is turned off. Interrupts that are still due for it are posted
+    /// to it, for when it is turned on again.
     pub fn release(&mut self, distributor: &mut Distributor) -> Effect {
         let held = self.held.or(core::mem::take(&mut self.unsettled));
         held.iter().for_each(|intid| self.give_back(intid, distributor));
@@ -171,7 +169,7 @@ impl Private {
         self.setup.priority[usize::from(intid)] = claimed.priority;
     }
 
-    /// A PPI's line became high or low; for one that is made in software. Others are ignored.
+    /// Sets the level of the line of a PPI that is generated in software. Others are ignored.
     pub fn set_line(&mut self, ppi: u8, level: bool) {
         if (super::SGI_COUNT..PRIVATE_COUNT).contains(&ppi) && !self.linked.has(ppi) {
             if level && !self.line.has(ppi) && self.setup.edge.has(ppi) {
@@ -181,8 +179,8 @@ impl Private {
         }
     }
 
-    /// The physical interrupt of this PPI was acknowledged on this CPU and is active now: it is the
-    /// guest's.
+    /// The physical interrupt of this PPI was acknowledged on this CPU and is active now: it
+    /// belongs to the guest.
     pub fn forward(&mut self, ppi: u8) {
         if (super::SGI_COUNT..PRIVATE_COUNT).contains(&ppi) {
             self.linked.insert(ppi);
@@ -196,17 +194,17 @@ impl Private {
         self.unlink(linked)
     }
 
-    /// PPIs that are linked and that the guest has not acknowledged, a bit for each. Whoever
-    /// asserts them may have become quiet meanwhile: then [`withdraw`](Self::withdraw) is due.
+    /// PPIs that are linked and that the guest has not acknowledged, one bit each. Their source may
+    /// no longer assert them: then [`withdraw`](Self::withdraw) must be called.
     #[must_use]
     #[inline]
     pub const fn linked_waiting(&self) -> u32 {
         self.linked.word(0) & !self.active.word(0)
     }
 
-    /// The physical interrupt's condition has gone before the guest acknowledged it, for instance
-    /// because it reprogrammed its timer: takes it back. Nothing to deactivate if the guest has it
-    /// already.
+    /// The physical interrupt's condition has ended before the guest acknowledged it, for instance
+    /// because the guest reprogrammed its timer: withdraws it. There is nothing to deactivate if
+    /// the guest has acknowledged it.
     pub fn withdraw(&mut self, ppi: u8) -> Deactivate {
         let gone = self.linked.and(Bits::one(ppi)).without(self.active);
         self.unlink(gone)
@@ -218,15 +216,15 @@ impl Private {
         Deactivate(gone.word(0))
     }
 
-    /// Whether this PPI's physical interrupt is active on this CPU on the guest's behalf.
+    /// Whether this PPI's physical interrupt is active on this CPU for the guest.
     #[must_use]
     pub const fn is_linked(&self, ppi: u8) -> bool {
         self.linked.has(ppi)
     }
 
-    /// The guest wrote `intid` to ICC_DIR_EL1, and that trapped
-    /// ([`Maintenance::TRAP_DEACTIVATION`]). Ignored if it is not active, or if an end of interrupt
-    /// deactivates.
+    /// The guest wrote `intid` to ICC_DIR_EL1, and the write trapped
+    /// ([`Maintenance::TRAP_DEACTIVATION`]). Ignored if the interrupt is not active, or if an end
+    /// of interrupt deactivates.
     ///
     /// [`Maintenance::TRAP_DEACTIVATION`]: super::Maintenance::TRAP_DEACTIVATION
     pub fn deactivate(&mut self, intid: u64, view: &View) -> Deactivate {
@@ -247,8 +245,8 @@ impl Private {
         self.unlink(self.linked.and(Bits::one(intid)))
     }
 
-    /// Whether there is anything that ends a WFI: pending, enabled, not active, of higher priority
-    /// than the mask and what runs. To be asked after [`look`](Self::look) and
+    /// Whether any interrupt ends a WFI: pending, enabled, not active, of higher priority than the
+    /// mask and the running priority. To be called after [`look`](Self::look) and
     /// [`settle`](Self::settle).
     #[must_use]
     pub fn can_wake(&self, view: &View) -> bool {
@@ -266,7 +264,7 @@ impl Private {
     }
 
     const fn pending(&self) -> Bits {
-        // A linked one is pending as long as it is linked, however it is configured.
+        // A linked interrupt is pending while it is linked, regardless of its configuration.
         self.latch.or(self.line.and(self.setup.edge.not().or(self.linked)))
     }
 
@@ -279,12 +277,12 @@ impl Private {
         pending.and(self.setup.enabled).and(self.groups.members(self.setup.group1))
     }
 
-    /// What is to be signalled: an active one is not, before it is deactivated.
+    /// The interrupts to be signalled: an active one is not signalled before it is deactivated.
     const fn waiting(&self) -> Bits {
         self.wanted().without(self.active)
     }
 
-    /// The one of highest priority; of several the lowest INTID.
+    /// The interrupt of highest priority; among equals the lowest INTID.
     fn highest(&self, among: Bits) -> Option<u8> {
         among.iter().min_by_key(|&intid| self.setup.priority[usize::from(intid)])
     }

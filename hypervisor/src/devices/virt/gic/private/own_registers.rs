@@ -5,8 +5,8 @@ use crate::devices::virt::gic::redistributor::{SGI_FRAME, WAKER, constant, half,
 use crate::devices::virt::gic::registers::{Bank, Register, decode};
 
 impl Private {
-    /// Reads `size` bytes at `offset` from this redistributor's start. What does not exist reads as
-    /// 0.
+    /// Reads `size` bytes at `offset` from this redistributor's start. Registers that do not exist
+    /// read as 0.
     #[must_use]
     pub fn read(&self, offset: u32, size: u8) -> u64 {
         if offset < SGI_FRAME {
@@ -25,8 +25,8 @@ impl Private {
         }
     }
 
-    /// Writes `size` bytes at `offset` from this redistributor's start. What does not exist ignores
-    /// it.
+    /// Writes `size` bytes at `offset` from this redistributor's start. Writes to registers that do
+    /// not exist are ignored.
     pub fn write(&mut self, offset: u32, size: u8, value: u64) -> RegisterEffect {
         let mut effect = RegisterEffect::default();
         let value = half(value, 0, 4) as u32;
@@ -47,7 +47,7 @@ impl Private {
     fn change(&mut self, bank: Bank, named: Bits) -> Deactivate {
         match bank {
             Bank::SetPending => self.latch = self.latch.or(named),
-            // A level-sensitive one stays pending as long as its line is high.
+            // A level-sensitive interrupt stays pending while its line is high.
             Bank::ClearPending => self.latch = self.latch.without(named),
             Bank::SetActive => self.active = self.active.or(named),
             Bank::ClearActive => {

@@ -1,23 +1,23 @@
-//! Whether maintenance interrupts bring anything: one after which everything stands as it did after
-//! the one before has brought nothing, and the next will come at once.
+//! Detects maintenance interrupts without effect: if the state after one is the same as after the
+//! one before, it has had no effect, and the next one will follow at once.
 
 use super::{Bits, View};
 use crate::devices::virt::gic::Maintenance;
 
-/// So many maintenance interrupts without progress are taken before no more are asked for.
+/// Number of maintenance interrupts without progress after which no more are requested.
 pub(super) const FUTILE_MAX: u8 = 8;
 
-/// All that maintenance interrupts depend on.
+/// The state that maintenance interrupts depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Standing {
     pub(super) view: View,
-    /// How often list registers have come back changed.
+    /// Number of list registers that have come back changed.
     pub(super) changes: u32,
     pub(super) wanted: Bits,
     pub(super) active: Bits,
 }
 
-/// How long nothing has come of them.
+/// Counts maintenance interrupts without effect.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct FutileWaits {
     last: Option<Standing>,
@@ -29,14 +29,15 @@ impl FutileWaits {
         Self { last: None, futile: 0 }
     }
 
-    /// A maintenance interrupt came, and this is how everything stands after it.
+    /// Notes a maintenance interrupt, with the state after it.
     pub(super) fn note(&mut self, standing: Standing) {
         self.futile = if self.last == Some(standing) { self.futile.saturating_add(1) } else { 0 };
         self.last = Some(standing);
     }
 
-    /// What of the maintenance may be asked for: once nothing comes of it, no interrupt until
-    /// something has changed. What waits is looked at with the next exit of any other kind.
+    /// The part of `maintenance` that may be requested: when interrupts have no effect, none until
+    /// the state has changed. Waiting interrupts are then handled at the next exit of any other
+    /// kind.
     pub(super) fn bounded(&self, maintenance: Maintenance, standing: &Standing) -> Maintenance {
         if self.futile < FUTILE_MAX || self.last != Some(*standing) {
             return maintenance;

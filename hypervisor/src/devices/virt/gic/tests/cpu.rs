@@ -1,4 +1,5 @@
-//! A virtual CPU interface on list registers, as the architecture has it (IHI 0069H chapter 6).
+//! A virtual CPU interface with list registers, as the architecture describes it (IHI 0069H chapter
+//! 6).
 
 use crate::devices::virt::gic::{ListRegister, ListRegisters, Maintenance, View, running_priority};
 
@@ -17,9 +18,9 @@ pub(super) struct Cpu {
     pub(super) physical: u32,
     /// Accesses to list registers.
     pub(super) accesses: usize,
-    /// As in QEMU: whether group 0 has been closed is told by the switch of group 1.
+    /// As in QEMU: the enable bit of group 1 determines whether group 0 has been closed.
     pub(super) confuses_groups: bool,
-    /// Any maintenance that is asked for is due at once.
+    /// Any requested maintenance is due at once.
     pub(super) always_due: bool,
 }
 
@@ -79,7 +80,7 @@ impl Cpu {
         ListRegister::from_bits(self.lists[index])
     }
 
-    /// The list register that is signalled.
+    /// The list register whose interrupt is signalled.
     fn signalled_index(&self) -> Option<usize> {
         let open = |list: &ListRegister| self.groups >> u8::from(list.group1()) & 1 != 0;
         let pending = |list: &ListRegister| list.pending() && !list.active();

@@ -1,4 +1,4 @@
-//! The frames' registers: what there is, and above all what there is not.
+//! The frames' registers: the existing ones, and above all the missing ones.
 
 use super::system::SGI_FRAME;
 use crate::devices::virt::gic::{
@@ -10,8 +10,8 @@ fn registers_that_there_are_not_are_zero_and_ignore_writes() {
     let mut distributor = Distributor::new(2, 64);
     let mut private = Private::new(0, 2);
     let before = format!("{distributor:?}{private:?}");
-    // Private words, SPIs beyond 64, reserved, legacy, security, and what affinity routing
-    // replaces.
+    // Private words, SPIs beyond 64, reserved, legacy and security registers, and registers that
+    // affinity routing replaces.
     let distributor_only = [
         0x00c, 0x010, 0x040, 0x048, 0x050, 0x058, 0x080, 0x088, 0x100, 0x108, 0x180, 0x200, 0x280, 0x300,
         0x380, 0x400, 0x41c, 0x440, 0x7f8, 0x820, 0xc00, 0xc04, 0xc10, 0xd04, 0xe08, 0xf00, 0xf10, 0xf20,

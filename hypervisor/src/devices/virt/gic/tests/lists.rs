@@ -1,4 +1,4 @@
-//! What is in the list registers, and what they cost.
+//! The contents of the list registers, and the number of accesses to them.
 
 use super::system::System;
 use crate::devices::virt::gic::{ListRegister, Maintenance, SgiGroup};
@@ -256,7 +256,7 @@ fn u4_a_closed_group_asks_for_no_maintenance_of_the_other_ones_switch() {
         let mut system = group1_waits_for_a_closed_switch(confuses_groups);
         let expected = Maintenance::NO_PENDING | Maintenance::GROUP1_ENABLED;
         assert_eq!(system.vcpus[0].cpu.maintenance, expected);
-        // Nothing is lost: group 0 closes without an exit, and group 1 opens.
+        // No interrupt is lost: group 0 closes without an exit, and group 1 opens.
         system.vcpus[0].cpu.groups = 2;
         system.settle();
         for _ in 0..10 {
@@ -280,7 +280,7 @@ fn u4_maintenance_of_which_nothing_comes_is_bounded() {
         assert!(exits < 20, "without end");
     }
     assert!(exits >= 8, "{exits}");
-    // Anything that changes is looked at as before.
+    // Changes are handled as before.
     system.vcpus[0].cpu.always_due = false;
     system.set_priority(0, 41, 0x20);
     system.exit(0);
@@ -299,7 +299,7 @@ fn u9_a_linked_interrupt_that_waits_is_told_from_one_that_is_served() {
     assert_eq!(system.with(0, |vcpu| vcpu.private.linked_waiting()), 1 << 27 | 1 << 30);
     assert_eq!(system.vcpus[0].cpu.acknowledge(), Some(27));
     assert_eq!(system.with(0, |vcpu| vcpu.private.linked_waiting()), 1 << 30);
-    // The other one's timer has been stopped: it never interrupts.
+    // The other vCPU's timer has been stopped: it never interrupts.
     system.with(0, |vcpu| {
         vcpu.cpu.physical &= !vcpu.private.withdraw(30).0;
     });

@@ -1,6 +1,6 @@
-//! Random programs on a whole system, against [`Reference`]: after each step every vCPU is
-//! signalled exactly what the reference says, so that nothing is lost, nothing comes twice, and the
-//! order is right; with few list registers.
+//! Random programs on a whole system, compared with [`Reference`]: after each step every vCPU is
+//! signalled exactly the interrupt that the reference says. So no interrupt is lost or duplicated,
+//! and the order is correct, with few list registers.
 
 use super::reference::Reference;
 use super::system::System;
@@ -8,7 +8,7 @@ use crate::devices::virt::gic::{Maintenance, SgiGroup};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// The interrupts of the programs: few, so that they meet.
+/// The interrupts of the programs: few, so that they interact.
 const INTIDS: [u8; 18] = [0, 1, 2, 15, 16, 20, 22, 27, 31, 32, 33, 34, 35, 63, 64, 100, 254, 255];
 /// The hardware-linked one.
 const TIMER: u8 = 27;
@@ -38,7 +38,7 @@ fn ops() -> impl Strategy<Value = Op> {
     let (vcpu, intid) = (0..3_u8, prop::sample::select(&INTIDS[..]));
     let one = (vcpu.clone(), intid, any::<bool>());
     let level = 0..8_u8;
-    // Closed for a while, but mostly open.
+    // Closed for a while, but usually open.
     let open = prop::sample::select(&[3_u8, 3, 3, 3, 3, 0, 1, 2][..]);
     let mask = prop::sample::select(&[0xff_u8, 0xff, 0xff, 0xff, 0xa0, 0x60, 0x20, 0][..]);
     prop_oneof![
@@ -65,12 +65,12 @@ fn ops() -> impl Strategy<Value = Op> {
 struct Run {
     system: System,
     reference: Reference,
-    /// What each vCPU has acknowledged and not ended, the last at the end.
+    /// The interrupts that each vCPU has acknowledged and not ended, the last at the end.
     running: Vec<Vec<u8>>,
-    /// What it has ended and not deactivated, with EOImode = 1.
+    /// The interrupts that it has ended and not deactivated, with EOImode = 1.
     ended: Vec<Vec<u8>>,
     acknowledged: usize,
-    /// Maintenance interrupts that were ever enabled.
+    /// Maintenance interrupts that were enabled at any time.
     seen: Maintenance,
 }
 
@@ -85,7 +85,7 @@ impl Run {
             seen: Maintenance::empty(),
         };
         run.system.vcpus.iter_mut().for_each(|vcpu| vcpu.cpu.splits_eoi = splits_eoi);
-        // Most programs are to have something to do.
+        // Most programs should have interrupts to handle.
         run.step(&Op::Groups(3));
         for vcpu in 0..3 {
             for &intid in &INTIDS {
@@ -131,8 +131,7 @@ impl Run {
                 self.system.write_bit(vcpu, if on { 0x200 } else { 0x280 }, intid);
                 self.reference.irq(vcpu, intid).latch = on;
             }
-            // The order in which interrupts that are in no list register end is that of their
-            // priorities.
+            // Interrupts that are in no list register end in the order of their priorities.
             Op::Priority(vcpu, intid, priority) if !self.is_active(vcpu, intid) => {
                 self.system.set_priority(vcpu, intid, priority);
                 self.reference.irq(vcpu, intid).priority = priority;
@@ -234,7 +233,7 @@ impl Run {
     fn deactivated(&mut self, vcpu: u8, intid: u8) {
         let irq = self.reference.irq(vcpu, intid);
         irq.active = None;
-        // The physical one is deactivated too, and would say it again.
+        // The physical interrupt is deactivated too, and would be signalled again.
         irq.line &= intid != TIMER;
     }
 
@@ -300,7 +299,7 @@ proptest! {
     }
 }
 
-/// The programs do what they are for.
+/// The programs exercise the interrupt controller.
 #[test]
 fn programs_acknowledge_plenty() {
     use proptest::strategy::ValueTree;

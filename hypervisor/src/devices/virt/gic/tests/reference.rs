@@ -9,9 +9,9 @@ pub(super) struct Irq {
     pub(super) edge: bool,
     pub(super) line: bool,
     pub(super) latch: bool,
-    /// By which vCPU.
+    /// The vCPU in which it is active.
     pub(super) active: Option<u8>,
-    /// The vCPU that an SPI is for.
+    /// The vCPU that an SPI is routed to.
     pub(super) target: u8,
 }
 
@@ -48,7 +48,7 @@ impl Reference {
         irq.line = level;
     }
 
-    /// Whether it is pending for this vCPU and may be signalled, if the CPU interface lets it.
+    /// Whether it is pending for this vCPU and may be signalled, if the CPU interface admits it.
     pub(super) fn is_deliverable(&mut self, vcpu: u8, intid: u8) -> bool {
         let groups = self.groups;
         let irq = self.irq(vcpu, intid);
@@ -59,7 +59,7 @@ impl Reference {
             && (intid < 32 || irq.target == vcpu)
     }
 
-    /// The highest priority of those `among` that `admits` lets through.
+    /// The interrupt of highest priority `among` those that `admits` accepts.
     pub(super) fn highest(
         &mut self,
         vcpu: u8,

@@ -1,4 +1,4 @@
-//! What whole systems do.
+//! Scenarios with whole systems.
 
 use super::system::{SGI_FRAME, System};
 use crate::devices::virt::gic::{Bits, Inbox, Maintenance, Private, Sgi, SgiGroup, affinity};

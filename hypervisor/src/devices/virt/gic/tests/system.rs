@@ -1,6 +1,6 @@
-//! A VM on as many CPUs: everything that the hypervisor's loop does with the parts, and nothing
-//! more. A vCPU leaves the guest when it is notified or when its maintenance interrupt comes, and
-//! not otherwise.
+//! A VM with one CPU for each vCPU: everything that the hypervisor's loop does with the parts, and
+//! nothing more. A vCPU leaves the guest only when it is notified or when its maintenance interrupt
+//! arrives.
 
 use super::cpu::Cpu;
 use crate::devices::virt::gic::{
@@ -82,7 +82,7 @@ impl System {
         }
     }
 
-    /// Until nobody has to leave the guest any more.
+    /// Runs until no vCPU must leave the guest any more.
     pub(super) fn settle(&mut self) {
         for _ in 0..1000 {
             let due = self.vcpus.iter().position(|vcpu| vcpu.notified || vcpu.cpu.is_maintenance_due());
@@ -119,7 +119,7 @@ impl System {
         value
     }
 
-    /// With the vCPU out of the guest.
+    /// Acts on the vCPU outside of the guest.
     pub(super) fn with<T>(&mut self, vcpu: u8, action: impl FnOnce(&mut Vcpu) -> T) -> T {
         self.exit(vcpu);
         let result = action(&mut self.vcpus[usize::from(vcpu)]);
@@ -137,7 +137,8 @@ impl System {
         });
     }
 
-    /// A write of one interrupt's bit in the bank at `offset`, private ones of `vcpu`.
+    /// A write of one interrupt's bit in the bank at `offset`; private interrupts are those of
+    /// `vcpu`.
     pub(super) fn write_bit(&mut self, vcpu: u8, bank: u32, intid: u8) {
         let (word, value) = (u32::from(intid / 32), 1_u64 << (intid % 32));
         if word == 0 { self.write_own(vcpu, bank, 4, value) } else { self.write(bank + 4 * word, 4, value) }
@@ -148,7 +149,7 @@ impl System {
         if intid < 32 { self.write_own(vcpu, offset, 1, value) } else { self.write(offset, 1, value) }
     }
 
-    /// The physical interrupt of a PPI comes, unless it is active.
+    /// The physical interrupt of a PPI arrives, unless it is active.
     pub(super) fn forward(&mut self, vcpu: u8, ppi: u8) {
         self.with(vcpu, |vcpu| {
             vcpu.cpu.physical |= 1 << ppi;
@@ -156,7 +157,7 @@ impl System {
         });
     }
 
-    /// The vCPU leaves its CPU and comes back.
+    /// The vCPU leaves its CPU and returns.
     pub(super) fn leave(&mut self, vcpu: u8) {
         self.with(vcpu, |vcpu| {
             let Deactivate(ppis) = vcpu.private.leave();

@@ -1,14 +1,14 @@
-//! Whether a vCPU is on: what PSCI's CPU_ON and CPU_OFF race for.
+//! Whether a vCPU is on: the state that PSCI's CPU_ON and CPU_OFF race for.
 //!
 //! ```text
-//!    any vCPU: turn_on                                 the owner of the target: take_start
-//!    A  the state: off to claimed (RMW, Acquire)       D  takes the notify word         (RMW, Acquire)
-//!    B  entry, context (relaxed stores)                E  the state: pending to on      (RMW, Acquire)
-//!    C  the state: pending (store, Release)            F  entry, context (relaxed loads)
+//!    any vCPU: turn_on                              the owner of the target: take_start
+//!    A  the state: off to claimed (RMW, Acquire)    D  takes the notify word     (RMW, Acquire)
+//!    B  entry, context (relaxed stores)             E  the state: pending to on  (RMW, Acquire)
+//!    C  the state: pending (store, Release)         F  entry, context (relaxed loads)
 //!       then the notify word (RMW, Release)
 //! ```
 //!
-//! B before C, E before F. A lets one caller in; the others find the vCPU on or pending. If E finds
+//! B before C, E before F. A admits one caller; the others find the vCPU on or pending. If E finds
 //! pending, F sees B of the caller that wrote it. Only the owner leaves `on`, by `turn_off`
 //! (Release), whose partner is A: the next start is written after the vCPU has read its last. The
 //! models beside this module run it under loom.
@@ -17,13 +17,13 @@ use super::Status;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 const OFF: u32 = 0;
-/// A caller writes entry and context.
+/// A caller is writing entry and context.
 const CLAIMED: u32 = 1;
 const PENDING: u32 = 2;
 const ON: u32 = 3;
 
-/// How a vCPU starts: at EL1 with MMU and caches off, interrupts masked, PC and X0 as here, other
-/// registers unknown.
+/// How a vCPU starts: at EL1 with MMU and caches off, interrupts masked, PC and X0 as given here,
+/// other registers unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Start {
     /// Guest physical address of the first instruction.
@@ -32,7 +32,7 @@ pub struct Start {
     pub context: u64,
 }
 
-/// What AFFINITY_INFO returns.
+/// The result of AFFINITY_INFO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum AffinityState {
@@ -40,7 +40,7 @@ pub enum AffinityState {
     On = 0,
     /// It is off.
     Off = 1,
-    /// It was told to start and has not yet.
+    /// It was told to start and has not started yet.
     OnPending = 2,
 }
 
@@ -49,7 +49,7 @@ pub enum AffinityState {
 pub enum CpuOnError {
     /// It runs.
     AlreadyOn,
-    /// Somebody starts it already.
+    /// Another caller is already starting it.
     OnPending,
 }
 
@@ -80,7 +80,7 @@ impl Power {
     /// Tells the vCPU to start. Then the caller changes its notify word and wakes it.
     ///
     /// # Errors
-    /// It is on, or told so already. Nothing has changed then.
+    /// It is on, or was already told to start. Nothing has changed then.
     pub fn turn_on(&self, start: Start) -> Result<(), CpuOnError> {
         // Pairs with `turn_off`: the vCPU has read its last start.
         match self.state.compare_exchange(OFF, CLAIMED, Ordering::Acquire, Ordering::Relaxed) {
@@ -96,8 +96,8 @@ impl Power {
         }
     }
 
-    /// If the vCPU was told to start: it is on from now on, and begins so. For its owner, after it
-    /// has taken the notify word, while the vCPU is off.
+    /// If the vCPU was told to start, marks it as on and returns how it starts. For its owner,
+    /// after it has taken the notify word, while the vCPU is off.
     #[must_use]
     pub fn take_start(&self) -> Option<Start> {
         // Pairs with `turn_on`.
@@ -108,14 +108,14 @@ impl Power {
         })
     }
 
-    /// The vCPU is off from now on. For its owner, while it is on: the last thing it does with it.
+    /// Marks the vCPU as off. For its owner, while it is on, as its last action.
     pub fn turn_off(&self) {
         // Pairs with `turn_on` and `affinity`.
         self.state.store(OFF, Ordering::Release);
     }
 
-    /// The VM is reset or stopped: the vCPU is off whatever was posted. No vCPU of the VM may be
-    /// running.
+    /// The VM is reset or stopped: the vCPU is off regardless of what was posted. No vCPU of the VM
+    /// may be running.
     pub fn reset(&self) {
         self.turn_off();
     }
@@ -123,15 +123,14 @@ impl Power {
     /// Whether it is on.
     #[must_use]
     pub fn is_on(&self) -> bool {
-        // Relaxed: nothing else is read by it.
+        // Relaxed: no other read depends on it.
         self.state.load(Ordering::Relaxed) == ON
     }
 
-    /// For AFFINITY_INFO.
+    /// The result of AFFINITY_INFO.
     #[must_use]
     pub fn affinity(&self) -> AffinityState {
-        // Acquire: a caller that sees a vCPU off sees what it wrote before.
-        // It pairs with `turn_off`.
+        // Acquire: a caller that sees a vCPU off sees its earlier stores. It pairs with `turn_off`.
         match self.state.load(Ordering::Acquire) {
             ON => AffinityState::On,
             OFF => AffinityState::Off,

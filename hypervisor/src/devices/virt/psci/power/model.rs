@@ -13,7 +13,7 @@ const SECOND: Start = Start { entry: 0x2000, context: 8 };
 
 type Take = fn(&Power) -> Option<Start>;
 
-/// A start that one caller asks for.
+/// A start that one caller requests.
 fn start_is_found(take_word: fn(&mut Owner<'_>) -> bool, post: fn(&Power, &mut dyn FnMut()), take: Take) {
     announced(Power::off(), Way::Halt, take_word, post, move |power| {
         let start = take(power);
@@ -27,7 +27,7 @@ fn post_first(power: &Power, announce: &mut dyn FnMut()) {
     announce();
 }
 
-/// A to F: a vCPU that is off and blocks is woken, and begins where it is to.
+/// A to F: a vCPU that is off and blocks is woken, and starts at its entry point.
 #[test]
 fn a_start_is_found_or_its_owner_is_woken() {
     explore(None, || start_is_found(take_events, post_first, Power::take_start));
@@ -88,7 +88,7 @@ fn pending_that_is_not_acquired() {
     });
 }
 
-/// D by a look without an order where the state is looked at first, without an order either.
+/// D is a check without an order, after a check of the state, also without an order.
 #[test]
 #[should_panic(expected = "announced and not found")]
 fn notify_word_read_without_order() {
@@ -99,7 +99,8 @@ fn notify_word_read_without_order() {
     });
 }
 
-/// Two callers of CPU_ON, and the vCPU. One of them succeeds, and it starts as that one said.
+/// Two callers of CPU_ON, and the vCPU. One of them succeeds, and the vCPU starts with its
+/// arguments.
 fn two_callers(turn_on: fn(&Power, Start) -> bool) {
     let power = Arc::new(Power::off());
     let callers = [FIRST, SECOND].map(|start| {
@@ -119,7 +120,7 @@ fn of_two_callers_one_starts_it() {
     explore(None, || two_callers(|power, start| power.turn_on(start).is_ok()));
 }
 
-/// Without A: any caller that finds the vCPU off writes.
+/// Without A: any caller that finds the vCPU off writes its arguments.
 #[test]
 #[should_panic(expected = "not one of the callers")]
 fn start_without_a_claim() {
@@ -136,15 +137,15 @@ fn start_without_a_claim() {
     });
 }
 
-/// A vCPU on its way off, with what it did before, and its notify word.
+/// A vCPU that is turning off, with its earlier stores, and its notify word.
 struct Leaving {
     power: Power,
     target: Target,
     did: AtomicU64,
 }
 
-/// CPU_OFF against CPU_ON: the next start comes after the last has been read, whichever caller
-/// finds the vCPU off sees what it did, and it is woken if it blocked.
+/// CPU_OFF against CPU_ON: the next start is written after the last has been read; a caller that
+/// finds the vCPU off sees its earlier stores; and the vCPU is woken if it blocked.
 fn off_and_on(turn_off: fn(&Power), is_off: fn(&Power) -> bool) {
     let vcpu = Arc::new(Leaving { power: Power::off(), target: Target::new(), did: AtomicU64::new(0) });
     vcpu.power.turn_on(FIRST).expect("it is off");
