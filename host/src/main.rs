@@ -18,6 +18,7 @@ mod run;
 mod size;
 mod table;
 mod test;
+mod trace;
 mod vm;
 mod workspace;
 
