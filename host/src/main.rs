@@ -19,6 +19,7 @@ mod size;
 mod table;
 mod test;
 mod top;
+mod trace;
 mod vm;
 mod workspace;
 

@@ -10,6 +10,7 @@ use crate::machine::signals::Signals;
 use crate::machine::spec::{Clock, Console};
 use crate::results::{Samples, Subject, Writer};
 use crate::size::MIB;
+use crate::trace;
 use crate::vm::{Guest, Hypervisor, StockGuest};
 use crate::workspace;
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -41,12 +42,10 @@ pub(crate) fn run(args: &RunArgs, signals: &Signals) -> Result<u8> {
     let mut spec = if args.bare {
         guest.on_bare_machine(args.size.cpus, directory.path())?
     } else {
-        guest.on_quell(
-            &Hypervisor::build(guest.platform.arch())?,
-            args.size.cpus,
-            Clock::Wall,
-            directory.path(),
-        )?
+        let arch = guest.platform.arch();
+        let traced = args.trace.is_some();
+        let hypervisor = if traced { Hypervisor::with_trace(arch)? } else { Hypervisor::build(arch)? };
+        guest.on_quell(&hypervisor, args.size.cpus, Clock::Wall, directory.path())?
     };
     spec.memory += args.spare.unwrap_or(0).next_multiple_of(MIB);
     spec.console = if args.exec.is_some() { Console::Echo } else { Console::Terminal };
@@ -58,10 +57,14 @@ pub(crate) fn run(args: &RunArgs, signals: &Signals) -> Result<u8> {
     if let Some(writer) = writer.clone() {
         machine.watch(WATCH_PERIOD, move |counters| writer.write(&samples(counters)));
     }
+    let collector = args.trace.as_ref().map(|_| machine.collect_trace()).transpose()?;
     let outcome = machine.run(|_, _| Ok(Flow::Continue))?;
     let status = conclude(&outcome, args.bare || spec.console == Console::Terminal);
     if let (Some(writer), Some(counters)) = (writer, &outcome.counters) {
         writer.write(&samples(counters))?;
+    }
+    if let (Some(path), Some(collector)) = (&args.trace, collector) {
+        trace::write(path, &collector.finish()?)?;
     }
     Ok(status)
 }

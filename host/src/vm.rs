@@ -10,6 +10,7 @@ use crate::size;
 use crate::workspace;
 use anyhow::{Context, Result, ensure};
 use hostlink::config::{BootCpu, Config, FlushMode, MEMORY_UNIT, ResetPolicy, Switches};
+use hostlink::trace::RING_BYTES_MAX;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -112,7 +113,7 @@ impl Guest {
             bundle,
             beacon: hypervisor.symbols.beacon,
         };
-        let memory = memory_around(self.memory, bundle_bytes);
+        let memory = memory_around(self.memory, bundle_bytes) + hypervisor.extra_memory;
         Ok(Spec { clock, ..Spec::new(self.platform, payload, machine_cpus, memory) })
     }
 
@@ -159,6 +160,8 @@ pub(crate) struct Hypervisor {
     arch: Arch,
     image: PathBuf,
     symbols: Symbols,
+    /// Memory that it takes beyond what every image takes.
+    extra_memory: u64,
 }
 
 impl Hypervisor {
@@ -172,6 +175,12 @@ impl Hypervisor {
         Self::of(workspace::HYPERVISOR_FOR_TESTS, arch)
     }
 
+    /// The image that records what each CPU does.
+    pub(crate) fn with_trace(arch: Arch) -> Result<Self> {
+        let hypervisor = Self::of(workspace::HYPERVISOR_WITH_TRACE, arch)?;
+        Ok(Self { extra_memory: RING_BYTES_MAX, ..hypervisor })
+    }
+
     /// The file that machines start.
     pub(crate) fn image(&self) -> &Path {
         &self.image
@@ -181,7 +190,7 @@ impl Hypervisor {
         let elf = workspace::build(image, arch)?;
         let symbols = symbols::read(&elf)?;
         let image = workspace::bootable(elf, arch)?;
-        Ok(Self { arch, image, symbols })
+        Ok(Self { arch, image, symbols, extra_memory: 0 })
     }
 }
 

@@ -58,6 +58,10 @@ pub(crate) const HYPERVISOR: Image = Image { features: &["image"], ..Image::bare
 pub(crate) const HYPERVISOR_FOR_TESTS: Image =
     Image { features: &["image", "defects", "audit"], variant: Some("tests"), ..HYPERVISOR };
 
+/// The hypervisor that notes what each CPU does.
+pub(crate) const HYPERVISOR_WITH_TRACE: Image =
+    Image { features: &["image", "trace"], variant: Some("trace"), ..HYPERVISOR };
+
 /// The image that checks and measures TLB flushing.
 pub(crate) const TLBCHECK: Image = Image::bare("quell-tlbcheck");
 

@@ -34,6 +34,13 @@ pub struct Beacon {
     /// [code](crate::exit::ExitCode), stored with release ordering before the machine is switched
     /// off. 0 until then. It is valid even before `magic` is written.
     pub exit: AtomicU32,
+    /// Physical address of the first [trace ring](crate::trace), in an image that has them; 0
+    /// otherwise.
+    pub trace: AtomicU64,
+    /// Number of rings.
+    pub trace_rings: AtomicU32,
+    /// Records in each.
+    pub trace_records: AtomicU32,
 }
 
 impl Beacon {
@@ -47,6 +54,9 @@ impl Beacon {
             counter_count: AtomicU32::new(0),
             cpu_count: AtomicU32::new(0),
             exit: AtomicU32::new(0),
+            trace: AtomicU64::new(0),
+            trace_rings: AtomicU32::new(0),
+            trace_records: AtomicU32::new(0),
         }
     }
 }

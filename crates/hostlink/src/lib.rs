@@ -1,8 +1,8 @@
 //! The interface between the hypervisor and the host tool: the [bundle] that contains a guest, its
 //! [configuration](config), the [exit codes](exit) that are returned, the [counters] that the host
-//! reads from shared memory while the hypervisor runs, and the [requests](ctl) that it may send
-//! meanwhile. Programs in guests share the contents of the [ROM](rom). Instructions are counted by
-//! [phases](phase).
+//! reads from shared memory while the hypervisor runs, the [requests](ctl) that it may send
+//! meanwhile, and the [trace] of the CPUs' work. Programs in guests share the contents of the
+//! [ROM](rom). Instructions are counted by [phases](phase).
 //!
 //! Everything here is plain data without allocation, so that both ends use the same definitions.
 #![cfg_attr(not(test), no_std)]
@@ -17,4 +17,5 @@ pub mod defect;
 pub mod exit;
 pub mod phase;
 pub mod rom;
+pub mod trace;
 mod words;

@@ -65,6 +65,10 @@ pub(crate) struct RunArgs {
     /// end
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
+    /// Write what each CPU did, and which flush reached which vCPU, to this file, which Perfetto's
+    /// viewer (ui.perfetto.dev) opens. The image is one that records it
+    #[arg(long, value_name = "FILE", conflicts_with = "bare")]
+    pub(crate) trace: Option<PathBuf>,
     /// Write the hypervisor's log to this file [default: shown if something fails]
     #[arg(long, value_name = "FILE")]
     pub(crate) log: Option<PathBuf>,

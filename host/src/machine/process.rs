@@ -13,6 +13,7 @@ use super::reports::Reports;
 use super::signals::Signals;
 use super::spec::{Channels, Console, Payload, Spec};
 use crate::arch::Arch;
+use crate::trace::collect::Collector;
 use anyhow::{Context, Result, anyhow};
 use hostlink::exit::ExitCode;
 use serde_json::Value;
@@ -72,7 +73,7 @@ pub(crate) struct Machine {
     limit: Option<Duration>,
     signals: Signals,
     arch: Arch,
-    ram: Ram,
+    ram: Arc<Ram>,
     beacon: Option<u64>,
     reports: Arc<Reports>,
     console: Arc<Mutex<Ring>>,
@@ -116,10 +117,7 @@ impl Machine {
         };
         let arch = spec.platform.arch();
         let ram = Ram::of(arch, spec.memory)?;
-        let beacon = match spec.payload {
-            Payload::Quell { beacon, .. } => beacon,
-            Payload::Bare { .. } | Payload::Disc { .. } => None,
-        };
+        let beacon = spec.payload.beacon();
         if let (Some(registration), Some(beacon)) = (&control, beacon) {
             registration.publish(&Notice::new(arch, &ram, beacon)?)?;
         }
@@ -157,7 +155,7 @@ impl Machine {
             limit: spec.timeout,
             signals: signals.clone(),
             arch,
-            ram,
+            ram: Arc::new(ram),
             beacon,
             reports,
             console,
@@ -193,6 +191,12 @@ impl Machine {
     /// The name by which others find it; `None` without hypervisor.
     pub(crate) fn name(&self) -> Option<String> {
         self.control.as_ref().map(|registration| registration.machine().name)
+    }
+
+    /// Begins to collect the trace of an image that has one.
+    pub(crate) fn collect_trace(&self) -> Result<Collector> {
+        let beacon = self.beacon.ok_or_else(|| anyhow!("there is no hypervisor to trace"))?;
+        Ok(Collector::start(Arc::clone(&self.ram), beacon))
     }
 
     /// Opens a conversation with the hypervisor.

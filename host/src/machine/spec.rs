@@ -38,6 +38,16 @@ pub(crate) enum Payload {
     },
 }
 
+impl Payload {
+    /// Physical address of the hypervisor's beacon.
+    pub(crate) const fn beacon(&self) -> Option<u64> {
+        match self {
+            Self::Quell { beacon, .. } => *beacon,
+            Self::Bare { .. } | Self::Disc { .. } => None,
+        }
+    }
+}
+
 /// The destination of the guest's console, the first serial port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Console {

@@ -29,6 +29,7 @@ mod sizes;
 mod stage2;
 mod storm;
 mod talk;
+mod traces;
 mod watch;
 
 use crate::cli::TestArgs;
@@ -157,6 +158,7 @@ fn all_cases() -> impl Iterator<Item = &'static cases::Case> {
         .chain(audit::ROWS)
         .chain(&packages::ROWS)
         .chain(&releases::ROWS)
+        .chain(&traces::ROWS)
 }
 
 /// Prints the last line, and returns the process's status.

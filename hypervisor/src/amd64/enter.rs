@@ -5,6 +5,7 @@ use core::sync::atomic::Ordering;
 use coherence::CpuId;
 use coherence::asid::{AsidSlot, Assignment};
 use hostlink::counters::Counter;
+use hostlink::trace::Event;
 use memslots::Gpa;
 use stay::amd64::{self, Mode, Taken, Why};
 use stay::{Mistake, Mistakes};
@@ -48,6 +49,9 @@ pub fn take_flush<A: Amd64>(context: &mut Context<'_, A>) {
     if matches!(taken, Taken::Everything | Taken::Whole(_)) {
         context.state.auditor.take_flush();
     }
+    let pages = if let Taken::Pages { pages, .. } = taken { pages } else { 0 };
+    let is_whole = u32::from(matches!(taken, Taken::Everything | Taken::Whole(_)));
+    context.cpu.trace_with(Event::FlushTaken, context.vcpu.index, is_whole, [pages, 0]);
     match taken {
         Taken::Nothing => {}
         Taken::Everything => context.count(Counter::FlushWhole),

@@ -6,6 +6,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use coherence::{CpuId, FlushOutcome, Hardware, Members};
 use hostlink::counters::Counter;
+use hostlink::trace::Event;
 use memslots::{Gpa, Memslots};
 use stay::amd64::{self, Asked, Initiator, Why};
 use stay::{Mistake, Mistakes};
@@ -18,6 +19,7 @@ use crate::vm::files::Defects;
 use crate::vm::machine;
 use crate::vm::percpu;
 use crate::vm::space::FlushScratch;
+use crate::vm::trace;
 use crate::vm::{Vcpu, Vm, end};
 
 /// Number of wait iterations for a CPU to leave guest mode before the machine is declared broken:
@@ -65,8 +67,8 @@ impl<A: Amd64> Hardware for Ipi<A> {
     }
 }
 
-/// A vCPU that issues a flush hypercall, with its counters.
-struct Caller<'a, A>(&'a CounterRow, PhantomData<A>);
+/// A vCPU that issues a flush hypercall: its counters and its index.
+struct Caller<'a, A>(&'a CounterRow, u32, PhantomData<A>);
 
 impl<A> Clone for Caller<'_, A> {
     fn clone(&self) -> Self {
@@ -80,6 +82,13 @@ impl<A: Amd64> Caller<'_, A> {
     #[inline(always)]
     fn count(self, counter: Counter, amount: u32) {
         counting::increase(&self.0[counter as usize], amount.into());
+    }
+
+    #[inline(always)]
+    fn trace_done(self, outcome: &FlushOutcome, has_waited: bool) {
+        let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        let words = [pair(outcome.targets, outcome.deferred), pair(outcome.kicks, outcome.merged)];
+        trace::here::<A>(Event::FlushDone, self.1, has_waited.into(), words);
     }
 }
 
@@ -132,6 +141,7 @@ impl<A: Amd64> Initiator for Caller<'_, A> {
 
     #[inline(always)]
     fn is_over(&self, outcome: &FlushOutcome) {
+        self.trace_done(outcome, false);
         self.count(Counter::FlushDeferred, outcome.deferred);
         if outcome.joined != 0 {
             self.count(Counter::FlushJoined, outcome.joined);
@@ -144,6 +154,7 @@ impl<A: Amd64> Initiator for Caller<'_, A> {
     }
 
     fn has_waited(&self, outcome: &FlushOutcome, since: u64) {
+        self.trace_done(outcome, true);
         let waited = A::us_of_ticks(A::now().wrapping_sub(since));
         for (counter, amount) in [
             (Counter::FlushBusy, outcome.targets - outcome.deferred),
@@ -159,12 +170,26 @@ impl<A: Amd64> Initiator for Caller<'_, A> {
     }
 }
 
+/// Records which vCPUs a call names, a bank at a time.
+#[inline(always)]
+fn trace_asked<A: Amd64>(caller: u32, call: &FlushCall<'_>, vcpus: usize) {
+    if cfg!(feature = "trace") {
+        amd64::Named::new(&call.targets, vcpus).for_each_bank(|bank, bits| {
+            // A call to all names more vCPUs than there are.
+            let count = vcpus.saturating_sub(bank * 64);
+            let bits = if count < 64 { bits & ((1 << count) - 1) } else { bits };
+            trace::here::<A>(Event::FlushAsked, caller, bank as u32, [bits, call.rep_count.into()]);
+        });
+    }
+}
+
 impl<A: Amd64> Services for CallServices<'_, A> {
     /// Flushes the ranges that the call names, or more where that costs less.
     #[inline(always)] // It has one caller.
     fn flush(&mut self, call: &FlushCall<'_>) -> u16 {
         let (vm, limit) = (self.vm, self.vm.guest.flush_cost.page_limit());
-        let caller = Caller::<A>(vm.counters_of(self.caller), PhantomData);
+        let caller = Caller::<A>(vm.counters_of(self.caller), self.caller.index, PhantomData);
+        trace_asked::<A>(self.caller.index, call, vm.vcpus.len());
         let served = amd64::serve(vm, vm.vcpus.len(), call, limit, caller, self.scratch);
         // A target that does not leave guest mode is a broken machine: to continue would free
         // memory that it still uses.

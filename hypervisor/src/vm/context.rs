@@ -93,6 +93,13 @@ impl<A: Arch> Context<'_, A> {
         increase(&self.counters[counter as usize], amount);
     }
 
+    /// Counts an exit, and records it in the trace.
+    #[inline(always)]
+    pub fn count_exit(&self, counter: Counter) {
+        self.cpu.trace_exit(self.vcpu.index, counter);
+        self.count(counter);
+    }
+
     /// Answers a nested fault at `gpa`, and returns the outcome.
     #[inline(always)] // It has one caller.
     pub fn nested_fault(&mut self, gpa: Gpa, access: Access, is_store: bool) -> Led {

@@ -19,6 +19,7 @@ impl<A: Arch> Vm<A> {
         beacon.vcpu_count.store(self.vcpu_count(), Ordering::Relaxed);
         beacon.counter_count.store(Counter::COUNT as u32, Ordering::Relaxed);
         beacon.cpu_count.store(self.sched.cpu_count(), Ordering::Relaxed);
+        self.trace.publish(beacon);
         // Pairs with the host tool, which reads the rest only after it has found this.
         beacon.magic.store(BEACON_MAGIC, Ordering::Release);
     }

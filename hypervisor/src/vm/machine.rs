@@ -23,6 +23,7 @@ use super::memory::{FreeMemory, NestedTables};
 use super::percpu;
 use super::slot_memory::{CLEAR_BYTES, SlotMemory};
 use super::space::VmMemory;
+use super::trace::{self, Rings};
 use crate::devices::wall_clock::WallClock;
 use crate::loader::LoadError;
 use crate::sched::notify::{self, Reach};
@@ -94,6 +95,7 @@ pub struct Vm<A: Arch> {
     /// Requests from outside.
     pub(super) channel: Mutex<Channel<A>>,
     pub(super) counters: Vec<CounterRow>,
+    pub(super) trace: Rings,
     /// A change of memory that a vCPU's access has caused.
     pub(super) change: Mutex<OwnChange<A>>,
     /// Pending work that every CPU must check: bits of [`attention`].
@@ -145,6 +147,8 @@ pub fn create<A: Arch>(files: Files, free: &mut FreeMemory, unix: Option<u64>) -
     if cpus.is_empty() {
         return Err(CreateError::NoCpu);
     }
+    let rings = percpu::online::<A>().map(|cpu| cpu.index + 1).max().unwrap_or(0);
+    let trace = Rings::take(free, rings).ok_or(CreateError::NoTables)?;
     let shared = A::share(config, &space)?;
     let vcpu = |index| Vcpu {
         index,
@@ -169,6 +173,7 @@ pub fn create<A: Arch>(files: Files, free: &mut FreeMemory, unix: Option<u64>) -
         wall: wall_clock::<A>(unix),
         channel: Mutex::new(Channel::new()),
         counters,
+        trace,
         change: Mutex::new(OwnChange::none()),
         attention: AtomicU32::new(0),
         turn_wanted: AtomicBool::new(false),
@@ -389,6 +394,7 @@ pub fn place(slots: &Memslots, gpa: u64, bytes: &[u8], pause: &mut dyn FnMut()) 
 pub fn kick<A: Cpus>(cpu: u32) {
     if let Some(cpu) = A::cpu(cpu) {
         cpu.kicked_at.store(A::now(), Ordering::Relaxed);
+        trace::kick::<A>(cpu.index);
         A::kick(cpu);
     }
 }

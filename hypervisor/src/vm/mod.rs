@@ -20,6 +20,7 @@
 //! | `slot_memory` | the memory behind slots that are added and removed |
 //! | `space` | changes of the guest's memory |
 //! | `switch` | from one vCPU to the next |
+//! | `trace` | what each CPU does, for the host tool |
 //!
 //! Nothing here names an instruction or a register: [`arch`]'s traits do that.
 
@@ -44,6 +45,7 @@ pub mod space;
 mod switch;
 #[cfg(test)]
 mod tests;
+pub mod trace;
 
 pub use context::{Access, Context, Led, Next};
 pub use counting::increase;

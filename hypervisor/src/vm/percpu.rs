@@ -4,6 +4,7 @@ use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
 use super::arch::Cpus;
+use super::trace::CpuTrace;
 use crate::bringup::Presence;
 use crate::sched::Turns;
 
@@ -43,6 +44,8 @@ pub struct PerCpu<A: Cpus> {
     pub current_vcpu: AtomicU32,
     /// Exit code of the last exit, for the panic report.
     pub last_exit: AtomicU64,
+    /// What it does, for the host tool.
+    pub trace: CpuTrace,
 }
 
 impl<A: Cpus> PerCpu<A> {
@@ -63,6 +66,7 @@ impl<A: Cpus> PerCpu<A> {
             was_kicked: Cell::new(false),
             current_vcpu: AtomicU32::new(0),
             last_exit: AtomicU64::new(0),
+            trace: CpuTrace::new(),
         }
     }
 

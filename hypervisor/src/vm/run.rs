@@ -50,6 +50,7 @@ use hostlink::config::ResetPolicy;
 use hostlink::counters::Counter;
 use hostlink::defect::Defect;
 use hostlink::exit::ExitCode;
+use hostlink::trace::Event;
 use paging::Progress;
 
 use super::arch::{Arch, Cpus, State};
@@ -98,6 +99,7 @@ pub fn wait_for_start<A: Arch>() -> &'static Vm<A> {
 pub fn cpu_loop<A: Arch>(vm: &'static Vm<A>) -> ! {
     let cpu = A::this_cpu();
     cpu.tick_max.set(vm.tick_max);
+    vm.attach_trace(cpu);
     while !vm.sched.has_cpu(cpu.index) {
         // This CPU only takes interrupts and serves requests.
         if control::serve(vm, cpu) {
@@ -150,7 +152,9 @@ fn idle<A: Arch>(vm: &Vm<A>, cpu: &PerCpu<A>) -> bool {
     cpu.set_timer_and_tick(vm.sched.next_event(cpu.index), now);
     let is_for_tick = cpu.tick_due().is_some();
     cpu.was_kicked.set(false);
+    cpu.trace_idle(Event::IdleBegins);
     A::wait_for_interrupt();
+    cpu.trace_idle(Event::IdleEnds);
     is_for_tick && cpu.timer_due() == u64::MAX && !cpu.was_kicked.get()
 }
 
@@ -201,7 +205,9 @@ impl<'a, A: Arch> Context<'a, A> {
         {
             return Some(leave);
         }
+        self.cpu.trace(Event::Enter, self.vcpu.index);
         if !A::enter(self) {
+            self.cpu.trace(Event::EntryCancelled, self.vcpu.index);
             return None;
         }
         let next = A::handle_exit(self);

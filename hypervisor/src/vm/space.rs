@@ -2,6 +2,7 @@
 
 use coherence::{Ledger, Members, SpaceReceipt, Target, Targets, Walkers};
 use hostlink::config::MAX_VCPUS;
+use hostlink::trace::{Event, NO_VCPU};
 use memslots::Retired;
 use memslots::space::{FetchJob, GuestSpace, Job, Steps};
 use paging::{Invalidation, Progress, Stamp};
@@ -9,6 +10,7 @@ use paging::{Invalidation, Progress, Stamp};
 use super::arch::Arch;
 use super::end;
 use super::machine::Vm;
+use super::trace;
 
 /// A completed flush of all translations from the guest's nested page table.
 pub type Flushed = SpaceReceipt<Stamp>;
@@ -63,8 +65,11 @@ impl<A: Arch> Vm<A> {
     pub fn flush_space(&self, invalidation: Invalidation<'_>, scratch: &mut FlushScratch) -> Flushed {
         // A CPU that does not do its part is a broken machine: to continue would free memory that
         // it still uses.
-        A::flush_space(self, invalidation, scratch)
-            .unwrap_or_else(|stalled| end::end_stalled_guest::<A>(&stalled))
+        trace::here::<A>(Event::SpaceFlushBegins, NO_VCPU.into(), 0, [0; 2]);
+        let flushed = A::flush_space(self, invalidation, scratch)
+            .unwrap_or_else(|stalled| end::end_stalled_guest::<A>(&stalled));
+        trace::here::<A>(Event::SpaceFlushEnds, NO_VCPU.into(), 0, [0; 2]);
+        flushed
     }
 
     /// Makes one step of a job, including the flush if the step needs one. A second flush is left

@@ -5,6 +5,7 @@ use core::mem::ManuallyDrop;
 
 use coherence::Owner;
 use hostlink::counters::Counter;
+use hostlink::trace::Event;
 
 use super::arch::{Arch, State};
 use super::context::Context;
@@ -77,6 +78,7 @@ impl<'a, A: Arch> Context<'a, A> {
         }
         self.add(Counter::SchedSteal, turn.waited);
         note_current(self.cpu, Some(self.vcpu.index));
+        self.cpu.trace_with(Event::TurnBegins, self.vcpu.index, turn.migrated.into(), [0; 2]);
         A::load_state(self, turn);
     }
 

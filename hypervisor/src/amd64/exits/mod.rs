@@ -113,7 +113,7 @@ pub fn handle_exit<A: Amd64>(context: &mut Context<'_, A>) -> Next {
     // The part of the IRET's own #DB that the guest must see has been raised; nothing else is to be
     // handled.
     if context.state.end_step() && Row::of(&exit) == Row::Event(table::Event::Debug) {
-        context.count(Row::of(&exit).counter());
+        context.count_exit(Row::of(&exit).counter());
         return Next::Resume;
     }
     table::dispatch(context, exit)

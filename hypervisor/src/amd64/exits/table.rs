@@ -110,16 +110,16 @@ macro_rules! exits {
         pub(super) fn dispatch<A: Amd64>(context: &mut Context<'_, A>, exit: Exit) -> Next {
             match exit.code {
                 $($($i_code)|+ $(if exit.$i_condition())? => {
-                    context.count(Counter::$i_counter);
+                    context.count_exit(Counter::$i_counter);
                     let row = const { Instruction::$i };
                     complete(context, exit, row.usual(), row.whose(), $i_handler)
                 })*
                 $($($e_code)|+ => {
-                    context.count(Counter::$e_counter);
+                    context.count_exit(Counter::$e_counter);
                     $e_handler(context, exit)
                 })*
                 _ => {
-                    context.count(Counter::$o_counter);
+                    context.count_exit(Counter::$o_counter);
                     $o_handler(context, exit)
                 }
             }

@@ -183,15 +183,15 @@ macro_rules! exits {
         pub fn handle<A: Arm64>(context: &mut Context<'_, A>, exit: Exit) -> Next {
             match exit {
                 $(Exit::$vector(value) => {
-                    context.count(($vector_counter)(&value));
+                    context.count_exit(($vector_counter)(&value));
                     $vector_handler(context, value)
                 })*
                 $(Exit::$class(value) => {
-                    context.count(($class_counter)(&value));
+                    context.count_exit(($class_counter)(&value));
                     $class_handler(context, value)
                 })*
                 Exit::$other(value) => {
-                    context.count(($other_counter)(&value));
+                    context.count_exit(($other_counter)(&value));
                     $other_handler(context, value)
                 }
             }

@@ -1,0 +1,151 @@
+//! Trace rings: what each CPU does, as fixed-size records that the host tool reads out of shared
+//! memory while the hypervisor runs.
+//!
+//! An image with tracing has a ring for each CPU, [`RING_BYTES_MAX`] together at most; the
+//! [`Beacon`](crate::counters::Beacon) says where. Rings lie side by side, each as [`ring`]
+//! describes it. Times are ticks of the clock whose rate the beacon names.
+//!
+//! | event | vCPU | `detail` | `a` | `b` |
+//! |---|---|---|---|---|
+//! | `Enter` | on this CPU | | | |
+//! | `EntryCancelled` | on this CPU | | | |
+//! | `Exit` | on this CPU | index of its [`Counter`](crate::counters::Counter) | | |
+//! | `TurnBegins` | on this CPU | 1 if it comes from another CPU | | |
+//! | `IdleBegins`, `IdleEnds` | [`NO_VCPU`] | | | |
+//! | `FlushAsked` | initiator | bank | vCPUs of this bank that are named | elements of the list, 0 for everything |
+//! | `Kick` | on this CPU, or `NO_VCPU` | CPU that is kicked | | |
+//! | `FlushDone` | initiator | 1 if it waited | targets, and in the upper half those deferred | kicks, and in the upper half those merged |
+//! | `FlushTaken` | target | 1 for everything, 0 for pages | pages | |
+//! | `SpaceFlushBegins`, `SpaceFlushEnds` | `NO_VCPU` | | | |
+//!
+//! A flush that names vCPUs of several banks has a `FlushAsked` for each of these banks.
+
+pub mod ring;
+
+/// The vCPU of events that belong to none.
+pub const NO_VCPU: u16 = u16::MAX;
+
+/// Bytes of all rings together, at most.
+pub const RING_BYTES_MAX: u64 = 16 << 20;
+
+/// Records in a ring, at most.
+pub const RECORDS_MAX: u64 = 1 << 15;
+
+/// Records in each of `rings` rings: a power of two.
+pub const fn records_in_each(rings: u64) -> u64 {
+    let fit = RING_BYTES_MAX / (if rings == 0 { 1 } else { rings } * ring::RECORD_BYTES);
+    let fit = if fit < 3 { 2 } else { fit - 1 }; // Less one, for the header.
+    let power = 1 << fit.ilog2();
+    if power < RECORDS_MAX { power } else { RECORDS_MAX }
+}
+
+macro_rules! events {
+    ($($(#[doc = $doc:literal])+ $variant:ident = $code:literal,)+) => {
+        /// What a record tells.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u8)]
+        pub enum Event {
+            $($(#[doc = $doc])+ $variant = $code,)+
+        }
+
+        impl Event {
+            /// All of them.
+            pub const ALL: [Self; [$($code),+].len()] = [$(Self::$variant),+];
+
+            /// The one with this code.
+            pub const fn from_code(code: u8) -> Option<Self> {
+                match code {
+                    $($code => Some(Self::$variant),)+
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+events! {
+    /// A vCPU is about to enter the guest.
+    Enter = 1,
+    /// It did not enter: an event or a flush request pends.
+    EntryCancelled = 2,
+    /// It has left the guest.
+    Exit = 3,
+    /// A CPU has taken a vCPU.
+    TurnBegins = 4,
+    /// A CPU has nothing to do, and waits for an interrupt.
+    IdleBegins = 5,
+    /// It goes on.
+    IdleEnds = 6,
+    /// A vCPU asks for a flush of others.
+    FlushAsked = 7,
+    /// A CPU interrupts another one.
+    Kick = 8,
+    /// The flush is over for its initiator.
+    FlushDone = 9,
+    /// A vCPU takes what it was asked to flush.
+    FlushTaken = 10,
+    /// All translations of a machine's memory are about to be flushed.
+    SpaceFlushBegins = 11,
+    /// They have been.
+    SpaceFlushEnds = 12,
+}
+
+/// One record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// When, in ticks of the clock.
+    pub time: u64,
+    /// What.
+    pub event: Event,
+    /// Whose.
+    pub vcpu: u16,
+    /// As the table above says.
+    pub detail: u32,
+    /// As the table above says.
+    pub a: u64,
+    /// As the table above says.
+    pub b: u64,
+}
+
+impl Record {
+    /// As it lies in a ring.
+    #[inline(always)]
+    pub const fn words(&self) -> [u64; ring::WORDS] {
+        let what = self.event as u64 | (self.vcpu as u64) << 16 | (self.detail as u64) << 32;
+        [self.time, what, self.a, self.b]
+    }
+
+    /// The one with these words; `None` for an event that nobody knows.
+    pub const fn from_words([time, what, a, b]: [u64; ring::WORDS]) -> Option<Self> {
+        let Some(event) = Event::from_code(what as u8) else { return None };
+        Some(Self { time, event, vcpu: (what >> 16) as u16, detail: (what >> 32) as u32, a, b })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_read_as_they_were_written() {
+        for event in Event::ALL {
+            let record = Record { time: u64::MAX, event, vcpu: 254, detail: u32::MAX, a: 1, b: u64::MAX - 1 };
+            assert_eq!(Record::from_words(record.words()), Some(record));
+        }
+        assert_eq!(Record::from_words([1, 0, 0, 0]), None);
+        assert_eq!(Record::from_words([1, 0xff, 0, 0]), None);
+    }
+
+    #[test]
+    fn rings_fit_into_their_memory() {
+        for rings in [0, 1, 2, 3, 16, 17, 255, 256, 1 << 18] {
+            let records = records_in_each(rings);
+            assert!(
+                records.is_power_of_two() && records >= 2 && records <= RECORDS_MAX,
+                "{rings}: {records}"
+            );
+            assert!(rings > 256 || rings * ring::bytes(records) <= RING_BYTES_MAX, "{rings}: {records}");
+        }
+        assert_eq!(records_in_each(3), RECORDS_MAX);
+    }
+}

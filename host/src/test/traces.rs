@@ -1,0 +1,221 @@
+//! The trace of a run, compared with the hypervisor's counters and read by another parser than the
+//! writer's own library; and its cost.
+
+use super::cases::{Body, Case, case};
+use crate::arch::{Arch, Platform};
+use crate::machine::counters::Snapshot;
+use crate::machine::outcome::Outcome;
+use crate::machine::process::{Flow, Machine};
+use crate::machine::signals::Signals;
+use crate::machine::spec::{Clock, Spec};
+use crate::run::reporting_console;
+use crate::size::MIB;
+use crate::trace;
+use crate::trace::collect::Collected;
+use crate::vm::{Guest, Hypervisor, StockGuest};
+use crate::workspace;
+use anyhow::{Context, Result, anyhow, ensure};
+use hostlink::config::{FlushMode, ResetPolicy, Switches};
+use hostlink::counters::Counter;
+use hostlink::trace::Event;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+use tinyjson::JsonValue;
+
+/// Longest time for a machine.
+const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Most instructions of a record.
+const INSTRUCTIONS_MAX: f64 = 40.0;
+
+/// The rows.
+pub(super) const ROWS: [Case; 2] = [
+    case(
+        "trace_agrees_with_the_counters",
+        "each exit, flush and kick that is counted is in the trace, whose spans and arrows fit together",
+        Body::Own(agrees_with_the_counters),
+    ),
+    case(
+        "trace_costs_at_most_40_instructions",
+        "for each record, by the instruction counts of CPUID with and without it",
+        Body::Own(costs_little),
+    ),
+];
+
+fn agrees_with_the_counters(directory: &Path) -> Result<()> {
+    let stock = StockGuest::prepare(Arch::X86_64)?;
+    let guest = Guest {
+        platform: Platform::X86_64,
+        kernel: stock.kernel(),
+        initrd: Some(stock.initrd(Some("thrash --threads 4 --rounds 20 --report /dev/report"))),
+        cmdline: format!("{} quiet panic=-1", reporting_console(Arch::X86_64)),
+        vcpus: 4,
+        memory: 512 * MIB,
+        flush: FlushMode::Hypercall,
+        reset: ResetPolicy::Exit,
+        switches: Switches::default(),
+    };
+    let spec = guest.on_quell(&Hypervisor::with_trace(Arch::X86_64)?, 2, Clock::Wall, directory)?;
+    let (outcome, collected) = traced(spec)?;
+    let counters = outcome.counters.context("the hypervisor has no counters")?;
+    let flushes = compare(&counters, &collected)?;
+    let path = directory.join("trace.json");
+    trace::write(&path, &collected)?;
+    let text = fs::read_to_string(&path).context("cannot read the trace")?;
+    let trace: JsonValue = text.parse().map_err(|error| anyhow!("the trace is no JSON: {error}"))?;
+    let events: &Vec<JsonValue> = trace["traceEvents"].get().context("there is no list of events")?;
+    check_slices(events)?;
+    check_arrows(events)?;
+    let slices = events.iter().filter(|event| text_of(event, "name") == "flush").count() as u64;
+    ensure!(slices == flushes, "{slices} flushes are in the file, and {flushes} in the rings");
+    ensure!(flushes > 20, "{flushes} flushes are too few to tell anything");
+    Ok(())
+}
+
+/// Runs a machine to its end, and collects its trace.
+fn traced(mut spec: Spec) -> Result<(Outcome, Collected)> {
+    spec.timeout = Some(TIMEOUT);
+    let machine = Machine::start(&spec, &Signals::default())?;
+    let collector = machine.collect_trace()?;
+    let outcome = machine.run(|_, _| Ok(Flow::Continue))?.powered_off()?;
+    Ok((outcome, collector.finish()?))
+}
+
+/// Compares numbers of records with the counters; returns the number of flushes. Records that were
+/// overwritten before they were read make the difference smaller by as many at most.
+fn compare(counters: &Snapshot, collected: &Collected) -> Result<u64> {
+    let lost: u64 = collected.cpus.iter().map(|cpu| cpu.lost).sum();
+    let records = || collected.cpus.iter().flat_map(|cpu| &cpu.records);
+    let count = |event| records().filter(|record| record.event == event).count() as u64;
+    let flushes = count(Event::FlushDone);
+    for (what, found, counted) in [
+        ("exits", count(Event::Exit), counters.exits()),
+        ("flushes", flushes, counters.flush_requests() + counters.get(Counter::FlushContinued)),
+        ("flushes taken", count(Event::FlushTaken), counters.get(Counter::FlushTaken)),
+        ("turns", count(Event::TurnBegins), counters.get(Counter::SchedIn)),
+    ] {
+        let difference = counted.checked_sub(found);
+        ensure!(
+            difference.is_some_and(|difference| difference <= lost),
+            "{found} {what} are in the trace, which lacks {lost} records, and {counted} were counted"
+        );
+    }
+    let kicks = records().filter(|record| record.event == Event::FlushDone);
+    let kicks: u64 = kicks.map(|record| record.b & u64::from(u32::MAX)).sum();
+    let counted = counters.get(Counter::FlushKicks);
+    ensure!(kicks <= counted && (lost != 0 || kicks == counted), "{kicks} kicks, and {counted} were counted");
+    Ok(flushes)
+}
+
+fn number_of(event: &JsonValue, key: &str) -> f64 {
+    event
+        .get::<std::collections::HashMap<String, JsonValue>>()
+        .and_then(|object| object.get(key))
+        .and_then(|value| value.get::<f64>())
+        .copied()
+        .unwrap_or(f64::NAN)
+}
+
+fn text_of<'e>(event: &'e JsonValue, key: &str) -> &'e str {
+    event
+        .get::<std::collections::HashMap<String, JsonValue>>()
+        .and_then(|object| object.get(key))
+        .and_then(|value| value.get::<String>())
+        .map_or("", String::as_str)
+}
+
+/// Nanoseconds of a time in the file.
+fn ns_of(event: &JsonValue, key: &str) -> i64 {
+    (number_of(event, key) * 1000.0).round() as i64
+}
+
+/// Slices of each track, by their start: first and last nanosecond.
+fn tracks(events: &[JsonValue]) -> BTreeMap<(i64, i64), Vec<(i64, i64)>> {
+    let mut tracks = BTreeMap::<_, Vec<_>>::new();
+    for event in events.iter().filter(|event| text_of(event, "ph") == "X") {
+        let track = (number_of(event, "pid") as i64, number_of(event, "tid") as i64);
+        let start = ns_of(event, "ts");
+        tracks.entry(track).or_default().push((start, start + ns_of(event, "dur")));
+    }
+    for slices in tracks.values_mut() {
+        slices.sort_by_key(|&(start, end)| (start, -end));
+    }
+    tracks
+}
+
+/// In each track slices lie in one another or beside one another, and never across.
+fn check_slices(events: &[JsonValue]) -> Result<()> {
+    for (track, slices) in tracks(events) {
+        let mut open: Vec<(i64, i64)> = Vec::new();
+        for slice in slices {
+            while open.last().is_some_and(|outer| outer.1 <= slice.0) {
+                open.pop();
+            }
+            if let Some(outer) = open.last() {
+                ensure!(slice.1 <= outer.1, "in track {track:?} slice {slice:?} leaves {outer:?}");
+            }
+            open.push(slice);
+        }
+    }
+    Ok(())
+}
+
+/// Each arrow has two ends, the second not before the first, and both in slices.
+fn check_arrows(events: &[JsonValue]) -> Result<()> {
+    let tracks = tracks(events);
+    let mut arrows = BTreeMap::<i64, Vec<&JsonValue>>::new();
+    for event in events.iter().filter(|event| matches!(text_of(event, "ph"), "s" | "f")) {
+        arrows.entry(number_of(event, "id") as i64).or_default().push(event);
+    }
+    for (id, ends) in arrows {
+        let [from, to] = ends[..] else { return Err(anyhow!("arrow {id} has {} ends", ends.len())) };
+        ensure!(text_of(from, "ph") == "s" && text_of(to, "ph") == "f", "arrow {id} begins with its end");
+        ensure!(ns_of(from, "ts") <= ns_of(to, "ts"), "arrow {id} goes back in time");
+        for end in [from, to] {
+            let (at, track) =
+                (ns_of(end, "ts"), (number_of(end, "pid") as i64, number_of(end, "tid") as i64));
+            let slices = tracks.get(&track).with_context(|| format!("arrow {id} is in no track"))?;
+            let is_inside = slices.iter().any(|&(start, end)| start <= at && at <= end);
+            ensure!(is_inside, "arrow {id} has an end in no slice");
+        }
+    }
+    Ok(())
+}
+
+fn costs_little(directory: &Path) -> Result<()> {
+    let [usual, traced] = [Hypervisor::build(Arch::X86_64)?, Hypervisor::with_trace(Arch::X86_64)?];
+    let [usual, traced] = [cpuid(&usual, directory)?, cpuid(&traced, directory)?];
+    // Two records: the exit, and the next entry.
+    let cost = (traced - usual) / 2.0;
+    println!(
+        "a record costs {cost:.1} instructions (CPUID {usual:.0} without a trace, {traced:.0} with one)"
+    );
+    ensure!(cost <= INSTRUCTIONS_MAX, "a record costs {cost:.1} instructions");
+    ensure!(cost >= 5.0, "{cost:.1} instructions are less than a record has words: is there a trace?");
+    Ok(())
+}
+
+/// Instructions of CPUID, exit and entry included.
+fn cpuid(hypervisor: &Hypervisor, directory: &Path) -> Result<f64> {
+    let guest = Guest {
+        platform: Platform::X86_64,
+        kernel: workspace::build(workspace::PROBE, Arch::X86_64)?,
+        initrd: None,
+        cmdline: "bench=exits".to_owned(),
+        vcpus: 2,
+        memory: 64 * MIB,
+        flush: FlushMode::Hypercall,
+        reset: ResetPolicy::Exit,
+        switches: Switches::default(),
+    };
+    let mut spec = guest.on_quell(hypervisor, 1, Clock::Instructions, directory)?;
+    spec.timeout = Some(TIMEOUT);
+    let outcome =
+        Machine::start(&spec, &Signals::default())?.run(|_, _| Ok(Flow::Continue))?.powered_off()?;
+    let is_wanted =
+        |report: &&serde_json::Value| report["case"] == "cpuid" && report["metric"] == "instructions";
+    let report = outcome.reports.iter().find(is_wanted).context("the probe did not count CPUID")?;
+    report["value"].as_f64().with_context(|| format!("not a count: {report}"))
+}

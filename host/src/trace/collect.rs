@@ -1,0 +1,222 @@
+//! Reads the trace rings while the machine runs, on a thread of its own.
+
+use crate::machine::ram::Ram;
+use anyhow::{Result, anyhow, bail, ensure};
+use hostlink::counters::{BEACON_MAGIC, Beacon};
+use hostlink::trace::ring::{self, HEADER_WORDS, Reader, Source, WORDS};
+use hostlink::trace::{RECORDS_MAX as RING_RECORDS_MAX, Record};
+use std::mem::offset_of;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+/// Records that are kept of one run, all CPUs together. Those that come later are counted.
+pub(crate) const RECORDS_MAX: usize = 4 << 20;
+
+/// Between two looks at the rings. A ring holds some tenths of a second of a busy CPU.
+const PERIOD: Duration = Duration::from_millis(20);
+
+/// Most rings that a machine has: one for each CPU.
+const RINGS_MAX: u64 = 256;
+
+/// What one CPU has recorded.
+#[derive(Debug, Default)]
+pub(crate) struct CpuRecords {
+    /// In the order in which they were written.
+    pub(crate) records: Vec<Record>,
+    /// Records that are missing.
+    pub(crate) lost: u64,
+}
+
+/// What all CPUs have recorded.
+#[derive(Debug)]
+pub(crate) struct Collected {
+    /// Ticks per second of the records' clock.
+    pub(crate) hz: u64,
+    /// By CPU.
+    pub(crate) cpus: Vec<CpuRecords>,
+}
+
+/// A thread that collects.
+pub(crate) struct Collector {
+    is_over: Arc<AtomicBool>,
+    thread: JoinHandle<Result<Collected>>,
+}
+
+impl Collector {
+    /// Begins to collect the trace of the machine with this memory, whose beacon is at `beacon`.
+    pub(crate) fn start(ram: Arc<Ram>, beacon: u64) -> Self {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let ends = Arc::clone(&is_over);
+        Self { is_over, thread: thread::spawn(move || collect(&ram, beacon, &ends)) }
+    }
+
+    /// Returns the trace. Call it when the machine has ended.
+    pub(crate) fn finish(self) -> Result<Collected> {
+        self.is_over.store(true, Ordering::Relaxed); // Nothing else is published by it.
+        self.thread.join().map_err(|_| anyhow!("the collector of the trace panicked"))?
+    }
+}
+
+fn collect(ram: &Ram, beacon: u64, is_over: &AtomicBool) -> Result<Collected> {
+    let mut rings: Option<Rings<'_>> = None;
+    loop {
+        // Asked first: what was written before the end is then read once more.
+        let is_last = is_over.load(Ordering::Relaxed);
+        if rings.is_none() {
+            rings = Rings::find(ram, beacon)?;
+        }
+        if let Some(rings) = &mut rings {
+            rings.read()?;
+        }
+        if is_last {
+            let rings = rings.ok_or_else(|| anyhow!("the machine ended before it had a trace"))?;
+            return Ok(rings.collected());
+        }
+        thread::sleep(PERIOD);
+    }
+}
+
+/// The rings of a machine, and what was read of them.
+struct Rings<'r> {
+    ram: &'r Ram,
+    hz: u64,
+    start: u64,
+    records: u64,
+    kept: usize,
+    cpus: Vec<(Reader, CpuRecords)>,
+}
+
+impl<'r> Rings<'r> {
+    /// The rings that the beacon names; `None` while it is not filled in.
+    fn find(ram: &'r Ram, beacon: u64) -> Result<Option<Self>> {
+        let field = |offset: usize| ram.load(beacon.saturating_add(offset as u64));
+        if field(offset_of!(Beacon, magic))? != BEACON_MAGIC {
+            return Ok(None);
+        }
+        let start = field(offset_of!(Beacon, trace))?;
+        if start == 0 {
+            bail!("the hypervisor has no trace");
+        }
+        let sizes = field(offset_of!(Beacon, trace_rings))?;
+        let (rings, records) = (sizes & u64::from(u32::MAX), sizes >> 32);
+        ensure!(rings <= RINGS_MAX, "the hypervisor claims {rings} trace rings");
+        ensure!(
+            records.is_power_of_two() && records <= RING_RECORDS_MAX,
+            "the hypervisor claims trace rings of {records} records"
+        );
+        let hz = field(offset_of!(Beacon, tsc_hz))?;
+        ensure!(hz != 0, "the hypervisor's clock stands still");
+        let cpus = (0..rings).map(|_| (Reader::new(records), CpuRecords::default())).collect();
+        Ok(Some(Self { ram, hz, start, records, kept: 0, cpus }))
+    }
+
+    fn read(&mut self) -> Result<()> {
+        let (ram, records) = (self.ram, self.records);
+        let mut at = self.start;
+        for (reader, cpu) in &mut self.cpus {
+            let ring = InMemory { ram, start: at };
+            at = at.saturating_add(ring::bytes(records));
+            reader.read(&ring, |words| match Record::from_words(words) {
+                Some(record) if self.kept < RECORDS_MAX => {
+                    self.kept += 1;
+                    cpu.records.push(record);
+                }
+                _ => cpu.lost += 1,
+            })?;
+        }
+        Ok(())
+    }
+
+    fn collected(self) -> Collected {
+        let cpus =
+            self.cpus.into_iter().map(|(reader, cpu)| CpuRecords { lost: cpu.lost + reader.lost(), ..cpu });
+        Collected { hz: self.hz, cpus: cpus.collect() }
+    }
+}
+
+/// A ring in the machine's memory.
+struct InMemory<'r> {
+    ram: &'r Ram,
+    start: u64,
+}
+
+impl Source for InMemory<'_> {
+    type Error = anyhow::Error;
+
+    fn count(&self) -> Result<u64> {
+        self.ram.load(self.start) // Acquires; pairs with the writer's count, C.
+    }
+
+    fn word(&self, place: u64, word: usize) -> Result<u64> {
+        let index = HEADER_WORDS as u64 + place * WORDS as u64 + word as u64;
+        self.ram.load(self.start.saturating_add(8 * index))
+    }
+}
+
+// `find` loads two halves at once: the number of rings below, their size above.
+const _: () = assert!(offset_of!(Beacon, trace_records) == offset_of!(Beacon, trace_rings) + 4);
+const _: () = assert!(offset_of!(Beacon, trace_rings).is_multiple_of(8));
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hostlink::trace::Event;
+    use std::os::unix::fs::FileExt;
+
+    /// A machine whose hypervisor has two rings of four records.
+    fn machine(rings: u64, records: u64) -> Arc<Ram> {
+        let ram = Ram::new(16384, 0).expect("makes");
+        let put = |at: u64, word: u64| put(&ram, at, word);
+        put(offset_of!(Beacon, tsc_hz) as u64, 1000);
+        put(offset_of!(Beacon, trace) as u64, 4096);
+        put(offset_of!(Beacon, trace_rings) as u64, rings | records << 32);
+        put(offset_of!(Beacon, magic) as u64, BEACON_MAGIC);
+        Arc::new(ram)
+    }
+
+    fn put(ram: &Ram, at: u64, word: u64) {
+        let file = std::fs::File::from(ram.fd().try_clone_to_owned().expect("clones"));
+        file.write_at(&word.to_le_bytes(), at).expect("writes");
+    }
+
+    fn write(ram: &Ram, ring: u64, number: u64, words: [u64; WORDS]) {
+        let start = 4096 + ring * ring::bytes(4);
+        for (index, word) in (0..).zip(words) {
+            put(ram, start + 8 * (HEADER_WORDS as u64 + number % 4 * WORDS as u64 + index), word);
+        }
+        put(ram, start, number + 1);
+    }
+
+    #[test]
+    fn records_are_collected_by_cpu_and_missing_ones_are_counted() {
+        let ram = machine(2, 4);
+        let record = |time| Record { time, event: Event::Enter, vcpu: 3, detail: 0, a: 1, b: 2 };
+        write(&ram, 0, 0, record(7).words());
+        write(&ram, 0, 1, [8, 0xee, 0, 0]);
+        (0..9).for_each(|number| write(&ram, 1, number, record(number).words()));
+        let collector = Collector::start(Arc::clone(&ram), 0);
+        let collected = collector.finish().expect("collects");
+        assert_eq!(collected.hz, 1000);
+        assert_eq!(collected.cpus[0].records, [record(7)]);
+        assert_eq!(collected.cpus[0].lost, 1, "an unknown event");
+        assert_eq!(collected.cpus[1].records, [record(6), record(7), record(8)]);
+        assert_eq!(collected.cpus[1].lost, 6);
+    }
+
+    #[test]
+    fn claims_that_cannot_be_true_are_refused() {
+        for (rings, records) in [(257, 4), (1, 3), (1, 1 << 20)] {
+            let error = Collector::start(machine(rings, records), 0).finish().expect_err("is refused");
+            assert!(error.to_string().contains("claims"), "{error}");
+        }
+        let ram = machine(1, 4);
+        put(&ram, offset_of!(Beacon, trace) as u64, 0);
+        let error = Collector::start(ram, 0).finish().expect_err("has none");
+        assert!(error.to_string().contains("no trace"), "{error}");
+        let ram = Arc::new(Ram::new(4096, 0).expect("makes"));
+        let error = Collector::start(ram, 0).finish().expect_err("has no beacon");
+        assert!(error.to_string().contains("before it had a trace"), "{error}");
+    }
+}

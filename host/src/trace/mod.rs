@@ -1,0 +1,42 @@
+//! `quell run --trace`: the trace rings of a machine, from its memory to a file that Perfetto
+//! opens.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `collect` | reads the rings while the machine runs |
+//! | `timeline` | what each CPU did when, and the flushes with their targets |
+//! | `perfetto` | writes a timeline in the JSON trace format |
+
+pub(crate) mod collect;
+mod perfetto;
+pub(crate) mod timeline;
+
+use anyhow::{Context, Result};
+use collect::Collected;
+use std::fs::File;
+use std::io::BufWriter;
+use std::path::Path;
+use timeline::Timeline;
+
+/// Writes what was collected to `path`, and says on standard error how much that is.
+pub(crate) fn write(path: &Path, collected: &Collected) -> Result<()> {
+    let timeline = Timeline::new(collected);
+    let file = File::create(path).with_context(|| format!("cannot write the trace {}", path.display()))?;
+    perfetto::write(BufWriter::new(file), &timeline)
+        .with_context(|| format!("cannot write the trace {}", path.display()))?;
+    eprintln!(
+        "quell: trace of {} CPUs, {} spans, {} flushes in {}; open it at ui.perfetto.dev",
+        timeline.cpus.len(),
+        timeline.spans().count(),
+        timeline.flushes.len(),
+        path.display()
+    );
+    if timeline.lost() != 0 {
+        eprintln!(
+            "quell: {} records are missing: they were overwritten before they were read, or came after the first {}",
+            timeline.lost(),
+            collect::RECORDS_MAX
+        );
+    }
+    Ok(())
+}

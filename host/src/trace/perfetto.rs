@@ -1,0 +1,179 @@
+//! Writes a timeline in the JSON trace format ("Trace Event Format"), which Perfetto's viewer and
+//! Chromium's open.
+//!
+//! Process 1 has a track for each CPU: spans, and in them the flushes. Process 2 has a track for
+//! each vCPU: the CPU that it is on. Arrows ("flow events") go from a flush to the exit of each CPU
+//! that it has kicked, and to the place where each deferred target carries it out.
+
+use super::timeline::{CpuLine, Doing, Flush, Taken, Timeline};
+use anyhow::Result;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::io::Write;
+
+/// The process of the CPUs' tracks.
+const CPUS: u32 = 1;
+/// The process of the vCPUs' tracks.
+const VCPUS: u32 = 2;
+
+/// Writes the whole of it.
+pub(super) fn write(mut out: impl Write, timeline: &Timeline) -> Result<()> {
+    write!(out, "{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")?;
+    let mut events = Events { out: &mut out, any: false };
+    names(&mut events, timeline)?;
+    for (cpu, line) in (0u32..).zip(&timeline.cpus) {
+        cpu_line(&mut events, cpu, line)?;
+    }
+    for (id, flush) in (1u32..).zip(&timeline.flushes) {
+        flush_with_arrows(&mut events, id, flush)?;
+    }
+    for taken in &timeline.taken {
+        events.put(&instant(taken))?;
+    }
+    let lost = timeline.lost();
+    write!(out, "\n],\"otherData\":{{\"missing records\":\"{lost}\"}}}}")?;
+    out.flush()?;
+    Ok(())
+}
+
+/// Events, one to a line.
+struct Events<'o, W> {
+    out: &'o mut W,
+    any: bool,
+}
+
+impl<W: Write> Events<'_, W> {
+    fn put(&mut self, event: &Value) -> Result<()> {
+        let separator = if self.any { ",\n" } else { "\n" };
+        self.any = true;
+        write!(self.out, "{separator}{event}")?;
+        Ok(())
+    }
+}
+
+/// Nanoseconds in the format's unit.
+#[expect(clippy::cast_precision_loss, reason = "runs take hours at most, far below 2^53 ns")]
+fn us(ns: u64) -> f64 {
+    ns as f64 / 1000.0
+}
+
+fn names<W: Write>(events: &mut Events<'_, W>, timeline: &Timeline) -> Result<()> {
+    let name = |kind: &str, pid: u32, tid: u32, name: String| json!({"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}});
+    events.put(&name("process_name", CPUS, 0, "CPUs".to_owned()))?;
+    events.put(&name("process_name", VCPUS, 0, "vCPUs".to_owned()))?;
+    for (cpu, line) in (0u32..).zip(&timeline.cpus) {
+        if !line.spans.is_empty() {
+            events.put(&name("thread_name", CPUS, cpu, format!("CPU {cpu}")))?;
+        }
+    }
+    let turns = timeline.cpus.iter().flat_map(|line| &line.turns);
+    for vcpu in turns.map(|&(vcpu, ..)| vcpu).collect::<BTreeSet<_>>() {
+        events.put(&name("thread_name", VCPUS, vcpu.into(), format!("vCPU {vcpu}")))?;
+    }
+    Ok(())
+}
+
+fn slice(pid: u32, tid: u32, name: &str, category: &str, (start, end): (u64, u64), args: &Value) -> Value {
+    let (ts, dur) = (us(start), us(end - start));
+    json!({"ph": "X", "pid": pid, "tid": tid, "ts": ts, "dur": dur, "name": name, "cat": category, "args": args})
+}
+
+fn cpu_line<W: Write>(events: &mut Events<'_, W>, cpu: u32, line: &CpuLine) -> Result<()> {
+    for span in &line.spans {
+        let times = (span.start, span.end);
+        events.put(&match span.doing {
+            Doing::Guest { vcpu } => {
+                slice(CPUS, cpu, &format!("vCPU {vcpu}"), "guest", times, &json!({"vcpu": vcpu}))
+            }
+            Doing::Hypervisor { vcpu, why } => {
+                slice(CPUS, cpu, why.name(), "hypervisor", times, &json!({"vcpu": vcpu}))
+            }
+            Doing::Idle => slice(CPUS, cpu, "idle", "idle", times, &json!({})),
+        })?;
+    }
+    for &(vcpu, start, end) in &line.turns {
+        let name = format!("CPU {cpu}");
+        events.put(&slice(VCPUS, vcpu.into(), &name, "turn", (start, end), &json!({"cpu": cpu})))?;
+    }
+    Ok(())
+}
+
+fn flush_with_arrows<W: Write>(events: &mut Events<'_, W>, id: u32, flush: &Flush) -> Result<()> {
+    let args = json!({
+        "flush": id,
+        "initiator": flush.vcpu,
+        "elements": flush.elements,
+        "named": flush.named,
+        "targets": flush.targets,
+        "deferred": flush.deferred_count,
+        "kicked": flush.kicked.iter().map(|kicked| kicked.cpu).collect::<Vec<_>>(),
+        "merged": flush.merged,
+    });
+    let name = if flush.vcpu.is_some() { "flush" } else { "flush of nested translations" };
+    events.put(&slice(CPUS, flush.cpu, name, "flush", (flush.start, flush.end), &args))?;
+    let kicks = flush.kicked.iter().filter_map(|kicked| Some(("kick", kicked.at, kicked.cpu, kicked.exit?)));
+    let deferred = flush.deferred.iter().map(|taken| ("deferred flush", flush.start, taken.cpu, taken.at));
+    for (place, (name, from, cpu, to)) in (0u64..).zip(kicks.chain(deferred)) {
+        // 2^16 arrows of a flush are more than there are vCPUs.
+        let arrow = u64::from(id) << 16 | place;
+        let end = |ph: &str, tid: u32, at: u64| json!({"ph": ph, "bp": "e", "id": arrow, "name": name, "cat": name, "pid": CPUS, "tid": tid, "ts": us(at)});
+        events.put(&end("s", flush.cpu, from))?;
+        events.put(&end("f", cpu, to))?;
+    }
+    Ok(())
+}
+
+/// A vCPU carries out pending requests.
+fn instant(taken: &Taken) -> Value {
+    let name = if taken.whole { "flushes its tag" } else { "flushes pages" };
+    let args = json!({"vcpu": taken.vcpu, "pages": taken.pages});
+    json!({"ph": "i", "s": "t", "pid": CPUS, "tid": taken.cpu, "ts": us(taken.at), "name": name, "cat": "flush", "args": args})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::timeline::{Kicked, Span, Why};
+    use hostlink::counters::Counter;
+
+    #[test]
+    fn the_file_is_json_with_both_ends_of_each_arrow() {
+        let why = Why::Exit(Counter::ExitHypercall);
+        let span = |start, end, doing| Span { start, end, doing };
+        let hypervisor = span(10, 90, Doing::Hypervisor { vcpu: Some(0), why });
+        let guest = span(0, 10, Doing::Guest { vcpu: 0 });
+        let line = CpuLine { spans: vec![guest, hypervisor], turns: vec![(0, 0, 90)], lost: 3 };
+        let taken = Taken { vcpu: 2, cpu: 1, at: 70, whole: true, pages: 0 };
+        let flush = Flush {
+            cpu: 0,
+            vcpu: Some(0),
+            start: 20,
+            end: 50,
+            named: vec![1, 2],
+            elements: 0,
+            targets: 2,
+            deferred_count: 1,
+            merged: 0,
+            kicked: vec![
+                Kicked { cpu: 1, at: 25, vcpu: Some(1), exit: Some(40) },
+                Kicked { cpu: 3, at: 26, vcpu: None, exit: None },
+            ],
+            deferred: vec![taken],
+        };
+        let timeline = Timeline { cpus: vec![line], flushes: vec![flush], taken: vec![taken] };
+        let mut bytes = Vec::new();
+        write(&mut bytes, &timeline).expect("writes");
+        let value: Value = serde_json::from_slice(&bytes).expect("is JSON");
+        let events = value["traceEvents"].as_array().expect("is a list");
+        let of = |ph: &str| events.iter().filter(|event| event["ph"] == ph).cloned().collect::<Vec<_>>();
+        let pairs = |events: &[Value]| {
+            events.iter().map(|event| (event["id"].as_u64(), event["ts"].as_f64())).collect::<Vec<_>>()
+        };
+        assert_eq!(pairs(&of("s")), [(Some(1 << 16), Some(0.025)), (Some(1 << 16 | 1), Some(0.02))]);
+        assert_eq!(pairs(&of("f")), [(Some(1 << 16), Some(0.04)), (Some(1 << 16 | 1), Some(0.07))]);
+        let names: Vec<_> = of("X").iter().map(|event| event["name"].as_str().unwrap().to_owned()).collect();
+        assert_eq!(names, ["vCPU 0", "exit.hypercall", "CPU 0", "flush"]);
+        assert_eq!(of("i").len(), 1);
+        assert_eq!(value["otherData"]["missing records"], "3");
+    }
+}

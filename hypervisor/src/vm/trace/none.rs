@@ -1,0 +1,54 @@
+//! What an image without a trace has in its place.
+
+use hostlink::counters::Beacon;
+use hostlink::trace::Event;
+
+use crate::vm::memory::FreeMemory;
+
+/// The rings of all CPUs: none.
+#[derive(Debug)]
+pub struct Rings;
+
+/// The ring of one CPU: none.
+#[derive(Debug)]
+pub struct CpuTrace;
+
+impl Rings {
+    /// None.
+    #[must_use]
+    pub const fn take(_: &mut FreeMemory, _: u32) -> Option<Self> {
+        Some(Self)
+    }
+
+    /// Nothing.
+    pub const fn publish(&self, _: &Beacon) {}
+}
+
+impl Default for CpuTrace {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl CpuTrace {
+    /// Nothing.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self
+    }
+
+    /// Nothing.
+    pub const fn attach(&self, _: &Rings, _: u32) {}
+
+    /// Nothing.
+    #[inline(always)]
+    pub fn note(
+        &self,
+        _now: impl FnOnce() -> u64,
+        _event: Event,
+        _vcpu: u16,
+        _detail: u32,
+        _words: [u64; 2],
+    ) {
+    }
+}
