@@ -64,7 +64,7 @@ pub(crate) fn run(args: &RunArgs, signals: &Signals) -> Result<u8> {
         writer.write(&samples(counters))?;
     }
     if let (Some(path), Some(collector)) = (&args.trace, collector) {
-        trace::write(path, &collector.finish()?)?;
+        trace::summarise(path, &trace::write(path, &collector.finish()?)?);
     }
     Ok(status)
 }

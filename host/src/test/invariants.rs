@@ -96,8 +96,12 @@ const FLUSHES: [&str; 4] = [
 
 /// Where memory is accessed by its address: the guest's in `raw.rs`, a dirty log's words, and the
 /// target of a migration's copies.
-const DEREFERENCES: [&str; 3] =
-    ["crates/memslots/src/dirty.rs", "crates/memslots/src/raw.rs", "hypervisor/src/vm/control/migrate.rs"];
+const DEREFERENCES: [&str; 4] = [
+    "crates/memslots/src/dirty.rs",
+    "crates/memslots/src/raw.rs",
+    "hypervisor/src/vm/control/migrate.rs",
+    "hypervisor/src/vm/trace/rings.rs",
+];
 
 /// The documents for people.
 fn documents() -> Vec<PathBuf> {

@@ -18,12 +18,17 @@ use std::io::BufWriter;
 use std::path::Path;
 use timeline::Timeline;
 
-/// Writes what was collected to `path`, and says on standard error how much that is.
-pub(crate) fn write(path: &Path, collected: &Collected) -> Result<()> {
+/// Writes the collected trace to `path`.
+pub(crate) fn write(path: &Path, collected: &Collected) -> Result<Timeline> {
     let timeline = Timeline::new(collected);
     let file = File::create(path).with_context(|| format!("cannot write the trace {}", path.display()))?;
     perfetto::write(BufWriter::new(file), &timeline)
         .with_context(|| format!("cannot write the trace {}", path.display()))?;
+    Ok(timeline)
+}
+
+/// Prints on standard error what the trace in `path` holds.
+pub(crate) fn summarise(path: &Path, timeline: &Timeline) {
     eprintln!(
         "quell: trace of {} CPUs, {} spans, {} flushes in {}; open it at ui.perfetto.dev",
         timeline.cpus.len(),
@@ -38,5 +43,4 @@ pub(crate) fn write(path: &Path, collected: &Collected) -> Result<()> {
             collect::RECORDS_MAX
         );
     }
-    Ok(())
 }

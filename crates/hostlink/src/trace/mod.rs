@@ -35,7 +35,7 @@ pub const RECORDS_MAX: u64 = 1 << 15;
 pub const fn records_in_each(rings: u64) -> u64 {
     let fit = RING_BYTES_MAX / (if rings == 0 { 1 } else { rings } * ring::RECORD_BYTES);
     let fit = if fit < 3 { 2 } else { fit - 1 }; // Less one, for the header.
-    let power = 1 << fit.ilog2();
+    let power = 1 << (u64::BITS - 1 - fit.leading_zeros());
     if power < RECORDS_MAX { power } else { RECORDS_MAX }
 }
 
