@@ -50,8 +50,18 @@ pub(super) const STEPS: [Step; 15] = [
     ),
     step(
         "model-tests",
-        "flush protocol, memory slots and dirty logs under loom, all interleavings",
-        &["test", "--release", "--lib", "--package", "quell-coherence", "--package", "quell-memslots"],
+        "flush protocol, memory slots, dirty logs and trace rings under loom, all interleavings",
+        &[
+            "test",
+            "--release",
+            "--lib",
+            "--package",
+            "quell-coherence",
+            "--package",
+            "quell-memslots",
+            "--package",
+            "quell-hostlink",
+        ],
     )
     .under_loom(),
     // Its documentation's examples cannot run under loom.

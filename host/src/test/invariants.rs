@@ -95,7 +95,7 @@ const FLUSHES: [&str; 4] = [
 ];
 
 /// Where memory is accessed by its address: the guest's in `raw.rs`, a dirty log's words, and the
-/// target of a migration's copies.
+/// target of a migration's copies; and the trace rings.
 const DEREFERENCES: [&str; 4] = [
     "crates/memslots/src/dirty.rs",
     "crates/memslots/src/raw.rs",
