@@ -18,6 +18,7 @@ mod packages;
 mod panics;
 #[cfg(test)]
 mod partners;
+mod peers;
 mod progress;
 #[cfg(test)]
 mod publics;
@@ -156,6 +157,7 @@ fn all_cases() -> impl Iterator<Item = &'static cases::Case> {
         .chain(audit::ROWS)
         .chain(&packages::ROWS)
         .chain(&releases::ROWS)
+        .chain(&peers::ROWS)
 }
 
 /// Prints the last line, and says what the process's status is.

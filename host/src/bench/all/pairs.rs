@@ -170,7 +170,7 @@ mod tests {
         assert!(!equal(&[0.9, 0.8, 0.85]), "all are less, by more than they differ");
         assert!(equal(&[0.7, 0.9, 0.98]), "the middle is nearer to 1 than the others to each other");
         assert!(!equal(&[0.1, 0.12, 0.17]) && !equal(&[8.0, 9.0, 10.0]));
-        assert_eq!(equal(&[0.5, 0.8]), equal(&[2.0, 1.25]), "whichever side is first");
+        assert!(equal(&[0.5, 0.8, 1.25]) && equal(&[2.0, 1.25, 0.8]), "whichever side is first");
         assert!(!equal(&[0.99]) && !equal(&[1.01, 1.01]), "without a spread everything differs");
     }
 
