@@ -103,10 +103,10 @@ pub(crate) enum Peer {
 ///
 /// The same guest kernel, initial RAM disk, commands and number of vCPUs, on as many CPUs: on
 /// Quell, by hypercall and by IPI, and on KVM by Hyper-V's hypercalls, by IPI and by KVM's own
-/// paravirtual flush, in turn. Ratios are of the runs of one round, pair by pair. A machine of KVM's
-/// that dies or hangs is started again, and counted. Results are written after each run, and the
-/// same command goes on with what it finds in --json FILE. Ends with status 1 if a target is missed
-/// or a run fails.
+/// paravirtual flush, in turn. Ratios are of the runs of one round, pair by pair. A machine of
+/// KVM's that dies or hangs is started again, and counted. Results are written after each run, and
+/// the same command goes on with what it finds in --json FILE. Ends with status 1 if a target is
+/// missed or a run fails.
 #[derive(Debug, Args)]
 pub(crate) struct AllArgs {
     /// Compare with this

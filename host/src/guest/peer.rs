@@ -23,7 +23,7 @@ const FIRMWARE: [&str; 4] = ["bios-256k.bin", "kvmvapic.bin", "pvh.bin", "linuxb
 pub(crate) const CMDLINE: &str = "console=ttyS0 quiet panic=-1 tsc=reliable clocksource=tsc";
 /// Memory for that kernel itself, and for each vCPU that it and QEMU look after.
 const KERNEL_MEMORY: u64 = 256 * MIB;
-const VCPU_MEMORY: u64 = MIB;
+const VCPU_MEMORY: u64 = 4 * MIB;
 /// The event by which the kernel around reports that its QEMU is started. What was reported before
 /// is of that kernel's own boot.
 pub(crate) const STARTS: &str = "peer-starts";
@@ -49,8 +49,8 @@ impl Flushes {
         }
     }
 
-    /// The value of QEMU's `-cpu`: the Hyper-V interface as QEMU 7.2 can ask KVM 6.1 for it, without
-    /// KVM's own, which guests would prefer; or that alone.
+    /// The value of QEMU's `-cpu`: the Hyper-V interface as QEMU 7.2 can ask KVM 6.1 for it,
+    /// without KVM's own, which guests would prefer; or that alone.
     pub(crate) const fn cpu(self) -> &'static str {
         match self {
             Self::HyperV => {

@@ -50,6 +50,40 @@ pub(crate) struct Trial {
     pub(crate) wall: Duration,
 }
 
+/// What one machine came to.
+enum Ended {
+    /// The guest came to its end, and measured something or not.
+    Over(Result<Vec<Number>, String>),
+    /// The machine ended before.
+    Died { how: String, last_words: String },
+    /// This process is told to end.
+    Interrupted,
+}
+
+/// Runs machines until one comes to its end. Those of the peer's that die are repeated: KVM under
+/// QEMU's emulation dies now and then. Nothing of this kind is known of Quell, whose death is a
+/// failure.
+fn trial(is_peer: bool, mut run: impl FnMut() -> Result<(Ended, Duration)>) -> Result<Option<Trial>> {
+    let (mut deaths, mut wall) = (Vec::new(), Duration::ZERO);
+    loop {
+        let (ended, took) = run()?;
+        wall += took;
+        let numbers = match ended {
+            Ended::Interrupted => return Ok(None),
+            Ended::Over(numbers) => numbers,
+            Ended::Died { how, last_words } if !is_peer => Err(format!("{how}\n{last_words}")),
+            Ended::Died { how, last_words } => {
+                deaths.push(how);
+                if deaths.len() < DEATHS_MAX {
+                    continue;
+                }
+                Err(format!("{DEATHS_MAX} machines died or hung; the last one's end:\n{last_words}"))
+            }
+        };
+        return Ok(Some(Trial { numbers, deaths, wall }));
+    }
+}
+
 /// How a machine is made, for those who want to make it again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Setup {
@@ -76,28 +110,16 @@ pub(crate) struct Setup {
 impl Lab<'_> {
     /// Runs it, again if the peer dies or hangs. Nothing if the process is told to end.
     pub(crate) fn measure(&self, case: &Case, way: Way) -> Result<Option<Trial>> {
-        let mut result = Trial { numbers: Err(String::new()), deaths: Vec::new(), wall: Duration::ZERO };
-        loop {
+        trial(way.is_peer(), || {
             let (outcome, watch) = self.run(case, way)?;
-            result.wall += outcome.wall;
-            if let End::Interrupted(_) = outcome.end {
-                return Ok(None);
-            }
-            if watch.is_over() || !way.is_peer() {
-                result.numbers = match outcome.end {
-                    _ if watch.is_over() => watch.result(),
-                    end => Err(format!("{}\n{}", ended(end), last_words(&outcome))),
-                };
-                return Ok(Some(result));
-            }
-            result.deaths.push(ended(outcome.end));
-            if result.deaths.len() == DEATHS_MAX {
-                let last = last_words(&outcome);
-                result.numbers =
-                    Err(format!("{DEATHS_MAX} machines died or hung; the last one's end:\n{last}"));
-                return Ok(Some(result));
-            }
-        }
+            let wall = outcome.wall;
+            let ended = match outcome.end {
+                End::Interrupted(_) => Ended::Interrupted,
+                _ if watch.is_over() => Ended::Over(watch.result()),
+                end => Ended::Died { how: ended(end), last_words: last_words(&outcome) },
+            };
+            Ok((ended, wall))
+        })
     }
 
     /// How the machine is made.
@@ -219,4 +241,46 @@ fn last_words(outcome: &Outcome) -> String {
     let parts = [&outcome.console, &outcome.log, &outcome.qemu_messages];
     let parts = parts.into_iter().filter(|part| !part.trim().is_empty()).map(|part| tail(part));
     parts.collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn died() -> Ended {
+        Ended::Died { how: "it hung".to_owned(), last_words: "help".to_owned() }
+    }
+
+    /// A trial of machines that end like this, each after a second, and how many there were.
+    fn tried(is_peer: bool, ends: Vec<Ended>) -> (Option<Trial>, usize) {
+        let (total, mut ends) = (ends.len(), ends.into_iter());
+        let trial = trial(is_peer, || Ok((ends.next().expect("it tries too often"), SECOND)));
+        (trial.expect("starts"), total - ends.count())
+    }
+
+    #[test]
+    fn a_peer_that_dies_is_repeated_and_counted() {
+        let good = || Ended::Over(Ok(Vec::new()));
+        let (trial, count) = tried(true, vec![died(), died(), good(), good()]);
+        let trial = trial.expect("is over");
+        assert!(trial.numbers.is_ok());
+        assert_eq!((count, trial.deaths, trial.wall), (3, vec!["it hung".to_owned(); 2], 3 * SECOND));
+        let (trial, count) = tried(true, (0..DEATHS_MAX + 1).map(|_| died()).collect());
+        let trial = trial.expect("is over");
+        assert_eq!((count, trial.deaths.len()), (DEATHS_MAX, DEATHS_MAX));
+        assert!(trial.numbers.expect_err("is given up").contains("help"));
+    }
+
+    #[test]
+    fn nothing_else_is_repeated() {
+        let (trial, count) = tried(false, vec![died(), died()]);
+        let trial = trial.expect("is over");
+        assert_eq!((count, trial.deaths.len(), trial.numbers.is_err()), (1, 0, true), "Quell has failed");
+        let (trial, count) = tried(true, vec![Ended::Over(Err("damage".to_owned())), died()]);
+        assert_eq!((count, trial.expect("is over").numbers), (1, Err("damage".to_owned())));
+        let (trial, count) = tried(true, vec![died(), Ended::Interrupted, died()]);
+        assert!(trial.is_none() && count == 2);
+    }
 }

@@ -24,8 +24,8 @@ impl Spread {
         Some(Self { median, min, max })
     }
 
-    /// Whether ratios with this spread differ from 1 by less than among themselves. Twice as much is
-    /// as far from 1 as half, so it is about their logarithms.
+    /// Whether ratios with this spread differ from 1 by less than among themselves. Twice as much
+    /// is as far from 1 as half, so it is about their logarithms.
     pub(crate) fn is_equal(self) -> bool {
         self.min < self.max && self.median.ln().abs() < (self.max / self.min).ln()
     }

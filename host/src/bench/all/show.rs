@@ -108,7 +108,7 @@ pub(crate) fn print_ratios(ratios: &[Ratio], cases: &[&'static Case], runs: &[Ru
         let case = cases.iter().find(|case| case.name == ratio.case);
         let peers = case.map_or_else(dash, |case| peers(case, ratio, unit, runs));
         [
-            format!("{}: {}, by {}", ratio.case, ratio.metric, ratio.way),
+            case.map_or_else(String::new, |case| label(case, ratio)),
             ratio.quell.map_or_else(dash, |quell| numbers(quell, unit)),
             peers,
             ratio.ratio.map_or_else(dash, |ratio| numbers(ratio, "").trim().to_owned()),
@@ -117,6 +117,12 @@ pub(crate) fn print_ratios(ratios: &[Ratio], cases: &[&'static Case], runs: &[Ru
         ]
     });
     println!("{}", table(["", "quell", "kvm", "ratio", "at most", ""], rows));
+}
+
+/// What was measured, and how Quell's guest flushed where there are several ways.
+fn label(case: &Case, ratio: &Ratio) -> String {
+    let way = if case.ways(false).count() > 1 { format!(", by {}", ratio.way) } else { String::new() };
+    format!("{}: {}{way}", case.name, ratio.metric)
 }
 
 /// All ways of the peer's that a comparison is about, a line each, the best one marked.
