@@ -2,9 +2,9 @@
 //!
 //! The kernel command line says which: `bench=NAME` with a name from [`bench`], or `test=NAME` with
 //! a name from the table in [`tests`] or `all`. `count=N` with it says how many calls a benchmark
-//! is to make, if that is open, how much garbage there is to be of each kind, or how often a test
-//! is to change what it changes. What came of it goes to COM2 in lines of JSON, and in words to
-//! COM1; then the machine is switched off.
+//! is to make, if that is open, or how many targets there may be, how much garbage there is to be
+//! of each kind, or how often a test is to change what it changes. What came of it goes to COM2 in
+//! lines of JSON, and in words to COM1; then the machine is switched off.
 #![no_std]
 #![no_main]
 
@@ -43,7 +43,7 @@ fn main(info: BootInfo) -> ! {
     let Ok(count) = count.transpose() else { report::abort(format_args!("count= takes a number")) };
     match words.find(|(key, _)| matches!(*key, "bench" | "test")) {
         Some(("bench", "exits")) => bench::exits(),
-        Some(("bench", "flush")) => bench::flush(),
+        Some(("bench", "flush")) => bench::flush(count.unwrap_or(254)),
         Some(("bench", name)) if name.starts_with("memslot-") => {
             bench::memory("memslot", || bench::memslot(name, count.unwrap_or(16)));
         }

@@ -174,9 +174,9 @@ impl Lab<'_> {
                 linux.vcpus,
                 linux.memory,
             ),
-            Work::Probe { bench, vcpus } => {
+            Work::Probe { cmdline, vcpus } => {
                 let kernel = workspace::bootable(workspace::build(workspace::PROBE, arch)?, arch)?;
-                (kernel, None, format!("bench={bench}"), *vcpus, 64 * MIB)
+                (kernel, None, (*cmdline).to_owned(), *vcpus, 64 * MIB)
             }
             Work::Tlbcheck { cpus, samples } => {
                 let kernel = workspace::bootable(workspace::build(workspace::TLBCHECK, arch)?, arch)?;
@@ -218,6 +218,7 @@ fn timeout(work: &Work, way: Way) -> Duration {
     let (quell, kvm) = match work {
         Work::Linux(linux) if linux.vcpus >= MANY => (300, 1200),
         Work::Linux(_) => (120, 240),
+        Work::Probe { vcpus, .. } if *vcpus >= MANY => (120, 1200),
         Work::Probe { .. } => (120, 600),
         Work::Tlbcheck { .. } => (240, 600),
     };

@@ -11,7 +11,7 @@ mod watch;
 mod way;
 
 use crate::arch::Platform;
-use crate::cli::{AllArgs, Peer};
+use crate::cli::AllArgs;
 use crate::guest::peer;
 use crate::machine::signals::Signals;
 use crate::results;
@@ -50,10 +50,8 @@ pub(crate) fn all(args: &AllArgs, signals: &Signals) -> Result<u8> {
         rounds: args.rounds,
         signals,
     };
-    let compared = if args.peer == Some(Peer::Kvm) { cases.clone() } else { Vec::new() };
     let steps = plan(&cases, args.runs, args.peer.is_some());
-    let mut bench =
-        Bench { record: begin(args, &lab)?, lab, json: target(args), compared, setups: Vec::new() };
+    let mut bench = Bench { record: begin(args, &lab)?, lab, json: target(args), setups: Vec::new() };
     bench.describe(&steps)?;
     if let Some(signal) = bench.run(&steps, signals)? {
         if let Some(path) = &bench.json {
@@ -64,7 +62,7 @@ pub(crate) fn all(args: &AllArgs, signals: &Signals) -> Result<u8> {
         }
         return Ok(u8::try_from(128 + signal).unwrap_or(1));
     }
-    Ok(u8::from(!bench.judge(&cases)))
+    Ok(u8::from(!bench.judge(&cases, args.peer.is_some())))
 }
 
 /// The cases that are asked for.
@@ -135,16 +133,20 @@ struct Bench<'a> {
     record: Record,
     lab: Lab<'a>,
     json: Option<PathBuf>,
-    /// The cases that are compared with the peer's.
-    compared: Vec<&'static Case>,
     setups: Vec<Setup>,
 }
 
 impl Bench<'_> {
-    /// Notes how each kind of machine is made.
+    /// Notes how each kind of machine is made, of those that ran before as well.
     fn describe(&mut self, steps: &[Step]) -> Result<()> {
-        for step in steps.iter().filter(|step| step.round == 1) {
-            self.setups.push(self.lab.setup(step.case, step.way)?);
+        if self.json.is_none() {
+            return Ok(());
+        }
+        for (case, way) in CASES.iter().flat_map(|case| case.ways(true).map(move |way| (case, way))) {
+            let is_due = steps.iter().any(|step| step.case.name == case.name && step.way == way);
+            if is_due || self.record.runs.iter().any(|run| run.is_of(case, way)) {
+                self.setups.push(self.lab.setup(case, way)?);
+            }
         }
         Ok(())
     }
@@ -158,32 +160,35 @@ impl Bench<'_> {
         self.write()?;
         for (index, step) in due.iter().enumerate() {
             progress.begin(step, done + index, remaining(&due[index..], &self.record));
-            let trial = self.lab.measure(step.case, step.way)?;
-            let (Some(trial), None) = (trial, signals.caught()) else { return Ok(signals.caught()) };
+            let Some(trial) = self.lab.measure(step.case, step.way)? else { return Ok(signals.caught()) };
             let at = OffsetDateTime::now_utc().format(&Rfc3339)?;
             let run = Run::new(step.case, step.way, step.round, at, trial);
             self.record.add(run.clone());
             self.write()?;
             progress.end(step, &run, done + index + 1, remaining(&due[index + 1..], &self.record));
+            if index + 1 < due.len() && signals.caught().is_some() {
+                return Ok(signals.caught());
+            }
         }
         Ok(None)
     }
 
     fn write(&self) -> Result<()> {
         let Some(path) = &self.json else { return Ok(()) };
-        self.record.write(path, &self.setups, &self.compared)
+        self.record.write(path, &self.setups)
     }
 
-    /// Prints everything; whether all went well and each target is met.
-    fn judge(&self, cases: &[&'static Case]) -> bool {
-        let ratios = self.record.ratios(&self.compared);
-        let runs = &self.record.runs;
-        if self.compared.is_empty() {
-            show::print_alone(cases, runs);
+    /// Prints everything about these cases; whether all went well and each target is met.
+    fn judge(&self, cases: &[&'static Case], with_peer: bool) -> bool {
+        let ratios = if with_peer { self.record.ratios(cases) } else { Vec::new() };
+        let is_asked_for = |run: &&Run| cases.iter().any(|case| case.name == run.case);
+        let runs: Vec<_> = self.record.runs.iter().filter(is_asked_for).cloned().collect();
+        if with_peer {
+            show::print_ratios(&ratios, cases, &runs);
         } else {
-            show::print_ratios(&ratios, cases, runs);
+            show::print_alone(cases, &runs);
         }
-        show::print_failures(runs);
+        show::print_failures(&runs);
         let is_good = |verdict| !matches!(verdict, Verdict::Missed | Verdict::Unmeasured);
         ratios.iter().all(|ratio| is_good(ratio.verdict)) && runs.iter().all(|run| run.failure.is_none())
     }
