@@ -93,8 +93,13 @@ const THRASH_RATIOS: &[Comparison] =
 const THRASH_TARGETS: &[Comparison] =
     &[compare("real", HYPERCALL, KVM_WAYS, Some(0.3)), compare("real", IPI, &[KVM_IPI], Some(0.6))];
 
-/// Thrash with a thread for each vCPU.
-const fn thrash(name: &'static str, vcpus: u32, comparisons: &'static [Comparison]) -> Case {
+/// Thrash with a thread for each vCPU on 2 CPUs.
+const fn thrash(
+    name: &'static str,
+    about: &'static str,
+    vcpus: u32,
+    comparisons: &'static [Comparison],
+) -> Case {
     let work = Work::Linux(Linux {
         vcpus,
         cpus: 2,
@@ -103,7 +108,6 @@ const fn thrash(name: &'static str, vcpus: u32, comparisons: &'static [Compariso
         has_rom: false,
         metrics: THRASH,
     });
-    let about = "threads of one process map, read and unmap part of a file";
     Case { name, about, work, ways: LINUX_WAYS, only_long: false, comparisons }
 }
 
@@ -137,13 +141,18 @@ pub(crate) const CASES: &[Case] = &[
         only_long: false,
         comparisons: &[compare(USERSPACE, HYPERCALL, &[KVM_HYPERV, KVM_PARAVIRTUAL], Some(0.8))],
     },
-    thrash("thrash-2:2", 2, THRASH_RATIOS),
-    thrash("thrash-4:2", 4, THRASH_RATIOS),
-    thrash("thrash-8:2", 8, THRASH_TARGETS),
-    thrash("thrash-16:2", 16, THRASH_RATIOS),
+    thrash(
+        "thrash-2:2",
+        "2 threads map, read and unmap part of a file, a vCPU each on 2 CPUs",
+        2,
+        THRASH_RATIOS,
+    ),
+    thrash("thrash-4:2", "the same by 4 threads and vCPUs", 4, THRASH_RATIOS),
+    thrash("thrash-8:2", "the same by 8 threads and vCPUs", 8, THRASH_TARGETS),
+    thrash("thrash-16:2", "the same by 16 threads and vCPUs", 16, THRASH_RATIOS),
     Case {
         name: "thrash-128:2",
-        about: "the same by 65 threads, more than a mask of 64 bits can name",
+        about: "the same by 65 threads on 128 vCPUs, more than a mask of 64 bits can name",
         work: Work::Linux(Linux {
             vcpus: 128,
             cpus: 2,
@@ -163,7 +172,7 @@ pub(crate) const CASES: &[Case] = &[
             vcpus: 8,
             cpus: 2,
             memory: 512 * MIB,
-            command: "mmtest --memory 32 --rounds 20 --report /dev/report",
+            command: "mmtest --memory 32 --rounds 10 --report /dev/report",
             has_rom: true,
             metrics: &[end("round", "ms", "/round_us/median", 1e-3)],
         }),
@@ -174,7 +183,7 @@ pub(crate) const CASES: &[Case] = &[
     Case {
         name: "shootdown",
         about: "tlbcheck's flushes of another CPU, by each of its back ends",
-        work: Work::Tlbcheck { cpus: 2, samples: 101 },
+        work: Work::Tlbcheck { cpus: 2, samples: 51 },
         ways: TWO_WAYS,
         only_long: false,
         comparisons: &[
