@@ -1,6 +1,6 @@
 //! Runs one case in one way: makes the guest, puts it on its hypervisor, and follows it to its end.
 
-use super::cases::{Case, Linux, Work};
+use super::cases::{CASES, Case, Linux, Work};
 use super::watch::{Number, Watch};
 use super::way::Way;
 use crate::arch::Platform;
@@ -17,7 +17,7 @@ use crate::workspace;
 use anyhow::Result;
 use hostlink::config::{FlushMode, ResetPolicy, Switches};
 use hostlink::exit::ExitCode;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::time::Duration;
 
@@ -85,11 +85,11 @@ fn trial(is_peer: bool, mut run: impl FnMut() -> Result<(Ended, Duration)>) -> R
 }
 
 /// How a machine is made, for those who want to make it again.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Setup {
-    pub(crate) case: &'static str,
+    pub(crate) case: String,
     pub(crate) subject: Subject,
-    pub(crate) way: &'static str,
+    pub(crate) way: String,
     /// CPUs of the emulated machine, one of which may run no vCPUs; its memory; whether its clock
     /// counts instructions.
     machine: String,
@@ -104,7 +104,7 @@ pub(crate) struct Setup {
     #[serde(skip_serializing_if = "Option::is_none")]
     peer_qemu: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    peer_cmdline: Option<&'static str>,
+    peer_cmdline: Option<String>,
 }
 
 impl Lab<'_> {
@@ -123,7 +123,7 @@ impl Lab<'_> {
     }
 
     /// How the machine is made.
-    pub(crate) fn setup(&self, case: &Case, way: Way) -> Result<Setup> {
+    fn setup(&self, case: &Case, way: Way) -> Result<Setup> {
         let guest = self.guest(case, way)?;
         let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
         let spec = self.spec(case, way, &guest, directory.path())?;
@@ -133,16 +133,22 @@ impl Lab<'_> {
         };
         let clock = if spec.clock == Clock::Instructions { ", counting instructions" } else { "" };
         Ok(Setup {
-            case: case.name,
+            case: case.name.to_owned(),
             subject: way.subject(),
-            way: way.flushes(),
+            way: way.flushes().to_owned(),
             machine: format!("{} CPUs, {} MiB{clock}", spec.cpus, spec.memory / MIB),
             guest: format!("{} vCPUs, {} MiB", guest.vcpus, guest.memory / MIB),
             cmdline: guest.cmdline.clone(),
             command: self.command(&case.work),
-            peer_cmdline: inner.as_ref().map(|_| peer::CMDLINE),
+            peer_cmdline: inner.as_ref().map(|_| peer::CMDLINE.to_owned()),
             peer_qemu: inner,
         })
+    }
+
+    /// How the machines of all cases and ways are made that `is_meant`.
+    pub(crate) fn setups(&self, is_meant: impl Fn(&Case, Way) -> bool) -> Result<Vec<Setup>> {
+        let all = CASES.iter().flat_map(|case| case.ways(true).map(move |way| (case, way)));
+        all.filter(|(case, way)| is_meant(case, *way)).map(|(case, way)| self.setup(case, way)).collect()
     }
 
     fn run<'c>(&self, case: &'c Case, way: Way) -> Result<(Outcome, Watch<'c>)> {

@@ -18,7 +18,7 @@ use crate::results;
 use crate::vm::{Hypervisor, StockGuest};
 use anyhow::{Context, Result, bail, ensure};
 use cases::{CASES, Case};
-use machine::{Lab, Setup};
+use machine::Lab;
 use pairs::Verdict;
 use plan::{Step, plan, remaining};
 use record::{Record, Run, Settings, owned};
@@ -28,6 +28,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
+use way::Way;
 
 /// Digits of a hash that tell images apart.
 const HASH_DIGITS: usize = 16;
@@ -51,8 +52,7 @@ pub(crate) fn all(args: &AllArgs, signals: &Signals) -> Result<u8> {
         signals,
     };
     let steps = plan(&cases, args.runs, args.peer.is_some());
-    let mut bench = Bench { record: begin(args, &lab)?, lab, json: target(args), setups: Vec::new() };
-    bench.describe(&steps)?;
+    let mut bench = Bench { record: begin(args, &lab, &steps)?, lab, json: target(args) };
     if let Some(signal) = bench.run(&steps, signals)? {
         if let Some(path) = &bench.json {
             eprintln!(
@@ -84,7 +84,7 @@ fn target(args: &AllArgs) -> Option<PathBuf> {
 }
 
 /// What was measured before, if it may stand beside what is measured now; else an empty record.
-fn begin(args: &AllArgs, lab: &Lab<'_>) -> Result<Record> {
+fn begin(args: &AllArgs, lab: &Lab<'_>, steps: &[Step]) -> Result<Record> {
     let mut versions = owned(results::versions(Some(lab.stock.versions())));
     for (name, bytes) in [
         ("hypervisor_sha256", fs::read(lab.hypervisor.image()).context("cannot read the hypervisor")?),
@@ -99,9 +99,14 @@ fn begin(args: &AllArgs, lab: &Lab<'_>) -> Result<Record> {
     let before = match (&args.resume, &args.json) {
         (Some(path), _) => path,
         (None, Some(path)) if path.is_file() => path,
-        _ => return Ok(record),
+        _ => {
+            record.setups = lab.setups(|case, way| is_due(steps, case, way))?;
+            return Ok(record);
+        }
     };
     let kept = Record::read(before)?;
+    let ran = |case: &Case, way| kept.runs.iter().any(|run| run.is_of(case, way));
+    record.setups = lab.setups(|case, way| ran(case, way) || is_due(steps, case, way))?;
     let differences = record.differences(&kept);
     if differences.is_empty() {
         eprintln!("quell: going on with the {} runs in {}", kept.runs.len(), before.display());
@@ -113,6 +118,10 @@ fn begin(args: &AllArgs, lab: &Lab<'_>) -> Result<Record> {
     ensure!(args.resume.is_none(), "{why}\nleave --resume out to measure anew");
     put_aside(before, &why)?;
     Ok(record)
+}
+
+fn is_due(steps: &[Step], case: &Case, way: Way) -> bool {
+    steps.iter().any(|step| step.case.name == case.name && step.way == way)
 }
 
 /// The beginning of the SHA-256 of an image.
@@ -133,24 +142,9 @@ struct Bench<'a> {
     record: Record,
     lab: Lab<'a>,
     json: Option<PathBuf>,
-    setups: Vec<Setup>,
 }
 
 impl Bench<'_> {
-    /// Notes how each kind of machine is made, of those that ran before as well.
-    fn describe(&mut self, steps: &[Step]) -> Result<()> {
-        if self.json.is_none() {
-            return Ok(());
-        }
-        for (case, way) in CASES.iter().flat_map(|case| case.ways(true).map(move |way| (case, way))) {
-            let is_due = steps.iter().any(|step| step.case.name == case.name && step.way == way);
-            if is_due || self.record.runs.iter().any(|run| run.is_of(case, way)) {
-                self.setups.push(self.lab.setup(case, way)?);
-            }
-        }
-        Ok(())
-    }
-
     /// Makes all runs that are not there yet; the signal that has ended it before.
     fn run(&mut self, steps: &[Step], signals: &Signals) -> Result<Option<i32>> {
         let has = |record: &Record, step: &Step| record.has(step.case, step.way, step.round);
@@ -175,7 +169,7 @@ impl Bench<'_> {
 
     fn write(&self) -> Result<()> {
         let Some(path) = &self.json else { return Ok(()) };
-        self.record.write(path, &self.setups)
+        self.record.write(path)
     }
 
     /// Prints everything about these cases; whether all went well and each target is met.

@@ -103,6 +103,8 @@ pub(crate) struct Record {
     machine: Facts,
     versions: Facts,
     pub(crate) settings: Settings,
+    /// How the machines of the runs are made.
+    pub(crate) setups: Vec<Setup>,
     pub(crate) runs: Vec<Run>,
 }
 
@@ -123,7 +125,7 @@ struct Document<'a> {
 impl Record {
     /// Of nothing yet.
     pub(crate) fn new(machine: Facts, versions: Facts, settings: Settings) -> Self {
-        Self { bench: BENCH.to_owned(), machine, versions, settings, runs: Vec::new() }
+        Self { bench: BENCH.to_owned(), machine, versions, settings, setups: Vec::new(), runs: Vec::new() }
     }
 
     /// The one in a file.
@@ -150,6 +152,14 @@ impl Record {
             if now != before {
                 let text = |fact: Option<&String>| fact.map_or("unknown", String::as_str).to_owned();
                 found.push(format!("{key} was '{}' and is '{}'", text(before), text(now)));
+            }
+        }
+        for setup in &self.setups {
+            let key = |setup: &Setup| (setup.case.clone(), setup.subject, setup.way.clone());
+            let before = kept.setups.iter().find(|before| key(before) == key(setup));
+            if before.is_some_and(|before| before != setup) {
+                let (case, who, way) = (&setup.case, setup.subject.name(), &setup.way);
+                found.push(format!("{case} on {who}, {way}, has another machine, command line or command"));
             }
         }
         let (now, before) = (self.settings.rounds, kept.settings.rounds);
@@ -204,8 +214,8 @@ impl Record {
     }
 
     /// Replaces the file. Whatever the peer has run is compared.
-    pub(crate) fn write(&self, path: &Path, setups: &[Setup]) -> Result<()> {
-        let Self { bench, machine, versions, settings, runs } = self;
+    pub(crate) fn write(&self, path: &Path) -> Result<()> {
+        let Self { bench, machine, versions, settings, setups, runs } = self;
         let peer_ran =
             |case: &&Case| runs.iter().any(|run| run.case == case.name && run.subject != Subject::Quell);
         let compared: Vec<_> = CASES.iter().filter(peer_ran).collect();
@@ -266,7 +276,7 @@ pub(crate) mod tests {
         record.add(run(&CASES[0], KVM_HYPERV, 1, Some(("userspace", 6.0))));
         // A number that a reader of JSON may get wrong in its last bit.
         record.add(run(&CASES[0], HYPERCALL, 2, Some(("userspace", 31.245270191439438))));
-        record.write(&path, &[]).expect("writes");
+        record.write(&path).expect("writes");
         assert_eq!(Record::read(&path).expect("reads"), record);
         let value: serde_json::Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
         assert_eq!(value["rows"][0]["case"], "boot-hypercall");
@@ -288,9 +298,21 @@ pub(crate) mod tests {
         let found = now.differences(&kept);
         assert_eq!(found.len(), 3, "more runs are no difference: {found:?}");
         assert!(found.contains(&"qemu was '7.2' and is '10.0'".to_owned()), "{found:?}");
+        let setup = serde_json::json!({
+            "case": "rom", "subject": "kvm", "way": "hyperv", "machine": "3 CPUs", "guest": "8 vCPUs", "cmdline": "",
+        });
+        let mut kept = record();
+        kept.setups = vec![serde_json::from_value(setup.clone()).expect("is one")];
+        assert!(record().differences(&kept).is_empty(), "what is not run now");
+        let mut now = kept.clone();
+        assert!(now.differences(&kept).is_empty());
+        let mut other = setup;
+        other["guest"] = "4 vCPUs".into();
+        now.setups = vec![serde_json::from_value(other).expect("is one")];
+        assert!(now.differences(&kept)[0].contains("rom on kvm, hyperv"), "{:?}", now.differences(&kept));
         let mut elsewhere = record();
         elsewhere.machine.insert("cpus".into(), "64".into());
-        assert_eq!(elsewhere.differences(&kept), ["cpus was '2' and is '64'"]);
+        assert_eq!(elsewhere.differences(&record()), ["cpus was '2' and is '64'"]);
     }
 
     #[test]
