@@ -78,6 +78,7 @@ fn minutes(duration: Duration) -> String {
 fn number(value: f64, unit: &str) -> String {
     match unit {
         "instructions" | "count" | "cycles" => format!("{value:.0}"),
+        "" => format!("{value:.2}"),
         _ if value < 10.0 => format!("{value:.2} {unit}"),
         _ => format!("{value:.1} {unit}"),
     }
@@ -111,7 +112,7 @@ pub(crate) fn print_ratios(ratios: &[Ratio], cases: &[&'static Case], runs: &[Ru
             case.map_or_else(String::new, |case| label(case, ratio)),
             ratio.quell.map_or_else(dash, |quell| numbers(quell, unit)),
             peers,
-            ratio.ratio.map_or_else(dash, |ratio| numbers(ratio, "").trim().to_owned()),
+            ratio.ratio.map_or_else(dash, |ratio| numbers(ratio, "")),
             ratio.target.map_or_else(String::new, |target| target.to_string()),
             word(ratio).to_owned(),
         ]
@@ -209,6 +210,7 @@ mod tests {
     fn numbers_have_their_spread() {
         let spread = Spread { median: 0.321, min: 0.3, max: 0.354 };
         assert_eq!(numbers(spread, "s"), "0.32 s (0.30..0.35)");
+        assert_eq!(numbers(spread, ""), "0.32 (0.30..0.35)");
         assert_eq!(numbers(Spread { median: 383.0, min: 383.0, max: 383.0 }, "instructions"), "383");
         assert_eq!(minutes(Duration::from_secs(61)), "61 s");
         assert_eq!(minutes(Duration::from_secs(121)), "3 min");
