@@ -5,14 +5,14 @@ use crate::guest::cache::Versions;
 use crate::machine::emulator;
 use crate::workspace;
 use anyhow::{Context, Result};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// The subject of a measurement.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Subject {
     /// A guest on Quell.
@@ -162,22 +162,26 @@ impl Writer {
     /// The same with rows of another type.
     pub(crate) fn write_rows<R: Serialize>(&self, rows: &[R]) -> Result<()> {
         let Self { path, bench, machine, versions } = self;
-        let document = Document { bench, machine, versions, rows };
-        let mut text = serde_json::to_string_pretty(&document)?;
-        text.push('\n');
-        let is_special = fs::metadata(path).is_ok_and(|metadata| !metadata.is_file());
-        let part = path.with_added_extension("part");
-        let written = if is_special {
-            fs::write(path, text)
-        } else {
-            fs::write(&part, text).and_then(|()| fs::rename(&part, path))
-        };
-        written.with_context(|| format!("cannot write {}", path.display()))
+        replace(path, &Document { bench, machine, versions, rows })
     }
 }
 
+/// Replaces the file at `path` by one with this document.
+pub(crate) fn replace(path: &Path, document: &impl Serialize) -> Result<()> {
+    let mut text = serde_json::to_string_pretty(document)?;
+    text.push('\n');
+    let is_special = fs::metadata(path).is_ok_and(|metadata| !metadata.is_file());
+    let part = path.with_added_extension("part");
+    let written = if is_special {
+        fs::write(path, text)
+    } else {
+        fs::write(&part, text).and_then(|()| fs::rename(&part, path))
+    };
+    written.with_context(|| format!("cannot write {}", path.display()))
+}
+
 /// The machine that this runs on.
-fn machine() -> BTreeMap<&'static str, String> {
+pub(crate) fn machine() -> BTreeMap<&'static str, String> {
     let field = |file: &str, name: &str, separator: char| {
         let text = fs::read_to_string(file).unwrap_or_default();
         let mut pairs = text.lines().filter_map(|line| line.split_once(separator));
@@ -196,7 +200,7 @@ fn machine() -> BTreeMap<&'static str, String> {
 }
 
 /// The programs that were involved.
-fn versions(guest: Option<&Versions>) -> BTreeMap<&'static str, String> {
+pub(crate) fn versions(guest: Option<&Versions>) -> BTreeMap<&'static str, String> {
     let first_line = |command: &mut Command| {
         let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();

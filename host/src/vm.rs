@@ -117,6 +117,20 @@ impl Guest {
         Ok(Spec { clock, ..Spec::new(self.platform, payload, machine_cpus, memory) })
     }
 
+    /// This guest as a virtual machine under KVM, with this way of flushing. `flush`, `reset` and
+    /// `switches` concern only Quell.
+    pub(crate) fn under_kvm(&self, flushes: peer::Flushes, has_rom: bool) -> peer::Inner<'_> {
+        peer::Inner {
+            kernel: &self.kernel,
+            initrd: self.initrd.as_deref(),
+            cmdline: &self.cmdline,
+            vcpus: self.vcpus,
+            memory: self.memory,
+            flushes,
+            has_rom,
+        }
+    }
+
     /// Writes the bundle that passes this guest to the hypervisor.
     pub(crate) fn write_bundle(&self, hypervisor: &Hypervisor, boot_cpu: BootCpu, path: &Path) -> Result<()> {
         let config = Config {
@@ -231,17 +245,30 @@ impl StockGuest {
         &self.files.versions
     }
 
-    /// A machine whose stock kernel runs `inner` under KVM.
-    pub(crate) fn with_kvm(&self, inner: &peer::Inner<'_>, directory: &Path) -> Result<Spec> {
-        let initrd = [self.initramfs.clone(), peer::archive(&self.files, inner)?].concat();
+    /// A machine whose stock kernel runs `inner` under KVM, on `cpus` CPUs of the kind that Quell
+    /// has for its vCPUs.
+    pub(crate) fn with_kvm(
+        &self,
+        inner: &peer::Inner<'_>,
+        cpus: u32,
+        clock: Clock,
+        directory: &Path,
+    ) -> Result<Spec> {
+        ensure!(self.arch == Arch::X86_64, "KVM runs on x86_64 machines only");
+        let around = match clock {
+            Clock::Wall => peer::Around { cpus, has_first: true },
+            Clock::Instructions => {
+                ensure!(cpus == 1, "where instructions are counted KVM has 1 CPU: with more it stands still");
+                peer::Around { cpus, has_first: false }
+            }
+        };
+        let initrd = [self.initramfs.clone(), peer::archive(&self.files, inner, around)?].concat();
         let memory = peer::memory(inner, initrd.len() as u64);
         let path = directory.join("initrd");
         fs::write(&path, initrd).context("cannot write the initial RAM disk")?;
         let payload =
             Payload::Bare { kernel: self.kernel(), initrd: Some(path), cmdline: peer::CMDLINE.into() };
-        ensure!(self.arch == Arch::X86_64, "KVM runs on x86_64 machines only");
-        // QEMU's first CPU runs no vCPUs (docs/qemu.md).
-        Ok(Spec::new(Platform::X86_64, payload, inner.vcpus + 1, memory))
+        Ok(Spec { clock, ..Spec::new(Platform::X86_64, payload, around.all(), memory) })
     }
 
     /// The initial RAM disk; with a command it runs that, otherwise a shell.

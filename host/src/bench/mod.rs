@@ -1,5 +1,6 @@
 //! `quell bench`: standalone measurements.
 
+mod all;
 mod boot;
 mod counts;
 mod memslot;
@@ -17,6 +18,7 @@ use anyhow::Result;
 /// Runs one; the result is the process's exit status.
 pub(crate) fn run(command: &BenchCommand, signals: &Signals) -> Result<u8> {
     match command {
+        BenchCommand::All(args) => all::all(args, signals),
         BenchCommand::Exits(args) => counts::exits(args, signals),
         BenchCommand::Flush(args) => counts::flush(args, signals),
         BenchCommand::Memslot(args) => memslot::memslot(args, signals),

@@ -63,17 +63,18 @@ fn run(args: &ShootdownArgs, signals: &Signals, samples: &mut Samples) -> Result
 }
 
 /// A line of tlbcheck's measurements: one side of one kind of shootdown.
-struct Measured<'a> {
+pub(super) struct Measured<'a> {
     /// `BACK-END-CPUS:RANGES`, with `all` for a flush of everything.
-    case: String,
-    side: &'a str,
-    median: f64,
+    pub(super) case: String,
+    pub(super) side: &'a str,
+    pub(super) median: f64,
     /// Names and values of the other metrics.
     others: [(&'static str, f64); 4],
 }
 
 impl<'a> Measured<'a> {
-    fn read(report: &'a Value) -> Option<Self> {
+    /// The measurement in a report, if it is one.
+    pub(super) fn read(report: &'a Value) -> Option<Self> {
         let number = |key: &str| report[key].as_f64();
         let back_end = report["back_end"].as_str().filter(|_| report["bench"] == "shootdown")?;
         let ranges = match report["ranges"].as_u64()? {

@@ -1,7 +1,7 @@
 //! Machines that run tlbcheck.
 
 use crate::arch::{Arch, Platform};
-use crate::guest::peer;
+use crate::guest::peer::Flushes;
 use crate::machine::spec::{Clock, Spec};
 use crate::results::Subject;
 use crate::size::MIB;
@@ -90,7 +90,7 @@ pub(crate) fn spec(
     let kernel = workspace::bootable(workspace::build(workspace::TLBCHECK, arch)?, arch)?;
     let guest = Guest {
         platform,
-        kernel: kernel.clone(),
+        kernel,
         initrd: None,
         cmdline: cmdline.to_owned(),
         vcpus,
@@ -107,8 +107,9 @@ pub(crate) fn spec(
             guest.on_quell(&hypervisor, cpus, Clock::Wall, directory)
         }
         On::Kvm => {
-            let inner = peer::Inner { kernel: &kernel, cmdline, vcpus: cpus, memory_mib: MEMORY / MIB };
-            StockGuest::prepare(arch)?.with_kvm(&inner, directory)
+            let guest = Guest { vcpus: cpus, ..guest };
+            let inner = guest.under_kvm(Flushes::HyperV, false);
+            StockGuest::prepare(arch)?.with_kvm(&inner, cpus, Clock::Wall, directory)
         }
     }
 }

@@ -4,7 +4,7 @@ use super::SizeArgs;
 use crate::arch::{ArmCpu, PlatformArgs};
 use crate::check::subject::On;
 use crate::size;
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use hostlink::config::MAX_VCPUS;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -31,6 +31,7 @@ impl<const SECONDS: u64> Output<SECONDS> {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
+    All(AllArgs),
     Exits(ExitsArgs),
     /// Measure instructions per flush hypercall, with the same guest on the same kind of machine
     ///
@@ -91,6 +92,49 @@ pub(crate) enum BenchCommand {
 pub(crate) struct ExitsArgs {
     #[command(flatten)]
     pub(crate) output: Output<120>,
+}
+
+/// What Quell is compared with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Peer {
+    /// Linux KVM in the same emulated machine: Debian's kernel, and this system's QEMU
+    Kvm,
+}
+
+/// Everything in one go, and beside Linux KVM in the same emulated machine
+///
+/// The same guest kernel, initial RAM disk, commands and number of vCPUs, on as many CPUs: on
+/// Quell, by hypercall and by IPI, and on KVM by Hyper-V's hypercalls, by IPI and by KVM's own
+/// paravirtual flush, in turn. Ratios are of the runs of one round, pair by pair. A machine of
+/// KVM's that dies or hangs is started again, and counted. Results are written after each run, and
+/// the same command goes on with what it finds in --json FILE. Ends with status 1 if a target is
+/// missed or a run fails.
+#[derive(Debug, Args)]
+pub(crate) struct AllArgs {
+    /// Compare with this
+    #[arg(long, value_name = "WHAT")]
+    pub(crate) peer: Option<Peer>,
+    /// Rounds; counts of instructions, which are the same each time, are taken in the first
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) runs: u32,
+    /// Run this case only; may be repeated
+    #[arg(long, value_name = "CASE")]
+    pub(crate) only: Vec<String>,
+    /// Run those cases as well that take long
+    #[arg(long)]
+    pub(crate) long: bool,
+    /// Only print the cases that there are
+    #[arg(long)]
+    pub(crate) list: bool,
+    /// Rounds of each of thrash's threads
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) rounds: u32,
+    /// Go on with the results in this file; they are written back unless --json names another
+    #[arg(long, value_name = "FILE")]
+    pub(crate) resume: Option<PathBuf>,
+    /// Write the results to this file, as docs/json.md describes, and go on with those in it
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
 }
 
 /// Arguments of `bench memslot`.

@@ -8,42 +8,105 @@ use super::cpio::Archive;
 use crate::arch::Arch;
 use crate::size::MIB;
 use anyhow::{Context, Result, bail, ensure};
+use hostlink::rom;
 use std::collections::BTreeSet;
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Firmware that QEMU needs to start a PVH kernel on a machine without graphics.
+/// Firmware that QEMU needs to start a kernel on a machine without graphics.
 const FIRMWARE: [&str; 4] = ["bios-256k.bin", "kvmvapic.bin", "pvh.bin", "linuxboot_dma.bin"];
-
-/// The Hyper-V interface as far as QEMU 7.2 can request it from KVM 6.1.
-const CPU: &str = "host,kvm=off,hv-relaxed,hv-vpindex,hv-synic,hv-stimer,hv-time,hv-frequencies,hv-runtime,\
-                   hv-tlbflush,hv-ipi,hv-xmm-input";
 
 /// The command line of the kernel that is the hypervisor. With a clock other than the TSC its
 /// guests' vCPUs lock up.
 pub(crate) const CMDLINE: &str = "console=ttyS0 quiet panic=-1 tsc=reliable clocksource=tsc";
-/// Memory for that kernel itself.
+/// Memory for that kernel itself, and for each vCPU that it and QEMU look after.
 const KERNEL_MEMORY: u64 = 256 * MIB;
+const VCPU_MEMORY: u64 = 4 * MIB;
+/// The event by which the kernel around reports that its QEMU is started. What was reported before
+/// is of that kernel's own boot.
+pub(crate) const STARTS: &str = "peer-starts";
+
+/// How a guest on KVM flushes the TLBs of its other vCPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Flushes {
+    /// By Hyper-V's hypercalls.
+    HyperV,
+    /// With Hyper-V's interface, but by IPIs: the hypercalls for flushes are not offered.
+    Ipi,
+    /// By KVM's own interface: an IPI for each vCPU that runs, and a mark for one that does not.
+    Paravirtual,
+}
+
+impl Flushes {
+    /// Its name in results.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::HyperV => "hyperv",
+            Self::Ipi => "ipi",
+            Self::Paravirtual => "paravirtual",
+        }
+    }
+
+    /// The value of QEMU's `-cpu`: the Hyper-V interface as QEMU 7.2 can ask KVM 6.1 for it,
+    /// without KVM's own, which guests would prefer; or that alone.
+    pub(crate) const fn cpu(self) -> &'static str {
+        match self {
+            Self::HyperV => {
+                "host,kvm=off,hv-relaxed,hv-vpindex,hv-synic,hv-stimer,hv-time,hv-frequencies,hv-runtime,\
+                 hv-ipi,hv-xmm-input,hv-tlbflush"
+            }
+            Self::Ipi => {
+                "host,kvm=off,hv-relaxed,hv-vpindex,hv-synic,hv-stimer,hv-time,hv-frequencies,hv-runtime,\
+                 hv-ipi,hv-xmm-input"
+            }
+            Self::Paravirtual => "host",
+        }
+    }
+}
 
 /// A virtual machine under KVM.
 pub(crate) struct Inner<'a> {
-    /// Its kernel: an ELF file with a PVH entry.
+    /// Its kernel: an ELF file with a PVH entry, or a bzImage.
     pub(crate) kernel: &'a Path,
+    /// Its initial RAM disk.
+    pub(crate) initrd: Option<&'a [u8]>,
     /// Its command line.
     pub(crate) cmdline: &'a str,
     pub(crate) vcpus: u32,
-    pub(crate) memory_mib: u64,
+    pub(crate) memory: u64,
+    pub(crate) flushes: Flushes,
+    /// Whether it has a PCI device with the expansion ROM of Quell's guests, at the same place.
+    pub(crate) has_rom: bool,
+}
+
+/// CPUs of the machine around.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Around {
+    /// Those that run vCPUs.
+    pub(crate) cpus: u32,
+    /// Whether there is one more, the first, which runs none: KVM dies now and then where vCPUs run
+    /// on the first of several CPUs that QEMU emulates in threads (`docs/qemu.md`).
+    pub(crate) has_first: bool,
+}
+
+impl Around {
+    /// All CPUs.
+    pub(crate) const fn all(self) -> u32 {
+        self.cpus + self.has_first as u32
+    }
+
+    /// Those that run vCPUs, as taskset takes them.
+    fn mask(self) -> String {
+        format!("{:#x}", ((1_u64 << self.cpus) - 1) << u32::from(self.has_first))
+    }
 }
 
 /// The part of the initial RAM disk after [`initramfs::base`](super::initramfs::base): it loads KVM
 /// and runs the machine, whose second serial port is the report channel. The command's status is
 /// QEMU's.
-///
-/// The outer machine has one CPU more than there are vCPUs: KVM dies occasionally if vCPUs run on
-/// QEMU's first CPU.
-pub(crate) fn archive(files: &GuestFiles, inner: &Inner<'_>) -> Result<Vec<u8>> {
+pub(crate) fn archive(files: &GuestFiles, inner: &Inner<'_>, around: Around) -> Result<Vec<u8>> {
     let mut tree = Tree::default();
     for module in KVM_MODULES {
         let path = files.modules.join(module);
@@ -62,24 +125,51 @@ pub(crate) fn archive(files: &GuestFiles, inner: &Inner<'_>) -> Result<Vec<u8>> 
         tree.add(&format!("firmware/{name}"), &path.with_context(|| format!("QEMU has no {name}"))?)?;
     }
     tree.add("kernel", inner.kernel)?;
+    if let Some(initrd) = inner.initrd {
+        tree.archive.file("initrd", 0o644, initrd);
+    }
+    if inner.has_rom {
+        let image = (0..rom::LEN / rom::LINE).flat_map(|index| rom::line(rom::LEN, index));
+        tree.archive.file("rom", 0o644, &image.collect::<Vec<u8>>());
+    }
     tree.archive.file("cmdline", 0o644, inner.cmdline.as_bytes());
-    tree.archive.file("command", 0o644, command(inner).as_bytes());
+    tree.archive.file("command", 0o644, command(inner, around).as_bytes());
     Ok(tree.archive.finish())
 }
 
-/// Memory of the outer machine: the initial RAM disk exists twice while the kernel unpacks it.
+/// Memory of the outer machine: the initial RAM disk exists twice while the kernel unpacks it,
+/// and the unpacked files may take half of the memory at most.
 pub(crate) fn memory(inner: &Inner<'_>, initrd_bytes: u64) -> u64 {
-    inner.memory_mib * MIB + (2 * initrd_bytes).next_multiple_of(MIB) + KERNEL_MEMORY
+    let initrd = initrd_bytes.next_multiple_of(MIB);
+    let own = KERNEL_MEMORY + u64::from(inner.vcpus) * VCPU_MEMORY;
+    (inner.memory + 2 * initrd + own).max(3 * initrd)
 }
 
-fn command(inner: &Inner<'_>) -> String {
+/// What starts the machine, in the words of a shell: QEMU's command line, with the kernel's own in
+/// a file.
+pub(crate) fn qemu(inner: &Inner<'_>) -> String {
+    let mut words = format!(
+        "qemu -L /firmware -accel kvm -machine q35 -cpu {} -smp {} -m {} -nodefaults -no-user-config \
+         -no-reboot -display none -monitor none -serial stdio -serial /dev/ttyS1 -kernel /kernel",
+        inner.flushes.cpu(),
+        inner.vcpus,
+        inner.memory / MIB
+    );
+    if inner.initrd.is_some() {
+        words += " -initrd /initrd";
+    }
+    if inner.has_rom {
+        words += " -device pci-testdev,addr=1,romfile=/rom";
+    }
+    words + " -append \"$(cat /cmdline)\""
+}
+
+fn command(inner: &Inner<'_>, around: Around) -> String {
     let load = KVM_MODULES.map(|module| format!("insmod /modules/{module}")).join(" && ");
-    let cpus = ((1_u64 << inner.vcpus) - 1) << 1;
     format!(
-        "{load} && taskset {cpus:#x} qemu -L /firmware -accel kvm -machine q35 -cpu {CPU} -smp {} -m {} \
-         -nodefaults -no-user-config -no-reboot -display none -monitor none -serial stdio -serial /dev/ttyS1 \
-         -kernel /kernel -append \"$(cat /cmdline)\" </dev/null",
-        inner.vcpus, inner.memory_mib
+        "{load} && echo '{{\"event\":\"{STARTS}\"}}' >/dev/report && taskset {} {} </dev/null",
+        around.mask(),
+        qemu(inner)
     )
 }
 
@@ -127,6 +217,12 @@ fn library(line: &str) -> Option<PathBuf> {
     path.starts_with('/').then(|| PathBuf::from(path))
 }
 
+/// The version of the QEMU that runs the machine, as it says itself.
+pub(crate) fn qemu_version() -> Result<String> {
+    let said = output(Command::new(program(Arch::X86_64.qemu())?).arg("--version"))?;
+    said.lines().next().map(str::to_owned).context("QEMU does not say its version")
+}
+
 /// Where QEMU looks for firmware.
 fn data_directories(qemu: &Path) -> Result<Vec<PathBuf>> {
     Ok(output(Command::new(qemu).args(["-L", "help"]))?.lines().map(PathBuf::from).collect())
@@ -160,12 +256,50 @@ mod tests {
         }
     }
 
+    const WAYS: [Flushes; 3] = [Flushes::HyperV, Flushes::Ipi, Flushes::Paravirtual];
+
+    fn inner(initrd: Option<&'static [u8]>, flushes: Flushes, has_rom: bool) -> Inner<'static> {
+        let (kernel, memory) = (Path::new("/k"), 256 * MIB);
+        Inner { kernel, initrd, cmdline: "check", vcpus: 3, memory, flushes, has_rom }
+    }
+
     #[test]
     fn vcpus_are_kept_off_the_first_cpu() {
-        let inner = Inner { kernel: Path::new("/k"), cmdline: "check", vcpus: 3, memory_mib: 256 };
-        let command = command(&inner);
-        assert!(command.contains("taskset 0xe qemu"), "{command}");
-        assert!(command.starts_with("insmod /modules/irqbypass.ko && insmod /modules/kvm.ko"), "{command}");
+        let machine = inner(None, Flushes::HyperV, false);
+        let around = Around { cpus: 3, has_first: true };
+        let words = command(&machine, around);
+        assert!(words.contains("taskset 0xe qemu"), "{words}");
+        assert_eq!(around.all(), 4);
+        assert!(words.starts_with("insmod /modules/irqbypass.ko && insmod /modules/kvm.ko"), "{words}");
+        let alone = Around { cpus: 1, has_first: false };
+        assert!(command(&machine, alone).contains("taskset 0x1 qemu"), "where there is no other CPU");
+        assert_eq!(alone.all(), 1);
+    }
+
+    #[test]
+    fn the_machine_has_what_its_guest_starts_with() {
+        let words = qemu(&inner(None, Flushes::HyperV, false));
+        assert!(!words.contains("-initrd") && !words.contains("romfile"), "{words}");
+        let words = qemu(&inner(Some(b"x"), Flushes::Paravirtual, true));
+        assert!(words.contains(" -initrd /initrd") && words.contains("addr=1,romfile=/rom"), "{words}");
+        assert!(words.contains("-cpu host -smp 3 -m 256 "), "{words}");
+    }
+
+    #[test]
+    fn ways_to_flush_differ_in_what_the_guest_is_offered() {
+        let [hyperv, ipi, paravirtual] = WAYS.map(Flushes::cpu);
+        assert_eq!(hyperv, format!("{ipi},hv-tlbflush"));
+        assert!(ipi.contains("kvm=off") && !ipi.contains("tlbflush"));
+        assert!(!paravirtual.contains("hv-"), "KVM's interface alone");
+        let names = WAYS.map(Flushes::name);
+        assert!(names.iter().enumerate().all(|(index, name)| !names[..index].contains(name)), "{names:?}");
+    }
+
+    #[test]
+    fn the_machine_around_has_room_for_what_is_unpacked() {
+        let machine = inner(None, Flushes::HyperV, false);
+        assert!(memory(&machine, 200 * MIB) >= (256 + 2 * 200 + 256) * MIB);
+        assert!(memory(&machine, 4096 * MIB) >= 2 * 4096 * MIB);
     }
 
     #[test]

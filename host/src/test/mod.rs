@@ -18,6 +18,7 @@ mod packages;
 mod panics;
 #[cfg(test)]
 mod partners;
+mod peers;
 mod progress;
 #[cfg(test)]
 mod publics;
@@ -159,6 +160,7 @@ fn all_cases() -> impl Iterator<Item = &'static cases::Case> {
         .chain(&packages::ROWS)
         .chain(&releases::ROWS)
         .chain(&traces::ROWS)
+        .chain(&peers::ROWS)
 }
 
 /// Prints the last line, and returns the process's status.

@@ -1,0 +1,277 @@
+//! What `quell bench all` measures: one row for each case.
+
+use super::way::{HYPERCALL, IPI, KVM_HYPERV, KVM_IPI, KVM_PARAVIRTUAL, Way};
+use crate::size::MIB;
+
+/// One case.
+pub(crate) struct Case {
+    /// Its name in results, and for `--only`.
+    pub(crate) name: &'static str,
+    pub(crate) about: &'static str,
+    pub(crate) work: Work,
+    /// Who does it, in the order of odd rounds; even ones have it backwards.
+    pub(crate) ways: &'static [Way],
+    /// It is done with `--long` only.
+    pub(crate) only_long: bool,
+    pub(crate) comparisons: &'static [Comparison],
+}
+
+/// What is run.
+pub(crate) enum Work {
+    /// A command in the stock Linux guest.
+    Linux(Linux),
+    /// The bare guest with this command line, on a machine that counts instructions: the same each
+    /// time, so it runs once.
+    Probe { cmdline: &'static str, vcpus: u32 },
+    /// The benchmark of tlbcheck, with as many vCPUs as CPUs.
+    Tlbcheck { cpus: u32, samples: u32 },
+}
+
+/// A command in the stock Linux guest. Whatever it is, the time to userspace is measured as well.
+pub(crate) struct Linux {
+    pub(crate) vcpus: u32,
+    pub(crate) cpus: u32,
+    pub(crate) memory: u64,
+    /// The same for all; `{rounds}` stands for the number of thrash's rounds.
+    pub(crate) command: &'static str,
+    /// Whether the guest needs the PCI device with the ROM, which Quell's guests have always.
+    pub(crate) has_rom: bool,
+    pub(crate) metrics: &'static [Metric],
+}
+
+/// A number in the guest's reports.
+pub(crate) struct Metric {
+    pub(crate) name: &'static str,
+    pub(crate) unit: &'static str,
+    /// The report's event.
+    pub(crate) event: &'static str,
+    /// A field that has to have this value, where there are several reports of the event.
+    pub(crate) of: Option<(&'static str, &'static str)>,
+    /// Where the number is, as JSON pointers say it (RFC 6901).
+    pub(crate) pointer: &'static str,
+    /// What it is multiplied with.
+    pub(crate) factor: f64,
+}
+
+/// A number of Quell's, relative to the best of some of its peer's.
+pub(crate) struct Comparison {
+    pub(crate) metric: &'static str,
+    pub(crate) quell: Way,
+    pub(crate) peers: &'static [Way],
+    /// What the ratio may be at most.
+    pub(crate) target: Option<f64>,
+}
+
+/// The time to userspace, in seconds: from the start of the machine on Quell, from the start of the
+/// inner QEMU on KVM.
+pub(crate) const USERSPACE: &str = "userspace";
+pub(crate) const SECONDS: &str = "s";
+pub(crate) const INSTRUCTIONS: &str = "instructions";
+pub(crate) const CYCLES: &str = "cycles";
+
+const LINUX_WAYS: &[Way] = &Way::ALL;
+/// For bare guests, which use Hyper-V's interface, and for what is not about flushes.
+const TWO_WAYS: &[Way] = &[HYPERCALL, KVM_HYPERV];
+const KVM_WAYS: &[Way] = &[KVM_HYPERV, KVM_IPI, KVM_PARAVIRTUAL];
+
+const fn end(name: &'static str, unit: &'static str, pointer: &'static str, factor: f64) -> Metric {
+    Metric { name, unit, event: "end", of: None, pointer, factor }
+}
+
+const fn compare(metric: &'static str, quell: Way, peers: &'static [Way], target: Option<f64>) -> Comparison {
+    Comparison { metric, quell, peers, target }
+}
+
+const THRASH: &[Metric] = &[
+    end("real", SECONDS, "/real", 1.0),
+    end("sys", SECONDS, "/sys", 1.0),
+    end("guest.tlb_ipis", "count", "/tlb_ipis", 1.0),
+];
+const THRASH_RATIOS: &[Comparison] =
+    &[compare("real", HYPERCALL, KVM_WAYS, None), compare("real", IPI, &[KVM_IPI], None)];
+/// The targets are for 8 vCPUs on 2 CPUs.
+const THRASH_TARGETS: &[Comparison] =
+    &[compare("real", HYPERCALL, KVM_WAYS, Some(0.3)), compare("real", IPI, &[KVM_IPI], Some(0.6))];
+
+/// Thrash with a thread for each vCPU on 2 CPUs.
+const fn thrash(
+    name: &'static str,
+    about: &'static str,
+    vcpus: u32,
+    comparisons: &'static [Comparison],
+) -> Case {
+    let work = Work::Linux(Linux {
+        vcpus,
+        cpus: 2,
+        memory: 512 * MIB,
+        command: "thrash --rounds {rounds} --report /dev/report",
+        has_rom: false,
+        metrics: THRASH,
+    });
+    Case { name, about, work, ways: LINUX_WAYS, only_long: false, comparisons }
+}
+
+const fn exits(metric: &'static str) -> Comparison {
+    compare(metric, HYPERCALL, &[KVM_HYPERV], Some(0.15))
+}
+
+const fn flush(metric: &'static str) -> Comparison {
+    compare(metric, HYPERCALL, &[KVM_HYPERV], Some(0.1))
+}
+
+const fn shootdown(metric: &'static str) -> Comparison {
+    compare(metric, HYPERCALL, &[KVM_HYPERV], None)
+}
+
+/// All cases. Those whose counts are the same each time come last, so that what is measured by the
+/// clock is there first.
+pub(crate) const CASES: &[Case] = &[
+    Case {
+        name: "boot",
+        about: "2 vCPUs on 2 CPUs to the guest's first process",
+        work: Work::Linux(Linux {
+            vcpus: 2,
+            cpus: 2,
+            memory: 512 * MIB,
+            command: "true",
+            has_rom: false,
+            metrics: &[],
+        }),
+        ways: &[HYPERCALL, KVM_HYPERV, KVM_PARAVIRTUAL],
+        only_long: false,
+        comparisons: &[compare(USERSPACE, HYPERCALL, &[KVM_HYPERV, KVM_PARAVIRTUAL], Some(0.8))],
+    },
+    thrash(
+        "thrash-2:2",
+        "2 threads map, read and unmap part of a file, a vCPU each on 2 CPUs",
+        2,
+        THRASH_RATIOS,
+    ),
+    thrash("thrash-4:2", "the same by 4 threads and vCPUs", 4, THRASH_RATIOS),
+    thrash("thrash-8:2", "the same by 8 threads and vCPUs", 8, THRASH_TARGETS),
+    thrash("thrash-16:2", "the same by 16 threads and vCPUs", 16, THRASH_RATIOS),
+    Case {
+        name: "thrash-128:2",
+        about: "the same by 65 threads on 128 vCPUs, more than a mask of 64 bits can name",
+        work: Work::Linux(Linux {
+            vcpus: 128,
+            cpus: 2,
+            memory: 1024 * MIB,
+            command: "thrash --threads 65 --rounds 5 --report /dev/report",
+            has_rom: false,
+            metrics: THRASH,
+        }),
+        ways: LINUX_WAYS,
+        only_long: true,
+        comparisons: THRASH_RATIOS,
+    },
+    Case {
+        name: "rom",
+        about: "8 threads on 2 CPUs use memory while a PCI device's ROM comes and goes",
+        work: Work::Linux(Linux {
+            vcpus: 8,
+            cpus: 2,
+            memory: 512 * MIB,
+            command: "mmtest --memory 32 --rounds 10 --report /dev/report",
+            has_rom: true,
+            metrics: &[end("round", "ms", "/round_us/median", 1e-3)],
+        }),
+        ways: TWO_WAYS,
+        only_long: false,
+        comparisons: &[compare("round", HYPERCALL, &[KVM_HYPERV], Some(0.5))],
+    },
+    Case {
+        name: "shootdown",
+        about: "tlbcheck's flushes of another CPU, by each of its back ends",
+        work: Work::Tlbcheck { cpus: 2, samples: 51 },
+        ways: TWO_WAYS,
+        only_long: false,
+        comparisons: &[
+            shootdown("hypercall-2:1 initiator"),
+            shootdown("hypercall-2:all initiator"),
+            shootdown("ipi-serial-2:1 initiator"),
+        ],
+    },
+    Case {
+        name: "exits",
+        about: "instructions of single exits, exit and entry included",
+        work: Work::Probe { cmdline: "bench=exits", vcpus: 2 },
+        ways: TWO_WAYS,
+        only_long: false,
+        comparisons: &[
+            exits("cpuid"),
+            exits("hypercall"),
+            exits("port-out"),
+            exits("self-ipi"),
+            exits("tsc-deadline"),
+            exits("ipi-round-trip"),
+        ],
+    },
+    Case {
+        name: "flush",
+        about: "instructions of a flush hypercall whose targets do not run",
+        work: Work::Probe { cmdline: "bench=flush count=64", vcpus: 65 },
+        ways: TWO_WAYS,
+        only_long: false,
+        comparisons: &[flush("space-idle-1"), flush("space-idle-8"), flush("space-idle-64")],
+    },
+    Case {
+        name: "flush-254",
+        about: "the same with as many targets as there can be",
+        work: Work::Probe { cmdline: "bench=flush", vcpus: 255 },
+        ways: TWO_WAYS,
+        only_long: true,
+        comparisons: &[flush("space-idle-128"), flush("space-idle-254")],
+    },
+];
+
+impl Case {
+    /// How often it is run where `runs` is asked for.
+    pub(crate) const fn rounds(&self, runs: u32) -> u32 {
+        match self.work {
+            Work::Probe { .. } => 1,
+            Work::Linux(_) | Work::Tlbcheck { .. } => runs,
+        }
+    }
+
+    /// Its ways, with or without the peer's.
+    pub(crate) fn ways(&self, with_peer: bool) -> impl DoubleEndedIterator<Item = Way> {
+        self.ways.iter().copied().filter(move |way| with_peer || !way.is_peer())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_comparisons_are_of_ways_that_are_run() {
+        for (index, case) in CASES.iter().enumerate() {
+            assert!(CASES[..index].iter().all(|other| other.name != case.name), "{} twice", case.name);
+            for comparison in case.comparisons {
+                let (quell, peers) = (comparison.quell, comparison.peers);
+                assert!(!quell.is_peer() && case.ways.contains(&quell), "{}", case.name);
+                assert!(
+                    !peers.is_empty() && peers.iter().all(|way| way.is_peer() && case.ways.contains(way))
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn linux_reports_what_is_compared() {
+        for case in CASES {
+            let Work::Linux(linux) = &case.work else { continue };
+            for comparison in case.comparisons {
+                let named = linux.metrics.iter().any(|metric| metric.name == comparison.metric);
+                assert!(named || comparison.metric == USERSPACE, "{}: {}", case.name, comparison.metric);
+            }
+        }
+    }
+
+    #[test]
+    fn counts_are_taken_once() {
+        let rounds = |name| CASES.iter().find(|case| case.name == name).map(|case| case.rounds(5));
+        assert_eq!((rounds("exits"), rounds("boot")), (Some(1), Some(5)));
+    }
+}

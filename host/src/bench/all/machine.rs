@@ -1,0 +1,293 @@
+//! Runs one case in one way: makes the guest, puts it on its hypervisor, and follows it to its end.
+
+use super::cases::{CASES, Case, Linux, Work};
+use super::watch::{Number, Watch};
+use super::way::Way;
+use crate::arch::Platform;
+use crate::guest::peer;
+use crate::machine::outcome::Outcome;
+use crate::machine::process::{End, Machine};
+use crate::machine::signals::Signals;
+use crate::machine::spec::{Clock, Spec};
+use crate::results::Subject;
+use crate::run::{reporting_console, tail};
+use crate::size::MIB;
+use crate::vm::{Guest, Hypervisor, StockGuest};
+use crate::workspace;
+use anyhow::Result;
+use hostlink::config::{FlushMode, ResetPolicy, Switches};
+use hostlink::exit::ExitCode;
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+use std::time::Duration;
+
+/// How often a run of the peer's may die before it is given up.
+pub(crate) const DEATHS_MAX: usize = 3;
+/// The guest says how its kernel flushes before it does anything else.
+const SAYS_HOW: &str = "says() { dmesg | grep -q \"$1\" && echo true || echo false; }\n\
+    echo \"{\\\"event\\\":\\\"flushes\\\",\\\"hyperv\\\":$(says 'Using hypercall for remote TLB flush'),\
+    \\\"kvm\\\":$(says 'KVM setup pv remote TLB flush')}\" >/dev/report\n";
+/// The guest with this many vCPUs takes long to boot.
+const MANY: u32 = 64;
+
+/// What all machines are made from.
+pub(crate) struct Lab<'a> {
+    pub(crate) platform: Platform,
+    pub(crate) stock: StockGuest,
+    pub(crate) hypervisor: Hypervisor,
+    /// Rounds of each of thrash's threads.
+    pub(crate) rounds: u32,
+    pub(crate) signals: &'a Signals,
+}
+
+/// What a case came to in one way.
+pub(crate) struct Trial {
+    /// What was measured, or why nothing was.
+    pub(crate) numbers: Result<Vec<Number>, String>,
+    /// How machines of the peer's ended that died or hung, so that the run was repeated.
+    pub(crate) deaths: Vec<String>,
+    /// How long all of it took.
+    pub(crate) wall: Duration,
+}
+
+/// What one machine came to.
+enum Ended {
+    /// The guest came to its end, and measured something or not.
+    Over(Result<Vec<Number>, String>),
+    /// The machine ended before.
+    Died { how: String, last_words: String },
+    /// This process is told to end.
+    Interrupted,
+}
+
+/// Runs machines until one comes to its end. Those of the peer's that die are repeated: KVM under
+/// QEMU's emulation dies now and then. Nothing of this kind is known of Quell, whose death is a
+/// failure.
+fn trial(is_peer: bool, mut run: impl FnMut() -> Result<(Ended, Duration)>) -> Result<Option<Trial>> {
+    let (mut deaths, mut wall) = (Vec::new(), Duration::ZERO);
+    loop {
+        let (ended, took) = run()?;
+        wall += took;
+        let numbers = match ended {
+            Ended::Interrupted => return Ok(None),
+            Ended::Over(numbers) => numbers,
+            Ended::Died { how, last_words } if !is_peer => Err(format!("{how}\n{last_words}")),
+            Ended::Died { how, last_words } => {
+                deaths.push(how);
+                if deaths.len() < DEATHS_MAX {
+                    continue;
+                }
+                Err(format!("{DEATHS_MAX} machines died or hung; the last one's end:\n{last_words}"))
+            }
+        };
+        return Ok(Some(Trial { numbers, deaths, wall }));
+    }
+}
+
+/// How a machine is made, for those who want to make it again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Setup {
+    pub(crate) case: String,
+    pub(crate) subject: Subject,
+    pub(crate) way: String,
+    /// CPUs of the emulated machine, one of which may run no vCPUs; its memory; whether its clock
+    /// counts instructions.
+    machine: String,
+    /// The guest's vCPUs and memory.
+    guest: String,
+    /// The guest kernel's command line.
+    cmdline: String,
+    /// What the guest runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    command: Option<String>,
+    /// QEMU's command line in the peer, and the command line of the kernel around it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    peer_qemu: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    peer_cmdline: Option<String>,
+}
+
+impl Lab<'_> {
+    /// Runs it, again if the peer dies or hangs. Nothing if the process is told to end.
+    pub(crate) fn measure(&self, case: &Case, way: Way) -> Result<Option<Trial>> {
+        trial(way.is_peer(), || {
+            let (outcome, watch) = self.run(case, way)?;
+            let wall = outcome.wall;
+            let ended = match outcome.end {
+                End::Interrupted(_) => Ended::Interrupted,
+                _ if watch.is_over() => Ended::Over(watch.result()),
+                end => Ended::Died { how: ended(end), last_words: last_words(&outcome) },
+            };
+            Ok((ended, wall))
+        })
+    }
+
+    /// How the machine is made.
+    fn setup(&self, case: &Case, way: Way) -> Result<Setup> {
+        let guest = self.guest(case, way)?;
+        let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
+        let spec = self.spec(case, way, &guest, directory.path())?;
+        let inner = match way {
+            Way::Quell(_) => None,
+            Way::Kvm(flushes) => Some(peer::qemu(&guest.under_kvm(flushes, has_rom(&case.work)))),
+        };
+        let clock = if spec.clock == Clock::Instructions { ", counting instructions" } else { "" };
+        Ok(Setup {
+            case: case.name.to_owned(),
+            subject: way.subject(),
+            way: way.flushes().to_owned(),
+            machine: format!("{} CPUs, {} MiB{clock}", spec.cpus, spec.memory / MIB),
+            guest: format!("{} vCPUs, {} MiB", guest.vcpus, guest.memory / MIB),
+            cmdline: guest.cmdline.clone(),
+            command: self.command(&case.work),
+            peer_cmdline: inner.as_ref().map(|_| peer::CMDLINE.to_owned()),
+            peer_qemu: inner,
+        })
+    }
+
+    /// How the machines of all cases and ways are made that `is_meant`.
+    pub(crate) fn setups(&self, is_meant: impl Fn(&Case, Way) -> bool) -> Result<Vec<Setup>> {
+        let all = CASES.iter().flat_map(|case| case.ways(true).map(move |way| (case, way)));
+        all.filter(|(case, way)| is_meant(case, *way)).map(|(case, way)| self.setup(case, way)).collect()
+    }
+
+    fn run<'c>(&self, case: &'c Case, way: Way) -> Result<(Outcome, Watch<'c>)> {
+        let guest = self.guest(case, way)?;
+        let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
+        let mut spec = self.spec(case, way, &guest, directory.path())?;
+        spec.timeout = Some(timeout(&case.work, way));
+        let mut watch = Watch::new(&case.work, way);
+        let outcome = Machine::start(&spec, self.signals)?
+            .run(|report, machine| Ok(watch.take(report, machine.elapsed())))?;
+        Ok((outcome, watch))
+    }
+
+    fn command(&self, work: &Work) -> Option<String> {
+        match work {
+            Work::Linux(linux) => Some(linux.command.replace("{rounds}", &self.rounds.to_string())),
+            Work::Probe { .. } | Work::Tlbcheck { .. } => None,
+        }
+    }
+
+    fn guest(&self, case: &Case, way: Way) -> Result<Guest> {
+        let (platform, arch) = (self.platform, self.platform.arch());
+        let command = self.command(&case.work).map(|command| format!("{SAYS_HOW}{command}"));
+        let (kernel, initrd, cmdline, vcpus, memory) = match &case.work {
+            Work::Linux(linux) => (
+                self.stock.kernel(),
+                Some(self.stock.initrd(command.as_deref())),
+                format!("{} quiet panic=-1", reporting_console(arch)),
+                linux.vcpus,
+                linux.memory,
+            ),
+            Work::Probe { cmdline, vcpus } => {
+                let kernel = workspace::bootable(workspace::build(workspace::PROBE, arch)?, arch)?;
+                (kernel, None, (*cmdline).to_owned(), *vcpus, 64 * MIB)
+            }
+            Work::Tlbcheck { cpus, samples } => {
+                let kernel = workspace::bootable(workspace::build(workspace::TLBCHECK, arch)?, arch)?;
+                let words = format!("bench json report=com2 rounds={samples} targets=spin");
+                (kernel, None, words, *cpus, 256 * MIB)
+            }
+        };
+        let flush = match way {
+            Way::Quell(flush) => flush,
+            Way::Kvm(_) => FlushMode::Hypercall,
+        };
+        let (reset, switches) = (ResetPolicy::Exit, Switches::default());
+        let guest = Guest { platform, kernel, initrd, cmdline, vcpus, memory, flush, reset, switches };
+        guest.check()?;
+        Ok(guest)
+    }
+
+    fn spec(&self, case: &Case, way: Way, guest: &Guest, directory: &Path) -> Result<Spec> {
+        let (cpus, clock) = match &case.work {
+            Work::Linux(Linux { cpus, .. }) | Work::Tlbcheck { cpus, .. } => (*cpus, Clock::Wall),
+            Work::Probe { .. } => (1, Clock::Instructions),
+        };
+        match way {
+            Way::Quell(_) => guest.on_quell(&self.hypervisor, cpus, clock, directory),
+            Way::Kvm(flushes) => {
+                let inner = guest.under_kvm(flushes, has_rom(&case.work));
+                self.stock.with_kvm(&inner, cpus, clock, directory)
+            }
+        }
+    }
+}
+
+fn has_rom(work: &Work) -> bool {
+    matches!(work, Work::Linux(Linux { has_rom: true, .. }))
+}
+
+/// How long a machine may take, several times what it usually takes.
+fn timeout(work: &Work, way: Way) -> Duration {
+    let (quell, kvm) = match work {
+        Work::Linux(linux) if linux.vcpus >= MANY => (300, 1200),
+        Work::Linux(_) => (120, 240),
+        Work::Probe { vcpus, .. } if *vcpus >= MANY => (120, 1200),
+        Work::Probe { .. } => (120, 600),
+        Work::Tlbcheck { .. } => (240, 600),
+    };
+    Duration::from_secs(if way.is_peer() { kvm } else { quell })
+}
+
+/// How a machine ended that should not have.
+fn ended(end: End) -> String {
+    match end {
+        End::TimedOut => "it hung, and was ended".to_owned(),
+        End::PowerOff | End::Hypervisor(ExitCode::GuestPowerOff) => {
+            "it was switched off too early".to_owned()
+        }
+        End::TripleFault => "it shut down by triple fault".to_owned(),
+        end => format!("it ended with {end:?}"),
+    }
+}
+
+/// What is left of a machine that says why it ended.
+fn last_words(outcome: &Outcome) -> String {
+    let parts = [&outcome.console, &outcome.log, &outcome.qemu_messages];
+    let parts = parts.into_iter().filter(|part| !part.trim().is_empty()).map(|part| tail(part));
+    parts.collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn died() -> Ended {
+        Ended::Died { how: "it hung".to_owned(), last_words: "help".to_owned() }
+    }
+
+    /// A trial of machines that end like this, each after a second, and how many there were.
+    fn tried(is_peer: bool, ends: Vec<Ended>) -> (Option<Trial>, usize) {
+        let (total, mut ends) = (ends.len(), ends.into_iter());
+        let trial = trial(is_peer, || Ok((ends.next().expect("it tries too often"), SECOND)));
+        (trial.expect("starts"), total - ends.count())
+    }
+
+    #[test]
+    fn a_peer_that_dies_is_repeated_and_counted() {
+        let good = || Ended::Over(Ok(Vec::new()));
+        let (trial, count) = tried(true, vec![died(), died(), good(), good()]);
+        let trial = trial.expect("is over");
+        assert!(trial.numbers.is_ok());
+        assert_eq!((count, trial.deaths, trial.wall), (3, vec!["it hung".to_owned(); 2], 3 * SECOND));
+        let (trial, count) = tried(true, (0..DEATHS_MAX + 1).map(|_| died()).collect());
+        let trial = trial.expect("is over");
+        assert_eq!((count, trial.deaths.len()), (DEATHS_MAX, DEATHS_MAX));
+        assert!(trial.numbers.expect_err("is given up").contains("help"));
+    }
+
+    #[test]
+    fn nothing_else_is_repeated() {
+        let (trial, count) = tried(false, vec![died(), died()]);
+        let trial = trial.expect("is over");
+        assert_eq!((count, trial.deaths.len(), trial.numbers.is_err()), (1, 0, true), "Quell has failed");
+        let (trial, count) = tried(true, vec![Ended::Over(Err("damage".to_owned())), died()]);
+        assert_eq!((count, trial.expect("is over").numbers), (1, Err("damage".to_owned())));
+        let (trial, count) = tried(true, vec![died(), Ended::Interrupted, died()]);
+        assert!(trial.is_none() && count == 2);
+    }
+}

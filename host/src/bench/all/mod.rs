@@ -1,0 +1,224 @@
+//! `quell bench all`: Quell beside Linux KVM in the same emulated machine, on the same work, in one
+//! go.
+
+mod cases;
+mod machine;
+mod pairs;
+mod plan;
+mod record;
+mod show;
+mod watch;
+mod way;
+
+use crate::arch::Platform;
+use crate::cli::AllArgs;
+use crate::guest::peer;
+use crate::machine::signals::Signals;
+use crate::results;
+use crate::vm::{Hypervisor, StockGuest};
+use anyhow::{Context, Result, bail, ensure};
+use cases::{CASES, Case};
+use machine::Lab;
+use pairs::Verdict;
+use plan::{Step, plan, remaining};
+use record::{Record, Run, Settings, owned};
+use sha2::{Digest, Sha256};
+use show::Progress;
+use std::fs;
+use std::path::{Path, PathBuf};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+use way::Way;
+
+/// Digits of a hash that tell images apart.
+const HASH_DIGITS: usize = 16;
+
+/// Measures what is still to be measured, prints, and judges. The status is 1 if a target is missed
+/// or a run failed.
+pub(crate) fn all(args: &AllArgs, signals: &Signals) -> Result<u8> {
+    let cases = chosen(args)?;
+    if args.list {
+        for case in cases {
+            println!("{:<16} {}", case.name, case.about);
+        }
+        return Ok(0);
+    }
+    let platform = Platform::X86_64;
+    let lab = Lab {
+        platform,
+        stock: StockGuest::prepare(platform.arch())?,
+        hypervisor: Hypervisor::build(platform.arch())?,
+        rounds: args.rounds,
+        signals,
+    };
+    let steps = plan(&cases, args.runs, args.peer.is_some());
+    let mut bench = Bench { record: begin(args, &lab, &steps)?, lab, json: target(args) };
+    if let Some(signal) = bench.run(&steps, signals)? {
+        if let Some(path) = &bench.json {
+            eprintln!(
+                "quell: what was measured is in {}; the same command goes on from there",
+                path.display()
+            );
+        }
+        return Ok(u8::try_from(128 + signal).unwrap_or(1));
+    }
+    Ok(u8::from(!bench.judge(&cases, args.peer.is_some())))
+}
+
+/// The cases that are asked for.
+fn chosen(args: &AllArgs) -> Result<Vec<&'static Case>> {
+    if let Some(unknown) = args.only.iter().find(|name| CASES.iter().all(|case| case.name != **name)) {
+        let names: Vec<_> = CASES.iter().map(|case| case.name).collect();
+        bail!("there is no case '{unknown}'; there are {}", names.join(", "));
+    }
+    let is_asked_for = |case: &&Case| {
+        let is_named = args.only.iter().any(|name| name == case.name);
+        is_named || (args.only.is_empty() && (args.long || args.list || !case.only_long))
+    };
+    Ok(CASES.iter().filter(is_asked_for).collect())
+}
+
+/// Where results are written.
+fn target(args: &AllArgs) -> Option<PathBuf> {
+    args.json.clone().or_else(|| args.resume.clone())
+}
+
+/// What was measured before, if it may stand beside what is measured now; else an empty record.
+fn begin(args: &AllArgs, lab: &Lab<'_>, steps: &[Step]) -> Result<Record> {
+    let mut versions = owned(results::versions(Some(lab.stock.versions())));
+    for (name, bytes) in [
+        ("hypervisor_sha256", fs::read(lab.hypervisor.image()).context("cannot read the hypervisor")?),
+        ("initrd_sha256", lab.stock.initrd(None)),
+    ] {
+        versions.insert(name.to_owned(), digest(&bytes));
+    }
+    versions.insert("peer_kernel".to_owned(), lab.stock.versions().kernel.clone());
+    versions.insert("peer_qemu".to_owned(), peer::qemu_version()?);
+    let settings = Settings { runs: args.runs, rounds: args.rounds };
+    let mut record = Record::new(owned(results::machine()), versions, settings);
+    let before = match (&args.resume, &args.json) {
+        (Some(path), _) => path,
+        (None, Some(path)) if path.is_file() => path,
+        _ => {
+            record.setups = lab.setups(|case, way| is_due(steps, case, way))?;
+            return Ok(record);
+        }
+    };
+    let kept = Record::read(before)?;
+    let ran = |case: &Case, way| kept.runs.iter().any(|run| run.is_of(case, way));
+    record.setups = lab.setups(|case, way| ran(case, way) || is_due(steps, case, way))?;
+    let differences = record.differences(&kept);
+    if differences.is_empty() {
+        eprintln!("quell: going on with the {} runs in {}", kept.runs.len(), before.display());
+        record.runs = kept.runs;
+        return Ok(record);
+    }
+    let why =
+        format!("the runs in {} cannot be gone on with:\n  {}", before.display(), differences.join("\n  "));
+    ensure!(args.resume.is_none(), "{why}\nleave --resume out to measure anew");
+    put_aside(before, &why)?;
+    Ok(record)
+}
+
+fn is_due(steps: &[Step], case: &Case, way: Way) -> bool {
+    steps.iter().any(|step| step.case.name == case.name && step.way == way)
+}
+
+/// The beginning of the SHA-256 of an image.
+fn digest(bytes: &[u8]) -> String {
+    let digits = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    digits.chars().take(HASH_DIGITS).collect()
+}
+
+/// Renames a file of results whose place others take.
+fn put_aside(path: &Path, why: &str) -> Result<()> {
+    let old = path.with_added_extension("old");
+    eprintln!("quell: {why}\nquell: they are in {} now, and everything is measured anew", old.display());
+    fs::rename(path, &old).with_context(|| format!("cannot rename {}", path.display()))
+}
+
+/// A measurement that is under way.
+struct Bench<'a> {
+    record: Record,
+    lab: Lab<'a>,
+    json: Option<PathBuf>,
+}
+
+impl Bench<'_> {
+    /// Makes all runs that are not there yet; the signal that has ended it before.
+    fn run(&mut self, steps: &[Step], signals: &Signals) -> Result<Option<i32>> {
+        let has = |record: &Record, step: &Step| record.has(step.case, step.way, step.round);
+        let due: Vec<_> = steps.iter().copied().filter(|step| !has(&self.record, step)).collect();
+        let done = steps.len() - due.len();
+        let progress = Progress::new(steps.len());
+        self.write()?;
+        for (index, step) in due.iter().enumerate() {
+            progress.begin(step, done + index, remaining(&due[index..], &self.record));
+            let Some(trial) = self.lab.measure(step.case, step.way)? else { return Ok(signals.caught()) };
+            let at = OffsetDateTime::now_utc().format(&Rfc3339)?;
+            let run = Run::new(step.case, step.way, step.round, at, trial);
+            self.record.add(run.clone());
+            self.write()?;
+            progress.end(step, &run, done + index + 1, remaining(&due[index + 1..], &self.record));
+            if index + 1 < due.len() && signals.caught().is_some() {
+                return Ok(signals.caught());
+            }
+        }
+        Ok(None)
+    }
+
+    fn write(&self) -> Result<()> {
+        let Some(path) = &self.json else { return Ok(()) };
+        self.record.write(path)
+    }
+
+    /// Prints everything about these cases; whether all went well and each target is met.
+    fn judge(&self, cases: &[&'static Case], with_peer: bool) -> bool {
+        let ratios = if with_peer { self.record.ratios(cases) } else { Vec::new() };
+        let is_asked_for = |run: &&Run| cases.iter().any(|case| case.name == run.case);
+        let runs: Vec<_> = self.record.runs.iter().filter(is_asked_for).cloned().collect();
+        if with_peer {
+            show::print_ratios(&ratios, cases, &runs);
+        } else {
+            show::print_alone(cases, &runs);
+        }
+        show::print_failures(&runs);
+        let is_good = |verdict| !matches!(verdict, Verdict::Missed | Verdict::Unmeasured);
+        ratios.iter().all(|ratio| is_good(ratio.verdict)) && runs.iter().all(|run| run.failure.is_none())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{BenchCommand, Cli, Command};
+    use clap::Parser;
+
+    fn args(words: &[&str]) -> AllArgs {
+        let words = ["quell", "bench", "all"].iter().chain(words);
+        match Cli::try_parse_from(words).expect("parses").command {
+            Command::Bench(BenchCommand::All(args)) => args,
+            _ => panic!("another command"),
+        }
+    }
+
+    #[test]
+    fn cases_are_chosen_by_name_and_long_ones_only_if_asked_for() {
+        let names = |words: &[&str]| {
+            chosen(&args(words)).map(|cases| cases.iter().map(|c| c.name).collect::<Vec<_>>())
+        };
+        assert!(!names(&[]).unwrap().contains(&"thrash-128:2"));
+        assert!(names(&["--long"]).unwrap().contains(&"thrash-128:2"));
+        assert_eq!(names(&["--only", "thrash-128:2", "--only", "boot"]).unwrap(), ["boot", "thrash-128:2"]);
+        let error = names(&["--only", "boots"]).expect_err("is refused").to_string();
+        assert!(error.contains("'boots'") && error.contains("thrash-8:2"), "{error}");
+    }
+
+    #[test]
+    fn results_go_where_they_came_from_unless_another_place_is_named() {
+        let place = |words: &[&str]| target(&args(words)).map(|path| path.display().to_string());
+        assert_eq!(place(&["--resume", "a"]).as_deref(), Some("a"));
+        assert_eq!(place(&["--resume", "a", "--json", "b"]).as_deref(), Some("b"));
+        assert_eq!(place(&[]), None);
+    }
+}

@@ -1,0 +1,344 @@
+//! The file of `quell bench all`: every run as it was measured, and what follows from them. It is
+//! written after each run, and read again to go on.
+
+use super::cases::{CASES, Case};
+use super::machine::{Setup, Trial};
+use super::pairs::{self, Ratio};
+use super::way::Way;
+use crate::results::{self, Row, Samples, Subject};
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+/// Its name in the file.
+const BENCH: &str = "all";
+/// Units of what is measured.
+const UNITS: [&str; 7] = ["s", "ms", "us", "count", "instructions", "cycles", "per second"];
+/// Of what is known of a machine: what its times depend on.
+const MACHINE_KEYS: [&str; 2] = ["cpu", "cpus"];
+
+/// Facts by name.
+type Facts = BTreeMap<String, String>;
+
+/// One run of one case in one way.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Run {
+    pub(crate) case: String,
+    pub(crate) subject: Subject,
+    pub(crate) way: String,
+    /// Counted from 1. Runs of one round are compared with each other.
+    pub(crate) round: u32,
+    /// When it was over (RFC 3339).
+    pub(crate) at: String,
+    /// Seconds that it took, those of machines that died included.
+    pub(crate) wall: f64,
+    /// How machines ended that died or hung, so that the run was repeated.
+    pub(crate) deaths: Vec<String>,
+    /// Empty if it failed.
+    pub(crate) values: Vec<Value>,
+    /// Why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) failure: Option<String>,
+}
+
+/// A number of a run's.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Value {
+    pub(crate) metric: String,
+    pub(crate) unit: String,
+    pub(crate) value: f64,
+}
+
+impl Run {
+    /// What was tried, as a run.
+    pub(crate) fn new(case: &Case, way: Way, round: u32, at: String, trial: Trial) -> Self {
+        let (values, failure) = match trial.numbers {
+            Ok(numbers) => (numbers, None),
+            Err(why) => (Vec::new(), Some(why)),
+        };
+        let values = values.into_iter().map(|number| Value {
+            metric: number.metric,
+            unit: number.unit.to_owned(),
+            value: number.value,
+        });
+        Self {
+            case: case.name.to_owned(),
+            subject: way.subject(),
+            way: way.flushes().to_owned(),
+            round,
+            at,
+            wall: trial.wall.as_secs_f64(),
+            deaths: trial.deaths,
+            values: values.collect(),
+            failure,
+        }
+    }
+
+    /// Whether it is one of this case's, in this way.
+    pub(crate) fn is_of(&self, case: &Case, way: Way) -> bool {
+        self.case == case.name && self.subject == way.subject() && self.way == way.flushes()
+    }
+
+    /// Its number of this name.
+    pub(crate) fn value(&self, metric: &str) -> Option<&Value> {
+        self.values.iter().find(|value| value.metric == metric)
+    }
+}
+
+/// What decides about the numbers and is not a version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Settings {
+    /// Rounds of all cases that are not the same each time.
+    pub(crate) runs: u32,
+    /// Rounds of each of thrash's threads.
+    pub(crate) rounds: u32,
+}
+
+/// What was measured, and by what.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub(crate) struct Record {
+    bench: String,
+    machine: Facts,
+    versions: Facts,
+    pub(crate) settings: Settings,
+    /// How the machines of the runs are made.
+    pub(crate) setups: Vec<Setup>,
+    pub(crate) runs: Vec<Run>,
+}
+
+#[derive(Serialize)]
+struct Document<'a> {
+    bench: &'a str,
+    machine: &'a Facts,
+    versions: &'a Facts,
+    settings: Settings,
+    /// Machines of the peer's that died or hung.
+    deaths: usize,
+    setups: &'a [Setup],
+    runs: &'a [Run],
+    rows: Vec<Row>,
+    ratios: Vec<Ratio>,
+}
+
+impl Record {
+    /// Of nothing yet.
+    pub(crate) fn new(machine: Facts, versions: Facts, settings: Settings) -> Self {
+        Self { bench: BENCH.to_owned(), machine, versions, settings, setups: Vec::new(), runs: Vec::new() }
+    }
+
+    /// The one in a file.
+    pub(crate) fn read(path: &Path) -> Result<Self> {
+        let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let record: Self = serde_json::from_str(&text).with_context(|| {
+            format!("{} has no results of `bench all`; name another file", path.display())
+        })?;
+        ensure!(record.bench == BENCH, "{} has results of '{}'", path.display(), record.bench);
+        let unit = record.runs.iter().flat_map(|run| &run.values).find(|value| known(&value.unit).is_none());
+        ensure!(unit.is_none(), "{}: there is no unit '{}'", path.display(), unit.map_or("", |v| &v.unit));
+        Ok(record)
+    }
+
+    /// What keeps the numbers of `kept` from standing beside new ones, one thing a line.
+    pub(crate) fn differences(&self, kept: &Self) -> Vec<String> {
+        let mut found = Vec::new();
+        let machine = MACHINE_KEYS.map(str::to_owned);
+        let keys =
+            self.versions.keys().chain(kept.versions.keys().filter(|k| !self.versions.contains_key(*k)));
+        let facts = keys.map(|key| (key, &self.versions, &kept.versions));
+        for (key, now, before) in facts.chain(machine.iter().map(|key| (key, &self.machine, &kept.machine))) {
+            let (now, before) = (now.get(key), before.get(key));
+            if now != before {
+                let text = |fact: Option<&String>| fact.map_or("unknown", String::as_str).to_owned();
+                found.push(format!("{key} was '{}' and is '{}'", text(before), text(now)));
+            }
+        }
+        for setup in &self.setups {
+            let key = |setup: &Setup| (setup.case.clone(), setup.subject, setup.way.clone());
+            let before = kept.setups.iter().find(|before| key(before) == key(setup));
+            if before.is_some_and(|before| before != setup) {
+                let (case, who, way) = (&setup.case, setup.subject.name(), &setup.way);
+                found.push(format!("{case} on {who}, {way}, has another machine, command line or command"));
+            }
+        }
+        let (now, before) = (self.settings.rounds, kept.settings.rounds);
+        if now != before {
+            found.push(format!("thrash's threads made {before} rounds each, and are to make {now}"));
+        }
+        found
+    }
+
+    /// Whether a run need not be made.
+    pub(crate) fn has(&self, case: &Case, way: Way, round: u32) -> bool {
+        self.runs.iter().any(|run| run.is_of(case, way) && run.round == round && run.failure.is_none())
+    }
+
+    /// Adds a run, in the place of one that failed. The deaths of that one stay counted.
+    pub(crate) fn add(&mut self, mut run: Run) {
+        let is_same = |other: &Run| {
+            (&other.case, other.subject, &other.way, other.round)
+                == (&run.case, run.subject, &run.way, run.round)
+        };
+        if let Some(index) = self.runs.iter().position(is_same) {
+            let failed = self.runs.remove(index);
+            run.deaths.splice(0..0, failed.deaths);
+            run.wall += failed.wall;
+        }
+        self.runs.push(run);
+    }
+
+    /// Machines of the peer's that died or hung.
+    pub(crate) fn deaths(&self) -> usize {
+        self.runs.iter().map(|run| run.deaths.len()).sum()
+    }
+
+    /// The comparisons of these cases.
+    pub(crate) fn ratios(&self, cases: &[&'static Case]) -> Vec<Ratio> {
+        cases.iter().flat_map(|case| pairs::ratios(case, &self.runs)).collect()
+    }
+
+    /// The runs summed up, in the order of the table of cases, as all benchmarks have them.
+    fn rows(&self) -> Vec<Row> {
+        let mut samples = Samples::default();
+        for (case, way) in CASES.iter().flat_map(|case| case.ways.iter().map(move |way| (case, *way))) {
+            let name = format!("{}-{}", case.name, way.flushes());
+            for run in self.runs.iter().filter(|run| run.is_of(case, way)) {
+                for value in &run.values {
+                    let unit = known(&value.unit).unwrap_or_default();
+                    samples.add(&name, run.subject, &value.metric, unit, value.value);
+                }
+            }
+        }
+        samples.rows()
+    }
+
+    /// Replaces the file. Whatever the peer has run is compared.
+    pub(crate) fn write(&self, path: &Path) -> Result<()> {
+        let Self { bench, machine, versions, settings, setups, runs } = self;
+        let peer_ran =
+            |case: &&Case| runs.iter().any(|run| run.case == case.name && run.subject != Subject::Quell);
+        let compared: Vec<_> = CASES.iter().filter(peer_ran).collect();
+        let document = Document {
+            bench,
+            machine,
+            versions,
+            settings: *settings,
+            deaths: self.deaths(),
+            setups,
+            runs,
+            rows: self.rows(),
+            ratios: self.ratios(&compared),
+        };
+        results::replace(path, &document)
+    }
+}
+
+/// The unit of this name.
+fn known(unit: &str) -> Option<&'static str> {
+    UNITS.into_iter().find(|known| *known == unit)
+}
+
+/// Facts with names of their own.
+pub(crate) fn owned(facts: BTreeMap<&'static str, String>) -> Facts {
+    facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::super::way::{HYPERCALL, KVM_HYPERV, Way};
+    use super::*;
+    use std::time::Duration;
+
+    pub(crate) fn run(case: &Case, way: Way, round: u32, number: Option<(&str, f64)>) -> Run {
+        let number = number.map(|(metric, value)| {
+            let metric = metric.to_owned();
+            vec![super::super::watch::Number { metric, unit: "s", value }]
+        });
+        let (numbers, wall) = (number.ok_or_else(|| "it failed".to_owned()), Duration::from_secs(2));
+        Run::new(case, way, round, "then".to_owned(), Trial { numbers, deaths: Vec::new(), wall })
+    }
+
+    fn record() -> Record {
+        let facts = |facts: &[(&str, &str)]| {
+            facts.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+        };
+        let versions = facts(&[("commit", "abc"), ("qemu", "7.2")]);
+        Record::new(facts(&[("cpu", "x"), ("cpus", "2")]), versions, Settings { runs: 5, rounds: 100 })
+    }
+
+    #[test]
+    fn what_was_written_is_read_again_and_has_the_documented_shape() {
+        let directory = tempfile::tempdir().expect("makes");
+        let path = directory.path().join("out.json");
+        let mut record = record();
+        record.add(run(&CASES[0], HYPERCALL, 1, Some(("userspace", 1.5))));
+        record.add(run(&CASES[0], KVM_HYPERV, 1, Some(("userspace", 6.0))));
+        // A number that a reader of JSON may get wrong in its last bit.
+        record.add(run(&CASES[0], HYPERCALL, 2, Some(("userspace", 31.245270191439438))));
+        record.write(&path).expect("writes");
+        assert_eq!(Record::read(&path).expect("reads"), record);
+        let value: serde_json::Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+        assert_eq!(value["rows"][0]["case"], "boot-hypercall");
+        assert_eq!((&value["rows"][1]["subject"], &value["deaths"]), (&"kvm".into(), &0.into()));
+        assert_eq!(
+            (&value["ratios"][0]["ratio"]["median"], &value["ratios"][0]["verdict"]),
+            (&0.25.into(), &"met".into())
+        );
+    }
+
+    #[test]
+    fn results_of_other_versions_are_not_kept_and_it_is_said_why() {
+        let kept = record();
+        assert!(record().differences(&kept).is_empty());
+        let mut now = record();
+        now.versions.insert("qemu".into(), "10.0".into());
+        now.versions.insert("cargo".into(), "1".into());
+        now.settings = Settings { runs: 9, rounds: 50 };
+        let found = now.differences(&kept);
+        assert_eq!(found.len(), 3, "more runs are no difference: {found:?}");
+        assert!(found.contains(&"qemu was '7.2' and is '10.0'".to_owned()), "{found:?}");
+        let setup = serde_json::json!({
+            "case": "rom", "subject": "kvm", "way": "hyperv", "machine": "3 CPUs", "guest": "8 vCPUs", "cmdline": "",
+        });
+        let mut kept = record();
+        kept.setups = vec![serde_json::from_value(setup.clone()).expect("is one")];
+        assert!(record().differences(&kept).is_empty(), "what is not run now");
+        let mut now = kept.clone();
+        assert!(now.differences(&kept).is_empty());
+        let mut other = setup;
+        other["guest"] = "4 vCPUs".into();
+        now.setups = vec![serde_json::from_value(other).expect("is one")];
+        assert!(now.differences(&kept)[0].contains("rom on kvm, hyperv"), "{:?}", now.differences(&kept));
+        let mut elsewhere = record();
+        elsewhere.machine.insert("cpus".into(), "64".into());
+        assert_eq!(elsewhere.differences(&record()), ["cpus was '2' and is '64'"]);
+    }
+
+    #[test]
+    fn a_run_that_failed_is_made_again_and_its_deaths_stay_counted() {
+        let (mut record, case) = (record(), &CASES[0]);
+        let mut failed = run(case, KVM_HYPERV, 2, None);
+        failed.deaths = vec!["it hung".into(), "it hung".into(), "it hung".into()];
+        record.add(failed);
+        assert!(!record.has(case, KVM_HYPERV, 2));
+        let mut second = run(case, KVM_HYPERV, 2, Some(("userspace", 1.0)));
+        second.deaths = vec!["it died".into()];
+        record.add(second);
+        assert!(record.has(case, KVM_HYPERV, 2) && !record.has(case, KVM_HYPERV, 1));
+        assert_eq!((record.runs.len(), record.deaths()), (1, 4));
+        assert!((record.runs[0].wall - 4.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn files_of_other_benchmarks_are_refused() {
+        let directory = tempfile::tempdir().expect("makes");
+        let path = directory.path().join("other.json");
+        let error = |text: &str| {
+            fs::write(&path, text).expect("writes");
+            format!("{:#}", Record::read(&path).expect_err("is refused"))
+        };
+        assert!(error("{\"bench\": \"boot\", \"rows\": []}").contains("no results of `bench all`"));
+        assert!(error("not JSON").contains("no results of `bench all`"));
+    }
+}

@@ -1,0 +1,218 @@
+//! What people see of `quell bench all`: the progress, and the table at the end.
+
+use super::cases::Case;
+use super::pairs::{Ratio, Spread, Verdict, series, spread};
+use super::plan::Step;
+use super::record::Run;
+use super::way::Way;
+use crate::table::table;
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::{self, IsTerminal};
+use std::time::Duration;
+
+/// A bar on the terminal, a line for each run elsewhere.
+pub(crate) struct Progress {
+    bar: ProgressBar,
+    is_terminal: bool,
+    total: usize,
+}
+
+impl Progress {
+    /// Of so many runs, some of which were made before.
+    pub(crate) fn new(total: usize) -> Self {
+        let is_terminal = io::stderr().is_terminal();
+        let bar = if is_terminal { ProgressBar::new(total as u64) } else { ProgressBar::hidden() };
+        let style = ProgressStyle::with_template("{prefix:30} {bar:30} {pos}/{len}  {msg}");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Self { bar, is_terminal, total }
+    }
+
+    /// A run begins behind `done` others.
+    pub(crate) fn begin(&self, step: &Step, done: usize, remaining: Duration) {
+        self.bar.set_position(done as u64);
+        self.bar.set_prefix(format!("{} {}", step.case.name, step.way.title()));
+        self.bar.set_message(format!("{} left", minutes(remaining)));
+    }
+
+    /// A run is over: so many are now.
+    pub(crate) fn end(&self, step: &Step, run: &Run, done: usize, remaining: Duration) {
+        let line = line(step, run);
+        if self.is_terminal {
+            self.bar.println(line);
+        } else {
+            eprintln!("[{done}/{}, {} left] {line}", self.total, minutes(remaining));
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// What a run came to.
+fn line(step: &Step, run: &Run) -> String {
+    let first = step.case.comparisons.first().and_then(|comparison| run.value(comparison.metric));
+    let result = match (&run.failure, first) {
+        (Some(why), _) => format!("failed: {why}"),
+        (None, Some(value)) => format!("{} {}", value.metric, number(value.value, &value.unit)),
+        (None, None) => "done".to_owned(),
+    };
+    let deaths = match run.deaths.len() {
+        0 => String::new(),
+        count => format!(" ({count} died before: {})", run.deaths.join("; ")),
+    };
+    format!("{} {} {}: {result}{deaths}", step.case.name, step.way.title(), step.round)
+}
+
+fn minutes(duration: Duration) -> String {
+    match duration.as_secs() {
+        secs @ 0..=90 => format!("{secs} s"),
+        secs => format!("{} min", secs.div_ceil(60)),
+    }
+}
+
+/// A number with as many digits as are worth reading.
+fn number(value: f64, unit: &str) -> String {
+    match unit {
+        "instructions" | "count" | "cycles" => format!("{value:.0}"),
+        "" => format!("{value:.2}"),
+        _ if value < 10.0 => format!("{value:.2} {unit}"),
+        _ => format!("{value:.1} {unit}"),
+    }
+}
+
+fn numbers(spread: Spread, unit: &str) -> String {
+    let median = number(spread.median, unit);
+    if spread.min < spread.max {
+        format!("{median} ({}..{})", bare(spread.min), bare(spread.max))
+    } else {
+        median
+    }
+}
+
+/// A number without its unit.
+fn bare(value: f64) -> String {
+    match value {
+        100.0.. => format!("{value:.0}"),
+        _ => format!("{value:.2}"),
+    }
+}
+
+/// Prints the comparisons.
+pub(crate) fn print_ratios(ratios: &[Ratio], cases: &[&'static Case], runs: &[Run]) {
+    let rows = ratios.iter().map(|ratio| {
+        let unit = ratio.unit.as_deref().unwrap_or_default();
+        let dash = || "–".to_owned();
+        let case = cases.iter().find(|case| case.name == ratio.case);
+        let peers = case.map_or_else(dash, |case| peers(case, ratio, unit, runs));
+        [
+            case.map_or_else(String::new, |case| label(case, ratio)),
+            ratio.quell.map_or_else(dash, |quell| numbers(quell, unit)),
+            peers,
+            ratio.ratio.map_or_else(dash, |ratio| numbers(ratio, "")),
+            ratio.target.map_or_else(String::new, |target| target.to_string()),
+            word(ratio).to_owned(),
+        ]
+    });
+    println!("{}", table(["", "quell", "kvm", "ratio", "at most", ""], rows));
+}
+
+/// What was measured, and how Quell's guest flushed where there are several ways.
+fn label(case: &Case, ratio: &Ratio) -> String {
+    let way = if case.ways(false).count() > 1 { format!(", by {}", ratio.way) } else { String::new() };
+    format!("{}: {}{way}", case.name, ratio.metric)
+}
+
+/// All ways of the peer's that a comparison is about, a line each, the best one marked.
+fn peers(case: &Case, ratio: &Ratio, unit: &str, runs: &[Run]) -> String {
+    let of = case.comparisons.iter().filter(|c| c.metric == ratio.metric && c.quell.flushes() == ratio.way);
+    let lines = of.flat_map(|comparison| comparison.peers).map(|way| {
+        let spread = spread(&series(case, *way, ratio.metric, runs));
+        let text = spread.map_or_else(|| "–".to_owned(), |spread| numbers(spread, unit));
+        format!("{} {text}", way.flushes())
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+const fn word(ratio: &Ratio) -> &'static str {
+    match ratio.verdict {
+        Verdict::Missed => "missed",
+        Verdict::Unmeasured => "not measured",
+        Verdict::Met if ratio.equal => "met, equal",
+        Verdict::Met => "met",
+        Verdict::Less => "less",
+        Verdict::More => "more",
+        Verdict::Equal => "equal",
+    }
+}
+
+/// Prints Quell's numbers, where there is no peer.
+pub(crate) fn print_alone(cases: &[&'static Case], runs: &[Run]) {
+    let mut rows = Vec::new();
+    for (case, way) in cases.iter().flat_map(|case| case.ways(false).map(move |way| (case, way))) {
+        let mut metrics: Vec<(&str, &str)> = Vec::new();
+        for value in runs.iter().filter(|run| run.is_of(case, way)).flat_map(|run| &run.values) {
+            if metrics.iter().all(|(metric, _)| *metric != value.metric) {
+                metrics.push((&value.metric, &value.unit));
+            }
+        }
+        for (metric, unit) in metrics {
+            let spread = spread(&series(case, way, metric, runs));
+            let text = spread.map_or_else(String::new, |spread| numbers(spread, unit));
+            rows.push([format!("{}: {metric}, by {}", case.name, way.flushes()), text]);
+        }
+    }
+    println!("{}", table(["", "quell"], rows));
+}
+
+/// Says which of the peer's machines died, and what failed.
+pub(crate) fn print_failures(runs: &[Run]) {
+    for way in Way::ALL {
+        let of_way = runs.iter().filter(|run| run.subject == way.subject() && run.way == way.flushes());
+        let (mut made, mut deaths) = (0, 0);
+        of_way.for_each(|run| {
+            made += 1;
+            deaths += run.deaths.len();
+        });
+        if deaths != 0 {
+            println!("{}: {deaths} machines died or hung in {made} runs, which were repeated", way.title());
+        }
+    }
+    for run in runs {
+        if let Some(why) = &run.failure {
+            let who = run.subject.name();
+            println!("{} on {who}, {}, round {} failed: {why}", run.case, run.way, run.round);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::cases::CASES;
+    use super::super::record::tests::run;
+    use super::super::way::KVM_HYPERV;
+    use super::*;
+
+    #[test]
+    fn deaths_and_failures_are_shown() {
+        let step = Step { case: &CASES[0], way: KVM_HYPERV, round: 2 };
+        let mut made = run(step.case, step.way, 2, Some(("userspace", 1.25)));
+        assert_eq!(line(&step, &made), "boot kvm hyperv 2: userspace 1.25 s");
+        made.deaths.push("it hung".into());
+        assert!(line(&step, &made).ends_with("(1 died before: it hung)"));
+        assert!(line(&step, &run(step.case, step.way, 2, None)).contains("failed: it failed"));
+    }
+
+    #[test]
+    fn numbers_have_their_spread() {
+        let spread = Spread { median: 0.321, min: 0.3, max: 0.354 };
+        assert_eq!(numbers(spread, "s"), "0.32 s (0.30..0.35)");
+        assert_eq!(numbers(spread, ""), "0.32 (0.30..0.35)");
+        assert_eq!(numbers(Spread { median: 383.0, min: 383.0, max: 383.0 }, "instructions"), "383");
+        assert_eq!(minutes(Duration::from_secs(61)), "61 s");
+        assert_eq!(minutes(Duration::from_secs(121)), "3 min");
+    }
+}

@@ -1,0 +1,135 @@
+//! `bench all` beside KVM, in its smallest form.
+
+use super::cases::{Body, Case, case};
+use crate::machine::emulator;
+use crate::workspace;
+use anyhow::{Context, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use std::{env, fs, thread};
+
+/// The row.
+pub(super) const ROWS: [Case; 1] = [case(
+    "bench_all_goes_on_where_it_was_interrupted",
+    "Quell and KVM take turns, each run is written at once, and none is made twice or kept from another version",
+    Body::Own(goes_on),
+)];
+
+/// Who runs, in this order.
+const TURNS: [(&str, &str); 5] =
+    [("quell", "hypercall"), ("kvm", "hyperv"), ("quell", "ipi"), ("kvm", "ipi"), ("kvm", "paravirtual")];
+/// It is interrupted when so many are over.
+const RUNS_BEFORE: usize = 2;
+const POLL_PERIOD: Duration = Duration::from_millis(100);
+/// The status of a program that was interrupted.
+const INTERRUPTED: i32 = 128 + Signal::INT.as_raw();
+
+fn goes_on(directory: &Path) -> Result<()> {
+    let file = directory.join("all.json");
+    let mut tool = bench(&file)?;
+    while runs(&file).len() < RUNS_BEFORE {
+        ensure!(tool.try_wait()?.is_none(), "it ended after {} runs", runs(&file).len());
+        thread::sleep(POLL_PERIOD);
+    }
+    kill_process(Pid::from_child(&tool), Signal::INT)?;
+    let (status, errors) = end(tool)?;
+    ensure!(status == Some(INTERRUPTED), "interrupted, it ended with {status:?}:\n{errors}");
+    ensure!(errors.contains("the same command goes on"), "it does not say how to go on:\n{errors}");
+    let before = runs(&file);
+    ensure!((RUNS_BEFORE..TURNS.len()).contains(&before.len()), "{} runs are kept", before.len());
+
+    let (status, errors) = end(bench(&file)?)?;
+    ensure!(status == Some(0), "it ended with {status:?}:\n{errors}");
+    ensure!(errors.contains(&format!("going on with the {} runs", before.len())), "{errors}");
+    let document = read(&file)?;
+    is_documented(&document)?;
+    let after = runs(&file);
+    ensure!(after[..before.len()] == before, "runs that were kept have changed");
+    let turns: Vec<_> = after.iter().map(|run| (text(&run["subject"]), text(&run["way"]))).collect();
+    ensure!(turns == TURNS, "the order is {turns:?}");
+
+    refuses_other_versions(&file, document)
+}
+
+/// What `docs/json.md` says is there.
+fn is_documented(document: &Value) -> Result<()> {
+    ensure!(document["bench"] == "all", "bench: {}", document["bench"]);
+    for key in ["guest_kernel", "peer_kernel", "peer_qemu", "qemu", "commit", "hypervisor_sha256"] {
+        ensure!(document["versions"][key].is_string(), "there is no version {key}");
+    }
+    let list = |key: &str| document[key].as_array().cloned().unwrap_or_default();
+    let mut deaths = 0;
+    for run in list("runs") {
+        let values = run["values"].as_array().cloned().unwrap_or_default();
+        for metric in ["userspace", "real", "guest.tlb_ipis"] {
+            let value = values.iter().find(|value| value["metric"] == metric);
+            ensure!(value.is_some_and(|value| value["value"].is_number()), "a run has no {metric}: {run}");
+        }
+        ensure!(run["round"] == 1 && run["at"].is_string() && run["wall"].as_f64() > Some(0.0), "{run}");
+        deaths += run["deaths"].as_array().map_or(0, Vec::len);
+    }
+    ensure!(document["deaths"] == deaths, "{} deaths, and runs have {deaths}", document["deaths"]);
+    let kvm: Vec<_> = list("setups").into_iter().filter(|setup| setup["subject"] == "kvm").collect();
+    let qemu = |word: &str| kvm.iter().filter(|setup| text(&setup["peer_qemu"]).contains(word)).count();
+    ensure!(kvm.len() == 3 && qemu("-smp 2") == 3, "setups of KVM: {kvm:?}");
+    ensure!((qemu("hv-tlbflush"), qemu("kvm=off")) == (1, 2), "ways of KVM: {kvm:?}");
+    ensure!(list("rows").iter().any(|row| row["case"] == "thrash-2:2-paravirtual"), "no row of KVM's");
+    let ratios = list("ratios");
+    ensure!(ratios.len() == 2, "{} ratios", ratios.len());
+    for ratio in ratios {
+        ensure!(ratio["pairs"].as_array().map(Vec::len) == Some(1), "no pair: {ratio}");
+        ensure!(ratio["ratio"]["median"].as_f64() > Some(0.0), "no ratio: {ratio}");
+    }
+    Ok(())
+}
+
+/// Results of another emulator are neither added to nor lost.
+fn refuses_other_versions(file: &Path, mut document: Value) -> Result<()> {
+    document["versions"]["qemu"] = "another".into();
+    fs::write(file, document.to_string())?;
+    let mut command = command(&["--resume"])?;
+    let output = command.arg(file).output().context("cannot start this program again")?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.code() == Some(1), "it ended with {}:\n{errors}", output.status);
+    ensure!(errors.contains("qemu was 'another' and is"), "it does not say why:\n{errors}");
+    ensure!(read(file)? == document, "the file has changed");
+    Ok(())
+}
+
+/// The smallest comparison there is, and more arguments.
+fn command(more: &[&str]) -> Result<Command> {
+    let mut command = Command::new(env::current_exe().context("this program has no path")?);
+    command.args(emulator::wanted().arguments()).args(["bench", "all", "--peer", "kvm"]);
+    command.args(["--only", "thrash-2:2", "--runs", "1", "--rounds", "5"]).args(more);
+    command.current_dir(workspace::root()).stdin(Stdio::null());
+    Ok(command)
+}
+
+fn bench(file: &Path) -> Result<Child> {
+    let mut command = command(&["--json"])?;
+    command.arg(file).stdout(Stdio::null()).stderr(Stdio::piped());
+    command.spawn().context("cannot start this program again")
+}
+
+/// Its status and what it said.
+fn end(tool: Child) -> Result<(Option<i32>, String)> {
+    let output = tool.wait_with_output()?;
+    Ok((output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned()))
+}
+
+fn read(file: &Path) -> Result<Value> {
+    let bytes = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+    Ok(serde_json::from_slice(&bytes)?)
+}
+
+/// The runs in the file; none before there is one.
+fn runs(file: &Path) -> Vec<Value> {
+    read(file).ok().and_then(|document| document["runs"].as_array().cloned()).unwrap_or_default()
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
