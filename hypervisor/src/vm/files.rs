@@ -90,6 +90,8 @@ pub enum CreateError {
     NoMemory(u64, u64),
     /// There is no memory for nested page tables, or not enough for a root.
     NoTables,
+    /// There is no memory for the trace rings.
+    NoTrace,
     /// The boot CPU is to run no vCPUs, and it is the only one.
     NoCpu,
     /// The processor is too slow for a reference clock.
@@ -121,6 +123,7 @@ impl fmt::Display for CreateError {
                 free >> 20
             ),
             Self::NoTables => f.write_str("no memory is left for nested page tables: give the machine more"),
+            Self::NoTrace => f.write_str("no memory is left for the trace: give the machine more"),
             Self::NoCpu => f.write_str("boot_cpu=serve needs a second CPU to run the guest"),
             Self::Vmids => f.write_str("vmid_bits: each CPU may hold a VMID, and there must be one more"),
             Self::Clock => f.write_str("the TSC is too slow for the guest's reference clock"),

@@ -148,7 +148,7 @@ pub fn create<A: Arch>(files: Files, free: &mut FreeMemory, unix: Option<u64>) -
         return Err(CreateError::NoCpu);
     }
     let rings = percpu::online::<A>().map(|cpu| cpu.index + 1).max().unwrap_or(0);
-    let trace = Rings::take(free, rings).ok_or(CreateError::NoTables)?;
+    let trace = Rings::take(free, rings).ok_or(CreateError::NoTrace)?;
     let shared = A::share(config, &space)?;
     let vcpu = |index| Vcpu {
         index,

@@ -308,6 +308,7 @@ impl Case {
 
 #[cfg(test)]
 mod tests {
+    use super::super::record::UNITS;
     use super::*;
 
     #[test]
@@ -320,6 +321,16 @@ mod tests {
                 assert!(
                     !peers.is_empty() && peers.iter().all(|way| way.is_peer() && case.ways.contains(way))
                 );
+            }
+        }
+    }
+
+    #[test]
+    fn units_survive_the_file() {
+        for case in CASES {
+            let Work::Linux(Linux { metrics, .. }) = &case.work else { continue };
+            for metric in *metrics {
+                assert!(UNITS.contains(&metric.unit), "{}: {}", case.name, metric.unit);
             }
         }
     }

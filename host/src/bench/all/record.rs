@@ -15,7 +15,7 @@ use std::path::Path;
 /// Its name in the file.
 const BENCH: &str = "all";
 /// Units of what is measured.
-const UNITS: [&str; 7] = ["s", "ms", "us", "count", "instructions", "cycles", "per second"];
+pub(super) const UNITS: [&str; 8] = ["s", "ms", "us", "ns", "count", "instructions", "cycles", "per second"];
 /// Of what is known of a machine: what its times depend on.
 const MACHINE_KEYS: [&str; 2] = ["cpu", "cpus"];
 
