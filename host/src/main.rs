@@ -13,6 +13,7 @@ mod guest;
 mod image;
 mod machine;
 mod release;
+mod report;
 mod results;
 mod run;
 mod size;
@@ -55,6 +56,7 @@ fn dispatch(command: &Command) -> Result<u8> {
         Command::Check(args) => check::check(args, &signals),
         Command::Image(args) => image::image(args),
         Command::Book => book::book(),
+        Command::Report(args) => report::report(args),
         Command::Release(args) => release::release(args, &signals),
         Command::Ctl(args) => ctl::ctl(args),
         Command::Top(args) => top::top(args, &signals),

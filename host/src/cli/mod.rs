@@ -3,12 +3,14 @@
 mod bench;
 mod ctl;
 mod image;
+mod report;
 mod run;
 mod top;
 
 pub(crate) use bench::*;
 pub(crate) use ctl::*;
 pub(crate) use image::*;
+pub(crate) use report::*;
 pub(crate) use run::*;
 pub(crate) use top::*;
 
@@ -63,6 +65,7 @@ pub(crate) enum Command {
     Check(CheckArgs),
     Image(ImageArgs),
     Release(ReleaseArgs),
+    Report(ReportArgs),
     /// Build the documents as an HTML book, and print its location
     ///
     /// Uses mdBook, which is built the first time; that takes some minutes.

@@ -1,0 +1,24 @@
+//! `quell report` on the command line.
+
+use clap::Args;
+use std::path::PathBuf;
+
+/// Make one HTML file of results and traces, which needs no network
+///
+/// Results are a file of `bench all --json`, traces are files of `run --trace`. Of a trace the part
+/// with the most flushes is shown, as a timeline of the CPUs.
+#[derive(Debug, Args)]
+pub(crate) struct ReportArgs {
+    /// Results of `quell bench all`
+    #[arg(value_name = "FILE")]
+    pub(crate) results: Option<PathBuf>,
+    /// A trace of `quell run`; may be repeated
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Vec<PathBuf>,
+    /// Milliseconds of a trace that are shown
+    #[arg(long, value_name = "MS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub(crate) window: u64,
+    /// Where the report goes
+    #[arg(long, short, value_name = "FILE", default_value = "report.html")]
+    pub(crate) output: PathBuf,
+}

@@ -1,0 +1,122 @@
+//! `quell report`: results and traces as one HTML file that needs no network.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `plots` | pictures of results, by a plotting library |
+//! | `results` | what is read from `bench all`'s JSON |
+//! | `timeline` | the part of a trace that is shown |
+//! | `page.html`, `page.css`, `timeline.js` | the page, its look in light, dark and on paper, and the timeline's behaviour |
+
+mod plots;
+mod results;
+mod timeline;
+
+use crate::cli::ReportArgs;
+use anyhow::{Context, Result, ensure};
+use results::Results;
+use serde_json::Value;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+const PAGE: &str = include_str!("page.html");
+const STYLE: &str = include_str!("page.css");
+const SCRIPT: &str = include_str!("timeline.js");
+
+/// Writes the report.
+pub(crate) fn report(args: &ReportArgs) -> Result<u8> {
+    let results =
+        args.results.as_deref().map(read).transpose()?.map(|value| Results::of(&value)).transpose()?;
+    ensure!(
+        results.is_some() || !args.trace.is_empty(),
+        "nothing to report: name a file of results or a trace"
+    );
+    let traces = args.trace.iter().map(|path| trace(path, args.window)).collect::<Result<Vec<_>>>()?;
+    let page = page(results.as_ref(), &traces)?;
+    fs::write(&args.output, &page).with_context(|| format!("cannot write {}", args.output.display()))?;
+    println!("{} ({} KiB)", args.output.display(), page.len().div_ceil(1024));
+    Ok(0)
+}
+
+fn read(path: &Path) -> Result<Value> {
+    let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    serde_json::from_str(&text).with_context(|| format!("{} is no JSON", path.display()))
+}
+
+/// A trace with its name, the file's.
+fn trace(path: &Path, window_ms: u64) -> Result<(String, Value)> {
+    let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let shown = timeline::of_trace(&read(path)?, window_ms.saturating_mul(1_000_000))
+        .with_context(|| format!("{} is no trace of `quell run --trace`", path.display()))?;
+    Ok((name, shown))
+}
+
+/// Text that means nothing to HTML.
+fn escape(text: &str) -> String {
+    text.chars().fold(String::new(), |mut escaped, char| {
+        match char {
+            '&' => escaped += "&amp;",
+            '<' => escaped += "&lt;",
+            '>' => escaped += "&gt;",
+            '"' => escaped += "&quot;",
+            '\'' => escaped += "&#39;",
+            other => escaped.push(other),
+        }
+        escaped
+    })
+}
+
+/// The whole page.
+fn page(results: Option<&Results>, traces: &[(String, Value)]) -> Result<String> {
+    let mut body = String::new();
+    if let Some(results) = results {
+        body += &results.section()?;
+    }
+    for (index, (name, shown)) in traces.iter().enumerate() {
+        // In a script element only "</" could end it early.
+        let data = shown.to_string().replace("</", "<\\/");
+        writeln!(
+            body,
+            "<section class=\"trace\" id=\"trace-{index}\"><h2>Timeline: {}</h2>\
+             <p class=\"hint\">Drag to move, turn the wheel or press + and − to zoom, click a flush for its numbers.</p>\
+             <div class=\"buttons\"><button data-zoom=\"0.5\">+</button><button data-zoom=\"2\">−</button>\
+             <button data-zoom=\"all\">all</button></div>\
+             <canvas tabindex=\"0\" role=\"img\" aria-label=\"what each CPU did when, and its flushes\"></canvas>\
+             <ul class=\"legend\"><li class=\"guest\">guest</li><li class=\"hypervisor\">hypervisor</li>\
+             <li class=\"idle\">idle</li><li class=\"kick\">flush with a kick</li>\
+             <li class=\"deferred\">deferred flush, carried out at an entry</li></ul>\
+             <dl class=\"details\"></dl><script type=\"application/json\">{data}</script></section>",
+            escape(name)
+        )?;
+    }
+    let title = "Quell: report";
+    Ok(PAGE
+        .replace("{{title}}", title)
+        .replace("{{style}}", STYLE)
+        .replace("{{script}}", SCRIPT)
+        // Last, so that nothing in the results is taken for a place.
+        .replacen("{{body}}", &body, 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn text_from_files_cannot_become_markup() {
+        assert_eq!(escape("<b a='\"&"), "&lt;b a=&#39;&quot;&amp;");
+        let shown = json!({"cpus": [], "flushes": [], "note": "</script><script>alert(1)"});
+        let page = page(None, &[("<i>".to_owned(), shown)]).expect("is made");
+        assert!(!page.contains("</script><script>alert") && !page.contains("<i>"));
+    }
+
+    #[test]
+    fn a_page_is_whole_without_the_network() {
+        let page = page(None, &[]).expect("is made");
+        assert!(!page.contains("{{"), "a place is left");
+        for word in ["http://", "https://", "src=", "@import", "url("] {
+            assert!(!page.replace("http://www.w3.org/2000/svg", "").contains(word), "{word}");
+        }
+    }
+}

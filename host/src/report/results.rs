@@ -1,0 +1,189 @@
+//! What is read from the JSON of `bench all`: ratios, and the medians of each way.
+
+use super::{escape, plots};
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use std::fmt::Write as _;
+
+/// A median with the smallest and the largest value.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Spread {
+    pub(super) median: f64,
+    pub(super) min: f64,
+    pub(super) max: f64,
+}
+
+/// One comparison.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Ratio {
+    pub(super) case: String,
+    pub(super) metric: String,
+    pub(super) unit: String,
+    pub(super) way: String,
+    pub(super) peer_way: String,
+    pub(super) quell: Spread,
+    pub(super) kvm: Spread,
+    pub(super) ratio: Spread,
+    pub(super) target: Option<f64>,
+    pub(super) verdict: String,
+}
+
+impl Ratio {
+    /// Its name in tables and plots.
+    pub(super) fn name(&self) -> String {
+        format!("{}: {}, {}", self.case, self.metric, self.way)
+    }
+}
+
+/// A file of results.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Results {
+    pub(super) ratios: Vec<Ratio>,
+    facts: Vec<(String, String)>,
+}
+
+impl Results {
+    /// From the file's contents.
+    pub(super) fn of(value: &Value) -> Result<Self> {
+        ensure!(value["bench"] == "all", "these are no results of `quell bench all`");
+        let ratios = value["ratios"].as_array().context("there are no ratios")?;
+        let mut facts = Vec::new();
+        for part in ["machine", "versions"] {
+            for (name, fact) in value[part].as_object().into_iter().flatten() {
+                facts.push((name.clone(), fact.as_str().unwrap_or_default().to_owned()));
+            }
+        }
+        Ok(Self { ratios: ratios.iter().map(ratio).collect::<Result<_>>()?, facts })
+    }
+
+    /// The part of the page.
+    pub(super) fn section(&self) -> Result<String> {
+        let mut out = "<section id=\"ratios\"><h2>Quell beside Linux KVM</h2>\n".to_owned();
+        out += "<p>Each ratio is Quell's time or count divided by that of the best of KVM's ways: less than 1 is \
+                in Quell's favour. Runs alternate; a ratio is the median over pairs of runs.</p>\n";
+        out += &self.table()?;
+        if !self.ratios.is_empty() {
+            write!(out, "<figure id=\"plot-ratios\">{}", plots::ratios(&self.ratios)?)?;
+            out += "<figcaption>Ratios with their spread over pairs of runs; ticks are targets.</figcaption></figure>\n";
+        }
+        let flushes = self.flush_costs();
+        if flushes.len() > 1 {
+            write!(out, "<figure id=\"plot-flushes\">{}", plots::flush_cost(&flushes)?)?;
+            out += "<figcaption>Instructions of a flush hypercall against the number of targets, none of which is \
+                    running.</figcaption></figure>\n";
+        }
+        out += "<details><summary>Versions</summary><dl>";
+        for (name, fact) in &self.facts {
+            write!(out, "<dt>{}</dt><dd>{}</dd>", escape(name), escape(fact))?;
+        }
+        Ok(out + "</dl></details></section>\n")
+    }
+
+    fn table(&self) -> Result<String> {
+        let mut out =
+            "<table><thead><tr><th>case<th>Quell<th>KVM<th>ratio<th>spread<th>at most<th></tr></thead>\
+                       <tbody>\n"
+                .to_owned();
+        for ratio in &self.ratios {
+            let target = ratio.target.map_or_else(String::new, |target| target.to_string());
+            let (quell, kvm) =
+                (amount(ratio.quell.median, &ratio.unit), amount(ratio.kvm.median, &ratio.unit));
+            writeln!(
+                out,
+                "<tr class=\"{verdict}\"><td>{}<td>{quell}<td>{kvm} ({})<td>{:.2}<td>{:.2} – {:.2}<td>{target}\
+                 <td>{verdict}</tr>",
+                escape(&ratio.name()),
+                escape(&ratio.peer_way),
+                ratio.ratio.median,
+                ratio.ratio.min,
+                ratio.ratio.max,
+                verdict = escape(&ratio.verdict),
+            )?;
+        }
+        Ok(out + "</tbody></table>\n")
+    }
+
+    /// Flushes of so many targets that are not running: instructions on Quell and on KVM.
+    fn flush_costs(&self) -> Vec<(u32, f64, f64)> {
+        let cost = |ratio: &Ratio| {
+            let targets = ratio.metric.strip_prefix("space-idle-")?.split(' ').next()?.parse().ok()?;
+            Some((targets, ratio.quell.median, ratio.kvm.median))
+        };
+        let mut costs: Vec<_> = self.ratios.iter().filter_map(cost).collect();
+        costs.sort_by_key(|&(targets, ..)| targets);
+        costs
+    }
+}
+
+/// An amount with few digits and its unit.
+fn amount(value: f64, unit: &str) -> String {
+    let digits = if value.abs() >= 100.0 { 0 } else { 2 };
+    format!("{value:.digits$} {}", escape(unit))
+}
+
+fn ratio(value: &Value) -> Result<Ratio> {
+    let text = |key: &str| value[key].as_str().unwrap_or_default().to_owned();
+    let spread = |key: &str| {
+        let number = |part: &str| value[key][part].as_f64().filter(|number| number.is_finite());
+        let spread = (number("median"), number("min"), number("max"));
+        let (Some(median), Some(min), Some(max)) = spread else { return None };
+        Some(Spread { median, min, max })
+    };
+    let spread = |key: &str| spread(key).with_context(|| format!("no {key} in the ratio {value}"));
+    Ok(Ratio {
+        case: text("case"),
+        metric: text("metric"),
+        unit: text("unit"),
+        way: text("way"),
+        peer_way: text("peer_way"),
+        quell: spread("quell")?,
+        kvm: spread("kvm")?,
+        ratio: spread("ratio")?,
+        target: value["target"].as_f64(),
+        verdict: text("verdict"),
+    })
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// Results with these ratios.
+    pub(crate) fn results(ratios: &[(&str, f64, Option<f64>)]) -> Value {
+        let spread = |median: f64| json!({"median": median, "min": median * 0.9, "max": median * 1.2});
+        let ratios: Vec<_> = ratios
+            .iter()
+            .map(|&(metric, ratio, target)| {
+                json!({
+                    "case": "flush", "metric": metric, "unit": "instructions", "way": "hypercall",
+                    "peer": "kvm", "peer_way": "hyperv", "quell": spread(ratio * 1000.0), "kvm": spread(1000.0),
+                    "pairs": [ratio], "ratio": spread(ratio), "equal": false, "target": target,
+                    "verdict": "met",
+                })
+            })
+            .collect();
+        json!({"bench": "all", "machine": {"cpu": "<x>"}, "versions": {}, "ratios": ratios})
+    }
+
+    #[test]
+    fn ratios_become_rows_and_plots() {
+        let value = results(&[("space-idle-8", 0.13, Some(0.1)), ("space-idle-64", 0.08, None)]);
+        let results = Results::of(&value).expect("reads");
+        assert_eq!(results.flush_costs(), [(8, 130.0, 1000.0), (64, 80.0, 1000.0)]);
+        let section = results.section().expect("is made");
+        for part in ["plot-ratios", "plot-flushes", "0.13", "0.12 – 0.16", "&lt;x&gt;", "130 instructions"]
+        {
+            assert!(section.contains(part), "{part}:\n{section}");
+        }
+        assert_eq!(section.matches("<tr class=\"met\">").count(), 2);
+    }
+
+    #[test]
+    fn other_files_are_refused() {
+        assert!(Results::of(&json!({"bench": "demo"})).is_err());
+        let mut value = results(&[("a", 0.5, None)]);
+        value["ratios"][0]["ratio"]["max"] = Value::Null;
+        assert!(Results::of(&value).expect_err("lacks a number").to_string().contains("no ratio"));
+    }
+}

@@ -1,0 +1,174 @@
+//! The part of a trace that is shown: a window of time with as many flushes as possible.
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+/// The process of the CPUs' tracks in the trace.
+const CPUS: u64 = 1;
+
+/// Spans that are shown at most; more would make the page slow and large.
+const SPANS_MAX: usize = 20_000;
+
+/// Times are in nanoseconds of the trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Window {
+    start: u64,
+    end: u64,
+}
+
+/// What is shown of a file of `quell run --trace`.
+pub(super) fn of_trace(trace: &Value, window_ns: u64) -> Result<Value> {
+    let events = trace["traceEvents"].as_array().context("there is no list of events")?;
+    let of_cpus = |event: &&Value| event["pid"].as_u64() == Some(CPUS);
+    let slices: Vec<&Value> = events.iter().filter(of_cpus).filter(|event| event["ph"] == "X").collect();
+    ensure!(!slices.is_empty(), "no CPU has a span");
+    let window = busiest(&slices, window_ns);
+    let mut cpus = BTreeMap::<u64, Vec<Value>>::new();
+    let mut names: Vec<&str> = Vec::new();
+    let mut count = 0;
+    for slice in slices.iter().filter(|slice| slice["cat"] != "flush") {
+        let Some((start, end)) = within(slice, window) else { continue };
+        count += 1;
+        if count > SPANS_MAX {
+            break;
+        }
+        let name = slice["name"].as_str().unwrap_or_default();
+        let index = names.iter().position(|known| *known == name).unwrap_or_else(|| {
+            names.push(name);
+            names.len() - 1
+        });
+        let kind = match slice["cat"].as_str() {
+            Some("guest") => 0,
+            Some("hypervisor") => 1,
+            _ => 2,
+        };
+        cpus.entry(slice["tid"].as_u64().unwrap_or_default())
+            .or_default()
+            .push(json!([start, end, kind, index]));
+    }
+    let cpus: Vec<_> = cpus.into_iter().map(|(cpu, spans)| json!({"cpu": cpu, "spans": spans})).collect();
+    let flushes: Vec<_> = slices.iter().filter_map(|slice| flush(slice, events, window)).collect();
+    Ok(json!({
+        "length": window.end - window.start,
+        "start": window.start,
+        "names": names,
+        "cpus": cpus,
+        "flushes": flushes,
+    }))
+}
+
+/// Nanoseconds of a time in the file.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "negative and huge times are cut"
+)]
+fn ns(event: &Value, key: &str) -> u64 {
+    (event[key].as_f64().unwrap_or_default() * 1000.0).round() as u64
+}
+
+/// The window in which most flushes begin, or the first one if there is no flush.
+fn busiest(slices: &[&Value], window_ns: u64) -> Window {
+    let mut starts: Vec<u64> =
+        slices.iter().filter(|slice| slice["cat"] == "flush").map(|slice| ns(slice, "ts")).collect();
+    starts.sort_unstable();
+    let count = |index: usize| {
+        let end = starts[index].saturating_add(window_ns);
+        starts.partition_point(|&start| start < end) - index
+    };
+    // The first of the best ones.
+    let best = (0..starts.len()).rev().max_by_key(|&index| count(index));
+    let first =
+        best.map_or_else(|| slices.iter().map(|slice| ns(slice, "ts")).min().unwrap_or(0), |at| starts[at]);
+    let start = first.saturating_sub(window_ns / 20);
+    Window { start, end: start.saturating_add(window_ns) }
+}
+
+/// The part of a slice that is in the window, from the window's start on.
+fn within(slice: &Value, window: Window) -> Option<(u64, u64)> {
+    let start = ns(slice, "ts");
+    let end = start.saturating_add(ns(slice, "dur"));
+    let (start, end) = (start.max(window.start), end.min(window.end));
+    (start < end).then(|| (start - window.start, end - window.start))
+}
+
+/// A flush that begins in the window, with its arrows.
+fn flush(slice: &Value, events: &[Value], window: Window) -> Option<Value> {
+    if slice["cat"] != "flush" {
+        return None;
+    }
+    let (start, end) = within(slice, window)?;
+    let args = &slice["args"];
+    let id = args["flush"].as_u64()?;
+    let arrows: Vec<_> = events
+        .iter()
+        .filter(|event| event["ph"] == "f" && event["id"].as_u64().is_some_and(|arrow| arrow >> 16 == id))
+        .filter_map(|event| {
+            let at = ns(event, "ts").checked_sub(window.start)?;
+            Some(json!({"kind": event["name"], "cpu": event["tid"], "at": at}))
+        })
+        .collect();
+    Some(json!({
+        "id": id,
+        "cpu": slice["tid"],
+        "start": start,
+        "end": end,
+        "vcpu": args["initiator"],
+        "named": args["named"].as_array().map_or(0, Vec::len),
+        "targets": args["targets"],
+        "deferred": args["deferred"],
+        "kicked": args["kicked"].as_array().map_or(0, Vec::len),
+        "merged": args["merged"],
+        "elements": args["elements"],
+        "arrows": arrows,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slice(cat: &str, tid: u64, ts: f64, dur: f64, args: &Value) -> Value {
+        json!({"ph": "X", "pid": 1, "tid": tid, "ts": ts, "dur": dur, "name": cat, "cat": cat, "args": args})
+    }
+
+    fn flush_at(id: u64, ts: f64) -> Value {
+        slice(
+            "flush",
+            0,
+            ts,
+            2.0,
+            &json!({"flush": id, "initiator": 0, "named": [1, 2], "targets": 2, "deferred": 1,
+            "kicked": [1], "merged": 0, "elements": 0}),
+        )
+    }
+
+    #[test]
+    fn the_window_is_where_most_flushes_begin() {
+        let none = json!({});
+        let end = json!({"ph": "f", "pid": 1, "tid": 1, "ts": 1003.0, "id": 2 << 16, "name": "kick"});
+        let events = json!([
+            slice("guest", 1, 0.0, 2000.0, &none),
+            slice("idle", 0, 5000.0, 10.0, &none),
+            flush_at(1, 10.0),
+            flush_at(2, 1000.0),
+            flush_at(3, 1010.0),
+            end,
+        ]);
+        let shown = of_trace(&json!({"traceEvents": events}), 100_000).expect("is a trace");
+        assert_eq!(shown["start"], 995_000);
+        assert_eq!(shown["length"], 100_000);
+        let ids: Vec<_> =
+            shown["flushes"].as_array().unwrap().iter().map(|flush| flush["id"].as_u64()).collect();
+        assert_eq!(ids, [Some(2), Some(3)]);
+        assert_eq!(shown["flushes"][0]["arrows"], json!([{"kind": "kick", "cpu": 1, "at": 8000}]));
+        assert_eq!(shown["cpus"], json!([{"cpu": 1, "spans": [[0, 100_000, 0, 0]]}]), "cut to the window");
+    }
+
+    #[test]
+    fn other_files_are_refused() {
+        assert!(of_trace(&json!({}), 1).is_err());
+        assert!(of_trace(&json!({"traceEvents": []}), 1).is_err());
+    }
+}
