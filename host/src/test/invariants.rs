@@ -173,6 +173,24 @@ fn constants_in_the_documents_are_those_of_the_code() {
 }
 
 #[test]
+fn model_checks_in_the_documents_leave_examples_out() {
+    let mut count = 0;
+    for document in documents() {
+        let text = fs::read_to_string(&document).unwrap().replace('\n', " ");
+        for (at, _) in text.match_indices("RUSTFLAGS=\"--cfg loom\" cargo test") {
+            let command = text[at..].split('`').next().unwrap();
+            assert!(
+                command.contains(" --lib"),
+                "{}: examples cannot run under loom: {command}",
+                document.display()
+            );
+            count += 1;
+        }
+    }
+    assert!(count >= 2, "the documents say no longer how models are run by hand");
+}
+
+#[test]
 fn the_target_is_asked_for_where_an_architecture_is_chosen() {
     let sources = sources(&["hypervisor/src", "crates", "tlbcheck/src", "guests"]);
     let found: Vec<_> = places(&sources, &["target_arch", "target_os"]).into_keys().collect();
