@@ -62,14 +62,19 @@ fn agrees_with_the_counters(directory: &Path) -> Result<()> {
     let counters = outcome.counters.context("the hypervisor has no counters")?;
     let flushes = compare(&counters, &collected)?;
     let path = directory.join("trace.json");
-    let _timeline = trace::write(&path, &collected)?;
+    let timeline = trace::write(&path, &collected)?;
     let text = fs::read_to_string(&path).context("cannot read the trace")?;
     let trace: JsonValue = text.parse().map_err(|error| anyhow!("the trace is no JSON: {error}"))?;
     let events: &Vec<JsonValue> = trace["traceEvents"].get().context("there is no list of events")?;
     check_slices(events)?;
-    check_arrows(events)?;
-    let slices = events.iter().filter(|event| text_of(event, "name") == "flush").count() as u64;
-    ensure!(slices == flushes, "{slices} flushes are in the file, and {flushes} in the rings");
+    let slices = events.iter().filter(|event| text_of(event, "name") == "flush").count();
+    let shown = timeline.flushes.iter().filter(|flush| flush.vcpu.is_some()).count();
+    ensure!(slices == shown, "{slices} flushes are in the file, and {shown} in the timeline");
+    // Where records are missing, so are ends of flushes and spans around them.
+    if timeline.lost() == 0 {
+        ensure!(shown as u64 == flushes, "{shown} flushes are in the timeline, and {flushes} in the rings");
+        check_arrows(events)?;
+    }
     ensure!(flushes > 20, "{flushes} flushes are too few to tell anything");
     Ok(())
 }
