@@ -42,7 +42,7 @@ pub(crate) struct Lab<'a> {
 
 /// The result of a case in one way.
 pub(crate) struct Trial {
-    /// What was measured, or why nothing was.
+    /// The measured numbers, or the reason why the run failed.
     pub(crate) numbers: Result<Vec<Number>, String>,
     /// How the peer's machines ended that died or hung, so that the run was repeated.
     pub(crate) deaths: Vec<String>,
