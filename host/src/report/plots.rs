@@ -89,7 +89,7 @@ pub(super) fn ratios(ratios: &[Ratio]) -> Result<String> {
     Ok(themed(&svg))
 }
 
-/// Two lines: instructions against targets, both by powers.
+/// Two lines: instructions against targets, both on logarithmic axes.
 pub(super) fn flush_cost(costs: &[(u32, f64, f64)]) -> Result<String> {
     let most_targets = costs.iter().map(|cost| cost.0).max().unwrap_or(1).max(2);
     let most = costs.iter().map(|cost| cost.1.max(cost.2)).fold(1.0, f64::max) * 1.3;

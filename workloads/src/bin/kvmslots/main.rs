@@ -1,8 +1,8 @@
-//! Kvmslots: what it costs Linux KVM when guest memory goes, and when stores to it are logged.
+//! Kvmslots: what Linux KVM pays to remove guest memory, and to log stores to it.
 //!
 //! A small virtual machine monitor, for a Linux that has `/dev/kvm`. It makes a machine with one
 //! vCPU and a memory slot of small pages, each of which the guest stores to. The slot is deleted
-//! while the guest waits; then it is there again, its stores are logged, all pages are stored to
+//! while the guest waits. Then it is added again, with its stores logged; all pages are stored to
 //! once more, and the log is fetched.
 //!
 //! It reports JSON lines: `begin`, then `round` with the nanoseconds of each step, then `end`.
@@ -25,7 +25,7 @@ use std::time::Duration;
 use workloads::options::{self, number, unknown};
 use workloads::report::Report;
 
-/// The status if something was not as it should be, and if it could not be done.
+/// The exit status for a wrong result, and for a failed operation.
 const WRONG: u8 = 1;
 const FAILED: u8 = 3;
 

@@ -1,10 +1,10 @@
-//! Loops: one small thing that kernels do, over and over, by threads that share an address space.
+//! Loops: one small kernel operation, repeated by threads that share an address space.
 //!
 //! Each loop is known from micro-benchmarks of scalability. A count of rounds ends it, not a clock.
-//! Each checks its own work: what was stored is read back, and what was given away is gone.
+//! Each checks its own work: stores are read back, and removed pages and rights must be gone.
 //!
-//! It reports JSON lines: `begin`, then `end` with what was measured, then `damage` if something
-//! was wrong.
+//! It reports JSON lines: `begin`, then `end` with the results, then `damage` if there was an
+//! error.
 
 mod flush;
 mod memory;
@@ -28,7 +28,7 @@ use workloads::options::{self, number, unknown};
 use workloads::report::Report;
 use workloads::times::{Stopwatch, Times};
 
-/// The status if data was wrong, and if something could not be done.
+/// The exit status for wrong data, and for a failed operation.
 const WRONG: u8 = 1;
 const FAILED: u8 = 3;
 
@@ -105,12 +105,12 @@ fn no_loop(name: &str) -> String {
     format!("--loop {name}: expected one of {}", names.join(", "))
 }
 
-/// What was damaged first, if anything was.
+/// Runs the loop; returns the first damage, if any.
 fn run(options: &Options) -> io::Result<Option<Damage>> {
     let Options { which, size, rounds, .. } = options;
     let rounds_total = rounds * size.threads as u64;
     let mut report = Report::open(options.report.as_deref())?;
-    // Neighbouring mappings of several threads may be merged, and then be large enough for one.
+    // The kernel may merge adjacent mappings of several threads, which could then hold a huge page.
     rustix::thread::disable_transparent_huge_pages(true)?;
     let workers = (which.workers)(*size)?;
     report.line(&json!({

@@ -1,15 +1,15 @@
-//! The loops there are.
+//! The table of loops.
 
 use crate::team::Worker;
 use crate::{flush, memory, switch};
 use std::io;
 
-/// How large a run is.
+/// The size of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Size {
-    /// Threads that go round.
+    /// Number of threads.
     pub(crate) threads: usize,
-    /// Pages of a mapping, where there are several.
+    /// Pages of a mapping, for loops that use several.
     pub(crate) pages: usize,
 }
 
@@ -17,16 +17,16 @@ pub(crate) struct Size {
 #[derive(Debug)]
 pub(crate) struct Loop {
     pub(crate) name: &'static str,
-    /// What one round is.
+    /// Description of one round.
     pub(crate) about: &'static str,
-    /// Whether each thread has another one that it waits for in each round.
+    /// Whether each thread has a partner that it waits for in each round.
     pub(crate) in_pairs: bool,
-    /// Makes what its threads do, one for each.
+    /// Makes the workers of its threads, one each.
     pub(crate) workers: fn(Size) -> io::Result<Vec<Worker>>,
 }
 
 impl Loop {
-    /// The loop of this name.
+    /// The loop with this name.
     pub(crate) fn named(name: &str) -> Option<&'static Self> {
         LOOPS.iter().find(|each| each.name == name)
     }

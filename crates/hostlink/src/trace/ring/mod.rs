@@ -17,7 +17,7 @@
 //! | must hold | because |
 //! |---|---|
 //! | the words of record i are there at b | `a` reads what `C` of record i or a later one stored |
-//! | a word of record n = i + capacity that `b` has read is found out | then `A` of record n is before `c`, so `d` reads n at least, which `C` of record n − 1 stored before `A` |
+//! | a word of record n = i + capacity that `b` has read is detected | then `A` of record n is before `c`, so `d` reads n at least, which `C` of record n − 1 stored before `A` |
 //!
 //! So record i is whole if the count at `d` is below i + capacity.
 
