@@ -35,11 +35,11 @@ const USAGE: &str = "\
 usage: kvmslots [--mib N] [--rounds N] [--part P] [--log WAY] [--report F] [--settle MS]
 
   --mib N      size of the slot [1024]
-  --rounds N   how often each part is done [3]
+  --rounds N   number of times that each part is run [3]
   --part P     `delete`, `log`, or `both` [both]
-  --log WAY    `simple`: fetching the log also protects the pages again; `manual`: a call of its own
+  --log WAY    `simple`: fetching the log also protects the pages again; `manual`: a separate call
                does (KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2) [simple]
-  --report F   where the JSON lines go [standard output]
+  --report F   file for the JSON lines [standard output]
   --settle MS  idle time after `begin` and before `end` is reported, for readers of counters [0]
 
 It needs /dev/kvm, and memory for the slot. Steps of a round, each in nanoseconds (ns):
@@ -47,15 +47,15 @@ It needs /dev/kvm, and memory for the slot. Steps of a round, each in nanosecond
   delete.add, log.add                  the slot is made
   delete.fault_in, log.fault_in        the guest stores to each page for the first time
   delete.remove                        the slot is deleted
-  delete.until_on                      the same, and until the guest has gone on: its next store comes
-                                       out of the machine as an access to a device
+  delete.until_on                      the same, until the guest has continued: its next store exits
+                                       as an access to a device
   log.enable                           stores begin to be logged
   log.write                            the guest stores to each page again
   log.fetch, log.clear                 the log is fetched, and pages are protected again (`manual`)
 
-Checked: each store, that the log has all pages, that the next one has only what was stored to since,
-and where the guest's access to the deleted slot comes out. The status is 1 if one of that was wrong,
-3 if something could not be done. For example:
+It checks each store, that the log has all pages, that the next log has only pages stored to since,
+and the address of the guest's access to the deleted slot. The status is 1 if a check failed, 3 if an
+operation failed. For example:
 
   kvmslots --mib 1024 --rounds 1 --log manual";
 

@@ -41,19 +41,18 @@ fn usage() -> String {
 usage: loops --loop NAME [--threads N] [--rounds N] [--pages N] [--report F] [--settle MS]
 
   --loop NAME  which of the loops below
-  --threads N  threads that go round, all in one address space [one per CPU]; loops in pairs take an
-               even number
+  --threads N  threads, all in one address space [one per CPU]; loops in pairs take an even number
   --rounds N   rounds of each thread [10000]
-  --pages N    pages of a mapping, for the loops that have several [128]
-  --report F   where the JSON lines go [standard output]
+  --pages N    pages of a mapping, for the loops that use several [128]
+  --report F   file for the JSON lines [standard output]
   --settle MS  idle time after `begin` and before `end` is reported, for readers of counters [0]
 
-Loops, by what one round is:
+Loops, each with a description of one round:
 {}
 
 `end` has nanoseconds of all threads together, from the first round to the last (`ns`), and of one
-round (`ns_per_round`: `ns` by the rounds of all threads). The status is {WRONG} if data was wrong, {FAILED}
-if the kernel refused something. For example:
+round (`ns_per_round`: `ns` divided by the rounds of all threads). The status is {WRONG} if data was wrong,
+{FAILED} if the kernel refused an operation. For example:
 
   loops --loop tlb_flush1 --threads 4 --rounds 20000",
         loops.join("\n")

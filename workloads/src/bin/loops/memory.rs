@@ -36,8 +36,7 @@ pub(crate) fn map(size: Size) -> io::Result<Vec<Worker>> {
     each(size, |_| Ok(Box::new(move |_| Ok(Mapping::anonymous(size.pages)?.unmap()?))))
 }
 
-/// Makes touched pages read-only and writable again. What was stored before remains readable
-/// throughout.
+/// Makes touched pages read-only and writable again. Each page's contents stay readable throughout.
 pub(crate) fn protect(size: Size) -> io::Result<Vec<Worker>> {
     each(size, |thread| {
         let mut memory = Mapping::anonymous(size.pages)?;

@@ -99,7 +99,7 @@ struct End(Arc<Turns>);
 
 impl Drop for End {
     fn drop(&mut self) {
-        // It tells nothing but that nobody comes.
+        // Relaxed, because it publishes nothing but the departure.
         self.0.word.fetch_or(LEFT, Ordering::Relaxed);
         // An error could not be handled by a waiting partner either.
         let _ = wake(&self.0.word, 1);

@@ -32,16 +32,16 @@ const FAILED: u8 = 3;
 const USAGE: &str = "\
 usage: mixed [--jobs N] [--tasks N] [--directory D] [--report F] [--settle MS]
 
-  --jobs N       tasks that are under way at a time [one per CPU]
-  --tasks N      tasks, each of which is three processes [100]
-  --directory D  where a directory for the files is made, and removed afterwards [/tmp]
-  --report F     where the JSON lines go [standard output]
+  --jobs N       tasks in progress at a time [one per CPU]
+  --tasks N      tasks of three processes each [100]
+  --directory D  parent of a directory for the files, which is removed afterwards [/tmp]
+  --report F     file for the JSON lines [standard output]
   --settle MS    idle time after `begin` and before `end` is reported, for readers of counters [0]
 
-Like a build: a task forks a compiler, which maps a header and reads a source, uses some memory and
-writes a file, and an assembler, which makes an object of that file. All objects are checked in the
-end. `end` has nanoseconds of all tasks together (`ns`) and of one (`ns_per_task`: `ns` by the
-tasks). The status is 1 if an object was wrong, 3 if something could not be done. For example:
+Like a build: a task forks a compiler, which maps a header, reads a source, uses some memory and
+writes a file, and an assembler, which makes an object from that file. All objects are checked at
+the end. `end` has nanoseconds of all tasks together (`ns`) and of one (`ns_per_task`: `ns` divided
+by the tasks). The status is 1 if an object was wrong, 3 if an operation failed. For example:
 
   mixed --jobs 4 --tasks 200";
 

@@ -30,7 +30,7 @@ pub(crate) struct Pass {
     pub(crate) at: u64,
     /// How many; not 0.
     pub(crate) count: u64,
-    /// What is stored is this and the address.
+    /// The value of each store is the sum of this and the address.
     pub(crate) salt: u32,
 }
 
