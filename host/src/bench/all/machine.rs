@@ -30,7 +30,7 @@ const SAYS_HOW: &str = "says() { dmesg | grep -q \"$1\" && echo true || echo fal
 /// A guest with at least this many vCPUs takes long to boot.
 const MANY: u32 = 64;
 
-/// What all machines are made from.
+/// The parts that all machines are made from.
 pub(crate) struct Lab<'a> {
     pub(crate) platform: Platform,
     pub(crate) stock: StockGuest,
@@ -84,7 +84,7 @@ fn trial(is_peer: bool, mut run: impl FnMut() -> Result<(Ended, Duration)>) -> R
     }
 }
 
-/// How a machine is made, for anyone who wants to make it again.
+/// How a machine is made, so that it can be made again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Setup {
     pub(crate) case: String,
@@ -97,7 +97,7 @@ pub(crate) struct Setup {
     guest: String,
     /// The guest kernel's command line.
     cmdline: String,
-    /// What the guest runs.
+    /// The command that the guest runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     command: Option<String>,
     /// For the peer: QEMU's command line, and that of the kernel around it.

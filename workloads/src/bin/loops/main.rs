@@ -51,8 +51,8 @@ Loops, each with a description of one round:
 {}
 
 `end` has nanoseconds of all threads together, from the first round to the last (`ns`), and of one
-round (`ns_per_round`: `ns` divided by the rounds of all threads). The status is {WRONG} if data was wrong,
-{FAILED} if the kernel refused an operation. For example:
+round (`ns_per_round`: `ns` divided by the rounds of all threads). The status is {WRONG} if data was
+wrong, {FAILED} if the kernel refused an operation. For example:
 
   loops --loop tlb_flush1 --threads 4 --rounds 20000",
         loops.join("\n")

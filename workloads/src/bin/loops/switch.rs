@@ -49,15 +49,15 @@ fn receive(from: &mut PipeReader, expected: u64) -> Result<(), Trouble> {
     }
 }
 
-/// Whose turn it is in a pair: the number of turns that are over, by which each waits for its own.
+/// Whose turn it is in a pair: the number of finished turns, by which each waits for its own.
 ///
 /// ```text
 /// one of the two                              the other
-/// A  store of what is told                    C  turn is one's own (Acquire)
-/// B  turn passed on (Release), then wake-up   D  load of what was told
+/// A  store of the message                     C  the turn has arrived (Acquire)
+/// B  turn passed on (Release), then wake-up   D  load of the message
 /// ```
 ///
-/// A before D, for C reads from B.
+/// A is before D, because C reads from B.
 #[derive(Default)]
 struct Turns {
     word: AtomicU32,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! loop:
-//!     wait                    an access that comes out of the machine; registers are set meanwhile
+//!     wait                    an access that causes an exit; registers are set meanwhile
 //!     do:
 //!         [at] = at + salt
 //!         at += a page
