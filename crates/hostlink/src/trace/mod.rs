@@ -10,7 +10,7 @@
 //! | `Enter` | on this CPU | | | |
 //! | `EntryCancelled` | on this CPU | | | |
 //! | `Exit` | on this CPU | index of its [`Counter`](crate::counters::Counter) | | |
-//! | `TurnBegins` | on this CPU | 1 if it comes from another CPU | | |
+//! | `TurnBegins` | on this CPU | 1 if the vCPU migrated from another CPU | | |
 //! | `IdleBegins`, `IdleEnds` | [`NO_VCPU`] | | | |
 //! | `FlushAsked` | initiator | bank | vCPUs of this bank that are named | elements of the list, 0 for everything |
 //! | `Kick` | on this CPU, or `NO_VCPU` | CPU that is kicked | | |

@@ -69,7 +69,7 @@ fn bytes_of_a_ring_are_those_of_its_parts() {
     assert_eq!(bytes(4), 64 + 4 * 32);
 }
 
-/// The record that the model's writer writes.
+/// The number of records that the model's writer writes.
 #[cfg(loom)]
 const RECORDS: u64 = 3;
 
