@@ -29,7 +29,7 @@ impl IpiCounts {
     }
 }
 
-/// Sum over the CPUs of the row labelled `label`: numbers up to the first word that is not one.
+/// Sum over the CPUs of the row labelled `label`: the numbers up to the first word that is not one.
 fn row_sum(text: &str, label: &str) -> u64 {
     text.lines()
         .filter_map(|line| line.trim_start().split_once(':'))

@@ -7,12 +7,12 @@ use std::io;
 use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
 
-/// Bytes of a page; both architectures' guests have small ones.
+/// Bytes of a page; the guests of both architectures have small pages.
 pub const PAGE_BYTES: usize = 4096;
 /// Words of a page.
 pub const PAGE_WORDS: usize = PAGE_BYTES / size_of::<u64>();
 
-/// Pages at an address of the kernel's choice. They are unmapped when the value goes.
+/// Pages at an address of the kernel's choice. They are unmapped when the value is dropped.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u64>,
@@ -24,7 +24,7 @@ pub struct Mapping {
 unsafe impl Send for Mapping {}
 
 impl Mapping {
-    /// Anonymous memory of this process, which may be written to.
+    /// Writable anonymous memory of this process.
     pub fn anonymous(pages: usize) -> io::Result<Self> {
         let rights = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice replaces nothing.
@@ -32,7 +32,7 @@ impl Mapping {
         Self::of(base.cast(), pages, true)
     }
 
-    /// Pages of a file from page `first` on, shared with whoever else maps them, to be read only.
+    /// Pages of a file from page `first` on, shared with all other mappings of it, read-only.
     pub fn of_file(file: impl AsFd, first: u64, pages: usize) -> io::Result<Self> {
         let offset = first.checked_mul(PAGE_BYTES as u64).ok_or(io::ErrorKind::InvalidInput)?;
         // SAFETY: as above.
@@ -46,34 +46,34 @@ impl Mapping {
         Ok(Self { base, pages, is_writable })
     }
 
-    /// Where it begins.
+    /// The address of its first page.
     pub fn address(&self) -> usize {
         self.base.addr().get()
     }
 
-    /// How many pages it has.
+    /// The number of its pages.
     pub fn pages(&self) -> usize {
         self.pages
     }
 
-    /// Keeps huge pages away from it.
+    /// Disables huge pages for it.
     pub fn keep_small(&self) -> io::Result<()> {
         self.advise(Advice::LinuxNoHugepage)
     }
 
-    /// Gives all pages back; they read as zero when they are next touched.
+    /// Discards all pages; they read as zero when they are next touched.
     pub fn discard(&mut self) -> io::Result<()> {
         self.advise(Advice::LinuxDontNeed)
     }
 
     fn advise(&self, advice: Advice) -> io::Result<()> {
-        // SAFETY: the range is this mapping. Its contents are accessed by `read` and `write` alone,
-        // which expect no value.
+        // SAFETY: the range is this mapping. Its contents are accessed only by `read` and `write`,
+        // which expect no particular value.
         unsafe { madvise(self.base.as_ptr().cast(), bytes(self.pages)?, advice)? };
         Ok(())
     }
 
-    /// Lets its pages be written to, or not. They may be read all the time.
+    /// Makes its pages writable or read-only.
     pub fn protect(&mut self, is_writable: bool) -> io::Result<()> {
         let rights =
             if is_writable { MprotectFlags::READ | MprotectFlags::WRITE } else { MprotectFlags::READ };
@@ -87,7 +87,7 @@ impl Mapping {
     ///
     /// # Panics
     ///
-    /// There is no such word.
+    /// If there is no such word.
     #[inline]
     pub fn read(&self, page: usize, word: usize) -> u64 {
         // SAFETY: the word is in the mapping, which is readable, and aligned.
@@ -98,7 +98,7 @@ impl Mapping {
     ///
     /// # Panics
     ///
-    /// There is no such word, or the mapping is not to be written to.
+    /// If there is no such word, or the mapping is read-only.
     #[inline]
     pub fn write(&mut self, page: usize, word: usize, value: u64) {
         assert!(self.is_writable, "the mapping is not writable");
@@ -112,7 +112,7 @@ impl Mapping {
         unsafe { self.base.as_ptr().add(page * PAGE_WORDS + word) }
     }
 
-    /// Unmaps it, and says whether that could be done.
+    /// Unmaps it, and returns whether that succeeded.
     pub fn unmap(self) -> io::Result<()> {
         let (base, pages) = (self.base, self.pages);
         std::mem::forget(self);
@@ -124,7 +124,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: as above. A mapping that was made is not refused here.
+        // SAFETY: as above. The kernel does not refuse to unmap an existing mapping.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.pages * PAGE_BYTES) };
     }
 }

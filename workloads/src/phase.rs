@@ -1,9 +1,9 @@
-//! Says by an instruction which phase begins (Arm64): a plugin of QEMU's counts instructions by
-//! phase. It does nothing else, and there is no such instruction on AMD64.
+//! Signals with an instruction which phase begins (Arm64), for a QEMU plugin that counts
+//! instructions by phase. It has no other effect. There is no such instruction on AMD64.
 
 use hostlink::phase::Phase;
 
-/// A phase begins.
+/// Signals that a phase begins.
 #[cfg(target_arch = "aarch64")]
 pub fn mark(phase: Phase) {
     macro_rules! hint {
@@ -26,11 +26,11 @@ pub fn mark(phase: Phase) {
     }
 }
 
-/// A phase begins.
+/// Signals that a phase begins.
 #[cfg(not(target_arch = "aarch64"))]
 pub fn mark(_phase: Phase) {}
 
-/// Does something that is a phase of its own; after it is what nobody measures.
+/// Runs a function as a phase of its own; the instructions after it belong to no measured phase.
 pub fn marked<R>(phase: Phase, act: impl FnOnce() -> R) -> R {
     mark(phase);
     let done = act();

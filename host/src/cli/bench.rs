@@ -9,8 +9,8 @@ use hostlink::config::MAX_VCPUS;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Where to write the results of a measurement, and how long each of its machines may take:
-/// `SECONDS` by default.
+/// The file for the results of a measurement, and the timeout of each of its machines: `SECONDS` by
+/// default.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Output<const SECONDS: u64> {
     /// Write the results to this file, as docs/json.md describes
@@ -23,7 +23,7 @@ pub(crate) struct Output<const SECONDS: u64> {
 }
 
 impl<const SECONDS: u64> Output<SECONDS> {
-    /// How long a machine may take.
+    /// The timeout of a machine.
     pub(crate) const fn timeout(&self) -> Duration {
         Duration::from_secs(self.timeout)
     }
@@ -37,9 +37,9 @@ pub(crate) enum BenchCommand {
     ///
     /// Counts the instructions of flush hypercalls from exit to entry, and the effects of calls on
     /// running vCPUs, by the hypervisor's counters. Exits with status 1 if one of them is over its
-    /// budget: 700 instructions, plus 12 for each target that does not run; a kick and an exit for
-    /// each target that runs, and none for others; and where 8 vCPUs flush each other, a kick for
-    /// every second target.
+    /// budget: 700 instructions, plus 12 for each target that is not running; a kick and an exit
+    /// for each target that is running, and none for others; and if 8 vCPUs flush each other, a
+    /// kick for every second target.
     Flush(ExitsArgs),
     /// Measure the cost of removing guest memory: entries visited, flushes, instructions
     ///
@@ -94,45 +94,45 @@ pub(crate) struct ExitsArgs {
     pub(crate) output: Output<120>,
 }
 
-/// What Quell is compared with.
+/// The hypervisor to compare Quell with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Peer {
     /// Linux KVM in the same emulated machine: Debian's kernel, and this system's QEMU
     Kvm,
 }
 
-/// Everything in one go, and beside Linux KVM in the same emulated machine
+/// Measure everything in one go, also on Linux KVM in the same emulated machine
 ///
-/// The same guest kernel, initial RAM disk, commands and number of vCPUs, on as many CPUs: on
-/// Quell, by hypercall and by IPI, and on KVM by Hyper-V's hypercalls, by IPI and by KVM's own
-/// paravirtual flush, in turn. Ratios are of the runs of one round, pair by pair. A machine of
-/// KVM's that dies or hangs is started again, and counted. Results are written after each run, and
-/// the same command goes on with what it finds in --json FILE. Ends with status 1 if a target is
-/// missed or a run fails.
+/// Both hypervisors have the same guest kernel, initial RAM disk, commands, and numbers of vCPUs
+/// and CPUs. The ways to flush take turns: by hypercall and by IPI on Quell; by Hyper-V's
+/// hypercalls, by IPI and by KVM's own paravirtual flush on KVM. Ratios compare the runs of one
+/// round, pair by pair. If a machine of KVM's dies or hangs, the run is repeated and the death is
+/// counted. Results are written after each run, and the same command continues with those in --json
+/// FILE. Exits with status 1 if a target is missed or a run fails.
 #[derive(Debug, Args)]
 pub(crate) struct AllArgs {
-    /// Compare with this
+    /// The hypervisor to compare with
     #[arg(long, value_name = "WHAT")]
     pub(crate) peer: Option<Peer>,
-    /// Rounds; counts of instructions, which are the same each time, are taken in the first
+    /// Number of rounds; instruction counts, which are the same each time, are taken only once
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) runs: u32,
-    /// Run this case only; may be repeated
+    /// Run only this case; may be repeated
     #[arg(long, value_name = "CASE")]
     pub(crate) only: Vec<String>,
-    /// Run those cases as well that take long
+    /// Also run the cases that take long
     #[arg(long)]
     pub(crate) long: bool,
-    /// Only print the cases that there are
+    /// Only print the list of cases
     #[arg(long)]
     pub(crate) list: bool,
     /// Rounds of each of thrash's threads
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) rounds: u32,
-    /// Go on with the results in this file; they are written back unless --json names another
+    /// Continue with the results in this file; they are written back unless --json names another
     #[arg(long, value_name = "FILE")]
     pub(crate) resume: Option<PathBuf>,
-    /// Write the results to this file, as docs/json.md describes, and go on with those in it
+    /// Write the results to this file, as docs/json.md describes, and continue with those in it
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
 }
@@ -193,7 +193,7 @@ pub(crate) struct UnmapArgs {
 /// Arguments of `bench shootdown`.
 #[derive(Debug, Args)]
 pub(crate) struct ShootdownArgs {
-    /// What to measure on
+    /// The system to measure
     #[arg(long, value_name = "WHAT", default_value = "bare")]
     pub(crate) on: On,
     /// The most CPUs that take part

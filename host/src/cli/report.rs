@@ -3,10 +3,10 @@
 use clap::Args;
 use std::path::PathBuf;
 
-/// Make one HTML file of results and traces, which needs no network
+/// Show results and traces in one HTML file that needs no network
 ///
-/// Results are a file of `bench all --json`, traces are files of `run --trace`. Of a trace the part
-/// with the most flushes is shown, as a timeline of the CPUs.
+/// Results are a file of `bench all --json`, traces are files of `run --trace`. The part of a trace
+/// with the most flushes is shown as a timeline of the CPUs.
 #[derive(Debug, Args)]
 pub(crate) struct ReportArgs {
     /// Results of `quell bench all`
@@ -15,10 +15,10 @@ pub(crate) struct ReportArgs {
     /// A trace of `quell run`; may be repeated
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Vec<PathBuf>,
-    /// Milliseconds of a trace that are shown
+    /// Length of the part of a trace that is shown, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub(crate) window: u64,
-    /// Where the report goes
+    /// File for the report
     #[arg(long, short, value_name = "FILE", default_value = "report.html")]
     pub(crate) output: PathBuf,
 }

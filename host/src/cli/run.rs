@@ -65,8 +65,9 @@ pub(crate) struct RunArgs {
     /// end
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Write what each CPU did, and which flush reached which vCPU, to this file, which Perfetto's
-    /// viewer (ui.perfetto.dev) opens. The image is one that records it
+    /// Record what each CPU does and which flush reaches which vCPU, and write it to this file for
+    /// Perfetto's viewer (ui.perfetto.dev). Starts another image of the hypervisor, which records
+    /// it
     #[arg(long, value_name = "FILE", conflicts_with = "bare")]
     pub(crate) trace: Option<PathBuf>,
     /// Write the hypervisor's log to this file [default: shown if something fails]

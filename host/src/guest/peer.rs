@@ -1,7 +1,7 @@
-//! A Linux with KVM inside the emulated machine, and QEMU in it: a hypervisor to compare ours with.
+//! Linux with KVM inside the emulated machine, and QEMU in it: a hypervisor to compare Quell with.
 //!
-//! Its kernel is the stock guest's. QEMU is this system's own, with the libraries and firmware that
-//! it uses, put into an initial RAM disk; nothing is installed anywhere.
+//! Its kernel is that of the stock guest. QEMU is the one installed on this system. It is put into
+//! an initial RAM disk with its libraries and firmware; nothing is installed anywhere.
 
 use super::cache::{GuestFiles, KVM_MODULES};
 use super::cpio::Archive;
@@ -18,14 +18,14 @@ use std::process::{Command, Stdio};
 /// Firmware that QEMU needs to start a kernel on a machine without graphics.
 const FIRMWARE: [&str; 4] = ["bios-256k.bin", "kvmvapic.bin", "pvh.bin", "linuxboot_dma.bin"];
 
-/// The command line of the kernel that is the hypervisor. With a clock other than the TSC its
-/// guests' vCPUs lock up.
+/// The command line of the hypervisor's kernel. With a clock other than the TSC, its guests' vCPUs
+/// lock up.
 pub(crate) const CMDLINE: &str = "console=ttyS0 quiet panic=-1 tsc=reliable clocksource=tsc";
-/// Memory for that kernel itself, and for each vCPU that it and QEMU look after.
+/// Memory for that kernel itself, and for each vCPU that it and QEMU manage.
 const KERNEL_MEMORY: u64 = 256 * MIB;
 const VCPU_MEMORY: u64 = 4 * MIB;
-/// The event by which the kernel around reports that its QEMU is started. What was reported before
-/// is of that kernel's own boot.
+/// The event by which the outer kernel reports that its QEMU is started. Earlier reports are about
+/// that kernel's own boot.
 pub(crate) const STARTS: &str = "peer-starts";
 
 /// How a guest on KVM flushes the TLBs of its other vCPUs.
@@ -35,7 +35,7 @@ pub(crate) enum Flushes {
     HyperV,
     /// With Hyper-V's interface, but by IPIs: the hypercalls for flushes are not offered.
     Ipi,
-    /// By KVM's own interface: an IPI for each vCPU that runs, and a mark for one that does not.
+    /// By KVM's own interface: an IPI for each vCPU that runs, and a mark for each other one.
     Paravirtual,
 }
 
@@ -49,8 +49,8 @@ impl Flushes {
         }
     }
 
-    /// The value of QEMU's `-cpu`: the Hyper-V interface as QEMU 7.2 can ask KVM 6.1 for it,
-    /// without KVM's own, which guests would prefer; or that alone.
+    /// The value of QEMU's `-cpu`: the Hyper-V interface as far as QEMU 7.2 can request it from KVM
+    /// 6.1, without KVM's own, which guests would prefer; or only KVM's own.
     pub(crate) const fn cpu(self) -> &'static str {
         match self {
             Self::HyperV => {
@@ -81,13 +81,13 @@ pub(crate) struct Inner<'a> {
     pub(crate) has_rom: bool,
 }
 
-/// CPUs of the machine around.
+/// CPUs of the outer machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Around {
-    /// Those that run vCPUs.
+    /// The number of CPUs that run vCPUs.
     pub(crate) cpus: u32,
-    /// Whether there is one more, the first, which runs none: KVM dies now and then where vCPUs run
-    /// on the first of several CPUs that QEMU emulates in threads (`docs/qemu.md`).
+    /// Whether there is one more, the first, which runs none: KVM occasionally dies if vCPUs run on
+    /// the first of several CPUs that QEMU emulates in threads (`docs/qemu.md`).
     pub(crate) has_first: bool,
 }
 
@@ -97,7 +97,7 @@ impl Around {
         self.cpus + self.has_first as u32
     }
 
-    /// Those that run vCPUs, as taskset takes them.
+    /// The CPUs that run vCPUs, as a mask for taskset.
     fn mask(self) -> String {
         format!("{:#x}", ((1_u64 << self.cpus) - 1) << u32::from(self.has_first))
     }
@@ -145,8 +145,7 @@ pub(crate) fn memory(inner: &Inner<'_>, initrd_bytes: u64) -> u64 {
     (inner.memory + 2 * initrd + own).max(3 * initrd)
 }
 
-/// What starts the machine, in the words of a shell: QEMU's command line, with the kernel's own in
-/// a file.
+/// The shell command that starts the machine: QEMU's command line. The kernel's own is in a file.
 pub(crate) fn qemu(inner: &Inner<'_>) -> String {
     let mut words = format!(
         "qemu -L /firmware -accel kvm -machine q35 -cpu {} -smp {} -m {} -nodefaults -no-user-config \
@@ -173,7 +172,7 @@ fn command(inner: &Inner<'_>, around: Around) -> String {
     )
 }
 
-/// An archive, and the directories that it already has.
+/// An archive, and the directories that it already contains.
 #[derive(Default)]
 struct Tree {
     archive: Archive,
@@ -181,7 +180,7 @@ struct Tree {
 }
 
 impl Tree {
-    /// Adds a file under another name, and the directories on the way to it.
+    /// Adds a file under another name, and the directories that lead to it.
     fn add(&mut self, name: &str, file: &Path) -> Result<()> {
         let mut directories: Vec<_> = Path::new(name).ancestors().skip(1).collect();
         directories.reverse();
@@ -196,7 +195,7 @@ impl Tree {
     }
 }
 
-/// A program on the path.
+/// The path of a program in `PATH`.
 fn program(name: &str) -> Result<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let found = env::split_paths(&path).map(|directory| directory.join(name)).find(|path| path.is_file());
@@ -217,13 +216,13 @@ fn library(line: &str) -> Option<PathBuf> {
     path.starts_with('/').then(|| PathBuf::from(path))
 }
 
-/// The version of the QEMU that runs the machine, as it says itself.
+/// The version of the QEMU that runs the machine, as QEMU reports it.
 pub(crate) fn qemu_version() -> Result<String> {
     let said = output(Command::new(program(Arch::X86_64.qemu())?).arg("--version"))?;
     said.lines().next().map(str::to_owned).context("QEMU does not say its version")
 }
 
-/// Where QEMU looks for firmware.
+/// The directories in which QEMU looks for firmware.
 fn data_directories(qemu: &Path) -> Result<Vec<PathBuf>> {
     Ok(output(Command::new(qemu).args(["-L", "help"]))?.lines().map(PathBuf::from).collect())
 }

@@ -16,7 +16,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
 
-/// Name of the memory, and what the kernel shows of it.
+/// Name of the memory, and the link by which the kernel shows it.
 const NAME: &str = "quell-ram";
 const LINK: &str = "/memfd:quell-ram (deleted)";
 
@@ -27,12 +27,12 @@ struct Gap {
     end: u64,
 }
 
-/// How another process of the same user finds a machine's memory.
+/// The information by which another process of the same user finds a machine's memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Whereabouts {
     /// Its descriptor in the process that runs the machine.
     fd: RawFd,
-    /// The kernel's number for it, lest the descriptor be another file's by now.
+    /// Its inode number, which shows whether the descriptor is another file's by now.
     inode: u64,
     bytes: u64,
     base: u64,
@@ -81,28 +81,28 @@ impl Ram {
         }
     }
 
-    /// How another process finds this memory.
+    /// The information by which another process finds this memory.
     pub(crate) fn whereabouts(&self) -> Result<Whereabouts> {
         let data = self.file.metadata().context("cannot look at the machine's memory")?;
         let (fd, inode, bytes) = (self.file.as_raw_fd(), data.ino(), data.len());
         Ok(Whereabouts { fd, inode, bytes, base: self.base, gap: self.gap })
     }
 
-    /// The memory of a machine that process `pid` runs, to be read only. Fails unless it is that:
-    /// the process may have ended, and its number may be another one's.
+    /// Opens the memory of a machine that process `pid` runs, for reading only. Fails if it is not
+    /// that memory: the process may have ended, and another one may have its ID.
     pub(crate) fn open(pid: u32, at: &Whereabouts) -> Result<Self> {
         Self::open_at(Path::new(&format!("/proc/{pid}/fd/{}", at.fd)), at, getuid().as_raw())
     }
 
     fn open_at(path: &Path, at: &Whereabouts, uid: u32) -> Result<Self> {
-        // Before it is opened, for opening other files may have effects.
+        // Checked before it is opened, because opening other files may have effects.
         is_ram(path)?;
         let file = OpenOptions::new()
             .read(true)
             .custom_flags((OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed())
             .open(path)
             .with_context(|| format!("cannot open {}", path.display()))?;
-        // The descriptor may have become another file's in between.
+        // The descriptor may have become another file's between the two steps.
         is_ram(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())))?;
         let data = file.metadata().with_context(|| format!("cannot look at {}", path.display()))?;
         ensure!(data.uid() == uid, "{} belongs to somebody else", path.display());
@@ -111,7 +111,7 @@ impl Ram {
             "{} is the memory of another machine",
             path.display()
         );
-        // Memory that could shrink would end this process where it reads beyond the end.
+        // If the memory could shrink, a read beyond its end would kill this process.
         let seals = fcntl_get_seals(&file).context("cannot ask for the memory's seals")?;
         ensure!(seals.contains(SealFlags::SHRINK), "{} may become smaller at any time", path.display());
         let gap_is_one = at.gap.is_none_or(|gap| gap.start < gap.end && at.base <= gap.start);
@@ -140,8 +140,8 @@ impl Ram {
         format!("/proc/self/fd/{}", self.file.as_raw_fd())
     }
 
-    /// A digest of each page of 4 KiB in a range, which others may be writing: pages with equal
-    /// digests have equal contents, for all practical purposes.
+    /// A digest of each page of 4 KiB in a range, which other processes may be writing: pages with
+    /// equal digests have equal contents, for all practical purposes.
     pub(crate) fn page_digests(&self, start: u64, bytes: u64) -> Result<Vec<u64>> {
         let words = usize::try_from(PAGE_SIZE).unwrap_or(0) / size_of::<u64>();
         let last = start.checked_add(bytes).and_then(|end| end.checked_sub(8));
@@ -173,9 +173,9 @@ impl Ram {
             index.filter(|at| at.checked_add(size_of::<u64>()).is_some_and(|end| end <= self.map.len()));
         let index = index.ok_or_else(|| anyhow!("no word at {address:#x} of the machine's memory"))?;
         // SAFETY: the word is inside the mapping and aligned (the mapping is by page), and the
-        // mapping lives as long as `self`. Others than this process write to the memory, hence
-        // volatile; no processor tears an aligned word. The mapping may be read-only, so it is no
-        // atomic, which would have to be writable.
+        // mapping lives as long as `self`. Other processes write to the memory, hence volatile; no
+        // processor tears an aligned word. The mapping may be read-only, and an atomic would have
+        // to be writable, so the word is not accessed as one.
         let word = unsafe { self.map.as_mut_ptr().add(index).cast::<u64>().read_volatile() };
         // Pairs with the writer's release, as of the hypervisor's `magic`.
         fence(Ordering::Acquire);
@@ -183,7 +183,7 @@ impl Ram {
     }
 }
 
-/// Makes sure that a link of the kernel's leads to memory of a machine.
+/// Checks that a link of the kernel's leads to a machine's memory.
 fn is_ram(link: &Path) -> Result<()> {
     let leads = fs::read_link(link).with_context(|| format!("cannot look at {}", link.display()))?;
     if leads != Path::new(LINK) {
@@ -254,7 +254,7 @@ mod tests {
         assert_eq!(ram.load(4096).expect("reads"), 0x1122_3344_5566_7788);
     }
 
-    /// Where this process has the memory, and how it is opened there.
+    /// Where this process has the memory, and a function that opens it there.
     fn here(ram: &Ram) -> (Whereabouts, impl Fn(&Whereabouts) -> Result<Ram>) {
         let at = ram.whereabouts().expect("is there");
         (at, |at: &Whereabouts| Ram::open(std::process::id(), at))

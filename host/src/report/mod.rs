@@ -2,9 +2,9 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `plots` | pictures of results, by a plotting library |
-//! | `results` | what is read from `bench all`'s JSON |
-//! | `timeline` | the part of a trace that is shown |
+//! | `plots` | draws results with a plotting library |
+//! | `results` | reads the JSON of `bench all` |
+//! | `timeline` | selects the part of a trace to show |
 //! | `page.html`, `page.css`, `timeline.js` | the page, its look in light, dark and on paper, and the timeline's behaviour |
 
 mod plots;
@@ -43,7 +43,7 @@ fn read(path: &Path) -> Result<Value> {
     serde_json::from_str(&text).with_context(|| format!("{} is no JSON", path.display()))
 }
 
-/// A trace with its name, the file's.
+/// A trace, named after its file.
 fn trace(path: &Path, window_ms: u64) -> Result<(String, Value)> {
     let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let shown = timeline::of_trace(&read(path)?, window_ms.saturating_mul(1_000_000))
@@ -51,7 +51,7 @@ fn trace(path: &Path, window_ms: u64) -> Result<(String, Value)> {
     Ok((name, shown))
 }
 
-/// Text that means nothing to HTML.
+/// Escapes text for HTML.
 fn escape(text: &str) -> String {
     text.chars().fold(String::new(), |mut escaped, char| {
         match char {
@@ -94,7 +94,7 @@ fn page(results: Option<&Results>, traces: &[(String, Value)]) -> Result<String>
         .replace("{{title}}", title)
         .replace("{{style}}", STYLE)
         .replace("{{script}}", SCRIPT)
-        // Last, so that nothing in the results is taken for a place.
+        // Replaced last, so that nothing in the results is taken for a placeholder.
         .replacen("{{body}}", &body, 1))
 }
 

@@ -1,11 +1,11 @@
-//! Plots, as SVG in the page's own colours: a plot is drawn in colours that stand for the page's
-//! variables, so that it is readable in light, in dark and on paper.
+//! Plots, as SVG in the page's own colours: a plot is drawn in placeholder colours, which are
+//! replaced by the page's variables, so that it is readable in light, in dark and on paper.
 
 use super::results::Ratio;
 use anyhow::{Result, anyhow};
 use plotters::prelude::*;
 
-/// Colours of the plots, and what they are in the page.
+/// Colours of the plots, and their meaning in the page.
 const INK: RGBColor = RGBColor(1, 1, 1);
 const GRID: RGBColor = RGBColor(1, 1, 2);
 const QUELL: RGBColor = RGBColor(1, 1, 3);
@@ -23,12 +23,12 @@ const WIDTH: u32 = 900;
 const ROW: u32 = 24;
 const FONT: &str = "sans-serif";
 
-/// What the library says, as an error of ours.
+/// Converts an error of the library.
 fn said(error: impl std::fmt::Display) -> anyhow::Error {
     anyhow!("cannot draw a plot: {error}")
 }
 
-/// In the page's colours, and as wide as there is room.
+/// Replaces the colours by the page's, and fills the available width.
 fn themed(svg: &str) -> String {
     let themed = COLOURS.iter().fold(svg.to_owned(), |svg, (drawn, shown)| svg.replace(drawn, shown));
     let start = themed.find("<svg").unwrap_or(0);
@@ -89,7 +89,7 @@ pub(super) fn ratios(ratios: &[Ratio]) -> Result<String> {
     Ok(themed(&svg))
 }
 
-/// Two lines: instructions against targets, both by powers.
+/// Two lines: instructions against targets, both on logarithmic axes.
 pub(super) fn flush_cost(costs: &[(u32, f64, f64)]) -> Result<String> {
     let most_targets = costs.iter().map(|cost| cost.0).max().unwrap_or(1).max(2);
     let most = costs.iter().map(|cost| cost.1.max(cost.2)).fold(1.0, f64::max) * 1.3;

@@ -1,4 +1,4 @@
-//! What is read from the JSON of `bench all`: ratios, and the medians of each way.
+//! Reads the JSON of `bench all`: ratios, and the medians of each way.
 
 use super::{escape, plots};
 use anyhow::{Context, Result, ensure};
@@ -43,7 +43,7 @@ pub(super) struct Results {
 }
 
 impl Results {
-    /// From the file's contents.
+    /// Reads the file's contents.
     pub(super) fn of(value: &Value) -> Result<Self> {
         ensure!(value["bench"] == "all", "these are no results of `quell bench all`");
         let ratios = value["ratios"].as_array().context("there are no ratios")?;
@@ -56,7 +56,7 @@ impl Results {
         Ok(Self { ratios: ratios.iter().map(ratio).collect::<Result<_>>()?, facts })
     }
 
-    /// The part of the page.
+    /// The section of the page.
     pub(super) fn section(&self) -> Result<String> {
         let mut out = "<section id=\"ratios\"><h2>Quell beside Linux KVM</h2>\n".to_owned();
         out += "<p>Each ratio is Quell's time or count divided by that of the best of KVM's ways: less than 1 is \
@@ -103,7 +103,8 @@ impl Results {
         Ok(out + "</tbody></table>\n")
     }
 
-    /// Flushes of so many targets that are not running: instructions on Quell and on KVM.
+    /// Instructions on Quell and on KVM of flushes, by the number of targets, which are not
+    /// running.
     fn flush_costs(&self) -> Vec<(u32, f64, f64)> {
         let cost = |ratio: &Ratio| {
             let targets = ratio.metric.strip_prefix("space-idle-")?.split(' ').next()?.parse().ok()?;

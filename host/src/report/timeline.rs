@@ -1,4 +1,4 @@
-//! The part of a trace that is shown: a window of time with as many flushes as possible.
+//! Selects the part of a trace to show: a window of time with as many flushes as possible.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 /// The process of the CPUs' tracks in the trace.
 const CPUS: u64 = 1;
 
-/// Spans that are shown at most; more would make the page slow and large.
+/// The maximum number of spans shown; more would make the page slow and large.
 const SPANS_MAX: usize = 20_000;
 
 /// Times are in nanoseconds of the trace.
@@ -17,7 +17,7 @@ struct Window {
     end: u64,
 }
 
-/// What is shown of a file of `quell run --trace`.
+/// The data to show of a file of `quell run --trace`.
 pub(super) fn of_trace(trace: &Value, window_ns: u64) -> Result<Value> {
     let events = trace["traceEvents"].as_array().context("there is no list of events")?;
     let of_cpus = |event: &&Value| event["pid"].as_u64() == Some(CPUS);
@@ -58,7 +58,7 @@ pub(super) fn of_trace(trace: &Value, window_ns: u64) -> Result<Value> {
     }))
 }
 
-/// Nanoseconds of a time in the file.
+/// A time in the file, in nanoseconds.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -68,7 +68,7 @@ fn ns(event: &Value, key: &str) -> u64 {
     (event[key].as_f64().unwrap_or_default() * 1000.0).round() as u64
 }
 
-/// The window in which most flushes begin, or the first one if there is no flush.
+/// The window in which the most flushes begin, or the first one if there is no flush.
 fn busiest(slices: &[&Value], window_ns: u64) -> Window {
     let mut starts: Vec<u64> =
         slices.iter().filter(|slice| slice["cat"] == "flush").map(|slice| ns(slice, "ts")).collect();
@@ -85,7 +85,7 @@ fn busiest(slices: &[&Value], window_ns: u64) -> Window {
     Window { start, end: start.saturating_add(window_ns) }
 }
 
-/// The part of a slice that is in the window, from the window's start on.
+/// The part of a slice inside the window, relative to the window's start.
 fn within(slice: &Value, window: Window) -> Option<(u64, u64)> {
     let start = ns(slice, "ts");
     let end = start.saturating_add(ns(slice, "dur"));

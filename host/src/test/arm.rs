@@ -51,14 +51,14 @@ const THRASH: &str = "thrash --threads 4 --rounds 25 --settle 100 --report /dev/
 const BARE: [Case; 6] = [
     tool(
         "arm_model_without_its_architecture",
-        "a model of CPU is refused where there is no such architecture",
+        "a CPU model of another architecture is refused",
         &["run", "--cpu", "cortex-a72"],
         TestFile::None,
         (1, "--arch aarch64"),
     ),
     tool(
         "arm_kernel_that_is_not_an_image",
-        "a file that is no arm64 boot image is refused",
+        "a file that is not an arm64 boot image is refused",
         &["run", "--arch", "aarch64", "--kernel", "{}"],
         TestFile::Text,
         (1, "not an arm64 boot image"),
@@ -132,7 +132,7 @@ const ON_QUELL: [Case; 27] = [
     ),
     refused!(
         "arm_without_a_bundle",
-        "and a hypervisor that has no guest",
+        "so is a hypervisor without a guest",
         ["-initrd", "/dev/null"],
         66,
         "no bundle",
@@ -140,7 +140,7 @@ const ON_QUELL: [Case; 27] = [
     ),
     refused!(
         "arm_bundle_that_is_none",
-        "or something else in its place",
+        "or with something else in its place",
         ["-initrd", "{}"],
         66,
         "no tar archive",
@@ -148,20 +148,20 @@ const ON_QUELL: [Case; 27] = [
     ),
     quell("arm_one_vcpu_on_one_cpu", "the smallest guest boots", (1, 1), "test \"$(nproc)\" = 1").on(MAX),
     quell("arm_nproc_is_8_on_max", "all vCPUs come up, four to a CPU", (8, 2), EIGHT).on(MAX),
-    quell("arm_nproc_is_8_on_neoverse_n1", "so they do on a neoverse-n1", (8, 2), EIGHT).on(N1),
+    quell("arm_nproc_is_8_on_neoverse_n1", "and on a neoverse-n1", (8, 2), EIGHT).on(N1),
     quell("arm_nproc_is_8_on_cortex_a72", "and on a cortex-a72, which has no VHE", (8, 2), EIGHT).on(A72),
     quell("arm_nproc_is_16", "eight vCPUs to a CPU come up as well", (16, 2), "test \"$(nproc)\" = 16")
         .on(MAX),
     quell("arm_thrash", "four threads flush a lot on two CPUs", (4, 2), THRASH).on(MAX),
-    stale("arm_o1_nothing_stale_on_max", "no reader sees a page that was taken away").on(MAX),
+    stale("arm_o1_nothing_stale_on_max", "no reader sees a removed page").on(MAX),
     stale("arm_o1_nothing_stale_on_neoverse_n1", "nor on a neoverse-n1").on(N1).only_long(),
     stale("arm_o1_nothing_stale_on_cortex_a72", "nor on a cortex-a72").on(A72),
-    stale("a21_nothing_stale_with_broadcast", "nor where local TLB instructions reach all CPUs")
+    stale("a21_nothing_stale_with_broadcast", "nor if local TLB instructions reach all CPUs")
         .with(&["local_tlbi=broadcast"])
         .on(MAX),
     stock(
         "arm_loops_and_a_build_find_all_in_order",
-        "faults, mappings, wake-ups, flushes and processes do what they should on Arm as well",
+        "and they pass on Arm as well",
         (4, 2),
         FlushMode::Hypercall,
         LOOPS,
@@ -193,7 +193,7 @@ const ON_QUELL: [Case; 27] = [
     .on(MAX),
     talk(
         "arm_top_shows_what_is_counted",
-        "another process reads the rates of a guest that works, which fit its counters",
+        "another process reads the rates of a working guest, which match its counters",
         WORK,
         Talk::Watch,
     )
@@ -201,7 +201,7 @@ const ON_QUELL: [Case; 27] = [
     talk("arm_ctl_memory_comes_and_goes", "while the guest works", WORK, Talk::Memory).on(MAX),
     talk(
         "p14_arm_dirty_state_misses_no_change",
-        "every page of the guest's memory that has changed is in its dirty log, by the processor's dirty state",
+        "every changed page of the guest's memory is in its dirty log, by the processor's dirty state",
         WORK,
         Talk::DirtyLog(LogWay::DirtyBits),
     )
@@ -215,7 +215,7 @@ const ON_QUELL: [Case; 27] = [
     .on(MAX),
     talk(
         "p14_arm_no_change_missed_without_dirty_state",
-        "and on a processor that has no dirty state, whatever was asked for",
+        "and on a processor without dirty state, whatever was requested",
         WORK,
         Talk::DirtyLog(LogWay::DirtyBits),
     )
@@ -226,26 +226,26 @@ const ON_QUELL: [Case; 27] = [
 const CHECKS: [Case; 9] = [
     check("arm_tlbcheck_bare_max", "tlbcheck finds nothing wrong with the emulated machine", On::Bare)
         .on(MAX),
-    check("arm_tlbcheck_bare_neoverse_n1", "nor with another", On::Bare).on(N1).only_long(),
-    check("arm_tlbcheck_bare_cortex_a72", "nor with a third", On::Bare).on(A72).only_long(),
+    check("arm_tlbcheck_bare_neoverse_n1", "nor with a neoverse-n1", On::Bare).on(N1).only_long(),
+    check("arm_tlbcheck_bare_cortex_a72", "nor with a cortex-a72", On::Bare).on(A72).only_long(),
     check("arm_tlbcheck_on_quell_max", "nor with Quell, two vCPUs to a CPU", On::Quell).on(MAX),
     check("arm_tlbcheck_on_quell_neoverse_n1", "nor on a neoverse-n1", On::Quell).on(N1).only_long(),
     check("arm_tlbcheck_on_quell_cortex_a72", "nor on a cortex-a72", On::Quell).on(A72).only_long(),
     omitted(
         "arm_tlbcheck_catches_no_tlbi",
-        "a page that was remapped without a TLBI is seen by tlbcheck",
+        "tlbcheck detects a page remapped without a TLBI",
         Omission::Tlbi,
         "page-of-before-seen-after-remap",
     ),
     omitted(
         "arm_tlbcheck_catches_no_vmalle1",
-        "so is a table that was freed without one",
+        "and a table freed without one",
         Omission::Vmalle1,
         "freed-table-walked-after-vmalle1is",
     ),
     omitted(
         "arm_tlbcheck_catches_no_broadcast",
-        "and a TLBI that other processors do not hear of",
+        "and a TLBI that is not broadcast",
         Omission::Broadcast,
         "freed-table-walked",
     ),

@@ -9,16 +9,11 @@ const PRETEND: &[&str] = &["pretend=on"];
 
 /// The rows.
 pub(super) const ROWS: &[Case] = &[
-    probe(
-        "audit_probe",
-        "what a guest can do wrong, with clean bits and flushes of one ASID",
-        "all",
-        ProbeEnd::AllPassed,
-    )
-    .with(PRETEND),
+    probe("audit_probe", "guest errors, with clean bits and flushes of one ASID", "all", ProbeEnd::AllPassed)
+        .with(PRETEND),
     stock(
         "audit_slots",
-        "memory that comes and goes, likewise",
+        "memory that is added and removed, likewise",
         (4, 2),
         FlushMode::Hypercall,
         MMTEST,
@@ -34,13 +29,13 @@ pub(super) const ROWS: &[Case] = &[
     .with(PRETEND),
     case(
         "audit_counts_invalidations",
-        "each page of a list is invalidated where a target takes it",
+        "each page of a list is invalidated when a target carries out the flush",
         Body::Invalidations("list_in_parts"),
     )
     .with(&["flush_pages=1000"]),
     stock(
         "audit_finds_a_flush_that_is_taken_and_forgotten",
-        "the auditor sees that nothing was dropped where it had to be, which no guest on an emulator can",
+        "the auditor detects a flush that dropped nothing, which no guest on an emulator can",
         (8, 2),
         FlushMode::Hypercall,
         STALE,

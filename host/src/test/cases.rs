@@ -237,8 +237,7 @@ pub(super) const fn ended(
 
 /// A cancelled migration of memory that a bare guest writes to, in blocks of 2 MiB.
 pub(super) const fn migrate(name: &'static str) -> Case {
-    let about =
-        "memory, slots and what is free are as before when a migration is cancelled, and no store is lost";
+    let about = "a cancelled migration leaves memory, slots and free memory as before, and no store is lost";
     case(name, about, Body::Migrate).with(&["paranoid=on", "nested_page=2M"])
 }
 
@@ -320,14 +319,14 @@ pub(super) const LOOPS_TASKS: u64 = 4;
 pub(super) const CASES: [Case; 44] = [
     tool(
         "missing_kernel",
-        "a kernel that is not there is an error before anything starts",
+        "a missing kernel is an error before anything starts",
         &["run", "--kernel", "/nonexistent/vmlinuz"],
         TestFile::None,
         (1, "no kernel at /nonexistent/vmlinuz"),
     ),
     tool(
         "kernel_that_is_not_a_kernel",
-        "neither is a file of another kind",
+        "a file that is not a kernel is refused",
         &["run", "--kernel", "{}"],
         TestFile::Text,
         (1, "not a kernel"),
@@ -341,13 +340,13 @@ pub(super) const CASES: [Case; 44] = [
     ),
     tool(
         "top_wants_a_machine_that_runs",
-        "to watch one that does not run is an error",
+        "watching a machine that is not running is an error",
         &["top", "--once", "--vm", "nobody's"],
         TestFile::None,
         (1, "no machine"),
     ),
     tool("zero_vcpus", "a guest has a vCPU", &["run", "--vcpus", "0"], TestFile::None, (2, "1..=255")),
-    tool("too_many_vcpus", "and 255 at most", &["run", "--vcpus", "256"], TestFile::None, (2, "1..=255")),
+    tool("too_many_vcpus", "and at most 255", &["run", "--vcpus", "256"], TestFile::None, (2, "1..=255")),
     tool(
         "exec_status_passed_on",
         "the command's status is the tool's",
@@ -388,7 +387,7 @@ pub(super) const CASES: [Case; 44] = [
     ),
     probe(
         "probe_all",
-        "what else a guest can do wrong comes to what the manuals say",
+        "all other guest errors have the results that the manuals specify",
         "all",
         ProbeEnd::AllPassed,
     )
@@ -402,21 +401,21 @@ pub(super) const CASES: [Case; 44] = [
     .with(&["flush_pages=1000"]),
     probe(
         "p9_rom_toggles_at_length",
-        "after each of 10000 toggles all processors see the ROM, or nothing",
+        "after each of 10000 toggles all processors see the ROM, or no memory",
         "rom_toggles count=20000",
         ProbeEnd::SecondPassed,
     )
     .only_long(),
     probe(
         "p13_rom_moves_at_length",
-        "and after each of as many moves the one place, and nothing at the other",
+        "after each of as many moves they see it at the new address only",
         "rom_moves count=20000",
         ProbeEnd::SecondPassed,
     )
     .only_long(),
     probe(
         "u32_interrupts_come_once",
-        "and not twice, where time is counted in instructions and processors take turns",
+        "no interrupt is delivered twice when time is counted in instructions and processors take turns",
         "u32_interrupts_once",
         ProbeEnd::Passed,
     )
@@ -424,7 +423,7 @@ pub(super) const CASES: [Case; 44] = [
     .or_long("u32_interrupts_once count=1000000"),
     probe(
         "u32_interrupts_come_once_in_threads",
-        "nor where each processor has a thread",
+        "nor when each processor has a thread",
         "u32_interrupts_once",
         ProbeEnd::SecondPassed,
     )
@@ -439,7 +438,7 @@ pub(super) const CASES: [Case; 44] = [
     ),
     stock(
         "no_flush_hypercall_line_with_ipis",
-        "and does not without the hint",
+        "and does not use them without the hint",
         (2, 2),
         FlushMode::Ipi,
         "! dmesg | grep -q 'Hyper-V: Using hypercall for remote TLB flush'",
@@ -463,7 +462,7 @@ pub(super) const CASES: [Case; 44] = [
     ),
     stock(
         "lost_wakeups_are_few",
-        "what the tick and kicks sent again make good is counted, and rare",
+        "lost wake-ups, which the tick and repeated kicks repair, are counted and rare",
         (32, 2),
         FlushMode::Hypercall,
         THRASH_33,
@@ -471,7 +470,7 @@ pub(super) const CASES: [Case; 44] = [
     ),
     stock(
         "nproc_is_255",
-        "as many vCPUs as there can be reach userspace",
+        "the maximum number of vCPUs reaches userspace",
         (255, 2),
         FlushMode::Hypercall,
         "test \"$(nproc)\" = 255",
@@ -479,7 +478,7 @@ pub(super) const CASES: [Case; 44] = [
     ),
     stock(
         "thrash_on_128_vcpus",
-        "65 threads on 128 vCPUs flush by hypercall alone, which takes VP sets",
+        "65 threads on 128 vCPUs flush only by hypercall, which requires VP sets",
         (128, 2),
         FlushMode::Hypercall,
         THRASH_65,
@@ -488,7 +487,7 @@ pub(super) const CASES: [Case; 44] = [
     .with(&["pretend=on"]),
     stock(
         "thrash_on_128_vcpus_and_12_cpus",
-        "and so they do on 12 CPUs",
+        "and on 12 CPUs as well",
         (128, 12),
         FlushMode::Hypercall,
         THRASH_65,
@@ -505,7 +504,7 @@ pub(super) const CASES: [Case; 44] = [
     ),
     stock(
         "clock_is_trusted",
-        "the kernel's watchdog does not find its clock source wrong",
+        "the kernel's watchdog does not reject its clock source",
         (2, 2),
         FlushMode::Hypercall,
         "! dmesg | grep -E 'timekeeping watchdog|as unstable because|clocksource: .*skewed'",
@@ -513,7 +512,7 @@ pub(super) const CASES: [Case; 44] = [
     ),
     stock(
         "no_tlb_ipis_with_hypercalls",
-        "remote flushes go by hypercall alone",
+        "remote flushes use only hypercalls",
         (4, 2),
         FlushMode::Hypercall,
         THRASH,
@@ -521,7 +520,7 @@ pub(super) const CASES: [Case; 44] = [
     ),
     stock(
         "no_hypercalls_with_ipis",
-        "and by IPI alone without the hint",
+        "and only IPIs without the hint",
         (4, 2),
         FlushMode::Ipi,
         THRASH,
@@ -529,7 +528,7 @@ pub(super) const CASES: [Case; 44] = [
     ),
     stock(
         "o1_nothing_stale_with_hypercalls",
-        "no reader sees a page after the system call that took it away has returned",
+        "no reader sees a page after the system call that removed it has returned",
         (8, 2),
         FlushMode::Hypercall,
         STALE,
@@ -547,7 +546,7 @@ pub(super) const CASES: [Case; 44] = [
     .or_long(STALE_LONG),
     stock(
         "e3_stale_pages_without_kicks",
-        "a flush that kicks nobody is noticed by the same guest within the same time",
+        "the same guest detects a flush that kicks no target within the same time",
         (8, 2),
         FlushMode::Hypercall,
         STALE_TRIES,
@@ -556,7 +555,7 @@ pub(super) const CASES: [Case; 44] = [
     .with(&["defect=no-kick"]),
     stock(
         "h13_vp_index_is_no_apic_id",
-        "nothing is stale either where VP indices, APIC ids and the kernel's numbers differ",
+        "nothing is stale even if VP indices, APIC IDs and the kernel's numbers differ",
         (8, 2),
         FlushMode::Hypercall,
         STALE,
@@ -572,7 +571,7 @@ pub(super) const CASES: [Case; 44] = [
     talk("ctl_memory_comes_and_goes", "while the guest works", WORK, Talk::Memory),
     talk(
         "p14_dirty_bits_miss_no_change",
-        "every page of the guest's memory that has changed is in its dirty log, by dirty bits",
+        "every changed page of the guest's memory is in its dirty log, by dirty bits",
         WORK,
         Talk::DirtyLog(LogWay::DirtyBits),
     ),
@@ -584,14 +583,14 @@ pub(super) const CASES: [Case; 44] = [
     ),
     talk(
         "top_shows_what_is_counted",
-        "another process reads the rates of a guest that works, which fit its counters",
+        "another process reads the rates of a working guest, which match its counters",
         WORK,
         Talk::Watch,
     ),
     migrate("p14_migration_in_vain_changes_nothing"),
     stock(
         "rom_toggles_under_memory_load",
-        "memory stays what it is while a ROM comes and goes, whose every page is read",
+        "memory keeps its contents while a ROM is added, read completely, and removed",
         (4, 2),
         FlushMode::Hypercall,
         MMTEST,
@@ -600,7 +599,7 @@ pub(super) const CASES: [Case; 44] = [
     .or_long(MMTEST_LONG),
     stock(
         "loops_and_a_build_find_all_in_order",
-        "faults, mappings, wake-ups, flushes and processes do what they should, and check it themselves",
+        "the self-checks of faults, mappings, wake-ups, flushes and processes pass",
         (4, 2),
         FlushMode::Hypercall,
         LOOPS,

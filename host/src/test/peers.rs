@@ -1,4 +1,4 @@
-//! `bench all` beside KVM, in its smallest form.
+//! `bench all` with KVM as the peer, in its smallest form.
 
 use super::cases::{Body, Case, case};
 use crate::machine::emulator;
@@ -14,14 +14,14 @@ use std::{env, fs, thread};
 /// The row.
 pub(super) const ROWS: [Case; 1] = [case(
     "bench_all_goes_on_where_it_was_interrupted",
-    "Quell and KVM take turns, each run is written at once, and none is made twice or kept from another version",
+    "Quell and KVM take turns, each run is saved at once, and none is repeated or kept from another version",
     Body::Own(goes_on),
 )];
 
-/// Who runs, in this order.
+/// The runs, in this order.
 const TURNS: [(&str, &str); 5] =
     [("quell", "hypercall"), ("kvm", "hyperv"), ("quell", "ipi"), ("kvm", "ipi"), ("kvm", "paravirtual")];
-/// It is interrupted when so many are over.
+/// The number of finished runs after which it is interrupted.
 const RUNS_BEFORE: usize = 2;
 const POLL_PERIOD: Duration = Duration::from_millis(100);
 /// The status of a program that was interrupted.
@@ -54,7 +54,7 @@ fn goes_on(directory: &Path) -> Result<()> {
     refuses_other_versions(&file, document)
 }
 
-/// What `docs/json.md` says is there.
+/// The file has the contents that `docs/json.md` describes.
 fn is_documented(document: &Value) -> Result<()> {
     ensure!(document["bench"] == "all", "bench: {}", document["bench"]);
     for key in ["guest_kernel", "peer_kernel", "peer_qemu", "qemu", "commit", "hypervisor_sha256"] {
@@ -86,7 +86,7 @@ fn is_documented(document: &Value) -> Result<()> {
     Ok(())
 }
 
-/// Results of another emulator are neither added to nor lost.
+/// Results of another emulator are neither extended nor lost.
 fn refuses_other_versions(file: &Path, mut document: Value) -> Result<()> {
     document["versions"]["qemu"] = "another".into();
     fs::write(file, document.to_string())?;
@@ -99,7 +99,7 @@ fn refuses_other_versions(file: &Path, mut document: Value) -> Result<()> {
     Ok(())
 }
 
-/// The smallest comparison there is, and more arguments.
+/// The smallest possible comparison, with additional arguments.
 fn command(more: &[&str]) -> Result<Command> {
     let mut command = Command::new(env::current_exe().context("this program has no path")?);
     command.args(emulator::wanted().arguments()).args(["bench", "all", "--peer", "kvm"]);
@@ -114,7 +114,7 @@ fn bench(file: &Path) -> Result<Child> {
     command.spawn().context("cannot start this program again")
 }
 
-/// Its status and what it said.
+/// Its status and its messages.
 fn end(tool: Child) -> Result<(Option<i32>, String)> {
     let output = tool.wait_with_output()?;
     Ok((output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned()))
@@ -125,7 +125,7 @@ fn read(file: &Path) -> Result<Value> {
     Ok(serde_json::from_slice(&bytes)?)
 }
 
-/// The runs in the file; none before there is one.
+/// The runs in the file; empty before there is a file.
 fn runs(file: &Path) -> Vec<Value> {
     read(file).ok().and_then(|document| document["runs"].as_array().cloned()).unwrap_or_default()
 }

@@ -1,5 +1,5 @@
-//! The trace of a run, compared with the hypervisor's counters and read by another parser than the
-//! writer's own library; and its cost.
+//! Compares the trace of a run with the hypervisor's counters, reads it with a parser other than
+//! the writer's library, and measures its cost.
 
 use super::cases::{Body, Case, case};
 use crate::arch::{Arch, Platform};
@@ -24,22 +24,22 @@ use std::path::Path;
 use std::time::Duration;
 use tinyjson::JsonValue;
 
-/// Longest time for a machine.
+/// Timeout of a machine.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Most instructions of a record.
+/// Maximum number of instructions per record.
 const INSTRUCTIONS_MAX: f64 = 40.0;
 
 /// The rows.
 pub(super) const ROWS: [Case; 2] = [
     case(
         "trace_agrees_with_the_counters",
-        "each exit, flush and kick that is counted is in the trace, whose spans and arrows fit together",
+        "the trace has each counted exit, flush and kick, and its spans and arrows are consistent",
         Body::Own(agrees_with_the_counters),
     ),
     case(
         "trace_costs_at_most_40_instructions",
-        "for each record, by the instruction counts of CPUID with and without it",
+        "for each record, by the instruction counts of CPUID with and without the trace",
         Body::Own(costs_little),
     ),
 ];
@@ -88,8 +88,8 @@ fn traced(mut spec: Spec) -> Result<(Outcome, Collected)> {
     Ok((outcome, collector.finish()?))
 }
 
-/// Compares numbers of records with the counters; returns the number of flushes. Records that were
-/// overwritten before they were read make the difference smaller by as many at most.
+/// Compares the numbers of records with the counters; returns the number of flushes. For each
+/// record that was overwritten before it was read, one event may be missing.
 fn compare(counters: &Snapshot, collected: &Collected) -> Result<u64> {
     let lost: u64 = collected.cpus.iter().map(|cpu| cpu.lost).sum();
     let records = || collected.cpus.iter().flat_map(|cpu| &cpu.records);
@@ -131,7 +131,7 @@ fn text_of<'e>(event: &'e JsonValue, key: &str) -> &'e str {
         .map_or("", String::as_str)
 }
 
-/// Nanoseconds of a time in the file.
+/// A time in the file, in nanoseconds.
 fn ns_of(event: &JsonValue, key: &str) -> i64 {
     (number_of(event, key) * 1000.0).round() as i64
 }
@@ -150,7 +150,7 @@ fn tracks(events: &[JsonValue]) -> BTreeMap<(i64, i64), Vec<(i64, i64)>> {
     tracks
 }
 
-/// In each track slices lie in one another or beside one another, and never across.
+/// In each track, slices are nested or disjoint; none overlaps another in part.
 fn check_slices(events: &[JsonValue]) -> Result<()> {
     for (track, slices) in tracks(events) {
         let mut open: Vec<(i64, i64)> = Vec::new();

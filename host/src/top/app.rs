@@ -1,4 +1,4 @@
-//! What is watched and how it is shown: the state that keys change.
+//! The state of the view that keys change: the watched machine, and how it is shown.
 
 use super::rates::{COLUMNS, Column, Rates, waits};
 use super::source::{Sample, Source};
@@ -6,16 +6,16 @@ use crate::machine::control::Found;
 use hostlink::counters::Counter;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
-/// What a key asks for that the state alone cannot give.
+/// A request by key that the state alone cannot fulfil.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wish {
     Nothing,
     Quit,
-    /// The machine so many places further on.
+    /// Another machine, this many places further on.
     Machine(isize),
 }
 
-/// How it is with the machine that is watched.
+/// The state of the watched machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Life {
     /// Its hypervisor has not begun to count.
@@ -26,30 +26,30 @@ pub(super) enum Life {
 
 /// The state.
 pub(super) struct App {
-    /// The machine that is watched, or was.
+    /// The machine that is, or was, watched.
     machine: Found,
     source: Option<Source>,
     pub(super) life: Life,
-    /// Why there is nothing to see, if that is so.
+    /// Why nothing can be shown, if so.
     pub(super) trouble: Option<String>,
-    /// Names of those that run.
+    /// Names of the running machines.
     names: Vec<String>,
     last: Option<Sample>,
     pub(super) rates: Option<Rates>,
     /// Index of the column that rows are sorted by.
     pub(super) sort: usize,
     pub(super) is_falling: bool,
-    /// First row that is shown, and how many fit.
+    /// The first row shown, and the number of rows that fit.
     pub(super) first: usize,
     page: usize,
     pub(super) is_paused: bool,
     pub(super) has_help: bool,
-    /// Whether waits are those since the machine's start, rather than the interval's.
+    /// Whether the waits are those since the machine's start, not those of the interval.
     pub(super) has_all_waits: bool,
 }
 
 impl App {
-    /// Begins with this machine.
+    /// Starts with this machine.
     pub(super) fn new(machine: Found) -> Self {
         let mut app = Self {
             machine,
@@ -71,33 +71,33 @@ impl App {
         app
     }
 
-    /// Name of the machine that is watched.
+    /// Name of the watched machine.
     pub(super) fn name(&self) -> &str {
         &self.machine.name
     }
 
-    /// The machine, while it can be watched, and at its end.
+    /// The machine, while it can be watched and after its end.
     pub(super) const fn source(&self) -> Option<&Source> {
         self.source.as_ref()
     }
 
-    /// The newest counters.
+    /// The latest counters.
     pub(super) const fn sample(&self) -> Option<&Sample> {
         self.last.as_ref()
     }
 
-    /// The machine's place among those that run, from 1 on, and how many there are.
+    /// The machine's position among the running ones, from 1, and their number.
     pub(super) fn place(&self) -> Option<(usize, usize)> {
         let place = self.names.iter().position(|name| name == self.name())?;
         Some((place + 1, self.names.len()))
     }
 
-    /// Names of the machines that run.
+    /// Names of the running machines.
     pub(super) fn names(&self) -> &[String] {
         &self.names
     }
 
-    /// That the machine has ended, in words, if it has.
+    /// A message that the machine has ended, if it has.
     pub(super) fn ended(&self) -> Option<String> {
         (self.life == Life::Ended).then(|| format!("machine {} has ended", self.name()))
     }
@@ -107,7 +107,7 @@ impl App {
         &COLUMNS[self.sort]
     }
 
-    /// The waits that are to be shown.
+    /// The waits to show.
     pub(super) fn waits(&self) -> [u64; Counter::WAITS.len()] {
         let none = [0; Counter::WAITS.len()];
         if self.has_all_waits {
@@ -129,17 +129,17 @@ impl App {
         }
     }
 
-    /// Looks at the counters once more. `machines`: those that run.
+    /// Samples the counters again. `machines` are the running ones.
     pub(super) fn refresh(&mut self, machines: Vec<Found>) {
         self.names = machines.into_iter().map(|machine| machine.name).collect();
         if self.life == Life::Ended {
             return;
         }
         let Some(source) = &self.source else {
-            // It may have been about to say it.
+            // Its notice may have been about to appear.
             return self.open();
         };
-        // Asked first: if the machine ends after that, the next look tells.
+        // Checked first: if the machine ends after that, the next refresh notices.
         let is_running = source.is_running();
         if !self.is_paused || !is_running {
             match source.sample() {
@@ -158,7 +158,7 @@ impl App {
         }
     }
 
-    /// Watches another of `machines`: so many places further on.
+    /// Watches another of `machines`: the one `step` places further on.
     pub(super) fn turn_to(&mut self, step: isize, machines: Vec<Found>) {
         let here = machines.iter().position(|machine| machine.name == self.machine.name);
         let count = machines.len();
@@ -178,14 +178,14 @@ impl App {
         self.refresh(machines);
     }
 
-    /// So many rows of vCPUs fit.
+    /// Sets the number of vCPU rows that fit.
     pub(super) fn fit(&mut self, page: usize) {
         self.page = page.max(1);
         let vcpus = self.rates.as_ref().map_or(0, Rates::vcpus);
         self.first = self.first.min(vcpus.saturating_sub(self.page));
     }
 
-    /// A key was pressed.
+    /// Handles a key.
     pub(super) fn press(&mut self, key: KeyEvent) -> Wish {
         let columns = COLUMNS.len();
         match key.code {
@@ -213,12 +213,12 @@ impl App {
         Wish::Nothing
     }
 
-    /// Sorts by a column: numbers of vCPUs rise, and of all others the largest come first.
+    /// Sorts by a column: ascending by vCPU number, descending by all other columns.
     fn sort_by(&mut self, column: usize) {
         (self.sort, self.is_falling) = (column, column != 0);
     }
 
-    /// With these rates.
+    /// The state with these rates.
     #[cfg(test)]
     pub(super) fn with_rates(mut self, rates: Rates) -> Self {
         (self.rates, self.life) = (Some(rates), Life::Runs);

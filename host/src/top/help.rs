@@ -1,4 +1,4 @@
-//! The help: keys and columns.
+//! The help screen: keys and columns.
 
 use super::rates::COLUMNS;
 use ratatui::Frame;
@@ -17,14 +17,14 @@ const KEYS: [(&str, &str); 8] = [
     ("?", "this help, and back"),
     ("q", "quit"),
 ];
-/// Width of a key with what it does.
+/// Width of a key and its description.
 #[cfg(test)]
 const KEY_WIDTH: usize = 38;
-/// Of the help with two of them beside each other, and without.
+/// Width of the help with two keys side by side, and with one.
 const WIDE: u16 = 78;
 const NARROW: u16 = 54;
 
-/// Covers the middle of the screen with it. Where the screen is too small the keys come first.
+/// Draws the help over the middle of the screen. If the screen is too small, the keys come first.
 pub(super) fn draw(frame: &mut Frame<'_>) {
     let row = |(name, about): (&str, &str)| format!("{name:<14}{about:<24}");
     let is_wide = frame.area().width >= WIDE;
@@ -42,7 +42,7 @@ pub(super) fn draw(frame: &mut Frame<'_>) {
     frame.render_widget(Paragraph::new(lines).block(block), area);
 }
 
-/// A rectangle in the middle of another, as large as wanted where there is room.
+/// A rectangle in the middle of another, as large as requested if there is room.
 fn middle(area: Rect, width: u16, height: u16) -> Rect {
     let (width, height) = (width.min(area.width), height.min(area.height));
     let (x, y) = (area.x + (area.width - width) / 2, area.y + (area.height - height) / 2);

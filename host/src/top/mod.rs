@@ -1,8 +1,8 @@
-//! `quell top`: a live view of what machines that run make their hypervisors do.
+//! `quell top`: a live view of the work that running machines cause for their hypervisors.
 //!
-//! Another process runs the machine. What it says of itself ([`crate::machine::control::Notice`])
-//! leads to the machine's memory, which is mapped for reading; [`source`] reads the counters there,
-//! [`rates`] makes rates of two samples, [`app`] is what the keys change, [`view`] draws it.
+//! Another process runs the machine. Its [`crate::machine::control::Notice`] says how to find the
+//! machine's memory, which is mapped for reading. [`source`] reads the counters there, [`rates`]
+//! computes rates from two samples, [`app`] is the state that keys change, [`view`] draws it.
 
 mod app;
 mod help;
@@ -23,10 +23,10 @@ use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 use view::Theme;
 
-/// How often signals are looked at while no key is pressed.
+/// How often signals are checked while no key is pressed.
 const POLL_PERIOD: Duration = Duration::from_millis(100);
 
-/// Shows it; the result is the exit status.
+/// Shows the view; returns the exit status.
 pub(crate) fn top(args: &TopArgs, signals: &Signals) -> Result<u8> {
     if args.once {
         return once::once(args, signals);
@@ -36,7 +36,7 @@ pub(crate) fn top(args: &TopArgs, signals: &Signals) -> Result<u8> {
         "the live view needs a terminal; --once prints a table"
     );
     let machines = control::running()?;
-    // The first one will do: the others are a key away.
+    // The first one is enough: the others are a key press away.
     let first = &machines[..machines.len().min(1)];
     let among = if args.vm.is_some() { &machines[..] } else { first };
     let mut app = App::new(control::choose(args.vm.as_deref(), among)?);
@@ -50,7 +50,7 @@ pub(crate) fn top(args: &TopArgs, signals: &Signals) -> Result<u8> {
     Ok(status)
 }
 
-/// Draws, and does what keys say, until it is to end.
+/// Draws and handles keys until the view has to end.
 fn show(terminal: &mut DefaultTerminal, app: &mut App, args: &TopArgs, signals: &Signals) -> Result<u8> {
     let theme = Theme::new(env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()));
     app.refresh(control::running()?);

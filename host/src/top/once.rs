@@ -12,10 +12,10 @@ use anyhow::{Context, Result, bail};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How often machine and signals are looked at while time passes.
+/// How often the machine and signals are checked while time passes.
 const POLL_PERIOD: Duration = Duration::from_millis(20);
 
-/// Prints it; the result is the exit status.
+/// Prints the rates; returns the exit status.
 pub(super) fn once(args: &TopArgs, signals: &Signals) -> Result<u8> {
     let machine = control::choose(args.vm.as_deref(), &control::running()?)?;
     let Some(source) = Source::open(&machine)? else {
@@ -63,7 +63,7 @@ fn is_over(begin: &Sample, args: &TopArgs, is_running: bool) -> bool {
     begin.at.elapsed() >= args.interval() || !is_running
 }
 
-/// All there is to show.
+/// The whole output.
 fn text(source: &Source, sample: &Sample, rates: &Rates) -> String {
     let row = |name: String, figure: &dyn Fn(usize) -> f64| {
         let figures = (1..COLUMNS.len()).map(|column| short(figure(column)));

@@ -1,11 +1,11 @@
-//! Rates: how much was counted between two samples, by the time between them.
+//! Rates: the counts between two samples, divided by the time between them.
 
 use super::source::Sample;
 use crate::machine::counters::Snapshot;
 use hostlink::counters::Counter;
 use std::cmp::Ordering;
 
-/// What a column shows of a vCPU.
+/// The figure that a column shows for a vCPU.
 #[derive(Clone, Copy, Debug)]
 enum Figure {
     /// Its number.
@@ -14,18 +14,18 @@ enum Figure {
     Exits,
     /// Flush hypercalls that it made.
     FlushRequests,
-    /// These counters together.
+    /// The sum of these counters.
     Sum(&'static [Counter]),
-    /// The part of the time, in percent, that it could have run and did not.
+    /// The percentage of time in which it was runnable but did not run.
     Steal,
 }
 
 /// A column of the table.
 #[derive(Debug)]
 pub(crate) struct Column {
-    /// Its heading, which is as wide as the column at most.
+    /// Its heading, at most as wide as the column.
     pub(crate) title: &'static str,
-    /// What it is about, for the help.
+    /// Its description, for the help.
     pub(crate) about: &'static str,
     figure: Figure,
 }
@@ -38,7 +38,7 @@ const fn sum(title: &'static str, about: &'static str, counters: &'static [Count
     column(title, about, Figure::Sum(counters))
 }
 
-/// The columns, from left to right. Exits that are not shown apart are among the other ones.
+/// The columns, from left to right. Exits without a column of their own count as other ones.
 pub(crate) const COLUMNS: [Column; 16] = [
     column("vcpu", "number of the vCPU", Figure::Vcpu),
     column("exits", "exits a second, for all reasons", Figure::Exits),
@@ -58,7 +58,7 @@ pub(crate) const COLUMNS: [Column; 16] = [
     column("steal", "% of the time it waited for a CPU", Figure::Steal),
 ];
 
-/// What was counted in an interval.
+/// The counts of an interval.
 #[derive(Clone, Debug)]
 pub(crate) struct Rates {
     /// Length of the interval.
@@ -88,7 +88,7 @@ impl Rates {
         self.each.len()
     }
 
-    /// A column's figure for a vCPU, which has to be there.
+    /// A column's figure for a vCPU, which must exist.
     pub(crate) fn of(&self, vcpu: usize, column: &Column) -> f64 {
         match column.figure {
             #[expect(clippy::cast_precision_loss, reason = "there are few vCPUs")]
@@ -97,17 +97,17 @@ impl Rates {
         }
     }
 
-    /// A column's figure for all vCPUs together; what of the time was stolen is added up as well.
+    /// A column's figure for all vCPUs together; shares of stolen time are added up as well.
     pub(crate) fn total(&self, column: &Column) -> f64 {
         self.figure(&self.all, column.figure)
     }
 
-    /// Exits of all vCPUs a second.
+    /// Exits of all vCPUs per second.
     pub(crate) fn exits(&self) -> f64 {
         self.figure(&self.all, Figure::Exits)
     }
 
-    /// Flush hypercalls of all vCPUs a second.
+    /// Flush hypercalls of all vCPUs per second.
     pub(crate) fn flush_requests(&self) -> f64 {
         self.figure(&self.all, Figure::FlushRequests)
     }
@@ -125,7 +125,7 @@ impl Rates {
         float(count) / self.seconds
     }
 
-    /// Every counter's rate, by name: of all vCPUs, or of one. Steal time is a part of the time.
+    /// Every counter's rate, by name: of all vCPUs, or of one. Steal time is a share of the time.
     pub(crate) fn by_name(&self, vcpu: Option<usize>) -> impl Iterator<Item = (&'static str, f64)> {
         let counted = vcpu.map_or(&self.all, |vcpu| &self.each[vcpu]);
         counted.iter().map(|(name, count)| {
@@ -134,7 +134,7 @@ impl Rates {
         })
     }
 
-    /// The vCPUs in the order of a column, those with the same figure by number.
+    /// The vCPUs sorted by a column; vCPUs with equal figures are sorted by number.
     pub(crate) fn order(&self, column: &Column, is_falling: bool) -> Vec<usize> {
         let mut order: Vec<_> = (0..self.vcpus()).collect();
         order.sort_by(|&a, &b| {
@@ -145,7 +145,7 @@ impl Rates {
     }
 }
 
-/// How many flushes took how long, shortest first; see [`Counter::WAITS`].
+/// The number of flushes by waiting time, shortest first; see [`Counter::WAITS`].
 pub(crate) fn waits(counted: &Snapshot) -> [u64; Counter::WAITS.len()] {
     Counter::WAITS.map(|counter| counted.get(counter))
 }
@@ -163,7 +163,7 @@ pub(crate) fn short(value: f64) -> String {
     if value <= 0.0 || !value.is_finite() {
         return "0".to_owned();
     }
-    // What would be rounded up to 1000 has the next unit.
+    // A value that would be rounded up to 1000 gets the next unit.
     let (unit, name) = UNITS.into_iter().find(|(unit, _)| value >= unit * 0.9995).unwrap_or((1.0, ""));
     let scaled = value / unit;
     match scaled {

@@ -1,4 +1,4 @@
-//! Where the figures come from: the counters in the memory of a machine that another process runs.
+//! The source of the figures: the counters in the memory of a machine that another process runs.
 
 use crate::machine::control::{Found, Notice};
 use crate::machine::counters::{Snapshot, clock_hz, cpu_count};
@@ -6,7 +6,7 @@ use crate::machine::ram::Ram;
 use anyhow::{Context, Result};
 use std::time::{Duration, Instant};
 
-/// The counters at one time.
+/// The counters at one point in time.
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
     pub(super) at: Instant,
@@ -17,7 +17,7 @@ pub(super) struct Sample {
     pub(super) cpus: u64,
 }
 
-/// A machine that is watched.
+/// A watched machine.
 pub(super) struct Source {
     machine: Found,
     notice: Notice,
@@ -25,13 +25,12 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Opens the memory of a machine; `None` if the machine has ended meanwhile, or says nothing
-    /// of itself.
+    /// Opens the memory of a machine; `None` if the machine has ended meanwhile, or has no notice.
     pub(super) fn open(machine: &Found) -> Result<Option<Self>> {
         let Some(notice) = machine.notice()? else { return Ok(None) };
         match notice.open_ram() {
             Ok(ram) => Ok(Some(Self { machine: machine.clone(), notice, ram })),
-            // Its process may have ended between the two, which is no error.
+            // Its process may have ended between the two steps, which is no error.
             Err(_) if !still_says(machine, &notice) => Ok(None),
             Err(error) => Err(error).with_context(|| format!("machine {}", machine.name)),
         }
@@ -42,17 +41,17 @@ impl Source {
         &self.machine.name
     }
 
-    /// What it says of itself.
+    /// Its notice.
     pub(super) const fn notice(&self) -> &Notice {
         &self.notice
     }
 
-    /// Whether the machine has not ended.
+    /// Whether the machine still runs.
     pub(super) fn is_running(&self) -> bool {
         still_says(&self.machine, &self.notice)
     }
 
-    /// How long ago it was started.
+    /// The time since its start.
     pub(super) fn uptime(&self) -> Duration {
         self.notice.uptime()
     }
@@ -70,14 +69,14 @@ impl Source {
     }
 }
 
-/// Whether a machine is there and is the one that has said this.
+/// Whether a machine exists and still has this notice.
 fn still_says(machine: &Found, notice: &Notice) -> bool {
     machine.is_alive() && machine.notice().is_ok_and(|said| said.as_ref() == Some(notice))
 }
 
 #[cfg(test)]
 pub(super) mod made {
-    //! Machines that are memory and a notice.
+    //! Mock machines: memory and a notice.
 
     use super::*;
     use crate::arch::Arch;
@@ -92,7 +91,7 @@ pub(super) mod made {
     /// Ticks of its clock.
     pub(crate) const HZ: u64 = 1_000_000;
 
-    /// A machine with counters that a test sets.
+    /// A mock machine whose counters a test sets.
     pub(crate) struct Made {
         pub(crate) found: Found,
         registration: Option<Registration>,
@@ -102,7 +101,7 @@ pub(super) mod made {
     }
 
     impl Made {
-        /// One that has not begun to count.
+        /// A machine that has not begun to count.
         pub(crate) fn new(vcpus: u32) -> Self {
             let directory = tempfile::tempdir().expect("makes");
             let found = Found::made_up(&std::process::id().to_string(), directory.path());
@@ -118,7 +117,7 @@ pub(super) mod made {
             file.write_all_at(&word.to_le_bytes(), address).expect("writes");
         }
 
-        /// Has it begin to count.
+        /// Makes it begin to count.
         pub(crate) fn begin(&self) {
             let counts = (Counter::COUNT as u64) << 32 | u64::from(self.vcpus);
             for (offset, word) in [(8, ROWS), (16, HZ), (24, counts), (32, 2), (0, BEACON_MAGIC)] {

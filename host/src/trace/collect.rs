@@ -11,16 +11,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// Records that are kept of one run, all CPUs together. Those that come later are counted.
+/// The maximum number of records kept for one run, all CPUs together. Later ones are counted.
 pub(crate) const RECORDS_MAX: usize = 4 << 20;
 
-/// Between two looks at the rings. A ring holds some tenths of a second of a busy CPU.
+/// The time between two reads of the rings. A ring holds some tenths of a second of a busy CPU.
 const PERIOD: Duration = Duration::from_millis(20);
 
-/// Most rings that a machine has: one for each CPU.
+/// The maximum number of rings of a machine: one for each CPU.
 const RINGS_MAX: u64 = 256;
 
-/// What one CPU has recorded.
+/// The records of one CPU.
 #[derive(Debug, Default)]
 pub(crate) struct CpuRecords {
     /// In the order in which they were written.
@@ -29,7 +29,7 @@ pub(crate) struct CpuRecords {
     pub(crate) lost: u64,
 }
 
-/// What all CPUs have recorded.
+/// The records of all CPUs.
 #[derive(Debug)]
 pub(crate) struct Collected {
     /// Ticks per second of the records' clock.
@@ -38,7 +38,7 @@ pub(crate) struct Collected {
     pub(crate) cpus: Vec<CpuRecords>,
 }
 
-/// A thread that collects.
+/// A thread that collects a trace.
 pub(crate) struct Collector {
     is_over: Arc<AtomicBool>,
     thread: JoinHandle<Result<Collected>>,
@@ -62,7 +62,7 @@ impl Collector {
 fn collect(ram: &Ram, beacon: u64, is_over: &AtomicBool) -> Result<Collected> {
     let mut rings: Option<Rings<'_>> = None;
     loop {
-        // Asked first: what was written before the end is then read once more.
+        // Loaded first, so that records written before the end are read once more.
         let is_last = is_over.load(Ordering::Relaxed);
         if rings.is_none() {
             rings = Rings::find(ram, beacon)?;
@@ -78,7 +78,7 @@ fn collect(ram: &Ram, beacon: u64, is_over: &AtomicBool) -> Result<Collected> {
     }
 }
 
-/// The rings of a machine, and what was read of them.
+/// The rings of a machine, and the records read from them.
 struct Rings<'r> {
     ram: &'r Ram,
     hz: u64,
@@ -89,7 +89,7 @@ struct Rings<'r> {
 }
 
 impl<'r> Rings<'r> {
-    /// The rings that the beacon names; `None` while it is not filled in.
+    /// Finds the rings that the beacon names; `None` until the beacon is filled in.
     fn find(ram: &'r Ram, beacon: u64) -> Result<Option<Self>> {
         let field = |offset: usize| ram.load(beacon.saturating_add(offset as u64));
         if field(offset_of!(Beacon, magic))? != BEACON_MAGIC {

@@ -1,5 +1,5 @@
-//! `quell run --trace`: the trace rings of a machine, from its memory to a file that Perfetto
-//! opens.
+//! `quell run --trace`: reads the trace rings in a machine's memory, and writes a file that
+//! Perfetto opens.
 //!
 //! | module | contents |
 //! |---|---|
@@ -27,7 +27,7 @@ pub(crate) fn write(path: &Path, collected: &Collected) -> Result<Timeline> {
     Ok(timeline)
 }
 
-/// Prints on standard error what the trace in `path` holds.
+/// Prints a summary of the trace in `path` on standard error.
 pub(crate) fn summarise(path: &Path, timeline: &Timeline) {
     eprintln!(
         "quell: trace of {} CPUs, {} spans, {} flushes in {}; open it at ui.perfetto.dev",

@@ -1,9 +1,9 @@
-//! Writes a timeline in the JSON trace format ("Trace Event Format"), which Perfetto's viewer and
-//! Chromium's open.
+//! Writes a timeline in the JSON trace format ("Trace Event Format"), which Perfetto's and
+//! Chromium's viewers open.
 //!
 //! Process 1 has a track for each CPU: spans, and in them the flushes. Process 2 has a track for
-//! each vCPU: the CPU that it is on. Arrows ("flow events") go from a flush to the exit of each CPU
-//! that it has kicked, and to the place where each deferred target carries it out.
+//! each vCPU: the CPU that it runs on. Arrows ("flow events") lead from a flush to the exit of each
+//! CPU that it kicked, and to the place where each deferred target carries it out.
 
 use super::timeline::{CpuLine, Doing, Flush, Taken, Timeline};
 use anyhow::Result;
@@ -16,7 +16,7 @@ const CPUS: u32 = 1;
 /// The process of the vCPUs' tracks.
 const VCPUS: u32 = 2;
 
-/// Writes the whole of it.
+/// Writes the whole trace.
 pub(super) fn write(mut out: impl Write, timeline: &Timeline) -> Result<()> {
     write!(out, "{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")?;
     let mut events = Events { out: &mut out, any: false };
@@ -51,7 +51,7 @@ impl<W: Write> Events<'_, W> {
     }
 }
 
-/// Nanoseconds in the format's unit.
+/// Converts nanoseconds to the format's unit.
 #[expect(clippy::cast_precision_loss, reason = "runs take hours at most, far below 2^53 ns")]
 fn us(ns: u64) -> f64 {
     ns as f64 / 1000.0
@@ -114,7 +114,7 @@ fn flush_with_arrows<W: Write>(events: &mut Events<'_, W>, id: u32, flush: &Flus
     let kicks = flush.kicked.iter().filter_map(|kicked| Some(("kick", kicked.at, kicked.cpu, kicked.exit?)));
     let deferred = flush.deferred.iter().map(|taken| ("deferred flush", flush.start, taken.cpu, taken.at));
     for (place, (name, from, cpu, to)) in (0u64..).zip(kicks.chain(deferred)) {
-        // 2^16 arrows of a flush are more than there are vCPUs.
+        // 2^16 arrows for each flush are enough: there are fewer vCPUs.
         let arrow = u64::from(id) << 16 | place;
         let end = |ph: &str, tid: u32, at: u64| json!({"ph": ph, "bp": "e", "id": arrow, "name": name, "cat": name, "pid": CPUS, "tid": tid, "ts": us(at)});
         events.put(&end("s", flush.cpu, from))?;
@@ -123,7 +123,7 @@ fn flush_with_arrows<W: Write>(events: &mut Events<'_, W>, id: u32, flush: &Flus
     Ok(())
 }
 
-/// A vCPU carries out pending requests.
+/// The event of a vCPU that carries out pending requests.
 fn instant(taken: &Taken) -> Value {
     let name = if taken.whole { "flushes its tag" } else { "flushes pages" };
     let args = json!({"vcpu": taken.vcpu, "pages": taken.pages});

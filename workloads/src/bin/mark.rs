@@ -1,9 +1,9 @@
-//! Signals by an instruction that userspace is reached, and switches the machine off: instructions
-//! of a kernel's boot are counted up to here.
+//! Signals with an instruction that userspace is reached, and switches the machine off: the
+//! instructions of a kernel's boot are counted up to this point.
 //!
-//! As first program (`rdinit=/bin/mark`) it runs right after the kernel. The instruction is the
-//! hint that `hostlink::phase::Phase::After` names, which has an effect only on a plugin that
-//! counts instructions.
+//! As the first program (`rdinit=/bin/mark`) it runs right after the kernel. The instruction is the
+//! hint that `hostlink::phase::Phase::After` names, which only affects a plugin that counts
+//! instructions.
 
 use hostlink::phase::Phase;
 use rustix::system::{RebootCommand, reboot};

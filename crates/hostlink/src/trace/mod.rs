@@ -1,16 +1,16 @@
 //! Trace rings: what each CPU does, as fixed-size records that the host tool reads out of shared
 //! memory while the hypervisor runs.
 //!
-//! An image with tracing has a ring for each CPU, [`RING_BYTES_MAX`] together at most; the
-//! [`Beacon`](crate::counters::Beacon) says where. Rings lie side by side, each as [`ring`]
-//! describes it. Times are ticks of the clock whose rate the beacon names.
+//! An image with tracing has a ring for each CPU, at most [`RING_BYTES_MAX`] in total; the
+//! [`Beacon`](crate::counters::Beacon) says where they are. The rings are adjacent, each laid out
+//! as [`ring`] describes. Times are ticks of the clock whose rate the beacon names.
 //!
 //! | event | vCPU | `detail` | `a` | `b` |
 //! |---|---|---|---|---|
 //! | `Enter` | on this CPU | | | |
 //! | `EntryCancelled` | on this CPU | | | |
 //! | `Exit` | on this CPU | index of its [`Counter`](crate::counters::Counter) | | |
-//! | `TurnBegins` | on this CPU | 1 if it comes from another CPU | | |
+//! | `TurnBegins` | on this CPU | 1 if the vCPU migrated from another CPU | | |
 //! | `IdleBegins`, `IdleEnds` | [`NO_VCPU`] | | | |
 //! | `FlushAsked` | initiator | bank | vCPUs of this bank that are named | elements of the list, 0 for everything |
 //! | `Kick` | on this CPU, or `NO_VCPU` | CPU that is kicked | | |
@@ -22,16 +22,16 @@
 
 pub mod ring;
 
-/// The vCPU of events that belong to none.
+/// The vCPU of events that belong to no vCPU.
 pub const NO_VCPU: u16 = u16::MAX;
 
-/// Bytes of all rings together, at most.
+/// Maximum size of all rings together, in bytes.
 pub const RING_BYTES_MAX: u64 = 16 << 20;
 
-/// Records in a ring, at most.
+/// Maximum number of records in a ring.
 pub const RECORDS_MAX: u64 = 1 << 15;
 
-/// Records in each of `rings` rings: a power of two.
+/// The number of records in each of `rings` rings: a power of two.
 pub const fn records_in_each(rings: u64) -> u64 {
     let fit = RING_BYTES_MAX / (if rings == 0 { 1 } else { rings } * ring::RECORD_BYTES);
     let fit = if fit < 3 { 2 } else { fit - 1 }; // Less one, for the header.
@@ -41,7 +41,7 @@ pub const fn records_in_each(rings: u64) -> u64 {
 
 macro_rules! events {
     ($($(#[doc = $doc:literal])+ $variant:ident = $code:literal,)+) => {
-        /// What a record tells.
+        /// The kind of a record.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u8)]
         pub enum Event {
@@ -66,56 +66,56 @@ macro_rules! events {
 events! {
     /// A vCPU is about to enter the guest.
     Enter = 1,
-    /// It did not enter: an event or a flush request pends.
+    /// It did not enter: an event or a flush request is pending.
     EntryCancelled = 2,
     /// It has left the guest.
     Exit = 3,
     /// A CPU has taken a vCPU.
     TurnBegins = 4,
-    /// A CPU has nothing to do, and waits for an interrupt.
+    /// A CPU has nothing to do and waits for an interrupt.
     IdleBegins = 5,
-    /// It goes on.
+    /// It continues.
     IdleEnds = 6,
-    /// A vCPU asks for a flush of others.
+    /// A vCPU requests a flush of others.
     FlushAsked = 7,
     /// A CPU interrupts another one.
     Kick = 8,
-    /// The flush is over for its initiator.
+    /// The flush is complete for its initiator.
     FlushDone = 9,
-    /// A vCPU takes what it was asked to flush.
+    /// A vCPU carries out its pending flush requests.
     FlushTaken = 10,
     /// All translations of a machine's memory are about to be flushed.
     SpaceFlushBegins = 11,
-    /// They have been.
+    /// They have been flushed.
     SpaceFlushEnds = 12,
 }
 
 /// One record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// When, in ticks of the clock.
+    /// The time, in ticks of the clock.
     pub time: u64,
-    /// What.
+    /// The kind of event.
     pub event: Event,
-    /// Whose.
+    /// The vCPU that it belongs to.
     pub vcpu: u16,
-    /// As the table above says.
+    /// See the table above.
     pub detail: u32,
-    /// As the table above says.
+    /// See the table above.
     pub a: u64,
-    /// As the table above says.
+    /// See the table above.
     pub b: u64,
 }
 
 impl Record {
-    /// As it lies in a ring.
+    /// Its words in a ring.
     #[inline(always)]
     pub const fn words(&self) -> [u64; ring::WORDS] {
         let what = self.event as u64 | (self.vcpu as u64) << 16 | (self.detail as u64) << 32;
         [self.time, what, self.a, self.b]
     }
 
-    /// The one with these words; `None` for an event that nobody knows.
+    /// The record with these words; `None` if the event is unknown.
     pub const fn from_words([time, what, a, b]: [u64; ring::WORDS]) -> Option<Self> {
         let Some(event) = Event::from_code(what as u8) else { return None };
         Some(Self { time, event, vcpu: (what >> 16) as u16, detail: (what >> 32) as u32, a, b })

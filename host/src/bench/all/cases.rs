@@ -1,4 +1,4 @@
-//! What `quell bench all` measures: one row for each case.
+//! The cases that `quell bench all` measures: one row each.
 
 use super::way::{HYPERCALL, IPI, KVM_HYPERV, KVM_IPI, KVM_PARAVIRTUAL, Way};
 use crate::size::MIB;
@@ -9,32 +9,32 @@ pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) about: &'static str,
     pub(crate) work: Work,
-    /// Who does it, in the order of odd rounds; even ones have it backwards.
+    /// Its ways, in the order of odd rounds; even rounds reverse the order.
     pub(crate) ways: &'static [Way],
-    /// It is done with `--long` only.
+    /// Run only with `--long`.
     pub(crate) only_long: bool,
     pub(crate) comparisons: &'static [Comparison],
 }
 
-/// What is run.
+/// The program that a case runs.
 pub(crate) enum Work {
     /// A command in the stock Linux guest.
     Linux(Linux),
-    /// The bare guest with this command line, on a machine that counts instructions: the same each
-    /// time, so it runs once.
+    /// The bare guest with this command line, on a machine that counts instructions. The counts are
+    /// the same each time, so it runs once.
     Probe { cmdline: &'static str, vcpus: u32 },
-    /// The benchmark of tlbcheck, with as many vCPUs as CPUs.
+    /// tlbcheck's benchmark, with as many vCPUs as CPUs.
     Tlbcheck { cpus: u32, samples: u32 },
 }
 
-/// A command in the stock Linux guest. Whatever it is, the time to userspace is measured as well.
+/// A command in the stock Linux guest. The time to userspace is always measured as well.
 pub(crate) struct Linux {
     pub(crate) vcpus: u32,
     pub(crate) cpus: u32,
     pub(crate) memory: u64,
-    /// The same for all; `{rounds}` stands for the number of thrash's rounds.
+    /// The command, the same in all ways; `{rounds}` stands for the number of thrash's rounds.
     pub(crate) command: &'static str,
-    /// Whether the guest needs the PCI device with the ROM, which Quell's guests have always.
+    /// Whether the guest needs the PCI device with the ROM. Quell's guests always have it.
     pub(crate) has_rom: bool,
     pub(crate) metrics: &'static [Metric],
 }
@@ -43,22 +43,22 @@ pub(crate) struct Linux {
 pub(crate) struct Metric {
     pub(crate) name: &'static str,
     pub(crate) unit: &'static str,
-    /// The report's event.
+    /// The event of the report.
     pub(crate) event: &'static str,
-    /// A field that has to have this value, where there are several reports of the event.
+    /// A field and the value it must have, if there are several reports of the event.
     pub(crate) of: Option<(&'static str, &'static str)>,
-    /// Where the number is, as JSON pointers say it (RFC 6901).
+    /// The location of the number, as a JSON pointer (RFC 6901).
     pub(crate) pointer: &'static str,
-    /// What it is multiplied with.
+    /// The factor to multiply it by.
     pub(crate) factor: f64,
 }
 
-/// A number of Quell's, relative to the best of some of its peer's.
+/// Compares one of Quell's numbers with the best of some of the peer's ways.
 pub(crate) struct Comparison {
     pub(crate) metric: &'static str,
     pub(crate) quell: Way,
     pub(crate) peers: &'static [Way],
-    /// What the ratio may be at most.
+    /// The maximum of the ratio.
     pub(crate) target: Option<f64>,
 }
 
@@ -70,7 +70,7 @@ pub(crate) const INSTRUCTIONS: &str = "instructions";
 pub(crate) const CYCLES: &str = "cycles";
 
 const LINUX_WAYS: &[Way] = &Way::ALL;
-/// For bare guests, which use Hyper-V's interface, and for what is not about flushes.
+/// For bare guests, which use Hyper-V's interface, and for cases that do not measure flushes.
 const TWO_WAYS: &[Way] = &[HYPERCALL, KVM_HYPERV];
 const KVM_WAYS: &[Way] = &[KVM_HYPERV, KVM_IPI, KVM_PARAVIRTUAL];
 
@@ -123,7 +123,7 @@ const fn shootdown(metric: &'static str) -> Comparison {
     compare(metric, HYPERCALL, &[KVM_HYPERV], None)
 }
 
-/// Nanoseconds of a round of one of the loops.
+/// Nanoseconds per round of one of the loops.
 const fn loop_metric(name: &'static str) -> Metric {
     let of = Some(("loop", name));
     Metric { name, unit: "ns", event: "end", of, pointer: "/ns_per_round", factor: 1.0 }
@@ -139,7 +139,7 @@ const fn faster(metric: &'static str) -> Comparison {
     compare(metric, HYPERCALL, &[KVM_HYPERV, KVM_PARAVIRTUAL], Some(0.8))
 }
 
-/// Each loop with 4 threads, and the run that resembles a build.
+/// Each loop with 4 threads, and the build-like run.
 const LOOPS: Case = Case {
     name: "loops",
     about: "4 threads on 4 vCPUs and 2 CPUs repeat one small operation; then a run like a build",
@@ -188,12 +188,12 @@ const LOOPS: Case = Case {
     ],
 };
 
-/// All cases. Those whose counts are the same each time come last, so that what is measured by the
-/// clock is there first.
+/// All cases. The cases whose counts are the same each time come last, so that the times measured
+/// by the clock are available first.
 pub(crate) const CASES: &[Case] = &[
     Case {
         name: "boot",
-        about: "2 vCPUs on 2 CPUs to the guest's first process",
+        about: "boot to the guest's first process, 2 vCPUs on 2 CPUs",
         work: Work::Linux(Linux {
             vcpus: 2,
             cpus: 2,
@@ -232,7 +232,7 @@ pub(crate) const CASES: &[Case] = &[
     },
     Case {
         name: "rom",
-        about: "8 threads on 2 CPUs use memory while a PCI device's ROM comes and goes",
+        about: "8 threads on 2 CPUs use memory while a PCI device's ROM is added and removed",
         work: Work::Linux(Linux {
             vcpus: 8,
             cpus: 2,
@@ -275,7 +275,7 @@ pub(crate) const CASES: &[Case] = &[
     },
     Case {
         name: "flush",
-        about: "instructions of a flush hypercall whose targets do not run",
+        about: "instructions of a flush hypercall whose targets are not running",
         work: Work::Probe { cmdline: "bench=flush count=64", vcpus: 65 },
         ways: TWO_WAYS,
         only_long: false,
@@ -283,7 +283,7 @@ pub(crate) const CASES: &[Case] = &[
     },
     Case {
         name: "flush-254",
-        about: "the same with as many targets as there can be",
+        about: "the same with the maximum number of targets",
         work: Work::Probe { cmdline: "bench=flush", vcpus: 255 },
         ways: TWO_WAYS,
         only_long: true,
@@ -292,7 +292,7 @@ pub(crate) const CASES: &[Case] = &[
 ];
 
 impl Case {
-    /// How often it is run where `runs` is asked for.
+    /// The number of times it is run if `runs` rounds are requested.
     pub(crate) const fn rounds(&self, runs: u32) -> u32 {
         match self.work {
             Work::Probe { .. } => 1,

@@ -21,16 +21,16 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::time::Duration;
 
-/// How often a run of the peer's may die before it is given up.
+/// The number of deaths of the peer's machines after which a run has failed.
 pub(crate) const DEATHS_MAX: usize = 3;
-/// The guest says how its kernel flushes before it does anything else.
+/// The guest reports how its kernel flushes before it does anything else.
 const SAYS_HOW: &str = "says() { dmesg | grep -q \"$1\" && echo true || echo false; }\n\
     echo \"{\\\"event\\\":\\\"flushes\\\",\\\"hyperv\\\":$(says 'Using hypercall for remote TLB flush'),\
     \\\"kvm\\\":$(says 'KVM setup pv remote TLB flush')}\" >/dev/report\n";
-/// The guest with this many vCPUs takes long to boot.
+/// A guest with at least this many vCPUs takes long to boot.
 const MANY: u32 = 64;
 
-/// What all machines are made from.
+/// The parts that all machines are made from.
 pub(crate) struct Lab<'a> {
     pub(crate) platform: Platform,
     pub(crate) stock: StockGuest,
@@ -40,28 +40,28 @@ pub(crate) struct Lab<'a> {
     pub(crate) signals: &'a Signals,
 }
 
-/// What a case came to in one way.
+/// The result of a case in one way.
 pub(crate) struct Trial {
-    /// What was measured, or why nothing was.
+    /// The measured numbers, or the reason why the run failed.
     pub(crate) numbers: Result<Vec<Number>, String>,
-    /// How machines of the peer's ended that died or hung, so that the run was repeated.
+    /// How the peer's machines ended that died or hung, so that the run was repeated.
     pub(crate) deaths: Vec<String>,
-    /// How long all of it took.
+    /// The wall time of all its machines.
     pub(crate) wall: Duration,
 }
 
-/// What one machine came to.
+/// How one machine ended.
 enum Ended {
-    /// The guest came to its end, and measured something or not.
+    /// The guest finished, with numbers or with an error.
     Over(Result<Vec<Number>, String>),
-    /// The machine ended before.
+    /// The machine ended before that.
     Died { how: String, last_words: String },
-    /// This process is told to end.
+    /// This process was told to end.
     Interrupted,
 }
 
-/// Runs machines until one comes to its end. Those of the peer's that die are repeated: KVM under
-/// QEMU's emulation dies now and then. Nothing of this kind is known of Quell, whose death is a
+/// Runs machines until a guest finishes. If one of the peer's machines dies, the run is repeated:
+/// KVM under QEMU's emulation occasionally dies. Quell has no such known problem, so its death is a
 /// failure.
 fn trial(is_peer: bool, mut run: impl FnMut() -> Result<(Ended, Duration)>) -> Result<Option<Trial>> {
     let (mut deaths, mut wall) = (Vec::new(), Duration::ZERO);
@@ -84,7 +84,7 @@ fn trial(is_peer: bool, mut run: impl FnMut() -> Result<(Ended, Duration)>) -> R
     }
 }
 
-/// How a machine is made, for those who want to make it again.
+/// How a machine is made, so that it can be made again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Setup {
     pub(crate) case: String,
@@ -97,10 +97,10 @@ pub(crate) struct Setup {
     guest: String,
     /// The guest kernel's command line.
     cmdline: String,
-    /// What the guest runs.
+    /// The command that the guest runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     command: Option<String>,
-    /// QEMU's command line in the peer, and the command line of the kernel around it.
+    /// For the peer: QEMU's command line, and that of the kernel around it.
     #[serde(skip_serializing_if = "Option::is_none")]
     peer_qemu: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -108,7 +108,8 @@ pub(crate) struct Setup {
 }
 
 impl Lab<'_> {
-    /// Runs it, again if the peer dies or hangs. Nothing if the process is told to end.
+    /// Measures a case; repeats the run if the peer dies or hangs. `None` if the process is told to
+    /// end.
     pub(crate) fn measure(&self, case: &Case, way: Way) -> Result<Option<Trial>> {
         trial(way.is_peer(), || {
             let (outcome, watch) = self.run(case, way)?;
@@ -145,7 +146,7 @@ impl Lab<'_> {
         })
     }
 
-    /// How the machines of all cases and ways are made that `is_meant`.
+    /// The setups of all cases and ways that `is_meant` selects.
     pub(crate) fn setups(&self, is_meant: impl Fn(&Case, Way) -> bool) -> Result<Vec<Setup>> {
         let all = CASES.iter().flat_map(|case| case.ways(true).map(move |way| (case, way)));
         all.filter(|(case, way)| is_meant(case, *way)).map(|(case, way)| self.setup(case, way)).collect()
@@ -219,7 +220,7 @@ fn has_rom(work: &Work) -> bool {
     matches!(work, Work::Linux(Linux { has_rom: true, .. }))
 }
 
-/// How long a machine may take, several times what it usually takes.
+/// The timeout of a machine: several times the time it usually takes.
 fn timeout(work: &Work, way: Way) -> Duration {
     let (quell, kvm) = match work {
         Work::Linux(linux) if linux.vcpus >= MANY => (300, 1200),
@@ -231,7 +232,7 @@ fn timeout(work: &Work, way: Way) -> Duration {
     Duration::from_secs(if way.is_peer() { kvm } else { quell })
 }
 
-/// How a machine ended that should not have.
+/// Describes the unexpected end of a machine.
 fn ended(end: End) -> String {
     match end {
         End::TimedOut => "it hung, and was ended".to_owned(),
@@ -243,7 +244,7 @@ fn ended(end: End) -> String {
     }
 }
 
-/// What is left of a machine that says why it ended.
+/// The last output of a machine, to show why it ended.
 fn last_words(outcome: &Outcome) -> String {
     let parts = [&outcome.console, &outcome.log, &outcome.qemu_messages];
     let parts = parts.into_iter().filter(|part| !part.trim().is_empty()).map(|part| tail(part));
@@ -260,7 +261,7 @@ mod tests {
         Ended::Died { how: "it hung".to_owned(), last_words: "help".to_owned() }
     }
 
-    /// A trial of machines that end like this, each after a second, and how many there were.
+    /// A trial of machines that end like this, each after a second, and the number of machines run.
     fn tried(is_peer: bool, ends: Vec<Ended>) -> (Option<Trial>, usize) {
         let (total, mut ends) = (ends.len(), ends.into_iter());
         let trial = trial(is_peer, || Ok((ends.next().expect("it tries too often"), SECOND)));

@@ -1,5 +1,5 @@
-//! `quell bench all`: Quell beside Linux KVM in the same emulated machine, on the same work, in one
-//! go.
+//! `quell bench all`: runs the same work on Quell and on Linux KVM in the same emulated machine, in
+//! one go.
 
 mod cases;
 mod machine;
@@ -30,11 +30,11 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use way::Way;
 
-/// Digits of a hash that tell images apart.
+/// The digits of a hash that are kept to tell images apart.
 const HASH_DIGITS: usize = 16;
 
-/// Measures what is still to be measured, prints, and judges. The status is 1 if a target is missed
-/// or a run failed.
+/// Makes the remaining measurements, prints the results and judges them. The status is 1 if a
+/// target is missed or a run failed.
 pub(crate) fn all(args: &AllArgs, signals: &Signals) -> Result<u8> {
     let cases = chosen(args)?;
     if args.list {
@@ -65,7 +65,7 @@ pub(crate) fn all(args: &AllArgs, signals: &Signals) -> Result<u8> {
     Ok(u8::from(!bench.judge(&cases, args.peer.is_some())))
 }
 
-/// The cases that are asked for.
+/// The requested cases.
 fn chosen(args: &AllArgs) -> Result<Vec<&'static Case>> {
     if let Some(unknown) = args.only.iter().find(|name| CASES.iter().all(|case| case.name != **name)) {
         let names: Vec<_> = CASES.iter().map(|case| case.name).collect();
@@ -78,12 +78,12 @@ fn chosen(args: &AllArgs) -> Result<Vec<&'static Case>> {
     Ok(CASES.iter().filter(is_asked_for).collect())
 }
 
-/// Where results are written.
+/// The file for the results.
 fn target(args: &AllArgs) -> Option<PathBuf> {
     args.json.clone().or_else(|| args.resume.clone())
 }
 
-/// What was measured before, if it may stand beside what is measured now; else an empty record.
+/// The earlier results, if new ones are comparable with them; else an empty record.
 fn begin(args: &AllArgs, lab: &Lab<'_>, steps: &[Step]) -> Result<Record> {
     let mut versions = owned(results::versions(Some(lab.stock.versions())));
     for (name, bytes) in [
@@ -130,14 +130,14 @@ fn digest(bytes: &[u8]) -> String {
     digits.chars().take(HASH_DIGITS).collect()
 }
 
-/// Renames a file of results whose place others take.
+/// Renames a file of results to make room for new ones.
 fn put_aside(path: &Path, why: &str) -> Result<()> {
     let old = path.with_added_extension("old");
     eprintln!("quell: {why}\nquell: they are in {} now, and everything is measured anew", old.display());
     fs::rename(path, &old).with_context(|| format!("cannot rename {}", path.display()))
 }
 
-/// A measurement that is under way.
+/// A measurement in progress.
 struct Bench<'a> {
     record: Record,
     lab: Lab<'a>,
@@ -145,7 +145,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Makes all runs that are not there yet; the signal that has ended it before.
+    /// Makes all remaining runs. Returns the signal that ended it early, if any.
     fn run(&mut self, steps: &[Step], signals: &Signals) -> Result<Option<i32>> {
         let has = |record: &Record, step: &Step| record.has(step.case, step.way, step.round);
         let due: Vec<_> = steps.iter().copied().filter(|step| !has(&self.record, step)).collect();
@@ -172,7 +172,7 @@ impl Bench<'_> {
         self.record.write(path)
     }
 
-    /// Prints everything about these cases; whether all went well and each target is met.
+    /// Prints everything about these cases. Returns whether no run failed and all targets are met.
     fn judge(&self, cases: &[&'static Case], with_peer: bool) -> bool {
         let ratios = if with_peer { self.record.ratios(cases) } else { Vec::new() };
         let is_asked_for = |run: &&Run| cases.iter().any(|case| case.name == run.case);

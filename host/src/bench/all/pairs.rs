@@ -1,4 +1,4 @@
-//! Quell's numbers beside its peer's: pair by pair, for the runs of a round stand side by side.
+//! Compares Quell's numbers with its peer's, pair by pair: the runs of a round belong together.
 
 use super::cases::{Case, Comparison};
 use super::record::Run;
@@ -6,7 +6,7 @@ use super::way::Way;
 use crate::results::Subject;
 use serde::Serialize;
 
-/// Middle and ends of some numbers.
+/// The median, minimum and maximum of some numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Spread {
     pub(crate) median: f64,
@@ -15,7 +15,7 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// Of at least one number; the median of an even count is the mean of the two in the middle.
+    /// Of at least one number; the median of an even count is the mean of the middle two.
     pub(crate) fn of(numbers: &[f64]) -> Option<Self> {
         let mut sorted = numbers.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -24,21 +24,21 @@ impl Spread {
         Some(Self { median, min, max })
     }
 
-    /// Whether ratios with this spread differ from 1 by less than among themselves. Twice as much
-    /// is as far from 1 as half, so it is about their logarithms.
+    /// Whether ratios with this spread differ from 1 by less than they differ among themselves.
+    /// Compares logarithms, because half and twice are equally far from 1.
     pub(crate) fn is_equal(self) -> bool {
         self.min < self.max && self.median.ln().abs() < (self.max / self.min).ln()
     }
 }
 
-/// What a comparison came to.
+/// The result of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Verdict {
     /// The target is met.
     Met,
     Missed,
-    /// There is no target, and Quell takes less, more, or as much within the spread.
+    /// There is no target; Quell takes less, more, or the same within the spread.
     Less,
     More,
     Equal,
@@ -63,7 +63,7 @@ pub(crate) struct Ratio {
     pub(crate) quell: Option<Spread>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) kvm: Option<Spread>,
-    /// The ratio in each round that has both, in their order.
+    /// The ratio in each round that has both, in order of rounds.
     pub(crate) pairs: Vec<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ratio: Option<Spread>,
@@ -111,7 +111,7 @@ fn ratio(case: &'static Case, comparison: &Comparison, runs: &[Run]) -> Ratio {
     }
 }
 
-/// Where a target allows no difference, equal is good enough.
+/// If the target is 1 or more, equal is good enough.
 fn verdict(ratio: Option<Spread>, equal: bool, target: Option<f64>) -> Verdict {
     match (ratio, target) {
         (None, _) => Verdict::Unmeasured,
@@ -124,7 +124,7 @@ fn verdict(ratio: Option<Spread>, equal: bool, target: Option<f64>) -> Verdict {
     }
 }
 
-/// The numbers of a case in one way by their rounds.
+/// The numbers of a case in one way, by round.
 pub(crate) fn series(case: &Case, way: Way, metric: &str, runs: &[Run]) -> Vec<(u32, f64)> {
     let runs = runs.iter().filter(|run| run.is_of(case, way));
     runs.filter_map(|run| Some((run.round, run.value(metric)?.value))).collect()
@@ -134,7 +134,7 @@ pub(crate) fn spread(numbers: &[(u32, f64)]) -> Option<Spread> {
     Spread::of(&numbers.iter().map(|(_, number)| *number).collect::<Vec<_>>())
 }
 
-/// Left by right in each round that has both.
+/// The ratio of left to right in each round that has both.
 fn pair(left: &[(u32, f64)], right: &[(u32, f64)]) -> Vec<f64> {
     let of_round = |round: u32| right.iter().find(|(other, _)| *other == round).map(|(_, number)| *number);
     let pairs = left.iter().filter_map(|(round, number)| Some((*number, of_round(*round)?)));

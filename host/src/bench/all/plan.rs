@@ -1,11 +1,11 @@
-//! In which order everything is run, and how long that takes.
+//! The order of all runs, and how long they take.
 
 use super::cases::{Case, Work};
 use super::record::{Record, Run};
 use super::way::Way;
 use std::time::Duration;
 
-/// A run that is to be made.
+/// A run to make.
 #[derive(Clone, Copy)]
 pub(crate) struct Step {
     pub(crate) case: &'static Case,
@@ -14,8 +14,8 @@ pub(crate) struct Step {
     pub(crate) round: u32,
 }
 
-/// All runs: in each round all cases, and of each case all ways one after the other, every second
-/// time backwards. So a change in the load of this computer meets all ways alike.
+/// All runs: in each round all cases, and of each case all ways one after the other, in reverse
+/// order every second time. So a change in the load of this computer affects all ways alike.
 pub(crate) fn plan(cases: &[&'static Case], runs: u32, with_peer: bool) -> Vec<Step> {
     let mut steps = Vec::new();
     for round in 1..=runs {
@@ -30,8 +30,8 @@ pub(crate) fn plan(cases: &[&'static Case], runs: u32, with_peer: bool) -> Vec<S
     steps
 }
 
-/// How long these steps are going to take: as long as runs of the same kind took, and without any
-/// as long as they usually do.
+/// Estimates the duration of these steps: that of runs of the same kind or, if there were none yet,
+/// the usual duration.
 pub(crate) fn remaining(steps: &[Step], record: &Record) -> Duration {
     let seconds = steps.iter().map(|step| {
         let is_same = |run: &&Run| run.is_of(step.case, step.way);
@@ -45,7 +45,7 @@ pub(crate) fn remaining(steps: &[Step], record: &Record) -> Duration {
     Duration::from_secs_f64(seconds.sum())
 }
 
-/// Seconds of a run on two cores that have nothing else to do.
+/// The seconds that a run takes on two otherwise idle cores.
 fn usual(work: &Work, way: Way) -> f64 {
     let (quell, kvm) = match work {
         Work::Linux(linux) if linux.vcpus > 16 => (20.0, 200.0),

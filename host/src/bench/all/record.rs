@@ -1,5 +1,5 @@
-//! The file of `quell bench all`: every run as it was measured, and what follows from them. It is
-//! written after each run, and read again to go on.
+//! The file of `quell bench all`: every run as it was measured, and the results computed from them.
+//! It is written after each run, and read again to continue.
 
 use super::cases::{CASES, Case};
 use super::machine::{Setup, Trial};
@@ -12,11 +12,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// Its name in the file.
+/// The name of the benchmark in the file.
 const BENCH: &str = "all";
-/// Units of what is measured.
+/// The units of all values.
 pub(super) const UNITS: [&str; 8] = ["s", "ms", "us", "ns", "count", "instructions", "cycles", "per second"];
-/// Of what is known of a machine: what its times depend on.
+/// The facts about a machine that its times depend on.
 const MACHINE_KEYS: [&str; 2] = ["cpu", "cpus"];
 
 /// Facts by name.
@@ -30,20 +30,20 @@ pub(crate) struct Run {
     pub(crate) way: String,
     /// Counted from 1. Runs of one round are compared with each other.
     pub(crate) round: u32,
-    /// When it was over (RFC 3339).
+    /// When it ended (RFC 3339).
     pub(crate) at: String,
-    /// Seconds that it took, those of machines that died included.
+    /// Its duration in seconds, including machines that died.
     pub(crate) wall: f64,
-    /// How machines ended that died or hung, so that the run was repeated.
+    /// How its machines ended that died or hung, so that the run was repeated.
     pub(crate) deaths: Vec<String>,
     /// Empty if it failed.
     pub(crate) values: Vec<Value>,
-    /// Why.
+    /// Why it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) failure: Option<String>,
 }
 
-/// A number of a run's.
+/// A number from a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Value {
     pub(crate) metric: String,
@@ -52,7 +52,7 @@ pub(crate) struct Value {
 }
 
 impl Run {
-    /// What was tried, as a run.
+    /// A trial as a run.
     pub(crate) fn new(case: &Case, way: Way, round: u32, at: String, trial: Trial) -> Self {
         let (values, failure) = match trial.numbers {
             Ok(numbers) => (numbers, None),
@@ -76,27 +76,27 @@ impl Run {
         }
     }
 
-    /// Whether it is one of this case's, in this way.
+    /// Whether it is a run of this case in this way.
     pub(crate) fn is_of(&self, case: &Case, way: Way) -> bool {
         self.case == case.name && self.subject == way.subject() && self.way == way.flushes()
     }
 
-    /// Its number of this name.
+    /// Its number with this name.
     pub(crate) fn value(&self, metric: &str) -> Option<&Value> {
         self.values.iter().find(|value| value.metric == metric)
     }
 }
 
-/// What decides about the numbers and is not a version.
+/// The settings that affect the numbers, apart from versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Settings {
-    /// Rounds of all cases that are not the same each time.
+    /// Rounds of all cases whose numbers vary.
     pub(crate) runs: u32,
     /// Rounds of each of thrash's threads.
     pub(crate) rounds: u32,
 }
 
-/// What was measured, and by what.
+/// The measurements, and how they were made.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub(crate) struct Record {
     bench: String,
@@ -114,7 +114,7 @@ struct Document<'a> {
     machine: &'a Facts,
     versions: &'a Facts,
     settings: Settings,
-    /// Machines of the peer's that died or hung.
+    /// The number of the peer's machines that died or hung.
     deaths: usize,
     setups: &'a [Setup],
     runs: &'a [Run],
@@ -123,12 +123,12 @@ struct Document<'a> {
 }
 
 impl Record {
-    /// Of nothing yet.
+    /// A record without runs.
     pub(crate) fn new(machine: Facts, versions: Facts, settings: Settings) -> Self {
         Self { bench: BENCH.to_owned(), machine, versions, settings, setups: Vec::new(), runs: Vec::new() }
     }
 
-    /// The one in a file.
+    /// Reads the record in a file.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         let record: Self = serde_json::from_str(&text).with_context(|| {
@@ -140,7 +140,7 @@ impl Record {
         Ok(record)
     }
 
-    /// What keeps the numbers of `kept` from standing beside new ones, one thing a line.
+    /// The reasons why the numbers of `kept` cannot be compared with new ones, one per line.
     pub(crate) fn differences(&self, kept: &Self) -> Vec<String> {
         let mut found = Vec::new();
         let machine = MACHINE_KEYS.map(str::to_owned);
@@ -169,12 +169,12 @@ impl Record {
         found
     }
 
-    /// Whether a run need not be made.
+    /// Whether a run was already made.
     pub(crate) fn has(&self, case: &Case, way: Way, round: u32) -> bool {
         self.runs.iter().any(|run| run.is_of(case, way) && run.round == round && run.failure.is_none())
     }
 
-    /// Adds a run, in the place of one that failed. The deaths of that one stay counted.
+    /// Adds a run, in place of one that failed. The deaths of the failed run remain counted.
     pub(crate) fn add(&mut self, mut run: Run) {
         let is_same = |other: &Run| {
             (&other.case, other.subject, &other.way, other.round)
@@ -188,7 +188,7 @@ impl Record {
         self.runs.push(run);
     }
 
-    /// Machines of the peer's that died or hung.
+    /// The number of the peer's machines that died or hung.
     pub(crate) fn deaths(&self) -> usize {
         self.runs.iter().map(|run| run.deaths.len()).sum()
     }
@@ -198,7 +198,8 @@ impl Record {
         cases.iter().flat_map(|case| pairs::ratios(case, &self.runs)).collect()
     }
 
-    /// The runs summed up, in the order of the table of cases, as all benchmarks have them.
+    /// The summary of the runs, in the order of the table of cases, in the format of all
+    /// benchmarks.
     fn rows(&self) -> Vec<Row> {
         let mut samples = Samples::default();
         for (case, way) in CASES.iter().flat_map(|case| case.ways.iter().map(move |way| (case, *way))) {
@@ -213,7 +214,7 @@ impl Record {
         samples.rows()
     }
 
-    /// Replaces the file. Whatever the peer has run is compared.
+    /// Replaces the file. Compares all cases that the peer has run.
     pub(crate) fn write(&self, path: &Path) -> Result<()> {
         let Self { bench, machine, versions, settings, setups, runs } = self;
         let peer_ran =
@@ -234,12 +235,12 @@ impl Record {
     }
 }
 
-/// The unit of this name.
+/// The unit with this name.
 fn known(unit: &str) -> Option<&'static str> {
     UNITS.into_iter().find(|known| *known == unit)
 }
 
-/// Facts with names of their own.
+/// Facts with owned names.
 pub(crate) fn owned(facts: BTreeMap<&'static str, String>) -> Facts {
     facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
@@ -274,7 +275,7 @@ pub(crate) mod tests {
         let mut record = record();
         record.add(run(&CASES[0], HYPERCALL, 1, Some(("userspace", 1.5))));
         record.add(run(&CASES[0], KVM_HYPERV, 1, Some(("userspace", 6.0))));
-        // A number that a reader of JSON may get wrong in its last bit.
+        // A number whose last bit a JSON parser may get wrong.
         record.add(run(&CASES[0], HYPERCALL, 2, Some(("userspace", 31.245270191439438))));
         record.write(&path).expect("writes");
         assert_eq!(Record::read(&path).expect("reads"), record);

@@ -1,4 +1,4 @@
-//! What people see of `quell bench all`: the progress, and the table at the end.
+//! The output of `quell bench all`: the progress, and the table at the end.
 
 use super::cases::Case;
 use super::pairs::{Ratio, Spread, Verdict, series, spread};
@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{self, IsTerminal};
 use std::time::Duration;
 
-/// A bar on the terminal, a line for each run elsewhere.
+/// A progress bar on a terminal, a line for each run elsewhere.
 pub(crate) struct Progress {
     bar: ProgressBar,
     is_terminal: bool,
@@ -18,7 +18,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Of so many runs, some of which were made before.
+    /// For `total` runs, some of which may have been made before.
     pub(crate) fn new(total: usize) -> Self {
         let is_terminal = io::stderr().is_terminal();
         let bar = if is_terminal { ProgressBar::new(total as u64) } else { ProgressBar::hidden() };
@@ -28,14 +28,14 @@ impl Progress {
         Self { bar, is_terminal, total }
     }
 
-    /// A run begins behind `done` others.
+    /// A run begins after `done` others.
     pub(crate) fn begin(&self, step: &Step, done: usize, remaining: Duration) {
         self.bar.set_position(done as u64);
         self.bar.set_prefix(format!("{} {}", step.case.name, step.way.title()));
         self.bar.set_message(format!("{} left", minutes(remaining)));
     }
 
-    /// A run is over: so many are now.
+    /// A run has ended; `done` runs have ended so far.
     pub(crate) fn end(&self, step: &Step, run: &Run, done: usize, remaining: Duration) {
         let line = line(step, run);
         if self.is_terminal {
@@ -52,7 +52,7 @@ impl Drop for Progress {
     }
 }
 
-/// What a run came to.
+/// The result of a run, as a line.
 fn line(step: &Step, run: &Run) -> String {
     let first = step.case.comparisons.first().and_then(|comparison| run.value(comparison.metric));
     let result = match (&run.failure, first) {
@@ -74,7 +74,7 @@ fn minutes(duration: Duration) -> String {
     }
 }
 
-/// A number with as many digits as are worth reading.
+/// A number with as many digits as are meaningful.
 fn number(value: f64, unit: &str) -> String {
     match unit {
         "instructions" | "count" | "cycles" => format!("{value:.0}"),
@@ -120,13 +120,13 @@ pub(crate) fn print_ratios(ratios: &[Ratio], cases: &[&'static Case], runs: &[Ru
     println!("{}", table(["", "quell", "kvm", "ratio", "at most", ""], rows));
 }
 
-/// What was measured, and how Quell's guest flushed where there are several ways.
+/// The metric, and how Quell's guest flushed if there are several ways.
 fn label(case: &Case, ratio: &Ratio) -> String {
     let way = if case.ways(false).count() > 1 { format!(", by {}", ratio.way) } else { String::new() };
     format!("{}: {}{way}", case.name, ratio.metric)
 }
 
-/// All ways of the peer's that a comparison is about, a line each, the best one marked.
+/// All the peer's ways that a comparison covers, a line each, the best one marked.
 fn peers(case: &Case, ratio: &Ratio, unit: &str, runs: &[Run]) -> String {
     let of = case.comparisons.iter().filter(|c| c.metric == ratio.metric && c.quell.flushes() == ratio.way);
     let lines = of.flat_map(|comparison| comparison.peers).map(|way| {
@@ -149,7 +149,7 @@ const fn word(ratio: &Ratio) -> &'static str {
     }
 }
 
-/// Prints Quell's numbers, where there is no peer.
+/// Prints Quell's numbers if there is no peer.
 pub(crate) fn print_alone(cases: &[&'static Case], runs: &[Run]) {
     let mut rows = Vec::new();
     for (case, way) in cases.iter().flat_map(|case| case.ways(false).map(move |way| (case, way))) {
@@ -168,7 +168,7 @@ pub(crate) fn print_alone(cases: &[&'static Case], runs: &[Run]) {
     println!("{}", table(["", "quell"], rows));
 }
 
-/// Says which of the peer's machines died, and what failed.
+/// Prints which of the peer's machines died, and which runs failed.
 pub(crate) fn print_failures(runs: &[Run]) {
     for way in Way::ALL {
         let of_way = runs.iter().filter(|run| run.subject == way.subject() && run.way == way.flushes());

@@ -1,4 +1,4 @@
-//! What a machine's reports come to.
+//! Collects the numbers from a machine's reports.
 
 use super::cases::{CYCLES, INSTRUCTIONS, Linux, Metric, SECONDS, USERSPACE, Work};
 use super::way::{Logged, Way};
@@ -8,7 +8,7 @@ use crate::machine::process::Flow;
 use serde_json::Value;
 use std::time::Duration;
 
-/// A number, and what it is of.
+/// A number and its name.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Number {
     pub(crate) metric: String,
@@ -20,13 +20,13 @@ pub(crate) struct Number {
 pub(crate) struct Watch<'a> {
     work: &'a Work,
     way: Way,
-    /// When the guest's machine was started, by the clock of the machine around.
+    /// When the guest's machine was started, by the clock of the outer machine.
     started: Option<Duration>,
     numbers: Vec<Number>,
     logged: Option<Logged>,
-    /// The status of the guest's command, or 0 for a bare guest that has done all.
+    /// The status of the guest's command, or 0 for a bare guest that has finished.
     status: Option<u64>,
-    /// The guest says that something is wrong.
+    /// An error that the guest has reported.
     wrong: Option<String>,
 }
 
@@ -37,8 +37,8 @@ impl<'a> Watch<'a> {
         Self { work, way, started, numbers: Vec::new(), logged: None, status: None, wrong: None }
     }
 
-    /// Takes in a report that came so long after the machine's start. There is no more to see when
-    /// the guest is done: neither it nor the kernel around it need to be switched off.
+    /// Handles a report that arrived `elapsed` after the machine's start. Stops as soon as the
+    /// guest is done: neither it nor the kernel around it needs to be switched off.
     pub(crate) fn take(&mut self, report: &Value, elapsed: Duration) -> Flow {
         let event = report["event"].as_str().unwrap_or_default();
         let Some(started) = self.started else {
@@ -89,12 +89,12 @@ impl<'a> Watch<'a> {
         self.numbers.push(Number { metric, unit, value });
     }
 
-    /// Whether the guest came to its end, whatever that was.
+    /// Whether the guest has finished, whatever the result.
     pub(crate) const fn is_over(&self) -> bool {
         self.status.is_some() || self.wrong.is_some()
     }
 
-    /// What was measured; or what was wrong, with a guest that came to its end.
+    /// The numbers; or the error, if the guest finished with one.
     pub(crate) fn result(self) -> Result<Vec<Number>, String> {
         if let Some(wrong) = self.wrong {
             return Err(format!("the guest says: {wrong}"));
@@ -127,7 +127,7 @@ impl<'a> Watch<'a> {
 }
 
 impl Metric {
-    /// Whether the report has it.
+    /// Whether the report contains the number.
     fn is_in(&self, event: &str, report: &Value) -> bool {
         self.event == event && self.of.is_none_or(|(field, value)| report[field] == value)
     }

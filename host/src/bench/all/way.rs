@@ -4,7 +4,7 @@ use crate::guest::peer::Flushes;
 use crate::results::Subject;
 use hostlink::config::FlushMode;
 
-/// A hypervisor, and how its guest flushes.
+/// A hypervisor, and the way in which its guest flushes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     Quell(FlushMode),
@@ -18,10 +18,10 @@ pub(crate) const KVM_IPI: Way = Way::Kvm(Flushes::Ipi);
 pub(crate) const KVM_PARAVIRTUAL: Way = Way::Kvm(Flushes::Paravirtual);
 
 impl Way {
-    /// All of them, in an order in which Quell and its peer take turns.
+    /// All ways, ordered so that Quell and its peer take turns.
     pub(crate) const ALL: [Self; 5] = [HYPERCALL, KVM_HYPERV, IPI, KVM_IPI, KVM_PARAVIRTUAL];
 
-    /// Whose it is.
+    /// The hypervisor.
     pub(crate) const fn subject(self) -> Subject {
         match self {
             Self::Quell(_) => Subject::Quell,
@@ -29,12 +29,12 @@ impl Way {
         }
     }
 
-    /// Whether it is the peer's.
+    /// Whether the hypervisor is the peer.
     pub(crate) const fn is_peer(self) -> bool {
         matches!(self, Self::Kvm(_))
     }
 
-    /// The flushes, in results.
+    /// The name of the guest's way to flush, in results.
     pub(crate) const fn flushes(self) -> &'static str {
         match self {
             Self::Quell(FlushMode::Hypercall) => "hypercall",
@@ -43,13 +43,13 @@ impl Way {
         }
     }
 
-    /// Both, for people.
+    /// The name of both, for people.
     pub(crate) fn title(self) -> String {
         format!("{} {}", self.subject().name(), self.flushes())
     }
 
-    /// Whether a Linux guest's log has to say that it flushes by Hyper-V's hypercalls, and that it
-    /// does by KVM's interface.
+    /// Whether a Linux guest's log must say that it flushes by Hyper-V's hypercalls, and whether it
+    /// must say that it flushes by KVM's interface.
     pub(crate) const fn logged(self) -> Logged {
         match self {
             Self::Quell(FlushMode::Hypercall) | Self::Kvm(Flushes::HyperV) => {
@@ -61,7 +61,7 @@ impl Way {
     }
 }
 
-/// What a Linux guest's log says of its flushes.
+/// The messages in a Linux guest's log about its flushes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Logged {
     pub(crate) hyperv: bool,

@@ -1,5 +1,5 @@
-//! What a machine says of itself to other processes of the same user: a small file in the private
-//! directory, for `./quell top`.
+//! A machine's notice to other processes of the same user: a small file in the private directory,
+//! for `./quell top`.
 
 use super::PART_SUFFIX;
 use crate::arch::Arch;
@@ -15,17 +15,17 @@ use std::path::Path;
 use std::process;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Longest notice that is read.
+/// The size of the longest notice that is read.
 const BYTES_MAX: u64 = 64 << 10;
-/// Longest title that is kept.
+/// The length of the longest title that is kept.
 const TITLE_CHARS_MAX: usize = 200;
 
-/// Where a machine's counters are.
+/// The location of a machine's counters.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Notice {
-    /// The process that has its memory.
+    /// The process that holds its memory.
     pid: u32,
-    /// What it was started by: the words of the command line.
+    /// The command line that started it.
     pub(crate) title: String,
     /// Name of its architecture.
     pub(crate) arch: String,
@@ -34,13 +34,12 @@ pub(crate) struct Notice {
     /// Physical address of the beacon.
     pub(crate) beacon: u64,
     ram: Whereabouts,
-    /// Names of the counters in their order, lest one be taken for another by a tool of another
-    /// version.
+    /// Names of the counters in order, so that a tool of another version cannot confuse them.
     counters: Vec<String>,
 }
 
 impl Notice {
-    /// That of a machine that this process starts.
+    /// The notice of a machine that this process starts.
     pub(crate) fn new(arch: Arch, ram: &Ram, beacon: u64) -> Result<Self> {
         Ok(Self {
             pid: process::id(),
@@ -53,20 +52,20 @@ impl Notice {
         })
     }
 
-    /// How long ago the machine was started.
+    /// The time since the machine's start.
     pub(crate) fn uptime(&self) -> Duration {
         Duration::from_millis(now_ms().saturating_sub(self.started_ms))
     }
 
-    /// The machine's memory, for reading.
+    /// Opens the machine's memory for reading.
     pub(crate) fn open_ram(&self) -> Result<Ram> {
         Ram::open(self.pid, &self.ram)
     }
 
-    /// Puts it into a file, which a reader sees as a whole or not at all.
+    /// Writes it to a file. A reader sees either all of it or no file.
     pub(super) fn write(&self, path: &Path) -> Result<()> {
         let part = path.with_extension(PART_SUFFIX);
-        // A process of the same number may have left one.
+        // A process with the same ID may have left one.
         let _ = fs::remove_file(&part);
         let written = || -> std::io::Result<()> {
             let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&part)?;
@@ -76,7 +75,7 @@ impl Notice {
         written().with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Reads the one in a file of this user's; `None` if there is no file.
+    /// Reads the notice in a file of this user; `None` if there is no file.
     pub(super) fn read(path: &Path, uid: u32) -> Result<Option<Self>> {
         let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
         let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
@@ -97,7 +96,7 @@ impl Notice {
     }
 }
 
-/// The words of a command line in one line.
+/// The words of a command line, as one line.
 fn title(words: impl Iterator<Item = String>) -> String {
     let joined = words.collect::<Vec<_>>().join(" ");
     let line = joined.chars().map(|char| if char.is_control() { ' ' } else { char });

@@ -31,27 +31,27 @@ macro_rules! boots_on_two_cpus {
 pub(super) const ROWS: &[Case] = &[
     hostile(
         "u1_compare_values",
-        "timers that are set to the end of time do not stop the machine",
+        "timers set to the end of time do not stop the machine",
         "u1_compare_values",
         (2, 1),
     )
     .on(MAX),
     hostile(
         "u4_maintenance",
-        "a guest goes on while interrupts of a closed group wait for list registers",
+        "a guest continues while interrupts of a disabled group wait for list registers",
         "u4_maintenance",
         (1, 1),
     )
     .on(MAX),
     typed(
         "u6_reset_without_forced_write_back",
-        "a guest comes up again whose memory is cleaned out of the caches in pieces",
+        "a guest whose memory is cleaned from the caches in pieces comes up again",
         &["reboot\n", "poweroff\n"],
     )
     .on(Platform::Aarch64(ArmCpu::CortexA72)),
     ended(
         "u7_arm_guest_without_tables",
-        "a guest whose access finds no page for a nested page table ends, with a status of its own",
+        "a guest ends with a separate status if there is no page for a nested page table",
         "alive",
         (2, 1),
         ExitCode::GuestOutOfTables,
@@ -60,21 +60,21 @@ pub(super) const ROWS: &[Case] = &[
     .on(MAX),
     hostile(
         "u8_registers_are_own",
-        "what a vCPU writes to a register no other vCPU on its CPU reads",
+        "no vCPU reads a value that another one on its CPU wrote to a register",
         "u8_registers_are_own",
         (4, 1),
     )
     .on(MAX),
     hostile(
         "u9_stopped_timer",
-        "a timer that is stopped while its interrupt pends does not interrupt",
+        "a timer that is stopped while its interrupt is pending does not interrupt",
         "u9_stopped_timer",
         (1, 1),
     )
     .on(MAX),
     stock(
         "u15_arm_late_processor",
-        "a CPU that is given up, and comes late, gets no vCPUs",
+        "a CPU that starts after it was given up gets no vCPUs",
         (8, 4),
         FlushMode::Hypercall,
         "test $(nproc) = 8",
@@ -84,7 +84,7 @@ pub(super) const ROWS: &[Case] = &[
     .on(MAX),
     stock(
         "u18_flood_on_arm",
-        "nor is it where the guest's reports come on its console",
+        "nor is it if the guest's reports arrive on its console",
         (1, 1),
         FlushMode::Hypercall,
         FLOOD,
@@ -107,14 +107,14 @@ pub(super) const ROWS: &[Case] = &[
     .on(MAX),
     hostile(
         "u26_device_accesses",
-        "registers of devices are accessed by pairs and with write-back",
+        "device registers are accessed in pairs and with write-back",
         "u26_device_accesses",
         (1, 1),
     )
     .on(MAX),
     tool(
         "u30_64_vcpus_on_two_cpus",
-        "many vCPUs that wait for one lock leave the CPU to whose turn it is",
+        "many vCPUs that wait for one lock leave the CPU to the next owner",
         boots_on_two_cpus!("64", "300"),
         TestFile::None,
         (7, ""),
@@ -130,7 +130,7 @@ pub(super) const ROWS: &[Case] = &[
     .on(MAX),
     tool(
         "u30_255_vcpus_on_two_cpus",
-        "as many vCPUs as there may be reach userspace",
+        "the maximum number of vCPUs reaches userspace",
         boots_on_two_cpus!("255", "600"),
         TestFile::None,
         (7, ""),

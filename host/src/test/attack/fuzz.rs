@@ -25,7 +25,7 @@ pub(super) const ROWS: &[Case] = &[
         .on(Platform::Aarch64(ArmCpu::Max)),
     hostile(
         "open_state_is_in_the_table",
-        "each MSR, port and leaf of CPUID is one that the table names, or is not there; none is another vCPU's",
+        "each MSR, port and CPUID leaf is in the table or absent, and none belongs to another vCPU",
         "walk",
         (2, 1),
     ),

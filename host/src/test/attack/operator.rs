@@ -56,7 +56,7 @@ pub(super) const ROWS: &[Case] = &[
     uses_memory("u10_arm_guest_of_5g", "memory above 4 GiB on Arm64", FIVE, 5 * GIB).on(MAX),
     tool(
         "o1_the_usual_image_refuses_to_make_mistakes",
-        "flushes without kicks are a defect of the image that is built for that",
+        "flushes without kicks are a defect that only a special image has",
         &["run", "--set", "defect=no-kick", "--exec", "true"],
         TestFile::None,
         (66, "this image has no defects"),

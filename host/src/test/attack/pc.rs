@@ -31,13 +31,13 @@ pub(super) const ROWS: &[Case] = &[
     ),
     probe(
         "u5_crash_reports",
-        "a guest that reports crashes all the time does not flood the log",
+        "a guest that constantly reports crashes does not flood the log",
         "u5_crash_reports",
         ProbeEnd::Passed,
     ),
     case(
         "u6_requests_during_resets",
-        "requests from outside are served while the memory of a guest that is reset all the time is zeroed",
+        "outside requests are served while a guest is constantly reset and its memory zeroed",
         Body::Siege(Siege {
             test: "u6_reset_storm",
             vcpus: 1,
@@ -48,7 +48,7 @@ pub(super) const ROWS: &[Case] = &[
     ),
     ended(
         "u7_guest_without_tables",
-        "a guest whose access finds no page for a nested page table ends, with a status of its own",
+        "a guest ends with a separate status if there is no page for a nested page table",
         "alive",
         (2, 1),
         ExitCode::GuestOutOfTables,
@@ -56,13 +56,13 @@ pub(super) const ROWS: &[Case] = &[
     .with(&["nested_page=4K", "tables=4"]),
     probe(
         "u12_debug_registers_by_their_other_names",
-        "a breakpoint that is turned on by DR5 is the vCPU's own",
+        "a breakpoint enabled through DR5 affects only its own vCPU",
         "u12_debug_names",
         ProbeEnd::SharedPassed,
     ),
     probe(
         "u13_idt_in_nothing",
-        "an exception whose descriptor is no memory ends in a shutdown of the guest",
+        "an exception whose descriptor is not in memory shuts the guest down",
         "u13_idt_in_nothing",
         ProbeEnd::TripleFault,
     ),
@@ -77,7 +77,7 @@ pub(super) const ROWS: &[Case] = &[
     .with(&["defect=late-cpu"]),
     stock(
         "u18_flood",
-        "what a guest says is kept within bounds, and what it says in the hypervisor's name is not believed",
+        "the guest's output is limited, and lines that imitate the hypervisor are not believed",
         (1, 1),
         FlushMode::Hypercall,
         FLOOD,
@@ -85,7 +85,7 @@ pub(super) const ROWS: &[Case] = &[
     ),
     case(
         "u20_linux_6_12_under_load",
-        "a kernel that uses CMPXCHG16B lasts where the emulator gets that wrong",
+        "a kernel that uses CMPXCHG16B survives an emulator that gets it wrong",
         Body::Newer(Stock {
             vcpus: 8,
             cpus: 2,
@@ -96,13 +96,13 @@ pub(super) const ROWS: &[Case] = &[
     ),
     probe(
         "u23_second_nmi",
-        "of two NMIs that find a vCPU without a CPU none is lost",
+        "neither of two NMIs for a vCPU without a CPU is lost",
         "u23_second_nmi",
         ProbeEnd::SharedPassed,
     ),
     stock(
         "u26_linux_in_xapic_mode",
-        "a kernel that keeps away from x2APIC mode starts its processors and works",
+        "a kernel that avoids x2APIC mode starts its processors and works",
         (4, 2),
         FlushMode::Ipi,
         "test \"$(nproc)\" = 4 && dmesg | grep -q 'Hyper-V: Using enlightened APIC (xapic mode)' && \
@@ -112,7 +112,7 @@ pub(super) const ROWS: &[Case] = &[
     .told("nox2apic"),
     stock(
         "u26_linux_by_the_interval_timer",
-        "a kernel that knows no hypervisor finds out by the interval timer how fast its clock is, and works in xAPIC mode",
+        "a kernel that knows no hypervisor calibrates its clock with the interval timer, and works in xAPIC mode",
         (4, 1),
         FlushMode::Ipi,
         "test \"$(nproc)\" = 4 && ! dmesg | grep -q Hyper-V && \

@@ -29,7 +29,7 @@ pub(super) const ROWS: &[Case] = &[
     ),
     on_ten!(
         "u29_checks_on_qemu_10",
-        "tlbcheck finds nothing wrong there",
+        "tlbcheck finds no error there",
         ["check", "--cpus", "2", "--vcpus", "8", "--timeout", "120"],
         0,
     ),
@@ -41,13 +41,13 @@ pub(super) const ROWS: &[Case] = &[
     ),
     on_ten!(
         "u29_wrong_things_on_qemu_10",
-        "what a guest can do wrong comes to what the manuals say, though the emulator asks later",
+        "guest errors have the results that the manuals specify, though the emulator checks later",
         ["test", "--filter", "probe_all"],
         0,
     ),
     on_ten!(
         "u29_no_el2_on_qemu_10",
-        "a machine without EL2 is refused there, too, where accesses have to be aligned while the MMU is off",
+        "a machine without EL2 is refused there, too, where accesses with the MMU off must be aligned",
         ["test", "--filter", "arm_without_el2"],
         0,
     ),

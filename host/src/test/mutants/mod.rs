@@ -54,7 +54,7 @@ struct Area {
 const AREAS: [Area; 2] = [
     Area {
         name: "mutants-coherence",
-        about: "every spoilt expression of the flush engine fails a test",
+        about: "every mutated expression of the flush engine fails a test",
         package: "quell-coherence",
         directory: "crates/coherence/",
     },

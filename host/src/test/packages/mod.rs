@@ -29,13 +29,13 @@ pub(super) const ROWS: [Case; 3] = [
     ),
     case(
         "packages_build_with_the_rust_they_name",
-        "each crate builds with the oldest compiler that it says is enough",
+        "each crate builds with the oldest compiler that it claims to support",
         Body::Own(build_with_the_rust_they_name),
     )
     .only_long(),
     case(
         "packages_break_nobody_without_a_new_version",
-        "what a crate offers is compatible with what it offered when it got its version",
+        "each crate's public API is compatible with the one that its version was released with",
         Body::Own(break_nobody),
     )
     .only_long(),

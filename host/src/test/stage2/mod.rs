@@ -109,10 +109,10 @@ impl Sequence {
 pub(super) const ROWS: [Case; 18] = [
     watch(
         "p19_memory_that_goes_is_gone_on_max",
-        "all vCPUs notice, and see zeroes when other memory comes",
+        "all vCPUs notice, and see zeroes when other memory is added",
         false,
     ),
-    watch("p19_memory_that_goes_is_gone_on_neoverse_n1", "so they do on a neoverse-n1", false).on(N1),
+    watch("p19_memory_that_goes_is_gone_on_neoverse_n1", "and on a neoverse-n1", false).on(N1),
     watch("p19_memory_that_goes_is_gone_on_cortex_a72", "and on a cortex-a72", false).on(A72),
     watch("p19_memory_that_goes_is_gone_whole", "and where all that the VMID tags is dropped", false)
         .with(&["stage2_unmap=whole"]),
@@ -145,13 +145,13 @@ pub(super) const ROWS: [Case; 18] = [
         .with(&["defect=stage2-no-combined"]),
     case(
         "a3_arrivals_drop",
-        "each arrival of another vCPU on a CPU drops what that holds",
+        "each arrival of another vCPU on a CPU flushes that CPU's translations",
         Body::Stage2(Test::Arrivals),
     )
     .on(MAX),
     stock(
         "a3_missing_arrival_flush_is_audited",
-        "and the auditor sees it if none does",
+        "and the auditor detects a missing flush",
         (4, 2),
         FlushMode::Hypercall,
         STALE,
@@ -161,7 +161,7 @@ pub(super) const ROWS: [Case; 18] = [
     .with(&["defect=no-arrival-flush"]),
     stock(
         "a4_nothing_stale_while_generations_roll_over",
-        "other machines take VMIDs all the time, of which there are three",
+        "other machines constantly take VMIDs, of which there are three",
         (4, 2),
         FlushMode::Hypercall,
         STALE,
@@ -171,7 +171,7 @@ pub(super) const ROWS: [Case; 18] = [
     .on(MAX),
     super::cases::tool(
         "arm_foreign_defect_is_refused",
-        "a defect of flush hypercalls is none that the hypervisor for Arm could make",
+        "the hypervisor for Arm refuses a defect of flush hypercalls",
         &["check", "--arch", "aarch64", "--on", "quell", "--defect", "ring3"],
         super::cases::TestFile::None,
         (1, "architecture"),

@@ -1,5 +1,5 @@
-//! Draws the state. What does not fit is left out: rows and columns are scrolled, waits are shown
-//! by larger steps, or not at all.
+//! Draws the state. If something does not fit, rows and columns are scrolled, and waits are shown
+//! in larger steps or left out.
 
 use super::app::{App, Life};
 use super::help;
@@ -12,29 +12,29 @@ use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{Bar, BarChart, BarGroup, Cell, Paragraph, Row, Table};
 use std::time::Duration;
 
-/// Width of a column, but for the first, and of what is between two.
+/// Width of each column except the first, and of the gap between two.
 const COLUMN_WIDTH: u16 = 5;
 const FIRST_WIDTH: u16 = 4;
 const GAP: u16 = 1;
-/// Height of the waits with title and labels, and of the least screen that shows them.
+/// Height of the waits with title and labels, and of the smallest screen that shows them.
 const WAITS_HEIGHT: u16 = 7;
 const HEIGHT_FOR_WAITS: u16 = 18;
-/// Height of the least screen that shows what the machine was started by.
+/// Height of the smallest screen that shows the command that started the machine.
 const HEIGHT_FOR_TITLE: u16 = 20;
 /// Width of a bar.
 const BAR_WIDTH: u16 = 4;
-/// Rows of the table that are no vCPU's: headings and sums.
+/// Rows of the table above those of vCPUs: headings and sums.
 const ROWS_ABOVE: u16 = 2;
-/// Steal time in percent that is shown as a lot.
+/// The steal time, in percent, from which it is highlighted.
 const STEAL_IS_MUCH: f64 = 50.0;
 
-/// How things look.
+/// The styles.
 pub(super) struct Theme {
     has_colours: bool,
 }
 
 impl Theme {
-    /// With colours, or without.
+    /// A theme with or without colours.
     pub(super) const fn new(has_colours: bool) -> Self {
         Self { has_colours }
     }
@@ -43,12 +43,12 @@ impl Theme {
         if self.has_colours { style.fg(colour) } else { style }
     }
 
-    /// Of the column that rows are sorted by.
+    /// For the column that rows are sorted by.
     fn sorted(&self) -> Style {
         self.colour(Style::new().add_modifier(Modifier::BOLD | Modifier::UNDERLINED), Color::Cyan)
     }
 
-    /// Of what deserves a look.
+    /// For anything that deserves attention.
     fn notable(&self) -> Style {
         self.colour(Style::new().bold(), Color::Yellow)
     }
@@ -90,12 +90,12 @@ fn parts(area: Rect) -> Parts {
     Parts { header, table, waits, footer }
 }
 
-/// How many rows of vCPUs a screen shows.
+/// The number of vCPU rows that a screen shows.
 pub(super) fn rows(area: Rect) -> usize {
     parts(area).table.height.saturating_sub(ROWS_ABOVE).into()
 }
 
-/// Draws it.
+/// Draws the screen.
 pub(super) fn draw(frame: &mut Frame<'_>, app: &App, theme: &Theme) {
     let parts = parts(frame.area());
     frame.render_widget(Paragraph::new(header(app, theme)), parts.header);
@@ -112,7 +112,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, app: &App, theme: &Theme) {
     }
 }
 
-/// Why there is no table.
+/// The reason why there is no table.
 fn absence(app: &App) -> String {
     match (&app.trouble, app.life) {
         (Some(trouble), _) => trouble.clone(),
@@ -122,7 +122,7 @@ fn absence(app: &App) -> String {
     }
 }
 
-/// A time as hours, minutes and seconds.
+/// Formats a time as hours, minutes and seconds.
 pub(super) fn clock(time: Duration) -> String {
     let seconds = time.as_secs();
     format!("{}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60)
@@ -154,7 +154,7 @@ fn header(app: &App, theme: &Theme) -> Vec<Line<'static>> {
     });
     let title = app.source().map_or_else(String::new, |source| source.notice().title.clone());
     let third = match &app.trouble {
-        // Without figures it is said in their place.
+        // Without figures it is shown in their place.
         Some(trouble) if app.rates.is_some() => Line::styled(trouble.clone(), theme.notable()),
         _ if app.names().len() > 1 => Line::from(format!("running: {}", app.names().join(" "))).dim(),
         _ => Line::from(title).dim(),
@@ -180,12 +180,12 @@ fn footer(app: &App) -> Line<'static> {
     Line::from_iter(keys.into_iter().flat_map(key))
 }
 
-/// The columns that fit beside the first one, the one that is sorted by among them.
+/// The columns that fit beside the first one, including the one that rows are sorted by.
 fn visible(width: u16, sort: usize) -> std::ops::Range<usize> {
     let others = COLUMNS.len() - 1;
     let fit_in = |width: u16| usize::from(width / (COLUMN_WIDTH + GAP));
     let left = width.saturating_sub(FIRST_WIDTH);
-    // Where columns are hidden, the mark that says so has a place behind the last one.
+    // If columns are hidden, room is reserved behind the last one for the mark that says so.
     let fit = if fit_in(left) >= others { others } else { fit_in(left.saturating_sub(1)) };
     let begin = (sort + 1).saturating_sub(fit).max(1);
     begin..begin + fit
@@ -220,7 +220,7 @@ fn draw_table(frame: &mut Frame<'_>, area: Rect, app: &App, rates: &Rates, theme
     mark_hidden(frame, area, &shown);
 }
 
-/// Shows at the headings that there are columns further left or right.
+/// Marks in the headings that there are columns further left or right.
 fn mark_hidden(frame: &mut Frame<'_>, area: Rect, shown: &std::ops::Range<usize>) {
     let mut mark = |offset: u16, text: &str| {
         if offset < area.width && area.height > 0 {
@@ -240,7 +240,7 @@ fn cell(text: String, style: Style) -> Cell<'static> {
     Cell::from(Text::from(text).right_aligned()).style(style)
 }
 
-/// A figure: nothing is hardly to be seen, and much steal time is.
+/// A figure: zero is dimmed, and a high steal time is highlighted.
 fn figure(value: f64, column: &Column, theme: &Theme) -> Cell<'static> {
     let style = match value {
         _ if value <= 0.0 => Style::new().dim(),
@@ -250,13 +250,14 @@ fn figure(value: f64, column: &Column, theme: &Theme) -> Cell<'static> {
     cell(if value <= 0.0 { "·".to_owned() } else { short(value) }, style)
 }
 
-/// How many of the hypervisor's steps of a wait are one bar, so that all bars fit.
+/// The number of the hypervisor's wait steps per bar, so that all bars fit.
 fn waits_in_one(width: u16) -> Option<usize> {
     let bars = |in_one: usize| u16::try_from(Counter::WAITS.len() / in_one).unwrap_or(u16::MAX);
     [1, 2, 4].into_iter().find(|&in_one| bars(in_one) * (BAR_WIDTH + GAP) - GAP <= width)
 }
 
-/// The longest wait of the step with this number: `4µ`, `16m`; `None` for the last, which has none.
+/// The longest wait of the step with this number: `4µ`, `16m`; `None` for the last, which has no
+/// limit.
 pub(super) fn longest(step: usize) -> Option<String> {
     match step {
         0..10 => Some(format!("{}µ", 1 << step)),
@@ -278,7 +279,7 @@ fn draw_waits(frame: &mut Frame<'_>, area: Rect, app: &App, theme: &Theme) {
         .map(|(index, counts)| {
             let count: u64 = counts.iter().sum();
             let last = (index + 1) * in_one - 1;
-            // The last one has no end: it is named after where it begins.
+            // The last one has no upper limit: it is named after its lower limit.
             let label = longest(last)
                 .unwrap_or_else(|| format!(">{}", longest(index * in_one - 1).unwrap_or_default()));
             let value = if count == 0 { String::new() } else { short_count(count) };

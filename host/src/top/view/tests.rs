@@ -1,4 +1,4 @@
-//! What is drawn, on screens that are buffers.
+//! The drawing, on screens that are buffers.
 
 use super::*;
 use crate::top::rates::tests::rates;
@@ -91,7 +91,7 @@ fn sizes_of_any_kind_are_drawn() {
     let (_machine, mut app) = watched();
     let machine = Made::new(1);
     let mut empty = App::new(machine.found.clone());
-    // What the help covers is drawn as well.
+    // The content behind the help is drawn as well.
     (app.has_help, empty.has_help) = (true, true);
     for width in (0..12).chain([18, 19, 38, 39, 40, 53, 77, 78, 79, 93, 94, 200]) {
         for height in [0, 1, 2, 3, 4, 5, 6, 7, 10, 17, 18, 19, 20, 24, 30] {

@@ -1,15 +1,16 @@
-//! What each CPU did when, and which flush reached which vCPU, from the records of a trace.
+//! Computes timelines from the records of a trace: each CPU's activity, and each flush's targets.
 //!
-//! Every moment of a CPU is in one span: in the guest, in the hypervisor, or idle. A flush that a
-//! vCPU asks for is between its `FlushAsked` and its `FlushDone`; the kicks in between are its own.
-//! The target of a kick has answered at its first exit after it. A vCPU that is named, and whose
-//! CPU was not kicked, takes the flush later, before it enters the guest: the flush was deferred.
+//! Each moment of a CPU belongs to one span: in the guest, in the hypervisor, or idle. A flush that
+//! a vCPU requests lasts from its `FlushAsked` to its `FlushDone`; the kicks in between belong to
+//! it. The target of a kick has answered at its first exit after the kick. A vCPU that is named,
+//! and whose CPU was not kicked, carries out the flush later, before it enters the guest: the flush
+//! was deferred.
 
 use super::collect::{Collected, CpuRecords};
 use hostlink::counters::Counter;
 use hostlink::trace::{Event, NO_VCPU, Record};
 
-/// What a CPU does.
+/// The activity of a CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Doing {
     /// It runs guest code of a vCPU.
@@ -23,7 +24,7 @@ pub(crate) enum Doing {
 /// Why a CPU is in the hypervisor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Why {
-    /// An exit, counted as this.
+    /// An exit, counted by this counter.
     Exit(Counter),
     /// An entry was cancelled, because an event or a flush request was pending.
     Cancelled,
@@ -32,7 +33,7 @@ pub(crate) enum Why {
 }
 
 impl Why {
-    /// Its name in pictures.
+    /// Its name in views.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Exit(counter) => counter.name(),
@@ -42,7 +43,7 @@ impl Why {
     }
 }
 
-/// A stretch of time in which a CPU does one thing. Times are in nanoseconds.
+/// A period in which a CPU does one thing. Times are in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     pub(crate) start: u64,
@@ -50,7 +51,7 @@ pub(crate) struct Span {
     pub(crate) doing: Doing,
 }
 
-/// A CPU that a flush has kicked.
+/// A CPU that a flush kicked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Kicked {
     pub(crate) cpu: u32,
@@ -61,7 +62,7 @@ pub(crate) struct Kicked {
     pub(crate) exit: Option<u64>,
 }
 
-/// A vCPU that has carried out requests that were pending.
+/// A vCPU that carried out its pending requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Taken {
     pub(crate) vcpu: u16,
@@ -69,7 +70,7 @@ pub(crate) struct Taken {
     pub(crate) at: u64,
     /// Whether it dropped all translations of its address space tag.
     pub(crate) whole: bool,
-    /// Pages that it dropped otherwise.
+    /// Otherwise, the number of pages that it dropped.
     pub(crate) pages: u64,
 }
 
@@ -78,21 +79,21 @@ pub(crate) struct Taken {
 pub(crate) struct Flush {
     /// The CPU of its initiator.
     pub(crate) cpu: u32,
-    /// The initiator; `None` for a flush of everything that nested tables translate.
+    /// The initiator; `None` for a flush of all nested translations.
     pub(crate) vcpu: Option<u16>,
     pub(crate) start: u64,
     pub(crate) end: u64,
-    /// The vCPUs that are named.
+    /// The vCPUs that it names.
     pub(crate) named: Vec<u16>,
     /// Elements of the list; 0 if everything is flushed.
     pub(crate) elements: u64,
-    /// Targets that were asked, and of these those that were not in guest mode.
+    /// The number of targets, and of these, those that were not in guest mode.
     pub(crate) targets: u32,
     pub(crate) deferred_count: u32,
-    /// Of the others, those whose kick another flush had sent.
+    /// Of the others, those that another flush had kicked.
     pub(crate) merged: u32,
     pub(crate) kicked: Vec<Kicked>,
-    /// Targets that carried it out at a later entry, if that is in the trace.
+    /// Deferred targets that carried it out at a later entry, if that is in the trace.
     pub(crate) deferred: Vec<Taken>,
 }
 
@@ -101,7 +102,7 @@ pub(crate) struct Flush {
 pub(crate) struct CpuLine {
     /// In order, without gaps.
     pub(crate) spans: Vec<Span>,
-    /// Turns of vCPUs: which, from when to when.
+    /// Turns of vCPUs: the vCPU, the beginning and the end.
     pub(crate) turns: Vec<(u16, u64, u64)>,
     /// Records that are missing.
     pub(crate) lost: u64,
@@ -110,7 +111,7 @@ pub(crate) struct CpuLine {
 /// A run, from its first record on.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Timeline {
-    /// By number. Those that run no vCPUs have no spans.
+    /// By number. CPUs that run no vCPUs have no spans.
     pub(crate) cpus: Vec<CpuLine>,
     /// By their start.
     pub(crate) flushes: Vec<Flush>,
@@ -119,7 +120,7 @@ pub(crate) struct Timeline {
 }
 
 impl Timeline {
-    /// Of what was collected.
+    /// The timeline of a collected trace.
     pub(crate) fn new(collected: &Collected) -> Self {
         let first =
             collected.cpus.iter().filter_map(|cpu| cpu.records.first()).map(|record| record.time).min();
@@ -178,7 +179,7 @@ impl Timeline {
     }
 }
 
-/// Ticks to nanoseconds from the first record on.
+/// Converts ticks to nanoseconds since the first record.
 #[derive(Clone, Copy)]
 struct Clock {
     first: u64,
@@ -192,7 +193,7 @@ impl Clock {
     }
 }
 
-/// One CPU while its records are read.
+/// The state of one CPU while its records are read.
 #[derive(Default)]
 struct Lane {
     cpu: u32,
@@ -200,7 +201,7 @@ struct Lane {
     turns: Vec<(u16, u64, u64)>,
     flushes: Vec<Flush>,
     taken: Vec<Taken>,
-    /// What it does since when.
+    /// When its current activity began, and that activity.
     now: Option<(u64, Doing)>,
     turn: Option<(u16, u64)>,
     flush: Option<Flush>,
@@ -215,7 +216,7 @@ impl Lane {
         match record.event {
             Event::Enter => self.switch(at, Doing::Guest { vcpu: record.vcpu }),
             Event::EntryCancelled => {
-                // The guest did not run: the span that has just begun is the hypervisor's.
+                // The guest did not run: the span that has just begun belongs to the hypervisor.
                 let since = self.now.map_or(at, |(since, _)| since);
                 self.now = Some((since, hypervisor(Why::Cancelled)));
             }
@@ -252,7 +253,7 @@ impl Lane {
         }
     }
 
-    /// Ends the span before, and begins another.
+    /// Ends the current span and begins another.
     fn switch(&mut self, at: u64, doing: Doing) {
         if let Some((start, before)) = self.now.replace((at, doing))
             && start < at
@@ -285,7 +286,7 @@ impl Lane {
 
     /// A bank of a flush's targets: the first one begins the flush.
     fn ask(&mut self, record: &Record, vcpu: Option<u16>, at: u64) {
-        // Banks ascend. A call that had nothing to flush has no end.
+        // Banks ascend. A call that had nothing to flush has no end record.
         if self.bank.replace(record.detail).is_none_or(|before| before >= record.detail) {
             self.flush = Some(self.begin(vcpu, at));
         }

@@ -12,7 +12,7 @@ fn timeline(cpus: [Vec<Record>; 2]) -> Timeline {
     Timeline::new(&Collected { hz: 10_000_000, cpus: cpus.into() })
 }
 
-/// vCPU 0 on CPU 0 flushes vCPU 1, which runs on CPU 1, and vCPU 2, which comes there later.
+/// vCPU 0 on CPU 0 flushes vCPU 1, which runs on CPU 1, and vCPU 2, which runs there later.
 fn one_flush() -> Timeline {
     let hypercall = Counter::ExitHypercall as u32;
     let first = vec![

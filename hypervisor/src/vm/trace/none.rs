@@ -1,4 +1,4 @@
-//! What an image without a trace has in its place.
+//! The empty types in an image without a trace.
 
 use hostlink::counters::Beacon;
 use hostlink::trace::Event;
@@ -20,7 +20,7 @@ impl Rings {
         Some(Self)
     }
 
-    /// Nothing.
+    /// Does nothing.
     pub const fn publish(&self, _: &Beacon) {}
 }
 
@@ -37,10 +37,10 @@ impl CpuTrace {
         Self
     }
 
-    /// Nothing.
+    /// Does nothing.
     pub const fn attach(&self, _: &Rings, _: u32) {}
 
-    /// Nothing.
+    /// Does nothing.
     #[inline(always)]
     pub fn note(
         &self,

@@ -10,7 +10,7 @@ use hostlink::trace::{Event, Record, records_in_each};
 
 use crate::vm::memory::{FreeMemory, PAGE};
 
-/// The rings of all CPUs, side by side. They stay forever.
+/// The rings of all CPUs, adjacent. They exist forever.
 #[derive(Debug)]
 pub struct Rings {
     start: u64,
@@ -19,7 +19,7 @@ pub struct Rings {
 }
 
 impl Rings {
-    /// Takes memory for so many rings; `None` if there is not so much.
+    /// Takes memory for this many rings; `None` if there is not enough.
     pub fn take(free: &mut FreeMemory, rings: u32) -> Option<Self> {
         let records = records_in_each(rings.into());
         let size = u64::from(rings) * ring::bytes(records);
@@ -43,8 +43,8 @@ impl Rings {
         }
         let header = self.start + u64::from(cpu) * ring::bytes(self.records);
         let places = header + HEADER_WORDS as u64 * 8;
-        // SAFETY: `take` has zeroed this memory, which is aligned, and which only atomics are in.
-        // It is never given back. The host tool only reads it.
+        // SAFETY: `take` has zeroed this memory, which is aligned and holds only atomics. It is
+        // never freed. The host tool only reads it.
         Some(unsafe {
             let places = core::slice::from_raw_parts(places as *const _, self.records as usize);
             (&*(header as *const AtomicU64), places)
@@ -52,7 +52,7 @@ impl Rings {
     }
 }
 
-/// The ring of one CPU, once that has begun to write it.
+/// The ring of one CPU, once it has begun to write it.
 pub struct CpuTrace(OnceCell<Writer<'static>>);
 
 impl Default for CpuTrace {
@@ -62,7 +62,7 @@ impl Default for CpuTrace {
 }
 
 impl CpuTrace {
-    /// None yet.
+    /// No ring yet.
     #[must_use]
     pub const fn new() -> Self {
         Self(OnceCell::new())

@@ -1,4 +1,4 @@
-//! A machine of KVM's with one vCPU, and a memory slot that comes and goes.
+//! A KVM machine with one vCPU, and a memory slot that is added and removed.
 
 use crate::guest::{self, LOW_AT, LOW_PAGES, Pass, SLOT_AT, Stop};
 use kvm_bindings::{
@@ -18,12 +18,12 @@ const SLOT: u32 = 1;
 /// KVM_CLEAR_DIRTY_LOG, which the library does not have.
 const CLEAR_DIRTY_LOG: Opcode = opcode::read_write::<kvm_clear_dirty_log>(0xae, 0xc0);
 
-/// How pages whose stores were logged are protected again.
+/// How pages are write-protected again after their stores were logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LogWay {
     /// When the log is fetched.
     Simple,
-    /// By a call of its own.
+    /// By a separate call.
     Manual,
 }
 
@@ -37,19 +37,19 @@ impl LogWay {
     }
 }
 
-/// The machine. What it has of this process's memory goes after it: fields go in their order.
+/// The machine. Its memory belongs to this process and is unmapped last: fields drop in order.
 pub(crate) struct Machine {
     vcpu: VcpuFd,
     vm: VmFd,
     log: LogWay,
-    /// The slot's memory, all of it touched.
+    /// The slot's memory, all of it touched in advance.
     memory: Mapping,
     _low: Mapping,
     passes: u32,
 }
 
 impl Machine {
-    /// Makes it, without the slot that comes and goes, and lets the guest run until it waits.
+    /// Makes it without the slot that is added and removed, and lets the guest run until it waits.
     pub(crate) fn start(pages: usize, log: LogWay) -> io::Result<Self> {
         let kvm = Kvm::new().map_err(|error| {
             let hint = "are KVM's modules loaded?";
@@ -71,7 +71,7 @@ impl Machine {
         }
         let mut memory = Mapping::anonymous(pages)?;
         memory.keep_small()?;
-        // What the guest's first stores cost is to be KVM's share alone.
+        // So that the cost of the guest's first stores is that of KVM alone.
         for page in 0..pages {
             memory.write(page, 0, 0);
         }
@@ -92,7 +92,7 @@ impl Machine {
         self.log
     }
 
-    /// Makes the slot, or changes whether stores to it are logged.
+    /// Adds the slot, or changes whether stores to it are logged.
     pub(crate) fn add(&self, is_logged: bool) -> io::Result<()> {
         let flags = if is_logged { KVM_MEM_LOG_DIRTY_PAGES } else { 0 };
         self.set_slot(SLOT, SLOT_AT, &self.memory, self.pages(), flags)
@@ -111,8 +111,8 @@ impl Machine {
             memory_size: (pages * PAGE_BYTES) as u64,
             userspace_addr: memory.address() as u64,
         };
-        // SAFETY: the slot is as long as the mapping or gone, and the mapping lives longer than the
-        // machine. Nobody has a reference into it.
+        // SAFETY: the slot is as long as the mapping, or removed, and the mapping lives longer than
+        // the machine. There is no reference into it.
         let set = unsafe { self.vm.set_user_memory_region(region) };
         set.map_err(|error| failed("KVM_SET_USER_MEMORY_REGION", error.into()))
     }
@@ -123,12 +123,12 @@ impl Machine {
         Pass { at: SLOT_AT + (first * PAGE_BYTES) as u64, count: count as u64, salt: self.passes }
     }
 
-    /// Tells the guest, which waits, what to do when it goes on.
+    /// Tells the waiting guest what to do when it continues.
     pub(crate) fn tell(&self, pass: Pass) -> io::Result<()> {
         guest::tell(&self.vcpu, pass).map_err(|error| failed("setting registers", error))
     }
 
-    /// Lets the guest go on until it stops, which has to be so.
+    /// Lets the guest continue until it stops; the stop must be the expected one.
     pub(crate) fn expect(&mut self, expected: Stop) -> io::Result<()> {
         loop {
             let (stop, exit) = match self.vcpu.run() {
@@ -143,7 +143,7 @@ impl Machine {
         }
     }
 
-    /// Whether each of the pass's stores is in memory.
+    /// Checks that each of the pass's stores is in memory.
     pub(crate) fn check_stores(&self, pass: Pass) -> io::Result<()> {
         let first = (pass.at - SLOT_AT) as usize / PAGE_BYTES;
         for page in first..first + pass.count as usize {
@@ -162,7 +162,7 @@ impl Machine {
         log.map_err(|error| failed("KVM_GET_DIRTY_LOG", error.into()))
     }
 
-    /// Has stores be logged anew to the pages that a log names.
+    /// Starts logging again for the pages that a log names.
     pub(crate) fn clear_log(&self, log: &mut [u64]) -> io::Result<()> {
         let mut request = kvm_clear_dirty_log {
             slot: SLOT,
@@ -178,12 +178,12 @@ impl Machine {
     }
 }
 
-/// Something that KVM does not do.
+/// The error for a failed operation of KVM's.
 fn failed(what: &str, error: io::Error) -> io::Error {
     io::Error::other(format!("{what}: {error}"))
 }
 
-/// Something that is not as it should be.
+/// The error for a wrong result.
 pub(crate) fn wrong(what: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }

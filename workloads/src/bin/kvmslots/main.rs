@@ -1,8 +1,8 @@
-//! Kvmslots: what it costs Linux KVM when guest memory goes, and when stores to it are logged.
+//! Kvmslots: what Linux KVM pays to remove guest memory, and to log stores to it.
 //!
 //! A small virtual machine monitor, for a Linux that has `/dev/kvm`. It makes a machine with one
 //! vCPU and a memory slot of small pages, each of which the guest stores to. The slot is deleted
-//! while the guest waits; then it is there again, its stores are logged, all pages are stored to
+//! while the guest waits. Then it is added again, with its stores logged; all pages are stored to
 //! once more, and the log is fetched.
 //!
 //! It reports JSON lines: `begin`, then `round` with the nanoseconds of each step, then `end`.
@@ -25,7 +25,7 @@ use std::time::Duration;
 use workloads::options::{self, number, unknown};
 use workloads::report::Report;
 
-/// The status if something was not as it should be, and if it could not be done.
+/// The exit status for a wrong result, and for a failed operation.
 const WRONG: u8 = 1;
 const FAILED: u8 = 3;
 
@@ -35,11 +35,11 @@ const USAGE: &str = "\
 usage: kvmslots [--mib N] [--rounds N] [--part P] [--log WAY] [--report F] [--settle MS]
 
   --mib N      size of the slot [1024]
-  --rounds N   how often each part is done [3]
+  --rounds N   number of times that each part is run [3]
   --part P     `delete`, `log`, or `both` [both]
-  --log WAY    `simple`: fetching the log also protects the pages again; `manual`: a call of its own
+  --log WAY    `simple`: fetching the log also protects the pages again; `manual`: a separate call
                does (KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2) [simple]
-  --report F   where the JSON lines go [standard output]
+  --report F   file for the JSON lines [standard output]
   --settle MS  idle time after `begin` and before `end` is reported, for readers of counters [0]
 
 It needs /dev/kvm, and memory for the slot. Steps of a round, each in nanoseconds (ns):
@@ -47,15 +47,15 @@ It needs /dev/kvm, and memory for the slot. Steps of a round, each in nanosecond
   delete.add, log.add                  the slot is made
   delete.fault_in, log.fault_in        the guest stores to each page for the first time
   delete.remove                        the slot is deleted
-  delete.until_on                      the same, and until the guest has gone on: its next store comes
-                                       out of the machine as an access to a device
+  delete.until_on                      the same, until the guest has continued: its next store exits
+                                       as an access to a device
   log.enable                           stores begin to be logged
   log.write                            the guest stores to each page again
   log.fetch, log.clear                 the log is fetched, and pages are protected again (`manual`)
 
-Checked: each store, that the log has all pages, that the next one has only what was stored to since,
-and where the guest's access to the deleted slot comes out. The status is 1 if one of that was wrong,
-3 if something could not be done. For example:
+It checks each store, that the log has all pages, that the next log has only pages stored to since,
+and the address of the guest's access to the deleted slot. The status is 1 if a check failed, 3 if an
+operation failed. For example:
 
   kvmslots --mib 1024 --rounds 1 --log manual";
 

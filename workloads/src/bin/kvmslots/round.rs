@@ -1,4 +1,4 @@
-//! What is measured.
+//! The measured operations.
 
 use crate::guest::{Pass, Stop};
 use crate::machine::{LogWay, Machine, wrong};
@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::time::Instant;
 use workloads::phase::marked;
 
-/// One of the two things that are done in a round.
+/// One of the two parts of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     /// The slot is deleted.
@@ -29,7 +29,7 @@ impl Part {
         }
     }
 
-    /// Does it, on a machine without the slot, which is gone again afterwards.
+    /// Runs it on a machine without the slot, and removes the slot again.
     pub(crate) fn run(self, machine: &mut Machine) -> io::Result<Vec<Step>> {
         let (added, add) = timed(|| machine.add(false));
         added?;
@@ -43,14 +43,14 @@ impl Part {
     }
 }
 
-/// What something returns, and its nanoseconds.
+/// The result of a function, and its duration in nanoseconds.
 fn timed<R>(act: impl FnOnce() -> R) -> (R, u64) {
     let begin = Instant::now();
     let result = act();
     (result, u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// Lets the guest store to each page, and checks that it has.
+/// Lets the guest store to each page, and checks the stores.
 fn stores(machine: &mut Machine, phase: Phase) -> io::Result<u64> {
     let pass = machine.next_pass(0, machine.pages());
     machine.tell(pass)?;
@@ -60,7 +60,7 @@ fn stores(machine: &mut Machine, phase: Phase) -> io::Result<u64> {
     Ok(ns)
 }
 
-/// Deletes the slot while the guest waits, and lets it store to where it was.
+/// Deletes the slot while the guest waits, and lets it store to where the slot was.
 fn delete(machine: &mut Machine) -> io::Result<Vec<Step>> {
     let pass = machine.next_pass(0, 1);
     machine.tell(pass)?;
@@ -74,9 +74,9 @@ fn delete(machine: &mut Machine) -> io::Result<Vec<Step>> {
         })
     });
     gone_on?;
-    // The store is over when the guest runs on; it was the only one.
+    // The store is over when the guest continues; it was the only one.
     machine.expect(Stop::Waits)?;
-    // That store has not reached the memory: it is as the pass before has left it.
+    // That store has not reached the memory, which is as the previous pass left it.
     let last = Pass { count: machine.pages() as u64, salt: pass.salt.wrapping_sub(1), ..pass };
     machine.check_stores(last)?;
     Ok(vec![("remove", remove), ("until_on", until_on)])
@@ -96,7 +96,7 @@ fn log(machine: &mut Machine) -> io::Result<Vec<Step>> {
         cleared?;
         steps.push(("clear", clear));
     }
-    // What is stored from now on is in the next log, and nothing else.
+    // The next log has exactly the stores from now on.
     let page = machine.pages() / 2;
     let pass = machine.next_pass(page, 1);
     machine.tell(pass)?;
@@ -107,7 +107,7 @@ fn log(machine: &mut Machine) -> io::Result<Vec<Step>> {
     Ok(steps)
 }
 
-/// A log names these pages and no others.
+/// A log must name these pages and no others.
 pub(crate) fn expect_pages(log: &[u64], expected: Range<usize>) -> io::Result<()> {
     let is_named = |page: usize| log.get(page / 64).is_some_and(|word| word & 1 << (page % 64) != 0);
     let pages = (log.len() * 64).max(expected.end);

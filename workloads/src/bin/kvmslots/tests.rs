@@ -1,4 +1,4 @@
-//! What needs no KVM.
+//! Tests that need no KVM.
 
 use super::*;
 use crate::guest::{Pass, SLOT_AT, value_of};

@@ -1,6 +1,6 @@
-//! Loops whose every round takes a translation away that was just used, so that the kernel has to
-//! flush it, on all processors on which a thread of the address space runs. Nobody but the thread
-//! itself has ever used it.
+//! Loops whose every round removes a translation that was just used, so that the kernel has to
+//! flush it on all processors that run a thread of the address space. Only the thread itself has
+//! ever used it.
 
 use crate::memory::{each, token};
 use crate::table::Size;
@@ -13,8 +13,8 @@ use workloads::mapping::{Mapping, PAGE_WORDS};
 
 /// Stores to a page and discards it.
 ///
-/// A store comes first in the page that is fresh: a load would have the kernel map its page of
-/// zeroes, and the store then flush that, too.
+/// The first access to the fresh page is a store: a load would make the kernel map its page of
+/// zeroes, and the store would then flush that as well.
 pub(crate) fn discard(size: Size) -> io::Result<Vec<Worker>> {
     each(size, |thread| {
         let mut memory = Mapping::anonymous(1)?;
@@ -29,7 +29,7 @@ pub(crate) fn discard(size: Size) -> io::Result<Vec<Worker>> {
     })
 }
 
-/// Stores to a page, and takes the right to do so away and gives it back.
+/// Stores to a page, makes it read-only, and makes it writable again.
 pub(crate) fn protect(size: Size) -> io::Result<Vec<Worker>> {
     each(size, |thread| {
         let mut memory = Mapping::anonymous(1)?;
@@ -42,8 +42,8 @@ pub(crate) fn protect(size: Size) -> io::Result<Vec<Worker>> {
     })
 }
 
-/// Maps a page of a file, reads it and unmaps it. Threads take the pages in turn, each from another
-/// one on.
+/// Maps a page of a file, reads it and unmaps it. Threads take the pages in turn, each starting
+/// from a different one.
 pub(crate) fn unmap(size: Size) -> io::Result<Vec<Worker>> {
     let file = Arc::new(numbered_file(size.pages)?);
     each(size, |thread| {
@@ -57,7 +57,7 @@ pub(crate) fn unmap(size: Size) -> io::Result<Vec<Worker>> {
     })
 }
 
-/// A file each of whose pages begins with its token. It has no name any more.
+/// A file each of whose pages begins with its token. Its name is already removed.
 fn numbered_file(pages: usize) -> io::Result<File> {
     let path = std::env::temp_dir().join(format!("loops-{}.data", process::id()));
     let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;

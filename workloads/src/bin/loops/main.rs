@@ -1,10 +1,10 @@
-//! Loops: one small thing that kernels do, over and over, by threads that share an address space.
+//! Loops: one small kernel operation, repeated by threads that share an address space.
 //!
 //! Each loop is known from micro-benchmarks of scalability. A count of rounds ends it, not a clock.
-//! Each checks its own work: what was stored is read back, and what was given away is gone.
+//! Each checks its own work: stores are read back, and removed pages and rights must be gone.
 //!
-//! It reports JSON lines: `begin`, then `end` with what was measured, then `damage` if something
-//! was wrong.
+//! It reports JSON lines: `begin`, then `end` with the results, then `damage` if there was an
+//! error.
 
 mod flush;
 mod memory;
@@ -28,7 +28,7 @@ use workloads::options::{self, number, unknown};
 use workloads::report::Report;
 use workloads::times::{Stopwatch, Times};
 
-/// The status if data was wrong, and if something could not be done.
+/// The exit status for wrong data, and for a failed operation.
 const WRONG: u8 = 1;
 const FAILED: u8 = 3;
 
@@ -41,19 +41,18 @@ fn usage() -> String {
 usage: loops --loop NAME [--threads N] [--rounds N] [--pages N] [--report F] [--settle MS]
 
   --loop NAME  which of the loops below
-  --threads N  threads that go round, all in one address space [one per CPU]; loops in pairs take an
-               even number
+  --threads N  threads, all in one address space [one per CPU]; loops in pairs take an even number
   --rounds N   rounds of each thread [10000]
-  --pages N    pages of a mapping, for the loops that have several [128]
-  --report F   where the JSON lines go [standard output]
+  --pages N    pages of a mapping, for the loops that use several [128]
+  --report F   file for the JSON lines [standard output]
   --settle MS  idle time after `begin` and before `end` is reported, for readers of counters [0]
 
-Loops, by what one round is:
+Loops, each with a description of one round:
 {}
 
 `end` has nanoseconds of all threads together, from the first round to the last (`ns`), and of one
-round (`ns_per_round`: `ns` by the rounds of all threads). The status is {WRONG} if data was wrong, {FAILED}
-if the kernel refused something. For example:
+round (`ns_per_round`: `ns` divided by the rounds of all threads). The status is {WRONG} if data was
+wrong, {FAILED} if the kernel refused an operation. For example:
 
   loops --loop tlb_flush1 --threads 4 --rounds 20000",
         loops.join("\n")
@@ -105,12 +104,12 @@ fn no_loop(name: &str) -> String {
     format!("--loop {name}: expected one of {}", names.join(", "))
 }
 
-/// What was damaged first, if anything was.
+/// Runs the loop; returns the first damage, if any.
 fn run(options: &Options) -> io::Result<Option<Damage>> {
     let Options { which, size, rounds, .. } = options;
     let rounds_total = rounds * size.threads as u64;
     let mut report = Report::open(options.report.as_deref())?;
-    // Neighbouring mappings of several threads may be merged, and then be large enough for one.
+    // The kernel may merge adjacent mappings of several threads, which could then hold a huge page.
     rustix::thread::disable_transparent_huge_pages(true)?;
     let workers = (which.workers)(*size)?;
     report.line(&json!({

@@ -1,16 +1,16 @@
-//! Loops of one address space's mappings: what all of them do to all others is to take its lock.
+//! Loops on the mappings of one address space: they affect each other only by taking its lock.
 
 use crate::table::Size;
 use crate::team::{Worker, expect};
 use std::io;
 use workloads::mapping::Mapping;
 
-/// What a thread stores to a page in a round: no other thread, page or round has the same.
+/// The value that a thread stores to a page in a round; unique to the thread, page and round.
 pub(crate) fn token(thread: usize, round: u64, page: usize) -> u64 {
     (thread as u64) << 48 | (round & 0xffff_ffff) << 16 | page as u64 & 0xffff
 }
 
-/// Workers that are made by their index.
+/// Workers made from their indices.
 pub(crate) fn each(size: Size, worker: impl Fn(usize) -> io::Result<Worker>) -> io::Result<Vec<Worker>> {
     (0..size.threads).map(worker).collect()
 }
@@ -31,13 +31,12 @@ pub(crate) fn page_fault(size: Size) -> io::Result<Vec<Worker>> {
     })
 }
 
-/// Maps and unmaps. Nothing is there to be checked but what the kernel says.
+/// Maps and unmaps. There is nothing to check but the kernel's results.
 pub(crate) fn map(size: Size) -> io::Result<Vec<Worker>> {
     each(size, |_| Ok(Box::new(move |_| Ok(Mapping::anonymous(size.pages)?.unmap()?))))
 }
 
-/// Takes the right to store from touched pages and gives it back. What is stored in between is kept
-/// over both.
+/// Makes touched pages read-only and writable again. Each page's contents stay readable throughout.
 pub(crate) fn protect(size: Size) -> io::Result<Vec<Worker>> {
     each(size, |thread| {
         let mut memory = Mapping::anonymous(size.pages)?;

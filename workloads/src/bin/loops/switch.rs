@@ -9,7 +9,7 @@ use std::io::{self, PipeReader, PipeWriter, Read, Write, pipe};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Pairs that send each other the low byte of the round by pipes.
+/// Pairs of threads that send each other the low byte of the round by pipes.
 pub(crate) fn pipes(size: Size) -> io::Result<Vec<Worker>> {
     let mut workers = Vec::new();
     for _ in 0..size.threads / 2 {
@@ -49,27 +49,27 @@ fn receive(from: &mut PipeReader, expected: u64) -> Result<(), Trouble> {
     }
 }
 
-/// Whose turn it is in a pair: the number of turns that are over, by which each waits for its own.
+/// Whose turn it is in a pair: the number of finished turns, by which each waits for its own.
 ///
 /// ```text
 /// one of the two                              the other
-/// A  store of what is told                    C  turn is one's own (Acquire)
-/// B  turn passed on (Release), then wake-up   D  load of what was told
+/// A  store of the message                     C  the turn has arrived (Acquire)
+/// B  turn passed on (Release), then wake-up   D  load of the message
 /// ```
 ///
-/// A before D, for C reads from B.
+/// A is before D, because C reads from B.
 #[derive(Default)]
 struct Turns {
     word: AtomicU32,
-    /// What the partner is told.
+    /// The message to the partner.
     told: AtomicU64,
 }
 
-/// One of the two has left: no turn comes any more, but the one that was passed on before counts.
+/// One of the two has left: it takes no more turns, but a turn that was passed on before counts.
 const LEFT: u32 = 1 << 31;
 
 impl Turns {
-    /// Waits for turn number `turn`, of which the low bits count.
+    /// Waits for turn number `turn`, whose low bits are compared.
     fn wait_for(&self, turn: u64) -> Result<(), Trouble> {
         loop {
             // Acquire: C, reads from B in `pass`.
@@ -86,8 +86,8 @@ impl Turns {
 
     /// Passes the turn on.
     fn pass(&self) -> Result<(), Trouble> {
-        // The bit that says that somebody has left is never carried into: the partner has not
-        // passed its turn on meanwhile, and whether it has left it keeps. Release: B, with C.
+        // Addition never carries into the bit that says that one of the two has left, and keeps it:
+        // the partner passes no turn on meanwhile. Release: B, with C.
         let next = |word: u32| Some(word & LEFT | (word.wrapping_add(1) & !LEFT));
         let _ = self.word.fetch_update(Ordering::Release, Ordering::Relaxed, next);
         wake(&self.word, 1)
@@ -99,14 +99,14 @@ struct End(Arc<Turns>);
 
 impl Drop for End {
     fn drop(&mut self) {
-        // It tells nothing but that nobody comes.
+        // Relaxed, because it publishes nothing but the departure.
         self.0.word.fetch_or(LEFT, Ordering::Relaxed);
-        // A partner that waits can do nothing about an error either.
+        // An error could not be handled by a waiting partner either.
         let _ = wake(&self.0.word, 1);
     }
 }
 
-/// Pairs that wake each other.
+/// Pairs of threads that wake each other.
 pub(crate) fn wake_ups(size: Size) -> io::Result<Vec<Worker>> {
     let mut workers = Vec::new();
     for _ in 0..size.threads / 2 {
@@ -118,20 +118,20 @@ pub(crate) fn wake_ups(size: Size) -> io::Result<Vec<Worker>> {
     Ok(workers)
 }
 
-/// Takes every second turn, from `first` on, and finds what the partner has told it in the turn
-/// before.
+/// Takes every second turn, from `first` on, and checks the message that the partner stored in the
+/// turn before.
 fn turn_taker(end: End, first: u64) -> Worker {
     Box::new(move |round| {
         let turn = 2 * round + first;
         end.0.wait_for(turn)?;
-        // Told in the turn before, of which there is none at the beginning.
+        // Stored in the turn before; there is none at the beginning.
         expect("what the partner tells", end.0.told.load(Ordering::Relaxed), turn)?;
         end.0.told.store(turn + 1, Ordering::Relaxed);
         end.0.pass()
     })
 }
 
-/// A lock: free, taken, or taken with others that sleep until it is free.
+/// A lock: free, taken, or taken while others sleep until it is free.
 #[derive(Default)]
 struct Lock(AtomicU32);
 
@@ -161,7 +161,7 @@ impl Lock {
     }
 }
 
-/// A lock, how often it was taken, and the same by a counter that only the lock keeps right.
+/// A lock, the number of times it was taken, and the same by a counter that only the lock protects.
 #[derive(Default)]
 struct Locked {
     lock: Lock,
@@ -177,7 +177,8 @@ pub(crate) fn lock(size: Size) -> io::Result<Vec<Worker>> {
         Ok(Box::new(move |_| {
             locked.lock.take()?;
             let taken = locked.taken.fetch_add(1, Ordering::Relaxed);
-            // A load and a store: two threads at a time would lose a count of one of them.
+            // A load and a store: if two threads held the lock at once, one of their counts would
+            // be lost.
             let counted = locked.counted.load(Ordering::Relaxed);
             locked.counted.store(counted + 1, Ordering::Relaxed);
             locked.lock.leave()?;
@@ -186,10 +187,10 @@ pub(crate) fn lock(size: Size) -> io::Result<Vec<Worker>> {
     })
 }
 
-/// Sleeps while the word is `expected`, or for no time at all.
+/// Sleeps while the word is `expected`; returns at once if it is not.
 fn wait(word: &AtomicU32, expected: u32) -> Result<(), Trouble> {
     match futex::wait(word, Flags::PRIVATE, expected, None) {
-        // The word has changed, or a signal came: the caller looks again.
+        // The word has changed, or a signal arrived: the caller checks again.
         Ok(()) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
         Err(error) => Err(io::Error::from(error).into()),
     }

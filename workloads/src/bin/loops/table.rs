@@ -1,15 +1,15 @@
-//! The loops there are.
+//! The table of loops.
 
 use crate::team::Worker;
 use crate::{flush, memory, switch};
 use std::io;
 
-/// How large a run is.
+/// The size of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Size {
-    /// Threads that go round.
+    /// Number of threads.
     pub(crate) threads: usize,
-    /// Pages of a mapping, where there are several.
+    /// Pages of a mapping, for loops that use several.
     pub(crate) pages: usize,
 }
 
@@ -17,16 +17,16 @@ pub(crate) struct Size {
 #[derive(Debug)]
 pub(crate) struct Loop {
     pub(crate) name: &'static str,
-    /// What one round is.
+    /// Description of one round.
     pub(crate) about: &'static str,
-    /// Whether each thread has another one that it waits for in each round.
+    /// Whether each thread has a partner that it waits for in each round.
     pub(crate) in_pairs: bool,
-    /// Makes what its threads do, one for each.
+    /// Makes the workers of its threads, one each.
     pub(crate) workers: fn(Size) -> io::Result<Vec<Worker>>,
 }
 
 impl Loop {
-    /// The loop of this name.
+    /// The loop with this name.
     pub(crate) fn named(name: &str) -> Option<&'static Self> {
         LOOPS.iter().find(|each| each.name == name)
     }
@@ -59,11 +59,11 @@ const fn in_pairs(
 pub(crate) static LOOPS: [Loop; 9] = [
     alone("page_fault", memory::page_fault, "map memory, store to each page, read it back, unmap"),
     alone("mmap", memory::map, "map memory and unmap it, untouched"),
-    alone("mprotect", memory::protect, "take the right to store from touched pages, and give it back"),
-    in_pairs("context_switch", switch::pipes, "a byte to the partner by pipe, and one from it"),
+    alone("mprotect", memory::protect, "make a touched page read-only, and writable again"),
+    in_pairs("context_switch", switch::pipes, "send a byte to the partner by pipe, and receive one"),
     in_pairs("futex", switch::wake_ups, "wake the partner by futex, and wait for it"),
-    alone("futex_lock", switch::lock, "take a lock that all threads share, by futex, and leave it"),
-    alone("tlb_flush1", flush::discard, "store to a page of one's own, and discard it (madvise)"),
-    alone("tlb_flush2", flush::protect, "store to a page of one's own, and protect it (mprotect)"),
+    alone("futex_lock", switch::lock, "take a lock that all threads share, by futex, and release it"),
+    alone("tlb_flush1", flush::discard, "store to a page of its own, and discard it (madvise)"),
+    alone("tlb_flush2", flush::protect, "store to a page of its own, and protect it (mprotect)"),
     alone("tlb_flush3", flush::unmap, "map a page of a shared file, read it, and unmap it (munmap)"),
 ];

@@ -1,21 +1,21 @@
-//! Threads that go round together.
+//! Threads that make rounds together.
 
 use std::io;
 use std::sync::RwLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, Builder};
 
-/// Stack of a thread: a round needs little.
+/// Stack size of a thread: a round needs little.
 const STACK_BYTES: usize = 64 << 10;
 
-/// What ends a thread before its last round.
+/// The reason that a thread ends before its last round.
 #[derive(Debug)]
 pub(crate) enum Trouble {
-    /// The kernel has refused something.
+    /// The kernel refused an operation.
     Refused(io::Error),
     /// Data is not what it should be.
     Wrong(String),
-    /// The partner has ended early, and says itself why.
+    /// The partner ended early, and reports the reason itself.
     Left,
 }
 
@@ -28,7 +28,7 @@ impl From<io::Error> for Trouble {
 /// One round of a thread; the argument is the round's number, from 0.
 pub(crate) type Worker = Box<dyn FnMut(u64) -> Result<(), Trouble> + Send>;
 
-/// Data that was not what it should have been.
+/// Wrong data.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Damage {
     pub(crate) thread: usize,
@@ -36,7 +36,7 @@ pub(crate) struct Damage {
     pub(crate) what: String,
 }
 
-/// Compares what was read with what should be there.
+/// Compares a value that was read with the expected one.
 #[inline]
 pub(crate) fn expect(what: &str, found: u64, expected: u64) -> Result<(), Trouble> {
     if found == expected {
@@ -45,15 +45,15 @@ pub(crate) fn expect(what: &str, found: u64, expected: u64) -> Result<(), Troubl
     Err(Trouble::Wrong(format!("{what} is {found:#x} instead of {expected:#x}")))
 }
 
-/// Lets each worker make `rounds` rounds in a thread of its own. They begin when all threads are
-/// there, and end early if one of them has trouble.
+/// Lets each worker make `rounds` rounds in a thread of its own. The rounds begin when all threads
+/// have started, and end early if one of them has trouble.
 ///
 /// # Errors
 ///
-/// A thread could not be made, or the kernel refused something.
+/// A thread could not be started, or the kernel refused an operation.
 pub(crate) fn run(workers: Vec<Worker>, rounds: u64) -> io::Result<Option<Damage>> {
     let stop = &AtomicBool::new(false);
-    // Held for writing until all threads are there; it says whether they are to begin.
+    // Held for writing until all threads have started; its value says whether to begin.
     let gate = &RwLock::new(false);
     thread::scope(|scope| {
         let mut begin = gate.write().map_err(|_| io::Error::other("a thread panicked"))?;
@@ -84,7 +84,7 @@ pub(crate) fn run(workers: Vec<Worker>, rounds: u64) -> io::Result<Option<Damage
                 _ => {}
             }
         }
-        // What was refused may be what followed from damage.
+        // A refusal may be a consequence of damage.
         match (damage, refused) {
             (None, Some(error)) => Err(error),
             (damage, _) => Ok(damage),
@@ -92,10 +92,10 @@ pub(crate) fn run(workers: Vec<Worker>, rounds: u64) -> io::Result<Option<Damage
     })
 }
 
-/// Makes the rounds of one thread; the error says in which of them there was trouble.
+/// Makes the rounds of one thread; the error contains the round in which there was trouble.
 fn go_round(mut worker: Worker, rounds: u64, stop: &AtomicBool) -> Result<(), (u64, Trouble)> {
     for round in 0..rounds {
-        // A hint: it orders nothing, and a thread that sees it late makes some rounds more.
+        // A hint: it orders nothing, and a thread that sees it late makes a few more rounds.
         if stop.load(Ordering::Relaxed) {
             break;
         }

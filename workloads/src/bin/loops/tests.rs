@@ -66,7 +66,7 @@ fn every_loop_makes_every_round_of_every_thread() {
     }
 }
 
-/// Workers, of which the second is as `trouble` says in its round 3.
+/// Workers, the second of which has `trouble` in its round 3.
 fn with_trouble(trouble: fn() -> Trouble) -> Vec<Worker> {
     let fine: Worker = Box::new(|_| Ok(()));
     vec![fine, Box::new(move |round| if round == 3 { Err(trouble()) } else { Ok(()) })]

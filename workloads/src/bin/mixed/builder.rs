@@ -1,4 +1,4 @@
-//! The process that starts tasks and looks at what they have made.
+//! The process that starts tasks and checks their objects.
 
 use crate::stage::{self, Header, Stage};
 use crate::{ended, fork};
@@ -7,11 +7,11 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A directory of this run's own, gone with its files when the value is dropped.
+/// A directory for this run, removed with its files when the value is dropped.
 pub(crate) struct Directory(PathBuf);
 
 impl Directory {
-    /// Makes it, named for a process.
+    /// Makes it, named after a process.
     pub(crate) fn create(parent: &Path, process: u32) -> io::Result<Self> {
         let path = parent.join(format!("mixed-{process}"));
         let made = fs::create_dir(&path);
@@ -26,7 +26,7 @@ impl Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        // Nothing depends on the removal: the files lie in the guest's memory.
+        // Nothing depends on the removal: the files are in the guest's memory.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
@@ -35,7 +35,7 @@ impl Drop for Directory {
 ///
 /// # Errors
 ///
-/// One could not be started, or has failed. Those that were under way have ended then, too.
+/// A task could not be started, or has failed. Tasks in progress have then ended, too.
 pub(crate) fn build(directory: &Path, jobs: u64, tasks: u64) -> io::Result<()> {
     let (mut started, mut under_way) = (0, 0);
     let mut result = Ok(());
@@ -50,7 +50,7 @@ pub(crate) fn build(directory: &Path, jobs: u64, tasks: u64) -> io::Result<()> {
         if under_way == 0 {
             return result;
         }
-        // Whichever ends next.
+        // Waits for the next process to end.
         if let Some((_, status)) = wait(WaitOptions::empty())? {
             under_way -= 1;
             result = result.and(ended("a task", status));
@@ -58,7 +58,7 @@ pub(crate) fn build(directory: &Path, jobs: u64, tasks: u64) -> io::Result<()> {
     }
 }
 
-/// The first task whose object is not what it has to be, and what is wrong with it.
+/// The first task with a wrong object, and what is wrong with it.
 pub(crate) fn wrong_object(
     directory: &Path,
     header: &Header,

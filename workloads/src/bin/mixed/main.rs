@@ -1,14 +1,14 @@
-//! Mixed: a run like a build. Processes are forked and executed, map and read files, use memory,
-//! write small files, and end.
+//! Mixed: a build-like run. Processes fork, execute, map and read files, use memory, write small
+//! files, and end.
 //!
-//! The *builder* keeps some tasks going at a time until all are done. Each task is a process, the
-//! *driver*: it forks the *compiler*, which reads the shared header by a mapping and the task's
-//! source as a file and writes an intermediate file, and then the *assembler*, which makes the
-//! object of that. The builder compares all objects with what they have to be: they follow from the
-//! task's number.
+//! The *builder* keeps several tasks in progress until all are done. Each task is a process, the
+//! *driver*. The driver forks the *compiler*, which reads the shared header through a mapping and
+//! the task's source as a file, and writes an intermediate file. Then the driver forks the
+//! *assembler*, which makes the object from that file. The builder compares all objects with the
+//! expected ones, which follow from the task's number.
 //!
-//! It reports JSON lines: `begin`, then `end` with what was measured, then `damage` if an object
-//! was wrong.
+//! It reports JSON lines: `begin`, then `end` with the results, then `damage` if an object was
+//! wrong.
 
 mod builder;
 mod stage;
@@ -25,23 +25,23 @@ use workloads::options::{self, number, unknown};
 use workloads::report::Report;
 use workloads::times::{Stopwatch, Times};
 
-/// The status if an object was wrong, and if something could not be done.
+/// The exit status for a wrong object, and for a failed operation.
 const WRONG: u8 = 1;
 const FAILED: u8 = 3;
 
 const USAGE: &str = "\
 usage: mixed [--jobs N] [--tasks N] [--directory D] [--report F] [--settle MS]
 
-  --jobs N       tasks that are under way at a time [one per CPU]
-  --tasks N      tasks, each of which is three processes [100]
-  --directory D  where a directory for the files is made, and removed afterwards [/tmp]
-  --report F     where the JSON lines go [standard output]
+  --jobs N       tasks in progress at a time [one per CPU]
+  --tasks N      tasks of three processes each [100]
+  --directory D  parent of a directory for the files, which is removed afterwards [/tmp]
+  --report F     file for the JSON lines [standard output]
   --settle MS    idle time after `begin` and before `end` is reported, for readers of counters [0]
 
-Like a build: a task forks a compiler, which maps a header and reads a source, uses some memory and
-writes a file, and an assembler, which makes an object of that file. All objects are checked in the
-end. `end` has nanoseconds of all tasks together (`ns`) and of one (`ns_per_task`: `ns` by the
-tasks). The status is 1 if an object was wrong, 3 if something could not be done. For example:
+Like a build: a task forks a compiler, which maps a header, reads a source, uses some memory and
+writes a file, and an assembler, which makes an object from that file. All objects are checked at
+the end. `end` has nanoseconds of all tasks together (`ns`) and of one (`ns_per_task`: `ns` divided
+by the tasks). The status is 1 if an object was wrong, 3 if an operation failed. For example:
 
   mixed --jobs 4 --tasks 200";
 
@@ -52,7 +52,7 @@ struct Options {
     directory: PathBuf,
     report: Option<PathBuf>,
     settle: Duration,
-    /// What a process that this program has forked is to do, for which task.
+    /// The stage, and its task, of a process that this program has forked.
     stage: Option<(Stage, u64)>,
 }
 
@@ -83,7 +83,7 @@ impl Options {
     }
 }
 
-/// Whether all objects were right.
+/// Runs all tasks; returns whether all objects were right.
 fn run(options: &Options) -> io::Result<bool> {
     let mut report = Report::open(options.report.as_deref())?;
     let directory = builder::Directory::create(&options.directory, process::id())?;
@@ -137,23 +137,23 @@ fn main() -> ExitCode {
     }
 }
 
-/// A process of this program's own, doing a stage of a task. It is forked, not made by vfork as the
-/// library would: what it shares with this one is to be copied when either writes to it.
+/// Starts a process of this program for a stage of a task. It is forked, not made by vfork as the
+/// library would: memory that it shares with this process must be copied when either writes to it.
 fn fork(stage: Stage, directory: &std::path::Path, task: u64) -> io::Result<process::Child> {
     use std::os::unix::process::CommandExt;
     let mut command = process::Command::new(env::current_exe()?);
     command.arg("--directory").arg(directory).arg(stage.name()).arg(task.to_string());
-    // SAFETY: nothing is done between fork and exec. That there is something to be done makes the
-    // library fork.
+    // SAFETY: nothing is done between fork and exec. The library forks because there is a function
+    // to call in between.
     unsafe { command.pre_exec(|| Ok(())) };
     command.spawn()
 }
 
-/// Whether a process has done what it was to do.
+/// Checks that a process has succeeded.
 ///
 /// # Errors
 ///
-/// It has not; the error says how it ended.
+/// It has not; the error says how the process ended.
 fn ended(who: &str, status: WaitStatus) -> io::Result<()> {
     let how = match (status.exit_status(), status.terminating_signal()) {
         (Some(0), _) => return Ok(()),

@@ -1,4 +1,4 @@
-//! What the processes of a task do.
+//! The processes of a task.
 
 use crate::{ended, fork};
 use rustix::process::{Pid, WaitOptions, waitpid};
@@ -11,13 +11,13 @@ use workloads::mapping::{Mapping, PAGE_BYTES, PAGE_WORDS};
 const HEADER_PAGES: usize = 64;
 /// Size of a source.
 const SOURCE_WORDS: usize = 512;
-/// Memory that a driver has written to before it forks, and that a compiler uses.
+/// Memory that a driver writes to before it forks, and that a compiler uses.
 const DRIVER_PAGES: usize = 64;
 const COMPILER_WORDS: usize = 32 << 10;
-/// How much of what the compiler makes an object has.
+/// The number of words in an object, taken from the compiler's output.
 const OBJECT_WORDS: usize = 256;
 
-/// What a process does.
+/// The work of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// Starts the other two, one after the other.
@@ -38,13 +38,13 @@ impl Stage {
         }
     }
 
-    /// The stage of this name.
+    /// The stage with this name.
     pub(crate) fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|stage| stage.name() == name)
     }
 }
 
-/// Does a stage of a task, whose files are in `directory`.
+/// Runs a stage of a task whose files are in `directory`.
 pub(crate) fn run(stage: Stage, directory: &Path, task: u64) -> io::Result<()> {
     match stage {
         Stage::Drive => drive(directory, task),
@@ -70,7 +70,7 @@ fn drive(directory: &Path, task: u64) -> io::Result<()> {
             memory.write(page, 0, mix(task, page as u64));
         }
         let child = fork(stage, directory, task)?;
-        // The child had these pages as well until it executed something: each store is a fault.
+        // The child shared these pages until it executed a program, so each store is a fault.
         for page in 0..DRIVER_PAGES {
             memory.write(page, 1, mix(task, page as u64));
         }
@@ -90,7 +90,7 @@ fn drive(directory: &Path, task: u64) -> io::Result<()> {
 pub(crate) struct Header(Mapping);
 
 impl Header {
-    /// Writes it.
+    /// Writes the file.
     pub(crate) fn create(directory: &Path) -> io::Result<Self> {
         let text: Vec<_> = (0..HEADER_PAGES * PAGE_WORDS).map(|at| mix(u64::MAX, at as u64)).collect();
         fs::write(directory.join("header"), bytes(&text))?;
@@ -105,7 +105,7 @@ impl Header {
         Ok(Self(Mapping::of_file(&file, 0, HEADER_PAGES)?))
     }
 
-    /// Its words.
+    /// The words of the header.
     pub(crate) fn text(&self) -> Vec<u64> {
         let page = |page| (0..PAGE_WORDS).map(move |word| self.0.read(page, word));
         (0..HEADER_PAGES).flat_map(page).collect()
@@ -116,17 +116,17 @@ fn path(directory: &Path, kind: &str, task: u64) -> PathBuf {
     directory.join(format!("{kind}-{task}"))
 }
 
-/// Where a task's object is.
+/// The path of a task's object.
 pub(crate) fn object(directory: &Path, task: u64) -> PathBuf {
     path(directory, "object", task)
 }
 
-/// Writes what a task's compiler reads.
+/// Writes the source of a task.
 pub(crate) fn write_source(directory: &Path, task: u64) -> io::Result<()> {
     fs::write(path(directory, "source", task), bytes(&source(task)))
 }
 
-/// What a task's compiler reads.
+/// The source of a task.
 pub(crate) fn source(task: u64) -> Vec<u64> {
     (0..SOURCE_WORDS).map(|at| mix(task, at as u64)).collect()
 }
@@ -142,7 +142,7 @@ pub(crate) fn compile(header: &[u64], source: &[u64]) -> Vec<u64> {
     table
 }
 
-/// A digest of what the compiler has made: each word is of a stretch of it.
+/// A digest of the compiler's output: each word is computed from one part of it.
 pub(crate) fn assemble(middle: &[u64]) -> Vec<u8> {
     let stretches = middle.chunks(middle.len().div_ceil(OBJECT_WORDS).max(1));
     bytes(&stretches.map(|stretch| stretch.iter().fold(0, |sum, word| mix(sum, *word))).collect::<Vec<_>>())
@@ -152,12 +152,12 @@ fn bytes(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// The words of a file; what is less than a word is left out.
+/// The words of a file; an incomplete word at the end is left out.
 fn words(bytes: &[u8]) -> Vec<u64> {
     bytes.as_chunks().0.iter().map(|chunk| u64::from_le_bytes(*chunk)).collect()
 }
 
-/// A word that follows from two others and looks like neither.
+/// A word computed from two others that resembles neither.
 const fn mix(a: u64, b: u64) -> u64 {
     // An odd multiplier with bits all over, and a shift that brings the high ones down.
     let mixed = (a.rotate_left(23) ^ b).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);

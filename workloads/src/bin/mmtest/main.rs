@@ -27,7 +27,7 @@ use workloads::report::Report;
 use workloads::times::{Stopwatch, Times};
 
 const PAGES_PER_MIB: u64 = (1 << 20) / PAGE_BYTES as u64;
-/// Number of pages that a thread touches between two checks whether it should end.
+/// Number of pages that a thread touches between two checks of whether it should end.
 const STRIDE: usize = 256;
 const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
 
@@ -184,7 +184,7 @@ fn run_threads(options: &Options, rom: &Rom, report: &mut Report) -> io::Result<
                 threads.push(thread::Builder::new().stack_size(64 << 10).spawn_scoped(scope, work)?);
             }
             if options.rounds.is_some() {
-                // Memory is mapped when it is first touched, which does not belong to any round.
+                // Memory is mapped when it is first touched, which is not part of any round.
                 rounds.begin();
                 rounds.wait_for_all(options.threads);
             }

@@ -44,7 +44,7 @@ impl Memory {
     pub(crate) fn touch(&mut self, count: usize) {
         let end = self.pages.min(self.next + count);
         for page in self.next..end {
-            // Untouched memory is stored to first: a load would make the kernel map its page of
+            // The first access to a page is a store: a load would make the kernel map its page of
             // zeroes, and each store would then flush that from the TLBs of all CPUs. That is
             // another workload.
             if self.passes != 0 {

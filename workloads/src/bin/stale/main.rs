@@ -1,4 +1,4 @@
-//! Stale: looks for reads through translations that had been removed before.
+//! Stale: looks for reads through translations that were already removed.
 //!
 //! Remapper threads replace, unmap, protect, copy and discard pages; when the system call has
 //! returned they publish a new generation of the page. Reader threads, each on its own CPU, load
@@ -6,7 +6,7 @@
 //! or nothing. Old frames are poisoned. The order of the reader's two loads is decisive, so there
 //! are no false alarms, however long threads are kept from running.
 //!
-//! It reports JSON lines: `begin`, then `end` with the counts, then `stale` if a read was.
+//! It reports JSON lines: `begin`, then `end` with the counts, then `stale` if a read was stale.
 
 mod guarded;
 mod reader;

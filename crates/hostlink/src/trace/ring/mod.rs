@@ -1,9 +1,9 @@
-//! One ring: a CPU writes, and somebody outside reads while it does. Nobody waits, and there is no
-//! lock: what the writer overtakes is lost to the reader, which learns how much that is.
+//! One ring: a CPU writes records while an outside reader reads them. There is no lock, and neither
+//! side waits. Records that are overwritten before they are read are lost; the reader counts them.
 //!
-//! A ring is a header of [`HEADER_WORDS`] words, of which the first counts the records that were
-//! ever written, and the records behind it. Record `n` lies in place `n` modulo their number, a
-//! power of two.
+//! A ring is a header of [`HEADER_WORDS`] words, the first of which counts all records ever
+//! written, followed by the records. Record `n` is in place `n` modulo their number, a power of
+//! two.
 //!
 //! ```text
 //! writer, of record n                        reader, of record i
@@ -17,7 +17,7 @@
 //! | must hold | because |
 //! |---|---|
 //! | the words of record i are there at b | `a` reads what `C` of record i or a later one stored |
-//! | a word of record n = i + capacity that `b` has read is found out | then `A` of record n is before `c`, so `d` reads n at least, which `C` of record n − 1 stored before `A` |
+//! | a word of record n = i + capacity that `b` has read is detected | then `A` of record n is before `c`, so `d` reads n at least, which `C` of record n − 1 stored before `A` |
 //!
 //! So record i is whole if the count at `d` is below i + capacity.
 
@@ -35,15 +35,15 @@ pub const WORDS: usize = 4;
 /// Bytes of a record.
 pub const RECORD_BYTES: u64 = 8 * WORDS as u64;
 
-/// Words of the header, which has a cache line of its own.
+/// Words of the header, which fills a cache line of its own.
 pub const HEADER_WORDS: usize = 8;
 
-/// Bytes of a ring with so many records.
+/// Bytes of a ring with this many records.
 pub const fn bytes(records: u64) -> u64 {
     HEADER_WORDS as u64 * 8 + records * RECORD_BYTES
 }
 
-/// The writer's end of a ring. It is for one CPU alone.
+/// The writer's end of a ring, for one CPU only.
 #[derive(Debug)]
 pub struct Writer<'r> {
     count: &'r AtomicU64,
@@ -52,7 +52,7 @@ pub struct Writer<'r> {
 }
 
 impl<'r> Writer<'r> {
-    /// A ring that nobody has written to: `count` is 0. `places` are a power of two.
+    /// A ring that was never written to: `count` is 0. The number of `places` is a power of two.
     pub const fn new(count: &'r AtomicU64, places: &'r [[AtomicU64; WORDS]]) -> Self {
         Self { count, places, next: Cell::new(0) }
     }
@@ -73,7 +73,7 @@ impl<'r> Writer<'r> {
     }
 }
 
-/// Where a reader finds a ring's words.
+/// Access to a ring's words for a reader.
 pub trait Source {
     /// Why it cannot be read.
     type Error;
@@ -81,13 +81,13 @@ pub trait Source {
     /// Loads the count, with acquire ordering.
     ///
     /// # Errors
-    /// As the source says.
+    /// Those of the source.
     fn count(&self) -> Result<u64, Self::Error>;
 
-    /// Loads a word of the record at a place, in one piece and without order.
+    /// Loads a word of the record at a place, untorn and without ordering.
     ///
     /// # Errors
-    /// As the source says.
+    /// Those of the source.
     fn word(&self, place: u64, word: usize) -> Result<u64, Self::Error>;
 }
 
@@ -100,7 +100,7 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Of a ring with room for `capacity` records, from the first record on.
+    /// A reader of a ring with room for `capacity` records, from the first record on.
     pub const fn new(capacity: u64) -> Self {
         Self { capacity, next: 0, lost: 0 }
     }
@@ -110,10 +110,10 @@ impl Reader {
         self.lost
     }
 
-    /// Hands on each record that was written since the last call and is still there.
+    /// Passes on each record that was written since the last call and has not been overwritten.
     ///
     /// # Errors
-    /// As the source says.
+    /// Those of the source.
     pub fn read<S: Source>(
         &mut self,
         source: &S,

@@ -1,4 +1,4 @@
-//! A ring on the host, and under loom with everything that can happen between its two ends.
+//! A ring on the host, and under loom with all interleavings of its two ends.
 
 use super::*;
 use core::convert::Infallible;
@@ -32,12 +32,12 @@ impl Source for Memory {
     }
 }
 
-/// Words by which a record is known, and by which one in pieces is.
+/// Words that identify a record and reveal a torn one.
 fn words_of(record: u64) -> [u64; WORDS] {
     [0, 1, 2, 3].map(|word| 10 * (record + 1) + word)
 }
 
-/// The numbers of the records that are there now; each is whole.
+/// The numbers of the records that can be read now; each is whole.
 fn read(reader: &mut Reader, memory: &Memory) -> Vec<u64> {
     let mut found = Vec::new();
     let Ok(()) = reader.read(memory, |words| {
@@ -69,11 +69,11 @@ fn bytes_of_a_ring_are_those_of_its_parts() {
     assert_eq!(bytes(4), 64 + 4 * 32);
 }
 
-/// What the writer of the model writes.
+/// The number of records that the model's writer writes.
 #[cfg(loom)]
 const RECORDS: u64 = 3;
 
-/// A ring of two records, a writer of one more, and a reader that looks meanwhile.
+/// A ring of two records, a writer of one more, and a concurrent reader.
 #[cfg(loom)]
 fn beside(write: fn(&Memory, u64)) {
     let mut model = loom::model::Builder::new();

@@ -1,5 +1,4 @@
-//! The guest on AMD64: in protected mode without paging, so that all its addresses are physical
-//! ones.
+//! The guest on AMD64: in protected mode without paging, so all its addresses are physical.
 
 use super::{LOW_AT, Pass, Stop, value_of};
 use kvm_bindings::kvm_segment;
@@ -9,9 +8,9 @@ use std::io;
 use std::slice;
 use workloads::mapping::Mapping;
 
-/// The port that the guest writes to while it waits; nothing is there.
+/// The port that the guest writes to while it waits; no device is there.
 const PORT: u16 = 0xf4;
-/// Three pages that Intel's processors have KVM use, away from all else.
+/// Three pages that KVM needs on Intel's processors, away from everything else.
 const TSS_AT: usize = 0xfffb_d000;
 
 /// Types of segments (APM vol. 2, 4.8): code that may be read, data that may be written to, both
@@ -20,10 +19,10 @@ const CODE: u8 = 11;
 const DATA: u8 = 3;
 /// CR0.PE: protected mode.
 const CR0_PE: u64 = 1;
-/// RFLAGS: the bit that is always set, and so no interrupts.
+/// RFLAGS: only the bit that is always set, so interrupts are disabled.
 const RFLAGS: u64 = 2;
 
-// EDI: the address; ECX: the count; EDX: the salt. EAX is the guest's own.
+// EDI: the address; ECX: the count; EDX: the salt. The guest uses EAX itself.
 global_asm!(
     ".pushsection .rodata.kvmslots_guest,\"a\",@progbits",
     ".code32",
@@ -46,14 +45,14 @@ unsafe extern "C" {
     static kvmslots_guest_end: u8;
 }
 
-/// Its instructions, which run wherever they are.
+/// Its instructions, which are position-independent.
 pub(crate) fn code() -> &'static [u8] {
     let (begin, end) = (&raw const kvmslots_guest, &raw const kvmslots_guest_end);
-    // SAFETY: both symbols are of one stretch of constants, begin first.
+    // SAFETY: both symbols delimit one sequence of constants, `begin` first.
     unsafe { slice::from_raw_parts(begin, end.addr() - begin.addr()) }
 }
 
-/// Sets the vCPU up, to begin with the code.
+/// Sets up the vCPU to begin with the code.
 pub(crate) fn prepare(vm: &VmFd, vcpu: &VcpuFd, _low: &mut Mapping) -> io::Result<()> {
     vm.set_tss_address(TSS_AT)?;
     let mut special = vcpu.get_sregs()?;
@@ -81,14 +80,14 @@ pub(crate) fn prepare(vm: &VmFd, vcpu: &VcpuFd, _low: &mut Mapping) -> io::Resul
     Ok(vcpu.set_regs(&registers)?)
 }
 
-/// Tells a guest that waits what to do.
+/// Tells a waiting guest what to do.
 pub(crate) fn tell(vcpu: &VcpuFd, pass: Pass) -> io::Result<()> {
     let mut registers = vcpu.get_regs()?;
     (registers.rdi, registers.rcx, registers.rdx) = (pass.at, pass.count, pass.salt.into());
     Ok(vcpu.set_regs(&registers)?)
 }
 
-/// What an exit means, if it is one of the guest's.
+/// The meaning of an exit, if it is one that the guest causes.
 pub(crate) fn stop_of(exit: &VcpuExit<'_>) -> Option<Stop> {
     match exit {
         VcpuExit::IoOut(PORT, _) => Some(Stop::Waits),

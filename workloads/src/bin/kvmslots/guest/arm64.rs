@@ -1,5 +1,5 @@
-//! The guest on Arm64: at EL1, with a stage 1 that maps the first 4 GiB to themselves as usual
-//! memory. With its MMU off its stores would go past the caches that its monitor reads through.
+//! The guest on Arm64: at EL1, with a stage 1 that identity-maps the first 4 GiB as normal memory.
+//! With its MMU off, its stores would bypass the caches through which its monitor reads.
 
 use super::{LOW_AT, Pass, Stop, value_of};
 use kvm_bindings::{
@@ -13,21 +13,22 @@ use std::mem::offset_of;
 use std::slice;
 use workloads::mapping::{Mapping, PAGE_BYTES};
 
-/// Where the guest stores to while it waits; nothing is there.
+/// The address that the guest stores to while it waits; no device is there.
 const DOORBELL: u64 = 0x0900_0000;
 
-/// The page of low memory that has the table, and what its blocks of 1 GiB are: accessed, inner
-/// shareable, for EL1 to read and write, with the first attributes (Arm ARM DDI 0487, D8.3).
+/// The page of low memory that holds the table, and the attributes of its blocks of 1 GiB:
+/// accessed, inner shareable, readable and writable at EL1, with attribute index 0 (Arm ARM DDI
+/// 0487, D8.3).
 const TABLE_PAGE: usize = 1;
 const BLOCK: u64 = 0x701;
 const BLOCKS: usize = 4;
 
-/// System registers by op0, op1, CRn, CRm, op2, and what they are to be.
+/// System registers by op0, op1, CRn, CRm, op2, and their values.
 const SYSTEM: [([u64; 5], u64); 4] = [
-    // MAIR_EL1: the first attributes are those of memory that is written back.
+    // MAIR_EL1: attribute 0 is that of write-back memory.
     ([3, 0, 10, 2, 0], 0xff),
-    // TCR_EL1: 39 bits of addresses by TTBR0_EL1, whose walks are cached and inner shareable, and
-    // none by TTBR1_EL1.
+    // TCR_EL1: 39-bit addresses by TTBR0_EL1, whose walks are cached and inner shareable; none
+    // by TTBR1_EL1.
     ([3, 0, 2, 0, 2], 25 | 1 << 8 | 1 << 10 | 3 << 12 | 1 << 23),
     // TTBR0_EL1.
     ([3, 0, 2, 0, 0], LOW_AT + (TABLE_PAGE * PAGE_BYTES) as u64),
@@ -35,7 +36,7 @@ const SYSTEM: [([u64; 5], u64); 4] = [
     ([3, 0, 1, 0, 0], 0x30d0_0800 | 1 | 1 << 2 | 1 << 12),
 ];
 
-// X0: the address; X1: the count; W2: the salt; X4: the doorbell. X5 is the guest's own.
+// X0: the address; X1: the count; W2: the salt; X4: the doorbell. The guest uses X5 itself.
 global_asm!(
     ".pushsection .rodata.kvmslots_guest,\"a\",%progbits",
     ".balign 4",
@@ -56,14 +57,14 @@ unsafe extern "C" {
     static kvmslots_guest_end: u8;
 }
 
-/// Its instructions, which run wherever they are.
+/// Its instructions, which are position-independent.
 pub(crate) fn code() -> &'static [u8] {
     let (begin, end) = (&raw const kvmslots_guest, &raw const kvmslots_guest_end);
-    // SAFETY: both symbols are of one stretch of constants, begin first.
+    // SAFETY: both symbols delimit one sequence of constants, `begin` first.
     unsafe { slice::from_raw_parts(begin, end.addr() - begin.addr()) }
 }
 
-/// Sets the vCPU up, to begin with the code.
+/// Sets up the vCPU to begin with the code.
 pub(crate) fn prepare(vm: &VmFd, vcpu: &VcpuFd, low: &mut Mapping) -> io::Result<()> {
     let mut target = kvm_vcpu_init::default();
     vm.get_preferred_target(&mut target)?;
@@ -78,14 +79,14 @@ pub(crate) fn prepare(vm: &VmFd, vcpu: &VcpuFd, low: &mut Mapping) -> io::Result
     set(vcpu, general(4), DOORBELL)
 }
 
-/// Tells a guest that waits what to do.
+/// Tells a waiting guest what to do.
 pub(crate) fn tell(vcpu: &VcpuFd, pass: Pass) -> io::Result<()> {
     set(vcpu, general(0), pass.at)?;
     set(vcpu, general(1), pass.count)?;
     set(vcpu, general(2), pass.salt.into())
 }
 
-/// What an exit means, if it is one of the guest's.
+/// The meaning of an exit, if it is one that the guest causes.
 pub(crate) fn stop_of(exit: &VcpuExit<'_>) -> Option<Stop> {
     match exit {
         VcpuExit::MmioWrite(DOORBELL, _) => Some(Stop::Waits),

@@ -1,8 +1,8 @@
-//! The guest: a few instructions that do one pass of stores, and wait to be told of the next.
+//! The guest: a few instructions that make one pass of stores, then wait for the next order.
 //!
 //! ```text
 //! loop:
-//!     wait                    an access that comes out of the machine; registers are set meanwhile
+//!     wait                    an access that causes an exit; registers are set meanwhile
 //!     do:
 //!         [at] = at + salt
 //!         at += a page
@@ -16,38 +16,38 @@ mod arch;
 
 pub(crate) use arch::{code, prepare, stop_of, tell};
 
-/// Where the guest's code is, and how much memory it has there.
+/// The address of the guest's code, and the size of the memory there.
 pub(crate) const LOW_AT: u64 = 0;
 pub(crate) const LOW_PAGES: usize = 4;
-/// Where the slot is that comes and goes, and how large it is at most: its end has 32 bits.
+/// The address of the slot that is added and removed, and its maximum size: its end fits 32 bits.
 pub(crate) const SLOT_AT: u64 = 1 << 30;
 pub(crate) const MIB_MAX: u64 = 2048;
 
-/// Stores that the guest is to make.
+/// The stores that the guest has to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pass {
     /// The address of the first; the others follow page by page.
     pub(crate) at: u64,
     /// How many; not 0.
     pub(crate) count: u64,
-    /// What is stored is this and the address.
+    /// The value of each store is the sum of this and the address.
     pub(crate) salt: u32,
 }
 
 impl Pass {
-    /// What is stored to the page at an address: both processors store 32 bits of it, and the rest
-    /// is 0.
+    /// The value stored to the page at an address: both processors store 32 bits of the sum, and
+    /// the rest is 0.
     pub(crate) const fn value(self, at: u64) -> u64 {
         (at as u32).wrapping_add(self.salt) as u64
     }
 }
 
-/// Why the guest does not run.
+/// Why the guest stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
-    /// It has done what it was told, and waits.
+    /// It has finished its pass, and waits.
     Waits,
-    /// It has stored this to an address where there is no memory.
+    /// It has stored this to an address without memory.
     Device { at: u64, value: u64 },
 }
 
