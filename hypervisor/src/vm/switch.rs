@@ -105,10 +105,11 @@ impl<'a, A: Arch> Context<'a, A> {
         let known = match leave {
             Leave::Blocked(deadline) => {
                 let space = self.state.space();
-                let owner = &mut self.owner;
+                let (cpu, vcpu, owner) = (self.cpu, self.vcpu.index, &mut self.owner);
                 let block = self.vm.sched.block(self.cpu.index, now, deadline, || {
                     let halted = owner.try_halt(space);
                     if halted {
+                        cpu.trace(Event::TurnEnds, vcpu);
                         // SAFETY: the state is saved, and the next is taken on below: a scheduler
                         // that lets a vCPU block never refuses.
                         unsafe { Self::release(owner) };
@@ -129,6 +130,7 @@ impl<'a, A: Arch> Context<'a, A> {
                     PutBack::Yielded => Counter::SchedYield,
                     PutBack::Passive => Counter::SchedPassive,
                 });
+                self.cpu.trace(Event::TurnEnds, self.vcpu.index);
                 // SAFETY: the state is saved, and the next is taken on below.
                 unsafe { Self::release(&mut self.owner) };
                 note_current(self.cpu, None);
@@ -137,6 +139,7 @@ impl<'a, A: Arch> Context<'a, A> {
                 next
             }
             Leave::Parked => {
+                self.cpu.trace(Event::TurnEnds, self.vcpu.index);
                 // SAFETY: as above.
                 unsafe { Self::release(&mut self.owner) };
                 note_current(self.cpu, None);

@@ -11,6 +11,7 @@
 //! | `EntryCancelled` | on this CPU | | | |
 //! | `Exit` | on this CPU | index of its [`Counter`](crate::counters::Counter) | | |
 //! | `TurnBegins` | on this CPU | 1 if the vCPU migrated from another CPU | | |
+//! | `TurnEnds` | on this CPU until now | | | |
 //! | `IdleBegins`, `IdleEnds` | [`NO_VCPU`] | | | |
 //! | `FlushAsked` | initiator | bank | vCPUs of this bank that are named | elements of the list, 0 for everything |
 //! | `Kick` | on this CPU, or `NO_VCPU` | CPU that is kicked | | |
@@ -88,6 +89,8 @@ events! {
     SpaceFlushBegins = 11,
     /// They have been flushed.
     SpaceFlushEnds = 12,
+    /// A CPU gives its vCPU up; any CPU may take it from now on.
+    TurnEnds = 13,
 }
 
 /// One record.
@@ -140,10 +143,7 @@ mod tests {
     fn rings_fit_into_their_memory() {
         for rings in [0, 1, 2, 3, 16, 17, 255, 256, 1 << 18] {
             let records = records_in_each(rings);
-            assert!(
-                records.is_power_of_two() && records >= 2 && records <= RECORDS_MAX,
-                "{rings}: {records}"
-            );
+            assert!(records.is_power_of_two() && (2..=RECORDS_MAX).contains(&records), "{rings}: {records}");
             assert!(rings > 256 || rings * ring::bytes(records) <= RING_BYTES_MAX, "{rings}: {records}");
         }
         assert_eq!(records_in_each(3), RECORDS_MAX);

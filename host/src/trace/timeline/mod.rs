@@ -229,6 +229,10 @@ impl Lane {
                 self.turn = vcpu.map(|vcpu| (vcpu, at));
                 self.switch(at, hypervisor(Why::Scheduling));
             }
+            Event::TurnEnds => {
+                self.end_turn(at);
+                self.switch(at, Doing::Hypervisor { vcpu: None, why: Why::Scheduling });
+            }
             Event::IdleBegins => {
                 self.end_turn(at);
                 self.switch(at, Doing::Idle);

@@ -35,9 +35,10 @@ fn one_flush() -> Timeline {
         record(18, Event::FlushTaken, 1, 0, 3, 0),
         record(19, Event::Enter, 1, 0, 0, 0),
         record(40, Event::Exit, 1, Counter::ExitWait as u32, 0, 0),
-        record(41, Event::TurnBegins, 2, 1, 0, 0),
-        record(42, Event::FlushTaken, 2, 1, 0, 0),
-        record(43, Event::Enter, 2, 0, 0, 0),
+        record(41, Event::TurnEnds, 1, 0, 0, 0),
+        record(42, Event::TurnBegins, 2, 1, 0, 0),
+        record(43, Event::FlushTaken, 2, 1, 0, 0),
+        record(44, Event::Enter, 2, 0, 0, 0),
     ];
     timeline([first, second])
 }
@@ -58,7 +59,8 @@ fn every_moment_of_a_cpu_is_in_one_span() {
         (16000, hypervisor(1, Why::Cancelled)),
         (19000, Doing::Guest { vcpu: 1 }),
         (40000, hypervisor(1, Why::Exit(Counter::ExitWait))),
-        (41000, hypervisor(2, Why::Scheduling)),
+        (41000, Doing::Hypervisor { vcpu: None, why: Why::Scheduling }),
+        (42000, hypervisor(2, Why::Scheduling)),
     ];
     assert_eq!(names, expected);
     assert_eq!(timeline.cpus[0].turns, [(0, 0, 31000)]);
@@ -74,7 +76,7 @@ fn a_flush_is_connected_with_its_targets() {
     assert_eq!((flush.targets, flush.deferred_count, flush.merged, flush.elements), (2, 1, 0, 3));
     assert_eq!(flush.named, [1, 2]);
     assert_eq!(flush.kicked, [Kicked { cpu: 1, at: 12000, vcpu: Some(1), exit: Some(15000) }]);
-    assert_eq!(flush.deferred, [Taken { vcpu: 2, cpu: 1, at: 42000, whole: true, pages: 0 }]);
+    assert_eq!(flush.deferred, [Taken { vcpu: 2, cpu: 1, at: 43000, whole: true, pages: 0 }]);
 }
 
 #[test]
