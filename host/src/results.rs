@@ -6,6 +6,7 @@ use crate::machine::emulator;
 use crate::workspace;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,6 +33,36 @@ impl Subject {
             Self::Kvm => "kvm",
         }
     }
+}
+
+/// The median, minimum and maximum of some numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Spread {
+    pub(crate) median: f64,
+    pub(crate) min: f64,
+    pub(crate) max: f64,
+}
+
+impl Spread {
+    /// Of at least one number; the median of an even count is the mean of the middle two.
+    pub(crate) fn of(numbers: &[f64]) -> Option<Self> {
+        let mut sorted = numbers.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let (min, max) = (*sorted.first()?, *sorted.last()?);
+        let median = f64::midpoint(sorted[(sorted.len() - 1) / 2], sorted[sorted.len() / 2]);
+        Some(Self { median, min, max })
+    }
+
+    /// Whether ratios with this spread differ from 1 by less than they differ among themselves.
+    /// Compares logarithms, because half and twice are equally far from 1.
+    pub(crate) fn is_equal(self) -> bool {
+        self.min < self.max && self.median.ln().abs() < (self.max / self.min).ln()
+    }
+}
+
+/// The number in a report: finite and not negative.
+pub(crate) fn number(value: &Value) -> Option<f64> {
+    value.as_f64().filter(|number| number.is_finite() && *number >= 0.0)
 }
 
 /// One row: the runs of one case, subject and metric.
@@ -111,11 +142,8 @@ impl Samples {
 
 impl Series {
     fn row(&self) -> Option<Row> {
-        let mut sorted = self.values.clone();
-        sorted.sort_by(f64::total_cmp);
-        let (min, max) = (*sorted.first()?, *sorted.last()?);
-        let runs = sorted.len();
-        let median = f64::midpoint(sorted[(runs - 1) / 2], sorted[runs / 2]);
+        let Spread { median, min, max } = Spread::of(&self.values)?;
+        let runs = self.values.len();
         let (case, metric) = (self.case.clone(), self.metric.clone());
         Some(Row { case, subject: self.subject, metric, unit: self.unit, median, min, max, runs })
     }

@@ -11,7 +11,7 @@ use crate::cli::ExitsArgs;
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
 use crate::machine::spec::Clock;
-use crate::results::{self, Samples, Subject};
+use crate::results::{self, Samples, Subject, number};
 use crate::run::conclude;
 use crate::size::MIB;
 use crate::table::table;
@@ -20,7 +20,6 @@ use crate::workspace;
 use anyhow::Result;
 use hostlink::config::{FlushMode, MAX_VCPUS, ResetPolicy, Switches};
 use hostlink::exit::ExitCode;
-use serde_json::Value;
 
 /// One operation.
 struct Case {
@@ -151,10 +150,6 @@ fn print(cases: &[Case], samples: &Samples) -> bool {
     let header = ["instructions per operation", "Quell", "at most", "KVM 6.1", ""];
     println!("{}", table(header, rows));
     within
-}
-
-fn number(value: &Value) -> Option<f64> {
-    value.as_f64().filter(|number| number.is_finite() && *number >= 0.0)
 }
 
 #[cfg(test)]

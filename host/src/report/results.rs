@@ -1,17 +1,10 @@
 //! Reads the JSON of `bench all`: ratios, and the medians of each way.
 
 use super::{escape, plots};
+use crate::results::Spread;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::fmt::Write as _;
-
-/// A median with the smallest and the largest value.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Spread {
-    pub(super) median: f64,
-    pub(super) min: f64,
-    pub(super) max: f64,
-}
 
 /// One comparison.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,6 +32,8 @@ impl Ratio {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Results {
     pub(super) ratios: Vec<Ratio>,
+    /// Comparisons that have no pair of runs yet.
+    unmeasured: usize,
     facts: Vec<(String, String)>,
 }
 
@@ -53,7 +48,10 @@ impl Results {
                 facts.push((name.clone(), fact.as_str().unwrap_or_default().to_owned()));
             }
         }
-        Ok(Self { ratios: ratios.iter().map(ratio).collect::<Result<_>>()?, facts })
+        let (unmeasured, measured): (Vec<_>, Vec<_>) =
+            ratios.iter().partition(|ratio| ratio["verdict"] == "unmeasured");
+        let ratios = measured.into_iter().map(ratio).collect::<Result<_>>()?;
+        Ok(Self { ratios, unmeasured: unmeasured.len(), facts })
     }
 
     /// The section of the page.
@@ -62,6 +60,9 @@ impl Results {
         out += "<p>Each ratio is Quell's time or count divided by that of the best of KVM's ways: less than 1 is \
                 in Quell's favour. Runs alternate; a ratio is the median over pairs of runs.</p>\n";
         out += &self.table()?;
+        if self.unmeasured != 0 {
+            writeln!(out, "<p>Comparisons without a pair of runs so far: {}.</p>", self.unmeasured)?;
+        }
         if !self.ratios.is_empty() {
             write!(out, "<figure id=\"plot-ratios\">{}", plots::ratios(&self.ratios)?)?;
             out += "<figcaption>Ratios with their spread over pairs of runs; ticks are targets.</figcaption></figure>\n";
@@ -125,12 +126,10 @@ fn amount(value: f64, unit: &str) -> String {
 fn ratio(value: &Value) -> Result<Ratio> {
     let text = |key: &str| value[key].as_str().unwrap_or_default().to_owned();
     let spread = |key: &str| {
-        let number = |part: &str| value[key][part].as_f64().filter(|number| number.is_finite());
-        let spread = (number("median"), number("min"), number("max"));
-        let (Some(median), Some(min), Some(max)) = spread else { return None };
-        Some(Spread { median, min, max })
+        let spread: Spread = serde_json::from_value(value[key].clone())
+            .with_context(|| format!("no {key} in the ratio {value}"))?;
+        Ok::<_, anyhow::Error>(spread)
     };
-    let spread = |key: &str| spread(key).with_context(|| format!("no {key} in the ratio {value}"));
     Ok(Ratio {
         case: text("case"),
         metric: text("metric"),
@@ -178,6 +177,15 @@ pub(super) mod tests {
             assert!(section.contains(part), "{part}:\n{section}");
         }
         assert_eq!(section.matches("<tr class=\"met\">").count(), 2);
+    }
+
+    #[test]
+    fn results_of_an_interrupted_run_are_shown_as_far_as_they_go() {
+        let mut value = results(&[("a", 0.5, None), ("b", 0.5, None)]);
+        value["ratios"][1] = json!({"case": "flush", "metric": "b", "pairs": [], "verdict": "unmeasured"});
+        let section = Results::of(&value).expect("reads").section().expect("is made");
+        assert!(section.contains("without a pair of runs so far: 1."), "{section}");
+        assert_eq!(section.matches("<tr class=").count(), 1);
     }
 
     #[test]

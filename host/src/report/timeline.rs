@@ -48,7 +48,8 @@ pub(super) fn of_trace(trace: &Value, window_ns: u64) -> Result<Value> {
             .push(json!([start, end, kind, index]));
     }
     let cpus: Vec<_> = cpus.into_iter().map(|(cpu, spans)| json!({"cpu": cpu, "spans": spans})).collect();
-    let flushes: Vec<_> = slices.iter().filter_map(|slice| flush(slice, events, window)).collect();
+    let arrows = arrows(events, window);
+    let flushes: Vec<_> = slices.iter().filter_map(|slice| flush(slice, &arrows, window)).collect();
     Ok(json!({
         "length": window.end - window.start,
         "start": window.start,
@@ -93,22 +94,27 @@ fn within(slice: &Value, window: Window) -> Option<(u64, u64)> {
     (start < end).then(|| (start - window.start, end - window.start))
 }
 
-/// A flush that begins in the window, with its arrows.
-fn flush(slice: &Value, events: &[Value], window: Window) -> Option<Value> {
+/// The ends of arrows in or behind the window, by the flush that they come from.
+fn arrows(events: &[Value], window: Window) -> BTreeMap<u64, Vec<Value>> {
+    let mut arrows = BTreeMap::<u64, Vec<Value>>::new();
+    for event in events.iter().filter(|event| event["ph"] == "f") {
+        let (Some(id), Some(at)) = (event["id"].as_u64(), ns(event, "ts").checked_sub(window.start)) else {
+            continue;
+        };
+        let end = json!({"kind": event["name"], "cpu": event["tid"], "at": at});
+        arrows.entry(id >> 16).or_default().push(end);
+    }
+    arrows
+}
+
+/// A flush that is in the window, with its arrows.
+fn flush(slice: &Value, arrows: &BTreeMap<u64, Vec<Value>>, window: Window) -> Option<Value> {
     if slice["cat"] != "flush" {
         return None;
     }
     let (start, end) = within(slice, window)?;
     let args = &slice["args"];
     let id = args["flush"].as_u64()?;
-    let arrows: Vec<_> = events
-        .iter()
-        .filter(|event| event["ph"] == "f" && event["id"].as_u64().is_some_and(|arrow| arrow >> 16 == id))
-        .filter_map(|event| {
-            let at = ns(event, "ts").checked_sub(window.start)?;
-            Some(json!({"kind": event["name"], "cpu": event["tid"], "at": at}))
-        })
-        .collect();
     Some(json!({
         "id": id,
         "cpu": slice["tid"],
@@ -121,7 +127,7 @@ fn flush(slice: &Value, events: &[Value], window: Window) -> Option<Value> {
         "kicked": args["kicked"].as_array().map_or(0, Vec::len),
         "merged": args["merged"],
         "elements": args["elements"],
-        "arrows": arrows,
+        "arrows": arrows.get(&id).map_or(&[][..], Vec::as_slice),
     }))
 }
 

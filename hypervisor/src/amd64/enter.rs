@@ -46,12 +46,12 @@ pub fn take_flush<A: Amd64>(context: &mut Context<'_, A>) {
     let (owner, asids) = (&mut context.owner, &context.workspace.asids);
     let Some(taken) = amd64::take_flush(&mut processor, owner, asids, slot, limit) else { return };
     context.count(Counter::FlushTaken);
-    if matches!(taken, Taken::Everything | Taken::Whole(_)) {
+    let is_whole = matches!(taken, Taken::Everything | Taken::Whole(_));
+    if is_whole {
         context.state.auditor.take_flush();
     }
     let pages = if let Taken::Pages { pages, .. } = taken { pages } else { 0 };
-    let is_whole = u32::from(matches!(taken, Taken::Everything | Taken::Whole(_)));
-    context.cpu.trace_with(Event::FlushTaken, context.vcpu.index, is_whole, [pages, 0]);
+    context.cpu.trace_with(Event::FlushTaken, context.vcpu.index, is_whole.into(), [pages, 0]);
     match taken {
         Taken::Nothing => {}
         Taken::Everything => context.count(Counter::FlushWhole),

@@ -66,7 +66,7 @@ impl<A: Cpus> PerCpu<A> {
             was_kicked: Cell::new(false),
             current_vcpu: AtomicU32::new(0),
             last_exit: AtomicU64::new(0),
-            trace: CpuTrace::new(),
+            trace: CpuTrace::default(),
         }
     }
 

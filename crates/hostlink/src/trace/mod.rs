@@ -34,7 +34,8 @@ pub const RECORDS_MAX: u64 = 1 << 15;
 
 /// The number of records in each of `rings` rings: a power of two.
 pub const fn records_in_each(rings: u64) -> u64 {
-    let fit = RING_BYTES_MAX / (if rings == 0 { 1 } else { rings } * ring::RECORD_BYTES);
+    let rings = if rings == 0 { 1 } else { rings };
+    let fit = RING_BYTES_MAX / (rings * ring::RECORD_BYTES);
     let fit = if fit < 3 { 2 } else { fit - 1 }; // Less one, for the header.
     let power = 1 << (u64::BITS - 1 - fit.leading_zeros());
     if power < RECORDS_MAX { power } else { RECORDS_MAX }

@@ -3,33 +3,8 @@
 use super::cases::{Case, Comparison};
 use super::record::Run;
 use super::way::Way;
-use crate::results::Subject;
+use crate::results::{Spread, Subject};
 use serde::Serialize;
-
-/// The median, minimum and maximum of some numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(crate) struct Spread {
-    pub(crate) median: f64,
-    pub(crate) min: f64,
-    pub(crate) max: f64,
-}
-
-impl Spread {
-    /// Of at least one number; the median of an even count is the mean of the middle two.
-    pub(crate) fn of(numbers: &[f64]) -> Option<Self> {
-        let mut sorted = numbers.to_vec();
-        sorted.sort_by(f64::total_cmp);
-        let (min, max) = (*sorted.first()?, *sorted.last()?);
-        let median = f64::midpoint(sorted[(sorted.len() - 1) / 2], sorted[sorted.len() / 2]);
-        Some(Self { median, min, max })
-    }
-
-    /// Whether ratios with this spread differ from 1 by less than they differ among themselves.
-    /// Compares logarithms, because half and twice are equally far from 1.
-    pub(crate) fn is_equal(self) -> bool {
-        self.min < self.max && self.median.ln().abs() < (self.max / self.min).ln()
-    }
-}
 
 /// The result of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -1,10 +1,11 @@
 //! The output of `quell bench all`: the progress, and the table at the end.
 
 use super::cases::Case;
-use super::pairs::{Ratio, Spread, Verdict, series, spread};
+use super::pairs::{Ratio, Verdict, series, spread};
 use super::plan::Step;
 use super::record::Run;
 use super::way::Way;
+use crate::results::Spread;
 use crate::table::table;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{self, IsTerminal};

@@ -5,6 +5,7 @@ use super::way::{Logged, Way};
 use crate::bench::shootdown::Measured;
 use crate::guest::peer;
 use crate::machine::process::Flow;
+use crate::results::number;
 use serde_json::Value;
 use std::time::Duration;
 
@@ -131,10 +132,6 @@ impl Metric {
     fn is_in(&self, event: &str, report: &Value) -> bool {
         self.event == event && self.of.is_none_or(|(field, value)| report[field] == value)
     }
-}
-
-fn number(value: &Value) -> Option<f64> {
-    value.as_f64().filter(|number| number.is_finite() && *number >= 0.0)
 }
 
 #[cfg(test)]

@@ -10,8 +10,8 @@ use crate::vm::memory::FreeMemory;
 pub struct Rings;
 
 /// The ring of one CPU: none.
-#[derive(Debug)]
-pub struct CpuTrace;
+#[derive(Debug, Default)]
+pub struct CpuTrace {}
 
 impl Rings {
     /// None.
@@ -24,19 +24,7 @@ impl Rings {
     pub const fn publish(&self, _: &Beacon) {}
 }
 
-impl Default for CpuTrace {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl CpuTrace {
-    /// Nothing.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self
-    }
-
     /// Does nothing.
     pub const fn attach(&self, _: &Rings, _: u32) {}
 

@@ -53,21 +53,10 @@ impl Rings {
 }
 
 /// The ring of one CPU, once it has begun to write it.
+#[derive(Default)]
 pub struct CpuTrace(OnceCell<Writer<'static>>);
 
-impl Default for CpuTrace {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl CpuTrace {
-    /// No ring yet.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self(OnceCell::new())
-    }
-
     /// Begins to write the ring of this CPU, which is the calling one.
     pub fn attach(&self, rings: &Rings, cpu: u32) {
         if let Some((count, places)) = rings.ring(cpu) {
