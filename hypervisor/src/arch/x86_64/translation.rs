@@ -4,12 +4,13 @@
 //! writable; nothing is both writable and executable. Page 0 and the guard pages of the stacks are
 //! not mapped.
 
+use core::arch::x86_64::__cpuid_count;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use baremetal::pages::PAGE;
 use paging::{Amd64Host, Level, MapError, PageTable, Permissions, PhysAddr};
-use x86_64::registers::control::{Cr3, Cr3Flags};
+use x86_64::registers::control::{Cr3, Cr3Flags, Cr4, Cr4Flags};
 
 use crate::amd64::cpuid;
 use crate::arch::Local;
@@ -59,4 +60,20 @@ pub(crate) unsafe fn activate_tables() {
     // SAFETY: the caller vouches for the tables. Writing CR3 drops every translation of the boot
     // tables except global ones, and they have none.
     unsafe { Cr3::write(root, Cr3Flags::empty()) };
+    // SAFETY: the tables have neither user pages nor a translation that differs between roots.
+    unsafe { Cr4::update(|cr4| cr4.insert(protections())) };
+}
+
+/// The bits of CR4 that concern translation, with the value that most guests choose: global leaves,
+/// and no access to user pages, of which the tables have none.
+///
+/// QEMU flushes its TLB once more at each VMRUN and each #VMEXIT if one of these bits differs
+/// between host and guest (`docs/qemu.md`); a processor does not.
+fn protections() -> Cr4Flags {
+    let mut flags = Cr4Flags::PAGE_SIZE_EXTENSION | Cr4Flags::PAGE_GLOBAL;
+    // AMD64 Architecture Programmer's Manual, volume 3, E.3.6: CPUID Fn0000_0007_EBX_x0.
+    let features = __cpuid_count(7, 0).ebx;
+    flags.set(Cr4Flags::SUPERVISOR_MODE_EXECUTION_PROTECTION, features & 1 << 7 != 0);
+    flags.set(Cr4Flags::SUPERVISOR_MODE_ACCESS_PREVENTION, features & 1 << 20 != 0);
+    flags
 }
