@@ -45,8 +45,8 @@ pub(super) const STEPS: [Step; 15] = [
     step("format", "the sources are formatted", &["fmt", "--all", "--", "--check", "--color", "never"]),
     step(
         "unit-tests",
-        "unit and property tests of all crates",
-        &["test", "--workspace", "--exclude", "quell-probe"],
+        "unit and property tests of all crates; the hypervisor's record a trace",
+        &["test", "--workspace", "--exclude", "quell-probe", "--features", "quell-hypervisor/trace"],
     ),
     step(
         "model-tests",
