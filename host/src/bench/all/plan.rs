@@ -51,6 +51,7 @@ fn usual(work: &Work, way: Way) -> f64 {
         Work::Linux(linux) if linux.vcpus > 16 => (20.0, 200.0),
         Work::Linux(linux) => (3.0 + 0.1 * f64::from(linux.vcpus), 16.0 + f64::from(linux.vcpus)),
         Work::Probe { .. } => (3.0, 60.0),
+        Work::Slots(_) => (5.0, 40.0),
         Work::Tlbcheck { .. } => (15.0, 60.0),
     };
     if way.is_peer() { kvm } else { quell }
