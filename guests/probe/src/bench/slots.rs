@@ -29,8 +29,8 @@ pub(crate) fn remove() -> Result<(), Failure> {
     measured("fault-in", store_to_each());
     let stops = during("remove")?;
     ensure!(word(AT).load(Ordering::Relaxed) == u64::MAX, "the memory at {AT:#x} is still there");
+    measured("stopped", stops.total);
     measured("longest stop", stops.longest);
-    measured("all stops", stops.total);
     Ok(())
 }
 

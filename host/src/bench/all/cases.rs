@@ -300,6 +300,7 @@ pub(crate) const CASES: &[Case] = &[
     },
     slots::REMOVE,
     slots::LOG,
+    slots::BESIDE_64M,
     slots::BESIDE_256M,
     slots::BESIDE_1G,
     slots::BESIDE_2G,

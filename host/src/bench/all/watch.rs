@@ -227,4 +227,33 @@ mod tests {
         assert_eq!((numbers.len(), numbers[0].unit), (1, "instructions"));
         assert!(seen("exits", HYPERCALL, &lines[1..]).is_err(), "nothing was counted");
     }
+    #[test]
+    fn slots_are_measured_by_the_monitor_or_by_the_bare_guest() {
+        let round =
+            json!({"event": "round", "delete.fault_in": 9e8, "delete.remove": 6e7, "delete.until_on": 7e7});
+        let exit = |status: u64| json!({"event": "exit", "status": status});
+        let starts = json!({"event": peer::STARTS});
+        let numbers =
+            seen("remove-1G", KVM_HYPERV, &[starts.clone(), round.clone(), exit(0)]).expect("is measured");
+        assert!((value(&numbers, "stopped") - 7e7).abs() < 1e-9, "{numbers:?}");
+        assert!(numbers.iter().all(|number| number.unit == INSTRUCTIONS));
+        let error = |last| seen("remove-1G", KVM_HYPERV, &[starts.clone(), last]).expect_err("is refused");
+        assert!(error(exit(3)).contains("status 3"));
+        assert!(error(exit(0)).contains("'fault-in'"));
+
+        let case = |name: &str| json!({"case": name, "metric": "instructions", "value": 5});
+        let lines = ["fault-in", "stopped", "longest stop"].map(case);
+        let done = json!({"event": "done"});
+        let all = [&lines[..], std::slice::from_ref(&done)].concat();
+        assert_eq!(seen("remove-1G", HYPERCALL, &all).expect("is measured").len(), 3);
+        let error = seen("remove-1G", HYPERCALL, &[lines[0].clone(), done]).expect_err("is refused");
+        assert!(error.contains("'stopped'"), "{error}");
+    }
+
+    #[test]
+    fn a_request_that_was_refused_ends_the_run() {
+        let mut watch = Watch::new(work("remove-1G"), HYPERCALL);
+        watch.fail("Add: there is not so much memory".to_owned());
+        assert!(watch.is_over() && watch.result().is_err_and(|why| why.contains("not so much memory")));
+    }
 }
