@@ -15,12 +15,16 @@ use anyhow::{Context, Result, ensure};
 use baremetal::pages::PAGE;
 use hostlink::ctl::{LogWay, Request};
 use serde_json::Value;
+use std::time::Duration;
 
 /// The memory that is added to Quell's guest, and its address.
 const AT: u64 = 1 << 30;
 const SIZE: u64 = 1 << 30;
 /// Memory of a bare guest itself.
 const OWN: u64 = 64 * MIB;
+/// The longest time for a request: where other programs keep the computer busy, zeroing the memory
+/// takes long.
+const PATIENCE: Duration = Duration::from_secs(600);
 /// The most that a removal may take, relative to KVM.
 const REMOVAL_MAX: f64 = 0.1;
 
@@ -192,7 +196,8 @@ impl Operator {
     /// Does what a report of the guest demands, if anything, and tells the guest.
     pub(super) fn take(&mut self, report: &Value, machine: &mut Machine) -> Result<()> {
         let Some(order) = Order::of(report) else { return Ok(()) };
-        self.ask(order, &mut machine.control()?).with_context(|| format!("{order:?}"))?;
+        let mut control = machine.control()?.with_patience(PATIENCE);
+        self.ask(order, &mut control).with_context(|| format!("{order:?}"))?;
         machine.type_text("\n")
     }
 
@@ -261,7 +266,8 @@ mod tests {
                 assert!(guest.contains(&format!("measured(\"{name}\"")), "{}: {name}", case.name);
             }
         }
-        let waits = REMOVES.split("during(\"").skip(1).filter_map(|rest| rest.split('"').next());
+        let waits = ["during(\"", "event(\""].map(|call| REMOVES.split(call).skip(1)).into_iter().flatten();
+        let waits = waits.filter_map(|rest| rest.split('"').next());
         let orders: Vec<_> = waits.map(|event| Order::of(&json!({ "event": event }))).collect();
         let all = [Order::Remove, Order::LogStart, Order::LogFetch, Order::Add].map(Some);
         assert_eq!(orders, all);
