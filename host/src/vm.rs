@@ -2,7 +2,7 @@
 
 use crate::arch::{Arch, Platform};
 use crate::guest::cache::{self, GuestFiles};
-use crate::guest::{initramfs, kernel, peer};
+use crate::guest::{initramfs, kernel, peer, vmm};
 use crate::machine::bundle::Bundle;
 use crate::machine::spec::{Clock, Payload, Spec, memory_around};
 use crate::machine::symbols::{self, Symbols};
@@ -269,6 +269,20 @@ impl StockGuest {
         let payload =
             Payload::Bare { kernel: self.kernel(), initrd: Some(path), cmdline: peer::CMDLINE.into() };
         Ok(Spec { clock, ..Spec::new(Platform::X86_64, payload, around.all(), memory) })
+    }
+
+    /// A machine of one CPU that counts instructions, whose stock kernel runs kvmslots with these
+    /// arguments under KVM. Its guest has `memory` bytes.
+    pub(crate) fn with_kvmslots(&self, arguments: &str, memory: u64, directory: &Path) -> Result<Spec> {
+        ensure!(self.arch == Arch::X86_64, "KVM runs on x86_64 machines only");
+        let program = workspace::build(workspace::KVMSLOTS, self.arch)?;
+        let initrd = [self.initramfs.clone(), vmm::archive(&self.files, &program, arguments)?].concat();
+        let memory = vmm::memory(memory, initrd.len() as u64);
+        let path = directory.join("initrd");
+        fs::write(&path, initrd).context("cannot write the initial RAM disk")?;
+        let payload =
+            Payload::Bare { kernel: self.kernel(), initrd: Some(path), cmdline: peer::CMDLINE.into() };
+        Ok(Spec { clock: Clock::Instructions, ..Spec::new(Platform::X86_64, payload, 1, memory) })
     }
 
     /// The initial RAM disk; with a command it runs that, otherwise a shell.

@@ -16,8 +16,8 @@
 //! Arm64 it is started like Linux: the flat binary has the header of an arm64 `Image`.
 //!
 //! On all other targets the crate has only `devicetree`, [`pages`], [`random`], [`sleep`],
-//! [`startup`], [`text`], [`uart16550`], [`verdict`] and [`watch`]: the rest is assembly for the
-//! machine.
+//! [`startup`], [`stops`], [`text`], [`uart16550`], [`verdict`] and [`watch`]: the rest is assembly
+//! for the machine.
 #![no_std]
 
 #[cfg(test)]
@@ -29,6 +29,7 @@ pub mod pages;
 pub mod random;
 pub mod sleep;
 pub mod startup;
+pub mod stops;
 pub mod text;
 pub mod uart16550;
 pub mod verdict;

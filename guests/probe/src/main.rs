@@ -48,6 +48,8 @@ fn main(info: BootInfo) -> ! {
             bench::memory("memslot", || bench::memslot(name, count.unwrap_or(16)));
         }
         Some(("bench", "zap")) => bench::memory("zap", bench::zap),
+        Some(("bench", "remove")) => bench::memory("remove", bench::remove),
+        Some(("bench", "log")) => bench::memory("log", bench::log),
         Some(("bench", name)) => bench::running(name, count.unwrap_or(1)),
         Some(("test", name)) => tests::run(name, count),
         _ => report::end("", &Err(report::failure(format_args!("nothing to do: '{cmdline}'")))),

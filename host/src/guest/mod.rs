@@ -6,3 +6,4 @@ pub(crate) mod cpio;
 pub(crate) mod initramfs;
 pub(crate) mod kernel;
 pub(crate) mod peer;
+pub(crate) mod vmm;

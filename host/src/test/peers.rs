@@ -11,12 +11,19 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use std::{env, fs, thread};
 
-/// The row.
-pub(super) const ROWS: [Case; 1] = [case(
-    "bench_all_goes_on_where_it_was_interrupted",
-    "Quell and KVM take turns, each run is saved at once, and none is repeated or kept from another version",
-    Body::Own(goes_on),
-)];
+/// The rows.
+pub(super) const ROWS: [Case; 2] = [
+    case(
+        "bench_all_goes_on_where_it_was_interrupted",
+        "Quell and KVM take turns, each run is saved at once, and none is repeated or kept from another version",
+        Body::Own(goes_on),
+    ),
+    case(
+        "bench_all_removes_memory_beside_kvm",
+        "a slot is removed, by Quell and by a monitor on KVM, and what that costs is counted on both sides",
+        Body::Own(removes),
+    ),
+];
 
 /// The runs, in this order.
 const TURNS: [(&str, &str); 5] =
@@ -99,11 +106,58 @@ fn refuses_other_versions(file: &Path, mut document: Value) -> Result<()> {
     Ok(())
 }
 
-/// The smallest possible comparison, with additional arguments.
+/// The smallest cases, KVM's for one of them only.
+fn removes(directory: &Path) -> Result<()> {
+    let file = directory.join("slots.json");
+    let path = file.to_string_lossy();
+    let measure = |arguments: &[&str]| {
+        let mut tool = tool(&[arguments, &["--json", &path]].concat())?;
+        let output = tool.output().context("cannot start this program again")?;
+        let errors = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{arguments:?} ended with {}:\n{errors}", output.status);
+        Ok(())
+    };
+    measure(&["--only", "remove-beside-64M", "--peer", "kvm"])?;
+    measure(&["--only", "remove-1G", "--only", "log-1G"])?;
+    let document = read(&file)?;
+    let value = |case: &str, subject: &str, metric: &str| {
+        let all = runs(&file);
+        let run = all.iter().find(|run| run["case"] == case && run["subject"] == subject);
+        let values = run.and_then(|run| run["values"].as_array());
+        let found = values.and_then(|all| all.iter().find(|value| value["metric"] == metric));
+        let found = found.filter(|value| value["unit"] == "instructions");
+        found
+            .and_then(|value| value["value"].as_f64())
+            .with_context(|| format!("{case} on {subject}: no {metric}"))
+    };
+    let (beside, pages) = ("remove-beside-64M", 16_384.0);
+    let faults = value(beside, "kvm", "touch again")?;
+    ensure!(faults > 500.0 * pages, "KVM faults {pages} pages back in by {faults} instructions");
+    let none = value(beside, "quell", "touch again")?;
+    ensure!(none < 50.0 * pages, "nothing is faulted in, and it takes {none} instructions");
+    ensure!(value(beside, "quell", "deletion")? < value(beside, "kvm", "deletion")?, "{document}");
+    let (stopped, longest) =
+        (value("remove-1G", "quell", "stopped")?, value("remove-1G", "quell", "longest stop")?);
+    ensure!(longest > 0.0 && longest < stopped, "stopped for {stopped}, the longest time {longest}");
+    for metric in ["enable", "write", "fetch"] {
+        value("log-1G", "quell", metric)?;
+    }
+    let setups = document["setups"].as_array().cloned().unwrap_or_default();
+    let kvm = setups.iter().find(|setup| setup["subject"] == "kvm").context("no setup of KVM")?;
+    ensure!(text(&kvm["command"]).starts_with("kvmslots ") && kvm["peer_qemu"].is_null(), "{kvm}");
+    ensure!(text(&kvm["peer_cmdline"]).contains("tsc=reliable"), "{kvm}");
+    Ok(())
+}
+
+/// The smallest comparison of times, with additional arguments.
 fn command(more: &[&str]) -> Result<Command> {
+    tool(&[&["--peer", "kvm", "--only", "thrash-2:2", "--runs", "1", "--rounds", "5"], more].concat())
+}
+
+/// `bench all` with these arguments.
+fn tool(arguments: &[&str]) -> Result<Command> {
     let mut command = Command::new(env::current_exe().context("this program has no path")?);
-    command.args(emulator::wanted().arguments()).args(["bench", "all", "--peer", "kvm"]);
-    command.args(["--only", "thrash-2:2", "--runs", "1", "--rounds", "5"]).args(more);
+    command.args(emulator::wanted().arguments()).args(["bench", "all"]).args(arguments);
     command.current_dir(workspace::root()).stdin(Stdio::null());
     Ok(command)
 }

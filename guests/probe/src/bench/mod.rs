@@ -8,6 +8,7 @@
 mod flush;
 mod memslot;
 mod running;
+mod slots;
 
 use core::arch::asm;
 use core::arch::x86_64::__cpuid;
@@ -21,6 +22,7 @@ use x86_64::registers::model_specific::Msr;
 pub(crate) use flush::flush;
 pub(crate) use memslot::{memslot, zap};
 pub(crate) use running::running;
+pub(crate) use slots::{log, remove};
 
 use crate::apic::{self, LVT_TSC_DEADLINE};
 use crate::interrupts::{VECTOR_ECHO, VECTOR_TICK, count};

@@ -1,5 +1,6 @@
 //! The cases that `quell bench all` measures: one row each.
 
+use super::slots::{self, Slots};
 use super::way::{HYPERCALL, IPI, KVM_HYPERV, KVM_IPI, KVM_PARAVIRTUAL, Way};
 use crate::size::MIB;
 
@@ -23,6 +24,9 @@ pub(crate) enum Work {
     /// The bare guest with this command line, on a machine that counts instructions. The counts are
     /// the same each time, so it runs once.
     Probe { cmdline: &'static str, vcpus: u32 },
+    /// Slots of a guest that does nothing but use them, on a machine that counts instructions; runs
+    /// once as well.
+    Slots(Slots),
     /// tlbcheck's benchmark, with as many vCPUs as CPUs.
     Tlbcheck { cpus: u32, samples: u32 },
 }
@@ -71,14 +75,19 @@ pub(crate) const CYCLES: &str = "cycles";
 
 const LINUX_WAYS: &[Way] = &Way::ALL;
 /// For bare guests, which use Hyper-V's interface, and for cases that do not measure flushes.
-const TWO_WAYS: &[Way] = &[HYPERCALL, KVM_HYPERV];
+pub(super) const TWO_WAYS: &[Way] = &[HYPERCALL, KVM_HYPERV];
 const KVM_WAYS: &[Way] = &[KVM_HYPERV, KVM_IPI, KVM_PARAVIRTUAL];
 
 const fn end(name: &'static str, unit: &'static str, pointer: &'static str, factor: f64) -> Metric {
     Metric { name, unit, event: "end", of: None, pointer, factor }
 }
 
-const fn compare(metric: &'static str, quell: Way, peers: &'static [Way], target: Option<f64>) -> Comparison {
+pub(super) const fn compare(
+    metric: &'static str,
+    quell: Way,
+    peers: &'static [Way],
+    target: Option<f64>,
+) -> Comparison {
     Comparison { metric, quell, peers, target }
 }
 
@@ -289,13 +298,30 @@ pub(crate) const CASES: &[Case] = &[
         only_long: true,
         comparisons: &[flush("space-idle-128"), flush("space-idle-254")],
     },
+    slots::REMOVE,
+    slots::LOG,
+    slots::BESIDE_64M,
+    slots::BESIDE_256M,
+    slots::BESIDE_1G,
+    slots::BESIDE_2G,
 ];
+
+impl Work {
+    /// The metrics that are found in reports by where they are.
+    pub(crate) const fn metrics(&self) -> &'static [Metric] {
+        match self {
+            Self::Linux(linux) => linux.metrics,
+            Self::Slots(slots) => slots.metrics,
+            Self::Probe { .. } | Self::Tlbcheck { .. } => &[],
+        }
+    }
+}
 
 impl Case {
     /// The number of times it is run if `runs` rounds are requested.
     pub(crate) const fn rounds(&self, runs: u32) -> u32 {
         match self.work {
-            Work::Probe { .. } => 1,
+            Work::Probe { .. } | Work::Slots(_) => 1,
             Work::Linux(_) | Work::Tlbcheck { .. } => runs,
         }
     }
@@ -328,19 +354,20 @@ mod tests {
     #[test]
     fn units_survive_the_file() {
         for case in CASES {
-            let Work::Linux(Linux { metrics, .. }) = &case.work else { continue };
-            for metric in *metrics {
+            for metric in case.work.metrics() {
                 assert!(UNITS.contains(&metric.unit), "{}: {}", case.name, metric.unit);
             }
         }
     }
 
     #[test]
-    fn linux_reports_what_is_compared() {
+    fn guests_report_what_is_compared() {
         for case in CASES {
-            let Work::Linux(linux) = &case.work else { continue };
+            if !matches!(case.work, Work::Linux(_) | Work::Slots(_)) {
+                continue;
+            }
             for comparison in case.comparisons {
-                let named = linux.metrics.iter().any(|metric| metric.name == comparison.metric);
+                let named = case.work.metrics().iter().any(|metric| metric.name == comparison.metric);
                 assert!(named || comparison.metric == USERSPACE, "{}: {}", case.name, comparison.metric);
             }
         }
@@ -349,6 +376,6 @@ mod tests {
     #[test]
     fn counts_are_taken_once() {
         let rounds = |name| CASES.iter().find(|case| case.name == name).map(|case| case.rounds(5));
-        assert_eq!((rounds("exits"), rounds("boot")), (Some(1), Some(5)));
+        assert_eq!((rounds("exits"), rounds("boot"), rounds("remove-1G")), (Some(1), Some(5), Some(1)));
     }
 }

@@ -1,12 +1,13 @@
 //! Runs one case in one way: makes the guest, puts it on its hypervisor, and follows it to its end.
 
 use super::cases::{CASES, Case, Linux, Work};
+use super::slots::{Operator, Slots};
 use super::watch::{Number, Watch};
 use super::way::Way;
 use crate::arch::Platform;
-use crate::guest::peer;
+use crate::guest::{peer, vmm};
 use crate::machine::outcome::Outcome;
-use crate::machine::process::{End, Machine};
+use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
 use crate::machine::spec::{Clock, Spec};
 use crate::results::Subject;
@@ -15,7 +16,7 @@ use crate::size::MIB;
 use crate::vm::{Guest, Hypervisor, StockGuest};
 use crate::workspace;
 use anyhow::Result;
-use hostlink::config::{FlushMode, ResetPolicy, Switches};
+use hostlink::config::{FlushMode, NestedPage, ResetPolicy, Switches};
 use hostlink::exit::ExitCode;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -128,9 +129,16 @@ impl Lab<'_> {
         let guest = self.guest(case, way)?;
         let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
         let spec = self.spec(case, way, &guest, directory.path())?;
-        let inner = match way {
-            Way::Quell(_) => None,
-            Way::Kvm(flushes) => Some(peer::qemu(&guest.under_kvm(flushes, has_rom(&case.work)))),
+        let inner = match (&case.work, way) {
+            (_, Way::Quell(_)) | (Work::Slots(_), Way::Kvm(_)) => None,
+            (work, Way::Kvm(flushes)) => Some(peer::qemu(&guest.under_kvm(flushes, has_rom(work)))),
+        };
+        let (memory, cmdline, command) = match (&case.work, way) {
+            (Work::Slots(slots), Way::Quell(_)) => (slots.memory + slots.added, guest.cmdline.clone(), None),
+            (Work::Slots(slots), Way::Kvm(_)) => {
+                (slots.monitor_memory, String::new(), Some(vmm::line(slots.monitor)))
+            }
+            (work, _) => (guest.memory, guest.cmdline.clone(), self.command(work)),
         };
         let clock = if spec.clock == Clock::Instructions { ", counting instructions" } else { "" };
         Ok(Setup {
@@ -138,10 +146,10 @@ impl Lab<'_> {
             subject: way.subject(),
             way: way.flushes().to_owned(),
             machine: format!("{} CPUs, {} MiB{clock}", spec.cpus, spec.memory / MIB),
-            guest: format!("{} vCPUs, {} MiB", guest.vcpus, guest.memory / MIB),
-            cmdline: guest.cmdline.clone(),
-            command: self.command(&case.work),
-            peer_cmdline: inner.as_ref().map(|_| peer::CMDLINE.to_owned()),
+            guest: format!("{} vCPUs, {} MiB", guest.vcpus, memory / MIB),
+            cmdline,
+            command,
+            peer_cmdline: way.is_peer().then(|| peer::CMDLINE.to_owned()),
             peer_qemu: inner,
         })
     }
@@ -158,15 +166,24 @@ impl Lab<'_> {
         let mut spec = self.spec(case, way, &guest, directory.path())?;
         spec.timeout = Some(timeout(&case.work, way));
         let mut watch = Watch::new(&case.work, way);
-        let outcome = Machine::start(&spec, self.signals)?
-            .run(|report, machine| Ok(watch.take(report, machine.elapsed())))?;
+        let mut operator = Operator::default();
+        let outcome = Machine::start(&spec, self.signals)?.run(|report, machine| {
+            if let (Work::Slots(_), Way::Quell(_)) = (&case.work, way)
+                && let Err(error) = operator.take(report, machine)
+            {
+                // If this process was told to end, the machine is ended for that.
+                watch.fail(format!("{error:#}"));
+                return Ok(if self.signals.caught().is_some() { Flow::Continue } else { Flow::Stop });
+            }
+            Ok(watch.take(report, machine.elapsed()))
+        })?;
         Ok((outcome, watch))
     }
 
     fn command(&self, work: &Work) -> Option<String> {
         match work {
             Work::Linux(linux) => Some(linux.command.replace("{rounds}", &self.rounds.to_string())),
-            Work::Probe { .. } | Work::Tlbcheck { .. } => None,
+            Work::Probe { .. } | Work::Slots(_) | Work::Tlbcheck { .. } => None,
         }
     }
 
@@ -185,6 +202,10 @@ impl Lab<'_> {
                 let kernel = workspace::bootable(workspace::build(workspace::PROBE, arch)?, arch)?;
                 (kernel, None, (*cmdline).to_owned(), *vcpus, 64 * MIB)
             }
+            Work::Slots(Slots { probe, memory, .. }) => {
+                let kernel = workspace::bootable(workspace::build(workspace::PROBE, arch)?, arch)?;
+                (kernel, None, (*probe).to_owned(), 1, *memory)
+            }
             Work::Tlbcheck { cpus, samples } => {
                 let kernel = workspace::bootable(workspace::build(workspace::TLBCHECK, arch)?, arch)?;
                 let words = format!("bench json report=com2 rounds={samples} targets=spin");
@@ -195,7 +216,12 @@ impl Lab<'_> {
             Way::Quell(flush) => flush,
             Way::Kvm(_) => FlushMode::Hypercall,
         };
-        let (reset, switches) = (ResetPolicy::Exit, Switches::default());
+        // The most entries.
+        let nested_page = match &case.work {
+            Work::Slots(_) => NestedPage::Small,
+            _ => Switches::default().nested_page,
+        };
+        let (reset, switches) = (ResetPolicy::Exit, Switches { nested_page, ..Switches::default() });
         let guest = Guest { platform, kernel, initrd, cmdline, vcpus, memory, flush, reset, switches };
         guest.check()?;
         Ok(guest)
@@ -204,11 +230,18 @@ impl Lab<'_> {
     fn spec(&self, case: &Case, way: Way, guest: &Guest, directory: &Path) -> Result<Spec> {
         let (cpus, clock) = match &case.work {
             Work::Linux(Linux { cpus, .. }) | Work::Tlbcheck { cpus, .. } => (*cpus, Clock::Wall),
-            Work::Probe { .. } => (1, Clock::Instructions),
+            Work::Probe { .. } | Work::Slots(_) => (1, Clock::Instructions),
         };
-        match way {
-            Way::Quell(_) => guest.on_quell(&self.hypervisor, cpus, clock, directory),
-            Way::Kvm(flushes) => {
+        match (&case.work, way) {
+            (Work::Slots(slots), Way::Kvm(_)) => {
+                self.stock.with_kvmslots(slots.monitor, slots.monitor_memory, directory)
+            }
+            (work, Way::Quell(_)) => {
+                let spec = guest.on_quell(&self.hypervisor, cpus, clock, directory)?;
+                let added = if let Work::Slots(slots) = work { slots.added } else { 0 };
+                Ok(Spec { memory: spec.memory + added, ..spec })
+            }
+            (_, Way::Kvm(flushes)) => {
                 let inner = guest.under_kvm(flushes, has_rom(&case.work));
                 self.stock.with_kvm(&inner, cpus, clock, directory)
             }
@@ -226,7 +259,7 @@ fn timeout(work: &Work, way: Way) -> Duration {
         Work::Linux(linux) if linux.vcpus >= MANY => (300, 1200),
         Work::Linux(_) => (120, 240),
         Work::Probe { vcpus, .. } if *vcpus >= MANY => (120, 1200),
-        Work::Probe { .. } => (120, 600),
+        Work::Probe { .. } | Work::Slots(_) => (120, 600),
         Work::Tlbcheck { .. } => (240, 600),
     };
     Duration::from_secs(if way.is_peer() { kvm } else { quell })

@@ -7,6 +7,7 @@ mod pairs;
 mod plan;
 mod record;
 mod show;
+mod slots;
 mod watch;
 mod way;
 

@@ -3,6 +3,7 @@
 use super::cases::{Case, Work};
 use super::record::{Record, Run};
 use super::way::Way;
+use crate::size::GIB;
 use std::time::Duration;
 
 /// A run to make.
@@ -51,6 +52,11 @@ fn usual(work: &Work, way: Way) -> f64 {
         Work::Linux(linux) if linux.vcpus > 16 => (20.0, 200.0),
         Work::Linux(linux) => (3.0 + 0.1 * f64::from(linux.vcpus), 16.0 + f64::from(linux.vcpus)),
         Work::Probe { .. } => (3.0, 60.0),
+        Work::Slots(slots) => {
+            #[expect(clippy::cast_precision_loss, reason = "an estimate")]
+            let gib = slots.monitor_memory as f64 / GIB as f64;
+            (2.0 + 7.0 * gib, 10.0 + 30.0 * gib)
+        }
         Work::Tlbcheck { .. } => (15.0, 60.0),
     };
     if way.is_peer() { kvm } else { quell }

@@ -79,10 +79,16 @@ fn minutes(duration: Duration) -> String {
 fn number(value: f64, unit: &str) -> String {
     match unit {
         "instructions" | "count" | "cycles" => format!("{value:.0}"),
-        "" => format!("{value:.2}"),
+        "" => format!("{value:.*}", decimals(value)),
         _ if value < 10.0 => format!("{value:.2} {unit}"),
         _ => format!("{value:.1} {unit}"),
     }
+}
+
+/// The decimals of a ratio: 2, or more if there are zeros before its first two digits.
+fn decimals(ratio: f64) -> usize {
+    const MAX: usize = 9;
+    (2..MAX).find(|decimals| ratio >= 0.1_f64.powi(*decimals as i32 - 1)).unwrap_or(MAX)
 }
 
 fn numbers(spread: Spread, unit: &str) -> String {
@@ -213,6 +219,12 @@ mod tests {
         assert_eq!(numbers(spread, "s"), "0.32 s (0.30..0.35)");
         assert_eq!(numbers(spread, ""), "0.32 (0.30..0.35)");
         assert_eq!(numbers(Spread { median: 383.0, min: 383.0, max: 383.0 }, "instructions"), "383");
+        let ratio = |value| number(value, "");
+        assert_eq!(
+            [1.5, 0.1, 0.0987, 0.00627, 0.000_039].map(ratio),
+            ["1.50", "0.10", "0.099", "0.0063", "0.000039"]
+        );
+        assert_eq!(ratio(0.0), "0.000000000", "no loop without an end");
         assert_eq!(minutes(Duration::from_secs(61)), "61 s");
         assert_eq!(minutes(Duration::from_secs(121)), "3 min");
     }

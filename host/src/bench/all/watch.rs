@@ -1,6 +1,6 @@
 //! Collects the numbers from a machine's reports.
 
-use super::cases::{CYCLES, INSTRUCTIONS, Linux, Metric, SECONDS, USERSPACE, Work};
+use super::cases::{CYCLES, INSTRUCTIONS, Metric, SECONDS, USERSPACE, Work};
 use super::way::{Logged, Way};
 use crate::bench::shootdown::Measured;
 use crate::guest::peer;
@@ -52,8 +52,9 @@ impl<'a> Watch<'a> {
             self.wrong = Some(report["why"].as_str().map_or_else(|| report.to_string(), str::to_owned));
         }
         match self.work {
-            Work::Linux(linux) => self.take_linux(linux, event, report, elapsed.saturating_sub(started)),
-            Work::Probe { .. } => {
+            Work::Linux(_) => self.take_linux(event, report, elapsed.saturating_sub(started)),
+            Work::Slots(_) if self.way.is_peer() => self.take_command(event, report),
+            Work::Probe { .. } | Work::Slots(_) => {
                 if let (Some(case), Some(value)) = (report["case"].as_str(), number(&report["value"])) {
                     self.add(case.to_owned(), INSTRUCTIONS, value);
                 }
@@ -69,17 +70,29 @@ impl<'a> Watch<'a> {
         if self.status.is_some() || self.wrong.is_some() { Flow::Stop } else { Flow::Continue }
     }
 
-    fn take_linux(&mut self, linux: &Linux, event: &str, report: &Value, since: Duration) {
+    /// Notes that the run cannot go on.
+    pub(crate) fn fail(&mut self, why: String) {
+        self.wrong = Some(why);
+    }
+
+    fn take_linux(&mut self, event: &str, report: &Value, since: Duration) {
         match event {
             "boot" => self.add(USERSPACE.to_owned(), SECONDS, since.as_secs_f64()),
             "flushes" => {
                 let says = |what: &str| report[what].as_bool().unwrap_or(false);
                 self.logged = Some(Logged { hyperv: says("hyperv"), kvm: says("kvm") });
             }
-            "exit" => self.status = self.status.or(report["status"].as_u64()),
             _ => {}
         }
-        for metric in linux.metrics.iter().filter(|metric| metric.is_in(event, report)) {
+        self.take_command(event, report);
+    }
+
+    /// A report of the command that a Linux runs.
+    fn take_command(&mut self, event: &str, report: &Value) {
+        if event == "exit" {
+            self.status = self.status.or(report["status"].as_u64());
+        }
+        for metric in self.work.metrics().iter().filter(|metric| metric.is_in(event, report)) {
             if let Some(value) = report.pointer(metric.pointer).and_then(number) {
                 self.add(metric.name.to_owned(), metric.unit, value * metric.factor);
             }
@@ -105,7 +118,9 @@ impl<'a> Watch<'a> {
             Some(status) => return Err(format!("the guest's command ended with status {status}")),
             None => return Err("the guest did not come to its end".to_owned()),
         }
-        if let Work::Linux(linux) = self.work {
+        let is_there = |name: &str| self.numbers.iter().any(|number| number.metric == name);
+        let mut names: Vec<_> = self.work.metrics().iter().map(|metric| metric.name).collect();
+        if let Work::Linux(_) = self.work {
             let expected = self.way.logged();
             let Some(logged) = self.logged else {
                 return Err("the guest did not say how it flushes".to_owned());
@@ -113,11 +128,10 @@ impl<'a> Watch<'a> {
             if logged != expected {
                 return Err(format!("the guest's log says {logged:?} of its flushes, not {expected:?}"));
             }
-            let is_there = |name: &str| self.numbers.iter().any(|number| number.metric == name);
-            let names = linux.metrics.iter().map(|metric| metric.name).chain([USERSPACE]);
-            if let Some(missing) = names.into_iter().find(|name| !is_there(name)) {
-                return Err(format!("the guest did not report '{missing}'"));
-            }
+            names.push(USERSPACE);
+        }
+        if let Some(missing) = names.into_iter().find(|name| !is_there(name)) {
+            return Err(format!("the guest did not report '{missing}'"));
         }
         if self.numbers.is_empty() {
             Err("the guest reported no numbers".to_owned())
@@ -212,5 +226,34 @@ mod tests {
         let numbers = seen("exits", HYPERCALL, &lines).expect("is measured");
         assert_eq!((numbers.len(), numbers[0].unit), (1, "instructions"));
         assert!(seen("exits", HYPERCALL, &lines[1..]).is_err(), "nothing was counted");
+    }
+    #[test]
+    fn slots_are_measured_by_the_monitor_or_by_the_bare_guest() {
+        let round =
+            json!({"event": "round", "delete.fault_in": 9e8, "delete.remove": 6e7, "delete.until_on": 7e7});
+        let exit = |status: u64| json!({"event": "exit", "status": status});
+        let starts = json!({"event": peer::STARTS});
+        let numbers =
+            seen("remove-1G", KVM_HYPERV, &[starts.clone(), round.clone(), exit(0)]).expect("is measured");
+        assert!((value(&numbers, "stopped") - 7e7).abs() < 1e-9, "{numbers:?}");
+        assert!(numbers.iter().all(|number| number.unit == INSTRUCTIONS));
+        let error = |last| seen("remove-1G", KVM_HYPERV, &[starts.clone(), last]).expect_err("is refused");
+        assert!(error(exit(3)).contains("status 3"));
+        assert!(error(exit(0)).contains("'fault-in'"));
+
+        let case = |name: &str| json!({"case": name, "metric": "instructions", "value": 5});
+        let lines = ["fault-in", "stopped", "longest stop"].map(case);
+        let done = json!({"event": "done"});
+        let all = [&lines[..], std::slice::from_ref(&done)].concat();
+        assert_eq!(seen("remove-1G", HYPERCALL, &all).expect("is measured").len(), 3);
+        let error = seen("remove-1G", HYPERCALL, &[lines[0].clone(), done]).expect_err("is refused");
+        assert!(error.contains("'stopped'"), "{error}");
+    }
+
+    #[test]
+    fn a_request_that_was_refused_ends_the_run() {
+        let mut watch = Watch::new(work("remove-1G"), HYPERCALL);
+        watch.fail("Add: there is not so much memory".to_owned());
+        assert!(watch.is_over() && watch.result().is_err_and(|why| why.contains("not so much memory")));
     }
 }

@@ -1,6 +1,6 @@
 //! A KVM machine with one vCPU, and a memory slot that is added and removed.
 
-use crate::guest::{self, LOW_AT, LOW_PAGES, Pass, SLOT_AT, Stop};
+use crate::guest::{self, LOW_AT, LOW_PAGES, MEMORY_AT, Pass, Stop};
 use kvm_bindings::{
     KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE, KVM_MEM_LOG_DIRTY_PAGES,
     kvm_clear_dirty_log, kvm_clear_dirty_log__bindgen_ty_1, kvm_enable_cap, kvm_userspace_memory_region,
@@ -11,9 +11,10 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use workloads::mapping::{Mapping, PAGE_BYTES};
 
-/// The two slots.
+/// The slots.
 const LOW_SLOT: u32 = 0;
 const SLOT: u32 = 1;
+const ELSEWHERE_SLOT: u32 = 2;
 
 /// KVM_CLEAR_DIRTY_LOG, which the library does not have.
 const CLEAR_DIRTY_LOG: Opcode = opcode::read_write::<kvm_clear_dirty_log>(0xae, 0xc0);
@@ -42,15 +43,29 @@ pub(crate) struct Machine {
     vcpu: VcpuFd,
     vm: VmFd,
     log: LogWay,
-    /// The slot's memory, all of it touched in advance.
+    /// The memory of the slot that is added and removed.
     memory: Mapping,
+    /// Memory that stays, if there is any.
+    elsewhere: Option<Mapping>,
     _low: Mapping,
     passes: u32,
 }
 
+/// Memory of small pages, touched in advance: the cost of the guest's first stores is that of KVM
+/// alone.
+fn touched(pages: usize) -> io::Result<Mapping> {
+    let mut memory = Mapping::anonymous(pages)?;
+    memory.keep_small()?;
+    for page in 0..pages {
+        memory.write(page, 0, 0);
+    }
+    Ok(memory)
+}
+
 impl Machine {
     /// Makes it without the slot that is added and removed, and lets the guest run until it waits.
-    pub(crate) fn start(pages: usize, log: LogWay) -> io::Result<Self> {
+    /// `elsewhere` is the number of pages that stay.
+    pub(crate) fn start(pages: usize, elsewhere: usize, log: LogWay) -> io::Result<Self> {
         let kvm = Kvm::new().map_err(|error| {
             let hint = "are KVM's modules loaded?";
             io::Error::other(format!("cannot open /dev/kvm: {}; {hint}", io::Error::from(error)))
@@ -69,16 +84,15 @@ impl Machine {
         for (at, chunk) in guest::code().chunks(size_of::<u64>()).enumerate() {
             low.write(0, at, guest::value_of(chunk));
         }
-        let mut memory = Mapping::anonymous(pages)?;
-        memory.keep_small()?;
-        // So that the cost of the guest's first stores is that of KVM alone.
-        for page in 0..pages {
-            memory.write(page, 0, 0);
-        }
+        let memory = touched(pages)?;
+        let elsewhere = if elsewhere == 0 { None } else { Some(touched(elsewhere)?) };
         let vcpu = vm.create_vcpu(0).map_err(|error| failed("KVM_CREATE_VCPU", error.into()))?;
         guest::prepare(&vm, &vcpu, &mut low).map_err(|error| failed("setting the vCPU up", error))?;
-        let mut machine = Self { vcpu, vm, log, memory, _low: low, passes: 0 };
+        let mut machine = Self { vcpu, vm, log, memory, elsewhere, _low: low, passes: 0 };
         machine.set_slot(LOW_SLOT, LOW_AT, &machine._low, LOW_PAGES, 0)?;
+        if let Some(memory) = &machine.elsewhere {
+            machine.set_slot(ELSEWHERE_SLOT, MEMORY_AT, memory, memory.pages(), 0)?;
+        }
         machine.expect(Stop::Waits)?;
         Ok(machine)
     }
@@ -88,6 +102,16 @@ impl Machine {
         self.memory.pages()
     }
 
+    /// Pages that stay.
+    pub(crate) fn pages_elsewhere(&self) -> usize {
+        self.elsewhere.as_ref().map_or(0, Mapping::pages)
+    }
+
+    /// The address of the slot: it follows the memory that stays.
+    fn slot_at(&self) -> u64 {
+        MEMORY_AT + (self.pages_elsewhere() * PAGE_BYTES) as u64
+    }
+
     pub(crate) fn log_way(&self) -> LogWay {
         self.log
     }
@@ -95,12 +119,12 @@ impl Machine {
     /// Adds the slot, or changes whether stores to it are logged.
     pub(crate) fn add(&self, is_logged: bool) -> io::Result<()> {
         let flags = if is_logged { KVM_MEM_LOG_DIRTY_PAGES } else { 0 };
-        self.set_slot(SLOT, SLOT_AT, &self.memory, self.pages(), flags)
+        self.set_slot(SLOT, self.slot_at(), &self.memory, self.pages(), flags)
     }
 
     /// Deletes the slot.
     pub(crate) fn delete(&self) -> io::Result<()> {
-        self.set_slot(SLOT, SLOT_AT, &self.memory, 0, 0)
+        self.set_slot(SLOT, self.slot_at(), &self.memory, 0, 0)
     }
 
     fn set_slot(&self, slot: u32, at: u64, memory: &Mapping, pages: usize, flags: u32) -> io::Result<()> {
@@ -119,8 +143,17 @@ impl Machine {
 
     /// The stores of the next pass, from page `first` of the slot on.
     pub(crate) fn next_pass(&mut self, first: usize, count: usize) -> Pass {
+        self.pass_at(self.slot_at() + (first * PAGE_BYTES) as u64, count)
+    }
+
+    /// The stores of the next pass, to each page that stays.
+    pub(crate) fn next_pass_elsewhere(&mut self) -> Pass {
+        self.pass_at(MEMORY_AT, self.pages_elsewhere())
+    }
+
+    fn pass_at(&mut self, at: u64, count: usize) -> Pass {
         self.passes = self.passes.wrapping_add(1);
-        Pass { at: SLOT_AT + (first * PAGE_BYTES) as u64, count: count as u64, salt: self.passes }
+        Pass { at, count: count as u64, salt: self.passes }
     }
 
     /// Tells the waiting guest what to do when it continues.
@@ -145,12 +178,16 @@ impl Machine {
 
     /// Checks that each of the pass's stores is in memory.
     pub(crate) fn check_stores(&self, pass: Pass) -> io::Result<()> {
-        let first = (pass.at - SLOT_AT) as usize / PAGE_BYTES;
+        let (memory, start) = match &self.elsewhere {
+            Some(memory) if pass.at < self.slot_at() => (memory, MEMORY_AT),
+            _ => (&self.memory, self.slot_at()),
+        };
+        let first = (pass.at - start) as usize / PAGE_BYTES;
         for page in first..first + pass.count as usize {
-            let at = SLOT_AT + (page * PAGE_BYTES) as u64;
-            let (found, stored) = (self.memory.read(page, 0), pass.value(at));
+            let at = start + (page * PAGE_BYTES) as u64;
+            let (found, stored) = (memory.read(page, 0), pass.value(at));
             if found != stored {
-                return Err(wrong(format!("page {page} has {found:#x}, and the guest stored {stored:#x}")));
+                return Err(wrong(format!("{at:#x} has {found:#x}, and the guest stored {stored:#x}")));
             }
         }
         Ok(())

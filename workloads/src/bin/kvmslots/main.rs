@@ -3,7 +3,8 @@
 //! A small virtual machine monitor, for a Linux that has `/dev/kvm`. It makes a machine with one
 //! vCPU and a memory slot of small pages, each of which the guest stores to. The slot is deleted
 //! while the guest waits. Then it is added again, with its stores logged; all pages are stored to
-//! once more, and the log is fetched.
+//! once more, and the log is fetched. More memory may be in use elsewhere; then it also measures what
+//! the guest pays to use that memory again after the deletion.
 //!
 //! It reports JSON lines: `begin`, then `round` with the nanoseconds of each step, then `end`.
 
@@ -30,11 +31,17 @@ const WRONG: u8 = 1;
 const FAILED: u8 = 3;
 
 const PAGES_PER_MIB: u64 = 256;
+/// The guest's room for slots.
+const PAGES_MAX: u64 = guest::MIB_MAX * PAGES_PER_MIB;
 
 const USAGE: &str = "\
-usage: kvmslots [--mib N] [--rounds N] [--part P] [--log WAY] [--report F] [--settle MS]
+usage: kvmslots [--mib N | --pages N] [--elsewhere N] [--rounds N] [--part P] [--log WAY] [--report F]
+                [--settle MS]
 
   --mib N      size of the slot [1024]
+  --pages N    the same in pages of 4 KiB
+  --elsewhere N
+               MiB of memory in another slot, which stays [0]
   --rounds N   number of times that each part is run [3]
   --part P     `delete`, `log`, or `both` [both]
   --log WAY    `simple`: fetching the log also protects the pages again; `manual`: a separate call
@@ -49,6 +56,8 @@ It needs /dev/kvm, and memory for the slot. Steps of a round, each in nanosecond
   delete.remove                        the slot is deleted
   delete.until_on                      the same, until the guest has continued: its next store exits
                                        as an access to a device
+  delete.again                         after that the guest stores to each page elsewhere, as it has
+                                       done once before the first round; only with --elsewhere
   log.enable                           stores begin to be logged
   log.write                            the guest stores to each page again
   log.fetch, log.clear                 the log is fetched, and pages are protected again (`manual`)
@@ -62,6 +71,8 @@ operation failed. For example:
 #[derive(Debug, PartialEq, Eq)]
 struct Options {
     pages: usize,
+    /// Pages that stay.
+    elsewhere: usize,
     rounds: u64,
     parts: Vec<Part>,
     log: LogWay,
@@ -73,6 +84,7 @@ impl Options {
     fn parse(args: impl IntoIterator<Item = String>) -> Result<Self, String> {
         let mut options = Self {
             pages: (1024 * PAGES_PER_MIB) as usize,
+            elsewhere: 0,
             rounds: 3,
             parts: vec![Part::Delete, Part::Log],
             log: LogWay::Simple,
@@ -82,9 +94,10 @@ impl Options {
         for pair in options::pairs(args) {
             let (name, value) = pair?;
             match name.as_str() {
-                "--mib" => {
-                    let mib = number(&name, &value, 1, guest::MIB_MAX)?;
-                    options.pages = (mib * PAGES_PER_MIB) as usize;
+                "--mib" => options.pages = pages_of_mib(number(&name, &value, 1, guest::MIB_MAX)?),
+                "--pages" => options.pages = number(&name, &value, 1, PAGES_MAX)? as usize,
+                "--elsewhere" => {
+                    options.elsewhere = pages_of_mib(number(&name, &value, 0, guest::MIB_MAX)?);
                 }
                 "--rounds" => options.rounds = number(&name, &value, 1, 10_000)?,
                 "--part" => options.parts = parts(&value)?,
@@ -94,8 +107,20 @@ impl Options {
                 _ => return Err(unknown(&name)),
             }
         }
+        let all = (options.pages + options.elsewhere) as u64;
+        if all > PAGES_MAX {
+            return Err(format!(
+                "--elsewhere: with the slot these are {} MiB, and there is room for {}",
+                all.div_ceil(PAGES_PER_MIB),
+                guest::MIB_MAX
+            ));
+        }
         Ok(options)
     }
+}
+
+fn pages_of_mib(mib: u64) -> usize {
+    (mib * PAGES_PER_MIB) as usize
 }
 
 fn parts(value: &str) -> Result<Vec<Part>, String> {
@@ -117,9 +142,13 @@ fn log_way(value: &str) -> Result<LogWay, String> {
 
 fn run(options: &Options) -> io::Result<()> {
     let mut report = Report::open(options.report.as_deref())?;
-    let mut machine = Machine::start(options.pages, options.log)?;
+    let mut machine = Machine::start(options.pages, options.elsewhere, options.log)?;
+    if options.elsewhere != 0 {
+        round::store_elsewhere(&mut machine)?;
+    }
     report.line(&json!({
         "event": "begin", "workload": "kvmslots", "pages": options.pages, "rounds": options.rounds,
+        "elsewhere": options.elsewhere,
         "parts": options.parts.iter().map(|part| part.name()).collect::<Vec<_>>(),
         "log": options.log.name(),
     }))?;

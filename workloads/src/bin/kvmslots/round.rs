@@ -33,7 +33,8 @@ impl Part {
     pub(crate) fn run(self, machine: &mut Machine) -> io::Result<Vec<Step>> {
         let (added, add) = timed(|| machine.add(false));
         added?;
-        let fault_in = stores(machine, Phase::FaultIn)?;
+        let pass = machine.next_pass(0, machine.pages());
+        let fault_in = stores(machine, pass, Phase::FaultIn)?;
         let mut steps = vec![("add", add), ("fault_in", fault_in)];
         steps.extend(match self {
             Self::Delete => delete(machine)?,
@@ -50,14 +51,19 @@ fn timed<R>(act: impl FnOnce() -> R) -> (R, u64) {
     (result, u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// Lets the guest store to each page, and checks the stores.
-fn stores(machine: &mut Machine, phase: Phase) -> io::Result<u64> {
-    let pass = machine.next_pass(0, machine.pages());
+/// Lets the guest make stores, and checks them.
+fn stores(machine: &mut Machine, pass: Pass, phase: Phase) -> io::Result<u64> {
     machine.tell(pass)?;
     let (done, ns) = marked(phase, || timed(|| machine.expect(Stop::Waits)));
     done?;
     machine.check_stores(pass)?;
     Ok(ns)
+}
+
+/// Lets the guest store to each page that stays.
+pub(crate) fn store_elsewhere(machine: &mut Machine) -> io::Result<u64> {
+    let pass = machine.next_pass_elsewhere();
+    stores(machine, pass, Phase::None)
 }
 
 /// Deletes the slot while the guest waits, and lets it store to where the slot was.
@@ -79,14 +85,19 @@ fn delete(machine: &mut Machine) -> io::Result<Vec<Step>> {
     // That store has not reached the memory, which is as the previous pass left it.
     let last = Pass { count: machine.pages() as u64, salt: pass.salt.wrapping_sub(1), ..pass };
     machine.check_stores(last)?;
-    Ok(vec![("remove", remove), ("until_on", until_on)])
+    let mut steps = vec![("remove", remove), ("until_on", until_on)];
+    if machine.pages_elsewhere() != 0 {
+        steps.push(("again", store_elsewhere(machine)?));
+    }
+    Ok(steps)
 }
 
 /// Logs stores to each page.
 fn log(machine: &mut Machine) -> io::Result<Vec<Step>> {
     let (enabled, enable) = marked(Phase::DirtyEnable, || timed(|| machine.add(true)));
     enabled?;
-    let write = stores(machine, Phase::None)?;
+    let pass = machine.next_pass(0, machine.pages());
+    let write = stores(machine, pass, Phase::None)?;
     let (fetched, fetch) = marked(Phase::DirtyFetch, || timed(|| machine.fetch_log()));
     let mut fetched = fetched?;
     expect_pages(&fetched, 0..machine.pages())?;

@@ -1,7 +1,7 @@
 //! Tests that need no KVM.
 
 use super::*;
-use crate::guest::{Pass, SLOT_AT, value_of};
+use crate::guest::{MEMORY_AT, Pass, value_of};
 
 fn parse(args: &[&str]) -> Result<Options, String> {
     Options::parse(args.iter().map(|arg| (*arg).to_owned()))
@@ -11,7 +11,9 @@ fn parse(args: &[&str]) -> Result<Options, String> {
 fn bad_options_are_named() {
     for args in [
         &["--mib", "0"][..],
-        &["--mib", "2049"],
+        &["--mib", "2561"],
+        &["--pages", "0"],
+        &["--elsewhere", "2561"],
         &["--rounds"],
         &["--part", "some"],
         &["--log", "manually"],
@@ -22,6 +24,17 @@ fn bad_options_are_named() {
     }
     let options = parse(&["--mib", "2", "--part", "log", "--log", "manual"]).expect("parses");
     assert_eq!((options.pages, options.parts, options.log), (512, vec![Part::Log], LogWay::Manual));
+    assert_eq!(options.elsewhere, 0);
+    let options = parse(&["--elsewhere", "2048", "--pages", "64"]).expect("parses");
+    assert_eq!((options.pages, options.elsewhere), (64, 2048 * 256));
+}
+
+#[test]
+fn slots_that_do_not_fit_together_are_refused() {
+    let whole = ["--mib", "2048", "--elsewhere", "512"];
+    parse(&whole).expect("fit exactly");
+    let message = parse(&["--elsewhere", "2560", "--pages", "1"]).expect_err("is refused");
+    assert_eq!(message, "--elsewhere: with the slot these are 2561 MiB, and there is room for 2560");
 }
 
 #[test]
@@ -36,10 +49,10 @@ fn a_log_names_these_pages_and_no_others() {
 
 #[test]
 fn what_is_stored_says_where_and_when() {
-    let pass = |salt| Pass { at: SLOT_AT, count: 1, salt };
-    assert_eq!(pass(1).value(SLOT_AT), 0x4000_0001);
-    assert_ne!(pass(1).value(SLOT_AT), pass(2).value(SLOT_AT));
-    assert_ne!(pass(1).value(SLOT_AT), pass(1).value(SLOT_AT + 4096));
-    assert_eq!(pass(u32::MAX).value(SLOT_AT), 0x3fff_ffff, "32 bits");
+    let pass = |salt| Pass { at: MEMORY_AT, count: 1, salt };
+    assert_eq!(pass(1).value(MEMORY_AT), 0x4000_0001);
+    assert_ne!(pass(1).value(MEMORY_AT), pass(2).value(MEMORY_AT));
+    assert_ne!(pass(1).value(MEMORY_AT), pass(1).value(MEMORY_AT + 4096));
+    assert_eq!(pass(u32::MAX).value(MEMORY_AT), 0x3fff_ffff, "32 bits");
     assert_eq!(value_of(&[0xe6, 0xf4, 0x8d]), 0x8d_f4e6);
 }

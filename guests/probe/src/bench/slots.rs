@@ -1,0 +1,106 @@
+//! `bench=remove` and `bench=log`: a GiB that the host adds is removed, or stores to it are logged.
+//!
+//! The guest reports an event, the host makes the request that belongs to it, and types a byte when
+//! the request is done. Meanwhile the guest does nothing but read its clock, so it knows for how
+//! long it did not run.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use baremetal::stops::Stops;
+use baremetal::x86_64::serial::CONSOLE;
+
+use crate::paging::PAGE;
+use crate::report::{Failure, ensure, measured};
+use crate::{clock, report};
+
+/// The address of the added memory, and its size.
+const AT: u64 = 1 << 30;
+const SIZE: u64 = 1 << 30;
+/// Number of clock readings between two checks of the serial port.
+const LOOKS: u32 = 1024;
+/// A stop is at least this many ticks: no exit takes less, and the guest's own loop varies by less.
+const STOP_MIN: u64 = 100;
+/// Spins between two checks of the serial port while memory is added, and the limit of checks.
+const SPINS: u32 = 1 << 16;
+const SPINS_MAX: u32 = 1 << 20;
+/// Time limit for the host's byte.
+const PATIENCE_US: u64 = 60_000_000;
+
+/// `remove`: the memory is removed when each page of it has been stored to.
+pub(crate) fn remove() -> Result<(), Failure> {
+    add()?;
+    measured("fault-in", store_to_each());
+    let stops = during("remove")?;
+    ensure!(word(AT).load(Ordering::Relaxed) == u64::MAX, "the memory at {AT:#x} is still there");
+    measured("stopped", stops.total);
+    measured("longest stop", stops.longest);
+    Ok(())
+}
+
+/// `log`: stores are logged, each page is stored to again, and the log is fetched.
+pub(crate) fn log() -> Result<(), Failure> {
+    add()?;
+    measured("fault-in", store_to_each());
+    measured("enable", during("log-start")?.total);
+    measured("write", store_to_each());
+    measured("fetch", during("log-fetch")?.total);
+    Ok(())
+}
+
+/// The host adds the memory. Zeroing it takes long, and the guest gets as much time meanwhile, so it
+/// does not read its clock, which is slow under emulation.
+fn add() -> Result<(), Failure> {
+    report::event("add");
+    let answered = (0..SPINS_MAX).any(|_| {
+        (0..SPINS).for_each(|spin| _ = core::hint::black_box(spin));
+        CONSOLE.receive().is_some()
+    });
+    ensure!(answered, "the host does not answer 'add'");
+    ensure!(word(AT + SIZE - PAGE).load(Ordering::Relaxed) == 0, "no memory was added at {AT:#x}");
+    Ok(())
+}
+
+/// The stops while the host does what belongs to an event.
+fn during(event: &str) -> Result<Stops, Failure> {
+    let usual = usual();
+    report::event(event);
+    let begin = clock::now();
+    let mut stops = Stops::new(begin, usual, STOP_MIN);
+    loop {
+        for _ in 0..LOOKS {
+            stops.look(clock::now());
+        }
+        if CONSOLE.receive().is_some() {
+            return Ok(stops);
+        }
+        let now = clock::now();
+        ensure!(now - begin < clock::ticks(PATIENCE_US), "the host does not answer '{event}'");
+        stops.resume(now);
+    }
+}
+
+/// Ticks between two readings of the clock, if there is no stop.
+fn usual() -> u64 {
+    let mut last = clock::now();
+    (0..LOOKS).fold(u64::MAX, |least, _| {
+        let now = clock::now();
+        let apart = now - last;
+        last = now;
+        least.min(apart)
+    })
+}
+
+/// Stores to each page; returns how long that took.
+fn store_to_each() -> u64 {
+    let begin = clock::now();
+    for page in (AT..AT + SIZE).step_by(PAGE as usize) {
+        word(page).store(page, Ordering::Relaxed);
+    }
+    clock::now() - begin
+}
+
+/// The word at a physical address, which need not be memory.
+fn word(address: u64) -> &'static AtomicU64 {
+    // SAFETY: below 4 GiB everything is mapped one to one, and the program uses nothing there.
+    unsafe { &*(address as *const AtomicU64) }
+}
