@@ -1,6 +1,8 @@
 //! The cases that `quell bench all` measures: one row each.
 
+use super::arm;
 use super::way::{HYPERCALL, IPI, KVM_HYPERV, KVM_IPI, KVM_PARAVIRTUAL, Way};
+use crate::arch::Arch;
 use crate::size::MIB;
 
 /// One case.
@@ -78,7 +80,12 @@ const fn end(name: &'static str, unit: &'static str, pointer: &'static str, fact
     Metric { name, unit, event: "end", of: None, pointer, factor }
 }
 
-const fn compare(metric: &'static str, quell: Way, peers: &'static [Way], target: Option<f64>) -> Comparison {
+pub(super) const fn compare(
+    metric: &'static str,
+    quell: Way,
+    peers: &'static [Way],
+    target: Option<f64>,
+) -> Comparison {
     Comparison { metric, quell, peers, target }
 }
 
@@ -258,6 +265,7 @@ pub(crate) const CASES: &[Case] = &[
             shootdown("ipi-serial-2:1 initiator"),
         ],
     },
+    arm::BOOT,
     Case {
         name: "exits",
         about: "instructions of single exits, exit and entry included",
@@ -300,6 +308,11 @@ impl Case {
         }
     }
 
+    /// The architecture of its machines.
+    pub(crate) const fn arch(&self) -> Arch {
+        self.ways[0].platform().arch()
+    }
+
     /// Its ways, with or without the peer's.
     pub(crate) fn ways(&self, with_peer: bool) -> impl DoubleEndedIterator<Item = Way> {
         self.ways.iter().copied().filter(move |way| with_peer || !way.is_peer())
@@ -315,6 +328,7 @@ mod tests {
     fn names_are_unique_and_comparisons_are_of_ways_that_are_run() {
         for (index, case) in CASES.iter().enumerate() {
             assert!(CASES[..index].iter().all(|other| other.name != case.name), "{} twice", case.name);
+            assert!(case.ways.iter().all(|way| way.platform().arch() == case.arch()), "{}", case.name);
             for comparison in case.comparisons {
                 let (quell, peers) = (comparison.quell, comparison.peers);
                 assert!(!quell.is_peer() && case.ways.contains(&quell), "{}", case.name);

@@ -1,10 +1,12 @@
 //! Runs one case in one way: makes the guest, puts it on its hypervisor, and follows it to its end.
 
 use super::cases::{CASES, Case, Linux, Work};
+use super::parts::Kit;
 use super::watch::{Number, Watch};
-use super::way::Way;
-use crate::arch::Platform;
-use crate::guest::peer;
+use super::way::{ON_ARM, Way};
+use crate::guest::peer::Flushes;
+use crate::guest::peer::arm::Outer;
+use crate::guest::{cache, peer};
 use crate::machine::outcome::Outcome;
 use crate::machine::process::{End, Machine};
 use crate::machine::signals::Signals;
@@ -12,7 +14,7 @@ use crate::machine::spec::{Clock, Spec};
 use crate::results::Subject;
 use crate::run::{reporting_console, tail};
 use crate::size::MIB;
-use crate::vm::{Guest, Hypervisor, StockGuest};
+use crate::vm::Guest;
 use crate::workspace;
 use anyhow::Result;
 use hostlink::config::{FlushMode, ResetPolicy, Switches};
@@ -32,9 +34,7 @@ const MANY: u32 = 64;
 
 /// The parts that all machines are made from.
 pub(crate) struct Lab<'a> {
-    pub(crate) platform: Platform,
-    pub(crate) stock: StockGuest,
-    pub(crate) hypervisor: Hypervisor,
+    pub(crate) kit: Kit,
     /// Rounds of each of thrash's threads.
     pub(crate) rounds: u32,
     pub(crate) signals: &'a Signals,
@@ -128,9 +128,14 @@ impl Lab<'_> {
         let guest = self.guest(case, way)?;
         let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
         let spec = self.spec(case, way, &guest, directory.path())?;
-        let inner = match way {
-            Way::Quell(_) => None,
-            Way::Kvm(flushes) => Some(peer::qemu(&guest.under_kvm(flushes, has_rom(&case.work)))),
+        let (peer_qemu, peer_cmdline) = match way {
+            Way::Quell(_) | Way::QuellOnArm => (None, None),
+            Way::Kvm(flushes) => {
+                (Some(peer::qemu(&guest.under_kvm(flushes, has_rom(&case.work)))), Some(peer::CMDLINE))
+            }
+            Way::KvmOnArm(_) => {
+                (Some(peer::arm::qemu(&guest.under_kvm(Flushes::Own, false))), Some(peer::arm::CMDLINE))
+            }
         };
         let clock = if spec.clock == Clock::Instructions { ", counting instructions" } else { "" };
         Ok(Setup {
@@ -141,8 +146,8 @@ impl Lab<'_> {
             guest: format!("{} vCPUs, {} MiB", guest.vcpus, guest.memory / MIB),
             cmdline: guest.cmdline.clone(),
             command: self.command(&case.work),
-            peer_cmdline: inner.as_ref().map(|_| peer::CMDLINE.to_owned()),
-            peer_qemu: inner,
+            peer_qemu,
+            peer_cmdline: peer_cmdline.map(str::to_owned),
         })
     }
 
@@ -171,12 +176,13 @@ impl Lab<'_> {
     }
 
     fn guest(&self, case: &Case, way: Way) -> Result<Guest> {
-        let (platform, arch) = (self.platform, self.platform.arch());
+        let platform = way.platform();
+        let (arch, stock) = (platform.arch(), &self.kit.of(platform)?.stock);
         let command = self.command(&case.work).map(|command| format!("{SAYS_HOW}{command}"));
         let (kernel, initrd, cmdline, vcpus, memory) = match &case.work {
             Work::Linux(linux) => (
-                self.stock.kernel(),
-                Some(self.stock.initrd(command.as_deref())),
+                stock.kernel(),
+                Some(stock.initrd(command.as_deref())),
                 format!("{} quiet panic=-1", reporting_console(arch)),
                 linux.vcpus,
                 linux.memory,
@@ -193,7 +199,7 @@ impl Lab<'_> {
         };
         let flush = match way {
             Way::Quell(flush) => flush,
-            Way::Kvm(_) => FlushMode::Hypercall,
+            Way::Kvm(_) | Way::QuellOnArm | Way::KvmOnArm(_) => FlushMode::Hypercall,
         };
         let (reset, switches) = (ResetPolicy::Exit, Switches::default());
         let guest = Guest { platform, kernel, initrd, cmdline, vcpus, memory, flush, reset, switches };
@@ -206,11 +212,18 @@ impl Lab<'_> {
             Work::Linux(Linux { cpus, .. }) | Work::Tlbcheck { cpus, .. } => (*cpus, Clock::Wall),
             Work::Probe { .. } => (1, Clock::Instructions),
         };
+        let parts = self.kit.of(way.platform())?;
         match way {
-            Way::Quell(_) => guest.on_quell(&self.hypervisor, cpus, clock, directory),
+            Way::Quell(_) | Way::QuellOnArm => guest.on_quell(&parts.hypervisor, cpus, clock, directory),
             Way::Kvm(flushes) => {
                 let inner = guest.under_kvm(flushes, has_rom(&case.work));
-                self.stock.with_kvm(&inner, cpus, clock, directory)
+                parts.stock.with_kvm(&inner, cpus, clock, directory)
+            }
+            Way::KvmOnArm(kernel) => {
+                let inner = guest.under_kvm(Flushes::Own, false);
+                let memory = peer::without_files(&inner);
+                let outer = Outer { stock: &parts.stock, kernel, cpu: ON_ARM, cpus, clock, memory };
+                outer.spec(&peer::arm::archive(&cache::foreign_qemu()?, &inner, cpus)?, directory)
             }
         }
     }
