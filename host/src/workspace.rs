@@ -92,6 +92,9 @@ pub(crate) const MIXED: Image = Image::workload("mixed");
 /// The workload that uses memory that is added and removed.
 pub(crate) const OCCUPY: Image = Image::workload("occupy");
 
+/// The monitor for KVM that measures the removal of memory and the logging of stores.
+pub(crate) const KVMSLOTS: Image = Image::workload("kvmslots");
+
 /// The workload that signals by a hint instruction that userspace is reached, and switches the
 /// machine off.
 pub(crate) const MARK: Image = Image::workload("mark");

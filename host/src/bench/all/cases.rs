@@ -27,6 +27,9 @@ pub(crate) enum Work {
     Probe { cmdline: &'static str, vcpus: u32 },
     /// tlbcheck's benchmark, with as many vCPUs as CPUs.
     Tlbcheck { cpus: u32, samples: u32 },
+    /// On Arm: a GiB of memory is removed, and stores to it are logged, on a machine that counts
+    /// instructions.
+    Removal,
 }
 
 /// A command in the stock Linux guest. The time to userspace is always measured as well.
@@ -297,13 +300,14 @@ pub(crate) const CASES: &[Case] = &[
         only_long: true,
         comparisons: &[flush("space-idle-128"), flush("space-idle-254")],
     },
+    arm::SLOT,
 ];
 
 impl Case {
     /// The number of times it is run if `runs` rounds are requested.
     pub(crate) const fn rounds(&self, runs: u32) -> u32 {
         match self.work {
-            Work::Probe { .. } => 1,
+            Work::Probe { .. } | Work::Removal => 1,
             Work::Linux(_) | Work::Tlbcheck { .. } => runs,
         }
     }

@@ -2,8 +2,11 @@
 
 use super::cases::{CASES, Case, Linux, Work};
 use super::parts::Kit;
+use super::removal;
 use super::watch::{Number, Watch};
 use super::way::{ON_ARM, Way};
+use crate::arch::Platform;
+use crate::bench::unmap::load;
 use crate::guest::peer::Flushes;
 use crate::guest::peer::arm::Outer;
 use crate::guest::{cache, peer};
@@ -17,7 +20,7 @@ use crate::size::MIB;
 use crate::vm::Guest;
 use crate::workspace;
 use anyhow::Result;
-use hostlink::config::{FlushMode, ResetPolicy, Switches};
+use hostlink::config::{FlushMode, ResetPolicy, Stage2Unmap, Switches};
 use hostlink::exit::ExitCode;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -51,7 +54,7 @@ pub(crate) struct Trial {
 }
 
 /// How one machine ended.
-enum Ended {
+pub(super) enum Ended {
     /// The guest finished, with numbers or with an error.
     Over(Result<Vec<Number>, String>),
     /// The machine ended before that.
@@ -105,6 +108,9 @@ pub(crate) struct Setup {
     peer_qemu: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     peer_cmdline: Option<String>,
+    /// The package of that kernel, where there are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    peer_kernel: Option<String>,
 }
 
 impl Lab<'_> {
@@ -112,6 +118,9 @@ impl Lab<'_> {
     /// end.
     pub(crate) fn measure(&self, case: &Case, way: Way) -> Result<Option<Trial>> {
         trial(way.is_peer(), || {
+            if let Work::Removal = case.work {
+                return removal::count(&self.kit, way, timeout(&case.work, way), self.signals);
+            }
             let (outcome, watch) = self.run(case, way)?;
             let wall = outcome.wall;
             let ended = match outcome.end {
@@ -128,26 +137,19 @@ impl Lab<'_> {
         let guest = self.guest(case, way)?;
         let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
         let spec = self.spec(case, way, &guest, directory.path())?;
-        let (peer_qemu, peer_cmdline) = match way {
-            Way::Quell(_) | Way::QuellOnArm => (None, None),
-            Way::Kvm(flushes) => {
-                (Some(peer::qemu(&guest.under_kvm(flushes, has_rom(&case.work)))), Some(peer::CMDLINE))
-            }
-            Way::KvmOnArm(_) => {
-                (Some(peer::arm::qemu(&guest.under_kvm(Flushes::Own, false))), Some(peer::arm::CMDLINE))
-            }
-        };
+        let (peer_qemu, peer_cmdline) = Self::peer(case, way, &guest);
         let clock = if spec.clock == Clock::Instructions { ", counting instructions" } else { "" };
         Ok(Setup {
             case: case.name.to_owned(),
             subject: way.subject(),
             way: way.flushes().to_owned(),
-            machine: format!("{} CPUs, {} MiB{clock}", spec.cpus, spec.memory / MIB),
-            guest: format!("{} vCPUs, {} MiB", guest.vcpus, guest.memory / MIB),
+            machine: format!("{} CPUs{}, {} MiB{clock}", spec.cpus, model(way), spec.memory / MIB),
+            guest: guest_text(&guest, &case.work),
             cmdline: guest.cmdline.clone(),
-            command: self.command(&case.work),
+            command: self.command(case, way),
             peer_qemu,
             peer_cmdline: peer_cmdline.map(str::to_owned),
+            peer_kernel: self.peer_kernel(way)?,
         })
     }
 
@@ -168,9 +170,30 @@ impl Lab<'_> {
         Ok((outcome, watch))
     }
 
-    fn command(&self, work: &Work) -> Option<String> {
-        match work {
+    /// The peer's command lines: QEMU's, if there is one, and its kernel's.
+    fn peer(case: &Case, way: Way, guest: &Guest) -> (Option<String>, Option<&'static str>) {
+        match (way, &case.work) {
+            (Way::Quell(_) | Way::QuellOnArm, _) => (None, None),
+            (Way::Kvm(flushes), work) => {
+                (Some(peer::qemu(&guest.under_kvm(flushes, has_rom(work)))), Some(peer::CMDLINE))
+            }
+            (Way::KvmOnArm(_), Work::Removal) => (None, Some(peer::arm::CMDLINE)),
+            (Way::KvmOnArm(_), _) => {
+                (Some(peer::arm::qemu(&guest.under_kvm(Flushes::Own, false))), Some(peer::arm::CMDLINE))
+            }
+        }
+    }
+
+    fn peer_kernel(&self, way: Way) -> Result<Option<String>> {
+        let Way::KvmOnArm(kernel) = way else { return Ok(None) };
+        Ok(Some(kernel.file(&self.kit.of(way.platform())?.stock)?.1))
+    }
+
+    /// The command that the guest runs; that of the kernel around it if its monitor is measured.
+    fn command(&self, case: &Case, way: Way) -> Option<String> {
+        match &case.work {
             Work::Linux(linux) => Some(linux.command.replace("{rounds}", &self.rounds.to_string())),
+            Work::Removal => way.is_peer().then(|| removal::COMMAND.to_owned()),
             Work::Probe { .. } | Work::Tlbcheck { .. } => None,
         }
     }
@@ -178,7 +201,7 @@ impl Lab<'_> {
     fn guest(&self, case: &Case, way: Way) -> Result<Guest> {
         let platform = way.platform();
         let (arch, stock) = (platform.arch(), &self.kit.of(platform)?.stock);
-        let command = self.command(&case.work).map(|command| format!("{SAYS_HOW}{command}"));
+        let command = self.command(case, way).map(|command| format!("{SAYS_HOW}{command}"));
         let (kernel, initrd, cmdline, vcpus, memory) = match &case.work {
             Work::Linux(linux) => (
                 stock.kernel(),
@@ -191,6 +214,7 @@ impl Lab<'_> {
                 let kernel = workspace::bootable(workspace::build(workspace::PROBE, arch)?, arch)?;
                 (kernel, None, (*cmdline).to_owned(), *vcpus, 64 * MIB)
             }
+            Work::Removal => return load::guest(platform, Stage2Unmap::Range),
             Work::Tlbcheck { cpus, samples } => {
                 let kernel = workspace::bootable(workspace::build(workspace::TLBCHECK, arch)?, arch)?;
                 let words = format!("bench json report=com2 rounds={samples} targets=spin");
@@ -210,9 +234,15 @@ impl Lab<'_> {
     fn spec(&self, case: &Case, way: Way, guest: &Guest, directory: &Path) -> Result<Spec> {
         let (cpus, clock) = match &case.work {
             Work::Linux(Linux { cpus, .. }) | Work::Tlbcheck { cpus, .. } => (*cpus, Clock::Wall),
-            Work::Probe { .. } => (1, Clock::Instructions),
+            Work::Probe { .. } | Work::Removal => (1, Clock::Instructions),
         };
         let parts = self.kit.of(way.platform())?;
+        if let Work::Removal = case.work {
+            return match way {
+                Way::KvmOnArm(kernel) => removal::spec(&parts.stock, kernel, directory),
+                _ => load::spec(guest, &parts.hypervisor, clock, directory),
+            };
+        }
         match way {
             Way::Quell(_) | Way::QuellOnArm => guest.on_quell(&parts.hypervisor, cpus, clock, directory),
             Way::Kvm(flushes) => {
@@ -229,24 +259,39 @@ impl Lab<'_> {
     }
 }
 
+/// The model of CPU, if there are several.
+fn model(way: Way) -> String {
+    match way.platform() {
+        Platform::X86_64 => String::new(),
+        Platform::Aarch64(cpu) => format!(" ({})", cpu.name()),
+    }
+}
+
+fn guest_text(guest: &Guest, work: &Work) -> String {
+    let added = if let Work::Removal = work { load::SIZE / MIB } else { 0 };
+    let added = if added == 0 { String::new() } else { format!(" and {added} MiB that are added") };
+    format!("{} vCPUs, {} MiB{added}", guest.vcpus, guest.memory / MIB)
+}
+
 fn has_rom(work: &Work) -> bool {
     matches!(work, Work::Linux(Linux { has_rom: true, .. }))
 }
 
 /// The timeout of a machine: several times the time it usually takes.
-fn timeout(work: &Work, way: Way) -> Duration {
+pub(super) fn timeout(work: &Work, way: Way) -> Duration {
     let (quell, kvm) = match work {
         Work::Linux(linux) if linux.vcpus >= MANY => (300, 1200),
         Work::Linux(_) => (120, 240),
         Work::Probe { vcpus, .. } if *vcpus >= MANY => (120, 1200),
         Work::Probe { .. } => (120, 600),
         Work::Tlbcheck { .. } => (240, 600),
+        Work::Removal => (300, 900),
     };
     Duration::from_secs(if way.is_peer() { kvm } else { quell })
 }
 
 /// Describes the unexpected end of a machine.
-fn ended(end: End) -> String {
+pub(super) fn ended(end: End) -> String {
     match end {
         End::TimedOut => "it hung, and was ended".to_owned(),
         End::PowerOff | End::Hypervisor(ExitCode::GuestPowerOff) => {

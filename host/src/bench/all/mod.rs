@@ -8,6 +8,7 @@ mod pairs;
 mod parts;
 mod plan;
 mod record;
+mod removal;
 mod show;
 mod watch;
 mod way;
