@@ -1,12 +1,15 @@
 //! The cases of Arm machines. Their guests flush by their own instructions, so the ways of the peer
 //! are its kernels.
 
-use super::cases::{Case, Comparison, Linux, USERSPACE, Work, compare};
+use super::cases::{Case, Comparison, LOOPS_WORK, Linux, SECONDS, USERSPACE, Work, compare, end};
 use super::removal::{DELETE, ENABLE, FETCH};
 use super::way::{KVM_NEWER, KVM_STOCK, Way};
 use crate::size::MIB;
 
 const WAYS: &[Way] = &Way::ALL_ON_ARM;
+
+/// For cases that take longer: the guest's kernel is the peer's as well.
+const TWO_WAYS: &[Way] = &[Way::QuellOnArm, KVM_STOCK];
 
 const fn against_kvm(metric: &'static str, target: Option<f64>) -> Comparison {
     compare(metric, Way::QuellOnArm, &[KVM_STOCK, KVM_NEWER], target)
@@ -36,4 +39,46 @@ pub(super) const BOOT: Case = Case {
     ways: WAYS,
     only_long: false,
     comparisons: &[against_kvm(USERSPACE, Some(0.8))],
+};
+
+/// A loop must not be slower on Quell.
+const fn no_slower(metric: &'static str) -> Comparison {
+    compare(metric, Way::QuellOnArm, &[KVM_STOCK], Some(1.0))
+}
+
+pub(super) const THRASH: Case = Case {
+    name: "arm-thrash-8:2",
+    about: "8 threads map, read and unmap part of a file on Arm, a vCPU each on 2 CPUs",
+    work: Work::Linux(Linux {
+        vcpus: 8,
+        cpus: 2,
+        memory: 512 * MIB,
+        command: "thrash --rounds {rounds} --report /dev/report",
+        has_rom: false,
+        metrics: &[end("real", SECONDS, "/real", 1.0), end("sys", SECONDS, "/sys", 1.0)],
+    }),
+    ways: TWO_WAYS,
+    only_long: false,
+    comparisons: &[compare("real", Way::QuellOnArm, &[KVM_STOCK], None)],
+};
+
+/// Nothing here makes another vCPU exit: flushes reach it by the guest's own instructions.
+pub(super) const LOOPS: Case = Case {
+    name: "arm-loops",
+    about: "the loops and the run like a build on Arm",
+    work: LOOPS_WORK,
+    ways: TWO_WAYS,
+    only_long: false,
+    comparisons: &[
+        no_slower("page_fault"),
+        no_slower("mmap"),
+        no_slower("mprotect"),
+        no_slower("context_switch"),
+        no_slower("futex"),
+        no_slower("futex_lock"),
+        no_slower("tlb_flush1"),
+        no_slower("tlb_flush2"),
+        no_slower("tlb_flush3"),
+        no_slower("mixed"),
+    ],
 };

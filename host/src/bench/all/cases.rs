@@ -79,7 +79,12 @@ const LINUX_WAYS: &[Way] = &Way::ALL;
 const TWO_WAYS: &[Way] = &[HYPERCALL, KVM_HYPERV];
 const KVM_WAYS: &[Way] = &[KVM_HYPERV, KVM_IPI, KVM_PARAVIRTUAL];
 
-const fn end(name: &'static str, unit: &'static str, pointer: &'static str, factor: f64) -> Metric {
+pub(super) const fn end(
+    name: &'static str,
+    unit: &'static str,
+    pointer: &'static str,
+    factor: f64,
+) -> Metric {
     Metric { name, unit, event: "end", of: None, pointer, factor }
 }
 
@@ -150,38 +155,40 @@ const fn faster(metric: &'static str) -> Comparison {
 }
 
 /// Each loop with 4 threads, and the build-like run.
+pub(super) const LOOPS_WORK: Work = Work::Linux(Linux {
+    vcpus: 4,
+    cpus: 2,
+    memory: 512 * MIB,
+    command: "l() { loops --loop $1 --threads 4 --rounds $2 --report /dev/report || exit 1; }; \
+              l page_fault 100; l mmap 2000; l mprotect 100; l context_switch 500; l futex 1000; \
+              l futex_lock 20000; l tlb_flush1 1500; l tlb_flush2 400; l tlb_flush3 400; \
+              mixed --jobs 4 --tasks 16 --report /dev/report",
+    has_rom: false,
+    metrics: &[
+        loop_metric("page_fault"),
+        loop_metric("mmap"),
+        loop_metric("mprotect"),
+        loop_metric("context_switch"),
+        loop_metric("futex"),
+        loop_metric("futex_lock"),
+        loop_metric("tlb_flush1"),
+        loop_metric("tlb_flush2"),
+        loop_metric("tlb_flush3"),
+        Metric {
+            name: "mixed",
+            unit: "ms",
+            event: "end",
+            of: Some(("workload", "mixed")),
+            pointer: "/ns",
+            factor: 1e-6,
+        },
+    ],
+});
+
 const LOOPS: Case = Case {
     name: "loops",
     about: "4 threads on 4 vCPUs and 2 CPUs repeat one small operation; then a run like a build",
-    work: Work::Linux(Linux {
-        vcpus: 4,
-        cpus: 2,
-        memory: 512 * MIB,
-        command: "l() { loops --loop $1 --threads 4 --rounds $2 --report /dev/report || exit 1; }; \
-                  l page_fault 100; l mmap 2000; l mprotect 100; l context_switch 500; l futex 1000; \
-                  l futex_lock 20000; l tlb_flush1 1500; l tlb_flush2 400; l tlb_flush3 400; \
-                  mixed --jobs 4 --tasks 16 --report /dev/report",
-        has_rom: false,
-        metrics: &[
-            loop_metric("page_fault"),
-            loop_metric("mmap"),
-            loop_metric("mprotect"),
-            loop_metric("context_switch"),
-            loop_metric("futex"),
-            loop_metric("futex_lock"),
-            loop_metric("tlb_flush1"),
-            loop_metric("tlb_flush2"),
-            loop_metric("tlb_flush3"),
-            Metric {
-                name: "mixed",
-                unit: "ms",
-                event: "end",
-                of: Some(("workload", "mixed")),
-                pointer: "/ns",
-                factor: 1e-6,
-            },
-        ],
-    }),
+    work: LOOPS_WORK,
     ways: &[HYPERCALL, KVM_HYPERV, KVM_PARAVIRTUAL],
     only_long: false,
     comparisons: &[
@@ -269,6 +276,8 @@ pub(crate) const CASES: &[Case] = &[
         ],
     },
     arm::BOOT,
+    arm::THRASH,
+    arm::LOOPS,
     Case {
         name: "exits",
         about: "instructions of single exits, exit and entry included",

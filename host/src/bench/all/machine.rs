@@ -144,7 +144,7 @@ impl Lab<'_> {
             subject: way.subject(),
             way: way.flushes().to_owned(),
             machine: format!("{} CPUs{}, {} MiB{clock}", spec.cpus, model(way), spec.memory / MIB),
-            guest: guest_text(&guest, &case.work),
+            guest: guest_text(&guest, case, way),
             cmdline: guest.cmdline.clone(),
             command: self.command(case, way),
             peer_qemu,
@@ -267,10 +267,13 @@ fn model(way: Way) -> String {
     }
 }
 
-fn guest_text(guest: &Guest, work: &Work) -> String {
-    let added = if let Work::Removal = work { load::SIZE / MIB } else { 0 };
-    let added = if added == 0 { String::new() } else { format!(" and {added} MiB that are added") };
-    format!("{} vCPUs, {} MiB{added}", guest.vcpus, guest.memory / MIB)
+fn guest_text(guest: &Guest, case: &Case, way: Way) -> String {
+    let own = format!("{} vCPUs, {} MiB", guest.vcpus, guest.memory / MIB);
+    match (&case.work, way.is_peer()) {
+        (Work::Removal, false) => format!("{own} and {} MiB that are added", load::SIZE / MIB),
+        (Work::Removal, true) => format!("{} vCPUs, {} MiB that are added", guest.vcpus, load::SIZE / MIB),
+        _ => own,
+    }
 }
 
 fn has_rom(work: &Work) -> bool {

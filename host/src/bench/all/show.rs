@@ -79,7 +79,7 @@ fn minutes(duration: Duration) -> String {
 fn number(value: f64, unit: &str) -> String {
     match unit {
         "instructions" | "count" | "cycles" => format!("{value:.0}"),
-        "" => format!("{value:.2}"),
+        "" => ratio(value),
         _ if value < 10.0 => format!("{value:.2} {unit}"),
         _ => format!("{value:.1} {unit}"),
     }
@@ -98,8 +98,13 @@ fn numbers(spread: Spread, unit: &str) -> String {
 fn bare(value: f64) -> String {
     match value {
         100.0.. => format!("{value:.0}"),
-        _ => format!("{value:.2}"),
+        _ => ratio(value),
     }
+}
+
+/// Two digits after the point; more only where they would all be 0.
+fn ratio(value: f64) -> String {
+    if value > 0.0 && value < 0.005 { format!("{value:.5}") } else { format!("{value:.2}") }
 }
 
 /// Prints the comparisons.
@@ -171,7 +176,7 @@ pub(crate) fn print_alone(cases: &[&'static Case], runs: &[Run]) {
 
 /// Prints which of the peer's machines died, and which runs failed.
 pub(crate) fn print_failures(runs: &[Run]) {
-    for way in Way::ALL {
+    for way in Way::ALL.into_iter().chain(Way::ALL_ON_ARM) {
         let of_way = runs.iter().filter(|run| run.subject == way.subject() && run.way == way.flushes());
         let (mut made, mut deaths) = (0, 0);
         of_way.for_each(|run| {
@@ -213,6 +218,7 @@ mod tests {
         assert_eq!(numbers(spread, "s"), "0.32 s (0.30..0.35)");
         assert_eq!(numbers(spread, ""), "0.32 (0.30..0.35)");
         assert_eq!(numbers(Spread { median: 383.0, min: 383.0, max: 383.0 }, "instructions"), "383");
+        assert_eq!(number(0.000_12, ""), "0.00012", "not nothing");
         assert_eq!(minutes(Duration::from_secs(61)), "61 s");
         assert_eq!(minutes(Duration::from_secs(121)), "3 min");
     }
