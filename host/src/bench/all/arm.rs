@@ -1,7 +1,7 @@
 //! The cases of Arm machines. Their guests flush by their own instructions, so the ways of the peer
 //! are its kernels.
 
-use super::cases::{Case, Comparison, LOOPS_WORK, Linux, SECONDS, USERSPACE, Work, compare, end};
+use super::cases::{Case, Comparison, LOOP_METRICS, Linux, SECONDS, USERSPACE, Work, compare, end};
 use super::removal::{DELETE, ENABLE, FETCH};
 use super::way::{KVM_NEWER, KVM_STOCK, Way};
 use crate::size::MIB;
@@ -65,8 +65,18 @@ pub(super) const THRASH: Case = Case {
 /// Nothing here makes another vCPU exit: flushes reach it by the guest's own instructions.
 pub(super) const LOOPS: Case = Case {
     name: "arm-loops",
-    about: "the loops and the run like a build on Arm",
-    work: LOOPS_WORK,
+    about: "the loops and the run like a build on Arm, with fewer rounds",
+    work: Work::Linux(Linux {
+        vcpus: 4,
+        cpus: 2,
+        memory: 512 * MIB,
+        command: "l() { loops --loop $1 --threads 4 --rounds $2 --report /dev/report || exit 1; }; \
+                  l page_fault 30; l mmap 1000; l mprotect 100; l context_switch 250; l futex 500; \
+                  l futex_lock 20000; l tlb_flush1 100; l tlb_flush2 100; l tlb_flush3 400; \
+                  mixed --jobs 4 --tasks 4 --report /dev/report",
+        has_rom: false,
+        metrics: LOOP_METRICS,
+    }),
     ways: TWO_WAYS,
     only_long: false,
     comparisons: &[
