@@ -1,7 +1,7 @@
 //! `quell bench` on the command line.
 
 use super::SizeArgs;
-use crate::arch::{ArmCpu, PlatformArgs};
+use crate::arch::{Arch, ArmCpu, PlatformArgs};
 use crate::check::subject::On;
 use crate::size;
 use clap::{Args, Subcommand, ValueEnum};
@@ -117,6 +117,9 @@ pub(crate) struct AllArgs {
     /// Number of rounds; instruction counts, which are the same each time, are taken only once
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) runs: u32,
+    /// Run only the cases of this architecture [default: of both]
+    #[arg(long, value_name = "ARCH")]
+    pub(crate) arch: Option<Arch>,
     /// Run only this case; may be repeated
     #[arg(long, value_name = "CASE")]
     pub(crate) only: Vec<String>,

@@ -91,6 +91,8 @@ pub(crate) struct Spec {
     pub(crate) memory: u64,
     /// Its clock.
     pub(crate) clock: Clock,
+    /// Whether a kernel that is started directly on an Arm machine gets EL2, for KVM.
+    pub(crate) has_el2: bool,
     /// The destination of the guest's console.
     pub(crate) console: Console,
     /// The limit of its own time before it is killed; `None` for no limit.
@@ -137,6 +139,7 @@ impl Spec {
             cpus,
             memory,
             clock: Clock::Wall,
+            has_el2: false,
             console: Console::Capture,
             timeout: None,
             log: None,
@@ -200,7 +203,7 @@ impl Spec {
             return;
         };
         let mut machine = "virt,memory-backend=ram,gic-version=3".to_owned();
-        if let Payload::Quell { .. } = self.payload {
+        if self.has_el2 || matches!(self.payload, Payload::Quell { .. }) {
             // Without this, there is no EL2: software directly on the machine then runs as it does
             // in a guest.
             machine += ",virtualization=on";
@@ -308,6 +311,7 @@ mod tests {
             cpus: 2,
             memory: 768 * MIB,
             clock,
+            has_el2: false,
             console,
             timeout: None,
             log: None,

@@ -1,7 +1,9 @@
 //! The cases that `quell bench all` measures: one row each.
 
+use super::arm;
 use super::slots::{self, Slots};
 use super::way::{HYPERCALL, IPI, KVM_HYPERV, KVM_IPI, KVM_PARAVIRTUAL, Way};
+use crate::arch::Arch;
 use crate::size::MIB;
 
 /// One case.
@@ -29,6 +31,9 @@ pub(crate) enum Work {
     Slots(Slots),
     /// tlbcheck's benchmark, with as many vCPUs as CPUs.
     Tlbcheck { cpus: u32, samples: u32 },
+    /// On Arm: a GiB of memory is removed, and stores to it are logged, on a machine that counts
+    /// instructions.
+    Removal,
 }
 
 /// A command in the stock Linux guest. The time to userspace is always measured as well.
@@ -78,7 +83,12 @@ const LINUX_WAYS: &[Way] = &Way::ALL;
 pub(super) const TWO_WAYS: &[Way] = &[HYPERCALL, KVM_HYPERV];
 const KVM_WAYS: &[Way] = &[KVM_HYPERV, KVM_IPI, KVM_PARAVIRTUAL];
 
-const fn end(name: &'static str, unit: &'static str, pointer: &'static str, factor: f64) -> Metric {
+pub(super) const fn end(
+    name: &'static str,
+    unit: &'static str,
+    pointer: &'static str,
+    factor: f64,
+) -> Metric {
     Metric { name, unit, event: "end", of: None, pointer, factor }
 }
 
@@ -148,6 +158,27 @@ const fn faster(metric: &'static str) -> Comparison {
     compare(metric, HYPERCALL, &[KVM_HYPERV, KVM_PARAVIRTUAL], Some(0.8))
 }
 
+/// The numbers of the loops, and of the build-like run.
+pub(super) const LOOP_METRICS: &[Metric] = &[
+    loop_metric("page_fault"),
+    loop_metric("mmap"),
+    loop_metric("mprotect"),
+    loop_metric("context_switch"),
+    loop_metric("futex"),
+    loop_metric("futex_lock"),
+    loop_metric("tlb_flush1"),
+    loop_metric("tlb_flush2"),
+    loop_metric("tlb_flush3"),
+    Metric {
+        name: "mixed",
+        unit: "ms",
+        event: "end",
+        of: Some(("workload", "mixed")),
+        pointer: "/ns",
+        factor: 1e-6,
+    },
+];
+
 /// Each loop with 4 threads, and the build-like run.
 const LOOPS: Case = Case {
     name: "loops",
@@ -161,25 +192,7 @@ const LOOPS: Case = Case {
                   l futex_lock 20000; l tlb_flush1 1500; l tlb_flush2 400; l tlb_flush3 400; \
                   mixed --jobs 4 --tasks 16 --report /dev/report",
         has_rom: false,
-        metrics: &[
-            loop_metric("page_fault"),
-            loop_metric("mmap"),
-            loop_metric("mprotect"),
-            loop_metric("context_switch"),
-            loop_metric("futex"),
-            loop_metric("futex_lock"),
-            loop_metric("tlb_flush1"),
-            loop_metric("tlb_flush2"),
-            loop_metric("tlb_flush3"),
-            Metric {
-                name: "mixed",
-                unit: "ms",
-                event: "end",
-                of: Some(("workload", "mixed")),
-                pointer: "/ns",
-                factor: 1e-6,
-            },
-        ],
+        metrics: LOOP_METRICS,
     }),
     ways: &[HYPERCALL, KVM_HYPERV, KVM_PARAVIRTUAL],
     only_long: false,
@@ -267,6 +280,9 @@ pub(crate) const CASES: &[Case] = &[
             shootdown("ipi-serial-2:1 initiator"),
         ],
     },
+    arm::BOOT,
+    arm::THRASH,
+    arm::LOOPS,
     Case {
         name: "exits",
         about: "instructions of single exits, exit and entry included",
@@ -304,6 +320,7 @@ pub(crate) const CASES: &[Case] = &[
     slots::BESIDE_256M,
     slots::BESIDE_1G,
     slots::BESIDE_2G,
+    arm::SLOT,
 ];
 
 impl Work {
@@ -312,7 +329,7 @@ impl Work {
         match self {
             Self::Linux(linux) => linux.metrics,
             Self::Slots(slots) => slots.metrics,
-            Self::Probe { .. } | Self::Tlbcheck { .. } => &[],
+            Self::Probe { .. } | Self::Tlbcheck { .. } | Self::Removal => &[],
         }
     }
 }
@@ -321,9 +338,14 @@ impl Case {
     /// The number of times it is run if `runs` rounds are requested.
     pub(crate) const fn rounds(&self, runs: u32) -> u32 {
         match self.work {
-            Work::Probe { .. } | Work::Slots(_) => 1,
+            Work::Probe { .. } | Work::Slots(_) | Work::Removal => 1,
             Work::Linux(_) | Work::Tlbcheck { .. } => runs,
         }
+    }
+
+    /// The architecture of its machines.
+    pub(crate) const fn arch(&self) -> Arch {
+        self.ways[0].platform().arch()
     }
 
     /// Its ways, with or without the peer's.
@@ -341,6 +363,7 @@ mod tests {
     fn names_are_unique_and_comparisons_are_of_ways_that_are_run() {
         for (index, case) in CASES.iter().enumerate() {
             assert!(CASES[..index].iter().all(|other| other.name != case.name), "{} twice", case.name);
+            assert!(case.ways.iter().all(|way| way.platform().arch() == case.arch()), "{}", case.name);
             for comparison in case.comparisons {
                 let (quell, peers) = (comparison.quell, comparison.peers);
                 assert!(!quell.is_peer() && case.ways.contains(&quell), "{}", case.name);

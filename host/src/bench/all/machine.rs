@@ -1,11 +1,16 @@
 //! Runs one case in one way: makes the guest, puts it on its hypervisor, and follows it to its end.
 
 use super::cases::{CASES, Case, Linux, Work};
+use super::parts::Kit;
+use super::removal;
 use super::slots::{Operator, Slots};
 use super::watch::{Number, Watch};
-use super::way::Way;
+use super::way::{ON_ARM, Way};
 use crate::arch::Platform;
-use crate::guest::{peer, vmm};
+use crate::bench::unmap::load;
+use crate::guest::peer::Flushes;
+use crate::guest::peer::arm::Outer;
+use crate::guest::{cache, peer, vmm};
 use crate::machine::outcome::Outcome;
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
@@ -13,10 +18,10 @@ use crate::machine::spec::{Clock, Spec};
 use crate::results::Subject;
 use crate::run::{reporting_console, tail};
 use crate::size::MIB;
-use crate::vm::{Guest, Hypervisor, StockGuest};
+use crate::vm::Guest;
 use crate::workspace;
 use anyhow::Result;
-use hostlink::config::{FlushMode, NestedPage, ResetPolicy, Switches};
+use hostlink::config::{FlushMode, NestedPage, ResetPolicy, Stage2Unmap, Switches};
 use hostlink::exit::ExitCode;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -33,9 +38,7 @@ const MANY: u32 = 64;
 
 /// The parts that all machines are made from.
 pub(crate) struct Lab<'a> {
-    pub(crate) platform: Platform,
-    pub(crate) stock: StockGuest,
-    pub(crate) hypervisor: Hypervisor,
+    pub(crate) kit: Kit,
     /// Rounds of each of thrash's threads.
     pub(crate) rounds: u32,
     pub(crate) signals: &'a Signals,
@@ -52,7 +55,7 @@ pub(crate) struct Trial {
 }
 
 /// How one machine ended.
-enum Ended {
+pub(super) enum Ended {
     /// The guest finished, with numbers or with an error.
     Over(Result<Vec<Number>, String>),
     /// The machine ended before that.
@@ -106,6 +109,9 @@ pub(crate) struct Setup {
     peer_qemu: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     peer_cmdline: Option<String>,
+    /// The package of that kernel, where there are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    peer_kernel: Option<String>,
 }
 
 impl Lab<'_> {
@@ -113,6 +119,9 @@ impl Lab<'_> {
     /// end.
     pub(crate) fn measure(&self, case: &Case, way: Way) -> Result<Option<Trial>> {
         trial(way.is_peer(), || {
+            if let Work::Removal = case.work {
+                return removal::count(&self.kit, way, timeout(&case.work, way), self.signals);
+            }
             let (outcome, watch) = self.run(case, way)?;
             let wall = outcome.wall;
             let ended = match outcome.end {
@@ -129,28 +138,19 @@ impl Lab<'_> {
         let guest = self.guest(case, way)?;
         let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
         let spec = self.spec(case, way, &guest, directory.path())?;
-        let inner = match (&case.work, way) {
-            (_, Way::Quell(_)) | (Work::Slots(_), Way::Kvm(_)) => None,
-            (work, Way::Kvm(flushes)) => Some(peer::qemu(&guest.under_kvm(flushes, has_rom(work)))),
-        };
-        let (memory, cmdline, command) = match (&case.work, way) {
-            (Work::Slots(slots), Way::Quell(_)) => (slots.memory + slots.added, guest.cmdline.clone(), None),
-            (Work::Slots(slots), Way::Kvm(_)) => {
-                (slots.monitor_memory, String::new(), Some(vmm::line(slots.monitor)))
-            }
-            (work, _) => (guest.memory, guest.cmdline.clone(), self.command(work)),
-        };
+        let (peer_qemu, peer_cmdline) = Self::peer(case, way, &guest);
         let clock = if spec.clock == Clock::Instructions { ", counting instructions" } else { "" };
         Ok(Setup {
             case: case.name.to_owned(),
             subject: way.subject(),
             way: way.flushes().to_owned(),
-            machine: format!("{} CPUs, {} MiB{clock}", spec.cpus, spec.memory / MIB),
-            guest: format!("{} vCPUs, {} MiB", guest.vcpus, memory / MIB),
-            cmdline,
-            command,
-            peer_cmdline: way.is_peer().then(|| peer::CMDLINE.to_owned()),
-            peer_qemu: inner,
+            machine: format!("{} CPUs{}, {} MiB{clock}", spec.cpus, model(way), spec.memory / MIB),
+            guest: guest_text(&guest, case, way),
+            cmdline: if is_monitor(&case.work, way) { String::new() } else { guest.cmdline.clone() },
+            command: self.command(case, way),
+            peer_qemu,
+            peer_cmdline: peer_cmdline.map(str::to_owned),
+            peer_kernel: self.peer_kernel(way)?,
         })
     }
 
@@ -180,20 +180,44 @@ impl Lab<'_> {
         Ok((outcome, watch))
     }
 
-    fn command(&self, work: &Work) -> Option<String> {
-        match work {
+    /// The peer's command lines: QEMU's, if there is one, and its kernel's.
+    fn peer(case: &Case, way: Way, guest: &Guest) -> (Option<String>, Option<&'static str>) {
+        match (way, &case.work) {
+            (Way::Quell(_) | Way::QuellOnArm, _) => (None, None),
+            (Way::Kvm(_), Work::Slots(_)) => (None, Some(peer::CMDLINE)),
+            (Way::Kvm(flushes), work) => {
+                (Some(peer::qemu(&guest.under_kvm(flushes, has_rom(work)))), Some(peer::CMDLINE))
+            }
+            (Way::KvmOnArm(_), Work::Removal) => (None, Some(peer::arm::CMDLINE)),
+            (Way::KvmOnArm(_), _) => {
+                (Some(peer::arm::qemu(&guest.under_kvm(Flushes::Own, false))), Some(peer::arm::CMDLINE))
+            }
+        }
+    }
+
+    fn peer_kernel(&self, way: Way) -> Result<Option<String>> {
+        let Way::KvmOnArm(kernel) = way else { return Ok(None) };
+        Ok(Some(kernel.file(&self.kit.of(way.platform())?.stock)?.1))
+    }
+
+    /// The command that the guest runs; that of the kernel around it if its monitor is measured.
+    fn command(&self, case: &Case, way: Way) -> Option<String> {
+        match &case.work {
             Work::Linux(linux) => Some(linux.command.replace("{rounds}", &self.rounds.to_string())),
-            Work::Probe { .. } | Work::Slots(_) | Work::Tlbcheck { .. } => None,
+            Work::Removal => way.is_peer().then(|| removal::COMMAND.to_owned()),
+            Work::Slots(slots) => way.is_peer().then(|| vmm::line(slots.monitor)),
+            Work::Probe { .. } | Work::Tlbcheck { .. } => None,
         }
     }
 
     fn guest(&self, case: &Case, way: Way) -> Result<Guest> {
-        let (platform, arch) = (self.platform, self.platform.arch());
-        let command = self.command(&case.work).map(|command| format!("{SAYS_HOW}{command}"));
+        let platform = way.platform();
+        let (arch, stock) = (platform.arch(), &self.kit.of(platform)?.stock);
+        let command = self.command(case, way).map(|command| format!("{SAYS_HOW}{command}"));
         let (kernel, initrd, cmdline, vcpus, memory) = match &case.work {
             Work::Linux(linux) => (
-                self.stock.kernel(),
-                Some(self.stock.initrd(command.as_deref())),
+                stock.kernel(),
+                Some(stock.initrd(command.as_deref())),
                 format!("{} quiet panic=-1", reporting_console(arch)),
                 linux.vcpus,
                 linux.memory,
@@ -206,6 +230,7 @@ impl Lab<'_> {
                 let kernel = workspace::bootable(workspace::build(workspace::PROBE, arch)?, arch)?;
                 (kernel, None, (*probe).to_owned(), 1, *memory)
             }
+            Work::Removal => return load::guest(platform, Stage2Unmap::Range),
             Work::Tlbcheck { cpus, samples } => {
                 let kernel = workspace::bootable(workspace::build(workspace::TLBCHECK, arch)?, arch)?;
                 let words = format!("bench json report=com2 rounds={samples} targets=spin");
@@ -214,7 +239,7 @@ impl Lab<'_> {
         };
         let flush = match way {
             Way::Quell(flush) => flush,
-            Way::Kvm(_) => FlushMode::Hypercall,
+            Way::Kvm(_) | Way::QuellOnArm | Way::KvmOnArm(_) => FlushMode::Hypercall,
         };
         // The most entries.
         let nested_page = match &case.work {
@@ -230,22 +255,61 @@ impl Lab<'_> {
     fn spec(&self, case: &Case, way: Way, guest: &Guest, directory: &Path) -> Result<Spec> {
         let (cpus, clock) = match &case.work {
             Work::Linux(Linux { cpus, .. }) | Work::Tlbcheck { cpus, .. } => (*cpus, Clock::Wall),
-            Work::Probe { .. } | Work::Slots(_) => (1, Clock::Instructions),
+            Work::Probe { .. } | Work::Slots(_) | Work::Removal => (1, Clock::Instructions),
         };
+        let parts = self.kit.of(way.platform())?;
+        if let Work::Removal = case.work {
+            return match way {
+                Way::KvmOnArm(kernel) => removal::spec(&parts.stock, kernel, directory),
+                _ => load::spec(guest, &parts.hypervisor, clock, directory),
+            };
+        }
         match (&case.work, way) {
             (Work::Slots(slots), Way::Kvm(_)) => {
-                self.stock.with_kvmslots(slots.monitor, slots.monitor_memory, directory)
+                parts.stock.with_kvmslots(slots.monitor, slots.monitor_memory, directory)
             }
-            (work, Way::Quell(_)) => {
-                let spec = guest.on_quell(&self.hypervisor, cpus, clock, directory)?;
+            (work, Way::Quell(_) | Way::QuellOnArm) => {
+                let spec = guest.on_quell(&parts.hypervisor, cpus, clock, directory)?;
                 let added = if let Work::Slots(slots) = work { slots.added } else { 0 };
                 Ok(Spec { memory: spec.memory + added, ..spec })
             }
             (_, Way::Kvm(flushes)) => {
                 let inner = guest.under_kvm(flushes, has_rom(&case.work));
-                self.stock.with_kvm(&inner, cpus, clock, directory)
+                parts.stock.with_kvm(&inner, cpus, clock, directory)
+            }
+            (_, Way::KvmOnArm(kernel)) => {
+                let inner = guest.under_kvm(Flushes::Own, false);
+                let memory = peer::without_files(&inner);
+                let outer = Outer { stock: &parts.stock, kernel, cpu: ON_ARM, cpus, clock, memory };
+                outer.spec(&peer::arm::archive(&cache::foreign_qemu()?, &inner, cpus)?, directory)
             }
         }
+    }
+}
+
+/// The model of CPU, if there are several.
+fn model(way: Way) -> String {
+    match way.platform() {
+        Platform::X86_64 => String::new(),
+        Platform::Aarch64(cpu) => format!(" ({})", cpu.name()),
+    }
+}
+
+/// Whether the guest is kvmslots' own, without a kernel.
+fn is_monitor(work: &Work, way: Way) -> bool {
+    way.is_peer() && matches!(work, Work::Slots(_) | Work::Removal)
+}
+
+fn guest_text(guest: &Guest, case: &Case, way: Way) -> String {
+    let own = format!("{} vCPUs, {} MiB", guest.vcpus, guest.memory / MIB);
+    match (&case.work, way.is_peer()) {
+        (Work::Removal, false) => format!("{own} and {} MiB that are added", load::SIZE / MIB),
+        (Work::Removal, true) => format!("{} vCPUs, {} MiB that are added", guest.vcpus, load::SIZE / MIB),
+        (Work::Slots(slots), true) => format!("{} vCPUs, {} MiB", guest.vcpus, slots.monitor_memory / MIB),
+        (Work::Slots(slots), false) if slots.added != 0 => {
+            format!("{own} and {} MiB that are added", slots.added / MIB)
+        }
+        _ => own,
     }
 }
 
@@ -254,19 +318,20 @@ fn has_rom(work: &Work) -> bool {
 }
 
 /// The timeout of a machine: several times the time it usually takes.
-fn timeout(work: &Work, way: Way) -> Duration {
+pub(super) fn timeout(work: &Work, way: Way) -> Duration {
     let (quell, kvm) = match work {
         Work::Linux(linux) if linux.vcpus >= MANY => (300, 1200),
         Work::Linux(_) => (120, 240),
         Work::Probe { vcpus, .. } if *vcpus >= MANY => (120, 1200),
         Work::Probe { .. } | Work::Slots(_) => (120, 600),
         Work::Tlbcheck { .. } => (240, 600),
+        Work::Removal => (300, 900),
     };
     Duration::from_secs(if way.is_peer() { kvm } else { quell })
 }
 
 /// Describes the unexpected end of a machine.
-fn ended(end: End) -> String {
+pub(super) fn ended(end: End) -> String {
     match end {
         End::TimedOut => "it hung, and was ended".to_owned(),
         End::PowerOff | End::Hypervisor(ExitCode::GuestPowerOff) => {

@@ -1,38 +1,37 @@
 //! `quell bench all`: runs the same work on Quell and on Linux KVM in the same emulated machine, in
 //! one go.
 
+mod arm;
 mod cases;
 mod machine;
 mod pairs;
+mod parts;
 mod plan;
 mod record;
+mod removal;
 mod show;
 mod slots;
 mod watch;
 mod way;
 
-use crate::arch::Platform;
+use crate::arch::Arch;
 use crate::cli::AllArgs;
-use crate::guest::peer;
+use crate::guest::cache;
 use crate::machine::signals::Signals;
 use crate::results;
-use crate::vm::{Hypervisor, StockGuest};
 use anyhow::{Context, Result, bail, ensure};
 use cases::{CASES, Case};
 use machine::Lab;
 use pairs::Verdict;
+use parts::Kit;
 use plan::{Step, plan, remaining};
 use record::{Record, Run, Settings, owned};
-use sha2::{Digest, Sha256};
 use show::Progress;
 use std::fs;
 use std::path::{Path, PathBuf};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
-use way::Way;
-
-/// The digits of a hash that are kept to tell images apart.
-const HASH_DIGITS: usize = 16;
+use way::{KVM_NEWER, Way};
 
 /// Makes the remaining measurements, prints the results and judges them. The status is 1 if a
 /// target is missed or a run failed.
@@ -44,15 +43,9 @@ pub(crate) fn all(args: &AllArgs, signals: &Signals) -> Result<u8> {
         }
         return Ok(0);
     }
-    let platform = Platform::X86_64;
-    let lab = Lab {
-        platform,
-        stock: StockGuest::prepare(platform.arch())?,
-        hypervisor: Hypervisor::build(platform.arch())?,
-        rounds: args.rounds,
-        signals,
-    };
-    let steps = plan(&cases, args.runs, args.peer.is_some());
+    let lab = Lab { kit: Kit::default(), rounds: args.rounds, signals };
+    let mut steps = plan(&cases, args.runs, args.peer.is_some());
+    leave_out_missing(&mut steps);
     let mut bench = Bench { record: begin(args, &lab, &steps)?, lab, json: target(args) };
     if let Some(signal) = bench.run(&steps, signals)? {
         if let Some(path) = &bench.json {
@@ -76,7 +69,21 @@ fn chosen(args: &AllArgs) -> Result<Vec<&'static Case>> {
         let is_named = args.only.iter().any(|name| name == case.name);
         is_named || (args.only.is_empty() && (args.long || args.list || !case.only_long))
     };
-    Ok(CASES.iter().filter(is_asked_for).collect())
+    let is_of_arch = |case: &&Case| args.arch.is_none_or(|arch| case.arch() == arch);
+    let cases: Vec<_> = CASES.iter().filter(is_asked_for).filter(is_of_arch).collect();
+    ensure!(!cases.is_empty(), "none of the cases that --only names is for the architecture of --arch");
+    Ok(cases)
+}
+
+/// Leaves the peer's newer kernel out where the distribution has none.
+fn leave_out_missing(steps: &mut Vec<Step>) {
+    if !steps.iter().any(|step| step.way == KVM_NEWER) {
+        return;
+    }
+    if let Err(error) = cache::newer_kernel(Arch::Aarch64) {
+        eprintln!("quell: there is no newer kernel for the peer on Arm, so it is left out: {error:#}");
+        steps.retain(|step| step.way != KVM_NEWER);
+    }
 }
 
 /// The file for the results.
@@ -86,17 +93,9 @@ fn target(args: &AllArgs) -> Option<PathBuf> {
 
 /// The earlier results, if new ones are comparable with them; else an empty record.
 fn begin(args: &AllArgs, lab: &Lab<'_>, steps: &[Step]) -> Result<Record> {
-    let mut versions = owned(results::versions(Some(lab.stock.versions())));
-    for (name, bytes) in [
-        ("hypervisor_sha256", fs::read(lab.hypervisor.image()).context("cannot read the hypervisor")?),
-        ("initrd_sha256", lab.stock.initrd(None)),
-    ] {
-        versions.insert(name.to_owned(), digest(&bytes));
-    }
-    versions.insert("peer_kernel".to_owned(), lab.stock.versions().kernel.clone());
-    versions.insert("peer_qemu".to_owned(), peer::qemu_version()?);
+    let mut ways: Vec<_> = steps.iter().map(|step| step.way).collect();
     let settings = Settings { runs: args.runs, rounds: args.rounds };
-    let mut record = Record::new(owned(results::machine()), versions, settings);
+    let mut record = Record::new(owned(results::machine()), lab.kit.versions(&ways)?, settings);
     let before = match (&args.resume, &args.json) {
         (Some(path), _) => path,
         (None, Some(path)) if path.is_file() => path,
@@ -106,9 +105,13 @@ fn begin(args: &AllArgs, lab: &Lab<'_>, steps: &[Step]) -> Result<Record> {
         }
     };
     let kept = Record::read(before)?;
+    // What has not been run before has no versions in the file.
+    record.versions = lab.kit.versions(&kept.ways())?;
     let ran = |case: &Case, way| kept.runs.iter().any(|run| run.is_of(case, way));
     record.setups = lab.setups(|case, way| ran(case, way) || is_due(steps, case, way))?;
     let differences = record.differences(&kept);
+    ways.extend(if differences.is_empty() { kept.ways() } else { Vec::new() });
+    record.versions = lab.kit.versions(&ways)?;
     if differences.is_empty() {
         eprintln!("quell: going on with the {} runs in {}", kept.runs.len(), before.display());
         record.runs = kept.runs;
@@ -123,12 +126,6 @@ fn begin(args: &AllArgs, lab: &Lab<'_>, steps: &[Step]) -> Result<Record> {
 
 fn is_due(steps: &[Step], case: &Case, way: Way) -> bool {
     steps.iter().any(|step| step.case.name == case.name && step.way == way)
-}
-
-/// The beginning of the SHA-256 of an image.
-fn digest(bytes: &[u8]) -> String {
-    let digits = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-    digits.chars().take(HASH_DIGITS).collect()
 }
 
 /// Renames a file of results to make room for new ones.

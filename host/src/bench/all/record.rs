@@ -20,7 +20,7 @@ pub(super) const UNITS: [&str; 8] = ["s", "ms", "us", "ns", "count", "instructio
 const MACHINE_KEYS: [&str; 2] = ["cpu", "cpus"];
 
 /// Facts by name.
-type Facts = BTreeMap<String, String>;
+pub(super) type Facts = BTreeMap<String, String>;
 
 /// One run of one case in one way.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -101,7 +101,7 @@ pub(crate) struct Settings {
 pub(crate) struct Record {
     bench: String,
     machine: Facts,
-    versions: Facts,
+    pub(crate) versions: Facts,
     pub(crate) settings: Settings,
     /// How the machines of the runs are made.
     pub(crate) setups: Vec<Setup>,
@@ -167,6 +167,16 @@ impl Record {
             found.push(format!("thrash's threads made {before} rounds each, and are to make {now}"));
         }
         found
+    }
+
+    /// The ways in which something was run, or was to be run.
+    pub(crate) fn ways(&self) -> Vec<Way> {
+        let all = CASES.iter().flat_map(|case| case.ways(true).map(move |way| (case, way)));
+        let is_set_up = |case: &Case, way: Way| {
+            let key = (case.name, way.subject(), way.flushes());
+            self.setups.iter().any(|setup| (&*setup.case, setup.subject, &*setup.way) == key)
+        };
+        all.filter(|(case, way)| is_set_up(case, *way)).map(|(_, way)| way).collect()
     }
 
     /// Whether a run was already made.

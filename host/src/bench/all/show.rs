@@ -104,7 +104,7 @@ fn numbers(spread: Spread, unit: &str) -> String {
 fn bare(value: f64) -> String {
     match value {
         100.0.. => format!("{value:.0}"),
-        _ => format!("{value:.2}"),
+        _ => format!("{value:.*}", decimals(value)),
     }
 }
 
@@ -177,7 +177,7 @@ pub(crate) fn print_alone(cases: &[&'static Case], runs: &[Run]) {
 
 /// Prints which of the peer's machines died, and which runs failed.
 pub(crate) fn print_failures(runs: &[Run]) {
-    for way in Way::ALL {
+    for way in Way::ALL.into_iter().chain(Way::ALL_ON_ARM) {
         let of_way = runs.iter().filter(|run| run.subject == way.subject() && run.way == way.flushes());
         let (mut made, mut deaths) = (0, 0);
         of_way.for_each(|run| {

@@ -1,6 +1,8 @@
 //! The hypervisors that are compared, and the ways in which their guests flush.
 
+use crate::arch::{ArmCpu, Platform};
 use crate::guest::peer::Flushes;
+use crate::guest::peer::arm::Kernel;
 use crate::results::Subject;
 use hostlink::config::FlushMode;
 
@@ -9,37 +11,59 @@ use hostlink::config::FlushMode;
 pub(crate) enum Way {
     Quell(FlushMode),
     Kvm(Flushes),
+    /// On Arm, where guests flush by their own instructions.
+    QuellOnArm,
+    /// The same, with the hypervisor's kernel.
+    KvmOnArm(Kernel),
 }
+
+/// The model of CPU of Arm machines.
+pub(crate) const ON_ARM: ArmCpu = ArmCpu::Max;
 
 pub(crate) const HYPERCALL: Way = Way::Quell(FlushMode::Hypercall);
 pub(crate) const IPI: Way = Way::Quell(FlushMode::Ipi);
 pub(crate) const KVM_HYPERV: Way = Way::Kvm(Flushes::HyperV);
 pub(crate) const KVM_IPI: Way = Way::Kvm(Flushes::Ipi);
 pub(crate) const KVM_PARAVIRTUAL: Way = Way::Kvm(Flushes::Paravirtual);
+pub(crate) const KVM_STOCK: Way = Way::KvmOnArm(Kernel::Stock);
+pub(crate) const KVM_NEWER: Way = Way::KvmOnArm(Kernel::Newer);
 
 impl Way {
-    /// All ways, ordered so that Quell and its peer take turns.
+    /// All ways of AMD64, ordered so that Quell and its peer take turns.
     pub(crate) const ALL: [Self; 5] = [HYPERCALL, KVM_HYPERV, IPI, KVM_IPI, KVM_PARAVIRTUAL];
+    /// All ways of Arm.
+    pub(crate) const ALL_ON_ARM: [Self; 3] = [Self::QuellOnArm, KVM_STOCK, KVM_NEWER];
+
+    /// The emulated platform.
+    pub(crate) const fn platform(self) -> Platform {
+        match self {
+            Self::Quell(_) | Self::Kvm(_) => Platform::X86_64,
+            Self::QuellOnArm | Self::KvmOnArm(_) => Platform::Aarch64(ON_ARM),
+        }
+    }
 
     /// The hypervisor.
     pub(crate) const fn subject(self) -> Subject {
         match self {
-            Self::Quell(_) => Subject::Quell,
-            Self::Kvm(_) => Subject::Kvm,
+            Self::Quell(_) | Self::QuellOnArm => Subject::Quell,
+            Self::Kvm(_) | Self::KvmOnArm(_) => Subject::Kvm,
         }
     }
 
     /// Whether the hypervisor is the peer.
     pub(crate) const fn is_peer(self) -> bool {
-        matches!(self, Self::Kvm(_))
+        matches!(self, Self::Kvm(_) | Self::KvmOnArm(_))
     }
 
-    /// The name of the guest's way to flush, in results.
+    /// The name of the guest's way to flush, in results; of the peer on Arm, where there is only
+    /// one, that of the hypervisor's kernel.
     pub(crate) const fn flushes(self) -> &'static str {
         match self {
             Self::Quell(FlushMode::Hypercall) => "hypercall",
             Self::Quell(FlushMode::Ipi) => "ipi",
             Self::Kvm(flushes) => flushes.name(),
+            Self::QuellOnArm => Flushes::Own.name(),
+            Self::KvmOnArm(kernel) => kernel.name(),
         }
     }
 
@@ -55,7 +79,10 @@ impl Way {
             Self::Quell(FlushMode::Hypercall) | Self::Kvm(Flushes::HyperV) => {
                 Logged { hyperv: true, kvm: false }
             }
-            Self::Quell(FlushMode::Ipi) | Self::Kvm(Flushes::Ipi) => Logged { hyperv: false, kvm: false },
+            Self::Quell(FlushMode::Ipi)
+            | Self::Kvm(Flushes::Ipi | Flushes::Own)
+            | Self::QuellOnArm
+            | Self::KvmOnArm(_) => Logged { hyperv: false, kvm: false },
             Self::Kvm(Flushes::Paravirtual) => Logged { hyperv: false, kvm: true },
         }
     }
@@ -77,7 +104,7 @@ mod tests {
         for pair in Way::ALL[..4].windows(2) {
             assert_ne!(pair[0].is_peer(), pair[1].is_peer(), "{pair:?}");
         }
-        let titles = Way::ALL.map(Way::title);
+        let titles: Vec<_> = [&Way::ALL[..], &Way::ALL_ON_ARM].concat().into_iter().map(Way::title).collect();
         assert!(
             titles.iter().enumerate().all(|(index, title)| !titles[..index].contains(title)),
             "{titles:?}"

@@ -7,7 +7,7 @@ use crate::ctl::dirty_runs;
 use crate::machine::control::Control;
 use crate::machine::process::{Flow, Machine};
 use crate::machine::signals::Signals;
-use crate::machine::spec::{Clock, Counting};
+use crate::machine::spec::{Clock, Counting, Spec};
 use crate::run::tail;
 use crate::size::MIB;
 use crate::vm::{Guest, Hypervisor};
@@ -17,6 +17,7 @@ use hostlink::config::{NestedPage, Stage2Unmap, Switches};
 use hostlink::ctl::record::Deleted;
 use hostlink::ctl::{LogWay, Request};
 use hostlink::phase::Phase;
+use std::path::Path;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -24,13 +25,13 @@ use tempfile::TempDir;
 const MEMORY: u64 = 64 * MIB;
 /// The added memory, and its address: it fills an entry of a table that is not of the last level.
 const AT: u64 = 4 << 30;
-const SIZE: u64 = 1 << 30;
+pub(in crate::bench) const SIZE: u64 = 1 << 30;
 /// Pages of it.
-pub(super) const PAGES: u64 = SIZE / PAGE;
+pub(in crate::bench) const PAGES: u64 = SIZE / PAGE;
 
 /// The operation on the memory once the guest uses all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Work {
+pub(in crate::bench) enum Work {
     /// It is removed.
     Delete,
     /// Stores to it are logged while the guest writes each page again; then the log is fetched.
@@ -66,7 +67,7 @@ impl Work {
 }
 
 /// A running machine.
-pub(super) struct Load {
+pub(in crate::bench) struct Load {
     machine: Machine,
     counting: Option<Counting>,
     timeout: Duration,
@@ -74,19 +75,36 @@ pub(super) struct Load {
 }
 
 /// The results of a run.
-pub(super) struct Done {
+pub(in crate::bench) struct Done {
     /// How long the hypervisor worked on removing the memory, without the pauses for its guest; 0
     /// if that was not requested.
-    pub(super) busy: Duration,
+    pub(in crate::bench) busy: Duration,
     /// From that request to its answer.
-    pub(super) asked: Duration,
+    pub(in crate::bench) asked: Duration,
     /// The counts, if there are any.
-    pub(super) phases: Option<Phases>,
+    pub(in crate::bench) phases: Option<Phases>,
+}
+
+/// The guest, with pages of 4 KiB only in stage 2.
+pub(in crate::bench) fn guest(platform: Platform, stage2_unmap: Stage2Unmap) -> Result<Guest> {
+    let switches = Switches { stage2_unmap, nested_page: NestedPage::Small, ..Switches::default() };
+    Guest::load(platform, 1, MEMORY, switches)
+}
+
+/// Its machine, which has one CPU; files are written to `directory`.
+pub(in crate::bench) fn spec(
+    guest: &Guest,
+    hypervisor: &Hypervisor,
+    clock: Clock,
+    directory: &Path,
+) -> Result<Spec> {
+    let spec = guest.on_quell(hypervisor, 1, clock, directory)?;
+    Ok(Spec { memory: spec.memory + SIZE, ..spec })
 }
 
 impl Load {
-    /// Starts the guest on a machine of one CPU. Stage 2 has pages of 4 KiB only.
-    pub(super) fn start(
+    /// Starts the guest.
+    pub(in crate::bench) fn start(
         hypervisor: &Hypervisor,
         platform: Platform,
         stage2_unmap: Stage2Unmap,
@@ -94,11 +112,8 @@ impl Load {
         timeout: Duration,
         signals: &Signals,
     ) -> Result<Self> {
-        let switches = Switches { stage2_unmap, nested_page: NestedPage::Small, ..Switches::default() };
-        let guest = Guest::load(platform, 1, MEMORY, switches)?;
         let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
-        let mut spec = guest.on_quell(hypervisor, 1, clock, directory.path())?;
-        spec.memory += SIZE;
+        let mut spec = spec(&guest(platform, stage2_unmap)?, hypervisor, clock, directory.path())?;
         spec.timeout = Some(timeout);
         let is_counted = clock == Clock::Instructions;
         let counting = if is_counted { Some(Phases::counting(directory.path())?) } else { None };
@@ -107,7 +122,7 @@ impl Load {
     }
 
     /// Does the work, until the machine ends.
-    pub(super) fn run(self, work: Work) -> Result<Done> {
+    pub(in crate::bench) fn run(self, work: Work) -> Result<Done> {
         let Self { mut machine, counting, timeout, _directory } = self;
         let mut script = Script { slot: 0, busy: Duration::ZERO, asked: Duration::ZERO, read: 0, timeout };
         script

@@ -7,7 +7,7 @@
 //! and when the answer arrived (`answered`). In between it gives the CPU to the guest after each
 //! step, which page by page is most of the time.
 
-mod load;
+pub(super) mod load;
 mod targets;
 
 use super::phases::{Counts, Phases};

@@ -1,8 +1,13 @@
 //! The cache of guest files: the distribution's kernel and busybox, fetched as packages with apt
 //! and unpacked, never installed. A filled cache is used without any network access.
 
+mod backports;
+mod foreign;
 #[cfg(test)]
 mod tests;
+
+pub(crate) use backports::{newer_emulator, newer_kernel};
+pub(crate) use foreign::{ForeignQemu, foreign_qemu};
 
 use crate::arch::Arch;
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -82,86 +87,6 @@ pub(crate) fn guest_files(arch: Arch, refresh: bool) -> Result<GuestFiles> {
     fs::write(work.path().join("versions.json"), text)?;
     replace(&work.keep(), &guest)?;
     cached(&guest).ok_or_else(|| anyhow!("the cache in {} is incomplete after fetching", guest.display()))
-}
-
-/// A kernel newer than the distribution's own, from its backports; fetches its package if it is
-/// missing.
-pub(crate) fn newer_kernel() -> Result<PathBuf> {
-    let _one_at_a_time = FETCHING.lock().unwrap_or_else(PoisonError::into_inner);
-    let cache = directory();
-    let (place, package) = (cache.join("guest-backports"), kernel_packages(Arch::X86_64)[0]);
-    let kernel = place.join("vmlinuz");
-    if kernel.is_file() {
-        return Ok(kernel);
-    }
-    let (apt, work, _) = at_backports(&cache)?;
-    let image = apt.kernel_behind(package, work.path()).context("the backports have no kernel")?;
-    eprintln!("quell: fetching {image}");
-    apt.run("apt-get", &["download", &image], work.path())?;
-    let unpacked = unpack(work.path(), &image)?;
-    fs::rename(find(&unpacked.root.join("boot"), "vmlinuz-")?, work.path().join("vmlinuz"))?;
-    fs::remove_dir_all(&unpacked.root)?;
-    fs::remove_file(&unpacked.archive)?;
-    replace(&work.keep(), &place)?;
-    Ok(kernel)
-}
-
-/// The packages of a newer emulator.
-const EMULATOR_PACKAGES: [&str; 5] =
-    ["qemu-system-x86", "qemu-system-arm", "qemu-system-common", "qemu-system-data", "seabios"];
-
-/// An emulator newer than the distribution's own, from its backports: the directory into which its
-/// packages are unpacked; fetches them if they are missing.
-pub(crate) fn newer_emulator() -> Result<PathBuf> {
-    let _one_at_a_time = FETCHING.lock().unwrap_or_else(PoisonError::into_inner);
-    let cache = directory();
-    let place = cache.join("qemu-backports");
-    // It is renamed only when it is complete.
-    if place.is_dir() {
-        return Ok(place);
-    }
-    let (apt, work, suite) = at_backports(&cache)?;
-    eprintln!("quell: fetching {}", EMULATOR_PACKAGES.join(", "));
-    let wanted = EMULATOR_PACKAGES.map(|package| format!("{package}/{suite}"));
-    let mut args = vec!["download"];
-    args.extend(wanted.iter().map(String::as_str));
-    apt.run("apt-get", &args, work.path()).context("the backports have no QEMU")?;
-    let root = work.path().join("root");
-    for package in EMULATOR_PACKAGES {
-        unpack_to(&find(work.path(), &format!("{package}_"))?, &root)?;
-    }
-    replace(&root, &place)?;
-    Ok(place)
-}
-
-/// Apt for the backports of the distribution with up-to-date lists, a directory to fetch into, and
-/// the suite's name.
-fn at_backports(cache: &Path) -> Result<(Apt, tempfile::TempDir, String)> {
-    fs::create_dir_all(cache)?;
-    let work = tempfile::Builder::new().prefix("fetch-").tempdir_in(cache).context("cannot fetch")?;
-    let release = fs::read_to_string("/etc/os-release").context("cannot tell the distribution")?;
-    let (suite, sources) = backports(&release).context("only Debian's backports are known")?;
-    let apt = Apt::of_sources(&cache.join("apt-backports"), &sources)?;
-    apt.run("apt-get", &["update"], work.path()).context("apt-get update failed for the backports")?;
-    Ok((apt, work, suite))
-}
-
-/// The backports of the distribution that `/etc/os-release` describes: their name, and a line for
-/// apt's list of sources.
-fn backports(release: &str) -> Option<(String, String)> {
-    let value = |key: &str| {
-        let line = release.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
-        line.map(|value| value.trim_matches('"'))
-    };
-    let codename = value("VERSION_CODENAME").filter(|name| name.chars().all(|c| c.is_ascii_lowercase()))?;
-    (value("ID") == Some("debian")).then(|| {
-        let suite = format!("{codename}-backports");
-        let sources = format!(
-            "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] \
-             http://deb.debian.org/debian {suite} main\n"
-        );
-        (suite, sources)
-    })
 }
 
 fn cached(guest: &Path) -> Option<GuestFiles> {
@@ -282,8 +207,14 @@ fn unpack(work: &Path, package: &str) -> Result<Unpacked> {
     let archive = find(work, &format!("{package}_"))?;
     let root = work.join(format!("{package}.unpacked"));
     unpack_to(&archive, &root)?;
-    let version = Command::new("dpkg-deb").arg("-f").arg(&archive).arg("Version").output()?;
-    Ok(Unpacked { archive, root, version: String::from_utf8_lossy(&version.stdout).trim().to_owned() })
+    let version = version(&archive)?;
+    Ok(Unpacked { archive, root, version })
+}
+
+/// The version of the package in an archive.
+fn version(archive: &Path) -> Result<String> {
+    let version = Command::new("dpkg-deb").arg("-f").arg(archive).arg("Version").output()?;
+    Ok(String::from_utf8_lossy(&version.stdout).trim().to_owned())
 }
 
 /// Unpacks an archive into `root`, which may contain others.
@@ -297,11 +228,13 @@ fn unpack_to(archive: &Path, root: &Path) -> Result<()> {
 /// How to call apt: with the system's package lists or with private ones.
 struct Apt {
     options: Vec<OsString>,
+    /// Of private lists.
+    directory: PathBuf,
 }
 
 impl Apt {
     fn system() -> Self {
-        Self { options: Vec::new() }
+        Self { options: Vec::new(), directory: PathBuf::new() }
     }
 
     /// Private lists and caches under `directory`; sources and keys are the system's.
@@ -315,18 +248,17 @@ impl Apt {
             option.push(path);
             options.extend([OsString::from("-o"), option]);
         }
-        Ok(Self { options })
+        Ok(Self { options, directory: directory.to_owned() })
     }
 
-    /// The same with private sources as well; keys are the system's.
-    fn of_sources(directory: &Path, sources: &str) -> Result<Self> {
-        let mut apt = Self::private(directory)?;
-        let list = directory.join("sources.list");
+    /// The same with other sources; keys are the system's.
+    fn with_sources(mut self, sources: &str) -> Result<Self> {
+        let list = self.directory.join("sources.list");
         fs::write(&list, sources)?;
         let mut option = OsString::from("Dir::Etc::SourceList=");
         option.push(list);
-        apt.options.extend(["-o".into(), option, "-o".into(), "Dir::Etc::SourceParts=/dev/null".into()]);
-        Ok(apt)
+        self.options.extend(["-o".into(), option, "-o".into(), "Dir::Etc::SourceParts=/dev/null".into()]);
+        Ok(self)
     }
 
     /// The same for packages of another architecture, none of which is installed: this system's

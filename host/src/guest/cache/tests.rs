@@ -17,12 +17,12 @@ fn a_package_without_kernel_has_none() {
 #[test]
 fn u20_backports_are_the_distributions_own() {
     let debian = "NAME=\"Debian GNU/Linux\"\nVERSION_CODENAME=bookworm\nID=debian\n";
-    let (suite, sources) = backports(debian).expect("is Debian");
+    let (suite, sources) = backports::backports(debian).expect("is Debian");
     assert_eq!(suite, "bookworm-backports");
     assert!(sources.ends_with("/debian bookworm-backports main\n"), "{sources}");
-    assert_eq!(backports("ID=ubuntu\nVERSION_CODENAME=noble\n"), None);
-    assert_eq!(backports("ID=debian\n"), None, "no release");
-    assert_eq!(backports("ID=debian\nVERSION_CODENAME=\"x main\"\n"), None);
+    assert_eq!(backports::backports("ID=ubuntu\nVERSION_CODENAME=noble\n"), None);
+    assert_eq!(backports::backports("ID=debian\n"), None, "no release");
+    assert_eq!(backports::backports("ID=debian\nVERSION_CODENAME=\"x main\"\n"), None);
 }
 
 #[test]

@@ -127,7 +127,7 @@ impl Lab<'_> {
         match &case.body {
             Body::Stock(stock) => self.stock(case, stock, told(stock.command), None),
             Body::Newer(stock) => {
-                let kernel = cache::newer_kernel()?;
+                let kernel = cache::newer_kernel(Arch::X86_64)?.kernel;
                 self.stock(case, stock, told(stock.command), Some(kernel))
             }
             Body::Check(check) => self.check(case, check),

@@ -3,6 +3,8 @@
 //! Its kernel is that of the stock guest. QEMU is the one installed on this system. It is put into
 //! an initial RAM disk with its libraries and firmware; nothing is installed anywhere.
 
+pub(crate) mod arm;
+
 use super::cache::{GuestFiles, KVM_MODULES};
 use super::cpio::Archive;
 use crate::arch::Arch;
@@ -37,6 +39,8 @@ pub(crate) enum Flushes {
     Ipi,
     /// By KVM's own interface: an IPI for each vCPU that runs, and a mark for each other one.
     Paravirtual,
+    /// On Arm: by the guest's own instructions, which reach all processors.
+    Own,
 }
 
 impl Flushes {
@@ -46,6 +50,7 @@ impl Flushes {
             Self::HyperV => "hyperv",
             Self::Ipi => "ipi",
             Self::Paravirtual => "paravirtual",
+            Self::Own => "own",
         }
     }
 
@@ -61,7 +66,7 @@ impl Flushes {
                 "host,kvm=off,hv-relaxed,hv-vpindex,hv-synic,hv-stimer,hv-time,hv-frequencies,hv-runtime,\
                  hv-ipi,hv-xmm-input"
             }
-            Self::Paravirtual => "host",
+            Self::Paravirtual | Self::Own => "host",
         }
     }
 }
@@ -124,25 +129,30 @@ pub(crate) fn archive(files: &GuestFiles, inner: &Inner<'_>, around: Around) -> 
         let path = directories.iter().map(|directory| directory.join(name)).find(|path| path.is_file());
         tree.add(&format!("firmware/{name}"), &path.with_context(|| format!("QEMU has no {name}"))?)?;
     }
-    tree.add("kernel", inner.kernel)?;
-    if let Some(initrd) = inner.initrd {
-        tree.archive.file("initrd", 0o644, initrd);
-    }
+    tree.add_guest(inner)?;
     if inner.has_rom {
         let image = (0..rom::LEN / rom::LINE).flat_map(|index| rom::line(rom::LEN, index));
         tree.archive.file("rom", 0o644, &image.collect::<Vec<u8>>());
     }
-    tree.archive.file("cmdline", 0o644, inner.cmdline.as_bytes());
     tree.archive.file("command", 0o644, command(inner, around).as_bytes());
     Ok(tree.archive.finish())
 }
 
-/// Memory of the outer machine: the initial RAM disk exists twice while the kernel unpacks it,
-/// and the unpacked files may take half of the memory at most.
+/// Memory of the outer machine.
 pub(crate) fn memory(inner: &Inner<'_>, initrd_bytes: u64) -> u64 {
+    with_files(without_files(inner), initrd_bytes)
+}
+
+/// The same without what its files take.
+pub(crate) fn without_files(inner: &Inner<'_>) -> u64 {
+    inner.memory + KERNEL_MEMORY + u64::from(inner.vcpus) * VCPU_MEMORY
+}
+
+/// The initial RAM disk exists twice while the kernel unpacks it, and the unpacked files may take
+/// half of the memory at most.
+fn with_files(memory: u64, initrd_bytes: u64) -> u64 {
     let initrd = initrd_bytes.next_multiple_of(MIB);
-    let own = KERNEL_MEMORY + u64::from(inner.vcpus) * VCPU_MEMORY;
-    (inner.memory + 2 * initrd + own).max(3 * initrd)
+    (memory + 2 * initrd).max(3 * initrd)
 }
 
 /// The shell command that starts the machine: QEMU's command line. The kernel's own is in a file.
@@ -191,6 +201,16 @@ impl Tree {
         }
         let data = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
         self.archive.file(name, 0o755, &data);
+        Ok(())
+    }
+
+    /// Adds the files of the machine under KVM.
+    fn add_guest(&mut self, inner: &Inner<'_>) -> Result<()> {
+        self.add("kernel", inner.kernel)?;
+        if let Some(initrd) = inner.initrd {
+            self.archive.file("initrd", 0o644, initrd);
+        }
+        self.archive.file("cmdline", 0o644, inner.cmdline.as_bytes());
         Ok(())
     }
 }

@@ -1,0 +1,129 @@
+//! Arm: the removal of a GiB of memory in pages of 4 KiB, and the logging of stores to it, on a
+//! machine of one CPU that counts instructions.
+//!
+//! On Quell it is the guest of `bench unmap`, on KVM `kvmslots`, a monitor as small as that guest.
+//! Both mark their phases by hints, which QEMU's plugin counts.
+
+use super::machine::Ended;
+use super::parts::{Kit, Parts};
+use super::watch::Number;
+use super::way::{ON_ARM, Way};
+use crate::arch::{Arch, Platform};
+use crate::bench::phases::{Counts, Phases};
+use crate::bench::unmap::load::{self, Load, PAGES, SIZE};
+use crate::guest::cpio::Archive;
+use crate::guest::peer::arm::{Kernel, Outer};
+use crate::machine::process::{End, Flow, Machine};
+use crate::machine::signals::Signals;
+use crate::machine::spec::{Clock, Spec};
+use crate::run::tail;
+use crate::size::MIB;
+use crate::vm::StockGuest;
+use crate::workspace;
+use anyhow::{Context, Result};
+use hostlink::config::Stage2Unmap;
+use hostlink::phase::Phase;
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// The metrics: the removal until the guest goes on, the steps of logging, and the fault that gives
+/// the guest a page.
+pub(super) const DELETE: &str = "delete";
+pub(super) const ENABLE: &str = "dirty-enable";
+pub(super) const FETCH: &str = "dirty-fetch";
+const FAULT_IN: &str = "fault-in";
+/// TLB maintenance and barriers of the removal.
+const TLBI: &str = "delete tlbi";
+const DSB: &str = "delete dsb";
+
+/// What the kernel around does.
+pub(super) const COMMAND: &str = "kvmslots --mib 1024 --rounds 1 --report /dev/report";
+/// Passes over all pages in which each page is new: one before the removal, one before logging.
+const KVM_PASSES: u64 = 2;
+/// Memory of the kernel around and of its monitor, apart from the guest's.
+const AROUND: u64 = 256 * MIB;
+
+/// Counts in one of the ways; each machine gets `timeout`.
+pub(super) fn count(kit: &Kit, way: Way, timeout: Duration, signals: &Signals) -> Result<(Ended, Duration)> {
+    let begun = Instant::now();
+    let parts = kit.of(way.platform())?;
+    let ended = match way {
+        Way::KvmOnArm(kernel) => on_kvm(&parts.stock, kernel, timeout, signals),
+        _ => {
+            let numbers = on_quell(parts, way.platform(), timeout, signals);
+            Ok(Ended::Over(numbers.map_err(|error| format!("{error:#}"))))
+        }
+    };
+    let ended = if signals.caught().is_some() { Ended::Interrupted } else { ended? };
+    Ok((ended, begun.elapsed()))
+}
+
+fn on_quell(parts: &Parts, platform: Platform, timeout: Duration, signals: &Signals) -> Result<Vec<Number>> {
+    let counted = |work| {
+        let (unmap, clock) = (Stage2Unmap::Range, Clock::Instructions);
+        let load = Load::start(&parts.hypervisor, platform, unmap, clock, timeout, signals)?;
+        load.run(work)?.phases.context("nothing was counted")
+    };
+    let (deleted, logged) = (counted(load::Work::Delete)?, counted(load::Work::Log)?);
+    numbers(&deleted, &logged, 1)
+}
+
+/// The machine of the peer, with its files in `directory`.
+pub(super) fn spec(stock: &StockGuest, kernel: Kernel, directory: &Path) -> Result<Spec> {
+    let path = workspace::build(workspace::KVMSLOTS, Arch::Aarch64)?;
+    let program = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let mut archive = Archive::default();
+    archive.file("bin/kvmslots", 0o755, &program);
+    archive.file("command", 0o644, COMMAND.as_bytes());
+    let clock = Clock::Instructions;
+    let outer = Outer { stock, kernel, cpu: ON_ARM, cpus: 1, clock, memory: SIZE + AROUND };
+    outer.spec(&archive.finish(), directory)
+}
+
+fn on_kvm(stock: &StockGuest, kernel: Kernel, timeout: Duration, signals: &Signals) -> Result<Ended> {
+    let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
+    let mut spec = spec(stock, kernel, directory.path())?;
+    spec.timeout = Some(timeout);
+    let counting = Phases::counting(directory.path())?;
+    spec.counting = Some(counting.clone());
+    let mut status = None;
+    let outcome = Machine::start(&spec, signals)?.run(|report, _| {
+        status = report["status"].as_u64().filter(|_| report["event"] == "exit").or(status);
+        Ok(Flow::Continue)
+    })?;
+    let last_words = tail(&outcome.console).to_owned();
+    Ok(match (outcome.end, status) {
+        (End::Interrupted(_), _) => Ended::Interrupted,
+        (End::PowerOff, Some(0)) => {
+            let phases = Phases::read(&counting)?;
+            Ended::Over(Ok(numbers(&phases, &phases, KVM_PASSES)?))
+        }
+        (_, Some(status)) if status != 0 => {
+            Ended::Over(Err(format!("kvmslots ended with status {status}:\n{last_words}")))
+        }
+        (end, _) => Ended::Died { how: super::machine::ended(end), last_words },
+    })
+}
+
+/// The numbers of a run that removes memory and of one that logs stores, which may be the same. All
+/// pages were new in `passes` passes of the first.
+fn numbers(deleted: &Phases, logged: &Phases, passes: u64) -> Result<Vec<Number>> {
+    let removal = deleted.of(Phase::Blocking)?;
+    let instructions = |counts: &Counts| counts.instructions;
+    let counted = [
+        (DELETE, "instructions", removal.instructions),
+        (TLBI, "count", removal.tlbi()),
+        (DSB, "count", removal.dsb()),
+        (ENABLE, "instructions", instructions(logged.of(Phase::DirtyEnable)?)),
+        (FETCH, "instructions", instructions(logged.of(Phase::DirtyFetch)?)),
+        (FAULT_IN, "instructions", instructions(deleted.of(Phase::FaultIn)?) / (passes * PAGES)),
+    ];
+    #[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
+    let number = |(metric, unit, count): (&str, _, u64)| Number {
+        metric: metric.to_owned(),
+        unit,
+        value: count as f64,
+    };
+    Ok(counted.into_iter().map(number).collect())
+}

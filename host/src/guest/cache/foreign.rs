@@ -1,0 +1,176 @@
+//! QEMU for Arm64 machines, built for Arm64: it runs under KVM in an emulated machine, never on
+//! this system. It is fetched as a package with those that it depends on; only the program and its
+//! libraries are kept.
+
+use super::{Apt, FETCHING, directory, find, replace, unpack_to, version};
+use crate::arch::Arch;
+use anyhow::{Context, Result};
+use object::Endianness;
+use object::elf;
+use object::read::elf::ElfFile64;
+use std::collections::{BTreeMap, VecDeque};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
+
+const PACKAGE: &str = "qemu-system-arm";
+
+/// The program and its libraries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ForeignQemu {
+    pub(crate) program: PathBuf,
+    /// All files that it is linked with, its loader among them.
+    pub(crate) libraries: Vec<PathBuf>,
+    /// Its package and version.
+    pub(crate) version: String,
+}
+
+impl ForeignQemu {
+    fn cached(place: &Path) -> Option<Self> {
+        let program = place.join("qemu");
+        let version = fs::read_to_string(place.join("version")).ok()?;
+        let entries = fs::read_dir(place.join("lib")).ok()?;
+        let mut libraries = entries.map(|entry| Some(entry.ok()?.path())).collect::<Option<Vec<_>>>()?;
+        libraries.sort();
+        let is_whole = program.is_file() && !libraries.is_empty();
+        is_whole.then_some(Self { program, libraries, version })
+    }
+}
+
+/// The emulator; fetches its packages if they are missing.
+pub(crate) fn foreign_qemu() -> Result<ForeignQemu> {
+    let _one_at_a_time = FETCHING.lock().unwrap_or_else(PoisonError::into_inner);
+    let cache = directory();
+    let place = cache.join("qemu-arm64");
+    if let Some(qemu) = ForeignQemu::cached(&place) {
+        return Ok(qemu);
+    }
+    fs::create_dir_all(&cache)
+        .with_context(|| format!("cannot make the cache directory {}", cache.display()))?;
+    let work = tempfile::Builder::new().prefix("fetch-").tempdir_in(&cache).context("cannot fetch")?;
+    let kept = work.path().join("kept");
+    fetch(&cache, work.path(), &kept)
+        .context("cannot fetch QEMU for arm64 as packages; this needs apt and, once, network access")?;
+    replace(&kept, &place)?;
+    ForeignQemu::cached(&place).with_context(|| format!("{} is incomplete after fetching", place.display()))
+}
+
+/// Fetches and unpacks the packages in `work`, and puts the program with its libraries into `kept`.
+fn fetch(cache: &Path, work: &Path, kept: &Path) -> Result<()> {
+    let apt = Apt::foreign("arm64", &cache.join("apt-arm64"))?;
+    apt.run("apt-get", &["update"], work).context("apt-get update failed for arm64")?;
+    eprintln!("quell: fetching {PACKAGE} for arm64, and what it depends on");
+    let archives = work.join("archives");
+    fs::create_dir_all(archives.join("partial"))?;
+    let place = format!("Dir::Cache::archives={}", archives.display());
+    let options = ["-o", &place, "--yes", "--download-only", "--no-install-recommends"];
+    apt.run("apt-get", &[&options[..], &["install", PACKAGE]].concat(), work)?;
+    let root = work.join("root");
+    for entry in fs::read_dir(&archives)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "deb") {
+            unpack_to(&path, &root)?;
+        }
+    }
+    let program = root.join("usr/bin").join(Arch::Aarch64.qemu());
+    fs::create_dir_all(kept.join("lib"))?;
+    for (name, file) in linked_with(&program, &shared_objects(&root)?)? {
+        fs::copy(&file, kept.join("lib").join(name))
+            .with_context(|| format!("cannot copy {}", file.display()))?;
+    }
+    fs::copy(&program, kept.join("qemu"))?;
+    let version = version(&find(&archives, &format!("{PACKAGE}_"))?)?;
+    fs::write(kept.join("version"), format!("{PACKAGE} {version}"))?;
+    Ok(())
+}
+
+/// The shared objects in a tree by name. Of those with the same name the one with the shortest way
+/// from the root counts; the others are variants for particular processors.
+fn shared_objects(root: &Path) -> Result<BTreeMap<String, PathBuf>> {
+    let mut found = BTreeMap::new();
+    let mut left = VecDeque::from([root.to_owned()]);
+    while let Some(directory) = left.pop_front() {
+        for entry in
+            fs::read_dir(&directory).with_context(|| format!("cannot read {}", directory.display()))?
+        {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() {
+                left.push_back(entry.path());
+                continue;
+            }
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name.contains(".so") {
+                found.entry(name).or_insert_with(|| entry.path());
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// All objects that a program is linked with, directly or through others.
+fn linked_with(program: &Path, objects: &BTreeMap<String, PathBuf>) -> Result<BTreeMap<String, PathBuf>> {
+    let mut found = BTreeMap::new();
+    let mut left = vec![program.to_owned()];
+    while let Some(file) = left.pop() {
+        let data = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        for name in needed(&data).with_context(|| format!("{} is no sound ELF file", file.display()))? {
+            if found.contains_key(&name) {
+                continue;
+            }
+            let path = objects
+                .get(&name)
+                .with_context(|| format!("{} needs {name}, which no package has", file.display()))?;
+            found.insert(name, path.clone());
+            left.push(path.clone());
+        }
+    }
+    Ok(found)
+}
+
+/// The names of the objects that an ELF file names as needed.
+fn needed(data: &[u8]) -> object::Result<Vec<String>> {
+    let file = ElfFile64::<Endianness>::parse(data)?;
+    let table = file.elf_dynamic_table()?;
+    let needed = table.iter().filter(|entry| entry.tag == elf::DT_NEEDED);
+    needed.map(|entry| Ok(String::from_utf8_lossy(table.string(entry)?).into_owned())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_objects_behind_a_program_are_found_and_missing_ones_are_named() {
+        let this = std::env::current_exe().expect("has a path");
+        let names = needed(&fs::read(&this).expect("reads")).expect("is an ELF file");
+        assert!(names.iter().any(|name| name.starts_with("libc.so")), "{names:?}");
+        let error = linked_with(&this, &BTreeMap::new()).expect_err("there are none");
+        assert!(error.to_string().contains(".so"), "{error}");
+        assert!(needed(b"#!/bin/sh").is_err());
+    }
+
+    #[test]
+    fn the_general_variant_of_an_object_is_taken() {
+        let directory = tempfile::tempdir().expect("makes");
+        for place in ["lib/variants/new", "lib"] {
+            fs::create_dir_all(directory.path().join(place)).expect("makes");
+            fs::write(directory.path().join(place).join("libx.so.1"), place).expect("writes");
+        }
+        fs::write(directory.path().join("lib/readme"), "text").expect("writes");
+        let objects = shared_objects(directory.path()).expect("reads");
+        assert_eq!(objects.len(), 1);
+        assert_eq!(fs::read_to_string(&objects["libx.so.1"]).expect("reads"), "lib");
+    }
+
+    #[test]
+    fn an_incomplete_cache_is_not_used() {
+        let directory = tempfile::tempdir().expect("makes");
+        assert_eq!(ForeignQemu::cached(directory.path()), None);
+        fs::write(directory.path().join("qemu"), "program").expect("writes");
+        fs::write(directory.path().join("version"), "qemu 1").expect("writes");
+        fs::create_dir(directory.path().join("lib")).expect("makes");
+        assert_eq!(ForeignQemu::cached(directory.path()), None, "libraries are missing");
+        fs::write(directory.path().join("lib/libc.so.6"), "library").expect("writes");
+        assert_eq!(ForeignQemu::cached(directory.path()).expect("is whole").version, "qemu 1");
+    }
+}

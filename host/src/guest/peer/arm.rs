@@ -1,0 +1,114 @@
+//! The peer on Arm: KVM is part of the kernel, and QEMU with its libraries comes from packages for
+//! Arm64. Guests flush by their own instructions, which reach all processors.
+
+use super::{Around, Inner, STARTS, Tree};
+use crate::arch::{Arch, ArmCpu, Platform};
+use crate::guest::cache::{self, ForeignQemu};
+use crate::machine::spec::{Clock, Payload, Spec};
+use crate::size::MIB;
+use crate::vm::StockGuest;
+use anyhow::{Context, Result, ensure};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The command line of the hypervisor's kernel. Its reports are on its console, as its guest's are.
+/// It is at the same addresses each time, so that instructions can be counted.
+pub(crate) const CMDLINE: &str = "console=ttyAMA0 quiet panic=-1 quell.report nokaslr";
+
+/// The kernel whose KVM is the hypervisor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Kernel {
+    /// The stock guest's.
+    Stock,
+    /// That of the distribution's backports.
+    Newer,
+}
+
+impl Kernel {
+    /// Its name in results, as the way in which the peer is run.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Stock => "stock-kernel",
+            Self::Newer => "newer-kernel",
+        }
+    }
+
+    /// The name of its version in results.
+    pub(crate) const fn version_name(self) -> &'static str {
+        match self {
+            Self::Stock => "peer_kernel",
+            Self::Newer => "peer_newer_kernel",
+        }
+    }
+
+    /// Its file, and its package with the version.
+    pub(crate) fn file(self, stock: &StockGuest) -> Result<(PathBuf, String)> {
+        Ok(match self {
+            Self::Stock => (stock.kernel(), stock.versions().kernel.clone()),
+            Self::Newer => {
+                let newer = cache::newer_kernel(Arch::Aarch64)?;
+                (newer.kernel, newer.version)
+            }
+        })
+    }
+}
+
+/// A machine in which Linux with KVM runs: its CPUs are entered at EL2.
+pub(crate) struct Outer<'a> {
+    pub(crate) stock: &'a StockGuest,
+    pub(crate) kernel: Kernel,
+    pub(crate) cpu: ArmCpu,
+    pub(crate) cpus: u32,
+    pub(crate) clock: Clock,
+    /// Its memory without what its files take.
+    pub(crate) memory: u64,
+}
+
+impl Outer<'_> {
+    /// The machine, with more files in its initial RAM disk, which is written to `directory`.
+    pub(crate) fn spec(&self, files: &[u8], directory: &Path) -> Result<Spec> {
+        ensure!(
+            self.clock == Clock::Wall || self.cpus == 1,
+            "where instructions are counted KVM has 1 CPU: with more it stands still"
+        );
+        let (kernel, _) = self.kernel.file(self.stock)?;
+        let initrd = [&self.stock.initrd(None), files].concat();
+        let memory = super::with_files(self.memory, initrd.len() as u64);
+        let path = directory.join("initrd");
+        fs::write(&path, initrd).context("cannot write the initial RAM disk")?;
+        let payload = Payload::Bare { kernel, initrd: Some(path), cmdline: CMDLINE.into() };
+        let spec = Spec::new(Platform::Aarch64(self.cpu), payload, self.cpus, memory);
+        Ok(Spec { clock: self.clock, has_el2: true, ..spec })
+    }
+}
+
+/// The part of the initial RAM disk that starts a machine under KVM.
+pub(crate) fn archive(qemu: &ForeignQemu, inner: &Inner<'_>, cpus: u32) -> Result<Vec<u8>> {
+    let mut tree = Tree::default();
+    tree.add("bin/qemu", &qemu.program)?;
+    for library in &qemu.libraries {
+        let name = library.file_name().context("a library has no name")?.to_string_lossy();
+        tree.add(&format!("lib/{name}"), library)?;
+    }
+    tree.add_guest(inner)?;
+    tree.archive.file("command", 0o644, command(inner, cpus).as_bytes());
+    Ok(tree.archive.finish())
+}
+
+/// The shell command that starts the machine: QEMU's command line. The kernel's own is in a file.
+pub(crate) fn qemu(inner: &Inner<'_>) -> String {
+    let initrd = if inner.initrd.is_some() { " -initrd /initrd" } else { "" };
+    format!(
+        "qemu -accel kvm -machine virt,gic-version=3 -cpu {} -smp {} -m {} -nodefaults -no-user-config \
+         -no-reboot -display none -monitor none -serial stdio -kernel /kernel{initrd} \
+         -append \"$(cat /cmdline)\"",
+        inner.flushes.cpu(),
+        inner.vcpus,
+        inner.memory / MIB
+    )
+}
+
+fn command(inner: &Inner<'_>, cpus: u32) -> String {
+    let mask = Around { cpus, has_first: false }.mask();
+    format!("echo '{{\"event\":\"{STARTS}\"}}' >/dev/report && taskset {mask} {} </dev/null", qemu(inner))
+}
