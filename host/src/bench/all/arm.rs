@@ -1,7 +1,8 @@
 //! The cases of Arm machines. Their guests flush by their own instructions, so the ways of the peer
 //! are its kernels.
 
-use super::cases::{Case, Comparison, LOOP_METRICS, Linux, SECONDS, USERSPACE, Work, compare, end};
+use super::cases::{Case, Comparison, Linux, SECONDS, USERSPACE, Work, compare, end};
+use super::loops::LOOP_METRICS;
 use super::removal::{DELETE, ENABLE, FETCH};
 use super::way::{KVM_NEWER, KVM_STOCK, Way};
 use crate::size::MIB;

@@ -3,6 +3,7 @@
 
 mod arm;
 mod cases;
+mod loops;
 mod machine;
 mod pairs;
 mod parts;
