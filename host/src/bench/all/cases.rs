@@ -378,5 +378,6 @@ mod tests {
     fn counts_are_taken_once() {
         let rounds = |name| CASES.iter().find(|case| case.name == name).map(|case| case.rounds(5));
         assert_eq!((rounds("exits"), rounds("boot")), (Some(1), Some(5)));
+        assert_eq!((rounds("arm-slot-1G"), rounds("arm-boot")), (Some(1), Some(5)));
     }
 }

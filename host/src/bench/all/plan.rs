@@ -52,7 +52,7 @@ fn usual(work: &Work, way: Way) -> f64 {
         Work::Linux(linux) => (3.0 + 0.1 * f64::from(linux.vcpus), 16.0 + f64::from(linux.vcpus)),
         Work::Probe { .. } => (3.0, 60.0),
         Work::Tlbcheck { .. } => (15.0, 60.0),
-        Work::Removal => (30.0, 120.0),
+        Work::Removal => (8.0, 80.0),
     };
     if way.is_peer() { kvm } else { quell }
 }
