@@ -105,10 +105,11 @@ pub(crate) enum Peer {
 ///
 /// Both hypervisors have the same guest kernel, initial RAM disk, commands, and numbers of vCPUs
 /// and CPUs. The ways to flush take turns: by hypercall and by IPI on Quell; by Hyper-V's
-/// hypercalls, by IPI and by KVM's own paravirtual flush on KVM. Ratios compare the runs of one
-/// round, pair by pair. If a machine of KVM's dies or hangs, the run is repeated and the death is
-/// counted. Results are written after each run, and the same command continues with those in --json
-/// FILE. Exits with status 1 if a target is missed or a run fails.
+/// hypercalls, by IPI and by KVM's own paravirtual flush on KVM. On Arm, where guests flush by
+/// their own instructions, KVM is that of the stock kernel and that of a newer one. Ratios compare
+/// the runs of one round, pair by pair. If a machine of KVM's dies or hangs, the run is repeated
+/// and the death is counted. Results are written after each run, and the same command continues
+/// with those in --json FILE. Exits with status 1 if a target is missed or a run fails.
 #[derive(Debug, Args)]
 pub(crate) struct AllArgs {
     /// The hypervisor to compare with

@@ -374,6 +374,19 @@ mod tests {
     }
 
     #[test]
+    fn a_kernel_gets_el2_only_if_it_is_to_be_a_hypervisor() {
+        let board = |has_el2| {
+            let bare = Payload::Bare { kernel: "/k".into(), initrd: None, cmdline: String::new() };
+            let spec = Spec { has_el2, ..spec(ARM, bare, Clock::Wall, Console::Capture) };
+            let mut args = Arguments::default();
+            spec.machine(&mut args, OLD);
+            args.0[1].to_string_lossy().into_owned()
+        };
+        assert!(board(true).contains("virtualization=on"), "{}", board(true));
+        assert!(!board(false).contains("virtualization"), "{}", board(false));
+    }
+
+    #[test]
     fn the_machine_has_room_beyond_the_guest_and_its_bundle() {
         assert_eq!(memory_around(512 * MIB, 16 * MIB), (576 + 256) * MIB);
         assert!(memory_around(512 * MIB, 300 * MIB) >= (512 + 300 + 256) * MIB);

@@ -332,6 +332,8 @@ mod tests {
     #[test]
     fn counts_are_taken_once() {
         let rounds = |name| CASES.iter().find(|case| case.name == name).map(|case| case.rounds(5));
-        assert_eq!((rounds("exits"), rounds("boot"), rounds("remove-1G")), (Some(1), Some(5), Some(1)));
+        let once = ["exits", "remove-1G", "arm-slot-1G"].map(rounds);
+        assert_eq!(once, [Some(1); 3]);
+        assert_eq!(["boot", "arm-boot"].map(rounds), [Some(5); 2]);
     }
 }

@@ -209,6 +209,13 @@ mod tests {
         assert!(!names(&[]).unwrap().contains(&"thrash-128:2"));
         assert!(names(&["--long"]).unwrap().contains(&"thrash-128:2"));
         assert_eq!(names(&["--only", "thrash-128:2", "--only", "boot"]).unwrap(), ["boot", "thrash-128:2"]);
+        for (arch, first) in [("x86_64", "boot"), ("aarch64", "arm-boot")] {
+            let names = names(&["--arch", arch]).unwrap();
+            assert_eq!(names[0], first);
+            assert!(names.iter().all(|name| name.starts_with("arm-") == (arch == "aarch64")), "{names:?}");
+        }
+        let error = names(&["--arch", "aarch64", "--only", "boot"]).expect_err("is none").to_string();
+        assert!(error.contains("--arch"), "{error}");
         let error = names(&["--only", "boots"]).expect_err("is refused").to_string();
         assert!(error.contains("'boots'") && error.contains("thrash-8:2"), "{error}");
     }

@@ -58,7 +58,7 @@ fn usual(work: &Work, way: Way) -> f64 {
             (2.0 + 7.0 * gib, 10.0 + 30.0 * gib)
         }
         Work::Tlbcheck { .. } => (15.0, 60.0),
-        Work::Removal => (30.0, 120.0),
+        Work::Removal => (8.0, 80.0),
     };
     if way.is_peer() { kvm } else { quell }
 }

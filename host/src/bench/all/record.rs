@@ -257,7 +257,7 @@ pub(crate) fn owned(facts: BTreeMap<&'static str, String>) -> Facts {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::super::way::{HYPERCALL, KVM_HYPERV, Way};
+    use super::super::way::{HYPERCALL, KVM_HYPERV, KVM_NEWER, Way};
     use super::*;
     use std::time::Duration;
 
@@ -324,6 +324,23 @@ pub(crate) mod tests {
         let mut elsewhere = record();
         elsewhere.machine.insert("cpus".into(), "64".into());
         assert_eq!(elsewhere.differences(&record()), ["cpus was '2' and is '64'"]);
+    }
+
+    #[test]
+    fn ways_are_known_from_how_machines_are_made() {
+        let setup = |case, subject, way| {
+            serde_json::json!({
+                "case": case, "subject": subject, "way": way, "machine": "", "guest": "", "cmdline": "",
+            })
+        };
+        let setups = [
+            setup("arm-boot", "quell", "own"),
+            setup("arm-slot-1G", "kvm", "newer-kernel"),
+            setup("gone", "kvm", "hyperv"),
+        ];
+        let mut record = record();
+        record.setups = setups.map(|setup| serde_json::from_value(setup).expect("is one")).to_vec();
+        assert_eq!(record.ways(), [Way::QuellOnArm, KVM_NEWER]);
     }
 
     #[test]

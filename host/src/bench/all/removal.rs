@@ -127,3 +127,44 @@ fn numbers(deleted: &Phases, logged: &Phases, passes: u64) -> Result<Vec<Number>
     };
     Ok(counted.into_iter().map(number).collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn phases(instructions: u64, entered: &[Phase]) -> Phases {
+        let counts = Phase::ALL.map(|phase| {
+            let entries = u64::from(entered.contains(&phase));
+            serde_json::json!({
+                "entries": entries, "instructions": instructions, "tlbi": {"vmalle1is": 2}, "dsb": {"ish": 5},
+                "dc": 0, "eret": 0,
+            })
+        });
+        serde_json::from_value(serde_json::json!({"phases": counts})).expect("are some")
+    }
+
+    #[test]
+    fn each_metric_is_of_its_phase() {
+        let deleted = phases(4 * PAGES, &[Phase::Blocking, Phase::FaultIn]);
+        let logged = phases(7, &[Phase::DirtyEnable, Phase::DirtyFetch]);
+        let found = numbers(&deleted, &logged, 2).expect("are there");
+        let value = |metric: &str| found.iter().find(|number| number.metric == metric).map(|n| n.value);
+        #[expect(clippy::cast_precision_loss, reason = "it is small")]
+        let all = (4 * PAGES) as f64;
+        let expected = [(DELETE, all), (TLBI, 2.0), (DSB, 5.0), (ENABLE, 7.0), (FETCH, 7.0), (FAULT_IN, 2.0)];
+        for (metric, number) in expected {
+            assert_eq!(value(metric), Some(number), "{metric}");
+        }
+    }
+
+    #[test]
+    fn a_phase_that_never_began_is_no_number() {
+        let phases = phases(1, &[Phase::Blocking]);
+        assert!(numbers(&phases, &phases, 1).is_err());
+    }
+
+    #[test]
+    fn the_monitor_is_told_the_size_of_quells_memory() {
+        assert!(COMMAND.contains(&format!("--mib {} ", SIZE / MIB)), "{COMMAND}");
+    }
+}

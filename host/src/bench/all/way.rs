@@ -100,6 +100,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn each_architecture_has_its_ways() {
+        assert!(Way::ALL.iter().all(|way| way.platform() == Platform::X86_64));
+        assert!(Way::ALL_ON_ARM.iter().all(|way| way.platform() == Platform::Aarch64(ON_ARM)));
+        assert!(Way::ALL_ON_ARM.iter().all(|way| way.is_peer() == (way.subject() == Subject::Kvm)));
+    }
+
+    #[test]
     fn quell_and_its_peer_take_turns() {
         for pair in Way::ALL[..4].windows(2) {
             assert_ne!(pair[0].is_peer(), pair[1].is_peer(), "{pair:?}");

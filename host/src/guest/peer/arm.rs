@@ -112,3 +112,62 @@ fn command(inner: &Inner<'_>, cpus: u32) -> String {
     let mask = Around { cpus, has_first: false }.mask();
     format!("echo '{{\"event\":\"{STARTS}\"}}' >/dev/report && taskset {mask} {} </dev/null", qemu(inner))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::Flushes;
+    use super::*;
+
+    #[test]
+    fn the_guest_reports_on_the_console_of_the_kernel_around() {
+        let (kernel, flushes) = (Path::new("/k"), Flushes::Own);
+        let inner = Inner {
+            kernel,
+            initrd: Some(b"x"),
+            cmdline: "check",
+            vcpus: 2,
+            memory: 512 * MIB,
+            flushes,
+            has_rom: false,
+        };
+        let words = command(&inner, 2);
+        assert!(words.contains("taskset 0x3 qemu "), "{words}");
+        assert!(words.contains("-smp 2 -m 512 ") && words.contains("-cpu host "), "{words}");
+        assert!(words.contains("-kernel /kernel -initrd /initrd -append"), "{words}");
+        assert!(words.contains("-serial stdio") && CMDLINE.contains("quell.report"), "{words}");
+        let bare = Inner { initrd: None, ..inner };
+        assert!(!qemu(&bare).contains("-initrd"), "{}", qemu(&bare));
+    }
+
+    #[test]
+    fn the_program_goes_with_its_libraries() {
+        let directory = tempfile::tempdir().expect("makes");
+        let file = |name: &str| {
+            let path = directory.path().join(name);
+            fs::write(&path, name).expect("writes");
+            path
+        };
+        let qemu =
+            ForeignQemu { program: file("q"), libraries: vec![file("libx.so.1")], version: "q 1".into() };
+        let kernel = file("image");
+        let inner = Inner {
+            kernel: &kernel,
+            initrd: None,
+            cmdline: "check",
+            vcpus: 1,
+            memory: 64 * MIB,
+            flushes: Flushes::Own,
+            has_rom: false,
+        };
+        let bytes = archive(&qemu, &inner, 1).expect("packs");
+        for name in [&b"bin/qemu\0"[..], b"lib/libx.so.1\0", b"kernel\0", b"cmdline\0", b"command\0"] {
+            assert!(bytes.windows(name.len()).any(|window| window == name), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn kernels_have_names_and_versions_of_their_own() {
+        assert_ne!(Kernel::Stock.name(), Kernel::Newer.name());
+        assert_ne!(Kernel::Stock.version_name(), Kernel::Newer.version_name());
+    }
+}
