@@ -21,4 +21,8 @@ pub(crate) struct ReportArgs {
     /// File for the report
     #[arg(long, short, value_name = "FILE", default_value = "report.html")]
     pub(crate) output: PathBuf,
+    /// Also take pictures of the report with a headless Chromium, if that is installed: light.png,
+    /// dark.png and paper.png in this directory
+    #[arg(long, value_name = "DIRECTORY")]
+    pub(crate) screenshots: Option<PathBuf>,
 }

@@ -11,6 +11,7 @@ mod plots;
 mod results;
 mod timeline;
 
+use crate::browser::Browser;
 use crate::cli::ReportArgs;
 use anyhow::{Context, Result, ensure};
 use results::Results;
@@ -21,6 +22,9 @@ use std::path::Path;
 
 const PAGE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
+/// The looks of a page: a name, the medium, and the scheme of colours.
+pub(crate) const LOOKS: [(&str, &str, &str); 3] =
+    [("light", "screen", "light"), ("dark", "screen", "dark"), ("paper", "print", "dark")];
 const SCRIPT: &str = include_str!("timeline.js");
 
 /// Writes the report.
@@ -35,7 +39,24 @@ pub(crate) fn report(args: &ReportArgs) -> Result<u8> {
     let page = page(results.as_ref(), &traces)?;
     fs::write(&args.output, &page).with_context(|| format!("cannot write {}", args.output.display()))?;
     println!("{} ({} KiB)", args.output.display(), page.len().div_ceil(1024));
+    if let Some(directory) = &args.screenshots {
+        screenshots(&args.output, directory)?;
+    }
     Ok(0)
+}
+
+/// Takes pictures of a page in each of its looks.
+pub(crate) fn screenshots(page: &Path, directory: &Path) -> Result<()> {
+    fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
+    let mut browser = Browser::start(1200, 1500)?;
+    browser.open(page)?;
+    for (name, medium, scheme) in LOOKS {
+        browser.prefer(medium, scheme)?;
+        let file = directory.join(format!("{name}.png"));
+        fs::write(&file, browser.picture()?).with_context(|| format!("cannot write {}", file.display()))?;
+        println!("{}", file.display());
+    }
+    browser.close()
 }
 
 fn read(path: &Path) -> Result<Value> {
