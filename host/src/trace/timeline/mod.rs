@@ -4,11 +4,12 @@
 //! a vCPU requests lasts from its `FlushAsked` to its `FlushDone`; the kicks in between belong to
 //! it. The target of a kick has answered at its first exit after the kick. A vCPU that is named,
 //! and whose CPU was not kicked, carries out the flush later, before it enters the guest: the flush
-//! was deferred.
+//! was deferred. An interrupt that one vCPU sends to another arrives at the receiver's next entry.
 
 use super::collect::{Collected, CpuRecords};
 use hostlink::counters::Counter;
 use hostlink::trace::{Event, NO_VCPU, Record};
+use std::collections::BTreeMap;
 
 /// The activity of a CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +98,23 @@ pub(crate) struct Flush {
     pub(crate) deferred: Vec<Taken>,
 }
 
+/// An interrupt that one vCPU sends to another. Guests that flush by IPI use them instead of
+/// flushes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ipi {
+    /// The CPU of its sender.
+    pub(crate) cpu: u32,
+    pub(crate) from: u16,
+    pub(crate) to: u16,
+    pub(crate) at: u64,
+    /// The vector, or the INTID on Arm.
+    pub(crate) vector: u32,
+    /// Whether the receiver was in guest mode.
+    pub(crate) was_running: bool,
+    /// The CPU and the time of the receiver's next entry, if that is in the trace.
+    pub(crate) entry: Option<(u32, u64)>,
+}
+
 /// One CPU.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CpuLine {
@@ -117,6 +135,8 @@ pub(crate) struct Timeline {
     pub(crate) flushes: Vec<Flush>,
     /// Requests that were carried out, by time.
     pub(crate) taken: Vec<Taken>,
+    /// By time.
+    pub(crate) ipis: Vec<Ipi>,
 }
 
 impl Timeline {
@@ -135,19 +155,22 @@ impl Timeline {
         }
         timeline.flushes.sort_by_key(|flush| flush.start);
         timeline.taken.sort_by_key(|taken| taken.at);
+        timeline.ipis.sort_by_key(|ipi| ipi.at);
         timeline.connect();
+        timeline.connect_ipis();
         timeline
     }
 
     fn add(&mut self, lane: Lane, records: &CpuRecords) {
         self.flushes.extend(lane.flushes);
         self.taken.extend(lane.taken);
+        self.ipis.extend(lane.ipis);
         self.cpus.push(CpuLine { spans: lane.spans, turns: lane.turns, lost: records.lost });
     }
 
     /// Finds the exits after kicks, and the entries that carried out deferred flushes.
     fn connect(&mut self) {
-        let Self { cpus, flushes, taken, .. } = self;
+        let Self { cpus, flushes, taken, ipis: _ } = self;
         for flush in flushes {
             for kicked in &mut flush.kicked {
                 let Some(line) = cpus.get(kicked.cpu as usize) else { continue };
@@ -165,6 +188,23 @@ impl Timeline {
                 }
                 flush.deferred.extend(later.iter().find(|taken| taken.vcpu == vcpu));
             }
+        }
+    }
+
+    /// Finds the entries at which receivers get interrupts.
+    fn connect_ipis(&mut self) {
+        let mut stays = BTreeMap::<u16, Vec<(u64, u64, u32)>>::new();
+        for (cpu, span) in self.spans() {
+            if let Doing::Guest { vcpu } = span.doing {
+                stays.entry(vcpu).or_default().push((span.start, span.end, cpu));
+            }
+        }
+        stays.values_mut().for_each(|stays| stays.sort_unstable());
+        for ipi in &mut self.ipis {
+            let Some(stays) = stays.get(&ipi.to) else { continue };
+            let next = stays.partition_point(|&(start, ..)| start <= ipi.at);
+            ipi.was_running = next.checked_sub(1).is_some_and(|last| stays[last].1 > ipi.at);
+            ipi.entry = stays.get(next).map(|&(start, _, cpu)| (cpu, start));
         }
     }
 
@@ -201,6 +241,7 @@ struct Lane {
     turns: Vec<(u16, u64, u64)>,
     flushes: Vec<Flush>,
     taken: Vec<Taken>,
+    ipis: Vec<Ipi>,
     /// When its current activity began, and that activity.
     now: Option<(u64, Doing)>,
     turn: Option<(u16, u64)>,
@@ -254,6 +295,16 @@ impl Lane {
                 let (whole, pages) = (record.detail != 0, record.a);
                 self.taken.push(Taken { vcpu: record.vcpu, cpu: self.cpu, at, whole, pages });
             }
+            Event::Posted => self.post(record, at),
+        }
+    }
+
+    /// An interrupt is posted. Those of devices and timers, and a vCPU's own, are left out.
+    fn post(&mut self, record: &Record, at: u64) {
+        let Some((_, Doing::Hypervisor { vcpu: Some(from), .. })) = self.now else { return };
+        if from != record.vcpu {
+            let (cpu, to, vector) = (self.cpu, record.vcpu, record.detail);
+            self.ipis.push(Ipi { cpu, from, to, at, vector, was_running: false, entry: None });
         }
     }
 
