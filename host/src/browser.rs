@@ -110,8 +110,7 @@ impl Browser {
     /// Makes a page and enables its events.
     fn attach(&mut self) -> Result<()> {
         let target = self.call("Target.createTarget", &json!({"url": "about:blank"}))?["targetId"].clone();
-        let session =
-            self.call("Target.attachToTarget", &json!({"targetId": target, "flatten": true}))?;
+        let session = self.call("Target.attachToTarget", &json!({"targetId": target, "flatten": true}))?;
         self.session = Some(session["sessionId"].as_str().context("there is no session")?.to_owned());
         for domain in ["Page", "Runtime", "Log", "Network"] {
             self.call(&format!("{domain}.enable"), &json!({}))?;
@@ -252,7 +251,9 @@ impl Drop for Browser {
 pub(crate) fn url(page: &Path) -> String {
     let path = page.as_os_str().as_encoded_bytes();
     path.iter().fold("file://".to_owned(), |url, &byte| match byte {
-        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'-' | b'_' | b'.' | b'~' => url + &char::from(byte).to_string(),
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'-' | b'_' | b'.' | b'~' => {
+            url + &char::from(byte).to_string()
+        }
         _ => format!("{url}%{byte:02X}"),
     })
 }

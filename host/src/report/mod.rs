@@ -99,15 +99,16 @@ fn page(results: Option<&Results>, traces: &[(String, Value)]) -> Result<String>
         writeln!(
             body,
             "<section class=\"trace\" id=\"trace-{index}\"><h2>Timeline: {}</h2>\
-             <p class=\"hint\">Drag to move, turn the wheel or press + and − to zoom, click a flush for its numbers.</p>\
+             <p class=\"hint\">Drag to move, turn the wheel or press + and − to zoom, click a flush for its numbers. \
+             {}</p>\
              <div class=\"buttons\"><button data-zoom=\"0.5\">+</button><button data-zoom=\"2\">−</button>\
              <button data-zoom=\"all\">all</button></div>\
              <canvas tabindex=\"0\" role=\"img\" aria-label=\"what each CPU did when, and its flushes\"></canvas>\
-             <ul class=\"legend\"><li class=\"guest\">guest</li><li class=\"hypervisor\">hypervisor</li>\
-             <li class=\"idle\">idle</li><li class=\"kick\">flush with a kick</li>\
-             <li class=\"deferred\">deferred flush, carried out at an entry</li></ul>\
+             <ul class=\"legend\">{}</ul>\
              <dl class=\"details\"></dl><script type=\"application/json\">{data}</script></section>",
-            escape(name)
+            escape(name),
+            timeline::summary(shown),
+            timeline::legend(shown)
         )?;
     }
     let title = "Quell: report";

@@ -138,7 +138,7 @@ fn arrow_end(ph: &str, id: u64, name: &str, cpu: u32, at: u64, args: &Value) -> 
 
 fn ipi_arrow<W: Write>(events: &mut Events<'_, W>, id: u64, ipi: &Ipi) -> Result<()> {
     let Some((cpu, entry)) = ipi.entry else { return Ok(()) };
-    let args = json!({"from": ipi.from, "to": ipi.to, "vector": ipi.vector, "running": ipi.was_running});
+    let args = json!({"from": ipi.from, "to": ipi.to, "vector": ipi.vector, "receiver": ipi.receiver.name()});
     events.put(&arrow_end("s", id, "interrupt", ipi.cpu, ipi.at, &args))?;
     events.put(&arrow_end("f", id, "interrupt", cpu, entry, &args))
 }
@@ -153,7 +153,7 @@ fn instant(taken: &Taken) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::timeline::{Kicked, Span, Why};
+    use crate::trace::timeline::{Kicked, Receiver, Span, Why};
     use hostlink::counters::Counter;
 
     #[test]
@@ -180,8 +180,17 @@ mod tests {
             ],
             deferred: vec![taken],
         };
-        let ipi = Ipi { cpu: 0, from: 0, to: 3, at: 15, vector: 251, was_running: true, entry: Some((1, 60)) };
-        let timeline = Timeline { cpus: vec![line], flushes: vec![flush], taken: vec![taken], ipis: vec![ipi] };
+        let ipi = Ipi {
+            cpu: 0,
+            from: 0,
+            to: 3,
+            at: 15,
+            vector: 251,
+            receiver: Receiver::Running,
+            entry: Some((1, 60)),
+        };
+        let timeline =
+            Timeline { cpus: vec![line], flushes: vec![flush], taken: vec![taken], ipis: vec![ipi] };
         let mut bytes = Vec::new();
         write(&mut bytes, &timeline).expect("writes");
         let value: Value = serde_json::from_slice(&bytes).expect("is JSON");
@@ -190,8 +199,14 @@ mod tests {
         let pairs = |events: &[Value]| {
             events.iter().map(|event| (event["id"].as_u64(), event["ts"].as_f64())).collect::<Vec<_>>()
         };
-        assert_eq!(pairs(&of("s")), [(Some(1 << 16), Some(0.025)), (Some(1 << 16 | 1), Some(0.02)), (Some(FIRST_IPI), Some(0.015))]);
-        assert_eq!(pairs(&of("f")), [(Some(1 << 16), Some(0.04)), (Some(1 << 16 | 1), Some(0.07)), (Some(FIRST_IPI), Some(0.06))]);
+        assert_eq!(
+            pairs(&of("s")),
+            [(Some(1 << 16), Some(0.025)), (Some(1 << 16 | 1), Some(0.02)), (Some(FIRST_IPI), Some(0.015))]
+        );
+        assert_eq!(
+            pairs(&of("f")),
+            [(Some(1 << 16), Some(0.04)), (Some(1 << 16 | 1), Some(0.07)), (Some(FIRST_IPI), Some(0.06))]
+        );
         let names: Vec<_> = of("X").iter().map(|event| event["name"].as_str().unwrap().to_owned()).collect();
         assert_eq!(names, ["vCPU 0", "exit.hypercall", "CPU 0", "flush"]);
         assert_eq!(of("i").len(), 1);

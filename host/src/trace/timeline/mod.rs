@@ -4,12 +4,14 @@
 //! a vCPU requests lasts from its `FlushAsked` to its `FlushDone`; the kicks in between belong to
 //! it. The target of a kick has answered at its first exit after the kick. A vCPU that is named,
 //! and whose CPU was not kicked, carries out the flush later, before it enters the guest: the flush
-//! was deferred. An interrupt that one vCPU sends to another arrives at the receiver's next entry.
+//! was deferred. [`ipi`] does the same for interrupts: an interrupt that one vCPU sends to another arrives at the receiver's next entry.
+
+mod ipi;
 
 use super::collect::{Collected, CpuRecords};
 use hostlink::counters::Counter;
 use hostlink::trace::{Event, NO_VCPU, Record};
-use std::collections::BTreeMap;
+pub(crate) use ipi::{Ipi, Receiver};
 
 /// The activity of a CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,23 +100,6 @@ pub(crate) struct Flush {
     pub(crate) deferred: Vec<Taken>,
 }
 
-/// An interrupt that one vCPU sends to another. Guests that flush by IPI use them instead of
-/// flushes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ipi {
-    /// The CPU of its sender.
-    pub(crate) cpu: u32,
-    pub(crate) from: u16,
-    pub(crate) to: u16,
-    pub(crate) at: u64,
-    /// The vector, or the INTID on Arm.
-    pub(crate) vector: u32,
-    /// Whether the receiver was in guest mode.
-    pub(crate) was_running: bool,
-    /// The CPU and the time of the receiver's next entry, if that is in the trace.
-    pub(crate) entry: Option<(u32, u64)>,
-}
-
 /// One CPU.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CpuLine {
@@ -157,7 +142,7 @@ impl Timeline {
         timeline.taken.sort_by_key(|taken| taken.at);
         timeline.ipis.sort_by_key(|ipi| ipi.at);
         timeline.connect();
-        timeline.connect_ipis();
+        ipi::connect(&mut timeline.ipis, &timeline.cpus);
         timeline
     }
 
@@ -188,23 +173,6 @@ impl Timeline {
                 }
                 flush.deferred.extend(later.iter().find(|taken| taken.vcpu == vcpu));
             }
-        }
-    }
-
-    /// Finds the entries at which receivers get interrupts.
-    fn connect_ipis(&mut self) {
-        let mut stays = BTreeMap::<u16, Vec<(u64, u64, u32)>>::new();
-        for (cpu, span) in self.spans() {
-            if let Doing::Guest { vcpu } = span.doing {
-                stays.entry(vcpu).or_default().push((span.start, span.end, cpu));
-            }
-        }
-        stays.values_mut().for_each(|stays| stays.sort_unstable());
-        for ipi in &mut self.ipis {
-            let Some(stays) = stays.get(&ipi.to) else { continue };
-            let next = stays.partition_point(|&(start, ..)| start <= ipi.at);
-            ipi.was_running = next.checked_sub(1).is_some_and(|last| stays[last].1 > ipi.at);
-            ipi.entry = stays.get(next).map(|&(start, _, cpu)| (cpu, start));
         }
     }
 
@@ -304,7 +272,7 @@ impl Lane {
         let Some((_, Doing::Hypervisor { vcpu: Some(from), .. })) = self.now else { return };
         if from != record.vcpu {
             let (cpu, to, vector) = (self.cpu, record.vcpu, record.detail);
-            self.ipis.push(Ipi { cpu, from, to, at, vector, was_running: false, entry: None });
+            self.ipis.push(Ipi { cpu, from, to, at, vector, receiver: Receiver::Waiting, entry: None });
         }
     }
 

@@ -112,6 +112,8 @@ fn an_interrupt_arrives_at_the_receivers_next_entry() {
         record(14, Event::Posted, 9, 0xfb, 0, 0),
         record(15, Event::IdleBegins, NO_VCPU, 0, 0, 0),
         record(16, Event::Posted, 1, 0x20, 0, 0),
+        record(29, Event::TurnBegins, 0, 0, 0, 0),
+        record(30, Event::Posted, 2, 0xfb, 0, 0),
     ];
     let second = vec![
         record(2, Event::Enter, 1, 0, 0, 0),
@@ -122,12 +124,14 @@ fn an_interrupt_arrives_at_the_receivers_next_entry() {
         record(20, Event::Exit, 1, Counter::ExitWait as u32, 0, 0),
         record(21, Event::Enter, 2, 0, 0, 0),
         record(22, Event::Exit, 2, Counter::ExitWait as u32, 0, 0),
+        record(23, Event::IdleBegins, NO_VCPU, 0, 0, 0),
     ];
-    let ipi = |to, at, was_running, entry| Ipi { cpu: 0, from: 0, to, at, vector: 0xfb, was_running, entry };
+    let ipi = |to, at, receiver, entry| Ipi { cpu: 0, from: 0, to, at, vector: 0xfb, receiver, entry };
     let expected = [
-        ipi(1, 11000, true, Some((1, 17000))),
-        ipi(2, 12000, false, Some((1, 21000))),
-        ipi(9, 14000, false, None),
+        ipi(1, 11000, Receiver::Running, Some((1, 17000))),
+        ipi(2, 12000, Receiver::Waiting, Some((1, 21000))),
+        ipi(9, 14000, Receiver::Waiting, None),
+        ipi(2, 30000, Receiver::Halted, None),
     ];
     assert_eq!(timeline([first, second]).ipis, expected, "its own and a device's are left out");
 }
