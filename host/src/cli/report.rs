@@ -21,6 +21,9 @@ pub(crate) struct ReportArgs {
     /// File for the report
     #[arg(long, short, value_name = "FILE", default_value = "report.html")]
     pub(crate) output: PathBuf,
+    /// Also draw the timeline of the first trace as a picture of its own (SVG)
+    #[arg(long, value_name = "FILE", requires = "trace")]
+    pub(crate) picture: Option<PathBuf>,
     /// Also take pictures of the report with a headless Chromium, if that is installed: light.png,
     /// dark.png and paper.png in this directory
     #[arg(long, value_name = "DIRECTORY")]

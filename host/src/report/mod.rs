@@ -3,12 +3,14 @@
 //! | module | contents |
 //! |---|---|
 //! | `plots` | draws results with a plotting library |
-//! | `results` | reads the JSON of `bench all` |
+//! | `results` | reads the JSON of `bench all`: its ratios |
+//! | `runs` | its runs: medians and spreads of each way |
 //! | `timeline` | selects the part of a trace to show |
 //! | `page.html`, `page.css`, `timeline.js` | the page, its look in light, dark and on paper, and the timeline's behaviour |
 
 mod plots;
 mod results;
+mod runs;
 mod timeline;
 
 use crate::browser::Browser;

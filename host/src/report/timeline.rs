@@ -85,6 +85,7 @@ pub(super) fn legend(shown: &Value) -> String {
         ("hypervisor", "hypervisor", true),
         ("idle", "idle", true),
         ("kick", "flush with a kick", has_flushes),
+        ("alone", "flush that kicks nobody", has_flushes),
         ("deferred", "deferred flush, carried out at an entry", has_flushes),
         ("ipi", "IPI to a vCPU that was running", has_ipis),
         ("waiting", "IPI to one that was not, arrives at its entry", has_ipis),

@@ -1,0 +1,123 @@
+//! Lines with a spread.
+
+use super::super::runs::{Way, short};
+use super::{FONT, GRID, INK, WIDTH, colour_of, said, themed};
+use crate::results::Spread;
+use anyhow::{Result, ensure};
+use plotters::prelude::*;
+
+const HEIGHT: u32 = 360;
+
+/// One line: a way, and its numbers by x.
+#[derive(Clone, Debug, PartialEq)]
+pub(in super::super) struct Line {
+    pub(in super::super) way: Way,
+    pub(in super::super) points: Vec<(f64, Spread)>,
+}
+
+/// Both axes are logarithmic; the names of their units.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) struct Scale<'s> {
+    pub(in super::super) x: &'s str,
+    pub(in super::super) y: &'s str,
+}
+
+/// A label for round numbers: 1, 2 and 5 times a power of ten, and powers of two along `x`.
+fn label(value: f64, round: impl Fn(f64) -> bool) -> String {
+    if round(value) { short(value) } else { String::new() }
+}
+
+fn is_round(value: f64) -> bool {
+    let first = value / 10f64.powf(value.log10().floor());
+    [1.0, 2.0, 5.0, 10.0].iter().any(|round| (first - round).abs() < 0.01)
+}
+
+/// Draws lines, with a bar for the spread of each point.
+pub(in super::super) fn lines(lines: &[Line], scale: Scale<'_>) -> Result<String> {
+    let points = || lines.iter().flat_map(|line| &line.points);
+    let is_positive = |point: &(f64, Spread)| point.0 > 0.0 && point.1.min > 0.0;
+    ensure!(points().count() > 0 && points().all(is_positive), "there is no logarithm of a value of 0");
+    let range = |ends: fn(&(f64, Spread)) -> [f64; 2], room: f64| {
+        let least = points().flat_map(ends).fold(f64::INFINITY, f64::min);
+        let most = points().flat_map(ends).fold(0.0, f64::max);
+        (least / room)..(most * room)
+    };
+    let (across, up) = (range(|point| [point.0; 2], 1.1), range(|point| [point.1.min, point.1.max], 1.3));
+    let mut svg = String::new();
+    {
+        let area = SVGBackend::with_string(&mut svg, (WIDTH, HEIGHT)).into_drawing_area();
+        let mut chart = ChartBuilder::on(&area)
+            .margin(10)
+            .x_label_area_size(40)
+            .y_label_area_size(80)
+            .build_cartesian_2d(across.log_scale(), up.log_scale())
+            .map_err(said)?;
+        chart
+            .configure_mesh()
+            .light_line_style(GRID.mix(0.0))
+            .bold_line_style(GRID)
+            .axis_style(INK)
+            .label_style((FONT, 13, &INK))
+            .x_label_formatter(&|value| label(*value, is_round))
+            .y_label_formatter(&|value| label(*value, is_round))
+            .x_desc(scale.x)
+            .y_desc(scale.y)
+            .draw()
+            .map_err(said)?;
+        for line in lines {
+            let colour = colour_of(&line.way);
+            let medians = line.points.iter().map(|(x, spread)| (*x, spread.median));
+            chart
+                .draw_series(LineSeries::new(medians, colour.stroke_width(3)).point_size(4))
+                .map_err(said)?
+                .label(line.way.title())
+                .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 16, y + 5)], colour.filled()));
+            let spread = |(x, spread): &(f64, Spread)| {
+                PathElement::new([(*x, spread.min), (*x, spread.max)], colour.stroke_width(2))
+            };
+            chart.draw_series(line.points.iter().filter(|(_, s)| s.min < s.max).map(spread)).map_err(said)?;
+        }
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::UpperLeft)
+            .label_font((FONT, 14, &INK))
+            .draw()
+            .map_err(said)?;
+        area.present().map_err(said)?;
+    }
+    Ok(themed(&svg))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(subject: &str, flushes: &str, points: &[(f64, f64)]) -> Line {
+        let spread = |&(x, median)| (x, Spread { median, min: median * 0.9, max: median * 1.1 });
+        Line { way: Way::new(subject, flushes), points: points.iter().map(spread).collect() }
+    }
+
+    #[test]
+    fn each_way_is_a_line_in_its_colour_with_a_bar_at_each_point() {
+        let all = [
+            line("quell", "hypercall", &[(1.0, 701.0), (8.0, 778.0), (64.0, 1460.0)]),
+            line("kvm", "paravirtual", &[(1.0, 4395.0), (8.0, 6096.0)]),
+        ];
+        let svg = lines(&all, Scale { x: "targets", y: "instructions" }).expect("draws");
+        for (colour, points) in [("var(--quell)", 3), ("var(--kvm-paravirtual)", 2)] {
+            let is_line = |line: &&str| line.starts_with("<polyline") && line.contains(colour);
+            assert_eq!(svg.lines().filter(is_line).count(), 1 + points, "{colour}:\n{svg}");
+        }
+        for text in ["Quell hypercall", "KVM paravirtual", "targets", "instructions", "1,000"] {
+            assert!(svg.contains(text), "{text}:\n{svg}");
+        }
+        assert!(!svg.contains("3,000") && !svg.contains("#0101"), "{svg}");
+    }
+
+    #[test]
+    fn what_has_no_logarithm_is_refused() {
+        let scale = Scale { x: "", y: "" };
+        assert!(lines(&[], scale).is_err());
+        assert!(lines(&[line("kvm", "ipi", &[(1.0, 0.0)])], scale).is_err());
+    }
+}
