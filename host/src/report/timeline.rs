@@ -18,13 +18,16 @@ struct Window {
 }
 
 /// The data to show of a file of `quell run --trace`.
-pub(super) fn of_trace(trace: &Value, window_ns: u64) -> Result<Value> {
+pub(super) fn of_trace(trace: &Value, window_ns: u64, from: Option<u64>) -> Result<Value> {
     let events = trace["traceEvents"].as_array().context("there is no list of events")?;
     let of_cpus = |event: &&Value| event["pid"].as_u64() == Some(CPUS);
     let slices: Vec<&Value> = events.iter().filter(of_cpus).filter(|event| event["ph"] == "X").collect();
     ensure!(!slices.is_empty(), "no CPU has a span");
     let ipis = ipis(events);
-    let window = busiest(&slices, &ipis, window_ns);
+    let window = match from {
+        Some(start) => Window { start, end: start.saturating_add(window_ns) },
+        None => busiest(&slices, &ipis, window_ns),
+    };
     let mut cpus = BTreeMap::<u64, Vec<Value>>::new();
     let mut names: Vec<&str> = Vec::new();
     let mut count = 0;
@@ -242,7 +245,9 @@ mod tests {
             flush_at(3, 1010.0),
             end,
         ]);
-        let shown = of_trace(&json!({"traceEvents": events}), 100_000).expect("is a trace");
+        let shown = of_trace(&json!({"traceEvents": events}), 100_000, None).expect("is a trace");
+        let from = of_trace(&json!({"traceEvents": events}), 100_000, Some(3_000)).expect("is a trace");
+        assert_eq!((&from["start"], &from["flushes"][0]["id"]), (&3_000.into(), &1.into()));
         assert_eq!(shown["start"], 995_000);
         assert_eq!(shown["length"], 100_000);
         let ids: Vec<_> =
@@ -268,7 +273,7 @@ mod tests {
             end("f", 3, 1, 5900.0, ""),
             end("s", 4, 0, 5002.0, "waiting"),
         ]);
-        let shown = of_trace(&json!({"traceEvents": events}), 100_000).expect("is a trace");
+        let shown = of_trace(&json!({"traceEvents": events}), 100_000, None).expect("is a trace");
         assert_eq!(shown["start"], 4_995_000);
         let ipis = json!([[0, 5000, 1, 8000, 0, 3, 251, 1], [0, 6000, 1, 905_000, 0, 3, 251, 0]]);
         assert_eq!(shown["ipis"], ipis);
@@ -276,7 +281,7 @@ mod tests {
 
     #[test]
     fn other_files_are_refused() {
-        assert!(of_trace(&json!({}), 1).is_err());
-        assert!(of_trace(&json!({"traceEvents": []}), 1).is_err());
+        assert!(of_trace(&json!({}), 1, None).is_err());
+        assert!(of_trace(&json!({"traceEvents": []}), 1, None).is_err());
     }
 }

@@ -5,6 +5,7 @@ use super::{FONT, GRID, INK, WIDTH, colour_of, said, themed};
 use crate::results::Spread;
 use anyhow::{Result, ensure};
 use plotters::prelude::*;
+use std::ops::Range;
 
 const HEIGHT: u32 = 360;
 
@@ -22,14 +23,21 @@ pub(in super::super) struct Scale<'s> {
     pub(in super::super) y: &'s str,
 }
 
-/// A label for round numbers: 1, 2 and 5 times a power of ten, and powers of two along `x`.
-fn label(value: f64, round: impl Fn(f64) -> bool) -> String {
-    if round(value) { short(value) } else { String::new() }
+/// The values of x, which are labelled.
+fn places(lines: &[Line]) -> Vec<f64> {
+    let mut places: Vec<_> = lines.iter().flat_map(|line| &line.points).map(|point| point.0).collect();
+    places.sort_by(f64::total_cmp);
+    places.dedup();
+    places
 }
 
-fn is_round(value: f64) -> bool {
-    let first = value / 10f64.powf(value.log10().floor());
-    [1.0, 2.0, 5.0, 10.0].iter().any(|round| (first - round).abs() < 0.01)
+/// Round numbers in a range of positive ones: 1, 2 and 5 times powers of ten.
+fn round_numbers(range: &Range<f64>) -> Vec<f64> {
+    let powers = (-12..=15).map(|power| 10f64.powi(power));
+    powers
+        .flat_map(|power| [power, 2.0 * power, 5.0 * power])
+        .filter(|number| range.contains(number))
+        .collect()
 }
 
 /// Draws lines, with a bar for the spread of each point.
@@ -50,7 +58,10 @@ pub(in super::super) fn lines(lines: &[Line], scale: Scale<'_>) -> Result<String
             .margin(10)
             .x_label_area_size(40)
             .y_label_area_size(80)
-            .build_cartesian_2d(across.log_scale(), up.log_scale())
+            .build_cartesian_2d(
+                across.log_scale().with_key_points(places(lines)),
+                up.clone().log_scale().with_key_points(round_numbers(&up)),
+            )
             .map_err(said)?;
         chart
             .configure_mesh()
@@ -58,8 +69,8 @@ pub(in super::super) fn lines(lines: &[Line], scale: Scale<'_>) -> Result<String
             .bold_line_style(GRID)
             .axis_style(INK)
             .label_style((FONT, 13, &INK))
-            .x_label_formatter(&|value| label(*value, is_round))
-            .y_label_formatter(&|value| label(*value, is_round))
+            .x_label_formatter(&|value| short(*value))
+            .y_label_formatter(&|value| short(*value))
             .x_desc(scale.x)
             .y_desc(scale.y)
             .draw()
@@ -112,6 +123,16 @@ mod tests {
             assert!(svg.contains(text), "{text}:\n{svg}");
         }
         assert!(!svg.contains("3,000") && !svg.contains("#0101"), "{svg}");
+    }
+
+    #[test]
+    fn labels_are_at_the_points_and_at_round_numbers() {
+        let all = [
+            line("kvm", "ipi", &[(2.0, 1.0), (16.0, 1.0)]),
+            line("quell", "ipi", &[(4.0, 1.0), (16.0, 2.0)]),
+        ];
+        assert_eq!(places(&all), [2.0, 4.0, 16.0]);
+        assert_eq!(round_numbers(&(0.15..11.0)), [0.2, 0.5, 1.0, 2.0, 5.0, 10.0]);
     }
 
     #[test]

@@ -12,8 +12,8 @@ pub(super) use bars::{ratios, ways};
 pub(super) use lines::{Line, Scale, lines};
 
 /// Colours of the plots, and their meaning in the page.
-const INK: RGBColor = RGBColor(1, 1, 1);
-const GRID: RGBColor = RGBColor(1, 1, 2);
+pub(super) const INK: RGBColor = RGBColor(1, 1, 1);
+pub(super) const GRID: RGBColor = RGBColor(1, 1, 2);
 const QUELL: RGBColor = RGBColor(1, 1, 3);
 const KVM: RGBColor = RGBColor(1, 1, 4);
 const TARGET: RGBColor = RGBColor(1, 1, 5);
@@ -44,10 +44,10 @@ fn colour_of(way: &Way) -> RGBColor {
 
 const WIDTH: u32 = 900;
 const ROW: u32 = 24;
-const FONT: &str = "sans-serif";
+pub(super) const FONT: &str = "sans-serif";
 
 /// Converts an error of the library.
-fn said(error: impl std::fmt::Display) -> anyhow::Error {
+pub(super) fn said(error: impl std::fmt::Display) -> anyhow::Error {
     anyhow!("cannot draw a plot: {error}")
 }
 
