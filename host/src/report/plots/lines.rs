@@ -1,7 +1,8 @@
 //! Lines with a spread.
 
+use super::super::escape;
 use super::super::runs::{Way, short};
-use super::{FONT, GRID, INK, WIDTH, colour_of, said, themed};
+use super::{FONT, GRID, INK, WIDTH, colour_of, said, themed, variable_of};
 use crate::results::Spread;
 use anyhow::{Result, ensure};
 use plotters::prelude::*;
@@ -80,23 +81,20 @@ pub(in super::super) fn lines(lines: &[Line], scale: Scale<'_>) -> Result<String
             let medians = line.points.iter().map(|(x, spread)| (*x, spread.median));
             chart
                 .draw_series(LineSeries::new(medians, colour.stroke_width(3)).point_size(4))
-                .map_err(said)?
-                .label(line.way.title())
-                .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 16, y + 5)], colour.filled()));
+                .map_err(said)?;
             let spread = |(x, spread): &(f64, Spread)| {
                 PathElement::new([(*x, spread.min), (*x, spread.max)], colour.stroke_width(2))
             };
             chart.draw_series(line.points.iter().filter(|(_, s)| s.min < s.max).map(spread)).map_err(said)?;
         }
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperLeft)
-            .label_font((FONT, 14, &INK))
-            .draw()
-            .map_err(said)?;
         area.present().map_err(said)?;
     }
-    Ok(themed(&svg))
+    // Below the plot, a legend hides no line.
+    let legend = lines.iter().map(|line| {
+        let colour = variable_of(colour_of(&line.way));
+        format!("<li style=\"--mark:{colour}\">{}</li>", escape(&line.way.title()))
+    });
+    Ok(format!("{}<ul class=\"legend\">{}</ul>", themed(&svg), legend.collect::<String>()))
 }
 
 #[cfg(test)]

@@ -46,6 +46,12 @@ const WIDTH: u32 = 900;
 const ROW: u32 = 24;
 pub(super) const FONT: &str = "sans-serif";
 
+/// The page's variable for a colour.
+fn variable_of(RGBColor(red, green, blue): RGBColor) -> &'static str {
+    let drawn = format!("#{red:02x}{green:02x}{blue:02x}");
+    COLOURS.iter().find(|colour| colour.0 == drawn).map_or("var(--ink)", |colour| colour.1)
+}
+
 /// Converts an error of the library.
 pub(super) fn said(error: impl std::fmt::Display) -> anyhow::Error {
     anyhow!("cannot draw a plot: {error}")
