@@ -121,7 +121,7 @@ impl Runs {
         Ok(section("workloads", "Medians of each way, with their spread over the runs.", &figures))
     }
 
-    /// The time to userspace against the number of vCPUs. Every case with a Linux guest measures it.
+    /// The time to userspace against the number of vCPUs. Each case with a Linux guest measures it.
     pub(super) fn boots(&self) -> Result<String> {
         let mut values = BTreeMap::<(&Way, u32), Vec<f64>>::new();
         for series in self.series.iter().filter(|series| series.metric == USERSPACE) {
