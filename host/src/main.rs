@@ -4,6 +4,7 @@
 mod arch;
 mod bench;
 mod book;
+mod browser;
 mod bzimage;
 mod check;
 mod cli;

@@ -18,7 +18,18 @@ pub(crate) struct ReportArgs {
     /// Length of the part of a trace that is shown, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub(crate) window: u64,
+    /// Beginning of that part, in milliseconds of the run [default: the part with the most flushes,
+    /// or, without flushes, with the most IPIs]
+    #[arg(long, value_name = "MS")]
+    pub(crate) from: Option<u64>,
     /// File for the report
     #[arg(long, short, value_name = "FILE", default_value = "report.html")]
     pub(crate) output: PathBuf,
+    /// Also draw the timeline of the first trace as a picture of its own (SVG)
+    #[arg(long, value_name = "FILE", requires = "trace")]
+    pub(crate) picture: Option<PathBuf>,
+    /// Also take pictures of the report with a headless Chromium, if that is installed: light.png,
+    /// dark.png and paper.png in this directory
+    #[arg(long, value_name = "DIRECTORY")]
+    pub(crate) screenshots: Option<PathBuf>,
 }

@@ -2,15 +2,20 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | `picture` | draws a timeline as an SVG file of its own |
 //! | `plots` | draws results with a plotting library |
-//! | `results` | reads the JSON of `bench all` |
+//! | `results` | reads the JSON of `bench all`: its ratios |
+//! | `runs` | its runs: medians and spreads of each way |
 //! | `timeline` | selects the part of a trace to show |
 //! | `page.html`, `page.css`, `timeline.js` | the page, its look in light, dark and on paper, and the timeline's behaviour |
 
+mod picture;
 mod plots;
 mod results;
+mod runs;
 mod timeline;
 
+use crate::browser::Browser;
 use crate::cli::ReportArgs;
 use anyhow::{Context, Result, ensure};
 use results::Results;
@@ -21,21 +26,54 @@ use std::path::Path;
 
 const PAGE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
+/// Nanoseconds.
+const MS: u64 = 1_000_000;
+
+/// The looks of a page: a name, the medium, and the scheme of colours.
+pub(crate) const LOOKS: [(&str, &str, &str); 3] =
+    [("light", "screen", "light"), ("dark", "screen", "dark"), ("paper", "print", "dark")];
 const SCRIPT: &str = include_str!("timeline.js");
 
-/// Writes the report.
+/// Writes the report, and the pictures that are wanted beside it.
 pub(crate) fn report(args: &ReportArgs) -> Result<u8> {
+    let bytes = write(args)?;
+    println!("{} ({} KiB)", args.output.display(), bytes.div_ceil(1024));
+    if let Some(directory) = &args.screenshots {
+        screenshots(&args.output, directory)?;
+    }
+    Ok(0)
+}
+
+/// Writes the report; returns its size.
+pub(crate) fn write(args: &ReportArgs) -> Result<usize> {
     let results =
         args.results.as_deref().map(read).transpose()?.map(|value| Results::of(&value)).transpose()?;
     ensure!(
         results.is_some() || !args.trace.is_empty(),
         "nothing to report: name a file of results or a trace"
     );
-    let traces = args.trace.iter().map(|path| trace(path, args.window)).collect::<Result<Vec<_>>>()?;
+    let traces = args.trace.iter().map(|path| trace(path, args)).collect::<Result<Vec<_>>>()?;
+    if let (Some(file), Some((_, shown))) = (&args.picture, traces.first()) {
+        fs::write(file, picture::timeline(shown)?)
+            .with_context(|| format!("cannot write {}", file.display()))?;
+    }
     let page = page(results.as_ref(), &traces)?;
     fs::write(&args.output, &page).with_context(|| format!("cannot write {}", args.output.display()))?;
-    println!("{} ({} KiB)", args.output.display(), page.len().div_ceil(1024));
-    Ok(0)
+    Ok(page.len())
+}
+
+/// Takes pictures of a page in each of its looks.
+pub(crate) fn screenshots(page: &Path, directory: &Path) -> Result<()> {
+    fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
+    let mut browser = Browser::start(1200, 1500)?;
+    browser.open(page)?;
+    for (name, medium, scheme) in LOOKS {
+        browser.prefer(medium, scheme)?;
+        let file = directory.join(format!("{name}.png"));
+        fs::write(&file, browser.picture()?).with_context(|| format!("cannot write {}", file.display()))?;
+        println!("{}", file.display());
+    }
+    browser.close()
 }
 
 fn read(path: &Path) -> Result<Value> {
@@ -44,10 +82,14 @@ fn read(path: &Path) -> Result<Value> {
 }
 
 /// A trace, named after its file.
-fn trace(path: &Path, window_ms: u64) -> Result<(String, Value)> {
+fn trace(path: &Path, args: &ReportArgs) -> Result<(String, Value)> {
     let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let shown = timeline::of_trace(&read(path)?, window_ms.saturating_mul(1_000_000))
-        .with_context(|| format!("{} is no trace of `quell run --trace`", path.display()))?;
+    let shown = timeline::of_trace(
+        &read(path)?,
+        args.window.saturating_mul(MS),
+        args.from.map(|ms| ms.saturating_mul(MS)),
+    )
+    .with_context(|| format!("{} is no trace of `quell run --trace`", path.display()))?;
     Ok((name, shown))
 }
 
@@ -78,15 +120,16 @@ fn page(results: Option<&Results>, traces: &[(String, Value)]) -> Result<String>
         writeln!(
             body,
             "<section class=\"trace\" id=\"trace-{index}\"><h2>Timeline: {}</h2>\
-             <p class=\"hint\">Drag to move, turn the wheel or press + and − to zoom, click a flush for its numbers.</p>\
+             <p class=\"hint\">Drag to move, turn the wheel or press + and − to zoom, click a flush for its numbers. \
+             {}</p>\
              <div class=\"buttons\"><button data-zoom=\"0.5\">+</button><button data-zoom=\"2\">−</button>\
              <button data-zoom=\"all\">all</button></div>\
              <canvas tabindex=\"0\" role=\"img\" aria-label=\"what each CPU did when, and its flushes\"></canvas>\
-             <ul class=\"legend\"><li class=\"guest\">guest</li><li class=\"hypervisor\">hypervisor</li>\
-             <li class=\"idle\">idle</li><li class=\"kick\">flush with a kick</li>\
-             <li class=\"deferred\">deferred flush, carried out at an entry</li></ul>\
+             <ul class=\"legend\">{}</ul>\
              <dl class=\"details\"></dl><script type=\"application/json\">{data}</script></section>",
-            escape(name)
+            escape(name),
+            timeline::summary(shown),
+            timeline::legend(shown)
         )?;
     }
     let title = "Quell: report";

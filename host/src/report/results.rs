@@ -1,6 +1,8 @@
 //! Reads the JSON of `bench all`: ratios, and the medians of each way.
 
-use super::{escape, plots};
+use super::escape;
+use super::plots::{self, Line, Scale};
+use super::runs::{Runs, Way, best_unit, short};
 use crate::results::Spread;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -29,12 +31,13 @@ impl Ratio {
 }
 
 /// A file of results.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(super) struct Results {
     pub(super) ratios: Vec<Ratio>,
     /// Comparisons that have no pair of runs yet.
     unmeasured: usize,
     facts: Vec<(String, String)>,
+    runs: Runs,
 }
 
 impl Results {
@@ -51,7 +54,7 @@ impl Results {
         let (unmeasured, measured): (Vec<_>, Vec<_>) =
             ratios.iter().partition(|ratio| ratio["verdict"] == "unmeasured");
         let ratios = measured.into_iter().map(ratio).collect::<Result<_>>()?;
-        Ok(Self { ratios, unmeasured: unmeasured.len(), facts })
+        Ok(Self { ratios, unmeasured: unmeasured.len(), facts, runs: Runs::of(value)? })
     }
 
     /// The section of the page.
@@ -67,12 +70,16 @@ impl Results {
             write!(out, "<figure id=\"plot-ratios\">{}", plots::ratios(&self.ratios)?)?;
             out += "<figcaption>Ratios with their spread over pairs of runs; ticks are targets.</figcaption></figure>\n";
         }
+        out += &self.runs.workloads(self.ratios.iter().map(|ratio| (&*ratio.case, &*ratio.metric)))?;
         let flushes = self.flush_costs();
-        if flushes.len() > 1 {
-            write!(out, "<figure id=\"plot-flushes\">{}", plots::flush_cost(&flushes)?)?;
+        if flushes.iter().any(|line| line.points.len() > 1) {
+            let scale = Scale { x: "targets", y: "instructions" };
+            write!(out, "<figure id=\"plot-flushes\">{}", plots::lines(&flushes, scale)?)?;
             out += "<figcaption>Instructions of a flush hypercall against the number of targets, none of which is \
                     running.</figcaption></figure>\n";
         }
+        out += &self.runs.boots()?;
+        out += &self.runs.sizes()?;
         out += "<details><summary>Versions</summary><dl>";
         for (name, fact) in &self.facts {
             write!(out, "<dt>{}</dt><dd>{}</dd>", escape(name), escape(fact))?;
@@ -106,21 +113,25 @@ impl Results {
 
     /// Instructions on Quell and on KVM of flushes, by the number of targets, which are not
     /// running.
-    fn flush_costs(&self) -> Vec<(u32, f64, f64)> {
+    fn flush_costs(&self) -> [Line; 2] {
         let cost = |ratio: &Ratio| {
             let targets = ratio.metric.strip_prefix("space-idle-")?.split(' ').next()?.parse().ok()?;
-            Some((targets, ratio.quell.median, ratio.kvm.median))
+            Some((targets, ratio.quell, ratio.kvm))
         };
-        let mut costs: Vec<_> = self.ratios.iter().filter_map(cost).collect();
-        costs.sort_by_key(|&(targets, ..)| targets);
-        costs
+        let mut costs: Vec<(f64, Spread, Spread)> = self.ratios.iter().filter_map(cost).collect();
+        costs.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let line = |way: Way, pick: fn(&(f64, Spread, Spread)) -> Spread| Line {
+            way,
+            points: costs.iter().map(|cost| (cost.0, pick(cost))).collect(),
+        };
+        [line(Way::new("quell", "hypercall"), |cost| cost.1), line(Way::new("kvm", "hyperv"), |cost| cost.2)]
     }
 }
 
 /// An amount with few digits and its unit.
 fn amount(value: f64, unit: &str) -> String {
-    let digits = if value.abs() >= 100.0 { 0 } else { 2 };
-    format!("{value:.digits$} {}", escape(unit))
+    let (factor, unit) = best_unit(value, unit);
+    format!("{} {}", short(value * factor), escape(unit))
 }
 
 fn ratio(value: &Value) -> Result<Ratio> {
@@ -170,7 +181,10 @@ pub(super) mod tests {
     fn ratios_become_rows_and_plots() {
         let value = results(&[("space-idle-8", 0.13, Some(0.1)), ("space-idle-64", 0.08, None)]);
         let results = Results::of(&value).expect("reads");
-        assert_eq!(results.flush_costs(), [(8, 130.0, 1000.0), (64, 80.0, 1000.0)]);
+        let medians = results.flush_costs().map(|line| {
+            line.points.iter().map(|(targets, spread)| (*targets, spread.median)).collect::<Vec<_>>()
+        });
+        assert_eq!(medians, [[(8.0, 130.0), (64.0, 80.0)], [(8.0, 1000.0), (64.0, 1000.0)]]);
         let section = results.section().expect("is made");
         for part in ["plot-ratios", "plot-flushes", "0.13", "0.12 – 0.16", "&lt;x&gt;", "130 instructions"]
         {

@@ -6,7 +6,7 @@ const ROW = 34, GAP = 26, LEFT = 64, TOP = 24;
 function colours() {
   const style = getComputedStyle(document.documentElement);
   const of = (name) => style.getPropertyValue("--" + name).trim();
-  return { ink: of("ink"), soft: of("soft"), grid: of("grid"), kick: of("kick"), deferred: of("deferred"),
+  return { ink: of("ink"), soft: of("soft"), grid: of("grid"), kick: of("kick"), deferred: of("deferred"), ipi: of("ipi"),
     kinds: [of("guest"), of("hypervisor"), of("idle")] };
 }
 
@@ -60,7 +60,7 @@ class Timeline {
       const step = (this.to - this.from) / 8;
       if (event.key === "ArrowLeft") this.show(this.from - step, this.to - step);
       else if (event.key === "ArrowRight") this.show(this.from + step, this.to + step);
-      else if (event.key === "+") this.zoom(0.5, (this.from + this.to) / 2);
+      else if (event.key === "+" || event.key === "=") this.zoom(0.5, (this.from + this.to) / 2);
       else if (event.key === "-") this.zoom(2, (this.from + this.to) / 2);
       else return;
       event.preventDefault();
@@ -100,6 +100,7 @@ class Timeline {
     context.rect(LEFT, 0, this.width(), canvas.clientHeight);
     context.clip();
     for (const cpu of this.data.cpus) this.spans(context, colour, cpu);
+    for (const ipi of this.data.ipis) this.ipi(context, colour, ipi);
     for (const flush of this.data.flushes) this.flush(context, colour, flush);
     context.restore();
     context.fillStyle = colour.ink;
@@ -119,7 +120,8 @@ class Timeline {
       context.moveTo(x, 16);
       context.lineTo(x, this.canvas.clientHeight);
       context.stroke();
-      context.fillText(time(at), x + 3, 12);
+      const text = time(at);
+      if (x + 3 + context.measureText(text).width < this.canvas.clientWidth) context.fillText(text, x + 3, 12);
     }
   }
 
@@ -152,25 +154,52 @@ class Timeline {
       const isKick = arrow.kind === "kick";
       if (!isKick && !isChosen) {
         // Where many are deferred, only their marks are shown until the flush is chosen.
-        this.mark(context, colour, arrow);
+        this.mark(context, colour.deferred, arrow.cpu, this.x(arrow.at));
         continue;
       }
       context.strokeStyle = context.fillStyle = isKick ? colour.kick : colour.deferred;
-      const from = [x + 1, y + ROW], to = [this.x(arrow.at), this.y(arrow.cpu) + (this.y(arrow.cpu) > y ? 0 : ROW)];
-      if (arrow.cpu === flush.cpu) from[1] = to[1] = y + ROW;
-      context.beginPath();
-      context.moveTo(...from);
-      context.bezierCurveTo(from[0], from[1] + GAP / 1.5, to[0], to[1] + (to[1] > from[1] ? -GAP / 1.5 : GAP / 1.5), ...to);
-      context.stroke();
-      if (!isKick) this.mark(context, colour, arrow);
+      this.arrow(context, flush.cpu, x + 1, arrow.cpu, this.x(arrow.at), isKick);
+      if (!isKick) this.mark(context, colour.deferred, arrow.cpu, this.x(arrow.at));
     }
     context.lineWidth = 1;
   }
 
-  // A diamond at the entry at which a deferred flush is carried out.
-  mark(context, colour, arrow) {
-    const x = this.x(arrow.at), y = this.y(arrow.cpu) + ROW;
-    context.fillStyle = colour.deferred;
+  // An interrupt between vCPUs: an arrow to its receiver's entry, dashed if that was not running.
+  ipi(context, colour, ipi) {
+    const [cpu, sent, to, arrives, , , , wasRunning] = ipi;
+    const x = this.x(sent), end = this.x(arrives), isChosen = this.chosen === ipi;
+    if (end < LEFT || x > LEFT + this.width()) return;
+    context.lineWidth = isChosen ? 2.5 : 1;
+    context.strokeStyle = context.fillStyle = colour.ipi;
+    context.fillRect(x, this.y(cpu) + ROW - 7, 2, 7);
+    context.setLineDash(wasRunning ? [] : [3, 3]);
+    this.arrow(context, cpu, x + 1, to, end, wasRunning);
+    context.setLineDash([]);
+    if (!wasRunning) this.mark(context, colour.ipi, to, end);
+    context.lineWidth = 1;
+  }
+
+  // A curve from below one CPU's row to another's, or to the same one's.
+  arrow(context, cpu, x, to, end, hasHead) {
+    const y = this.y(cpu) + ROW, isBelow = this.y(to) + ROW > y, bend = GAP / 1.5;
+    const endY = this.y(to) + (isBelow ? 0 : ROW), from = isBelow ? -bend : bend;
+    context.beginPath();
+    context.moveTo(x, y);
+    context.bezierCurveTo(x, y + bend, end, endY + from, end, endY);
+    context.stroke();
+    if (!hasHead) return;
+    const back = isBelow ? -6 : 6;
+    context.beginPath();
+    context.moveTo(end, endY);
+    context.lineTo(end - 3, endY + back);
+    context.lineTo(end + 3, endY + back);
+    context.fill();
+  }
+
+  // A diamond at the entry at which something is carried out that has waited for it.
+  mark(context, colour, cpu, x) {
+    const y = this.y(cpu) + ROW;
+    context.fillStyle = colour;
     context.beginPath();
     context.moveTo(x, y);
     context.lineTo(x + 4, y + 5);
@@ -179,25 +208,43 @@ class Timeline {
     context.fill();
   }
 
+  // What is at a place: a flush, else an interrupt, else what the CPU does.
   choose(x, y) {
-    const near = (flush) => Math.max(this.x(flush.start) - x, x - this.x(flush.end), 0);
-    const here = this.data.flushes.filter((flush) => Math.abs(this.y(flush.cpu) + ROW / 2 - y) < ROW && near(flush) < 8);
-    this.chosen = here.sort((a, b) => near(a) - near(b))[0] || null;
-    this.details.replaceChildren();
-    if (this.chosen) {
-      const flush = this.chosen;
-      const rows = [["flush", flush.id], ["initiator", flush.vcpu === null ? "the hypervisor" : "vCPU " + flush.vcpu],
-        ["on", "CPU " + flush.cpu], ["begins at", time(this.data.start + flush.start)], ["takes", time(flush.end - flush.start)],
-        ["flushes", flush.elements ? flush.elements + " list elements" : "everything"], ["vCPUs named", flush.named],
-        ["targets", flush.targets], ["deferred", flush.deferred], ["CPUs kicked", flush.kicked], ["kicks merged", flush.merged]];
-      for (const [name, value] of rows) {
-        const term = document.createElement("dt"), text = document.createElement("dd");
-        term.textContent = name;
-        text.textContent = value;
-        this.details.append(term, text);
-      }
-    }
+    const isIn = (cpu) => Math.abs(this.y(cpu) + ROW / 2 - y) < ROW;
+    const nearest = (all, cpu, distance) => all.filter((one) => isIn(cpu(one)) && distance(one) < 8)
+      .sort((a, b) => distance(a) - distance(b))[0];
+    const flush = nearest(this.data.flushes, (one) => one.cpu,
+      (one) => Math.max(this.x(one.start) - x, x - this.x(one.end), 0));
+    const ipi = nearest(this.data.ipis, (one) => one[0], (one) => Math.abs(this.x(one[1]) - x));
+    const cpu = this.data.cpus.find((one) => y >= this.y(one.cpu) && y < this.y(one.cpu) + ROW);
+    const span = cpu && cpu.spans.find(([start, end]) => start <= this.at(x) && this.at(x) < end);
+    this.chosen = flush || ipi || null;
+    const rows = flush ? this.aboutFlush(flush) : ipi ? this.aboutIpi(ipi) : span ? this.aboutSpan(cpu.cpu, span) : [];
+    this.details.replaceChildren(...rows.flatMap(([name, value]) => {
+      const term = document.createElement("dt"), text = document.createElement("dd");
+      term.textContent = name;
+      text.textContent = value;
+      return [term, text];
+    }));
     this.draw();
+  }
+
+  aboutFlush(flush) {
+    return [["flush", flush.id], ["initiator", flush.vcpu === null ? "the hypervisor" : "vCPU " + flush.vcpu],
+      ["on", "CPU " + flush.cpu], ["begins at", time(this.data.start + flush.start)], ["takes", time(flush.end - flush.start)],
+      ["flushes", flush.elements ? flush.elements + " list elements" : "everything"], ["vCPUs named", flush.named],
+      ["targets", flush.targets], ["deferred", flush.deferred], ["CPUs kicked", flush.kicked], ["kicks merged", flush.merged]];
+  }
+
+  aboutIpi([cpu, sent, to, arrives, from, vcpu, vector, wasRunning]) {
+    return [["IPI", "vector " + vector], ["sender", "vCPU " + from + " on CPU " + cpu], ["receiver", "vCPU " + vcpu + " on CPU " + to],
+      ["receiver was", wasRunning ? "in guest mode" : "not running"], ["sent at", time(this.data.start + sent)],
+      ["arrives after", time(arrives - sent)]];
+  }
+
+  aboutSpan(cpu, [start, end, kind, name]) {
+    return [["CPU " + cpu, ["guest", "hypervisor", "idle"][kind]], [kind === 1 ? "reason" : "what", this.data.names[name]],
+      ["begins at", time(this.data.start + start)], ["takes", time(end - start)]];
   }
 }
 
@@ -209,8 +256,11 @@ function start() {
   set(dark.matches ? "dark" : "light");
   dark.addEventListener("change", () => set(dark.matches ? "dark" : "light"));
   document.getElementById("theme").addEventListener("click", () => set(root.dataset.theme === "dark" ? "light" : "dark"));
-  addEventListener("beforeprint", redraw);
-  addEventListener("afterprint", redraw);
+  // Paper is light. The browser tells of printing before it applies the style for paper.
+  let screen = null;
+  addEventListener("beforeprint", () => { screen = root.dataset.theme; set("light"); });
+  addEventListener("afterprint", () => { if (screen) set(screen); screen = null; });
+  matchMedia("print").addEventListener("change", redraw);
   window.quellTimelines = timelines;
 }
 start();

@@ -18,12 +18,16 @@ struct Window {
 }
 
 /// The data to show of a file of `quell run --trace`.
-pub(super) fn of_trace(trace: &Value, window_ns: u64) -> Result<Value> {
+pub(super) fn of_trace(trace: &Value, window_ns: u64, from: Option<u64>) -> Result<Value> {
     let events = trace["traceEvents"].as_array().context("there is no list of events")?;
     let of_cpus = |event: &&Value| event["pid"].as_u64() == Some(CPUS);
     let slices: Vec<&Value> = events.iter().filter(of_cpus).filter(|event| event["ph"] == "X").collect();
     ensure!(!slices.is_empty(), "no CPU has a span");
-    let window = busiest(&slices, window_ns);
+    let ipis = ipis(events);
+    let window = match from {
+        Some(start) => Window { start, end: start.saturating_add(window_ns) },
+        None => busiest(&slices, &ipis, window_ns),
+    };
     let mut cpus = BTreeMap::<u64, Vec<Value>>::new();
     let mut names: Vec<&str> = Vec::new();
     let mut count = 0;
@@ -56,7 +60,43 @@ pub(super) fn of_trace(trace: &Value, window_ns: u64) -> Result<Value> {
         "names": names,
         "cpus": cpus,
         "flushes": flushes,
+        "ipis": ipis.iter().filter_map(|ipi| ipi.shown(window)).collect::<Vec<_>>(),
     }))
+}
+
+/// The number of elements of a list in the shown data.
+fn count(shown: &Value, list: &str) -> usize {
+    shown[list].as_array().map_or(0, Vec::len)
+}
+
+/// What is shown, in numbers.
+pub(super) fn summary(shown: &Value) -> String {
+    #[expect(clippy::cast_precision_loss, reason = "windows are far shorter than 2^53 ns")]
+    let ms = |key: &str| shown[key].as_u64().unwrap_or_default() as f64 / 1e6;
+    let (flushes, ipis) = (count(shown, "flushes"), count(shown, "ipis"));
+    let (length, start) = (ms("length"), ms("start"));
+    format!(
+        "Shown are {length} ms of the run, from {start:.1} ms on: {flushes} flushes, and {ipis} IPIs to vCPUs that had not halted."
+    )
+}
+
+/// The legend of the marks that are shown.
+pub(super) fn legend(shown: &Value) -> String {
+    let (has_flushes, has_ipis) = (count(shown, "flushes") != 0, count(shown, "ipis") != 0);
+    [
+        ("guest", "guest", true),
+        ("hypervisor", "hypervisor", true),
+        ("idle", "idle", true),
+        ("kick", "flush with a kick", has_flushes),
+        ("alone", "flush that kicks nobody", has_flushes),
+        ("deferred", "deferred flush, carried out at an entry", has_flushes),
+        ("ipi", "IPI to a vCPU that was running", has_ipis),
+        ("waiting", "IPI to one that was not, arrives at its entry", has_ipis),
+    ]
+    .into_iter()
+    .filter(|(.., is_shown)| *is_shown)
+    .map(|(class, text, _)| format!("<li class=\"{class}\">{text}</li>"))
+    .collect()
 }
 
 /// A time in the file, in nanoseconds.
@@ -69,10 +109,14 @@ fn ns(event: &Value, key: &str) -> u64 {
     (event[key].as_f64().unwrap_or_default() * 1000.0).round() as u64
 }
 
-/// The window in which the most flushes begin, or the first one if there is no flush.
-fn busiest(slices: &[&Value], window_ns: u64) -> Window {
+/// The window in which the most flushes begin; without a flush, that with the most interrupts; or
+/// the first one.
+fn busiest(slices: &[&Value], ipis: &[Ipi<'_>], window_ns: u64) -> Window {
     let mut starts: Vec<u64> =
         slices.iter().filter(|slice| slice["cat"] == "flush").map(|slice| ns(slice, "ts")).collect();
+    if starts.is_empty() {
+        starts = ipis.iter().map(|ipi| ns(ipi.sent, "ts")).collect();
+    }
     starts.sort_unstable();
     let count = |index: usize| {
         let end = starts[index].saturating_add(window_ns);
@@ -86,6 +130,45 @@ fn busiest(slices: &[&Value], window_ns: u64) -> Window {
     Window { start, end: start.saturating_add(window_ns) }
 }
 
+/// An interrupt from one vCPU to another: both ends of its arrow.
+struct Ipi<'t> {
+    sent: &'t Value,
+    arrives: &'t Value,
+}
+
+/// The interrupts. A vCPU that has halted is sent one to wake it, not to flush: Linux does not wait
+/// for idle CPUs. So those are left out.
+fn ipis(events: &[Value]) -> Vec<Ipi<'_>> {
+    let of = |ph: &'static str| {
+        events.iter().filter(move |event| event["ph"] == ph && event["name"] == "interrupt")
+    };
+    let ends: BTreeMap<_, _> = of("f").map(|event| (event["id"].as_u64(), event)).collect();
+    let whole = |sent: &'_ Value| ends.get(&sent["id"].as_u64()).copied();
+    let awaited = of("s").filter(|sent| sent["args"]["receiver"] != "halted");
+    awaited.filter_map(|sent| Some(Ipi { sent, arrives: whole(sent)? })).collect()
+}
+
+impl Ipi<'_> {
+    /// Where and when it is sent and arrives, its vCPUs and vector, and whether the receiver was in
+    /// guest mode; `None` if it is outside the window.
+    fn shown(&self, window: Window) -> Option<Value> {
+        let (sent, arrives) = (ns(self.sent, "ts"), ns(self.arrives, "ts"));
+        let args = &self.sent["args"];
+        (sent >= window.start && sent < window.end).then(|| {
+            json!([
+                self.sent["tid"],
+                sent - window.start,
+                self.arrives["tid"],
+                arrives.saturating_sub(window.start),
+                args["from"],
+                args["to"],
+                args["vector"],
+                u8::from(args["receiver"] == "running"),
+            ])
+        })
+    }
+}
+
 /// The part of a slice inside the window, relative to the window's start.
 fn within(slice: &Value, window: Window) -> Option<(u64, u64)> {
     let start = ns(slice, "ts");
@@ -97,7 +180,7 @@ fn within(slice: &Value, window: Window) -> Option<(u64, u64)> {
 /// The ends of arrows in or behind the window, by the flush that they come from.
 fn arrows(events: &[Value], window: Window) -> BTreeMap<u64, Vec<Value>> {
     let mut arrows = BTreeMap::<u64, Vec<Value>>::new();
-    for event in events.iter().filter(|event| event["ph"] == "f") {
+    for event in events.iter().filter(|event| event["ph"] == "f" && event["name"] != "interrupt") {
         let (Some(id), Some(at)) = (event["id"].as_u64(), ns(event, "ts").checked_sub(window.start)) else {
             continue;
         };
@@ -162,7 +245,9 @@ mod tests {
             flush_at(3, 1010.0),
             end,
         ]);
-        let shown = of_trace(&json!({"traceEvents": events}), 100_000).expect("is a trace");
+        let shown = of_trace(&json!({"traceEvents": events}), 100_000, None).expect("is a trace");
+        let from = of_trace(&json!({"traceEvents": events}), 100_000, Some(3_000)).expect("is a trace");
+        assert_eq!((&from["start"], &from["flushes"][0]["id"]), (&3_000.into(), &1.into()));
         assert_eq!(shown["start"], 995_000);
         assert_eq!(shown["length"], 100_000);
         let ids: Vec<_> =
@@ -173,8 +258,30 @@ mod tests {
     }
 
     #[test]
+    fn interrupts_are_shown_and_find_the_window_where_there_are_no_flushes() {
+        let end = |ph, id: u64, tid: u64, ts: f64, receiver: &str| {
+            json!({"ph": ph, "pid": 1, "tid": tid, "ts": ts, "id": id, "name": "interrupt",
+                "args": {"from": 0, "to": 3, "vector": 251, "receiver": receiver}})
+        };
+        let events = json!([
+            slice("guest", 0, 0.0, 9000.0, &json!({})),
+            end("s", 1, 0, 100.0, "halted"),
+            end("f", 1, 1, 101.0, ""),
+            end("s", 2, 0, 5000.0, "running"),
+            end("f", 2, 1, 5003.0, ""),
+            end("s", 3, 0, 5001.0, "waiting"),
+            end("f", 3, 1, 5900.0, ""),
+            end("s", 4, 0, 5002.0, "waiting"),
+        ]);
+        let shown = of_trace(&json!({"traceEvents": events}), 100_000, None).expect("is a trace");
+        assert_eq!(shown["start"], 4_995_000);
+        let ipis = json!([[0, 5000, 1, 8000, 0, 3, 251, 1], [0, 6000, 1, 905_000, 0, 3, 251, 0]]);
+        assert_eq!(shown["ipis"], ipis);
+    }
+
+    #[test]
     fn other_files_are_refused() {
-        assert!(of_trace(&json!({}), 1).is_err());
-        assert!(of_trace(&json!({"traceEvents": []}), 1).is_err());
+        assert!(of_trace(&json!({}), 1, None).is_err());
+        assert!(of_trace(&json!({"traceEvents": []}), 1, None).is_err());
     }
 }

@@ -14,6 +14,7 @@ mod mutants;
 #[cfg(test)]
 mod names;
 mod packages;
+mod pages;
 #[cfg(test)]
 mod panics;
 #[cfg(test)]
@@ -161,6 +162,7 @@ fn all_cases() -> impl Iterator<Item = &'static cases::Case> {
         .chain(&releases::ROWS)
         .chain(&traces::ROWS)
         .chain(&peers::ROWS)
+        .chain(pages::rows())
 }
 
 /// Prints the last line, and returns the process's status.

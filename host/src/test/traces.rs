@@ -107,6 +107,9 @@ fn compare(counters: &Snapshot, collected: &Collected) -> Result<u64> {
             "{found} {what} are in the trace, which lacks {lost} records, and {counted} were counted"
         );
     }
+    // Other interrupts are posted, too.
+    let (posted, sent) = (count(Event::Posted), counters.get(Counter::IrqIpi));
+    ensure!(posted + lost >= sent, "{posted} interrupts are in the trace, and {sent} IPIs were counted");
     let kicks = records().filter(|record| record.event == Event::FlushDone);
     let kicks: u64 = kicks.map(|record| record.b & u64::from(u32::MAX)).sum();
     let counted = counters.get(Counter::FlushKicks);

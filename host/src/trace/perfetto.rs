@@ -3,9 +3,10 @@
 //!
 //! Process 1 has a track for each CPU: spans, and in them the flushes. Process 2 has a track for
 //! each vCPU: the CPU that it runs on. Arrows ("flow events") lead from a flush to the exit of each
-//! CPU that it kicked, and to the place where each deferred target carries it out.
+//! CPU that it kicked, and to the place where each deferred target carries it out; and from an
+//! interrupt that one vCPU sends to another, to the entry at which the other one gets it.
 
-use super::timeline::{CpuLine, Doing, Flush, Taken, Timeline};
+use super::timeline::{CpuLine, Doing, Flush, Ipi, Taken, Timeline};
 use anyhow::Result;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -15,6 +16,10 @@ use std::io::Write;
 const CPUS: u32 = 1;
 /// The process of the vCPUs' tracks.
 const VCPUS: u32 = 2;
+
+/// The number of the first arrow of an interrupt, above those of all flushes; below 2^53, up to which
+/// every JSON parser is exact.
+const FIRST_IPI: u64 = 1 << 50;
 
 /// Writes the whole trace.
 pub(super) fn write(mut out: impl Write, timeline: &Timeline) -> Result<()> {
@@ -26,6 +31,9 @@ pub(super) fn write(mut out: impl Write, timeline: &Timeline) -> Result<()> {
     }
     for (id, flush) in (1u32..).zip(&timeline.flushes) {
         flush_with_arrows(&mut events, id, flush)?;
+    }
+    for (number, ipi) in (0u64..).zip(&timeline.ipis) {
+        ipi_arrow(&mut events, FIRST_IPI + number, ipi)?;
     }
     for taken in &timeline.taken {
         events.put(&instant(taken))?;
@@ -116,11 +124,23 @@ fn flush_with_arrows<W: Write>(events: &mut Events<'_, W>, id: u32, flush: &Flus
     for (place, (name, from, cpu, to)) in (0u64..).zip(kicks.chain(deferred)) {
         // 2^16 arrows for each flush are enough: there are fewer vCPUs.
         let arrow = u64::from(id) << 16 | place;
-        let end = |ph: &str, tid: u32, at: u64| json!({"ph": ph, "bp": "e", "id": arrow, "name": name, "cat": name, "pid": CPUS, "tid": tid, "ts": us(at)});
-        events.put(&end("s", flush.cpu, from))?;
-        events.put(&end("f", cpu, to))?;
+        let none = json!({});
+        events.put(&arrow_end("s", arrow, name, flush.cpu, from, &none))?;
+        events.put(&arrow_end("f", arrow, name, cpu, to, &none))?;
     }
     Ok(())
+}
+
+/// The beginning (`s`) or the end (`f`) of an arrow.
+fn arrow_end(ph: &str, id: u64, name: &str, cpu: u32, at: u64, args: &Value) -> Value {
+    json!({"ph": ph, "bp": "e", "id": id, "name": name, "cat": name, "pid": CPUS, "tid": cpu, "ts": us(at), "args": args})
+}
+
+fn ipi_arrow<W: Write>(events: &mut Events<'_, W>, id: u64, ipi: &Ipi) -> Result<()> {
+    let Some((cpu, entry)) = ipi.entry else { return Ok(()) };
+    let args = json!({"from": ipi.from, "to": ipi.to, "vector": ipi.vector, "receiver": ipi.receiver.name()});
+    events.put(&arrow_end("s", id, "interrupt", ipi.cpu, ipi.at, &args))?;
+    events.put(&arrow_end("f", id, "interrupt", cpu, entry, &args))
 }
 
 /// The event of a vCPU that carries out pending requests.
@@ -133,7 +153,7 @@ fn instant(taken: &Taken) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::timeline::{Kicked, Span, Why};
+    use crate::trace::timeline::{Kicked, Receiver, Span, Why};
     use hostlink::counters::Counter;
 
     #[test]
@@ -160,7 +180,17 @@ mod tests {
             ],
             deferred: vec![taken],
         };
-        let timeline = Timeline { cpus: vec![line], flushes: vec![flush], taken: vec![taken] };
+        let ipi = Ipi {
+            cpu: 0,
+            from: 0,
+            to: 3,
+            at: 15,
+            vector: 251,
+            receiver: Receiver::Running,
+            entry: Some((1, 60)),
+        };
+        let timeline =
+            Timeline { cpus: vec![line], flushes: vec![flush], taken: vec![taken], ipis: vec![ipi] };
         let mut bytes = Vec::new();
         write(&mut bytes, &timeline).expect("writes");
         let value: Value = serde_json::from_slice(&bytes).expect("is JSON");
@@ -169,8 +199,14 @@ mod tests {
         let pairs = |events: &[Value]| {
             events.iter().map(|event| (event["id"].as_u64(), event["ts"].as_f64())).collect::<Vec<_>>()
         };
-        assert_eq!(pairs(&of("s")), [(Some(1 << 16), Some(0.025)), (Some(1 << 16 | 1), Some(0.02))]);
-        assert_eq!(pairs(&of("f")), [(Some(1 << 16), Some(0.04)), (Some(1 << 16 | 1), Some(0.07))]);
+        assert_eq!(
+            pairs(&of("s")),
+            [(Some(1 << 16), Some(0.025)), (Some(1 << 16 | 1), Some(0.02)), (Some(FIRST_IPI), Some(0.015))]
+        );
+        assert_eq!(
+            pairs(&of("f")),
+            [(Some(1 << 16), Some(0.04)), (Some(1 << 16 | 1), Some(0.07)), (Some(FIRST_IPI), Some(0.06))]
+        );
         let names: Vec<_> = of("X").iter().map(|event| event["name"].as_str().unwrap().to_owned()).collect();
         assert_eq!(names, ["vCPU 0", "exit.hypercall", "CPU 0", "flush"]);
         assert_eq!(of("i").len(), 1);

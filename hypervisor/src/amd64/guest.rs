@@ -8,6 +8,7 @@ use core::marker::PhantomData;
 use core::ops::Range;
 
 use hostlink::config::{Architecture, Config};
+use hostlink::trace::Event;
 use memslots::{Gpa, Memslots};
 use paging::Level;
 use spin::Mutex;
@@ -32,6 +33,7 @@ use crate::sched::VcpuIndex;
 use crate::vm::GUEST;
 use crate::vm::machine::place;
 use crate::vm::space::{FlushScratch, VmMemory};
+use crate::vm::trace;
 use crate::vm::{CreateError, Files, PerCpu, Vcpu, Vm};
 use stay::Cost;
 
@@ -241,6 +243,7 @@ impl<A: Amd64> Vm<A> {
     /// The same for a known vCPU.
     #[inline]
     pub fn post_fixed_to(&self, vcpu: &Vcpu<A>, vector: u8) {
+        trace::here::<A>(Event::Posted, vcpu.index, vector.into(), [0; 2]);
         vcpu.inbox.post_fixed(vector, Trigger::Edge);
         self.notify(vcpu);
     }
@@ -251,6 +254,9 @@ impl<A: Amd64> Vm<A> {
         let Some(vcpu) = self.vcpu_with_apic_id(apic_id) else { return 0 };
         if vcpu.inbox.logical() == Logical::Off {
             return 0;
+        }
+        if let MessageKind::Fixed(vector) | MessageKind::Lowest(vector) = message.kind {
+            trace::here::<A>(Event::Posted, vcpu.index, vector.into(), [0; 2]);
         }
         vcpu.inbox.post(message.kind, message.trigger);
         self.notify(vcpu);

@@ -18,6 +18,7 @@
 //! | `FlushDone` | initiator | 1 if it waited | targets, and in the upper half those deferred | kicks, and in the upper half those merged |
 //! | `FlushTaken` | target | 1 for everything, 0 for pages | pages | |
 //! | `SpaceFlushBegins`, `SpaceFlushEnds` | `NO_VCPU` | | | |
+//! | `Posted` | target | vector, or INTID on Arm64 | | |
 //!
 //! A flush that names vCPUs of several banks has a `FlushAsked` for each of these banks.
 
@@ -92,6 +93,8 @@ events! {
     SpaceFlushEnds = 12,
     /// A CPU gives its vCPU up; any CPU may take it from now on.
     TurnEnds = 13,
+    /// An interrupt for a vCPU is posted to its inbox, by another vCPU, a device or itself.
+    Posted = 14,
 }
 
 /// One record.

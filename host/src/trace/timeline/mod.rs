@@ -4,11 +4,14 @@
 //! a vCPU requests lasts from its `FlushAsked` to its `FlushDone`; the kicks in between belong to
 //! it. The target of a kick has answered at its first exit after the kick. A vCPU that is named,
 //! and whose CPU was not kicked, carries out the flush later, before it enters the guest: the flush
-//! was deferred.
+//! was deferred. [`ipi`] does the same for interrupts: an interrupt that one vCPU sends to another arrives at the receiver's next entry.
+
+mod ipi;
 
 use super::collect::{Collected, CpuRecords};
 use hostlink::counters::Counter;
 use hostlink::trace::{Event, NO_VCPU, Record};
+pub(crate) use ipi::{Ipi, Receiver};
 
 /// The activity of a CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,6 +120,8 @@ pub(crate) struct Timeline {
     pub(crate) flushes: Vec<Flush>,
     /// Requests that were carried out, by time.
     pub(crate) taken: Vec<Taken>,
+    /// By time.
+    pub(crate) ipis: Vec<Ipi>,
 }
 
 impl Timeline {
@@ -135,19 +140,22 @@ impl Timeline {
         }
         timeline.flushes.sort_by_key(|flush| flush.start);
         timeline.taken.sort_by_key(|taken| taken.at);
+        timeline.ipis.sort_by_key(|ipi| ipi.at);
         timeline.connect();
+        ipi::connect(&mut timeline.ipis, &timeline.cpus);
         timeline
     }
 
     fn add(&mut self, lane: Lane, records: &CpuRecords) {
         self.flushes.extend(lane.flushes);
         self.taken.extend(lane.taken);
+        self.ipis.extend(lane.ipis);
         self.cpus.push(CpuLine { spans: lane.spans, turns: lane.turns, lost: records.lost });
     }
 
     /// Finds the exits after kicks, and the entries that carried out deferred flushes.
     fn connect(&mut self) {
-        let Self { cpus, flushes, taken, .. } = self;
+        let Self { cpus, flushes, taken, ipis: _ } = self;
         for flush in flushes {
             for kicked in &mut flush.kicked {
                 let Some(line) = cpus.get(kicked.cpu as usize) else { continue };
@@ -201,6 +209,7 @@ struct Lane {
     turns: Vec<(u16, u64, u64)>,
     flushes: Vec<Flush>,
     taken: Vec<Taken>,
+    ipis: Vec<Ipi>,
     /// When its current activity began, and that activity.
     now: Option<(u64, Doing)>,
     turn: Option<(u16, u64)>,
@@ -254,6 +263,16 @@ impl Lane {
                 let (whole, pages) = (record.detail != 0, record.a);
                 self.taken.push(Taken { vcpu: record.vcpu, cpu: self.cpu, at, whole, pages });
             }
+            Event::Posted => self.post(record, at),
+        }
+    }
+
+    /// An interrupt is posted. Those of devices and timers, and a vCPU's own, are left out.
+    fn post(&mut self, record: &Record, at: u64) {
+        let Some((_, Doing::Hypervisor { vcpu: Some(from), .. })) = self.now else { return };
+        if from != record.vcpu {
+            let (cpu, to, vector) = (self.cpu, record.vcpu, record.detail);
+            self.ipis.push(Ipi { cpu, from, to, at, vector, receiver: Receiver::Waiting, entry: None });
         }
     }
 

@@ -98,3 +98,40 @@ fn a_trace_that_begins_or_ends_in_the_middle_is_read() {
     let timeline = timeline([first, Vec::new()]);
     assert!(timeline.flushes.is_empty() && timeline.cpus[0].spans.is_empty());
 }
+
+#[test]
+fn an_interrupt_arrives_at_the_receivers_next_entry() {
+    let exit = Counter::ExitHypercall as u32;
+    let first = vec![
+        record(0, Event::TurnBegins, 0, 0, 0, 0),
+        record(1, Event::Enter, 0, 0, 0, 0),
+        record(10, Event::Exit, 0, exit, 0, 0),
+        record(11, Event::Posted, 1, 0xfb, 0, 0),
+        record(12, Event::Posted, 2, 0xfb, 0, 0),
+        record(13, Event::Posted, 0, 0xf6, 0, 0),
+        record(14, Event::Posted, 9, 0xfb, 0, 0),
+        record(15, Event::IdleBegins, NO_VCPU, 0, 0, 0),
+        record(16, Event::Posted, 1, 0x20, 0, 0),
+        record(29, Event::TurnBegins, 0, 0, 0, 0),
+        record(30, Event::Posted, 2, 0xfb, 0, 0),
+    ];
+    let second = vec![
+        record(2, Event::Enter, 1, 0, 0, 0),
+        record(13, Event::Exit, 1, Counter::ExitInterrupt as u32, 0, 0),
+        record(14, Event::Enter, 1, 0, 0, 0),
+        record(15, Event::EntryCancelled, 1, 0, 0, 0),
+        record(17, Event::Enter, 1, 0, 0, 0),
+        record(20, Event::Exit, 1, Counter::ExitWait as u32, 0, 0),
+        record(21, Event::Enter, 2, 0, 0, 0),
+        record(22, Event::Exit, 2, Counter::ExitWait as u32, 0, 0),
+        record(23, Event::IdleBegins, NO_VCPU, 0, 0, 0),
+    ];
+    let ipi = |to, at, receiver, entry| Ipi { cpu: 0, from: 0, to, at, vector: 0xfb, receiver, entry };
+    let expected = [
+        ipi(1, 11000, Receiver::Running, Some((1, 17000))),
+        ipi(2, 12000, Receiver::Waiting, Some((1, 21000))),
+        ipi(9, 14000, Receiver::Waiting, None),
+        ipi(2, 30000, Receiver::Halted, None),
+    ];
+    assert_eq!(timeline([first, second]).ipis, expected, "its own and a device's are left out");
+}

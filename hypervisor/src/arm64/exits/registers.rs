@@ -1,6 +1,7 @@
 //! System registers that trap.
 
 use hostlink::counters::Counter;
+use hostlink::trace::Event;
 
 use super::{Syndrome, inject, skip};
 use crate::arm64::identity;
@@ -8,7 +9,7 @@ use crate::arm64::processor::Arm64;
 use crate::arm64::registers::Treatment;
 use crate::arm64::system;
 use crate::devices::virt::gic::{self, Sgi, SgiGroup};
-use crate::vm::{Context, Next, increase};
+use crate::vm::{Context, Next, increase, trace};
 
 pub(super) fn counter(syndrome: &Syndrome) -> Counter {
     if syndrome.is_read() { Counter::ExitRegisterRead } else { Counter::ExitRegisterWrite }
@@ -89,6 +90,7 @@ fn send<A: Arm64>(context: &Context<'_, A>, sgi: Sgi, group: SgiGroup) {
     let mut sent = 0;
     for index in sgi.targets(context.vcpu.index as u8, context.vm.vcpu_count() as u8) {
         let Some(vcpu) = context.vm.vcpus.get(usize::from(index)) else { continue };
+        trace::here::<A>(Event::Posted, vcpu.index, sgi.intid().into(), [0; 2]);
         vcpu.inbox.interrupts.post_sgi(sgi, group);
         context.vm.notify(vcpu);
         sent += 1;
