@@ -258,7 +258,11 @@ function start() {
   document.getElementById("theme").addEventListener("click", () => set(root.dataset.theme === "dark" ? "light" : "dark"));
   // Paper is light. The browser tells of printing before it applies the style for paper.
   let screen = null;
-  addEventListener("beforeprint", () => { screen = root.dataset.theme; set("light"); });
+  addEventListener("beforeprint", () => {
+    screen = root.dataset.theme;
+    for (const details of document.querySelectorAll("details")) details.open = true;
+    set("light");
+  });
   addEventListener("afterprint", () => { if (screen) set(screen); screen = null; });
   matchMedia("print").addEventListener("change", redraw);
   window.quellTimelines = timelines;

@@ -17,8 +17,8 @@ const CPUS: u32 = 1;
 /// The process of the vCPUs' tracks.
 const VCPUS: u32 = 2;
 
-/// The number of the first arrow of an interrupt, above those of all flushes; below 2^53, up to which
-/// every JSON parser is exact.
+/// The number of the first arrow of an interrupt: above those of all flushes, and below 2^53, up to
+/// which every JSON parser is exact.
 const FIRST_IPI: u64 = 1 << 50;
 
 /// Writes the whole trace.

@@ -281,6 +281,7 @@ fn has_looks(browser: &mut Browser) -> Result<()> {
     )?;
     browser.call("Page.printToPDF", &json!({}))?;
     holds(browser, "printed === 'light' && document.documentElement.dataset.theme === 'dark'")?;
+    holds(browser, "document.querySelector('details').open")?;
     let [left, top, width, height] = place(browser, "#theme")?;
     click(browser, left + width / 2.0, top + height / 2.0)?;
     ensure!(colours(browser)? == *light, "the button does not change the theme");

@@ -4,7 +4,8 @@
 //! a vCPU requests lasts from its `FlushAsked` to its `FlushDone`; the kicks in between belong to
 //! it. The target of a kick has answered at its first exit after the kick. A vCPU that is named,
 //! and whose CPU was not kicked, carries out the flush later, before it enters the guest: the flush
-//! was deferred. [`ipi`] does the same for interrupts: an interrupt that one vCPU sends to another arrives at the receiver's next entry.
+//! was deferred. [`ipi`] does the same for interrupts: one that a vCPU sends to another arrives at
+//! the receiver's next entry.
 
 mod ipi;
 
