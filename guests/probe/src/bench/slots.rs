@@ -47,8 +47,8 @@ pub(crate) fn log() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The host adds the memory. Zeroing it takes long, and the guest gets as much time meanwhile, so it
-/// does not read its clock, which is slow under emulation.
+/// The host adds the memory. Zeroing it takes long, and the guest gets as much time meanwhile:
+/// so it does not read its clock, because that is slow under emulation.
 fn add() -> Result<(), Failure> {
     report::event("add");
     let answered = (0..SPINS_MAX).any(|_| {

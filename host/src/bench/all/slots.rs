@@ -111,12 +111,12 @@ pub(super) const LOG: Case = case(
     &[relative("enable", None), relative("write", None), relative("fetch", None)],
 );
 
-/// A slot of 64 pages is removed while other memory is in use; then the guest stores to each page of
-/// that memory once more.
+/// A slot of 64 pages is removed while other memory is in use; then the guest stores to each page
+/// of that memory once more.
 ///
-/// On Quell the slot is the ROM of a PCI device, which the guest itself switches off: from the write
-/// to its register until the next instruction. On KVM it is from before the call that deletes the
-/// slot until the guest's next exit, without the exit by which a guest would ask for that.
+/// On Quell the slot is the ROM of a PCI device, which the guest itself switches off: from the
+/// write to its register until the next instruction. On KVM it is from before the call that deletes
+/// the slot until the guest's next exit, without the exit by which a guest would ask for that.
 const fn beside(
     name: &'static str,
     about: &'static str,
