@@ -3,8 +3,6 @@
 /// The times between two readings that were longer than usual.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stops {
-    /// Ticks between two readings without a stop.
-    usual: u64,
     /// At least this many ticks more than usual are a stop.
     least: u64,
     last: u64,
@@ -17,16 +15,16 @@ pub struct Stops {
 }
 
 impl Stops {
-    /// Begins at `now`, for a program whose readings are usually `usual` ticks apart. A stop is at
-    /// least `least` ticks longer than that.
-    pub const fn new(now: u64, usual: u64, least: u64) -> Self {
-        Self { usual, least, last: now, count: 0, total: 0, longest: 0 }
+    /// Begins at `now`. A stop is at least `least` ticks.
+    pub const fn new(now: u64, least: u64) -> Self {
+        Self { least, last: now, count: 0, total: 0, longest: 0 }
     }
 
-    /// Takes a reading of the clock.
+    /// Takes a reading of the clock. What the program did since the previous one usually takes
+    /// `usual` ticks; the rest is a stop.
     #[inline(always)]
-    pub fn look(&mut self, now: u64) {
-        let stop = now.saturating_sub(self.last).saturating_sub(self.usual);
+    pub fn look(&mut self, now: u64, usual: u64) {
+        let stop = now.saturating_sub(self.last).saturating_sub(usual);
         self.last = now;
         if stop >= self.least {
             self.add(stop);
@@ -39,11 +37,6 @@ impl Stops {
         self.total += stop;
         self.longest = self.longest.max(stop);
     }
-
-    /// Excludes the time since the last reading: the program did something else.
-    pub fn resume(&mut self, now: u64) {
-        self.last = now;
-    }
 }
 
 #[cfg(test)]
@@ -51,8 +44,8 @@ mod tests {
     use super::*;
 
     fn stops(readings: impl IntoIterator<Item = u64>) -> (u64, u64, u64) {
-        let mut stops = Stops::new(100, 7, 50);
-        readings.into_iter().for_each(|now| stops.look(now));
+        let mut stops = Stops::new(100, 50);
+        readings.into_iter().for_each(|now| stops.look(now, 7));
         (stops.count, stops.total, stops.longest)
     }
 
@@ -64,18 +57,18 @@ mod tests {
     }
 
     #[test]
-    fn stops_are_without_what_a_reading_usually_takes() {
+    fn stops_are_without_what_the_program_did() {
         assert_eq!(stops([107, 107 + 57]), (1, 50, 50));
         assert_eq!(stops([107, 1107, 1114, 1414, 1421]), (2, 993 + 293, 993));
+        let mut stops = Stops::new(0, 50);
+        stops.look(5000, 4960);
+        assert_eq!(stops.count, 0);
+        stops.look(10_000, 4950);
+        assert_eq!((stops.count, stops.total), (1, 50), "a stop during other work");
     }
 
     #[test]
-    fn what_was_done_on_purpose_and_a_clock_that_goes_back_are_no_stops() {
-        let mut stops = Stops::new(100, 7, 50);
-        stops.resume(9000);
-        stops.look(9007);
-        stops.look(8000);
-        stops.look(8007);
-        assert_eq!(stops, Stops { last: 8007, ..Stops::new(100, 7, 50) });
+    fn a_clock_that_goes_back_is_no_stop() {
+        assert_eq!(stops([90, 97, 104]), (0, 0, 0));
     }
 }

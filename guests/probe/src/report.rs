@@ -39,6 +39,14 @@ pub(crate) fn event(name: &str) {
     json(format_args!(r#"{{"event":"{name}"}}"#));
 }
 
+/// The same; calls a function just before the end of the line, after which the host may act.
+pub(crate) fn event_after<R>(name: &str, last: impl FnOnce() -> R) -> R {
+    let _ = write!({ REPORTS }, r#"{{"event":"{name}"}}"#);
+    let result = last();
+    let _ = writeln!({ REPORTS });
+    result
+}
+
 /// Reports that all measurements are done.
 pub(crate) fn done() {
     json(format_args!(r#"{{"event":"done"}}"#));

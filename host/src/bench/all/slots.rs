@@ -25,6 +25,8 @@ const OWN: u64 = 64 * MIB;
 /// The longest time for a request: where other programs keep the computer busy, zeroing the memory
 /// takes long.
 const PATIENCE: Duration = Duration::from_secs(600);
+/// The sum of all stops of a guest from which memory is removed.
+const STOPPED: &str = "stopped";
 /// The most that a removal may take, relative to KVM.
 const REMOVAL_MAX: f64 = 0.1;
 
@@ -80,11 +82,11 @@ pub(super) const REMOVE: Case = case(
         monitor_memory: SIZE,
         metrics: &[
             step("fault-in", "/delete.fault_in"),
-            step("stopped", "/delete.until_on"),
+            step(STOPPED, "/delete.until_on"),
             step("longest stop", "/delete.until_on"),
         ],
     },
-    &[relative("stopped", Some(REMOVAL_MAX)), relative("longest stop", None), relative("fault-in", None)],
+    &[relative(STOPPED, Some(REMOVAL_MAX)), relative("longest stop", None), relative("fault-in", None)],
 );
 
 /// Stores to a GiB are logged: what it takes to begin, to store to each page, and to fetch the log,
@@ -109,12 +111,12 @@ pub(super) const LOG: Case = case(
     &[relative("enable", None), relative("write", None), relative("fetch", None)],
 );
 
-/// A slot of 64 pages is removed while other memory is in use; then the guest stores to each page of
-/// that memory once more.
+/// A slot of 64 pages is removed while other memory is in use; then the guest stores to each page
+/// of that memory once more.
 ///
-/// On Quell the slot is the ROM of a PCI device, which the guest itself switches off: from the write
-/// to its register until the next instruction. On KVM it is from before the call that deletes the
-/// slot until the guest's next exit, without the exit by which a guest would ask for that.
+/// On Quell the slot is the ROM of a PCI device, which the guest itself switches off: from the
+/// write to its register until the next instruction. On KVM it is from before the call that deletes
+/// the slot until the guest's next exit, without the exit by which a guest would ask for that.
 const fn beside(
     name: &'static str,
     about: &'static str,
@@ -190,15 +192,27 @@ impl Order {
 #[derive(Default)]
 pub(super) struct Operator {
     slot: Option<u16>,
+    /// The instructions of all steps of the removal, as the hypervisor counts them.
+    worked: Option<u64>,
 }
 
 impl Operator {
     /// Does what a report of the guest demands, if anything, and tells the guest.
     pub(super) fn take(&mut self, report: &Value, machine: &mut Machine) -> Result<()> {
-        let Some(order) = Order::of(report) else { return Ok(()) };
+        let Some(order) = Order::of(report) else { return self.check(report) };
         let mut control = machine.control()?.with_patience(PATIENCE);
         self.ask(order, &mut control).with_context(|| format!("{order:?}"))?;
         machine.type_text("\n")
+    }
+
+    /// While the hypervisor works the guest does not run, so its stops are at least as long.
+    fn check(&self, report: &Value) -> Result<()> {
+        let (Some(worked), Some(stopped)) = (self.worked, report["value"].as_u64()) else { return Ok(()) };
+        ensure!(
+            report["case"] != STOPPED || stopped >= worked,
+            "the guest noticed stops of {stopped} instructions, and the hypervisor worked for {worked}"
+        );
+        Ok(())
     }
 
     fn ask(&mut self, order: Order, control: &mut Control) -> Result<()> {
@@ -206,7 +220,7 @@ impl Operator {
         match order {
             Order::Add => self.slot = Some(control.add(AT, SIZE)?),
             Order::Remove => {
-                control.delete(slot()?)?;
+                self.worked = Some(control.delete(slot()?)?.ticks);
             }
             Order::LogStart => {
                 control.ask(&Request::LogStart { slot: slot()?, way: LogWay::DirtyBits })?;
@@ -273,5 +287,14 @@ mod tests {
         assert_eq!(orders, all);
         assert_eq!(Order::of(&json!({ "event": "done" })), None);
         assert_eq!(Order::of(&json!({ "case": "write", "value": 1 })), None);
+    }
+    #[test]
+    fn stops_that_a_guest_has_missed_are_noticed() {
+        let operator = Operator { slot: Some(1), worked: Some(390_193) };
+        let checked = |case: &str, value: u64| operator.check(&json!({ "case": case, "value": value }));
+        checked(STOPPED, 390_193).expect("is possible");
+        checked("longest stop", 1).expect("is another number");
+        assert!(checked(STOPPED, 366_260).is_err_and(|why| why.to_string().contains("366260")));
+        Operator::default().check(&json!({ "case": STOPPED, "value": 0 })).expect("nothing was removed");
     }
 }

@@ -3,8 +3,8 @@
 //! A small virtual machine monitor, for a Linux that has `/dev/kvm`. It makes a machine with one
 //! vCPU and a memory slot of small pages, each of which the guest stores to. The slot is deleted
 //! while the guest waits. Then it is added again, with its stores logged; all pages are stored to
-//! once more, and the log is fetched. More memory may be in use elsewhere; then it also measures what
-//! the guest pays to use that memory again after the deletion.
+//! once more, and the log is fetched. More memory may be in use elsewhere; then it also measures
+//! what the guest pays to use that memory again after the deletion.
 //!
 //! It reports JSON lines: `begin`, then `round` with the nanoseconds of each step, then `end`.
 

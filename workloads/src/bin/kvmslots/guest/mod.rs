@@ -19,8 +19,8 @@ pub(crate) use arch::{code, prepare, stop_of, tell};
 /// The address of the guest's code, and the size of the memory there.
 pub(crate) const LOW_AT: u64 = 0;
 pub(crate) const LOW_PAGES: usize = 4;
-/// The address of all other memory, and its maximum size: its end fits 32 bits, and no processor has
-/// a device there.
+/// The address of all other memory, and its maximum size: its end fits 32 bits, and no processor
+/// has a device there.
 pub(crate) const MEMORY_AT: u64 = 1 << 30;
 pub(crate) const MIB_MAX: u64 = 2560;
 
