@@ -59,12 +59,11 @@ pub(super) const THRASH: Case = Case {
         metrics: &[end("real", SECONDS, "/real", 1.0), end("sys", SECONDS, "/sys", 1.0)],
     }),
     ways: TWO_WAYS,
-    only_long: false,
+    only_long: true,
     comparisons: &[compare("real", Way::QuellOnArm, &[KVM_STOCK], None)],
 };
 
-/// Nothing here makes another vCPU exit: flushes reach it by the guest's own instructions. So this
-/// only checks that nothing is slower.
+/// Flushes reach other vCPUs without an exit, so this only checks that nothing is slower.
 pub(super) const LOOPS: Case = Case {
     name: "arm-loops",
     about: "the loops and the run like a build on Arm, with fewer rounds",
