@@ -35,6 +35,13 @@ impl Subject {
     }
 }
 
+/// A ratio with 2 decimals, or with more if there are zeros before its first two digits.
+pub(crate) fn significant(ratio: f64) -> String {
+    const MAX: usize = 9;
+    let decimals = (2..MAX).find(|decimals| ratio >= 0.1_f64.powi(*decimals as i32 - 1)).unwrap_or(MAX);
+    format!("{ratio:.decimals$}")
+}
+
 /// The median, minimum and maximum of some numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Spread {

@@ -3,7 +3,7 @@
 use super::escape;
 use super::plots::{self, Line, Scale};
 use super::runs::{Runs, Way, best_unit, short};
-use crate::results::Spread;
+use crate::results::{Spread, significant};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::fmt::Write as _;
@@ -98,13 +98,12 @@ impl Results {
                 (amount(ratio.quell.median, &ratio.unit), amount(ratio.kvm.median, &ratio.unit));
             writeln!(
                 out,
-                "<tr class=\"{verdict}\"><td>{}<td>{quell}<td>{kvm} ({})<td>{:.2}<td>{:.2} – {:.2}<td>{target}\
+                "<tr class=\"{verdict}\"><td>{}<td>{quell}<td>{kvm} ({})<td>{}<td>{}<td>{target}\
                  <td>{verdict}</tr>",
                 escape(&ratio.name()),
                 escape(&ratio.peer_way),
-                ratio.ratio.median,
-                ratio.ratio.min,
-                ratio.ratio.max,
+                significant(ratio.ratio.median),
+                spread_text(ratio.ratio),
                 verdict = escape(&ratio.verdict),
             )?;
         }
@@ -125,6 +124,15 @@ impl Results {
             points: costs.iter().map(|cost| (cost.0, pick(cost))).collect(),
         };
         [line(Way::new("quell", "hypercall"), |cost| cost.1), line(Way::new("kvm", "hyperv"), |cost| cost.2)]
+    }
+}
+
+/// From the least to the most; nothing if they are the same.
+fn spread_text(spread: Spread) -> String {
+    if spread.min < spread.max {
+        format!("{} – {}", significant(spread.min), significant(spread.max))
+    } else {
+        String::new()
     }
 }
 

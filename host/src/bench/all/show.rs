@@ -5,7 +5,7 @@ use super::pairs::{Ratio, Verdict, series, spread};
 use super::plan::Step;
 use super::record::Run;
 use super::way::Way;
-use crate::results::Spread;
+use crate::results::{Spread, significant};
 use crate::table::table;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{self, IsTerminal};
@@ -79,16 +79,10 @@ fn minutes(duration: Duration) -> String {
 fn number(value: f64, unit: &str) -> String {
     match unit {
         "instructions" | "count" | "cycles" => format!("{value:.0}"),
-        "" => format!("{value:.*}", decimals(value)),
+        "" => significant(value),
         _ if value < 10.0 => format!("{value:.2} {unit}"),
         _ => format!("{value:.1} {unit}"),
     }
-}
-
-/// The decimals of a ratio: 2, or more if there are zeros before its first two digits.
-fn decimals(ratio: f64) -> usize {
-    const MAX: usize = 9;
-    (2..MAX).find(|decimals| ratio >= 0.1_f64.powi(*decimals as i32 - 1)).unwrap_or(MAX)
 }
 
 fn numbers(spread: Spread, unit: &str) -> String {
@@ -104,7 +98,7 @@ fn numbers(spread: Spread, unit: &str) -> String {
 fn bare(value: f64) -> String {
     match value {
         100.0.. => format!("{value:.0}"),
-        _ => format!("{value:.*}", decimals(value)),
+        _ => significant(value),
     }
 }
 
