@@ -28,6 +28,9 @@ pub(crate) struct ReportArgs {
     /// Also draw the timeline of the first trace as a picture of its own (SVG)
     #[arg(long, value_name = "FILE", requires = "trace")]
     pub(crate) picture: Option<PathBuf>,
+    /// Also write the table of ratios, with date and versions, as Markdown
+    #[arg(long, value_name = "FILE", requires = "results")]
+    pub(crate) markdown: Option<PathBuf>,
     /// Also take pictures of the report with a headless Chromium, if that is installed: light.png,
     /// dark.png and paper.png in this directory
     #[arg(long, value_name = "DIRECTORY")]

@@ -2,6 +2,7 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | `markdown` | the table of ratios for documents |
 //! | `picture` | draws a timeline as an SVG file of its own |
 //! | `plots` | draws results with a plotting library |
 //! | `results` | reads the JSON of `bench all`: its ratios |
@@ -9,6 +10,7 @@
 //! | `timeline` | selects the part of a trace to show |
 //! | `page.html`, `page.css`, `timeline.js` | the page, its look in light, dark and on paper, and the timeline's behaviour |
 
+mod markdown;
 mod picture;
 mod plots;
 mod results;
@@ -55,6 +57,10 @@ pub(crate) fn write(args: &ReportArgs) -> Result<usize> {
     let traces = args.trace.iter().map(|path| trace(path, args)).collect::<Result<Vec<_>>>()?;
     if let (Some(file), Some((_, shown))) = (&args.picture, traces.first()) {
         fs::write(file, picture::timeline(shown)?)
+            .with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    if let (Some(file), Some(results)) = (&args.markdown, &results) {
+        fs::write(file, markdown::table(results))
             .with_context(|| format!("cannot write {}", file.display()))?;
     }
     let page = page(results.as_ref(), &traces)?;

@@ -19,6 +19,8 @@ pub(super) struct Ratio {
     pub(super) quell: Spread,
     pub(super) kvm: Spread,
     pub(super) ratio: Spread,
+    /// It differs from 1 by less than the spread.
+    pub(super) is_equal: bool,
     pub(super) target: Option<f64>,
     pub(super) verdict: String,
 }
@@ -36,7 +38,9 @@ pub(super) struct Results {
     pub(super) ratios: Vec<Ratio>,
     /// Comparisons that have no pair of runs yet.
     unmeasured: usize,
-    facts: Vec<(String, String)>,
+    pub(super) facts: Vec<(String, String)>,
+    /// The day of the first run.
+    pub(super) date: Option<String>,
     runs: Runs,
 }
 
@@ -54,7 +58,9 @@ impl Results {
         let (unmeasured, measured): (Vec<_>, Vec<_>) =
             ratios.iter().partition(|ratio| ratio["verdict"] == "unmeasured");
         let ratios = measured.into_iter().map(ratio).collect::<Result<_>>()?;
-        Ok(Self { ratios, unmeasured: unmeasured.len(), facts, runs: Runs::of(value)? })
+        let times = value["runs"].as_array().into_iter().flatten().filter_map(|run| run["at"].as_str());
+        let date = times.min().and_then(|time| time.split('T').next()).map(str::to_owned);
+        Ok(Self { ratios, unmeasured: unmeasured.len(), facts, date, runs: Runs::of(value)? })
     }
 
     /// The section of the page.
@@ -99,11 +105,12 @@ impl Results {
             writeln!(
                 out,
                 "<tr class=\"{verdict}\"><td>{}<td>{quell}<td>{kvm} ({})<td>{}<td>{}<td>{target}\
-                 <td>{verdict}</tr>",
+                 <td>{verdict}{}</tr>",
                 escape(&ratio.name()),
                 escape(&ratio.peer_way),
                 significant(ratio.ratio.median),
                 spread_text(ratio.ratio),
+                if ratio.is_equal && ratio.verdict != "equal" { ", equal" } else { "" },
                 verdict = escape(&ratio.verdict),
             )?;
         }
@@ -158,6 +165,7 @@ fn ratio(value: &Value) -> Result<Ratio> {
         quell: spread("quell")?,
         kvm: spread("kvm")?,
         ratio: spread("ratio")?,
+        is_equal: value["equal"] == true,
         target: value["target"].as_f64(),
         verdict: text("verdict"),
     })

@@ -321,7 +321,7 @@ fn has_rom(work: &Work) -> bool {
 pub(super) fn timeout(work: &Work, way: Way) -> Duration {
     let (quell, kvm) = match work {
         Work::Linux(linux) if linux.vcpus >= MANY => (300, 1200),
-        Work::Linux(_) => (120, 240),
+        Work::Linux(_) => (120, 100),
         Work::Probe { vcpus, .. } if *vcpus >= MANY => (120, 1200),
         Work::Probe { .. } | Work::Slots(_) => (120, 600),
         Work::Tlbcheck { .. } => (240, 600),
