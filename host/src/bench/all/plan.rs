@@ -50,15 +50,15 @@ pub(crate) fn remaining(steps: &[Step], record: &Record) -> Duration {
 fn usual(work: &Work, way: Way) -> f64 {
     let (quell, kvm) = match work {
         Work::Linux(linux) if linux.vcpus > 16 => (20.0, 200.0),
-        Work::Linux(linux) => (3.0 + 0.1 * f64::from(linux.vcpus), 16.0 + f64::from(linux.vcpus)),
-        Work::Probe { .. } => (3.0, 60.0),
+        Work::Linux(linux) => (3.0 + 0.1 * f64::from(linux.vcpus), 10.0 + f64::from(linux.vcpus)),
+        Work::Probe { vcpus, .. } => (2.0, 10.0 + 2.0 * f64::from(*vcpus)),
         Work::Slots(slots) => {
             #[expect(clippy::cast_precision_loss, reason = "an estimate")]
             let gib = slots.monitor_memory as f64 / GIB as f64;
-            (2.0 + 7.0 * gib, 10.0 + 30.0 * gib)
+            (2.0 + 7.0 * gib, 8.0 + 25.0 * gib)
         }
-        Work::Tlbcheck { .. } => (15.0, 60.0),
-        Work::Removal => (8.0, 80.0),
+        Work::Tlbcheck { .. } => (4.0, 27.0),
+        Work::Removal => (18.0, 65.0),
     };
     if way.is_peer() { kvm } else { quell }
 }
