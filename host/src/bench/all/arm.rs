@@ -1,11 +1,10 @@
 //! The cases of Arm machines. Their guests flush by their own instructions, so the ways of the peer
 //! are its kernels.
 
-use super::cases::{Case, Comparison, Linux, SECONDS, USERSPACE, Work, compare, end};
+use super::cases::{Case, Comparison, SECONDS, USERSPACE, Work, compare, end, linux};
 use super::loops::LOOP_METRICS;
 use super::removal::{DELETE, ENABLE, FETCH};
 use super::way::{KVM_NEWER, KVM_STOCK, Way};
-use crate::size::MIB;
 
 const WAYS: &[Way] = &Way::ALL_ON_ARM;
 
@@ -29,14 +28,7 @@ pub(super) const SLOT: Case = Case {
 pub(super) const BOOT: Case = Case {
     name: "arm-boot",
     about: "boot to the guest's first process on Arm, 2 vCPUs on 2 CPUs",
-    work: Work::Linux(Linux {
-        vcpus: 2,
-        cpus: 2,
-        memory: 512 * MIB,
-        command: "true",
-        has_rom: false,
-        metrics: &[],
-    }),
+    work: Work::Linux(linux(2, "true", &[])),
     ways: WAYS,
     only_long: false,
     comparisons: &[against_kvm(USERSPACE, Some(0.8))],
@@ -50,14 +42,11 @@ const fn no_slower(metric: &'static str) -> Comparison {
 pub(super) const THRASH: Case = Case {
     name: "arm-thrash-8:2",
     about: "8 threads map, read and unmap part of a file on Arm, a vCPU each on 2 CPUs",
-    work: Work::Linux(Linux {
-        vcpus: 8,
-        cpus: 2,
-        memory: 512 * MIB,
-        command: "thrash --rounds {rounds} --report /dev/report",
-        has_rom: false,
-        metrics: &[end("real", SECONDS, "/real", 1.0), end("sys", SECONDS, "/sys", 1.0)],
-    }),
+    work: Work::Linux(linux(
+        8,
+        "thrash --rounds {rounds} --report /dev/report",
+        &[end("real", SECONDS, "/real", 1.0), end("sys", SECONDS, "/sys", 1.0)],
+    )),
     ways: TWO_WAYS,
     only_long: true,
     comparisons: &[compare("real", Way::QuellOnArm, &[KVM_STOCK], None)],
@@ -67,17 +56,14 @@ pub(super) const THRASH: Case = Case {
 pub(super) const LOOPS: Case = Case {
     name: "arm-loops",
     about: "the loops and the run like a build on Arm, with fewer rounds",
-    work: Work::Linux(Linux {
-        vcpus: 4,
-        cpus: 2,
-        memory: 512 * MIB,
-        command: "l() { loops --loop $1 --threads 4 --rounds $2 --report /dev/report || exit 1; }; \
+    work: Work::Linux(linux(
+        4,
+        "l() { loops --loop $1 --threads 4 --rounds $2 --report /dev/report || exit 1; }; \
                   l page_fault 30; l mmap 1000; l mprotect 100; l context_switch 250; l futex 500; \
                   l futex_lock 20000; l tlb_flush1 100; l tlb_flush2 100; l tlb_flush3 400; \
                   mixed --jobs 4 --tasks 4 --report /dev/report",
-        has_rom: false,
-        metrics: LOOP_METRICS,
-    }),
+        LOOP_METRICS,
+    )),
     ways: TWO_WAYS,
     only_long: true,
     comparisons: &[

@@ -113,6 +113,11 @@ const THRASH_RATIOS: &[Comparison] =
 const THRASH_TARGETS: &[Comparison] =
     &[compare("real", HYPERCALL, KVM_WAYS, Some(0.3)), compare("real", IPI, &[KVM_IPI], Some(0.6))];
 
+/// A command in a guest of 512 MiB on 2 CPUs.
+pub(super) const fn linux(vcpus: u32, command: &'static str, metrics: &'static [Metric]) -> Linux {
+    Linux { vcpus, cpus: 2, memory: 512 * MIB, command, has_rom: false, metrics }
+}
+
 /// Thrash with a thread for each vCPU on 2 CPUs.
 const fn thrash(
     name: &'static str,
@@ -120,14 +125,7 @@ const fn thrash(
     vcpus: u32,
     comparisons: &'static [Comparison],
 ) -> Case {
-    let work = Work::Linux(Linux {
-        vcpus,
-        cpus: 2,
-        memory: 512 * MIB,
-        command: "thrash --rounds {rounds} --report /dev/report",
-        has_rom: false,
-        metrics: THRASH,
-    });
+    let work = Work::Linux(linux(vcpus, "thrash --rounds {rounds} --report /dev/report", THRASH));
     Case { name, about, work, ways: LINUX_WAYS, only_long: false, comparisons }
 }
 
@@ -149,14 +147,7 @@ pub(crate) const CASES: &[Case] = &[
     Case {
         name: "boot",
         about: "boot to the guest's first process, 2 vCPUs on 2 CPUs",
-        work: Work::Linux(Linux {
-            vcpus: 2,
-            cpus: 2,
-            memory: 512 * MIB,
-            command: "true",
-            has_rom: false,
-            metrics: &[],
-        }),
+        work: Work::Linux(linux(2, "true", &[])),
         ways: &[HYPERCALL, KVM_HYPERV, KVM_PARAVIRTUAL],
         only_long: false,
         comparisons: &[compare(USERSPACE, HYPERCALL, &[KVM_HYPERV, KVM_PARAVIRTUAL], Some(0.8))],

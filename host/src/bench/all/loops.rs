@@ -1,9 +1,8 @@
 //! The loops that repeat one small operation, and the run like a build: nothing there may be slower
 //! on Quell.
 
-use super::cases::{Case, Comparison, Linux, Metric, Work, compare};
+use super::cases::{Case, Comparison, Metric, Work, compare, linux};
 use super::way::{HYPERCALL, KVM_HYPERV, KVM_PARAVIRTUAL};
-use crate::size::MIB;
 
 /// Nanoseconds per round of one of the loops.
 const fn loop_metric(name: &'static str) -> Metric {
@@ -46,17 +45,14 @@ pub(super) const LOOP_METRICS: &[Metric] = &[
 pub(super) const LOOPS: Case = Case {
     name: "loops",
     about: "4 threads on 4 vCPUs and 2 CPUs repeat one small operation; then a run like a build",
-    work: Work::Linux(Linux {
-        vcpus: 4,
-        cpus: 2,
-        memory: 512 * MIB,
-        command: "l() { loops --loop $1 --threads 4 --rounds $2 --report /dev/report || exit 1; }; \
+    work: Work::Linux(linux(
+        4,
+        "l() { loops --loop $1 --threads 4 --rounds $2 --report /dev/report || exit 1; }; \
                   l page_fault 100; l mmap 2000; l mprotect 100; l context_switch 500; l futex 1000; \
                   l futex_lock 20000; l tlb_flush1 1500; l tlb_flush2 400; l tlb_flush3 400; \
                   mixed --jobs 4 --tasks 16 --report /dev/report",
-        has_rom: false,
-        metrics: LOOP_METRICS,
-    }),
+        LOOP_METRICS,
+    )),
     ways: &[HYPERCALL, KVM_HYPERV, KVM_PARAVIRTUAL],
     only_long: false,
     comparisons: &[

@@ -321,6 +321,8 @@ fn has_rom(work: &Work) -> bool {
 pub(super) fn timeout(work: &Work, way: Way) -> Duration {
     let (quell, kvm) = match work {
         Work::Linux(linux) if linux.vcpus >= MANY => (300, 1200),
+        Work::Linux(_) if matches!(way, Way::KvmOnArm(_)) => (120, 240),
+        // Its machines hang now and then; good ones take at most 22 s on idle cores.
         Work::Linux(_) => (120, 100),
         Work::Probe { vcpus, .. } if *vcpus >= MANY => (120, 1200),
         Work::Probe { .. } | Work::Slots(_) => (120, 600),
