@@ -9,7 +9,7 @@ use core::ops::Range;
 
 use hostlink::config::{Architecture, Config};
 use hostlink::trace::Event;
-use memslots::{Gpa, Memslots};
+use memslots::Gpa;
 use paging::Level;
 use spin::Mutex;
 
@@ -28,13 +28,12 @@ use crate::devices::pc::platform::{PcBoard, PortSize, SerialPort};
 use crate::devices::pc::power;
 use crate::hyperv::{self, CrashReport, Partition, crash};
 use crate::loader::pc::layout;
-use crate::loader::{self, LoadError, MemoryLayout};
-use crate::sched::VcpuIndex;
+use crate::loader::{self, EntryState, LoadError, MemoryLayout, Placement};
 use crate::vm::GUEST;
-use crate::vm::machine::place;
+use crate::vm::load::Plan;
 use crate::vm::space::{FlushScratch, VmMemory};
 use crate::vm::trace;
-use crate::vm::{CreateError, Files, PerCpu, Vcpu, Vm};
+use crate::vm::{CreateError, Files, PerCpu, Vcpu, Vm, VpIndex};
 use stay::Cost;
 
 /// Rate of the guest's APIC timer. A power of ten makes the guest's calibration exact.
@@ -73,6 +72,22 @@ pub fn ram(size: u64) -> Result<Vec<Range<u64>>, LoadError> {
     Ok(MemoryLayout::new(size)?.slots().into_iter().collect())
 }
 
+/// What all guests share.
+pub struct Common {
+    /// The cost of flushes here.
+    flush_cost: Cost,
+}
+
+impl Common {
+    /// Measures the cost of flushes.
+    pub fn new<A: Amd64>() -> Self {
+        // No vCPU has run yet, so no ASID is in use.
+        let flush_cost = A::measure_flushes();
+        log::info!("flushes: {flush_cost}");
+        Self { flush_cost }
+    }
+}
+
 /// The state that vCPUs share besides memory and scheduler.
 pub struct Shared {
     apic_ids: Assignment,
@@ -95,7 +110,11 @@ pub struct Shared {
 
 impl Shared {
     /// For a guest whose nested page table is in `space`.
-    pub fn new<A: Amd64>(config: &Config<'_>, space: &VmMemory<A>) -> Result<Self, CreateError> {
+    pub fn new<A: Amd64>(
+        config: &Config<'_>,
+        common: &Common,
+        space: &VmMemory<A>,
+    ) -> Result<Self, CreateError> {
         let platform = hyperv::PartitionTraits {
             flush_hypercall: config.flush == hostlink::config::FlushMode::Hypercall,
             invariant_tsc: cpuid::host_has_invariant_tsc::<A>(),
@@ -107,7 +126,7 @@ impl Shared {
         Ok(Self {
             apic_ids: Assignment::new(config.vcpus, config.switches.apic_ids),
             cr4_mask: cpuid::guest_cr4_mask::<A>(),
-            flush_cost: measure_flushes::<A>(config.switches.flush_pages),
+            flush_cost: common.flush_cost.limited_to(config.switches.flush_pages),
             partition: Partition::new(platform, A::now()).ok_or(CreateError::Clock)?,
             platform: Mutex::new(PcBoard::new()),
             overlays: Mutex::new(Overlays::default()),
@@ -123,7 +142,7 @@ impl Shared {
     }
 
     /// The state of a vCPU after power-on.
-    pub fn new_vcpu<A: Amd64>(&self, index: VcpuIndex) -> VcpuState {
+    pub fn new_vcpu<A: Amd64>(&self, index: VpIndex, identity: u32) -> VcpuState {
         let view = cpuid::View {
             apic_id: self.apic_ids.translate(index),
             vcpus: self.vcpus,
@@ -132,40 +151,24 @@ impl Shared {
             invariant_tsc: false,
         };
         let timer_clock = TimerClock { tsc_hz: A::hz(), apic_hz: APIC_HZ };
-        VcpuState::new::<A>(index, view, timer_clock, &self.permissions)
+        VcpuState::new::<A>((index, identity), view, timer_clock, &self.permissions)
     }
 
-    /// Puts kernel, initial RAM disk and tables into memory, which is zeroed; `boot` begins at the
-    /// entry. Works in short steps, with a `pause` between them.
-    pub fn load(
-        &self,
-        files: &Files,
-        vcpus: u32,
-        slots: &Memslots,
-        boot: &mut VcpuState,
-        pause: &mut dyn FnMut(),
-    ) -> Result<(), LoadError> {
+    /// What is put into memory: kernel, initial RAM disk and tables.
+    ///
+    /// # Errors
+    ///
+    /// If the files are malformed, or do not fit.
+    pub fn plan(&self, files: &Files, vcpus: u32) -> Result<Plan<EntryState>, LoadError> {
         // In order of the ids, which may differ from the order of the vCPUs.
         let apic_ids: Vec<u32> = (0..vcpus).collect();
         let tables = acpi::build(&apic_ids, layout::ACPI.start);
         let plan = loader::plan(files.kernel, files.initrd, files.config.cmdline, &self.layout, tables.rsdp)?;
-        let acpi = (tables.base, &tables.bytes[..]);
-        let placed = plan.placements.iter().map(|place| (place.gpa, &place.bytes[..]));
-        let reset = (power::RESET_VECTOR, &power::RESET_CODE[..]);
-        for (gpa, bytes) in placed.chain([acpi, reset]) {
-            place(slots, gpa, bytes, pause);
-        }
-        boot.start_kernel(&plan.entry);
-        Ok(())
+        let mut placements = plan.placements;
+        placements.push(Placement { gpa: tables.base, bytes: tables.bytes.into() });
+        placements.push(Placement { gpa: power::RESET_VECTOR, bytes: power::RESET_CODE[..].into() });
+        Ok(Plan { placements, entry: plan.entry })
     }
-}
-
-/// Measures the cost of flushes on this machine. `limit` overrides the page limit derived from it.
-fn measure_flushes<A: Amd64>(limit: Option<u32>) -> Cost {
-    // No vCPU has run yet, so no ASID is in use.
-    let cost = A::measure_flushes().limited_to(limit);
-    log::info!("flushes: {cost}");
-    cost
 }
 
 /// Zeroed, page-aligned memory from the heap that is never freed; its address is also its physical
@@ -304,7 +307,7 @@ impl<A: Amd64> Vm<A> {
 
     /// Prints the guest's crash report.
     #[cold]
-    pub fn report_crash(&self, vcpu: VcpuIndex, report: &CrashReport) {
+    pub fn report_crash(&self, vcpu: VpIndex, report: &CrashReport) {
         log::error!(target: GUEST, "vCPU {vcpu}: the guest crashed: {:x?}", report.parameters);
         let Some((gpa, length)) = report.message.and_then(|message| message.end()) else { return };
         let mut text = [0; crash::TEXT_MAX];

@@ -8,8 +8,7 @@ use memslots::{Gpa, PhysAddr, Slot, SlotError, SlotFlags, SlotId};
 use super::guest::allocate_pages;
 use super::processor::Amd64;
 use crate::devices::pc::pci::rom_device::RomLen;
-use crate::sched::VcpuIndex;
-use crate::vm::{PerCpu, Vm};
+use crate::vm::{PerCpu, Vm, VpIndex};
 
 /// Id of the ROM's slot; RAM has the first ids.
 const SLOT: SlotId = SlotId(u16::MAX);
@@ -48,7 +47,7 @@ impl Rom {
         &mut self,
         vm: &'static Vm<A>,
         cpu: &PerCpu<A>,
-        by: VcpuIndex,
+        by: VpIndex,
         wanted: Option<Gpa>,
     ) -> Result<Followed, Busy> {
         if vm.is_changing() {

@@ -12,10 +12,9 @@ macro_rules! offer_arm64 {
             use alloc::vec::Vec;
             use coherence::Stalled;
             use hostlink::config::Config;
-            use memslots::Memslots;
             use paging::{Invalidation, Level};
 
-            use $crate::arm64::guest::{self, Shared};
+            use $crate::arm64::guest::{self, Common, Shared};
             use $crate::arm64::processor::{Features, Processor};
             use $crate::arm64::state::VcpuState;
             use $crate::arm64::vcpu::{self, Inbox, Patience, Workspace};
@@ -23,11 +22,13 @@ macro_rules! offer_arm64 {
             use $crate::devices::region::Region;
             use $crate::devices::virt::map;
             use $crate::loader::LoadError;
-            use $crate::sched::{Turn, VcpuIndex};
+            use $crate::loader::virt::Entry;
+            use $crate::sched::Turn;
             use $crate::vm::arch::Arch;
             use $crate::vm::awaited::Word;
+            use $crate::vm::load::Plan;
             use $crate::vm::space::{FlushScratch, Flushed, VmMemory};
-            use $crate::vm::{Context, CreateError, Files, Vm, Next, PerCpu};
+            use $crate::vm::{Context, CreateError, Files, Next, PerCpu, Vm, VpIndex};
 
             // SAFETY: `Processor::run_guest` is called in `vcpu::enter` alone, for the owner's
             // guest. `vcpu::take_flush` drops this processor's translations of the machine before
@@ -36,6 +37,8 @@ macro_rules! offer_arm64 {
             unsafe impl Arch for $processor {
                 $($given)*
 
+                type Common = Common;
+                type Entry = Entry;
                 type Shared = Shared;
                 type Inbox = Inbox;
                 type State = VcpuState<Self>;
@@ -60,8 +63,8 @@ macro_rules! offer_arm64 {
                     Self::features().contains(Features::DIRTY_STATE)
                 }
 
-                fn new_vcpu(shared: &Shared, index: VcpuIndex) -> VcpuState<Self> {
-                    shared.new_vcpu(index)
+                fn new_vcpu(shared: &Shared, index: VpIndex, identity: u32) -> VcpuState<Self> {
+                    shared.new_vcpu(index, identity)
                 }
 
                 fn new_inbox() -> Inbox {
@@ -72,15 +75,12 @@ macro_rules! offer_arm64 {
                     Workspace::new(cpu)
                 }
 
-                fn load(
-                    shared: &Shared,
-                    files: &Files,
-                    vcpus: u32,
-                    slots: &Memslots,
-                    boot: (&Inbox, &mut VcpuState<Self>),
-                    pause: &mut dyn FnMut(),
-                ) -> Result<(), LoadError> {
-                    shared.load::<Self>(files, vcpus, slots, boot, pause)
+                fn plan(shared: &Shared, files: &Files, vcpus: u32) -> Result<Plan<Entry>, LoadError> {
+                    shared.plan(files, vcpus)
+                }
+
+                fn begin(_: &Shared, entry: Entry, boot: (&Inbox, &mut VcpuState<Self>)) {
+                    guest::begin(entry, boot);
                 }
 
                 fn reset_devices(vm: &Vm<Self>) {

@@ -13,7 +13,7 @@ use stay::Mistakes;
 use super::controls::hcr;
 use super::debug::{Counts, Debug};
 use super::exchanged::Register;
-use super::guest::Shared;
+use super::guest::{Common, Shared};
 use super::state::VcpuState;
 use super::vcpu::{Inbox, Workspace};
 use crate::devices::virt::gic::{ListRegisters, Maintenance};
@@ -275,12 +275,14 @@ pub trait Processor: Cpus<CpuData = CpuData> {
 
 /// An architecture whose processors are these.
 pub trait Arm64:
-    Processor + Arch<Shared = Shared, Inbox = Inbox, State = VcpuState<Self>, Workspace = Workspace>
+    Processor
+    + Arch<Common = Common, Shared = Shared, Inbox = Inbox, State = VcpuState<Self>, Workspace = Workspace>
 {
 }
 
 impl<A> Arm64 for A where
-    A: Processor + Arch<Shared = Shared, Inbox = Inbox, State = VcpuState<A>, Workspace = Workspace>
+    A: Processor
+        + Arch<Common = Common, Shared = Shared, Inbox = Inbox, State = VcpuState<A>, Workspace = Workspace>
 {
 }
 

@@ -128,7 +128,7 @@ extern "C" fn bsp_on_block() -> ! {
     enable_cpu(cpu);
     let _nobody_gives_up_this_one = cpu.presence.come_online();
     // SAFETY: the module was reserved, so it is as the boot loader left it.
-    let files = unsafe { image::files_of_module(later.module.clone(), "the boot module") };
+    let bundle = unsafe { image::read_module(later.module.clone(), "the boot module") };
     start_others();
     log::info!(
         "{} CPUs, {} MiB free, TSC {} MHz",
@@ -136,7 +136,7 @@ extern "C" fn bsp_on_block() -> ! {
         later.free.lock().total() >> 20,
         clock::hz() / 1_000_000,
     );
-    image::run_machine(files, &mut later.free.lock(), clock::date(), || {
+    image::run_guests(bundle, &mut later.free.lock(), clock::date(), || {
         if let Some(base) = later.io_apic {
             // SAFETY: the register page is mapped; no other code drives the I/O APIC.
             unsafe {

@@ -102,7 +102,7 @@ fn churn<A: Arm64>(context: &mut Context<'_, A>) {
     if context.workspace.entries >= context.vm.guest.vmid_churn {
         context.workspace.entries = 0;
         let stranger = VmidSlot::new();
-        let _it_does_not_run = context.vm.guest.vmids.assign(CpuId(context.cpu.index), &stranger);
+        let _it_does_not_run = context.vm.guest.common.vmids.assign(CpuId(context.cpu.index), &stranger);
     }
 }
 

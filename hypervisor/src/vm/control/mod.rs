@@ -16,6 +16,7 @@ use core::marker::PhantomData;
 use hostlink::ctl::{LINE_MAX, LineBuffer, NEXT, Request};
 
 use super::arch::Arch;
+use super::host::Host;
 use super::machine::Vm;
 use super::percpu::PerCpu;
 use paging::Progress;
@@ -28,8 +29,8 @@ const PERIOD_US: u64 = 100;
 /// The control channel of a machine.
 pub struct Channel<A: Arch> {
     line: LineBuffer,
-    /// The request that is being served.
-    active: Option<Work<A>>,
+    /// The request that is being served, and the guest that it is about.
+    active: Option<(&'static Vm<A>, Work<A>)>,
     answer: Answer,
 }
 
@@ -44,24 +45,24 @@ pub struct Answer {
 
 /// Serves requests for a short while if the calling CPU is the one responsible; returns whether
 /// there is more to do at once.
-pub fn serve<A: Arch>(vm: &'static Vm<A>, cpu: &PerCpu<A>) -> bool {
-    if cpu.index != 0 || !vm.requests_wait() {
+pub fn serve<A: Arch>(host: &'static Host<A>, cpu: &PerCpu<A>) -> bool {
+    if cpu.index != 0 || !host.requests_wait() {
         return false;
     }
-    let mut channel = vm.channel.lock();
+    let mut channel = host.channel.lock();
     let start = A::now();
-    if !channel.step(vm) {
+    if !channel.step(host) {
         // Bytes received from here on interrupt again; the next check covers bytes received before.
-        vm.set_requests_wait(false);
-        if channel.is_ready(vm) {
-            vm.set_requests_wait(true);
+        host.set_requests_wait(false);
+        if channel.is_ready(host) {
+            host.set_requests_wait(true);
         }
     }
-    let goes_on = vm.requests_wait();
+    let goes_on = host.requests_wait();
     // The vCPU here gets as much time as the request has had, so that it makes progress while a
     // long request is served.
     let pause = A::ticks_of_us(PERIOD_US).max(A::now() - start);
-    cpu.tick_max.set(if goes_on { vm.tick_max.min(pause) } else { vm.tick_max });
+    cpu.tick_max.set(if goes_on { host.tick_max.min(pause) } else { host.tick_max });
     goes_on
 }
 
@@ -73,11 +74,11 @@ impl<A: Arch> Channel<A> {
 
     /// Continues the request, or begins the next one; false if nothing can be done before more
     /// bytes are received.
-    fn step(&mut self, vm: &'static Vm<A>) -> bool {
-        if !self.is_ready(vm) {
+    fn step(&mut self, host: &'static Host<A>) -> bool {
+        if !self.is_ready(host) {
             return false;
         }
-        let Some(work) = &mut self.active else { return true };
+        let Some((vm, work)) = &mut self.active else { return true };
         let number = self.answer.number;
         match work.step(vm, &mut self.answer) {
             Ok(Progress::Done) => self.answer.end::<A>(format_args!("{number} ok")),
@@ -89,7 +90,7 @@ impl<A: Arch> Channel<A> {
     }
 
     /// Reads the received bytes until there is something to do; returns whether there is.
-    fn is_ready(&mut self, vm: &'static Vm<A>) -> bool {
+    fn is_ready(&mut self, host: &'static Host<A>) -> bool {
         while self.active.is_none() || self.answer.awaits {
             let Some(byte) = A::receive_control() else { return false };
             if self.answer.awaits {
@@ -101,12 +102,12 @@ impl<A: Arch> Channel<A> {
                 // not answered.
                 self.answer.is_abandoned = true;
             }
-            self.take(vm, byte);
+            self.take(host, byte);
         }
         true
     }
 
-    fn take(&mut self, vm: &'static Vm<A>, byte: u8) {
+    fn take(&mut self, host: &'static Host<A>, byte: u8) {
         let parsed = self.line.push(byte, |line| match line.trim() {
             "" => None,
             line => Some(Request::parse(line)),
@@ -115,7 +116,10 @@ impl<A: Arch> Channel<A> {
             None => {}
             Some(Ok((number, request))) => {
                 self.answer = Answer { number, ..Answer::new() };
-                self.active = Some(Work::new(vm, request));
+                let Some(vm) = host.first_guest() else {
+                    return self.answer.end::<A>(format_args!("{number} error there is no guest"));
+                };
+                self.active = Some((vm, Work::new(vm, request)));
             }
             Some(Err((number, error))) => say::<A>(format_args!("{} error {error}", number.unwrap_or(0))),
         }

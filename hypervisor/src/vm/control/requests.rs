@@ -169,12 +169,10 @@ impl<A: Arch> Work<A> {
                 Progress::More
             }
             Self::Migrate(migration) => return migration.step(vm, answer),
-            Self::Clean => {
-                match marked::<A, _>(Phase::Reclaim, || vm.memory_of_slots.lock().clean_some::<A>()) {
-                    true => Progress::More,
-                    false => Progress::Done,
-                }
-            }
+            Self::Clean => match marked::<A, _>(Phase::Reclaim, || vm.clean_some()) {
+                true => Progress::More,
+                false => Progress::Done,
+            },
             Self::Fetch { job, scratch, id } => {
                 let step = marked::<A, _>(Phase::DirtyFetch, || vm.step_job(&mut **job, scratch));
                 if step != Progress::Done {
@@ -208,7 +206,7 @@ impl<A: Arch> Work<A> {
             Ok(job) => *self = Self::change(job, After::Slot(slot.id.0), Phase::None),
             Err(_) if is_later => {}
             Err(error) => {
-                vm.memory_of_slots.lock().retire_memory::<A>(&slot);
+                vm.retire_memory(&slot);
                 *self = Self::Refused(named(vm, error));
             }
         }
@@ -274,9 +272,10 @@ fn add<A: Arch>(vm: &'static Vm<A>, gpa: Gpa, size: u64, access: Access) -> Resu
         return Err(Refusal::Device { name, start: range.start, end: range.end });
     }
     possible.map_err(|error| named(vm, error))?;
+    let mut free = vm.host.free.lock();
+    let largest = free.largest();
     let mut memory = vm.memory_of_slots.lock();
-    let largest = memory.largest_free();
-    memory.take(id, gpa, size, flags).map(Work::Clear).ok_or(Refusal::NoMemory { size, largest })
+    memory.take(&mut free, id, gpa, size, flags).map(Work::Clear).ok_or(Refusal::NoMemory { size, largest })
 }
 
 fn delete<A: Arch>(vm: &'static Vm<A>, slot: u16) -> Result<Work<A>, Refusal> {
@@ -368,7 +367,7 @@ fn send_record<A: Arch>(vm: &Vm<A>, request: Request, index: usize, answer: &mut
         Request::Stats => {
             let counter = Counter::ALL.get(index)?;
             let value = vm.vcpus.iter().fold(0u64, |sum, vcpu| {
-                let row = vm.counters_of(vcpu);
+                let row = vm.host.counters_of(vcpu.row);
                 sum.wrapping_add(row[*counter as usize].load(Ordering::Relaxed))
             });
             answer.record::<A>(&format_args!("{}={value}", counter.name()));

@@ -51,8 +51,8 @@ macro_rules! made_board {
         impl $crate::vm::arch::Board for $arch {
             $($item)*
 
-            fn machine() -> Option<&'static $crate::vm::Vm<Self>> {
-                $crate::vm::made::offer::machine()
+            fn host() -> Option<&'static $crate::vm::Host<Self>> {
+                $crate::vm::made::offer::host()
             }
 
             unsafe fn zero(start: u64, size: u64) {
