@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use coherence::tlbi::{self, Setup, Stage2Tlb};
-use coherence::vmid::{LocalMaintenance, VmidAllocator, VmidSlot};
+use coherence::vmid::{LocalMaintenance, Residents, VmidAllocator, VmidSlot};
 use hostlink::config::{Architecture, Config, FlushMode, ForeignSwitch, LocalTlbi};
 use memslots::Memslots;
 use spin::Mutex;
@@ -102,6 +102,7 @@ pub struct Shared {
     pub vmids: Box<VmidAllocator<MAX_CPUS>>,
     /// The VMID of this machine.
     pub vmid: VmidSlot,
+    residents: Box<Residents<MAX_CPUS>>,
     /// The configuration's switch of that name.
     pub vmid_churn: u32,
     setup: Setup,
@@ -132,6 +133,7 @@ impl Shared {
             rtc: Mutex::new(Pl031::default()),
             vmids: Box::new(VmidAllocator::new(bits, percpu::all::<A>().count()).ok_or(CreateError::Vmids)?),
             vmid: VmidSlot::new(),
+            residents: Box::new(Residents::new()),
             vmid_churn: config.switches.vmid_churn.unwrap_or(0),
             setup,
             root: space.root().0,
@@ -146,7 +148,8 @@ impl Shared {
     /// The VMID that tags the guest's translations, and their root.
     #[inline(always)]
     pub fn address_space(&self) -> AddressSpace<'_, MAX_CPUS> {
-        AddressSpace { vmids: &self.vmids, vmid: &self.vmid, root: self.root, setup: &self.setup }
+        let Self { vmids, vmid, residents, root, setup, .. } = self;
+        AddressSpace { vmids, vmid, residents, root: *root, setup }
     }
 
     /// The value that VTTBR_EL2 must have while the guest runs.
