@@ -48,6 +48,24 @@ pub enum Bug {
     GenerationFlushedEarly,
     /// On Arm64, a machine's VMID is recorded once, and used for all later invalidations (A4).
     VmidRemembered,
+    /// A guest gets the tags of the destroyed one in whose place it is, without a flush: its
+    /// vCPUs' ASID slots, or its VMID slot.
+    TagHandedOn,
+    /// One CPU does not drop its entries when a generation of tags begins.
+    RolloverMissesCpu,
+    /// On Arm64, there is no ISB after a write to VTTBR_EL2.
+    VttbrNotSynchronized,
+    /// A flush names another tag: the next ASID, or another machine's VMID.
+    WrongTagFlushed,
+    /// A destroyed guest's memory is taken back before its vCPUs have stopped and without receipts.
+    MemoryHandedOnEarly,
+    /// On Arm64, a destroyed guest's tables are taken back while CPUs still have them loaded.
+    TablesHandedOnEarly,
+    /// On Arm64, a vCPU that is added in the place of another one is taken for it.
+    VcpuTakenForFormer,
+    /// On Arm64, a CPU records the vCPU that ran last by its index, and so takes one machine's for
+    /// another's.
+    ResidentByIndex,
     /// On Arm64, invalidations are completed only for the own processor (O11).
     CompletedLocally,
 }

@@ -23,7 +23,7 @@ use crate::stage2::Stage2;
 /// Frames for page tables.
 const TABLES: usize = 96;
 /// Regions that back slots.
-const REGIONS: usize = 24;
+const REGIONS: usize = 32;
 /// Tables to which an actor may hold a reference and write later.
 const HANDED_MAX: usize = 6;
 /// The most instructions of a guest before an interrupt takes effect.
@@ -54,12 +54,15 @@ pub(crate) struct AbstractMachine {
     /// By CPU: instructions of a guest that it may still execute before it must have left for a
     /// kick.
     latency: RefCell<Vec<Option<u32>>>,
+    /// By virtual machine: its nested tables.
+    tables: Vec<Cell<usize>>,
 }
 
 impl AbstractMachine {
     /// A machine for a program of `operations` operations. With `traced`, it records events.
     pub(crate) fn new(config: Config, seed: u64, operations: usize, bug: Option<Bug>, traced: bool) -> Self {
-        let memory = Memory::new(TABLES, REGIONS);
+        let mut memory = Memory::new(TABLES, REGIONS).reusing(config.reuses_at_once);
+        let nowhere = memory.allocate_table().ok().flatten().expect("all tables are free");
         let points_max = (operations as u64 + 10) * POINTS_PER_OPERATION;
         Self {
             bytes: memory.bytes(),
@@ -70,12 +73,13 @@ impl AbstractMachine {
             sched: Scheduler::new(Rng::new(seed ^ 0x22), points_max),
             config,
             bug,
-            stage2: Stage2::new(&config),
+            stage2: Stage2::new(&config, nowhere),
             failure: RefCell::new(None),
             trace: traced.then(RefCell::default),
             handed: RefCell::new(vec![VecDeque::new(); config.cpus + config.vms]),
             done: Cell::new(0),
             latency: RefCell::new(vec![None; config.cpus]),
+            tables: vec![Cell::new(0); config.vms],
         }
     }
 
@@ -204,6 +208,16 @@ impl AbstractMachine {
         self.hw.borrow_mut().take_interrupt(cpu);
     }
 
+    /// Number of nested tables that a virtual machine has.
+    pub(crate) fn table_count(&self, vm: usize) -> usize {
+        self.tables[vm].get()
+    }
+
+    /// Whether the current actor is this CPU.
+    pub(crate) fn is_on(&self, cpu: usize) -> bool {
+        self.sched.current() == Some(cpu)
+    }
+
     /// Counts an operation that was done.
     pub(crate) fn count(&self) {
         self.done.set(self.done.get() + 1);
@@ -254,6 +268,8 @@ unsafe impl TableMemory for TablePool<'_> {
             }
         };
         self.machine.hand_out(table);
+        let count = &self.machine.tables[self.vm];
+        count.set(count.get() + 1);
         Some(PhysAddr(table))
     }
 
@@ -266,10 +282,16 @@ unsafe impl TableMemory for TablePool<'_> {
         if !is_zero {
             self.machine.fail(|| format!("table {table} is freed with entries in it"));
         }
+        let walker = self.machine.hw.borrow().walker_of(table.0);
+        if let Some(cpu) = walker {
+            self.machine.fail(|| format!("the root {table} is freed, and CPU {cpu} may walk from it"));
+        }
         let was_used = self.machine.hw.borrow_mut().memory.free_table(table.0);
         if !was_used {
             self.machine.fail(|| format!("table {table} is freed twice"));
         }
+        let count = &self.machine.tables[self.vm];
+        count.set(count.get().saturating_sub(1));
         self.machine.note(|| format!("frees {}", self.machine.hw.borrow().memory.name(table.0)));
     }
 

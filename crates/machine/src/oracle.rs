@@ -26,6 +26,9 @@ struct Log {
 /// The guarantees for one virtual machine.
 #[derive(Debug)]
 struct VmPromises {
+    /// When it was created, and each of its vCPUs.
+    born: u64,
+    vcpus_born: Vec<u64>,
     nested_all: u64,
     nested: Vec<[u64; AREA_PAGES]>,
     vcpus: Vec<GuestPromises>,
@@ -43,11 +46,26 @@ impl Oracle {
     /// No guarantees yet, for `vms` machines of `vcpus` each.
     pub(crate) fn new(vms: usize, vcpus: usize) -> Self {
         let vm = |_| VmPromises {
+            born: 0,
+            vcpus_born: vec![0; vcpus],
             nested_all: 0,
             nested: vec![[0; AREA_PAGES]; AREAS],
             vcpus: vec![[[0; VA_PAGES]; SPACES]; vcpus],
         };
         Self { vms: (0..vms).map(vm).collect(), logs: HashMap::new() }
+    }
+
+    /// A guest is created where another one was: it uses nothing that was loaded before.
+    pub(crate) fn begin_vm(&mut self, vm: usize, time: u64) {
+        let promises = &mut self.vms[vm];
+        promises.born = time;
+        promises.vcpus_born.fill(time);
+    }
+
+    /// A vCPU is added where another one was. It may use nested translations of its guest's, but
+    /// nothing from the guest's tables that was loaded before.
+    pub(crate) fn begin_vcpu(&mut self, vm: usize, vcpu: usize, time: u64) {
+        self.vms[vm].vcpus_born[vcpu] = time;
     }
 
     /// Nested translations of `start` and the `len` bytes from there that were replaced before
@@ -105,6 +123,7 @@ impl Oracle {
         steps: &[Step],
     ) -> Result<(), String> {
         for step in steps {
+            self.check_age(vm, vcpu, step)?;
             let promised = match step.format.stage {
                 Stage::Nested => self.nested_promise(vm, step.address),
                 Stage::Guest => self.guest_promise(vm, vcpu, space, step),
@@ -128,6 +147,20 @@ impl Oracle {
             }
         }
         Ok(())
+    }
+
+    /// Whether an entry was loaded since the guest and the vCPU were created.
+    fn check_age(&self, vm: usize, vcpu: usize, step: &Step) -> Result<(), String> {
+        let VmPromises { born, vcpus_born, .. } = &self.vms[vm];
+        let (since, whose) = match step.format.stage {
+            _ if step.time < *born => (*born, "guest"),
+            Stage::Guest if step.time < vcpus_born[vcpu] => (vcpus_born[vcpu], "vCPU"),
+            _ => return Ok(()),
+        };
+        Err(format!(
+            "{:?} entry for {:#x} was loaded at {}, for the {whose} that was here before {since}",
+            step.format.stage, step.address, step.time
+        ))
     }
 
     fn nested_promise(&self, vm: usize, gpa: u64) -> u64 {

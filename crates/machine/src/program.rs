@@ -107,6 +107,8 @@ pub enum GuestOp {
     /// Starts over, as after INIT: in the first address space, with nothing translated. On Arm64 it
     /// does nothing.
     StartOver,
+    /// The vCPU is removed, and another one is added in its place, which continues here.
+    Replace,
 }
 
 /// The backing of an added slot.
@@ -169,6 +171,8 @@ pub enum HostOp {
     Toggle(u16, u8),
     /// Posts an event to a vCPU.
     Wake(usize),
+    /// Destroys the guest, and creates another one in its place.
+    Recreate,
 }
 
 /// The machine that a program runs on.
@@ -198,6 +202,8 @@ pub struct Config {
     pub page_limit: u64,
     /// Guests use PCIDs.
     pub pcid: bool,
+    /// Memory that was freed last is used first, so a new guest gets that of the former one.
+    pub reuses_at_once: bool,
     /// Additional properties of an Arm64 machine.
     pub arm: Arm,
 }

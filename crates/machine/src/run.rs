@@ -3,7 +3,7 @@
 use paging::{Amd64Nested, Arm64Stage2};
 
 use crate::bug::Bug;
-use crate::driver::{Architecture, Vm, check_end, run_cpu, run_host};
+use crate::driver::{Architecture, Heritage, Row, check_end, run_cpu, run_host};
 use crate::hw::format::Arch;
 use crate::machine::AbstractMachine;
 use crate::program::Program;
@@ -31,19 +31,20 @@ pub fn run(program: &Program, bug: Option<Bug>, traced: bool) -> Run {
 
 fn run_with<F: Architecture>(program: &Program, bug: Option<Bug>, traced: bool) -> Run {
     let machine = AbstractMachine::new(program.config, program.seed, program.len(), bug, traced);
-    let vms: Vec<Vm<'_, F>> =
-        (0..program.config.vms).map(|index| Vm::new(&machine, index, program)).collect();
+    let rows: Vec<Row<'_, F>> = (0..program.config.vms)
+        .map(|index| Row::new(&machine, index, Heritage::of(program, index)))
+        .collect();
     let mut actors: Vec<Actor<'_>> = Vec::new();
     for cpu in 0..program.config.cpus {
-        let (machine, vms) = (&machine, &vms);
-        actors.push(Box::new(move || run_cpu(machine, vms, cpu)));
+        let (machine, rows) = (&machine, &rows);
+        actors.push(Box::new(move || run_cpu(machine, rows, cpu)));
     }
-    for (vm, ops) in vms.iter().zip(&program.hosts) {
-        actors.push(Box::new(move || run_host(vm, ops)));
+    for (row, ops) in rows.iter().zip(&program.hosts) {
+        actors.push(Box::new(move || run_host(row, ops)));
     }
     let ended = machine.sched.run(actors);
     let failure = machine.failure().or(match ended {
-        Ok(()) => check_end(&machine, &vms).err(),
+        Ok(()) => check_end(&machine, &rows).err(),
         Err(Ended::Panicked(message)) => Some(format!("panic: {message}")),
         Err(Ended::Endless) => Some("the run does not end".into()),
         Err(Ended::Stopped) => Some("stopped without a reason".into()),

@@ -1,11 +1,12 @@
 //! TLB maintenance of the machine's software on Arm64: the sequences and operands of
 //! `coherence::tlbi`, executed on the machine's processors, and VMIDs from `coherence::vmid`.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
+use std::rc::Rc;
 
 use coherence::tlbi::{self, Context, Errata, Features, Granule, Limits, Setup, Stage2Tlb, Vttbr};
-use coherence::vmid::{LocalMaintenance, VmidAllocator, VmidSlot};
+use coherence::vmid::{Home, LocalMaintenance, Residents, VmidAllocator, VmidSlot};
 use coherence::{CpuId, Hardware, Ledger, SpaceReceipt, Stalled, Walkers};
 use paging::{FlushRange, Invalidation};
 use stay::arm64::{self, AddressSpace, Place};
@@ -21,30 +22,51 @@ use crate::program::Config;
 pub(crate) const CPUS_MAX: usize = 3;
 /// Bits of a VMID: the fewest that suffice for this many CPUs, so that generations end.
 const VMID_BITS: u32 = 2;
-/// Root of the tables in VTTBR_EL2 during an invalidation: it does not matter, because nothing
-/// walks meanwhile.
-const ROOT: u64 = 0x1000;
+/// The tag of one virtual machine, from its creation to its end.
+#[derive(Debug)]
+pub(crate) struct MachineTag {
+    vmid: VmidSlot,
+    residents: Residents<CPUS_MAX>,
+    /// Root of its stage 2.
+    root: Cell<u64>,
+    /// Its first VMID.
+    first: Cell<Option<u16>>,
+}
+
+impl MachineTag {
+    fn new() -> Self {
+        let (vmid, residents) = (VmidSlot::new(), Residents::new());
+        Self { vmid, residents, root: Cell::new(0), first: Cell::new(None) }
+    }
+
+    fn vttbr(&self) -> u64 {
+        Vttbr::new(self.root.get(), self.vmid.current().unwrap_or(0)).bits()
+    }
+}
 
 /// VMIDs, and the contents of registers.
 #[derive(Debug)]
 pub(crate) struct Stage2 {
     vmids: VmidAllocator<CPUS_MAX>,
     /// By virtual machine.
-    slots: Vec<VmidSlot>,
-    /// By virtual machine, its first VMID.
-    first: Vec<Cell<Option<u16>>>,
+    tags: RefCell<Vec<Rc<MachineTag>>>,
     /// VTTBR_EL2 of each CPU.
     vttbr: Vec<Cell<u64>>,
+    /// A table without entries.
+    nowhere: u64,
+    /// The CPUs that have yet to leave their address spaces.
+    must_leave: Vec<Cell<bool>>,
     setup: Setup,
 }
 
 impl Stage2 {
-    pub(crate) fn new(config: &Config) -> Self {
+    pub(crate) fn new(config: &Config, nowhere: u64) -> Self {
         Self {
             vmids: VmidAllocator::new(VMID_BITS, config.cpus).expect("enough VMIDs"),
-            slots: (0..config.vms).map(|_| VmidSlot::new()).collect(),
-            first: vec![Cell::new(None); config.vms],
+            tags: RefCell::new((0..config.vms).map(|_| Rc::new(MachineTag::new())).collect()),
             vttbr: vec![Cell::new(0); config.cpus],
+            nowhere,
+            must_leave: vec![Cell::new(false); config.cpus],
             setup: setup(config),
         }
     }
@@ -53,13 +75,21 @@ impl Stage2 {
     pub(crate) fn loaded(&self, cpu: usize) -> Tag {
         (self.vttbr[cpu].get() >> 48) as Tag
     }
+
+    /// The tag of a virtual machine.
+    fn tag(&self, vm: usize) -> Rc<MachineTag> {
+        Rc::clone(&self.tags.borrow()[vm])
+    }
 }
 
 /// Instructions, as one CPU executes them.
 pub(crate) struct Tlb<'m> {
     machine: &'m AbstractMachine,
     cpu: usize,
+    /// The register, and its value when the processor last synchronized: until it does so again, it
+    /// may use either.
     vttbr: Cell<u64>,
+    in_effect: Cell<u64>,
     /// Tables that are loaded with VTTBR_EL2; `None` if it is written only for a sequence, while
     /// nothing walks.
     roots: Option<Roots>,
@@ -68,7 +98,9 @@ pub(crate) struct Tlb<'m> {
 impl Tlb<'_> {
     fn ask(&self, what: Tlbi) {
         let what = if self.machine.has(Bug::WalkCacheKept) { what.of_leaves() } else { what };
-        self.machine.hw.borrow_mut().tlbi(self.cpu, (self.vttbr.get() >> 48) as Tag, what);
+        let (vttbr, in_effect) = (self.vttbr.get(), self.in_effect.get());
+        let used = if vttbr != in_effect && self.machine.below(2) == 0 { in_effect } else { vttbr };
+        self.machine.hw.borrow_mut().tlbi(self.cpu, (used >> 48) as Tag, what);
     }
 
     /// Reserved encodings do nothing.
@@ -83,7 +115,6 @@ impl Tlb<'_> {
 impl Stage2Tlb for Tlb<'_> {
     // Memory is sequentially consistent here, and there are no caches except TLBs.
     fn order_stores(&self) {}
-    fn context_sync(&self) {}
     fn complete_caches(&self) {}
     fn instruction_cache(&self) {}
     fn local_instruction_cache(&self) {}
@@ -92,6 +123,18 @@ impl Stage2Tlb for Tlb<'_> {
 
     fn forbid_stage1_walks(&self) -> u64 {
         0
+    }
+
+    fn context_sync(&self) {
+        let vttbr = self.vttbr.get();
+        if vttbr == self.in_effect.get() || self.machine.has(Bug::VttbrNotSynchronized) {
+            return;
+        }
+        self.in_effect.set(vttbr);
+        if let Some(roots) = self.roots {
+            self.machine.hw.borrow_mut().load(self.cpu, (vttbr >> 48) as Tag, roots);
+            self.machine.hook();
+        }
     }
 
     fn complete(&self) {
@@ -137,7 +180,8 @@ impl Stage2Tlb for Tlb<'_> {
     }
 
     fn local_all_vms(&self) {
-        if !self.machine.has(Bug::GenerationFlushedEarly) {
+        let is_missed = self.machine.misses_rollover(self.cpu);
+        if !is_missed && !self.machine.has(Bug::GenerationFlushedEarly) {
             self.ask(Tlbi::AllLocal);
         }
     }
@@ -148,14 +192,13 @@ impl Stage2Tlb for Tlb<'_> {
 
     fn set_vttbr(&self, value: u64) {
         self.vttbr.set(value);
-        if let Some(roots) = self.roots {
+        if self.roots.is_some() {
             if self.machine.has(Bug::GenerationFlushedEarly) {
                 // As if it were always necessary, but not afterwards.
                 self.ask(Tlbi::AllLocal);
                 self.complete_local();
             }
             self.machine.stage2.vttbr[self.cpu].set(value);
-            self.machine.hw.borrow_mut().load(self.cpu, (value >> 48) as Tag, roots);
             self.machine.hook();
         }
     }
@@ -164,6 +207,24 @@ impl Stage2Tlb for Tlb<'_> {
 impl Mistakes for Tlb<'_> {
     fn makes(&self, mistake: Mistake) -> bool {
         self.machine.makes(mistake)
+    }
+}
+
+/// Whom an arriving vCPU meets on a CPU, for mistakes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Met {
+    /// Another vCPU of its machine ran last, of those.
+    pub(crate) another: bool,
+    /// The vCPU that ran last, of any machine, had the same index.
+    pub(crate) same_index: bool,
+}
+
+/// The one mistake of leaving out the drop at an arrival.
+struct WithoutDrop;
+
+impl Mistakes for WithoutDrop {
+    fn makes(&self, mistake: Mistake) -> bool {
+        mistake == Mistake::ArrivalWithoutDrop
     }
 }
 
@@ -192,41 +253,108 @@ impl AbstractMachine {
         CpuId(if self.has(Bug::VmidStolen) { 0 } else { cpu as u32 })
     }
 
-    /// The tag of a virtual machine's translations.
-    fn address_space<'a>(&'a self, slot: &'a VmidSlot, root: u64) -> AddressSpace<'a, CPUS_MAX> {
-        AddressSpace { vmids: &self.stage2.vmids, vmid: slot, root, setup: &self.stage2.setup }
+    /// Whether a mistake keeps this CPU from dropping its entries when a generation begins.
+    pub(crate) fn misses_rollover(&self, cpu: usize) -> bool {
+        self.has(Bug::RolloverMissesCpu) && cpu + 1 == self.config.cpus
+    }
+
+    /// The tag and the tables of a virtual machine.
+    fn address_space<'a>(&'a self, tag: &'a MachineTag) -> AddressSpace<'a, CPUS_MAX> {
+        let MachineTag { vmid, residents, root, .. } = tag;
+        let Stage2 { vmids, setup, .. } = &self.stage2;
+        AddressSpace { vmids, vmid, residents, root: root.get(), setup }
+    }
+
+    /// A virtual machine with this root is created, and gets a new tag.
+    pub(crate) fn begin_tag(&self, vm: usize, root: u64) {
+        let mut tags = self.stage2.tags.borrow_mut();
+        if !self.has(Bug::TagHandedOn) {
+            tags[vm] = Rc::new(MachineTag::new());
+        }
+        tags[vm].root.set(root);
     }
 
     /// The instructions of a CPU; with `roots`, VTTBR_EL2 is for them.
     pub(crate) fn tlb(&self, cpu: usize, roots: Option<Roots>) -> Tlb<'_> {
-        let loaded = if roots.is_some() { self.stage2.vttbr[cpu].get() } else { 0 };
-        Tlb { machine: self, cpu, vttbr: Cell::new(loaded), roots }
+        let vttbr = if self.is_on(cpu) { self.stage2.vttbr[cpu].get() } else { self.any_vttbr() };
+        Tlb { machine: self, cpu, vttbr: Cell::new(vttbr), in_effect: Cell::new(vttbr), roots }
+    }
+
+    /// The CPU on which a host runs may have any machine's tables loaded, or none.
+    fn any_vttbr(&self) -> u64 {
+        let tags = self.stage2.tags.borrow();
+        let nowhere = Vttbr::new(self.stage2.nowhere, 0).bits();
+        tags.get(self.below(tags.len() + 1)).map_or(nowhere, |tag| tag.vttbr())
+    }
+
+    /// A vCPU arrives at a CPU.
+    pub(crate) fn arrive(&self, (cpu, vm): (usize, usize), place: &mut Place, home: &mut Home, met: Met) {
+        let (tag, reach) = (self.stage2.tag(vm), self.reach());
+        let id = CpuId(cpu as u32);
+        let forgets = self.has(Bug::MigrationForgotten);
+        let reach = if forgets { LocalMaintenance::Broadcast } else { reach };
+        let mut space = self.address_space(&tag);
+        let nobody = Residents::new();
+        if self.has(Bug::VcpuMet) && met.another {
+            let _ = space.residents.arrive(&mut home.clone(), id, reach);
+            space.residents = &nobody;
+        }
+        // Moves are recorded elsewhere, and are not the point.
+        if self.has(Bug::ResidentByIndex) && met.same_index && self.config.arm.forces_broadcast {
+            place.arrive(&space, home, id, reach, &WithoutDrop);
+        } else {
+            place.arrive(&space, home, id, reach, &self.tlb(cpu, None));
+        }
     }
 
     /// A CPU enters the address space of a virtual machine.
     pub(crate) fn enter_address_space(&self, cpu: usize, vm: usize, roots: Roots, place: &mut Place) {
-        let space = self.address_space(&self.stage2.slots[vm], roots.nested);
+        let tag = self.stage2.tag(vm);
         let tlb = self.tlb(cpu, Some(roots));
-        arm64::enter_address_space(&tlb, self.known_as(cpu), place, &space, || ());
-        if self.stage2.first[vm].get().is_none() {
-            self.stage2.first[vm].set(self.stage2.slots[vm].current());
+        arm64::enter_address_space(&tlb, self.known_as(cpu), place, &self.address_space(&tag), || ());
+        if tag.first.get().is_none() {
+            tag.first.set(tag.vmid.current());
         }
     }
 
-    /// Whether these are the tables that a CPU has loaded.
-    pub(crate) fn has_loaded(&self, cpu: usize, roots: Roots) -> bool {
-        let vttbr = self.stage2.vttbr[cpu].get();
-        Vttbr::new(roots.nested, (vttbr >> 48) as u16).bits() == vttbr
+    /// Whether a CPU has loaded these tables of a virtual machine, under its VMID.
+    pub(crate) fn has_loaded(&self, cpu: usize, vm: usize, roots: Roots) -> bool {
+        let vmid = self.stage2.tag(vm).vmid.current().unwrap_or(0);
+        Vttbr::new(roots.nested, vmid).bits() == self.stage2.vttbr[cpu].get()
+    }
+
+    /// A CPU leaves its address space, if it must.
+    pub(crate) fn leave_if_asked(&self, cpu: usize, place: &mut Place) {
+        if self.stage2.must_leave[cpu].get() {
+            self.leave_address_space(cpu, place);
+        }
+    }
+
+    /// A CPU leaves its address space.
+    pub(crate) fn leave_address_space(&self, cpu: usize, place: &mut Place) {
+        let Stage2 { nowhere, setup, must_leave, .. } = &self.stage2;
+        let roots = Roots { nested: *nowhere, guest: 0 };
+        arm64::leave_address_space(&self.tlb(cpu, Some(roots)), place, setup, *nowhere);
+        self.note(|| "leaves its address space".into());
+        must_leave[cpu].set(false);
+    }
+
+    /// All CPUs leave their address spaces, and are waited for.
+    pub(crate) fn wait_until_all_have_left(&self) {
+        let Stage2 { vttbr, nowhere, must_leave, .. } = &self.stage2;
+        let has_left = |cpu: usize| vttbr[cpu].get() == Vttbr::new(*nowhere, 0).bits();
+        (0..self.config.cpus).filter(|&cpu| !has_left(cpu)).for_each(|cpu| must_leave[cpu].set(true));
+        while must_leave.iter().any(Cell::get) {
+            self.give_way();
+        }
     }
 
     /// A vCPU of another virtual machine arrives at a CPU, uses a VMID, and leaves.
     pub(crate) fn be_visited(&self, cpu: usize, place: &mut Place) {
-        let slot = VmidSlot::new();
+        let visitor = MachineTag::new();
         // A processor that uses entries of these tables uses a foreign entry.
-        let roots = Roots { nested: 0, guest: 0 };
-        let tlb = self.tlb(cpu, Some(roots));
-        let space = self.address_space(&slot, roots.nested);
-        arm64::enter_address_space(&tlb, self.known_as(cpu), place, &space, || ());
+        let tlb = self.tlb(cpu, Some(Roots { nested: 0, guest: 0 }));
+        arm64::enter_address_space(&tlb, self.known_as(cpu), place, &self.address_space(&visitor), || ());
         self.note(|| format!("is visited by a machine with VMID {}", self.stage2.loaded(cpu)));
     }
 
@@ -251,23 +379,25 @@ impl AbstractMachine {
         ledger: &mut Ledger<2>,
         hardware: &impl Hardware,
     ) -> Result<SpaceReceipt<W::Stamp>, Stalled> {
-        let tlb = self.tlb(self.own_cpu(), None);
-        let space = self.address_space(&self.stage2.slots[vm], ROOT);
+        let (tlb, tag) = (self.tlb(self.own_cpu(), None), self.tag_to_flush(vm));
         if self.has(Bug::VmidRemembered) {
-            let first = self.stage2.first[vm].get().unwrap_or(0);
-            let setup = &self.stage2.setup;
+            let (first, setup) = (tag.first.get().unwrap_or(0), &self.stage2.setup);
             return coherence::broadcast(walkers, ledger, hardware, || {
-                let context = Context::enter(&tlb, Vttbr::new(ROOT, first), setup.errata);
+                let context = Context::enter(&tlb, Vttbr::new(tag.root.get(), first), setup.errata);
                 tlbi::invalidate(&context, setup, tlbi::Plan::<core::iter::Empty<_>>::Whole)
             });
         }
-        arm64::flush_space(walkers, &tlb, &space, invalidation, ledger, hardware)
+        arm64::flush_space(walkers, &tlb, &self.address_space(&tag), invalidation, ledger, hardware)
+    }
+
+    /// The tag whose entries a flush for a virtual machine drops.
+    fn tag_to_flush(&self, vm: usize) -> Rc<MachineTag> {
+        self.stage2.tag(if self.has(Bug::WrongTagFlushed) { (vm + 1) % self.config.vms } else { vm })
     }
 
     /// An entry of a virtual machine's stage 2 was made invalid, and another follows.
     pub(crate) fn break_before_make(&self, vm: usize, range: &FlushRange) {
-        let tlb = self.tlb(self.own_cpu(), None);
-        let space = self.address_space(&self.stage2.slots[vm], ROOT);
-        arm64::break_before_make(&tlb, &space, range);
+        let (tlb, tag) = (self.tlb(self.own_cpu(), None), self.tag_to_flush(vm));
+        arm64::break_before_make(&tlb, &self.address_space(&tag), range);
     }
 }

@@ -25,9 +25,12 @@ const FREE: &str = "which is free";
 const FOREIGN: &str = "a translation of another";
 const BREAK: &str = "break-before-make";
 const AFTER: &str = "after it was freed";
+/// The entry is that of a guest or vCPU that was destroyed.
+const FORMER: &str = "that was here before";
+const ROOT: &str = "may walk from it";
 
 /// The failures when a translation is kept that must be removed.
-const KEPT: &[&str] = &[STALE, FREE, FOREIGN, AFTER, BREAK];
+const KEPT: &[&str] = &[STALE, FREE, FOREIGN, AFTER, BREAK, FORMER];
 
 macro_rules! found {
     ($($name:ident: $arch:ident, $bug:expr, $signs:expr $(, $topic:ident)?;)+) => {
@@ -74,6 +77,18 @@ mod around {
         a4_generation_is_flushed_before_the_vmid_is_loaded_arm64: Arm64, Bug::GenerationFlushedEarly, KEPT;
         a4_former_vmid_is_invalidated_arm64: Arm64, Bug::VmidRemembered, KEPT;
         o11_completed_on_the_own_processor_alone_arm64: Arm64, Bug::CompletedLocally, KEPT;
+        a1_tag_handed_on: Amd64, Bug::TagHandedOn, &[FORMER, FREE], Lives;
+        a1_tag_handed_on_arm64: Arm64, Bug::TagHandedOn, &[FORMER, FREE], Lives;
+        a4_rollover_misses_a_cpu: Amd64, Bug::RolloverMissesCpu, KEPT, Lives;
+        a4_rollover_misses_a_cpu_arm64: Arm64, Bug::RolloverMissesCpu, KEPT, Lives;
+        a20_vttbr_is_not_synchronized_arm64: Arm64, Bug::VttbrNotSynchronized, &[STALE, FREE, FOREIGN, FORMER, BREAK, ROOT];
+        a20_wrong_vmid_is_invalidated_arm64: Arm64, Bug::WrongTagFlushed, KEPT;
+        a1_wrong_asid_is_invalidated: Amd64, Bug::WrongTagFlushed, KEPT, Guests;
+        p2_memory_of_a_guest_handed_on_early: Amd64, Bug::MemoryHandedOnEarly, KEPT, Lives;
+        p2_memory_of_a_guest_handed_on_early_arm64: Arm64, Bug::MemoryHandedOnEarly, KEPT, Lives;
+        p1_tables_of_a_guest_handed_on_early_arm64: Arm64, Bug::TablesHandedOnEarly, &[ROOT], Lives;
+        a3_vcpu_is_taken_for_its_former_arm64: Arm64, Bug::VcpuTakenForFormer, &[FORMER], Lives;
+        a3_resident_by_index_arm64: Arm64, Bug::ResidentByIndex, &[STALE, FORMER], Lives;
     }
 }
 
@@ -114,6 +129,7 @@ mod steps {
         a3_drop_with_vmid_only_arm64: Arm64, step(DropWithVmidOnly), KEPT, Guests;
         a4_vmid_not_loaded_arm64: Arm64, step(VmidNotLoaded), &["of another machine", STALE, FREE, FOREIGN, BREAK];
         a4_generation_kept_arm64: Arm64, step(GenerationKept), KEPT;
+        a20_left_but_known_arm64: Arm64, step(LeftButKnown), &["of another machine"], Lives;
         p18_wrong_level_hint_arm64: Arm64, step(WrongLevelHint), KEPT;
         p18_stale_range_left_out_arm64: Arm64, step(StaleRangeLeftOut), KEPT;
         p3_no_break_arm64: Arm64, step(NoBreak), &[BREAK];

@@ -13,11 +13,14 @@
 //!   `coherence::vmid`.
 //! * The drops that an [`Arrival`] requires are done at the next P, whether or not the VMID is new;
 //!   that P may belong to an entry that is called off.
+//! * Machines come and go. A processor keeps the VTTBR_EL2 of the last one, so before a machine's
+//!   tables are returned each processor [leaves](leave_address_space) them. Its VMID is handed out
+//!   again in a later generation, in which each processor drops everything at its first P.
 //!
 //! Source: Arm DDI 0487, D8.13 and D8.17.
 
 use coherence::tlbi::{self, Context, LeafLevel, Setup, Stage2Tlb, Stale, Vttbr};
-use coherence::vmid::{Arrival, Home, LocalMaintenance, Resident, VmidAllocator, VmidSlot};
+use coherence::vmid::{Arrival, Home, LocalMaintenance, Residents, VmidAllocator, VmidSlot};
 use coherence::{CpuId, Hardware, Ledger, Owner, SpaceReceipt, Stalled, Walkers};
 use paging::{FlushRange, Invalidation, Level};
 
@@ -28,8 +31,10 @@ use crate::{Mistake, Mistakes};
 pub struct AddressSpace<'a, const CPUS: usize> {
     /// VMIDs of all machines.
     pub vmids: &'a VmidAllocator<CPUS>,
-    /// The machine's own.
+    /// The machine's own. A machine that takes another one's place has a new one.
     pub vmid: &'a VmidSlot,
+    /// The machine's vCPUs that ran last. As old as `vmid`.
+    pub residents: &'a Residents<CPUS>,
     /// Root of stage 2.
     pub root: u64,
     /// Processor and limits.
@@ -39,7 +44,11 @@ pub struct AddressSpace<'a, const CPUS: usize> {
 /// The state that a processor has loaded, and the entries that it has to drop.
 #[derive(Debug, Default)]
 pub struct Place {
-    /// The VMID in VTTBR_EL2; 0 before the first.
+    /// The VMID in VTTBR_EL2; 0 before the first, and for no machine.
+    ///
+    /// That is enough to know the machine, and with it the root, however many come and go: in one
+    /// generation a VMID has one machine, and the first entry of a generation loads the register
+    /// whatever it holds ([`must_flush`](coherence::vmid::Assignment::must_flush)).
     vmid: u16,
     /// Entries to drop before the vCPU on this processor enters the guest.
     arrival: Option<Arrival>,
@@ -61,18 +70,20 @@ impl Place {
         Self { vmid: 0, arrival: None }
     }
 
-    /// A vCPU of a machine arrives at this processor, where `resident` is the machine's record.
-    /// Returns whether entries that it must not use have to be dropped, which happens when it
-    /// enters its address space.
-    pub fn arrive(
+    /// A vCPU of the machine that has this `space` arrives at this processor. Returns whether
+    /// entries that it must not use have to be dropped, which happens when it
+    /// [enters](enter_address_space) its address space.
+    pub fn arrive<const CPUS: usize>(
         &mut self,
-        resident: &mut Resident,
-        (vcpu, home): (u32, &mut Home),
+        space: &AddressSpace<'_, CPUS>,
+        home: &mut Home,
         cpu: CpuId,
         reach: LocalMaintenance,
         mistakes: &impl Mistakes,
     ) -> bool {
-        let arrival = resident.arrive(vcpu, home, cpu, reach);
+        let arrival = space.residents.arrive(home, cpu, reach);
+        // The records say that an earlier vCPU's drop was done, and it may be of another machine.
+        let arrival = arrival.with_all_vms(self.arrival.is_some_and(|pending| pending != Arrival::NOTHING));
         self.arrival = (!mistakes.makes(Mistake::ArrivalWithoutDrop)).then_some(arrival);
         arrival.stage1
     }
@@ -105,6 +116,18 @@ pub fn enter_address_space<T: Stage2Tlb + Mistakes, const CPUS: usize>(
     }
     assignment.executed();
     Entered { has_changed, dropped_all: must_flush }
+}
+
+/// This processor's vCPU has gone, and the processor leaves the address space that it has loaded. A
+/// machine's tables may be returned when none of its vCPUs can enter any more, and after that each
+/// processor has done this, or has entered another address space.
+///
+/// `nowhere` is the root of a table without entries, which is never returned.
+pub fn leave_address_space<T: Stage2Tlb + Mistakes>(tlb: &T, place: &mut Place, setup: &Setup, nowhere: u64) {
+    tlbi::leave_vm(tlb, setup, Vttbr::new(nowhere, 0));
+    if !tlb.makes(Mistake::LeftButKnown) {
+        place.vmid = 0;
+    }
 }
 
 /// Operations that only a processor can do, for the vCPU whose state it has.

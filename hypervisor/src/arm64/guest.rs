@@ -10,7 +10,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use coherence::tlbi::{self, Limits, Setup, Stage2Tlb};
-use coherence::vmid::{LocalMaintenance, VmidAllocator, VmidSlot};
+use coherence::vmid::{LocalMaintenance, Residents, VmidAllocator, VmidSlot};
 use hostlink::config::{Architecture, Config, FlushMode, ForeignSwitch, LocalTlbi, Stage2Unmap, Switches};
 use spin::Mutex;
 use stay::Cost;
@@ -132,8 +132,9 @@ impl Common {
 
     /// The address space of the machine with this tag.
     pub fn address_space<'a>(&'a self, tag: &'a Tag) -> AddressSpace<'a, MAX_CPUS> {
-        let root = tag.root.load(Ordering::Relaxed);
-        AddressSpace { vmids: &self.vmids, vmid: &tag.vmid, root, setup: &self.setup }
+        let Tag { vmid, residents, root } = tag;
+        let root = root.load(Ordering::Relaxed);
+        AddressSpace { vmids: &self.vmids, vmid, residents, root, setup: &self.setup }
     }
 }
 
@@ -142,6 +143,8 @@ impl Common {
 pub struct Tag {
     /// Its VMID.
     pub vmid: VmidSlot,
+    /// The vCPU that ran last on each CPU.
+    residents: Residents<MAX_CPUS>,
     /// The root of its stage 2, once it has one.
     root: AtomicU64,
 }
@@ -195,7 +198,8 @@ impl Shared {
     /// The VMID that tags the guest's translations, and their root.
     #[inline(always)]
     pub fn address_space(&self) -> AddressSpace<'_, MAX_CPUS> {
-        AddressSpace { vmids: &self.common.vmids, vmid: &self.tag.vmid, root: self.root, setup: &self.setup }
+        let Tag { vmid, residents, .. } = &*self.tag;
+        AddressSpace { vmids: &self.common.vmids, vmid, residents, root: self.root, setup: &self.setup }
     }
 
     /// The value that VTTBR_EL2 must have while the guest runs.

@@ -38,4 +38,5 @@ pub use operand::{Granule, LeafLevel, page, range};
 pub use plan::{Features, Limits, Plan, Setup, Stale, plan};
 pub use sequence::{
     Instructions, Invalidated, Stage2Tlb, break_before_make, clean, enter_vm, invalidate, invalidate_all_vms,
+    leave_vm,
 };

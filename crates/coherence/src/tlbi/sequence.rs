@@ -222,6 +222,25 @@ pub fn enter_vm<T: Stage2Tlb>(tlb: &T, setup: &Setup, vttbr: Vttbr, arrival: Arr
     }
 }
 
+/// No vCPU is on this processor: loads a VTTBR_EL2 of no machine, so that the former one's tables
+/// can be returned. Their memory may be in use again before the next vCPU arrives here, and until
+/// then the register would name it.
+///
+/// `nowhere` has VMID 0, and the root of a table without entries that is never returned. Stage-1
+/// walks stay disabled as after [`enter_vm`]. Entries under the former VMID stay, too: nobody uses
+/// them before it is handed out again, which is after everything was dropped
+/// ([`vmid`](crate::vmid)).
+pub fn leave_vm<T: Stage2Tlb>(tlb: &T, setup: &Setup, nowhere: Vttbr) {
+    if setup.errata.speculative_at {
+        let _replaced_by_the_next_guests = tlb.forbid_stage1_walks();
+        tlb.context_sync();
+    }
+    tlb.set_vttbr(nowhere.bits());
+    tlb.context_sync();
+    // Walks that had begun by the former register are over.
+    tlb.complete_local();
+}
+
 /// Drops all entries of all virtual machines everywhere. Call it before the first of them runs,
 /// since firmware and earlier software may have used any VMID.
 pub fn invalidate_all_vms<T: Stage2Tlb>(tlb: &T, setup: &Setup) -> Invalidated {

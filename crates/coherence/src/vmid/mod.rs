@@ -57,7 +57,7 @@ mod model;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-pub use resident::{Arrival, Home, LocalMaintenance, Resident};
+pub use resident::{Arrival, Home, LocalMaintenance, Residents};
 
 use crate::CpuId;
 use crate::sync::{AtomicU64, Ordering, const_fn, spin_loop};

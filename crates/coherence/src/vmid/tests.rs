@@ -216,14 +216,14 @@ proptest! {
         steps in prop::collection::vec((0u32..3, 0u32..3, any::<bool>()), 1..60),
     ) {
         let reach = if is_broadcast { LocalMaintenance::Broadcast } else { LocalMaintenance::Local };
-        let (mut residents, mut homes) = ([Resident::new(); 3], [Home::new(); 3]);
+        let (residents, mut homes) = (Residents::<3>::new(), [(); 3].map(|()| Home::new()));
         // By CPU: the vCPU whose entries are held, and how often it had invalidated when it made
         // them.
         let mut held = [const { Vec::<(u32, u32)>::new() }; 3];
         let mut invalidated = [0; 3];
         for (vcpu, cpu, invalidates) in steps {
             let (v, c) = (vcpu as usize, cpu as usize);
-            let arrival = residents[c].arrive(vcpu, &mut homes[v], CpuId(cpu), reach);
+            let arrival = residents.arrive(&mut homes[v], CpuId(cpu), reach);
             if arrival.stage1 {
                 held[c].clear();
             }
@@ -244,26 +244,53 @@ proptest! {
 #[test]
 fn a3_another_vcpu_of_the_machine_was_here() {
     for reach in [LocalMaintenance::Broadcast, LocalMaintenance::Local] {
-        let (mut resident, mut first, mut second) = (Resident::new(), Home::new(), Home::new());
+        let (residents, mut first, mut second) = (Residents::<3>::new(), Home::new(), Home::new());
         let cpu = CpuId(2);
-        assert_eq!(resident.arrive(0, &mut first, cpu, reach), Arrival::NOTHING, "nobody was");
-        assert_eq!(resident.arrive(0, &mut first, cpu, reach), Arrival::NOTHING, "itself");
-        let stage1 = Arrival { stage1: true, ..Arrival::NOTHING };
-        assert_eq!(resident.arrive(1, &mut second, cpu, reach), stage1);
-        assert_eq!(resident.arrive(0, &mut first, cpu, reach), stage1);
+        assert_eq!(residents.arrive(&mut first, cpu, reach), Arrival::NOTHING, "nobody was");
+        assert_eq!(residents.arrive(&mut first, cpu, reach), Arrival::NOTHING, "itself");
+        assert_eq!(residents.arrive(&mut second, cpu, reach), STAGE_1);
+        assert_eq!(residents.arrive(&mut first, cpu, reach), STAGE_1);
+    }
+}
+
+const STAGE_1: Arrival = Arrival { stage1: true, ..Arrival::NOTHING };
+
+#[test]
+fn a3_another_machine_in_between_changes_nothing() {
+    let (ours, theirs) = (Residents::<1>::new(), Residents::<1>::new());
+    let (mut x, mut y, mut z) = (Home::new(), Home::new(), Home::new());
+    let arrive = |of: &Residents<1>, vcpu: &mut Home| of.arrive(vcpu, CpuId(0), LocalMaintenance::Local);
+    assert_eq!(arrive(&ours, &mut x), Arrival::NOTHING);
+    assert_eq!(arrive(&theirs, &mut y), Arrival::NOTHING, "under another VMID");
+    assert_eq!(arrive(&ours, &mut x), Arrival::NOTHING, "its own entries");
+    assert_eq!(arrive(&theirs, &mut y), Arrival::NOTHING);
+    assert_eq!(arrive(&ours, &mut z), STAGE_1, "the entries of x, whatever ran last");
+}
+
+#[test]
+fn a3_a_vcpu_in_the_place_of_another_is_not_taken_for_it() {
+    for reach in [LocalMaintenance::Broadcast, LocalMaintenance::Local] {
+        let residents = Residents::<2>::new();
+        let mut former = Home::new();
+        let _first = residents.arrive(&mut former, CpuId(1), reach);
+        let _then = residents.arrive(&mut former, CpuId(0), reach);
+        let mut next = Home::new();
+        assert!(residents.arrive(&mut next, CpuId(0), reach).stage1);
+        assert!(residents.arrive(&mut next, CpuId(1), reach).stage1, "the former one was here, too");
+        assert_eq!(residents.arrive(&mut next, CpuId(1), reach), Arrival::NOTHING);
     }
 }
 
 #[test]
 fn a21_the_vcpu_was_elsewhere_since() {
-    let (mut here, mut there, mut home) = (Resident::new(), Resident::new(), Home::new());
-    let reach = LocalMaintenance::Local;
+    let (residents, mut home) = (Residents::<2>::new(), Home::new());
+    let (here, there, reach) = (CpuId(0), CpuId(1), LocalMaintenance::Local);
     let instructions = Arrival { instructions: true, ..Arrival::NOTHING };
-    assert_eq!(here.arrive(0, &mut home, CpuId(0), reach), Arrival::NOTHING);
-    assert_eq!(there.arrive(0, &mut home, CpuId(1), reach), instructions, "no entries, but lines perhaps");
+    assert_eq!(residents.arrive(&mut home, here, reach), Arrival::NOTHING);
+    assert_eq!(residents.arrive(&mut home, there, reach), instructions, "no entries, but lines perhaps");
     let both = Arrival { stage1: true, ..instructions };
-    assert_eq!(here.arrive(0, &mut home, CpuId(0), reach), both);
+    assert_eq!(residents.arrive(&mut home, here, reach), both);
     let reach = LocalMaintenance::Broadcast;
-    assert_eq!(there.arrive(0, &mut home, CpuId(1), reach), Arrival::NOTHING, "its invalidations came here");
+    assert_eq!(residents.arrive(&mut home, there, reach), Arrival::NOTHING, "its invalidations came here");
     assert!(Arrival::NOTHING.with_all_vms(true).all_vms && !both.with_all_vms(false).all_vms);
 }

@@ -2,18 +2,18 @@
 //! those of [`stay`].
 
 use coherence::asid::AsidAllocator;
-use coherence::vmid::{Home, Resident};
 use coherence::{CpuId, Ledger, Owner};
 use memslots::MmioCache;
 use stay::arm64::Place;
 use stay::{MMIO_PAGES, Mistake, Mistakes, Stay, amd64, arm64};
 
 use super::guest::{ALL_PAGES, Exit};
+use super::life::Row;
 use super::processor::Guest;
 use super::vm::{Activity, Architecture, Tags, Vcpu, Vm};
-use crate::bug::Bug;
 use crate::hw::format::Arch;
 use crate::machine::AbstractMachine;
+use crate::stage2::Met;
 
 /// The most stays of one vCPU before the next gets its turn.
 const STAYS_MAX: usize = 12;
@@ -37,8 +37,17 @@ struct Tagging {
     asids: AsidAllocator,
     /// For Arm64.
     place: Place,
-    /// For Arm64: by virtual machine.
-    residents: Vec<Resident>,
+    /// By virtual machine, and of all: the index of the vCPU that ran last. For mistakes.
+    last: Vec<Option<usize>>,
+    last_of_all: Option<usize>,
+}
+
+impl Tagging {
+    /// Whom a vCPU meets that arrives now.
+    fn meet(&mut self, vm: usize, vcpu: usize) -> Met {
+        let another = self.last[vm].replace(vcpu).is_some_and(|last| last != vcpu);
+        Met { another, same_index: self.last_of_all.replace(vcpu) == Some(vcpu) }
+    }
 }
 
 /// What to do with the vCPU after an exit.
@@ -47,31 +56,45 @@ pub(crate) enum Next {
     Resume,
     Halt,
     GiveUp,
+    /// Another vCPU takes its place.
+    Replace,
 }
 
 /// The actor of a physical CPU: runs vCPUs until none has operations left.
-pub(crate) fn run_cpu<F: Architecture>(machine: &AbstractMachine, vms: &[Vm<'_, F>], number: usize) {
+pub(crate) fn run_cpu<'m, F: Architecture>(machine: &'m AbstractMachine, rows: &[Row<'m, F>], number: usize) {
     let tags = machine.config.tags.try_into().expect("there are tags");
     let mut cpu = Cpu { machine, number, ledger: Ledger::new() };
     let mut tagging = Tagging {
         asids: AsidAllocator::new(CpuId(number as u32), tags, machine.config.flush_by_asid),
         place: Place::new(),
-        residents: vec![Resident::new(); vms.len()],
+        last: vec![None; rows.len()],
+        last_of_all: None,
     };
-    loop {
-        let everything = vms.iter().flat_map(|vm| (0..vm.vcpus.len()).map(move |vcpu| (vm, vcpu)));
-        let rest: Vec<_> =
-            everything.filter(|(vm, vcpu)| vm.activity[*vcpu].get() != Activity::Over).collect();
-        if rest.is_empty() {
-            return;
-        }
-        let (vm, vcpu) = rest[machine.below(rest.len())];
-        match vm.activity[vcpu].get() {
-            Activity::Ready => run(&mut cpu, &mut tagging, vm, vcpu),
-            _ if machine.below(TIMER_TURNS) == 0 => vm.post_event(vcpu),
-            _ => {}
-        }
+    while !rows.iter().all(Row::is_over) {
+        machine.leave_if_asked(number, &mut tagging.place);
+        turn(&mut cpu, &mut tagging, rows);
         machine.give_way();
+    }
+    if F::ARCH == Arch::Arm64 {
+        machine.leave_address_space(number, &mut tagging.place);
+    }
+}
+
+/// A CPU's look at one of the vCPUs that have operations left.
+fn turn<'m, F: Architecture>(cpu: &mut Cpu<'m>, tagging: &mut Tagging, rows: &[Row<'m, F>]) {
+    let machine = cpu.machine;
+    let vms: Vec<_> = rows.iter().filter_map(Row::vm).collect();
+    let everything = vms.iter().flat_map(|vm| (0..vm.vcpus.len()).map(move |vcpu| (vm, vcpu)));
+    let rest: Vec<_> = everything.filter(|(vm, vcpu)| vm.activity[*vcpu].get() != Activity::Over).collect();
+    if rest.is_empty() {
+        // A guest is being destroyed, and another will take its place.
+        return;
+    }
+    let (vm, vcpu) = rest[machine.below(rest.len())];
+    match vm.activity[vcpu].get() {
+        Activity::Ready => run(cpu, tagging, vm, vcpu),
+        _ if machine.below(TIMER_TURNS) == 0 => vm.post_event(vcpu),
+        _ => {}
     }
 }
 
@@ -82,22 +105,16 @@ fn run<'m, F: Architecture>(cpu: &mut Cpu<'m>, tagging: &mut Tagging, vm: &Vm<'m
     let mut tags = vm.tags[number].borrow_mut();
     let mut visit = Visit { cpu, tagging, vm, number, vcpu: &mut vcpu, tags: &mut tags, owner };
     visit.arrive();
-    for _ in 0..STAYS_MAX {
-        visit.cpu.machine.point();
-        let Some(exit) = visit.stay() else { continue };
-        match visit.handle(exit) {
-            Next::Resume => {}
-            Next::GiveUp => break,
-            Next::Halt => {
-                if visit.halt() {
-                    vm.activity[number].set(Activity::Halted);
-                    // A wake-up from here on finds the state saved.
-                    break;
-                }
-            }
-        }
+    let is_replaced = visit.run();
+    let Visit { vcpu, tags, owner, .. } = visit;
+    if vm.is_dying.get() {
+        owner.remove();
+    } else if is_replaced {
+        owner.remove();
+        vm.replace(number, vcpu, tags);
+    } else {
+        drop(owner);
     }
-    drop(visit);
     if vcpu.next == vcpu.ops.len() {
         vm.activity[number].set(Activity::Over);
     }
@@ -157,6 +174,31 @@ impl<'v, 'm, F: Architecture> Stay<'v> for Visit<'v, 'm, F> {
 }
 
 impl<F: Architecture> Visit<'_, '_, F> {
+    /// The vCPU runs until its time slice ends. Returns whether another one takes its place.
+    fn run(&mut self) -> bool {
+        for _ in 0..STAYS_MAX {
+            self.cpu.machine.point();
+            // The event that came with this may have been taken already.
+            if self.vm.is_dying.get() {
+                return false;
+            }
+            let Some(exit) = self.stay() else { continue };
+            match self.handle(exit) {
+                Next::Resume => {}
+                Next::GiveUp => return false,
+                Next::Replace => return true,
+                Next::Halt => {
+                    if self.halt() {
+                        self.vm.activity[self.number].set(Activity::Halted);
+                        // A wake-up from here on finds the state saved.
+                        return false;
+                    }
+                }
+            }
+        }
+        false
+    }
+
     /// The vCPU arrives at the CPU.
     fn arrive(&mut self) {
         let (machine, number) = (self.cpu.machine, self.cpu.number);
@@ -166,17 +208,9 @@ impl<F: Architecture> Visit<'_, '_, F> {
         if machine.below(machine.config.arm.visitor_one_in) == 0 {
             machine.be_visited(number, &mut self.tagging.place);
         }
-        let vcpu = self.number as u32;
-        let mut nowhere = Home::new();
-        let home = if machine.has(Bug::MigrationForgotten) { &mut nowhere } else { &mut self.tags.home };
-        let resident = &mut self.tagging.residents[self.vm.index];
-        let cpu = CpuId(number as u32);
-        if machine.has(Bug::VcpuMet) {
-            let (mut later, mut here) = (*resident, *home);
-            let _ = later.arrive(vcpu, &mut here, cpu, machine.reach());
-            *resident = if later == *resident { later } else { Resident::new() };
-        }
-        self.tagging.place.arrive(resident, (vcpu, home), cpu, machine.reach(), &machine.tlb(number, None));
+        let place = (number, self.vm.index);
+        let met = self.tagging.meet(self.vm.index, self.number);
+        machine.arrive(place, &mut self.tagging.place, &mut self.tags.home, met);
         self.enter_address_space();
     }
 
@@ -236,6 +270,7 @@ impl<F: Architecture> Visit<'_, '_, F> {
                 Next::Resume
             }
             Exit::Halt => Next::Halt,
+            Exit::Replace => Next::Replace,
             Exit::Yield | Exit::Over => Next::GiveUp,
         }
     }

@@ -26,6 +26,7 @@ pub(crate) enum Exit {
     Halt,
     Yield,
     StartOver,
+    Replace,
     /// It has no operations left, or its time slice is over.
     Over,
 }
@@ -141,6 +142,7 @@ impl Cpu<'_> {
             GuestOp::Preempt => Step::Last(Exit::Over),
             GuestOp::StartOver if F::ARCH == Arch::Amd64 => Step::Last(Exit::StartOver),
             GuestOp::StartOver => Step::Next,
+            GuestOp::Replace => Step::Last(Exit::Replace),
             GuestOp::Spin(count) => {
                 vcpu.spin += 1;
                 if vcpu.spin <= count {

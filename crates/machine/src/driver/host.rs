@@ -8,6 +8,7 @@ use paging::{Flushed, Invalidation, Level, MapError, Permissions, Progress, Tabl
 use stay::Proof;
 
 use super::flush::FlushProof;
+use super::life::Row;
 use super::vm::{Architecture, Log, Vm, new_slot};
 use crate::bug::Bug;
 use crate::layout::{AREA_PAGES, AREA_SIZE, PAGE_SIZE, PAGES, area};
@@ -22,18 +23,25 @@ const AUDIT_ONE_IN: usize = 50;
 const RETIRED: u64 = 0x0ddb_a110_0ddb_a110;
 
 /// The actor of the host for one virtual machine: performs its operations in order.
-pub(crate) fn run_host<F: Architecture>(vm: &Vm<'_, F>, ops: &[HostOp]) {
+pub(crate) fn run_host<F: Architecture>(row: &Row<'_, F>, ops: &[HostOp]) {
     for &op in ops {
-        vm.machine.give_way();
-        vm.machine.note(|| format!("begins {op:?}"));
-        vm.is_changing.set(true);
-        let result = vm.host_op(op);
-        vm.is_changing.set(false);
-        vm.machine.note(|| format!("ends {op:?}: {result:?}"));
-        if vm.machine.below(AUDIT_ONE_IN) == 0 {
-            vm.machine.demand(vm.audit());
+        let Some(vm) = row.vm() else { return };
+        let machine = vm.machine;
+        machine.give_way();
+        machine.note(|| format!("begins {op:?}"));
+        if op == HostOp::Recreate {
+            drop(vm);
+            row.recreate();
+        } else {
+            vm.is_changing.set(true);
+            let result = vm.host_op(op);
+            vm.is_changing.set(false);
+            machine.note(|| format!("ends {op:?}: {result:?}"));
+            if machine.below(AUDIT_ONE_IN) == 0 {
+                machine.demand(vm.audit());
+            }
         }
-        vm.machine.count();
+        machine.count();
     }
 }
 
@@ -82,6 +90,8 @@ impl<'m, F: Architecture> Vm<'m, F> {
                 }
                 Ok(())
             }
+            // It concerns the row: see `run_host`.
+            HostOp::Recreate => Ok(()),
             HostOp::Wake(vcpu) => {
                 self.post_event(vcpu);
                 Ok(())
@@ -112,7 +122,7 @@ impl<'m, F: Architecture> Vm<'m, F> {
         Ok(())
     }
 
-    fn remove(&self, id: u16) -> Result<(), SlotError> {
+    pub(super) fn remove(&self, id: u16) -> Result<(), SlotError> {
         let former = self.slot(id)?;
         let job = self.space.remove(SlotId(id))?;
         self.machine.oracle.borrow_mut().stop_log(former.host.0);
@@ -129,6 +139,7 @@ impl<'m, F: Architecture> Vm<'m, F> {
             self.flush(Invalidation::Everything);
         }
         let is_forged = matches!(machine.bug, Some(Bug::FlushBeforeUnmap | Bug::MemoryFreedEarly))
+            || machine.has(Bug::MemoryHandedOnEarly) && self.is_ending.get()
             || machine.has(Bug::ProtectWithoutFlush) && protects;
         loop {
             let flush = |invalidation: Invalidation<'_>| match is_forged {
@@ -360,11 +371,20 @@ impl<'m, F: Architecture> Vm<'m, F> {
 }
 
 /// Whether a run has ended correctly.
-pub(crate) fn check_end<F: Architecture>(machine: &AbstractMachine, vms: &[Vm<'_, F>]) -> Result<(), String> {
+pub(crate) fn check_end<F: Architecture>(
+    machine: &AbstractMachine,
+    rows: &[Row<'_, F>],
+) -> Result<(), String> {
     machine.hw.borrow().memory.check_free_tables()?;
-    for vm in vms {
+    let mut slot_count = 0;
+    for vm in rows.iter().filter_map(Row::vm) {
         vm.check_logs()?;
         vm.audit()?;
+        vm.space.slots().memory().for_each(|_| slot_count += 1);
     }
-    Ok(())
+    let region_count = machine.hw.borrow().memory.regions_in_use();
+    match region_count == slot_count {
+        true => Ok(()),
+        false => Err(format!("{region_count} regions are in use, for {slot_count} slots")),
+    }
 }

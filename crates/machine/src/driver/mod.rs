@@ -8,10 +8,11 @@ mod guest;
 mod guest_flush;
 mod guest_tables;
 mod host;
+mod life;
 mod processor;
 mod vm;
 
-pub(crate) use vm::{Architecture, Vm};
-
 pub(crate) use cpu::run_cpu;
 pub(crate) use host::{check_end, run_host};
+pub(crate) use life::Row;
+pub(crate) use vm::{Architecture, Heritage};

@@ -68,6 +68,9 @@ impl<F: Architecture> amd64::Processor for Guest<'_, '_, F> {
     fn set_tag(&mut self, assignment: &Assignment) {
         let control = match assignment.control {
             TlbControl::FlushAll if self.cpu.machine.has(Bug::TagReused) => TlbControl::DoNothing,
+            TlbControl::FlushAll if self.cpu.machine.misses_rollover(self.cpu.number) => {
+                TlbControl::DoNothing
+            }
             control => control,
         };
         self.vcpu.vmcb = Vmcb { asid: assignment.asid, control };
@@ -97,6 +100,7 @@ impl<F: Architecture> amd64::Processor for Guest<'_, '_, F> {
     fn invalidate_page(&mut self, address: u64, asid: u32) {
         let machine = self.cpu.machine;
         let walk = !machine.has(Bug::WalkCacheKept);
+        let asid = if machine.has(Bug::WrongTagFlushed) { asid % machine.config.tags + 1 } else { asid };
         machine.hw.borrow_mut().invlpga(self.cpu.number, asid, address, walk);
     }
 
@@ -118,7 +122,7 @@ impl<F: Architecture> arm64::Processor for Guest<'_, '_, F> {
     fn run(&mut self) {
         let (machine, cpu) = (self.cpu.machine, self.cpu.number);
         machine.point();
-        if !machine.has_loaded(cpu, self.vm.roots(self.vcpu.space)) {
+        if !machine.has_loaded(cpu, self.vm.index, self.vm.roots(self.vcpu.space)) {
             machine.fail(|| {
                 format!(
                     "CPU {cpu} enters vCPU {}.{} by a translation of another machine",

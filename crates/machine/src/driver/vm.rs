@@ -12,7 +12,7 @@ use paging::{Amd64Nested, Arm64Stage2, Format as TableFormat, Level, Stamp};
 use stay::amd64::{TranslationControls, Walks};
 use stay::{MMIO_PAGES, Mistake, Mistakes};
 
-use super::guest::PendingCall;
+use super::guest::{ALL_PAGES, PendingCall};
 use super::processor::Vmcb;
 use crate::bug::Bug;
 use crate::hw::cpu::Roots;
@@ -112,6 +112,51 @@ pub(crate) struct Vm<'m, F: Architecture> {
     pub(crate) logs: RefCell<Vec<Log>>,
     /// The host is changing slots, or fetching a log.
     pub(crate) is_changing: Cell<bool>,
+    /// It is being destroyed.
+    pub(crate) is_ending: Cell<bool>,
+    /// The same, and its vCPUs are removed.
+    pub(crate) is_dying: Cell<bool>,
+}
+
+/// A guest's vCPUs: the operations of each, and the next one; with tags that it must not use, for
+/// mistakes.
+#[derive(Debug)]
+pub(crate) struct Heritage {
+    pub(crate) ops: Vec<(Vec<GuestOp>, usize)>,
+    pub(crate) asids: Option<Vec<AsidSlot>>,
+}
+
+impl Heritage {
+    /// The operations of a program.
+    pub(crate) fn of(program: &Program, vm: usize) -> Self {
+        let count = program.config.vcpus;
+        let ops = program.guests[vm * count..][..count].iter().map(|ops| (ops.clone(), 0)).collect();
+        Self { ops, asids: None }
+    }
+}
+
+impl Tags {
+    /// Of a vCPU that has never run.
+    fn new() -> Self {
+        Self { asid: AsidSlot::new(), home: Home::new() }
+    }
+}
+
+impl Vcpu {
+    /// A vCPU that has never run, with its operations and the next one.
+    fn new(ops: Vec<GuestOp>, next: usize) -> Self {
+        Self {
+            ops,
+            next,
+            spin: 0,
+            tries: 0,
+            call: None,
+            space: 0,
+            vmcb: Vmcb::new(),
+            mmio: MmioCache::new(),
+            walks: Walks::default(),
+        }
+    }
 }
 
 /// Words of a dirty log.
@@ -123,44 +168,27 @@ pub(crate) struct Log {
 }
 
 impl<'m, F: Architecture> Vm<'m, F> {
-    /// The machine's virtual machine of this index, with the guest operations of the program.
-    pub(crate) fn new(machine: &'m AbstractMachine, index: usize, program: &Program) -> Self {
+    /// The machine's virtual machine of this index.
+    pub(crate) fn new(machine: &'m AbstractMachine, index: usize, heritage: Heritage) -> Self {
         let count = machine.config.vcpus;
-        let mut slots = match machine.has(Bug::ShortGeneration) {
-            true => Memslots::with_numbers(PHYSICAL_BITS, Numbers::of_bits_that_wrap(3)),
-            false => Memslots::new(PHYSICAL_BITS),
-        };
-        let is_large = machine.config.large_only || machine.below(2) == 0;
-        let (third, fourth) =
-            if is_large { (Backing::Large, Backing::Large) } else { (Backing::Shifted, Backing::Small) };
-        let backings = [Backing::Large, Backing::Large, third, fourth];
-        for (id, backing) in (0..).zip(backings) {
-            let slot = new_slot(machine, id, usize::from(id), backing, false).expect("there is memory");
-            // SAFETY: the memory lives as long as the machine.
-            unsafe { slots.add(slot) }.expect("areas do not overlap");
-        }
         let pool = TablePool::new(machine, index);
-        let space = GuestSpace::new(slots, pool, Level::Page2M).expect("there are tables");
-        let vcpu = |number: usize| Vcpu {
-            ops: program.guests[index * count + number].clone(),
-            next: 0,
-            spin: 0,
-            tries: 0,
-            call: None,
-            space: 0,
-            vmcb: Vmcb::new(),
-            mmio: MmioCache::new(),
-            walks: Walks::default(),
+        let space = GuestSpace::new(first_slots(machine), pool, Level::Page2M).expect("there are tables");
+        machine.begin_tag(index, space.root().0);
+        let mut tags: Vec<_> = (0..count).map(|_| Tags::new()).collect();
+        for (tags, asid) in tags.iter_mut().zip(heritage.asids.into_iter().flatten()) {
+            tags.asid = asid;
+        }
+        let activity = |(ops, next): &(Vec<_>, usize)| {
+            Cell::new(if *next == ops.len() { Activity::Over } else { Activity::Ready })
         };
-        let tags = || RefCell::new(Tags { asid: AsidSlot::new(), home: Home::new() });
         let vm = Self {
             machine,
             index,
             space,
             targets: (0..machine.config.first_vp + count).map(|_| Target::new()).collect(),
-            vcpus: (0..count).map(|number| RefCell::new(vcpu(number))).collect(),
-            tags: (0..count).map(|_| tags()).collect(),
-            activity: vec![Cell::new(Activity::Ready); count],
+            tags: tags.into_iter().map(RefCell::new).collect(),
+            activity: heritage.ops.iter().map(activity).collect(),
+            vcpus: heritage.ops.into_iter().map(|(ops, next)| RefCell::new(Vcpu::new(ops, next))).collect(),
             tables: RefCell::new(GuestTables {
                 middle: [0; SPACES],
                 windows: [[[Window::Nothing; WINDOWS]; 2]; SPACES],
@@ -168,9 +196,36 @@ impl<'m, F: Architecture> Vm<'m, F> {
             updates: Cell::new(0),
             logs: RefCell::new(Vec::new()),
             is_changing: Cell::new(false),
+            is_ending: Cell::new(false),
+            is_dying: Cell::new(false),
         };
         vm.load();
         vm
+    }
+
+    /// The vCPU has been removed, and another one is added, which continues its operations. It has
+    /// tags and caches of its own.
+    pub(crate) fn replace(&self, number: usize, vcpu: &mut Vcpu, tags: &mut Tags) {
+        let machine = self.machine;
+        *vcpu = Vcpu::new(core::mem::take(&mut vcpu.ops), vcpu.next);
+        if !machine.has(Bug::VcpuTakenForFormer) {
+            *tags = Tags::new();
+        }
+        machine.point();
+        let time = machine.now();
+        {
+            let mut oracle = machine.oracle.borrow_mut();
+            oracle.begin_vcpu(self.index, number, time);
+            oracle.promise_guest(self.index, number, None, ALL_PAGES, time);
+        }
+        if self.is_dying.get() {
+            return;
+        }
+        machine.note(|| format!("vCPU {}.{number} is another one", self.index));
+        let added = self.target_of(number).add();
+        if added.is_none() {
+            machine.fail(|| format!("vCPU {}.{number} cannot be added", self.index));
+        }
     }
 
     /// Puts the guest's tables into its memory, as a loader does. Every page that programs touch is
@@ -271,6 +326,24 @@ unsafe impl<F: Architecture> Walkers for Vm<'_, F> {
     fn count(&self) -> usize {
         self.targets.len()
     }
+}
+
+/// The slots that a guest begins with.
+fn first_slots(machine: &AbstractMachine) -> Memslots {
+    let mut slots = match machine.has(Bug::ShortGeneration) {
+        true => Memslots::with_numbers(PHYSICAL_BITS, Numbers::of_bits_that_wrap(3)),
+        false => Memslots::new(PHYSICAL_BITS),
+    };
+    let is_large = machine.config.large_only || machine.below(2) == 0;
+    let (third, fourth) =
+        if is_large { (Backing::Large, Backing::Large) } else { (Backing::Shifted, Backing::Small) };
+    let backings = [Backing::Large, Backing::Large, third, fourth];
+    for (id, backing) in (0..).zip(backings) {
+        let slot = new_slot(machine, id, usize::from(id), backing, false).expect("there is memory");
+        // SAFETY: the memory lives as long as the machine.
+        unsafe { slots.add(slot) }.expect("areas do not overlap");
+    }
+    slots
 }
 
 /// A slot with new memory behind it.

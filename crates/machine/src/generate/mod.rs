@@ -101,6 +101,7 @@ impl Config {
             cpus: rng.pick(&[2, 2, 3]),
             vms,
             vcpus: if vms == 1 { rng.pick(&[3, 4]) } else { 2 },
+            reuses_at_once: rng.one_in(2),
             tags: rng.pick(&[2, 3, 5, 15]),
             flush_by_asid: !rng.one_in(3),
             track: rng.pick(&[Track::DirtyBits, Track::WriteProtection]),
@@ -155,6 +156,13 @@ impl Taste {
                 config.pcid = arch == Arch::Amd64 && rng.one_in(2);
             }
             Topic::Halts => config.pcid = arch == Arch::Amd64 && rng.one_in(2),
+            Topic::Lives => {
+                // With changes in few steps, guests come and go more often.
+                config.step = config.step.max(64);
+                config.vms = rng.pick(&[1, 2, 2, 3, 3]);
+                config.vcpus = 2;
+                config.tags = rng.pick(&[2, 3, 5]);
+            }
             Topic::Anything | Topic::Slots | Topic::Tables => {}
         }
         let theme = topic.theme();
@@ -274,6 +282,7 @@ impl Taste {
             GuestKind::Spin => GuestOp::Spin(rng.below(24) as u16),
             GuestKind::Preempt => GuestOp::Preempt,
             GuestKind::StartOver => GuestOp::StartOver,
+            GuestKind::Replace => GuestOp::Replace,
         }
     }
 
@@ -363,6 +372,7 @@ impl Taste {
             HostKind::Write => HostOp::Write(self.gpa_page(rng)),
             HostKind::Toggle => HostOp::Toggle(AREAS as u16 - 1, 1 + rng.below(4) as u8),
             HostKind::Wake => HostOp::Wake(rng.below(self.config.vcpus)),
+            HostKind::Recreate => HostOp::Recreate,
         }
     }
 }

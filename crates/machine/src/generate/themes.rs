@@ -22,12 +22,14 @@ pub enum Topic {
     Guests,
     /// Guests whose vCPUs halt and meanwhile flush each other's address spaces.
     Halts,
+    /// Guests that come and go.
+    Lives,
 }
 
 impl Topic {
     /// A random topic, some more frequent than others.
     pub(super) fn random(arch: Arch, rng: &mut Rng) -> Self {
-        match rng.below(15) {
+        match rng.below(17) {
             0 => Self::Logging,
             1 => Self::Slots,
             2 => Self::Tables,
@@ -38,6 +40,7 @@ impl Topic {
             5 => Self::Guests,
             6 => Self::Generations,
             13 | 14 => Self::Halts,
+            15 | 16 => Self::Lives,
             _ => Self::Anything,
         }
     }
@@ -52,6 +55,7 @@ impl Topic {
             Self::Generations => &GENERATIONS,
             Self::Guests => &GUESTS,
             Self::Halts => &HALTS,
+            Self::Lives => &LIVES,
         }
     }
 }
@@ -76,6 +80,7 @@ pub(super) enum GuestKind {
     Spin,
     Preempt,
     StartOver,
+    Replace,
 }
 
 /// Kinds of host operations.
@@ -95,6 +100,7 @@ pub(super) enum HostKind {
     Write,
     Toggle,
     Wake,
+    Recreate,
 }
 
 /// A topic: how frequent each kind of operation is.
@@ -123,6 +129,7 @@ const ANYTHING: Theme = Theme {
         (Spin, 6),
         (Preempt, 5),
         (StartOver, 1),
+        (Replace, 1),
     ],
     host: &[
         (HostKind::Add, 6),
@@ -139,6 +146,7 @@ const ANYTHING: Theme = Theme {
         (HostKind::Write, 2),
         (HostKind::Toggle, 1),
         (HostKind::Wake, 1),
+        (HostKind::Recreate, 1),
     ],
 };
 const LOGGING: Theme = Theme {
@@ -180,6 +188,30 @@ const GENERATIONS: Theme = Theme {
 const HALTS: Theme = Theme {
     guest: &[(Load, 20), (Store, 6), (Map, 10), (Link, 3), (Flush, 14), (Halt, 10), (Switch, 8), (Spin, 2)],
     host: &[(HostKind::Wake, 1)],
+};
+const LIVES: Theme = Theme {
+    guest: &[
+        (Load, 20),
+        (Store, 10),
+        (Direct, 8),
+        (Map, 6),
+        (Link, 3),
+        (FlushOwn, 2),
+        (Switch, 3),
+        (Flush, 4),
+        (Halt, 1),
+        (Spin, 2),
+        (Preempt, 6),
+        (Replace, 3),
+    ],
+    host: &[
+        (HostKind::Recreate, 8),
+        (HostKind::Add, 2),
+        (HostKind::Remove, 3),
+        (HostKind::Replace, 2),
+        (HostKind::Zap, 1),
+        (HostKind::Wake, 1),
+    ],
 };
 const GUESTS: Theme = Theme {
     guest: &[

@@ -169,6 +169,15 @@ impl Hw {
         }
     }
 
+    /// A CPU that may walk from this root of nested tables, because it has loaded it.
+    pub fn walker_of(&self, nested_root: u64) -> Option<usize> {
+        let now = self.memory.now();
+        self.cpus.iter().position(|cpu| {
+            let in_use = cpu.contexts.iter().find(|(tag, _)| Some(*tag) == cpu.tag);
+            in_use.is_some_and(|(_, context)| context.is_at(now, nested_root))
+        })
+    }
+
     /// Whether the guest runs on `cpu`.
     pub fn is_in_guest(&self, cpu: usize) -> bool {
         self.cpus[cpu].in_guest

@@ -29,11 +29,14 @@ impl History {
         Box::new(Self { words: [0; ENTRY_COUNT], past: Vec::new(), floor: time })
     }
 
-    /// The table is all zero again; its earlier contents are forgotten.
+    /// The table is all zero again, in another life of its frame. Processors may still hold entries
+    /// from the earlier one, so its contents are remembered.
     pub(super) fn restart(&mut self, time: u64) {
-        self.words.fill(0);
-        self.past.clear();
-        self.floor = time;
+        for index in 0..ENTRY_COUNT {
+            if self.words[index] != 0 {
+                self.change(time, index, 0);
+            }
+        }
     }
 
     /// The current words.
@@ -105,7 +108,7 @@ mod tests {
         assert_eq!(history.replaced_at(3, 50, |word| word != 5), u64::MAX);
         assert_eq!(history.replaced_at(4, 10, |word| word != 0), 30);
         history.restart(60);
-        assert_eq!((history.value_at(3, 55), history.value_at(3, 60)), (None, Some(0)));
+        assert_eq!((history.value_at(3, 55), history.value_at(3, 60)), (Some(5), Some(0)));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 /// Lives of a frame that are remembered.
-const LIVES_MAX: usize = 4;
+const LIVES_MAX: usize = 8;
 
 /// Whether a frame was in use at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

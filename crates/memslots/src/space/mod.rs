@@ -36,7 +36,7 @@ mod walk;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicU32};
 
-use paging::{Format, Gpa, Level, MapError, PageTable, PhysAddr, Stamp, TableMemory};
+use paging::{Format, Gather, Gpa, Level, MapError, PageTable, PhysAddr, Stamp, TableMemory};
 
 use crate::{DirtyLog, Edit, Memslots, Slot, SlotError, SlotFlags, SlotId, SpaceId};
 
@@ -149,6 +149,13 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
             // Pairs with `has_pieces`.
             self.has_pieces.store(true, Release);
         }
+    }
+
+    /// Takes the nested page table down: every table is in the gather, including the root.
+    ///
+    /// Remove the slots before: the memory of those that are left is returned to nobody.
+    pub fn dismantle(self) -> Gather<M> {
+        self.tables.dismantle()
     }
 
     /// Root of the nested page table.

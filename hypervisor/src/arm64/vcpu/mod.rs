@@ -2,7 +2,7 @@
 
 use core::ops::ControlFlow;
 
-use coherence::vmid::{Resident, VmidSlot};
+use coherence::vmid::VmidSlot;
 use coherence::{CpuId, Hardware, Owner};
 use hostlink::counters::Counter;
 use stay::arm64::{self, Place};
@@ -40,8 +40,6 @@ impl Default for Inbox {
 
 /// A CPU's workspace in addition to its vCPU; allocated once.
 pub struct Workspace {
-    /// The vCPU that ran here last.
-    resident: Resident,
     /// The loaded address space, and the translations to be dropped before the vCPU on this CPU
     /// enters the guest.
     place: Place,
@@ -55,7 +53,7 @@ impl Workspace {
     /// For the calling CPU.
     pub fn new<A: Arm64>(_: &PerCpu<A>) -> Self {
         A::init_interface();
-        Self { resident: Resident::new(), place: Place::new(), maintenance: Maintenance::empty(), entries: 0 }
+        Self { place: Place::new(), maintenance: Maintenance::empty(), entries: 0 }
     }
 }
 
@@ -63,9 +61,8 @@ impl Workspace {
 #[inline(always)]
 pub fn load_state<A: Arm64>(context: &mut Context<'_, A>) {
     let reach = context.vm.guest.local_maintenance();
-    let Workspace { place, resident, .. } = &mut *context.workspace;
-    let vcpu = (context.vcpu.index, &mut context.state.home);
-    if place.arrive(resident, vcpu, CpuId(context.cpu.index), reach, &Defects) {
+    let (space, cpu) = (context.vm.guest.address_space(), CpuId(context.cpu.index));
+    if context.workspace.place.arrive(&space, &mut context.state.home, cpu, reach, &Defects) {
         context.count(Counter::FlushArrival);
     }
     // Stage-1 walks may be disabled from here on; TCR_EL1 is loaded with the rest.

@@ -6,7 +6,7 @@ use std::vec::Vec;
 use super::machine::{Held, OTHER, Processors, ROOT, VMID};
 use crate::tlbi::{
     Context, Errata, Features, Granule, Instructions, LeafLevel, Limits, Plan, Setup, Stage2Tlb, Stale,
-    Vttbr, break_before_make, clean, enter_vm, invalidate, invalidate_all_vms, plan,
+    Vttbr, break_before_make, clean, enter_vm, invalidate, invalidate_all_vms, leave_vm, plan,
 };
 use crate::vmid::Arrival;
 
@@ -349,4 +349,20 @@ fn a20_a_guests_own_registers_end_the_ban_on_walks() {
     assert_eq!(machine.held(VMID), []);
     assert_eq!(machine.registers().1 & (1 << 7 | 1 << 23), 1 << 7 | 1 << 23);
     assert_eq!(vttbr().vmid(), VMID);
+}
+
+#[test]
+fn a20_a_processor_that_leaves_has_no_machines_tables() {
+    let nowhere = Vttbr::new(0x7000, 0);
+    for speculative_at in [false, true] {
+        let careful = Setup { errata: Errata { speculative_at, ..NONE }, ..SETUP };
+        let machine = Processors::new(&[]).elsewhere();
+        machine.is_speculative.set(speculative_at);
+        leave_vm(&machine, &careful, nowhere);
+        assert_eq!(machine.registers().0, nowhere.bits());
+        assert_eq!((machine.held(VMID), machine.held(0)), (Vec::new(), Vec::new()), "nothing is mixed");
+        let trace = machine.trace();
+        assert_eq!(trace[trace.len() - 3..], ["set_vttbr", "context_sync", "complete_local"]);
+        assert_eq!(trace.len(), if speculative_at { 5 } else { 3 });
+    }
 }

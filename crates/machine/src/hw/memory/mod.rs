@@ -55,6 +55,8 @@ pub struct Memory {
     free_tables: VecDeque<usize>,
     regions: Vec<Region>,
     free_regions: VecDeque<usize>,
+    /// Whether what was freed last is allocated first, instead of last.
+    reuses_at_once: bool,
     now: u64,
     /// Times at which tables changed, in order.
     moments: VecDeque<u64>,
@@ -76,9 +78,16 @@ impl Memory {
             free_tables: (0..tables).collect(),
             regions: (0..regions).map(region).collect(),
             free_regions: (0..regions).collect(),
+            reuses_at_once: false,
             now: 1,
             moments: VecDeque::new(),
         }
+    }
+
+    /// The same; if `at_once`, what was freed last is allocated first.
+    #[must_use]
+    pub fn reusing(self, at_once: bool) -> Self {
+        Self { reuses_at_once: at_once, ..self }
     }
 
     /// The time.
@@ -147,7 +156,8 @@ impl Memory {
         self.word(pa).map_or(POISON, |word| word.load(Relaxed))
     }
 
-    /// A zeroed table, the one that has been free for the longest time; `None` if there is none.
+    /// A zeroed table, by default the one that has been free for the longest time; `None` if there
+    /// is none.
     ///
     /// # Errors
     ///
@@ -195,13 +205,18 @@ impl Memory {
             return false;
         }
         self.fill(pa, ENTRY_COUNT, POISON);
-        self.free_tables.push_back(index);
+        put_back(&mut self.free_tables, index, self.reuses_at_once);
         true
     }
 
     /// Number of tables that are in use.
     pub fn tables_in_use(&self) -> usize {
         self.tables.len() - self.free_tables.len()
+    }
+
+    /// Number of regions that are in use.
+    pub fn regions_in_use(&self) -> usize {
+        self.regions.len() - self.free_regions.len()
     }
 
     /// The words of a table.
@@ -222,11 +237,14 @@ impl Memory {
         let time = self.moment();
         let region = &mut self.regions[index];
         region.lives.begin(time);
-        region.histories.iter_mut().for_each(|history| *history = None);
-        for &frame in tracked {
-            region.histories[frame] = Some(History::new(time));
-            region.touched[frame] = true;
+        for (frame, history) in region.histories.iter_mut().enumerate() {
+            match history {
+                _ if !tracked.contains(&frame) => *history = None,
+                Some(history) => history.restart(time),
+                None => *history = Some(History::new(time)),
+            }
         }
+        tracked.iter().for_each(|&frame| region.touched[frame] = true);
         Some(pa)
     }
 
@@ -243,7 +261,7 @@ impl Memory {
                 self.fill(start + frame as u64 * FRAME_SIZE, POISONED_WORDS, POISON);
             }
         }
-        self.free_regions.push_back(index);
+        put_back(&mut self.free_regions, index, self.reuses_at_once);
         true
     }
 
@@ -366,6 +384,10 @@ impl Memory {
             changed.iter().for_each(|&(index, word)| history.change(time, index, word));
         }
     }
+}
+
+fn put_back(free: &mut VecDeque<usize>, index: usize, is_next: bool) {
+    if is_next { free.push_front(index) } else { free.push_back(index) }
 }
 
 const fn index_of(pa: u64) -> usize {

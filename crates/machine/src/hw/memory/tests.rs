@@ -26,7 +26,7 @@ fn frames_have_lives() {
     assert_eq!(memory.presence(pa, memory.now()), Presence::Free);
     assert!(!memory.free_table(pa));
     assert_eq!(memory.load(pa), POISON);
-    for life in 2..9 {
+    for life in 2..13 {
         assert_eq!(memory.allocate_table(), Ok(Some(pa)));
         assert_eq!((memory.load(pa), memory.presence(pa, memory.now())), (0, Presence::Alive(life)));
         assert!(memory.free_table(pa));

@@ -1,0 +1,141 @@
+//! Guests that come and go: one is destroyed, and another one created in its place.
+//!
+//! ```text
+//! destroyer                                             a CPU
+//! A  no new vCPU; an event to each                      P  finds the event, and removes the vCPU that it has
+//! B  removes those that no CPU has; waits for P
+//! C  the slots are removed by jobs, each with a
+//!    receipt: memory is returned
+//! D  nobody has a reference to the guest any more
+//! E  asks each CPU to leave its address space (Arm64)   Q  loads a VTTBR_EL2 of no machine
+//! F  waits for Q, returns the tables, drops the tags
+//! ```
+//!
+//! After B nobody enters the guest. TLBs still hold its entries, under tags that nobody uses before
+//! they are handed out again: in a generation before which everything was dropped.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use coherence::Target;
+use memslots::SlotId;
+use paging::NeverWalked;
+
+use super::vm::{Activity, Architecture, Heritage, Vm};
+use crate::bug::Bug;
+use crate::hw::format::Arch;
+use crate::machine::AbstractMachine;
+
+/// The place of a virtual machine. It is empty while one is destroyed.
+pub(crate) struct Row<'m, F: Architecture> {
+    machine: &'m AbstractMachine,
+    index: usize,
+    current: RefCell<Option<Rc<Vm<'m, F>>>>,
+    /// Guests that were destroyed here.
+    ended: Cell<u64>,
+}
+
+impl<'m, F: Architecture> Row<'m, F> {
+    /// With its first guest.
+    pub(crate) fn new(machine: &'m AbstractMachine, index: usize, heritage: Heritage) -> Self {
+        let vm = Rc::new(Vm::new(machine, index, heritage));
+        Self { machine, index, current: RefCell::new(Some(vm)), ended: Cell::new(0) }
+    }
+
+    /// The guest that is here now.
+    pub(crate) fn vm(&self) -> Option<Rc<Vm<'m, F>>> {
+        self.current.borrow().clone()
+    }
+
+    /// Whether no vCPU has operations left.
+    pub(crate) fn is_over(&self) -> bool {
+        let is_over = |vm: &Vm<'m, F>| vm.activity.iter().all(|activity| activity.get() == Activity::Over);
+        self.current.borrow().as_deref().is_some_and(is_over)
+    }
+
+    /// Destroys the guest, and creates another one, which continues its operations.
+    pub(crate) fn recreate(&self) {
+        let Some(former) = self.current.take() else { return };
+        let heritage = former.destroy();
+        self.ended.set(self.ended.get() + 1);
+        let machine = self.machine;
+        machine.note(|| format!("guest {} of machine {} is gone", self.ended.get(), self.index));
+        let time = machine.now();
+        machine.oracle.borrow_mut().begin_vm(self.index, time);
+        let vm = Vm::new(machine, self.index, heritage);
+        *self.current.borrow_mut() = Some(Rc::new(vm));
+    }
+}
+
+impl<F: Architecture> Vm<'_, F> {
+    /// Steps A to F: returns all memory, and the operations that are left.
+    fn destroy(self: Rc<Self>) -> Heritage {
+        let machine = self.machine;
+        self.is_ending.set(true);
+        let is_early = machine.has(Bug::MemoryHandedOnEarly);
+        if is_early {
+            self.remove_all_slots();
+        }
+        self.stop();
+        if !is_early {
+            self.remove_all_slots();
+        }
+        machine.demand(self.check_logs());
+        let mut shared = self;
+        let vm = loop {
+            match Rc::try_unwrap(shared) {
+                Ok(vm) => break vm,
+                Err(still_shared) => shared = still_shared,
+            }
+            machine.give_way();
+        };
+        if F::ARCH == Arch::Arm64 && !machine.has(Bug::TablesHandedOnEarly) {
+            machine.wait_until_all_have_left();
+        }
+        vm.take_down()
+    }
+
+    /// A and B: removes all vCPUs.
+    fn stop(&self) {
+        self.is_dying.set(true);
+        (0..self.vcpus.len()).for_each(|vcpu| self.post_event(vcpu));
+        while !self.targets.iter().all(Target::is_absent) {
+            for owner in self.targets.iter().filter_map(Target::owner) {
+                owner.remove();
+                self.machine.point();
+            }
+            self.machine.give_way();
+        }
+    }
+
+    /// C.
+    fn remove_all_slots(&self) {
+        let mut ids: Vec<SlotId> = Vec::new();
+        self.space.slots().memory().for_each(|slot| ids.push(slot.id));
+        for id in ids {
+            let removed = self.remove(id.0);
+            self.machine.demand(removed.map_err(|error| format!("{id:?} is not removed: {error}")));
+        }
+    }
+
+    /// F, for the tables.
+    fn take_down(self) -> Heritage {
+        let Self { machine, index, space, vcpus, tags, .. } = self;
+        // SAFETY: no vCPU is left, and no processor has the root loaded; the model's processors
+        // detect it if one has.
+        let nobody_walks = unsafe { NeverWalked::new() };
+        if space.dismantle().release(&nobody_walks).is_err() {
+            machine.fail(|| "a gather refuses the receipt of a space without walkers".into());
+        }
+        let count = machine.table_count(index);
+        if count != 0 {
+            machine.fail(|| format!("machine {index} is gone, and {count} of its tables are not returned"));
+        }
+        let ops = vcpus.into_iter().map(|vcpu| {
+            let vcpu = vcpu.into_inner();
+            (vcpu.ops, vcpu.next)
+        });
+        let asids = tags.into_iter().map(|tags| tags.into_inner().asid);
+        Heritage { ops: ops.collect(), asids: machine.has(Bug::TagHandedOn).then(|| asids.collect()) }
+    }
+}
