@@ -9,11 +9,14 @@
 //! and further bytes are lost. If anything else is sent instead, it is taken for another requester.
 //! Numbers in arguments and fields are decimal, or hexadecimal after `0x`.
 
+mod input;
 pub mod record;
 pub mod request;
 
+pub use input::Input;
 pub use request::{Request, RequestError};
 
+use crate::name::Name;
 use crate::words::words;
 use core::num::ParseIntError;
 
@@ -77,6 +80,12 @@ macro_rules! read_by_name {
     )+};
 }
 read_by_name!(LogWay, Access, Log);
+
+impl Word for Name {
+    fn read(text: &str) -> Option<Self> {
+        Self::parse(text)
+    }
+}
 
 impl Access {
     /// Read only or read-write.

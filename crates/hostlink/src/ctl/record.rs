@@ -109,6 +109,12 @@ records! {
         longest: u64 = "{}",
     }
 
+    /// The bytes of an input that a console took.
+    Taken {
+        /// How many, from the first one on.
+        taken: u32 = "{}",
+    }
+
     /// Some of the pages that were written.
     Dirty {
         /// Runs of them, from the slot's first page on.

@@ -1,6 +1,7 @@
 //! Requests, one row each.
 
-use super::{Access, LogWay, Word, parse_number};
+use super::{Access, Input, LogWay, Word, parse_number};
+use crate::name::Name;
 use core::fmt;
 use core::str::SplitAsciiWhitespace;
 
@@ -136,6 +137,17 @@ requests! {
         /// How many times the written pages are copied again.
         rounds: u16 = "{}" "a number of rounds",
     }
+    /// `input GUEST PORT BYTES-IN-HEX`: types on a console of a guest. How many of the bytes its
+    /// serial port had room for is returned as a [`record::Taken`](super::record::Taken); the
+    /// requester sends the others again.
+    "input" Input {
+        /// The guest.
+        guest: Name = "{}" Name::EXPECTED,
+        /// Number of its serial port, from 0.
+        port: u16 = "{}" "the number of a serial port",
+        /// What is typed.
+        bytes: Input = "{}" Input::EXPECTED,
+    }
     /// `stats`: the counters, summed over the vCPUs, each as `NAME=VALUE`.
     "stats" Stats
 }
@@ -161,7 +173,14 @@ impl Request {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ctl::LINE_MAX;
     use std::format;
+
+    /// What is typed on a guest's first serial port.
+    fn input(bytes: &[u8]) -> Request {
+        let bytes = Input::new(bytes).expect("fits");
+        Request::Input { guest: Name::GUEST, port: 0, bytes }
+    }
 
     const REQUESTS: [Request; 11] = [
         Request::Vms,
@@ -179,10 +198,21 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_back() {
-        for request in REQUESTS {
+        let longest = input(&[0xff; Input::BYTES_MAX]);
+        for request in REQUESTS.into_iter().chain([input(b"\x01a\n"), longest]) {
             let line = format!("17 {request}");
             assert_eq!(Request::parse(&line), Ok((17, request)), "{line}");
         }
+    }
+
+    #[test]
+    fn the_longest_input_fits_into_a_line() {
+        let bytes = Input::new(&[0xff; Input::BYTES_MAX]).expect("fits");
+        let guest = Name::parse(&"x".repeat(31)).expect("is one");
+        let line = format!("{} {}", u64::MAX, Request::Input { guest, port: u16::MAX, bytes });
+        assert!(line.len() <= LINE_MAX, "{}", line.len());
+        assert_eq!(Input::new(&[0; Input::BYTES_MAX + 1]), None);
+        assert_eq!(format!("{}", input(b"\x01a\n")), "input guest 0 01610a");
     }
 
     #[test]
@@ -209,6 +239,12 @@ mod tests {
             ("4 migrate 1 dirty-bits 65536", Some(4), Bad("a number of rounds")),
             ("4 migrate 1 dirty-bits -1", Some(4), Bad("a number of rounds")),
             ("4 migrate 1 dirty-bits 3 4", Some(4), TooMany),
+            ("5 input Web 0 61", Some(5), Bad(Name::EXPECTED)),
+            ("5 input web x 61", Some(5), Bad("the number of a serial port")),
+            ("5 input web 0", Some(5), Missing(Input::EXPECTED)),
+            ("5 input web 0 6", Some(5), Bad(Input::EXPECTED)),
+            ("5 input web 0 6g", Some(5), Bad(Input::EXPECTED)),
+            ("5 input web 0 +6", Some(5), Bad(Input::EXPECTED)),
         ] {
             assert_eq!(Request::parse(line), Err((number, expected)), "{line}");
         }

@@ -24,6 +24,8 @@ pub(super) enum Refusal {
     NotAdded(u16),
     /// The guest cannot store to it.
     ReadOnly(u16),
+    /// The guest's console is the machine's serial port.
+    NoConsole,
 }
 
 impl fmt::Display for Refusal {
@@ -55,6 +57,7 @@ impl fmt::Display for Refusal {
                     "slot {slot} was not added by a request: it is the guest's own memory, or a device's"
                 )
             }
+            Self::NoConsole => f.write_str("the only guest's console is the machine's: type there"),
             Self::ReadOnly(slot) => write!(f, "the guest cannot store to slot {slot}"),
         }
     }

@@ -110,6 +110,7 @@ impl<A: Arch> Work<A> {
             Request::Migrate { slot, way, rounds } => {
                 Migration::new(vm, slot, way, rounds).map(|migration| Self::Migrate(Box::new(migration)))
             }
+            Request::Input { .. } => Err(Refusal::NoConsole),
             Request::LogStop { slot } => {
                 let job = vm.space.stop_log(SlotId(slot));
                 job.map(|job| Self::change(job, After::Nothing, Phase::None))
