@@ -91,7 +91,7 @@ pub fn write<A: Arm64>(context: &mut Context<'_, A>, gpa: u64, bytes: u8, value:
             (uart.device.write(offset, value as u32), uart.device.irq_level())
         };
         if let pl011::Effect::Transmit(byte) = effect {
-            A::transmit(byte);
+            vm.transmit(0, byte, || A::transmit(byte));
         }
         update_uart_line(vm, level);
         return true;

@@ -21,12 +21,14 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use coherence::Target;
 use hostlink::config::{BootCpu, MAX_GUESTS, MAX_TOTAL_VCPUS};
 use hostlink::counters::Counter;
+use hostlink::guests::GuestEntry;
 use spin::Mutex;
 
 use super::arch::{Arch, Cpus};
 use super::control::Channel;
 use super::counting::CounterRow;
 use super::files::{Bundle, CreateError};
+use super::guests::Guest;
 use super::machine::{Vcpu, Vm};
 use super::memory::FreeMemory;
 use super::percpu::{self, PerCpu};
@@ -69,7 +71,9 @@ pub struct Host<A: Arch> {
     /// The guests' files.
     pub bundle: Bundle,
     /// The guests that exist, by number.
-    pub(super) guests: Mutex<Vec<Option<&'static Vm<A>>>>,
+    pub(super) guests: Mutex<Vec<Option<Guest<A>>>>,
+    /// By number: what the host tool sees of the guests.
+    pub(super) entries: Box<[GuestEntry]>,
     /// A request from outside is pending or being served. The boot CPU's alone: its interrupts set
     /// it, and it serves them.
     requests: AtomicBool,
@@ -120,6 +124,7 @@ impl<A: Arch> Host<A> {
             trace,
             bundle,
             guests: Mutex::new((0..MAX_GUESTS).map(|_| None).collect()),
+            entries: (0..MAX_GUESTS).map(|_| GuestEntry::new()).collect(),
             requests: AtomicBool::new(false),
             created: AtomicU32::new(0),
             begun: AtomicBool::new(false),
@@ -151,14 +156,14 @@ impl<A: Arch> Host<A> {
     /// requests: its own, and those of all guests, because any may have a vCPU there.
     pub fn set_requests_wait(&self, wait: bool) {
         self.requests.store(wait, Ordering::Relaxed);
-        for vm in self.guests.lock().iter().flatten() {
-            vm.set_requests_wait(wait);
+        for guest in self.guests.lock().iter().flatten() {
+            guest.vm().set_requests_wait(wait);
         }
     }
 
     /// The first guest.
     pub fn first_guest(&self) -> Option<&'static Vm<A>> {
-        self.guests.lock().iter().flatten().next().copied()
+        self.guests.lock().iter().flatten().next().map(Guest::vm)
     }
 
     /// Takes `count` identities of vCPUs: no other vCPU ever gets one of them. Returns the first.
@@ -198,10 +203,22 @@ impl<A: Arch> Host<A> {
         unsafe { (&*vm, &*vcpu) }
     }
 
-    /// Number of rows that are or have been in use.
+    /// Takes the guest's vCPUs out of their rows. None of them is in a queue.
+    pub(super) fn leave_rows(&self, vm: &Vm<A>) {
+        for vcpu in &vm.vcpus {
+            let row = &self.rows[vcpu.row as usize];
+            row.vcpu.store(ptr::null_mut(), Ordering::Relaxed);
+            row.vm.store(ptr::null_mut(), Ordering::Relaxed);
+        }
+    }
+
+    /// The number of rows that the host tool reads: the guest's, if there is one, otherwise all,
+    /// whose guests' entries tell which are in use.
     pub(super) fn row_count(&self) -> u32 {
-        let guests = self.guests.lock();
-        guests.iter().flatten().map(|vm| vm.rows().end).max().unwrap_or(0)
+        match self.first_guest().filter(|_| self.bundle.is_single) {
+            Some(vm) => vm.vcpu_count(),
+            None => MAX_TOTAL_VCPUS,
+        }
     }
 
     /// A row's counters.

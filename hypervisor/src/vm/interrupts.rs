@@ -61,7 +61,7 @@ pub fn on_control_interrupt<A: Arch>() {
 pub fn on_serial_interrupt<A: Arch>() {
     let Some(host) = A::host() else { return };
     // The lock keeps the guest from being freed meanwhile.
-    if let Some(vm) = host.guests.lock().iter().flatten().next() {
-        A::receive_console(vm);
+    if let Some(guest) = host.guests.lock().iter().flatten().next() {
+        A::receive_console(guest.vm());
     }
 }

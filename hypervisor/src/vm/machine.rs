@@ -1,6 +1,5 @@
 //! A virtual machine: the state that its vCPUs share.
 
-use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::cell::UnsafeCell;
 use core::ops::Range;
@@ -16,6 +15,7 @@ use spin::Mutex;
 use super::arch::Arch;
 use super::awaited::Awaited;
 use super::change::OwnChange;
+use super::console::Rings;
 use super::files::{CreateError, Files};
 use super::host::Host;
 use super::load::Load;
@@ -105,6 +105,12 @@ pub struct Vm<A: Arch> {
     /// Whether a request from the host waits for its turn to change guest memory: vCPUs let it go
     /// first.
     pub turn_wanted: AtomicBool,
+    /// Where it writes what it sends to its serial ports; `None` if it has the machine's own.
+    pub(super) rings: Option<Rings>,
+    /// Memory for its nested page table.
+    pub(super) tables: NestedTables,
+    /// How it has ended: an exit code. Valid while [`attention::END`] is set.
+    pub(super) ended: AtomicU32,
     /// How many vCPUs have stopped.
     pub(super) stopped: Stopped,
     /// The reset in progress.
@@ -121,16 +127,20 @@ pub fn create<A: Arch>(
     number: u32,
     first: VcpuIndex,
     files: Files,
-) -> Result<&'static Vm<A>, CreateError> {
+) -> Result<Vm<A>, CreateError> {
     let config = &files.config;
     A::check(config)?;
     let ram = A::ram(config.memory).map_err(CreateError::Load)?;
     let mut free = host.free.lock();
     let total = free.total();
     let memslots = back_memory::<A>(&ram, &mut free)?;
+    let mut own = Vec::new();
+    memslots.memory().for_each(|slot| own.push(slot.id));
     // Enough for all memory: more may be added to the guest later.
     let (tables, count) =
         NestedTables::take(&mut free, total, config.switches.tables).ok_or(CreateError::NoTables)?;
+    let rings =
+        if host.bundle.is_single { None } else { Some(Rings::take(&mut free).ok_or(CreateError::NoTables)?) };
     drop(free);
     log::debug!("{count} pages for nested page tables");
     let largest = match config.switches.nested_page {
@@ -156,22 +166,24 @@ pub fn create<A: Arch>(
         awaited: Awaited::default(),
         state: UnsafeCell::new(A::new_vcpu(&shared, index, identity + index)),
     };
-    let vm: &'static Vm<A> = Box::leak(Box::new(Vm {
+    Ok(Vm {
         host,
         number,
         vcpus: (0..).zip(targets).map(vcpu).collect(),
         targets,
         space,
-        memory_of_slots: Mutex::new(SlotMemory::new()),
+        memory_of_slots: Mutex::new(SlotMemory::new(own)),
         guest: shared,
         files,
         change: Mutex::new(OwnChange::none()),
         attention: AtomicU32::new(0),
         turn_wanted: AtomicBool::new(false),
+        rings,
+        tables,
+        ended: AtomicU32::new(0),
         stopped: Stopped::new(),
         reset: Mutex::new(None),
-    }));
-    Ok(vm)
+    })
 }
 
 /// Takes memory for the guest and makes slots of it: one for each piece of memory, with neither
@@ -210,6 +222,14 @@ impl<A: Arch> Vm<A> {
     pub fn rows(&self) -> Range<VcpuIndex> {
         let first = self.vcpus[0].row;
         first..first + self.vcpu_count()
+    }
+
+    /// The guest has sent a byte to this serial port. `to_machine` sends it to the machine's own.
+    pub fn transmit(&self, port: usize, byte: u8, to_machine: impl FnOnce()) {
+        match &self.rings {
+            Some(rings) => rings.push(port, byte),
+            None => to_machine(),
+        }
     }
 
     /// Nanoseconds since the beginning of 1970.

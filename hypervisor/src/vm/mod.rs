@@ -6,6 +6,7 @@
 //! | `arch` | the traits that an architecture implements, and that all of this is generic over |
 //! | `awaited` | the word in memory that a vCPU waits for |
 //! | `change` | changes of guest memory that an access has caused |
+//! | `console` | what a guest sends to its serial ports |
 //! | `context` | a vCPU on a CPU |
 //! | `control` | requests of the host tool |
 //! | `end` | fatal errors that end a run early |
@@ -31,6 +32,7 @@
 pub mod arch;
 pub mod awaited;
 mod change;
+mod console;
 mod context;
 pub mod control;
 pub mod counting;

@@ -62,17 +62,11 @@ use super::percpu::{self, PerCpu};
 use super::switch::Leave;
 use super::{control, files};
 use crate::sched::spinning::Look;
-use crate::sched::{Line, PutBack, Turn};
+use crate::sched::{PutBack, Turn};
 
 /// Lets all CPUs begin. Call on the boot CPU when the guests exist.
 pub fn start<A: Arch>(host: &Host<A>) {
-    for vm in host.guests.lock().iter().flatten() {
-        for vcpu in &vm.vcpus {
-            // All of them, not just the boot vCPU: the others find that they wait for start-up, and
-            // block.
-            let _no_cpu_runs_yet = host.sched.wake(vcpu.row, Line::Work, A::now());
-        }
-    }
+    host.guests.lock().iter().flatten().for_each(|guest| host.start(guest.vm()));
     host.begin();
     let me = A::this_cpu();
     percpu::online::<A>().filter(|cpu| cpu.index != me.index).for_each(A::kick);

@@ -59,6 +59,8 @@ unsafe impl Send for Log {}
 /// The memory behind slots added at run time, and behind the logs of all slots.
 #[derive(Default)]
 pub struct SlotMemory {
+    /// The slots of the guest's first memory, which is freed when the guest is destroyed.
+    own: Vec<SlotId>,
     /// The slots that were added; their memory is freed with them.
     added: Vec<SlotId>,
     logs: Vec<Log>,
@@ -67,9 +69,9 @@ pub struct SlotMemory {
 }
 
 impl SlotMemory {
-    /// No slots.
-    pub const fn new() -> Self {
-        Self { added: Vec::new(), logs: Vec::new(), unclean: Vec::new() }
+    /// With the slots of the guest's first memory.
+    pub const fn new(own: Vec<SlotId>) -> Self {
+        Self { own, added: Vec::new(), logs: Vec::new(), unclean: Vec::new() }
     }
 
     /// Memory for a slot that is to be added under `id`; `None` if no single piece is large enough.
@@ -90,8 +92,12 @@ impl SlotMemory {
 
     /// Frees memory that belongs to no slot: the slot was refused, or was removed and flushed.
     pub fn retire_memory<A: Board>(&mut self, free: &mut FreeMemory, slot: &Slot) {
-        let Some(index) = self.added.iter().position(|&id| id == slot.id) else { return };
-        self.added.swap_remove(index);
+        // Other slots' memory belongs to devices.
+        let Some(lists) = [&mut self.added, &mut self.own].into_iter().find(|list| list.contains(&slot.id))
+        else {
+            return;
+        };
+        lists.retain(|&id| id != slot.id);
         let memory = slot.host.0..slot.host.0 + slot.size;
         if A::must_clean() {
             self.unclean.push(memory);

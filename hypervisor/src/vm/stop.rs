@@ -17,6 +17,8 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
+use hostlink::exit::ExitCode;
+
 use super::arch::Arch;
 use super::machine::{Vm, attention};
 use crate::sched::Line;
@@ -70,15 +72,19 @@ impl<A: Arch> Vm<A> {
     /// A vCPU has seen that it must stop. Returns whether it stays on its CPU, to carry out a
     /// reset.
     pub(super) fn arrive_at_stop(&self) -> bool {
-        self.stopped.arrive(self.vcpu_count()) && self.attention() & attention::RESET != 0
+        let is_last = self.stopped.arrive(self.vcpu_count());
+        is_last && self.attention() & (attention::RESET | attention::END) == attention::RESET
     }
 
     /// A vCPU that has stopped has left its CPU. It is in no queue, and its owner has been dropped.
-    /// The guest must not be used afterwards. Returns whether it is the last, and the guest has
-    /// ended.
-    pub(super) fn leave_for_stop(&self) -> bool {
+    /// The guest must not be used afterwards. If it was the last vCPU of a guest that has ended,
+    /// returns the guest's number, and how it has ended.
+    pub(super) fn leave_for_stop(&self) -> Option<(u32, ExitCode)> {
         let ends = self.attention() & attention::END != 0;
-        self.stopped.leave(self.vcpu_count()) && ends
+        let code = ExitCode::from_code(self.ended.load(Ordering::Relaxed).cast_signed()).filter(|_| ends);
+        let (number, count) = (self.number, self.vcpu_count());
+        let is_last = self.stopped.leave(count);
+        code.filter(|_| is_last).map(|code| (number, code))
     }
 
     /// Whether all vCPUs but the one that carries out the reset have left their CPUs.

@@ -21,7 +21,7 @@ use core::ops::{ControlFlow, Range};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use hostlink::config::Config;
 use hostlink::counters::Counter;
-use memslots::{Gpa, Memslots, SlotError};
+use memslots::{Gpa, SlotError};
 use paging::{Amd64Nested, Invalidation, Level};
 use std::sync::Mutex;
 
