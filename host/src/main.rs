@@ -13,6 +13,7 @@ mod demo;
 mod guest;
 mod image;
 mod machine;
+mod machine_file;
 mod release;
 mod report;
 mod results;

@@ -7,6 +7,7 @@ pub(crate) mod control;
 pub(crate) mod counters;
 pub(crate) mod emulator;
 pub(crate) mod flat;
+pub(crate) mod guests;
 mod kept;
 pub(crate) mod outcome;
 mod own_time;

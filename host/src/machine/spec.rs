@@ -112,6 +112,17 @@ pub(crate) fn memory_around(guest_bytes: u64, bundle_bytes: u64) -> u64 {
     (given + given / HEAP_FRACTION).next_multiple_of(64 * MIB) + 256 * MIB
 }
 
+/// Memory of a machine whose guests have this much memory and this many vCPUs together: theirs, and
+/// what is around them.
+pub(crate) fn memory_for_guests(guest_bytes: u64, guests: u64, vcpus: u32, bundle_bytes: u64) -> u64 {
+    /// Consoles' rings, tables' roots and the like of a guest.
+    const GUEST_BYTES: u64 = 4 * MIB;
+    /// The state of a vCPU.
+    const VCPU_BYTES: u64 = 128 << 10;
+    let states = guests * GUEST_BYTES + u64::from(vcpus) * VCPU_BYTES;
+    memory_around(guest_bytes, bundle_bytes) + states.next_multiple_of(MIB)
+}
+
 /// The hypervisor uses half of this fraction of the memory that it manages for its heap, in
 /// addition to its fixed size.
 const HEAP_FRACTION: u64 = 128;

@@ -40,12 +40,12 @@ pub(crate) fn run(args: &RunArgs, signals: &Signals) -> Result<u8> {
     guest.check()?;
     let directory = tempfile::Builder::new().prefix("quell-run-").tempdir()?;
     let mut spec = if args.bare {
-        guest.on_bare_machine(args.size.cpus, directory.path())?
+        guest.on_bare_machine(args.size().cpus, directory.path())?
     } else {
         let arch = guest.platform.arch();
         let traced = args.trace.is_some();
         let hypervisor = if traced { Hypervisor::with_trace(arch)? } else { Hypervisor::build(arch)? };
-        guest.on_quell(&hypervisor, args.size.cpus, Clock::Wall, directory.path())?
+        guest.on_quell(&hypervisor, args.size().cpus, Clock::Wall, directory.path())?
     };
     spec.memory += args.spare.unwrap_or(0).next_multiple_of(MIB);
     spec.console = if args.exec.is_some() { Console::Echo } else { Console::Terminal };
@@ -125,8 +125,8 @@ fn guest(args: &RunArgs) -> Result<Guest> {
         kernel,
         initrd,
         cmdline: cmdline.join(" "),
-        vcpus: args.size.vcpus,
-        memory: args.size.memory,
+        vcpus: args.size().vcpus,
+        memory: args.size().memory,
         flush: args.flush.map_or(FlushMode::Hypercall, FlushMode::from),
         reset: args.reset.map_or(usual, Reset::into),
         switches,
