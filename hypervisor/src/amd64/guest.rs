@@ -1,9 +1,7 @@
 //! The shared state of a guest's vCPUs on AMD64: the Hyper-V partition, devices, the cost of
 //! flushes.
 
-use alloc::alloc::alloc_zeroed;
 use alloc::vec::Vec;
-use core::alloc::Layout;
 use core::marker::PhantomData;
 use core::ops::Range;
 
@@ -15,6 +13,7 @@ use spin::Mutex;
 
 use super::flush::{CallServices, MemorySource};
 use super::overlay::Overlays;
+use super::pages::Pages;
 use super::processor::Amd64;
 use super::rom::{Followed, Rom};
 use super::state::{Permissions, VcpuState};
@@ -38,7 +37,6 @@ use stay::Cost;
 
 /// Rate of the guest's APIC timer. A power of ten makes the guest's calibration exact.
 const APIC_HZ: u64 = 1_000_000_000;
-const PAGE: u64 = 4096;
 
 /// Width of guest physical addresses.
 pub fn physical_address_bits<A: Amd64>() -> u32 {
@@ -104,7 +102,9 @@ pub struct Shared {
     /// The memory behind the expansion ROM.
     pub rom: Mutex<Rom>,
     layout: MemoryLayout,
-    permissions: Permissions,
+    /// Which ports and MSRs cause exits.
+    permission_maps: [Pages; 2],
+    nested_root: u64,
     vcpus: u32,
 }
 
@@ -132,11 +132,11 @@ impl Shared {
             overlays: Mutex::new(Overlays::default()),
             rom: Mutex::new(Rom::new(RomLen::default())),
             layout: MemoryLayout::new(config.memory).map_err(CreateError::Load)?,
-            permissions: Permissions {
-                io: permission_map(3, |map| map.fill(0xff)),
-                msr: permission_map(msr::PERMISSION_MAP_PAGES, msr::fill_permission_map::<A>),
-                nested_root: space.root().0,
-            },
+            permission_maps: [
+                Pages::filled(3, |map| map.fill(0xff)),
+                Pages::filled(msr::PERMISSION_MAP_PAGES, msr::fill_permission_map::<A>),
+            ],
+            nested_root: space.root().0,
             vcpus: config.vcpus,
         })
     }
@@ -151,7 +151,9 @@ impl Shared {
             invariant_tsc: false,
         };
         let timer_clock = TimerClock { tsc_hz: A::hz(), apic_hz: APIC_HZ };
-        VcpuState::new::<A>((index, identity), view, timer_clock, &self.permissions)
+        let [io, msr] = &self.permission_maps;
+        let permissions = Permissions { io: io.start(), msr: msr.start(), nested_root: self.nested_root };
+        VcpuState::new::<A>((index, identity), view, timer_clock, &permissions)
     }
 
     /// What is put into memory: kernel, initial RAM disk and tables.
@@ -169,29 +171,6 @@ impl Shared {
         placements.push(Placement { gpa: power::RESET_VECTOR, bytes: power::RESET_CODE[..].into() });
         Ok(Plan { placements, entry: plan.entry })
     }
-}
-
-/// Zeroed, page-aligned memory from the heap that is never freed; its address is also its physical
-/// address.
-///
-/// # Panics
-///
-/// If the heap is exhausted, which can happen only before the first guest.
-#[must_use]
-pub fn allocate_pages(pages: usize) -> u64 {
-    let layout = Layout::from_size_align(pages * PAGE as usize, PAGE as usize).expect("a small layout");
-    // SAFETY: the size is not zero.
-    let start = unsafe { alloc_zeroed(layout) };
-    assert!(!start.is_null(), "the heap is exhausted");
-    start.expose_provenance() as u64
-}
-
-/// Allocates a permission map and fills it in; returns its physical address.
-fn permission_map(pages: usize, fill: impl FnOnce(&mut [u8])) -> u64 {
-    let address = allocate_pages(pages);
-    // SAFETY: the pages were just allocated for this.
-    fill(unsafe { core::slice::from_raw_parts_mut(address as *mut u8, pages * PAGE as usize) });
-    address
 }
 
 impl<A: Amd64> Vm<A> {
@@ -285,6 +264,17 @@ impl<A: Amd64> Vm<A> {
                 self.deliver(message, u32::MAX);
             }
         }
+    }
+
+    /// The input of a serial port: returns how many of the bytes its FIFO has room for; `None` if
+    /// there is no such port.
+    pub fn type_in(&self, port: u16, bytes: &[u8]) -> Option<usize> {
+        let port = *[SerialPort::Com1, SerialPort::Com2].get(usize::from(port))?;
+        let (taken, message) = self.guest.platform.lock().receive(port, bytes);
+        if let Some(message) = message {
+            self.deliver(message, u32::MAX);
+        }
+        Some(taken)
     }
 
     /// Guest memory as the hypercall decoder reads it.

@@ -116,6 +116,10 @@ macro_rules! offer_amd64 {
                     platform::REGIONS
                 }
 
+                fn type_in(vm: &Vm<Self>, port: u16, bytes: &[u8]) -> Option<usize> {
+                    vm.type_in(port, bytes)
+                }
+
                 fn receive_console(vm: &Vm<Self>) {
                     vm.receive_console();
                 }

@@ -107,6 +107,10 @@ impl Board for Local {
         unsafe { cpu::zero(start, size) };
     }
 
+    fn heap_used() -> u64 {
+        image::heap::used()
+    }
+
     fn receive_control() -> Option<u8> {
         console::receive_control()
     }

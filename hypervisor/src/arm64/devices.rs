@@ -38,12 +38,24 @@ pub fn receive_console<A: Arm64>(vm: &Vm<A>) {
     let level = {
         let mut uart = vm.guest.uart.lock();
         while let Some(byte) = A::receive() {
-            uart.queue(byte);
+            let _lost_if_full = uart.queue(byte);
         }
         uart.pass_on();
         uart.device.irq_level()
     };
     update_uart_line(vm, level);
+}
+
+/// The input of the serial port: returns how many of the bytes there is room for.
+pub fn type_in<A: Arm64>(vm: &Vm<A>, bytes: &[u8]) -> usize {
+    let (taken, level) = {
+        let mut uart = vm.guest.uart.lock();
+        let taken = bytes.iter().take_while(|&&byte| uart.queue(byte)).count();
+        uart.pass_on();
+        (taken, uart.device.irq_level())
+    };
+    update_uart_line(vm, level);
+    taken
 }
 
 /// Reads a device's register; `None` if there is no such register.

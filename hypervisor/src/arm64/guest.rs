@@ -75,11 +75,13 @@ impl Uart {
         Self { device: Pl011::new(), waiting: VecDeque::with_capacity(QUEUE_MAX) }
     }
 
-    /// Queues a byte of input; bytes that arrive when the queue is full are lost.
-    pub fn queue(&mut self, byte: u8) {
-        if self.waiting.len() < QUEUE_MAX {
+    /// Queues a byte of input; false if the queue is full.
+    pub fn queue(&mut self, byte: u8) -> bool {
+        let has_room = self.waiting.len() < QUEUE_MAX;
+        if has_room {
             self.waiting.push_back(byte);
         }
+        has_room
     }
 
     /// Passes on as much as the device has room for.
@@ -100,7 +102,13 @@ pub struct Common {
     /// The method to invalidate stage 2 on these processors, without limits.
     setup: Setup,
     cost: Cost,
+    /// A root of stage 2 without entries.
+    nowhere: Box<Table>,
 }
+
+/// An empty table.
+#[repr(C, align(4096))]
+struct Table([u64; 512]);
 
 impl Common {
     /// For processors as `setup` describes them, where flushes have this cost.
@@ -113,7 +121,17 @@ impl Common {
         let bits = config.switches.vmid_bits.map_or(most, |bits| u32::from(bits).min(most));
         let vmids = VmidAllocator::new(bits, percpu::all::<A>().count()).ok_or(CreateError::Vmids)?;
         let _before_the_first_guest = tlbi::invalidate_all_vms(&A::TLB, &setup);
-        Ok(Self { vmids: Box::new(vmids), setup, cost })
+        Ok(Self { vmids: Box::new(vmids), setup, cost, nowhere: Box::new(Table([0; 512])) })
+    }
+
+    /// The method to invalidate stage 2 on these processors.
+    pub fn setup(&self) -> &Setup {
+        &self.setup
+    }
+
+    /// Root of the address space of no machine.
+    pub fn nowhere(&self) -> u64 {
+        self.nowhere.0.as_ptr().expose_provenance() as u64
     }
 
     /// The method for a guest with these switches.
@@ -200,6 +218,11 @@ impl Shared {
     pub fn address_space(&self) -> AddressSpace<'_, MAX_CPUS> {
         let Tag { vmid, residents, .. } = &*self.tag;
         AddressSpace { vmids: &self.common.vmids, vmid, residents, root: self.root, setup: &self.setup }
+    }
+
+    /// The root of stage 2.
+    pub fn root(&self) -> u64 {
+        self.root
     }
 
     /// The value that VTTBR_EL2 must have while the guest runs.

@@ -8,6 +8,7 @@ macro_rules! offer_arm64 {
     ($processor:ty { $($given:item)* }) => {
         const _: () = {
             use core::ops::Range;
+            use core::sync::atomic::Ordering;
 
             use alloc::vec::Vec;
             use coherence::Stalled;
@@ -89,6 +90,19 @@ macro_rules! offer_arm64 {
 
                 fn device_regions(vm: &Vm<Self>) -> impl IntoIterator<Item = Region> {
                     map::regions(vm.vcpu_count() as u8)
+                }
+
+                fn type_in(vm: &Vm<Self>, port: u16, bytes: &[u8]) -> Option<usize> {
+                    (port == 0).then(|| devices::type_in(vm, bytes))
+                }
+
+                fn holds_space(vm: &Vm<Self>, cpu: &PerCpu<Self>) -> bool {
+                    // Pairs with the stores in `vcpu`.
+                    cpu.arch.root.load(Ordering::Acquire) == vm.guest.root()
+                }
+
+                fn leave_space(common: &Common, cpu: &PerCpu<Self>, workspace: &mut Workspace) {
+                    vcpu::leave_space(common, cpu, workspace);
                 }
 
                 fn receive_console(vm: &Vm<Self>) {

@@ -122,6 +122,9 @@ pub trait Board: Cpus {
     /// The range is RAM, mapped, aligned to 4 KiB, and not in use.
     unsafe fn zero(start: u64, size: u64);
 
+    /// Bytes that are allocated from the heap.
+    fn heap_used() -> u64;
+
     /// Next byte received on the control channel.
     fn receive_control() -> Option<u8>;
 
@@ -285,6 +288,19 @@ pub unsafe trait Arch: Board {
 
     /// Address ranges where no memory can be added.
     fn device_regions(vm: &Vm<Self>) -> impl IntoIterator<Item = Region>;
+
+    /// The input of a guest's serial port: returns how many of the bytes the guest has room for;
+    /// `None` if there is no such port.
+    fn type_in(vm: &Vm<Self>, port: u16, bytes: &[u8]) -> Option<usize>;
+
+    /// Whether a CPU, of which no vCPU of the guest makes use, has the guest's address space
+    /// loaded.
+    fn holds_space(_: &Vm<Self>, _: &PerCpu<Self>) -> bool {
+        false
+    }
+
+    /// No vCPU is on the calling CPU: it loads the address space of no guest.
+    fn leave_space(_: &Self::Common, _: &PerCpu<Self>, _: &mut Self::Workspace) {}
 
     /// Passes on the real console's input, as far as the guest has room for it.
     fn receive_console(vm: &Vm<Self>);

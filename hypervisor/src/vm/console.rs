@@ -16,14 +16,14 @@ const RING_BYTES: u32 = 64 << 10;
 const RING_MEMORY: u64 = (RING_BYTES as u64 + HEADER_BYTES as u64).next_multiple_of(PAGE);
 
 /// The rings of a guest.
-pub struct Rings {
+pub(super) struct Rings {
     start: u64,
     writers: Mutex<[Writer<'static>; CONSOLES]>,
 }
 
 impl Rings {
     /// Takes memory for the rings of a guest; `None` if there is not enough.
-    pub fn take(free: &mut FreeMemory) -> Option<Self> {
+    pub(super) fn take(free: &mut FreeMemory) -> Option<Self> {
         let start = free.take(CONSOLES as u64 * RING_MEMORY, PAGE, u64::MAX)?;
         let writer = |index: usize| {
             let header = start + index as u64 * RING_MEMORY;
@@ -40,19 +40,19 @@ impl Rings {
     }
 
     /// The address and size of each.
-    pub fn places(&self) -> [(u64, u32); CONSOLES] {
+    pub(super) fn places(&self) -> [(u64, u32); CONSOLES] {
         core::array::from_fn(|index| (self.start + index as u64 * RING_MEMORY, RING_BYTES))
     }
 
     /// Writes a byte that the guest has sent to this port.
-    pub fn push(&self, port: usize, byte: u8) {
+    pub(super) fn push(&self, port: usize, byte: u8) {
         if let Some(writer) = self.writers.lock().get(port) {
             writer.push(byte);
         }
     }
 
     /// Frees the memory.
-    pub fn give_back(self, free: &mut FreeMemory) {
+    pub(super) fn give_back(self, free: &mut FreeMemory) {
         free.add(self.start..self.start + CONSOLES as u64 * RING_MEMORY);
     }
 }

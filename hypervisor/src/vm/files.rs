@@ -88,6 +88,7 @@ pub struct Files {
 }
 
 /// Why no machine was created.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CreateError {
     /// The bundle is no tar archive.
     NotABundle,

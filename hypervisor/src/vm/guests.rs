@@ -116,6 +116,11 @@ impl<A: Arch> Host<A> {
         GuestState::from_code(code).unwrap_or_default()
     }
 
+    /// Ticks of the clock for which a guest's vCPUs have had CPUs.
+    pub(super) fn used_by(&self, number: u32) -> u64 {
+        self.entries[number as usize].used_ticks.load(Ordering::Relaxed)
+    }
+
     pub(super) fn set_state(&self, vm: &Vm<A>, state: GuestState, exit: u32) {
         self.entries[vm.number as usize].set_state(state, exit);
     }

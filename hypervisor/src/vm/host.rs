@@ -22,6 +22,7 @@ use coherence::Target;
 use hostlink::config::{BootCpu, MAX_GUESTS, MAX_TOTAL_VCPUS};
 use hostlink::counters::Counter;
 use hostlink::guests::GuestEntry;
+use hostlink::name::Name;
 use spin::Mutex;
 
 use super::arch::{Arch, Cpus};
@@ -81,6 +82,9 @@ pub struct Host<A: Arch> {
     created: AtomicU32,
     /// Whether vCPUs may run.
     begun: AtomicBool,
+    /// Root of an address space that is about to be freed, which CPUs that idle must not keep
+    /// loaded; 0 for none.
+    leaving: AtomicU64,
 }
 
 impl<A: Arch> Host<A> {
@@ -128,6 +132,7 @@ impl<A: Arch> Host<A> {
             requests: AtomicBool::new(false),
             created: AtomicU32::new(0),
             begun: AtomicBool::new(false),
+            leaving: AtomicU64::new(0),
         })
     }
 
@@ -139,6 +144,16 @@ impl<A: Arch> Host<A> {
     /// Whether vCPUs may run.
     pub(super) fn has_begun(&self) -> bool {
         self.begun.load(Ordering::Acquire) // Pairs with `begin`.
+    }
+
+    /// Makes CPUs that idle leave the address space with this root; 0 when they have.
+    pub(super) fn set_leaving(&self, root: u64) {
+        self.leaving.store(root, Ordering::Release); // Pairs with `is_leaving`.
+    }
+
+    /// Whether a CPU that idles must leave the address space that it has loaded.
+    pub(super) fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Acquire) != 0 // Pairs with `set_leaving`.
     }
 
     /// Attaches the trace ring of the calling CPU.
@@ -159,6 +174,18 @@ impl<A: Arch> Host<A> {
         for guest in self.guests.lock().iter().flatten() {
             guest.vm().set_requests_wait(wait);
         }
+    }
+
+    /// The guest of this name; without a name the first one.
+    pub(super) fn find_guest(&self, name: Option<Name>) -> Option<&'static Vm<A>> {
+        let guests = self.guests.lock();
+        let mut all = guests.iter().flatten().map(Guest::vm);
+        all.find(|vm| name.is_none_or(|name| vm.files.config.name == name))
+    }
+
+    /// The existing guest with the least number that is not below this one.
+    pub(super) fn next_guest(&self, from: u32) -> Option<&'static Vm<A>> {
+        self.guests.lock().iter().skip(from as usize).flatten().next().map(Guest::vm)
     }
 
     /// The first guest.

@@ -8,9 +8,22 @@ use super::GUEST;
 use super::arch::{Arch, State};
 use super::context::Context;
 use super::load::Load;
-use super::machine::{VpIndex, attention};
+use super::machine::{Vm, VpIndex, attention};
 use super::switch::Leave;
 use crate::sched::PutBack;
+
+impl<A: Arch> Vm<A> {
+    /// The state after power-on of a guest whose vCPUs have all stopped, except for its memory.
+    pub(super) fn reset_stopped(&self) {
+        for vcpu in &self.vcpus {
+            let mut owner = vcpu.target.owner().expect("all vCPUs have stopped");
+            let _event = owner.take_events();
+            // SAFETY: the owner was just taken.
+            unsafe { vcpu.state() }.reset(&vcpu.inbox);
+        }
+        A::reset_devices(self);
+    }
+}
 
 /// A reset in progress.
 pub(super) struct Reset<A: Arch> {

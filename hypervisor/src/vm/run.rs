@@ -106,7 +106,7 @@ pub fn cpu_loop<A: Arch>(host: &'static Host<A>) -> ! {
         A::wait_for_interrupt();
     }
     let mut workspace = Box::new(A::new_workspace(cpu));
-    let turn = wait_for_turn(host, cpu);
+    let turn = wait_for_turn(host, cpu, &mut workspace);
     let mut context = Context::new(host, cpu, &turn, &mut workspace);
     let mut leave = context.check_on_arrival(A::now());
     loop {
@@ -119,7 +119,11 @@ pub fn cpu_loop<A: Arch>(host: &'static Host<A>) -> ! {
 
 /// Waits until a vCPU may run here.
 #[inline(never)] // Kept apart from the switch from one vCPU to another.
-pub(super) fn wait_for_turn<A: Arch>(host: &'static Host<A>, cpu: &PerCpu<A>) -> Turn {
+pub(super) fn wait_for_turn<A: Arch>(
+    host: &'static Host<A>,
+    cpu: &PerCpu<A>,
+    workspace: &mut A::Workspace,
+) -> Turn {
     note_current(cpu, None);
     let mut by_tick = false;
     loop {
@@ -132,6 +136,9 @@ pub(super) fn wait_for_turn<A: Arch>(host: &'static Host<A>, cpu: &PerCpu<A>) ->
         by_tick = false;
         if !wake_expired(host, cpu) {
             control::serve(host, cpu);
+            if host.is_leaving() {
+                A::leave_space(&host.common, cpu, workspace);
+            }
             by_tick = idle(host, cpu);
         } else if cpu.turns.is_window_due() {
             A::take_interrupts();

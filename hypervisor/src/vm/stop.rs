@@ -134,7 +134,11 @@ impl<A: Arch> Vm<A> {
         // All of them, not just the boot vCPU: the others find that they wait for start-up, and
         // block.
         for vcpu in self.vcpus.iter().filter(|vcpu| Some(vcpu.index) != except) {
-            self.host.nudge(self.host.sched.wake(vcpu.row, Line::Work, A::now()));
+            let nudge = self.host.sched.wake(vcpu.row, Line::Work, A::now());
+            // Before that no CPU idles yet.
+            if self.host.has_begun() {
+                self.host.nudge(nudge);
+            }
         }
     }
 }

@@ -159,7 +159,7 @@ impl<'a, A: Arch> Context<'a, A> {
         };
         let (turn, now) = match known {
             Some(turn) => (turn, now),
-            None => (wait_for_turn(self.host, self.cpu), A::now()),
+            None => (wait_for_turn(self.host, self.cpu, self.workspace), A::now()),
         };
         self.take_on(&turn);
         now

@@ -1,6 +1,8 @@
 //! Records of an answer: `key=value` words, one row for each kind.
 
 use super::{Access, Log, Word, parse_number};
+use crate::guests::GuestState;
+use crate::name::Name;
 use arrayvec::ArrayVec;
 use core::fmt;
 
@@ -69,6 +71,30 @@ records! {
         memory: u64 = "{:#x}",
         /// Generation of its slots: it grows with each change.
         generation: u64 = "{}",
+    }
+
+    /// A guest.
+    Guest {
+        /// Its name.
+        guest: Name = "{}",
+        /// What it does.
+        state: GuestState = "{}",
+        /// Its vCPUs.
+        vcpus: u32 = "{}",
+        /// Bytes of its first memory.
+        memory: u64 = "{:#x}",
+        /// Its weight.
+        weight: u32 = "{}",
+        /// Ticks of the clock for which its vCPUs have had CPUs.
+        used: u64 = "{}",
+    }
+
+    /// Memory of the hypervisor.
+    Memory {
+        /// Bytes of physical memory that belong to nobody.
+        free: u64 = "{:#x}",
+        /// Bytes that are allocated from the hypervisor's heap.
+        heap: u64 = "{:#x}",
     }
 
     /// A memory slot.

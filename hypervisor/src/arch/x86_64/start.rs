@@ -11,7 +11,7 @@ use hostlink::exit::ExitCode;
 
 use super::svm::features;
 use super::{apic, clock, console, interrupts, tables, translation};
-use crate::amd64::guest::allocate_pages;
+use crate::amd64::pages::Pages;
 use crate::amd64::{cpuid, instruction};
 use crate::arch::{Local, PerCpu};
 use crate::free_memory::FreeMemory;
@@ -150,8 +150,8 @@ extern "C" fn bsp_on_block() -> ! {
 
 /// Per-CPU initialisation after the CPU's tables are loaded.
 fn enable_cpu(cpu: &'static PerCpu) {
-    cpu.arch.host_save.set(allocate_pages(1));
-    cpu.arch.host_vmcb.set(allocate_pages(1));
+    cpu.arch.host_save.set(Pages::new(1).forever());
+    cpu.arch.host_vmcb.set(Pages::new(1).forever());
     // SAFETY: the pages were just allocated.
     unsafe {
         features::enable(cpu.arch.host_save.get());

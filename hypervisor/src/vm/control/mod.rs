@@ -5,6 +5,7 @@
 //! steps, each short enough not to disturb the vCPU that runs there. While more is left to do, the
 //! CPU's timer brings it back soon.
 
+mod life;
 mod migrate;
 mod refusal;
 mod requests;
@@ -19,6 +20,7 @@ use super::arch::Arch;
 use super::host::Host;
 use super::machine::Vm;
 use super::percpu::PerCpu;
+use life::Life;
 use paging::Progress;
 use requests::Work;
 
@@ -29,9 +31,17 @@ const PERIOD_US: u64 = 100;
 /// The control channel of a machine.
 pub struct Channel<A: Arch> {
     line: LineBuffer,
-    /// The request that is being served, and the guest that it is about.
-    active: Option<(&'static Vm<A>, Work<A>)>,
+    /// The request that is being served.
+    active: Option<Active<A>>,
     answer: Answer,
+}
+
+/// A request that is being served.
+enum Active<A: Arch> {
+    /// About memory and counters of this guest, which exists: only another request destroys it.
+    In(&'static Vm<A>, Work<A>),
+    /// About the life of guests.
+    Life(Life<A>),
 }
 
 /// The state of an answer in progress.
@@ -78,9 +88,13 @@ impl<A: Arch> Channel<A> {
         if !self.is_ready(host) {
             return false;
         }
-        let Some((vm, work)) = &mut self.active else { return true };
+        let Some(active) = &mut self.active else { return true };
         let number = self.answer.number;
-        match work.step(vm, &mut self.answer) {
+        let stepped = match active {
+            Active::In(vm, work) => work.step(vm, &mut self.answer),
+            Active::Life(life) => life.step(host, &mut self.answer),
+        };
+        match stepped {
             Ok(Progress::Done) => self.answer.end::<A>(format_args!("{number} ok")),
             Ok(_) => return true,
             Err(why) => self.answer.end::<A>(format_args!("{number} error {why}")),
@@ -114,12 +128,18 @@ impl<A: Arch> Channel<A> {
         });
         match parsed.flatten() {
             None => {}
-            Some(Ok((number, request))) => {
+            Some(Ok((number, guest, request))) => {
                 self.answer = Answer { number, ..Answer::new() };
-                let Some(vm) = host.first_guest() else {
-                    return self.answer.end::<A>(format_args!("{number} error there is no guest"));
+                self.active = match Life::new(host, request) {
+                    Some(life) => Some(Active::Life(life)),
+                    None => match host.find_guest(guest) {
+                        Some(vm) => Some(Active::In(vm, Work::new(vm, request))),
+                        None => {
+                            self.answer.end::<A>(format_args!("{number} error there is no such guest"));
+                            None
+                        }
+                    },
                 };
-                self.active = Some((vm, Work::new(vm, request)));
             }
             Some(Err((number, error))) => say::<A>(format_args!("{} error {error}", number.unwrap_or(0))),
         }

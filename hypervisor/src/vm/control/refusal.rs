@@ -2,10 +2,12 @@
 
 use core::fmt;
 
+use hostlink::guests::GuestState;
+use hostlink::name::Name;
 use memslots::{Slot, SlotError};
 
-use crate::vm::Vm;
 use crate::vm::arch::Arch;
+use crate::vm::{CreateError, Vm};
 
 /// Why a request was refused. Nothing has changed then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +26,14 @@ pub(super) enum Refusal {
     NotAdded(u16),
     /// The guest cannot store to it.
     ReadOnly(u16),
+    /// The bundle describes no such guest.
+    NoGuest(Name),
+    /// The guest exists already, or does not exist.
+    State { guest: Name, state: GuestState, wanted: &'static str },
+    /// The guest cannot be created.
+    Create(CreateError),
+    /// There is no such serial port.
+    NoPort(u16),
     /// The guest's console is the machine's serial port.
     NoConsole,
 }
@@ -58,6 +68,12 @@ impl fmt::Display for Refusal {
                 )
             }
             Self::NoConsole => f.write_str("the only guest's console is the machine's: type there"),
+            Self::NoGuest(name) => write!(f, "the machine's file describes no guest '{name}'"),
+            Self::State { guest, state, wanted } => {
+                write!(f, "guest '{guest}' is {state}: this is for a guest that is {wanted}")
+            }
+            Self::Create(why) => write!(f, "{why}"),
+            Self::NoPort(port) => write!(f, "the guest has no serial port {port}"),
             Self::ReadOnly(slot) => write!(f, "the guest cannot store to slot {slot}"),
         }
     }

@@ -96,7 +96,7 @@ impl<A: Arch> Work<A> {
     /// Begins to serve a request.
     pub(super) fn new(vm: &'static Vm<A>, request: Request) -> Self {
         let begun = match request {
-            Request::Vms | Request::Slots | Request::Stats => Ok(Self::List { request, next: 0 }),
+            Request::Slots | Request::Stats => Ok(Self::List { request, next: 0 }),
             Request::Add { gpa, size, access } => add(vm, Gpa(gpa), size, access),
             Request::Delete { slot } => delete(vm, slot),
             Request::LogStart { slot, way } => {
@@ -116,6 +116,8 @@ impl<A: Arch> Work<A> {
                 job.map(|job| Self::change(job, After::Nothing, Phase::None))
                     .map_err(|error| refusal(slot, error))
             }
+            // Those are served elsewhere (`life.rs`).
+            _ => Ok(Self::Over),
         };
         let work = begun.unwrap_or_else(|why| match why {
             // Another job, the guest's, is over soon.
@@ -340,12 +342,6 @@ pub(super) fn begin_fetch<A: Arch>(
 /// it, or `None` at the end.
 fn send_record<A: Arch>(vm: &Vm<A>, request: Request, index: usize, answer: &mut Answer) -> Option<usize> {
     match request {
-        Request::Vms if index == 0 => {
-            let mut memory = 0;
-            vm.space.slots().memory().for_each(|slot| memory += slot.size);
-            let generation = vm.space.slots().generation().number();
-            answer.record::<A>(&record::Vm { vm: 0, vcpus: vm.vcpu_count(), memory, generation });
-        }
         Request::Slots => {
             // Ordered by number, because slots may be added and removed between two records.
             let mut found: Option<Slot> = None;

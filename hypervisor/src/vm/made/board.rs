@@ -60,6 +60,10 @@ macro_rules! made_board {
                 unsafe { $crate::vm::made::offer::zero(start, size) };
             }
 
+            fn heap_used() -> u64 {
+                0
+            }
+
             fn receive_control() -> Option<u8> {
                 $crate::vm::made::offer::receive_control::<Self>()
             }

@@ -219,7 +219,7 @@ impl<A: Arch> Made<A> {
             Bundle { config: files.config, is_single: true, symbols: None, guests: alloc::vec![files] };
         assert!(board.host.set(Host::new(bundle, &mut free, Some(1_700_000_000))?).is_ok());
         // Its rows differ from its vCPUs' indices.
-        board.host().create_guest_in(1, 7, &files)?.load_at_once().map_err(CreateError::Load)?;
+        board.host().create_guest_in(0, 7, &files)?.load_at_once().map_err(CreateError::Load)?;
         Ok(board)
     }
 

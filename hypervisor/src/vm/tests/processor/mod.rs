@@ -14,6 +14,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use alloc::vec;
 use alloc::vec::Vec;
 use hostlink::counters::Counter;
+use hostlink::guests::GuestState;
 
 use crate::vm::CreateError;
 use crate::vm::machine::attention;
@@ -129,7 +130,8 @@ made_board! {
     fn clean(memory: Range<u64>) {
         // A guest that is being loaded keeps its memory.
         let Some(vm) = Made::host().and_then(|host| host.first_guest()) else { return };
-        if vm.attention() & attention::RESET != 0 {
+        let is_new = vm.host.state_of(vm.number) == GuestState::Loaded;
+        if is_new || vm.attention() & attention::RESET != 0 {
             return;
         }
         for vcpu in &vm.vcpus {

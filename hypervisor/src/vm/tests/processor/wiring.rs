@@ -135,6 +135,14 @@ unsafe impl Arch for Made {
         [Region { name: "the device", range: DEVICE..DEVICE + PAGE }]
     }
 
+    fn type_in(vm: &Vm<Self>, port: u16, bytes: &[u8]) -> Option<usize> {
+        if port != 0 {
+            return None;
+        }
+        vm.guest.console.lock().unwrap().extend(bytes);
+        Some(bytes.len())
+    }
+
     fn receive_console(vm: &Vm<Self>) {
         while let Some(byte) = offer::receive_console::<Self>() {
             vm.guest.console.lock().unwrap().push(byte);
