@@ -27,7 +27,7 @@ use super::trace::{self, Rings};
 use crate::devices::wall_clock::WallClock;
 use crate::loader::LoadError;
 use crate::sched::notify::{self, Reach};
-use crate::sched::{CpuIndex, Line, Nudge, Policy, Scheduler, VcpuIndex};
+use crate::sched::{CpuIndex, Line, Nudge, Policy, Scheduler, Share, VcpuIndex};
 
 /// See [`Vm::tick_max`].
 const TICK_MAX_US: u64 = 20_000;
@@ -158,12 +158,14 @@ pub fn create<A: Arch>(files: Files, free: &mut FreeMemory, unix: Option<u64>) -
         state: UnsafeCell::new(A::new_vcpu(&shared, index)),
     };
     let policy = Policy::new(A::ticks_of_us(config.slice_us.into()));
+    let sched = Scheduler::new(cpus, config.vcpus, 1, policy).asking(may_go::<A>);
+    sched.add_group(0, 0..config.vcpus, Share::default());
     let counters = (0..config.vcpus).map(|_| [const { AtomicU64::new(0) }; Counter::COUNT]).collect();
     let machine = Vm {
         vcpus: (0..config.vcpus).map(vcpu).collect(),
         space,
         memory_of_slots: Mutex::new(SlotMemory::new(core::mem::take(free))),
-        sched: Scheduler::new(cpus, config.vcpus, policy).asking(may_go::<A>),
+        sched,
         tick_max: match config.boot_cpu {
             BootCpu::Run => u64::MAX,
             BootCpu::Serve => A::ticks_of_us(TICK_MAX_US),

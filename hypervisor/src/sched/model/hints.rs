@@ -108,7 +108,7 @@ fn switching<S: Steps>() {
     // vCPU 0 has run less than vCPU 2 and more than vCPU 1 when it is put back.
     board.sched.place(0).with(|queue| {
         for (vcpu, virtual_time) in [(1, 10), (2, 1000)] {
-            let standing = queue.standing(virtual_time, Line::Work);
+            let standing = queue.standing(vcpu, virtual_time, Line::Work);
             let _somebody_runs = queue.enqueue(vcpu, standing, board.sched.policy());
         }
     });

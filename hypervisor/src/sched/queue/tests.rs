@@ -5,7 +5,7 @@ const WORK: Standing = Standing { lag: 0, line: Line::Work };
 const EXPIRED: Standing = Standing { lag: 0, line: Line::Timer };
 
 fn queue(vcpus: u32) -> RunQueue {
-    let mut queue = RunQueue::with_capacity(vcpus as usize);
+    let mut queue = RunQueue::alone(vcpus);
     for vcpu in 0..vcpus {
         _ = queue.enqueue(vcpu, WORK, &POLICY);
     }
@@ -135,7 +135,7 @@ fn work_beside_ticks(tickers: u32, cost: u64, period: u64, line: Line, end: u64)
 
 fn wake_expired(queue: &mut RunQueue, now: u64, line: Line, virtual_time: &[u64]) {
     while let Some(vcpu) = queue.pop_expired(now) {
-        let standing = queue.standing(virtual_time[vcpu as usize], line);
+        let standing = queue.standing(vcpu, virtual_time[vcpu as usize], line);
         let _looked_at_next = queue.enqueue(vcpu, standing, &POLICY);
     }
 }
@@ -198,7 +198,7 @@ fn what_takes_longer_than_a_tick_gets_in_line_with_the_others_that_have_work() {
     assert_eq!(queue.queue_state(0, &POLICY).next_event, POLICY.wakeup_margin);
     assert!(queue.queue_state(POLICY.wakeup_margin, &POLICY).should_switch);
     queue.put_back(POLICY.wakeup_margin, PutBack::Preempted, &POLICY);
-    assert_eq!((queue.waiting.len(), queue.expired.len()), (1, 1));
+    assert_eq!((queue.front.waiting.len(), queue.front.expired.len()), (1, 1));
 }
 
 #[test]
@@ -241,7 +241,7 @@ fn sleeps_of_no_length_earn_nothing() {
         had[vcpu as usize] += 300;
         if vcpu == 0 {
             let virtual_time = queue.take_off(now + 300);
-            let standing = queue.standing(virtual_time, Line::Work);
+            let standing = queue.standing(0, virtual_time, Line::Work);
             let _nobody_runs = queue.enqueue(0, standing, &POLICY);
         } else {
             queue.put_back(now + 300, PutBack::Preempted, &POLICY);
@@ -259,12 +259,12 @@ fn those_of_the_timer_line_are_stolen_first_and_stay_in_line() {
     assert!(standing.is_expired());
     thief.pick(0, |_| true);
     assert!(thief.enqueue(stolen, standing, &POLICY));
-    assert_eq!((thief.waiting.len(), thief.expired.len()), (0, 1));
+    assert_eq!((thief.front.waiting.len(), thief.front.expired.len()), (0, 1));
 }
 
 /// A queue in which this many vCPUs wait, all of them passive, in the order of their numbers.
 fn passive(count: u32) -> RunQueue {
-    let mut queue = RunQueue::with_capacity(count as usize);
+    let mut queue = RunQueue::alone(count);
     for vcpu in 0..count {
         let _nobody_runs = queue.enqueue(vcpu, Standing::default(), &POLICY);
     }
@@ -312,7 +312,7 @@ fn u30_whoever_waits_for_memory_preempts_nobody() {
 
 #[test]
 fn u30_whoever_waits_for_memory_is_active_on_a_cpu_that_idles() {
-    let (mut queue, mut thief) = (passive(2), RunQueue::with_capacity(2));
+    let (mut queue, mut thief) = (passive(2), RunQueue::alone(2));
     let (stolen, standing) = queue.steal().unwrap();
     let _nobody_runs = thief.enqueue(stolen, standing, &POLICY);
     assert_eq!(thief.pick(10, |_| panic!("it is not passive")), Some(stolen));

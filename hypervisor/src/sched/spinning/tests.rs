@@ -85,7 +85,7 @@ fn a_state_that_never_changes_is_a_loop_after_a_while() {
 fn convoy(vcpus: u32, watched: bool) -> u64 {
     const HOLDS: u64 = 20;
     let policy = Policy::new(32 * FIRST);
-    let mut queue = RunQueue::with_capacity(vcpus as usize);
+    let mut queue = RunQueue::alone(vcpus);
     let mut watches = alloc::vec![SpinWatch::new(); vcpus as usize];
     for vcpu in 0..vcpus {
         let _nobody_runs = queue.enqueue(vcpu, Standing::default(), &policy);
