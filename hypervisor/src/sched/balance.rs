@@ -35,9 +35,7 @@ impl Scheduler {
         let rest = self.others(thief).filter(|&cpu| cpu != victim && self.place(cpu).load() >= 2);
         [victim].into_iter().chain(rest).find_map(|victim| {
             self.place(victim).with(|queue| {
-                queue.give(now, |index, group| {
-                    self.may_run(index, thief).then(|| self.ledger.lead(group))
-                })
+                queue.give(now, |index, group| self.may_run(index, thief).then(|| self.ledger.lead(group)))
             })
         })
     }
@@ -58,12 +56,7 @@ impl Scheduler {
 
     #[cold]
     #[inline(never)]
-    fn surplus_among_groups(
-        &self,
-        own: &mut RunQueue,
-        cpu: CpuIndex,
-        now: u64,
-    ) -> Option<(CpuIndex, Moved)> {
+    fn surplus_among_groups(&self, own: &mut RunQueue, cpu: CpuIndex, now: u64) -> Option<(CpuIndex, Moved)> {
         let load = own.load();
         let emptier = |group| self.search_emptier_than(cpu, load, |other| self.may_run(group, other));
         let moved = own.give(now, |index, group| {
@@ -78,20 +71,24 @@ impl Scheduler {
         Some((emptier(self.group_of(moved.0)).unwrap_or(cpu), moved))
     }
 
-    /// A CPU that runs a waking vCPU sooner than `cpu`, where the load is `load` with it.
-    #[inline]
+    /// A CPU that runs a waking vCPU sooner than `cpu`, whose queue this is.
+    #[inline(always)]
     pub(super) fn better_than(
         &self,
         cpu: CpuIndex,
-        load: usize,
+        own: &RunQueue,
         vcpu: VcpuIndex,
         now: u64,
     ) -> Option<CpuIndex> {
-        if load < 2 || self.cpus.len() == 1 { None } else { self.search_better_than(cpu, load, vcpu, now) }
+        if self.cpus.len() == 1 { None } else { self.search_better_than(cpu, own.load(), vcpu, now) }
     }
 
     #[inline(never)]
     fn search_better_than(&self, cpu: CpuIndex, load: usize, vcpu: VcpuIndex, now: u64) -> Option<CpuIndex> {
+        let load = load.wrapping_add(1);
+        if load < 2 {
+            return None;
+        }
         if !self.ledger.is_in_use() {
             return self.search_emptier_than(cpu, load, |_| true);
         }
@@ -117,8 +114,7 @@ impl Scheduler {
     /// instead of on `cpu`.
     fn search_ahead_of(&self, group: GroupIndex, cpu: CpuIndex, now: u64) -> Option<CpuIndex> {
         let others = self.others(cpu).filter(|&other| self.may_run(group, other));
-        let leads =
-            others.filter_map(|other| Some((self.ledger.unfair_lead(group, other, now)?, other)));
+        let leads = others.filter_map(|other| Some((self.ledger.unfair_lead(group, other, now)?, other)));
         let (_, other) = leads.max()?;
         self.ledger.note_given(other, now);
         Some(other)

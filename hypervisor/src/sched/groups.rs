@@ -2,7 +2,7 @@
 
 use core::ops::Range;
 
-use super::queue::Lines;
+use super::queue::{Lines, VIRTUAL_EPOCH};
 use super::{CpuIndex, CpuSet, Scheduler, VcpuIndex};
 use crate::sync::Ordering;
 
@@ -43,7 +43,7 @@ impl Scheduler {
             // Relaxed: whoever makes the vCPU runnable learns of the guest in some other way.
             home.cpu.store(cpu, Ordering::Relaxed);
             home.used.store(0, Ordering::Relaxed);
-            home.virtual_time.store(0, Ordering::Relaxed);
+            home.virtual_time.store(VIRTUAL_EPOCH, Ordering::Relaxed);
             home.timer_line.store(0, Ordering::Relaxed);
             self.groups[vcpu as usize].store(group, Ordering::Relaxed);
         }

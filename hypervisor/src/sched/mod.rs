@@ -142,8 +142,13 @@ impl Place {
         // Relaxed, but within the lock, so that the newest value is stored last. See the table of
         // hints in `notify`.
         self.load.store(queue.watched_load(), Ordering::Relaxed);
-        self.next_timer.store(queue.next_timer(), Ordering::Relaxed);
         result
+    }
+
+    /// The queue's timers have changed. Called with the lock held.
+    #[inline]
+    fn note_timers(&self, queue: &RunQueue) {
+        self.next_timer.store(queue.next_timer(), Ordering::Relaxed); // As above.
     }
 
     fn load(&self) -> usize {
@@ -259,12 +264,12 @@ impl Scheduler {
     /// smaller load, and lets the next one run.
     pub fn switch(&self, cpu: CpuIndex, now: u64, why: PutBack) -> (Option<Turn>, Nudge) {
         let (turn, surplus) = self.place(cpu).with(|own| {
-            if let Some(vcpu) = own.running() {
-                let home = &self.homes[vcpu as usize];
+            if let Some(running) = own.turn() {
+                let home = &self.homes[running.vcpu as usize];
                 home.ready_since.store(now, Ordering::Relaxed);
-                home.charge(own.had(now));
+                home.charge(running.had(now));
+                own.put_back(&running, now, why, &self.policy);
             }
-            own.put_back(now, why, &self.policy);
             let surplus = self.surplus(own, cpu, now);
             (self.start(cpu, own, now), surplus)
         });
@@ -281,16 +286,18 @@ impl Scheduler {
     /// `commit` runs under the queue's lock. A waker that sees the vCPU blocked waits for that
     /// lock, so it finds the timer set and the vCPU off the CPU.
     pub fn block(&self, cpu: CpuIndex, now: u64, deadline: u64, commit: impl FnOnce() -> bool) -> Block {
-        self.place(cpu).with(|own| {
-            let Some(vcpu) = own.running() else { return Block::Refused };
+        let place = self.place(cpu);
+        place.with(|own| {
+            let Some(running) = own.turn() else { return Block::Refused };
             if !commit() {
                 return Block::Refused;
             }
-            let home = &self.homes[vcpu as usize];
-            home.charge(own.had(now));
-            home.virtual_time.store(own.take_off(now), Ordering::Relaxed);
+            let home = &self.homes[running.vcpu as usize];
+            home.charge(running.had(now));
+            home.virtual_time.store(own.take_off(&running, now), Ordering::Relaxed);
             if deadline != u64::MAX {
-                own.add_timer(deadline, vcpu);
+                own.add_timer(deadline, running.vcpu);
+                place.note_timers(own);
             }
             Block::Next(self.start(cpu, own, now))
         })
@@ -304,11 +311,14 @@ impl Scheduler {
         home.ready_since.store(now, Ordering::Relaxed);
         // Relaxed: the notify word, by which the caller knows that it may wake the vCPU, orders it.
         let cpu = home.cpu.load(Ordering::Relaxed);
-        let placed = self.place(cpu).with(|own| {
-            own.remove_timer(vcpu);
+        let place = self.place(cpu);
+        let placed = place.with(|own| {
+            if own.remove_timer(vcpu) {
+                place.note_timers(own);
+            }
             let standing = own.standing(vcpu, home.virtual_time.load(Ordering::Relaxed), line);
             // On the way to a better CPU only one lock is held at a time.
-            match self.better_than(cpu, own.load().wrapping_add(1), vcpu, now) {
+            match self.better_than(cpu, own, vcpu, now) {
                 Some(emptier) => Err((emptier, standing)),
                 None => Ok(self.enqueue_in(own, cpu, vcpu, standing)),
             }
@@ -408,6 +418,11 @@ impl Scheduler {
     /// Takes one vCPU that blocked on `cpu` and whose deadline has passed; the caller posts it its
     /// event.
     pub fn pop_expired(&self, cpu: CpuIndex, now: u64) -> Option<VcpuIndex> {
-        self.place(cpu).with(|own| own.pop_expired(now))
+        let place = self.place(cpu);
+        place.with(|own| {
+            let vcpu = own.pop_expired(now)?;
+            place.note_timers(own);
+            Some(vcpu)
+        })
     }
 }

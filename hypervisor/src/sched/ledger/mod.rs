@@ -237,9 +237,7 @@ impl Ledger {
     pub(super) fn look(&self, now: u64) {
         let due = self.due.load(Ordering::Relaxed);
         let next = now.saturating_add(self.policy.slice / 4);
-        if now < due
-            || self.due.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_err()
-        {
+        if now < due || self.due.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return;
         }
         self.seats.iter().for_each(|seat| self.settle(seat, now));
@@ -283,7 +281,8 @@ impl Ledger {
             return None; // The vCPU that came last may not even have run.
         }
         let uncharged = now.saturating_sub(seat.charged.load(Ordering::Relaxed)).min(slice);
-        let lead = self.lead(running).saturating_add(running.cost(uncharged)).saturating_sub(self.lead(waiting));
+        let lead =
+            self.lead(running).saturating_add(running.cost(uncharged)).saturating_sub(self.lead(waiting));
         let fair = running.cost(slice).saturating_add(waiting.cost(slice));
         (lead > fair).then_some(lead)
     }

@@ -116,20 +116,16 @@ impl RunQueue {
     #[cold]
     #[inline(never)]
     pub(super) fn note_put_back(&mut self, now: u64, why: PutBack) {
-        if self.running.is_some() {
-            self.ledger.end_turn(self.cpu, self.front.group, now);
-            self.front.has_news = false;
-            self.has_yielded = why != PutBack::Preempted && !self.front.has_waiting();
-        }
+        self.ledger.end_turn(self.cpu, self.front.group, now);
+        self.front.has_news = false;
+        self.has_yielded = why != PutBack::Preempted && !self.front.has_waiting();
     }
 
     #[cold]
     #[inline(never)]
     pub(super) fn note_taken_off(&mut self, now: u64) {
-        if self.running.is_some() {
-            self.ledger.end_turn(self.cpu, self.front.group, now);
-            self.front.count_out(&self.ledger);
-        }
+        self.ledger.end_turn(self.cpu, self.front.group, now);
+        self.front.count_out(&self.ledger);
     }
 
     /// Removes, for another queue, a vCPU of the guest with the least `claim`; a guest without one
@@ -189,7 +185,12 @@ impl RunQueue {
         }
         should_switch |= now >= turn_end;
         let timer = if has_waiting { self.useful_timer_among_groups(&running, policy) } else { timer };
-        QueueState { should_switch, has_waiting, timer_expired, next_event: turn_end.min(timer).min(held_until) }
+        QueueState {
+            should_switch,
+            has_waiting,
+            timer_expired,
+            next_event: turn_end.min(timer).min(held_until),
+        }
     }
 
     /// When the turn of the vCPU that runs ends for the sake of another guest.

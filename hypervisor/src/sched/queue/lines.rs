@@ -18,6 +18,9 @@ use core::ops::Range;
 use super::{Line, Policy, PutBack, Running, Standing, VcpuIndex};
 use crate::sched::GroupIndex;
 
+/// The virtual time of a vCPU that has not run yet.
+pub(in crate::sched) const VIRTUAL_EPOCH: u64 = 1 << 62;
+
 /// A vCPU with the time that it has run, on the queue's own scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Waiting {
@@ -39,7 +42,8 @@ pub(in crate::sched) struct Lines {
     lead: i64,
     /// How many of the vCPUs with work wait for memory to change.
     passive: usize,
-    /// No vCPU with work has a lower virtual time, except for what sleepers are owed. Only grows.
+    /// No vCPU with work has a lower virtual time, except for what sleepers are owed. Only grows,
+    /// from [`VIRTUAL_EPOCH`] on, which leaves room for what they are owed.
     floor: u64,
     /// The guest.
     pub(super) group: GroupIndex,
@@ -57,6 +61,7 @@ impl Lines {
         Self {
             waiting: Vec::with_capacity(vcpus.len()),
             expired: VecDeque::with_capacity(vcpus.len()),
+            floor: VIRTUAL_EPOCH,
             group,
             vcpus,
             ..Self::default()
@@ -89,24 +94,25 @@ impl Lines {
         self.passive == self.waiting.len() && self.expired.is_empty()
     }
 
-    /// Puts a vCPU into a line. If the line was empty, the other line owes it at most a sleeper's
-    /// credit. `running` is the line of this guest's vCPU that runs here.
+    /// Puts a vCPU among those with work. If there was none, the timer line owes them at most a
+    /// sleeper's credit. `running` is the line of this guest's vCPU that runs here.
     #[inline(always)]
-    fn insert(&mut self, line: Line, waiting: Waiting, running: Option<Line>, policy: &Policy) {
-        if !self.waits_in(line) && running.is_none_or(|running| running != line) {
-            self.lead = match line {
-                Line::Work => self.lead.min(policy.sleeper_credit()),
-                Line::Timer => self.lead.max(-policy.sleeper_credit()),
-            };
+    fn insert(&mut self, waiting: Waiting, running: Option<Line>, policy: &Policy) {
+        if self.waiting.is_empty() && running != Some(Line::Work) {
+            self.lead = self.lead.min(policy.sleeper_credit());
         }
-        match line {
-            Line::Work => {
-                // Behind vCPUs with the same virtual time: first come, first served.
-                let place = self.waiting.partition_point(|other| other.virtual_time > waiting.virtual_time);
-                self.waiting.insert(place, waiting);
-            }
-            Line::Timer => self.expired.push_back(waiting),
+        // Behind vCPUs with the same virtual time: first come, first served.
+        let place = self.waiting.partition_point(|other| other.virtual_time > waiting.virtual_time);
+        self.waiting.insert(place, waiting);
+    }
+
+    /// Puts a vCPU into the timer line, likewise.
+    #[inline]
+    fn insert_expired(&mut self, waiting: Waiting, running: Option<Line>, policy: &Policy) {
+        if self.expired.is_empty() && running != Some(Line::Timer) {
+            self.lead = self.lead.max(-policy.sleeper_credit());
         }
+        self.expired.push_back(waiting);
     }
 
     /// Adds a vCPU that woke up or came from another queue. A sleeper is owed at most the credit.
@@ -120,19 +126,28 @@ impl Lines {
         running: Option<Line>,
         policy: &Policy,
     ) -> bool {
-        let lag = standing.lag.clamp(-policy.sleeper_credit(), policy.slice.cast_signed());
-        let virtual_time = self.floor.saturating_add_signed(lag);
-        // In the timer line one more makes no difference. A vCPU with work may preempt at once.
-        let sooner = standing.line == Line::Work || !self.waits_in(Line::Timer);
-        self.insert(standing.line, Waiting { virtual_time, vcpu, is_passive: false }, running, policy);
-        sooner
+        let lag = standing.lag.min(policy.slice.cast_signed()).max(-policy.sleeper_credit());
+        let waiting = Waiting { virtual_time: self.floor.wrapping_add_signed(lag), vcpu, is_passive: false };
+        match standing.line {
+            Line::Work => {
+                self.insert(waiting, running, policy);
+                // It may preempt at once.
+                true
+            }
+            Line::Timer => {
+                // One more makes no difference.
+                let is_first = self.expired.is_empty();
+                self.insert_expired(waiting, running, policy);
+                is_first
+            }
+        }
     }
 
     /// Moves a vCPU from the timer line to those with work. Returns whether it was there.
     pub(super) fn promote(&mut self, vcpu: VcpuIndex, running: Option<Line>, policy: &Policy) -> bool {
         let place = self.expired.iter().position(|waiting| waiting.vcpu == vcpu);
         let Some(waiting) = place.and_then(|place| self.expired.remove(place)) else { return false };
-        self.insert(Line::Work, waiting, running, policy);
+        self.insert(waiting, running, policy);
         true
     }
 
@@ -173,8 +188,9 @@ impl Lines {
     #[inline]
     pub(super) fn charge(&mut self, line: Line, had: u64) {
         self.lead = match line {
-            Line::Work => self.lead.saturating_sub_unsigned(had),
-            Line::Timer => self.lead.saturating_add_unsigned(had),
+            // Ticks of one CPU's time: they do not overflow in a century.
+            Line::Work => self.lead.wrapping_sub_unsigned(had),
+            Line::Timer => self.lead.wrapping_add_unsigned(had),
         };
     }
 
@@ -190,7 +206,7 @@ impl Lines {
         }
         let is_passive = why == PutBack::Passive;
         self.passive += usize::from(is_passive);
-        self.insert(Line::Work, Waiting { virtual_time, vcpu, is_passive }, None, policy);
+        self.insert(Waiting { virtual_time, vcpu, is_passive }, None, policy);
     }
 
     /// Removes, for another queue, the waiting vCPU that would run last here.
@@ -212,8 +228,8 @@ impl Lines {
             Line::Work => {
                 // Those with work get ahead by the credit, so that the lines do not alternate at
                 // every turn.
-                let turn = self.lead.saturating_add(policy.sleeper_credit());
-                turn.clamp(policy.wakeup_margin.cast_signed(), policy.slice.cast_signed()).cast_unsigned()
+                let turn = self.lead.wrapping_add(policy.sleeper_credit());
+                turn.min(policy.slice.cast_signed()).max(policy.wakeup_margin.cast_signed()).cast_unsigned()
             }
             // A turn longer than a tick is work, and the others in the timer line must not wait for
             // it.
@@ -228,7 +244,7 @@ impl Lines {
         ran >= policy.wakeup_margin
             && running.line == Line::Work
             && self.first_active().is_some_and(|next| {
-                running.virtual_time + ran > next.virtual_time.saturating_add(policy.wakeup_margin)
+                running.virtual_time.wrapping_add(ran) > next.virtual_time.wrapping_add(policy.wakeup_margin)
             })
     }
 

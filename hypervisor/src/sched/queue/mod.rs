@@ -14,7 +14,7 @@ use alloc::vec::Vec;
 use super::ledger::Ledger;
 use super::{CpuIndex, QueueState};
 pub(super) use groups::WATCHED;
-pub(super) use lines::Lines;
+pub(super) use lines::{Lines, VIRTUAL_EPOCH};
 
 /// A vCPU's row: its number among all vCPUs of all guests.
 pub type VcpuIndex = u32;
@@ -79,12 +79,20 @@ impl Standing {
 
 /// The vCPU that runs.
 #[derive(Clone, Copy, Debug)]
-struct Running {
-    vcpu: VcpuIndex,
+pub(super) struct Running {
+    pub(super) vcpu: VcpuIndex,
     virtual_time: u64,
     since: u64,
     /// The line that it waited in.
     line: Line,
+}
+
+impl Running {
+    /// For how long it has had the CPU. Another CPU's clock may be a little ahead.
+    #[inline]
+    pub(super) fn had(&self, now: u64) -> u64 {
+        now.saturating_sub(self.since)
+    }
 }
 
 /// Why a vCPU is put back into the queue.
@@ -158,10 +166,10 @@ impl RunQueue {
         self.running.map(|running| running.vcpu)
     }
 
-    /// For how long the vCPU that runs here has had the CPU.
+    /// The turn of the vCPU that runs here.
     #[inline]
-    pub(super) fn had(&self, now: u64) -> u64 {
-        self.running.map_or(0, |running| now.saturating_sub(running.since))
+    pub(super) fn turn(&self) -> Option<Running> {
+        self.running
     }
 
     /// The line of the running vCPU, which is one of the front's guest.
@@ -214,32 +222,32 @@ impl RunQueue {
         Some(next.vcpu)
     }
 
-    /// Ends the turn of the running vCPU: charges the time to it and to its line.
-    #[inline]
-    fn end_turn(&mut self, now: u64) -> Option<(VcpuIndex, u64)> {
-        let running = self.running.take()?;
-        let had = now.saturating_sub(running.since);
+    /// Ends the turn of the running vCPU: charges the time to it and to its line. Returns its virtual
+    /// time.
+    #[inline(always)]
+    fn end_turn(&mut self, running: &Running, now: u64) -> u64 {
+        self.running = None;
+        let had = running.had(now);
         self.front.charge(running.line, had);
-        Some((running.vcpu, running.virtual_time + had))
+        running.virtual_time.wrapping_add(had)
     }
 
-    /// Takes the running vCPU off the CPU and puts it back among the vCPUs that have work.
-    pub fn put_back(&mut self, now: u64, why: PutBack, policy: &Policy) {
+    /// Takes the vCPU that runs off the CPU and puts it back among the vCPUs that have work.
+    pub(super) fn put_back(&mut self, running: &Running, now: u64, why: PutBack, policy: &Policy) {
         if self.has_accounts {
             self.note_put_back(now, why);
         }
-        if let Some((vcpu, virtual_time)) = self.end_turn(now) {
-            self.front.put_back(vcpu, virtual_time, why, policy);
-        }
+        let virtual_time = self.end_turn(running, now);
+        self.front.put_back(running.vcpu, virtual_time, why, policy);
     }
 
-    /// Takes the running vCPU off the CPU because it blocks or stops; returns its virtual time.
-    #[inline]
-    pub fn take_off(&mut self, now: u64) -> u64 {
+    /// Takes the vCPU that runs off the CPU because it blocks or stops; returns its virtual time.
+    #[inline(always)]
+    pub(super) fn take_off(&mut self, running: &Running, now: u64) -> u64 {
         if self.has_accounts {
             self.note_taken_off(now);
         }
-        self.end_turn(now).map_or(0, |(_, virtual_time)| virtual_time)
+        self.end_turn(running, now)
     }
 
     /// Removes, for another queue, the waiting vCPU that would run last here. With several guests
@@ -257,7 +265,7 @@ impl RunQueue {
         let timer = self.next_timer();
         let (should_switch, next_event) = match self.running {
             Some(running) if self.front.has_waiting() => {
-                let turn_end = running.since.saturating_add(self.front.turn(running.line, policy));
+                let turn_end = running.since.wrapping_add(self.front.turn(running.line, policy));
                 let should_switch = now >= turn_end || self.front.is_preempted(&running, now, policy);
                 (should_switch, turn_end.min(self.useful_timer(&running, timer, policy)))
             }
@@ -275,7 +283,7 @@ impl RunQueue {
             u64::MAX
         } else {
             // No vCPU is preempted before the end of the margin.
-            timer.max(running.since.saturating_add(policy.wakeup_margin))
+            timer.max(running.since.wrapping_add(policy.wakeup_margin))
         }
     }
 
@@ -285,9 +293,11 @@ impl RunQueue {
         self.timers.insert(place, (deadline, vcpu));
     }
 
-    /// Forgets a vCPU's timer, if it has one here.
-    pub fn remove_timer(&mut self, vcpu: VcpuIndex) {
-        self.timers.retain(|&(_, other)| other != vcpu);
+    /// Forgets a vCPU's timer; returns whether it has one here.
+    #[inline]
+    pub fn remove_timer(&mut self, vcpu: VcpuIndex) -> bool {
+        let place = self.timers.iter().position(|&(_, other)| other == vcpu);
+        place.map(|place| self.timers.remove(place)).is_some()
     }
 
     /// Takes one vCPU whose timer has expired.
@@ -308,6 +318,18 @@ impl RunQueue {
 
 #[cfg(test)]
 impl RunQueue {
+    /// Ends the turn of the vCPU that runs, as the scheduler does.
+    pub(in crate::sched) fn end_by(&mut self, now: u64, why: PutBack, policy: &Policy) {
+        if let Some(running) = self.turn() {
+            self.put_back(&running, now, why, policy);
+        }
+    }
+
+    /// Takes the vCPU that runs off the CPU, as the scheduler does.
+    pub(in crate::sched) fn block(&mut self, now: u64) -> u64 {
+        self.turn().map_or(0, |running| self.take_off(&running, now))
+    }
+
     /// A queue for one guest with this many vCPUs.
     pub(in crate::sched) fn alone(vcpus: u32) -> Self {
         let mut queue = Self::new(0, vcpus as usize, 1, Arc::new(Ledger::new(1, 1, 1, Policy::new(1000))));

@@ -94,7 +94,7 @@ fn convoy(vcpus: u32, watched: bool) -> u64 {
     while let Some(vcpu) = queue.pick(now, |_| true) {
         if vcpu + 1 == holder {
             now += HOLDS;
-            let _done = queue.take_off(now);
+            let _done = queue.block(now);
             holder -= 1;
             continue;
         }
@@ -114,7 +114,7 @@ fn convoy(vcpus: u32, watched: bool) -> u64 {
                 Look::Again(later) => now = later.min(queue_state.next_event),
             }
         };
-        queue.put_back(now, why, &policy);
+        queue.end_by(now, why, &policy);
     }
     now
 }
