@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 use hostlink::bundle::{BundleError, GuestFiles, Reader};
 use hostlink::config::{Architecture, Config, ForeignSwitch, MAX_TOTAL_VCPUS};
 use hostlink::defect::Defect;
+use hostlink::name::Name;
 use stay::{Mistake, Mistakes};
 use tar_no_std::TarArchiveRef;
 
@@ -100,6 +101,8 @@ pub enum CreateError {
     NoMemory(u64, u64),
     /// There is no memory for nested page tables, or not enough for a root.
     NoTables,
+    /// None of the CPUs that this guest may use runs vCPUs.
+    NoCpuFor(Name),
     /// Other guests have too many vCPUs.
     NoRows,
     /// There is no memory for the trace rings.
@@ -133,6 +136,7 @@ impl fmt::Display for CreateError {
                 free >> 20
             ),
             Self::NoTables => f.write_str("no memory is left for nested page tables: give the machine more"),
+            Self::NoCpuFor(name) => write!(f, "none of the CPUs that guest '{name}' may use runs vCPUs"),
             Self::NoRows => write!(f, "all guests together have at most {MAX_TOTAL_VCPUS} vCPUs"),
             Self::NoTrace => f.write_str("no memory is left for the trace: give the machine more"),
             Self::NoCpu => f.write_str("boot_cpu=serve needs a second CPU to run the guest"),

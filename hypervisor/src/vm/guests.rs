@@ -17,7 +17,7 @@ use alloc::boxed::Box;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
-use hostlink::config::{MAX_TOTAL_VCPUS, Start};
+use hostlink::config::{Config, MAX_TOTAL_VCPUS, Start};
 use hostlink::exit::ExitCode;
 use hostlink::guests::{Facts, GuestState};
 
@@ -28,7 +28,12 @@ use super::files::{CreateError, Files};
 use super::host::Host;
 use super::machine::{self, Vm, attention};
 use super::switch::Leave;
-use crate::sched::VcpuIndex;
+use crate::sched::{CpuSet, Share, VcpuIndex};
+
+/// The share of the CPUs that a configuration gives a guest.
+fn share(config: &Config<'_>) -> Share {
+    Share { weight: config.weight, cap: config.cap, cpus: CpuSet(config.cpus.words()) }
+}
 
 /// A guest that exists.
 pub(super) struct Guest<A: Arch>(NonNull<Vm<A>>);
@@ -80,10 +85,14 @@ impl<A: Arch> Host<A> {
         first: VcpuIndex,
         files: &Files,
     ) -> Result<&'static Vm<A>, CreateError> {
+        if !files.config.cpus.iter().any(|cpu| self.sched.has_cpu(cpu)) {
+            return Err(CreateError::NoCpuFor(files.config.name));
+        }
         let guest = Guest(NonNull::from(Box::leak(Box::new(machine::create(self, number, first, *files)?))));
         let vm = guest.vm();
         self.enter_rows(vm);
         let config = &vm.files.config;
+        self.sched.add_group(number, vm.rows(), share(config));
         let facts = Facts {
             name: config.name,
             vcpus: config.vcpus,
@@ -118,7 +127,7 @@ impl<A: Arch> Host<A> {
 
     /// Ticks of the clock for which a guest's vCPUs have had CPUs.
     pub(super) fn used_by(&self, number: u32) -> u64 {
-        self.entries[number as usize].used_ticks.load(Ordering::Relaxed)
+        self.sched.used(number)
     }
 
     pub(super) fn set_state(&self, vm: &Vm<A>, state: GuestState, exit: u32) {
@@ -139,6 +148,7 @@ impl<A: Arch> Host<A> {
     /// That is so, and the caller does not use the guest any more.
     pub(super) unsafe fn free_guest(&self, vm: &'static Vm<A>) {
         let number = vm.number as usize;
+        self.sched.remove_group(vm.number);
         self.leave_rows(vm);
         let Some(guest) = self.guests.lock()[number].take() else { return };
         // SAFETY: made from a box in `create_guest_in`. No vCPU of it is on a CPU or in a queue, so

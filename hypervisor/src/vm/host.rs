@@ -113,7 +113,7 @@ impl<A: Arch> Host<A> {
         let row = |_| Row { vcpu: AtomicPtr::new(ptr::null_mut()), vm: AtomicPtr::new(ptr::null_mut()) };
         let counters = |_| [const { AtomicU64::new(0) }; Counter::COUNT];
         Ok(Self {
-            sched: Scheduler::new(cpus, MAX_TOTAL_VCPUS, policy).asking(may_go::<A>),
+            sched: Scheduler::new(cpus, MAX_TOTAL_VCPUS, MAX_GUESTS, policy).asking(may_go::<A>),
             targets: (0..MAX_TOTAL_VCPUS).map(|_| Target::new()).collect(),
             rows: (0..MAX_TOTAL_VCPUS).map(row).collect(),
             counters: (0..MAX_TOTAL_VCPUS).map(counters).collect(),
