@@ -8,6 +8,7 @@ mod browser;
 mod bzimage;
 mod check;
 mod cli;
+mod consoles;
 mod ctl;
 mod demo;
 mod guest;

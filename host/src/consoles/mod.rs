@@ -1,0 +1,10 @@
+//! Consoles of several guests, which the hypervisor keeps as rings in the machine's memory: shown
+//! and logged while this process runs the machine, or attached to from another process.
+
+mod lines;
+mod logs;
+mod screen;
+mod viewer;
+
+pub(crate) use logs::Logs;
+pub(crate) use viewer::{Last, Look, Viewer};
