@@ -1,6 +1,7 @@
 //! The command line.
 
 mod bench;
+mod console;
 mod ctl;
 mod image;
 mod report;
@@ -8,6 +9,7 @@ mod run;
 mod top;
 
 pub(crate) use bench::*;
+pub(crate) use console::*;
 pub(crate) use ctl::*;
 pub(crate) use image::*;
 pub(crate) use report::*;
@@ -38,6 +40,7 @@ Start with:
   ./quell demo                         the benefit of flushing by hypercall, in under three minutes
   ./quell run                          a Debian guest with a shell in this terminal; Ctrl-A x quits
   ./quell run --exec 'nproc; uname -r' one command in a guest; its status is passed on
+  ./quell run examples/two.toml        two guests; `./quell console web` attaches to one of them
   ./quell top                          a live view of a guest that runs in another terminal
   ./quell check                        tlbcheck's verdict on Quell's TLB flushes
   ./quell test                         every test
@@ -72,6 +75,7 @@ pub(crate) enum Command {
     Book,
     Ctl(CtlArgs),
     Top(TopArgs),
+    Console(ConsoleArgs),
     Test(TestArgs),
     Fetch(FetchArgs),
 }

@@ -13,7 +13,7 @@ pub(crate) mod outcome;
 mod own_time;
 pub(crate) mod process;
 pub(crate) mod ram;
-mod reports;
+pub(crate) mod reports;
 pub(crate) mod signals;
 pub(crate) mod spec;
 pub(crate) mod symbols;

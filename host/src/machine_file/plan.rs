@@ -1,19 +1,22 @@
 //! What would be built from a machine file, as a table and as JSON.
 
 use super::{GuestPlan, MachineFile, Software};
+use crate::arch::Arch;
 use crate::size;
 use crate::table::table;
 use clap::ValueEnum;
+use comfy_table::CellAlignment;
 use hostlink::config::BootCpu;
 use hostlink::cpus::CpuSet;
 use serde_json::{Value, json};
-use std::path::PathBuf;
+use std::env;
+use std::path::{Path, PathBuf};
 
 impl MachineFile {
     /// Whether this tool adds a CPU, the boot CPU, before those that the file counts: see
     /// `docs/qemu.md`.
     pub(crate) fn adds_cpu(&self) -> bool {
-        let is_x86 = self.machine.platform == crate::arch::Platform::X86_64;
+        let is_x86 = self.machine.platform.arch() == Arch::X86_64;
         self.machine.boot_cpu.is_none() && is_x86 && self.machine.cpus > 1
     }
 
@@ -65,9 +68,9 @@ impl MachineFile {
                 format!("{:.1} %", 100.0 * self.share(guest)),
                 guest.cap.map_or_else(|| "none".to_owned(), |cap| format!("{cap} %")),
                 format!("{}", self.cpus_at_most(guest)),
-                guest.flush.to_string(),
+                self.flush(guest).to_owned(),
                 guest.start.to_string(),
-                guest.console.value.display().to_string(),
+                shown(&guest.console.value).display().to_string(),
             ]
         });
         let header = [
@@ -83,7 +86,19 @@ impl MachineFile {
             "start",
             "console",
         ];
-        format!("{}\n{}\n{NOTES}", self.headline(), table(header, rows))
+        let mut table = table(header, rows);
+        if let Some(console) = table.column_iter_mut().last() {
+            console.set_cell_alignment(CellAlignment::Left);
+        }
+        format!("{}\n{table}\n{NOTES}", self.headline())
+    }
+
+    /// How a guest flushes remote TLBs.
+    fn flush(&self, guest: &GuestPlan) -> &'static str {
+        match self.machine.platform.arch() {
+            Arch::X86_64 => guest.flush.name(),
+            Arch::Aarch64 => "hardware",
+        }
     }
 
     /// The machine in one line.
@@ -141,12 +156,18 @@ impl MachineFile {
             "share": self.share(guest),
             "cap_percent": guest.cap,
             "cpus_at_most": self.cpus_at_most(guest),
-            "flush": guest.flush.name(),
+            "flush": self.flush(guest),
             "reset": guest.reset.name(),
             "console": guest.console.value,
             "start": guest.start.name(),
         })
     }
+}
+
+/// A path as it is short to show: relative if it is below the current directory.
+fn shown(path: &Path) -> &Path {
+    let here = env::current_dir().ok();
+    here.and_then(|here| path.strip_prefix(here).ok()).unwrap_or(path)
 }
 
 /// What two columns mean.
