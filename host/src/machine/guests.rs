@@ -47,6 +47,21 @@ pub(crate) struct GuestSeen {
     pub(crate) consoles: [Option<RingPlace>; CONSOLES],
 }
 
+/// What distinguishes a guest from every other one, earlier ones of its name included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    index: u32,
+    generation: u32,
+    pub(crate) name: Name,
+}
+
+impl GuestSeen {
+    /// Its identity.
+    pub(crate) const fn identity(&self) -> Identity {
+        Identity { index: self.index, generation: self.generation, name: self.name }
+    }
+}
+
 /// The location of a console's ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RingPlace {
@@ -204,6 +219,8 @@ pub(crate) mod made {
     pub(crate) const BEACON: u64 = 0x1000;
     const ENTRIES: u64 = 0x2000;
     const RINGS: u64 = 0x10000;
+    /// Physical address of every guest's counters.
+    pub(crate) const COUNTERS: u64 = 0x20000;
     /// Bytes of each ring.
     pub(crate) const RING_BYTES: u64 = 64;
 
@@ -251,7 +268,7 @@ pub(crate) mod made {
             let facts = Facts {
                 name,
                 vcpus: 2,
-                counters: 0x3000,
+                counters: COUNTERS,
                 weight: 100,
                 cap: Some(50),
                 memory: 1 << 28,
@@ -325,7 +342,7 @@ mod tests {
         assert_eq!(names, [(0, "db"), (2, "web")]);
         let web = &guests[1];
         assert_eq!((web.generation, web.state, web.exit, web.vcpus), (2, GuestState::Running, None, 2));
-        assert_eq!((web.counters, web.weight, web.cap, web.memory), (0x3000, 100, Some(50), 1 << 28));
+        assert_eq!((web.counters, web.weight, web.cap, web.memory), (made::COUNTERS, 100, Some(50), 1 << 28));
         assert!(web.consoles.iter().all(|console| console.is_some_and(|ring| ring.size == RING_BYTES)));
         made.set_state(2, GuestState::Failed, ExitCode::GuestTripleFault as u32);
         let web = &entries.guests(&made.ram).expect("reads")[1];

@@ -108,8 +108,8 @@ fn samples(counters: &Snapshot) -> Samples {
     for (name, value) in counters.iter() {
         samples.add_count("run", Subject::Quell, name, value);
     }
-    for (index, vcpu) in counters.each().enumerate() {
-        let case = format!("vcpu-{index}");
+    for (owner, vcpu) in counters.owners().iter().zip(counters.each()) {
+        let case = owner.case();
         for (name, value) in vcpu.iter().filter(|(_, value)| *value != 0) {
             samples.add_count(&case, Subject::Quell, name, value);
         }

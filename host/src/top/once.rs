@@ -1,12 +1,13 @@
 //! `quell top --once`: the rates of one interval, as a table and as JSON.
 
-use super::rates::{COLUMNS, Rates, short};
+use super::rates::{COLUMNS, GuestRate, Rates, short};
 use super::source::{Sample, Source};
 use super::view::{clock, longest};
 use crate::cli::TopArgs;
 use crate::machine::control;
 use crate::machine::signals::Signals;
 use crate::results::{self, Samples, Subject};
+use crate::size;
 use crate::table::table;
 use anyhow::{Context, Result, bail};
 use std::thread;
@@ -70,8 +71,8 @@ fn text(source: &Source, sample: &Sample, rates: &Rates) -> String {
         std::iter::once(name).chain(figures).collect::<Vec<_>>()
     };
     let all = row("all".to_owned(), &|column| rates.total(&COLUMNS[column]));
-    let vcpus =
-        (0..rates.vcpus()).map(|vcpu| row(vcpu.to_string(), &|column| rates.of(vcpu, &COLUMNS[column])));
+    let vcpus = (0..rates.vcpus())
+        .map(|vcpu| row(rates.label(vcpu).to_owned(), &|column| rates.of(vcpu, &COLUMNS[column])));
     let header: Vec<_> = COLUMNS.iter().map(|column| column.title).collect();
     let mut text = format!(
         "machine {}: {}, {} vCPUs : {} CPUs, up {}; a second, over {:.1} s\n{}",
@@ -83,6 +84,9 @@ fn text(source: &Source, sample: &Sample, rates: &Rates) -> String {
         rates.seconds,
         table(header, std::iter::once(all).chain(vcpus)),
     );
+    if rates.has_guests() {
+        text += &format!("\n{}", guests(rates));
+    }
     let waits: Vec<_> = rates.waits().into_iter().enumerate().filter(|&(_, count)| count > 0).collect();
     if !waits.is_empty() {
         let wait = |(step, count): (usize, u64)| match longest(step) {
@@ -92,6 +96,24 @@ fn text(source: &Source, sample: &Sample, rates: &Rates) -> String {
         text += &format!("\nflush waits: {}", waits.into_iter().map(wait).collect::<Vec<_>>().join(", "));
     }
     text
+}
+
+/// The guests of a machine with several.
+fn guests(rates: &Rates) -> String {
+    let row = |GuestRate { seen, cpus }: &GuestRate| {
+        let cap = seen.cap.map_or_else(|| "none".to_owned(), |cap| format!("{cap} %"));
+        [
+            seen.name.to_string(),
+            seen.state.to_string(),
+            seen.vcpus.to_string(),
+            size::display(seen.memory),
+            seen.weight.to_string(),
+            cap,
+            format!("{cpus:.2}"),
+        ]
+    };
+    let header = ["guest", "state", "vCPUs", "memory", "weight", "cap", "CPUs used"];
+    table(header, rates.guests.iter().map(row)).to_string()
 }
 
 /// The rates of all counters, and those of each vCPU that are not 0.
@@ -108,8 +130,11 @@ fn samples(rates: &Rates) -> Samples {
     }
     for vcpu in 0..rates.vcpus() {
         for (name, rate) in rates.by_name(Some(vcpu)).filter(|&(_, rate)| rate > 0.0) {
-            add(&format!("vcpu-{vcpu}"), name, rate);
+            add(&rates.case(vcpu), name, rate);
         }
+    }
+    for GuestRate { seen, cpus } in &rates.guests {
+        samples.add(seen.name.as_str(), Subject::Quell, "cpus used", "ratio", *cpus);
     }
     samples.add(ALL, Subject::Quell, "interval", "s", rates.seconds);
     samples
