@@ -155,6 +155,8 @@ impl<A: Arch> Host<A> {
         // no CPU uses it (see `host.rs`); the caller is the boot CPU, the only one that finds it by
         // its number.
         let vm = *unsafe { Box::from_raw(guest.0.as_ptr()) };
+        // First of all: readers of its rings notice that the memory may be in use again.
+        self.entries[number].clear();
         let Vm { tables, rings, .. } = vm; // Everything else is dropped.
         let mut free = self.free.lock();
         // SAFETY: no CPU has loaded the address space, and the allocators went with the machine.
@@ -162,7 +164,6 @@ impl<A: Arch> Host<A> {
         if let Some(rings) = rings {
             rings.give_back(&mut free);
         }
-        self.entries[number].clear();
     }
 
     /// All vCPUs of a guest that has ended have left their CPUs. The run ends with its last guest.

@@ -132,13 +132,13 @@ pub fn create<A: Arch>(
     A::check(config)?;
     let ram = A::ram(config.memory).map_err(CreateError::Load)?;
     let mut free = host.free.lock();
-    let total = free.total();
+    // The only guest may be given all memory later.
+    let covered = if host.bundle.is_single { free.total() } else { config.memory };
     let memslots = back_memory::<A>(&ram, &mut free)?;
     let mut own = Vec::new();
     memslots.memory().for_each(|slot| own.push(slot.id));
-    // Enough for all memory: more may be added to the guest later.
     let (tables, count) =
-        NestedTables::take(&mut free, total, config.switches.tables).ok_or(CreateError::NoTables)?;
+        NestedTables::take(&mut free, covered, config.switches.tables).ok_or(CreateError::NoTables)?;
     let rings =
         if host.bundle.is_single { None } else { Some(Rings::take(&mut free).ok_or(CreateError::NoTables)?) };
     drop(free);

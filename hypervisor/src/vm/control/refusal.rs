@@ -20,6 +20,8 @@ pub(super) enum Refusal {
     Device { name: &'static str, start: u64, end: u64 },
     /// No single piece of free memory is this large; the largest is given.
     NoMemory { size: u64, largest: u64 },
+    /// There is no memory for the tables that map it.
+    NoTables,
     /// No slot has this number.
     NoSlot(u16),
     /// The slot was not added by a request.
@@ -60,6 +62,7 @@ impl fmt::Display for Refusal {
                     "there are no {size:#x} bytes of free memory in one piece; the largest has {largest:#x}"
                 )
             }
+            Self::NoTables => f.write_str("there is no free memory for the tables that would map it"),
             Self::NoSlot(slot) => write!(f, "there is no slot {slot}"),
             Self::NotAdded(slot) => {
                 write!(

@@ -276,7 +276,13 @@ fn add<A: Arch>(vm: &'static Vm<A>, gpa: Gpa, size: u64, access: Access) -> Resu
     }
     possible.map_err(|error| named(vm, error))?;
     let mut free = vm.host.free.lock();
+    let mut memory = 0;
+    vm.space.slots().memory().for_each(|slot| memory += slot.size);
     let largest = free.largest();
+    if largest < size {
+        return Err(Refusal::NoMemory { size, largest });
+    }
+    vm.tables.cover(&mut free, memory + size).ok_or(Refusal::NoTables)?;
     let mut memory = vm.memory_of_slots.lock();
     memory.take(&mut free, id, gpa, size, flags).map(Work::Clear).ok_or(Refusal::NoMemory { size, largest })
 }
