@@ -4,6 +4,7 @@ use super::lines::{Lines, QUIET};
 use super::logs::Logs;
 use super::screen::Screen;
 use crate::machine::guests::{Entries, Follower, GuestSeen};
+use crate::machine::process::Machine;
 use crate::machine::ram::Ram;
 use crate::machine::reports::report;
 use anyhow::{Result, anyhow};
@@ -52,9 +53,10 @@ pub(crate) struct Viewer {
 }
 
 impl Viewer {
-    /// Begins to show the consoles of the machine with this memory, whose beacon is at `beacon`, on
-    /// standard output. `names` are the guests that will exist.
-    pub(crate) fn start(ram: Arc<Ram>, beacon: u64, look: Look, names: &[Name], logs: Logs) -> Self {
+    /// Begins to show the consoles of this machine on standard output. `names` are the guests that
+    /// will exist.
+    pub(crate) fn start(machine: &Machine, look: Look, names: &[Name], logs: Logs) -> Result<Self> {
+        let (ram, beacon) = machine.shared()?;
         let has_colours = look == Look::Rows { has_colours: true };
         let screen = Screen::new(Box::new(std::io::stdout()), has_colours, names);
         let is_over = Arc::new(AtomicBool::new(false));
@@ -72,7 +74,7 @@ impl Viewer {
                 thread::sleep(PERIOD);
             }
         });
-        Self { is_over, thread }
+        Ok(Self { is_over, thread })
     }
 
     /// Shows the rest, and returns what is known of the guests. Call it when the machine has ended.
