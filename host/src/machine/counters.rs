@@ -68,8 +68,7 @@ impl Snapshot {
         for guest in entries.guests(ram)? {
             let before = snapshot.rows.len();
             snapshot.add(ram, guest.counters, guest.vcpus, Some(guest.identity()))?;
-            let now = entries.guests(ram)?;
-            if now.iter().all(|now| now.identity() != guest.identity()) {
+            if !entries.has(ram, guest.identity())? {
                 snapshot.rows.truncate(before);
                 snapshot.owners.truncate(before);
             }

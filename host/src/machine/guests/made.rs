@@ -101,6 +101,15 @@ impl Made {
         words.into_iter().for_each(|(at, word)| self.put(Self::field(entry, at), word));
     }
 
+    /// Frees an entry.
+    pub(crate) fn clear(&self, entry: u32) {
+        let state = Self::field(entry, offset_of!(GuestEntry, state));
+        let cleared = GuestEntry::new();
+        cleared.generation.store(high(self.ram.load(state).expect("reads")), Ordering::Relaxed);
+        cleared.clear();
+        self.copy(entry, &cleared);
+    }
+
     /// Changes a guest's state.
     pub(crate) fn set_state(&self, entry: u32, state: GuestState, exit: u32) {
         let vcpus = Self::field(entry, offset_of!(GuestEntry, vcpus));

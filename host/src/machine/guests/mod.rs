@@ -96,11 +96,30 @@ impl Entries {
         Ok(guests)
     }
 
+    /// Whether this guest is still in its entry: if so, what was read from its rings and counters
+    /// before was its own.
+    pub(crate) fn has(&self, ram: &Ram, guest: Identity) -> Result<bool> {
+        let (_, generation) = self.state(ram, guest.index)?;
+        Ok(generation == guest.generation)
+    }
+
+    /// Whether an entry is free.
+    pub(crate) fn is_free(&self, ram: &Ram, index: u32) -> Result<bool> {
+        let (state, generation) = self.state(ram, index)?;
+        Ok(state == GuestState::Empty as u32 && generation.is_multiple_of(2))
+    }
+
+    /// The state of an entry, and its stamp.
+    fn state(&self, ram: &Ram, index: u32) -> Result<(u32, u32)> {
+        let at = self.first.saturating_add(u64::from(index) * size_of::<GuestEntry>() as u64);
+        let word = ram.load(at.saturating_add(offset_of!(GuestEntry, state) as u64))?;
+        Ok((low(word), high(word)))
+    }
+
     /// The guest in an entry; `None` if the entry is free, or being changed.
     fn guest(&self, ram: &Ram, index: u32) -> Result<Option<GuestSeen>> {
         let at = self.first.saturating_add(u64::from(index) * size_of::<GuestEntry>() as u64);
-        let field = |offset: usize| ram.load(at.saturating_add(offset as u64));
-        let stamp = || Ok(high(field(offset_of!(GuestEntry, state))?));
+        let stamp = || Ok(self.state(ram, index)?.1);
         for _ in 0..TRIES {
             let read = stamp::read(stamp, || read_entry(ram, at))?;
             if let Some((generation, guest)) = read {
