@@ -218,6 +218,36 @@ mod tests {
     }
 
     #[test]
+    fn a_machine_file_describes_its_guests_itself() {
+        let refused = |words: &[&str]| {
+            let words = ["quell", "run", "m.toml"].iter().chain(words);
+            let Command::Run(args) = Cli::try_parse_from(words).expect("parses").command else {
+                panic!("another command")
+            };
+            args.refuse_guest_options().err().map(|error| error.to_string())
+        };
+        for words in [
+            ["--kernel", "k"],
+            ["--program", "load"],
+            ["--initrd", "i"],
+            ["--append", "a"],
+            ["--exec", "true"],
+            ["--vcpus", "1"],
+            ["--memory", "1G"],
+            ["--flush", "ipi"],
+            ["--reset", "exit"],
+        ] {
+            let message = refused(&words).unwrap_or_else(|| panic!("{words:?} are taken"));
+            assert!(message.starts_with(&format!("{} describes one guest", words[0])), "{message}");
+        }
+        assert!(refused(&["--bare"]).is_some_and(|message| message.contains("without Quell")));
+        let machine =
+            ["--arch", "aarch64", "--cpu", "max", "--cpus", "4", "--spare", "64M", "--timeout", "9"];
+        assert_eq!(refused(&machine), None);
+        assert!(error(&["run", "--check"]).contains("MACHINE.toml"));
+    }
+
+    #[test]
     fn a_bzimage_has_none_of_a_cds_options_and_needs_none() {
         assert!(Cli::try_parse_from(["quell", "image", "--bzimage", "b"]).is_ok());
         for option in [["--output", "o"], ["--default", "bench"], ["--exec", "true"], ["--memory", "1G"]] {

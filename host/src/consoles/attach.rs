@@ -75,6 +75,10 @@ impl Attached {
         let mut buffer = [0; 4096];
         loop {
             let Taken { lost, bytes } = self.follower.read(&self.ram, &mut buffer)?;
+            if !self.entries.has(&self.ram, self.guest.identity())? {
+                // The bytes may be anybody's.
+                return Ok(());
+            }
             // What was overwritten before this tool attached is no loss that it could have avoided.
             if lost != 0 {
                 write!(sink, "[{lost} bytes before this are not kept]\r\n").context("cannot write")?;

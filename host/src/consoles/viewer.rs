@@ -3,7 +3,8 @@
 use super::lines::{Lines, QUIET};
 use super::logs::Logs;
 use super::screen::Screen;
-use crate::machine::guests::{Entries, Follower, GuestSeen};
+use crate::machine::guests::{Entries, Follower, GuestSeen, Identity};
+use crate::machine::process::Machine;
 use crate::machine::ram::Ram;
 use crate::machine::reports::report;
 use anyhow::{Result, anyhow};
@@ -52,9 +53,10 @@ pub(crate) struct Viewer {
 }
 
 impl Viewer {
-    /// Begins to show the consoles of the machine with this memory, whose beacon is at `beacon`, on
-    /// standard output. `names` are the guests that will exist.
-    pub(crate) fn start(ram: Arc<Ram>, beacon: u64, look: Look, names: &[Name], logs: Logs) -> Self {
+    /// Begins to show the consoles of this machine on standard output. `names` are the guests that
+    /// will exist.
+    pub(crate) fn start(machine: &Machine, look: Look, names: &[Name], logs: Logs) -> Result<Self> {
+        let (ram, beacon) = machine.shared()?;
         let has_colours = look == Look::Rows { has_colours: true };
         let screen = Screen::new(Box::new(std::io::stdout()), has_colours, names);
         let is_over = Arc::new(AtomicBool::new(false));
@@ -72,7 +74,7 @@ impl Viewer {
                 thread::sleep(PERIOD);
             }
         });
-        Self { is_over, thread }
+        Ok(Self { is_over, thread })
     }
 
     /// Shows the rest, and returns what is known of the guests. Call it when the machine has ended.
@@ -95,8 +97,7 @@ struct Consoles {
 
 /// A guest whose consoles are followed.
 struct Followed {
-    name: Name,
-    generation: u32,
+    id: Identity,
     state: GuestState,
     consoles: [Option<Follower>; CONSOLES],
     lines: Lines,
@@ -116,19 +117,32 @@ impl Consoles {
         }
         let Some(entries) = self.entries else { return Ok(()) };
         for guest in entries.guests(ram)? {
-            self.follow(ram, &guest, now)?;
+            self.follow(ram, &entries, &guest, now)?;
+        }
+        let known: Vec<u32> = self.guests.keys().copied().collect();
+        for index in known {
+            if entries.is_free(ram, index)? {
+                self.forget(index);
+            }
         }
         self.screen.flush();
         Ok(())
     }
 
-    fn follow(&mut self, ram: &Ram, seen: &GuestSeen, now: Instant) -> Result<()> {
+    /// A guest was destroyed.
+    fn forget(&mut self, index: u32) {
+        let Some(mut guest) = self.guests.remove(&index) else { return };
+        guest.lines.finish().into_iter().for_each(|row| self.screen.row(guest.id.name, &row));
+        if self.look != Look::Raw {
+            self.screen.remark(guest.id.name, "destroyed");
+        }
+    }
+
+    fn follow(&mut self, ram: &Ram, entries: &Entries, seen: &GuestSeen, now: Instant) -> Result<()> {
         let known = self.guests.get(&seen.index);
-        if known.is_none_or(|guest| guest.generation != seen.generation) {
-            let before = self.guests.insert(seen.index, Followed::new(seen, self.has_colours()));
-            if let Some(mut before) = before {
-                before.lines.finish().into_iter().for_each(|row| self.screen.row(before.name, &row));
-            }
+        if known.is_none_or(|guest| guest.id != seen.identity()) {
+            self.forget(seen.index);
+            self.guests.insert(seen.index, Followed::new(seen, self.has_colours()));
         }
         let Some(guest) = self.guests.get_mut(&seen.index) else { return Ok(()) };
         let mut buffer = [0; BUFFER_BYTES];
@@ -136,24 +150,32 @@ impl Consoles {
             for _ in 0..READS_MAX {
                 let Some(follower) = &mut guest.consoles[port] else { break };
                 let Taken { lost, bytes } = follower.read(ram, &mut buffer)?;
+                if !entries.has(ram, guest.id)? {
+                    // The bytes may be anybody's.
+                    return Ok(());
+                }
                 if lost != 0 {
                     let note = format!("{lost} bytes of its console came too fast, and are not shown");
-                    self.screen.remark(guest.name, &note);
+                    self.screen.remark(guest.id.name, &note);
                 }
                 if bytes.is_empty() {
                     break;
                 }
-                self.logs.append(guest.name, port, bytes);
+                self.logs.append(guest.id.name, port, bytes);
                 match (port, self.look) {
                     (0, Look::Raw) => self.screen.raw(bytes),
                     (0, Look::Rows { .. }) => {
-                        guest.lines.feed(bytes, now).iter().for_each(|row| self.screen.row(guest.name, row));
+                        guest
+                            .lines
+                            .feed(bytes, now)
+                            .iter()
+                            .for_each(|row| self.screen.row(guest.id.name, row));
                     }
                     _ => guest.take_reports(bytes, &mut self.last),
                 }
             }
         }
-        guest.lines.quiet(now).iter().for_each(|row| self.screen.row(guest.name, row));
+        guest.lines.quiet(now).iter().for_each(|row| self.screen.row(guest.id.name, row));
         self.note_state(seen);
         Ok(())
     }
@@ -175,7 +197,7 @@ impl Consoles {
             _ => String::new(),
         };
         if matches!(seen.state, GuestState::Off | GuestState::Failed) {
-            guest.lines.finish().iter().for_each(|row| self.screen.row(guest.name, row));
+            guest.lines.finish().iter().for_each(|row| self.screen.row(guest.id.name, row));
         }
         self.screen.remark(seen.name, &format!("{}{why}", seen.state));
     }
@@ -187,7 +209,7 @@ impl Consoles {
     /// Shows lines without end.
     fn finish(mut self) -> BTreeMap<Name, Last> {
         for guest in self.guests.values_mut() {
-            guest.lines.finish().iter().for_each(|row| self.screen.row(guest.name, row));
+            guest.lines.finish().iter().for_each(|row| self.screen.row(guest.id.name, row));
         }
         self.screen.flush();
         self.last
@@ -197,8 +219,7 @@ impl Consoles {
 impl Followed {
     fn new(seen: &GuestSeen, has_colours: bool) -> Self {
         Self {
-            name: seen.name,
-            generation: seen.generation,
+            id: seen.identity(),
             state: GuestState::Empty,
             consoles: seen.consoles.map(|place| place.map(Follower::new)),
             lines: Lines::new(has_colours),
@@ -217,7 +238,7 @@ impl Followed {
             }
             let line = std::mem::take(&mut self.report);
             let Some(report) = report(&line).filter(|report| report["event"] == "exit") else { continue };
-            let known = last.entry(self.name).or_insert(Last { state: self.state, status: None });
+            let known = last.entry(self.id.name).or_insert(Last { state: self.state, status: None });
             known.status = report["status"].as_u64();
         }
     }
@@ -289,8 +310,14 @@ mod tests {
         made.fill(0, "other", GuestState::Running);
         made.write(0, 0, b"two\n");
         all.look(&made.ram, BEACON, Instant::now()).expect("reads");
+        made.write(0, 0, b"three");
+        made.clear(0);
+        all.look(&made.ram, BEACON, Instant::now()).expect("reads");
+        all.look(&made.ram, BEACON, Instant::now()).expect("reads");
         all.finish();
-        assert_eq!(paper.text(), "web  * running\nweb  | one\nother  | two\nother  * running\n");
+        let expected = "web  * running\nweb  | one\nweb  * destroyed\n\
+                        other  | two\nother  * running\nother  * destroyed\n";
+        assert_eq!(paper.text(), expected, "what was in the ring of the destroyed one is not believed");
     }
 
     #[test]

@@ -9,6 +9,7 @@ pub(crate) mod emulator;
 pub(crate) mod flat;
 pub(crate) mod guests;
 mod kept;
+pub(crate) mod need;
 pub(crate) mod outcome;
 mod own_time;
 pub(crate) mod process;

@@ -13,11 +13,8 @@ use super::reports::Reports;
 use super::signals::Signals;
 use super::spec::{Channels, Console, Payload, Spec};
 use crate::arch::Arch;
-use crate::consoles::{Logs, Look, Viewer};
-use crate::trace::collect::Collector;
 use anyhow::{Context, Result, anyhow};
 use hostlink::exit::ExitCode;
-use hostlink::name::Name;
 use serde_json::Value;
 use std::fs::File;
 use std::io::{Read, Write};
@@ -195,19 +192,13 @@ impl Machine {
 
     /// The name by which others find it; `None` without hypervisor.
     pub(crate) fn name(&self) -> Option<String> {
-        self.control.as_ref().map(|registration| registration.machine().name)
+        self.found().map(|machine| machine.name)
     }
 
-    /// Begins to collect the trace of an image that has one.
-    pub(crate) fn collect_trace(&self) -> Result<Collector> {
-        let beacon = self.beacon.ok_or_else(|| anyhow!("there is no hypervisor to trace"))?;
-        Ok(Collector::start(Arc::clone(&self.ram), beacon))
-    }
-
-    /// Begins to show and log the consoles of its guests, if they are rings in its memory.
-    pub(crate) fn show_consoles(&self, look: Look, names: &[Name], logs: Logs) -> Result<Viewer> {
-        let beacon = self.beacon.ok_or_else(|| anyhow!("there is no hypervisor with consoles"))?;
-        Ok(Viewer::start(Arc::clone(&self.ram), beacon, look, names, logs))
+    /// The machine's memory, to be read on another thread, and the address of the beacon in it.
+    pub(crate) fn shared(&self) -> Result<(Arc<Ram>, u64)> {
+        let beacon = self.beacon.ok_or_else(|| anyhow!("the machine has no hypervisor"))?;
+        Ok((Arc::clone(&self.ram), beacon))
     }
 
     /// This machine, as others find it; `None` without hypervisor.

@@ -1,7 +1,7 @@
 //! Checks of the guests of a machine file beside each other.
 
 use super::{MachineFile, Software};
-use crate::machine::spec::memory_for_guests;
+use crate::machine::need::memory_for_guests;
 use crate::size::{self, MIB};
 use anyhow::Result;
 use hostlink::config::{MAX_GUESTS, MAX_TOTAL_VCPUS};

@@ -152,77 +152,71 @@ fn the_shape_of_a_file_is_explained() {
     assert_eq!(message, "3: this guest has no name; write for example name = \"web\"");
 }
 
-#[test]
-fn values_of_another_type_or_size_are_refused_with_an_example() {
-    for (line, message) in [
-        (
-            "vcpus = \"2\"",
-            "vcpus is \"2\", which is not a whole number from 1 to 255; write for example vcpus = 2",
-        ),
-        ("vcpus = 0", "vcpus is 0, which is not a whole number from 1 to 255; write for example vcpus = 2"),
-        (
-            "vcpus = 256",
-            "vcpus is 256, which is not a whole number from 1 to 255; write for example vcpus = 2",
-        ),
-        ("vcpus = -1", "vcpus is -1, which is not a whole number from 1 to 255; write for example vcpus = 2"),
-        (
-            "vcpus = 1.5",
-            "vcpus is a value of type float, which is not a whole number from 1 to 255; write for example vcpus = 2",
-        ),
-        (
-            "weight = 0",
-            "weight is 0, which is not a whole number from 1 to 10000; write for example weight = 100",
-        ),
-        (
-            "cap = 30000",
-            "cap is 30000, which is not a whole number from 1 to 25600; write for example cap = 50",
-        ),
-        (
-            "memory = 256",
-            "memory is 256, which is not a size with its unit; write for example memory = \"256M\"",
-        ),
-        (
-            "memory = \"256\"",
-            "memory is \"256\", which is not a size with its unit; write for example memory = \"256M\"",
-        ),
-        ("memory = \"3M\"", "memory has to be a multiple of 2 MiB; write for example memory = \"256M\""),
-        (
-            "memory = \"0M\"",
-            "memory is \"0M\", which is not a size with its unit; write for example memory = \"256M\"",
-        ),
-        (
-            "cpus = 1",
-            "cpus is 1, which is not a set of CPUs; write for example cpus = \"0-1\" or cpus = [0, 1]",
-        ),
-        (
-            "cpus = []",
-            "cpus is a value of type array, which is not a set of CPUs; write for example cpus = \"0-1\" or cpus = [0, 1]",
-        ),
-        (
-            "cpus = [1, 2]",
-            "cpus names CPU 2, but the machine has CPUs 0 to 1 only; write for example cpus = \"0-1\" or cpus = [0, 1]",
-        ),
-        (
-            "flush = \"never\"",
-            "flush is \"never\", which is not hypercall or ipi; write for example flush = \"hypercall\"",
-        ),
-        ("reset = true", "reset is true, which is not reboot or exit; write for example reset = \"reboot\""),
-        (
-            "start = \"later\"",
-            "start is \"later\", which is not auto or manual; write for example start = \"auto\"",
-        ),
-        ("cmdline = \"a\\nb\"", "cmdline has to be one line of text; write for example cmdline = \"quiet\""),
-        ("console = \"\"", "console has to be one line of text; write for example console = \"web.log\""),
-        (
-            "program = \"bash\"",
-            "program is \"bash\", which is not hostile or load or probe; write for example program = \"hostile\"",
-        ),
-    ] {
+/// Checks the messages about lines whose key has this example.
+fn assert_refused(example: &str, lines: &[(&str, &str)]) {
+    for (line, complaint) in lines {
+        let key = line.split(' ').next().unwrap_or_default();
+        let message = format!("{key} {complaint}; write for example {example}");
         assert_eq!(refused_line(line), message, "{line}");
     }
-    let name = refused("[[guest]]\nname = \"Web 1\"\n");
+}
+
+#[test]
+fn numbers_of_another_type_or_size_are_refused_with_an_example() {
+    let not = "which is not a whole number from 1 to 255";
+    assert_refused(
+        "vcpus = 2",
+        &[
+            ("vcpus = \"2\"", &format!("is \"2\", {not}")),
+            ("vcpus = 0", &format!("is 0, {not}")),
+            ("vcpus = 256", &format!("is 256, {not}")),
+            ("vcpus = -1", &format!("is -1, {not}")),
+            ("vcpus = 99999999999", &format!("is 99999999999, {not}")),
+            ("vcpus = 1.5", &format!("is a value of type float, {not}")),
+        ],
+    );
+    let not = "which is not a whole number from 1 to 10000";
+    assert_refused("weight = 100", &[("weight = 0", &format!("is 0, {not}"))]);
+    let not = "which is not a whole number from 1 to 25600";
+    assert_refused("cap = 50", &[("cap = 30000", &format!("is 30000, {not}"))]);
+    let not = "which is not a size with its unit";
+    assert_refused(
+        "memory = \"256M\"",
+        &[
+            ("memory = 256", &format!("is 256, {not}")),
+            ("memory = \"256\"", &format!("is \"256\", {not}")),
+            ("memory = \"0M\"", &format!("is \"0M\", {not}")),
+            ("memory = \"3M\"", "has to be a multiple of 2 MiB"),
+        ],
+    );
+    assert_eq!(read("[[guest]]\nname = \"a\"\nvcpus = 0x10\n").expect("is a number").guests[0].vcpus, 16);
+}
+
+#[test]
+fn words_that_are_not_known_are_refused_with_an_example() {
+    let not = "which is not a set of CPUs";
+    assert_refused(
+        "cpus = \"0-1\" or cpus = [0, 1]",
+        &[
+            ("cpus = 1", &format!("is 1, {not}")),
+            ("cpus = \"1-0\"", &format!("is \"1-0\", {not}")),
+            ("cpus = []", &format!("is a value of type array, {not}")),
+            ("cpus = [\"0\"]", &format!("is a value of type array, {not}")),
+            ("cpus = [1, 2]", "names CPU 2, but the machine has CPUs 0 to 1 only"),
+        ],
+    );
+    let not = "which is not hypercall or ipi";
+    assert_refused("flush = \"hypercall\"", &[("flush = \"never\"", &format!("is \"never\", {not}"))]);
+    let not = "which is not reboot or exit";
+    assert_refused("reset = \"reboot\"", &[("reset = true", &format!("is true, {not}"))]);
+    let not = "which is not auto or manual";
+    assert_refused("start = \"auto\"", &[("start = \"later\"", &format!("is \"later\", {not}"))]);
+    let not = "which is not hostile or load or probe";
+    assert_refused("program = \"hostile\"", &[("program = \"bash\"", &format!("is \"bash\", {not}"))]);
+    assert_refused("cmdline = \"quiet\"", &[("cmdline = \"a\\nb\"", "has to be one line of text")]);
+    assert_refused("console = \"web.log\"", &[("console = \"\"", "has to be one line of text")]);
     assert_eq!(
-        name,
+        refused("[[guest]]\nname = \"Web 1\"\n"),
         "2: name is \"Web 1\", which is not 1 to 31 characters of a-z, 0-9, - and _; write for example name = \"web\""
     );
 }

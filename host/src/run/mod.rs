@@ -81,7 +81,7 @@ impl<'a> Recorder<'a> {
         if let Some(writer) = writer.clone() {
             machine.watch(WATCH_PERIOD, move |counters| writer.write(&samples(counters)));
         }
-        let collect = |path: &'a PathBuf| Ok::<_, Error>((path.as_path(), machine.collect_trace()?));
+        let collect = |path: &'a PathBuf| Ok::<_, Error>((path.as_path(), Collector::of(machine)?));
         Ok(Self { writer, trace: args.trace.as_ref().map(collect).transpose()? })
     }
 

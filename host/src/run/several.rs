@@ -2,7 +2,7 @@
 
 use super::{Recorder, apply, conclude, hypervisor, switches_for};
 use crate::cli::RunArgs;
-use crate::consoles::{Last, Logs, Look, Typing};
+use crate::consoles::{Last, Logs, Look, Typing, Viewer};
 use crate::machine::process::{Flow, Machine};
 use crate::machine::signals::Signals;
 use crate::machine::spec::Console;
@@ -39,7 +39,7 @@ pub(super) fn run(path: &Path, args: &RunArgs, signals: &Signals) -> Result<u8> 
         true => Look::Raw,
         false => Look::Rows { has_colours: console::colors_enabled() },
     };
-    let viewer = machine.show_consoles(look, &names, logs)?;
+    let viewer = Viewer::start(&machine, look, &names, logs)?;
     if let (Look::Raw, Some(found)) = (look, machine.found())
         && let Some(typing) = Typing::start(found, names[0])
     {

@@ -164,6 +164,43 @@ mod tests {
     }
 
     #[test]
+    fn guests_are_listed_with_the_cpus_that_they_use() {
+        use crate::machine::counters::Snapshot;
+        use crate::machine::guests::{Entries, made};
+        use hostlink::guests::{GuestEntry, GuestState};
+        use std::mem::offset_of;
+        let machine = made::Made::new(2);
+        machine.count_columns();
+        machine.fill(0, "web", GuestState::Running);
+        machine.fill(1, "db", GuestState::Paused);
+        let begin = Instant::now();
+        let sample = |ms| {
+            let entries = Entries::find(&machine.ram, made::BEACON).expect("reads").expect("is filled in");
+            let counters = Snapshot::read(&machine.ram, made::BEACON).expect("reads").expect("is there");
+            let guests = entries.guests(&machine.ram).expect("reads");
+            Sample { at: begin + Duration::from_millis(ms), counters, hz: 1000, cpus: 2, guests }
+        };
+        let before = sample(0);
+        machine.put(made::Made::field(0, offset_of!(GuestEntry, used_ticks)), 3000);
+        machine.put(made::COUNTERS + Counter::ExitIo as u64 * 8, 400);
+        let rates = Rates::between(&before, &sample(2000)).expect("time has passed");
+        let text = guests(&rates);
+        let row = |name: &str| text.lines().find(|line| line.contains(name)).expect(name).to_owned();
+        assert!(row("web").contains("running") && row("web").contains("1.50"), "{text}");
+        assert!(row("db").contains("paused") && row("db").contains("0.00"), "{text}");
+        let labels: Vec<_> = (0..rates.vcpus()).map(|row| rates.label(row)).collect();
+        assert_eq!((labels, rates.first_title()), (vec!["web.0", "web.1", "db.0", "db.1"], "vcpu"));
+        let by_guest = rates.by_guest();
+        let labels: Vec<_> = (0..by_guest.vcpus()).map(|row| by_guest.label(row)).collect();
+        assert_eq!((labels, by_guest.first_title()), (vec!["web", "db"], "guest"));
+        let exits = COLUMNS.iter().find(|column| column.title == "exits").expect("is there");
+        assert!((by_guest.of(0, exits) - 200.0).abs() < 1e-9);
+        let samples = samples(&rates);
+        assert!(samples.row("web.vcpu-0", Subject::Quell, "exit.io").is_some_and(|row| row.median == 200.0));
+        assert!(samples.row("web", Subject::Quell, "cpus used").is_some_and(|row| row.median == 1.5));
+    }
+
+    #[test]
     fn rates_are_written_with_their_units() {
         let counts = [&[(Counter::ExitIo, 400), (Counter::SchedSteal, 1000)][..], &[]];
         let samples = samples(&rates(&counts));

@@ -40,8 +40,8 @@ pub(crate) struct Guests<'f> {
 }
 
 impl<'f> Guests<'f> {
-    /// Fetches and builds what the guests run, and checks that it fits into their memory. `switches`
-    /// are the hypervisor's settings for all of them.
+    /// Fetches and builds what the guests run, and checks that it fits into their memory.
+    /// `switches` are the hypervisor's settings for all of them.
     pub(crate) fn prepare(file: &'f MachineFile, switches: Switches) -> Result<Self> {
         let machine = Config { boot_cpu: file.boot_cpu(), switches, ..Config::default() };
         let machine = Config { slice_us: file.machine.slice_us.unwrap_or(machine.slice_us), ..machine };

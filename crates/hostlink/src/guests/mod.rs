@@ -7,6 +7,9 @@
 //! [`exit`](GuestEntry::exit), [`used_ticks`](GuestEntry::used_ticks), weight and cap) change at
 //! any time; the others change together, as [`stamp`] describes. A reader may therefore combine a
 //! guest's name with its own counters and rings only.
+//!
+//! The hypervisor changes an entry before it uses the memory of its counters and rings for anything
+//! else. So what a reader has read there is the guest's if the entry has the same stamp afterwards.
 
 pub mod console;
 pub mod stamp;
