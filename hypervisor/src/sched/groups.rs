@@ -48,7 +48,8 @@ impl Scheduler {
             self.groups[vcpu as usize].store(group, Ordering::Relaxed);
         }
         assert!(may_use().next().is_some(), "guest {group} may use no CPU that runs vCPUs");
-        let has_accounts = self.ledger.open(group, vcpus.clone(), &share);
+        let is_everywhere = may_use().count() == self.cpus.len();
+        let has_accounts = self.ledger.open(group, vcpus.clone(), &share, is_everywhere);
         // Before there are lines of two guests in any queue.
         self.set_accounts(has_accounts);
         for cpu in may_use() {

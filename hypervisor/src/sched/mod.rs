@@ -32,6 +32,8 @@ mod ledger;
 mod model;
 pub mod notify;
 pub mod queue;
+#[cfg(all(test, not(loom)))]
+mod simulation;
 pub mod spinning;
 #[cfg(all(test, not(loom)))]
 mod tests;

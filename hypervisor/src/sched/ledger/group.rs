@@ -15,18 +15,27 @@ pub(in crate::sched) struct Group {
     first: AtomicU32,
     end: AtomicU32,
     cpus: [AtomicU64; 4],
+    /// It may not use all the time of all CPUs.
+    is_bounded: AtomicU32,
     /// The virtual time that a tick costs; 0 if there is no such guest.
     factor: AtomicU64,
     /// Compared by differences only, for it wraps around.
     pub(super) virtual_time: AtomicU64,
     /// How many of its vCPUs wait or run. Not counted while the guest is alone on the machine.
-    pub(super) runnable: AtomicU32,
+    runnable: AtomicU32,
     pub(super) cap: Cap,
 }
 
 impl Group {
     /// Opens the account at `virtual_time`. None of the vCPUs is runnable.
-    pub(super) fn open(&self, vcpus: Range<VcpuIndex>, share: &Share, virtual_time: u64) {
+    pub(super) fn open(
+        &self,
+        vcpus: Range<VcpuIndex>,
+        share: &Share,
+        is_everywhere: bool,
+        virtual_time: u64,
+    ) {
+        self.is_bounded.store((!is_everywhere || share.cap.is_some()).into(), Ordering::Relaxed);
         self.first.store(vcpus.start, Ordering::Relaxed);
         self.end.store(vcpus.end, Ordering::Relaxed);
         for (word, &bits) in self.cpus.iter().zip(&share.cpus.0) {
@@ -47,6 +56,11 @@ impl Group {
 
     pub(in crate::sched) fn is_open(&self) -> bool {
         self.factor() != 0
+    }
+
+    /// Whether it may not use all the time of all CPUs: it has a cap or a set of CPUs.
+    pub(super) fn is_bounded(&self) -> bool {
+        self.is_bounded.load(Ordering::Relaxed) != 0
     }
 
     pub(in crate::sched) fn is_capped(&self) -> bool {
@@ -76,12 +90,17 @@ impl Group {
         i64::try_from(ticks.saturating_mul(self.factor())).unwrap_or(i64::MAX / 8).min(i64::MAX / 8)
     }
 
-    /// One more of its vCPUs waits or runs.
+    /// How many of its vCPUs wait or run.
+    pub(in crate::sched) fn runnable(&self) -> u32 {
+        self.runnable.load(Ordering::Relaxed)
+    }
+
+    /// So many more of its vCPUs wait or run.
     pub(in crate::sched) fn count_in(&self, vcpus: u32) {
         self.runnable.fetch_add(vcpus, Ordering::Relaxed);
     }
 
-    /// One fewer does.
+    /// So many fewer do.
     pub(in crate::sched) fn count_out(&self, vcpus: u32) {
         self.runnable.fetch_sub(vcpus, Ordering::Relaxed);
     }

@@ -6,8 +6,8 @@
 //! sleep or spin.
 //!
 //! The reference is the *average* of the virtual times of all guests that have work and are not
-//! held by their caps, weighted, as in EEVDF. A guest that returns from a sleep is at most half a
-//! slice behind it. Nobody is further behind or ahead than all CPUs together could have made it
+//! held by their caps, weighted, as in EEVDF. A guest that returns from a sleep is at most a slice
+//! behind it: that much it may have been owed when it went to sleep. Nobody is further behind or ahead than all CPUs together could have made it
 //! while a vCPU waited ([`Ledger::bound`]). So a guest that cannot use its share, because it has too few vCPUs
 //! or too few CPUs, saves up no more than that, and one that runs where nobody else may does not
 //! pay for it later.
@@ -71,7 +71,7 @@ pub(super) struct Ledger {
     average: AtomicU64,
     /// When it is to be taken again.
     due: AtomicU64,
-    /// There are several guests, or one with a cap.
+    /// There are several guests, or one that may not use all the time of all CPUs.
     is_in_use: AtomicU32,
 }
 
@@ -105,9 +105,16 @@ impl Ledger {
         &self.seats[cpu as usize]
     }
 
-    /// Opens an account; returns whether the ledger is needed from now on.
-    pub(super) fn open(&self, group: GroupIndex, vcpus: Range<VcpuIndex>, share: &Share) -> bool {
-        self.group(group).open(vcpus, share, self.average.load(Ordering::Relaxed));
+    /// Opens an account; returns whether the ledger is needed from now on. `is_everywhere`: the
+    /// guest may use all CPUs.
+    pub(super) fn open(
+        &self,
+        group: GroupIndex,
+        vcpus: Range<VcpuIndex>,
+        share: &Share,
+        is_everywhere: bool,
+    ) -> bool {
+        self.group(group).open(vcpus, share, is_everywhere, self.average.load(Ordering::Relaxed));
         self.is_needed()
     }
 
@@ -119,7 +126,7 @@ impl Ledger {
 
     fn is_needed(&self) -> bool {
         let mut open = self.groups.iter().filter(|group| group.is_open());
-        open.next().is_some_and(Group::is_capped) || open.next().is_some()
+        open.next().is_some_and(Group::is_bounded) || open.next().is_some()
     }
 
     /// Whether queues keep accounts: what [`open`](Self::open) and [`close`](Self::close)
@@ -160,13 +167,13 @@ impl Ledger {
 
     /// A guest's first vCPU wakes, or its cap no longer holds it: it is not owed its sleep.
     pub(super) fn rejoin(&self, group: &Group) {
-        let (credit, bound) = (group.cost(self.policy.slice / 2), group.cost(self.bound()));
+        let (credit, bound) = (group.cost(self.policy.slice), group.cost(self.bound()));
         self.update_lead(group, |lead| lead.max(-credit).min(bound));
     }
 
     /// The same if none of its vCPUs was runnable.
     pub(super) fn rejoin_if_slept(&self, group: &Group) {
-        if group.runnable.load(Ordering::Relaxed) == 0 {
+        if group.runnable() == 0 {
             self.rejoin(group);
         }
     }
@@ -229,7 +236,7 @@ impl Ledger {
         if !group.is_capped() {
             return u64::MAX;
         }
-        let running = u64::from(group.runnable.load(Ordering::Relaxed)).min(self.cpus) as u32;
+        let running = u64::from(group.runnable()).min(self.cpus) as u32;
         group.cap.used_up_at(self.charged(cpu), running, self.burst())
     }
 
@@ -241,18 +248,26 @@ impl Ledger {
             return;
         }
         self.seats.iter().for_each(|seat| self.settle(seat, now));
+        let shift = self.mean_lead(now, true).or_else(|| self.mean_lead(now, false));
+        self.average.fetch_add(shift.unwrap_or(0).cast_unsigned(), Ordering::Relaxed);
+    }
+
+    /// The weighted mean of the leads of all guests that have work and may run. `in_reach`: without
+    /// those that are as far behind or ahead as can be. They cannot use their share, or nobody
+    /// else can use what they use: the others' shares do not depend on them.
+    fn mean_lead(&self, now: u64, in_reach: bool) -> Option<i64> {
+        let reach = self.bound() - 2 * self.policy.slice;
         let (mut sum, mut weights) = (0_i128, 0_i128);
-        for group in &self.groups {
-            let is_active = group.is_open() && group.runnable.load(Ordering::Relaxed) != 0;
-            if is_active && self.held_until(group, now).is_none() {
+        for group in self.groups.iter().filter(|group| group.is_open() && group.runnable() != 0) {
+            let lead = self.lead(group);
+            let counts = !in_reach || lead.unsigned_abs() < group.cost(reach).unsigned_abs();
+            if counts && self.held_until(group, now).is_none() {
                 let weight = i128::from(i64::MAX / group.divisor());
-                sum += i128::from(self.lead(group)) * weight;
+                sum += i128::from(lead) * weight;
                 weights += weight;
             }
         }
-        if let Some(shift) = sum.checked_div(weights) {
-            self.average.fetch_add(shift as u64, Ordering::Relaxed);
-        }
+        sum.checked_div(weights).map(|mean| mean as i64)
     }
 
     /// Charges what a guest has had in a turn so far, if that is long.

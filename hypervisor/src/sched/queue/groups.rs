@@ -209,19 +209,22 @@ impl RunQueue {
         end.max(running.since.saturating_add(turn_min(policy))).min(latest)
     }
 
-    /// The first timer that is worth an interruption while others wait: one whose guest does not
-    /// wait already.
+    /// When the first timer is due that is worth an interruption while others wait: one whose guest
+    /// does not wait already.
     fn useful_timer_among_groups(&self, running: &Running, policy: &Policy) -> u64 {
-        let is_useful = |vcpu: VcpuIndex| {
+        // No vCPU is preempted for it earlier.
+        let worth = |vcpu: VcpuIndex| {
             if self.front.vcpus.contains(&vcpu) {
-                !self.front.waits_in(Line::Timer)
+                (!self.front.waits_in(Line::Timer)).then_some(policy.wakeup_margin)
             } else {
-                self.all_lines().any(|lines| lines.vcpus.contains(&vcpu) && !lines.has_waiting())
+                let lines = self.others.iter().find(|lines| lines.vcpus.contains(&vcpu))?;
+                (!lines.has_waiting()).then(|| turn_min(policy))
             }
         };
-        let first = self.timers.iter().rev().find(|&&(_, vcpu)| is_useful(vcpu));
-        // No vCPU is preempted for a timer before the end of the margin.
-        first.map_or(u64::MAX, |&(at, _)| at.max(running.since.saturating_add(policy.wakeup_margin)))
+        let useful = |&(at, vcpu): &(u64, VcpuIndex)| {
+            worth(vcpu).map(|after| at.max(running.since.saturating_add(after)))
+        };
+        self.timers.iter().rev().find_map(useful).unwrap_or(u64::MAX)
     }
 
     /// When an idle CPU must look at its queue again: the next timer, or the end of a hold.

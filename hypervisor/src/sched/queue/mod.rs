@@ -113,7 +113,7 @@ pub struct RunQueue {
     front: Lines,
     /// Those of the other guests that may run here.
     others: Vec<Lines>,
-    /// The guests' accounts are kept: there are several guests, or one with a cap.
+    /// The guests' accounts are kept: there are several guests, or one with a cap or a set of CPUs.
     has_accounts: bool,
     running: Option<Running>,
     /// Sorted by falling deadline: the next to expire is the last.
