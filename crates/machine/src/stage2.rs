@@ -323,11 +323,9 @@ impl AbstractMachine {
         Vttbr::new(roots.nested, vmid).bits() == self.stage2.vttbr[cpu].get()
     }
 
-    /// A CPU leaves its address space, if it must.
-    pub(crate) fn leave_if_asked(&self, cpu: usize, place: &mut Place) {
-        if self.stage2.must_leave[cpu].get() {
-            self.leave_address_space(cpu, place);
-        }
+    /// Whether a CPU has been asked to leave its address space.
+    pub(crate) fn must_leave(&self, cpu: usize) -> bool {
+        self.stage2.must_leave[cpu].get()
     }
 
     /// A CPU leaves its address space.
@@ -343,7 +341,10 @@ impl AbstractMachine {
     pub(crate) fn wait_until_all_have_left(&self) {
         let Stage2 { vttbr, nowhere, must_leave, .. } = &self.stage2;
         let has_left = |cpu: usize| vttbr[cpu].get() == Vttbr::new(*nowhere, 0).bits();
-        (0..self.config.cpus).filter(|&cpu| !has_left(cpu)).for_each(|cpu| must_leave[cpu].set(true));
+        for cpu in (0..self.config.cpus).filter(|&cpu| !has_left(cpu)) {
+            must_leave[cpu].set(true);
+            self.kick(cpu);
+        }
         while must_leave.iter().any(Cell::get) {
             self.give_way();
         }

@@ -77,8 +77,8 @@ mod around {
         a4_generation_is_flushed_before_the_vmid_is_loaded_arm64: Arm64, Bug::GenerationFlushedEarly, KEPT;
         a4_former_vmid_is_invalidated_arm64: Arm64, Bug::VmidRemembered, KEPT;
         o11_completed_on_the_own_processor_alone_arm64: Arm64, Bug::CompletedLocally, KEPT;
-        a1_tag_handed_on: Amd64, Bug::TagHandedOn, &[FORMER, FREE], Lives;
-        a1_tag_handed_on_arm64: Arm64, Bug::TagHandedOn, &[FORMER, FREE], Lives;
+        a1_tag_handed_on: Amd64, Bug::TagHandedOn, KEPT, Lives;
+        a1_tag_handed_on_arm64: Arm64, Bug::TagHandedOn, KEPT, Lives;
         a4_rollover_misses_a_cpu: Amd64, Bug::RolloverMissesCpu, KEPT, Lives;
         a4_rollover_misses_a_cpu_arm64: Arm64, Bug::RolloverMissesCpu, KEPT, Lives;
         a20_vttbr_is_not_synchronized_arm64: Arm64, Bug::VttbrNotSynchronized, &[STALE, FREE, FOREIGN, FORMER, BREAK, ROOT];
@@ -121,7 +121,7 @@ mod steps {
         a22_halt_in_one_space: Amd64, step(HaltInOneSpace), KEPT, Halts;
         h30_no_section: Amd64, step(NoSection), &[STALE, FREE, AFTER, "lacks it"], Tables;
         h30_no_section_arm64: Arm64, step(NoSection), &[STALE, FREE, AFTER, "lacks it"];
-        h30_section_in_spite: Amd64, step(SectionInSpite), &[STALE, FREE, AFTER, "lacks it"], Slots;
+        h30_section_in_spite: Amd64, step(SectionInSpite), &[STALE, FREE, AFTER, "lacks it"], Tables;
         p10_generation_read_late: Amd64, step(GenerationReadLate), &["G8"];
         walk_not_read_again: Amd64, step(WalkNotReadAgain), &["as remembered"];
         regime_ignored: Amd64, step(RegimeIgnored), &["as remembered"];
@@ -129,7 +129,6 @@ mod steps {
         a3_drop_with_vmid_only_arm64: Arm64, step(DropWithVmidOnly), KEPT, Guests;
         a4_vmid_not_loaded_arm64: Arm64, step(VmidNotLoaded), &["of another machine", STALE, FREE, FOREIGN, BREAK];
         a4_generation_kept_arm64: Arm64, step(GenerationKept), KEPT;
-        a20_left_but_known_arm64: Arm64, step(LeftButKnown), &["of another machine"], Lives;
         p18_wrong_level_hint_arm64: Arm64, step(WrongLevelHint), KEPT;
         p18_stale_range_left_out_arm64: Arm64, step(StaleRangeLeftOut), KEPT;
         p3_no_break_arm64: Arm64, step(NoBreak), &[BREAK];

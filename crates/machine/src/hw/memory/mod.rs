@@ -330,15 +330,23 @@ impl Memory {
 
     /// A processor stores `value`. The caller must check whether the frame is in use.
     pub fn store(&mut self, pa: u64, value: u64) {
-        self.touch(pa);
-        if self.history(pa).is_some() && self.load(pa) != value {
-            let time = self.moment();
-            if let Some(history) = self.history_mut(pa) {
-                history.change(time, index_of(pa), value);
+        self.store_together([(pa, value)]);
+    }
+
+    /// The same for several words, all at one moment: like a loader, before anybody looks.
+    pub fn store_together(&mut self, stores: impl IntoIterator<Item = (u64, u64)>) {
+        let mut moment = None;
+        for (pa, value) in stores {
+            self.touch(pa);
+            if self.history(pa).is_some() && self.load(pa) != value {
+                let time = *moment.get_or_insert_with(|| self.moment());
+                if let Some(history) = self.history_mut(pa) {
+                    history.change(time, index_of(pa), value);
+                }
             }
-        }
-        if let Some(word) = self.word(pa) {
-            word.store(value, Relaxed);
+            if let Some(word) = self.word(pa) {
+                word.store(value, Relaxed);
+            }
         }
     }
 
