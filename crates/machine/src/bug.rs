@@ -48,8 +48,8 @@ pub enum Bug {
     GenerationFlushedEarly,
     /// On Arm64, a machine's VMID is recorded once, and used for all later invalidations (A4).
     VmidRemembered,
-    /// A guest gets the tags of the destroyed one in whose place it is, without a flush: its
-    /// vCPUs' ASID slots, or its VMID slot.
+    /// A guest gets the tags of the destroyed one in whose place it is: its vCPUs' ASID slots, or
+    /// its VMID slot. Nothing was flushed for the destroyed one, as would suffice with new tags.
     TagHandedOn,
     /// One CPU does not drop its entries when a generation of tags begins.
     RolloverMissesCpu,

@@ -56,6 +56,8 @@ pub(crate) struct AbstractMachine {
     latency: RefCell<Vec<Option<u32>>>,
     /// By virtual machine: its nested tables.
     tables: Vec<Cell<usize>>,
+    /// By virtual machine: it is being destroyed.
+    ending: Vec<Cell<bool>>,
 }
 
 impl AbstractMachine {
@@ -80,6 +82,7 @@ impl AbstractMachine {
             done: Cell::new(0),
             latency: RefCell::new(vec![None; config.cpus]),
             tables: vec![Cell::new(0); config.vms],
+            ending: vec![Cell::new(false); config.vms],
         }
     }
 
@@ -213,6 +216,16 @@ impl AbstractMachine {
         self.tables[vm].get()
     }
 
+    /// Records whether a virtual machine is being destroyed.
+    pub(crate) fn set_ending(&self, vm: usize, is_ending: bool) {
+        self.ending[vm].set(is_ending);
+    }
+
+    /// Whether a virtual machine is being destroyed by a driver with this mistake.
+    pub(crate) fn ends_by(&self, bug: Bug, vm: usize) -> bool {
+        self.has(bug) && self.ending[vm].get()
+    }
+
     /// Whether the current actor is this CPU.
     pub(crate) fn is_on(&self, cpu: usize) -> bool {
         self.sched.current() == Some(cpu)
@@ -317,7 +330,7 @@ unsafe impl TableMemory for TablePool<'_> {
 
     fn break_before_make(&self, range: FlushRange) {
         self.machine.sync();
-        if self.machine.config.arch == Arch::Arm64 {
+        if self.machine.config.arch == Arch::Arm64 && !self.machine.ends_by(Bug::TagHandedOn, self.vm) {
             self.machine.break_before_make(self.vm, &range);
         }
         self.machine.hook();

@@ -123,11 +123,9 @@ pub fn enter_address_space<T: Stage2Tlb + Mistakes, const CPUS: usize>(
 /// processor has done this, or has entered another address space.
 ///
 /// `nowhere` is the root of a table without entries, which is never returned.
-pub fn leave_address_space<T: Stage2Tlb + Mistakes>(tlb: &T, place: &mut Place, setup: &Setup, nowhere: u64) {
+pub fn leave_address_space<T: Stage2Tlb>(tlb: &T, place: &mut Place, setup: &Setup, nowhere: u64) {
     tlbi::leave_vm(tlb, setup, Vttbr::new(nowhere, 0));
-    if !tlb.makes(Mistake::LeftButKnown) {
-        place.vmid = 0;
-    }
+    place.vmid = 0;
 }
 
 /// Operations that only a processor can do, for the vCPU whose state it has.

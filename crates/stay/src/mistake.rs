@@ -76,8 +76,6 @@ mistakes! {
     /// A generation of VMIDs has begun, and the processor's entries of the former one are not
     /// dropped.
     GenerationKept,
-    /// A processor that has left a machine's address space takes it for loaded.
-    LeftButKnown,
     /// The level hint of an invalidation is that of the tables that were cut off.
     WrongLevelHint,
     /// Of the ranges that a change names, the last is not invalidated.

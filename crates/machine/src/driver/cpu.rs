@@ -1,6 +1,8 @@
 //! One physical CPU: takes a vCPU, enters it, handles its exits, takes the next. The steps are
 //! those of [`stay`].
 
+use std::rc::Rc;
+
 use coherence::asid::AsidAllocator;
 use coherence::{CpuId, Ledger, Owner};
 use memslots::MmioCache;
@@ -71,7 +73,9 @@ pub(crate) fn run_cpu<'m, F: Architecture>(machine: &'m AbstractMachine, rows: &
         last_of_all: None,
     };
     while !rows.iter().all(Row::is_over) {
-        machine.leave_if_asked(number, &mut tagging.place);
+        if machine.must_leave(number) {
+            machine.leave_address_space(number, &mut tagging.place);
+        }
         turn(&mut cpu, &mut tagging, rows);
         machine.give_way();
     }
@@ -83,16 +87,20 @@ pub(crate) fn run_cpu<'m, F: Architecture>(machine: &'m AbstractMachine, rows: &
 /// A CPU's look at one of the vCPUs that have operations left.
 fn turn<'m, F: Architecture>(cpu: &mut Cpu<'m>, tagging: &mut Tagging, rows: &[Row<'m, F>]) {
     let machine = cpu.machine;
-    let vms: Vec<_> = rows.iter().filter_map(Row::vm).collect();
-    let everything = vms.iter().flat_map(|vm| (0..vm.vcpus.len()).map(move |vcpu| (vm, vcpu)));
-    let rest: Vec<_> = everything.filter(|(vm, vcpu)| vm.activity[*vcpu].get() != Activity::Over).collect();
+    let mut rest = Vec::new();
+    for vm in rows.iter().filter_map(Row::vm) {
+        let is_left = |vcpu: &usize| vm.activity[*vcpu].get() != Activity::Over;
+        rest.extend((0..vm.vcpus.len()).filter(is_left).map(|vcpu| (Rc::clone(&vm), vcpu)));
+    }
     if rest.is_empty() {
         // A guest is being destroyed, and another will take its place.
         return;
     }
-    let (vm, vcpu) = rest[machine.below(rest.len())];
+    // A guest that is referred to is not taken down.
+    let (vm, vcpu) = rest.swap_remove(machine.below(rest.len()));
+    drop(rest);
     match vm.activity[vcpu].get() {
-        Activity::Ready => run(cpu, tagging, vm, vcpu),
+        Activity::Ready => run(cpu, tagging, &vm, vcpu),
         _ if machine.below(TIMER_TURNS) == 0 => vm.post_event(vcpu),
         _ => {}
     }
@@ -178,8 +186,8 @@ impl<F: Architecture> Visit<'_, '_, F> {
     fn run(&mut self) -> bool {
         for _ in 0..STAYS_MAX {
             self.cpu.machine.point();
-            // The event that came with this may have been taken already.
-            if self.vm.is_dying.get() {
+            // The event or kick that came with this may have been taken already.
+            if self.vm.is_dying.get() || self.cpu.machine.must_leave(self.cpu.number) {
                 return false;
             }
             let Some(exit) = self.stay() else { continue };

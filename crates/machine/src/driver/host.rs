@@ -19,6 +19,8 @@ use crate::program::{Backing, GpaPage, HostOp, Track};
 const LOG_WORDS: usize = AREA_PAGES / 64;
 /// An audit follows one operation in this many.
 const AUDIT_ONE_IN: usize = 50;
+/// The most turns before the host of a new guest continues.
+const LIFE_TURNS_MAX: usize = 100;
 /// The contents of a log after it was returned.
 const RETIRED: u64 = 0x0ddb_a110_0ddb_a110;
 
@@ -32,6 +34,9 @@ pub(crate) fn run_host<F: Architecture>(row: &Row<'_, F>, ops: &[HostOp]) {
         if op == HostOp::Recreate {
             drop(vm);
             row.recreate();
+            // The guest lives for a while.
+            let turns = machine.below(LIFE_TURNS_MAX);
+            (0..turns).take_while(|_| !row.is_over()).for_each(|_| machine.give_way());
         } else {
             vm.is_changing.set(true);
             let result = vm.host_op(op);
@@ -139,7 +144,8 @@ impl<'m, F: Architecture> Vm<'m, F> {
             self.flush(Invalidation::Everything);
         }
         let is_forged = matches!(machine.bug, Some(Bug::FlushBeforeUnmap | Bug::MemoryFreedEarly))
-            || machine.has(Bug::MemoryHandedOnEarly) && self.is_ending.get()
+            || machine.ends_by(Bug::MemoryHandedOnEarly, self.index)
+            || machine.ends_by(Bug::TagHandedOn, self.index)
             || machine.has(Bug::ProtectWithoutFlush) && protects;
         loop {
             let flush = |invalidation: Invalidation<'_>| match is_forged {

@@ -62,6 +62,7 @@ impl<'m, F: Architecture> Row<'m, F> {
         machine.note(|| format!("guest {} of machine {} is gone", self.ended.get(), self.index));
         let time = machine.now();
         machine.oracle.borrow_mut().begin_vm(self.index, time);
+        machine.set_ending(self.index, false);
         let vm = Vm::new(machine, self.index, heritage);
         *self.current.borrow_mut() = Some(Rc::new(vm));
     }
@@ -71,7 +72,7 @@ impl<F: Architecture> Vm<'_, F> {
     /// Steps A to F: returns all memory, and the operations that are left.
     fn destroy(self: Rc<Self>) -> Heritage {
         let machine = self.machine;
-        self.is_ending.set(true);
+        machine.set_ending(self.index, true);
         let is_early = machine.has(Bug::MemoryHandedOnEarly);
         if is_early {
             self.remove_all_slots();

@@ -112,9 +112,7 @@ pub(crate) struct Vm<'m, F: Architecture> {
     pub(crate) logs: RefCell<Vec<Log>>,
     /// The host is changing slots, or fetching a log.
     pub(crate) is_changing: Cell<bool>,
-    /// It is being destroyed.
-    pub(crate) is_ending: Cell<bool>,
-    /// The same, and its vCPUs are removed.
+    /// It is being destroyed: its vCPUs are removed.
     pub(crate) is_dying: Cell<bool>,
 }
 
@@ -196,7 +194,6 @@ impl<'m, F: Architecture> Vm<'m, F> {
             updates: Cell::new(0),
             logs: RefCell::new(Vec::new()),
             is_changing: Cell::new(false),
-            is_ending: Cell::new(false),
             is_dying: Cell::new(false),
         };
         vm.load();
@@ -235,9 +232,9 @@ impl<'m, F: Architecture> Vm<'m, F> {
         else {
             return;
         };
-        let (arch, mut hw) = (self.machine.config.arch, self.machine.hw.borrow_mut());
+        let (arch, mut stores) = (self.machine.config.arch, Vec::new());
         let mut put = |gpa: u64, index: usize, entry: u64| {
-            hw.memory.store(slot.host.0 + gpa + index as u64 * 8, entry);
+            stores.push((slot.host.0 + gpa + index as u64 * 8, entry));
         };
         let mut tables = self.tables.borrow_mut();
         for space in 0..SPACES {
@@ -262,6 +259,7 @@ impl<'m, F: Architecture> Vm<'m, F> {
                 );
             }
         }
+        self.machine.hw.borrow_mut().memory.store_together(stores);
     }
 
     /// The target of a vCPU.

@@ -63,6 +63,8 @@ struct Taste {
     gpa_page: usize,
     /// A change of a guest's tables is followed by a flush.
     flushes_changes: bool,
+    /// Guests come and go often.
+    is_about_lives: bool,
     /// Most flushes are of everything in one address space.
     flushes_spaces: bool,
 }
@@ -74,11 +76,14 @@ impl Program {
         let mut rng = Rng::new(seed ^ 0x5eed_0f00);
         let mut taste = Taste::new(arch, topic, &mut rng);
         taste.config.arm = Arm::random(&mut Rng::new(seed ^ 0xa5_3664));
+        taste.config.reuses_at_once = Rng::new(seed ^ 0xf4_a3e5).one_in(2);
         let config = taste.config;
         let vcpus = config.vms * config.vcpus;
         // The host must not still be at its first operation when the guests are finished.
         let guest_share = rng.pick(&[1, 2])
             * match config.step {
+                // A guest's life takes longer than other operations of the host.
+                _ if taste.is_about_lives => 16,
                 1 => 40,
                 2..64 => 16,
                 64..512 => 6,
@@ -101,7 +106,7 @@ impl Config {
             cpus: rng.pick(&[2, 2, 3]),
             vms,
             vcpus: if vms == 1 { rng.pick(&[3, 4]) } else { 2 },
-            reuses_at_once: rng.one_in(2),
+            reuses_at_once: false,
             tags: rng.pick(&[2, 3, 5, 15]),
             flush_by_asid: !rng.one_in(3),
             track: rng.pick(&[Track::DirtyBits, Track::WriteProtection]),
@@ -179,6 +184,7 @@ impl Taste {
             va: rng.below(VA_PAGES),
             gpa_page: rng.below(PAGES.len()),
             flushes_changes: !rng.one_in(3),
+            is_about_lives: topic == Topic::Lives,
             flushes_spaces: topic == Topic::Halts,
         }
     }

@@ -6,6 +6,7 @@
 //! by atomics that are not intercepted, so [`Memory::sync`] compares the frame with its last known
 //! contents.
 
+mod free;
 #[cfg(test)]
 mod tests;
 
@@ -14,6 +15,8 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use paging::{ENTRY_COUNT, Entries};
+
+use free::FreeList;
 
 use super::bytes::Bytes;
 use super::history::History;
@@ -52,11 +55,9 @@ struct Region {
 pub struct Memory {
     bytes: Rc<Bytes>,
     tables: Vec<TableFrame>,
-    free_tables: VecDeque<usize>,
+    free_tables: FreeList,
     regions: Vec<Region>,
-    free_regions: VecDeque<usize>,
-    /// Whether what was freed last is allocated first, instead of last.
-    reuses_at_once: bool,
+    free_regions: FreeList,
     now: u64,
     /// Times at which tables changed, in order.
     moments: VecDeque<u64>,
@@ -75,10 +76,9 @@ impl Memory {
         Self {
             bytes: Rc::new(bytes),
             tables: (0..tables).map(|_| TableFrame::default()).collect(),
-            free_tables: (0..tables).collect(),
+            free_tables: FreeList::new(tables),
             regions: (0..regions).map(region).collect(),
-            free_regions: (0..regions).collect(),
-            reuses_at_once: false,
+            free_regions: FreeList::new(regions),
             now: 1,
             moments: VecDeque::new(),
         }
@@ -86,8 +86,10 @@ impl Memory {
 
     /// The same; if `at_once`, what was freed last is allocated first.
     #[must_use]
-    pub fn reusing(self, at_once: bool) -> Self {
-        Self { reuses_at_once: at_once, ..self }
+    pub fn reusing(mut self, at_once: bool) -> Self {
+        self.free_tables.reuse_at_once(at_once);
+        self.free_regions.reuse_at_once(at_once);
+        self
     }
 
     /// The time.
@@ -156,14 +158,13 @@ impl Memory {
         self.word(pa).map_or(POISON, |word| word.load(Relaxed))
     }
 
-    /// A zeroed table, by default the one that has been free for the longest time; `None` if there
-    /// is none.
+    /// A zeroed table; `None` if there is none.
     ///
     /// # Errors
     ///
     /// The table was written to while it was free.
     pub fn allocate_table(&mut self) -> Result<Option<u64>, String> {
-        let Some(index) = self.free_tables.pop_front() else { return Ok(None) };
+        let Some(index) = self.free_tables.take() else { return Ok(None) };
         let pa = self.start() + index as u64 * FRAME_SIZE;
         self.check_free(index)?;
         self.fill(pa, ENTRY_COUNT, 0);
@@ -183,7 +184,7 @@ impl Memory {
     ///
     /// One has.
     pub fn check_free_tables(&self) -> Result<(), String> {
-        self.free_tables.iter().try_for_each(|&index| self.check_free(index))
+        self.free_tables.iter().try_for_each(|index| self.check_free(index))
     }
 
     fn check_free(&self, index: usize) -> Result<(), String> {
@@ -205,7 +206,7 @@ impl Memory {
             return false;
         }
         self.fill(pa, ENTRY_COUNT, POISON);
-        put_back(&mut self.free_tables, index, self.reuses_at_once);
+        self.free_tables.put(index);
         true
     }
 
@@ -227,7 +228,7 @@ impl Memory {
 
     /// A region, all zero. Its frames whose numbers are in `tracked` hold page tables.
     pub fn allocate_region(&mut self, tracked: &[usize]) -> Option<u64> {
-        let index = self.free_regions.pop_front()?;
+        let index = self.free_regions.take()?;
         let pa = self.regions_start() + index as u64 * REGION_SIZE;
         for frame in 0..REGION_FRAMES {
             if core::mem::take(&mut self.regions[index].touched[frame]) {
@@ -261,7 +262,7 @@ impl Memory {
                 self.fill(start + frame as u64 * FRAME_SIZE, POISONED_WORDS, POISON);
             }
         }
-        put_back(&mut self.free_regions, index, self.reuses_at_once);
+        self.free_regions.put(index);
         true
     }
 
@@ -330,15 +331,23 @@ impl Memory {
 
     /// A processor stores `value`. The caller must check whether the frame is in use.
     pub fn store(&mut self, pa: u64, value: u64) {
-        self.touch(pa);
-        if self.history(pa).is_some() && self.load(pa) != value {
-            let time = self.moment();
-            if let Some(history) = self.history_mut(pa) {
-                history.change(time, index_of(pa), value);
+        self.store_together([(pa, value)]);
+    }
+
+    /// The same for several words, all at one moment.
+    pub fn store_together(&mut self, stores: impl IntoIterator<Item = (u64, u64)>) {
+        let mut moment = None;
+        for (pa, value) in stores {
+            self.touch(pa);
+            if self.history(pa).is_some() && self.load(pa) != value {
+                let time = *moment.get_or_insert_with(|| self.moment());
+                if let Some(history) = self.history_mut(pa) {
+                    history.change(time, index_of(pa), value);
+                }
             }
-        }
-        if let Some(word) = self.word(pa) {
-            word.store(value, Relaxed);
+            if let Some(word) = self.word(pa) {
+                word.store(value, Relaxed);
+            }
         }
     }
 
@@ -384,10 +393,6 @@ impl Memory {
             changed.iter().for_each(|&(index, word)| history.change(time, index, word));
         }
     }
-}
-
-fn put_back(free: &mut VecDeque<usize>, index: usize, is_next: bool) {
-    if is_next { free.push_front(index) } else { free.push_back(index) }
 }
 
 const fn index_of(pa: u64) -> usize {

@@ -1,20 +1,21 @@
 //! TLB maintenance of the machine's software on Arm64: the sequences and operands of
 //! `coherence::tlbi`, executed on the machine's processors, and VMIDs from `coherence::vmid`.
 
+mod tlb;
+
 use std::cell::{Cell, RefCell};
-use std::ops::Range;
 use std::rc::Rc;
 
-use coherence::tlbi::{self, Context, Errata, Features, Granule, Limits, Setup, Stage2Tlb, Vttbr};
+use coherence::tlbi::{self, Context, Errata, Features, Granule, Limits, Setup, Vttbr};
 use coherence::vmid::{Home, LocalMaintenance, Residents, VmidAllocator, VmidSlot};
 use coherence::{CpuId, Hardware, Ledger, SpaceReceipt, Stalled, Walkers};
 use paging::{FlushRange, Invalidation};
 use stay::arm64::{self, AddressSpace, Place};
 use stay::{Mistake, Mistakes};
+pub(crate) use tlb::Tlb;
 
 use crate::bug::Bug;
 use crate::hw::cpu::{Roots, Tag};
-use crate::hw::instruction::Tlbi;
 use crate::machine::AbstractMachine;
 use crate::program::Config;
 
@@ -22,6 +23,7 @@ use crate::program::Config;
 pub(crate) const CPUS_MAX: usize = 3;
 /// Bits of a VMID: the fewest that suffice for this many CPUs, so that generations end.
 const VMID_BITS: u32 = 2;
+
 /// The tag of one virtual machine, from its creation to its end.
 #[derive(Debug)]
 pub(crate) struct MachineTag {
@@ -79,134 +81,6 @@ impl Stage2 {
     /// The tag of a virtual machine.
     fn tag(&self, vm: usize) -> Rc<MachineTag> {
         Rc::clone(&self.tags.borrow()[vm])
-    }
-}
-
-/// Instructions, as one CPU executes them.
-pub(crate) struct Tlb<'m> {
-    machine: &'m AbstractMachine,
-    cpu: usize,
-    /// The register, and its value when the processor last synchronized: until it does so again, it
-    /// may use either.
-    vttbr: Cell<u64>,
-    in_effect: Cell<u64>,
-    /// Tables that are loaded with VTTBR_EL2; `None` if it is written only for a sequence, while
-    /// nothing walks.
-    roots: Option<Roots>,
-}
-
-impl Tlb<'_> {
-    fn ask(&self, what: Tlbi) {
-        let what = if self.machine.has(Bug::WalkCacheKept) { what.of_leaves() } else { what };
-        let (vttbr, in_effect) = (self.vttbr.get(), self.in_effect.get());
-        let used = if vttbr != in_effect && self.machine.below(2) == 0 { in_effect } else { vttbr };
-        self.machine.hw.borrow_mut().tlbi(self.cpu, (used >> 48) as Tag, what);
-    }
-
-    /// Reserved encodings do nothing.
-    fn ask_if(&self, what: Option<Tlbi>) {
-        match what {
-            Some(what) => self.ask(what),
-            None => self.machine.fail(|| "the operand of a TLBI is reserved".into()),
-        }
-    }
-}
-
-impl Stage2Tlb for Tlb<'_> {
-    // Memory is sequentially consistent here, and there are no caches except TLBs.
-    fn order_stores(&self) {}
-    fn complete_caches(&self) {}
-    fn instruction_cache(&self) {}
-    fn local_instruction_cache(&self) {}
-    fn clean(&self, _memory: Range<u64>) {}
-    fn restore_stage1_walks(&self, _former: u64) {}
-
-    fn forbid_stage1_walks(&self) -> u64 {
-        0
-    }
-
-    fn context_sync(&self) {
-        let vttbr = self.vttbr.get();
-        if vttbr == self.in_effect.get() || self.machine.has(Bug::VttbrNotSynchronized) {
-            return;
-        }
-        self.in_effect.set(vttbr);
-        if let Some(roots) = self.roots {
-            self.machine.hw.borrow_mut().load(self.cpu, (vttbr >> 48) as Tag, roots);
-            self.machine.hook();
-        }
-    }
-
-    fn complete(&self) {
-        if self.machine.has(Bug::CompletedLocally) {
-            return self.complete_local();
-        }
-        self.machine.hw.borrow_mut().dsb(self.cpu);
-        self.machine.hook();
-    }
-
-    fn complete_local(&self) {
-        self.machine.hw.borrow_mut().dsb_local(self.cpu);
-        self.machine.hook();
-    }
-
-    fn page(&self, operand: u64) {
-        self.ask_if(Tlbi::page(operand));
-    }
-
-    fn range(&self, operand: u64) {
-        if !self.machine.config.arm.range {
-            self.machine.fail(|| "a range instruction, which the processor does not have".into());
-        }
-        self.ask_if(Tlbi::range(operand));
-    }
-
-    fn combined(&self) {
-        if !self.machine.has(Bug::CombinedKept) {
-            self.ask(Tlbi::Vmall);
-        }
-    }
-
-    fn everything(&self) {
-        self.ask(Tlbi::VmallS12);
-    }
-
-    fn all_vms(&self) {
-        self.machine.fail(|| "nobody invalidates for all machines".into());
-    }
-
-    fn local_combined(&self) {
-        self.ask(Tlbi::VmallLocal);
-    }
-
-    fn local_all_vms(&self) {
-        let is_missed = self.machine.misses_rollover(self.cpu);
-        if !is_missed && !self.machine.has(Bug::GenerationFlushedEarly) {
-            self.ask(Tlbi::AllLocal);
-        }
-    }
-
-    fn vttbr(&self) -> u64 {
-        self.vttbr.get()
-    }
-
-    fn set_vttbr(&self, value: u64) {
-        self.vttbr.set(value);
-        if self.roots.is_some() {
-            if self.machine.has(Bug::GenerationFlushedEarly) {
-                // As if it were always necessary, but not afterwards.
-                self.ask(Tlbi::AllLocal);
-                self.complete_local();
-            }
-            self.machine.stage2.vttbr[self.cpu].set(value);
-            self.machine.hook();
-        }
-    }
-}
-
-impl Mistakes for Tlb<'_> {
-    fn makes(&self, mistake: Mistake) -> bool {
-        self.machine.makes(mistake)
     }
 }
 
@@ -323,11 +197,9 @@ impl AbstractMachine {
         Vttbr::new(roots.nested, vmid).bits() == self.stage2.vttbr[cpu].get()
     }
 
-    /// A CPU leaves its address space, if it must.
-    pub(crate) fn leave_if_asked(&self, cpu: usize, place: &mut Place) {
-        if self.stage2.must_leave[cpu].get() {
-            self.leave_address_space(cpu, place);
-        }
+    /// Whether a CPU has been asked to leave its address space.
+    pub(crate) fn must_leave(&self, cpu: usize) -> bool {
+        self.stage2.must_leave[cpu].get()
     }
 
     /// A CPU leaves its address space.
@@ -343,7 +215,10 @@ impl AbstractMachine {
     pub(crate) fn wait_until_all_have_left(&self) {
         let Stage2 { vttbr, nowhere, must_leave, .. } = &self.stage2;
         let has_left = |cpu: usize| vttbr[cpu].get() == Vttbr::new(*nowhere, 0).bits();
-        (0..self.config.cpus).filter(|&cpu| !has_left(cpu)).for_each(|cpu| must_leave[cpu].set(true));
+        for cpu in (0..self.config.cpus).filter(|&cpu| !has_left(cpu)) {
+            must_leave[cpu].set(true);
+            self.kick(cpu);
+        }
         while must_leave.iter().any(Cell::get) {
             self.give_way();
         }
