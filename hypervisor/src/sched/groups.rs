@@ -89,7 +89,7 @@ impl Scheduler {
     }
 
     /// The guest of a vCPU.
-    pub(super) fn group_of(&self, vcpu: VcpuIndex) -> GroupIndex {
+    pub fn group_of(&self, vcpu: VcpuIndex) -> GroupIndex {
         self.groups[vcpu as usize].load(Ordering::Relaxed)
     }
 

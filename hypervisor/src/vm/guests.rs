@@ -21,7 +21,6 @@ use hostlink::config::{Config, MAX_TOTAL_VCPUS, Start};
 use hostlink::exit::ExitCode;
 use hostlink::guests::{Facts, GuestState};
 
-use super::GUEST;
 use super::arch::Arch;
 use super::context::Context;
 use super::files::{CreateError, Files};
@@ -193,7 +192,18 @@ impl<A: Arch> Host<A> {
 }
 
 impl<A: Arch> Vm<A> {
-    /// Whether other guests run, or may go on.
+    /// The guest ends, in the way that `code` says: its vCPUs stop at their next check for events.
+    /// The run ends with its last guest, at once.
+    #[cold]
+    pub fn end(&self, code: ExitCode) {
+        if self.is_last() {
+            A::exit(code);
+        }
+        self.ended.store(code as u32, Ordering::Relaxed);
+        self.begin_stop(attention::END);
+    }
+
+    /// Whether no other guest runs, or may go on.
     fn is_last(&self) -> bool {
         let lives = |number| matches!(self.host.state_of(number), GuestState::Running | GuestState::Paused);
         !(0..self.host.entries.len() as u32).any(|number| number != self.number && lives(number))
@@ -204,12 +214,7 @@ impl<A: Arch> Context<'_, A> {
     /// The guest has ended, in the way that `code` says.
     #[cold]
     pub(super) fn end(&mut self, code: ExitCode) -> Option<Leave> {
-        if self.vm.is_last() {
-            A::exit(code);
-        }
-        log::info!(target: GUEST, "guest {} ends: {code:?}", self.vm.files.config.name);
-        self.vm.ended.store(code as u32, Ordering::Relaxed);
-        self.vm.begin_stop(attention::END);
+        self.vm.end(code);
         self.stop()
     }
 }

@@ -248,6 +248,14 @@ impl<A: Arch> Host<A> {
         }
     }
 
+    /// The number of the guest that a row belongs to, or last belonged to; and its name if there
+    /// are several guests.
+    pub fn guest_of(&self, row: VcpuIndex) -> (usize, Option<Name>) {
+        let number = self.sched.group_of(row) as usize;
+        let files = self.bundle.guests.get(number).filter(|_| !self.bundle.is_single);
+        (number, files.map(|files| files.config.name))
+    }
+
     /// A row's counters.
     #[inline(always)]
     pub fn counters_of(&self, row: VcpuIndex) -> &CounterRow {

@@ -60,7 +60,7 @@ use super::host::Host;
 use super::machine::attention;
 use super::percpu::{self, PerCpu};
 use super::switch::Leave;
-use super::{control, files};
+use super::{GUEST, control, files};
 use crate::sched::spinning::Look;
 use crate::sched::{PutBack, Turn};
 
@@ -384,7 +384,7 @@ impl<'a, A: Arch> Context<'a, A> {
                 }
             },
             Next::PowerOff => {
-                log::info!("the guest switched itself off");
+                log::info!(target: GUEST, "the guest switched itself off");
                 self.end(ExitCode::GuestPowerOff)
             }
             Next::Dead => {
