@@ -161,7 +161,7 @@ impl Files {
     /// # Errors
     ///
     /// There is no such guest.
-    fn of_guest(
+    pub(super) fn of_guest(
         reader: &Reader<'static, impl Fn(&str) -> Option<&'static [u8]>>,
         number: u32,
     ) -> Result<Self, CreateError> {

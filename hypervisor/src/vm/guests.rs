@@ -17,7 +17,7 @@ use alloc::boxed::Box;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
-use hostlink::config::{Config, MAX_TOTAL_VCPUS, Start};
+use hostlink::config::{Config, MAX_GUESTS, MAX_TOTAL_VCPUS, Start};
 use hostlink::exit::ExitCode;
 use hostlink::guests::{Facts, GuestState};
 
@@ -167,15 +167,25 @@ impl<A: Arch> Host<A> {
 
     /// All vCPUs of a guest that has ended have left their CPUs. The run ends with its last guest.
     pub(super) fn note_end(&self, number: u32, code: ExitCode) {
+        self.record_end(number, code);
+        if !self.lives_beside(MAX_GUESTS) {
+            A::exit(self.verdict());
+        }
+    }
+
+    /// Records how a guest has ended.
+    fn record_end(&self, number: u32, code: ExitCode) {
         let state = match code {
             ExitCode::GuestPowerOff | ExitCode::GuestReset => GuestState::Off,
             _ => GuestState::Failed,
         };
         self.entries[number as usize].set_state(state, code as u32);
-        let lives = |number| matches!(self.state_of(number), GuestState::Running | GuestState::Paused);
-        if !(0..self.entries.len() as u32).any(lives) {
-            A::exit(self.verdict());
-        }
+    }
+
+    /// Whether a guest with another number runs, or may go on.
+    fn lives_beside(&self, number: u32) -> bool {
+        let lives = |other| matches!(self.state_of(other), GuestState::Running | GuestState::Paused);
+        (0..MAX_GUESTS).any(|other| other != number && lives(other))
     }
 
     /// The end of the run when all guests have ended: that of the first one that failed, or that of
@@ -196,17 +206,12 @@ impl<A: Arch> Vm<A> {
     /// The run ends with its last guest, at once.
     #[cold]
     pub fn end(&self, code: ExitCode) {
-        if self.is_last() {
-            A::exit(code);
+        if !self.host.lives_beside(self.number) {
+            self.host.record_end(self.number, code);
+            A::exit(self.host.verdict());
         }
         self.ended.store(code as u32, Ordering::Relaxed);
         self.begin_stop(attention::END);
-    }
-
-    /// Whether no other guest runs, or may go on.
-    fn is_last(&self) -> bool {
-        let lives = |number| matches!(self.host.state_of(number), GuestState::Running | GuestState::Paused);
-        !(0..self.host.entries.len() as u32).any(|number| number != self.number && lives(number))
     }
 }
 

@@ -177,12 +177,54 @@ impl<A: Arch> Made<A> {
         Self::create_from(cpus, bytes, files)
     }
 
+    /// A machine with several guests, which have these configurations.
+    pub(crate) fn create_several(
+        cpus: impl IntoIterator<Item = A::CpuData>,
+        bytes: u64,
+        configs: &[&'static str],
+    ) -> Result<&'static Self, CreateError> {
+        let member = |name: &str| match name.strip_prefix("guests/") {
+            Some(number) => {
+                number.parse().ok().and_then(|number: usize| configs.get(number)).map(|text| text.as_bytes())
+            }
+            None => Some(&[][..]).filter(|_| [bundle::CONFIG, bundle::KERNEL].contains(&name)),
+        };
+        let reader = Reader::new(member).map_err(CreateError::Bundle)?;
+        let guests = (0..reader.guest_count())
+            .map(|number| Files::of_guest(&reader, number))
+            .collect::<Result<_, _>>()?;
+        let config = *reader.machine();
+        let board = Self::board(cpus);
+        board.found(bytes, Bundle { config, is_single: false, symbols: None, guests })?;
+        board.host().create_guests()?;
+        Ok(board)
+    }
+
     /// The same with the given files.
     pub(crate) fn create_from(
         cpus: impl IntoIterator<Item = A::CpuData>,
         bytes: u64,
         files: Files,
     ) -> Result<&'static Self, CreateError> {
+        let board = Self::board(cpus);
+        let bundle =
+            Bundle { config: files.config, is_single: true, symbols: None, guests: alloc::vec![files] };
+        board.found(bytes, bundle)?;
+        // Its rows differ from its vCPUs' indices.
+        board.host().create_guest_in(0, 7, &files)?.load_at_once().map_err(CreateError::Load)?;
+        Ok(board)
+    }
+
+    /// Gives the board what its guests share.
+    fn found(&self, bytes: u64, bundle: Bundle) -> Result<(), CreateError> {
+        let mut free = FreeMemory::default();
+        free.add(memory(bytes));
+        assert!(self.host.set(Host::new(bundle, &mut free, Some(1_700_000_000))?).is_ok());
+        Ok(())
+    }
+
+    /// A board without guests; the calling thread is CPU 0.
+    fn board(cpus: impl IntoIterator<Item = A::CpuData>) -> &'static Self {
         let cpus: Vec<_> =
             (0..).zip(cpus).map(|(index, data)| PerCpu::new(index, index.into(), data)).collect();
         let lines = Lines { timer: u64::MAX, ..Lines::default() };
@@ -213,14 +255,7 @@ impl<A: Arch> Made<A> {
             assert!(cpu.presence.come_online());
         }
         HERE.set(Some((board, 0)));
-        let mut free = FreeMemory::default();
-        free.add(memory(bytes));
-        let bundle =
-            Bundle { config: files.config, is_single: true, symbols: None, guests: alloc::vec![files] };
-        assert!(board.host.set(Host::new(bundle, &mut free, Some(1_700_000_000))?).is_ok());
-        // Its rows differ from its vCPUs' indices.
-        board.host().create_guest_in(0, 7, &files)?.load_at_once().map_err(CreateError::Load)?;
-        Ok(board)
+        board
     }
 
     /// What its guests share.
