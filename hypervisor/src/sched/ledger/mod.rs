@@ -307,3 +307,29 @@ impl Ledger {
         self.seat(cpu).given_at.store(now, Ordering::Relaxed);
     }
 }
+
+/// What the models break, and what they look at.
+#[cfg(all(test, loom))]
+impl Ledger {
+    /// [`free_at`](Self::free_at), unless the guest is known to be free.
+    pub(super) fn next_event_if_held(&self, group: GroupIndex) -> u64 {
+        let group = self.group(group);
+        self.free_at(group).filter(|_| group.cap.is_held()).unwrap_or(NEVER)
+    }
+
+    /// [`settle`](Self::settle) without the exchange.
+    pub(super) fn settle_carelessly(&self, cpu: CpuIndex, now: u64) {
+        let seat = self.seat(cpu);
+        let charged = seat.charged.load(Ordering::Acquire);
+        let had = now.saturating_sub(charged);
+        let Some(group) = seat.group.load(Ordering::Acquire).checked_sub(1) else { return };
+        if had > self.policy.slice {
+            seat.charged.store(now, Ordering::Relaxed);
+            self.charge(self.group(group), had, now);
+        }
+    }
+
+    pub(super) fn spent_until(&self, group: GroupIndex) -> u64 {
+        self.group(group).cap.spent_until()
+    }
+}
