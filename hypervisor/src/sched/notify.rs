@@ -1,8 +1,9 @@
 //! Notifying a vCPU, or an idle CPU, of new work.
 //!
-//! Notifications to a vCPU go through one word, [`coherence::Target`]'s. Which vCPU runs where is
-//! decided under the queues' locks. Values read without them are hints, and so are the guests'
-//! accounts, which all CPUs change. The models beside this module run all of it under loom, with the mistakes that would break it.
+//! Notifications to a vCPU go through one word, [`coherence::Target`]'s. Which vCPU runs where
+//! is decided under the queues' locks. Values read without them are hints, and so are the
+//! guests' accounts, which all CPUs change. The models beside this module run all of it under
+//! loom, with the mistakes that would break it.
 //!
 //! | term | meaning | recipient |
 //! |---|---|---|

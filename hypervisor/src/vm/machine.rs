@@ -138,10 +138,7 @@ pub fn create<A: Arch>(files: Files, free: &mut FreeMemory, unix: Option<u64>) -
         (_, config::Stage2Unmap::Page) => ZapWay::PageByPage,
         _ => ZapWay::Detach,
     });
-    let first_cpu = match config.boot_cpu {
-        BootCpu::Run => 0,
-        BootCpu::Serve => 1,
-    };
+    let first_cpu = u32::from(matches!(config.boot_cpu, BootCpu::Serve));
     let cpus: Vec<_> =
         percpu::online::<A>().map(|cpu| cpu.index).filter(|&index| index >= first_cpu).collect();
     if cpus.is_empty() {
@@ -157,15 +154,14 @@ pub fn create<A: Arch>(files: Files, free: &mut FreeMemory, unix: Option<u64>) -
         awaited: Awaited::default(),
         state: UnsafeCell::new(A::new_vcpu(&shared, index)),
     };
-    let policy = Policy::new(A::ticks_of_us(config.slice_us.into()));
-    let sched = Scheduler::new(cpus, config.vcpus, 1, policy).asking(may_go::<A>);
+    let sched = Scheduler::new(cpus, config.vcpus, 1, Policy::new(A::ticks_of_us(config.slice_us.into())));
     sched.add_group(0, 0..config.vcpus, Share::default());
     let counters = (0..config.vcpus).map(|_| [const { AtomicU64::new(0) }; Counter::COUNT]).collect();
     let machine = Vm {
         vcpus: (0..config.vcpus).map(vcpu).collect(),
         space,
         memory_of_slots: Mutex::new(SlotMemory::new(core::mem::take(free))),
-        sched,
+        sched: sched.asking(may_go::<A>),
         tick_max: match config.boot_cpu {
             BootCpu::Run => u64::MAX,
             BootCpu::Serve => A::ticks_of_us(TICK_MAX_US),

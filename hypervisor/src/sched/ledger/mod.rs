@@ -192,7 +192,7 @@ impl Ledger {
     pub(super) fn begin_turn(&self, cpu: CpuIndex, group: GroupIndex, now: u64) {
         let seat = self.seat(cpu);
         seat.held.store(0, Ordering::Relaxed);
-        // Release, both: see `settle`.
+        // Release, both: they pair with `settle`.
         seat.group.store(group + 1, Ordering::Release);
         seat.charged.store(now, Ordering::Release);
     }
@@ -270,10 +270,11 @@ impl Ledger {
         sum.checked_div(weights).map(|mean| mean as i64)
     }
 
-    /// Charges what a guest has had in a turn so far, if that is long.
+    /// Charges what a guest has had in a turn so far, if that is long. Its loads (Acquire) pair with
+    /// the stores of [`begin_turn`](Self::begin_turn).
     fn settle(&self, seat: &Seat, now: u64) {
-        // Acquire, both: they pair with `begin_turn`. Whose turn it is is seen with its beginning,
-        // or is of a later turn; then the former turn has ended, and the exchange fails.
+        // Whose turn it is is seen with its beginning, or is of a later turn; then the former turn
+        // has ended, and the exchange fails.
         let charged = seat.charged.load(Ordering::Acquire);
         let had = now.saturating_sub(charged);
         let Some(group) = seat.group.load(Ordering::Acquire).checked_sub(1) else { return };
@@ -317,7 +318,7 @@ impl Ledger {
         self.free_at(group).filter(|_| group.cap.is_held()).unwrap_or(NEVER)
     }
 
-    /// [`settle`](Self::settle) without the exchange.
+    /// [`settle`](Self::settle), with the same partner, without the exchange.
     pub(super) fn settle_carelessly(&self, cpu: CpuIndex, now: u64) {
         let seat = self.seat(cpu);
         let charged = seat.charged.load(Ordering::Acquire);
