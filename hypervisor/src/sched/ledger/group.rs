@@ -73,7 +73,7 @@ impl Group {
 
     /// The CPUs that may run its vCPUs.
     pub(in crate::sched) fn cpus(&self) -> CpuSet {
-        CpuSet(core::array::from_fn(|word| self.cpus[word].load(Ordering::Relaxed)))
+        CpuSet(self.cpus.each_ref().map(|word| word.load(Ordering::Relaxed)))
     }
 
     pub(in crate::sched) fn factor(&self) -> u64 {

@@ -192,7 +192,7 @@ impl Ledger {
     pub(super) fn begin_turn(&self, cpu: CpuIndex, group: GroupIndex, now: u64) {
         let seat = self.seat(cpu);
         seat.held.store(0, Ordering::Relaxed);
-        // Release, both: see `settle`.
+        // Release, both: they pair with `settle`.
         seat.group.store(group + 1, Ordering::Release);
         seat.charged.store(now, Ordering::Release);
     }
@@ -270,10 +270,11 @@ impl Ledger {
         sum.checked_div(weights).map(|mean| mean as i64)
     }
 
-    /// Charges what a guest has had in a turn so far, if that is long.
+    /// Charges what a guest has had in a turn so far, if that is long. Its loads (Acquire) pair with
+    /// the stores of [`begin_turn`](Self::begin_turn).
     fn settle(&self, seat: &Seat, now: u64) {
-        // Acquire, both: they pair with `begin_turn`. Whose turn it is is seen with its beginning,
-        // or is of a later turn; then the former turn has ended, and the exchange fails.
+        // Whose turn it is is seen with its beginning, or is of a later turn; then the former turn
+        // has ended, and the exchange fails.
         let charged = seat.charged.load(Ordering::Acquire);
         let had = now.saturating_sub(charged);
         let Some(group) = seat.group.load(Ordering::Acquire).checked_sub(1) else { return };
@@ -305,5 +306,31 @@ impl Ledger {
     /// A vCPU is moved to `cpu` because of [`unfair_lead`](Self::unfair_lead).
     pub(super) fn note_given(&self, cpu: CpuIndex, now: u64) {
         self.seat(cpu).given_at.store(now, Ordering::Relaxed);
+    }
+}
+
+/// What the models break, and what they look at.
+#[cfg(all(test, loom))]
+impl Ledger {
+    /// [`free_at`](Self::free_at), unless the guest is known to be free.
+    pub(super) fn next_event_if_held(&self, group: GroupIndex) -> u64 {
+        let group = self.group(group);
+        self.free_at(group).filter(|_| group.cap.is_held()).unwrap_or(NEVER)
+    }
+
+    /// [`settle`](Self::settle), with the same partner, without the exchange.
+    pub(super) fn settle_carelessly(&self, cpu: CpuIndex, now: u64) {
+        let seat = self.seat(cpu);
+        let charged = seat.charged.load(Ordering::Acquire);
+        let had = now.saturating_sub(charged);
+        let Some(group) = seat.group.load(Ordering::Acquire).checked_sub(1) else { return };
+        if had > self.policy.slice {
+            seat.charged.store(now, Ordering::Relaxed);
+            self.charge(self.group(group), had, now);
+        }
+    }
+
+    pub(super) fn spent_until(&self, group: GroupIndex) -> u64 {
+        self.group(group).cap.spent_until()
     }
 }
