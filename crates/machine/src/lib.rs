@@ -17,8 +17,8 @@
 //!   processor can use any translation and any walk cache entry that was valid at some time since
 //!   the last flush that covers it, in any combination, and a run costs some microseconds per
 //!   operation.
-//! * **Guests come and go.** Up to three share the CPUs and a few tags: ASIDs, or VMIDs of 2 bits. A
-//!   host may destroy its guest at any time and create another one in its place, which gets new
+//! * **Guests come and go.** Up to three share the CPUs and a few tags: ASIDs, or VMIDs of 2 bits.
+//!   A host may destroy its guest at any time and create another one in its place, which gets new
 //!   tags, and often the same memory and the same tables. A vCPU may be removed, and another one
 //!   added in its place.
 //! * **Actors** are coroutines ([`sched`]): one for each CPU, and one for the host of each virtual
