@@ -139,22 +139,23 @@ impl Platform {
 /// The platform on the command line.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct PlatformArgs {
-    /// Architecture of the machine and its guest
-    #[arg(long, value_name = "ARCH", default_value = "x86_64")]
-    arch: Arch,
+    /// Architecture of the machine and its guest [default: x86_64]
+    #[arg(long, value_name = "ARCH")]
+    pub(crate) arch: Option<Arch>,
     /// CPU model of an aarch64 machine [default: max]
     #[arg(long, value_name = "MODEL")]
-    cpu: Option<ArmCpu>,
+    pub(crate) cpu: Option<ArmCpu>,
 }
 
 impl PlatformArgs {
     /// The platform. There is only one model of x86_64.
     pub(crate) fn platform(self) -> Result<Platform> {
+        let arch = self.arch.unwrap_or(Arch::X86_64);
         ensure!(
-            self.arch == Arch::Aarch64 || self.cpu.is_none(),
+            arch == Arch::Aarch64 || self.cpu.is_none(),
             "--cpu names a model of aarch64; give --arch aarch64 as well"
         );
-        Ok(match self.arch {
+        Ok(match arch {
             Arch::X86_64 => Platform::X86_64,
             Arch::Aarch64 => Platform::Aarch64(self.cpu.unwrap_or(ArmCpu::Max)),
         })
@@ -167,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_model_of_another_architecture_is_refused() {
-        let of = |arch, cpu| PlatformArgs { arch, cpu }.platform();
+        let of = |arch, cpu| PlatformArgs { arch: Some(arch), cpu }.platform();
         let error = of(Arch::X86_64, Some(ArmCpu::Max)).expect_err("is refused");
         assert!(error.to_string().contains("--arch aarch64"), "{error}");
         assert_eq!(of(Arch::X86_64, None).expect("is one"), Platform::X86_64);

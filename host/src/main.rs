@@ -8,11 +8,13 @@ mod browser;
 mod bzimage;
 mod check;
 mod cli;
+mod consoles;
 mod ctl;
 mod demo;
 mod guest;
 mod image;
 mod machine;
+mod machine_file;
 mod release;
 mod report;
 mod results;
@@ -61,6 +63,7 @@ fn dispatch(command: &Command) -> Result<u8> {
         Command::Release(args) => release::release(args, &signals),
         Command::Ctl(args) => ctl::ctl(args),
         Command::Top(args) => top::top(args, &signals),
+        Command::Console(args) => consoles::console(args, &signals),
         Command::Test(args) => test::test(args, &signals),
         Command::Fetch(args) => {
             let files = guest::cache::guest_files(args.arch, args.refresh)?;

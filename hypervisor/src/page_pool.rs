@@ -5,6 +5,7 @@
 
 use alloc::vec::Vec;
 use baremetal::pages::PAGE;
+use core::ops::Range;
 
 /// Memory covered by a table of each level, except the root.
 const COVERED: [u64; 3] = [2 << 20, 1 << 30, 512 << 30];
@@ -14,25 +15,18 @@ const SPARE: u64 = 512;
 /// Physical pages, each of which is either taken or free.
 #[derive(Debug, Default)]
 pub struct PagePool {
-    start: u64,
-    count: u32,
-    /// Index of the first page that has never been taken.
-    fresh: u32,
+    /// Pages that have never been taken, in one or more pieces.
+    fresh: Vec<Range<u64>>,
     /// Pages that have been returned; it has room for all.
-    returned: Vec<u32>,
+    returned: Vec<u64>,
+    count: u32,
 }
 
 impl PagePool {
     /// No pages.
     #[must_use]
     pub const fn empty() -> Self {
-        Self { start: 0, count: 0, fresh: 0, returned: Vec::new() }
-    }
-
-    /// `count` pages from the page-aligned address `start` on.
-    #[must_use]
-    pub fn new(start: u64, count: u32) -> Self {
-        Self { start, count, fresh: 0, returned: Vec::with_capacity(count as usize) }
+        Self { fresh: Vec::new(), returned: Vec::new(), count: 0 }
     }
 
     /// Number of pages for the tables of this many bytes of memory, with all of it mapped by pages
@@ -44,30 +38,34 @@ impl PagePool {
         u32::try_from(2 * tables + SPARE).unwrap_or(u32::MAX)
     }
 
+    /// Adds `count` free pages from the page-aligned address `start` on.
+    pub fn add(&mut self, start: u64, count: u32) {
+        self.count += count;
+        self.returned.reserve(self.count as usize - self.returned.len());
+        self.fresh.push(start..start + u64::from(count) * PAGE);
+    }
+
     /// Takes a page, with arbitrary contents; `None` if none is left.
     pub fn take(&mut self) -> Option<u64> {
-        let index = match self.returned.pop() {
-            Some(index) => index,
-            None if self.fresh < self.count => {
-                self.fresh += 1;
-                self.fresh - 1
-            }
-            None => return None,
-        };
-        Some(self.start + u64::from(index) * PAGE)
+        if let Some(page) = self.returned.pop() {
+            return Some(page);
+        }
+        let piece = self.fresh.iter_mut().find(|piece| !piece.is_empty())?;
+        piece.start += PAGE;
+        Some(piece.start - PAGE)
     }
 
     /// Returns a page from [`take`](Self::take) that is no longer in use.
     pub fn give(&mut self, page: u64) {
-        let index = (page.wrapping_sub(self.start) / PAGE) as u32;
-        debug_assert!(index < self.fresh && !self.returned.contains(&index), "{page:#x} was not taken");
-        self.returned.push(index);
+        debug_assert!(!self.returned.contains(&page), "{page:#x} was not taken");
+        self.returned.push(page);
     }
 
     /// Number of free pages.
     #[must_use]
     pub fn free_count(&self) -> u32 {
-        self.count - self.fresh + self.returned.len() as u32
+        let fresh: u64 = self.fresh.iter().map(|piece| (piece.end - piece.start) / PAGE).sum();
+        fresh as u32 + self.returned.len() as u32
     }
 }
 
@@ -81,7 +79,9 @@ mod tests {
         /// Any order of taking and returning.
         #[test]
         fn u7_each_page_is_somebodys_or_free_and_never_two_peoples(steps in prop::collection::vec(any::<u8>(), 0..200)) {
-            let mut pool = PagePool::new(0x10_0000, 8);
+            let mut pool = PagePool::empty();
+            pool.add(0x10_0000, 5);
+            pool.add(0x10_5000, 3);
             let mut taken = BTreeSet::new();
             for step in steps {
                 if step < 160 {
@@ -97,7 +97,7 @@ mod tests {
                     pool.give(page);
                 }
                 prop_assert_eq!(pool.free_count() as usize, 8 - taken.len());
-                prop_assert!(pool.returned.capacity() == 8, "giving back allocates nothing");
+                prop_assert!(pool.returned.capacity() >= 8, "giving back allocates nothing");
             }
         }
     }

@@ -41,6 +41,12 @@ pub struct Beacon {
     pub trace_rings: AtomicU32,
     /// Records in each.
     pub trace_records: AtomicU32,
+    /// Physical address of the first [entry](crate::guests::GuestEntry) of a guest.
+    pub guests: AtomicU64,
+    /// Number of entries, free ones included; 0 if there is one guest, which uses the machine's
+    /// serial ports. Only in that case are `counters` and `vcpu_count` valid: otherwise each entry
+    /// has the rows of its guest.
+    pub guest_count: AtomicU32,
 }
 
 impl Beacon {
@@ -57,6 +63,8 @@ impl Beacon {
             trace: AtomicU64::new(0),
             trace_rings: AtomicU32::new(0),
             trace_records: AtomicU32::new(0),
+            guests: AtomicU64::new(0),
+            guest_count: AtomicU32::new(0),
         }
     }
 }

@@ -61,6 +61,20 @@ impl ExitCode {
         Self::ALL.into_iter().find(|code| *code as i32 == value)
     }
 
+    /// What happened, as a clause about the guest.
+    pub const fn reason(self) -> &'static str {
+        match self {
+            Self::GuestPowerOff => "it switched itself off",
+            Self::GuestTripleFault => "it shut down by triple fault",
+            Self::Panic => "the hypervisor panicked",
+            Self::BadConfig => "it cannot be started",
+            Self::Unsupported => "the machine lacks what the hypervisor needs",
+            Self::GuestReset => "it asked for a reset, and resets end it",
+            Self::GuestStalled => "a processor did not leave it, so it was ended",
+            Self::GuestOutOfTables => "there was no page left for a nested page table",
+        }
+    }
+
     /// Exit status of `./quell run` for this code.
     pub const fn tool_status(self) -> i32 {
         match self {

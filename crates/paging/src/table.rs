@@ -115,6 +115,11 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
         Ok(Self { memory, root, sequence, is_edited, format: PhantomData })
     }
 
+    /// The allocator of its tables.
+    pub const fn memory(&self) -> &M {
+        &self.memory
+    }
+
     /// Address of the root table, for CR3, nCR3 or the like.
     pub fn root(&self) -> PhysAddr {
         self.root

@@ -3,8 +3,9 @@
 use crate::size;
 use clap::{Args, Subcommand, ValueEnum};
 use hostlink::ctl::{LogWay, parse_number};
+use hostlink::name::Name;
 
-/// Talk to the hypervisor of a running machine: memory slots, dirty logging, counters
+/// Talk to the hypervisor of a running machine: guests, memory slots, dirty logging, counters
 ///
 /// Start `./quell run` in one terminal and `./quell ctl slots` in another. A refused request
 /// changes nothing; the message gives the reason, and the exit status is 1.
@@ -13,6 +14,9 @@ pub(crate) struct CtlArgs {
     /// The machine, as `./quell ctl vms` names it [default: the only one]
     #[arg(long, value_name = "NAME", global = true)]
     pub(crate) vm: Option<String>,
+    /// The guest of the machine that the request is about [default: the first one]
+    #[arg(long, value_name = "NAME", global = true, value_parser = guest)]
+    pub(crate) guest: Option<Name>,
     /// Answer in JSON
     #[arg(long, global = true)]
     pub(crate) json: bool,
@@ -64,8 +68,62 @@ pub(crate) enum CtlCommand {
         #[arg(long, value_name = "WAY", default_value = "dirty-bits")]
         way: Way,
     },
-    /// Show the hypervisor's counters, summed over the vCPUs
+    /// Create, start, pause, resume, reset or destroy a guest of a machine file, while others run
+    ///
+    /// Example: ./quell ctl guest pause web
+    #[command(subcommand)]
+    Guest(GuestCommand),
+    /// Show how much memory is free
+    Memory,
+    /// Show the hypervisor's counters, summed over the vCPUs of a guest
     Stats,
+}
+
+/// What is done with a guest. A guest is named as in the machine file.
+#[derive(Clone, Copy, Debug, Subcommand)]
+pub(crate) enum GuestCommand {
+    /// List the guests of the machine file, and what they do
+    List,
+    /// Create a guest that does not exist: it gets its memory, and its kernel is loaded
+    Create {
+        /// The guest
+        #[arg(value_parser = guest)]
+        name: Name,
+    },
+    /// Start a guest that has been created, or that has ended
+    Start {
+        /// The guest
+        #[arg(value_parser = guest)]
+        name: Name,
+    },
+    /// Stop all vCPUs of a guest, for a while
+    Pause {
+        /// The guest
+        #[arg(value_parser = guest)]
+        name: Name,
+    },
+    /// Let a paused guest go on
+    Resume {
+        /// The guest
+        #[arg(value_parser = guest)]
+        name: Name,
+    },
+    /// Restart a guest, as its reset button would
+    Reset {
+        /// The guest
+        #[arg(value_parser = guest)]
+        name: Name,
+    },
+    /// End a guest, whatever it does, and free its memory
+    Destroy {
+        /// The guest
+        #[arg(value_parser = guest)]
+        name: Name,
+    },
+}
+
+fn guest(text: &str) -> Result<Name, String> {
+    Name::parse(text).ok_or_else(|| format!("'{text}' is no name of a guest: write {}", Name::EXPECTED))
 }
 
 #[derive(Debug, Subcommand)]

@@ -1,6 +1,7 @@
 //! The command line.
 
 mod bench;
+mod console;
 mod ctl;
 mod image;
 mod report;
@@ -8,6 +9,7 @@ mod run;
 mod top;
 
 pub(crate) use bench::*;
+pub(crate) use console::*;
 pub(crate) use ctl::*;
 pub(crate) use image::*;
 pub(crate) use report::*;
@@ -38,6 +40,7 @@ Start with:
   ./quell demo                         the benefit of flushing by hypercall, in under three minutes
   ./quell run                          a Debian guest with a shell in this terminal; Ctrl-A x quits
   ./quell run --exec 'nproc; uname -r' one command in a guest; its status is passed on
+  ./quell run examples/two.toml        two guests; `./quell console web` attaches to one of them
   ./quell top                          a live view of a guest that runs in another terminal
   ./quell check                        tlbcheck's verdict on Quell's TLB flushes
   ./quell test                         every test
@@ -72,6 +75,7 @@ pub(crate) enum Command {
     Book,
     Ctl(CtlArgs),
     Top(TopArgs),
+    Console(ConsoleArgs),
     Test(TestArgs),
     Fetch(FetchArgs),
 }
@@ -211,6 +215,36 @@ mod tests {
         assert!(error(&["top", "--interval", "1"]).contains("50.."));
         assert!(error(&["top", "--json", "f"]).contains("--once"));
         assert!(error(&["run", "--exec", "true", "--kernel", "k"]).contains("cannot be used with"));
+    }
+
+    #[test]
+    fn a_machine_file_describes_its_guests_itself() {
+        let refused = |words: &[&str]| {
+            let words = ["quell", "run", "m.toml"].iter().chain(words);
+            let Command::Run(args) = Cli::try_parse_from(words).expect("parses").command else {
+                panic!("another command")
+            };
+            args.refuse_guest_options().err().map(|error| error.to_string())
+        };
+        for words in [
+            ["--kernel", "k"],
+            ["--program", "load"],
+            ["--initrd", "i"],
+            ["--append", "a"],
+            ["--exec", "true"],
+            ["--vcpus", "1"],
+            ["--memory", "1G"],
+            ["--flush", "ipi"],
+            ["--reset", "exit"],
+        ] {
+            let message = refused(&words).unwrap_or_else(|| panic!("{words:?} are taken"));
+            assert!(message.starts_with(&format!("{} describes one guest", words[0])), "{message}");
+        }
+        assert!(refused(&["--bare"]).is_some_and(|message| message.contains("without Quell")));
+        let machine =
+            ["--arch", "aarch64", "--cpu", "max", "--cpus", "4", "--spare", "64M", "--timeout", "9"];
+        assert_eq!(refused(&machine), None);
+        assert!(error(&["run", "--check"]).contains("MACHINE.toml"));
     }
 
     #[test]

@@ -1,15 +1,21 @@
 //! `quell run` on the command line, and the sizes of guests.
 
-use crate::arch::PlatformArgs;
+use crate::arch::{Arch, ArmCpu, PlatformArgs};
 use crate::size;
+use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use hostlink::config::{FlushMode, MAX_VCPUS, ResetPolicy};
 use std::path::PathBuf;
 
-/// Boot a guest with its console on this terminal
+/// Boot a guest with its console on this terminal, or several guests from a file
 ///
 /// Without --kernel the guest is Debian's kernel with a busybox shell. Its `poweroff` ends the run
 /// with status 0, `reboot` restarts it, Ctrl-A x quits immediately.
+///
+/// A machine file describes a machine with several guests: examples/two.toml is one to start with,
+/// and docs/machine-file.md describes all keys. --check shows what would be built from it. The
+/// guests' consoles are shown with their names, and logged; `./quell console NAME` attaches to one
+/// of them, to type there. Ctrl-C ends the machine.
 ///
 /// Exit status: that of the --exec command; 65 after a triple fault of the guest, 66 for a guest
 /// that cannot be started, 69 for a machine that lacks something, 70 after a failure of the
@@ -18,6 +24,13 @@ use std::path::PathBuf;
 /// N.
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
+    /// Machine file with several guests, for example examples/two.toml; instead of the options that
+    /// describe one guest
+    #[arg(value_name = "MACHINE.toml")]
+    pub(crate) file: Option<PathBuf>,
+    /// Check the machine file, show what would be built, and start nothing
+    #[arg(long, requires = "file")]
+    pub(crate) check: bool,
     #[command(flatten)]
     pub(crate) platform: PlatformArgs,
     /// Guest kernel: a Linux bzImage or an ELF file with a PVH note; for aarch64 an uncompressed
@@ -37,8 +50,15 @@ pub(crate) struct RunArgs {
     /// Run this shell command in the guest instead of a shell, then power off
     #[arg(long, value_name = "COMMAND", conflicts_with_all = ["kernel", "initrd"])]
     pub(crate) exec: Option<String>,
-    #[command(flatten)]
-    pub(crate) size: SizeArgs,
+    /// Virtual CPUs of the guest [default: 2]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_VCPUS)))]
+    pub(crate) vcpus: Option<u32>,
+    /// CPUs of the machine, which they share [default: 2]
+    #[arg(long, value_name = "M", value_parser = clap::value_parser!(u32).range(1..=255))]
+    pub(crate) cpus: Option<u32>,
+    /// Guest memory, for example 512M or 1G [default: 512M]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub(crate) memory: Option<u64>,
     /// How the guest is told to flush remote TLBs [default: hypercall]; for x86_64
     #[arg(long, value_name = "WAY")]
     pub(crate) flush: Option<Flush>,
@@ -62,7 +82,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) timeout: Option<u64>,
     /// Write the hypervisor's counters, per vCPU and summed, to this file: every second, and at the
-    /// end
+    /// end. With --check, what would be built; `-` is standard output
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
     /// Record what each CPU does and which flush reaches which vCPU, and write it to this file for
@@ -70,12 +90,64 @@ pub(crate) struct RunArgs {
     /// it
     #[arg(long, value_name = "FILE", conflicts_with = "bare")]
     pub(crate) trace: Option<PathBuf>,
-    /// Write the hypervisor's log to this file [default: shown if something fails]
+    /// Write the hypervisor's log to this file [default: shown if something fails; with a machine
+    /// file beside the consoles' logs]
     #[arg(long, value_name = "FILE")]
     pub(crate) log: Option<PathBuf>,
     /// One more argument for QEMU, for hypervisor development; may be repeated
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     pub(crate) qemu_arg: Vec<String>,
+}
+
+impl RunArgs {
+    /// The size of the guest and of the machine.
+    pub(crate) fn size(&self) -> SizeArgs {
+        SizeArgs {
+            vcpus: self.vcpus.unwrap_or(2),
+            cpus: self.cpus.unwrap_or(2),
+            memory: self.memory.unwrap_or(512 * size::MIB),
+        }
+    }
+
+    /// The options about the machine, which take the place of a machine file's keys.
+    pub(crate) fn overrides(&self) -> Overrides {
+        Overrides { arch: self.platform.arch, cpu: self.platform.cpu, cpus: self.cpus }
+    }
+
+    /// Refuses options that describe a guest beside a machine file, which does so.
+    pub(crate) fn refuse_guest_options(&self) -> Result<()> {
+        let Some(file) = &self.file else { return Ok(()) };
+        let given = [
+            ("--kernel", self.kernel.is_some(), "kernel = \"FILE\""),
+            ("--program", self.program.is_some(), "program = \"NAME\""),
+            ("--initrd", self.initrd.is_some(), "initrd = \"FILE\""),
+            ("--append", self.append.is_some(), "cmdline = \"WORDS\""),
+            ("--exec", self.exec.is_some(), "exec = \"COMMAND\""),
+            ("--vcpus", self.vcpus.is_some(), "vcpus = 2"),
+            ("--memory", self.memory.is_some(), "memory = \"256M\""),
+            ("--flush", self.flush.is_some(), "flush = \"ipi\""),
+            ("--reset", self.reset.is_some(), "reset = \"exit\""),
+        ];
+        if let Some((option, _, instead)) = given.into_iter().find(|(_, is_given, _)| *is_given) {
+            bail!(
+                "{option} describes one guest, and {} describes its guests itself: write {instead} \
+                 below a [[guest]] there",
+                file.display()
+            );
+        }
+        if self.bare {
+            bail!("--bare runs one guest without Quell: leave out {}, or --bare", file.display());
+        }
+        Ok(())
+    }
+}
+
+/// Options that take the place of a machine file's keys.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Overrides {
+    pub(crate) arch: Option<Arch>,
+    pub(crate) cpu: Option<ArmCpu>,
+    pub(crate) cpus: Option<u32>,
 }
 
 /// A program for bare machines

@@ -1,6 +1,7 @@
 //! `quell ctl`: talks to the hypervisor of a running machine.
 
 pub(crate) mod fields;
+mod guests;
 pub(crate) mod migrate;
 
 use crate::cli::{CtlArgs, CtlCommand, LogCommand};
@@ -10,7 +11,7 @@ use crate::table::table;
 use anyhow::Result;
 use baremetal::pages::PAGE as PAGE_SIZE;
 use fields::Fields;
-use hostlink::ctl::record::{Added, Deleted, Dirty, Record, Runs, Slot, Vm};
+use hostlink::ctl::record::{Added, Deleted, Dirty, Memory, Record, Runs, Slot, Vm};
 use hostlink::ctl::{Access, Request};
 use migrate::Migrated;
 use serde_json::{Value, json};
@@ -25,7 +26,7 @@ pub(crate) fn ctl(args: &CtlArgs) -> Result<u8> {
         return Ok(0);
     }
     let machine = control::choose(args.vm.as_deref(), &control::running()?)?;
-    let mut control = Control::open(&machine)?;
+    let mut control = Control::open(&machine)?.about(args.guest);
     match &args.command {
         CtlCommand::Vms => {}
         CtlCommand::Slots => {
@@ -64,6 +65,14 @@ pub(crate) fn ctl(args: &CtlArgs) -> Result<u8> {
         CtlCommand::Migrate { slot, rounds, way } => {
             let migrated = Migrated::ask(control, *slot, (*way).into(), *rounds, |_| Ok(()))?;
             print(args, json!(migrated), || migrated.table());
+        }
+        CtlCommand::Guest(command) => guests::run(args, &mut control, *command)?,
+        CtlCommand::Memory => {
+            let memory: Memory = control.ask_one(&Request::Memory)?;
+            print(args, json!(fields(&memory)), || {
+                let Memory { free, heap } = memory;
+                format!("{} free, {} of the heap in use", size::display(free), size::display(heap))
+            });
         }
         CtlCommand::Stats => {
             let mut all = Fields::default();

@@ -1,23 +1,47 @@
-//! Writes the bundle: the tar archive that passes a guest to the hypervisor.
+//! Writes the bundle: the tar archive that passes the guests to the hypervisor.
 
 use anyhow::{Context, Result};
-use hostlink::bundle::{CONFIG, INITRD, KERNEL, SYMBOLS};
+use hostlink::bundle::{CONFIG, INITRD, KERNEL, Member, SYMBOLS};
 use std::io::Write;
 use std::path::Path;
 
-/// The contents of a bundle.
+/// A bundle: its members, with names.
 pub(crate) struct Bundle<'a> {
-    /// The configuration, as `hostlink::config` describes it.
-    pub(crate) config: String,
-    /// The guest's kernel.
-    pub(crate) kernel: &'a [u8],
-    /// Its initial RAM disk.
-    pub(crate) initrd: Option<&'a [u8]>,
-    /// The hypervisor's symbols.
-    pub(crate) symbols: &'a str,
+    members: Vec<(String, &'a [u8])>,
 }
 
-impl Bundle<'_> {
+impl<'a> Bundle<'a> {
+    /// The bundle of one guest, which uses the machine's serial ports: its configuration, as
+    /// `hostlink::config` describes it, its files, and the hypervisor's symbols.
+    pub(crate) fn of_one(
+        config: &'a str,
+        kernel: &'a [u8],
+        initrd: Option<&'a [u8]>,
+        symbols: &'a str,
+    ) -> Self {
+        let members = [(CONFIG, config.as_bytes()), (KERNEL, kernel)].into_iter();
+        let initrd = initrd.map(|bytes| (INITRD, bytes));
+        let members = members.chain(initrd).chain([(SYMBOLS, symbols.as_bytes())]);
+        Self { members: members.map(|(name, bytes)| (name.to_owned(), bytes)).collect() }
+    }
+
+    /// The bundle of several guests: what is for the whole machine, each guest's configuration, and
+    /// the files that they name by their numbers.
+    pub(crate) fn of_several(
+        machine: &'a str,
+        guests: &'a [String],
+        files: &'a [Vec<u8>],
+        symbols: &'a str,
+    ) -> Self {
+        let named = |member: Member<'_>, bytes| (member.to_string(), bytes);
+        let mut members = vec![named(Member::Named(CONFIG), machine.as_bytes())];
+        let guests = (0..).zip(guests).map(|(number, text)| named(Member::Guest(number), text.as_bytes()));
+        members.extend(guests);
+        members.extend((0..).zip(files).map(|(number, bytes)| named(Member::File(number), bytes.as_slice())));
+        members.push(named(Member::Named(SYMBOLS), symbols.as_bytes()));
+        Self { members }
+    }
+
     /// Writes the archive to a new file at `path`.
     pub(crate) fn write(&self, path: &Path) -> Result<()> {
         let file = std::fs::File::create(path).context("cannot write the bundle")?;
@@ -28,14 +52,11 @@ impl Bundle<'_> {
 
     fn write_to<W: Write>(&self, sink: W) -> std::io::Result<W> {
         let mut archive = tar::Builder::new(sink);
-        let initrd = self.initrd.map(|bytes| (INITRD, bytes));
-        let members = [(CONFIG, self.config.as_bytes()), (KERNEL, self.kernel)];
-        let symbols = (SYMBOLS, self.symbols.as_bytes());
-        for (name, bytes) in members.into_iter().chain(initrd).chain([symbols]) {
+        for (name, bytes) in &self.members {
             let mut header = tar::Header::new_ustar();
             header.set_size(bytes.len() as u64);
             header.set_mode(0o644);
-            archive.append_data(&mut header, name, bytes)?;
+            archive.append_data(&mut header, name, *bytes)?;
         }
         archive.into_inner()
     }
@@ -44,28 +65,47 @@ impl Bundle<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hostlink::bundle::Reader;
     use std::io::Read;
 
-    #[test]
-    fn members_have_the_agreed_names() {
-        let bundle = Bundle { config: "vcpus=2\n".into(), kernel: b"K", initrd: Some(b"I"), symbols: "" };
+    /// The members of an archive, with their names.
+    fn members(bundle: &Bundle<'_>) -> Vec<(String, Vec<u8>)> {
         let bytes = bundle.write_to(Vec::new()).expect("writes");
         let mut found = Vec::new();
         for entry in tar::Archive::new(bytes.as_slice()).entries().expect("is tar") {
             let mut entry = entry.expect("has a member");
-            let mut text = String::new();
-            entry.read_to_string(&mut text).expect("reads");
-            found.push((entry.path().expect("has a name").display().to_string(), text));
+            let mut bytes = Vec::new();
+            entry.read_to_end(&mut bytes).expect("reads");
+            found.push((entry.path().expect("has a name").display().to_string(), bytes));
         }
+        found
+    }
+
+    #[test]
+    fn members_have_the_agreed_names() {
+        let found = members(&Bundle::of_one("vcpus=2\n", b"K", Some(b"I"), ""));
         let expected = [("config", "vcpus=2\n"), ("kernel", "K"), ("initrd", "I"), ("symbols", "")];
-        assert_eq!(found, expected.map(|(name, text)| (name.to_owned(), text.to_owned())));
+        assert_eq!(found, expected.map(|(name, text)| (name.to_owned(), text.into())));
     }
 
     #[test]
     fn a_guest_without_initrd_has_no_such_member() {
-        let bundle = Bundle { config: String::new(), kernel: b"K", initrd: None, symbols: "" };
-        let bytes = bundle.write_to(Vec::new()).expect("writes");
-        let mut archive = tar::Archive::new(bytes.as_slice());
-        assert_eq!(archive.entries().expect("is tar").count(), 3);
+        assert_eq!(members(&Bundle::of_one("", b"K", None, "")).len(), 3);
+    }
+
+    #[test]
+    fn several_guests_are_found_by_the_hypervisors_reader() {
+        let guests = ["name=a\nkernel=files/0\ninitrd=files/1\n".into(), "name=b\nkernel=files/0\n".into()];
+        let files = [b"K".to_vec(), b"I".to_vec()];
+        let found = members(&Bundle::of_several("slice_us=1000\n", &guests, &files, "0 a\n"));
+        let names: Vec<_> = found.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["config", "guests/00", "guests/01", "files/0", "files/1", "symbols"]);
+        let member =
+            |name: &str| found.iter().find(|(found, _)| found == name).map(|(_, bytes)| bytes.as_slice());
+        let reader = Reader::new(member).expect("is a bundle");
+        assert_eq!((reader.guest_count(), reader.symbols()), (2, Some(&b"0 a\n"[..])));
+        let (a, b) = (reader.guest(0).expect("is there"), reader.guest(1).expect("is there"));
+        assert_eq!((a.kernel, a.initrd, b.kernel, b.initrd), (&b"K"[..], Some(&b"I"[..]), &b"K"[..], None));
+        assert_eq!((a.config.slice_us, b.config.name.as_str()), (1000, "b"));
     }
 }

@@ -1,5 +1,6 @@
 //! Reads the hypervisor's counters out of the machine's memory.
 
+use super::guests::{Entries, Identity};
 use super::ram::Ram;
 use anyhow::{Result, bail, ensure};
 use hostlink::config::MAX_VCPUS;
@@ -8,64 +9,139 @@ use hostlink::exit::ExitCode;
 use std::mem::offset_of;
 use std::ops::Range;
 
-/// Counters of the guest's vCPUs, or of some of them.
+/// The vCPU that a row belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Owner {
+    /// Its guest; `None` if the machine has one guest, which uses its serial ports.
+    pub(crate) guest: Option<Identity>,
+    /// Its number.
+    pub(crate) vcpu: u32,
+}
+
+impl Owner {
+    /// Its name in results: `vcpu-N`, after its guest's name if there are several.
+    pub(crate) fn case(&self) -> String {
+        self.guest.map_or_else(
+            || format!("vcpu-{}", self.vcpu),
+            |guest| format!("{}.vcpu-{}", guest.name, self.vcpu),
+        )
+    }
+
+    /// The same, short.
+    pub(crate) fn label(&self) -> String {
+        self.guest.map_or_else(|| self.vcpu.to_string(), |guest| format!("{}.{}", guest.name, self.vcpu))
+    }
+}
+
+/// Counters of the guests' vCPUs, or of some of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Snapshot {
     /// One row per vCPU.
     rows: Vec<[u64; Counter::COUNT]>,
+    /// Whose the rows are.
+    owners: Vec<Owner>,
 }
 
 impl Snapshot {
-    /// Reads the counters that the beacon at physical address `beacon` points to. `None` while the
-    /// hypervisor has not filled the beacon in.
+    /// Reads the counters that the beacon at physical address `beacon` points to, or those of the
+    /// guests if there are several. `None` while the hypervisor has not filled the beacon in.
     pub(crate) fn read(ram: &Ram, beacon: u64) -> Result<Option<Self>> {
         let field = |offset: usize| ram.load(beacon.saturating_add(offset as u64));
-        if field(offset_of!(Beacon, magic))? != BEACON_MAGIC {
-            return Ok(None);
-        }
-        let rows = field(offset_of!(Beacon, counters))?;
+        let Some(entries) = Entries::find(ram, beacon)? else { return Ok(None) };
         let counts = field(offset_of!(Beacon, vcpu_count))?;
         let (vcpus, columns) = (counts & u64::from(u32::MAX), counts >> 32);
-        ensure!(vcpus <= u64::from(MAX_VCPUS), "the hypervisor claims {vcpus} vCPUs");
         if columns != Counter::COUNT as u64 {
             bail!("the hypervisor has {columns} counters, this tool knows {}", Counter::COUNT);
         }
-        let row = |vcpu: u64| {
+        if !entries.is_empty() {
+            return Self::of_guests(ram, &entries).map(Some);
+        }
+        ensure!(vcpus <= u64::from(MAX_VCPUS), "the hypervisor claims {vcpus} vCPUs");
+        let mut snapshot = Self { rows: Vec::new(), owners: Vec::new() };
+        snapshot.add(ram, field(offset_of!(Beacon, counters))?, vcpus as u32, None)?;
+        Ok(Some(snapshot))
+    }
+
+    /// Those of several guests. A guest that was destroyed meanwhile is left out.
+    fn of_guests(ram: &Ram, entries: &Entries) -> Result<Self> {
+        let mut snapshot = Self { rows: Vec::new(), owners: Vec::new() };
+        for guest in entries.guests(ram)? {
+            let before = snapshot.rows.len();
+            snapshot.add(ram, guest.counters, guest.vcpus, Some(guest.identity()))?;
+            if !entries.has(ram, guest.identity())? {
+                snapshot.rows.truncate(before);
+                snapshot.owners.truncate(before);
+            }
+        }
+        Ok(snapshot)
+    }
+
+    /// Adds the rows of a guest, the first of which is at this physical address.
+    fn add(&mut self, ram: &Ram, first: u64, vcpus: u32, guest: Option<Identity>) -> Result<()> {
+        for vcpu in 0..vcpus {
             let mut values = [0u64; Counter::COUNT];
             for (column, value) in values.iter_mut().enumerate() {
-                let index = vcpu * columns + column as u64;
-                *value = ram.load(rows.saturating_add(index * 8))?;
+                let index = u64::from(vcpu) * Counter::COUNT as u64 + column as u64;
+                *value = ram.load(first.saturating_add(index * 8))?;
             }
-            Ok(values)
-        };
-        Ok(Some(Self { rows: (0..vcpus).map(row).collect::<Result<_>>()? }))
+            self.rows.push(values);
+            self.owners.push(Owner { guest, vcpu });
+        }
+        Ok(())
     }
 
     /// A snapshot of these rows.
     #[cfg(test)]
     pub(crate) fn of_rows(rows: Vec<[u64; Counter::COUNT]>) -> Self {
-        Self { rows }
+        let owners = (0..rows.len() as u32).map(|vcpu| Owner { guest: None, vcpu }).collect();
+        Self { rows, owners }
     }
 
-    /// The difference to `earlier`, which is of the same vCPUs.
+    /// The difference to `earlier`, by vCPU. One that was not there then has counted from 0.
     pub(crate) fn since(&self, earlier: &Self) -> Self {
         let mut rows = self.rows.clone();
-        for (row, before) in rows.iter_mut().zip(&earlier.rows) {
+        for (index, (row, owner)) in rows.iter_mut().zip(&self.owners).enumerate() {
+            let place = Some(index).filter(|place| earlier.owners.get(*place) == Some(owner));
+            let place = place.or_else(|| earlier.owners.iter().position(|earlier| earlier == owner));
+            let Some(before) = place.and_then(|place| earlier.rows.get(place)) else { continue };
             for (value, before) in row.iter_mut().zip(before) {
                 *value = value.wrapping_sub(*before);
             }
         }
-        Self { rows }
+        Self { rows, owners: self.owners.clone() }
     }
 
     /// The counters of only these vCPUs, as far as they exist.
     pub(crate) fn of(&self, vcpus: Range<usize>) -> Self {
-        Self { rows: self.rows.iter().take(vcpus.end).skip(vcpus.start).copied().collect() }
+        let indices = (0..self.rows.len()).take(vcpus.end).skip(vcpus.start);
+        self.some(indices)
+    }
+
+    fn some(&self, indices: impl Iterator<Item = usize> + Clone) -> Self {
+        let rows = indices.clone().filter_map(|index| self.rows.get(index).copied()).collect();
+        Self { rows, owners: indices.filter_map(|index| self.owners.get(index).copied()).collect() }
     }
 
     /// The counters of each vCPU separately.
     pub(crate) fn each(&self) -> impl Iterator<Item = Self> {
-        self.rows.iter().map(|row| Self { rows: vec![*row] })
+        (0..self.rows.len()).map(|index| self.some(std::iter::once(index)))
+    }
+
+    /// The counters of each guest separately, with its name; those of a machine's only guest if
+    /// that uses its serial ports.
+    pub(crate) fn by_guest(&self) -> Vec<(Option<Identity>, Self)> {
+        let mut guests: Vec<Option<Identity>> = self.owners.iter().map(|owner| owner.guest).collect();
+        guests.dedup();
+        let of = |guest: Option<Identity>| {
+            let indices = (0..self.owners.len()).filter(|&index| self.owners[index].guest == guest);
+            self.some(indices.collect::<Vec<_>>().into_iter())
+        };
+        guests.into_iter().map(|guest| (guest, of(guest))).collect()
+    }
+
+    /// The vCPU of each row.
+    pub(crate) fn owners(&self) -> &[Owner] {
+        &self.owners
     }
 
     /// One counter, summed over the vCPUs.
@@ -202,8 +278,42 @@ mod tests {
         );
         let each: Vec<_> = snapshot.each().map(|vcpu| vcpu.get(Counter::ExitWait)).collect();
         assert_eq!(each, [1, 1 + columns, 1 + 2 * columns]);
-        let later = Snapshot { rows: snapshot.rows.iter().map(|row| row.map(|value| value + 5)).collect() };
+        let rows = snapshot.rows.iter().map(|row| row.map(|value| value + 5)).collect();
+        let later = Snapshot { rows, owners: snapshot.owners.clone() };
         assert!(later.since(&snapshot).each().all(|vcpu| vcpu.get(Counter::ExitWait) == 5));
+    }
+
+    #[test]
+    fn several_guests_have_rows_of_their_own() {
+        use crate::machine::guests::made::{self, Made};
+        use hostlink::guests::GuestState;
+        let made = Made::new(2);
+        assert!(Snapshot::read(&made.ram, made::BEACON).is_err(), "it has no columns");
+        made.count_columns();
+        let read = || Snapshot::read(&made.ram, made::BEACON).expect("reads").expect("is filled in");
+        assert_eq!(read().each().count(), 0);
+        made.fill(0, "web", GuestState::Running);
+        made.fill(1, "db", GuestState::Running);
+        let before = read();
+        let cases: Vec<_> = before.owners().iter().map(Owner::case).collect();
+        assert_eq!(cases, ["web.vcpu-0", "web.vcpu-1", "db.vcpu-0", "db.vcpu-1"]);
+        assert_eq!(before.owners()[3].label(), "db.1");
+        let cpuid = made::COUNTERS + Counter::ExitCpuid as u64 * 8;
+        made.put(cpuid, 5);
+        let after = read();
+        // Both mock guests have the same rows.
+        let counts: Vec<_> = after.since(&before).each().map(|vcpu| vcpu.get(Counter::ExitCpuid)).collect();
+        assert_eq!(counts, [5, 0, 5, 0]);
+        let guests: Vec<_> = after
+            .by_guest()
+            .iter()
+            .map(|(guest, rows)| (guest.map(|guest| guest.name.to_string()), rows.get(Counter::ExitCpuid)))
+            .collect();
+        assert_eq!(guests, [(Some("web".to_owned()), 5), (Some("db".to_owned()), 5)]);
+        made.fill(0, "web", GuestState::Running);
+        let again = read();
+        let counts: Vec<_> = again.since(&after).each().map(|vcpu| vcpu.get(Counter::ExitCpuid)).collect();
+        assert_eq!(counts, [5, 0, 0, 0], "another guest of the same name counts from 0");
     }
 
     #[test]

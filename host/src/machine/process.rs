@@ -2,7 +2,7 @@
 
 use super::child::{SavedTerminal, command};
 use super::console::{Kept, lines_with, read, read_split};
-use super::control::{Control, Notice, Registration};
+use super::control::{Control, Found, Notice, Registration};
 use super::counters::{Snapshot, clock_hz, exit_code};
 use super::emulator;
 use super::kept::{Dropped, Ring, end_of_file};
@@ -13,7 +13,6 @@ use super::reports::Reports;
 use super::signals::Signals;
 use super::spec::{Channels, Console, Payload, Spec};
 use crate::arch::Arch;
-use crate::trace::collect::Collector;
 use anyhow::{Context, Result, anyhow};
 use hostlink::exit::ExitCode;
 use serde_json::Value;
@@ -82,6 +81,8 @@ pub(crate) struct Machine {
     log: PathBuf,
     terminal: Option<SavedTerminal>,
     watch: Option<Watch>,
+    /// Whether the user wants it to end.
+    ends: Option<Box<dyn Fn() -> bool>>,
     /// While this exists the machine can be found.
     control: Option<Registration>,
     files: TempDir,
@@ -163,6 +164,7 @@ impl Machine {
             log,
             terminal,
             watch: None,
+            ends: None,
             control,
             files,
         })
@@ -190,13 +192,23 @@ impl Machine {
 
     /// The name by which others find it; `None` without hypervisor.
     pub(crate) fn name(&self) -> Option<String> {
-        self.control.as_ref().map(|registration| registration.machine().name)
+        self.found().map(|machine| machine.name)
     }
 
-    /// Begins to collect the trace of an image that has one.
-    pub(crate) fn collect_trace(&self) -> Result<Collector> {
-        let beacon = self.beacon.ok_or_else(|| anyhow!("there is no hypervisor to trace"))?;
-        Ok(Collector::start(Arc::clone(&self.ram), beacon))
+    /// The machine's memory, to be read on another thread, and the address of the beacon in it.
+    pub(crate) fn shared(&self) -> Result<(Arc<Ram>, u64)> {
+        let beacon = self.beacon.ok_or_else(|| anyhow!("the machine has no hypervisor"))?;
+        Ok((Arc::clone(&self.ram), beacon))
+    }
+
+    /// This machine, as others find it; `None` without hypervisor.
+    pub(crate) fn found(&self) -> Option<Found> {
+        self.control.as_ref().map(Registration::machine)
+    }
+
+    /// Makes the machine end when this becomes true. It is asked often.
+    pub(crate) fn end_when(&mut self, ends: impl Fn() -> bool + 'static) {
+        self.ends = Some(Box::new(ends));
     }
 
     /// Opens a conversation with the hypervisor.
@@ -320,6 +332,9 @@ impl Machine {
             }
             if let Some(signal) = self.signals.caught() {
                 return self.kill(End::Interrupted(signal));
+            }
+            if self.ends.as_ref().is_some_and(|ends| ends()) {
+                return self.kill(End::Stopped);
             }
             let passed = self.time.passed();
             if self.limit.is_some_and(|limit| passed >= limit) {

@@ -80,7 +80,7 @@ impl Reports {
 }
 
 /// The report in a line.
-pub(super) fn report(line: &[u8]) -> Option<Value> {
+pub(crate) fn report(line: &[u8]) -> Option<Value> {
     serde_json::from_slice::<Value>(line.trim_ascii()).ok().filter(Value::is_object)
 }
 

@@ -105,17 +105,6 @@ pub(crate) struct Spec {
     pub(crate) qemu_args: Vec<String>,
 }
 
-/// Memory of the machine beyond the guest's: the hypervisor's own, and the bundle that stays in
-/// memory until the guest has been made from it.
-pub(crate) fn memory_around(guest_bytes: u64, bundle_bytes: u64) -> u64 {
-    let given = guest_bytes + bundle_bytes;
-    (given + given / HEAP_FRACTION).next_multiple_of(64 * MIB) + 256 * MIB
-}
-
-/// The hypervisor uses half of this fraction of the memory that it manages for its heap, in
-/// addition to its fixed size.
-const HEAP_FRACTION: u64 = 128;
-
 /// The files and sockets that one run of QEMU uses.
 pub(crate) struct Channels<'a> {
     /// UNIX socket of the guest's report channel, the second serial port; not used if reports are
@@ -384,12 +373,5 @@ mod tests {
         };
         assert!(board(true).contains("virtualization=on"), "{}", board(true));
         assert!(!board(false).contains("virtualization"), "{}", board(false));
-    }
-
-    #[test]
-    fn the_machine_has_room_beyond_the_guest_and_its_bundle() {
-        assert_eq!(memory_around(512 * MIB, 16 * MIB), (576 + 256) * MIB);
-        assert!(memory_around(512 * MIB, 300 * MIB) >= (512 + 300 + 256) * MIB);
-        assert!(memory_around(64 << 30, 16 * MIB) >= (64 << 30) + (256 + 256) * MIB, "a heap for 64 GiB");
     }
 }

@@ -50,7 +50,7 @@ pub(super) const STEPS: [Step; 15] = [
     ),
     step(
         "model-tests",
-        "flush protocol, memory slots, dirty logs and trace rings under loom, all interleavings",
+        "flush protocol, memory slots, dirty logs, trace and console rings under loom, all interleavings",
         &[
             "test",
             "--release",

@@ -11,7 +11,7 @@ use crate::machine::spec::{Clock, Spec};
 use crate::run::reporting_console;
 use crate::size::MIB;
 use crate::trace;
-use crate::trace::collect::Collected;
+use crate::trace::collect::{Collected, Collector};
 use crate::vm::{Guest, Hypervisor, StockGuest};
 use crate::workspace;
 use anyhow::{Context, Result, anyhow, ensure};
@@ -83,7 +83,7 @@ fn agrees_with_the_counters(directory: &Path) -> Result<()> {
 fn traced(mut spec: Spec) -> Result<(Outcome, Collected)> {
     spec.timeout = Some(TIMEOUT);
     let machine = Machine::start(&spec, &Signals::default())?;
-    let collector = machine.collect_trace()?;
+    let collector = Collector::of(&machine)?;
     let outcome = machine.run(|_, _| Ok(Flow::Continue))?.powered_off()?;
     Ok((outcome, collector.finish()?))
 }

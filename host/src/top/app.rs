@@ -5,6 +5,7 @@ use super::source::{Sample, Source};
 use crate::machine::control::Found;
 use hostlink::counters::Counter;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use std::borrow::Cow;
 
 /// A request by key that the state alone cannot fulfil.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +47,8 @@ pub(super) struct App {
     pub(super) has_help: bool,
     /// Whether the waits are those since the machine's start, not those of the interval.
     pub(super) has_all_waits: bool,
+    /// Whether the rows are vCPUs even if there are several guests.
+    has_vcpus: bool,
 }
 
 impl App {
@@ -66,6 +69,7 @@ impl App {
             is_paused: false,
             has_help: false,
             has_all_waits: false,
+            has_vcpus: false,
         };
         app.open();
         app
@@ -105,6 +109,13 @@ impl App {
     /// The column that rows are sorted by.
     pub(super) fn column(&self) -> &'static Column {
         &COLUMNS[self.sort]
+    }
+
+    /// The rates to show: of guests if there are several, unless vCPUs are wanted.
+    pub(super) fn shown(&self) -> Option<Cow<'_, Rates>> {
+        let rates = self.rates.as_ref()?;
+        let by_guest = rates.has_guests() && !self.has_vcpus;
+        Some(if by_guest { Cow::Owned(rates.by_guest()) } else { Cow::Borrowed(rates) })
     }
 
     /// The waits to show.
@@ -181,7 +192,7 @@ impl App {
     /// Sets the number of vCPU rows that fit.
     pub(super) fn fit(&mut self, page: usize) {
         self.page = page.max(1);
-        let vcpus = self.rates.as_ref().map_or(0, Rates::vcpus);
+        let vcpus = self.shown().map_or(0, |rates| rates.vcpus());
         self.first = self.first.min(vcpus.saturating_sub(self.page));
     }
 
@@ -197,6 +208,7 @@ impl App {
             KeyCode::Esc => self.has_help = false,
             KeyCode::Char('?' | 'h') => self.has_help = !self.has_help,
             KeyCode::Char('p' | ' ') => self.is_paused = !self.is_paused,
+            KeyCode::Char('g') => self.has_vcpus = !self.has_vcpus,
             KeyCode::Char('r') => self.is_falling = !self.is_falling,
             KeyCode::Char('w') => self.has_all_waits = !self.has_all_waits,
             KeyCode::Right | KeyCode::Char('s') => self.sort_by((self.sort + 1) % columns),

@@ -7,13 +7,14 @@ use ratatui::style::Stylize;
 use ratatui::text::Line;
 use ratatui::widgets::{Block, Clear, Paragraph};
 
-const KEYS: [(&str, &str); 8] = [
+const KEYS: [(&str, &str); 9] = [
     ("← → s S", "sort by another column"),
     ("r", "reverse the order"),
     ("↑ ↓ PgUp PgDn", "scroll"),
     ("Tab", "the next machine"),
     ("p", "pause, and go on"),
     ("w", "waits: interval, or all"),
+    ("g", "guests, or their vCPUs"),
     ("?", "this help, and back"),
     ("q", "quit"),
 ];

@@ -1,12 +1,13 @@
 //! `quell top --once`: the rates of one interval, as a table and as JSON.
 
-use super::rates::{COLUMNS, Rates, short};
+use super::rates::{COLUMNS, GuestRate, Rates, short};
 use super::source::{Sample, Source};
 use super::view::{clock, longest};
 use crate::cli::TopArgs;
 use crate::machine::control;
 use crate::machine::signals::Signals;
 use crate::results::{self, Samples, Subject};
+use crate::size;
 use crate::table::table;
 use anyhow::{Context, Result, bail};
 use std::thread;
@@ -70,8 +71,8 @@ fn text(source: &Source, sample: &Sample, rates: &Rates) -> String {
         std::iter::once(name).chain(figures).collect::<Vec<_>>()
     };
     let all = row("all".to_owned(), &|column| rates.total(&COLUMNS[column]));
-    let vcpus =
-        (0..rates.vcpus()).map(|vcpu| row(vcpu.to_string(), &|column| rates.of(vcpu, &COLUMNS[column])));
+    let vcpus = (0..rates.vcpus())
+        .map(|vcpu| row(rates.label(vcpu).to_owned(), &|column| rates.of(vcpu, &COLUMNS[column])));
     let header: Vec<_> = COLUMNS.iter().map(|column| column.title).collect();
     let mut text = format!(
         "machine {}: {}, {} vCPUs : {} CPUs, up {}; a second, over {:.1} s\n{}",
@@ -83,6 +84,9 @@ fn text(source: &Source, sample: &Sample, rates: &Rates) -> String {
         rates.seconds,
         table(header, std::iter::once(all).chain(vcpus)),
     );
+    if rates.has_guests() {
+        text += &format!("\n{}", guests(rates));
+    }
     let waits: Vec<_> = rates.waits().into_iter().enumerate().filter(|&(_, count)| count > 0).collect();
     if !waits.is_empty() {
         let wait = |(step, count): (usize, u64)| match longest(step) {
@@ -92,6 +96,24 @@ fn text(source: &Source, sample: &Sample, rates: &Rates) -> String {
         text += &format!("\nflush waits: {}", waits.into_iter().map(wait).collect::<Vec<_>>().join(", "));
     }
     text
+}
+
+/// The guests of a machine with several.
+fn guests(rates: &Rates) -> String {
+    let row = |GuestRate { seen, cpus }: &GuestRate| {
+        let cap = seen.cap.map_or_else(|| "none".to_owned(), |cap| format!("{cap} %"));
+        [
+            seen.name.to_string(),
+            seen.state.to_string(),
+            seen.vcpus.to_string(),
+            size::display(seen.memory),
+            seen.weight.to_string(),
+            cap,
+            format!("{cpus:.2}"),
+        ]
+    };
+    let header = ["guest", "state", "vCPUs", "memory", "weight", "cap", "CPUs used"];
+    table(header, rates.guests.iter().map(row)).to_string()
 }
 
 /// The rates of all counters, and those of each vCPU that are not 0.
@@ -108,8 +130,11 @@ fn samples(rates: &Rates) -> Samples {
     }
     for vcpu in 0..rates.vcpus() {
         for (name, rate) in rates.by_name(Some(vcpu)).filter(|&(_, rate)| rate > 0.0) {
-            add(&format!("vcpu-{vcpu}"), name, rate);
+            add(&rates.case(vcpu), name, rate);
         }
+    }
+    for GuestRate { seen, cpus } in &rates.guests {
+        samples.add(seen.name.as_str(), Subject::Quell, "cpus used", "ratio", *cpus);
     }
     samples.add(ALL, Subject::Quell, "interval", "s", rates.seconds);
     samples
@@ -136,6 +161,43 @@ mod tests {
         assert!(line("vcpu").ends_with("steal ") && line("all").matches("200").count() == 2, "{text}");
         assert!(line("0 ").contains("200") && !line("1 ").contains("200"), "{text}");
         assert!(line("flush waits").ends_with("≤4µs 3, longer 2"), "{text}");
+    }
+
+    #[test]
+    fn guests_are_listed_with_the_cpus_that_they_use() {
+        use crate::machine::counters::Snapshot;
+        use crate::machine::guests::{Entries, made};
+        use hostlink::guests::{GuestEntry, GuestState};
+        use std::mem::offset_of;
+        let machine = made::Made::new(2);
+        machine.count_columns();
+        machine.fill(0, "web", GuestState::Running);
+        machine.fill(1, "db", GuestState::Paused);
+        let begin = Instant::now();
+        let sample = |ms| {
+            let entries = Entries::find(&machine.ram, made::BEACON).expect("reads").expect("is filled in");
+            let counters = Snapshot::read(&machine.ram, made::BEACON).expect("reads").expect("is there");
+            let guests = entries.guests(&machine.ram).expect("reads");
+            Sample { at: begin + Duration::from_millis(ms), counters, hz: 1000, cpus: 2, guests }
+        };
+        let before = sample(0);
+        machine.put(made::Made::field(0, offset_of!(GuestEntry, used_ticks)), 3000);
+        machine.put(made::COUNTERS + Counter::ExitIo as u64 * 8, 400);
+        let rates = Rates::between(&before, &sample(2000)).expect("time has passed");
+        let text = guests(&rates);
+        let row = |name: &str| text.lines().find(|line| line.contains(name)).expect(name).to_owned();
+        assert!(row("web").contains("running") && row("web").contains("1.50"), "{text}");
+        assert!(row("db").contains("paused") && row("db").contains("0.00"), "{text}");
+        let labels: Vec<_> = (0..rates.vcpus()).map(|row| rates.label(row)).collect();
+        assert_eq!((labels, rates.first_title()), (vec!["web.0", "web.1", "db.0", "db.1"], "vcpu"));
+        let by_guest = rates.by_guest();
+        let labels: Vec<_> = (0..by_guest.vcpus()).map(|row| by_guest.label(row)).collect();
+        assert_eq!((labels, by_guest.first_title()), (vec!["web", "db"], "guest"));
+        let exits = COLUMNS.iter().find(|column| column.title == "exits").expect("is there");
+        assert!((by_guest.of(0, exits) - 200.0).abs() < 1e-9);
+        let samples = samples(&rates);
+        assert!(samples.row("web.vcpu-0", Subject::Quell, "exit.io").is_some_and(|row| row.median == 200.0));
+        assert!(samples.row("web", Subject::Quell, "cpus used").is_some_and(|row| row.median == 1.5));
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Rates: the counts between two samples, divided by the time between them.
 
 use super::source::Sample;
-use crate::machine::counters::Snapshot;
+use crate::machine::counters::{Owner, Snapshot};
+use crate::machine::guests::{GuestSeen, Identity};
 use hostlink::counters::Counter;
 use std::cmp::Ordering;
 
@@ -67,6 +68,21 @@ pub(crate) struct Rates {
     ticks: f64,
     all: Snapshot,
     each: Vec<Snapshot>,
+    /// The name of each row.
+    labels: Vec<String>,
+    /// The guests, if there are several.
+    pub(crate) guests: Vec<GuestRate>,
+    /// Whether a row is a guest, not a vCPU.
+    is_by_guest: bool,
+}
+
+/// One of several guests.
+#[derive(Clone, Debug)]
+pub(crate) struct GuestRate {
+    /// The guest at the end of the interval.
+    pub(crate) seen: GuestSeen,
+    /// CPUs that it used in the interval, on average.
+    pub(crate) cpus: f64,
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts of an interval stay far below 2^53")]
@@ -80,10 +96,46 @@ impl Rates {
         let seconds = after.at.saturating_duration_since(before.at).as_secs_f64();
         let all = after.counters.since(&before.counters);
         let (each, ticks) = (all.each().collect(), seconds * float(after.hz));
-        (seconds > 0.0).then_some(Self { seconds, ticks, all, each })
+        let labels = all.owners().iter().map(Owner::label).collect();
+        let guest = |seen: &GuestSeen| {
+            let is_same = |before: &&GuestSeen| before.identity() == seen.identity();
+            let used = before.guests.iter().find(is_same).map_or(0, |before| before.used_ticks);
+            let ticks_used = float(seen.used_ticks.saturating_sub(used));
+            GuestRate { seen: seen.clone(), cpus: ticks_used / ticks.max(1.0) }
+        };
+        let guests = after.guests.iter().map(guest).collect();
+        (seconds > 0.0).then_some(Self { seconds, ticks, all, each, labels, guests, is_by_guest: false })
     }
 
-    /// Number of vCPUs.
+    /// The same with a row for each guest instead of each vCPU. Shares of stolen time are added up.
+    pub(crate) fn by_guest(&self) -> Self {
+        let (guests, each): (Vec<_>, Vec<_>) = self.all.by_guest().into_iter().unzip();
+        let label = |guest: Option<Identity>| guest.map_or_else(String::new, |guest| guest.name.to_string());
+        let labels = guests.into_iter().map(label).collect();
+        Self { each, labels, is_by_guest: true, ..self.clone() }
+    }
+
+    /// Whether the rows can be guests: there are several.
+    pub(crate) fn has_guests(&self) -> bool {
+        !self.guests.is_empty()
+    }
+
+    /// The heading of the rows' names.
+    pub(crate) const fn first_title(&self) -> &'static str {
+        if self.is_by_guest { "guest" } else { COLUMNS[0].title }
+    }
+
+    /// The name of a row.
+    pub(crate) fn label(&self, row: usize) -> &str {
+        self.labels.get(row).map_or("", String::as_str)
+    }
+
+    /// A row's name in results.
+    pub(crate) fn case(&self, row: usize) -> String {
+        self.all.owners().get(row).map_or_else(String::new, Owner::case)
+    }
+
+    /// Number of rows: of vCPUs, or of guests.
     pub(crate) fn vcpus(&self) -> usize {
         self.each.len()
     }
@@ -187,7 +239,8 @@ pub(super) mod tests {
             row
         };
         let at = Instant::now();
-        let sample = |at, rows| Sample { at, counters: Snapshot::of_rows(rows), hz: 1000, cpus: 2 };
+        let sample =
+            |at, rows| Sample { at, counters: Snapshot::of_rows(rows), hz: 1000, cpus: 2, guests: vec![] };
         let before = sample(at, vec![[0; Counter::COUNT]; vcpus.len()]);
         let after = sample(at + Duration::from_secs(2), vcpus.iter().map(row).collect());
         Rates::between(&before, &after).expect("time has passed")
@@ -240,7 +293,7 @@ pub(super) mod tests {
 
     #[test]
     fn no_time_is_no_rate() {
-        let sample = |at| Sample { at, counters: Snapshot::of_rows(vec![]), hz: 1, cpus: 1 };
+        let sample = |at| Sample { at, counters: Snapshot::of_rows(vec![]), hz: 1, cpus: 1, guests: vec![] };
         let now = Instant::now();
         assert!(Rates::between(&sample(now), &sample(now)).is_none());
     }

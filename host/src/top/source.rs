@@ -2,6 +2,7 @@
 
 use crate::machine::control::{Found, Notice};
 use crate::machine::counters::{Snapshot, clock_hz, cpu_count};
+use crate::machine::guests::{Entries, GuestSeen};
 use crate::machine::ram::Ram;
 use anyhow::{Context, Result};
 use std::time::{Duration, Instant};
@@ -15,6 +16,8 @@ pub(super) struct Sample {
     pub(super) hz: u64,
     /// CPUs that the vCPUs share.
     pub(super) cpus: u64,
+    /// The guests, if there are several.
+    pub(super) guests: Vec<GuestSeen>,
 }
 
 /// A watched machine.
@@ -63,7 +66,9 @@ impl Source {
             let at = Instant::now();
             let Some(counters) = Snapshot::read(ram, beacon)? else { return Ok(None) };
             let Some(hz) = clock_hz(ram, beacon)? else { return Ok(None) };
-            Ok(Some(Sample { at, counters, hz, cpus: cpu_count(ram, beacon)? }))
+            let entries = Entries::find(ram, beacon)?;
+            let guests = entries.map_or_else(|| Ok(Vec::new()), |entries| entries.guests(ram))?;
+            Ok(Some(Sample { at, counters, hz, cpus: cpu_count(ram, beacon)?, guests }))
         };
         read().with_context(|| format!("machine {}", self.machine.name))
     }

@@ -1,5 +1,6 @@
 //! Reads the trace rings while the machine runs, on a thread of its own.
 
+use crate::machine::process::Machine;
 use crate::machine::ram::Ram;
 use anyhow::{Result, anyhow, bail, ensure};
 use hostlink::counters::{BEACON_MAGIC, Beacon};
@@ -45,8 +46,14 @@ pub(crate) struct Collector {
 }
 
 impl Collector {
+    /// Begins to collect the trace of a machine whose image has one.
+    pub(crate) fn of(machine: &Machine) -> Result<Self> {
+        let (ram, beacon) = machine.shared()?;
+        Ok(Self::start(ram, beacon))
+    }
+
     /// Begins to collect the trace of the machine with this memory, whose beacon is at `beacon`.
-    pub(crate) fn start(ram: Arc<Ram>, beacon: u64) -> Self {
+    fn start(ram: Arc<Ram>, beacon: u64) -> Self {
         let is_over = Arc::new(AtomicBool::new(false));
         let ends = Arc::clone(&is_over);
         Self { is_over, thread: thread::spawn(move || collect(&ram, beacon, &ends)) }

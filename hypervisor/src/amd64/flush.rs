@@ -16,7 +16,7 @@ use super::processor::Amd64;
 use crate::hyperv::{PartitionTraits, Services};
 use crate::vm::counting::{self, CounterRow};
 use crate::vm::files::Defects;
-use crate::vm::machine;
+use crate::vm::host;
 use crate::vm::percpu;
 use crate::vm::space::FlushScratch;
 use crate::vm::trace;
@@ -53,7 +53,7 @@ impl<A> Ipi<A> {
 
 impl<A: Amd64> Hardware for Ipi<A> {
     fn kick(&self, cpu: CpuId) {
-        machine::kick::<A>(cpu.0);
+        host::kick::<A>(cpu.0);
     }
 
     fn relax(&self, turns: u64) -> ControlFlow<()> {
@@ -188,8 +188,8 @@ impl<A: Amd64> Services for CallServices<'_, A> {
     #[inline(always)] // It has one caller.
     fn flush(&mut self, call: &FlushCall<'_>) -> u16 {
         let (vm, limit) = (self.vm, self.vm.guest.flush_cost.page_limit());
-        let caller = Caller::<A>(vm.counters_of(self.caller), self.caller.index, PhantomData);
-        trace_asked::<A>(self.caller.index, call, vm.vcpus.len());
+        let caller = Caller::<A>(vm.host.counters_of(self.caller.row), self.caller.row, PhantomData);
+        trace_asked::<A>(self.caller.row, call, vm.vcpus.len());
         let served = amd64::serve(vm, vm.vcpus.len(), call, limit, caller, self.scratch);
         // A target that does not leave guest mode is a broken machine: to continue would free
         // memory that it still uses.
@@ -205,7 +205,7 @@ impl<A: Amd64> Services for CallServices<'_, A> {
                 sent += 1;
             });
         });
-        counting::increase(&self.vm.counters_of(self.caller)[Counter::IrqIpi as usize], sent);
+        counting::increase(&self.vm.host.counters_of(self.caller.row)[Counter::IrqIpi as usize], sent);
     }
 }
 

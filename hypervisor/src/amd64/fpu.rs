@@ -4,13 +4,15 @@
 //! exits, and are switched only when another vCPU arrives on the CPU. XCR0 stays the guest's too:
 //! QEMU 7.2 lets a guest write it without an exit, so it is read back rather than remembered.
 
-use alloc::alloc::{Layout, alloc_zeroed, handle_alloc_error};
+use alloc::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use core::ptr::NonNull;
 
 use super::processor::Amd64;
 
 /// XCR0 after reset: x87 only.
 const XCR0_RESET: u64 = 1;
+/// Alignment of an XSAVE area.
+const ALIGNMENT: usize = 64;
 /// Initial x87 control word and MXCSR, at their places in the FXSAVE image.
 const FCW: (usize, u16) = (0, 0x37f);
 const MXCSR: (usize, u32) = (24, 0x1f80);
@@ -42,7 +44,8 @@ impl FpuState {
     /// The state after reset.
     pub(crate) fn new<A: Amd64>() -> Self {
         let size = A::fpu_size();
-        let layout = Layout::from_size_align(size, 64).expect("the processor's area is a valid layout");
+        let layout =
+            Layout::from_size_align(size, ALIGNMENT).expect("the processor's area is a valid layout");
         // SAFETY: the size is not zero.
         let area =
             NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
@@ -85,6 +88,15 @@ impl FpuState {
         }
         // SAFETY: the area is ours and was allocated for this.
         unsafe { A::save_fpu(self.area) };
+    }
+}
+
+impl Drop for FpuState {
+    fn drop(&mut self) {
+        if let Ok(layout) = Layout::from_size_align(self.size, ALIGNMENT) {
+            // SAFETY: allocated in `new` with this layout; no processor has it loaded.
+            unsafe { dealloc(self.area.as_ptr(), layout) };
+        }
     }
 }
 

@@ -1,20 +1,19 @@
 //! The shared state of a guest's vCPUs on AMD64: the Hyper-V partition, devices, the cost of
 //! flushes.
 
-use alloc::alloc::alloc_zeroed;
 use alloc::vec::Vec;
-use core::alloc::Layout;
 use core::marker::PhantomData;
 use core::ops::Range;
 
 use hostlink::config::{Architecture, Config};
 use hostlink::trace::Event;
-use memslots::{Gpa, Memslots};
+use memslots::Gpa;
 use paging::Level;
 use spin::Mutex;
 
 use super::flush::{CallServices, MemorySource};
 use super::overlay::Overlays;
+use super::pages::Pages;
 use super::processor::Amd64;
 use super::rom::{Followed, Rom};
 use super::state::{Permissions, VcpuState};
@@ -28,18 +27,16 @@ use crate::devices::pc::platform::{PcBoard, PortSize, SerialPort};
 use crate::devices::pc::power;
 use crate::hyperv::{self, CrashReport, Partition, crash};
 use crate::loader::pc::layout;
-use crate::loader::{self, LoadError, MemoryLayout};
-use crate::sched::VcpuIndex;
+use crate::loader::{self, EntryState, LoadError, MemoryLayout, Placement};
 use crate::vm::GUEST;
-use crate::vm::machine::place;
+use crate::vm::load::Plan;
 use crate::vm::space::{FlushScratch, VmMemory};
 use crate::vm::trace;
-use crate::vm::{CreateError, Files, PerCpu, Vcpu, Vm};
+use crate::vm::{CreateError, Files, PerCpu, Vcpu, Vm, VpIndex};
 use stay::Cost;
 
 /// Rate of the guest's APIC timer. A power of ten makes the guest's calibration exact.
 const APIC_HZ: u64 = 1_000_000_000;
-const PAGE: u64 = 4096;
 
 /// Width of guest physical addresses.
 pub fn physical_address_bits<A: Amd64>() -> u32 {
@@ -73,6 +70,22 @@ pub fn ram(size: u64) -> Result<Vec<Range<u64>>, LoadError> {
     Ok(MemoryLayout::new(size)?.slots().into_iter().collect())
 }
 
+/// What all guests share.
+pub struct Common {
+    /// The cost of flushes here.
+    flush_cost: Cost,
+}
+
+impl Common {
+    /// Measures the cost of flushes.
+    pub fn new<A: Amd64>() -> Self {
+        // No vCPU has run yet, so no ASID is in use.
+        let flush_cost = A::measure_flushes();
+        log::info!("flushes: {flush_cost}");
+        Self { flush_cost }
+    }
+}
+
 /// The state that vCPUs share besides memory and scheduler.
 pub struct Shared {
     apic_ids: Assignment,
@@ -89,13 +102,19 @@ pub struct Shared {
     /// The memory behind the expansion ROM.
     pub rom: Mutex<Rom>,
     layout: MemoryLayout,
-    permissions: Permissions,
+    /// Which ports and MSRs cause exits.
+    permission_maps: [Pages; 2],
+    nested_root: u64,
     vcpus: u32,
 }
 
 impl Shared {
     /// For a guest whose nested page table is in `space`.
-    pub fn new<A: Amd64>(config: &Config<'_>, space: &VmMemory<A>) -> Result<Self, CreateError> {
+    pub fn new<A: Amd64>(
+        config: &Config<'_>,
+        common: &Common,
+        space: &VmMemory<A>,
+    ) -> Result<Self, CreateError> {
         let platform = hyperv::PartitionTraits {
             flush_hypercall: config.flush == hostlink::config::FlushMode::Hypercall,
             invariant_tsc: cpuid::host_has_invariant_tsc::<A>(),
@@ -107,23 +126,23 @@ impl Shared {
         Ok(Self {
             apic_ids: Assignment::new(config.vcpus, config.switches.apic_ids),
             cr4_mask: cpuid::guest_cr4_mask::<A>(),
-            flush_cost: measure_flushes::<A>(config.switches.flush_pages),
+            flush_cost: common.flush_cost.limited_to(config.switches.flush_pages),
             partition: Partition::new(platform, A::now()).ok_or(CreateError::Clock)?,
             platform: Mutex::new(PcBoard::new()),
             overlays: Mutex::new(Overlays::default()),
             rom: Mutex::new(Rom::new(RomLen::default())),
             layout: MemoryLayout::new(config.memory).map_err(CreateError::Load)?,
-            permissions: Permissions {
-                io: permission_map(3, |map| map.fill(0xff)),
-                msr: permission_map(msr::PERMISSION_MAP_PAGES, msr::fill_permission_map::<A>),
-                nested_root: space.root().0,
-            },
+            permission_maps: [
+                Pages::filled(3, |map| map.fill(0xff)),
+                Pages::filled(msr::PERMISSION_MAP_PAGES, msr::fill_permission_map::<A>),
+            ],
+            nested_root: space.root().0,
             vcpus: config.vcpus,
         })
     }
 
     /// The state of a vCPU after power-on.
-    pub fn new_vcpu<A: Amd64>(&self, index: VcpuIndex) -> VcpuState {
+    pub fn new_vcpu<A: Amd64>(&self, index: VpIndex, identity: u32) -> VcpuState {
         let view = cpuid::View {
             apic_id: self.apic_ids.translate(index),
             vcpus: self.vcpus,
@@ -132,63 +151,26 @@ impl Shared {
             invariant_tsc: false,
         };
         let timer_clock = TimerClock { tsc_hz: A::hz(), apic_hz: APIC_HZ };
-        VcpuState::new::<A>(index, view, timer_clock, &self.permissions)
+        let [io, msr] = &self.permission_maps;
+        let permissions = Permissions { io: io.start(), msr: msr.start(), nested_root: self.nested_root };
+        VcpuState::new::<A>((index, identity), view, timer_clock, &permissions)
     }
 
-    /// Puts kernel, initial RAM disk and tables into memory, which is zeroed; `boot` begins at the
-    /// entry. Works in short steps, with a `pause` between them.
-    pub fn load(
-        &self,
-        files: &Files,
-        vcpus: u32,
-        slots: &Memslots,
-        boot: &mut VcpuState,
-        pause: &mut dyn FnMut(),
-    ) -> Result<(), LoadError> {
+    /// What is put into memory: kernel, initial RAM disk and tables.
+    ///
+    /// # Errors
+    ///
+    /// If the files are malformed, or do not fit.
+    pub fn plan(&self, files: &Files, vcpus: u32) -> Result<Plan<EntryState>, LoadError> {
         // In order of the ids, which may differ from the order of the vCPUs.
         let apic_ids: Vec<u32> = (0..vcpus).collect();
         let tables = acpi::build(&apic_ids, layout::ACPI.start);
         let plan = loader::plan(files.kernel, files.initrd, files.config.cmdline, &self.layout, tables.rsdp)?;
-        let acpi = (tables.base, &tables.bytes[..]);
-        let placed = plan.placements.iter().map(|place| (place.gpa, &place.bytes[..]));
-        let reset = (power::RESET_VECTOR, &power::RESET_CODE[..]);
-        for (gpa, bytes) in placed.chain([acpi, reset]) {
-            place(slots, gpa, bytes, pause);
-        }
-        boot.start_kernel(&plan.entry);
-        Ok(())
+        let mut placements = plan.placements;
+        placements.push(Placement { gpa: tables.base, bytes: tables.bytes.into() });
+        placements.push(Placement { gpa: power::RESET_VECTOR, bytes: power::RESET_CODE[..].into() });
+        Ok(Plan { placements, entry: plan.entry })
     }
-}
-
-/// Measures the cost of flushes on this machine. `limit` overrides the page limit derived from it.
-fn measure_flushes<A: Amd64>(limit: Option<u32>) -> Cost {
-    // No vCPU has run yet, so no ASID is in use.
-    let cost = A::measure_flushes().limited_to(limit);
-    log::info!("flushes: {cost}");
-    cost
-}
-
-/// Zeroed, page-aligned memory from the heap that is never freed; its address is also its physical
-/// address.
-///
-/// # Panics
-///
-/// If the heap is exhausted, which can happen only before the first guest.
-#[must_use]
-pub fn allocate_pages(pages: usize) -> u64 {
-    let layout = Layout::from_size_align(pages * PAGE as usize, PAGE as usize).expect("a small layout");
-    // SAFETY: the size is not zero.
-    let start = unsafe { alloc_zeroed(layout) };
-    assert!(!start.is_null(), "the heap is exhausted");
-    start.expose_provenance() as u64
-}
-
-/// Allocates a permission map and fills it in; returns its physical address.
-fn permission_map(pages: usize, fill: impl FnOnce(&mut [u8])) -> u64 {
-    let address = allocate_pages(pages);
-    // SAFETY: the pages were just allocated for this.
-    fill(unsafe { core::slice::from_raw_parts_mut(address as *mut u8, pages * PAGE as usize) });
-    address
 }
 
 impl<A: Amd64> Vm<A> {
@@ -284,6 +266,17 @@ impl<A: Amd64> Vm<A> {
         }
     }
 
+    /// The input of a serial port: returns how many of the bytes its FIFO has room for; `None` if
+    /// there is no such port.
+    pub fn type_in(&self, port: u16, bytes: &[u8]) -> Option<usize> {
+        let port = *[SerialPort::Com1, SerialPort::Com2].get(usize::from(port))?;
+        let (taken, message) = self.guest.platform.lock().receive(port, bytes);
+        if let Some(message) = message {
+            self.deliver(message, u32::MAX);
+        }
+        Some(taken)
+    }
+
     /// Guest memory as the hypercall decoder reads it.
     pub fn memory_source(&self) -> MemorySource<'_, A> {
         MemorySource {
@@ -304,7 +297,7 @@ impl<A: Amd64> Vm<A> {
 
     /// Prints the guest's crash report.
     #[cold]
-    pub fn report_crash(&self, vcpu: VcpuIndex, report: &CrashReport) {
+    pub fn report_crash(&self, vcpu: VpIndex, report: &CrashReport) {
         log::error!(target: GUEST, "vCPU {vcpu}: the guest crashed: {:x?}", report.parameters);
         let Some((gpa, length)) = report.message.and_then(|message| message.end()) else { return };
         let mut text = [0; crash::TEXT_MAX];

@@ -10,24 +10,24 @@ macro_rules! offer_amd64 {
             use alloc::vec::Vec;
             use coherence::Stalled;
             use hostlink::config::Config;
-            use memslots::Memslots;
             use paging::{Amd64Nested, Invalidation, Level};
 
             use $crate::amd64::flush::Ipi;
-            use $crate::amd64::guest::{self, Shared};
+            use $crate::amd64::guest::{self, Common, Shared};
             use $crate::amd64::signals::{self, Workspace};
             use $crate::amd64::state::VcpuState;
             use $crate::amd64::{enter, exits};
             use $crate::devices::pc::inbox::Inbox;
             use $crate::devices::pc::platform;
             use $crate::devices::region::Region;
-            use $crate::loader::LoadError;
-            use $crate::sched::{Turn, VcpuIndex};
+            use $crate::loader::{EntryState, LoadError};
+            use $crate::sched::Turn;
             use $crate::vm::arch::{Arch, Cpus};
             use $crate::vm::awaited::Word;
+            use $crate::vm::load::Plan;
             use $crate::vm::memory::NestedTables;
             use $crate::vm::space::{FlushScratch, Flushed, VmMemory};
-            use $crate::vm::{Context, CreateError, Files, Next, PerCpu, Vm};
+            use $crate::vm::{Context, CreateError, Files, Next, PerCpu, Vm, VpIndex};
 
             // SAFETY: `Amd64::run` is called in `enter::enter` alone, for the owner's guest.
             // `enter::take_flush` drops what is named, or notes that the vCPU's next entry drops
@@ -37,6 +37,8 @@ macro_rules! offer_amd64 {
                 type Nested = Amd64Nested;
                 /// AMD64's walks see stores in program order: nothing needs to be added.
                 type Tables = NestedTables;
+                type Common = Common;
+                type Entry = EntryState;
                 type Shared = Shared;
                 type Inbox = Inbox;
                 type State = VcpuState;
@@ -70,12 +72,20 @@ macro_rules! offer_amd64 {
                     pool
                 }
 
-                fn share(config: &Config<'_>, space: &VmMemory<Self>) -> Result<Shared, CreateError> {
-                    Shared::new::<Self>(config, space)
+                fn common(_: &Config<'_>) -> Result<Common, CreateError> {
+                    Ok(Common::new::<Self>())
                 }
 
-                fn new_vcpu(shared: &Shared, index: VcpuIndex) -> VcpuState {
-                    shared.new_vcpu::<Self>(index)
+                fn share(
+                    config: &Config<'_>,
+                    common: &'static Common,
+                    space: &VmMemory<Self>,
+                ) -> Result<Shared, CreateError> {
+                    Shared::new::<Self>(config, common, space)
+                }
+
+                fn new_vcpu(shared: &Shared, index: VpIndex, identity: u32) -> VcpuState {
+                    shared.new_vcpu::<Self>(index, identity)
                 }
 
                 fn new_inbox() -> Inbox {
@@ -86,15 +96,12 @@ macro_rules! offer_amd64 {
                     Workspace::new(cpu)
                 }
 
-                fn load(
-                    shared: &Shared,
-                    files: &Files,
-                    vcpus: u32,
-                    slots: &Memslots,
-                    (_, state): (&Inbox, &mut VcpuState),
-                    pause: &mut dyn FnMut(),
-                ) -> Result<(), LoadError> {
-                    shared.load(files, vcpus, slots, state, pause)
+                fn plan(shared: &Shared, files: &Files, vcpus: u32) -> Result<Plan<EntryState>, LoadError> {
+                    shared.plan(files, vcpus)
+                }
+
+                fn begin(_: &Shared, entry: EntryState, (_, boot): (&Inbox, &mut VcpuState)) {
+                    boot.start_kernel(&entry);
                 }
 
                 fn reset_slots(vm: &'static Vm<Self>, cpu: &PerCpu<Self>) -> bool {
@@ -107,6 +114,10 @@ macro_rules! offer_amd64 {
 
                 fn device_regions(_: &Vm<Self>) -> impl IntoIterator<Item = Region> {
                     platform::REGIONS
+                }
+
+                fn type_in(vm: &Vm<Self>, port: u16, bytes: &[u8]) -> Option<usize> {
+                    vm.type_in(port, bytes)
                 }
 
                 fn receive_console(vm: &Vm<Self>) {

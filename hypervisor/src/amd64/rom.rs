@@ -1,15 +1,12 @@
 //! The memory behind the guest's expansion ROM, and its place among the guest's memory slots.
 
-use core::slice;
-
 use hostlink::rom;
 use memslots::{Gpa, PhysAddr, Slot, SlotError, SlotFlags, SlotId};
 
-use super::guest::allocate_pages;
+use super::pages::Pages;
 use super::processor::Amd64;
 use crate::devices::pc::pci::rom_device::RomLen;
-use crate::sched::VcpuIndex;
-use crate::vm::{PerCpu, Vm};
+use crate::vm::{PerCpu, Vm, VpIndex};
 
 /// Id of the ROM's slot; RAM has the first ids.
 const SLOT: SlotId = SlotId(u16::MAX);
@@ -19,7 +16,7 @@ const PAGE: usize = 4096;
 /// [`follow`](Rom::follow) has begun the change, so that the slots change in the order of the
 /// writes.
 pub struct Rom {
-    image: PhysAddr,
+    image: Pages,
     len: RomLen,
     /// Address of its slot.
     base: Option<Gpa>,
@@ -28,14 +25,12 @@ pub struct Rom {
 impl Rom {
     /// A ROM with its contents, not yet visible to the guest.
     pub fn new(len: RomLen) -> Self {
-        let bytes = len.bytes() as usize;
-        let image = allocate_pages(bytes / PAGE);
-        // SAFETY: the pages were just allocated for this, and no slot names them yet.
-        let image_bytes = unsafe { slice::from_raw_parts_mut(image as *mut u8, bytes) };
-        for (line, index) in image_bytes.chunks_exact_mut(rom::LINE as usize).zip(0..) {
-            line.copy_from_slice(&rom::line(len.bytes(), index));
-        }
-        Self { image: PhysAddr(image), len, base: None }
+        let image = Pages::filled(len.bytes() as usize / PAGE, |image| {
+            for (line, index) in image.chunks_exact_mut(rom::LINE as usize).zip(0..) {
+                line.copy_from_slice(&rom::line(len.bytes(), index));
+            }
+        });
+        Self { image, len, base: None }
     }
 
     /// Moves the slot to where the device decodes the ROM.
@@ -48,7 +43,7 @@ impl Rom {
         &mut self,
         vm: &'static Vm<A>,
         cpu: &PerCpu<A>,
-        by: VcpuIndex,
+        by: VpIndex,
         wanted: Option<Gpa>,
     ) -> Result<Followed, Busy> {
         if vm.is_changing() {
@@ -59,8 +54,8 @@ impl Rom {
         }
         let job = match (self.base, wanted) {
             (None, Some(base)) => {
-                // SAFETY: the image comes from the heap, is mapped one to one, and is never freed;
-                // there are no references to it.
+                // SAFETY: the image comes from the heap, is mapped one to one, and is freed with
+                // the guest, whose slots are gone then; there are no references to it.
                 unsafe { vm.space.add(self.slot(base)) }
             }
             (Some(_), Some(base)) => vm.space.move_to(SLOT, base),
@@ -86,7 +81,13 @@ impl Rom {
     }
 
     fn slot(&self, gpa: Gpa) -> Slot {
-        Slot { id: SLOT, gpa, size: self.len.bytes().into(), host: self.image, flags: SlotFlags::READ_ONLY }
+        Slot {
+            id: SLOT,
+            gpa,
+            size: self.len.bytes().into(),
+            host: PhysAddr(self.image.start()),
+            flags: SlotFlags::READ_ONLY,
+        }
     }
 }
 

@@ -103,9 +103,10 @@ pub struct VcpuState {
 }
 
 impl VcpuState {
-    /// A vCPU after power-on, waiting for start-up.
+    /// A vCPU after power-on, waiting for start-up: its VP index, and its identity among the vCPUs of
+    /// all guests.
     pub fn new<A: Amd64>(
-        vp_index: u32,
+        (vp_index, identity): (u32, u32),
         view: cpuid::View,
         clock: TimerClock,
         permissions: &Permissions,
@@ -116,7 +117,7 @@ impl VcpuState {
             lapic: Lapic::new(view.apic_id, view.apic_id == 0, clock),
             hyperv: Vp::new(vp_index),
             asid: AsidSlot::new(),
-            auditor: Auditor::new(vp_index),
+            auditor: Auditor::new(identity),
             activity: Activity::WaitForStartup,
             exception: None,
             nmi: Nmi::default(),

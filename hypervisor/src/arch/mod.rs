@@ -22,7 +22,7 @@ use crate::vm;
 use crate::vm::arch::{Board, Clock, Cpus};
 
 /// The core's types, for the architecture of this image.
-pub(crate) type Vm = vm::Vm<Local>;
+pub(crate) type Host = vm::Host<Local>;
 pub(crate) type PerCpu = vm::PerCpu<Local>;
 
 /// The architecture of this image.
@@ -82,8 +82,8 @@ unsafe impl Cpus for Local {
 /// AMD64's data caches are coherent regardless of the guest: no cleaning is needed there.
 impl Board for Local {
     #[inline(always)]
-    fn machine() -> Option<&'static Vm> {
-        image::machine()
+    fn host() -> Option<&'static Host> {
+        image::host()
     }
 
     #[cfg(target_arch = "aarch64")]
@@ -105,6 +105,10 @@ impl Board for Local {
     unsafe fn zero(start: u64, size: u64) {
         // SAFETY: the caller vouches for the range.
         unsafe { cpu::zero(start, size) };
+    }
+
+    fn heap_used() -> u64 {
+        image::heap::used()
     }
 
     fn receive_control() -> Option<u8> {

@@ -38,12 +38,24 @@ pub fn receive_console<A: Arm64>(vm: &Vm<A>) {
     let level = {
         let mut uart = vm.guest.uart.lock();
         while let Some(byte) = A::receive() {
-            uart.queue(byte);
+            let _lost_if_full = uart.queue(byte);
         }
         uart.pass_on();
         uart.device.irq_level()
     };
     update_uart_line(vm, level);
+}
+
+/// The input of the serial port: returns how many of the bytes there is room for.
+pub fn type_in<A: Arm64>(vm: &Vm<A>, bytes: &[u8]) -> usize {
+    let (taken, level) = {
+        let mut uart = vm.guest.uart.lock();
+        let taken = bytes.iter().take_while(|&&byte| uart.queue(byte)).count();
+        uart.pass_on();
+        (taken, uart.device.irq_level())
+    };
+    update_uart_line(vm, level);
+    taken
 }
 
 /// Reads a device's register; `None` if there is no such register.
@@ -91,7 +103,7 @@ pub fn write<A: Arm64>(context: &mut Context<'_, A>, gpa: u64, bytes: u8, value:
             (uart.device.write(offset, value as u32), uart.device.irq_level())
         };
         if let pl011::Effect::Transmit(byte) = effect {
-            A::transmit(byte);
+            vm.transmit(0, byte, || A::transmit(byte));
         }
         update_uart_line(vm, level);
         return true;

@@ -2,15 +2,18 @@
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
+use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use coherence::tlbi::{self, Setup, Stage2Tlb};
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use coherence::tlbi::{self, Limits, Setup, Stage2Tlb};
 use coherence::vmid::{LocalMaintenance, Residents, VmidAllocator, VmidSlot};
-use hostlink::config::{Architecture, Config, FlushMode, ForeignSwitch, LocalTlbi};
-use memslots::Memslots;
+use hostlink::config::{Architecture, Config, FlushMode, ForeignSwitch, LocalTlbi, Stage2Unmap, Switches};
 use spin::Mutex;
+use stay::Cost;
 use stay::arm64::AddressSpace;
 
 use super::processor::{Arm64, Configuration, Features, Processor};
@@ -22,10 +25,10 @@ use crate::devices::virt::pl031::Pl031;
 use crate::devices::virt::psci::Start;
 use crate::loader::LoadError;
 use crate::loader::virt::{self, Entry, GuestConfig};
-use crate::sched::VcpuIndex;
+use crate::vm::load::Plan;
 use crate::vm::percpu::{self, MAX_CPUS};
 use crate::vm::space::VmMemory;
-use crate::vm::{CreateError, Files, machine};
+use crate::vm::{CreateError, Files, VpIndex};
 
 /// Maximum number of input bytes that wait for the guest's serial port.
 const QUEUE_MAX: usize = 4096;
@@ -72,11 +75,13 @@ impl Uart {
         Self { device: Pl011::new(), waiting: VecDeque::with_capacity(QUEUE_MAX) }
     }
 
-    /// Queues a byte of input; bytes that arrive when the queue is full are lost.
-    pub fn queue(&mut self, byte: u8) {
-        if self.waiting.len() < QUEUE_MAX {
+    /// Queues a byte of input; false if the queue is full.
+    pub fn queue(&mut self, byte: u8) -> bool {
+        let has_room = self.waiting.len() < QUEUE_MAX;
+        if has_room {
             self.waiting.push_back(byte);
         }
+        has_room
     }
 
     /// Passes on as much as the device has room for.
@@ -90,6 +95,78 @@ impl Uart {
     }
 }
 
+/// What all guests share.
+pub struct Common {
+    /// VMIDs of all machines.
+    pub vmids: Box<VmidAllocator<MAX_CPUS>>,
+    /// The method to invalidate stage 2 on these processors, without limits.
+    setup: Setup,
+    cost: Cost,
+    /// A root of stage 2 without entries.
+    nowhere: Box<Table>,
+}
+
+/// An empty table.
+#[repr(C, align(4096))]
+struct Table([u64; 512]);
+
+impl Common {
+    /// For processors as `setup` describes them, where flushes have this cost.
+    ///
+    /// # Errors
+    ///
+    /// If there are not enough VMIDs.
+    pub fn new<A: Arm64>(config: &Config<'_>, setup: Setup, cost: Cost) -> Result<Self, CreateError> {
+        let most = if A::features().contains(Features::VMID16) { 16 } else { 8 };
+        let bits = config.switches.vmid_bits.map_or(most, |bits| u32::from(bits).min(most));
+        let vmids = VmidAllocator::new(bits, percpu::all::<A>().count()).ok_or(CreateError::Vmids)?;
+        let _before_the_first_guest = tlbi::invalidate_all_vms(&A::TLB, &setup);
+        Ok(Self { vmids: Box::new(vmids), setup, cost, nowhere: Box::new(Table([0; 512])) })
+    }
+
+    /// The method to invalidate stage 2 on these processors.
+    pub fn setup(&self) -> &Setup {
+        &self.setup
+    }
+
+    /// Root of the address space of no machine.
+    pub fn nowhere(&self) -> u64 {
+        self.nowhere.0.as_ptr().expose_provenance() as u64
+    }
+
+    /// The method for a guest with these switches.
+    fn setup_for(&self, switches: &Switches) -> Setup {
+        let mut setup = self.setup;
+        setup.limits = match switches.stage2_unmap {
+            Stage2Unmap::Range => self.cost.limited_to(switches.flush_pages).limits(),
+            Stage2Unmap::Page => {
+                setup.features.range = false;
+                Limits { pages_max: u32::MAX, ranges_max: 0 }
+            }
+            Stage2Unmap::Whole => Limits { pages_max: 0, ranges_max: 0 },
+        };
+        setup
+    }
+
+    /// The address space of the machine with this tag.
+    pub fn address_space<'a>(&'a self, tag: &'a Tag) -> AddressSpace<'a, MAX_CPUS> {
+        let Tag { vmid, residents, root } = tag;
+        let root = root.load(Ordering::Relaxed);
+        AddressSpace { vmids: &self.vmids, vmid, residents, root, setup: &self.setup }
+    }
+}
+
+/// What tags a machine's translations. The allocator of its tables knows it, too.
+#[derive(Debug, Default)]
+pub struct Tag {
+    /// Its VMID.
+    pub vmid: VmidSlot,
+    /// The vCPU that ran last on each CPU.
+    residents: Residents<MAX_CPUS>,
+    /// The root of its stage 2, once it has one.
+    root: AtomicU64,
+}
+
 /// The state that vCPUs share besides memory and scheduler.
 pub struct Shared {
     /// The GIC's distributor.
@@ -98,11 +175,10 @@ pub struct Shared {
     pub uart: Mutex<Uart>,
     /// The real-time clock.
     pub rtc: Mutex<Pl031>,
-    /// VMIDs of all machines.
-    pub vmids: Box<VmidAllocator<MAX_CPUS>>,
+    /// What it shares with the other machines.
+    pub common: &'static Common,
     /// The VMID of this machine.
-    pub vmid: VmidSlot,
-    residents: Box<Residents<MAX_CPUS>>,
+    pub tag: Arc<Tag>,
     /// The configuration's switch of that name.
     pub vmid_churn: u32,
     setup: Setup,
@@ -113,49 +189,46 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// For a guest whose stage 2 is in `space`, on processors as `setup` describes them.
-    ///
-    /// # Errors
-    ///
-    /// If there are not enough VMIDs.
+    /// For a guest whose stage 2 is in `space`, and whose translations have this tag.
     pub fn new<A: Arm64>(
         config: &Config<'_>,
+        common: &'static Common,
         space: &VmMemory<A>,
-        setup: Setup,
-    ) -> Result<Self, CreateError> {
+        tag: Arc<Tag>,
+    ) -> Self {
         let broadcasts = config.switches.local_tlbi == LocalTlbi::Broadcast;
-        let features = A::features();
-        let most = if features.contains(Features::VMID16) { 16 } else { 8 };
-        let bits = config.switches.vmid_bits.map_or(most, |bits| u32::from(bits).min(most));
-        let shared = Self {
+        tag.root.store(space.root().0, Ordering::Relaxed);
+        Self {
             distributor: Box::new(Mutex::new(Distributor::new(config.vcpus as u8, INTIDS_DEFAULT))),
             uart: Mutex::new(Uart::new()),
             rtc: Mutex::new(Pl031::default()),
-            vmids: Box::new(VmidAllocator::new(bits, percpu::all::<A>().count()).ok_or(CreateError::Vmids)?),
-            vmid: VmidSlot::new(),
-            residents: Box::new(Residents::new()),
+            common,
+            tag,
             vmid_churn: config.switches.vmid_churn.unwrap_or(0),
-            setup,
+            setup: common.setup_for(&config.switches),
             root: space.root().0,
             configuration: Configuration::new(A::base_configuration(), broadcasts),
             local_maintenance: if broadcasts { LocalMaintenance::Broadcast } else { LocalMaintenance::Local },
             vcpus: config.vcpus,
-        };
-        let _before_the_first_guest = tlbi::invalidate_all_vms(&A::TLB, &shared.setup);
-        Ok(shared)
+        }
     }
 
     /// The VMID that tags the guest's translations, and their root.
     #[inline(always)]
     pub fn address_space(&self) -> AddressSpace<'_, MAX_CPUS> {
-        let Self { vmids, vmid, residents, root, setup, .. } = self;
-        AddressSpace { vmids, vmid, residents, root: *root, setup }
+        let Tag { vmid, residents, .. } = &*self.tag;
+        AddressSpace { vmids: &self.common.vmids, vmid, residents, root: self.root, setup: &self.setup }
+    }
+
+    /// The root of stage 2.
+    pub fn root(&self) -> u64 {
+        self.root
     }
 
     /// The value that VTTBR_EL2 must have while the guest runs.
     #[cfg(feature = "audit")]
     pub fn current_vttbr(&self) -> u64 {
-        tlbi::Vttbr::new(self.root, self.vmid.current().unwrap_or(0)).bits()
+        tlbi::Vttbr::new(self.root, self.tag.vmid.current().unwrap_or(0)).bits()
     }
 
     /// The reach of the guest's local maintenance.
@@ -165,48 +238,23 @@ impl Shared {
     }
 
     /// The state of a vCPU after power-on.
-    pub fn new_vcpu<P: Processor>(&self, index: VcpuIndex) -> VcpuState<P> {
-        VcpuState::new(index, self.vcpus, self.configuration)
+    pub fn new_vcpu<P: Processor>(&self, index: VpIndex, identity: u32) -> VcpuState<P> {
+        VcpuState::new((index, identity), self.vcpus, self.configuration)
     }
 
-    /// Puts kernel, device tree and initial RAM disk into memory, which is zeroed; `boot` begins at
-    /// the entry. Works in short steps, with a `pause` between them.
+    /// What is put into memory: kernel, device tree and initial RAM disk.
     ///
     /// # Errors
     ///
     /// If the files are malformed, or do not fit.
-    pub fn load<A: Arm64>(
-        &self,
-        files: &Files,
-        vcpus: u32,
-        slots: &Memslots,
-        (inbox, boot): (&Inbox, &mut VcpuState<A>),
-        pause: &mut dyn FnMut(),
-    ) -> Result<(), LoadError> {
+    pub fn plan(&self, files: &Files, vcpus: u32) -> Result<Plan<Entry>, LoadError> {
         let wanted = GuestConfig {
             memory_size: files.config.memory,
             vcpu_count: vcpus as u8,
             command_line: files.config.cmdline,
         };
-        let plan = virt::plan(files.kernel, files.initrd, &wanted)?;
-        for place in &plan.placements {
-            machine::place(slots, place.gpa, &place.bytes, pause);
-        }
-        if A::must_clean() {
-            // The guest starts with its caches off.
-            machine::sweep(slots, pause, |_, piece| A::clean(piece.host));
-        }
-        A::TLB.instruction_cache();
-        A::TLB.complete();
-        A::TLB.context_sync();
-        let Entry { pc, x0 } = plan.entry;
-        inbox.power.reset();
-        if inbox.power.turn_on(Start { entry: pc, context: x0 }).is_ok()
-            && let Some(start) = inbox.power.take_start()
-        {
-            boot.start(start);
-        }
-        Ok(())
+        let virt::Plan { placements, entry } = virt::plan(files.kernel, files.initrd, &wanted)?;
+        Ok(Plan { placements, entry })
     }
 
     /// Resets all devices to their state after power-on.
@@ -215,6 +263,16 @@ impl Shared {
         *self.uart.lock() = Uart::new();
         self.rtc.lock().reset();
     }
+}
+
+/// Memory is as planned: lets the boot vCPU begin when it next looks at its inbox.
+pub fn begin<A: Arm64>(entry: Entry, (inbox, _): (&Inbox, &mut VcpuState<A>)) {
+    A::TLB.instruction_cache();
+    A::TLB.complete();
+    A::TLB.context_sync();
+    let Entry { pc, x0 } = entry;
+    inbox.power.reset();
+    let _it_was_off = inbox.power.turn_on(Start { entry: pc, context: x0 });
 }
 
 #[cfg(test)]

@@ -8,12 +8,14 @@ use core::ops::Range;
 
 use alloc::boxed::Box;
 use alloc::string::String;
+use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
-use coherence::tlbi::{Errata, Granule, Limits, Setup, Stage2Tlb};
+use coherence::tlbi::{Errata, Granule, Setup, Stage2Tlb};
 use hostlink::config::Config;
 use memslots::Gpa;
 use paging::Arm64Stage2;
+use stay::{Cost, Measured};
 use stay::{Mistake, Mistakes};
 
 use super::controls;
@@ -136,7 +138,6 @@ pub(super) fn machine_on(config: &str, change: impl FnOnce(&mut Hardware)) -> &'
     let files = Files {
         kernel: Vec::leak(kernel),
         initrd: None,
-        symbols: None,
         config: Config::parse(config).expect("a configuration"),
     };
     made::Made::create_from([CpuData::new(), CpuData::new()], 48 << 20, files)
@@ -355,12 +356,22 @@ offer_arm64! {
             pool
         }
 
-        fn share(config: &Config<'_>, space: &VmMemory<Self>) -> Result<Shared, CreateError> {
+        fn common(config: &Config<'_>) -> Result<Common, CreateError> {
             let features = coherence::tlbi::Features::from_id(0, 0, 0);
             let speculative_at = hardware(|hardware| hardware.speculates);
             let errata = Errata { repeat_tlbi: false, speculative_at };
-            let limits = Limits { pages_max: 16, ranges_max: 0 };
-            Shared::new::<Self>(config, space, Setup { granule: Granule::Size4K, features, errata, limits })
+            let measured = Measured { page: 1, miss: 1, entries: 1, ticks_per_us: 1 };
+            let cost = Cost::new(measured).limited_to(Some(16));
+            let setup = Setup { granule: Granule::Size4K, features, errata, limits: cost.limits() };
+            Common::new::<Self>(config, setup, cost)
+        }
+
+        fn share(
+            config: &Config<'_>,
+            common: &'static Common,
+            space: &VmMemory<Self>,
+        ) -> Result<Shared, CreateError> {
+            Ok(Shared::new::<Self>(config, common, space, Arc::default()))
         }
     }
 }

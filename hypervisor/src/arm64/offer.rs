@@ -8,14 +8,14 @@ macro_rules! offer_arm64 {
     ($processor:ty { $($given:item)* }) => {
         const _: () = {
             use core::ops::Range;
+            use core::sync::atomic::Ordering;
 
             use alloc::vec::Vec;
             use coherence::Stalled;
             use hostlink::config::Config;
-            use memslots::Memslots;
             use paging::{Invalidation, Level};
 
-            use $crate::arm64::guest::{self, Shared};
+            use $crate::arm64::guest::{self, Common, Shared};
             use $crate::arm64::processor::{Features, Processor};
             use $crate::arm64::state::VcpuState;
             use $crate::arm64::vcpu::{self, Inbox, Patience, Workspace};
@@ -23,11 +23,13 @@ macro_rules! offer_arm64 {
             use $crate::devices::region::Region;
             use $crate::devices::virt::map;
             use $crate::loader::LoadError;
-            use $crate::sched::{Turn, VcpuIndex};
+            use $crate::loader::virt::Entry;
+            use $crate::sched::Turn;
             use $crate::vm::arch::Arch;
             use $crate::vm::awaited::Word;
+            use $crate::vm::load::Plan;
             use $crate::vm::space::{FlushScratch, Flushed, VmMemory};
-            use $crate::vm::{Context, CreateError, Files, Vm, Next, PerCpu};
+            use $crate::vm::{Context, CreateError, Files, Next, PerCpu, Vm, VpIndex};
 
             // SAFETY: `Processor::run_guest` is called in `vcpu::enter` alone, for the owner's
             // guest. `vcpu::take_flush` drops this processor's translations of the machine before
@@ -36,6 +38,8 @@ macro_rules! offer_arm64 {
             unsafe impl Arch for $processor {
                 $($given)*
 
+                type Common = Common;
+                type Entry = Entry;
                 type Shared = Shared;
                 type Inbox = Inbox;
                 type State = VcpuState<Self>;
@@ -60,8 +64,8 @@ macro_rules! offer_arm64 {
                     Self::features().contains(Features::DIRTY_STATE)
                 }
 
-                fn new_vcpu(shared: &Shared, index: VcpuIndex) -> VcpuState<Self> {
-                    shared.new_vcpu(index)
+                fn new_vcpu(shared: &Shared, index: VpIndex, identity: u32) -> VcpuState<Self> {
+                    shared.new_vcpu(index, identity)
                 }
 
                 fn new_inbox() -> Inbox {
@@ -72,15 +76,12 @@ macro_rules! offer_arm64 {
                     Workspace::new(cpu)
                 }
 
-                fn load(
-                    shared: &Shared,
-                    files: &Files,
-                    vcpus: u32,
-                    slots: &Memslots,
-                    boot: (&Inbox, &mut VcpuState<Self>),
-                    pause: &mut dyn FnMut(),
-                ) -> Result<(), LoadError> {
-                    shared.load::<Self>(files, vcpus, slots, boot, pause)
+                fn plan(shared: &Shared, files: &Files, vcpus: u32) -> Result<Plan<Entry>, LoadError> {
+                    shared.plan(files, vcpus)
+                }
+
+                fn begin(_: &Shared, entry: Entry, boot: (&Inbox, &mut VcpuState<Self>)) {
+                    guest::begin(entry, boot);
                 }
 
                 fn reset_devices(vm: &Vm<Self>) {
@@ -89,6 +90,19 @@ macro_rules! offer_arm64 {
 
                 fn device_regions(vm: &Vm<Self>) -> impl IntoIterator<Item = Region> {
                     map::regions(vm.vcpu_count() as u8)
+                }
+
+                fn type_in(vm: &Vm<Self>, port: u16, bytes: &[u8]) -> Option<usize> {
+                    (port == 0).then(|| devices::type_in(vm, bytes))
+                }
+
+                fn holds_space(vm: &Vm<Self>, cpu: &PerCpu<Self>) -> bool {
+                    // Pairs with the stores in `vcpu`.
+                    cpu.arch.root.load(Ordering::Acquire) == vm.guest.root()
+                }
+
+                fn leave_space(common: &Common, cpu: &PerCpu<Self>, workspace: &mut Workspace) {
+                    vcpu::leave_space(common, cpu, workspace);
                 }
 
                 fn receive_console(vm: &Vm<Self>) {

@@ -5,6 +5,7 @@
 //! both in the same way.
 
 use core::cell::Cell;
+use core::sync::atomic::AtomicU64;
 
 use bitflags::bitflags;
 use coherence::tlbi::Stage2Tlb;
@@ -13,7 +14,7 @@ use stay::Mistakes;
 use super::controls::hcr;
 use super::debug::{Counts, Debug};
 use super::exchanged::Register;
-use super::guest::Shared;
+use super::guest::{Common, Shared};
 use super::state::VcpuState;
 use super::vcpu::{Inbox, Workspace};
 use crate::devices::virt::gic::{ListRegisters, Maintenance};
@@ -144,6 +145,9 @@ pub struct CpuData {
     pub timers_fired: Cell<u32>,
     /// The virtual CPU interface has requested maintenance.
     pub maintenance_fired: Cell<bool>,
+    /// Root of the address space in VTTBR_EL2; 0 for that of no machine. Written by the CPU itself
+    /// after it has loaded the register, read by the one that frees an address space.
+    pub root: AtomicU64,
     /// The auditor's record of this CPU.
     #[cfg(feature = "audit")]
     pub books: core::cell::RefCell<super::audit::CpuBooks>,
@@ -157,6 +161,7 @@ impl CpuData {
             redistributor: Cell::new(0),
             timers_fired: Cell::new(0),
             maintenance_fired: Cell::new(false),
+            root: AtomicU64::new(0),
             #[cfg(feature = "audit")]
             books: core::cell::RefCell::new(super::audit::CpuBooks::new()),
         }
@@ -275,12 +280,14 @@ pub trait Processor: Cpus<CpuData = CpuData> {
 
 /// An architecture whose processors are these.
 pub trait Arm64:
-    Processor + Arch<Shared = Shared, Inbox = Inbox, State = VcpuState<Self>, Workspace = Workspace>
+    Processor
+    + Arch<Common = Common, Shared = Shared, Inbox = Inbox, State = VcpuState<Self>, Workspace = Workspace>
 {
 }
 
 impl<A> Arm64 for A where
-    A: Processor + Arch<Shared = Shared, Inbox = Inbox, State = VcpuState<A>, Workspace = Workspace>
+    A: Processor
+        + Arch<Common = Common, Shared = Shared, Inbox = Inbox, State = VcpuState<A>, Workspace = Workspace>
 {
 }
 

@@ -17,8 +17,8 @@ use super::system::{self, SystemRegisters, Timer, VirtualInterface};
 use super::vcpu::Inbox;
 use crate::devices::virt::gic::{self, Private, View};
 use crate::devices::virt::psci::Start;
-use crate::sched::VcpuIndex;
 use crate::sched::spinning::{Look, SpinWatch};
+use crate::vm::VpIndex;
 use crate::vm::arch::State;
 
 /// Processor state at the start of a vCPU: EL1 with its own stack pointer, everything masked (PSCI,
@@ -64,19 +64,20 @@ pub struct VcpuState<P> {
     /// Detects whether it spins.
     pub spin: SpinWatch,
     /// Its index, and the number of vCPUs.
-    place: (VcpuIndex, u32),
+    place: (VpIndex, u32),
     processor: PhantomData<fn() -> P>,
 }
 
 impl<P: Processor> VcpuState<P> {
-    /// A vCPU after power-on: off.
-    pub fn new(index: VcpuIndex, count: u32, configuration: Configuration) -> Self {
+    /// A vCPU after power-on: off. It has this index, and this identity among the vCPUs of all
+    /// guests.
+    pub fn new((index, identity): (VpIndex, u32), count: u32, configuration: Configuration) -> Self {
         Self {
             registers: Registers::default(),
             gic: Private::new(index as u8, count as u8),
             activity: Activity::Off,
             home: Home::new(),
-            auditor: Auditor::new(index, configuration.broadcasts()),
+            auditor: Auditor::new(identity, configuration.broadcasts()),
             mmio: MmioCache::new(),
             configuration,
             exit: Vector::Interrupt,
@@ -213,7 +214,7 @@ impl<P: Arm64> State for VcpuState<P> {
         let (index, count) = self.place;
         let (home, auditor) = (self.home, self.auditor);
         let configuration = self.configuration.with_serror(false);
-        *self = Self { home, auditor, ..Self::new(index, count, configuration) };
+        *self = Self { home, auditor, ..Self::new((index, 0), count, configuration) };
     }
 
     /// Unknown: no flush uses it, because none is issued by request.

@@ -62,10 +62,10 @@ impl Log for Logger {
 /// Counts a line that was left out; the vCPU on this CPU caused it.
 #[cold]
 fn count_left_out() {
-    let Some(vm) = super::machine() else { return };
+    let Some(host) = super::host() else { return };
     let vcpu = PerCpu::current().current_vcpu.load(Ordering::Relaxed);
-    if let Some(vcpu) = vcpu.checked_sub(1).and_then(|index| vm.vcpus.get(index as usize)) {
-        increase(&vm.counters_of(vcpu)[Counter::LogLinesLeftOut as usize], 1);
+    if let Some(row) = vcpu.checked_sub(1) {
+        increase(&host.counters_of(row)[Counter::LogLinesLeftOut as usize], 1);
     }
 }
 

@@ -1,7 +1,7 @@
 //! The heap, and the location of the image. Everything is mapped one to one.
 
 use alloc::alloc::{alloc_zeroed, dealloc};
-use core::alloc::Layout;
+use core::alloc::{GlobalAlloc, Layout};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -24,7 +24,36 @@ const RAM_PER_HEAP: u64 = 4096;
 const HEAP_MAX: u64 = 1 << 30;
 
 #[global_allocator]
-static HEAP: TalcLock<Mutex<()>, Manual> = TalcLock::new(Manual);
+static HEAP: Counted = Counted { heap: TalcLock::new(Manual), used: AtomicU64::new(0) };
+
+/// The heap, with the number of bytes that are allocated from it.
+struct Counted {
+    heap: TalcLock<Mutex<()>, Manual>,
+    used: AtomicU64,
+}
+
+// SAFETY: all of it is the heap's; counting has no effect on it.
+unsafe impl GlobalAlloc for Counted {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promises are the heap's conditions.
+        let start = unsafe { self.heap.alloc(layout) };
+        if !start.is_null() {
+            self.used.fetch_add(layout.size() as u64, Ordering::Relaxed);
+        }
+        start
+    }
+
+    unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
+        self.used.fetch_sub(layout.size() as u64, Ordering::Relaxed);
+        // SAFETY: as above.
+        unsafe { self.heap.dealloc(start, layout) };
+    }
+}
+
+/// Bytes that are allocated from the heap.
+pub(crate) fn used() -> u64 {
+    HEAP.used.load(Ordering::Relaxed)
+}
 
 unsafe extern "C" {
     static __image_start: u8;
@@ -62,7 +91,7 @@ pub(crate) fn init_heap(free: &mut FreeMemory, reach: u64) -> Result<(), &'stati
     let size = (HEAP_MIN + free.total() / RAM_PER_HEAP).min(HEAP_MAX) & !(PAGE - 1);
     let base = free.take(size, PAGE, reach).ok_or("no room for the heap")?;
     // SAFETY: the range was taken from free RAM, is mapped, and has no other user.
-    unsafe { HEAP.lock().claim(base as *mut u8, size as usize) };
+    unsafe { HEAP.heap.lock().claim(base as *mut u8, size as usize) };
     Ok(())
 }
 

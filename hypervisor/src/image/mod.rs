@@ -20,20 +20,21 @@ use hostlink::counters::Beacon;
 use hostlink::exit::ExitCode;
 use spin::Once;
 
-use crate::arch::{Local, Vm};
+use crate::arch::{Host, Local};
 use crate::free_memory::FreeMemory;
-use crate::vm::{self, Files, run};
+use crate::vm::files::Bundle;
+use crate::vm::{self, run};
 
 /// Through this the host tool finds the counters.
 #[unsafe(no_mangle)]
 pub(crate) static QUELL_BEACON: Beacon = Beacon::new();
 
-static MACHINE: Once<Vm> = Once::new();
+static HOST: Once<Host> = Once::new();
 
-/// The machine, once it exists.
+/// What the guests share, once it exists.
 #[inline(always)]
-pub(crate) fn machine() -> Option<&'static Vm> {
-    MACHINE.get()
+pub(crate) fn host() -> Option<&'static Host> {
+    HOST.get()
 }
 
 /// Ends the run because a requirement of the hypervisor is not met.
@@ -46,7 +47,7 @@ pub(crate) fn refuse(code: ExitCode, reason: &dyn Display) -> ! {
 /// # Safety
 ///
 /// The memory of the module is mapped, and is never modified.
-pub(crate) unsafe fn files_of_module(module: Option<Range<u64>>, kind: &str) -> Files {
+pub(crate) unsafe fn read_module(module: Option<Range<u64>>, kind: &str) -> Bundle {
     let module = module.unwrap_or_else(|| {
         let why = format_args!("no bundle: give it as {kind} (QEMU: -initrd)");
         refuse(ExitCode::BadConfig, &why)
@@ -55,22 +56,27 @@ pub(crate) unsafe fn files_of_module(module: Option<Range<u64>>, kind: &str) -> 
     let bundle = unsafe {
         core::slice::from_raw_parts(module.start as *const u8, (module.end - module.start) as usize)
     };
-    let files = Files::read(bundle).unwrap_or_else(|why| refuse(ExitCode::BadConfig, &why));
-    vm::files::make_defect(&files.config);
-    if let Some(symbols) = files.symbols {
+    let bundle = Bundle::read(bundle).unwrap_or_else(|why| refuse(ExitCode::BadConfig, &why));
+    vm::files::make_defect(&bundle.config);
+    if let Some(symbols) = bundle.symbols {
         panic::set_symbols(symbols);
     }
-    files
+    bundle
 }
 
-/// Creates the machine that the files describe, and runs it on this CPU, which is the boot CPU, and
-/// the others. `ready` is called when the machine exists, before any vCPU runs.
-pub(crate) fn run_machine(files: Files, free: &mut FreeMemory, unix: Option<u64>, ready: impl FnOnce()) -> ! {
-    let vm = vm::machine::create::<Local>(files, free, unix)
-        .unwrap_or_else(|why| refuse(ExitCode::BadConfig, &why));
-    let vm = MACHINE.call_once(|| vm);
-    vm.publish_counters(&QUELL_BEACON);
+/// Creates the guests that the bundle describes, and runs them on this CPU, which is the boot CPU,
+/// and the others. `ready` is called when the guests exist, before any vCPU runs.
+pub(crate) fn run_guests(
+    bundle: Bundle,
+    free: &mut FreeMemory,
+    unix: Option<u64>,
+    ready: impl FnOnce(),
+) -> ! {
+    let host = Host::new(bundle, free, unix).unwrap_or_else(|why| refuse(ExitCode::BadConfig, &why));
+    let host = HOST.call_once(|| host);
+    host.create_guests().unwrap_or_else(|why| refuse(ExitCode::BadConfig, &why));
+    host.publish_counters(&QUELL_BEACON);
     ready();
-    run::start(vm);
-    run::cpu_loop(vm)
+    run::start(host);
+    run::cpu_loop(host)
 }

@@ -1,37 +1,53 @@
-//! The scheduler: many vCPUs on few CPUs.
+//! The scheduler: the vCPUs of several guests on few CPUs.
 //!
-//! Each CPU has its own [queue](queue::RunQueue), ordered by the time that its vCPUs have run (a
-//! virtual clock, as in Linux' CFS). The rules:
+//! It has two levels. Above, the guests share the CPUs by their weights, whatever number of vCPUs
+//! they have: see [`ledger`]. Below, the vCPUs of a guest share what it gets on a CPU. Each CPU has
+//! its own [queue](queue::RunQueue), ordered by the time that its vCPUs have run (a virtual clock,
+//! as in Linux' CFS). The rules:
 //!
-//! * The vCPU that has run least is next, for at most a slice while others wait, without limit
-//!   otherwise.
+//! * The guest that has had least for its weight is next, and of its vCPUs the one that has run
+//!   least, for at most a slice while others wait, without limit otherwise.
+//! * A guest with a cap is held once it has used what it may.
 //! * A vCPU that waits for an interrupt is in no queue. When it wakes it goes to an idle CPU if
 //!   there is one, to its last CPU otherwise, and preempts a vCPU that has run for longer than a
 //!   small margin.
 //! * A vCPU that only its timer wakes waits in a separate line, which shares the CPU with the vCPUs
 //!   that have work (see [`queue`]).
-//! * A vCPU that spins goes behind all waiting vCPUs. A vCPU that waits for a word in memory is
-//!   skipped until the word has changed.
+//! * A vCPU that spins goes behind all waiting vCPUs of its guest. A vCPU that waits for a word in
+//!   memory is skipped until the word has changed.
 //! * A CPU without work takes a vCPU from the longest queue; a queue that has two more than the
-//!   shortest gives one up when one of its vCPUs is put back.
+//!   shortest gives one up when one of its vCPUs is put back. A guest that waits behind another on
+//!   one CPU goes to the CPU of one that is far ahead (see [`balance`]).
+//! * A vCPU waits and runs only on the CPUs of its guest's set.
 //!
 //! A vCPU's state is saved before it appears in any queue, and it is in at most one queue. Its move
 //! is made under the lock of the queue it blocks on, and then under the lock of the queue that it
 //! is put into, never under both.
 
+mod balance;
+mod cpu_set;
+mod groups;
+mod ledger;
 #[cfg(all(test, loom))]
 mod model;
 pub mod notify;
 pub mod queue;
+#[cfg(all(test, not(loom)))]
+mod simulation;
 pub mod spinning;
 #[cfg(all(test, not(loom)))]
 mod tests;
 mod turns;
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Mutex, Ordering};
+use ledger::Ledger;
 
+pub use cpu_set::CpuSet;
+pub use groups::{GroupIndex, Share};
+use queue::WATCHED;
 pub use queue::{Line, Policy, PutBack, RunQueue, Standing, VcpuIndex};
 pub use turns::{TURNS_MAX, Turns};
 
@@ -61,6 +77,18 @@ struct Home {
     /// CPU in whose timer line it waits, plus one; 0 if in none. Written under that queue's lock; a
     /// hint to readers that do not hold it.
     timer_line: AtomicU32,
+    /// The time that it has had. Written by the CPU that it leaves.
+    used: AtomicU64,
+}
+
+impl Home {
+    /// The vCPU has had `ticks` more.
+    #[inline(always)]
+    fn charge(&self, ticks: u64) {
+        // No CPU but the one that it runs on writes it.
+        let used = self.used.load(Ordering::Relaxed).wrapping_add(ticks);
+        self.used.store(used, Ordering::Relaxed);
+    }
 }
 
 /// A queue's state as it concerns the CPU while a vCPU runs on it.
@@ -100,8 +128,8 @@ pub enum Block {
 #[derive(Debug)]
 struct Place {
     queue: Mutex<RunQueue>,
-    /// [`RunQueue::load`] as of the last release of the lock. It may be out of date when it is read
-    /// without the lock.
+    /// [`RunQueue::watched_load`] as of the last release of the lock. It may be out of date when it
+    /// is read without the lock.
     load: AtomicUsize,
     /// [`RunQueue::next_timer`], likewise.
     next_timer: AtomicU64,
@@ -115,13 +143,18 @@ impl Place {
         let result = act(&mut queue);
         // Relaxed, but within the lock, so that the newest value is stored last. See the table of
         // hints in `notify`.
-        self.load.store(queue.load(), Ordering::Relaxed);
-        self.next_timer.store(queue.next_timer(), Ordering::Relaxed);
+        self.load.store(queue.watched_load(), Ordering::Relaxed);
         result
     }
 
+    /// The queue's timers have changed. Called with the lock held.
+    #[inline]
+    fn note_timers(&self, queue: &RunQueue) {
+        self.next_timer.store(queue.next_timer(), Ordering::Relaxed); // As above.
+    }
+
     fn load(&self) -> usize {
-        self.load.load(Ordering::Relaxed)
+        self.load.load(Ordering::Relaxed) & !WATCHED
     }
 }
 
@@ -132,33 +165,44 @@ pub struct Scheduler {
     cpus: Vec<CpuIndex>,
     /// Indexed by CPU. CPUs that run no vCPUs have a queue too, which is always empty.
     places: Vec<Place>,
+    /// Indexed by vCPU.
     homes: Vec<Home>,
+    /// Indexed by vCPU: its guest.
+    groups: Vec<AtomicU32>,
+    ledger: Arc<Ledger>,
     policy: Policy,
     /// Whether a vCPU that waits for memory to change may go on.
     may_go: fn(VcpuIndex) -> bool,
 }
 
 impl Scheduler {
-    /// Queues for these CPUs, at least one, and `vcpus` vCPUs, spread over the CPUs round-robin;
-    /// none is runnable yet. The CPUs' indices may have gaps.
+    /// Queues for these CPUs, at least one, and room for `vcpus` vCPUs of `groups` guests, of which
+    /// there are none yet. The CPUs' indices may have gaps.
     ///
     /// # Panics
     ///
     /// If there is no CPU.
-    pub fn new(cpus: Vec<CpuIndex>, vcpus: u32, policy: Policy) -> Self {
+    pub fn new(cpus: Vec<CpuIndex>, vcpus: u32, groups: u32, policy: Policy) -> Self {
         let last = *cpus.iter().max().expect("a CPU runs vCPUs");
-        let home = |vcpu: u32| cpus[vcpu as usize % cpus.len()];
-        let homes =
-            (0..vcpus).map(|vcpu| Home { cpu: AtomicU32::new(home(vcpu)), ..Home::default() }).collect();
+        let groups = groups.max(1);
+        let ledger = Arc::new(Ledger::new(groups, last + 1, cpus.len(), policy));
         let place = |cpu| {
-            let capacity = if cpus.contains(&cpu) { vcpus as usize } else { 0 };
+            let (vcpus, groups) = if cpus.contains(&cpu) { (vcpus, groups) } else { (0, 0) };
             Place {
-                queue: Mutex::new(RunQueue::with_capacity(capacity)),
+                queue: Mutex::new(RunQueue::new(cpu, vcpus as usize, groups as usize, ledger.clone())),
                 load: AtomicUsize::new(0),
                 next_timer: AtomicU64::new(u64::MAX),
             }
         };
-        Self { places: (0..=last).map(place).collect(), homes, policy, cpus, may_go: |_| true }
+        Self {
+            places: (0..=last).map(place).collect(),
+            homes: (0..vcpus).map(|_| Home::default()).collect(),
+            groups: (0..vcpus).map(|_| AtomicU32::new(0)).collect(),
+            policy,
+            cpus,
+            may_go: |_| true,
+            ledger,
+        }
     }
 
     /// Sets the function that decides whether a vCPU that waits for memory to change may go on. It
@@ -189,17 +233,13 @@ impl Scheduler {
         self.cpus.len() as u32
     }
 
-    fn others(&self, cpu: CpuIndex) -> impl Iterator<Item = CpuIndex> {
-        self.cpus.iter().copied().filter(move |&other| other != cpu)
-    }
-
     /// Lets `cpu` run the vCPU with the strongest claim: one of its own, or one of the longest
     /// queue. `None`: it may idle; a CPU that gives it work later finds it idle and nudges it.
     pub fn next(&self, cpu: CpuIndex, now: u64) -> Option<Turn> {
         if let Some(turn) = self.place(cpu).with(|own| self.start(cpu, own, now)) {
             return Some(turn);
         }
-        let (vcpu, standing) = self.steal_for(cpu)?;
+        let (vcpu, standing) = self.steal_for(cpu, now)?;
         self.place(cpu).with(|own| {
             let _nobody_runs = own.enqueue(vcpu, standing, &self.policy);
             self.start(cpu, own, now)
@@ -222,43 +262,24 @@ impl Scheduler {
         Some(Turn { vcpu, migrated, waited })
     }
 
-    fn steal_for(&self, thief: CpuIndex) -> Option<(VcpuIndex, Standing)> {
-        let (load, victim) = self.others(thief).map(|cpu| (self.place(cpu).load(), cpu)).max()?;
-        if load < 2 {
-            return None;
-        }
-        self.place(victim).with(RunQueue::steal)
-    }
-
     /// Puts the vCPU that runs on `cpu` back among the waiting ones, here or on a CPU with a
     /// smaller load, and lets the next one run.
     pub fn switch(&self, cpu: CpuIndex, now: u64, why: PutBack) -> (Option<Turn>, Nudge) {
         let (turn, surplus) = self.place(cpu).with(|own| {
-            if let Some(vcpu) = own.running() {
-                self.homes[vcpu as usize].ready_since.store(now, Ordering::Relaxed);
+            if let Some(running) = own.turn() {
+                let home = &self.homes[running.vcpu as usize];
+                home.ready_since.store(now, Ordering::Relaxed);
+                home.charge(running.had(now));
+                own.put_back(&running, now, why, &self.policy);
             }
-            own.put_back(now, why, &self.policy);
-            let emptier = self.emptier_than(cpu, own.load());
-            let surplus = emptier.and_then(|emptier| own.steal().map(|stolen| (emptier, stolen)));
+            let surplus = self.surplus(own, cpu, now);
             (self.start(cpu, own, now), surplus)
         });
         let nudge = match surplus {
             Some((emptier, (vcpu, standing))) => self.enqueue(emptier, vcpu, standing),
-            None => Nudge::Nothing,
+            None => self.give_ahead(cpu, now),
         };
         (turn, nudge)
-    }
-
-    /// A CPU whose load is smaller than `load` by at least two.
-    #[inline]
-    fn emptier_than(&self, cpu: CpuIndex, load: usize) -> Option<CpuIndex> {
-        if load < 2 || self.cpus.len() == 1 { None } else { self.search_emptier_than(cpu, load) }
-    }
-
-    #[inline(never)]
-    fn search_emptier_than(&self, cpu: CpuIndex, load: usize) -> Option<CpuIndex> {
-        let (least, other) = self.others(cpu).map(|other| (self.place(other).load(), other)).min()?;
-        (least + 2 <= load).then_some(other)
     }
 
     /// Takes the vCPU that runs on `cpu` off it, if `commit` agrees that it may block, and lets the
@@ -267,15 +288,18 @@ impl Scheduler {
     /// `commit` runs under the queue's lock. A waker that sees the vCPU blocked waits for that
     /// lock, so it finds the timer set and the vCPU off the CPU.
     pub fn block(&self, cpu: CpuIndex, now: u64, deadline: u64, commit: impl FnOnce() -> bool) -> Block {
-        self.place(cpu).with(|own| {
-            let Some(vcpu) = own.running() else { return Block::Refused };
+        let place = self.place(cpu);
+        place.with(|own| {
+            let Some(running) = own.turn() else { return Block::Refused };
             if !commit() {
                 return Block::Refused;
             }
-            let virtual_time = own.take_off(now);
-            self.homes[vcpu as usize].virtual_time.store(virtual_time, Ordering::Relaxed);
+            let home = &self.homes[running.vcpu as usize];
+            home.charge(running.had(now));
+            home.virtual_time.store(own.take_off(&running, now), Ordering::Relaxed);
             if deadline != u64::MAX {
-                own.add_timer(deadline, vcpu);
+                own.add_timer(deadline, running.vcpu);
+                place.note_timers(own);
             }
             Block::Next(self.start(cpu, own, now))
         })
@@ -289,11 +313,14 @@ impl Scheduler {
         home.ready_since.store(now, Ordering::Relaxed);
         // Relaxed: the notify word, by which the caller knows that it may wake the vCPU, orders it.
         let cpu = home.cpu.load(Ordering::Relaxed);
-        let placed = self.place(cpu).with(|own| {
-            own.remove_timer(vcpu);
-            let standing = own.standing(home.virtual_time.load(Ordering::Relaxed), line);
-            // On the way to an emptier CPU only one lock is held at a time.
-            match self.emptier_than(cpu, own.load().wrapping_add(1)) {
+        let place = self.place(cpu);
+        let placed = place.with(|own| {
+            if own.remove_timer(vcpu) {
+                place.note_timers(own);
+            }
+            let standing = own.standing(vcpu, home.virtual_time.load(Ordering::Relaxed), line);
+            // On the way to a better CPU only one lock is held at a time.
+            match self.better_than(cpu, own, vcpu, now) {
                 Some(emptier) => Err((emptier, standing)),
                 None => Ok(self.enqueue_in(own, cpu, vcpu, standing)),
             }
@@ -350,7 +377,7 @@ impl Scheduler {
     #[inline]
     pub fn queue_state(&self, cpu: CpuIndex, now: u64) -> QueueState {
         let place = self.place(cpu);
-        if place.load() > 1 {
+        if place.load.load(Ordering::Relaxed) > 1 {
             return self.queue_state_among_others(place, now);
         }
         // Only this CPU adds timers.
@@ -380,14 +407,24 @@ impl Scheduler {
         self.place(cpu).load() > 1
     }
 
-    /// When `cpu`, which idles, must next check the scheduler: the next timer.
+    /// When `cpu`, which idles, must next check the scheduler: the next timer, or the end of the
+    /// time for which a guest's cap holds it.
     pub fn next_event(&self, cpu: CpuIndex) -> u64 {
-        self.place(cpu).next_timer.load(Ordering::Relaxed)
+        let place = self.place(cpu);
+        if self.ledger.is_in_use() {
+            return place.queue.lock().next_event();
+        }
+        place.next_timer.load(Ordering::Relaxed)
     }
 
     /// Takes one vCPU that blocked on `cpu` and whose deadline has passed; the caller posts it its
     /// event.
     pub fn pop_expired(&self, cpu: CpuIndex, now: u64) -> Option<VcpuIndex> {
-        self.place(cpu).with(|own| own.pop_expired(now))
+        let place = self.place(cpu);
+        place.with(|own| {
+            let vcpu = own.pop_expired(now)?;
+            place.note_timers(own);
+            Some(vcpu)
+        })
     }
 }

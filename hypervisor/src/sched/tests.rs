@@ -1,7 +1,14 @@
 use super::*;
 
 fn scheduler(cpus: u32, vcpus: u32) -> Scheduler {
-    Scheduler::new((0..cpus).collect(), vcpus, Policy::new(1000))
+    on((0..cpus).collect(), vcpus)
+}
+
+/// One guest on these CPUs.
+fn on(cpus: Vec<CpuIndex>, vcpus: u32) -> Scheduler {
+    let sched = Scheduler::new(cpus, vcpus, 1, Policy::new(1000));
+    sched.add_group(0, 0..vcpus, Share::default());
+    sched
 }
 
 /// The vCPU whose turn it is on `cpu`, and whether it comes from another CPU.
@@ -94,7 +101,7 @@ fn only_the_first_in_the_timer_line_is_announced() {
 
 #[test]
 fn u15_cpus_with_gaps() {
-    let sched = Scheduler::new(vec![1, 4], 4, Policy::new(1000));
+    let sched = on(vec![1, 4], 4);
     assert_eq!((sched.cpu_count(), sched.has_cpu(2), sched.has_cpu(4)), (2, false, true));
     assert_eq!(sched.wake(0, Line::Work, 0), Nudge::Idle(1));
     assert_eq!(next(&sched, 1), Some((0, false)));
@@ -107,7 +114,7 @@ fn u15_cpus_with_gaps() {
 
 #[test]
 fn a_cpu_that_is_left_out_gets_no_vcpu() {
-    let sched = Scheduler::new(vec![1, 2], 4, Policy::new(1000));
+    let sched = on(vec![1, 2], 4);
     assert!(!sched.has_cpu(0) && sched.has_cpu(2));
     for vcpu in 0..4 {
         assert!(matches!(sched.wake(vcpu, Line::Work, 0), Nudge::Idle(cpu) if cpu != 0));
@@ -127,7 +134,7 @@ fn put_back_evens_the_queues_out() {
 
 #[test]
 fn a_turn_says_how_long_the_vcpu_waited_for_it() {
-    let sched = Scheduler::new(vec![0], 2, Policy::new(1000));
+    let sched = on(vec![0], 2);
     let _ = sched.wake(0, Line::Work, 100);
     let turn = sched.next(0, 130).unwrap();
     assert_eq!((turn.vcpu, turn.waited), (0, 30));
@@ -144,7 +151,7 @@ fn a_turn_says_how_long_the_vcpu_waited_for_it() {
 
 #[test]
 fn whoever_is_taken_by_another_cpu_has_waited_since_before() {
-    let sched = Scheduler::new(vec![0, 1], 4, Policy::new(1000));
+    let sched = on(vec![0, 1], 4);
     for vcpu in [0, 2] {
         let _ = sched.wake(vcpu, Line::Work, 10);
     }

@@ -19,21 +19,23 @@ use coherence::{Space, Stalled};
 use hostlink::config::Config;
 use hostlink::exit::ExitCode;
 use hostlink::phase::Phase;
-use memslots::{Memslots, MmioCache};
+use memslots::MmioCache;
 use paging::{Format, Invalidation, Level, TableMemory};
 use stay::MMIO_PAGES;
 
 use super::awaited::Word;
 use super::context::{Context, Next};
 use super::files::{CreateError, Files};
-use super::machine::Vm;
+use super::host::Host;
+use super::load::Plan;
+use super::machine::{Vm, VpIndex};
 use super::memory::NestedTables;
 use super::percpu::PerCpu;
 use super::space::{FlushScratch, Flushed, VmMemory};
 use crate::devices::region::Region;
 use crate::loader::LoadError;
+use crate::sched::Turn;
 use crate::sched::spinning::Look;
-use crate::sched::{Turn, VcpuIndex};
 
 /// The time: a counter that reads the same on all CPUs and never decreases.
 pub trait Clock {
@@ -95,8 +97,8 @@ pub unsafe trait Cpus: Clock + Sized + 'static {
 
 /// The rest of the machine.
 pub trait Board: Cpus {
-    /// The virtual machine that runs here, once it exists.
-    fn machine() -> Option<&'static Vm<Self>>
+    /// What the guests here share, once it exists.
+    fn host() -> Option<&'static Host<Self>>
     where
         Self: Arch;
 
@@ -119,6 +121,9 @@ pub trait Board: Cpus {
     ///
     /// The range is RAM, mapped, aligned to 4 KiB, and not in use.
     unsafe fn zero(start: u64, size: u64);
+
+    /// Bytes that are allocated from the heap.
+    fn heap_used() -> u64;
 
     /// Next byte received on the control channel.
     fn receive_control() -> Option<u8>;
@@ -170,7 +175,7 @@ pub trait State: Send {
     fn mmio(&mut self) -> &mut MmioCache<MMIO_PAGES>;
 
     /// Logs the registers, when the guest cannot continue.
-    fn dump(&self, vcpu: VcpuIndex);
+    fn dump(&self, vcpu: VpIndex);
 }
 
 /// An architecture.
@@ -191,6 +196,10 @@ pub unsafe trait Arch: Board {
     type Nested: Format + 'static;
     /// The allocator of nested tables, with the properties that walks by the processor need.
     type Tables: TableMemory + Send + Sync + 'static;
+    /// What all guests share besides memory and scheduler.
+    type Common: Send + Sync + 'static;
+    /// Where a guest's boot vCPU begins.
+    type Entry: Send + 'static;
     /// The state that vCPUs share besides memory and scheduler: devices.
     type Shared: Send + Sync + 'static;
     /// The items that other CPUs post to a vCPU: interrupts, and start-up.
@@ -226,18 +235,30 @@ pub unsafe trait Arch: Board {
     /// Whether the processor marks stored-to pages in nested tables.
     fn notes_stores() -> bool;
 
-    /// A table allocator that draws on this pool.
+    /// A table allocator for one guest that draws on this pool.
     fn tables(pool: NestedTables) -> Self::Tables;
+
+    /// What all guests share. Called once, before the first guest exists.
+    ///
+    /// # Errors
+    ///
+    /// What this machine lacks.
+    fn common(config: &Config<'_>) -> Result<Self::Common, CreateError>;
 
     /// The shared state of a guest's vCPUs; `space` holds its nested page table.
     ///
     /// # Errors
     ///
     /// What this machine lacks.
-    fn share(config: &Config<'_>, space: &VmMemory<Self>) -> Result<Self::Shared, CreateError>;
+    fn share(
+        config: &Config<'_>,
+        common: &'static Self::Common,
+        space: &VmMemory<Self>,
+    ) -> Result<Self::Shared, CreateError>;
 
-    /// The private state of a vCPU after power-on.
-    fn new_vcpu(shared: &Self::Shared, index: VcpuIndex) -> Self::State;
+    /// The private state of a vCPU after power-on. No other vCPU of any guest ever has the same
+    /// identity.
+    fn new_vcpu(shared: &Self::Shared, index: VpIndex, identity: u32) -> Self::State;
 
     /// The inbox of a vCPU after power-on.
     fn new_inbox() -> Self::Inbox;
@@ -245,20 +266,15 @@ pub unsafe trait Arch: Board {
     /// The workspace of the calling CPU, which is `cpu`.
     fn new_workspace(cpu: &PerCpu<Self>) -> Self::Workspace;
 
-    /// Puts kernel, initial RAM disk and tables into memory, which is zeroed; `boot` begins at the
-    /// entry. Works in short steps, with a `pause` between them, during which no lock is held.
+    /// What is put into the guest's memory: kernel, initial RAM disk and tables.
     ///
     /// # Errors
     ///
     /// If the files are malformed, or do not fit.
-    fn load(
-        shared: &Self::Shared,
-        files: &Files,
-        vcpus: u32,
-        slots: &Memslots,
-        boot: (&Self::Inbox, &mut Self::State),
-        pause: &mut dyn FnMut(),
-    ) -> Result<(), LoadError>;
+    fn plan(shared: &Self::Shared, files: &Files, vcpus: u32) -> Result<Plan<Self::Entry>, LoadError>;
+
+    /// Memory is as planned: lets the boot vCPU begin. No vCPU of the guest runs.
+    fn begin(shared: &Self::Shared, entry: Self::Entry, boot: (&Self::Inbox, &mut Self::State));
 
     /// Begins to [remove](Vm::begin_change) the memory slots that devices have added, if any are
     /// left. Returns true only when none is left and no change of the slots is in progress. No vCPU
@@ -272,6 +288,19 @@ pub unsafe trait Arch: Board {
 
     /// Address ranges where no memory can be added.
     fn device_regions(vm: &Vm<Self>) -> impl IntoIterator<Item = Region>;
+
+    /// The input of a guest's serial port: returns how many of the bytes the guest has room for;
+    /// `None` if there is no such port.
+    fn type_in(vm: &Vm<Self>, port: u16, bytes: &[u8]) -> Option<usize>;
+
+    /// Whether a CPU, of which no vCPU of the guest makes use, has the guest's address space
+    /// loaded.
+    fn holds_space(_: &Vm<Self>, _: &PerCpu<Self>) -> bool {
+        false
+    }
+
+    /// No vCPU is on the calling CPU: it loads the address space of no guest.
+    fn leave_space(_: &Self::Common, _: &PerCpu<Self>, _: &mut Self::Workspace) {}
 
     /// Passes on the real console's input, as far as the guest has room for it.
     fn receive_console(vm: &Vm<Self>);

@@ -14,15 +14,14 @@ use paging::Progress;
 
 use super::arch::Arch;
 use super::counting::increase;
-use super::machine::{Vm, attention};
+use super::machine::{Vm, VpIndex, attention};
 use super::percpu::PerCpu;
 use super::space::{FlushScratch, MemoryJob};
-use crate::sched::VcpuIndex;
 
 /// The change in progress, if there is one. Only one change of the slots is in progress at a time.
 pub(super) struct OwnChange<A: Arch> {
     /// The vCPU whose access caused the change, and the job that carries it out.
-    under_way: Option<(VcpuIndex, MemoryJob<'static, A>)>,
+    under_way: Option<(VpIndex, MemoryJob<'static, A>)>,
     scratch: FlushScratch,
 }
 
@@ -36,7 +35,7 @@ impl<A: Arch> OwnChange<A> {
 impl<A: Arch> Vm<A> {
     /// Begins a change that an access of this vCPU has caused, on the calling CPU. The vCPU enters
     /// the guest again when the change is over.
-    pub fn begin_change(&self, cpu: &PerCpu<A>, by: VcpuIndex, job: MemoryJob<'static, A>) {
+    pub fn begin_change(&self, cpu: &PerCpu<A>, by: VpIndex, job: MemoryJob<'static, A>) {
         cpu.check_queue.set(true);
         self.change.lock().under_way = Some((by, job));
         // Pairs with `attention`: a CPU that sees it finds the change.
@@ -52,7 +51,7 @@ impl<A: Arch> Vm<A> {
     /// of any vCPU. `Done` if there is none.
     ///
     /// The caller must have no guest memory pinned, and no translation section of its vCPU open.
-    pub fn step_change(&self, vcpu: Option<VcpuIndex>) -> Progress {
+    pub fn step_change(&self, vcpu: Option<VpIndex>) -> Progress {
         // A change whose lock another CPU holds is not this vCPU's.
         let Some(mut change) = self.is_changing().then(|| self.change.try_lock()).flatten() else {
             return Progress::Done;
@@ -73,8 +72,8 @@ impl<A: Arch> Vm<A> {
         progress
     }
 
-    fn count_change(&self, by: VcpuIndex, report: &Report) {
-        let counters = self.counters_of(&self.vcpus[by as usize]);
+    fn count_change(&self, by: VpIndex, report: &Report) {
+        let counters = self.host.counters_of(self.vcpus[by as usize].row);
         for (counter, amount) in [
             (Counter::SlotChanges, 1),
             (Counter::ZapVisited, report.visited),

@@ -11,6 +11,7 @@ use super::arch::{Arch, State};
 use super::counting::{CounterRow, increase};
 use super::end;
 use super::files::Defects;
+use super::host::Host;
 use super::machine::{Vcpu, Vm};
 use super::percpu::PerCpu;
 
@@ -64,7 +65,9 @@ pub enum Led {
 
 /// A vCPU on a CPU, outside of guest mode.
 pub struct Context<'a, A: Arch> {
-    /// The machine.
+    /// What the machines share.
+    pub host: &'static Host<A>,
+    /// The machine. It exists as long as the vCPU is on this CPU.
     pub vm: &'static Vm<A>,
     /// The CPU.
     pub cpu: &'static PerCpu<A>,
@@ -96,7 +99,7 @@ impl<A: Arch> Context<'_, A> {
     /// Counts an exit, and records it in the trace.
     #[inline(always)]
     pub fn count_exit(&self, counter: Counter) {
-        self.cpu.trace_exit(self.vcpu.index, counter);
+        self.cpu.trace_exit(self.vcpu.row, counter);
         self.count(counter);
     }
 

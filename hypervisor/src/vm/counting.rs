@@ -5,28 +5,27 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use hostlink::counters::{BEACON_MAGIC, Beacon, Counter};
 
 use super::arch::Arch;
-use super::machine::{Vcpu, Vm};
+use super::host::Host;
 use crate::sched::VcpuIndex;
 
 /// The counters of one vCPU, as `hostlink::counters` lays them out.
 pub type CounterRow = [AtomicU64; Counter::COUNT];
 
-impl<A: Arch> Vm<A> {
+impl<A: Arch> Host<A> {
     /// Lets the host tool find the counters.
     pub fn publish_counters(&self, beacon: &Beacon) {
         beacon.counters.store(self.counters.as_ptr().addr() as u64, Ordering::Relaxed);
         beacon.tsc_hz.store(A::hz(), Ordering::Relaxed);
-        beacon.vcpu_count.store(self.vcpu_count(), Ordering::Relaxed);
+        beacon.vcpu_count.store(self.row_count(), Ordering::Relaxed);
         beacon.counter_count.store(Counter::COUNT as u32, Ordering::Relaxed);
         beacon.cpu_count.store(self.sched.cpu_count(), Ordering::Relaxed);
+        if !self.bundle.is_single {
+            beacon.guests.store(self.entries.as_ptr().addr() as u64, Ordering::Relaxed);
+            beacon.guest_count.store(self.entries.len() as u32, Ordering::Relaxed);
+        }
         self.trace.publish(beacon);
         // Pairs with the host tool, which reads the rest only after it has found this.
         beacon.magic.store(BEACON_MAGIC, Ordering::Release);
-    }
-
-    /// The counters of a vCPU.
-    pub fn counters_of(&self, vcpu: &Vcpu<A>) -> &CounterRow {
-        &self.counters[vcpu.index as usize]
     }
 }
 
@@ -45,8 +44,8 @@ pub fn count_here<A: Arch>(counter: Counter) {
 
 /// Increments a counter of rare events from any CPU, hence by a locked add.
 #[cold]
-pub fn count_rare<A: Arch>(vcpu: VcpuIndex, counter: Counter) {
-    if let Some(row) = A::machine().and_then(|vm| vm.counters.get(vcpu as usize)) {
-        row[counter as usize].fetch_add(1, Ordering::Relaxed);
+pub fn count_rare<A: Arch>(row: VcpuIndex, counter: Counter) {
+    if let Some(host) = A::host() {
+        host.counters_of(row)[counter as usize].fetch_add(1, Ordering::Relaxed);
     }
 }

@@ -2,9 +2,12 @@
 
 use core::fmt;
 
-use hostlink::bundle;
-use hostlink::config::{Architecture, Config, ConfigError, ForeignSwitch};
+use alloc::vec::Vec;
+
+use hostlink::bundle::{BundleError, GuestFiles, Reader};
+use hostlink::config::{Architecture, Config, ForeignSwitch, MAX_TOTAL_VCPUS};
 use hostlink::defect::Defect;
+use hostlink::name::Name;
 use stay::{Mistake, Mistakes};
 use tar_no_std::TarArchiveRef;
 
@@ -63,33 +66,45 @@ impl Mistakes for Defects {
 }
 
 /// The contents of the bundle.
+pub struct Bundle {
+    /// The configuration of the machine.
+    pub config: Config<'static>,
+    /// Whether it describes one guest, which uses the machine's serial ports.
+    pub is_single: bool,
+    /// The hypervisor's own symbols, for backtraces.
+    pub symbols: Option<&'static [u8]>,
+    /// The guests, by number.
+    pub guests: Vec<Files>,
+}
+
+/// A guest's files.
+#[derive(Clone, Copy)]
 pub struct Files {
-    /// The guest's kernel.
+    /// Its kernel.
     pub kernel: &'static [u8],
     /// Its initial RAM disk.
     pub initrd: Option<&'static [u8]>,
-    /// The hypervisor's own symbols, for backtraces.
-    pub symbols: Option<&'static [u8]>,
-    /// The configuration.
+    /// Its configuration.
     pub config: Config<'static>,
 }
 
 /// Why no machine was created.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CreateError {
     /// The bundle is no tar archive.
     NotABundle,
-    /// The bundle lacks this member.
-    Missing(&'static str),
-    /// The configuration is not text.
-    ConfigNotText,
-    /// The configuration is wrong.
-    Config(ConfigError<'static>),
+    /// The bundle is wrong.
+    Bundle(BundleError<'static>),
     /// The guest's files cannot be loaded.
     Load(LoadError),
     /// The machine lacks the requested memory (first value); the second is its free memory.
     NoMemory(u64, u64),
     /// There is no memory for nested page tables, or not enough for a root.
     NoTables,
+    /// None of the CPUs that this guest may use runs vCPUs.
+    NoCpuFor(Name),
+    /// Other guests have too many vCPUs.
+    NoRows,
     /// There is no memory for the trace rings.
     NoTrace,
     /// The boot CPU is to run no vCPUs, and it is the only one.
@@ -112,9 +127,7 @@ impl fmt::Display for CreateError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotABundle => f.write_str("the boot module is no tar archive"),
-            Self::Missing(name) => write!(f, "the bundle has no member '{name}'"),
-            Self::ConfigNotText => f.write_str("the bundle's configuration is not UTF-8"),
-            Self::Config(error) => write!(f, "{error}"),
+            Self::Bundle(error) => write!(f, "{error}"),
             Self::Load(error) => write!(f, "{error}"),
             Self::NoMemory(size, free) => write!(
                 f,
@@ -123,6 +136,8 @@ impl fmt::Display for CreateError {
                 free >> 20
             ),
             Self::NoTables => f.write_str("no memory is left for nested page tables: give the machine more"),
+            Self::NoCpuFor(name) => write!(f, "none of the CPUs that guest '{name}' may use runs vCPUs"),
+            Self::NoRows => write!(f, "all guests together have at most {MAX_TOTAL_VCPUS} vCPUs"),
             Self::NoTrace => f.write_str("no memory is left for the trace: give the machine more"),
             Self::NoCpu => f.write_str("boot_cpu=serve needs a second CPU to run the guest"),
             Self::Vmids => f.write_str("vmid_bits: each CPU may hold a VMID, and there must be one more"),
@@ -141,6 +156,21 @@ impl fmt::Display for CreateError {
 }
 
 impl Files {
+    /// The files of one guest of a bundle.
+    ///
+    /// # Errors
+    ///
+    /// There is no such guest.
+    fn of_guest(
+        reader: &Reader<'static, impl Fn(&str) -> Option<&'static [u8]>>,
+        number: u32,
+    ) -> Result<Self, CreateError> {
+        let GuestFiles { config, kernel, initrd } = reader.guest(number).map_err(CreateError::Bundle)?;
+        Ok(Self { kernel, initrd, config })
+    }
+}
+
+impl Bundle {
     /// Finds the members of the bundle.
     ///
     /// # Errors
@@ -152,13 +182,14 @@ impl Files {
             let mut entries = archive.entries();
             entries.find(|entry| entry.filename().as_str() == Ok(name)).map(|entry| entry.data())
         };
-        let text = member(bundle::CONFIG).ok_or(CreateError::Missing(bundle::CONFIG))?;
-        let text = core::str::from_utf8(text).map_err(|_| CreateError::ConfigNotText)?;
+        let reader = Reader::new(member).map_err(CreateError::Bundle)?;
         Ok(Self {
-            kernel: member(bundle::KERNEL).ok_or(CreateError::Missing(bundle::KERNEL))?,
-            initrd: member(bundle::INITRD),
-            symbols: member(bundle::SYMBOLS),
-            config: Config::parse(text).map_err(CreateError::Config)?,
+            config: *reader.machine(),
+            is_single: reader.is_single(),
+            symbols: reader.symbols(),
+            guests: (0..reader.guest_count())
+                .map(|number| Files::of_guest(&reader, number))
+                .collect::<Result<_, _>>()?,
         })
     }
 }

@@ -10,16 +10,16 @@ use super::percpu::PerCpu;
 
 /// Makes the vCPU that runs here check everything before it goes on.
 fn request_attention<A: Arch>() {
-    let Some(vm) = A::machine() else { return };
+    let Some(host) = A::host() else { return };
     let vcpu = A::this_cpu().current_vcpu.load(Ordering::Relaxed);
     // This may wake a vCPU that has just blocked. That is harmless: it blocks again.
-    if let Some(vcpu) = vcpu.checked_sub(1).and_then(|index| vm.vcpus.get(index as usize)) {
-        vm.notify(vcpu);
+    if let Some(row) = vcpu.checked_sub(1) {
+        host.notify(row);
     }
 }
 
 /// A kick has arrived. An emulator may delay its delivery until the next tick
-/// ([`Vm::tick_max`](super::Vm::tick_max)).
+/// ([`Host::tick_max`](super::Host::tick_max)).
 pub fn on_kick<A: Arch>() {
     let cpu = A::this_cpu();
     cpu.was_kicked.set(true);
@@ -51,15 +51,17 @@ fn count_late_kick<A: Arch>(cpu: &PerCpu<A>, due: u64) {
 
 /// The control channel has received something.
 pub fn on_control_interrupt<A: Arch>() {
-    if let Some(vm) = A::machine() {
-        vm.set_requests_wait(true);
+    if let Some(host) = A::host() {
+        host.set_requests_wait(true);
         request_attention::<A>();
     }
 }
 
 /// The real console has received something.
 pub fn on_serial_interrupt<A: Arch>() {
-    if let Some(vm) = A::machine() {
-        A::receive_console(vm);
+    let Some(host) = A::host() else { return };
+    // The lock keeps the guest from being freed meanwhile.
+    if let Some(guest) = host.guests.lock().iter().flatten().next() {
+        A::receive_console(guest.vm());
     }
 }

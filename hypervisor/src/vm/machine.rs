@@ -1,36 +1,35 @@
-//! The virtual machine: the state that its vCPUs share.
+//! A virtual machine: the state that its vCPUs share.
 
 use alloc::vec::Vec;
 use core::cell::UnsafeCell;
 use core::ops::Range;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use coherence::Target;
-use hostlink::config::{self, BootCpu, NestedPage, ResetPolicy};
-use hostlink::counters::Counter;
+use hostlink::config::{self, NestedPage, ResetPolicy};
 use memslots::space::ZapWay;
-use memslots::{Gpa, GuestMemory, Memslots, PhysAddr, Piece, Slot, SlotFlags, SlotId, Sweep};
-use paging::Level;
+use memslots::{Gpa, Memslots, PhysAddr, Slot, SlotFlags, SlotId};
+use paging::{Level, Progress};
 use spin::Mutex;
 
-use super::arch::{Arch, Cpus};
+use super::arch::Arch;
 use super::awaited::Awaited;
 use super::change::OwnChange;
-use super::control::Channel;
-use super::counting::CounterRow;
+use super::console::Rings;
 use super::files::{CreateError, Files};
+use super::host::Host;
+use super::load::Load;
 use super::memory::{FreeMemory, NestedTables};
-use super::percpu;
-use super::slot_memory::{CLEAR_BYTES, SlotMemory};
+use super::reset::Reset;
+use super::slot_memory::SlotMemory;
 use super::space::VmMemory;
-use super::trace::{self, Rings};
-use crate::devices::wall_clock::WallClock;
+use super::stop::Stopped;
 use crate::loader::LoadError;
-use crate::sched::notify::{self, Reach};
-use crate::sched::{CpuIndex, Line, Nudge, Policy, Scheduler, VcpuIndex};
+use crate::sched::notify;
+use crate::sched::{Line, VcpuIndex};
 
-/// See [`Vm::tick_max`].
-const TICK_MAX_US: u64 = 20_000;
+/// Index of a vCPU in its guest; also its VP index.
+pub type VpIndex = u32;
 
 /// Bits of [`Vm::attention`].
 pub mod attention {
@@ -40,14 +39,23 @@ pub mod attention {
     pub const REQUESTS: u32 = 1 << 1;
     /// A vCPU's access has begun a change of guest memory.
     pub const CHANGE: u32 = 1 << 2;
+    /// The guest is to pause.
+    pub const PAUSE: u32 = 1 << 3;
+    /// The guest has ended.
+    pub const END: u32 = 1 << 4;
+    /// The reasons for which all vCPUs stop.
+    pub const STOP: u32 = RESET | PAUSE | END;
 }
 
 /// One virtual CPU.
 pub struct Vcpu<A: Arch> {
     /// Index in the machine; also its VP index.
-    pub index: VcpuIndex,
-    /// The flush engine's view of the vCPU. Its owner is the only one that may touch `state`.
-    pub target: Target,
+    pub index: VpIndex,
+    /// Its row among the vCPUs of all machines.
+    pub row: VcpuIndex,
+    /// The flush engine's view of the vCPU, which belongs to the row. Its owner is the only one
+    /// that may touch `state`.
+    pub target: &'static Target,
     /// Interrupts posted by other CPUs.
     pub inbox: A::Inbox,
     /// The word it waits for, if it is passive in a queue.
@@ -72,59 +80,68 @@ impl<A: Arch> Vcpu<A> {
     }
 }
 
-/// The virtual machine.
+/// A virtual machine.
 pub struct Vm<A: Arch> {
-    /// By index.
+    /// What it shares with the others.
+    pub host: &'static Host<A>,
+    /// Its number.
+    pub number: u32,
+    /// By index. Their rows are adjacent.
     pub vcpus: Vec<Vcpu<A>>,
+    /// By index: the flush engine's view of each.
+    pub targets: &'static [Target],
     /// Its memory.
     pub space: VmMemory<A>,
     /// The memory behind slots that are added and removed at run time.
     pub memory_of_slots: Mutex<SlotMemory>,
-    /// Decides which vCPU runs where and when.
-    pub sched: Scheduler,
-    /// Longest time in clock ticks that a CPU runs without a timer interrupt; `u64::MAX` where no
-    /// interrupt is ever lost, which is everywhere but in QEMU's multi-threaded emulation
-    /// (`docs/qemu.md`).
-    pub tick_max: u64,
     /// The architecture-specific shared state.
     pub guest: A::Shared,
     /// The files it was created from.
     pub files: Files,
-    /// The date.
-    pub wall: WallClock,
-    /// Requests from outside.
-    pub(super) channel: Mutex<Channel<A>>,
-    pub(super) counters: Vec<CounterRow>,
-    pub(super) trace: Rings,
     /// A change of memory that a vCPU's access has caused.
     pub(super) change: Mutex<OwnChange<A>>,
-    /// Pending work that every CPU must check: bits of [`attention`].
+    /// Pending work that each of its vCPUs must check: bits of [`attention`].
     pub(super) attention: AtomicU32,
     /// Whether a request from the host waits for its turn to change guest memory: vCPUs let it go
     /// first.
     pub turn_wanted: AtomicBool,
-    /// Number of vCPUs that have stopped for a reset.
-    pub(super) parked: AtomicU32,
-    /// Whether its vCPUs may run.
-    begun: AtomicBool,
+    /// Where it writes what it sends to its serial ports; `None` if it has the machine's own.
+    pub(super) rings: Option<Rings>,
+    /// Memory for its nested page table.
+    pub(super) tables: NestedTables,
+    /// How it has ended: an exit code. Valid while [`attention::END`] is set.
+    pub(super) ended: AtomicU32,
+    /// How many vCPUs have stopped.
+    pub(super) stopped: Stopped,
+    /// The reset in progress.
+    pub(super) reset: Mutex<Option<Reset<A>>>,
 }
 
-/// Creates the machine that `files` describe, on the CPUs that are online. Its boot vCPU is ready
-/// to run. `unix` is the current time in seconds since the beginning of 1970, if the machine below
-/// reports it.
+/// Creates the machine that `files` describe. Its boot vCPU is ready to run.
 ///
 /// # Errors
 ///
 /// What the machine lacks, or what is wrong with the files.
-pub fn create<A: Arch>(files: Files, free: &mut FreeMemory, unix: Option<u64>) -> Result<Vm<A>, CreateError> {
+pub fn create<A: Arch>(
+    host: &'static Host<A>,
+    number: u32,
+    first: VcpuIndex,
+    files: Files,
+) -> Result<Vm<A>, CreateError> {
     let config = &files.config;
     A::check(config)?;
     let ram = A::ram(config.memory).map_err(CreateError::Load)?;
-    let total = free.total();
-    let memslots = back_memory::<A>(&ram, free)?;
-    // Enough for all memory: more may be added to the guest later.
+    let mut free = host.free.lock();
+    // The only guest may be given all memory later.
+    let covered = if host.bundle.is_single { free.total() } else { config.memory };
+    let memslots = back_memory::<A>(&ram, &mut free)?;
+    let mut own = Vec::new();
+    memslots.memory().for_each(|slot| own.push(slot.id));
     let (tables, count) =
-        NestedTables::take(free, total, config.switches.tables).ok_or(CreateError::NoTables)?;
+        NestedTables::take(&mut free, covered, config.switches.tables).ok_or(CreateError::NoTables)?;
+    let rings =
+        if host.bundle.is_single { None } else { Some(Rings::take(&mut free).ok_or(CreateError::NoTables)?) };
+    drop(free);
     log::debug!("{count} pages for nested page tables");
     let largest = match config.switches.nested_page {
         NestedPage::Small => Level::Page4K,
@@ -138,67 +155,35 @@ pub fn create<A: Arch>(files: Files, free: &mut FreeMemory, unix: Option<u64>) -
         (_, config::Stage2Unmap::Page) => ZapWay::PageByPage,
         _ => ZapWay::Detach,
     });
-    let first_cpu = match config.boot_cpu {
-        BootCpu::Run => 0,
-        BootCpu::Serve => 1,
-    };
-    let cpus: Vec<_> =
-        percpu::online::<A>().map(|cpu| cpu.index).filter(|&index| index >= first_cpu).collect();
-    if cpus.is_empty() {
-        return Err(CreateError::NoCpu);
-    }
-    let rings = percpu::online::<A>().map(|cpu| cpu.index + 1).max().unwrap_or(0);
-    let trace = Rings::take(free, rings).ok_or(CreateError::NoTrace)?;
-    let shared = A::share(config, &space)?;
-    let vcpu = |index| Vcpu {
+    let identity = host.take_identities(config.vcpus);
+    let shared = A::share(config, &host.common, &space)?;
+    let targets = host.targets(first, config.vcpus);
+    let vcpu = |(index, target)| Vcpu {
         index,
-        target: Target::new(),
+        row: first + index,
+        target,
         inbox: A::new_inbox(),
         awaited: Awaited::default(),
-        state: UnsafeCell::new(A::new_vcpu(&shared, index)),
+        state: UnsafeCell::new(A::new_vcpu(&shared, index, identity + index)),
     };
-    let policy = Policy::new(A::ticks_of_us(config.slice_us.into()));
-    let counters = (0..config.vcpus).map(|_| [const { AtomicU64::new(0) }; Counter::COUNT]).collect();
-    let machine = Vm {
-        vcpus: (0..config.vcpus).map(vcpu).collect(),
+    Ok(Vm {
+        host,
+        number,
+        vcpus: (0..).zip(targets).map(vcpu).collect(),
+        targets,
         space,
-        memory_of_slots: Mutex::new(SlotMemory::new(core::mem::take(free))),
-        sched: Scheduler::new(cpus, config.vcpus, policy).asking(may_go::<A>),
-        tick_max: match config.boot_cpu {
-            BootCpu::Run => u64::MAX,
-            BootCpu::Serve => A::ticks_of_us(TICK_MAX_US),
-        },
+        memory_of_slots: Mutex::new(SlotMemory::new(own)),
         guest: shared,
         files,
-        wall: wall_clock::<A>(unix),
-        channel: Mutex::new(Channel::new()),
-        counters,
-        trace,
         change: Mutex::new(OwnChange::none()),
         attention: AtomicU32::new(0),
         turn_wanted: AtomicBool::new(false),
-        parked: AtomicU32::new(0),
-        begun: AtomicBool::new(false),
-    };
-    machine.load_guest(&mut || {}).map_err(CreateError::Load)?;
-    Ok(machine)
-}
-
-/// The date, from the machine's own clock at the start. It is read once. For runs to be
-/// reproducible the machine's clock must be too (QEMU: `-rtc base=…,clock=vm`).
-fn wall_clock<A: Arch>(unix: Option<u64>) -> WallClock {
-    if unix.is_none() {
-        log::warn!("the machine does not say what time it is: guests begin in 1970");
-    }
-    WallClock::new(unix.unwrap_or(0), A::now(), A::hz())
-}
-
-/// Whether a queued vCPU that waits for memory to change may go on: the memory has changed, or
-/// there is an event for the vCPU.
-fn may_go<A: Arch>(vcpu: VcpuIndex) -> bool {
-    let Some(vm) = A::machine() else { return true };
-    let Some(vcpu) = vm.vcpus.get(vcpu as usize) else { return true };
-    vcpu.target.has_event() || vcpu.awaited.is_over(&vm.space.slots().memory(), A::now())
+        rings,
+        tables,
+        ended: AtomicU32::new(0),
+        stopped: Stopped::new(),
+        reset: Mutex::new(None),
+    })
 }
 
 /// Takes memory for the guest and makes slots of it: one for each piece of memory, with neither
@@ -233,19 +218,23 @@ impl<A: Arch> Vm<A> {
         self.vcpus.len() as u32
     }
 
-    /// Lets its vCPUs run from now on.
-    pub(super) fn begin(&self) {
-        self.begun.store(true, Ordering::Release); // Pairs with `has_begun`.
+    /// The rows of its vCPUs.
+    pub fn rows(&self) -> Range<VcpuIndex> {
+        let first = self.vcpus[0].row;
+        first..first + self.vcpu_count()
     }
 
-    /// Whether its vCPUs may run.
-    pub(super) fn has_begun(&self) -> bool {
-        self.begun.load(Ordering::Acquire) // Pairs with `begin`.
+    /// The guest has sent a byte to this serial port. `to_machine` sends it to the machine's own.
+    pub fn transmit(&self, port: usize, byte: u8, to_machine: impl FnOnce()) {
+        match &self.rings {
+            Some(rings) => rings.push(port, byte),
+            None => to_machine(),
+        }
     }
 
     /// Nanoseconds since the beginning of 1970.
     pub fn wall_ns(&self) -> u64 {
-        self.wall.ns(A::now())
+        self.host.wall.ns(A::now())
     }
 
     /// Whether the nested page table is compared with the slots after each change.
@@ -258,66 +247,51 @@ impl<A: Arch> Vm<A> {
         self.files.config.reset
     }
 
-    /// Zeroes guest memory and puts kernel, initial RAM disk and tables there; the boot vCPU begins
-    /// at the entry.
+    /// Loads the guest for its first run. No vCPU of it has ever run.
     ///
-    /// No vCPU has an owner meanwhile. All of it is done in steps, with a `pause` between them,
-    /// during which no lock is held and no memory is pinned.
-    pub(super) fn load_guest(&self, pause: &mut dyn FnMut()) -> Result<(), LoadError> {
-        let boot = &self.vcpus[0];
-        let owner = boot.target.owner().expect("nobody runs the boot vCPU while memory is loaded");
-        // SAFETY: the owner was just taken.
-        let state = unsafe { boot.state() };
-        let slots = self.space.slots();
-        sweep(slots, pause, |memory, piece| {
-            if piece.slot.is_read_only() {
-                return;
-            }
-            // SAFETY: the slot's memory is the guest's alone, and no vCPU runs.
-            unsafe { A::zero(piece.host.start, piece.host.end - piece.host.start) };
-            // This bypasses `memory`, so mark the log explicitly.
-            memory.mark_dirty(piece.gpas);
-        });
-        A::load(&self.guest, &self.files, self.vcpu_count(), slots, (&boot.inbox, state), pause)?;
-        drop(owner);
+    /// # Errors
+    ///
+    /// If its files are malformed, or do not fit.
+    pub(super) fn load_at_once(&self) -> Result<(), LoadError> {
+        let mut load = Load::new(self)?;
+        while load.step(self) != Progress::Done {}
+        self.finish_load(load);
         Ok(())
     }
 
+    /// The guest's memory is ready: its boot vCPU begins at the kernel's entry. No vCPU runs.
+    pub(super) fn finish_load(&self, load: Load<A>) {
+        let boot = &self.vcpus[0];
+        let _owner = boot.target.owner().expect("nobody runs the boot vCPU while memory is loaded");
+        // SAFETY: the owner was just taken.
+        load.finish(self, unsafe { boot.state() });
+    }
+
+    /// Cleans some of the freed memory; returns whether there is more.
+    pub(super) fn clean_some(&self) -> bool {
+        self.memory_of_slots.lock().clean_some::<A>(&mut self.host.free.lock())
+    }
+
+    /// Frees memory that belonged to a slot.
+    pub(super) fn retire_memory(&self, slot: &Slot) {
+        self.memory_of_slots.lock().retire_memory::<A>(&mut self.host.free.lock(), slot);
+    }
+
     /// Tells a vCPU that something was posted to it.
+    #[inline]
     pub fn notify(&self, vcpu: &Vcpu<A>) {
-        self.notify_in(vcpu, Line::Work);
+        notify::notify(self.host, vcpu.row, vcpu.target, Line::Work);
     }
 
-    /// Tells a blocked vCPU that its timer has expired.
-    pub fn notify_expired(&self, vcpu: &Vcpu<A>) {
-        self.notify_in(vcpu, Line::Timer);
-    }
-
-    #[inline]
-    fn notify_in(&self, vcpu: &Vcpu<A>, line: Line) {
-        notify::notify(self, vcpu.index, &vcpu.target, line);
-    }
-
-    /// Carries out the nudge that the scheduler returned.
-    #[inline]
-    pub fn nudge(&self, nudge: Nudge) {
-        notify::nudge(self, nudge);
-    }
-
-    /// Pending work besides the vCPUs: bits of [`attention`].
+    /// Pending work of all vCPUs: bits of [`attention`].
     #[inline]
     pub fn attention(&self) -> u32 {
-        // Pairs with `set_requests_wait`, `begin_reset` and the end of `park`.
+        // Pairs with `begin_reset`, `begin_change` and their ends.
         self.attention.load(Ordering::Acquire)
     }
 
-    /// Whether a request from the host is pending or being served.
-    pub fn requests_wait(&self) -> bool {
-        self.attention() & attention::REQUESTS != 0
-    }
-
-    /// Sets or clears the flag that makes the serving CPU look for requests.
-    pub fn set_requests_wait(&self, wait: bool) {
+    /// Sets or clears the flag that makes its vCPUs look for requests.
+    pub(super) fn set_requests_wait(&self, wait: bool) {
         if wait {
             // Pairs with `attention`, as does the other one: earlier stores must be visible.
             self.attention.fetch_or(attention::REQUESTS, Ordering::Release);
@@ -325,76 +299,5 @@ impl<A: Arch> Vm<A> {
             // Pairs with `attention`.
             self.attention.fetch_and(!attention::REQUESTS, Ordering::Release);
         }
-    }
-}
-
-impl<A: Arch> Reach for Vm<A> {
-    #[inline]
-    fn scheduler(&self) -> &Scheduler {
-        &self.sched
-    }
-
-    #[inline]
-    fn now(&self) -> u64 {
-        A::now()
-    }
-
-    fn target(&self, vcpu: VcpuIndex) -> Option<&Target> {
-        self.vcpus.get(vcpu as usize).map(|vcpu| &vcpu.target)
-    }
-
-    #[inline]
-    fn is_here(&self, vcpu: VcpuIndex) -> bool {
-        // Relaxed: only this CPU writes it. No vCPU has a number that wraps.
-        A::this_cpu().current_vcpu.load(Ordering::Relaxed) == vcpu.wrapping_add(1)
-    }
-
-    #[inline]
-    fn check_queue(&self) {
-        A::this_cpu().check_queue.set(true);
-    }
-
-    fn kick_idle(&self, cpu: CpuIndex) {
-        kick::<A>(cpu);
-    }
-
-    fn kick_guest(&self, vcpu: VcpuIndex, cpu: CpuIndex) {
-        // Counted for the vCPU that is kicked, by its kicker: the one counter that needs a locked
-        // add.
-        if let Some(row) = self.counters.get(vcpu as usize) {
-            row[Counter::KickEvent as usize].fetch_add(1, Ordering::Relaxed);
-        }
-        kick::<A>(cpu);
-    }
-}
-
-/// Applies `act` to all of a guest's memory, in short steps. `memory` and the slots are pinned
-/// during a step.
-pub fn sweep(slots: &Memslots, pause: &mut dyn FnMut(), mut act: impl FnMut(&GuestMemory<'_>, Piece)) {
-    let mut sweep = Sweep::new(CLEAR_BYTES);
-    loop {
-        {
-            let memory = slots.memory();
-            let Some(piece) = sweep.next(&memory) else { return };
-            act(&memory, piece);
-        }
-        pause();
-    }
-}
-
-/// Writes to guest memory, in short steps.
-pub fn place(slots: &Memslots, gpa: u64, bytes: &[u8], pause: &mut dyn FnMut()) {
-    for (chunk, offset) in bytes.chunks(CLEAR_BYTES as usize).zip((0..).step_by(CLEAR_BYTES as usize)) {
-        slots.memory().write(Gpa(gpa + offset), chunk).expect("the plan stays within memory");
-        pause();
-    }
-}
-
-/// Makes a CPU leave guest mode or idling soon.
-pub fn kick<A: Cpus>(cpu: u32) {
-    if let Some(cpu) = A::cpu(cpu) {
-        cpu.kicked_at.store(A::now(), Ordering::Relaxed);
-        trace::kick::<A>(cpu.index);
-        A::kick(cpu);
     }
 }

@@ -1,4 +1,4 @@
-//! The virtual machine: everything that is the same on all architectures. It compiles for the host,
+//! The virtual machines: everything that is the same on all architectures. It compiles for the host,
 //! and is tested there with a mock architecture.
 //!
 //! | module | contents |
@@ -6,19 +6,24 @@
 //! | `arch` | the traits that an architecture implements, and that all of this is generic over |
 //! | `awaited` | the word in memory that a vCPU waits for |
 //! | `change` | changes of guest memory that an access has caused |
+//! | `console` | what a guest sends to its serial ports |
 //! | `context` | a vCPU on a CPU |
 //! | `control` | requests of the host tool |
 //! | `end` | fatal errors that end a run early |
 //! | `files` | the contents of the boot module |
+//! | `guests` | guests are created, and end |
+//! | `host` | what the guests share |
 //! | `interrupts` | handling of a CPU's own interrupts |
-//! | `machine` | the virtual machine: everything its vCPUs share |
+//! | `load` | puts a guest's files into its memory |
+//! | `machine` | a virtual machine: everything its vCPUs share |
 //! | `made` | for tests: a mock board |
 //! | `memory` | allocation of nested page tables |
 //! | `percpu` | the data of each CPU |
-//! | `reset` | all vCPUs stop, and the guest starts again |
+//! | `reset` | the guest starts again |
 //! | `run` | the loop that each CPU runs forever |
 //! | `slot_memory` | the memory behind slots that are added and removed |
 //! | `space` | changes of the guest's memory |
+//! | `stop` | all vCPUs of a guest stop |
 //! | `switch` | from one vCPU to the next |
 //! | `trace` | what each CPU does, for the host tool |
 //!
@@ -27,12 +32,16 @@
 pub mod arch;
 pub mod awaited;
 mod change;
+mod console;
 mod context;
 pub mod control;
 pub mod counting;
 pub mod end;
 pub mod files;
+mod guests;
+pub mod host;
 pub mod interrupts;
+pub mod load;
 pub mod machine;
 #[cfg(test)]
 pub(crate) mod made;
@@ -42,6 +51,7 @@ mod reset;
 pub mod run;
 mod slot_memory;
 pub mod space;
+mod stop;
 mod switch;
 #[cfg(test)]
 mod tests;
@@ -50,7 +60,8 @@ pub mod trace;
 pub use context::{Access, Context, Led, Next};
 pub use counting::increase;
 pub use files::{CreateError, Files};
-pub use machine::{Vcpu, Vm};
+pub use host::Host;
+pub use machine::{Vcpu, Vm, VpIndex};
 pub use percpu::PerCpu;
 
 /// The target of log lines that a guest can cause as often as it likes: they have a quota

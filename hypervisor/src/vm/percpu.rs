@@ -40,7 +40,7 @@ pub struct PerCpu<A: Cpus> {
     pub kicked_at: AtomicU64,
     /// Whether a kick was taken since this CPU began to idle.
     pub was_kicked: Cell<bool>,
-    /// The vCPU that is on this CPU, as index + 1; 0 for none. Written by the CPU itself.
+    /// The row of the vCPU that is on this CPU, plus 1; 0 for none. Written by the CPU itself.
     pub current_vcpu: AtomicU32,
     /// Exit code of the last exit, for the panic report.
     pub last_exit: AtomicU64,

@@ -1,78 +1,131 @@
-//! A reset: every vCPU stops, and the CPU of the last one restarts the guest, in steps.
-
-use core::sync::atomic::Ordering;
+//! A reset: every vCPU stops (`stop.rs`), and the last one restarts the guest, in steps, in its own
+//! turns.
 
 use hostlink::counters::Counter;
 use paging::Progress;
 
+use super::GUEST;
 use super::arch::{Arch, State};
-use super::counting::increase;
-use super::machine::{Vm, attention};
-use super::percpu::PerCpu;
-use super::{GUEST, control};
-use crate::sched::Line;
+use super::context::Context;
+use super::load::Load;
+use super::machine::{Vm, VpIndex, attention};
+use super::switch::Leave;
+use crate::sched::PutBack;
 
 impl<A: Arch> Vm<A> {
-    /// Begins a reset: every vCPU stops at its next check for events. Only the first caller has an
-    /// effect.
-    pub fn begin_reset(&self) {
-        // Pairs with `attention`; of two concurrent callers one is first.
-        if self.attention.fetch_or(attention::RESET, Ordering::AcqRel) & attention::RESET == 0 {
-            self.vcpus.iter().for_each(|vcpu| self.notify(vcpu));
-        }
-    }
-
-    /// A vCPU has stopped for the reset: it is in no queue, and its owner has been dropped. The CPU
-    /// of the last one restarts the guest (`step_reset`).
-    ///
-    /// ```text
-    /// each vCPU                               the CPU of the last vCPU
-    /// A  state saved, owner dropped           C  parked = count (Acquire): all have done A
-    /// B  parked += 1 (AcqRel)                 D  states and memory reset, RESET cleared, all woken
-    /// ```
-    /// B before C, so A before D.
-    pub fn park(&self, cpu: &PerCpu<A>) {
-        // Pairs with itself on the other CPUs: the last one sees what all the others have done.
-        if self.parked.fetch_add(1, Ordering::AcqRel) + 1 == self.vcpu_count() {
-            log::info!(target: GUEST, "the guest resets");
-            self.parked.store(0, Ordering::Relaxed);
-            cpu.resets.set(true);
-        }
-    }
-
-    /// A step of a reset, on the CPU that carries it out: takes interrupts and serves requests, and
-    /// restarts the guest once no other change of its memory is in progress. No vCPU runs.
-    pub(super) fn step_reset(&'static self, cpu: &PerCpu<A>) {
-        let counters = self.counters_of(&self.vcpus[0]);
-        let mut pause = || {
-            A::take_interrupts();
-            if cpu.index == 0 && self.requests_wait() {
-                control::serve(self, cpu);
-                increase(&counters[Counter::ResetRequests as usize], 1);
-            }
-        };
-        pause();
-        if self.step_change(None) != Progress::Done || !A::reset_slots(self, cpu) {
-            return;
-        }
+    /// The state after power-on of a guest whose vCPUs have all stopped, except for its memory.
+    pub(super) fn reset_stopped(&self) {
         for vcpu in &self.vcpus {
-            let mut owner = vcpu.target.owner().expect("all vCPUs are parked");
-            // SAFETY: the owner was just taken.
-            let state = unsafe { vcpu.state() };
+            let mut owner = vcpu.target.owner().expect("all vCPUs have stopped");
             let _event = owner.take_events();
-            // Items posted before the reset are void.
-            state.reset(&vcpu.inbox);
+            // SAFETY: the owner was just taken.
+            unsafe { vcpu.state() }.reset(&vcpu.inbox);
         }
         A::reset_devices(self);
-        increase(&counters[Counter::Resets as usize], 1);
-        // The same files were planned successfully before.
-        self.load_guest(&mut pause)
-            .unwrap_or_else(|error| panic!("the guest cannot be loaded again: {error}"));
-        cpu.resets.set(false);
-        // Pairs with `attention`: a CPU that sees no reset sees memory in its initial state.
-        self.attention.fetch_and(!attention::RESET, Ordering::Release);
-        for vcpu in &self.vcpus {
-            self.nudge(self.sched.wake(vcpu.index, Line::Work, A::now()));
+    }
+}
+
+/// A reset in progress.
+pub(super) struct Reset<A: Arch> {
+    /// The vCPU that carries it out.
+    by: VpIndex,
+    /// The devices have been reset, and memory is being filled.
+    load: Option<Load<A>>,
+}
+
+impl<A: Arch> Context<'_, A> {
+    /// The guest is to stop. Returns how this vCPU leaves its CPU, or `None` when the guest goes on
+    /// after a reset that this vCPU has carried out.
+    #[cold]
+    pub(super) fn stop(&mut self) -> Option<Leave> {
+        let by = self.vcpu.index;
+        let is_begun = self.vm.reset.lock().as_ref().is_some_and(|reset| reset.by == by);
+        if !is_begun {
+            if !self.vm.arrive_at_stop() {
+                return Some(Leave::Parked);
+            }
+            log::info!(target: GUEST, "the guest resets");
+            *self.vm.reset.lock() = Some(Reset { by, load: None });
+        }
+        loop {
+            if self.step_reset() == Progress::Done {
+                *self.vm.reset.lock() = None;
+                if !self.vm.end_reset() {
+                    return Some(Leave::Parked);
+                }
+                self.vm.wake_all(Some(by));
+                return None;
+            }
+            A::open_window(self);
+            self.serve_during_reset();
+            let now = A::now();
+            if self.host.sched.queue_state(self.cpu.index, now).should_switch {
+                return Some(Leave::PutBack(PutBack::Preempted));
+            }
+        }
+    }
+
+    /// A step of the reset. It begins when the others have left their CPUs, and no other change of
+    /// memory is in progress.
+    fn step_reset(&mut self) -> Progress {
+        let vm = self.vm;
+        if !vm.others_have_stopped() {
+            return Progress::Waiting;
+        }
+        let mut reset = vm.reset.lock();
+        let Some(Reset { load, .. }) = reset.as_mut() else { return Progress::Done };
+        match load {
+            None => {
+                if vm.step_change(None) != Progress::Done || !A::reset_slots(vm, self.cpu) {
+                    return Progress::Waiting;
+                }
+                self.reset_vcpus();
+                A::reset_devices(vm);
+                self.count(Counter::Resets);
+                // The same files were planned successfully before.
+                let planned = Load::new(vm);
+                *load = Some(planned.unwrap_or_else(|why| panic!("the guest cannot be loaded again: {why}")));
+                Progress::More
+            }
+            Some(loading) => {
+                let progress = loading.step(vm);
+                if progress == Progress::Done
+                    && let Some(load) = load.take()
+                {
+                    self.with_state_of(0, |state| load.finish(vm, state));
+                }
+                progress
+            }
+        }
+    }
+
+    /// The state after power-on, for all vCPUs. Items posted before the reset are void.
+    fn reset_vcpus(&mut self) {
+        for (index, vcpu) in (0..).zip(&self.vm.vcpus) {
+            self.with_state_of(index, |state| state.reset(&vcpu.inbox));
+        }
+    }
+
+    /// The private state of a vCPU: this one, or one that has stopped.
+    fn with_state_of(&mut self, index: VpIndex, act: impl FnOnce(&mut A::State)) {
+        if index == self.vcpu.index {
+            // The CPU holds a part of it.
+            A::save_state(self);
+            act(self.state);
+            return A::reload_state(self);
+        }
+        let vcpu = &self.vm.vcpus[index as usize];
+        let mut owner = vcpu.target.owner().expect("all other vCPUs have stopped");
+        let _event = owner.take_events();
+        // SAFETY: the owner was just taken.
+        act(unsafe { vcpu.state() });
+    }
+
+    /// Requests are served during a reset as at any other time.
+    fn serve_during_reset(&self) {
+        if self.cpu.index == 0 && self.vm.attention() & attention::REQUESTS != 0 {
+            super::control::serve(self.host, self.cpu);
+            self.count(Counter::ResetRequests);
         }
     }
 }

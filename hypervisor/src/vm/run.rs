@@ -56,21 +56,18 @@ use paging::Progress;
 use super::arch::{Arch, Cpus, State};
 use super::context::{Context, Next};
 use super::counting;
-use super::machine::{Vm, attention};
+use super::host::Host;
+use super::machine::attention;
 use super::percpu::{self, PerCpu};
 use super::switch::Leave;
 use super::{control, files};
 use crate::sched::spinning::Look;
-use crate::sched::{Line, PutBack, Turn};
+use crate::sched::{PutBack, Turn};
 
-/// Lets all CPUs begin. Call on the boot CPU when the machine exists.
-pub fn start<A: Arch>(vm: &Vm<A>) {
-    for vcpu in &vm.vcpus {
-        // All of them, not just the boot vCPU: the others find that they wait for start-up, and
-        // block.
-        let _no_cpu_runs_yet = vm.sched.wake(vcpu.index, Line::Work, A::now());
-    }
-    vm.begin();
+/// Lets all CPUs begin. Call on the boot CPU when the guests exist.
+pub fn start<A: Arch>(host: &Host<A>) {
+    host.guests.lock().iter().flatten().for_each(|guest| host.start(guest.vm()));
+    host.begin();
     let me = A::this_cpu();
     percpu::online::<A>().filter(|cpu| cpu.index != me.index).for_each(A::kick);
 }
@@ -86,31 +83,31 @@ pub fn come_online<A: Cpus>(cpu: &PerCpu<A>) {
 }
 
 /// Waits until the boot CPU calls [`start`].
-pub fn wait_for_start<A: Arch>() -> &'static Vm<A> {
+pub fn wait_for_start<A: Arch>() -> &'static Host<A> {
     loop {
-        if let Some(vm) = A::machine().filter(|vm| vm.has_begun()) {
-            return vm;
+        if let Some(host) = A::host().filter(|host| host.has_begun()) {
+            return host;
         }
         A::wait_for_interrupt();
     }
 }
 
 /// The loop. Interrupts are off except right after an exit and while idling.
-pub fn cpu_loop<A: Arch>(vm: &'static Vm<A>) -> ! {
+pub fn cpu_loop<A: Arch>(host: &'static Host<A>) -> ! {
     let cpu = A::this_cpu();
-    cpu.tick_max.set(vm.tick_max);
-    vm.attach_trace(cpu);
-    while !vm.sched.has_cpu(cpu.index) {
+    cpu.tick_max.set(host.tick_max);
+    host.attach_trace(cpu);
+    while !host.sched.has_cpu(cpu.index) {
         // This CPU only takes interrupts and serves requests.
-        if control::serve(vm, cpu) {
+        if control::serve(host, cpu) {
             A::take_interrupts();
             continue;
         }
         A::wait_for_interrupt();
     }
     let mut workspace = Box::new(A::new_workspace(cpu));
-    let turn = wait_for_turn(vm, cpu);
-    let mut context = Context::new(vm, cpu, &turn, &mut workspace);
+    let turn = wait_for_turn(host, cpu, &mut workspace);
+    let mut context = Context::new(host, cpu, &turn, &mut workspace);
     let mut leave = context.check_on_arrival(A::now());
     loop {
         if let Some(leave) = leave {
@@ -122,24 +119,27 @@ pub fn cpu_loop<A: Arch>(vm: &'static Vm<A>) -> ! {
 
 /// Waits until a vCPU may run here.
 #[inline(never)] // Kept apart from the switch from one vCPU to another.
-pub(super) fn wait_for_turn<A: Arch>(vm: &'static Vm<A>, cpu: &PerCpu<A>) -> Turn {
+pub(super) fn wait_for_turn<A: Arch>(
+    host: &'static Host<A>,
+    cpu: &PerCpu<A>,
+    workspace: &mut A::Workspace,
+) -> Turn {
     note_current(cpu, None);
     let mut by_tick = false;
     loop {
-        if let Some(turn) = vm.sched.next(cpu.index, A::now()) {
+        if let Some(turn) = host.sched.next(cpu.index, A::now()) {
             if by_tick {
                 counting::count_rare::<A>(turn.vcpu, Counter::KickMissing);
             }
             return turn;
         }
         by_tick = false;
-        if cpu.resets.get() {
-            vm.step_reset(cpu);
-            continue;
-        }
-        if !wake_expired(vm, cpu) {
-            control::serve(vm, cpu);
-            by_tick = idle(vm, cpu);
+        if !wake_expired(host, cpu) {
+            control::serve(host, cpu);
+            if host.is_leaving() {
+                A::leave_space(&host.common, cpu, workspace);
+            }
+            by_tick = idle(host, cpu);
         } else if cpu.turns.is_window_due() {
             A::take_interrupts();
         }
@@ -147,9 +147,9 @@ pub(super) fn wait_for_turn<A: Arch>(vm: &'static Vm<A>, cpu: &PerCpu<A>) -> Tur
 }
 
 /// Waits for an interrupt. Returns whether that was the tick, without a kick.
-fn idle<A: Arch>(vm: &Vm<A>, cpu: &PerCpu<A>) -> bool {
+fn idle<A: Arch>(host: &Host<A>, cpu: &PerCpu<A>) -> bool {
     let now = A::now();
-    cpu.set_timer_and_tick(vm.sched.next_event(cpu.index), now);
+    cpu.set_timer_and_tick(host.sched.next_event(cpu.index), now);
     let is_for_tick = cpu.tick_due().is_some();
     cpu.was_kicked.set(false);
     cpu.trace_idle(Event::IdleBegins);
@@ -160,11 +160,11 @@ fn idle<A: Arch>(vm: &Vm<A>, cpu: &PerCpu<A>) -> bool {
 
 /// Wakes the vCPUs that block on this CPU and whose timers have expired; returns whether there were
 /// any.
-fn wake_expired<A: Arch>(vm: &Vm<A>, cpu: &PerCpu<A>) -> bool {
+fn wake_expired<A: Arch>(host: &Host<A>, cpu: &PerCpu<A>) -> bool {
     let now = A::now();
     let mut any = false;
-    while let Some(vcpu) = vm.sched.pop_expired(cpu.index, now) {
-        vm.notify_expired(&vm.vcpus[vcpu as usize]);
+    while let Some(row) = host.sched.pop_expired(cpu.index, now) {
+        host.notify_expired(row);
         any = true;
     }
     any
@@ -205,9 +205,9 @@ impl<'a, A: Arch> Context<'a, A> {
         {
             return Some(leave);
         }
-        self.cpu.trace(Event::Enter, self.vcpu.index);
+        self.cpu.trace(Event::Enter, self.vcpu.row);
         if !A::enter(self) {
-            self.cpu.trace(Event::EntryCancelled, self.vcpu.index);
+            self.cpu.trace(Event::EntryCancelled, self.vcpu.row);
             return None;
         }
         let next = A::handle_exit(self);
@@ -245,13 +245,15 @@ impl<'a, A: Arch> Context<'a, A> {
     #[cold]
     fn serve_vm(&mut self) -> Option<Leave> {
         loop {
-            if self.vm.attention() & attention::RESET != 0 {
-                return Some(Leave::Parked);
+            if self.vm.attention() & attention::STOP != 0
+                && let Some(leave) = self.stop()
+            {
+                return Some(leave);
             }
-            control::serve(self.vm, self.cpu);
+            control::serve(self.host, self.cpu);
             match self.vm.step_change(Some(self.vcpu.index)) {
                 Progress::Done => return None,
-                Progress::Waiting if self.vm.sched.has_waiting(self.cpu.index) => {
+                Progress::Waiting if self.host.sched.has_waiting(self.cpu.index) => {
                     return Some(Leave::PutBack(PutBack::Yielded));
                 }
                 _ => A::open_window(self),
@@ -279,7 +281,7 @@ impl<'a, A: Arch> Context<'a, A> {
             // purpose.
             return self.check_events();
         }
-        let queue_state = self.vm.sched.queue_state_after_wake(self.cpu.index, now);
+        let queue_state = self.host.sched.queue_state_after_wake(self.cpu.index, now);
         if queue_state.should_switch {
             let why = self.why_preempted(now);
             return self.count_turn(Leave::PutBack(why));
@@ -300,9 +302,9 @@ impl<'a, A: Arch> Context<'a, A> {
     /// Considers the other vCPUs that want the CPU: whether to make room, and when to check again.
     #[inline(always)] // It has one caller, which is inlined itself.
     fn share_cpu(&mut self, now: u64, deadline: u64) -> Option<Leave> {
-        let mut queue_state = self.vm.sched.queue_state(self.cpu.index, now);
-        if queue_state.timer_expired && wake_expired(self.vm, self.cpu) {
-            queue_state = self.vm.sched.queue_state(self.cpu.index, now);
+        let mut queue_state = self.host.sched.queue_state(self.cpu.index, now);
+        if queue_state.timer_expired && wake_expired(self.host, self.cpu) {
+            queue_state = self.host.sched.queue_state(self.cpu.index, now);
         }
         if queue_state.should_switch {
             return Some(Leave::PutBack(self.why_preempted(now)));
@@ -328,7 +330,7 @@ impl<'a, A: Arch> Context<'a, A> {
         if self.state.is_look_due(now) && self.waits_for_memory(now) {
             return Err(PutBack::Passive);
         }
-        match self.state.check_spinning(now, self.vm.sched.policy().spin_look()) {
+        match self.state.check_spinning(now, self.host.sched.policy().spin_look()) {
             Look::Spins => Err(PutBack::Yielded),
             Look::Again(later) => Ok(later),
         }
@@ -344,7 +346,7 @@ impl<'a, A: Arch> Context<'a, A> {
     #[inline(always)] // A no-op where the processor does not report it.
     fn waits_for_memory(&mut self, now: u64) -> bool {
         let Some(word) = A::awaited_word(self) else { return false };
-        self.vcpu.awaited.note(word, now.saturating_add(self.vm.sched.policy().passive_max()));
+        self.vcpu.awaited.note(word, now.saturating_add(self.host.sched.policy().passive_max()));
         true
     }
 
@@ -366,28 +368,28 @@ impl<'a, A: Arch> Context<'a, A> {
             Next::Resume => None,
             Next::Timers => self.check_events(),
             Next::Halt => self.halt(),
-            Next::Yield if self.vm.sched.has_waiting(self.cpu.index) && self.waits_for_memory(A::now()) => {
+            Next::Yield if self.host.sched.has_waiting(self.cpu.index) && self.waits_for_memory(A::now()) => {
                 Some(Leave::PutBack(PutBack::Passive))
             }
-            Next::Yield | Next::Again if self.vm.sched.has_waiting(self.cpu.index) => {
+            Next::Yield | Next::Again if self.host.sched.has_waiting(self.cpu.index) => {
                 Some(Leave::PutBack(PutBack::Yielded))
             }
             Next::Yield | Next::Again => None,
             Next::Reset => match self.vm.reset_policy() {
-                ResetPolicy::Exit => A::exit(ExitCode::GuestReset),
+                ResetPolicy::Exit => self.end(ExitCode::GuestReset),
                 ResetPolicy::Panic => panic!("the guest resets, which is to be taken for an error here"),
                 ResetPolicy::Reboot => {
-                    self.vm.begin_reset();
-                    Some(Leave::Parked)
+                    self.vm.begin_stop(attention::RESET);
+                    self.check_events()
                 }
             },
             Next::PowerOff => {
                 log::info!("the guest switched itself off");
-                A::exit(ExitCode::GuestPowerOff)
+                self.end(ExitCode::GuestPowerOff)
             }
             Next::Dead => {
                 self.state.dump(self.vcpu.index);
-                A::exit(ExitCode::GuestTripleFault)
+                self.end(ExitCode::GuestTripleFault)
             }
         }
     }

@@ -57,8 +57,10 @@ struct Log {
 unsafe impl Send for Log {}
 
 /// The memory behind slots added at run time, and behind the logs of all slots.
+#[derive(Default)]
 pub struct SlotMemory {
-    free: FreeMemory,
+    /// The slots of the guest's first memory, which is freed when the guest is destroyed.
+    own: Vec<SlotId>,
     /// The slots that were added; their memory is freed with them.
     added: Vec<SlotId>,
     logs: Vec<Log>,
@@ -67,54 +69,50 @@ pub struct SlotMemory {
 }
 
 impl SlotMemory {
-    /// Starts with the given unused memory.
-    pub const fn new(free: FreeMemory) -> Self {
-        Self { free, added: Vec::new(), logs: Vec::new(), unclean: Vec::new() }
-    }
-
-    /// Size of the largest piece of free memory.
-    pub fn largest_free(&self) -> u64 {
-        self.free.largest()
+    /// With the slots of the guest's first memory.
+    pub const fn new(own: Vec<SlotId>) -> Self {
+        Self { own, added: Vec::new(), logs: Vec::new(), unclean: Vec::new() }
     }
 
     /// Memory for a slot that is to be added under `id`; `None` if no single piece is large enough.
-    pub fn take(&mut self, id: SlotId, gpa: Gpa, size: u64, flags: SlotFlags) -> Option<NewSlot> {
+    pub fn take(
+        &mut self,
+        free: &mut FreeMemory,
+        id: SlotId,
+        gpa: Gpa,
+        size: u64,
+        flags: SlotFlags,
+    ) -> Option<NewSlot> {
         // Aligned to the largest page that may be mapped, as far as the guest address allows.
         let alignments = [1 << 30, 2 << 20, PAGE].into_iter().filter(|&align| size >= align);
-        let host = alignments.into_iter().find_map(|align| self.free.take(size, align, u64::MAX))?;
+        let host = alignments.into_iter().find_map(|align| free.take(size, align, u64::MAX))?;
         self.added.push(id);
         Some(NewSlot { slot: Slot { id, gpa, size, host: PhysAddr(host), flags }, cleared: 0 })
     }
 
-    /// Memory for another purpose than a slot; `None` if no single piece is large enough.
-    pub fn take_memory(&mut self, size: u64) -> Option<u64> {
-        self.free.take(size, PAGE, u64::MAX)
-    }
-
-    /// Frees memory from [`take_memory`](Self::take_memory).
-    pub fn put_memory(&mut self, start: u64, size: u64) {
-        self.free.add(start..start + size);
-    }
-
     /// Frees memory that belongs to no slot: the slot was refused, or was removed and flushed.
-    pub fn retire_memory<A: Board>(&mut self, slot: &Slot) {
-        let Some(index) = self.added.iter().position(|&id| id == slot.id) else { return };
-        self.added.swap_remove(index);
+    pub fn retire_memory<A: Board>(&mut self, free: &mut FreeMemory, slot: &Slot) {
+        // Other slots' memory belongs to devices.
+        let Some(lists) = [&mut self.added, &mut self.own].into_iter().find(|list| list.contains(&slot.id))
+        else {
+            return;
+        };
+        lists.retain(|&id| id != slot.id);
         let memory = slot.host.0..slot.host.0 + slot.size;
         if A::must_clean() {
             self.unclean.push(memory);
         } else {
-            self.free.add(memory);
+            free.add(memory);
         }
     }
 
     /// Cleans some of the freed memory, whose translations have been dropped everywhere (P20);
     /// returns whether there is more.
-    pub fn clean_some<A: Board>(&mut self) -> bool {
+    pub fn clean_some<A: Board>(&mut self, free: &mut FreeMemory) -> bool {
         let Some(memory) = self.unclean.last_mut() else { return false };
         let end = memory.end.min(memory.start + CLEAR_BYTES);
         A::clean(memory.start..end);
-        self.free.add(memory.start..end);
+        free.add(memory.start..end);
         memory.start = end;
         if memory.is_empty() {
             self.unclean.pop();

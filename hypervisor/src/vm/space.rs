@@ -51,12 +51,12 @@ pub const STEP_ENTRIES: u32 = 6144;
 
 impl<A: Arch> Targets for Vm<A> {
     fn target(&self, index: usize) -> Option<&Target> {
-        self.vcpus.get(index).map(|vcpu| &vcpu.target)
+        self.targets.get(index)
     }
 
     #[inline(always)]
     fn for_each<S: Members + ?Sized>(&self, set: &S, act: impl FnMut(usize, &Target)) {
-        stay::for_each_target(&self.vcpus, |vcpu| &vcpu.target, set, act);
+        stay::for_each_target(self.targets, |target| target, set, act);
     }
 }
 
@@ -96,7 +96,7 @@ impl<A: Arch> Vm<A> {
 
     fn take_back(&self, retired: &Retired) {
         match retired {
-            Retired::Memory { slot, .. } => self.memory_of_slots.lock().retire_memory::<A>(slot),
+            Retired::Memory { slot, .. } => self.retire_memory(slot),
             Retired::Log { slot, .. } => self.memory_of_slots.lock().retire_log(slot.id),
         }
     }

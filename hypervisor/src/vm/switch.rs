@@ -9,7 +9,8 @@ use hostlink::trace::Event;
 
 use super::arch::{Arch, State};
 use super::context::Context;
-use super::machine::{Vcpu, Vm};
+use super::host::Host;
+use super::machine::Vcpu;
 use super::percpu::PerCpu;
 use super::run::{note_current, wait_for_turn};
 use crate::sched::{Block, PutBack, Turn};
@@ -21,7 +22,7 @@ pub(super) enum Leave {
     Blocked(u64),
     /// Another vCPU is to run.
     PutBack(PutBack),
-    /// The machine resets.
+    /// The guest stops.
     Parked,
 }
 
@@ -34,16 +35,18 @@ fn own<A: Arch>(vcpu: &Vcpu<A>) -> ManuallyDrop<Owner<'_>> {
 impl<'a, A: Arch> Context<'a, A> {
     /// Starts with the vCPU whose turn it is.
     pub(super) fn new(
-        vm: &'static Vm<A>,
+        host: &'static Host<A>,
         cpu: &'static PerCpu<A>,
         turn: &Turn,
         workspace: &'a mut A::Workspace,
     ) -> Self {
-        let vcpu = &vm.vcpus[turn.vcpu as usize];
+        // SAFETY: it is this vCPU's turn, here.
+        let (vm, vcpu) = unsafe { host.vcpu(turn.vcpu) };
         let owner = own(vcpu);
         // SAFETY: the owner is held as long as the reference is used, see `release` and `take_on`.
         let state = unsafe { vcpu.state() };
-        let mut context = Self { vm, cpu, vcpu, counters: vm.counters_of(vcpu), owner, state, workspace };
+        let counters = host.counters_of(vcpu.row);
+        let mut context = Self { host, vm, cpu, vcpu, counters, owner, state, workspace };
         context.arrive(turn);
         context
     }
@@ -61,9 +64,11 @@ impl<'a, A: Arch> Context<'a, A> {
     /// Continues with the vCPU whose turn it is, after the previous one has been released.
     #[inline(always)] // Together with the next two it makes up `switch_vcpu`.
     fn take_on(&mut self, turn: &Turn) {
-        let vcpu = &self.vm.vcpus[turn.vcpu as usize];
+        // SAFETY: it is this vCPU's turn, here.
+        let (vm, vcpu) = unsafe { self.host.vcpu(turn.vcpu) };
+        self.vm = vm;
         self.vcpu = vcpu;
-        self.counters = self.vm.counters_of(vcpu);
+        self.counters = self.host.counters_of(turn.vcpu);
         self.owner = own(vcpu);
         // SAFETY: the owner is held as long as the reference is used.
         self.state = unsafe { vcpu.state() };
@@ -77,8 +82,8 @@ impl<'a, A: Arch> Context<'a, A> {
             self.count(Counter::SchedMigrated);
         }
         self.add(Counter::SchedSteal, turn.waited);
-        note_current(self.cpu, Some(self.vcpu.index));
-        self.cpu.trace_with(Event::TurnBegins, self.vcpu.index, turn.migrated.into(), [0; 2]);
+        note_current(self.cpu, Some(self.vcpu.row));
+        self.cpu.trace_with(Event::TurnBegins, self.vcpu.row, turn.migrated.into(), [0; 2]);
         A::load_state(self, turn);
     }
 
@@ -105,8 +110,8 @@ impl<'a, A: Arch> Context<'a, A> {
         let known = match leave {
             Leave::Blocked(deadline) => {
                 let space = self.state.space();
-                let (cpu, vcpu, owner) = (self.cpu, self.vcpu.index, &mut self.owner);
-                let block = self.vm.sched.block(self.cpu.index, now, deadline, || {
+                let (cpu, vcpu, owner) = (self.cpu, self.vcpu.row, &mut self.owner);
+                let block = self.host.sched.block(self.cpu.index, now, deadline, || {
                     let halted = owner.try_halt(space);
                     if halted {
                         cpu.trace(Event::TurnEnds, vcpu);
@@ -130,29 +135,31 @@ impl<'a, A: Arch> Context<'a, A> {
                     PutBack::Yielded => Counter::SchedYield,
                     PutBack::Passive => Counter::SchedPassive,
                 });
-                self.cpu.trace(Event::TurnEnds, self.vcpu.index);
+                self.cpu.trace(Event::TurnEnds, self.vcpu.row);
                 // SAFETY: the state is saved, and the next is taken on below.
                 unsafe { Self::release(&mut self.owner) };
                 note_current(self.cpu, None);
-                let (next, nudge) = self.vm.sched.switch(self.cpu.index, now, why);
-                self.vm.nudge(nudge);
+                let (next, nudge) = self.host.sched.switch(self.cpu.index, now, why);
+                self.host.nudge(nudge);
                 next
             }
             Leave::Parked => {
-                self.cpu.trace(Event::TurnEnds, self.vcpu.index);
+                self.cpu.trace(Event::TurnEnds, self.vcpu.row);
                 // SAFETY: as above.
                 unsafe { Self::release(&mut self.owner) };
                 note_current(self.cpu, None);
-                let Block::Next(next) = self.vm.sched.block(self.cpu.index, now, u64::MAX, || true) else {
+                let Block::Next(next) = self.host.sched.block(self.cpu.index, now, u64::MAX, || true) else {
                     unreachable!("a vCPU that runs can always stop")
                 };
-                self.vm.park(self.cpu);
+                if let Some((guest, code)) = self.vm.leave_for_stop() {
+                    self.host.note_end(guest, code);
+                }
                 next
             }
         };
         let (turn, now) = match known {
             Some(turn) => (turn, now),
-            None => (wait_for_turn(self.vm, self.cpu), A::now()),
+            None => (wait_for_turn(self.host, self.cpu, self.workspace), A::now()),
         };
         self.take_on(&turn);
         now

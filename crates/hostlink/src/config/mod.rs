@@ -1,20 +1,36 @@
-//! The configuration of a run: lines of `key=value`, empty lines and `#` comments ignored.
+//! The configuration of a guest and its machine: lines of `key=value`, empty lines and `#` comments
+//! ignored.
 //!
 //! | key | value | default |
 //! |---|---|---|
+//! | `name` | the guest's name, as [`Name`] describes | `guest` |
 //! | `vcpus` | number of virtual CPUs, 1 to [`MAX_VCPUS`] | 1 |
 //! | `memory` | guest memory in bytes, a multiple of 2 MiB | 256 MiB |
+//! | `weight` | the guest's share of the CPUs beside the other guests' weights, 1 to 10,000 | 100 |
+//! | `cap` | the most that it gets even if CPUs idle, in percent of one CPU, 1 to 25,600; or `none` | `none` |
+//! | `cpus` | the CPUs that its vCPUs may use, as [`CpuSet`] describes; CPU 0 is the boot CPU | `all` |
+//! | `start` | `auto`: it starts with the machine; `manual`: it is started by a request | `auto` |
 //! | `flush` | `hypercall`: recommend the remote flush hypercalls to the guest; `ipi`: do not | `hypercall` |
 //! | `slice_us` | longest time slice of a vCPU in microseconds while others wait, 100 to 1,000,000 | 5000 |
-//! | `reset` | `reboot`: a guest's reset starts it again; `exit`: it ends the run; `panic`: the hypervisor panics, to try its report | `reboot` |
+//! | `reset` | `reboot`: a guest's reset starts it again; `exit`: it ends the run, or this guest if there are several; `panic`: the hypervisor panics, to try its report | `reboot` |
 //! | `boot_cpu` | `run`: the boot CPU runs vCPUs like the others; `serve`: it runs none, only takes the console's interrupts | `run` |
+//! | `kernel` | the [bundle](crate::bundle)'s member with the guest's kernel | `kernel` |
+//! | `initrd` | the member with its initial RAM disk | `initrd` if there is such a member, otherwise none |
 //! | `cmdline` | the guest's kernel command line, to the end of the line | empty |
 //!
 //! In addition there are the [switches](Switches), with a key for each field.
+//!
+//! One text describes the machine and its only guest. If there are several guests, each has a text
+//! of its own, and so has the machine, whose keys are [`MACHINE_KEYS`]; all others are for guests.
 
+mod error;
 mod switches;
 
-use crate::words::words;
+use crate::bundle;
+use crate::cpus::CpuSet;
+use crate::name::Name;
+use crate::words::{Number, number, words};
+pub use error::ConfigError;
 pub use switches::{ApicIds, Architecture, ForeignSwitch, LocalTlbi, NestedPage, Stage2Unmap, Switches, Zap};
 
 use core::fmt;
@@ -23,8 +39,23 @@ use core::fmt;
 /// interrupt remapping, and 255 is the broadcast id.
 pub const MAX_VCPUS: u32 = 255;
 
+/// Most guests of one machine.
+pub const MAX_GUESTS: u32 = 64;
+
+/// Most virtual CPUs of all guests of a machine together.
+pub const MAX_TOTAL_VCPUS: u32 = 1024;
+
 /// Guest memory is a multiple of this many bytes.
 pub const MEMORY_UNIT: u64 = 2 << 20;
+
+/// The highest weight.
+pub const MAX_WEIGHT: u32 = 10_000;
+
+/// The highest cap: 256 CPUs.
+pub const MAX_CAP: u32 = 25_600;
+
+/// The keys that are for the whole machine if there are several guests.
+pub const MACHINE_KEYS: [&str; 6] = ["slice_us", "boot_cpu", "vmid_bits", "vmid_churn", "pretend", "defect"];
 
 words! {
     /// The hint that the guest gets about remote TLB flushes.
@@ -45,6 +76,14 @@ words! {
         Panic = "panic",
     }
 
+    /// When a guest starts.
+    Start {
+        /// With the machine.
+        Auto = "auto",
+        /// When it is requested.
+        Manual = "manual",
+    }
+
     /// The role of the boot CPU.
     BootCpu {
         /// It runs vCPUs.
@@ -58,10 +97,20 @@ words! {
 /// A checked configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config<'a> {
+    /// The guest's name.
+    pub name: Name,
     /// Number of virtual CPUs, 1 to [`MAX_VCPUS`].
     pub vcpus: u32,
     /// Guest memory in bytes, a multiple of [`MEMORY_UNIT`].
     pub memory: u64,
+    /// Its share of the CPUs beside the other guests' weights, 1 to [`MAX_WEIGHT`].
+    pub weight: u32,
+    /// The most that it gets, in percent of one CPU, 1 to [`MAX_CAP`].
+    pub cap: Option<u32>,
+    /// The CPUs that its vCPUs may use. The boot CPU has number 0, even if it runs no vCPUs.
+    pub cpus: CpuSet,
+    /// When it starts.
+    pub start: Start,
     /// The CPUID recommendation for remote flushes.
     pub flush: FlushMode,
     /// Longest time slice in microseconds while other vCPUs wait for the CPU.
@@ -72,6 +121,10 @@ pub struct Config<'a> {
     pub boot_cpu: BootCpu,
     /// Behaviour that tests change.
     pub switches: Switches,
+    /// The bundle's member with its kernel.
+    pub kernel: &'a str,
+    /// The member with its initial RAM disk; without one, [`bundle::INITRD`] if it exists.
+    pub initrd: Option<&'a str>,
     /// The guest's kernel command line.
     pub cmdline: &'a str,
 }
@@ -79,64 +132,61 @@ pub struct Config<'a> {
 impl Default for Config<'_> {
     fn default() -> Self {
         Self {
+            name: Name::GUEST,
             vcpus: 1,
             memory: 256 << 20,
+            weight: 100,
+            cap: None,
+            cpus: CpuSet::ALL,
+            start: Start::Auto,
             flush: FlushMode::Hypercall,
             slice_us: 5000,
             reset: ResetPolicy::Reboot,
             boot_cpu: BootCpu::Run,
             switches: Switches::default(),
+            kernel: bundle::KERNEL,
+            initrd: None,
             cmdline: "",
         }
     }
 }
 
-/// An error in a configuration. Lines count from 1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ConfigError<'a> {
-    /// The line has no `=`.
-    NoValue {
-        /// Its number.
-        line: usize,
-    },
-    /// No such key.
-    UnknownKey {
-        /// The line.
-        line: usize,
-        /// The key.
-        key: &'a str,
-    },
-    /// The value does not parse or is out of range.
-    BadValue {
-        /// The line.
-        line: usize,
-        /// The key.
-        key: &'a str,
-        /// The given value.
-        value: &'a str,
-        /// The expected value.
-        expected: &'static str,
-    },
-}
-
-impl fmt::Display for ConfigError<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoValue { line } => write!(f, "config line {line}: expected key=value"),
-            Self::UnknownKey { line, key } => write!(f, "config line {line}: unknown key '{key}'"),
-            Self::BadValue { line, key, value, expected } => {
-                write!(f, "config line {line}: {key}={value}: expected {expected}")
-            }
-        }
-    }
-}
-
-impl core::error::Error for ConfigError<'_> {}
-
 impl<'a> Config<'a> {
-    /// Reads a configuration; missing keys keep their defaults.
+    /// Reads the configuration of a machine and its only guest; missing keys keep their defaults.
+    ///
+    /// # Errors
+    ///
+    /// The first line that is wrong.
     pub fn parse(text: &'a str) -> Result<Self, ConfigError<'a>> {
-        let mut config = Self::default();
+        Self::default().with(text, Keys::All)
+    }
+
+    /// Reads the configuration of a machine with several guests.
+    ///
+    /// # Errors
+    ///
+    /// The first line that is wrong, or has a key that is for one guest.
+    pub fn parse_machine(text: &'a str) -> Result<Self, ConfigError<'a>> {
+        Self::default().with(text, Keys::Machine)
+    }
+
+    /// Reads the configuration of one of several guests. What is for the whole machine it has from
+    /// `machine`.
+    ///
+    /// # Errors
+    ///
+    /// The first line that is wrong, or has a key that is for the whole machine.
+    pub fn parse_guest(text: &'a str, machine: &Config<'_>) -> Result<Self, ConfigError<'a>> {
+        let defaults = Self {
+            slice_us: machine.slice_us,
+            boot_cpu: machine.boot_cpu,
+            switches: machine.switches,
+            ..Self::default()
+        };
+        defaults.with(text, Keys::Guest)
+    }
+
+    fn with(mut self, text: &'a str, keys: Keys) -> Result<Self, ConfigError<'a>> {
         for (index, raw) in text.lines().enumerate() {
             let line = index + 1;
             let entry = raw.trim();
@@ -144,14 +194,23 @@ impl<'a> Config<'a> {
                 continue;
             }
             let (key, value) = entry.split_once('=').ok_or(ConfigError::NoValue { line })?;
-            config.set(line, key.trim(), value.trim())?;
+            let (key, value) = (key.trim(), value.trim());
+            self.set(line, key, value)?;
+            // After it was read, so that an unknown key is called unknown.
+            let of_machine = MACHINE_KEYS.contains(&key);
+            match keys {
+                Keys::Machine if !of_machine => return Err(ConfigError::OfGuest { line, key }),
+                Keys::Guest if of_machine => return Err(ConfigError::OfMachine { line, key }),
+                _ => {}
+            }
         }
-        Ok(config)
+        Ok(self)
     }
 
     fn set(&mut self, line: usize, key: &'a str, value: &'a str) -> Result<(), ConfigError<'a>> {
         let bad = |expected| ConfigError::BadValue { line, key, value, expected };
         match key {
+            "name" => self.name = Name::parse(value).ok_or(bad(Name::EXPECTED))?,
             "vcpus" => {
                 let count = value.parse().ok().filter(|n| (1..=MAX_VCPUS).contains(n));
                 self.vcpus = count.ok_or(bad("a number from 1 to 255"))?;
@@ -160,6 +219,16 @@ impl<'a> Config<'a> {
                 let bytes = value.parse().ok().filter(|n: &u64| *n != 0 && n.is_multiple_of(MEMORY_UNIT));
                 self.memory = bytes.ok_or(bad("bytes, a multiple of 2 MiB"))?;
             }
+            "weight" => {
+                let weight = value.parse().ok().filter(|n| (1..=MAX_WEIGHT).contains(n));
+                self.weight = weight.ok_or(bad("a number from 1 to 10000"))?;
+            }
+            "cap" => {
+                let cap = number(value, 1..=MAX_CAP, "none");
+                self.cap = cap.ok_or(bad("percent of one CPU, from 1 to 25600, or none"))?;
+            }
+            "cpus" => self.cpus = CpuSet::parse(value).ok_or(bad(CpuSet::EXPECTED))?,
+            "start" => self.start = Start::named(value).ok_or(bad(Start::EXPECTED))?,
             "flush" => self.flush = FlushMode::named(value).ok_or(bad(FlushMode::EXPECTED))?,
             "slice_us" => {
                 let us = value.parse().ok().filter(|n| (100..=1_000_000).contains(n));
@@ -167,6 +236,8 @@ impl<'a> Config<'a> {
             }
             "reset" => self.reset = ResetPolicy::named(value).ok_or(bad(ResetPolicy::EXPECTED))?,
             "boot_cpu" => self.boot_cpu = BootCpu::named(value).ok_or(bad(BootCpu::EXPECTED))?,
+            "kernel" => self.kernel = member(value).ok_or(bad(MEMBER))?,
+            "initrd" => self.initrd = Some(member(value).ok_or(bad(MEMBER))?),
             "cmdline" => self.cmdline = value,
             _ => {
                 if !self.switches.set(key, value).map_err(bad)? {
@@ -178,85 +249,71 @@ impl<'a> Config<'a> {
     }
 }
 
+/// The keys that a text may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Keys {
+    All,
+    Machine,
+    Guest,
+}
+
+/// The expected value for a member.
+const MEMBER: &str = "the name of a member of the bundle";
+
+/// The name of a member.
+fn member(value: &str) -> Option<&str> {
+    (!value.is_empty()).then_some(value)
+}
+
 impl fmt::Display for Config<'_> {
     /// Writes the form that [`Config::parse`] reads.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "vcpus={}\nmemory={}\nflush={}", self.vcpus, self.memory, self.flush)?;
-        writeln!(f, "slice_us={}\nreset={}\nboot_cpu={}", self.slice_us, self.reset, self.boot_cpu)?;
-        self.switches.fmt(f)?;
+        self.write(f, Keys::All)
+    }
+}
+
+impl Config<'_> {
+    /// The form that [`Config::parse_machine`] reads.
+    pub fn of_machine(&self) -> impl fmt::Display {
+        Part(self, Keys::Machine)
+    }
+
+    /// The form that [`Config::parse_guest`] reads.
+    pub fn of_guest(&self) -> impl fmt::Display {
+        Part(self, Keys::Guest)
+    }
+
+    fn write(&self, f: &mut fmt::Formatter<'_>, keys: Keys) -> fmt::Result {
+        if keys != Keys::Guest {
+            writeln!(f, "slice_us={}\nboot_cpu={}", self.slice_us, self.boot_cpu)?;
+        }
+        self.switches.write(f, |key| match keys {
+            Keys::All => true,
+            Keys::Machine => MACHINE_KEYS.contains(&key),
+            Keys::Guest => !MACHINE_KEYS.contains(&key),
+        })?;
+        if keys == Keys::Machine {
+            return Ok(());
+        }
+        writeln!(f, "name={}\nvcpus={}\nmemory={}", self.name, self.vcpus, self.memory)?;
+        writeln!(f, "weight={}\ncap={}\ncpus={}", self.weight, Number(self.cap, "none"), self.cpus)?;
+        writeln!(f, "start={}\nflush={}\nreset={}", self.start, self.flush, self.reset)?;
+        writeln!(f, "kernel={}", self.kernel)?;
+        if let Some(initrd) = self.initrd {
+            writeln!(f, "initrd={initrd}")?;
+        }
         writeln!(f, "cmdline={}", self.cmdline)
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::defect::Defect;
-    use std::string::ToString;
+/// Some keys of a configuration.
+struct Part<'c, 't>(&'c Config<'t>, Keys);
 
-    #[test]
-    fn what_is_written_is_read_back() {
-        let config = Config {
-            vcpus: 8,
-            memory: 1 << 30,
-            flush: FlushMode::Ipi,
-            slice_us: 2500,
-            reset: ResetPolicy::Exit,
-            boot_cpu: BootCpu::Serve,
-            switches: Switches {
-                apic_ids: ApicIds::Reversed,
-                flush_pages: Some(64),
-                zap: Zap::Everything,
-                nested_page: NestedPage::Small,
-                paranoid: true,
-                tables: Some(100),
-                stage2_unmap: Stage2Unmap::Page,
-                local_tlbi: LocalTlbi::Broadcast,
-                vmid_bits: Some(8),
-                vmid_churn: Some(7),
-                pretend: true,
-                defect: Some(Defect::BankRank),
-            },
-            cmdline: "console=ttyS0 quiet a=b # not a comment",
-        };
-        assert_eq!(Config::parse(&config.to_string()), Ok(config));
-    }
-
-    #[test]
-    fn wrong_lines_are_named() {
-        for (text, line) in [
-            ("vcpus=0", 1),
-            ("vcpus=256", 1),
-            ("\nmemory=12345", 2),
-            ("memory=0", 1),
-            ("flush=maybe", 1),
-            ("# fine\n\nslice_us=1", 3),
-            ("reset=never", 1),
-            ("boot_cpu=rest", 1),
-            ("kick=off", 1),
-            ("zap=some", 1),
-            ("nested_page=3M", 1),
-            ("paranoid=a bit", 1),
-            ("tables=0", 1),
-            ("tables=some", 1),
-            ("stage2_unmap=leaf", 1),
-            ("local_tlbi=remote", 1),
-            ("vmid_bits=0", 1),
-            ("vmid_bits=17", 1),
-            ("vmid_bits=-1", 1),
-            ("vmid_churn=0", 1),
-            ("vmid_churn=1000001", 1),
-            ("vmid_churn=on", 1),
-            ("pretend=yes", 1),
-            ("defect=many", 1),
-            ("apic_ids=shuffled", 1),
-            ("flush_pages=15", 1),
-            ("flush_pages=all", 1),
-            ("nonsense", 1),
-            ("colour=blue", 1),
-        ] {
-            let error = Config::parse(text).unwrap_err().to_string();
-            assert!(error.starts_with(&std::format!("config line {line}:")), "{text}: {error}");
-        }
+impl fmt::Display for Part<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.write(f, self.1)
     }
 }
+
+#[cfg(test)]
+mod tests;

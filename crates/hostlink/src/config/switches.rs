@@ -136,11 +136,25 @@ macro_rules! switches {
             }
         }
 
+        impl Switches {
+            /// Writes one line for each switch that is wanted.
+            pub(super) fn write(
+                &self,
+                f: &mut fmt::Formatter<'_>,
+                is_wanted: impl Fn(&str) -> bool,
+            ) -> fmt::Result {
+                $(if is_wanted(stringify!($key)) {
+                    let value = switches!(@write self.$key, $kind $($($detail),+)?);
+                    writeln!(f, "{}={value}", stringify!($key))?;
+                })+
+                Ok(())
+            }
+        }
+
         impl fmt::Display for Switches {
             /// Writes one line per switch.
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                $(writeln!(f, "{}={}", stringify!($key), switches!(@write self.$key, $kind $($($detail),+)?))?;)+
-                Ok(())
+                self.write(f, |_| true)
             }
         }
     };

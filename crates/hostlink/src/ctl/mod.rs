@@ -1,7 +1,8 @@
 //! Requests of the host tool to the running hypervisor and their answers: lines of text over a
 //! serial port.
 //!
-//! A request is `NUMBER COMMAND ARGUMENTS`; [`Request`] lists them. The answer is any number of
+//! A request is `NUMBER COMMAND ARGUMENTS`; [`Request`] lists them. With several guests the command
+//! may follow `@GUEST`, the name of the guest that it is about; otherwise it is the first one. The answer is any number of
 //! records `NUMBER : FIELDS`, and then either `NUMBER ok` or `NUMBER error MESSAGE`. [`record`]
 //! lists the fields of each kind of record. The requester chooses the number; it distinguishes the
 //! answer from the rest of an earlier requester's answer. For each record the requester sends
@@ -9,11 +10,15 @@
 //! and further bytes are lost. If anything else is sent instead, it is taken for another requester.
 //! Numbers in arguments and fields are decimal, or hexadecimal after `0x`.
 
+mod input;
 pub mod record;
 pub mod request;
 
+pub use input::Input;
 pub use request::{Request, RequestError};
 
+use crate::guests::GuestState;
+use crate::name::Name;
 use crate::words::words;
 use core::num::ParseIntError;
 
@@ -77,6 +82,18 @@ macro_rules! read_by_name {
     )+};
 }
 read_by_name!(LogWay, Access, Log);
+
+impl Word for GuestState {
+    fn read(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|state| state.name() == text)
+    }
+}
+
+impl Word for Name {
+    fn read(text: &str) -> Option<Self> {
+        Self::parse(text)
+    }
+}
 
 impl Access {
     /// Read only or read-write.

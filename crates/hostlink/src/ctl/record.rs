@@ -1,6 +1,8 @@
 //! Records of an answer: `key=value` words, one row for each kind.
 
 use super::{Access, Log, Word, parse_number};
+use crate::guests::GuestState;
+use crate::name::Name;
 use arrayvec::ArrayVec;
 use core::fmt;
 
@@ -71,6 +73,30 @@ records! {
         generation: u64 = "{}",
     }
 
+    /// A guest.
+    Guest {
+        /// Its name.
+        guest: Name = "{}",
+        /// What it does.
+        state: GuestState = "{}",
+        /// Its vCPUs.
+        vcpus: u32 = "{}",
+        /// Bytes of its first memory.
+        memory: u64 = "{:#x}",
+        /// Its weight.
+        weight: u32 = "{}",
+        /// Ticks of the clock for which its vCPUs have had CPUs.
+        used: u64 = "{}",
+    }
+
+    /// Memory of the hypervisor.
+    Memory {
+        /// Bytes of physical memory that belong to nobody.
+        free: u64 = "{:#x}",
+        /// Bytes that are allocated from the hypervisor's heap.
+        heap: u64 = "{:#x}",
+    }
+
     /// A memory slot.
     Slot {
         /// Its number.
@@ -107,6 +133,12 @@ records! {
         ticks: u64 = "{}",
         /// Ticks of the longest step.
         longest: u64 = "{}",
+    }
+
+    /// The bytes of an input that a console took.
+    Taken {
+        /// How many, from the first one on.
+        taken: u32 = "{}",
     }
 
     /// Some of the pages that were written.

@@ -1,6 +1,7 @@
 //! Requests, one row each.
 
-use super::{Access, LogWay, Word, parse_number};
+use super::{Access, Input, LogWay, Word, parse_number};
+use crate::name::Name;
 use core::fmt;
 use core::str::SplitAsciiWhitespace;
 
@@ -136,23 +137,79 @@ requests! {
         /// How many times the written pages are copied again.
         rounds: u16 = "{}" "a number of rounds",
     }
+    /// `input GUEST PORT BYTES-IN-HEX`: types on a console of a guest. How many of the bytes its
+    /// serial port had room for is returned as a [`record::Taken`](super::record::Taken); the
+    /// requester sends the others again.
+    "input" Input {
+        /// The guest.
+        guest: Name = "{}" Name::EXPECTED,
+        /// Number of its serial port, from 0.
+        port: u16 = "{}" "the number of a serial port",
+        /// What is typed.
+        bytes: Input = "{}" Input::EXPECTED,
+    }
+    /// `guests`: the guests that the machine's bundle describes, whether or not they exist, each as
+    /// a [`record::Guest`](super::record::Guest).
+    "guests" Guests
+    /// `guest-create GUEST`: creates a guest and loads its kernel; no vCPU runs.
+    "guest-create" Create {
+        /// The guest.
+        guest: Name = "{}" Name::EXPECTED,
+    }
+    /// `guest-start GUEST`: lets a guest run that has been created, or that has ended; the latter is
+    /// loaded again before.
+    "guest-start" Start {
+        /// The guest.
+        guest: Name = "{}" Name::EXPECTED,
+    }
+    /// `guest-pause GUEST`: stops all vCPUs of a guest.
+    "guest-pause" Pause {
+        /// The guest.
+        guest: Name = "{}" Name::EXPECTED,
+    }
+    /// `guest-resume GUEST`: lets a guest go on that was paused.
+    "guest-resume" Resume {
+        /// The guest.
+        guest: Name = "{}" Name::EXPECTED,
+    }
+    /// `guest-reset GUEST`: restarts a guest that runs, as its own reset does.
+    "guest-reset" Reset {
+        /// The guest.
+        guest: Name = "{}" Name::EXPECTED,
+    }
+    /// `guest-destroy GUEST`: ends a guest, whatever it does, and frees all that it has.
+    "guest-destroy" Destroy {
+        /// The guest.
+        guest: Name = "{}" Name::EXPECTED,
+    }
+    /// `memory`: how much is free, as a [`record::Memory`](super::record::Memory).
+    "memory" Memory
     /// `stats`: the counters, summed over the vCPUs, each as `NAME=VALUE`.
     "stats" Stats
 }
 
 impl Request {
-    /// Reads a line: the requester's number, and the request.
+    /// Reads a line: the requester's number, the guest if one is named, and the request.
     ///
     /// # Errors
     ///
     /// See [`RequestError`]. The number is included if there is one.
-    pub fn parse(line: &str) -> Result<(u64, Self), (Option<u64>, RequestError)> {
+    pub fn parse(line: &str) -> Result<(u64, Option<Name>, Self), (Option<u64>, RequestError)> {
         let mut words = line.split_ascii_whitespace();
         let number = words.next().and_then(|word| parse_number(word).ok());
         let number = number.ok_or((None, RequestError::NoNumber))?;
-        let request = Self::parse_command(&mut words).map_err(|error| (Some(number), error))?;
+        let failed = |error| (Some(number), error);
+        let mut peeked = words.clone();
+        let guest = match peeked.next().and_then(|word| word.strip_prefix('@')) {
+            Some(name) => {
+                words = peeked;
+                Some(Name::parse(name).ok_or(RequestError::Bad(Name::EXPECTED)).map_err(failed)?)
+            }
+            None => None,
+        };
+        let request = Self::parse_command(&mut words).map_err(failed)?;
         match words.next() {
-            None => Ok((number, request)),
+            None => Ok((number, guest, request)),
             Some(_) => Err((Some(number), RequestError::TooMany)),
         }
     }
@@ -161,9 +218,16 @@ impl Request {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ctl::LINE_MAX;
     use std::format;
 
-    const REQUESTS: [Request; 11] = [
+    /// What is typed on a guest's first serial port.
+    fn input(bytes: &[u8]) -> Request {
+        let bytes = Input::new(bytes).expect("fits");
+        Request::Input { guest: Name::GUEST, port: 0, bytes }
+    }
+
+    const REQUESTS: [Request; 19] = [
         Request::Vms,
         Request::Slots,
         Request::Add { gpa: 1 << 40, size: 2 << 20, access: Access::ReadOnly },
@@ -175,14 +239,35 @@ mod tests {
         Request::Migrate { slot: 1, way: LogWay::DirtyBits, rounds: 0 },
         Request::Migrate { slot: 65535, way: LogWay::WriteProtection, rounds: 65535 },
         Request::Stats,
+        Request::Guests,
+        Request::Memory,
+        Request::Create { guest: Name::GUEST },
+        Request::Start { guest: Name::GUEST },
+        Request::Pause { guest: Name::GUEST },
+        Request::Resume { guest: Name::GUEST },
+        Request::Reset { guest: Name::GUEST },
+        Request::Destroy { guest: Name::GUEST },
     ];
 
     #[test]
     fn what_is_written_is_read_back() {
-        for request in REQUESTS {
+        let longest = input(&[0xff; Input::BYTES_MAX]);
+        for request in REQUESTS.into_iter().chain([input(b"\x01a\n"), longest]) {
             let line = format!("17 {request}");
-            assert_eq!(Request::parse(&line), Ok((17, request)), "{line}");
+            assert_eq!(Request::parse(&line), Ok((17, None, request)), "{line}");
+            let (line, web) = (format!("17 @web {request}"), Name::parse("web"));
+            assert_eq!(Request::parse(&line), Ok((17, web, request)), "{line}");
         }
+    }
+
+    #[test]
+    fn the_longest_input_fits_into_a_line() {
+        let bytes = Input::new(&[0xff; Input::BYTES_MAX]).expect("fits");
+        let guest = Name::parse(&"x".repeat(31)).expect("is one");
+        let line = format!("{} {}", u64::MAX, Request::Input { guest, port: u16::MAX, bytes });
+        assert!(line.len() <= LINE_MAX, "{}", line.len());
+        assert_eq!(Input::new(&[0; Input::BYTES_MAX + 1]), None);
+        assert_eq!(format!("{}", input(b"\x01a\n")), "input guest 0 01610a");
     }
 
     #[test]
@@ -195,6 +280,10 @@ mod tests {
             ("1", Some(1), Missing("the request")),
             ("1 dance", Some(1), UnknownCommand),
             ("1 vms now", Some(1), TooMany),
+            ("1 @web", Some(1), Missing("the request")),
+            ("1 @Web vms", Some(1), Bad(Name::EXPECTED)),
+            ("1 guest-create", Some(1), Missing(Name::EXPECTED)),
+            ("1 guest-create a b", Some(1), TooMany),
             ("2 add", Some(2), Missing("a guest physical address")),
             ("2 add x", Some(2), Bad("a guest physical address")),
             ("2 add 0x1000 0x10000000000000000 rw", Some(2), Bad("a size in bytes")),
@@ -209,6 +298,12 @@ mod tests {
             ("4 migrate 1 dirty-bits 65536", Some(4), Bad("a number of rounds")),
             ("4 migrate 1 dirty-bits -1", Some(4), Bad("a number of rounds")),
             ("4 migrate 1 dirty-bits 3 4", Some(4), TooMany),
+            ("5 input Web 0 61", Some(5), Bad(Name::EXPECTED)),
+            ("5 input web x 61", Some(5), Bad("the number of a serial port")),
+            ("5 input web 0", Some(5), Missing(Input::EXPECTED)),
+            ("5 input web 0 6", Some(5), Bad(Input::EXPECTED)),
+            ("5 input web 0 6g", Some(5), Bad(Input::EXPECTED)),
+            ("5 input web 0 +6", Some(5), Bad(Input::EXPECTED)),
         ] {
             assert_eq!(Request::parse(line), Err((number, expected)), "{line}");
         }

@@ -13,6 +13,7 @@ use crate::machine::signals::Signals;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use hostlink::ctl::record::{Added, Deleted, Record};
 use hostlink::ctl::{Access, Answer, NEXT, Request};
+use hostlink::name::Name;
 use rustix::process::{Pid, getuid, test_kill_process};
 use std::fmt;
 use std::fs::{self, DirBuilder};
@@ -205,6 +206,8 @@ impl std::error::Error for Refused {}
 pub(crate) struct Control {
     stream: BufReader<UnixStream>,
     asked: u64,
+    /// The guest that requests are about; the first one if there is none.
+    guest: Option<Name>,
     silence_max: Duration,
     /// Signals that end the conversation; without them they have their default effect.
     signals: Option<Signals>,
@@ -219,12 +222,28 @@ impl Control {
         // Another user's unfinished line must not become the beginning of ours.
         (&stream).write_all(b"\n").context("the machine has gone")?;
         let asked = u64::from(process::id()) << 20;
-        Ok(Self { stream: BufReader::new(stream), asked, silence_max: SILENCE_MAX, signals: None })
+        Ok(Self {
+            stream: BufReader::new(stream),
+            asked,
+            guest: None,
+            silence_max: SILENCE_MAX,
+            signals: None,
+        })
     }
 
     /// The same with another longest silence, for requests that take long.
     pub(crate) fn with_patience(self, silence_max: Duration) -> Self {
         Self { silence_max, ..self }
+    }
+
+    /// Sets the longest silence.
+    pub(crate) const fn wait_for(&mut self, silence_max: Duration) {
+        self.silence_max = silence_max;
+    }
+
+    /// The same about a guest of the machine.
+    pub(crate) fn about(self, guest: Option<Name>) -> Self {
+        Self { guest, ..self }
     }
 
     /// The same, which ends when a signal is caught.
@@ -276,7 +295,8 @@ impl Control {
         mut observe: impl FnMut(&str) -> Result<()>,
     ) -> Result<Vec<String>> {
         self.asked += 1;
-        let line = format!("{} {request}\n", self.asked);
+        let about = self.guest.map(|guest| format!("@{guest} ")).unwrap_or_default();
+        let line = format!("{} {about}{request}\n", self.asked);
         self.stream.get_mut().write_all(line.as_bytes()).context("the machine has gone")?;
         let mut records = Vec::new();
         loop {

@@ -3,8 +3,9 @@
 
 use super::app::{App, Life};
 use super::help;
-use super::rates::{COLUMNS, Column, Rates, short};
+use super::rates::{COLUMNS, Column, GuestRate, Rates, short};
 use hostlink::counters::Counter;
+use hostlink::guests::GuestState;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style, Stylize};
@@ -15,6 +16,7 @@ use std::time::Duration;
 /// Width of each column except the first, and of the gap between two.
 const COLUMN_WIDTH: u16 = 5;
 const FIRST_WIDTH: u16 = 4;
+const FIRST_WIDTH_MAX: u16 = 24;
 const GAP: u16 = 1;
 /// Height of the waits with title and labels, and of the smallest screen that shows them.
 const WAITS_HEIGHT: u16 = 7;
@@ -99,8 +101,8 @@ pub(super) fn rows(area: Rect) -> usize {
 pub(super) fn draw(frame: &mut Frame<'_>, app: &App, theme: &Theme) {
     let parts = parts(frame.area());
     frame.render_widget(Paragraph::new(header(app, theme)), parts.header);
-    match &app.rates {
-        Some(rates) => draw_table(frame, parts.table, app, rates, theme),
+    match app.shown() {
+        Some(rates) => draw_table(frame, parts.table, app, &rates, theme),
         None => frame.render_widget(Paragraph::new(absence(app)), parts.table),
     }
     if app.rates.is_some() {
@@ -156,10 +158,21 @@ fn header(app: &App, theme: &Theme) -> Vec<Line<'static>> {
     let third = match &app.trouble {
         // Without figures it is shown in their place.
         Some(trouble) if app.rates.is_some() => Line::styled(trouble.clone(), theme.notable()),
+        _ if app.rates.as_ref().is_some_and(Rates::has_guests) => guests(app),
         _ if app.names().len() > 1 => Line::from(format!("running: {}", app.names().join(" "))).dim(),
         _ => Line::from(title).dim(),
     };
     vec![Line::from(first), Line::from(second), third]
+}
+
+/// The guests of a machine with several, in one line: what each does, and the CPUs that it uses.
+fn guests(app: &App) -> Line<'static> {
+    let rates = app.rates.iter().flat_map(|rates| &rates.guests);
+    let guest = |GuestRate { seen, cpus }: &GuestRate| match seen.state {
+        GuestState::Running => format!("{} {:.0}%", seen.name, 100.0 * cpus),
+        state => format!("{} {state}", seen.name),
+    };
+    Line::from(rates.map(guest).collect::<Vec<_>>().join("  "))
 }
 
 fn footer(app: &App) -> Line<'static> {
@@ -172,6 +185,7 @@ fn footer(app: &App) -> Line<'static> {
         ("p", pause),
         ("Tab", "machine"),
         ("w", "waits"),
+        ("g", "guests"),
         ("↑↓", "scroll"),
     ];
     let key = |(key, about): (&'static str, &'static str)| {
@@ -181,10 +195,10 @@ fn footer(app: &App) -> Line<'static> {
 }
 
 /// The columns that fit beside the first one, including the one that rows are sorted by.
-fn visible(width: u16, sort: usize) -> std::ops::Range<usize> {
+fn visible(width: u16, first_width: u16, sort: usize) -> std::ops::Range<usize> {
     let others = COLUMNS.len() - 1;
     let fit_in = |width: u16| usize::from(width / (COLUMN_WIDTH + GAP));
-    let left = width.saturating_sub(FIRST_WIDTH);
+    let left = width.saturating_sub(first_width);
     // If columns are hidden, room is reserved behind the last one for the mark that says so.
     let fit = if fit_in(left) >= others { others } else { fit_in(left.saturating_sub(1)) };
     let begin = (sort + 1).saturating_sub(fit).max(1);
@@ -192,11 +206,14 @@ fn visible(width: u16, sort: usize) -> std::ops::Range<usize> {
 }
 
 fn draw_table(frame: &mut Frame<'_>, area: Rect, app: &App, rates: &Rates, theme: &Theme) {
-    let shown = visible(area.width, app.sort);
+    let labels = (0..rates.vcpus()).map(|row| rates.label(row).chars().count());
+    let first_width = u16::try_from(labels.max().unwrap_or(0)).unwrap_or(u16::MAX);
+    let first_width = first_width.clamp(FIRST_WIDTH.max(rates.first_title().len() as u16), FIRST_WIDTH_MAX);
+    let shown = visible(area.width, first_width, app.sort);
     let columns = || std::iter::once(0).chain(shown.clone());
     let heading = |index: usize| {
         let style = if index == app.sort { theme.sorted() } else { Style::new().bold() };
-        cell(COLUMNS[index].title.to_owned(), style)
+        cell(if index == 0 { rates.first_title() } else { COLUMNS[index].title }.to_owned(), style)
     };
     let sums = columns().map(|index| match index {
         0 => cell("all".to_owned(), Style::new()),
@@ -204,7 +221,7 @@ fn draw_table(frame: &mut Frame<'_>, area: Rect, app: &App, rates: &Rates, theme
     });
     let vcpu = |vcpu: usize| {
         Row::new(columns().map(|index| match index {
-            0 => cell(vcpu.to_string(), Style::new()),
+            0 => cell(rates.label(vcpu).to_owned(), Style::new()),
             _ => figure(rates.of(vcpu, &COLUMNS[index]), &COLUMNS[index], theme),
         }))
     };
@@ -213,26 +230,26 @@ fn draw_table(frame: &mut Frame<'_>, area: Rect, app: &App, rates: &Rates, theme
     let first = app.first.min(order.len().saturating_sub(page));
     let vcpus = order.into_iter().skip(first).take(page).map(vcpu);
     let widths =
-        columns().map(|index| Constraint::Length(if index == 0 { FIRST_WIDTH } else { COLUMN_WIDTH }));
+        columns().map(|index| Constraint::Length(if index == 0 { first_width } else { COLUMN_WIDTH }));
     let rows = std::iter::once(Row::new(sums).bold()).chain(vcpus);
     let table = Table::new(rows, widths).header(Row::new(columns().map(heading))).column_spacing(GAP);
     frame.render_widget(table, area);
-    mark_hidden(frame, area, &shown);
+    mark_hidden(frame, area, first_width, &shown);
 }
 
 /// Marks in the headings that there are columns further left or right.
-fn mark_hidden(frame: &mut Frame<'_>, area: Rect, shown: &std::ops::Range<usize>) {
+fn mark_hidden(frame: &mut Frame<'_>, area: Rect, first_width: u16, shown: &std::ops::Range<usize>) {
     let mut mark = |offset: u16, text: &str| {
         if offset < area.width && area.height > 0 {
             frame.buffer_mut().set_string(area.x + offset, area.y, text, Style::new().bold());
         }
     };
     if shown.start > 1 {
-        mark(FIRST_WIDTH, "‹");
+        mark(first_width, "‹");
     }
     if shown.end < COLUMNS.len() {
         let width = u16::try_from(shown.len()).unwrap_or(0) * (COLUMN_WIDTH + GAP);
-        mark((FIRST_WIDTH + width).min(area.width.saturating_sub(1)), "›");
+        mark((first_width + width).min(area.width.saturating_sub(1)), "›");
     }
 }
 

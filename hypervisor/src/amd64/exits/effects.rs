@@ -8,10 +8,10 @@ use super::Then;
 use crate::amd64::overlay::Overlays;
 use crate::amd64::processor::Amd64;
 use crate::devices::pc::lapic::Effect;
-use crate::devices::pc::platform::Output;
+use crate::devices::pc::platform::{Output, SerialPort};
 use crate::devices::pc::power::PowerEvent;
 use crate::hyperv::MsrEffect;
-use crate::vm::{Context, Next, increase};
+use crate::vm::{Context, Next, Vm, increase};
 
 /// Carries out the effect of a write to the local APIC.
 #[inline]
@@ -91,11 +91,12 @@ pub(super) fn perform_synthetic<A: Amd64>(
 }
 
 /// Carries out the effect of a port write, except its interrupt.
-pub(super) fn perform_output<A: Amd64>(output: Output) -> Next {
+pub(super) fn perform_output<A: Amd64>(vm: &Vm<A>, output: Output) -> Next {
     match output {
         Output::None => Next::Resume,
         Output::Transmit(serial, byte) => {
-            A::transmit(serial, byte);
+            let port = usize::from(serial == SerialPort::Com2);
+            vm.transmit(port, byte, || A::transmit(serial, byte));
             Next::Resume
         }
         Output::Power(PowerEvent::PowerOff) => Next::PowerOff,

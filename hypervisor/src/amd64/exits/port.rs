@@ -83,7 +83,7 @@ pub(super) fn write_port<A: Amd64>(
     if let Some(message) = effect.interrupt {
         context.vm.deliver(message, context.state.lapic.apic_id());
     }
-    perform_output::<A>(effect.output)
+    perform_output(context.vm, effect.output)
 }
 
 /// Writes to the PCI configuration space. The ROM's slot is moved to where the device decodes it

@@ -179,7 +179,7 @@ fn with_offer(act: impl FnOnce(&mut Guest<'_, '_>)) {
 
 fn field() -> u32 {
     let mut bytes = [0; 4];
-    let vm = Made::machine().unwrap();
+    let vm = Made::host().unwrap().first_guest().unwrap();
     vm.space.slots().memory().read(Gpa(ASSIST), &mut bytes).unwrap();
     u32::from_le_bytes(bytes)
 }
@@ -189,7 +189,15 @@ fn a_lazy_eoi_that_is_made_use_of_ends_the_interrupt() {
     with_offer(|guest| {
         assert!(guest.enter(|_, _| {
             assert_eq!(field() & 1, 1, "the offer");
-            Made::machine().unwrap().space.slots().memory().write_u32(Gpa(ASSIST), 0).unwrap();
+            Made::host()
+                .unwrap()
+                .first_guest()
+                .unwrap()
+                .space
+                .slots()
+                .memory()
+                .write_u32(Gpa(ASSIST), 0)
+                .unwrap();
         }));
         assert_eq!(guest.0.state.lapic.highest_isr(), None);
     });

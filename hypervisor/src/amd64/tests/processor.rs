@@ -119,7 +119,6 @@ pub(crate) fn board_with(config: &'static str) -> &'static made::Made<Made> {
     let files = Files {
         kernel: Vec::leak(test_kernel()),
         initrd: None,
-        symbols: None,
         config: Config::parse(config).expect("a configuration"),
     };
     made::Made::create_from([CpuData::default()], 32 << 20, files).unwrap_or_else(|why| panic!("{why}"))

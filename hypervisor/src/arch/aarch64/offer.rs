@@ -164,11 +164,20 @@ offer_arm64! {
         }
 
         fn tables(pool: NestedTables) -> Tables {
-            Tables(pool)
+            Tables::new(pool)
         }
 
-        fn share(config: &Config<'_>, space: &VmMemory<Self>) -> Result<Shared, CreateError> {
-            Shared::new::<Self>(config, space, stage2::set_up(&config.switches))
+        fn common(config: &Config<'_>) -> Result<Common, CreateError> {
+            let (setup, cost) = stage2::set_up();
+            Common::new::<Self>(config, setup, cost)
+        }
+
+        fn share(
+            config: &Config<'_>,
+            common: &'static Common,
+            space: &VmMemory<Self>,
+        ) -> Result<Shared, CreateError> {
+            Ok(Shared::new::<Self>(config, common, space, space.tables().memory().tag()))
         }
     }
 }

@@ -11,7 +11,7 @@ use hostlink::exit::ExitCode;
 
 use super::svm::features;
 use super::{apic, clock, console, interrupts, tables, translation};
-use crate::amd64::guest::allocate_pages;
+use crate::amd64::pages::Pages;
 use crate::amd64::{cpuid, instruction};
 use crate::arch::{Local, PerCpu};
 use crate::free_memory::FreeMemory;
@@ -128,7 +128,7 @@ extern "C" fn bsp_on_block() -> ! {
     enable_cpu(cpu);
     let _nobody_gives_up_this_one = cpu.presence.come_online();
     // SAFETY: the module was reserved, so it is as the boot loader left it.
-    let files = unsafe { image::files_of_module(later.module.clone(), "the boot module") };
+    let bundle = unsafe { image::read_module(later.module.clone(), "the boot module") };
     start_others();
     log::info!(
         "{} CPUs, {} MiB free, TSC {} MHz",
@@ -136,7 +136,7 @@ extern "C" fn bsp_on_block() -> ! {
         later.free.lock().total() >> 20,
         clock::hz() / 1_000_000,
     );
-    image::run_machine(files, &mut later.free.lock(), clock::date(), || {
+    image::run_guests(bundle, &mut later.free.lock(), clock::date(), || {
         if let Some(base) = later.io_apic {
             // SAFETY: the register page is mapped; no other code drives the I/O APIC.
             unsafe {
@@ -150,8 +150,8 @@ extern "C" fn bsp_on_block() -> ! {
 
 /// Per-CPU initialisation after the CPU's tables are loaded.
 fn enable_cpu(cpu: &'static PerCpu) {
-    cpu.arch.host_save.set(allocate_pages(1));
-    cpu.arch.host_vmcb.set(allocate_pages(1));
+    cpu.arch.host_save.set(Pages::new(1).forever());
+    cpu.arch.host_vmcb.set(Pages::new(1).forever());
     // SAFETY: the pages were just allocated.
     unsafe {
         features::enable(cpu.arch.host_save.get());

@@ -1,6 +1,7 @@
 //! A CPU's workspace to run a vCPU, a vCPU's external events, and one stay in the guest.
 
 use core::ops::ControlFlow;
+use core::sync::atomic::Ordering;
 
 use coherence::vmid::VmidSlot;
 use coherence::{CpuId, Hardware, Owner};
@@ -8,6 +9,7 @@ use hostlink::counters::Counter;
 use stay::arm64::{self, Place};
 
 use super::devices;
+use super::guest::Common;
 use super::processor::{Arm64, Lists, Vector};
 use super::state::{Activity, VcpuState};
 use super::system;
@@ -84,10 +86,24 @@ fn enter_address_space<A: Arm64>(context: &mut Context<'_, A>) -> bool {
     let (cpu, space) = (CpuId(context.cpu.index), context.vm.guest.address_space());
     let (place, state) = (&mut context.workspace.place, &mut *context.state);
     let entered = arm64::enter_address_space(&A::TLB, cpu, place, &space, || state.note_walks());
+    if entered.has_changed {
+        // Pairs with `holds_space`: the former address space is not loaded any more.
+        context.cpu.arch.root.store(space.root, Ordering::Release);
+    }
     if entered.dropped_all {
         context.count(Counter::VmidFlushes);
     }
     entered.has_changed
+}
+
+/// No vCPU is on this CPU, the calling one: it leaves the address space that it has loaded.
+#[cold]
+pub fn leave_space<A: Arm64>(common: &Common, cpu: &PerCpu<A>, workspace: &mut Workspace) {
+    if cpu.arch.root.load(Ordering::Relaxed) != 0 {
+        arm64::leave_address_space(&A::TLB, &mut workspace.place, common.setup(), common.nowhere());
+        // Pairs with `holds_space`.
+        cpu.arch.root.store(0, Ordering::Release);
+    }
 }
 
 /// Once in a given number of entries, pretends that another, new machine is about to run on this
@@ -99,7 +115,7 @@ fn churn<A: Arm64>(context: &mut Context<'_, A>) {
     if context.workspace.entries >= context.vm.guest.vmid_churn {
         context.workspace.entries = 0;
         let stranger = VmidSlot::new();
-        let _it_does_not_run = context.vm.guest.vmids.assign(CpuId(context.cpu.index), &stranger);
+        let _it_does_not_run = context.vm.guest.common.vmids.assign(CpuId(context.cpu.index), &stranger);
     }
 }
 
@@ -121,7 +137,7 @@ pub fn enter<A: Arm64>(context: &mut Context<'_, A>) -> bool {
         return false;
     }
     let exit = context.state.exit;
-    context.cpu.last_exit.store(exit as u64, core::sync::atomic::Ordering::Relaxed);
+    context.cpu.last_exit.store(exit as u64, Ordering::Relaxed);
     if exit == Vector::Interrupt {
         open_window(context);
     }

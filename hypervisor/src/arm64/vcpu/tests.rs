@@ -36,7 +36,8 @@ fn turn<R>(
         vm,
         cpu: Made::cpu(cpu).expect("a CPU"),
         vcpu,
-        counters: vm.counters_of(vcpu),
+        counters: vm.host.counters_of(vcpu.row),
+        host: vm.host,
         owner: ManuallyDrop::new(vcpu.target.owner().expect("nobody runs it")),
         // SAFETY: the owner was just taken.
         state: unsafe { vcpu.state() },
@@ -96,7 +97,7 @@ fn a3_who_arrives_drops_what_the_processor_holds() {
         let dropped: u64 = vm
             .vcpus
             .iter()
-            .map(|vcpu| vm.counters_of(vcpu)[Counter::FlushArrival as usize].load(Ordering::Relaxed))
+            .map(|vcpu| vm.host.counters_of(vcpu.row)[Counter::FlushArrival as usize].load(Ordering::Relaxed))
             .sum();
         assert_eq!(dropped, if reaches_all { 3 } else { 4 });
     }
@@ -125,7 +126,7 @@ fn a4_vmids_that_run_out_are_loaded_anew_before_the_guest_runs() {
                 let dropped = has(&told, "local_all_vms");
                 assert_eq!(count(context, Counter::VmidFlushes) - before, u64::from(dropped));
                 assert_eq!(told.last(), Some(&Told::Entered), "all is done before");
-                let current = vm.guest.vmid.current().expect("it runs");
+                let current = vm.guest.tag.vmid.current().expect("it runs");
                 assert_eq!(seen_last(&seen), (current.into(), 0x1234), "its own VMID, and its own TCR_EL1");
             }
             assert!(count(context, Counter::VmidFlushes) >= 5);

@@ -7,7 +7,7 @@ use coherence::{CpuId, Owner, Space, Target};
 use loom::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::sched::notify::{self, Reach};
-use crate::sched::{Block, CpuIndex, Line, Nudge, Policy, PutBack, Scheduler, Turn, VcpuIndex};
+use crate::sched::{Block, CpuIndex, Line, Nudge, Policy, PutBack, Scheduler, Share, Turn, VcpuIndex};
 
 /// The guest's behaviour when it runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -41,8 +41,11 @@ impl Board {
     /// `expected` items have been found.
     pub(super) fn new(cpus: u32, guests: &[Guest], expected: u64) -> Self {
         let vcpu = |&guest: &Guest| Vcpu { target: Target::new(), inbox: AtomicU64::new(0), guest };
+        let count = guests.len() as u32;
+        let sched = Scheduler::new((0..cpus).collect(), count, 1, Policy::new(1000));
+        sched.add_group(0, 0..count, Share::default());
         Self {
-            sched: Scheduler::new((0..cpus).collect(), guests.len() as u32, Policy::new(1000)),
+            sched,
             vcpus: guests.iter().map(vcpu).collect(),
             lines: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             found: AtomicU64::new(0),

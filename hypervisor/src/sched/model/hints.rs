@@ -9,6 +9,7 @@ use loom::thread;
 use super::board::{Board, Cpu, Guest, Outside, Real, Steps};
 use crate::model::explore;
 use crate::sched::notify::Reach;
+use crate::sched::queue::VIRTUAL_EPOCH;
 use crate::sched::{Block, Line, PutBack, Scheduler, VcpuIndex};
 
 /// A vCPU is woken while its CPU has others block with timers: that CPU never waits beyond the next
@@ -43,7 +44,7 @@ fn hint_stored_out_of_the_lock() {
             let place = sched.place(0);
             let timer = {
                 let mut queue = place.queue.lock();
-                queue.remove_timer(vcpu);
+                let _ = queue.remove_timer(vcpu);
                 queue.next_timer()
             };
             place.next_timer.store(timer, Relaxed);
@@ -108,7 +109,7 @@ fn switching<S: Steps>() {
     // vCPU 0 has run less than vCPU 2 and more than vCPU 1 when it is put back.
     board.sched.place(0).with(|queue| {
         for (vcpu, virtual_time) in [(1, 10), (2, 1000)] {
-            let standing = queue.standing(virtual_time, Line::Work);
+            let standing = queue.standing(vcpu, VIRTUAL_EPOCH + virtual_time, Line::Work);
             let _somebody_runs = queue.enqueue(vcpu, standing, board.sched.policy());
         }
     });

@@ -1,23 +1,22 @@
-//! One CPU's queue: the waiting vCPUs, the running vCPU, and the pending timers. Pure state; times
-//! are ticks of the clock.
+//! One CPU's queue: the waiting vCPUs, the running vCPU, and the pending timers. Pure state, except
+//! for the accounts that all queues share; times are ticks of the clock.
 //!
-//! There are two lines. A vCPU that an interrupt wakes, or that was running, waits among the vCPUs
-//! with work, ordered by virtual time. A vCPU that only its timer wakes waits in the timer line,
-//! first come, first served. While neither line is empty, each gets half of the CPU.
-//!
-//! The reason is the behaviour of many idle vCPUs that tick: Linux ticks on every CPU until it has
-//! a better clock source. Where all the ticks take longer than the available time, they would fill
-//! any CPU time that fairness among vCPUs gives them, and a vCPU with work would get one part in as
-//! many as there are vCPUs. A late tick, however, costs no more than one in time, and stands for
-//! the ticks that it replaces. In a separate line the ticks become only as many as half of the CPU
-//! can bear.
+//! The vCPUs of a guest wait in its [lines](lines). Which guest's turn it is, if there are several,
+//! is decided in [`groups`]. The functions here are those of a machine with one guest: they are a
+//! part of each switch, and branch to those there in one place each.
 
-use alloc::collections::VecDeque;
+mod groups;
+mod lines;
+
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::QueueState;
+use super::ledger::Ledger;
+use super::{CpuIndex, QueueState};
+pub(super) use groups::WATCHED;
+pub(super) use lines::{Lines, VIRTUAL_EPOCH};
 
-/// Index of a vCPU in its virtual machine.
+/// A vCPU's row: its number among all vCPUs of all guests.
 pub type VcpuIndex = u32;
 
 /// Time spans that make up the policy, in ticks of the clock.
@@ -78,24 +77,22 @@ impl Standing {
     }
 }
 
-/// A vCPU with the time that it has run, on the queue's own scale.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Waiting {
-    virtual_time: u64,
-    vcpu: VcpuIndex,
-    /// It waits for memory to change, and is skipped until it may go on. Always false in the timer
-    /// line.
-    is_passive: bool,
-}
-
 /// The vCPU that runs.
 #[derive(Clone, Copy, Debug)]
-struct Running {
-    vcpu: VcpuIndex,
+pub(super) struct Running {
+    pub(super) vcpu: VcpuIndex,
     virtual_time: u64,
     since: u64,
     /// The line that it waited in.
     line: Line,
+}
+
+impl Running {
+    /// For how long it has had the CPU. Another CPU's clock may be a little ahead.
+    #[inline]
+    pub(super) fn had(&self, now: u64) -> u64 {
+        now.saturating_sub(self.since)
+    }
 }
 
 /// Why a vCPU is put back into the queue.
@@ -103,45 +100,59 @@ struct Running {
 pub enum PutBack {
     /// Its slice is over, or another vCPU has a stronger claim.
     Preempted,
-    /// It spins, and goes behind all waiting vCPUs.
+    /// It spins, and goes behind all waiting vCPUs of its guest.
     Yielded,
     /// It waits for a word in memory to change, and is skipped until the word may have changed.
     Passive,
 }
 
 /// A CPU's queue.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct RunQueue {
-    /// The vCPUs with work, sorted by falling virtual time: the next to run is the last.
-    waiting: Vec<Waiting>,
-    /// The timer line.
-    expired: VecDeque<Waiting>,
-    /// How much more the timer line's vCPUs have run than those with work.
-    lead: i64,
+    /// The lines of the guest whose vCPU runs, or ran last.
+    front: Lines,
+    /// Those of the other guests that may run here.
+    others: Vec<Lines>,
+    /// The guests' accounts are kept: there are several guests, or one with a cap or a set of CPUs.
+    has_accounts: bool,
+    running: Option<Running>,
     /// Sorted by falling deadline: the next to expire is the last.
     timers: Vec<(u64, VcpuIndex)>,
-    running: Option<Running>,
-    /// How many of the vCPUs with work wait for memory to change.
-    passive: usize,
-    /// No vCPU with work has a lower virtual time, except for what sleepers are owed. Only grows.
-    floor: u64,
+    /// How many vCPUs wait in the other guests' lines, and [`WATCHED`].
+    beside: usize,
+    /// The vCPU that was put back last spins, and no other of its guest waits here.
+    has_yielded: bool,
+    cpu: CpuIndex,
+    ledger: Arc<Ledger>,
 }
 
 impl RunQueue {
-    /// An empty queue with room for `vcpus`, so that it never allocates later.
-    pub fn with_capacity(vcpus: usize) -> Self {
+    /// The queue of `cpu`, with room for the timers of `vcpus`. No vCPU has lines here yet.
+    pub(super) fn new(cpu: CpuIndex, vcpus: usize, groups: usize, ledger: Arc<Ledger>) -> Self {
         Self {
-            waiting: Vec::with_capacity(vcpus),
-            expired: VecDeque::with_capacity(vcpus),
+            front: Lines::default(),
+            others: Vec::with_capacity(groups),
+            has_accounts: false,
+            running: None,
             timers: Vec::with_capacity(vcpus),
-            ..Self::default()
+            beside: 0,
+            has_yielded: false,
+            cpu,
+            ledger,
         }
     }
 
     /// Number of vCPUs that wait or run here.
+    #[inline]
     pub fn load(&self) -> usize {
-        // None is here twice, so there is nothing to wrap, and no check to pay for in each switch.
-        let waiting = self.waiting.len().wrapping_add(self.expired.len());
+        self.watched_load() & !WATCHED
+    }
+
+    /// The same with [`WATCHED`] if the vCPU that runs must look at the queue although none waits.
+    #[inline]
+    pub(super) fn watched_load(&self) -> usize {
+        // A few hundred at most: no check to pay for in each switch.
+        let waiting = self.front.len().wrapping_add(self.beside);
         waiting.wrapping_add(usize::from(self.running.is_some()))
     }
 
@@ -150,42 +161,21 @@ impl RunQueue {
         self.load() == 0
     }
 
-    /// Whether any vCPU waits.
-    pub fn has_waiting(&self) -> bool {
-        self.waits_in(Line::Work) || self.waits_in(Line::Timer)
-    }
-
     /// The vCPU that runs here.
     pub fn running(&self) -> Option<VcpuIndex> {
         self.running.map(|running| running.vcpu)
     }
 
+    /// The turn of the vCPU that runs here.
     #[inline]
-    fn waits_in(&self, line: Line) -> bool {
-        match line {
-            Line::Work => !self.waiting.is_empty(),
-            Line::Timer => !self.expired.is_empty(),
-        }
+    pub(super) fn turn(&self) -> Option<Running> {
+        self.running
     }
 
-    /// Puts a vCPU into a line. If the line was empty, the other line owes it at most a sleeper's
-    /// credit.
+    /// The line of the running vCPU, which is one of the front's guest.
     #[inline(always)]
-    fn insert(&mut self, line: Line, waiting: Waiting, policy: &Policy) {
-        if !self.waits_in(line) && self.running.is_none_or(|running| running.line != line) {
-            self.lead = match line {
-                Line::Work => self.lead.min(policy.sleeper_credit()),
-                Line::Timer => self.lead.max(-policy.sleeper_credit()),
-            };
-        }
-        match line {
-            Line::Work => {
-                // Behind vCPUs with the same virtual time: first come, first served.
-                let place = self.waiting.partition_point(|other| other.virtual_time > waiting.virtual_time);
-                self.waiting.insert(place, waiting);
-            }
-            Line::Timer => self.expired.push_back(waiting),
-        }
+    fn running_line(&self) -> Option<Line> {
+        self.running.map(|running| running.line)
     }
 
     /// Adds a vCPU that woke up or came from another queue. A sleeper is owed at most the credit.
@@ -194,171 +184,106 @@ impl RunQueue {
     #[inline(always)]
     #[must_use = "the running vCPU does not know yet"]
     pub fn enqueue(&mut self, vcpu: VcpuIndex, standing: Standing, policy: &Policy) -> bool {
-        let lag = standing.lag.clamp(-policy.sleeper_credit(), policy.slice.cast_signed());
-        let virtual_time = self.floor.saturating_add_signed(lag);
-        // In the timer line one more makes no difference. A vCPU with work may preempt at once.
-        let sooner = standing.line == Line::Work || !self.waits_in(Line::Timer);
-        self.insert(standing.line, Waiting { virtual_time, vcpu, is_passive: false }, policy);
-        sooner
+        if self.has_accounts {
+            return self.enqueue_in_group(vcpu, standing, policy);
+        }
+        let running = self.running_line();
+        self.front.enqueue(vcpu, standing, running, policy)
     }
 
     /// Moves a vCPU from the timer line to those with work: it has been interrupted.
     ///
     /// Returns whether it was there. If so, the vCPU that runs here may have to make room.
     pub fn promote(&mut self, vcpu: VcpuIndex, policy: &Policy) -> bool {
-        let place = self.expired.iter().position(|waiting| waiting.vcpu == vcpu);
-        let Some(waiting) = place.and_then(|place| self.expired.remove(place)) else { return false };
-        self.insert(Line::Work, waiting, policy);
-        true
+        let (lines, running) = self.lines_of(vcpu);
+        lines.promote(vcpu, running, policy)
     }
 
-    /// The standing of a vCPU that blocked here, from its virtual time then.
+    /// The standing of a vCPU that blocked here and wakes, from its virtual time then.
     #[inline]
-    pub fn standing(&self, virtual_time: u64, line: Line) -> Standing {
-        Standing { lag: virtual_time.wrapping_sub(self.floor).cast_signed(), line }
+    pub fn standing(&mut self, vcpu: VcpuIndex, virtual_time: u64, line: Line) -> Standing {
+        if self.has_accounts {
+            return self.standing_in_group(vcpu, virtual_time, line);
+        }
+        self.front.standing(virtual_time, line)
     }
 
-    /// Takes the next vCPU of the line that has run less, and lets it run. A vCPU that waits for
-    /// memory to change is skipped while `may_go` returns false for it. If all are skipped, the
-    /// next of them runs anyway.
+    /// Takes the next vCPU and lets it run. A vCPU that waits for memory to change is skipped while
+    /// `may_go` returns false for it. If all of its guest's are skipped, the next of them runs
+    /// anyway.
     #[inline(always)] // A part of each switch.
     pub fn pick(&mut self, now: u64, may_go: impl FnMut(VcpuIndex) -> bool) -> Option<VcpuIndex> {
         debug_assert!(self.running.is_none());
-        let timer_first = self.waits_in(Line::Timer) && (!self.waits_in(Line::Work) || self.lead < 0);
-        let (line, next) = if timer_first {
-            (Line::Timer, self.expired.pop_front()?)
-        } else {
-            let next = if self.passive == 0 { self.waiting.pop()? } else { self.take_active(may_go)? };
-            self.floor = self.floor.max(next.virtual_time);
-            (Line::Work, next)
-        };
+        if self.has_accounts && !self.choose_group(now) {
+            return None;
+        }
+        let (line, next) = self.front.take(may_go)?;
         self.running = Some(Running { vcpu: next.vcpu, virtual_time: next.virtual_time, since: now, line });
         Some(next.vcpu)
     }
 
-    /// Takes the next vCPU with work that is not passive or may go on.
-    #[cold]
-    #[inline(never)]
-    fn take_active(&mut self, mut may_go: impl FnMut(VcpuIndex) -> bool) -> Option<Waiting> {
-        let place = self.waiting.iter().rposition(|waiting| !waiting.is_passive || may_go(waiting.vcpu));
-        let taken = self.remove(place.or(self.waiting.len().checked_sub(1))?);
-        Some(taken)
+    /// Ends the turn of the running vCPU: charges the time to it and to its line. Returns its virtual
+    /// time.
+    #[inline(always)]
+    fn end_turn(&mut self, running: &Running, now: u64) -> u64 {
+        self.running = None;
+        let had = running.had(now);
+        self.front.charge(running.line, had);
+        running.virtual_time.wrapping_add(had)
     }
 
-    fn remove(&mut self, place: usize) -> Waiting {
-        let waiting = self.waiting.remove(place);
-        self.passive -= usize::from(waiting.is_passive);
-        waiting
-    }
-
-    /// Ends the turn of the running vCPU: charges the time to it and to its line.
-    #[inline]
-    fn end_turn(&mut self, now: u64) -> Option<Waiting> {
-        let running = self.running.take()?;
-        let had = now.saturating_sub(running.since);
-        self.lead = match running.line {
-            Line::Work => self.lead.saturating_sub_unsigned(had),
-            Line::Timer => self.lead.saturating_add_unsigned(had),
-        };
-        Some(Waiting { virtual_time: running.virtual_time + had, vcpu: running.vcpu, is_passive: false })
-    }
-
-    /// Takes the running vCPU off the CPU and puts it back among the vCPUs that have work.
-    pub fn put_back(&mut self, now: u64, why: PutBack, policy: &Policy) {
-        let Some(mut waiting) = self.end_turn(now) else { return };
-        match (why, self.waiting.first()) {
-            (PutBack::Preempted, _) => {}
-            // It leaves its line's turn to the other line.
-            (_, None) => self.lead = self.lead.min(-policy.sleeper_credit()),
-            (PutBack::Yielded, Some(last)) => {
-                waiting.virtual_time = waiting.virtual_time.max(last.virtual_time);
-            }
-            (PutBack::Passive, Some(_)) => {}
+    /// Takes the vCPU that runs off the CPU and puts it back among the vCPUs that have work.
+    pub(super) fn put_back(&mut self, running: &Running, now: u64, why: PutBack, policy: &Policy) {
+        if self.has_accounts {
+            self.note_put_back(now, why);
         }
-        waiting.is_passive = why == PutBack::Passive;
-        self.passive += usize::from(waiting.is_passive);
-        self.insert(Line::Work, waiting, policy);
+        let virtual_time = self.end_turn(running, now);
+        self.front.put_back(running.vcpu, virtual_time, why, policy);
     }
 
-    /// Takes the running vCPU off the CPU because it blocks or stops; returns its virtual time.
-    pub fn take_off(&mut self, now: u64) -> u64 {
-        self.end_turn(now).map_or(0, |waiting| waiting.virtual_time)
+    /// Takes the vCPU that runs off the CPU because it blocks or stops; returns its virtual time.
+    #[inline(always)]
+    pub(super) fn take_off(&mut self, running: &Running, now: u64) -> u64 {
+        if self.has_accounts {
+            self.note_taken_off(now);
+        }
+        self.end_turn(running, now)
     }
 
-    /// Removes, for another queue, the waiting vCPU that would run last here.
+    /// Removes, for another queue, the waiting vCPU that would run last here. With several guests
+    /// see [`groups`].
     pub fn steal(&mut self) -> Option<(VcpuIndex, Standing)> {
-        let (stolen, line) = match self.expired.pop_back() {
-            Some(stolen) => (stolen, Line::Timer),
-            None if self.waiting.is_empty() => return None,
-            // A passive vCPU becomes active there: that CPU has nothing else to do.
-            None => (self.remove(0), Line::Work),
-        };
-        Some((stolen.vcpu, self.standing(stolen.virtual_time, line)))
+        self.front.steal()
     }
 
     /// The queue's state as it concerns the CPU.
     #[inline(always)]
     pub fn queue_state(&self, now: u64, policy: &Policy) -> QueueState {
+        if self.has_accounts {
+            return self.queue_state_among_groups(now, policy);
+        }
         let timer = self.next_timer();
         let (should_switch, next_event) = match self.running {
-            Some(running) if self.has_waiting() => {
-                let turn_end = running.since.saturating_add(self.turn(&running, policy));
-                let should_switch = now >= turn_end || self.is_preempted(&running, now, policy);
+            Some(running) if self.front.has_waiting() => {
+                let turn_end = running.since.wrapping_add(self.front.turn(running.line, policy));
+                let should_switch = now >= turn_end || self.front.is_preempted(&running, now, policy);
                 (should_switch, turn_end.min(self.useful_timer(&running, timer, policy)))
             }
             _ => (false, timer),
         };
-        QueueState { should_switch, has_waiting: self.has_waiting(), timer_expired: timer <= now, next_event }
-    }
-
-    /// How long the running vCPU may run while others wait.
-    #[inline]
-    fn turn(&self, running: &Running, policy: &Policy) -> u64 {
-        match running.line {
-            Line::Work if !self.waits_in(Line::Timer) => policy.slice,
-            Line::Work => {
-                // Those with work get ahead by the credit, so that the lines do not alternate at
-                // every turn.
-                let turn = self.lead.saturating_add(policy.sleeper_credit());
-                turn.clamp(policy.wakeup_margin.cast_signed(), policy.slice.cast_signed()).cast_unsigned()
-            }
-            // A turn longer than a tick is work, and the others in the timer line must not wait for
-            // it.
-            Line::Timer => policy.wakeup_margin,
-        }
-    }
-
-    /// Whether a waiting vCPU with work has run less than the running one by more than the margin.
-    #[inline]
-    fn is_preempted(&self, running: &Running, now: u64, policy: &Policy) -> bool {
-        let ran = now.saturating_sub(running.since);
-        ran >= policy.wakeup_margin
-            && running.line == Line::Work
-            && self.first_active().is_some_and(|next| {
-                running.virtual_time + ran > next.virtual_time.saturating_add(policy.wakeup_margin)
-            })
-    }
-
-    /// The next vCPU with work that waits for nothing but the CPU.
-    #[inline(always)]
-    fn first_active(&self) -> Option<&Waiting> {
-        if self.passive == 0 { self.waiting.last() } else { self.search_active() }
-    }
-
-    #[cold]
-    fn search_active(&self) -> Option<&Waiting> {
-        self.waiting.iter().rfind(|waiting| !waiting.is_passive)
+        let has_waiting = self.front.has_waiting();
+        QueueState { should_switch, has_waiting, timer_expired: timer <= now, next_event }
     }
 
     /// When the next timer, at `timer`, is worth an interruption while others wait.
     #[inline]
     fn useful_timer(&self, running: &Running, timer: u64, policy: &Policy) -> u64 {
-        if self.waits_in(Line::Timer) {
+        if self.front.waits_in(Line::Timer) {
             // It would only make the line longer.
             u64::MAX
         } else {
             // No vCPU is preempted before the end of the margin.
-            timer.max(running.since.saturating_add(policy.wakeup_margin))
+            timer.max(running.since.wrapping_add(policy.wakeup_margin))
         }
     }
 
@@ -368,9 +293,11 @@ impl RunQueue {
         self.timers.insert(place, (deadline, vcpu));
     }
 
-    /// Forgets a vCPU's timer, if it has one here.
-    pub fn remove_timer(&mut self, vcpu: VcpuIndex) {
-        self.timers.retain(|&(_, other)| other != vcpu);
+    /// Forgets a vCPU's timer; returns whether it has one here.
+    #[inline]
+    pub fn remove_timer(&mut self, vcpu: VcpuIndex) -> bool {
+        let place = self.timers.iter().position(|&(_, other)| other == vcpu);
+        place.map(|place| self.timers.remove(place)).is_some()
     }
 
     /// Takes one vCPU whose timer has expired.
@@ -386,6 +313,28 @@ impl RunQueue {
     /// Deadline of the next timer; `u64::MAX` if there is none.
     pub fn next_timer(&self) -> u64 {
         self.timers.last().map_or(u64::MAX, |&(deadline, _)| deadline)
+    }
+}
+
+#[cfg(test)]
+impl RunQueue {
+    /// Ends the turn of the vCPU that runs, as the scheduler does.
+    pub(in crate::sched) fn end_by(&mut self, now: u64, why: PutBack, policy: &Policy) {
+        if let Some(running) = self.turn() {
+            self.put_back(&running, now, why, policy);
+        }
+    }
+
+    /// Takes the vCPU that runs off the CPU, as the scheduler does.
+    pub(in crate::sched) fn block(&mut self, now: u64) -> u64 {
+        self.turn().map_or(0, |running| self.take_off(&running, now))
+    }
+
+    /// A queue for one guest with this many vCPUs.
+    pub(in crate::sched) fn alone(vcpus: u32) -> Self {
+        let mut queue = Self::new(0, vcpus as usize, 1, Arc::new(Ledger::new(1, 1, 1, Policy::new(1000))));
+        queue.add_lines(Lines::new(0, 0..vcpus));
+        queue
     }
 }
 

@@ -5,7 +5,7 @@ const WORK: Standing = Standing { lag: 0, line: Line::Work };
 const EXPIRED: Standing = Standing { lag: 0, line: Line::Timer };
 
 fn queue(vcpus: u32) -> RunQueue {
-    let mut queue = RunQueue::with_capacity(vcpus as usize);
+    let mut queue = RunQueue::alone(vcpus);
     for vcpu in 0..vcpus {
         _ = queue.enqueue(vcpu, WORK, &POLICY);
     }
@@ -21,7 +21,7 @@ fn run(queue: &mut RunQueue, vcpus: usize, end: u64) -> Vec<u64> {
         let until = queue.queue_state(0, &POLICY).next_event.min(end);
         had[vcpu as usize] += until - now;
         now = until;
-        queue.put_back(now, PutBack::Preempted, &POLICY);
+        queue.end_by(now, PutBack::Preempted, &POLICY);
     }
     had
 }
@@ -62,7 +62,7 @@ fn a_long_sleep_earns_no_more_than_half_a_slice() {
     while queue.pick(now, |_| true) == Some(2) {
         turns += 1;
         now += 1000;
-        queue.put_back(now, PutBack::Preempted, &POLICY);
+        queue.end_by(now, PutBack::Preempted, &POLICY);
     }
     assert!((1..=2).contains(&turns), "{turns} slices in a row");
 }
@@ -71,11 +71,11 @@ fn a_long_sleep_earns_no_more_than_half_a_slice() {
 fn a_spinner_goes_behind_everyone_who_waits() {
     let mut queue = queue(4);
     let spinner = queue.pick(0, |_| true).unwrap();
-    queue.put_back(1, PutBack::Yielded, &POLICY);
+    queue.end_by(1, PutBack::Yielded, &POLICY);
     for turn in 0..3 {
         let next = queue.pick(1 + turn, |_| true).unwrap();
         assert_ne!(next, spinner);
-        queue.take_off(1 + turn);
+        queue.block(1 + turn);
     }
     assert_eq!(queue.pick(10, |_| true), Some(spinner));
 }
@@ -84,7 +84,7 @@ fn a_spinner_goes_behind_everyone_who_waits() {
 fn the_stolen_one_would_have_run_last_and_keeps_its_place() {
     let mut queue = queue(2);
     queue.pick(0, |_| true);
-    queue.put_back(900, PutBack::Preempted, &POLICY);
+    queue.end_by(900, PutBack::Preempted, &POLICY);
     assert_eq!(queue.steal(), Some((0, Standing { lag: 900, line: Line::Work })));
     assert_eq!(queue.load(), 1);
 }
@@ -121,12 +121,12 @@ fn work_beside_ticks(tickers: u32, cost: u64, period: u64, line: Line, end: u64)
                     wake_expired(&mut queue, now, line, &virtual_time);
                 }
                 worked += now - begin;
-                queue.put_back(now, PutBack::Preempted, &POLICY);
+                queue.end_by(now, PutBack::Preempted, &POLICY);
             }
             ticker => {
                 queue.add_timer(now + period, ticker);
                 now += cost;
-                virtual_time[ticker as usize] = queue.take_off(now);
+                virtual_time[ticker as usize] = queue.block(now);
             }
         }
     }
@@ -135,7 +135,7 @@ fn work_beside_ticks(tickers: u32, cost: u64, period: u64, line: Line, end: u64)
 
 fn wake_expired(queue: &mut RunQueue, now: u64, line: Line, virtual_time: &[u64]) {
     while let Some(vcpu) = queue.pop_expired(now) {
-        let standing = queue.standing(virtual_time[vcpu as usize], line);
+        let standing = queue.standing(vcpu, virtual_time[vcpu as usize], line);
         let _looked_at_next = queue.enqueue(vcpu, standing, &POLICY);
     }
 }
@@ -164,9 +164,9 @@ fn a_timer_that_expires_preempts_soon_but_not_at_once() {
     assert!(queue.enqueue(1, EXPIRED, &POLICY), "whoever runs has to look at the time again");
     assert!(!queue.queue_state(POLICY.wakeup_margin - 1, &POLICY).should_switch);
     assert_eq!(queue.queue_state(0, &POLICY).next_event, POLICY.slice / 2, "both have had nothing");
-    queue.put_back(900, PutBack::Preempted, &POLICY);
+    queue.end_by(900, PutBack::Preempted, &POLICY);
     assert_eq!(queue.pick(900, |_| true), Some(1));
-    queue.take_off(950);
+    queue.block(950);
     assert_eq!(queue.pick(950, |_| true), Some(0));
     // The line was empty: it is owed the credit, whatever it had run before.
     assert!(queue.enqueue(1, EXPIRED, &POLICY));
@@ -197,8 +197,8 @@ fn what_takes_longer_than_a_tick_gets_in_line_with_the_others_that_have_work() {
     assert_eq!(queue.pick(0, |_| true), Some(0));
     assert_eq!(queue.queue_state(0, &POLICY).next_event, POLICY.wakeup_margin);
     assert!(queue.queue_state(POLICY.wakeup_margin, &POLICY).should_switch);
-    queue.put_back(POLICY.wakeup_margin, PutBack::Preempted, &POLICY);
-    assert_eq!((queue.waiting.len(), queue.expired.len()), (1, 1));
+    queue.end_by(POLICY.wakeup_margin, PutBack::Preempted, &POLICY);
+    assert_eq!((queue.front.waiting.len(), queue.front.expired.len()), (1, 1));
 }
 
 #[test]
@@ -210,7 +210,7 @@ fn an_interrupt_takes_a_vcpu_out_of_the_timer_line() {
     assert_eq!(queue.load(), 4);
     let order = core::array::from_fn(|_| {
         let next = queue.pick(0, |_| true);
-        queue.take_off(0);
+        queue.block(0);
         next
     });
     assert_eq!(order, [Some(0), Some(2), Some(1), Some(3)]);
@@ -222,11 +222,11 @@ fn a_spinner_leaves_its_turn_to_the_timer_line() {
     (1..4).for_each(|vcpu| _ = queue.enqueue(vcpu, EXPIRED, &POLICY));
     let mut now = 0;
     assert_eq!(queue.pick(now, |_| true), Some(0));
-    queue.put_back(now, PutBack::Yielded, &POLICY);
+    queue.end_by(now, PutBack::Yielded, &POLICY);
     for expected in 1..4 {
         assert_eq!(queue.pick(now, |_| true), Some(expected));
         now += 100;
-        queue.take_off(now);
+        queue.block(now);
     }
     assert_eq!(queue.pick(now, |_| true), Some(0));
 }
@@ -240,11 +240,11 @@ fn sleeps_of_no_length_earn_nothing() {
         let vcpu = queue.pick(now, |_| true).unwrap();
         had[vcpu as usize] += 300;
         if vcpu == 0 {
-            let virtual_time = queue.take_off(now + 300);
-            let standing = queue.standing(virtual_time, Line::Work);
+            let virtual_time = queue.block(now + 300);
+            let standing = queue.standing(0, virtual_time, Line::Work);
             let _nobody_runs = queue.enqueue(0, standing, &POLICY);
         } else {
-            queue.put_back(now + 300, PutBack::Preempted, &POLICY);
+            queue.end_by(now + 300, PutBack::Preempted, &POLICY);
         }
     }
     assert!(had[0].abs_diff(had[1]) <= 600, "{had:?}");
@@ -259,18 +259,18 @@ fn those_of_the_timer_line_are_stolen_first_and_stay_in_line() {
     assert!(standing.is_expired());
     thief.pick(0, |_| true);
     assert!(thief.enqueue(stolen, standing, &POLICY));
-    assert_eq!((thief.waiting.len(), thief.expired.len()), (0, 1));
+    assert_eq!((thief.front.waiting.len(), thief.front.expired.len()), (0, 1));
 }
 
 /// A queue in which this many vCPUs wait, all of them passive, in the order of their numbers.
 fn passive(count: u32) -> RunQueue {
-    let mut queue = RunQueue::with_capacity(count as usize);
+    let mut queue = RunQueue::alone(count);
     for vcpu in 0..count {
         let _nobody_runs = queue.enqueue(vcpu, Standing::default(), &POLICY);
     }
     for turn in 0..u64::from(count) {
         assert_eq!(queue.pick(turn, |_| true), Some(turn as VcpuIndex));
-        queue.put_back(turn + 1, PutBack::Passive, &POLICY);
+        queue.end_by(turn + 1, PutBack::Passive, &POLICY);
     }
     queue
 }
@@ -284,18 +284,18 @@ fn u30_whoever_waits_for_memory_is_passed_over_until_that_changes() {
         vcpu == 41
     });
     assert_eq!((next, asked), (Some(41), 42), "each is asked once, in order");
-    queue.put_back(200, PutBack::Preempted, &POLICY);
+    queue.end_by(200, PutBack::Preempted, &POLICY);
     assert_eq!(queue.pick(200, |_| false), Some(41), "it is not passive any more");
-    queue.take_off(300);
+    queue.block(300);
     assert_eq!(
         queue.pick(300, |_| false),
         Some(0),
         "all of them are passive: the next runs, for the CPU has nothing else"
     );
-    queue.take_off(301);
+    queue.block(301);
     for vcpu in (1..60).filter(|&vcpu| vcpu != 41) {
         assert_eq!(queue.pick(400, |_| true), Some(vcpu));
-        queue.take_off(400);
+        queue.block(400);
     }
     assert!(queue.is_idle());
 }
@@ -312,11 +312,11 @@ fn u30_whoever_waits_for_memory_preempts_nobody() {
 
 #[test]
 fn u30_whoever_waits_for_memory_is_active_on_a_cpu_that_idles() {
-    let (mut queue, mut thief) = (passive(2), RunQueue::with_capacity(2));
+    let (mut queue, mut thief) = (passive(2), RunQueue::alone(2));
     let (stolen, standing) = queue.steal().unwrap();
     let _nobody_runs = thief.enqueue(stolen, standing, &POLICY);
     assert_eq!(thief.pick(10, |_| panic!("it is not passive")), Some(stolen));
     let left = queue.pick(10, |_| true);
-    queue.take_off(10);
+    queue.block(10);
     assert!(left.is_some() && queue.pick(10, |_| panic!("nobody is left")).is_none());
 }

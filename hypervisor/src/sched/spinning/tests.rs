@@ -85,7 +85,7 @@ fn a_state_that_never_changes_is_a_loop_after_a_while() {
 fn convoy(vcpus: u32, watched: bool) -> u64 {
     const HOLDS: u64 = 20;
     let policy = Policy::new(32 * FIRST);
-    let mut queue = RunQueue::with_capacity(vcpus as usize);
+    let mut queue = RunQueue::alone(vcpus);
     let mut watches = alloc::vec![SpinWatch::new(); vcpus as usize];
     for vcpu in 0..vcpus {
         let _nobody_runs = queue.enqueue(vcpu, Standing::default(), &policy);
@@ -94,7 +94,7 @@ fn convoy(vcpus: u32, watched: bool) -> u64 {
     while let Some(vcpu) = queue.pick(now, |_| true) {
         if vcpu + 1 == holder {
             now += HOLDS;
-            let _done = queue.take_off(now);
+            let _done = queue.block(now);
             holder -= 1;
             continue;
         }
@@ -114,7 +114,7 @@ fn convoy(vcpus: u32, watched: bool) -> u64 {
                 Look::Again(later) => now = later.min(queue_state.next_event),
             }
         };
-        queue.put_back(now, why, &policy);
+        queue.end_by(now, why, &policy);
     }
     now
 }

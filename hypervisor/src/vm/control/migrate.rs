@@ -65,12 +65,12 @@ impl<A: Arch> Migration<A> {
     pub(super) fn new(vm: &'static Vm<A>, slot: u16, way: LogWay, rounds: u16) -> Result<Self, Refusal> {
         let former = find(vm, slot)?;
         let (to, largest) = {
-            let mut memory = vm.memory_of_slots.lock();
-            (memory.take_memory(former.size), memory.largest_free())
+            let mut free = vm.host.free.lock();
+            (free.take(former.size, PAGE, u64::MAX), free.largest())
         };
         let to = to.ok_or(Refusal::NoMemory { size: former.size, largest })?;
         let give_back = |why| {
-            vm.memory_of_slots.lock().put_memory(to, former.size);
+            vm.host.free.lock().add(to..to + former.size);
             why
         };
         let job = begin_log(vm, slot, way).map_err(give_back)?;
@@ -113,7 +113,7 @@ impl<A: Arch> Migration<A> {
 
     /// Frees the other machine's memory; called once, at the end.
     fn give_back(&self, vm: &Vm<A>) {
-        vm.memory_of_slots.lock().put_memory(self.to, self.slot.size);
+        vm.host.free.lock().add(self.to..self.to + self.slot.size);
     }
 
     /// A step of the present stage; returns the next stage if the present one is over.

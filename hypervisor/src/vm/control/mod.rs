@@ -5,6 +5,7 @@
 //! steps, each short enough not to disturb the vCPU that runs there. While more is left to do, the
 //! CPU's timer brings it back soon.
 
+mod life;
 mod migrate;
 mod refusal;
 mod requests;
@@ -16,8 +17,10 @@ use core::marker::PhantomData;
 use hostlink::ctl::{LINE_MAX, LineBuffer, NEXT, Request};
 
 use super::arch::Arch;
+use super::host::Host;
 use super::machine::Vm;
 use super::percpu::PerCpu;
+use life::Life;
 use paging::Progress;
 use requests::Work;
 
@@ -29,8 +32,16 @@ const PERIOD_US: u64 = 100;
 pub struct Channel<A: Arch> {
     line: LineBuffer,
     /// The request that is being served.
-    active: Option<Work<A>>,
+    active: Option<Active<A>>,
     answer: Answer,
+}
+
+/// A request that is being served.
+enum Active<A: Arch> {
+    /// About memory and counters of this guest, which exists: only another request destroys it.
+    In(&'static Vm<A>, Work<A>),
+    /// About the life of guests.
+    Life(Life<A>),
 }
 
 /// The state of an answer in progress.
@@ -44,24 +55,24 @@ pub struct Answer {
 
 /// Serves requests for a short while if the calling CPU is the one responsible; returns whether
 /// there is more to do at once.
-pub fn serve<A: Arch>(vm: &'static Vm<A>, cpu: &PerCpu<A>) -> bool {
-    if cpu.index != 0 || !vm.requests_wait() {
+pub fn serve<A: Arch>(host: &'static Host<A>, cpu: &PerCpu<A>) -> bool {
+    if cpu.index != 0 || !host.requests_wait() {
         return false;
     }
-    let mut channel = vm.channel.lock();
+    let mut channel = host.channel.lock();
     let start = A::now();
-    if !channel.step(vm) {
+    if !channel.step(host) {
         // Bytes received from here on interrupt again; the next check covers bytes received before.
-        vm.set_requests_wait(false);
-        if channel.is_ready(vm) {
-            vm.set_requests_wait(true);
+        host.set_requests_wait(false);
+        if channel.is_ready(host) {
+            host.set_requests_wait(true);
         }
     }
-    let goes_on = vm.requests_wait();
+    let goes_on = host.requests_wait();
     // The vCPU here gets as much time as the request has had, so that it makes progress while a
     // long request is served.
     let pause = A::ticks_of_us(PERIOD_US).max(A::now() - start);
-    cpu.tick_max.set(if goes_on { vm.tick_max.min(pause) } else { vm.tick_max });
+    cpu.tick_max.set(if goes_on { host.tick_max.min(pause) } else { host.tick_max });
     goes_on
 }
 
@@ -73,13 +84,17 @@ impl<A: Arch> Channel<A> {
 
     /// Continues the request, or begins the next one; false if nothing can be done before more
     /// bytes are received.
-    fn step(&mut self, vm: &'static Vm<A>) -> bool {
-        if !self.is_ready(vm) {
+    fn step(&mut self, host: &'static Host<A>) -> bool {
+        if !self.is_ready(host) {
             return false;
         }
-        let Some(work) = &mut self.active else { return true };
+        let Some(active) = &mut self.active else { return true };
         let number = self.answer.number;
-        match work.step(vm, &mut self.answer) {
+        let stepped = match active {
+            Active::In(vm, work) => work.step(vm, &mut self.answer),
+            Active::Life(life) => life.step(host, &mut self.answer),
+        };
+        match stepped {
             Ok(Progress::Done) => self.answer.end::<A>(format_args!("{number} ok")),
             Ok(_) => return true,
             Err(why) => self.answer.end::<A>(format_args!("{number} error {why}")),
@@ -89,7 +104,7 @@ impl<A: Arch> Channel<A> {
     }
 
     /// Reads the received bytes until there is something to do; returns whether there is.
-    fn is_ready(&mut self, vm: &'static Vm<A>) -> bool {
+    fn is_ready(&mut self, host: &'static Host<A>) -> bool {
         while self.active.is_none() || self.answer.awaits {
             let Some(byte) = A::receive_control() else { return false };
             if self.answer.awaits {
@@ -101,21 +116,30 @@ impl<A: Arch> Channel<A> {
                 // not answered.
                 self.answer.is_abandoned = true;
             }
-            self.take(vm, byte);
+            self.take(host, byte);
         }
         true
     }
 
-    fn take(&mut self, vm: &'static Vm<A>, byte: u8) {
+    fn take(&mut self, host: &'static Host<A>, byte: u8) {
         let parsed = self.line.push(byte, |line| match line.trim() {
             "" => None,
             line => Some(Request::parse(line)),
         });
         match parsed.flatten() {
             None => {}
-            Some(Ok((number, request))) => {
+            Some(Ok((number, guest, request))) => {
                 self.answer = Answer { number, ..Answer::new() };
-                self.active = Some(Work::new(vm, request));
+                self.active = match Life::new(host, request) {
+                    Some(life) => Some(Active::Life(life)),
+                    None => match host.find_guest(guest) {
+                        Some(vm) => Some(Active::In(vm, Work::new(vm, request))),
+                        None => {
+                            self.answer.end::<A>(format_args!("{number} error there is no such guest"));
+                            None
+                        }
+                    },
+                };
             }
             Some(Err((number, error))) => say::<A>(format_args!("{} error {error}", number.unwrap_or(0))),
         }

@@ -2,10 +2,12 @@
 
 use core::fmt;
 
+use hostlink::guests::GuestState;
+use hostlink::name::Name;
 use memslots::{Slot, SlotError};
 
-use crate::vm::Vm;
 use crate::vm::arch::Arch;
+use crate::vm::{CreateError, Vm};
 
 /// Why a request was refused. Nothing has changed then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,12 +20,24 @@ pub(super) enum Refusal {
     Device { name: &'static str, start: u64, end: u64 },
     /// No single piece of free memory is this large; the largest is given.
     NoMemory { size: u64, largest: u64 },
+    /// There is no memory for the tables that map it.
+    NoTables,
     /// No slot has this number.
     NoSlot(u16),
     /// The slot was not added by a request.
     NotAdded(u16),
     /// The guest cannot store to it.
     ReadOnly(u16),
+    /// The bundle describes no such guest.
+    NoGuest(Name),
+    /// The guest exists already, or does not exist.
+    State { guest: Name, state: GuestState, wanted: &'static str },
+    /// The guest cannot be created.
+    Create(CreateError),
+    /// There is no such serial port.
+    NoPort(u16),
+    /// The guest's console is the machine's serial port.
+    NoConsole,
 }
 
 impl fmt::Display for Refusal {
@@ -48,6 +62,7 @@ impl fmt::Display for Refusal {
                     "there are no {size:#x} bytes of free memory in one piece; the largest has {largest:#x}"
                 )
             }
+            Self::NoTables => f.write_str("there is no free memory for the tables that would map it"),
             Self::NoSlot(slot) => write!(f, "there is no slot {slot}"),
             Self::NotAdded(slot) => {
                 write!(
@@ -55,6 +70,13 @@ impl fmt::Display for Refusal {
                     "slot {slot} was not added by a request: it is the guest's own memory, or a device's"
                 )
             }
+            Self::NoConsole => f.write_str("the only guest's console is the machine's: type there"),
+            Self::NoGuest(name) => write!(f, "the machine's file describes no guest '{name}'"),
+            Self::State { guest, state, wanted } => {
+                write!(f, "guest '{guest}' is {state}: this is for a guest that is {wanted}")
+            }
+            Self::Create(why) => write!(f, "{why}"),
+            Self::NoPort(port) => write!(f, "the guest has no serial port {port}"),
             Self::ReadOnly(slot) => write!(f, "the guest cannot store to slot {slot}"),
         }
     }

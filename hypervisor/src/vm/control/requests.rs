@@ -96,7 +96,7 @@ impl<A: Arch> Work<A> {
     /// Begins to serve a request.
     pub(super) fn new(vm: &'static Vm<A>, request: Request) -> Self {
         let begun = match request {
-            Request::Vms | Request::Slots | Request::Stats => Ok(Self::List { request, next: 0 }),
+            Request::Slots | Request::Stats => Ok(Self::List { request, next: 0 }),
             Request::Add { gpa, size, access } => add(vm, Gpa(gpa), size, access),
             Request::Delete { slot } => delete(vm, slot),
             Request::LogStart { slot, way } => {
@@ -110,11 +110,14 @@ impl<A: Arch> Work<A> {
             Request::Migrate { slot, way, rounds } => {
                 Migration::new(vm, slot, way, rounds).map(|migration| Self::Migrate(Box::new(migration)))
             }
+            Request::Input { .. } => Err(Refusal::NoConsole),
             Request::LogStop { slot } => {
                 let job = vm.space.stop_log(SlotId(slot));
                 job.map(|job| Self::change(job, After::Nothing, Phase::None))
                     .map_err(|error| refusal(slot, error))
             }
+            // Those are served elsewhere (`life.rs`).
+            _ => Ok(Self::Over),
         };
         let work = begun.unwrap_or_else(|why| match why {
             // Another job, the guest's, is over soon.
@@ -169,12 +172,10 @@ impl<A: Arch> Work<A> {
                 Progress::More
             }
             Self::Migrate(migration) => return migration.step(vm, answer),
-            Self::Clean => {
-                match marked::<A, _>(Phase::Reclaim, || vm.memory_of_slots.lock().clean_some::<A>()) {
-                    true => Progress::More,
-                    false => Progress::Done,
-                }
-            }
+            Self::Clean => match marked::<A, _>(Phase::Reclaim, || vm.clean_some()) {
+                true => Progress::More,
+                false => Progress::Done,
+            },
             Self::Fetch { job, scratch, id } => {
                 let step = marked::<A, _>(Phase::DirtyFetch, || vm.step_job(&mut **job, scratch));
                 if step != Progress::Done {
@@ -208,7 +209,7 @@ impl<A: Arch> Work<A> {
             Ok(job) => *self = Self::change(job, After::Slot(slot.id.0), Phase::None),
             Err(_) if is_later => {}
             Err(error) => {
-                vm.memory_of_slots.lock().retire_memory::<A>(&slot);
+                vm.retire_memory(&slot);
                 *self = Self::Refused(named(vm, error));
             }
         }
@@ -274,9 +275,16 @@ fn add<A: Arch>(vm: &'static Vm<A>, gpa: Gpa, size: u64, access: Access) -> Resu
         return Err(Refusal::Device { name, start: range.start, end: range.end });
     }
     possible.map_err(|error| named(vm, error))?;
+    let mut free = vm.host.free.lock();
+    let mut memory = 0;
+    vm.space.slots().memory().for_each(|slot| memory += slot.size);
+    let largest = free.largest();
+    if largest < size {
+        return Err(Refusal::NoMemory { size, largest });
+    }
+    vm.tables.cover(&mut free, memory + size).ok_or(Refusal::NoTables)?;
     let mut memory = vm.memory_of_slots.lock();
-    let largest = memory.largest_free();
-    memory.take(id, gpa, size, flags).map(Work::Clear).ok_or(Refusal::NoMemory { size, largest })
+    memory.take(&mut free, id, gpa, size, flags).map(Work::Clear).ok_or(Refusal::NoMemory { size, largest })
 }
 
 fn delete<A: Arch>(vm: &'static Vm<A>, slot: u16) -> Result<Work<A>, Refusal> {
@@ -340,12 +348,6 @@ pub(super) fn begin_fetch<A: Arch>(
 /// it, or `None` at the end.
 fn send_record<A: Arch>(vm: &Vm<A>, request: Request, index: usize, answer: &mut Answer) -> Option<usize> {
     match request {
-        Request::Vms if index == 0 => {
-            let mut memory = 0;
-            vm.space.slots().memory().for_each(|slot| memory += slot.size);
-            let generation = vm.space.slots().generation().number();
-            answer.record::<A>(&record::Vm { vm: 0, vcpus: vm.vcpu_count(), memory, generation });
-        }
         Request::Slots => {
             // Ordered by number, because slots may be added and removed between two records.
             let mut found: Option<Slot> = None;
@@ -368,7 +370,7 @@ fn send_record<A: Arch>(vm: &Vm<A>, request: Request, index: usize, answer: &mut
         Request::Stats => {
             let counter = Counter::ALL.get(index)?;
             let value = vm.vcpus.iter().fold(0u64, |sum, vcpu| {
-                let row = vm.counters_of(vcpu);
+                let row = vm.host.counters_of(vcpu.row);
                 sum.wrapping_add(row[*counter as usize].load(Ordering::Relaxed))
             });
             answer.record::<A>(&format_args!("{}={value}", counter.name()));

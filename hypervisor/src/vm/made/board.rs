@@ -51,13 +51,17 @@ macro_rules! made_board {
         impl $crate::vm::arch::Board for $arch {
             $($item)*
 
-            fn machine() -> Option<&'static $crate::vm::Vm<Self>> {
-                $crate::vm::made::offer::machine()
+            fn host() -> Option<&'static $crate::vm::Host<Self>> {
+                $crate::vm::made::offer::host()
             }
 
             unsafe fn zero(start: u64, size: u64) {
                 // SAFETY: the caller vouches for the range.
                 unsafe { $crate::vm::made::offer::zero(start, size) };
+            }
+
+            fn heap_used() -> u64 {
+                0
             }
 
             fn receive_control() -> Option<u8> {

@@ -28,13 +28,14 @@ use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
 use baremetal::random::Random;
-use hostlink::config::Config;
+use hostlink::bundle::{self, Reader};
 use hostlink::exit::ExitCode;
 
 use super::arch::Arch;
 use super::context::Context;
-use super::files::{CreateError, Files};
-use super::machine::{self, Vm};
+use super::files::{Bundle, CreateError, Files};
+use super::host::Host;
+use super::machine::Vm;
 use super::percpu::PerCpu;
 use super::run;
 use crate::free_memory::FreeMemory;
@@ -112,7 +113,7 @@ impl Turns {
 /// The board.
 pub(crate) struct Made<A: Arch> {
     cpus: Vec<PerCpu<A>>,
-    machine: OnceLock<Vm<A>>,
+    host: OnceLock<Host<A>>,
     clock: AtomicU64,
     turns: Mutex<Turns>,
     /// One per CPU.
@@ -166,12 +167,13 @@ impl<A: Arch> Made<A> {
         bytes: u64,
         config: &'static str,
     ) -> Result<&'static Self, CreateError> {
-        let files = Files {
-            kernel: &[],
-            initrd: None,
-            symbols: None,
-            config: Config::parse(config).map_err(CreateError::Config)?,
+        let member = |name: &str| match name {
+            bundle::CONFIG => Some(config.as_bytes()),
+            bundle::KERNEL => Some(&[][..]),
+            _ => None,
         };
+        let config = *Reader::new(member).map_err(CreateError::Bundle)?.machine();
+        let files = Files { kernel: &[], initrd: None, config };
         Self::create_from(cpus, bytes, files)
     }
 
@@ -185,7 +187,7 @@ impl<A: Arch> Made<A> {
             (0..).zip(cpus).map(|(index, data)| PerCpu::new(index, index.into(), data)).collect();
         let lines = Lines { timer: u64::MAX, ..Lines::default() };
         let board: &'static Self = Box::leak(Box::new(Self {
-            machine: OnceLock::new(),
+            host: OnceLock::new(),
             clock: AtomicU64::new(1000),
             turns: Mutex::new(Turns {
                 running: 0,
@@ -213,14 +215,22 @@ impl<A: Arch> Made<A> {
         HERE.set(Some((board, 0)));
         let mut free = FreeMemory::default();
         free.add(memory(bytes));
-        let machine = machine::create(files, &mut free, Some(1_700_000_000))?;
-        assert!(board.machine.set(machine).is_ok());
+        let bundle =
+            Bundle { config: files.config, is_single: true, symbols: None, guests: alloc::vec![files] };
+        assert!(board.host.set(Host::new(bundle, &mut free, Some(1_700_000_000))?).is_ok());
+        // Its rows differ from its vCPUs' indices.
+        board.host().create_guest_in(0, 7, &files)?.load_at_once().map_err(CreateError::Load)?;
         Ok(board)
     }
 
-    /// The machine.
+    /// What its guests share.
+    pub(crate) fn host(&'static self) -> &'static Host<A> {
+        self.host.get().expect("it is made with the board")
+    }
+
+    /// The first guest.
     pub(crate) fn machine(&'static self) -> &'static Vm<A> {
-        self.machine.get().expect("it is made with the board")
+        self.host().first_guest().expect("it is made with the board")
     }
 
     /// Number of kicks sent so far.
@@ -276,8 +286,8 @@ impl<A: Arch> Made<A> {
             let over = catch_unwind(AssertUnwindSafe(|| -> () {
                 self.wait_for_turn(self.lock(), cpu);
                 if cpu == 0 {
-                    run::start(self.machine());
-                    run::cpu_loop(self.machine())
+                    run::start(self.host());
+                    run::cpu_loop(self.host())
                 }
                 run::cpu_loop(run::wait_for_start::<A>())
             }));
@@ -295,12 +305,14 @@ impl<A: Arch> Made<A> {
         turns.end.take().expect("threads end when the run does")
     }
 
-    /// Gives a vCPU that does not run to CPU 0, which is the calling thread.
+    /// Gives a vCPU of the first guest that does not run to CPU 0, which is the calling thread.
     pub(crate) fn with_vcpu<R>(&'static self, vcpu: u32, act: impl FnOnce(&mut Context<'_, A>) -> R) -> R {
         let cpu = &self.cpus[0];
         let mut workspace = A::new_workspace(cpu);
-        let turn = Turn { vcpu, migrated: false, waited: 0 };
-        let mut context = Context::new(self.machine(), cpu, &turn, &mut workspace);
+        let turn = Turn { vcpu: self.machine().vcpus[vcpu as usize].row, migrated: false, waited: 0 };
+        let mut context = Context::new(self.host(), cpu, &turn, &mut workspace);
+        // The boot vCPU finds that it has been started.
+        A::take_signals(&mut context);
         let result = act(&mut context);
         A::save_state(&mut context);
         // SAFETY: the context is not used afterwards.

@@ -3,8 +3,8 @@
 
 use super::{End, here};
 use crate::vm::arch::Arch;
+use crate::vm::host::Host;
 use crate::vm::interrupts;
-use crate::vm::machine::Vm;
 use crate::vm::percpu::PerCpu;
 use alloc::format;
 use core::sync::atomic::Ordering;
@@ -24,8 +24,8 @@ pub(crate) fn cpu<A: Arch>(index: u32) -> Option<&'static PerCpu<A>> {
     here::<A>().0.cpus.get(index as usize)
 }
 
-pub(crate) fn machine<A: Arch>() -> Option<&'static Vm<A>> {
-    here::<A>().0.machine.get()
+pub(crate) fn host<A: Arch>() -> Option<&'static Host<A>> {
+    here::<A>().0.host.get()
 }
 
 /// Passes the turn on: for operations that may take time.

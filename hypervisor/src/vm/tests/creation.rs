@@ -77,8 +77,8 @@ fn a_vcpu_is_run_by_one_cpu_at_a_time() {
 
 #[test]
 fn files_that_are_no_bundle_are_refused() {
-    use crate::vm::Files;
-    let why = |bytes: &'static [u8]| match Files::read(bytes) {
+    use crate::vm::files::Bundle;
+    let why = |bytes: &'static [u8]| match Bundle::read(bytes) {
         Ok(_) => panic!("that is no bundle"),
         Err(why) => why,
     };

@@ -44,8 +44,8 @@ fn a_cpu_that_serves_runs_no_vcpu_and_no_wake_up_is_lost() {
     for seed in 0..60 {
         let config = "vcpus=4\nmemory=4194304\nboot_cpu=serve";
         let board = run_to(OFF, 3, config, seed, &refs(&programs));
-        assert!(!board.machine().sched.has_cpu(0));
-        assert_eq!(board.machine().sched.cpu_count(), 2);
+        assert!(!board.host().sched.has_cpu(0));
+        assert_eq!(board.host().sched.cpu_count(), 2);
     }
 }
 

@@ -8,8 +8,7 @@ use core::sync::atomic::Ordering;
 use hostlink::counters::Counter;
 use hostlink::trace::{Event, NO_VCPU};
 
-use super::arch::{Arch, Cpus};
-use super::machine::Vm;
+use super::arch::Cpus;
 use super::percpu::PerCpu;
 
 #[cfg(not(feature = "trace"))]
@@ -63,12 +62,5 @@ pub fn kick<A: Cpus>(cpu: u32) {
         let me = A::this_cpu();
         let vcpu = me.current_vcpu.load(Ordering::Relaxed).wrapping_sub(1);
         me.trace_with(Event::Kick, vcpu, cpu, [0; 2]);
-    }
-}
-
-impl<A: Arch> Vm<A> {
-    /// Attaches the ring of the calling CPU.
-    pub(super) fn attach_trace(&self, cpu: &PerCpu<A>) {
-        cpu.trace.attach(&self.trace, cpu.index);
     }
 }

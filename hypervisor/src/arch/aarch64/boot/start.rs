@@ -153,7 +153,7 @@ extern "C" fn bsp_on_block() -> ! {
     enable_cpu(cpu).unwrap_or_else(|why| unsupported(&why));
     let _nobody_gives_up_this_one = cpu.presence.come_online();
     // SAFETY: the module was reserved, so it is as the boot loader left it.
-    let files = unsafe { image::files_of_module(later.module.clone(), "the initial RAM disk") };
+    let bundle = unsafe { image::read_module(later.module.clone(), "the initial RAM disk") };
     start_others();
     log::info!(
         "{} CPUs, {} MiB free, counter {} kHz, {}",
@@ -162,7 +162,7 @@ extern "C" fn bsp_on_block() -> ! {
         clock::hz() / 1000,
         features::Names,
     );
-    image::run_machine(files, &mut later.free.lock(), later.date, || {
+    image::run_guests(bundle, &mut later.free.lock(), later.date, || {
         interrupts::route_ports(cpu, later.console, later.control);
         console::enable_receive_interrupts();
     })

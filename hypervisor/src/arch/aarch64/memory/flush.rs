@@ -14,6 +14,7 @@ use stay::{Mistake, Mistakes, arm64};
 use crate::arch::Local;
 use crate::arch::aarch64::sysreg::{read, write};
 use crate::arm64::auditor::Auditor;
+use crate::arm64::guest::Tag;
 use crate::image;
 use crate::vm::files::{Defects, makes};
 
@@ -164,8 +165,8 @@ pub(crate) fn order_stores() {
 }
 
 /// The walker has made an entry invalid, and is about to write another one there.
-pub(crate) fn break_before_make(range: &FlushRange) {
-    if let Some(vm) = image::machine() {
-        arm64::break_before_make(&Tlb, &vm.guest.address_space(), range);
+pub(crate) fn break_before_make(tag: &Tag, range: &FlushRange) {
+    if let Some(host) = image::host() {
+        arm64::break_before_make(&Tlb, &host.common.address_space(tag), range);
     }
 }

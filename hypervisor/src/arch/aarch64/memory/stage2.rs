@@ -2,8 +2,9 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use coherence::tlbi::{self, Errata, Granule, Limits, Setup};
-use hostlink::config::{Stage2Unmap, Switches};
+use alloc::sync::Arc;
+
+use coherence::tlbi::{self, Errata, Granule, Setup};
 use paging::{Arm64Stage2, Entries, FlushRange, Format, Level, Permissions, PhysAddr, TableMemory};
 
 use stay::Cost;
@@ -12,6 +13,7 @@ use super::cost::Word;
 use super::flush;
 use crate::arch::aarch64::boot::features;
 use crate::arch::aarch64::sysreg::read;
+use crate::arm64::guest::Tag;
 use crate::arm64::processor::Features;
 use crate::vm::memory::NestedTables;
 
@@ -103,44 +105,51 @@ impl Format for Stage2 {
 }
 
 /// The processors' features, which are assumed to be the same on all, and the method to invalidate
-/// stage 2 on them. Called before the first guest.
-pub(crate) fn set_up(switches: &Switches) -> Setup {
-    let mut features =
+/// stage 2 on them, with the cost of doing so. Called before the first guest.
+pub(crate) fn set_up() -> (Setup, Cost) {
+    let features =
         tlbi::Features::from_id(read!("id_aa64isar0_el1"), read!("s3_0_c0_c7_2"), read!("ctr_el0"));
-    let limits = match switches.stage2_unmap {
-        Stage2Unmap::Range => {
-            let cost = Cost::measure(&Word::new()).limited_to(switches.flush_pages);
-            log::info!("flushes of stage 2: {cost}");
-            cost.limits()
-        }
-        Stage2Unmap::Page => {
-            features.range = false;
-            Limits { pages_max: u32::MAX, ranges_max: 0 }
-        }
-        Stage2Unmap::Whole => Limits { pages_max: 0, ranges_max: 0 },
-    };
+    let cost = Cost::measure(&Word::new());
+    log::info!("flushes of stage 2: {cost}");
     init();
-    Setup { granule: Granule::Size4K, features, errata: Errata::of(read!("midr_el1")), limits }
+    let (errata, limits) = (Errata::of(read!("midr_el1")), cost.limits());
+    (Setup { granule: Granule::Size4K, features, errata, limits }, cost)
 }
 
 /// Tables from the pool, with the properties that walks by the processor need.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Tables(pub(in crate::arch::aarch64) NestedTables);
+#[derive(Clone, Debug)]
+pub(crate) struct Tables {
+    pool: NestedTables,
+    /// The machine that walks them.
+    tag: Arc<Tag>,
+}
+
+impl Tables {
+    /// Tables for a new machine.
+    pub(crate) fn new(pool: NestedTables) -> Self {
+        Self { pool, tag: Arc::default() }
+    }
+
+    /// The tag of their translations.
+    pub(crate) fn tag(&self) -> Arc<Tag> {
+        self.tag.clone()
+    }
+}
 
 // SAFETY: as for `NestedTables`, whose tables these are.
 unsafe impl TableMemory for Tables {
     fn allocate(&self) -> Option<PhysAddr> {
-        self.0.allocate()
+        self.pool.allocate()
     }
 
     unsafe fn free(&self, table: PhysAddr) {
         // SAFETY: the caller vouches for the table.
-        unsafe { self.0.free(table) };
+        unsafe { self.pool.free(table) };
     }
 
     unsafe fn entries(&self, table: PhysAddr) -> &Entries {
         // SAFETY: the caller vouches for the table.
-        unsafe { self.0.entries(table) }
+        unsafe { self.pool.entries(table) }
     }
 
     fn publish(&self) {
@@ -148,7 +157,7 @@ unsafe impl TableMemory for Tables {
     }
 
     fn break_before_make(&self, range: FlushRange) {
-        flush::break_before_make(&range);
+        flush::break_before_make(&self.tag, &range);
     }
 
     fn resizes_in_place(&self) -> bool {

@@ -14,8 +14,10 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use alloc::vec;
 use alloc::vec::Vec;
 use hostlink::counters::Counter;
+use hostlink::guests::GuestState;
 
 use crate::vm::CreateError;
+use crate::vm::machine::attention;
 use crate::vm::made::{self, End, made_board};
 
 /// An address without memory: a device.
@@ -126,7 +128,12 @@ made_board! {
     },
     /// The memory is about to be reused: remaining translations of it must not be used any more.
     fn clean(memory: Range<u64>) {
-        let vm = Made::machine().expect("memory comes back from a machine");
+        // A guest that is being loaded keeps its memory.
+        let Some(vm) = Made::host().and_then(|host| host.first_guest()) else { return };
+        let is_new = vm.host.state_of(vm.number) == GuestState::Loaded;
+        if is_new || vm.attention() & attention::RESET != 0 {
+            return;
+        }
         for vcpu in &vm.vcpus {
             let mut tlb = vcpu.inbox.tlb.lock().unwrap();
             tlb.values_mut().filter(|entry| memory.contains(&entry.host)).for_each(|entry| entry.is_void = true);
@@ -177,7 +184,7 @@ pub(super) struct Shared {
 /// The sum of a counter over all vCPUs.
 pub(super) fn counted(board: &'static made::Made<Made>, counter: Counter) -> u64 {
     let vm = board.machine();
-    vm.vcpus.iter().map(|vcpu| vm.counters_of(vcpu)[counter as usize].load(Ordering::Relaxed)).sum()
+    vm.vcpus.iter().map(|vcpu| vm.host.counters_of(vcpu.row)[counter as usize].load(Ordering::Relaxed)).sum()
 }
 
 /// The times that a vCPU noted, in order.

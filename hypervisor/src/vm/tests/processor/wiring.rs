@@ -4,9 +4,11 @@ use super::vcpu::{Activity, Exit, TIMER, Vcpu};
 use super::{DEVICE, Inbox, Made, Op, PAGE, PROGRAMS, Shared};
 use crate::devices::region::Region;
 use crate::loader::LoadError;
-use crate::sched::{Turn, VcpuIndex};
+use crate::sched::Turn;
+use crate::vm::VpIndex;
 use crate::vm::arch::{Arch, Clock, Cpus};
 use crate::vm::awaited::Word;
+use crate::vm::load::Plan;
 use crate::vm::machine::attention;
 use crate::vm::made::offer;
 use crate::vm::memory::NestedTables;
@@ -19,7 +21,7 @@ use core::ops::{ControlFlow, Range};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use hostlink::config::Config;
 use hostlink::counters::Counter;
-use memslots::{Gpa, Memslots, SlotError};
+use memslots::{Gpa, SlotError};
 use paging::{Amd64Nested, Invalidation, Level};
 use std::sync::Mutex;
 
@@ -45,6 +47,8 @@ impl Hardware for Kicks<'_> {
 unsafe impl Arch for Made {
     type Nested = Amd64Nested;
     type Tables = NestedTables;
+    type Common = ();
+    type Entry = ();
     type Shared = Shared;
     type Inbox = Inbox;
     type State = Vcpu;
@@ -77,7 +81,11 @@ unsafe impl Arch for Made {
         pool
     }
 
-    fn share(_: &Config<'_>, space: &VmMemory<Self>) -> Result<Shared, CreateError> {
+    fn common(_: &Config<'_>) -> Result<(), CreateError> {
+        Ok(())
+    }
+
+    fn share(_: &Config<'_>, (): &'static (), space: &VmMemory<Self>) -> Result<Shared, CreateError> {
         Ok(Shared {
             programs: PROGRAMS.take(),
             root: space.root().0,
@@ -92,7 +100,7 @@ unsafe impl Arch for Made {
         })
     }
 
-    fn new_vcpu(shared: &Shared, index: VcpuIndex) -> Vcpu {
+    fn new_vcpu(shared: &Shared, index: VpIndex, _: u32) -> Vcpu {
         Vcpu::new(index, shared.programs.get(index as usize).cloned().unwrap_or_else(|| vec![Op::Done]))
     }
 
@@ -102,17 +110,12 @@ unsafe impl Arch for Made {
 
     fn new_workspace(_: &PerCpu<Self>) {}
 
-    fn load(
-        _: &Shared,
-        _: &Files,
-        _: u32,
-        _: &Memslots,
-        (_, state): (&Inbox, &mut Vcpu),
-        pause: &mut dyn FnMut(),
-    ) -> Result<(), LoadError> {
-        pause();
+    fn plan(_: &Shared, _: &Files, _: u32) -> Result<Plan<()>, LoadError> {
+        Ok(Plan { placements: Vec::new(), entry: () })
+    }
+
+    fn begin(_: &Shared, (): (), (_, state): (&Inbox, &mut Vcpu)) {
         state.activity = Activity::Running;
-        Ok(())
     }
 
     /// Called again until no change is in progress.
@@ -124,13 +127,20 @@ unsafe impl Arch for Made {
     fn reset_devices(vm: &Vm<Self>) {
         vm.guest.resets.fetch_add(1, Ordering::Relaxed);
         vm.guest.done.store(0, Ordering::Relaxed);
-        for vcpu in &vm.vcpus {
-            assert!(vcpu.target.owner().is_some(), "vCPU {} runs while devices are reset", vcpu.index);
-        }
+        let owned = vm.vcpus.iter().filter(|vcpu| vcpu.target.owner().is_none());
+        assert_eq!(owned.count(), 1, "only the vCPU that carries out the reset is on a CPU");
     }
 
     fn device_regions(_: &Vm<Self>) -> impl IntoIterator<Item = Region> {
         [Region { name: "the device", range: DEVICE..DEVICE + PAGE }]
+    }
+
+    fn type_in(vm: &Vm<Self>, port: u16, bytes: &[u8]) -> Option<usize> {
+        if port != 0 {
+            return None;
+        }
+        vm.guest.console.lock().unwrap().extend(bytes);
+        Some(bytes.len())
     }
 
     fn receive_console(vm: &Vm<Self>) {
@@ -150,7 +160,7 @@ unsafe impl Arch for Made {
     fn load_state(context: &mut Context<'_, Self>, _: &Turn) {
         offer::begin_turn::<Self>();
         assert_eq!(context.state.loaded.replace(context.cpu.index), None, "loaded twice");
-        let name = context.vcpu.index + 1;
+        let name = context.vcpu.row + 1;
         let named = percpu::online::<Self>().filter(|cpu| cpu.current_vcpu.load(Ordering::Relaxed) == name);
         assert!(named.map(|cpu| cpu.index).eq([context.cpu.index]), "another CPU takes it for its own");
     }

@@ -1,4 +1,6 @@
-//! `quell run`: one guest, its console on the terminal.
+//! `quell run`: one guest, its console on the terminal; or the guests of a machine file.
+
+mod several;
 
 use crate::arch::Arch;
 use crate::cli::{Reset, RunArgs};
@@ -7,17 +9,17 @@ use crate::machine::counters::Snapshot;
 use crate::machine::outcome::Outcome;
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
-use crate::machine::spec::{Clock, Console};
+use crate::machine::spec::{Clock, Console, Spec};
 use crate::results::{Samples, Subject, Writer};
 use crate::size::MIB;
-use crate::trace;
+use crate::trace::{self, collect::Collector};
 use crate::vm::{Guest, Hypervisor, StockGuest};
 use crate::workspace;
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Error, Result, anyhow, bail, ensure};
 use hostlink::config::{Architecture, FlushMode, ResetPolicy, Switches};
 use hostlink::exit::ExitCode;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -36,37 +38,68 @@ const LOG_TAIL_LINES: usize = 30;
 
 /// Runs the guest; returns the exit status.
 pub(crate) fn run(args: &RunArgs, signals: &Signals) -> Result<u8> {
+    if let Some(path) = &args.file {
+        args.refuse_guest_options()?;
+        return several::run(path, args, signals);
+    }
     let guest = guest(args)?;
     guest.check()?;
     let directory = tempfile::Builder::new().prefix("quell-run-").tempdir()?;
     let mut spec = if args.bare {
-        guest.on_bare_machine(args.size.cpus, directory.path())?
+        guest.on_bare_machine(args.size().cpus, directory.path())?
     } else {
-        let arch = guest.platform.arch();
-        let traced = args.trace.is_some();
-        let hypervisor = if traced { Hypervisor::with_trace(arch)? } else { Hypervisor::build(arch)? };
-        guest.on_quell(&hypervisor, args.size.cpus, Clock::Wall, directory.path())?
+        let hypervisor = hypervisor(args, guest.platform.arch())?;
+        guest.on_quell(&hypervisor, args.size().cpus, Clock::Wall, directory.path())?
     };
-    spec.memory += args.spare.unwrap_or(0).next_multiple_of(MIB);
     spec.console = if args.exec.is_some() { Console::Echo } else { Console::Terminal };
-    spec.timeout = args.timeout.map(Duration::from_secs);
+    apply(args, &mut spec);
     spec.log.clone_from(&args.log);
-    spec.qemu_args.clone_from(&args.qemu_arg);
     let mut machine = Machine::start(&spec, signals)?;
-    let writer = args.json.clone().map(|path| Rc::new(Writer::new(path, "run", None)));
-    if let Some(writer) = writer.clone() {
-        machine.watch(WATCH_PERIOD, move |counters| writer.write(&samples(counters)));
-    }
-    let collector = args.trace.as_ref().map(|_| machine.collect_trace()).transpose()?;
+    let recorder = Recorder::start(args, &mut machine)?;
     let outcome = machine.run(|_, _| Ok(Flow::Continue))?;
     let status = conclude(&outcome, args.bare || spec.console == Console::Terminal);
-    if let (Some(writer), Some(counters)) = (writer, &outcome.counters) {
-        writer.write(&samples(counters))?;
-    }
-    if let (Some(path), Some(collector)) = (&args.trace, collector) {
-        trace::summarise(path, &trace::write(path, &collector.finish()?)?);
-    }
+    recorder.finish(&outcome)?;
     Ok(status)
+}
+
+/// Options about the machine.
+fn apply(args: &RunArgs, spec: &mut Spec) {
+    spec.memory += args.spare.unwrap_or(0).next_multiple_of(MIB);
+    spec.timeout = args.timeout.map(Duration::from_secs);
+    spec.qemu_args.clone_from(&args.qemu_arg);
+}
+
+/// What is recorded of a run: counters and a trace, if options ask for them.
+struct Recorder<'a> {
+    writer: Option<Rc<Writer>>,
+    trace: Option<(&'a Path, Collector)>,
+}
+
+impl<'a> Recorder<'a> {
+    fn start(args: &'a RunArgs, machine: &mut Machine) -> Result<Self> {
+        let writer = args.json.clone().map(|path| Rc::new(Writer::new(path, "run", None)));
+        if let Some(writer) = writer.clone() {
+            machine.watch(WATCH_PERIOD, move |counters| writer.write(&samples(counters)));
+        }
+        let collect = |path: &'a PathBuf| Ok::<_, Error>((path.as_path(), Collector::of(machine)?));
+        Ok(Self { writer, trace: args.trace.as_ref().map(collect).transpose()? })
+    }
+
+    /// Writes the files, after the end.
+    fn finish(self, outcome: &Outcome) -> Result<()> {
+        if let (Some(writer), Some(counters)) = (self.writer, &outcome.counters) {
+            writer.write(&samples(counters))?;
+        }
+        if let Some((path, collector)) = self.trace {
+            trace::summarise(path, &trace::write(path, &collector.finish()?)?);
+        }
+        Ok(())
+    }
+}
+
+/// The hypervisor's image: with a trace if one is wanted.
+fn hypervisor(args: &RunArgs, arch: Arch) -> Result<Hypervisor> {
+    if args.trace.is_some() { Hypervisor::with_trace(arch) } else { Hypervisor::build(arch) }
 }
 
 /// The counters of the machine, and those of each vCPU that are not 0.
@@ -75,8 +108,8 @@ fn samples(counters: &Snapshot) -> Samples {
     for (name, value) in counters.iter() {
         samples.add_count("run", Subject::Quell, name, value);
     }
-    for (index, vcpu) in counters.each().enumerate() {
-        let case = format!("vcpu-{index}");
+    for (owner, vcpu) in counters.owners().iter().zip(counters.each()) {
+        let case = owner.case();
         for (name, value) in vcpu.iter().filter(|(_, value)| *value != 0) {
             samples.add_count(&case, Subject::Quell, name, value);
         }
@@ -88,16 +121,7 @@ fn samples(counters: &Snapshot) -> Samples {
 fn guest(args: &RunArgs) -> Result<Guest> {
     let platform = args.platform.platform()?;
     let arch = platform.arch();
-    let mut switches = switches(&args.set)?;
-    switches.paranoid |= args.paranoid;
-    refuse_foreign(args, arch)?;
-    if let Some(defect) = switches.defect {
-        let is_here = match arch {
-            Arch::X86_64 => defect.is_of_amd64(),
-            Arch::Aarch64 => defect.is_of_arm(),
-        };
-        ensure!(is_here, "the defect {} is one of the other architecture: leave it out here", defect.name());
-    }
+    let switches = switches_for(args, arch)?;
     let console = if args.exec.is_some() { reporting_console(arch) } else { arch.console().to_owned() };
     let mut cmdline = vec![console.as_str()];
     if args.exec.is_some() {
@@ -125,12 +149,27 @@ fn guest(args: &RunArgs) -> Result<Guest> {
         kernel,
         initrd,
         cmdline: cmdline.join(" "),
-        vcpus: args.size.vcpus,
-        memory: args.size.memory,
+        vcpus: args.size().vcpus,
+        memory: args.size().memory,
         flush: args.flush.map_or(FlushMode::Hypercall, FlushMode::from),
         reset: args.reset.map_or(usual, Reset::into),
         switches,
     })
+}
+
+/// The hypervisor's settings, which have a meaning on the architecture.
+fn switches_for(args: &RunArgs, arch: Arch) -> Result<Switches> {
+    let mut switches = switches(&args.set)?;
+    switches.paranoid |= args.paranoid;
+    refuse_foreign(args, arch)?;
+    if let Some(defect) = switches.defect {
+        let is_here = match arch {
+            Arch::X86_64 => defect.is_of_amd64(),
+            Arch::Aarch64 => defect.is_of_arm(),
+        };
+        ensure!(is_here, "the defect {} is one of the other architecture: leave it out here", defect.name());
+    }
+    Ok(switches)
 }
 
 /// Refuses options that have no meaning on the guest's architecture, whatever their value.

@@ -1,10 +1,13 @@
 //! A guest and the way it is put into the machine: on Quell by a bundle, or directly.
 
+pub(crate) mod several;
+
 use crate::arch::{Arch, Platform};
 use crate::guest::cache::{self, GuestFiles};
 use crate::guest::{initramfs, kernel, peer, vmm};
 use crate::machine::bundle::Bundle;
-use crate::machine::spec::{Clock, Payload, Spec, memory_around};
+use crate::machine::need::memory_around;
+use crate::machine::spec::{Clock, Payload, Spec};
 use crate::machine::symbols::{self, Symbols};
 use crate::size;
 use crate::workspace;
@@ -61,25 +64,8 @@ impl Guest {
 
     /// Checks that are possible before the machine starts.
     pub(crate) fn check(&self) -> Result<()> {
-        let kernel = kernel::inspect_file(self.platform.arch(), &self.kernel)?;
-        ensure!(
-            self.memory.is_multiple_of(MEMORY_UNIT),
-            "guest memory has to be a multiple of {}",
-            size::display(MEMORY_UNIT)
-        );
-        let memory = size::display(self.memory);
         let initrd_bytes = self.initrd.as_ref().map_or(0, Vec::len) as u64;
-        ensure!(
-            initrd_bytes < self.memory,
-            "the initial RAM disk ({}) is larger than the guest's memory ({memory})",
-            size::display(initrd_bytes)
-        );
-        ensure!(
-            kernel.memory_end.max(LOW_MEMORY_BYTES).saturating_add(initrd_bytes) <= self.memory,
-            "the kernel (memory up to {}) and the initial RAM disk ({}) do not fit into {memory}",
-            size::display(kernel.memory_end),
-            size::display(initrd_bytes)
-        );
+        check_fit(self.platform.arch(), &self.kernel, initrd_bytes, self.memory)?;
         ensure!(!self.cmdline.contains('\n'), "the kernel's command line has to be one line");
         Ok(())
     }
@@ -145,13 +131,8 @@ impl Guest {
         };
         let kernel = fs::read(&self.kernel)
             .with_context(|| format!("cannot read the kernel {}", self.kernel.display()))?;
-        let contents = Bundle {
-            config: config.to_string(),
-            kernel: &kernel,
-            initrd: self.initrd.as_deref(),
-            symbols: &hypervisor.symbols.table,
-        };
-        contents.write(path)
+        let (config, symbols) = (config.to_string(), &hypervisor.symbols.table);
+        Bundle::of_one(&config, &kernel, self.initrd.as_deref(), symbols).write(path)
     }
 
     /// A machine with `cpus` CPUs that runs this guest directly, its initrd written to `directory`.
@@ -167,6 +148,30 @@ impl Guest {
         let payload = Payload::Bare { kernel: self.kernel.clone(), initrd, cmdline: self.cmdline.clone() };
         Ok(Spec::new(self.platform, payload, cpus, self.memory))
     }
+}
+
+/// Checks that the kernel is one, and that it and an initial RAM disk of this size fit into a
+/// guest's memory.
+fn check_fit(arch: Arch, kernel: &Path, initrd_bytes: u64, guest_bytes: u64) -> Result<()> {
+    let kernel = kernel::inspect_file(arch, kernel)?;
+    ensure!(
+        guest_bytes.is_multiple_of(MEMORY_UNIT),
+        "guest memory has to be a multiple of {}",
+        size::display(MEMORY_UNIT)
+    );
+    let memory = size::display(guest_bytes);
+    ensure!(
+        initrd_bytes < guest_bytes,
+        "the initial RAM disk ({}) is larger than the guest's memory ({memory})",
+        size::display(initrd_bytes)
+    );
+    ensure!(
+        kernel.memory_end.max(LOW_MEMORY_BYTES).saturating_add(initrd_bytes) <= guest_bytes,
+        "the kernel (memory up to {}) and the initial RAM disk ({}) do not fit into {memory}",
+        size::display(kernel.memory_end),
+        size::display(initrd_bytes)
+    );
+    Ok(())
 }
 
 /// The hypervisor, built, with its symbols.

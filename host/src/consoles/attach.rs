@@ -1,0 +1,210 @@
+//! `quell console`: attaches to a console of a guest of a running machine.
+
+use super::keyboard::{Keyboard, ToGuest};
+use super::terminal::RawTerminal;
+use crate::cli::ConsoleArgs;
+use crate::machine::control::{self, Found, Notice};
+use crate::machine::guests::{Entries, Follower, GuestSeen};
+use crate::machine::ram::Ram;
+use crate::machine::signals::Signals;
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use hostlink::guests::GuestState;
+use hostlink::guests::console::Taken;
+use hostlink::name::Name;
+use std::io::{self, IsTerminal, Write};
+use std::thread;
+use std::time::Duration;
+
+/// The time between two reads of the ring.
+const PERIOD: Duration = Duration::from_millis(10);
+/// The time between two looks whether the machine still runs, in periods.
+const ALIVE_PERIODS: u32 = 50;
+/// The key that leaves, after Ctrl-A.
+const LEAVE: u8 = b'd';
+
+/// Shows the console and types on it until the user leaves; returns the exit status.
+pub(crate) fn console(args: &ConsoleArgs, signals: &Signals) -> Result<u8> {
+    let machine = control::choose(args.vm.as_deref(), &control::running()?)?;
+    let notice = machine.notice()?.ok_or_else(|| anyhow!("machine {} has ended", machine.name))?;
+    let mut attached = Attached::to(machine, &notice, args)?;
+    let mut stdout = io::stdout();
+    if args.once {
+        attached.pass(&mut stdout)?;
+        return Ok(0);
+    }
+    attached.follow(&mut stdout, signals)
+}
+
+/// A console that is attached to.
+struct Attached {
+    machine: Found,
+    ram: Ram,
+    entries: Entries,
+    port: u16,
+    guest: GuestSeen,
+    follower: Follower,
+}
+
+/// Why it ends.
+enum End {
+    Left,
+    MachineEnded,
+    Destroyed,
+    Signal(i32),
+}
+
+impl Attached {
+    fn to(machine: Found, notice: &Notice, args: &ConsoleArgs) -> Result<Self> {
+        let ram = notice.open_ram().with_context(|| format!("machine {}", machine.name))?;
+        let entries = Entries::find(&ram, notice.beacon)?;
+        let entries = entries.ok_or_else(|| anyhow!("machine {} has not begun yet", machine.name))?;
+        ensure!(
+            !entries.is_empty(),
+            "machine {} has one guest, whose console is where the machine was started",
+            machine.name
+        );
+        let guests = entries.guests(&ram)?;
+        let guest = find(&guests, args.guest.as_deref())?.clone();
+        let place = guest.consoles.get(usize::from(args.port)).copied().flatten();
+        let place = place.ok_or_else(|| anyhow!("guest {} has no console {}", guest.name, args.port))?;
+        Ok(Self { machine, ram, entries, port: args.port, follower: Follower::new(place), guest })
+    }
+
+    /// Passes on what is new.
+    fn pass(&mut self, sink: &mut impl Write) -> Result<()> {
+        let mut buffer = [0; 4096];
+        loop {
+            let Taken { lost, bytes } = self.follower.read(&self.ram, &mut buffer)?;
+            if !self.entries.has(&self.ram, self.guest.identity())? {
+                // The bytes may be anybody's.
+                return Ok(());
+            }
+            // What was overwritten before this tool attached is no loss that it could have avoided.
+            if lost != 0 {
+                write!(sink, "[{lost} bytes before this are not kept]\r\n").context("cannot write")?;
+            }
+            if bytes.is_empty() {
+                return sink.flush().context("cannot write");
+            }
+            sink.write_all(bytes).context("cannot write")?;
+        }
+    }
+
+    fn follow(&mut self, sink: &mut impl Write, signals: &Signals) -> Result<u8> {
+        let name = self.guest.name;
+        if io::stdin().is_terminal() {
+            eprintln!("quell: attached to {name}; Ctrl-A d leaves, Ctrl-A a sends Ctrl-A");
+        }
+        let raw = RawTerminal::enter();
+        let sink_of_keys = ToGuest { machine: self.machine.clone(), guest: name, port: self.port };
+        let keyboard = Keyboard::start(io::stdin(), sink_of_keys, LEAVE);
+        let end = self.until_end(sink, &keyboard, signals);
+        drop(raw);
+        match end? {
+            End::Left => eprintln!("\nquell: left {name}, which goes on"),
+            End::MachineEnded => eprintln!("\nquell: machine {} has ended", self.machine.name),
+            End::Destroyed => eprintln!("\nquell: guest {name} was destroyed"),
+            End::Signal(signal) => return Ok(u8::try_from(128 + signal).unwrap_or(128)),
+        }
+        Ok(0)
+    }
+
+    fn until_end(&mut self, sink: &mut impl Write, keyboard: &Keyboard, signals: &Signals) -> Result<End> {
+        let mut state = self.guest.state;
+        for period in 1_u32.. {
+            self.pass(sink)?;
+            if keyboard.has_left() {
+                return Ok(End::Left);
+            }
+            if let Some(signal) = signals.caught() {
+                return Ok(End::Signal(signal));
+            }
+            if let Some(why) = keyboard.failure() {
+                write!(sink, "\r\n[not typed: {why}]\r\n").context("cannot write")?;
+            }
+            if period.is_multiple_of(ALIVE_PERIODS) && !self.machine.is_alive() {
+                self.pass(sink)?;
+                return Ok(End::MachineEnded);
+            }
+            match self.look()? {
+                Some(now) if now != state => {
+                    state = now;
+                    write!(sink, "\r\n[{} is {state}]\r\n", self.guest.name).context("cannot write")?;
+                }
+                Some(_) => {}
+                None => return Ok(End::Destroyed),
+            }
+            thread::sleep(PERIOD);
+        }
+        bail!("the console was followed for years")
+    }
+
+    /// The guest's state; `None` if it is there no longer.
+    fn look(&self) -> Result<Option<GuestState>> {
+        let guests = self.entries.guests(&self.ram)?;
+        let is_ours =
+            |guest: &&GuestSeen| guest.index == self.guest.index && guest.generation == self.guest.generation;
+        Ok(guests.iter().find(is_ours).map(|guest| guest.state))
+    }
+}
+
+/// The guest with this name, or the only one.
+fn find<'g>(guests: &'g [GuestSeen], name: Option<&str>) -> Result<&'g GuestSeen> {
+    let names = || guests.iter().map(|guest| guest.name.to_string()).collect::<Vec<_>>().join(", ");
+    match (name, guests) {
+        (_, []) => bail!("the machine has no guest"),
+        (None, [guest]) => Ok(guest),
+        (None, _) => bail!("the machine has several guests: say which: {}", names()),
+        (Some(name), _) => {
+            let wanted = Name::parse(name);
+            let found = guests.iter().find(|guest| Some(guest.name) == wanted);
+            found.ok_or_else(|| anyhow!("there is no guest '{name}'; there are {}", names()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::guests::made::{BEACON, Made};
+
+    fn guests(made: &Made) -> Vec<GuestSeen> {
+        let entries = Entries::find(&made.ram, BEACON).expect("reads").expect("is filled in");
+        entries.guests(&made.ram).expect("reads")
+    }
+
+    #[test]
+    fn a_guest_is_found_by_its_name_or_as_the_only_one() {
+        let made = Made::new(2);
+        let refused = |made: &Made, name| find(&guests(made), name).expect_err("is refused").to_string();
+        assert_eq!(refused(&made, None), "the machine has no guest");
+        made.fill(0, "web", GuestState::Running);
+        assert_eq!(find(&guests(&made), None).expect("is the only one").name.as_str(), "web");
+        made.fill(1, "db", GuestState::Off);
+        assert_eq!(refused(&made, None), "the machine has several guests: say which: web, db");
+        assert_eq!(refused(&made, Some("Web")), "there is no guest 'Web'; there are web, db");
+        assert_eq!(find(&guests(&made), Some("db")).expect("is there").index, 1);
+    }
+
+    #[test]
+    fn what_the_ring_has_is_passed_on_with_what_it_has_lost() {
+        let made = Made::new(1);
+        made.fill(0, "web", GuestState::Running);
+        made.write(0, 0, &[b'x'; 70]);
+        made.write(0, 0, b"\x1b[2Jend");
+        let guest = guests(&made)[0].clone();
+        let entries = Entries::find(&made.ram, BEACON).expect("reads").expect("is filled in");
+        let follower = Follower::new(guest.consoles[0].expect("has one"));
+        let directory = tempfile::tempdir().expect("makes");
+        let machine = Found::made_up("1", directory.path());
+        let Made { ram } = made;
+        let mut attached = Attached { machine, ram, entries, port: 0, guest, follower };
+        let mut shown = Vec::new();
+        attached.pass(&mut shown).expect("writes");
+        let expected = format!("[14 bytes before this are not kept]\r\n{}\x1b[2Jend", "x".repeat(56));
+        assert_eq!(String::from_utf8_lossy(&shown), expected);
+        assert_eq!(attached.look().expect("reads"), Some(GuestState::Running));
+        attached.guest.generation += 2;
+        assert_eq!(attached.look().expect("reads"), None, "another guest is there");
+    }
+}

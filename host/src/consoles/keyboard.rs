@@ -1,0 +1,226 @@
+//! Types on a guest's console: standard input is read on one thread and sent on another, so that
+//! the key that leaves always works.
+
+use super::keys::{Keys, Typed};
+use crate::machine::control::{Control, Found, Refused};
+use anyhow::{Context, Result};
+use hostlink::ctl::record::Taken;
+use hostlink::ctl::{Input, Request};
+use hostlink::name::Name;
+use std::collections::VecDeque;
+use std::io::{self, Read};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+/// Bytes that wait to be sent. More are dropped: the guest does not read them.
+const WAITING_MAX: usize = 64 << 10;
+/// The time until the rest is sent again to a guest whose serial port had no room for it.
+const RETRY_PERIOD: Duration = Duration::from_millis(20);
+
+/// Where bytes are sent.
+pub(super) trait Sink: Send + 'static {
+    /// Sends some bytes, at most [`Input::BYTES_MAX`]; returns how many were taken.
+    fn send(&mut self, bytes: &[u8]) -> Result<usize>;
+}
+
+/// A console of a guest of a running machine.
+pub(super) struct ToGuest {
+    pub(super) machine: Found,
+    pub(super) guest: Name,
+    pub(super) port: u16,
+}
+
+impl Sink for ToGuest {
+    /// In a conversation of its own, so that others can talk to the hypervisor between two keys.
+    fn send(&mut self, bytes: &[u8]) -> Result<usize> {
+        let bytes = Input::new(bytes).context("there is nothing to send")?;
+        let request = Request::Input { guest: self.guest, port: self.port, bytes };
+        let taken: Taken = Control::open(&self.machine)?.ask_one(&request)?;
+        Ok((taken.taken as usize).min(bytes.bytes().len()))
+    }
+}
+
+/// What the two threads and their owner share.
+#[derive(Default)]
+struct Shared {
+    waiting: Mutex<VecDeque<u8>>,
+    comes: Condvar,
+    has_left: AtomicBool,
+    /// Why nothing more is sent.
+    failure: Mutex<Option<String>>,
+}
+
+/// The threads.
+pub(super) struct Keyboard {
+    shared: Arc<Shared>,
+}
+
+impl Keyboard {
+    /// Begins to send what is read from `source`. `leave` is the key that leaves, after Ctrl-A.
+    pub(super) fn start(source: impl Read + Send + 'static, sink: impl Sink, leave: u8) -> Self {
+        let shared = Arc::new(Shared::default());
+        let (reads, sends) = (Arc::clone(&shared), Arc::clone(&shared));
+        // They end with this process: the first one may be waiting for a key.
+        thread::spawn(move || read(source, &reads, leave));
+        thread::spawn(move || send(sink, &sends));
+        Self { shared }
+    }
+
+    /// Whether the key that leaves was pressed.
+    pub(super) fn has_left(&self) -> bool {
+        self.shared.has_left.load(Ordering::Relaxed) // Nothing else is published by it.
+    }
+
+    /// Why typing has failed, once.
+    pub(super) fn failure(&self) -> Option<String> {
+        self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+fn read(mut source: impl Read, shared: &Shared, leave: u8) {
+    let mut keys = Keys::new(leave);
+    let mut buffer = [0; 4096];
+    loop {
+        let count = match source.read(&mut buffer) {
+            Ok(0) => return,
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(_) => return,
+        };
+        let Typed { bytes, leaves } = keys.feed(&buffer[..count]);
+        let mut waiting = shared.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let room = WAITING_MAX - waiting.len().min(WAITING_MAX);
+        waiting.extend(bytes.iter().take(room));
+        shared.comes.notify_one();
+        if leaves {
+            shared.has_left.store(true, Ordering::Relaxed);
+            return;
+        }
+    }
+}
+
+fn send(mut sink: impl Sink, shared: &Shared) {
+    loop {
+        let mut waiting = shared.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        while waiting.is_empty() {
+            waiting = shared.comes.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+        }
+        let bytes: Vec<u8> = waiting.iter().take(Input::BYTES_MAX).copied().collect();
+        drop(waiting);
+        let taken = match sink.send(&bytes) {
+            Ok(taken) => taken,
+            Err(error) => {
+                let is_refusal = error.is::<Refused>();
+                *shared.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(format!("{error:#}"));
+                if !is_refusal {
+                    return;
+                }
+                // A guest that is off takes no keys; it may be started again.
+                bytes.len()
+            }
+        };
+        shared.waiting.lock().unwrap_or_else(PoisonError::into_inner).drain(..taken);
+        if taken < bytes.len() {
+            thread::sleep(RETRY_PERIOD);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::bail;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::time::Instant;
+
+    /// A guest that takes a few bytes at a time.
+    struct Slow(Sender<u8>, usize);
+
+    impl Sink for Slow {
+        fn send(&mut self, bytes: &[u8]) -> Result<usize> {
+            assert!(bytes.len() <= Input::BYTES_MAX && !bytes.is_empty());
+            let taken = bytes.len().min(self.1);
+            for byte in &bytes[..taken] {
+                self.0.send(*byte)?;
+            }
+            Ok(taken)
+        }
+    }
+
+    fn receive(from: &Receiver<u8>, count: usize) -> Vec<u8> {
+        (0..count).map(|_| from.recv_timeout(Duration::from_secs(60)).expect("comes")).collect()
+    }
+
+    fn await_true(mut is_true: impl FnMut() -> bool) {
+        let begun = Instant::now();
+        while !is_true() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "it does not come true");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn everything_arrives_in_order_however_little_the_guest_takes() {
+        let text: Vec<u8> = (0..1000_u32).map(|number| b'a' + (number % 26) as u8).collect();
+        for at_once in [7, 64] {
+            let (sender, receiver) = channel();
+            let typed = [&text[..], b"\x01x\x01d"].concat();
+            let keyboard = Keyboard::start(io::Cursor::new(typed), Slow(sender, at_once), b'd');
+            assert_eq!(receive(&receiver, text.len()), text);
+            await_true(|| keyboard.has_left());
+            assert!(keyboard.failure().is_none());
+        }
+    }
+
+    #[test]
+    fn the_key_that_leaves_works_while_the_guest_takes_nothing() {
+        let (sender, _receiver) = channel();
+        let keyboard = Keyboard::start(io::Cursor::new(b"abc\x01d".to_vec()), Slow(sender, 0), b'd');
+        await_true(|| keyboard.has_left());
+    }
+
+    #[test]
+    fn a_refusal_is_said_and_typing_goes_on() {
+        struct Off(Sender<u8>, bool);
+        impl Sink for Off {
+            fn send(&mut self, bytes: &[u8]) -> Result<usize> {
+                if !std::mem::replace(&mut self.1, true) {
+                    return Err(Refused("the guest is off".to_owned()).into());
+                }
+                if bytes == b"z" {
+                    bail!("the machine has gone");
+                }
+                self.0.send(bytes[0])?;
+                Ok(1)
+            }
+        }
+        /// One byte at a time, when it is asked for.
+        struct Slowly(Receiver<u8>);
+        impl Read for Slowly {
+            fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+                Ok(self.0.recv().map_or(0, |byte| {
+                    buffer[0] = byte;
+                    1
+                }))
+            }
+        }
+        let ((keys, source), (sender, receiver)) = (channel(), channel());
+        let keyboard = Keyboard::start(Slowly(source), Off(sender, false), b'd');
+        let failure = || {
+            let mut found = None;
+            await_true(|| {
+                found = keyboard.failure();
+                found.is_some()
+            });
+            found
+        };
+        keys.send(b'a').expect("is read");
+        assert_eq!(failure().as_deref(), Some("the guest is off"));
+        keys.send(b'b').expect("is read");
+        assert_eq!(receive(&receiver, 1), b"b");
+        keys.send(b'z').expect("is read");
+        assert_eq!(failure().as_deref(), Some("the machine has gone"));
+    }
+}

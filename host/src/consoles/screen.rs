@@ -1,0 +1,124 @@
+//! Rows of several consoles, one below the other, each after its guest's name.
+
+use super::lines::Row;
+use console::{Color, Style};
+use hostlink::name::Name;
+use std::io::Write;
+
+/// Colours of guests, in their order.
+const COLOURS: [Color; 6] =
+    [Color::Cyan, Color::Yellow, Color::Green, Color::Magenta, Color::Blue, Color::Red];
+
+/// Where rows are shown.
+pub(super) struct Screen {
+    sink: Box<dyn Write + Send>,
+    has_colours: bool,
+    /// Columns for names.
+    width: usize,
+    /// Guests, in the order in which they get colours.
+    names: Vec<Name>,
+}
+
+impl Screen {
+    /// A screen for these guests, and for others that come later.
+    pub(super) fn new(sink: Box<dyn Write + Send>, has_colours: bool, names: &[Name]) -> Self {
+        let width = names.iter().map(|name| name.as_str().len()).max().unwrap_or(0);
+        Self { sink, has_colours, width, names: names.to_vec() }
+    }
+
+    /// Shows a line of a guest's console.
+    pub(super) fn row(&mut self, name: Name, row: &Row) {
+        self.put(name, if row.is_continued { '+' } else { '|' }, &row.text);
+    }
+
+    /// Shows something about a guest that its console did not.
+    pub(super) fn remark(&mut self, name: Name, text: &str) {
+        self.put(name, '*', text);
+    }
+
+    /// Shows bytes as they are.
+    pub(super) fn raw(&mut self, bytes: &[u8]) {
+        // There may be no reader any more; the machine continues regardless.
+        let _ = self.sink.write_all(bytes);
+    }
+
+    pub(super) fn flush(&mut self) {
+        let _ = self.sink.flush();
+    }
+
+    fn put(&mut self, name: Name, sign: char, text: &str) {
+        let index = self.names.iter().position(|known| *known == name).unwrap_or_else(|| {
+            self.names.push(name);
+            self.names.len() - 1
+        });
+        let width = self.width.max(name.as_str().len());
+        self.width = width;
+        let prefix = format!("{name:<width$}  {sign}");
+        let style = Style::new().fg(COLOURS[index % COLOURS.len()]).force_styling(self.has_colours);
+        let line = format!("{} {text}", style.apply_to(prefix));
+        self.raw(format!("{}\n", line.trim_end()).as_bytes());
+    }
+}
+
+#[cfg(test)]
+pub(super) mod made {
+    //! A screen that a test reads.
+
+    use std::io::{self, Write};
+    use std::sync::{Arc, Mutex};
+
+    /// What was shown.
+    #[derive(Clone, Default)]
+    pub(crate) struct Paper(Arc<Mutex<Vec<u8>>>);
+
+    impl Paper {
+        pub(crate) fn text(&self) -> String {
+            String::from_utf8_lossy(&self.0.lock().expect("is whole")).into_owned()
+        }
+    }
+
+    impl Write for Paper {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().expect("is whole").extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::made::Paper;
+    use super::*;
+
+    fn name(text: &str) -> Name {
+        Name::parse(text).expect("is one")
+    }
+
+    fn row(text: &str, is_continued: bool) -> Row {
+        Row { text: text.to_owned(), is_continued }
+    }
+
+    #[test]
+    fn names_are_aligned_and_coloured_on_a_terminal_only() {
+        let (web, db, late) = (name("web"), name("db"), name("latecomer"));
+        let paper = Paper::default();
+        let mut screen = Screen::new(Box::new(paper.clone()), false, &[web, db]);
+        screen.row(web, &row("one", false));
+        screen.row(db, &row("two", true));
+        screen.row(db, &row("", false));
+        screen.remark(late, "running");
+        screen.row(web, &row("three", false));
+        let expected = "web  | one\ndb   + two\ndb   |\nlatecomer  * running\nweb        | three\n";
+        assert_eq!(paper.text(), expected);
+
+        let paper = Paper::default();
+        let mut screen = Screen::new(Box::new(paper.clone()), true, &[web, db]);
+        screen.row(web, &row("one", false));
+        screen.row(db, &row("two", false));
+        assert_eq!(paper.text(), "\x1b[36mweb  |\x1b[0m one\n\x1b[33mdb   |\x1b[0m two\n");
+    }
+}

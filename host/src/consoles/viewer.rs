@@ -1,0 +1,351 @@
+//! Shows and logs the consoles of a machine's guests while it runs, on a thread of its own.
+
+use super::lines::{Lines, QUIET};
+use super::logs::Logs;
+use super::screen::Screen;
+use crate::machine::guests::{Entries, Follower, GuestSeen, Identity};
+use crate::machine::process::Machine;
+use crate::machine::ram::Ram;
+use crate::machine::reports::report;
+use anyhow::{Result, anyhow};
+use hostlink::guests::console::Taken;
+use hostlink::guests::{CONSOLES, GuestState};
+use hostlink::name::Name;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// The time between two reads of the rings.
+const PERIOD: Duration = Duration::from_millis(10);
+/// Bytes that are read from a ring at one time.
+const BUFFER_BYTES: usize = 16 << 10;
+/// Most reads of one ring in a row: a guest may write as fast as it is read.
+const READS_MAX: usize = 16;
+/// The longest line on the second console that may be a report.
+const REPORT_BYTES_MAX: usize = 4096;
+
+/// How the first consoles are shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Look {
+    /// As lines, each after its guest's name.
+    Rows {
+        /// On a terminal.
+        has_colours: bool,
+    },
+    /// Byte by byte: there is only one guest.
+    Raw,
+}
+
+/// What is known of a guest when the machine has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Last {
+    pub(crate) state: GuestState,
+    /// The status of its `exec` command, if it reported one.
+    pub(crate) status: Option<u64>,
+}
+
+/// The thread.
+pub(crate) struct Viewer {
+    is_over: Arc<AtomicBool>,
+    thread: JoinHandle<Result<BTreeMap<Name, Last>>>,
+}
+
+impl Viewer {
+    /// Begins to show the consoles of this machine on standard output. `names` are the guests that
+    /// will exist.
+    pub(crate) fn start(machine: &Machine, look: Look, names: &[Name], logs: Logs) -> Result<Self> {
+        let (ram, beacon) = machine.shared()?;
+        let has_colours = look == Look::Rows { has_colours: true };
+        let screen = Screen::new(Box::new(std::io::stdout()), has_colours, names);
+        let is_over = Arc::new(AtomicBool::new(false));
+        let ends = Arc::clone(&is_over);
+        let mut all = Consoles::new(look, screen, logs);
+        let thread = thread::spawn(move || {
+            loop {
+                // Loaded first, so that what was written before the end is read once more.
+                let is_last = ends.load(Ordering::Relaxed);
+                let now = Instant::now();
+                all.look(&ram, beacon, now)?;
+                if is_last {
+                    return Ok(all.finish());
+                }
+                thread::sleep(PERIOD);
+            }
+        });
+        Ok(Self { is_over, thread })
+    }
+
+    /// Shows the rest, and returns what is known of the guests. Call it when the machine has ended.
+    pub(crate) fn finish(self) -> Result<BTreeMap<Name, Last>> {
+        self.is_over.store(true, Ordering::Relaxed); // Nothing else is published by it.
+        self.thread.join().map_err(|_| anyhow!("the reader of the consoles panicked"))?
+    }
+}
+
+/// The consoles of all guests.
+struct Consoles {
+    look: Look,
+    screen: Screen,
+    logs: Logs,
+    entries: Option<Entries>,
+    /// By number of the entry.
+    guests: BTreeMap<u32, Followed>,
+    last: BTreeMap<Name, Last>,
+}
+
+/// A guest whose consoles are followed.
+struct Followed {
+    id: Identity,
+    state: GuestState,
+    consoles: [Option<Follower>; CONSOLES],
+    lines: Lines,
+    /// The second console's current line.
+    report: Vec<u8>,
+}
+
+impl Consoles {
+    fn new(look: Look, screen: Screen, logs: Logs) -> Self {
+        Self { look, screen, logs, entries: None, guests: BTreeMap::new(), last: BTreeMap::new() }
+    }
+
+    /// Reads what is new in all rings.
+    fn look(&mut self, ram: &Ram, beacon: u64, now: Instant) -> Result<()> {
+        if self.entries.is_none() {
+            self.entries = Entries::find(ram, beacon)?;
+        }
+        let Some(entries) = self.entries else { return Ok(()) };
+        for guest in entries.guests(ram)? {
+            self.follow(ram, &entries, &guest, now)?;
+        }
+        let known: Vec<u32> = self.guests.keys().copied().collect();
+        for index in known {
+            if entries.is_free(ram, index)? {
+                self.forget(index);
+            }
+        }
+        self.screen.flush();
+        Ok(())
+    }
+
+    /// A guest was destroyed.
+    fn forget(&mut self, index: u32) {
+        let Some(mut guest) = self.guests.remove(&index) else { return };
+        guest.lines.finish().into_iter().for_each(|row| self.screen.row(guest.id.name, &row));
+        if self.look != Look::Raw {
+            self.screen.remark(guest.id.name, "destroyed");
+        }
+    }
+
+    fn follow(&mut self, ram: &Ram, entries: &Entries, seen: &GuestSeen, now: Instant) -> Result<()> {
+        let known = self.guests.get(&seen.index);
+        if known.is_none_or(|guest| guest.id != seen.identity()) {
+            self.forget(seen.index);
+            self.guests.insert(seen.index, Followed::new(seen, self.has_colours()));
+        }
+        let Some(guest) = self.guests.get_mut(&seen.index) else { return Ok(()) };
+        let mut buffer = [0; BUFFER_BYTES];
+        for port in 0..CONSOLES {
+            for _ in 0..READS_MAX {
+                let Some(follower) = &mut guest.consoles[port] else { break };
+                let Taken { lost, bytes } = follower.read(ram, &mut buffer)?;
+                if !entries.has(ram, guest.id)? {
+                    // The bytes may be anybody's.
+                    return Ok(());
+                }
+                if lost != 0 {
+                    let note = format!("{lost} bytes of its console came too fast, and are not shown");
+                    self.screen.remark(guest.id.name, &note);
+                }
+                if bytes.is_empty() {
+                    break;
+                }
+                self.logs.append(guest.id.name, port, bytes);
+                match (port, self.look) {
+                    (0, Look::Raw) => self.screen.raw(bytes),
+                    (0, Look::Rows { .. }) => {
+                        guest
+                            .lines
+                            .feed(bytes, now)
+                            .iter()
+                            .for_each(|row| self.screen.row(guest.id.name, row));
+                    }
+                    _ => guest.take_reports(bytes, &mut self.last),
+                }
+            }
+        }
+        guest.lines.quiet(now).iter().for_each(|row| self.screen.row(guest.id.name, row));
+        self.note_state(seen);
+        Ok(())
+    }
+
+    /// Shows a change of a guest's state, after what its console showed before that.
+    fn note_state(&mut self, seen: &GuestSeen) {
+        let Some(guest) = self.guests.get_mut(&seen.index) else { return };
+        let last = self.last.entry(seen.name).or_insert(Last { state: seen.state, status: None });
+        last.state = seen.state;
+        if guest.state == seen.state {
+            return;
+        }
+        guest.state = seen.state;
+        if self.look == Look::Raw {
+            return;
+        }
+        let why = match (seen.state, seen.exit) {
+            (GuestState::Off | GuestState::Failed, Some(code)) => format!(": {}", code.reason()),
+            _ => String::new(),
+        };
+        if matches!(seen.state, GuestState::Off | GuestState::Failed) {
+            guest.lines.finish().iter().for_each(|row| self.screen.row(guest.id.name, row));
+        }
+        self.screen.remark(seen.name, &format!("{}{why}", seen.state));
+    }
+
+    fn has_colours(&self) -> bool {
+        self.look == Look::Rows { has_colours: true }
+    }
+
+    /// Shows lines without end.
+    fn finish(mut self) -> BTreeMap<Name, Last> {
+        for guest in self.guests.values_mut() {
+            guest.lines.finish().iter().for_each(|row| self.screen.row(guest.id.name, row));
+        }
+        self.screen.flush();
+        self.last
+    }
+}
+
+impl Followed {
+    fn new(seen: &GuestSeen, has_colours: bool) -> Self {
+        Self {
+            id: seen.identity(),
+            state: GuestState::Empty,
+            consoles: seen.consoles.map(|place| place.map(Follower::new)),
+            lines: Lines::new(has_colours),
+            report: Vec::new(),
+        }
+    }
+
+    /// Takes the status of the guest's command from the reports on its second console.
+    fn take_reports(&mut self, bytes: &[u8], last: &mut BTreeMap<Name, Last>) {
+        for part in bytes.split_inclusive(|byte| *byte == b'\n') {
+            if self.report.len() + part.len() <= REPORT_BYTES_MAX {
+                self.report.extend_from_slice(part);
+            }
+            if !part.ends_with(b"\n") {
+                continue;
+            }
+            let line = std::mem::take(&mut self.report);
+            let Some(report) = report(&line).filter(|report| report["event"] == "exit") else { continue };
+            let known = last.entry(self.id.name).or_insert(Last { state: self.state, status: None });
+            known.status = report["status"].as_u64();
+        }
+    }
+}
+
+// A prompt is shown soon after it has come.
+const _: () = assert!(PERIOD.as_millis() < QUIET.as_millis());
+
+#[cfg(test)]
+mod tests {
+    use super::super::screen::made::Paper;
+    use super::*;
+    use crate::machine::guests::made::{BEACON, Made};
+    use hostlink::exit::ExitCode;
+    use std::fs;
+
+    fn consoles(look: Look, directory: &std::path::Path) -> (Consoles, Paper) {
+        let names = ["web", "db"].map(|name| Name::parse(name).expect("is one"));
+        let paper = Paper::default();
+        let logs = Logs::create(directory, std::iter::empty()).expect("creates");
+        (Consoles::new(look, Screen::new(Box::new(paper.clone()), false, &names), logs), paper)
+    }
+
+    #[test]
+    fn consoles_are_shown_line_by_line_and_logged_byte_by_byte() {
+        let directory = tempfile::tempdir().expect("makes");
+        let (mut all, paper) = consoles(Look::Rows { has_colours: false }, directory.path());
+        let begin = Instant::now();
+        let empty = Ram::new(0x4000, 0).expect("makes");
+        all.look(&empty, BEACON, begin).expect("is not filled in");
+        let made = Made::new(2);
+        let mut look = |ms| all.look(&made.ram, BEACON, begin + Duration::from_millis(ms)).expect("reads");
+        look(0);
+        made.fill(0, "web", GuestState::Running);
+        made.fill(1, "db", GuestState::Loaded);
+        look(1);
+        made.write(0, 0, b"boot\r\n# ");
+        look(2);
+        made.write(1, 0, b"\x1b[2Jhello\r\n");
+        made.set_state(1, GuestState::Running, 0);
+        look(3);
+        look(400);
+        made.write(0, 0, b"poweroff\r\n");
+        made.write(0, 1, b"{\"event\":\"boot\"}\n{\"event\":\"exit\",\"status\":3}\n");
+        made.set_state(0, GuestState::Off, ExitCode::GuestPowerOff as u32);
+        look(401);
+        made.write(1, 0, b"unfinished");
+        look(402);
+        let last = all.finish();
+        let expected = "web  * running\ndb   * loaded\nweb  | boot\ndb   | hello\ndb   * running\n\
+                        web  | #\nweb  + poweroff\nweb  * off: it switched itself off\ndb   | unfinished\n";
+        assert_eq!(paper.text(), expected);
+        let log = |name: &str| fs::read(directory.path().join(name)).expect("is there");
+        assert_eq!(log("web.log"), b"boot\r\n# poweroff\r\n");
+        assert_eq!(log("db.log"), b"\x1b[2Jhello\r\nunfinished");
+        assert!(log("web.1.log").starts_with(b"{\"event\":\"boot\"}"));
+        let web = &last[&Name::parse("web").expect("is one")];
+        assert_eq!(*web, Last { state: GuestState::Off, status: Some(3) });
+    }
+
+    #[test]
+    fn another_guest_in_an_entry_is_followed_from_its_beginning() {
+        let directory = tempfile::tempdir().expect("makes");
+        let (mut all, paper) = consoles(Look::Rows { has_colours: false }, directory.path());
+        let made = Made::new(1);
+        made.fill(0, "web", GuestState::Running);
+        made.write(0, 0, b"one");
+        all.look(&made.ram, BEACON, Instant::now()).expect("reads");
+        made.fill(0, "other", GuestState::Running);
+        made.write(0, 0, b"two\n");
+        all.look(&made.ram, BEACON, Instant::now()).expect("reads");
+        made.write(0, 0, b"three");
+        made.clear(0);
+        all.look(&made.ram, BEACON, Instant::now()).expect("reads");
+        all.look(&made.ram, BEACON, Instant::now()).expect("reads");
+        all.finish();
+        let expected = "web  * running\nweb  | one\nweb  * destroyed\n\
+                        other  | two\nother  * running\nother  * destroyed\n";
+        assert_eq!(paper.text(), expected, "what was in the ring of the destroyed one is not believed");
+    }
+
+    #[test]
+    fn what_came_too_fast_is_said() {
+        let directory = tempfile::tempdir().expect("makes");
+        let (mut all, paper) = consoles(Look::Rows { has_colours: false }, directory.path());
+        let made = Made::new(1);
+        made.fill(0, "web", GuestState::Running);
+        made.write(0, 0, &[b'x'; 200]);
+        made.write(0, 0, b"\nend\n");
+        all.look(&made.ram, BEACON, Instant::now()).expect("reads");
+        assert!(
+            paper.text().starts_with("web  * 142 bytes of its console came too fast"),
+            "{}",
+            paper.text()
+        );
+        assert!(paper.text().contains("web  | end\n"), "{}", paper.text());
+    }
+
+    #[test]
+    fn the_only_guests_console_is_shown_as_it_is() {
+        let directory = tempfile::tempdir().expect("makes");
+        let (mut all, paper) = consoles(Look::Raw, directory.path());
+        let made = Made::new(1);
+        made.fill(0, "web", GuestState::Running);
+        made.write(0, 0, b"\x1b[2J# ");
+        all.look(&made.ram, BEACON, Instant::now()).expect("reads");
+        all.finish();
+        assert_eq!(paper.text(), "\x1b[2J# ");
+    }
+}

@@ -1,0 +1,59 @@
+//! `quell ctl guest`: the life of the guests of a machine with several.
+
+use super::{fields, print};
+use crate::cli::{CtlArgs, GuestCommand};
+use crate::machine::control::Control;
+use crate::size;
+use crate::table::table;
+use anyhow::Result;
+use hostlink::ctl::Request;
+use hostlink::ctl::record::Guest;
+use serde_json::json;
+use std::time::Duration;
+
+/// A guest's memory is zeroed or cleaned meanwhile.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Carries out the command.
+pub(super) fn run(args: &CtlArgs, control: &mut Control, command: GuestCommand) -> Result<()> {
+    use GuestCommand::{Create, Destroy, List, Pause, Reset, Resume, Start};
+    let (request, name, done) = match command {
+        List => {
+            let guests: Vec<Guest> = control.ask_for(&Request::Guests)?;
+            print(args, json!(guests.iter().map(fields).collect::<Vec<_>>()), || listed(&guests));
+            return Ok(());
+        }
+        Create { name } => (Request::Create { guest: name }, name, "is created: start it next"),
+        Start { name } => (Request::Start { guest: name }, name, "runs"),
+        Pause { name } => (Request::Pause { guest: name }, name, "is paused"),
+        Resume { name } => (Request::Resume { guest: name }, name, "goes on"),
+        Reset { name } => (Request::Reset { guest: name }, name, "restarts"),
+        Destroy { name } => (Request::Destroy { guest: name }, name, "is gone, its memory is free"),
+    };
+    control.wait_for(PATIENCE);
+    control.ask(&request)?;
+    print(args, json!({"guest": name.as_str()}), || format!("{name} {done}"));
+    Ok(())
+}
+
+fn listed(guests: &[Guest]) -> String {
+    let rows = guests.iter().map(|guest| {
+        let Guest { guest, state, vcpus, memory, weight, .. } = guest;
+        [guest.to_string(), state.to_string(), vcpus.to_string(), size::display(*memory), weight.to_string()]
+    });
+    table(["guest", "state", "vCPUs", "memory", "weight"], rows).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hostlink::guests::GuestState;
+    use hostlink::name::Name;
+
+    #[test]
+    fn guests_are_listed_with_what_they_do() {
+        let (guest, state) = (Name::GUEST, GuestState::Paused);
+        let text = listed(&[Guest { guest, state, vcpus: 2, memory: 256 << 20, weight: 100, used: 7 }]);
+        assert!(text.contains("guest") && text.contains("paused") && text.contains("256 MiB"), "{text}");
+    }
+}

@@ -1,0 +1,132 @@
+//! Mock machines with guests: memory that a test fills like the hypervisor.
+
+use super::*;
+use hostlink::counters::Counter;
+use hostlink::guests::Facts;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// Physical address of the beacon.
+pub(crate) const BEACON: u64 = 0x1000;
+const ENTRIES: u64 = 0x2000;
+const RINGS: u64 = 0x10000;
+/// Physical address of every guest's counters.
+pub(crate) const COUNTERS: u64 = 0x20000;
+/// Bytes of each ring.
+pub(crate) const RING_BYTES: u64 = 64;
+
+/// A mock machine.
+pub(crate) struct Made {
+    pub(crate) ram: Ram,
+}
+
+impl Made {
+    /// A machine with this many free entries.
+    pub(crate) fn new(entries: u32) -> Self {
+        let made = Self { ram: Ram::new(0x40000, 0).expect("makes") };
+        made.put(BEACON + offset_of!(Beacon, guests) as u64, ENTRIES);
+        made.put(BEACON + offset_of!(Beacon, guest_count) as u64, entries.into());
+        made.put(BEACON + offset_of!(Beacon, magic) as u64, BEACON_MAGIC);
+        made
+    }
+
+    /// Makes its guests' counters readable.
+    pub(crate) fn count_columns(&self) {
+        let columns = Counter::COUNT as u64;
+        self.put(BEACON + offset_of!(Beacon, vcpu_count) as u64, columns << 32);
+    }
+
+    /// Stores a word.
+    pub(crate) fn put(&self, address: u64, word: u64) {
+        self.put_bytes(address, &word.to_le_bytes());
+    }
+
+    fn put_bytes(&self, address: u64, bytes: &[u8]) {
+        let file = File::from(self.ram.fd().try_clone_to_owned().expect("clones"));
+        file.write_all_at(bytes, address).expect("writes");
+    }
+
+    /// The address of a console's ring.
+    fn ring(entry: u32, port: usize) -> u64 {
+        RINGS + (u64::from(entry) * CONSOLES as u64 + port as u64) * 256
+    }
+
+    /// The address of an entry's field.
+    pub(crate) fn field(entry: u32, offset: usize) -> u64 {
+        ENTRIES + u64::from(entry) * size_of::<GuestEntry>() as u64 + offset as u64
+    }
+
+    /// Puts a guest into an entry, with empty rings.
+    pub(crate) fn fill(&self, entry: u32, name: &str, state: GuestState) {
+        let generation = Self::field(entry, offset_of!(GuestEntry, state));
+        let before = high(self.ram.load(generation).expect("reads"));
+        let consoles = [0, 1].map(|port| (Self::ring(entry, port), RING_BYTES as u32));
+        let name = Name::parse(name).expect("is one");
+        let facts = Facts {
+            name,
+            vcpus: 2,
+            counters: COUNTERS,
+            weight: 100,
+            cap: Some(50),
+            memory: 1 << 28,
+            consoles,
+        };
+        consoles.iter().for_each(|(ring, _)| self.put(*ring, 0));
+        let filled = GuestEntry::new();
+        filled.generation.store(before, Ordering::Relaxed);
+        filled.fill(&facts, state);
+        self.copy(entry, &filled);
+    }
+
+    /// Copies an entry as the hypervisor would have it in its memory.
+    pub(crate) fn copy(&self, entry: u32, from: &GuestEntry) {
+        let byte = |byte: &AtomicU8| byte.load(Ordering::Relaxed);
+        let load = |word: &std::sync::atomic::AtomicU32| u64::from(word.load(Ordering::Relaxed));
+        let name: Vec<u8> = from.name.iter().map(byte).collect();
+        self.put_bytes(Self::field(entry, 0), &name);
+        let mut words = vec![
+            (offset_of!(GuestEntry, vcpus), load(&from.vcpus) | load(&from.exit) << 32),
+            (offset_of!(GuestEntry, counters), from.counters.load(Ordering::Relaxed)),
+            (offset_of!(GuestEntry, weight), load(&from.weight) | load(&from.cap) << 32),
+            (offset_of!(GuestEntry, used_ticks), from.used_ticks.load(Ordering::Relaxed)),
+            (offset_of!(GuestEntry, memory), from.memory.load(Ordering::Relaxed)),
+        ];
+        for (port, console) in from.consoles.iter().enumerate() {
+            let at = offset_of!(GuestEntry, consoles) + port * size_of::<ConsolePlace>();
+            words.push((at, console.ring.load(Ordering::Relaxed)));
+            words.push((at + 8, load(&console.size)));
+        }
+        words.push((offset_of!(GuestEntry, state), load(&from.state) | load(&from.generation) << 32));
+        words.into_iter().for_each(|(at, word)| self.put(Self::field(entry, at), word));
+    }
+
+    /// Frees an entry.
+    pub(crate) fn clear(&self, entry: u32) {
+        let state = Self::field(entry, offset_of!(GuestEntry, state));
+        let cleared = GuestEntry::new();
+        cleared.generation.store(high(self.ram.load(state).expect("reads")), Ordering::Relaxed);
+        cleared.clear();
+        self.copy(entry, &cleared);
+    }
+
+    /// Changes a guest's state.
+    pub(crate) fn set_state(&self, entry: u32, state: GuestState, exit: u32) {
+        let vcpus = Self::field(entry, offset_of!(GuestEntry, vcpus));
+        let word = self.ram.load(vcpus).expect("reads");
+        self.put(vcpus, u64::from(low(word)) | u64::from(exit) << 32);
+        let at = Self::field(entry, offset_of!(GuestEntry, state));
+        let word = self.ram.load(at).expect("reads");
+        self.put(at, state as u64 | u64::from(high(word)) << 32);
+    }
+
+    /// Writes bytes to a console.
+    pub(crate) fn write(&self, entry: u32, port: usize, bytes: &[u8]) {
+        let ring = Self::ring(entry, port);
+        for byte in bytes {
+            let written = self.ram.load(ring).expect("reads");
+            self.put_bytes(ring + HEADER_BYTES as u64 + written % RING_BYTES, &[*byte]);
+            self.put(ring, written + 1);
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Checks of the guests of a machine file beside each other.
+
+use super::{MachineFile, Software};
+use crate::machine::need::memory_for_guests;
+use crate::size::{self, MIB};
+use anyhow::Result;
+use hostlink::config::{MAX_GUESTS, MAX_TOTAL_VCPUS};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+/// The stock kernel and RAM disk together, about: they may not have been fetched yet.
+const STOCK_BYTES: u64 = 48 * MIB;
+
+/// The name of the hypervisor's log in the directory for logs.
+pub(super) const HYPERVISOR_LOG: &str = "hypervisor.log";
+
+impl MachineFile {
+    /// Everything that concerns more than one guest.
+    pub(super) fn check(&self) -> Result<()> {
+        self.check_counts()?;
+        self.check_names()?;
+        self.check_files()?;
+        self.check_memory(self.bundle_estimate())
+    }
+
+    fn check_counts(&self) -> Result<()> {
+        if let Some(guest) = self.guests.get(MAX_GUESTS as usize) {
+            let count = self.guests.len();
+            let message =
+                format!("this is guest {} of {count}; at most {MAX_GUESTS} are possible", MAX_GUESTS + 1);
+            return Err(self.source.error(guest.line, message));
+        }
+        let mut vcpus = 0;
+        for guest in &self.guests {
+            let before = vcpus;
+            vcpus += guest.vcpus;
+            if vcpus > MAX_TOTAL_VCPUS {
+                let left = MAX_TOTAL_VCPUS - before;
+                let message = format!(
+                    "{} has {} vCPUs, but all guests together have {MAX_TOTAL_VCPUS} at most; \
+                     give it {left}, or give the guests before it fewer",
+                    guest.name, guest.vcpus
+                );
+                return Err(self.source.error(guest.line, message));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_names(&self) -> Result<()> {
+        let mut seen = BTreeMap::new();
+        for guest in &self.guests {
+            if let Some(first) = seen.insert(guest.name, guest.line) {
+                let message = format!(
+                    "the guest in line {first} is called '{}' as well; give this one another name",
+                    guest.name
+                );
+                return Err(self.source.error(guest.line, message));
+            }
+        }
+        Ok(())
+    }
+
+    /// A file that is written is for one guest, and is not read.
+    fn check_files(&self) -> Result<()> {
+        let mut taken = BTreeMap::from([
+            (plain(self.source.path()), "this machine file".to_owned()),
+            (plain(&self.machine.logs.join(HYPERVISOR_LOG)), "the hypervisor's log".to_owned()),
+        ]);
+        for guest in &self.guests {
+            if let Software::Kernel(kernel) = &guest.software {
+                taken.insert(plain(kernel), format!("the kernel of {}", guest.name));
+            }
+            if let Some(initrd) = &guest.initrd {
+                taken.insert(plain(initrd), format!("the initrd of {}", guest.name));
+            }
+        }
+        for guest in &self.guests {
+            let path = &guest.console.value;
+            let claim = format!("the console of {}", guest.name);
+            if let Some(other) = taken.insert(plain(path), claim) {
+                let message = format!(
+                    "the console of {} would be written to {}, which is {other}; \
+                     write for example console = \"{}-console.log\"",
+                    guest.name,
+                    path.display(),
+                    guest.name
+                );
+                return Err(self.source.error(guest.console.line, message));
+            }
+        }
+        Ok(())
+    }
+
+    /// The machine has to have memory for its guests, the hypervisor, and a bundle of this size.
+    pub(crate) fn check_memory(&self, bundle_bytes: u64) -> Result<()> {
+        let Some(memory) = self.machine.memory else { return Ok(()) };
+        let needed = self.memory_needed(bundle_bytes);
+        if memory.value < needed {
+            let guests: u64 = self.guests.iter().map(|guest| guest.memory).sum();
+            let message = format!(
+                "the machine has {}, but its guests have {} and the hypervisor needs {} more; \
+                 write memory = \"{}M\", or leave it out",
+                size::display(memory.value),
+                size::display(guests),
+                size::display(needed - guests),
+                needed / MIB
+            );
+            return Err(self.source.error(memory.line, message));
+        }
+        Ok(())
+    }
+
+    /// Memory that the machine needs, with a bundle of this size.
+    pub(crate) fn memory_needed(&self, bundle_bytes: u64) -> u64 {
+        let guests = self.guests.iter().map(|guest| guest.memory).sum();
+        let vcpus = self.guests.iter().map(|guest| guest.vcpus).sum();
+        memory_for_guests(guests, self.guests.len() as u64, vcpus, bundle_bytes)
+    }
+
+    /// The size that the bundle will have, about. Each file is in it once.
+    pub(crate) fn bundle_estimate(&self) -> u64 {
+        let mut files = BTreeSet::new();
+        let mut bytes = 0;
+        for guest in &self.guests {
+            match &guest.software {
+                Software::Kernel(kernel) => drop(files.insert(kernel)),
+                Software::Stock if bytes == 0 => bytes = STOCK_BYTES,
+                _ => {}
+            }
+            files.extend(&guest.initrd);
+        }
+        let size = |path: &&PathBuf| fs::metadata(path).map_or(0, |data| data.len());
+        bytes + files.iter().map(size).sum::<u64>()
+    }
+}
+
+/// A path without links in its directory and without `.` and `..`, to be compared with others. The
+/// file need not exist.
+fn plain(path: &Path) -> PathBuf {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let mut plain = PathBuf::new();
+    for component in absolute.components() {
+        match component {
+            Component::ParentDir => drop(plain.pop()),
+            Component::CurDir => {}
+            other => plain.push(other),
+        }
+    }
+    let (Some(directory), Some(name)) = (plain.parent(), plain.file_name()) else { return plain };
+    if let Ok(real) = fs::canonicalize(&plain) {
+        return real;
+    }
+    fs::canonicalize(directory).map_or_else(|_| plain.clone(), |directory| directory.join(name))
+}

@@ -1,0 +1,183 @@
+//! The keys of one table of a machine file.
+
+use super::source::{At, Source};
+use anyhow::{Error, Result};
+use std::ops::Range;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+/// A key: its name, and a line to write.
+pub(super) type Key = (&'static str, &'static str);
+
+/// A table with some keys, which are all known.
+pub(super) struct Fields<'f> {
+    source: &'f Source,
+    table: &'f DeTable<'f>,
+    keys: &'static [Key],
+}
+
+/// How alike two words have to be for one to be suggested instead of the other.
+const LIKENESS_MIN: f64 = 0.75;
+
+/// The word that was probably meant.
+pub(super) fn nearest<'w>(wrong: &str, words: impl Iterator<Item = &'w str>) -> Option<&'w str> {
+    let likeness = |word: &str| strsim::jaro_winkler(&wrong.to_lowercase(), word);
+    let likely = words.map(|word| (likeness(word), word)).filter(|(likeness, _)| *likeness >= LIKENESS_MIN);
+    likely.max_by(|(one, _), (other, _)| one.total_cmp(other)).map(|(_, word)| word)
+}
+
+/// The first key of a table, in the order of the text, that is none of the allowed ones.
+pub(super) fn first_unknown<'f>(
+    table: &'f DeTable<'_>,
+    is_known: impl Fn(&str) -> bool,
+) -> Option<(&'f str, Range<usize>)> {
+    let unknown = table.keys().filter(|key| !is_known(key.get_ref()));
+    unknown.min_by_key(|key| key.span().start).map(|key| (&**key.get_ref(), key.span()))
+}
+
+impl<'f> Fields<'f> {
+    /// The keys of a table which is called `whose` in messages. `others` has keys of another table,
+    /// and the message about one of them that is here.
+    pub(super) fn new(
+        source: &'f Source,
+        table: &'f DeTable<'f>,
+        whose: &str,
+        keys: &'static [Key],
+        (others, instead): (&[Key], &str),
+    ) -> Result<Self> {
+        let has = |keys: &[Key], key: &str| keys.iter().any(|(name, _)| *name == key);
+        if let Some((key, span)) = first_unknown(table, |key| has(keys, key)) {
+            let line = source.line(&span);
+            let names = || keys.iter().map(|(name, _)| *name);
+            let message = match nearest(key, names()) {
+                _ if has(others, key) => format!("'{key}' {instead}"),
+                Some(near) => format!("{whose} has no key '{key}'; did you mean '{near}'?"),
+                None => {
+                    let all = names().collect::<Vec<_>>().join(", ");
+                    format!("{whose} has no key '{key}'; write one of {all}")
+                }
+            };
+            return Err(source.error(line, message));
+        }
+        Ok(Self { source, table, keys })
+    }
+
+    fn get(&self, key: &str) -> Option<&'f Spanned<DeValue<'f>>> {
+        self.table.iter().find(|(name, _)| name.get_ref() == key).map(|(_, value)| value)
+    }
+
+    /// Whether there is this key.
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.get(key).is_some()
+    }
+
+    /// The line of this key, if there is one.
+    pub(super) fn line(&self, key: &str) -> Option<usize> {
+        self.get(key).map(|value| self.source.line(&value.span()))
+    }
+
+    /// A message about a value, which ends with a line that would be right.
+    pub(super) fn wrong(&self, key: &str, line: usize, what: impl std::fmt::Display) -> Error {
+        let example = self.keys.iter().find(|(name, _)| *name == key).map_or("", |(_, example)| example);
+        self.source.error(line, format!("{key} {what}; write for example {example}"))
+    }
+
+    fn wrong_type(&self, key: &str, line: usize, value: &DeValue<'_>, expected: &str) -> Error {
+        let written = match value {
+            DeValue::String(text) => format!("\"{text}\""),
+            DeValue::Integer(number) => number.as_str().to_owned(),
+            DeValue::Boolean(value) => value.to_string(),
+            other => format!("a value of type {}", other.type_str()),
+        };
+        self.wrong(key, line, format!("is {written}, which is not {expected}"))
+    }
+
+    /// What `read` makes of a value, if there is one; `None` of it if the value has another type.
+    fn of_type<T>(
+        &self,
+        key: &str,
+        expected: &str,
+        read: impl FnOnce(&'f DeValue<'f>) -> Option<T>,
+    ) -> Result<Option<At<T>>> {
+        let Some(spanned) = self.get(key) else { return Ok(None) };
+        let line = self.source.line(&spanned.span());
+        let value = spanned.get_ref();
+        match read(value) {
+            Some(value) => Ok(Some(At { value, line })),
+            None => Err(self.wrong_type(key, line, value, expected)),
+        }
+    }
+
+    /// A text.
+    pub(super) fn text(&self, key: &str) -> Result<Option<At<&'f str>>> {
+        let found = self.of_type(key, "text in quotes", |value| match value {
+            DeValue::String(text) => Some(&**text),
+            _ => None,
+        })?;
+        if let Some(At { value, line }) = found {
+            let is_good = !value.is_empty() && !value.contains(['\n', '\r', '\0']);
+            if !is_good {
+                return Err(self.wrong(key, line, "has to be one line of text"));
+            }
+        }
+        Ok(found)
+    }
+
+    /// A whole number from `min` to `max`.
+    pub(super) fn number(&self, key: &str, min: u32, max: u32) -> Result<Option<At<u32>>> {
+        let expected = format!("a whole number from {min} to {max}");
+        self.of_type(key, &expected, |value| match value {
+            DeValue::Integer(number) => integer(number).filter(|number| (min..=max).contains(number)),
+            _ => None,
+        })
+    }
+
+    /// A word that `read` knows; `expected` says which.
+    pub(super) fn word<T>(
+        &self,
+        key: &str,
+        expected: &str,
+        read: impl Fn(&str) -> Option<T>,
+    ) -> Result<Option<At<T>>> {
+        self.of_type(key, expected, |value| match value {
+            DeValue::String(text) => read(text),
+            _ => None,
+        })
+    }
+
+    /// Text, or a list of numbers, which `read` gets as text with commas between them.
+    pub(super) fn list<T>(
+        &self,
+        key: &str,
+        expected: &str,
+        read: impl Fn(&str) -> Option<T>,
+    ) -> Result<Option<At<T>>> {
+        self.of_type(key, expected, |value| match value {
+            DeValue::String(text) => read(text),
+            DeValue::Array(numbers) => {
+                let number = |value: &Spanned<DeValue<'_>>| match value.get_ref() {
+                    DeValue::Integer(number) => integer(number).map(|number| number.to_string()),
+                    _ => None,
+                };
+                let numbers: Option<Vec<_>> = numbers.iter().map(number).collect();
+                read(&numbers?.join(","))
+            }
+            _ => None,
+        })
+    }
+
+    /// A size in bytes: text such as `256M`.
+    pub(super) fn size(&self, key: &str) -> Result<Option<At<u64>>> {
+        self.of_type(key, "a size with its unit", |value| match value {
+            DeValue::String(text) if text.ends_with(|last: char| last.is_ascii_alphabetic()) => {
+                crate::size::parse(text).ok()
+            }
+            _ => None,
+        })
+    }
+}
+
+/// The value of a number.
+fn integer(number: &toml::de::DeInteger<'_>) -> Option<u32> {
+    u32::from_str_radix(number.as_str(), number.radix()).ok()
+}

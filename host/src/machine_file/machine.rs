@@ -1,0 +1,108 @@
+//! The `[machine]` of a machine file.
+
+use super::fields::{Fields, Key};
+use super::guest;
+use super::source::{At, Source};
+use crate::arch::{Arch, ArmCpu, Platform};
+use crate::cli::Overrides;
+use crate::size::MIB;
+use crate::workspace;
+use anyhow::Result;
+use clap::ValueEnum;
+use hostlink::config::BootCpu;
+use hostlink::cpus::CpuSet;
+use std::path::PathBuf;
+use toml::de::DeTable;
+
+/// The keys of the machine.
+pub(super) const KEYS: &[Key] = &[
+    ("arch", r#"arch = "x86_64""#),
+    ("cpu", r#"cpu = "max""#),
+    ("cpus", "cpus = 2"),
+    ("memory", r#"memory = "2G""#),
+    ("slice_us", "slice_us = 5000"),
+    ("boot_cpu", r#"boot_cpu = "run""#),
+    ("logs", r#"logs = "logs""#),
+];
+
+/// CPUs of a machine for which the file names none.
+const CPUS: u32 = 2;
+/// Most CPUs of a machine, with the one that this tool may add.
+const CPUS_MAX: u32 = 255;
+
+/// The machine as the file and the options describe it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Machine {
+    pub(crate) platform: Platform,
+    /// Its CPUs, as the file counts them.
+    pub(crate) cpus: u32,
+    /// The role of the boot CPU, CPU 0; `None` if this tool decides, and may add a CPU before those
+    /// that the file counts.
+    pub(crate) boot_cpu: Option<BootCpu>,
+    /// Its memory; `None` for as much as the guests need.
+    pub(crate) memory: Option<At<u64>>,
+    /// The longest time slice.
+    pub(crate) slice_us: Option<u32>,
+    /// The directory for logs that have no path of their own.
+    pub(crate) logs: PathBuf,
+}
+
+impl Machine {
+    /// Reads the table, if there is one. Options that were given take the place of keys.
+    pub(super) fn read(source: &Source, table: &DeTable<'_>, given: Overrides) -> Result<Self> {
+        let others = (guest::KEYS, "is for one guest: write it under its [[guest]]");
+        let fields = Fields::new(source, table, "[machine]", KEYS, others)?;
+        let platform = platform(source, &fields, given)?;
+        let cpus = fields.number("cpus", 1, CPUS_MAX)?.map(|cpus| cpus.value);
+        let cpus = given.cpus.or(cpus).unwrap_or(CPUS);
+        let word = |word: &str| [BootCpu::Run, BootCpu::Serve].into_iter().find(|role| role.name() == word);
+        let boot_cpu = fields.word("boot_cpu", "run or serve", word)?;
+        if let Some(At { value: BootCpu::Serve, line }) = boot_cpu
+            && cpus == 1
+        {
+            let message = "boot_cpu = \"serve\" needs a second CPU to run the guests; write cpus = 2 as well";
+            return Err(source.error(line, message));
+        }
+        let memory = fields.size("memory")?;
+        if let Some(At { line, .. }) = memory.filter(|memory| !memory.value.is_multiple_of(MIB)) {
+            return Err(fields.wrong("memory", line, "has to be a multiple of 1 MiB"));
+        }
+        let stem = source.path().file_stem().unwrap_or_default();
+        let logs = fields.text("logs")?.map(|logs| source.resolve(logs.value));
+        Ok(Self {
+            platform,
+            cpus,
+            boot_cpu: boot_cpu.map(|role| role.value),
+            memory,
+            slice_us: fields.number("slice_us", 100, 1_000_000)?.map(|slice| slice.value),
+            logs: logs.unwrap_or_else(|| workspace::target_dir("logs").join(stem)),
+        })
+    }
+
+    /// The CPUs that run vCPUs, as the file counts them.
+    pub(super) fn running(&self) -> CpuSet {
+        let mut all = CpuSet::below(self.cpus);
+        if self.boot_cpu == Some(BootCpu::Serve) {
+            all.remove(0);
+        }
+        all
+    }
+}
+
+fn platform(source: &Source, fields: &Fields<'_>, given: Overrides) -> Result<Platform> {
+    let arch = fields.word("arch", "x86_64 or aarch64", |word| Arch::from_str(word, false).ok())?;
+    let models = ArmCpu::ALL.map(ArmCpu::name).join(" or ");
+    let model = fields.word("cpu", &models, |word| ArmCpu::from_str(word, false).ok())?;
+    let arch = given.arch.or(arch.map(|arch| arch.value)).unwrap_or(Arch::X86_64);
+    match (arch, model) {
+        (Arch::X86_64, Some(At { line, .. })) => {
+            let message = "cpu names a model of aarch64; write arch = \"aarch64\" as well, or leave cpu out";
+            Err(source.error(line, message))
+        }
+        (Arch::X86_64, None) => Ok(Platform::X86_64),
+        (Arch::Aarch64, model) => {
+            let model = given.cpu.or(model.map(|model| model.value));
+            Ok(Platform::Aarch64(model.unwrap_or(ArmCpu::Max)))
+        }
+    }
+}

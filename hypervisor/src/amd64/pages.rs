@@ -1,0 +1,60 @@
+//! Pages of the hypervisor's own that a processor reads or a guest sees.
+
+use alloc::alloc::{Layout, alloc_zeroed, dealloc};
+use core::slice;
+
+const PAGE: usize = 4096;
+
+/// Page-aligned memory from the heap. Its address is also its physical address.
+#[derive(Debug)]
+pub struct Pages {
+    start: u64,
+    layout: Layout,
+}
+
+impl Pages {
+    /// Zeroed pages.
+    ///
+    /// # Panics
+    ///
+    /// If the heap is exhausted.
+    #[must_use]
+    pub fn new(count: usize) -> Self {
+        let layout = Layout::from_size_align(count * PAGE, PAGE).expect("a small layout");
+        // SAFETY: the size is not zero.
+        let start = unsafe { alloc_zeroed(layout) };
+        assert!(!start.is_null(), "the heap is exhausted");
+        Self { start: start.expose_provenance() as u64, layout }
+    }
+
+    /// Pages with these contents.
+    #[must_use]
+    pub fn filled(count: usize, fill: impl FnOnce(&mut [u8])) -> Self {
+        let pages = Self::new(count);
+        // SAFETY: the pages were just allocated for this.
+        fill(unsafe { slice::from_raw_parts_mut(pages.start as *mut u8, count * PAGE) });
+        pages
+    }
+
+    /// Their address.
+    #[must_use]
+    pub const fn start(&self) -> u64 {
+        self.start
+    }
+
+    /// Their address; they are never freed.
+    #[must_use]
+    pub fn forever(self) -> u64 {
+        let start = self.start;
+        core::mem::forget(self);
+        start
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout. The pages go with the guest that they belong
+        // to, so no processor reads them any more.
+        unsafe { dealloc(self.start as *mut u8, self.layout) };
+    }
+}

@@ -1,0 +1,147 @@
+//! Which CPU a vCPU waits for.
+//!
+//! With one guest, queues are kept about as long as each other. With several that is not enough:
+//! two vCPUs of a guest that is owed much may share a CPU while another CPU runs, alone, a guest
+//! that has had more than enough. So a CPU on which such a guest waits gives a vCPU to the other
+//! one, when a turn ends or a vCPU wakes. That CPU need not look for it, and goes without a tick
+//! while nobody waits there.
+
+use super::queue::{RunQueue, Standing};
+use super::{CpuIndex, GroupIndex, Nudge, Scheduler, VcpuIndex};
+
+/// A vCPU on its way to another queue.
+pub(super) type Moved = (VcpuIndex, Standing);
+
+impl Scheduler {
+    pub(super) fn others(&self, cpu: CpuIndex) -> impl Iterator<Item = CpuIndex> {
+        self.cpus.iter().copied().filter(move |&other| other != cpu)
+    }
+
+    /// A CPU's load, except for what is held by caps while the CPU idles.
+    fn load_of(&self, cpu: CpuIndex) -> usize {
+        self.place(cpu).load().saturating_sub(self.ledger.seat(cpu).held() as usize)
+    }
+
+    /// A vCPU that waits elsewhere, for a CPU that has nothing to do.
+    pub(super) fn steal_for(&self, thief: CpuIndex, now: u64) -> Option<Moved> {
+        let (load, victim) = self.others(thief).map(|cpu| (self.place(cpu).load(), cpu)).max()?;
+        if load < 2 {
+            return None;
+        }
+        if !self.ledger.is_in_use() {
+            return self.place(victim).with(RunQueue::steal);
+        }
+        // Those of the longest queue may be held, or may not run here.
+        let rest = self.others(thief).filter(|&cpu| cpu != victim && self.place(cpu).load() >= 2);
+        [victim].into_iter().chain(rest).find_map(|victim| {
+            self.place(victim).with(|queue| {
+                queue.give(now, |index, group| self.may_run(index, thief).then(|| self.ledger.lead(group)))
+            })
+        })
+    }
+
+    /// A vCPU that `cpu`, whose queue this is, has too many, and the CPU that is to have it.
+    #[inline]
+    pub(super) fn surplus(&self, own: &mut RunQueue, cpu: CpuIndex, now: u64) -> Option<(CpuIndex, Moved)> {
+        let load = own.load();
+        if load < 2 || self.cpus.len() == 1 {
+            return None;
+        }
+        if self.ledger.is_in_use() {
+            return self.surplus_among_groups(own, cpu, now);
+        }
+        let emptier = self.search_emptier_than(cpu, load, |_| true)?;
+        Some((emptier, own.steal()?))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn surplus_among_groups(&self, own: &mut RunQueue, cpu: CpuIndex, now: u64) -> Option<(CpuIndex, Moved)> {
+        let load = own.load();
+        let emptier = |group| self.search_emptier_than(cpu, load, |other| self.may_run(group, other));
+        let moved = own.give(now, |index, group| {
+            let emptier = emptier(index)?;
+            let lead = self.ledger.lead(group);
+            // A guest that is behind may be here because one that is ahead runs here.
+            let is_better_here = lead < -group.cost(self.policy.slice / 4) && self.load_of(emptier) != 0;
+            // The guest that is furthest ahead would run last here.
+            (!is_better_here).then(|| lead.saturating_neg())
+        })?;
+        // Loads are hints, and may have changed: then it comes back.
+        Some((emptier(self.group_of(moved.0)).unwrap_or(cpu), moved))
+    }
+
+    /// A CPU that runs a waking vCPU sooner than `cpu`, whose queue this is.
+    #[inline(always)]
+    pub(super) fn better_than(
+        &self,
+        cpu: CpuIndex,
+        own: &RunQueue,
+        vcpu: VcpuIndex,
+        now: u64,
+    ) -> Option<CpuIndex> {
+        if self.cpus.len() == 1 { None } else { self.search_better_than(cpu, own.load(), vcpu, now) }
+    }
+
+    #[inline(never)]
+    fn search_better_than(&self, cpu: CpuIndex, load: usize, vcpu: VcpuIndex, now: u64) -> Option<CpuIndex> {
+        let load = load.wrapping_add(1);
+        if load < 2 {
+            return None;
+        }
+        if !self.ledger.is_in_use() {
+            return self.search_emptier_than(cpu, load, |_| true);
+        }
+        let group = self.group_of(vcpu);
+        self.search_emptier_than(cpu, load, |other| self.may_run(group, other))
+            .or_else(|| self.search_ahead_of(group, cpu, now))
+    }
+
+    /// A CPU that `may_run` allows, and whose load is smaller than `load` by at least two.
+    #[inline(never)]
+    fn search_emptier_than(
+        &self,
+        cpu: CpuIndex,
+        load: usize,
+        may_run: impl Fn(CpuIndex) -> bool,
+    ) -> Option<CpuIndex> {
+        let others = self.others(cpu).filter(|&other| may_run(other));
+        let (least, other) = others.map(|other| (self.load_of(other), other)).min()?;
+        (least + 2 <= load).then_some(other)
+    }
+
+    /// A CPU that runs a guest so far ahead of `group` that a vCPU of this one should wait there
+    /// instead of on `cpu`.
+    fn search_ahead_of(&self, group: GroupIndex, cpu: CpuIndex, now: u64) -> Option<CpuIndex> {
+        let others = self.others(cpu).filter(|&other| self.may_run(group, other));
+        let leads = others.filter_map(|other| Some((self.ledger.unfair_lead(group, other, now)?, other)));
+        let (_, other) = leads.max()?;
+        self.ledger.note_given(other, now);
+        Some(other)
+    }
+
+    /// Moves a vCPU that waits for `cpu` to the CPU of a guest that is far ahead of its own.
+    #[inline]
+    pub(super) fn give_ahead(&self, cpu: CpuIndex, now: u64) -> Nudge {
+        if self.ledger.is_in_use() && self.cpus.len() > 1 && self.place(cpu).load() > 1 {
+            self.give_ahead_among_groups(cpu, now)
+        } else {
+            Nudge::Nothing
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn give_ahead_among_groups(&self, cpu: CpuIndex, now: u64) -> Nudge {
+        let given = self.place(cpu).with(|own| {
+            let group = own.least_ahead(now)?;
+            let ahead = self.search_ahead_of(group, cpu, now)?;
+            let moved = own.give(now, |index, _| (index == group).then_some(0))?;
+            Some((ahead, moved))
+        });
+        match given {
+            Some((ahead, (vcpu, standing))) => self.enqueue(ahead, vcpu, standing),
+            None => Nudge::Nothing,
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Guests that come and go.
+
+use core::ops::Range;
+
+use super::queue::{Lines, VIRTUAL_EPOCH};
+use super::{CpuIndex, CpuSet, Scheduler, VcpuIndex};
+use crate::sync::Ordering;
+
+/// A guest's number.
+pub type GroupIndex = u32;
+
+/// A guest's share of the CPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// What it gets beside others: time in proportion to this, 1 to 10,000.
+    pub weight: u32,
+    /// What it gets at most, in per cent of one CPU, whatever nobody else wants: 1 to 25,600.
+    pub cap: Option<u32>,
+    /// Where it may run.
+    pub cpus: CpuSet,
+}
+
+impl Default for Share {
+    fn default() -> Self {
+        Self { weight: 100, cap: None, cpus: CpuSet::ALL }
+    }
+}
+
+impl Scheduler {
+    /// Adds a guest with these vCPUs, spread round-robin over the CPUs that it may use. None is
+    /// runnable yet. All that its queues need is allocated here.
+    ///
+    /// Neither the index nor any of the vCPUs is another guest's, and both are below what the
+    /// scheduler was made for. Guests are added and removed one at a time.
+    ///
+    /// # Panics
+    ///
+    /// If the guest may use none of the scheduler's CPUs.
+    pub fn add_group(&self, group: GroupIndex, vcpus: Range<VcpuIndex>, share: Share) {
+        let may_use = || self.cpus.iter().copied().filter(|&cpu| share.cpus.contains(cpu));
+        for (vcpu, cpu) in vcpus.clone().zip(may_use().cycle()) {
+            let home = &self.homes[vcpu as usize];
+            // Relaxed: whoever makes the vCPU runnable learns of the guest in some other way.
+            home.cpu.store(cpu, Ordering::Relaxed);
+            home.used.store(0, Ordering::Relaxed);
+            home.virtual_time.store(VIRTUAL_EPOCH, Ordering::Relaxed);
+            home.timer_line.store(0, Ordering::Relaxed);
+            self.groups[vcpu as usize].store(group, Ordering::Relaxed);
+        }
+        assert!(may_use().next().is_some(), "guest {group} may use no CPU that runs vCPUs");
+        let is_everywhere = may_use().count() == self.cpus.len();
+        let has_accounts = self.ledger.open(group, vcpus.clone(), &share, is_everywhere);
+        // Before there are lines of two guests in any queue.
+        self.set_accounts(has_accounts);
+        for cpu in may_use() {
+            let lines = Lines::new(group, vcpus.clone());
+            self.place(cpu).with(|queue| queue.add_lines(lines));
+        }
+    }
+
+    /// Removes a guest: none of its vCPUs waits, runs, or has a timer. Frees its memory.
+    pub fn remove_group(&self, group: GroupIndex) {
+        for &cpu in &self.cpus {
+            let removed = self.place(cpu).with(|queue| queue.remove_lines(group));
+            drop(removed); // Not under the lock.
+        }
+        let has_accounts = self.ledger.close(group);
+        self.set_accounts(has_accounts);
+    }
+
+    fn set_accounts(&self, has_accounts: bool) {
+        if has_accounts {
+            self.ledger.set_in_use(true);
+        }
+        for &cpu in &self.cpus {
+            self.place(cpu).with(|queue| queue.set_accounts(has_accounts));
+        }
+        self.ledger.set_in_use(has_accounts);
+    }
+
+    /// Ticks of CPU time that the guest's vCPUs have had, up to the last switch of each.
+    pub fn used(&self, group: GroupIndex) -> u64 {
+        self.ledger.group(group).vcpus().map(|vcpu| self.used_by(vcpu)).sum()
+    }
+
+    /// Ticks of CPU time that the vCPU has had up to its last switch.
+    pub fn used_by(&self, vcpu: VcpuIndex) -> u64 {
+        self.homes[vcpu as usize].used.load(Ordering::Relaxed)
+    }
+
+    /// The guest of a vCPU.
+    pub(super) fn group_of(&self, vcpu: VcpuIndex) -> GroupIndex {
+        self.groups[vcpu as usize].load(Ordering::Relaxed)
+    }
+
+    /// Whether `cpu` is one of those that may run the guest's vCPUs.
+    pub(super) fn may_run(&self, group: GroupIndex, cpu: CpuIndex) -> bool {
+        self.ledger.group(group).cpus().contains(cpu)
+    }
+}

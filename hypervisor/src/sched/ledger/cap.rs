@@ -1,0 +1,88 @@
+//! A guest's cap on the time that it gets, whatever nobody else wants.
+//!
+//! The cap is exact in the long run (generic cell rate algorithm): each tick that the guest uses
+//! moves the time up to which it has *spent* its allowance by `100 / cap` ticks. Once that time is
+//! more than a burst ahead of the clock, the guest is held until half of the burst is left. What
+//! it used in excess, because a turn is not ended at the very tick, is in that time and is paid
+//! back.
+
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+
+/// One, as a rate.
+const ONE: u64 = 1 << 16;
+
+/// One guest's cap and what it has spent.
+#[derive(Debug, Default)]
+pub(super) struct Cap {
+    /// How many ticks of the allowance a tick costs, times [`ONE`]; 0: there is no cap.
+    rate: AtomicU64,
+    /// The time up to which the allowance is spent.
+    spent_until: AtomicU64,
+    /// The guest was found to be held, and not yet to be free again.
+    is_held: AtomicU32,
+}
+
+impl Cap {
+    /// Begins with the whole burst.
+    pub(super) fn set(&self, cap: Option<u32>) {
+        // Rounded to the nearest, as are all divisions here.
+        let rate = cap.map_or(0, |cap| (ONE * 100 + u64::from(cap) / 2) / u64::from(cap.max(1)));
+        self.rate.store(rate, Ordering::Relaxed);
+        self.spent_until.store(0, Ordering::Relaxed);
+        self.is_held.store(0, Ordering::Relaxed);
+    }
+
+    pub(super) fn exists(&self) -> bool {
+        self.rate.load(Ordering::Relaxed) != 0
+    }
+
+    /// The guest has used `had` ticks until `now`.
+    pub(super) fn charge(&self, had: u64, now: u64) {
+        let rate = self.rate.load(Ordering::Relaxed);
+        if rate == 0 {
+            return;
+        }
+        let cost = (u128::from(had) * u128::from(rate) + u128::from(ONE / 2)) / u128::from(ONE);
+        let cost = u64::try_from(cost).unwrap_or(u64::MAX);
+        // It was entitled to nothing before it began to run.
+        let began = now.saturating_sub(had);
+        let _always = self.spent_until.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |spent| {
+            Some(spent.max(began).saturating_add(cost))
+        });
+    }
+
+    /// Until when the guest is held, and whether it was found free just now, after it was held.
+    pub(super) fn held_until(&self, now: u64, burst: u64) -> (Option<u64>, bool) {
+        if !self.exists() {
+            return (None, false);
+        }
+        let spent = self.spent_until.load(Ordering::Relaxed);
+        let was_held = self.is_held.load(Ordering::Relaxed) != 0;
+        // Once held, it waits for a budget that is worth a turn.
+        let is_held = spent.saturating_sub(now) > if was_held { burst / 2 } else { burst };
+        if is_held != was_held {
+            self.is_held.store(is_held.into(), Ordering::Relaxed);
+        }
+        (is_held.then(|| spent - burst / 2), was_held && !is_held)
+    }
+
+    /// When a hold ends or has ended; `None` if there is no cap.
+    pub(super) fn free_at(&self, burst: u64) -> Option<u64> {
+        self.exists().then(|| self.spent_until.load(Ordering::Relaxed).saturating_sub(burst / 2))
+    }
+
+    /// When the budget of a guest that runs on `running` CPUs is used up, if all that it had
+    /// before `charged` is in its account; `u64::MAX` for never.
+    ///
+    /// Turns that began when fewer vCPUs ran may have no end. They use less than the cap allows,
+    /// and the turn that began last ends.
+    pub(super) fn used_up_at(&self, charged: u64, running: u32, burst: u64) -> u64 {
+        let pace = self.rate.load(Ordering::Relaxed).saturating_mul(running.max(1).into());
+        if pace <= ONE {
+            return u64::MAX;
+        }
+        let ahead = self.spent_until.load(Ordering::Relaxed).saturating_sub(charged);
+        let left = burst.saturating_sub(ahead);
+        charged.saturating_add(left.saturating_mul(ONE) / (pace - ONE))
+    }
+}

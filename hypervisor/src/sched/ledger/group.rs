@@ -1,0 +1,107 @@
+//! One guest's account.
+
+use core::ops::Range;
+
+use super::cap::Cap;
+use super::{CpuSet, Share, VcpuIndex};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+
+/// The virtual time that a tick costs a guest of weight 1.
+const UNIT: u64 = 1 << 26;
+
+/// One guest's account: its share, and what its vCPUs have had on all CPUs.
+#[derive(Debug, Default)]
+pub(in crate::sched) struct Group {
+    first: AtomicU32,
+    end: AtomicU32,
+    cpus: [AtomicU64; 4],
+    /// It may not use all the time of all CPUs.
+    is_bounded: AtomicU32,
+    /// The virtual time that a tick costs; 0 if there is no such guest.
+    factor: AtomicU64,
+    /// Compared by differences only, for it wraps around.
+    pub(super) virtual_time: AtomicU64,
+    /// How many of its vCPUs wait or run. Not counted while the guest is alone on the machine.
+    runnable: AtomicU32,
+    pub(super) cap: Cap,
+}
+
+impl Group {
+    /// Opens the account at `virtual_time`. None of the vCPUs is runnable.
+    pub(super) fn open(
+        &self,
+        vcpus: Range<VcpuIndex>,
+        share: &Share,
+        is_everywhere: bool,
+        virtual_time: u64,
+    ) {
+        self.is_bounded.store((!is_everywhere || share.cap.is_some()).into(), Ordering::Relaxed);
+        self.first.store(vcpus.start, Ordering::Relaxed);
+        self.end.store(vcpus.end, Ordering::Relaxed);
+        for (word, &bits) in self.cpus.iter().zip(&share.cpus.0) {
+            word.store(bits, Ordering::Relaxed);
+        }
+        self.virtual_time.store(virtual_time, Ordering::Relaxed);
+        self.runnable.store(0, Ordering::Relaxed);
+        self.cap.set(share.cap);
+        let weight = u64::from(share.weight.max(1));
+        self.factor.store(((UNIT + weight / 2) / weight).max(1), Ordering::Relaxed);
+    }
+
+    pub(super) fn close(&self) {
+        self.factor.store(0, Ordering::Relaxed);
+        self.end.store(0, Ordering::Relaxed);
+        self.cap.set(None);
+    }
+
+    pub(in crate::sched) fn is_open(&self) -> bool {
+        self.factor() != 0
+    }
+
+    /// Whether it may not use all the time of all CPUs: it has a cap or a set of CPUs.
+    pub(super) fn is_bounded(&self) -> bool {
+        self.is_bounded.load(Ordering::Relaxed) != 0
+    }
+
+    pub(in crate::sched) fn is_capped(&self) -> bool {
+        self.cap.exists()
+    }
+
+    pub(in crate::sched) fn vcpus(&self) -> Range<VcpuIndex> {
+        self.first.load(Ordering::Relaxed)..self.end.load(Ordering::Relaxed)
+    }
+
+    /// The CPUs that may run its vCPUs.
+    pub(in crate::sched) fn cpus(&self) -> CpuSet {
+        CpuSet(core::array::from_fn(|word| self.cpus[word].load(Ordering::Relaxed)))
+    }
+
+    pub(in crate::sched) fn factor(&self) -> u64 {
+        self.factor.load(Ordering::Relaxed)
+    }
+
+    /// The weight's reciprocal, as a divisor.
+    pub(in crate::sched) fn divisor(&self) -> i64 {
+        self.factor().max(1).cast_signed()
+    }
+
+    /// `ticks` of a CPU as virtual time.
+    pub(in crate::sched) fn cost(&self, ticks: u64) -> i64 {
+        i64::try_from(ticks.saturating_mul(self.factor())).unwrap_or(i64::MAX / 8).min(i64::MAX / 8)
+    }
+
+    /// How many of its vCPUs wait or run.
+    pub(in crate::sched) fn runnable(&self) -> u32 {
+        self.runnable.load(Ordering::Relaxed)
+    }
+
+    /// So many more of its vCPUs wait or run.
+    pub(in crate::sched) fn count_in(&self, vcpus: u32) {
+        self.runnable.fetch_add(vcpus, Ordering::Relaxed);
+    }
+
+    /// So many fewer do.
+    pub(in crate::sched) fn count_out(&self, vcpus: u32) {
+        self.runnable.fetch_sub(vcpus, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,309 @@
+//! What each guest has had: the level of the scheduler above vCPUs.
+//!
+//! A guest has one *virtual time* for all its vCPUs on all CPUs: the time that they have had,
+//! divided by the guest's weight. A CPU picks, of the guests that have vCPUs waiting there, the one
+//! with the least. So a guest's share depends neither on the number of its vCPUs nor on how they
+//! sleep or spin.
+//!
+//! The reference is the *average* of the virtual times of all guests that have work and are not
+//! held by their caps, weighted, as in EEVDF. A guest that returns from a sleep is at most a slice
+//! behind it: that much it may have been owed when it went to sleep. Nobody is further behind or ahead than all CPUs together could have made it
+//! while a vCPU waited ([`Ledger::bound`]). So a guest that cannot use its share, because it has too few vCPUs
+//! or too few CPUs, saves up no more than that, and one that runs where nobody else may does not
+//! pay for it later.
+//!
+//! All of it is in atomics without an order, written under different queues' locks. See the table
+//! of hints in [`notify`](super::notify).
+
+mod cap;
+mod group;
+
+use alloc::vec::Vec;
+use core::ops::Range;
+
+use super::{CpuIndex, CpuSet, GroupIndex, Policy, Share, VcpuIndex};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+pub(super) use group::Group;
+
+/// The time up to which no turn is charged.
+const NEVER: u64 = u64::MAX;
+
+/// What other CPUs may know of a CPU's turn.
+#[derive(Debug)]
+pub(super) struct Seat {
+    /// The guest whose vCPU runs, plus one; 0 if none runs. Written before `charged`.
+    group: AtomicU32,
+    /// Up to when the turn is in the guest's account; [`NEVER`] if none runs. Any CPU may move it,
+    /// and then charges the guest.
+    charged: AtomicU64,
+    /// How many vCPUs waited when the CPU found that the guests of all of them are held.
+    held: AtomicU32,
+    /// When a vCPU was last moved here for its guest's sake.
+    given_at: AtomicU64,
+}
+
+impl Seat {
+    fn new() -> Self {
+        Self {
+            group: AtomicU32::new(0),
+            charged: AtomicU64::new(NEVER),
+            held: AtomicU32::new(0),
+            given_at: AtomicU64::new(0),
+        }
+    }
+
+    /// How many vCPUs of held guests wait for the CPU, which runs none.
+    pub(super) fn held(&self) -> u32 {
+        self.held.load(Ordering::Relaxed)
+    }
+}
+
+/// All guests' accounts.
+#[derive(Debug)]
+pub(super) struct Ledger {
+    policy: Policy,
+    /// How many CPUs run vCPUs.
+    cpus: u64,
+    groups: Vec<Group>,
+    /// Indexed by CPU.
+    seats: Vec<Seat>,
+    /// The weighted average of the virtual times.
+    average: AtomicU64,
+    /// When it is to be taken again.
+    due: AtomicU64,
+    /// There are several guests, or one that may not use all the time of all CPUs.
+    is_in_use: AtomicU32,
+}
+
+impl Ledger {
+    /// Room for `groups` guests. `seats` is one more than the highest index of a CPU; `cpus` of
+    /// them run vCPUs.
+    pub(super) fn new(groups: u32, seats: u32, cpus: usize, policy: Policy) -> Self {
+        Self {
+            policy,
+            cpus: cpus as u64,
+            groups: (0..groups).map(|_| Group::default()).collect(),
+            seats: (0..seats).map(|_| Seat::new()).collect(),
+            average: AtomicU64::new(0),
+            due: AtomicU64::new(0),
+            is_in_use: AtomicU32::new(0),
+        }
+    }
+
+    pub(super) const fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// A guest's account. The index is one that [`Scheduler::add_group`] was called with.
+    ///
+    /// [`Scheduler::add_group`]: super::Scheduler::add_group
+    pub(super) fn group(&self, group: GroupIndex) -> &Group {
+        &self.groups[group as usize]
+    }
+
+    pub(super) fn seat(&self, cpu: CpuIndex) -> &Seat {
+        &self.seats[cpu as usize]
+    }
+
+    /// Opens an account; returns whether the ledger is needed from now on. `is_everywhere`: the
+    /// guest may use all CPUs.
+    pub(super) fn open(
+        &self,
+        group: GroupIndex,
+        vcpus: Range<VcpuIndex>,
+        share: &Share,
+        is_everywhere: bool,
+    ) -> bool {
+        self.group(group).open(vcpus, share, is_everywhere, self.average.load(Ordering::Relaxed));
+        self.is_needed()
+    }
+
+    /// Closes an account; returns whether the ledger is still needed.
+    pub(super) fn close(&self, group: GroupIndex) -> bool {
+        self.group(group).close();
+        self.is_needed()
+    }
+
+    fn is_needed(&self) -> bool {
+        let mut open = self.groups.iter().filter(|group| group.is_open());
+        open.next().is_some_and(Group::is_bounded) || open.next().is_some()
+    }
+
+    /// Whether queues keep accounts: what [`open`](Self::open) and [`close`](Self::close)
+    /// returned, once all queues know it.
+    pub(super) fn is_in_use(&self) -> bool {
+        self.is_in_use.load(Ordering::Relaxed) != 0
+    }
+
+    pub(super) fn set_in_use(&self, is_in_use: bool) {
+        self.is_in_use.store(is_in_use.into(), Ordering::Relaxed);
+    }
+
+    /// The most that a guest can be ahead or behind by its own doing, in ticks: a slice on each
+    /// CPU, twice, for a CPU learns of it when its own slice is over.
+    fn bound(&self) -> u64 {
+        self.policy.slice.saturating_mul(2 * self.cpus + 2)
+    }
+
+    /// How much a capped guest may use at once.
+    const fn burst(&self) -> u64 {
+        self.policy.slice.saturating_mul(2)
+    }
+
+    /// How far a guest is ahead of the average, in virtual time; negative if it is behind.
+    pub(super) fn lead(&self, group: &Group) -> i64 {
+        let average = self.average.load(Ordering::Relaxed);
+        group.virtual_time.load(Ordering::Relaxed).wrapping_sub(average).cast_signed()
+    }
+
+    /// Changes a guest's lead.
+    fn update_lead(&self, group: &Group, change: impl Fn(i64) -> i64) {
+        let average = self.average.load(Ordering::Relaxed);
+        let _always = group.virtual_time.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |time| {
+            let lead = change(time.wrapping_sub(average).cast_signed());
+            Some(average.wrapping_add_signed(lead))
+        });
+    }
+
+    /// A guest's first vCPU wakes, or its cap no longer holds it: it is not owed its sleep.
+    pub(super) fn rejoin(&self, group: &Group) {
+        let (credit, bound) = (group.cost(self.policy.slice), group.cost(self.bound()));
+        self.update_lead(group, |lead| lead.max(-credit).min(bound));
+    }
+
+    /// The same if none of its vCPUs was runnable.
+    pub(super) fn rejoin_if_slept(&self, group: &Group) {
+        if group.runnable() == 0 {
+            self.rejoin(group);
+        }
+    }
+
+    /// A guest's vCPUs have had `had` ticks until `now`.
+    fn charge(&self, group: &Group, had: u64, now: u64) {
+        // What nobody waits for is free: then a turn is longer than a slice, and is not charged by
+        // others within a slice.
+        let cost = group.cost(had.min(self.burst()));
+        let bound = group.cost(self.bound());
+        self.update_lead(group, |lead| lead.max(-bound).saturating_add(cost).min(bound));
+        group.cap.charge(had, now);
+    }
+
+    /// A vCPU's turn begins on `cpu`.
+    pub(super) fn begin_turn(&self, cpu: CpuIndex, group: GroupIndex, now: u64) {
+        let seat = self.seat(cpu);
+        seat.held.store(0, Ordering::Relaxed);
+        // Release, both: see `settle`.
+        seat.group.store(group + 1, Ordering::Release);
+        seat.charged.store(now, Ordering::Release);
+    }
+
+    /// No turn begins on `cpu`: `held` vCPUs wait, all of them for their guests' caps.
+    pub(super) fn begin_idle(&self, cpu: CpuIndex, held: u32) {
+        let seat = self.seat(cpu);
+        seat.held.store(held, Ordering::Relaxed);
+        seat.group.store(0, Ordering::Relaxed);
+        seat.charged.store(NEVER, Ordering::Relaxed);
+    }
+
+    /// A turn on `cpu` is over.
+    pub(super) fn end_turn(&self, cpu: CpuIndex, group: GroupIndex, now: u64) {
+        // Another CPU's clock may be ahead.
+        let charged = self.seat(cpu).charged.fetch_max(now, Ordering::Relaxed);
+        self.charge(self.group(group), now.saturating_sub(charged), now);
+    }
+
+    /// Up to when the turn on `cpu` is in its guest's account.
+    pub(super) fn charged(&self, cpu: CpuIndex) -> u64 {
+        self.seat(cpu).charged.load(Ordering::Relaxed)
+    }
+
+    /// Until when a guest is held by its cap; `None` if it is not.
+    pub(super) fn held_until(&self, group: &Group, now: u64) -> Option<u64> {
+        let (until, is_free_again) = group.cap.held_until(now, self.burst());
+        if is_free_again {
+            self.rejoin(group);
+        }
+        until
+    }
+
+    /// When a guest is free at the latest, held or not; `None` if it has no cap.
+    pub(super) fn free_at(&self, group: &Group) -> Option<u64> {
+        group.cap.free_at(self.burst())
+    }
+
+    /// When the guest of the vCPU that runs on `cpu` has used up its budget.
+    pub(super) fn used_up_at(&self, cpu: CpuIndex, group: &Group) -> u64 {
+        if !group.is_capped() {
+            return u64::MAX;
+        }
+        let running = u64::from(group.runnable()).min(self.cpus) as u32;
+        group.cap.used_up_at(self.charged(cpu), running, self.burst())
+    }
+
+    /// Takes the average if it is time to, after long turns were charged.
+    pub(super) fn look(&self, now: u64) {
+        let due = self.due.load(Ordering::Relaxed);
+        let next = now.saturating_add(self.policy.slice / 4);
+        if now < due || self.due.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+            return;
+        }
+        self.seats.iter().for_each(|seat| self.settle(seat, now));
+        let shift = self.mean_lead(now, true).or_else(|| self.mean_lead(now, false));
+        self.average.fetch_add(shift.unwrap_or(0).cast_unsigned(), Ordering::Relaxed);
+    }
+
+    /// The weighted mean of the leads of all guests that have work and may run. `in_reach`: without
+    /// those that are as far behind or ahead as can be. They cannot use their share, or nobody
+    /// else can use what they use: the others' shares do not depend on them.
+    fn mean_lead(&self, now: u64, in_reach: bool) -> Option<i64> {
+        let reach = self.bound() - 2 * self.policy.slice;
+        let (mut sum, mut weights) = (0_i128, 0_i128);
+        for group in self.groups.iter().filter(|group| group.is_open() && group.runnable() != 0) {
+            let lead = self.lead(group);
+            let counts = !in_reach || lead.unsigned_abs() < group.cost(reach).unsigned_abs();
+            if counts && self.held_until(group, now).is_none() {
+                let weight = i128::from(i64::MAX / group.divisor());
+                sum += i128::from(lead) * weight;
+                weights += weight;
+            }
+        }
+        sum.checked_div(weights).map(|mean| mean as i64)
+    }
+
+    /// Charges what a guest has had in a turn so far, if that is long.
+    fn settle(&self, seat: &Seat, now: u64) {
+        // Acquire, both: they pair with `begin_turn`. Whose turn it is is seen with its beginning,
+        // or is of a later turn; then the former turn has ended, and the exchange fails.
+        let charged = seat.charged.load(Ordering::Acquire);
+        let had = now.saturating_sub(charged);
+        let Some(group) = seat.group.load(Ordering::Acquire).checked_sub(1) else { return };
+        if had > self.policy.slice
+            && seat.charged.compare_exchange(charged, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        {
+            self.charge(self.group(group), had, now);
+        }
+    }
+
+    /// How far ahead of `group` the guest is whose vCPU runs on `cpu`, if that is so much that
+    /// `group`'s vCPUs should not wait elsewhere.
+    pub(super) fn unfair_lead(&self, group: GroupIndex, cpu: CpuIndex, now: u64) -> Option<i64> {
+        let seat = self.seat(cpu);
+        let slice = self.policy.slice;
+        let running = seat.group.load(Ordering::Relaxed).checked_sub(1).filter(|&other| other != group)?;
+        let (running, waiting) = (self.group(running), self.group(group));
+        let given_at = seat.given_at.load(Ordering::Relaxed);
+        if now.saturating_sub(given_at) < slice / 2 && given_at != 0 {
+            return None; // The vCPU that came last may not even have run.
+        }
+        let uncharged = now.saturating_sub(seat.charged.load(Ordering::Relaxed)).min(slice);
+        let lead =
+            self.lead(running).saturating_add(running.cost(uncharged)).saturating_sub(self.lead(waiting));
+        let fair = running.cost(slice).saturating_add(waiting.cost(slice));
+        (lead > fair).then_some(lead)
+    }
+
+    /// A vCPU is moved to `cpu` because of [`unfair_lead`](Self::unfair_lead).
+    pub(super) fn note_given(&self, cpu: CpuIndex, now: u64) {
+        self.seat(cpu).given_at.store(now, Ordering::Relaxed);
+    }
+}

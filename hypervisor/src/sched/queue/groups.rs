@@ -1,0 +1,297 @@
+//! Which guest's turn it is on a CPU, if there are several or if one has a cap.
+//!
+//! Of the guests that have vCPUs waiting, and are not held by their caps, the one that is least
+//! ahead of the others (see [`ledger`](crate::sched::ledger)) runs the vCPU that is next in its
+//! lines. Its turn ends, besides what its own lines want, when it is ahead of another guest that
+//! waits, and after a slice at the latest. A guest whose vCPUs wake here has the turn end a margin
+//! after that, instead of half a slice.
+//!
+//! A vCPU that spins goes behind its own guest's vCPUs only: spinning costs a guest its own time. If
+//! none of them waits, another guest runs if it is no more than a margin further ahead. That lets a
+//! lock's holder run, at no cost to the share of the one that spins.
+
+use super::lines::Lines;
+use super::{Line, Policy, PutBack, RunQueue, Running, Standing, VcpuIndex};
+use crate::sched::ledger::{Group, Ledger};
+use crate::sched::{GroupIndex, QueueState};
+
+/// In a queue's load: the vCPU that runs must look at the queue, because its guest has a cap.
+pub(in crate::sched) const WATCHED: usize = 1 << 31;
+
+/// How long a turn is at least that another guest ends, so that switches do not fill the CPU.
+const fn turn_min(policy: &Policy) -> u64 {
+    policy.wakeup_margin / 8
+}
+
+impl RunQueue {
+    /// All guests' lines.
+    fn all_lines(&self) -> impl Iterator<Item = &Lines> {
+        self.others.iter().chain([&self.front])
+    }
+
+    /// The lines of a vCPU's guest, and the line that its vCPU waited in that runs here.
+    pub(super) fn lines_of(&mut self, vcpu: VcpuIndex) -> (&mut Lines, Option<Line>) {
+        let running = self.running_line();
+        // Without accounts there is one guest.
+        let is_elsewhere = self.has_accounts && !self.front.vcpus.contains(&vcpu);
+        let other = self.others.iter_mut().filter(|_| is_elsewhere).find(|lines| lines.vcpus.contains(&vcpu));
+        match other {
+            Some(lines) => (lines, None),
+            None => {
+                debug_assert!(!is_elsewhere, "vCPU {vcpu} has no lines on CPU {}", self.cpu);
+                (&mut self.front, running)
+            }
+        }
+    }
+
+    /// Counts the vCPUs that wait in other guests' lines.
+    fn count_beside(&mut self) {
+        let waiting = self.others.iter().map(Lines::len).sum::<usize>();
+        self.beside = waiting | self.beside & WATCHED;
+    }
+
+    #[cold]
+    #[inline(never)]
+    pub(super) fn enqueue_in_group(&mut self, vcpu: VcpuIndex, standing: Standing, policy: &Policy) -> bool {
+        let ledger = self.ledger.clone();
+        let (lines, running) = self.lines_of(vcpu);
+        let is_news = !lines.has_waiting() || !lines.has_news;
+        lines.has_news = true;
+        lines.counted += 1;
+        ledger.group(lines.group).count_in(1);
+        let sooner = lines.enqueue(vcpu, standing, running, policy);
+        // Beside another guest's vCPU it matters which guest waits, and since when.
+        let sooner = if running.is_some() { sooner } else { is_news };
+        self.count_beside();
+        sooner
+    }
+
+    #[cold]
+    #[inline(never)]
+    pub(super) fn standing_in_group(&mut self, vcpu: VcpuIndex, virtual_time: u64, line: Line) -> Standing {
+        let ledger = self.ledger.clone();
+        let (lines, _) = self.lines_of(vcpu);
+        ledger.rejoin_if_slept(ledger.group(lines.group));
+        lines.standing(virtual_time, line)
+    }
+
+    /// Puts the lines of the guest to the front that is next; false if none may run.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn choose_group(&mut self, now: u64) -> bool {
+        let Self { front, others, ledger, .. } = self;
+        ledger.look(now);
+        let has_yielded = core::mem::take(&mut self.has_yielded);
+        let margin = ledger.policy().wakeup_margin;
+        let mut next: Option<(i64, usize)> = None;
+        // The front comes last: if two are even, the other one is next.
+        for (index, lines) in others.iter().chain([&*front]).enumerate() {
+            let group = ledger.group(lines.group);
+            if !lines.has_waiting() || ledger.held_until(group, now).is_some() {
+                continue;
+            }
+            let stands_back = lines.is_passive() || (has_yielded && index == others.len());
+            let lead = ledger.lead(group).saturating_add(group.cost(if stands_back { margin } else { 0 }));
+            if next.is_none_or(|(least, _)| lead < least) {
+                next = Some((lead, index));
+            }
+        }
+        let Some((_, index)) = next else {
+            let held = others.iter().chain([&*front]).map(Lines::len).sum::<usize>();
+            ledger.begin_idle(self.cpu, held as u32);
+            self.beside &= !WATCHED;
+            return false;
+        };
+        if let Some(chosen) = others.get_mut(index) {
+            core::mem::swap(front, chosen);
+        }
+        front.has_news = false;
+        ledger.begin_turn(self.cpu, front.group, now);
+        let is_watched = ledger.group(front.group).is_capped();
+        self.beside = if is_watched { WATCHED } else { 0 };
+        self.count_beside();
+        true
+    }
+
+    #[cold]
+    #[inline(never)]
+    pub(super) fn note_put_back(&mut self, now: u64, why: PutBack) {
+        self.ledger.end_turn(self.cpu, self.front.group, now);
+        self.front.has_news = false;
+        self.has_yielded = why != PutBack::Preempted && !self.front.has_waiting();
+    }
+
+    #[cold]
+    #[inline(never)]
+    pub(super) fn note_taken_off(&mut self, now: u64) {
+        self.ledger.end_turn(self.cpu, self.front.group, now);
+        self.front.count_out(&self.ledger);
+    }
+
+    /// Removes, for another queue, a vCPU of the guest with the least `claim`; a guest without one
+    /// is left alone, as are those that are held.
+    pub(in crate::sched) fn give(
+        &mut self,
+        now: u64,
+        claim: impl Fn(GroupIndex, &Group) -> Option<i64>,
+    ) -> Option<(VcpuIndex, Standing)> {
+        let Self { front, others, ledger, .. } = self;
+        let claims = others.iter_mut().chain([front]).filter_map(|lines| {
+            let group = ledger.group(lines.group);
+            let may_go = lines.has_waiting() && ledger.held_until(group, now).is_none();
+            may_go.then(|| claim(lines.group, group)).flatten().map(|claim| (claim, lines))
+        });
+        let (_, lines) = claims.min_by_key(|&(claim, _)| claim)?;
+        let stolen = lines.steal()?;
+        lines.count_out(ledger);
+        self.count_beside();
+        Some(stolen)
+    }
+
+    /// The waiting guest that is least ahead.
+    pub(in crate::sched) fn least_ahead(&self, now: u64) -> Option<GroupIndex> {
+        let waiting = self.all_lines().filter(|lines| lines.has_waiting()).map(|lines| lines.group);
+        let free = waiting.filter(|&group| self.ledger.held_until(self.ledger.group(group), now).is_none());
+        free.min_by_key(|&group| self.ledger.lead(self.ledger.group(group)))
+    }
+
+    #[cold]
+    #[inline(never)]
+    pub(super) fn queue_state_among_groups(&self, now: u64, policy: &Policy) -> QueueState {
+        let timer = self.next_timer();
+        let timer_expired = timer <= now;
+        let Some(running) = self.running else {
+            let has_waiting = self.all_lines().any(Lines::has_waiting);
+            return QueueState { should_switch: false, has_waiting, timer_expired, next_event: timer };
+        };
+        let mut turn_end = self.ledger.used_up_at(self.cpu, self.ledger.group(self.front.group));
+        if turn_end != u64::MAX {
+            turn_end = turn_end.max(running.since.saturating_add(turn_min(policy)));
+        }
+        let (mut has_waiting, mut should_switch) = (false, false);
+        if self.front.has_waiting() {
+            has_waiting = true;
+            turn_end = turn_end.min(running.since.saturating_add(self.front.turn(running.line, policy)));
+            should_switch = self.front.is_preempted(&running, now, policy);
+        }
+        let mut held_until = u64::MAX;
+        for lines in self.others.iter().filter(|lines| lines.has_waiting()) {
+            if let Some(until) = self.ledger.held_until(self.ledger.group(lines.group), now) {
+                held_until = held_until.min(until);
+            } else {
+                has_waiting = true;
+                turn_end = turn_end.min(self.turn_end_beside(&running, lines, policy));
+            }
+        }
+        should_switch |= now >= turn_end;
+        let timer = if has_waiting { self.useful_timer_among_groups(&running, policy) } else { timer };
+        QueueState {
+            should_switch,
+            has_waiting,
+            timer_expired,
+            next_event: turn_end.min(timer).min(held_until),
+        }
+    }
+
+    /// When the turn of the vCPU that runs ends for the sake of another guest.
+    fn turn_end_beside(&self, running: &Running, lines: &Lines, policy: &Policy) -> u64 {
+        let latest = running.since.saturating_add(policy.slice);
+        if lines.is_passive() {
+            return latest;
+        }
+        let (group, other) = (self.ledger.group(self.front.group), self.ledger.group(lines.group));
+        // A light guest's turns are as much shorter as its share is smaller than the other's.
+        let ahead = if lines.has_news { policy.wakeup_margin } else { policy.slice / 2 };
+        let ahead = group.cost(ahead).min(other.cost(ahead));
+        let gap = self.ledger.lead(other).saturating_sub(self.ledger.lead(group));
+        let left = gap.saturating_add(ahead) / group.divisor();
+        let end = self.ledger.charged(self.cpu).saturating_add_signed(left);
+        end.max(running.since.saturating_add(turn_min(policy))).min(latest)
+    }
+
+    /// When the first timer is due that is worth an interruption while others wait: one whose guest
+    /// does not wait already.
+    fn useful_timer_among_groups(&self, running: &Running, policy: &Policy) -> u64 {
+        // No vCPU is preempted for it earlier.
+        let worth = |vcpu: VcpuIndex| {
+            if self.front.vcpus.contains(&vcpu) {
+                (!self.front.waits_in(Line::Timer)).then_some(policy.wakeup_margin)
+            } else {
+                let lines = self.others.iter().find(|lines| lines.vcpus.contains(&vcpu))?;
+                (!lines.has_waiting()).then(|| turn_min(policy))
+            }
+        };
+        let useful = |&(at, vcpu): &(u64, VcpuIndex)| {
+            worth(vcpu).map(|after| at.max(running.since.saturating_add(after)))
+        };
+        self.timers.iter().rev().find_map(useful).unwrap_or(u64::MAX)
+    }
+
+    /// When an idle CPU must look at its queue again: the next timer, or the end of a hold.
+    ///
+    /// Another CPU, on which it is later, may have found the guest free since this one found it
+    /// held. So the end of the hold is taken whether it is held or not.
+    pub(in crate::sched) fn next_event(&self) -> u64 {
+        let waiting = self.all_lines().filter(|lines| lines.has_waiting());
+        let holds = waiting.filter_map(|lines| self.ledger.free_at(self.ledger.group(lines.group)));
+        holds.fold(self.next_timer(), u64::min)
+    }
+
+    /// Adds a guest's lines.
+    pub(in crate::sched) fn add_lines(&mut self, lines: Lines) {
+        let is_vacant = self.front.vcpus.is_empty();
+        if is_vacant {
+            self.front = lines;
+        } else {
+            self.others.push(lines);
+        }
+    }
+
+    /// Removes a guest's lines, in which none waits.
+    pub(in crate::sched) fn remove_lines(&mut self, group: GroupIndex) -> Option<Lines> {
+        let is_its = |lines: &Lines| lines.group == group && !lines.vcpus.is_empty();
+        let removed = if is_its(&self.front) {
+            let next = self.others.pop().unwrap_or_default();
+            core::mem::replace(&mut self.front, next)
+        } else {
+            let place = self.others.iter().position(is_its)?;
+            self.others.swap_remove(place)
+        };
+        debug_assert!(!removed.has_waiting() && removed.counted == 0, "a vCPU of a guest that goes waits");
+        self.count_beside();
+        Some(removed)
+    }
+
+    /// Begins or ends to keep accounts.
+    pub(in crate::sched) fn set_accounts(&mut self, has_accounts: bool) {
+        if self.has_accounts == has_accounts {
+            return;
+        }
+        self.has_accounts = has_accounts;
+        self.count_beside();
+        let runs = self.running.is_some();
+        // Until now there was one guest, or from now on there is.
+        let lines = &mut self.front;
+        let group = self.ledger.group(lines.group);
+        if has_accounts {
+            lines.counted = lines.len() as u32 + u32::from(runs);
+            group.count_in(lines.counted);
+            if let Some(running) = self.running {
+                self.ledger.begin_turn(self.cpu, lines.group, running.since);
+            }
+        } else {
+            group.count_out(core::mem::take(&mut lines.counted));
+            self.ledger.begin_idle(self.cpu, 0);
+        }
+    }
+}
+
+impl Lines {
+    /// One fewer of its vCPUs waits or runs here.
+    fn count_out(&mut self, ledger: &Ledger) {
+        if let Some(counted) = self.counted.checked_sub(1) {
+            self.counted = counted;
+            ledger.group(self.group).count_out(1);
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! Caps hold in the long run, and a guest that is held is let go without anybody's help.
+
+use super::Habit::{Sleeps, Works, Yields};
+use super::*;
+
+#[track_caller]
+fn check(cpus: u32, guests: &[Guest], expected: &[f64]) {
+    let mut machine = Machine::new(cpus, guests);
+    machine.run(500 * MS);
+    let got = machine.measure(20_000 * MS);
+    let is_close = |(got, expected): (&f64, &f64)| (got - expected).abs() <= expected / 100.0;
+    assert!(got.iter().zip(expected).all(is_close), "{got:.2?} instead of {expected:.1?}");
+}
+
+#[test]
+fn a_capped_guest_alone_is_held_and_let_go() {
+    check(1, &[guest(100, vec![Works]).capped(25)], &[25.0]);
+    check(1, &[guest(100, vec![Works; 3]).capped(1)], &[1.0]);
+    check(2, &[guest(100, vec![Works; 2]).capped(150)], &[150.0]);
+    check(4, &[guest(100, vec![Works; 8]).capped(100)], &[100.0]);
+    check(4, &[guest(100, vec![Works; 4]).capped(333)], &[333.0]);
+    check(2, &[guest(100, vec![Yields(50); 4]).capped(30)], &[30.0]);
+}
+
+#[test]
+fn a_cap_that_is_not_reached_costs_nothing() {
+    check(1, &[guest(100, vec![Works]).capped(100)], &[100.0]);
+    check(2, &[guest(100, vec![Works; 2]).capped(200)], &[200.0]);
+    check(2, &[guest(100, vec![Sleeps(MS, 3 * MS)]).capped(30)], &[25.0]);
+    check(2, &[guest(100, vec![Works]).capped(100), guest(100, vec![Works])], &[100.0, 100.0]);
+}
+
+#[test]
+fn what_a_cap_leaves_goes_to_the_others() {
+    check(1, &[guest(100, vec![Works]).capped(20), guest(100, vec![Works])], &[20.0, 80.0]);
+    check(2, &[guest(900, vec![Works; 2]).capped(50), guest(100, vec![Works; 2])], &[50.0, 150.0]);
+    check(
+        2,
+        &[
+            guest(100, vec![Works; 4]).capped(10),
+            guest(100, vec![Works; 4]).capped(40),
+            guest(100, vec![Works; 2]),
+        ],
+        &[10.0, 40.0, 150.0],
+    );
+    check(2, &[guest(100, vec![Works; 2]).capped(30), guest(100, vec![Works; 2]).capped(70)], &[30.0, 70.0]);
+}
+
+#[test]
+fn a_guest_that_was_held_is_not_owed_the_time() {
+    // Held for most of the time; beside it a guest of the same weight that sleeps now and then.
+    let guests = [guest(100, vec![Works]).capped(40), guest(100, vec![Sleeps(4 * MS, 2 * MS)])];
+    let mut machine = Machine::new(1, &guests);
+    machine.run(10_000 * MS);
+    assert!(machine.waited_max(1) <= 2 * SLICE, "{}", machine.waited_max(1));
+}

@@ -1,0 +1,65 @@
+//! Guests come and go while others run.
+
+use super::Habit::{Sleeps, Works};
+use super::*;
+
+#[test]
+fn accounts_begin_with_the_second_guest_and_end_with_it() {
+    let mut machine = Machine::new(2, &[guest(100, vec![Works; 2])]);
+    // Room for more.
+    machine.sched = Scheduler::new(vec![0, 1], 8, 4, Policy::new(SLICE));
+    machine.cpus.iter_mut().for_each(|cpu| *cpu = Cpu { current: None, counted: 0, due: 0 });
+    machine.vcpus.clear();
+    machine.sets.clear();
+    machine.add(&guest(100, vec![Works; 2]));
+    machine.run(100 * MS);
+    assert!(!machine.sched.ledger.is_in_use());
+    for round in 1..200 {
+        let vcpus = machine.vcpus.len() as u32;
+        machine.add(&guest(100, vec![Sleeps(300 * round % 7000 + 1, u64::MAX / 2); 2]));
+        assert!(machine.sched.ledger.is_in_use());
+        machine.run(100 * MS);
+        let rows = vcpus as usize..;
+        assert!(machine.vcpus[rows.clone()].iter().all(|vcpu| vcpu.is_asleep), "they have slept by now");
+        for vcpu in vcpus..vcpus + 2 {
+            assert_eq!(machine.sched.used_by(vcpu), machine.vcpus[vcpu as usize].had);
+            // A waker takes the timer away, and the vCPU blocks for good.
+            machine.stop(vcpu);
+        }
+        assert_eq!(machine.sched.used(1), machine.vcpus[rows].iter().map(|vcpu| vcpu.had).sum::<u64>());
+        machine.sched.remove_group(1);
+        assert!(!machine.sched.ledger.is_in_use());
+        machine.vcpus.truncate(vcpus as usize);
+        machine.sets.truncate(1);
+        let got = machine.measure(100 * MS);
+        assert_eq!(got, [200.0], "the guest that is left has both CPUs");
+    }
+}
+
+impl Machine {
+    /// Wakes a vCPU that sleeps, and lets it stop when it runs.
+    fn stop(&mut self, vcpu: VcpuIndex) {
+        self.wake(vcpu, Line::Work);
+        self.vcpus[vcpu as usize].habit = Habit::Sleeps(1, 0);
+        self.vcpus[vcpu as usize].left = u64::MAX;
+        while !self.cpus.iter().any(|cpu| cpu.current == Some(vcpu)) {
+            self.run(MS);
+        }
+        let cpu = self.cpus.iter().position(|cpu| cpu.current == Some(vcpu)).unwrap() as CpuIndex;
+        self.count(cpu);
+        self.cpus[cpu as usize].current = None;
+        self.vcpus[vcpu as usize].is_asleep = true;
+        let Block::Next(turn) = self.sched.block(cpu, self.now, u64::MAX, || true) else {
+            panic!("a vCPU that runs may block")
+        };
+        self.begin(cpu, turn);
+    }
+}
+
+#[test]
+#[should_panic(expected = "may use no CPU")]
+fn a_guest_needs_a_cpu() {
+    let sched = Scheduler::new(vec![0, 1], 1, 1, Policy::new(SLICE));
+    let share = Share { cpus: [7].into_iter().collect(), ..Share::default() };
+    sched.add_group(0, 0..1, share);
+}

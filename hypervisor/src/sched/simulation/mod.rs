@@ -1,0 +1,289 @@
+//! A machine that runs the real scheduler: CPUs that do what the hypervisor's run loop does, and
+//! vCPUs with simple habits. Time is simulated, so a run is the same each time.
+
+mod caps;
+mod lifecycle;
+mod random;
+mod shares;
+
+use core::ops::Range;
+
+use super::{
+    Block, CpuIndex, CpuSet, GroupIndex, Line, Nudge, Policy, PutBack, Scheduler, Share, Turn, VcpuIndex,
+};
+
+/// Ticks in a millisecond.
+const MS: u64 = 1000;
+const SLICE: u64 = 5 * MS;
+
+/// What a vCPU does.
+#[derive(Clone, Copy, Debug)]
+enum Habit {
+    /// It runs.
+    Works,
+    /// It runs for so long, then it sleeps for so long by its timer.
+    Sleeps(u64, u64),
+    /// It runs for so long, then it yields, spinning.
+    Yields(u64),
+    /// It runs for so long, then it waits for memory that changes after a slice.
+    Waits(u64),
+    /// It runs for so long, sleeps until another one of its guest has, and wakes all of them.
+    Bursts(u64, u64),
+}
+
+#[derive(Clone, Debug)]
+struct Vcpu {
+    habit: Habit,
+    group: GroupIndex,
+    /// How long it still runs before it does something else.
+    left: u64,
+    had: u64,
+    is_asleep: bool,
+    /// Since when it waits for a CPU.
+    ready_since: Option<u64>,
+    waited_max: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Cpu {
+    current: Option<VcpuIndex>,
+    /// When its vCPU's time was last counted.
+    counted: u64,
+    /// When it next does something: its timer, or the end of what the vCPU does.
+    due: u64,
+}
+
+struct Machine {
+    sched: Scheduler,
+    cpus: Vec<Cpu>,
+    vcpus: Vec<Vcpu>,
+    sets: Vec<CpuSet>,
+    now: u64,
+}
+
+/// A guest: its share, and what each of its vCPUs does.
+struct Guest {
+    share: Share,
+    habits: Vec<Habit>,
+}
+
+fn guest(weight: u32, habits: Vec<Habit>) -> Guest {
+    Guest { share: Share { weight, ..Share::default() }, habits }
+}
+
+impl Guest {
+    fn capped(mut self, cap: u32) -> Self {
+        self.share.cap = Some(cap);
+        self
+    }
+
+    fn on(mut self, cpus: impl IntoIterator<Item = CpuIndex>) -> Self {
+        self.share.cpus = cpus.into_iter().collect();
+        self
+    }
+}
+
+impl Machine {
+    /// Starts guests whose vCPUs begin one after the other.
+    fn new(cpus: u32, guests: &[Guest]) -> Self {
+        let rows = guests.iter().map(|guest| guest.habits.len() as u32).sum();
+        let policy = Policy::new(SLICE);
+        let mut machine = Self {
+            sched: Scheduler::new((0..cpus).collect(), rows, guests.len() as u32, policy),
+            cpus: (0..cpus).map(|_| Cpu { current: None, counted: 0, due: 0 }).collect(),
+            vcpus: Vec::new(),
+            sets: Vec::new(),
+            now: 0,
+        };
+        guests.iter().for_each(|guest| machine.add(guest));
+        machine
+    }
+
+    fn add(&mut self, guest: &Guest) {
+        let (group, first) = (self.sets.len() as u32, self.vcpus.len() as u32);
+        let rows = first..first + guest.habits.len() as u32;
+        self.sched.add_group(group, rows.clone(), guest.share);
+        self.sets.push(guest.share.cpus);
+        self.vcpus.extend(guest.habits.iter().map(|&habit| Vcpu {
+            habit,
+            group,
+            left: 0,
+            had: 0,
+            is_asleep: true,
+            ready_since: None,
+            waited_max: 0,
+        }));
+        rows.for_each(|vcpu| self.wake(vcpu, Line::Work));
+    }
+
+    fn wake(&mut self, vcpu: VcpuIndex, line: Line) {
+        let now = self.now;
+        let state = &mut self.vcpus[vcpu as usize];
+        assert!(core::mem::take(&mut state.is_asleep), "vCPU {vcpu} is awake");
+        state.ready_since = Some(now);
+        state.left = match state.habit {
+            Habit::Works => u64::MAX,
+            Habit::Sleeps(run, _) | Habit::Yields(run) | Habit::Waits(run) | Habit::Bursts(run, _) => run,
+        };
+        let nudge = self.sched.wake(vcpu, line, now);
+        self.obey(nudge);
+    }
+
+    fn obey(&mut self, nudge: Nudge) {
+        let cpu = match nudge {
+            Nudge::Nothing => return,
+            Nudge::Idle(cpu) => cpu as usize,
+            Nudge::Running(vcpu) => match self.cpus.iter().position(|cpu| cpu.current == Some(vcpu)) {
+                Some(cpu) => cpu,
+                None => return,
+            },
+        };
+        self.cpus[cpu].due = self.cpus[cpu].due.min(self.now);
+    }
+
+    /// Runs for so long.
+    fn run(&mut self, ticks: u64) {
+        let end = self.now + ticks;
+        let mut steps = 0_u64;
+        while let Some((due, cpu)) = (0..).zip(&self.cpus).map(|(index, cpu)| (cpu.due, index)).min()
+            && due < end
+        {
+            self.now = self.now.max(due);
+            self.step(cpu);
+            steps += 1;
+            assert!(steps < 200 * ticks, "time stands still at {}", self.now);
+        }
+        self.now = end;
+        (0..self.cpus.len()).for_each(|cpu| self.count(cpu as CpuIndex));
+    }
+
+    /// Counts the time that the current vCPU has had.
+    fn count(&mut self, cpu: CpuIndex) {
+        let state = &mut self.cpus[cpu as usize];
+        let had = self.now - core::mem::replace(&mut state.counted, self.now);
+        if let Some(vcpu) = state.current {
+            let vcpu = &mut self.vcpus[vcpu as usize];
+            vcpu.had += had;
+            vcpu.left = vcpu.left.saturating_sub(had);
+        }
+    }
+
+    fn step(&mut self, cpu: CpuIndex) {
+        self.count(cpu);
+        let now = self.now;
+        let Some(vcpu) = self.cpus[cpu as usize].current else { return self.idle(cpu) };
+        if self.vcpus[vcpu as usize].left == 0 {
+            return self.act(cpu, vcpu);
+        }
+        let mut state = self.sched.queue_state(cpu, now);
+        if state.timer_expired {
+            self.wake_expired(cpu);
+            state = self.sched.queue_state(cpu, now);
+        }
+        if state.should_switch {
+            return self.switch(cpu, PutBack::Preempted);
+        }
+        let done = now.saturating_add(self.vcpus[vcpu as usize].left);
+        self.cpus[cpu as usize].due = state.next_event.max(now + 1).min(done);
+    }
+
+    fn wake_expired(&mut self, cpu: CpuIndex) {
+        while let Some(vcpu) = self.sched.pop_expired(cpu, self.now) {
+            let line = if matches!(self.vcpus[vcpu as usize].habit, Habit::Sleeps(run, _) if run < MS / 10) {
+                Line::Timer
+            } else {
+                Line::Work
+            };
+            self.wake(vcpu, line);
+        }
+    }
+
+    fn idle(&mut self, cpu: CpuIndex) {
+        self.wake_expired(cpu);
+        let turn = self.sched.next(cpu, self.now);
+        if turn.is_none() {
+            self.cpus[cpu as usize].due = self.sched.next_event(cpu).max(self.now + 1);
+        } else {
+            self.begin(cpu, turn);
+        }
+    }
+
+    fn begin(&mut self, cpu: CpuIndex, turn: Option<Turn>) {
+        let now = self.now;
+        let vcpu = turn.map(|turn| turn.vcpu);
+        if let Some(vcpu) = vcpu {
+            let elsewhere = self.cpus.iter().position(|other| other.current == Some(vcpu));
+            assert_eq!(elsewhere, None, "vCPU {vcpu} begins on CPU {cpu} while it runs");
+            let state = &mut self.vcpus[vcpu as usize];
+            assert!(self.sets[state.group as usize].contains(cpu), "vCPU {vcpu} may not run on CPU {cpu}");
+            let since = state.ready_since.take().unwrap_or_else(|| panic!("vCPU {vcpu} is not runnable"));
+            state.waited_max = state.waited_max.max(now - since);
+        }
+        self.cpus[cpu as usize] = Cpu { current: vcpu, counted: now, due: now };
+    }
+
+    fn switch(&mut self, cpu: CpuIndex, why: PutBack) {
+        if let Some(vcpu) = self.cpus[cpu as usize].current.take() {
+            let state = &mut self.vcpus[vcpu as usize];
+            state.ready_since = Some(self.now);
+            if let (0, Habit::Yields(run) | Habit::Waits(run)) = (state.left, state.habit) {
+                state.left = run;
+            }
+        }
+        let (turn, nudge) = self.sched.switch(cpu, self.now, why);
+        self.begin(cpu, turn);
+        self.obey(nudge);
+    }
+
+    /// The vCPU on `cpu` does what it has run for.
+    fn act(&mut self, cpu: CpuIndex, vcpu: VcpuIndex) {
+        let (habit, group) = (self.vcpus[vcpu as usize].habit, self.vcpus[vcpu as usize].group);
+        let sleep = match habit {
+            Habit::Works => unreachable!("its work has no end"),
+            Habit::Yields(_) => return self.switch(cpu, PutBack::Yielded),
+            Habit::Waits(_) => return self.switch(cpu, PutBack::Passive),
+            Habit::Sleeps(_, sleep) | Habit::Bursts(_, sleep) => sleep,
+        };
+        let state = &mut self.vcpus[vcpu as usize];
+        state.is_asleep = true;
+        self.cpus[cpu as usize].current = None;
+        match self.sched.block(cpu, self.now, self.now + sleep, || true) {
+            Block::Refused => panic!("a vCPU that runs may block"),
+            Block::Next(turn) => self.begin(cpu, turn),
+        }
+        if matches!(habit, Habit::Bursts(..)) {
+            let its = |&other: &u32| {
+                let state = &self.vcpus[other as usize];
+                other != vcpu && state.group == group && state.is_asleep
+            };
+            let asleep: Vec<_> = (0..self.vcpus.len() as u32).filter(its).collect();
+            asleep.into_iter().for_each(|other| self.wake(other, Line::Work));
+        }
+    }
+
+    fn rows(&self, group: GroupIndex) -> Range<usize> {
+        let first = self.vcpus.iter().position(|vcpu| vcpu.group == group).unwrap_or(0);
+        let count = self.vcpus.iter().filter(|vcpu| vcpu.group == group).count();
+        first..first + count
+    }
+
+    /// What each guest has had so far.
+    fn had(&self) -> Vec<u64> {
+        let of = |group| self.vcpus[self.rows(group)].iter().map(|vcpu| vcpu.had).sum();
+        (0..self.sets.len() as u32).map(of).collect()
+    }
+
+    /// What each guest gets of one CPU in the next `ticks`, in per cent.
+    fn measure(&mut self, ticks: u64) -> Vec<f64> {
+        let before = self.had();
+        self.run(ticks);
+        let parts = self.had().into_iter().zip(before);
+        parts.map(|(after, before)| (after - before) as f64 * 100.0 / ticks as f64).collect()
+    }
+
+    /// The longest time that a vCPU of the guest has waited for a CPU, waiting ones included.
+    fn waited_max(&self, group: GroupIndex) -> u64 {
+        let waited = |vcpu: &Vcpu| vcpu.waited_max.max(vcpu.ready_since.map_or(0, |since| self.now - since));
+        self.vcpus[self.rows(group)].iter().map(waited).max().unwrap_or(0)
+    }
+}

@@ -1,0 +1,169 @@
+//! Guests get what their weights say, whatever they do.
+
+use super::Habit::{Bursts, Sleeps, Waits, Works, Yields};
+use super::*;
+
+/// What each guest is entitled to, in per cent of one CPU: each as its weight says, none more than
+/// it can use, and what one cannot use goes to the others (max-min fairness).
+fn entitled(cpus: u32, guests: &[(u32, f64)]) -> Vec<f64> {
+    let mut got = vec![None; guests.len()];
+    loop {
+        let left = f64::from(cpus) * 100.0 - got.iter().flatten().sum::<f64>();
+        let open = || guests.iter().zip(&got).filter(|(_, got)| got.is_none());
+        let weights: f64 = open().map(|(&(weight, _), _)| f64::from(weight)).sum();
+        let part = |weight: u32| left * f64::from(weight) / weights;
+        let full = (0..guests.len()).find(|&at| got[at].is_none() && guests[at].1 <= part(guests[at].0));
+        match full {
+            Some(at) => got[at] = Some(guests[at].1),
+            None => {
+                return guests.iter().zip(&got).map(|(guest, got)| got.unwrap_or(part(guest.0))).collect();
+            }
+        }
+    }
+}
+
+/// Each guest gets its share within `tolerance` per cent of it, or 1 per cent of a CPU.
+#[track_caller]
+fn check(cpus: u32, guests: Vec<(Guest, f64)>, tolerance: f64) {
+    let wanted: Vec<_> = guests.iter().map(|(guest, most)| (guest.share.weight, *most)).collect();
+    let entitled = entitled(cpus, &wanted);
+    let guests: Vec<_> = guests.into_iter().map(|(guest, _)| guest).collect();
+    let mut machine = Machine::new(cpus, &guests);
+    machine.run(500 * MS);
+    let got = machine.measure(20_000 * MS);
+    let is_close =
+        |(got, entitled): (&f64, &f64)| (got - entitled).abs() <= (entitled * tolerance / 100.0).max(1.0);
+    assert!(got.iter().zip(&entitled).all(is_close), "{got:.1?} instead of {entitled:.1?}");
+}
+
+fn works(weight: u32, vcpus: usize) -> (Guest, f64) {
+    (guest(weight, vec![Works; vcpus]), 100.0 * vcpus as f64)
+}
+
+#[test]
+fn vcpus_without_end_share_by_weight() {
+    check(1, vec![works(100, 1), works(100, 1)], 2.0);
+    check(1, vec![works(100, 1), works(300, 1)], 2.0);
+    check(1, vec![works(1, 1), works(100, 1), works(10_000, 1)], 2.0);
+    check(2, vec![works(100, 2), works(300, 2)], 2.0);
+    check(4, vec![works(100, 3), works(200, 4), works(500, 4)], 2.0);
+}
+
+#[test]
+fn the_number_of_vcpus_buys_nothing() {
+    check(1, vec![works(100, 1), works(100, 32)], 2.0);
+    check(2, vec![works(100, 2), works(100, 32)], 2.0);
+    check(2, vec![works(300, 2), works(100, 32), works(100, 5)], 2.0);
+    check(2, (0..16).map(|_| works(100, 2)).collect(), 3.0);
+}
+
+#[test]
+fn whoever_has_too_few_vcpus_leaves_the_rest_to_the_others() {
+    check(2, vec![works(100, 2), works(300, 1)], 2.0);
+    check(2, vec![works(100, 1), works(300, 2)], 2.0);
+    check(2, vec![works(100, 2), works(300, 1), works(300, 1)], 2.0);
+    check(4, vec![works(100, 4), works(1000, 1), works(100, 2)], 3.0);
+    check(2, vec![works(100, 1), works(100, 2), works(200, 1)], 3.0);
+}
+
+#[test]
+fn sleepers_get_what_they_can_use_and_no_more_than_their_share() {
+    let sleeper = |run: u64, sleep: u64| {
+        (guest(100, vec![Sleeps(run, sleep)]), run as f64 * 100.0 / (run + sleep) as f64)
+    };
+    check(1, vec![sleeper(MS, 9 * MS), works(100, 1)], 4.0);
+    check(1, vec![sleeper(9 * MS, MS), works(100, 1)], 4.0);
+    check(1, vec![sleeper(500, 500), works(100, 4)], 4.0);
+    check(2, vec![sleeper(300, 700), works(100, 4), works(200, 2)], 4.0);
+}
+
+#[test]
+fn many_sleepers_together_get_no_more_than_one_share() {
+    let sleepers = guest(100, vec![Sleeps(700, 300); 32]);
+    check(2, vec![(sleepers, 200.0), works(100, 2)], 3.0);
+    let tickers = guest(100, vec![Sleeps(70, 930); 64]);
+    check(2, vec![(tickers, 200.0), works(100, 2)], 3.0);
+}
+
+#[test]
+fn a_guest_whose_vcpus_yield_to_each_other_keeps_its_share() {
+    check(1, vec![(guest(100, vec![Yields(50); 4]), 100.0), works(100, 1)], 4.0);
+    check(1, vec![(guest(100, vec![Yields(50)]), 100.0), works(100, 1)], 4.0);
+    check(2, vec![(guest(300, vec![Yields(20); 8]), 200.0), works(100, 2)], 4.0);
+}
+
+#[test]
+fn a_guest_whose_vcpus_wait_for_memory_keeps_its_share() {
+    check(1, vec![(guest(100, vec![Waits(100); 3]), 100.0), works(100, 1)], 4.0);
+    check(2, vec![(guest(100, vec![Waits(100); 3]), 200.0), works(300, 2)], 4.0);
+}
+
+#[test]
+fn bursts_of_wakes_take_nothing_from_others() {
+    let bursts = guest(100, vec![Bursts(400, 3 * MS); 16]);
+    check(2, vec![(bursts, 200.0), works(100, 2)], 4.0);
+    let bursts = guest(100, vec![Bursts(30, MS); 8]);
+    check(1, vec![(bursts, 100.0), works(300, 2)], 4.0);
+}
+
+#[test]
+fn guests_that_may_use_some_cpus_only_share_these() {
+    // The first may run on one of two CPUs, and is entitled to more than half of that.
+    let pinned = || guest(300, vec![Works; 2]).on([0]);
+    check(2, vec![(pinned(), 100.0), works(100, 2)], 3.0);
+    // Two on one CPU, beside one that runs everywhere.
+    let mut machine = Machine::new(
+        4,
+        &[guest(100, vec![Works; 4]), guest(100, vec![Works]).on([0]), guest(300, vec![Works]).on([0])],
+    );
+    machine.run(500 * MS);
+    let got = machine.measure(20_000 * MS);
+    assert!((got[2] / got[1] - 3.0).abs() < 0.1, "{got:.1?}");
+    assert!(got[0] >= 299.0, "{got:.1?}");
+}
+
+#[test]
+fn a_guest_alone_on_one_cpu_loses_nothing_to_one_in_another_place() {
+    let apart =
+        vec![(guest(1, vec![Works; 2]).on([0]), 100.0), (guest(10_000, vec![Works; 2]).on([1]), 100.0)];
+    check(2, apart, 1.0);
+}
+
+#[test]
+fn nobody_starves() {
+    let guests = [
+        guest(100, vec![Works; 2]),
+        guest(300, vec![Yields(50); 4]),
+        guest(100, vec![Sleeps(70, 930); 16]),
+        guest(100, vec![Bursts(400, 3 * MS); 8]),
+        guest(100, vec![Waits(100); 3]),
+    ];
+    let mut machine = Machine::new(2, &guests);
+    machine.run(20_000 * MS);
+    for group in 0..5 {
+        // A rotation of all vCPUs, with room.
+        let bound = 33 * SLICE * 2;
+        assert!(machine.waited_max(group) < bound, "guest {group}: {}", machine.waited_max(group));
+    }
+}
+
+#[test]
+fn a_guest_that_wakes_runs_within_a_slice() {
+    let guests = [guest(100, vec![Works; 32]), guest(100, vec![Sleeps(200, 20 * MS)])];
+    let mut machine = Machine::new(1, &guests);
+    machine.run(10_000 * MS);
+    assert!(machine.waited_max(1) <= SLICE / 4, "{}", machine.waited_max(1));
+}
+
+#[test]
+fn a_long_sleep_or_a_long_time_alone_earns_and_costs_little() {
+    // Both have a vCPU for each CPU; one sleeps for half a minute while the other is alone.
+    let sleeper = guest(100, vec![Sleeps(1000 * MS, 30_000 * MS); 2]);
+    let mut machine = Machine::new(2, &[guest(100, vec![Works; 2]), sleeper]);
+    machine.run(10_000 * MS);
+    while machine.vcpus[2].is_asleep || machine.vcpus[3].is_asleep {
+        machine.run(MS);
+    }
+    let got = machine.measure(200 * MS);
+    assert!((got[0] - 100.0).abs() < 10.0 && (got[1] - 100.0).abs() < 10.0, "{got:.1?}");
+}

@@ -1,0 +1,58 @@
+//! What a guest sends to its serial ports: to the machine's own ports if it is the only guest,
+//! otherwise into rings in memory, which the host tool reads (`hostlink::guests::console`).
+
+use core::slice;
+use core::sync::atomic::AtomicU8;
+
+use hostlink::guests::CONSOLES;
+use hostlink::guests::console::{ConsoleRing, HEADER_BYTES, Writer};
+use spin::Mutex;
+
+use super::memory::{FreeMemory, PAGE};
+
+/// Bytes of a ring.
+const RING_BYTES: u32 = 64 << 10;
+/// Memory for a ring.
+const RING_MEMORY: u64 = (RING_BYTES as u64 + HEADER_BYTES as u64).next_multiple_of(PAGE);
+
+/// The rings of a guest.
+pub(super) struct Rings {
+    start: u64,
+    writers: Mutex<[Writer<'static>; CONSOLES]>,
+}
+
+impl Rings {
+    /// Takes memory for the rings of a guest; `None` if there is not enough.
+    pub(super) fn take(free: &mut FreeMemory) -> Option<Self> {
+        let start = free.take(CONSOLES as u64 * RING_MEMORY, PAGE, u64::MAX)?;
+        let writer = |index: usize| {
+            let header = start + index as u64 * RING_MEMORY;
+            // SAFETY: the memory is free RAM, mapped one to one, and was just taken for this; it is
+            // freed only after the last use of the rings. The host tool only reads it.
+            unsafe {
+                core::ptr::write_bytes(header as *mut u8, 0, RING_MEMORY as usize);
+                let ring = &*(header as *const ConsoleRing);
+                let places = (header + HEADER_BYTES as u64) as *const AtomicU8;
+                Writer::new(&ring.written, slice::from_raw_parts(places, RING_BYTES as usize))
+            }
+        };
+        Some(Self { start, writers: Mutex::new(core::array::from_fn(writer)) })
+    }
+
+    /// The address and size of each.
+    pub(super) fn places(&self) -> [(u64, u32); CONSOLES] {
+        core::array::from_fn(|index| (self.start + index as u64 * RING_MEMORY, RING_BYTES))
+    }
+
+    /// Writes a byte that the guest has sent to this port.
+    pub(super) fn push(&self, port: usize, byte: u8) {
+        if let Some(writer) = self.writers.lock().get(port) {
+            writer.push(byte);
+        }
+    }
+
+    /// Frees the memory.
+    pub(super) fn give_back(self, free: &mut FreeMemory) {
+        free.add(self.start..self.start + CONSOLES as u64 * RING_MEMORY);
+    }
+}

@@ -1,0 +1,288 @@
+//! Requests about the life of guests, and about all of them.
+
+use alloc::boxed::Box;
+
+use hostlink::ctl::{Input, Request, record};
+use hostlink::guests::GuestState;
+use hostlink::name::Name;
+use memslots::{SlotError, SlotId};
+use paging::{Invalidation, Progress};
+
+use super::Answer;
+use super::refusal::Refusal;
+use crate::vm::arch::Arch;
+use crate::vm::load::Load;
+use crate::vm::machine::{Vm, attention};
+use crate::vm::percpu;
+use crate::vm::space::{FlushScratch, MemoryJob};
+use crate::vm::{CreateError, Host, host};
+
+/// A request in progress.
+pub(super) enum Life<A: Arch> {
+    /// Records are sent, from this one on.
+    List(Request, usize),
+    /// One record is sent.
+    Memory,
+    /// What is typed for a guest.
+    Input(Name, u16, Input),
+    /// A guest is to be created.
+    Create(Name),
+    /// A guest's memory is being filled; then it starts, if it is to.
+    Load { vm: &'static Vm<A>, load: Option<Load<A>>, starts: bool },
+    /// The devices of a guest that has ended are being reset, before it is loaded again.
+    Again(&'static Vm<A>),
+    /// A guest is to change its state.
+    Change(Request),
+    /// All vCPUs of a guest are stopping.
+    Pausing(&'static Vm<A>),
+    /// A guest is being destroyed.
+    Destroy(Box<Destroy<A>>),
+    /// The request is done.
+    Over,
+}
+
+/// A guest that is being destroyed.
+pub(super) struct Destroy<A: Arch> {
+    vm: &'static Vm<A>,
+    stage: Stage<A>,
+    scratch: FlushScratch,
+    /// Why, if it is not because of a request: it could not be loaded.
+    because: Option<Refusal>,
+}
+
+/// How far that is.
+enum Stage<A: Arch> {
+    /// Its vCPUs stop.
+    Stop,
+    /// Its slots are removed, one after the other.
+    Slots,
+    /// A slot is being removed.
+    Slot(MemoryJob<'static, A>),
+    /// Freed memory is being cleaned.
+    Clean,
+    /// CPUs leave the address space.
+    Leave,
+}
+
+impl<A: Arch> Life<A> {
+    /// Begins to serve a request; `None` if it is about one guest's memory or counters.
+    pub(super) fn new(_: &'static Host<A>, request: Request) -> Option<Self> {
+        Some(match request {
+            Request::Vms | Request::Guests => Self::List(request, 0),
+            Request::Memory => Self::Memory,
+            Request::Input { guest, port, bytes } => Self::Input(guest, port, bytes),
+            Request::Create { guest } => Self::Create(guest),
+            Request::Start { .. }
+            | Request::Pause { .. }
+            | Request::Resume { .. }
+            | Request::Reset { .. }
+            | Request::Destroy { .. } => Self::Change(request),
+            _ => return None,
+        })
+    }
+
+    /// Continues for a short while.
+    pub(super) fn step(&mut self, host: &'static Host<A>, answer: &mut Answer) -> Result<Progress, Refusal> {
+        match self {
+            Self::Over => return Ok(Progress::Done),
+            Self::List(request, index) => {
+                let sent = match request {
+                    Request::Vms => send_vm(host, *index, answer),
+                    _ => send_guest(host, *index, answer),
+                };
+                let Some(next) = sent else { return Ok(Progress::Done) };
+                *index = next;
+            }
+            Self::Memory => {
+                let free = host.free.lock().total();
+                answer.record::<A>(&record::Memory { free, heap: A::heap_used() });
+                *self = Self::Over;
+            }
+            Self::Input(guest, port, bytes) => {
+                let vm = host.find_guest(Some(*guest)).ok_or(Refusal::NoGuest(*guest))?;
+                let taken = A::type_in(vm, *port, bytes.bytes()).ok_or(Refusal::NoPort(*port))?;
+                answer.record::<A>(&record::Taken { taken: taken as u32 });
+                *self = Self::Over;
+            }
+            Self::Create(guest) => *self = create(host, *guest)?,
+            Self::Load { vm, load, starts } => {
+                let Some(mut loading) = load.take() else { return Ok(Progress::Done) };
+                if loading.step(vm) != Progress::Done {
+                    *load = Some(loading);
+                    return Ok(Progress::More);
+                }
+                vm.finish_load(loading);
+                if *starts {
+                    host.start(vm);
+                }
+                return Ok(Progress::Done);
+            }
+            Self::Again(vm) => {
+                if vm.step_change(None) != Progress::Done || !A::reset_slots(vm, A::this_cpu()) {
+                    return Ok(Progress::Waiting);
+                }
+                vm.reset_stopped();
+                let load = Some(Load::new(vm).map_err(|why| Refusal::Create(CreateError::Load(why)))?);
+                *self = Self::Load { vm, load, starts: true };
+            }
+            Self::Change(request) => *self = change(host, *request)?,
+            Self::Pausing(vm) => {
+                if !vm.has_stopped() {
+                    return Ok(Progress::Waiting);
+                }
+                // It may have ended meanwhile.
+                if vm.attention() & attention::END == 0 {
+                    host.set_state(vm, GuestState::Paused, 0);
+                }
+                return Ok(Progress::Done);
+            }
+            Self::Destroy(destroy) => return destroy.step(host),
+        }
+        Ok(Progress::More)
+    }
+}
+
+/// Sends what there is of the guest that exists and has this number, or of the next one; returns
+/// the number after it.
+fn send_vm<A: Arch>(host: &'static Host<A>, from: usize, answer: &mut Answer) -> Option<usize> {
+    let vm = host.next_guest(from as u32)?;
+    let mut memory = 0;
+    vm.space.slots().memory().for_each(|slot| memory += slot.size);
+    let generation = vm.space.slots().generation().number();
+    answer.record::<A>(&record::Vm { vm: vm.number as u16, vcpus: vm.vcpu_count(), memory, generation });
+    Some(vm.number as usize + 1)
+}
+
+/// Sends a guest that the bundle describes.
+fn send_guest<A: Arch>(host: &'static Host<A>, number: usize, answer: &mut Answer) -> Option<usize> {
+    let config = &host.bundle.guests.get(number)?.config;
+    answer.record::<A>(&record::Guest {
+        guest: config.name,
+        state: host.state_of(number as u32),
+        vcpus: config.vcpus,
+        memory: config.memory,
+        weight: config.weight,
+        used: host.used_by(number as u32),
+    });
+    Some(number + 1)
+}
+
+fn create<A: Arch>(host: &'static Host<A>, name: Name) -> Result<Life<A>, Refusal> {
+    let (number, state) = number_of(host, name)?;
+    if state != GuestState::Empty {
+        return Err(Refusal::State { guest: name, state, wanted: "empty" });
+    }
+    let files = &host.bundle.guests[number as usize];
+    let vm = host.create_guest(number, files).map_err(Refusal::Create)?;
+    Ok(match Load::new(vm) {
+        Ok(load) => Life::Load { vm, load: Some(load), starts: false },
+        Err(why) => Life::Destroy(Box::new(Destroy {
+            vm,
+            stage: Stage::Slots,
+            scratch: FlushScratch::new(),
+            because: Some(Refusal::Create(CreateError::Load(why))),
+        })),
+    })
+}
+
+/// The number of the guest with this name, and what it does.
+fn number_of<A: Arch>(host: &Host<A>, name: Name) -> Result<(u32, GuestState), Refusal> {
+    let place = host.bundle.guests.iter().position(|files| files.config.name == name);
+    let number = place.ok_or(Refusal::NoGuest(name))? as u32;
+    Ok((number, host.state_of(number)))
+}
+
+/// Begins to change the state of a guest.
+fn change<A: Arch>(host: &'static Host<A>, request: Request) -> Result<Life<A>, Refusal> {
+    use GuestState::{Failed, Loaded, Off, Paused, Running};
+    let (Request::Start { guest }
+    | Request::Pause { guest }
+    | Request::Resume { guest }
+    | Request::Reset { guest }
+    | Request::Destroy { guest }) = request
+    else {
+        return Ok(Life::Over);
+    };
+    let (number, state) = number_of(host, guest)?;
+    let refused = |wanted| Refusal::State { guest, state, wanted };
+    let exists = host.find_guest(Some(guest));
+    let Some(vm) = exists else { return Err(refused("there: create it first")) };
+    match (request, state) {
+        (Request::Start { .. }, Loaded) | (Request::Resume { .. }, Paused) => host.start(vm),
+        (Request::Start { .. }, Off | Failed) => {
+            return Ok(Life::Again(vm));
+        }
+        (Request::Pause { .. }, Running) => {
+            vm.begin_stop(attention::PAUSE);
+            return Ok(Life::Pausing(vm));
+        }
+        (Request::Reset { .. }, Running) => vm.begin_stop(attention::RESET),
+        (Request::Destroy { .. }, _) => {
+            if state == Running {
+                vm.begin_stop(attention::PAUSE);
+            }
+            let stage = if state == Loaded { Stage::Slots } else { Stage::Stop };
+            host.entries[number as usize].set_state(GuestState::Leaving, 0);
+            return Ok(Life::Destroy(Box::new(Destroy {
+                vm,
+                stage,
+                scratch: FlushScratch::new(),
+                because: None,
+            })));
+        }
+        (Request::Start { .. }, _) => return Err(refused("loaded, off or failed")),
+        (Request::Resume { .. }, _) => return Err(refused("paused")),
+        _ => return Err(refused("running")),
+    }
+    Ok(Life::Over)
+}
+
+impl<A: Arch> Destroy<A> {
+    fn step(&mut self, host: &'static Host<A>) -> Result<Progress, Refusal> {
+        let vm = self.vm;
+        self.stage = match &mut self.stage {
+            Stage::Stop if !vm.has_stopped() => return Ok(Progress::Waiting),
+            Stage::Stop => Stage::Slots,
+            // A change that the guest has begun comes first.
+            Stage::Slots if vm.step_change(None) != Progress::Done => return Ok(Progress::More),
+            Stage::Slots => match self.next_slot() {
+                None => Stage::Clean,
+                Some(id) => match vm.space.remove(id) {
+                    Ok(job) => Stage::Slot(job),
+                    Err(SlotError::Busy) => return Ok(Progress::Waiting),
+                    Err(why) => return Err(Refusal::Slot(why)),
+                },
+            },
+            Stage::Slot(job) => match vm.step_job(job, &mut self.scratch) {
+                Progress::Done => Stage::Slots,
+                progress => return Ok(progress),
+            },
+            Stage::Clean if vm.clean_some() => return Ok(Progress::More),
+            Stage::Clean => {
+                // The tables that are left have no entries: nothing is cached by them afterwards.
+                let _receipt = vm.flush_space(Invalidation::Everything, &mut self.scratch);
+                host.set_leaving(vm.space.root().0);
+                Stage::Leave
+            }
+            Stage::Leave => {
+                let mut holders = percpu::online::<A>().filter(|cpu| A::holds_space(vm, cpu)).peekable();
+                if holders.peek().is_some() {
+                    holders.for_each(|cpu| host::kick::<A>(cpu.index));
+                    return Ok(Progress::Waiting);
+                }
+                host.set_leaving(0);
+                // SAFETY: all vCPUs have stopped, the slots are gone, no CPU has the address space
+                // loaded, and this was the last use.
+                unsafe { host.free_guest(vm) };
+                return self.because.take().map_or(Ok(Progress::Done), Err);
+            }
+        };
+        Ok(Progress::More)
+    }
+
+    fn next_slot(&self) -> Option<SlotId> {
+        let mut first = None;
+        self.vm.space.slots().memory().for_each(|slot| first = first.max(Some(slot.id)));
+        first
+    }
+}

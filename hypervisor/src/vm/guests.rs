@@ -1,0 +1,215 @@
+//! The life of a guest: it is created and loaded, runs, pauses, ends, and is destroyed, while
+//! others run.
+//!
+//! ```text
+//!              create            start                  end
+//!   (nothing) ────────▶ loaded ────────▶ running ─────────────────▶ off, failed
+//!       ▲                                 │    ▲                         │   start: loaded again
+//!       │                           pause ▼    │ resume                  │
+//!       │                                paused                          │
+//!       └───────────────── destroy, from every state ────────────────────┘
+//! ```
+//!
+//! The boot CPU alone makes these transitions, except for `end`, which a vCPU causes: the last vCPU
+//! to leave its CPU then records it.
+
+use alloc::boxed::Box;
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering;
+
+use hostlink::config::{Config, MAX_TOTAL_VCPUS, Start};
+use hostlink::exit::ExitCode;
+use hostlink::guests::{Facts, GuestState};
+
+use super::GUEST;
+use super::arch::Arch;
+use super::context::Context;
+use super::files::{CreateError, Files};
+use super::host::Host;
+use super::machine::{self, Vm, attention};
+use super::switch::Leave;
+use crate::sched::{CpuSet, Share, VcpuIndex};
+
+/// The share of the CPUs that a configuration gives a guest.
+fn share(config: &Config<'_>) -> Share {
+    Share { weight: config.weight, cap: config.cap, cpus: CpuSet(config.cpus.words()) }
+}
+
+/// A guest that exists.
+pub(super) struct Guest<A: Arch>(NonNull<Vm<A>>);
+
+// SAFETY: it stands for a reference to the machine, which other CPUs may use.
+unsafe impl<A: Arch> Send for Guest<A> {}
+
+impl<A: Arch> Guest<A> {
+    /// The machine. It exists until [`Host::free_guest`].
+    pub(super) fn vm(&self) -> &'static Vm<A> {
+        // SAFETY: made from a box in `create_guest_in`, which is freed when nobody uses it.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl<A: Arch> Host<A> {
+    /// Creates the guests of the bundle that start with the machine.
+    ///
+    /// # Errors
+    ///
+    /// What the machine lacks, or what is wrong with the files.
+    pub fn create_guests(&'static self) -> Result<(), CreateError> {
+        for (number, files) in (0..).zip(&self.bundle.guests) {
+            if files.config.start == Start::Auto {
+                self.create_guest(number, files)?.load_at_once().map_err(CreateError::Load)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Creates the guest of this number, which does not exist. Its memory is still to be loaded.
+    ///
+    /// # Errors
+    ///
+    /// What the machine lacks, or what is wrong with the files.
+    pub(super) fn create_guest(
+        &'static self,
+        number: u32,
+        files: &Files,
+    ) -> Result<&'static Vm<A>, CreateError> {
+        let first = self.find_rows(files.config.vcpus).ok_or(CreateError::NoRows)?;
+        self.create_guest_in(number, first, files)
+    }
+
+    /// The same in these rows, which are free.
+    pub(super) fn create_guest_in(
+        &'static self,
+        number: u32,
+        first: VcpuIndex,
+        files: &Files,
+    ) -> Result<&'static Vm<A>, CreateError> {
+        if !files.config.cpus.iter().any(|cpu| self.sched.has_cpu(cpu)) {
+            return Err(CreateError::NoCpuFor(files.config.name));
+        }
+        let guest = Guest(NonNull::from(Box::leak(Box::new(machine::create(self, number, first, *files)?))));
+        let vm = guest.vm();
+        self.enter_rows(vm);
+        let config = &vm.files.config;
+        self.sched.add_group(number, vm.rows(), share(config));
+        let facts = Facts {
+            name: config.name,
+            vcpus: config.vcpus,
+            counters: self.counters_of(first).as_ptr().addr() as u64,
+            weight: config.weight,
+            cap: config.cap,
+            memory: config.memory,
+            consoles: vm.rings.as_ref().map_or_else(Default::default, |rings| rings.places()),
+        };
+        self.entries[number as usize].fill(&facts, GuestState::Loaded);
+        vm.set_requests_wait(self.requests_wait());
+        self.guests.lock()[number as usize] = Some(guest);
+        Ok(vm)
+    }
+
+    /// The first of so many adjacent free rows; `None` if there are not as many.
+    fn find_rows(&self, count: u32) -> Option<VcpuIndex> {
+        let guests = self.guests.lock();
+        let used = || guests.iter().flatten().map(|guest| guest.vm().rows());
+        let is_free = |first: &u32| used().all(|rows| rows.end <= *first || first + count <= rows.start);
+        // A place begins where another ends.
+        let places = core::iter::once(0).chain(used().map(|rows| rows.end));
+        places.filter(|first| first + count <= MAX_TOTAL_VCPUS).filter(is_free).min()
+    }
+
+    /// What a guest does.
+    pub fn state_of(&self, number: u32) -> GuestState {
+        // Acquire: pairs with `set_state`.
+        let code = self.entries[number as usize].state.load(Ordering::Acquire);
+        GuestState::from_code(code).unwrap_or_default()
+    }
+
+    /// Ticks of the clock for which a guest's vCPUs have had CPUs.
+    pub(super) fn used_by(&self, number: u32) -> u64 {
+        self.sched.used(number)
+    }
+
+    pub(super) fn set_state(&self, vm: &Vm<A>, state: GuestState, exit: u32) {
+        self.entries[vm.number as usize].set_state(state, exit);
+    }
+
+    /// Lets a loaded or paused guest run.
+    pub(super) fn start(&self, vm: &Vm<A>) {
+        self.set_state(vm, GuestState::Running, 0);
+        vm.go_on();
+    }
+
+    /// Frees a guest whose vCPUs have all left their CPUs, whose slots have been removed, and whose
+    /// address space no CPU has loaded.
+    ///
+    /// # Safety
+    ///
+    /// That is so, and the caller does not use the guest any more.
+    pub(super) unsafe fn free_guest(&self, vm: &'static Vm<A>) {
+        let number = vm.number as usize;
+        self.sched.remove_group(vm.number);
+        self.leave_rows(vm);
+        let Some(guest) = self.guests.lock()[number].take() else { return };
+        // SAFETY: made from a box in `create_guest_in`. No vCPU of it is on a CPU or in a queue, so
+        // no CPU uses it (see `host.rs`); the caller is the boot CPU, the only one that finds it by
+        // its number.
+        let vm = *unsafe { Box::from_raw(guest.0.as_ptr()) };
+        // First of all: readers of its rings notice that the memory may be in use again.
+        self.entries[number].clear();
+        let Vm { tables, rings, .. } = vm; // Everything else is dropped.
+        let mut free = self.free.lock();
+        // SAFETY: no CPU has loaded the address space, and the allocators went with the machine.
+        unsafe { tables.give_back(&mut free) };
+        if let Some(rings) = rings {
+            rings.give_back(&mut free);
+        }
+    }
+
+    /// All vCPUs of a guest that has ended have left their CPUs. The run ends with its last guest.
+    pub(super) fn note_end(&self, number: u32, code: ExitCode) {
+        let state = match code {
+            ExitCode::GuestPowerOff | ExitCode::GuestReset => GuestState::Off,
+            _ => GuestState::Failed,
+        };
+        self.entries[number as usize].set_state(state, code as u32);
+        let lives = |number| matches!(self.state_of(number), GuestState::Running | GuestState::Paused);
+        if !(0..self.entries.len() as u32).any(lives) {
+            A::exit(self.verdict());
+        }
+    }
+
+    /// The end of the run when all guests have ended: that of the first one that failed, or that of
+    /// the last one.
+    fn verdict(&self) -> ExitCode {
+        let ends = || {
+            self.entries
+                .iter()
+                .filter_map(|entry| ExitCode::from_code(entry.exit.load(Ordering::Relaxed).cast_signed()))
+        };
+        let failed = ends().find(|code| !matches!(code, ExitCode::GuestPowerOff | ExitCode::GuestReset));
+        failed.or_else(|| ends().next()).unwrap_or(ExitCode::GuestPowerOff)
+    }
+}
+
+impl<A: Arch> Vm<A> {
+    /// Whether other guests run, or may go on.
+    fn is_last(&self) -> bool {
+        let lives = |number| matches!(self.host.state_of(number), GuestState::Running | GuestState::Paused);
+        !(0..self.host.entries.len() as u32).any(|number| number != self.number && lives(number))
+    }
+}
+
+impl<A: Arch> Context<'_, A> {
+    /// The guest has ended, in the way that `code` says.
+    #[cold]
+    pub(super) fn end(&mut self, code: ExitCode) -> Option<Leave> {
+        if self.vm.is_last() {
+            A::exit(code);
+        }
+        log::info!(target: GUEST, "guest {} ends: {code:?}", self.vm.files.config.name);
+        self.vm.ended.store(code as u32, Ordering::Relaxed);
+        self.vm.begin_stop(attention::END);
+        self.stop()
+    }
+}

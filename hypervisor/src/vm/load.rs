@@ -1,0 +1,93 @@
+//! Puts a guest's files into its memory, in steps.
+
+use core::mem;
+
+use memslots::{Gpa, Sweep};
+use paging::Progress;
+
+use super::arch::Arch;
+use super::machine::Vm;
+use super::slot_memory::CLEAR_BYTES;
+use crate::loader::{LoadError, Placement};
+
+/// What is put into a guest's memory, which is zero elsewhere, and where its boot vCPU begins.
+pub struct Plan<E> {
+    /// The bytes and their places.
+    pub placements: alloc::vec::Vec<Placement<'static>>,
+    /// The beginning.
+    pub entry: E,
+}
+
+/// A guest's memory is being filled. No vCPU of it runs.
+pub struct Load<A: Arch> {
+    stage: Stage,
+    plan: Plan<A::Entry>,
+}
+
+enum Stage {
+    /// All memory becomes zero.
+    Zero(Sweep),
+    /// A placement is copied, from this byte on.
+    Place(usize, usize),
+    /// All memory is cleaned out of the caches, for a guest that starts without them.
+    Clean(Sweep),
+    Ready,
+}
+
+impl<A: Arch> Load<A> {
+    /// Begins to load a guest.
+    ///
+    /// # Errors
+    ///
+    /// If its files are malformed, or do not fit.
+    pub fn new(vm: &Vm<A>) -> Result<Self, LoadError> {
+        let plan = A::plan(&vm.guest, &vm.files, vm.vcpu_count())?;
+        Ok(Self { stage: Stage::Zero(Sweep::new(CLEAR_BYTES)), plan })
+    }
+
+    /// Makes a short step; `Done` when memory is ready.
+    pub fn step(&mut self, vm: &Vm<A>) -> Progress {
+        let memory = vm.space.slots().memory();
+        self.stage = match mem::replace(&mut self.stage, Stage::Ready) {
+            Stage::Zero(mut sweep) => match sweep.next(&memory) {
+                Some(piece) => {
+                    if !piece.slot.is_read_only() {
+                        // SAFETY: the slot's memory is the guest's alone, and no vCPU runs.
+                        unsafe { A::zero(piece.host.start, piece.host.end - piece.host.start) };
+                        // This bypasses `memory`, so mark the log explicitly.
+                        memory.mark_dirty(piece.gpas);
+                    }
+                    Stage::Zero(sweep)
+                }
+                None => Stage::Place(0, 0),
+            },
+            Stage::Place(index, from) => match self.plan.placements.get(index) {
+                Some(place) => {
+                    let bytes = &place.bytes[from..];
+                    let bytes = &bytes[..bytes.len().min(CLEAR_BYTES as usize)];
+                    memory.write(Gpa(place.gpa + from as u64), bytes).expect("the plan stays within memory");
+                    match from + bytes.len() {
+                        to if to == place.bytes.len() => Stage::Place(index + 1, 0),
+                        to => Stage::Place(index, to),
+                    }
+                }
+                None if A::must_clean() => Stage::Clean(Sweep::new(CLEAR_BYTES)),
+                None => Stage::Ready,
+            },
+            Stage::Clean(mut sweep) => match sweep.next(&memory) {
+                Some(piece) => {
+                    A::clean(piece.host);
+                    Stage::Clean(sweep)
+                }
+                None => Stage::Ready,
+            },
+            Stage::Ready => return Progress::Done,
+        };
+        Progress::More
+    }
+
+    /// Lets the boot vCPU, whose private state this is, begin at the kernel's entry.
+    pub fn finish(self, vm: &Vm<A>, boot: &mut A::State) {
+        A::begin(&vm.guest, self.plan.entry, (&vm.vcpus[0].inbox, boot));
+    }
+}
