@@ -222,8 +222,8 @@ impl RunQueue {
         Some(next.vcpu)
     }
 
-    /// Ends the turn of the running vCPU: charges the time to it and to its line. Returns its virtual
-    /// time.
+    /// Ends the turn of the running vCPU: charges the time to it and to its line. Returns its
+    /// virtual time.
     #[inline(always)]
     fn end_turn(&mut self, running: &Running, now: u64) -> u64 {
         self.running = None;
