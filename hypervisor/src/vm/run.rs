@@ -43,7 +43,6 @@
 //! | `check_queue` | the same alone, because this CPU put a vCPU into its own queue |
 //! | `check_spinning` | whether the vCPU only waits for memory to change |
 
-use core::sync::atomic::Ordering;
 
 use alloc::boxed::Box;
 use hostlink::config::ResetPolicy;
@@ -124,7 +123,7 @@ pub(super) fn wait_for_turn<A: Arch>(
     cpu: &PerCpu<A>,
     workspace: &mut A::Workspace,
 ) -> Turn {
-    note_current(cpu, None);
+    cpu.note_current(None);
     let mut by_tick = false;
     loop {
         if let Some(turn) = host.sched.next(cpu.index, A::now()) {
@@ -377,7 +376,7 @@ impl<'a, A: Arch> Context<'a, A> {
             Next::Yield | Next::Again => None,
             Next::Reset => match self.vm.reset_policy() {
                 ResetPolicy::Exit => self.end(ExitCode::GuestReset),
-                ResetPolicy::Panic => panic!("the guest resets, which is to be taken for an error here"),
+                ResetPolicy::Panic => panic!("the guest resets, which is taken for an error here"),
                 ResetPolicy::Reboot => {
                     self.vm.begin_stop(attention::RESET);
                     self.check_events()
@@ -393,9 +392,4 @@ impl<'a, A: Arch> Context<'a, A> {
             }
         }
     }
-}
-
-/// Marks a vCPU as the one on this CPU, for the panic report.
-pub(super) fn note_current<A: Cpus>(cpu: &PerCpu<A>, vcpu: Option<u32>) {
-    cpu.current_vcpu.store(vcpu.map_or(0, |vcpu| vcpu + 1), Ordering::Relaxed);
 }
