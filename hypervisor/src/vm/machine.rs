@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 use core::cell::UnsafeCell;
 use core::ops::Range;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use coherence::Target;
 use hostlink::config::{self, NestedPage, ResetPolicy};
@@ -60,6 +60,8 @@ pub struct Vcpu<A: Arch> {
     pub inbox: A::Inbox,
     /// The word it waits for, if it is passive in a queue.
     pub awaited: Awaited,
+    /// How much of its CPU time has been published.
+    pub(super) published: AtomicU64,
     state: UnsafeCell<A::State>,
 }
 
@@ -164,6 +166,7 @@ pub fn create<A: Arch>(
         target,
         inbox: A::new_inbox(),
         awaited: Awaited::default(),
+        published: AtomicU64::new(0),
         state: UnsafeCell::new(A::new_vcpu(&shared, index, identity + index)),
     };
     Ok(Vm {

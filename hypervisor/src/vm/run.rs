@@ -43,7 +43,6 @@
 //! | `check_queue` | the same alone, because this CPU put a vCPU into its own queue |
 //! | `check_spinning` | whether the vCPU only waits for memory to change |
 
-
 use alloc::boxed::Box;
 use hostlink::config::ResetPolicy;
 use hostlink::counters::Counter;
