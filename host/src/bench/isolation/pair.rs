@@ -95,6 +95,12 @@ pub(crate) struct Figures {
 }
 
 impl Figures {
+    /// The same with shares of the time that both guests have had.
+    pub(crate) fn of_used_time(self) -> Self {
+        let both = self.share + self.attackers_share;
+        Self { share: self.share / both, attackers_share: self.attackers_share / both, ..self }
+    }
+
     /// What the bystander has found wrong, in words.
     pub(crate) fn wrong(&self) -> Option<String> {
         let Tally { stale, words, registers, .. } = self.tally;
