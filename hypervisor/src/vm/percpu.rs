@@ -31,6 +31,8 @@ pub struct PerCpu<A: Cpus> {
     pub check_queue: Cell<bool>,
     /// The last vCPU to stop for a reset did so here: this CPU restarts the guest.
     pub resets: Cell<bool>,
+    /// Up to when the time of the vCPU here is in what the host tool sees of its guest.
+    pub used_until: Cell<u64>,
     /// Turns of vCPUs since their number last caused interrupts to be taken.
     pub turns: Turns,
     /// Longest time in clock ticks that this CPU runs without a timer interrupt.
@@ -60,6 +62,7 @@ impl<A: Cpus> PerCpu<A> {
             timer_is_tick: Cell::new(false),
             check_queue: Cell::new(false),
             resets: Cell::new(false),
+            used_until: Cell::new(0),
             turns: Turns::new(),
             tick_max: Cell::new(u64::MAX),
             kicked_at: AtomicU64::new(0),

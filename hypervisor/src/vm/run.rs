@@ -106,7 +106,9 @@ pub fn cpu_loop<A: Arch>(host: &'static Host<A>) -> ! {
     let mut workspace = Box::new(A::new_workspace(cpu));
     let turn = wait_for_turn(host, cpu, &mut workspace);
     let mut context = Context::new(host, cpu, &turn, &mut workspace);
-    let mut leave = context.check_on_arrival(A::now());
+    let now = A::now();
+    cpu.used_until.set(now);
+    let mut leave = context.check_on_arrival(now);
     loop {
         if let Some(leave) = leave {
             context.switch_vcpu(leave, A::now());
@@ -229,6 +231,7 @@ impl<'a, A: Arch> Context<'a, A> {
             A::expire_timers(self, now);
             deadline = self.state.next_deadline(now);
         }
+        self.publish_used(now);
         self.state.update_activity();
         if !self.state.is_running() {
             return Some(Leave::Blocked(deadline));

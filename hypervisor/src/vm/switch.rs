@@ -108,6 +108,8 @@ impl<'a, A: Arch> Context<'a, A> {
     /// time: `now` unless the CPU had to wait for the next one.
     #[inline(always)]
     fn switch_once(&mut self, leave: Leave, now: u64) -> u64 {
+        // While the guest certainly exists.
+        self.publish_used(now);
         // Saved before any other CPU can find the vCPU.
         A::save_state(self);
         let known = match leave {
@@ -165,6 +167,7 @@ impl<'a, A: Arch> Context<'a, A> {
             None => (wait_for_turn(self.host, self.cpu, self.workspace), A::now()),
         };
         self.take_on(&turn);
+        self.cpu.used_until.set(now);
         now
     }
 }
