@@ -15,7 +15,6 @@ use spin::Mutex;
 
 use super::flush::{CallServices, MemorySource};
 use super::overlay::Overlays;
-use super::pages::Pages;
 use super::processor::Amd64;
 use super::rom::{Followed, Rom};
 use super::state::{Permissions, VcpuState};
@@ -30,6 +29,7 @@ use crate::devices::pc::power;
 use crate::hyperv::{self, CrashReport, Partition, crash};
 use crate::loader::pc::layout;
 use crate::loader::{self, EntryState, LoadError, MemoryLayout, Placement};
+use crate::pages::Pages;
 use crate::vm::GUEST;
 use crate::vm::load::Plan;
 use crate::vm::space::{FlushScratch, VmMemory};
