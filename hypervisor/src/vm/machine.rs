@@ -21,6 +21,7 @@ use super::host::Host;
 use super::load::Load;
 use super::memory::{FreeMemory, NestedTables};
 use super::reset::Reset;
+use super::shown::ShownMemory;
 use super::slot_memory::SlotMemory;
 use super::space::VmMemory;
 use super::stop::Stopped;
@@ -96,6 +97,8 @@ pub struct Vm<A: Arch> {
     pub space: VmMemory<A>,
     /// The memory behind slots that are added and removed at run time.
     pub memory_of_slots: Mutex<SlotMemory>,
+    /// The hypervisor's own memory that the guest may read.
+    pub shown: Option<ShownMemory>,
     /// The architecture-specific shared state.
     pub guest: A::Shared,
     /// The files it was created from.
@@ -136,9 +139,13 @@ pub fn create<A: Arch>(
     let mut free = host.free.lock();
     // The only guest may be given all memory later.
     let covered = if host.bundle.is_single { free.total() } else { config.memory };
-    let memslots = back_memory::<A>(&ram, &mut free)?;
+    let mut memslots = back_memory::<A>(&ram, &mut free)?;
     let mut own = Vec::new();
     memslots.memory().for_each(|slot| own.push(slot.id));
+    let shown = A::shown_memory(config.vcpus);
+    if let Some(shown) = &shown {
+        shown.add_to(&mut memslots).map_err(|_| too_large(config.memory))?;
+    }
     let (tables, count) =
         NestedTables::take(&mut free, covered, config.switches.tables).ok_or(CreateError::NoTables)?;
     let rings =
@@ -176,6 +183,7 @@ pub fn create<A: Arch>(
         targets,
         space,
         memory_of_slots: Mutex::new(SlotMemory::new(own)),
+        shown,
         guest: shared,
         files,
         change: Mutex::new(OwnChange::none()),
@@ -207,12 +215,16 @@ fn back_memory<A: Arch>(ram: &[Range<u64>], free: &mut FreeMemory) -> Result<Mem
             };
             // SAFETY: the memory was taken from the free RAM, is mapped one to one, and is never
             // freed.
-            unsafe { memslots.add(slot) }
-                .map_err(|_| CreateError::Load(LoadError::MemoryTooLarge { memory: size }))?;
+            unsafe { memslots.add(slot) }.map_err(|_| too_large(size))?;
             id += 1;
         }
     }
     Ok(memslots)
+}
+
+/// There is no place, or no slot, for so much memory.
+const fn too_large(memory: u64) -> CreateError {
+    CreateError::Load(LoadError::MemoryTooLarge { memory })
 }
 
 impl<A: Arch> Vm<A> {

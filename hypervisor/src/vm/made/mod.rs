@@ -221,9 +221,14 @@ impl<A: Arch> Made<A> {
 
     /// Gives a vCPU of the first guest that does not run to CPU 0, which is the calling thread.
     pub(crate) fn with_vcpu<R>(&'static self, vcpu: u32, act: impl FnOnce(&mut Context<'_, A>) -> R) -> R {
+        let turn = Turn { vcpu: self.machine().vcpus[vcpu as usize].row, migrated: false, waited: 0 };
+        self.with_turn(turn, act)
+    }
+
+    /// The same for a turn that the scheduler might have given.
+    pub(crate) fn with_turn<R>(&'static self, turn: Turn, act: impl FnOnce(&mut Context<'_, A>) -> R) -> R {
         let cpu = &self.cpus[0];
         let mut workspace = A::new_workspace(cpu);
-        let turn = Turn { vcpu: self.machine().vcpus[vcpu as usize].row, migrated: false, waited: 0 };
         let mut context = Context::new(self.host(), cpu, &turn, &mut workspace);
         // The boot vCPU finds that it has been started.
         A::take_signals(&mut context);
