@@ -232,16 +232,6 @@ impl<A: Arch> Vm<A> {
 }
 
 impl<A: Arch> Context<'_, A> {
-    /// Lets the host tool know of the CPU time that this vCPU, which begins a turn, has had so far.
-    #[cold]
-    pub(super) fn publish_used(&self) {
-        let used = self.host.sched.used_by(self.vcpu.row);
-        // Only the vCPU's owner changes what is published of it.
-        let published = self.vcpu.published.swap(used, Ordering::Relaxed);
-        let entry = self.host.entry(self.vm.number);
-        entry.used_ticks.fetch_add(used.wrapping_sub(published), Ordering::Relaxed);
-    }
-
     /// The guest has ended, in the way that `code` says.
     #[cold]
     pub(super) fn end(&mut self, code: ExitCode) -> Option<Leave> {

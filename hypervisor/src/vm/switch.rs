@@ -82,9 +82,6 @@ impl<'a, A: Arch> Context<'a, A> {
             self.count(Counter::SchedMigrated);
         }
         self.add(Counter::SchedSteal, turn.waited);
-        if !self.host.bundle.is_single {
-            self.publish_used();
-        }
         self.cpu.note_current(Some(self.vcpu.row));
         self.cpu.trace_with(Event::TurnBegins, self.vcpu.row, turn.migrated.into(), [0; 2]);
         A::load_state(self, turn);
