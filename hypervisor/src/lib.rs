@@ -31,6 +31,7 @@ pub mod page_pool;
 pub mod pages;
 pub mod quota;
 pub mod sched;
+pub mod stopping;
 mod sync;
 // It is not model-checked: its CPUs communicate through `sched::notify`.
 #[cfg(not(loom))]

@@ -6,17 +6,16 @@
 //! change over. So one CPU at a time steps it. Between two steps the CPU takes interrupts and
 //! serves requests.
 
-use core::sync::atomic::Ordering;
-
 use hostlink::counters::Counter;
 use memslots::space::Report;
 use paging::Progress;
 
 use super::arch::Arch;
 use super::counting::increase;
-use super::machine::{Vm, VpIndex, attention};
+use super::machine::{Vm, VpIndex};
 use super::percpu::PerCpu;
 use super::space::{FlushScratch, MemoryJob};
+use crate::stopping::CHANGE;
 
 /// The change in progress, if there is one. Only one change of the slots is in progress at a time.
 pub(super) struct OwnChange<A: Arch> {
@@ -38,13 +37,13 @@ impl<A: Arch> Vm<A> {
     pub fn begin_change(&self, cpu: &PerCpu<A>, by: VpIndex, job: MemoryJob<'static, A>) {
         cpu.check_queue.set(true);
         self.change.lock().under_way = Some((by, job));
-        // Pairs with `attention`: a CPU that sees it finds the change.
-        self.attention.fetch_or(attention::CHANGE, Ordering::Release);
+        // A CPU that sees it finds the change.
+        self.stopping.set(CHANGE);
     }
 
     /// Whether a change caused by a vCPU is in progress.
     pub fn is_changing(&self) -> bool {
-        self.attention() & attention::CHANGE != 0
+        self.attention() & CHANGE != 0
     }
 
     /// Makes a step of the change, if this vCPU caused it. A reset has no vCPU and steps the change
@@ -64,8 +63,7 @@ impl<A: Arch> Vm<A> {
         if progress == Progress::Done {
             self.count_change(*by, &job.report());
             *under_way = None;
-            // Pairs with `attention`.
-            self.attention.fetch_and(!attention::CHANGE, Ordering::Release);
+            self.stopping.clear(CHANGE);
             drop(change);
             self.audit_if_paranoid();
         }

@@ -25,9 +25,10 @@ use super::arch::Arch;
 use super::context::Context;
 use super::files::{CreateError, Files};
 use super::host::Host;
-use super::machine::{self, Vm, attention};
+use super::machine::{self, Vm};
 use super::switch::Leave;
 use crate::sched::{CpuSet, Share, VcpuIndex};
+use crate::stopping;
 
 /// More of the heap than a guest needs, beside its vCPUs, and than each vCPU needs.
 const HEAP_PER_GUEST: u64 = 1 << 20;
@@ -227,7 +228,7 @@ impl<A: Arch> Vm<A> {
             A::exit(self.host.verdict());
         }
         self.ended.store(code as u32, Ordering::Relaxed);
-        self.begin_stop(attention::END);
+        self.begin_stop(stopping::END);
     }
 }
 

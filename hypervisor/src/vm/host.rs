@@ -10,7 +10,7 @@
 //! event that is posted to a row whose guest has just ended does no harm.
 //!
 //! The vCPU and its guest are found through a row in two places only: by the CPU to which the
-//! scheduler has given the vCPU, and by [`may_go`], under the lock of the queue in which the vCPU
+//! scheduler has given the vCPU, and by `may_go`, under the lock of the queue in which the vCPU
 //! waits. A guest is freed when all its vCPUs are parked: then they are on no CPU, and in no queue.
 
 use alloc::boxed::Box;

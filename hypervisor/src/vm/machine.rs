@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 use core::cell::UnsafeCell;
 use core::ops::Range;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32};
 
 use coherence::Target;
 use hostlink::config::{self, Config, NestedPage, ResetPolicy};
@@ -24,29 +24,13 @@ use super::reset::Reset;
 use super::shown::ShownMemory;
 use super::slot_memory::SlotMemory;
 use super::space::VmMemory;
-use super::stop::Stopped;
 use crate::loader::LoadError;
 use crate::sched::notify;
 use crate::sched::{Line, VcpuIndex};
+use crate::stopping::{REQUESTS, Stopping};
 
 /// Index of a vCPU in its guest; also its VP index.
 pub type VpIndex = u32;
-
-/// Bits of [`Vm::attention`].
-pub mod attention {
-    /// A reset is in progress.
-    pub const RESET: u32 = 1 << 0;
-    /// A request from the host is pending or being served.
-    pub const REQUESTS: u32 = 1 << 1;
-    /// A vCPU's access has begun a change of guest memory.
-    pub const CHANGE: u32 = 1 << 2;
-    /// The guest is to pause.
-    pub const PAUSE: u32 = 1 << 3;
-    /// The guest has ended.
-    pub const END: u32 = 1 << 4;
-    /// The reasons for which all vCPUs stop.
-    pub const STOP: u32 = RESET | PAUSE | END;
-}
 
 /// One virtual CPU.
 pub struct Vcpu<A: Arch> {
@@ -103,8 +87,8 @@ pub struct Vm<A: Arch> {
     pub files: Files,
     /// A change of memory that a vCPU's access has caused.
     pub(super) change: Mutex<OwnChange<A>>,
-    /// Pending work that each of its vCPUs must check: bits of [`attention`].
-    pub(super) attention: AtomicU32,
+    /// Pending work that each of its vCPUs must check, and how many have stopped.
+    pub(super) stopping: Stopping,
     /// Whether a request from the host waits for its turn to change guest memory: vCPUs let it go
     /// first.
     pub turn_wanted: AtomicBool,
@@ -112,10 +96,8 @@ pub struct Vm<A: Arch> {
     pub(super) rings: Option<Rings>,
     /// Memory for its nested page table.
     pub(super) tables: NestedTables,
-    /// How it has ended: an exit code. Valid while [`attention::END`] is set.
+    /// How it has ended: an exit code. Valid while [`END`](crate::stopping::END) is set.
     pub(super) ended: AtomicU32,
-    /// How many vCPUs have stopped.
-    pub(super) stopped: Stopped,
     /// The reset in progress.
     pub(super) reset: Mutex<Option<Reset<A>>>,
 }
@@ -213,12 +195,11 @@ pub fn create<A: Arch>(
         guest: shared,
         files,
         change: Mutex::new(OwnChange::none()),
-        attention: AtomicU32::new(0),
+        stopping: Stopping::new(),
         turn_wanted: AtomicBool::new(false),
         rings,
         tables,
         ended: AtomicU32::new(0),
-        stopped: Stopped::new(),
         reset: Mutex::new(None),
     })
 }
@@ -324,21 +305,14 @@ impl<A: Arch> Vm<A> {
         notify::notify(self.host, vcpu.row, vcpu.target, Line::Work);
     }
 
-    /// Pending work of all vCPUs: bits of [`attention`].
+    /// Pending work of all vCPUs: bits of [`stopping`](crate::stopping).
     #[inline]
     pub fn attention(&self) -> u32 {
-        // Pairs with `begin_reset`, `begin_change` and their ends.
-        self.attention.load(Ordering::Acquire)
+        self.stopping.attention()
     }
 
     /// Sets or clears the flag that makes its vCPUs look for requests.
     pub(super) fn set_requests_wait(&self, wait: bool) {
-        if wait {
-            // Pairs with `attention`, as does the other one: earlier stores must be visible.
-            self.attention.fetch_or(attention::REQUESTS, Ordering::Release);
-        } else {
-            // Pairs with `attention`.
-            self.attention.fetch_and(!attention::REQUESTS, Ordering::Release);
-        }
+        if wait { self.stopping.set(REQUESTS) } else { self.stopping.clear(REQUESTS) }
     }
 }

@@ -8,9 +8,10 @@ use super::GUEST;
 use super::arch::{Arch, State};
 use super::context::Context;
 use super::load::Load;
-use super::machine::{Vm, VpIndex, attention};
+use super::machine::{Vm, VpIndex};
 use super::switch::Leave;
 use crate::sched::PutBack;
+use crate::stopping::{REQUESTS, Role};
 
 impl<A: Arch> Vm<A> {
     /// The state after power-on of a guest whose vCPUs have all stopped, except for its memory.
@@ -41,7 +42,7 @@ impl<A: Arch> Context<'_, A> {
         let by = self.vcpu.index;
         let is_begun = self.vm.reset.lock().as_ref().is_some_and(|reset| reset.by == by);
         if !is_begun {
-            if !self.vm.arrive_at_stop() {
+            if self.vm.arrive_at_stop() == Role::Leaves {
                 return Some(Leave::Parked);
             }
             log::info!(target: GUEST, "the guest resets");
@@ -50,7 +51,7 @@ impl<A: Arch> Context<'_, A> {
         loop {
             if self.step_reset() == Progress::Done {
                 *self.vm.reset.lock() = None;
-                if !self.vm.end_reset() {
+                if !self.vm.stopping.end_reset(self.vm.vcpu_count()) {
                     return Some(Leave::Parked);
                 }
                 self.vm.wake_all(Some(by));
@@ -123,7 +124,7 @@ impl<A: Arch> Context<'_, A> {
 
     /// Requests are served during a reset as at any other time.
     fn serve_during_reset(&self) {
-        if self.cpu.index == 0 && self.vm.attention() & attention::REQUESTS != 0 {
+        if self.cpu.index == 0 && self.vm.attention() & REQUESTS != 0 {
             super::control::serve(self.host, self.cpu);
             self.count(Counter::ResetRequests);
         }

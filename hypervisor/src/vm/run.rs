@@ -55,12 +55,12 @@ use super::arch::{Arch, Cpus, State};
 use super::context::{Context, Next};
 use super::counting;
 use super::host::Host;
-use super::machine::attention;
 use super::percpu::{self, PerCpu};
 use super::switch::Leave;
 use super::{GUEST, control, files};
 use crate::sched::spinning::Look;
 use crate::sched::{PutBack, Turn};
+use crate::stopping;
 
 /// Lets all CPUs begin. Call on the boot CPU when the guests exist.
 pub fn start<A: Arch>(host: &Host<A>) {
@@ -246,7 +246,7 @@ impl<'a, A: Arch> Context<'a, A> {
     #[cold]
     fn serve_vm(&mut self) -> Option<Leave> {
         loop {
-            if self.vm.attention() & attention::STOP != 0
+            if self.vm.attention() & stopping::STOP != 0
                 && let Some(leave) = self.stop()
             {
                 return Some(leave);
@@ -380,7 +380,7 @@ impl<'a, A: Arch> Context<'a, A> {
                 ResetPolicy::Exit => self.end(ExitCode::GuestReset),
                 ResetPolicy::Panic => panic!("the guest resets, which is taken for an error here"),
                 ResetPolicy::Reboot => {
-                    self.vm.begin_stop(attention::RESET);
+                    self.vm.begin_stop(stopping::RESET);
                     self.check_events()
                 }
             },

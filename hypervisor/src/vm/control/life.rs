@@ -10,9 +10,10 @@ use paging::{Invalidation, Progress};
 
 use super::Answer;
 use super::refusal::Refusal;
+use crate::stopping;
 use crate::vm::arch::Arch;
 use crate::vm::load::Load;
-use crate::vm::machine::{Vm, attention};
+use crate::vm::machine::Vm;
 use crate::vm::percpu;
 use crate::vm::space::{FlushScratch, MemoryJob};
 use crate::vm::{CreateError, Host, host};
@@ -131,7 +132,7 @@ impl<A: Arch> Life<A> {
                     return Ok(Progress::Waiting);
                 }
                 // It may have ended meanwhile.
-                if vm.attention() & attention::END == 0 {
+                if vm.attention() & stopping::END == 0 {
                     host.set_state(vm, GuestState::Paused, 0);
                 }
                 return Ok(Progress::Done);
@@ -213,13 +214,13 @@ fn change<A: Arch>(host: &'static Host<A>, request: Request) -> Result<Life<A>, 
             return Ok(Life::Again(vm));
         }
         (Request::Pause { .. }, Running) => {
-            vm.begin_stop(attention::PAUSE);
+            vm.begin_stop(stopping::PAUSE);
             return Ok(Life::Pausing(vm));
         }
-        (Request::Reset { .. }, Running) => vm.begin_stop(attention::RESET),
+        (Request::Reset { .. }, Running) => vm.begin_stop(stopping::RESET),
         (Request::Destroy { .. }, _) => {
             if state == Running {
-                vm.begin_stop(attention::PAUSE);
+                vm.begin_stop(stopping::PAUSE);
             }
             let stage = if state == Loaded { Stage::Slots } else { Stage::Stop };
             host.entry(number).set_state(GuestState::Leaving, 0);

@@ -17,8 +17,8 @@ use hostlink::counters::Counter;
 use hostlink::guests::GuestState;
 use hostlink::name::Name;
 
+use crate::stopping;
 use crate::vm::CreateError;
-use crate::vm::machine::attention;
 use crate::vm::made::{self, End, made_board};
 
 /// An address without memory: a device.
@@ -157,7 +157,7 @@ made_board! {
             from = vm.number + 1;
             // A guest that is being loaded keeps its memory.
             let is_new = [GuestState::Loaded, GuestState::Off].contains(&host.state_of(vm.number));
-            if is_new || vm.attention() & attention::RESET != 0 {
+            if is_new || vm.attention() & stopping::RESET != 0 {
                 continue;
             }
             for vcpu in &vm.vcpus {

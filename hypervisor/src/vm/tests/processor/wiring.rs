@@ -5,11 +5,11 @@ use super::{DEVICE, Inbox, Made, Op, PAGE, PROGRAMS, Programs, Shared};
 use crate::devices::region::Region;
 use crate::loader::LoadError;
 use crate::sched::Turn;
+use crate::stopping;
 use crate::vm::VpIndex;
 use crate::vm::arch::{Arch, Clock, Cpus};
 use crate::vm::awaited::Word;
 use crate::vm::load::Plan;
-use crate::vm::machine::attention;
 use crate::vm::made::offer;
 use crate::vm::memory::NestedTables;
 use crate::vm::space::{FlushScratch, Flushed, VmMemory};
@@ -175,7 +175,7 @@ unsafe impl Arch for Made {
 
     fn save_state(context: &mut Context<'_, Self>) {
         assert_eq!(context.state.loaded.take(), Some(context.cpu.index), "saved elsewhere");
-        let meets_change = attention::CHANGE | attention::RESET;
+        let meets_change = stopping::CHANGE | stopping::RESET;
         if context.vm.attention() & meets_change == meets_change {
             context.vm.guest.taken_over.fetch_add(1, Ordering::Relaxed);
         }

@@ -1,0 +1,169 @@
+//! The stop under loom: vCPUs that run until they are told, and whoever tells them. Telling is a
+//! flag for each vCPU, as the event in its notify word is; the notify word has models of its own.
+
+use super::{ARRIVED, LEFT, PAUSE, RESET, Role, Stopping};
+use crate::model::explore;
+use crate::sync::{AtomicU32, Ordering};
+use loom::sync::Arc;
+use loom::thread;
+
+const COUNT: u32 = 2;
+
+struct Guest {
+    stopping: Stopping,
+    told: [AtomicU32; COUNT as usize],
+    /// Relaxed: only the protocol orders them. What each vCPU has saved, and what the reset leaves.
+    saved: [AtomicU32; COUNT as usize],
+    memory: AtomicU32,
+    resets: AtomicU32,
+}
+
+impl Guest {
+    fn new() -> Arc<Self> {
+        let words = || [AtomicU32::new(0), AtomicU32::new(0)];
+        let (memory, resets) = (AtomicU32::new(1), AtomicU32::new(0));
+        Arc::new(Self { stopping: Stopping::new(), told: words(), saved: words(), memory, resets })
+    }
+
+    fn begin(&self, why: u32) {
+        if self.stopping.begin(why) {
+            self.told.iter().for_each(|told| told.store(1, Ordering::Release));
+        }
+    }
+
+    /// A vCPU that is told stops. Returns whether it has reset the guest and goes on.
+    fn run(&self, vcpu: usize, leave: fn(&Self, usize)) -> Option<bool> {
+        if self.told[vcpu].swap(0, Ordering::Acquire) == 0 {
+            return None;
+        }
+        assert_ne!(self.stopping.attention() & super::STOP, 0, "it is told for a reason");
+        match self.stopping.arrive(COUNT) {
+            Role::Leaves => {
+                leave(self, vcpu);
+                Some(false)
+            }
+            Role::Resets => {
+                while self.stopping.left() + 1 != COUNT {
+                    thread::yield_now();
+                }
+                assert_eq!(self.saved[1 - vcpu].load(Ordering::Relaxed), 1, "the other has been saved");
+                self.memory.store(2, Ordering::Relaxed);
+                self.resets.fetch_add(1, Ordering::Relaxed);
+                let goes_on = self.stopping.end_reset(COUNT);
+                if !goes_on {
+                    leave(self, vcpu);
+                }
+                Some(goes_on)
+            }
+        }
+    }
+}
+
+/// B as it is.
+fn save_and_leave(guest: &Guest, vcpu: usize) {
+    guest.saved[vcpu].store(1, Ordering::Relaxed);
+    let _whoever_asked_looks = guest.stopping.leave(COUNT);
+}
+
+/// A mistake: the vCPU counts itself before it is saved.
+fn leave_and_save(guest: &Guest, vcpu: usize) {
+    let _whoever_asked_looks = guest.stopping.leave(COUNT);
+    guest.saved[vcpu].store(1, Ordering::Relaxed);
+}
+
+/// Both vCPUs run; one of them asks for a reset.
+fn reset(leave: fn(&Guest, usize)) {
+    let guest = Guest::new();
+    guest.begin(RESET);
+    let other = {
+        let guest = guest.clone();
+        thread::spawn(move || guest.run(1, leave))
+    };
+    let own = guest.run(0, leave);
+    let other = other.join().unwrap();
+    assert!(own.is_some() && other.is_some(), "each is told");
+    assert_eq!([own, other].iter().filter(|role| **role == Some(true)).count(), 1, "one resets");
+    assert_eq!(guest.stopping.attention(), 0);
+    assert_eq!(guest.stopping.left(), 0);
+}
+
+#[test]
+fn the_last_vcpu_resets_a_guest_whose_others_are_saved() {
+    explore(None, || reset(save_and_leave));
+}
+
+#[test]
+#[should_panic(expected = "the other has been saved")]
+fn a_vcpu_that_counts_itself_too_early_is_found() {
+    explore(None, || reset(leave_and_save));
+}
+
+/// A pause is requested at any moment of a reset: either the guest goes on, and then all are told,
+/// or all have stopped.
+fn pause_beside_reset(end: fn(&Stopping) -> bool) {
+    let guest = Guest::new();
+    // One vCPU has left; the other is about to end the reset.
+    guest.begin(RESET);
+    assert_eq!(guest.stopping.arrive(COUNT), Role::Leaves);
+    save_and_leave(&guest, 1);
+    assert_eq!(guest.stopping.arrive(COUNT), Role::Resets);
+    guest.told.iter().for_each(|told| told.store(0, Ordering::Relaxed));
+    let pausing = {
+        let guest = guest.clone();
+        thread::spawn(move || guest.begin(PAUSE))
+    };
+    guest.memory.store(2, Ordering::Relaxed);
+    let goes_on = end(&guest.stopping);
+    if !goes_on {
+        let _ = guest.stopping.leave(COUNT);
+    }
+    pausing.join().unwrap();
+    assert_eq!(guest.stopping.attention(), PAUSE);
+    if goes_on {
+        assert!(guest.told.iter().all(|told| told.load(Ordering::Relaxed) == 1), "all are told of the pause");
+        assert_eq!(guest.stopping.left(), 0, "none has stopped yet");
+    } else {
+        assert_eq!(guest.stopping.left(), COUNT, "all have stopped");
+    }
+}
+
+#[test]
+fn a_pause_at_the_end_of_a_reset_is_not_lost() {
+    explore(None, || pause_beside_reset(|stopping| stopping.end_reset(COUNT)));
+}
+
+#[test]
+#[should_panic(expected = "the pause")]
+fn an_end_of_a_reset_that_looks_only_once_is_found() {
+    explore(None, || {
+        pause_beside_reset(|stopping| {
+            let goes_on = stopping.attention() & super::STOP == RESET;
+            let left = if goes_on { 0 } else { COUNT * ARRIVED + (COUNT - 1) * LEFT };
+            stopping.stopped.store(left, Ordering::Relaxed);
+            stopping.clear(RESET);
+            goes_on
+        });
+    });
+}
+
+#[test]
+fn who_finds_no_reset_finds_memory_reset() {
+    explore(None, || {
+        let guest = Guest::new();
+        guest.begin(RESET);
+        assert_eq!(guest.stopping.arrive(COUNT), Role::Leaves);
+        save_and_leave(&guest, 1);
+        assert_eq!(guest.stopping.arrive(COUNT), Role::Resets);
+        let other = {
+            let guest = guest.clone();
+            thread::spawn(move || {
+                let is_over = guest.stopping.attention() & RESET == 0;
+                (is_over, guest.memory.load(Ordering::Relaxed))
+            })
+        };
+        guest.memory.store(2, Ordering::Relaxed);
+        assert!(guest.stopping.end_reset(COUNT));
+        let (is_over, memory) = other.join().unwrap();
+        assert!(!is_over || memory == 2, "{memory}");
+    });
+}
