@@ -27,6 +27,8 @@ pub mod loader;
 #[cfg(all(test, loom))]
 mod model;
 pub mod page_pool;
+#[cfg(not(loom))]
+pub mod pages;
 pub mod quota;
 pub mod sched;
 mod sync;

@@ -17,12 +17,20 @@
 //!   processor can use any translation and any walk cache entry that was valid at some time since
 //!   the last flush that covers it, in any combination, and a run costs some microseconds per
 //!   operation.
+//! * **Guests come and go.** Up to three share the CPUs and a few tags: ASIDs, or VMIDs of 2 bits.
+//!   A host may destroy its guest at any time and create another one in its place, which gets new
+//!   tags, and often the same memory and the same tables. A vCPU may be removed, and another one
+//!   added in its place.
 //! * **Actors** are coroutines ([`sched`]): one for each CPU, and one for the host of each virtual
 //!   machine. They switch wherever the crates call out: at each access of a nested page table,
 //!   between the steps of a change, at each target of a flush, while waiting; and between any two
 //!   instructions of a guest.
 //! * **Memory** is real memory ([`hw::memory`]). Freed tables and slots are poisoned. A walk, an
-//!   access or a crate that reaches them fails the run, even if the frame is in use again.
+//!   access or a crate that reaches them fails the run, even if the frame is in use again. What a
+//!   frame held in its last lives is remembered, so entries from then can still be used.
+//! * **VTTBR_EL2** takes effect when the processor synchronizes. Until then it may walk by the
+//!   former value, and a TLBI may be for either VMID. A CPU that leaves a guest keeps its tables
+//!   loaded, and may walk them, until it loads others. A host's CPU may have any machine's loaded.
 //! * **The driver** connects the crates as the hypervisor does: entry loop with ASIDs, nested
 //!   faults by `memslots::space::GuestSpace` in translation sections, slot updates and dirty logs
 //!   as its jobs, hypercalls from `tlfs::encode` through `tlfs::decode` to `coherence`. It can be
@@ -38,6 +46,8 @@
 //! | G4 | As G1: an entry that was flushed too narrowly is used. Level hints, leaf-only forms and single pieces of large pages remove exactly what they must. |
 //! | G5 | A CPU that was kicked leaves guest mode within a few instructions; a wait ends. |
 //! | G8 | An access that is taken for MMIO, by the vCPU's cache, by a mark or by a search, has no memory at some time during it. |
+//! | A1, A3 | An access of a guest by an entry from before the guest was created, or by one of its own tables from before the vCPU was. |
+//! | P1 | A root is freed that a processor has loaded; tables or memory that a destroyed guest does not return. |
 //! | | On Arm64, a processor that holds one translation of an address while memory has another (break-before-make). |
 //! | | At the end, and occasionally in between, the nested tables equal the result of a full zap and new faults. |
 //!
@@ -47,7 +57,8 @@
 //! Guests use no global pages, PCIDs, or protection keys. There are no instruction fetches, no data
 //! or instruction caches, and no DMA. Processors hold no absent entries, and walk again before they
 //! report a fault. Accessed bits of speculatively loaded entries count only if they were set at
-//! that time. A processor looks back some hundred changes, not forever. vCPUs are not removed.
+//! that time. A processor looks back some hundred changes, not forever. All guests have as many
+//! vCPUs, and any CPU runs any of them.
 #![cfg(not(loom))]
 
 pub mod bug;

@@ -1,9 +1,11 @@
 //! The shared state of a guest's vCPUs on AMD64: the Hyper-V partition, devices, the cost of
 //! flushes.
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::marker::PhantomData;
 use core::ops::Range;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use hostlink::config::{Architecture, Config};
 use hostlink::trace::Event;
@@ -13,7 +15,6 @@ use spin::Mutex;
 
 use super::flush::{CallServices, MemorySource};
 use super::overlay::Overlays;
-use super::pages::Pages;
 use super::processor::Amd64;
 use super::rom::{Followed, Rom};
 use super::state::{Permissions, VcpuState};
@@ -28,6 +29,7 @@ use crate::devices::pc::power;
 use crate::hyperv::{self, CrashReport, Partition, crash};
 use crate::loader::pc::layout;
 use crate::loader::{self, EntryState, LoadError, MemoryLayout, Placement};
+use crate::pages::Pages;
 use crate::vm::GUEST;
 use crate::vm::load::Plan;
 use crate::vm::space::{FlushScratch, VmMemory};
@@ -104,6 +106,8 @@ pub struct Shared {
     layout: MemoryLayout,
     /// Which ports and MSRs cause exits.
     permission_maps: [Pages; 2],
+    /// For each vCPU, the ticks that the scheduler had given it at the last reset.
+    used_before: Box<[AtomicU64]>,
     nested_root: u64,
     vcpus: u32,
 }
@@ -136,6 +140,7 @@ impl Shared {
                 Pages::filled(3, |map| map.fill(0xff)),
                 Pages::filled(msr::PERMISSION_MAP_PAGES, msr::fill_permission_map::<A>),
             ],
+            used_before: (0..config.vcpus).map(|_| AtomicU64::new(0)).collect(),
             nested_root: space.root().0,
             vcpus: config.vcpus,
         })
@@ -174,11 +179,26 @@ impl Shared {
 }
 
 impl<A: Amd64> Vm<A> {
-    /// Resets all devices to their state after power-on. No vCPU runs.
+    /// Resets all devices to their state after power-on. No vCPU runs, except for one that carries
+    /// this out.
     pub fn reset_devices(&self) {
+        let now = A::now();
+        for (vcpu, before) in self.vcpus.iter().zip(&self.guest.used_before) {
+            // The vCPU that resets the guest is in its turn on this CPU.
+            let used = self.host.sched.used_so_far(vcpu.row, A::this_cpu().index, now);
+            before.store(used, Ordering::Relaxed);
+        }
         self.guest.partition.reset();
         *self.guest.overlays.lock() = Overlays::default();
         self.guest.platform.lock().reset();
+    }
+
+    /// Ticks for which a vCPU, which runs on `cpu`, the calling CPU, has had CPUs since the guest's
+    /// last reset.
+    pub fn ticks_used(&self, vcpu: &Vcpu<A>, cpu: &PerCpu<A>, now: u64) -> u64 {
+        let used = self.host.sched.used_so_far(vcpu.row, cpu.index, now);
+        let before = self.guest.used_before.get(vcpu.index as usize);
+        used.saturating_sub(before.map_or(0, |before| before.load(Ordering::Relaxed)))
     }
 
     /// After a reset the ROM is not decoded: returns whether that holds already. No vCPU runs.

@@ -21,7 +21,6 @@
 //! | `msr` | model-specific registers |
 //! | `nmi`, `step` | NMIs, and the step over the IRET that ends their handler |
 //! | `overlay` | pages that overlay guest memory |
-//! | `pages` | pages that a processor reads or a guest sees |
 //! | `processor` | the trait of processor operations that all of this is generic over |
 //! | `registers` | general registers |
 //! | `rom` | the memory behind the guest's expansion ROM |
@@ -52,7 +51,6 @@ pub mod nmi;
 #[cfg(any(test, all(target_os = "none", target_arch = "x86_64")))]
 pub(crate) mod offer;
 pub mod overlay;
-pub mod pages;
 pub mod processor;
 pub mod registers;
 pub mod rom;

@@ -1,15 +1,14 @@
 //! The memory behind the guest's expansion ROM, and its place among the guest's memory slots.
 
 use hostlink::rom;
-use memslots::{Gpa, PhysAddr, Slot, SlotError, SlotFlags, SlotId};
+use memslots::{Gpa, PhysAddr, Slot, SlotError, SlotFlags};
 
-use super::pages::Pages;
 use super::processor::Amd64;
 use crate::devices::pc::pci::rom_device::RomLen;
+use crate::pages::Pages;
+use crate::vm::shown::DEVICE_SLOT as SLOT;
 use crate::vm::{PerCpu, Vm, VpIndex};
 
-/// Id of the ROM's slot; RAM has the first ids.
-const SLOT: SlotId = SlotId(u16::MAX);
 const PAGE: usize = 4096;
 
 /// The ROM. A CPU that writes to the device's registers holds the lock until

@@ -18,6 +18,7 @@ use stay::arm64::AddressSpace;
 
 use super::processor::{Arm64, Configuration, Features, Processor};
 use super::state::VcpuState;
+use super::stolen_time::Scale;
 use super::vcpu::Inbox;
 use crate::devices::virt::gic::{Distributor, INTIDS_DEFAULT};
 use crate::devices::virt::pl011::Pl011;
@@ -181,6 +182,8 @@ pub struct Shared {
     pub tag: Arc<Tag>,
     /// The configuration's switch of that name.
     pub vmid_churn: u32,
+    /// Converts a vCPU's stolen time.
+    pub ns_per_tick: Scale,
     setup: Setup,
     root: u64,
     configuration: Configuration,
@@ -205,6 +208,7 @@ impl Shared {
             common,
             tag,
             vmid_churn: config.switches.vmid_churn.unwrap_or(0),
+            ns_per_tick: Scale::new(A::hz()),
             setup: common.setup_for(&config.switches),
             root: space.root().0,
             configuration: Configuration::new(A::base_configuration(), broadcasts),

@@ -10,6 +10,7 @@
 //! | [`system`] | its registers while it is off the CPU |
 //! | [`guest`], [`devices`] | the state that vCPUs share; dispatch of device accesses |
 //! | [`inject`] | exceptions that the hypervisor injects |
+//! | [`stolen_time`] | the time that a vCPU waited for a CPU, as its guest reads it |
 //! | [`controls`] | registers that are written before the first guest, and their values |
 //! | [`exchanged`] | registers that are switched with the vCPU |
 //! | [`wait_loop`] | code that waits for a word in memory |
@@ -44,6 +45,7 @@ pub mod registers;
 pub mod serror;
 pub mod state;
 pub mod step;
+pub mod stolen_time;
 pub mod system;
 pub mod vcpu;
 pub mod wait_loop;

@@ -19,7 +19,7 @@ macro_rules! offer_arm64 {
             use $crate::arm64::processor::{Features, Processor};
             use $crate::arm64::state::VcpuState;
             use $crate::arm64::vcpu::{self, Inbox, Patience, Workspace};
-            use $crate::arm64::{devices, exits};
+            use $crate::arm64::{devices, exits, stolen_time};
             use $crate::devices::region::Region;
             use $crate::devices::virt::map;
             use $crate::loader::LoadError;
@@ -28,6 +28,7 @@ macro_rules! offer_arm64 {
             use $crate::vm::arch::Arch;
             use $crate::vm::awaited::Word;
             use $crate::vm::load::Plan;
+            use $crate::vm::shown::ShownMemory;
             use $crate::vm::space::{FlushScratch, Flushed, VmMemory};
             use $crate::vm::{Context, CreateError, Files, Next, PerCpu, Vm, VpIndex};
 
@@ -86,10 +87,15 @@ macro_rules! offer_arm64 {
 
                 fn reset_devices(vm: &Vm<Self>) {
                     vm.guest.reset();
+                    stolen_time::reset(vm);
                 }
 
                 fn device_regions(vm: &Vm<Self>) -> impl IntoIterator<Item = Region> {
                     map::regions(vm.vcpu_count() as u8)
+                }
+
+                fn shown_memory(vcpus: u32) -> Option<ShownMemory> {
+                    Some(stolen_time::memory(vcpus))
                 }
 
                 fn type_in(vm: &Vm<Self>, port: u16, bytes: &[u8]) -> Option<usize> {
@@ -119,7 +125,8 @@ macro_rules! offer_arm64 {
                 }
 
                 #[inline(always)]
-                fn load_state(context: &mut Context<'_, Self>, _: &Turn) {
+                fn load_state(context: &mut Context<'_, Self>, turn: &Turn) {
+                    stolen_time::add(context, turn.waited);
                     vcpu::load_state(context);
                 }
 

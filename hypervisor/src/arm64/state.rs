@@ -61,6 +61,8 @@ pub struct VcpuState<P> {
     interface: VirtualInterface,
     /// TCR_EL1 from before stage-1 walks were forbidden.
     walks: u64,
+    /// Ticks of the clock for which it waited for a CPU since the last reset.
+    pub stolen: u64,
     /// Detects whether it spins.
     pub spin: SpinWatch,
     /// Its index, and the number of vCPUs.
@@ -86,6 +88,7 @@ impl<P: Processor> VcpuState<P> {
             float: Box::default(),
             interface: VirtualInterface::reset(),
             walks: 0,
+            stolen: 0,
             spin: SpinWatch::new(),
             place: (index, count),
             processor: PhantomData,

@@ -99,6 +99,9 @@ fn privileges(platform: &PartitionTraits) -> u32 {
     // Without these two Linux does not recognise a hypervisor as Hyper-V at all.
     privilege::HYPERCALL
         | privilege::VP_INDEX
+        // The processor time that a vCPU had; the rest of the time it waited, or was halted. Linux
+        // does not read it.
+        | privilege::VP_RUNTIME
         // The reference TSC page becomes clock source and scheduler clock; the counter's register
         // is its fallback. It counts as continuous, so the timer tick can stop.
         | privilege::REFERENCE_COUNTER

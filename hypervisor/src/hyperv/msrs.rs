@@ -19,6 +19,9 @@ pub enum MsrRead {
     ApicIcr,
     /// The local APIC's task priority.
     ApicTpr,
+    /// The time that the scheduler has given the virtual processor since its reset, converted by
+    /// [`ReferenceClock::duration`](super::time::ReferenceClock::duration).
+    RunTime,
 }
 
 /// The effect of a write to a synthetic register. Effects on pages of a partition must be performed

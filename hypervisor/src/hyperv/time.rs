@@ -34,6 +34,11 @@ impl ReferenceClock {
         scaled(tsc, self.scale).saturating_sub(self.origin)
     }
 
+    /// A number of TSC ticks in units of reference time.
+    pub const fn duration(&self, ticks: u64) -> u64 {
+        scaled(ticks, self.scale)
+    }
+
     /// The first TSC value at which the reference time is `time` or later; `None` if the TSC never
     /// reaches it.
     pub const fn tsc_at(&self, time: u64) -> Option<u64> {
@@ -97,6 +102,19 @@ mod tests {
             last = clock.time_at(tsc);
         }
         assert_eq!(clock.time_at(4_999), 0, "before creation");
+    }
+
+    #[test]
+    fn durations_do_not_depend_on_the_origin() {
+        for hz in FREQUENCIES {
+            let [early, late] = [0, u64::MAX / 2].map(|created| ReferenceClock::new(hz, created).unwrap());
+            for ticks in [0, 1, 259, hz - 1, hz, 1 << 40] {
+                let duration = early.duration(ticks);
+                assert_eq!(duration, early.time_at(ticks));
+                assert_eq!(duration, late.duration(ticks), "{hz} {ticks}");
+            }
+            assert!((9_999_999..=10_000_000).contains(&early.duration(hz)), "{hz}");
+        }
     }
 
     #[test]

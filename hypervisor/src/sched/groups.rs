@@ -88,8 +88,16 @@ impl Scheduler {
         self.homes[vcpu as usize].used.load(Ordering::Relaxed)
     }
 
+    /// The same with the present turn, if the vCPU runs on `cpu`, the calling CPU. Takes the lock
+    /// of its queue.
+    pub fn used_so_far(&self, vcpu: VcpuIndex, cpu: CpuIndex, now: u64) -> u64 {
+        let turn = self.place(cpu).queue.lock().turn();
+        let had = turn.filter(|turn| turn.vcpu == vcpu).map_or(0, |turn| turn.had(now));
+        self.used_by(vcpu).wrapping_add(had)
+    }
+
     /// The guest of a vCPU.
-    pub(super) fn group_of(&self, vcpu: VcpuIndex) -> GroupIndex {
+    pub fn group_of(&self, vcpu: VcpuIndex) -> GroupIndex {
         self.groups[vcpu as usize].load(Ordering::Relaxed)
     }
 

@@ -1,7 +1,7 @@
 //! The scheduler: the vCPUs of several guests on few CPUs.
 //!
 //! It has two levels. Above, the guests share the CPUs by their weights, whatever number of vCPUs
-//! they have: see [`ledger`]. Below, the vCPUs of a guest share what it gets on a CPU. Each CPU has
+//! they have: see `ledger`. Below, the vCPUs of a guest share what it gets on a CPU. Each CPU has
 //! its own [queue](queue::RunQueue), ordered by the time that its vCPUs have run (a virtual clock,
 //! as in Linux' CFS). The rules:
 //!
@@ -17,7 +17,7 @@
 //!   memory is skipped until the word has changed.
 //! * A CPU without work takes a vCPU from the longest queue; a queue that has two more than the
 //!   shortest gives one up when one of its vCPUs is put back. A guest that waits behind another on
-//!   one CPU goes to the CPU of one that is far ahead (see [`balance`]).
+//!   one CPU goes to the CPU of one that is far ahead (see `balance`).
 //! * A vCPU waits and runs only on the CPUs of its guest's set.
 //!
 //! A vCPU's state is saved before it appears in any queue, and it is in at most one queue. Its move
@@ -31,6 +31,7 @@ mod ledger;
 #[cfg(all(test, loom))]
 mod model;
 pub mod notify;
+mod place;
 pub mod queue;
 #[cfg(all(test, not(loom)))]
 mod simulation;
@@ -42,12 +43,12 @@ mod turns;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Mutex, Ordering};
+use crate::sync::{AtomicU32, Ordering};
 use ledger::Ledger;
+use place::{Home, Place};
 
 pub use cpu_set::CpuSet;
 pub use groups::{GroupIndex, Share};
-use queue::WATCHED;
 pub use queue::{Line, Policy, PutBack, RunQueue, Standing, VcpuIndex};
 pub use turns::{TURNS_MAX, Turns};
 
@@ -63,32 +64,6 @@ pub enum Nudge {
     Idle(CpuIndex),
     /// The vCPU that runs there must check again: post it an event.
     Running(VcpuIndex),
-}
-
-/// The queue that a vCPU outside of all queues belongs to.
-#[derive(Debug, Default)]
-struct Home {
-    /// Queue it ran on last, which holds its timer.
-    cpu: AtomicU32,
-    /// Its virtual time when it left that queue.
-    virtual_time: AtomicU64,
-    /// The time at which it was put into a queue. Written by the CPU that does so, before.
-    ready_since: AtomicU64,
-    /// CPU in whose timer line it waits, plus one; 0 if in none. Written under that queue's lock; a
-    /// hint to readers that do not hold it.
-    timer_line: AtomicU32,
-    /// The time that it has had. Written by the CPU that it leaves.
-    used: AtomicU64,
-}
-
-impl Home {
-    /// The vCPU has had `ticks` more.
-    #[inline(always)]
-    fn charge(&self, ticks: u64) {
-        // No CPU but the one that it runs on writes it.
-        let used = self.used.load(Ordering::Relaxed).wrapping_add(ticks);
-        self.used.store(used, Ordering::Relaxed);
-    }
 }
 
 /// A queue's state as it concerns the CPU while a vCPU runs on it.
@@ -124,40 +99,6 @@ pub enum Block {
     Next(Option<Turn>),
 }
 
-/// One CPU's queue under its lock, with hints that other CPUs may read without it.
-#[derive(Debug)]
-struct Place {
-    queue: Mutex<RunQueue>,
-    /// [`RunQueue::watched_load`] as of the last release of the lock. It may be out of date when it
-    /// is read without the lock.
-    load: AtomicUsize,
-    /// [`RunQueue::next_timer`], likewise.
-    next_timer: AtomicU64,
-}
-
-impl Place {
-    /// Runs `act` with the lock held.
-    #[inline]
-    fn with<R>(&self, act: impl FnOnce(&mut RunQueue) -> R) -> R {
-        let mut queue = self.queue.lock();
-        let result = act(&mut queue);
-        // Relaxed, but within the lock, so that the newest value is stored last. See the table of
-        // hints in `notify`.
-        self.load.store(queue.watched_load(), Ordering::Relaxed);
-        result
-    }
-
-    /// The queue's timers have changed. Called with the lock held.
-    #[inline]
-    fn note_timers(&self, queue: &RunQueue) {
-        self.next_timer.store(queue.next_timer(), Ordering::Relaxed); // As above.
-    }
-
-    fn load(&self) -> usize {
-        self.load.load(Ordering::Relaxed) & !WATCHED
-    }
-}
-
 /// All queues.
 #[derive(Debug)]
 pub struct Scheduler {
@@ -188,11 +129,7 @@ impl Scheduler {
         let ledger = Arc::new(Ledger::new(groups, last + 1, cpus.len(), policy));
         let place = |cpu| {
             let (vcpus, groups) = if cpus.contains(&cpu) { (vcpus, groups) } else { (0, 0) };
-            Place {
-                queue: Mutex::new(RunQueue::new(cpu, vcpus as usize, groups as usize, ledger.clone())),
-                load: AtomicUsize::new(0),
-                next_timer: AtomicU64::new(u64::MAX),
-            }
+            Place::new(RunQueue::new(cpu, vcpus as usize, groups as usize, ledger.clone()))
         };
         Self {
             places: (0..=last).map(place).collect(),
@@ -377,7 +314,7 @@ impl Scheduler {
     #[inline]
     pub fn queue_state(&self, cpu: CpuIndex, now: u64) -> QueueState {
         let place = self.place(cpu);
-        if place.load.load(Ordering::Relaxed) > 1 {
+        if place.watched_load() > 1 {
             return self.queue_state_among_others(place, now);
         }
         // Only this CPU adds timers.

@@ -1,8 +1,9 @@
 //! Notifying a vCPU, or an idle CPU, of new work.
 //!
-//! Notifications to a vCPU go through one word, [`coherence::Target`]'s. Which vCPU runs where is
-//! decided under the queues' locks. Values read without them are hints. The models beside this
-//! module run all of it under loom, with the mistakes that would break it.
+//! Notifications to a vCPU go through one word, [`coherence::Target`]'s. Which vCPU runs where
+//! is decided under the queues' locks. Values read without them are hints, and so are the
+//! guests' accounts, which all CPUs change. The models beside this module run all of it under
+//! loom, with the mistakes that would break it.
 //!
 //! | term | meaning | recipient |
 //! |---|---|---|
@@ -51,6 +52,16 @@
 //!
 //! N before O   another CPU may run the vCPU from O on. Q finds it elsewhere, and tells it by its
 //!              word
+//!
+//! a CPU that finds guests held by their caps   another CPU
+//! R  the queue: those that wait are held       T  charges the guest, or finds it free again
+//!    (lock)
+//! S  next_event: when they are free, from
+//!    the account; sets its timer for that
+//!
+//! T before S   S finds what T has charged
+//! S before T   the guest is free later than S found: the CPU wakes, and looks again. It is never
+//!              free earlier. S does not ask whether the guest is held, which T may have changed
 //! ```
 //!
 //! | hint | written | effect of an out-of-date value |
@@ -59,6 +70,14 @@
 //! | `Place::next_timer` | under the queue's lock; only its own CPU adds timers | an interrupt for a timer that was removed. It is never later than the next timer |
 //! | `Home::cpu`, `Home::virtual_time` | by the CPU that runs the vCPU, before G or in its lock | none: read by its waker, after B |
 //! | `Home::ready_since` | by its waker, or the CPU that puts it back, before it is in a queue | none: read under that queue's lock |
+//! | `Home::used` | by the CPU that the vCPU leaves, in its lock | the counters are behind by a turn |
+//! | `Group::virtual_time` | by any CPU that charges, by read-modify-write | a guest is taken to be ahead or behind by a turn more than it is, until the next pick |
+//! | `Ledger::average`, `Ledger::floor`, `Group::wanting_at` | by one CPU at a time that looks, every quarter of a slice | a guest that wakes is owed a little more or less |
+//! | `Group::runnable` | under the locks of the queues that have its vCPUs | an average without a guest that has just come, or with one that has just gone |
+//! | `Seat::group`, `Seat::charged` | by the CPU when a turn begins and ends; `charged` by any CPU that charges the turn | none to the account: `charged` moves by read-modify-write only, so that each tick is charged once. A vCPU is given to a CPU whose turn has just changed: it is in a longer queue than necessary |
+//! | `Seat::held` | under the queue's lock | a vCPU goes to another CPU than the least loaded one |
+//! | `Cap::spent_until` | by any CPU that charges | a turn begins that had to wait: it is paid back. See R to T |
+//! | `Cap::is_held` | by any CPU that looks | a guest is let go with less than half a burst, or held for that |
 //! | `Home::timer_line` | under the lock of the queue that it names | a vCPU with work waits among those that only tick: it is late, not lost |
 
 use coherence::{Notify, Target};

@@ -166,3 +166,20 @@ fn whoever_is_taken_by_another_cpu_has_waited_since_before() {
     });
     assert_eq!(both, [Some(30), Some(30)]);
 }
+
+#[test]
+fn what_a_vcpu_had_and_what_it_waited_is_the_time_that_it_was_runnable() {
+    let sched = on(vec![0], 2);
+    let _ = sched.wake(0, Line::Work, 100);
+    let _ = sched.wake(1, Line::Work, 100);
+    assert_eq!(sched.next(0, 130).map(|turn| (turn.vcpu, turn.waited)), Some((0, 30)));
+    assert_eq!([0, 1].map(|vcpu| sched.used_so_far(vcpu, 0, 180)), [50, 0], "one of them runs");
+    assert_eq!(sched.used_so_far(0, 0, 129), 0, "a clock that is behind takes nothing back");
+    let (turn, _) = sched.switch(0, 1000, PutBack::Preempted);
+    assert_eq!(turn.map(|turn| (turn.vcpu, turn.waited)), Some((1, 900)));
+    assert_eq!([0, 1].map(|vcpu| sched.used_so_far(vcpu, 0, 1500)), [870, 500], "the other one runs");
+    let Block::Next(turn) = sched.block(0, 1600, u64::MAX, || true) else { panic!("it may block") };
+    assert_eq!(turn.map(|turn| (turn.vcpu, turn.waited)), Some((0, 600)));
+    assert_eq!([0, 1].map(|vcpu| sched.used_so_far(vcpu, 0, 1700)), [970, 600], "one of them sleeps");
+    assert_eq!((970 + 30 + 600, 600 + 900), (1700 - 100, 1600 - 100));
+}

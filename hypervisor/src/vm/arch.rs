@@ -31,6 +31,7 @@ use super::load::Plan;
 use super::machine::{Vm, VpIndex};
 use super::memory::NestedTables;
 use super::percpu::PerCpu;
+use super::shown::ShownMemory;
 use super::space::{FlushScratch, Flushed, VmMemory};
 use crate::devices::region::Region;
 use crate::loader::LoadError;
@@ -124,6 +125,9 @@ pub trait Board: Cpus {
 
     /// Bytes that are allocated from the heap.
     fn heap_used() -> u64;
+
+    /// Bytes of the heap that are free.
+    fn heap_left() -> u64;
 
     /// Next byte received on the control channel.
     fn receive_control() -> Option<u8>;
@@ -288,6 +292,11 @@ pub unsafe trait Arch: Board {
 
     /// Address ranges where no memory can be added.
     fn device_regions(vm: &Vm<Self>) -> impl IntoIterator<Item = Region>;
+
+    /// Memory of the hypervisor's own that a guest with so many vCPUs may read.
+    fn shown_memory(_vcpus: u32) -> Option<ShownMemory> {
+        None
+    }
 
     /// The input of a guest's serial port: returns how many of the bytes the guest has room for;
     /// `None` if there is no such port.

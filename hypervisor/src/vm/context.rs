@@ -4,12 +4,12 @@ use core::mem::ManuallyDrop;
 
 use coherence::Owner;
 use hostlink::counters::Counter;
+use hostlink::exit::ExitCode;
 use memslots::{Gpa, MmioCache};
 use stay::{Answer, MMIO_PAGES, Mistake, Mistakes, Source, Stay};
 
 use super::arch::{Arch, State};
 use super::counting::{CounterRow, increase};
-use super::end;
 use super::files::Defects;
 use super::host::Host;
 use super::machine::{Vcpu, Vm};
@@ -126,7 +126,13 @@ impl<A: Arch> Context<'_, A> {
             Answer::Mmio(Source::Marked) => Counter::MmioMarked,
             Answer::Mmio(Source::Searched) => Counter::MmioSearched,
             Answer::Retry | Answer::ReadOnly => return answer,
-            Answer::OutOfTables => end::end_guest_without_tables::<A>(gpa),
+            Answer::OutOfTables => {
+                // The default pool suffices for all memory, so this happens only with a pool that
+                // was configured small.
+                log::error!("the guest ends: no page is left for a nested page table, at {gpa}");
+                vm.end(ExitCode::GuestOutOfTables);
+                return answer;
+            }
         };
         self.count(counter);
         answer

@@ -91,9 +91,9 @@ pub struct Host<A: Arch> {
 }
 
 impl<A: Arch> Host<A> {
-    /// What the guests of this bundle will share, on the CPUs that are online, with this free memory.
-    /// `unix` is
-    /// the current time in seconds since the beginning of 1970, if the machine below reports it.
+    /// What the guests of this bundle will share, on the CPUs that are online, with this free
+    /// memory. `unix` is the current time in seconds since the beginning of 1970, if the machine
+    /// below reports it.
     ///
     /// # Errors
     ///
@@ -250,6 +250,14 @@ impl<A: Arch> Host<A> {
             Some(vm) => vm.vcpu_count(),
             None => MAX_TOTAL_VCPUS,
         }
+    }
+
+    /// The number of the guest that a row belongs to, or last belonged to; and its name if there
+    /// are several guests.
+    pub fn guest_of(&self, row: VcpuIndex) -> (usize, Option<Name>) {
+        let number = self.sched.group_of(row) as usize;
+        let files = self.bundle.guests.get(number).filter(|_| !self.bundle.is_single);
+        (number, files.map(|files| files.config.name))
     }
 
     /// A row's counters.

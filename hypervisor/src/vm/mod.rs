@@ -1,5 +1,5 @@
-//! The virtual machines: everything that is the same on all architectures. It compiles for the host,
-//! and is tested there with a mock architecture.
+//! The virtual machines: everything that is the same on all architectures. It compiles for the
+//! host, and is tested there with a mock architecture.
 //!
 //! | module | contents |
 //! |---|---|
@@ -21,6 +21,7 @@
 //! | `percpu` | the data of each CPU |
 //! | `reset` | the guest starts again |
 //! | `run` | the loop that each CPU runs forever |
+//! | `shown` | memory of the hypervisor's own that a guest may read |
 //! | `slot_memory` | the memory behind slots that are added and removed |
 //! | `space` | changes of the guest's memory |
 //! | `stop` | all vCPUs of a guest stop |
@@ -49,6 +50,7 @@ pub mod memory;
 pub mod percpu;
 mod reset;
 pub mod run;
+pub mod shown;
 mod slot_memory;
 pub mod space;
 mod stop;

@@ -1,7 +1,7 @@
 //! The data of each CPU.
 
 use core::cell::Cell;
-use core::sync::atomic::{AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::arch::Cpus;
 use super::trace::CpuTrace;
@@ -111,6 +111,12 @@ impl<A: Cpus> PerCpu<A> {
         self.timer_due.set(deadline);
         self.timer_is_tick.set(is_tick);
         A::arm_timer(deadline, now);
+    }
+
+    /// Marks the vCPU of this row as the one on this CPU, which is the calling one.
+    #[inline(always)]
+    pub(super) fn note_current(&self, row: Option<u32>) {
+        self.current_vcpu.store(row.map_or(0, |row| row + 1), Ordering::Relaxed);
     }
 
     /// The timer has fired.

@@ -43,8 +43,6 @@
 //! | `check_queue` | the same alone, because this CPU put a vCPU into its own queue |
 //! | `check_spinning` | whether the vCPU only waits for memory to change |
 
-use core::sync::atomic::Ordering;
-
 use alloc::boxed::Box;
 use hostlink::config::ResetPolicy;
 use hostlink::counters::Counter;
@@ -60,7 +58,7 @@ use super::host::Host;
 use super::machine::attention;
 use super::percpu::{self, PerCpu};
 use super::switch::Leave;
-use super::{control, files};
+use super::{GUEST, control, files};
 use crate::sched::spinning::Look;
 use crate::sched::{PutBack, Turn};
 
@@ -126,7 +124,7 @@ pub(super) fn wait_for_turn<A: Arch>(
     cpu: &PerCpu<A>,
     workspace: &mut A::Workspace,
 ) -> Turn {
-    note_current(cpu, None);
+    cpu.note_current(None);
     let mut by_tick = false;
     loop {
         if let Some(turn) = host.sched.next(cpu.index, A::now()) {
@@ -380,14 +378,14 @@ impl<'a, A: Arch> Context<'a, A> {
             Next::Yield | Next::Again => None,
             Next::Reset => match self.vm.reset_policy() {
                 ResetPolicy::Exit => self.end(ExitCode::GuestReset),
-                ResetPolicy::Panic => panic!("the guest resets, which is to be taken for an error here"),
+                ResetPolicy::Panic => panic!("the guest resets, which is taken for an error here"),
                 ResetPolicy::Reboot => {
                     self.vm.begin_stop(attention::RESET);
                     self.check_events()
                 }
             },
             Next::PowerOff => {
-                log::info!("the guest switched itself off");
+                log::info!(target: GUEST, "the guest switched itself off");
                 self.end(ExitCode::GuestPowerOff)
             }
             Next::Dead => {
@@ -396,9 +394,4 @@ impl<'a, A: Arch> Context<'a, A> {
             }
         }
     }
-}
-
-/// Marks a vCPU as the one on this CPU, for the panic report.
-pub(super) fn note_current<A: Cpus>(cpu: &PerCpu<A>, vcpu: Option<u32>) {
-    cpu.current_vcpu.store(vcpu.map_or(0, |vcpu| vcpu + 1), Ordering::Relaxed);
 }

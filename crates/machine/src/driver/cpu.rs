@@ -109,6 +109,10 @@ fn turn<'m, F: Architecture>(cpu: &mut Cpu<'m>, tagging: &mut Tagging, rows: &[R
 /// One time slice of a vCPU, unless another CPU has it.
 fn run<'m, F: Architecture>(cpu: &mut Cpu<'m>, tagging: &mut Tagging, vm: &Vm<'m, F>, number: usize) {
     let Some(owner) = vm.target_of(number).owner() else { return };
+    if vm.is_dying.get() {
+        vm.give_up(owner);
+        return;
+    }
     let mut vcpu = vm.vcpus[number].borrow_mut();
     let mut tags = vm.tags[number].borrow_mut();
     let mut visit = Visit { cpu, tagging, vm, number, vcpu: &mut vcpu, tags: &mut tags, owner };
@@ -116,7 +120,7 @@ fn run<'m, F: Architecture>(cpu: &mut Cpu<'m>, tagging: &mut Tagging, vm: &Vm<'m
     let is_replaced = visit.run();
     let Visit { vcpu, tags, owner, .. } = visit;
     if vm.is_dying.get() {
-        owner.remove();
+        vm.give_up(owner);
     } else if is_replaced {
         owner.remove();
         vm.replace(number, vcpu, tags);

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! destroyer                                             a CPU
-//! A  no new vCPU; an event to each                      P  finds the event, and removes the vCPU that it has
-//! B  removes those that no CPU has; waits for P
+//! A  no new vCPU; an event to each                      P  finds the event, and removes the vCPU that it has, or
+//! B  removes those that no CPU has; waits for P            only gives it up, if its target is used again
 //! C  the slots are removed by jobs, each with a
 //!    receipt: memory is returned
 //! D  nobody has a reference to the guest any more
@@ -17,7 +17,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use coherence::Target;
+use coherence::{Owner, Target};
 use memslots::SlotId;
 use paging::NeverWalked;
 
@@ -96,17 +96,31 @@ impl<F: Architecture> Vm<'_, F> {
         vm.take_down()
     }
 
-    /// A and B: removes all vCPUs.
+    /// A and B: all vCPUs stop.
     fn stop(&self) {
         self.is_dying.set(true);
         (0..self.vcpus.len()).for_each(|vcpu| self.post_event(vcpu));
-        while !self.targets.iter().all(Target::is_absent) {
-            for owner in self.targets.iter().filter_map(Target::owner) {
-                owner.remove();
-                self.machine.point();
-            }
+        while !self.have_all_stopped() {
             self.machine.give_way();
         }
+    }
+
+    /// Whether no CPU has a vCPU of the guest; removes vCPUs that none has. From then on none does:
+    /// whoever gets one finds that the guest is being destroyed.
+    fn have_all_stopped(&self) -> bool {
+        if self.machine.config.reuses_targets {
+            return self.targets.iter().all(|target| target.owner().is_some());
+        }
+        for owner in self.targets.iter().filter_map(Target::owner) {
+            owner.remove();
+            self.machine.point();
+        }
+        self.targets.iter().all(Target::is_absent)
+    }
+
+    /// A CPU gives up a vCPU of a guest that is being destroyed.
+    pub(super) fn give_up(&self, owner: Owner<'_>) {
+        if self.machine.config.reuses_targets { drop(owner) } else { owner.remove() }
     }
 
     /// C.
@@ -121,7 +135,7 @@ impl<F: Architecture> Vm<'_, F> {
 
     /// F, for the tables.
     fn take_down(self) -> Heritage {
-        let Self { machine, index, space, vcpus, tags, .. } = self;
+        let Self { machine, index, space, vcpus, tags, targets, .. } = self;
         // SAFETY: no vCPU is left, and no processor has the root loaded; the model's processors
         // detect it if one has.
         let nobody_walks = unsafe { NeverWalked::new() };
@@ -137,6 +151,10 @@ impl<F: Architecture> Vm<'_, F> {
             (vcpu.ops, vcpu.next)
         });
         let asids = tags.into_iter().map(|tags| tags.into_inner().asid);
-        Heritage { ops: ops.collect(), asids: machine.has(Bug::TagHandedOn).then(|| asids.collect()) }
+        Heritage {
+            ops: ops.collect(),
+            asids: machine.has(Bug::TagHandedOn).then(|| asids.collect()),
+            targets: machine.config.reuses_targets.then_some(targets),
+        }
     }
 }

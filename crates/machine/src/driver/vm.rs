@@ -122,6 +122,8 @@ pub(crate) struct Vm<'m, F: Architecture> {
 pub(crate) struct Heritage {
     pub(crate) ops: Vec<(Vec<GuestOp>, usize)>,
     pub(crate) asids: Option<Vec<AsidSlot>>,
+    /// The targets of the place, if they are used again.
+    pub(crate) targets: Option<Vec<Target>>,
 }
 
 impl Heritage {
@@ -129,7 +131,7 @@ impl Heritage {
     pub(crate) fn of(program: &Program, vm: usize) -> Self {
         let count = program.config.vcpus;
         let ops = program.guests[vm * count..][..count].iter().map(|ops| (ops.clone(), 0)).collect();
-        Self { ops, asids: None }
+        Self { ops, asids: None, targets: None }
     }
 }
 
@@ -176,6 +178,9 @@ impl<'m, F: Architecture> Vm<'m, F> {
         for (tags, asid) in tags.iter_mut().zip(heritage.asids.into_iter().flatten()) {
             tags.asid = asid;
         }
+        let targets = heritage
+            .targets
+            .unwrap_or_else(|| (0..machine.config.first_vp + count).map(|_| Target::new()).collect());
         let activity = |(ops, next): &(Vec<_>, usize)| {
             Cell::new(if *next == ops.len() { Activity::Over } else { Activity::Ready })
         };
@@ -183,7 +188,7 @@ impl<'m, F: Architecture> Vm<'m, F> {
             machine,
             index,
             space,
-            targets: (0..machine.config.first_vp + count).map(|_| Target::new()).collect(),
+            targets,
             tags: tags.into_iter().map(RefCell::new).collect(),
             activity: heritage.ops.iter().map(activity).collect(),
             vcpus: heritage.ops.into_iter().map(|(ops, next)| RefCell::new(Vcpu::new(ops, next))).collect(),
@@ -215,7 +220,8 @@ impl<'m, F: Architecture> Vm<'m, F> {
             oracle.begin_vcpu(self.index, number, time);
             oracle.promise_guest(self.index, number, None, ALL_PAGES, time);
         }
-        if self.is_dying.get() {
+        // A target that is used again is not left absent.
+        if self.is_dying.get() && !machine.config.reuses_targets {
             return;
         }
         machine.note(|| format!("vCPU {}.{number} is another one", self.index));

@@ -76,7 +76,8 @@ impl Program {
         let mut rng = Rng::new(seed ^ 0x5eed_0f00);
         let mut taste = Taste::new(arch, topic, &mut rng);
         taste.config.arm = Arm::random(&mut Rng::new(seed ^ 0xa5_3664));
-        taste.config.reuses_at_once = Rng::new(seed ^ 0xf4_a3e5).one_in(2);
+        let mut reuse = Rng::new(seed ^ 0xf4_a3e5);
+        (taste.config.reuses_at_once, taste.config.reuses_targets) = (reuse.one_in(2), reuse.one_in(2));
         let config = taste.config;
         let vcpus = config.vms * config.vcpus;
         // The host must not still be at its first operation when the guests are finished.
@@ -107,6 +108,7 @@ impl Config {
             vms,
             vcpus: if vms == 1 { rng.pick(&[3, 4]) } else { 2 },
             reuses_at_once: false,
+            reuses_targets: false,
             tags: rng.pick(&[2, 3, 5, 15]),
             flush_by_asid: !rng.one_in(3),
             track: rng.pick(&[Track::DirtyBits, Track::WriteProtection]),

@@ -12,6 +12,9 @@ pub const HYPERCALL: u32 = 0x4000_0001;
 pub const VP_INDEX: u32 = 0x4000_0002;
 /// Bit 0 resets the partition.
 pub const RESET: u32 = 0x4000_0003;
+/// The time for which the reading virtual processor has run, in units of 100 ns. TLFS, "Virtual
+/// Processor Run Time Register".
+pub const VP_RUNTIME: u32 = 0x4000_0010;
 /// The partition's reference time in units of 100 ns.
 pub const TIME_REF_COUNT: u32 = 0x4000_0020;
 /// Location of the reference TSC page, [`PageMsr`]; partition-wide.

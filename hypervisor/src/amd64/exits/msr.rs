@@ -22,6 +22,7 @@ pub(super) fn on_read<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Then {
             Ok(MsrRead::Value(value)) => Some(value),
             Ok(MsrRead::ApicIcr) => Some(hyperv::msrs::icr_from_x2apic(context.state.lapic.icr())),
             Ok(MsrRead::ApicTpr) => Some(context.state.lapic.tpr().into()),
+            Ok(MsrRead::RunTime) => Some(run_time(context, now)),
             Err(_) => None,
         }
     } else {
@@ -34,6 +35,13 @@ pub(super) fn on_read<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Then {
         }
         None => Then::protection(context),
     }
+}
+
+/// For how long the vCPU has had a CPU since its reset, in units of the partition's reference time.
+#[cold]
+fn run_time<A: Amd64>(context: &Context<'_, A>, now: u64) -> u64 {
+    let ticks = context.vm.ticks_used(context.vcpu, context.cpu, now);
+    context.vm.guest.partition.clock().duration(ticks)
 }
 
 /// WRMSR.

@@ -1,11 +1,14 @@
 //! Values that registers do not accept.
 
-use super::processor::{TABLES, processor, with_guest};
+use super::processor::{Guest, Made, TABLES, processor, with_guest};
 use super::rows::{GP, MSR, UD, XSETBV};
 use crate::amd64::checks;
 use crate::amd64::fpu::is_valid_xcr0;
 use crate::amd64::registers::{RAX, RBX, RCX, RDX};
+use crate::sched::{Line, PutBack};
 use crate::vm::Next;
+use crate::vm::arch::Clock;
+use crate::vm::made;
 
 #[test]
 fn xcr0_takes_what_the_processor_takes_and_nothing_else() {
@@ -140,5 +143,48 @@ fn registers_that_vmrun_reads_take_no_value_that_it_refuses() {
         }
         guest.write_msr(0xc000_0080, 1 << 8 | 1 << 10 | 1 << 11);
         assert_eq!((guest.raised(), guest.vmcb().efer & 1 << 12), (None, 1 << 12), "SVME stays");
+    });
+}
+
+/// Units of 100 ns for which the vCPU has run, as the guest reads it.
+fn run_time(guest: &mut Guest<'_, '_>) -> u64 {
+    guest.begin(&[0x0f, 0x32]);
+    guest.set(RCX, tlfs::msr::VP_RUNTIME.into());
+    assert_eq!(guest.exit(MSR, 0, 0), Next::Resume);
+    assert_eq!(guest.raised(), None);
+    guest.get(RDX) << 32 | guest.get(RAX)
+}
+
+#[test]
+fn the_run_time_grows_in_turns_alone_and_begins_again_at_a_reset() {
+    /// A tenth of a second, in units of 100 ns.
+    const TENTH: u64 = 1_000_000;
+    with_guest(&[], |guest| {
+        let (vm, sched) = (guest.0.vm, &guest.0.host.sched);
+        let [row, other] = [0, 1].map(|vcpu: usize| vm.vcpus[vcpu].row);
+        let pass = || made::offer::advance::<Made>(Made::hz() / 10);
+        // The clock goes on by a few ticks with each reading.
+        let is = |time: u64, tenths: u64| (tenths * TENTH..tenths * TENTH + 100).contains(&time);
+        assert_eq!(run_time(guest), 0, "the scheduler has not given it a CPU");
+        let _ = sched.wake(row, Line::Work, Made::now());
+        pass();
+        assert_eq!(sched.next(0, Made::now()).map(|turn| turn.vcpu), Some(row));
+        assert!(is(run_time(guest), 0), "it waited");
+        pass();
+        assert!(is(run_time(guest), 1));
+        let _ = sched.wake(other, Line::Work, Made::now());
+        let _ = sched.switch(0, Made::now(), PutBack::Preempted);
+        pass();
+        assert!(is(run_time(guest), 1), "another one runs");
+        let _ = sched.block(0, Made::now(), u64::MAX, || true);
+        pass();
+        assert!(is(run_time(guest), 2), "it goes on");
+        assert_eq!(guest.write_msr(tlfs::msr::VP_RUNTIME, 0), Next::Resume);
+        assert_eq!(guest.raised(), GP);
+        assert!(is(run_time(guest), 2), "a refused write changes nothing");
+        vm.reset_devices();
+        assert!(is(run_time(guest), 0));
+        pass();
+        assert!(is(run_time(guest), 1));
     });
 }

@@ -11,12 +11,12 @@ use hostlink::exit::ExitCode;
 
 use super::svm::features;
 use super::{apic, clock, console, interrupts, tables, translation};
-use crate::amd64::pages::Pages;
 use crate::amd64::{cpuid, instruction};
 use crate::arch::{Local, PerCpu};
 use crate::free_memory::FreeMemory;
 use crate::image::blocks;
 use crate::image::{self, heap};
+use crate::pages::Pages;
 use crate::vm::arch::Clock;
 use crate::vm::files;
 use crate::vm::percpu::MAX_CPUS;

@@ -1,9 +1,10 @@
-//! HVC and SMC: PSCI, and the hypervisor's identity.
+//! HVC and SMC: PSCI, paravirtualised time, and the hypervisor's identity.
 
 use super::{Syndrome, skip};
 use crate::arm64::devices;
 use crate::arm64::processor::Arm64;
 use crate::arm64::state::Activity;
+use crate::devices::virt::map;
 use crate::devices::virt::psci::{self, Call, Status};
 use crate::vm::{Context, Next};
 
@@ -24,7 +25,7 @@ pub(super) fn refuse<A: Arm64>(context: &mut Context<'_, A>, syndrome: Syndrome)
     Next::Resume
 }
 
-/// HVC: PSCI, and nothing else. The PC is after the instruction already.
+/// HVC: the calls that the guest is offered. The PC is after the instruction already.
 pub(super) fn handle<A: Arm64>(context: &mut Context<'_, A>, _: Syndrome) -> Next {
     let [x0, x1, x2, x3, ..] = &mut context.state.registers.x;
     if *x0 as u32 == VENDOR_UID {
@@ -48,6 +49,7 @@ pub(super) fn handle<A: Arm64>(context: &mut Context<'_, A>, _: Syndrome) -> Nex
             None => Status::InvalidParameters.to_x0(),
             Some(target) => target.inbox.power.affinity() as u64,
         },
+        Call::StolenTime => map::stolen_time(context.vcpu.index),
         Call::CpuOff => return turn_off(context),
         Call::Standby => {
             answer(context, Status::Success.to_x0());

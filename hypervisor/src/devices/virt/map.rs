@@ -6,6 +6,7 @@
 //! | [`redistributors`] | 128 KiB per vCPU | GIC redistributors |
 //! | [`UART`] | [`UART_SIZE`] | PL011, INTID [`UART_INTID`] |
 //! | [`RTC`] | [`RTC_SIZE`] | PL031 |
+//! | [`STOLEN_TIME`] | [`STOLEN_TIME_SIZE`] | memory that tells each vCPU its stolen time |
 //! | [`RAM`] | | all of the RAM |
 
 use crate::devices::region::Region;
@@ -34,6 +35,12 @@ pub const UART_CLOCK_HZ: u32 = 24_000_000;
 pub const RTC: u64 = 0x0901_0000;
 /// Size of its page in bytes.
 pub const RTC_SIZE: u64 = 0x1000;
+/// The structures with the vCPUs' stolen times, which are memory.
+pub const STOLEN_TIME: u64 = 0x090a_0000;
+/// Size of the place for them in bytes.
+pub const STOLEN_TIME_SIZE: u64 = 0x1_0000;
+/// Size of a structure in bytes.
+pub const STOLEN_TIME_BYTES: u64 = 64;
 /// Start of RAM; its end depends on its size.
 pub const RAM: u64 = 0x4000_0000;
 
@@ -46,6 +53,8 @@ pub const SECURE_TIMER_INTID: u8 = 29;
 /// The same for EL2's timer.
 pub const EL2_TIMER_INTID: u8 = 26;
 const _: () = assert!(GICD + GICD_SIZE <= GICR_NEAR && GICR_FAR + 255 * GICR_SIZE <= RAM);
+const _: () = assert!(255 * STOLEN_TIME_BYTES <= STOLEN_TIME_SIZE && STOLEN_TIME >= RTC + RTC_SIZE);
+const _: () = assert!(STOLEN_TIME + STOLEN_TIME_SIZE <= GICR_FAR);
 
 /// The addresses of the redistributors of `vcpu_count` vCPUs, which are contiguous.
 #[must_use]
@@ -55,14 +64,21 @@ pub const fn redistributors(vcpu_count: u8) -> Range<u64> {
     start..start + size
 }
 
+/// The address of a vCPU's structure.
+#[must_use]
+pub const fn stolen_time(vcpu: u32) -> u64 {
+    STOLEN_TIME + vcpu as u64 * STOLEN_TIME_BYTES
+}
+
 /// The device addresses of a guest with this many vCPUs.
 #[must_use]
-pub const fn regions(vcpu_count: u8) -> [Region; 4] {
+pub const fn regions(vcpu_count: u8) -> [Region; 5] {
     [
         Region::new("the GIC's distributor", GICD, GICD_SIZE),
         Region { name: "the GIC's redistributors", range: redistributors(vcpu_count) },
         Region::new("the PL011", UART, UART_SIZE),
         Region::new("the PL031", RTC, RTC_SIZE),
+        Region::new("the stolen times", STOLEN_TIME, STOLEN_TIME_SIZE),
     ]
 }
 

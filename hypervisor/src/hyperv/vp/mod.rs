@@ -53,6 +53,7 @@ impl Vp {
     pub fn read_msr(&self, partition: &Partition, number: u32, now: u64) -> Result<MsrRead, GpFault> {
         let value = match number {
             msr::VP_INDEX => u64::from(self.index),
+            msr::VP_RUNTIME => return Ok(MsrRead::RunTime),
             msr::ICR => return Ok(MsrRead::ApicIcr),
             msr::TPR => return Ok(MsrRead::ApicTpr),
             msr::VP_ASSIST_PAGE => self.assist_page.into_bits(),
@@ -95,7 +96,7 @@ impl Vp {
                 self.find_due();
                 Ok(MsrEffect::Timers)
             }
-            msr::EOI | msr::VP_INDEX => Err(GpFault),
+            msr::EOI | msr::VP_INDEX | msr::VP_RUNTIME => Err(GpFault),
             _ => partition.write_msr(number, value),
         }
     }

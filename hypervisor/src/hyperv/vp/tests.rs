@@ -221,6 +221,16 @@ fn h13_the_index_is_the_one_assigned() {
 }
 
 #[test]
+fn the_run_time_is_the_schedulers_and_cannot_be_written() {
+    let (partition, mut vp) = (partition(PLATFORM), Vp::new(1));
+    assert_eq!(vp.read_msr(&partition, msr::VP_RUNTIME, 5), Ok(MsrRead::RunTime));
+    for value in [0, 1, u64::MAX] {
+        assert_eq!(vp.write_msr(&partition, msr::VP_RUNTIME, value, 5), Err(GpFault));
+    }
+    assert_ne!(leaf(LEAF_FEATURES, &PLATFORM).unwrap().eax & privilege::VP_RUNTIME, 0);
+}
+
+#[test]
 fn apic_registers_are_forwarded_or_fault() {
     let (partition, mut vp) = (partition(PLATFORM), Vp::new(0));
     let mut write = |number, value| vp.write_msr(&partition, number, value, 0);

@@ -86,3 +86,14 @@ impl Cap {
         charged.saturating_add(left.saturating_mul(ONE) / (pace - ONE))
     }
 }
+
+#[cfg(all(test, loom))]
+impl Cap {
+    pub(super) fn is_held(&self) -> bool {
+        self.is_held.load(Ordering::Relaxed) != 0
+    }
+
+    pub(super) fn spent_until(&self) -> u64 {
+        self.spent_until.load(Ordering::Relaxed)
+    }
+}

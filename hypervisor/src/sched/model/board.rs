@@ -37,15 +37,29 @@ pub(super) struct Board {
 }
 
 impl Board {
-    /// One CPU for each index below `cpus`; none of the vCPUs is runnable. The CPUs stop once
-    /// `expected` items have been found.
+    /// One CPU for each index below `cpus`; none of the vCPUs, all of one guest, is runnable. The
+    /// CPUs stop once `expected` items have been found.
     pub(super) fn new(cpus: u32, guests: &[Guest], expected: u64) -> Self {
+        let board = Self::empty(cpus, guests, expected);
+        board.sched.add_group(0, 0..guests.len() as u32, Share::default());
+        board
+    }
+
+    /// The same, with each vCPU a guest of its own.
+    pub(super) fn apart(cpus: u32, guests: &[Guest], expected: u64) -> Self {
+        let board = Self::empty(cpus, guests, expected);
+        for vcpu in 0..guests.len() as u32 {
+            board.sched.add_group(vcpu, vcpu..vcpu + 1, Share::default());
+        }
+        board
+    }
+
+    /// The same without a guest, and with room for one for each vCPU.
+    pub(super) fn empty(cpus: u32, guests: &[Guest], expected: u64) -> Self {
         let vcpu = |&guest: &Guest| Vcpu { target: Target::new(), inbox: AtomicU64::new(0), guest };
         let count = guests.len() as u32;
-        let sched = Scheduler::new((0..cpus).collect(), count, 1, Policy::new(1000));
-        sched.add_group(0, 0..count, Share::default());
         Self {
-            sched,
+            sched: Scheduler::new((0..cpus).collect(), count, count, Policy::new(1000)),
             vcpus: guests.iter().map(vcpu).collect(),
             lines: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             found: AtomicU64::new(0),

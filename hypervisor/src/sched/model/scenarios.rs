@@ -78,6 +78,32 @@ pub(super) fn expiring<S: Steps>() {
     run::<S>(board, 1, &[0]);
 }
 
+/// `nudging` with two guests.
+fn nudging_another_guest() {
+    let board = Board::apart(1, &[Guest::Runs, Guest::Halts], 1);
+    board.block(0, 1, u64::MAX);
+    let _ = board.sched.wake(0, Line::Work, 0);
+    run::<Real>(board, 1, &[1]);
+}
+
+/// `two_cpus` with two guests, of which one is posted to.
+fn two_guests_on_two_cpus() {
+    let board = Board::apart(2, &[Guest::Halts, Guest::Halts], 1);
+    board.block(0, 0, u64::MAX);
+    let _ = board.sched.wake(1, Line::Work, 0);
+    run::<Real>(board, 2, &[0]);
+}
+
+#[test]
+fn a_guest_makes_room_for_one_that_wakes() {
+    explore(Some(2), nudging_another_guest);
+}
+
+#[test]
+fn two_guests_lose_nothing_between_them() {
+    explore(Some(1), two_guests_on_two_cpus);
+}
+
 #[test]
 fn o4_a_vcpu_that_halts_is_woken() {
     explore(Some(4), halting::<Real>);

@@ -211,13 +211,14 @@ impl Machine {
     fn begin(&mut self, cpu: CpuIndex, turn: Option<Turn>) {
         let now = self.now;
         let vcpu = turn.map(|turn| turn.vcpu);
-        if let Some(vcpu) = vcpu {
+        if let Some(Turn { vcpu, waited, .. }) = turn {
             let elsewhere = self.cpus.iter().position(|other| other.current == Some(vcpu));
             assert_eq!(elsewhere, None, "vCPU {vcpu} begins on CPU {cpu} while it runs");
             let state = &mut self.vcpus[vcpu as usize];
             assert!(self.sets[state.group as usize].contains(cpu), "vCPU {vcpu} may not run on CPU {cpu}");
             let since = state.ready_since.take().unwrap_or_else(|| panic!("vCPU {vcpu} is not runnable"));
-            state.waited_max = state.waited_max.max(now - since);
+            assert_eq!(waited, now - since, "vCPU {vcpu} was runnable for so long");
+            state.waited_max = state.waited_max.max(waited);
         }
         self.cpus[cpu as usize] = Cpu { current: vcpu, counted: now, due: now };
     }

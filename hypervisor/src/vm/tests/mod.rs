@@ -3,6 +3,7 @@
 
 mod control;
 mod creation;
+mod guests;
 mod memory;
 mod processor;
 mod reset;

@@ -2,12 +2,14 @@
 
 use super::*;
 use crate::devices::virt::psci::AffinityState;
+use memslots::Gpa;
 
 const NOT_SUPPORTED: u64 = -1i64 as u64;
 const INVALID: u64 = -2i64 as u64;
 const ALREADY_ON: u64 = -4i64 as u64;
 const ON_PENDING: u64 = -5i64 as u64;
 const CPU_ON: u64 = 0xc400_0003;
+const PV_TIME_ST: u64 = 0xc500_0021;
 
 fn call(context: &mut Context<'_, Made>, x: [u64; 4]) -> Next {
     context.state.registers.x[..4].copy_from_slice(&x);
@@ -53,7 +55,9 @@ pub(super) fn cpu_on_starts_who_is_off() {
 #[test]
 pub(super) fn every_function_has_an_answer() {
     let owners =
-        [0x8000_0000u64, 0x8400_0000, 0xc400_0000, 0x8600_0000, 0xc600_0000, 0xbf00_ff00, 0, 0xffff_ff00];
+        [0x8000_0000u64, 0x8400_0000, 0xc400_0000, 0xc500_0000, 0x8500_0000, 0x8600_0000, 0xc600_0000]
+            .into_iter()
+            .chain([0xbf00_ff00, 0, 0xffff_ff00]);
     // They end the vCPU's stay, or the machine's run.
     let others = [0x8400_0001, 0xc400_0001, 0x8400_0002, 0x8400_0008, 0x8400_0009, 0x8400_0012, 0xc400_0012];
     for owner in owners {
@@ -64,7 +68,7 @@ pub(super) fn every_function_has_an_answer() {
                 let x0 = context.state.registers.x[0];
                 let is_status = (-5..=0).contains(&(x0 as i64));
                 assert!(
-                    is_status || x0 == 2 || x0 == 0x1_0001 || function == 0x8600_ff01,
+                    is_status || x0 == 2 || x0 == 0x1_0001 || [0x8600_ff01, PV_TIME_ST].contains(&function),
                     "{function:#x}: {x0:#x}"
                 );
             }
@@ -79,6 +83,50 @@ pub(super) fn every_function_has_an_answer() {
         assert_eq!(letters, b"quell hypervisor");
         assert_eq!(context.state.registers.x[4], 0x1_0000_0004, "and nothing else");
     });
+}
+
+#[test]
+pub(super) fn stolen_time_is_offered_and_each_vcpu_has_its_own() {
+    const ARCH_FEATURES: u64 = 0x8000_0001;
+    const PV_TIME_FEATURES: u64 = 0xc500_0020;
+    let board = machine("vcpus=3");
+    for vcpu in 0..3 {
+        board.with_vcpu(vcpu, |context| {
+            let vm = context.vm;
+            context.state.registers.pc = CODE;
+            let mut answer = |x| {
+                assert_eq!(call(context, x), Next::Resume);
+                context.state.registers.x[0]
+            };
+            assert_eq!(answer([ARCH_FEATURES, PV_TIME_FEATURES, 0, 0]), 0);
+            // PV_TIME_ST itself is not for ARCH_FEATURES, and the 32-bit calls do not exist.
+            for absent in [PV_TIME_ST, 0x8500_0020, 0xc500_0022] {
+                assert_eq!(answer([ARCH_FEATURES, absent, 0, 0]), NOT_SUPPORTED, "{absent:#x}");
+            }
+            for (asked, expected) in [
+                (PV_TIME_FEATURES, 0),
+                (PV_TIME_ST, 0),
+                // Only the low half is an argument.
+                (PV_TIME_ST | 0xdead << 32, 0),
+                (0xc500_0022, NOT_SUPPORTED),
+                (0x8500_0021, NOT_SUPPORTED),
+                (0, NOT_SUPPORTED),
+                (u64::MAX, NOT_SUPPORTED),
+            ] {
+                assert_eq!(answer([PV_TIME_FEATURES, asked, 0, 0]), expected, "{asked:#x}");
+            }
+            for garbage in [0, u64::MAX] {
+                let place = answer([PV_TIME_ST, garbage, garbage, garbage]);
+                assert_eq!(place, 0x090a_0000 + 64 * u64::from(vcpu));
+                let mut structure = [1; 64];
+                vm.space.slots().memory().read(Gpa(place), &mut structure).expect("there is memory");
+                assert_eq!(structure, [0; 64], "revision 0, attributes 0, and nothing stolen yet");
+            }
+            for absent in [0x8500_0020, 0x8500_0021, 0xc500_0022] {
+                assert_eq!(answer([absent, 0, 0, 0]), NOT_SUPPORTED, "{absent:#x}");
+            }
+        });
+    }
 }
 
 #[test]

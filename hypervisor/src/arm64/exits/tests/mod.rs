@@ -143,6 +143,7 @@ fn tests_of(row: Row) -> &'static [fn()] {
         Row::Hypercall => &[
             calls::cpu_on_starts_who_is_off,
             calls::every_function_has_an_answer,
+            calls::stolen_time_is_offered_and_each_vcpu_has_its_own,
             calls::power_functions_say_how_to_go_on,
         ],
         Row::SecureCall => &[calls::smc_is_refused_whatever_it_asks],

@@ -1,5 +1,5 @@
 //! PSCI 1.1 for the guest (DEN 0022F) with the related part of the SMC calling convention (DEN
-//! 0028F): calls as values, and the power states of vCPUs.
+//! 0028F) and of paravirtualised time (DEN 0057A): calls as values, and the power states of vCPUs.
 
 mod power;
 #[cfg(test)]
@@ -53,6 +53,8 @@ mod function {
     pub(super) const FEATURES: u32 = 0x8400_000a;
     pub(super) const SYSTEM_RESET2_32: u32 = 0x8400_0012;
     pub(super) const SYSTEM_RESET2_64: u32 = 0xc400_0012;
+    pub(super) const PV_TIME_FEATURES: u32 = 0xc500_0020;
+    pub(super) const PV_TIME_ST: u32 = 0xc500_0021;
 }
 
 /// PSCI_VERSION: 1.1.
@@ -86,6 +88,8 @@ pub enum Call {
         /// The vCPU.
         vcpu: u8,
     },
+    /// Return the address of the caller's stolen time: [`map::stolen_time`](super::map::stolen_time).
+    StolenTime,
     /// Turn the VM off.
     SystemOff,
     /// Restart the VM.
@@ -124,6 +128,8 @@ pub fn decode(x: [u64; 4], vcpu_count: u8) -> Call {
             1..RESET_VENDOR => fail(Status::InvalidParameters),
             _ => fail(Status::NotSupported),
         },
+        function::PV_TIME_FEATURES => pv_time_features(first as u32),
+        function::PV_TIME_ST => Call::StolenTime,
         _ => fail(Status::NotSupported),
     }
 }
@@ -172,7 +178,19 @@ fn features(id: u32) -> Call {
 /// are affected.
 fn arch_features(id: u32) -> Call {
     match id {
-        function::SMCCC_VERSION | function::SMCCC_ARCH_FEATURES => fail(Status::Success),
+        // By this a guest finds out whether there is paravirtualised time.
+        function::SMCCC_VERSION | function::SMCCC_ARCH_FEATURES | function::PV_TIME_FEATURES => {
+            fail(Status::Success)
+        }
+        _ => fail(Status::NotSupported),
+    }
+}
+
+/// The calls about time (DEN 0057A). There is no "live physical time", which would help a guest
+/// that moves between machines.
+fn pv_time_features(id: u32) -> Call {
+    match id {
+        function::PV_TIME_FEATURES | function::PV_TIME_ST => fail(Status::Success),
         _ => fail(Status::NotSupported),
     }
 }

@@ -15,6 +15,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use hostlink::counters::Counter;
 use hostlink::guests::GuestState;
+use hostlink::name::Name;
 
 use crate::vm::CreateError;
 use crate::vm::machine::attention;
@@ -79,9 +80,12 @@ pub(super) enum Op {
 }
 
 thread_local! {
-    /// The programs of the next machine's vCPUs.
-    static PROGRAMS: RefCell<Vec<Vec<Op>>> = const { RefCell::new(Vec::new()) };
+    /// The programs of the next machine's vCPUs, by the names of its guests.
+    static PROGRAMS: RefCell<Programs> = const { RefCell::new(BTreeMap::new()) };
 }
+
+/// Programs of vCPUs, by the names of guests.
+pub(super) type Programs = BTreeMap<Name, Vec<Vec<Op>>>;
 
 /// Runs a machine with these programs on this many CPUs.
 pub(super) fn run(
@@ -114,8 +118,27 @@ pub(super) fn create(
     config: &'static str,
     programs: &[&[Op]],
 ) -> Result<&'static made::Made<Made>, CreateError> {
-    PROGRAMS.set(programs.iter().map(|program| program.to_vec()).collect());
+    PROGRAMS.set([(Name::GUEST, owned(programs))].into());
     made::Made::create(vec![(); cpus], bytes, config)
+}
+
+fn owned(programs: &[&[Op]]) -> Vec<Vec<Op>> {
+    programs.iter().map(|program| program.to_vec()).collect()
+}
+
+/// Creates a machine with several guests: their configurations, and their vCPUs' programs.
+pub(super) fn create_several(
+    cpus: usize,
+    bytes: u64,
+    guests: &[(&'static str, &[&[Op]])],
+) -> Result<&'static made::Made<Made>, CreateError> {
+    let programs = guests.iter().map(|(config, programs)| {
+        let name = config.lines().find_map(|line| line.strip_prefix("name=")).expect("a guest has a name");
+        (Name::parse(name).expect("a name"), owned(programs))
+    });
+    PROGRAMS.set(programs.collect());
+    let configs: Vec<_> = guests.iter().map(|(config, _)| *config).collect();
+    made::Made::create_several(vec![(); cpus], bytes, &configs)
 }
 
 /// The architecture.
@@ -128,17 +151,22 @@ made_board! {
     },
     /// The memory is about to be reused: remaining translations of it must not be used any more.
     fn clean(memory: Range<u64>) {
-        // A guest that is being loaded keeps its memory.
-        let Some(vm) = Made::host().and_then(|host| host.first_guest()) else { return };
-        let is_new = vm.host.state_of(vm.number) == GuestState::Loaded;
-        if is_new || vm.attention() & attention::RESET != 0 {
-            return;
+        let host = Made::host().expect("memory is a machine's");
+        let mut from = 0;
+        while let Some(vm) = host.next_guest(from) {
+            from = vm.number + 1;
+            // A guest that is being loaded keeps its memory.
+            let is_new = [GuestState::Loaded, GuestState::Off].contains(&host.state_of(vm.number));
+            if is_new || vm.attention() & attention::RESET != 0 {
+                continue;
+            }
+            for vcpu in &vm.vcpus {
+                let mut tlb = vcpu.inbox.tlb.lock().unwrap();
+                let former = tlb.values_mut().filter(|entry| memory.contains(&entry.host));
+                former.for_each(|entry| entry.is_void = true);
+            }
+            vm.guest.cleaned.fetch_add(memory.end - memory.start, Ordering::Relaxed);
         }
-        for vcpu in &vm.vcpus {
-            let mut tlb = vcpu.inbox.tlb.lock().unwrap();
-            tlb.values_mut().filter(|entry| memory.contains(&entry.host)).for_each(|entry| entry.is_void = true);
-        }
-        vm.guest.cleaned.fetch_add(memory.end - memory.start, Ordering::Relaxed);
     }
 }
 

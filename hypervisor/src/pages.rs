@@ -2,6 +2,7 @@
 
 use alloc::alloc::{Layout, alloc_zeroed, dealloc};
 use core::slice;
+use core::sync::atomic::AtomicU64;
 
 const PAGE: usize = 4096;
 
@@ -40,6 +41,14 @@ impl Pages {
     #[must_use]
     pub const fn start(&self) -> u64 {
         self.start
+    }
+
+    /// Their words, which others, also a guest, may read at any time.
+    #[must_use]
+    pub const fn words(&self) -> &[AtomicU64] {
+        // SAFETY: this is the memory of the allocation, aligned to pages and initialised. Nobody
+        // changes it but through these words, or before the pages are shown to anybody.
+        unsafe { slice::from_raw_parts(self.start as *const AtomicU64, self.layout.size() / 8) }
     }
 
     /// Their address; they are never freed.

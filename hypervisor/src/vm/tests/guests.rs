@@ -1,0 +1,191 @@
+//! Several guests on one machine.
+
+use core::sync::atomic::Ordering;
+
+use super::Op::*;
+use super::processor::{Made, Op, create_several};
+use crate::vm::made::{End, Made as Board};
+use hostlink::exit::ExitCode;
+use hostlink::guests::GuestState;
+
+const OFF: End = End::Exit(ExitCode::GuestPowerOff);
+const FIRST: &str = "name=first\nvcpus=2\nmemory=4194304";
+const SECOND: &str = "name=second\nvcpus=2\nmemory=4194304";
+const THIRD: &str = "name=third\nvcpus=1\nmemory=2097152\nstart=manual";
+/// Goes on for long, and uses some memory.
+const LONG: &[Op] = &[Load(0x2000, 0), Store(0x2000, 7), Work(400_000), Sleep(100_000), Back(2, 120), Done];
+const LONG_FIRST: &[Op] =
+    &[Load(0x1000, 0), Store(0x1000, 9), Start(1), Work(400_000), Sleep(100_000), Back(3, 120), Done];
+
+fn several(cpus: usize, guests: &[(&'static str, &[&[Op]])]) -> &'static Board<Made> {
+    create_several(cpus, 64 << 20, guests).unwrap_or_else(|why| panic!("{why}"))
+}
+
+fn states(board: &'static Board<Made>) -> Vec<GuestState> {
+    (0..board.host().bundle.guests.len() as u32).map(|number| board.host().state_of(number)).collect()
+}
+
+#[test]
+fn the_run_ends_with_the_last_guest() {
+    let short: &[&[Op]] = &[&[Start(1), Work(100_000), Done], &[Done]];
+    for cpus in 1..=3 {
+        for seed in 0..20 {
+            let board = several(cpus, &[(FIRST, short), (SECOND, &[LONG_FIRST, LONG])]);
+            assert_eq!(board.run(seed), OFF, "{cpus} CPUs, seed {seed}");
+            assert_eq!(states(board), [GuestState::Off; 2]);
+        }
+    }
+}
+
+#[test]
+fn a_guest_that_crashes_ends_alone_and_the_run_has_failed() {
+    let crash: &[&[Op]] = &[&[Start(1), Work(50_000), Crash], &[Work(10_000_000), Done]];
+    for seed in 0..20 {
+        let board = several(2, &[(FIRST, crash), (SECOND, &[LONG_FIRST, LONG])]);
+        assert_eq!(board.run(seed), End::Exit(ExitCode::GuestTripleFault), "seed {seed}");
+        assert_eq!(states(board)[0], GuestState::Failed);
+    }
+}
+
+#[test]
+fn a_guest_that_runs_out_of_tables_ends_alone() {
+    let touch: &[&[Op]] =
+        &[&[Store(0x1000, 1), Store(1 << 32, 1), Store(0x20_0000 - 8, 1), Work(1000), Done]];
+    let few = "name=few\nmemory=4194304\ntables=3";
+    let board = several(1, &[(few, touch), (SECOND, &[LONG_FIRST, LONG])]);
+    assert_eq!(board.run(1), End::Exit(ExitCode::GuestOutOfTables));
+    assert_eq!(states(board)[0], GuestState::Failed);
+}
+
+#[test]
+fn a_paused_guest_stands_still_and_goes_on() {
+    let ticking: &[Op] = &[Note, Work(100_000), Back(0, 400), Done];
+    for seed in 0..10 {
+        let first: &[&[Op]] = &[ticking, &[Done]];
+        let board = several(
+            2,
+            &[(FIRST, &[&[Start(1), Note, Work(100_000), Back(1, 300), Done], first[1]]), (SECOND, first)],
+        );
+        board.ask(4_000_000, "1 guest-pause first");
+        board.ask(20_000_000, "2 guest-resume first");
+        let vm = board.machine();
+        board.run(seed);
+        assert_eq!(board.answers(), ["1 ok", "2 ok"], "seed {seed}");
+        let notes: Vec<u64> = vm.guest.notes.lock().unwrap().iter().map(|&(_, time)| time).collect();
+        let gap = notes.windows(2).map(|pair| pair[1] - pair[0]).max();
+        assert!(gap > Some(14_000_000), "seed {seed}: {gap:?}");
+    }
+}
+
+#[test]
+fn what_a_destroyed_guest_had_is_free_and_the_next_one_finds_zeros() {
+    for seed in 0..6 {
+        let board = several(2, &[(FIRST, &[LONG_FIRST, LONG]), (SECOND, &[LONG_FIRST, LONG])]);
+        let mut time = 2_000_000;
+        for round in 0..8 {
+            for request in ["guest-destroy first", "memory", "guest-create first", "guest-start first"] {
+                board.ask(time, &format!("{} {request}", 10 * round + 1));
+                time += 3_000_000;
+            }
+        }
+        assert_eq!(board.run(seed), OFF, "seed {seed}");
+        let answers = board.answers();
+        let free: Vec<&String> = answers.iter().filter(|line| line.contains("free=")).collect();
+        let size = |line: &str| line.split(" : ").nth(1).map(str::to_owned);
+        assert_eq!(free.len(), 8, "{answers:?}");
+        assert!(free.iter().all(|line| size(line) == size(free[0])), "seed {seed}: {free:?}");
+        assert!(answers.iter().all(|line| !line.contains("error")), "seed {seed}: {answers:?}");
+    }
+}
+
+#[test]
+fn guests_are_created_later_and_start_again_after_their_end() {
+    let quick: &[&[Op]] = &[&[Load(0x1000, 0), Store(0x1000, 1), Work(50_000), Done]];
+    for seed in 0..10 {
+        let board =
+            several(2, &[(FIRST, &[LONG_FIRST, LONG]), (SECOND, &[LONG_FIRST, LONG]), (THIRD, quick)]);
+        let requests = [
+            "guest-start third",
+            "guest-create third",
+            "guest-create third",
+            "guest-start third",
+            "guest-resume third",
+            "guest-start third",
+            "guest-destroy third",
+            "guest-pause fourth",
+        ];
+        for (time, request) in (1..).zip(requests) {
+            board.ask(time * 4_000_000, &format!("{time} {request}"));
+        }
+        assert_eq!(board.run(seed), OFF, "seed {seed}");
+        assert_eq!(
+            board.answers(),
+            [
+                "1 error guest 'third' is empty: this is for a guest that is there: create it first",
+                "2 ok",
+                "3 error guest 'third' is loaded: this is for a guest that is empty",
+                "4 ok",
+                "5 error guest 'third' is off: this is for a guest that is paused",
+                "6 ok",
+                "7 ok",
+                "8 error the machine's file describes no guest 'fourth'",
+            ],
+            "seed {seed}"
+        );
+    }
+}
+
+#[test]
+fn requests_reach_the_guest_that_they_name() {
+    let board = several(2, &[(FIRST, &[LONG_FIRST, LONG]), (SECOND, &[LONG_FIRST, LONG])]);
+    board.ask(2_000_000, "1 @second add 0x40000000 0x1000 rw");
+    board.ask(4_000_000, "2 @first delete 2");
+    board.ask(6_000_000, "3 input second 0 6869");
+    board.ask(8_000_000, "4 input second 7 6869");
+    board.ask(9_000_000, "5 @third slots");
+    let second = board.host().next_guest(1).expect("it is there");
+    assert_eq!(board.run(3), OFF);
+    let answers = board.answers();
+    let expected = [
+        "1 : slot=2",
+        "1 ok",
+        "2 error there is no slot 2",
+        "3 : taken=2",
+        "3 ok",
+        "4 error the guest has no serial port 7",
+        "5 error there is no such guest",
+    ];
+    assert_eq!(answers, expected);
+    assert_eq!(*second.guest.console.lock().unwrap(), b"hi");
+}
+
+#[test]
+fn a_guest_that_resets_all_the_time_takes_no_more_than_its_share() {
+    let resets: &[&[Op]] = &[&[Start(1), Work(10_000), Reset], &[Work(10_000_000), Done]];
+    let works: &[&[Op]] = &[&[Start(1), Work(u64::MAX), Done], &[Work(u64::MAX), Done]];
+    for cpus in 1..=2 {
+        let board = several(cpus, &[(FIRST, resets), (SECOND, works)]);
+        let second = board.host().next_guest(1).expect("it is there");
+        let begin = board.time();
+        assert_eq!(board.run(5), End::Endless);
+        let (had, all) = (board.host().used_by(second.number), board.time() - begin);
+        let share = had as f64 / (all * cpus as u64) as f64;
+        assert!(share > 0.45, "{cpus} CPUs: {share}");
+        assert!(board.machine().guest.resets.load(Ordering::Relaxed) > 10);
+    }
+}
+
+#[test]
+fn a_guest_for_which_there_is_not_enough_memory_takes_none() {
+    let large = "name=third\nvcpus=1\nmemory=67108864\nstart=manual";
+    let board = several(2, &[(FIRST, &[LONG_FIRST, LONG]), (SECOND, &[LONG_FIRST, LONG]), (large, &[])]);
+    for (time, request) in (1..).zip(["memory", "guest-create third", "memory", "guests"]) {
+        board.ask(time * 4_000_000, &format!("{time} {request}"));
+    }
+    assert_eq!(board.run(3), OFF);
+    let answers = board.answers();
+    let free = |number: &str| answers.iter().find_map(|line| line.strip_prefix(number)).map(str::to_owned);
+    assert!(free("1 : ").is_some() && free("1 : ") == free("3 : "), "{answers:?}");
+    assert!(answers.iter().any(|line| line.starts_with("2 error no ")), "{answers:?}");
+    assert!(answers.iter().any(|line| line.starts_with("4 : guest=third state=empty")), "{answers:?}");
+}
