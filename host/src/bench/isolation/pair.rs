@@ -56,7 +56,7 @@ impl Plan {
     }
 
     /// The machine file.
-    fn file(&self, platform: Platform) -> String {
+    pub(super) fn file(&self, platform: Platform) -> String {
         let [attacker, bystander] = self.weights;
         let machine = match platform {
             Platform::X86_64 => "arch = \"x86_64\"".to_owned(),
