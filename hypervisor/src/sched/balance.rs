@@ -4,10 +4,12 @@
 //! two vCPUs of a guest that is owed much may share a CPU while another CPU runs, alone, a guest
 //! that has had more than enough. So a CPU on which such a guest waits gives a vCPU to the other
 //! one, when a turn ends or a vCPU wakes. That CPU need not look for it, and goes without a tick
-//! while nobody waits there.
+//! while nobody waits there. And a vCPU may wait for ever if another one of its guest has a CPU for
+//! itself, and the guest is owed nothing more: it moves there.
 
 use super::queue::{RunQueue, Standing};
 use super::{CpuIndex, GroupIndex, Nudge, Scheduler, VcpuIndex};
+use crate::sync::Ordering;
 
 /// A vCPU on its way to another queue.
 pub(super) type Moved = (VcpuIndex, Standing);
@@ -135,13 +137,34 @@ impl Scheduler {
     fn give_ahead_among_groups(&self, cpu: CpuIndex, now: u64) -> Nudge {
         let given = self.place(cpu).with(|own| {
             let group = own.least_ahead(now)?;
-            let ahead = self.search_ahead_of(group, cpu, now)?;
+            let ahead = self.search_ahead_of(group, cpu, now).map(|ahead| (group, ahead));
+            let (group, to) = ahead.or_else(|| self.search_own(own, cpu, now))?;
             let moved = own.give(now, |index, _| (index == group).then_some(0))?;
-            Some((ahead, moved))
+            Some((to, moved))
         });
         match given {
-            Some((ahead, (vcpu, standing))) => self.enqueue(ahead, vcpu, standing),
+            Some((to, (vcpu, standing))) => self.enqueue(to, vcpu, standing),
             None => Nudge::Nothing,
         }
+    }
+
+    /// A guest that has waited long for `cpu`, whose queue this is, and a CPU where another vCPU of
+    /// it runs. That one uses up the guest's share, so that the guest's turn here never comes: the
+    /// two have to share that CPU.
+    fn search_own(&self, own: &RunQueue, cpu: CpuIndex, now: u64) -> Option<(GroupIndex, CpuIndex)> {
+        let load = own.load();
+        own.waiting_beside().find_map(|(group, vcpu)| {
+            // As of the last release of the queue's lock before this one, or later.
+            let since = self.homes[vcpu as usize].ready_since.load(Ordering::Relaxed);
+            if now.saturating_sub(since) < 2 * self.policy.slice {
+                return None;
+            }
+            let is_own = |other: &CpuIndex| {
+                self.ledger.seat(*other).runs(group)
+                    && self.load_of(*other) <= load
+                    && self.may_run(group, *other)
+            };
+            Some((group, self.others(cpu).find(is_own)?))
+        })
     }
 }

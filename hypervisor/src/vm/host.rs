@@ -40,6 +40,9 @@ use crate::sched::{CpuIndex, Line, Nudge, Policy, Scheduler, VcpuIndex};
 
 /// See [`Host::tick_max`].
 const TICK_MAX_US: u64 = 20_000;
+/// With several guests, the longest time for which a vCPU that nothing interrupts runs before the
+/// host tool sees that it has had that time.
+const SHOWN_US: u64 = 100_000;
 
 /// Where the vCPU of a row is; null pointers without one.
 struct Row<A: Arch> {
@@ -56,9 +59,9 @@ pub struct Host<A: Arch> {
     rows: Box<[Row<A>]>,
     /// By row.
     pub(super) counters: Box<[CounterRow]>,
-    /// Longest time in clock ticks that a CPU runs without a timer interrupt; `u64::MAX` where no
-    /// interrupt is ever lost, which is everywhere but in QEMU's multi-threaded emulation
-    /// (`docs/qemu.md`).
+    /// Longest time in clock ticks that a CPU runs without a timer interrupt. It is short where
+    /// interrupts may be lost, which is in QEMU's multi-threaded emulation alone (`docs/qemu.md`),
+    /// and `u64::MAX` with one guest elsewhere.
     pub tick_max: u64,
     /// The date.
     pub wall: WallClock,
@@ -118,8 +121,9 @@ impl<A: Arch> Host<A> {
             rows: (0..MAX_TOTAL_VCPUS).map(row).collect(),
             counters: (0..MAX_TOTAL_VCPUS).map(counters).collect(),
             tick_max: match config.boot_cpu {
-                BootCpu::Run => u64::MAX,
                 BootCpu::Serve => A::ticks_of_us(TICK_MAX_US),
+                BootCpu::Run if !bundle.is_single => A::ticks_of_us(SHOWN_US),
+                BootCpu::Run => u64::MAX,
             },
             wall: wall_clock::<A>(unix),
             common: A::common(config)?,

@@ -13,6 +13,12 @@ const P50: f64 = 0.5;
 pub(super) struct Latencies(BTreeMap<u64, u64>);
 
 impl Latencies {
+    /// So many of each length.
+    #[cfg(test)]
+    pub(super) fn of(counts: &[(u64, u64)]) -> Self {
+        Self(counts.iter().copied().collect())
+    }
+
     /// Adds a batch's.
     fn add(&mut self, pairs: &Value) -> Result<()> {
         for pair in pairs.as_array().into_iter().flatten() {

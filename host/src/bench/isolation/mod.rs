@@ -236,3 +236,6 @@ fn samples(cases: &[Case], quiet: f64, platform: Platform) -> Samples {
     }
     samples
 }
+
+#[cfg(test)]
+mod tests;

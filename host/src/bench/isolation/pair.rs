@@ -3,6 +3,7 @@
 use super::figures::{Batches, Latencies, Tally, float};
 use crate::arch::{Arch, Platform};
 use crate::cli::Overrides;
+use crate::machine::control::{Control, Found};
 use crate::machine::counters::{Snapshot, clock_hz, cpu_count};
 use crate::machine::guests::{Entries, Follower, GuestSeen, Identity};
 use crate::machine::process::{End, Flow, Machine};
@@ -18,6 +19,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use hostile::attacks::Attack;
 use hostlink::config::Switches;
 use hostlink::counters::Counter;
+use hostlink::ctl::Request;
 use hostlink::guests::GuestState;
 use std::cell::RefCell;
 use std::fs;
@@ -54,7 +56,7 @@ impl Plan {
     }
 
     /// The machine file.
-    fn file(&self, platform: Platform) -> String {
+    pub(super) fn file(&self, platform: Platform) -> String {
         let [attacker, bystander] = self.weights;
         let machine = match platform {
             Platform::X86_64 => "arch = \"x86_64\"".to_owned(),
@@ -124,6 +126,10 @@ struct Watcher {
     /// The console that reports come by.
     port: usize,
     batches: u64,
+    machine: Found,
+    /// Whether the attack ends the attacker, which is then started again; and how often it was.
+    ends: bool,
+    starts: u64,
     followed: [Option<(Identity, Follower, Vec<u8>)>; 2],
     is_attacked: bool,
     measured: Batches,
@@ -133,13 +139,17 @@ struct Watcher {
 }
 
 impl Watcher {
-    fn new(machine: &Machine, arch: Arch, batches: u64) -> Result<Self> {
+    fn new(machine: &Machine, arch: Arch, plan: &Plan) -> Result<Self> {
         let (ram, beacon) = machine.shared()?;
+        let found = machine.found().context("the machine has no hypervisor")?;
         Ok(Self {
             ram,
             beacon,
             port: usize::from(!arch.reports_on_console()),
-            batches,
+            batches: plan.batches,
+            machine: found,
+            ends: plan.attack == Attack::Faults && arch == Arch::X86_64,
+            starts: 0,
             followed: [None, None],
             is_attacked: false,
             measured: Batches::default(),
@@ -171,8 +181,13 @@ impl Watcher {
         }
         let [attacker, bystander] = &guests;
         for guest in [attacker, bystander] {
-            let ended = matches!(guest.state, GuestState::Off | GuestState::Failed);
-            ensure!(!ended, "guest {} has ended: {}, {:?}", guest.name, guest.state, guest.exit);
+            let has_ended = matches!(guest.state, GuestState::Off | GuestState::Failed);
+            if has_ended && self.ends && guest.name == attacker.name {
+                Control::open(&self.machine)?.ask(&Request::Start { guest: guest.name })?;
+                self.starts += 1;
+                continue;
+            }
+            ensure!(!has_ended, "guest {} has ended: {}, {:?}", guest.name, guest.state, guest.exit);
         }
         if !self.is_attacked || !self.measured.has_any() {
             return Ok(None);
@@ -265,7 +280,7 @@ impl Watcher {
             speed: float(tally.units) / used[1],
             interrupts: float(bystander.get(Counter::ExitInterrupt)) / used[1],
             exits: float(attacker.exits()) / used[0],
-            resets: attacker.get(Counter::Resets),
+            resets: attacker.get(Counter::Resets) + self.starts,
         })
     }
 }
@@ -286,7 +301,7 @@ pub(crate) fn run(
     let mut spec = Guests::prepare(&file, Switches::default())?.on_quell(hypervisor, directory)?;
     (spec.console, spec.timeout) = (Console::Capture, Some(timeout));
     let mut machine = Machine::start(&spec, signals)?;
-    let watcher = Rc::new(RefCell::new(Watcher::new(&machine, platform.arch(), plan.batches)?));
+    let watcher = Rc::new(RefCell::new(Watcher::new(&machine, platform.arch(), plan)?));
     let watching = Rc::clone(&watcher);
     machine.end_when(move || watching.borrow_mut().look(&progress));
     let outcome = machine.run(|_, _| Ok(Flow::Continue))?;

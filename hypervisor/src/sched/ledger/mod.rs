@@ -52,6 +52,11 @@ impl Seat {
         }
     }
 
+    /// Whether a vCPU of this guest runs there. It may be another one's turn already.
+    pub(super) fn runs(&self, group: GroupIndex) -> bool {
+        self.group.load(Ordering::Relaxed) == group + 1
+    }
+
     /// How many vCPUs of held guests wait for the CPU, which runs none.
     pub(super) fn held(&self) -> u32 {
         self.held.load(Ordering::Relaxed)

@@ -148,6 +148,12 @@ impl RunQueue {
         Some(stolen)
     }
 
+    /// The guests that wait beside the one whose vCPU ran last, and of each the vCPU that
+    /// [`give`](Self::give) takes.
+    pub(in crate::sched) fn waiting_beside(&self) -> impl Iterator<Item = (GroupIndex, VcpuIndex)> {
+        self.others.iter().filter_map(|lines| Some((lines.group, lines.last()?)))
+    }
+
     /// The waiting guest that is least ahead.
     pub(in crate::sched) fn least_ahead(&self, now: u64) -> Option<GroupIndex> {
         let waiting = self.all_lines().filter(|lines| lines.has_waiting()).map(|lines| lines.group);

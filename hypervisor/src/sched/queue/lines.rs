@@ -209,6 +209,11 @@ impl Lines {
         self.insert(Waiting { virtual_time, vcpu, is_passive }, None, policy);
     }
 
+    /// The waiting vCPU that would run last here.
+    pub(super) fn last(&self) -> Option<VcpuIndex> {
+        self.expired.back().or(self.waiting.first()).map(|waiting| waiting.vcpu)
+    }
+
     /// Removes, for another queue, the waiting vCPU that would run last here.
     pub(super) fn steal(&mut self) -> Option<(VcpuIndex, Standing)> {
         let (stolen, line) = match self.expired.pop_back() {

@@ -147,6 +147,28 @@ fn nobody_starves() {
     }
 }
 
+/// A vCPU that waits on the CPU of a guest with as strong a claim gets nothing there while another
+/// vCPU of its own guest, alone on another CPU, uses up its guest's share.
+#[test]
+fn no_vcpu_starves_while_another_one_of_its_guest_has_a_cpu_for_itself() {
+    for (cpus, vcpus) in
+        [(2, [1, 2]), (2, [2, 1]), (3, [1, 3]), (3, [2, 3]), (4, [1, 4]), (4, [2, 5]), (4, [5, 3])]
+    {
+        for pause in [MS, 3 * MS, 7 * MS, 12 * MS] {
+            // One guest's vCPUs are parked and come back, as for a reset: they end up anywhere.
+            let resets = (0..vcpus[0]).map(|vcpu| Sleeps(400 * MS + vcpu * pause, 3 * pause)).collect();
+            let mut machine =
+                Machine::new(cpus, &[guest(100, resets), guest(100, vec![Works; vcpus[1] as usize])]);
+            machine.run(20_000 * MS);
+            let waited = machine.waited_max(1);
+            assert!(
+                waited < 8 * SLICE * vcpus[1],
+                "{cpus} CPUs, {vcpus:?} vCPUs, {pause}: one waited for {waited}"
+            );
+        }
+    }
+}
+
 #[test]
 fn a_guest_that_wakes_runs_within_a_slice() {
     let guests = [guest(100, vec![Works; 32]), guest(100, vec![Sleeps(200, 20 * MS)])];

@@ -1,0 +1,95 @@
+//! Which figures meet the targets, and what is run.
+
+use super::figures::{Latencies, Tally};
+use super::*;
+use crate::arch::ArmCpu;
+use crate::cli::{BenchCommand, Cli, Command, Overrides};
+use crate::machine_file::MachineFile;
+use clap::Parser;
+
+const PLAN: Plan = Plan { attack: Attack::Ipis, weights: EQUAL, seed: 1, flushes: 100, batches: 5 };
+
+fn figures(share: f64, p99_ns: u64) -> Figures {
+    Figures {
+        share,
+        attackers_share: 1.0 - share,
+        latencies: Latencies::of(&[(1000, 98), (p99_ns, 2)]),
+        tally: Tally::default(),
+        speed: 1.0,
+        interrupts: 1.0,
+        exits: 1.0,
+        resets: 0,
+    }
+}
+
+#[test]
+fn a_share_that_is_too_small_is_missed_and_one_that_is_too_large_beside_an_equal() {
+    let missed = |plan: &Plan, share| missed(plan, &figures(share, 2000), Some(1.0)).len();
+    assert_eq!([0.47, 0.476, 0.5, 0.9].map(|share| missed(&PLAN, share)), [1, 0, 0, 0]);
+    let equal = Plan { attack: Attack::Compute, ..PLAN };
+    assert_eq!([0.47, 0.48, 0.52, 0.53].map(|share| missed(&equal, share)), [1, 0, 0, 1]);
+    let unequal = Plan { weights: UNEQUAL, ..PLAN };
+    assert_eq!([0.7, 0.72].map(|share| missed(&unequal, share)), [1, 0]);
+    assert_eq!(missed(&PLAN, f64::NAN), 1, "what was not measured");
+}
+
+#[test]
+fn flushes_are_compared_with_those_of_the_quiet_machine() {
+    let missed = |p99_ns, quiet| missed(&PLAN, &figures(0.5, p99_ns), quiet).len();
+    assert_eq!([6_900_000, 7_100_000].map(|ns| missed(ns, Some(1.0))), [0, 1]);
+    assert_eq!(missed(7_100_000, None), 0, "times are not compared");
+    let none = Figures { latencies: Latencies::default(), ..figures(0.5, 1) };
+    assert_eq!(super::missed(&PLAN, &none, Some(1.0)).len(), 1, "what was not measured");
+}
+
+#[test]
+fn whatever_has_changed_is_missed() {
+    let changes = [
+        Tally { stale: 1, ..Tally::default() },
+        Tally { words: 1, ..Tally::default() },
+        Tally { registers: 1, ..Tally::default() },
+    ];
+    for tally in changes {
+        let missed = missed(&PLAN, &Figures { tally, ..figures(0.5, 1) }, None);
+        assert!(missed.len() == 1 && missed[0].contains("have changed"), "{missed:?}");
+    }
+}
+
+#[test]
+fn the_quiet_machine_is_always_first() {
+    let plans = |words: &[&str]| {
+        let words = ["quell", "bench", "isolation"].iter().chain(words);
+        let Command::Bench(BenchCommand::Isolation(args)) =
+            Cli::try_parse_from(words).expect("parses").command
+        else {
+            panic!("another command")
+        };
+        super::plans(&args.attack, &args)
+    };
+    let names = |words: &[&str]| -> Vec<String> {
+        plans(words).iter().map(|plan| name(plan, Platform::Aarch64(ArmCpu::Max))).collect()
+    };
+    assert_eq!(
+        names(&["--attack", "mixture,ipis"]),
+        ["halt@max", "ipis@max", "mixture@max", "mixture-1:3@max"]
+    );
+    assert_eq!(names(&[]).len(), Attack::ALL.len() + WITH_BOTH.len());
+    assert_eq!(names(&[])[0], "halt@max");
+    assert!(Cli::try_parse_from(["quell", "bench", "isolation", "--attack", "none"]).is_err());
+}
+
+#[test]
+fn the_machine_file_of_a_case_is_one() {
+    let directory = tempfile::tempdir().expect("makes");
+    let path = directory.path().join("pair.toml");
+    for platform in [Platform::X86_64, Platform::Aarch64(ArmCpu::CortexA72)] {
+        let plan = Plan { weights: UNEQUAL, ..PLAN };
+        std::fs::write(&path, plan.file(platform)).expect("writes");
+        let file = MachineFile::read(&path, Overrides { arch: None, cpu: None, cpus: None }).expect("is one");
+        assert_eq!((file.machine.platform, file.machine.cpus), (platform, 2));
+        let weights: Vec<_> = file.guests.iter().map(|guest| guest.weight).collect();
+        assert_eq!(weights, UNEQUAL);
+        assert_eq!(file.guests[0].cmdline.as_deref(), Some("test=attack attack=ipis seed=1"));
+    }
+    assert!((Plan { weights: UNEQUAL, ..PLAN }.share() - 0.75).abs() < 1e-9);
+}
