@@ -11,7 +11,7 @@ pub(crate) mod guests;
 mod kept;
 pub(crate) mod need;
 pub(crate) mod outcome;
-mod own_time;
+pub(crate) mod own_time;
 pub(crate) mod process;
 pub(crate) mod ram;
 pub(crate) mod reports;

@@ -1,11 +1,13 @@
 //! A running machine: the QEMU process, the guest's report channel and console, and their end.
 
+mod shown;
+
 use super::child::{SavedTerminal, command};
-use super::console::{Kept, lines_with, read, read_split};
+use super::console::{Kept, read, read_split};
 use super::control::{Control, Found, Notice, Registration};
 use super::counters::{Snapshot, clock_hz, exit_code};
 use super::emulator;
-use super::kept::{Dropped, Ring, end_of_file};
+use super::kept::{Ring, end_of_file};
 use super::outcome::Outcome;
 use super::own_time::OwnTime;
 use super::ram::Ram;
@@ -17,11 +19,11 @@ use anyhow::{Context, Result, anyhow};
 use hostlink::exit::ExitCode;
 use serde_json::Value;
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ExitStatus};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -217,53 +219,14 @@ impl Machine {
         Ok(Control::open(&registration.machine())?.until(&self.signals))
     }
 
-    /// Types on the guest's console; with [`Console::Capture`] only.
-    pub(crate) fn type_text(&mut self, text: &str) -> Result<()> {
-        let stdin = self.stdin.as_mut().ok_or_else(|| anyhow!("the console takes no input"))?;
-        stdin.write_all(text.as_bytes()).context("cannot type on the guest's console")
+    /// A clock of the machine's own time, from now on.
+    pub(crate) fn own_time(&self) -> OwnTime {
+        OwnTime::new(self.child.id())
     }
 
-    fn kept(&self) -> MutexGuard<'_, Ring> {
-        self.console.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits until the console shows `text` after its first `from` bytes; returns where the text
-    /// ends. With [`Console::Capture`] only; fails after `timeout` of the machine's own time, and
-    /// if some of those bytes are not kept any more.
-    pub(crate) fn await_console(&self, text: &str, from: usize, timeout: Duration) -> Result<usize> {
-        let mut time = OwnTime::new(self.child.id());
-        while time.passed() < timeout && self.signals.caught().is_none() {
-            let console = self.kept();
-            let shown = console.behind(from).map_err(not_kept)?;
-            let found = shown.windows(text.len()).position(|window| window == text.as_bytes());
-            if let Some(at) = found {
-                return Ok(from + at + text.len());
-            }
-            drop(console);
-            thread::sleep(POLL_PERIOD);
-        }
-        Err(anyhow!("the guest's console did not show '{text}'"))
-    }
-
-    /// Waits for the first whole line that contains `text` after the console's first `from` bytes;
-    /// returns the line and where it ends. Otherwise like [`Self::await_console`].
-    pub(crate) fn await_line(&self, text: &str, from: usize, timeout: Duration) -> Result<(String, usize)> {
-        let found = self.await_console(text, from, timeout)?;
-        self.await_console("\n", found, timeout)?;
-        let line = self.lines(text, from)?.into_iter().next();
-        line.ok_or_else(|| anyhow!("the guest's console shows no line with '{text}'"))
-    }
-
-    /// The whole lines that contain `text` and that the console has shown after its first `from`
-    /// bytes, and where each ends. Fails if some of those bytes are not kept any more.
-    pub(crate) fn lines(&self, text: &str, from: usize) -> Result<Vec<(String, usize)>> {
-        let console = self.kept();
-        Ok(lines_with(text, console.behind(from).map_err(not_kept)?, from))
-    }
-
-    /// The end of the guest's console output so far.
-    pub(crate) fn shown(&self) -> String {
-        self.kept().shown().replace('\r', "")
+    /// Whether its process has ended.
+    pub(crate) fn has_ended(&mut self) -> Result<bool> {
+        Ok(self.child.try_wait()?.is_some())
     }
 
     /// Makes `watcher` see the counters every `period` while the machine runs, once there are any.
@@ -385,12 +348,4 @@ impl Drop for Machine {
         let _ = self.child.wait();
         drop(self.terminal.take());
     }
-}
-
-/// The error when a reader is too late.
-fn not_kept(dropped: Dropped) -> anyhow::Error {
-    anyhow!(
-        "the guest's console has shown so much that {} bytes which were to be read are not kept",
-        dropped.count
-    )
 }

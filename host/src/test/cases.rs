@@ -69,6 +69,8 @@ pub(super) enum Body {
     Isolation(&'static [([u32; 2], Attack)]),
     /// A bare guest writes to memory during a cancelled migration.
     Migrate,
+    /// Several guests of a machine file.
+    Several(super::several::Act),
     /// A function of its own, in a directory of its own.
     Own(fn(&Path) -> Result<()>),
     /// The tool itself is called with arguments; `{}` stands for a file made by `file`.

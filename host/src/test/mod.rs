@@ -25,6 +25,7 @@ mod progress;
 mod publics;
 mod releases;
 mod second;
+mod several;
 mod siege;
 #[cfg(test)]
 mod sizes;
@@ -162,6 +163,7 @@ fn all_cases() -> impl Iterator<Item = &'static cases::Case> {
         .chain(&releases::ROWS)
         .chain(&traces::ROWS)
         .chain(&peers::ROWS)
+        .chain(several::ROWS)
         .chain(pages::rows())
 }
 

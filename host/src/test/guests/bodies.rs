@@ -15,6 +15,7 @@ use crate::machine::spec::Clock;
 use crate::run::switches;
 use crate::size::MIB;
 use crate::test::cases::{Case, Expect, Hostile, ProbeEnd, Stock, Talk};
+use crate::test::several::{self, Room};
 use crate::test::siege::{self, Siege};
 use crate::test::storm::{self, Requests};
 use crate::test::talk;
@@ -250,6 +251,19 @@ impl Lab<'_> {
                 "{executed} INVLPGA for {pages} pages, and {MEASURED} at the start"
             );
             Ok(())
+        })
+    }
+
+    pub(super) fn several(&self, case: &Case, act: several::Act) -> Result<()> {
+        let directory = tempfile::tempdir_in(self.directory)?;
+        act(&Room {
+            platform: case.platform,
+            hypervisor: self.hypervisor(case.platform.arch())?,
+            switches: switches(case.settings)?,
+            directory: directory.path(),
+            signals: self.signals,
+            is_long: self.long,
+            hung: &self.hung,
         })
     }
 

@@ -141,6 +141,7 @@ impl Lab<'_> {
             Body::Bzimage { cmdline } => self.bzimage(cmdline),
             Body::Talk { command, about } => self.talk(case, command, *about),
             Body::Own(act) => act(tempfile::tempdir_in(self.directory)?.path()),
+            Body::Several(act) => self.several(case, *act),
             Body::Typed(texts) => self.typed(case.platform, texts),
             Body::Probe(test, end) => self.probe(case, told(test), *end),
             Body::Invalidations(test) => self.invalidations(case, test),

@@ -1,0 +1,71 @@
+//! Guests that come and go beside one that runs.
+
+use super::stage::{Room, Stage, named};
+use anyhow::{Context, Result, ensure};
+use hostlink::ctl::Request;
+use hostlink::ctl::record::Memory;
+use hostlink::exit::ExitCode;
+use std::time::Duration;
+
+/// Cycles, and those of `--long`.
+const CYCLES: u32 = 50;
+const CYCLES_LONG: u32 = 1000;
+/// Time for the guest beside them, and for a cycle, which takes a quarter of a second.
+const TIMEOUT: Duration = Duration::from_secs(120);
+const TIMEOUT_CYCLE: Duration = Duration::from_secs(3);
+
+/// What a bare guest shows when it accepts commands, and while it writes to memory.
+const READY: &str = "load: ready";
+const DIRTY: &str = "load: dirty: ";
+
+/// The guests: one that writes to memory all the time, and one that comes and goes.
+fn guests(base: u64) -> String {
+    format!(
+        r#"
+[[guest]]
+name = "beside"
+program = "load"
+cmdline = "dirty={:#x},4M,0"
+vcpus = 1
+memory = "32M"
+
+[[guest]]
+name = "subject"
+program = "load"
+vcpus = 2
+memory = "16M"
+start = "manual"
+"#,
+        base + (16 << 20)
+    )
+}
+
+pub(super) fn come_and_go(room: &Room<'_>) -> Result<()> {
+    let cycles = if room.is_long { CYCLES_LONG } else { CYCLES };
+    let limit = TIMEOUT + TIMEOUT_CYCLE * cycles;
+    let file = room.write(&guests(room.platform.arch().ram_base()))?;
+    let mut stage = room.play(&file, limit, |stage| {
+        stage.until_shown("beside", DIRTY, 0)?;
+        let (before, used) = (stage.memory()?, stage.used("beside")?);
+        for number in 1..=cycles {
+            cycle(stage, &before).with_context(|| format!("cycle {number} of {cycles}"))?;
+        }
+        ensure!(stage.used("beside")? > used, "the guest beside them had no CPU");
+        let from = stage.length("beside")?;
+        stage.until_shown("beside", DIRTY, from).map(drop)
+    })?;
+    stage.type_text("beside", "qpoweroff\n")?;
+    stage.finish()?.ended_by(ExitCode::GuestPowerOff)
+}
+
+/// A guest is created, starts, shows that it runs, and is destroyed. Nothing is missing afterwards.
+fn cycle(stage: &mut Stage<'_>, before: &Memory) -> Result<()> {
+    let guest = named("subject")?;
+    stage.ask(&Request::Create { guest })?;
+    stage.ask(&Request::Start { guest })?;
+    stage.until_shown("subject", READY, 0)?;
+    stage.ask(&Request::Destroy { guest })?;
+    let now = stage.memory()?;
+    ensure!(now == *before, "memory is not as before: {now:?} after {before:?}");
+    Ok(())
+}

@@ -1,0 +1,157 @@
+//! The life of a guest beside one that goes on.
+
+use super::BESIDE;
+use super::stage::{Room, Stage, named};
+use anyhow::{Result, ensure};
+use hostlink::ctl::Request;
+use hostlink::ctl::record::Memory;
+use hostlink::exit::ExitCode;
+use hostlink::guests::GuestState;
+use hostlink::name::Name;
+use std::time::Duration;
+
+const TIMEOUT: Duration = Duration::from_secs(240);
+
+/// The guest that comes and goes: a bare one, which takes commands from its console.
+const SUBJECT: &str = r#"
+[[guest]]
+name = "subject"
+program = "load"
+vcpus = 2
+memory = "64M"
+start = "manual"
+"#;
+
+/// What it shows when it accepts commands, and while it writes to memory.
+const READY: &str = "load: ready";
+const DIRTY: &str = "load: dirty: ";
+/// How far the other guest goes on while this one is paused.
+const TICKS: u32 = 10;
+
+pub(super) fn life(room: &Room<'_>) -> Result<()> {
+    let file = room.write(&format!("{BESIDE}{SUBJECT}"))?;
+    let base = room.platform.arch().ram_base();
+    let mut stage = room.play(&file, TIMEOUT, |stage| {
+        goes_on(stage)?;
+        let before = stage.memory()?;
+        refusals(stage)?;
+        starts(stage, &before)?;
+        stops_while_paused(stage, base)?;
+        restarts(stage)?;
+        goes(stage, &before)?;
+        from_every_state(stage, &before)?;
+        goes_on(stage)
+    })?;
+    stage.type_text("beside", "\n")?;
+    let ended = stage.finish()?;
+    ended.ended_by(ExitCode::GuestPowerOff)?;
+    ensure!(ended.shown("beside").contains("good bye"), "the guest beside it did not come to its end");
+    Ok(())
+}
+
+/// The guest beside it shows more.
+fn goes_on(stage: &mut Stage<'_>) -> Result<()> {
+    let mut from = stage.length("beside")?;
+    for _ in 0..TICKS {
+        from = stage.until_shown("beside", "tick", from)?;
+    }
+    Ok(())
+}
+
+fn subject() -> Result<Name> {
+    named("subject")
+}
+
+/// A guest that does not exist.
+fn refusals(stage: &mut Stage<'_>) -> Result<()> {
+    let (guest, nobody) = (subject()?, named("nobody")?);
+    for request in [
+        Request::Start { guest },
+        Request::Pause { guest },
+        Request::Resume { guest },
+        Request::Reset { guest },
+        Request::Destroy { guest },
+    ] {
+        stage.refused(&request, "guest 'subject' is empty: this is for a guest that is there")?;
+    }
+    stage.refused(&Request::Create { guest: nobody }, "describes no guest 'nobody'")?;
+    stage.refused(&Request::Create { guest: named("beside")? }, "guest 'beside' is running")
+}
+
+fn starts(stage: &mut Stage<'_>, before: &Memory) -> Result<()> {
+    let guest = subject()?;
+    stage.ask(&Request::Create { guest })?;
+    stage.until_it_is("subject", GuestState::Loaded)?;
+    let now = stage.memory()?;
+    ensure!(now.free < before.free && now.heap > before.heap, "it takes no memory: {now:?} after {before:?}");
+    stage.refused(&Request::Create { guest }, "is loaded: this is for a guest that is empty")?;
+    stage.refused(&Request::Pause { guest }, "this is for a guest that is running")?;
+    stage.refused(&Request::Resume { guest }, "this is for a guest that is paused")?;
+    ensure!(stage.used("subject")? == 0, "a guest that was not started has had a CPU");
+    stage.ask(&Request::Start { guest })?;
+    stage.until_shown("subject", READY, 0)?;
+    stage.refused(&Request::Start { guest }, "this is for a guest that is loaded, off or failed")
+}
+
+/// A guest that writes to memory all the time is paused: it shows nothing and takes no CPU until it
+/// is resumed, while the other one goes on.
+fn stops_while_paused(stage: &mut Stage<'_>, base: u64) -> Result<()> {
+    let guest = subject()?;
+    stage.type_text("subject", &format!("dirty={:#x},16M,0\n", base + (32 << 20)))?;
+    let from = stage.until_shown("subject", DIRTY, 0)?;
+    stage.until_shown("subject", DIRTY, from)?;
+    stage.ask(&Request::Pause { guest })?;
+    stage.until_it_is("subject", GuestState::Paused)?;
+    let (shown, used, other) = (stage.length("subject")?, stage.used("subject")?, stage.used("beside")?);
+    goes_on(stage)?;
+    let (shown_later, used_later) = (stage.length("subject")?, stage.used("subject")?);
+    ensure!(shown_later == shown, "a paused guest has shown {} bytes", shown_later - shown);
+    ensure!(used_later == used, "a paused guest has had a CPU for {} ticks", used_later - used);
+    ensure!(stage.used("beside")? > other, "the other guest had no CPU meanwhile");
+    stage.refused(&Request::Pause { guest }, "is paused: this is for a guest that is running")?;
+    stage.ask(&Request::Resume { guest })?;
+    stage.until_shown("subject", DIRTY, shown)?;
+    ensure!(stage.used("subject")? > used, "a resumed guest takes no CPU");
+    Ok(())
+}
+
+fn restarts(stage: &mut Stage<'_>) -> Result<()> {
+    let from = stage.length("subject")?;
+    stage.ask(&Request::Reset { guest: subject()? })?;
+    stage.until_shown("subject", READY, from)?;
+    stage.type_text("subject", "spin=1\n")?;
+    stage.until_shown("subject", "done: spin=1 ", from).map(drop)
+}
+
+/// The guest is destroyed, and all memory is as before.
+fn goes(stage: &mut Stage<'_>, before: &Memory) -> Result<()> {
+    let guest = subject()?;
+    stage.ask(&Request::Destroy { guest })?;
+    ensure!(stage.guest("subject")?.is_none(), "a destroyed guest is still there");
+    stage.refused(&Request::Destroy { guest }, "guest 'subject' is empty")?;
+    let now = stage.memory()?;
+    ensure!(now == *before, "memory is not as before: {now:?} after {before:?}");
+    Ok(())
+}
+
+/// It is destroyed after it was loaded, was paused, has ended, and has ended and started again.
+fn from_every_state(stage: &mut Stage<'_>, before: &Memory) -> Result<()> {
+    let guest = subject()?;
+    stage.ask(&Request::Create { guest })?;
+    goes(stage, before)?;
+
+    starts(stage, before)?;
+    stage.ask(&Request::Pause { guest })?;
+    goes(stage, before)?;
+
+    starts(stage, before)?;
+    stage.type_text("subject", "poweroff\n")?;
+    let off = stage.until_it_is("subject", GuestState::Off)?;
+    ensure!(off.exit == Some(ExitCode::GuestPowerOff), "it ended by {:?}", off.exit);
+    let from = stage.length("subject")?;
+    stage.ask(&Request::Start { guest })?;
+    stage.until_shown("subject", READY, from)?;
+    stage.type_text("subject", "poweroff\n")?;
+    stage.until_it_is("subject", GuestState::Off)?;
+    goes(stage, before)
+}

@@ -1,0 +1,295 @@
+//! A machine with several guests, and what a row does with them: it reads their consoles, types,
+//! and sends requests.
+
+use super::heard::Heard;
+use crate::arch::{Arch, Platform};
+use crate::cli::Overrides;
+use crate::machine::control::{Found, Refused};
+use crate::machine::guests::GuestSeen;
+use crate::machine::outcome::Outcome;
+use crate::machine::own_time::OwnTime;
+use crate::machine::process::{End, Flow, Machine};
+use crate::machine::ram::Ram;
+use crate::machine::signals::Signals;
+use crate::machine::spec::Console;
+use crate::machine_file::MachineFile;
+use crate::run::tail;
+use crate::vm::Hypervisor;
+use crate::vm::several::Guests;
+use anyhow::{Context, Error, Result, bail, ensure};
+use hostlink::config::Switches;
+use hostlink::ctl::record::{self, Memory, Record, Taken};
+use hostlink::ctl::{Input, Request};
+use hostlink::exit::ExitCode;
+use hostlink::guests::GuestState;
+use hostlink::name::Name;
+use std::cell::{Cell, RefCell, RefMut};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+/// The time between two reads of the consoles.
+const PERIOD: Duration = Duration::from_millis(5);
+/// An answer of the hypervisor takes a second at most, for a guest whose memory is zeroed.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What a row is given.
+pub(in crate::test) struct Room<'a> {
+    pub(in crate::test) platform: Platform,
+    pub(in crate::test) hypervisor: &'a Hypervisor,
+    pub(in crate::test) switches: Switches,
+    pub(in crate::test) directory: &'a Path,
+    pub(in crate::test) signals: &'a Signals,
+    /// Whether searches take long.
+    pub(in crate::test) is_long: bool,
+    /// Whether a machine has reached its time limit.
+    pub(in crate::test) hung: &'a Cell<bool>,
+}
+
+impl<'a> Room<'a> {
+    /// Writes a machine file.
+    pub(super) fn write(&self, text: &str) -> Result<PathBuf> {
+        let path = self.directory.join("machine.toml");
+        fs::write(&path, text).context("cannot write the machine file")?;
+        Ok(path)
+    }
+
+    /// Starts the guests of a machine file, and does with them what `script` does. `limit` is for
+    /// all of that, in the machine's own time.
+    pub(super) fn play(
+        &self,
+        file: &Path,
+        limit: Duration,
+        script: impl FnOnce(&mut Stage<'a>) -> Result<()>,
+    ) -> Result<Stage<'a>> {
+        let (arch, cpu) = match self.platform {
+            Platform::X86_64 => (Arch::X86_64, None),
+            Platform::Aarch64(cpu) => (Arch::Aarch64, Some(cpu)),
+        };
+        let file = MachineFile::read(file, Overrides { arch: Some(arch), cpu, cpus: None })?;
+        let guests = Guests::prepare(&file, self.switches)?;
+        let mut spec = guests.on_quell(self.hypervisor, self.directory)?;
+        let log = self.directory.join("hypervisor.log");
+        spec.console = Console::Capture;
+        spec.log = Some(log.clone());
+        spec.timeout = Some(limit);
+        let machine = Machine::start(&spec, self.signals)?;
+        let (ram, beacon) = machine.shared()?;
+        let mut stage = Stage {
+            time: machine.own_time(),
+            machine,
+            heard: Rc::new(RefCell::new(Heard::new(Arc::clone(&ram), beacon))),
+            ram,
+            limit,
+            signals: self.signals.clone(),
+            hung: self.hung,
+            log,
+        };
+        let played = stage.until("the hypervisor begins", |stage| stage.heard().entries().map(|all| all.map(drop)));
+        match played.and_then(|()| script(&mut stage)) {
+            Ok(()) => Ok(stage),
+            Err(error) => Err(stage.explain(error)),
+        }
+    }
+}
+
+/// A running machine with several guests.
+pub(super) struct Stage<'a> {
+    machine: Machine,
+    heard: Rc<RefCell<Heard>>,
+    ram: Arc<Ram>,
+    time: OwnTime,
+    limit: Duration,
+    signals: Signals,
+    hung: &'a Cell<bool>,
+    log: PathBuf,
+}
+
+/// A machine that has ended.
+pub(super) struct Ended {
+    pub(super) outcome: Outcome,
+    heard: Rc<RefCell<Heard>>,
+}
+
+impl Stage<'_> {
+    fn heard(&self) -> RefMut<'_, Heard> {
+        self.heard.borrow_mut()
+    }
+
+    /// Waits until `look` finds something, and reads the consoles meanwhile.
+    pub(super) fn until<T>(
+        &mut self,
+        what: &str,
+        mut look: impl FnMut(&mut Self) -> Result<Option<T>>,
+    ) -> Result<T> {
+        loop {
+            // Before it is read for the last time.
+            let has_ended = self.machine.has_ended()?;
+            self.heard().read()?;
+            if let Some(found) = look(self)? {
+                return Ok(found);
+            }
+            ensure!(!has_ended, "the machine ended before this: {what}");
+            if let Some(signal) = self.signals.caught() {
+                bail!("signal {signal} came before this: {what}");
+            }
+            if self.time.passed() >= self.limit {
+                self.hung.set(true);
+                bail!("in {} s this has not come: {what}", self.limit.as_secs());
+            }
+            thread::sleep(PERIOD);
+        }
+    }
+
+    /// The machine, as other processes find it.
+    pub(super) fn found(&self) -> Result<Found> {
+        self.machine.found().context("the machine has no name")
+    }
+
+    /// The guest of this name, if it exists.
+    pub(super) fn guest(&self, name: &str) -> Result<Option<GuestSeen>> {
+        let entries = self.heard().entries()?.context("the hypervisor has not begun")?;
+        Ok(entries.guests(&self.ram)?.into_iter().find(|guest| guest.name.as_str() == name))
+    }
+
+    /// Waits until a guest is in this state.
+    pub(super) fn until_it_is(&mut self, name: &str, state: GuestState) -> Result<GuestSeen> {
+        self.until(&format!("{name} is {state}"), |stage| {
+            Ok(stage.guest(name)?.filter(|guest| guest.state == state))
+        })
+    }
+
+    /// Bytes that a guest's console has shown so far.
+    pub(super) fn length(&self, name: &str) -> Result<usize> {
+        self.heard().read()?;
+        let guest = self.guest(name)?.with_context(|| format!("there is no guest {name}"))?;
+        Ok(self.heard().text(guest.identity(), 0).map_or(0, <[u8]>::len))
+    }
+
+    /// Waits until a guest's console shows `text` after its first `from` bytes; returns where the
+    /// text ends.
+    pub(super) fn until_shown(&mut self, name: &str, text: &str, from: usize) -> Result<usize> {
+        self.until(&format!("{name} shows '{}'", text.trim()), |stage| {
+            let Some(guest) = stage.guest(name)? else { return Ok(None) };
+            let heard = stage.heard();
+            let Some(shown) = heard.text(guest.identity(), 0).and_then(|all| all.get(from..)) else {
+                return Ok(None);
+            };
+            let found = shown.windows(text.len()).position(|window| window == text.as_bytes());
+            Ok(found.map(|at| from + at + text.len()))
+        })
+    }
+
+    /// Types on a guest's console.
+    pub(super) fn type_text(&mut self, name: &str, text: &str) -> Result<()> {
+        let guest = named(name)?;
+        let mut rest = text.as_bytes();
+        while !rest.is_empty() {
+            let bytes = &rest[..rest.len().min(Input::BYTES_MAX)];
+            let bytes = Input::new(bytes).context("there is nothing to type")?;
+            let taken: Taken = self.ask_one(&Request::Input { guest, port: 0, bytes })?;
+            rest = &rest[(taken.taken as usize).min(rest.len())..];
+            self.heard().read()?;
+        }
+        Ok(())
+    }
+
+    /// Sends a request.
+    pub(super) fn ask(&mut self, request: &Request) -> Result<Vec<String>> {
+        let mut control = self.machine.control()?.with_patience(PATIENCE);
+        let answer = control.ask(request).with_context(|| format!("'{request}'"));
+        self.heard().read()?;
+        answer
+    }
+
+    /// The same for an answer of one record.
+    pub(super) fn ask_one<R: Record>(&mut self, request: &Request) -> Result<R> {
+        self.machine.control()?.with_patience(PATIENCE).ask_one(request).with_context(|| format!("'{request}'"))
+    }
+
+    /// Sends a request that has to be refused, for this reason.
+    pub(super) fn refused(&mut self, request: &Request, reason: &str) -> Result<()> {
+        match self.ask(request) {
+            Ok(_) => bail!("'{request}' was not refused"),
+            Err(error) if error.is::<Refused>() => {
+                let said = format!("{error:#}");
+                ensure!(said.contains(reason), "'{request}' was refused for another reason: {said}");
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The hypervisor's free memory and heap.
+    pub(super) fn memory(&mut self) -> Result<Memory> {
+        self.ask_one(&Request::Memory)
+    }
+
+    /// Ticks for which a guest's vCPUs have had CPUs so far.
+    pub(super) fn used(&mut self, name: &str) -> Result<u64> {
+        let guests: Vec<record::Guest> =
+            self.machine.control()?.with_patience(PATIENCE).ask_for(&Request::Guests)?;
+        let guest = guests.into_iter().find(|guest| guest.guest.as_str() == name);
+        Ok(guest.with_context(|| format!("guest {name} is not listed"))?.used)
+    }
+
+    /// Ticks per second of the machine's clock.
+    pub(super) fn clock_hz(&self) -> Result<u64> {
+        self.machine.clock_hz()?.context("the machine has no clock")
+    }
+
+    /// Adds to an error what the consoles and the log end with.
+    fn explain(&self, error: Error) -> Error {
+        let heard = self.heard();
+        let log = fs::read_to_string(&self.log).unwrap_or_default();
+        error.context(format!("{}the hypervisor's log ends with:\n{}", heard.ends(), tail(&log)))
+    }
+
+    /// Ends the machine.
+    pub(super) fn stop(self) -> Result<()> {
+        let Self { machine, log, .. } = self;
+        drop(machine);
+        check_log(&fs::read_to_string(log).context("cannot read the hypervisor's log")?)
+    }
+
+    /// Waits for the machine's end.
+    pub(super) fn finish(self) -> Result<Ended> {
+        let Self { mut machine, heard, hung, log, .. } = self;
+        let reads = Rc::clone(&heard);
+        machine.watch(PERIOD, move |_| reads.borrow_mut().read());
+        let outcome = machine.run(|_, _| Ok(Flow::Continue))?;
+        hung.set(outcome.end == End::TimedOut);
+        heard.borrow_mut().read()?;
+        check_log(&fs::read_to_string(log).context("cannot read the hypervisor's log")?)?;
+        Ok(Ended { outcome, heard })
+    }
+}
+
+impl Ended {
+    /// Checks how the run has ended.
+    pub(super) fn ended_by(&self, code: ExitCode) -> Result<()> {
+        let is_so = self.outcome.end == End::Hypervisor(code);
+        let ends = || self.heard.borrow().ends();
+        ensure!(is_so, "the run ended by {:?} instead of {code:?}\n{}", self.outcome.end, ends());
+        Ok(())
+    }
+
+    /// What the console of the last guest of this name has shown.
+    pub(super) fn shown(&self, name: &str) -> String {
+        self.heard.borrow().shown(name)
+    }
+}
+
+/// A name.
+pub(super) fn named(name: &str) -> Result<Name> {
+    Name::parse(name).with_context(|| format!("'{name}' is no name of a guest"))
+}
+
+/// The hypervisor has found nothing wrong with itself.
+fn check_log(log: &str) -> Result<()> {
+    ensure!(!log.contains("panic"), "the hypervisor's log ends with:\n{}", tail(log));
+    Ok(())
+}
