@@ -25,7 +25,7 @@ pub struct Piece {
 }
 
 /// RAM that is not in use yet.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct FreeMemory {
     regions: ArrayVec<Range<u64>, MAX_REGIONS>,
 }

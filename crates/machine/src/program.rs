@@ -204,8 +204,8 @@ pub struct Config {
     pub pcid: bool,
     /// Memory that was freed last is used first, so a new guest gets that of the former one.
     pub reuses_at_once: bool,
-    /// The targets of flushes are those of the place: a new guest's vCPUs take over the words of the
-    /// former one's, as they were left. Otherwise these are removed, and there are new ones.
+    /// The targets of flushes are those of the place: a new guest's vCPUs take over the words of
+    /// the former one's, as they were left. Otherwise these are removed, and there are new ones.
     pub reuses_targets: bool,
     /// Additional properties of an Arm64 machine.
     pub arm: Arm,

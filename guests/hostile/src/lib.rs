@@ -6,4 +6,6 @@
 extern crate std;
 
 pub mod allowed;
+pub mod attacks;
+pub mod latency;
 pub mod orders;

@@ -1,7 +1,7 @@
 //! A bare guest that tries everything, for both architectures.
 //!
 //! The kernel command line consists of words: `test=NAME` with a name from the tables in
-//! [`tests`](mod@tests); `seed=N`, which determines everything random; `count=N`, the number of
+//! [`tests`](mod@tests); `attack=NAME` with a name from `hostile::attacks`; `seed=N`, which determines everything random; `count=N`, the number of
 //! operations of each processor; `rounds=N`, the number of repetitions, each with the next seed;
 //! `rest`, to wait for a byte from the serial port before the storm and before the last checks.
 //! Results are sent to the report channel in lines of JSON (`{"test":NAME,"result":"pass"}`, or

@@ -5,6 +5,8 @@
 pub struct Orders<'a> {
     /// The test's name.
     pub test: &'a str,
+    /// The attack, if the test is one; otherwise empty.
+    pub attack: &'a str,
     /// The seed of everything random; not 0.
     pub seed: u64,
     /// The amount of work, if it is given.
@@ -34,10 +36,11 @@ impl<'a> Orders<'a> {
     ///
     /// Why it is invalid.
     pub fn parse(line: &'a str) -> Result<Self, &'static str> {
-        let mut orders = Self { test: "", seed: SEED, count: None, rounds: 1, rests: false };
+        let mut orders = Self { test: "", attack: "", seed: SEED, count: None, rounds: 1, rests: false };
         for word in line.split_whitespace() {
             match word.split_once('=').unwrap_or((word, "")) {
                 ("test", name) => orders.test = name,
+                ("attack", name) => orders.attack = name,
                 ("seed", text) => {
                     orders.seed =
                         number(text).filter(|seed| *seed != 0).ok_or("seed= takes a number but 0")?;
@@ -75,9 +78,11 @@ mod tests {
 
     #[test]
     fn orders_are_read() {
-        let usual = Orders { test: "a", seed: SEED, count: None, rounds: 1, rests: false };
+        let usual = Orders { test: "a", attack: "", seed: SEED, count: None, rounds: 1, rests: false };
         assert_eq!(Orders::parse("console=ttyS0 test=a"), Ok(usual));
         let all = Orders { seed: 0x1f, count: Some(7), rounds: 3, rests: true, ..usual };
         assert_eq!(Orders::parse("seed=0x1f count=7 rounds=3 rest test=a"), Ok(all));
+        let attack = Orders { attack: "ipis", ..usual };
+        assert_eq!(Orders::parse("test=a attack=ipis"), Ok(attack));
     }
 }

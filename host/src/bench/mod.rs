@@ -3,6 +3,7 @@
 mod all;
 mod boot;
 mod counts;
+pub(crate) mod isolation;
 mod memslot;
 pub(crate) mod migrate;
 mod paging;
@@ -21,6 +22,7 @@ pub(crate) fn run(command: &BenchCommand, signals: &Signals) -> Result<u8> {
         BenchCommand::All(args) => all::all(args, signals),
         BenchCommand::Exits(args) => counts::exits(args, signals),
         BenchCommand::Flush(args) => counts::flush(args, signals),
+        BenchCommand::Isolation(args) => isolation::isolation(args, signals),
         BenchCommand::Memslot(args) => memslot::memslot(args, signals),
         BenchCommand::Migrate(args) => migrate::migrate(args, signals),
         BenchCommand::Paging(args) => paging::paging(args),

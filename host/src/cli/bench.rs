@@ -5,6 +5,7 @@ use crate::arch::{Arch, ArmCpu, PlatformArgs};
 use crate::check::subject::On;
 use crate::size;
 use clap::{Args, Subcommand, ValueEnum};
+use hostile::attacks::Attack;
 use hostlink::config::MAX_VCPUS;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -41,6 +42,16 @@ pub(crate) enum BenchCommand {
     /// for each target that is running, and none for others; and if 8 vCPUs flush each other, a
     /// kick for every second target.
     Flush(ExitsArgs),
+    /// Measure what a guest loses while another one attacks it
+    ///
+    /// Two guests share 2 CPUs. The attacker, on 4 vCPUs, does all that may disturb others: flushes,
+    /// interrupts, timers, faults, resets, garbage in its devices and more, one after the other. The
+    /// bystander, on 2 vCPUs, checks its memory and its registers, looks for stale translations, and
+    /// takes the time of its flushes. Exits with status 1 if anything of it has changed, if it has
+    /// less than 0.95 of the share of the CPUs that its weight means, or if 1 % of its flushes take
+    /// more than twice as long as on the quiet machine, and a slice. The machine should be otherwise
+    /// idle.
+    Isolation(IsolationArgs),
     /// Measure the cost of removing guest memory: entries visited, flushes, instructions
     ///
     /// On a machine that counts instructions, a bare guest uses 256 MiB, 1 GiB and 2 GiB of memory
@@ -139,6 +150,31 @@ pub(crate) struct AllArgs {
     /// Write the results to this file, as docs/json.md describes, and continue with those in it
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
+}
+
+/// Arguments of `bench isolation`.
+#[derive(Debug, Args)]
+pub(crate) struct IsolationArgs {
+    #[command(flatten)]
+    pub(crate) platform: PlatformArgs,
+    /// Run only this attack, and the quiet machine; may be repeated, or names separated by commas
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = parse_attack)]
+    pub(crate) attack: Vec<Attack>,
+    /// Batches of 100 flushes that are measured in each case
+    #[arg(long, value_name = "N", default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) batches: u32,
+    /// Determines what is random in the attacks
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) seed: u64,
+    #[command(flatten)]
+    pub(crate) output: Output<180>,
+}
+
+fn parse_attack(name: &str) -> Result<Attack, String> {
+    Attack::parse(name).ok_or_else(|| {
+        let names: Vec<_> = Attack::ALL.iter().map(|attack| attack.name()).collect();
+        format!("there is no such attack; there are {}", names.join(", "))
+    })
 }
 
 /// Arguments of `bench memslot`.

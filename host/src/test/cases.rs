@@ -6,6 +6,7 @@ use crate::arch::Platform;
 use crate::image::Entry;
 use crate::size::MIB;
 use anyhow::Result;
+use hostile::attacks::Attack;
 use hostlink::config::FlushMode;
 use hostlink::ctl::LogWay;
 use hostlink::exit::ExitCode;
@@ -63,6 +64,9 @@ pub(super) enum Body {
     Talk { command: &'static str, about: Talk },
     /// The bare guest does its worst, and the hypervisor still answers.
     Siege(Siege),
+    /// One guest attacks, in one way after the other, and another one with these weights is not
+    /// disturbed.
+    Isolation(&'static [([u32; 2], Attack)]),
     /// A bare guest writes to memory during a cancelled migration.
     Migrate,
     /// A function of its own, in a directory of its own.

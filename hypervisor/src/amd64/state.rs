@@ -103,8 +103,8 @@ pub struct VcpuState {
 }
 
 impl VcpuState {
-    /// A vCPU after power-on, waiting for start-up: its VP index, and its identity among the vCPUs of
-    /// all guests.
+    /// A vCPU after power-on, waiting for start-up: its VP index, and its identity among the vCPUs
+    /// of all guests.
     pub fn new<A: Amd64>(
         (vp_index, identity): (u32, u32),
         view: cpuid::View,

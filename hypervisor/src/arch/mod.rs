@@ -111,6 +111,10 @@ impl Board for Local {
         image::heap::used()
     }
 
+    fn heap_left() -> u64 {
+        image::heap::left()
+    }
+
     fn receive_control() -> Option<u8> {
         console::receive_control()
     }

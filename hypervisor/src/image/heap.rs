@@ -18,17 +18,19 @@ use crate::free_memory::FreeMemory;
 /// nor nested page tables are allocated from it.
 const HEAP_MIN: u64 = 32 << 20;
 /// Bytes of RAM for which the heap grows by one byte: a dirty log has two bits for each page of 4
-/// KiB, which is a fourth of it.
-const RAM_PER_HEAP: u64 = 4096;
+/// KiB, which is an eighth of it of all memory at most. The rest is for more guests.
+const RAM_PER_HEAP: u64 = 512;
 /// Maximum heap: on some machines it must be below 4 GiB.
 const HEAP_MAX: u64 = 1 << 30;
 
 #[global_allocator]
-static HEAP: Counted = Counted { heap: TalcLock::new(Manual), used: AtomicU64::new(0) };
+static HEAP: Counted =
+    Counted { heap: TalcLock::new(Manual), size: AtomicU64::new(0), used: AtomicU64::new(0) };
 
 /// The heap, with the number of bytes that are allocated from it.
 struct Counted {
     heap: TalcLock<Mutex<()>, Manual>,
+    size: AtomicU64,
     used: AtomicU64,
 }
 
@@ -53,6 +55,11 @@ unsafe impl GlobalAlloc for Counted {
 /// Bytes that are allocated from the heap.
 pub(crate) fn used() -> u64 {
     HEAP.used.load(Ordering::Relaxed)
+}
+
+/// Bytes that are free, in pieces.
+pub(crate) fn left() -> u64 {
+    HEAP.size.load(Ordering::Relaxed).saturating_sub(used())
 }
 
 unsafe extern "C" {
@@ -92,6 +99,7 @@ pub(crate) fn init_heap(free: &mut FreeMemory, reach: u64) -> Result<(), &'stati
     let base = free.take(size, PAGE, reach).ok_or("no room for the heap")?;
     // SAFETY: the range was taken from free RAM, is mapped, and has no other user.
     unsafe { HEAP.heap.lock().claim(base as *mut u8, size as usize) };
+    HEAP.size.store(size, Ordering::Relaxed);
     Ok(())
 }
 

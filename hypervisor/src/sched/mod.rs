@@ -1,7 +1,7 @@
 //! The scheduler: the vCPUs of several guests on few CPUs.
 //!
 //! It has two levels. Above, the guests share the CPUs by their weights, whatever number of vCPUs
-//! they have: see [`ledger`]. Below, the vCPUs of a guest share what it gets on a CPU. Each CPU has
+//! they have: see `ledger`. Below, the vCPUs of a guest share what it gets on a CPU. Each CPU has
 //! its own [queue](queue::RunQueue), ordered by the time that its vCPUs have run (a virtual clock,
 //! as in Linux' CFS). The rules:
 //!
@@ -17,7 +17,7 @@
 //!   memory is skipped until the word has changed.
 //! * A CPU without work takes a vCPU from the longest queue; a queue that has two more than the
 //!   shortest gives one up when one of its vCPUs is put back. A guest that waits behind another on
-//!   one CPU goes to the CPU of one that is far ahead (see [`balance`]).
+//!   one CPU goes to the CPU of one that is far ahead (see `balance`).
 //! * A vCPU waits and runs only on the CPUs of its guest's set.
 //!
 //! A vCPU's state is saved before it appears in any queue, and it is in at most one queue. Its move

@@ -126,6 +126,9 @@ pub trait Board: Cpus {
     /// Bytes that are allocated from the heap.
     fn heap_used() -> u64;
 
+    /// Bytes of the heap that are free.
+    fn heap_left() -> u64;
+
     /// Next byte received on the control channel.
     fn receive_control() -> Option<u8>;
 

@@ -5,6 +5,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use hostlink::counters::{BEACON_MAGIC, Beacon, Counter};
 
 use super::arch::Arch;
+use super::context::Context;
 use super::host::Host;
 use crate::sched::VcpuIndex;
 
@@ -26,6 +27,20 @@ impl<A: Arch> Host<A> {
         self.trace.publish(beacon);
         // Pairs with the host tool, which reads the rest only after it has found this.
         beacon.magic.store(BEACON_MAGIC, Ordering::Release);
+    }
+}
+
+impl<A: Arch> Context<'_, A> {
+    /// Shows the host tool the time up to `now` that this vCPU has had, if there are several
+    /// guests.
+    #[inline(always)] // A part of the switch from one vCPU to another.
+    pub(super) fn publish_used(&self, now: u64) {
+        if !self.host.bundle.is_single {
+            let used = now.saturating_sub(self.cpu.used_until.replace(now));
+            let entry = &self.host.entries[self.vm.number as usize];
+            // No partner: a reader of the entry may find it a little late.
+            entry.used_ticks.fetch_add(used, Ordering::Relaxed);
+        }
     }
 }
 

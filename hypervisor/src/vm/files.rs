@@ -103,6 +103,8 @@ pub enum CreateError {
     NoTables,
     /// None of the CPUs that this guest may use runs vCPUs.
     NoCpuFor(Name),
+    /// The heap is too small for one more guest.
+    NoHeap,
     /// Other guests have too many vCPUs.
     NoRows,
     /// There is no memory for the trace rings.
@@ -137,6 +139,9 @@ impl fmt::Display for CreateError {
             ),
             Self::NoTables => f.write_str("no memory is left for nested page tables: give the machine more"),
             Self::NoCpuFor(name) => write!(f, "none of the CPUs that guest '{name}' may use runs vCPUs"),
+            Self::NoHeap => f.write_str(
+                "the hypervisor's own memory is too small for one more guest: give the machine more memory",
+            ),
             Self::NoRows => write!(f, "all guests together have at most {MAX_TOTAL_VCPUS} vCPUs"),
             Self::NoTrace => f.write_str("no memory is left for the trace: give the machine more"),
             Self::NoCpu => f.write_str("boot_cpu=serve needs a second CPU to run the guest"),

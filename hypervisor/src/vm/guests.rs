@@ -19,7 +19,7 @@ use core::sync::atomic::Ordering;
 
 use hostlink::config::{Config, MAX_GUESTS, MAX_TOTAL_VCPUS, Start};
 use hostlink::exit::ExitCode;
-use hostlink::guests::{Facts, GuestState};
+use hostlink::guests::{Facts, GuestEntry, GuestState};
 
 use super::arch::Arch;
 use super::context::Context;
@@ -28,6 +28,10 @@ use super::host::Host;
 use super::machine::{self, Vm, attention};
 use super::switch::Leave;
 use crate::sched::{CpuSet, Share, VcpuIndex};
+
+/// More of the heap than a guest needs, beside its vCPUs, and than each vCPU needs.
+const HEAP_PER_GUEST: u64 = 1 << 20;
+const HEAP_PER_VCPU: u64 = 48 << 10;
 
 /// The share of the CPUs that a configuration gives a guest.
 fn share(config: &Config<'_>) -> Share {
@@ -84,6 +88,9 @@ impl<A: Arch> Host<A> {
         first: VcpuIndex,
         files: &Files,
     ) -> Result<&'static Vm<A>, CreateError> {
+        if A::heap_left() < HEAP_PER_GUEST + u64::from(files.config.vcpus) * HEAP_PER_VCPU {
+            return Err(CreateError::NoHeap);
+        }
         if !files.config.cpus.iter().any(|cpu| self.sched.has_cpu(cpu)) {
             return Err(CreateError::NoCpuFor(files.config.name));
         }
@@ -101,9 +108,11 @@ impl<A: Arch> Host<A> {
             memory: config.memory,
             consoles: vm.rings.as_ref().map_or_else(Default::default, |rings| rings.places()),
         };
-        self.entries[number as usize].fill(&facts, GuestState::Loaded);
+        self.entry(number).fill(&facts, GuestState::Loaded);
         vm.set_requests_wait(self.requests_wait());
-        self.guests.lock()[number as usize] = Some(guest);
+        if let Some(place) = self.guests.lock().get_mut(number as usize) {
+            *place = Some(guest);
+        }
         Ok(vm)
     }
 
@@ -117,10 +126,15 @@ impl<A: Arch> Host<A> {
         places.filter(|first| first + count <= MAX_TOTAL_VCPUS).filter(is_free).min()
     }
 
+    /// What the host tool sees of a guest.
+    pub(super) fn entry(&self, number: u32) -> &GuestEntry {
+        &self.entries[number as usize]
+    }
+
     /// What a guest does.
     pub fn state_of(&self, number: u32) -> GuestState {
         // Acquire: pairs with `set_state`.
-        let code = self.entries[number as usize].state.load(Ordering::Acquire);
+        let code = self.entry(number).state.load(Ordering::Acquire);
         GuestState::from_code(code).unwrap_or_default()
     }
 
@@ -130,7 +144,7 @@ impl<A: Arch> Host<A> {
     }
 
     pub(super) fn set_state(&self, vm: &Vm<A>, state: GuestState, exit: u32) {
-        self.entries[vm.number as usize].set_state(state, exit);
+        self.entry(vm.number).set_state(state, exit);
     }
 
     /// Lets a loaded or paused guest run.
@@ -146,16 +160,18 @@ impl<A: Arch> Host<A> {
     ///
     /// That is so, and the caller does not use the guest any more.
     pub(super) unsafe fn free_guest(&self, vm: &'static Vm<A>) {
-        let number = vm.number as usize;
-        self.sched.remove_group(vm.number);
+        let number = vm.number;
+        self.sched.remove_group(number);
         self.leave_rows(vm);
-        let Some(guest) = self.guests.lock()[number].take() else { return };
+        let mut guests = self.guests.lock();
+        let Some(guest) = guests.get_mut(number as usize).and_then(Option::take) else { return };
+        drop(guests);
         // SAFETY: made from a box in `create_guest_in`. No vCPU of it is on a CPU or in a queue, so
         // no CPU uses it (see `host.rs`); the caller is the boot CPU, the only one that finds it by
         // its number.
         let vm = *unsafe { Box::from_raw(guest.0.as_ptr()) };
         // First of all: readers of its rings notice that the memory may be in use again.
-        self.entries[number].clear();
+        self.entry(number).clear();
         let Vm { tables, rings, .. } = vm; // Everything else is dropped.
         let mut free = self.free.lock();
         // SAFETY: no CPU has loaded the address space, and the allocators went with the machine.
@@ -179,7 +195,7 @@ impl<A: Arch> Host<A> {
             ExitCode::GuestPowerOff | ExitCode::GuestReset => GuestState::Off,
             _ => GuestState::Failed,
         };
-        self.entries[number as usize].set_state(state, code as u32);
+        self.entry(number).set_state(state, code as u32);
     }
 
     /// Whether a guest with another number runs, or may go on.

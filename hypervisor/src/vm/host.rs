@@ -88,9 +88,9 @@ pub struct Host<A: Arch> {
 }
 
 impl<A: Arch> Host<A> {
-    /// What the guests of this bundle will share, on the CPUs that are online, with this free memory.
-    /// `unix` is
-    /// the current time in seconds since the beginning of 1970, if the machine below reports it.
+    /// What the guests of this bundle will share, on the CPUs that are online, with this free
+    /// memory. `unix` is the current time in seconds since the beginning of 1970, if the machine
+    /// below reports it.
     ///
     /// # Errors
     ///

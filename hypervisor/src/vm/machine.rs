@@ -6,7 +6,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use coherence::Target;
-use hostlink::config::{self, NestedPage, ResetPolicy};
+use hostlink::config::{self, Config, NestedPage, ResetPolicy};
 use memslots::space::ZapWay;
 use memslots::{Gpa, Memslots, PhysAddr, Slot, SlotFlags, SlotId};
 use paging::{Level, Progress};
@@ -120,6 +120,51 @@ pub struct Vm<A: Arch> {
     pub(super) reset: Mutex<Option<Reset<A>>>,
 }
 
+/// The memory of a new machine.
+struct Taken {
+    memslots: Memslots,
+    /// The slots whose memory was free before.
+    own: Vec<SlotId>,
+    shown: Option<ShownMemory>,
+    tables: NestedTables,
+    rings: Option<Rings>,
+}
+
+/// Takes memory for a machine with this configuration. Nothing is taken if there is not enough.
+fn take_memory<A: Arch>(host: &Host<A>, config: &Config<'_>) -> Result<Taken, CreateError> {
+    let ram = A::ram(config.memory).map_err(CreateError::Load)?;
+    let mut free = host.free.lock();
+    let before = free.clone();
+    let taken = take_from::<A>(&mut free, &ram, config, host.bundle.is_single);
+    if taken.is_err() {
+        *free = before;
+    }
+    taken
+}
+
+fn take_from<A: Arch>(
+    free: &mut FreeMemory,
+    ram: &[Range<u64>],
+    config: &Config<'_>,
+    is_single: bool,
+) -> Result<Taken, CreateError> {
+    // The only guest may be given all memory later.
+    let covered = if is_single { free.total() } else { config.memory };
+    let mut memslots = back_memory::<A>(ram, free)?;
+    let mut own = Vec::new();
+    memslots.memory().for_each(|slot| own.push(slot.id));
+    let shown = A::shown_memory(config.vcpus);
+    if let Some(shown) = &shown {
+        shown.add_to(&mut memslots).map_err(|_| too_large(config.memory))?;
+    }
+    let rings = if is_single { None } else { Some(Rings::take(free).ok_or(CreateError::NoTables)?) };
+    // Last, because it takes some of the heap as well.
+    let (tables, count) =
+        NestedTables::take(free, covered, config.switches.tables).ok_or(CreateError::NoTables)?;
+    log::debug!("{count} pages for nested page tables");
+    Ok(Taken { memslots, own, shown, tables, rings })
+}
+
 /// Creates the machine that `files` describe. Its boot vCPU is ready to run.
 ///
 /// # Errors
@@ -133,23 +178,7 @@ pub fn create<A: Arch>(
 ) -> Result<Vm<A>, CreateError> {
     let config = &files.config;
     A::check(config)?;
-    let ram = A::ram(config.memory).map_err(CreateError::Load)?;
-    let mut free = host.free.lock();
-    // The only guest may be given all memory later.
-    let covered = if host.bundle.is_single { free.total() } else { config.memory };
-    let mut memslots = back_memory::<A>(&ram, &mut free)?;
-    let mut own = Vec::new();
-    memslots.memory().for_each(|slot| own.push(slot.id));
-    let shown = A::shown_memory(config.vcpus);
-    if let Some(shown) = &shown {
-        shown.add_to(&mut memslots).map_err(|_| too_large(config.memory))?;
-    }
-    let (tables, count) =
-        NestedTables::take(&mut free, covered, config.switches.tables).ok_or(CreateError::NoTables)?;
-    let rings =
-        if host.bundle.is_single { None } else { Some(Rings::take(&mut free).ok_or(CreateError::NoTables)?) };
-    drop(free);
-    log::debug!("{count} pages for nested page tables");
+    let Taken { memslots, own, shown, tables, rings } = take_memory(host, config)?;
     let largest = match config.switches.nested_page {
         NestedPage::Small => Level::Page4K,
         NestedPage::Large => Level::Page2M,

@@ -1,5 +1,5 @@
-//! The virtual machines: everything that is the same on all architectures. It compiles for the host,
-//! and is tested there with a mock architecture.
+//! The virtual machines: everything that is the same on all architectures. It compiles for the
+//! host, and is tested there with a mock architecture.
 //!
 //! | module | contents |
 //! |---|---|

@@ -1,7 +1,7 @@
 //! The data of each CPU.
 
 use core::cell::Cell;
-use core::sync::atomic::{AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::arch::Cpus;
 use super::trace::CpuTrace;
@@ -31,6 +31,8 @@ pub struct PerCpu<A: Cpus> {
     pub check_queue: Cell<bool>,
     /// The last vCPU to stop for a reset did so here: this CPU restarts the guest.
     pub resets: Cell<bool>,
+    /// Up to when the time of the vCPU here is in what the host tool sees of its guest.
+    pub used_until: Cell<u64>,
     /// Turns of vCPUs since their number last caused interrupts to be taken.
     pub turns: Turns,
     /// Longest time in clock ticks that this CPU runs without a timer interrupt.
@@ -60,6 +62,7 @@ impl<A: Cpus> PerCpu<A> {
             timer_is_tick: Cell::new(false),
             check_queue: Cell::new(false),
             resets: Cell::new(false),
+            used_until: Cell::new(0),
             turns: Turns::new(),
             tick_max: Cell::new(u64::MAX),
             kicked_at: AtomicU64::new(0),
@@ -108,6 +111,12 @@ impl<A: Cpus> PerCpu<A> {
         self.timer_due.set(deadline);
         self.timer_is_tick.set(is_tick);
         A::arm_timer(deadline, now);
+    }
+
+    /// Marks the vCPU of this row as the one on this CPU, which is the calling one.
+    #[inline(always)]
+    pub(super) fn note_current(&self, row: Option<u32>) {
+        self.current_vcpu.store(row.map_or(0, |row| row + 1), Ordering::Relaxed);
     }
 
     /// The timer has fired.

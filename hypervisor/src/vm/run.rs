@@ -43,8 +43,6 @@
 //! | `check_queue` | the same alone, because this CPU put a vCPU into its own queue |
 //! | `check_spinning` | whether the vCPU only waits for memory to change |
 
-use core::sync::atomic::Ordering;
-
 use alloc::boxed::Box;
 use hostlink::config::ResetPolicy;
 use hostlink::counters::Counter;
@@ -108,7 +106,9 @@ pub fn cpu_loop<A: Arch>(host: &'static Host<A>) -> ! {
     let mut workspace = Box::new(A::new_workspace(cpu));
     let turn = wait_for_turn(host, cpu, &mut workspace);
     let mut context = Context::new(host, cpu, &turn, &mut workspace);
-    let mut leave = context.check_on_arrival(A::now());
+    let now = A::now();
+    cpu.used_until.set(now);
+    let mut leave = context.check_on_arrival(now);
     loop {
         if let Some(leave) = leave {
             context.switch_vcpu(leave, A::now());
@@ -124,7 +124,7 @@ pub(super) fn wait_for_turn<A: Arch>(
     cpu: &PerCpu<A>,
     workspace: &mut A::Workspace,
 ) -> Turn {
-    note_current(cpu, None);
+    cpu.note_current(None);
     let mut by_tick = false;
     loop {
         if let Some(turn) = host.sched.next(cpu.index, A::now()) {
@@ -231,6 +231,7 @@ impl<'a, A: Arch> Context<'a, A> {
             A::expire_timers(self, now);
             deadline = self.state.next_deadline(now);
         }
+        self.publish_used(now);
         self.state.update_activity();
         if !self.state.is_running() {
             return Some(Leave::Blocked(deadline));
@@ -377,7 +378,7 @@ impl<'a, A: Arch> Context<'a, A> {
             Next::Yield | Next::Again => None,
             Next::Reset => match self.vm.reset_policy() {
                 ResetPolicy::Exit => self.end(ExitCode::GuestReset),
-                ResetPolicy::Panic => panic!("the guest resets, which is to be taken for an error here"),
+                ResetPolicy::Panic => panic!("the guest resets, which is taken for an error here"),
                 ResetPolicy::Reboot => {
                     self.vm.begin_stop(attention::RESET);
                     self.check_events()
@@ -393,9 +394,4 @@ impl<'a, A: Arch> Context<'a, A> {
             }
         }
     }
-}
-
-/// Marks a vCPU as the one on this CPU, for the panic report.
-pub(super) fn note_current<A: Cpus>(cpu: &PerCpu<A>, vcpu: Option<u32>) {
-    cpu.current_vcpu.store(vcpu.map_or(0, |vcpu| vcpu + 1), Ordering::Relaxed);
 }

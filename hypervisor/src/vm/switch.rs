@@ -12,7 +12,7 @@ use super::context::Context;
 use super::host::Host;
 use super::machine::Vcpu;
 use super::percpu::PerCpu;
-use super::run::{note_current, wait_for_turn};
+use super::run::wait_for_turn;
 use crate::sched::{Block, PutBack, Turn};
 
 /// Why a vCPU gives up its CPU.
@@ -82,7 +82,7 @@ impl<'a, A: Arch> Context<'a, A> {
             self.count(Counter::SchedMigrated);
         }
         self.add(Counter::SchedSteal, turn.waited);
-        note_current(self.cpu, Some(self.vcpu.row));
+        self.cpu.note_current(Some(self.vcpu.row));
         self.cpu.trace_with(Event::TurnBegins, self.vcpu.row, turn.migrated.into(), [0; 2]);
         A::load_state(self, turn);
     }
@@ -105,6 +105,8 @@ impl<'a, A: Arch> Context<'a, A> {
     /// time: `now` unless the CPU had to wait for the next one.
     #[inline(always)]
     fn switch_once(&mut self, leave: Leave, now: u64) -> u64 {
+        // While the guest certainly exists.
+        self.publish_used(now);
         // Saved before any other CPU can find the vCPU.
         A::save_state(self);
         let known = match leave {
@@ -138,7 +140,7 @@ impl<'a, A: Arch> Context<'a, A> {
                 self.cpu.trace(Event::TurnEnds, self.vcpu.row);
                 // SAFETY: the state is saved, and the next is taken on below.
                 unsafe { Self::release(&mut self.owner) };
-                note_current(self.cpu, None);
+                self.cpu.note_current(None);
                 let (next, nudge) = self.host.sched.switch(self.cpu.index, now, why);
                 self.host.nudge(nudge);
                 next
@@ -147,7 +149,7 @@ impl<'a, A: Arch> Context<'a, A> {
                 self.cpu.trace(Event::TurnEnds, self.vcpu.row);
                 // SAFETY: as above.
                 unsafe { Self::release(&mut self.owner) };
-                note_current(self.cpu, None);
+                self.cpu.note_current(None);
                 let Block::Next(next) = self.host.sched.block(self.cpu.index, now, u64::MAX, || true) else {
                     unreachable!("a vCPU that runs can always stop")
                 };
@@ -162,6 +164,7 @@ impl<'a, A: Arch> Context<'a, A> {
             None => (wait_for_turn(self.host, self.cpu, self.workspace), A::now()),
         };
         self.take_on(&turn);
+        self.cpu.used_until.set(now);
         now
     }
 }

@@ -2,13 +2,13 @@
 //! serial port.
 //!
 //! A request is `NUMBER COMMAND ARGUMENTS`; [`Request`] lists them. With several guests the command
-//! may follow `@GUEST`, the name of the guest that it is about; otherwise it is the first one. The answer is any number of
-//! records `NUMBER : FIELDS`, and then either `NUMBER ok` or `NUMBER error MESSAGE`. [`record`]
-//! lists the fields of each kind of record. The requester chooses the number; it distinguishes the
-//! answer from the rest of an earlier requester's answer. For each record the requester sends
-//! [`NEXT`], and then gets the next line: a serial line connected to a socket buffers few bytes,
-//! and further bytes are lost. If anything else is sent instead, it is taken for another requester.
-//! Numbers in arguments and fields are decimal, or hexadecimal after `0x`.
+//! may follow `@GUEST`, the name of the guest that it is about; otherwise it is the first one. The
+//! answer is any number of records `NUMBER : FIELDS`, and then either `NUMBER ok` or `NUMBER error
+//! MESSAGE`. [`record`] lists the fields of each kind of record. The requester chooses the number;
+//! it distinguishes the answer from the rest of an earlier requester's answer. For each record the
+//! requester sends [`NEXT`], and then gets the next line: a serial line connected to a socket
+//! buffers few bytes, and further bytes are lost. If anything else is sent instead, it is taken for
+//! another requester. Numbers in arguments and fields are decimal, or hexadecimal after `0x`.
 
 mod input;
 pub mod record;

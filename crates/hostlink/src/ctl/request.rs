@@ -156,8 +156,8 @@ requests! {
         /// The guest.
         guest: Name = "{}" Name::EXPECTED,
     }
-    /// `guest-start GUEST`: lets a guest run that has been created, or that has ended; the latter is
-    /// loaded again before.
+    /// `guest-start GUEST`: lets a guest run that has been created, or that has ended; the latter
+    /// is loaded again before.
     "guest-start" Start {
         /// The guest.
         guest: Name = "{}" Name::EXPECTED,

@@ -4,7 +4,7 @@ use core::arch::asm;
 
 use baremetal::aarch64::guarded::{Cause, Fault};
 use baremetal::aarch64::info::BootInfo;
-use baremetal::aarch64::processors;
+use baremetal::aarch64::{boot, processors};
 use baremetal::guarded;
 
 pub(crate) use baremetal::aarch64::interrupts::number;
@@ -16,6 +16,11 @@ const CLASS_UNKNOWN: u8 = 0;
 /// Finds the processors and lets the first one take interrupts. Returns the number of processors.
 pub(super) fn prepare(info: &BootInfo) -> usize {
     processors::find(&info.processors)
+}
+
+/// The first address after the program.
+pub(super) fn image_end() -> u64 {
+    boot::image().1
 }
 
 /// Executes an undefined instruction; returns whether the processor raises the fault for it.

@@ -5,10 +5,13 @@ mod aarch64;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
+use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use baremetal::arch::info::BootInfo;
 use baremetal::arch::{clock, processors};
+use baremetal::pages::PAGE;
+use spin::Once;
 
 use crate::report;
 
@@ -25,9 +28,20 @@ use x86_64 as own;
 /// Number of processors; the first one has number 0.
 static COUNT: AtomicUsize = AtomicUsize::new(1);
 
+/// Memory that the program does not use.
+static FREE: Once<Range<u64>> = Once::new();
+
 /// Starts all processors.
 pub(crate) fn prepare(info: &BootInfo) {
     let count = own::prepare(info);
+    FREE.call_once(|| {
+        let after_image = own::image_end().next_multiple_of(PAGE);
+        let ranges = info.ram.iter().map(|ram| ram.start.max(after_image)..ram.end & !(PAGE - 1));
+        ranges
+            .filter(|range| range.start < range.end)
+            .max_by_key(|range| range.end - range.start)
+            .unwrap_or(0..0)
+    });
     for number in 1..count {
         assert!(processors::start(number), "processor {number} does not start");
     }
@@ -37,6 +51,11 @@ pub(crate) fn prepare(info: &BootInfo) {
 /// Number of processors.
 pub(crate) fn count() -> usize {
     COUNT.load(Ordering::Relaxed)
+}
+
+/// Whole pages that the program does not use: the largest range after the image.
+pub(crate) fn free_memory() -> Range<u64> {
+    FREE.get().cloned().unwrap_or(0..0)
 }
 
 /// Number of loop iterations after which a condition is given up: at least some minutes where each

@@ -6,7 +6,7 @@ use baremetal::guarded;
 use baremetal::x86_64::guarded::Fault;
 use baremetal::x86_64::info::BootInfo;
 use baremetal::x86_64::power::{self, Switch};
-use baremetal::x86_64::{apic, clock, firmware, interrupts, processors, tables};
+use baremetal::x86_64::{apic, boot, clock, firmware, interrupts, processors, tables};
 use spin::Once;
 
 static SWITCH: Once<Option<Switch>> = Once::new();
@@ -31,6 +31,11 @@ pub(super) fn prepare(info: &BootInfo) -> usize {
         count += 1;
     }
     count
+}
+
+/// The first address after the program.
+pub(super) fn image_end() -> u64 {
+    boot::image_end()
 }
 
 /// The calling processor's number.

@@ -3,7 +3,10 @@
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
 mod alive;
+mod attack;
+mod bystander;
 mod storm;
+mod window;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
@@ -31,7 +34,12 @@ pub(crate) const fn test(name: &'static str, processors: usize, run: fn(&Orders<
 }
 
 /// The tests of both architectures.
-const COMMON: &[Test] = &[test("alive", 1, alive::alive), test("storm", 1, storm::storm)];
+const COMMON: &[Test] = &[
+    test("alive", 1, alive::alive),
+    test("attack", 1, attack::attack),
+    test("bystander", 2, bystander::bystander),
+    test("storm", 1, storm::storm),
+];
 
 /// Runs the test that the orders name, and reports the result.
 pub(crate) fn run(orders: &Orders<'_>) {

@@ -17,9 +17,9 @@ use crate::machine;
 use crate::report::{self, Verdict, ensure, say};
 
 #[cfg(target_arch = "aarch64")]
-use super::aarch64::operation as own;
+pub(super) use super::aarch64::operation as own;
 #[cfg(target_arch = "x86_64")]
-use super::x86_64::operation as own;
+pub(super) use super::x86_64::operation as own;
 
 /// The default number of operations of each processor.
 const COUNT: u64 = 2000;
@@ -46,7 +46,7 @@ static DONE: AtomicUsize = AtomicUsize::new(0);
 static ORDERLY: AtomicUsize = AtomicUsize::new(0);
 
 /// The random numbers of a processor.
-fn random(seed: u64, number: usize) -> Random {
+pub(super) fn random(seed: u64, number: usize) -> Random {
     let mut random = Random::new(seed ^ (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let _ = random.word();
     random

@@ -3,6 +3,7 @@
 
 mod arm;
 mod fuzz;
+pub(super) mod isolation;
 mod operator;
 mod pc;
 mod qemu;
@@ -11,5 +12,5 @@ use super::cases::Case;
 
 /// The rows.
 pub(super) fn rows() -> impl Iterator<Item = &'static Case> {
-    [pc::ROWS, arm::ROWS, operator::ROWS, qemu::ROWS, fuzz::ROWS].into_iter().flatten()
+    [pc::ROWS, arm::ROWS, operator::ROWS, qemu::ROWS, fuzz::ROWS, isolation::ROWS].into_iter().flatten()
 }

@@ -6,6 +6,7 @@ mod tools;
 
 use super::Tally;
 use super::arm;
+use super::attack::isolation;
 use super::cases::{Body, Case};
 use super::progress::ProgressView;
 use super::second::SecondTries;
@@ -144,6 +145,10 @@ impl Lab<'_> {
             Body::Probe(test, end) => self.probe(case, told(test), *end),
             Body::Invalidations(test) => self.invalidations(case, test),
             Body::Hostile(test) => self.hostile(case, test, told(test.test)),
+            Body::Isolation(attacks) => {
+                let hypervisor = self.hypervisor(case.platform.arch())?;
+                isolation::run(hypervisor, case.platform, attacks, self.directory, self.signals)
+            }
             Body::Migrate => self.migrate(case),
             Body::Siege(siege) => self.siege(case, siege),
             Body::Tool { args, file, status, message } => self.tool(args, *file, *status, message),

@@ -23,6 +23,8 @@ pub(in crate::sched) struct Group {
     pub(super) virtual_time: AtomicU64,
     /// How many of its vCPUs wait or run. Not counted while the guest is alone on the machine.
     runnable: AtomicU32,
+    /// When one of its vCPUs was last seen to wait for a CPU.
+    wanting_at: AtomicU64,
     pub(super) cap: Cap,
 }
 
@@ -43,6 +45,7 @@ impl Group {
         }
         self.virtual_time.store(virtual_time, Ordering::Relaxed);
         self.runnable.store(0, Ordering::Relaxed);
+        self.wanting_at.store(0, Ordering::Relaxed);
         self.cap.set(share.cap);
         let weight = u64::from(share.weight.max(1));
         self.factor.store(((UNIT + weight / 2) / weight).max(1), Ordering::Relaxed);
@@ -88,6 +91,15 @@ impl Group {
     /// `ticks` of a CPU as virtual time.
     pub(in crate::sched) fn cost(&self, ticks: u64) -> i64 {
         i64::try_from(ticks.saturating_mul(self.factor())).unwrap_or(i64::MAX / 8).min(i64::MAX / 8)
+    }
+
+    pub(super) fn wanting_at(&self) -> u64 {
+        self.wanting_at.load(Ordering::Relaxed)
+    }
+
+    /// One of its vCPUs waits.
+    pub(super) fn note_wanting(&self, now: u64) {
+        self.wanting_at.store(now, Ordering::Relaxed);
     }
 
     /// How many of its vCPUs wait or run.

@@ -5,12 +5,12 @@
 //! with the least. So a guest's share depends neither on the number of its vCPUs nor on how they
 //! sleep or spin.
 //!
-//! The reference is the *average* of the virtual times of all guests that have work and are not
-//! held by their caps, weighted, as in EEVDF. A guest that returns from a sleep is at most a slice
-//! behind it: that much it may have been owed when it went to sleep. Nobody is further behind or ahead than all CPUs together could have made it
-//! while a vCPU waited ([`Ledger::bound`]). So a guest that cannot use its share, because it has too few vCPUs
-//! or too few CPUs, saves up no more than that, and one that runs where nobody else may does not
-//! pay for it later.
+//! The reference is the *average* of the virtual times of all guests that want more than they have
+//! (a vCPU waits, and no cap holds it), weighted, as in EEVDF. A guest that returns from a sleep is
+//! at most a slice behind it: that much it may have been owed when it went to sleep. A guest that
+//! has all that it can use, because it has few vCPUs or CPUs, is no further behind than all CPUs
+//! together could have made it ([`Ledger::bound`]), and none is further ahead: what a guest uses
+//! where nobody else may run, it does not pay for later.
 //!
 //! All of it is in atomics without an order, written under different queues' locks. See the table
 //! of hints in [`notify`](super::notify).
@@ -69,7 +69,9 @@ pub(super) struct Ledger {
     seats: Vec<Seat>,
     /// The weighted average of the virtual times.
     average: AtomicU64,
-    /// When it is to be taken again.
+    /// The least virtual time of a guest that wants more than it has; the average if that is less.
+    floor: AtomicU64,
+    /// When both are to be taken again.
     due: AtomicU64,
     /// There are several guests, or one that may not use all the time of all CPUs.
     is_in_use: AtomicU32,
@@ -85,6 +87,7 @@ impl Ledger {
             groups: (0..groups).map(|_| Group::default()).collect(),
             seats: (0..seats).map(|_| Seat::new()).collect(),
             average: AtomicU64::new(0),
+            floor: AtomicU64::new(0),
             due: AtomicU64::new(0),
             is_in_use: AtomicU32::new(0),
         }
@@ -184,7 +187,17 @@ impl Ledger {
         // others within a slice.
         let cost = group.cost(had.min(self.burst()));
         let bound = group.cost(self.bound());
-        self.update_lead(group, |lead| lead.max(-bound).saturating_add(cost).min(bound));
+        let least = if self.is_content(group, now) {
+            // It runs before all that want more, and is not owed what it did not need.
+            let average = self.average.load(Ordering::Relaxed);
+            let floor = self.floor.load(Ordering::Relaxed).wrapping_sub(average).cast_signed();
+            floor.min(0).saturating_sub(bound)
+        } else {
+            // Several that are ahead where nobody else may run leave those behind that wait
+            // elsewhere.
+            bound.saturating_mul(-4)
+        };
+        self.update_lead(group, |lead| lead.max(least).saturating_add(cost).min(bound));
         group.cap.charge(had, now);
     }
 
@@ -248,30 +261,43 @@ impl Ledger {
             return;
         }
         self.seats.iter().for_each(|seat| self.settle(seat, now));
-        let shift = self.mean_lead(now, true).or_else(|| self.mean_lead(now, false));
-        self.average.fetch_add(shift.unwrap_or(0).cast_unsigned(), Ordering::Relaxed);
-    }
-
-    /// The weighted mean of the leads of all guests that have work and may run. `in_reach`: without
-    /// those that are as far behind or ahead as can be. They cannot use their share, or nobody
-    /// else can use what they use: the others' shares do not depend on them.
-    fn mean_lead(&self, now: u64, in_reach: bool) -> Option<i64> {
-        let reach = self.bound() - 2 * self.policy.slice;
-        let (mut sum, mut weights) = (0_i128, 0_i128);
-        for group in self.groups.iter().filter(|group| group.is_open() && group.runnable() != 0) {
-            let lead = self.lead(group);
-            let counts = !in_reach || lead.unsigned_abs() < group.cost(reach).unsigned_abs();
-            if counts && self.held_until(group, now).is_none() {
-                let weight = i128::from(i64::MAX / group.divisor());
-                sum += i128::from(lead) * weight;
-                weights += weight;
+        for (seated, group) in (1..).zip(&self.groups) {
+            let seats = self.seats.iter().filter(|seat| seat.group.load(Ordering::Relaxed) == seated);
+            if group.runnable() as usize > seats.count() {
+                group.note_wanting(now);
             }
         }
-        sum.checked_div(weights).map(|mean| mean as i64)
+        let (mean, least) =
+            self.mean_and_least(now, true).or_else(|| self.mean_and_least(now, false)).unwrap_or((0, 0));
+        let average = self.average.load(Ordering::Relaxed);
+        self.floor.store(average.wrapping_add_signed(least), Ordering::Relaxed);
+        self.average.store(average.wrapping_add_signed(mean), Ordering::Relaxed);
     }
 
-    /// Charges what a guest has had in a turn so far, if that is long. Its loads (Acquire) pair with
-    /// the stores of [`begin_turn`](Self::begin_turn).
+    /// Whether none of the guest's vCPUs has been seen to wait for a while: it has all that it can
+    /// use.
+    fn is_content(&self, group: &Group, now: u64) -> bool {
+        now.saturating_sub(group.wanting_at()) > self.policy.slice.saturating_mul(4)
+    }
+
+    /// The weighted mean of the leads of all guests that have work and may run, and the least of
+    /// them; of those only that are `wanting` more than they have: the others' virtual times say
+    /// nothing about shares.
+    fn mean_and_least(&self, now: u64, wanting: bool) -> Option<(i64, i64)> {
+        let (mut sum, mut weights, mut least) = (0_i128, 0_i128, i64::MAX);
+        for group in self.groups.iter().filter(|group| group.is_open() && group.runnable() != 0) {
+            if (!wanting || !self.is_content(group, now)) && self.held_until(group, now).is_none() {
+                let (lead, weight) = (self.lead(group), i128::from(i64::MAX / group.divisor()));
+                sum += i128::from(lead) * weight;
+                weights += weight;
+                least = least.min(lead);
+            }
+        }
+        Some((sum.checked_div(weights)? as i64, least))
+    }
+
+    /// Charges what a guest has had in a turn so far, if that is long. Its loads (Acquire) have the
+    /// stores of [`begin_turn`](Self::begin_turn) as their partners.
     fn settle(&self, seat: &Seat, now: u64) {
         // Whose turn it is is seen with its beginning, or is of a later turn; then the former turn
         // has ended, and the exchange fails.

@@ -17,9 +17,9 @@ fn next(board: &Board, cpu: CpuIndex, now: u64) -> Option<u32> {
     board.sched.next(cpu, now).map(|turn| turn.vcpu)
 }
 
-/// A guest with a vCPU on each of two CPUs has used so much that CPU 0 finds it held. To CPU 1 it is
-/// later: it finds the guest free, and runs the other vCPU. CPU 0 looks again at the end of the hold
-/// at the latest.
+/// A guest with a vCPU on each of two CPUs has used so much that CPU 0 finds it held. To CPU 1 it
+/// is later: it finds the guest free, and runs the other vCPU. CPU 0 looks again at the end of the
+/// hold at the latest.
 fn hold(next_event: fn(&Scheduler) -> u64) {
     let board = Arc::new(Board::empty(2, &[Guest::Runs; 2], 0));
     board.sched.add_group(0, 0..2, capped(50));
@@ -29,8 +29,8 @@ fn hold(next_event: fn(&Scheduler) -> u64) {
     assert_eq!(next(&board, 0, 0), Some(0));
     let other = {
         let board = board.clone();
-        // Twice 10,000 are spent by then, but for half of a burst of 2000: it finds a vCPU. If it is
-        // first, it charges the other CPU's turn up to then, and the guest is held for longer.
+        // Twice 10,000 are spent by then, but for half of a burst of 2000: it finds a vCPU. If it
+        // is first, it charges the other CPU's turn up to then, and the guest is held for longer.
         thread::spawn(move || _ = next(&board, 1, 19_000))
     };
     let (turn, _) = board.sched.switch(0, 10_000, PutBack::Preempted);
@@ -42,21 +42,21 @@ fn hold(next_event: fn(&Scheduler) -> u64) {
 
 #[test]
 fn a_cpu_looks_again_when_a_hold_ends() {
-    explore(Some(3), || hold(|sched| sched.next_event(0)));
+    explore(Some(2), || hold(|sched| sched.next_event(0)));
 }
 
 /// The CPU looks whether the guest is held, which another CPU may have changed.
 #[test]
 #[should_panic(expected = "the end of a hold is overslept")]
 fn hold_taken_for_over_because_another_cpu_found_it_over() {
-    explore(Some(3), || hold(|sched| sched.ledger.next_event_if_held(0)));
+    explore(Some(2), || hold(|sched| sched.ledger.next_event_if_held(0)));
 }
 
 /// The CPU has the end of the hold from when it last changed its queue, not from now.
 #[test]
 #[should_panic(expected = "the end of a hold is overslept")]
 fn hold_not_among_the_timers() {
-    explore(Some(3), || hold(|sched| sched.place(0).queue.lock().next_timer()));
+    explore(Some(2), || hold(|sched| sched.place(0).queue.lock().next_timer()));
 }
 
 /// CPU 0 ends a long turn of one guest and begins one of another, while CPU 1 charges long turns.

@@ -6,9 +6,9 @@
 //! waits, and after a slice at the latest. A guest whose vCPUs wake here has the turn end a margin
 //! after that, instead of half a slice.
 //!
-//! A vCPU that spins goes behind its own guest's vCPUs only: spinning costs a guest its own time. If
-//! none of them waits, another guest runs if it is no more than a margin further ahead. That lets a
-//! lock's holder run, at no cost to the share of the one that spins.
+//! A vCPU that spins goes behind its own guest's vCPUs only: spinning costs a guest its own
+//! time. If none of them waits, another guest runs if it is no more than a margin further
+//! ahead. That lets a lock's holder run, at no cost to the share of the one that spins.
 
 use super::lines::Lines;
 use super::{Line, Policy, PutBack, RunQueue, Running, Standing, VcpuIndex};

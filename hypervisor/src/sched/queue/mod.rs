@@ -1,8 +1,8 @@
 //! One CPU's queue: the waiting vCPUs, the running vCPU, and the pending timers. Pure state, except
 //! for the accounts that all queues share; times are ticks of the clock.
 //!
-//! The vCPUs of a guest wait in its [lines](lines). Which guest's turn it is, if there are several,
-//! is decided in [`groups`]. The functions here are those of a machine with one guest: they are a
+//! The vCPUs of a guest wait in its `lines`. Which guest's turn it is, if there are several,
+//! is decided in `groups`. The functions here are those of a machine with one guest: they are a
 //! part of each switch, and branch to those there in one place each.
 
 mod groups;
@@ -222,8 +222,8 @@ impl RunQueue {
         Some(next.vcpu)
     }
 
-    /// Ends the turn of the running vCPU: charges the time to it and to its line. Returns its virtual
-    /// time.
+    /// Ends the turn of the running vCPU: charges the time to it and to its line. Returns its
+    /// virtual time.
     #[inline(always)]
     fn end_turn(&mut self, running: &Running, now: u64) -> u64 {
         self.running = None;
@@ -251,7 +251,7 @@ impl RunQueue {
     }
 
     /// Removes, for another queue, the waiting vCPU that would run last here. With several guests
-    /// see [`groups`].
+    /// see `groups`.
     pub fn steal(&mut self) -> Option<(VcpuIndex, Standing)> {
         self.front.steal()
     }

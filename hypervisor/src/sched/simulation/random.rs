@@ -4,10 +4,14 @@ use super::Habit::{Bursts, Sleeps, Waits, Works, Yields};
 use super::*;
 
 /// A generator of numbers without a pattern (xorshift).
-struct Random(u64);
+pub(super) struct Random(u64);
 
 impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    }
+
+    pub(super) fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -43,7 +47,7 @@ impl Random {
 #[test]
 fn no_vcpu_is_lost_or_in_two_places_whatever_guests_do() {
     for seed in 1..150_u64 {
-        let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut random = Random::new(seed);
         let cpus = 1 + random.below(4) as u32;
         let guests: Vec<_> = (0..1 + random.below(4)).map(|_| random.guest(cpus)).collect();
         let mut machine = Machine::new(cpus, &guests);

@@ -167,3 +167,18 @@ fn a_long_sleep_or_a_long_time_alone_earns_and_costs_little() {
     let got = machine.measure(200 * MS);
     assert!((got[0] - 100.0).abs() < 10.0 && (got[1] - 100.0).abs() < 10.0, "{got:.1?}");
 }
+
+/// Machines, guests, weights and numbers of vCPUs without a pattern.
+#[test]
+fn shares_are_right_whatever_machine_and_guests_there_are() {
+    for seed in 1..25 {
+        let mut random = super::random::Random::new(seed);
+        let cpus = 1 + random.below(6) as u32;
+        let mut guest = || {
+            let weight = [10, 50, 100, 100, 150, 300, 1000][random.below(7) as usize];
+            works(weight, 1 + random.below(8) as usize)
+        };
+        let guests: Vec<_> = (0..5).map(|_| guest()).collect();
+        check(cpus, guests, 4.0);
+    }
+}

@@ -172,7 +172,7 @@ fn create<A: Arch>(host: &'static Host<A>, name: Name) -> Result<Life<A>, Refusa
     if state != GuestState::Empty {
         return Err(Refusal::State { guest: name, state, wanted: "empty" });
     }
-    let files = &host.bundle.guests[number as usize];
+    let files = host.bundle.guests.get(number as usize).ok_or(Refusal::NoGuest(name))?;
     let vm = host.create_guest(number, files).map_err(Refusal::Create)?;
     Ok(match Load::new(vm) {
         Ok(load) => Life::Load { vm, load: Some(load), starts: false },
@@ -222,7 +222,7 @@ fn change<A: Arch>(host: &'static Host<A>, request: Request) -> Result<Life<A>, 
                 vm.begin_stop(attention::PAUSE);
             }
             let stage = if state == Loaded { Stage::Slots } else { Stage::Stop };
-            host.entries[number as usize].set_state(GuestState::Leaving, 0);
+            host.entry(number).set_state(GuestState::Leaving, 0);
             return Ok(Life::Destroy(Box::new(Destroy {
                 vm,
                 stage,

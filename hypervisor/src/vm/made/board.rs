@@ -64,6 +64,10 @@ macro_rules! made_board {
                 0
             }
 
+            fn heap_left() -> u64 {
+                1 << 30
+            }
+
             fn receive_control() -> Option<u8> {
                 $crate::vm::made::offer::receive_control::<Self>()
             }

@@ -10,6 +10,7 @@
 //! [`Made::with_vcpu`] gives it a vCPU.
 
 mod board;
+mod creation;
 pub(crate) mod offer;
 
 pub(crate) use board::made_board;
@@ -20,25 +21,20 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
 
-use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use alloc::alloc::{Layout, alloc_zeroed};
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
 use baremetal::random::Random;
-use hostlink::bundle::{self, Reader};
 use hostlink::exit::ExitCode;
 
 use super::arch::Arch;
 use super::context::Context;
-use super::files::{Bundle, CreateError, Files};
 use super::host::Host;
 use super::machine::Vm;
 use super::percpu::PerCpu;
 use super::run;
-use crate::free_memory::FreeMemory;
 use crate::sched::Turn;
 
 /// Ticks per second: one per nanosecond.
@@ -140,124 +136,7 @@ fn here<A: Arch>() -> (&'static Made<A>, u32) {
     (board, cpu)
 }
 
-/// Host memory that serves as a machine's physical memory: that of the calling thread's last
-/// machine if it has the same size. That machine is no longer in use, and the new one must clear
-/// what it left behind.
-fn memory(bytes: u64) -> Range<u64> {
-    thread_local! {
-        static LAST: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
-    }
-    let (last, size) = LAST.get();
-    if size == bytes {
-        return last..last + bytes;
-    }
-    let layout = Layout::from_size_align(bytes as usize, 2 << 20).expect("a size");
-    // SAFETY: the size is not 0.
-    let start = unsafe { alloc_zeroed(layout) }.expose_provenance() as u64;
-    assert_ne!(start, 0, "no memory for a test");
-    LAST.set((start, bytes));
-    start..start + bytes
-}
-
 impl<A: Arch> Made<A> {
-    /// A machine for this configuration on a board with these CPUs and `bytes` of memory; the
-    /// calling thread is CPU 0.
-    pub(crate) fn create(
-        cpus: impl IntoIterator<Item = A::CpuData>,
-        bytes: u64,
-        config: &'static str,
-    ) -> Result<&'static Self, CreateError> {
-        let member = |name: &str| match name {
-            bundle::CONFIG => Some(config.as_bytes()),
-            bundle::KERNEL => Some(&[][..]),
-            _ => None,
-        };
-        let config = *Reader::new(member).map_err(CreateError::Bundle)?.machine();
-        let files = Files { kernel: &[], initrd: None, config };
-        Self::create_from(cpus, bytes, files)
-    }
-
-    /// A machine with several guests, which have these configurations.
-    pub(crate) fn create_several(
-        cpus: impl IntoIterator<Item = A::CpuData>,
-        bytes: u64,
-        configs: &[&'static str],
-    ) -> Result<&'static Self, CreateError> {
-        let member = |name: &str| match name.strip_prefix("guests/") {
-            Some(number) => {
-                number.parse().ok().and_then(|number: usize| configs.get(number)).map(|text| text.as_bytes())
-            }
-            None => Some(&[][..]).filter(|_| [bundle::CONFIG, bundle::KERNEL].contains(&name)),
-        };
-        let reader = Reader::new(member).map_err(CreateError::Bundle)?;
-        let guests = (0..reader.guest_count())
-            .map(|number| Files::of_guest(&reader, number))
-            .collect::<Result<_, _>>()?;
-        let config = *reader.machine();
-        let board = Self::board(cpus);
-        board.found(bytes, Bundle { config, is_single: false, symbols: None, guests })?;
-        board.host().create_guests()?;
-        Ok(board)
-    }
-
-    /// The same with the given files.
-    pub(crate) fn create_from(
-        cpus: impl IntoIterator<Item = A::CpuData>,
-        bytes: u64,
-        files: Files,
-    ) -> Result<&'static Self, CreateError> {
-        let board = Self::board(cpus);
-        let bundle =
-            Bundle { config: files.config, is_single: true, symbols: None, guests: alloc::vec![files] };
-        board.found(bytes, bundle)?;
-        // Its rows differ from its vCPUs' indices.
-        board.host().create_guest_in(0, 7, &files)?.load_at_once().map_err(CreateError::Load)?;
-        Ok(board)
-    }
-
-    /// Gives the board what its guests share.
-    fn found(&self, bytes: u64, bundle: Bundle) -> Result<(), CreateError> {
-        let mut free = FreeMemory::default();
-        free.add(memory(bytes));
-        assert!(self.host.set(Host::new(bundle, &mut free, Some(1_700_000_000))?).is_ok());
-        Ok(())
-    }
-
-    /// A board without guests; the calling thread is CPU 0.
-    fn board(cpus: impl IntoIterator<Item = A::CpuData>) -> &'static Self {
-        let cpus: Vec<_> =
-            (0..).zip(cpus).map(|(index, data)| PerCpu::new(index, index.into(), data)).collect();
-        let lines = Lines { timer: u64::MAX, ..Lines::default() };
-        let board: &'static Self = Box::leak(Box::new(Self {
-            host: OnceLock::new(),
-            clock: AtomicU64::new(1000),
-            turns: Mutex::new(Turns {
-                running: 0,
-                lines: alloc::vec![lines; cpus.len()],
-                random: Random::new(1),
-                left: TURNS_MAX,
-                is_live: false,
-                end: None,
-                asked: VecDeque::new(),
-                to_hypervisor: VecDeque::new(),
-                answers: Vec::new(),
-                line: String::new(),
-                hung_up: None,
-            }),
-            turned: cpus.iter().map(|_| Condvar::new()).collect(),
-            kicks: AtomicU64::new(0),
-            turns_since: cpus.iter().map(|_| AtomicU32::new(0)).collect(),
-            turns_most: AtomicU32::new(0),
-            console: Mutex::new(VecDeque::new()),
-            cpus,
-        }));
-        for cpu in &board.cpus {
-            assert!(cpu.presence.come_online());
-        }
-        HERE.set(Some((board, 0)));
-        board
-    }
-
     /// What its guests share.
     pub(crate) fn host(&'static self) -> &'static Host<A> {
         self.host.get().expect("it is made with the board")

@@ -174,3 +174,18 @@ fn a_guest_that_resets_all_the_time_takes_no_more_than_its_share() {
         assert!(board.machine().guest.resets.load(Ordering::Relaxed) > 10);
     }
 }
+
+#[test]
+fn a_guest_for_which_there_is_not_enough_memory_takes_none() {
+    let large = "name=third\nvcpus=1\nmemory=67108864\nstart=manual";
+    let board = several(2, &[(FIRST, &[LONG_FIRST, LONG]), (SECOND, &[LONG_FIRST, LONG]), (large, &[])]);
+    for (time, request) in (1..).zip(["memory", "guest-create third", "memory", "guests"]) {
+        board.ask(time * 4_000_000, &format!("{time} {request}"));
+    }
+    assert_eq!(board.run(3), OFF);
+    let answers = board.answers();
+    let free = |number: &str| answers.iter().find_map(|line| line.strip_prefix(number)).map(str::to_owned);
+    assert!(free("1 : ").is_some() && free("1 : ") == free("3 : "), "{answers:?}");
+    assert!(answers.iter().any(|line| line.starts_with("2 error no ")), "{answers:?}");
+    assert!(answers.iter().any(|line| line.starts_with("4 : guest=third state=empty")), "{answers:?}");
+}

@@ -21,7 +21,7 @@ static PAGES: [Code; processors::MAX_PROCESSORS] =
 
 /// A system register or instruction: op0, op1, CRn, CRm, op2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Name(pub(super) u32);
+pub(in crate::tests) struct Name(pub(in crate::tests) u32);
 
 impl Name {
     /// The register of this number, out of all that are possible with this op0: 16,384.
@@ -36,12 +36,12 @@ pub(super) const fn read(name: Name) -> u32 {
 }
 
 /// MSR of X0, or with op0 = 1 SYS.
-pub(super) const fn write(name: Name) -> u32 {
+pub(in crate::tests) const fn write(name: Name) -> u32 {
     0xd500_0000 | name.0 << 5
 }
 
 /// Writes up to [`SLOTS`] instructions to the calling processor's page.
-pub(super) fn put(instructions: impl Iterator<Item = u32>) {
+pub(in crate::tests) fn put(instructions: impl Iterator<Item = u32>) {
     let page = &PAGES[interrupts::number()];
     for (slot, instruction) in instructions.take(SLOTS).enumerate() {
         page.0[2 * slot].store(instruction, Ordering::Relaxed);
@@ -73,7 +73,7 @@ pub(super) fn put(instructions: impl Iterator<Item = u32>) {
 /// # Safety
 ///
 /// The program can cope with the instruction's effects.
-pub(super) unsafe fn execute(slot: usize, x0: u64) -> Result<u64, Fault> {
+pub(in crate::tests) unsafe fn execute(slot: usize, x0: u64) -> Result<u64, Fault> {
     let code = PAGES[interrupts::number()].0.as_ptr().addr() + 8 * (slot % SLOTS);
     let (value, fault, address): (u64, u64, u64);
     // SAFETY: the caller vouches for the instruction, which is followed by a RET; a fault is

@@ -1,6 +1,6 @@
 //! Tests of Arm64.
 
-mod code;
+pub(super) mod code;
 mod controller;
 mod debug;
 mod device;

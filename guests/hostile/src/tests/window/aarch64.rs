@@ -1,0 +1,40 @@
+//! Arm64: DDI 0487 M.b, D8.3.1 "VMSAv8-64 descriptor formats".
+
+use core::arch::asm;
+use core::sync::atomic::AtomicU64;
+
+use baremetal::aarch64::tables::ROOT;
+use baremetal::pages::Page;
+
+/// DDI 0487 M.b, D8.17.1: an entry must be invalid, and flushed, in between.
+pub(in crate::tests) const CHANGES_AT_ONCE: bool = false;
+
+/// Valid, a table or a page.
+const PRESENT: u64 = 3;
+/// Inner shareable, accessed, never executed.
+const RIGHTS: u64 = 3 << 8 | 1 << 10 | 3 << 53;
+
+pub(super) fn root() -> &'static [AtomicU64; 512] {
+    ROOT.words()
+}
+
+pub(super) fn table_entry(table: &Page) -> u64 {
+    table.address() | PRESENT
+}
+
+pub(super) const fn page_entry(page: u64) -> u64 {
+    page | PRESENT | RIGHTS
+}
+
+/// A walk sees earlier stores.
+pub(super) fn complete() {
+    // SAFETY: barriers.
+    unsafe { asm!("dsb ishst", "isb", options(nostack, preserves_flags)) };
+}
+
+pub(in crate::tests) fn flush_here(address: u64) {
+    // SAFETY: it drops translations, which are reloaded from the tables.
+    unsafe {
+        asm!("dsb nshst", "tlbi vaae1, {}", "dsb nsh", "isb", in(reg) address >> 12, options(nostack, preserves_flags));
+    }
+}

@@ -1,0 +1,238 @@
+//! `quell bench isolation`: what a guest loses while another one does all that may disturb it.
+//!
+//! Two guests share the CPUs. One attacks, in each case in another way; the other one checks its
+//! memory, its registers and its flushes, and takes the time of these. The first case is the quiet
+//! machine, with which the others are compared.
+
+mod figures;
+pub(crate) mod pair;
+
+use crate::arch::Platform;
+use crate::cli::IsolationArgs;
+use crate::machine::signals::Signals;
+use crate::results::{self, Samples, Subject};
+use crate::table::table;
+use crate::vm::Hypervisor;
+use anyhow::{Context, Result};
+use figures::float;
+use hostile::attacks::Attack;
+use indicatif::{ProgressBar, ProgressStyle};
+use pair::{Figures, Plan};
+use std::io::{self, IsTerminal};
+use std::time::Duration;
+
+/// The part of its share that the bystander has at least, and if the attacker wants just as much,
+/// at most.
+const SHARE_MIN: f64 = 0.95;
+const SHARE_MAX: f64 = 1.05;
+/// Its flushes take at most so many times as long as on the quiet machine, p99, and a slice.
+const P99_RATIO_MAX: f64 = 2.0;
+const SLICE_MS: f64 = 5.0;
+/// Flushes of a batch.
+const FLUSHES: u64 = 100;
+/// Weights of attacker and bystander: equal ones, and unequal ones.
+const EQUAL: [u32; 2] = [100, 100];
+const UNEQUAL: [u32; 2] = [100, 300];
+/// Attacks that are run with both.
+const WITH_BOTH: [Attack; 2] = [Attack::Compute, Attack::Mixture];
+
+/// A measured case.
+struct Case {
+    plan: Plan,
+    figures: Figures,
+}
+
+/// Measures, prints, and evaluates; the status is 1 if a target is missed.
+pub(crate) fn isolation(args: &IsolationArgs, signals: &Signals) -> Result<u8> {
+    let platform = args.platform.platform()?;
+    let hypervisor = Hypervisor::build(platform.arch())?;
+    let plans = plans(&args.attack, args);
+    let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
+    let (mut cases, mut failures) = (Vec::new(), Vec::new());
+    for plan in plans {
+        let name = name(&plan, platform);
+        let bar = bar(&name, plan.batches);
+        let shown = bar.clone();
+        let progress = move |batches| shown.set_position(batches);
+        let timeout = args.output.timeout();
+        let run = pair::run(&hypervisor, platform, &plan, timeout, directory.path(), signals, progress);
+        bar.finish_and_clear();
+        if let Some(signal) = signals.caught() {
+            return Ok(u8::try_from(128 + signal).unwrap_or(128));
+        }
+        match run {
+            Ok(figures) => cases.push(Case { plan, figures }),
+            // The quiet machine is what the others are compared with.
+            Err(error) if plan.attack == Attack::Halt => return Err(error.context(name)),
+            Err(error) => {
+                eprintln!("quell: {name}: {error:#}");
+                failures.push(format!("{name}: there are no figures"));
+            }
+        }
+    }
+    let quiet = cases.first().context("the quiet machine was not measured")?.figures.latencies.p99();
+    println!("{}", show(&cases, quiet, platform));
+    failures.extend(cases.iter().flat_map(|case| {
+        let name = name(&case.plan, platform);
+        missed(&case.plan, &case.figures, Some(quiet)).into_iter().map(move |why| format!("{name}: {why}"))
+    }));
+    failures.iter().for_each(|failure| println!("missed: {failure}"));
+    if let Some(path) = &args.output.json {
+        results::write(path, "isolation", None, &samples(&cases, quiet, platform))?;
+    }
+    Ok(u8::from(!failures.is_empty()))
+}
+
+/// What is run: the quiet machine first.
+fn plans(attacks: &[Attack], args: &IsolationArgs) -> Vec<Plan> {
+    let is_wanted = |attack: &Attack| attacks.is_empty() || attacks.contains(attack) || attack.is_idle();
+    let plan = |attack, weights| Plan {
+        attack,
+        weights,
+        seed: args.seed,
+        flushes: FLUSHES,
+        batches: u64::from(args.batches),
+    };
+    let wanted = Attack::ALL.into_iter().filter(is_wanted);
+    let both = WITH_BOTH.into_iter().filter(is_wanted).map(|attack| plan(attack, UNEQUAL));
+    wanted.map(|attack| plan(attack, EQUAL)).chain(both).collect()
+}
+
+/// A case's name in results.
+fn name(plan: &Plan, platform: Platform) -> String {
+    let weights = if plan.weights == EQUAL { "" } else { "-1:3" };
+    format!("{}{weights}{}", plan.attack.name(), platform.suffix())
+}
+
+/// A bar on a terminal, nothing elsewhere.
+fn bar(name: &str, batches: u64) -> ProgressBar {
+    if !io::stderr().is_terminal() {
+        eprintln!("{name}");
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{prefix:18} {bar:40} {pos:>3} of {len} batches  {elapsed}");
+    let bar = ProgressBar::new(batches).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.set_prefix(name.to_owned());
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}
+
+/// The targets that a case misses: `quiet` is the p99 of the quiet machine's flushes in ms, if
+/// times are to be compared.
+pub(crate) fn missed(plan: &Plan, figures: &Figures, quiet: Option<f64>) -> Vec<String> {
+    let (expected, mut missed) = (plan.share(), Vec::new());
+    let relative = figures.share / expected;
+    // An attacker that wants no time leaves all of it to the bystander, which is not preempted then.
+    let is_enough = relative >= SHARE_MIN;
+    let is_fair = plan.attack != Attack::Compute || relative <= SHARE_MAX;
+    if !(is_enough && is_fair) {
+        missed.push(format!(
+            "the bystander has {:.1} % of the CPUs, and the attacker {:.1} %; its share is {:.0} %",
+            100.0 * figures.share,
+            100.0 * figures.attackers_share,
+            100.0 * expected
+        ));
+    }
+    let (p99, limit) = (figures.latencies.p99(), quiet.map(p99_limit));
+    if let Some(limit) = limit.filter(|limit| !matches!(p99.partial_cmp(limit), Some(order) if order.is_le()))
+    {
+        missed.push(format!("1 % of its flushes take more than {p99:.2} ms; the limit is {limit:.2} ms"));
+    }
+    missed.extend(figures.wrong());
+    missed
+}
+
+/// The most that flushes may take, p99, in ms.
+fn p99_limit(quiet: f64) -> f64 {
+    P99_RATIO_MAX * quiet + SLICE_MS
+}
+
+/// The table.
+fn show(cases: &[Case], quiet: f64, platform: Platform) -> String {
+    let header = [
+        "attack",
+        "share",
+        "has",
+        "attacker has",
+        "flush p50",
+        "p99",
+        "longest",
+        "work/s",
+        "interrupts/s",
+        "stops",
+        "longest stop",
+        "attacker's exits/s",
+        "resets",
+        "wrong",
+    ];
+    let rows = cases.iter().map(|Case { plan, figures }| {
+        let ms = |ms: f64| if ms < 10.0 { format!("{ms:.2} ms") } else { format!("{ms:.0} ms") };
+        [
+            name(plan, platform),
+            percent(plan.share()),
+            percent(figures.share),
+            percent(figures.attackers_share),
+            ms(figures.latencies.p50()),
+            ms(figures.latencies.p99()),
+            ms(figures.latencies.longest()),
+            format!("{:.0}", figures.speed),
+            format!("{:.0}", figures.interrupts),
+            figures.tally.stops.to_string(),
+            ms(float(figures.tally.longest_ns) / 1e6),
+            format!("{:.0}", figures.exits),
+            figures.resets.to_string(),
+            figures.wrong().map_or("0".to_owned(), |_| "yes".to_owned()),
+        ]
+    });
+    format!(
+        "{}\n{NOTES}\nLimits: {} of its share at least; p99 of a flush {:.2} ms, twice that of the quiet machine and a slice.",
+        table(header, rows),
+        percent(SHARE_MIN),
+        p99_limit(quiet)
+    )
+}
+
+/// What the columns mean.
+const NOTES: &str = "share: of 2 CPUs, by the weights; has: what the bystander had. work/s: units of its work in a \
+second of its CPU time;\ninterrupts/s: those that took it out of guest mode in such a second. stops: times \
+without work of more than 20 ms.\nattacker's exits/s: in a second of its own CPU time.";
+
+fn percent(part: f64) -> String {
+    format!("{:.1} %", 100.0 * part)
+}
+
+/// The results.
+fn samples(cases: &[Case], quiet: f64, platform: Platform) -> Samples {
+    let mut samples = Samples::default();
+    for Case { plan, figures } in cases {
+        let case = name(plan, platform);
+        let tally = &figures.tally;
+        for (metric, unit, value) in [
+            ("share by weight", "ratio", plan.share()),
+            ("share", "ratio", figures.share),
+            ("attacker's share", "ratio", figures.attackers_share),
+            ("flush p50", "ms", figures.latencies.p50()),
+            ("flush p99", "ms", figures.latencies.p99()),
+            ("flush p99 limit", "ms", p99_limit(quiet)),
+            ("longest flush", "ms", figures.latencies.longest()),
+            ("longest stop", "ms", float(tally.longest_ns) / 1e6),
+            ("stopped", "ms", float(tally.stopped_ns) / 1e6),
+            ("work", "per second", figures.speed),
+            ("interrupts", "per second", figures.interrupts),
+            ("attacker's exits", "per second", figures.exits),
+        ] {
+            samples.add(&case, Subject::Quell, metric, unit, value);
+        }
+        for (metric, count) in [
+            ("flushes", figures.latencies.count()),
+            ("stops", tally.stops),
+            ("stale reads", tally.stale),
+            ("words changed", tally.words),
+            ("registers changed", tally.registers),
+            ("attacker's resets", figures.resets),
+        ] {
+            samples.add_count(&case, Subject::Quell, metric, count);
+        }
+    }
+    samples
+}

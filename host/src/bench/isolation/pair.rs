@@ -1,0 +1,312 @@
+//! A machine with two guests: one attacks, and the other one is measured.
+
+use super::figures::{Batches, Latencies, Tally, float};
+use crate::arch::{Arch, Platform};
+use crate::cli::Overrides;
+use crate::machine::counters::{Snapshot, clock_hz, cpu_count};
+use crate::machine::guests::{Entries, Follower, GuestSeen, Identity};
+use crate::machine::process::{End, Flow, Machine};
+use crate::machine::ram::Ram;
+use crate::machine::reports::report;
+use crate::machine::signals::Signals;
+use crate::machine::spec::Console;
+use crate::machine_file::MachineFile;
+use crate::run::tail;
+use crate::vm::Hypervisor;
+use crate::vm::several::Guests;
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use hostile::attacks::Attack;
+use hostlink::config::Switches;
+use hostlink::counters::Counter;
+use hostlink::guests::GuestState;
+use std::cell::RefCell;
+use std::fs;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The guests, by name.
+const ATTACKER: &str = "attacker";
+const BYSTANDER: &str = "bystander";
+/// Bytes that are read from a ring at one time.
+const BUFFER_BYTES: usize = 16 << 10;
+/// A longer line of a console is no report.
+const LINE_BYTES_MAX: usize = 8192;
+
+/// What is run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plan {
+    pub(crate) attack: Attack,
+    /// The attacker's weight, and the bystander's.
+    pub(crate) weights: [u32; 2],
+    pub(crate) seed: u64,
+    /// Flushes of a batch, and batches that are measured.
+    pub(crate) flushes: u64,
+    pub(crate) batches: u64,
+}
+
+impl Plan {
+    /// The part of the CPUs that is the bystander's.
+    pub(crate) fn share(&self) -> f64 {
+        let [attacker, bystander] = self.weights.map(f64::from);
+        bystander / (attacker + bystander)
+    }
+
+    /// The machine file.
+    fn file(&self, platform: Platform) -> String {
+        let [attacker, bystander] = self.weights;
+        let machine = match platform {
+            Platform::X86_64 => "arch = \"x86_64\"".to_owned(),
+            Platform::Aarch64(cpu) => format!("arch = \"aarch64\"\ncpu = \"{}\"", cpu.name()),
+        };
+        let guest = |name: &str, vcpus: u32, weight: u32, words: &str| {
+            format!(
+                "\n[[guest]]\nname = \"{name}\"\nprogram = \"hostile\"\ncmdline = \"{words}\"\n\
+                 vcpus = {vcpus}\nmemory = \"64M\"\nweight = {weight}\nreset = \"reboot\"\n"
+            )
+        };
+        let attack = format!("test=attack attack={} seed={}", self.attack.name(), self.seed);
+        let measured = format!("test=bystander count={}", self.flushes);
+        [
+            format!("[machine]\n{machine}\ncpus = 2\n"),
+            guest(ATTACKER, 4, attacker, &attack),
+            guest(BYSTANDER, 2, bystander, &measured),
+        ]
+        .concat()
+    }
+}
+
+/// The result of a run.
+#[derive(Clone, Debug)]
+pub(crate) struct Figures {
+    /// The part of the CPUs that the bystander had, and the attacker.
+    pub(crate) share: f64,
+    pub(crate) attackers_share: f64,
+    pub(super) latencies: Latencies,
+    pub(super) tally: Tally,
+    /// Units of the bystander's work in a second of its CPU time.
+    pub(super) speed: f64,
+    /// Interrupts that ended the bystander's turns in guest mode, in a second of its CPU time.
+    pub(super) interrupts: f64,
+    /// The attacker's exits in a second of its CPU time, and its resets.
+    pub(super) exits: f64,
+    pub(super) resets: u64,
+}
+
+impl Figures {
+    /// The same with shares of the time that both guests have had.
+    pub(crate) fn of_used_time(self) -> Self {
+        let both = self.share + self.attackers_share;
+        Self { share: self.share / both, attackers_share: self.attackers_share / both, ..self }
+    }
+
+    /// What the bystander has found wrong, in words.
+    pub(crate) fn wrong(&self) -> Option<String> {
+        let Tally { stale, words, registers, .. } = self.tally;
+        (stale + words + registers != 0).then(|| {
+            format!("{stale} stale reads, {words} words of memory and {registers} registers have changed")
+        })
+    }
+}
+
+/// A moment of the run.
+struct Moment {
+    at: Instant,
+    guests: [GuestSeen; 2],
+    counters: Snapshot,
+}
+
+/// Reads the guests' consoles while they run, and takes the figures.
+struct Watcher {
+    ram: Arc<Ram>,
+    beacon: u64,
+    /// The console that reports come by.
+    port: usize,
+    batches: u64,
+    followed: [Option<(Identity, Follower, Vec<u8>)>; 2],
+    is_attacked: bool,
+    measured: Batches,
+    begin: Option<Moment>,
+    /// The end, or why there are no figures.
+    end: Option<Result<Moment>>,
+}
+
+impl Watcher {
+    fn new(machine: &Machine, arch: Arch, batches: u64) -> Result<Self> {
+        let (ram, beacon) = machine.shared()?;
+        Ok(Self {
+            ram,
+            beacon,
+            port: usize::from(!arch.reports_on_console()),
+            batches,
+            followed: [None, None],
+            is_attacked: false,
+            measured: Batches::default(),
+            begin: None,
+            end: None,
+        })
+    }
+
+    /// Looks once; returns whether the run is over.
+    fn look(&mut self, progress: &dyn Fn(u64)) -> bool {
+        if self.end.is_none() {
+            match self.step(progress) {
+                Ok(None) => {}
+                Ok(Some(moment)) => self.end = Some(Ok(moment)),
+                Err(error) => self.end = Some(Err(error)),
+            }
+        }
+        self.end.is_some()
+    }
+
+    /// The last moment, when it has come.
+    fn step(&mut self, progress: &dyn Fn(u64)) -> Result<Option<Moment>> {
+        let Some(guests) = self.guests()? else { return Ok(None) };
+        let before = self.measured.measured();
+        for (index, guest) in guests.iter().enumerate() {
+            for line in self.lines(index, guest)? {
+                self.take(index, &line)?;
+            }
+        }
+        let [attacker, bystander] = &guests;
+        for guest in [attacker, bystander] {
+            let ended = matches!(guest.state, GuestState::Off | GuestState::Failed);
+            ensure!(!ended, "guest {} has ended: {}, {:?}", guest.name, guest.state, guest.exit);
+        }
+        if !self.is_attacked || !self.measured.has_any() {
+            return Ok(None);
+        }
+        if self.begin.is_none() {
+            self.measured.begin();
+            self.begin = Some(self.moment(guests)?);
+            return Ok(None);
+        }
+        let measured = self.measured.measured();
+        if measured != before {
+            progress(measured.min(self.batches));
+        }
+        if measured < self.batches { Ok(None) } else { self.moment(guests).map(Some) }
+    }
+
+    /// Both guests, when they are there.
+    fn guests(&self) -> Result<Option<[GuestSeen; 2]>> {
+        let Some(entries) = Entries::find(&self.ram, self.beacon)? else { return Ok(None) };
+        let all = entries.guests(&self.ram)?;
+        let find = |name: &str| all.iter().find(|guest| guest.name.as_str() == name).cloned();
+        Ok(find(ATTACKER).zip(find(BYSTANDER)).map(|(attacker, bystander)| [attacker, bystander]))
+    }
+
+    fn moment(&self, guests: [GuestSeen; 2]) -> Result<Moment> {
+        let counters = Snapshot::read(&self.ram, self.beacon)?.context("there are no counters")?;
+        Ok(Moment { at: Instant::now(), guests, counters })
+    }
+
+    /// The whole lines that a guest has written since the last time.
+    fn lines(&mut self, index: usize, guest: &GuestSeen) -> Result<Vec<Vec<u8>>> {
+        let Some(ring) = guest.consoles[self.port] else { return Ok(Vec::new()) };
+        let (_, follower, rest) =
+            self.followed[index].get_or_insert_with(|| (guest.identity(), Follower::new(ring), Vec::new()));
+        let mut buffer = [0; BUFFER_BYTES];
+        let mut lines = Vec::new();
+        let taken = follower.read(&self.ram, &mut buffer)?;
+        for byte in taken.bytes {
+            match byte {
+                b'\n' => lines.push(std::mem::take(rest)),
+                _ if rest.len() < LINE_BYTES_MAX => rest.push(*byte),
+                _ => {}
+            }
+        }
+        Ok(lines)
+    }
+
+    fn take(&mut self, index: usize, line: &[u8]) -> Result<()> {
+        let Some(report) = report(line) else { return Ok(()) };
+        let name = if index == 0 { ATTACKER } else { BYSTANDER };
+        if report["result"] == "fail" {
+            bail!("guest {name} fails: {}", report["why"]);
+        }
+        match (index, report["event"].as_str()) {
+            (0, Some("attack")) => self.is_attacked = true,
+            (1, Some("batch")) => self.measured.take(&report)?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn figures(&self, end: &Moment) -> Result<Figures> {
+        let begin = self.begin.as_ref().context("the attack did not begin")?;
+        let hz = clock_hz(&self.ram, self.beacon)?.context("the hypervisor has no clock")?;
+        let cpus = cpu_count(&self.ram, self.beacon)?;
+        let seconds = end.at.duration_since(begin.at).as_secs_f64() * float(cpus);
+        let used = [0, 1].map(|index| {
+            let ticks = end.guests[index].used_ticks.wrapping_sub(begin.guests[index].used_ticks);
+            float(ticks) / float(hz)
+        });
+        let of = |moment: &Moment, index: usize| {
+            let identity = moment.guests[index].identity();
+            moment
+                .counters
+                .by_guest()
+                .into_iter()
+                .find(|(guest, _)| *guest == Some(identity))
+                .map(|(_, rows)| rows)
+        };
+        let counted = |index: usize| -> Result<Snapshot> {
+            let rows = of(begin, index).zip(of(end, index)).map(|(begin, end)| end.since(&begin));
+            rows.context("a guest has no counters")
+        };
+        let (attacker, bystander, tally) = (counted(0)?, counted(1)?, self.measured.tally());
+        Ok(Figures {
+            share: used[1] / seconds,
+            attackers_share: used[0] / seconds,
+            latencies: self.measured.latencies.clone(),
+            tally,
+            speed: float(tally.units) / used[1],
+            interrupts: float(bystander.get(Counter::ExitInterrupt)) / used[1],
+            exits: float(attacker.exits()) / used[0],
+            resets: attacker.get(Counter::Resets),
+        })
+    }
+}
+
+/// Runs it; `progress` is told how many batches have been measured.
+pub(crate) fn run(
+    hypervisor: &Hypervisor,
+    platform: Platform,
+    plan: &Plan,
+    timeout: Duration,
+    directory: &Path,
+    signals: &Signals,
+    progress: impl Fn(u64) + 'static,
+) -> Result<Figures> {
+    let path = directory.join("pair.toml");
+    fs::write(&path, plan.file(platform)).context("cannot write the machine file")?;
+    let file = MachineFile::read(&path, Overrides { arch: None, cpu: None, cpus: None })?;
+    let mut spec = Guests::prepare(&file, Switches::default())?.on_quell(hypervisor, directory)?;
+    (spec.console, spec.timeout) = (Console::Capture, Some(timeout));
+    let mut machine = Machine::start(&spec, signals)?;
+    let watcher = Rc::new(RefCell::new(Watcher::new(&machine, platform.arch(), plan.batches)?));
+    let watching = Rc::clone(&watcher);
+    machine.end_when(move || watching.borrow_mut().look(&progress));
+    let outcome = machine.run(|_, _| Ok(Flow::Continue))?;
+    let mut watcher = watcher.borrow_mut();
+    let end = watcher.end.take();
+    match (end, outcome.end) {
+        (Some(Ok(end)), End::Stopped) => watcher.figures(&end),
+        (Some(Err(error)), _) => Err(error.context(log_of(&outcome.log))),
+        (_, End::TimedOut) => Err(anyhow!(
+            "only {} of {} batches were done in {} s; {}",
+            watcher.measured.measured(),
+            plan.batches,
+            timeout.as_secs(),
+            log_of(&outcome.log)
+        )),
+        (_, End::Interrupted(signal)) => Err(anyhow!("interrupted by signal {signal}")),
+        (_, end) => Err(anyhow!("the machine ended with {end:?}; {}", log_of(&outcome.log))),
+    }
+}
+
+fn log_of(log: &str) -> String {
+    format!("the hypervisor's log ends with:\n{}", tail(log))
+}
