@@ -37,7 +37,7 @@ impl<A: Arch> Context<'_, A> {
     pub(super) fn publish_used(&self, now: u64) {
         if !self.host.bundle.is_single {
             let used = now.saturating_sub(self.cpu.used_until.replace(now));
-            let entry = &self.host.entries[self.vm.number as usize];
+            let entry = self.host.entry(self.vm.number);
             // No partner: a reader of the entry may find it a little late.
             entry.used_ticks.fetch_add(used, Ordering::Relaxed);
         }
