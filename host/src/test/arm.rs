@@ -92,7 +92,14 @@ macro_rules! refused {
     };
 }
 
-const ON_QUELL: [Case; 27] = [
+/// Four processors work for so long; before and after, the guest reports the time that they had and
+/// the time that was stolen, in hundredths of a second.
+const STOLEN: &str = "say() { set -- $(head -n 1 /proc/stat); \
+        echo \"{\\\"event\\\":\\\"stat\\\",\\\"busy\\\":$(($2 + $3 + $4)),\\\"stolen\\\":$9}\" > /dev/report; }; \
+    work() { n=0; while [ $n -lt 30000 ]; do n=$((n + 1)); done; }; \
+    say; for i in 1 2 3 4; do work & done; wait; say";
+
+const ON_QUELL: [Case; 28] = [
     tool(
         "arm_exec_status_passed_on",
         "the command's status is the tool's on Arm as well",
@@ -159,6 +166,16 @@ const ON_QUELL: [Case; 27] = [
     stale("a21_nothing_stale_with_broadcast", "nor if local TLB instructions reach all CPUs")
         .with(&["local_tlbi=broadcast"])
         .on(MAX),
+    stock(
+        "arm_stolen_time_is_what_vcpus_waited",
+        "a kernel whose four processors share a CPU accounts three times their work as stolen, as counted",
+        (4, 1),
+        FlushMode::Hypercall,
+        STOLEN,
+        Expect::Stolen,
+    )
+    .counted()
+    .on(MAX),
     stock(
         "arm_loops_and_a_build_find_all_in_order",
         "and they pass on Arm as well",

@@ -106,6 +106,8 @@ pub(super) enum Expect {
     Intact,
     /// Each of the loops and the mixed run have finished, and their own checks have passed.
     Loops,
+    /// Work of several processors on fewer CPUs: the guest knows how long they waited.
+    Stolen,
     /// The guest's output exceeds the kept amount, and imitates the hypervisor as well.
     Flood,
     /// The hypervisor panics, with this message.
@@ -322,7 +324,7 @@ pub(super) const LOOPS_COUNT: usize = 9;
 pub(super) const LOOPS_ROUNDS: u64 = 800;
 pub(super) const LOOPS_TASKS: u64 = 4;
 
-pub(super) const CASES: [Case; 44] = [
+pub(super) const CASES: [Case; 45] = [
     tool(
         "missing_kernel",
         "a missing kernel is an error before anything starts",
@@ -398,6 +400,13 @@ pub(super) const CASES: [Case; 44] = [
         ProbeEnd::AllPassed,
     )
     .or_long("all count=1000000"),
+    probe(
+        "run_times_add_up",
+        "two processors that share a CPU had, by their run time registers, the time that has passed",
+        "run_time",
+        ProbeEnd::SharedPassed,
+    )
+    .counted(),
     probe(
         "h25_list_in_parts",
         "a long list is done in parts, and the caller takes interrupts in between",

@@ -48,6 +48,9 @@ fn slots(control: &mut Control) -> Result<Vec<Slot>> {
     Ok(slots)
 }
 
+/// The slot of a device's memory.
+const DEVICE_SLOT: u16 = u16::MAX;
+
 const fn add(gpa: u64, size: u64) -> Request {
     Request::Add { gpa, size, access: Access::ReadWrite }
 }
@@ -88,10 +91,24 @@ fn devices(control: &mut Control, arch: Arch) -> Result<()> {
             (add(0x080a_0000, PAGE), "it overlaps the GIC's redistributors"),
             (add(0x0900_0000, PAGE), "it overlaps the PL011"),
             (add(0x0901_0000, PAGE), "it overlaps the PL031"),
-            (add(0, GIB), "it overlaps the GIC's distributor"),
+            (add(0x090a_f000, 2 * PAGE), "it overlaps the stolen times"),
         ],
     };
     all_refused(control, &requests)?;
+    if arch == Arch::Aarch64 {
+        let requests = [
+            (add(0, GIB), "it overlaps the GIC's distributor"),
+            // The memory of a device is a slot, which no request removes.
+            (add(0x090a_0000, PAGE), "it overlaps the stolen times"),
+            (Request::Delete { slot: DEVICE_SLOT }, "was not added by a request"),
+            (Request::LogStart { slot: DEVICE_SLOT, way: LogWay::DirtyBits }, "cannot store to slot"),
+        ];
+        all_refused(control, &requests)?;
+        let all: Vec<Slot> = control.ask_for(&Request::Slots)?;
+        let is_shown = |slot: &Slot| (slot.slot, slot.gpa, slot.size) == (DEVICE_SLOT, 0x090a_0000, PAGE);
+        ensure!(all.iter().filter(|slot| slot.access == Access::ReadOnly).all(is_shown), "{all:?}");
+        ensure!(all.iter().any(is_shown), "the stolen times are in no slot: {all:?}");
+    }
     // Next to them there is room.
     let free = match arch {
         Arch::X86_64 => 0xfec0_1000,

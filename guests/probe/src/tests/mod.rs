@@ -22,6 +22,7 @@ mod parts;
 mod races;
 mod rom;
 mod rom_races;
+mod run_time;
 mod stale;
 mod storms;
 mod supervisor;
@@ -107,6 +108,7 @@ const TESTS: &[Test] = &[
 /// Tests that are run only by name, because they need a hypervisor with a special configuration.
 const APART: &[Test] = &[
     test("list-in-parts", parts::list_in_parts),
+    test("run-time", run_time::run_time),
     test("u2-halted-timers", storms::halted_timers),
     test("u5-crash-reports", storms::crash_reports),
     test("u6-reset-storm", storms::reset_storm),

@@ -69,7 +69,7 @@ pub(super) const ROWS: &[Case] = &[
     ),
     talk(
         "u16_arm_memory_is_not_laid_over_devices",
-        "and those of the GIC and the serial port",
+        "and those of the GIC, the serial port and the memory with the stolen times, which it does not delete",
         WORK_ON_ARM,
         Talk::Devices,
     )

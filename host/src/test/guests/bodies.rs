@@ -3,8 +3,8 @@
 use super::Lab;
 use super::expect::{
     check_log, expect_a_search, expect_bounds, expect_date, expect_end, expect_few_lost, expect_generations,
-    expect_loops, expect_status, expect_tlb_ipis, expect_toggles, expect_verdict, expect_without_cpus,
-    with_console,
+    expect_loops, expect_status, expect_stolen, expect_tlb_ipis, expect_toggles, expect_verdict,
+    expect_without_cpus, with_console,
 };
 use super::{BOOT_TIMEOUT, made};
 use crate::arch::{Arch, Platform};
@@ -100,7 +100,11 @@ impl Lab<'_> {
         guest.switches = switches(case.settings)?;
         guest.flush = test.flush;
         let clock = if case.is_counted { Clock::Instructions } else { Clock::Wall };
-        let outcome = self.boot_by(clock, &guest, test.cpus, |_, _| Ok(Flow::Continue))?;
+        let mut hz = None;
+        let outcome = self.boot_by(clock, &guest, test.cpus, |_, machine| {
+            hz = machine.clock_hz()?;
+            Ok(Flow::Continue)
+        })?;
         with_console(&outcome, || {
             let end = match test.expect {
                 Expect::Panic(_) => ExitCode::Panic,
@@ -133,6 +137,10 @@ impl Lab<'_> {
                 Expect::Loops => {
                     expect_status(&outcome, 0)?;
                     expect_loops(&outcome)?;
+                }
+                Expect::Stolen => {
+                    expect_status(&outcome, 0)?;
+                    expect_stolen(&outcome, hz.context("the hypervisor's clock has no rate")?)?;
                 }
                 Expect::Flood => {
                     expect_status(&outcome, 0)?;

@@ -169,6 +169,31 @@ pub(super) fn expect_tlb_ipis(outcome: &Outcome, expected: bool) -> Result<()> {
     Ok(())
 }
 
+/// Four processors on one CPU: each waits three times as long as it runs, and all that they waited
+/// since the start is what the hypervisor counted, by a clock of this rate.
+pub(super) fn expect_stolen(outcome: &Outcome, hz: u64) -> Result<()> {
+    let said: Vec<_> = outcome
+        .reports
+        .iter()
+        .filter(|report| report["event"] == "stat")
+        .filter_map(|report| report["busy"].as_u64().zip(report["stolen"].as_u64()))
+        .collect();
+    let [(busy_before, stolen_before), (busy, stolen)] = said[..] else {
+        bail!("{} reports of times instead of two", said.len())
+    };
+    let while_busy = (busy.saturating_sub(busy_before), stolen.saturating_sub(stolen_before));
+    ensure!(while_busy.0 >= 20, "{} hundredths of a second of work prove nothing", while_busy.0);
+    // The kernel takes some of its processors' time for idle at the beginning and at the end.
+    let factor = while_busy.1 as f64 / while_busy.0 as f64;
+    ensure!((2.0..=5.0).contains(&factor), "{factor:.2} times the work was stolen: {while_busy:?}");
+    let counters = outcome.counters.as_ref().context("there are no counters")?;
+    let counted = counters.get(Counter::SchedSteal) as f64 * 100.0 / hz as f64;
+    // Those of each processor are whole hundredths, and the guest's end is not in its report.
+    let share = stolen as f64 / counted;
+    ensure!((0.9..=1.01).contains(&share), "{stolen} hundredths were stolen, and {counted:.1} are counted");
+    Ok(())
+}
+
 /// How many wake-ups may be lost per million exits: kicks that took effect only with the tick, and
 /// work that the tick found without a kick; and repeated kicks.
 const LATE_MAX: u64 = 300;

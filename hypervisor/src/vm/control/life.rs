@@ -15,6 +15,7 @@ use crate::vm::arch::Arch;
 use crate::vm::load::Load;
 use crate::vm::machine::Vm;
 use crate::vm::percpu;
+use crate::vm::shown::DEVICE_SLOT;
 use crate::vm::space::{FlushScratch, MemoryJob};
 use crate::vm::{CreateError, Host, host};
 
@@ -148,7 +149,11 @@ impl<A: Arch> Life<A> {
 fn send_vm<A: Arch>(host: &'static Host<A>, from: usize, answer: &mut Answer) -> Option<usize> {
     let vm = host.next_guest(from as u32)?;
     let mut memory = 0;
-    vm.space.slots().memory().for_each(|slot| memory += slot.size);
+    vm.space.slots().memory().for_each(|slot| {
+        if slot.id != DEVICE_SLOT {
+            memory += slot.size;
+        }
+    });
     let generation = vm.space.slots().generation().number();
     answer.record::<A>(&record::Vm { vm: vm.number as u16, vcpus: vm.vcpu_count(), memory, generation });
     Some(vm.number as usize + 1)
