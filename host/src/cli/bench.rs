@@ -44,13 +44,13 @@ pub(crate) enum BenchCommand {
     Flush(ExitsArgs),
     /// Measure what a guest loses while another one attacks it
     ///
-    /// Two guests share 2 CPUs. The attacker, on 4 vCPUs, does all that may disturb others: flushes,
-    /// interrupts, timers, faults, resets, garbage in its devices and more, one after the other. The
-    /// bystander, on 2 vCPUs, checks its memory and its registers, looks for stale translations, and
-    /// takes the time of its flushes. Exits with status 1 if anything of it has changed, if it has
-    /// less than 0.95 of the share of the CPUs that its weight means, or if 1 % of its flushes take
-    /// more than twice as long as on the quiet machine, and a slice. The machine should be otherwise
-    /// idle.
+    /// Two guests share 2 CPUs. The attacker, on 4 vCPUs, does all that may disturb others:
+    /// flushes, interrupts, timers, faults, resets, garbage in its devices and more, one after the
+    /// other. The bystander, on 2 vCPUs, checks its memory and its registers, looks for stale
+    /// translations, and takes the time of its flushes. Exits with status 1 if anything of it has
+    /// changed, if it has less than 0.95 of the share of the CPUs that its weight means, or if 1 %
+    /// of its flushes take more than twice as long as on the quiet machine, and a slice. The
+    /// machine should be otherwise idle.
     Isolation(IsolationArgs),
     /// Measure the cost of removing guest memory: entries visited, flushes, instructions
     ///

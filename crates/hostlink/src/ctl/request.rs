@@ -188,13 +188,16 @@ requests! {
     "stats" Stats
 }
 
+/// The requester's number, the guest if one is named, and the request.
+pub type Numbered = (u64, Option<Name>, Request);
+
 impl Request {
     /// Reads a line: the requester's number, the guest if one is named, and the request.
     ///
     /// # Errors
     ///
     /// See [`RequestError`]. The number is included if there is one.
-    pub fn parse(line: &str) -> Result<(u64, Option<Name>, Self), (Option<u64>, RequestError)> {
+    pub fn parse(line: &str) -> Result<Numbered, (Option<u64>, RequestError)> {
         let mut words = line.split_ascii_whitespace();
         let number = words.next().and_then(|word| parse_number(word).ok());
         let number = number.ok_or((None, RequestError::NoNumber))?;

@@ -122,7 +122,8 @@ fn bar(name: &str, batches: u64) -> ProgressBar {
 pub(crate) fn missed(plan: &Plan, figures: &Figures, quiet: Option<f64>) -> Vec<String> {
     let (expected, mut missed) = (plan.share(), Vec::new());
     let relative = figures.share / expected;
-    // An attacker that wants no time leaves all of it to the bystander, which is not preempted then.
+    // An attacker that wants no time leaves all of it to the bystander, which is not preempted
+    // then.
     let is_enough = relative >= SHARE_MIN;
     let is_fair = plan.attack != Attack::Compute || relative <= SHARE_MAX;
     if !(is_enough && is_fair) {

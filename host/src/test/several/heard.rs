@@ -71,7 +71,8 @@ impl Heard {
 
     /// The ends of all consoles.
     pub(super) fn ends(&self) -> String {
-        let end = |name: &Name| format!("{name}'s console ends with:\n{}\n", tail(&self.shown(name.as_str())));
+        let end =
+            |name: &Name| format!("{name}'s console ends with:\n{}\n", tail(&self.shown(name.as_str())));
         self.lives.keys().map(end).collect()
     }
 }

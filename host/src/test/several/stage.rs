@@ -4,7 +4,7 @@
 use super::heard::Heard;
 use crate::arch::{Arch, Platform};
 use crate::cli::Overrides;
-use crate::machine::control::{Found, Refused};
+use crate::machine::control::Refused;
 use crate::machine::guests::GuestSeen;
 use crate::machine::outcome::Outcome;
 use crate::machine::own_time::OwnTime;
@@ -88,7 +88,8 @@ impl<'a> Room<'a> {
             hung: self.hung,
             log,
         };
-        let played = stage.until("the hypervisor begins", |stage| stage.heard().entries().map(|all| all.map(drop)));
+        let played =
+            stage.until("the hypervisor begins", |stage| stage.heard().entries().map(|all| all.map(drop)));
         match played.and_then(|()| script(&mut stage)) {
             Ok(()) => Ok(stage),
             Err(error) => Err(stage.explain(error)),
@@ -142,11 +143,6 @@ impl Stage<'_> {
             }
             thread::sleep(PERIOD);
         }
-    }
-
-    /// The machine, as other processes find it.
-    pub(super) fn found(&self) -> Result<Found> {
-        self.machine.found().context("the machine has no name")
     }
 
     /// The guest of this name, if it exists.
@@ -207,7 +203,11 @@ impl Stage<'_> {
 
     /// The same for an answer of one record.
     pub(super) fn ask_one<R: Record>(&mut self, request: &Request) -> Result<R> {
-        self.machine.control()?.with_patience(PATIENCE).ask_one(request).with_context(|| format!("'{request}'"))
+        self.machine
+            .control()?
+            .with_patience(PATIENCE)
+            .ask_one(request)
+            .with_context(|| format!("'{request}'"))
     }
 
     /// Sends a request that has to be refused, for this reason.
@@ -236,23 +236,11 @@ impl Stage<'_> {
         Ok(guest.with_context(|| format!("guest {name} is not listed"))?.used)
     }
 
-    /// Ticks per second of the machine's clock.
-    pub(super) fn clock_hz(&self) -> Result<u64> {
-        self.machine.clock_hz()?.context("the machine has no clock")
-    }
-
     /// Adds to an error what the consoles and the log end with.
     fn explain(&self, error: Error) -> Error {
         let heard = self.heard();
         let log = fs::read_to_string(&self.log).unwrap_or_default();
         error.context(format!("{}the hypervisor's log ends with:\n{}", heard.ends(), tail(&log)))
-    }
-
-    /// Ends the machine.
-    pub(super) fn stop(self) -> Result<()> {
-        let Self { machine, log, .. } = self;
-        drop(machine);
-        check_log(&fs::read_to_string(log).context("cannot read the hypervisor's log")?)
     }
 
     /// Waits for the machine's end.

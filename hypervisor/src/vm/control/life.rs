@@ -59,7 +59,7 @@ enum Stage<A: Arch> {
     /// Its slots are removed, one after the other.
     Slots,
     /// A slot is being removed.
-    Slot(MemoryJob<'static, A>),
+    Slot(Box<MemoryJob<'static, A>>),
     /// Freed memory is being cleaned.
     Clean,
     /// CPUs leave the address space.
@@ -254,12 +254,12 @@ impl<A: Arch> Destroy<A> {
             Stage::Slots => match self.next_slot() {
                 None => Stage::Clean,
                 Some(id) => match vm.space.remove(id) {
-                    Ok(job) => Stage::Slot(job),
+                    Ok(job) => Stage::Slot(Box::new(job)),
                     Err(SlotError::Busy) => return Ok(Progress::Waiting),
                     Err(why) => return Err(Refusal::Slot(why)),
                 },
             },
-            Stage::Slot(job) => match vm.step_job(job, &mut self.scratch) {
+            Stage::Slot(job) => match vm.step_job(&mut **job, &mut self.scratch) {
                 Progress::Done => Stage::Slots,
                 progress => return Ok(progress),
             },

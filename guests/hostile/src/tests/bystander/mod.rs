@@ -2,8 +2,8 @@
 //!
 //! All its processors check memory whose contents they know, and registers with patterns. The first
 //! one exchanges a page over and over and flushes it; the second one looks for the former page in
-//! between (see `baremetal::watch`). No processor ever waits: where it could, it works. So the guest
-//! wants all the time that it can get, and its share of the CPUs is its weight's.
+//! between (see `baremetal::watch`). No processor ever waits: where it could, it works. So the
+//! guest wants all the time that it can get, and its share of the CPUs is its weight's.
 //!
 //! After each batch of `count=` flushes the first processor reports on what all have done and found
 //! since the beginning, and how long the batch's flushes took.

@@ -88,7 +88,8 @@ pub enum Call {
         /// The vCPU.
         vcpu: u8,
     },
-    /// Return the address of the caller's stolen time: [`map::stolen_time`](super::map::stolen_time).
+    /// Return the address of the caller's stolen time:
+    /// [`map::stolen_time`](super::map::stolen_time).
     StolenTime,
     /// Turn the VM off.
     SystemOff,
