@@ -17,14 +17,14 @@ use alloc::boxed::Box;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
-use hostlink::config::{Config, MAX_GUESTS, MAX_TOTAL_VCPUS, Start};
+use hostlink::config::{Config, MAX_GUESTS, Start};
 use hostlink::exit::ExitCode;
 use hostlink::guests::{Facts, GuestEntry, GuestState};
 
 use super::arch::Arch;
 use super::context::Context;
 use super::files::{CreateError, Files};
-use super::host::Host;
+use super::host::{Host, ROWS};
 use super::machine::{self, Vm};
 use super::switch::Leave;
 use crate::sched::{CpuSet, Share, VcpuIndex};
@@ -124,7 +124,7 @@ impl<A: Arch> Host<A> {
         let is_free = |first: &u32| used().all(|rows| rows.end <= *first || first + count <= rows.start);
         // A place begins where another ends.
         let places = core::iter::once(0).chain(used().map(|rows| rows.end));
-        places.filter(|first| first + count <= MAX_TOTAL_VCPUS).filter(is_free).min()
+        places.filter(|first| first + count <= ROWS).filter(is_free).min()
     }
 
     /// What the host tool sees of a guest.

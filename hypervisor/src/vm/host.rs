@@ -38,6 +38,9 @@ use crate::devices::wall_clock::WallClock;
 use crate::sched::notify::{self, Reach};
 use crate::sched::{CpuIndex, Line, Nudge, Policy, Scheduler, VcpuIndex};
 
+/// Rows. Tests create thousands of machines, with one guest of the largest size at most.
+pub(super) const ROWS: u32 = if cfg!(test) { 320 } else { MAX_TOTAL_VCPUS };
+
 /// See [`Host::tick_max`].
 const TICK_MAX_US: u64 = 20_000;
 /// With several guests, the longest time for which a vCPU that nothing interrupts runs before the
@@ -116,10 +119,10 @@ impl<A: Arch> Host<A> {
         let row = |_| Row { vcpu: AtomicPtr::new(ptr::null_mut()), vm: AtomicPtr::new(ptr::null_mut()) };
         let counters = |_| [const { AtomicU64::new(0) }; Counter::COUNT];
         Ok(Self {
-            sched: Scheduler::new(cpus, MAX_TOTAL_VCPUS, MAX_GUESTS, policy).asking(may_go::<A>),
-            targets: (0..MAX_TOTAL_VCPUS).map(|_| Target::new()).collect(),
-            rows: (0..MAX_TOTAL_VCPUS).map(row).collect(),
-            counters: (0..MAX_TOTAL_VCPUS).map(counters).collect(),
+            sched: Scheduler::new(cpus, ROWS, MAX_GUESTS, policy).asking(may_go::<A>),
+            targets: (0..ROWS).map(|_| Target::new()).collect(),
+            rows: (0..ROWS).map(row).collect(),
+            counters: (0..ROWS).map(counters).collect(),
             tick_max: match config.boot_cpu {
                 BootCpu::Serve => A::ticks_of_us(TICK_MAX_US),
                 BootCpu::Run if !bundle.is_single => A::ticks_of_us(SHOWN_US),
@@ -248,7 +251,7 @@ impl<A: Arch> Host<A> {
     pub(super) fn row_count(&self) -> u32 {
         match self.first_guest().filter(|_| self.bundle.is_single) {
             Some(vm) => vm.vcpu_count(),
-            None => MAX_TOTAL_VCPUS,
+            None => ROWS,
         }
     }
 
