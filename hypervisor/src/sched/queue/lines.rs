@@ -194,9 +194,13 @@ impl Lines {
         };
     }
 
-    /// Puts a vCPU that has run back among those that have work.
+    /// Puts a vCPU that has run back among those that have work. A vCPU that ran while none waited
+    /// owes the others nothing for it: one that came later would have the CPU for as long.
     #[inline]
     pub(super) fn put_back(&mut self, vcpu: VcpuIndex, mut virtual_time: u64, why: PutBack, policy: &Policy) {
+        if let Some(last) = self.waiting.first() {
+            virtual_time = virtual_time.min(last.virtual_time.saturating_add(policy.slice));
+        }
         match (why, self.waiting.first()) {
             (PutBack::Preempted, _) => {}
             // It leaves its line's turn to the other line.

@@ -43,6 +43,24 @@ fn a_slice_ends_only_if_someone_waits() {
 }
 
 #[test]
+fn what_ran_alone_waits_for_a_newcomer_no_longer_than_a_few_slices() {
+    let mut queue = queue(1);
+    queue.pick(0, |_| true);
+    // A long time without a tick, and then another one comes.
+    let mut now = 1_000_000;
+    _ = queue.enqueue(1, WORK, &POLICY);
+    queue.end_by(now, PutBack::Preempted, &POLICY);
+    let mut had = [0, 0];
+    while now < 1_020_000 {
+        let vcpu = queue.pick(now, |_| true).expect("both want the CPU");
+        had[vcpu as usize] += POLICY.slice;
+        now += POLICY.slice;
+        queue.end_by(now, PutBack::Preempted, &POLICY);
+    }
+    assert!(had[0].abs_diff(had[1]) <= 3 * POLICY.slice, "{had:?}");
+}
+
+#[test]
 fn a_sleeper_preempts_a_hog_soon_but_not_at_once() {
     let mut queue = queue(1);
     queue.pick(0, |_| true);

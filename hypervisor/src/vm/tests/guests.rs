@@ -59,7 +59,7 @@ fn a_guest_that_runs_out_of_tables_ends_alone() {
 
 #[test]
 fn a_paused_guest_stands_still_and_goes_on() {
-    let ticking: &[Op] = &[Note, Work(100_000), Back(0, 400), Done];
+    let ticking: &[Op] = &[Note, Work(100_000), Back(0, 400), PowerOff];
     for seed in 0..10 {
         let first: &[&[Op]] = &[ticking, &[Done]];
         let board = several(
