@@ -163,6 +163,9 @@ pub(crate) struct IsolationArgs {
     /// Batches of 100 flushes that are measured in each case
     #[arg(long, value_name = "N", default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) batches: u32,
+    /// Runs of each case; the table shows the one with the median p99
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) runs: u32,
     /// Determines what is random in the attacks
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) seed: u64,

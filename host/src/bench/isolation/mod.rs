@@ -19,6 +19,7 @@ use hostile::attacks::Attack;
 use indicatif::{ProgressBar, ProgressStyle};
 use pair::{Figures, Plan};
 use std::io::{self, IsTerminal};
+use std::path::Path;
 use std::time::Duration;
 
 /// The part of its share that the bystander has at least, and if the attacker wants just as much,
@@ -39,48 +40,86 @@ const WITH_BOTH: [Attack; 2] = [Attack::Compute, Attack::Mixture];
 /// A measured case.
 struct Case {
     plan: Plan,
-    figures: Figures,
+    /// At least one, in the order of the p99 of their flushes.
+    runs: Vec<Figures>,
+}
+
+impl Case {
+    /// The run whose p99 is the median.
+    fn median(&self) -> &Figures {
+        &self.runs[(self.runs.len() - 1) / 2]
+    }
+
+    /// The targets that it misses. Nothing may change in any run, and the share has to be right in
+    /// all; of the times that flushes take, the median counts.
+    fn missed(&self, quiet: f64) -> Vec<String> {
+        let each = self.runs.iter().flat_map(|run| missed(&self.plan, run, None));
+        each.chain(late(self.median(), quiet)).collect()
+    }
 }
 
 /// Measures, prints, and evaluates; the status is 1 if a target is missed.
 pub(crate) fn isolation(args: &IsolationArgs, signals: &Signals) -> Result<u8> {
     let platform = args.platform.platform()?;
     let hypervisor = Hypervisor::build(platform.arch())?;
-    let plans = plans(&args.attack, args);
     let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
+    let bench = Bench { hypervisor, platform, args, directory: directory.path(), signals };
     let (mut cases, mut failures) = (Vec::new(), Vec::new());
-    for plan in plans {
-        let name = name(&plan, platform);
-        let bar = bar(&name, plan.batches);
-        let shown = bar.clone();
-        let progress = move |batches| shown.set_position(batches);
-        let timeout = args.output.timeout();
-        let run = pair::run(&hypervisor, platform, &plan, timeout, directory.path(), signals, progress);
-        bar.finish_and_clear();
-        if let Some(signal) = signals.caught() {
-            return Ok(u8::try_from(128 + signal).unwrap_or(128));
-        }
-        match run {
-            Ok(figures) => cases.push(Case { plan, figures }),
+    for plan in plans(&args.attack, args) {
+        match bench.case(&plan) {
+            Ok(case) => cases.push(case),
+            Err(_) if signals.caught().is_some() => break,
             // The quiet machine is what the others are compared with.
-            Err(error) if plan.attack == Attack::Halt => return Err(error.context(name)),
+            Err(error) if plan.attack == Attack::Halt => return Err(error),
             Err(error) => {
-                eprintln!("quell: {name}: {error:#}");
-                failures.push(format!("{name}: there are no figures"));
+                eprintln!("quell: {error:#}");
+                failures.push(format!("{}: there are no figures", name(&plan, platform)));
             }
         }
     }
-    let quiet = cases.first().context("the quiet machine was not measured")?.figures.latencies.p99();
+    if let Some(signal) = signals.caught() {
+        return Ok(u8::try_from(128 + signal).unwrap_or(128));
+    }
+    let quiet = cases.first().context("the quiet machine was not measured")?.median().latencies.p99();
     println!("{}", show(&cases, quiet, platform));
     failures.extend(cases.iter().flat_map(|case| {
         let name = name(&case.plan, platform);
-        missed(&case.plan, &case.figures, Some(quiet)).into_iter().map(move |why| format!("{name}: {why}"))
+        case.missed(quiet).into_iter().map(move |why| format!("{name}: {why}"))
     }));
     failures.iter().for_each(|failure| println!("missed: {failure}"));
     if let Some(path) = &args.output.json {
         results::write(path, "isolation", None, &samples(&cases, quiet, platform))?;
     }
     Ok(u8::from(!failures.is_empty()))
+}
+
+/// What all cases have in common.
+struct Bench<'a> {
+    hypervisor: Hypervisor,
+    platform: Platform,
+    args: &'a IsolationArgs,
+    directory: &'a Path,
+    signals: &'a Signals,
+}
+
+impl Bench<'_> {
+    /// All runs of a case.
+    fn case(&self, plan: &Plan) -> Result<Case> {
+        let name = name(plan, self.platform);
+        let bar = bar(&name, plan.batches * u64::from(self.args.runs));
+        let mut runs = Vec::new();
+        for run in 0..u64::from(self.args.runs) {
+            let (shown, before) = (bar.clone(), run * plan.batches);
+            let progress = move |batches| shown.set_position(before + batches);
+            let (timeout, directory) = (self.args.output.timeout(), self.directory);
+            let figures =
+                pair::run(&self.hypervisor, self.platform, plan, timeout, directory, self.signals, progress);
+            runs.push(figures.with_context(|| name.clone())?);
+        }
+        bar.finish_and_clear();
+        runs.sort_by(|one, other| one.latencies.p99().total_cmp(&other.latencies.p99()));
+        Ok(Case { plan: *plan, runs })
+    }
 }
 
 /// What is run: the quiet machine first.
@@ -117,14 +156,13 @@ fn bar(name: &str, batches: u64) -> ProgressBar {
     bar
 }
 
-/// The targets that a case misses: `quiet` is the p99 of the quiet machine's flushes in ms, if
-/// times are to be compared.
+/// The targets that a run misses: `quiet` is the p99 of the quiet machine's flushes in ms, if times
+/// are to be compared.
 pub(crate) fn missed(plan: &Plan, figures: &Figures, quiet: Option<f64>) -> Vec<String> {
     let (expected, mut missed) = (plan.share(), Vec::new());
     let relative = figures.share / expected;
-    // An attacker that wants no time leaves all of it to the bystander, which is not preempted
-    // then.
     let is_enough = relative >= SHARE_MIN;
+    // One that wants less than its share leaves it to the bystander.
     let is_fair = plan.attack != Attack::Compute || relative <= SHARE_MAX;
     if !(is_enough && is_fair) {
         missed.push(format!(
@@ -134,13 +172,16 @@ pub(crate) fn missed(plan: &Plan, figures: &Figures, quiet: Option<f64>) -> Vec<
             100.0 * expected
         ));
     }
-    let (p99, limit) = (figures.latencies.p99(), quiet.map(p99_limit));
-    if let Some(limit) = limit.filter(|limit| !matches!(p99.partial_cmp(limit), Some(order) if order.is_le()))
-    {
-        missed.push(format!("1 % of its flushes take more than {p99:.2} ms; the limit is {limit:.2} ms"));
-    }
+    missed.extend(quiet.and_then(|quiet| late(figures, quiet)));
     missed.extend(figures.wrong());
     missed
+}
+
+/// Whether the bystander's flushes take too long beside those of the quiet machine, in words.
+fn late(figures: &Figures, quiet: f64) -> Option<String> {
+    let (p99, limit) = (figures.latencies.p99(), p99_limit(quiet));
+    let is_late = !matches!(p99.partial_cmp(&limit), Some(order) if order.is_le());
+    is_late.then(|| format!("1 % of its flushes take more than {p99:.2} ms; the limit is {limit:.2} ms"))
 }
 
 /// The most that flushes may take, p99, in ms.
@@ -166,7 +207,8 @@ fn show(cases: &[Case], quiet: f64, platform: Platform) -> String {
         "resets",
         "wrong",
     ];
-    let rows = cases.iter().map(|Case { plan, figures }| {
+    let rows = cases.iter().map(|case| {
+        let (plan, figures) = (&case.plan, case.median());
         let ms = |ms: f64| if ms < 10.0 { format!("{ms:.2} ms") } else { format!("{ms:.0} ms") };
         [
             name(plan, platform),
@@ -182,7 +224,7 @@ fn show(cases: &[Case], quiet: f64, platform: Platform) -> String {
             ms(float(figures.tally.longest_ns) / 1e6),
             format!("{:.0}", figures.exits),
             figures.resets.to_string(),
-            figures.wrong().map_or("0".to_owned(), |_| "yes".to_owned()),
+            case.runs.iter().filter(|run| run.wrong().is_some()).count().to_string(),
         ]
     });
     format!(
@@ -196,7 +238,8 @@ fn show(cases: &[Case], quiet: f64, platform: Platform) -> String {
 /// What the columns mean.
 const NOTES: &str = "share: of 2 CPUs, by the weights; has: what the bystander had. work/s: units of its work in a \
 second of its CPU time;\ninterrupts/s: those that took it out of guest mode in such a second. stops: times \
-without work of more than 20 ms.\nattacker's exits/s: in a second of its own CPU time.";
+without work of more than 20 ms.\nattacker's exits/s: in a second of its own CPU time. wrong: runs in which something of the bystander had changed. \
+Of several\nruns the one with the median p99 is shown.";
 
 fn percent(part: f64) -> String {
     format!("{:.1} %", 100.0 * part)
@@ -205,7 +248,7 @@ fn percent(part: f64) -> String {
 /// The results.
 fn samples(cases: &[Case], quiet: f64, platform: Platform) -> Samples {
     let mut samples = Samples::default();
-    for Case { plan, figures } in cases {
+    for (plan, figures) in cases.iter().flat_map(|case| case.runs.iter().map(|run| (&case.plan, run))) {
         let case = name(plan, platform);
         let tally = &figures.tally;
         for (metric, unit, value) in [

@@ -172,6 +172,8 @@ impl Watcher {
 
     /// The last moment, when it has come.
     fn step(&mut self, progress: &dyn Fn(u64)) -> Result<Option<Moment>> {
+        // Now, because what follows may take a while.
+        let at = Instant::now();
         let Some(guests) = self.guests()? else { return Ok(None) };
         let before = self.measured.measured();
         for (index, guest) in guests.iter().enumerate() {
@@ -194,14 +196,14 @@ impl Watcher {
         }
         if self.begin.is_none() {
             self.measured.begin();
-            self.begin = Some(self.moment(guests)?);
+            self.begin = Some(self.moment(at, guests)?);
             return Ok(None);
         }
         let measured = self.measured.measured();
         if measured != before {
             progress(measured.min(self.batches));
         }
-        if measured < self.batches { Ok(None) } else { self.moment(guests).map(Some) }
+        if measured < self.batches { Ok(None) } else { self.moment(at, guests).map(Some) }
     }
 
     /// Both guests, when they are there.
@@ -212,9 +214,9 @@ impl Watcher {
         Ok(find(ATTACKER).zip(find(BYSTANDER)).map(|(attacker, bystander)| [attacker, bystander]))
     }
 
-    fn moment(&self, guests: [GuestSeen; 2]) -> Result<Moment> {
+    fn moment(&self, at: Instant, guests: [GuestSeen; 2]) -> Result<Moment> {
         let counters = Snapshot::read(&self.ram, self.beacon)?.context("there are no counters")?;
-        Ok(Moment { at: Instant::now(), guests, counters })
+        Ok(Moment { at, guests, counters })
     }
 
     /// The whole lines that a guest has written since the last time.

@@ -43,6 +43,17 @@ fn flushes_are_compared_with_those_of_the_quiet_machine() {
 }
 
 #[test]
+fn of_several_runs_the_median_time_counts_and_each_share() {
+    let case = |runs: &[(f64, u64)]| {
+        let runs = runs.iter().map(|&(share, ns)| figures(share, ns)).collect();
+        Case { plan: PLAN, runs }.missed(1.0).len()
+    };
+    assert_eq!(case(&[(0.5, 1_000_000), (0.5, 2_000_000), (0.5, 90_000_000)]), 0);
+    assert_eq!(case(&[(0.5, 1_000_000), (0.5, 8_000_000), (0.5, 90_000_000)]), 1);
+    assert_eq!(case(&[(0.4, 1_000_000), (0.5, 2_000_000), (0.4, 3_000_000)]), 2);
+}
+
+#[test]
 fn whatever_has_changed_is_missed() {
     let changes = [
         Tally { stale: 1, ..Tally::default() },

@@ -25,7 +25,7 @@ pub(in crate::tests) struct Name(pub(in crate::tests) u32);
 
 impl Name {
     /// The register of this number, out of all that are possible with this op0: 16,384.
-    pub(super) const fn of(op0: u32, number: u32) -> Self {
+    pub(in crate::tests) const fn of(op0: u32, number: u32) -> Self {
         Self(op0 << 14 | number)
     }
 }

@@ -76,7 +76,7 @@ pub(super) fn call(random: &mut Random) {
 
 /// All TLB instructions that there are, with any operand.
 pub(super) fn flush(random: &mut Random, _: usize) {
-    let name = |index: u32| Name(1 << 14 | (8 + index / 56) << 7 | (1 + index / 8 % 7) << 3 | index % 8);
+    let name = |index: u32| Name::of(1, (8 + index / 56) << 7 | (1 + index / 8 % 7) << 3 | (index & 7));
     code::put((0..FLUSHES).map(|index| code::write(name(index))));
     for _ in 0..16 * super::BURST {
         let slot = random.below(u64::from(FLUSHES)) as usize;
