@@ -14,7 +14,7 @@
 //! | `slice_us` | longest time slice of a vCPU in microseconds while others wait, 100 to 1,000,000 | 5000 |
 //! | `reset` | `reboot`: a guest's reset starts it again; `exit`: it ends the run, or this guest if there are several; `panic`: the hypervisor panics, to try its report | `reboot` |
 //! | `boot_cpu` | `run`: the boot CPU runs vCPUs like the others; `serve`: it runs none, only takes the console's interrupts | `run` |
-//! | `kernel` | the [bundle](crate::bundle)'s member with the guest's kernel | `kernel` |
+//! | `kernel` | the [`bundle`]'s member with the guest's kernel | `kernel` |
 //! | `initrd` | the member with its initial RAM disk | `initrd` if there is such a member, otherwise none |
 //! | `cmdline` | the guest's kernel command line, to the end of the line | empty |
 //!

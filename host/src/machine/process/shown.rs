@@ -10,7 +10,8 @@ use std::thread;
 use std::time::Duration;
 
 impl Machine {
-    /// Types on the guest's console; with [`Console::Capture`] only.
+    /// Types on the guest's console; with
+    /// [`Console::Capture`](crate::machine::spec::Console::Capture) only.
     pub(crate) fn type_text(&mut self, text: &str) -> Result<()> {
         let stdin = self.stdin.as_mut().ok_or_else(|| anyhow!("the console takes no input"))?;
         stdin.write_all(text.as_bytes()).context("cannot type on the guest's console")
@@ -21,8 +22,8 @@ impl Machine {
     }
 
     /// Waits until the console shows `text` after its first `from` bytes; returns where the text
-    /// ends. With [`Console::Capture`] only; fails after `timeout` of the machine's own time, and
-    /// if some of those bytes are not kept any more.
+    /// ends. With [`Console::Capture`](crate::machine::spec::Console::Capture) only; fails after
+    /// `timeout` of the machine's own time, and if some of those bytes are not kept any more.
     pub(crate) fn await_console(&self, text: &str, from: usize, timeout: Duration) -> Result<usize> {
         let mut time = self.own_time();
         while time.passed() < timeout && self.signals.caught().is_none() {
