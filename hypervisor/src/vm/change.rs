@@ -6,9 +6,12 @@
 //! change over. So one CPU at a time steps it. Between two steps the CPU takes interrupts and
 //! serves requests.
 
+use core::sync::atomic::{AtomicU32, Ordering};
+
 use hostlink::counters::Counter;
 use memslots::space::Report;
 use paging::Progress;
+use spin::Mutex;
 
 use super::arch::Arch;
 use super::counting::increase;
@@ -19,15 +22,25 @@ use crate::stopping::CHANGE;
 
 /// The change in progress, if there is one. Only one change of the slots is in progress at a time.
 pub(super) struct OwnChange<A: Arch> {
-    /// The vCPU whose access caused the change, and the job that carries it out.
-    under_way: Option<(VpIndex, MemoryJob<'static, A>)>,
+    /// The vCPU whose access caused the change, or [`NOBODY`]. It is outside the lock: a vCPU that
+    /// caused no change takes no lock, so the one that did finds the lock free.
+    by: AtomicU32,
+    work: Mutex<Work<A>>,
+}
+
+/// No vCPU.
+const NOBODY: u32 = u32::MAX;
+
+struct Work<A: Arch> {
+    job: Option<MemoryJob<'static, A>>,
     scratch: FlushScratch,
 }
 
 impl<A: Arch> OwnChange<A> {
     /// No change in progress.
     pub(super) const fn none() -> Self {
-        Self { under_way: None, scratch: FlushScratch::new() }
+        let work = Work { job: None, scratch: FlushScratch::new() };
+        Self { by: AtomicU32::new(NOBODY), work: Mutex::new(work) }
     }
 }
 
@@ -36,7 +49,10 @@ impl<A: Arch> Vm<A> {
     /// the guest again when the change is over.
     pub fn begin_change(&self, cpu: &PerCpu<A>, by: VpIndex, job: MemoryJob<'static, A>) {
         cpu.check_queue.set(true);
-        self.change.lock().under_way = Some((by, job));
+        let mut work = self.change.work.lock();
+        work.job = Some(job);
+        self.change.by.store(by, Ordering::Release); // Pairs with `step_change`.
+        drop(work);
         // A CPU that sees it finds the change.
         self.stopping.set(CHANGE);
     }
@@ -47,27 +63,37 @@ impl<A: Arch> Vm<A> {
     }
 
     /// Makes a step of the change, if this vCPU caused it. A reset has no vCPU and steps the change
-    /// of any vCPU. `Done` if there is none.
+    /// of any vCPU. `Done` if there is none; never before the change is over.
     ///
     /// The caller must have no guest memory pinned, and no translation section of its vCPU open.
     pub fn step_change(&self, vcpu: Option<VpIndex>) -> Progress {
-        // A change whose lock another CPU holds is not this vCPU's.
-        let Some(mut change) = self.is_changing().then(|| self.change.try_lock()).flatten() else {
+        let by = self.change.by.load(Ordering::Acquire); // Pairs with `begin_change`.
+        if by == NOBODY || vcpu.is_some_and(|vcpu| vcpu != by) {
+            return Progress::Done;
+        }
+        let Some(mut work) = self.change.work.try_lock() else {
+            return Progress::Waiting;
+        };
+        let Work { job, scratch } = &mut *work;
+        let Some(current) = job else {
             return Progress::Done;
         };
-        let OwnChange { under_way, scratch } = &mut *change;
-        let Some((by, job)) = under_way.as_mut().filter(|(by, _)| vcpu.is_none_or(|vcpu| vcpu == *by)) else {
-            return Progress::Done;
-        };
-        let progress = self.step_job(job, scratch);
+        let progress = self.step_job(current, scratch);
         if progress == Progress::Done {
-            self.count_change(*by, &job.report());
-            *under_way = None;
+            self.count_change(by, &current.report());
+            *job = None;
+            self.change.by.store(NOBODY, Ordering::Release); // Pairs with `step_change`.
             self.stopping.clear(CHANGE);
-            drop(change);
+            drop(work);
             self.audit_if_paranoid();
         }
         progress
+    }
+
+    /// Another CPU is at the change.
+    #[cfg(test)]
+    pub(crate) fn hold_change(&self) -> impl Sized + '_ {
+        self.change.work.lock()
     }
 
     fn count_change(&self, by: VpIndex, report: &Report) {

@@ -86,7 +86,7 @@ pub struct Vm<A: Arch> {
     /// The files it was created from.
     pub files: Files,
     /// A change of memory that a vCPU's access has caused.
-    pub(super) change: Mutex<OwnChange<A>>,
+    pub(super) change: OwnChange<A>,
     /// Pending work that each of its vCPUs must check, and how many have stopped.
     pub(super) stopping: Stopping,
     /// Whether a request from the host waits for its turn to change guest memory: vCPUs let it go
@@ -194,7 +194,7 @@ pub fn create<A: Arch>(
         shown,
         guest: shared,
         files,
-        change: Mutex::new(OwnChange::none()),
+        change: OwnChange::none(),
         stopping: Stopping::new(),
         turn_wanted: AtomicBool::new(false),
         rings,

@@ -191,6 +191,24 @@ fn a_slot_that_goes_takes_its_contents_along() {
 }
 
 #[test]
+fn p13_a_write_that_moves_a_slot_ends_after_the_change() {
+    with_rom(|guest| {
+        guest.set(RAX, 0);
+        assert_eq!(guest.exit(IOIO, port(CONFIG_DATA, 4, false), CODE + 1), Next::Resume);
+        let (vm, by) = (guest.0.vm, guest.0.vcpu.index);
+        assert_eq!(vm.step_change(Some(by + 1)), Progress::Done, "the other vCPU caused no change");
+        let held = vm.hold_change();
+        for _ in 0..100 {
+            assert_eq!(vm.step_change(Some(by)), Progress::Waiting);
+            assert_eq!(vm.step_change(Some(by + 1)), Progress::Done);
+        }
+        drop(held);
+        while vm.step_change(Some(by)) != Progress::Done {}
+        assert_eq!((vm.is_changing(), guest.count(Counter::SlotChanges)), (false, 2));
+    });
+}
+
+#[test]
 fn a_request_from_outside_goes_before_a_guests_change() {
     with_rom(|guest| {
         guest.0.vm.turn_wanted.store(true, Ordering::Relaxed);
