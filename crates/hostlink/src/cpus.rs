@@ -29,9 +29,7 @@ impl CpuSet {
 
     /// The CPUs below this number.
     pub fn below(count: u32) -> Self {
-        let mut set = Self::EMPTY;
-        (0..count.min(CPUS_MAX)).for_each(|cpu| set.insert(cpu));
-        set
+        (0..count.min(CPUS_MAX)).collect()
     }
 
     /// The set with these words, the first of which has CPUs 0 to 63.
@@ -45,6 +43,7 @@ impl CpuSet {
     }
 
     /// Whether a CPU is a member.
+    #[inline]
     pub fn contains(&self, cpu: u32) -> bool {
         let word = self.words.get((cpu / u64::BITS) as usize).copied().unwrap_or(0);
         word >> (cpu % u64::BITS) & 1 != 0
@@ -110,6 +109,15 @@ fn number(text: &str) -> Option<u32> {
     let text = text.trim();
     let is_digits = text.bytes().all(|byte| byte.is_ascii_digit());
     text.parse().ok().filter(|cpu| is_digits && *cpu < CPUS_MAX)
+}
+
+impl FromIterator<u32> for CpuSet {
+    /// The set of these CPUs. Numbers that no CPU has are left out.
+    fn from_iter<I: IntoIterator<Item = u32>>(cpus: I) -> Self {
+        let mut set = Self::EMPTY;
+        cpus.into_iter().for_each(|cpu| set.insert(cpu));
+        set
+    }
 }
 
 impl Default for CpuSet {
@@ -187,5 +195,7 @@ mod tests {
         assert_eq!(CpuSet::below(1000), CpuSet::ALL);
         assert_eq!((CpuSet::ALL.len(), CpuSet::below(0)), (256, CpuSet::EMPTY));
         assert_eq!(CpuSet::from_words(set.words()), set);
+        let members: CpuSet = [0, 63, 64, 255, 256, 1000].into_iter().collect();
+        assert_eq!(members.to_string(), "0,63-64,255");
     }
 }

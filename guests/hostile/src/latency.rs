@@ -1,9 +1,9 @@
-//! How long something took, many times: counts by length, with a precision of an eighth.
+//! How long something took, many times: counts by length, with a precision of 1/32.
 
+/// Places for each power of two.
+const PLACES_LOG2: u32 = 5;
 /// Lengths below this have a place of their own.
-const EXACT: u64 = 8;
-/// Places for each power of two above it.
-const PLACES_LOG2: u32 = 3;
+const EXACT: u64 = 1 << PLACES_LOG2;
 /// All lengths of 64 bits have a place.
 const COUNT: usize = ((64 - PLACES_LOG2 as usize) << PLACES_LOG2) + EXACT as usize;
 
@@ -55,7 +55,7 @@ impl Latencies {
     }
 
     /// The lengths that were counted, in ascending order, and how often: each stands for those down
-    /// to seven eighths of it.
+    /// to 31/32 of it.
     pub fn counts(&self) -> impl Iterator<Item = (u64, u32)> {
         self.0
             .iter()
@@ -71,13 +71,13 @@ mod tests {
     use std::vec::Vec;
 
     #[test]
-    fn each_length_has_a_place_whose_greatest_is_at_most_an_eighth_more() {
+    fn each_length_has_a_place_whose_greatest_is_hardly_more() {
         let mut before = 0;
         for length in
             (0..4096).chain((12..64).flat_map(|power| [(1 << power) - 1, 1 << power, 3 << (power - 1)]))
         {
             let greatest = greatest(place(length));
-            assert!(greatest >= length && greatest - length <= length / 8, "{length}: {greatest}");
+            assert!(greatest >= length && greatest - length <= length / 32, "{length}: {greatest}");
             if length < 4096 {
                 assert!(place(length) == before || place(length) == before + 1);
                 before = place(length);
@@ -90,8 +90,8 @@ mod tests {
     #[test]
     fn lengths_are_counted_until_they_are_forgotten() {
         let mut latencies = Latencies::new();
-        [7, 7, 100, 103, 5].into_iter().for_each(|length| latencies.add(length));
-        assert_eq!(latencies.counts().collect::<Vec<_>>(), [(5, 1), (7, 2), (103, 2)]);
+        [7, 7, 100, 101, 5].into_iter().for_each(|length| latencies.add(length));
+        assert_eq!(latencies.counts().collect::<Vec<_>>(), [(5, 1), (7, 2), (101, 2)]);
         latencies.clear();
         assert_eq!(latencies.counts().count(), 0);
     }

@@ -15,8 +15,9 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Carries out the command.
-pub(super) fn run(args: &CtlArgs, control: &mut Control, command: GuestCommand) -> Result<()> {
+pub(super) fn run(args: &CtlArgs, control: Control, command: GuestCommand) -> Result<()> {
     use GuestCommand::{Create, Destroy, List, Pause, Reset, Resume, Start};
+    let mut control = control.with_patience(PATIENCE);
     let (request, name, done) = match command {
         List => {
             let guests: Vec<Guest> = control.ask_for(&Request::Guests)?;
@@ -30,7 +31,6 @@ pub(super) fn run(args: &CtlArgs, control: &mut Control, command: GuestCommand) 
         Reset { name } => (Request::Reset { guest: name }, name, "restarts"),
         Destroy { name } => (Request::Destroy { guest: name }, name, "is gone, its memory is free"),
     };
-    control.wait_for(PATIENCE);
     control.ask(&request)?;
     print(args, json!({"guest": name.as_str()}), || format!("{name} {done}"));
     Ok(())

@@ -66,7 +66,7 @@ pub(crate) fn ctl(args: &CtlArgs) -> Result<u8> {
             let migrated = Migrated::ask(control, *slot, (*way).into(), *rounds, |_| Ok(()))?;
             print(args, json!(migrated), || migrated.table());
         }
-        CtlCommand::Guest(command) => guests::run(args, &mut control, *command)?,
+        CtlCommand::Guest(command) => guests::run(args, control, *command)?,
         CtlCommand::Memory => {
             let memory: Memory = control.ask_one(&Request::Memory)?;
             print(args, json!(fields(&memory)), || {

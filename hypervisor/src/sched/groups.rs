@@ -3,7 +3,9 @@
 use core::ops::Range;
 
 use super::queue::{Lines, VIRTUAL_EPOCH};
-use super::{CpuIndex, CpuSet, Scheduler, VcpuIndex};
+use hostlink::cpus::CpuSet;
+
+use super::{CpuIndex, Scheduler, VcpuIndex};
 use crate::sync::Ordering;
 
 /// A guest's number.

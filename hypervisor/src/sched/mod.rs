@@ -25,7 +25,6 @@
 //! is put into, never under both.
 
 mod balance;
-mod cpu_set;
 mod groups;
 mod ledger;
 #[cfg(all(test, loom))]
@@ -47,7 +46,6 @@ use crate::sync::{AtomicU32, Ordering};
 use ledger::Ledger;
 use place::{Home, Place};
 
-pub use cpu_set::CpuSet;
 pub use groups::{GroupIndex, Share};
 pub use queue::{Line, Policy, PutBack, RunQueue, Standing, VcpuIndex};
 pub use turns::{TURNS_MAX, Turns};

@@ -27,7 +27,7 @@ use super::files::{CreateError, Files};
 use super::host::{Host, ROWS};
 use super::machine::{self, Vm};
 use super::switch::Leave;
-use crate::sched::{CpuSet, Share, VcpuIndex};
+use crate::sched::{Share, VcpuIndex};
 use crate::stopping;
 
 /// More of the heap than a guest needs, beside its vCPUs, and than each vCPU needs.
@@ -36,7 +36,7 @@ const HEAP_PER_VCPU: u64 = 48 << 10;
 
 /// The share of the CPUs that a configuration gives a guest.
 fn share(config: &Config<'_>) -> Share {
-    Share { weight: config.weight, cap: config.cap, cpus: CpuSet(config.cpus.words()) }
+    Share { weight: config.weight, cap: config.cap, cpus: config.cpus }
 }
 
 /// A guest that exists.

@@ -236,11 +236,6 @@ impl Control {
         Self { silence_max, ..self }
     }
 
-    /// Sets the longest silence.
-    pub(crate) const fn wait_for(&mut self, silence_max: Duration) {
-        self.silence_max = silence_max;
-    }
-
     /// The same about a guest of the machine.
     pub(crate) fn about(self, guest: Option<Name>) -> Self {
         Self { guest, ..self }

@@ -2,8 +2,10 @@
 
 use core::ops::Range;
 
+use hostlink::cpus::CpuSet;
+
 use super::cap::Cap;
-use super::{CpuSet, Share, VcpuIndex};
+use super::{Share, VcpuIndex};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// The virtual time that a tick costs a guest of weight 1.
@@ -40,7 +42,7 @@ impl Group {
         self.is_bounded.store((!is_everywhere || share.cap.is_some()).into(), Ordering::Relaxed);
         self.first.store(vcpus.start, Ordering::Relaxed);
         self.end.store(vcpus.end, Ordering::Relaxed);
-        for (word, &bits) in self.cpus.iter().zip(&share.cpus.0) {
+        for (word, bits) in self.cpus.iter().zip(share.cpus.words()) {
             word.store(bits, Ordering::Relaxed);
         }
         self.virtual_time.store(virtual_time, Ordering::Relaxed);
@@ -76,7 +78,7 @@ impl Group {
 
     /// The CPUs that may run its vCPUs.
     pub(in crate::sched) fn cpus(&self) -> CpuSet {
-        CpuSet(self.cpus.each_ref().map(|word| word.load(Ordering::Relaxed)))
+        CpuSet::from_words(self.cpus.each_ref().map(|word| word.load(Ordering::Relaxed)))
     }
 
     pub(in crate::sched) fn factor(&self) -> u64 {

@@ -21,7 +21,7 @@ mod group;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use super::{CpuIndex, CpuSet, GroupIndex, Policy, Share, VcpuIndex};
+use super::{CpuIndex, GroupIndex, Policy, Share, VcpuIndex};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 pub(super) use group::Group;
 

@@ -8,9 +8,9 @@ mod shares;
 
 use core::ops::Range;
 
-use super::{
-    Block, CpuIndex, CpuSet, GroupIndex, Line, Nudge, Policy, PutBack, Scheduler, Share, Turn, VcpuIndex,
-};
+use hostlink::cpus::CpuSet;
+
+use super::{Block, CpuIndex, GroupIndex, Line, Nudge, Policy, PutBack, Scheduler, Share, Turn, VcpuIndex};
 
 /// Ticks in a millisecond.
 const MS: u64 = 1000;
