@@ -7,8 +7,8 @@ use arrayvec::ArrayVec;
 
 /// Sizes of pages that can map memory, the largest first.
 const PAGES: [u64; 3] = [1 << 30, 2 << 20, PAGE];
-/// Maximum number of RAM regions that are tracked.
-const MAX_REGIONS: usize = 64;
+/// Maximum number of RAM regions that are tracked. All are on a stack while the machine starts.
+const MAX_REGIONS: usize = 256;
 /// Maximum number of pieces of one range. Each becomes a slot, and some slots must be left for
 /// memory that is added later.
 pub const MAX_PIECES: usize = 16;
@@ -48,25 +48,33 @@ impl FreeMemory {
             }
             !touches
         });
-        if self.regions.try_push(whole).is_err() {
-            log::warn!("more than {MAX_REGIONS} regions of RAM; {start:#x}..{end:#x} stays unused");
+        self.push(whole);
+    }
+
+    /// Adds a region that touches no other. If there are too many, the smallest one is lost.
+    fn push(&mut self, mut region: Range<u64>) {
+        if self.regions.is_full()
+            && let Some(least) = self.regions.iter_mut().min_by_key(|region| size(region))
+        {
+            if size(least) < size(&region) {
+                core::mem::swap(least, &mut region);
+            }
+            log::warn!("memory is too fragmented; {region:x?} stays unused");
+            return;
         }
+        self.regions.push(region);
     }
 
     /// Removes a range that is in use already.
     pub fn reserve(&mut self, used: Range<u64>) {
         let used = used.start & !(PAGE - 1)..used.end.next_multiple_of(PAGE);
-        let mut rest = ArrayVec::<_, MAX_REGIONS>::new();
-        for region in &self.regions {
+        let is_hit = |region: &Range<u64>| region.start < used.end && used.start < region.end;
+        while let Some(index) = self.regions.iter().position(is_hit) {
+            let region = self.regions.swap_remove(index);
             let below = region.start..region.end.min(used.start);
             let above = region.start.max(used.end)..region.end;
-            for part in [below, above] {
-                if part.start < part.end && rest.try_push(part.clone()).is_err() {
-                    log::warn!("memory is too fragmented; {part:x?} stays unused");
-                }
-            }
+            [below, above].into_iter().filter(|part| !part.is_empty()).for_each(|part| self.push(part));
         }
-        self.regions = rest;
     }
 
     /// Takes `size` bytes, aligned to `align` (a power of two), ending at or below `limit`. Takes
@@ -83,27 +91,27 @@ impl FreeMemory {
 
     /// Bytes in the largest region.
     pub fn largest(&self) -> u64 {
-        self.regions.iter().map(|region| region.end - region.start).max().unwrap_or(0)
+        self.regions.iter().map(size).max().unwrap_or(0)
     }
 
     /// Bytes in all regions.
     pub fn total(&self) -> u64 {
-        self.regions.iter().map(|region| region.end - region.start).sum()
+        self.regions.iter().map(size).sum()
     }
 
     /// Takes memory for all of `range`, in as few pieces as it can find, ascending. A piece can be
     /// mapped by pages as large as its size and position in the range allow. `None` if there is not
     /// enough memory, or only in too many pieces; nothing is taken then.
     pub fn take_pieces(&mut self, range: &Range<u64>) -> Option<ArrayVec<Piece, MAX_PIECES>> {
-        let before = self.regions.clone();
-        let mut pieces = ArrayVec::new();
+        let mut pieces: ArrayVec<Piece, MAX_PIECES> = ArrayVec::new();
         let mut at = range.start;
         while at < range.end {
-            let piece = self.take_piece(at, range.end - at);
-            let Some(piece) = piece.filter(|piece| pieces.try_push(*piece).is_ok()) else {
-                self.regions = before;
+            let room = pieces.remaining_capacity();
+            let Some(piece) = (room > 0).then(|| self.take_piece(at, range.end - at)).flatten() else {
+                pieces.iter().for_each(|piece| self.add(piece.host..piece.host + piece.size));
                 return None;
             };
+            pieces.push(piece);
             at += piece.size;
         }
         Some(pieces)
@@ -127,6 +135,10 @@ impl FreeMemory {
     }
 }
 
+const fn size(region: &Range<u64>) -> u64 {
+    region.end - region.start
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -138,6 +150,12 @@ mod tests {
         let mut free = FreeMemory::default();
         regions.iter().for_each(|region| free.add(region.clone()));
         free
+    }
+
+    fn sorted(free: &FreeMemory) -> ArrayVec<Range<u64>, MAX_REGIONS> {
+        let mut regions = free.regions.clone();
+        regions.sort_by_key(|region| region.start);
+        regions
     }
 
     /// Takes memory for a range and checks that it fits the range, that it overlaps no other
@@ -189,9 +207,9 @@ mod tests {
     #[test]
     fn what_there_is_not_is_not_taken() {
         let mut some = free(&[GIB..2 * GIB, 3 * GIB..3 * GIB + 8 * PAGE]);
-        let before = some.regions.clone();
+        let before = sorted(&some);
         assert_eq!(some.take_pieces(&(0..GIB + 9 * PAGE)), None);
-        assert_eq!(some.regions, before, "it is as it was");
+        assert_eq!(sorted(&some), before, "it is as it was");
         checked(&mut some, &(0..GIB + 8 * PAGE));
         assert_eq!(some.total(), 0);
         // More places than the maximum number of pieces.
@@ -200,5 +218,22 @@ mod tests {
         assert_eq!(scattered.take_pieces(&(0..64 * MIB)), None);
         assert_eq!(scattered.total(), 64 * MIB);
         assert_eq!(checked(&mut scattered, &(0..32 * MIB)).len(), MAX_PIECES);
+    }
+
+    #[test]
+    fn of_too_many_pieces_the_smallest_is_lost() {
+        // Every other page is free, and then a large piece comes back.
+        let page = |index: u64| (256 + 2 * index) * PAGE..(257 + 2 * index) * PAGE;
+        let mut all = free(&[]);
+        (0..MAX_REGIONS as u64).for_each(|index| all.add(page(index)));
+        assert_eq!(all.total(), MAX_REGIONS as u64 * PAGE);
+        all.add(GIB..2 * GIB);
+        assert_eq!((all.largest(), all.total()), (GIB, GIB + (MAX_REGIONS as u64 - 1) * PAGE));
+        // One that touches another is never lost.
+        all.add(2 * GIB..3 * GIB);
+        assert_eq!(all.largest(), 2 * GIB);
+        // A hole in the large one costs a page, not the rest of it.
+        all.reserve(GIB + 2 * MIB..GIB + 4 * MIB);
+        assert_eq!(all.total(), 2 * GIB - 2 * MIB + (MAX_REGIONS as u64 - 2) * PAGE);
     }
 }

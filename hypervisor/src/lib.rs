@@ -33,6 +33,7 @@ pub mod quota;
 pub mod sched;
 pub mod stopping;
 mod sync;
+pub mod tenants;
 // It is not model-checked: its CPUs communicate through `sched::notify`.
 #[cfg(not(loom))]
 pub mod vm;

@@ -15,8 +15,9 @@
 //! Source: APM volume 2 (24593, revision 3.42), sections 15.15 and 15.16, appendix B.
 
 use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
 use core::fmt;
+
+use crate::tenants::Tenants;
 
 /// A VMCB, as words.
 pub type Words = [u64; 512];
@@ -107,7 +108,7 @@ struct Tenant {
 /// The auditor's record of one processor.
 #[derive(Debug, Default)]
 pub struct CpuBooks {
-    tenants: BTreeMap<u32, Tenant>,
+    tenants: Tenants<Tenant>,
     /// Whether it has dropped all translations once.
     has_dropped_all: bool,
 }
@@ -115,7 +116,7 @@ pub struct CpuBooks {
 impl CpuBooks {
     /// For a processor that may hold anything.
     pub const fn new() -> Self {
-        Self { tenants: BTreeMap::new(), has_dropped_all: false }
+        Self { tenants: Tenants::new(), has_dropped_all: false }
     }
 }
 
@@ -193,7 +194,7 @@ impl VcpuBooks {
             return Err(Finding::NeverFlushed(asid));
         }
         // It is unused since all translations were dropped.
-        let Some(tenant) = books.tenants.get(&asid) else { return Ok(()) };
+        let Some(tenant) = books.tenants.get(asid) else { return Ok(()) };
         if tenant.vcpu != self.index {
             return Err(Finding::Foreign { asid, vcpu: tenant.vcpu });
         }
@@ -223,7 +224,7 @@ impl VcpuBooks {
         for (start, end) in LOOKED_AT {
             self.last[start / 8..end / 8].copy_from_slice(&vmcb[start / 8..end / 8]);
         }
-        books.tenants.insert(low_word(vmcb, ASID), Tenant { vcpu: self.index, stay: self.stays });
+        books.tenants.set(low_word(vmcb, ASID), Tenant { vcpu: self.index, stay: self.stays });
     }
 }
 

@@ -268,7 +268,7 @@ impl<A: Amd64> Vm<A> {
     /// IN from a port, after passing on the real console's input.
     pub fn port_read(&self, port: u16, width: PortSize) -> u32 {
         let value = self.guest.platform.lock().port_read(port, width, || self.wall_ns());
-        if port == SerialPort::Com1.base() {
+        if port == SerialPort::Com1.base() && self.has_machines_console() {
             self.receive_console();
         }
         value

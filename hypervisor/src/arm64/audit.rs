@@ -9,8 +9,9 @@
 //! * this vCPU was the last to run here under that VMID, and has not run elsewhere since; or this
 //!   processor has dropped its stage-1 translations since then (A3, A21).
 
-use alloc::collections::BTreeMap;
 use core::fmt;
+
+use crate::tenants::Tenants;
 
 /// A state that the guest must not be entered with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +53,7 @@ struct Tenant {
 /// The auditor's record of one processor.
 #[derive(Debug, Default)]
 pub struct CpuBooks {
-    tenants: BTreeMap<u16, Tenant>,
+    tenants: Tenants<Tenant>,
     /// Number of times it has dropped all stage-1 translations of the loaded VMID, or of all VMIDs.
     epoch: u64,
 }
@@ -60,7 +61,7 @@ pub struct CpuBooks {
 impl CpuBooks {
     /// For a processor that holds no translations of any guest.
     pub const fn new() -> Self {
-        Self { tenants: BTreeMap::new(), epoch: 0 }
+        Self { tenants: Tenants::new(), epoch: 0 }
     }
 
     /// Notes that the processor has dropped its stage-1 translations.
@@ -98,7 +99,7 @@ impl VcpuBooks {
         if vttbr != should {
             return Err(Finding::Loaded { is: vttbr, should });
         }
-        let Some(tenant) = books.tenants.get(&vmid(vttbr)) else { return Ok(()) };
+        let Some(tenant) = books.tenants.get(vmid(vttbr).into()) else { return Ok(()) };
         if tenant.epoch != books.epoch {
             return Ok(());
         }
@@ -115,7 +116,7 @@ impl VcpuBooks {
     pub fn note(&mut self, books: &mut CpuBooks, vttbr: u64) {
         self.stays += 1;
         let tenant = Tenant { vcpu: self.index, stay: self.stays, epoch: books.epoch };
-        books.tenants.insert(vmid(vttbr), tenant);
+        books.tenants.set(vmid(vttbr).into(), tenant);
     }
 }
 

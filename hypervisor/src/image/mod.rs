@@ -65,18 +65,19 @@ pub(crate) unsafe fn read_module(module: Option<Range<u64>>, kind: &str) -> Bund
 }
 
 /// Creates the guests that the bundle describes, and runs them on this CPU, which is the boot CPU,
-/// and the others. `ready` is called when the guests exist, before any vCPU runs.
+/// and the others. `listen` is called when the guests exist, before any vCPU runs: requests may come,
+/// and what is typed on the machine's console, if that is a guest's.
 pub(crate) fn run_guests(
     bundle: Bundle,
     free: &mut FreeMemory,
     unix: Option<u64>,
-    ready: impl FnOnce(),
+    listen: impl FnOnce(bool),
 ) -> ! {
     let host = Host::new(bundle, free, unix).unwrap_or_else(|why| refuse(ExitCode::BadConfig, &why));
     let host = HOST.call_once(|| host);
     host.create_guests().unwrap_or_else(|why| refuse(ExitCode::BadConfig, &why));
     host.publish_counters(&QUELL_BEACON);
-    ready();
+    listen(host.bundle.is_single);
     run::start(host);
     run::cpu_loop(host)
 }

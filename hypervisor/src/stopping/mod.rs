@@ -11,14 +11,18 @@
 //!
 //! each vCPU                                     the last vCPU to arrive, if there is a reset
 //! A  arrived += 1 (AcqRel): it is not the last  C  arrived += 1 (AcqRel): it is the last, and stays
-//! B  state saved, owner dropped;                D  left = all but one (Acquire): all have done B
-//!    left += 1 (AcqRel)                         E  states and memory reset
+//! B  state saved, owner dropped; if it is the   D  left = all but one (Acquire): all have done B
+//!    last to leave: END looked at, and the      E  states and memory reset
+//!    end recorded; left += 1 (CAS, AcqRel)
 //!                                               F  both numbers = 0, then RESET cleared, if it is
 //!                                                  the only reason (CAS, AcqRel)
 //!                                               G  all others woken
 //!
 //! P before Q, and an event is never lost: each vCPU comes to S after P, and stops
 //! B before D     the reset finds every other vCPU without an owner
+//! P before B     a vCPU that ends the guest asks before it leaves: the last one to leave finds END,
+//!                whenever it stopped itself, and for whatever reason
+//! B before destruction: whoever finds that all have left finds the end recorded
 //! E before F     a vCPU that finds no reset finds states and memory in their initial state
 //! P before F     F fails, or leaves RESET out only: the vCPU of C does B, too, and all have stopped
 //! F before P     Q tells vCPUs that G has yet to wake: they look at the reasons when they are woken
@@ -113,10 +117,19 @@ impl Stopping {
         }
     }
 
-    /// B: a vCPU has left its CPU; whether all of `count` have.
-    pub fn leave(&self, count: u32) -> bool {
-        // Pairs with `left`, and with itself.
-        self.stopped.fetch_add(LEFT, Ordering::AcqRel) % ARRIVED + 1 == count
+    /// B: a vCPU has left its CPU. If all others of `count` have, calls `last` with the reasons
+    /// before anybody finds that all have left; then the guest must not be used any more.
+    pub fn leave(&self, count: u32, last: impl FnOnce(u32)) {
+        // Pairs with `left`, and with itself: what the others asked for before they left is seen.
+        let mut now = self.stopped.load(Ordering::Acquire);
+        while now % ARRIVED + 1 != count {
+            match self.stopped.compare_exchange(now, now + LEFT, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return,
+                Err(changed) => now = changed,
+            }
+        }
+        last(self.attention());
+        self.stopped.fetch_add(LEFT, Ordering::AcqRel);
     }
 
     /// D: how many have left their CPUs.

@@ -1,7 +1,7 @@
 //! The stop under loom: vCPUs that run until they are told, and whoever tells them. Telling is a
 //! flag for each vCPU, as the event in its notify word is; the notify word has models of its own.
 
-use super::{ARRIVED, LEFT, PAUSE, RESET, Role, Stopping};
+use super::{ARRIVED, END, LEFT, PAUSE, RESET, Role, Stopping};
 use crate::model::explore;
 use crate::sync::{AtomicU32, Ordering};
 use loom::sync::Arc;
@@ -62,12 +62,12 @@ impl Guest {
 /// B as it is.
 fn save_and_leave(guest: &Guest, vcpu: usize) {
     guest.saved[vcpu].store(1, Ordering::Relaxed);
-    let _whoever_asked_looks = guest.stopping.leave(COUNT);
+    guest.stopping.leave(COUNT, |_| {});
 }
 
 /// A mistake: the vCPU counts itself before it is saved.
 fn leave_and_save(guest: &Guest, vcpu: usize) {
-    let _whoever_asked_looks = guest.stopping.leave(COUNT);
+    guest.stopping.leave(COUNT, |_| {});
     guest.saved[vcpu].store(1, Ordering::Relaxed);
 }
 
@@ -115,7 +115,7 @@ fn pause_beside_reset(end: fn(&Stopping) -> bool) {
     guest.memory.store(2, Ordering::Relaxed);
     let goes_on = end(&guest.stopping);
     if !goes_on {
-        let _ = guest.stopping.leave(COUNT);
+        guest.stopping.leave(COUNT, |_| {});
     }
     pausing.join().unwrap();
     assert_eq!(guest.stopping.attention(), PAUSE);
@@ -165,5 +165,67 @@ fn who_finds_no_reset_finds_memory_reset() {
         assert!(guest.stopping.end_reset(COUNT));
         let (is_over, memory) = other.join().unwrap();
         assert!(!is_over || memory == 2, "{memory}");
+    });
+}
+
+/// One vCPU stops for a pause, and the other one ends the guest: whichever is the last to leave
+/// records the end, before anybody finds that all have left.
+fn end_beside_pause(leave: fn(&Stopping, &AtomicU32)) {
+    let guest = Guest::new();
+    let recorded = Arc::new(AtomicU32::new(0));
+    guest.begin(PAUSE);
+    let pausing = {
+        let (guest, recorded) = (guest.clone(), recorded.clone());
+        thread::spawn(move || {
+            assert_eq!(guest.stopping.arrive(COUNT), Role::Leaves);
+            leave(&guest.stopping, &recorded);
+        })
+    };
+    let destroying = {
+        let (guest, recorded) = (guest.clone(), recorded.clone());
+        thread::spawn(move || (guest.stopping.left() == COUNT, recorded.load(Ordering::Relaxed)))
+    };
+    let _all_have_been_told = guest.stopping.begin(END);
+    assert_eq!(guest.stopping.arrive(COUNT), Role::Leaves);
+    leave(&guest.stopping, &recorded);
+    let (has_stopped, records) = destroying.join().unwrap();
+    assert!(!has_stopped || records == 1, "whoever finds that all have left finds the end");
+    pausing.join().unwrap();
+    assert_eq!(recorded.load(Ordering::Relaxed), 1, "the end is recorded once");
+}
+
+#[test]
+fn the_last_vcpu_to_leave_records_the_end() {
+    explore(Some(2), || {
+        end_beside_pause(|stopping, recorded| {
+            stopping.leave(COUNT, |reasons| {
+                recorded.fetch_add(u32::from(reasons & END != 0), Ordering::Relaxed);
+            });
+        });
+    });
+}
+
+#[test]
+#[should_panic(expected = "the end is recorded once")]
+fn a_vcpu_that_looks_for_the_end_before_it_leaves_is_found() {
+    explore(Some(2), || {
+        end_beside_pause(|stopping, recorded| {
+            let ends = stopping.attention() & END != 0;
+            stopping.leave(COUNT, |_| {
+                recorded.fetch_add(ends.into(), Ordering::Relaxed);
+            });
+        });
+    });
+}
+
+#[test]
+#[should_panic(expected = "whoever finds that all have left")]
+fn an_end_that_is_recorded_after_the_vcpu_has_left_is_found() {
+    explore(Some(2), || {
+        end_beside_pause(|stopping, recorded| {
+            let mut is_end = false;
+            stopping.leave(COUNT, |reasons| is_end = reasons & END != 0);
+            recorded.fetch_add(is_end.into(), Ordering::Relaxed);
+        });
     });
 }

@@ -15,7 +15,7 @@
 
 use alloc::boxed::Box;
 use core::ptr::NonNull;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{Ordering, fence};
 
 use hostlink::config::{Config, MAX_GUESTS, Start};
 use hostlink::exit::ExitCode;
@@ -182,16 +182,17 @@ impl<A: Arch> Host<A> {
         }
     }
 
-    /// All vCPUs of a guest that has ended have left their CPUs. The run ends with its last guest.
-    pub(super) fn note_end(&self, number: u32, code: ExitCode) {
-        self.record_end(number, code);
+    /// The end of a guest has been recorded. The run ends with its last guest.
+    pub(super) fn end_with_last(&self) {
+        // Pairs with itself: of guests that end at the same time, one finds the other's end.
+        fence(Ordering::SeqCst);
         if !self.lives_beside(MAX_GUESTS) {
             A::exit(self.verdict());
         }
     }
 
     /// Records how a guest has ended.
-    fn record_end(&self, number: u32, code: ExitCode) {
+    pub(super) fn record_end(&self, number: u32, code: ExitCode) {
         let state = match code {
             ExitCode::GuestPowerOff | ExitCode::GuestReset => GuestState::Off,
             _ => GuestState::Failed,

@@ -57,7 +57,7 @@ pub fn on_control_interrupt<A: Arch>() {
     }
 }
 
-/// The real console has received something.
+/// The real console has received something. It is the only guest's.
 pub fn on_serial_interrupt<A: Arch>() {
     let Some(host) = A::host() else { return };
     // The lock keeps the guest from being freed meanwhile.

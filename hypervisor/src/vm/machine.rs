@@ -289,6 +289,11 @@ impl<A: Arch> Vm<A> {
         load.finish(self, unsafe { boot.state() });
     }
 
+    /// Whether its serial port is the machine's own. With several guests, nobody's is.
+    pub fn has_machines_console(&self) -> bool {
+        self.rings.is_none()
+    }
+
     /// Cleans some of the freed memory; returns whether there is more.
     pub(super) fn clean_some(&self) -> bool {
         self.memory_of_slots.lock().clean_some::<A>(&mut self.host.free.lock())

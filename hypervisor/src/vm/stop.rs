@@ -23,14 +23,18 @@ impl<A: Arch> Vm<A> {
     }
 
     /// A vCPU that has stopped has left its CPU. It is in no queue, and its owner has been dropped.
-    /// The guest must not be used afterwards. If it was the last vCPU of a guest that has ended,
-    /// returns the guest's number, and how it has ended.
-    pub(super) fn leave_for_stop(&self) -> Option<(u32, ExitCode)> {
-        let ends = self.attention() & END != 0;
-        let code = ExitCode::from_code(self.ended.load(Ordering::Relaxed).cast_signed()).filter(|_| ends);
-        let (number, count) = (self.number, self.vcpu_count());
-        let is_last = self.stopping.leave(count);
-        code.filter(|_| is_last).map(|code| (number, code))
+    /// The guest must not be used afterwards. Returns whether it was the last vCPU of a guest that
+    /// has ended; the end is recorded.
+    pub(super) fn leave_for_stop(&self) -> bool {
+        let mut has_ended = false;
+        self.stopping.leave(self.vcpu_count(), |reasons| {
+            let code = ExitCode::from_code(self.ended.load(Ordering::Relaxed).cast_signed());
+            if let Some(code) = code.filter(|_| reasons & END != 0) {
+                self.host.record_end(self.number, code);
+                has_ended = true;
+            }
+        });
+        has_ended
     }
 
     /// Whether all vCPUs but the one that carries out the reset have left their CPUs.

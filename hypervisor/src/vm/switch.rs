@@ -153,8 +153,8 @@ impl<'a, A: Arch> Context<'a, A> {
                 let Block::Next(next) = self.host.sched.block(self.cpu.index, now, u64::MAX, || true) else {
                     unreachable!("a vCPU that runs can always stop")
                 };
-                if let Some((guest, code)) = self.vm.leave_for_stop() {
-                    self.host.note_end(guest, code);
+                if self.vm.leave_for_stop() {
+                    self.host.end_with_last();
                 }
                 next
             }

@@ -150,7 +150,7 @@ records! {
     /// A round of a migration.
     Round {
         /// Its number; 0 copies all pages.
-        round: u16 = "{}",
+        round: u32 = "{}",
         /// Pages that were copied.
         pages: u64 = "{}",
         /// Steps.

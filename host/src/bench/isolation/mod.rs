@@ -210,6 +210,8 @@ fn show(cases: &[Case], quiet: f64, platform: Platform) -> String {
     let rows = cases.iter().map(|case| {
         let (plan, figures) = (&case.plan, case.median());
         let ms = |ms: f64| if ms < 10.0 { format!("{ms:.2} ms") } else { format!("{ms:.0} ms") };
+        // A guest that has had no CPU has no rate.
+        let rate = |rate: f64| if rate.is_nan() { "-".to_owned() } else { format!("{rate:.0}") };
         [
             name(plan, platform),
             percent(plan.share()),
@@ -218,11 +220,11 @@ fn show(cases: &[Case], quiet: f64, platform: Platform) -> String {
             ms(figures.latencies.p50()),
             ms(figures.latencies.p99()),
             ms(figures.latencies.longest()),
-            format!("{:.0}", figures.speed),
-            format!("{:.0}", figures.interrupts),
+            rate(figures.speed),
+            rate(figures.interrupts),
             figures.tally.stops.to_string(),
             ms(float(figures.tally.longest_ns) / 1e6),
-            format!("{:.0}", figures.exits),
+            rate(figures.exits),
             figures.resets.to_string(),
             case.runs.iter().filter(|run| run.wrong().is_some()).count().to_string(),
         ]

@@ -33,10 +33,10 @@ memory = "32M"
 name = "subject"
 program = "load"
 vcpus = 2
-memory = "16M"
+memory = "32M"
 start = "manual"
 "#,
-        base + (16 << 20)
+        base + (24 << 20)
     )
 }
 

@@ -3,6 +3,7 @@
 use alloc::boxed::Box;
 
 use hostlink::ctl::{Input, Request, record};
+use hostlink::exit::ExitCode;
 use hostlink::guests::GuestState;
 use hostlink::name::Name;
 use memslots::{SlotError, SlotId};
@@ -124,7 +125,11 @@ impl<A: Arch> Life<A> {
                     return Ok(Progress::Waiting);
                 }
                 vm.reset_stopped();
-                let load = Some(Load::new(vm).map_err(|why| Refusal::Create(CreateError::Load(why)))?);
+                let load = Load::new(vm).map_err(|why| {
+                    host.set_state(vm, GuestState::Failed, ExitCode::BadConfig as u32);
+                    Refusal::Create(CreateError::Load(why))
+                })?;
+                let load = Some(load);
                 *self = Self::Load { vm, load, starts: true };
             }
             Self::Change(request) => *self = change(host, *request)?,
@@ -216,6 +221,8 @@ fn change<A: Arch>(host: &'static Host<A>, request: Request) -> Result<Life<A>, 
     match (request, state) {
         (Request::Start { .. }, Loaded) | (Request::Resume { .. }, Paused) => host.start(vm),
         (Request::Start { .. }, Off | Failed) => {
+            // From now on, so that the run does not end meanwhile.
+            host.set_state(vm, Running, 0);
             return Ok(Life::Again(vm));
         }
         (Request::Pause { .. }, Running) => {

@@ -5,6 +5,7 @@
 //! become large ones again. Everything is done in steps, between which vCPUs run.
 
 use alloc::boxed::Box;
+use core::sync::atomic::Ordering;
 
 use hostlink::ctl::LogWay;
 use hostlink::ctl::record::{Round, Undone};
@@ -51,7 +52,7 @@ pub(super) struct Migration<A: Arch> {
     /// The other machine's memory: as large as the slot, and used by nothing else.
     to: u64,
     rounds_max: u16,
-    round: u16,
+    round: u32,
     pages: u64,
     stage: Stage<A>,
     scratch: Box<FlushScratch>,
@@ -92,11 +93,13 @@ impl<A: Arch> Migration<A> {
         let start = A::now();
         let next = self.advance(vm);
         self.took.add(A::now() - start);
+        // The guest's own job comes first, and begins no other one before this one's.
+        let is_later = matches!(next, Err(Refusal::Slot(SlotError::Busy)));
+        vm.turn_wanted.store(is_later, Ordering::Relaxed);
         match next {
             Ok(None) => {}
             Ok(Some(stage)) => self.stage = stage,
-            // The guest's own job comes first.
-            Err(Refusal::Slot(SlotError::Busy)) => {}
+            Err(_) if is_later => return Ok(Progress::More),
             Err(why) => {
                 self.give_back(vm);
                 return Err(why);
@@ -128,7 +131,7 @@ impl<A: Arch> Migration<A> {
                 self.copy(vm, first, end - first);
                 Some(if end == self.slot.size / PAGE { Stage::RoundEnds } else { Stage::Whole(end) })
             }
-            Stage::RoundEnds if self.round > self.rounds_max => Some(Stage::Cancel),
+            Stage::RoundEnds if self.round > u32::from(self.rounds_max) => Some(Stage::Cancel),
             Stage::RoundEnds => Some(Stage::NextRound),
             Stage::NextRound => Some(Stage::Fetch(begin_fetch(vm, self.slot.id)?)),
             Stage::Fetch(job) => match vm.step_job(job, &mut self.scratch) {

@@ -91,6 +91,10 @@ impl<A: Arch> Channel<A> {
         let Some(active) = &mut self.active else { return true };
         let number = self.answer.number;
         let stepped = match active {
+            // A vCPU that has stopped does not finish the change that it began.
+            Active::In(vm, _) if vm.has_stopped() && vm.step_change(None) != Progress::Done => {
+                return true;
+            }
             Active::In(vm, work) => work.step(vm, &mut self.answer),
             Active::Life(life) => life.step(host, &mut self.answer),
         };

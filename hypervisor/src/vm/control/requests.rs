@@ -275,6 +275,8 @@ fn add<A: Arch>(vm: &'static Vm<A>, gpa: Gpa, size: u64, access: Access) -> Resu
         return Err(Refusal::Device { name, start: range.start, end: range.end });
     }
     possible.map_err(|error| named(vm, error))?;
+    // In this order, as everywhere: the guest's own memory, then the machine's.
+    let mut added = vm.memory_of_slots.lock();
     let mut free = vm.host.free.lock();
     let mut memory = 0;
     vm.space.slots().memory().for_each(|slot| memory += slot.size);
@@ -283,8 +285,7 @@ fn add<A: Arch>(vm: &'static Vm<A>, gpa: Gpa, size: u64, access: Access) -> Resu
         return Err(Refusal::NoMemory { size, largest });
     }
     vm.tables.cover(&mut free, memory + size).ok_or(Refusal::NoTables)?;
-    let mut memory = vm.memory_of_slots.lock();
-    memory.take(&mut free, id, gpa, size, flags).map(Work::Clear).ok_or(Refusal::NoMemory { size, largest })
+    added.take(&mut free, id, gpa, size, flags).map(Work::Clear).ok_or(Refusal::NoMemory { size, largest })
 }
 
 fn delete<A: Arch>(vm: &'static Vm<A>, slot: u16) -> Result<Work<A>, Refusal> {

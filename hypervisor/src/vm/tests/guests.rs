@@ -136,6 +136,34 @@ fn guests_are_created_later_and_start_again_after_their_end() {
 }
 
 #[test]
+fn a_guest_that_stops_amid_its_change_holds_up_no_request() {
+    const ADDED: u64 = 1 << 30;
+    const ROUNDS: u64 = 25;
+    let moves: &[Op] = &[Sleep(3_000_000), Move(ADDED + (1 << 28)), Move(ADDED), Back(1, 100_000)];
+    let starts: &[Op] = &[Start(1), Sleep(100_000_000), Done];
+    for seed in 0..10 {
+        let board = several(2, &[(FIRST, &[starts, moves]), (SECOND, &[LONG_FIRST, LONG])]);
+        board.ask(2_000_000, &format!("0 @first add {ADDED:#x} 0x200000 rw"));
+        let mut time = 4_000_000;
+        for _ in 0..ROUNDS {
+            for request in [
+                "guest-pause first",
+                "@first add 0x20000000 0x1000 rw",
+                "@first delete 3",
+                "guest-resume first",
+            ] {
+                board.ask(time, &format!("1 {request}"));
+                time += 300_000 + 17_000 * seed;
+            }
+        }
+        board.ask(time, "2 guest-destroy first");
+        assert_eq!(board.run(seed), OFF, "seed {seed}");
+        let answers = board.answers();
+        assert_eq!(answers.last().map(String::as_str), Some("2 ok"), "seed {seed}: {answers:?}");
+    }
+}
+
+#[test]
 fn requests_reach_the_guest_that_they_name() {
     let board = several(2, &[(FIRST, &[LONG_FIRST, LONG]), (SECOND, &[LONG_FIRST, LONG])]);
     board.ask(2_000_000, "1 @second add 0x40000000 0x1000 rw");

@@ -162,9 +162,11 @@ extern "C" fn bsp_on_block() -> ! {
         clock::hz() / 1000,
         features::Names,
     );
-    image::run_guests(bundle, &mut later.free.lock(), later.date, || {
+    image::run_guests(bundle, &mut later.free.lock(), later.date, |is_typed| {
         interrupts::route_ports(cpu, later.console, later.control);
-        console::enable_receive_interrupts();
+        if is_typed {
+            console::enable_receive_interrupts();
+        }
     })
 }
 

@@ -156,8 +156,8 @@ made_board! {
         while let Some(vm) = host.next_guest(from) {
             from = vm.number + 1;
             // A guest that is being loaded keeps its memory.
-            let is_new = [GuestState::Loaded, GuestState::Off].contains(&host.state_of(vm.number));
-            if is_new || vm.attention() & stopping::RESET != 0 {
+            let is_new = host.state_of(vm.number) == GuestState::Loaded;
+            if is_new || vm.attention() & (stopping::RESET | stopping::END) != 0 {
                 continue;
             }
             for vcpu in &vm.vcpus {
