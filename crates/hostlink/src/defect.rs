@@ -2,8 +2,8 @@
 //! detect it.
 
 /// An injected defect: in serving flush hypercalls or in how vCPUs carry out a flush (AMD64), in
-/// TLB maintenance for stage 2 (Arm), or in how CPUs are started. Not every architecture supports
-/// every defect.
+/// TLB maintenance for stage 2 (Arm), in how CPUs are started, or in how a guest gets its memory.
+/// Not every architecture supports every defect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Defect {
     /// Targets in guest mode are neither interrupted nor waited for.
@@ -50,11 +50,13 @@ pub enum Defect {
     LateCpu,
     /// A flush of a vCPU's whole tag is taken, but nothing is dropped (AMD64).
     DebtForgotten,
+    /// A guest's memory is not zeroed before its files are put into it.
+    MemoryHandedOn,
 }
 
 impl Defect {
     /// All defects.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::NoKick,
         Self::EarlyReturn,
         Self::ListPast15,
@@ -75,12 +77,13 @@ impl Defect {
         Self::NoArrivalFlush,
         Self::LateCpu,
         Self::DebtForgotten,
+        Self::MemoryHandedOn,
     ];
 
     /// Whether the hypervisor for AMD64 can make it.
     #[must_use]
     pub const fn is_of_amd64(self) -> bool {
-        !self.is_of_arm() || matches!(self, Self::LateCpu)
+        !self.is_of_arm() || matches!(self, Self::LateCpu | Self::MemoryHandedOn)
     }
 
     /// Whether the hypervisor for Arm can make it.
@@ -89,6 +92,7 @@ impl Defect {
         matches!(
             self,
             Self::LateCpu
+                | Self::MemoryHandedOn
                 | Self::Stage2NoTlbi
                 | Self::Stage2NoCombined
                 | Self::Stage2DsbNsh
@@ -121,6 +125,7 @@ impl Defect {
             Self::NoArrivalFlush => "no-arrival-flush",
             Self::LateCpu => "late-cpu",
             Self::DebtForgotten => "debt-forgotten",
+            Self::MemoryHandedOn => "memory-handed-on",
         }
     }
 

@@ -56,6 +56,8 @@ pub enum Command {
     Touch(Walk),
     /// `read=START,BYTES,STRIDE`: read each word once, in order.
     Read(Walk),
+    /// `zero=START,BYTES`: check that each word is zero.
+    Zero(Walk),
     /// `dirty=START,BYTES,RATE[,SECONDS]`: keep storing to each page in turn.
     Dirty {
         /// A word in each page.
@@ -125,6 +127,7 @@ impl Command {
         let command = match (name, rest) {
             ("touch", _) => walk().map(Self::Touch),
             ("read", _) => walk().map(Self::Read),
+            ("zero", _) => zero(rest),
             ("dirty", _) => dirty(rest),
             ("watch", _) => watch(rest),
             ("spin", _) => one().and_then(|ms| match ms <= SPIN_MAX_MS {
@@ -150,6 +153,11 @@ fn dirty(text: &str) -> Result<Command, &'static str> {
         _ => return Err(NOT_NUMBERS),
     };
     Walk::new(start, bytes, PAGE).map(|walk| Command::Dirty { walk, rate, seconds })
+}
+
+fn zero(text: &str) -> Result<Command, &'static str> {
+    let [Some(start), Some(bytes)] = numbers(text)? else { return Err(NOT_NUMBERS) };
+    Walk::new(start, bytes, WORD).map(Command::Zero)
 }
 
 fn watch(text: &str) -> Result<Command, &'static str> {
@@ -182,6 +190,9 @@ mod tests {
             ("dirty=8,4096", NOT_NUMBERS),
             ("dirty=8,4096,1,1,1", "there are too many numbers"),
             ("touch=0,99999999999G,8", NOT_NUMBERS),
+            ("zero=8", NOT_NUMBERS),
+            ("zero=8,8,8", "there are too many numbers"),
+            ("zero=8,4", "numbers have to be multiples of 8"),
             ("watch=8", NOT_NUMBERS),
             ("watch=8,1,1", "there are too many numbers"),
             ("watch=12,1", "numbers have to be multiples of 8"),
@@ -203,6 +214,8 @@ mod tests {
         let walk = Walk { start: 1 << 30, bytes: 2 << 30, stride: 4096 };
         assert_eq!(Command::parse("touch=0x40000000,2G,4K"), Ok(Command::Touch(walk)));
         assert_eq!(Command::parse("read=1G,2048M,4096"), Ok(Command::Read(walk)));
+        let words = Walk { start: 1 << 30, bytes: 4096, stride: 8 };
+        assert_eq!(Command::parse("zero=1G,4K"), Ok(Command::Zero(words)));
         let dirty = |seconds| Ok(Command::Dirty { walk, rate: 100, seconds });
         assert_eq!(Command::parse("dirty=1G,2G,100"), dirty(0));
         assert_eq!(Command::parse("dirty=1G,2G,100,5"), dirty(5));

@@ -58,6 +58,7 @@ fn execute(word: &str, command: Command) {
     let done = match command {
         Command::Touch(walk) => touch(walk),
         Command::Read(walk) => read(walk),
+        Command::Zero(walk) => zero(walk),
         Command::Dirty { walk, rate, seconds } => dirty(walk, rate, seconds),
         Command::Watch { address, seconds } => watching::watch(address, seconds),
         Command::Spin(ms) => {
@@ -87,6 +88,8 @@ pub(crate) enum Failure {
     Image,
     /// There is no memory at this address, or it is not mapped.
     Fault(u64),
+    /// This word should be zero.
+    NotZero { address: u64, word: u64 },
     /// The machine lacks this feature.
     Absent,
     /// Another processor did not finish.
@@ -98,6 +101,7 @@ impl fmt::Display for Failure {
         match self {
             Self::Image => f.write_str("the program itself is there"),
             Self::Fault(address) => write!(f, "fault at {address:#x}"),
+            Self::NotZero { address, word } => write!(f, "at {address:#x} is {word:#x}"),
             Self::Absent => f.write_str("this machine has no such thing"),
             Self::Lost => f.write_str("another processor does not come back"),
         }
@@ -133,6 +137,18 @@ fn read(walk: Walk) -> Result<u64, Failure> {
     for _ in 0..walk.count() {
         guarded::load(address).map_err(|_| Failure::Fault(address))?;
         address = address.wrapping_add(walk.stride);
+    }
+    Ok(walk.count())
+}
+
+fn zero(walk: Walk) -> Result<u64, Failure> {
+    let mut address = walk.start;
+    for _ in 0..walk.count() {
+        match guarded::load(address) {
+            Ok(0) => address = address.wrapping_add(walk.stride),
+            Ok(word) => return Err(Failure::NotZero { address, word }),
+            Err(_) => return Err(Failure::Fault(address)),
+        }
     }
     Ok(walk.count())
 }

@@ -103,7 +103,7 @@ pub(crate) fn test(args: &TestArgs, signals: &Signals) -> Result<u8> {
         host::STEPS.iter().filter(|step| wanted(step.name) && (args.long || !step.only_long)).collect();
     let (steps, cases) = (Queue::of(due.into_iter()), {
         let is_due = |case: &&cases::Case| wanted(case.name) && (args.long || !case.only_long);
-        Queue::of(all_cases().filter(is_due))
+        Queue::of((0..args.repeat).flat_map(|_| all_cases().filter(is_due)))
     });
     let (progress, parts) = (ProgressView::new(), guests::Parts::new());
     // Cargo's steps wait for each other, so one lane runs all of them, and helps with the guests

@@ -206,8 +206,8 @@ impl<A: Arch> Host<A> {
         (0..MAX_GUESTS).any(|other| other != number && lives(other))
     }
 
-    /// The end of the run when all guests have ended: that of the first one that failed, or that of
-    /// the last one.
+    /// The end of the run when all guests have ended: that of the first one that failed, in the
+    /// order of their numbers; otherwise a reset if one was ended by that.
     fn verdict(&self) -> ExitCode {
         let ends = || {
             self.entries
@@ -215,7 +215,9 @@ impl<A: Arch> Host<A> {
                 .filter_map(|entry| ExitCode::from_code(entry.exit.load(Ordering::Relaxed).cast_signed()))
         };
         let failed = ends().find(|code| !matches!(code, ExitCode::GuestPowerOff | ExitCode::GuestReset));
-        failed.or_else(|| ends().next()).unwrap_or(ExitCode::GuestPowerOff)
+        failed
+            .or_else(|| ends().find(|code| *code == ExitCode::GuestReset))
+            .unwrap_or(ExitCode::GuestPowerOff)
     }
 }
 

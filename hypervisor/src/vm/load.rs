@@ -2,10 +2,12 @@
 
 use core::mem;
 
+use hostlink::defect::Defect;
 use memslots::{Gpa, Sweep};
 use paging::Progress;
 
 use super::arch::Arch;
+use super::files::makes;
 use super::machine::Vm;
 use super::slot_memory::CLEAR_BYTES;
 use crate::loader::{LoadError, Placement};
@@ -51,7 +53,7 @@ impl<A: Arch> Load<A> {
         self.stage = match mem::replace(&mut self.stage, Stage::Ready) {
             Stage::Zero(mut sweep) => match sweep.next(&memory) {
                 Some(piece) => {
-                    if !piece.slot.is_read_only() {
+                    if !piece.slot.is_read_only() && !makes(Defect::MemoryHandedOn) {
                         // SAFETY: the slot's memory is the guest's alone, and no vCPU runs.
                         unsafe { A::zero(piece.host.start, piece.host.end - piece.host.start) };
                         // This bypasses `memory`, so mark the log explicitly.

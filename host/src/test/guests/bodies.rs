@@ -268,6 +268,7 @@ impl Lab<'_> {
             platform: case.platform,
             hypervisor: self.hypervisor(case.platform.arch())?,
             switches: switches(case.settings)?,
+            clock: Clock::Wall,
             directory: directory.path(),
             signals: self.signals,
             is_long: self.long,

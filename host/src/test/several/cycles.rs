@@ -1,6 +1,7 @@
 //! Guests that come and go beside one that runs.
 
 use super::stage::{Room, Stage, named};
+use super::{DIRTY, READY};
 use anyhow::{Context, Result, ensure};
 use hostlink::ctl::Request;
 use hostlink::ctl::record::Memory;
@@ -13,10 +14,6 @@ const CYCLES_LONG: u32 = 1000;
 /// Time for the guest beside them, and for a cycle, which takes a quarter of a second.
 const TIMEOUT: Duration = Duration::from_secs(120);
 const TIMEOUT_CYCLE: Duration = Duration::from_secs(3);
-
-/// What a bare guest shows when it accepts commands, and while it writes to memory.
-const READY: &str = "load: ready";
-const DIRTY: &str = "load: dirty: ";
 
 /// The guests: one that writes to memory all the time, and one that comes and goes.
 fn guests(base: u64) -> String {
@@ -54,7 +51,7 @@ pub(super) fn come_and_go(room: &Room<'_>) -> Result<()> {
         let from = stage.length("beside")?;
         stage.until_shown("beside", DIRTY, from).map(drop)
     })?;
-    stage.type_text("beside", "qpoweroff\n")?;
+    stage.type_end("beside", "qpoweroff\n")?;
     stage.finish()?.ended_by(ExitCode::GuestPowerOff)
 }
 

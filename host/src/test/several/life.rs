@@ -1,7 +1,7 @@
 //! The life of a guest beside one that goes on.
 
-use super::BESIDE;
 use super::stage::{Room, Stage, named};
+use super::{BESIDE, DIRTY, READY};
 use anyhow::{Result, ensure};
 use hostlink::ctl::Request;
 use hostlink::ctl::record::Memory;
@@ -22,9 +22,6 @@ memory = "64M"
 start = "manual"
 "#;
 
-/// What it shows when it accepts commands, and while it writes to memory.
-const READY: &str = "load: ready";
-const DIRTY: &str = "load: dirty: ";
 /// How far the other guest goes on while this one is paused.
 const TICKS: u32 = 10;
 
@@ -42,7 +39,7 @@ pub(super) fn life(room: &Room<'_>) -> Result<()> {
         from_every_state(stage, &before)?;
         goes_on(stage)
     })?;
-    stage.type_text("beside", "\n")?;
+    stage.type_end("beside", "\n")?;
     let ended = stage.finish()?;
     ended.ended_by(ExitCode::GuestPowerOff)?;
     ensure!(ended.shown("beside").contains("good bye"), "the guest beside it did not come to its end");

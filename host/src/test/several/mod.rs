@@ -1,9 +1,14 @@
 //! Several guests on one machine: they boot, come and go, pause, end badly, and share CPUs, and
 //! none of it disturbs the others or loses memory.
 
+mod attach;
+mod badly;
+mod boot;
 mod cycles;
 mod heard;
 mod life;
+mod memory;
+mod shares;
 mod stage;
 
 use super::arm::MAX;
@@ -19,14 +24,46 @@ const fn several(name: &'static str, about: &'static str, act: Act) -> Case {
 
 /// The rows.
 pub(super) const ROWS: &[Case] = &[
+    several("several_boot", BOOT, boot::few),
+    several("several_boot_on_arm", BOOT, boot::few).on(MAX),
+    several("several_sixteen_boot", SIXTEEN, boot::sixteen).only_long(),
+    several("several_sixteen_boot_on_arm", SIXTEEN, boot::sixteen).only_long().on(MAX),
+    several("several_four_by_32_boot", FOUR_BY_32, boot::four_by_32).only_long(),
+    several("several_four_by_32_boot_on_arm", FOUR_BY_32, boot::four_by_32).only_long().on(MAX),
+    several("several_end_badly", BADLY, badly::end_badly),
+    several("several_end_badly_on_arm", BADLY, badly::end_badly).on(MAX),
+    several("several_keep_their_cpus", SHARES, shares::keep_their_cpus),
+    several("several_keep_their_cpus_on_arm", SHARES, shares::keep_their_cpus).on(MAX),
+    several("several_find_zeros", ZEROS, memory::is_not_handed_on),
+    several("several_find_zeros_on_arm", ZEROS, memory::is_not_handed_on).on(MAX),
+    several("several_catch_no_zeros", HANDED_ON, memory::is_seen_to_be_handed_on).with(HANDS_ON),
+    several("several_catch_no_zeros_on_arm", HANDED_ON, memory::is_seen_to_be_handed_on)
+        .with(HANDS_ON)
+        .on(MAX),
+    case("several_consoles_attach", ATTACH, Body::Own(attach::attach)),
     several("several_live_and_are_paused", LIFE, life::life),
     several("several_live_and_are_paused_on_arm", LIFE, life::life).on(MAX),
     several("several_come_and_go", CYCLES, cycles::come_and_go),
     several("several_come_and_go_on_arm", CYCLES, cycles::come_and_go).on(MAX).with(&["vmid_bits=2"]),
 ];
 
+const BOOT: &str = "guests of 1, 2 and 3 vCPUs boot, and each console shows its own guest's output only";
+const SIXTEEN: &str = "the example of sixteen guests boots, and each of them takes a command";
+const FOUR_BY_32: &str = "the example of four guests of 32 vCPUs boots, and each of them takes a command";
+const BADLY: &str =
+    "guests fault, reset, panic, switch themselves off and are destroyed beside one that goes on";
+const SHARES: &str = "sets of CPUs, caps and weights hold for guests that want all the time there is";
+const ZEROS: &str = "the memory of a destroyed guest is zero for the next one";
+const HANDED_ON: &str = "and a guest notices a hypervisor that hands the memory on as it is";
+const HANDS_ON: &[&str] = &["defect=memory-handed-on"];
+const ATTACH: &str =
+    "what is typed on an attached console reaches that guest alone, and leaving it ends nothing";
 const LIFE: &str = "a guest is created, paused, reset and destroyed while another one goes on";
 const CYCLES: &str = "guests are created, boot and are destroyed over and over, and no memory is lost";
+
+/// What a bare guest shows when it accepts commands, and while it writes to memory.
+pub(super) const READY: &str = "load: ready";
+pub(super) const DIRTY: &str = "load: dirty: ";
 
 /// A Debian guest that shows that it goes on, until a line is typed.
 pub(super) const BESIDE: &str = r#"

@@ -11,13 +11,15 @@ use crate::machine::own_time::OwnTime;
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::ram::Ram;
 use crate::machine::signals::Signals;
-use crate::machine::spec::Console;
+use crate::machine::spec::{Clock, Console};
 use crate::machine_file::MachineFile;
 use crate::run::tail;
+use crate::trace::collect::Collector;
 use crate::vm::Hypervisor;
 use crate::vm::several::Guests;
 use anyhow::{Context, Error, Result, bail, ensure};
 use hostlink::config::Switches;
+use hostlink::counters::Counter;
 use hostlink::ctl::record::{self, Memory, Record, Taken};
 use hostlink::ctl::{Input, Request};
 use hostlink::exit::ExitCode;
@@ -41,6 +43,7 @@ pub(in crate::test) struct Room<'a> {
     pub(in crate::test) platform: Platform,
     pub(in crate::test) hypervisor: &'a Hypervisor,
     pub(in crate::test) switches: Switches,
+    pub(in crate::test) clock: Clock,
     pub(in crate::test) directory: &'a Path,
     pub(in crate::test) signals: &'a Signals,
     /// Whether searches take long.
@@ -73,6 +76,7 @@ impl<'a> Room<'a> {
         let guests = Guests::prepare(&file, self.switches)?;
         let mut spec = guests.on_quell(self.hypervisor, self.directory)?;
         let log = self.directory.join("hypervisor.log");
+        spec.clock = self.clock;
         spec.console = Console::Capture;
         spec.log = Some(log.clone());
         spec.timeout = Some(limit);
@@ -168,15 +172,23 @@ impl Stage<'_> {
     /// Waits until a guest's console shows `text` after its first `from` bytes; returns where the
     /// text ends.
     pub(super) fn until_shown(&mut self, name: &str, text: &str, from: usize) -> Result<usize> {
-        self.until(&format!("{name} shows '{}'", text.trim()), |stage| {
-            let Some(guest) = stage.guest(name)? else { return Ok(None) };
-            let heard = stage.heard();
-            let Some(shown) = heard.text(guest.identity(), 0).and_then(|all| all.get(from..)) else {
-                return Ok(None);
-            };
-            let found = shown.windows(text.len()).position(|window| window == text.as_bytes());
-            Ok(found.map(|at| from + at + text.len()))
-        })
+        self.until(&format!("{name} shows '{}'", text.trim()), |stage| stage.find(name, text, from))
+    }
+
+    /// Whether a guest's console has shown `text` after its first `from` bytes.
+    pub(super) fn has_shown(&self, name: &str, text: &str, from: usize) -> Result<bool> {
+        Ok(self.find(name, text, from)?.is_some())
+    }
+
+    /// Where that ends.
+    fn find(&self, name: &str, text: &str, from: usize) -> Result<Option<usize>> {
+        let Some(guest) = self.guest(name)? else { return Ok(None) };
+        let heard = self.heard();
+        let Some(shown) = heard.text(guest.identity(), 0).and_then(|all| all.get(from..)) else {
+            return Ok(None);
+        };
+        let found = shown.windows(text.len()).position(|window| window == text.as_bytes());
+        Ok(found.map(|at| from + at + text.len()))
     }
 
     /// Types on a guest's console.
@@ -191,6 +203,18 @@ impl Stage<'_> {
             self.heard().read()?;
         }
         Ok(())
+    }
+
+    /// Types what switches a guest off. If it is the last one, the machine may end before it has
+    /// answered.
+    pub(super) fn type_end(&mut self, name: &str, text: &str) -> Result<()> {
+        match self.type_text(name, text) {
+            Err(error) if !error.is::<Refused>() => {
+                let ends = |stage: &mut Self| Ok(stage.machine.has_ended()?.then_some(()));
+                self.until("the machine ends", ends).context(error)
+            }
+            result => result,
+        }
     }
 
     /// Sends a request.
@@ -236,6 +260,23 @@ impl Stage<'_> {
         Ok(guest.with_context(|| format!("guest {name} is not listed"))?.used)
     }
 
+    /// A counter, summed over a guest's vCPUs.
+    pub(super) fn count(&self, name: &str, counter: Counter) -> Result<u64> {
+        let all = self.machine.counters()?.context("there are no counters")?.by_guest();
+        let of = all.into_iter().find(|(guest, _)| guest.is_some_and(|guest| guest.name.as_str() == name));
+        Ok(of.with_context(|| format!("guest {name} has no counters"))?.1.get(counter))
+    }
+
+    /// Ticks of the hypervisor's clock per second.
+    pub(super) fn clock_hz(&self) -> Result<u64> {
+        self.machine.clock_hz()?.context("the hypervisor has not begun")
+    }
+
+    /// Begins to collect the trace, of an image that has one.
+    pub(super) fn collect_trace(&self) -> Result<Collector> {
+        Collector::of(&self.machine)
+    }
+
     /// Adds to an error what the consoles and the log end with.
     fn explain(&self, error: Error) -> Error {
         let heard = self.heard();
@@ -276,8 +317,9 @@ pub(super) fn named(name: &str) -> Result<Name> {
     Name::parse(name).with_context(|| format!("'{name}' is no name of a guest"))
 }
 
-/// The hypervisor has found nothing wrong with itself.
+/// The hypervisor has found nothing wrong with itself. What a guest says when it crashes is in the
+/// log, too.
 fn check_log(log: &str) -> Result<()> {
-    ensure!(!log.contains("panic"), "the hypervisor's log ends with:\n{}", tail(log));
+    ensure!(!log.contains("quell: panic"), "the hypervisor's log ends with:\n{}", tail(log));
     Ok(())
 }

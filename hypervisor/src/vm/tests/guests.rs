@@ -48,6 +48,18 @@ fn a_guest_that_crashes_ends_alone_and_the_run_has_failed() {
 }
 
 #[test]
+fn a_reset_that_ends_a_guest_is_the_end_of_the_run_wherever_the_guest_is_in_the_file() {
+    let reset: &[&[Op]] = &[&[Work(50_000), Reset], &[Done]];
+    let off: &[&[Op]] = &[&[Work(100_000), PowerOff], &[Done]];
+    let resets = "name=resets\nvcpus=2\nmemory=4194304\nreset=exit";
+    for guests in [[(resets, reset), (SECOND, off)], [(SECOND, off), (resets, reset)]] {
+        let board = several(2, &guests);
+        assert_eq!(board.run(1), End::Exit(ExitCode::GuestReset), "{guests:?}");
+        assert_eq!(states(board), [GuestState::Off; 2]);
+    }
+}
+
+#[test]
 fn a_guest_that_runs_out_of_tables_ends_alone() {
     let touch: &[&[Op]] =
         &[&[Store(0x1000, 1), Store(1 << 32, 1), Store(0x20_0000 - 8, 1), Work(1000), Done]];

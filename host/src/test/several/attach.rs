@@ -1,0 +1,221 @@
+//! `quell console` in a terminal, beside `quell run` in another process: what is typed reaches one
+//! guest, and leaving ends nothing.
+
+use super::READY;
+use crate::machine::child::describe;
+use crate::machine::emulator;
+use anyhow::{Context, Result, bail, ensure};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Termios, tcgetattr};
+use std::env;
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+/// The machine's time limit in seconds, in its own time. All else ends with the machine.
+const TIMEOUT: &str = "120";
+const PERIOD: Duration = Duration::from_millis(10);
+
+/// Ctrl-A d, and Ctrl-C with the end of a line.
+const LEAVE: &str = "\x01d";
+const CTRL_C: &str = "\x03\r";
+
+/// A process, which is killed when it is dropped.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Process {
+    fn start(command: &mut Command) -> Result<Self> {
+        Ok(Self(command.spawn().context("cannot start the tool")?))
+    }
+
+    fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        self.0.try_wait().context("cannot wait for a process")
+    }
+}
+
+/// The tool with these arguments.
+fn tool(args: &[&str]) -> Result<Command> {
+    let mut command = Command::new(env::current_exe()?);
+    command.args(emulator::wanted().arguments()).args(args);
+    Ok(command)
+}
+
+fn until<T>(mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    loop {
+        if let Some(found) = look()? {
+            return Ok(found);
+        }
+        thread::sleep(PERIOD);
+    }
+}
+
+/// A running machine with two guests.
+struct Machine {
+    process: Process,
+    directory: PathBuf,
+}
+
+impl Machine {
+    fn start(directory: &Path) -> Result<Self> {
+        let guest =
+            |name| format!("[[guest]]\nname = \"{name}\"\nprogram = \"load\"\nvcpus = 1\nmemory = \"32M\"\n");
+        let text = format!("[machine]\nlogs = \"logs\"\n{}{}", guest("one"), guest("two"));
+        let file = directory.join("machine.toml");
+        fs::write(&file, text)?;
+        let mut command = tool(&["run", "--timeout", TIMEOUT])?;
+        let output = File::create(directory.join("output"))?;
+        command.arg(&file).stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+        let mut machine = Self { process: Process::start(&mut command)?, directory: directory.to_owned() };
+        for name in ["one", "two"] {
+            until(|| machine.goes_on().map(|()| machine.log(name).contains(READY).then_some(())))?;
+        }
+        Ok(machine)
+    }
+
+    /// The name by which other processes find it.
+    fn name(&self) -> String {
+        self.process.0.id().to_string()
+    }
+
+    /// What a guest's console has shown.
+    fn log(&self, name: &str) -> String {
+        let bytes = fs::read(self.directory.join("logs").join(name).with_extension("log"));
+        String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
+    }
+
+    fn output(&self) -> String {
+        let bytes = fs::read(self.directory.join("output")).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    fn goes_on(&mut self) -> Result<()> {
+        let ended = self.process.ended()?;
+        ended.map_or(Ok(()), |status| bail!("the run ended with {}:\n{}", describe(status), self.output()))
+    }
+}
+
+/// A terminal in which a console is attached to.
+struct Terminal {
+    process: Process,
+    own: File,
+    before: Termios,
+    shown: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Terminal {
+    fn attach(machine: &Machine, guest: &str) -> Result<Self> {
+        let own = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
+        grantpt(&own)?;
+        unlockpt(&own)?;
+        let path = std::ffi::OsString::from_vec(ptsname(&own, Vec::new())?.into_bytes());
+        let no_controlling = OpenptFlags::NOCTTY.bits().cast_signed();
+        let other = OpenOptions::new().read(true).write(true).custom_flags(no_controlling).open(path)?;
+        let before = tcgetattr(&own)?;
+        let mut command = tool(&["console", guest, "--vm", &machine.name()])?;
+        command.stdin(other.try_clone()?).stdout(other.try_clone()?).stderr(other);
+        let process = Process::start(&mut command)?;
+        let (own, shown) = (File::from(own), Arc::new(Mutex::new(Vec::new())));
+        let (mut reads, shows) = (own.try_clone()?, Arc::clone(&shown));
+        thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            // There is an error when the last process has closed the terminal.
+            while let Ok(count @ 1..) = reads.read(&mut buffer) {
+                shows.lock().unwrap_or_else(PoisonError::into_inner).extend(&buffer[..count]);
+            }
+        });
+        Ok(Self { process, own, before, shown })
+    }
+
+    fn shown(&self) -> String {
+        let shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&shown).into_owned()
+    }
+
+    fn type_text(&mut self, text: &str) -> Result<()> {
+        self.own.write_all(text.as_bytes()).context("cannot type")
+    }
+
+    fn until_shown(&mut self, text: &str) -> Result<()> {
+        until(|| {
+            // Looked at before what it has shown.
+            let ended = self.process.ended()?;
+            match (self.shown().contains(text), ended) {
+                (true, _) => Ok(Some(())),
+                (false, None) => Ok(None),
+                (false, Some(status)) => {
+                    bail!("it ended with {} before '{text}':\n{}", describe(status), self.shown())
+                }
+            }
+        })
+    }
+
+    /// Waits for its end: with status 0, and the terminal is as before.
+    fn finish(&mut self) -> Result<()> {
+        let status = until(|| self.process.ended())?;
+        ensure!(status.success(), "it ended with {}:\n{}", describe(status), self.shown());
+        let (before, now) = (&self.before, tcgetattr(&self.own)?);
+        let is_same = before.local_modes == now.local_modes && before.input_modes == now.input_modes;
+        ensure!(is_same, "the terminal was left in another mode: {now:?} after {before:?}");
+        Ok(())
+    }
+}
+
+/// Attaches to a guest, types a command, and returns when its answer was shown.
+fn type_command(machine: &Machine, guest: &str, command: &str) -> Result<Terminal> {
+    let mut terminal = Terminal::attach(machine, guest)?;
+    // What the console has shown before comes first, after the terminal's mode was changed.
+    terminal.until_shown(READY)?;
+    terminal.type_text(&format!("{command}\r"))?;
+    terminal.until_shown(&format!("done: {command} "))?;
+    Ok(terminal)
+}
+
+/// Leaves, and the machine goes on.
+fn leave(machine: &mut Machine, mut terminal: Terminal) -> Result<()> {
+    terminal.type_text(LEAVE)?;
+    terminal.finish()?;
+    ensure!(terminal.shown().contains("which goes on"), "it ended differently:\n{}", terminal.shown());
+    machine.goes_on()
+}
+
+pub(super) fn attach(directory: &Path) -> Result<()> {
+    let mut machine = Machine::start(directory)?;
+    let mut terminal = type_command(&machine, "one", "spin=1")?;
+    terminal.type_text(CTRL_C)?;
+    terminal.until_shown("no command")?;
+    leave(&mut machine, terminal)?;
+    let terminal = type_command(&machine, "two", "spin=2")?;
+    leave(&mut machine, terminal)?;
+    for (name, own, other) in [("one", "spin=1", "spin=2"), ("two", "spin=2", "spin=1")] {
+        until(|| machine.goes_on().map(|()| machine.log(name).contains(own).then_some(())))?;
+        ensure!(!machine.log(name).contains(other), "{name} was given '{other}':\n{}", machine.log(name));
+    }
+    // What was shown before the terminal was attached comes again.
+    let mut terminal = type_command(&machine, "one", "spin=3")?;
+    ensure!(terminal.shown().contains("done: spin=1"), "it begins too late:\n{}", terminal.shown());
+    terminal.type_text("poweroff\r")?;
+    terminal.until_shown("[one is off]")?;
+    leave(&mut machine, terminal)?;
+    let mut terminal = type_command(&machine, "two", "spin=4")?;
+    terminal.type_text("poweroff\r")?;
+    // As long as nobody has waited for the run it looks alive.
+    let status = until(|| machine.process.ended())?;
+    ensure!(status.success(), "the run ended with {}:\n{}", describe(status), machine.output());
+    terminal.finish()?;
+    ensure!(terminal.shown().contains("has ended"), "it ended differently:\n{}", terminal.shown());
+    Ok(())
+}

@@ -1,0 +1,160 @@
+//! Guests that end in every way there is, beside one that goes on.
+
+use super::stage::{Room, Stage, named};
+use super::{DIRTY, READY};
+use crate::arch::Arch;
+use anyhow::{Result, ensure};
+use hostlink::config::{NestedPage, Switches};
+use hostlink::ctl::Request;
+use hostlink::exit::ExitCode;
+use hostlink::guests::GuestState;
+use std::time::Duration;
+
+const TIMEOUT: Duration = Duration::from_secs(300);
+
+/// How often the guest beside them has to show that it goes on.
+const LINES: u32 = 2;
+/// Pages for the nested page table of each guest, where they are few: enough for one that uses 4
+/// MiB of its memory, and not for one that uses 64 MiB, in pages of 4 KiB.
+const TABLES: u32 = 24;
+
+/// The guest beside them, which writes to memory all the time and shows how often it did.
+fn beside(base: u64) -> String {
+    format!(
+        "[[guest]]\nname = \"beside\"\nprogram = \"load\"\nvcpus = 1\nmemory = \"32M\"\n\
+         cmdline = \"dirty={:#x},4M,0\"\n",
+        base + (24 << 20)
+    )
+}
+
+/// Those that end. Each is started by a request.
+const SUBJECTS: &str = r#"
+[[guest]]
+name = "off"
+program = "load"
+cmdline = "poweroff"
+vcpus = 1
+memory = "32M"
+start = "manual"
+
+[[guest]]
+name = "resets"
+program = "hostile"
+cmdline = "test=attack attack=resets"
+reset = "exit"
+vcpus = 1
+memory = "64M"
+start = "manual"
+
+[[guest]]
+name = "faults"
+program = "hostile"
+cmdline = "test=attack attack=faults"
+vcpus = 2
+memory = "64M"
+start = "manual"
+
+[[guest]]
+name = "panics"
+exec = "echo c > /proc/sysrq-trigger"
+vcpus = 1
+memory = "128M"
+start = "manual"
+"#;
+
+pub(super) fn end_badly(room: &Room<'_>) -> Result<()> {
+    let (arch, base) = (room.platform.arch(), room.platform.arch().ram_base());
+    let file = room.write(&format!("{}{SUBJECTS}", beside(base)))?;
+    let mut stage = room.play(&file, TIMEOUT, |stage| {
+        goes_on(stage)?;
+        ends(stage, "off", GuestState::Off, ExitCode::GuestPowerOff)?;
+        ends(stage, "resets", GuestState::Off, ExitCode::GuestReset)?;
+        faults(stage, arch)?;
+        is_destroyed_while_it_boots(stage)?;
+        ends(stage, "panics", GuestState::Off, ExitCode::GuestReset)
+    })?;
+    stage.type_end("beside", "qpoweroff\n")?;
+    let ended = stage.finish()?;
+    let shown = ended.shown("panics");
+    ensure!(shown.contains("Kernel panic"), "the guest ended without a panic of its kernel:\n{shown}");
+    ended.ended_by(match arch {
+        Arch::X86_64 => ExitCode::GuestTripleFault,
+        Arch::Aarch64 => ExitCode::GuestReset,
+    })?;
+    without_tables(room, base)
+}
+
+/// The guest beside them shows more.
+fn goes_on(stage: &mut Stage<'_>) -> Result<()> {
+    let mut from = stage.length("beside")?;
+    for _ in 0..LINES {
+        // It answers each byte with a line.
+        stage.type_text("beside", "x")?;
+        from = stage.until_shown("beside", DIRTY, from)?;
+    }
+    Ok(())
+}
+
+fn starts(stage: &mut Stage<'_>, name: &str) -> Result<()> {
+    let guest = named(name)?;
+    stage.ask(&Request::Create { guest })?;
+    stage.ask(&Request::Start { guest })?;
+    Ok(())
+}
+
+/// A guest starts and ends like this, and the guest beside it goes on.
+fn ends(stage: &mut Stage<'_>, name: &str, state: GuestState, exit: ExitCode) -> Result<()> {
+    starts(stage, name)?;
+    let seen = stage.until_it_is(name, state)?;
+    ensure!(seen.exit == Some(exit), "{name} ended by {:?} instead of {exit:?}", seen.exit);
+    goes_on(stage)
+}
+
+/// A guest whose handler of faults faults: it ends, or is in its handler for ever, where it needs
+/// no end. The latter is destroyed.
+fn faults(stage: &mut Stage<'_>, arch: Arch) -> Result<()> {
+    match arch {
+        Arch::X86_64 => ends(stage, "faults", GuestState::Failed, ExitCode::GuestTripleFault),
+        Arch::Aarch64 => {
+            starts(stage, "faults")?;
+            stage.until("the faulting guest has had a CPU", |stage| {
+                Ok(stage.guest("faults")?.filter(|guest| guest.used_ticks != 0))
+            })?;
+            goes_on(stage)?;
+            stage.ask(&Request::Destroy { guest: named("faults")? })?;
+            goes_on(stage)
+        }
+    }
+}
+
+/// A kernel is destroyed when it has just begun to show something, and nothing of it is left.
+fn is_destroyed_while_it_boots(stage: &mut Stage<'_>) -> Result<()> {
+    let before = stage.memory()?;
+    starts(stage, "panics")?;
+    stage.until_shown("panics", "Linux version", 0)?;
+    stage.until_it_is("panics", GuestState::Running)?;
+    stage.ask(&Request::Destroy { guest: named("panics")? })?;
+    ensure!(stage.guest("panics")?.is_none(), "a destroyed guest is still there");
+    let now = stage.memory()?;
+    ensure!(now == before, "memory is not as before: {now:?} after {before:?}");
+    goes_on(stage)
+}
+
+/// A guest needs more pages for its nested page table than there are.
+fn without_tables(room: &Room<'_>, base: u64) -> Result<()> {
+    let greedy = format!(
+        "[[guest]]\nname = \"greedy\"\nprogram = \"load\"\nvcpus = 1\nmemory = \"128M\"\nstart = \"manual\"\n\
+         cmdline = \"touch={:#x},64M,2M\"\n",
+        base + (64 << 20)
+    );
+    let file = room.write(&format!("{}{greedy}", beside(base)))?;
+    let switches = Switches { nested_page: NestedPage::Small, tables: Some(TABLES), ..room.switches };
+    let mut stage = Room { switches, ..*room }.play(&file, TIMEOUT, |stage| {
+        goes_on(stage)?;
+        ends(stage, "greedy", GuestState::Failed, ExitCode::GuestOutOfTables)
+    })?;
+    stage.type_end("beside", "qpoweroff\n")?;
+    let ended = stage.finish()?;
+    ensure!(!ended.shown("greedy").contains(READY), "the guest had enough pages");
+    ended.ended_by(ExitCode::GuestOutOfTables)
+}

@@ -1,0 +1,104 @@
+//! Guests that boot side by side. Each shows what it was told to, on its own console only.
+
+use super::stage::{Ended, Room};
+use crate::arch::Platform;
+use crate::cli::Overrides;
+use crate::machine_file::MachineFile;
+use crate::workspace;
+use anyhow::{Result, ensure};
+use hostlink::exit::ExitCode;
+use std::time::Duration;
+
+/// Time for a few guests, and for the examples with many vCPUs.
+const TIMEOUT: Duration = Duration::from_secs(240);
+const TIMEOUT_SIXTEEN: Duration = Duration::from_secs(900);
+const TIMEOUT_FOUR_BY_32: Duration = Duration::from_secs(1800);
+
+/// What a guest without a command shows when its shell starts, and the shell's prompt.
+const SHELL: &str = "A shell in the guest";
+const PROMPT: &str = "# ";
+
+/// A guest's name and its vCPUs.
+type Known = (String, u32);
+
+/// What a guest says about itself. What it is told to say does not contain this.
+fn mark((name, vcpus): &Known) -> String {
+    format!("{name} has {vcpus} processors")
+}
+
+/// The command that makes it say so.
+fn command(name: &str) -> String {
+    format!("echo {name} has $(nproc) processors")
+}
+
+/// Guests with different numbers of vCPUs, which end by themselves.
+pub(super) fn few(room: &Room<'_>) -> Result<()> {
+    let guests = [("one", 1), ("two", 2), ("three", 3)].map(|(name, vcpus)| (name.to_owned(), vcpus));
+    let table = |(name, vcpus): &Known| {
+        format!(
+            "[[guest]]\nname = \"{name}\"\nvcpus = {vcpus}\nmemory = \"128M\"\ncmdline = \"quiet\"\n\
+             exec = \"{}\"\n",
+            command(name)
+        )
+    };
+    let file = room.write(&guests.iter().map(table).collect::<String>())?;
+    let stage = room.play(&file, TIMEOUT, |_| Ok(()))?;
+    let ended = stage.finish()?;
+    ended.ended_by(ExitCode::GuestPowerOff)?;
+    check_marks(&ended, &guests)
+}
+
+pub(super) fn sixteen(room: &Room<'_>) -> Result<()> {
+    example(room, "sixteen.toml", TIMEOUT_SIXTEEN)
+}
+
+pub(super) fn four_by_32(room: &Room<'_>) -> Result<()> {
+    example(room, "four-by-32.toml", TIMEOUT_FOUR_BY_32)
+}
+
+/// Guests of an example, which start a shell. Once all have one, each is told what to say, and to
+/// switch itself off.
+fn example(room: &Room<'_>, name: &str, limit: Duration) -> Result<()> {
+    let path = workspace::root().join("examples").join(name);
+    let cpu = match room.platform {
+        Platform::X86_64 => None,
+        Platform::Aarch64(cpu) => Some(cpu),
+    };
+    let file = MachineFile::read(&path, Overrides { arch: Some(room.platform.arch()), cpu, cpus: None })?;
+    let guests: Vec<Known> = file.guests.iter().map(|guest| (guest.name.to_string(), guest.vcpus)).collect();
+    let stage = room.play(&path, limit, |stage| {
+        for (name, _) in &guests {
+            let from = stage.until_shown(name, SHELL, 0)?;
+            stage.until_shown(name, PROMPT, from)?;
+        }
+        for guest @ (name, _) in &guests {
+            let from = stage.length(name)?;
+            stage.type_text(name, &format!("{}\n", command(name)))?;
+            stage.until_shown(name, &mark(guest), from)?;
+        }
+        for (name, _) in &guests {
+            stage.type_end(name, "poweroff\n")?;
+        }
+        Ok(())
+    })?;
+    let ended = stage.finish()?;
+    ended.ended_by(ExitCode::GuestPowerOff)?;
+    check_marks(&ended, &guests)
+}
+
+/// Each guest's console shows its own mark, and no other guest's.
+fn check_marks(ended: &Ended, guests: &[Known]) -> Result<()> {
+    for (name, _) in guests {
+        let shown = ended.shown(name);
+        for guest in guests {
+            let (is_own, is_there) = (guest.0 == *name, shown.contains(&mark(guest)));
+            ensure!(
+                is_own == is_there,
+                "{name}'s console {} '{}':\n{shown}",
+                if is_there { "shows" } else { "does not show" },
+                mark(guest)
+            );
+        }
+    }
+    Ok(())
+}
