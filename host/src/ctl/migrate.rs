@@ -31,7 +31,7 @@ impl Migrated {
         slot: u16,
         way: LogWay,
         rounds: u16,
-        mut copied: impl FnMut(u16) -> Result<()>,
+        mut copied: impl FnMut(u32) -> Result<()>,
     ) -> Result<Self> {
         let request = Request::Migrate { slot, way, rounds };
         let answer = control

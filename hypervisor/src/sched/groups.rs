@@ -80,6 +80,18 @@ impl Scheduler {
         self.ledger.set_in_use(has_accounts);
     }
 
+    /// Lets a guest's vCPUs run before all others, for a short while: they are to stop, and
+    /// somebody waits for that. Otherwise it might take as long as the guest's weight is small.
+    pub fn put_first(&self, group: GroupIndex) {
+        self.ledger.put_first(self.ledger.group(group));
+    }
+
+    /// Leaves the last `ticks` up to `now` out of the turn on `cpu`, the calling CPU: the CPU has
+    /// worked for nobody's vCPU meanwhile.
+    pub fn leave_out(&self, cpu: CpuIndex, ticks: u64, now: u64) {
+        self.place(cpu).with(|queue| queue.leave_out(ticks, now));
+    }
+
     /// Ticks of CPU time that the guest's vCPUs have had, up to the last switch of each.
     pub fn used(&self, group: GroupIndex) -> u64 {
         self.ledger.group(group).vcpus().map(|vcpu| self.used_by(vcpu)).sum()

@@ -47,6 +47,8 @@ pub const CHANGE: u32 = 1 << 2;
 pub const PAUSE: u32 = 1 << 3;
 /// The guest has ended.
 pub const END: u32 = 1 << 4;
+/// The guest is being destroyed: a reset need not be finished.
+pub const DESTROY: u32 = 1 << 5;
 /// The reasons for which all vCPUs stop.
 pub const STOP: u32 = RESET | PAUSE | END;
 

@@ -11,7 +11,7 @@ use super::load::Load;
 use super::machine::{Vm, VpIndex};
 use super::switch::Leave;
 use crate::sched::PutBack;
-use crate::stopping::{REQUESTS, Role};
+use crate::stopping::{DESTROY, REQUESTS, Role};
 
 impl<A: Arch> Vm<A> {
     /// The state after power-on of a guest whose vCPUs have all stopped, except for its memory.
@@ -67,11 +67,14 @@ impl<A: Arch> Context<'_, A> {
     }
 
     /// A step of the reset. It begins when the others have left their CPUs, and no other change of
-    /// memory is in progress.
+    /// memory is in progress. A guest that is being destroyed is not reset.
     fn step_reset(&mut self) -> Progress {
         let vm = self.vm;
         if !vm.others_have_stopped() {
             return Progress::Waiting;
+        }
+        if vm.attention() & DESTROY != 0 {
+            return Progress::Done; // Its memory is zeroed when it is free.
         }
         let mut reset = vm.reset.lock();
         let Some(Reset { load, .. }) = reset.as_mut() else { return Progress::Done };

@@ -32,6 +32,11 @@ impl Cap {
         self.is_held.store(0, Ordering::Relaxed);
     }
 
+    /// Gives back the whole burst.
+    pub(super) fn forgive(&self) {
+        self.spent_until.store(0, Ordering::Relaxed);
+    }
+
     pub(super) fn exists(&self) -> bool {
         self.rate.load(Ordering::Relaxed) != 0
     }

@@ -186,6 +186,23 @@ impl Ledger {
         }
     }
 
+    /// The guest's vCPUs run before all others, until they have used what this gives them: as much
+    /// as a guest can be behind.
+    pub(super) fn put_first(&self, group: &Group) {
+        group.cap.forgive();
+        let average = self.average.load(Ordering::Relaxed);
+        let floor = self.floor.load(Ordering::Relaxed).wrapping_sub(average).cast_signed();
+        let bound = group.cost(self.bound());
+        self.update_lead(group, |lead| lead.min(floor.min(0).saturating_sub(bound)));
+    }
+
+    /// The last `ticks` of the turn on `cpu` up to `now` are not the guest's.
+    pub(super) fn leave_out(&self, cpu: CpuIndex, ticks: u64, now: u64) {
+        let later = |charged: u64| (charged < now).then(|| charged.saturating_add(ticks).min(now));
+        // If another CPU has just charged the turn up to now, there is nothing to leave out.
+        let _charged = self.seat(cpu).charged.fetch_update(Ordering::Relaxed, Ordering::Relaxed, later);
+    }
+
     /// A guest's vCPUs have had `had` ticks until `now`.
     fn charge(&self, group: &Group, had: u64, now: u64) {
         // What nobody waits for is free: then a turn is longer than a slice, and is not charged by

@@ -243,6 +243,16 @@ impl RunQueue {
         holds.fold(self.next_timer(), u64::min)
     }
 
+    /// Leaves the last `ticks` up to `now` out of the turn.
+    pub(in crate::sched) fn leave_out(&mut self, ticks: u64, now: u64) {
+        if let Some(running) = &mut self.running {
+            running.since = running.since.saturating_add(ticks).min(now);
+            if self.has_accounts {
+                self.ledger.leave_out(self.cpu, ticks, now);
+            }
+        }
+    }
+
     /// Adds a guest's lines.
     pub(in crate::sched) fn add_lines(&mut self, lines: Lines) {
         let is_vacant = self.front.vcpus.is_empty();

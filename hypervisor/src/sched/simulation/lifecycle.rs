@@ -36,6 +36,46 @@ fn accounts_begin_with_the_second_guest_and_end_with_it() {
     }
 }
 
+/// A guest that is to stop must run for it.
+#[test]
+fn a_guest_that_is_put_first_runs_within_a_slice_of_each_cpu() {
+    for cpus in 1..=2 {
+        let works = |weight| guest(weight, vec![Works; cpus as usize]);
+        let mut machine = Machine::new(cpus, &[works(10_000), works(1), works(1).capped(1)]);
+        machine.run(10_000 * MS);
+        for group in [1, 2] {
+            let before = machine.had();
+            machine.run(100 * MS);
+            assert!(machine.had()[group] < before[group] + 2 * SLICE, "it gets little");
+            machine.sched.put_first(group as GroupIndex);
+            let before: Vec<_> =
+                machine.vcpus[machine.rows(group as u32)].iter().map(|vcpu| vcpu.had).collect();
+            machine.run(3 * SLICE + u64::from(cpus) * SLICE);
+            let after = machine.vcpus[machine.rows(group as u32)].iter().map(|vcpu| vcpu.had);
+            assert!(after.zip(&before).all(|(after, before)| after > *before), "{cpus} CPUs, guest {group}");
+        }
+    }
+}
+
+/// What is left out of a turn is charged to nobody.
+#[test]
+fn time_that_is_left_out_of_a_turn_is_nobodys() {
+    let mut machine = Machine::new(1, &[guest(100, vec![Works]), guest(100, vec![Works])]);
+    let before = machine.had();
+    for _ in 0..2000 {
+        machine.run(MS);
+        // The CPU works for somebody else for half of the first guest's time.
+        if machine.cpus[0].current == Some(0) {
+            machine.run(MS);
+            if machine.cpus[0].current == Some(0) {
+                machine.sched.leave_out(0, MS, machine.now);
+            }
+        }
+    }
+    let had: Vec<_> = machine.had().iter().zip(before).map(|(after, before)| after - before).collect();
+    assert!(had[0] > had[1] * 5 / 4, "its own time, and the time that is nobody's: {had:?}");
+}
+
 impl Machine {
     /// Wakes a vCPU that sleeps, and lets it stop when it runs.
     fn stop(&mut self, vcpu: VcpuIndex) {

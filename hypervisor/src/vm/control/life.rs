@@ -226,13 +226,13 @@ fn change<A: Arch>(host: &'static Host<A>, request: Request) -> Result<Life<A>, 
             return Ok(Life::Again(vm));
         }
         (Request::Pause { .. }, Running) => {
-            vm.begin_stop(stopping::PAUSE);
+            stop_soon(vm, stopping::PAUSE);
             return Ok(Life::Pausing(vm));
         }
         (Request::Reset { .. }, Running) => vm.begin_stop(stopping::RESET),
         (Request::Destroy { .. }, _) => {
             if state == Running {
-                vm.begin_stop(stopping::PAUSE);
+                stop_soon(vm, stopping::PAUSE | stopping::DESTROY);
             }
             let stage = if state == Loaded { Stage::Slots } else { Stage::Stop };
             host.entry(number).set_state(GuestState::Leaving, 0);
@@ -248,6 +248,12 @@ fn change<A: Arch>(host: &'static Host<A>, request: Request) -> Result<Life<A>, 
         _ => return Err(refused("running")),
     }
     Ok(Life::Over)
+}
+
+/// Lets a guest stop, ahead of all others: no other request is served before it has.
+fn stop_soon<A: Arch>(vm: &Vm<A>, why: u32) {
+    vm.begin_stop(why);
+    vm.host.sched.put_first(vm.number);
 }
 
 impl<A: Arch> Destroy<A> {

@@ -68,10 +68,15 @@ pub fn serve<A: Arch>(host: &'static Host<A>, cpu: &PerCpu<A>) -> bool {
             host.set_requests_wait(true);
         }
     }
+    let now = A::now();
+    let took = now - start;
+    // The vCPU here has not had this time.
+    host.sched.leave_out(cpu.index, took, now);
+    cpu.used_until.set((cpu.used_until.get() + took).min(now));
     let goes_on = host.requests_wait();
     // The vCPU here gets as much time as the request has had, so that it makes progress while a
     // long request is served.
-    let pause = A::ticks_of_us(PERIOD_US).max(A::now() - start);
+    let pause = A::ticks_of_us(PERIOD_US).max(took);
     cpu.tick_max.set(if goes_on { host.tick_max.min(pause) } else { host.tick_max });
     goes_on
 }
