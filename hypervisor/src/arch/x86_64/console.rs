@@ -28,9 +28,9 @@ pub(crate) fn init() {
     GUEST.into_iter().chain([CONTROL]).for_each(Serial::set_up);
 }
 
-/// Lets the real COM1 and COM4 interrupt when they have received something.
-pub(crate) fn enable_receive_interrupts() {
-    CONSOLE.interrupt_on_receive(true);
+/// Lets the real COM4 interrupt when it has received something, and COM1 if it is a guest's.
+pub(crate) fn enable_receive_interrupts(console_is_a_guests: bool) {
+    CONSOLE.interrupt_on_receive(console_is_a_guests);
     CONTROL.interrupt_on_receive(true);
 }
 

@@ -136,16 +136,14 @@ extern "C" fn bsp_on_block() -> ! {
         later.free.lock().total() >> 20,
         clock::hz() / 1_000_000,
     );
-    image::run_guests(bundle, &mut later.free.lock(), clock::date(), |is_typed| {
+    image::run_guests(bundle, &mut later.free.lock(), clock::date(), |is_single| {
         if let Some(base) = later.io_apic {
             // SAFETY: the register page is mapped; no other code drives the I/O APIC.
             unsafe {
                 apic::route_isa(base, later.serial_pin, cpu.id as u32, interrupts::VECTOR_SERIAL);
                 apic::route_isa(base, later.control_pin, cpu.id as u32, interrupts::VECTOR_CONTROL);
             }
-            if is_typed {
-                console::enable_receive_interrupts();
-            }
+            console::enable_receive_interrupts(is_single);
         }
     })
 }

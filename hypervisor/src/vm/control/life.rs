@@ -121,6 +121,10 @@ impl<A: Arch> Life<A> {
                 return Ok(Progress::Done);
             }
             Self::Again(vm) => {
+                // Its end is recorded right before the last vCPU has left.
+                if !vm.has_stopped() {
+                    return Ok(Progress::Waiting);
+                }
                 if vm.step_change(None) != Progress::Done || !A::reset_slots(vm, A::this_cpu()) {
                     return Ok(Progress::Waiting);
                 }

@@ -44,9 +44,10 @@ pub(crate) fn init_pci_ports(base: u64) {
     }
 }
 
-/// Lets console and control channel interrupt when they have received something.
-pub(crate) fn enable_receive_interrupts() {
-    console().into_iter().for_each(Pl011::interrupt_on_receive);
+/// Lets the control channel interrupt when it has received something, and the console if it is a
+/// guest's.
+pub(crate) fn enable_receive_interrupts(console_is_a_guests: bool) {
+    console().filter(|_| console_is_a_guests).into_iter().for_each(Pl011::interrupt_on_receive);
     port(&CONTROL).into_iter().for_each(|port| port.interrupt_on_receive(true));
 }
 

@@ -162,11 +162,9 @@ extern "C" fn bsp_on_block() -> ! {
         clock::hz() / 1000,
         features::Names,
     );
-    image::run_guests(bundle, &mut later.free.lock(), later.date, |is_typed| {
+    image::run_guests(bundle, &mut later.free.lock(), later.date, |is_single| {
         interrupts::route_ports(cpu, later.console, later.control);
-        if is_typed {
-            console::enable_receive_interrupts();
-        }
+        console::enable_receive_interrupts(is_single);
     })
 }
 
