@@ -65,9 +65,9 @@ pub(crate) unsafe fn read_module(module: Option<Range<u64>>, kind: &str) -> Bund
 }
 
 /// Creates the guests that the bundle describes, and runs them on this CPU, which is the boot CPU,
-/// and the others. `listen` is called when the guests exist, before any vCPU runs: requests may come,
-/// and what is typed on the machine's console. It is told whether there is a single guest, whose
-/// console that is.
+/// and the others. `listen` is called when the guests exist, before any vCPU runs: requests may
+/// come, and what is typed on the machine's console. It is told whether there is a single guest,
+/// whose console that is.
 pub(crate) fn run_guests(
     bundle: Bundle,
     free: &mut FreeMemory,

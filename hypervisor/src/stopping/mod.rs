@@ -131,7 +131,7 @@ impl Stopping {
             }
         }
         last(self.attention());
-        self.stopped.fetch_add(LEFT, Ordering::AcqRel);
+        self.stopped.fetch_add(LEFT, Ordering::AcqRel); // Pairs with `left`.
     }
 
     /// D: how many have left their CPUs.

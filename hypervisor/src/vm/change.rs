@@ -3,8 +3,8 @@
 //! Such a change is made in steps of the run loop (`run.rs`). The access is over when the change
 //! begins, and the vCPU that made it enters the guest again when the change is over. The vCPU
 //! leaves its CPU only while another actor blocks the change, or because the guest stops; then the
-//! reset takes the change over, or the next request about the guest. So one CPU at a time steps it. Between two steps the CPU takes interrupts and
-//! serves requests.
+//! reset takes the change over, or the next request about the guest. So one CPU at a time steps
+//! it. Between two steps the CPU takes interrupts and serves requests.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
