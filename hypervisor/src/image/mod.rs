@@ -74,11 +74,19 @@ pub(crate) fn run_guests(
     unix: Option<u64>,
     listen: impl FnOnce(bool),
 ) -> ! {
+    let host = create_host(bundle, free, unix);
+    listen(host.bundle.is_single);
+    run::start(host);
+    run::cpu_loop(host)
+}
+
+/// Creates what the guests share, and the guests. What this needs on the stack, some 20 KiB, is
+/// free again when it returns: the CPU creates guests later on the same stack.
+#[inline(never)]
+fn create_host(bundle: Bundle, free: &mut FreeMemory, unix: Option<u64>) -> &'static Host {
     let host = Host::new(bundle, free, unix).unwrap_or_else(|why| refuse(ExitCode::BadConfig, &why));
     let host = HOST.call_once(|| host);
     host.create_guests().unwrap_or_else(|why| refuse(ExitCode::BadConfig, &why));
     host.publish_counters(&QUELL_BEACON);
-    listen(host.bundle.is_single);
-    run::start(host);
-    run::cpu_loop(host)
+    host
 }

@@ -2,9 +2,9 @@
 
 use core::ops::Range;
 
-use super::queue::{Lines, VIRTUAL_EPOCH};
 use hostlink::cpus::CpuSet;
 
+use super::queue::{Lines, VIRTUAL_EPOCH};
 use super::{CpuIndex, Scheduler, VcpuIndex};
 use crate::sync::Ordering;
 

@@ -10,7 +10,8 @@ use crate::sched::Line;
 use crate::stopping::{END, Role};
 
 impl<A: Arch> Vm<A> {
-    /// Makes every vCPU stop, for these reasons: bits of [`STOP`](crate::stopping::STOP).
+    /// Makes every vCPU stop, for these reasons: bits of [`STOP`](crate::stopping::STOP), one
+    /// at least, and [`DESTROY`](crate::stopping::DESTROY).
     pub fn begin_stop(&self, why: u32) {
         if self.stopping.begin(why) {
             self.vcpus.iter().for_each(|vcpu| self.notify(vcpu));

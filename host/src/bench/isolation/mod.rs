@@ -240,8 +240,8 @@ fn show(cases: &[Case], quiet: f64, platform: Platform) -> String {
 /// What the columns mean.
 const NOTES: &str = "share: of 2 CPUs, by the weights; has: what the bystander had. work/s: units of its work in a \
 second of its CPU time;\ninterrupts/s: those that took it out of guest mode in such a second. stops: times \
-without work of more than 20 ms.\nattacker's exits/s: in a second of its own CPU time. wrong: runs in which something of the bystander had changed. \
-Of several\nruns the one with the median p99 is shown.";
+without work of more than 20 ms.\nattacker's exits/s: in a second of its own CPU time. wrong: runs in which \
+something of the bystander had changed. Of several\nruns the one with the median p99 is shown.";
 
 fn percent(part: f64) -> String {
     format!("{:.1} %", 100.0 * part)

@@ -1,7 +1,7 @@
 //! `quell console` in a terminal, beside `quell run` in another process: what is typed reaches one
 //! guest, and leaving ends nothing.
 
-use super::READY;
+use super::{READY, bare};
 use crate::machine::child::describe;
 use crate::machine::emulator;
 use anyhow::{Context, Result, bail, ensure};
@@ -71,9 +71,8 @@ struct Machine {
 
 impl Machine {
     fn start(directory: &Path) -> Result<Self> {
-        let guest =
-            |name| format!("[[guest]]\nname = \"{name}\"\nprogram = \"load\"\nvcpus = 1\nmemory = \"32M\"\n");
-        let text = format!("[machine]\nlogs = \"logs\"\n{}{}", guest("one"), guest("two"));
+        let [one, two] = ["one", "two"].map(|name| bare(name, 1, "32M", ""));
+        let text = format!("[machine]\nlogs = \"logs\"\n{one}{two}");
         let file = directory.join("machine.toml");
         fs::write(&file, text)?;
         let mut command = tool(&["run", "--timeout", TIMEOUT])?;

@@ -1,7 +1,7 @@
 //! Guests that end in every way there is, beside one that goes on.
 
 use super::stage::{Room, Stage, named};
-use super::{DIRTY, READY};
+use super::{DIRTY, MANUAL, READY, bare, storing};
 use crate::arch::Arch;
 use anyhow::{Result, ensure};
 use hostlink::config::{NestedPage, Switches};
@@ -18,25 +18,8 @@ const LINES: u32 = 2;
 /// MiB of its memory, and not for one that uses 64 MiB, in pages of 4 KiB.
 const TABLES: u32 = 24;
 
-/// The guest beside them, which writes to memory all the time and shows how often it did.
-fn beside(base: u64) -> String {
-    format!(
-        "[[guest]]\nname = \"beside\"\nprogram = \"load\"\nvcpus = 1\nmemory = \"32M\"\n\
-         cmdline = \"dirty={:#x},4M,0\"\n",
-        base + (24 << 20)
-    )
-}
-
 /// Those that end. Each is started by a request.
 const SUBJECTS: &str = r#"
-[[guest]]
-name = "off"
-program = "load"
-cmdline = "poweroff"
-vcpus = 1
-memory = "32M"
-start = "manual"
-
 [[guest]]
 name = "resets"
 program = "hostile"
@@ -64,7 +47,8 @@ start = "manual"
 
 pub(super) fn end_badly(room: &Room<'_>) -> Result<()> {
     let (arch, base) = (room.platform.arch(), room.platform.arch().ram_base());
-    let file = room.write(&format!("{}{SUBJECTS}", beside(base)))?;
+    let off = bare("off", 1, "32M", &format!("cmdline = \"poweroff\"\n{MANUAL}"));
+    let file = room.write(&format!("{}{off}{SUBJECTS}", storing(base, "beside", "")))?;
     let mut stage = room.play(&file, TIMEOUT, |stage| {
         goes_on(stage)?;
         ends(stage, "off", GuestState::Off, ExitCode::GuestPowerOff)?;
@@ -95,16 +79,9 @@ fn goes_on(stage: &mut Stage<'_>) -> Result<()> {
     Ok(())
 }
 
-fn starts(stage: &mut Stage<'_>, name: &str) -> Result<()> {
-    let guest = named(name)?;
-    stage.ask(&Request::Create { guest })?;
-    stage.ask(&Request::Start { guest })?;
-    Ok(())
-}
-
 /// A guest starts and ends like this, and the guest beside it goes on.
 fn ends(stage: &mut Stage<'_>, name: &str, state: GuestState, exit: ExitCode) -> Result<()> {
-    starts(stage, name)?;
+    stage.start(name)?;
     let seen = stage.until_it_is(name, state)?;
     ensure!(seen.exit == Some(exit), "{name} ended by {:?} instead of {exit:?}", seen.exit);
     goes_on(stage)
@@ -116,7 +93,7 @@ fn faults(stage: &mut Stage<'_>, arch: Arch) -> Result<()> {
     match arch {
         Arch::X86_64 => ends(stage, "faults", GuestState::Failed, ExitCode::GuestTripleFault),
         Arch::Aarch64 => {
-            starts(stage, "faults")?;
+            stage.start("faults")?;
             stage.until("the faulting guest has had a CPU", |stage| {
                 Ok(stage.guest("faults")?.filter(|guest| guest.used_ticks != 0))
             })?;
@@ -130,24 +107,20 @@ fn faults(stage: &mut Stage<'_>, arch: Arch) -> Result<()> {
 /// A kernel is destroyed when it has just begun to show something, and nothing of it is left.
 fn is_destroyed_while_it_boots(stage: &mut Stage<'_>) -> Result<()> {
     let before = stage.memory()?;
-    starts(stage, "panics")?;
+    stage.start("panics")?;
     stage.until_shown("panics", "Linux version", 0)?;
     stage.until_it_is("panics", GuestState::Running)?;
     stage.ask(&Request::Destroy { guest: named("panics")? })?;
     ensure!(stage.guest("panics")?.is_none(), "a destroyed guest is still there");
-    let now = stage.memory()?;
-    ensure!(now == before, "memory is not as before: {now:?} after {before:?}");
+    stage.has_memory(&before)?;
     goes_on(stage)
 }
 
 /// A guest needs more pages for its nested page table than there are.
 fn without_tables(room: &Room<'_>, base: u64) -> Result<()> {
-    let greedy = format!(
-        "[[guest]]\nname = \"greedy\"\nprogram = \"load\"\nvcpus = 1\nmemory = \"128M\"\nstart = \"manual\"\n\
-         cmdline = \"touch={:#x},64M,2M\"\n",
-        base + (64 << 20)
-    );
-    let file = room.write(&format!("{}{greedy}", beside(base)))?;
+    let touch = format!("cmdline = \"touch={:#x},64M,2M\"\n{MANUAL}", base + (64 << 20));
+    let guests = [storing(base, "beside", ""), bare("greedy", 1, "128M", &touch)];
+    let file = room.write(&guests.concat())?;
     let switches = Switches { nested_page: NestedPage::Small, tables: Some(TABLES), ..room.switches };
     let mut stage = Room { switches, ..*room }.play(&file, TIMEOUT, |stage| {
         goes_on(stage)?;

@@ -1,9 +1,6 @@
 //! Guests that boot side by side. Each shows what it was told to, on its own console only.
 
 use super::stage::{Ended, Room};
-use crate::arch::Platform;
-use crate::cli::Overrides;
-use crate::machine_file::MachineFile;
 use crate::workspace;
 use anyhow::{Result, ensure};
 use hostlink::exit::ExitCode;
@@ -60,11 +57,7 @@ pub(super) fn four_by_32(room: &Room<'_>) -> Result<()> {
 /// switch itself off.
 fn example(room: &Room<'_>, name: &str, limit: Duration) -> Result<()> {
     let path = workspace::root().join("examples").join(name);
-    let cpu = match room.platform {
-        Platform::X86_64 => None,
-        Platform::Aarch64(cpu) => Some(cpu),
-    };
-    let file = MachineFile::read(&path, Overrides { arch: Some(room.platform.arch()), cpu, cpus: None })?;
+    let file = room.read(&path)?;
     let guests: Vec<Known> = file.guests.iter().map(|guest| (guest.name.to_string(), guest.vcpus)).collect();
     let stage = room.play(&path, limit, |stage| {
         for (name, _) in &guests {

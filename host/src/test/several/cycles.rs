@@ -1,7 +1,7 @@
 //! Guests that come and go beside one that runs.
 
 use super::stage::{Room, Stage, named};
-use super::{DIRTY, READY};
+use super::{DIRTY, MANUAL, READY, bare, storing};
 use anyhow::{Context, Result, ensure};
 use hostlink::ctl::Request;
 use hostlink::ctl::record::Memory;
@@ -15,32 +15,11 @@ const CYCLES_LONG: u32 = 1000;
 const TIMEOUT: Duration = Duration::from_secs(120);
 const TIMEOUT_CYCLE: Duration = Duration::from_secs(3);
 
-/// The guests: one that writes to memory all the time, and one that comes and goes.
-fn guests(base: u64) -> String {
-    format!(
-        r#"
-[[guest]]
-name = "beside"
-program = "load"
-cmdline = "dirty={:#x},4M,0"
-vcpus = 1
-memory = "32M"
-
-[[guest]]
-name = "subject"
-program = "load"
-vcpus = 2
-memory = "32M"
-start = "manual"
-"#,
-        base + (24 << 20)
-    )
-}
-
 pub(super) fn come_and_go(room: &Room<'_>) -> Result<()> {
     let cycles = if room.is_long { CYCLES_LONG } else { CYCLES };
     let limit = TIMEOUT + TIMEOUT_CYCLE * cycles;
-    let file = room.write(&guests(room.platform.arch().ram_base()))?;
+    let base = room.platform.arch().ram_base();
+    let file = room.write(&[storing(base, "beside", ""), bare("subject", 2, "32M", MANUAL)].concat())?;
     let mut stage = room.play(&file, limit, |stage| {
         stage.until_shown("beside", DIRTY, 0)?;
         let (before, used) = (stage.memory()?, stage.used("beside")?);
@@ -58,11 +37,8 @@ pub(super) fn come_and_go(room: &Room<'_>) -> Result<()> {
 /// A guest is created, starts, shows that it runs, and is destroyed. Nothing is missing afterwards.
 fn cycle(stage: &mut Stage<'_>, before: &Memory) -> Result<()> {
     let guest = named("subject")?;
-    stage.ask(&Request::Create { guest })?;
-    stage.ask(&Request::Start { guest })?;
+    stage.start("subject")?;
     stage.until_shown("subject", READY, 0)?;
     stage.ask(&Request::Destroy { guest })?;
-    let now = stage.memory()?;
-    ensure!(now == *before, "memory is not as before: {now:?} after {before:?}");
-    Ok(())
+    stage.has_memory(before)
 }

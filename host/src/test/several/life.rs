@@ -1,7 +1,7 @@
 //! The life of a guest beside one that goes on.
 
 use super::stage::{Room, Stage, named};
-use super::{BESIDE, DIRTY, READY};
+use super::{BESIDE, DIRTY, MANUAL, READY, bare};
 use anyhow::{Result, ensure};
 use hostlink::ctl::Request;
 use hostlink::ctl::record::Memory;
@@ -12,21 +12,11 @@ use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_secs(240);
 
-/// The guest that comes and goes: a bare one, which takes commands from its console.
-const SUBJECT: &str = r#"
-[[guest]]
-name = "subject"
-program = "load"
-vcpus = 2
-memory = "64M"
-start = "manual"
-"#;
-
 /// How far the other guest goes on while this one is paused.
 const TICKS: u32 = 10;
 
 pub(super) fn life(room: &Room<'_>) -> Result<()> {
-    let file = room.write(&format!("{BESIDE}{SUBJECT}"))?;
+    let file = room.write(&format!("{BESIDE}{}", bare("subject", 2, "64M", MANUAL)))?;
     let base = room.platform.arch().ram_base();
     let mut stage = room.play(&file, TIMEOUT, |stage| {
         goes_on(stage)?;
@@ -126,9 +116,7 @@ fn goes(stage: &mut Stage<'_>, before: &Memory) -> Result<()> {
     stage.ask(&Request::Destroy { guest })?;
     ensure!(stage.guest("subject")?.is_none(), "a destroyed guest is still there");
     stage.refused(&Request::Destroy { guest }, "guest 'subject' is empty")?;
-    let now = stage.memory()?;
-    ensure!(now == *before, "memory is not as before: {now:?} after {before:?}");
-    Ok(())
+    stage.has_memory(before)
 }
 
 /// It is destroyed after it was loaded, was paused, has ended, and has ended and started again.

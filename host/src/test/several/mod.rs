@@ -65,6 +65,22 @@ const CYCLES: &str = "guests are created, boot and are destroyed over and over, 
 pub(super) const READY: &str = "load: ready";
 pub(super) const DIRTY: &str = "load: dirty: ";
 
+/// A bare guest, which takes commands from its console. `keys` are more lines of its table.
+pub(super) fn bare(name: &str, vcpus: u32, memory: &str, keys: &str) -> String {
+    format!(
+        "\n[[guest]]\nname = \"{name}\"\nprogram = \"load\"\nvcpus = {vcpus}\nmemory = \"{memory}\"\n{keys}\n"
+    )
+}
+
+/// The same, which stores to its memory all the time. `base` is where RAM begins.
+pub(super) fn storing(base: u64, name: &str, keys: &str) -> String {
+    let dirty = base + (24 << 20);
+    bare(name, 1, "32M", &format!("cmdline = \"dirty={dirty:#x},4M,0\"\n{keys}"))
+}
+
+/// A guest that is created by a request.
+pub(super) const MANUAL: &str = "start = \"manual\"";
+
 /// A Debian guest that shows that it goes on, until a line is typed.
 pub(super) const BESIDE: &str = r#"
 [[guest]]

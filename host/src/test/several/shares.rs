@@ -6,6 +6,7 @@
 //! counts instructions; otherwise turns take as long as the emulator's host lets them.
 
 use super::stage::{Room, Stage};
+use super::storing;
 use crate::machine::spec::Clock;
 use crate::trace::collect::Collected;
 use crate::vm::Hypervisor;
@@ -31,15 +32,6 @@ const TOLERANCE_COUNTED: f64 = 0.02;
 const TOLERANCE: f64 = 0.05;
 /// The same for the ratio of two guests' times.
 const RATIO_TOLERANCE: f64 = 0.1;
-
-/// A guest that stores to its memory all the time.
-fn guest(base: u64, name: &str, keys: &str) -> String {
-    format!(
-        "[[guest]]\nname = \"{name}\"\nprogram = \"load\"\nvcpus = 1\nmemory = \"32M\"\n\
-         cmdline = \"dirty={:#x},4M,0\"\n{keys}\n",
-        base + (24 << 20)
-    )
-}
 
 /// What a guest has had and waited for, in ticks.
 #[derive(Clone, Copy, Debug)]
@@ -106,7 +98,7 @@ fn sets(room: &Room<'_>) -> Result<()> {
     let hypervisor = Hypervisor::with_trace(room.platform.arch())?;
     let base = room.platform.arch().ram_base();
     let keys = ["cpus = \"1\"", "cap = 50", ""];
-    let text: String = NAMES.iter().zip(keys).map(|(name, keys)| guest(base, name, keys)).collect();
+    let text: String = NAMES.iter().zip(keys).map(|(name, keys)| storing(base, name, keys)).collect();
     let file = room.write(&text)?;
     let (mut collector, mut migrated) = (None, 0);
     let stage = Room { hypervisor: &hypervisor, ..*room }.play(&file, TIMEOUT, |stage| {
@@ -148,7 +140,7 @@ fn shares(room: &Room<'_>) -> Result<()> {
     const NAMES: [&str; 3] = ["capped", "light", "heavy"];
     let base = room.platform.arch().ram_base();
     let keys = ["cap = 20\nweight = 1000", "weight = 100", "weight = 300"];
-    let guests: String = NAMES.iter().zip(keys).map(|(name, keys)| guest(base, name, keys)).collect();
+    let guests: String = NAMES.iter().zip(keys).map(|(name, keys)| storing(base, name, keys)).collect();
     let file = room.write(&format!("[machine]\ncpus = 1\n{guests}"))?;
     let stage = Room { clock: Clock::Instructions, ..*room }.play(&file, TIMEOUT, |stage| {
         let [capped, light, heavy] = parts(stage, NAMES, SLICES_COUNTED)?;

@@ -2,7 +2,7 @@
 //! and sends requests.
 
 use super::heard::Heard;
-use crate::arch::{Arch, Platform};
+use crate::arch::Platform;
 use crate::cli::Overrides;
 use crate::machine::control::Refused;
 use crate::machine::guests::GuestSeen;
@@ -60,6 +60,15 @@ impl<'a> Room<'a> {
         Ok(path)
     }
 
+    /// Reads a machine file, for this row's platform.
+    pub(super) fn read(&self, file: &Path) -> Result<MachineFile> {
+        let cpu = match self.platform {
+            Platform::X86_64 => None,
+            Platform::Aarch64(cpu) => Some(cpu),
+        };
+        MachineFile::read(file, Overrides { arch: Some(self.platform.arch()), cpu, cpus: None })
+    }
+
     /// Starts the guests of a machine file, and does with them what `script` does. `limit` is for
     /// all of that, in the machine's own time.
     pub(super) fn play(
@@ -68,11 +77,7 @@ impl<'a> Room<'a> {
         limit: Duration,
         script: impl FnOnce(&mut Stage<'a>) -> Result<()>,
     ) -> Result<Stage<'a>> {
-        let (arch, cpu) = match self.platform {
-            Platform::X86_64 => (Arch::X86_64, None),
-            Platform::Aarch64(cpu) => (Arch::Aarch64, Some(cpu)),
-        };
-        let file = MachineFile::read(file, Overrides { arch: Some(arch), cpu, cpus: None })?;
+        let file = self.read(file)?;
         let guests = Guests::prepare(&file, self.switches)?;
         let mut spec = guests.on_quell(self.hypervisor, self.directory)?;
         let log = self.directory.join("hypervisor.log");
@@ -250,6 +255,20 @@ impl Stage<'_> {
     /// The hypervisor's free memory and heap.
     pub(super) fn memory(&mut self) -> Result<Memory> {
         self.ask_one(&Request::Memory)
+    }
+
+    /// Checks that they are as they were.
+    pub(super) fn has_memory(&mut self, before: &Memory) -> Result<()> {
+        let now = self.memory()?;
+        ensure!(now == *before, "memory is not as before: {now:?} after {before:?}");
+        Ok(())
+    }
+
+    /// Creates and starts a guest.
+    pub(super) fn start(&mut self, name: &str) -> Result<()> {
+        let guest = named(name)?;
+        self.ask(&Request::Create { guest })?;
+        self.ask(&Request::Start { guest }).map(drop)
     }
 
     /// Ticks for which a guest's vCPUs have had CPUs so far.

@@ -122,10 +122,8 @@ impl<A: Arch> Life<A> {
             }
             Self::Again(vm) => {
                 // Its end is recorded right before the last vCPU has left.
-                if !vm.has_stopped() {
-                    return Ok(Progress::Waiting);
-                }
-                if vm.step_change(None) != Progress::Done || !A::reset_slots(vm, A::this_cpu()) {
+                let is_left = vm.has_stopped() && vm.step_change(None) == Progress::Done;
+                if !is_left || !A::reset_slots(vm, A::this_cpu()) {
                     return Ok(Progress::Waiting);
                 }
                 vm.reset_stopped();
