@@ -70,8 +70,9 @@ pub(crate) fn ctl(args: &CtlArgs) -> Result<u8> {
         CtlCommand::Memory => {
             let memory: Memory = control.ask_one(&Request::Memory)?;
             print(args, json!(fields(&memory)), || {
-                let Memory { free, heap } = memory;
-                format!("{} free, {} of the heap in use", size::display(free), size::display(heap))
+                let Memory { free, heap, stack } = memory;
+                let [free, heap, stack] = [free, heap, stack].map(size::display);
+                format!("{free} free, {heap} of the heap in use, {stack} of each stack never used")
             });
         }
         CtlCommand::Stats => {

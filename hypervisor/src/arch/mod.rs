@@ -115,6 +115,10 @@ impl Board for Local {
         image::heap::left()
     }
 
+    fn stack_left() -> u64 {
+        image::blocks::stack_left()
+    }
+
     fn receive_control() -> Option<u8> {
         console::receive_control()
     }

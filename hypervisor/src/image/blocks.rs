@@ -27,6 +27,8 @@ use crate::vm::percpu::{self, MAX_CPUS};
 pub(crate) const BLOCK_SIZE: u64 = 128 << 10;
 /// Offset in a block of the top of the stack on which faults of the hypervisor itself are reported.
 pub(crate) const FAULT_STACK_TOP: u64 = 0x3000;
+/// Offset of the lowest word of the main stack.
+const MAIN_STACK: u64 = 0x7000;
 const DATA_OFFSET: u64 = 0x1f000;
 /// Offsets of the unmapped pages.
 pub(crate) const GUARD_PAGES: [u64; 3] = [0, 0x3000, 0x6000];
@@ -91,6 +93,22 @@ impl PerCpu {
     pub(crate) fn main_stack_top(&self) -> u64 {
         self.block() + DATA_OFFSET
     }
+}
+
+/// The least number of bytes that a CPU's main stack has had left so far. Stacks begin as zeros, so
+/// what was reserved and never written counts as left.
+pub(crate) fn stack_left() -> u64 {
+    let left = |cpu: &PerCpu| {
+        let first = (cpu.block() + MAIN_STACK) as *const u64;
+        let is_zero = |word: &usize| {
+            // SAFETY: inside a block, which is mapped and never freed. Its CPU may change the word
+            // at the same time: whether it is found before or after does not matter.
+            unsafe { first.add(*word).read_volatile() == 0 }
+        };
+        let words = (DATA_OFFSET - MAIN_STACK) as usize / size_of::<u64>();
+        ((0..words).take_while(is_zero).count() * size_of::<u64>()) as u64
+    };
+    PerCpu::online().map(left).min().unwrap_or(0)
 }
 
 /// The data in the block that starts at `block`.

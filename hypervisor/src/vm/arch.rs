@@ -129,6 +129,9 @@ pub trait Board: Cpus {
     /// Bytes of the heap that are free.
     fn heap_left() -> u64;
 
+    /// The least number of bytes that a CPU's stack has had left so far.
+    fn stack_left() -> u64;
+
     /// Next byte received on the control channel.
     fn receive_control() -> Option<u8>;
 

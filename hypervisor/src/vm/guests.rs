@@ -95,7 +95,7 @@ impl<A: Arch> Host<A> {
         if !files.config.cpus.iter().any(|cpu| self.sched.has_cpu(cpu)) {
             return Err(CreateError::NoCpuFor(files.config.name));
         }
-        let guest = Guest(NonNull::from(Box::leak(Box::new(machine::create(self, number, first, *files)?))));
+        let guest = Guest(NonNull::from(Box::leak(machine::create(self, number, first, *files)?)));
         let vm = guest.vm();
         self.enter_rows(vm);
         let config = &vm.files.config;

@@ -1,5 +1,6 @@
 //! A virtual machine: the state that its vCPUs share.
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::cell::UnsafeCell;
 use core::ops::Range;
@@ -104,7 +105,8 @@ pub struct Vm<A: Arch> {
 
 /// The memory of a new machine.
 struct Taken {
-    memslots: Memslots,
+    /// In a box, because stacks are small.
+    memslots: Box<Memslots>,
     /// The slots whose memory was free before.
     own: Vec<SlotId>,
     shown: Option<ShownMemory>,
@@ -113,13 +115,14 @@ struct Taken {
 }
 
 /// Takes memory for a machine with this configuration. Nothing is taken if there is not enough.
+#[inline(never)] // What it needs on the stack is free again when it returns.
 fn take_memory<A: Arch>(host: &Host<A>, config: &Config<'_>) -> Result<Taken, CreateError> {
     let ram = A::ram(config.memory).map_err(CreateError::Load)?;
     let mut free = host.free.lock();
-    let before = free.clone();
+    let before = Box::new(free.clone());
     let taken = take_from::<A>(&mut free, &ram, config, host.bundle.is_single);
     if taken.is_err() {
-        *free = before;
+        *free = *before;
     }
     taken
 }
@@ -132,7 +135,8 @@ fn take_from<A: Arch>(
 ) -> Result<Taken, CreateError> {
     // The only guest may be given all memory later.
     let covered = if is_single { free.total() } else { config.memory };
-    let mut memslots = back_memory::<A>(ram, free)?;
+    let mut memslots = Box::new(Memslots::new(A::physical_address_bits()));
+    back_memory(ram, free, &mut memslots)?;
     let mut own = Vec::new();
     memslots.memory().for_each(|slot| own.push(slot.id));
     let shown = A::shown_memory(config.vcpus);
@@ -152,12 +156,13 @@ fn take_from<A: Arch>(
 /// # Errors
 ///
 /// What the machine lacks, or what is wrong with the files.
+#[inline(never)] // What it needs on the stack is free again when it returns.
 pub fn create<A: Arch>(
     host: &'static Host<A>,
     number: u32,
     first: VcpuIndex,
     files: Files,
-) -> Result<Vm<A>, CreateError> {
+) -> Result<Box<Vm<A>>, CreateError> {
     let config = &files.config;
     A::check(config)?;
     let Taken { memslots, own, shown, tables, rings } = take_memory(host, config)?;
@@ -167,7 +172,7 @@ pub fn create<A: Arch>(
         NestedPage::Huge => A::largest_page(),
     };
     let space =
-        VmMemory::<A>::new(memslots, A::tables(tables), largest).map_err(|_| CreateError::NoTables)?;
+        VmMemory::<A>::new(*memslots, A::tables(tables), largest).map_err(|_| CreateError::NoTables)?;
     let space = space.zapping(match (config.switches.zap, config.switches.stage2_unmap) {
         (config::Zap::Everything, _) => ZapWay::Everything,
         (_, config::Stage2Unmap::Page) => ZapWay::PageByPage,
@@ -184,7 +189,7 @@ pub fn create<A: Arch>(
         awaited: Awaited::default(),
         state: UnsafeCell::new(A::new_vcpu(&shared, index, identity + index)),
     };
-    Ok(Vm {
+    Ok(Box::new(Vm {
         host,
         number,
         vcpus: (0..).zip(targets).map(vcpu).collect(),
@@ -201,13 +206,16 @@ pub fn create<A: Arch>(
         tables,
         ended: AtomicU32::new(0),
         reset: Mutex::new(None),
-    })
+    }))
 }
 
 /// Takes memory for the guest and makes slots of it: one for each piece of memory, with neither
 /// gaps nor overlaps within a range.
-fn back_memory<A: Arch>(ram: &[Range<u64>], free: &mut FreeMemory) -> Result<Memslots, CreateError> {
-    let mut memslots = Memslots::new(A::physical_address_bits());
+fn back_memory(
+    ram: &[Range<u64>],
+    free: &mut FreeMemory,
+    memslots: &mut Memslots,
+) -> Result<(), CreateError> {
     let mut id = 0;
     for range in ram {
         let size = range.end - range.start;
@@ -226,7 +234,7 @@ fn back_memory<A: Arch>(ram: &[Range<u64>], free: &mut FreeMemory) -> Result<Mem
             id += 1;
         }
     }
-    Ok(memslots)
+    Ok(())
 }
 
 /// There is no place, or no slot, for so much memory.

@@ -95,6 +95,8 @@ records! {
         free: u64 = "{:#x}",
         /// Bytes that are allocated from the hypervisor's heap.
         heap: u64 = "{:#x}",
+        /// The least number of bytes that a CPU's stack has had left so far.
+        stack: u64 = "{:#x}",
     }
 
     /// A memory slot.

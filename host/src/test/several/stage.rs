@@ -37,6 +37,8 @@ use std::time::Duration;
 const PERIOD: Duration = Duration::from_millis(5);
 /// An answer of the hypervisor takes a second at most, for a guest whose memory is zeroed.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// Of a CPU's stack of 96 KiB, so many bytes are never used.
+const STACK_LEFT: u64 = 32 << 10;
 
 /// What a row is given.
 pub(in crate::test) struct Room<'a> {
@@ -257,10 +259,12 @@ impl Stage<'_> {
         self.ask_one(&Request::Memory)
     }
 
-    /// Checks that they are as they were.
+    /// Checks that they are as they were, and that no CPU has come near the end of its stack.
     pub(super) fn has_memory(&mut self, before: &Memory) -> Result<()> {
         let now = self.memory()?;
-        ensure!(now == *before, "memory is not as before: {now:?} after {before:?}");
+        let is_same = (now.free, now.heap) == (before.free, before.heap);
+        ensure!(is_same, "memory is not as before: {now:?} after {before:?}");
+        ensure!(now.stack >= STACK_LEFT, "a CPU had {} bytes of its stack left", now.stack);
         Ok(())
     }
 

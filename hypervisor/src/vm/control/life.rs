@@ -98,7 +98,8 @@ impl<A: Arch> Life<A> {
             }
             Self::Memory => {
                 let free = host.free.lock().total();
-                answer.record::<A>(&record::Memory { free, heap: A::heap_used() });
+                let (heap, stack) = (A::heap_used(), A::stack_left());
+                answer.record::<A>(&record::Memory { free, heap, stack });
                 *self = Self::Over;
             }
             Self::Input(guest, port, bytes) => {

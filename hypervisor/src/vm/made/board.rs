@@ -68,6 +68,10 @@ macro_rules! made_board {
                 1 << 30
             }
 
+            fn stack_left() -> u64 {
+                64 << 10
+            }
+
             fn receive_control() -> Option<u8> {
                 $crate::vm::made::offer::receive_control::<Self>()
             }
