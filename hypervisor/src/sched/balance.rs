@@ -6,6 +6,10 @@
 //! one, when a turn ends or a vCPU wakes. That CPU need not look for it, and goes without a tick
 //! while nobody waits there. And a vCPU may wait for ever if another one of its guest has a CPU for
 //! itself, and the guest is owed nothing more: it moves there.
+//!
+//! CPU sets make more of it necessary. A guest whose set keeps it on a CPU cannot go where others
+//! are ahead, so one that may go there makes room for it. And where only such guests wait, an idle
+//! CPU asks for the vCPU that runs.
 
 use super::queue::{RunQueue, Standing};
 use super::{CpuIndex, GroupIndex, Nudge, Scheduler, VcpuIndex};
@@ -40,6 +44,38 @@ impl Scheduler {
                 queue.give(now, |index, group| self.may_run(index, thief).then(|| self.ledger.lead(group)))
             })
         })
+    }
+
+    /// For `cpu`, which found nothing to do. A CPU that runs a vCPU which could run here, while only
+    /// vCPUs wait there that may not, is to let it go: the nudge for that.
+    #[inline]
+    pub fn ask_for_running(&self, cpu: CpuIndex, now: u64) -> Nudge {
+        if self.ledger.is_in_use() { self.ask_among_groups(cpu, now) } else { Nudge::Nothing }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn ask_among_groups(&self, idle: CpuIndex, now: u64) -> Nudge {
+        let loaded = self.others(idle).filter(|&cpu| self.place(cpu).load() > 1);
+        let running = loaded.filter_map(|cpu| {
+            let own = self.place(cpu).queue.lock();
+            own.running().filter(|_| self.is_of_use(&own, idle, now))
+        });
+        running.map(Nudge::Running).next().unwrap_or(Nudge::Nothing)
+    }
+
+    /// Whether the vCPU that runs on `cpu`, whose queue this is, is to go to a CPU that idles.
+    pub(super) fn is_wanted(&self, own: &RunQueue, cpu: CpuIndex, now: u64) -> bool {
+        let idle = |other: &CpuIndex| self.ledger.seat(*other).is_idle() && self.load_of(*other) == 0;
+        self.others(cpu).filter(idle).any(|other| self.is_of_use(own, other, now))
+    }
+
+    /// Whether a CPU that idles can run the vCPU that runs in this queue, and none that waits.
+    fn is_of_use(&self, own: &RunQueue, idle: CpuIndex, now: u64) -> bool {
+        let mut waiting = own.waiting(now).peekable();
+        own.running_group().is_some_and(|group| self.may_run(group, idle))
+            && waiting.peek().is_some()
+            && waiting.all(|group| !self.may_run(group, idle))
     }
 
     /// A vCPU that `cpu`, whose queue this is, has too many, and the CPU that is to have it.
@@ -136,16 +172,35 @@ impl Scheduler {
     #[inline(never)]
     fn give_ahead_among_groups(&self, cpu: CpuIndex, now: u64) -> Nudge {
         let given = self.place(cpu).with(|own| {
+            if let Some((group, to)) = self.search_room(own, cpu, now) {
+                return Some((to, own.give_of(group)?));
+            }
             let group = own.least_ahead(now)?;
             let ahead = self.search_ahead_of(group, cpu, now).map(|ahead| (group, ahead));
             let (group, to) = ahead.or_else(|| self.search_own(own, cpu, now))?;
-            let moved = own.give(now, |index, _| (index == group).then_some(0))?;
-            Some((to, moved))
+            Some((to, own.give_of(group)?))
         });
         match given {
             Some((to, (vcpu, standing))) => self.enqueue(to, vcpu, standing),
             None => Nudge::Nothing,
         }
+    }
+
+    /// A guest that waits for `cpu`, whose queue this is, and a CPU where it makes room for the one
+    /// that runs here: that one is behind a guest that runs there, and must not go there itself.
+    /// Whoever waits may be held by its cap: if it is held each time that another one's turn ends,
+    /// it would never move otherwise.
+    fn search_room(&self, own: &RunQueue, cpu: CpuIndex, now: u64) -> Option<(GroupIndex, CpuIndex)> {
+        let group = own.running_group()?;
+        own.waiting_beside().find_map(|(other, _)| {
+            let is_room = |to: &CpuIndex| self.may_run(other, *to) && !self.may_run(group, *to);
+            let to = self.others(cpu).filter(is_room).find(|&to| {
+                let is_own = self.ledger.seat(to).runs(other);
+                !is_own && self.ledger.unfair_lead(group, to, now).is_some()
+            })?;
+            self.ledger.note_given(to, now);
+            Some((other, to))
+        })
     }
 
     /// A guest that has waited long for `cpu`, whose queue this is, and a CPU where another vCPU of

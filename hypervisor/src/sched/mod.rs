@@ -17,7 +17,8 @@
 //!   memory is skipped until the word has changed.
 //! * A CPU without work takes a vCPU from the longest queue; a queue that has two more than the
 //!   shortest gives one up when one of its vCPUs is put back. A guest that waits behind another on
-//!   one CPU goes to the CPU of one that is far ahead (see `balance`).
+//!   one CPU goes to the CPU of one that is far ahead (see `balance`). A CPU without work also gets
+//!   a vCPU that runs, if it may run none of those that wait for that one's CPU.
 //! * A vCPU waits and runs only on the CPUs of its guest's set.
 //!
 //! A vCPU's state is saved before it appears in any queue, and it is in at most one queue. Its move
@@ -313,7 +314,7 @@ impl Scheduler {
     pub fn queue_state(&self, cpu: CpuIndex, now: u64) -> QueueState {
         let place = self.place(cpu);
         if place.watched_load() > 1 {
-            return self.queue_state_among_others(place, now);
+            return self.queue_state_among_others(cpu, now);
         }
         // Only this CPU adds timers.
         let timer = place.next_timer.load(Ordering::Relaxed);
@@ -326,8 +327,13 @@ impl Scheduler {
     }
 
     #[inline(never)]
-    fn queue_state_among_others(&self, place: &Place, now: u64) -> QueueState {
-        place.queue.lock().queue_state(now, &self.policy)
+    fn queue_state_among_others(&self, cpu: CpuIndex, now: u64) -> QueueState {
+        let queue = self.place(cpu).queue.lock();
+        let mut state = queue.queue_state(now, &self.policy);
+        if self.ledger.is_in_use() && state.has_waiting && !state.should_switch {
+            state.should_switch = self.is_wanted(&queue, cpu, now);
+        }
+        state
     }
 
     /// The same after `cpu` has put a vCPU into its own queue, so that another vCPU very likely

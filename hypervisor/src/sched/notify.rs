@@ -74,7 +74,7 @@
 //! | `Group::virtual_time` | by any CPU that charges, by read-modify-write | a guest is taken to be ahead or behind by a turn more than it is, until the next pick |
 //! | `Ledger::average`, `Ledger::floor`, `Group::wanting_at` | by one CPU at a time that looks, every quarter of a slice | a guest that wakes is owed a little more or less |
 //! | `Group::runnable` | under the locks of the queues that have its vCPUs | an average without a guest that has just come, or with one that has just gone |
-//! | `Seat::group`, `Seat::charged` | by the CPU when a turn begins and ends; `charged` by any CPU that charges the turn | none to the account: `charged` moves by read-modify-write only, so that each tick is charged once. A vCPU is given to a CPU whose turn has just changed: it is in a longer queue than necessary |
+//! | `Seat::group`, `Seat::charged` | by the CPU when a turn begins and ends; `charged` by any CPU that charges the turn | none to the account: `charged` moves by read-modify-write only, so that each tick is charged once. A vCPU is given to a CPU whose turn has just changed: it is in a longer queue than necessary. A vCPU that an idle CPU could run stays until its turn ends |
 //! | `Seat::held` | under the queue's lock | a vCPU goes to another CPU than the least loaded one |
 //! | `Cap::spent_until` | by any CPU that charges | a turn begins that had to wait: it is paid back. See R to T |
 //! | `Cap::is_held` | by any CPU that looks | a guest is let go with less than half a burst, or held for that |

@@ -139,6 +139,7 @@ pub(super) fn wait_for_turn<A: Arch>(
             if host.is_leaving() {
                 A::leave_space(&host.common, cpu, workspace);
             }
+            host.nudge(host.sched.ask_for_running(cpu.index, A::now()));
             by_tick = idle(host, cpu);
         } else if cpu.turns.is_window_due() {
             A::take_interrupts();

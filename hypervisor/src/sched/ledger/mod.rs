@@ -57,6 +57,11 @@ impl Seat {
         self.group.load(Ordering::Relaxed) == group + 1
     }
 
+    /// Whether no vCPU runs there.
+    pub(super) fn is_idle(&self) -> bool {
+        self.group.load(Ordering::Relaxed) == 0
+    }
+
     /// How many vCPUs of held guests wait for the CPU, which runs none.
     pub(super) fn held(&self) -> u32 {
         self.held.load(Ordering::Relaxed)

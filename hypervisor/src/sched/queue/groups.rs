@@ -148,17 +148,37 @@ impl RunQueue {
         Some(stolen)
     }
 
+    /// Removes a waiting vCPU of this guest, for another queue, whether the guest is held or not.
+    pub(in crate::sched) fn give_of(&mut self, group: GroupIndex) -> Option<(VcpuIndex, Standing)> {
+        let Self { front, others, ledger, .. } = self;
+        let lines =
+            others.iter_mut().chain([front]).find(|lines| lines.group == group && lines.has_waiting())?;
+        let given = lines.steal()?;
+        lines.count_out(ledger);
+        self.count_beside();
+        Some(given)
+    }
+
+    /// The guest whose vCPU runs here.
+    pub(in crate::sched) fn running_group(&self) -> Option<GroupIndex> {
+        self.running.as_ref().map(|_| self.front.group)
+    }
+
     /// The guests that wait beside the one whose vCPU ran last, and of each the vCPU that
     /// [`give`](Self::give) takes.
     pub(in crate::sched) fn waiting_beside(&self) -> impl Iterator<Item = (GroupIndex, VcpuIndex)> {
         self.others.iter().filter_map(|lines| Some((lines.group, lines.last()?)))
     }
 
+    /// The guests that wait and are not held.
+    pub(in crate::sched) fn waiting(&self, now: u64) -> impl Iterator<Item = GroupIndex> {
+        let waiting = self.all_lines().filter(|lines| lines.has_waiting()).map(|lines| lines.group);
+        waiting.filter(move |&group| self.ledger.held_until(self.ledger.group(group), now).is_none())
+    }
+
     /// The waiting guest that is least ahead.
     pub(in crate::sched) fn least_ahead(&self, now: u64) -> Option<GroupIndex> {
-        let waiting = self.all_lines().filter(|lines| lines.has_waiting()).map(|lines| lines.group);
-        let free = waiting.filter(|&group| self.ledger.held_until(self.ledger.group(group), now).is_none());
-        free.min_by_key(|&group| self.ledger.lead(self.ledger.group(group)))
+        self.waiting(now).min_by_key(|&group| self.ledger.lead(self.ledger.group(group)))
     }
 
     #[cold]

@@ -203,6 +203,8 @@ impl Machine {
         let turn = self.sched.next(cpu, self.now);
         if turn.is_none() {
             self.cpus[cpu as usize].due = self.sched.next_event(cpu).max(self.now + 1);
+            let nudge = self.sched.ask_for_running(cpu, self.now);
+            self.obey(nudge);
         } else {
             self.begin(cpu, turn);
         }

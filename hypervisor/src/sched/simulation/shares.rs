@@ -123,6 +123,17 @@ fn guests_that_may_use_some_cpus_only_share_these() {
 }
 
 #[test]
+fn a_guest_that_may_run_anywhere_makes_room_for_one_that_may_not() {
+    let pinned = || (guest(100, vec![Works]).on([1]), 100.0);
+    // It is held by its cap whenever the turn of the pinned one ends.
+    let capped = |cap| (guest(100, vec![Works]).capped(cap), f64::from(cap));
+    check(2, vec![pinned(), capped(50), works(100, 1)], 3.0);
+    check(2, vec![pinned(), capped(20), works(100, 1)], 3.0);
+    check(2, vec![pinned(), works(100, 1), works(100, 1)], 3.0);
+    check(2, vec![pinned(), capped(50), works(300, 1)], 3.0);
+}
+
+#[test]
 fn a_guest_alone_on_one_cpu_loses_nothing_to_one_in_another_place() {
     let apart =
         vec![(guest(1, vec![Works; 2]).on([0]), 100.0), (guest(10_000, vec![Works; 2]).on([1]), 100.0)];
