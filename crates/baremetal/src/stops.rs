@@ -31,6 +31,11 @@ impl Stops {
         }
     }
 
+    /// Leaves out the time since the previous reading, in which the program did something else.
+    pub fn skip(&mut self, now: u64) {
+        self.last = now;
+    }
+
     #[cold]
     fn add(&mut self, stop: u64) {
         self.count += 1;
@@ -65,6 +70,16 @@ mod tests {
         assert_eq!(stops.count, 0);
         stops.look(10_000, 4950);
         assert_eq!((stops.count, stops.total), (1, 50), "a stop during other work");
+    }
+
+    #[test]
+    fn what_is_left_out_is_no_stop() {
+        let mut stops = Stops::new(0, 50);
+        stops.skip(5000);
+        stops.look(5049, 0);
+        assert_eq!(stops.count, 0);
+        stops.look(5099, 0);
+        assert_eq!((stops.count, stops.longest), (1, 50));
     }
 
     #[test]

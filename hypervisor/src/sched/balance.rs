@@ -46,8 +46,8 @@ impl Scheduler {
         })
     }
 
-    /// For `cpu`, which found nothing to do. A CPU that runs a vCPU which could run here, while only
-    /// vCPUs wait there that may not, is to let it go: the nudge for that.
+    /// For `cpu`, which found nothing to do: the nudge for a CPU that is to let its vCPU go. That
+    /// vCPU could run here, and of those that wait there none may.
     #[inline]
     pub fn ask_for_running(&self, cpu: CpuIndex, now: u64) -> Nudge {
         if self.ledger.is_in_use() { self.ask_among_groups(cpu, now) } else { Nudge::Nothing }
@@ -176,9 +176,14 @@ impl Scheduler {
                 return Some((to, own.give_of(group)?));
             }
             let group = own.least_ahead(now)?;
-            let ahead = self.search_ahead_of(group, cpu, now).map(|ahead| (group, ahead));
-            let (group, to) = ahead.or_else(|| self.search_own(own, cpu, now))?;
-            Some((to, own.give_of(group)?))
+            if let Some(to) = self.search_ahead_of(group, cpu, now) {
+                return Some((to, own.give_of(group)?));
+            }
+            let (group, to) = self.search_own(own, cpu, now)?;
+            let (vcpu, standing) = own.give_of(group)?;
+            // There it runs next. Otherwise it might be the one that is too many there, and come
+            // back without having run.
+            Some((to, (vcpu, standing.owed(&self.policy))))
         });
         match given {
             Some((to, (vcpu, standing))) => self.enqueue(to, vcpu, standing),
@@ -219,7 +224,7 @@ impl Scheduler {
                     && self.load_of(*other) <= load
                     && self.may_run(group, *other)
             };
-            Some((group, self.others(cpu).find(is_own)?))
+            Some((group, self.others(cpu).filter(is_own).min_by_key(|&other| self.load_of(other))?))
         })
     }
 }

@@ -3,8 +3,8 @@
 //! Of the guests that have vCPUs waiting, and are not held by their caps, the one that is least
 //! ahead of the others (see [`ledger`](crate::sched::ledger)) runs the vCPU that is next in its
 //! lines. Its turn ends, besides what its own lines want, when it is ahead of another guest that
-//! waits, and after a slice at the latest. A guest whose vCPUs wake here has the turn end a margin
-//! after that, instead of half a slice.
+//! waits, and after seven eighths of a slice at the latest. A guest whose vCPUs wake here has the
+//! turn end a margin after that, instead of half a slice.
 //!
 //! A vCPU that spins goes behind its own guest's vCPUs only: spinning costs a guest its own
 //! time. If none of them waits, another guest runs if it is no more than a margin further
@@ -221,7 +221,7 @@ impl RunQueue {
 
     /// When the turn of the vCPU that runs ends for the sake of another guest.
     fn turn_end_beside(&self, running: &Running, lines: &Lines, policy: &Policy) -> u64 {
-        let latest = running.since.saturating_add(policy.slice);
+        let latest = running.since.saturating_add(policy.turn_beside());
         if lines.is_passive() {
             return latest;
         }

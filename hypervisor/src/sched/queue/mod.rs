@@ -22,7 +22,7 @@ pub type VcpuIndex = u32;
 /// Time spans that make up the policy, in ticks of the clock.
 #[derive(Clone, Copy, Debug)]
 pub struct Policy {
-    /// Longest run while others wait.
+    /// Longest run while others of its guest wait.
     pub slice: u64,
     /// How much longer than a waking vCPU the running one must have run to be preempted for it.
     pub wakeup_margin: u64,
@@ -34,6 +34,12 @@ impl Policy {
     /// for longer than this.
     pub const fn new(slice: u64) -> Self {
         Self { slice, wakeup_margin: slice / 8 }
+    }
+
+    /// Longest run while another guest waits. It ends late, by the time of an exit and a switch; so
+    /// the other guest waits for about a slice.
+    pub const fn turn_beside(&self) -> u64 {
+        self.slice - self.slice / 8
     }
 
     /// How long a vCPU runs, while others wait, before the first check whether it spins.
@@ -74,6 +80,11 @@ impl Standing {
     /// Whether it goes into the timer line.
     pub fn is_expired(self) -> bool {
         self.line == Line::Timer
+    }
+
+    /// The same of a vCPU that has waited for long: it is owed as much as a sleeper.
+    pub(super) fn owed(self, policy: &Policy) -> Self {
+        Self { lag: self.lag.min(-policy.sleeper_credit()), ..self }
     }
 }
 
