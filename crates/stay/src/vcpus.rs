@@ -33,11 +33,12 @@ pub fn in_bank<V>(vcpus: &[V], bank: usize, bits: u64, mut act: impl FnMut(usize
     let mut bits = bits & u64::MAX >> (BANK - vcpus.len().min(BANK));
     while bits != 0 {
         let place = bits.trailing_zeros() as usize;
-        bits &= bits.wrapping_sub(1);
         // SAFETY: only the bits of existing vCPUs remain, at most 64: `place` is below their
         // number.
         let vcpu = unsafe { vcpus.get_unchecked(place) };
         act(first.wrapping_add(place), vcpu);
+        // Last, so that the loop ends by the flags of this.
+        bits &= bits.wrapping_sub(1);
     }
 }
 
