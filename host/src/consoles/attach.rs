@@ -119,12 +119,14 @@ impl Attached {
             if let Some(signal) = signals.caught() {
                 return Ok(End::Signal(signal));
             }
-            if let Some(why) = keyboard.failure() {
-                write!(sink, "\r\n[not typed: {why}]\r\n").context("cannot write")?;
-            }
-            if period.is_multiple_of(ALIVE_PERIODS) && !self.machine.is_alive() {
+            let failure = keyboard.failure();
+            let must_look = failure.is_some() || period.is_multiple_of(ALIVE_PERIODS);
+            if must_look && !self.machine.is_alive() {
                 self.pass(sink)?;
                 return Ok(End::MachineEnded);
+            }
+            if let Some(why) = failure {
+                write!(sink, "\r\n[not typed: {why}]\r\n").context("cannot write")?;
             }
             match self.look()? {
                 Some(now) if now != state => {

@@ -129,15 +129,19 @@ impl Found {
         Notice::read(&self.socket.with_extension(NOTICE_SUFFIX), getuid().as_raw())
     }
 
-    /// Whether its process exists.
+    /// Whether it runs: its socket exists, and so does its process. A process may run several
+    /// machines, and one that has ended exists until its parent has seen that.
     pub(crate) fn is_alive(&self) -> bool {
-        is_alive(&self.name)
+        self.socket.exists() && is_alive(&self.name)
     }
 
     /// A mock for tests.
     #[cfg(test)]
     pub(crate) fn made_up(name: &str, directory: &Path) -> Self {
-        Self { name: name.to_owned(), socket: directory.join(name).with_extension(SUFFIX) }
+        let socket = directory.join(name).with_extension(SUFFIX);
+        // Where the directory is made up, too, nothing is looked at.
+        let _ = fs::write(&socket, "");
+        Self { name: name.to_owned(), socket }
     }
 }
 
