@@ -17,6 +17,8 @@
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use baremetal::pages::PAGE;
+
 use super::heap;
 use crate::arch::PerCpu;
 use crate::arch::cpu::{self, CpuData};
@@ -27,11 +29,11 @@ use crate::vm::percpu::{self, MAX_CPUS};
 pub(crate) const BLOCK_SIZE: u64 = 128 << 10;
 /// Offset in a block of the top of the stack on which faults of the hypervisor itself are reported.
 pub(crate) const FAULT_STACK_TOP: u64 = 0x3000;
-/// Offset of the lowest word of the main stack.
-const MAIN_STACK: u64 = 0x7000;
 const DATA_OFFSET: u64 = 0x1f000;
 /// Offsets of the unmapped pages.
 pub(crate) const GUARD_PAGES: [u64; 3] = [0, 0x3000, 0x6000];
+/// Offset of the lowest word of the main stack.
+const MAIN_STACK: u64 = GUARD_PAGES[2] + PAGE;
 
 /// Address of the first block; zero before there are any.
 static BLOCKS: AtomicU64 = AtomicU64::new(0);

@@ -216,7 +216,9 @@ impl Scheduler {
         own.waiting_beside().find_map(|(group, vcpu)| {
             // As of the last release of the queue's lock before this one, or later.
             let since = self.homes[vcpu as usize].ready_since.load(Ordering::Relaxed);
-            if now.saturating_sub(since) < 2 * self.policy.slice {
+            let has_waited_long = now.saturating_sub(since) >= 2 * self.policy.slice;
+            // A vCPU that its guest's cap holds waits for no CPU.
+            if !has_waited_long || self.ledger.held_until(self.ledger.group(group), now).is_some() {
                 return None;
             }
             let is_own = |other: &CpuIndex| {

@@ -139,7 +139,6 @@ pub(super) fn wait_for_turn<A: Arch>(
             if host.is_leaving() {
                 A::leave_space(&host.common, cpu, workspace);
             }
-            host.nudge(host.sched.ask_for_running(cpu.index, A::now()));
             by_tick = idle(host, cpu);
         } else if cpu.turns.is_window_due() {
             A::take_interrupts();
@@ -147,9 +146,11 @@ pub(super) fn wait_for_turn<A: Arch>(
     }
 }
 
-/// Waits for an interrupt. Returns whether that was the tick, without a kick.
+/// Asks for a vCPU that runs elsewhere, and waits for an interrupt. Returns whether that was the
+/// tick, without a kick.
 fn idle<A: Arch>(host: &Host<A>, cpu: &PerCpu<A>) -> bool {
     let now = A::now();
+    host.nudge(host.sched.ask_for_running(cpu.index, now));
     cpu.set_timer_and_tick(host.sched.next_event(cpu.index), now);
     let is_for_tick = cpu.tick_due().is_some();
     cpu.was_kicked.set(false);

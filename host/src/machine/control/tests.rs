@@ -138,8 +138,10 @@ fn a_notice_goes_with_the_registration() {
     assert_eq!(machine.notice().expect("none is there"), None);
     registration.publish(&notice).expect("writes");
     assert_eq!(machine.notice().expect("reads"), Some(notice));
+    assert!(machine.is_alive());
     drop(registration);
     assert_eq!(machine.notice().expect("it has gone"), None);
+    assert!(!machine.is_alive(), "its process, which is this one, goes on");
 }
 
 #[test]

@@ -165,7 +165,7 @@ impl RunQueue {
     }
 
     /// The guests that wait beside the one whose vCPU ran last, and of each the vCPU that
-    /// [`give`](Self::give) takes.
+    /// [`give_of`](Self::give_of) takes.
     pub(in crate::sched) fn waiting_beside(&self) -> impl Iterator<Item = (GroupIndex, VcpuIndex)> {
         self.others.iter().filter_map(|lines| Some((lines.group, lines.last()?)))
     }

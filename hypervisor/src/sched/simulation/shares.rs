@@ -190,6 +190,16 @@ fn a_guest_that_wakes_runs_within_a_slice() {
 }
 
 #[test]
+fn a_turn_beside_another_guest_is_shorter_than_a_slice() {
+    let mut machine = Machine::new(1, &[guest(100, vec![Works]), guest(100, vec![Works])]);
+    machine.run(10_000 * MS);
+    for group in 0..2 {
+        let waited = machine.waited_max(group);
+        assert!(waited <= SLICE - SLICE / 8, "guest {group} waited for {waited}");
+    }
+}
+
+#[test]
 fn a_long_sleep_or_a_long_time_alone_earns_and_costs_little() {
     // Both have a vCPU for each CPU; one sleeps for half a minute while the other is alone.
     let sleeper = guest(100, vec![Sleeps(1000 * MS, 30_000 * MS); 2]);
