@@ -97,33 +97,33 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
         Self { space, stage: Stage::Resizing, slot: Some(slot), tasks, walk: None, owed, _turn: turn }
     }
 
-    /// Takes the next step that is no walk: returns a walk that begins, or `None` if there is more
-    /// that can be done now. A walk may visit as many as `at_once` entries immediately.
+    /// Takes the next step that is no walk, which may begin one. `Err` if nothing more can be done
+    /// now. A walk may visit as many as `at_once` entries immediately.
     fn advance(
         &mut self,
         entries_max: u32,
         at_once: Option<u32>,
         retire: &mut impl FnMut(Retired),
-    ) -> Result<Option<Walk<'a, F, M>>, Progress> {
+    ) -> Result<(), Progress> {
         if let Stage::Draining(_) = self.stage {
             self.drain()?;
         }
         if self.tasks.is_empty() {
             match &mut self.stage {
                 Stage::Treating { update, next } => match update.change(*next) {
-                    None => return self.conclude(retire).map(|()| None),
+                    None => return self.conclude(retire),
                     Some(change) => {
                         self.tasks = task::tasks(&change, self.space.zap);
                         self.slot = change.current;
                         *next += 1;
                     }
                 },
-                Stage::Resizing => return self.conclude(retire).map(|()| None),
+                Stage::Resizing => return self.conclude(retire),
                 _ => return Err(Progress::Waiting),
             }
         }
         match self.tasks.pop() {
-            None => Ok(None),
+            None => Ok(()),
             Some(Task::Flush) => Err(self.owed.await_flush()),
             Some(task) => self.begin(task, entries_max, at_once),
         }
@@ -159,27 +159,25 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
         }
     }
 
-    /// Continues a pass over the tables. `None` if the pass is finished.
-    fn go_on(&mut self, mut walk: Walk<'a, F, M>, entries_max: u32) -> Option<Progress> {
-        match walk.step(entries_max) {
-            progress @ (Progress::More | Progress::Waiting) => {
-                self.walk = Some(walk);
-                return Some(progress);
-            }
-            Progress::Flush => {
-                self.owed.put(walk.take_gather());
-                self.walk = Some(walk);
-                return Some(self.owed.await_flush());
-            }
-            Progress::Done => self.owed.put(walk.into_gather()),
-            Progress::OutOfTables => {
-                self.owed.put(walk.into_gather());
-                // A page that cannot be split is zapped: faults restore it in small pages.
-                if let Some(change) = self.present() {
-                    self.tasks.clear();
-                    self.tasks.push(Task::Zap(change.former.range()));
-                }
-            }
+    /// Continues the pass over the tables, in its place, since a walk is expensive to move. `None`
+    /// if there is none, or it is finished.
+    fn go_on(&mut self, entries_max: u32) -> Option<Progress> {
+        let walk = self.walk.as_mut()?;
+        let progress = walk.step(entries_max);
+        if matches!(progress, Progress::More | Progress::Waiting) {
+            return Some(progress);
+        }
+        self.owed.put(walk.take_gather());
+        if progress == Progress::Flush {
+            return Some(self.owed.await_flush());
+        }
+        self.walk = None;
+        // A page that cannot be split is zapped: faults restore it in small pages.
+        if progress == Progress::OutOfTables
+            && let Some(change) = self.present()
+        {
+            self.tasks.clear();
+            self.tasks.push(Task::Zap(change.former.range()));
         }
         None
     }
@@ -195,10 +193,10 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
         task: Task,
         entries_max: u32,
         at_once: Option<u32>,
-    ) -> Result<Option<Walk<'a, F, M>>, Progress> {
+    ) -> Result<(), Progress> {
         let task = match task {
             Task::Zap(_) if self.space.zap == ZapWay::Everything => Task::Zap(0..u64::MAX),
-            Task::Collapse(_, _, level) if level > self.space.largest => return Ok(None),
+            Task::Collapse(_, _, level) if level > self.space.largest => return Ok(()),
             // Faults wait for it, so it precedes any freeing.
             task @ Task::Thaw(..) => task,
             // Earlier tables are freed first: nothing is gathered until then.
@@ -215,7 +213,10 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
         };
         match (self.space.tables.edit(), zap) {
             (Some(editor), Some((entries_max, range))) => self.zap(editor, range, entries_max),
-            (Some(editor), _) => Ok(Walk::begin(editor, &self.space.slots, task, rights, &mut self.owed)),
+            (Some(editor), _) => {
+                self.walk = Walk::begin(editor, &self.space.slots, task, rights, &mut self.owed);
+                Ok(())
+            }
             // An editor other than a job.
             (None, _) => {
                 self.tasks.push(task);
@@ -224,19 +225,19 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
         }
     }
 
-    /// Zaps a range, which the first step usually completes. A caller waits for the flush that
-    /// follows, and a walk is expensive to move.
+    /// Zaps a range, which the first step usually completes: a caller waits for the flush that
+    /// follows.
     fn zap(
         &mut self,
         editor: Editor<'a, F, M>,
         range: Range<u64>,
         entries_max: u32,
-    ) -> Result<Option<Walk<'a, F, M>>, Progress> {
+    ) -> Result<(), Progress> {
         self.owed.zaps(&range);
         let mut change = editor.zap(range, Tables::Detach);
         if change.step(entries_max) == Progress::Done {
             self.owed.put(change.into_gather());
-            return Ok(None);
+            return Ok(());
         }
         self.walk = Some(Walk::Plain(change));
         Err(Progress::More)
@@ -279,18 +280,16 @@ impl<F: Format, M: TableMemory> Steps for Job<'_, F, M> {
         if self.owed.awaits_flush() {
             return Progress::Flush;
         }
-        let mut walk = self.walk.take();
         let mut has_walked = false;
         let was_settled = self.generation().is_some();
         // Each iteration, except the one that walks, returns or takes a task from the list.
         loop {
-            if let Some(walk) = walk.take() {
+            if self.walk.is_some() {
                 if has_walked {
-                    self.walk = Some(walk);
                     return Progress::More;
                 }
                 has_walked = true;
-                if let Some(progress) = self.go_on(walk, entries_max) {
+                if let Some(progress) = self.go_on(entries_max) {
                     return progress;
                 }
             }
@@ -303,7 +302,7 @@ impl<F: Format, M: TableMemory> Steps for Job<'_, F, M> {
             }
             let at_once = (!has_walked).then_some(entries_max);
             match self.advance(entries_max, at_once, &mut retire) {
-                Ok(begun) => walk = begun,
+                Ok(()) => {}
                 Err(progress) => return progress,
             }
         }

@@ -296,7 +296,8 @@ fn delete<A: Arch>(vm: &'static Vm<A>, slot: u16) -> Result<Work<A>, Refusal> {
     let by_page = vm.files.config.switches.stage2_unmap == Stage2Unmap::Page;
     let phase = if by_page { Phase::PerPage } else { Phase::Blocking };
     let scratch = Box::new(FlushScratch::new());
-    let job = marked::<A, _>(phase, || vm.space.remove(SlotId(slot)).map(Box::new));
+    let place = Box::new_uninit();
+    let job = marked::<A, _>(phase, || vm.space.remove(SlotId(slot)).map(|job| Box::write(place, job)));
     let job = job.map_err(|error| refusal(slot, error))?;
     Ok(Work::Change { job, scratch, after: After::Report, took: Took::default(), phase })
 }
