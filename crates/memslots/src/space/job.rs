@@ -188,12 +188,7 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
         update.change(next.checked_sub(1)?)
     }
 
-    fn begin(
-        &mut self,
-        task: Task,
-        entries_max: u32,
-        at_once: Option<u32>,
-    ) -> Result<(), Progress> {
+    fn begin(&mut self, task: Task, entries_max: u32, at_once: Option<u32>) -> Result<(), Progress> {
         let task = match task {
             Task::Zap(_) if self.space.zap == ZapWay::Everything => Task::Zap(0..u64::MAX),
             Task::Collapse(_, _, level) if level > self.space.largest => return Ok(()),
@@ -227,12 +222,7 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
 
     /// Zaps a range, which the first step usually completes: a caller waits for the flush that
     /// follows.
-    fn zap(
-        &mut self,
-        editor: Editor<'a, F, M>,
-        range: Range<u64>,
-        entries_max: u32,
-    ) -> Result<(), Progress> {
+    fn zap(&mut self, editor: Editor<'a, F, M>, range: Range<u64>, entries_max: u32) -> Result<(), Progress> {
         self.owed.zaps(&range);
         let mut change = editor.zap(range, Tables::Detach);
         if change.step(entries_max) == Progress::Done {

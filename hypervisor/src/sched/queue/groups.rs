@@ -6,6 +6,10 @@
 //! waits, and after seven eighths of a slice at the latest. A guest whose vCPUs wake here has the
 //! turn end a margin after that, instead of half a slice.
 //!
+//! Whoever was ended that way stands back behind guests that wait and are up to half a slice
+//! further ahead. Otherwise two CPUs whose turns end at different times get into step: what the
+//! guests have on one of them makes the same guest next on the other one, twice in a row.
+//!
 //! A vCPU that spins goes behind its own guest's vCPUs only: spinning costs a guest its own
 //! time. If none of them waits, another guest runs if it is no more than a margin further
 //! ahead. That lets a lock's holder run, at no cost to the share of the one that spins.
@@ -81,7 +85,7 @@ impl RunQueue {
     pub(super) fn choose_group(&mut self, now: u64) -> bool {
         let Self { front, others, ledger, .. } = self;
         ledger.look(now);
-        let has_yielded = core::mem::take(&mut self.has_yielded);
+        let stands_back = core::mem::take(&mut self.stands_back);
         let margin = ledger.policy().wakeup_margin;
         let mut next: Option<(i64, usize)> = None;
         // The front comes last: if two are even, the other one is next.
@@ -90,8 +94,12 @@ impl RunQueue {
             if !lines.has_waiting() || ledger.held_until(group, now).is_some() {
                 continue;
             }
-            let stands_back = lines.is_passive() || (has_yielded && index == others.len());
-            let lead = ledger.lead(group).saturating_add(group.cost(if stands_back { margin } else { 0 }));
+            let stands_back = match index == others.len() {
+                _ if lines.is_passive() => margin,
+                true => stands_back,
+                false => 0,
+            };
+            let lead = ledger.lead(group).saturating_add(group.cost(stands_back));
             if next.is_none_or(|(least, _)| lead < least) {
                 next = Some((lead, index));
             }
@@ -118,7 +126,12 @@ impl RunQueue {
     pub(super) fn note_put_back(&mut self, now: u64, why: PutBack) {
         self.ledger.end_turn(self.cpu, self.front.group, now);
         self.front.has_news = false;
-        self.has_yielded = why != PutBack::Preempted && !self.front.has_waiting();
+        let policy = self.ledger.policy();
+        self.stands_back = match why {
+            PutBack::Preempted => policy.slice / 2,
+            _ if !self.front.has_waiting() => policy.wakeup_margin,
+            _ => 0,
+        };
     }
 
     #[cold]

@@ -131,8 +131,9 @@ pub struct RunQueue {
     timers: Vec<(u64, VcpuIndex)>,
     /// How many vCPUs wait in the other guests' lines, and [`WATCHED`].
     beside: usize,
-    /// The vCPU that was put back last spins, and no other of its guest waits here.
-    has_yielded: bool,
+    /// By how many ticks the guest of the vCPU that was put back stands back when the next one is
+    /// chosen.
+    stands_back: u64,
     cpu: CpuIndex,
     ledger: Arc<Ledger>,
 }
@@ -147,7 +148,7 @@ impl RunQueue {
             running: None,
             timers: Vec::with_capacity(vcpus),
             beside: 0,
-            has_yielded: false,
+            stands_back: 0,
             cpu,
             ledger,
         }

@@ -41,7 +41,8 @@ struct Vcpu {
     is_asleep: bool,
     /// Since when it waits for a CPU.
     ready_since: Option<u64>,
-    waited_max: u64,
+    /// How long it has waited each time.
+    waits: Vec<u64>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -111,7 +112,7 @@ impl Machine {
             had: 0,
             is_asleep: true,
             ready_since: None,
-            waited_max: 0,
+            waits: Vec::new(),
         }));
         rows.for_each(|vcpu| self.wake(vcpu, Line::Work));
     }
@@ -220,7 +221,7 @@ impl Machine {
             assert!(self.sets[state.group as usize].contains(cpu), "vCPU {vcpu} may not run on CPU {cpu}");
             let since = state.ready_since.take().unwrap_or_else(|| panic!("vCPU {vcpu} is not runnable"));
             assert_eq!(waited, now - since, "vCPU {vcpu} was runnable for so long");
-            state.waited_max = state.waited_max.max(waited);
+            state.waits.push(waited);
         }
         self.cpus[cpu as usize] = Cpu { current: vcpu, counted: now, due: now };
     }
@@ -286,7 +287,10 @@ impl Machine {
 
     /// The longest time that a vCPU of the guest has waited for a CPU, waiting ones included.
     fn waited_max(&self, group: GroupIndex) -> u64 {
-        let waited = |vcpu: &Vcpu| vcpu.waited_max.max(vcpu.ready_since.map_or(0, |since| self.now - since));
+        let waited = |vcpu: &Vcpu| {
+            let waits = vcpu.waits.iter().copied();
+            waits.chain(vcpu.ready_since.map(|since| self.now - since)).max().unwrap_or(0)
+        };
         self.vcpus[self.rows(group)].iter().map(waited).max().unwrap_or(0)
     }
 }

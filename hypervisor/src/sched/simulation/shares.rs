@@ -199,6 +199,20 @@ fn a_turn_beside_another_guest_is_shorter_than_a_slice() {
     }
 }
 
+/// What the guests have on one CPU must not make the same one next on the other CPU, twice in a
+/// row, again and again.
+#[test]
+fn turns_that_end_at_different_times_do_not_get_into_step() {
+    for (vcpus, habit) in [(2, Works), (3, Works), (4, Works), (8, Works), (4, Waits(100)), (4, Yields(50))] {
+        let mut machine = Machine::new(2, &[guest(100, vec![habit; vcpus]), guest(100, vec![Works; 2])]);
+        machine.run(500 * MS);
+        machine.vcpus.iter_mut().for_each(|vcpu| vcpu.waits.clear());
+        machine.run(10_000 * MS);
+        let waited = machine.waited_max(1);
+        assert!(waited <= SLICE, "beside {vcpus} vCPUs ({habit:?}), one waited for {waited}");
+    }
+}
+
 #[test]
 fn a_long_sleep_or_a_long_time_alone_earns_and_costs_little() {
     // Both have a vCPU for each CPU; one sleeps for half a minute while the other is alone.
