@@ -50,13 +50,15 @@ pub(super) const STEPS: [Step; 15] = [
     ),
     step(
         "model-tests",
-        "flush protocol, memory slots, dirty logs, trace and console rings under loom, all interleavings",
+        "flush protocol, IOMMU rings, memory slots, dirty logs, trace and console rings under loom",
         &[
             "test",
             "--release",
             "--lib",
             "--package",
             "quell-coherence",
+            "--package",
+            "quell-iommu",
             "--package",
             "quell-memslots",
             "--package",

@@ -1,0 +1,124 @@
+//! Entries of the device table and of page tables. Source: 48882, 2.2.2 and 2.2.3.
+
+use super::command::DomainId;
+
+/// The bits of a physical address of a table.
+const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+
+/// Device table entry, first double word: the entry, and its translation, are valid.
+const VALID: u64 = 1 << 0;
+const TRANSLATES: u64 = 1 << 1;
+/// Levels of the page table.
+const MODE_SHIFT: u32 = 9;
+/// Permission to read and to write, in the entry and in entries of page tables.
+const READ: u64 = 1 << 61;
+const WRITE: u64 = 1 << 62;
+/// Second double word: the device may keep translations (ATS).
+const ATS: u64 = 1 << 32;
+/// Third double word: interrupts are remapped by a table.
+const REMAPS: u64 = 1 << 0;
+/// Log2 of the number of entries of that table.
+const LENGTH_SHIFT: u32 = 1;
+const INTERRUPT_TABLE: u64 = 0x000f_ffff_ffff_ffc0;
+/// Fixed and arbitrated interrupts are remapped; without it they are aborted.
+const REMAP: u64 = 2 << 60;
+
+/// Levels of a page table; each one translates 9 bits of an address, the lowest after 12.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Levels {
+    /// 39 bits.
+    Three = 3,
+    /// 48 bits, as the processor's nested tables.
+    Four = 4,
+    /// 57 bits.
+    Five = 5,
+}
+
+/// An interrupt remapping table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InterruptTable {
+    /// Host physical address, a multiple of 128.
+    pub address: u64,
+    /// Log2 of the number of entries, 11 at most.
+    pub order: u8,
+}
+
+/// An entry of the device table: four double words.
+///
+/// The IOMMU reads an entry whole only where it is written in one piece. Write a live one so that
+/// each double word alone is safe: [`BLOCKED`](Self::BLOCKED) first, then an invalidation of the
+/// entry and its completion, and then the new one from the last double word to the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceEntry(pub [u64; 4]);
+
+impl DeviceEntry {
+    /// All DMA and all interrupts of the device are aborted, and logged.
+    pub const BLOCKED: Self = Self([VALID | TRANSLATES, 0, REMAPS_NOTHING, 0]);
+
+    /// DMA is translated by the page table at `root` (host physical, a multiple of 4096), and
+    /// interrupts are aborted. `None` if the address does not fit, or for domain 0.
+    #[must_use]
+    pub const fn translated(root: u64, levels: Levels, domain: DomainId) -> Option<Self> {
+        if root & !ADDRESS != 0 || domain.0 == 0 {
+            return None;
+        }
+        let mode = (levels as u64) << MODE_SHIFT;
+        let first = VALID | TRANSLATES | READ | WRITE | mode | root;
+        Some(Self([first, domain.0 as u64, REMAPS_NOTHING, 0]))
+    }
+
+    /// The same, for a device that may keep translations itself: it has to be told, too.
+    #[must_use]
+    pub const fn with_ats(self) -> Self {
+        let Self([first, second, third, fourth]) = self;
+        Self([first, second | ATS, third, fourth])
+    }
+
+    /// The same, with interrupts that a table remaps. `None` if the table does not fit.
+    #[must_use]
+    pub const fn with_interrupts(self, table: InterruptTable) -> Option<Self> {
+        if table.address & !INTERRUPT_TABLE != 0 || table.address & 127 != 0 || table.order > 11 {
+            return None;
+        }
+        let Self([first, second, _, fourth]) = self;
+        let third = REMAPS | (table.order as u64) << LENGTH_SHIFT | table.address | REMAP;
+        Some(Self([first, second, third, fourth]))
+    }
+
+    /// Whether the IOMMU translates by it.
+    #[must_use]
+    pub const fn is_translated(self) -> bool {
+        self.0[0] & (VALID | TRANSLATES) == VALID | TRANSLATES && self.0[0] & (READ | WRITE) != 0
+    }
+}
+
+/// The entry of interrupts is valid, and none is forwarded.
+const REMAPS_NOTHING: u64 = REMAPS;
+
+/// What an entry of a page table is to the IOMMU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageEntry {
+    /// The next table, which has this level: 1 for the last.
+    Table(u8),
+    /// A page, of the size that its level has.
+    Leaf {
+        /// Devices may write to it.
+        is_writable: bool,
+    },
+}
+
+/// The bits that the IOMMU reads in a present entry and the processor ignores, to be added to an
+/// entry of a nested page table (AMD64 APM volume 2, 5.3: bits 11:9 and 58:52 are available, and
+/// 62:59 unless protection keys are in use, which nested tables do not have).
+///
+/// The present bit and the address are at the same places for both.
+#[must_use]
+pub const fn page_bits(entry: PageEntry) -> u64 {
+    match entry {
+        // Permissions are those of the leaf.
+        PageEntry::Table(level) => ((level & 7) as u64) << MODE_SHIFT | READ | WRITE,
+        PageEntry::Leaf { is_writable: true } => READ | WRITE,
+        PageEntry::Leaf { is_writable: false } => READ,
+    }
+}

@@ -1,0 +1,32 @@
+//! IOMMUs, as one more place that keeps translations: their command queues, and the encodings of
+//! their commands, tables and events.
+//!
+//! A device with an IOMMU translates its DMA by a page table, and the IOMMU keeps the translations
+//! that it has used (the IOTLB). Memory that was unmapped may be reused when the processors *and*
+//! every IOMMU have forgotten it. An IOMMU forgets when it is told so by a command in a ring in
+//! memory, and says when it has, also by a command. [`Queue`] is that ring: any number of CPUs put
+//! commands in, one completion serves all that were put in before it, and whoever need not wait
+//! does not.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`queue`] | the ring, for AMD-Vi and SMMUv3 alike, and the order of its events |
+//! | [`amd`] | AMD-Vi: commands, ranges, device table, page-table entries, event log |
+//! | [`smmu`] | SMMUv3: commands, ranges, stream table, context descriptors, events |
+//!
+//! Nothing here accesses a device: [`Port`] is the device's side, which the caller implements. The
+//! crate neither allocates nor contains unsafe code.
+#![no_std]
+#![forbid(unsafe_code)]
+
+#[cfg(any(test, loom))]
+extern crate std;
+
+pub mod amd;
+#[cfg(all(test, loom))]
+mod model;
+pub mod queue;
+pub mod smmu;
+mod sync;
+
+pub use queue::{Command, Entry, Port, Queue, Stuck, Ticket};

@@ -1,0 +1,327 @@
+//! Encodings of commands (IHI 0070, chapter 4).
+//!
+//! | command | 7:0 | 16:12 | 24:20 | 31:12 | 47:32 | 63:32 | 63:48 |
+//! |---|---|---|---|---|---|---|---|
+//! | CFGI | opcode | | | SubstreamID 0 | | StreamID | |
+//! | TLBI by address | opcode | NUM | SCALE | | VMID | | ASID |
+//! | SYNC | opcode | 13:12 CS | 23:22 MSH | 27:24 MSIAttr | | MSIData | |
+//!
+//! | second word | 0 | 4:0 | 5:0 | 9:8 | 11:10 | above |
+//! |---|---|---|---|---|---|---|
+//! | CFGI | Leaf | Range | | | | |
+//! | TLBI by address | Leaf | | | TTL | TG | `Address[63:12]` |
+//! | ATC_INV | | | Size | | | `Address[63:12]` |
+//! | SYNC | | | | | | `MSIAddress[51:2]` |
+//!
+//! A command is complete when a [sync](sync_poll) behind it is. Commands that an SMMU does not have
+//! stop its queue with CERROR_ILL; the documentation of each says what it needs.
+
+use crate::Command;
+
+/// Number of a stream, which the system gives to a device (3.2). At most 32 bits: IDR1.SIDSIZE.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StreamId(pub u32);
+
+/// Address space identifier, the tag of stage-1 translations (3.17). At most 8 bits unless
+/// IDR0.ASID16 is set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Asid(pub u16);
+
+/// Virtual machine identifier, the tag of stage 2, and of stage 1 where stage 2 is implemented
+/// (3.17). At most 8 bits unless IDR0.VMID16 is set; 0 if IDR0.S2P is clear.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Vmid(pub u16);
+
+/// Translation granule.
+///
+/// Exhaustive: the architecture has these three.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Granule {
+    /// 4 KiB.
+    Size4K,
+    /// 16 KiB.
+    Size16K,
+    /// 64 KiB.
+    Size64K,
+}
+
+impl Granule {
+    /// Binary logarithm of the size in bytes.
+    pub const fn shift(self) -> u32 {
+        match self {
+            Self::Size4K => 12,
+            Self::Size16K => 14,
+            Self::Size64K => 16,
+        }
+    }
+
+    /// Size in bytes.
+    pub const fn bytes(self) -> u64 {
+        1 << self.shift()
+    }
+
+    /// TG of commands (4.4.1.1). The tables' TG fields have another encoding.
+    const fn field(self) -> u64 {
+        match self {
+            Self::Size4K => 0b01,
+            Self::Size16K => 0b10,
+            Self::Size64K => 0b11,
+        }
+    }
+}
+
+/// Level of a leaf, as Arm counts: 3 is the last.
+///
+/// Exhaustive: the levels that have leaves with IDR5.DS = 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum LeafLevel {
+    /// Blocks of 1 GiB with the granule of 4 KiB, of 4 TiB with 64 KiB.
+    One = 1,
+    /// Blocks of 2, 32 or 512 MiB.
+    Two = 2,
+    /// Pages.
+    Three = 3,
+}
+
+impl LeafLevel {
+    /// Binary logarithm of a leaf's size in bytes.
+    pub const fn shift(self, granule: Granule) -> u32 {
+        // A table fills a granule with entries of 8 bytes.
+        granule.shift() + (3 - self as u32) * (granule.shift() - 3)
+    }
+}
+
+/// Which cached entries have to go: the bit Leaf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Depth {
+    /// Entries of the last level only: those above it have not changed.
+    Leaf,
+    /// Entries above the last level too: a table was removed or replaced.
+    All,
+}
+
+impl Depth {
+    const fn field(self) -> u64 {
+        match self {
+            Self::Leaf => 1,
+            Self::All => 0,
+        }
+    }
+}
+
+/// Invalidates a cached stream table entry, and the context descriptors that were fetched through
+/// it; with [`Depth::All`] also the descriptor of level 1 that leads to it (4.3.1).
+pub const fn cfgi_ste(stream: StreamId, depth: Depth) -> Command {
+    Command([0x03 | on_stream(stream), depth.field()])
+}
+
+/// Invalidates the `2^(range + 1)` entries of the aligned span around `stream`, and everything that
+/// leads to them (4.3.2). `range` is truncated to 0–31.
+pub const fn cfgi_ste_range(stream: StreamId, range: u8) -> Command {
+    Command([0x04 | on_stream(stream), (range & 31) as u64])
+}
+
+/// Invalidates all configuration (4.3.3).
+pub const fn cfgi_all() -> Command {
+    cfgi_ste_range(StreamId(0), 31)
+}
+
+/// Invalidates the cached context descriptor of substream 0, which is the only one (4.3.5).
+pub const fn cfgi_cd(stream: StreamId) -> Command {
+    Command([0x05 | on_stream(stream), Depth::Leaf.field()])
+}
+
+/// Invalidates all context descriptors of a stream (4.3.6).
+pub const fn cfgi_cd_all(stream: StreamId) -> Command {
+    Command([0x06 | on_stream(stream), 0])
+}
+
+const fn on_stream(StreamId(stream): StreamId) -> u64 {
+    (stream as u64) << 32
+}
+
+/// The addresses that a TLBI concerns: the fields NUM, SCALE, TG, TTL, Leaf and Address (4.4.1.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span([u64; 2]);
+
+impl Span {
+    /// Everything that translates `address`, whatever its granule and level. Bits 11:0 are ignored.
+    /// One command is enough for a block.
+    pub const fn address(address: u64, depth: Depth) -> Self {
+        Self([0, address & PAGE_ADDRESS | depth.field()])
+    }
+
+    /// `units << scale` granules from `address` (needs IDR3.RIL). With a `leaf`, only leaves of
+    /// that level, and the address is a multiple of their size (P18); without, of the granule. The
+    /// range ends with the address space at the latest.
+    ///
+    /// `scale` is truncated to 0–31, `units` to 1–32. One unit with scale 0 and no hint is
+    /// reserved, so it becomes [`Self::address`].
+    pub const fn range(
+        granule: Granule,
+        address: u64,
+        scale: u32,
+        units: u64,
+        leaf: Option<LeafLevel>,
+        depth: Depth,
+    ) -> Self {
+        let num = units.wrapping_sub(1) & (UNITS_MAX - 1);
+        let scale = (scale & SCALE_MAX) as u64;
+        let ttl = hinted(granule, leaf);
+        if num == 0 && scale == 0 && ttl == 0 {
+            return Self::address(address, depth);
+        }
+        let start = address & PAGE_ADDRESS & !(granule.bytes() - 1);
+        let high = start | granule.field() << TG_SHIFT | ttl << TTL_SHIFT | depth.field();
+        Self([num << NUM_SHIFT | scale << SCALE_SHIFT, high])
+    }
+
+    /// The command with this opcode and these tags.
+    const fn command(self, opcode: u64, vmid: Vmid, asid: Asid) -> Command {
+        let Self([low, high]) = self;
+        Command([opcode | low | tags(vmid, asid), high])
+    }
+}
+
+/// The level in a TTL field, or 0 where that level's encoding is reserved: with 16 KiB granules
+/// there are no blocks at level 1.
+const fn hinted(granule: Granule, leaf: Option<LeafLevel>) -> u64 {
+    match (leaf, granule) {
+        (None, _) | (Some(LeafLevel::One), Granule::Size16K) => 0,
+        (Some(level), _) => level as u64,
+    }
+}
+
+const PAGE_ADDRESS: u64 = !0xfff;
+const NUM_SHIFT: u32 = 12;
+const SCALE_SHIFT: u32 = 20;
+const TTL_SHIFT: u32 = 8;
+const TG_SHIFT: u32 = 10;
+/// Largest SCALE; with IDR5.DS = 0 the field has 5 bits.
+pub(super) const SCALE_MAX: u32 = 31;
+/// Largest NUM, plus 1.
+pub(super) const UNITS_MAX: u64 = 32;
+
+const fn tags(Vmid(vmid): Vmid, Asid(asid): Asid) -> u64 {
+    (vmid as u64) << 32 | (asid as u64) << 48
+}
+
+/// Invalidates all stage-1 translations of a VMID, global ones too (4.4.2.1; needs IDR0.S1P).
+pub const fn tlbi_nh_all(vmid: Vmid) -> Command {
+    Command([0x10 | tags(vmid, Asid(0)), 0])
+}
+
+/// Invalidates the stage-1 translations of an ASID that are not global (4.4.2.2; needs IDR0.S1P).
+/// Global ones stay: set nG in the tables, or use [`tlbi_nh_all`].
+pub const fn tlbi_nh_asid(vmid: Vmid, asid: Asid) -> Command {
+    Command([0x11 | tags(vmid, asid), 0])
+}
+
+/// Invalidates stage-1 translations of an ASID by address, and global ones (4.4.2.4; needs
+/// IDR0.S1P).
+pub const fn tlbi_nh_va(vmid: Vmid, asid: Asid, span: Span) -> Command {
+    span.command(0x12, vmid, asid)
+}
+
+/// Invalidates stage-1 translations of all ASIDs of a VMID by address (4.4.2.3; needs IDR0.S1P).
+pub const fn tlbi_nh_vaa(vmid: Vmid, span: Span) -> Command {
+    span.command(0x13, vmid, Asid(0))
+}
+
+/// Invalidates all translations of the EL2 regime, with and without ASIDs (4.4.2.7; needs
+/// IDR0.Hyp).
+pub const fn tlbi_el2_all() -> Command {
+    Command([0x20, 0])
+}
+
+/// Invalidates the translations of an ASID of EL2 that are not global (4.4.2.10; needs IDR0.Hyp).
+/// Without CR2.E2H there are no ASIDs: use [`tlbi_el2_all`].
+pub const fn tlbi_el2_asid(asid: Asid) -> Command {
+    Command([0x21 | tags(Vmid(0), asid), 0])
+}
+
+/// Invalidates translations of EL2 by address (4.4.2.8; needs IDR0.Hyp). Without CR2.E2H the ASID
+/// is ignored.
+pub const fn tlbi_el2_va(asid: Asid, span: Span) -> Command {
+    span.command(0x22, Vmid(0), asid)
+}
+
+/// Invalidates translations of all ASIDs of EL2 by address (4.4.2.9; needs IDR0.Hyp).
+pub const fn tlbi_el2_vaa(span: Span) -> Command {
+    span.command(0x23, Vmid(0), Asid(0))
+}
+
+/// Invalidates everything of a VMID, stages 1 and 2 (4.4.3.2; needs IDR0.S2P).
+pub const fn tlbi_s12_vmall(vmid: Vmid) -> Command {
+    Command([0x28 | tags(vmid, Asid(0)), 0])
+}
+
+/// Invalidates stage-2 translations by intermediate physical address (4.4.3.1; needs IDR0.S2P).
+/// Entries that combine both stages may stay (P19); streams with stage 2 alone have none.
+pub const fn tlbi_s2_ipa(vmid: Vmid, span: Span) -> Command {
+    span.command(0x2a, vmid, Asid(0))
+}
+
+/// Invalidates everything except the EL2 regime (4.4.4.1): for a reset, together with
+/// [`tlbi_el2_all`].
+pub const fn tlbi_nsnh_all() -> Command {
+    Command([0x30, 0])
+}
+
+/// Log2 of the pages that stand for everything in an ATC.
+const ATC_EVERYTHING: u32 = 52;
+
+/// Tells the device to drop its own translations (ATC) of the `4096 << size` bytes around `address`
+/// that are aligned to their length; a `size` of 52 or more is everything (4.5.1; needs IDR0.ATS,
+/// and ATS on in the device). Without a substream.
+///
+/// Comes after the sync of the TLBI: the device may ask again at once (3.9.1). A device that does
+/// not answer in time stops the queue with CERROR_ATC_INV_SYNC, and its translations stay.
+pub const fn atc_inv(stream: StreamId, address: u64, size: u32) -> Command {
+    if size >= ATC_EVERYTHING {
+        return Command([0x40 | on_stream(stream), ATC_EVERYTHING as u64]);
+    }
+    let start = address & (PAGE_ADDRESS << size);
+    Command([0x40 | on_stream(stream), start | size as u64])
+}
+
+/// Complete when all commands before it are. Tells nobody: whoever waits reads the head, CMDQ_CONS
+/// (4.7.3).
+pub const fn sync_poll() -> Command {
+    Command([0x46, 0])
+}
+
+/// As [`sync_poll`], and wakes processors from WFE (needs IDR0.SEV).
+pub const fn sync_sev() -> Command {
+    Command([0x46 | SIGNAL_SEV << SIGNAL_SHIFT, 0])
+}
+
+/// As [`sync_poll`], and writes `data` to the physical `address`, a multiple of 4 below 2^52 that
+/// is not 0 (needs IDR0.MSI). The write is inner shareable and write-back cacheable: a word in
+/// memory that processors read, if the SMMU is coherent (IDR0.COHACC). It is visible when the
+/// commands before are complete.
+///
+/// Other bits of the address are dropped.
+pub const fn sync_msi(address: u64, data: u32) -> Command {
+    let signal = SIGNAL_IRQ << SIGNAL_SHIFT | INNER_SHAREABLE << MSH_SHIFT | WRITE_BACK << MSI_ATTR_SHIFT;
+    Command([0x46 | signal | (data as u64) << 32, address & MSI_ADDRESS])
+}
+
+const SIGNAL_SHIFT: u32 = 12;
+const SIGNAL_IRQ: u64 = 1;
+const SIGNAL_SEV: u64 = 2;
+const MSH_SHIFT: u32 = 22;
+const INNER_SHAREABLE: u64 = 0b11;
+const MSI_ATTR_SHIFT: u32 = 24;
+/// Inner and outer write-back, in the encoding of stage-2 attributes.
+const WRITE_BACK: u64 = 0b1111;
+const MSI_ADDRESS: u64 = (1 << 52) - 4;
+
+const _: () = {
+    assert!(UNITS_MAX == 32 && SCALE_MAX == 31);
+    assert!(UNITS_MAX << SCALE_MAX == 1 << 36, "the most that one command covers, in granules");
+    assert!(TTL_SHIFT + 2 == TG_SHIFT && TG_SHIFT + 2 == 12);
+    assert!(LeafLevel::Two.shift(Granule::Size4K) == 21 && LeafLevel::One.shift(Granule::Size4K) == 30);
+    assert!(LeafLevel::Two.shift(Granule::Size16K) == 25 && LeafLevel::Two.shift(Granule::Size64K) == 29);
+};

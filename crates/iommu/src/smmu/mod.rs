@@ -1,0 +1,48 @@
+//! SMMUv3: commands, the choice of invalidations, stream table entries and events.
+//!
+//! ```text
+//! Setup { granule, has_ranges, commands_max }     once per SMMU, from IDR3 and the tables
+//!   plan(&setup, scope, ranges)                   TLBI commands for what a change left stale
+//!   Queue::issue(commands)                        with one CMD_SYNC behind them
+//!   range::atc_inv_range(stream, ..)              where the device has ATS; again with a sync
+//! ```
+//!
+//! The commands to a device with ATS come after the sync of the others: until then the SMMU may
+//! answer its requests with what is stale (3.9.1).
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`command`] | encodings of commands |
+//! | [`range`](mod@range) | the commands for ranges of addresses |
+//! | [`stream`] | stream table entries and context descriptors |
+//! | [`change`] | how one that is in use is changed |
+//! | [`event`] | event records |
+//!
+//! A stream has one stage of translation, which is the hypervisor's own: stage 1 by a context
+//! descriptor with an ASID, or stage 2 by the tables of a VM. With one stage no entry combines
+//! both, so invalidating stage 2 by address is enough (P19; IHI 0070, 4.4.3.1). Substreams, the
+//! Secure state and Realms are not used.
+//!
+//! Everything here assumes IDR5.DS = 0 in the tables: addresses of 48 bits with granules of 4 and
+//! 16 KiB, of 52 bits with 64 KiB.
+//!
+//! Sources: Arm System Memory Management Unit Architecture Specification, version 3 (IHI 0070):
+//! 3.9.1 "ATS Interface", 3.21.3 "Configuration structures and configuration invalidation
+//! completion", chapter 4 "Commands", 5.2 "Stream Table Entry", 5.4 "Context Descriptor", 7.3
+//! "Event records". Positions of fields were compared with Linux (`arm-smmu-v3.h`) and QEMU
+//! (`smmuv3-internal.h`).
+
+pub mod change;
+pub mod command;
+pub mod event;
+pub mod range;
+pub mod stream;
+
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+pub use change::Step;
+pub use command::{Asid, Granule, LeafLevel, StreamId, Vmid};
+pub use event::Event;
+pub use range::{Scope, Setup, Stale, plan};
+pub use stream::{ContextDescriptor, StreamEntry};

@@ -1,0 +1,8 @@
+//! Encodings, read back field by field after the manual's tables; plans; changes of live entries.
+
+mod change;
+mod command;
+mod decode;
+mod event;
+mod range;
+mod stream;

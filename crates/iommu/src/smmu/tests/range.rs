@@ -1,0 +1,265 @@
+use std::vec::Vec;
+
+use proptest::prelude::*;
+
+use super::decode::tlbi;
+use crate::Command;
+use crate::smmu::command::*;
+use crate::smmu::range::*;
+
+const GRANULES: [Granule; 3] = [Granule::Size4K, Granule::Size16K, Granule::Size64K];
+const LEVELS: [Option<LeafLevel>; 4] =
+    [None, Some(LeafLevel::One), Some(LeafLevel::Two), Some(LeafLevel::Three)];
+const STAGE_2: Scope = Scope::Stage2 { vmid: Vmid(7) };
+const SETUP: Setup = Setup { granule: Granule::Size4K, has_ranges: true, commands_max: 64 };
+
+/// The end of the address space that tables of a granule map.
+fn end_of(granule: Granule) -> u64 {
+    match granule {
+        Granule::Size64K => 1 << 52,
+        _ => 1 << 48,
+    }
+}
+
+fn stale(start: u64, len: u64) -> Stale {
+    Stale { start, len, leaf: None, tables: false }
+}
+
+fn commands(setup: &Setup, stale: Stale) -> Vec<Command> {
+    plan(setup, STAGE_2, [stale]).collect()
+}
+
+/// Checks that range commands cover a range without a gap, without anything around it, and in as
+/// few commands as `fewest` says.
+fn check(granule: Granule, stale: Stale, fewest: Option<usize>) -> Result<(), TestCaseError> {
+    let leaf = 1 << stale.leaf.unwrap_or(LeafLevel::Three).shift(granule);
+    let first = stale.start / leaf * leaf;
+    let end = (stale.start + stale.len).div_ceil(leaf) * leaf;
+    let commands = commands(&Setup { granule, ..SETUP }, stale);
+    let mut reached = first;
+    for command in &commands {
+        let read = tlbi(*command);
+        prop_assert_eq!((read.opcode, read.vmid, read.leaf), (0x2a, 7, !stale.tables));
+        prop_assert_eq!(read.first, reached, "a gap, or twice");
+        // Without a granule the SMMU drops whatever it has there, one entry at least.
+        reached = read.granule.map_or(read.first + granule.bytes(), |_| read.end);
+        prop_assert!(read.granule.is_none_or(|shift| shift == granule.shift()));
+    }
+    prop_assert_eq!(reached, end);
+    let pages = (end - first) / granule.bytes();
+    let most = (u64::BITS - pages.leading_zeros()).div_ceil(5) as usize;
+    prop_assert!(commands.len() <= most, "{} commands for {pages:#x} granules", commands.len());
+    prop_assert!(fewest.is_none_or(|fewest| commands.len() == fewest));
+    Ok(())
+}
+
+#[test]
+fn p17_every_start_and_size_of_a_small_memory() {
+    for granule in GRANULES {
+        let sizes = (1..300).chain(1020..1030).chain(32_760..32_780).chain((1 << 20) - 3..(1 << 20) + 3);
+        for pages in sizes {
+            for first in [0, 1, 2, 31, 63, 511, 512, 4095] {
+                check(granule, stale(first << granule.shift(), pages << granule.shift()), None)
+                    .expect("covered");
+            }
+        }
+    }
+}
+
+#[test]
+fn p17_no_other_choice_of_lengths_takes_fewer_commands() {
+    const LAST: usize = 1 << 11;
+    // By the fewest lengths that add up to it, whatever they are.
+    let mut fewest = std::vec![0usize; LAST + 1];
+    for pages in 1..=LAST {
+        let lengths = (0..12).flat_map(|scale| (1..=32).map(move |units| units << scale));
+        let rests = lengths.filter_map(|length: usize| pages.checked_sub(length));
+        fewest[pages] = 1 + rests.map(|rest| fewest[rest]).min().unwrap();
+    }
+    for (pages, &fewest) in fewest.iter().enumerate().skip(1) {
+        check(Granule::Size4K, stale(0x7000, (pages as u64) << 12), Some(fewest)).expect("as few");
+    }
+}
+
+#[test]
+fn p17_nothing_is_added_to_sizes_that_can_be_named() {
+    for (scale, units) in (0..32).flat_map(|scale| (1..33).map(move |units: u64| (scale, units))) {
+        let len = (units << scale) << 12;
+        let start = end_of(Granule::Size4K).saturating_sub(len).min(0x8000_0000);
+        if start + len <= end_of(Granule::Size4K) {
+            check(Granule::Size4K, stale(start, len), Some(1)).expect("one command");
+        }
+    }
+}
+
+#[test]
+fn p17_ranges_end_where_the_address_space_does() {
+    for (granule, has_ranges) in GRANULES.into_iter().flat_map(|granule| [(granule, false), (granule, true)])
+    {
+        let setup = Setup { granule, has_ranges, ..SETUP };
+        let (end, page) = (end_of(granule), granule.bytes());
+        let [last] = commands(&setup, stale(end - page, page))[..] else { panic!("one page") };
+        assert_eq!(tlbi(last).first, end - page);
+        for beyond in [stale(end - page, page + 1), stale(end, 1), stale(u64::MAX, 2), stale(1, u64::MAX)] {
+            assert_eq!(commands(&setup, beyond), [STAGE_2.whole()], "{beyond:?}");
+        }
+        if has_ranges {
+            check(granule, stale(end - 77 * page, 77 * page), None).expect("covered");
+            check(granule, stale(0, end), Some(1)).expect("all of it");
+            check(granule, stale(page, end - page), None).expect("all but a page");
+        }
+    }
+}
+
+#[test]
+fn p18_hints_are_for_known_leaves_and_smmus_that_know_them() {
+    for (leaf, bits) in LEVELS.into_iter().flat_map(|leaf| (0..4).map(move |bits| (leaf, bits))) {
+        let (tables, has_ranges) = (bits & 1 != 0, bits & 2 != 0);
+        let setup = Setup { has_ranges, commands_max: 1024, ..SETUP };
+        let commands = commands(&setup, Stale { start: 0x4000_0000, len: 4 << 20, leaf, tables });
+        assert!(!commands.is_empty());
+        for read in commands.into_iter().map(tlbi) {
+            let hint = leaf.filter(|_| has_ranges && !tables).map_or(0, |level| level as u64);
+            assert_eq!((read.ttl, read.leaf), (hint, !tables), "{leaf:?} {has_ranges}");
+            assert!(has_ranges || read.granule.is_none(), "the fields are reserved");
+        }
+    }
+}
+
+#[test]
+fn p18_blocks_go_by_one_command_with_their_hint() {
+    for (granule, has_ranges) in GRANULES.into_iter().flat_map(|granule| [(granule, false), (granule, true)])
+    {
+        let setup = Setup { granule, has_ranges, ..SETUP };
+        let block = 1 << LeafLevel::Two.shift(granule);
+        // A part of it, too: the block has gone as a whole.
+        for (start, len) in [(block, block), (block + granule.bytes(), granule.bytes())] {
+            let stale = Stale { start, len, leaf: Some(LeafLevel::Two), tables: false };
+            let [only] = commands(&setup, stale)[..] else { panic!("one block") };
+            let read = tlbi(only);
+            assert_eq!((read.first, read.ttl), (block, if has_ranges { 2 } else { 0 }));
+            assert!(!has_ranges || read.end == 2 * block);
+        }
+    }
+}
+
+#[test]
+fn plans_by_features_and_limits() {
+    let pages = |count: u64| Stale { leaf: Some(LeafLevel::Three), ..stale(1 << 30, count << 12) };
+    let without = Setup { has_ranges: false, ..SETUP };
+    let planned =
+        |setup: &Setup, list: &[Stale]| plan(setup, STAGE_2, list.iter().copied()).collect::<Vec<_>>();
+    assert_eq!(planned(&SETUP, &[]), []);
+    assert_eq!(planned(&SETUP, &[pages(0), pages(0)]), []);
+    assert_eq!(planned(&without, &[pages(0)]), []);
+    assert_eq!(planned(&SETUP, &[stale(0x5123, 0)]), [], "within a page");
+    assert_eq!(planned(&without, &[pages(64)]).len(), 64);
+    assert_eq!(planned(&without, &[pages(32), pages(0), pages(32)]).len(), 64);
+    assert_eq!(planned(&without, &[pages(65)]), [STAGE_2.whole()]);
+    assert_eq!(planned(&without, &[pages(64), pages(1)]), [STAGE_2.whole()], "together");
+    assert_eq!(planned(&without, &[pages(1 << 36)]), [STAGE_2.whole()], "without counting");
+    assert_eq!(planned(&SETUP, &[pages(65)]).len(), 2);
+    assert_eq!(planned(&SETUP, &[pages(1); 64]).len(), 64);
+    assert_eq!(planned(&SETUP, &[pages(1); 65]), [STAGE_2.whole()]);
+    let nothing_by_address = Setup { commands_max: 0, ..SETUP };
+    assert_eq!(planned(&nothing_by_address, &[pages(1)]), [STAGE_2.whole()]);
+    assert_eq!(planned(&nothing_by_address, &[pages(0)]), []);
+}
+
+#[test]
+fn each_regime_is_invalidated_by_its_own_commands() {
+    let (vmid, asid) = (Vmid(0xa), Asid(0xb));
+    let scopes = [
+        (Scope::Stage1 { vmid, asid }, (0x12, 0xa, 0xb), tlbi_nh_asid(vmid, asid)),
+        (Scope::Stage2 { vmid }, (0x2a, 0xa, 0), tlbi_s12_vmall(vmid)),
+        (Scope::El2, (0x22, 0, 0), tlbi_el2_all()),
+        (Scope::El2Host { asid }, (0x22, 0, 0xb), tlbi_el2_asid(asid)),
+    ];
+    for (scope, expected, whole) in scopes {
+        let [one] = plan(&SETUP, scope, [stale(0x5000, 4096)]).collect::<Vec<_>>()[..] else { panic!() };
+        let read = tlbi(one);
+        assert_eq!((read.opcode, read.vmid, read.asid), expected);
+        assert_eq!(plan(&SETUP, scope, [stale(0, u64::MAX)]).collect::<Vec<_>>(), [whole]);
+    }
+}
+
+#[test]
+fn range_commands_are_used_where_idr3_has_them() {
+    let setup = |idr3| Setup::from_id(Granule::Size4K, idr3, 64);
+    assert_eq!(setup(1 << 10), SETUP);
+    assert_eq!(setup(!(1 << 10)), Setup { has_ranges: false, ..SETUP });
+}
+
+#[test]
+fn p17_device_caches_of_ranges_at_every_end() {
+    let stream = StreamId(1);
+    assert_eq!(atc_inv_range(stream, 0x5000, 0), None);
+    assert_eq!(atc_inv_range(stream, 0x5fff, 1), Some(atc_inv(stream, 0x5000, 0)));
+    assert_eq!(atc_inv_range(stream, 0x5fff, 2), Some(atc_inv(stream, 0x4000, 2)), "5 and 6");
+    assert_eq!(atc_inv_range(stream, 0, 1 << 48), Some(atc_inv(stream, 0, 36)));
+    for (start, len) in [(0, u64::MAX), (u64::MAX, u64::MAX), (1 << 63, 4096), ((1 << 63) - 1, 2)] {
+        let Some(Command([_, second])) = atc_inv_range(stream, start, len) else { panic!() };
+        let (size, first) = (second & 63, second >> 12 << 12);
+        let last = first.saturating_add(4096u64.checked_shl(size as u32).unwrap_or(0).wrapping_sub(1));
+        let last = if size == 52 { u64::MAX } else { last };
+        assert!(first <= start && start.saturating_add(len - 1) <= last, "{start:#x} {len:#x}");
+    }
+}
+
+fn granule() -> impl Strategy<Value = Granule> {
+    prop_oneof![Just(Granule::Size4K), Just(Granule::Size16K), Just(Granule::Size64K)]
+}
+
+proptest! {
+    #[test]
+    fn p17_any_range_of_any_granule_is_covered(
+        granule in granule(),
+        start in any::<u64>(),
+        // All orders of magnitude alike, up to the whole address space.
+        bits in 0u32..52,
+        len in any::<u64>(),
+        level in prop::sample::select(LEVELS.as_slice()),
+        tables in any::<bool>(),
+    ) {
+        let end = end_of(granule);
+        let len = (len & ((1 << bits) - 1) | 1 << bits).min(end);
+        let start = start % (end - len + 1);
+        check(granule, Stale { start, len, leaf: level, tables }, None)?;
+    }
+
+    #[test]
+    fn p17_pages_cover_in_strides_of_the_smallest_leaf(
+        granule in granule(),
+        start in 0u64..1 << 44,
+        leaves in 1u64..700,
+        level in prop_oneof![Just(None), Just(Some(LeafLevel::Two)), Just(Some(LeafLevel::Three))],
+        tables in any::<bool>(),
+    ) {
+        let stride = 1u64 << level.unwrap_or(LeafLevel::Three).shift(granule);
+        let len = leaves * stride;
+        let setup = Setup { granule, has_ranges: false, commands_max: 701 };
+        let commands = commands(&setup, Stale { start, len, leaf: level, tables });
+        prop_assert!(commands.len() as u64 <= leaves + 1);
+        let mut reached = start / stride * stride;
+        for read in commands.into_iter().map(tlbi) {
+            prop_assert_eq!((read.first, read.granule, read.leaf), (reached, None, !tables));
+            reached += stride;
+        }
+        prop_assert!(reached >= start + len && reached < start + len + stride);
+    }
+
+    #[test]
+    fn p17_device_caches_are_covered_by_the_smallest_power_of_two(
+        start in any::<u64>(),
+        bits in 0u32..64,
+        len in any::<u64>(),
+    ) {
+        let len = len >> bits | 1;
+        let last = start.saturating_add(len - 1);
+        let Some(Command([_, second])) = atc_inv_range(StreamId(3), start, len) else { panic!() };
+        let size = (second & 63) as u32;
+        let same = |shift: u32| start >> 12 >> shift == last >> 12 >> shift;
+        prop_assert!(same(size) && (size == 0 || !same(size - 1)));
+        prop_assert_eq!(second >> 12 >> size, if size == 52 { 0 } else { start >> 12 >> size });
+    }
+}
