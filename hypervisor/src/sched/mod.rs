@@ -6,8 +6,8 @@
 //! as in Linux' CFS). The rules:
 //!
 //! * The guest that has had least for its weight is next, and of its vCPUs the one that has run
-//!   least, for at most a slice while others of it wait, seven eighths of a slice while other
-//!   guests wait, and without limit otherwise.
+//!   least, for at most a slice while others wait, seven eighths of it where there are several
+//!   guests, and without limit otherwise.
 //! * A guest whose turn was ended stands back a little behind the others that wait for the CPU.
 //! * A guest with a cap is held once it has used what it may.
 //! * A vCPU that waits for an interrupt is in no queue. When it wakes it goes to an idle CPU if

@@ -3,8 +3,8 @@
 //! Of the guests that have vCPUs waiting, and are not held by their caps, the one that is least
 //! ahead of the others (see [`ledger`](crate::sched::ledger)) runs the vCPU that is next in its
 //! lines. Its turn ends, besides what its own lines want, when it is ahead of another guest that
-//! waits, and after seven eighths of a slice at the latest. A guest whose vCPUs wake here has the
-//! turn end a margin after that, instead of half a slice.
+//! waits, and after seven eighths of a slice at the latest, whoever waits. A guest whose vCPUs wake
+//! here has the turn end a margin after that, instead of half a slice.
 //!
 //! Whoever was ended that way stands back behind guests that wait and are up to half a slice
 //! further ahead. Otherwise two CPUs whose turns end at different times get into step: what the
@@ -210,7 +210,8 @@ impl RunQueue {
         let (mut has_waiting, mut should_switch) = (false, false);
         if self.front.has_waiting() {
             has_waiting = true;
-            turn_end = turn_end.min(running.since.saturating_add(self.front.turn(running.line, policy)));
+            let turn = self.front.turn(running.line, policy).min(policy.turn_beside());
+            turn_end = turn_end.min(running.since.saturating_add(turn));
             should_switch = self.front.is_preempted(&running, now, policy);
         }
         let mut held_until = u64::MAX;

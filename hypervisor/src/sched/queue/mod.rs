@@ -36,8 +36,8 @@ impl Policy {
         Self { slice, wakeup_margin: slice / 8 }
     }
 
-    /// Longest run while another guest waits. It ends late, by the time of an exit and a switch; so
-    /// the other guest waits for about a slice.
+    /// Longest run while another guest waits, or another vCPU of the guest beside guests elsewhere.
+    /// It ends late, by the time of an exit and a switch; so the other one waits for about a slice.
     pub const fn turn_beside(&self) -> u64 {
         self.slice - self.slice / 8
     }

@@ -203,13 +203,17 @@ fn a_turn_beside_another_guest_is_shorter_than_a_slice() {
 /// row, again and again.
 #[test]
 fn turns_that_end_at_different_times_do_not_get_into_step() {
-    for (vcpus, habit) in [(2, Works), (3, Works), (4, Works), (8, Works), (4, Waits(100)), (4, Yields(50))] {
+    for (vcpus, habit) in
+        [(1, Works), (2, Works), (3, Works), (4, Works), (8, Works), (4, Waits(100)), (4, Yields(50))]
+    {
         let mut machine = Machine::new(2, &[guest(100, vec![habit; vcpus]), guest(100, vec![Works; 2])]);
         machine.run(500 * MS);
         machine.vcpus.iter_mut().for_each(|vcpu| vcpu.waits.clear());
         machine.run(10_000 * MS);
         let waited = machine.waited_max(1);
-        assert!(waited <= SLICE, "beside {vcpus} vCPUs ({habit:?}), one waited for {waited}");
+        // Seven eighths, and a turn that ends when the vCPU waits.
+        let bound = SLICE - SLICE / 8 + MS / 10;
+        assert!(waited <= bound, "beside {vcpus} vCPUs ({habit:?}), one waited for {waited}");
     }
 }
 
