@@ -30,7 +30,8 @@ const INVALIDATE_IOMMU_ALL: u64 = 8;
 
 /// COMPLETION_WAIT: a store is made.
 const STORE: u64 = 1 << 0;
-/// COMPLETION_WAIT: later commands begin after it.
+/// COMPLETION_WAIT: later commands begin after it. So the commands in front of two of them are
+/// complete when the second one is.
 const FLUSH_QUEUE: u64 = 1 << 2;
 /// Where the store may go.
 const STORE_ADDRESS: u64 = 0x000f_ffff_ffff_fff8;

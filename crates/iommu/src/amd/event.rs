@@ -22,10 +22,12 @@ pub enum Event {
         domain: DomainId,
         /// Device-visible address of the access.
         address: u64,
-        /// The device wanted to write.
+        /// The device wanted to write. Known only if there is a translation.
         is_write: bool,
-        /// There is a translation, without the permission.
+        /// There is a translation, without the permission or malformed.
         is_present: bool,
+        /// The translation has reserved bits, or a level that cannot be.
+        is_malformed: bool,
         /// It is an interrupt, and not an access to memory.
         is_interrupt: bool,
     },
@@ -46,7 +48,9 @@ pub enum Event {
         /// Host physical address of the command.
         address: u64,
     },
-    /// A device has not answered an invalidation. What it keeps is unknown.
+    /// A device has not answered an invalidation. What it keeps is unknown, whether or not the
+    /// completion behind it was reported: the log is read before memory is freed by which such a
+    /// device may have had access.
     DeviceTimeout {
         /// The device.
         device: DeviceId,
@@ -63,7 +67,8 @@ pub enum Event {
 }
 
 impl Event {
-    /// Decodes an entry, as it is in memory.
+    /// Decodes an entry, as it is in memory. The tail may have moved before the entry is there:
+    /// clear entries after reading, and look again while the first double word is 0.
     #[must_use]
     pub fn decode(entry: [u64; 2]) -> Self {
         let [first, address] = entry;
@@ -77,6 +82,7 @@ impl Event {
                 address,
                 is_write: has(53),
                 is_present: has(52),
+                is_malformed: has(55),
                 is_interrupt: has(51),
             },
             3 | 4 => Self::TableError { device, address },
@@ -117,10 +123,15 @@ impl fmt::Display for Event {
             Self::PageFault { device, is_interrupt: true, address, .. } => {
                 write!(f, "device {device} sent an interrupt that it must not: {address:#x}")
             }
-            Self::PageFault { device, address, is_write, is_present, .. } => {
+            Self::PageFault { device, address, is_malformed: true, .. } => {
+                write!(f, "the translation of address {address:#x} for device {device} is malformed")
+            }
+            Self::PageFault { device, address, is_present: false, .. } => {
+                write!(f, "device {device} used address {address:#x}: nothing is there")
+            }
+            Self::PageFault { device, address, is_write, .. } => {
                 let what = if is_write { "write to" } else { "read" };
-                let why = if is_present { "it may not" } else { "nothing is there" };
-                write!(f, "device {device} wanted to {what} address {address:#x}: {why}")
+                write!(f, "device {device} wanted to {what} address {address:#x}, which it may not")
             }
             Self::TableError { device, address } => {
                 write!(f, "a table for device {device} cannot be read at {address:#x}")

@@ -4,7 +4,8 @@
 //! pages(domain, depth, range, commands_max)   commands for what a change left stale
 //!   Queue::issue(commands)                    with one COMPLETION_WAIT behind them
 //! device_pages(device, range)                 where the device keeps translations (ATS); with a
-//!                                             COMPLETION_WAIT of their own, after that of the others
+//!                                             COMPLETION_WAIT of their own, after that of the others;
+//!                                             then the event log, for devices that did not answer
 //! ```
 //!
 //! | module | contents |

@@ -2,7 +2,8 @@
 //!
 //! A command names a block of 2^n pages, aligned to its size. With the S bit, the lowest bits of
 //! the page number say the size: as many ones as the size has doublings beyond two pages, then a
-//! zero. A block that is larger than asked for drops more, never less.
+//! zero. A block that is larger than asked for drops more, never less. Sizes above 2^52 bytes are
+//! everything: their zero would be among the bits that extend the sign.
 
 use core::ops::Range;
 
@@ -11,8 +12,8 @@ use crate::Command;
 
 /// Bits of the offset in a page.
 const PAGE_SHIFT: u32 = 12;
-/// Bits of a page number.
-const NUMBER_BITS: u32 = 64 - PAGE_SHIFT;
+/// Pages of the largest block that is not everything, as a power of two.
+const ORDER_MAX: u32 = 52 - PAGE_SHIFT;
 /// The S bit: the address contains the size.
 const SIZE: u64 = 1 << 0;
 /// Everything: all ones but the last bit of the page number.
@@ -55,7 +56,7 @@ impl Block {
     const fn operand(self) -> u64 {
         match self.order {
             0 => self.page << PAGE_SHIFT,
-            NUMBER_BITS.. => EVERYTHING,
+            order if order > ORDER_MAX => EVERYTHING,
             order => (self.page | ((1 << (order - 1)) - 1)) << PAGE_SHIFT | SIZE,
         }
     }
@@ -79,7 +80,8 @@ impl Blocks {
         let first = range.start >> PAGE_SHIFT;
         let last = (range.end - 1) >> PAGE_SHIFT;
         let exact = Self { next: first, left: last - first + 1 };
-        if exact.clone().nth(max).is_none() { exact } else { Self::around(first, last) }
+        let has_blocks = exact.left < 2 << ORDER_MAX && exact.clone().nth(max).is_none();
+        if has_blocks { exact } else { Self::around(first, last) }
     }
 
     /// The smallest block that contains both pages.

@@ -40,15 +40,23 @@ pub enum Levels {
 pub struct InterruptTable {
     /// Host physical address, a multiple of 128.
     pub address: u64,
-    /// Log2 of the number of entries, 11 at most.
+    /// Log2 of the number of entries: 11 at most, and 9 in some IOMMUs.
     pub order: u8,
 }
 
 /// An entry of the device table: four double words.
 ///
-/// The IOMMU reads an entry whole only where it is written in one piece. Write a live one so that
-/// each double word alone is safe: [`BLOCKED`](Self::BLOCKED) first, then an invalidation of the
-/// entry and its completion, and then the new one from the last double word to the first.
+/// The IOMMU reads an entry in one access, and keeps it. A CPU writes it in several, so one that is
+/// in use is changed like this:
+///
+/// 1. [`BLOCKED`](Self::BLOCKED), from the first double word to the last;
+///    [`invalidate_device`](super::command::invalidate_device), and its completion. Without that
+///    the IOMMU may go on with a mixture.
+/// 2. The new entry, from the last double word to the first; the same again. Without that the
+///    device may stay blocked.
+/// 3. What the IOMMU keeps by the former one: [`pages`](super::range::pages) of its domain, and,
+///    where they were in use, [`device_pages`](super::range::device_pages) and
+///    [`invalidate_interrupts`](super::command::invalidate_interrupts).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceEntry(pub [u64; 4]);
 
@@ -96,11 +104,25 @@ impl DeviceEntry {
 /// The entry of interrupts is valid, and none is forwarded.
 const REMAPS_NOTHING: u64 = REMAPS;
 
+/// Level of a table that an entry points to: 1 is the last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum NextLevel {
+    /// Its entries are pages of 4 KiB.
+    One = 1,
+    /// Its entries are pages of 2 MiB, or point to tables of level 1.
+    Two = 2,
+    /// Of 1 GiB, or level 2.
+    Three = 3,
+    /// Level 3.
+    Four = 4,
+}
+
 /// What an entry of a page table is to the IOMMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageEntry {
-    /// The next table, which has this level: 1 for the last.
-    Table(u8),
+    /// The next table.
+    Table(NextLevel),
     /// A page, of the size that its level has.
     Leaf {
         /// Devices may write to it.
@@ -117,7 +139,7 @@ pub enum PageEntry {
 pub const fn page_bits(entry: PageEntry) -> u64 {
     match entry {
         // Permissions are those of the leaf.
-        PageEntry::Table(level) => ((level & 7) as u64) << MODE_SHIFT | READ | WRITE,
+        PageEntry::Table(level) => (level as u64) << MODE_SHIFT | READ | WRITE,
         PageEntry::Leaf { is_writable: true } => READ | WRITE,
         PageEntry::Leaf { is_writable: false } => READ,
     }

@@ -57,6 +57,7 @@ proptest! {
         // In ascending order without gaps, from before the start to after the end.
         prop_assert!(blocks[0].0 <= range.start);
         prop_assert!(blocks.windows(2).all(|pair| pair[0].1 + 1 == pair[1].0));
+        prop_assert!(blocks.iter().all(|(start, end)| end - start < 1 << 52 || *end == u64::MAX));
         prop_assert!(blocks[blocks.len() - 1].1 >= range.end - 1);
         if blocks.len() > 1 {
             prop_assert_eq!(blocks[0].0, range.start & !0xfff);
@@ -79,7 +80,11 @@ proptest! {
 fn p17_the_ends_of_the_address_space() {
     assert_eq!(blocks(0..u64::MAX, 1), [(0, u64::MAX)]);
     assert_eq!(blocks(u64::MAX - 1..u64::MAX, 4), [(u64::MAX - 0xfff, u64::MAX)]);
-    assert_eq!(blocks(0x8000_0000_0000_0000..u64::MAX, 1), [(1 << 63, u64::MAX)]);
+    // Beyond 2^52 bytes the zero of a size would be among the bits that extend the sign.
+    assert_eq!(blocks(0x8000_0000_0000_0000..u64::MAX, 8), [(0, u64::MAX)]);
+    assert_eq!(blocks(0..1 << 53, 8), [(0, u64::MAX)]);
+    assert_eq!(blocks((1 << 52) - 1..(1 << 52) + 1, 1), [(0, u64::MAX)]);
+    assert_eq!(blocks(0..1 << 52, 1), [(0, (1 << 52) - 1)]);
     assert_eq!(blocks(5..5, 4), []);
     assert_eq!(blocks(0..1, 0), [(0, 0xfff)]);
 }
@@ -145,17 +150,17 @@ fn device_entries() {
 #[test]
 fn bits_of_page_entries_are_ignored_by_the_processor() {
     let available = 7u64 << 9 | 0x7ff << 52;
-    let entries = [PageEntry::Table(1), PageEntry::Table(3)].into_iter();
+    let entries = [NextLevel::One, NextLevel::Four].map(PageEntry::Table).into_iter();
     for entry in entries.chain([true, false].map(|is_writable| PageEntry::Leaf { is_writable })) {
         assert_eq!(page_bits(entry) & !available, 0, "{entry:?}");
     }
-    assert_eq!(page_bits(PageEntry::Table(2)), 3 << 61 | 2 << 9);
+    assert_eq!(page_bits(PageEntry::Table(NextLevel::Two)), 3 << 61 | 2 << 9);
     assert_eq!(page_bits(PageEntry::Leaf { is_writable: false }), 1 << 61);
 }
 
 #[test]
 fn events_name_the_device_and_the_address() {
-    let fault = Event::decode([2 << 60 | 1 << 53 | 9 << 32 | 0x0110, 0x1000]);
+    let fault = Event::decode([2 << 60 | 1 << 53 | 1 << 52 | 9 << 32 | 0x0110, 0x1000]);
     let device = DeviceId(0x0110);
     assert_eq!(
         fault,
@@ -164,16 +169,19 @@ fn events_name_the_device_and_the_address() {
             domain: DomainId(9),
             address: 0x1000,
             is_write: true,
-            is_present: false,
+            is_present: true,
+            is_malformed: false,
             is_interrupt: false
         }
     );
     assert_eq!(fault.device(), Some(device));
-    assert_eq!(fault.to_string(), "device 01:02.0 wanted to write to address 0x1000: nothing is there");
+    assert_eq!(fault.to_string(), "device 01:02.0 wanted to write to address 0x1000, which it may not");
+    let malformed = Event::decode([2 << 60 | 1 << 55 | 1 << 52 | 0x0110, 0x1000]).to_string();
+    assert_eq!(malformed, "the translation of address 0x1000 for device 01:02.0 is malformed");
     let words = |code: u64| Event::decode([code << 60 | 0x0110, 0x40]).to_string();
     for (code, text) in [
         (1, "device 01:02.0 has an invalid entry; it wanted address 0x40"),
-        (2, "device 01:02.0 wanted to read address 0x40: nothing is there"),
+        (2, "device 01:02.0 used address 0x40: nothing is there"),
         (3, "a table for device 01:02.0 cannot be read at 0x40"),
         (4, "a table for device 01:02.0 cannot be read at 0x40"),
         (5, "the command at 0x40 is invalid"),

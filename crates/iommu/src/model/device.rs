@@ -23,9 +23,11 @@ pub(super) struct Registers {
     tail: AtomicU64,
     head: AtomicU64,
     reported: AtomicU64,
+    /// One less than the number of entries.
+    mask: u64,
     /// Whether a sync reports by a word in memory.
     has_word: bool,
-    /// How a CPU reads that word: a mutant does so without an order.
+    /// How a CPU reads that word and the head: mutants do so without an order.
     reads: Ordering,
 }
 
@@ -40,14 +42,14 @@ impl AsRef<[Entry]> for Ring {
 }
 
 impl Port for Registers {
-    fn set_tail(&self, tail: u32) {
+    fn set_tail(&self, position: u64) {
         // Pairs with the load in `Device::serve`.
-        self.tail.store(tail.into(), Ordering::Release);
+        self.tail.store(position & self.mask, Ordering::Release);
     }
 
     fn head(&self) -> u32 {
         // Pairs with the store in `Device::serve`.
-        self.head.load(Ordering::Acquire) as u32
+        self.head.load(self.reads) as u32
     }
 
     fn sync(&self, position: u64) -> Command {
@@ -89,7 +91,8 @@ impl World {
     /// With so many entries; CPUs read the report with that order.
     pub(super) fn with(has_word: bool, reads: Ordering, len: usize) -> Self {
         let word = || AtomicU64::new(0);
-        let registers = Registers { tail: word(), head: word(), reported: word(), has_word, reads };
+        let mask = len as u64 - 1;
+        let registers = Registers { tail: word(), head: word(), reported: word(), mask, has_word, reads };
         Self {
             queue: Queue::new(registers, Ring((0..len).map(|_| Entry::default()).collect())),
             table: [AtomicU64::new(MAPPED), AtomicU64::new(MAPPED)],

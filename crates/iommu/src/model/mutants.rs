@@ -59,6 +59,13 @@ mutant! {
 }
 
 mutant! {
+    /// The same where the head is the report.
+    fn p16_the_head_is_read_without_acquire() fails by RACE, 3, || {
+        one_page(World::with(false, Ordering::Relaxed, 8), |world| remove(world, 0));
+    }
+}
+
+mutant! {
     /// The sync that is complete was in front of the command.
     fn p16_the_sync_of_somebody_else() fails by RACE, 3, || two_pages(true, |world, command| {
         let _its_own = world.queue.issue([command]).unwrap();

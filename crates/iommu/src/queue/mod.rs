@@ -63,14 +63,21 @@ impl Entry {
 }
 
 /// The device's side of a ring.
+///
+/// [`set_tail`](Self::set_tail) and [`sync`](Self::sync) are called by one CPU at a time, with the
+/// ring's lock held, as [`relax`](Self::relax) may be.
 pub trait Port {
-    /// Tells the device that it may read the entries before the index `tail`. The device, and its
-    /// walks of tables, must find everything that this CPU has written before: a barrier for writes
-    /// to memory that the device reads comes first (DSB ST on Arm; on AMD64 a write to an uncached
-    /// register is enough).
-    fn set_tail(&self, tail: u32);
+    /// Tells the device that it may read the entries before `position`. The index of the entry
+    /// there is the position modulo the length; where the register has a bit for odd rounds
+    /// (SMMUv3), that is the position's next bit.
+    ///
+    /// The device, and its walks of tables, must find everything that this CPU has written before:
+    /// a barrier for writes to memory that the device reads comes first (DSB ST on Arm; on AMD64 a
+    /// write to an uncached register is enough).
+    fn set_tail(&self, position: u64);
 
-    /// Index of the entry that the device reads next.
+    /// Index of the entry that the device reads next; bits above it are ignored. Read with
+    /// `Acquire`: on Arm, a load barrier comes after the register.
     fn head(&self) -> u32;
 
     /// A command that is complete when all commands before it are, and reports `position` then.
@@ -82,7 +89,8 @@ pub trait Port {
 
     /// One turn of waiting for the device; `turns` have been spent so far.
     ///
-    /// `Break` gives up: choose a bound that a working device never reaches.
+    /// `Break` gives up: choose a bound that a working device never reaches. Other CPUs may wait
+    /// for the same device one after the other, each as long.
     fn relax(&self, turns: u64) -> ControlFlow<()>;
 }
 
@@ -96,7 +104,8 @@ pub struct Ticket {
 }
 
 /// The device did not go on, and [`Port::relax`] gave up. What it has forgotten is unknown: nothing
-/// may be freed.
+/// may be freed. It does not go on by itself after an invalid command: it has to be set up again,
+/// with a new ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stuck {
     /// The index of the entry at which it stands.
@@ -114,6 +123,9 @@ impl fmt::Display for Stuck {
 impl core::error::Error for Stuck {}
 
 /// The ring, shared by all CPUs.
+///
+/// Commands are put in under a lock that spins. So interrupts are off meanwhile, or no handler uses
+/// the ring; and the iterators that supply commands must not use it either.
 #[derive(Debug)]
 pub struct Queue<P, E> {
     port: P,
@@ -128,17 +140,20 @@ pub struct Queue<P, E> {
 }
 
 impl<P: Port, E: AsRef<[Entry]>> Queue<P, E> {
-    /// The ring of a device that is about to read from index 0, where its tail is, too.
+    /// The ring of a device that is about to read from index 0, where its tail is, too, and that
+    /// has not reported anything.
     ///
     /// # Panics
     ///
-    /// If the number of entries is not a power of two, of 4 at least.
+    /// If the number of entries is not a power of two, of 4 at least; or if a position was reported
+    /// already, which would end waits too early.
     pub fn new(port: P, entries: E) -> Self {
         let len = entries.as_ref().len();
         assert!(
             len.is_power_of_two() && len >= 4,
             "a ring has 2^n entries, and room for a command and its sync"
         );
+        assert!(port.reported().is_none_or(|position| position == 0), "a new ring has reported nothing");
         Self {
             port,
             entries,
@@ -197,7 +212,7 @@ impl<P: Port, E: AsRef<[Entry]>> Queue<P, E> {
         Ok(())
     }
 
-    /// The position of a sync behind a ticket's commands.
+    /// The position of a sync behind a ticket's commands: the last one that is in, or a new one.
     pub(crate) fn sync_of(&self, Ticket { position, is_synced }: Ticket) -> Result<u64, Stuck> {
         if is_synced {
             return Ok(position);
@@ -217,9 +232,9 @@ impl<P: Port, E: AsRef<[Entry]>> Queue<P, E> {
 
     /// A position that the device has passed: the last one unless commands are being put in.
     pub(crate) fn passed(&self) -> u64 {
-        // Acquire: pairs with the release in `Held::put`, whose CPU had seen that the device was at
-        // most a round behind. The head that is read next is no older, so it is at most a round
-        // behind, too. If it is ahead of `queued`, the result is too small, not too large.
+        // Acquire: pairs with the release in `Held::put`. Its CPU had seen a head less than a round
+        // behind `queued`, and the head that is read next is no older. If it is ahead of `queued`,
+        // the result is too small, not too large.
         let queued = self.queued.load(Ordering::Acquire);
         self.position(self.port.head(), queued)
     }
@@ -297,8 +312,7 @@ impl<P: Port, E: AsRef<[Entry]>> Held<'_, P, E> {
     }
 
     fn ring(&self) {
-        let tail = self.0.queued.load(Ordering::Relaxed) & self.0.mask();
-        self.0.port.set_tail(tail as u32);
+        self.0.port.set_tail(self.0.queued.load(Ordering::Relaxed));
     }
 }
 
@@ -331,8 +345,7 @@ impl<P: Port, E: AsRef<[Entry]>> Queue<P, E> {
     /// [`issue`](Self::issue) with the tail first.
     pub(crate) fn issue_behind_the_tail(&self, command: Command) -> Result<Ticket, Stuck> {
         let held = self.lock();
-        let behind = self.queued.load(Ordering::Relaxed) + 2;
-        self.port.set_tail((behind & self.mask()) as u32);
+        self.port.set_tail(self.queued.load(Ordering::Relaxed) + 2);
         held.put_all([command])?;
         Ok(Ticket { position: held.put_sync()?, is_synced: true })
     }

@@ -40,8 +40,8 @@ impl Device {
 }
 
 impl Port for &'static Device {
-    fn set_tail(&self, tail: u32) {
-        self.tail.store(tail.into(), SeqCst);
+    fn set_tail(&self, position: u64) {
+        self.tail.store(position % LEN as u64, SeqCst);
     }
 
     fn head(&self) -> u32 {
@@ -163,6 +163,14 @@ fn what_is_passed_is_no_sync_until_one_is_behind_it() {
     assert_eq!(ring.port().head(), 2, "read, but not complete");
     ring.wait(ticket).unwrap();
     assert_eq!(done(&ring).1, 1);
+}
+
+#[test]
+#[should_panic(expected = "reported nothing")]
+fn a_word_with_the_position_of_an_earlier_ring_is_refused() {
+    let ring = ring(true, false);
+    ring.wait(ring.issue(commands(0..1)).unwrap()).unwrap();
+    let _queue = Queue::new(*ring.port(), ring.entries);
 }
 
 #[test]

@@ -302,7 +302,8 @@ pub const fn sync_sev() -> Command {
 /// memory that processors read, if the SMMU is coherent (IDR0.COHACC). It is visible when the
 /// commands before are complete.
 ///
-/// Other bits of the address are dropped.
+/// Other bits of the address are dropped. `data` is narrower than positions of a
+/// [`Queue`](crate::Queue): its port uses [`sync_poll`] and the head, or widens the word itself.
 pub const fn sync_msi(address: u64, data: u32) -> Command {
     let signal = SIGNAL_IRQ << SIGNAL_SHIFT | INNER_SHAREABLE << MSH_SHIFT | WRITE_BACK << MSI_ATTR_SHIFT;
     Command([0x46 | signal | (data as u64) << 32, address & MSI_ADDRESS])

@@ -35,7 +35,7 @@ pub enum Cacheability {
     WriteBack = 1,
     /// Write-through, allocated by reads.
     WriteThrough = 2,
-    /// Write-back, allocated by reads in no case, or, for tables, by writes in no case.
+    /// Write-back, not allocated by reads; for tables not by writes either.
     WriteBackNoAllocate = 3,
 }
 
@@ -58,7 +58,7 @@ pub struct Reads {
     pub inner: Cacheability,
     /// Outer cacheability.
     pub outer: Cacheability,
-    /// Shareability. Outer if neither cacheability is any.
+    /// Shareability; outer, whatever is given, if neither is cacheable.
     pub shareability: Shareability,
 }
 
