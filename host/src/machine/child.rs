@@ -11,6 +11,14 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus, Stdio};
 
+/// The process of this command ends when the calling thread does.
+pub(crate) fn end_with_us(command: &mut Command) {
+    // SAFETY: the closure runs between fork and exec, and makes only a system call.
+    unsafe {
+        command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?));
+    }
+}
+
 /// The command for QEMU: its standard streams, its memory, and its death together with this
 /// process.
 pub(super) fn command(spec: &Spec, mut command: Command, arguments: &[OsString], ram: &Ram) -> Command {
@@ -25,15 +33,12 @@ pub(super) fn command(spec: &Spec, mut command: Command, arguments: &[OsString],
         command.process_group(0);
     }
     let ram_fd = ram.fd().as_raw_fd();
-    // SAFETY: the closure runs between fork and exec and makes only two system calls. The
-    // descriptor is open there: the child has a copy of every descriptor of the parent, and the
-    // parent holds this one until the machine has ended.
+    end_with_us(&mut command);
+    // SAFETY: the closure runs between fork and exec and makes only a system call. The descriptor
+    // is open there: the child has a copy of every descriptor of the parent, and the parent holds
+    // this one until the machine has ended.
     unsafe {
-        command.pre_exec(move || {
-            set_parent_process_death_signal(Some(Signal::KILL))?;
-            fcntl_setfd(BorrowedFd::borrow_raw(ram_fd), FdFlags::empty())?;
-            Ok(())
-        });
+        command.pre_exec(move || Ok(fcntl_setfd(BorrowedFd::borrow_raw(ram_fd), FdFlags::empty())?));
     }
     command
 }

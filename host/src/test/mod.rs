@@ -5,6 +5,7 @@ mod attack;
 mod audit;
 mod cases;
 mod checks;
+mod dma;
 mod guests;
 mod host;
 #[cfg(test)]
@@ -162,6 +163,7 @@ fn all_cases() -> impl Iterator<Item = &'static cases::Case> {
         .chain(&packages::ROWS)
         .chain(&releases::ROWS)
         .chain(&traces::ROWS)
+        .chain(&dma::ROWS)
         .chain(&peers::ROWS)
         .chain(several::ROWS)
         .chain(pages::rows())
