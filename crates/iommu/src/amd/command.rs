@@ -75,7 +75,8 @@ pub const fn invalidate_all() -> Command {
     Command([opcode(INVALIDATE_IOMMU_ALL), 0])
 }
 
-/// Translations of a domain go, for the addresses that an [operand](super::range::Operand) names.
+/// Translations of a domain go, for the addresses that an operand names: see
+/// [`range`](super::range).
 pub(super) const fn invalidate_pages(domain: DomainId, depth: Depth, operand: u64) -> Command {
     let tables = match depth {
         Depth::Leaves => 0,
