@@ -34,7 +34,7 @@ mod tests;
 pub use context::{Context, Vttbr};
 pub use cover::{PIECE_BYTES_MAX, Pages, Ranges, base_alignment};
 pub use errata::Errata;
-pub use operand::{Granule, LeafLevel, page, range};
+pub use operand::{Granule, LeafLevel, level_hint, page, range};
 pub use plan::{Features, Limits, Plan, Setup, Stale, plan};
 pub use sequence::{
     Instructions, Invalidated, Stage2Tlb, break_before_make, clean, enter_vm, invalidate, invalidate_all_vms,

@@ -14,7 +14,7 @@
 //! A TTL promises that **only leaves of that level** need to be dropped; a processor may keep
 //! everything else (P18). 0 promises nothing.
 
-/// Translation granule of stage 2: VTCR_EL2.TG0.
+/// Translation granule: of stage 2 here, as VTCR_EL2.TG0 says.
 ///
 /// Exhaustive: the architecture has these three.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,8 +42,9 @@ impl Granule {
         1 << self.shift()
     }
 
-    /// The granule's encoding in operands: TG, and the upper half of a page's TTL. 0 is no granule.
-    const fn field(self) -> u64 {
+    /// The granule's encoding in operands, and in commands of an SMMU: TG, and the upper half of a
+    /// page's TTL. 0 is no granule. The tables' TG fields have another encoding.
+    pub const fn tg(self) -> u64 {
         match self {
             Self::Size4K => 0b01,
             Self::Size16K => 0b10,
@@ -54,7 +55,7 @@ impl Granule {
 
 /// Level of a leaf, as Arm counts: 3 is the last.
 ///
-/// Exhaustive: the levels that have leaves with VTCR_EL2.DS = 0.
+/// Exhaustive: the levels that have leaves with VTCR_EL2.DS = 0, or in an SMMU IDR5.DS = 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum LeafLevel {
@@ -76,7 +77,7 @@ impl LeafLevel {
 
 /// The level in a TTL field, or 0 where that level's encoding is reserved: with 16 KiB granules
 /// there are no blocks at level 1.
-const fn hinted(granule: Granule, leaf: Option<LeafLevel>) -> u64 {
+pub const fn level_hint(granule: Granule, leaf: Option<LeafLevel>) -> u64 {
     match (leaf, granule) {
         (None, _) | (Some(LeafLevel::One), Granule::Size16K) => 0,
         (Some(level), _) => level as u64,
@@ -91,9 +92,9 @@ const PAGE_ADDRESS: u64 = (1 << 40) - 1;
 ///
 /// One instruction is enough for a block, even if a processor holds it in pieces.
 pub const fn page(granule: Granule, ipa: u64, leaf: Option<LeafLevel>) -> u64 {
-    let ttl = match hinted(granule, leaf) {
+    let ttl = match level_hint(granule, leaf) {
         0 => 0,
-        level => granule.field() << 2 | level,
+        level => granule.tg() << 2 | level,
     };
     ttl << PAGE_TTL_SHIFT | ipa >> 12 & PAGE_ADDRESS
 }
@@ -123,7 +124,7 @@ pub const fn range(granule: Granule, base: u64, scale: u32, units: u64, leaf: Op
     let address = base >> granule.shift() & ((1 << BASE_BITS) - 1);
     let num = units.wrapping_sub(1) & (UNITS_MAX - 1);
     let scale = (scale & SCALE_MAX) as u64;
-    let (tg, ttl) = (granule.field(), hinted(granule, leaf));
+    let (tg, ttl) = (granule.tg(), level_hint(granule, leaf));
     tg << TG_SHIFT | scale << SCALE_SHIFT | num << NUM_SHIFT | ttl << RANGE_TTL_SHIFT | address
 }
 

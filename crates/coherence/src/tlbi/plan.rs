@@ -4,10 +4,10 @@ use super::cover::{Pages, Ranges, granules};
 use super::errata::Errata;
 use super::operand::{Granule, LeafLevel};
 
-/// Stage-2 translations that a change has removed or replaced.
+/// Translations that a change has removed or replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stale {
-    /// First intermediate physical address.
+    /// First address that is translated: at stage 2 an intermediate physical one.
     pub start: u64,
     /// Length in bytes.
     pub len: u64,

@@ -15,9 +15,9 @@ const READ: u64 = 1 << 61;
 const WRITE: u64 = 1 << 62;
 /// Second double word: the device may keep translations (ATS).
 const ATS: u64 = 1 << 32;
-/// Third double word: interrupts are remapped by a table.
+/// Third double word: interrupts are remapped, or aborted unless [`REMAP`] is set, too.
 const REMAPS: u64 = 1 << 0;
-/// Log2 of the number of entries of that table.
+/// Log2 of the number of entries of the interrupt table.
 const LENGTH_SHIFT: u32 = 1;
 const INTERRUPT_TABLE: u64 = 0x000f_ffff_ffff_ffc0;
 /// Fixed and arbitrated interrupts are remapped; without it they are aborted.
@@ -62,7 +62,7 @@ pub struct DeviceEntry(pub [u64; 4]);
 
 impl DeviceEntry {
     /// All DMA and all interrupts of the device are aborted, and logged.
-    pub const BLOCKED: Self = Self([VALID | TRANSLATES, 0, REMAPS_NOTHING, 0]);
+    pub const BLOCKED: Self = Self([VALID | TRANSLATES, 0, REMAPS, 0]);
 
     /// DMA is translated by the page table at `root` (host physical, a multiple of 4096), and
     /// interrupts are aborted. `None` if the address does not fit, or for domain 0.
@@ -73,7 +73,7 @@ impl DeviceEntry {
         }
         let mode = (levels as u64) << MODE_SHIFT;
         let first = VALID | TRANSLATES | READ | WRITE | mode | root;
-        Some(Self([first, domain.0 as u64, REMAPS_NOTHING, 0]))
+        Some(Self([first, domain.0 as u64, REMAPS, 0]))
     }
 
     /// The same, for a device that may keep translations itself: it has to be told, too.
@@ -100,9 +100,6 @@ impl DeviceEntry {
         self.0[0] & (VALID | TRANSLATES) == VALID | TRANSLATES && self.0[0] & (READ | WRITE) != 0
     }
 }
-
-/// The entry of interrupts is valid, and none is forwarded.
-const REMAPS_NOTHING: u64 = REMAPS;
 
 /// Level of a table that an entry points to: 1 is the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

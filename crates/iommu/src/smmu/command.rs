@@ -16,6 +16,8 @@
 //! A command is complete when a [sync](sync_poll) behind it is. Commands that an SMMU does not have
 //! stop its queue with CERROR_ILL; the documentation of each says what it needs.
 
+use coherence::tlbi::{Granule, LeafLevel, level_hint};
+
 use crate::Command;
 
 /// Number of a stream, which the system gives to a device (3.2). At most 32 bits: IDR1.SIDSIZE.
@@ -31,66 +33,6 @@ pub struct Asid(pub u16);
 /// (3.17). At most 8 bits unless IDR0.VMID16 is set; 0 if IDR0.S2P is clear.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Vmid(pub u16);
-
-/// Translation granule.
-///
-/// Exhaustive: the architecture has these three.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Granule {
-    /// 4 KiB.
-    Size4K,
-    /// 16 KiB.
-    Size16K,
-    /// 64 KiB.
-    Size64K,
-}
-
-impl Granule {
-    /// Binary logarithm of the size in bytes.
-    pub const fn shift(self) -> u32 {
-        match self {
-            Self::Size4K => 12,
-            Self::Size16K => 14,
-            Self::Size64K => 16,
-        }
-    }
-
-    /// Size in bytes.
-    pub const fn bytes(self) -> u64 {
-        1 << self.shift()
-    }
-
-    /// TG of commands (4.4.1.1). The tables' TG fields have another encoding.
-    const fn field(self) -> u64 {
-        match self {
-            Self::Size4K => 0b01,
-            Self::Size16K => 0b10,
-            Self::Size64K => 0b11,
-        }
-    }
-}
-
-/// Level of a leaf, as Arm counts: 3 is the last.
-///
-/// Exhaustive: the levels that have leaves with IDR5.DS = 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum LeafLevel {
-    /// Blocks of 1 GiB with the granule of 4 KiB, of 4 TiB with 64 KiB.
-    One = 1,
-    /// Blocks of 2, 32 or 512 MiB.
-    Two = 2,
-    /// Pages.
-    Three = 3,
-}
-
-impl LeafLevel {
-    /// Binary logarithm of a leaf's size in bytes.
-    pub const fn shift(self, granule: Granule) -> u32 {
-        // A table fills a granule with entries of 8 bytes.
-        granule.shift() + (3 - self as u32) * (granule.shift() - 3)
-    }
-}
 
 /// Which cached entries have to go: the bit Leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,12 +110,12 @@ impl Span {
     ) -> Self {
         let num = units.wrapping_sub(1) & (UNITS_MAX - 1);
         let scale = (scale & SCALE_MAX) as u64;
-        let ttl = hinted(granule, leaf);
+        let ttl = level_hint(granule, leaf);
         if num == 0 && scale == 0 && ttl == 0 {
             return Self::address(address, depth);
         }
         let start = address & PAGE_ADDRESS & !(granule.bytes() - 1);
-        let high = start | granule.field() << TG_SHIFT | ttl << TTL_SHIFT | depth.field();
+        let high = start | granule.tg() << TG_SHIFT | ttl << TTL_SHIFT | depth.field();
         Self([num << NUM_SHIFT | scale << SCALE_SHIFT, high])
     }
 
@@ -181,15 +123,6 @@ impl Span {
     const fn command(self, opcode: u64, vmid: Vmid, asid: Asid) -> Command {
         let Self([low, high]) = self;
         Command([opcode | low | tags(vmid, asid), high])
-    }
-}
-
-/// The level in a TTL field, or 0 where that level's encoding is reserved: with 16 KiB granules
-/// there are no blocks at level 1.
-const fn hinted(granule: Granule, leaf: Option<LeafLevel>) -> u64 {
-    match (leaf, granule) {
-        (None, _) | (Some(LeafLevel::One), Granule::Size16K) => 0,
-        (Some(level), _) => level as u64,
     }
 }
 

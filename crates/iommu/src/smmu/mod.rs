@@ -42,7 +42,8 @@ pub mod stream;
 mod tests;
 
 pub use change::Step;
-pub use command::{Asid, Granule, LeafLevel, StreamId, Vmid};
+pub use coherence::tlbi::{Granule, LeafLevel, Stale};
+pub use command::{Asid, StreamId, Vmid};
 pub use event::Event;
-pub use range::{Scope, Setup, Stale, plan};
+pub use range::{Scope, Setup, plan};
 pub use stream::{ContextDescriptor, StreamEntry};

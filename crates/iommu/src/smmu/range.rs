@@ -5,25 +5,13 @@
 //! is left then begins and ends at a multiple of ever larger units, so a range of blocks stays
 //! aligned to blocks in every piece. 48 bits of address take 8 commands at most.
 
+use coherence::tlbi::{Granule, LeafLevel, Stale};
+
 use super::command::{
-    Asid, Depth, Granule, LeafLevel, SCALE_MAX, Span, StreamId, UNITS_MAX, Vmid, atc_inv, tlbi_el2_all,
-    tlbi_el2_asid, tlbi_el2_va, tlbi_nh_asid, tlbi_nh_va, tlbi_s2_ipa, tlbi_s12_vmall,
+    Asid, Depth, SCALE_MAX, Span, StreamId, UNITS_MAX, Vmid, atc_inv, tlbi_el2_all, tlbi_el2_asid,
+    tlbi_el2_va, tlbi_nh_asid, tlbi_nh_va, tlbi_s2_ipa, tlbi_s12_vmall,
 };
 use crate::Command;
-
-/// Translations that a change has removed or replaced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stale {
-    /// First address of the device: virtual at stage 1, intermediate physical at stage 2.
-    pub start: u64,
-    /// Length in bytes.
-    pub len: u64,
-    /// Level of the leaves; of the smallest possible leaves if `tables` is set. `None` if it is not
-    /// known.
-    pub leaf: Option<LeafLevel>,
-    /// An entry above a leaf was removed or replaced: no hint is right (P18).
-    pub tables: bool,
-}
 
 /// Whose translations they are.
 ///

@@ -22,8 +22,10 @@
 //! Constructors return `None` for addresses that do not fit their field: a truncated one would let
 //! the device into other memory.
 
+use coherence::tlbi::Granule;
+
 use super::change::{Step, Words, steps};
-use super::command::{Asid, Granule, Vmid};
+use super::command::{Asid, Vmid};
 
 /// Cacheability of the SMMU's own reads: of descriptors and of tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ mod board;
 mod vi;
 
 use super::cases::{Body, Case, case};
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use iommu::amd::command::{DeviceId, DomainId, invalidate_device};
 use iommu::amd::table::{DeviceEntry, Levels};
 use iommu::amd::{Depth, pages};
@@ -52,8 +52,8 @@ fn forget(vi: &Vi, domain: DomainId, page: u64) -> Result<()> {
 
 fn keeps_until_told(directory: &Path) -> Result<()> {
     let vi = Vi::start(directory, DEVICE)?;
-    let entry = DeviceEntry::translated(ROOT, Levels::Four, DOMAIN);
-    vi.set_entry(DEVICE, entry.unwrap_or(DeviceEntry::BLOCKED));
+    let entry = DeviceEntry::translated(ROOT, Levels::Four, DOMAIN).context("the entry is refused")?;
+    vi.set_entry(DEVICE, entry);
     vi.wait_for([invalidate_device(DEVICE)])?;
     vi.map(SOURCE, Some((PATTERN, false)));
     vi.map(TARGET, Some((OLD, true)));

@@ -39,7 +39,7 @@ const COMMAND: u64 = EDU + 0x98;
 const BUFFER: u64 = 0x4_0000;
 const START: u64 = 1 << 0;
 const TO_MEMORY: u64 = 1 << 1;
-/// How often its command is read before it has had to be done. One takes 0.1 s.
+/// How often its command register is read until the copy, of 0.1 s, is done.
 const POLLS_MAX: u32 = 1_000_000;
 
 /// The IOMMU's side of the ring.

@@ -1,3 +1,5 @@
+use coherence::tlbi::{Granule, LeafLevel};
+
 use super::decode::{Tlbi, tlbi};
 use crate::Command;
 use crate::smmu::command::*;

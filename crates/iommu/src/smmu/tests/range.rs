@@ -1,5 +1,6 @@
 use std::vec::Vec;
 
+use coherence::tlbi::{Granule, LeafLevel, Stale};
 use proptest::prelude::*;
 
 use super::decode::tlbi;

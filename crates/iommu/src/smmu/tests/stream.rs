@@ -1,3 +1,5 @@
+use coherence::tlbi::Granule;
+
 use crate::smmu::command::*;
 use crate::smmu::stream::*;
 
