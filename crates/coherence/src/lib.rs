@@ -67,7 +67,7 @@ pub use flush::{
 pub use mailbox::{Generation, GvaRange, RANGE_CAPACITY, Scope};
 pub use owner::{FlushWork, InGuest, Owner, Pending, Translation};
 pub use set::{Members, TargetSet};
-pub use space::{SpaceReceipt, Walkers, flush_space};
+pub use space::{DeviceTlbs, NoDevices, SpaceReceipt, SpaceUnfinished, Unfinished, Walkers, flush_space};
 pub use target::{Notify, Space, Target};
 
 /// Number of a physical CPU, as assigned by the caller.

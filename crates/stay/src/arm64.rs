@@ -21,7 +21,7 @@
 
 use coherence::tlbi::{self, Context, LeafLevel, Setup, Stage2Tlb, Stale, Vttbr};
 use coherence::vmid::{Arrival, Home, LocalMaintenance, Residents, VmidAllocator, VmidSlot};
-use coherence::{CpuId, Hardware, Ledger, Owner, SpaceReceipt, Stalled, Walkers};
+use coherence::{CpuId, Hardware, Ledger, Owner, SpaceReceipt, SpaceUnfinished, Walkers};
 use paging::{FlushRange, Invalidation, Level};
 
 use crate::{Mistake, Mistakes};
@@ -169,19 +169,21 @@ pub fn take_flush<T: Stage2Tlb>(tlb: &T, owner: &mut Owner<'_>) {
 }
 
 /// Drops the translations that `invalidation` names from all processors, and waits for the sections
-/// that may have used them.
+/// that may have used them, and for `devices`.
 ///
 /// # Errors
-/// [`Stalled`] when a section does not end. Nothing may be freed then.
-pub fn flush_space<W: Walkers, T: Stage2Tlb + Mistakes, const CPUS: usize, const BANKS: usize>(
+/// [`Unfinished`](coherence::Unfinished) when a section does not end, or an IOMMU does not go on.
+/// Nothing may be freed then.
+pub fn flush_space<'a, W: Walkers, T: Stage2Tlb + Mistakes, const CPUS: usize, const BANKS: usize>(
     walkers: &W,
+    devices: &W::Devices<'a>,
     tlb: &T,
     space: &AddressSpace<'_, CPUS>,
     invalidation: Invalidation<'_>,
     ledger: &mut Ledger<BANKS>,
     hardware: &impl Hardware,
-) -> Result<SpaceReceipt<W::Stamp>, Stalled> {
-    coherence::broadcast(walkers, ledger, hardware, || invalidate(tlb, space, invalidation))
+) -> Result<SpaceReceipt<W::Stamp>, SpaceUnfinished<'a, W>> {
+    coherence::broadcast(walkers, devices, ledger, hardware, || invalidate(tlb, space, invalidation))
 }
 
 /// Drops the translations that `invalidation` names from all processors. The tables have been

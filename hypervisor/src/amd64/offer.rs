@@ -8,7 +8,6 @@ macro_rules! offer_amd64 {
             use core::ops::Range;
 
             use alloc::vec::Vec;
-            use coherence::Stalled;
             use hostlink::config::Config;
             use paging::{Amd64Nested, Invalidation, Level};
 
@@ -24,6 +23,7 @@ macro_rules! offer_amd64 {
             use $crate::sched::Turn;
             use $crate::vm::arch::{Arch, Cpus};
             use $crate::vm::awaited::Word;
+            use $crate::vm::dma::{DmaFlush, NotFlushed};
             use $crate::vm::load::Plan;
             use $crate::vm::memory::NestedTables;
             use $crate::vm::space::{FlushScratch, Flushed, VmMemory};
@@ -124,14 +124,15 @@ macro_rules! offer_amd64 {
                     vm.receive_console();
                 }
 
-                /// Nested translations are tagged by ASID alone, so no range can be named:
-                /// everything is dropped.
+                /// Nested translations of CPUs are tagged by ASID alone, so no range can be named:
+                /// they drop everything.
                 fn flush_space(
                     vm: &Vm<Self>,
                     _: Invalidation<'_>,
+                    devices: &DmaFlush<'_, Self>,
                     scratch: &mut FlushScratch,
-                ) -> Result<Flushed, Stalled> {
-                    coherence::flush_space(vm, scratch, &Ipi::<Self>::of_machine())
+                ) -> Result<Flushed, NotFlushed<Self>> {
+                    coherence::flush_space(vm, devices, scratch, &Ipi::<Self>::of_machine())
                 }
 
                 #[inline(always)]

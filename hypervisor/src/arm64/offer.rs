@@ -11,7 +11,6 @@ macro_rules! offer_arm64 {
             use core::sync::atomic::Ordering;
 
             use alloc::vec::Vec;
-            use coherence::Stalled;
             use hostlink::config::Config;
             use paging::{Invalidation, Level};
 
@@ -29,6 +28,7 @@ macro_rules! offer_arm64 {
             use $crate::vm::awaited::Word;
             use $crate::vm::load::Plan;
             use $crate::vm::shown::ShownMemory;
+            use $crate::vm::dma::{DmaFlush, NotFlushed};
             use $crate::vm::space::{FlushScratch, Flushed, VmMemory};
             use $crate::vm::{Context, CreateError, Files, Next, PerCpu, Vm, VpIndex};
 
@@ -118,10 +118,12 @@ macro_rules! offer_arm64 {
                 fn flush_space(
                     vm: &Vm<Self>,
                     invalidation: Invalidation<'_>,
+                    devices: &DmaFlush<'_, Self>,
                     scratch: &mut FlushScratch,
-                ) -> Result<Flushed, Stalled> {
+                ) -> Result<Flushed, NotFlushed<Self>> {
                     let space = vm.guest.address_space();
-                    stay::arm64::flush_space(vm, &Self::TLB, &space, invalidation, scratch, &Patience)
+                    let tlb = &Self::TLB;
+                    stay::arm64::flush_space(vm, devices, tlb, &space, invalidation, scratch, &Patience)
                 }
 
                 #[inline(always)]

@@ -15,16 +15,18 @@
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use coherence::{Space, Stalled};
+use coherence::Space;
 use hostlink::config::Config;
 use hostlink::exit::ExitCode;
 use hostlink::phase::Phase;
+use iommu::Stuck;
 use memslots::MmioCache;
 use paging::{Format, Invalidation, Level, TableMemory};
 use stay::MMIO_PAGES;
 
 use super::awaited::Word;
 use super::context::{Context, Next};
+use super::dma::{DmaFlush, NotFlushed, Tickets};
 use super::files::{CreateError, Files};
 use super::host::Host;
 use super::load::Plan;
@@ -197,7 +199,10 @@ pub trait State: Send {
 /// * [`take_flush`](Self::take_flush) completes a flush only when the named translations have been
 ///   dropped, nested translations included, or when the vCPU's next entry drops them before
 ///   anything else;
-/// * [`flush_space`](Self::flush_space) reaches every CPU.
+/// * [`flush_space`](Self::flush_space) reaches every CPU;
+/// * every device that translates by a machine's nested tables does so through an IOMMU that
+///   [`begin_dma_flush`](Self::begin_dma_flush) reaches, and that has forgotten what is named when
+///   [`finish_dma_flush`](Self::finish_dma_flush) returns.
 pub unsafe trait Arch: Board {
     /// Format of the nested page table.
     type Nested: Format + 'static;
@@ -317,17 +322,38 @@ pub unsafe trait Arch: Board {
     /// Passes on the real console's input, as far as the guest has room for it.
     fn receive_console(vm: &Vm<Self>);
 
-    /// Drops the guest's nested translations named by `invalidation`, on all CPUs. The tables have
-    /// been changed already.
+    /// Drops the guest's nested translations named by `invalidation`, on all CPUs and from what
+    /// `devices` are. The tables have been changed already.
     ///
     /// # Errors
     ///
-    /// [`Stalled`] when a CPU does not do its part: nothing may be freed then.
+    /// [`NotFlushed`] when a CPU or an IOMMU does not do its part: nothing may be freed then.
     fn flush_space(
         vm: &Vm<Self>,
         invalidation: Invalidation<'_>,
+        devices: &DmaFlush<'_, Self>,
         scratch: &mut FlushScratch,
-    ) -> Result<Flushed, Stalled>;
+    ) -> Result<Flushed, NotFlushed<Self>>;
+
+    /// Has the IOMMUs of the guest's devices drop what `invalidation` names, without a wait for
+    /// them. None, unless the guest owns devices.
+    ///
+    /// # Errors
+    ///
+    /// [`Stuck`] when one takes no more commands.
+    #[inline(always)]
+    fn begin_dma_flush(_: &Vm<Self>, _: Invalidation<'_>) -> Result<Tickets, Stuck> {
+        Ok(Tickets::new())
+    }
+
+    /// Waits until they have.
+    ///
+    /// # Errors
+    ///
+    /// [`Stuck`] when one does not go on.
+    fn finish_dma_flush(_: &Vm<Self>, _: &Tickets) -> Result<(), Stuck> {
+        Ok(())
+    }
 
     /// Loads the state of the vCPU whose turn it is.
     fn load_state(context: &mut Context<'_, Self>, turn: &Turn);

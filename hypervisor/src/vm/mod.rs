@@ -9,6 +9,7 @@
 //! | `console` | what a guest sends to its serial ports |
 //! | `context` | a vCPU on a CPU |
 //! | `control` | requests of the host tool |
+//! | `dma` | what a guest's devices keep of its translations |
 //! | `end` | fatal errors that end a run early |
 //! | `files` | the contents of the boot module |
 //! | `guests` | guests are created, and end |
@@ -37,6 +38,7 @@ mod console;
 mod context;
 pub mod control;
 pub mod counting;
+pub mod dma;
 pub mod end;
 pub mod files;
 mod guests;

@@ -8,6 +8,7 @@ use memslots::space::{FetchJob, GuestSpace, Job, Steps};
 use paging::{Invalidation, Progress, Stamp};
 
 use super::arch::Arch;
+use super::dma::DmaFlush;
 use super::end;
 use super::machine::Vm;
 use super::trace;
@@ -18,9 +19,10 @@ pub type Flushed = SpaceReceipt<Stamp>;
 // SAFETY: a CPU runs guest code for the vCPU that it owns, between `try_enter` and `leave`
 // (`Arch::enter`); the flush that a refused entry finds is carried out by `Arch::take_flush`.
 // Software walks the nested table on a vCPU's behalf in `stay::in_section`; an audit walks it as
-// well, but never while there is a job.
+// well, but never while there is a job. `Arch` vouches for the guest's devices.
 unsafe impl<A: Arch> Walkers for Vm<A> {
     type Stamp = Stamp;
+    type Devices<'a> = DmaFlush<'a, A>;
 
     fn stamp(&self) -> Stamp {
         self.space.stamp()
@@ -61,12 +63,14 @@ impl<A: Arch> Targets for Vm<A> {
 }
 
 impl<A: Arch> Vm<A> {
-    /// Drops the guest's nested translations named by `invalidation`, on all CPUs.
+    /// Drops the guest's nested translations named by `invalidation`, on all CPUs and from the
+    /// IOMMUs of its devices.
     pub fn flush_space(&self, invalidation: Invalidation<'_>, scratch: &mut FlushScratch) -> Flushed {
-        // A CPU that does not do its part is a broken machine: to continue would free memory that
+        // A CPU or an IOMMU that does not do its part is a broken machine: to continue would free memory that
         // it still uses.
         trace::here::<A>(Event::SpaceFlushBegins, NO_VCPU.into(), 0, [0; 2]);
-        let flushed = A::flush_space(self, invalidation, scratch)
+        let devices = DmaFlush::new(self, invalidation);
+        let flushed = A::flush_space(self, invalidation, &devices, scratch)
             .unwrap_or_else(|stalled| end::end_stalled_guest::<A>(&stalled));
         trace::here::<A>(Event::SpaceFlushEnds, NO_VCPU.into(), 0, [0; 2]);
         flushed

@@ -3,14 +3,14 @@
 
 use crate::flush::{FlushOutcome, Hardware, Ledger, Stalled, Targets};
 use crate::mailbox::Generation;
-use crate::space::{Everybody, SpaceReceipt, Walkers};
+use crate::space::{DeviceTlbs, Everybody, SpaceReceipt, SpaceUnfinished, Unfinished, Walkers};
 use crate::sync::Ordering;
 use crate::target::Target;
 use crate::tlbi::Invalidated;
 use crate::word;
 
 /// Invalidates translations by broadcast and waits for the sections of all walkers that may still
-/// use them.
+/// use them, and for `devices`.
 ///
 /// The stamp is taken before anything is invalidated. `invalidate` executes the sequence, i.e.
 /// [`tlbi::invalidate`](crate::tlbi::invalidate). The caller's own section must have ended.
@@ -55,18 +55,21 @@ use crate::word;
 ///   done.
 ///
 /// # Errors
-/// [`Stalled`] when [`Hardware::relax`] gave up on a target's section. Nothing may be freed then.
+/// [`Unfinished`] when [`Hardware::relax`] gave up on a target's section, or an IOMMU does not go
+/// on. Nothing may be freed then.
 ///
 /// # Panics
 /// If the ledger has no place for a target that is in a section.
 #[inline]
-pub fn broadcast<W: Walkers + ?Sized, const BANKS: usize>(
+pub fn broadcast<'a, W: Walkers + ?Sized, const BANKS: usize>(
     walkers: &W,
+    devices: &W::Devices<'a>,
     ledger: &mut Ledger<BANKS>,
     hardware: &impl Hardware,
     invalidate: impl FnOnce() -> Invalidated,
-) -> Result<SpaceReceipt<W::Stamp>, Stalled> {
+) -> Result<SpaceReceipt<W::Stamp>, SpaceUnfinished<'a, W>> {
     let stamp = walkers.stamp();
+    let begun = devices.begin().map_err(Unfinished::Devices)?;
     let Invalidated { .. } = invalidate();
     let (mut outcome, mut busy) = (FlushOutcome::default(), 0u32);
     walkers.for_each(
@@ -86,8 +89,9 @@ pub fn broadcast<W: Walkers + ?Sized, const BANKS: usize>(
     );
     outcome.deferred = outcome.targets.wrapping_sub(busy);
     if busy != 0 {
-        wait(walkers, ledger, hardware, &mut outcome)?;
+        wait(walkers, ledger, hardware, &mut outcome).map_err(Unfinished::Target)?;
     }
+    devices.finish(begun).map_err(Unfinished::Devices)?;
     Ok(SpaceReceipt::after(stamp, outcome))
 }
 

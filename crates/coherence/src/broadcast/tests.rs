@@ -1,11 +1,12 @@
 //! Which targets a broadcast waits for.
 
 use core::cell::{Cell, RefCell};
+use core::convert::Infallible;
 use core::ops::ControlFlow;
 use std::vec::Vec;
 
 use super::*;
-use crate::{CpuId, Notify, Owner, Scope, Translation};
+use crate::{CpuId, NoDevices, Notify, Owner, Scope, Translation};
 
 /// A machine on which `relax` does something, and gives up after some turns.
 struct Bench<F: Fn(u64)> {
@@ -35,8 +36,11 @@ fn targets(count: usize) -> Vec<Target> {
     (0..count).map(|_| Target::new()).collect()
 }
 
-fn run<F: Fn(u64)>(targets: &[Target], bench: &Bench<F>) -> Result<SpaceReceipt<usize>, Stalled> {
-    broadcast(targets, &mut Ledger::<2>::new(), bench, Invalidated::assumed)
+fn run<F: Fn(u64)>(
+    targets: &[Target],
+    bench: &Bench<F>,
+) -> Result<SpaceReceipt<usize>, Unfinished<Infallible>> {
+    broadcast(targets, &NoDevices, &mut Ledger::<2>::new(), bench, Invalidated::assumed)
 }
 
 #[test]
@@ -67,7 +71,7 @@ fn g3_no_receipt_before_the_sections_that_were_found_have_ended() {
         }
     });
     // The end of the last one's section does not help the first.
-    let stalled = run(&targets, &bench).unwrap_err();
+    let Unfinished::Target(stalled) = run(&targets, &bench).unwrap_err();
     assert_eq!((stalled.index, stalled.outcome.deferred), (3, 68));
     let bench = Bench::new(|_| {
         sections.borrow_mut().pop();
@@ -123,7 +127,7 @@ fn the_sequence_comes_before_the_look_and_absent_targets_are_no_trouble() {
     let section = RefCell::new(None);
     let bench = Bench::new(|_| drop(section.take()));
     let mut ledger = Ledger::<1>::new();
-    let receipt = broadcast(targets.as_slice(), &mut ledger, &bench, || {
+    let receipt = broadcast(targets.as_slice(), &NoDevices, &mut ledger, &bench, || {
         section.replace(Some(owner.begin_translation().unwrap()));
         Invalidated::assumed()
     });

@@ -56,7 +56,13 @@ pub(super) trait Protocol: 'static {
     fn broadcast(machine: &ModelState) {
         let mut ledger = Ledger::<1>::new();
         let targets = &machine.targets[..1];
-        let receipt = crate::broadcast(targets, &mut ledger, machine, crate::tlbi::Invalidated::assumed);
+        let receipt = crate::broadcast(
+            targets,
+            &crate::NoDevices,
+            &mut ledger,
+            machine,
+            crate::tlbi::Invalidated::assumed,
+        );
         assert!(receipt.is_ok(), "the model never gives up");
     }
 

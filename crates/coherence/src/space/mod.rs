@@ -4,15 +4,20 @@
 //! There are two ways: [`flush_space`] sends a request to every target, for machines where flushes
 //! use interrupts (AMD64); [`broadcast`](fn@crate::broadcast) has the hardware reach every
 //! processor (Arm64). Both end in a [`SpaceReceipt`], which nothing else makes, and only when the
-//! last target has been waited for. It carries the stamp that the tables had before. A page-table
+//! last target, and the last IOMMU, has been waited for. It carries the stamp that the tables had before. A page-table
 //! crate compares the stamp with the change whose memory is to be freed (`paging`'s feature
 //! `coherence` does).
 
-use crate::flush::{FlushOutcome, Hardware, Ledger, Stalled, Targets, flush};
+mod devices;
+
+pub use devices::{DeviceTlbs, NoDevices, Unfinished};
+
+use crate::flush::{FlushOutcome, Hardware, Ledger, Targets, flush};
 use crate::mailbox::Scope;
 use crate::set::Members;
 
-/// All users of the translations of one space: the targets of its machine, and no others.
+/// All users of the translations of one space: the targets of its machine, its devices, and no
+/// others.
 ///
 /// # Safety
 ///
@@ -24,7 +29,10 @@ use crate::set::Members;
 /// * a CPU that takes the request because of which [`try_enter`](crate::Owner::try_enter) refuses
 ///   to enter drops the translations that the request names, including nested translations;
 /// * software walks them on behalf of a target only in one of its sections
-///   ([`Owner::begin_translation`](crate::Owner::begin_translation)), or while nothing is freed.
+///   ([`Owner::begin_translation`](crate::Owner::begin_translation)), or while nothing is freed;
+/// * every IOMMU that translates by them is among those of any value of
+///   [`Devices`](Self::Devices) that is made after the tables were changed; and such a value names
+///   all that the changes made stale.
 #[expect(
     unsafe_code,
     reason = "a declaration: whoever joins machine and engine vouches for what the engine cannot see"
@@ -32,6 +40,10 @@ use crate::set::Members;
 pub unsafe trait Walkers: Targets {
     /// Identifies a state of the tables.
     type Stamp;
+
+    /// The devices that translate by the tables, with what they have to drop: [`NoDevices`] where
+    /// processors alone translate.
+    type Devices<'a>: DeviceTlbs;
 
     /// The current state of the tables.
     fn stamp(&self) -> Self::Stamp;
@@ -90,24 +102,33 @@ impl<S> SpaceReceipt<S> {
     }
 }
 
-/// Makes every walker drop all its translations, and waits until that is done:
-/// [`flush`](fn@crate::flush) for all.
+/// The error of a flush of a whole space.
+pub type SpaceUnfinished<'a, W> = Unfinished<<<W as Walkers>::Devices<'a> as DeviceTlbs>::Error>;
+
+/// Makes every walker drop all its translations, and `devices` those that they name, and waits
+/// until that is done: [`flush`](fn@crate::flush) for all, between the two parts of
+/// [`DeviceTlbs`].
 ///
 /// The stamp is taken before the request is published, so that a change made meanwhile is not taken
 /// for a flushed one.
 ///
 /// # Errors
-/// [`Stalled`] when [`Hardware::relax`] gave up on a target. Nothing may be freed then.
+/// [`Unfinished`] when [`Hardware::relax`] gave up on a target, or an IOMMU does not go on. Nothing
+/// may be freed then.
 ///
 /// # Panics
 /// If there are more walkers than the ledger has places.
-pub fn flush_space<W: Walkers + ?Sized, const BANKS: usize>(
+pub fn flush_space<'a, W: Walkers + ?Sized, const BANKS: usize>(
     walkers: &W,
+    devices: &W::Devices<'a>,
     ledger: &mut Ledger<BANKS>,
     hardware: &impl Hardware,
-) -> Result<SpaceReceipt<W::Stamp>, Stalled> {
+) -> Result<SpaceReceipt<W::Stamp>, SpaceUnfinished<'a, W>> {
     let stamp = walkers.stamp();
-    let receipt = flush(walkers, &Everybody::of(walkers), Scope::All, ledger, hardware)?;
+    let begun = devices.begin().map_err(Unfinished::Devices)?;
+    let receipt =
+        flush(walkers, &Everybody::of(walkers), Scope::All, ledger, hardware).map_err(Unfinished::Target)?;
+    devices.finish(begun).map_err(Unfinished::Devices)?;
     Ok(SpaceReceipt::after(stamp, receipt.outcome()))
 }
 
@@ -116,6 +137,7 @@ pub fn flush_space<W: Walkers + ?Sized, const BANKS: usize>(
 // SAFETY: nothing translates.
 unsafe impl Walkers for [crate::Target] {
     type Stamp = usize;
+    type Devices<'a> = NoDevices;
 
     fn stamp(&self) -> usize {
         self.len() + 7
@@ -126,5 +148,7 @@ unsafe impl Walkers for [crate::Target] {
     }
 }
 
+#[cfg(all(test, not(loom)))]
+mod device_tests;
 #[cfg(all(test, not(loom)))]
 mod tests;

@@ -41,7 +41,7 @@ fn g3_everybody_is_asked_and_those_in_guest_mode_are_waited_for() {
         }
     });
     let mut ledger = Ledger::<2>::new();
-    let receipt = flush_space(targets.as_slice(), &mut ledger, &bench).unwrap();
+    let receipt = flush_space(targets.as_slice(), &NoDevices, &mut ledger, &bench).unwrap();
     assert_eq!(*receipt.stamp(), 77);
     assert_eq!((receipt.outcome().targets, receipt.outcome().deferred), (70, 69));
     assert!(guest.borrow().is_none(), "the receipt came before the guest had left");
@@ -58,7 +58,9 @@ fn g3_there_is_no_receipt_for_a_walker_that_does_not_leave() {
     let targets = targets(3);
     let mut owner = targets[2].owner().unwrap();
     let _guest = owner.try_enter(CpuId(1)).unwrap();
-    let stalled = flush_space(targets.as_slice(), &mut Ledger::<1>::new(), &bench(|_| ())).unwrap_err();
+    let stalled =
+        flush_space(targets.as_slice(), &NoDevices, &mut Ledger::<1>::new(), &bench(|_| ())).unwrap_err();
+    let Unfinished::Target(stalled) = stalled;
     assert_eq!((stalled.index, stalled.cpu), (2, CpuId(1)));
 }
 
@@ -75,6 +77,7 @@ impl Targets for Asked {
 // SAFETY: nothing translates.
 unsafe impl Walkers for Asked {
     type Stamp = bool;
+    type Devices<'a> = NoDevices;
 
     fn stamp(&self) -> bool {
         self.0.iter().any(|target| target.owner().unwrap().try_enter(CpuId(0)).is_err())
@@ -88,7 +91,7 @@ unsafe impl Walkers for Asked {
 #[test]
 fn g3_the_stamp_is_taken_before_anybody_is_asked() {
     let walkers = Asked(targets(2));
-    let receipt = flush_space(&walkers, &mut Ledger::<1>::new(), &bench(|_| ())).unwrap();
+    let receipt = flush_space(&walkers, &NoDevices, &mut Ledger::<1>::new(), &bench(|_| ())).unwrap();
     assert!(!receipt.stamp(), "a change between the request and the stamp would count as flushed");
     assert!(walkers.stamp());
 }

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use coherence::{CpuId, FlushOutcome, Hardware, Ledger, Scope, SpaceReceipt};
+use coherence::{CpuId, FlushOutcome, Hardware, Ledger, NoDevices, Scope, SpaceReceipt};
 use memslots::Gpa;
 use paging::{FlushReceipt, Invalidation, NeverWalked, Stamp};
 use stay::amd64::{self, Asked, Initiator};
@@ -281,9 +281,11 @@ impl<F: Architecture> Vm<'_, F> {
                 let _nobody_is_kicked = coherence::issue(self, &named, Scope::All, &mut ledger);
                 Ok(FlushProof::forged())
             }
-            Arch::Amd64 => coherence::flush_space(self, &mut ledger, &hardware).map(FlushProof::Flushed),
+            Arch::Amd64 => {
+                coherence::flush_space(self, &NoDevices, &mut ledger, &hardware).map(FlushProof::Flushed)
+            }
             Arch::Arm64 => machine
-                .flush_stage2(self.index, self, invalidation, &mut ledger, &hardware)
+                .flush_stage2(self.index, self, &NoDevices, invalidation, &mut ledger, &hardware)
                 .map(FlushProof::Flushed),
         };
         let receipt = flushed.unwrap_or_else(|stalled| {

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 
 use coherence::asid::AsidSlot;
 use coherence::vmid::Home;
-use coherence::{Members, Target, Targets, Walkers};
+use coherence::{Members, NoDevices, Target, Targets, Walkers};
 use memslots::space::GuestSpace;
 use memslots::{Gpa, Memslots, MmioCache, Numbers, PhysAddr, Slot, SlotFlags, SlotId};
 use paging::{Amd64Nested, Arm64Stage2, Format as TableFormat, Level, Stamp};
@@ -322,6 +322,7 @@ impl<F: Architecture> Targets for Vm<'_, F> {
 // run.
 unsafe impl<F: Architecture> Walkers for Vm<'_, F> {
     type Stamp = Stamp;
+    type Devices<'a> = NoDevices;
 
     fn stamp(&self) -> Stamp {
         self.space.stamp()

@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use coherence::tlbi::{self, Context, Errata, Features, Granule, Limits, Setup, Vttbr};
 use coherence::vmid::{Home, LocalMaintenance, Residents, VmidAllocator, VmidSlot};
-use coherence::{CpuId, Hardware, Ledger, SpaceReceipt, Stalled, Walkers};
+use coherence::{CpuId, Hardware, Ledger, SpaceReceipt, SpaceUnfinished, Walkers};
 use paging::{FlushRange, Invalidation};
 use stay::arm64::{self, AddressSpace, Place};
 use stay::{Mistake, Mistakes};
@@ -246,23 +246,25 @@ impl AbstractMachine {
 
     /// Drops the translations that `invalidation` names of a virtual machine's stage 2 from all
     /// processors, as [`arm64::flush_space`] does.
-    pub(crate) fn flush_stage2<W: Walkers>(
+    pub(crate) fn flush_stage2<'a, W: Walkers>(
         &self,
         vm: usize,
         walkers: &W,
+        devices: &W::Devices<'a>,
         invalidation: Invalidation<'_>,
         ledger: &mut Ledger<2>,
         hardware: &impl Hardware,
-    ) -> Result<SpaceReceipt<W::Stamp>, Stalled> {
+    ) -> Result<SpaceReceipt<W::Stamp>, SpaceUnfinished<'a, W>> {
         let (tlb, tag) = (self.tlb(self.own_cpu(), None), self.tag_to_flush(vm));
         if self.has(Bug::VmidRemembered) {
             let (first, setup) = (tag.first.get().unwrap_or(0), &self.stage2.setup);
-            return coherence::broadcast(walkers, ledger, hardware, || {
+            return coherence::broadcast(walkers, devices, ledger, hardware, || {
                 let context = Context::enter(&tlb, Vttbr::new(tag.root.get(), first), setup.errata);
                 tlbi::invalidate(&context, setup, tlbi::Plan::<core::iter::Empty<_>>::Whole)
             });
         }
-        arm64::flush_space(walkers, &tlb, &self.address_space(&tag), invalidation, ledger, hardware)
+        let space = self.address_space(&tag);
+        arm64::flush_space(walkers, devices, &tlb, &space, invalidation, ledger, hardware)
     }
 
     /// The tag whose entries a flush for a virtual machine drops.

@@ -9,6 +9,7 @@ use crate::stopping;
 use crate::vm::VpIndex;
 use crate::vm::arch::{Arch, Clock, Cpus};
 use crate::vm::awaited::Word;
+use crate::vm::dma::{DmaFlush, NotFlushed};
 use crate::vm::load::Plan;
 use crate::vm::made::offer;
 use crate::vm::memory::NestedTables;
@@ -16,7 +17,7 @@ use crate::vm::space::{FlushScratch, Flushed, VmMemory};
 use crate::vm::{Access, Context, CreateError, Files, Led, Next, PerCpu, Vm, percpu};
 use alloc::vec;
 use alloc::vec::Vec;
-use coherence::{CpuId, Hardware, Stalled};
+use coherence::{CpuId, Hardware};
 use core::ops::{ControlFlow, Range};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use hostlink::config::Config;
@@ -156,9 +157,10 @@ unsafe impl Arch for Made {
     fn flush_space(
         vm: &Vm<Self>,
         _: Invalidation<'_>,
+        devices: &DmaFlush<'_, Self>,
         scratch: &mut FlushScratch,
-    ) -> Result<Flushed, Stalled> {
-        coherence::flush_space(vm, scratch, &Kicks(vm))
+    ) -> Result<Flushed, NotFlushed<Self>> {
+        coherence::flush_space(vm, devices, scratch, &Kicks(vm))
     }
 
     fn load_state(context: &mut Context<'_, Self>, _: &Turn) {
