@@ -85,10 +85,6 @@ macro_rules! long_mode {
             leaf & DIRTY != 0
         }
 
-        fn protected(leaf: u64, _: Level) -> u64 {
-            leaf & !WRITE
-        }
-
         fn dirtied(leaf: u64) -> u64 {
             leaf | DIRTY
         }
@@ -111,6 +107,10 @@ impl Format for Amd64Host {
 
     long_mode!();
 
+    fn protected(leaf: u64, _: Level) -> u64 {
+        leaf & !WRITE
+    }
+
     fn admits(permissions: Permissions) -> bool {
         permissions.contains(Permissions::READ)
             && !permissions.contains(Permissions::WRITE.union(Permissions::EXECUTE))
@@ -121,7 +121,7 @@ impl Format for Amd64Host {
         leaf(pa, level, permissions) | GLOBAL
     }
 
-    fn table(pa: PhysAddr) -> u64 {
+    fn table(pa: PhysAddr, _: Level) -> u64 {
         pa.0 & ADDRESS | PRESENT | WRITE | ACCESSED
     }
 
@@ -134,8 +134,21 @@ impl Format for Amd64Host {
 ///
 /// The nested walk counts as a user access whatever the guest's privilege (APM volume 2, 15.25.5),
 /// so every entry allows user access. The global bit has no meaning here.
+///
+/// The tables are an IOMMU's as well (AMD I/O Virtualization Technology Specification, 48882,
+/// 2.2.3): what it reads are bits that the processor ignores in nested tables. So the devices that
+/// a guest owns translate by the tables of its vCPUs.
 #[derive(Clone, Copy, Debug)]
 pub struct Amd64Nested;
+
+impl Amd64Nested {
+    /// The level of the table that an entry points to, from 1; 0 in leaves.
+    const NEXT_LEVEL_SHIFT: u32 = 9;
+    /// Devices may read.
+    const DEVICES_READ: u64 = 1 << 61;
+    /// Devices may write.
+    const DEVICES_WRITE: u64 = 1 << 62;
+}
 
 impl Format for Amd64Nested {
     const SIGN_EXTENDED: bool = false;
@@ -148,15 +161,23 @@ impl Format for Amd64Nested {
     }
 
     fn leaf(pa: PhysAddr, level: Level, permissions: Permissions) -> u64 {
-        leaf(pa, level, permissions) | USER
+        let writes = permissions.contains(Permissions::WRITE);
+        let devices = Self::DEVICES_READ | if writes { Self::DEVICES_WRITE } else { 0 };
+        leaf(pa, level, permissions) | USER | devices
     }
 
-    fn table(pa: PhysAddr) -> u64 {
-        pa.0 & ADDRESS | PRESENT | WRITE | USER | ACCESSED
+    fn table(pa: PhysAddr, level: Level) -> u64 {
+        let next = (level as u64) << Self::NEXT_LEVEL_SHIFT;
+        let devices = Self::DEVICES_READ | Self::DEVICES_WRITE | next;
+        pa.0 & ADDRESS | PRESENT | WRITE | USER | ACCESSED | devices
     }
 
     fn permissions(leaf: u64) -> Permissions {
         permissions(leaf)
+    }
+
+    fn protected(leaf: u64, _: Level) -> u64 {
+        leaf & !(WRITE | Self::DEVICES_WRITE)
     }
 }
 
@@ -171,6 +192,10 @@ impl Format for Amd64Guest {
 
     long_mode!();
 
+    fn protected(leaf: u64, _: Level) -> u64 {
+        leaf & !WRITE
+    }
+
     fn admits(permissions: Permissions) -> bool {
         permissions.contains(Permissions::READ)
     }
@@ -181,7 +206,7 @@ impl Format for Amd64Guest {
         leaf(pa, level, permissions) | user | global
     }
 
-    fn table(pa: PhysAddr) -> u64 {
+    fn table(pa: PhysAddr, _: Level) -> u64 {
         pa.0 & ADDRESS | PRESENT | WRITE | USER | ACCESSED
     }
 

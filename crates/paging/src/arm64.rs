@@ -84,7 +84,7 @@ macro_rules! vmsav8_64 {
             level == Level::Page4K || entry & TABLE_OR_PAGE == 0
         }
 
-        fn table(pa: PhysAddr) -> u64 {
+        fn table(pa: PhysAddr, _: Level) -> u64 {
             pa.0 & ADDRESS | VALID | TABLE_OR_PAGE
         }
 

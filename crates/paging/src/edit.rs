@@ -181,7 +181,8 @@ impl<'t, F: Format, M: TableMemory> Editor<'t, F, M> {
     ) -> Result<PhysAddr, MapError> {
         let memory = &self.table.memory;
         let next = memory.allocate().ok_or(MapError::OutOfTables)?;
-        let new = F::table(next);
+        let level = below.above().unwrap_or(below);
+        let new = F::table(next, level);
         if in_place {
             let mut leaf = leaf;
             // Each iteration after the first finds a leaf that the processor has made dirty, or to
@@ -197,7 +198,6 @@ impl<'t, F: Format, M: TableMemory> Editor<'t, F, M> {
                 }
             }
         }
-        let level = below.above().unwrap_or(below);
         let range =
             FlushRange { start: span::address_of::<F>(start), len: level.size(), level, tables: false };
         let leaf = self.break_entry(cell, range);

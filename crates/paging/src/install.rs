@@ -140,7 +140,7 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
             let mut entry = cell.load(Acquire);
             if Entry::decode::<F>(entry, at) == Entry::Absent {
                 let is_last = at <= largest;
-                let value = if is_last { new(at) } else { F::table(spare.allocate()?) };
+                let value = if is_last { new(at) } else { F::table(spare.allocate()?, at) };
                 // Pairs with the loads of all walkers, the one above among them.
                 entry = match cell.compare_exchange(entry, value, AcqRel, Acquire) {
                     Ok(_) if is_last => {

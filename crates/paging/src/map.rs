@@ -149,7 +149,7 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
                     self.memory.publish();
                     // Release: a walk that finds the table finds it zeroed.
                     // It pairs with the loads of all walkers.
-                    cell.store(F::table(next), Release);
+                    cell.store(F::table(next, level), Release);
                     next
                 }
             };

@@ -43,8 +43,8 @@ impl<const LEVELS: u32> Format for Tiny<LEVELS> {
     fn leaf(pa: PhysAddr, level: Level, permissions: Permissions) -> u64 {
         Amd64Nested::leaf(pa, level, permissions)
     }
-    fn table(pa: PhysAddr) -> u64 {
-        Amd64Nested::table(pa)
+    fn table(pa: PhysAddr, level: Level) -> u64 {
+        Amd64Nested::table(pa, level)
     }
     fn address(entry: u64, alignment: Level) -> PhysAddr {
         Amd64Nested::address(entry, alignment)

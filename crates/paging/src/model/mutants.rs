@@ -233,7 +233,7 @@ mutant! {
                 let pa = crate::PhysAddr(target(0).0 + index as u64 * Level::Page4K.size());
                 entry.store(piece::<Tiny<2>>(leaf, pa, Level::Page4K), Relaxed);
             }
-            overwrite(cell, Amd64Nested::table(next));
+            overwrite(cell, Amd64Nested::table(next, Level::Page2M));
             gather(&editor)
         }
     }

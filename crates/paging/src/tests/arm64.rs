@@ -22,7 +22,7 @@ fn stage_2_entries_have_the_bits_of_the_manual() {
     assert_eq!(Stage2::leaf(PA, Level::Page4K, tracked), 0x0008_0000_4000_077f, "DBM, S2AP 0b01");
     let device = RW | Permissions::DEVICE;
     assert_eq!(Stage2::leaf(PA, Level::Page4K, device), 0x0040_0000_4000_04c7, "Device-nGnRE");
-    assert_eq!(Stage2::table(PA), 0x4000_0003);
+    assert_eq!(Stage2::table(PA, Level::Page1G), 0x4000_0003);
     assert!(!Stage2::admits(R | Permissions::USER) && !Stage2::admits(Permissions::WRITE));
 }
 
@@ -49,7 +49,7 @@ fn stage_1_entries_have_the_bits_of_the_manual() {
     assert_eq!(Arm64Stage1::leaf(PA, Level::Page4K, global), 0x0060_0000_4000_0407, "AttrIndx 1");
     let tracked = RW | Permissions::TRACKED;
     assert_eq!(Arm64Stage1::leaf(PA, Level::Page4K, tracked), 0x0068_0000_4000_0f83, "DBM, AP[2]");
-    assert_eq!(Arm64Stage1::table(PA), 0x4000_0003);
+    assert_eq!(Arm64Stage1::table(PA, Level::Page1G), 0x4000_0003);
 }
 
 /// P14: the dirty state, through every operation on a leaf.

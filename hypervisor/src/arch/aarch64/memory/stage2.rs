@@ -65,8 +65,8 @@ impl Format for Stage2 {
     }
 
     #[inline(always)]
-    fn table(pa: PhysAddr) -> u64 {
-        Plain::table(pa)
+    fn table(pa: PhysAddr, level: Level) -> u64 {
+        Plain::table(pa, level)
     }
 
     #[inline(always)]

@@ -47,8 +47,8 @@ impl Format for El2Stage1 {
         Arm64Stage1::leaf(pa, level, permissions | Permissions::USER) & !RESERVED
     }
 
-    fn table(pa: PhysAddr) -> u64 {
-        Arm64Stage1::table(pa)
+    fn table(pa: PhysAddr, level: Level) -> u64 {
+        Arm64Stage1::table(pa, level)
     }
 
     fn address(entry: u64, alignment: Level) -> PhysAddr {
