@@ -325,7 +325,7 @@ fn windows(
     let (mut gpa, mut left) = (gpa, len);
     while left != 0 {
         let unmapped = AccessError::Unmapped { gpa };
-        let slot = slots.find(gpa).ok_or(unmapped)?;
+        let slot = slots.find_memory(gpa).ok_or(unmapped)?;
         if access == Access::Write && slot.is_read_only() {
             return Err(AccessError::ReadOnly { gpa });
         }

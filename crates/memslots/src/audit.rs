@@ -30,6 +30,11 @@ pub enum Discrepancy {
         /// Start of the page.
         gpa: Gpa,
     },
+    /// The slot is a device's and the leaf is cached, or the reverse.
+    Cached {
+        /// Start of the page.
+        gpa: Gpa,
+    },
     /// Stores are recorded by pages of 4 KiB, but the leaf's page is larger.
     TooLarge {
         /// Start of the page.
@@ -46,6 +51,9 @@ impl fmt::Display for Discrepancy {
             }
             Self::Writable { gpa } => {
                 write!(f, "the page at {gpa} is writable, and its memory slot read-only")
+            }
+            Self::Cached { gpa } => {
+                write!(f, "the page at {gpa} is cached unlike its memory slot")
             }
             Self::TooLarge { gpa } => write!(f, "the page at {gpa} is too large for a dirty log"),
         }
@@ -77,6 +85,9 @@ impl GuestMemory<'_> {
         }
         if slot.is_read_only() && permissions.contains(Permissions::WRITE) {
             return Err(Discrepancy::Writable { gpa });
+        }
+        if slot.is_device() != permissions.contains(Permissions::DEVICE) {
+            return Err(Discrepancy::Cached { gpa });
         }
         if slot.is_logged() && gpas.end.wrapping_sub(gpas.start) > Level::Page4K.size() {
             return Err(Discrepancy::TooLarge { gpa });

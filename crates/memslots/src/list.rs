@@ -60,6 +60,12 @@ impl SlotList {
         }
     }
 
+    /// The same, if there is memory that software may access.
+    #[inline]
+    pub(crate) fn find_memory(&self, gpa: Gpa) -> Option<&Slot> {
+        self.find(gpa).filter(|slot| !slot.is_device())
+    }
+
     fn find_by_search(&self, gpa: Gpa) -> Option<&Slot> {
         let above = self.slots.partition_point(|slot| slot.gpa <= gpa);
         self.slots.get(above.checked_sub(1)?).filter(|slot| slot.contains(gpa))

@@ -20,7 +20,7 @@ impl Located {
     #[inline]
     pub(crate) fn find(slots: &SlotList, gpa: Gpa, len: usize) -> Result<Self, AccessError> {
         let unmapped = AccessError::Unmapped { gpa };
-        let slot = slots.find(gpa).ok_or(unmapped)?;
+        let slot = slots.find_memory(gpa).ok_or(unmapped)?;
         let offset = slot.offset(gpa).ok_or(unmapped)?;
         if slot.size - offset < len as u64 {
             return Err(AccessError::Unmapped { gpa: Gpa(slot.last().0.wrapping_add(1)) });

@@ -3,7 +3,7 @@
 use core::fmt;
 use core::ops::Range;
 
-use paging::{Gpa, Level, PhysAddr};
+use paging::{Gpa, Level, Permissions, PhysAddr};
 
 /// The most slots of one address space. The model checker's threads have small stacks.
 pub const SLOTS_MAX: usize = if cfg!(loom) { 4 } else { 64 };
@@ -38,6 +38,10 @@ bitflags::bitflags! {
         /// While stores are recorded, leaves allow no store until the first store to their page has
         /// faulted. Without this flag the processor's dirty bits report stores.
         const LOG_BY_FAULTS = 1 << 2;
+        /// Registers of a device that the guest owns, instead of memory. vCPUs reach them uncached,
+        /// and do not execute from them. Software does not reach them: an access on the guest's
+        /// behalf finds no memory there. Stores to them are not logged.
+        const DEVICE = 1 << 3;
     }
 }
 
@@ -61,6 +65,22 @@ impl Slot {
     /// Whether the guest may only read.
     pub fn is_read_only(&self) -> bool {
         self.flags.contains(SlotFlags::READ_ONLY)
+    }
+
+    /// Whether a device's registers are behind it.
+    #[inline]
+    pub fn is_device(&self) -> bool {
+        self.flags.contains(SlotFlags::DEVICE)
+    }
+
+    /// The permissions of leaves while stores are not recorded.
+    pub(crate) fn rights(&self) -> Permissions {
+        match (self.is_device(), self.is_read_only()) {
+            (true, true) => Permissions::R | Permissions::DEVICE,
+            (true, false) => Permissions::RW | Permissions::DEVICE,
+            (false, true) => Permissions::RX,
+            (false, false) => Permissions::RWX,
+        }
     }
 
     /// Whether stores are recorded.
@@ -141,6 +161,8 @@ pub enum SlotError {
     HasLog,
     /// The log has less than one bit for each page of the slot.
     LogTooShort,
+    /// The slot is a device's, and its stores cannot be logged.
+    Device,
 }
 
 impl fmt::Display for SlotError {
@@ -157,6 +179,7 @@ impl fmt::Display for SlotError {
             Self::UnknownSpace => f.write_str("no such guest physical address space"),
             Self::NoLog => f.write_str("a memory slot without a dirty log"),
             Self::HasLog => f.write_str("stores to the memory slot are logged already"),
+            Self::Device => f.write_str("a memory slot of a device, whose stores cannot be logged"),
             Self::LogTooShort => f.write_str("a dirty log that is too short for the memory slot"),
         }
     }

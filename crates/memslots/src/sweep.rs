@@ -1,4 +1,4 @@
-//! Traversing all of a guest's memory in pieces.
+//! Traversing all of a guest's memory in pieces. Slots of devices are left out.
 
 use core::ops::Range;
 
@@ -35,7 +35,7 @@ impl Sweep {
     pub fn next(&mut self, memory: &GuestMemory<'_>) -> Option<Piece> {
         let mut found = None;
         memory.for_each(|slot| {
-            if found.is_none() && slot.last().0 >= self.next {
+            if found.is_none() && !slot.is_device() && slot.last().0 >= self.next {
                 found = Some(*slot);
             }
         });

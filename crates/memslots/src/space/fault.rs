@@ -136,10 +136,10 @@ const TABLES_OF_A_MARK: u32 = 3;
 /// The permissions of the leaf. Stores that are logged by faults are allowed for one page at a
 /// time.
 fn rights(slot: &Slot, is_store: bool) -> Permissions {
-    if slot.is_read_only() || slot.is_logged_by_faults() && !is_store {
-        return Permissions::RX;
+    if slot.is_logged_by_faults() && !is_store {
+        return slot.rights() - Permissions::WRITE;
     }
     // Where stores fault, dirty bits are not read; the processor may not support them.
     let is_tracked = slot.is_logged() && !slot.is_logged_by_faults();
-    if is_tracked { Permissions::RWX | Permissions::TRACKED } else { Permissions::RWX }
+    if is_tracked { slot.rights() | Permissions::TRACKED } else { slot.rights() }
 }

@@ -235,10 +235,7 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
 
     /// The permissions of leaves of the slot being treated.
     fn rights(&self) -> Permissions {
-        match &self.slot {
-            Some(slot) if !slot.is_read_only() => Permissions::RWX,
-            _ => Permissions::RX,
-        }
+        self.slot.as_ref().map_or(Permissions::RX, Slot::rights)
     }
 
     /// All changes are treated: flushes if necessary, and ends the update.

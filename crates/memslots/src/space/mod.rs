@@ -30,6 +30,7 @@ mod fault;
 mod fetch;
 mod job;
 mod owed;
+mod prefault;
 mod task;
 mod walk;
 
@@ -44,6 +45,7 @@ pub use audit::Audit;
 pub use fault::{Fault, Found};
 pub use fetch::FetchJob;
 pub use job::{Job, Report, Steps};
+pub use prefault::Prefault;
 
 /// The most tables that marks of MMIO addresses may take: a guest must not be able to exhaust
 /// memory by touching addresses that have none.
@@ -235,6 +237,9 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
         way: LogWay,
     ) -> Result<Job<'_, F, M>, SlotError> {
         let former = self.slot(id)?;
+        if former.is_device() {
+            return Err(SlotError::Device);
+        }
         if former.is_logged() {
             return Err(SlotError::HasLog);
         }

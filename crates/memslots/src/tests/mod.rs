@@ -4,6 +4,7 @@ mod access;
 mod arena;
 mod audit;
 mod backing;
+mod devices;
 mod log;
 mod mmio;
 mod model;

@@ -92,9 +92,10 @@ fn p1_what_faults_put_into_a_detached_tree_is_reclaimed_with_it() {
     let gather = detach(&table, G);
     // A fault still in progress through `middle`, and one through `last`.
     let late = TableMemory::allocate(&&arena).unwrap();
-    for (at, index, value) in
-        [(middle, 7, Stage2::table(late, Level::Page2M)), (last, 9, Stage2::leaf(PhysAddr(G), Level::Page4K, RWX))]
-    {
+    for (at, index, value) in [
+        (middle, 7, Stage2::table(late, Level::Page2M)),
+        (last, 9, Stage2::leaf(PhysAddr(G), Level::Page4K, RWX)),
+    ] {
         let entry = &table.entries(at)[index];
         let _ = entry.compare_exchange(entry.load(Relaxed), value, Relaxed, Relaxed);
     }

@@ -130,7 +130,11 @@ fn entries_have_the_bits_of_the_manual() {
     use crate::Format;
     let pa = PhysAddr(0x4000_0000);
     assert_eq!(Amd64Nested::leaf(pa, Level::Page4K, RWX), 0x6000_0000_4000_0067, "P, RW, US, A, D, IR, IW");
-    assert_eq!(Amd64Nested::leaf(pa, Level::Page2M, Permissions::R), 0xa000_0000_4000_00a5, "NX, PS, no D, IR");
+    assert_eq!(
+        Amd64Nested::leaf(pa, Level::Page2M, Permissions::R),
+        0xa000_0000_4000_00a5,
+        "NX, PS, no D, IR"
+    );
     assert_eq!(Amd64Nested::table(pa, Level::Page1G), 0x6000_0000_4000_0427, "the next level is 2");
     assert_eq!(Amd64Host::leaf(pa, Level::Page1G, Permissions::RW), 0x8000_0000_4000_01e3, "NX, G, PS");
     assert_eq!(Amd64Host::leaf(pa, Level::Page4K, Permissions::RX), 0x4000_0121);
