@@ -11,9 +11,10 @@ const DOCUMENTS: [(&str, &str, usize); 3] =
     [("docs/coherence.md", "coherence", 40), ("docs/pitfalls.md", "", 40), ("ARCHITECTURE.md", "", 25)];
 
 /// Where the tests of each prefix are.
-const SOURCES: [(&str, &str); 17] = [
+const SOURCES: [(&str, &str); 18] = [
     ("coherence", "crates/coherence/src"),
     ("iommu", "crates/iommu/src"),
+    ("pci", "crates/pci/src"),
     ("pic", "crates/pic/src"),
     ("pvflush", "crates/pvflush/src"),
     ("tlfs", "crates/tlfs/src"),

@@ -1,0 +1,282 @@
+//! How a function is reset, before a guest gets it and after.
+//!
+//! A [`Reset`] is stepped by the caller, with the time. It never waits itself: it says before which
+//! time there is nothing to do. Its steps are:
+//!
+//! 1. Decoding, DMA and INTx are switched off, and pending transactions are waited for (PCIe, 6.6.2:
+//!    an answer to a request from before the reset could be taken for that to a later one).
+//! 2. The reset itself, and 100 ms after it (PCIe, 6.6.1 and 6.6.2).
+//! 3. The function answers again, within a second.
+//! 4. The header, and the control of PCI Express, are as before, but without DMA.
+//!
+//! The caller keeps the function's translations in the IOMMU blocked for the whole time, and
+//! invalidates what a function with ATS kept.
+
+use crate::config::{Address, BAR_COUNT, ConfigSpace, register};
+use crate::physical::{Header, Node, Physical};
+use pci_types::CommandRegister;
+
+/// Time between two looks at a function, in microseconds.
+const POLL_US: u64 = 10_000;
+/// Time that pending transactions have. Completion timeouts are 50 ms at most unless software chose
+/// otherwise (PCIe, 2.8).
+const PENDING_POLLS_MAX: u32 = 100;
+/// Time that a function has to answer after its reset: 1 s (PCIe, 6.6.1).
+const READY_POLLS_MAX: u32 = 100;
+/// Time from a reset to the first access (PCIe, 6.6.2).
+const SETTLE_US: u64 = 100_000;
+/// Time from D0 to D3hot, and back (PM, 5.6.1).
+const POWER_US: u64 = 10_000;
+/// Length of a bus's reset: 1 ms at least (PCIe, 6.6.1).
+const BUS_US: u64 = 2_000;
+
+/// Device control (PCIe, 7.5.3.4): start a reset.
+const START_FLR: u32 = 1 << 15;
+/// Device status, in the upper half of the same double word: transactions are pending.
+const PENDING: u32 = 1 << 21;
+/// Bridge control, in the upper half of the double word with the interrupt line.
+const BUS_RESET: u32 = 1 << 22;
+
+/// The way by which a function is reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// Function level reset (PCIe, 6.6.2), by the capability at this offset.
+    Flr(u8),
+    /// The same of conventional PCI, by advanced features at this offset.
+    AdvancedFlr(u8),
+    /// From D3hot to D0 (PM, 5.4.1), by the capability at this offset.
+    Power(u8),
+    /// Reset of the bus behind this bridge, on which the function is alone.
+    Bus(Address),
+}
+
+/// The way by which a function is reset; `None` if there is none, so that no guest may have it.
+///
+/// `nodes` are those of a whole [`walk`](crate::physical::walk()). The methods are tried in the order
+/// in which they are declared.
+#[must_use]
+pub fn method(physical: &Physical, nodes: &[Node]) -> Option<Method> {
+    let capabilities = &physical.capabilities;
+    if let Some(express) = capabilities.express.filter(|express| express.has_flr) {
+        return Some(Method::Flr(express.offset));
+    }
+    if let Some(advanced) = capabilities.advanced.filter(|advanced| advanced.has_flr) {
+        return Some(Method::AdvancedFlr(advanced.offset));
+    }
+    if let Some(power) = capabilities.power.filter(|power| !power.keeps_state) {
+        return Some(Method::Power(power.offset));
+    }
+    let bridge = crate::group::find(nodes, physical.address)?.above?;
+    let is_alone = nodes.iter().filter(|node| node.above == Some(bridge)).count() == 1;
+    let is_bridge = crate::group::find(nodes, bridge)?.identity.header == Header::Bridge;
+    (is_alone && is_bridge).then_some(Method::Bus(bridge))
+}
+
+/// What the caller does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Step {
+    /// Step again, not before this time in microseconds.
+    NotBefore(u64),
+    /// The function is reset.
+    Done {
+        /// Whether transactions were still pending when it was. A function that is in order has
+        /// none.
+        was_pending: bool,
+    },
+    /// The function did not answer after its reset. It stays switched off.
+    Lost,
+}
+
+/// What remains to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Quiesce,
+    Pending(u32),
+    Release,
+    Settle,
+    Ready(u32),
+    Over(Step),
+}
+
+/// A reset in progress. One that is dropped leaves the function switched off, and maybe in D3hot, or
+/// its bus in reset.
+#[derive(Clone, Debug)]
+pub struct Reset {
+    address: Address,
+    method: Method,
+    state: State,
+    not_before: u64,
+    was_pending: bool,
+    saved: Saved,
+}
+
+impl Reset {
+    /// A reset of a function by a [`method`] for it. Nothing is done before the first step.
+    #[must_use]
+    pub fn new(space: &impl ConfigSpace, physical: &Physical, method: Method) -> Self {
+        Self {
+            address: physical.address,
+            method,
+            state: State::Quiesce,
+            not_before: 0,
+            was_pending: false,
+            saved: Saved::new(space, physical),
+        }
+    }
+
+    /// Makes the next step at `now`, a time in microseconds that does not go backwards.
+    ///
+    /// A step before the time that the last one named does nothing. Otherwise there are at most 205
+    /// of them, and each one makes a few accesses.
+    pub fn step(&mut self, space: &impl ConfigSpace, now: u64) -> Step {
+        if now < self.not_before {
+            return Step::NotBefore(self.not_before);
+        }
+        let (state, wait_us) = match self.state {
+            State::Quiesce => {
+                let off = CommandRegister::INTERRUPT_DISABLE.bits().into();
+                space.write(self.address, register::COMMAND, off);
+                (State::Pending(0), 0)
+            }
+            State::Pending(polls) => {
+                self.was_pending = self.is_pending(space);
+                if self.was_pending && polls < PENDING_POLLS_MAX {
+                    (State::Pending(polls + 1), POLL_US)
+                } else {
+                    self.start(space)
+                }
+            }
+            State::Release => {
+                self.release(space);
+                (State::Settle, SETTLE_US)
+            }
+            State::Settle => (State::Ready(0), 0),
+            State::Ready(polls) => {
+                if space.read(self.address, register::ID) == self.saved.id {
+                    self.saved.restore(space, self.address);
+                    (State::Over(Step::Done { was_pending: self.was_pending }), 0)
+                } else if polls < READY_POLLS_MAX {
+                    (State::Ready(polls + 1), POLL_US)
+                } else {
+                    (State::Over(Step::Lost), 0)
+                }
+            }
+            State::Over(step) => return step,
+        };
+        self.state = state;
+        self.not_before = now.saturating_add(wait_us);
+        match state {
+            State::Over(step) => step,
+            _ => Step::NotBefore(self.not_before),
+        }
+    }
+
+    /// Whether the function waits for answers. A function without such a register says no.
+    fn is_pending(&self, space: &impl ConfigSpace) -> bool {
+        let bit = |register, bit| {
+            let word = space.read(self.address, register);
+            word != u32::MAX && word & bit != 0
+        };
+        let by_express = self.saved.control.is_some_and(|(register, _)| bit(register, PENDING));
+        let by_advanced = self.saved.advanced.is_some_and(|offset| bit(offset + 4, 1 << 8));
+        by_express || by_advanced
+    }
+
+    /// Starts the reset.
+    fn start(&self, space: &impl ConfigSpace) -> (State, u64) {
+        match self.method {
+            Method::Flr(offset) => {
+                let register = u16::from(offset) + 8;
+                // The status is cleared by ones.
+                let control = space.read(self.address, register) & 0xffff;
+                space.write(self.address, register, control | START_FLR);
+                (State::Settle, SETTLE_US)
+            }
+            Method::AdvancedFlr(offset) => {
+                space.write(self.address, u16::from(offset) + 4, 1);
+                (State::Settle, SETTLE_US)
+            }
+            Method::Power(offset) => {
+                set_power(space, self.address, offset, 3);
+                (State::Release, POWER_US)
+            }
+            Method::Bus(bridge) => {
+                set_bus_reset(space, bridge, true);
+                (State::Release, BUS_US)
+            }
+        }
+    }
+
+    /// Ends a reset that lasts until it is ended.
+    fn release(&self, space: &impl ConfigSpace) {
+        match self.method {
+            Method::Power(offset) => set_power(space, self.address, offset, 0),
+            Method::Bus(bridge) => set_bus_reset(space, bridge, false),
+            Method::Flr(_) | Method::AdvancedFlr(_) => {}
+        }
+    }
+}
+
+/// Sets the power state in the control of power management. Its status bit, cleared by a one, stays.
+fn set_power(space: &impl ConfigSpace, address: Address, offset: u8, state: u32) {
+    let register = u16::from(offset) + 4;
+    let control = space.read(address, register) & !(0xffff_8003);
+    space.write(address, register, control | state);
+}
+
+fn set_bus_reset(space: &impl ConfigSpace, bridge: Address, is_reset: bool) {
+    let control = space.read(bridge, register::INTERRUPT) & !BUS_RESET;
+    space.write(bridge, register::INTERRUPT, if is_reset { control | BUS_RESET } else { control });
+}
+
+/// What a function forgets by its reset.
+#[derive(Clone, Debug)]
+struct Saved {
+    id: u32,
+    command: u32,
+    header: u32,
+    bars: [u32; BAR_COUNT],
+    rom: u32,
+    interrupt: u32,
+    /// Register and value of the control of PCI Express.
+    control: Option<(u16, u32)>,
+    /// Offset of the advanced features, if they tell about pending transactions.
+    advanced: Option<u16>,
+}
+
+impl Saved {
+    fn new(space: &impl ConfigSpace, physical: &Physical) -> Self {
+        let read = |register| space.read(physical.address, register);
+        let control = physical.capabilities.express.map(|express| {
+            let register = u16::from(express.offset) + 8;
+            (register, read(register) & 0xffff & !START_FLR)
+        });
+        let advanced = physical.capabilities.advanced.filter(|advanced| advanced.has_pending);
+        Self {
+            id: read(register::ID),
+            command: read(register::COMMAND) & 0xffff,
+            header: read(register::HEADER) & 0xffff,
+            bars: core::array::from_fn(|number| read(register::BAR + 4 * number as u16)),
+            rom: read(register::ROM),
+            interrupt: read(register::INTERRUPT) & 0xff,
+            control,
+            advanced: advanced.map(|advanced| advanced.offset.into()),
+        }
+    }
+
+    /// Writes everything back; the command last, without DMA.
+    fn restore(&self, space: &impl ConfigSpace, address: Address) {
+        if let Some((register, value)) = self.control {
+            space.write(address, register, value);
+        }
+        space.write(address, register::HEADER, self.header);
+        for (number, &value) in self.bars.iter().enumerate() {
+            space.write(address, register::BAR + 4 * number as u16, value);
+        }
+        space.write(address, register::ROM, self.rom);
+        space.write(address, register::INTERRUPT, self.interrupt);
+        let master = u32::from(CommandRegister::BUS_MASTER_ENABLE.bits());
+        space.write(address, register::COMMAND, self.command & !master);
+    }
+}
