@@ -19,6 +19,8 @@
 //! | a remembered walk | [`amd64::Walks`] | |
 //! | a flush that a guest requests by hypercall | [`amd64::serve`] | |
 //! | a flush of a whole space | [`coherence::flush_space`] | [`arm64::flush_space`] |
+//! | the devices' part of it | [`iommu::begin`], [`iommu::finish`] | |
+//! | devices are given to a machine, and taken away | [`iommu::attach`], [`iommu::detach`] | |
 //! | a change of guest memory | [`step`] | [`step`] |
 //! | a vCPU that starts over | [`amd64::start_over`] | |
 //! | the address space of a vCPU that halts | [`amd64::TranslationControls::space`] | |
@@ -35,6 +37,7 @@ pub mod arm64;
 mod change;
 mod cost;
 mod fault;
+pub mod iommu;
 mod mistake;
 mod section;
 mod vcpus;

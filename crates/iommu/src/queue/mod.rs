@@ -92,6 +92,12 @@ pub trait Port {
     /// `Break` gives up: choose a bound that a working device never reaches. Other CPUs may wait
     /// for the same device one after the other, each as long.
     fn relax(&self, turns: u64) -> ControlFlow<()>;
+
+    /// One turn of waiting for another CPU that puts commands in.
+    #[inline(always)]
+    fn spin(&self) {
+        spin_loop();
+    }
 }
 
 /// Commands that were put in: they are [waited for](Queue::wait) by this.
@@ -255,7 +261,7 @@ impl<P: Port, E: AsRef<[Entry]>> Queue<P, E> {
     fn lock(&self) -> Held<'_, P, E> {
         // Pairs with the release in the drop of `Held`.
         while self.lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            spin_loop();
+            self.port.spin();
         }
         Held(self)
     }

@@ -1,0 +1,122 @@
+use core::ops::ControlFlow;
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::rc::Rc;
+use std::vec::Vec;
+
+use super::*;
+use ::iommu::amd::command::completion_wait;
+
+/// An IOMMU that does everything at once, unless it is broken.
+#[derive(Default)]
+struct AtOnce {
+    tail: AtomicU64,
+    is_broken: bool,
+}
+
+impl Mistakes for AtOnce {}
+
+impl Port for AtOnce {
+    fn set_tail(&self, position: u64) {
+        self.tail.store(position, Ordering::Relaxed);
+    }
+
+    fn head(&self) -> u32 {
+        if self.is_broken { 0 } else { self.tail.load(Ordering::Relaxed) as u32 }
+    }
+
+    fn sync(&self, position: u64) -> Command {
+        completion_wait(0, position).unwrap()
+    }
+
+    fn reported(&self) -> Option<u64> {
+        Some(if self.is_broken { 0 } else { self.tail.load(Ordering::Relaxed) })
+    }
+
+    fn relax(&self, _: u64) -> ControlFlow<()> {
+        ControlFlow::Break(())
+    }
+}
+
+const PLAIN: Device = Device { id: DeviceId(8), ats: None };
+const WITH_ATS: Device = Device { id: DeviceId(9), ats: Some(3) };
+
+type TestQueue = Queue<AtOnce, Rc<[Entry]>>;
+
+fn queue(is_broken: bool) -> (TestQueue, Rc<[Entry]>) {
+    let entries: Rc<[Entry]> = (0..64).map(|_| Entry::default()).collect();
+    (Queue::new(AtOnce { is_broken, ..AtOnce::default() }, Rc::clone(&entries)), entries)
+}
+
+/// The commands that `act` puts in: the first words, and the second ones.
+fn put(act: impl FnOnce(&TestQueue)) -> Vec<(u64, u64)> {
+    let (queue, entries) = queue(false);
+    act(&queue);
+    let count = queue.port().tail.load(Ordering::Relaxed) as usize;
+    entries[..count].iter().map(|entry| entry.load().0.into()).collect()
+}
+
+fn dropped(devices: &[Device], invalidation: Invalidation<'_>) -> Vec<(u64, u64)> {
+    let domain = Domain { id: DomainId(7), devices };
+    put(|queue| finish(queue, begin(queue, &domain, invalidation).unwrap()).unwrap())
+}
+
+const fn range(start: u64, len: u64, tables: bool) -> FlushRange {
+    FlushRange { start, len, level: Level::Page4K, tables }
+}
+
+const PAGES: u64 = 3 << 60 | 7 << 32;
+const SYNC: u64 = 1 << 60 | 5;
+
+#[test]
+fn pages_of_the_domain_are_dropped_with_tables_where_one_was_cut_off() {
+    let ranges = [range(0x5000, 0x1000, false), range(0x20_0000, 0x20_0000, true)];
+    assert_eq!(
+        dropped(&[PLAIN], Invalidation::Ranges(&ranges)),
+        [(PAGES, 0x5000), (PAGES, 0x2f_f000 | 1 | 2), (SYNC, 3)]
+    );
+    assert_eq!(dropped(&[PLAIN], Invalidation::Nothing), []);
+    assert_eq!(
+        dropped(&[PLAIN], Invalidation::Everything),
+        [(PAGES, 0x7fff_ffff_ffff_f000 | 1 | 2), (SYNC, 2)]
+    );
+}
+
+#[test]
+fn p16_a_device_with_ats_is_told_after_the_iommu_has_dropped() {
+    let ranges = [range(0x5000, 0x1000, false)];
+    let device = 4 << 60 | 9 << 32 | 3 << 24 | 9;
+    assert_eq!(
+        dropped(&[PLAIN, WITH_ATS], Invalidation::Ranges(&ranges)),
+        [(PAGES, 0x5000), (SYNC, 2), (device, 0x5000), (SYNC, 4)]
+    );
+}
+
+#[test]
+fn p16_the_commands_for_one_change_are_bounded() {
+    // A range whose exact blocks are many.
+    let ragged = |number: u64| range((number << 30) + 0x1000, 0x3fff_e000, false);
+    for count in 1..=40u64 {
+        let ranges: Vec<_> = (0..count).map(ragged).collect();
+        let commands = dropped(&[], Invalidation::Ranges(&ranges));
+        assert!(commands.len() <= COMMANDS_MAX + 1, "{count}: {}", commands.len());
+    }
+    let ranges: Vec<_> = (0..=COMMANDS_MAX as u64).map(ragged).collect();
+    assert_eq!(dropped(&[], Invalidation::Ranges(&ranges)), dropped(&[], Invalidation::Everything));
+}
+
+#[test]
+fn p16_a_domain_is_dropped_after_the_entries_of_its_devices() {
+    let domain = Domain { id: DomainId(7), devices: &[PLAIN, WITH_ATS] };
+    let commands = put(|queue| detach(queue, &domain).unwrap());
+    let opcodes: Vec<_> = commands.iter().map(|(first, _)| first >> 60).collect();
+    assert_eq!(opcodes, [2, 2, 1, 3, 1, 4, 1]);
+}
+
+#[test]
+fn an_iommu_that_does_not_go_on_is_an_error() {
+    let (queue, _) = queue(true);
+    let domain = Domain { id: DomainId(7), devices: &[PLAIN] };
+    let begun = begin(&queue, &domain, Invalidation::Everything).unwrap();
+    assert_eq!(finish(&queue, begun), Err(Stuck { head: 0, queued: 2 }));
+    assert!(detach(&queue, &domain).is_err());
+}
