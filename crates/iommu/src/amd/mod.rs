@@ -14,6 +14,8 @@
 //! | [`range`](mod@range) | the commands for ranges of addresses |
 //! | [`table`] | entries of the device table and of page tables |
 //! | [`event`] | entries of the event log |
+//! | [`registers`] | the registers |
+//! | [`ivrs`] | the ACPI table: where IOMMUs are, and which devices are behind them |
 //!
 //! Nested page tables of the processor (AMD64) can be the IOMMU's as well: the bits that only the
 //! IOMMU reads are ignored by the processor ([`table::page_bits`]). Then a change is one store for
@@ -28,7 +30,9 @@
 
 pub mod command;
 pub mod event;
+pub mod ivrs;
 pub mod range;
+pub mod registers;
 pub mod table;
 
 #[cfg(all(test, not(loom)))]

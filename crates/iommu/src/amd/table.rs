@@ -44,6 +44,23 @@ pub struct InterruptTable {
     pub order: u8,
 }
 
+/// An entry of an interrupt remapping table: one double word of 32 bits (48882, 2.2.5.2). An
+/// interrupt with the data `n` uses the entry of that index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InterruptEntry(pub u32);
+
+impl InterruptEntry {
+    /// The interrupt is aborted, and logged.
+    pub const BLOCKED: Self = Self(0);
+
+    /// A fixed, edge-triggered interrupt of this vector for the local APIC with this id, which is
+    /// below 255.
+    #[must_use]
+    pub const fn fixed(apic_id: u8, vector: u8) -> Self {
+        Self(1 | (apic_id as u32) << 8 | (vector as u32) << 16)
+    }
+}
+
 /// An entry of the device table: four double words.
 ///
 /// The IOMMU reads an entry in one access, and keeps it. A CPU writes it in several, so one that is
@@ -63,6 +80,10 @@ pub struct DeviceEntry(pub [u64; 4]);
 impl DeviceEntry {
     /// All DMA and all interrupts of the device are aborted, and logged.
     pub const BLOCKED: Self = Self([VALID | TRANSLATES, 0, REMAPS, 0]);
+
+    /// All DMA is aborted, and interrupts pass as they are: for what the hypervisor itself uses, an
+    /// I/O APIC for example.
+    pub const INTERRUPTS_PASS: Self = Self([VALID | TRANSLATES, 0, 0, 0]);
 
     /// DMA is translated by the page table at `root` (host physical, a multiple of 4096), and
     /// interrupts are aborted. `None` if the address does not fit, or for domain 0.

@@ -1,3 +1,5 @@
+mod ivrs;
+
 use core::ops::Range;
 use std::string::ToString;
 use std::vec::Vec;
@@ -195,4 +197,24 @@ fn events_name_the_device_and_the_address() {
     let interrupt = Event::decode([2 << 60 | 1 << 51 | 0x0110, 0xfee0_0000]);
     assert_eq!(interrupt.to_string(), "device 01:02.0 sent an interrupt that it must not: 0xfee00000");
     assert_eq!(Event::decode([5 << 60, 0]).device(), None);
+}
+
+#[test]
+fn interrupts_pass_or_are_aborted_or_remapped() {
+    // 2.2.2.1: IV, and IntCtl in bits 189:188.
+    let control = |entry: DeviceEntry| (entry.0[2] & 1, entry.0[2] >> 60 & 3);
+    assert_eq!(control(DeviceEntry::BLOCKED), (1, 0));
+    assert_eq!(control(DeviceEntry::INTERRUPTS_PASS).0, 0);
+    assert!(!DeviceEntry::BLOCKED.is_translated() && !DeviceEntry::INTERRUPTS_PASS.is_translated());
+    assert_eq!(InterruptEntry::fixed(3, 0x41), InterruptEntry(0x41_0301));
+    assert_eq!(InterruptEntry::BLOCKED.0 & 1, 0);
+}
+
+#[test]
+fn registers_name_their_tables() {
+    use crate::amd::registers::{device_table, levels_max, ring};
+    assert_eq!(device_table(0x12_3000, 512), 0x12_31ff);
+    assert_eq!(ring(0x12_3000, 8), 8 << 56 | 0x12_3000);
+    assert_eq!(levels_max(0), 4);
+    assert_eq!(levels_max(2 << 10), 6);
 }
