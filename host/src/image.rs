@@ -4,6 +4,7 @@
 use crate::arch::{Arch, Platform};
 use crate::bzimage;
 use crate::cli::ImageArgs;
+use crate::machine::devices::Devices;
 use crate::machine::spec::{Payload, Spec};
 use crate::size::MIB;
 use crate::vm::{Guest, Hypervisor, StockGuest};
@@ -121,6 +122,7 @@ pub(crate) fn make(args: &ImageArgs, epoch: Option<u64>) -> Result<()> {
         platform: Platform::X86_64,
         reset: ResetPolicy::Exit,
         switches: Switches::default(),
+        devices: Devices::default(),
     };
     let check = Guest { kernel: tlbcheck, initrd: None, cmdline: "check".to_owned(), ..linux.clone() };
     for (guest, name) in [(linux, "linux.tar"), (check, "tlbcheck.tar")] {

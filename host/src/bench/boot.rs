@@ -4,6 +4,7 @@
 use super::phases::Phases;
 use crate::arch::{Arch, ArmCpu, Platform};
 use crate::cli::BootArgs;
+use crate::machine::devices::Devices;
 use crate::machine::outcome::Outcome;
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
@@ -66,6 +67,7 @@ fn instructions(
         flush: FlushMode::Hypercall,
         reset: ResetPolicy::Exit,
         switches: Switches::default(),
+        devices: Devices::default(),
     };
     guest.check()?;
     let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
@@ -129,6 +131,7 @@ fn seconds(
         flush: FlushMode::Hypercall,
         reset: ResetPolicy::Exit,
         switches: Switches::default(),
+        devices: Devices::default(),
     };
     guest.check()?;
     let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;

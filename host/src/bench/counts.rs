@@ -8,6 +8,7 @@
 use super::running;
 use crate::arch::{Arch, Platform};
 use crate::cli::ExitsArgs;
+use crate::machine::devices::Devices;
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
 use crate::machine::spec::Clock;
@@ -106,6 +107,7 @@ fn run(bench: &Bench, args: &ExitsArgs, signals: &Signals, samples: &mut Samples
         platform: Platform::X86_64,
         reset: ResetPolicy::Exit,
         switches: Switches::default(),
+        devices: Devices::default(),
     };
     guest.check()?;
     let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;

@@ -2,6 +2,7 @@
 
 use crate::arch::{Arch, Platform};
 use crate::guest::peer::Flushes;
+use crate::machine::devices::Devices;
 use crate::machine::spec::{Clock, Spec};
 use crate::results::Subject;
 use crate::size::MIB;
@@ -98,6 +99,7 @@ pub(crate) fn spec(
         flush: FlushMode::Hypercall,
         reset: ResetPolicy::Exit,
         switches,
+        devices: Devices::default(),
     };
     guest.check()?;
     match on {

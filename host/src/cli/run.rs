@@ -1,6 +1,7 @@
 //! `quell run` on the command line, and the sizes of guests.
 
 use crate::arch::{Arch, ArmCpu, PlatformArgs};
+use crate::machine::devices::Network;
 use crate::size;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
@@ -69,6 +70,18 @@ pub(crate) struct RunArgs {
     /// difference
     #[arg(long, conflicts_with = "bare")]
     pub(crate) paranoid: bool,
+    /// Give the guest a disk: the image of one, as an NVMe device that the guest owns. Without
+    /// --kernel and --initrd the guest boots from the first; `./quell image-debian` makes one. May
+    /// be repeated
+    #[arg(long, value_name = "FILE", conflicts_with = "exec")]
+    pub(crate) disk: Vec<PathBuf>,
+    /// Connect the guest to a network, by a virtio device that it owns
+    #[arg(long, value_name = "NETWORK")]
+    pub(crate) net: Option<Network>,
+    /// Give the guest a PCI function of the machine, by address (00:04.0) or kind (nvme); may be
+    /// repeated. The functions that it needs go together
+    #[arg(long, value_name = "FUNCTION", conflicts_with = "bare")]
+    pub(crate) device: Vec<String>,
     /// Additional memory of the machine beyond the guest's, for `ctl add`
     #[arg(long, value_name = "SIZE", value_parser = size::parse, conflicts_with = "bare")]
     pub(crate) spare: Option<u64>,
@@ -127,6 +140,9 @@ impl RunArgs {
             ("--memory", self.memory.is_some(), "memory = \"256M\""),
             ("--flush", self.flush.is_some(), "flush = \"ipi\""),
             ("--reset", self.reset.is_some(), "reset = \"exit\""),
+            ("--disk", !self.disk.is_empty(), "disks = [\"FILE\"]"),
+            ("--net", self.net.is_some(), "net = \"user\""),
+            ("--device", !self.device.is_empty(), "devices = [\"00:04.0\"]"),
         ];
         if let Some((option, _, instead)) = given.into_iter().find(|(_, is_given, _)| *is_given) {
             bail!(

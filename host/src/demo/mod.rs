@@ -7,6 +7,7 @@ mod unmap;
 
 use crate::arch::{Arch, Platform};
 use crate::cli::DemoArgs;
+use crate::machine::devices::Devices;
 use crate::machine::process::{End, Machine};
 use crate::machine::signals::Signals;
 use crate::machine::spec::Clock;
@@ -99,6 +100,7 @@ fn one_run(
         flush: mode,
         reset: ResetPolicy::Exit,
         switches: Switches::default(),
+        devices: Devices::default(),
     };
     guest.check()?;
     let directory = tempfile::Builder::new().prefix("quell-demo-").tempdir()?;

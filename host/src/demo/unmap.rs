@@ -8,6 +8,7 @@ use super::table::{self, Column};
 use crate::arch::{Arch, Platform};
 use crate::cli::DemoArgs;
 use crate::machine::counters::Snapshot;
+use crate::machine::devices::Devices;
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
 use crate::machine::spec::Clock;
@@ -112,6 +113,7 @@ impl Side<'_> {
                 nested_page: NestedPage::Small,
                 ..Switches::default()
             },
+            devices: Devices::default(),
         };
         guest.check()?;
         let directory = tempfile::Builder::new().prefix("quell-demo-").tempdir()?;

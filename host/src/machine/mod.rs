@@ -5,6 +5,7 @@ pub(crate) mod child;
 mod console;
 pub(crate) mod control;
 pub(crate) mod counters;
+pub(crate) mod devices;
 pub(crate) mod emulator;
 pub(crate) mod flat;
 pub(crate) mod guests;

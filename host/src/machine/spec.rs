@@ -101,6 +101,8 @@ pub(crate) struct Spec {
     pub(crate) log: Option<PathBuf>,
     /// Whether QEMU counts executed instructions, with the plugin and the output file.
     pub(crate) counting: Option<Counting>,
+    /// QEMU's arguments for the devices that guests own.
+    pub(crate) devices: Vec<String>,
     /// More arguments for QEMU, for hypervisor development.
     pub(crate) qemu_args: Vec<String>,
 }
@@ -133,6 +135,7 @@ impl Spec {
             timeout: None,
             log: None,
             counting: None,
+            devices: Vec::new(),
             qemu_args: Vec::new(),
         }
     }
@@ -176,7 +179,7 @@ impl Spec {
             value.into_iter().for_each(|value| value.push(format!(",out={output}")));
         }
         self.payload.arguments(&mut args);
-        args.0.extend(self.qemu_args.iter().map(OsString::from));
+        args.0.extend(self.devices.iter().chain(&self.qemu_args).map(OsString::from));
         args.0
     }
 
@@ -305,6 +308,7 @@ mod tests {
             timeout: None,
             log: None,
             counting: Some(Counting { plugin: "/p".into(), output: "/o,1".into() }),
+            devices: Vec::new(),
             qemu_args: vec!["-s".into()],
         }
     }

@@ -6,6 +6,7 @@ use crate::arch::Arch;
 use crate::cli::{Reset, RunArgs};
 use crate::machine::child::describe;
 use crate::machine::counters::Snapshot;
+use crate::machine::devices::Devices;
 use crate::machine::outcome::Outcome;
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
@@ -128,6 +129,9 @@ fn guest(args: &RunArgs) -> Result<Guest> {
         // A guest that panics ends the run instead of waiting for an administrator.
         cmdline.push("panic=-1");
     }
+    if !args.disk.is_empty() && args.initrd.is_none() && args.kernel.is_none() {
+        cmdline.push("root=/dev/nvme0n1 rw");
+    }
     cmdline.extend(args.append.as_deref());
     let read = |path: &Path| {
         ensure!(path.exists(), "there is no initial RAM disk at {}", path.display());
@@ -139,8 +143,10 @@ fn guest(args: &RunArgs) -> Result<Guest> {
         (None, Some(program)) => (workspace::bootable(workspace::build(program.image(), arch)?, arch)?, None),
         (None, None) => {
             let stock = StockGuest::prepare(arch)?;
+            // The kernel finds a disk by itself.
+            let boots_disk = !args.disk.is_empty() && given.is_none();
             let initrd = given.unwrap_or_else(|| stock.initrd(args.exec.as_deref()));
-            (stock.kernel(), Some(initrd))
+            (stock.kernel(), (!boots_disk).then_some(initrd))
         }
     };
     let usual = if args.exec.is_some() { ResetPolicy::Exit } else { ResetPolicy::Reboot };
@@ -154,6 +160,7 @@ fn guest(args: &RunArgs) -> Result<Guest> {
         flush: args.flush.map_or(FlushMode::Hypercall, FlushMode::from),
         reset: args.reset.map_or(usual, Reset::into),
         switches,
+        devices: Devices { disks: args.disk.clone(), network: args.net, functions: args.device.clone() },
     })
 }
 

@@ -4,6 +4,7 @@
 use super::cases::{Body, Case, case};
 use crate::arch::{Arch, Platform};
 use crate::machine::counters::Snapshot;
+use crate::machine::devices::Devices;
 use crate::machine::outcome::Outcome;
 use crate::machine::process::{Flow, Machine};
 use crate::machine::signals::Signals;
@@ -56,6 +57,7 @@ fn agrees_with_the_counters(directory: &Path) -> Result<()> {
         flush: FlushMode::Hypercall,
         reset: ResetPolicy::Exit,
         switches: Switches::default(),
+        devices: Devices::default(),
     };
     let spec = guest.on_quell(&Hypervisor::with_trace(Arch::X86_64)?, 2, Clock::Wall, directory)?;
     let (outcome, collected) = traced(spec)?;
@@ -217,6 +219,7 @@ fn cpuid(hypervisor: &Hypervisor, directory: &Path) -> Result<f64> {
         flush: FlushMode::Hypercall,
         reset: ResetPolicy::Exit,
         switches: Switches::default(),
+        devices: Devices::default(),
     };
     let mut spec = guest.on_quell(hypervisor, 1, Clock::Instructions, directory)?;
     spec.timeout = Some(TIMEOUT);

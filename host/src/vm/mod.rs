@@ -6,6 +6,7 @@ use crate::arch::{Arch, Platform};
 use crate::guest::cache::{self, GuestFiles};
 use crate::guest::{initramfs, kernel, peer, vmm};
 use crate::machine::bundle::Bundle;
+use crate::machine::devices::Devices;
 use crate::machine::need::memory_around;
 use crate::machine::spec::{Clock, Payload, Spec};
 use crate::machine::symbols::{self, Symbols};
@@ -41,6 +42,8 @@ pub(crate) struct Guest {
     pub(crate) reset: ResetPolicy,
     /// Hypervisor settings that tests change.
     pub(crate) switches: Switches,
+    /// Its disks, network and other PCI functions.
+    pub(crate) devices: Devices,
 }
 
 impl Guest {
@@ -57,6 +60,7 @@ impl Guest {
             flush: FlushMode::Hypercall,
             reset: ResetPolicy::Exit,
             switches,
+            devices: Devices::default(),
         };
         guest.check()?;
         Ok(guest)
@@ -66,6 +70,7 @@ impl Guest {
     pub(crate) fn check(&self) -> Result<()> {
         let initrd_bytes = self.initrd.as_ref().map_or(0, Vec::len) as u64;
         check_fit(self.platform.arch(), &self.kernel, initrd_bytes, self.memory)?;
+        self.devices.check(self.platform)?;
         ensure!(!self.cmdline.contains('\n'), "the kernel's command line has to be one line");
         Ok(())
     }
@@ -100,7 +105,8 @@ impl Guest {
             beacon: hypervisor.symbols.beacon,
         };
         let memory = memory_around(self.memory, bundle_bytes) + hypervisor.extra_memory;
-        Ok(Spec { clock, ..Spec::new(self.platform, payload, machine_cpus, memory) })
+        let devices = self.devices.arguments(true);
+        Ok(Spec { clock, devices, ..Spec::new(self.platform, payload, machine_cpus, memory) })
     }
 
     /// This guest as a virtual machine under KVM, with this way of flushing. `flush`, `reset` and
@@ -119,6 +125,7 @@ impl Guest {
 
     /// Writes the bundle that passes this guest to the hypervisor.
     pub(crate) fn write_bundle(&self, hypervisor: &Hypervisor, boot_cpu: BootCpu, path: &Path) -> Result<()> {
+        let devices = self.devices.names();
         let config = Config {
             vcpus: self.vcpus,
             memory: self.memory,
@@ -126,6 +133,7 @@ impl Guest {
             reset: self.reset,
             boot_cpu,
             switches: self.switches,
+            devices: &devices,
             cmdline: &self.cmdline,
             ..Config::default()
         };
@@ -146,7 +154,8 @@ impl Guest {
             None => None,
         };
         let payload = Payload::Bare { kernel: self.kernel.clone(), initrd, cmdline: self.cmdline.clone() };
-        Ok(Spec::new(self.platform, payload, cpus, self.memory))
+        let devices = self.devices.arguments(false);
+        Ok(Spec { devices, ..Spec::new(self.platform, payload, cpus, self.memory) })
     }
 }
 
@@ -326,6 +335,7 @@ mod tests {
             flush: FlushMode::Hypercall,
             reset: ResetPolicy::Reboot,
             switches: Switches::default(),
+            devices: Devices::default(),
         }
     }
 

@@ -15,14 +15,16 @@ use spin::Mutex;
 
 use super::flush::{CallServices, MemorySource};
 use super::overlay::Overlays;
+use super::owned::{Deliver, Domains, Functions, MachineDevices, Refused};
 use super::processor::Amd64;
-use super::rom::{Followed, Rom};
+use super::rom::{Busy, Followed, Rom};
 use super::state::{Permissions, VcpuState};
 use super::{cpuid, msr};
 use crate::devices::pc::acpi;
 use crate::devices::pc::apic_ids::Assignment;
 use crate::devices::pc::lapic::TimerClock;
 use crate::devices::pc::message::{Address, Logical, Message, MessageKind, Trigger};
+use crate::devices::pc::pci;
 use crate::devices::pc::pci::rom_device::RomLen;
 use crate::devices::pc::platform::{PcBoard, PortSize, SerialPort};
 use crate::devices::pc::power;
@@ -35,6 +37,7 @@ use crate::vm::load::Plan;
 use crate::vm::space::{FlushScratch, VmMemory};
 use crate::vm::trace;
 use crate::vm::{CreateError, Files, PerCpu, Vcpu, Vm, VpIndex};
+use ::pci::function::Windows;
 use stay::Cost;
 
 /// Rate of the guest's APIC timer. A power of ten makes the guest's calibration exact.
@@ -76,6 +79,8 @@ pub fn ram(size: u64) -> Result<Vec<Range<u64>>, LoadError> {
 pub struct Common {
     /// The cost of flushes here.
     flush_cost: Cost,
+    /// The machine's PCI functions, for guests to own.
+    devices: Option<&'static MachineDevices>,
 }
 
 impl Common {
@@ -84,7 +89,7 @@ impl Common {
         // No vCPU has run yet, so no ASID is in use.
         let flush_cost = A::measure_flushes();
         log::info!("flushes: {flush_cost}");
-        Self { flush_cost }
+        Self { flush_cost, devices: A::devices() }
     }
 }
 
@@ -103,6 +108,10 @@ pub struct Shared {
     pub overlays: Mutex<Overlays>,
     /// The memory behind the expansion ROM.
     pub rom: Mutex<Rom>,
+    /// Functions of the machine's PCI that the guest owns.
+    pub functions: Mutex<Functions>,
+    /// The IOMMUs that translate for them; `None` if there are none.
+    pub domains: Option<Domains>,
     layout: MemoryLayout,
     /// Which ports and MSRs cause exits.
     permission_maps: [Pages; 2],
@@ -115,7 +124,7 @@ pub struct Shared {
 impl Shared {
     /// For a guest whose nested page table is in `space`.
     pub fn new<A: Amd64>(
-        config: &Config<'_>,
+        config: &Config<'static>,
         common: &Common,
         space: &VmMemory<A>,
     ) -> Result<Self, CreateError> {
@@ -127,14 +136,25 @@ impl Shared {
             apic_hz: APIC_HZ,
             gpa_bits: cpuid::physical_address_bits::<A>() as u8,
         };
+        if !config.devices.is_empty() && !keeps_translations(config) {
+            return Err(CreateError::Devices(Refused::Zap));
+        }
+        let windows = Windows { low: pci::WINDOW, high: 0..0 };
+        let (functions, shown, domains) =
+            Functions::new(common.devices, config.devices, config.name, &windows)
+                .map_err(CreateError::Devices)?;
+        let mut board = PcBoard::new();
+        board.add_functions(shown);
         Ok(Self {
             apic_ids: Assignment::new(config.vcpus, config.switches.apic_ids),
             cr4_mask: cpuid::guest_cr4_mask::<A>(),
             flush_cost: common.flush_cost.limited_to(config.switches.flush_pages),
             partition: Partition::new(platform, A::now()).ok_or(CreateError::Clock)?,
-            platform: Mutex::new(PcBoard::new()),
+            platform: Mutex::new(board),
             overlays: Mutex::new(Overlays::default()),
             rom: Mutex::new(Rom::new(RomLen::default())),
+            functions: Mutex::new(functions),
+            domains,
             layout: MemoryLayout::new(config.memory).map_err(CreateError::Load)?,
             permission_maps: [
                 Pages::filled(3, |map| map.fill(0xff)),
@@ -169,12 +189,24 @@ impl Shared {
     pub fn plan(&self, files: &Files, vcpus: u32) -> Result<Plan<EntryState>, LoadError> {
         // In order of the ids, which may differ from the order of the vCPUs.
         let apic_ids: Vec<u32> = (0..vcpus).collect();
-        let tables = acpi::build(&apic_ids, layout::ACPI.start);
+        let tables = acpi::build(&apic_ids, layout::ACPI.start, self.domains.is_some());
         let plan = loader::plan(files.kernel, files.initrd, files.config.cmdline, &self.layout, tables.rsdp)?;
         let mut placements = plan.placements;
         placements.push(Placement { gpa: tables.base, bytes: tables.bytes.into() });
         placements.push(Placement { gpa: power::RESET_VECTOR, bytes: power::RESET_CODE[..].into() });
         Ok(Plan { placements, entry: plan.entry })
+    }
+}
+
+/// Whether translations go only with their own slot, as devices need it.
+fn keeps_translations(config: &Config<'_>) -> bool {
+    config.switches.zap != hostlink::config::Zap::Everything
+        && config.switches.stage2_unmap != hostlink::config::Stage2Unmap::Page
+}
+
+impl<A: Amd64> Deliver for Vm<A> {
+    fn deliver_from_device(&self, message: Message) {
+        self.deliver(message, u32::MAX);
     }
 }
 
@@ -201,9 +233,26 @@ impl<A: Amd64> Vm<A> {
         used.saturating_sub(before.map_or(0, |before| before.load(Ordering::Relaxed)))
     }
 
-    /// After a reset the ROM is not decoded: returns whether that holds already. No vCPU runs.
-    pub fn reset_rom(&'static self, cpu: &PerCpu<A>) -> bool {
-        matches!(self.guest.rom.lock().follow(self, cpu, 0, None), Ok(Followed::WasThere))
+    /// After a reset neither the ROM nor a function is decoded: returns whether that holds already.
+    /// No vCPU runs.
+    pub fn reset_pci(&'static self, cpu: &PerCpu<A>) -> bool {
+        let rom = self.guest.rom.lock().follow(self, cpu, 0, None);
+        if !matches!(rom, Ok(Followed::WasThere)) {
+            return false;
+        }
+        matches!(self.guest.functions.lock().hide(self, cpu), Ok(Followed::WasThere))
+    }
+
+    /// The functions that the guest owns follow what it has written.
+    ///
+    /// # Errors
+    ///
+    /// [`Busy`] if the access must be retried.
+    pub fn follow_functions(&'static self, cpu: &PerCpu<A>, by: VpIndex) -> Result<Followed, Busy> {
+        if self.guest.domains.is_none() {
+            return Ok(Followed::WasThere);
+        }
+        self.guest.functions.lock().follow(self, cpu, by)
     }
 
     /// Delivers an interrupt message; returns the number of vCPUs that got it.

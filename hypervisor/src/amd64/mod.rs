@@ -18,9 +18,11 @@
 //! | `inject` | injection of events into the guest |
 //! | `instruction` | the instruction that caused an exit, and the translation of its addresses |
 //! | `intercepts` | the events that a guest exits on |
+//! | `iommu` | the driver of AMD-Vi |
 //! | `msr` | model-specific registers |
 //! | `nmi`, `step` | NMIs, and the step over the IRET that ends their handler |
 //! | `overlay` | pages that overlay guest memory |
+//! | `owned` | functions of the machine's PCI that guests own |
 //! | `processor` | the trait of processor operations that all of this is generic over |
 //! | `registers` | general registers |
 //! | `rom` | the memory behind the guest's expansion ROM |
@@ -46,11 +48,13 @@ pub mod guest;
 pub mod inject;
 pub mod instruction;
 pub mod intercepts;
+pub mod iommu;
 pub mod msr;
 pub mod nmi;
 #[cfg(any(test, all(target_os = "none", target_arch = "x86_64")))]
 pub(crate) mod offer;
 pub mod overlay;
+pub mod owned;
 pub mod processor;
 pub mod registers;
 pub mod rom;

@@ -9,7 +9,8 @@ macro_rules! offer_amd64 {
 
             use alloc::vec::Vec;
             use hostlink::config::Config;
-            use paging::{Amd64Nested, Invalidation, Level};
+            use iommu::Stuck;
+            use paging::{Amd64Nested, Invalidation, Level, Progress};
 
             use $crate::amd64::flush::Ipi;
             use $crate::amd64::guest::{self, Common, Shared};
@@ -23,7 +24,7 @@ macro_rules! offer_amd64 {
             use $crate::sched::Turn;
             use $crate::vm::arch::{Arch, Cpus};
             use $crate::vm::awaited::Word;
-            use $crate::vm::dma::{DmaFlush, NotFlushed};
+            use $crate::vm::dma::{DmaFlush, NotFlushed, Tickets};
             use $crate::vm::load::Plan;
             use $crate::vm::memory::NestedTables;
             use $crate::vm::space::{FlushScratch, Flushed, VmMemory};
@@ -77,7 +78,7 @@ macro_rules! offer_amd64 {
                 }
 
                 fn share(
-                    config: &Config<'_>,
+                    config: &Config<'static>,
                     common: &'static Common,
                     space: &VmMemory<Self>,
                 ) -> Result<Shared, CreateError> {
@@ -105,7 +106,7 @@ macro_rules! offer_amd64 {
                 }
 
                 fn reset_slots(vm: &'static Vm<Self>, cpu: &PerCpu<Self>) -> bool {
-                    vm.reset_rom(cpu)
+                    vm.reset_pci(cpu)
                 }
 
                 fn reset_devices(vm: &Vm<Self>) {
@@ -133,6 +134,38 @@ macro_rules! offer_amd64 {
                     scratch: &mut FlushScratch,
                 ) -> Result<Flushed, NotFlushed<Self>> {
                     coherence::flush_space(vm, devices, scratch, &Ipi::<Self>::of_machine())
+                }
+
+                #[inline(always)]
+                fn begin_dma_flush(vm: &Vm<Self>, invalidation: Invalidation<'_>) -> Result<Tickets, Stuck> {
+                    match &vm.guest.domains {
+                        None => Ok(Tickets::new()),
+                        Some(domains) => domains.begin(invalidation),
+                    }
+                }
+
+                fn finish_dma_flush(vm: &Vm<Self>, begun: &Tickets) -> Result<(), Stuck> {
+                    vm.guest.domains.as_ref().map_or(Ok(()), |domains| domains.finish(begun))
+                }
+
+                fn owns_devices(vm: &Vm<Self>) -> bool {
+                    vm.guest.domains.is_some()
+                }
+
+                fn step_owned_reset(vm: &Vm<Self>) -> Progress {
+                    vm.guest.functions.lock().reset()
+                }
+
+                fn attach_devices(vm: &Vm<Self>) {
+                    vm.guest.functions.lock().attach(vm.space.root().0);
+                }
+
+                fn detach_devices(vm: &Vm<Self>) -> Result<(), Stuck> {
+                    vm.guest.functions.lock().detach(vm.guest.domains.as_ref())
+                }
+
+                fn give_devices_back(vm: &Vm<Self>) -> Progress {
+                    vm.guest.functions.lock().give_back()
                 }
 
                 #[inline(always)]

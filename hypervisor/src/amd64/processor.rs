@@ -10,6 +10,7 @@ use tlfs::XMM_WORDS;
 use super::audit::CpuBooks;
 use super::features::Features;
 use super::guest::Shared;
+use super::owned::MachineDevices;
 use super::registers::Registers;
 use super::signals::Workspace;
 use super::state::VcpuState;
@@ -38,6 +39,9 @@ pub trait Amd64:
         Workspace = Workspace,
     >
 {
+    /// The machine's PCI functions and IOMMUs, if there are any that guests may own.
+    fn devices() -> Option<&'static MachineDevices>;
+
     /// SVM features here. All CPUs are assumed to have the same.
     fn features() -> Features;
 

@@ -21,7 +21,7 @@ use hostlink::exit::ExitCode;
 use hostlink::phase::Phase;
 use iommu::Stuck;
 use memslots::MmioCache;
-use paging::{Format, Invalidation, Level, TableMemory};
+use paging::{Format, Invalidation, Level, Progress, TableMemory};
 use stay::MMIO_PAGES;
 
 use super::awaited::Word;
@@ -263,7 +263,7 @@ pub unsafe trait Arch: Board {
     ///
     /// What this machine lacks.
     fn share(
-        config: &Config<'_>,
+        config: &Config<'static>,
         common: &'static Self::Common,
         space: &VmMemory<Self>,
     ) -> Result<Self::Shared, CreateError>;
@@ -353,6 +353,35 @@ pub unsafe trait Arch: Board {
     /// [`Stuck`] when one does not go on.
     fn finish_dma_flush(_: &Vm<Self>, _: &Tickets) -> Result<(), Stuck> {
         Ok(())
+    }
+
+    /// Whether the guest owns devices of the machine, which translate by its nested tables.
+    fn owns_devices(_: &Vm<Self>) -> bool {
+        false
+    }
+
+    /// Makes a step of switching off and resetting the devices that the guest owns; `Done` when they
+    /// do nothing any more until the guest starts them. No vCPU runs.
+    fn step_owned_reset(_: &Vm<Self>) -> Progress {
+        Progress::Done
+    }
+
+    /// All memory of the guest is filled and mapped: its devices may translate by its tables.
+    fn attach_devices(_: &Vm<Self>) {}
+
+    /// The guest is being destroyed: its devices reach nothing any more when this returns.
+    ///
+    /// # Errors
+    ///
+    /// [`Stuck`] when an IOMMU does not do its part: nothing may be freed then.
+    fn detach_devices(_: &Vm<Self>) -> Result<(), Stuck> {
+        Ok(())
+    }
+
+    /// Makes a step of returning the devices, which are detached; `Done` when they are free for
+    /// other guests.
+    fn give_devices_back(_: &Vm<Self>) -> Progress {
+        Progress::Done
     }
 
     /// Loads the state of the vCPU whose turn it is.

@@ -3,8 +3,9 @@
 
 use arrayvec::ArrayVec;
 use coherence::{DeviceTlbs, SpaceUnfinished};
-use iommu::{Stuck, Ticket};
-use paging::Invalidation;
+use iommu::Stuck;
+use paging::{Gpa, Invalidation, Progress};
+use stay::iommu::Begun;
 
 use super::arch::Arch;
 use super::machine::Vm;
@@ -12,8 +13,8 @@ use super::machine::Vm;
 /// IOMMUs that a guest's devices may be behind.
 pub const IOMMUS_MAX: usize = 8;
 
-/// What was begun: a ticket for each of the guest's IOMMUs, in the order of its list.
-pub type Tickets = ArrayVec<Ticket, IOMMUS_MAX>;
+/// What was begun: one for each of the guest's IOMMUs, in the order of its list.
+pub type Tickets = ArrayVec<Begun, IOMMUS_MAX>;
 
 /// The guest's devices, and what they have to drop.
 pub struct DmaFlush<'a, A: Arch> {
@@ -44,5 +45,44 @@ unsafe impl<A: Arch> DeviceTlbs for DmaFlush<'_, A> {
     #[inline(always)]
     fn finish(&self, begun: Tickets) -> Result<(), Stuck> {
         if begun.is_empty() { Ok(()) } else { A::finish_dma_flush(self.vm, &begun) }
+    }
+}
+
+/// Pages that are mapped in a step.
+const PAGES_MAX: u32 = 512;
+
+/// All of a guest's memory is being mapped, before its devices may use it: they do not wait for
+/// faults.
+#[derive(Debug)]
+pub struct MapAhead {
+    /// The next address to look at.
+    next: Gpa,
+}
+
+impl MapAhead {
+    /// From the first address on.
+    pub const fn new() -> Self {
+        Self { next: Gpa(0) }
+    }
+
+    /// Makes a step. [`Progress::Waiting`] while a change of the slots is in progress, or memory for
+    /// tables is missing.
+    pub fn step<A: Arch>(&mut self, vm: &Vm<A>) -> Progress {
+        let mut slot = None;
+        vm.space.slots().memory().for_each(|found| {
+            if slot.is_none() && !found.is_device() && found.last() >= self.next {
+                slot = Some(*found);
+            }
+        });
+        let Some(slot) = slot else { return Progress::Done };
+        let Ok(mut prefault) = vm.space.prefault(slot.id, self.next.max(slot.gpa)) else {
+            return Progress::Waiting;
+        };
+        let progress = prefault.step(PAGES_MAX);
+        self.next = prefault.next();
+        match progress {
+            Progress::Done | Progress::More => Progress::More,
+            _ => Progress::Waiting,
+        }
     }
 }

@@ -11,6 +11,7 @@ use hostlink::name::Name;
 use stay::{Mistake, Mistakes};
 use tar_no_std::TarArchiveRef;
 
+use crate::amd64::owned::Refused;
 use crate::loader::LoadError;
 
 /// The deliberate defect that the configuration selects.
@@ -123,6 +124,8 @@ pub enum CreateError {
     ForeignDefect(Defect),
     /// The switch belongs to another architecture.
     ForeignSwitch(ForeignSwitch),
+    /// The guest does not get a device.
+    Devices(Refused),
 }
 
 impl fmt::Display for CreateError {
@@ -152,6 +155,7 @@ impl fmt::Display for CreateError {
                 f.write_str("this image has no auditor: only one that was built with it pretends features")
             }
             Self::ForeignSwitch(foreign) => write!(f, "{foreign}"),
+            Self::Devices(refused) => write!(f, "{refused}"),
             Self::ForeignDefect(defect) => {
                 let whose = if defect.is_of_arm() { Architecture::Arm64 } else { Architecture::Amd64 };
                 write!(f, "the defect {} is one of {whose} alone: leave it out here", defect.name())

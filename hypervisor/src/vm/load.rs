@@ -7,6 +7,7 @@ use memslots::{Gpa, Sweep};
 use paging::Progress;
 
 use super::arch::Arch;
+use super::dma::MapAhead;
 use super::files::makes;
 use super::machine::Vm;
 use super::slot_memory::CLEAR_BYTES;
@@ -27,12 +28,17 @@ pub struct Load<A: Arch> {
 }
 
 enum Stage {
+    /// Devices that the guest owns are switched off and reset: they do not write to its memory any
+    /// more.
+    Devices,
     /// All memory becomes zero.
     Zero(Sweep),
     /// A placement is copied, from this byte on.
     Place(usize, usize),
     /// All memory is cleaned out of the caches, for a guest that starts without them.
     Clean(Sweep),
+    /// All memory is mapped, for the devices that the guest owns.
+    Map(MapAhead),
     Ready,
 }
 
@@ -44,13 +50,17 @@ impl<A: Arch> Load<A> {
     /// If its files are malformed, or do not fit.
     pub fn new(vm: &Vm<A>) -> Result<Self, LoadError> {
         let plan = A::plan(&vm.guest, &vm.files, vm.vcpu_count())?;
-        Ok(Self { stage: Stage::Zero(Sweep::new(CLEAR_BYTES)), plan })
+        Ok(Self { stage: Stage::Devices, plan })
     }
 
     /// Makes a short step; `Done` when memory is ready.
     pub fn step(&mut self, vm: &Vm<A>) -> Progress {
         let memory = vm.space.slots().memory();
         self.stage = match mem::replace(&mut self.stage, Stage::Ready) {
+            Stage::Devices => match A::step_owned_reset(vm) {
+                Progress::Done => Stage::Zero(Sweep::new(CLEAR_BYTES)),
+                _ => Stage::Devices,
+            },
             Stage::Zero(mut sweep) => match sweep.next(&memory) {
                 Some(piece) => {
                     if !piece.slot.is_read_only() && !makes(Defect::MemoryHandedOn) {
@@ -74,18 +84,30 @@ impl<A: Arch> Load<A> {
                     }
                 }
                 None if A::must_clean() => Stage::Clean(Sweep::new(CLEAR_BYTES)),
-                None => Stage::Ready,
+                None => Self::filled(vm),
             },
             Stage::Clean(mut sweep) => match sweep.next(&memory) {
                 Some(piece) => {
                     A::clean(piece.host);
                     Stage::Clean(sweep)
                 }
-                None => Stage::Ready,
+                None => Self::filled(vm),
+            },
+            Stage::Map(mut ahead) => match ahead.step(vm) {
+                Progress::Done => {
+                    A::attach_devices(vm);
+                    Stage::Ready
+                }
+                _ => Stage::Map(ahead),
             },
             Stage::Ready => return Progress::Done,
         };
         Progress::More
+    }
+
+    /// The stage after memory is filled.
+    fn filled(vm: &Vm<A>) -> Stage {
+        if A::owns_devices(vm) { Stage::Map(MapAhead::new()) } else { Stage::Ready }
     }
 
     /// Lets the boot vCPU, whose private state this is, begin at the kernel's entry.

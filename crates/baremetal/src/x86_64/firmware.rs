@@ -1,11 +1,14 @@
 //! The firmware's ACPI tables: processors, the power management timer, the register that switches
-//! the machine off.
+//! the machine off, PCI's configuration space, IOMMUs.
 
+use core::ops::Range;
 use core::ptr::NonNull;
 
 use acpi::fadt::Fadt;
 use acpi::madt::{Madt, MadtEntry};
-use acpi::{AcpiHandler, AcpiTables, PhysicalMapping, address::AddressSpace};
+use acpi::mcfg::Mcfg;
+use acpi::sdt::{SdtHeader, Signature};
+use acpi::{AcpiHandler, AcpiTable, AcpiTables, PhysicalMapping, address::AddressSpace};
 use arrayvec::ArrayVec;
 
 use super::power::Switch;
@@ -24,6 +27,39 @@ pub struct FirmwareTables {
     pub isa_pins: [u32; 16],
     /// I/O port of the power management timer.
     pub pm_timer: Option<u16>,
+    /// PCI's configuration space in memory, of segment 0 from bus 0 on.
+    pub ecam: Option<Ecam>,
+    /// Where the table of IOMMUs by AMD (IVRS) is.
+    pub ivrs: Option<Range<u64>>,
+}
+
+/// Configuration space in memory: 4 KiB for each function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ecam {
+    /// Physical address of that of function 00:00.0.
+    pub base: u64,
+    /// Number of buses.
+    pub buses: u16,
+}
+
+impl Ecam {
+    /// Its addresses.
+    pub const fn range(&self) -> Range<u64> {
+        self.base..self.base + ((self.buses as u64) << 20)
+    }
+}
+
+/// The table of IOMMUs by AMD.
+#[repr(transparent)]
+struct Ivrs(SdtHeader);
+
+// SAFETY: each table begins with the header, and no more is read as this type.
+unsafe impl AcpiTable for Ivrs {
+    const SIGNATURE: Signature = Signature::IVRS;
+
+    fn header(&self) -> &SdtHeader {
+        &self.0
+    }
 }
 
 /// Memory is mapped one to one.
@@ -80,6 +116,8 @@ pub unsafe fn read(rsdp: u64) -> Result<FirmwareTables, &'static str> {
         io_apic: None,
         isa_pins: core::array::from_fn(|irq| irq as u32),
         pm_timer: None,
+        ecam: None,
+        ivrs: None,
     };
     for entry in madt.get().entries() {
         let id = match entry {
@@ -110,6 +148,18 @@ pub unsafe fn read(rsdp: u64) -> Result<FirmwareTables, &'static str> {
     if let Ok(fadt) = tables.find_table::<Fadt>() {
         let timer = fadt.pm_timer_block().ok().flatten();
         machine.pm_timer = timer.filter(|timer| timer.address_space == AddressSpace::SystemIo).and_then(port);
+    }
+    if let Ok(mcfg) = tables.find_table::<Mcfg>() {
+        let first = mcfg.entries().iter().find(|entry| {
+            let (segment, bus) = (entry.pci_segment_group, entry.bus_number_start);
+            segment == 0 && bus == 0
+        });
+        machine.ecam =
+            first.map(|entry| Ecam { base: entry.base_address, buses: u16::from(entry.bus_number_end) + 1 });
+    }
+    if let Ok(ivrs) = tables.find_table::<Ivrs>() {
+        let start = ivrs.physical_start() as u64;
+        machine.ivrs = Some(start..start + u64::from(ivrs.0.length));
     }
     Ok(machine)
 }

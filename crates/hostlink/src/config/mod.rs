@@ -125,6 +125,9 @@ pub struct Config<'a> {
     pub kernel: &'a str,
     /// The member with its initial RAM disk; without one, [`bundle::INITRD`] if it exists.
     pub initrd: Option<&'a str>,
+    /// The PCI functions of the machine that the guest owns: addresses (`00:04.0`) or kinds
+    /// (`nvme`), separated by spaces. Nothing for none.
+    pub devices: &'a str,
     /// The guest's kernel command line.
     pub cmdline: &'a str,
 }
@@ -146,6 +149,7 @@ impl Default for Config<'_> {
             switches: Switches::default(),
             kernel: bundle::KERNEL,
             initrd: None,
+            devices: "",
             cmdline: "",
         }
     }
@@ -238,6 +242,7 @@ impl<'a> Config<'a> {
             "boot_cpu" => self.boot_cpu = BootCpu::named(value).ok_or(bad(BootCpu::EXPECTED))?,
             "kernel" => self.kernel = member(value).ok_or(bad(MEMBER))?,
             "initrd" => self.initrd = Some(member(value).ok_or(bad(MEMBER))?),
+            "devices" => self.devices = value,
             "cmdline" => self.cmdline = value,
             _ => {
                 if !self.switches.set(key, value).map_err(bad)? {
@@ -301,6 +306,9 @@ impl Config<'_> {
         writeln!(f, "kernel={}", self.kernel)?;
         if let Some(initrd) = self.initrd {
             writeln!(f, "initrd={initrd}")?;
+        }
+        if !self.devices.is_empty() {
+            writeln!(f, "devices={}", self.devices)?;
         }
         writeln!(f, "cmdline={}", self.cmdline)
     }

@@ -7,7 +7,8 @@ use super::{GuestSpace, Turn};
 use crate::{Slot, SlotError, SlotId};
 
 impl<F: Format, M: TableMemory> GuestSpace<F, M> {
-    /// Begins to install the translations of a whole slot, with the rights that a store gives.
+    /// Begins to install the translations of a slot from an address on, with the rights that a store
+    /// gives.
     ///
     /// A device cannot wait for a fault to be served: what it may reach is mapped before it is told
     /// of it. The translations stay until a job removes them.
@@ -15,10 +16,10 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
     /// # Errors
     ///
     /// [`SlotError::UnknownId`]; [`SlotError::Busy`] while there is a job.
-    pub fn prefault(&self, id: SlotId) -> Result<Prefault<'_, F, M>, SlotError> {
+    pub fn prefault(&self, id: SlotId, from: Gpa) -> Result<Prefault<'_, F, M>, SlotError> {
         let turn = Turn::take(&self.has_job)?;
         let slot = self.slot(id)?;
-        Ok(Prefault { space: self, next: slot.gpa, slot, _turn: turn })
+        Ok(Prefault { space: self, next: from, slot, _turn: turn })
     }
 }
 
@@ -35,6 +36,11 @@ pub struct Prefault<'a, F: Format, M: TableMemory> {
 }
 
 impl<F: Format, M: TableMemory> Prefault<'_, F, M> {
+    /// The first address that has not been looked at: where another one goes on.
+    pub const fn next(&self) -> Gpa {
+        self.next
+    }
+
     /// Continues for at most `pages_max` pages, of whatever size. [`Progress::OutOfTables`] if
     /// there is no memory for a table: what was installed stays, and the step may be repeated.
     pub fn step(&mut self, pages_max: u32) -> Progress {

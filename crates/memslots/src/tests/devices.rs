@@ -65,7 +65,7 @@ fn p16_all_of_a_slot_is_mapped_before_a_device_uses_it() {
     let (space, _) = space(&slots, Level::Page2M);
     // A vCPU was there before.
     touch(&space, 5 * MIB..5 * MIB + PAGE);
-    let mut prefault = space.prefault(SlotId(1)).unwrap();
+    let mut prefault = space.prefault(SlotId(1), slots[1].gpa).unwrap();
     assert_eq!(space.remove(SlotId(0)).err(), Some(SlotError::Busy), "nothing is freed meanwhile");
     let mut steps = 0;
     while prefault.step(100) != Progress::Done {
@@ -86,8 +86,8 @@ fn p16_all_of_a_slot_is_mapped_before_a_device_uses_it() {
 fn p16_a_slot_is_mapped_by_large_pages_and_read_only_memory_without_stores() {
     let slots = [slot(0, 0, 4 * MIB), Slot { flags: SlotFlags::READ_ONLY, ..slot(1, 4 * MIB, PAGE) }];
     let (space, _) = space(&slots, Level::Page2M);
-    for id in [0, 1] {
-        assert_eq!(space.prefault(SlotId(id)).unwrap().step(10), Progress::Done);
+    for slot in &slots {
+        assert_eq!(space.prefault(slot.id, slot.gpa).unwrap().step(10), Progress::Done);
     }
     assert_eq!(leaf_count(&space, 0..4 * MIB), 2);
     assert!(!space.tables().query(4 * MIB).unwrap().permissions.contains(Permissions::WRITE));
@@ -96,7 +96,7 @@ fn p16_a_slot_is_mapped_by_large_pages_and_read_only_memory_without_stores() {
 #[test]
 fn a_prefault_without_tables_goes_on_when_there_are_some() {
     let (space, arena) = space(&[slot(0, 0, 2 * MIB)], Level::Page4K);
-    let mut prefault = space.prefault(SlotId(0)).unwrap();
+    let mut prefault = space.prefault(SlotId(0), Gpa(0)).unwrap();
     arena.limit.store(1, Relaxed);
     assert_eq!(prefault.step(1000), Progress::OutOfTables);
     arena.limit.store(10, Relaxed);

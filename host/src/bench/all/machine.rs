@@ -11,6 +11,7 @@ use crate::bench::unmap::load;
 use crate::guest::peer::Flushes;
 use crate::guest::peer::arm::Outer;
 use crate::guest::{cache, peer, vmm};
+use crate::machine::devices::Devices;
 use crate::machine::outcome::Outcome;
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
@@ -247,7 +248,18 @@ impl Lab<'_> {
             _ => Switches::default().nested_page,
         };
         let (reset, switches) = (ResetPolicy::Exit, Switches { nested_page, ..Switches::default() });
-        let guest = Guest { platform, kernel, initrd, cmdline, vcpus, memory, flush, reset, switches };
+        let guest = Guest {
+            platform,
+            kernel,
+            initrd,
+            cmdline,
+            vcpus,
+            memory,
+            flush,
+            reset,
+            switches,
+            devices: Devices::default(),
+        };
         guest.check()?;
         Ok(guest)
     }

@@ -4,6 +4,7 @@
 use super::{Bench, finished};
 use crate::arch::{Arch, Platform};
 use crate::machine::counters::Snapshot;
+use crate::machine::devices::Devices;
 use crate::machine::process::{Flow, Machine};
 use crate::results::{Samples, Subject};
 use crate::size::MIB;
@@ -92,6 +93,7 @@ fn load(bench: &Bench<'_>, stock: &StockGuest, pair: &Pair, zap: Zap) -> Result<
         platform: Platform::X86_64,
         reset: ResetPolicy::Exit,
         switches: Switches { zap, nested_page: pair.page, ..Switches::default() },
+        devices: Devices::default(),
     };
     guest.check()?;
     let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;

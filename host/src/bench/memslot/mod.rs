@@ -4,6 +4,7 @@ mod load;
 
 use crate::arch::{Arch, Platform};
 use crate::cli::MemslotArgs;
+use crate::machine::devices::Devices;
 use crate::machine::outcome::Outcome;
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
@@ -90,6 +91,7 @@ impl Bench<'_> {
             platform: Platform::X86_64,
             reset: ResetPolicy::Exit,
             switches: Switches { zap, nested_page: NestedPage::Small, ..Switches::default() },
+            devices: Devices::default(),
         };
         guest.check()?;
         let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;

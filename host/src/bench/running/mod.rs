@@ -16,6 +16,7 @@ mod tests;
 use crate::arch::{Arch, Platform};
 use crate::cli::ExitsArgs;
 use crate::machine::counters::Snapshot;
+use crate::machine::devices::Devices;
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
 use crate::machine::spec::Clock;
@@ -302,6 +303,7 @@ impl Lab<'_> {
             // Not the measured value: with a clock of instructions neither INVLPGA nor a TLB miss
             // takes time.
             switches: Switches { flush_pages: Some(PAGES_MAX), ..Switches::default() },
+            devices: Devices::default(),
         };
         guest.check()?;
         let mut spec = guest.on_quell(&self.hypervisor, cpus, Clock::Instructions, self.directory)?;

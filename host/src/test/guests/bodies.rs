@@ -10,6 +10,7 @@ use super::{BOOT_TIMEOUT, made};
 use crate::arch::{Arch, Platform};
 use crate::bench::migrate::writer::{Setup, Writer};
 use crate::bench::phases::Phases;
+use crate::machine::devices::Devices;
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::spec::Clock;
 use crate::run::switches;
@@ -194,6 +195,7 @@ impl Lab<'_> {
             platform: Platform::X86_64,
             reset: ResetPolicy::Exit,
             switches: switches(case.settings)?,
+            devices: Devices::default(),
         };
         guest.check()?;
         Ok(guest)
@@ -287,6 +289,7 @@ impl Lab<'_> {
             platform: case.platform,
             reset: ResetPolicy::Reboot,
             switches: switches(case.settings)?,
+            devices: Devices::default(),
         };
         guest.check()?;
         let mut said = None;
@@ -322,6 +325,7 @@ impl Lab<'_> {
             platform: case.platform,
             reset: ResetPolicy::Exit,
             switches: switches(case.settings)?,
+            devices: Devices::default(),
         };
         guest.check()?;
         let (mut said, mut storm, mut sent, mut seed) = (Ok(()), None, 0, storm::SEED);

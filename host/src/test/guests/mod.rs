@@ -14,6 +14,7 @@ use super::stage2;
 use super::storm;
 use crate::arch::{Arch, Platform};
 use crate::guest::cache;
+use crate::machine::devices::Devices;
 use crate::machine::outcome::Outcome;
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
@@ -171,6 +172,7 @@ impl Lab<'_> {
             platform,
             reset: ResetPolicy::Exit,
             switches: Switches::default(),
+            devices: Devices::default(),
         })
     }
 

@@ -83,7 +83,7 @@ struct LapicEffects {
 
 /// Emulates an instruction of a vCPU.
 fn emulate<A: Amd64>(
-    vm: &Vm<A>,
+    vm: &'static Vm<A>,
     state: &mut VcpuState,
     memory: &GuestMemory<'_>,
     mmio: Option<Gpa>,
@@ -114,7 +114,7 @@ fn emulate<A: Amd64>(
 
 /// The memory and devices that a vCPU reaches by its linear addresses.
 struct Reach<'a, A: Amd64> {
-    vm: &'a Vm<A>,
+    vm: &'static Vm<A>,
     vmcb: &'a Vmcb,
     memory: &'a GuestMemory<'a>,
     /// An address in a page that has no memory.
@@ -131,8 +131,8 @@ impl<A: Amd64> Reach<'_, A> {
             return None;
         }
         match self.memory.resolve(gpa) {
-            Resolution::Ram { slot, .. } => Some(slot.is_read_only()),
-            Resolution::Mmio => None,
+            Resolution::Ram { slot, .. } if !slot.is_device() => Some(slot.is_read_only()),
+            Resolution::Ram { .. } | Resolution::Mmio => None,
         }
     }
 
@@ -148,6 +148,29 @@ impl<A: Amd64> Reach<'_, A> {
     /// The vCPU's TSC.
     fn now(&self) -> u64 {
         A::now().wrapping_add(self.vmcb.tsc_offset)
+    }
+
+    /// A read of registers of an owned function.
+    fn read_function(&self, gpa: Gpa, bytes: &mut [u8]) {
+        let size = bytes.len();
+        if !matches!(size, 1 | 2 | 4 | 8) {
+            return;
+        }
+        let value = self.vm.guest.functions.lock().trapped_read(self.vm, gpa, size as u8);
+        if let Some(value) = value {
+            bytes.copy_from_slice(&value.to_le_bytes()[..size]);
+        }
+    }
+
+    /// A write to registers of an owned function.
+    fn write_function(&self, gpa: Gpa, bytes: &[u8]) {
+        let mut value = [0; 8];
+        if !matches!(bytes.len(), 1 | 2 | 4 | 8) {
+            return;
+        }
+        value[..bytes.len()].copy_from_slice(bytes);
+        let value = u64::from_le_bytes(value);
+        self.vm.guest.functions.lock().trapped_write(self.vm, gpa, bytes.len() as u8, value);
     }
 
     fn write_lapic(&mut self, gpa: Gpa, value: u32) {
@@ -195,6 +218,7 @@ impl<A: Amd64> Memory for Reach<'_, A> {
                 let value = self.vm.guest.platform.lock().mmio_read(gpa.0);
                 bytes.copy_from_slice(&value.to_le_bytes());
             }
+            None if self.vm.guest.domains.is_some() => self.read_function(gpa, bytes),
             None => {}
         }
     }
@@ -215,6 +239,7 @@ impl<A: Amd64> Memory for Reach<'_, A> {
                     self.vm.deliver(message, self.lapic.apic_id());
                 }
             }
+            (None, _) if self.vm.guest.domains.is_some() => self.write_function(gpa, bytes),
             _ => {}
         }
     }

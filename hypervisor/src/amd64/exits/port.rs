@@ -86,8 +86,8 @@ pub(super) fn write_port<A: Amd64>(
     perform_output(context.vm, effect.output)
 }
 
-/// Writes to the PCI configuration space. The ROM's slot is moved to where the device decodes it
-/// before the guest continues.
+/// Writes to the PCI configuration space. The ROM's slot, and those of owned functions, are moved to
+/// where the devices decode them before the guest continues.
 fn write_pci<A: Amd64>(context: &mut Context<'_, A>, port: u16, width: PortSize, value: u32) -> Next {
     if context.vm.turn_wanted.load(Ordering::Relaxed) {
         return Next::Again;
@@ -99,7 +99,9 @@ fn write_pci<A: Amd64>(context: &mut Context<'_, A>, port: u16, width: PortSize,
         let _ = platform.port_write(port, width, value, || context.vm.wall_ns());
         platform.rom_base().map(Gpa)
     };
-    match rom.follow(context.vm, context.cpu, context.vcpu.index, wanted) {
+    let (vm, by) = (context.vm, context.vcpu.index);
+    let followed = rom.follow(vm, context.cpu, by, wanted).and_then(|_| vm.follow_functions(context.cpu, by));
+    match followed {
         Ok(Followed::WasThere | Followed::Goes) => Next::Resume,
         // The retry writes the same value, which changes nothing.
         Err(Busy) => Next::Again,

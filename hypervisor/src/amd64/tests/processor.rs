@@ -18,6 +18,7 @@ use crate::amd64::features::Features;
 use crate::amd64::guest::check;
 use crate::amd64::intercepts::misc1;
 use crate::amd64::offer::offer_amd64;
+use crate::amd64::owned::MachineDevices;
 use crate::amd64::processor::Amd64;
 use crate::amd64::registers::{RAX, Registers};
 use crate::amd64::state::Activity;
@@ -250,6 +251,10 @@ fn take_virtual_interrupt(vmcb: &mut Vmcb) -> Option<u8> {
 }
 
 impl Amd64 for Made {
+    fn devices() -> Option<&'static MachineDevices> {
+        None
+    }
+
     fn features() -> Features {
         processor(|processor| processor.features)
     }

@@ -9,7 +9,7 @@ use core::fmt::Write;
 use baremetal::x86_64::interrupts::{Frame, VECTOR_SPURIOUS};
 use x86_64::registers::control::Cr2;
 
-use super::{apic, cpu};
+use super::{apic, cpu, pci};
 use crate::arch::Local;
 use crate::image::console::LogPort;
 use crate::image::panic;
@@ -24,6 +24,8 @@ pub(crate) const VECTOR_KICK: u8 = 0x21;
 pub(crate) const VECTOR_SERIAL: u8 = 0x22;
 /// The control channel has received something.
 pub(crate) const VECTOR_CONTROL: u8 = 0x23;
+/// An IOMMU has logged something.
+pub(crate) const VECTOR_IOMMU: u8 = 0x24;
 
 baremetal::interrupt_stubs!(volatile => dispatch);
 
@@ -46,10 +48,17 @@ extern "C" fn dispatch(frame: &Frame<0>) {
             vm::interrupts::on_control_interrupt::<Local>();
             apic::end_of_interrupt();
         }
+        VECTOR_IOMMU => {
+            if let Some(devices) = pci::devices() {
+                devices.report_events();
+            }
+            apic::end_of_interrupt();
+        }
         // Spurious interrupts get no end of interrupt; others are never enabled.
         VECTOR_SPURIOUS => {}
         // They are masked, and this one was in flight. It bypassed the local APIC.
         vector if pic::VECTORS.contains(&vector) => log::warn!(target: GUEST, "interrupt of an 8259"),
+        vector if pci::devices().is_some_and(|devices| devices.deliver(vector)) => apic::end_of_interrupt(),
         vector => {
             log::warn!(target: GUEST, "interrupt on unused vector {vector:#x}");
             apic::end_of_interrupt();

@@ -11,6 +11,7 @@
 //! | `console` | the log's port, the real serial ports behind the guest's |
 //! | `cpu` | the CPU itself: waiting, stacks, the end of the run |
 //! | `offer` | implements the traits of the core and of [`crate::amd64`] |
+//! | `pci` | the machine's PCI bus and its IOMMUs |
 //! | `svm` | VMRUN and the world switch, single translations, vector registers, SVM features |
 //!
 //! Code that needs no special instruction is in [`crate::amd64`]. Entry code, descriptor tables,
@@ -22,6 +23,7 @@ pub(crate) mod console;
 pub(crate) mod cpu;
 mod interrupts;
 mod offer;
+mod pci;
 mod start;
 mod svm;
 mod tables;

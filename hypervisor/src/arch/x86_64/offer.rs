@@ -15,6 +15,7 @@ use super::svm::{entry, features, fpu, invalidate};
 use crate::amd64::Amd64;
 use crate::amd64::features::Features;
 use crate::amd64::offer::offer_amd64;
+use crate::amd64::owned::MachineDevices;
 use crate::amd64::registers::Registers;
 use crate::amd64::vmcb::Vmcb;
 use crate::arch::{Local, PerCpu};
@@ -27,6 +28,10 @@ const MSR_TSC_AUX: u32 = 0xc000_0103;
 const MSR_PATCH_LEVEL: u32 = 0x8b;
 
 impl Amd64 for Local {
+    fn devices() -> Option<&'static MachineDevices> {
+        super::pci::devices()
+    }
+
     #[inline(always)]
     fn features() -> Features {
         features::get()

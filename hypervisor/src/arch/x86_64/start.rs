@@ -2,7 +2,9 @@
 
 use core::ops::Range;
 
+use alloc::vec::Vec;
 use arrayvec::ArrayVec;
+use baremetal::pages::PAGE;
 use baremetal::x86_64::boot::{STARTUP_PAGE, StartupPage};
 use baremetal::x86_64::firmware;
 use baremetal::x86_64::info::{self, BootInfo, RANGES};
@@ -10,7 +12,7 @@ use hostlink::defect::Defect;
 use hostlink::exit::ExitCode;
 
 use super::svm::features;
-use super::{apic, clock, console, interrupts, tables, translation};
+use super::{apic, clock, console, interrupts, pci, tables, translation};
 use crate::amd64::{cpuid, instruction};
 use crate::arch::{Local, PerCpu};
 use crate::free_memory::FreeMemory;
@@ -69,6 +71,7 @@ struct Later {
     serial_pin: u32,
     control_pin: u32,
     module: Option<Range<u64>>,
+    pci: Option<pci::Found>,
     free: spin::Mutex<FreeMemory>,
 }
 
@@ -91,9 +94,12 @@ fn prepare_memory(info: BootInfo, firmware: &firmware::FirmwareTables) -> Result
     // SAFETY: the boot tables map all free memory below their end.
     let blocks = unsafe { blocks::create(&mut free, &boot_cpu_first(firmware), BOOT_MAP_END) }?;
 
-    let mut devices = ArrayVec::<u64, 2>::new();
-    devices.extend(apic::probe());
-    devices.extend(firmware.io_apic);
+    // SAFETY: the boot tables map it, and no other CPU runs.
+    let pci = unsafe { pci::find(firmware) };
+    let page = |start: u64| start..start + PAGE;
+    let mut devices: Vec<Range<u64>> = apic::probe().map(page).into_iter().collect();
+    devices.extend(firmware.io_apic.map(page));
+    devices.extend(pci.iter().flat_map(|found| found.registers.iter().cloned()));
     translation::build_tables(&ram, &devices, blocks).map_err(|_| "the memory map cannot be mapped")?;
     LATER.call_once(|| Later {
         pm_timer,
@@ -101,6 +107,7 @@ fn prepare_memory(info: BootInfo, firmware: &firmware::FirmwareTables) -> Result
         serial_pin: firmware.isa_pins[COM1_IRQ],
         control_pin: firmware.isa_pins[COM4_IRQ],
         module,
+        pci,
         free: spin::Mutex::new(free),
     });
     Ok(())
@@ -130,6 +137,9 @@ extern "C" fn bsp_on_block() -> ! {
     // SAFETY: the module was reserved, so it is as the boot loader left it.
     let bundle = unsafe { image::read_module(later.module.clone(), "the boot module") };
     start_others();
+    if let Some(found) = &later.pci {
+        found.start(cpu.id as u32);
+    }
     log::info!(
         "{} CPUs, {} MiB free, TSC {} MHz",
         PerCpu::online().count(),

@@ -21,9 +21,13 @@ static ROOT: AtomicU64 = AtomicU64::new(0);
 
 /// Builds the hypervisor's own tables.
 ///
-/// `ram` is all RAM, `devices` pages of registers, `blocks` the CPUs' blocks, whose guard pages
+/// `ram` is all RAM, `devices` whole pages of registers, `blocks` the CPUs' blocks, whose guard pages
 /// stay unmapped.
-pub(crate) fn build_tables(ram: &[Range<u64>], devices: &[u64], blocks: Range<u64>) -> Result<(), MapError> {
+pub(crate) fn build_tables(
+    ram: &[Range<u64>],
+    devices: &[Range<u64>],
+    blocks: Range<u64>,
+) -> Result<(), MapError> {
     let mut tables = PageTable::<Amd64Host, _>::new(HeapTables)?;
     let largest = if cpuid::host_has_1g_pages::<Local>() { Level::Page1G } else { Level::Page2M };
     for range in ram {
@@ -31,13 +35,9 @@ pub(crate) fn build_tables(ram: &[Range<u64>], devices: &[u64], blocks: Range<u6
         let end = range.end & !(PAGE - 1);
         tables.map(start..end, PhysAddr(start), Permissions::RW, largest)?;
     }
-    for &page in devices {
-        tables.map(
-            page..page + PAGE,
-            PhysAddr(page),
-            Permissions::RW | Permissions::DEVICE,
-            Level::Page4K,
-        )?;
+    for range in devices {
+        let permissions = Permissions::RW | Permissions::DEVICE;
+        tables.map(range.clone(), PhysAddr(range.start), permissions, Level::Page2M)?;
     }
     settle(tables.unmap(0..PAGE)?)?;
     protect(&mut tables, blocks)?;

@@ -35,9 +35,11 @@ const TABLE_HEADER_LEN: u32 = 36;
 /// Required alignment of the RSDP; the other tables have it too.
 const ALIGN: usize = 16;
 
-/// IA-PC boot architecture flags (ACPI 6.5 table 5.11): no VGA, no MSI, because no device on the
-/// PCI bus interrupts. Absent flags mean no legacy devices and no keyboard controller.
-const BOOT_ARCH: u16 = 1 << 2 | 1 << 3;
+/// IA-PC boot architecture flags (ACPI 6.5 table 5.11): no VGA. Absent flags mean no legacy devices
+/// and no keyboard controller.
+const BOOT_ARCH: u16 = 1 << 2;
+/// The flag for no MSI: where no device on the PCI bus interrupts.
+const NO_MSI: u16 = 1 << 3;
 
 /// The MADT has local APIC entries for ids below this, and x2APIC entries for the others.
 const X2APIC_ID_MIN: u32 = 255;
@@ -54,13 +56,13 @@ pub struct Tables {
 }
 
 /// Builds the tables for the vCPUs with these APIC ids, to be placed at `base` (aligned to 16, and
-/// low enough for the tables to end below 2^64). 255 vCPUs take less than 8 KiB.
+/// low enough for the tables to end below 2^64). With `has_msi` devices on the PCI bus interrupt. 255 vCPUs take less than 8 KiB.
 #[must_use]
-pub fn build(apic_ids: &[u32], base: u64) -> Tables {
+pub fn build(apic_ids: &[u32], base: u64, has_msi: bool) -> Tables {
     let mut area = Area { base, bytes: Vec::new() };
     let rsdp = area.add(&Rsdp::new(OEM_ID, 0));
     let dsdt = area.add(&dsdt());
-    let tables = [area.add(&fadt(dsdt)), area.add(&madt(apic_ids))];
+    let tables = [area.add(&fadt(dsdt, has_msi)), area.add(&madt(apic_ids))];
     let mut xsdt = XSDT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     tables.into_iter().for_each(|table| xsdt.add_entry(table));
     let xsdt = area.add(&xsdt);
@@ -87,7 +89,7 @@ impl Area {
     }
 }
 
-fn fadt(dsdt: u64) -> impl Aml {
+fn fadt(dsdt: u64, has_msi: bool) -> impl Aml {
     let port = |port: u16| GAS::new(AddressSpace::SystemIo, 8, 0, AccessSize::ByteAccess, u64::from(port));
     let mut fadt = FADTBuilder::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION)
         .dsdt_64(dsdt)
@@ -103,7 +105,7 @@ fn fadt(dsdt: u64) -> impl Aml {
         // The I/O APIC's eight logical bits reach the first cluster only.
         .flag(Flags::ForceApicPhysicalDestinationMode);
     fadt.century = cmos::CENTURY;
-    fadt.iapc_boot_arch = U16::new(BOOT_ARCH);
+    fadt.iapc_boot_arch = U16::new(BOOT_ARCH | if has_msi { 0 } else { NO_MSI });
     fadt.reset_reg = port(power::RESET);
     fadt.reset_value = power::RESET_VALUE;
     fadt.sleep_control_reg = port(power::SLEEP_CONTROL);
@@ -258,7 +260,7 @@ mod tests {
 
     #[test]
     fn every_checksum_is_right() {
-        let tables = build(&[0, 1, 2, 7, 300], layout::ACPI.start);
+        let tables = build(&[0, 1, 2, 7, 300], layout::ACPI.start, false);
         let sum = |bytes: &[u8]| bytes.iter().fold(0_u8, |sum, byte| sum.wrapping_add(*byte));
         let at = |address: u64| &tables.bytes[(address - tables.base) as usize..];
         let u64_at = |bytes: &[u8]| u64::from_le_bytes(*bytes.first_chunk().unwrap());
@@ -282,7 +284,7 @@ mod tests {
     #[test]
     fn all_255_vcpus_are_listed_and_the_tables_fit() {
         let ids: Vec<u32> = (0..255).collect();
-        let tables = build(&ids, layout::ACPI.start);
+        let tables = build(&ids, layout::ACPI.start, false);
         assert!(tables.base + tables.bytes.len() as u64 <= layout::ACPI.end);
         assert!(tables.bytes.len() < 8 << 10);
         assert_eq!(cpus(&tables), ids.iter().map(|&id| (id, id)).collect::<Vec<_>>());
@@ -291,15 +293,18 @@ mod tests {
     #[test]
     fn h13_ids_in_any_order_and_from_255_on() {
         let ids = [7, 3, 65, 254, 255, 256, 0x1_0000];
-        let tables = build(&ids, layout::ACPI.start);
+        let tables = build(&ids, layout::ACPI.start, false);
         assert_eq!(cpus(&tables), ids.into_iter().zip(0..).collect::<Vec<_>>());
         let many: Vec<u32> = (0..400).rev().collect();
-        assert_eq!(cpus(&build(&many, layout::ACPI.start)), many.into_iter().zip(0..).collect::<Vec<_>>());
+        assert_eq!(
+            cpus(&build(&many, layout::ACPI.start, false)),
+            many.into_iter().zip(0..).collect::<Vec<_>>()
+        );
     }
 
     #[test]
     fn ioapic_is_where_the_platform_has_it_and_no_8259() {
-        let tables = build(&[0], layout::ACPI.start);
+        let tables = build(&[0], layout::ACPI.start, false);
         let parsed = parse(&tables);
         let madt = parsed.find_table::<Madt>().unwrap();
         assert!(!madt.get().supports_8259());
@@ -312,7 +317,7 @@ mod tests {
 
     #[test]
     fn fadt_denies_legacy_hardware_and_names_the_power_ports() {
-        let tables = build(&[0], layout::ACPI.start);
+        let tables = build(&[0], layout::ACPI.start, false);
         let parsed = parse(&tables);
         let mapping = parsed.find_table::<Fadt>().unwrap();
         let fadt = mapping.get();

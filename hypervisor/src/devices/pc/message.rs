@@ -75,6 +75,35 @@ pub struct Message {
     pub trigger: Trigger,
 }
 
+impl Message {
+    /// The message that a device sends by writing `data` to `address` (APM vol. 2 section 16.11.1).
+    /// `None` for an address without local APICs, and for delivery modes without a target here.
+    ///
+    /// Such a message is an edge, whatever its trigger mode says: no line is behind it.
+    #[must_use]
+    pub const fn from_msi(address: u64, data: u32) -> Option<Self> {
+        const APICS: u64 = 0xfee;
+        if address >> 20 != APICS {
+            return None;
+        }
+        let vector = data as u8;
+        let kind = match data >> 8 & 7 {
+            0 => MessageKind::Fixed(vector),
+            1 => MessageKind::Lowest(vector),
+            4 => MessageKind::Nmi,
+            5 => MessageKind::Init,
+            _ => return None,
+        };
+        let destination = match (address >> 2 & 1 != 0, (address >> 12) as u8) {
+            // Eight bits name the members of cluster 0.
+            (true, members) => Destination::Logical(members as u32),
+            (false, 0xff) => Destination::Physical(BROADCAST),
+            (false, id) => Destination::Physical(id as u32),
+        };
+        Some(Self { kind, destination, trigger: Trigger::Edge })
+    }
+}
+
 /// Logical x2APIC id of a local APIC: cluster `id[31:4]` in the high half, bit `id[3:0]` in the low
 /// half (SDM vol. 3 section 12.12.10.2, APM vol. 2 section 16.13).
 #[must_use]

@@ -18,7 +18,7 @@ use crate::vm::machine::Vm;
 use crate::vm::percpu;
 use crate::vm::shown::DEVICE_SLOT;
 use crate::vm::space::{FlushScratch, MemoryJob};
-use crate::vm::{CreateError, Host, host};
+use crate::vm::{CreateError, Host, end, host};
 
 /// A request in progress.
 pub(super) enum Life<A: Arch> {
@@ -57,12 +57,16 @@ pub(super) struct Destroy<A: Arch> {
 enum Stage<A: Arch> {
     /// Its vCPUs stop.
     Stop,
+    /// Its devices are cut off from its memory.
+    Devices,
     /// Its slots are removed, one after the other.
     Slots,
     /// A slot is being removed.
     Slot(Box<MemoryJob<'static, A>>),
     /// Freed memory is being cleaned.
     Clean,
+    /// Its devices are reset, for others.
+    Reset,
     /// CPUs leave the address space.
     Leave,
 }
@@ -158,7 +162,7 @@ fn send_vm<A: Arch>(host: &'static Host<A>, from: usize, answer: &mut Answer) ->
     let vm = host.next_guest(from as u32)?;
     let mut memory = 0;
     vm.space.slots().memory().for_each(|slot| {
-        if slot.id != DEVICE_SLOT {
+        if slot.id != DEVICE_SLOT && !slot.is_device() {
             memory += slot.size;
         }
     });
@@ -192,7 +196,7 @@ fn create<A: Arch>(host: &'static Host<A>, name: Name) -> Result<Life<A>, Refusa
         Ok(load) => Life::Load { vm, load: Some(load), starts: false },
         Err(why) => Life::Destroy(Box::new(Destroy {
             vm,
-            stage: Stage::Slots,
+            stage: Stage::Devices,
             scratch: FlushScratch::new(),
             because: Some(Refusal::Create(CreateError::Load(why))),
         })),
@@ -237,7 +241,7 @@ fn change<A: Arch>(host: &'static Host<A>, request: Request) -> Result<Life<A>, 
             if state == Running {
                 stop_soon(vm, stopping::PAUSE | stopping::DESTROY);
             }
-            let stage = if state == Loaded { Stage::Slots } else { Stage::Stop };
+            let stage = if state == Loaded { Stage::Devices } else { Stage::Stop };
             host.entry(number).set_state(GuestState::Leaving, 0);
             return Ok(Life::Destroy(Box::new(Destroy {
                 vm,
@@ -264,7 +268,11 @@ impl<A: Arch> Destroy<A> {
         let vm = self.vm;
         self.stage = match &mut self.stage {
             Stage::Stop if !vm.has_stopped() => return Ok(Progress::Waiting),
-            Stage::Stop => Stage::Slots,
+            Stage::Stop => Stage::Devices,
+            Stage::Devices => {
+                A::detach_devices(vm).unwrap_or_else(|stuck| end::end_stalled_guest::<A>(&stuck));
+                Stage::Slots
+            }
             // A change that the guest has begun comes first.
             Stage::Slots if vm.step_change(None) != Progress::Done => return Ok(Progress::More),
             Stage::Slots => match self.next_slot() {
@@ -280,7 +288,9 @@ impl<A: Arch> Destroy<A> {
                 progress => return Ok(progress),
             },
             Stage::Clean if vm.clean_some() => return Ok(Progress::More),
-            Stage::Clean => {
+            Stage::Clean => Stage::Reset,
+            Stage::Reset if A::give_devices_back(vm) != Progress::Done => return Ok(Progress::More),
+            Stage::Reset => {
                 // The tables that are left have no entries: nothing is cached by them afterwards.
                 let _receipt = vm.flush_space(Invalidation::Everything, &mut self.scratch);
                 host.set_leaving(vm.space.root().0);

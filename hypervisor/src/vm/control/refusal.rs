@@ -26,6 +26,8 @@ pub(super) enum Refusal {
     NoSlot(u16),
     /// The slot was not added by a request.
     NotAdded(u16),
+    /// The guest owns devices, whose stores would be missing in a log.
+    OwnsDevices,
     /// The guest cannot store to it.
     ReadOnly(u16),
     /// The bundle describes no such guest.
@@ -77,6 +79,9 @@ impl fmt::Display for Refusal {
             }
             Self::Create(why) => write!(f, "{why}"),
             Self::NoPort(port) => write!(f, "the guest has no serial port {port}"),
+            Self::OwnsDevices => {
+                f.write_str("the guest owns devices: what they store would be missing in a log")
+            }
             Self::ReadOnly(slot) => write!(f, "the guest cannot store to slot {slot}"),
         }
     }

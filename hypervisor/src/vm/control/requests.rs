@@ -18,6 +18,7 @@ use super::{Answer, runs};
 use crate::devices::region::Region;
 use crate::vm::Vm;
 use crate::vm::arch::{Arch, Board};
+use crate::vm::dma::MapAhead;
 use crate::vm::slot_memory::NewSlot;
 use crate::vm::space::{DirtyFetch, FlushScratch, MemoryJob};
 
@@ -39,6 +40,8 @@ pub(super) enum Work<A: Arch> {
     Clean,
     /// A fetch of a log.
     Fetch { id: SlotId, job: Box<DirtyFetch<'static, A>>, scratch: Box<FlushScratch> },
+    /// New memory is being mapped for the guest's devices.
+    Map(MapAhead),
     /// A cancelled migration.
     Migrate(Box<Migration<A>>),
     /// The result is sent, from this page on.
@@ -167,10 +170,20 @@ impl<A: Arch> Work<A> {
                 }
                 after.tell::<A>(job, *took, answer);
                 // The job is dropped before the auditor looks at its result.
-                *self = Self::Clean;
+                *self = match after {
+                    After::Slot(_) if A::owns_devices(vm) => Self::Map(MapAhead::new()),
+                    _ => Self::Clean,
+                };
                 vm.audit_if_paranoid();
                 Progress::More
             }
+            Self::Map(ahead) => match ahead.step(vm) {
+                Progress::Done => {
+                    *self = Self::Clean;
+                    Progress::More
+                }
+                progress => progress,
+            },
             Self::Migrate(migration) => return migration.step(vm, answer),
             Self::Clean => match marked::<A, _>(Phase::Reclaim, || vm.clean_some()) {
                 true => Progress::More,
@@ -309,6 +322,9 @@ pub(super) fn begin_log<A: Arch>(
     way: LogWay,
 ) -> Result<MemoryJob<'static, A>, Refusal> {
     let former = find(vm, slot)?;
+    if A::owns_devices(vm) {
+        return Err(Refusal::OwnsDevices);
+    }
     if former.is_read_only() {
         return Err(Refusal::ReadOnly(slot));
     }

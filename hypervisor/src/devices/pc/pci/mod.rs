@@ -1,8 +1,9 @@
 //! The PCI bus: configuration mechanism #1 (PCI Local Bus Specification 3.0, section 3.2.2.3.2), a
-//! host bridge at 00:00.0 and at 00:01.0 a [device with an expansion ROM](rom_device).
+//! host bridge at 00:00.0 and at 00:01.0 a [device with an expansion ROM](rom_device). Functions of
+//! the real machine that the guest owns are devices from 00:02.0 on.
 //!
-//! There is one bus, without interrupts and without I/O space. Other devices, functions and buses
-//! are absent: they read as all ones and ignore writes.
+//! There is one bus, without interrupt lines and without I/O space. Other devices, functions and
+//! buses are absent: they read as all ones and ignore writes.
 
 pub mod rom_device;
 #[cfg(test)]
@@ -11,6 +12,8 @@ mod tests;
 use super::ioapic;
 use super::platform::PortSize;
 use crate::loader::pc::layout;
+use ::pci::Function;
+use alloc::vec::Vec;
 use core::ops::Range;
 use hostlink::rom::VENDOR_ID;
 use rom_device::{RomDevice, RomLen};
@@ -33,6 +36,9 @@ pub const WINDOW: Range<u64> = 0xe000_0000..0xf000_0000;
 const _: () = assert!(WINDOW.start >= layout::LOW_RAM_END_MAX && WINDOW.end <= layout::HIGH_RAM_START);
 const _: () = assert!(WINDOW.end <= ioapic::BASE || WINDOW.start >= ioapic::BASE + ioapic::LEN);
 
+/// The beginning of the window is left to the guest, for the ROM.
+const MIDDLE: u64 = 128 << 20;
+
 /// Device id of the host bridge; see [`VENDOR_ID`].
 const BRIDGE_DEVICE_ID: u16 = 0x10f0;
 const BRIDGE_CLASS: u32 = 0x06_0000;
@@ -53,20 +59,61 @@ const CLASS: u8 = 2;
 enum Device {
     Bridge,
     Rom,
+    /// An owned function, by its index.
+    Owned(usize),
 }
+
+/// Number of the first owned function's device.
+const FIRST_OWNED: usize = 2;
 
 /// The bus and its devices.
 #[derive(Clone, Debug, Default)]
 pub struct Pci {
     address: u32,
     rom: RomDevice,
+    owned: Vec<Function>,
 }
 
 impl Pci {
     /// The bus after reset, with a ROM of `len`.
     #[must_use]
     pub const fn new(len: RomLen) -> Self {
-        Self { address: 0, rom: RomDevice::new(len) }
+        Self { address: 0, rom: RomDevice::new(len), owned: Vec::new() }
+    }
+
+    /// Puts functions of the real machine on the bus, with their registers at the window's end, as
+    /// firmware would place them.
+    pub fn add(&mut self, functions: Vec<Function>) {
+        let mut end = WINDOW.end;
+        for mut function in functions {
+            for bar in 0..6 {
+                let Some(len) = function.bar_len(bar) else { continue };
+                let at = end.checked_sub(len).map_or(0, |start| start & !(len - 1));
+                // One that does not fit has no place: the guest may find one.
+                if at >= WINDOW.start + MIDDLE && function.place(bar, at) {
+                    end = at;
+                }
+            }
+            self.owned.push(function);
+        }
+    }
+
+    /// The owned functions.
+    #[must_use]
+    pub fn owned(&self) -> &[Function] {
+        &self.owned
+    }
+
+    /// The same, to be changed.
+    pub fn owned_mut(&mut self) -> &mut [Function] {
+        &mut self.owned
+    }
+
+    /// Returns to the state after power-on.
+    pub fn reset(&mut self) {
+        let mut owned = core::mem::take(&mut self.owned);
+        owned.iter_mut().for_each(Function::reset);
+        *self = Self { owned, ..Self::default() };
     }
 
     /// Whether a write to `port` can move the ROM.
@@ -106,14 +153,21 @@ impl Pci {
             return true;
         }
         let Some(lanes) = Lanes::of(port, size) else { return false };
-        if let Some((Device::Rom, register)) = self.selected() {
-            self.rom.write(register, lanes.to_register(value), lanes.mask());
+        let (value, mask) = (lanes.to_register(value), lanes.mask());
+        match self.selected() {
+            Some((Device::Rom, register)) => self.rom.write(register, value, mask),
+            Some((Device::Owned(index), register)) => {
+                if let Some(function) = self.owned.get_mut(index) {
+                    function.write(register.into(), value, mask);
+                }
+            }
+            Some((Device::Bridge, _)) | None => {}
         }
         true
     }
 
     /// The device and the index of the double word that the address names.
-    const fn selected(&self) -> Option<(Device, u8)> {
+    fn selected(&self) -> Option<(Device, u8)> {
         let [register, function, bus, _] = self.address.to_le_bytes();
         if self.address & ENABLE == 0 || bus != BUS {
             return None;
@@ -122,6 +176,10 @@ impl Pci {
         let device = match (function >> 3, function & 7) {
             (0, 0) => Device::Bridge,
             (1, 0) => Device::Rom,
+            (device, 0) => {
+                let index = usize::from(device).checked_sub(FIRST_OWNED)?;
+                (index < self.owned.len()).then_some(Device::Owned(index))?
+            }
             _ => return None,
         };
         Some((device, register / 4))
@@ -130,6 +188,9 @@ impl Pci {
     fn read(&self, device: Device, register: u8) -> u32 {
         match (device, register) {
             (Device::Rom, _) => self.rom.read(register),
+            (Device::Owned(index), _) => {
+                self.owned.get(index).map_or(u32::MAX, |function| function.read(register.into()))
+            }
             (Device::Bridge, ID) => u32::from(VENDOR_ID) | u32::from(BRIDGE_DEVICE_ID) << 16,
             (Device::Bridge, COMMAND) => BRIDGE_COMMAND,
             (Device::Bridge, CLASS) => BRIDGE_CLASS << 8,

@@ -8,6 +8,9 @@
 #[cfg(test)]
 mod tests;
 
+use ::pci::Function;
+use alloc::vec::Vec;
+
 use super::cmos::{self, Cmos};
 use super::ioapic::{self, IoApic, Messages};
 use super::message::Message;
@@ -148,7 +151,9 @@ impl PcBoard {
     pub fn reset(&mut self) {
         let mut cmos = core::mem::take(&mut self.cmos);
         cmos.reset();
-        *self = Self { cmos, ..Self::default() };
+        let mut pci = core::mem::take(&mut self.pci);
+        pci.reset();
+        *self = Self { cmos, pci, ..Self::default() };
     }
 
     /// IN from a port. Reading can only lower interrupt lines, so there is no effect to deliver.
@@ -225,6 +230,22 @@ impl PcBoard {
             SerialPort::Com1 => self.com1.can_receive(),
             SerialPort::Com2 => self.com2.can_receive(),
         }
+    }
+
+    /// Puts functions of the real machine on the PCI bus.
+    pub fn add_functions(&mut self, functions: Vec<Function>) {
+        self.pci.add(functions);
+    }
+
+    /// The functions of the real machine that the guest owns.
+    #[must_use]
+    pub fn functions(&self) -> &[Function] {
+        self.pci.owned()
+    }
+
+    /// The same, to be changed.
+    pub fn functions_mut(&mut self) -> &mut [Function] {
+        self.pci.owned_mut()
     }
 
     /// The address at which the ROM on the PCI bus is visible.

@@ -1,0 +1,311 @@
+//! AMD-Vi: the driver. Source: AMD I/O Virtualization Technology (IOMMU) Specification, 48882.
+//!
+//! All functions are blocked from the beginning: they neither reach memory nor interrupt. Those that
+//! a guest owns are attached to its nested tables. Interrupts of the machine's I/O APICs pass: the
+//! hypervisor uses them itself.
+
+use alloc::vec::Vec;
+use core::ops::ControlFlow;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use iommu::amd::command::{completion_wait, invalidate_all, invalidate_device};
+use iommu::amd::ivrs::{Scope, Unit};
+use iommu::amd::registers as register;
+use iommu::amd::table::{DeviceEntry, InterruptTable, Levels};
+use iommu::amd::{DeviceId, DomainId, Event};
+use iommu::{Command, Entry, Port, Queue, Stuck};
+use paging::Invalidation;
+use spin::Mutex;
+use stay::Mistakes;
+use stay::iommu::{self as engine, Begun, Device, Domain};
+
+use crate::pages::Pages;
+
+/// Entries of the command ring, and of the event log: a page each.
+const ENTRIES: usize = 256;
+const ORDER: u8 = 8;
+/// Words of an entry of the device table.
+const WORDS: usize = 4;
+/// Turns of waiting for the IOMMU. A completion takes microseconds; this is seconds.
+const TURNS_MAX: u64 = 1 << 28;
+/// InvAllSup of the features (3.4.2).
+const INVALIDATES_ALL: u64 = 1 << 6;
+/// Bits of the control register that firmware chooses for the machine's links: HtTunEn, PassPW,
+/// ResPassPW, Isoc.
+const FIRMWARE_CONTROL: u64 = 1 << 1 | 1 << 8 | 1 << 9 | 1 << 11;
+
+/// The registers of one IOMMU.
+pub trait Registers: Sync {
+    /// Reads 8 bytes at an offset.
+    fn read(&self, offset: u32) -> u64;
+    /// Writes 8 bytes. The IOMMU finds everything that this CPU has written to memory before.
+    fn write(&self, offset: u32, value: u64);
+}
+
+/// One IOMMU, in operation.
+pub struct Iommu {
+    queue: Queue<Ring, &'static [Entry]>,
+    /// The device table.
+    table: &'static [AtomicU64],
+    scopes: Vec<Scope>,
+    /// Index of the next event. The lock is held while events are read.
+    next_event: Mutex<usize>,
+    events: &'static [AtomicU64],
+}
+
+/// The IOMMU's side of the command ring.
+struct Ring {
+    registers: &'static dyn Registers,
+    /// Where it reports, and from where.
+    report: &'static AtomicU64,
+}
+
+impl Port for Ring {
+    fn set_tail(&self, position: u64) {
+        let offset = position % ENTRIES as u64 * register::ENTRY;
+        self.registers.write(register::COMMAND_TAIL, offset);
+    }
+
+    fn head(&self) -> u32 {
+        (self.registers.read(register::COMMAND_HEAD) / register::ENTRY) as u32
+    }
+
+    fn sync(&self, position: u64) -> Command {
+        let address = core::ptr::from_ref(self.report).expose_provenance() as u64;
+        completion_wait(address, position).unwrap_or(Command([0; 2]))
+    }
+
+    fn reported(&self) -> Option<u64> {
+        // Pairs with the IOMMU's store.
+        Some(self.report.load(Ordering::Acquire))
+    }
+
+    fn relax(&self, turns: u64) -> ControlFlow<()> {
+        core::hint::spin_loop();
+        if turns < TURNS_MAX { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    }
+}
+
+impl Mistakes for Ring {}
+
+/// The translations of a guest's devices.
+#[derive(Clone, Copy, Debug)]
+pub struct Translations {
+    /// Root of the guest's nested tables.
+    pub root: u64,
+    /// The guest's domain.
+    pub domain: DomainId,
+}
+
+impl Iommu {
+    /// Puts an IOMMU into operation whose description is `unit`, with all functions of buses below
+    /// `buses` blocked.
+    ///
+    /// # Errors
+    ///
+    /// [`Stuck`] if it reads no commands.
+    pub fn start(registers: &'static dyn Registers, unit: &Unit<'_>, buses: u16) -> Result<Self, Stuck> {
+        let scopes: Vec<Scope> = unit.scopes().collect();
+        let table = words(Pages::new(usize::from(buses.clamp(1, 256)) * 2));
+        let events = words(Pages::new(1));
+        let report = words(Pages::new(1)).first();
+        let entries = ring(Pages::new(1));
+        // There is a word in each page.
+        let report = report.unwrap_or(&NOWHERE);
+        let control = registers.read(register::CONTROL) & FIRMWARE_CONTROL;
+        registers.write(register::CONTROL, control);
+        let start = |words: &'static [AtomicU64]| words.as_ptr().expose_provenance() as u64;
+        let pages = (table.len() / 512) as u16;
+        registers.write(register::DEVICE_TABLE, register::device_table(start(table), pages));
+        registers
+            .write(register::COMMANDS, register::ring(entries.as_ptr().expose_provenance() as u64, ORDER));
+        registers.write(register::EVENTS, register::ring(start(events), ORDER));
+        for offset in
+            [register::COMMAND_HEAD, register::COMMAND_TAIL, register::EVENT_HEAD, register::EVENT_TAIL]
+        {
+            registers.write(offset, 0);
+        }
+        registers.write(register::STATUS, register::STATUS_EVENTS_LOST | register::STATUS_EVENT);
+        let queue = Queue::new(Ring { registers, report }, entries);
+        let iommu = Self { queue, table, scopes, next_event: Mutex::new(0), events };
+        for device in 0..iommu.table.len() / WORDS {
+            iommu.set(DeviceId(device as u16), iommu.unowned(DeviceId(device as u16)));
+        }
+        let log = register::CONTROL_EVENTS | register::CONTROL_EVENT_INTERRUPTS;
+        let on = register::CONTROL_COHERENT | register::CONTROL_COMMANDS | log;
+        registers.write(register::CONTROL, control | on | register::CONTROL_ENABLED);
+        iommu.forget_all(registers.read(register::FEATURES))?;
+        Ok(iommu)
+    }
+
+    /// Drops what the IOMMU may have kept from an earlier use: by firmware, or before a restart.
+    fn forget_all(&self, features: u64) -> Result<(), Stuck> {
+        let ticket = if features & INVALIDATES_ALL != 0 {
+            self.queue.issue([invalidate_all()])?
+        } else {
+            let devices =
+                (0..self.table.len() / WORDS).map(|device| invalidate_device(DeviceId(device as u16)));
+            self.queue.issue(devices)?
+        };
+        self.queue.wait(ticket)
+    }
+
+    /// The id with which requests of a device reach this IOMMU; `None` if it is not behind it, or
+    /// beyond its device table.
+    pub fn requester(&self, device: DeviceId) -> Option<DeviceId> {
+        let found = self.scopes.iter().fold(None, |found, scope| match *scope {
+            Scope::Devices { first, last, alias } if (first..=last).contains(&device) => {
+                Some(alias.unwrap_or(device))
+            }
+            _ => found,
+        });
+        found.filter(|id| usize::from(id.0) < self.table.len() / WORDS)
+    }
+
+    /// The entry of a device that no guest owns.
+    fn unowned(&self, device: DeviceId) -> DeviceEntry {
+        let interrupts = self.scopes.iter().any(|scope| match *scope {
+            Scope::IoApic { device: id, .. } | Scope::Hpet { device: id } => id == device,
+            Scope::Devices { .. } => false,
+        });
+        if interrupts { DeviceEntry::INTERRUPTS_PASS } else { DeviceEntry::BLOCKED }
+    }
+
+    /// Lets devices, which are blocked, translate by a guest's tables, and interrupt by a table.
+    ///
+    /// # Errors
+    ///
+    /// [`Stuck`] if the IOMMU does not go on: the devices may still be blocked.
+    pub fn attach(
+        &self,
+        devices: &[Device],
+        translations: Translations,
+        interrupts: InterruptTable,
+    ) -> Result<(), Stuck> {
+        let Translations { root, domain } = translations;
+        let entry = DeviceEntry::translated(root, Levels::Four, domain)
+            .and_then(|entry| entry.with_interrupts(interrupts))
+            .unwrap_or(DeviceEntry::BLOCKED);
+        for device in devices {
+            let has_ats = device.ats.is_some();
+            self.set(device.id, if has_ats { entry.with_ats() } else { entry });
+        }
+        engine::attach(&self.queue, devices)
+    }
+
+    /// Blocks devices, and drops all that is kept of their translations. Afterwards nothing of the
+    /// guest's tables or memory is used by them.
+    ///
+    /// # Errors
+    ///
+    /// [`Stuck`] if the IOMMU does not go on. Nothing may be freed then.
+    pub fn detach(&self, domain: &Domain<'_>) -> Result<(), Stuck> {
+        for device in domain.devices {
+            self.set(device.id, DeviceEntry::BLOCKED);
+        }
+        engine::detach(&self.queue, domain)
+    }
+
+    /// Has the IOMMU drop what `invalidation` names, without a wait.
+    ///
+    /// # Errors
+    ///
+    /// [`Stuck`] if it takes no more commands.
+    pub fn begin(&self, domain: &Domain<'_>, invalidation: Invalidation<'_>) -> Result<Begun, Stuck> {
+        engine::begin(&self.queue, domain, invalidation)
+    }
+
+    /// Waits until it has.
+    ///
+    /// # Errors
+    ///
+    /// [`Stuck`] if it does not go on. Nothing may be freed then.
+    pub fn finish(&self, begun: Begun) -> Result<(), Stuck> {
+        engine::finish(&self.queue, begun)
+    }
+
+    /// An interrupt remapping table was changed, which belongs to this device.
+    ///
+    /// # Errors
+    ///
+    /// [`Stuck`] if the IOMMU does not go on: it may still use a former entry.
+    pub fn interrupts_changed(&self, device: DeviceId) -> Result<(), Stuck> {
+        self.queue.wait(self.queue.issue([iommu::amd::command::invalidate_interrupts(device)])?)
+    }
+
+    /// Calls `report` with the events that were logged since the last call, at most as many as the
+    /// log holds. Returns whether further events were lost because it was full.
+    pub fn take_events(&self, mut report: impl FnMut(Event)) -> bool {
+        let registers = self.queue.port().registers;
+        let mut next = self.next_event.lock();
+        let tail = (registers.read(register::EVENT_TAIL) / register::ENTRY) as usize % ENTRIES;
+        while *next != tail {
+            let [Some(first), Some(second)] = [0, 1].map(|word| self.events.get(*next * 2 + word)) else {
+                break;
+            };
+            // The tail may move before the entry is there. Pairs with the IOMMU's store.
+            let entry = [first.swap(0, Ordering::Acquire), second.swap(0, Ordering::Relaxed)];
+            if entry[0] == 0 {
+                break;
+            }
+            report(Event::decode(entry));
+            *next = (*next + 1) % ENTRIES;
+            registers.write(register::EVENT_HEAD, *next as u64 * register::ENTRY);
+        }
+        let has_lost = registers.read(register::STATUS) & register::STATUS_EVENTS_LOST != 0;
+        if has_lost {
+            // The log goes on after it was off (3.4.5).
+            let control = registers.read(register::CONTROL);
+            registers.write(register::CONTROL, control & !register::CONTROL_EVENTS);
+            *next = 0;
+            registers.write(register::EVENT_HEAD, 0);
+            registers.write(register::EVENT_TAIL, 0);
+            registers.write(register::STATUS, register::STATUS_EVENTS_LOST | register::STATUS_EVENT);
+            registers.write(register::CONTROL, control);
+        }
+        has_lost
+    }
+
+    /// Writes a device's entry: a valid one appears by its first word, which is written last, and a
+    /// blocked one by the same word, written first.
+    fn set(&self, device: DeviceId, DeviceEntry(words): DeviceEntry) {
+        let from = usize::from(device.0) * WORDS;
+        let Some(entry) = self.table.get(from..from + WORDS) else { return };
+        let store = |index: usize| {
+            if let (Some(word), Some(&value)) = (entry.get(index), words.get(index)) {
+                // Release: the words before it are there. Pairs with the IOMMU's read.
+                word.store(value, Ordering::Release);
+            }
+        };
+        if DeviceEntry(words).is_translated() {
+            (0..WORDS).rev().for_each(store);
+        } else {
+            (0..WORDS).for_each(store);
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn entry(&self, device: DeviceId) -> DeviceEntry {
+        let from = usize::from(device.0) * WORDS;
+        DeviceEntry(core::array::from_fn(|index| self.table[from + index].load(Ordering::Relaxed)))
+    }
+}
+
+/// Stands for a word that does not exist.
+static NOWHERE: AtomicU64 = AtomicU64::new(0);
+
+/// The words of pages that are never freed: an IOMMU may read them at any time.
+fn words(pages: Pages) -> &'static [AtomicU64] {
+    let len = pages.words().len();
+    // SAFETY: the pages are leaked, zeroed, and used as words only.
+    unsafe { core::slice::from_raw_parts(pages.forever() as *const AtomicU64, len) }
+}
+
+/// The entries of a ring in a page that is never freed.
+fn ring(page: Pages) -> &'static [Entry] {
+    // SAFETY: the page is leaked; an entry consists of two words, and a zeroed one is valid.
+    unsafe { core::slice::from_raw_parts(page.forever() as *const Entry, ENTRIES) }
+}
+
+#[cfg(test)]
+mod tests;

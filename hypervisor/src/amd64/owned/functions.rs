@@ -1,0 +1,381 @@
+//! One guest's functions: what the guest wants, and what the real ones do.
+
+use alloc::vec::Vec;
+
+use arrayvec::ArrayVec;
+use hostlink::name::Name;
+use iommu::Stuck;
+use iommu::amd::table::{InterruptEntry, InterruptTable};
+use iommu::amd::{DeviceId, DomainId};
+use memslots::Gpa;
+use paging::Invalidation;
+use pci::Function;
+use pci::function::Interrupts;
+use pci::msix::{self, Message as RealMessage};
+use stay::iommu::{Device, Domain};
+
+use super::machine::{Given, MachineDevices, Refused};
+use super::routes::Deliver;
+use super::slots::{Piece, pieces};
+use crate::amd64::processor::Amd64;
+use crate::amd64::rom::{Busy, Followed};
+use crate::devices::pc::message::Message;
+use crate::pages::Pages;
+use crate::vm::dma::{IOMMUS_MAX, Tickets};
+use crate::vm::{PerCpu, Vm, VpIndex};
+
+/// The command register: memory is decoded, DMA is on, the pin is silent.
+const MEMORY: u32 = 1 << 1;
+const MASTER: u32 = 1 << 2;
+const NO_PIN: u32 = 1 << 10;
+const COMMAND: u16 = 4;
+/// Log2 of the number of entries of a function's interrupt remapping table: 512, of which the first
+/// 256 can be used, because the other bits of a message's data are its delivery mode.
+const REMAP_ORDER: u8 = 9;
+/// The address of an interrupt. Its other bits are in the remapping entry.
+const INTERRUPTS_AT: u64 = 0xfee0_0000;
+/// MSI and MSI-X in use, and of MSI-X all masked, in the first double word of their capabilities.
+const MSI_ENABLED: u32 = 1 << 16;
+const MSIX_ENABLED: u32 = 1 << 31;
+const MSIX_MASKED: u32 = 1 << 30;
+
+/// The IOMMUs that translate by a guest's tables. Constant from the guest's creation on.
+pub struct Domains {
+    machine: &'static MachineDevices,
+    /// The guest's number there.
+    pub(super) id: DomainId,
+    /// Each IOMMU, and the guest's devices behind it.
+    behind: ArrayVec<(usize, Vec<Device>), IOMMUS_MAX>,
+}
+
+impl Domains {
+    fn new(machine: &'static MachineDevices, id: DomainId, given: &[Given]) -> Result<Self, Refused> {
+        let mut behind = ArrayVec::<(usize, Vec<Device>), IOMMUS_MAX>::new();
+        for function in given {
+            match behind.iter_mut().find(|(iommu, _)| *iommu == function.iommu) {
+                Some((_, devices)) => devices.push(function.device),
+                None => {
+                    let devices = alloc::vec![function.device];
+                    behind.try_push((function.iommu, devices)).map_err(|_| Refused::TooMany)?;
+                }
+            }
+        }
+        Ok(Self { machine, id, behind })
+    }
+
+    /// Has the IOMMUs drop what `invalidation` names, without a wait.
+    ///
+    /// # Errors
+    ///
+    /// [`Stuck`] if one takes no more commands.
+    pub fn begin(&self, invalidation: Invalidation<'_>) -> Result<Tickets, Stuck> {
+        let mut tickets = Tickets::new();
+        for (index, devices) in &self.behind {
+            if let Some(iommu) = self.machine.iommu(*index) {
+                // There is a place for each.
+                let _ = tickets.try_push(iommu.begin(&Domain { id: self.id, devices }, invalidation)?);
+            }
+        }
+        Ok(tickets)
+    }
+
+    /// Waits until they have.
+    ///
+    /// # Errors
+    ///
+    /// [`Stuck`] if one does not go on.
+    pub fn finish(&self, tickets: &Tickets) -> Result<(), Stuck> {
+        for ((index, _), &ticket) in self.behind.iter().zip(tickets) {
+            if let Some(iommu) = self.machine.iommu(*index) {
+                iommu.finish(ticket)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Blocks the devices and drops everything that is kept of the guest's translations.
+    pub(super) fn detach(&self) -> Result<(), Stuck> {
+        for (index, devices) in &self.behind {
+            if let Some(iommu) = self.machine.iommu(*index) {
+                iommu.detach(&Domain { id: self.id, devices })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A guest's functions.
+pub struct Functions {
+    pub(super) machine: Option<&'static MachineDevices>,
+    pub(super) owned: Vec<Owned>,
+    pub(super) guest: Name,
+    pub(super) domain: Option<DomainId>,
+    /// They translate by the guest's tables.
+    pub(super) is_attached: bool,
+}
+
+/// A real function.
+pub(super) struct Owned {
+    pub(super) given: Given,
+    /// Its interrupt remapping table.
+    remaps: Pages,
+    /// For each of its messages the machine's vector, once it has one.
+    vectors: Vec<Option<u8>>,
+    /// Which messages the real function may send now.
+    is_unmasked: Vec<bool>,
+    /// What the real function's command register has.
+    command: u32,
+    /// Ranges of its registers that the guest reaches directly.
+    pub(super) pieces: Vec<Piece>,
+    pub(super) reset: Option<pci::reset::Reset>,
+}
+
+impl Functions {
+    /// The functions that `names` name, for the guest of this name; also what the guest sees of
+    /// them, and the IOMMUs that translate for them.
+    ///
+    /// # Errors
+    ///
+    /// Why it does not get them.
+    pub fn new(
+        machine: Option<&'static MachineDevices>,
+        names: &'static str,
+        guest: Name,
+        windows: &pci::function::Windows,
+    ) -> Result<(Self, Vec<Function>, Option<Domains>), Refused> {
+        if names.is_empty() {
+            return Ok((Self::none(guest), Vec::new(), None));
+        }
+        let machine = machine.ok_or(Refused::NoPci)?;
+        let (given, id) = machine.give(names, guest)?;
+        let domains = Domains::new(machine, id, &given).inspect_err(|_| machine.take_back(guest, id))?;
+        let shown: Vec<Function> =
+            given.iter().map(|given| Function::new(&given.physical, windows.clone())).collect();
+        let owned = given.into_iter().zip(&shown).map(|(given, shown)| Owned::new(given, shown)).collect();
+        let functions = Self { machine: Some(machine), owned, guest, domain: Some(id), is_attached: false };
+        Ok((functions, shown, Some(domains)))
+    }
+
+    /// No functions.
+    const fn none(guest: Name) -> Self {
+        Self { machine: None, owned: Vec::new(), guest, domain: None, is_attached: false }
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.owned.is_empty()
+    }
+
+    /// Makes the real functions do what the guest wants: DMA, interrupts, and the place of their
+    /// registers.
+    ///
+    /// # Errors
+    ///
+    /// [`Busy`] if not all is done, because one change of the slots at a time is possible: the access
+    /// that caused this must be retried.
+    pub fn follow<A: Amd64>(
+        &mut self,
+        vm: &'static Vm<A>,
+        cpu: &PerCpu<A>,
+        by: VpIndex,
+    ) -> Result<Followed, Busy> {
+        if self.is_empty() {
+            return Ok(Followed::WasThere);
+        }
+        let wanted = vm.guest.platform.lock().functions().to_vec();
+        for index in 0..self.owned.len() {
+            if let Some(function) = wanted.get(index) {
+                self.follow_function(vm, index, function);
+            }
+        }
+        self.follow_slots(vm, cpu, by, |index, piece| {
+            let decoded = (*wanted.get(index)?.bars().get(usize::from(piece.bar))?)?;
+            Some(Gpa(decoded.address + piece.offset))
+        })
+    }
+
+    /// No registers are decoded any more: their slots go, one after the other.
+    ///
+    /// # Errors
+    ///
+    /// As [`follow`](Self::follow).
+    pub fn hide<A: Amd64>(&mut self, vm: &'static Vm<A>, cpu: &PerCpu<A>) -> Result<Followed, Busy> {
+        self.follow_slots(vm, cpu, 0, |_, _| None)
+    }
+
+    /// The same as [`follow`](Self::follow) for DMA and interrupts of one function.
+    pub(super) fn follow_function<A: Amd64>(&mut self, vm: &'static Vm<A>, index: usize, wanted: &Function) {
+        let Some(machine) = self.machine else { return };
+        let Some(owned) = self.owned.get_mut(index) else { return };
+        if owned.reset.is_some() || !self.is_attached {
+            return;
+        }
+        owned.follow_interrupts::<A>(machine, vm, wanted);
+        let master = if wanted.is_bus_master() { MASTER } else { 0 };
+        owned.command(machine, MEMORY | NO_PIN | master);
+    }
+}
+
+impl Owned {
+    fn new(given: Given, shown: &Function) -> Self {
+        let messages = usize::from(shown.vector_count());
+        let pieces = pieces(&given.physical, shown);
+        Self {
+            given,
+            remaps: Pages::new(1),
+            vectors: alloc::vec![None; messages],
+            is_unmasked: alloc::vec![false; messages],
+            command: 0,
+            pieces,
+            reset: None,
+        }
+    }
+
+    /// Its interrupt remapping table.
+    pub(super) const fn interrupt_table(&self) -> InterruptTable {
+        InterruptTable { address: self.remaps.start(), order: REMAP_ORDER }
+    }
+
+    /// Writes the command register, if it changes.
+    pub(super) fn command(&mut self, machine: &MachineDevices, command: u32) {
+        if self.command != command {
+            self.command = command;
+            machine.bus.write(self.given.physical.address, COMMAND, command);
+        }
+    }
+
+    /// After a reset nothing is enabled.
+    pub(super) fn forget(&mut self) {
+        self.command = 0;
+        self.is_unmasked.fill(false);
+    }
+
+    fn follow_interrupts<A: Amd64>(
+        &mut self,
+        machine: &MachineDevices,
+        vm: &'static Vm<A>,
+        wanted: &Function,
+    ) {
+        let way = wanted.interrupts();
+        for number in 0..wanted.vector_count() {
+            let message =
+                wanted.vector(number).and_then(|message| Message::from_msi(message.address, message.data));
+            self.follow_message::<A>(machine, vm, number, message);
+        }
+        let address = self.given.physical.address;
+        let capabilities = &self.given.physical.capabilities;
+        if let Some(msix) = capabilities.msix {
+            let enabled = if way == Interrupts::Msix { MSIX_ENABLED } else { MSIX_MASKED };
+            set_bits(machine, address, msix.offset.into(), MSIX_ENABLED | MSIX_MASKED, enabled);
+        }
+        if let Some(msi) = capabilities.msi {
+            let is_on = way == Interrupts::Msi && self.is_unmasked.first() == Some(&true);
+            set_bits(machine, address, msi.offset.into(), MSI_ENABLED, if is_on { MSI_ENABLED } else { 0 });
+        }
+    }
+
+    /// The guest's message of a number is this one now.
+    fn follow_message<A: Amd64>(
+        &mut self,
+        machine: &MachineDevices,
+        vm: &'static Vm<A>,
+        number: u16,
+        message: Option<Message>,
+    ) {
+        let index = usize::from(number);
+        let Some(&known) = self.vectors.get(index) else { return };
+        let vector = match (known, message) {
+            (None, None) => return,
+            (None, Some(_)) => {
+                let to: &'static dyn Deliver = vm;
+                let Some(vector) = machine.routes.lock().take(to) else {
+                    log::warn!(target: crate::vm::GUEST, "no vector is left for interrupts of a device");
+                    return;
+                };
+                self.remap::<A>(machine, number, vector);
+                if let Some(place) = self.vectors.get_mut(index) {
+                    *place = Some(vector);
+                }
+                vector
+            }
+            (Some(vector), _) => vector,
+        };
+        machine.routes.lock().set(vector, message);
+        let Some(was_unmasked) = self.is_unmasked.get_mut(index) else { return };
+        if core::mem::replace(was_unmasked, message.is_some()) != message.is_some() {
+            self.set_real(machine, number, message.is_some());
+        }
+    }
+
+    /// Sends a message's interrupts to one of the CPUs.
+    fn remap<A: Amd64>(&self, machine: &MachineDevices, number: u16, vector: u8) {
+        let cpus = crate::vm::percpu::online::<A>().count().max(1);
+        let cpu = crate::vm::percpu::online::<A>().nth(usize::from(vector) % cpus);
+        let Some(id) = cpu.and_then(|cpu| u8::try_from(cpu.id).ok()) else { return };
+        let InterruptEntry(entry) = InterruptEntry::fixed(id, vector);
+        let Some(word) = self.remaps.words().get(usize::from(number) / 2) else { return };
+        let shift = u32::from(number) % 2 * 32;
+        let others = word.load(core::sync::atomic::Ordering::Relaxed) & !(0xffff_ffff << shift);
+        // Relaxed: the doorbell of the command below orders it for the IOMMU.
+        word.store(others | u64::from(entry) << shift, core::sync::atomic::Ordering::Relaxed);
+        if let Some(iommu) = machine.iommu(self.given.iommu)
+            && let Err(stuck) = iommu.interrupts_changed(self.given.device.id)
+        {
+            log::error!("{stuck}");
+        }
+    }
+
+    /// Lets the real function send a message, or masks it.
+    fn set_real(&self, machine: &MachineDevices, number: u16, is_unmasked: bool) {
+        let physical = &self.given.physical;
+        let message = RealMessage { address: INTERRUPTS_AT, data: number.into() };
+        if let Some(msix) = physical.capabilities.msix {
+            let place = msix::entry_offset(&msix, number).zip(self.bar(msix.table.bar));
+            let Some((offset, bar)) = place else { return };
+            let [low, high, data, control] = msix::entry(is_unmasked.then_some(message));
+            let at = |word: u64| bar + offset + word * 4;
+            if is_unmasked {
+                machine.bus.store(at(0), 4, low.into());
+                machine.bus.store(at(1), 4, high.into());
+                machine.bus.store(at(2), 4, data.into());
+            }
+            machine.bus.store(at(3), 4, control.into());
+        } else if let Some(msi) = physical.capabilities.msi {
+            let (address, offset) = (physical.address, u16::from(msi.offset));
+            machine.bus.write(address, offset + 4, message.address as u32);
+            let data = if msi.is_64_bit {
+                machine.bus.write(address, offset + 8, 0);
+                offset + 12
+            } else {
+                offset + 8
+            };
+            machine.bus.write(address, data, message.data);
+        }
+    }
+
+    /// Host physical address of a BAR.
+    pub(super) fn bar(&self, number: u8) -> Option<u64> {
+        let bar = (*self.given.physical.bars.get(usize::from(number))?)?;
+        bar.is_memory().then_some(bar.address)
+    }
+
+    /// Frees its vectors, and blocks its interrupts.
+    pub(super) fn free_vectors(&mut self, machine: &MachineDevices) {
+        self.remaps.words().iter().for_each(|word| word.store(0, core::sync::atomic::Ordering::Relaxed));
+        let mut routes = machine.routes.lock();
+        self.vectors.iter_mut().filter_map(Option::take).for_each(|vector| routes.free(vector));
+    }
+
+    /// The id by which the IOMMU knows it.
+    pub(super) const fn device(&self) -> DeviceId {
+        self.given.device.id
+    }
+}
+
+/// Replaces the bits in `mask` of a register.
+fn set_bits(machine: &MachineDevices, address: pci::Address, register: u16, mask: u32, bits: u32) {
+    let value = machine.bus.read(address, register);
+    if value & mask != bits {
+        machine.bus.write(address, register, value & !mask | bits);
+    }
+}

@@ -1,0 +1,236 @@
+//! All functions and IOMMUs of the machine, and who owns what.
+
+use core::fmt;
+
+use alloc::vec::Vec;
+use hostlink::name::Name;
+use iommu::amd::{DeviceId, DomainId};
+use pci::physical::{Header, Node, Unusable, walk};
+use pci::reset::Method;
+use pci::{Address, ConfigSpace, Physical, group, reset};
+use spin::Mutex;
+use stay::iommu::Device;
+
+use super::routes::Routes;
+use crate::amd64::iommu::Iommu;
+use crate::vm::GUEST;
+
+/// The machine's PCI, as far as only the machine can do it.
+pub trait Bus: ConfigSpace + Sync {
+    /// Reads 1, 2, 4 or 8 bytes at a host physical address of a function's registers.
+    fn load(&self, address: u64, size: u8) -> u64;
+    /// Writes them.
+    fn store(&self, address: u64, size: u8, value: u64);
+    /// Microseconds, of a clock that does not go backwards.
+    fn now_us(&self) -> u64;
+}
+
+/// Why a guest does not get a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// The machine has no PCI that the hypervisor can use.
+    NoPci,
+    /// No function has this address, or is of this kind.
+    Unknown(&'static str),
+    /// It is a bridge or an IOMMU.
+    NotForGuests(Address),
+    /// It is behind no IOMMU, so it would reach all memory.
+    NoIommu(Address),
+    /// Another guest owns it.
+    Taken(Address),
+    /// The second one is in its group, and was not asked for.
+    Group(Address, Address),
+    /// There is no way to reset it.
+    NoReset(Address),
+    /// Firmware has given no address to its registers.
+    NoRegisters(Address),
+    /// More functions than a guest may own.
+    TooMany,
+    /// All domains are in use.
+    NoDomain,
+    /// Its behaviour when slots are removed is to be that of other hypervisors, which would take
+    /// away what a device needs.
+    Zap,
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoPci => f.write_str("devices: the machine has no PCI bus and IOMMU that are used"),
+            Self::Unknown(name) => {
+                write!(f, "devices: there is no '{name}': the log lists the machine's functions")
+            }
+            Self::NotForGuests(at) => write!(f, "devices: {at} is a bridge or an IOMMU"),
+            Self::NoIommu(at) => {
+                write!(f, "devices: {at} is behind no IOMMU: it would reach all of the machine's memory")
+            }
+            Self::Taken(at) => write!(f, "devices: another guest owns {at}"),
+            Self::Group(at, other) => {
+                write!(f, "devices: {at} is given only together with {other}: they reach each other")
+            }
+            Self::NoReset(at) => write!(f, "devices: {at} cannot be reset, so it is given to nobody"),
+            Self::NoRegisters(at) => write!(f, "devices: firmware has given {at} no place in memory"),
+            Self::TooMany => write!(f, "devices: a guest owns at most {FUNCTIONS_MAX} functions"),
+            Self::NoDomain => f.write_str("devices: too many guests with devices"),
+            Self::Zap => f.write_str("devices: with zap=slot and stage2_unmap=range only"),
+        }
+    }
+}
+
+/// Functions that one guest may own.
+pub(super) const FUNCTIONS_MAX: usize = 8;
+/// Guests that may own functions at the same time.
+const DOMAINS: usize = 64;
+
+/// The machine's functions and IOMMUs.
+pub struct MachineDevices {
+    pub(super) bus: &'static dyn Bus,
+    nodes: Vec<Node>,
+    iommus: Vec<Iommu>,
+    /// The functions of the IOMMUs themselves.
+    own: Vec<DeviceId>,
+    owners: Mutex<Owners>,
+    pub(super) routes: Mutex<Routes>,
+}
+
+#[derive(Default)]
+struct Owners {
+    /// Functions, and the guest that owns each.
+    functions: Vec<(Address, Name)>,
+    /// Domains in use: number 1 is bit 0.
+    domains: u64,
+}
+
+/// A function that a guest has been given.
+pub(super) struct Given {
+    pub(super) physical: Physical,
+    pub(super) method: Method,
+    /// Its IOMMU, and the id by which that knows it.
+    pub(super) iommu: usize,
+    pub(super) device: Device,
+}
+
+impl MachineDevices {
+    /// All functions on the buses from 0 on. The IOMMUs, which are in operation, have these ids
+    /// themselves.
+    pub fn new(bus: &'static dyn Bus, iommus: Vec<Iommu>, own: Vec<DeviceId>) -> Self {
+        let mut nodes = Vec::new();
+        if walk(&bus, &[0], |node| nodes.push(node)).is_err() {
+            log::warn!("some PCI bridges have wrong bus numbers: what is behind them is left alone");
+        }
+        nodes.iter_mut().for_each(|node| group::isolate(&bus, node));
+        group::assign(&mut nodes);
+        for node in &nodes {
+            log::info!("PCI {} {} (group {})", node.address, node.identity.kind(), node.group);
+        }
+        Self { bus, nodes, iommus, own, owners: Mutex::default(), routes: Mutex::default() }
+    }
+
+    /// The highest bus number, as the walk finds it.
+    pub fn last_bus(bus: &'static dyn Bus) -> u8 {
+        let mut last = 0;
+        let _ = walk(&bus, &[0], |node| last = last.max(node.address.bus()));
+        last
+    }
+
+    pub(super) fn iommu(&self, index: usize) -> Option<&Iommu> {
+        self.iommus.get(index)
+    }
+
+    /// Gives a guest the functions that `names` name, addresses or kinds separated by spaces, and a
+    /// domain.
+    pub(super) fn give(&self, names: &'static str, guest: Name) -> Result<(Vec<Given>, DomainId), Refused> {
+        let mut owners = self.owners.lock();
+        let mut found = Vec::<Address>::new();
+        for name in names.split_ascii_whitespace() {
+            let address = self.find(name, &found, &owners).ok_or(Refused::Unknown(name))?;
+            if found.len() == FUNCTIONS_MAX {
+                return Err(Refused::TooMany);
+            }
+            found.push(address);
+        }
+        let given = found
+            .iter()
+            .map(|&address| self.check(address, &found, &owners))
+            .collect::<Result<Vec<_>, _>>()?;
+        let domain =
+            (0..DOMAINS).find(|domain| owners.domains >> domain & 1 == 0).ok_or(Refused::NoDomain)?;
+        owners.domains |= 1 << domain;
+        owners.functions.extend(found.iter().map(|&address| (address, guest)));
+        Ok((given, DomainId(domain as u16 + 1)))
+    }
+
+    /// The guest has returned its functions, which are blocked and reset, and its domain.
+    pub(super) fn take_back(&self, guest: Name, domain: DomainId) {
+        let mut owners = self.owners.lock();
+        owners.functions.retain(|&(_, owner)| owner != guest);
+        owners.domains &= !(1 << domain.0.wrapping_sub(1));
+    }
+
+    /// The function of an address, or the first free one of a kind.
+    fn find(&self, name: &str, but: &[Address], owners: &Owners) -> Option<Address> {
+        if let Ok(address) = name.parse() {
+            return group::find(&self.nodes, address).map(|node| node.address);
+        }
+        let is_free =
+            |at: Address| !but.contains(&at) && !owners.functions.iter().any(|&(taken, _)| taken == at);
+        let node = self.nodes.iter().find(|node| node.identity.kind() == name && is_free(node.address));
+        node.map(|node| node.address)
+    }
+
+    fn check(&self, address: Address, all: &[Address], owners: &Owners) -> Result<Given, Refused> {
+        if owners.functions.iter().any(|&(taken, _)| taken == address) {
+            return Err(Refused::Taken(address));
+        }
+        let node = group::find(&self.nodes, address).ok_or(Refused::NotForGuests(address))?;
+        // Bridges of all kinds, and the IOMMUs themselves.
+        let is_bridge = node.identity.class >> 16 == 6 || node.identity.header != Header::Endpoint;
+        if is_bridge || self.own.contains(&DeviceId(address.id())) {
+            return Err(Refused::NotForGuests(address));
+        }
+        if let Some(other) = group::partners(&self.nodes, address)
+            .map(|other| other.address)
+            .find(|other| !all.contains(other))
+        {
+            return Err(Refused::Group(address, other));
+        }
+        let requester =
+            DeviceId(group::requester_ids(&self.nodes, address).last().copied().unwrap_or(address.id()));
+        let behind = |(index, iommu): (usize, &Iommu)| Some((index, iommu.requester(requester)?));
+        let (iommu, id) = self.iommus.iter().enumerate().find_map(behind).ok_or(Refused::NoIommu(address))?;
+        let physical = Physical::read(&self.bus, address).map_err(|why| match why {
+            Unusable::Absent | Unusable::NoEndpoint => Refused::NotForGuests(address),
+        })?;
+        let method = reset::method(&physical, &self.nodes).ok_or(Refused::NoReset(address))?;
+        if physical.bars.iter().flatten().any(|bar| bar.is_memory() && bar.address == 0) {
+            return Err(Refused::NoRegisters(address));
+        }
+        // Translations by the device itself are left off: nothing enables ATS.
+        Ok(Given { physical, method, iommu, device: Device { id, ats: None } })
+    }
+
+    /// An interrupt has arrived on one of the [vectors](super::VECTORS): delivers it to the guest.
+    /// Returns false if no function has the vector.
+    pub fn deliver(&self, vector: u8) -> bool {
+        self.routes.lock().deliver(vector)
+    }
+
+    /// Reports what the IOMMUs have logged.
+    pub fn report_events(&self) {
+        for iommu in &self.iommus {
+            let has_lost = iommu.take_events(|event| {
+                let guest = event.device().and_then(|device| {
+                    let owners = self.owners.lock();
+                    owners.functions.iter().find(|(at, _)| at.id() == device.0).map(|&(_, guest)| guest)
+                });
+                match guest {
+                    Some(guest) => log::warn!(target: GUEST, "guest '{guest}': {event}"),
+                    None => log::warn!(target: GUEST, "IOMMU: {event}"),
+                }
+            });
+            if has_lost {
+                log::warn!(target: GUEST, "IOMMU: its log was full, and events were lost");
+            }
+        }
+    }
+}

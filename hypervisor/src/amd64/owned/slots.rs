@@ -1,0 +1,127 @@
+//! Registers of owned functions among the guest's memory slots.
+
+use alloc::vec::Vec;
+
+use memslots::{Gpa, PhysAddr, Slot, SlotError, SlotFlags, SlotId};
+use pci::msix::PAGE_LEN;
+use pci::{Function, Physical};
+
+use super::functions::Functions;
+use crate::amd64::processor::Amd64;
+use crate::amd64::rom::{Busy, Followed};
+use crate::vm::shown::DEVICE_SLOT;
+use crate::vm::{PerCpu, Vm, VpIndex};
+
+/// A range of a BAR that the guest reaches directly: whole pages, none of them trapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    pub(super) bar: u8,
+    pub(super) offset: u64,
+    pub(super) len: u64,
+    /// Host physical address.
+    host: u64,
+    /// Where its slot is.
+    at: Option<Gpa>,
+    /// Where it cannot be: memory is there.
+    refused: Option<Gpa>,
+}
+
+/// The pieces of a function's BARs. BARs of less than a page have none: the rest of the page may be
+/// another function's.
+pub(super) fn pieces(physical: &Physical, shown: &Function) -> Vec<Piece> {
+    let mut pieces = Vec::new();
+    for (number, bar) in (0..).zip(&physical.bars) {
+        let Some(bar) = bar.filter(|bar| bar.is_memory() && bar.size >= PAGE_LEN) else { continue };
+        if !bar.address.is_multiple_of(PAGE_LEN) {
+            continue;
+        }
+        let trapped = shown.trapped();
+        let mut trapped: Vec<_> =
+            trapped.iter().filter(|pages| pages.bar == number).map(|pages| pages.offsets.clone()).collect();
+        trapped.sort_by_key(|offsets| offsets.start);
+        let mut from = 0;
+        for end in trapped.into_iter().chain([bar.size..bar.size]) {
+            if end.start > from {
+                let (offset, len, host) = (from, end.start - from, bar.address + from);
+                pieces.push(Piece { bar: number, offset, len, host, at: None, refused: None });
+            }
+            from = end.end;
+        }
+    }
+    pieces
+}
+
+impl Functions {
+    /// Moves the slot of each piece to where `wanted` says. One change at a time is possible.
+    ///
+    /// # Errors
+    ///
+    /// [`Busy`] if others remain, or another change is in progress.
+    pub(super) fn follow_slots<A: Amd64>(
+        &mut self,
+        vm: &'static Vm<A>,
+        cpu: &PerCpu<A>,
+        by: VpIndex,
+        wanted: impl Fn(usize, &Piece) -> Option<Gpa>,
+    ) -> Result<Followed, Busy> {
+        let mut number = 0;
+        let mut begun = false;
+        for (index, owned) in self.owned.iter_mut().enumerate() {
+            for piece in &mut owned.pieces {
+                number += 1;
+                let id = SlotId(DEVICE_SLOT.0 - number);
+                let wanted = wanted(index, piece);
+                if wanted == piece.at || wanted.is_some() && wanted == piece.refused && piece.at.is_none() {
+                    continue;
+                }
+                if begun || vm.is_changing() {
+                    return Err(Busy);
+                }
+                begun = piece.follow(vm, cpu, by, id, wanted)?;
+                if piece.at != wanted && piece.refused != wanted {
+                    // It was removed first.
+                    return Err(Busy);
+                }
+            }
+        }
+        Ok(if begun { Followed::Goes } else { Followed::WasThere })
+    }
+}
+
+impl Piece {
+    /// Begins one change; returns whether there was one to begin.
+    fn follow<A: Amd64>(
+        &mut self,
+        vm: &'static Vm<A>,
+        cpu: &PerCpu<A>,
+        by: VpIndex,
+        id: SlotId,
+        wanted: Option<Gpa>,
+    ) -> Result<bool, Busy> {
+        self.refused = None;
+        let (job, at) = match (self.at, wanted) {
+            (None, None) => return Ok(false),
+            (None, Some(gpa)) => {
+                let (size, host) = (self.len, PhysAddr(self.host));
+                // SAFETY: it is a device's slot, which software does not access. The registers are
+                // the guest's own function's, which stays its own until the slot is gone.
+                (unsafe { vm.space.add(Slot { id, gpa, size, host, flags: SlotFlags::DEVICE }) }, wanted)
+            }
+            (Some(_), _) => (vm.space.remove(id), None),
+        };
+        match job {
+            Ok(job) => {
+                self.at = at;
+                vm.begin_change(cpu, by, job);
+                Ok(true)
+            }
+            Err(SlotError::Busy) => Err(Busy),
+            Err(error) => {
+                // Memory is at this address: it is visible, not the device.
+                log::debug!("a device's registers are not seen: {error}");
+                self.refused = wanted;
+                Ok(false)
+            }
+        }
+    }
+}

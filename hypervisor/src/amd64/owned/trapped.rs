@@ -1,0 +1,74 @@
+//! Accesses to registers of owned functions that are not mapped: the table of MSI-X, and what shares
+//! a page with it or with another function.
+
+use memslots::Gpa;
+use pci::Function;
+use pci::msix::{Read, Write};
+
+use super::functions::Functions;
+use crate::amd64::processor::Amd64;
+use crate::vm::Vm;
+
+/// A place in a BAR.
+struct Place {
+    function: usize,
+    bar: u8,
+    offset: u64,
+    /// The real BAR ends before this offset.
+    real_len: u64,
+}
+
+/// The BAR that is decoded at an address.
+fn find(functions: &[Function], gpa: Gpa) -> Option<Place> {
+    functions.iter().enumerate().find_map(|(function, shown)| {
+        (0..).zip(shown.bars()).find_map(|(bar, decoded)| {
+            let decoded = decoded.filter(|decoded| decoded.range().contains(&gpa.0))?;
+            let (offset, real_len) = (gpa.0 - decoded.address, decoded.real_len);
+            Some(Place { function, bar, offset, real_len })
+        })
+    })
+}
+
+impl Functions {
+    /// A read by the guest at an address without memory; `None` if none of the functions is there.
+    pub fn trapped_read<A: Amd64>(&self, vm: &Vm<A>, gpa: Gpa, size: u8) -> Option<u64> {
+        let board = vm.guest.platform.lock();
+        let place = find(board.functions(), gpa)?;
+        let read = board.functions().get(place.function)?.trapped_read(place.bar, place.offset, size);
+        match read {
+            Read::Value(value) => Some(value),
+            Read::Pending | Read::Elsewhere => {
+                let address = self.real(&place, size)?;
+                Some(self.machine?.bus.load(address, size))
+            }
+        }
+    }
+
+    /// A write by the guest at an address without memory; false if none of the functions is there.
+    pub fn trapped_write<A: Amd64>(&mut self, vm: &'static Vm<A>, gpa: Gpa, size: u8, value: u64) -> bool {
+        let mut board = vm.guest.platform.lock();
+        let Some(place) = find(board.functions(), gpa) else { return false };
+        let Some(shown) = board.functions_mut().get_mut(place.function) else { return false };
+        match shown.trapped_write(place.bar, place.offset, size, value) {
+            Write::Vector(_) => {
+                let shown = shown.clone();
+                drop(board);
+                self.follow_function(vm, place.function, &shown);
+            }
+            Write::Ignored => {}
+            Write::Elsewhere => {
+                if let (Some(address), Some(machine)) = (self.real(&place, size), self.machine) {
+                    machine.bus.store(address, size, value);
+                }
+            }
+        }
+        true
+    }
+
+    /// Host physical address of an access that the real function gets.
+    fn real(&self, place: &Place, size: u8) -> Option<u64> {
+        let end = place.offset.checked_add(size.into())?;
+        let bar = self.owned.get(place.function)?.bar(place.bar)?;
+        (end <= place.real_len).then(|| bar + place.offset)
+    }
+}

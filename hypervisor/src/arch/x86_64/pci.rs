@@ -1,0 +1,227 @@
+//! The machine's PCI bus and its IOMMUs.
+
+use core::ops::Range;
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use baremetal::x86_64::firmware::{Ecam, FirmwareTables};
+use iommu::amd::DeviceId;
+use iommu::amd::ivrs::units;
+use iommu::amd::registers;
+use pci::msix::{PAGE_LEN, Table};
+use pci::physical::walk;
+use pci::{Address, ConfigSpace, Physical};
+use spin::{Mutex, Once};
+use x86_64::instructions::port::Port;
+
+use super::{clock, interrupts};
+use crate::amd64::iommu::{Iommu, Registers};
+use crate::amd64::owned::{Bus, MachineDevices};
+use crate::arch::Local;
+use crate::vm::arch::Clock;
+
+/// The functions that guests may own; `None` on a machine without IOMMU.
+static DEVICES: Once<Option<MachineDevices>> = Once::new();
+
+/// The same, once they are known.
+pub(crate) fn devices() -> Option<&'static MachineDevices> {
+    DEVICES.get()?.as_ref()
+}
+
+/// What was found before the hypervisor's own tables were active.
+pub(crate) struct Found {
+    bus: &'static HostBus,
+    /// A copy of the table of IOMMUs.
+    ivrs: Vec<u8>,
+    /// Registers that must be mapped.
+    pub(crate) registers: Vec<Range<u64>>,
+}
+
+/// Looks for IOMMUs, and for the registers of functions behind them. `None` without an IOMMU.
+///
+/// # Safety
+///
+/// Everything below 4 GiB is mapped one to one, and nobody else uses the bus.
+pub(crate) unsafe fn find(firmware: &FirmwareTables) -> Option<Found> {
+    let table = firmware.ivrs.clone()?;
+    let len = (table.end - table.start) as usize;
+    // SAFETY: firmware has put the table there, below 4 GiB; the caller vouches for the mapping.
+    let ivrs = unsafe { core::slice::from_raw_parts(table.start as *const u8, len) }.to_vec();
+    // Configuration space below 4 GiB is mapped; elsewhere the ports are used.
+    let ecam = firmware.ecam.filter(|ecam| ecam.range().end <= 1 << 32);
+    let bus: &'static HostBus = Box::leak(Box::new(HostBus { ecam, ports: Mutex::new(()) }));
+    let mut registers: Vec<Range<u64>> = ecam.iter().map(Ecam::range).collect();
+    registers.extend(units(&ivrs).map(|unit| unit.registers..unit.registers + self::registers::LEN));
+    let own: Vec<DeviceId> = units(&ivrs).map(|unit| unit.device).collect();
+    // A bridge with wrong numbers hides what is behind it.
+    let _ = walk(&bus, &[0], |node| {
+        let is_bridge = node.identity.class >> 16 == 6;
+        if !is_bridge && !own.contains(&DeviceId(node.address.id())) {
+            registers.extend(hypervisors_pages(bus, node.address));
+        }
+    });
+    registers.sort_by_key(|range| range.start);
+    registers.dedup();
+    Some(Found { bus, ivrs, registers })
+}
+
+/// Pages of a function's registers that the hypervisor accesses: the table of MSI-X, and BARs of
+/// less than a page.
+fn hypervisors_pages(bus: &HostBus, address: Address) -> Vec<Range<u64>> {
+    let Ok(physical) = Physical::read(&bus, address) else { return Vec::new() };
+    let mut pages = Vec::new();
+    let page = |at: u64| at & !(PAGE_LEN - 1);
+    let bars = physical.bars.iter().flatten().filter(|bar| bar.is_memory() && bar.address != 0);
+    pages.extend(
+        bars.filter(|bar| bar.size < PAGE_LEN).map(|bar| page(bar.address)..page(bar.address) + PAGE_LEN),
+    );
+    if let Some(table) = physical.capabilities.msix.and_then(|msix| Table::new(&msix, &physical.bars)) {
+        for trapped in table.pages() {
+            if let Some(Some(bar)) = physical.bars.get(usize::from(trapped.bar))
+                && bar.address != 0
+            {
+                pages.push(
+                    page(bar.address + trapped.offsets.start)
+                        ..page(bar.address + trapped.offsets.end - 1) + PAGE_LEN,
+                );
+            }
+        }
+    }
+    pages
+}
+
+impl Found {
+    /// Puts the IOMMUs into operation: from now on no function reaches memory, unless a guest owns
+    /// it. The registers are mapped.
+    pub(crate) fn start(&self, cpu: u32) {
+        let buses = u16::from(MachineDevices::last_bus(self.bus)) + 1;
+        let mut iommus = Vec::new();
+        let mut own = Vec::new();
+        for unit in units(&self.ivrs) {
+            let registers: &'static Mapped = Box::leak(Box::new(Mapped(unit.registers)));
+            match Iommu::start(registers, &unit, buses) {
+                Ok(iommu) => {
+                    log::info!("IOMMU {} at {:#x}", unit.device, unit.registers);
+                    self.send_events(Address::from_id(unit.device.0), cpu);
+                    iommus.push(iommu);
+                    own.push(unit.device);
+                }
+                Err(stuck) => log::error!("IOMMU {} is not used: {stuck}", unit.device),
+            }
+        }
+        DEVICES.call_once(|| (!iommus.is_empty()).then(|| MachineDevices::new(self.bus, iommus, own)));
+    }
+
+    /// Lets an IOMMU interrupt a CPU for its events, by MSI. Its own interrupts are not remapped.
+    fn send_events(&self, iommu: Address, cpu: u32) {
+        let Some(msi) = pci::physical::Capabilities::read(&self.bus, iommu).msi else { return };
+        let offset = u16::from(msi.offset);
+        self.bus.write(iommu, offset + 4, 0xfee0_0000 | cpu << 12);
+        let data = if msi.is_64_bit {
+            self.bus.write(iommu, offset + 8, 0);
+            offset + 12
+        } else {
+            offset + 8
+        };
+        self.bus.write(iommu, data, interrupts::VECTOR_IOMMU.into());
+        let control = self.bus.read(iommu, offset);
+        self.bus.write(iommu, offset, control | 1 << 16);
+    }
+}
+
+/// The bus: configuration space in memory, or by ports (PCI Local Bus Specification 3.0, 3.2.2.3.2).
+struct HostBus {
+    ecam: Option<Ecam>,
+    /// Held from the address to the data.
+    ports: Mutex<()>,
+}
+
+impl HostBus {
+    /// Where a register of a function is in memory.
+    fn place(&self, address: Address, register: u16) -> Option<*mut u32> {
+        let ecam = self.ecam.filter(|ecam| u16::from(address.bus()) < ecam.buses)?;
+        let at = ecam.base + (u64::from(address.id()) << 12) + u64::from(register & 0xffc);
+        Some(at as *mut u32)
+    }
+
+    /// Uses the data port, after the address was written.
+    fn with_port<R>(&self, address: Address, register: u16, act: impl FnOnce(&mut Port<u32>) -> R) -> R {
+        let _held = self.ports.lock();
+        let selected = 1 << 31 | u32::from(address.id()) << 8 | u32::from(register & 0xfc);
+        // SAFETY: the ports are the host bridge's, and its address register has no other effect.
+        unsafe { Port::new(0xcf8).write(selected) };
+        act(&mut Port::new(0xcfc))
+    }
+}
+
+impl ConfigSpace for HostBus {
+    fn read(&self, address: Address, register: u16) -> u32 {
+        match self.place(address, register) {
+            // SAFETY: configuration space is mapped there, uncached.
+            Some(place) => unsafe { place.read_volatile() },
+            None if register >= 256 => u32::MAX,
+            // SAFETY: reading configuration space changes nothing.
+            None => self.with_port(address, register, |port| unsafe { port.read() }),
+        }
+    }
+
+    fn write(&self, address: Address, register: u16, value: u32) {
+        match self.place(address, register) {
+            // SAFETY: configuration space is mapped there, uncached. What is written concerns a
+            // function that the caller has to itself.
+            Some(place) => unsafe { place.write_volatile(value) },
+            None if register >= 256 => {}
+            // SAFETY: the same.
+            None => self.with_port(address, register, |port| unsafe { port.write(value) }),
+        }
+    }
+}
+
+impl Bus for HostBus {
+    fn load(&self, address: u64, size: u8) -> u64 {
+        // SAFETY: the caller names registers of a function that are mapped (`hypervisors_pages`),
+        // and sizes at which they are aligned or tolerate it, as the guest chose.
+        unsafe {
+            match size {
+                1 => (address as *const u8).read_volatile().into(),
+                2 if address.is_multiple_of(2) => (address as *const u16).read_volatile().into(),
+                4 if address.is_multiple_of(4) => (address as *const u32).read_volatile().into(),
+                8 if address.is_multiple_of(8) => (address as *const u64).read_volatile(),
+                _ => u64::MAX,
+            }
+        }
+    }
+
+    fn store(&self, address: u64, size: u8, value: u64) {
+        // SAFETY: as for `load`.
+        unsafe {
+            match size {
+                1 => (address as *mut u8).write_volatile(value as u8),
+                2 if address.is_multiple_of(2) => (address as *mut u16).write_volatile(value as u16),
+                4 if address.is_multiple_of(4) => (address as *mut u32).write_volatile(value as u32),
+                8 if address.is_multiple_of(8) => (address as *mut u64).write_volatile(value),
+                _ => {}
+            }
+        }
+    }
+
+    fn now_us(&self) -> u64 {
+        Local::us_of_ticks(clock::now())
+    }
+}
+
+/// Registers of an IOMMU, mapped.
+struct Mapped(u64);
+
+impl Registers for Mapped {
+    fn read(&self, offset: u32) -> u64 {
+        // SAFETY: the page is mapped, uncached, and the driver names its registers.
+        unsafe { ((self.0 + u64::from(offset)) as *const u64).read_volatile() }
+    }
+
+    fn write(&self, offset: u32, value: u64) {
+        // SAFETY: the same. Stores are in order, and this one is uncached: the IOMMU finds what was
+        // stored before (APM volume 2, 7.4.2).
+        unsafe { ((self.0 + u64::from(offset)) as *mut u64).write_volatile(value) };
+    }
+}
