@@ -91,6 +91,15 @@ fn ports_of_one_device_bring_together_what_is_behind_them() {
     assert_eq!(found, ["00:1c.0 00:1c.1 01:00.0 02:00.0"]);
 }
 
+#[test]
+fn a_switch_that_is_part_of_a_device_must_isolate() {
+    let found = |switch: Device| {
+        let root = port(1, 2).acs(ALL, ON);
+        groups([("00:01.0", root), ("01:00.0", switch.multi_function()), ("02:00.0", endpoint())]).len()
+    };
+    assert_eq!((found(switch(2, 2, 5)), found(switch(2, 2, 5).acs(ALL, ON))), (2, 3));
+}
+
 fn behind_switch(root: u16, down: u16) -> Vec<String> {
     groups([
         ("00:01.0", port(1, 4).acs(ALL, root)),

@@ -91,7 +91,7 @@ fn functions(space: &impl ConfigSpace, bus: u8, is_link: bool, found: &mut impl 
             if let Some(address) = Address::new(bus, device, function)
                 && let Some(identity) = Identity::read(space, address)
             {
-                if function == 0 && identity.is_multi_function {
+                if identity.is_multi_function {
                     count = 8;
                 }
                 found(address, identity);

@@ -74,7 +74,8 @@ fn a_bus_is_reset_only_for_the_one_function_on_it() {
 
 #[test]
 fn a_function_is_off_before_its_reset_and_as_before_without_dma_after_it() {
-    let machine = Machine::new([("00:04.0", nvme())]);
+    let device = nvme().with(0xc, 0x10).with(0x3c, 0x0b).with(0x30, 0xfeb0_0000).writable(0x30, 0xffff_0001);
+    let machine = Machine::new([("00:04.0", device)]);
     let before = machine.device("00:04.0");
     let (end, time, _) = run(&machine, "00:04.0", Method::Flr(0x80));
     assert_eq!((end, time), (DONE, 100_000));
@@ -146,6 +147,31 @@ fn a_function_that_answers_late_is_waited_for_and_one_that_never_does_is_lost() 
     assert_eq!((end, time), (Step::Lost, 1_100_000));
     assert!(count < 205);
     assert_eq!(never.writes.borrow().len(), 2, "nothing is written to a function that is lost");
+}
+
+#[test]
+fn a_function_that_is_gone_has_nothing_pending() {
+    let machine = Machine::new([("00:04.0", nvme())]);
+    let physical = Physical::read(&machine, at("00:04.0")).unwrap();
+    let gone = Machine::default();
+    let mut reset = Reset::new(&gone, &physical, Method::Flr(0x80));
+    assert_eq!(reset.step(&gone, 0), Step::NotBefore(0));
+    assert_eq!(reset.step(&gone, 0), Step::NotBefore(100_000), "at once");
+    let end = (1..=205).map(|time| reset.step(&gone, time * 100_000)).find(|step| *step == Step::Lost);
+    assert_eq!(end, Some(Step::Lost));
+}
+
+#[test]
+fn registers_are_taken_for_what_they_are() {
+    let silent = Device::new(1234, 1, 0).capability(0x70, &[0x0206_0013, 0x100]).reset_by(0x74, 1, 0, 1);
+    let machine = Machine::new([("00:04.0", silent)]);
+    let (end, time, _) = run(&machine, "00:04.0", Method::AdvancedFlr(0x70));
+    assert_eq!((end, time), (DONE, 100_000), "it does not tell what is pending");
+    let machine = Machine::new([("00:04.0", nvme().with(0x88, 1 << 15))]);
+    let _ = run(&machine, "00:04.0", Method::Flr(0x80));
+    let writes = machine.writes.borrow();
+    let last = writes.iter().rfind(|write| write.1 == 0x88).unwrap();
+    assert_eq!(last.2, 0x2810, "restoring does not reset once more");
 }
 
 #[test]
