@@ -9,7 +9,7 @@
 //! | module | contents |
 //! |---|---|
 //! | [`config`] | addresses of functions, and access to configuration space as a trait |
-//! | [`physical`] | a function of the real machine: identity, BARs, capabilities; the walk of buses |
+//! | [`physical`] | a function of the real machine: identity, BARs, capabilities; all buses |
 //! | [`group`] | which functions must belong to the same guest |
 //! | [`reset`] | how a function is reset, step by step |
 //! | [`function`] | the configuration space that the guest sees |
@@ -29,9 +29,9 @@
 //!   the real function.
 //! * The guest reaches no byte of the real table of MSI-X, if the caller traps
 //!   [`Function::trapped`].
-//! * [`physical`] and [`group`] write to no function, with the exception of
-//!   [`physical::Physical::read`], which sizes BARs and restores them, and
-//!   [`group::isolate`].
+//! * The real machine is written to by [`physical::Physical::read`], which sizes BARs and restores
+//!   them, [`group::isolate`], [`reset::Reset::step`], and the real interrupts'
+//!   [`physical::Msi::send`] and [`physical::Msix::control`]. Everything else only reads.
 //!
 //! # Sources
 //!

@@ -16,8 +16,8 @@ pub struct Decoded {
     /// Bytes that the guest sees: a power of two, a page at least.
     pub len: u64,
     /// Bytes that the real BAR has. If it has less than a page, the rest of the page may belong to
-    /// other functions: the caller must not map it, but trap accesses. Those beyond this length read
-    /// as all ones and are ignored.
+    /// other functions: the caller must not map it, but trap accesses. Those beyond this length
+    /// read as all ones and are ignored.
     pub real_len: u64,
 }
 
@@ -116,8 +116,8 @@ impl Bars {
         }
     }
 
-    /// Writes the bits in `mask` of a register. All ones read back as the bits of the address, which
-    /// is how software determines the size.
+    /// Writes the bits in `mask` of a register. All ones read back as the bits of the address,
+    /// which is how software determines the size.
     pub(super) fn write(&mut self, number: usize, value: u32, mask: u32) {
         let Some((at, is_high)) = self.find(number) else { return };
         let Some(bar) = &mut self.0[at] else { return };
@@ -128,8 +128,8 @@ impl Bars {
 
     /// Where the BARs are, if memory is decoded.
     ///
-    /// A BAR outside of the windows is nowhere. Nor is one that overlaps another: of two that overlap
-    /// none is decoded.
+    /// A BAR outside of the windows is nowhere. Nor is one that overlaps another: of two that
+    /// overlap none is decoded.
     pub(super) fn decoded(&self, windows: &Windows) -> [Option<Decoded>; BAR_COUNT] {
         let inside = self.0.map(|bar| {
             let bar = bar.filter(|bar| windows.contain(bar.address, bar.len))?;

@@ -28,8 +28,8 @@ pub(super) struct List {
 }
 
 impl List {
-    /// The list for a function. `msix` is its capability if the guest gets one, with as many vectors
-    /// as the guest sees.
+    /// The list for a function. `msix` is its capability if the guest gets one, with as many
+    /// vectors as the guest sees.
     pub(super) fn new(capabilities: &Capabilities, msix: Option<&Msix>) -> Self {
         let mut list = Self { words: [0; WORDS], first: 0, msix: None, msi: None, end: FIRST, last: None };
         if let Some(msix) = msix {

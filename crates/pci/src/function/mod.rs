@@ -109,8 +109,8 @@ pub struct Function {
 }
 
 impl Function {
-    /// The function in the state after power-on: nothing is decoded, all BARs are 0, no interrupt is
-    /// enabled. MSI-X is hidden if the real table is not where it can be ([`Table::new`]).
+    /// The function in the state after power-on: nothing is decoded, all BARs are 0, no interrupt
+    /// is enabled. MSI-X is hidden if the real table is not where it can be ([`Table::new`]).
     #[must_use]
     pub fn new(physical: &Physical, windows: Windows) -> Self {
         let identity = &physical.identity;
@@ -120,7 +120,7 @@ impl Function {
             msix.zip(table.as_ref()).map(|(msix, table)| Msix { vectors: table.vector_count(), ..msix });
         let list = List::new(&physical.capabilities, shown.as_ref());
         Self {
-            id: u32::from(identity.vendor) | u32::from(identity.device) << 16,
+            id: identity.id(),
             class: u32::from(identity.revision) | identity.class << 8,
             subsystem: u32::from(identity.subsystem_vendor) | u32::from(identity.subsystem) << 16,
             command: 0,
@@ -134,8 +134,8 @@ impl Function {
         }
     }
 
-    /// The same with an interrupt pin (1 for INTA, to 4) and a line, for guests that use INTx. A pin
-    /// of another number shows nothing.
+    /// The same with an interrupt pin (1 for INTA, to 4) and a line, for guests that use INTx. A
+    /// pin of another number shows nothing.
     #[must_use]
     pub fn with_intx(mut self, pin: u8, line: u8) -> Self {
         self.intx = matches!(pin, 1..=4).then_some(Intx { pin, line, placed: line });
@@ -143,8 +143,8 @@ impl Function {
     }
 
     /// Puts a BAR at a guest physical address, as firmware does, now and after each reset. False if
-    /// there is no such BAR, or the address is not a multiple of its [length](Self::bar_len), or does
-    /// not fit a BAR of 32 bits.
+    /// there is no such BAR, or the address is not a multiple of its [length](Self::bar_len), or
+    /// does not fit a BAR of 32 bits.
     pub fn place(&mut self, bar: u8, address: u64) -> bool {
         self.bars.place(bar.into(), address)
     }

@@ -306,6 +306,12 @@ fn reset_returns_to_power_on() {
     assert_eq!(all(&net), before);
     set(&mut net, 0x40, 1 << 31);
     assert_eq!(net.vector(0), None, "the table is masked");
+    let (mut msi, _) = with_msi(0x180);
+    let before = all(&msi);
+    (0..64).for_each(|index| msi.write(index, u32::MAX, u32::MAX));
+    assert!(all(&msi) != before);
+    msi.reset();
+    assert_eq!(all(&msi), before, "of MSI too");
 }
 
 #[test]

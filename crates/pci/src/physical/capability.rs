@@ -1,7 +1,7 @@
 //! The capabilities that matter to the owner of a function.
 //!
-//! Lists are those of PCI, 6.7, and PCIe, 7.6. A list ends at its end, at a pointer into the header,
-//! or at a capability that was visited before. Of each capability the first one counts.
+//! Lists are those of PCI, 6.7, and PCIe, 7.6. A list ends at its end, at a pointer into the
+//! header, or at a capability that was visited before. Of each capability the first one counts.
 
 use crate::config::{Address, ConfigSpace, HAS_CAPABILITIES, register};
 use arrayvec::ArrayVec;

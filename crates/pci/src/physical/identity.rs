@@ -72,6 +72,12 @@ impl Identity {
         })
     }
 
+    /// Vendor and device, as the first double word of configuration space has them.
+    #[must_use]
+    pub const fn id(&self) -> u32 {
+        self.vendor as u32 | (self.device as u32) << 16
+    }
+
     /// The kind of the function, for people: "nvme", "virtio-net", "bridge".
     #[must_use]
     pub fn kind(&self) -> &'static str {
@@ -144,7 +150,7 @@ const fn of_class(class: u8) -> &'static str {
 }
 
 /// Whether this is the first double word of a function that answers.
-pub(crate) const fn is_ready(id: u32) -> bool {
+const fn is_ready(id: u32) -> bool {
     let vendor = id as u16;
     vendor != 0xffff && vendor != 0x0001 && vendor != 0
 }

@@ -6,6 +6,7 @@
 mod bar;
 mod capability;
 mod identity;
+mod interrupt;
 #[cfg(test)]
 mod tests;
 mod walk;

@@ -58,6 +58,9 @@ fn sizing_restores_bars_and_command_and_clears_no_status() {
     let commands: Vec<u32> = writes.iter().filter(|write| write.1 == 4).map(|write| write.2).collect();
     assert_eq!(commands, [0, 6], "decoding and DMA off, then as before, status bits 0");
     assert_eq!(writes[0].1, 4, "first of all");
+    let quiet = Machine::new([("00:04.0", nvme().without(4, 6))]);
+    Physical::read(&quiet, at("00:04.0")).unwrap();
+    assert_eq!(quiet.device("00:04.0").word(4) & 0xffff, 0, "what was off stays off");
 }
 
 #[test]
@@ -83,6 +86,8 @@ fn bars_of_all_kinds_have_their_size() {
     let odd =
         Device::new(1234, 1, 0).with(0x24, 4).writable(0x24, !0xfff).with(0x20, 6).writable(0x20, !0xfff);
     assert_eq!(one(odd.with(0x10, 4)).bars, [None; 6]);
+    let reserved = Device::new(1234, 1, 0).with(0x10, 6).bar(1, 0, 0, 0x1000);
+    assert_eq!(one(reserved).bars[1], bar(BarKind::Memory32, false, 0, 0x1000), "it takes one register");
 }
 
 #[test]
@@ -115,6 +120,8 @@ fn msi_and_advanced_features_are_read() {
     assert_eq!(found.msi, Some(Msi { offset: 0x50, is_64_bit: true, has_masks: true, messages: 8 }));
     let advanced = AdvancedFeatures { offset: 0x70, has_flr: true, has_pending: true };
     assert_eq!(found.advanced, Some(advanced));
+    let reserved = one(Device::new(1234, 1, 0).capability(0x50, &[0x000e_0005])).capabilities;
+    assert_eq!(reserved.msi.unwrap().messages, 32, "the field is at its reserved value");
 }
 
 #[test]
@@ -149,6 +156,8 @@ fn lists_that_loop_end_and_nothing_is_found_twice() {
 fn lists_into_the_header_or_absent_ones_are_empty() {
     let header = Device::new(1234, 1, 0).with(0x34, 0x10).with(4, 1 << 20).bar(0, 0, 0x0005_0000, 0x1000);
     assert_eq!(one(header).capabilities, Capabilities::default());
+    let subsystem = Device::new(1234, 1, 0).with(0x34, 0x2c).with(4, 1 << 20).with(0x2c, 5);
+    assert_eq!(one(subsystem).capabilities, Capabilities::default());
     let unannounced = nvme().without(4, 1 << 20);
     assert_eq!(one(unannounced).capabilities, Capabilities::default());
 }
@@ -207,6 +216,7 @@ fn all_buses_are_walked_through_bridges() {
         ("80:00.0", None),
     ];
     assert_eq!(found, expected.map(|(address, above)| (at(address), above.map(at))));
+    assert!(nodes[3].identity.is_multi_function, "function 5 says so by its number");
     assert_eq!(nodes[1].port, Some(Port::Root));
     assert_eq!(nodes[1].buses, Some(Buses { secondary: 1, subordinate: 3 }));
 }
@@ -224,6 +234,8 @@ fn bridges_that_lead_nowhere_new_end_the_walk() {
     }
     let back = Machine::new([("00:01.0", Device::bridge(1, 2)), ("01:00.0", Device::bridge(0, 9))]);
     assert_eq!(walked(&back, &[0]).1, Ok(()), "nobody gave it a bus");
+    let low = Machine::new([("05:01.0", Device::bridge(3, 9)), ("03:00.0", Device::new(1234, 1, 0))]);
+    assert_eq!((walked(&low, &[5]).0.len(), walked(&low, &[5]).1), (1, Err(Unvisited(at("05:01.0")))));
     let back = Machine::new([("05:01.0", Device::bridge(6, 9)), ("06:00.0", Device::bridge(5, 9))]);
     assert_eq!(walked(&back, &[5]), (walked(&back, &[5]).0, Err(Unvisited(at("06:00.0")))));
 }

@@ -3,18 +3,15 @@
 use super::capability::{Acs, Capabilities, Port};
 use super::identity::{Header, Identity};
 use crate::config::{Address, ConfigSpace, register};
-use arrayvec::ArrayVec;
 
-/// A bus that the walk has found and not visited yet.
-struct Waiting {
-    bus: u8,
+/// A bus that the walk visits.
+#[derive(Clone, Copy)]
+struct Bus {
+    /// The bridge to it.
     above: Option<Address>,
     /// Whether only device 0 can be there.
     is_link: bool,
 }
-
-/// The maximum of waiting buses. Each bus waits once.
-const WAITING_MAX: usize = 256;
 
 /// The buses behind a bridge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,11 +47,11 @@ pub struct Node {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unvisited(pub Address);
 
-/// Finds all functions from the buses `roots` on, bus after bus, and gives each one to `visit`. A
-/// bridge comes before what is behind it.
+/// Finds all functions from the buses `roots` on, in the order of their addresses, and gives each
+/// one to `visit`. A bridge comes before what is behind it, because its bus has a lower number.
 ///
 /// Only reads. Each bus is visited once, so at most 65536 functions are looked for. Of a device,
-/// the functions from 1 on are looked for if its function 0 says so (PCI, 3.2.2.3.4). Behind a port
+/// the functions from 1 on are looked for if its function 0 says so (PCI, 6.2.1). Behind a port
 /// of PCI Express only device 0 is looked for (PCIe, 7.3.1). Functions above 7 (ARI) are not
 /// found. Nothing is behind a bridge that nobody has given a bus.
 ///
@@ -62,33 +59,25 @@ pub struct Unvisited(pub Address);
 ///
 /// The last bridge whose buses could not be visited. All others were.
 pub fn walk(space: &impl ConfigSpace, roots: &[u8], mut visit: impl FnMut(Node)) -> Result<(), Unvisited> {
-    let mut seen = [false; 256];
-    let mut result = Ok(());
+    let mut buses = [None; 256];
     for &root in roots {
-        let mut waiting = ArrayVec::<Waiting, WAITING_MAX>::new();
-        if !core::mem::replace(&mut seen[usize::from(root)], true) {
-            waiting.push(Waiting { bus: root, above: None, is_link: false });
-        }
-        while let Some(Waiting { bus, above, is_link }) = waiting.pop() {
-            functions(space, bus, is_link, &mut |address, identity| {
-                let node = node(space, address, identity, above);
-                visit(node);
-                let Some(buses) = node.buses.filter(|buses| buses.secondary != 0) else { return };
-                let next = Waiting {
-                    bus: buses.secondary,
-                    above: Some(address),
-                    is_link: node.port.is_some_and(Port::is_downstream),
-                };
-                let is_fresh = buses.secondary > bus
-                    && buses.subordinate >= buses.secondary
-                    && !seen[usize::from(buses.secondary)];
-                if is_fresh && waiting.try_push(next).is_ok() {
-                    seen[usize::from(buses.secondary)] = true;
-                } else {
-                    result = Err(Unvisited(address));
-                }
-            });
-        }
+        buses[usize::from(root)] = Some(Bus { above: None, is_link: false });
+    }
+    let mut result = Ok(());
+    for bus in 0..=u8::MAX {
+        let Some(Bus { above, is_link }) = buses[usize::from(bus)] else { continue };
+        functions(space, bus, is_link, &mut |address, identity| {
+            let node = node(space, address, identity, above);
+            visit(node);
+            let Some(behind) = node.buses.filter(|behind| behind.secondary != 0) else { return };
+            let found = &mut buses[usize::from(behind.secondary)];
+            if behind.secondary > bus && behind.subordinate >= behind.secondary && found.is_none() {
+                let is_link = node.port.is_some_and(Port::is_downstream);
+                *found = Some(Bus { above: Some(address), is_link });
+            } else {
+                result = Err(Unvisited(address));
+            }
+        });
     }
     result
 }
@@ -102,7 +91,7 @@ fn functions(space: &impl ConfigSpace, bus: u8, is_link: bool, found: &mut impl 
             if let Some(address) = Address::new(bus, device, function)
                 && let Some(identity) = Identity::read(space, address)
             {
-                if function == 0 && identity.is_multi_function {
+                if identity.is_multi_function {
                     count = 8;
                 }
                 found(address, identity);

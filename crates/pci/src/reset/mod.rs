@@ -3,8 +3,8 @@
 //! A [`Reset`] is stepped by the caller, with the time. It never waits itself: it says before which
 //! time there is nothing to do. Its steps are:
 //!
-//! 1. Decoding, DMA and INTx are switched off, and pending transactions are waited for (PCIe, 6.6.2:
-//!    an answer to a request from before the reset could be taken for that to a later one).
+//! 1. Decoding, DMA and INTx are switched off, and pending transactions are waited for (PCIe,
+//!    6.6.2: an answer to a request from before the reset could be taken for that to a later one).
 //! 2. The reset itself, and 100 ms after it (PCIe, 6.6.1 and 6.6.2).
 //! 3. The function answers again, within a second.
 //! 4. The header, and the control of PCI Express, are as before, but without DMA.
@@ -12,16 +12,19 @@
 //! The caller keeps the function's translations in the IOMMU blocked for the whole time, and
 //! invalidates what a function with ATS kept.
 
+#[cfg(test)]
+mod tests;
+
 use crate::config::{Address, BAR_COUNT, ConfigSpace, register};
 use crate::physical::{Header, Node, Physical};
 use pci_types::CommandRegister;
 
 /// Time between two looks at a function, in microseconds.
 const POLL_US: u64 = 10_000;
-/// Time that pending transactions have. Completion timeouts are 50 ms at most unless software chose
-/// otherwise (PCIe, 2.8).
+/// Looks at pending transactions, for 1 s in all. Completion timeouts are 50 ms at most unless
+/// software chose otherwise (PCIe, 2.8).
 const PENDING_POLLS_MAX: u32 = 100;
-/// Time that a function has to answer after its reset: 1 s (PCIe, 6.6.1).
+/// Looks at a function that must answer after its reset, for 1 s in all (PCIe, 6.6.1).
 const READY_POLLS_MAX: u32 = 100;
 /// Time from a reset to the first access (PCIe, 6.6.2).
 const SETTLE_US: u64 = 100_000;
@@ -52,8 +55,8 @@ pub enum Method {
 
 /// The way by which a function is reset; `None` if there is none, so that no guest may have it.
 ///
-/// `nodes` are those of a whole [`walk`](crate::physical::walk()). The methods are tried in the order
-/// in which they are declared.
+/// `nodes` are those of a whole [`walk`](crate::physical::walk()). The methods are tried in the
+/// order in which they are declared.
 #[must_use]
 pub fn method(physical: &Physical, nodes: &[Node]) -> Option<Method> {
     let capabilities = &physical.capabilities;
@@ -99,8 +102,8 @@ enum State {
     Over(Step),
 }
 
-/// A reset in progress. One that is dropped leaves the function switched off, and maybe in D3hot, or
-/// its bus in reset.
+/// A reset in progress. One that is dropped leaves the function switched off, and maybe in D3hot,
+/// or its bus in reset.
 #[derive(Clone, Debug)]
 pub struct Reset {
     address: Address,
@@ -112,7 +115,8 @@ pub struct Reset {
 }
 
 impl Reset {
-    /// A reset of a function by a [`method`] for it. Nothing is done before the first step.
+    /// A reset of a function by a [`method`] for it. Reads what the function forgets, and writes
+    /// nothing before the first step.
     #[must_use]
     pub fn new(space: &impl ConfigSpace, physical: &Physical, method: Method) -> Self {
         Self {
@@ -218,7 +222,8 @@ impl Reset {
     }
 }
 
-/// Sets the power state in the control of power management. Its status bit, cleared by a one, stays.
+/// Sets the power state in the control of power management. Its status bit, cleared by a one,
+/// stays.
 fn set_power(space: &impl ConfigSpace, address: Address, offset: u8, state: u32) {
     let register = u16::from(offset) + 4;
     let control = space.read(address, register) & !(0xffff_8003);
@@ -254,7 +259,7 @@ impl Saved {
         });
         let advanced = physical.capabilities.advanced.filter(|advanced| advanced.has_pending);
         Self {
-            id: read(register::ID),
+            id: physical.identity.id(),
             command: read(register::COMMAND) & 0xffff,
             header: read(register::HEADER) & 0xffff,
             bars: core::array::from_fn(|number| read(register::BAR + 4 * number as u16)),

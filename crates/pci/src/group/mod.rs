@@ -15,14 +15,17 @@
 //! * Both belong to one device, and neither [isolates] itself.
 //! * One is a bridge that does not isolate, and the other is behind it, directly or not.
 //!
-//! A port of PCI Express isolates if it has ACS, with all services enabled that it has: those that a
-//! port or a function lacks are not needed there, because it cannot do what they prevent (PCIe,
-//! 6.12.1). A switch's port towards the root that is alone in its device has nothing to prevent, and
-//! isolates. A bridge from or to conventional PCI never does: requests from its other side may have
-//! the bridge's id, see [`requester_ids`]. Functions of a device with several functions isolate like
-//! ports.
+//! A port of PCI Express isolates if it has ACS, with all services enabled that it has: those that
+//! a port or a function lacks are not needed there, because it cannot do what they prevent (PCIe,
+//! 6.12.1). A switch's port towards the root that is alone in its device has nothing to prevent,
+//! and isolates. A bridge from or to conventional PCI never does: requests from its other side may
+//! have the bridge's id, see [`requester_ids`]. Functions of a device with several functions
+//! isolate like ports.
 //!
 //! So a function that is alone in its device, on a root bus, is a group of its own.
+
+#[cfg(test)]
+mod tests;
 
 use crate::config::{Address, ConfigSpace};
 use crate::physical::{Acs, Header, Node, Port};

@@ -1,11 +1,14 @@
 //! The table of MSI-X as trapped memory (PCI, 6.8.2).
 //!
-//! An entry of the table names the address and the data of an interrupt. If the guest wrote the real
-//! table, it could send any interrupt. So the caller maps the pages that hold the table, or the array
-//! of pending bits, neither for reads nor for writes, and brings accesses to them here.
+//! An entry of the table names the address and the data of an interrupt. If the guest wrote the
+//! real table, it could send any interrupt. So the caller maps the pages that hold the table, or
+//! the array of pending bits, neither for reads nor for writes, and brings accesses to them here.
 //!
 //! The pages may hold other registers of the function, too. Accesses to these are reported as
 //! elsewhere, and the caller forwards them.
+
+#[cfg(test)]
+mod tests;
 
 use crate::physical::{Bar, Msix, Place};
 use arrayvec::ArrayVec;
@@ -207,7 +210,8 @@ impl Table {
         if !is_table && !self.pending.touches(bar, &offsets) {
             return None;
         }
-        // Both areas are multiples of 8 in place and length: what is aligned is not partly elsewhere.
+        // Both areas are multiples of 8 in place and length: what is aligned is not partly
+        // elsewhere.
         Some((is_table, matches!(size, 4 | 8) && offset.is_multiple_of(size.into())))
     }
 
@@ -248,7 +252,8 @@ pub const fn entry(message: Option<Message>) -> [u32; 4] {
     }
 }
 
-/// Offset of a vector's entry in the BAR that holds the real table; `None` if it has no such vector.
+/// Offset of a vector's entry in the BAR that holds the real table; `None` if it has no such
+/// vector.
 #[must_use]
 pub fn entry_offset(msix: &Msix, vector: u16) -> Option<u64> {
     (vector < msix.vectors).then(|| u64::from(msix.table.offset) + u64::from(vector) * ENTRY_LEN)
