@@ -100,7 +100,9 @@ fn prepare_memory(info: BootInfo, firmware: &firmware::FirmwareTables) -> Result
     let mut devices: Vec<Range<u64>> = apic::probe().map(page).into_iter().collect();
     devices.extend(firmware.io_apic.map(page));
     devices.extend(pci.iter().flat_map(|found| found.registers.iter().cloned()));
-    translation::build_tables(&ram, &devices, blocks).map_err(|_| "the memory map cannot be mapped")?;
+    let mapped: Vec<Range<u64>> =
+        ram.iter().cloned().chain(module.clone().and_then(|m| beyond(&m, &ram))).collect();
+    translation::build_tables(&mapped, &devices, blocks).map_err(|_| "the memory map cannot be mapped")?;
     LATER.call_once(|| Later {
         pm_timer,
         io_apic: firmware.io_apic,
@@ -111,6 +113,17 @@ fn prepare_memory(info: BootInfo, firmware: &firmware::FirmwareTables) -> Result
         free: spin::Mutex::new(free),
     });
     Ok(())
+}
+
+/// The pages of the boot module that are not in RAM by the memory map.
+///
+/// The module may lie across its end: QEMU puts it below the ACPI tables, and firmware that drives a
+/// disk reserves more there than QEMU knows of, before the module is loaded.
+fn beyond(module: &Range<u64>, ram: &[Range<u64>]) -> Option<Range<u64>> {
+    let around = ram.iter().find(|range| range.contains(&module.start))?;
+    let end = module.end.next_multiple_of(PAGE);
+    let mapped = around.end & !(PAGE - 1);
+    (mapped < end).then_some(mapped..end)
 }
 
 /// APIC ids of all CPUs, the calling one first.
