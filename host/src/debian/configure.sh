@@ -87,6 +87,6 @@ step systemctl --quiet mask apt-daily.timer apt-daily-upgrade.timer dpkg-db-back
 # Each copy of the disk gets an identity of its own, and its first boot is an ordinary one.
 : >/etc/machine-id
 rm -f /var/lib/dbus/machine-id /var/lib/systemd/random-seed /var/lib/systemd/credential.secret
-rm -rf $setup /var/lib/apt/lists/* /var/log/*.log /var/log/apt/*
+rm -rf $setup /var/log/*.log
 step touch /etc/.updated /var/.updated
 finish done
