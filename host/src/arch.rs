@@ -8,9 +8,10 @@ use clap::{Args, ValueEnum};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
 pub(crate) enum Arch {
     /// AMD64 with SVM
-    #[value(name = "x86_64")]
+    #[value(name = "x86_64", alias = "amd64")]
     X86_64,
     /// Arm64 with EL2
+    #[value(alias = "arm64")]
     Aarch64,
 }
 
@@ -23,6 +24,14 @@ impl Arch {
         match self {
             Self::X86_64 => "x86_64",
             Self::Aarch64 => "aarch64",
+        }
+    }
+
+    /// Its name in Debian.
+    pub(crate) const fn debian(self) -> &'static str {
+        match self {
+            Self::X86_64 => "amd64",
+            Self::Aarch64 => "arm64",
         }
     }
 

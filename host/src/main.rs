@@ -10,6 +10,7 @@ mod check;
 mod cli;
 mod consoles;
 mod ctl;
+mod debian;
 mod demo;
 mod guest;
 mod image;
@@ -20,6 +21,7 @@ mod report;
 mod results;
 mod run;
 mod size;
+mod steps;
 mod table;
 mod test;
 mod top;
@@ -58,6 +60,7 @@ fn dispatch(command: &Command) -> Result<u8> {
         Command::Bench(command) => bench::run(command, &signals),
         Command::Check(args) => check::check(args, &signals),
         Command::Image(args) => image::image(args),
+        Command::ImageDebian(args) => debian::image(args, &signals),
         Command::Book => book::book(),
         Command::Report(args) => report::report(args),
         Command::Release(args) => release::release(args, &signals),

@@ -3,6 +3,7 @@
 mod bench;
 mod console;
 mod ctl;
+mod debian;
 mod image;
 mod report;
 mod run;
@@ -11,6 +12,7 @@ mod top;
 pub(crate) use bench::*;
 pub(crate) use console::*;
 pub(crate) use ctl::*;
+pub(crate) use debian::*;
 pub(crate) use image::*;
 pub(crate) use report::*;
 pub(crate) use run::*;
@@ -67,6 +69,7 @@ pub(crate) enum Command {
     Bench(BenchCommand),
     Check(CheckArgs),
     Image(ImageArgs),
+    ImageDebian(ImageDebianArgs),
     Release(ReleaseArgs),
     Report(ReportArgs),
     /// Build the documents as an HTML book, and print its location

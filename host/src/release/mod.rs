@@ -17,18 +17,16 @@ use crate::arch::Arch;
 use crate::cli::{Cli, Command as Verb, ImageArgs, ReleaseArgs};
 use crate::guest::cache;
 use crate::machine::signals::Signals;
+use crate::steps::Steps;
 use crate::workspace::{self, Flavour};
 use crate::{image, table};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use std::fmt::Write;
-use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
 use std::{env, fs};
 
 /// The list of checksums, as `sha256sum --check` takes it.
@@ -68,7 +66,7 @@ pub(crate) fn release(args: &ReleaseArgs, signals: &Signals) -> Result<u8> {
     } else {
         None
     };
-    steps.bar.finish_and_clear();
+    steps.finish();
     report(args, epoch, &files, differ.as_deref())
 }
 
@@ -93,32 +91,6 @@ fn report(args: &ReleaseArgs, epoch: u64, files: &[File], differ: Option<&[Strin
         }
     }
     Ok(u8::from(!found.is_empty()))
-}
-
-/// Shows the current step, and how much is left.
-struct Steps {
-    bar: ProgressBar,
-    /// Without a terminal: prints a line for each step.
-    says: bool,
-}
-
-impl Steps {
-    fn new(count: u64, is_quiet: bool) -> Self {
-        let watched = io::stderr().is_terminal();
-        let bar = if watched { ProgressBar::new(count) } else { ProgressBar::hidden() };
-        let style = ProgressStyle::with_template("{spinner} [{pos}/{len}] {elapsed}  {msg}");
-        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        bar.enable_steady_tick(Duration::from_millis(200));
-        Self { bar, says: !watched && !is_quiet }
-    }
-
-    fn begin(&self, what: &str) {
-        self.bar.inc(1);
-        self.bar.set_message(what.to_owned());
-        if self.says {
-            eprintln!("quell: {what}");
-        }
-    }
 }
 
 /// The time of the release, in seconds since 1970.

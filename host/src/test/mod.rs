@@ -5,6 +5,7 @@ mod attack;
 mod audit;
 mod cases;
 mod checks;
+mod disks;
 mod dma;
 mod guests;
 mod host;
@@ -163,6 +164,7 @@ fn all_cases() -> impl Iterator<Item = &'static cases::Case> {
         .chain(&packages::ROWS)
         .chain(&releases::ROWS)
         .chain(&traces::ROWS)
+        .chain(&disks::ROWS)
         .chain(&dma::ROWS)
         .chain(&peers::ROWS)
         .chain(several::ROWS)

@@ -1,6 +1,6 @@
 //! What the distribution's backports have: newer kernels and a newer emulator.
 
-use super::{Apt, FETCHING, directory, find, kernel_packages, replace, unpack, unpack_to};
+use super::{Apt, FETCHING, KEYRING, MIRROR, directory, find, kernel_packages, replace, unpack, unpack_to};
 use crate::arch::Arch;
 use anyhow::{Context, Result};
 use std::fs;
@@ -96,17 +96,17 @@ fn at_backports(arch: Arch, cache: &Path) -> Result<(Apt, tempfile::TempDir, Str
 /// The backports of the distribution that `/etc/os-release` describes: their name, and a line for
 /// apt's list of sources.
 pub(super) fn backports(release: &str) -> Option<(String, String)> {
+    let suite = format!("{}-backports", codename(release)?);
+    let sources = format!("deb [signed-by={KEYRING}] {MIRROR}/debian {suite} main\n");
+    Some((suite, sources))
+}
+
+/// The codename of the Debian that `/etc/os-release` describes.
+pub(super) fn codename(release: &str) -> Option<&str> {
     let value = |key: &str| {
         let line = release.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
         line.map(|value| value.trim_matches('"'))
     };
     let codename = value("VERSION_CODENAME").filter(|name| name.chars().all(|c| c.is_ascii_lowercase()))?;
-    (value("ID") == Some("debian")).then(|| {
-        let suite = format!("{codename}-backports");
-        let sources = format!(
-            "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] \
-             http://deb.debian.org/debian {suite} main\n"
-        );
-        (suite, sources)
-    })
+    (value("ID") == Some("debian")).then_some(codename)
 }

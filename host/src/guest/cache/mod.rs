@@ -2,11 +2,13 @@
 //! and unpacked, never installed. A filled cache is used without any network access.
 
 mod backports;
+mod debian;
 mod foreign;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use backports::{newer_emulator, newer_kernel};
+pub(crate) use debian::{DebianPackages, debian_packages};
 pub(crate) use foreign::{ForeignQemu, foreign_qemu};
 
 use crate::arch::Arch;
@@ -28,6 +30,9 @@ const fn kernel_packages(arch: Arch) -> [&'static str; 3] {
         Arch::Aarch64 => ["linux-image-cloud-arm64", "linux-image-virtual", "linux-image-generic"],
     }
 }
+/// Debian's keys, in the package debian-archive-keyring, and its mirror.
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+const MIRROR: &str = "http://deb.debian.org";
 const BUSYBOX_PACKAGE: &str = "busybox-static";
 /// The kernel's modules that make it a hypervisor, in the order of loading.
 pub(crate) const KVM_MODULES: [&str; 3] = ["irqbypass.ko", "kvm.ko", "kvm-amd.ko"];

@@ -1,0 +1,161 @@
+//! Machines with the disk, without Quell: the first boot, in which the packages configure
+//! themselves.
+
+use super::files::SETUP;
+use crate::arch::{Arch, ArmCpu, Platform};
+use crate::machine::child::describe;
+use crate::machine::outcome::Outcome;
+use crate::machine::process::{End, Flow, Machine};
+use crate::machine::signals::Signals;
+use crate::machine::spec::{Payload, Spec};
+use crate::run::tail;
+use crate::size::GIB;
+use crate::steps::Steps;
+use anyhow::{Result, bail, ensure};
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+/// What the kernel calls the disk.
+pub(crate) const ROOT: &str = "root=/dev/nvme0n1 rw";
+/// Memory and CPUs of the machine.
+const MEMORY: u64 = GIB;
+const CPUS: u32 = 2;
+/// The limit of the first boot, in the machine's own time. It takes two to four minutes.
+const SETUP_TIMEOUT: Duration = Duration::from_secs(1800);
+/// How often the console is read for progress.
+const LOOK_PERIOD: Duration = Duration::from_millis(200);
+/// What the console shows for each package, and at the end.
+const PACKAGE: &str = "Setting up ";
+const END: &str = "quell-setup: ";
+const DONE: &str = "quell-setup: done";
+
+/// How the machine writes to the disk's file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Writes {
+    /// When the system wants them on the disk, they are there.
+    Kept,
+    /// At the end of QEMU at the latest. Faster, for a disk that is of no use before that.
+    Late,
+}
+
+/// A machine that boots from the disk, with a network card.
+pub(crate) fn machine(arch: Arch, kernel: &Path, disk: &Path, words: &str, writes: Writes) -> Spec {
+    let platform = match arch {
+        Arch::X86_64 => Platform::X86_64,
+        Arch::Aarch64 => Platform::Aarch64(ArmCpu::Max),
+    };
+    let cmdline = format!("{} {ROOT} {words}", arch.console());
+    let payload = Payload::Bare { kernel: kernel.to_owned(), initrd: None, cmdline };
+    let mut spec = Spec::new(platform, payload, CPUS, MEMORY);
+    let cache = match writes {
+        Writes::Kept => "writeback",
+        Writes::Late => "unsafe",
+    };
+    // A comma in a path is written twice.
+    let file = disk.to_string_lossy().replace(',', ",,");
+    spec.qemu_args = vec![
+        "-drive".to_owned(),
+        format!("if=none,id=disk,format=raw,cache={cache},file={file}"),
+        "-device".to_owned(),
+        "nvme,drive=disk,serial=quell".to_owned(),
+        "-netdev".to_owned(),
+        "user,id=net".to_owned(),
+        "-device".to_owned(),
+        "virtio-net-pci,netdev=net".to_owned(),
+    ];
+    spec
+}
+
+/// Boots the disk for the first time, until its packages are configured.
+pub(super) fn first(
+    arch: Arch,
+    kernel: &Path,
+    disk: &Path,
+    packages: usize,
+    steps: &Steps,
+    signals: &Signals,
+) -> Result<()> {
+    let words = format!("quiet panic=-1 init=/{SETUP}");
+    let mut spec = machine(arch, kernel, disk, &words, Writes::Late);
+    spec.timeout = Some(SETUP_TIMEOUT);
+    let mut machine = Machine::start(&spec, signals)?;
+    let mut time = machine.own_time();
+    let (mut done, mut seen) = (0, 0);
+    while !machine.has_ended()? && signals.caught().is_none() && time.passed() < SETUP_TIMEOUT {
+        for (_, end) in machine.lines(PACKAGE, seen)? {
+            (done, seen) = (done + 1, end);
+        }
+        steps.detail(format!("first boot: {done} of {packages} packages configured"));
+        thread::sleep(LOOK_PERIOD);
+    }
+    judge(&machine.run(|_, _| Ok(Flow::Continue))?)
+}
+
+/// Fails unless the first boot has ended as it should.
+fn judge(outcome: &Outcome) -> Result<()> {
+    let console = || tail(&outcome.console);
+    match outcome.end {
+        End::PowerOff => {}
+        End::Interrupted(signal) => bail!("stopped by signal {signal}; no disk was made"),
+        End::TimedOut => {
+            let limit = SETUP_TIMEOUT.as_secs();
+            bail!("the first boot was not over after {limit} s; its console ends with:\n{}", console())
+        }
+        End::Failed(status) => {
+            bail!(
+                "QEMU failed ({}) in the first boot:\n{}",
+                describe(status),
+                outcome.qemu_messages.trim_end()
+            )
+        }
+        end => bail!("the first boot ended with {end:?}; its console ends with:\n{}", console()),
+    }
+    let last = outcome.console.lines().rev().find(|line| line.starts_with(END));
+    ensure!(
+        last == Some(DONE),
+        "the first boot {}; the console ends with:\n{}",
+        last.and_then(|line| line.strip_prefix(END)).unwrap_or("did not come to its end"),
+        console()
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::files::CONFIGURE;
+    use super::*;
+
+    fn outcome(end: End, console: &str) -> Outcome {
+        Outcome {
+            end,
+            wall: Duration::ZERO,
+            console: console.to_owned(),
+            log: String::new(),
+            qemu_messages: String::new(),
+            reports: Vec::new(),
+            reports_dropped: 0,
+            counters: None,
+        }
+    }
+
+    #[test]
+    fn a_first_boot_has_to_say_that_it_is_done() {
+        let judged = |end, console| judge(&outcome(end, console)).map_err(|error| error.to_string());
+        assert_eq!(judged(End::PowerOff, "Setting up a\nquell-setup: done\nPowering off.\n"), Ok(()));
+        let failed = judged(End::PowerOff, "quell-setup: failed: ldconfig\nPowering off.\n");
+        assert!(failed.expect_err("is refused").starts_with("the first boot failed: ldconfig;"));
+        let early = judged(End::PowerOff, "Setting up a\n").expect_err("is refused");
+        assert!(early.contains("did not come to its end") && early.contains("Setting up a"), "{early}");
+        assert!(judged(End::TimedOut, "quell-setup: done\n").is_err());
+        assert!(CONFIGURE.ends_with("finish done\n"));
+    }
+
+    #[test]
+    fn commas_in_the_disks_path_do_not_end_an_option() {
+        let spec = machine(Arch::X86_64, Path::new("/k"), Path::new("/a,b"), "quiet", Writes::Kept);
+        assert!(spec.qemu_args.iter().any(|arg| arg.ends_with("cache=writeback,file=/a,,b")));
+        let Payload::Bare { cmdline, initrd, .. } = spec.payload else { panic!("another payload") };
+        assert_eq!((cmdline.as_str(), initrd), ("console=ttyS0 root=/dev/nvme0n1 rw quiet", None));
+    }
+}

@@ -1,0 +1,133 @@
+//! `quell image-debian`: a disk with Debian, for the kernel that the guests have.
+//!
+//! One way for both architectures. Apt resolves and fetches the packages; `tree` unpacks them
+//! without root's rights and makes a filesystem; `boot` starts that once under QEMU, where the
+//! packages configure themselves. No program of the other architecture runs on this system.
+
+pub(crate) mod boot;
+mod dpkg;
+mod files;
+mod stamp;
+mod tree;
+
+use crate::arch::Arch;
+use crate::cli::ImageDebianArgs;
+use crate::guest::cache;
+use crate::machine::signals::Signals;
+use crate::steps::Steps;
+use crate::{size, workspace};
+use anyhow::{Context, Result};
+use serde::Serialize;
+use stamp::{Stamp, State};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+use tree::Tree;
+
+/// The output of `--json`.
+#[derive(Debug, Serialize)]
+struct Made<'a> {
+    path: &'a Path,
+    bytes: u64,
+    /// What the file takes of this system's disk.
+    bytes_used: u64,
+    /// Package and version.
+    kernel: &'a str,
+    /// Whether it was made now; otherwise it was current.
+    made: bool,
+    seconds: f64,
+}
+
+/// Makes the disk, unless there is a current one; the result is the exit status.
+pub(crate) fn image(args: &ImageDebianArgs, signals: &Signals) -> Result<u8> {
+    let started = Instant::now();
+    let usual = || workspace::target_dir(&format!("debian-{}.img", args.arch.debian()));
+    let path = args.output.clone().unwrap_or_else(usual);
+    let files = cache::guest_files(args.arch, false)?;
+    let stamp = Stamp::new(args.arch, args.size, &files.versions.kernel, &args.password);
+    let made = args.force || stamp::state(&path, &stamp)? == State::Missing;
+    if made {
+        let steps = Steps::new(4, args.json);
+        let result = make(&Disk { args, path: &path, kernel: &files.kernel, stamp: &stamp }, &steps, signals);
+        steps.finish();
+        if let (Err(error), Some(signal)) = (&result, signals.caught()) {
+            eprintln!("quell: {error:#}");
+            return Ok(u8::try_from(128 + signal).unwrap_or(1));
+        }
+        result?;
+    }
+    let metadata = fs::metadata(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let (bytes, bytes_used) = (metadata.len(), metadata.blocks() * 512);
+    let seconds = started.elapsed().as_secs_f64();
+    if args.json {
+        let kernel = &stamp.kernel;
+        let made = Made { path: &path, bytes, bytes_used, kernel, made, seconds };
+        println!("{}", serde_json::to_string_pretty(&made)?);
+    } else {
+        let state = if made { format!("made in {seconds:.0} s") } else { "current".to_owned() };
+        println!("{}", path.display());
+        println!("{}, {} used; {}; {state}", size::display(bytes), size::display(bytes_used), stamp.kernel);
+    }
+    Ok(0)
+}
+
+/// A disk to make.
+struct Disk<'a> {
+    args: &'a ImageDebianArgs,
+    path: &'a Path,
+    kernel: &'a Path,
+    stamp: &'a Stamp,
+}
+
+/// Makes the disk, beside its place; it is moved there when it is complete.
+fn make(disk: &Disk<'_>, steps: &Steps, signals: &Signals) -> Result<()> {
+    let arch = disk.args.arch;
+    let place = directory_of(disk.path)?;
+    let work = tempfile::Builder::new().prefix(".debian-").tempdir_in(&place);
+    let work = work.with_context(|| format!("cannot write into {}", place.display()))?;
+    let (package, version) = disk.stamp.kernel.split_once(' ').context("the kernel has no version")?;
+
+    steps.begin(&format!("fetching Debian's packages for {}", arch.debian()));
+    let kernel = format!("{package}={version}");
+    let wanted = [&[kernel.as_str()], &files::PACKAGES[..]].concat();
+    let packages = cache::debian_packages(arch, &wanted)?;
+
+    steps.begin("unpacking packages");
+    let tree = Tree::unpack(&packages, work.path(), steps)?;
+    tree.write_database()?;
+    tree.write_settings(&packages.sources, package, &disk.args.password)?;
+
+    steps.begin("making the filesystem");
+    let file = work.path().join("disk.img");
+    tree.make_disk(&file, disk.args.size)?;
+
+    steps.begin("first boot, in which the packages configure themselves");
+    boot::first(arch, disk.kernel, &file, packages.archives.len(), steps, signals)?;
+    disk.stamp.publish(&file, disk.path)
+}
+
+/// The directory of the output, which is made if there is none.
+fn directory_of(path: &Path) -> Result<PathBuf> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let directory = parent.unwrap_or(Path::new(".")).to_owned();
+    fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
+    // Absolute: programs are started elsewhere.
+    directory.canonicalize().with_context(|| format!("cannot use {}", directory.display()))
+}
+
+/// The disk that tests boot: made if there is none that is current.
+pub(crate) fn disk_for_tests(arch: Arch, path: &Path) -> Result<()> {
+    let files = cache::guest_files(arch, false)?;
+    let args = ImageDebianArgs {
+        arch,
+        output: Some(path.to_owned()),
+        size: 2 * size::GIB,
+        password: String::new(),
+        force: true,
+        json: true,
+    };
+    let stamp = Stamp::new(arch, args.size, &files.versions.kernel, &args.password);
+    let disk = Disk { args: &args, path, kernel: &files.kernel, stamp: &stamp };
+    make(&disk, &Steps::new(4, true), &Signals::default())
+}
