@@ -26,6 +26,7 @@ const RETIRED: u64 = 0x0ddb_a110_0ddb_a110;
 
 /// The actor of the host for one virtual machine: performs its operations in order.
 pub(crate) fn run_host<F: Architecture>(row: &Row<'_, F>, ops: &[HostOp]) {
+    row.attach_devices();
     for &op in ops {
         let Some(vm) = row.vm() else { return };
         let machine = vm.machine;
@@ -69,6 +70,8 @@ impl<'m, F: Architecture> Vm<'m, F> {
             HostOp::SetReadOnly(slot, read_only) => {
                 self.run_job(op, self.space.set_read_only(SlotId(slot), read_only)?)
             }
+            // The stores of devices leave no trace.
+            HostOp::StartLog(_) if self.behind.has_devices() => Err(SlotError::NoLog),
             HostOp::StartLog(slot) => self.start_log(op, slot),
             HostOp::Fetch(slot) => self.fetch(slot),
             HostOp::StopLog(slot) => {
@@ -143,6 +146,10 @@ impl<'m, F: Architecture> Vm<'m, F> {
         if machine.has(Bug::FlushBeforeUnmap) {
             self.flush(Invalidation::Everything);
         }
+        let are_told_early = machine.has(Bug::DevicesToldEarly);
+        if are_told_early {
+            self.behind.tell(Invalidation::Everything);
+        }
         let is_forged = matches!(machine.bug, Some(Bug::FlushBeforeUnmap | Bug::MemoryFreedEarly))
             || machine.ends_by(Bug::MemoryHandedOnEarly, self.index)
             || machine.ends_by(Bug::TagHandedOn, self.index)
@@ -151,6 +158,9 @@ impl<'m, F: Architecture> Vm<'m, F> {
             let flush = |invalidation: Invalidation<'_>| match is_forged {
                 true => self.forge(),
                 false if machine.has(Bug::TableFreedEarly) => FlushProof::forged(),
+                false if are_told_early => {
+                    self.flush_with(&self.behind.told(Invalidation::Nothing), invalidation)
+                }
                 false => self.flush(invalidation),
             };
             match stay::step(&mut job, machine.config.step, flush, |what| self.retire(what)) {

@@ -11,8 +11,12 @@ use themes::{GuestKind, HostKind};
 
 use crate::hw::format::Arch;
 use crate::layout::{AREAS, LAST_TABLES, PAGES, SPACES, VA_PAGES, WINDOWS};
-use crate::program::{Arm, Backing, Config, FlushOp, GpaPage, GuestOp, HostOp, Program, Track};
+use crate::program::{Arm, Backing, Config, Dma, FlushOp, GpaPage, GuestOp, HostOp, Program, Track, VMS_MAX};
 use crate::rng::Rng;
+
+/// One program in this many is about devices; and one of those that are about anything or about
+/// lives has them.
+const DEVICES_ONE_IN: usize = 6;
 
 /// The operations that machines with large pages only omit.
 const fn makes_small_pages(kind: HostKind) -> bool {
@@ -67,6 +71,8 @@ struct Taste {
     is_about_lives: bool,
     /// Most flushes are of everything in one address space.
     flushes_spaces: bool,
+    /// How many programs have devices: one in this many.
+    devices_one_in: usize,
 }
 
 impl Program {
@@ -74,10 +80,14 @@ impl Program {
     /// topic or any.
     pub fn random(arch: Arch, seed: u64, length: usize, topic: Option<Topic>) -> Self {
         let mut rng = Rng::new(seed ^ 0x5eed_0f00);
+        let mut dma = Rng::new(seed ^ 0xd3_a10b);
+        let is_about_devices = dma.one_in(DEVICES_ONE_IN) && topic.is_none();
+        let topic = if is_about_devices { Some(Topic::Devices) } else { topic };
         let mut taste = Taste::new(arch, topic, &mut rng);
         taste.config.arm = Arm::random(&mut Rng::new(seed ^ 0xa5_3664));
         let mut reuse = Rng::new(seed ^ 0xf4_a3e5);
         (taste.config.reuses_at_once, taste.config.reuses_targets) = (reuse.one_in(2), reuse.one_in(2));
+        taste.config.dma = Dma::random(&taste, &mut dma);
         let config = taste.config;
         let vcpus = config.vms * config.vcpus;
         // The host must not still be at its first operation when the guests are finished.
@@ -118,7 +128,22 @@ impl Config {
             page_limit: rng.pick(&[16, 64, 1024]),
             pcid: arch == Arch::Amd64 && rng.one_in(4),
             arm: Arm::PLAIN,
+            dma: Dma::NONE,
         }
+    }
+}
+
+impl Dma {
+    /// Most machines have no devices: they take time.
+    fn random(taste: &Taste, rng: &mut Rng) -> Self {
+        if !rng.one_in(taste.devices_one_in) {
+            return Self::NONE;
+        }
+        let mut devices = [0; VMS_MAX];
+        devices[..taste.config.vms].fill_with(|| rng.pick(&[0, 1, 1, 2]));
+        devices[0] = devices[0].max(1);
+        let at = GpaPage { area: taste.area, page: taste.gpa_page };
+        Self { devices, ats: rng.word() as u8, ring: rng.pick(&[4, 8, 32]), at }
     }
 }
 
@@ -170,6 +195,10 @@ impl Taste {
                 config.vcpus = 2;
                 config.tags = rng.pick(&[2, 3, 5]);
             }
+            Topic::Devices => {
+                config.vms = rng.pick(&[1, 1, 2]);
+                config.vcpus = 2;
+            }
             Topic::Anything | Topic::Slots | Topic::Tables => {}
         }
         let theme = topic.theme();
@@ -188,6 +217,11 @@ impl Taste {
             flushes_changes: !rng.one_in(3),
             is_about_lives: topic == Topic::Lives,
             flushes_spaces: topic == Topic::Halts,
+            devices_one_in: match topic {
+                Topic::Devices => 1,
+                Topic::Anything | Topic::Lives => DEVICES_ONE_IN,
+                _ => usize::MAX,
+            },
         }
     }
 
