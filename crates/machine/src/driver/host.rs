@@ -12,7 +12,7 @@ use super::life::Row;
 use super::vm::{Architecture, Log, Vm, new_slot};
 use crate::bug::Bug;
 use crate::layout::{AREA_PAGES, AREA_SIZE, PAGE_SIZE, PAGES, area};
-use crate::machine::{AbstractMachine, TablePool};
+use crate::machine::TablePool;
 use crate::program::{Backing, GpaPage, HostOp, Track};
 
 /// A bit for each page of the largest slot.
@@ -212,7 +212,7 @@ impl<'m, F: Architecture> Vm<'m, F> {
     }
 
     /// Whether the nested tables are as they would be after a zap of everything and new faults.
-    fn audit(&self) -> Result<(), String> {
+    pub(super) fn audit(&self) -> Result<(), String> {
         let audit = self.space.audit().map_err(|error| format!("no audit: {error}"))?;
         match audit.first {
             None => Ok(()),
@@ -383,24 +383,5 @@ impl<'m, F: Architecture> Vm<'m, F> {
             let now = self.machine.now();
             self.machine.oracle.borrow_mut().stored(host.0, now);
         }
-    }
-}
-
-/// Whether a run has ended correctly.
-pub(crate) fn check_end<F: Architecture>(
-    machine: &AbstractMachine,
-    rows: &[Row<'_, F>],
-) -> Result<(), String> {
-    machine.hw.borrow().memory.check_free_tables()?;
-    let mut slot_count = 0;
-    for vm in rows.iter().filter_map(Row::vm) {
-        vm.check_logs()?;
-        vm.audit()?;
-        vm.space.slots().memory().for_each(|_| slot_count += 1);
-    }
-    let region_count = machine.hw.borrow().memory.regions_in_use();
-    match region_count == slot_count {
-        true => Ok(()),
-        false => Err(format!("{region_count} regions are in use, for {slot_count} slots")),
     }
 }

@@ -178,3 +178,22 @@ impl<F: Architecture> Vm<'_, F> {
         }
     }
 }
+
+/// Whether a run has ended correctly.
+pub(crate) fn check_end<F: Architecture>(
+    machine: &AbstractMachine,
+    rows: &[Row<'_, F>],
+) -> Result<(), String> {
+    machine.hw.borrow().memory.check_free_tables()?;
+    let mut slot_count = 0;
+    for vm in rows.iter().filter_map(Row::vm) {
+        vm.check_logs()?;
+        vm.audit()?;
+        vm.space.slots().memory().for_each(|_| slot_count += 1);
+    }
+    let region_count = machine.hw.borrow().memory.regions_in_use();
+    match region_count == slot_count {
+        true => Ok(()),
+        false => Err(format!("{region_count} regions are in use, for {slot_count} slots")),
+    }
+}

@@ -16,7 +16,7 @@ mod vm;
 
 pub(crate) use cpu::run_cpu;
 pub(crate) use device::{Behind, all as all_devices, run_device};
-pub(crate) use host::{check_end, run_host};
-pub(crate) use life::Row;
+pub(crate) use host::run_host;
+pub(crate) use life::{Row, check_end};
 pub(crate) use ring::{Ring, run_iommu};
 pub(crate) use vm::{Architecture, Heritage};
