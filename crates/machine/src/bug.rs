@@ -68,4 +68,10 @@ pub enum Bug {
     ResidentByIndex,
     /// On Arm64, invalidations are completed only for the own processor (O11).
     CompletedLocally,
+    /// A flush leaves the devices out.
+    DevicesNotTold,
+    /// The devices drop what they have before the entries are removed.
+    DevicesToldEarly,
+    /// On Arm64, a break before make leaves the devices out.
+    NoBreakForDevices,
 }

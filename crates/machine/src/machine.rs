@@ -9,9 +9,11 @@ use paging::{Entries, FlushRange, PhysAddr, TableMemory};
 use stay::{Mistake, Mistakes};
 
 use crate::bug::Bug;
+use crate::driver::{Behind, all_devices};
 use crate::hw::bytes::Bytes;
 use crate::hw::cpu::Hw;
 use crate::hw::format::Arch;
+use crate::hw::iommu::Iommu;
 use crate::hw::lives::Presence;
 use crate::hw::memory::Memory;
 use crate::oracle::Oracle;
@@ -58,6 +60,10 @@ pub(crate) struct AbstractMachine {
     tables: Vec<Cell<usize>>,
     /// By virtual machine: it is being destroyed.
     ending: Vec<Cell<bool>>,
+    /// By virtual machine: root of the tables by which its devices may translate.
+    dma_roots: Vec<Cell<Option<u64>>>,
+    /// CPUs and hosts that have not ended.
+    busy: Cell<usize>,
 }
 
 impl AbstractMachine {
@@ -66,11 +72,12 @@ impl AbstractMachine {
         let mut memory = Memory::new(TABLES, REGIONS).reusing(config.reuses_at_once);
         let nowhere = memory.allocate_table().ok().flatten().expect("all tables are free");
         let points_max = (operations as u64 + 10) * POINTS_PER_OPERATION;
+        let (bytes, rng) = (memory.bytes(), Rng::new(seed ^ 0x11));
+        let hw = Hw::new(config.arch, config.cpus, memory, rng).with_pcids(config.pcid);
+        let actors = config.cpus + config.vms;
         Self {
-            bytes: memory.bytes(),
-            hw: RefCell::new(
-                Hw::new(config.arch, config.cpus, memory, Rng::new(seed ^ 0x11)).with_pcids(config.pcid),
-            ),
+            bytes,
+            hw: RefCell::new(hw.with_iommu(Iommu::new(all_devices(&config)))),
             oracle: RefCell::new(Oracle::new(config.vms, config.vcpus)),
             sched: Scheduler::new(Rng::new(seed ^ 0x22), points_max),
             config,
@@ -78,11 +85,13 @@ impl AbstractMachine {
             stage2: Stage2::new(&config, nowhere),
             failure: RefCell::new(None),
             trace: traced.then(RefCell::default),
-            handed: RefCell::new(vec![VecDeque::new(); config.cpus + config.vms]),
+            handed: RefCell::new(vec![VecDeque::new(); actors]),
             done: Cell::new(0),
             latency: RefCell::new(vec![None; config.cpus]),
             tables: vec![Cell::new(0); config.vms],
             ending: vec![Cell::new(false); config.vms],
+            dma_roots: vec![Cell::new(None); config.vms],
+            busy: Cell::new(actors),
         }
     }
 
@@ -111,18 +120,26 @@ impl AbstractMachine {
         self.sched.point_inside();
     }
 
+    /// Another actor runs here: the current one waits in the middle of a crate's operation.
+    pub(crate) fn give_way_inside(&self) {
+        self.sync();
+        self.sched.give_way();
+    }
+
     /// Reads what the current actor has written to tables.
     fn sync(&self) {
         let Some(actor) = self.sched.current() else { return };
-        let handed = &self.handed.borrow()[actor];
-        if !handed.is_empty() {
+        let handed = self.handed.borrow();
+        // The IOMMU and devices have no references.
+        if let Some(handed) = handed.get(actor).filter(|handed| !handed.is_empty()) {
             self.hw.borrow_mut().memory.sync(handed.iter().copied());
         }
     }
 
     fn let_go(&self) {
-        if let Some(actor) = self.sched.current() {
-            self.handed.borrow_mut()[actor].clear();
+        let handed = &mut self.handed.borrow_mut();
+        if let Some(handed) = self.sched.current().and_then(|actor| handed.get_mut(actor)) {
+            handed.clear();
         }
     }
 
@@ -157,7 +174,9 @@ impl AbstractMachine {
         }
         let actor = match self.sched.current() {
             Some(actor) if actor < self.config.cpus => format!("CPU {actor}"),
-            Some(actor) => format!("host {}", actor - self.config.cpus),
+            Some(actor) if actor < self.busy_max() => format!("host {}", actor - self.config.cpus),
+            Some(actor) if actor == self.busy_max() => "IOMMU".into(),
+            Some(_) => "device".into(),
             None => "end".into(),
         };
         trace.push_back(format!("{:>8}  {actor:<7} {}", self.now(), what()));
@@ -226,6 +245,30 @@ impl AbstractMachine {
         self.has(bug) && self.ending[vm].get()
     }
 
+    /// Root of the tables by which a virtual machine's devices may translate.
+    pub(crate) fn dma_root(&self, vm: usize) -> Option<u64> {
+        self.dma_roots[vm].get()
+    }
+
+    /// Records it; `None` when they must not translate any more.
+    pub(crate) fn set_dma_root(&self, vm: usize, root: Option<u64>) {
+        self.dma_roots[vm].set(root);
+    }
+
+    const fn busy_max(&self) -> usize {
+        self.config.cpus + self.config.vms
+    }
+
+    /// Whether a CPU or host has not ended: the IOMMU and the devices go on until then.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.busy.get() != 0
+    }
+
+    /// One of them has ended.
+    pub(crate) fn end_actor(&self) {
+        self.busy.set(self.busy.get() - 1);
+    }
+
     /// Whether the current actor is this CPU.
     pub(crate) fn is_on(&self, cpu: usize) -> bool {
         self.sched.current() == Some(cpu)
@@ -257,12 +300,13 @@ impl AbstractMachine {
 pub(crate) struct TablePool<'m> {
     machine: &'m AbstractMachine,
     vm: usize,
+    behind: Behind<'m>,
 }
 
 impl<'m> TablePool<'m> {
-    /// The tables of a virtual machine.
-    pub(crate) fn new(machine: &'m AbstractMachine, vm: usize) -> Self {
-        Self { machine, vm }
+    /// The tables of a virtual machine that has these devices.
+    pub(crate) fn new(machine: &'m AbstractMachine, vm: usize, behind: Behind<'m>) -> Self {
+        Self { machine, vm, behind }
     }
 }
 
@@ -332,6 +376,7 @@ unsafe impl TableMemory for TablePool<'_> {
         self.machine.sync();
         if self.machine.config.arch == Arch::Arm64 && !self.machine.ends_by(Bug::TagHandedOn, self.vm) {
             self.machine.break_before_make(self.vm, &range);
+            self.behind.break_before_make(&range);
         }
         self.machine.hook();
     }

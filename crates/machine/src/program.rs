@@ -209,6 +209,40 @@ pub struct Config {
     pub reuses_targets: bool,
     /// Additional properties of an Arm64 machine.
     pub arm: Arm,
+    /// Devices with DMA.
+    pub dma: Dma,
+}
+
+/// Devices with DMA, behind one IOMMU. A virtual machine with devices has no dirty logs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dma {
+    /// The number of each virtual machine's devices: 2 at most.
+    pub devices: [usize; VMS_MAX],
+    /// A bit for each place of a device: it has a TLB of its own (ATS).
+    pub ats: u8,
+    /// Entries of the command ring.
+    pub ring: usize,
+    /// Where most accesses go to.
+    pub at: GpaPage,
+}
+
+/// The most virtual machines.
+pub const VMS_MAX: usize = 3;
+
+impl Dma {
+    /// No devices.
+    pub const NONE: Self = Self { devices: [0; VMS_MAX], ats: 0, ring: 4, at: GpaPage { area: 0, page: 0 } };
+
+    /// The places of a virtual machine's devices.
+    pub fn of(&self, vm: usize) -> core::ops::Range<usize> {
+        let first = self.devices[..vm].iter().sum();
+        first..first + self.devices[vm]
+    }
+
+    /// Whether there are any.
+    pub fn has_devices(&self) -> bool {
+        self.devices != [0; VMS_MAX]
+    }
 }
 
 /// Processors and settings of Arm64.

@@ -3,7 +3,9 @@
 use paging::{Amd64Nested, Arm64Stage2};
 
 use crate::bug::Bug;
-use crate::driver::{Architecture, Heritage, Row, check_end, run_cpu, run_host};
+use crate::driver::{
+    Architecture, Behind, Heritage, Ring, Row, check_end, run_cpu, run_device, run_host, run_iommu,
+};
 use crate::hw::format::Arch;
 use crate::machine::AbstractMachine;
 use crate::program::Program;
@@ -31,20 +33,35 @@ pub fn run(program: &Program, bug: Option<Bug>, traced: bool) -> Run {
 
 fn run_with<F: Architecture>(program: &Program, bug: Option<Bug>, traced: bool) -> Run {
     let machine = AbstractMachine::new(program.config, program.seed, program.len(), bug, traced);
-    let rows: Vec<Row<'_, F>> = (0..program.config.vms)
-        .map(|index| Row::new(&machine, index, Heritage::of(program, index)))
+    let (config, ring) = (&program.config, Ring::new(&machine));
+    let rows: Vec<Row<'_, F>> = (0..config.vms)
+        .map(|index| Row::new(Behind::new(&machine, &ring, index), index, Heritage::of(program, index)))
         .collect();
     let mut actors: Vec<Actor<'_>> = Vec::new();
-    for cpu in 0..program.config.cpus {
-        let (machine, rows) = (&machine, &rows);
-        actors.push(Box::new(move || run_cpu(machine, rows, cpu)));
+    let (machine, rows) = (&machine, &rows);
+    for cpu in 0..config.cpus {
+        actors.push(Box::new(move || {
+            run_cpu(machine, rows, cpu);
+            machine.end_actor();
+        }));
     }
     for (row, ops) in rows.iter().zip(&program.hosts) {
-        actors.push(Box::new(move || run_host(row, ops)));
+        actors.push(Box::new(move || {
+            run_host(row, ops);
+            machine.end_actor();
+        }));
+    }
+    if config.dma.has_devices() {
+        actors.push(Box::new(|| run_iommu(&ring)));
+    }
+    for vm in 0..config.vms {
+        for place in config.dma.of(vm) {
+            actors.push(Box::new(move || run_device(machine, vm, place)));
+        }
     }
     let ended = machine.sched.run(actors);
     let failure = machine.failure().or(match ended {
-        Ok(()) => check_end(&machine, &rows).err(),
+        Ok(()) => check_end(machine, rows).err(),
         Err(Ended::Panicked(message)) => Some(format!("panic: {message}")),
         Err(Ended::Endless) => Some("the run does not end".into()),
         Err(Ended::Stopped) => Some("stopped without a reason".into()),

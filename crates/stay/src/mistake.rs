@@ -82,6 +82,28 @@ mistakes! {
     StaleRangeLeftOut,
     /// An entry is replaced without a break (P3).
     NoBreak,
+    /// An IOMMU is given its commands, and not waited for.
+    IommuNotWaited,
+    /// The IOMMU's command names another domain.
+    WrongDomain,
+    /// It ends a page too early.
+    DmaPageLeftOut,
+    /// It names the block of the right size that begins at a multiple of it, in which the range may
+    /// not end.
+    BlockMisaligned,
+    /// It leaves upper-level entries, although a table was cut off.
+    DmaTablesKept,
+    /// A device that keeps translations itself (ATS) is not told.
+    DeviceTlbForgotten,
+    /// It is told while the IOMMU may still answer it with what is stale.
+    DeviceTlbEarly,
+    /// What an IOMMU keeps of a machine's translations is not dropped when its devices are taken
+    /// away.
+    DomainKept,
+    /// It is dropped while the IOMMU may go by the former entries of the devices.
+    DomainDroppedEarly,
+    /// Former entries of the device table stay in use.
+    DeviceEntryKept,
 }
 
 /// Implemented by types that may be told to make mistakes. Only tests do so: elsewhere it is

@@ -106,6 +106,11 @@ impl World {
         self.table[page].store(0, Ordering::Relaxed);
     }
 
+    /// Whether a walk finds a page. Relaxed: an invalidation is no reason to find anything.
+    pub(super) fn is_mapped(&self, page: usize) -> bool {
+        self.table[page].load(Ordering::Relaxed) == MAPPED
+    }
+
     /// Uses the page for something else.
     pub(super) fn reuse(&self, page: usize) {
         self.pages[page].with_mut(|_| ());
@@ -143,7 +148,7 @@ impl Device {
     }
 
     /// DMA by the translations that are held.
-    fn access(&self, world: &World) {
+    pub(super) fn access(&self, world: &World) {
         for (page, _) in world.pages.iter().zip(self.held).filter(|(_, is_held)| *is_held) {
             page.with_mut(|_| ());
         }
@@ -174,10 +179,9 @@ impl Device {
 
     /// Drops what it has to, and looks at once whether the table has it still.
     fn walk_again(&mut self, world: &World) {
-        for (page, entry) in world.table.iter().enumerate() {
+        for page in 0..world.table.len() {
             if core::mem::take(&mut self.dropped[page]) {
-                // Relaxed: an invalidation is no reason to find anything.
-                self.held[page] = entry.load(Ordering::Relaxed) == MAPPED;
+                self.held[page] = world.is_mapped(page);
             }
         }
     }

@@ -5,6 +5,7 @@
 //! DMA by translations that it keeps until an invalidation, and reads the ring. A page that is
 //! used by the device and reused by a CPU at the same time is a race that loom finds.
 
+mod both;
 mod device;
 mod mutants;
 mod scenarios;

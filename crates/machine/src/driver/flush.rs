@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use coherence::{CpuId, FlushOutcome, Hardware, Ledger, NoDevices, Scope, SpaceReceipt};
+use coherence::{CpuId, FlushOutcome, Hardware, Ledger, Scope, SpaceReceipt};
 use memslots::Gpa;
 use paging::{FlushReceipt, Invalidation, NeverWalked, Stamp};
 use stay::amd64::{self, Asked, Initiator};
@@ -14,6 +14,7 @@ use tlfs::{
 };
 
 use super::cpu::Cpu;
+use super::device::Told;
 use super::guest::ALL_PAGES;
 use super::vm::{Activity, Architecture, Vcpu, Vm};
 use crate::bug::Bug;
@@ -270,6 +271,11 @@ impl<F: Architecture> Vm<'_, F> {
     /// Flushes this guest's nested translations that `invalidation` names, or more. Afterwards
     /// nothing that was replaced before now is used.
     pub(crate) fn flush(&self, invalidation: Invalidation<'_>) -> FlushProof {
+        self.flush_with(&self.behind.told(invalidation), invalidation)
+    }
+
+    /// The same with devices that drop something else.
+    pub(super) fn flush_with(&self, told: &Told<'_, '_>, invalidation: Invalidation<'_>) -> FlushProof {
         let machine = self.machine;
         machine.point();
         let time = machine.now();
@@ -282,10 +288,10 @@ impl<F: Architecture> Vm<'_, F> {
                 Ok(FlushProof::forged())
             }
             Arch::Amd64 => {
-                coherence::flush_space(self, &NoDevices, &mut ledger, &hardware).map(FlushProof::Flushed)
+                coherence::flush_space(self, told, &mut ledger, &hardware).map(FlushProof::Flushed)
             }
             Arch::Arm64 => machine
-                .flush_stage2(self.index, self, &NoDevices, invalidation, &mut ledger, &hardware)
+                .flush_stage2(self.index, self, told, invalidation, &mut ledger, &hardware)
                 .map(FlushProof::Flushed),
         };
         let receipt = flushed.unwrap_or_else(|stalled| {

@@ -12,7 +12,7 @@ use super::life::Row;
 use super::vm::{Architecture, Log, Vm, new_slot};
 use crate::bug::Bug;
 use crate::layout::{AREA_PAGES, AREA_SIZE, PAGE_SIZE, PAGES, area};
-use crate::machine::{AbstractMachine, TablePool};
+use crate::machine::TablePool;
 use crate::program::{Backing, GpaPage, HostOp, Track};
 
 /// A bit for each page of the largest slot.
@@ -26,6 +26,7 @@ const RETIRED: u64 = 0x0ddb_a110_0ddb_a110;
 
 /// The actor of the host for one virtual machine: performs its operations in order.
 pub(crate) fn run_host<F: Architecture>(row: &Row<'_, F>, ops: &[HostOp]) {
+    row.attach_devices();
     for &op in ops {
         let Some(vm) = row.vm() else { return };
         let machine = vm.machine;
@@ -69,6 +70,8 @@ impl<'m, F: Architecture> Vm<'m, F> {
             HostOp::SetReadOnly(slot, read_only) => {
                 self.run_job(op, self.space.set_read_only(SlotId(slot), read_only)?)
             }
+            // The stores of devices leave no trace.
+            HostOp::StartLog(_) if self.behind.has_devices() => Err(SlotError::NoLog),
             HostOp::StartLog(slot) => self.start_log(op, slot),
             HostOp::Fetch(slot) => self.fetch(slot),
             HostOp::StopLog(slot) => {
@@ -143,6 +146,10 @@ impl<'m, F: Architecture> Vm<'m, F> {
         if machine.has(Bug::FlushBeforeUnmap) {
             self.flush(Invalidation::Everything);
         }
+        let are_told_early = machine.has(Bug::DevicesToldEarly);
+        if are_told_early {
+            self.behind.tell(Invalidation::Everything);
+        }
         let is_forged = matches!(machine.bug, Some(Bug::FlushBeforeUnmap | Bug::MemoryFreedEarly))
             || machine.ends_by(Bug::MemoryHandedOnEarly, self.index)
             || machine.ends_by(Bug::TagHandedOn, self.index)
@@ -151,6 +158,9 @@ impl<'m, F: Architecture> Vm<'m, F> {
             let flush = |invalidation: Invalidation<'_>| match is_forged {
                 true => self.forge(),
                 false if machine.has(Bug::TableFreedEarly) => FlushProof::forged(),
+                false if are_told_early => {
+                    self.flush_with(&self.behind.told(Invalidation::Nothing), invalidation)
+                }
                 false => self.flush(invalidation),
             };
             match stay::step(&mut job, machine.config.step, flush, |what| self.retire(what)) {
@@ -202,7 +212,7 @@ impl<'m, F: Architecture> Vm<'m, F> {
     }
 
     /// Whether the nested tables are as they would be after a zap of everything and new faults.
-    fn audit(&self) -> Result<(), String> {
+    pub(super) fn audit(&self) -> Result<(), String> {
         let audit = self.space.audit().map_err(|error| format!("no audit: {error}"))?;
         match audit.first {
             None => Ok(()),
@@ -373,24 +383,5 @@ impl<'m, F: Architecture> Vm<'m, F> {
             let now = self.machine.now();
             self.machine.oracle.borrow_mut().stored(host.0, now);
         }
-    }
-}
-
-/// Whether a run has ended correctly.
-pub(crate) fn check_end<F: Architecture>(
-    machine: &AbstractMachine,
-    rows: &[Row<'_, F>],
-) -> Result<(), String> {
-    machine.hw.borrow().memory.check_free_tables()?;
-    let mut slot_count = 0;
-    for vm in rows.iter().filter_map(Row::vm) {
-        vm.check_logs()?;
-        vm.audit()?;
-        vm.space.slots().memory().for_each(|_| slot_count += 1);
-    }
-    let region_count = machine.hw.borrow().memory.regions_in_use();
-    match region_count == slot_count {
-        true => Ok(()),
-        false => Err(format!("{region_count} regions are in use, for {slot_count} slots")),
     }
 }

@@ -5,7 +5,8 @@
 //! A  no new vCPU; an event to each                      P  finds the event, and removes the vCPU that it has, or
 //! B  removes those that no CPU has; waits for P            only gives it up, if its target is used again
 //! C  the slots are removed by jobs, each with a
-//!    receipt: memory is returned
+//!    receipt: memory is returned; before that or
+//!    after it, the devices are taken away
 //! D  nobody has a reference to the guest any more
 //! E  asks each CPU to leave its address space (Arm64)   Q  loads a VTTBR_EL2 of no machine
 //! F  waits for Q, returns the tables, drops the tags
@@ -21,6 +22,7 @@ use coherence::{Owner, Target};
 use memslots::SlotId;
 use paging::NeverWalked;
 
+use super::device::Behind;
 use super::vm::{Activity, Architecture, Heritage, Vm};
 use crate::bug::Bug;
 use crate::hw::format::Arch;
@@ -29,6 +31,7 @@ use crate::machine::AbstractMachine;
 /// The place of a virtual machine. It is empty while one is destroyed.
 pub(crate) struct Row<'m, F: Architecture> {
     machine: &'m AbstractMachine,
+    behind: Behind<'m>,
     index: usize,
     current: RefCell<Option<Rc<Vm<'m, F>>>>,
     /// Guests that were destroyed here.
@@ -37,9 +40,17 @@ pub(crate) struct Row<'m, F: Architecture> {
 
 impl<'m, F: Architecture> Row<'m, F> {
     /// With its first guest.
-    pub(crate) fn new(machine: &'m AbstractMachine, index: usize, heritage: Heritage) -> Self {
-        let vm = Rc::new(Vm::new(machine, index, heritage));
-        Self { machine, index, current: RefCell::new(Some(vm)), ended: Cell::new(0) }
+    pub(crate) fn new(behind: Behind<'m>, index: usize, heritage: Heritage) -> Self {
+        let vm = Rc::new(Vm::new(behind, index, heritage));
+        let machine = behind.machine;
+        Self { machine, behind, index, current: RefCell::new(Some(vm)), ended: Cell::new(0) }
+    }
+
+    /// The guest that is here gets the devices.
+    pub(crate) fn attach_devices(&self) {
+        if let Some(vm) = self.vm() {
+            self.behind.attach(vm.space.root().0);
+        }
     }
 
     /// The guest that is here now.
@@ -63,8 +74,9 @@ impl<'m, F: Architecture> Row<'m, F> {
         let time = machine.now();
         machine.oracle.borrow_mut().begin_vm(self.index, time);
         machine.set_ending(self.index, false);
-        let vm = Vm::new(machine, self.index, heritage);
+        let vm = Vm::new(self.behind, self.index, heritage);
         *self.current.borrow_mut() = Some(Rc::new(vm));
+        self.attach_devices();
     }
 }
 
@@ -78,8 +90,16 @@ impl<F: Architecture> Vm<'_, F> {
             self.remove_all_slots();
         }
         self.stop();
+        // Before the slots are removed, or after that.
+        let is_detached_first = machine.below(2) == 0;
+        if is_detached_first {
+            self.behind.detach();
+        }
         if !is_early {
             self.remove_all_slots();
+        }
+        if !is_detached_first {
+            self.behind.detach();
         }
         machine.demand(self.check_logs());
         let mut shared = self;
@@ -156,5 +176,24 @@ impl<F: Architecture> Vm<'_, F> {
             asids: machine.has(Bug::TagHandedOn).then(|| asids.collect()),
             targets: machine.config.reuses_targets.then_some(targets),
         }
+    }
+}
+
+/// Whether a run has ended correctly.
+pub(crate) fn check_end<F: Architecture>(
+    machine: &AbstractMachine,
+    rows: &[Row<'_, F>],
+) -> Result<(), String> {
+    machine.hw.borrow().memory.check_free_tables()?;
+    let mut slot_count = 0;
+    for vm in rows.iter().filter_map(Row::vm) {
+        vm.check_logs()?;
+        vm.audit()?;
+        vm.space.slots().memory().for_each(|_| slot_count += 1);
+    }
+    let region_count = machine.hw.borrow().memory.regions_in_use();
+    match region_count == slot_count {
+        true => Ok(()),
+        false => Err(format!("{region_count} regions are in use, for {slot_count} slots")),
     }
 }

@@ -2,6 +2,7 @@
 //! told to make [mistakes](crate::bug::Bug).
 
 mod cpu;
+mod device;
 mod fault;
 mod flush;
 mod guest;
@@ -10,9 +11,12 @@ mod guest_tables;
 mod host;
 mod life;
 mod processor;
+mod ring;
 mod vm;
 
 pub(crate) use cpu::run_cpu;
-pub(crate) use host::{check_end, run_host};
-pub(crate) use life::Row;
+pub(crate) use device::{Behind, all as all_devices, run_device};
+pub(crate) use host::run_host;
+pub(crate) use life::{Row, check_end};
+pub(crate) use ring::{Ring, run_iommu};
 pub(crate) use vm::{Architecture, Heritage};

@@ -5,13 +5,14 @@ use std::sync::atomic::AtomicU64;
 
 use coherence::asid::AsidSlot;
 use coherence::vmid::Home;
-use coherence::{Members, NoDevices, Target, Targets, Walkers};
+use coherence::{Members, Target, Targets, Walkers};
 use memslots::space::GuestSpace;
 use memslots::{Gpa, Memslots, MmioCache, Numbers, PhysAddr, Slot, SlotFlags, SlotId};
 use paging::{Amd64Nested, Arm64Stage2, Format as TableFormat, Level, Stamp};
 use stay::amd64::{TranslationControls, Walks};
 use stay::{MMIO_PAGES, Mistake, Mistakes};
 
+use super::device::{Behind, Told};
 use super::guest::{ALL_PAGES, PendingCall};
 use super::processor::Vmcb;
 use crate::bug::Bug;
@@ -98,6 +99,7 @@ pub(crate) struct Vcpu {
 #[derive(Debug)]
 pub(crate) struct Vm<'m, F: Architecture> {
     pub(crate) machine: &'m AbstractMachine,
+    pub(crate) behind: Behind<'m>,
     pub(crate) index: usize,
     pub(crate) space: GuestSpace<F, TablePool<'m>>,
     /// By VP index: vCPUs that never run precede the first that does.
@@ -169,9 +171,10 @@ pub(crate) struct Log {
 
 impl<'m, F: Architecture> Vm<'m, F> {
     /// The machine's virtual machine of this index.
-    pub(crate) fn new(machine: &'m AbstractMachine, index: usize, heritage: Heritage) -> Self {
+    pub(crate) fn new(behind: Behind<'m>, index: usize, heritage: Heritage) -> Self {
+        let machine = behind.machine;
         let count = machine.config.vcpus;
-        let pool = TablePool::new(machine, index);
+        let pool = TablePool::new(machine, index, behind);
         let space = GuestSpace::new(first_slots(machine), pool, Level::Page2M).expect("there are tables");
         machine.begin_tag(index, space.root().0);
         let mut tags: Vec<_> = (0..count).map(|_| Tags::new()).collect();
@@ -186,6 +189,7 @@ impl<'m, F: Architecture> Vm<'m, F> {
         };
         let vm = Self {
             machine,
+            behind,
             index,
             space,
             targets,
@@ -320,9 +324,9 @@ impl<F: Architecture> Targets for Vm<'_, F> {
 
 // SAFETY: the model's processors run only for these targets, and an error of one of them ends the
 // run.
-unsafe impl<F: Architecture> Walkers for Vm<'_, F> {
+unsafe impl<'m, F: Architecture> Walkers for Vm<'m, F> {
     type Stamp = Stamp;
-    type Devices<'a> = NoDevices;
+    type Devices<'a> = Told<'a, 'm>;
 
     fn stamp(&self) -> Stamp {
         self.space.stamp()

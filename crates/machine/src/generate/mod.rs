@@ -4,6 +4,7 @@
 //! operations use the same few pages. Programs that do a little of everything seldom do enough of
 //! anything.
 
+mod config;
 mod themes;
 
 pub use themes::Topic;
@@ -11,8 +12,12 @@ use themes::{GuestKind, HostKind};
 
 use crate::hw::format::Arch;
 use crate::layout::{AREAS, LAST_TABLES, PAGES, SPACES, VA_PAGES, WINDOWS};
-use crate::program::{Arm, Backing, Config, FlushOp, GpaPage, GuestOp, HostOp, Program, Track};
+use crate::program::{Arm, Backing, Config, Dma, FlushOp, GpaPage, GuestOp, HostOp, Program};
 use crate::rng::Rng;
+
+/// One program in this many is about devices; and one of those that are about anything or about
+/// lives has them.
+const DEVICES_ONE_IN: usize = 6;
 
 /// The operations that machines with large pages only omit.
 const fn makes_small_pages(kind: HostKind) -> bool {
@@ -67,6 +72,8 @@ struct Taste {
     is_about_lives: bool,
     /// Most flushes are of everything in one address space.
     flushes_spaces: bool,
+    /// How many programs have devices: one in this many.
+    devices_one_in: usize,
 }
 
 impl Program {
@@ -74,10 +81,14 @@ impl Program {
     /// topic or any.
     pub fn random(arch: Arch, seed: u64, length: usize, topic: Option<Topic>) -> Self {
         let mut rng = Rng::new(seed ^ 0x5eed_0f00);
+        let mut dma = Rng::new(seed ^ 0xd3_a10b);
+        let is_about_devices = dma.one_in(DEVICES_ONE_IN) && topic.is_none();
+        let topic = if is_about_devices { Some(Topic::Devices) } else { topic };
         let mut taste = Taste::new(arch, topic, &mut rng);
         taste.config.arm = Arm::random(&mut Rng::new(seed ^ 0xa5_3664));
         let mut reuse = Rng::new(seed ^ 0xf4_a3e5);
         (taste.config.reuses_at_once, taste.config.reuses_targets) = (reuse.one_in(2), reuse.one_in(2));
+        taste.config.dma = Dma::random(&taste, &mut dma);
         let config = taste.config;
         let vcpus = config.vms * config.vcpus;
         // The host must not still be at its first operation when the guests are finished.
@@ -95,54 +106,6 @@ impl Program {
         let guests = (0..vcpus).map(|_| taste.guest_ops(&mut rng, guest_length)).collect();
         let hosts = (0..config.vms).map(|_| taste.host_ops(&mut rng, host_length)).collect();
         Self { config, seed, guests, hosts }
-    }
-}
-
-impl Config {
-    /// A random machine of `arch`.
-    fn random(arch: Arch, rng: &mut Rng) -> Self {
-        let vms = rng.pick(&[1, 1, 2]);
-        Self {
-            arch,
-            cpus: rng.pick(&[2, 2, 3]),
-            vms,
-            vcpus: if vms == 1 { rng.pick(&[3, 4]) } else { 2 },
-            reuses_at_once: false,
-            reuses_targets: false,
-            tags: rng.pick(&[2, 3, 5, 15]),
-            flush_by_asid: !rng.one_in(3),
-            track: rng.pick(&[Track::DirtyBits, Track::WriteProtection]),
-            step: rng.pick(&[1, 7, 64, 64, 512, 512]),
-            large_only: rng.one_in(3),
-            first_vp: rng.pick(&[0, 62, 63]),
-            page_limit: rng.pick(&[16, 64, 1024]),
-            pcid: arch == Arch::Amd64 && rng.one_in(4),
-            arm: Arm::PLAIN,
-        }
-    }
-}
-
-impl Arm {
-    /// Few features, and no visitors.
-    const PLAIN: Self = Self {
-        range: false,
-        ttl: false,
-        forces_broadcast: true,
-        pages_max: 512,
-        ranges_max: 0,
-        visitor_one_in: usize::MAX,
-    };
-
-    fn random(rng: &mut Rng) -> Self {
-        Self {
-            range: !rng.one_in(4),
-            ttl: !rng.one_in(3),
-            forces_broadcast: rng.one_in(2),
-            // A processor of this machine remembers 48 invalidations, and forgets earlier ones.
-            pages_max: rng.pick(&[4, 16]),
-            ranges_max: rng.pick(&[4, 16]),
-            visitor_one_in: rng.pick(&[3, 12, 200]),
-        }
     }
 }
 
@@ -170,6 +133,10 @@ impl Taste {
                 config.vcpus = 2;
                 config.tags = rng.pick(&[2, 3, 5]);
             }
+            Topic::Devices => {
+                config.vms = rng.pick(&[1, 1, 2]);
+                config.vcpus = 2;
+            }
             Topic::Anything | Topic::Slots | Topic::Tables => {}
         }
         let theme = topic.theme();
@@ -188,6 +155,11 @@ impl Taste {
             flushes_changes: !rng.one_in(3),
             is_about_lives: topic == Topic::Lives,
             flushes_spaces: topic == Topic::Halts,
+            devices_one_in: match topic {
+                Topic::Devices => 1,
+                Topic::Anything | Topic::Lives => DEVICES_ONE_IN,
+                _ => usize::MAX,
+            },
         }
     }
 

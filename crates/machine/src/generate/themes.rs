@@ -24,6 +24,8 @@ pub enum Topic {
     Halts,
     /// Guests that come and go.
     Lives,
+    /// Devices with DMA under changes of all kinds.
+    Devices,
 }
 
 impl Topic {
@@ -56,6 +58,7 @@ impl Topic {
             Self::Guests => &GUESTS,
             Self::Halts => &HALTS,
             Self::Lives => &LIVES,
+            Self::Devices => &DEVICES,
         }
     }
 }
@@ -211,6 +214,22 @@ const LIVES: Theme = Theme {
         (HostKind::Replace, 2),
         (HostKind::Zap, 1),
         (HostKind::Wake, 1),
+    ],
+};
+const DEVICES: Theme = Theme {
+    guest: &[(Load, 4), (Store, 4), (Direct, 24), (Map, 2), (Spin, 3), (Preempt, 2)],
+    host: &[
+        (HostKind::Add, 5),
+        (HostKind::Remove, 5),
+        (HostKind::Move, 1),
+        (HostKind::SetReadOnly, 2),
+        (HostKind::Replace, 3),
+        (HostKind::Split, 2),
+        (HostKind::Collapse, 2),
+        (HostKind::Zap, 5),
+        (HostKind::StartLog, 1),
+        (HostKind::Toggle, 1),
+        (HostKind::Recreate, 1),
     ],
 };
 const GUESTS: Theme = Theme {

@@ -211,6 +211,11 @@ impl Context {
         roots
     }
 
+    /// The times of the last few invalidations.
+    pub fn last_invalidations(&self) -> impl Iterator<Item = u64> {
+        self.invalidations.iter().rev().take(2).map(|(time, ..)| *time)
+    }
+
     /// Whether the tag is in use at `time`, with these nested tables.
     pub fn is_at(&self, time: u64, nested_root: u64) -> bool {
         self.roots_at(time).is_some_and(|(root, _)| root == nested_root)

@@ -3,6 +3,7 @@
 use super::cache::{Context, Invalidation};
 use super::format::{Arch, Format, Stage};
 use super::instruction::Pending;
+use super::iommu::Iommu;
 use super::lives::Presence;
 use super::marks::ASSIST_BUDGET;
 use super::memory::Memory;
@@ -58,22 +59,40 @@ pub struct Hw {
     /// Guests use PCIDs, one for each root: loading a root drops nothing.
     pcid: bool,
     cpus: Vec<Cpu>,
+    /// The IOMMU, and the devices behind it.
+    pub iommu: Iommu,
     /// Room for walkers.
-    words: Vec<u64>,
-    turns: Vec<u64>,
+    pub(super) words: Vec<u64>,
+    pub(super) turns: Vec<u64>,
 }
 
 impl Hw {
     /// `cpus` processors of `arch`.
     pub fn new(arch: Arch, cpus: usize, memory: Memory, rng: Rng) -> Self {
         let cpus = (0..cpus).map(|_| Cpu::default()).collect();
-        Self { memory, rng, steps: Vec::new(), arch, pcid: false, cpus, words: Vec::new(), turns: Vec::new() }
+        Self {
+            memory,
+            rng,
+            steps: Vec::new(),
+            arch,
+            pcid: false,
+            cpus,
+            iommu: Iommu::default(),
+            words: Vec::new(),
+            turns: Vec::new(),
+        }
     }
 
     /// The same; if `pcid`, guests have PCIDs.
     #[must_use]
     pub fn with_pcids(self, pcid: bool) -> Self {
         Self { pcid, ..self }
+    }
+
+    /// The same with devices behind an IOMMU.
+    #[must_use]
+    pub fn with_iommu(self, iommu: Iommu) -> Self {
+        Self { iommu, ..self }
     }
 
     /// Whether guests have PCIDs.
@@ -243,7 +262,19 @@ impl Hw {
         let Self { memory, rng, steps, cpus, words, turns, .. } = self;
         let tag = cpus[cpu].tag?;
         let (_, context) = cpus[cpu].contexts.iter().find(|(other, _)| *other == tag)?;
-        Some(search(&mut Walker { memory, context, formats, by_space, rng, steps, budget, words, turns }))
+        let sets_bits = true;
+        Some(search(&mut Walker {
+            memory,
+            context,
+            formats,
+            by_space,
+            sets_bits,
+            rng,
+            steps,
+            budget,
+            words,
+            turns,
+        }))
     }
 
     /// The guest on `cpu` loads from or stores to `va`.
@@ -326,18 +357,7 @@ impl Hw {
         let mark = self.steps.len();
         let current = self.walk(cpu, 0, |walker| walker.nested_walk(now, gpa, false));
         self.steps.truncate(mark);
-        let page = |nested: &Nested| (nested.level, nested.place.pa);
-        match current {
-            Some(Ok(current)) if page(&current) != page(&held) => Err(Fault::Forbidden(format!(
-                "break-before-make: {gpa:#x} is held as {:?} in {} since {}, and memory has {:?} in {}",
-                held.level,
-                self.memory.name(held.place.pa),
-                held.time,
-                current.level,
-                self.memory.name(current.place.pa)
-            ))),
-            _ => Ok(()),
-        }
+        breaks(&self.memory, gpa, held, current.and_then(Result::ok))
     }
 
     /// Whether the target of a translation is still in use, in the intended life.
@@ -349,5 +369,21 @@ impl Hw {
                 self.memory.name(place.pa)
             ))),
         }
+    }
+}
+
+/// Break-before-make: a translation that is held differs from the one in memory.
+pub(super) fn breaks(memory: &Memory, gpa: u64, held: Nested, current: Option<Nested>) -> Result<(), Fault> {
+    let page = |nested: &Nested| (nested.level, nested.place.pa);
+    match current {
+        Some(current) if page(&current) != page(&held) => Err(Fault::Forbidden(format!(
+            "break-before-make: {gpa:#x} is held as {:?} in {} since {}, and memory has {:?} in {}",
+            held.level,
+            memory.name(held.place.pa),
+            held.time,
+            current.level,
+            memory.name(current.place.pa)
+        ))),
+        _ => Ok(()),
     }
 }

@@ -3,9 +3,11 @@
 pub mod bytes;
 pub mod cache;
 pub mod cpu;
+pub mod dma;
 pub mod format;
 mod history;
 pub mod instruction;
+pub mod iommu;
 pub mod lives;
 mod marks;
 pub mod memory;

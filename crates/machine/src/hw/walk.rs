@@ -122,6 +122,8 @@ pub struct Walker<'a> {
     pub formats: [Format; 2],
     /// Entries of the guest's tables are tagged with the guest's own address space.
     pub by_space: bool,
+    /// It sets accessed bits in the entries that it loads; an IOMMU does not.
+    pub sets_bits: bool,
     /// Makes the choices.
     pub rng: &'a mut Rng,
     /// Entries that the translation depends on.
@@ -159,7 +161,7 @@ impl Walker<'_> {
     }
 
     /// Determines when the entries changed that `walk` reads from memory.
-    fn look_back(&mut self, walk: impl FnOnce(&mut Self)) {
+    pub(super) fn look_back(&mut self, walk: impl FnOnce(&mut Self)) {
         self.turns.clear();
         if self.rng.one_in(2) {
             return;
@@ -189,7 +191,7 @@ impl Walker<'_> {
     /// Possibly the result of `load` as of some time before `time`, if it survived until then. A
     /// result that was impossible at that time does not end the search; one that must never be
     /// possible does.
-    fn earlier<T>(
+    pub(super) fn earlier<T>(
         &mut self,
         time: u64,
         load: impl FnOnce(&mut Self, u64) -> Result<(T, Item), Fault>,
@@ -308,6 +310,15 @@ impl Walker<'_> {
         }
     }
 
+    /// A nested translation as of `time` from a root that the context does not have.
+    pub(super) fn nested_walk_by(&mut self, time: u64, gpa: u64, root: u64) -> Result<Nested, Fault> {
+        let root = self.place(root, time)?;
+        match self.nested_walk_from(time, gpa, false, (root, ROOT), None)? {
+            Reached::Leaf(nested) => Ok(nested),
+            Reached::Table(_) => Err(Fault::Unknown),
+        }
+    }
+
     fn nested_root(&self, time: u64) -> Result<Place, Fault> {
         let (pa, _) = self.context.roots_at(time).ok_or(Fault::Unknown)?;
         self.place(pa, time)
@@ -378,7 +389,7 @@ impl Walker<'_> {
             return Ok(meaning);
         };
         // To load the entry, the processor would have set the bit then.
-        if !accessed && time < self.memory.now() {
+        if self.sets_bits && !accessed && time < self.memory.now() {
             return Err(Fault::Unknown);
         }
         self.steps.push(Step { format, address, level, word: at.pa, word_gpa, entry, time });

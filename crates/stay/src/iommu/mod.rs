@@ -28,7 +28,7 @@ use ::iommu::amd::{Depth, DeviceId, DomainId, device_pages, pages};
 use ::iommu::{Command, Entry, Port, Queue, Stuck, Ticket};
 use paging::{FlushRange, Invalidation, Level};
 
-use crate::Mistakes;
+use crate::{Mistake, Mistakes};
 
 /// The most commands by which the IOMMU drops what one change made stale. Ranges that need more
 /// have a share of them each: larger blocks, which drop more.
@@ -77,10 +77,18 @@ pub fn begin<P: Port + Mistakes, E: AsRef<[Entry]>>(
         Invalidation::Ranges(ranges) if ranges.len() <= COMMANDS_MAX => ranges,
         Invalidation::Ranges(_) | Invalidation::Everything => EVERYTHING,
     };
-    let ticket = queue.issue(of_domain(domain.id, ranges))?;
+    let mistakes = queue.port();
+    let of_domain = of_domain(mistakes, domain.id, ranges);
     let has_ats = domain.devices.iter().any(|device| device.ats.is_some());
-    let ticket = if has_ats { queue.issue(of_devices(domain.devices, ranges))? } else { ticket };
-    Ok(Begun(Some(ticket)))
+    if !has_ats || mistakes.makes(Mistake::DeviceTlbForgotten) {
+        return Ok(Begun(Some(queue.issue(of_domain)?)));
+    }
+    let of_devices = of_devices(domain.devices, ranges);
+    if mistakes.makes(Mistake::DeviceTlbEarly) {
+        return Ok(Begun(Some(queue.issue(of_domain.chain(of_devices))?)));
+    }
+    let _the_next_one_is_behind_it = queue.issue(of_domain)?;
+    Ok(Begun(Some(queue.issue(of_devices)?)))
 }
 
 /// Waits until what was begun is complete: nothing stale is used any more, and accesses by it are
@@ -92,7 +100,10 @@ pub fn finish<P: Port + Mistakes, E: AsRef<[Entry]>>(
     queue: &Queue<P, E>,
     Begun(ticket): Begun,
 ) -> Result<(), Stuck> {
-    ticket.map_or(Ok(()), |ticket| queue.wait(ticket))
+    match ticket {
+        Some(ticket) if !queue.port().makes(Mistake::IommuNotWaited) => queue.wait(ticket),
+        _ => Ok(()),
+    }
 }
 
 /// The devices' entries of the device table were changed: from now on the IOMMU goes by them.
@@ -115,17 +126,40 @@ pub fn detach<P: Port + Mistakes, E: AsRef<[Entry]>>(
     queue: &Queue<P, E>,
     domain: &Domain<'_>,
 ) -> Result<(), Stuck> {
-    // With a sync behind it: as long as an entry is kept, more translations may be.
-    attach(queue, domain.devices)?;
-    finish(queue, begin(queue, domain, Invalidation::Everything)?)
+    let mistakes = queue.port();
+    let everything = || begin(queue, domain, Invalidation::Everything);
+    if mistakes.makes(Mistake::DomainDroppedEarly) {
+        finish(queue, everything()?)?;
+        return attach(queue, domain.devices);
+    }
+    // Waited for first: as long as the IOMMU goes by a former entry, it keeps more translations.
+    if !mistakes.makes(Mistake::DeviceEntryKept) {
+        attach(queue, domain.devices)?;
+    }
+    if mistakes.makes(Mistake::DomainKept) { Ok(()) } else { finish(queue, everything()?) }
 }
 
 /// What the IOMMU has to drop.
-fn of_domain(domain: DomainId, ranges: &[FlushRange]) -> impl Iterator<Item = Command> {
+fn of_domain(
+    mistakes: &impl Mistakes,
+    domain: DomainId,
+    ranges: &[FlushRange],
+) -> impl Iterator<Item = Command> {
     let share = COMMANDS_MAX / ranges.len().max(1);
+    let domain = if mistakes.makes(Mistake::WrongDomain) { DomainId(domain.0 + 1) } else { domain };
     ranges.iter().flat_map(move |range| {
-        let depth = if range.tables { Depth::Tables } else { Depth::Leaves };
-        pages(domain, depth, addresses(range), share)
+        let has_tables = range.tables && !mistakes.makes(Mistake::DmaTablesKept);
+        let depth = if has_tables { Depth::Tables } else { Depth::Leaves };
+        let addresses = addresses(range);
+        if mistakes.makes(Mistake::DmaPageLeftOut) {
+            return pages(domain, depth, addresses.start..addresses.end - Level::Page4K.size(), share);
+        }
+        if mistakes.makes(Mistake::BlockMisaligned) {
+            let size = range.len.checked_next_power_of_two().unwrap_or(1 << 63);
+            let start = addresses.start & !(size - 1);
+            return pages(domain, depth, start..start + size, 1);
+        }
+        pages(domain, depth, addresses, share)
     })
 }
 

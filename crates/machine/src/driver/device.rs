@@ -1,0 +1,193 @@
+//! Devices with DMA, and the virtual machines that have them.
+
+use coherence::DeviceTlbs;
+use iommu::Stuck;
+use iommu::amd::{DeviceId, DomainId};
+use paging::{FlushRange, Invalidation};
+use stay::iommu::{Begun, Device, Domain};
+
+use super::ring::Ring;
+use crate::bug::Bug;
+use crate::hw::dma::Dma;
+use crate::hw::iommu::DeviceEntry;
+use crate::hw::walk::Fault;
+use crate::layout::{AREAS, PAGE_SIZE, PAGES, area};
+use crate::machine::AbstractMachine;
+use crate::program::{Config, GpaPage};
+
+/// The number on the bus of the first device, and the most invalidations that a device queues.
+const FIRST_ID: u16 = 8;
+const QUEUE_DEPTH: u8 = 4;
+/// The domain of the first virtual machine.
+const FIRST_DOMAIN: u16 = 1;
+/// Two devices at most.
+type Devices = arrayvec::ArrayVec<Device, 2>;
+
+/// The numbers on the bus of all devices, and whether each has ATS.
+pub(crate) fn all(config: &Config) -> impl Iterator<Item = (u16, bool)> {
+    let config = *config;
+    (0..config.vms).flat_map(move |vm| config.dma.of(vm)).map(move |place| numbered(&config, place))
+}
+
+fn numbered(config: &Config, place: usize) -> (u16, bool) {
+    (FIRST_ID + place as u16, config.dma.ats >> place & 1 != 0)
+}
+
+/// The devices of one virtual machine, as a flush sees them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Behind<'m> {
+    pub(super) machine: &'m AbstractMachine,
+    /// `None` if there are no devices.
+    ring: Option<&'m Ring<'m>>,
+    vm: usize,
+}
+
+impl<'m> Behind<'m> {
+    /// Those of this machine's virtual machine.
+    pub(crate) fn new(machine: &'m AbstractMachine, ring: &'m Ring<'m>, vm: usize) -> Self {
+        let has_devices = !machine.config.dma.of(vm).is_empty();
+        Self { machine, ring: has_devices.then_some(ring), vm }
+    }
+
+    /// Whether there are any.
+    pub(crate) fn has_devices(&self) -> bool {
+        self.ring.is_some()
+    }
+
+    fn devices(&self) -> Devices {
+        let config = &self.machine.config;
+        let device = |place| {
+            let (id, has_ats) = numbered(config, place);
+            Device { id: DeviceId(id), ats: has_ats.then_some(QUEUE_DEPTH) }
+        };
+        config.dma.of(self.vm).map(device).collect()
+    }
+
+    fn domain(devices: &Devices, vm: usize) -> Domain<'_> {
+        Domain { id: DomainId(FIRST_DOMAIN + vm as u16), devices }
+    }
+
+    /// A new guest gets the devices.
+    pub(super) fn attach(&self, root: u64) {
+        let Some(ring) = self.ring else { return };
+        self.machine.set_dma_root(self.vm, Some(root));
+        self.write_entries(Some(DeviceEntry { domain: FIRST_DOMAIN + self.vm as u16, root }));
+        self.machine.note(|| format!("machine {} gets its devices", self.vm));
+        self.demand(ring.attach(&self.devices()));
+    }
+
+    /// A guest's devices are taken away.
+    pub(super) fn detach(&self) {
+        let Some(ring) = self.ring else { return };
+        self.write_entries(None);
+        self.machine.note(|| format!("the devices of machine {} are blocked", self.vm));
+        self.demand(ring.detach(&Self::domain(&self.devices(), self.vm)));
+        self.machine.set_dma_root(self.vm, None);
+    }
+
+    /// With what they have to drop.
+    pub(super) fn told<'a>(&self, invalidation: Invalidation<'a>) -> Told<'a, 'm> {
+        Told { behind: *self, invalidation }
+    }
+
+    fn write_entries(&self, entry: Option<DeviceEntry>) {
+        for place in self.machine.config.dma.of(self.vm) {
+            self.machine.point();
+            self.machine.hw.borrow_mut().write_device_entry(place, entry);
+        }
+    }
+
+    fn demand(&self, result: Result<(), Stuck>) {
+        self.machine.demand(result.map_err(|stuck| format!("G5: {stuck}")));
+    }
+
+    /// An entry of the tables was made invalid, and another follows.
+    pub(crate) fn break_before_make(&self, range: &FlushRange) {
+        if !self.machine.has(Bug::NoBreakForDevices) {
+            self.tell(Invalidation::Ranges(core::slice::from_ref(range)));
+        }
+    }
+
+    /// Has the devices drop what `invalidation` names, and waits for that.
+    pub(super) fn tell(&self, invalidation: Invalidation<'_>) {
+        let told = self.told(invalidation);
+        self.demand(told.begin().and_then(|begun| told.finish(begun)));
+    }
+}
+
+/// The devices of a virtual machine, and what they have to drop.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Told<'a, 'm> {
+    behind: Behind<'m>,
+    invalidation: Invalidation<'a>,
+}
+
+// SAFETY: the commands name all that `invalidation` does, and the IOMMU of the model executes them.
+// A violation is detected and ends the run.
+unsafe impl DeviceTlbs for Told<'_, '_> {
+    type Begun = Option<Begun>;
+    type Error = Stuck;
+
+    fn begin(&self) -> Result<Option<Begun>, Stuck> {
+        let Behind { machine, ring, vm } = self.behind;
+        let ring = ring.filter(|_| !machine.has(Bug::DevicesNotTold));
+        let devices = self.behind.devices();
+        let domain = Behind::domain(&devices, vm);
+        ring.map(|ring| ring.begin(&domain, self.invalidation)).transpose()
+    }
+
+    fn finish(&self, begun: Option<Begun>) -> Result<(), Stuck> {
+        match (self.behind.ring, begun) {
+            (Some(ring), Some(begun)) => ring.finish(begun),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The actor of a device: does DMA at addresses of its machine, without end.
+pub(crate) fn run_device(machine: &AbstractMachine, vm: usize, place: usize) {
+    while machine.is_busy() {
+        machine.give_way();
+        let GpaPage { area: number, page } = match machine.below(3) {
+            0 => GpaPage { area: machine.below(AREAS), page: machine.below(PAGES.len()) },
+            1 => GpaPage { page: machine.below(PAGES.len()), ..machine.config.dma.at },
+            _ => machine.config.dma.at,
+        };
+        let gpa = area(number) + PAGES[page] * PAGE_SIZE;
+        let is_store = machine.below(2) == 0;
+        let done = {
+            let mut hw = machine.hw.borrow_mut();
+            let value = is_store.then(|| hw.memory.now());
+            hw.dma(place, gpa, value)
+        };
+        let result = match done {
+            Ok(dma) => {
+                note(machine, place, gpa, is_store, &dma);
+                check(machine, vm, &dma)
+            }
+            Err(Fault::Forbidden(what)) => Err(what),
+            // The hypervisor would be told.
+            Err(Fault::Guest | Fault::Nested { .. } | Fault::Unknown) => Ok(()),
+        };
+        machine.demand(result.map_err(|what| format!("device {place} of machine {vm}: {what}")));
+    }
+}
+
+fn note(machine: &AbstractMachine, place: usize, gpa: u64, is_store: bool, dma: &Dma) {
+    machine.note(|| {
+        let name = machine.hw.borrow().memory.name(dma.nested.place.pa);
+        let verb = if is_store { "stores to" } else { "loads" };
+        format!("device {place} {verb} {gpa:#x}: {name} ({:?}, of {})", dma.nested.level, dma.nested.time)
+    });
+}
+
+/// Checks the access that was just done against the guarantees.
+fn check(machine: &AbstractMachine, vm: usize, dma: &Dma) -> Result<(), String> {
+    match machine.dma_root(vm) {
+        None => return Err("it translates for the guest that was here before".into()),
+        Some(root) if root != dma.root => return Err("a translation of another virtual machine".into()),
+        Some(_) => {}
+    }
+    let hw = machine.hw.borrow();
+    machine.oracle.borrow().check_device(&hw.memory, vm, &hw.steps)
+}
