@@ -69,7 +69,7 @@ impl Vi {
     /// Starts a machine whose IOMMU is on, with a device that has no entry.
     pub(super) fn start(directory: &Path, device: DeviceId) -> Result<Self> {
         let edu = format!("edu,addr={:#x}", device.0 >> 3);
-        let board = Rc::new(Board::start(directory, Kind::Pc, &["amd-iommu,intremap=on", &edu])?);
+        let board = Rc::new(Board::start(directory, Kind::Pc, &["amd-iommu,intremap=on,pt=off", &edu])?);
         let edu = Edu::attach(&board, device.0, EDU);
         board.write(DEVICE_TABLE_BASE, DEVICE_TABLE);
         board.write(RING_BASE, RING | LENGTH);
