@@ -1,13 +1,13 @@
 //! An emulated SMMUv3 keeps translations, descriptors and entries until it is told, and logs what
 //! it refuses.
 //!
-//! QEMU 7.2 has stage 1 only, and no access flag. It encodes CLASS wrongly (see
-//! `iommu::smmu::event`), so that field is not looked at.
+//! QEMU 7.2 has stage 1 only, and no access flag. Before 9.1 it encodes CLASS wrongly (see
+//! `iommu::smmu::event`); that field is looked at from 9.1 on.
 
 use super::smmu::{DESCRIPTOR, DEVICE, OUTSIDER, ROOTS, Smmu};
+use crate::arch::Arch;
+use crate::machine::emulator::{Version, version};
 use anyhow::{Context, Result, ensure};
-use iommu::Command;
-use iommu::Stuck;
 use iommu::smmu::command::{Depth, cfgi_cd, cfgi_ste, cfgi_ste_range};
 use iommu::smmu::event::{Access, Class, Fault, Kind, Stage};
 use iommu::smmu::registers::CommandError;
@@ -15,6 +15,7 @@ use iommu::smmu::stream::{Faults, Reads, Split, Stage1, Tables};
 use iommu::smmu::{
     Asid, ContextDescriptor, Granule, LeafLevel, Scope, Setup, Stale, StreamEntry, StreamId, Vmid, plan,
 };
+use iommu::{Command, Stuck};
 use std::cell::Cell;
 use std::path::Path;
 
@@ -43,6 +44,8 @@ const NO_MEMORY: u64 = 0x7_0000_0000;
 /// A machine, and what the checks have in common.
 struct Run {
     smmu: Smmu,
+    /// Its events have CLASS.
+    has_class: bool,
     values: Cell<u64>,
 }
 
@@ -82,7 +85,8 @@ impl Run {
     fn logged(&self, stream: StreamId, kind: Option<Kind>, when: &str) -> Result<()> {
         let events = self.smmu.events()?;
         let is_expected = events.iter().all(|event| {
-            (event.stream, event.substream) == (stream, None) && Some(without_class(event.kind)) == kind
+            (event.stream, event.substream) == (stream, None)
+                && Some(whole(event.kind, self.has_class)) == kind
         });
         let (found, expected) = (events.len(), usize::from(kind.is_some()));
         let is_count_right = found >= expected && found <= 2 * expected;
@@ -115,13 +119,17 @@ impl Run {
     }
 }
 
-/// The event without what QEMU 7.2 does not encode, and of the first part of an access.
-fn without_class(kind: Kind) -> Kind {
-    let plain = |fault: Fault| Fault { class: Class::Input, address: fault.address & !7, ..fault };
+/// The event as that of the access's first part; with the right CLASS unless it has its own.
+fn whole(kind: Kind, has_class: bool) -> Kind {
+    let plain = |fault: Fault, class| Fault {
+        address: fault.address & !7,
+        class: if has_class { fault.class } else { class },
+        ..fault
+    };
     match kind {
-        Kind::Translation(fault) => Kind::Translation(plain(fault)),
-        Kind::Permission(fault) => Kind::Permission(plain(fault)),
-        Kind::WalkAbort { fault, address } => Kind::WalkAbort { fault: plain(fault), address },
+        Kind::Translation(fault) => Kind::Translation(plain(fault, Class::Input)),
+        Kind::Permission(fault) => Kind::Permission(plain(fault, Class::Input)),
+        Kind::WalkAbort { fault, address } => Kind::WalkAbort { fault: plain(fault, Class::Walk), address },
         other => other,
     }
 }
@@ -152,7 +160,8 @@ pub(super) fn keeps_until_told(directory: &Path) -> Result<()> {
     for split in [None, Some(Split::Bits6)] {
         let smmu = Smmu::start(directory, split)?;
         ensure!(smmu.features.stage_1 && smmu.features.has_ranges, "{:?}", smmu.features);
-        let run = Run { smmu, values: Cell::new(0) };
+        let has_class = version(Arch::Aarch64)? >= Version { major: 9, minor: 1 };
+        let run = Run { smmu, has_class, values: Cell::new(0) };
         run.nothing_passes_at_first()?;
         run.pages()?;
         run.faults()?;
@@ -231,7 +240,8 @@ impl Run {
     /// An error in the tables themselves.
     fn faults(&self) -> Result<()> {
         self.smmu.map_table(BLOCK, NO_MEMORY);
-        let expected = Kind::WalkAbort { fault: fault(BLOCK, Access::Write), address: NO_MEMORY };
+        let fault = Fault { class: Class::Walk, ..fault(BLOCK, Access::Write) };
+        let expected = Kind::WalkAbort { fault, address: NO_MEMORY };
         self.is_refused(BLOCK, OLD_BLOCK, Some(expected), "a table that is not there")
     }
 

@@ -2,26 +2,21 @@
 
 use super::board::{Board, Kind};
 use super::edu::Edu;
-use super::ring::{ENTRIES, Ring, Told};
-use anyhow::Result;
+use super::ring::{ENTRIES, ORDER, Ring, Told};
+use anyhow::{Context, Result};
 use iommu::amd::command::{DeviceId, completion_wait};
+use iommu::amd::registers::{
+    CMD_BUF_EN, COMMAND_BASE, COMMAND_HEAD, COMMAND_TAIL, CONTROL, DEVICE_TABLE_BASE, IOMMU_EN, device_table,
+    ring,
+};
 use iommu::amd::table::{DeviceEntry, NextLevel, PageEntry, page_bits};
 use iommu::{Command, Port};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::rc::Rc;
 
-/// Registers of AMD-Vi (48882, 3.4), where QEMU has them.
+/// Where QEMU has its registers.
 const REGISTERS: u64 = 0xfed8_0000;
-const DEVICE_TABLE_BASE: u64 = REGISTERS;
-const RING_BASE: u64 = REGISTERS + 0x08;
-const CONTROL: u64 = REGISTERS + 0x18;
-const RING_HEAD: u64 = REGISTERS + 0x2000;
-const RING_TAIL: u64 = REGISTERS + 0x2008;
-/// The IOMMU and its ring.
-const ENABLED: u64 = 1 << 0 | 1 << 12;
-/// Length of the ring: 256 entries.
-const LENGTH: u64 = 8 << 56;
 
 /// Places in memory: each is a page.
 const DEVICE_TABLE: u64 = 0x10_0000;
@@ -39,11 +34,11 @@ pub(super) struct Registers(Ring);
 impl Port for Registers {
     fn set_tail(&self, position: u64) {
         self.0.send(position);
-        self.0.board.write(RING_TAIL, position % ENTRIES * 16);
+        self.0.board.write(REGISTERS + COMMAND_TAIL, position % ENTRIES * 16);
     }
 
     fn head(&self) -> u32 {
-        (self.0.board.read(RING_HEAD) / 16) as u32
+        (self.0.board.read(REGISTERS + COMMAND_HEAD) / 16) as u32
     }
 
     fn sync(&self, position: u64) -> Command {
@@ -71,9 +66,13 @@ impl Vi {
         let edu = format!("edu,addr={:#x}", device.0 >> 3);
         let board = Rc::new(Board::start(directory, Kind::Pc, &["amd-iommu,intremap=on,pt=off", &edu])?);
         let edu = Edu::attach(&board, device.0, EDU);
-        board.write(DEVICE_TABLE_BASE, DEVICE_TABLE);
-        board.write(RING_BASE, RING | LENGTH);
-        board.write(CONTROL, ENABLED);
+        let table = device_table(DEVICE_TABLE, 1).context("the device table is refused")?;
+        let commands = ring(RING, ORDER).context("the ring is refused")?;
+        for (register, value) in
+            [(DEVICE_TABLE_BASE, table), (COMMAND_BASE, commands), (CONTROL, IOMMU_EN | CMD_BUF_EN)]
+        {
+            board.write(REGISTERS + register, value);
+        }
         for (level, next) in [NextLevel::Three, NextLevel::Two, NextLevel::One].into_iter().enumerate() {
             let table = ROOT + 0x1000 * level as u64;
             let entry = (table + 0x1000) | page_bits(PageEntry::Table(next)) | 1;
