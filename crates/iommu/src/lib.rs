@@ -11,8 +11,8 @@
 //! | module | contents |
 //! |---|---|
 //! | [`queue`] | the ring, for AMD-Vi and SMMUv3 alike, and the order of its events |
-//! | [`amd`] | AMD-Vi: commands, ranges, device table, page-table entries, event log |
-//! | [`smmu`] | SMMUv3: commands, ranges, stream table, context descriptors, events |
+//! | [`amd`] | AMD-Vi: registers, commands, ranges, device table, page-table entries, event log |
+//! | [`smmu`] | SMMUv3: registers and start, commands, ranges, stream table, context descriptors, events |
 //!
 //! Nothing here accesses a device: [`Port`] is the device's side, which the caller implements. The
 //! crate neither allocates nor contains unsafe code.

@@ -5,6 +5,7 @@
 //! hypervisor uses them itself.
 
 use alloc::vec::Vec;
+use core::fmt;
 use core::ops::ControlFlow;
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,13 +24,15 @@ use crate::pages::Pages;
 
 /// Entries of the command ring, and of the event log: a page each.
 const ENTRIES: usize = 256;
-const ORDER: u8 = 8;
+const ORDER: u32 = 8;
+/// Bytes of an entry of both.
+const ENTRY_LEN: u64 = 16;
 /// Words of an entry of the device table.
 const WORDS: usize = 4;
+/// Words of a page.
+const WORDS_PER_PAGE: usize = 512;
 /// Turns of waiting for the IOMMU. A completion takes microseconds; this is seconds.
 const TURNS_MAX: u64 = 1 << 28;
-/// InvAllSup of the features (3.4.2).
-const INVALIDATES_ALL: u64 = 1 << 6;
 /// Bits of the control register that firmware chooses for the machine's links: HtTunEn, PassPW,
 /// ResPassPW, Isoc.
 const FIRMWARE_CONTROL: u64 = 1 << 1 | 1 << 8 | 1 << 9 | 1 << 11;
@@ -37,9 +40,9 @@ const FIRMWARE_CONTROL: u64 = 1 << 1 | 1 << 8 | 1 << 9 | 1 << 11;
 /// The registers of one IOMMU.
 pub trait Registers: Sync {
     /// Reads 8 bytes at an offset.
-    fn read(&self, offset: u32) -> u64;
+    fn read(&self, offset: u64) -> u64;
     /// Writes 8 bytes. The IOMMU finds everything that this CPU has written to memory before.
-    fn write(&self, offset: u32, value: u64);
+    fn write(&self, offset: u64, value: u64);
 }
 
 /// One IOMMU, in operation.
@@ -62,12 +65,12 @@ struct Ring {
 
 impl Port for Ring {
     fn set_tail(&self, position: u64) {
-        let offset = position % ENTRIES as u64 * register::ENTRY;
+        let offset = position % ENTRIES as u64 * ENTRY_LEN;
         self.registers.write(register::COMMAND_TAIL, offset);
     }
 
     fn head(&self) -> u32 {
-        (self.registers.read(register::COMMAND_HEAD) / register::ENTRY) as u32
+        (self.registers.read(register::COMMAND_HEAD) / ENTRY_LEN) as u32
     }
 
     fn sync(&self, position: u64) -> Command {
@@ -88,6 +91,24 @@ impl Port for Ring {
 
 impl Mistakes for Ring {}
 
+/// Why an IOMMU is not used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotStarted {
+    /// It reads no commands.
+    Stuck(Stuck),
+    /// Its tables are where it cannot reach them.
+    NoPlace,
+}
+
+impl fmt::Display for NotStarted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Stuck(stuck) => stuck.fmt(f),
+            Self::NoPlace => f.write_str("its tables are where it cannot reach them"),
+        }
+    }
+}
+
 /// The translations of a guest's devices.
 #[derive(Clone, Copy, Debug)]
 pub struct Translations {
@@ -103,44 +124,49 @@ impl Iommu {
     ///
     /// # Errors
     ///
-    /// [`Stuck`] if it reads no commands.
-    pub fn start(registers: &'static dyn Registers, unit: &Unit<'_>, buses: u16) -> Result<Self, Stuck> {
+    /// [`NotStarted`].
+    pub fn start(registers: &'static dyn Registers, unit: &Unit<'_>, buses: u16) -> Result<Self, NotStarted> {
         let scopes: Vec<Scope> = unit.scopes().collect();
         let table = words(Pages::new(usize::from(buses.clamp(1, 256)) * 2));
-        let events = words(Pages::new(1));
-        let report = words(Pages::new(1)).first();
-        let entries = ring(Pages::new(1));
-        // There is a word in each page.
-        let report = report.unwrap_or(&NOWHERE);
+        let (events, entries) = (words(Pages::new(1)), ring(Pages::new(1)));
+        let report = words(Pages::new(1)).first().ok_or(NotStarted::NoPlace)?;
         let control = registers.read(register::CONTROL) & FIRMWARE_CONTROL;
         registers.write(register::CONTROL, control);
-        let start = |words: &'static [AtomicU64]| words.as_ptr().expose_provenance() as u64;
-        let pages = (table.len() / 512) as u16;
-        registers.write(register::DEVICE_TABLE, register::device_table(start(table), pages));
-        registers
-            .write(register::COMMANDS, register::ring(entries.as_ptr().expose_provenance() as u64, ORDER));
-        registers.write(register::EVENTS, register::ring(start(events), ORDER));
+        let pages = (table.len() / WORDS_PER_PAGE) as u64;
+        for (register, base) in [
+            (register::DEVICE_TABLE_BASE, register::device_table(address(table), pages)),
+            (register::COMMAND_BASE, register::ring(address(entries), ORDER)),
+            (register::EVENT_BASE, register::ring(address(events), ORDER)),
+        ] {
+            registers.write(register, base.ok_or(NotStarted::NoPlace)?);
+        }
         for offset in
             [register::COMMAND_HEAD, register::COMMAND_TAIL, register::EVENT_HEAD, register::EVENT_TAIL]
         {
             registers.write(offset, 0);
         }
-        registers.write(register::STATUS, register::STATUS_EVENTS_LOST | register::STATUS_EVENT);
+        registers.write(register::STATUS, register::EVENT_OVERFLOW | register::EVENT_LOG_INT);
         let queue = Queue::new(Ring { registers, report }, entries);
         let iommu = Self { queue, table, scopes, next_event: Mutex::new(0), events };
-        for device in 0..iommu.table.len() / WORDS {
-            iommu.set(DeviceId(device as u16), iommu.unowned(DeviceId(device as u16)));
+        for device in iommu.devices() {
+            iommu.set(device, iommu.unowned(device));
         }
-        let log = register::CONTROL_EVENTS | register::CONTROL_EVENT_INTERRUPTS;
-        let on = register::CONTROL_COHERENT | register::CONTROL_COMMANDS | log;
-        registers.write(register::CONTROL, control | on | register::CONTROL_ENABLED);
-        iommu.forget_all(registers.read(register::FEATURES))?;
+        let log = register::EVENT_LOG_EN | register::EVENT_INT_EN;
+        let on = register::COHERENT | register::CMD_BUF_EN | log | register::IOMMU_EN;
+        registers.write(register::CONTROL, control | on);
+        let features = register::Features::decode(registers.read(register::EXTENDED_FEATURE));
+        iommu.forget_all(&features).map_err(NotStarted::Stuck)?;
         Ok(iommu)
     }
 
+    /// The devices that its table has entries for.
+    fn devices(&self) -> impl Iterator<Item = DeviceId> + use<> {
+        (0..self.table.len() / WORDS).map(|device| DeviceId(device as u16))
+    }
+
     /// Drops what the IOMMU may have kept from an earlier use: by firmware, or before a restart.
-    fn forget_all(&self, features: u64) -> Result<(), Stuck> {
-        let ticket = if features & INVALIDATES_ALL != 0 {
+    fn forget_all(&self, features: &register::Features) -> Result<(), Stuck> {
+        let ticket = if features.has_invalidate_all {
             self.queue.issue([invalidate_all()])?
         } else {
             let devices =
@@ -238,7 +264,7 @@ impl Iommu {
     pub fn take_events(&self, mut report: impl FnMut(Event)) -> bool {
         let registers = self.queue.port().registers;
         let mut next = self.next_event.lock();
-        let tail = (registers.read(register::EVENT_TAIL) / register::ENTRY) as usize % ENTRIES;
+        let tail = (registers.read(register::EVENT_TAIL) / ENTRY_LEN) as usize % ENTRIES;
         while *next != tail {
             let [Some(first), Some(second)] = [0, 1].map(|word| self.events.get(*next * 2 + word)) else {
                 break;
@@ -250,17 +276,17 @@ impl Iommu {
             }
             report(Event::decode(entry));
             *next = (*next + 1) % ENTRIES;
-            registers.write(register::EVENT_HEAD, *next as u64 * register::ENTRY);
+            registers.write(register::EVENT_HEAD, *next as u64 * ENTRY_LEN);
         }
-        let has_lost = registers.read(register::STATUS) & register::STATUS_EVENTS_LOST != 0;
+        let has_lost = registers.read(register::STATUS) & register::EVENT_OVERFLOW != 0;
         if has_lost {
             // The log goes on after it was off (3.4.5).
             let control = registers.read(register::CONTROL);
-            registers.write(register::CONTROL, control & !register::CONTROL_EVENTS);
+            registers.write(register::CONTROL, control & !register::EVENT_LOG_EN);
             *next = 0;
             registers.write(register::EVENT_HEAD, 0);
             registers.write(register::EVENT_TAIL, 0);
-            registers.write(register::STATUS, register::STATUS_EVENTS_LOST | register::STATUS_EVENT);
+            registers.write(register::STATUS, register::EVENT_OVERFLOW | register::EVENT_LOG_INT);
             registers.write(register::CONTROL, control);
         }
         has_lost
@@ -291,8 +317,10 @@ impl Iommu {
     }
 }
 
-/// Stands for a word that does not exist.
-static NOWHERE: AtomicU64 = AtomicU64::new(0);
+/// Physical address of memory that is mapped one to one.
+fn address<T>(items: &'static [T]) -> u64 {
+    items.as_ptr().expose_provenance() as u64
+}
 
 /// The words of pages that are never freed: an IOMMU may read them at any time.
 fn words(pages: Pages) -> &'static [AtomicU64] {
@@ -306,6 +334,3 @@ fn ring(page: Pages) -> &'static [Entry] {
     // SAFETY: the page is leaked; an entry consists of two words, and a zeroed one is valid.
     unsafe { core::slice::from_raw_parts(page.forever() as *const Entry, ENTRIES) }
 }
-
-#[cfg(test)]
-mod tests;

@@ -10,6 +10,7 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | [`registers`] | offsets and bits of registers, and what an IOMMU has |
 //! | [`command`] | encodings of commands |
 //! | [`range`](mod@range) | the commands for ranges of addresses |
 //! | [`table`] | entries of the device table and of page tables |
@@ -25,8 +26,8 @@
 //!
 //! Source: AMD I/O Virtualization Technology (IOMMU) Specification, 48882, revision 3: 2.2.2
 //! "Device Table", 2.2.3 "I/O Page Tables for Host Translations", 2.4 "Commands", 2.5 "Event
-//! Logging". Positions of fields were compared with Linux (`amd_iommu_types.h`) and QEMU
-//! (`amd_iommu.c`).
+//! Logging", 3.4 "IOMMU MMIO Registers". Positions of fields were compared with Linux
+//! (`amd_iommu_types.h`) and QEMU (`amd_iommu.c`).
 
 pub mod command;
 pub mod event;

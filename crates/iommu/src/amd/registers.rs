@@ -1,63 +1,92 @@
-//! Registers, in bytes from their base. Source: 48882, 3.4.
+//! Registers (48882, 3.4), by their offset from the address that ACPI's IVRS gives. All have 64
+//! bits.
 
-/// Where the device table is, and its size.
-pub const DEVICE_TABLE: u32 = 0x00;
-/// Where the command ring is, and its size.
-pub const COMMANDS: u32 = 0x08;
-/// Where the event log is, and its size.
-pub const EVENTS: u32 = 0x10;
-/// Control: the sum of `CONTROL_*`.
-pub const CONTROL: u32 = 0x18;
-/// What the IOMMU has.
-pub const FEATURES: u32 = 0x30;
-/// Offset of the entry that the IOMMU reads next.
-pub const COMMAND_HEAD: u32 = 0x2000;
+use super::table::Levels;
+
+/// Address and size of the device table: [`device_table`].
+pub const DEVICE_TABLE_BASE: u64 = 0x0000;
+/// Address and length of the ring: [`ring`].
+pub const COMMAND_BASE: u64 = 0x0008;
+/// Address and length of the event log: [`ring`].
+pub const EVENT_BASE: u64 = 0x0010;
+/// What is enabled.
+pub const CONTROL: u64 = 0x0018;
+/// What there is: [`Features`].
+pub const EXTENDED_FEATURE: u64 = 0x0030;
+/// Offset, in bytes, of the command that is next.
+pub const COMMAND_HEAD: u64 = 0x2000;
 /// Offset behind the last command.
-pub const COMMAND_TAIL: u32 = 0x2008;
-/// Offset of the event that software reads next.
-pub const EVENT_HEAD: u32 = 0x2010;
+pub const COMMAND_TAIL: u64 = 0x2008;
+/// Offset of the event that is read next.
+pub const EVENT_HEAD: u64 = 0x2010;
 /// Offset behind the last event.
-pub const EVENT_TAIL: u32 = 0x2018;
-/// What has happened: the sum of `STATUS_*`. Its bits are cleared by writing them.
-pub const STATUS: u32 = 0x2020;
+pub const EVENT_TAIL: u64 = 0x2018;
+/// What runs, and what has happened; bits of the latter are cleared by writing 1.
+pub const STATUS: u64 = 0x2020;
 
-/// Length of the registers in bytes.
-pub const LEN: u64 = 0x4000;
+/// CONTROL: DMA is translated, by the device table.
+pub const IOMMU_EN: u64 = 1 << 0;
+/// CONTROL: events are logged.
+pub const EVENT_LOG_EN: u64 = 1 << 2;
+/// CONTROL: there are interrupts for events.
+pub const EVENT_INT_EN: u64 = 1 << 3;
+/// CONTROL: the IOMMU reads its tables through the processors' caches.
+pub const COHERENT: u64 = 1 << 10;
+/// CONTROL: the ring is in use.
+pub const CMD_BUF_EN: u64 = 1 << 12;
 
-/// The IOMMU is on.
-pub const CONTROL_ENABLED: u64 = 1 << 0;
-/// It writes events.
-pub const CONTROL_EVENTS: u64 = 1 << 2;
-/// It interrupts for events.
-pub const CONTROL_EVENT_INTERRUPTS: u64 = 1 << 3;
-/// Its walks of tables are coherent with the processors' caches.
-pub const CONTROL_COHERENT: u64 = 1 << 10;
-/// It reads commands.
-pub const CONTROL_COMMANDS: u64 = 1 << 12;
+/// STATUS: events were lost, the log was full.
+pub const EVENT_OVERFLOW: u64 = 1 << 0;
+/// STATUS: there is an interrupt for events.
+pub const EVENT_LOG_INT: u64 = 1 << 1;
+/// STATUS: the event log runs.
+pub const EVENT_LOG_RUN: u64 = 1 << 3;
+/// STATUS: the ring runs; it stops at an invalid command.
+pub const CMD_BUF_RUN: u64 = 1 << 4;
 
-/// The event log was full, and events were lost. Events go on after it was switched off and on.
-pub const STATUS_EVENTS_LOST: u64 = 1 << 0;
-/// An event was written.
-pub const STATUS_EVENT: u64 = 1 << 1;
+const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+const LENGTH_SHIFT: u32 = 56;
 
-/// Bytes of an entry of the command ring and of the event log.
-pub const ENTRY: u64 = 16;
-
-/// Value of [`DEVICE_TABLE`]: a table at `address`, a multiple of 4096, of so many pages, 1 to 512.
+/// The value for [`DEVICE_TABLE_BASE`]: a table of so many pages of 128 entries, 1 to 512, at a
+/// physical address. `None` if they do not fit.
 #[must_use]
-pub const fn device_table(address: u64, pages: u16) -> u64 {
-    address | (pages.saturating_sub(1) & 0x1ff) as u64
+pub const fn device_table(address: u64, pages: u64) -> Option<u64> {
+    if address & !ADDRESS != 0 || pages == 0 || pages > 512 {
+        return None;
+    }
+    Some(address | (pages - 1))
 }
 
-/// Value of [`COMMANDS`] and of [`EVENTS`]: a ring at `address`, a multiple of 4096, of 2^`order`
-/// entries, 8 to 15.
+/// The value for [`COMMAND_BASE`] or [`EVENT_BASE`]: `2^order` entries of 16 bytes, with an order
+/// of 8 to 15, at a physical address that is a multiple of 4096. `None` if they do not fit.
 #[must_use]
-pub const fn ring(address: u64, order: u8) -> u64 {
-    address | (order as u64 & 15) << 56
+pub const fn ring(address: u64, order: u32) -> Option<u64> {
+    if address & !ADDRESS != 0 || order < 8 || order > 15 {
+        return None;
+    }
+    Some(address | (order as u64) << LENGTH_SHIFT)
 }
 
-/// Largest number of levels of a page table for devices: HATS of the features (3.4.2), 4 to 6.
-#[must_use]
-pub const fn levels_max(features: u64) -> u8 {
-    4 + (features >> 10 & 3) as u8
+/// What there is, as far as the crate can use it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Features {
+    /// Everything can be invalidated by one command: IASup.
+    pub has_invalidate_all: bool,
+    /// Interrupts with destinations of 32 bits: XTSup.
+    pub has_x2apic: bool,
+    /// The most levels of a page table: HATS. Levels above five are not used.
+    pub levels_max: Levels,
+}
+
+impl Features {
+    /// From the value of [`EXTENDED_FEATURE`].
+    #[must_use]
+    pub const fn decode(value: u64) -> Self {
+        Self {
+            has_invalidate_all: value >> 6 & 1 != 0,
+            has_x2apic: value >> 2 & 1 != 0,
+            // 3 is reserved.
+            levels_max: if matches!(value >> 10 & 3, 1 | 2) { Levels::Five } else { Levels::Four },
+        }
+    }
 }

@@ -11,6 +11,7 @@ use super::command::{
     Asid, Depth, SCALE_MAX, Span, StreamId, UNITS_MAX, Vmid, atc_inv, tlbi_el2_all, tlbi_el2_asid,
     tlbi_el2_va, tlbi_nh_asid, tlbi_nh_va, tlbi_s2_ipa, tlbi_s12_vmall,
 };
+use super::features::Features;
 use crate::Command;
 
 /// Whose translations they are.
@@ -75,9 +76,9 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// With range commands if IDR3 says so.
-    pub const fn from_id(granule: Granule, idr3: u32, commands_max: u32) -> Self {
-        Self { granule, has_ranges: idr3 >> 10 & 1 != 0, commands_max }
+    /// With range commands if the SMMU has them.
+    pub const fn new(features: &Features, granule: Granule, commands_max: u32) -> Self {
+        Self { granule, has_ranges: features.has_ranges, commands_max }
     }
 }
 

@@ -76,7 +76,7 @@ impl Reads {
         Self { inner: Cacheability::None, outer: Cacheability::None, shareability: Shareability::Outer };
 
     /// Inner, outer, shareability, in two bits each.
-    const fn field(self) -> u64 {
+    pub(super) const fn field(self) -> u64 {
         self.inner as u64 | (self.outer as u64) << 2 | (self.shareability as u64) << 4
     }
 }
@@ -99,6 +99,35 @@ pub enum OutputSize {
     Bits48 = 5,
     /// 4 PiB, with the granule of 64 KiB.
     Bits52 = 6,
+}
+
+impl OutputSize {
+    /// From IDR5.OAS; `None` for a reserved value.
+    pub(super) const fn from_field(oas: u32) -> Option<Self> {
+        Some(match oas {
+            0 => Self::Bits32,
+            1 => Self::Bits36,
+            2 => Self::Bits40,
+            3 => Self::Bits42,
+            4 => Self::Bits44,
+            5 => Self::Bits48,
+            6 => Self::Bits52,
+            _ => return None,
+        })
+    }
+
+    /// Bits of an address.
+    pub const fn bits(self) -> u32 {
+        match self {
+            Self::Bits32 => 32,
+            Self::Bits36 => 36,
+            Self::Bits40 => 40,
+            Self::Bits42 => 42,
+            Self::Bits44 => 44,
+            Self::Bits48 => 48,
+            Self::Bits52 => 52,
+        }
+    }
 }
 
 /// TG0 and S2TG, as in TCR_EL1 and VTCR_EL2.
@@ -258,6 +287,34 @@ impl StreamEntry {
     /// [`cfgi_ste`](super::command::cfgi_ste) and a sync. See [`change`](super::change).
     pub fn change_to(self, new: Self) -> impl Iterator<Item = Step> + Clone {
         steps(self.0, new.0, Self::VALID)
+    }
+}
+
+/// How many of a StreamID's low bits the second level of a stream table has: SPLIT.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Split {
+    /// 4 KiB of entries.
+    Bits6 = 6,
+    /// 16 KiB.
+    Bits8 = 8,
+    /// 64 KiB.
+    Bits10 = 10,
+}
+
+/// A descriptor of a stream table's first level, in one word (5.1). One of 0 leads to nothing:
+/// accesses are aborted, with C_BAD_STREAMID.
+///
+/// `None` if the address of the second level is no multiple of its size below 2^52, or if that has
+/// more than `2^split` entries.
+pub const fn first_level(table: u64, order: u32, split: Split) -> Option<u64> {
+    if order > split as u32 {
+        return None;
+    }
+    match address(table, order + 6) {
+        // Span.
+        Some(table) => Some(table | (order as u64 + 1)),
+        None => None,
     }
 }
 

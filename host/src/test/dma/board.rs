@@ -1,13 +1,14 @@
-//! An emulated PC without a program: the test itself reads and writes its memory and its devices,
-//! through QEMU's qtest protocol (docs/devel/qtest.rst of QEMU 7.2). Its one CPU halts.
+//! An emulated machine without a program: the test itself reads and writes its memory and its
+//! devices, through QEMU's qtest protocol (docs/devel/qtest.rst of QEMU 7.2). Its one CPU halts.
 
 use crate::arch::Arch;
 use crate::machine::child;
 use crate::machine::emulator;
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use std::cell::RefCell;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread;
@@ -16,34 +17,82 @@ use std::time::Duration;
 /// The machine is ended after this time, if the test has not done so.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// PCI's configuration mechanism #1.
+/// PCI's configuration mechanism #1, of a PC.
 const CONFIG_ADDRESS: u16 = 0xcf8;
 const CONFIG_DATA: u16 = 0xcfc;
+/// PCI's configuration space in memory, of an Arm board with addresses of 32 bits.
+const CONFIG_SPACE: u64 = 0x3f00_0000;
+
+/// Which machine it is.
+#[derive(Clone, Copy)]
+pub(super) enum Kind {
+    /// A PC.
+    Pc,
+    /// QEMU's board for Arm, with an SMMUv3.
+    Virt,
+}
+
+impl Kind {
+    const fn arch(self) -> Arch {
+        match self {
+            Self::Pc => Arch::X86_64,
+            Self::Virt => Arch::Aarch64,
+        }
+    }
+
+    const fn arguments(self) -> &'static [&'static str] {
+        match self {
+            Self::Pc => &["-machine", "q35"],
+            Self::Virt => &["-machine", "virt,iommu=smmuv3,highmem=off", "-cpu", "cortex-a53"],
+        }
+    }
+
+    /// Instructions that wait, with interrupts off since reset: HLT; WFI and a branch back to it.
+    fn firmware(self) -> Vec<u8> {
+        let waits: &[u8] = match self {
+            Self::Pc => &[0xf4],
+            Self::Virt => &[0x7f, 0x20, 0x03, 0xd5, 0xff, 0xff, 0xff, 0x17],
+        };
+        waits.repeat((64 << 10) / waits.len())
+    }
+}
 
 /// The machine.
 pub(super) struct Board {
-    to: ChildStdin,
-    from: BufReader<ChildStdout>,
+    kind: Kind,
+    talk: RefCell<Talk>,
     /// Dropped when the machine is no longer needed.
     _needed: Sender<()>,
+}
+
+struct Talk {
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+    /// What QEMU says otherwise.
+    messages: PathBuf,
     /// The first error. Nothing is done after it.
     failed: Option<anyhow::Error>,
 }
 
 impl Board {
     /// Starts a machine with these devices, and files in `directory`.
-    pub(super) fn start(directory: &Path, devices: &[&str]) -> Result<Self> {
-        // Firmware of one instruction: HLT, with interrupts off since reset.
+    ///
+    /// Its time passes in steps to the next event while the CPU waits: what devices do later is
+    /// done when it is asked for, however busy this machine is.
+    pub(super) fn start(directory: &Path, kind: Kind, devices: &[&str]) -> Result<Self> {
         let firmware = directory.join("halt.bin");
-        fs::write(&firmware, vec![0xf4; 64 << 10]).context("the firmware")?;
-        let mut command = emulator::chosen().command(Arch::X86_64);
-        command.args(["-machine", "q35", "-accel", "tcg", "-m", "64M", "-nodefaults", "-display", "none"]);
+        fs::write(&firmware, kind.firmware()).context("the firmware")?;
+        let messages = directory.join("qemu.txt");
+        let errors = fs::File::create(&messages).context("QEMU's messages")?;
+        let mut command = emulator::chosen().command(kind.arch());
+        command.args(kind.arguments()).args(["-accel", "tcg", "-icount", "shift=0,sleep=off", "-m", "64M"]);
+        command.args(["-nodefaults", "-display", "none"]);
         command.args(["-qtest", "stdio", "-qtest-log", "none", "-bios"]).arg(&firmware);
         for device in devices {
             command.args(["-device", device]);
         }
         child::end_with_us(&mut command);
-        let started = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let started = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(errors).spawn();
         let mut machine = started.context("cannot start QEMU")?;
         let (to, from) = (machine.stdin.take(), machine.stdout.take());
         let (to, from) = to.zip(from).context("QEMU has no standard streams")?;
@@ -52,36 +101,60 @@ impl Board {
             let _timeout = matches!(is_needed.recv_timeout(TIMEOUT), Err(RecvTimeoutError::Timeout));
             end(machine);
         });
-        Ok(Self { to, from: BufReader::new(from), _needed: needed, failed: None })
+        let talk = Talk { to, from: BufReader::new(from), messages, failed: None };
+        Ok(Self { kind, talk: talk.into(), _needed: needed })
     }
 
     /// The first error that there was.
-    pub(super) fn check(&mut self) -> Result<()> {
-        self.failed.take().map_or(Ok(()), Err)
+    pub(super) fn check(&self) -> Result<()> {
+        self.talk.borrow_mut().failed.take().map_or(Ok(()), Err)
     }
 
     /// Whether there was an error.
-    pub(super) const fn has_failed(&self) -> bool {
-        self.failed.is_some()
+    pub(super) fn has_failed(&self) -> bool {
+        self.talk.borrow().failed.is_some()
     }
 
     /// Reads 8 bytes of memory or of a device; 0 after an error.
-    pub(super) fn read(&mut self, address: u64) -> u64 {
+    pub(super) fn read(&self, address: u64) -> u64 {
         self.ask(&format!("readq {address:#x}"))
     }
 
+    /// Reads 4 bytes.
+    pub(super) fn read_u32(&self, address: u64) -> u32 {
+        self.ask(&format!("readl {address:#x}")) as u32
+    }
+
     /// Writes 8 bytes.
-    pub(super) fn write(&mut self, address: u64, value: u64) {
+    pub(super) fn write(&self, address: u64, value: u64) {
         self.ask(&format!("writeq {address:#x} {value:#x}"));
     }
 
-    /// Writes a double word of the configuration space of a function on bus 0.
-    pub(super) fn configure(&mut self, function: u16, register: u8, value: u32) {
-        let address = 1 << 31 | u32::from(function) << 8 | u32::from(register);
-        self.ask(&format!("outl {CONFIG_ADDRESS:#x} {address:#x}"));
-        self.ask(&format!("outl {CONFIG_DATA:#x} {value:#x}"));
+    /// Writes 4 bytes.
+    pub(super) fn write_u32(&self, address: u64, value: u32) {
+        self.ask(&format!("writel {address:#x} {value:#x}"));
     }
 
+    /// Writes a double word of the configuration space of a function on bus 0.
+    pub(super) fn configure(&self, function: u16, register: u8, value: u32) {
+        match self.kind {
+            Kind::Pc => {
+                let address = 1 << 31 | u32::from(function) << 8 | u32::from(register);
+                self.ask(&format!("outl {CONFIG_ADDRESS:#x} {address:#x}"));
+                self.ask(&format!("outl {CONFIG_DATA:#x} {value:#x}"));
+            }
+            Kind::Virt => {
+                self.write_u32(CONFIG_SPACE + (u64::from(function) << 12 | u64::from(register)), value);
+            }
+        }
+    }
+
+    fn ask(&self, command: &str) -> u64 {
+        self.talk.borrow_mut().ask(command)
+    }
+}
+
+impl Talk {
     fn ask(&mut self, command: &str) -> u64 {
         if self.failed.is_some() {
             return 0;
@@ -94,11 +167,14 @@ impl Board {
 
     /// The value that a command returns, 0 if it returns none.
     fn answer(&mut self, command: &str) -> Result<u64> {
-        writeln!(self.to, "{command}").context("QEMU does not listen")?;
         let mut line = String::new();
-        let length = self.from.read_line(&mut line).context("QEMU does not speak")?;
-        ensure!(length != 0, "QEMU has ended, or was ended after {} s", TIMEOUT.as_secs());
+        let asked = writeln!(self.to, "{command}").and_then(|()| self.from.read_line(&mut line));
+        if asked.is_err() || line.is_empty() {
+            let messages = fs::read_to_string(&self.messages).unwrap_or_default();
+            bail!("QEMU has ended, or was ended after {} s. {messages}", TIMEOUT.as_secs());
+        }
         let answer = line.trim().strip_prefix("OK").with_context(|| format!("it answered: {line}"))?;
+        ensure!(answer.is_empty() || answer.starts_with(' '), "it answered: {line}");
         match answer.trim().strip_prefix("0x") {
             None => Ok(0),
             Some(digits) => u64::from_str_radix(digits, 16).map_err(|_| anyhow!("it answered: {line}")),

@@ -2,6 +2,8 @@
 
 use alloc::vec::Vec;
 
+use core::sync::atomic::Ordering;
+
 use arrayvec::ArrayVec;
 use hostlink::name::Name;
 use iommu::Stuck;
@@ -34,10 +36,6 @@ const COMMAND: u16 = 4;
 const REMAP_ORDER: u8 = 9;
 /// The address of an interrupt. Its other bits are in the remapping entry.
 const INTERRUPTS_AT: u64 = 0xfee0_0000;
-/// MSI and MSI-X in use, and of MSI-X all masked, in the first double word of their capabilities.
-const MSI_ENABLED: u32 = 1 << 16;
-const MSIX_ENABLED: u32 = 1 << 31;
-const MSIX_MASKED: u32 = 1 << 30;
 
 /// The IOMMUs that translate by a guest's tables. Constant from the guest's creation on.
 pub struct Domains {
@@ -244,10 +242,23 @@ impl Owned {
         }
     }
 
-    /// After a reset nothing is enabled.
-    pub(super) fn forget(&mut self) {
+    /// After a reset nothing is enabled. Not every way of reset reaches the interrupts, so they are
+    /// switched off here.
+    pub(super) fn forget(&mut self, machine: &MachineDevices) {
         self.command = 0;
+        let physical = &self.given.physical;
+        if let Some(msix) = physical.capabilities.msix {
+            msix.control(&machine.bus, physical.address, false, true);
+            // The table is memory of the function's: it has to be decoded.
+            machine.bus.write(physical.address, COMMAND, MEMORY | NO_PIN);
+            (0..msix.vectors).for_each(|number| self.set_real(machine, number, false));
+            machine.bus.write(physical.address, COMMAND, NO_PIN);
+        }
+        if let Some(msi) = physical.capabilities.msi {
+            msi.send(&machine.bus, physical.address, None);
+        }
         self.is_unmasked.fill(false);
+        self.free_vectors(machine);
     }
 
     fn follow_interrupts<A: Amd64>(
@@ -262,15 +273,13 @@ impl Owned {
                 wanted.vector(number).and_then(|message| Message::from_msi(message.address, message.data));
             self.follow_message::<A>(machine, vm, number, message);
         }
-        let address = self.given.physical.address;
-        let capabilities = &self.given.physical.capabilities;
-        if let Some(msix) = capabilities.msix {
-            let enabled = if way == Interrupts::Msix { MSIX_ENABLED } else { MSIX_MASKED };
-            set_bits(machine, address, msix.offset.into(), MSIX_ENABLED | MSIX_MASKED, enabled);
+        let physical = &self.given.physical;
+        if let Some(msix) = physical.capabilities.msix {
+            msix.control(&machine.bus, physical.address, way == Interrupts::Msix, false);
         }
-        if let Some(msi) = capabilities.msi {
+        if let Some(msi) = physical.capabilities.msi {
             let is_on = way == Interrupts::Msi && self.is_unmasked.first() == Some(&true);
-            set_bits(machine, address, msi.offset.into(), MSI_ENABLED, if is_on { MSI_ENABLED } else { 0 });
+            msi.send(&machine.bus, physical.address, is_on.then_some(real_message(0)));
         }
     }
 
@@ -315,42 +324,35 @@ impl Owned {
         let InterruptEntry(entry) = InterruptEntry::fixed(id, vector);
         let Some(word) = self.remaps.words().get(usize::from(number) / 2) else { return };
         let shift = u32::from(number) % 2 * 32;
-        let others = word.load(core::sync::atomic::Ordering::Relaxed) & !(0xffff_ffff << shift);
+        let others = word.load(Ordering::Relaxed) & !(0xffff_ffff << shift);
         // Relaxed: the doorbell of the command below orders it for the IOMMU.
-        word.store(others | u64::from(entry) << shift, core::sync::atomic::Ordering::Relaxed);
+        word.store(others | u64::from(entry) << shift, Ordering::Relaxed);
+        self.tell_iommu(machine);
+    }
+
+    /// The remapping table was changed.
+    fn tell_iommu(&self, machine: &MachineDevices) {
         if let Some(iommu) = machine.iommu(self.given.iommu)
-            && let Err(stuck) = iommu.interrupts_changed(self.given.device.id)
+            && let Err(stuck) = iommu.interrupts_changed(self.device())
         {
-            log::error!("{stuck}");
+            log::error!("device {}: its interrupts may be lost: {stuck}", self.device());
         }
     }
 
-    /// Lets the real function send a message, or masks it.
+    /// Lets the real function send a message of MSI-X, or masks it.
     fn set_real(&self, machine: &MachineDevices, number: u16, is_unmasked: bool) {
-        let physical = &self.given.physical;
-        let message = RealMessage { address: INTERRUPTS_AT, data: number.into() };
-        if let Some(msix) = physical.capabilities.msix {
-            let place = msix::entry_offset(&msix, number).zip(self.bar(msix.table.bar));
-            let Some((offset, bar)) = place else { return };
-            let [low, high, data, control] = msix::entry(is_unmasked.then_some(message));
-            let at = |word: u64| bar + offset + word * 4;
-            if is_unmasked {
-                machine.bus.store(at(0), 4, low.into());
-                machine.bus.store(at(1), 4, high.into());
-                machine.bus.store(at(2), 4, data.into());
-            }
-            machine.bus.store(at(3), 4, control.into());
-        } else if let Some(msi) = physical.capabilities.msi {
-            let (address, offset) = (physical.address, u16::from(msi.offset));
-            machine.bus.write(address, offset + 4, message.address as u32);
-            let data = if msi.is_64_bit {
-                machine.bus.write(address, offset + 8, 0);
-                offset + 12
-            } else {
-                offset + 8
-            };
-            machine.bus.write(address, data, message.data);
+        let Some(msix) = self.given.physical.capabilities.msix else { return };
+        let Some((offset, bar)) = msix::entry_offset(&msix, number).zip(self.bar(msix.table.bar)) else {
+            return;
+        };
+        let [low, high, data, control] = msix::entry(is_unmasked.then_some(real_message(number)));
+        let at = |word: u64| bar + offset + word * 4;
+        if is_unmasked {
+            machine.bus.store(at(0), 4, low.into());
+            machine.bus.store(at(1), 4, high.into());
+            machine.bus.store(at(2), 4, data.into());
         }
+        machine.bus.store(at(3), 4, control.into());
     }
 
     /// Host physical address of a BAR.
@@ -360,8 +362,12 @@ impl Owned {
     }
 
     /// Frees its vectors, and blocks its interrupts.
-    pub(super) fn free_vectors(&mut self, machine: &MachineDevices) {
-        self.remaps.words().iter().for_each(|word| word.store(0, core::sync::atomic::Ordering::Relaxed));
+    fn free_vectors(&mut self, machine: &MachineDevices) {
+        if self.vectors.iter().all(Option::is_none) {
+            return;
+        }
+        self.remaps.words().iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        self.tell_iommu(machine);
         let mut routes = machine.routes.lock();
         self.vectors.iter_mut().filter_map(Option::take).for_each(|vector| routes.free(vector));
     }
@@ -372,10 +378,7 @@ impl Owned {
     }
 }
 
-/// Replaces the bits in `mask` of a register.
-fn set_bits(machine: &MachineDevices, address: pci::Address, register: u16, mask: u32, bits: u32) {
-    let value = machine.bus.read(address, register);
-    if value & mask != bits {
-        machine.bus.write(address, register, value & !mask | bits);
-    }
+/// What the real function writes for a message: the number of an entry in its remapping table.
+const fn real_message(number: u16) -> RealMessage {
+    RealMessage { address: INTERRUPTS_AT, data: number as u32 }
 }

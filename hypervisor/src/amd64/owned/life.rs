@@ -43,8 +43,7 @@ impl Functions {
         if progress == Progress::Done {
             for owned in &mut self.owned {
                 owned.reset = None;
-                owned.forget();
-                owned.free_vectors(machine);
+                owned.forget(machine);
             }
         }
         progress
@@ -90,7 +89,6 @@ impl Functions {
 
     fn free(&mut self) {
         if let (Some(machine), Some(domain)) = (self.machine.take(), self.domain.take()) {
-            self.owned.iter_mut().for_each(|owned| owned.free_vectors(machine));
             machine.take_back(self.guest, domain);
         }
         self.owned.clear();

@@ -7,10 +7,9 @@ use alloc::vec::Vec;
 use baremetal::x86_64::firmware::{Ecam, FirmwareTables};
 use iommu::amd::DeviceId;
 use iommu::amd::ivrs::units;
-use iommu::amd::registers;
 use pci::msix::{PAGE_LEN, Table};
-use pci::physical::walk;
-use pci::{Address, ConfigSpace, Physical};
+use pci::physical::{Capabilities, walk};
+use pci::{Address, ConfigSpace, Message, Physical};
 use spin::{Mutex, Once};
 use x86_64::instructions::port::Port;
 
@@ -19,6 +18,9 @@ use crate::amd64::iommu::{Iommu, Registers};
 use crate::amd64::owned::{Bus, MachineDevices};
 use crate::arch::Local;
 use crate::vm::arch::Clock;
+
+/// Length of an IOMMU's registers, as far as the driver uses them.
+const REGISTERS_LEN: u64 = 0x4000;
 
 /// The functions that guests may own; `None` on a machine without IOMMU.
 static DEVICES: Once<Option<MachineDevices>> = Once::new();
@@ -51,7 +53,7 @@ pub(crate) unsafe fn find(firmware: &FirmwareTables) -> Option<Found> {
     let ecam = firmware.ecam.filter(|ecam| ecam.range().end <= 1 << 32);
     let bus: &'static HostBus = Box::leak(Box::new(HostBus { ecam, ports: Mutex::new(()) }));
     let mut registers: Vec<Range<u64>> = ecam.iter().map(Ecam::range).collect();
-    registers.extend(units(&ivrs).map(|unit| unit.registers..unit.registers + self::registers::LEN));
+    registers.extend(units(&ivrs).map(|unit| unit.registers..unit.registers + REGISTERS_LEN));
     let own: Vec<DeviceId> = units(&ivrs).map(|unit| unit.device).collect();
     // A bridge with wrong numbers hides what is behind it.
     let _ = walk(&bus, &[0], |node| {
@@ -114,18 +116,10 @@ impl Found {
 
     /// Lets an IOMMU interrupt a CPU for its events, by MSI. Its own interrupts are not remapped.
     fn send_events(&self, iommu: Address, cpu: u32) {
-        let Some(msi) = pci::physical::Capabilities::read(&self.bus, iommu).msi else { return };
-        let offset = u16::from(msi.offset);
-        self.bus.write(iommu, offset + 4, 0xfee0_0000 | cpu << 12);
-        let data = if msi.is_64_bit {
-            self.bus.write(iommu, offset + 8, 0);
-            offset + 12
-        } else {
-            offset + 8
-        };
-        self.bus.write(iommu, data, interrupts::VECTOR_IOMMU.into());
-        let control = self.bus.read(iommu, offset);
-        self.bus.write(iommu, offset, control | 1 << 16);
+        if let Some(msi) = Capabilities::read(&self.bus, iommu).msi {
+            let address = u64::from(0xfee0_0000 | cpu << 12);
+            msi.send(&self.bus, iommu, Some(Message { address, data: interrupts::VECTOR_IOMMU.into() }));
+        }
     }
 }
 
@@ -214,14 +208,14 @@ impl Bus for HostBus {
 struct Mapped(u64);
 
 impl Registers for Mapped {
-    fn read(&self, offset: u32) -> u64 {
+    fn read(&self, offset: u64) -> u64 {
         // SAFETY: the page is mapped, uncached, and the driver names its registers.
-        unsafe { ((self.0 + u64::from(offset)) as *const u64).read_volatile() }
+        unsafe { ((self.0 + offset) as *const u64).read_volatile() }
     }
 
-    fn write(&self, offset: u32, value: u64) {
+    fn write(&self, offset: u64, value: u64) {
         // SAFETY: the same. Stores are in order, and this one is uncached: the IOMMU finds what was
         // stored before (APM volume 2, 7.4.2).
-        unsafe { ((self.0 + u64::from(offset)) as *mut u64).write_volatile(value) };
+        unsafe { ((self.0 + offset) as *mut u64).write_volatile(value) };
     }
 }

@@ -9,6 +9,7 @@ use proptest::prelude::*;
 use super::command::*;
 use super::event::Event;
 use super::range::{device_pages, pages};
+use super::registers::*;
 use super::table::*;
 use crate::Command;
 
@@ -211,10 +212,26 @@ fn interrupts_pass_or_are_aborted_or_remapped() {
 }
 
 #[test]
-fn registers_name_their_tables() {
-    use crate::amd::registers::{device_table, levels_max, ring};
-    assert_eq!(device_table(0x12_3000, 512), 0x12_31ff);
-    assert_eq!(ring(0x12_3000, 8), 8 << 56 | 0x12_3000);
-    assert_eq!(levels_max(0), 4);
-    assert_eq!(levels_max(2 << 10), 6);
+fn bases_have_address_and_length() {
+    assert_eq!(device_table(0x12_3000, 1), Some(0x12_3000));
+    assert_eq!(device_table(0x12_3000, 512), Some(0x12_31ff), "2 MiB");
+    assert_eq!(device_table(0x12_3000, 0), None);
+    assert_eq!(device_table(0x12_3000, 513), None);
+    assert_eq!(device_table(0x12_3800, 1), None);
+    assert_eq!(ring(0xf_ffff_ffff_f000, 8), Some(0x080f_ffff_ffff_f000));
+    assert_eq!(ring(0x1000, 15), Some(0x0f00_0000_0000_1000));
+    assert_eq!(ring(0x1000, 7), None);
+    assert_eq!(ring(0x1000, 16), None);
+    assert_eq!(ring(1 << 52, 8), None);
+}
+
+#[test]
+fn features_are_read() {
+    let emulated = Features::decode(0x29d3);
+    let expected = Features { has_invalidate_all: true, has_x2apic: false, levels_max: Levels::Five };
+    assert_eq!(emulated, expected);
+    let plain = Features { has_invalidate_all: false, has_x2apic: false, levels_max: Levels::Four };
+    assert_eq!(Features::decode(0), plain);
+    assert_eq!(Features::decode(3 << 10), plain, "reserved");
+    assert_eq!(Features::decode(1 << 2), Features { has_x2apic: true, ..plain });
 }

@@ -4,5 +4,8 @@ mod change;
 mod command;
 mod decode;
 mod event;
+mod event_queue;
+mod features;
 mod range;
+mod start;
 mod stream;

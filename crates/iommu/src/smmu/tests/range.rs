@@ -6,7 +6,9 @@ use proptest::prelude::*;
 use super::decode::tlbi;
 use crate::Command;
 use crate::smmu::command::*;
+use crate::smmu::features::Features;
 use crate::smmu::range::*;
+use crate::smmu::registers::IDR3;
 
 const GRANULES: [Granule; 3] = [Granule::Size4K, Granule::Size16K, Granule::Size64K];
 const LEVELS: [Option<LeafLevel>; 4] =
@@ -186,7 +188,10 @@ fn each_regime_is_invalidated_by_its_own_commands() {
 
 #[test]
 fn range_commands_are_used_where_idr3_has_them() {
-    let setup = |idr3| Setup::from_id(Granule::Size4K, idr3, 64);
+    let setup = |idr3| {
+        let features = Features::read(|register| if register == IDR3 { idr3 } else { 0 });
+        Setup::new(&features, Granule::Size4K, 64)
+    };
     assert_eq!(setup(1 << 10), SETUP);
     assert_eq!(setup(!(1 << 10)), Setup { has_ranges: false, ..SETUP });
 }

@@ -135,3 +135,13 @@ fn addresses_that_do_not_fit_are_refused_and_not_truncated() {
     assert_eq!(ContextDescriptor::new(&Tables { t0sz: 64, ..TABLES }), None);
     assert!(StreamEntry::stage_1(&Stage1 { context: 0, ..STAGE_1 }).is_some());
 }
+
+#[test]
+fn a_first_level_leads_to_tables_that_are_aligned() {
+    let table = 0xf_edcb_a987_0000;
+    assert_eq!(first_level(table, 10, Split::Bits10), Some(table | 11), "Span");
+    assert_eq!(first_level(table, 0, Split::Bits6), Some(table | 1));
+    assert_eq!(first_level(table, 7, Split::Bits6), None, "more than the split");
+    assert_eq!(first_level(table + 0x800, 6, Split::Bits6), None, "not aligned to 64 entries");
+    assert_eq!(first_level(1 << 52, 6, Split::Bits6), None);
+}

@@ -1,0 +1,117 @@
+use coherence::tlbi::Granule;
+
+use crate::smmu::features::*;
+use crate::smmu::registers::*;
+use crate::smmu::stream::OutputSize;
+
+fn features(idr0: u32, idr1: u32, idr3: u32, idr5: u32) -> Features {
+    Features::read(|register| match register {
+        IDR0 => idr0,
+        IDR1 => idr1,
+        IDR3 => idr3,
+        IDR5 => idr5,
+        other => panic!("{other:?} is not needed"),
+    })
+}
+
+const NOTHING: Features = Features {
+    stage_1: false,
+    stage_2: false,
+    has_64_bit_tables: false,
+    is_coherent: false,
+    hears_broadcasts: false,
+    has_el2: false,
+    has_ats: false,
+    has_msis: false,
+    has_sev: false,
+    asid_bits: 8,
+    vmid_bits: 0,
+    stalls: Stalls::Possible,
+    has_two_levels: false,
+    stream_bits: 0,
+    substream_bits: 0,
+    command_order_max: 0,
+    event_order_max: 0,
+    attributes_overridable: false,
+    has_preset_places: false,
+    has_write_back_tables: false,
+    has_ranges: false,
+    output: Some(OutputSize::Bits32),
+    granules: [false; 3],
+};
+
+#[test]
+fn every_bit_of_the_identification_is_one_feature() {
+    assert_eq!(features(0, 0, 0, 0), NOTHING);
+    for (idr0, expected) in [
+        (1 << 0, Features { stage_2: true, vmid_bits: 8, ..NOTHING }),
+        (1 << 0 | 1 << 18, Features { stage_2: true, vmid_bits: 16, ..NOTHING }),
+        (1 << 18, NOTHING),
+        (1 << 1, Features { stage_1: true, ..NOTHING }),
+        (1 << 2, NOTHING),
+        (1 << 3, Features { has_64_bit_tables: true, ..NOTHING }),
+        (1 << 4, Features { is_coherent: true, ..NOTHING }),
+        (1 << 5, Features { hears_broadcasts: true, ..NOTHING }),
+        (1 << 9, Features { has_el2: true, ..NOTHING }),
+        (1 << 10, Features { has_ats: true, ..NOTHING }),
+        (1 << 12, Features { asid_bits: 16, ..NOTHING }),
+        (1 << 13, Features { has_msis: true, ..NOTHING }),
+        (1 << 14, Features { has_sev: true, ..NOTHING }),
+        (1 << 24, Features { stalls: Stalls::Never, ..NOTHING }),
+        (2 << 24, Features { stalls: Stalls::Always, ..NOTHING }),
+        (3 << 24, Features { stalls: Stalls::Reserved, ..NOTHING }),
+        (1 << 27, Features { has_two_levels: true, ..NOTHING }),
+        (2 << 27, NOTHING),
+    ] {
+        assert_eq!(features(idr0, 0, 0, 0), expected, "IDR0 {idr0:#x}");
+    }
+    for (idr1, expected) in [
+        (32, Features { stream_bits: 32, ..NOTHING }),
+        (63, Features { stream_bits: 32, ..NOTHING }),
+        (20 << 6, Features { substream_bits: 20, ..NOTHING }),
+        (7 << 16, Features { event_order_max: 7, ..NOTHING }),
+        (8 << 21, Features { command_order_max: 8, ..NOTHING }),
+        (31 << 21, Features { command_order_max: 19, ..NOTHING }),
+        (1 << 27, Features { attributes_overridable: true, ..NOTHING }),
+        (1 << 29, Features { has_preset_places: true, ..NOTHING }),
+        (1 << 30, Features { has_preset_places: true, ..NOTHING }),
+    ] {
+        assert_eq!(features(0, idr1, 0, 0), expected, "IDR1 {idr1:#x}");
+    }
+    assert_eq!(features(0, 0, 1 << 8, 0), Features { has_write_back_tables: true, ..NOTHING });
+    assert_eq!(features(0, 0, 1 << 10, 0), Features { has_ranges: true, ..NOTHING });
+    assert_eq!(features(0, 0, 0, 7), Features { output: None, ..NOTHING });
+    assert_eq!(features(0, 0, 0, 1 << 5), Features { granules: [false, true, false], ..NOTHING });
+}
+
+#[test]
+fn an_emulated_smmu_is_read() {
+    let features = features(0x0d40_101a, 0x0273_0010, 0x1404, 0x74);
+    let expected = Features {
+        stage_1: true,
+        has_64_bit_tables: true,
+        is_coherent: true,
+        asid_bits: 16,
+        stalls: Stalls::Never,
+        has_two_levels: true,
+        stream_bits: 16,
+        command_order_max: 19,
+        event_order_max: 19,
+        has_ranges: true,
+        output: Some(OutputSize::Bits44),
+        granules: [true; 3],
+        ..NOTHING
+    };
+    assert_eq!(features, expected);
+    assert!(features.has_granule(Granule::Size64K));
+}
+
+#[test]
+fn the_reason_of_a_stop_is_in_the_head() {
+    let error = |number: u32| CommandError::decode(number << 24 | 0x8000_1234);
+    assert_eq!(error(0), CommandError::None);
+    assert_eq!(error(1), CommandError::Illegal);
+    assert_eq!(error(2), CommandError::Abort);
+    assert_eq!(error(3), CommandError::AtcTimeout);
+    assert_eq!(error(0x7f), CommandError::Other(0x7f));
+}

@@ -1,0 +1,59 @@
+//! QEMU's device for teaching (docs/specs/edu.txt of QEMU 7.2): it copies bytes between memory and
+//! a buffer of its own. It addresses 28 bits unless it is given another mask.
+
+use super::board::Board;
+use anyhow::{Result, ensure};
+use std::rc::Rc;
+
+/// Its registers.
+const FROM: u64 = 0x80;
+const TO: u64 = 0x88;
+const COUNT: u64 = 0x90;
+const COMMAND: u64 = 0x98;
+/// Its buffer, by the device's own addresses.
+const BUFFER: u64 = 0x4_0000;
+/// Commands.
+const START: u64 = 1 << 0;
+const TO_MEMORY: u64 = 1 << 1;
+/// How often its command register is read until the copy, of 0.1 s of the machine's time, is done.
+const POLLS_MAX: u32 = 1_000_000;
+
+/// PCI: the command register, with memory accesses of and by the device; the first base address.
+const PCI_COMMAND: u8 = 0x04;
+const PCI_MEMORY_AND_MASTER: u32 = 0b110;
+const PCI_BASE: u8 = 0x10;
+
+/// The device.
+pub(super) struct Edu {
+    board: Rc<Board>,
+    registers: u64,
+}
+
+impl Edu {
+    /// Puts the registers of a function on bus 0 at an address, and lets it access memory.
+    pub(super) fn attach(board: &Rc<Board>, function: u16, registers: u32) -> Self {
+        board.configure(function, PCI_BASE, registers);
+        board.configure(function, PCI_COMMAND, PCI_MEMORY_AND_MASTER);
+        Self { board: board.clone(), registers: registers.into() }
+    }
+
+    /// It reads 8 bytes into its buffer.
+    pub(super) fn load(&self, from: u64) -> Result<()> {
+        self.copy(from, BUFFER, 0)
+    }
+
+    /// It writes them.
+    pub(super) fn store(&self, to: u64) -> Result<()> {
+        self.copy(BUFFER, to, TO_MEMORY)
+    }
+
+    fn copy(&self, from: u64, to: u64, direction: u64) -> Result<()> {
+        for (register, value) in [(FROM, from), (TO, to), (COUNT, 8), (COMMAND, START | direction)] {
+            self.board.write(self.registers + register, value);
+        }
+        let is_done = (0..POLLS_MAX).any(|_| self.board.read(self.registers + COMMAND) & START == 0);
+        self.board.check()?;
+        ensure!(is_done, "the device has not finished its copy");
+        Ok(())
+    }
+}
