@@ -51,6 +51,66 @@ pub enum Method {
     Power(u8),
     /// Reset of the bus behind this bridge, on which the function is alone.
     Bus(Address),
+    /// Status 0 of a virtio device (virtio, 2.4): it stops all its queues. Configuration space is
+    /// as before, and so are the entries of MSI-X.
+    Virtio(Window),
+}
+
+/// How the status of a virtio device is reached through configuration space (virtio, 4.1.4.9).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Offset of the capability.
+    pub offset: u8,
+    /// The BAR with the status.
+    pub bar: u8,
+    /// Offset of the status in it.
+    pub status: u32,
+}
+
+impl Window {
+    /// The types of capabilities: the common configuration, and the window.
+    const COMMON: u8 = 1;
+    const WINDOW: u8 = 5;
+    /// Offset of the status in the common configuration (virtio, 4.1.4.3).
+    const STATUS: u32 = 0x14;
+
+    /// That of a virtio device of version 1.
+    fn of(physical: &Physical) -> Option<Self> {
+        const VENDOR: u16 = 0x1af4;
+        if physical.identity.vendor != VENDOR {
+            return None;
+        }
+        let find = |wanted: u8| {
+            let vendors = physical.capabilities.vendor.iter();
+            vendors
+                .into_iter()
+                .find(|vendor| vendor.words.first().is_some_and(|word| word.to_le_bytes()[3] == wanted))
+        };
+        let (common, window) = (find(Self::COMMON)?, find(Self::WINDOW)?);
+        let (&bar, &start) = (common.words.get(1)?, common.words.get(2)?);
+        let status = start.checked_add(Self::STATUS)?;
+        Some(Self { offset: window.offset, bar: bar as u8, status })
+    }
+
+    /// Points the window at the status.
+    fn select(self, space: &impl ConfigSpace, address: Address) {
+        let at = u16::from(self.offset);
+        let others = space.read(address, at + 4) & !0xff;
+        space.write(address, at + 4, others | u32::from(self.bar));
+        space.write(address, at + 8, self.status);
+        // Bytes of an access.
+        space.write(address, at + 12, 1);
+    }
+
+    fn read(self, space: &impl ConfigSpace, address: Address) -> u8 {
+        self.select(space, address);
+        space.read(address, u16::from(self.offset) + 16) as u8
+    }
+
+    fn write(self, space: &impl ConfigSpace, address: Address, status: u8) {
+        self.select(space, address);
+        space.write(address, u16::from(self.offset) + 16, status.into());
+    }
 }
 
 /// The way by which a function is reset; `None` if there is none, so that no guest may have it.
@@ -69,6 +129,11 @@ pub fn method(physical: &Physical, nodes: &[Node]) -> Option<Method> {
     if let Some(power) = capabilities.power.filter(|power| !power.keeps_state) {
         return Some(Method::Power(power.offset));
     }
+    by_bus(physical, nodes).or_else(|| Window::of(physical).map(Method::Virtio))
+}
+
+/// Reset of the function's bus, if it is alone there.
+fn by_bus(physical: &Physical, nodes: &[Node]) -> Option<Method> {
     let bridge = crate::group::find(nodes, physical.address)?.above?;
     let is_alone = nodes.iter().filter(|node| node.above == Some(bridge)).count() == 1;
     let is_bridge = crate::group::find(nodes, bridge)?.identity.header == Header::Bridge;
@@ -157,7 +222,7 @@ impl Reset {
             }
             State::Settle => (State::Ready(0), 0),
             State::Ready(polls) => {
-                if space.read(self.address, register::ID) == self.saved.id {
+                if self.answers(space) {
                     self.saved.restore(space, self.address);
                     (State::Over(Step::Done { was_pending: self.was_pending }), 0)
                 } else if polls < READY_POLLS_MAX {
@@ -174,6 +239,16 @@ impl Reset {
             State::Over(step) => step,
             _ => Step::NotBefore(self.not_before),
         }
+    }
+
+    /// Whether the function is there again, and its reset is complete.
+    fn answers(&self, space: &impl ConfigSpace) -> bool {
+        space.read(self.address, register::ID) == self.saved.id
+            && match self.method {
+                // The device reports that it has stopped (virtio, 4.1.4.3.1).
+                Method::Virtio(window) => window.read(space, self.address) == 0,
+                _ => true,
+            }
     }
 
     /// Whether the function waits for answers. A function without such a register says no.
@@ -209,6 +284,10 @@ impl Reset {
                 set_bus_reset(space, bridge, true);
                 (State::Release, BUS_US)
             }
+            Method::Virtio(window) => {
+                window.write(space, self.address, 0);
+                (State::Settle, 0)
+            }
         }
     }
 
@@ -217,7 +296,7 @@ impl Reset {
         match self.method {
             Method::Power(offset) => set_power(space, self.address, offset, 0),
             Method::Bus(bridge) => set_bus_reset(space, bridge, false),
-            Method::Flr(_) | Method::AdvancedFlr(_) => {}
+            Method::Flr(_) | Method::AdvancedFlr(_) | Method::Virtio(_) => {}
         }
     }
 }

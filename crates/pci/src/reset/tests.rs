@@ -189,3 +189,57 @@ fn steps_before_their_time_do_nothing() {
     assert_eq!(reset.step(&machine, 100_007), Step::NotBefore(100_007));
     assert_eq!(reset.step(&machine, u64::MAX), DONE);
 }
+
+/// A virtio device whose window accesses its status: it stops after some looks at it.
+struct Virtio {
+    machine: Machine,
+    status: core::cell::Cell<u8>,
+    looks: core::cell::Cell<u32>,
+    selected: core::cell::RefCell<[u32; 3]>,
+}
+
+impl ConfigSpace for Virtio {
+    fn read(&self, address: Address, register: u16) -> u32 {
+        if register != 0x84 + 16 {
+            return self.machine.read(address, register);
+        }
+        assert_eq!(*self.selected.borrow(), [4, 0x14, 1], "one byte of the common configuration");
+        self.looks.set(self.looks.get().saturating_sub(1));
+        if self.looks.get() == 0 { self.status.get().into() } else { 0x0f }
+    }
+
+    fn write(&self, address: Address, register: u16, value: u32) {
+        match register {
+            0x88 | 0x8c | 0x90 => self.selected.borrow_mut()[usize::from(register - 0x88) / 4] = value,
+            0x94 => {
+                assert_eq!(*self.selected.borrow(), [4, 0x14, 1]);
+                self.status.set(value as u8);
+            }
+            _ => self.machine.write(address, register, value),
+        }
+    }
+}
+
+#[test]
+fn a_virtio_device_is_reset_by_its_status_and_waited_for() {
+    let machine = Machine::new([("00:04.0", virtio_net())]);
+    let physical = Physical::read(&machine, at("00:04.0")).unwrap();
+    let method = method(&physical, &nodes(&machine)).unwrap();
+    assert_eq!(method, Method::Virtio(Window { offset: 0x84, bar: 4, status: 0x14 }));
+    let device = Virtio {
+        machine,
+        status: core::cell::Cell::new(0x0f),
+        looks: core::cell::Cell::new(3),
+        selected: core::cell::RefCell::default(),
+    };
+    let mut reset = Reset::new(&device, &physical, method);
+    let mut now = 0;
+    let end = loop {
+        match reset.step(&device, now) {
+            Step::NotBefore(time) => now = time,
+            end => break end,
+        }
+    };
+    assert_eq!((end, device.status.get(), device.looks.get()), (DONE, 0, 0));
+    assert_eq!(device.machine.read(at("00:04.0"), 4) & 4, 0, "no DMA");
+}
