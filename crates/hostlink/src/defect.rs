@@ -52,11 +52,15 @@ pub enum Defect {
     DebtForgotten,
     /// A guest's memory is not zeroed before its files are put into it.
     MemoryHandedOn,
+    /// IOMMUs are not told of memory that is removed (AMD64).
+    DmaNotTold,
+    /// IOMMUs are told to drop the translations of another guest's devices (AMD64).
+    DmaWrongDomain,
 }
 
 impl Defect {
     /// All defects.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 23] = [
         Self::NoKick,
         Self::EarlyReturn,
         Self::ListPast15,
@@ -78,6 +82,8 @@ impl Defect {
         Self::LateCpu,
         Self::DebtForgotten,
         Self::MemoryHandedOn,
+        Self::DmaNotTold,
+        Self::DmaWrongDomain,
     ];
 
     /// Whether the hypervisor for AMD64 can make it.
@@ -126,6 +132,8 @@ impl Defect {
             Self::LateCpu => "late-cpu",
             Self::DebtForgotten => "debt-forgotten",
             Self::MemoryHandedOn => "memory-handed-on",
+            Self::DmaNotTold => "dma-not-told",
+            Self::DmaWrongDomain => "dma-wrong-domain",
         }
     }
 

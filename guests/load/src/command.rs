@@ -75,6 +75,9 @@ pub enum Command {
         /// Duration.
         seconds: u64,
     },
+    /// `identify=ADDRESS`: have an NVMe device write its description, 4096 bytes, to an address, by
+    /// DMA. A device that may not write there may report success.
+    Identify(u64),
     /// `spin=MS`: do nothing, awake; for at most an hour.
     Spin(u64),
     /// `hint=N`: execute that HINT instruction.
@@ -130,6 +133,7 @@ impl Command {
             ("zero", _) => zero(rest),
             ("dirty", _) => dirty(rest),
             ("watch", _) => watch(rest),
+            ("identify", _) => one().map(Self::Identify),
             ("spin", _) => one().and_then(|ms| match ms <= SPIN_MAX_MS {
                 true => Ok(Self::Spin(ms)),
                 false => Err("that is more than an hour"),
@@ -198,6 +202,7 @@ mod tests {
             ("watch=12,1", "numbers have to be multiples of 8"),
             ("watch=0xfffffffffffffff8,1", "the range goes over the end of the address space"),
             ("watch=8,3601", "that is more than an hour"),
+            ("identify=x", NOT_NUMBERS),
             ("spin=3600001", "that is more than an hour"),
             ("hint=2", "hints are 0x60 to 0x7f"),
             ("hint=0x80", "hints are 0x60 to 0x7f"),
@@ -220,6 +225,7 @@ mod tests {
         assert_eq!(Command::parse("dirty=1G,2G,100"), dirty(0));
         assert_eq!(Command::parse("dirty=1G,2G,100,5"), dirty(5));
         assert_eq!(Command::parse("watch=4G,60"), Ok(Command::Watch { address: 4 << 30, seconds: 60 }));
+        assert_eq!(Command::parse("identify=2G"), Ok(Command::Identify(2 << 30)));
         assert_eq!(Command::parse("hint=0x61"), Ok(Command::Hint(0x61)));
         assert_eq!(Command::parse("spin=5"), Ok(Command::Spin(5)));
         assert_eq!(Command::parse("halt"), Ok(Command::Halt));

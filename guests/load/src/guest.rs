@@ -10,7 +10,7 @@ use load::command::{Command, Walk};
 use load::line::Line;
 use load::pace::Pace;
 
-use crate::{machine, watching};
+use crate::{machine, nvme, watching};
 
 baremetal::entry!(main);
 
@@ -61,6 +61,7 @@ fn execute(word: &str, command: Command) {
         Command::Zero(walk) => zero(walk),
         Command::Dirty { walk, rate, seconds } => dirty(walk, rate, seconds),
         Command::Watch { address, seconds } => watching::watch(address, seconds),
+        Command::Identify(address) => nvme::identify(address),
         Command::Spin(ms) => {
             clock::delay(ms.saturating_mul(1000));
             Ok(0)
@@ -94,6 +95,10 @@ pub(crate) enum Failure {
     Absent,
     /// Another processor did not finish.
     Lost,
+    /// The device does not answer.
+    Silent,
+    /// The device reports this status.
+    Refused(u32),
 }
 
 impl fmt::Display for Failure {
@@ -103,6 +108,8 @@ impl fmt::Display for Failure {
             Self::Fault(address) => write!(f, "fault at {address:#x}"),
             Self::NotZero { address, word } => write!(f, "at {address:#x} is {word:#x}"),
             Self::Absent => f.write_str("this machine has no such thing"),
+            Self::Silent => f.write_str("the device does not answer"),
+            Self::Refused(status) => write!(f, "the device reports status {status:#x}"),
             Self::Lost => f.write_str("another processor does not come back"),
         }
     }

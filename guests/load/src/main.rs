@@ -8,6 +8,8 @@ mod guest;
 #[cfg(target_os = "none")]
 mod machine;
 #[cfg(target_os = "none")]
+mod nvme;
+#[cfg(target_os = "none")]
 mod watching;
 
 /// Does nothing on an operating system.

@@ -5,6 +5,7 @@ mod attack;
 mod audit;
 mod cases;
 mod checks;
+mod devices;
 mod disks;
 mod dma;
 mod guests;
@@ -164,6 +165,7 @@ fn all_cases() -> impl Iterator<Item = &'static cases::Case> {
         .chain(&packages::ROWS)
         .chain(&releases::ROWS)
         .chain(&traces::ROWS)
+        .chain(&devices::ROWS)
         .chain(&disks::ROWS)
         .chain(&dma::ROWS)
         .chain(&peers::ROWS)

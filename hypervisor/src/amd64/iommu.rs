@@ -9,6 +9,7 @@ use core::fmt;
 use core::ops::ControlFlow;
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use hostlink::defect::Defect;
 use iommu::amd::command::{completion_wait, invalidate_all, invalidate_device};
 use iommu::amd::ivrs::{Scope, Unit};
 use iommu::amd::registers as register;
@@ -17,10 +18,11 @@ use iommu::amd::{DeviceId, DomainId, Event};
 use iommu::{Command, Entry, Port, Queue, Stuck};
 use paging::Invalidation;
 use spin::Mutex;
-use stay::Mistakes;
 use stay::iommu::{self as engine, Begun, Device, Domain};
+use stay::{Mistake, Mistakes};
 
 use crate::pages::Pages;
+use crate::vm::files::makes;
 
 /// Entries of the command ring, and of the event log: a page each.
 const ENTRIES: usize = 256;
@@ -89,7 +91,11 @@ impl Port for Ring {
     }
 }
 
-impl Mistakes for Ring {}
+impl Mistakes for Ring {
+    fn makes(&self, mistake: Mistake) -> bool {
+        mistake == Mistake::WrongDomain && makes(Defect::DmaWrongDomain)
+    }
+}
 
 /// Why an IOMMU is not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,9 +6,13 @@ mod aarch64;
 mod x86_64;
 
 #[cfg(target_arch = "aarch64")]
-pub(crate) use aarch64::{await_others, begin_on_others, halt, hint, idle, nanoseconds, off, prepare, taken};
+pub(crate) use aarch64::{
+    ConfigSpace, await_others, begin_on_others, halt, hint, idle, nanoseconds, off, prepare, taken,
+};
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86_64::{await_others, begin_on_others, halt, hint, idle, nanoseconds, off, prepare, taken};
+pub(crate) use x86_64::{
+    ConfigSpace, await_others, begin_on_others, halt, hint, idle, nanoseconds, off, prepare, taken,
+};
 
 /// The machine lacks this feature.
 pub(crate) struct Absent;

@@ -1,0 +1,213 @@
+//! Devices that a guest owns, behind an IOMMU.
+//!
+//! The bare guest `load` has an NVMe controller write 4096 bytes by DMA wherever it is told. So rows
+//! see what the IOMMU keeps: memory is added, written by the device, removed, and added again
+//! elsewhere. It is the same memory, zeroed. If the device then still reaches it at the former
+//! address, an invalidation is missing.
+
+use super::cases::{Body, Case, case};
+use crate::arch::{Arch, Platform};
+use crate::machine::devices::{Devices, Network};
+use crate::machine::outcome::Outcome;
+use crate::machine::process::{Flow, Machine};
+use crate::machine::signals::Signals;
+use crate::machine::spec::Clock;
+use crate::run::{switches, tail};
+use crate::size::MIB;
+use crate::vm::{Guest, Hypervisor, StockGuest};
+use anyhow::{Context, Result, anyhow, ensure};
+use hostlink::config::{FlushMode, ResetPolicy, Switches};
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+/// The rows.
+pub(super) const ROWS: [Case; 5] = [
+    case(
+        "p16_memory_that_goes_is_gone_for_devices",
+        "a device does not reach memory that was removed, when it is used for something else",
+        Body::Own(|directory| dma(directory, &[], false)),
+    ),
+    case(
+        "p16_missing_iommu_invalidation_is_caught",
+        "it does if the IOMMU is not told",
+        Body::Own(|directory| dma(directory, &["defect=dma-not-told"], true)),
+    ),
+    case(
+        "p16_iommu_invalidation_of_another_domain_is_caught",
+        "and if the IOMMU is told to drop what belongs to another guest",
+        Body::Own(|directory| dma(directory, &["defect=dma-wrong-domain"], true)),
+    ),
+    case(
+        "devices_reach_the_guests_memory_alone",
+        "neither the hypervisor's memory nor addresses without memory",
+        Body::Own(stray),
+    ),
+    case(
+        "a_disk_keeps_what_a_guest_writes",
+        "a stock guest writes an NVMe disk that it owns, resets, and reads it; a network card is there",
+        Body::Own(disk),
+    ),
+];
+
+/// Where memory is added, and where it is added again: addresses without anything.
+const FIRST: u64 = 0x8000_0000;
+const SECOND: u64 = 0x9000_0000;
+const SIZE: u64 = 64 << 10;
+/// What the device writes.
+const ANSWER: u64 = 4096;
+/// Longest time for a step, and for a whole run.
+const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(120);
+const MEMORY: u64 = 256 * MIB;
+
+/// A machine whose guest `load` has an NVMe controller, and how far its console was read.
+struct Script {
+    machine: Machine,
+    read: usize,
+}
+
+impl Script {
+    fn start(directory: &Path, settings: &[&str]) -> Result<Self> {
+        let image = directory.join("disk.img");
+        fs::write(&image, vec![0; MIB as usize])?;
+        let switches: Switches = switches(settings)?;
+        let guest = Guest {
+            devices: Devices { disks: vec![image], ..Devices::default() },
+            ..Guest::load(Platform::X86_64, 1, MEMORY, switches)?
+        };
+        guest.check()?;
+        let hypervisor = Hypervisor::for_tests(Arch::X86_64)?;
+        let mut spec = guest.on_quell(&hypervisor, 1, Clock::Wall, directory)?;
+        spec.timeout = Some(TIMEOUT);
+        spec.memory += 16 * MIB;
+        let mut script = Self { machine: Machine::start(&spec, &Signals::default())?, read: 0 };
+        script.await_text("load: ready")?;
+        Ok(script)
+    }
+
+    fn await_text(&mut self, text: &str) -> Result<()> {
+        let found = self.machine.await_console(text, self.read, PATIENCE);
+        self.read = found.with_context(|| self.machine.shown())?;
+        Ok(())
+    }
+
+    /// Types a command, which has to succeed.
+    fn command(&mut self, command: &str) -> Result<()> {
+        self.machine.type_text(&format!("{command}\n"))?;
+        self.await_text(&format!("load: done: {command}"))
+    }
+
+    /// Whether the answer's place is zero.
+    fn is_zero(&mut self, address: u64) -> Result<bool> {
+        self.machine.type_text(&format!("zero={address:#x},{ANSWER}\n"))?;
+        let (line, end) = self.machine.await_line("load: ", self.read, PATIENCE)?;
+        self.read = end;
+        ensure!(line.contains("zero="), "the guest says: {line}");
+        Ok(line.contains("done"))
+    }
+
+    fn end(mut self) -> Result<Outcome> {
+        self.machine.type_text("poweroff\n")?;
+        self.machine.run(|_, _| Ok(Flow::Continue))?.powered_off()
+    }
+}
+
+/// Ends the run, and adds what was shown to an error.
+fn concluded<T>(script: Script, worked: Result<T>) -> Result<T> {
+    let outcome = script.end()?;
+    worked.map_err(|error| {
+        let (console, log) = (tail(&outcome.console), tail(&outcome.log));
+        anyhow!("{error:#}\nthe guest's console:\n{console}\nthe hypervisor's log:\n{log}")
+    })
+}
+
+/// A device writes to memory that comes and goes.
+fn dma(directory: &Path, settings: &[&str], is_stale: bool) -> Result<()> {
+    let mut script = Script::start(directory, settings)?;
+    let worked = come_and_go(&mut script);
+    let reached = concluded(script, worked)?;
+    ensure!(
+        reached == is_stale,
+        match is_stale {
+            true => "the device does not reach the memory: the mistake makes no difference",
+            false => "the device has written to memory that was removed and is used for something else",
+        }
+    );
+    Ok(())
+}
+
+/// Whether the device reaches memory by an address at which it was before.
+fn come_and_go(script: &mut Script) -> Result<bool> {
+    let add = |script: &Script, at| script.machine.control()?.add(at, SIZE);
+    let slot = add(script, FIRST)?;
+    ensure!(script.is_zero(FIRST)?, "new memory is not zero");
+    script.command(&format!("identify={FIRST:#x}"))?;
+    ensure!(!script.is_zero(FIRST)?, "the device does not reach new memory");
+    script.machine.control()?.delete(slot).map(drop)?;
+    // The only free piece of this size that was just returned: it is taken again.
+    add(script, SECOND)?;
+    ensure!(script.is_zero(SECOND)?, "new memory is not zero");
+    script.command(&format!("identify={FIRST:#x}"))?;
+    Ok(!script.is_zero(SECOND)?)
+}
+
+/// DMA to addresses that the guest does not have: nothing happens, and everything goes on.
+fn stray(directory: &Path) -> Result<()> {
+    let mut script = Script::start(directory, &[])?;
+    let worked = (|| {
+        // The hypervisor's image and the firmware's tables in the machine's memory, nothing, the
+        // bus's window, and the end of addresses.
+        for address in [MEMORY, 0x3000_0000, FIRST, 0xe000_0000, 0xfee0_0000, 1 << 40, u64::MAX - 4095] {
+            script.command(&format!("identify={address:#x}"))?;
+        }
+        let slot = script.machine.control()?.add(FIRST, SIZE)?;
+        script.command(&format!("identify={FIRST:#x}"))?;
+        ensure!(!script.is_zero(FIRST)?, "the device does not work any more");
+        script.machine.control()?.delete(slot).map(drop)
+    })();
+    concluded(script, worked)
+}
+
+/// Words of a pattern that a disk has.
+const PATTERN: &[u8] = b"what was written to the disk stays on the disk\n";
+
+/// A stock guest reads what the host wrote, writes to the disk, resets, and reads that.
+fn disk(directory: &Path) -> Result<()> {
+    let image = directory.join("disk.img");
+    let mut contents = vec![0; 4 * MIB as usize];
+    contents[..PATTERN.len()].copy_from_slice(PATTERN);
+    fs::write(&image, &contents)?;
+    let stock = StockGuest::prepare(Arch::X86_64)?;
+    // After the reset the copy is there.
+    let command = "D=/dev/nvme0n1; [ \"$(head -c 4 $D)\" = what ] || exit 3; \
+        [ -e /sys/class/net ] && grep -q 0x1041 /sys/bus/pci/devices/*/device || exit 4; \
+        [ \"$(dd if=$D bs=1M skip=1 count=1 2>/dev/null | head -c 4)\" = what ] && exit 0; \
+        dd if=$D of=$D bs=1M count=1 seek=1 conv=fsync 2>/dev/null && \
+        [ $(grep nvme /proc/interrupts | wc -l) -ge 2 ] && reboot -f";
+    let guest = Guest {
+        platform: Platform::X86_64,
+        kernel: stock.kernel(),
+        initrd: Some(stock.initrd(Some(command))),
+        cmdline: format!("{} panic=-1", crate::run::reporting_console(Arch::X86_64)),
+        vcpus: 2,
+        memory: MEMORY,
+        flush: FlushMode::Hypercall,
+        reset: ResetPolicy::Reboot,
+        switches: Switches::default(),
+        devices: Devices { disks: vec![image.clone()], network: Some(Network::User), functions: Vec::new() },
+    };
+    guest.check()?;
+    let hypervisor = Hypervisor::for_tests(Arch::X86_64)?;
+    let mut spec = guest.on_quell(&hypervisor, 2, Clock::Wall, directory)?;
+    spec.timeout = Some(TIMEOUT);
+    let machine = Machine::start(&spec, &Signals::default())?;
+    let outcome = machine.run(|_, _| Ok(Flow::Continue))?;
+    let shown = || format!("{}\n{}", tail(&outcome.console), tail(&outcome.log));
+    ensure!(crate::run::conclude(&outcome, false) == 0, "the guest failed:\n{}", shown());
+    let written = fs::read(&image)?;
+    let copy = &written[MIB as usize..][..PATTERN.len()];
+    ensure!(copy == PATTERN, "the disk does not have the copy:\n{}", shown());
+    ensure!(written.len() == contents.len(), "the disk has another size");
+    Ok(())
+}
