@@ -16,12 +16,13 @@ use crate::guest::cache;
 use crate::machine::signals::Signals;
 use crate::steps::Steps;
 use crate::{size, workspace};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use stamp::{Stamp, State};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Instant;
 use tree::Tree;
 
@@ -70,6 +71,23 @@ pub(crate) fn image(args: &ImageDebianArgs, signals: &Signals) -> Result<u8> {
         println!("{}, {} used; {}; {state}", size::display(bytes), size::display(bytes_used), stamp.kernel);
     }
     Ok(0)
+}
+
+/// Size of the disks for tests.
+const TEST_SIZE: u64 = 2 * size::GIB;
+
+/// A copy of a disk that is kept for tests, which is made if there is none, or not a current one.
+pub(crate) fn copy_for_tests(arch: Arch, path: &Path) -> Result<()> {
+    let kept = workspace::target_dir(&format!("debian-{}-tests.img", arch.debian()));
+    let files = cache::guest_files(arch, false)?;
+    let stamp = Stamp::new(arch, TEST_SIZE, &files.versions.kernel, "");
+    if !matches!(stamp::state(&kept, &stamp), Ok(State::Current)) {
+        disk_for_tests(arch, &kept)?;
+    }
+    // With its holes, which a copy by the standard library may fill.
+    let copied = Command::new("cp").arg("--sparse=always").args([&kept, path]).status();
+    ensure!(copied.context("cannot start cp")?.success(), "cannot copy {}", kept.display());
+    Ok(())
 }
 
 /// A disk to make.
@@ -122,7 +140,7 @@ pub(crate) fn disk_for_tests(arch: Arch, path: &Path) -> Result<()> {
     let args = ImageDebianArgs {
         arch,
         output: Some(path.to_owned()),
-        size: 2 * size::GIB,
+        size: TEST_SIZE,
         password: String::new(),
         force: true,
         json: true,

@@ -129,7 +129,8 @@ fn guest(args: &RunArgs) -> Result<Guest> {
         // A guest that panics ends the run instead of waiting for an administrator.
         cmdline.push("panic=-1");
     }
-    if !args.disk.is_empty() && args.initrd.is_none() && args.kernel.is_none() {
+    let is_stock = args.kernel.is_none() && args.program.is_none();
+    if is_stock && args.initrd.is_none() && !args.disk.is_empty() {
         cmdline.push("root=/dev/nvme0n1 rw");
     }
     cmdline.extend(args.append.as_deref());

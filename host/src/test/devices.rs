@@ -156,9 +156,9 @@ fn come_and_go(script: &mut Script) -> Result<bool> {
 fn stray(directory: &Path) -> Result<()> {
     let mut script = Script::start(directory, &[])?;
     let worked = (|| {
-        // The hypervisor's image and the firmware's tables in the machine's memory, nothing, the
-        // bus's window, and the end of addresses.
-        for address in [MEMORY, 0x3000_0000, FIRST, 0xe000_0000, 0xfee0_0000, 1 << 40, u64::MAX - 4095] {
+        // Addresses that are memory of the machine, nothing, the bus's window, and the end of
+        // addresses. Not the window of interrupts: QEMU 7.2 ends there (`docs/qemu.md`).
+        for address in [MEMORY, 0x3000_0000, FIRST, 0xe000_0000, 1 << 40, u64::MAX - 4095] {
             script.command(&format!("identify={address:#x}"))?;
         }
         let slot = script.machine.control()?.add(FIRST, SIZE)?;

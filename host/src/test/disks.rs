@@ -1,18 +1,26 @@
-//! Disks with Debian, as `quell image-debian` makes them, under QEMU without Quell.
+//! Disks with Debian, as `quell image-debian` makes them: under QEMU without Quell, and as disks of
+//! Quell's guests.
 
 use super::cases::{Body, Case, case};
-use crate::arch::Arch;
-use crate::debian::boot::{Writes, machine};
-use crate::debian::disk_for_tests;
+use crate::arch::{Arch, Platform};
+use crate::debian::boot::{ROOT, Writes, machine};
+use crate::debian::{copy_for_tests, disk_for_tests};
 use crate::guest::cache;
+use crate::machine::devices::{Devices, Network};
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
+use crate::machine::spec::{Clock, Spec};
+use crate::size::GIB;
+use crate::vm::{Guest, Hypervisor};
 use anyhow::{Context, Result, ensure};
+use hostlink::config::{FlushMode, ResetPolicy, Switches};
+use hostlink::exit::ExitCode;
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 /// The rows.
-pub(super) const ROWS: [Case; 2] = [
+pub(super) const ROWS: [Case; 4] = [
     case(
         "debian_disk_boots",
         "a disk is made of packages; it boots, systemd and apt are well, and a file outlives a reboot",
@@ -25,28 +33,95 @@ pub(super) const ROWS: [Case; 2] = [
         Body::Own(|directory| boots(Arch::Aarch64, directory)),
     )
     .only_long(),
+    case(
+        "debian_boots_on_quell",
+        "the same as a guest of Quell that owns disk and network card",
+        Body::Own(boots_on_quell),
+    )
+    .only_long(),
+    case(
+        "a_disk_is_intact_after_hard_resets",
+        "20 resets amid writes: the journal repairs the disk each time, and fsck finds nothing",
+        Body::Own(hard_resets),
+    )
+    .only_long(),
 ];
 
 /// For a boot, and for a command: in the machine's own time.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(300);
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(120);
 
+/// What has to be well at the first boot.
+const CHECKS: &[&str] = &[
+    "[ \"$(systemctl is-system-running --wait)\" = running ]",
+    "apt-get check -qq",
+    "[ -z \"$(dpkg --audit; dpkg --verify)\" ]",
+    "grep -q up /sys/class/net/e*/operstate",
+    "ip -4 route | grep -q ^default",
+    "fio --version && iperf3 --version",
+    "echo kept > /root/file && sync",
+];
+/// And at the second.
+const KEPT: &str = "[ \"$(cat /root/file)\" = kept ]";
+/// Resets amid writes.
+const RESETS: u32 = 20;
+
 fn boots(arch: Arch, directory: &Path) -> Result<()> {
     let disk = directory.join("debian.img");
     disk_for_tests(arch, &disk)?;
-    let first = Session::start(arch, &disk)?;
-    let done = first.run(&[
-        "[ \"$(systemctl is-system-running --wait)\" = running ]",
-        "apt-get check -qq",
-        "[ -z \"$(dpkg --audit; dpkg --verify)\" ]",
-        "grep -q up /sys/class/net/e*/operstate",
-        "ip -4 route | grep -q ^default",
-        "fio --version && iperf3 --version",
-        "echo kept > /root/file && sync",
-    ]);
-    done.context("at the first boot")?;
-    let second = Session::start(arch, &disk)?;
-    second.run(&["[ \"$(cat /root/file)\" = kept ]"]).context("at the second boot")
+    let kernel = cache::guest_files(arch, false)?.kernel;
+    let spec = machine(arch, &kernel, &disk, "quiet", Writes::Kept);
+    Session::start(&spec)?.run(CHECKS).context("at the first boot")?;
+    Session::start(&spec)?.run(&[KEPT]).context("at the second boot")
+}
+
+/// A machine with Quell, whose guest owns the disk and a network card.
+fn on_quell(disk: &Path, directory: &Path) -> Result<Spec> {
+    let arch = Arch::X86_64;
+    let guest = Guest {
+        platform: Platform::X86_64,
+        kernel: cache::guest_files(arch, false)?.kernel,
+        initrd: None,
+        cmdline: format!("{} {ROOT} quiet", arch.console()),
+        vcpus: 2,
+        memory: GIB,
+        flush: FlushMode::Hypercall,
+        reset: ResetPolicy::Reboot,
+        switches: Switches::default(),
+        devices: Devices {
+            disks: vec![disk.to_owned()],
+            network: Some(Network::User),
+            functions: Vec::new(),
+        },
+    };
+    guest.check()?;
+    guest.on_quell(&Hypervisor::for_tests(arch)?, 2, Clock::Wall, directory)
+}
+
+fn boots_on_quell(directory: &Path) -> Result<()> {
+    let disk = directory.join("debian.img");
+    copy_for_tests(Arch::X86_64, &disk)?;
+    let spec = on_quell(&disk, directory)?;
+    Session::start(&spec)?.run(CHECKS).context("at the first boot")?;
+    Session::start(&spec)?.run(&[KEPT]).context("at the second boot")
+}
+
+/// The guest writes all the time, and resets itself without warning.
+fn hard_resets(directory: &Path) -> Result<()> {
+    let disk = directory.join("debian.img");
+    copy_for_tests(Arch::X86_64, &disk)?;
+    let mut session = Session::start(&on_quell(&disk, directory)?)?;
+    for number in 1..=RESETS {
+        let writes = "(while :; do for i in 1 2 3 4; do dd if=/dev/urandom of=/root/w$i bs=64k count=32 \
+             conv=fsync 2>/dev/null; mv /root/w$i /root/v$i; done; done) &";
+        session.machine.type_text(&format!("{writes}\nsleep 3; echo b > /proc/sysrq-trigger\n"))?;
+        session.log_in().with_context(|| format!("after reset {number} of {RESETS}"))?;
+    }
+    session.run(&["! dmesg | grep 'EXT4-fs.*rror'", "ls /root/v1"])?;
+    let found = Command::new("/sbin/e2fsck").arg("-fn").arg(&disk).output().context("cannot start e2fsck")?;
+    let text = String::from_utf8_lossy(&found.stdout);
+    ensure!(found.status.success(), "e2fsck has found something:\n{text}");
+    Ok(())
 }
 
 /// A booted system with root logged in.
@@ -57,15 +132,17 @@ struct Session {
 }
 
 impl Session {
-    fn start(arch: Arch, disk: &Path) -> Result<Self> {
-        let kernel = cache::guest_files(arch, false)?.kernel;
-        let spec = machine(arch, &kernel, disk, "quiet", Writes::Kept);
-        let machine = Machine::start(&spec, &Signals::default())?;
+    fn start(spec: &Spec) -> Result<Self> {
+        let machine = Machine::start(spec, &Signals::default())?;
         let mut session = Self { machine, seen: 0 };
-        session.expect("quell login: ", BOOT_TIMEOUT)?;
-        session.machine.type_text("root\n")?;
-        session.expect("# ", BOOT_TIMEOUT)?;
+        session.log_in()?;
         Ok(session)
+    }
+
+    fn log_in(&mut self) -> Result<()> {
+        self.expect("quell login: ", BOOT_TIMEOUT)?;
+        self.machine.type_text("root\n")?;
+        self.expect("# ", BOOT_TIMEOUT)
     }
 
     fn expect(&mut self, text: &str, timeout: Duration) -> Result<()> {
@@ -84,7 +161,8 @@ impl Session {
         }
         self.machine.type_text("systemctl poweroff\n")?;
         let outcome = self.machine.run(|_, _| Ok(Flow::Continue))?;
-        ensure!(outcome.end == End::PowerOff, "it ended with {:?}:\n{}", outcome.end, outcome.console);
+        let is_off = matches!(outcome.end, End::PowerOff | End::Hypervisor(ExitCode::GuestPowerOff));
+        ensure!(is_off, "it ended with {:?}:\n{}", outcome.end, outcome.console);
         Ok(())
     }
 }
