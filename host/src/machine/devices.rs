@@ -1,6 +1,7 @@
 //! Disks, networks and other PCI functions: those of the machine, and those that a guest owns.
 
-use std::path::PathBuf;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
 
 use crate::arch::Platform;
 use anyhow::{Result, bail, ensure};
@@ -52,43 +53,63 @@ impl Devices {
         }
         Ok(())
     }
+}
 
-    /// The names by which the hypervisor gives them to the guest: addresses and kinds. The machine
-    /// has no other functions of these kinds.
-    pub(crate) fn names(&self) -> String {
-        let disks = self.disks.iter().map(|_| "nvme");
-        let network = self.network.map(|_| "virtio-net");
-        let functions = self.functions.iter().map(String::as_str);
-        disks.chain(network).chain(functions).collect::<Vec<_>>().join(" ")
-    }
+/// The devices of a machine: QEMU's arguments, and for each guest the names by which the hypervisor
+/// gives it its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Built {
+    pub(crate) args: Vec<String>,
+    pub(crate) names: Vec<String>,
+}
 
-    /// QEMU's arguments. With an IOMMU unless software runs directly on the machine.
-    pub(crate) fn arguments(&self, has_iommu: bool) -> Vec<String> {
-        let mut args = Vec::new();
-        if self.is_empty() {
-            return args;
-        }
-        let mut device = |text: String| args.extend(["-device".to_owned(), text]);
-        if has_iommu {
-            device("amd-iommu,intremap=on".into());
-        }
-        for index in 0..self.disks.len() {
-            device(format!("nvme,drive=disk{index},serial=quell{index}"));
-        }
-        if self.network.is_some() {
-            // On the root bus: QEMU's IOMMU knows no functions behind ports (`docs/qemu.md`).
-            device("virtio-net-pci,netdev=net0,disable-legacy=on,iommu_platform=on".into());
-        }
-        for (index, disk) in self.disks.iter().enumerate() {
+/// The first place on the bus for devices of guests: others find their own below.
+const FIRST_PLACE: u32 = 8;
+
+/// Builds the devices of guests, with an IOMMU unless software runs directly on the machine.
+///
+/// All are on the root bus: QEMU's IOMMU knows no functions behind ports (`docs/qemu.md`).
+pub(crate) fn build<'d>(guests: impl Iterator<Item = &'d Devices>, has_iommu: bool) -> Built {
+    let mut built = Built::default();
+    let mut places = FIRST_PLACE..;
+    let mut has_devices = false;
+    for devices in guests {
+        has_devices |= !devices.is_empty();
+        let mut names = devices.functions.clone();
+        let mut add = |device: String, backend: [String; 2]| {
+            let place = places.next().unwrap_or_default();
+            built.args.extend(["-device".to_owned(), format!("{device},addr={place:#x}")]);
+            built.args.extend(backend);
+            names.push(format!("00:{place:02x}.0"));
+        };
+        for disk in &devices.disks {
+            let id = disk_id(disk);
             let file = disk.to_string_lossy().replace(',', ",,");
-            args.extend(["-drive".into(), format!("if=none,id=disk{index},format=raw,file={file}")]);
+            let backend = format!("if=none,id={id},format=raw,file={file}");
+            add(format!("nvme,drive={id},serial={id}"), ["-drive".to_owned(), backend]);
         }
-        match self.network {
-            Some(Network::User) => args.extend(["-netdev".into(), "user,id=net0".into()]),
+        match devices.network {
+            Some(Network::User) => {
+                let id = format!("net{}", built.names.len());
+                let device = format!("virtio-net-pci,netdev={id},disable-legacy=on,iommu_platform=on");
+                add(device, ["-netdev".to_owned(), format!("user,id={id}")]);
+            }
             None => {}
         }
-        args
+        built.names.push(names.join(" "));
     }
+    if has_devices && has_iommu {
+        // From QEMU 10 on DMA of devices that nobody owns would pass by default.
+        built.args.splice(0..0, ["-device".to_owned(), "amd-iommu,intremap=on".to_owned()]);
+    }
+    built
+}
+
+/// A name for a disk: of its path, which is one disk's.
+fn disk_id(path: &Path) -> String {
+    let mut hasher = DefaultHasher::new();
+    path.hash(&mut hasher);
+    format!("disk{:08x}", hasher.finish() as u32)
 }
 
 #[cfg(test)]
@@ -96,20 +117,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_disk_and_network_is_a_function_that_is_named() {
-        let devices = Devices {
+    fn each_disk_and_network_is_a_function_that_one_guest_owns() {
+        let web = Devices {
             disks: vec!["/a,b".into(), "/c".into()],
             network: Some(Network::User),
-            functions: vec!["00:05.0".into()],
+            functions: vec!["nvme".into()],
         };
-        assert_eq!(devices.names(), "nvme nvme virtio-net 00:05.0");
-        let args = devices.arguments(true).join(" ");
-        assert!(args.starts_with("-device amd-iommu,intremap=on "));
-        assert!(args.contains("id=disk0,format=raw,file=/a,,b"));
-        assert!(args.contains("nvme,drive=disk1"));
-        assert!(args.contains("virtio-net-pci,netdev=net0"));
-        assert!(!devices.arguments(false).join(" ").contains("iommu,"));
-        assert!(Devices::default().arguments(true).is_empty(), "no guest has devices: no IOMMU");
+        let db = Devices { network: Some(Network::User), ..Devices::default() };
+        let built = build([&web, &Devices::default(), &db].into_iter(), true);
+        assert_eq!(built.names, ["nvme 00:08.0 00:09.0 00:0a.0", "", "00:0b.0"]);
+        let args = built.args.join(" ");
+        assert!(args.starts_with("-device amd-iommu,intremap=on "), "{args}");
+        assert!(args.contains("format=raw,file=/a,,b"), "{args}");
+        assert!(args.contains("virtio-net-pci,netdev=net0,disable-legacy=on,iommu_platform=on,addr=0xa"));
+        assert!(args.contains("netdev=net2") && args.contains("addr=0xb"), "{args}");
+        assert!(!build([&web].into_iter(), false).args.join(" ").contains("amd-iommu"));
+        assert!(build([&Devices::default()].into_iter(), true).args.is_empty(), "no devices: no IOMMU");
     }
 
     #[test]

@@ -77,6 +77,16 @@ impl MachineFile {
             }
         }
         for guest in &self.guests {
+            for disk in &guest.devices.disks {
+                let claim = format!("a disk of {}", guest.name);
+                if let Some(other) = taken.insert(plain(disk), claim) {
+                    let disk = disk.display();
+                    let message = format!("the disk {disk} of {} is {other}; write another file", guest.name);
+                    return Err(self.source.error(guest.line, message));
+                }
+            }
+        }
+        for guest in &self.guests {
             let path = &guest.console.value;
             let claim = format!("the console of {}", guest.name);
             if let Some(other) = taken.insert(plain(path), claim) {

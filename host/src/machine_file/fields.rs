@@ -166,6 +166,21 @@ impl<'f> Fields<'f> {
         })
     }
 
+    /// A text, or a list of texts, each on one line.
+    pub(super) fn texts(&self, key: &str) -> Result<Option<Vec<String>>> {
+        let text = |value: &DeValue<'_>| match value {
+            DeValue::String(text) if !text.is_empty() && !text.contains(['\n', '\r', '\0']) => {
+                Some(text.to_string())
+            }
+            _ => None,
+        };
+        let found = self.of_type(key, "text in quotes, or a list of such texts", |value| match value {
+            DeValue::Array(values) => values.iter().map(|value| text(value.get_ref())).collect(),
+            value => text(value).map(|text| vec![text]),
+        })?;
+        Ok(found.map(|found| found.value))
+    }
+
     /// A size in bytes: text such as `256M`.
     pub(super) fn size(&self, key: &str) -> Result<Option<At<u64>>> {
         self.of_type(key, "a size with its unit", |value| match value {

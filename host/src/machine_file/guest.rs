@@ -5,6 +5,7 @@ use super::machine::{self, Machine};
 use super::source::{At, Source};
 use crate::arch::Arch;
 use crate::cli::Program;
+use crate::machine::devices::{Devices, Network};
 use crate::size::{self, MIB};
 use anyhow::Result;
 use clap::ValueEnum;
@@ -31,6 +32,9 @@ pub(super) const KEYS: &[Key] = &[
     ("reset", r#"reset = "reboot""#),
     ("console", r#"console = "web.log""#),
     ("start", r#"start = "auto""#),
+    ("disks", r#"disks = ["web.img"]"#),
+    ("net", r#"net = "user""#),
+    ("devices", r#"devices = ["00:04.0"]"#),
 ];
 
 /// Memory of a guest for which the file names none.
@@ -75,6 +79,8 @@ pub(crate) struct GuestPlan {
     /// The file for its console.
     pub(crate) console: At<PathBuf>,
     pub(crate) start: Start,
+    /// Its disks, network and other PCI functions.
+    pub(crate) devices: Devices,
 }
 
 impl GuestPlan {
@@ -110,6 +116,7 @@ impl GuestPlan {
             reset: reset(&fields)?.unwrap_or(usual_reset),
             console,
             start: start(&fields)?,
+            devices: devices(source, &fields, line, machine)?,
         })
     }
 }
@@ -199,6 +206,19 @@ fn reset(fields: &Fields<'_>) -> Result<Option<ResetPolicy>> {
     let all = [ResetPolicy::Reboot, ResetPolicy::Exit, ResetPolicy::Panic];
     let word = |word: &str| all.into_iter().find(|policy| policy.name() == word);
     Ok(fields.word("reset", "reboot or exit", word)?.map(|found| found.value))
+}
+
+/// The devices that the guest owns.
+fn devices(source: &Source, fields: &Fields<'_>, line: usize, machine: &Machine) -> Result<Devices> {
+    let disks = fields.texts("disks")?.unwrap_or_default();
+    let network = fields.word("net", "user", |word| Network::from_str(word, false).ok())?;
+    let devices = Devices {
+        disks: disks.iter().map(|disk| source.resolve(disk)).collect(),
+        network: network.map(|network| network.value),
+        functions: fields.texts("devices")?.unwrap_or_default(),
+    };
+    devices.check(machine.platform).map_err(|error| source.error(line, format!("{error:#}")))?;
+    Ok(devices)
 }
 
 fn start(fields: &Fields<'_>) -> Result<Start> {

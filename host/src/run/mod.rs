@@ -4,6 +4,7 @@ mod several;
 
 use crate::arch::Arch;
 use crate::cli::{Reset, RunArgs};
+use crate::debian::boot::ROOT;
 use crate::machine::child::describe;
 use crate::machine::counters::Snapshot;
 use crate::machine::devices::Devices;
@@ -131,7 +132,7 @@ fn guest(args: &RunArgs) -> Result<Guest> {
     }
     let is_stock = args.kernel.is_none() && args.program.is_none();
     if is_stock && args.initrd.is_none() && !args.disk.is_empty() {
-        cmdline.push("root=/dev/nvme0n1 rw");
+        cmdline.push(ROOT);
     }
     cmdline.extend(args.append.as_deref());
     let read = |path: &Path| {

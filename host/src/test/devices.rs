@@ -1,7 +1,7 @@
 //! Devices that a guest owns, behind an IOMMU.
 //!
-//! The bare guest `load` has an NVMe controller write 4096 bytes by DMA wherever it is told. So rows
-//! see what the IOMMU keeps: memory is added, written by the device, removed, and added again
+//! The bare guest `load` has an NVMe controller write 4096 bytes by DMA wherever it is told. So
+//! rows see what the IOMMU keeps: memory is added, written by the device, removed, and added again
 //! elsewhere. It is the same memory, zeroed. If the device then still reaches it at the former
 //! address, an invalidation is missing.
 

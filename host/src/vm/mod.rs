@@ -6,7 +6,7 @@ use crate::arch::{Arch, Platform};
 use crate::guest::cache::{self, GuestFiles};
 use crate::guest::{initramfs, kernel, peer, vmm};
 use crate::machine::bundle::Bundle;
-use crate::machine::devices::Devices;
+use crate::machine::devices::{self, Devices};
 use crate::machine::need::memory_around;
 use crate::machine::spec::{Clock, Payload, Spec};
 use crate::machine::symbols::{self, Symbols};
@@ -105,7 +105,7 @@ impl Guest {
             beacon: hypervisor.symbols.beacon,
         };
         let memory = memory_around(self.memory, bundle_bytes) + hypervisor.extra_memory;
-        let devices = self.devices.arguments(true);
+        let devices = devices::build([&self.devices].into_iter(), true).args;
         Ok(Spec { clock, devices, ..Spec::new(self.platform, payload, machine_cpus, memory) })
     }
 
@@ -125,7 +125,7 @@ impl Guest {
 
     /// Writes the bundle that passes this guest to the hypervisor.
     pub(crate) fn write_bundle(&self, hypervisor: &Hypervisor, boot_cpu: BootCpu, path: &Path) -> Result<()> {
-        let devices = self.devices.names();
+        let devices = devices::build([&self.devices].into_iter(), true).names.concat();
         let config = Config {
             vcpus: self.vcpus,
             memory: self.memory,
@@ -154,7 +154,7 @@ impl Guest {
             None => None,
         };
         let payload = Payload::Bare { kernel: self.kernel.clone(), initrd, cmdline: self.cmdline.clone() };
-        let devices = self.devices.arguments(false);
+        let devices = devices::build([&self.devices].into_iter(), false).args;
         Ok(Spec { devices, ..Spec::new(self.platform, payload, cpus, self.memory) })
     }
 }

@@ -2,7 +2,9 @@
 
 use super::{Hypervisor, StockGuest, check_fit};
 use crate::arch::Arch;
+use crate::debian::boot::ROOT;
 use crate::machine::bundle::Bundle;
+use crate::machine::devices::{self, Built};
 use crate::machine::spec::{Payload, Spec};
 use crate::machine_file::{GuestPlan, MachineFile, Software};
 use crate::size::MIB;
@@ -37,6 +39,7 @@ pub(crate) struct Guests<'f> {
     files: Files,
     configs: Vec<String>,
     machine: String,
+    devices: Built,
 }
 
 impl<'f> Guests<'f> {
@@ -46,7 +49,8 @@ impl<'f> Guests<'f> {
         let machine = Config { boot_cpu: file.boot_cpu(), switches, ..Config::default() };
         let machine = Config { slice_us: file.machine.slice_us.unwrap_or(machine.slice_us), ..machine };
         let text = machine.of_machine().to_string();
-        let mut guests = Self { file, files: Files::default(), configs: Vec::new(), machine: text };
+        let devices = devices::build(file.guests.iter().map(|guest| &guest.devices), true);
+        let mut guests = Self { file, files: Files::default(), configs: Vec::new(), machine: text, devices };
         let needs_stock = file.guests.iter().any(|guest| guest.software == Software::Stock);
         let arch = file.machine.platform.arch();
         let stock = needs_stock.then(|| StockGuest::prepare(arch)).transpose()?;
@@ -68,7 +72,9 @@ impl<'f> Guests<'f> {
             }
             (Software::Stock, stock) => {
                 let stock = stock.context("the stock guest was not prepared")?;
-                (stock.kernel(), Some(given.unwrap_or_else(|| stock.initrd(guest.exec.as_deref()))))
+                let boots_disk = boots_disk(guest);
+                let initrd = given.unwrap_or_else(|| stock.initrd(guest.exec.as_deref()));
+                (stock.kernel(), (!boots_disk).then_some(initrd))
             }
         };
         check_fit(arch, &kernel, initrd.as_ref().map_or(0, Vec::len) as u64, guest.memory)?;
@@ -89,6 +95,7 @@ impl<'f> Guests<'f> {
             kernel: &kernel,
             initrd: initrd.as_deref(),
             cmdline: &cmdline,
+            devices: self.devices.names.get(self.configs.len()).map_or("", String::as_str),
             ..*machine
         };
         self.configs.push(config.of_guest().to_string());
@@ -120,8 +127,15 @@ impl<'f> Guests<'f> {
         };
         let memory = self.file.memory(bytes).next_multiple_of(MIB) + hypervisor.extra_memory;
         let cpus = self.file.machine.cpus + u32::from(self.file.adds_cpu());
-        Ok(Spec::new(self.file.machine.platform, payload, cpus, memory))
+        let devices = self.devices.args.clone();
+        Ok(Spec { devices, ..Spec::new(self.file.machine.platform, payload, cpus, memory) })
     }
+}
+
+/// Whether the stock kernel boots from a disk of the guest's.
+fn boots_disk(guest: &GuestPlan) -> bool {
+    let is_stock = guest.software == Software::Stock && guest.initrd.is_none() && guest.exec.is_none();
+    is_stock && !guest.devices.disks.is_empty()
 }
 
 /// The command line of a guest: its console, and after it the file's words.
@@ -130,6 +144,9 @@ fn cmdline(guest: &GuestPlan, arch: Arch) -> String {
     if guest.exec.is_some() {
         // A guest that panics ends instead of waiting for an administrator.
         words.push("panic=-1");
+    }
+    if boots_disk(guest) {
+        words.push(ROOT);
     }
     words.extend(guest.cmdline.as_deref());
     words.join(" ")

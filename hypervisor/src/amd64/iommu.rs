@@ -1,8 +1,8 @@
 //! AMD-Vi: the driver. Source: AMD I/O Virtualization Technology (IOMMU) Specification, 48882.
 //!
-//! All functions are blocked from the beginning: they neither reach memory nor interrupt. Those that
-//! a guest owns are attached to its nested tables. Interrupts of the machine's I/O APICs pass: the
-//! hypervisor uses them itself.
+//! All functions are blocked from the beginning: they neither reach memory nor interrupt. Those
+//! that a guest owns are attached to its nested tables. Interrupts of the machine's I/O APICs pass:
+//! the hypervisor uses them itself.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -133,7 +133,7 @@ impl Iommu {
     /// [`NotStarted`].
     pub fn start(registers: &'static dyn Registers, unit: &Unit<'_>, buses: u16) -> Result<Self, NotStarted> {
         let scopes: Vec<Scope> = unit.scopes().collect();
-        let table = words(Pages::new(usize::from(buses.clamp(1, 256)) * 2));
+        let table = words(Pages::new(usize::from(buses.max(1).min(256)) * 2));
         let (events, entries) = (words(Pages::new(1)), ring(Pages::new(1)));
         let report = words(Pages::new(1)).first().ok_or(NotStarted::NoPlace)?;
         let control = registers.read(register::CONTROL) & FIRMWARE_CONTROL;
@@ -275,12 +275,12 @@ impl Iommu {
             let [Some(first), Some(second)] = [0, 1].map(|word| self.events.get(*next * 2 + word)) else {
                 break;
             };
-            // The tail may move before the entry is there. Pairs with the IOMMU's store.
-            let entry = [first.swap(0, Ordering::Acquire), second.swap(0, Ordering::Relaxed)];
-            if entry[0] == 0 {
+            // Pairs with the IOMMU's store. The tail may move before the entry is there.
+            let low = first.swap(0, Ordering::Acquire);
+            if low == 0 {
                 break;
             }
-            report(Event::decode(entry));
+            report(Event::decode([low, second.swap(0, Ordering::Relaxed)]));
             *next = (*next + 1) % ENTRIES;
             registers.write(register::EVENT_HEAD, *next as u64 * ENTRY_LEN);
         }
@@ -314,12 +314,6 @@ impl Iommu {
         } else {
             (0..WORDS).for_each(store);
         }
-    }
-
-    #[cfg(test)]
-    pub(crate) fn entry(&self, device: DeviceId) -> DeviceEntry {
-        let from = usize::from(device.0) * WORDS;
-        DeviceEntry(core::array::from_fn(|index| self.table[from + index].load(Ordering::Relaxed)))
     }
 }
 

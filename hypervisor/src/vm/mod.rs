@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `arch` | the traits that an architecture implements, and that all of this is generic over |
 //! | `awaited` | the word in memory that a vCPU waits for |
+//! | `board` | the traits of the machine below |
 //! | `change` | changes of guest memory that an access has caused |
 //! | `console` | what a guest sends to its serial ports |
 //! | `context` | a vCPU on a CPU |
@@ -33,6 +34,7 @@
 
 pub mod arch;
 pub mod awaited;
+pub mod board;
 mod change;
 mod console;
 mod context;

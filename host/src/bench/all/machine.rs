@@ -215,6 +215,7 @@ impl Lab<'_> {
         let platform = way.platform();
         let (arch, stock) = (platform.arch(), &self.kit.of(platform)?.stock);
         let command = self.command(case, way).map(|command| format!("{SAYS_HOW}{command}"));
+        let bare = |image| workspace::bootable(workspace::build(image, arch)?, arch);
         let (kernel, initrd, cmdline, vcpus, memory) = match &case.work {
             Work::Linux(linux) => (
                 stock.kernel(),
@@ -223,31 +224,25 @@ impl Lab<'_> {
                 linux.vcpus,
                 linux.memory,
             ),
-            Work::Probe { cmdline, vcpus } => {
-                let kernel = workspace::bootable(workspace::build(workspace::PROBE, arch)?, arch)?;
-                (kernel, None, (*cmdline).to_owned(), *vcpus, 64 * MIB)
+            Work::Probe { cmdline: words, vcpus } => {
+                (bare(workspace::PROBE)?, None, words.to_string(), *vcpus, 64 * MIB)
             }
-            Work::Slots(Slots { probe, memory, .. }) => {
-                let kernel = workspace::bootable(workspace::build(workspace::PROBE, arch)?, arch)?;
-                (kernel, None, (*probe).to_owned(), 1, *memory)
+            Work::Slots(Slots { probe: words, memory, .. }) => {
+                (bare(workspace::PROBE)?, None, words.to_string(), 1, *memory)
             }
             Work::Removal => return load::guest(platform, Stage2Unmap::Range),
             Work::Tlbcheck { cpus, samples } => {
-                let kernel = workspace::bootable(workspace::build(workspace::TLBCHECK, arch)?, arch)?;
                 let words = format!("bench json report=com2 rounds={samples} targets=spin");
-                (kernel, None, words, *cpus, 256 * MIB)
+                (bare(workspace::TLBCHECK)?, None, words, *cpus, 256 * MIB)
             }
         };
         let flush = match way {
             Way::Quell(flush) => flush,
             Way::Kvm(_) | Way::QuellOnArm | Way::KvmOnArm(_) => FlushMode::Hypercall,
         };
-        // The most entries.
-        let nested_page = match &case.work {
-            Work::Slots(_) => NestedPage::Small,
-            _ => Switches::default().nested_page,
-        };
-        let (reset, switches) = (ResetPolicy::Exit, Switches { nested_page, ..Switches::default() });
+        let has_most_entries = matches!(&case.work, Work::Slots(_));
+        let usual = Switches::default();
+        let nested_page = if has_most_entries { NestedPage::Small } else { usual.nested_page };
         let guest = Guest {
             platform,
             kernel,
@@ -256,12 +251,11 @@ impl Lab<'_> {
             vcpus,
             memory,
             flush,
-            reset,
-            switches,
+            reset: ResetPolicy::Exit,
+            switches: Switches { nested_page, ..usual },
             devices: Devices::default(),
         };
-        guest.check()?;
-        Ok(guest)
+        guest.check().map(|()| guest)
     }
 
     fn spec(&self, case: &Case, way: Way, guest: &Guest, directory: &Path) -> Result<Spec> {

@@ -152,13 +152,12 @@ impl<A: Amd64> Reach<'_, A> {
 
     /// A read of registers of an owned function.
     fn read_function(&self, gpa: Gpa, bytes: &mut [u8]) {
-        let size = bytes.len();
-        if !matches!(size, 1 | 2 | 4 | 8) {
+        if !matches!(bytes.len(), 1 | 2 | 4 | 8) {
             return;
         }
-        let value = self.vm.guest.functions.lock().trapped_read(self.vm, gpa, size as u8);
+        let value = self.vm.guest.functions.lock().trapped_read(self.vm, gpa, bytes.len() as u8);
         if let Some(value) = value {
-            bytes.copy_from_slice(&value.to_le_bytes()[..size]);
+            bytes.iter_mut().zip(value.to_le_bytes()).for_each(|(byte, read)| *byte = read);
         }
     }
 
@@ -168,7 +167,7 @@ impl<A: Amd64> Reach<'_, A> {
         if !matches!(bytes.len(), 1 | 2 | 4 | 8) {
             return;
         }
-        value[..bytes.len()].copy_from_slice(bytes);
+        value.iter_mut().zip(bytes).for_each(|(place, byte)| *place = *byte);
         let value = u64::from_le_bytes(value);
         self.vm.guest.functions.lock().trapped_write(self.vm, gpa, bytes.len() as u8, value);
     }
