@@ -33,6 +33,8 @@ const ENTRY_LEN: u64 = 16;
 const WORDS: usize = 4;
 /// Words of a page.
 const WORDS_PER_PAGE: usize = 512;
+/// Buses of a segment.
+const BUSES_MAX: u16 = 256;
 /// Turns of waiting for the IOMMU. A completion takes microseconds; this is seconds.
 const TURNS_MAX: u64 = 1 << 28;
 /// Bits of the control register that firmware chooses for the machine's links: HtTunEn, PassPW,
@@ -133,7 +135,7 @@ impl Iommu {
     /// [`NotStarted`].
     pub fn start(registers: &'static dyn Registers, unit: &Unit<'_>, buses: u16) -> Result<Self, NotStarted> {
         let scopes: Vec<Scope> = unit.scopes().collect();
-        let table = words(Pages::new(usize::from(buses.max(1).min(256)) * 2));
+        let table = words(Pages::new(usize::from(buses.min(BUSES_MAX)) * 2));
         let (events, entries) = (words(Pages::new(1)), ring(Pages::new(1)));
         let report = words(Pages::new(1)).first().ok_or(NotStarted::NoPlace)?;
         let control = registers.read(register::CONTROL) & FIRMWARE_CONTROL;

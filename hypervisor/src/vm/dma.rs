@@ -53,18 +53,13 @@ const PAGES_MAX: u32 = 512;
 
 /// All of a guest's memory is being mapped, before its devices may use it: they do not wait for
 /// faults.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct MapAhead {
     /// The next address to look at.
     next: Gpa,
 }
 
 impl MapAhead {
-    /// From the first address on.
-    pub const fn new() -> Self {
-        Self { next: Gpa(0) }
-    }
-
     /// Makes a step. [`Progress::Waiting`] while a change of the slots is in progress, or memory
     /// for tables is missing.
     pub fn step<A: Arch>(&mut self, vm: &Vm<A>) -> Progress {
