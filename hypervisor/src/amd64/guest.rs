@@ -15,7 +15,7 @@ use spin::Mutex;
 
 use super::flush::{CallServices, MemorySource};
 use super::overlay::Overlays;
-use super::owned::{Deliver, Domains, Functions, MachineDevices, Refused};
+use super::owned::{Claim, Deliver, Domains, Functions, MachineDevices, Refused};
 use super::processor::Amd64;
 use super::rom::{Busy, Followed, Rom};
 use super::state::{Permissions, VcpuState};
@@ -127,6 +127,7 @@ impl Shared {
         config: &Config<'static>,
         common: &Common,
         space: &VmMemory<A>,
+        claim: Claim,
     ) -> Result<Self, CreateError> {
         let platform = hyperv::PartitionTraits {
             flush_hypercall: config.flush == hostlink::config::FlushMode::Hypercall,
@@ -136,15 +137,8 @@ impl Shared {
             apic_hz: APIC_HZ,
             gpa_bits: cpuid::physical_address_bits::<A>() as u8,
         };
-        if !config.devices.is_empty() && !keeps_translations(config) {
-            return Err(CreateError::Devices(Refused::Zap));
-        }
-        let windows = Windows { low: pci::WINDOW, high: 0..0 };
-        let (functions, shown, domains) =
-            Functions::new(common.devices, config.devices, config.name, &windows)
-                .map_err(CreateError::Devices)?;
         let mut board = PcBoard::new();
-        board.add_functions(shown);
+        board.add_functions(claim.shown);
         Ok(Self {
             apic_ids: Assignment::new(config.vcpus, config.switches.apic_ids),
             cr4_mask: cpuid::guest_cr4_mask::<A>(),
@@ -153,8 +147,8 @@ impl Shared {
             platform: Mutex::new(board),
             overlays: Mutex::new(Overlays::default()),
             rom: Mutex::new(Rom::new(RomLen::default())),
-            functions: Mutex::new(functions),
-            domains,
+            functions: Mutex::new(claim.functions),
+            domains: claim.domains,
             layout: MemoryLayout::new(config.memory).map_err(CreateError::Load)?,
             permission_maps: [
                 Pages::filled(3, |map| map.fill(0xff)),
@@ -198,10 +192,25 @@ impl Shared {
     }
 }
 
-/// Whether translations go only with their own slot, as devices need it.
+/// Claims the functions that the configuration names.
+///
+/// # Errors
+///
+/// Why the guest does not get them.
+pub fn claim(config: &Config<'static>, common: &Common) -> Result<Claim, CreateError> {
+    if !config.devices.is_empty() && !keeps_translations(config) {
+        return Err(CreateError::Devices(Refused::Switches));
+    }
+    let windows = Windows { low: pci::WINDOW, high: 0..0 };
+    Functions::claim(common.devices, config.devices, config.name, &windows).map_err(CreateError::Devices)
+}
+
+/// Whether translations go only with their own slot, and there are tables for all memory, as devices
+/// need it.
 fn keeps_translations(config: &Config<'_>) -> bool {
     config.switches.zap != hostlink::config::Zap::Everything
         && config.switches.stage2_unmap != hostlink::config::Stage2Unmap::Page
+        && config.switches.tables.is_none()
 }
 
 impl<A: Amd64> Deliver for Vm<A> {

@@ -14,6 +14,7 @@ macro_rules! offer_amd64 {
 
             use $crate::amd64::flush::Ipi;
             use $crate::amd64::guest::{self, Common, Shared};
+            use $crate::amd64::owned::Claim;
             use $crate::amd64::signals::{self, Workspace};
             use $crate::amd64::state::VcpuState;
             use $crate::amd64::{enter, exits};
@@ -40,6 +41,7 @@ macro_rules! offer_amd64 {
                 type Tables = NestedTables;
                 type Common = Common;
                 type Entry = EntryState;
+                type Claim = Claim;
                 type Shared = Shared;
                 type Inbox = Inbox;
                 type State = VcpuState;
@@ -77,12 +79,17 @@ macro_rules! offer_amd64 {
                     Ok(Common::new::<Self>())
                 }
 
+                fn claim(config: &Config<'static>, common: &'static Common) -> Result<Claim, CreateError> {
+                    guest::claim(config, common)
+                }
+
                 fn share(
                     config: &Config<'static>,
                     common: &'static Common,
                     space: &VmMemory<Self>,
+                    claim: Claim,
                 ) -> Result<Shared, CreateError> {
-                    Shared::new::<Self>(config, common, space)
+                    Shared::new::<Self>(config, common, space, claim)
                 }
 
                 fn new_vcpu(shared: &Shared, index: VpIndex, identity: u32) -> VcpuState {

@@ -20,6 +20,7 @@ use super::processor::{Arm64, Configuration, Features, Processor};
 use super::state::VcpuState;
 use super::stolen_time::Scale;
 use super::vcpu::Inbox;
+use crate::amd64::owned::Refused;
 use crate::devices::virt::gic::{Distributor, INTIDS_DEFAULT};
 use crate::devices::virt::pl011::Pl011;
 use crate::devices::virt::pl031::Pl031;
@@ -49,6 +50,11 @@ pub fn check(config: &Config<'_>) -> Result<(), CreateError> {
         (None, Some(defect)) if !defect.is_of_arm() => Err(CreateError::ForeignDefect(defect)),
         _ => Ok(()),
     }
+}
+
+/// Refuses devices: guests own none here yet.
+pub fn claim(config: &Config<'_>) -> Result<(), CreateError> {
+    if config.devices.is_empty() { Ok(()) } else { Err(CreateError::Devices(Refused::NoPci)) }
 }
 
 /// Guest physical ranges of RAM.

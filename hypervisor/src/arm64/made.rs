@@ -366,10 +366,15 @@ offer_arm64! {
             Common::new::<Self>(config, setup, cost)
         }
 
+        fn claim(config: &Config<'static>, _: &'static Common) -> Result<(), CreateError> {
+            guest::claim(config)
+        }
+
         fn share(
             config: &Config<'_>,
             common: &'static Common,
             space: &VmMemory<Self>,
+            (): (),
         ) -> Result<Shared, CreateError> {
             Ok(Shared::new::<Self>(config, common, space, Arc::default()))
         }

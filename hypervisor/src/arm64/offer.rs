@@ -41,6 +41,8 @@ macro_rules! offer_arm64 {
 
                 type Common = Common;
                 type Entry = Entry;
+                /// Guests own no devices yet.
+                type Claim = ();
                 type Shared = Shared;
                 type Inbox = Inbox;
                 type State = VcpuState<Self>;

@@ -107,6 +107,8 @@ pub unsafe trait Arch: Board {
     type Common: Send + Sync + 'static;
     /// Where a guest's boot vCPU begins.
     type Entry: Send + 'static;
+    /// Devices of the machine that a guest being created owns. Dropped, they are free again.
+    type Claim;
     /// The state that vCPUs share besides memory and scheduler: devices.
     type Shared: Send + Sync + 'static;
     /// The items that other CPUs post to a vCPU: interrupts, and start-up.
@@ -152,6 +154,13 @@ pub unsafe trait Arch: Board {
     /// What this machine lacks.
     fn common(config: &Config<'_>) -> Result<Self::Common, CreateError>;
 
+    /// Claims the devices that a guest is to own, before it takes memory.
+    ///
+    /// # Errors
+    ///
+    /// Why it does not get them.
+    fn claim(config: &Config<'static>, common: &'static Self::Common) -> Result<Self::Claim, CreateError>;
+
     /// The shared state of a guest's vCPUs; `space` holds its nested page table.
     ///
     /// # Errors
@@ -161,6 +170,7 @@ pub unsafe trait Arch: Board {
         config: &Config<'static>,
         common: &'static Self::Common,
         space: &VmMemory<Self>,
+        claim: Self::Claim,
     ) -> Result<Self::Shared, CreateError>;
 
     /// The private state of a vCPU after power-on. No other vCPU of any guest ever has the same

@@ -165,6 +165,7 @@ pub fn create<A: Arch>(
 ) -> Result<Box<Vm<A>>, CreateError> {
     let config = &files.config;
     A::check(config)?;
+    let claim = A::claim(config, &host.common)?;
     let Taken { memslots, own, shown, tables, rings } = take_memory(host, config)?;
     let largest = match config.switches.nested_page {
         NestedPage::Small => Level::Page4K,
@@ -179,7 +180,7 @@ pub fn create<A: Arch>(
         _ => ZapWay::Detach,
     });
     let identity = host.take_identities(config.vcpus);
-    let shared = A::share(config, &host.common, &space)?;
+    let shared = A::share(config, &host.common, &space, claim)?;
     let targets = host.targets(first, config.vcpus);
     let vcpu = |(index, target)| Vcpu {
         index,

@@ -34,6 +34,7 @@ fn unusual() -> Config<'static> {
             pretend: true,
             defect: Some(Defect::BankRank),
         },
+        devices: "00:04.0 nvme",
         cmdline: "console=ttyS0 quiet a=b # not a comment",
     }
 }

@@ -5,6 +5,7 @@ mod attach;
 mod badly;
 mod boot;
 mod cycles;
+mod devices;
 mod heard;
 mod life;
 mod memory;
@@ -44,6 +45,7 @@ pub(super) const ROWS: &[Case] = &[
     several("several_live_and_are_paused", LIFE, life::life),
     several("several_live_and_are_paused_on_arm", LIFE, life::life).on(MAX),
     several("several_come_and_go", CYCLES, cycles::come_and_go),
+    several("several_disks_are_taken_amid_writes", DISKS, devices::come_and_go),
     several("several_come_and_go_on_arm", CYCLES, cycles::come_and_go).on(MAX).with(&["vmid_bits=2"]),
 ];
 
@@ -59,6 +61,7 @@ const HANDS_ON: &[&str] = &["defect=memory-handed-on"];
 const ATTACH: &str =
     "what is typed on an attached console reaches that guest alone, and leaving it ends nothing";
 const LIFE: &str = "a guest is created, paused, reset and destroyed while another one goes on";
+const DISKS: &str = "a guest is destroyed while its disk writes: disk and memory are free, and others go on";
 const CYCLES: &str = "guests are created, boot and are destroyed over and over, and no memory is lost";
 
 /// What a bare guest shows when it accepts commands, and while it writes to memory.

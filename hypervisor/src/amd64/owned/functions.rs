@@ -12,9 +12,9 @@ use iommu::amd::table::{InterruptEntry, InterruptTable};
 use iommu::amd::{DeviceId, DomainId};
 use memslots::Gpa;
 use paging::Invalidation;
-use pci::Function;
-use pci::function::Interrupts;
+use pci::function::{Interrupts, Windows};
 use pci::msix::{self, Message as RealMessage};
+use pci::{Function, Physical};
 use stay::iommu::{Device, Domain};
 
 use super::machine::{Given, MachineDevices, Refused};
@@ -107,6 +107,16 @@ impl Domains {
     }
 }
 
+/// What a guest that is being created will own.
+pub struct Claim {
+    /// The functions. Dropped, they are free again.
+    pub functions: Functions,
+    /// What the guest sees of each.
+    pub shown: Vec<Function>,
+    /// The IOMMUs that translate for them; `None` if there are no functions.
+    pub domains: Option<Domains>,
+}
+
 /// A guest's functions.
 pub struct Functions {
     pub(super) machine: Option<&'static MachineDevices>,
@@ -134,29 +144,29 @@ pub(super) struct Owned {
 }
 
 impl Functions {
-    /// The functions that `names` name, for the guest of this name; also what the guest sees of
-    /// them, and the IOMMUs that translate for them.
+    /// Claims the functions that `names` name, for the guest of this name.
     ///
     /// # Errors
     ///
     /// Why it does not get them.
-    pub fn new(
+    #[inline(never)] // What it needs on the stack is free again when it returns.
+    pub fn claim(
         machine: Option<&'static MachineDevices>,
         names: &'static str,
         guest: Name,
-        windows: &pci::function::Windows,
-    ) -> Result<(Self, Vec<Function>, Option<Domains>), Refused> {
+        windows: &Windows,
+    ) -> Result<Claim, Refused> {
         if names.is_empty() {
-            return Ok((Self::none(guest), Vec::new(), None));
+            return Ok(Claim { functions: Self::none(guest), shown: Vec::new(), domains: None });
         }
         let machine = machine.ok_or(Refused::NoPci)?;
         let (given, id) = machine.give(names, guest)?;
         let domains = Domains::new(machine, id, &given).inspect_err(|_| machine.take_back(guest, id))?;
-        let shown: Vec<Function> =
-            given.iter().map(|given| Function::new(&given.physical, windows.clone())).collect();
+        let mut shown = Vec::with_capacity(given.len());
+        given.iter().for_each(|given| show(&mut shown, &given.physical, windows));
         let owned = given.into_iter().zip(&shown).map(|(given, shown)| Owned::new(given, shown)).collect();
         let functions = Self { machine: Some(machine), owned, guest, domain: Some(id), is_attached: false };
-        Ok((functions, shown, Some(domains)))
+        Ok(Claim { functions, shown, domains: Some(domains) })
     }
 
     /// No functions.
@@ -381,6 +391,12 @@ impl Owned {
     pub(super) const fn device(&self) -> DeviceId {
         self.given.device.id
     }
+}
+
+/// Adds what a guest sees of a function: some KiB, which are on the stack here only.
+#[inline(never)]
+fn show(shown: &mut Vec<Function>, physical: &Physical, windows: &Windows) {
+    shown.push(Function::new(physical, windows.clone()));
 }
 
 /// What the real function writes for a message: the number of an entry in its remapping table.

@@ -48,9 +48,8 @@ pub enum Refused {
     TooMany,
     /// All domains are in use.
     NoDomain,
-    /// Its behaviour when slots are removed is to be that of other hypervisors, which would take
-    /// away what a device needs.
-    Zap,
+    /// Settings for tests would take away translations that a device needs.
+    Switches,
 }
 
 impl fmt::Display for Refused {
@@ -72,7 +71,9 @@ impl fmt::Display for Refused {
             Self::NoRegisters(at) => write!(f, "devices: firmware has given {at} no place in memory"),
             Self::TooMany => write!(f, "devices: a guest owns at most {FUNCTIONS_MAX} functions"),
             Self::NoDomain => f.write_str("devices: too many guests with devices"),
-            Self::Zap => f.write_str("devices: with zap=slot and stage2_unmap=range only"),
+            Self::Switches => {
+                f.write_str("devices: not with zap=everything, stage2_unmap=page or a number of tables")
+            }
         }
     }
 }

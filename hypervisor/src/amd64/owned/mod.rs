@@ -19,6 +19,6 @@ mod routes;
 mod slots;
 mod trapped;
 
-pub use functions::{Domains, Functions};
+pub use functions::{Claim, Domains, Functions};
 pub use machine::{Bus, MachineDevices, Refused};
 pub use routes::{Deliver, VECTORS};

@@ -83,9 +83,10 @@ impl Pci {
 
     /// Puts functions of the real machine on the bus, with their registers at the window's end, as
     /// firmware would place them.
-    pub fn add(&mut self, functions: Vec<Function>) {
+    pub fn add(&mut self, mut functions: Vec<Function>) {
         let mut end = WINDOW.end;
-        for mut function in functions {
+        // In their places: stacks are small.
+        for function in &mut functions {
             for bar in 0..6 {
                 let Some(len) = function.bar_len(bar) else { continue };
                 let at = end.checked_sub(len).map_or(0, |start| start & !(len - 1));
@@ -94,8 +95,8 @@ impl Pci {
                     end = at;
                 }
             }
-            self.owned.push(function);
         }
+        self.owned.append(&mut functions);
     }
 
     /// The owned functions.

@@ -50,6 +50,7 @@ unsafe impl Arch for Made {
     type Tables = NestedTables;
     type Common = Programs;
     type Entry = ();
+    type Claim = ();
     type Shared = Shared;
     type Inbox = Inbox;
     type State = Vcpu;
@@ -86,10 +87,15 @@ unsafe impl Arch for Made {
         Ok(PROGRAMS.take())
     }
 
+    fn claim(_: &Config<'static>, _: &'static Programs) -> Result<(), CreateError> {
+        Ok(())
+    }
+
     fn share(
         config: &Config<'_>,
         programs: &'static Programs,
         space: &VmMemory<Self>,
+        (): (),
     ) -> Result<Shared, CreateError> {
         Ok(Shared {
             programs: programs.get(&config.name).cloned().unwrap_or_default(),

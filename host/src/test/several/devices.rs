@@ -1,0 +1,59 @@
+//! Guests with devices of their own come and go.
+
+use super::{BESIDE, MANUAL, Room};
+use anyhow::{Context, Result};
+use hostlink::ctl::Request;
+use hostlink::exit::ExitCode;
+use hostlink::name::Name;
+use std::fs;
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(240);
+/// How often a guest is destroyed while its disk writes.
+const CYCLES: u32 = 3;
+/// Bytes of a disk.
+const DISK: usize = 4 << 20;
+
+/// A guest that writes to its disk is destroyed, again and again. Its memory and its disk are free
+/// afterwards, nobody else gets the disk before, and a guest with a disk of its own goes on.
+pub(super) fn come_and_go(room: &Room<'_>) -> Result<()> {
+    for name in ["writer.img", "beside.img"] {
+        fs::write(room.directory.join(name), vec![0; DISK]).context("cannot write a disk")?;
+    }
+    // The first place on the bus for devices of guests is the writer's.
+    let text = format!(
+        "[machine]\ncpus = 2\n\
+         [[guest]]\nname = \"writer\"\nvcpus = 2\nmemory = \"128M\"\n{MANUAL}\n\
+         disks = [\"writer.img\"]\nnet = \"user\"\ncmdline = \"quiet\"\n\
+         exec = \"while dd if=/dev/urandom of=/dev/nvme0n1 bs=64k count=32 conv=fsync 2>/dev/null; \
+         do echo written; done\"\n\
+         [[guest]]\nname = \"thief\"\nmemory = \"64M\"\nprogram = \"load\"\n{MANUAL}\n\
+         devices = [\"00:08.0\"]\n\
+         {}disks = [\"beside.img\"]\n",
+        BESIDE.trim_start()
+    );
+    let file = room.write(&text)?;
+    let thief = Name::parse("thief").context("a name")?;
+    let writer = Name::parse("writer").context("a name")?;
+    let mut stage = room.play(&file, LIMIT, |stage| {
+        stage.until_shown("beside", "tick", 0)?;
+        let mut before = None;
+        for _ in 0..CYCLES {
+            stage.start("writer")?;
+            let from = stage.until_shown("writer", "written", 0)?;
+            stage.until_shown("writer", "written", from)?;
+            stage.refused(&Request::Create { guest: thief }, "another guest owns 00:08.0")?;
+            stage.ask(&Request::Destroy { guest: writer })?;
+            // The first time, the list of vectors gets its length.
+            let now = stage.memory()?;
+            stage.has_memory(before.get_or_insert(now))?;
+        }
+        // The disk is free now.
+        stage.ask(&Request::Create { guest: thief })?;
+        stage.ask(&Request::Destroy { guest: thief })?;
+        let from = stage.length("beside")?;
+        stage.until_shown("beside", "tick", from).map(drop)
+    })?;
+    stage.type_end("beside", "\n")?;
+    stage.finish()?.ended_by(ExitCode::GuestPowerOff)
+}
