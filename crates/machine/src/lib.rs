@@ -31,7 +31,8 @@
 //! * **VTTBR_EL2** takes effect when the processor synchronizes. Until then it may walk by the
 //!   former value, and a TLBI may be for either VMID. A CPU that leaves a guest keeps its tables
 //!   loaded, and may walk them, until it loads others. A host's CPU may have any machine's loaded.
-//! * **Devices** do DMA at any time, by the nested tables of their virtual machine, behind one IOMMU
+//! * **Devices** do DMA at any time, by the nested tables of their virtual machine, behind one
+//! IOMMU
 //!   ([`hw::iommu`], [`hw::dma`]). It holds leaves and upper-level entries as a processor does, a
 //!   device with ATS holds what the IOMMU answered, and both drop only what a command names. The
 //!   IOMMU is an actor that reads a real `iommu::Queue`, and executes its commands as late, and in
@@ -63,10 +64,10 @@
 //! Guests use no global pages, PCIDs, or protection keys. There are no instruction fetches, and no
 //! data or instruction caches. The IOMMU removes each translation that overlaps the block of a
 //! command, whatever their sizes; virtual machines with devices have no dirty logs; on Arm64 the
-//! IOMMU has AMD-Vi's commands, and its tables are those of the processors. Processors hold no absent entries, and walk again before they
-//! report a fault. Accessed bits of speculatively loaded entries count only if they were set at
-//! that time. A processor looks back some hundred changes, not forever. All guests have as many
-//! vCPUs, and any CPU runs any of them.
+//! IOMMU has AMD-Vi's commands, and its tables are those of the processors. Processors hold no
+//! absent entries, and walk again before they report a fault. Accessed bits of speculatively loaded
+//! entries count only if they were set at that time. A processor looks back some hundred changes,
+//! not forever. All guests have as many vCPUs, and any CPU runs any of them.
 #![cfg(not(loom))]
 
 pub mod bug;

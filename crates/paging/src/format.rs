@@ -97,7 +97,8 @@ pub trait Format {
     /// A leaf that maps the `level`-aligned page at `pa`. `permissions` are admitted ones.
     fn leaf(pa: PhysAddr, level: Level, permissions: Permissions) -> u64;
 
-    /// An entry of a table of `level` that points to the table at `pa`, which is of the level below.
+    /// An entry of a table of `level` that points to the table at `pa`, which is of the level
+    /// below.
     fn table(pa: PhysAddr, level: Level) -> u64;
 
     /// Address in a present entry whose target is aligned to `alignment`: a leaf's level, or

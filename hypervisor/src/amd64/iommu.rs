@@ -1,8 +1,8 @@
 //! AMD-Vi: the driver. Source: AMD I/O Virtualization Technology (IOMMU) Specification, 48882.
 //!
-//! All functions are blocked from the beginning: they neither reach memory nor interrupt. Those that
-//! a guest owns are attached to its nested tables. Interrupts of the machine's I/O APICs pass: the
-//! hypervisor uses them itself.
+//! All functions are blocked from the beginning: they neither reach memory nor interrupt. Those
+//! that a guest owns are attached to its nested tables. Interrupts of the machine's I/O APICs pass:
+//! the hypervisor uses them itself.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -266,15 +266,15 @@ impl Iommu {
         let mut next = self.next_event.lock();
         let tail = (registers.read(register::EVENT_TAIL) / ENTRY_LEN) as usize % ENTRIES;
         while *next != tail {
-            let [Some(first), Some(second)] = [0, 1].map(|word| self.events.get(*next * 2 + word)) else {
-                break;
-            };
+            let (first, second) = (self.events.get(*next * 2), self.events.get(*next * 2 + 1));
+            let (Some(first), Some(second)) = (first, second) else { break };
             // The tail may move before the entry is there. Pairs with the IOMMU's store.
-            let entry = [first.swap(0, Ordering::Acquire), second.swap(0, Ordering::Relaxed)];
-            if entry[0] == 0 {
+            let first = first.swap(0, Ordering::Acquire);
+            if first == 0 {
                 break;
             }
-            report(Event::decode(entry));
+            // Relaxed: it was there when the first word was.
+            report(Event::decode([first, second.swap(0, Ordering::Relaxed)]));
             *next = (*next + 1) % ENTRIES;
             registers.write(register::EVENT_HEAD, *next as u64 * ENTRY_LEN);
         }

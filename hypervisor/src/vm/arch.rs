@@ -15,14 +15,11 @@
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use coherence::Space;
 use hostlink::config::Config;
 use hostlink::exit::ExitCode;
 use hostlink::phase::Phase;
 use iommu::Stuck;
-use memslots::MmioCache;
 use paging::{Format, Invalidation, Level, Progress, TableMemory};
-use stay::MMIO_PAGES;
 
 use super::awaited::Word;
 use super::context::{Context, Next};
@@ -35,10 +32,10 @@ use super::memory::NestedTables;
 use super::percpu::PerCpu;
 use super::shown::ShownMemory;
 use super::space::{FlushScratch, Flushed, VmMemory};
+pub use super::state::State;
 use crate::devices::region::Region;
 use crate::loader::LoadError;
 use crate::sched::Turn;
-use crate::sched::spinning::Look;
 
 /// The time: a counter that reads the same on all CPUs and never decreases.
 pub trait Clock {
@@ -142,49 +139,6 @@ pub trait Board: Cpus {
 
     /// Ends the run.
     fn exit(code: ExitCode) -> !;
-}
-
-/// A vCPU's private state: registers, interrupt controller, timers.
-pub trait State: Send {
-    /// The items that other CPUs post to the vCPU.
-    type Inbox: Sync + Send;
-
-    /// Resets everything to the state after power-on. Discards earlier posts.
-    fn reset(&mut self, inbox: &Self::Inbox);
-
-    /// The current address space, as initiators of a flush may know it while the vCPU halts.
-    fn space(&self) -> Space;
-
-    /// Whether the vCPU has instructions to run: it waits neither for an interrupt nor for
-    /// start-up.
-    fn is_running(&self) -> bool;
-
-    /// Checks whether a posted item ends the vCPU's wait.
-    fn update_activity(&mut self);
-
-    /// Whether something already present ends a wait for an interrupt. Does not look at what others
-    /// have posted.
-    fn wakes_from_halt(&self) -> bool;
-
-    /// When the vCPU next needs attention for one of its timers. The result is not later than `now`
-    /// if a timer has expired already, and `u64::MAX` if none runs.
-    fn next_deadline(&self, now: u64) -> u64;
-
-    /// Sets whether the processor exits when the guest signals that it spins.
-    fn intercept_pause(&mut self, wanted: bool);
-
-    /// Whether it is time to check if the guest spins.
-    fn is_look_due(&self, now: u64) -> bool;
-
-    /// Checks whether the guest spins, where the processor does not report it. `first` is the time
-    /// from the beginning of a turn to the first check.
-    fn check_spinning(&mut self, now: u64, first: u64) -> Look;
-
-    /// The pages without memory that the vCPU accessed most recently.
-    fn mmio(&mut self) -> &mut MmioCache<MMIO_PAGES>;
-
-    /// Logs the registers, when the guest cannot continue.
-    fn dump(&self, vcpu: VpIndex);
 }
 
 /// An architecture.
@@ -360,8 +314,8 @@ pub unsafe trait Arch: Board {
         false
     }
 
-    /// Makes a step of switching off and resetting the devices that the guest owns; `Done` when they
-    /// do nothing any more until the guest starts them. No vCPU runs.
+    /// Makes a step of switching off and resetting the devices that the guest owns; `Done` when
+    /// they do nothing any more until the guest starts them. No vCPU runs.
     fn step_owned_reset(_: &Vm<Self>) -> Progress {
         Progress::Done
     }

@@ -65,8 +65,8 @@ impl MapAhead {
         Self { next: Gpa(0) }
     }
 
-    /// Makes a step. [`Progress::Waiting`] while a change of the slots is in progress, or memory for
-    /// tables is missing.
+    /// Makes a step. [`Progress::Waiting`] while a change of the slots is in progress, or memory
+    /// for tables is missing.
     pub fn step<A: Arch>(&mut self, vm: &Vm<A>) -> Progress {
         let mut slot = None;
         vm.space.slots().memory().for_each(|found| {

@@ -66,8 +66,8 @@ impl<A: Arch> Vm<A> {
     /// Drops the guest's nested translations named by `invalidation`, on all CPUs and from the
     /// IOMMUs of its devices.
     pub fn flush_space(&self, invalidation: Invalidation<'_>, scratch: &mut FlushScratch) -> Flushed {
-        // A CPU or an IOMMU that does not do its part is a broken machine: to continue would free memory that
-        // it still uses.
+        // A CPU or an IOMMU that does not do its part is a broken machine: to continue would free
+        // memory that it still uses.
         trace::here::<A>(Event::SpaceFlushBegins, NO_VCPU.into(), 0, [0; 2]);
         let devices = DmaFlush::new(self, invalidation);
         let flushed = A::flush_space(self, invalidation, &devices, scratch)

@@ -80,6 +80,8 @@ unsafe impl DeviceTlbs for NoDevices {
 }
 
 /// Why a flush of a whole space has not finished. Nothing may be freed then.
+///
+/// Exhaustive: who keeps translations is either a target or a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unfinished<E> {
     /// A target did not do its part.

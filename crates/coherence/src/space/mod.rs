@@ -4,9 +4,9 @@
 //! There are two ways: [`flush_space`] sends a request to every target, for machines where flushes
 //! use interrupts (AMD64); [`broadcast`](fn@crate::broadcast) has the hardware reach every
 //! processor (Arm64). Both end in a [`SpaceReceipt`], which nothing else makes, and only when the
-//! last target, and the last IOMMU, has been waited for. It carries the stamp that the tables had before. A page-table
-//! crate compares the stamp with the change whose memory is to be freed (`paging`'s feature
-//! `coherence` does).
+//! last target, and the last IOMMU, has been waited for. It carries the stamp that the tables had
+//! before. A page-table crate compares the stamp with the change whose memory is to be freed
+//! (`paging`'s feature `coherence` does).
 
 mod devices;
 

@@ -5,8 +5,8 @@ use super::command::DeviceId;
 
 /// Bytes of the table before its first block.
 const HEADER: usize = 48;
-/// Types of blocks that describe an IOMMU. Of several blocks for one IOMMU, the one with the highest
-/// type counts (5.2.2).
+/// Types of blocks that describe an IOMMU. Of several blocks for one IOMMU, the one with the
+/// highest type counts (5.2.2).
 const UNIT_TYPES: [u8; 3] = [0x10, 0x11, 0x40];
 
 /// An IOMMU, as a block of the table describes it.

@@ -7,8 +7,8 @@ use super::{GuestSpace, Turn};
 use crate::{Slot, SlotError, SlotId};
 
 impl<F: Format, M: TableMemory> GuestSpace<F, M> {
-    /// Begins to install the translations of a slot from an address on, with the rights that a store
-    /// gives.
+    /// Begins to install the translations of a slot from an address on, with the rights that a
+    /// store gives.
     ///
     /// A device cannot wait for a fault to be served: what it may reach is mapped before it is told
     /// of it. The translations stay until a job removes them.

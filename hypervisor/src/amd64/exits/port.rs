@@ -86,8 +86,8 @@ pub(super) fn write_port<A: Amd64>(
     perform_output(context.vm, effect.output)
 }
 
-/// Writes to the PCI configuration space. The ROM's slot, and those of owned functions, are moved to
-/// where the devices decode them before the guest continues.
+/// Writes to the PCI configuration space. The ROM's slot, and those of owned functions, are moved
+/// to where the devices decode them before the guest continues.
 fn write_pci<A: Amd64>(context: &mut Context<'_, A>, port: u16, width: PortSize, value: u32) -> Next {
     if context.vm.turn_wanted.load(Ordering::Relaxed) {
         return Next::Again;

@@ -169,8 +169,8 @@ impl Functions {
     ///
     /// # Errors
     ///
-    /// [`Busy`] if not all is done, because one change of the slots at a time is possible: the access
-    /// that caused this must be retried.
+    /// [`Busy`] if not all is done, because one change of the slots at a time is possible: the
+    /// access that caused this must be retried.
     pub fn follow<A: Amd64>(
         &mut self,
         vm: &'static Vm<A>,

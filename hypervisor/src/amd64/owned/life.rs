@@ -77,8 +77,8 @@ impl Functions {
         Ok(())
     }
 
-    /// Makes a step of returning the functions, which are [detached](Self::detach); `Done` when they
-    /// are free for others.
+    /// Makes a step of returning the functions, which are [detached](Self::detach); `Done` when
+    /// they are free for others.
     pub fn give_back(&mut self) -> Progress {
         let progress = self.reset();
         if progress == Progress::Done {

@@ -9,8 +9,8 @@
 //! | `trapped` | accesses to registers that are not mapped |
 //! | `life` | reset, attachment, return |
 //!
-//! The guest sees [`pci::Function`]s on its own bus (`devices/pc/pci`). After each of its writes the
-//! real functions are made to follow.
+//! The guest sees [`pci::Function`]s on its own bus (`devices/pc/pci`). After each of its writes
+//! the real functions are made to follow.
 
 mod functions;
 mod life;

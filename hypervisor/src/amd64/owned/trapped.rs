@@ -1,5 +1,5 @@
-//! Accesses to registers of owned functions that are not mapped: the table of MSI-X, and what shares
-//! a page with it or with another function.
+//! Accesses to registers of owned functions that are not mapped: the table of MSI-X, and what
+//! shares a page with it or with another function.
 
 use memslots::Gpa;
 use pci::Function;

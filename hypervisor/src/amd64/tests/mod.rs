@@ -17,7 +17,10 @@ mod registers;
 mod rows;
 
 use super::exits::Exit;
+use super::guest::check;
 use super::registers::{RAX, RCX, RDX};
+use crate::vm::CreateError;
+use hostlink::config::Config;
 use processor::Guest;
 
 /// An exit.
@@ -42,4 +45,14 @@ impl Guest<'_, '_> {
         self.write_msr(tlfs::msr::HYPERCALL, processor::DATA + 0x5001);
         self.begin(&code.to_le_bytes());
     }
+}
+
+#[test]
+fn what_means_nothing_on_amd64_is_refused() {
+    for (line, key) in [("vmid_bits=2", "vmid_bits"), ("stage2_unmap=page", "stage2_unmap")] {
+        let config = Config::parse(line).expect("parses");
+        let found = check::<processor::Made>(&config);
+        assert!(matches!(found, Err(CreateError::ForeignSwitch(foreign)) if foreign.key == key), "{line}");
+    }
+    assert!(check::<processor::Made>(&Config::parse("flush=ipi\nflush_pages=64").expect("parses")).is_ok());
 }

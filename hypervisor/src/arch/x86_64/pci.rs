@@ -123,7 +123,8 @@ impl Found {
     }
 }
 
-/// The bus: configuration space in memory, or by ports (PCI Local Bus Specification 3.0, 3.2.2.3.2).
+/// The bus: configuration space in memory, or by ports (PCI Local Bus Specification 3.0,
+/// 3.2.2.3.2).
 struct HostBus {
     ecam: Option<Ecam>,
     /// Held from the address to the data.

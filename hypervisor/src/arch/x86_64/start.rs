@@ -117,8 +117,8 @@ fn prepare_memory(info: BootInfo, firmware: &firmware::FirmwareTables) -> Result
 
 /// The pages of the boot module that are not in RAM by the memory map.
 ///
-/// The module may lie across its end: QEMU puts it below the ACPI tables, and firmware that drives a
-/// disk reserves more there than QEMU knows of, before the module is loaded.
+/// The module may lie across its end: QEMU puts it below the ACPI tables, and firmware that drives
+/// a disk reserves more there than QEMU knows of, before the module is loaded.
 fn beyond(module: &Range<u64>, ram: &[Range<u64>]) -> Option<Range<u64>> {
     let around = ram.iter().find(|range| range.contains(&module.start))?;
     let end = module.end.next_multiple_of(PAGE);

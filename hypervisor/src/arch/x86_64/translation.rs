@@ -21,8 +21,8 @@ static ROOT: AtomicU64 = AtomicU64::new(0);
 
 /// Builds the hypervisor's own tables.
 ///
-/// `ram` is all RAM, `devices` whole pages of registers, `blocks` the CPUs' blocks, whose guard pages
-/// stay unmapped.
+/// `ram` is all RAM, `devices` whole pages of registers, `blocks` the CPUs' blocks, whose guard
+/// pages stay unmapped.
 pub(crate) fn build_tables(
     ram: &[Range<u64>],
     devices: &[Range<u64>],

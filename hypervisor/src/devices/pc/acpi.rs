@@ -56,7 +56,8 @@ pub struct Tables {
 }
 
 /// Builds the tables for the vCPUs with these APIC ids, to be placed at `base` (aligned to 16, and
-/// low enough for the tables to end below 2^64). With `has_msi` devices on the PCI bus interrupt. 255 vCPUs take less than 8 KiB.
+/// low enough for the tables to end below 2^64). With `has_msi` devices on the PCI bus interrupt.
+/// 255 vCPUs take less than 8 KiB.
 #[must_use]
 pub fn build(apic_ids: &[u32], base: u64, has_msi: bool) -> Tables {
     let mut area = Area { base, bytes: Vec::new() };
