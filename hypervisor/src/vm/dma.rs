@@ -59,12 +59,14 @@ pub struct MapAhead {
     next: Gpa,
 }
 
-impl MapAhead {
+impl Default for MapAhead {
     /// From the first address on.
-    pub const fn new() -> Self {
+    fn default() -> Self {
         Self { next: Gpa(0) }
     }
+}
 
+impl MapAhead {
     /// Makes a step. [`Progress::Waiting`] while a change of the slots is in progress, or memory
     /// for tables is missing.
     pub fn step<A: Arch>(&mut self, vm: &Vm<A>) -> Progress {

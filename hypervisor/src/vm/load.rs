@@ -107,7 +107,7 @@ impl<A: Arch> Load<A> {
 
     /// The stage after memory is filled.
     fn filled(vm: &Vm<A>) -> Stage {
-        if A::owns_devices(vm) { Stage::Map(MapAhead::new()) } else { Stage::Ready }
+        if A::owns_devices(vm) { Stage::Map(MapAhead::default()) } else { Stage::Ready }
     }
 
     /// Lets the boot vCPU, whose private state this is, begin at the kernel's entry.

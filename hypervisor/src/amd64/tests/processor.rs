@@ -27,7 +27,7 @@ use crate::devices::pc::platform::SerialPort;
 use crate::hyperv::cpuid::CpuidResult;
 use crate::loader::test_kernel;
 use crate::vm::made::{self, made_board, offer};
-use crate::vm::{Context, CreateError, Files, Next, PerCpu};
+use crate::vm::{Context, Files, Next, PerCpu};
 
 /// AMD64 on the mock board.
 pub(crate) struct Made;

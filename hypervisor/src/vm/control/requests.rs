@@ -171,7 +171,7 @@ impl<A: Arch> Work<A> {
                 after.tell::<A>(job, *took, answer);
                 // The job is dropped before the auditor looks at its result.
                 *self = match after {
-                    After::Slot(_) if A::owns_devices(vm) => Self::Map(MapAhead::new()),
+                    After::Slot(_) if A::owns_devices(vm) => Self::Map(MapAhead::default()),
                     _ => Self::Clean,
                 };
                 vm.audit_if_paranoid();
