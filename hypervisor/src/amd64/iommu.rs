@@ -32,7 +32,7 @@ const WORDS: usize = 4;
 /// Words of a page.
 const WORDS_PER_PAGE: usize = 512;
 /// Turns of waiting for the IOMMU. A completion takes microseconds; this is seconds.
-const TURNS_MAX: u64 = 1 << 28;
+const TURNS_MAX: u64 = if cfg!(test) { 1 << 10 } else { 1 << 28 };
 /// Bits of the control register that firmware chooses for the machine's links: HtTunEn, PassPW,
 /// ResPassPW, Isoc.
 const FIRMWARE_CONTROL: u64 = 1 << 1 | 1 << 8 | 1 << 9 | 1 << 11;
@@ -264,6 +264,9 @@ impl Iommu {
     pub fn take_events(&self, mut report: impl FnMut(Event)) -> bool {
         let registers = self.queue.port().registers;
         let mut next = self.next_event.lock();
+        // Before the tail is read: an event behind it interrupts again, which it does not while the
+        // bit is set (3.4.10).
+        registers.write(register::STATUS, register::EVENT_LOG_INT);
         let tail = (registers.read(register::EVENT_TAIL) / ENTRY_LEN) as usize % ENTRIES;
         while *next != tail {
             let (first, second) = (self.events.get(*next * 2), self.events.get(*next * 2 + 1));
@@ -283,6 +286,8 @@ impl Iommu {
             // The log goes on after it was off (3.4.5).
             let control = registers.read(register::CONTROL);
             registers.write(register::CONTROL, control & !register::EVENT_LOG_EN);
+            // Relaxed: the log is off. What is left of it would be taken for a new entry.
+            self.events.iter().for_each(|word| word.store(0, Ordering::Relaxed));
             *next = 0;
             registers.write(register::EVENT_HEAD, 0);
             registers.write(register::EVENT_TAIL, 0);
@@ -292,29 +297,23 @@ impl Iommu {
         has_lost
     }
 
-    /// Writes a device's entry: a valid one appears by its first word, which is written last, and a
-    /// blocked one by the same word, written first.
-    fn set(&self, device: DeviceId, DeviceEntry(words): DeviceEntry) {
+    /// Writes a device's entry.
+    fn set(&self, device: DeviceId, entry: DeviceEntry) {
         let from = usize::from(device.0) * WORDS;
-        let Some(entry) = self.table.get(from..from + WORDS) else { return };
-        let store = |index: usize| {
-            if let (Some(word), Some(&value)) = (entry.get(index), words.get(index)) {
+        let Some(place) = self.table.get(from..from + WORDS) else { return };
+        for index in order(entry) {
+            if let (Some(word), Some(&value)) = (place.get(index), entry.0.get(index)) {
                 // Release: the words before it are there. Pairs with the IOMMU's read.
                 word.store(value, Ordering::Release);
             }
-        };
-        if DeviceEntry(words).is_translated() {
-            (0..WORDS).rev().for_each(store);
-        } else {
-            (0..WORDS).for_each(store);
         }
     }
+}
 
-    #[cfg(test)]
-    pub(crate) fn entry(&self, device: DeviceId) -> DeviceEntry {
-        let from = usize::from(device.0) * WORDS;
-        DeviceEntry(core::array::from_fn(|index| self.table[from + index].load(Ordering::Relaxed)))
-    }
+/// The order in which the words of an entry are written: a valid one appears by its first word,
+/// which is written last, and a blocked one by the same word, written first.
+pub(super) const fn order(entry: DeviceEntry) -> [usize; WORDS] {
+    if entry.is_translated() { [3, 2, 1, 0] } else { [0, 1, 2, 3] }
 }
 
 /// Physical address of memory that is mapped one to one.

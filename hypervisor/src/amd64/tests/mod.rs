@@ -4,11 +4,15 @@
 //! |---|---|
 //! | `entry` | entry, clean-up after it, external events |
 //! | `instructions`, `memory`, `ports`, `registers` | guests that do everything wrong |
+//! | `iommu` | the driver of AMD-Vi |
+//! | `machine` | a made machine with PCI functions and an IOMMU |
 //! | `random` | exits with random contents |
 //! | `rows` | each row of the table |
 
 mod entry;
 mod instructions;
+mod iommu;
+mod machine;
 mod memory;
 mod ports;
 mod processor;
