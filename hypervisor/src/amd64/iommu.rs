@@ -36,7 +36,7 @@ const WORDS_PER_PAGE: usize = 512;
 /// Buses of a segment.
 const BUSES_MAX: u16 = 256;
 /// Turns of waiting for the IOMMU. A completion takes microseconds; this is seconds.
-const TURNS_MAX: u64 = 1 << 28;
+const TURNS_MAX: u64 = if cfg!(test) { 1 << 10 } else { 1 << 28 };
 /// Bits of the control register that firmware chooses for the machine's links: HtTunEn, PassPW,
 /// ResPassPW, Isoc.
 const FIRMWARE_CONTROL: u64 = 1 << 1 | 1 << 8 | 1 << 9 | 1 << 11;
@@ -135,7 +135,8 @@ impl Iommu {
     /// [`NotStarted`].
     pub fn start(registers: &'static dyn Registers, unit: &Unit<'_>, buses: u16) -> Result<Self, NotStarted> {
         let scopes: Vec<Scope> = unit.scopes().collect();
-        let table = words(Pages::new(usize::from(buses.min(BUSES_MAX)) * 2));
+        let buses = if buses == 0 { 1 } else { buses.min(BUSES_MAX) };
+        let table = words(Pages::new(usize::from(buses) * 2));
         let (events, entries) = (words(Pages::new(1)), ring(Pages::new(1)));
         let report = words(Pages::new(1)).first().ok_or(NotStarted::NoPlace)?;
         let control = registers.read(register::CONTROL) & FIRMWARE_CONTROL;
@@ -272,17 +273,20 @@ impl Iommu {
     pub fn take_events(&self, mut report: impl FnMut(Event)) -> bool {
         let registers = self.queue.port().registers;
         let mut next = self.next_event.lock();
+        // Before the tail is read: an event behind it interrupts again, which it does not while the
+        // bit is set (3.4.10).
+        registers.write(register::STATUS, register::EVENT_LOG_INT);
         let tail = (registers.read(register::EVENT_TAIL) / ENTRY_LEN) as usize % ENTRIES;
         while *next != tail {
-            let [Some(first), Some(second)] = [0, 1].map(|word| self.events.get(*next * 2 + word)) else {
-                break;
-            };
-            // Pairs with the IOMMU's store. The tail may move before the entry is there.
-            let low = first.swap(0, Ordering::Acquire);
-            if low == 0 {
+            let (first, second) = (self.events.get(*next * 2), self.events.get(*next * 2 + 1));
+            let (Some(first), Some(second)) = (first, second) else { break };
+            // The tail may move before the entry is there. Pairs with the IOMMU's store.
+            let first = first.swap(0, Ordering::Acquire);
+            if first == 0 {
                 break;
             }
-            report(Event::decode([low, second.swap(0, Ordering::Relaxed)]));
+            // Relaxed: it was there when the first word was.
+            report(Event::decode([first, second.swap(0, Ordering::Relaxed)]));
             *next = (*next + 1) % ENTRIES;
             registers.write(register::EVENT_HEAD, *next as u64 * ENTRY_LEN);
         }
@@ -291,6 +295,8 @@ impl Iommu {
             // The log goes on after it was off (3.4.5).
             let control = registers.read(register::CONTROL);
             registers.write(register::CONTROL, control & !register::EVENT_LOG_EN);
+            // Relaxed: the log is off. What is left of it would be taken for a new entry.
+            self.events.iter().for_each(|word| word.store(0, Ordering::Relaxed));
             *next = 0;
             registers.write(register::EVENT_HEAD, 0);
             registers.write(register::EVENT_TAIL, 0);
@@ -300,23 +306,23 @@ impl Iommu {
         has_lost
     }
 
-    /// Writes a device's entry: a valid one appears by its first word, which is written last, and a
-    /// blocked one by the same word, written first.
-    fn set(&self, device: DeviceId, DeviceEntry(words): DeviceEntry) {
+    /// Writes a device's entry.
+    fn set(&self, device: DeviceId, entry: DeviceEntry) {
         let from = usize::from(device.0) * WORDS;
-        let Some(entry) = self.table.get(from..from + WORDS) else { return };
-        let store = |index: usize| {
-            if let (Some(word), Some(&value)) = (entry.get(index), words.get(index)) {
+        let Some(place) = self.table.get(from..from + WORDS) else { return };
+        for index in order(entry) {
+            if let (Some(word), Some(&value)) = (place.get(index), entry.0.get(index)) {
                 // Release: the words before it are there. Pairs with the IOMMU's read.
                 word.store(value, Ordering::Release);
             }
-        };
-        if DeviceEntry(words).is_translated() {
-            (0..WORDS).rev().for_each(store);
-        } else {
-            (0..WORDS).for_each(store);
         }
     }
+}
+
+/// The order in which the words of an entry are written: a valid one appears by its first word,
+/// which is written last, and a blocked one by the same word, written first.
+pub(super) const fn order(entry: DeviceEntry) -> [usize; WORDS] {
+    if entry.is_translated() { [3, 2, 1, 0] } else { [0, 1, 2, 3] }
 }
 
 /// Physical address of memory that is mapped one to one.

@@ -26,6 +26,7 @@
 //! | `shown` | memory of the hypervisor's own that a guest may read |
 //! | `slot_memory` | the memory behind slots that are added and removed |
 //! | `space` | changes of the guest's memory |
+//! | `state` | the trait of a vCPU's private state |
 //! | `stop` | all vCPUs of a guest stop |
 //! | `switch` | from one vCPU to the next |
 //! | `trace` | what each CPU does, for the host tool |
@@ -57,6 +58,7 @@ pub mod run;
 pub mod shown;
 mod slot_memory;
 pub mod space;
+mod state;
 mod stop;
 mod switch;
 #[cfg(test)]

@@ -6,6 +6,7 @@ use super::slots::{self, Slots};
 use super::way::{HYPERCALL, IPI, KVM_HYPERV, KVM_IPI, KVM_PARAVIRTUAL, Way};
 use crate::arch::Arch;
 use crate::size::MIB;
+use std::time::Duration;
 
 /// One case.
 pub(crate) struct Case {
@@ -19,6 +20,9 @@ pub(crate) struct Case {
     pub(crate) only_long: bool,
     pub(crate) comparisons: &'static [Comparison],
 }
+
+/// A guest with at least this many vCPUs takes long to boot.
+const MANY: u32 = 64;
 
 /// The program that a case runs.
 pub(crate) enum Work {
@@ -255,6 +259,21 @@ impl Work {
             Self::Slots(slots) => slots.metrics,
             Self::Probe { .. } | Self::Tlbcheck { .. } | Self::Removal => &[],
         }
+    }
+
+    /// The timeout of a machine: several times the time it usually takes.
+    pub(super) fn timeout(&self, way: Way) -> Duration {
+        let (quell, kvm) = match self {
+            Self::Linux(linux) if linux.vcpus >= MANY => (300, 1200),
+            Self::Linux(_) if matches!(way, Way::KvmOnArm(_)) => (120, 240),
+            // Its machines hang now and then; good ones take at most 22 s on idle cores.
+            Self::Linux(_) => (120, 100),
+            Self::Probe { vcpus, .. } if *vcpus >= MANY => (120, 1200),
+            Self::Probe { .. } | Self::Slots(_) => (120, 600),
+            Self::Tlbcheck { .. } => (240, 600),
+            Self::Removal => (300, 900),
+        };
+        Duration::from_secs(if way.is_peer() { kvm } else { quell })
     }
 }
 

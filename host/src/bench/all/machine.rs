@@ -34,8 +34,6 @@ pub(crate) const DEATHS_MAX: usize = 3;
 const SAYS_HOW: &str = "says() { dmesg | grep -q \"$1\" && echo true || echo false; }\n\
     echo \"{\\\"event\\\":\\\"flushes\\\",\\\"hyperv\\\":$(says 'Using hypercall for remote TLB flush'),\
     \\\"kvm\\\":$(says 'KVM setup pv remote TLB flush')}\" >/dev/report\n";
-/// A guest with at least this many vCPUs takes long to boot.
-const MANY: u32 = 64;
 
 /// The parts that all machines are made from.
 pub(crate) struct Lab<'a> {
@@ -121,7 +119,7 @@ impl Lab<'_> {
     pub(crate) fn measure(&self, case: &Case, way: Way) -> Result<Option<Trial>> {
         trial(way.is_peer(), || {
             if let Work::Removal = case.work {
-                return removal::count(&self.kit, way, timeout(&case.work, way), self.signals);
+                return removal::count(&self.kit, way, case.work.timeout(way), self.signals);
             }
             let (outcome, watch) = self.run(case, way)?;
             let wall = outcome.wall;
@@ -165,7 +163,7 @@ impl Lab<'_> {
         let guest = self.guest(case, way)?;
         let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
         let mut spec = self.spec(case, way, &guest, directory.path())?;
-        spec.timeout = Some(timeout(&case.work, way));
+        spec.timeout = Some(case.work.timeout(way));
         let mut watch = Watch::new(&case.work, way);
         let mut operator = Operator::default();
         let outcome = Machine::start(&spec, self.signals)?.run(|report, machine| {
@@ -321,21 +319,6 @@ fn guest_text(guest: &Guest, case: &Case, way: Way) -> String {
 
 fn has_rom(work: &Work) -> bool {
     matches!(work, Work::Linux(Linux { has_rom: true, .. }))
-}
-
-/// The timeout of a machine: several times the time it usually takes.
-pub(super) fn timeout(work: &Work, way: Way) -> Duration {
-    let (quell, kvm) = match work {
-        Work::Linux(linux) if linux.vcpus >= MANY => (300, 1200),
-        Work::Linux(_) if matches!(way, Way::KvmOnArm(_)) => (120, 240),
-        // Its machines hang now and then; good ones take at most 22 s on idle cores.
-        Work::Linux(_) => (120, 100),
-        Work::Probe { vcpus, .. } if *vcpus >= MANY => (120, 1200),
-        Work::Probe { .. } | Work::Slots(_) => (120, 600),
-        Work::Tlbcheck { .. } => (240, 600),
-        Work::Removal => (300, 900),
-    };
-    Duration::from_secs(if way.is_peer() { kvm } else { quell })
 }
 
 /// Describes the unexpected end of a machine.

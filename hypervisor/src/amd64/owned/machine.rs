@@ -38,6 +38,8 @@ pub enum Refused {
     NoIommu(Address),
     /// Another guest owns it.
     Taken(Address),
+    /// It was asked for twice.
+    Twice(Address),
     /// The second one is in its group, and was not asked for.
     Group(Address, Address),
     /// There is no way to reset it.
@@ -64,6 +66,7 @@ impl fmt::Display for Refused {
                 write!(f, "devices: {at} is behind no IOMMU: it would reach all of the machine's memory")
             }
             Self::Taken(at) => write!(f, "devices: another guest owns {at}"),
+            Self::Twice(at) => write!(f, "devices: {at} is named twice"),
             Self::Group(at, other) => {
                 write!(f, "devices: {at} is given only together with {other}: they reach each other")
             }
@@ -96,10 +99,18 @@ pub struct MachineDevices {
 
 #[derive(Default)]
 struct Owners {
-    /// Functions, and the guest that owns each.
-    functions: Vec<(Address, Name)>,
+    /// Functions that are owned.
+    functions: Vec<Ownership>,
     /// Domains in use: number 1 is bit 0.
     domains: u64,
+}
+
+/// Who owns a function.
+struct Ownership {
+    at: Address,
+    /// The id by which its IOMMU knows it.
+    id: DeviceId,
+    guest: Name,
 }
 
 /// A function that a guest has been given.
@@ -145,6 +156,9 @@ impl MachineDevices {
         let mut found = Vec::<Address>::new();
         for name in names.split_ascii_whitespace() {
             let address = self.find(name, &found, &owners).ok_or(Refused::Unknown(name))?;
+            if found.contains(&address) {
+                return Err(Refused::Twice(address));
+            }
             if found.len() == FUNCTIONS_MAX {
                 return Err(Refused::TooMany);
             }
@@ -157,14 +171,18 @@ impl MachineDevices {
         let domain =
             (0..DOMAINS).find(|domain| owners.domains >> domain & 1 == 0).ok_or(Refused::NoDomain)?;
         owners.domains |= 1 << domain;
-        owners.functions.extend(found.iter().map(|&address| (address, guest)));
+        owners.functions.extend(given.iter().map(|given| Ownership {
+            at: given.physical.address,
+            id: given.device.id,
+            guest,
+        }));
         Ok((given, DomainId(domain as u16 + 1)))
     }
 
     /// The guest has returned its functions, which are blocked and reset, and its domain.
     pub(super) fn take_back(&self, guest: Name, domain: DomainId) {
         let mut owners = self.owners.lock();
-        owners.functions.retain(|&(_, owner)| owner != guest);
+        owners.functions.retain(|owned| owned.guest != guest);
         owners.domains &= !(1 << domain.0.wrapping_sub(1));
     }
 
@@ -174,13 +192,13 @@ impl MachineDevices {
             return group::find(&self.nodes, address).map(|node| node.address);
         }
         let is_free =
-            |at: Address| !but.contains(&at) && !owners.functions.iter().any(|&(taken, _)| taken == at);
+            |at: Address| !but.contains(&at) && !owners.functions.iter().any(|owned| owned.at == at);
         let node = self.nodes.iter().find(|node| node.identity.kind() == name && is_free(node.address));
         node.map(|node| node.address)
     }
 
     fn check(&self, address: Address, all: &[Address], owners: &Owners) -> Result<Given, Refused> {
-        if owners.functions.iter().any(|&(taken, _)| taken == address) {
+        if owners.functions.iter().any(|owned| owned.at == address) {
             return Err(Refused::Taken(address));
         }
         let node = group::find(&self.nodes, address).ok_or(Refused::NotForGuests(address))?;
@@ -222,7 +240,7 @@ impl MachineDevices {
             let has_lost = iommu.take_events(|event| {
                 let guest = event.device().and_then(|device| {
                     let owners = self.owners.lock();
-                    owners.functions.iter().find(|(at, _)| at.id() == device.0).map(|&(_, guest)| guest)
+                    owners.functions.iter().find(|owned| owned.id == device).map(|owned| owned.guest)
                 });
                 match guest {
                     Some(guest) => log::warn!(target: GUEST, "guest '{guest}': {event}"),

@@ -27,6 +27,8 @@ struct Route {
     to: &'static dyn Deliver,
     /// The guest's message; none while the guest has masked it.
     message: Option<Message>,
+    /// An interrupt has arrived meanwhile: the function had sent it before it was masked.
+    is_pending: bool,
 }
 
 /// All routes, by vector from [`VECTORS`]'s first on.
@@ -36,7 +38,7 @@ pub(super) struct Routes(Vec<Option<Route>>);
 impl Routes {
     /// Takes a vector for interrupts to a guest.
     pub(super) fn take(&mut self, to: &'static dyn Deliver) -> Option<u8> {
-        let route = Route { to, message: None };
+        let route = Route { to, message: None, is_pending: false };
         let free = self.0.iter().position(Option::is_none);
         let index = match free {
             Some(index) => index,
@@ -50,10 +52,14 @@ impl Routes {
         Some(VECTORS.start + index as u8)
     }
 
-    /// Sets the guest's message of a vector.
+    /// Sets the guest's message of a vector. What has arrived while there was none is delivered.
     pub(super) fn set(&mut self, vector: u8, message: Option<Message>) {
-        if let Some(route) = self.route(vector) {
-            route.message = message;
+        let Some(route) = self.route(vector) else { return };
+        route.message = message;
+        if let Some(message) = message
+            && core::mem::take(&mut route.is_pending)
+        {
+            route.to.deliver_from_device(message);
         }
     }
 
@@ -68,8 +74,9 @@ impl Routes {
     /// An interrupt has arrived. Returns false if the vector has no route.
     pub(super) fn deliver(&mut self, vector: u8) -> bool {
         let Some(route) = self.route(vector) else { return false };
-        if let Some(message) = route.message {
-            route.to.deliver_from_device(message);
+        match route.message {
+            Some(message) => route.to.deliver_from_device(message),
+            None => route.is_pending = true,
         }
         true
     }

@@ -22,7 +22,7 @@ pub(super) struct Piece {
     host: u64,
     /// Where its slot is.
     at: Option<Gpa>,
-    /// Where it cannot be: memory is there.
+    /// Where it could not be when that was last tried: memory was there.
     refused: Option<Gpa>,
 }
 
@@ -71,7 +71,7 @@ impl Functions {
                 number += 1;
                 let id = SlotId(DEVICE_SLOT.0 - number);
                 let wanted = wanted(index, piece);
-                if wanted == piece.at || wanted.is_some() && wanted == piece.refused && piece.at.is_none() {
+                if wanted == piece.at {
                     continue;
                 }
                 if begun || vm.is_changing() {

@@ -4,11 +4,15 @@
 //! |---|---|
 //! | `entry` | entry, clean-up after it, external events |
 //! | `instructions`, `memory`, `ports`, `registers` | guests that do everything wrong |
+//! | `iommu` | the driver of AMD-Vi |
+//! | `machine` | a made machine with PCI functions and an IOMMU |
 //! | `random` | exits with random contents |
 //! | `rows` | each row of the table |
 
 mod entry;
 mod instructions;
+mod iommu;
+mod machine;
 mod memory;
 mod ports;
 mod processor;
@@ -17,8 +21,8 @@ mod registers;
 mod rows;
 
 use super::exits::Exit;
+use super::guest::check;
 use super::registers::{RAX, RCX, RDX};
-use crate::amd64::guest::check;
 use crate::vm::CreateError;
 use hostlink::config::Config;
 use processor::{Guest, Made};

@@ -251,7 +251,7 @@ fn take_virtual_interrupt(vmcb: &mut Vmcb) -> Option<u8> {
 
 impl Amd64 for Made {
     fn devices() -> Option<&'static MachineDevices> {
-        None
+        super::machine::devices()
     }
 
     fn features() -> Features {

@@ -1,0 +1,175 @@
+//! The made machine's bus.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use pci::{Address, ConfigSpace};
+
+use super::function::{MadeFunction, MadeMsix};
+use super::{Note, Notes};
+use crate::amd64::owned::Bus;
+
+/// An NVMe controller, as QEMU has it but with a longer BAR 0: registers on both sides of the table.
+pub(in super::super) const NVME: &str = "00:03.0";
+/// Where its BAR 0 is.
+pub(super) const NVME_BAR: u64 = 0xfeb8_0000;
+/// A virtio network device: a BAR that is all table, and one with registers. Firmware has placed it
+/// above 4 GiB.
+pub(in super::super) const VIRTIO: &str = "00:04.0";
+/// One with 256 bytes of registers, and MSI.
+pub(in super::super) const SMALL: &str = "00:05.0";
+/// One behind a conventional bridge, which sends in its name.
+pub(in super::super) const BRIDGED: &str = "01:00.0";
+
+/// The bus.
+pub(in super::super) struct MadeBus {
+    functions: Mutex<BTreeMap<Address, MadeFunction>>,
+    notes: &'static Notes,
+    now_us: AtomicU64,
+}
+
+/// The address of a text.
+pub(super) fn at(text: &str) -> Address {
+    text.parse().expect("an address")
+}
+
+/// All functions. Of kinds that no test asks for by name there are: an audio controller that no
+/// IOMMU is in front of, two functions of one device, one that cannot be reset, and one that
+/// firmware has given no place.
+fn functions() -> [(&'static str, MadeFunction); 12] {
+    let new = MadeFunction::new;
+    let flr = |function: MadeFunction| function.with_flr(0x80);
+    let nvme = MadeMsix { capability: 0x40, bar: 0, table: 0x2000, pending: 0x3000, count: 65 };
+    let virtio = MadeMsix { capability: 0x98, bar: 1, table: 0, pending: 0x800, count: 4 };
+    [
+        ("00:00.0", new(0x8086, 0x29c0, 0x06_0000)),
+        ("00:01.0", new(0x1022, 0x1419, 0x08_0600)),
+        ("00:02.0", MadeFunction::bridge(1)),
+        (NVME, flr(new(0x1b36, 0x0010, 0x01_0802).with(4, 6).bar64(0, NVME_BAR, 0x8000)).with_msix(nvme)),
+        (
+            VIRTIO,
+            new(0x1af4, 0x1041, 0x02_0000)
+                .bar(1, 0xfebf_1000, 0x1000)
+                .bar64(4, 0x80_0000_0000, 0x4000)
+                .with_msix(virtio)
+                .with_window(0x60)
+                .with(4, 2),
+        ),
+        (SMALL, flr(new(0x8086, 0x100e, 0x02_0000)).bar(0, 0xfebf_2100, 0x100).with_msi(0x50).with(4, 2)),
+        ("00:06.0", flr(new(0x1b36, 0x000d, 0x0c_0330)).with(0xc, 0x80_0000).bar(0, 0xfebf_4000, 0x1000)),
+        ("00:06.1", flr(new(0x1b36, 0x000d, 0x0c_0330)).bar(0, 0xfebf_5000, 0x1000)),
+        ("00:07.0", new(0x8086, 0x2934, 0x0c_0300).bar(0, 0xfebf_6000, 0x1000)),
+        ("00:08.0", flr(new(0x8086, 0x2922, 0x01_0601)).bar(5, 0, 0x1000)),
+        ("00:09.0", flr(new(0x8086, 0x2668, 0x04_0300)).bar(0, 0xfebf_8000, 0x4000)),
+        (BRIDGED, new(0x1000, 0x0030, 0x01_0000).bar(1, 0xfe80_0000, 0x1000)),
+    ]
+}
+
+impl MadeBus {
+    pub(super) fn new(notes: &'static Notes) -> Self {
+        let functions = functions().into_iter().map(|(address, function)| (at(address), function)).collect();
+        Self { functions: Mutex::new(functions), notes, now_us: AtomicU64::new(0) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Address, MadeFunction>> {
+        self.functions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads or changes a function.
+    pub(super) fn with<R>(&self, address: &str, act: impl FnOnce(&mut MadeFunction) -> R) -> R {
+        act(self.lock().get_mut(&at(address)).expect("there is such a function"))
+    }
+
+    /// A register of configuration space.
+    pub(in super::super) fn word(&self, address: &str, register: u16) -> u32 {
+        self.with(address, |function| function.word(register))
+    }
+
+    /// How often a function was reset.
+    pub(in super::super) fn resets(&self, address: &str) -> u32 {
+        self.with(address, |function| function.resets)
+    }
+
+    /// A register of a function.
+    pub(in super::super) fn register(&self, address: &str, bar: u8, offset: u64) -> u32 {
+        self.with(address, |function| function.memory.get(&(bar, offset)).copied().unwrap_or(0))
+    }
+
+    /// The function does not answer for so many looks after each reset.
+    pub(in super::super) fn answers_late(&self, address: &str, looks: u32) {
+        self.with(address, |function| function.absent_looks = looks);
+    }
+
+    /// The function reports pending transactions for so many looks.
+    pub(in super::super) fn has_pending(&self, address: &str, looks: u32) {
+        self.with(address, |function| function.pending_looks = looks);
+    }
+}
+
+impl ConfigSpace for MadeBus {
+    fn read(&self, address: Address, register: u16) -> u32 {
+        assert!(register.is_multiple_of(4), "{register:#x}");
+        match self.lock().get_mut(&address) {
+            Some(function) if register < 256 => function.read(register),
+            _ => u32::MAX,
+        }
+    }
+
+    fn write(&self, address: Address, register: u16, value: u32) {
+        assert!(register.is_multiple_of(4), "{register:#x}");
+        self.notes.add(Note::Config(address, register, value));
+        let mut functions = self.lock();
+        let Some(function) = functions.get_mut(&address).filter(|_| register < 256) else { return };
+        if function.write(register, value) {
+            self.notes.add(Note::Reset(address));
+        }
+        if function.is_bridge() && register == 0x3c && value >> 22 & 1 != 0 {
+            let bus = function.word(0x18).to_le_bytes()[1];
+            for (address, function) in functions.iter_mut().filter(|(address, _)| address.bus() == bus) {
+                function.reset();
+                self.notes.add(Note::Reset(*address));
+            }
+        }
+    }
+}
+
+impl Bus for MadeBus {
+    fn load(&self, address: u64, size: u8) -> u64 {
+        assert!(address.is_multiple_of(size.into()), "the bus reads what is aligned");
+        let functions = self.lock();
+        let found = functions.values().find_map(|function| Some((function, function.find(address)?)));
+        let Some((function, (bar, offset))) = found else { return u64::MAX };
+        let word = |at: u64| u64::from(function.memory.get(&(bar, at)).copied().unwrap_or(0));
+        let whole = word(offset & !3) | word((offset & !3) + 4) << 32;
+        whole >> (offset % 4 * 8) & (u64::MAX >> (64 - 8 * u32::from(size)))
+    }
+
+    fn store(&self, address: u64, size: u8, value: u64) {
+        assert!(address.is_multiple_of(size.into()), "the bus writes what is aligned");
+        self.notes.add(Note::Store(address, value));
+        let mut functions = self.lock();
+        let found = functions.values_mut().find_map(|function| {
+            let place = function.find(address)?;
+            Some((function, place))
+        });
+        // What nobody decodes is lost.
+        let Some((function, (bar, offset))) = found else { return };
+        let mask = u64::MAX >> (64 - 8 * u32::from(size));
+        for (index, at) in [offset & !3, (offset & !3) + 4].into_iter().enumerate() {
+            let shift = offset % 4 * 8;
+            let (value, mask) = ((value & mask) << shift, mask << shift);
+            let (value, mask) = ((value >> (32 * index)) as u32, (mask >> (32 * index)) as u32);
+            if mask != 0 {
+                let word = function.memory.entry((bar, at)).or_default();
+                *word = *word & !mask | value;
+            }
+        }
+    }
+
+    /// Ten milliseconds pass from look to look.
+    fn now_us(&self) -> u64 {
+        self.now_us.fetch_add(10_000, Ordering::Relaxed)
+    }
+}
