@@ -205,8 +205,8 @@ pub fn claim(config: &Config<'static>, common: &Common) -> Result<Claim, CreateE
     Functions::claim(common.devices, config.devices, config.name, &windows).map_err(CreateError::Devices)
 }
 
-/// Whether translations go only with their own slot, and there are tables for all memory, as devices
-/// need it.
+/// Whether translations go only with their own slot, and there are tables for all memory, as
+/// devices need it.
 fn keeps_translations(config: &Config<'_>) -> bool {
     config.switches.zap != hostlink::config::Zap::Everything
         && config.switches.stage2_unmap != hostlink::config::Stage2Unmap::Page

@@ -15,7 +15,8 @@ use iommu::Stuck;
 use paging::Progress;
 use pci::reset::{Reset, Step};
 
-use super::functions::{Domains, Functions};
+use super::domains::Domains;
+use super::functions::Functions;
 use crate::amd64::iommu::Translations;
 use crate::vm::GUEST;
 
