@@ -10,7 +10,7 @@ use core::sync::atomic::Ordering;
 use paging::{FlushRange, Invalidation, Level};
 use stay::iommu::{Device, Domain};
 
-use super::machine::{MadeIommu, Note, Notes, Pace, Refusal, block};
+use super::machine::{MadeIommu, Note, Notes, Refusal, block};
 use crate::amd64::iommu::{Iommu, NotStarted, Translations};
 use crate::pages::Pages;
 
@@ -148,7 +148,7 @@ fn its_table_is_for_one_bus_at_least_and_all_at_most() {
 #[test]
 fn one_that_reads_no_commands_is_not_used() {
     let (made, _) = made();
-    made.set_pace(Pace::Held);
+    made.hold();
     let stuck = start(made, 1).err().expect("it is stuck");
     assert_eq!(stuck, NotStarted::Stuck(Stuck { head: 2, queued: 2 }));
     assert!(stuck.to_string().contains("stands at entry 2"), "{stuck}");
@@ -230,7 +230,7 @@ fn what_is_begun_is_not_over_before_the_iommu_says_so() {
     made.dma(0x18, 0x1000, false).expect("is mapped");
     made.dma(0x18, 0x40_0000, false).expect("is mapped");
     notes.take();
-    made.set_pace(Pace::Held);
+    made.hold();
     let range = FlushRange { start: 0x40_0000, len: 0x1000, level: Level::Page4K, tables: false };
     let begun = driver.begin(&DOMAIN, Invalidation::Ranges(&[range])).expect("there is room");
     assert_eq!(made.kept(5), 2);

@@ -6,6 +6,7 @@
 //! | `instructions`, `memory`, `ports`, `registers` | guests that do everything wrong |
 //! | `iommu` | the driver of AMD-Vi |
 //! | `machine` | a made machine with PCI functions and an IOMMU |
+//! | `owned` | PCI functions that a guest owns |
 //! | `random` | exits with random contents |
 //! | `rows` | each row of the table |
 
@@ -14,6 +15,7 @@ mod instructions;
 mod iommu;
 mod machine;
 mod memory;
+mod owned;
 mod ports;
 mod processor;
 mod random;

@@ -124,6 +124,14 @@ pub(crate) fn board_with(config: &'static str) -> &'static made::Made<Made> {
     made::Made::create_from([CpuData::default()], 32 << 20, files).unwrap_or_else(|why| panic!("{why}"))
 }
 
+/// A board with guests of these configurations.
+pub(crate) fn board_of_several(configs: &[&'static str]) -> &'static made::Made<Made> {
+    PROCESSOR.set(Processor::new());
+    let board =
+        made::Made::create_several_with(Vec::leak(test_kernel()), [CpuData::default()], 64 << 20, configs);
+    board.unwrap_or_else(|why| panic!("{why}"))
+}
+
 /// Gives vCPU 0 of a new machine to `act`, in 64-bit mode at ring 0, with `code` at RIP.
 pub(crate) fn with_guest<R>(code: &[u8], act: impl FnOnce(&mut Guest<'_, '_>) -> R) -> R {
     board().with_vcpu(0, |context| {

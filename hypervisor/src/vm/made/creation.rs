@@ -64,11 +64,22 @@ impl<A: Arch> Made<A> {
         bytes: u64,
         configs: &[&'static str],
     ) -> Result<&'static Self, CreateError> {
+        Self::create_several_with(&[], cpus, bytes, configs)
+    }
+
+    /// The same with this kernel.
+    pub(crate) fn create_several_with(
+        kernel: &'static [u8],
+        cpus: impl IntoIterator<Item = A::CpuData>,
+        bytes: u64,
+        configs: &[&'static str],
+    ) -> Result<&'static Self, CreateError> {
         let member = |name: &str| match name.strip_prefix("guests/") {
             Some(number) => {
                 number.parse().ok().and_then(|number: usize| configs.get(number)).map(|text| text.as_bytes())
             }
-            None => Some(&[][..]).filter(|_| [bundle::CONFIG, bundle::KERNEL].contains(&name)),
+            None if name == bundle::KERNEL => Some(kernel),
+            None => Some(&[][..]).filter(|_| name == bundle::CONFIG),
         };
         let reader = Reader::new(member).map_err(CreateError::Bundle)?;
         let guests = (0..reader.guest_count())
@@ -124,6 +135,7 @@ impl<A: Arch> Made<A> {
                 answers: Vec::new(),
                 line: String::new(),
                 hung_up: None,
+                enough: None,
             }),
             turned: cpus.iter().map(|_| Condvar::new()).collect(),
             kicks: AtomicU64::new(0),

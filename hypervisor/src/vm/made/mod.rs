@@ -88,12 +88,19 @@ struct Turns {
     line: String,
     /// The sender of the request of this number does not ask for more records.
     hung_up: Option<u64>,
+    /// The run ends when so many requests have been answered.
+    enough: Option<usize>,
 }
 
 impl Turns {
     fn is_due(&self, cpu: u32, now: u64) -> bool {
         let Lines { kick, control, serial, timer, .. } = self.lines[cpu as usize];
         kick || control || serial || timer <= now
+    }
+
+    /// The requests that have been answered.
+    fn answered(&self) -> usize {
+        self.answers.iter().filter(|line| !line.contains(" : ")).count()
     }
 
     /// Delivers the input that has arrived by now.
@@ -200,7 +207,9 @@ impl<A: Arch> Made<A> {
             let over = catch_unwind(AssertUnwindSafe(|| -> () {
                 self.wait_for_turn(self.lock(), cpu);
                 if cpu == 0 {
-                    run::start(self.host());
+                    if !self.host().has_begun() {
+                        run::start(self.host());
+                    }
                     run::cpu_loop(self.host())
                 }
                 run::cpu_loop(run::wait_for_start::<A>())
@@ -217,6 +226,23 @@ impl<A: Arch> Made<A> {
         let mut turns = self.lock();
         turns.is_live = false;
         turns.end.take().expect("threads end when the run does")
+    }
+
+    /// Runs the machine until these requests have been answered; returns the lines of the answers.
+    /// Guests that were created meanwhile are not started by another run.
+    pub(crate) fn answer(&'static self, requests: &[&str]) -> Vec<String> {
+        let (before, now) = (self.answers().len(), self.time());
+        for (number, line) in (1..).zip(requests) {
+            // A request comes after the answer to the one before.
+            self.ask(now + number * 10_000_000, &alloc::format!("{number} {line}"));
+        }
+        {
+            let mut turns = self.lock();
+            turns.enough = Some(turns.answered() + requests.len());
+        }
+        assert_eq!(self.run(1), End::Quiet, "{requests:?}");
+        self.lock().enough = None;
+        self.answers().split_off(before)
     }
 
     /// Gives a vCPU of the first guest that does not run to CPU 0, which is the calling thread.
@@ -287,6 +313,9 @@ impl<A: Arch> Made<A> {
         turns.left -= 1;
         if turns.left == 0 {
             self.stop(turns, End::Endless);
+        }
+        if turns.enough.is_some_and(|enough| turns.answered() >= enough) {
+            self.stop(turns, End::Quiet);
         }
         turns.lines[cpu as usize].waits = waits;
         loop {

@@ -97,6 +97,21 @@ impl MadeBus {
         self.with(address, |function| function.memory.get(&(bar, offset)).copied().unwrap_or(0))
     }
 
+    /// Sets a register of a function, as it does itself.
+    pub(in super::super) fn set_register(&self, address: &str, bar: u8, offset: u64, value: u32) {
+        self.with(address, |function| function.memory.insert((bar, offset), value));
+    }
+
+    /// An entry of a function's MSI-X: address, data, and whether it is masked.
+    pub(in super::super) fn entry(&self, address: &str, number: u16) -> (u64, u32, bool) {
+        self.with(address, |function| function.entry(number))
+    }
+
+    /// The function makes requests, whatever its guest has said.
+    pub(in super::super) fn set_master(&self, address: &str) {
+        self.with(address, |function| function.write(4, 0x406));
+    }
+
     /// The function does not answer for so many looks after each reset.
     pub(in super::super) fn answers_late(&self, address: &str, looks: u32) {
         self.with(address, |function| function.absent_looks = looks);

@@ -26,15 +26,6 @@ const STATUS: u64 = 0x2020;
 
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
-/// When commands are carried out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum Pace {
-    /// When the tail is written.
-    AtOnce,
-    /// When the test says so ([`MadeIommu::go_on`]), which may be never.
-    Held,
-}
-
 /// Why an access or an interrupt was not carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Refusal {
@@ -253,8 +244,10 @@ impl MadeIommu {
         self.lock().set(offset, value);
     }
 
-    pub(in super::super) fn set_pace(&self, pace: Pace) {
-        self.lock().is_held = pace == Pace::Held;
+    /// From now on commands are carried out when the test says so ([`MadeIommu::go_on`]), which may
+    /// be never, and not when the tail is written.
+    pub(in super::super) fn hold(&self) {
+        self.lock().is_held = true;
     }
 
     /// From now on `hook` sees each command right before it is carried out.
@@ -307,6 +300,11 @@ impl MadeIommu {
     pub(in super::super) fn entry_in_memory(&self, device: u16) -> [u64; 4] {
         let at = (self.register(DEVICE_TABLE) & ADDRESS) + u64::from(device) * 32;
         core::array::from_fn(|index| word(at + 8 * index as u64))
+    }
+
+    /// What a device with this entry would reach at an address, if nothing was kept.
+    pub(in super::super) fn walk(&self, entry: [u64; 4], gpa: u64) -> Result<u64, Refusal> {
+        self.lock().walk(0, entry[0] & ADDRESS, gpa).map(|kept| kept.host + (gpa - kept.start))
     }
 
     /// How many translations of a domain are kept.

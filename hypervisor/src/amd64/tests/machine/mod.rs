@@ -12,8 +12,9 @@ mod function;
 mod iommu;
 mod ops;
 
-pub(super) use bus::MadeBus;
-pub(super) use iommu::{MadeIommu, Pace, Refusal, block};
+pub(super) use bus::{BRIDGED, MadeBus, NVME, SMALL, VIRTIO};
+pub(super) use iommu::{MadeIommu, Refusal, block};
+pub(super) use ops::{Arrived, device_id};
 
 use std::cell::Cell;
 use std::sync::{Mutex, PoisonError};

@@ -1,0 +1,126 @@
+//! Which functions a guest gets.
+
+use super::super::machine::{Machine, device_id, set_machine};
+use super::super::processor::board_of_several;
+use super::with_owned;
+use crate::amd64::owned::Functions;
+use crate::amd64::owned::Refused;
+use crate::amd64::tests::processor::Made;
+use crate::devices::pc::pci;
+use ::pci::function::Windows;
+use hostlink::name::Name;
+
+/// Why a guest does not get these functions; `None` if it does.
+fn refused(machine: &'static Machine, names: &'static str) -> Option<Refused> {
+    let windows = Windows { low: pci::WINDOW, high: 0..0 };
+    Functions::claim(Some(machine.devices), names, Name::GUEST, &windows).err()
+}
+
+fn at(text: &str) -> ::pci::Address {
+    text.parse().expect("an address")
+}
+
+#[test]
+fn functions_that_nobody_may_have_are_refused_and_nothing_is_taken() {
+    let machine = Machine::new();
+    for (names, why) in [
+        ("00:1e.0", Refused::Unknown("00:1e.0")),
+        ("virtio-blk", Refused::Unknown("virtio-blk")),
+        ("00:03.0 nvme", Refused::Unknown("nvme")),
+        ("00:00.0", Refused::NotForGuests(at("00:00.0"))),
+        ("00:01.0", Refused::NotForGuests(at("00:01.0"))),
+        ("00:02.0", Refused::NotForGuests(at("00:02.0"))),
+        ("bridge", Refused::NotForGuests(at("00:02.0"))),
+        ("00:03.0 00:03.0", Refused::Twice(at("00:03.0"))),
+        ("00:06.0", Refused::Group(at("00:06.0"), at("00:06.1"))),
+        ("00:06.1", Refused::Group(at("00:06.1"), at("00:06.0"))),
+        ("00:07.0", Refused::NoReset(at("00:07.0"))),
+        ("sata", Refused::NoRegisters(at("00:08.0"))),
+        ("00:09.0", Refused::NoIommu(at("00:09.0"))),
+    ] {
+        assert_eq!(refused(machine, names), Some(why), "{names}");
+        assert!(why.to_string().starts_with("devices: "), "{why}");
+    }
+    let all = "nvme 00:04.0 00:05.0 00:06.0 00:06.1 01:00.0";
+    assert_eq!(refused(machine, all), None);
+    assert_eq!(refused(machine, all), None, "what is dropped is free");
+    let windows = Windows { low: pci::WINDOW, high: 0..0 };
+    assert_eq!(Functions::claim(None, "nvme", Name::GUEST, &windows).err(), Some(Refused::NoPci));
+    assert!(Functions::claim(None, "", Name::GUEST, &windows).is_ok_and(|claim| claim.functions.is_empty()));
+}
+
+#[test]
+fn kinds_name_the_first_that_is_free() {
+    let machine = Machine::new();
+    let windows = Windows { low: pci::WINDOW, high: 0..0 };
+    let new = |names, guest: &str| {
+        Functions::claim(Some(machine.devices), names, Name::parse(guest).expect("a name"), &windows)
+    };
+    // Both functions of the device are of the kind.
+    let one = new("xhci xhci ethernet", "one").expect("all are free");
+    assert_eq!((one.shown.len(), one.domains.is_some()), (3, true));
+    assert_eq!(new("xhci", "two").err(), Some(Refused::Unknown("xhci")));
+    assert_eq!(new("00:06.0", "two").err(), Some(Refused::Taken(at("00:06.0"))));
+    assert_eq!(new("00:05.0 nvme", "two").err(), Some(Refused::Taken(at("00:05.0"))));
+    assert!(new("nvme", "two").is_ok());
+}
+
+#[test]
+fn there_is_a_domain_for_each_of_many_guests() {
+    let machine = Machine::new();
+    let windows = Windows { low: pci::WINDOW, high: 0..0 };
+    for _ in 0..200 {
+        let claim = Functions::claim(Some(machine.devices), "nvme", Name::GUEST, &windows)
+            .expect("it was given back");
+        drop(claim);
+    }
+    with_owned("vcpus=1\nmemory=16777216\ndevices=nvme", |machine, _| {
+        assert_eq!(machine.iommu.entry_in_memory(device_id("00:03.0"))[1] & 0xffff, 1);
+    });
+}
+
+#[test]
+fn refusals_say_what_is_wrong() {
+    let one = at("00:03.0");
+    for (why, words) in [
+        (Refused::NoPci, "no PCI bus and IOMMU"),
+        (Refused::Unknown("x"), "there is no 'x'"),
+        (Refused::NotForGuests(one), "00:03.0 is a bridge or an IOMMU"),
+        (Refused::NoIommu(one), "00:03.0 is behind no IOMMU"),
+        (Refused::Taken(one), "another guest owns 00:03.0"),
+        (Refused::Twice(one), "00:03.0 is named twice"),
+        (Refused::Group(one, at("00:04.0")), "00:03.0 is given only together with 00:04.0"),
+        (Refused::NoReset(one), "00:03.0 cannot be reset"),
+        (Refused::NoRegisters(one), "given 00:03.0 no place"),
+        (Refused::TooMany, "at most 8 functions"),
+        (Refused::NoDomain, "too many guests"),
+        (Refused::Switches, "zap=everything"),
+    ] {
+        assert!(why.to_string().contains(words), "{why}");
+    }
+}
+
+#[test]
+fn a_guest_whose_slots_take_others_translations_along_gets_none() {
+    let create = |config: &'static str, machine: Option<&'static Machine>| {
+        set_machine(machine);
+        let files = crate::vm::Files {
+            kernel: Vec::leak(crate::loader::test_kernel()),
+            initrd: None,
+            config: hostlink::config::Config::parse(config).expect("parses"),
+        };
+        let cpus = [crate::amd64::tests::processor::CpuData::default()];
+        crate::vm::made::Made::<Made>::create_from(cpus, 32 << 20, files).err().map(|why| why.to_string())
+    };
+    let machine = Machine::new();
+    let zap = Refused::Switches.to_string();
+    assert_eq!(create("memory=16777216\nzap=everything\ndevices=nvme", Some(machine)), Some(zap));
+    let refused = create("memory=16777216\ntables=100\ndevices=nvme", Some(machine));
+    assert_eq!(refused, Some(Refused::Switches.to_string()), "all memory is mapped, so tables may run out");
+    assert_eq!(create("memory=16777216\nzap=everything", Some(machine)), None);
+    assert_eq!(create("memory=16777216\ndevices=nvme", Some(machine)), None);
+    let none = create("memory=16777216\ndevices=nvme", None).expect("there is no IOMMU");
+    assert!(none.contains("no PCI bus"), "{none}");
+    set_machine(Some(machine));
+    let _board = board_of_several(&["name=c\nmemory=16777216\nstart=manual"]);
+}
