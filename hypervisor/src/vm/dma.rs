@@ -67,8 +67,8 @@ impl Default for MapAhead {
 }
 
 impl MapAhead {
-    /// Makes a step. [`Progress::Waiting`] while a change of the slots is in progress, or memory
-    /// for tables is missing.
+    /// Makes a step. [`Progress::Waiting`] while a change of the slots is in progress,
+    /// [`Progress::OutOfTables`] if memory for tables is missing.
     pub fn step<A: Arch>(&mut self, vm: &Vm<A>) -> Progress {
         let mut slot = None;
         vm.space.slots().memory().for_each(|found| {
@@ -84,7 +84,7 @@ impl MapAhead {
         self.next = prefault.next();
         match progress {
             Progress::Done | Progress::More => Progress::More,
-            _ => Progress::Waiting,
+            progress => progress,
         }
     }
 }
