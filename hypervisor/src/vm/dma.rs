@@ -60,8 +60,8 @@ pub struct MapAhead {
 }
 
 impl MapAhead {
-    /// Makes a step. [`Progress::Waiting`] while a change of the slots is in progress, or memory
-    /// for tables is missing.
+    /// Makes a step. [`Progress::Waiting`] while a change of the slots is in progress,
+    /// [`Progress::OutOfTables`] if memory for tables is missing.
     pub fn step<A: Arch>(&mut self, vm: &Vm<A>) -> Progress {
         let mut slot = None;
         vm.space.slots().memory().for_each(|found| {
@@ -77,7 +77,7 @@ impl MapAhead {
         self.next = prefault.next();
         match progress {
             Progress::Done | Progress::More => Progress::More,
-            _ => Progress::Waiting,
+            progress => progress,
         }
     }
 }

@@ -98,6 +98,11 @@ impl<A: Arch> Load<A> {
                     A::attach_devices(vm);
                     Stage::Ready
                 }
+                Progress::OutOfTables => {
+                    // They stay blocked: the guest finds dead devices.
+                    log::error!("the guest has too few tables for devices");
+                    Stage::Ready
+                }
                 _ => Stage::Map(ahead),
             },
             Stage::Ready => return Progress::Done,

@@ -260,6 +260,16 @@ mod tests {
     }
 
     #[test]
+    fn messages_of_devices_are_announced_where_there_are_any() {
+        for has_msi in [false, true] {
+            let tables = build(&[0], layout::ACPI.start, has_msi);
+            let fadt = tables.bytes.windows(4).position(|word| word == b"FACP").unwrap();
+            // IAPC_BOOT_ARCH is at offset 109; bit 3 forbids messages.
+            assert_eq!(tables.bytes[fadt + 109] & 8 == 0, has_msi);
+        }
+    }
+
+    #[test]
     fn every_checksum_is_right() {
         let tables = build(&[0, 1, 2, 7, 300], layout::ACPI.start, false);
         let sum = |bytes: &[u8]| bytes.iter().fold(0_u8, |sum, byte| sum.wrapping_add(*byte));

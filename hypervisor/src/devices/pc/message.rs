@@ -310,4 +310,42 @@ mod tests {
         assert_eq!(spread, [1, 2, 3]);
         assert_eq!(Destination::Physical(9).arbitrate(0x30, (0..8).map(x2apic), 0), None);
     }
+
+    #[test]
+    fn messages_of_devices_are_decoded_as_the_bus_has_them() {
+        use MessageKind::{Fixed, Init, Lowest, Nmi};
+        let physical = Destination::Physical;
+        for (address, data, kind, destination) in [
+            (0xfee0_0000, 0x41, Fixed(0x41), physical(0)),
+            (0xfee0_5000, 0x41, Fixed(0x41), physical(5)),
+            (0xfeef_e000, 0xfe, Fixed(0xfe), physical(0xfe)),
+            (0xfeef_f000, 0x41, Fixed(0x41), physical(BROADCAST)),
+            (0xfee0_3004, 0x41, Fixed(0x41), Destination::Logical(3)),
+            (0xfeef_f004, 0x41, Fixed(0x41), Destination::Logical(0xff)),
+            // A hint of redirection means nothing without a logical destination.
+            (0xfee0_5008, 0x141, Lowest(0x41), physical(5)),
+            (0xfee0_300c, 0x141, Lowest(0x41), Destination::Logical(3)),
+            (0xfee0_1000, 0x400, Nmi, physical(1)),
+            (0xfee0_1000, 0x500, Init, physical(1)),
+            // Level, asserted: an edge all the same. Other bits are reserved.
+            (0xfee0_1000, 0xc041, Fixed(0x41), physical(1)),
+            (0xfee0_1000, 0xffff_0041, Fixed(0x41), physical(1)),
+            (0xfee0_1ff0, 0x41, Fixed(0x41), physical(1)),
+        ] {
+            let message = Message { kind, destination, trigger: Trigger::Edge };
+            assert_eq!(Message::from_msi(address, data), Some(message), "{address:#x}, {data:#x}");
+        }
+        for (address, data) in [
+            (0, 0x41),
+            (0xfed0_0000, 0x41),
+            (0xfef0_0000, 0x41),
+            (0x1_fee0_0000, 0x41),
+            (0xfee0_0000, 0x241),
+            (0xfee0_0000, 0x341),
+            (0xfee0_0000, 0x641),
+            (0xfee0_0000, 0x741),
+        ] {
+            assert_eq!(Message::from_msi(address, data), None, "{address:#x}, {data:#x}");
+        }
+    }
 }

@@ -182,6 +182,8 @@ impl<A: Arch> Work<A> {
                     *self = Self::Clean;
                     Progress::More
                 }
+                // The memory stays, and what is not mapped is out of the devices' reach.
+                Progress::OutOfTables => return Err(Refusal::NoTables),
                 progress => progress,
             },
             Self::Migrate(migration) => return migration.step(vm, answer),

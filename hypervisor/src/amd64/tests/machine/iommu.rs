@@ -4,16 +4,17 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
+use super::walk::{Kept, Refusal, word};
 use super::{Note, Notes};
 use crate::amd64::iommu::Registers;
 
 /// Offsets of registers (3.4).
-const DEVICE_TABLE: u64 = 0;
+pub(super) const DEVICE_TABLE: u64 = 0;
 const COMMAND_BASE: u64 = 8;
 const EVENT_BASE: u64 = 0x10;
 const CONTROL: u64 = 0x18;
@@ -24,41 +25,17 @@ const EVENT_HEAD: u64 = 0x2010;
 const EVENT_TAIL: u64 = 0x2018;
 const STATUS: u64 = 0x2020;
 
-const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
-
-/// Why an access or an interrupt was not carried out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum Refusal {
-    /// The IOMMU is off, or has no valid entry for the device.
-    NoEntry,
-    /// The device's entry blocks it.
-    Blocked,
-    /// Nothing is mapped there, or not with this permission.
-    NotMapped,
-    /// The table has what the specification does not allow.
-    Malformed,
-}
-
-/// A translation that is kept.
-#[derive(Clone, Copy, Debug)]
-struct Kept {
-    domain: u16,
-    /// Device-visible address, size, and host physical address.
-    start: u64,
-    len: u64,
-    host: u64,
-    is_writable: bool,
-}
+pub(super) const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
 #[derive(Default)]
-struct State {
+pub(super) struct State {
     registers: BTreeMap<u64, u64>,
     is_held: bool,
     /// Commands that were read and not carried out.
     queued: VecDeque<[u64; 2]>,
-    entries: BTreeMap<u16, [u64; 4]>,
-    remaps: BTreeMap<(u16, u32), u32>,
-    kept: Vec<Kept>,
+    pub(super) entries: BTreeMap<u16, [u64; 4]>,
+    pub(super) remaps: BTreeMap<(u16, u32), u32>,
+    pub(super) kept: Vec<Kept>,
     interrupts: u32,
     hook: Option<Box<dyn FnMut([u64; 2]) + Send>>,
 }
@@ -86,13 +63,8 @@ pub(super) fn ivrs() -> Vec<u8> {
     block(super::OWN, &[&ranges[..], &[0x48, 0, 0, 0, 0, 0xf8, 0, 1]].concat())
 }
 
-fn word(address: u64) -> u64 {
-    // SAFETY: the driver has put a table there, which consists of words.
-    unsafe { &*(address as *const AtomicU64) }.load(Ordering::Acquire)
-}
-
 impl State {
-    fn register(&self, offset: u64) -> u64 {
+    pub(super) fn register(&self, offset: u64) -> u64 {
         self.registers.get(&offset).copied().unwrap_or(0)
     }
 
@@ -100,47 +72,8 @@ impl State {
         self.registers.insert(offset, value);
     }
 
-    fn has(&self, bit: u64) -> bool {
+    pub(super) fn has(&self, bit: u64) -> bool {
         self.register(CONTROL) & bit != 0
-    }
-
-    /// The entry by which the IOMMU goes: it is read once, and then kept.
-    fn entry(&mut self, device: u16) -> Option<[u64; 4]> {
-        let base = self.register(DEVICE_TABLE);
-        let count = ((base & 0x1ff) + 1) * 128;
-        if !self.has(1) || u64::from(device) >= count {
-            return None;
-        }
-        let at = (base & ADDRESS) + u64::from(device) * 32;
-        let read = || core::array::from_fn(|index| word(at + 8 * index as u64));
-        Some(*self.entries.entry(device).or_insert_with(read))
-    }
-
-    /// Walks the tables at `root` (2.2.3).
-    fn walk(&self, domain: u16, root: u64, gpa: u64) -> Result<Kept, Refusal> {
-        let (mut table, mut rights) = (root, 3 << 61);
-        for level in (1..=4u32).rev() {
-            let shift = 12 + 9 * (level - 1);
-            let entry = word(table + (gpa >> shift & 511) * 8);
-            if entry & 1 == 0 {
-                return Err(Refusal::NotMapped);
-            }
-            rights &= entry;
-            let next = entry >> 9 & 7;
-            if next == 0 {
-                let len = 1 << shift;
-                let (start, host) = (gpa & !(len - 1), entry & ADDRESS & !(len - 1));
-                if rights & 1 << 61 == 0 {
-                    return Err(Refusal::NotMapped);
-                }
-                return Ok(Kept { domain, start, len, host, is_writable: rights & 1 << 62 != 0 });
-            }
-            if next != u64::from(level) - 1 {
-                return Err(Refusal::Malformed);
-            }
-            table = entry & ADDRESS;
-        }
-        Err(Refusal::Malformed)
     }
 
     fn log(&mut self, event: [u64; 2]) {
@@ -336,53 +269,6 @@ impl MadeIommu {
             state.log([2 << 60 | 1 << 51 | u64::from(device), address]);
         }
         result
-    }
-}
-
-impl State {
-    fn translate(&mut self, device: u16, gpa: u64, is_write: bool) -> Result<u64, Refusal> {
-        let entry = self.entry(device).filter(|entry| entry[0] & 1 != 0).ok_or(Refusal::NoEntry)?;
-        // Without TV translations pass, which the driver must never allow.
-        assert_ne!(entry[0] & 2, 0, "device {device:#x} reaches all memory");
-        if entry[0] >> 61 & 3 == 0 {
-            return Err(Refusal::Blocked);
-        }
-        let domain = entry[1] as u16;
-        let is_in = |kept: &&Kept| kept.domain == domain && kept.start <= gpa && gpa - kept.start < kept.len;
-        let found = self.kept.iter().find(is_in).copied();
-        let kept = match found {
-            Some(kept) => kept,
-            None if entry[0] >> 9 & 7 != 4 => return Err(Refusal::Malformed),
-            None => {
-                let kept = self.walk(domain, entry[0] & ADDRESS, gpa)?;
-                self.kept.push(kept);
-                kept
-            }
-        };
-        if is_write && !kept.is_writable {
-            return Err(Refusal::NotMapped);
-        }
-        Ok(kept.host + (gpa - kept.start))
-    }
-
-    fn remap(&mut self, device: u16, address: u64, data: u32) -> Result<(u8, u8), Refusal> {
-        assert_eq!(address >> 20, 0xfee, "the address of interrupts");
-        let entry = self.entry(device).filter(|entry| entry[0] & 1 != 0).ok_or(Refusal::NoEntry)?;
-        let third = entry[2];
-        assert_ne!(third & 1, 0, "device {device:#x} sends any interrupt");
-        let (index, count) = (data & 0x7ff, 1 << (third >> 1 & 15));
-        if third >> 60 & 3 != 2 || index >= count {
-            return Err(Refusal::Blocked);
-        }
-        let at = (third & 0x000f_ffff_ffff_ffc0) + u64::from(index) * 4;
-        // SAFETY: the driver has put a table of remapping entries there.
-        let read = || unsafe { &*(at as *const AtomicU32) }.load(Ordering::Acquire);
-        let remap = *self.remaps.entry((device, index)).or_insert_with(read);
-        if remap & 1 == 0 {
-            return Err(Refusal::NotMapped);
-        }
-        assert_eq!(remap & 0xfe, 0, "a fixed interrupt for a physical destination");
-        Ok(((remap >> 8) as u8, (remap >> 16) as u8))
     }
 }
 

@@ -5,16 +5,19 @@
 //! | `function` | a function: configuration space, registers, MSI-X, resets |
 //! | `bus` | the bus: who answers where, and which functions there are |
 //! | `iommu` | an IOMMU that keeps what it may, until a command says otherwise |
+//! | `walk` | its walks of tables |
 //! | `ops` | what functions do: DMA and interrupts, through the IOMMU |
 
 mod bus;
 mod function;
 mod iommu;
 mod ops;
+mod walk;
 
 pub(super) use bus::{BRIDGED, MadeBus, NVME, SMALL, VIRTIO};
-pub(super) use iommu::{MadeIommu, Refusal, block};
+pub(super) use iommu::{MadeIommu, block};
 pub(super) use ops::{Arrived, device_id};
+pub(super) use walk::Refusal;
 
 use std::cell::Cell;
 use std::sync::{Mutex, PoisonError};

@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::Machine;
 use super::bus::{BRIDGED, at};
-use super::iommu::Refusal;
+use super::walk::Refusal;
 
 /// How an interrupt ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

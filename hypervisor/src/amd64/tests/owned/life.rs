@@ -200,6 +200,18 @@ fn an_attachment_that_is_not_confirmed_leaves_a_guest_with_a_dead_device() {
 }
 
 #[test]
+fn a_guest_with_too_few_tables_for_all_its_memory_gets_dead_devices() {
+    with_owned("vcpus=1\nmemory=16777216\nnested_page=4K\ntables=8\ndevices=nvme", |machine, _| {
+        machine.bus.set_master(NVME);
+        assert_eq!(machine.dma_write(NVME, DATA, 1), Err(Refusal::Blocked));
+    });
+    with_owned("vcpus=1\nmemory=16777216\nnested_page=4K\ndevices=nvme", |machine, _| {
+        machine.bus.set_master(NVME);
+        assert_eq!(machine.dma_write(NVME, DATA, 1).map(|_| ()), Ok(()));
+    });
+}
+
+#[test]
 fn a_guest_that_cannot_be_created_keeps_nothing() {
     let machine = Machine::new();
     set_machine(Some(machine));

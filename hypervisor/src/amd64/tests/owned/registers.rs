@@ -182,3 +182,35 @@ fn functions_are_devices_of_the_bus_in_the_order_of_their_names() {
         assert_eq!(read, u32::MAX);
     });
 }
+
+#[test]
+fn registers_are_placed_apart_and_a_bar_that_does_not_fit_is_nowhere() {
+    use crate::devices::pc::pci::{Pci, WINDOW, rom_device::RomLen};
+    let bus = Machine::new().bus;
+    let shown = |name: &str, len: Option<u64>| {
+        let mut physical = pci::Physical::read(&bus, name.parse().expect("an address")).expect("it is there");
+        if let (Some(len), Some(bar)) = (len, &mut physical.bars[0]) {
+            bar.size = len;
+        }
+        pci::Function::new(&physical, pci::function::Windows { low: WINDOW, high: 0..0 })
+    };
+    let mut board = Pci::new(RomLen::default());
+    // The middle of the window is free for the guest: half of it is left for these.
+    let large = shown("00:06.0", Some(128 << 20));
+    board.add(vec![shown(NVME, None), shown(VIRTIO, None), large, shown("00:06.1", Some(64 << 20))]);
+    let placed = |board: &Pci| -> Vec<[u32; 6]> {
+        let bars = board.owned().iter();
+        bars.map(|function| core::array::from_fn(|bar| function.read(4 + bar as u16) & !0xf)).collect()
+    };
+    let first = placed(&board);
+    assert_eq!(first[0][0], 0xefff_8000);
+    assert_eq!((first[1][1], first[1][4]), (0xefff_7000, 0xefff_0000));
+    assert_eq!(first[2][0], 0, "it would take what is the guest's");
+    assert_eq!(first[3][0], 0xe800_0000);
+    for function in board.owned_mut() {
+        function.write(1, MEMORY, u32::MAX);
+        function.write(4, 0xe000_0000, u32::MAX);
+    }
+    board.reset();
+    assert_eq!((placed(&board), board.owned()[0].read(1) & 7), (first, 0));
+}
