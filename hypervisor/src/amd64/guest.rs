@@ -205,12 +205,10 @@ pub fn claim(config: &Config<'static>, common: &Common) -> Result<Claim, CreateE
     Functions::claim(common.devices, config.devices, config.name, &windows).map_err(CreateError::Devices)
 }
 
-/// Whether translations go only with their own slot, and there are tables for all memory, as
-/// devices need it.
+/// Whether translations go only with their own slot, as devices need it.
 fn keeps_translations(config: &Config<'_>) -> bool {
     config.switches.zap != hostlink::config::Zap::Everything
         && config.switches.stage2_unmap != hostlink::config::Stage2Unmap::Page
-        && config.switches.tables.is_none()
 }
 
 impl<A: Amd64> Deliver for Vm<A> {

@@ -74,9 +74,7 @@ impl fmt::Display for Refused {
             Self::NoRegisters(at) => write!(f, "devices: firmware has given {at} no place in memory"),
             Self::TooMany => write!(f, "devices: a guest owns at most {FUNCTIONS_MAX} functions"),
             Self::NoDomain => f.write_str("devices: too many guests with devices"),
-            Self::Switches => {
-                f.write_str("devices: not with zap=everything, stage2_unmap=page or a number of tables")
-            }
+            Self::Switches => f.write_str("devices: not with zap=everything or stage2_unmap=page"),
         }
     }
 }
