@@ -15,8 +15,9 @@ use x86_64::instructions::port::Port;
 
 use super::{clock, interrupts};
 use crate::amd64::iommu::{Iommu, Registers};
-use crate::amd64::owned::{Bus, MachineDevices};
+use crate::amd64::messages::MachineDevices;
 use crate::arch::Local;
+use crate::owned::{self, Bus};
 use crate::vm::arch::Clock;
 
 /// Length of an IOMMU's registers, as far as the driver uses them.
@@ -96,7 +97,7 @@ impl Found {
     /// Puts the IOMMUs into operation: from now on no function reaches memory, unless a guest owns
     /// it. The registers are mapped.
     pub(crate) fn start(&self, cpu: u32) {
-        let buses = u16::from(MachineDevices::last_bus(self.bus)) + 1;
+        let buses = u16::from(owned::last_bus(self.bus)) + 1;
         let mut iommus = Vec::new();
         let mut own = Vec::new();
         for unit in units(&self.ivrs) {

@@ -12,30 +12,25 @@ use core::ops::Range;
 use alloc::vec::Vec;
 
 use crate::devices::pc::message::Message;
+use crate::owned::Deliver;
 
 /// Vectors for functions.
 pub const VECTORS: Range<u8> = 0x30..0xe0;
 
-/// A guest that interrupts are delivered to.
-pub trait Deliver: Sync {
-    /// Delivers a message from a device.
-    fn deliver_from_device(&self, message: Message);
-}
-
 /// Where the interrupts of one vector go.
 struct Route {
-    to: &'static dyn Deliver,
+    to: &'static dyn Deliver<Message>,
     /// The guest's message; none while the guest has masked it.
     message: Option<Message>,
 }
 
 /// All routes, by vector from [`VECTORS`]'s first on.
 #[derive(Default)]
-pub(super) struct Routes(Vec<Option<Route>>);
+pub struct Routes(Vec<Option<Route>>);
 
 impl Routes {
     /// Takes a vector for interrupts to a guest.
-    pub(super) fn take(&mut self, to: &'static dyn Deliver) -> Option<u8> {
+    pub(super) fn take(&mut self, to: &'static dyn Deliver<Message>) -> Option<u8> {
         let route = Route { to, message: None };
         let free = self.0.iter().position(Option::is_none);
         let index = match free {

@@ -6,7 +6,7 @@ use pci::Function;
 use pci::msix::{Read, Write};
 
 use super::functions::Functions;
-use crate::amd64::processor::Amd64;
+use super::platform::{Owner, Platform};
 use crate::vm::Vm;
 
 /// A place in a BAR.
@@ -29,12 +29,14 @@ fn find(functions: &[Function], gpa: Gpa) -> Option<Place> {
     })
 }
 
-impl Functions {
+impl<P: Platform> Functions<P> {
     /// A read by the guest at an address without memory; `None` if none of the functions is there.
-    pub fn trapped_read<A: Amd64>(&self, vm: &Vm<A>, gpa: Gpa, size: u8) -> Option<u64> {
-        let board = vm.guest.platform.lock();
-        let place = find(board.functions(), gpa)?;
-        let read = board.functions().get(place.function)?.trapped_read(place.bar, place.offset, size);
+    pub fn trapped_read<A: Owner<Platform = P>>(&self, vm: &Vm<A>, gpa: Gpa, size: u8) -> Option<u64> {
+        let (place, read) = A::with_shown(vm, |shown| {
+            let place = find(shown, gpa)?;
+            let read = shown.get(place.function)?.trapped_read(place.bar, place.offset, size);
+            Some((place, read))
+        })?;
         match read {
             Read::Value(value) => Some(value),
             Read::Pending | Read::Elsewhere => {
@@ -45,15 +47,26 @@ impl Functions {
     }
 
     /// A write by the guest at an address without memory; false if none of the functions is there.
-    pub fn trapped_write<A: Amd64>(&mut self, vm: &'static Vm<A>, gpa: Gpa, size: u8, value: u64) -> bool {
-        let mut board = vm.guest.platform.lock();
-        let Some(place) = find(board.functions(), gpa) else { return false };
-        let Some(shown) = board.functions_mut().get_mut(place.function) else { return false };
-        match shown.trapped_write(place.bar, place.offset, size, value) {
+    pub fn trapped_write<A: Owner<Platform = P>>(
+        &mut self,
+        vm: &'static Vm<A>,
+        gpa: Gpa,
+        size: u8,
+        value: u64,
+    ) -> bool {
+        let found = A::with_shown(vm, |shown| {
+            let place = find(shown, gpa)?;
+            let function = shown.get_mut(place.function)?;
+            let effect = function.trapped_write(place.bar, place.offset, size, value);
+            let changed = matches!(effect, Write::Vector(_)).then(|| function.clone());
+            Some((place, effect, changed))
+        });
+        let Some((place, effect, changed)) = found else { return false };
+        match effect {
             Write::Vector(_) => {
-                let shown = shown.clone();
-                drop(board);
-                self.follow_function(vm, place.function, &shown);
+                if let Some(function) = changed {
+                    self.follow_function(A::receiver(vm), place.function, &function);
+                }
             }
             Write::Ignored => {}
             Write::Elsewhere => {
@@ -68,7 +81,7 @@ impl Functions {
     /// Host physical address of an access that the real function gets.
     fn real(&self, place: &Place, size: u8) -> Option<u64> {
         let end = place.offset.checked_add(size.into())?;
-        let bar = self.owned.get(place.function)?.bar(place.bar)?;
+        let bar = self.owned.get(place.function)?.given.bar(place.bar)?;
         (end <= place.real_len).then(|| bar + place.offset)
     }
 }

@@ -11,8 +11,7 @@ use pci::{Address, ConfigSpace, Physical, group, reset};
 use spin::Mutex;
 use stay::iommu::Device;
 
-use super::routes::Routes;
-use crate::amd64::iommu::Iommu;
+use super::platform::{Iommu, Platform};
 use crate::vm::GUEST;
 
 /// The machine's PCI, as far as only the machine can do it.
@@ -38,6 +37,10 @@ pub enum Refused {
     NoIommu(Address),
     /// Another guest owns it.
     Taken(Address),
+    /// It interrupts by the same line as the second one, which another guest or the hypervisor has.
+    Line(Address, Address),
+    /// Its interrupt pin is wired to nothing that is known.
+    NoLine(Address),
     /// The second one is in its group, and was not asked for.
     Group(Address, Address),
     /// There is no way to reset it.
@@ -68,6 +71,10 @@ impl fmt::Display for Refused {
             Self::Group(at, other) => {
                 write!(f, "devices: {at} is given only together with {other}: they reach each other")
             }
+            Self::Line(at, other) => {
+                write!(f, "devices: {at} shares its interrupt line with {other}, which is not the guest's")
+            }
+            Self::NoLine(at) => write!(f, "devices: {at} has no interrupt line that is known"),
             Self::NoReset(at) => write!(f, "devices: {at} cannot be reset, so it is given to nobody"),
             Self::NoRegisters(at) => write!(f, "devices: firmware has given {at} no place in memory"),
             Self::TooMany => write!(f, "devices: a guest owns at most {FUNCTIONS_MAX} functions"),
@@ -83,14 +90,15 @@ pub(super) const FUNCTIONS_MAX: usize = 8;
 const DOMAINS: usize = 64;
 
 /// The machine's functions and IOMMUs.
-pub struct MachineDevices {
-    pub(super) bus: &'static dyn Bus,
+pub struct MachineDevices<P: Platform> {
+    pub(crate) bus: &'static dyn Bus,
     nodes: Vec<Node>,
-    iommus: Vec<Iommu>,
+    iommus: Vec<P::Iommu>,
     /// The functions of the IOMMUs themselves.
     own: Vec<DeviceId>,
     owners: Mutex<Owners>,
-    pub(super) routes: Mutex<Routes>,
+    /// Where interrupts go.
+    pub(crate) routes: P::Routes,
 }
 
 #[derive(Default)]
@@ -102,18 +110,36 @@ struct Owners {
 }
 
 /// A function that a guest has been given.
-pub(super) struct Given {
-    pub(super) physical: Physical,
-    pub(super) method: Method,
-    /// Its IOMMU, and the id by which that knows it.
-    pub(super) iommu: usize,
-    pub(super) device: Device,
+pub struct Given {
+    /// What it is.
+    pub physical: Physical,
+    /// How it is reset.
+    pub method: Method,
+    /// Its IOMMU.
+    pub iommu: usize,
+    /// The id by which that knows it.
+    pub device: Device,
 }
 
-impl MachineDevices {
+impl Given {
+    /// Host physical address of a BAR.
+    pub(crate) fn bar(&self, number: u8) -> Option<u64> {
+        let bar = (*self.physical.bars.get(usize::from(number))?)?;
+        bar.is_memory().then_some(bar.address)
+    }
+}
+
+/// The highest bus number, as a walk finds it.
+pub fn last_bus(bus: &'static dyn Bus) -> u8 {
+    let mut last = 0;
+    let _ = walk(&bus, &[0], |node| last = last.max(node.address.bus()));
+    last
+}
+
+impl<P: Platform> MachineDevices<P> {
     /// All functions on the buses from 0 on. The IOMMUs, which are in operation, have these ids
     /// themselves.
-    pub fn new(bus: &'static dyn Bus, iommus: Vec<Iommu>, own: Vec<DeviceId>) -> Self {
+    pub fn new(bus: &'static dyn Bus, iommus: Vec<P::Iommu>, own: Vec<DeviceId>) -> Self {
         let mut nodes = Vec::new();
         if walk(&bus, &[0], |node| nodes.push(node)).is_err() {
             log::warn!("some PCI bridges have wrong bus numbers: what is behind them is left alone");
@@ -123,17 +149,11 @@ impl MachineDevices {
         for node in &nodes {
             log::info!("PCI {} {} (group {})", node.address, node.identity.kind(), node.group);
         }
-        Self { bus, nodes, iommus, own, owners: Mutex::default(), routes: Mutex::default() }
+        Self { bus, nodes, iommus, own, owners: Mutex::default(), routes: P::Routes::default() }
     }
 
-    /// The highest bus number, as the walk finds it.
-    pub fn last_bus(bus: &'static dyn Bus) -> u8 {
-        let mut last = 0;
-        let _ = walk(&bus, &[0], |node| last = last.max(node.address.bus()));
-        last
-    }
-
-    pub(super) fn iommu(&self, index: usize) -> Option<&Iommu> {
+    /// An IOMMU, by its index.
+    pub(crate) fn iommu(&self, index: usize) -> Option<&P::Iommu> {
         self.iommus.get(index)
     }
 
@@ -196,30 +216,26 @@ impl MachineDevices {
         }
         let requester =
             DeviceId(group::requester_ids(&self.nodes, address).last().copied().unwrap_or(address.id()));
-        let behind = |(index, iommu): (usize, &Iommu)| Some((index, iommu.requester(requester)?));
+        let behind = |(index, iommu): (usize, &P::Iommu)| Some((index, iommu.requester(requester)?));
         let (iommu, id) = self.iommus.iter().enumerate().find_map(behind).ok_or(Refused::NoIommu(address))?;
-        let physical = Physical::read(&self.bus, address).map_err(|why| match why {
+        let mut physical = Physical::read(&self.bus, address).map_err(|why| match why {
             Unusable::Absent | Unusable::NoEndpoint => Refused::NotForGuests(address),
         })?;
         let method = reset::method(&physical, &self.nodes).ok_or(Refused::NoReset(address))?;
         if physical.bars.iter().flatten().any(|bar| bar.is_memory() && bar.address == 0) {
             return Err(Refused::NoRegisters(address));
         }
+        let mut neighbours = owners.functions.iter().map(|&(other, _)| other);
+        P::adapt(self, &mut physical, &mut neighbours)?;
         // Translations by the device itself are left off: nothing enables ATS.
         Ok(Given { physical, method, iommu, device: Device { id, ats: None } })
-    }
-
-    /// An interrupt has arrived on one of the [vectors](super::VECTORS): delivers it to the guest.
-    /// Returns false if no function has the vector.
-    pub fn deliver(&self, vector: u8) -> bool {
-        self.routes.lock().deliver(vector)
     }
 
     /// Reports what the IOMMUs have logged.
     pub fn report_events(&self) {
         for iommu in &self.iommus {
-            let has_lost = iommu.take_events(|event| {
-                let guest = event.device().and_then(|device| {
+            let has_lost = iommu.take_events(&mut |device, event| {
+                let guest = device.and_then(|device| {
                     let owners = self.owners.lock();
                     owners.functions.iter().find(|(at, _)| at.id() == device.0).map(|&(_, guest)| guest)
                 });

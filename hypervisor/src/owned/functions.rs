@@ -1,0 +1,236 @@
+//! One guest's functions: what the guest wants, and what the real ones do.
+
+use alloc::vec::Vec;
+
+use arrayvec::ArrayVec;
+use hostlink::name::Name;
+use iommu::Stuck;
+use iommu::amd::{DeviceId, DomainId};
+use memslots::Gpa;
+use paging::Invalidation;
+use pci::Function;
+use stay::iommu::{Device, Domain};
+
+use super::machine::{Given, MachineDevices, Refused};
+use super::platform::{Deliver, Interrupts, Iommu, Owner, Platform};
+use super::slots::{Busy, Followed, Piece, pieces};
+use crate::vm::dma::{IOMMUS_MAX, Tickets};
+use crate::vm::{PerCpu, Vm, VpIndex};
+
+/// The command register: memory is decoded, DMA is on, the pin is silent.
+const MEMORY: u32 = 1 << 1;
+const MASTER: u32 = 1 << 2;
+const NO_PIN: u32 = 1 << 10;
+const COMMAND: u16 = 4;
+
+/// The IOMMUs that translate by a guest's tables. Constant from the guest's creation on.
+pub struct Domains<P: Platform> {
+    machine: &'static MachineDevices<P>,
+    /// The guest's number there.
+    pub(super) id: DomainId,
+    /// Each IOMMU, and the guest's devices behind it.
+    behind: ArrayVec<(usize, Vec<Device>), IOMMUS_MAX>,
+}
+
+impl<P: Platform> Domains<P> {
+    fn new(machine: &'static MachineDevices<P>, id: DomainId, given: &[Given]) -> Result<Self, Refused> {
+        let mut behind = ArrayVec::<(usize, Vec<Device>), IOMMUS_MAX>::new();
+        for function in given {
+            match behind.iter_mut().find(|(iommu, _)| *iommu == function.iommu) {
+                Some((_, devices)) => devices.push(function.device),
+                None => {
+                    let devices = alloc::vec![function.device];
+                    behind.try_push((function.iommu, devices)).map_err(|_| Refused::TooMany)?;
+                }
+            }
+        }
+        Ok(Self { machine, id, behind })
+    }
+
+    /// Has the IOMMUs drop what `invalidation` names, without a wait.
+    ///
+    /// # Errors
+    ///
+    /// [`Stuck`] if one takes no more commands.
+    pub fn begin(&self, invalidation: Invalidation<'_>) -> Result<Tickets, Stuck> {
+        let mut tickets = Tickets::new();
+        for (index, devices) in &self.behind {
+            if let Some(iommu) = self.machine.iommu(*index) {
+                // There is a place for each.
+                let _ = tickets.try_push(iommu.begin(&Domain { id: self.id, devices }, invalidation)?);
+            }
+        }
+        Ok(tickets)
+    }
+
+    /// Waits until they have.
+    ///
+    /// # Errors
+    ///
+    /// [`Stuck`] if one does not go on.
+    pub fn finish(&self, tickets: &Tickets) -> Result<(), Stuck> {
+        for ((index, _), &ticket) in self.behind.iter().zip(tickets) {
+            if let Some(iommu) = self.machine.iommu(*index) {
+                iommu.finish(ticket)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Blocks the devices and drops everything that is kept of the guest's translations.
+    pub(super) fn detach(&self) -> Result<(), Stuck> {
+        for (index, devices) in &self.behind {
+            if let Some(iommu) = self.machine.iommu(*index) {
+                iommu.detach(&Domain { id: self.id, devices })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A guest's functions.
+pub struct Functions<P: Platform> {
+    pub(super) machine: Option<&'static MachineDevices<P>>,
+    pub(super) owned: Vec<Owned<P>>,
+    pub(super) guest: Name,
+    pub(super) domain: Option<DomainId>,
+    /// They translate by the guest's tables.
+    pub(super) is_attached: bool,
+}
+
+/// A real function.
+pub(super) struct Owned<P: Platform> {
+    pub(super) given: Given,
+    pub(super) interrupts: P::Interrupts,
+    /// What the real function's command register has.
+    command: u32,
+    /// Ranges of its registers that the guest reaches directly.
+    pub(super) pieces: Vec<Piece>,
+    pub(super) reset: Option<pci::reset::Reset>,
+}
+
+impl<P: Platform> Functions<P> {
+    /// The functions that `names` name, for the guest of this name; also what the guest sees of
+    /// them, and the IOMMUs that translate for them.
+    ///
+    /// # Errors
+    ///
+    /// Why it does not get them.
+    pub fn new(
+        machine: Option<&'static MachineDevices<P>>,
+        names: &'static str,
+        guest: Name,
+        windows: &pci::function::Windows,
+    ) -> Result<(Self, Vec<Function>, Option<Domains<P>>), Refused> {
+        if names.is_empty() {
+            return Ok((Self::none(guest), Vec::new(), None));
+        }
+        let machine = machine.ok_or(Refused::NoPci)?;
+        let (given, id) = machine.give(names, guest)?;
+        let domains = Domains::new(machine, id, &given).inspect_err(|_| machine.take_back(guest, id))?;
+        let shown: Vec<Function> =
+            given.iter().map(|given| Function::new(&given.physical, windows.clone())).collect();
+        let owned = given.into_iter().zip(&shown).map(|(given, shown)| Owned::new(given, shown)).collect();
+        let functions = Self { machine: Some(machine), owned, guest, domain: Some(id), is_attached: false };
+        Ok((functions, shown, Some(domains)))
+    }
+
+    /// No functions.
+    const fn none(guest: Name) -> Self {
+        Self { machine: None, owned: Vec::new(), guest, domain: None, is_attached: false }
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.owned.is_empty()
+    }
+
+    /// Makes the real functions do what the guest wants: DMA, interrupts, and the place of their
+    /// registers.
+    ///
+    /// # Errors
+    ///
+    /// [`Busy`] if not all is done, because one change of the slots at a time is possible: the access
+    /// that caused this must be retried.
+    pub fn follow<A: Owner<Platform = P>>(
+        &mut self,
+        vm: &'static Vm<A>,
+        cpu: &PerCpu<A>,
+        by: VpIndex,
+    ) -> Result<Followed, Busy> {
+        if self.is_empty() {
+            return Ok(Followed::WasThere);
+        }
+        let wanted = A::with_shown(vm, |shown| shown.to_vec());
+        for index in 0..self.owned.len() {
+            if let Some(function) = wanted.get(index) {
+                self.follow_function(A::receiver(vm), index, function);
+            }
+        }
+        self.follow_slots(vm, cpu, by, |index, piece| {
+            let decoded = (*wanted.get(index)?.bars().get(usize::from(piece.bar))?)?;
+            Some(Gpa(decoded.address + piece.offset))
+        })
+    }
+
+    /// No registers are decoded any more: their slots go, one after the other.
+    ///
+    /// # Errors
+    ///
+    /// As [`follow`](Self::follow).
+    pub fn hide<A: Owner<Platform = P>>(
+        &mut self,
+        vm: &'static Vm<A>,
+        cpu: &PerCpu<A>,
+    ) -> Result<Followed, Busy> {
+        self.follow_slots(vm, cpu, 0, |_, _| None)
+    }
+
+    /// The same as [`follow`](Self::follow) for DMA and interrupts of one function.
+    pub(super) fn follow_function(
+        &mut self,
+        to: &'static dyn Deliver<P::Interrupt>,
+        index: usize,
+        wanted: &Function,
+    ) {
+        let Some(machine) = self.machine else { return };
+        let Some(owned) = self.owned.get_mut(index) else { return };
+        if owned.reset.is_some() || !self.is_attached {
+            return;
+        }
+        let has_pin = owned.interrupts.follow(machine, &owned.given, to, wanted);
+        let pin = if has_pin { 0 } else { NO_PIN };
+        let master = if wanted.is_bus_master() { MASTER } else { 0 };
+        owned.command(machine, MEMORY | pin | master);
+    }
+}
+
+impl<P: Platform> Owned<P> {
+    fn new(given: Given, shown: &Function) -> Self {
+        let pieces = pieces(&given.physical, shown);
+        let interrupts = P::Interrupts::new(&given.physical, shown);
+        Self { given, interrupts, command: 0, pieces, reset: None }
+    }
+
+    /// Writes the command register, if it changes.
+    pub(super) fn command(&mut self, machine: &MachineDevices<P>, command: u32) {
+        if self.command != command {
+            self.command = command;
+            machine.bus.write(self.given.physical.address, COMMAND, command);
+        }
+    }
+
+    /// After a reset nothing is enabled.
+    pub(super) fn forget(&mut self, machine: &MachineDevices<P>) {
+        self.command = 0;
+        // Interrupts may have a table in memory of the function's: it has to be decoded.
+        machine.bus.write(self.given.physical.address, COMMAND, MEMORY | NO_PIN);
+        self.interrupts.forget(machine, &self.given);
+        machine.bus.write(self.given.physical.address, COMMAND, NO_PIN);
+    }
+
+    /// The id by which the IOMMU knows it.
+    pub(super) const fn device(&self) -> DeviceId {
+        self.given.device.id
+    }
+}
