@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::arch::Platform;
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
 
 /// A network that a guest is connected to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -29,13 +29,10 @@ impl Devices {
         *self == Self::default()
     }
 
-    /// Checks that the images are there, and that the platform has devices for guests.
-    pub(crate) fn check(&self, platform: Platform) -> Result<()> {
+    /// Checks that the images are there.
+    pub(crate) fn check(&self) -> Result<()> {
         if self.is_empty() {
             return Ok(());
-        }
-        if platform != Platform::X86_64 {
-            bail!("guests own devices on x86_64 only: leave out --disk, --net and --device for aarch64");
         }
         for disk in &self.disks {
             ensure!(
@@ -63,15 +60,18 @@ impl Devices {
     }
 
     /// QEMU's arguments. With an IOMMU unless software runs directly on the machine.
-    pub(crate) fn arguments(&self, has_iommu: bool) -> Vec<String> {
+    pub(crate) fn arguments(&self, platform: Platform, has_iommu: bool) -> Vec<String> {
         let mut args = Vec::new();
         if self.is_empty() {
             return args;
         }
-        let mut device = |text: String| args.extend(["-device".to_owned(), text]);
-        if has_iommu {
-            device("amd-iommu,intremap=on".into());
+        let mut option = |name: &str, text: String| args.extend([name.to_owned(), text]);
+        match (has_iommu, platform) {
+            (false, _) => {}
+            (true, Platform::X86_64) => option("-device", "amd-iommu,intremap=on".into()),
+            (true, Platform::Aarch64(_)) => option("-machine", "iommu=smmuv3".into()),
         }
+        let mut device = |text| option("-device", text);
         for index in 0..self.disks.len() {
             device(format!("nvme,drive=disk{index},serial=quell{index}"));
         }
@@ -103,19 +103,22 @@ mod tests {
             functions: vec!["00:05.0".into()],
         };
         assert_eq!(devices.names(), "nvme nvme virtio-net 00:05.0");
-        let args = devices.arguments(true).join(" ");
+        let args = devices.arguments(Platform::X86_64, true).join(" ");
         assert!(args.starts_with("-device amd-iommu,intremap=on "));
         assert!(args.contains("id=disk0,format=raw,file=/a,,b"));
         assert!(args.contains("nvme,drive=disk1"));
         assert!(args.contains("virtio-net-pci,netdev=net0"));
-        assert!(!devices.arguments(false).join(" ").contains("iommu,"));
-        assert!(Devices::default().arguments(true).is_empty(), "no guest has devices: no IOMMU");
+        assert!(!devices.arguments(Platform::X86_64, false).join(" ").contains("iommu,"));
+        assert!(
+            Devices::default().arguments(Platform::X86_64, true).is_empty(),
+            "no guest has devices: no IOMMU"
+        );
     }
 
     #[test]
     fn a_disk_that_is_missing_is_named() {
         let devices = Devices { disks: vec!["/nowhere.img".into()], ..Devices::default() };
-        let error = devices.check(Platform::X86_64).unwrap_err().to_string();
+        let error = devices.check().unwrap_err().to_string();
         assert!(error.contains("/nowhere.img") && error.contains("image-debian"), "{error}");
     }
 }

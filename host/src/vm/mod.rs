@@ -70,7 +70,7 @@ impl Guest {
     pub(crate) fn check(&self) -> Result<()> {
         let initrd_bytes = self.initrd.as_ref().map_or(0, Vec::len) as u64;
         check_fit(self.platform.arch(), &self.kernel, initrd_bytes, self.memory)?;
-        self.devices.check(self.platform)?;
+        self.devices.check()?;
         ensure!(!self.cmdline.contains('\n'), "the kernel's command line has to be one line");
         Ok(())
     }
@@ -105,7 +105,7 @@ impl Guest {
             beacon: hypervisor.symbols.beacon,
         };
         let memory = memory_around(self.memory, bundle_bytes) + hypervisor.extra_memory;
-        let devices = self.devices.arguments(true);
+        let devices = self.devices.arguments(self.platform, true);
         Ok(Spec { clock, devices, ..Spec::new(self.platform, payload, machine_cpus, memory) })
     }
 
@@ -154,7 +154,7 @@ impl Guest {
             None => None,
         };
         let payload = Payload::Bare { kernel: self.kernel.clone(), initrd, cmdline: self.cmdline.clone() };
-        let devices = self.devices.arguments(false);
+        let devices = self.devices.arguments(self.platform, false);
         Ok(Spec { devices, ..Spec::new(self.platform, payload, cpus, self.memory) })
     }
 }

@@ -140,6 +140,11 @@ impl<P: Platform> Functions<P> {
         Self { machine: None, owned: Vec::new(), guest, domain: None, is_attached: false }
     }
 
+    /// The real functions.
+    pub(crate) fn given(&self) -> impl Iterator<Item = &Given> {
+        self.owned.iter().map(|owned| &owned.given)
+    }
+
     /// Whether there are none.
     pub const fn is_empty(&self) -> bool {
         self.owned.is_empty()

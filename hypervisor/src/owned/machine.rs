@@ -2,9 +2,12 @@
 
 use core::fmt;
 
+use core::ops::Range;
+
 use alloc::vec::Vec;
 use hostlink::name::Name;
 use iommu::amd::{DeviceId, DomainId};
+use pci::msix::{PAGE_LEN, Table};
 use pci::physical::{Header, Node, Unusable, walk};
 use pci::reset::Method;
 use pci::{Address, ConfigSpace, Physical, group, reset};
@@ -31,7 +34,7 @@ pub enum Refused {
     NoPci,
     /// No function has this address, or is of this kind.
     Unknown(&'static str),
-    /// It is a bridge or an IOMMU.
+    /// It is a bridge, an IOMMU, or the hypervisor's own.
     NotForGuests(Address),
     /// It is behind no IOMMU, so it would reach all memory.
     NoIommu(Address),
@@ -63,7 +66,9 @@ impl fmt::Display for Refused {
             Self::Unknown(name) => {
                 write!(f, "devices: there is no '{name}': the log lists the machine's functions")
             }
-            Self::NotForGuests(at) => write!(f, "devices: {at} is a bridge or an IOMMU"),
+            Self::NotForGuests(at) => {
+                write!(f, "devices: {at} is a bridge, an IOMMU or the hypervisor's own")
+            }
             Self::NoIommu(at) => {
                 write!(f, "devices: {at} is behind no IOMMU: it would reach all of the machine's memory")
             }
@@ -94,7 +99,7 @@ pub struct MachineDevices<P: Platform> {
     pub(crate) bus: &'static dyn Bus,
     nodes: Vec<Node>,
     iommus: Vec<P::Iommu>,
-    /// The functions of the IOMMUs themselves.
+    /// The functions of the IOMMUs themselves, and others of the hypervisor's.
     own: Vec<DeviceId>,
     owners: Mutex<Owners>,
     /// Where interrupts go.
@@ -136,10 +141,35 @@ pub fn last_bus(bus: &'static dyn Bus) -> u8 {
     last
 }
 
+/// Pages of a function's registers that the hypervisor accesses: the table of MSI-X, and BARs of
+/// less than a page.
+pub fn hypervisors_pages(bus: &dyn Bus, address: Address) -> Vec<Range<u64>> {
+    let Ok(physical) = Physical::read(&bus, address) else { return Vec::new() };
+    let mut pages = Vec::new();
+    let page = |at: u64| at & !(PAGE_LEN - 1);
+    let bars = physical.bars.iter().flatten().filter(|bar| bar.is_memory() && bar.address != 0);
+    pages.extend(
+        bars.filter(|bar| bar.size < PAGE_LEN).map(|bar| page(bar.address)..page(bar.address) + PAGE_LEN),
+    );
+    if let Some(table) = physical.capabilities.msix.and_then(|msix| Table::new(&msix, &physical.bars)) {
+        for trapped in table.pages() {
+            if let Some(Some(bar)) = physical.bars.get(usize::from(trapped.bar))
+                && bar.address != 0
+            {
+                pages.push(
+                    page(bar.address + trapped.offsets.start)
+                        ..page(bar.address + trapped.offsets.end - 1) + PAGE_LEN,
+                );
+            }
+        }
+    }
+    pages
+}
+
 impl<P: Platform> MachineDevices<P> {
     /// All functions on the buses from 0 on. The IOMMUs, which are in operation, have these ids
     /// themselves.
-    pub fn new(bus: &'static dyn Bus, iommus: Vec<P::Iommu>, own: Vec<DeviceId>) -> Self {
+    pub fn new(bus: &'static dyn Bus, iommus: Vec<P::Iommu>, own: Vec<DeviceId>, routes: P::Routes) -> Self {
         let mut nodes = Vec::new();
         if walk(&bus, &[0], |node| nodes.push(node)).is_err() {
             log::warn!("some PCI bridges have wrong bus numbers: what is behind them is left alone");
@@ -149,7 +179,7 @@ impl<P: Platform> MachineDevices<P> {
         for node in &nodes {
             log::info!("PCI {} {} (group {})", node.address, node.identity.kind(), node.group);
         }
-        Self { bus, nodes, iommus, own, owners: Mutex::default(), routes: P::Routes::default() }
+        Self { bus, nodes, iommus, own, owners: Mutex::default(), routes }
     }
 
     /// An IOMMU, by its index.

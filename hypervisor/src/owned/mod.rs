@@ -20,6 +20,6 @@ mod slots;
 mod trapped;
 
 pub use functions::{Domains, Functions};
-pub use machine::{Bus, Given, MachineDevices, Refused, last_bus};
+pub use machine::{Bus, Given, MachineDevices, Refused, hypervisors_pages, last_bus};
 pub use platform::{Deliver, Interrupt, Interrupts, Iommu, Owner, Platform, Translations};
 pub use slots::{Busy, Followed};

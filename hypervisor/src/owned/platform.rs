@@ -19,7 +19,7 @@ pub trait Platform: Sized + 'static {
     /// The interrupts of one function.
     type Interrupts: Interrupts<Self>;
     /// Where the interrupts of all functions go.
-    type Routes: Default + Send + Sync;
+    type Routes: Send + Sync;
     /// An interrupt as the guest gets it.
     type Interrupt: 'static;
 

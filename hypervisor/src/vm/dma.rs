@@ -74,7 +74,7 @@ impl MapAhead {
                 slot = Some(*found);
             }
         });
-        let Some(slot) = slot else { return Progress::Done };
+        let Some(slot) = slot else { return A::map_for_devices(vm) };
         let Ok(mut prefault) = vm.space.prefault(slot.id, self.next.max(slot.gpa)) else {
             return Progress::Waiting;
         };

@@ -81,6 +81,7 @@ fn virt() -> Vec<DeviceTreeNode> {
                 0, 0x1_0000,
             ]),
         ),
+        ("iommu-map", Cells(&[0, 9, 0x100, 0x1_0000])),
         (
             "interrupt-map",
             Cells(&[
@@ -89,11 +90,19 @@ fn virt() -> Vec<DeviceTreeNode> {
             ]),
         ),
     ];
+    let smmu = [
+        ("compatible", Text("arm,smmu-v3")),
+        ("reg", Cells(&[0, 0x905_0000, 0, 0x2_0000])),
+        ("interrupts", Cells(&[0, 74, 1, 0, 75, 1])),
+        ("interrupt-names", Text("priq\0eventq")),
+        ("phandle", Cells(&[9])),
+    ];
     let cells = [("#address-cells", Cells(&[2])), ("#size-cells", Cells(&[2]))];
     let kept = node("kept@44000000", &[("reg", Cells(&[0, 0x4400_0000, 0, 0x10_0000]))], Vec::new());
     Vec::from([
         node("rtc@9010000", &clock, Vec::new()),
         node("pcie@10000000", &pci, Vec::new()),
+        node("smmuv3@9050000", &smmu, Vec::new()),
         node("reserved-memory", &cells, Vec::from([kept])),
         node("chosen", &chosen, Vec::new()),
         memory("memory@40000000", &[0, 0x4000_0000, 0, 0x1000_0000]),
@@ -146,6 +155,9 @@ fn a_machine_is_read() {
     assert_eq!(pci.ecam, Ram { start: 0x40_1000_0000, end: 0x40_2000_0000 });
     assert_eq!(pci.ports, Some(Ram { start: 0x3eff_0000, end: 0x3f00_0000 }));
     assert_eq!(pci.pins, [Some(35), Some(36), None, None]);
+    assert_eq!(pci.memory, Some(Ram { start: 0x1000_0000, end: 0x3eff_0000 }));
+    let registers = Ram { start: 0x905_0000, end: 0x907_0000 };
+    assert_eq!(pci.smmu, Some(Smmu { registers, events: Some(107), first_stream: 0x100 }));
     let reserved = [Ram { start: 0x4400_0000, end: 0x4410_0000 }];
     assert_eq!(board.reserved.as_slice(), reserved);
     assert_eq!(board.virtual_timer, 26);

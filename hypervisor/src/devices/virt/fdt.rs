@@ -21,6 +21,19 @@ pub struct Guest<'a> {
     pub command_line: &'a str,
     /// Guest physical range of the initial RAM disk.
     pub initrd: Option<Range<u64>>,
+    /// The functions that it owns. Without any there is no PCI.
+    pub functions: &'a [Wire],
+}
+
+/// The interrupt of a PCI function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wire {
+    /// Number of its device.
+    pub device: u8,
+    /// Its pin, 1 for INTA.
+    pub pin: u8,
+    /// The SPI that the pin is wired to.
+    pub intid: u8,
 }
 
 const GIC_PHANDLE: u32 = 1;
@@ -60,6 +73,9 @@ pub fn build(guest: &Guest<'_>) -> Vec<u8> {
         rtc(),
     ];
     children.into_iter().for_each(|child| root.add_child(child));
+    if !guest.functions.is_empty() {
+        root.add_child(pci(guest.functions));
+    }
     tree.to_dtb()
 }
 
@@ -184,6 +200,32 @@ fn rtc() -> DeviceTreeNode {
     rtc
 }
 
+/// A generic host with one bus, and a window of memory at the same addresses on both sides.
+fn pci(functions: &[Wire]) -> DeviceTreeNode {
+    const MEMORY: u32 = 0x0200_0000;
+    let mut pci = node(unit("pcie", map::PCI_ECAM));
+    let window = map::PCI_MEMORY;
+    set(&mut pci, "compatible", "pci-host-ecam-generic");
+    set(&mut pci, "device_type", "pci");
+    set(&mut pci, "#address-cells", 3_u32);
+    set(&mut pci, "#size-cells", 2_u32);
+    set(&mut pci, "bus-range", [0_u32, 0]);
+    set(&mut pci, "reg", reg(Some(map::PCI_ECAM..map::PCI_ECAM + map::PCI_ECAM_SIZE)));
+    let address = [0, window.start as u32];
+    let ranges = [&[MEMORY][..], &address, &reg(Some(window))].concat();
+    set(&mut pci, "ranges", ranges);
+    flag(&mut pci, "dma-coherent");
+    set(&mut pci, "#interrupt-cells", 1_u32);
+    // Device number, and pin.
+    set(&mut pci, "interrupt-map-mask", [0xf800_u32, 0, 0, 7]);
+    let line = |wire: &Wire| {
+        let spi = u32::from(wire.intid - FIRST_SPI);
+        [u32::from(wire.device) << 11, 0, 0, wire.pin.into(), GIC_PHANDLE, SPI, spi, LEVEL_HIGH]
+    };
+    set(&mut pci, "interrupt-map", functions.iter().map(line).collect::<Vec<_>>().as_flattened());
+    pci
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -191,7 +233,13 @@ mod tests {
     use dtoolkit::{Node, Property};
 
     fn guest() -> Guest<'static> {
-        Guest { ram: 0x4000_0000..0x1_8000_0000, vcpu_count: 2, command_line: "a=b  c", initrd: None }
+        Guest {
+            ram: 0x4000_0000..0x1_8000_0000,
+            vcpu_count: 2,
+            command_line: "a=b  c",
+            initrd: None,
+            functions: &[],
+        }
     }
 
     fn cells(node: FdtNode<'_>, name: &str) -> Vec<u32> {
