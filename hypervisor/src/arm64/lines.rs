@@ -205,3 +205,100 @@ impl Interrupts<Wired> for Pin {
         }
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use alloc::boxed::Box;
+    use pci::ConfigSpace;
+    use pci::function::Windows;
+
+    /// Configuration space with a device that has an identity and pin A only.
+    struct Space;
+
+    impl ConfigSpace for Space {
+        fn read(&self, _: Address, register: u16) -> u32 {
+            match register {
+                0 => 0x1234_5678,
+                INTERRUPT => 0x100,
+                _ => 0,
+            }
+        }
+
+        fn write(&self, _: Address, _: u16, _: u32) {}
+    }
+
+    /// A function with pin A, and as a guest sees it.
+    pub(crate) fn function() -> (Physical, Function) {
+        let at = Address::new(0, 2, 0).unwrap();
+        let physical = Physical::read(&Space, at).unwrap();
+        let shown = Function::new(&physical, Windows { low: 0..0, high: 0..0 });
+        (physical, shown)
+    }
+
+    #[derive(Default)]
+    struct Machine {
+        open: Mutex<[bool; PCI_LINES]>,
+        delivered: Mutex<Vec<u8>>,
+    }
+
+    impl Gate for Machine {
+        fn intid(&self, line: usize) -> Option<u32> {
+            (line != 3).then_some(100 + line as u32)
+        }
+
+        fn set_open(&self, line: usize, is_open: bool) {
+            self.open.lock()[line] = is_open;
+        }
+    }
+
+    impl Deliver<u8> for Machine {
+        fn deliver_from_device(&self, intid: u8) {
+            assert!(!self.open.lock().iter().any(|open| *open), "masked before it is high");
+            self.delivered.lock().push(intid);
+        }
+
+        fn cpu(&self, _: usize) -> Option<u32> {
+            None
+        }
+    }
+
+    #[test]
+    fn pins_are_wired_to_the_lines_in_turn() {
+        let line = |device, pin| line_of(Address::new(0, device, 0).unwrap(), pin);
+        assert_eq!([line(0, 1), line(1, 1), line(1, 4), line(6, 2)], [Some(0), Some(1), Some(0), Some(3)]);
+        assert_eq!([line(1, 0), line(1, 5)], [None, None]);
+    }
+
+    #[test]
+    fn a_line_is_masked_from_its_interrupt_to_the_guests_end() {
+        let machine: &'static Machine = Box::leak(Box::default());
+        let lines = Lines::new(machine, Address::new(0, 1, 0));
+        assert!(lines.is_own(1) && !lines.is_own(2));
+        assert!(!lines.deliver(101), "the hypervisor's own");
+        assert!(!lines.deliver(103), "none");
+        lines.take(2, machine);
+        assert!(machine.open.lock()[2]);
+        assert!(lines.deliver(102));
+        assert_eq!(*machine.delivered.lock(), [pci_intid(2)]);
+        assert!(!machine.open.lock()[2]);
+        lines.sample(pci_intid(2));
+        assert!(machine.open.lock()[2]);
+        assert!(lines.deliver(102));
+        assert_eq!(machine.delivered.lock().len(), 2, "it was still high");
+    }
+
+    #[test]
+    fn a_line_of_nobody_is_masked() {
+        let machine: &'static Machine = Box::leak(Box::default());
+        let lines = Lines::new(machine, None);
+        lines.take(0, machine);
+        lines.take(0, machine);
+        lines.free(0);
+        assert!(machine.open.lock()[0], "another function uses it");
+        lines.free(0);
+        assert!(!machine.open.lock()[0]);
+        assert!(lines.deliver(100), "it was on its way");
+        assert_eq!(*machine.delivered.lock(), []);
+    }
+}

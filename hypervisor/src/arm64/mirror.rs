@@ -144,3 +144,59 @@ unsafe impl TableMemory for Memory {
         (self.publish)();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memslots::{Gpa, SlotFlags, SlotId};
+
+    fn slot(id: u16, gpa: u64, size: u64, host: u64, flags: SlotFlags) -> Slot {
+        Slot { id: SlotId(id), gpa: Gpa(gpa), size, host: PhysAddr(host), flags }
+    }
+
+    fn filled(mirror: &mut Mirror, slots: &Slots) {
+        while mirror.fill(slots).unwrap() != Progress::Done {}
+    }
+
+    #[test]
+    fn it_maps_what_the_slots_are_and_follows_them() {
+        let mut mirror = Mirror::new(|| ()).unwrap();
+        let ram = slot(0, 0x4000_0000, 200 << 20, 0x8000_0000, SlotFlags::empty());
+        let rom = slot(1, 0x1000_0000, 0x3000, 0x9000_1000, SlotFlags::READ_ONLY);
+        let both: Slots = [ram, rom].into_iter().collect();
+        filled(&mut mirror, &both);
+        let to = |mirror: &Mirror, at| {
+            let mapping = mirror.tables.query(at)?;
+            Some((mapping.pa.0, mapping.permissions.contains(Permissions::WRITE)))
+        };
+        assert_eq!(to(&mirror, 0x4000_0000), Some((0x8000_0000, true)));
+        assert_eq!(to(&mirror, 0x4000_0000 + (200 << 20) - 1), Some((0x8c7f_ffff, true)));
+        assert_eq!(to(&mirror, 0x4000_0000 + (200 << 20)), None);
+        assert_eq!(to(&mirror, 0x1000_2fff), Some((0x9000_3fff, false)));
+        assert!(mirror.tables.query(0x4000_0000).unwrap().permissions.contains(Permissions::USER));
+
+        assert!(mirror.follow(&both).is_empty());
+        let left: Slots = [rom].into_iter().collect();
+        let stale = mirror.follow(&left);
+        assert_eq!(
+            stale.as_slice(),
+            [FlushRange { start: 0x4000_0000, len: 200 << 20, level: Level::Page4K, tables: false }]
+        );
+        assert_eq!(to(&mirror, 0x4000_0000), None);
+        assert_eq!(to(&mirror, 0x1000_0000), Some((0x9000_1000, false)));
+        // Other memory at the same place, in other pages than before.
+        let moved = slot(0, 0x4000_0000, 2 << 20, 0x9000_5000, SlotFlags::empty());
+        filled(&mut mirror, &[moved, rom].into_iter().collect());
+        assert_eq!(to(&mirror, 0x4000_0fff), Some((0x9000_5fff, true)));
+        assert_eq!(to(&mirror, 0x4020_0000), None);
+    }
+
+    #[test]
+    fn only_what_was_mapped_is_stale() {
+        let mut mirror = Mirror::new(|| ()).unwrap();
+        let ram: Slots = [slot(0, 0, 1 << 30, 0x4000_0000, SlotFlags::empty())].into_iter().collect();
+        assert_eq!(mirror.fill(&ram), Ok(Progress::More));
+        let stale = mirror.follow(&Slots::new());
+        assert_eq!(stale.iter().map(|range| (range.start, range.len)).collect::<Vec<_>>(), [(0, STEP)]);
+    }
+}

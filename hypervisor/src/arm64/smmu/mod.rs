@@ -370,3 +370,6 @@ fn ring(page: Pages) -> &'static [Entry] {
 }
 
 const _: () = assert!(CONTEXTS * WORDS * 8 == 4096);
+
+#[cfg(test)]
+mod tests;
