@@ -71,7 +71,15 @@ impl Devices {
             (true, Platform::X86_64) => option("-device", "amd-iommu,intremap=on".into()),
             (true, Platform::Aarch64(_)) => option("-machine", "iommu=smmuv3".into()),
         }
-        let mut device = |text| option("-device", text);
+        // The hypervisor's serial ports are device 1 of an Arm machine, and every fourth device has
+        // the same interrupt line.
+        let mut places = (2..32).filter(|place| place % 4 != 1);
+        let mut device = |mut text: String| {
+            if let (Platform::Aarch64(_), Some(place)) = (platform, places.next()) {
+                text += &format!(",addr={place:#x}");
+            }
+            option("-device", text);
+        };
         for index in 0..self.disks.len() {
             device(format!("nvme,drive=disk{index},serial=quell{index}"));
         }

@@ -155,9 +155,7 @@ pub fn write<A: Arm64>(context: &mut Context<'_, A>, gpa: u64, bytes: u8, value:
 /// Configuration space, and registers of functions that are not mapped; `None` if the address is
 /// not PCI's, or the guest owns no functions.
 fn read_pci<A: Arm64>(vm: &Vm<A>, gpa: u64, bytes: u8) -> Option<u64> {
-    if vm.guest.domains.is_none() {
-        return None;
-    }
+    vm.guest.domains.as_ref()?;
     if let Some(offset) = within(gpa, map::PCI_ECAM, map::PCI_ECAM_SIZE) {
         return Some(vm.guest.pci.lock().read(offset, bytes));
     }

@@ -143,7 +143,7 @@ impl Platform for Wired {
             return Err(Refused::Line(at, own));
         }
         for other in neighbours {
-            let pin = machine.bus.read(other, INTERRUPT).to_le_bytes()[1];
+            let [_, pin, ..] = machine.bus.read(other, INTERRUPT).to_le_bytes();
             if line_of(other, pin) == Some(line) {
                 return Err(Refused::Line(at, other));
             }

@@ -14,6 +14,9 @@
 //!
 //! Q before B, and it is unmapped; or B before P, and A before B before P: it is not mapped again.
 //! Tables stay in their place, empty, until the guest goes: nothing is freed in between.
+//!
+//! An SMMU with stage 2 could use the guest's own stage 2 instead, as AMD-Vi uses nested tables: the
+//! encodings are in `iommu::smmu`, and a VMID would be the scope. There was none to try it with.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;

@@ -88,6 +88,9 @@ impl<P: Platform> Domains<P> {
     }
 }
 
+/// A guest's functions, what the guest sees of each, and the IOMMUs that translate for them.
+pub type Parts<P> = (Functions<P>, Vec<Function>, Option<Domains<P>>);
+
 /// A guest's functions.
 pub struct Functions<P: Platform> {
     pub(super) machine: Option<&'static MachineDevices<P>>,
@@ -121,7 +124,7 @@ impl<P: Platform> Functions<P> {
         names: &'static str,
         guest: Name,
         windows: &pci::function::Windows,
-    ) -> Result<(Self, Vec<Function>, Option<Domains<P>>), Refused> {
+    ) -> Result<Parts<P>, Refused> {
         if names.is_empty() {
             return Ok((Self::none(guest), Vec::new(), None));
         }

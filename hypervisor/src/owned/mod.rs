@@ -19,7 +19,7 @@ mod platform;
 mod slots;
 mod trapped;
 
-pub use functions::{Domains, Functions};
+pub use functions::{Domains, Functions, Parts};
 pub use machine::{Bus, Given, MachineDevices, Refused, hypervisors_pages, last_bus};
 pub use platform::{Deliver, Interrupt, Interrupts, Iommu, Owner, Platform, Translations};
 pub use slots::{Busy, Followed};

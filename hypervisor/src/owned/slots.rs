@@ -39,7 +39,7 @@ pub(super) fn pieces(physical: &Physical, shown: &Function) -> Vec<Piece> {
             trapped.iter().filter(|pages| pages.bar == number).map(|pages| pages.offsets.clone()).collect();
         trapped.sort_by_key(|offsets| offsets.start);
         let mut from = 0;
-        for end in trapped.into_iter().chain([bar.size..bar.size]) {
+        for end in trapped.into_iter().chain(core::iter::once(bar.size..bar.size)) {
             if end.start > from {
                 let (offset, len, host) = (from, end.start - from, bar.address + from);
                 pieces.push(Piece { bar: number, offset, len, host, at: None, refused: None });

@@ -53,7 +53,7 @@ const PAGES_MAX: u32 = 512;
 
 /// All of a guest's memory is being mapped, before its devices may use it: they do not wait for
 /// faults.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct MapAhead {
     /// The next address to look at.
     next: Gpa,

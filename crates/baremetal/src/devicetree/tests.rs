@@ -37,6 +37,18 @@ fn cpus(cells: u32, cpus: &[(&str, &[u32], &str)]) -> DeviceTreeNode {
     node("cpus", &properties, cpus.iter().map(each).collect())
 }
 
+/// An SMMUv3 whose event queue has the second interrupt.
+fn smmu() -> DeviceTreeNode {
+    let smmu = [
+        ("compatible", Text("arm,smmu-v3")),
+        ("reg", Cells(&[0, 0x905_0000, 0, 0x2_0000])),
+        ("interrupts", Cells(&[0, 74, 1, 0, 75, 1])),
+        ("interrupt-names", Text("priq\0eventq")),
+        ("phandle", Cells(&[9])),
+    ];
+    node("smmuv3@9050000", &smmu, Vec::new())
+}
+
 fn virt() -> Vec<DeviceTreeNode> {
     let chosen = [
         ("bootargs", Text("check only=x")),
@@ -90,19 +102,12 @@ fn virt() -> Vec<DeviceTreeNode> {
             ]),
         ),
     ];
-    let smmu = [
-        ("compatible", Text("arm,smmu-v3")),
-        ("reg", Cells(&[0, 0x905_0000, 0, 0x2_0000])),
-        ("interrupts", Cells(&[0, 74, 1, 0, 75, 1])),
-        ("interrupt-names", Text("priq\0eventq")),
-        ("phandle", Cells(&[9])),
-    ];
     let cells = [("#address-cells", Cells(&[2])), ("#size-cells", Cells(&[2]))];
     let kept = node("kept@44000000", &[("reg", Cells(&[0, 0x4400_0000, 0, 0x10_0000]))], Vec::new());
     Vec::from([
         node("rtc@9010000", &clock, Vec::new()),
         node("pcie@10000000", &pci, Vec::new()),
-        node("smmuv3@9050000", &smmu, Vec::new()),
+        smmu(),
         node("reserved-memory", &cells, Vec::from([kept])),
         node("chosen", &chosen, Vec::new()),
         memory("memory@40000000", &[0, 0x4000_0000, 0, 0x1000_0000]),

@@ -28,3 +28,37 @@ pub fn place(space: &impl ConfigSpace, address: Address, free: &mut Range<u64>) 
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::{Device, Machine, at};
+
+    #[test]
+    fn bars_without_an_address_get_one_that_fits() {
+        let device = Device::new(0x1234, 1, 0)
+            .bar64(0, 4, 0, 0x4000)
+            .bar(2, 0, 0, 0x1000)
+            .bar(3, 0, 0x8000_0000, 0x1000)
+            .bar(4, 1, 0, 0x20)
+            .bar(5, 0, 0, 0x10_0000);
+        let machine = Machine::new([("00:04.0", device)]);
+        let mut free = 0x1000_1000..0x1000_8000;
+        place(&machine, at("00:04.0"), &mut free).unwrap();
+        let bars = Physical::read(&machine, at("00:04.0")).unwrap().bars;
+        let addresses = bars.map(|bar| bar.map(|bar| bar.address));
+        let expected = [Some(0x1000_4000), None, None, Some(0x8000_0000), Some(0), Some(0)];
+        assert_eq!(addresses[..2], expected[..2], "a multiple of its size");
+        assert_eq!(addresses[3..], expected[3..], "kept; ports; too large");
+        assert_eq!(addresses[2], Some(0), "no room is left");
+        assert_eq!(free, 0x1000_8000..0x1000_8000);
+    }
+
+    #[test]
+    fn what_is_no_function_is_left_alone() {
+        let machine = Machine::new([("00:01.0", Device::bridge(1, 1))]);
+        let mut free = 0..0x1000;
+        assert_eq!(place(&machine, at("00:01.0"), &mut free), Err(Unusable::NoEndpoint));
+        assert_eq!(free, 0..0x1000);
+    }
+}

@@ -211,9 +211,8 @@ fn pci(functions: &[Wire]) -> DeviceTreeNode {
     set(&mut pci, "#size-cells", 2_u32);
     set(&mut pci, "bus-range", [0_u32, 0]);
     set(&mut pci, "reg", reg(Some(map::PCI_ECAM..map::PCI_ECAM + map::PCI_ECAM_SIZE)));
-    let address = [0, window.start as u32];
-    let ranges = [&[MEMORY][..], &address, &reg(Some(window))].concat();
-    set(&mut pci, "ranges", ranges);
+    let ranges = [MEMORY, 0, window.start as u32].into_iter().chain(reg(Some(window)));
+    set(&mut pci, "ranges", ranges.collect::<Vec<_>>());
     flag(&mut pci, "dma-coherent");
     set(&mut pci, "#interrupt-cells", 1_u32);
     // Device number, and pin.
@@ -321,5 +320,16 @@ mod tests {
         let timer = fdt.find_node("/timer").unwrap();
         assert_eq!(cells(timer, "interrupts"), [1, 13, 4, 1, 14, 4, 1, 11, 4, 1, 10, 4]);
         assert_eq!(text(fdt.find_node("/psci").unwrap(), "method"), "hvc\0");
+    }
+
+    #[test]
+    fn functions_have_a_host_and_their_own_interrupts() {
+        assert!(Fdt::new(&build(&guest())).unwrap().find_node("/pcie@3f000000").is_none());
+        let wires = [Wire { device: 1, pin: 1, intid: 37 }, Wire { device: 2, pin: 2, intid: 35 }];
+        let dtb = build(&Guest { functions: &wires, ..guest() });
+        let pci = Fdt::new(&dtb).unwrap().find_node("/pcie@3f000000").unwrap();
+        assert_eq!(cells(pci, "reg"), [0, 0x3f00_0000, 0, 0x10_0000]);
+        assert_eq!(cells(pci, "ranges"), [0x200_0000, 0, 0x2000_0000, 0, 0x2000_0000, 0, 0x1000_0000]);
+        assert_eq!(cells(pci, "interrupt-map"), [0x800, 0, 0, 1, 1, 0, 5, 4, 0x1000, 0, 0, 2, 1, 0, 3, 4]);
     }
 }
