@@ -32,10 +32,10 @@
 //!   former value, and a TLBI may be for either VMID. A CPU that leaves a guest keeps its tables
 //!   loaded, and may walk them, until it loads others. A host's CPU may have any machine's loaded.
 //! * **Devices** do DMA at any time, by the nested tables of their virtual machine, behind one
-//!   IOMMU ([`hw::iommu`], [`hw::dma`]). It holds leaves and upper-level entries as a processor does, a
-//!   device with ATS holds what the IOMMU answered, and both drop only what a command names. The
-//!   IOMMU is an actor that reads a real `iommu::Queue`, and executes its commands as late, and in
-//!   any order, as AMD-Vi allows. So are the devices.
+//!   IOMMU ([`hw::iommu`], [`hw::dma`]). It holds leaves and upper-level entries as a processor
+//!   does, a device with ATS holds what the IOMMU answered, and both drop only what a command
+//!   names. The IOMMU is an actor that reads a real `iommu::Queue`, and executes its commands as
+//!   late, and in any order, as AMD-Vi allows. So are the devices.
 //! * **The driver** connects the crates as the hypervisor does: entry loop with ASIDs, nested
 //!   faults by `memslots::space::GuestSpace` in translation sections, slot updates and dirty logs
 //!   as its jobs, hypercalls from `tlfs::encode` through `tlfs::decode` to `coherence`. It can be
