@@ -11,7 +11,8 @@ use super::function::{MadeFunction, MadeMsix};
 use super::{Note, Notes};
 use crate::amd64::owned::Bus;
 
-/// An NVMe controller, as QEMU has it but with a longer BAR 0: registers on both sides of the table.
+/// An NVMe controller, as QEMU has it but with a longer BAR 0: registers on both sides of the
+/// table.
 pub(in super::super) const NVME: &str = "00:03.0";
 /// Where its BAR 0 is.
 pub(super) const NVME_BAR: u64 = 0xfeb8_0000;
