@@ -182,7 +182,6 @@ impl<A: Arch> Work<A> {
                     *self = Self::Clean;
                     Progress::More
                 }
-                // The memory stays, and what is not mapped is out of the devices' reach.
                 Progress::OutOfTables => return Err(Refusal::NoTables),
                 progress => progress,
             },
