@@ -42,6 +42,8 @@ pub enum Refused {
     Twice(Address),
     /// The second one is in its group, and was not asked for.
     Group(Address, Address),
+    /// Both send under the id of the bridge above them.
+    SameId(Address, Address),
     /// There is no way to reset it.
     NoReset(Address),
     /// Firmware has given no address to its registers.
@@ -69,6 +71,9 @@ impl fmt::Display for Refused {
             Self::Twice(at) => write!(f, "devices: {at} is named twice"),
             Self::Group(at, other) => {
                 write!(f, "devices: {at} is given only together with {other}: they reach each other")
+            }
+            Self::SameId(at, other) => {
+                write!(f, "devices: the IOMMU cannot tell {at} from {other}: they are behind one bridge")
             }
             Self::NoReset(at) => write!(f, "devices: {at} cannot be reset, so it is given to nobody"),
             Self::NoRegisters(at) => write!(f, "devices: firmware has given {at} no place in memory"),
@@ -120,6 +125,13 @@ pub(super) struct Given {
     pub(super) device: Device,
 }
 
+impl Given {
+    /// Whether the IOMMU sees requests of both under one id.
+    fn is_same_id(&self, other: &Self) -> bool {
+        (self.iommu, self.device.id) == (other.iommu, other.device.id)
+    }
+}
+
 impl MachineDevices {
     /// All functions on the buses from 0 on. The IOMMUs, which are in operation, have these ids
     /// themselves.
@@ -166,6 +178,12 @@ impl MachineDevices {
             .iter()
             .map(|&address| self.check(address, &found, &owners))
             .collect::<Result<Vec<_>, _>>()?;
+        // An id has one interrupt table.
+        for (index, one) in given.iter().enumerate() {
+            if let Some(other) = given.iter().take(index).find(|other| other.is_same_id(one)) {
+                return Err(Refused::SameId(other.physical.address, one.physical.address));
+            }
+        }
         let domain =
             (0..DOMAINS).find(|domain| owners.domains >> domain & 1 == 0).ok_or(Refused::NoDomain)?;
         owners.domains |= 1 << domain;
@@ -232,19 +250,20 @@ impl MachineDevices {
         self.routes.lock().deliver(vector)
     }
 
+    /// The guest whose function an IOMMU knows by this id.
+    pub fn owner_of(&self, device: DeviceId) -> Option<Name> {
+        let owners = self.owners.lock();
+        owners.functions.iter().find(|owned| owned.id == device).map(|owned| owned.guest)
+    }
+
     /// Reports what the IOMMUs have logged.
     pub fn report_events(&self) {
         for iommu in &self.iommus {
-            let has_lost = iommu.take_events(|event| {
-                let guest = event.device().and_then(|device| {
-                    let owners = self.owners.lock();
-                    owners.functions.iter().find(|owned| owned.id == device).map(|owned| owned.guest)
-                });
-                match guest {
+            let has_lost =
+                iommu.take_events(|event| match event.device().and_then(|device| self.owner_of(device)) {
                     Some(guest) => log::warn!(target: GUEST, "guest '{guest}': {event}"),
                     None => log::warn!(target: GUEST, "IOMMU: {event}"),
-                }
-            });
+                });
             if has_lost {
                 log::warn!(target: GUEST, "IOMMU: its log was full, and events were lost");
             }

@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use alloc::vec::Vec;
 use pci::{Address, ConfigSpace};
 
 use super::function::{MadeFunction, MadeMsix};
@@ -24,6 +25,10 @@ pub(in super::super) const SMALL: &str = "00:05.0";
 /// One behind a conventional bridge, which sends in its name.
 pub(in super::super) const BRIDGED: &str = "01:00.0";
 
+/// Eight of one device: as many as a guest may own.
+const SERIAL: [&str; 8] =
+    ["00:0a.0", "00:0a.1", "00:0a.2", "00:0a.3", "00:0a.4", "00:0a.5", "00:0a.6", "00:0a.7"];
+
 /// The bus.
 pub(in super::super) struct MadeBus {
     functions: Mutex<BTreeMap<Address, MadeFunction>>,
@@ -37,14 +42,14 @@ pub(super) fn at(text: &str) -> Address {
 }
 
 /// All functions. Of kinds that no test asks for by name there are: an audio controller that no
-/// IOMMU is in front of, two functions of one device, one that cannot be reset, and one that
-/// firmware has given no place.
-fn functions() -> [(&'static str, MadeFunction); 12] {
+/// IOMMU is in front of, two functions of one device, one that cannot be reset, one that
+/// firmware has given no place, two behind one bridge.
+fn functions() -> Vec<(&'static str, MadeFunction)> {
     let new = MadeFunction::new;
     let flr = |function: MadeFunction| function.with_flr(0x80);
     let nvme = MadeMsix { capability: 0x40, bar: 0, table: 0x2000, pending: 0x3000, count: 65 };
     let virtio = MadeMsix { capability: 0x98, bar: 1, table: 0, pending: 0x800, count: 4 };
-    [
+    let mut all = alloc::vec![
         ("00:00.0", new(0x8086, 0x29c0, 0x06_0000)),
         ("00:01.0", new(0x1022, 0x1419, 0x08_0600)),
         ("00:02.0", MadeFunction::bridge(1)),
@@ -65,7 +70,15 @@ fn functions() -> [(&'static str, MadeFunction); 12] {
         ("00:08.0", flr(new(0x8086, 0x2922, 0x01_0601)).bar(5, 0, 0x1000)),
         ("00:09.0", flr(new(0x8086, 0x2668, 0x04_0300)).bar(0, 0xfebf_8000, 0x4000)),
         (BRIDGED, new(0x1000, 0x0030, 0x01_0000).bar(1, 0xfe80_0000, 0x1000)),
-    ]
+        ("00:0b.0", MadeFunction::bridge(2)),
+        ("02:00.0", flr(new(0x1000, 0x0030, 0x07_8000)).bar(1, 0xfe90_0000, 0x1000)),
+        ("02:01.0", flr(new(0x1000, 0x0030, 0x07_8000)).bar(1, 0xfe90_1000, 0x1000)),
+    ];
+    all.extend(SERIAL.into_iter().zip(0..).map(|(address, index)| {
+        let serial = flr(new(0x8086, 0x2936, 0x07_0002)).bar(0, 0xfea0_0000 + index * 0x1000, 0x1000);
+        (address, serial.with(0xc, if index == 0 { 0x80_0000 } else { 0 }))
+    }));
+    all
 }
 
 impl MadeBus {
@@ -108,9 +121,14 @@ impl MadeBus {
         self.with(address, |function| function.entry(number))
     }
 
-    /// The function makes requests, whatever its guest has said.
+    /// The function's command register is this, whatever its guest has said.
+    pub(in super::super) fn set_command(&self, address: &str, command: u32) {
+        self.with(address, |function| function.write(4, command));
+    }
+
+    /// The function makes requests.
     pub(in super::super) fn set_master(&self, address: &str) {
-        self.with(address, |function| function.write(4, 0x406));
+        self.set_command(address, 0x406);
     }
 
     /// The function does not answer for so many looks after each reset.

@@ -56,10 +56,10 @@ pub(in super::super) fn block(device: u16, entries: &[u8]) -> Vec<u8> {
     table
 }
 
-/// The table of the made machine: devices 00:00.0 to 00:08.7, all of bus 1, and an I/O APIC that is
-/// 00:1f.0.
+/// The table of the made machine: devices 00:00.0 to 00:08.7 and 00:0a.0 to 00:0b.7, all of bus 1,
+/// and an I/O APIC that is 00:1f.0.
 pub(super) fn ivrs() -> Vec<u8> {
-    let ranges = [3, 0, 0, 0, 4, 8 << 3 | 7, 0, 0, 3, 0, 1, 0, 4, 0xff, 1, 0];
+    let ranges = [3, 0, 0, 0, 4, 8 << 3 | 7, 0, 0, 3, 0x50, 0, 0, 4, 0x5f, 0, 0, 3, 0, 1, 0, 4, 0xff, 1, 0];
     block(super::OWN, &[&ranges[..], &[0x48, 0, 0, 0, 0, 0xf8, 0, 1]].concat())
 }
 

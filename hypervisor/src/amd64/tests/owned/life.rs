@@ -9,6 +9,7 @@ use super::super::processor::{DATA, board_of_several};
 use super::{COMMAND, FIRST, MASTER, MEMORY, on, with_owned};
 use crate::vm::load::Load;
 use crate::vm::made::End;
+use ::iommu::amd::DeviceId;
 use paging::Progress;
 
 const ONE: &str = "vcpus=2\nmemory=16777216\ndevices=nvme";
@@ -61,7 +62,10 @@ fn a_reset_of_the_guest_silences_its_function_before_memory_is_zeroed() {
         assert_eq!(machine.bus.word(NVME, 4) & 6, 0, "neither memory nor DMA");
         while load.step(vm) != Progress::Done {}
         assert_eq!((guest.read(DATA), machine.bus.resets(NVME)), (0, 2));
+        machine.notes.take();
         guest.reset();
+        let entries = machine.notes.commands().into_iter().filter(|command| command[0] >> 60 == 2).count();
+        assert_eq!(entries, 0, "it stays attached: an entry in use is not written to");
         guest.write_config(FIRST, COMMAND, MEMORY | MASTER);
         machine.dma_write(NVME, DATA, 9).expect("it is attached");
         assert_eq!(guest.read(DATA), 9);
@@ -99,12 +103,27 @@ fn virtio_is_reset_by_its_status_and_its_table_is_masked() {
 }
 
 #[test]
+fn what_firmware_left_in_a_table_is_masked() {
+    let machine = Machine::new();
+    machine.bus.set_register(VIRTIO, 1, 3 * 16 + 12, 0);
+    machine.bus.set_command(VIRTIO, 0);
+    assert!(!machine.bus.entry(VIRTIO, 3).2);
+    on(machine, "vcpus=1\nmemory=16777216\ndevices=virtio-net", |_| {
+        assert!(machine.bus.entry(VIRTIO, 3).2);
+        assert_eq!(machine.bus.word(VIRTIO, 4) & 0x407, 0x400);
+    });
+}
+
+#[test]
 fn a_function_behind_a_bridge_translates_by_the_bridges_id() {
     with_owned("vcpus=1\nmemory=16777216\ndevices=01:00.0", |machine, guest| {
         assert_eq!(machine.bus.resets(BRIDGED), 1, "by its bus");
         guest.write_config(FIRST, COMMAND, MEMORY | MASTER);
         machine.dma_write(BRIDGED, DATA, 5).expect("it is attached");
         assert_eq!(guest.read(DATA), 5);
+        let owner = |name| machine.devices.owner_of(DeviceId(device_id(name))).map(|name| name.to_string());
+        assert_eq!(owner(BRIDGED).as_deref(), Some("guest"), "events name the guest");
+        assert_eq!((owner(NVME), owner(SMALL)), (None, None));
         machine.devices.report_events();
     });
 }
@@ -201,7 +220,9 @@ fn an_attachment_that_is_not_confirmed_leaves_a_guest_with_a_dead_device() {
 
 #[test]
 fn a_guest_with_too_few_tables_for_all_its_memory_gets_dead_devices() {
-    with_owned("vcpus=1\nmemory=16777216\nnested_page=4K\ntables=8\ndevices=nvme", |machine, _| {
+    with_owned("vcpus=1\nmemory=16777216\nnested_page=4K\ntables=8\ndevices=nvme", |machine, guest| {
+        guest.write_config(FIRST, COMMAND, MEMORY | MASTER);
+        assert_eq!(machine.bus.word(NVME, 4) & 4, 0, "it is not let loose");
         machine.bus.set_master(NVME);
         assert_eq!(machine.dma_write(NVME, DATA, 1), Err(Refusal::Blocked));
     });

@@ -37,6 +37,8 @@ fn functions_that_nobody_may_have_are_refused_and_nothing_is_taken() {
         ("00:07.0", Refused::NoReset(at("00:07.0"))),
         ("sata", Refused::NoRegisters(at("00:08.0"))),
         ("00:09.0", Refused::NoIommu(at("00:09.0"))),
+        ("02:00.0 02:01.0", Refused::SameId(at("02:00.0"), at("02:01.0"))),
+        ("serial serial serial serial serial serial serial serial nvme", Refused::TooMany),
     ] {
         assert_eq!(refused(machine, names), Some(why), "{names}");
         assert!(why.to_string().starts_with("devices: "), "{why}");
@@ -44,6 +46,7 @@ fn functions_that_nobody_may_have_are_refused_and_nothing_is_taken() {
     let all = "nvme 00:04.0 00:05.0 00:06.0 00:06.1 01:00.0";
     assert_eq!(refused(machine, all), None);
     assert_eq!(refused(machine, all), None, "what is dropped is free");
+    assert_eq!(refused(machine, "serial serial serial serial serial serial serial serial"), None);
     let windows = Windows { low: pci::WINDOW, high: 0..0 };
     assert_eq!(Functions::claim(None, "nvme", Name::GUEST, &windows).err(), Some(Refused::NoPci));
     assert!(Functions::claim(None, "", Name::GUEST, &windows).is_ok_and(|claim| claim.functions.is_empty()));
@@ -90,6 +93,7 @@ fn refusals_say_what_is_wrong() {
         (Refused::Taken(one), "another guest owns 00:03.0"),
         (Refused::Twice(one), "00:03.0 is named twice"),
         (Refused::Group(one, at("00:04.0")), "00:03.0 is given only together with 00:04.0"),
+        (Refused::SameId(one, at("00:04.0")), "tell 00:03.0 from 00:04.0"),
         (Refused::NoReset(one), "00:03.0 cannot be reset"),
         (Refused::NoRegisters(one), "given 00:03.0 no place"),
         (Refused::TooMany, "at most 8 functions"),
