@@ -62,6 +62,8 @@ pub(super) struct Owned {
     vectors: Vec<Option<u8>>,
     /// Which messages the real function may send now.
     is_unmasked: Vec<bool>,
+    /// It has a table of MSI-X that can be used, and that the hypervisor has mapped.
+    has_table: bool,
     /// What the real function's command register has.
     command: u32,
     /// Ranges of its registers that the guest reaches directly.
@@ -164,6 +166,7 @@ impl Owned {
             remaps: Pages::new(1),
             vectors: alloc::vec![None; messages],
             is_unmasked: alloc::vec![false; messages],
+            has_table: !shown.trapped().is_empty(),
             command: 0,
             pieces,
             reset: None,
@@ -282,7 +285,7 @@ impl Owned {
 
     /// Lets the real function send a message of MSI-X, or masks it.
     fn set_real(&self, machine: &MachineDevices, number: u16, is_unmasked: bool) {
-        let Some(msix) = self.given.physical.capabilities.msix else { return };
+        let Some(msix) = self.given.physical.capabilities.msix.filter(|_| self.has_table) else { return };
         let Some((offset, bar)) = msix::entry_offset(&msix, number).zip(self.bar(msix.table.bar)) else {
             return;
         };

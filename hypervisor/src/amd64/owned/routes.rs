@@ -85,3 +85,41 @@ impl Routes {
         self.0.get_mut(usize::from(vector.wrapping_sub(VECTORS.start)))?.as_mut()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::devices::pc::message::Message;
+    use core::sync::atomic::{AtomicU32, Ordering};
+
+    /// A guest that counts.
+    struct Count(AtomicU32);
+
+    impl Deliver for Count {
+        fn deliver_from_device(&self, _: Message) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    static GUEST: Count = Count(AtomicU32::new(0));
+
+    #[test]
+    fn each_vector_is_one_functions_and_there_are_no_more_than_there_are() {
+        let mut routes = Routes::default();
+        let taken: Vec<Option<u8>> = VECTORS.map(|_| routes.take(&GUEST)).collect();
+        assert_eq!(taken, VECTORS.map(Some).collect::<Vec<_>>());
+        assert_eq!(routes.take(&GUEST), None);
+        routes.free(0x77);
+        // Those of others are no routes.
+        (0..=u8::MAX).filter(|vector| !VECTORS.contains(vector)).for_each(|vector| routes.free(vector));
+        let known: Vec<u8> = (0..=u8::MAX).filter(|&vector| routes.deliver(vector)).collect();
+        assert_eq!(known, VECTORS.filter(|&vector| vector != 0x77).collect::<Vec<_>>());
+        assert_eq!((routes.take(&GUEST), routes.take(&GUEST)), (Some(0x77), None));
+        let message = Message::from_msi(0xfee0_0000, 0x41);
+        routes.set(0x77, message);
+        routes.set(0x10, message);
+        assert_eq!(GUEST.0.load(Ordering::Relaxed), 0, "nothing was pending");
+        assert!(routes.deliver(0x77));
+        assert_eq!(GUEST.0.load(Ordering::Relaxed), 1);
+    }
+}

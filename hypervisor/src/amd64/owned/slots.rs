@@ -89,6 +89,11 @@ impl Functions {
 }
 
 impl Piece {
+    /// Whether a register of a BAR is in it.
+    pub(super) fn contains(&self, bar: u8, offset: u64) -> bool {
+        self.bar == bar && (self.offset..self.offset + self.len).contains(&offset)
+    }
+
     /// Begins one change; returns whether there was one to begin.
     fn follow<A: Amd64>(
         &mut self,

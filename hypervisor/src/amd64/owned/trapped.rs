@@ -66,9 +66,15 @@ impl Functions {
     }
 
     /// Host physical address of an access that the real function gets.
+    ///
+    /// `None` in pages that the guest reaches directly, because the hypervisor has not mapped them:
+    /// an access to one is emulated if its instruction accesses a trapped page, too, or if its slot
+    /// is not there yet.
     fn real(&self, place: &Place, size: u8) -> Option<u64> {
         let end = place.offset.checked_add(size.into())?;
-        let bar = self.owned.get(place.function)?.bar(place.bar)?;
-        (end <= place.real_len).then(|| bar + place.offset)
+        let owned = self.owned.get(place.function)?;
+        let bar = owned.bar(place.bar)?;
+        let is_direct = owned.pieces.iter().any(|piece| piece.contains(place.bar, place.offset));
+        (end <= place.real_len && !is_direct).then(|| bar + place.offset)
     }
 }

@@ -35,6 +35,8 @@ pub(crate) struct Made;
 /// A CPU's data.
 #[derive(Default)]
 pub(crate) struct CpuData {
+    /// Its guests halt if no test says what they do.
+    pub(crate) halts: bool,
     #[cfg(feature = "audit")]
     books: RefCell<crate::amd64::audit::CpuBooks>,
 }
@@ -122,14 +124,6 @@ pub(crate) fn board_with(config: &'static str) -> &'static made::Made<Made> {
         config: Config::parse(config).expect("a configuration"),
     };
     made::Made::create_from([CpuData::default()], 32 << 20, files).unwrap_or_else(|why| panic!("{why}"))
-}
-
-/// A board with guests of these configurations.
-pub(crate) fn board_of_several(configs: &[&'static str]) -> &'static made::Made<Made> {
-    PROCESSOR.set(Processor::new());
-    let board =
-        made::Made::create_several_with(Vec::leak(test_kernel()), [CpuData::default()], 64 << 20, configs);
-    board.unwrap_or_else(|why| panic!("{why}"))
 }
 
 /// Gives vCPU 0 of a new machine to `act`, in 64-bit mode at ring 0, with `code` at RIP.
@@ -241,6 +235,10 @@ impl Guest<'_, '_> {
 }
 
 offer_amd64!(Made);
+
+fn halt(vmcb: &mut Vmcb, _: &mut Registers) {
+    vmcb.exit_code = super::rows::HLT;
+}
 
 /// Takes the virtual interrupt that the guest is offered, before its first instruction; returns its
 /// vector (APM volume 2, section 15.21.4).
@@ -360,14 +358,15 @@ impl Amd64 for Made {
         offer::take_what_pends::<Self>();
     }
 
-    unsafe fn run(_: &PerCpu<Self>, vmcb: &mut Vmcb, registers: &mut Registers) {
+    unsafe fn run(cpu: &PerCpu<Self>, vmcb: &mut Vmcb, registers: &mut Registers) {
         let stay = processor(|processor| {
             assert!(processor.is_held, "an interrupt could be lost");
             processor.entries += 1;
             processor.stay.take()
         });
         assert_eq!(vmcb.rax, registers.0[RAX], "RAX is the processor's to exchange");
-        let mut stay = stay.expect("a test says what the guest does");
+        let halts = || cpu.arch.halts.then(|| Box::new(halt) as Stay);
+        let mut stay = stay.or_else(halts).expect("a test says what the guest does");
         (vmcb.exit_code, vmcb.exit_info_1, vmcb.exit_info_2, vmcb.exit_interrupt_info) = (0x60, 0, 0, 0);
         let taken = take_virtual_interrupt(vmcb);
         processor(|processor| processor.taken = taken);

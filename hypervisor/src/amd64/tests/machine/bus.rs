@@ -48,6 +48,7 @@ fn functions() -> Vec<(&'static str, MadeFunction)> {
     let new = MadeFunction::new;
     let flr = |function: MadeFunction| function.with_flr(0x80);
     let nvme = MadeMsix { capability: 0x40, bar: 0, table: 0x2000, pending: 0x3000, count: 65 };
+    let xhci = MadeMsix { capability: 0x40, bar: 0, table: 0x2000, pending: 0, count: 16 };
     let virtio = MadeMsix { capability: 0x98, bar: 1, table: 0, pending: 0x800, count: 4 };
     let mut all = alloc::vec![
         ("00:00.0", new(0x8086, 0x29c0, 0x06_0000)),
@@ -64,7 +65,13 @@ fn functions() -> Vec<(&'static str, MadeFunction)> {
                 .with(4, 2),
         ),
         (SMALL, flr(new(0x8086, 0x100e, 0x02_0000)).bar(0, 0xfebf_2100, 0x100).with_msi(0x50).with(4, 2)),
-        ("00:06.0", flr(new(0x1b36, 0x000d, 0x0c_0330)).with(0xc, 0x80_0000).bar(0, 0xfebf_4000, 0x1000)),
+        (
+            "00:06.0",
+            flr(new(0x1b36, 0x000d, 0x0c_0330))
+                .with(0xc, 0x80_0000)
+                .bar(0, 0xfebf_c000, 0x4000)
+                .with_msix(xhci),
+        ),
         ("00:06.1", flr(new(0x1b36, 0x000d, 0x0c_0330)).bar(0, 0xfebf_5000, 0x1000)),
         ("00:07.0", new(0x8086, 0x2934, 0x0c_0300).bar(0, 0xfebf_6000, 0x1000)),
         ("00:08.0", flr(new(0x8086, 0x2922, 0x01_0601)).bar(5, 0, 0x1000)),
@@ -74,6 +81,10 @@ fn functions() -> Vec<(&'static str, MadeFunction)> {
         ("02:00.0", flr(new(0x1000, 0x0030, 0x07_8000)).bar(1, 0xfe90_0000, 0x1000)),
         ("02:01.0", flr(new(0x1000, 0x0030, 0x07_8000)).bar(1, 0xfe90_1000, 0x1000)),
     ];
+    // Two functions of one device that can be isolated from each other.
+    let isolated = || new(0x8086, 0x1572, 0x02_8000).with_flr(0x80).with_acs();
+    all.push(("00:0c.0", isolated().with(0xc, 0x80_0000).bar(0, 0xfeb0_0000, 0x1000)));
+    all.push(("00:0c.1", isolated().bar(0, 0xfeb0_1000, 0x1000)));
     all.extend(SERIAL.into_iter().zip(0..).map(|(address, index)| {
         let serial = flr(new(0x8086, 0x2936, 0x07_0002)).bar(0, 0xfea0_0000 + index * 0x1000, 0x1000);
         (address, serial.with(0xc, if index == 0 { 0x80_0000 } else { 0 }))
@@ -121,6 +132,11 @@ impl MadeBus {
         self.with(address, |function| function.entry(number))
     }
 
+    /// A register of configuration space is this, from the factory.
+    pub(in super::super) fn set_word(&self, address: &str, register: u16, value: u32) {
+        self.with(address, |function| function.set_word(register, value));
+    }
+
     /// The function's command register is this, whatever its guest has said.
     pub(in super::super) fn set_command(&self, address: &str, command: u32) {
         self.with(address, |function| function.write(4, command));
@@ -146,7 +162,7 @@ impl ConfigSpace for MadeBus {
     fn read(&self, address: Address, register: u16) -> u32 {
         assert!(register.is_multiple_of(4), "{register:#x}");
         match self.lock().get_mut(&address) {
-            Some(function) if register < 256 => function.read(register),
+            Some(function) if register < 512 => function.read(register),
             _ => u32::MAX,
         }
     }
@@ -155,7 +171,7 @@ impl ConfigSpace for MadeBus {
         assert!(register.is_multiple_of(4), "{register:#x}");
         self.notes.add(Note::Config(address, register, value));
         let mut functions = self.lock();
-        let Some(function) = functions.get_mut(&address).filter(|_| register < 256) else { return };
+        let Some(function) = functions.get_mut(&address).filter(|_| register < 512) else { return };
         if function.write(register, value) {
             self.notes.add(Note::Reset(address));
         }
@@ -175,6 +191,7 @@ impl Bus for MadeBus {
         let functions = self.lock();
         let found = functions.values().find_map(|function| Some((function, function.find(address)?)));
         let Some((function, (bar, offset))) = found else { return u64::MAX };
+        assert!(function.is_mapped(bar, offset), "the hypervisor has not mapped {address:#x}");
         let word = |at: u64| u64::from(function.memory.get(&(bar, at)).copied().unwrap_or(0));
         let whole = word(offset & !3) | word((offset & !3) + 4) << 32;
         whole >> (offset % 4 * 8) & (u64::MAX >> (64 - 8 * u32::from(size)))
@@ -190,6 +207,7 @@ impl Bus for MadeBus {
         });
         // What nobody decodes is lost.
         let Some((function, (bar, offset))) = found else { return };
+        assert!(function.is_mapped(bar, offset), "the hypervisor has not mapped {address:#x}");
         let mask = u64::MAX >> (64 - 8 * u32::from(size));
         for (index, at) in [offset & !3, (offset & !3) + 4].into_iter().enumerate() {
             let shift = offset % 4 * 8;

@@ -16,10 +16,10 @@ pub(super) struct MadeMsix {
     pub(super) count: u16,
 }
 
-/// A function: the first 256 bytes of its configuration space, and its registers.
+/// A function: the first 512 bytes of its configuration space, and its registers.
 pub(super) struct MadeFunction {
-    words: [u32; 64],
-    writable: [u32; 64],
+    words: [u32; 128],
+    writable: [u32; 128],
     /// Register that points to the next capability to be added, and the shift of the pointer.
     link: (u16, u32),
     /// Registers by BAR and offset, 4 bytes each.
@@ -40,8 +40,8 @@ pub(super) struct MadeFunction {
 impl MadeFunction {
     pub(super) fn new(vendor: u16, device: u16, class: u32) -> Self {
         let mut made = Self {
-            words: [0; 64],
-            writable: [0; 64],
+            words: [0; 128],
+            writable: [0; 128],
             link: (0x34, 0),
             memory: BTreeMap::new(),
             msix: None,
@@ -117,6 +117,11 @@ impl MadeFunction {
         (1..4).fold(made, |made, word| made.writable(offset + 4 * word, u32::MAX))
     }
 
+    /// Access control services: redirection of requests and of completions, which are off.
+    pub(super) fn with_acs(self) -> Self {
+        self.with(0x100, 0x0001_000d).with(0x104, 0x000c).writable(0x104, 0x000c_0000)
+    }
+
     /// A virtio device's common registers at BAR 4, and its window.
     pub(super) fn with_window(self, offset: u16) -> Self {
         let made = self
@@ -135,6 +140,10 @@ impl MadeFunction {
 
     pub(super) fn word(&self, register: u16) -> u32 {
         self.words[usize::from(register / 4)]
+    }
+
+    pub(super) fn set_word(&mut self, register: u16, value: u32) {
+        self.words[usize::from(register / 4)] = value;
     }
 
     pub(super) fn is_bridge(&self) -> bool {
@@ -208,6 +217,17 @@ impl MadeFunction {
             let start = u64::from(self.word(at) & !0xf) | high;
             (start..start + len).contains(&address).then(|| (bar as u8, address - start))
         })
+    }
+
+    /// Whether the hypervisor has mapped a register of a BAR for itself: the pages of MSI-X, and BARs
+    /// of less than a page (`arch/x86_64/pci.rs`).
+    pub(super) fn is_mapped(&self, bar: u8, offset: u64) -> bool {
+        let len = u64::from(!self.writable[4 + usize::from(bar)]) + 1;
+        let is_msix = self.msix.is_some_and(|msix| {
+            let table = msix.table / 4096..=(msix.table + u64::from(msix.count) * 16 - 1) / 4096;
+            msix.bar == bar && (table.contains(&(offset / 4096)) || msix.pending / 4096 == offset / 4096)
+        });
+        len < 4096 || is_msix
     }
 
     /// What an entry of its MSI-X has: address, data, and whether it is masked.

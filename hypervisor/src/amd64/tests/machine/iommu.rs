@@ -30,7 +30,8 @@ pub(super) const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 #[derive(Default)]
 pub(super) struct State {
     registers: BTreeMap<u64, u64>,
-    is_held: bool,
+    /// Writes of the tail after which nothing is carried out.
+    held: u32,
     /// Commands that were read and not carried out.
     queued: VecDeque<[u64; 2]>,
     pub(super) entries: BTreeMap<u16, [u64; 4]>,
@@ -180,7 +181,12 @@ impl MadeIommu {
     /// From now on commands are carried out when the test says so ([`MadeIommu::go_on`]), which may
     /// be never, and not when the tail is written.
     pub(in super::super) fn hold(&self) {
-        self.lock().is_held = true;
+        self.lock().held = u32::MAX;
+    }
+
+    /// The same until the tail is written a second time.
+    pub(in super::super) fn hold_once(&self) {
+        self.lock().held = 1;
     }
 
     /// From now on `hook` sees each command right before it is carried out.
@@ -296,7 +302,10 @@ impl Registers for MadeIommu {
         if matches!(offset, CONTROL | COMMAND_TAIL) {
             state.fetch();
         }
-        let is_held = state.is_held;
+        let is_held = state.held > 0;
+        if offset == COMMAND_TAIL && state.held != u32::MAX {
+            state.held = state.held.saturating_sub(1);
+        }
         drop(state);
         if !is_held {
             self.go_on();

@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::super::machine::{Machine, NVME, Note, Refusal, set_machine};
-use super::super::processor::{Made, board_of_several};
-use super::{COMMAND, FIRST, MASTER, MEMORY, with_owned};
+use super::super::machine::{Machine, NVME, Note, Refusal, device_id};
+use super::super::processor::Made;
+use super::{COMMAND, FIRST, MASTER, MEMORY, board_of_several, with_owned};
 use crate::vm::made::{End, Made as Board};
 use hostlink::exit::ExitCode;
 
@@ -15,11 +15,13 @@ const ADDED: u64 = 0x1_0000_0000;
 /// without functions.
 fn with_added_memory() -> (&'static Machine, &'static Board<Made>, u64) {
     let machine = Machine::new();
-    set_machine(Some(machine));
-    let board = board_of_several(&[
-        "name=a\nvcpus=1\nmemory=16777216\nstart=manual\ndevices=nvme",
-        "name=c\nvcpus=1\nmemory=16777216\nstart=manual",
-    ]);
+    let board = board_of_several(
+        machine,
+        &[
+            "name=a\nvcpus=1\nmemory=16777216\nstart=manual\ndevices=nvme",
+            "name=c\nvcpus=1\nmemory=16777216\nstart=manual",
+        ],
+    );
     let added = format!("@a add {ADDED:#x} 0x400000 rw");
     let others = format!("@c add {ADDED:#x} 0x400000 rw");
     let found = board.answer(&["guest-create a", "guest-create c", &added, &others]);
@@ -49,7 +51,7 @@ fn p16_a_removed_slot_is_forgotten_by_the_iommu_before_its_memory_is_free() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let at_command = Arc::clone(&seen);
     machine.iommu.watch(move |command| {
-        let entry = machine.iommu.entry_in_memory(super::super::machine::device_id(NVME));
+        let entry = machine.iommu.entry_in_memory(device_id(NVME));
         let is_mapped = machine.iommu.walk(entry, ADDED).is_ok();
         at_command.lock().unwrap().push((command[0] >> 60, is_mapped, board.host().free.lock().total()));
     });
@@ -101,12 +103,12 @@ fn p16_registers_that_move_are_forgotten_by_the_iommu() {
         guest.write_config(FIRST, COMMAND, MEMORY | MASTER);
         let bar = 0xefff_8000;
         guest.load(bar, 4);
-        assert_eq!(machine.iommu.dma(super::super::machine::device_id(NVME), bar, false), Ok(0xfeb8_0000));
+        assert_eq!(machine.iommu.dma(device_id(NVME), bar, false), Ok(0xfeb8_0000));
         machine.notes.take();
         guest.write_config(FIRST, COMMAND, MASTER);
         let notes = machine.notes.take();
         assert!(notes.iter().any(|note| matches!(note, Note::Command([first, _]) if first >> 60 == 3)));
-        let gone = machine.iommu.dma(super::super::machine::device_id(NVME), bar, false);
+        let gone = machine.iommu.dma(device_id(NVME), bar, false);
         assert_eq!(gone, Err(Refusal::NotMapped));
     });
 }

@@ -2,13 +2,11 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::super::machine::{
-    Arrived, BRIDGED, Machine, NVME, Note, Refusal, SMALL, VIRTIO, device_id, set_machine,
-};
-use super::super::processor::{DATA, board_of_several};
-use super::{COMMAND, FIRST, MASTER, MEMORY, on, with_owned};
+use super::super::machine::{Arrived, BRIDGED, Machine, NVME, Note, Refusal, SMALL, VIRTIO, device_id};
+use super::super::processor::{DATA, Made};
+use super::{COMMAND, FIRST, MASTER, MEMORY, board_of_several, on, with_owned};
 use crate::vm::load::Load;
-use crate::vm::made::End;
+use crate::vm::made::{End, Made as Board};
 use ::iommu::amd::DeviceId;
 use paging::Progress;
 
@@ -129,13 +127,15 @@ fn a_function_behind_a_bridge_translates_by_the_bridges_id() {
 }
 
 /// A board with two guests that are created on request.
-fn several(machine: &'static Machine) -> &'static crate::vm::made::Made<super::super::processor::Made> {
-    set_machine(Some(machine));
-    board_of_several(&[
-        "name=a\nvcpus=1\nmemory=16777216\nstart=manual\ndevices=nvme 00:05.0",
-        "name=b\nvcpus=1\nmemory=16777216\nstart=manual\ndevices=nvme",
-        "name=c\nvcpus=1\nmemory=16777216\nstart=manual",
-    ])
+fn several(machine: &'static Machine) -> &'static Board<Made> {
+    board_of_several(
+        machine,
+        &[
+            "name=a\nvcpus=1\nmemory=16777216\nstart=manual\ndevices=nvme 00:05.0",
+            "name=b\nvcpus=1\nmemory=16777216\nstart=manual\ndevices=nvme",
+            "name=c\nvcpus=1\nmemory=16777216\nstart=manual",
+        ],
+    )
 }
 
 #[test]
@@ -208,6 +208,44 @@ fn an_iommu_that_does_not_go_on_ends_the_run_before_anything_is_freed() {
 }
 
 #[test]
+fn a_detachment_that_is_not_confirmed_ends_the_run_also_if_the_iommu_goes_on_later() {
+    let machine = Machine::new();
+    let board = several(machine);
+    board.answer(&["guest-create a"]);
+    let free = board.host().free.lock().total();
+    machine.iommu.hold_once();
+    board.ask(board.time() + 10_000_000, "1 guest-destroy a");
+    assert_eq!(board.run(1), End::Exit(hostlink::exit::ExitCode::GuestStalled));
+    assert_eq!(board.host().free.lock().total(), free);
+}
+
+#[test]
+fn a_guest_that_runs_is_destroyed_with_its_functions() {
+    let machine = Machine::new();
+    let board = several(machine);
+    board.answer(&["guest-create a", "guest-start a"]);
+    assert_eq!(machine.iommu.entry_in_memory(device_id(NVME))[0] >> 61, 3);
+    machine.notes.take();
+    assert_eq!(board.answer(&["guest-destroy a", "guest-create b"]), ["1 ok", "2 ok"]);
+    let commands: Vec<u64> = machine.notes.commands().iter().map(|command| command[0] >> 60).collect();
+    // Both functions' entries go before anything else is dropped.
+    assert_eq!(commands[..4], [2, 2, 1, 3], "{commands:?}");
+}
+
+#[test]
+fn a_table_that_is_nowhere_is_not_written_to() {
+    let machine = Machine::new();
+    // Table and pending bits are at the same place: nobody can use that.
+    machine.bus.set_word(NVME, 0x48, 0x2000);
+    on(machine, ONE, |guest| {
+        guest.write_config(FIRST, COMMAND, MEMORY | MASTER);
+        assert_eq!(guest.device_slots(), [(0xefff_8000, 0x8000, 0xfeb8_0000)]);
+        guest.reset();
+        assert_eq!(machine.bus.word(NVME, 0x40) >> 30, 1, "off, and masked");
+    });
+}
+
+#[test]
 fn an_attachment_that_is_not_confirmed_leaves_a_guest_with_a_dead_device() {
     let machine = Machine::new();
     machine.iommu.hold();
@@ -235,14 +273,16 @@ fn a_guest_with_too_few_tables_for_all_its_memory_gets_dead_devices() {
 #[test]
 fn a_guest_that_cannot_be_created_keeps_nothing() {
     let machine = Machine::new();
-    set_machine(Some(machine));
     // The NVMe controller is given first; then the second name is refused.
-    let board = board_of_several(&[
-        "name=a\nvcpus=1\nmemory=16777216\nstart=manual\ndevices=nvme 00:07.0",
-        "name=b\nvcpus=1\nmemory=16777216\nstart=manual\ndevices=nvme",
-        "name=d\nvcpus=1\nmemory=134217728\nstart=manual\ndevices=00:05.0",
-        "name=e\nvcpus=1\nmemory=16777216\nstart=manual\ndevices=00:05.0",
-    ]);
+    let board = board_of_several(
+        machine,
+        &[
+            "name=a\nvcpus=1\nmemory=16777216\nstart=manual\ndevices=nvme 00:07.0",
+            "name=b\nvcpus=1\nmemory=16777216\nstart=manual\ndevices=nvme",
+            "name=d\nvcpus=1\nmemory=134217728\nstart=manual\ndevices=00:05.0",
+            "name=e\nvcpus=1\nmemory=16777216\nstart=manual\ndevices=00:05.0",
+        ],
+    );
     let requests = ["guest-create a", "guest-create b", "guest-create d", "guest-create e"];
     let found = board.answer(&requests);
     assert!(found[0].starts_with("1 error devices: 00:07.0 cannot be reset"), "{found:?}");

@@ -19,13 +19,15 @@ use alloc::vec::Vec;
 
 use super::machine::{Machine, set_machine};
 use super::memory::{WRITE, out};
-use super::processor::{Guest, board_with};
+use super::processor::{CpuData, Guest, Made, board_with};
 use super::rows::NESTED;
 use crate::amd64::registers::{RAX, RBX};
 use crate::amd64::vmcb::Segment;
 use crate::devices::pc::lapic::{Lapic, TimerClock};
 use crate::devices::pc::pci::{CONFIG_ADDRESS, CONFIG_DATA};
+use crate::loader::test_kernel;
 use crate::vm::Next;
+use crate::vm::made::Made as Board;
 
 /// Registers of configuration space.
 const COMMAND: u32 = 4;
@@ -51,6 +53,13 @@ fn on<R>(machine: &'static Machine, config: &'static str, act: impl FnOnce(&mut 
         guest.begin(&[]);
         act(&mut guest)
     })
+}
+
+/// A board with guests of these configurations, which halt.
+fn board_of_several(machine: &'static Machine, configs: &[&'static str]) -> &'static Board<Made> {
+    set_machine(Some(machine));
+    let (kernel, cpu) = (Vec::leak(test_kernel()), CpuData { halts: true, ..CpuData::default() });
+    Board::create_several_with(kernel, [cpu], 64 << 20, configs).unwrap_or_else(|why| panic!("{why}"))
 }
 
 /// Instructions by size: a load from EBX to AL, AX, EAX, and a store.

@@ -1,10 +1,8 @@
 //! Which functions a guest gets.
 
 use super::super::machine::{Machine, device_id, set_machine};
-use super::super::processor::board_of_several;
-use super::with_owned;
-use crate::amd64::owned::Functions;
-use crate::amd64::owned::Refused;
+use super::{board_of_several, with_owned};
+use crate::amd64::owned::{Functions, Refused};
 use crate::amd64::tests::processor::Made;
 use crate::devices::pc::pci;
 use ::pci::function::Windows;
@@ -37,6 +35,8 @@ fn functions_that_nobody_may_have_are_refused_and_nothing_is_taken() {
         ("00:07.0", Refused::NoReset(at("00:07.0"))),
         ("sata", Refused::NoRegisters(at("00:08.0"))),
         ("00:09.0", Refused::NoIommu(at("00:09.0"))),
+        // Its neighbour is no part of its group any more; but no IOMMU is in front of it.
+        ("00:0c.0", Refused::NoIommu(at("00:0c.0"))),
         ("02:00.0 02:01.0", Refused::SameId(at("02:00.0"), at("02:01.0"))),
         ("serial serial serial serial serial serial serial serial nvme", Refused::TooMany),
     ] {
@@ -123,6 +123,5 @@ fn a_guest_whose_slots_take_others_translations_along_gets_none() {
     assert_eq!(create("memory=16777216\ndevices=nvme", Some(machine)), None);
     let none = create("memory=16777216\ndevices=nvme", None).expect("there is no IOMMU");
     assert!(none.contains("no PCI bus"), "{none}");
-    set_machine(Some(machine));
-    let _board = board_of_several(&["name=c\nmemory=16777216\nstart=manual"]);
+    let _board = board_of_several(machine, &["name=c\nmemory=16777216\nstart=manual"]);
 }

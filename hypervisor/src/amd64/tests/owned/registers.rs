@@ -1,9 +1,12 @@
 //! BARs among the guest's memory slots, and accesses that are trapped.
 
-use super::super::machine::{NVME, Note, SMALL, VIRTIO};
+use super::super::machine::{NVME, Note, Refusal, SMALL, VIRTIO, device_id};
 use super::super::memory::ROM;
+use super::super::processor::CODE;
 use super::{BAR, COMMAND, FIRST, MASTER, MEMORY, SECOND, on, with_owned};
+use crate::amd64::registers::{RAX, RDI, RSI};
 use crate::amd64::tests::machine::Machine;
+use crate::vm::dma::MapAhead;
 
 /// The real BAR 0 of the NVMe controller, and where the guest finds it first.
 const REAL: u64 = 0xfeb8_0000;
@@ -124,6 +127,63 @@ fn the_table_is_the_guests_and_what_is_beside_it_the_functions() {
         assert_eq!(guest.load(table + 0x1000, 4), 0x21);
         guest.store(table + 0x1000, 4, 0);
         assert_eq!(guest.load(table + 0x1000, 4), 0x21);
+    });
+}
+
+#[test]
+fn pages_on_all_sides_of_trapped_ones_are_mapped() {
+    with_owned("vcpus=1\nmemory=16777216\ndevices=xhci xhci", |_, guest| {
+        let bar = u64::from(guest.read_config(FIRST, BAR) & !0xf);
+        guest.write_config(FIRST, COMMAND, MEMORY);
+        // The pending bits are in the first page, the table in the third.
+        let expected = [(bar + 0x1000, 0x1000, 0xfebf_d000), (bar + 0x3000, 0x1000, 0xfebf_f000)];
+        assert_eq!(guest.device_slots(), expected);
+    });
+}
+
+#[test]
+fn registers_that_the_guest_reaches_directly_are_not_accessed_for_it() {
+    with_owned(ONE, |machine, guest| {
+        guest.write_config(FIRST, COMMAND, MEMORY);
+        machine.bus.set_register(NVME, 0, 0x20, 0x1234_5678);
+        // MOVSD between a trapped page and one that is not: the hypervisor has mapped only one.
+        for (from, to) in [(PLACED + 0x2000, PLACED + 0x20), (PLACED + 0x20, PLACED + 0x2800)] {
+            guest.begin(&[0xa5]);
+            guest.legacy_mode(crate::amd64::vmcb::Segment::DEFAULT_32);
+            guest.set_all(&[(RSI, from), (RDI, to)]);
+            machine.notes.take();
+            guest.exit(super::super::rows::NESTED, 0, PLACED + 0x2000);
+            let stores: Vec<Note> =
+                machine.notes.take().into_iter().filter(|note| matches!(note, Note::Store(..))).collect();
+            assert!(
+                stores.iter().all(|note| *note == Note::Store(REAL + 0x2800, 0xffff_ffff)),
+                "{stores:x?}"
+            );
+        }
+        assert_eq!(machine.bus.register(NVME, 0, 0x20), 0x1234_5678);
+        // Another vCPU comes before the second slot is there.
+        guest.write_config(FIRST, COMMAND, 0);
+        guest.select(FIRST, COMMAND);
+        guest.set(RAX, MEMORY.into());
+        guest.vmcb().rip = CODE;
+        let _begun =
+            guest.exit(super::super::rows::IOIO, super::super::rows::port(0xcfc, 4, false), CODE + 1);
+        assert!(guest.0.vm.is_changing());
+        assert_eq!(guest.load(PLACED + 0x4020, 4), u32::MAX);
+        guest.store(PLACED + 0x4020, 4, 7);
+        assert_eq!(machine.bus.register(NVME, 0, 0x4020), 0);
+    });
+}
+
+#[test]
+fn registers_are_not_mapped_ahead_for_dma() {
+    with_owned(ONE, |machine, guest| {
+        guest.write_config(FIRST, COMMAND, MEMORY);
+        let mut ahead = MapAhead::default();
+        while ahead.step(guest.0.vm) != paging::Progress::Done {}
+        let entry = machine.iommu.entry_in_memory(device_id(NVME));
+        assert_eq!(machine.iommu.walk(entry, PLACED), Err(Refusal::NotMapped));
+        machine.iommu.walk(entry, 0).expect("memory is");
     });
 }
 
