@@ -132,12 +132,15 @@ fn the_table_is_the_guests_and_what_is_beside_it_the_functions() {
 
 #[test]
 fn pages_on_all_sides_of_trapped_ones_are_mapped() {
-    with_owned("vcpus=1\nmemory=16777216\ndevices=xhci xhci", |_, guest| {
+    with_owned("vcpus=1\nmemory=16777216\ndevices=xhci xhci", |machine, guest| {
         let bar = u64::from(guest.read_config(FIRST, BAR) & !0xf);
         guest.write_config(FIRST, COMMAND, MEMORY);
         // The pending bits are in the first page, the table in the third.
         let expected = [(bar + 0x1000, 0x1000, 0xfebf_d000), (bar + 0x3000, 0x1000, 0xfebf_f000)];
         assert_eq!(guest.device_slots(), expected);
+        // In front of the table, in its page.
+        guest.store(bar + 0x2000, 4, 0x77);
+        assert_eq!((machine.bus.register("00:06.0", 0, 0x2000), guest.load(bar + 0x2000, 4)), (0x77, 0x77));
     });
 }
 
