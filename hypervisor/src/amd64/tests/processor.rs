@@ -36,9 +36,15 @@ pub(crate) struct Made;
 #[derive(Default)]
 pub(crate) struct CpuData {
     /// Its guests halt if no test says what they do.
-    pub(crate) halts: bool,
+    halts: bool,
     #[cfg(feature = "audit")]
     books: RefCell<crate::amd64::audit::CpuBooks>,
+}
+
+impl CpuData {
+    pub(crate) const fn set_halts(&mut self) {
+        self.halts = true;
+    }
 }
 
 made_board! { Made, CpuData }
@@ -236,10 +242,6 @@ impl Guest<'_, '_> {
 
 offer_amd64!(Made);
 
-fn halt(vmcb: &mut Vmcb, _: &mut Registers) {
-    vmcb.exit_code = super::rows::HLT;
-}
-
 /// Takes the virtual interrupt that the guest is offered, before its first instruction; returns its
 /// vector (APM volume 2, section 15.21.4).
 fn take_virtual_interrupt(vmcb: &mut Vmcb) -> Option<u8> {
@@ -365,8 +367,9 @@ impl Amd64 for Made {
             processor.stay.take()
         });
         assert_eq!(vmcb.rax, registers.0[RAX], "RAX is the processor's to exchange");
-        let halts = || cpu.arch.halts.then(|| Box::new(halt) as Stay);
-        let mut stay = stay.or_else(halts).expect("a test says what the guest does");
+        let halt: Stay = Box::new(|vmcb, _| vmcb.exit_code = super::rows::HLT);
+        let halt = cpu.arch.halts.then_some(halt);
+        let mut stay = stay.or(halt).expect("a test says what the guest does");
         (vmcb.exit_code, vmcb.exit_info_1, vmcb.exit_info_2, vmcb.exit_interrupt_info) = (0x60, 0, 0, 0);
         let taken = take_virtual_interrupt(vmcb);
         processor(|processor| processor.taken = taken);

@@ -219,8 +219,8 @@ impl MadeFunction {
         })
     }
 
-    /// Whether the hypervisor has mapped a register of a BAR for itself: the pages of MSI-X, and BARs
-    /// of less than a page (`arch/x86_64/pci.rs`).
+    /// Whether the hypervisor has mapped a register of a BAR for itself: the pages of MSI-X, and
+    /// BARs of less than a page (`arch/x86_64/pci.rs`).
     pub(super) fn is_mapped(&self, bar: u8, offset: u64) -> bool {
         let len = u64::from(!self.writable[4 + usize::from(bar)]) + 1;
         let is_msix = self.msix.is_some_and(|msix| {

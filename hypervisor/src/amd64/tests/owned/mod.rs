@@ -58,8 +58,10 @@ fn on<R>(machine: &'static Machine, config: &'static str, act: impl FnOnce(&mut 
 /// A board with guests of these configurations, which halt.
 fn board_of_several(machine: &'static Machine, configs: &[&'static str]) -> &'static Board<Made> {
     set_machine(Some(machine));
-    let (kernel, cpu) = (Vec::leak(test_kernel()), CpuData { halts: true, ..CpuData::default() });
-    Board::create_several_with(kernel, [cpu], 64 << 20, configs).unwrap_or_else(|why| panic!("{why}"))
+    let mut cpu = CpuData::default();
+    cpu.set_halts();
+    Board::create_several_with(Vec::leak(test_kernel()), [cpu], 64 << 20, configs)
+        .unwrap_or_else(|why| panic!("{why}"))
 }
 
 /// Instructions by size: a load from EBX to AL, AX, EAX, and a store.
