@@ -2,7 +2,7 @@
 
 use super::stage::{Room, Stage, named};
 use super::{DIRTY, MANUAL, READY, bare, storing};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use hostlink::ctl::Request;
 use hostlink::ctl::record::Memory;
 use hostlink::exit::ExitCode;
@@ -26,7 +26,7 @@ pub(super) fn come_and_go(room: &Room<'_>) -> Result<()> {
         for number in 1..=cycles {
             cycle(stage, &before).with_context(|| format!("cycle {number} of {cycles}"))?;
         }
-        ensure!(stage.used("beside")? > used, "the guest beside them had no CPU");
+        stage.until_it_had_more("beside", used)?;
         let from = stage.length("beside")?;
         stage.until_shown("beside", DIRTY, from).map(drop)
     })?;

@@ -94,12 +94,11 @@ fn stops_while_paused(stage: &mut Stage<'_>, base: u64) -> Result<()> {
     let (shown_later, used_later) = (stage.length("subject")?, stage.used("subject")?);
     ensure!(shown_later == shown, "a paused guest has shown {} bytes", shown_later - shown);
     ensure!(used_later == used, "a paused guest has had a CPU for {} ticks", used_later - used);
-    ensure!(stage.used("beside")? > other, "the other guest had no CPU meanwhile");
+    stage.until_it_had_more("beside", other)?;
     stage.refused(&Request::Pause { guest }, "is paused: this is for a guest that is running")?;
     stage.ask(&Request::Resume { guest })?;
     stage.until_shown("subject", DIRTY, shown)?;
-    ensure!(stage.used("subject")? > used, "a resumed guest takes no CPU");
-    Ok(())
+    stage.until_it_had_more("subject", used)
 }
 
 fn restarts(stage: &mut Stage<'_>) -> Result<()> {

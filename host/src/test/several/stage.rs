@@ -283,6 +283,14 @@ impl Stage<'_> {
         Ok(guest.with_context(|| format!("guest {name} is not listed"))?.used)
     }
 
+    /// Waits until a guest has had more CPU time than `used`. What it shows may come first: a turn
+    /// counts when it ends.
+    pub(super) fn until_it_had_more(&mut self, name: &str, used: u64) -> Result<()> {
+        self.until(&format!("{name} has had a CPU for more than {used} ticks"), |stage| {
+            Ok((stage.used(name)? > used).then_some(()))
+        })
+    }
+
     /// A counter, summed over a guest's vCPUs.
     pub(super) fn count(&self, name: &str, counter: Counter) -> Result<u64> {
         let all = self.machine.counters()?.context("there are no counters")?.by_guest();
