@@ -1,7 +1,6 @@
 //! Disks, networks and other PCI functions: those of the machine, and those that a guest owns.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::arch::Platform;
 use anyhow::{Result, bail, ensure};
@@ -28,6 +27,12 @@ impl Devices {
     /// Whether there are none.
     pub(crate) fn is_empty(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// Whether the stock kernel boots from a disk: it does not if an initial RAM disk is given, or a
+    /// command, which is run in one.
+    pub(crate) fn boot(&self, has_initrd: bool, has_command: bool) -> bool {
+        !self.disks.is_empty() && !has_initrd && !has_command
     }
 
     /// Checks that the images are there, and that the platform has devices for guests.
@@ -76,40 +81,39 @@ pub(crate) fn build<'d>(guests: impl Iterator<Item = &'d Devices>, has_iommu: bo
     for devices in guests {
         has_devices |= !devices.is_empty();
         let mut names = devices.functions.clone();
-        let mut add = |device: String, backend: [String; 2]| {
+        let mut add = |device: &dyn Fn(u32) -> [String; 3]| {
             let place = places.next().unwrap_or_default();
-            built.args.extend(["-device".to_owned(), format!("{device},addr={place:#x}")]);
-            built.args.extend(backend);
+            let [device, way, backend] = device(place);
+            built.args.extend(["-device".to_owned(), format!("{device},addr={place:#x}"), way, backend]);
             names.push(format!("00:{place:02x}.0"));
         };
         for disk in &devices.disks {
-            let id = disk_id(disk);
             let file = disk.to_string_lossy().replace(',', ",,");
-            let backend = format!("if=none,id={id},format=raw,file={file}");
-            add(format!("nvme,drive={id},serial={id}"), ["-drive".to_owned(), backend]);
+            add(&|place| {
+                [
+                    format!("nvme,drive=disk{place},serial=disk{place}"),
+                    "-drive".to_owned(),
+                    format!("if=none,id=disk{place},format=raw,file={file}"),
+                ]
+            });
         }
         match devices.network {
-            Some(Network::User) => {
-                let id = format!("net{}", built.names.len());
-                let device = format!("virtio-net-pci,netdev={id},disable-legacy=on,iommu_platform=on");
-                add(device, ["-netdev".to_owned(), format!("user,id={id}")]);
-            }
+            Some(Network::User) => add(&|place| {
+                [
+                    format!("virtio-net-pci,netdev=net{place},disable-legacy=on,iommu_platform=on"),
+                    "-netdev".to_owned(),
+                    format!("user,id=net{place}"),
+                ]
+            }),
             None => {}
         }
         built.names.push(names.join(" "));
     }
     if has_devices && has_iommu {
         // From QEMU 10 on DMA of devices that nobody owns would pass by default.
-        built.args.splice(0..0, ["-device".to_owned(), "amd-iommu,intremap=on".to_owned()]);
+        built.args.splice(0..0, ["-device".to_owned(), "amd-iommu,intremap=on,pt=off".to_owned()]);
     }
     built
-}
-
-/// A name for a disk: of its path, which is one disk's.
-fn disk_id(path: &Path) -> String {
-    let mut hasher = DefaultHasher::new();
-    path.hash(&mut hasher);
-    format!("disk{:08x}", hasher.finish() as u32)
 }
 
 #[cfg(test)]
@@ -127,12 +131,20 @@ mod tests {
         let built = build([&web, &Devices::default(), &db].into_iter(), true);
         assert_eq!(built.names, ["nvme 00:08.0 00:09.0 00:0a.0", "", "00:0b.0"]);
         let args = built.args.join(" ");
-        assert!(args.starts_with("-device amd-iommu,intremap=on "), "{args}");
+        assert!(args.starts_with("-device amd-iommu,intremap=on,pt=off "), "{args}");
         assert!(args.contains("format=raw,file=/a,,b"), "{args}");
-        assert!(args.contains("virtio-net-pci,netdev=net0,disable-legacy=on,iommu_platform=on,addr=0xa"));
-        assert!(args.contains("netdev=net2") && args.contains("addr=0xb"), "{args}");
+        assert!(args.contains("virtio-net-pci,netdev=net10,disable-legacy=on,iommu_platform=on,addr=0xa"));
+        assert!(args.contains("netdev=net11") && args.contains("addr=0xb"), "{args}");
         assert!(!build([&web].into_iter(), false).args.join(" ").contains("amd-iommu"));
         assert!(build([&Devices::default()].into_iter(), true).args.is_empty(), "no devices: no IOMMU");
+    }
+
+    #[test]
+    fn a_disk_is_booted_unless_something_else_is_given() {
+        let devices = Devices { disks: vec!["/disk.img".into()], ..Devices::default() };
+        assert!(devices.boot(false, false));
+        assert!(!devices.boot(true, false) && !devices.boot(false, true));
+        assert!(!Devices::default().boot(false, false), "there is none");
     }
 
     #[test]

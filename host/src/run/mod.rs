@@ -130,8 +130,10 @@ fn guest(args: &RunArgs) -> Result<Guest> {
         // A guest that panics ends the run instead of waiting for an administrator.
         cmdline.push("panic=-1");
     }
+    let devices = Devices { disks: args.disk.clone(), network: args.net, functions: args.device.clone() };
     let is_stock = args.kernel.is_none() && args.program.is_none();
-    if is_stock && args.initrd.is_none() && !args.disk.is_empty() {
+    let boots_disk = is_stock && devices.boot(args.initrd.is_some(), args.exec.is_some());
+    if boots_disk {
         cmdline.push(ROOT);
     }
     cmdline.extend(args.append.as_deref());
@@ -145,8 +147,6 @@ fn guest(args: &RunArgs) -> Result<Guest> {
         (None, Some(program)) => (workspace::bootable(workspace::build(program.image(), arch)?, arch)?, None),
         (None, None) => {
             let stock = StockGuest::prepare(arch)?;
-            // The kernel finds a disk by itself.
-            let boots_disk = !args.disk.is_empty() && given.is_none();
             let initrd = given.unwrap_or_else(|| stock.initrd(args.exec.as_deref()));
             (stock.kernel(), (!boots_disk).then_some(initrd))
         }
@@ -162,7 +162,7 @@ fn guest(args: &RunArgs) -> Result<Guest> {
         flush: args.flush.map_or(FlushMode::Hypercall, FlushMode::from),
         reset: args.reset.map_or(usual, Reset::into),
         switches,
-        devices: Devices { disks: args.disk.clone(), network: args.net, functions: args.device.clone() },
+        devices,
     })
 }
 

@@ -72,9 +72,8 @@ impl<'f> Guests<'f> {
             }
             (Software::Stock, stock) => {
                 let stock = stock.context("the stock guest was not prepared")?;
-                let boots_disk = boots_disk(guest);
                 let initrd = given.unwrap_or_else(|| stock.initrd(guest.exec.as_deref()));
-                (stock.kernel(), (!boots_disk).then_some(initrd))
+                (stock.kernel(), (!boots_disk(guest)).then_some(initrd))
             }
         };
         check_fit(arch, &kernel, initrd.as_ref().map_or(0, Vec::len) as u64, guest.memory)?;
@@ -134,8 +133,7 @@ impl<'f> Guests<'f> {
 
 /// Whether the stock kernel boots from a disk of the guest's.
 fn boots_disk(guest: &GuestPlan) -> bool {
-    let is_stock = guest.software == Software::Stock && guest.initrd.is_none() && guest.exec.is_none();
-    is_stock && !guest.devices.disks.is_empty()
+    guest.software == Software::Stock && guest.devices.boot(guest.initrd.is_some(), guest.exec.is_some())
 }
 
 /// The command line of a guest: its console, and after it the file's words.
