@@ -3,7 +3,7 @@
 use super::counters::Snapshot;
 use super::process::End;
 use crate::run::tail;
-use anyhow::{Result, ensure};
+use anyhow::{Error, Result, anyhow, ensure};
 use hostlink::exit::ExitCode;
 use serde_json::Value;
 use std::time::Duration;
@@ -31,13 +31,15 @@ pub(crate) struct Outcome {
 impl Outcome {
     /// Fails, with the ends of console and log, unless the guest switched the machine off.
     pub(crate) fn powered_off(self) -> Result<Self> {
-        let (console, log) = (tail(&self.console), tail(&self.log));
-        ensure!(
-            self.end == End::Hypervisor(ExitCode::GuestPowerOff),
-            "the machine ended with {:?}; the guest's console:\n{console}\nthe hypervisor's log:\n{log}",
-            self.end
-        );
+        let is_off = self.end == End::Hypervisor(ExitCode::GuestPowerOff);
+        ensure!(is_off, self.explain(anyhow!("the machine ended with {:?}", self.end)));
         Ok(self)
+    }
+
+    /// Adds the ends of console and log to an error.
+    pub(crate) fn explain(&self, error: Error) -> Error {
+        let (console, log) = (tail(&self.console), tail(&self.log));
+        anyhow!("{error:#}\nthe guest's console:\n{console}\nthe hypervisor's log:\n{log}")
     }
 
     /// The first report of that event.

@@ -12,10 +12,10 @@ use crate::machine::outcome::Outcome;
 use crate::machine::process::{Flow, Machine};
 use crate::machine::signals::Signals;
 use crate::machine::spec::Clock;
-use crate::run::{switches, tail};
+use crate::run::switches;
 use crate::size::MIB;
 use crate::vm::{Guest, Hypervisor, StockGuest};
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use hostlink::config::{FlushMode, ResetPolicy, Switches};
 use std::fs;
 use std::path::Path;
@@ -116,10 +116,7 @@ impl Script {
 /// Ends the run, and adds what was shown to an error.
 fn concluded<T>(script: Script, worked: Result<T>) -> Result<T> {
     let outcome = script.end()?;
-    worked.map_err(|error| {
-        let (console, log) = (tail(&outcome.console), tail(&outcome.log));
-        anyhow!("{error:#}\nthe guest's console:\n{console}\nthe hypervisor's log:\n{log}")
-    })
+    worked.map_err(|error| outcome.explain(error))
 }
 
 /// A device writes to memory that comes and goes.
@@ -203,11 +200,13 @@ fn disk(directory: &Path) -> Result<()> {
     spec.timeout = Some(TIMEOUT);
     let machine = Machine::start(&spec, &Signals::default())?;
     let outcome = machine.run(|_, _| Ok(Flow::Continue))?;
-    let shown = || format!("{}\n{}", tail(&outcome.console), tail(&outcome.log));
-    ensure!(crate::run::conclude(&outcome, false) == 0, "the guest failed:\n{}", shown());
-    let written = fs::read(&image)?;
-    let copy = &written[MIB as usize..][..PATTERN.len()];
-    ensure!(copy == PATTERN, "the disk does not have the copy:\n{}", shown());
-    ensure!(written.len() == contents.len(), "the disk has another size");
-    Ok(())
+    let worked = (|| {
+        ensure!(crate::run::conclude(&outcome, false) == 0, "the guest failed");
+        let written = fs::read(&image)?;
+        let copy = &written[MIB as usize..][..PATTERN.len()];
+        ensure!(copy == PATTERN, "the disk does not have the copy");
+        ensure!(written.len() == contents.len(), "the disk has another size");
+        Ok(())
+    })();
+    worked.map_err(|error| outcome.explain(error))
 }

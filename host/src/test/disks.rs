@@ -70,9 +70,12 @@ fn boots(arch: Arch, directory: &Path) -> Result<()> {
     let disk = directory.join("debian.img");
     disk_for_tests(arch, &disk)?;
     let kernel = cache::guest_files(arch, false)?.kernel;
-    let spec = machine(arch, &kernel, &disk, "quiet", Writes::Kept);
-    Session::start(&spec)?.run(CHECKS).context("at the first boot")?;
-    Session::start(&spec)?.run(&[KEPT]).context("at the second boot")
+    boots_twice(&machine(arch, &kernel, &disk, "quiet", Writes::Kept))
+}
+
+fn boots_twice(spec: &Spec) -> Result<()> {
+    Session::start(spec)?.run(CHECKS).context("at the first boot")?;
+    Session::start(spec)?.run(&[KEPT]).context("at the second boot")
 }
 
 /// A machine with Quell, whose guest owns the disk and a network card.
@@ -101,9 +104,7 @@ fn on_quell(disk: &Path, directory: &Path) -> Result<Spec> {
 fn boots_on_quell(directory: &Path) -> Result<()> {
     let disk = directory.join("debian.img");
     copy_for_tests(Arch::X86_64, &disk)?;
-    let spec = on_quell(&disk, directory)?;
-    Session::start(&spec)?.run(CHECKS).context("at the first boot")?;
-    Session::start(&spec)?.run(&[KEPT]).context("at the second boot")
+    boots_twice(&on_quell(&disk, directory)?)
 }
 
 /// The guest writes all the time, and resets itself without warning.
@@ -112,9 +113,11 @@ fn hard_resets(directory: &Path) -> Result<()> {
     copy_for_tests(Arch::X86_64, &disk)?;
     let mut session = Session::start(&on_quell(&disk, directory)?)?;
     for number in 1..=RESETS {
-        let writes = "(while :; do for i in 1 2 3 4; do dd if=/dev/urandom of=/root/w$i bs=64k count=32 \
-             conv=fsync 2>/dev/null; mv /root/w$i /root/v$i; done; done) &";
-        session.machine.type_text(&format!("{writes}\nsleep 3; echo b > /proc/sysrq-trigger\n"))?;
+        let writes = "rm -f /root/v4; (while :; do for i in 1 2 3 4; do dd if=/dev/urandom of=/root/w$i \
+             bs=64k count=32 conv=fsync 2>/dev/null; mv /root/w$i /root/v$i; done; done) &";
+        // Four files are written, and more is on its way.
+        let reset = "until [ -e /root/v4 ]; do sleep 0.1; done; echo b > /proc/sysrq-trigger";
+        session.machine.type_text(&format!("{writes}\n{reset}\n"))?;
         session.log_in().with_context(|| format!("after reset {number} of {RESETS}"))?;
     }
     session.run(&["! dmesg | grep 'EXT4-fs.*rror'", "ls /root/v1"])?;

@@ -3,11 +3,10 @@
 use crate::machine::child::describe;
 use crate::machine::outcome::Outcome;
 use crate::machine::process::{CONSOLE_BYTES, End};
-use crate::run::tail;
 use crate::test::cases::{
     FLOOD_CLAIM, FLOOD_REPORTS, Hostile, LOOPS, LOOPS_COUNT, LOOPS_ROUNDS, LOOPS_TASKS,
 };
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use hostlink::counters::Counter;
 use hostlink::exit::ExitCode;
 use serde_json::Value;
@@ -218,8 +217,5 @@ pub(super) fn expect_few_lost(outcome: &Outcome) -> Result<()> {
 
 /// Adds the ends of console and log to an error.
 pub(super) fn with_console(outcome: &Outcome, check: impl FnOnce() -> Result<()>) -> Result<()> {
-    check().map_err(|error| {
-        let (console, log) = (tail(&outcome.console), tail(&outcome.log));
-        anyhow!("{error:#}\nthe guest's console:\n{console}\nthe hypervisor's log:\n{log}")
-    })
+    check().map_err(|error| outcome.explain(error))
 }

@@ -16,11 +16,10 @@ use script::Script;
 use super::cases::{Body, Case, Expect, STALE, case, stock};
 use crate::arch::{ArmCpu, Platform};
 use crate::bench::phases::{Counts, Phases};
-use crate::machine::outcome::Outcome;
 use crate::machine::process::Machine;
 use crate::machine::signals::Signals;
 use crate::machine::spec::{Clock, Counting, Spec};
-use crate::run::{switches, tail};
+use crate::run::switches;
 use crate::size::MIB;
 use crate::vm::{Guest, Hypervisor};
 use anyhow::{Context, Result, anyhow, ensure};
@@ -259,12 +258,12 @@ impl Lab<'_> {
         let mut script = self.start(&self.spec((WATCHERS as u32, WATCHERS as u32), Clock::Wall)?)?;
         let watched = script.watch(if is_stale { NOTICING } else { PATIENCE });
         let outcome = script.end()?;
-        let noticed = watched.map_err(|error| with_ends(error, &outcome))?;
+        let noticed = watched.map_err(|error| outcome.explain(error))?;
         ensure!(
             noticed != is_stale,
             match is_stale {
                 true => anyhow!("all vCPUs have noticed that memory has gone"),
-                false => with_ends(anyhow!("a vCPU goes on reading memory that has gone"), &outcome),
+                false => outcome.explain(anyhow!("a vCPU goes on reading memory that has gone")),
             }
         );
         Ok(())
@@ -283,7 +282,7 @@ impl Lab<'_> {
         let mut script = self.start(&spec)?;
         let worked = script.come_and_go(pages * PAGE);
         let outcome = script.end()?;
-        worked.map_err(|error| with_ends(error, &outcome))?;
+        worked.map_err(|error| outcome.explain(error))?;
         let phases = Phases::read(&counting)?;
         Ok(phases.of(Phase::Blocking)?.and(phases.of(Phase::Reclaim)?))
     }
@@ -294,7 +293,7 @@ impl Lab<'_> {
         let mut script = self.start(&spec)?;
         let worked = script.take_turns();
         let outcome = script.end()?;
-        worked.map_err(|error| with_ends(error, &outcome))?;
+        worked.map_err(|error| outcome.explain(error))?;
         let counters = outcome.counters.context("there are no counters")?;
         let arrivals = counters.get(Counter::FlushArrival);
         ensure!(arrivals >= ARRIVALS_MIN, "{arrivals} arrivals are too few to tell anything");
@@ -306,9 +305,3 @@ impl Lab<'_> {
 
 /// The minimum number of arrivals: the guest's own instructions are few in comparison.
 const ARRIVALS_MIN: u64 = 20;
-
-/// Adds the ends of console and log to an error.
-fn with_ends(error: anyhow::Error, outcome: &Outcome) -> anyhow::Error {
-    let (console, log) = (tail(&outcome.console), tail(&outcome.log));
-    anyhow!("{error:#}\nthe guest's console:\n{console}\nthe hypervisor's log:\n{log}")
-}
