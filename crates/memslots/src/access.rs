@@ -79,6 +79,13 @@ impl<'a> GuestMemory<'a> {
         self.slots.read(|slots| slots.as_slice().iter().for_each(&mut visit));
     }
 
+    /// The first slot with memory that ends behind `gpa`. Slots of devices have none.
+    pub fn next_memory(&self, gpa: Gpa) -> Option<Slot> {
+        self.slots.read(|slots| {
+            slots.as_slice().iter().find(|slot| !slot.is_device() && slot.last() >= gpa).copied()
+        })
+    }
+
     /// The target of `gpa`, for a nested page fault. Keep the pin until the translation is
     /// installed.
     pub fn resolve(&self, gpa: Gpa) -> Resolution {

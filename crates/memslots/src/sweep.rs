@@ -2,6 +2,8 @@
 
 use core::ops::Range;
 
+use paging::Gpa;
+
 use crate::access::GuestMemory;
 use crate::slot::Slot;
 
@@ -33,13 +35,7 @@ impl Sweep {
 
     /// The next piece, to be used while `memory` lives; `None` at the end.
     pub fn next(&mut self, memory: &GuestMemory<'_>) -> Option<Piece> {
-        let mut found = None;
-        memory.for_each(|slot| {
-            if found.is_none() && !slot.is_device() && slot.last().0 >= self.next {
-                found = Some(*slot);
-            }
-        });
-        let slot = found?;
+        let slot = memory.next_memory(Gpa(self.next))?;
         let Range { start, end } = slot.range();
         let start = start.max(self.next);
         let gpas = start..end.min(start + self.bytes_max);

@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use hostlink::defect::Defect;
 use iommu::amd::command::{completion_wait, invalidate_all, invalidate_device};
-use iommu::amd::ivrs::{Scope, Unit};
+use iommu::amd::ivrs::{self, Scope, Unit};
 use iommu::amd::registers as register;
 use iommu::amd::table::{DeviceEntry, InterruptTable, Levels};
 use iommu::amd::{DeviceId, DomainId, Event};
@@ -178,9 +178,7 @@ impl Iommu {
         let ticket = if features.has_invalidate_all {
             self.queue.issue([invalidate_all()])?
         } else {
-            let devices =
-                (0..self.table.len() / WORDS).map(|device| invalidate_device(DeviceId(device as u16)));
-            self.queue.issue(devices)?
+            self.queue.issue(self.devices().map(invalidate_device))?
         };
         self.queue.wait(ticket)
     }
@@ -188,13 +186,8 @@ impl Iommu {
     /// The id with which requests of a device reach this IOMMU; `None` if it is not behind it, or
     /// beyond its device table.
     pub fn requester(&self, device: DeviceId) -> Option<DeviceId> {
-        let found = self.scopes.iter().fold(None, |found, scope| match *scope {
-            Scope::Devices { first, last, alias } if (first..=last).contains(&device) => {
-                Some(alias.unwrap_or(device))
-            }
-            _ => found,
-        });
-        found.filter(|id| usize::from(id.0) < self.table.len() / WORDS)
+        ivrs::requester(self.scopes.iter().copied(), device)
+            .filter(|id| usize::from(id.0) < self.table.len() / WORDS)
     }
 
     /// The entry of a device that no guest owns.

@@ -63,13 +63,7 @@ impl MapAhead {
     /// Makes a step. [`Progress::Waiting`] while a change of the slots is in progress,
     /// [`Progress::OutOfTables`] if memory for tables is missing.
     pub fn step<A: Arch>(&mut self, vm: &Vm<A>) -> Progress {
-        let mut slot = None;
-        vm.space.slots().memory().for_each(|found| {
-            if slot.is_none() && !found.is_device() && found.last() >= self.next {
-                slot = Some(*found);
-            }
-        });
-        let Some(slot) = slot else { return Progress::Done };
+        let Some(slot) = vm.space.slots().memory().next_memory(self.next) else { return Progress::Done };
         let Ok(mut prefault) = vm.space.prefault(slot.id, self.next.max(slot.gpa)) else {
             return Progress::Waiting;
         };

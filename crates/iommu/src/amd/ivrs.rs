@@ -136,14 +136,20 @@ impl<'a> Unit<'a> {
     /// The id with which requests of a device reach this IOMMU; `None` if it is not behind it.
     #[must_use]
     pub fn requester(&self, device: DeviceId) -> Option<DeviceId> {
-        self.scopes().fold(None, |found, scope| match scope {
-            // An entry for one device counts more than those for ranges, which come first.
-            Scope::Devices { first, last, alias } if (first..=last).contains(&device) => {
-                Some(alias.unwrap_or(device))
-            }
-            _ => found,
-        })
+        requester(self.scopes(), device)
     }
+}
+
+/// The same by a list of [`Unit::scopes`].
+#[must_use]
+pub fn requester(scopes: impl IntoIterator<Item = Scope>, device: DeviceId) -> Option<DeviceId> {
+    scopes.into_iter().fold(None, |found, scope| match scope {
+        // An entry for one device counts more than those for ranges, which come first.
+        Scope::Devices { first, last, alias } if (first..=last).contains(&device) => {
+            Some(alias.unwrap_or(device))
+        }
+        _ => found,
+    })
 }
 
 /// Length of an entry by its type (5.2.2.1).

@@ -78,6 +78,13 @@ impl Identity {
         self.vendor as u32 | (self.device as u32) << 16
     }
 
+    /// Whether it is a bridge of any kind: by its header, or a host or ISA bridge by its class.
+    #[must_use]
+    pub fn is_bridge(&self) -> bool {
+        const BRIDGE: u32 = 6;
+        self.header == Header::Bridge || self.class >> 16 == BRIDGE
+    }
+
     /// The kind of the function, for people: "nvme", "virtio-net", "bridge".
     #[must_use]
     pub fn kind(&self) -> &'static str {

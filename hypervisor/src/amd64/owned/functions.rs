@@ -123,14 +123,14 @@ impl Functions {
         if self.is_empty() {
             return Ok(Followed::WasThere);
         }
-        let wanted = vm.guest.platform.lock().functions().to_vec();
-        for index in 0..self.owned.len() {
-            if let Some(function) = wanted.get(index) {
-                self.follow_function(vm, index, function);
-            }
+        let board = vm.guest.platform.lock();
+        for (index, function) in board.functions().iter().enumerate() {
+            self.follow_function(vm, index, function);
         }
+        let bars: Vec<_> = board.functions().iter().map(Function::bars).collect();
+        drop(board);
         self.follow_slots(vm, cpu, by, |index, piece| {
-            let decoded = (*wanted.get(index)?.bars().get(usize::from(piece.bar))?)?;
+            let decoded = (*bars.get(index)?.get(usize::from(piece.bar))?)?;
             Some(Gpa(decoded.address + piece.offset))
         })
     }

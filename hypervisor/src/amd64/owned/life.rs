@@ -37,7 +37,7 @@ impl Functions {
                     }
                 }
                 Step::Lost => {
-                    log::error!("{} does not answer after its reset", owned.given.physical.address);
+                    log::error!(target: GUEST, "{} does not answer after its reset", owned.given.physical.address);
                 }
             }
         }

@@ -218,9 +218,8 @@ impl MachineDevices {
             return Err(Refused::Taken(address));
         }
         let node = group::find(&self.nodes, address).ok_or(Refused::NotForGuests(address))?;
-        // Bridges of all kinds, and the IOMMUs themselves.
-        let is_bridge = node.identity.class >> 16 == 6 || node.identity.header != Header::Endpoint;
-        if is_bridge || self.own.contains(&DeviceId(address.id())) {
+        let is_endpoint = node.identity.header == Header::Endpoint;
+        if !is_endpoint || node.identity.is_bridge() || self.own.contains(&DeviceId(address.id())) {
             return Err(Refused::NotForGuests(address));
         }
         if let Some(other) = group::partners(&self.nodes, address)

@@ -50,11 +50,7 @@ impl Functions {
         let Some(place) = find(board.functions(), gpa) else { return false };
         let Some(shown) = board.functions_mut().get_mut(place.function) else { return false };
         match shown.trapped_write(place.bar, place.offset, size, value) {
-            Write::Vector(_) => {
-                let shown = shown.clone();
-                drop(board);
-                self.follow_function(vm, place.function, &shown);
-            }
+            Write::Vector(_) => self.follow_function(vm, place.function, shown),
             Write::Ignored => {}
             Write::Elsewhere => {
                 if let (Some(address), Some(machine)) = (self.real(&place, size), self.machine) {
