@@ -26,6 +26,8 @@ mod image;
 pub mod loader;
 #[cfg(all(test, loom))]
 mod model;
+#[cfg(not(loom))]
+pub mod owned;
 pub mod page_pool;
 #[cfg(not(loom))]
 pub mod pages;

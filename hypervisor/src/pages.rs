@@ -21,11 +21,34 @@ impl Pages {
     /// If the heap is exhausted.
     #[must_use]
     pub fn new(count: usize) -> Self {
-        let layout = Layout::from_size_align(count * PAGE, PAGE).expect("a small layout");
+        Self::allocate(Layout::from_size_align(count * PAGE, PAGE).expect("a small layout"))
+    }
+
+    fn allocate(layout: Layout) -> Self {
         // SAFETY: the size is not zero.
         let start = unsafe { alloc_zeroed(layout) };
         assert!(!start.is_null(), "the heap is exhausted");
         Self { start: start.expose_provenance() as u64, layout }
+    }
+
+    /// A zeroed page, if the heap has one.
+    #[must_use]
+    pub fn try_one() -> Option<Self> {
+        let layout = Layout::from_size_align(PAGE, PAGE).ok()?;
+        // SAFETY: the size is not zero.
+        let start = unsafe { alloc_zeroed(layout) };
+        (!start.is_null()).then(|| Self { start: start.expose_provenance() as u64, layout })
+    }
+
+    /// Zeroed pages, aligned to their size, whose number is a power of two.
+    ///
+    /// # Panics
+    ///
+    /// If the heap is exhausted.
+    #[must_use]
+    pub fn aligned(order: u32) -> Self {
+        let size = PAGE << order;
+        Self::allocate(Layout::from_size_align(size, size).expect("a small layout"))
     }
 
     /// Pages with these contents.

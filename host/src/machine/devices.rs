@@ -1,9 +1,10 @@
 //! Disks, networks and other PCI functions: those of the machine, and those that a guest owns.
 
+use std::ops::Range;
 use std::path::PathBuf;
 
 use crate::arch::Platform;
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
 /// A network that a guest is connected to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -29,19 +30,16 @@ impl Devices {
         *self == Self::default()
     }
 
-    /// Whether the stock kernel boots from a disk: it does not if an initial RAM disk is given, or a
-    /// command, which is run in one.
+    /// Whether the stock kernel boots from a disk. It does not if an initial RAM disk is given, or
+    /// a command, which is run in one.
     pub(crate) fn boot(&self, has_initrd: bool, has_command: bool) -> bool {
         !self.disks.is_empty() && !has_initrd && !has_command
     }
 
-    /// Checks that the images are there, and that the platform has devices for guests.
-    pub(crate) fn check(&self, platform: Platform) -> Result<()> {
+    /// Checks that the images are there.
+    pub(crate) fn check(&self) -> Result<()> {
         if self.is_empty() {
             return Ok(());
-        }
-        if platform != Platform::X86_64 {
-            bail!("guests own devices on x86_64 only: leave out --disk, --net and --device for aarch64");
         }
         for disk in &self.disks {
             ensure!(
@@ -68,24 +66,41 @@ pub(crate) struct Built {
     pub(crate) names: Vec<String>,
 }
 
-/// The first place on the bus for devices of guests: others find their own below.
-const FIRST_PLACE: u32 = 8;
+/// Places on the root bus for devices of guests: QEMU's own are below and above.
+const PLACES: Range<u32> = 8..31;
 
 /// Builds the devices of guests, with an IOMMU unless software runs directly on the machine.
 ///
 /// All are on the root bus: QEMU's IOMMU knows no functions behind ports (`docs/qemu.md`).
-pub(crate) fn build<'d>(guests: impl Iterator<Item = &'d Devices>, has_iommu: bool) -> Built {
+///
+/// # Errors
+///
+/// If there are more than the bus has places for.
+pub(crate) fn build<'d>(
+    platform: Platform,
+    guests: impl Iterator<Item = &'d Devices>,
+    has_iommu: bool,
+) -> Result<Built> {
+    let guests: Vec<&Devices> = guests.collect();
+    let owners = guests.iter().filter(|devices| !devices.is_empty()).count();
     let mut built = Built::default();
-    let mut places = FIRST_PLACE..;
-    let mut has_devices = false;
+    if owners > 0 && has_iommu {
+        let [name, iommu] = match platform {
+            // From QEMU 10 on DMA of devices that nobody owns would pass by default.
+            Platform::X86_64 => ["-device", "amd-iommu,intremap=on,pt=off"],
+            Platform::Aarch64(_) => ["-machine", "iommu=smmuv3"],
+        };
+        built.args = vec![name.to_owned(), iommu.to_owned()];
+    }
+    let mut places = Places::new(platform, owners)?;
     for devices in guests {
-        has_devices |= !devices.is_empty();
         let mut names = devices.functions.clone();
-        let mut add = |device: &dyn Fn(u32) -> [String; 3]| {
-            let place = places.next().unwrap_or_default();
+        let mut add = |device: &dyn Fn(u32) -> [String; 3]| -> Result<()> {
+            let place = places.next()?;
             let [device, way, backend] = device(place);
             built.args.extend(["-device".to_owned(), format!("{device},addr={place:#x}"), way, backend]);
             names.push(format!("00:{place:02x}.0"));
+            Ok(())
         };
         for disk in &devices.disks {
             let file = disk.to_string_lossy().replace(',', ",,");
@@ -95,7 +110,7 @@ pub(crate) fn build<'d>(guests: impl Iterator<Item = &'d Devices>, has_iommu: bo
                     "-drive".to_owned(),
                     format!("if=none,id=disk{place},format=raw,file={file}"),
                 ]
-            });
+            })?;
         }
         match devices.network {
             Some(Network::User) => add(&|place| {
@@ -104,21 +119,61 @@ pub(crate) fn build<'d>(guests: impl Iterator<Item = &'d Devices>, has_iommu: bo
                     "-netdev".to_owned(),
                     format!("user,id=net{place}"),
                 ]
-            }),
+            })?,
             None => {}
+        }
+        if !devices.is_empty() {
+            places.guest += 1;
         }
         built.names.push(names.join(" "));
     }
-    if has_devices && has_iommu {
-        // From QEMU 10 on DMA of devices that nobody owns would pass by default.
-        built.args.splice(0..0, ["-device".to_owned(), "amd-iommu,intremap=on,pt=off".to_owned()]);
+    Ok(built)
+}
+
+/// Places for the devices of one guest after the other.
+///
+/// On Arm a place has one of four interrupt lines, by its two lowest bits, and a line is one
+/// guest's.
+struct Places {
+    free: Vec<u32>,
+    /// The interrupt lines of each guest; none where devices send messages.
+    lines: Option<Vec<Vec<u32>>>,
+    /// The guest that gets the next ones.
+    guest: usize,
+}
+
+impl Places {
+    /// Lines for guests. The hypervisor's serial ports, which are device 1, have the other one.
+    const LINES: [u32; 3] = [0, 2, 3];
+
+    fn new(platform: Platform, guests: usize) -> Result<Self> {
+        let lines = match platform {
+            Platform::X86_64 => None,
+            Platform::Aarch64(_) => {
+                ensure!(
+                    guests <= Self::LINES.len(),
+                    "{guests} guests have devices: there are interrupt lines for {} on aarch64",
+                    Self::LINES.len()
+                );
+                let of = |guest| Self::LINES.into_iter().skip(guest).step_by(guests).collect();
+                Some((0..guests).map(of).collect())
+            }
+        };
+        Ok(Self { free: PLACES.collect(), lines, guest: 0 })
     }
-    built
+
+    fn next(&mut self) -> Result<u32> {
+        let lines = self.lines.as_ref().and_then(|lines| lines.get(self.guest));
+        let found = self.free.iter().position(|place| lines.is_none_or(|lines| lines.contains(&(place % 4))));
+        let found = found.context("the machine's bus has no place left for another disk or network card")?;
+        Ok(self.free.remove(found))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arch::ArmCpu;
 
     #[test]
     fn each_disk_and_network_is_a_function_that_one_guest_owns() {
@@ -128,15 +183,44 @@ mod tests {
             functions: vec!["nvme".into()],
         };
         let db = Devices { network: Some(Network::User), ..Devices::default() };
-        let built = build([&web, &Devices::default(), &db].into_iter(), true);
+        let built = build(Platform::X86_64, [&web, &Devices::default(), &db].into_iter(), true).unwrap();
         assert_eq!(built.names, ["nvme 00:08.0 00:09.0 00:0a.0", "", "00:0b.0"]);
         let args = built.args.join(" ");
         assert!(args.starts_with("-device amd-iommu,intremap=on,pt=off "), "{args}");
         assert!(args.contains("format=raw,file=/a,,b"), "{args}");
         assert!(args.contains("virtio-net-pci,netdev=net10,disable-legacy=on,iommu_platform=on,addr=0xa"));
         assert!(args.contains("netdev=net11") && args.contains("addr=0xb"), "{args}");
-        assert!(!build([&web].into_iter(), false).args.join(" ").contains("amd-iommu"));
-        assert!(build([&Devices::default()].into_iter(), true).args.is_empty(), "no devices: no IOMMU");
+        let bare = build(Platform::X86_64, [&web].into_iter(), false).unwrap();
+        assert!(!bare.args.join(" ").contains("amd-iommu"));
+        let none = build(Platform::X86_64, [&Devices::default()].into_iter(), true).unwrap();
+        assert!(none.args.is_empty(), "no devices: no IOMMU");
+    }
+
+    fn disks(count: usize) -> Devices {
+        Devices { disks: vec!["/disk".into(); count], ..Devices::default() }
+    }
+
+    #[test]
+    fn on_arm_no_two_guests_share_an_interrupt_line() {
+        let arm = Platform::Aarch64(ArmCpu::Max);
+        let names = |guests: &[Devices]| build(arm, guests.iter(), true).unwrap().names;
+        assert_eq!(names(&[disks(4)]), ["00:08.0 00:0a.0 00:0b.0 00:0c.0"]);
+        assert_eq!(
+            names(&[disks(3), disks(0), disks(2)]),
+            ["00:08.0 00:0b.0 00:0c.0", "", "00:0a.0 00:0e.0"]
+        );
+        assert_eq!(names(&[disks(2), disks(1), disks(1)]), ["00:08.0 00:0c.0", "00:0a.0", "00:0b.0"]);
+        let args = build(arm, [&disks(1)].into_iter(), true).unwrap().args.join(" ");
+        assert!(args.starts_with("-machine iommu=smmuv3 "), "{args}");
+        let error = build(arm, [disks(1), disks(1), disks(1), disks(1)].iter(), true).unwrap_err();
+        assert!(error.to_string().contains("interrupt lines for 3"), "{error}");
+    }
+
+    #[test]
+    fn there_are_no_more_devices_than_places() {
+        assert!(build(Platform::X86_64, [&disks(23)].into_iter(), true).is_ok());
+        let error = build(Platform::X86_64, [disks(12), disks(12)].iter(), true).unwrap_err();
+        assert!(error.to_string().contains("no place left"), "{error}");
     }
 
     #[test]
@@ -150,7 +234,7 @@ mod tests {
     #[test]
     fn a_disk_that_is_missing_is_named() {
         let devices = Devices { disks: vec!["/nowhere.img".into()], ..Devices::default() };
-        let error = devices.check(Platform::X86_64).unwrap_err().to_string();
+        let error = devices.check().unwrap_err().to_string();
         assert!(error.contains("/nowhere.img") && error.contains("image-debian"), "{error}");
     }
 }

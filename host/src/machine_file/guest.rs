@@ -116,7 +116,7 @@ impl GuestPlan {
             reset: reset(&fields)?.unwrap_or(usual_reset),
             console,
             start: start(&fields)?,
-            devices: devices(source, &fields, line, machine)?,
+            devices: devices(source, &fields, line)?,
         })
     }
 }
@@ -209,7 +209,7 @@ fn reset(fields: &Fields<'_>) -> Result<Option<ResetPolicy>> {
 }
 
 /// The devices that the guest owns.
-fn devices(source: &Source, fields: &Fields<'_>, line: usize, machine: &Machine) -> Result<Devices> {
+fn devices(source: &Source, fields: &Fields<'_>, line: usize) -> Result<Devices> {
     let disks = fields.texts("disks")?.unwrap_or_default();
     let network = fields.word("net", "user", |word| Network::from_str(word, false).ok())?;
     let devices = Devices {
@@ -217,7 +217,7 @@ fn devices(source: &Source, fields: &Fields<'_>, line: usize, machine: &Machine)
         network: network.map(|network| network.value),
         functions: fields.texts("devices")?.unwrap_or_default(),
     };
-    devices.check(machine.platform).map_err(|error| source.error(line, format!("{error:#}")))?;
+    devices.check().map_err(|error| source.error(line, format!("{error:#}")))?;
     Ok(devices)
 }
 

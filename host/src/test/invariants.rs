@@ -79,10 +79,11 @@ const INTERRUPTS: [(&str, usize); 6] = [
 ];
 
 /// Where the core waits for another CPU: two flushes, and the defect of a late CPU.
-const WAITS: [(&str, usize); 4] = [
+const WAITS: [(&str, usize); 5] = [
     ("hypervisor/src/amd64/flush.rs", 1),
-    // For an IOMMU.
+    // For IOMMUs, by the same waits.
     ("hypervisor/src/amd64/iommu.rs", 1),
+    ("hypervisor/src/arm64/smmu/mod.rs", 1),
     ("hypervisor/src/arm64/vcpu/mod.rs", 1),
     ("hypervisor/src/vm/run.rs", 1),
 ];

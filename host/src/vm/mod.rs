@@ -70,7 +70,7 @@ impl Guest {
     pub(crate) fn check(&self) -> Result<()> {
         let initrd_bytes = self.initrd.as_ref().map_or(0, Vec::len) as u64;
         check_fit(self.platform.arch(), &self.kernel, initrd_bytes, self.memory)?;
-        self.devices.check(self.platform)?;
+        self.devices.check()?;
         ensure!(!self.cmdline.contains('\n'), "the kernel's command line has to be one line");
         Ok(())
     }
@@ -105,7 +105,7 @@ impl Guest {
             beacon: hypervisor.symbols.beacon,
         };
         let memory = memory_around(self.memory, bundle_bytes) + hypervisor.extra_memory;
-        let devices = devices::build([&self.devices].into_iter(), true).args;
+        let devices = devices::build(self.platform, [&self.devices].into_iter(), true)?.args;
         Ok(Spec { clock, devices, ..Spec::new(self.platform, payload, machine_cpus, memory) })
     }
 
@@ -125,7 +125,7 @@ impl Guest {
 
     /// Writes the bundle that passes this guest to the hypervisor.
     pub(crate) fn write_bundle(&self, hypervisor: &Hypervisor, boot_cpu: BootCpu, path: &Path) -> Result<()> {
-        let devices = devices::build([&self.devices].into_iter(), true).names.concat();
+        let devices = devices::build(self.platform, [&self.devices].into_iter(), true)?.names.concat();
         let config = Config {
             vcpus: self.vcpus,
             memory: self.memory,
@@ -154,7 +154,7 @@ impl Guest {
             None => None,
         };
         let payload = Payload::Bare { kernel: self.kernel.clone(), initrd, cmdline: self.cmdline.clone() };
-        let devices = devices::build([&self.devices].into_iter(), false).args;
+        let devices = devices::build(self.platform, [&self.devices].into_iter(), false)?.args;
         Ok(Spec { devices, ..Spec::new(self.platform, payload, cpus, self.memory) })
     }
 }

@@ -49,7 +49,8 @@ impl<'f> Guests<'f> {
         let machine = Config { boot_cpu: file.boot_cpu(), switches, ..Config::default() };
         let machine = Config { slice_us: file.machine.slice_us.unwrap_or(machine.slice_us), ..machine };
         let text = machine.of_machine().to_string();
-        let devices = devices::build(file.guests.iter().map(|guest| &guest.devices), true);
+        let devices =
+            devices::build(file.machine.platform, file.guests.iter().map(|guest| &guest.devices), true)?;
         let mut guests = Self { file, files: Files::default(), configs: Vec::new(), machine: text, devices };
         let needs_stock = file.guests.iter().any(|guest| guest.software == Software::Stock);
         let arch = file.machine.platform.arch();

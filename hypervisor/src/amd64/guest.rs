@@ -14,10 +14,10 @@ use paging::Level;
 use spin::Mutex;
 
 use super::flush::{CallServices, MemorySource};
+use super::messages::{AmdVi, MachineDevices};
 use super::overlay::Overlays;
-use super::owned::{Claim, Deliver, Domains, Functions, MachineDevices, Refused};
 use super::processor::Amd64;
-use super::rom::{Busy, Followed, Rom};
+use super::rom::Rom;
 use super::state::{Permissions, VcpuState};
 use super::{cpuid, msr};
 use crate::devices::pc::acpi;
@@ -31,9 +31,11 @@ use crate::devices::pc::power;
 use crate::hyperv::{self, CrashReport, Partition, crash};
 use crate::loader::pc::layout;
 use crate::loader::{self, EntryState, LoadError, MemoryLayout, Placement};
+use crate::owned::{self, Busy, Deliver, Domains, Followed, Functions, Refused};
 use crate::pages::Pages;
 use crate::vm::GUEST;
 use crate::vm::load::Plan;
+use crate::vm::percpu;
 use crate::vm::space::{FlushScratch, VmMemory};
 use crate::vm::trace;
 use crate::vm::{CreateError, Files, PerCpu, Vcpu, Vm, VpIndex};
@@ -109,9 +111,9 @@ pub struct Shared {
     /// The memory behind the expansion ROM.
     pub rom: Mutex<Rom>,
     /// Functions of the machine's PCI that the guest owns.
-    pub functions: Mutex<Functions>,
+    pub functions: Mutex<Functions<AmdVi>>,
     /// The IOMMUs that translate for them; `None` if there are none.
-    pub domains: Option<Domains>,
+    pub domains: Option<Domains<AmdVi>>,
     layout: MemoryLayout,
     /// Which ports and MSRs cause exits.
     permission_maps: [Pages; 2],
@@ -192,6 +194,9 @@ impl Shared {
     }
 }
 
+/// Devices that a guest which is being created owns.
+pub type Claim = owned::Claim<AmdVi>;
+
 /// Claims the functions that the configuration names.
 ///
 /// # Errors
@@ -211,9 +216,13 @@ fn keeps_translations(config: &Config<'_>) -> bool {
         && config.switches.stage2_unmap != hostlink::config::Stage2Unmap::Page
 }
 
-impl<A: Amd64> Deliver for Vm<A> {
+impl<A: Amd64> Deliver<Message> for Vm<A> {
     fn deliver_from_device(&self, message: Message) {
         self.deliver(message, u32::MAX);
+    }
+
+    fn cpu(&self, number: usize) -> Option<u32> {
+        percpu::nth_online::<A>(number).and_then(|cpu| u32::try_from(cpu.id).ok())
     }
 }
 

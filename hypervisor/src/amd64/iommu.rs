@@ -14,13 +14,14 @@ use iommu::amd::command::{completion_wait, invalidate_all, invalidate_device};
 use iommu::amd::ivrs::{self, Scope, Unit};
 use iommu::amd::registers as register;
 use iommu::amd::table::{DeviceEntry, InterruptTable, Levels};
-use iommu::amd::{DeviceId, DomainId, Event};
+use iommu::amd::{DeviceId, Event};
 use iommu::{Command, Entry, Port, Queue, Stuck};
 use paging::Invalidation;
 use spin::Mutex;
 use stay::iommu::{self as engine, Begun, Device, Domain};
 use stay::{Mistake, Mistakes};
 
+use crate::owned::Translations;
 use crate::pages::Pages;
 use crate::vm::files::makes;
 
@@ -115,15 +116,6 @@ impl fmt::Display for NotStarted {
             Self::NoPlace => f.write_str("its tables are where it cannot reach them"),
         }
     }
-}
-
-/// The translations of a guest's devices.
-#[derive(Clone, Copy, Debug)]
-pub struct Translations {
-    /// Root of the guest's nested tables.
-    pub root: u64,
-    /// The guest's domain.
-    pub domain: DomainId,
 }
 
 impl Iommu {

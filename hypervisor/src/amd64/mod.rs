@@ -19,13 +19,14 @@
 //! | `instruction` | the instruction that caused an exit, and the translation of its addresses |
 //! | `intercepts` | the events that a guest exits on |
 //! | `iommu` | the driver of AMD-Vi |
+//! | `messages` | interrupts of the machine's PCI functions that guests own |
 //! | `msr` | model-specific registers |
 //! | `nmi`, `step` | NMIs, and the step over the IRET that ends their handler |
 //! | `overlay` | pages that overlay guest memory |
-//! | `owned` | functions of the machine's PCI that guests own |
 //! | `processor` | the trait of processor operations that all of this is generic over |
 //! | `registers` | general registers |
 //! | `rom` | the memory behind the guest's expansion ROM |
+//! | `routes` | where those interrupts go: from the machine's vector to the guest's message |
 //! | `signals` | a vCPU's external events: signals, vectors, timers |
 //! | `state` | a vCPU's private state |
 //! | `vmcb` | the control block |
@@ -49,15 +50,16 @@ pub mod inject;
 pub mod instruction;
 pub mod intercepts;
 pub mod iommu;
+pub mod messages;
 pub mod msr;
 pub mod nmi;
 #[cfg(any(test, all(target_os = "none", target_arch = "x86_64")))]
 pub(crate) mod offer;
 pub mod overlay;
-pub mod owned;
 pub mod processor;
 pub mod registers;
 pub mod rom;
+pub mod routes;
 pub mod signals;
 pub mod state;
 pub mod step;

@@ -11,17 +11,20 @@ macro_rules! offer_amd64 {
             use hostlink::config::Config;
             use iommu::Stuck;
             use paging::{Amd64Nested, Invalidation, Level, Progress};
+            use pci::Function;
 
             use $crate::amd64::flush::Ipi;
-            use $crate::amd64::guest::{self, Common, Shared};
-            use $crate::amd64::owned::Claim;
+            use $crate::amd64::guest::{self, Claim, Common, Shared};
+            use $crate::amd64::messages::AmdVi;
             use $crate::amd64::signals::{self, Workspace};
             use $crate::amd64::state::VcpuState;
             use $crate::amd64::{enter, exits};
             use $crate::devices::pc::inbox::Inbox;
+            use $crate::devices::pc::message::Message;
             use $crate::devices::pc::platform;
             use $crate::devices::region::Region;
             use $crate::loader::{EntryState, LoadError};
+            use $crate::owned::{Deliver, Owner};
             use $crate::sched::Turn;
             use $crate::vm::arch::{Arch, Cpus};
             use $crate::vm::awaited::Word;
@@ -30,6 +33,18 @@ macro_rules! offer_amd64 {
             use $crate::vm::memory::NestedTables;
             use $crate::vm::space::{FlushScratch, Flushed, VmMemory};
             use $crate::vm::{Context, CreateError, Files, Next, PerCpu, Vm, VpIndex};
+
+            impl Owner for $processor {
+                type Platform = AmdVi;
+
+                fn with_shown<R>(vm: &Vm<Self>, act: impl FnOnce(&mut [Function]) -> R) -> R {
+                    act(vm.guest.platform.lock().functions_mut())
+                }
+
+                fn receiver(vm: &'static Vm<Self>) -> &'static dyn Deliver<Message> {
+                    vm
+                }
+            }
 
             // SAFETY: `Amd64::run` is called in `enter::enter` alone, for the owner's guest.
             // `enter::take_flush` drops what is named, or notes that the vCPU's next entry drops

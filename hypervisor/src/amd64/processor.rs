@@ -10,7 +10,7 @@ use tlfs::XMM_WORDS;
 use super::audit::CpuBooks;
 use super::features::Features;
 use super::guest::Shared;
-use super::owned::MachineDevices;
+use super::messages::{AmdVi, MachineDevices};
 use super::registers::Registers;
 use super::signals::Workspace;
 use super::state::VcpuState;
@@ -18,6 +18,7 @@ use super::vmcb::Vmcb;
 use crate::devices::pc::inbox::Inbox;
 use crate::devices::pc::platform::SerialPort;
 use crate::hyperv::cpuid::CpuidResult;
+use crate::owned::Owner;
 use crate::vm::PerCpu;
 use crate::vm::arch::Arch;
 use crate::vm::memory::NestedTables;
@@ -37,7 +38,7 @@ pub trait Amd64:
         Inbox = Inbox,
         State = VcpuState,
         Workspace = Workspace,
-    >
+    > + Owner<Platform = AmdVi>
 {
     /// The machine's PCI functions and IOMMUs, if there are any that guests may own.
     fn devices() -> Option<&'static MachineDevices>;

@@ -5,6 +5,7 @@ use memslots::{Gpa, PhysAddr, Slot, SlotError, SlotFlags};
 
 use super::processor::Amd64;
 use crate::devices::pc::pci::rom_device::RomLen;
+use crate::owned::{Busy, Followed};
 use crate::pages::Pages;
 use crate::vm::shown::DEVICE_SLOT as SLOT;
 use crate::vm::{PerCpu, Vm, VpIndex};
@@ -89,16 +90,3 @@ impl Rom {
         }
     }
 }
-
-/// The state of the slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Followed {
-    /// It was in place before.
-    WasThere,
-    /// The [change](Vm::begin_change) has begun.
-    Goes,
-}
-
-/// Another change of the slots is in progress.
-#[derive(Clone, Copy, Debug)]
-pub struct Busy;

@@ -1,11 +1,15 @@
 //! The guest's devices: dispatches register accesses.
 
+use core::sync::atomic::Ordering;
+
 use super::processor::Arm64;
 use super::system;
 use crate::devices::virt::gic::{self, Distributor, Effect, RegisterEffect};
 use crate::devices::virt::map;
 use crate::devices::virt::pl011;
-use crate::vm::{Context, Vm};
+use crate::owned::{Busy, Deliver};
+use crate::vm::{Context, Vm, percpu};
+use memslots::Gpa;
 
 /// Carries out the effect of an access to the distributor, under its lock.
 pub fn perform<A: Arm64>(vm: &Vm<A>, effect: Effect, distributor: &Distributor) {
@@ -18,10 +22,25 @@ pub fn perform<A: Arm64>(vm: &Vm<A>, effect: Effect, distributor: &Distributor) 
             vm.notify(vcpu);
         }
     }
+    if let Some(devices) = vm.guest.common.devices {
+        effect.ended.iter().for_each(|intid| devices.routes.sample(intid));
+    }
     for post in effect.posts(distributor) {
         let Some(vcpu) = vm.vcpus.get(usize::from(post.vcpu)) else { continue };
         vcpu.inbox.interrupts.post_spi(post.intid);
         vm.notify(vcpu);
+    }
+}
+
+impl<A: Arm64> Deliver<u8> for Vm<A> {
+    fn deliver_from_device(&self, intid: u8) {
+        let mut distributor = self.guest.distributor.lock();
+        let effect = distributor.set_line(intid, true);
+        perform(self, effect, &distributor);
+    }
+
+    fn cpu(&self, number: usize) -> Option<u32> {
+        percpu::nth_online::<A>(number).and_then(|cpu| u32::try_from(cpu.id).ok())
     }
 }
 
@@ -80,6 +99,9 @@ pub fn read<A: Arm64>(context: &mut Context<'_, A>, gpa: u64, bytes: u8) -> Opti
     if let Some(offset) = within(gpa, map::RTC, map::RTC_SIZE) {
         return Some(vm.guest.rtc.lock().read(offset, vm.wall_ns()).into());
     }
+    if let Some(value) = read_pci(vm, gpa, bytes) {
+        return Some(value);
+    }
     let place = redistributor(vm, gpa)?;
     if u32::from(place.vcpu) == context.vcpu.index {
         return Some(context.state.gic.read(place.offset, bytes));
@@ -112,6 +134,11 @@ pub fn write<A: Arm64>(context: &mut Context<'_, A>, gpa: u64, bytes: u8, value:
         vm.guest.rtc.lock().write(offset, value as u32, vm.wall_ns());
         return true;
     }
+    if vm.guest.domains.is_some() && map::PCI_MEMORY.contains(&gpa) {
+        // Where no function is, a write is lost.
+        let _is_there = vm.guest.functions.lock().trapped_write(vm, Gpa(gpa), bytes, value);
+        return true;
+    }
     let Some(place) = redistributor(vm, gpa) else { return false };
     if u32::from(place.vcpu) == context.vcpu.index {
         let effect = context.state.gic.write(place.offset, bytes, value);
@@ -124,6 +151,36 @@ pub fn write<A: Arm64>(context: &mut Context<'_, A>, gpa: u64, bytes: u8, value:
     }
     true
 }
+
+/// Configuration space, and registers of functions that are not mapped; `None` if the address is
+/// not PCI's, or the guest owns no functions.
+fn read_pci<A: Arm64>(vm: &Vm<A>, gpa: u64, bytes: u8) -> Option<u64> {
+    vm.guest.domains.as_ref()?;
+    if let Some(offset) = within(gpa, map::PCI_ECAM, map::PCI_ECAM_SIZE) {
+        return Some(vm.guest.pci.lock().read(offset, bytes));
+    }
+    let value = || vm.guest.functions.lock().trapped_read(vm, Gpa(gpa), bytes).unwrap_or(u64::MAX);
+    map::PCI_MEMORY.contains(&gpa).then(value)
+}
+
+/// Writes to configuration space, and has the real functions follow before the guest continues.
+/// `None` if the address is elsewhere, or the guest owns no functions.
+pub fn configure<A: Arm64>(context: &Context<'_, A>, gpa: u64, bytes: u8, value: u64) -> Option<Configured> {
+    let (vm, by) = (context.vm, context.vcpu.index);
+    vm.guest.domains.as_ref()?;
+    let offset = within(gpa, map::PCI_ECAM, map::PCI_ECAM_SIZE)?;
+    if vm.turn_wanted.load(Ordering::Relaxed) {
+        return Some(Err(Busy));
+    }
+    // Held until slots move, so that they move in the order of the writes.
+    let mut functions = vm.guest.functions.lock();
+    vm.guest.pci.lock().write(offset, bytes, value);
+    Some(functions.follow(vm, context.cpu, by).map(drop))
+}
+
+/// What becomes of the access: [`Busy`] if it must be retried. The retry writes the same value,
+/// which changes nothing.
+pub type Configured = Result<(), Busy>;
 
 fn redistributor<A: Arm64>(vm: &Vm<A>, gpa: u64) -> Option<gic::Place> {
     let count = vm.vcpu_count() as u8;

@@ -9,6 +9,7 @@ use core::ops::Range;
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use ::pci::function::Windows;
 use coherence::tlbi::{self, Limits, Setup, Stage2Tlb};
 use coherence::vmid::{LocalMaintenance, Residents, VmidAllocator, VmidSlot};
 use hostlink::config::{Architecture, Config, FlushMode, ForeignSwitch, LocalTlbi, Stage2Unmap, Switches};
@@ -16,17 +17,22 @@ use spin::Mutex;
 use stay::Cost;
 use stay::arm64::AddressSpace;
 
+use super::lines::{MachineDevices, Wired};
+use super::mirror::Mirror;
 use super::processor::{Arm64, Configuration, Features, Processor};
 use super::state::VcpuState;
 use super::stolen_time::Scale;
 use super::vcpu::Inbox;
-use crate::amd64::owned::Refused;
+use crate::devices::virt::fdt::Wire;
 use crate::devices::virt::gic::{Distributor, INTIDS_DEFAULT};
+use crate::devices::virt::map;
+use crate::devices::virt::pci::Pci;
 use crate::devices::virt::pl011::Pl011;
 use crate::devices::virt::pl031::Pl031;
 use crate::devices::virt::psci::Start;
 use crate::loader::LoadError;
 use crate::loader::virt::{self, Entry, GuestConfig};
+use crate::owned::{self, Domains, Functions};
 use crate::vm::load::Plan;
 use crate::vm::percpu::{self, MAX_CPUS};
 use crate::vm::space::VmMemory;
@@ -52,9 +58,17 @@ pub fn check(config: &Config<'_>) -> Result<(), CreateError> {
     }
 }
 
-/// Refuses devices: guests own none here yet.
-pub fn claim(config: &Config<'_>) -> Result<(), CreateError> {
-    if config.devices.is_empty() { Ok(()) } else { Err(CreateError::Devices(Refused::NoPci)) }
+/// Devices that a guest which is being created owns.
+pub type Claim = owned::Claim<Wired>;
+
+/// Claims the functions that the configuration names.
+///
+/// # Errors
+///
+/// Why the guest does not get them.
+pub fn claim(config: &Config<'static>, common: &Common) -> Result<Claim, CreateError> {
+    let windows = Windows { low: map::PCI_MEMORY, high: 0..0 };
+    Functions::claim(common.devices, config.devices, config.name, &windows).map_err(CreateError::Devices)
 }
 
 /// Guest physical ranges of RAM.
@@ -63,7 +77,8 @@ pub fn claim(config: &Config<'_>) -> Result<(), CreateError> {
 ///
 /// If there is no room for that much.
 pub fn ram<A: Arm64>(size: u64) -> Result<Vec<Range<u64>>, LoadError> {
-    let ram = GuestConfig { memory_size: size, vcpu_count: 1, command_line: "" }.ram()?;
+    let config = GuestConfig { memory_size: size, vcpu_count: 1, command_line: "", functions: &[] };
+    let ram = config.ram()?;
     if ram.end > 1 << A::physical_address_bits() {
         return Err(LoadError::MemoryTooLarge { memory: size });
     }
@@ -109,6 +124,8 @@ pub struct Common {
     /// The method to invalidate stage 2 on these processors, without limits.
     setup: Setup,
     cost: Cost,
+    /// The machine's PCI functions, for guests to own.
+    pub devices: Option<&'static MachineDevices>,
     /// A root of stage 2 without entries.
     nowhere: Box<Table>,
 }
@@ -128,7 +145,8 @@ impl Common {
         let bits = config.switches.vmid_bits.map_or(most, |bits| u32::from(bits).min(most));
         let vmids = VmidAllocator::new(bits, percpu::all::<A>().count()).ok_or(CreateError::Vmids)?;
         let _before_the_first_guest = tlbi::invalidate_all_vms(&A::TLB, &setup);
-        Ok(Self { vmids: Box::new(vmids), setup, cost, nowhere: Box::new(Table([0; 512])) })
+        let devices = A::devices();
+        Ok(Self { vmids: Box::new(vmids), setup, cost, devices, nowhere: Box::new(Table([0; 512])) })
     }
 
     /// The method to invalidate stage 2 on these processors.
@@ -182,6 +200,15 @@ pub struct Shared {
     pub uart: Mutex<Uart>,
     /// The real-time clock.
     pub rtc: Mutex<Pl031>,
+    /// The PCI bus with the functions of the machine that the guest owns.
+    pub pci: Mutex<Pci>,
+    /// What the real ones do.
+    pub functions: Mutex<Functions<Wired>>,
+    /// The SMMUs that translate for them; `None` if there are none.
+    pub domains: Option<Domains<Wired>>,
+    /// By which they translate.
+    mirror: Option<Mutex<Mirror>>,
+    wires: Vec<Wire>,
     /// What it shares with the other machines.
     pub common: &'static Common,
     /// The VMID of this machine.
@@ -199,16 +226,32 @@ pub struct Shared {
 
 impl Shared {
     /// For a guest whose stage 2 is in `space`, and whose translations have this tag.
+    ///
+    /// # Errors
+    ///
+    /// If there is no memory for the tables of its devices.
     pub fn new<A: Arm64>(
-        config: &Config<'_>,
+        config: &Config<'static>,
         common: &'static Common,
         space: &VmMemory<A>,
         tag: Arc<Tag>,
-    ) -> Self {
+        claim: Claim,
+    ) -> Result<Self, CreateError> {
+        let Claim { functions, shown, domains } = claim;
+        let (wires, shown) = functions.wire(shown);
+        let mirror = match domains {
+            None => None,
+            Some(_) => Some(Mirror::new(|| A::TLB.order_stores()).ok_or(CreateError::NoTables)?),
+        };
         let broadcasts = config.switches.local_tlbi == LocalTlbi::Broadcast;
         tag.root.store(space.root().0, Ordering::Relaxed);
-        Self {
-            distributor: Box::new(Mutex::new(Distributor::new(config.vcpus as u8, INTIDS_DEFAULT))),
+        Ok(Self {
+            distributor: Box::new(Mutex::new(distributor(config.vcpus, &wires))),
+            pci: Mutex::new(Pci::new(shown)),
+            functions: Mutex::new(functions),
+            domains,
+            mirror: mirror.map(Mutex::new),
+            wires,
             uart: Mutex::new(Uart::new()),
             rtc: Mutex::new(Pl031::default()),
             common,
@@ -220,7 +263,12 @@ impl Shared {
             configuration: Configuration::new(A::base_configuration(), broadcasts),
             local_maintenance: if broadcasts { LocalMaintenance::Broadcast } else { LocalMaintenance::Local },
             vcpus: config.vcpus,
-        }
+        })
+    }
+
+    /// The tables by which the guest's devices translate.
+    pub fn mirror(&self) -> Option<&Mutex<Mirror>> {
+        self.mirror.as_ref()
     }
 
     /// The VMID that tags the guest's translations, and their root.
@@ -262,6 +310,7 @@ impl Shared {
             memory_size: files.config.memory,
             vcpu_count: vcpus as u8,
             command_line: files.config.cmdline,
+            functions: &self.wires,
         };
         let virt::Plan { placements, entry } = virt::plan(files.kernel, files.initrd, &wanted)?;
         Ok(Plan { placements, entry })
@@ -269,10 +318,18 @@ impl Shared {
 
     /// Resets all devices to their state after power-on.
     pub fn reset(&self) {
-        *self.distributor.lock() = Distributor::new(self.vcpus as u8, INTIDS_DEFAULT);
+        *self.distributor.lock() = distributor(self.vcpus, &self.wires);
+        self.pci.lock().reset();
         *self.uart.lock() = Uart::new();
         self.rtc.lock().reset();
     }
+}
+
+/// The distributor after power-on, for a guest with these functions.
+fn distributor(vcpus: u32, wires: &[Wire]) -> Distributor {
+    let mut distributor = Distributor::new(vcpus as u8, INTIDS_DEFAULT);
+    distributor.forward(wires.iter().map(|wire| wire.intid));
+    distributor
 }
 
 /// Memory is as planned: lets the boot vCPU begin when it next looks at its inbox.

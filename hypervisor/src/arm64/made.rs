@@ -21,6 +21,7 @@ use stay::{Mistake, Mistakes};
 use super::controls;
 use super::debug::{Counts, Debug};
 use super::exchanged::Register;
+use super::lines::MachineDevices;
 use super::offer::offer_arm64;
 use super::processor::{Configuration, CpuData, Features, FloatState, Processor, Registers, Vector};
 use crate::devices::virt::gic::Maintenance;
@@ -334,6 +335,10 @@ impl Processor for Made {
         stay.map_or(Vector::Interrupt, |mut stay| stay(registers))
     }
 
+    fn devices() -> Option<&'static MachineDevices> {
+        None
+    }
+
     fn transmit(byte: u8) {
         hardware(|hardware| hardware.transmitted.push(byte));
     }
@@ -366,17 +371,13 @@ offer_arm64! {
             Common::new::<Self>(config, setup, cost)
         }
 
-        fn claim(config: &Config<'static>, _: &'static Common) -> Result<(), CreateError> {
-            guest::claim(config)
-        }
-
         fn share(
-            config: &Config<'_>,
+            config: &Config<'static>,
             common: &'static Common,
             space: &VmMemory<Self>,
-            (): (),
+            claim: Claim,
         ) -> Result<Shared, CreateError> {
-            Ok(Shared::new::<Self>(config, common, space, Arc::default()))
+            Shared::new::<Self>(config, common, space, Arc::default(), claim)
         }
     }
 }

@@ -17,6 +17,9 @@
 //! | [`registers`] | emulation of trapped registers |
 //! | [`identity`] | the ID registers that a guest sees |
 //! | [`debug`] | breakpoints, watchpoints, single step |
+//! | [`smmu`], [`mirror`] | the driver of SMMUs; the tables by which they translate for a guest |
+//! | [`translations`] | when those tables change |
+//! | [`lines`] | interrupts of PCI functions that guests own |
 //! | [`load_store`] | accesses of two registers, or with write-back |
 //! | [`step`] | continuing after an instruction; instructions whose condition fails |
 //! | [`audit`], [`auditor`] | stale translations that an entering vCPU could use, in the image for tests |
@@ -35,17 +38,21 @@ pub mod exits;
 pub mod guest;
 pub mod identity;
 pub mod inject;
+pub mod lines;
 pub mod load_store;
 #[cfg(test)]
 mod made;
+pub mod mirror;
 #[cfg(any(test, all(target_os = "none", target_arch = "aarch64")))]
 pub(crate) mod offer;
 pub mod processor;
 pub mod registers;
 pub mod serror;
+pub mod smmu;
 pub mod state;
 pub mod step;
 pub mod stolen_time;
 pub mod system;
+pub mod translations;
 pub mod vcpu;
 pub mod wait_loop;

@@ -12,37 +12,53 @@ macro_rules! offer_arm64 {
 
             use alloc::vec::Vec;
             use hostlink::config::Config;
-            use paging::{Invalidation, Level};
+            use iommu::Stuck;
+            use paging::{Invalidation, Level, Progress};
+            use ::pci::Function;
 
-            use $crate::arm64::guest::{self, Common, Shared};
+            use $crate::arm64::guest::{self, Claim, Common, Shared};
+            use $crate::arm64::lines::Wired;
             use $crate::arm64::processor::{Features, Processor};
             use $crate::arm64::state::VcpuState;
             use $crate::arm64::vcpu::{self, Inbox, Patience, Workspace};
-            use $crate::arm64::{devices, exits, stolen_time};
+            use $crate::arm64::{devices, exits, stolen_time, translations};
             use $crate::devices::region::Region;
             use $crate::devices::virt::map;
             use $crate::loader::LoadError;
             use $crate::loader::virt::Entry;
+            use $crate::owned::{Deliver, Followed, Owner};
             use $crate::sched::Turn;
             use $crate::vm::arch::Arch;
             use $crate::vm::awaited::Word;
             use $crate::vm::load::Plan;
             use $crate::vm::shown::ShownMemory;
-            use $crate::vm::dma::{DmaFlush, NotFlushed};
+            use $crate::vm::dma::{DmaFlush, NotFlushed, Tickets};
             use $crate::vm::space::{FlushScratch, Flushed, VmMemory};
             use $crate::vm::{Context, CreateError, Files, Next, PerCpu, Vm, VpIndex};
+
+            impl Owner for $processor {
+                type Platform = Wired;
+
+                fn with_shown<R>(vm: &Vm<Self>, act: impl FnOnce(&mut [Function]) -> R) -> R {
+                    act(vm.guest.pci.lock().functions_mut())
+                }
+
+                fn receiver(vm: &'static Vm<Self>) -> &'static dyn Deliver<u8> {
+                    vm
+                }
+            }
 
             // SAFETY: `Processor::run_guest` is called in `vcpu::enter` alone, for the owner's
             // guest. `vcpu::take_flush` drops this processor's translations of the machine before
             // it completes. `flush_space` returns when its broadcasts are complete on all
-            // processors.
+            // processors. Devices translate by the mirror, which follows the slots in
+            // `begin_dma_flush`, and the SMMU drops what is not in it any more.
             unsafe impl Arch for $processor {
                 $($given)*
 
                 type Common = Common;
                 type Entry = Entry;
-                /// Guests own no devices yet.
-                type Claim = ();
+                type Claim = Claim;
                 type Shared = Shared;
                 type Inbox = Inbox;
                 type State = VcpuState<Self>;
@@ -57,6 +73,10 @@ macro_rules! offer_arm64 {
 
                 fn ram(size: u64) -> Result<Vec<Range<u64>>, LoadError> {
                     guest::ram::<Self>(size)
+                }
+
+                fn claim(config: &Config<'static>, common: &'static Common) -> Result<Claim, CreateError> {
+                    guest::claim(config, common)
                 }
 
                 fn largest_page() -> Level {
@@ -87,13 +107,18 @@ macro_rules! offer_arm64 {
                     guest::begin(entry, boot);
                 }
 
+                fn reset_slots(vm: &'static Vm<Self>, cpu: &PerCpu<Self>) -> bool {
+                    matches!(vm.guest.functions.lock().hide(vm, cpu), Ok(Followed::WasThere))
+                }
+
                 fn reset_devices(vm: &Vm<Self>) {
                     vm.guest.reset();
                     stolen_time::reset(vm);
                 }
 
                 fn device_regions(vm: &Vm<Self>) -> impl IntoIterator<Item = Region> {
-                    map::regions(vm.vcpu_count() as u8)
+                    let pci = vm.guest.domains.is_some().then(map::pci_regions);
+                    map::regions(vm.vcpu_count() as u8).into_iter().chain(pci.into_iter().flatten())
                 }
 
                 fn shown_memory(vcpus: u32) -> Option<ShownMemory> {
@@ -126,6 +151,42 @@ macro_rules! offer_arm64 {
                     let space = vm.guest.address_space();
                     let tlb = &Self::TLB;
                     stay::arm64::flush_space(vm, devices, tlb, &space, invalidation, scratch, &Patience)
+                }
+
+                #[inline(always)]
+                fn begin_dma_flush(vm: &Vm<Self>, _: Invalidation<'_>) -> Result<Tickets, Stuck> {
+                    match &vm.guest.domains {
+                        None => Ok(Tickets::new()),
+                        Some(domains) => translations::begin_flush(vm, domains),
+                    }
+                }
+
+                fn finish_dma_flush(vm: &Vm<Self>, begun: &Tickets) -> Result<(), Stuck> {
+                    vm.guest.domains.as_ref().map_or(Ok(()), |domains| domains.finish(begun))
+                }
+
+                fn owns_devices(vm: &Vm<Self>) -> bool {
+                    vm.guest.domains.is_some()
+                }
+
+                fn map_for_devices(vm: &Vm<Self>) -> Progress {
+                    translations::fill(vm)
+                }
+
+                fn step_owned_reset(vm: &Vm<Self>) -> Progress {
+                    vm.guest.functions.lock().reset()
+                }
+
+                fn attach_devices(vm: &Vm<Self>) {
+                    translations::attach(vm);
+                }
+
+                fn detach_devices(vm: &Vm<Self>) -> Result<(), Stuck> {
+                    vm.guest.functions.lock().detach(vm.guest.domains.as_ref())
+                }
+
+                fn give_devices_back(vm: &Vm<Self>) -> Progress {
+                    vm.guest.functions.lock().give_back()
                 }
 
                 #[inline(always)]

@@ -15,9 +15,11 @@ use super::controls::hcr;
 use super::debug::{Counts, Debug};
 use super::exchanged::Register;
 use super::guest::{Common, Shared};
+use super::lines::{MachineDevices, Wired};
 use super::state::VcpuState;
 use super::vcpu::{Inbox, Workspace};
 use crate::devices::virt::gic::{ListRegisters, Maintenance};
+use crate::owned::Owner;
 use crate::vm::arch::{Arch, Cpus};
 
 /// Registers that are switched at each entry and exit.
@@ -266,6 +268,9 @@ pub trait Processor: Cpus<CpuData = CpuData> {
     /// maps the guest's memory only.
     unsafe fn run_guest(registers: &mut Registers) -> Vector;
 
+    /// The machine's PCI functions and SMMUs, if there are any that guests may own.
+    fn devices() -> Option<&'static MachineDevices>;
+
     /// Sends a byte from the guest's serial port over the real one.
     fn transmit(byte: u8);
 
@@ -281,12 +286,14 @@ pub trait Processor: Cpus<CpuData = CpuData> {
 /// An architecture whose processors are these.
 pub trait Arm64:
     Processor
+    + Owner<Platform = Wired>
     + Arch<Common = Common, Shared = Shared, Inbox = Inbox, State = VcpuState<Self>, Workspace = Workspace>
 {
 }
 
 impl<A> Arm64 for A where
     A: Processor
+        + Owner<Platform = Wired>
         + Arch<Common = Common, Shared = Shared, Inbox = Inbox, State = VcpuState<A>, Workspace = Workspace>
 {
 }

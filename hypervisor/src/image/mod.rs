@@ -7,11 +7,13 @@
 //! | `console` | the log |
 //! | `heap` | the heap, and the location of the image |
 //! | `panic` | the report of a panic |
+//! | `registers` | accesses to registers of devices |
 
 pub(crate) mod blocks;
 pub(crate) mod console;
 pub(crate) mod heap;
 pub(crate) mod panic;
+pub(crate) mod registers;
 
 use core::fmt::Display;
 use core::ops::Range;

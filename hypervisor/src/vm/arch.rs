@@ -219,6 +219,12 @@ pub unsafe trait Arch: Board {
         false
     }
 
+    /// Makes a step of mapping all memory for the guest's devices, where they do not translate by
+    /// its nested tables. To be called when all slots are mapped there.
+    fn map_for_devices(_: &Vm<Self>) -> Progress {
+        Progress::Done
+    }
+
     /// Makes a step of switching off and resetting the devices that the guest owns; `Done` when
     /// they do nothing any more until the guest starts them. No vCPU runs.
     fn step_owned_reset(_: &Vm<Self>) -> Progress {

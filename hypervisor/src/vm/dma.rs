@@ -63,7 +63,9 @@ impl MapAhead {
     /// Makes a step. [`Progress::Waiting`] while a change of the slots is in progress,
     /// [`Progress::OutOfTables`] if memory for tables is missing.
     pub fn step<A: Arch>(&mut self, vm: &Vm<A>) -> Progress {
-        let Some(slot) = vm.space.slots().memory().next_memory(self.next) else { return Progress::Done };
+        let Some(slot) = vm.space.slots().memory().next_memory(self.next) else {
+            return A::map_for_devices(vm);
+        };
         let Ok(mut prefault) = vm.space.prefault(slot.id, self.next.max(slot.gpa)) else {
             return Progress::Waiting;
         };

@@ -11,8 +11,8 @@ use hostlink::name::Name;
 use stay::{Mistake, Mistakes};
 use tar_no_std::TarArchiveRef;
 
-use crate::amd64::owned::Refused;
 use crate::loader::LoadError;
+use crate::owned::Refused;
 
 /// The deliberate defect that the configuration selects.
 #[cfg(feature = "defects")]

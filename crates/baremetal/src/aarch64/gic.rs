@@ -114,15 +114,27 @@ pub fn set_control(distributor: u64, bits: u32) -> Result<(), &'static str> {
 
 /// Routes a shared, level-triggered interrupt to the processor with this affinity.
 pub fn route(distributor: u64, intid: u32, affinity: u64) {
+    route_as(distributor, intid, affinity, false);
+    set_enabled(distributor, intid, true);
+}
+
+/// Routes an interrupt that is edge-triggered or level-triggered, and not enabled.
+pub fn route_as(distributor: u64, intid: u32, affinity: u64, is_edge: bool) {
     let (word, bit) = (u64::from(intid / 32) * 4, 1 << (intid % 32));
     let trigger = distributor + CONFIGURATION + u64::from(intid / 16) * 4;
-    write(trigger, read(trigger) & !(2 << (intid % 16 * 2)));
+    let edge = 2 << (intid % 16 * 2);
+    write(trigger, read(trigger) & !edge | if is_edge { edge } else { 0 });
     // SAFETY: a byte of the distributor, and a register of 64 bits, mapped as a device.
     unsafe { ((distributor + PRIORITY + u64::from(intid)) as *mut u8).write_volatile(MIDDLE) };
     write(distributor + GROUP + word, read(distributor + GROUP + word) | bit);
     // SAFETY: as above.
     unsafe { ((distributor + ROUTE + u64::from(intid) * 8) as *mut u64).write_volatile(affinity) };
-    write(distributor + SET_ENABLE + word, bit);
+}
+
+/// Enables a shared interrupt, or disables it.
+pub fn set_enabled(distributor: u64, intid: u32, is_enabled: bool) {
+    let register = if is_enabled { SET_ENABLE } else { CLEAR_ENABLE };
+    write(distributor + register + u64::from(intid / 32) * 4, 1 << (intid % 32));
 }
 
 /// The redistributor of the processor with this affinity, if it is in the region.

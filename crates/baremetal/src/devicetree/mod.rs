@@ -66,6 +66,21 @@ pub struct PciHost {
     pub ports: Option<Ram>,
     /// INTIDs of devices 0 to 3's pin A.
     pub pins: [Option<u32>; 4],
+    /// Addresses below 4 GiB at which it decodes memory of functions.
+    pub memory: Option<Ram>,
+    /// The SMMUv3 that translates for all functions of bus 0.
+    pub smmu: Option<Smmu>,
+}
+
+/// An SMMUv3.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Smmu {
+    /// Its registers.
+    pub registers: Ram,
+    /// The INTID of its event queue, if it has one by wire.
+    pub events: Option<u32>,
+    /// The stream of requester 0. The other requesters' follow.
+    pub first_stream: u32,
 }
 
 /// A machine.
@@ -121,7 +136,7 @@ impl Board {
             gic: gic(tree),
             uarts: uarts(tree),
             clock: compatible(tree, "arm,pl031").find_map(device),
-            pci: compatible(tree, "pci-host-ecam-generic").find_map(pci),
+            pci: compatible(tree, "pci-host-ecam-generic").find_map(|node| pci(tree, node)),
             virtual_timer: virtual_timer(tree),
             initrd: initrd(tree),
         })
@@ -239,22 +254,51 @@ fn device(node: FdtNode<'_>) -> Option<Device> {
     Some(Device { registers: ranges(node).next()?, interrupt: interrupt(node, 0) })
 }
 
-fn pci(node: FdtNode<'_>) -> Option<PciHost> {
-    Some(PciHost { ecam: ranges(node).next()?, ports: ports(node), pins: pins(node) })
+fn pci(tree: Fdt<'_>, node: FdtNode<'_>) -> Option<PciHost> {
+    Some(PciHost {
+        ecam: ranges(node).next()?,
+        ports: space(node, PORTS).filter(|(bus, _)| *bus == 0).map(|(_, ram)| ram),
+        pins: pins(node),
+        // What a BAR has to contain is the processors' address.
+        memory: space(node, MEMORY).filter(|(bus, ram)| *bus == ram.start).map(|(_, ram)| ram),
+        smmu: smmu(tree, node),
+    })
 }
 
-/// The address at which a host bridge shows port addresses: the entry of `ranges` (three PCI cells,
-/// two of the parent, two of size) for the port space.
-fn ports(node: FdtNode<'_>) -> Option<Ram> {
+/// The SMMU of a host bridge, by the first entry of `iommu-map` (the first requester, the SMMU's
+/// handle, the first stream, how many), if that has all requesters of bus 0.
+fn smmu(tree: Fdt<'_>, node: FdtNode<'_>) -> Option<Smmu> {
+    let map = node.property("iommu-map")?;
+    let [0, handle, first_stream, 0x100..=u32::MAX] = fill(&mut cells(&map))? else { return None };
+    let has_handle = |node: &FdtNode<'_>| {
+        node.property("phandle").and_then(|handle| handle.value_as::<u32>().ok()) == Some(handle)
+    };
+    let smmu = compatible(tree, "arm,smmu-v3").find(has_handle)?;
+    let names = smmu.property("interrupt-names");
+    let names = names.as_ref().map_or(&[][..], |names| names.value());
+    let events = names.split(|byte| *byte == 0).position(|name| name == b"eventq");
+    Some(Smmu {
+        registers: ranges(smmu).next()?,
+        events: events.and_then(|index| interrupt(smmu, index)),
+        first_stream,
+    })
+}
+
+/// Spaces of PCI addresses: ports, and memory with addresses of 32 bits.
+const PORTS: u32 = 1 << 24;
+const MEMORY: u32 = 2 << 24;
+
+/// The addresses at which a host bridge shows a space, and the first PCI address there: the entry
+/// of `ranges` (three PCI cells, two of the parent, two of size) for it.
+fn space(node: FdtNode<'_>, wanted: u32) -> Option<(u64, Ram)> {
     const SPACE: u32 = 3 << 24;
-    const PORTS: u32 = 1 << 24;
     let property = node.property("ranges")?;
     let mut cells = cells(&property);
     let mut entries = core::iter::from_fn(|| fill::<7>(&mut cells));
-    let entry = entries.find(|entry| entry[0] & SPACE == PORTS && entry[1..3] == [0, 0])?;
+    let entry = entries.find(|entry| entry[0] & SPACE == wanted)?;
     let long = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
     let start = long(entry[3], entry[4]);
-    Some(Ram { start, end: start.checked_add(long(entry[5], entry[6]))? })
+    Some((long(entry[1], entry[2]), Ram { start, end: start.checked_add(long(entry[5], entry[6]))? }))
 }
 
 /// INTIDs of pin A of devices 0 to 3, from `interrupt-map` (three cells of address, one of the pin,

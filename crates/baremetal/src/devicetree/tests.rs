@@ -37,6 +37,18 @@ fn cpus(cells: u32, cpus: &[(&str, &[u32], &str)]) -> DeviceTreeNode {
     node("cpus", &properties, cpus.iter().map(each).collect())
 }
 
+/// An SMMUv3 whose event queue has the second interrupt.
+fn smmu() -> DeviceTreeNode {
+    let smmu = [
+        ("compatible", Text("arm,smmu-v3")),
+        ("reg", Cells(&[0, 0x905_0000, 0, 0x2_0000])),
+        ("interrupts", Cells(&[0, 74, 1, 0, 75, 1])),
+        ("interrupt-names", Text("priq\0eventq")),
+        ("phandle", Cells(&[9])),
+    ];
+    node("smmuv3@9050000", &smmu, Vec::new())
+}
+
 fn virt() -> Vec<DeviceTreeNode> {
     let chosen = [
         ("bootargs", Text("check only=x")),
@@ -81,6 +93,7 @@ fn virt() -> Vec<DeviceTreeNode> {
                 0, 0x1_0000,
             ]),
         ),
+        ("iommu-map", Cells(&[0, 9, 0x100, 0x1_0000])),
         (
             "interrupt-map",
             Cells(&[
@@ -94,6 +107,7 @@ fn virt() -> Vec<DeviceTreeNode> {
     Vec::from([
         node("rtc@9010000", &clock, Vec::new()),
         node("pcie@10000000", &pci, Vec::new()),
+        smmu(),
         node("reserved-memory", &cells, Vec::from([kept])),
         node("chosen", &chosen, Vec::new()),
         memory("memory@40000000", &[0, 0x4000_0000, 0, 0x1000_0000]),
@@ -146,6 +160,9 @@ fn a_machine_is_read() {
     assert_eq!(pci.ecam, Ram { start: 0x40_1000_0000, end: 0x40_2000_0000 });
     assert_eq!(pci.ports, Some(Ram { start: 0x3eff_0000, end: 0x3f00_0000 }));
     assert_eq!(pci.pins, [Some(35), Some(36), None, None]);
+    assert_eq!(pci.memory, Some(Ram { start: 0x1000_0000, end: 0x3eff_0000 }));
+    let registers = Ram { start: 0x905_0000, end: 0x907_0000 };
+    assert_eq!(pci.smmu, Some(Smmu { registers, events: Some(107), first_stream: 0x100 }));
     let reserved = [Ram { start: 0x4400_0000, end: 0x4410_0000 }];
     assert_eq!(board.reserved.as_slice(), reserved);
     assert_eq!(board.virtual_timer, 26);

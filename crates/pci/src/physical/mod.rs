@@ -7,6 +7,7 @@ mod bar;
 mod capability;
 mod identity;
 mod interrupt;
+mod placing;
 #[cfg(test)]
 mod tests;
 mod walk;
@@ -17,6 +18,7 @@ pub use capability::{
     VENDORS_MAX, Vendor,
 };
 pub use identity::{Header, Identity};
+pub use placing::place;
 pub use walk::{Buses, Node, Unvisited, walk};
 
 pub(crate) use bar::flags as bar_flags;

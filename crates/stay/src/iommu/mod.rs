@@ -62,6 +62,16 @@ pub struct Domain<'a> {
 #[must_use = "nothing may be freed before it is finished"]
 pub struct Begun(Option<Ticket>);
 
+impl Begun {
+    /// Nothing was to be dropped.
+    pub const NOTHING: Self = Self(None);
+
+    /// For an IOMMU with other commands, which were put in by [`Queue::issue`].
+    pub const fn with(ticket: Ticket) -> Self {
+        Self(Some(ticket))
+    }
+}
+
 /// Gives the IOMMU the commands to drop what `invalidation` names, and to have the devices drop it.
 /// The tables have been changed before.
 ///

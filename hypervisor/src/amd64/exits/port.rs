@@ -10,10 +10,10 @@ use super::{Exit, protection_fault, with_translation};
 use crate::amd64::checks;
 use crate::amd64::instruction::read_task;
 use crate::amd64::processor::Amd64;
-use crate::amd64::rom::{Busy, Followed};
 use crate::devices::pc::pci::Pci;
 use crate::devices::pc::platform::PortSize;
 use crate::emulator::Operand;
+use crate::owned::{Busy, Followed};
 use crate::vm::{Context, Next};
 
 /// IN, OUT, INS or OUTS.

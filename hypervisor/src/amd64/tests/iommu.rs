@@ -11,7 +11,8 @@ use paging::{FlushRange, Invalidation, Level};
 use stay::iommu::{Device, Domain};
 
 use super::machine::{MadeIommu, Note, Notes, Refusal, block};
-use crate::amd64::iommu::{Iommu, NotStarted, Translations};
+use crate::amd64::iommu::{Iommu, NotStarted};
+use crate::owned::Translations;
 use crate::pages::Pages;
 
 const CONTROL: u64 = 0x18;

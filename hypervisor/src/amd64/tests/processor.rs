@@ -16,8 +16,8 @@ use tlfs::XMM_WORDS;
 
 use crate::amd64::features::Features;
 use crate::amd64::intercepts::misc1;
+use crate::amd64::messages::MachineDevices;
 use crate::amd64::offer::offer_amd64;
-use crate::amd64::owned::MachineDevices;
 use crate::amd64::processor::Amd64;
 use crate::amd64::registers::{RAX, Registers};
 use crate::amd64::state::Activity;

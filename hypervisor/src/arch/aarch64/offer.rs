@@ -1,6 +1,6 @@
 //! This architecture's implementation of the core's traits.
 
-use super::board::{console, gic};
+use super::board::{console, gic, pci};
 use super::boot::features::{self, STAGE2_BITS};
 use super::guest::{entry, float, points, registers, vgic};
 use super::memory::flush::Tlb;
@@ -9,6 +9,7 @@ use super::sysreg::{isb, read, write};
 use crate::arch::Local;
 use crate::arm64::debug::{Counts, Debug};
 use crate::arm64::exchanged::Register;
+use crate::arm64::lines::MachineDevices;
 use crate::arm64::offer::offer_arm64;
 use crate::arm64::processor::{Configuration, Features, FloatState, Processor, Registers, Vector};
 use crate::devices::virt::gic::Maintenance;
@@ -145,6 +146,10 @@ impl Processor for Local {
         unsafe { entry::run(registers) }
     }
 
+    fn devices() -> Option<&'static MachineDevices> {
+        pci::devices()
+    }
+
     fn transmit(byte: u8) {
         console::guest_transmit(byte);
     }
@@ -172,17 +177,13 @@ offer_arm64! {
             Common::new::<Self>(config, setup, cost)
         }
 
-        fn claim(config: &Config<'static>, _: &'static Common) -> Result<(), CreateError> {
-            guest::claim(config)
-        }
-
         fn share(
-            config: &Config<'_>,
+            config: &Config<'static>,
             common: &'static Common,
             space: &VmMemory<Self>,
-            (): (),
+            claim: Claim,
         ) -> Result<Shared, CreateError> {
-            Ok(Shared::new::<Self>(config, common, space, space.tables().memory().tag()))
+            Shared::new::<Self>(config, common, space, space.tables().memory().tag(), claim)
         }
     }
 }

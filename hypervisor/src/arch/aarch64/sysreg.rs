@@ -32,6 +32,18 @@ pub(crate) fn isb() {
     unsafe { core::arch::asm!("isb", options(nostack, preserves_flags)) };
 }
 
+/// Earlier stores are complete, also for devices, before what follows.
+pub(crate) fn dsb_st() {
+    // SAFETY: a barrier.
+    unsafe { core::arch::asm!("dsb st", options(nostack, preserves_flags)) };
+}
+
+/// Earlier loads are complete, also those of devices' registers, before what follows.
+pub(crate) fn dsb_ld() {
+    // SAFETY: a barrier.
+    unsafe { core::arch::asm!("dsb ld", options(nostack, preserves_flags)) };
+}
+
 /// A field of an ID register: four bits from `shift`.
 pub(crate) const fn field(register: u64, shift: u32) -> u64 {
     register >> shift & 0xf

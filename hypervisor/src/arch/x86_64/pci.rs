@@ -7,16 +7,17 @@ use alloc::vec::Vec;
 use baremetal::x86_64::firmware::{Ecam, FirmwareTables};
 use iommu::amd::DeviceId;
 use iommu::amd::ivrs::units;
-use pci::msix::{PAGE_LEN, Table};
 use pci::physical::{Capabilities, walk};
-use pci::{Address, ConfigSpace, Message, Physical};
+use pci::{Address, ConfigSpace, Message};
 use spin::{Mutex, Once};
 use x86_64::instructions::port::Port;
 
 use super::{clock, interrupts};
 use crate::amd64::iommu::{Iommu, Registers};
-use crate::amd64::owned::{Bus, MachineDevices};
+use crate::amd64::messages::MachineDevices;
 use crate::arch::Local;
+use crate::image::registers;
+use crate::owned::{self, Bus};
 use crate::vm::arch::Clock;
 
 /// Length of an IOMMU's registers, as far as the driver uses them.
@@ -59,7 +60,7 @@ pub(crate) unsafe fn find(firmware: &FirmwareTables) -> Option<Found> {
     let _ = walk(&bus, &[0], |node| {
         let is_bridge = node.identity.class >> 16 == 6;
         if !is_bridge && !own.contains(&DeviceId(node.address.id())) {
-            registers.extend(hypervisors_pages(bus, node.address));
+            registers.extend(owned::hypervisors_pages(bus, node.address));
         }
     });
     registers.sort_by_key(|range| range.start);
@@ -67,36 +68,11 @@ pub(crate) unsafe fn find(firmware: &FirmwareTables) -> Option<Found> {
     Some(Found { bus, ivrs, registers })
 }
 
-/// Pages of a function's registers that the hypervisor accesses: the table of MSI-X, and BARs of
-/// less than a page.
-fn hypervisors_pages(bus: &HostBus, address: Address) -> Vec<Range<u64>> {
-    let Ok(physical) = Physical::read(&bus, address) else { return Vec::new() };
-    let mut pages = Vec::new();
-    let page = |at: u64| at & !(PAGE_LEN - 1);
-    let bars = physical.bars.iter().flatten().filter(|bar| bar.is_memory() && bar.address != 0);
-    pages.extend(
-        bars.filter(|bar| bar.size < PAGE_LEN).map(|bar| page(bar.address)..page(bar.address) + PAGE_LEN),
-    );
-    if let Some(table) = physical.capabilities.msix.and_then(|msix| Table::new(&msix, &physical.bars)) {
-        for trapped in table.pages() {
-            if let Some(Some(bar)) = physical.bars.get(usize::from(trapped.bar))
-                && bar.address != 0
-            {
-                pages.push(
-                    page(bar.address + trapped.offsets.start)
-                        ..page(bar.address + trapped.offsets.end - 1) + PAGE_LEN,
-                );
-            }
-        }
-    }
-    pages
-}
-
 impl Found {
     /// Puts the IOMMUs into operation: from now on no function reaches memory, unless a guest owns
     /// it. The registers are mapped.
     pub(crate) fn start(&self, cpu: u32) {
-        let buses = u16::from(MachineDevices::last_bus(self.bus)) + 1;
+        let buses = u16::from(owned::last_bus(self.bus)) + 1;
         let mut iommus = Vec::new();
         let mut own = Vec::new();
         for unit in units(&self.ivrs) {
@@ -111,7 +87,9 @@ impl Found {
                 Err(stuck) => log::error!("IOMMU {} is not used: {stuck}", unit.device),
             }
         }
-        DEVICES.call_once(|| (!iommus.is_empty()).then(|| MachineDevices::new(self.bus, iommus, own)));
+        DEVICES.call_once(|| {
+            (!iommus.is_empty()).then(|| MachineDevices::new(self.bus, iommus, own, Mutex::default()))
+        });
     }
 
     /// Lets an IOMMU interrupt a CPU for its events, by MSI. Its own interrupts are not remapped.
@@ -175,29 +153,13 @@ impl ConfigSpace for HostBus {
 impl Bus for HostBus {
     fn load(&self, address: u64, size: u8) -> u64 {
         // SAFETY: the caller names registers of a function that are mapped (`hypervisors_pages`),
-        // and sizes at which they are aligned or tolerate it, as the guest chose.
-        unsafe {
-            match size {
-                1 => (address as *const u8).read_volatile().into(),
-                2 if address.is_multiple_of(2) => (address as *const u16).read_volatile().into(),
-                4 if address.is_multiple_of(4) => (address as *const u32).read_volatile().into(),
-                8 if address.is_multiple_of(8) => (address as *const u64).read_volatile(),
-                _ => u64::MAX,
-            }
-        }
+        // as the guest chose.
+        unsafe { registers::load(address, size) }
     }
 
     fn store(&self, address: u64, size: u8, value: u64) {
         // SAFETY: as for `load`.
-        unsafe {
-            match size {
-                1 => (address as *mut u8).write_volatile(value as u8),
-                2 if address.is_multiple_of(2) => (address as *mut u16).write_volatile(value as u16),
-                4 if address.is_multiple_of(4) => (address as *mut u32).write_volatile(value as u32),
-                8 if address.is_multiple_of(8) => (address as *mut u64).write_volatile(value),
-                _ => {}
-            }
-        }
+        unsafe { registers::store(address, size, value) };
     }
 
     fn now_us(&self) -> u64 {

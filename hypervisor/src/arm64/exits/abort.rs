@@ -141,7 +141,11 @@ fn on_mmio<A: Arm64>(context: &mut Context<'_, A>, gpa: u64, abort: &Abort) -> N
         sign_extends: syndrome & SIGN_EXTEND != 0,
         is_64bit: syndrome & SIXTY_FOUR != 0,
     };
-    if !access_device(context, &access) {
+    if let Some(configured) = configure(context, &access) {
+        if configured.is_err() {
+            return Next::Again;
+        }
+    } else if !access_device(context, &access) {
         return pass_on(context, abort);
     }
     skip(context, Syndrome(syndrome));
@@ -236,12 +240,25 @@ fn set_base<A: Arm64>(context: &mut Context<'_, A>, register: u8, value: u64) {
     }
 }
 
+/// The value that a write has.
+fn value_of<A: Arm64>(context: &Context<'_, A>, access: &Part) -> u64 {
+    let value = context.state.registers.x.get(access.register).copied().unwrap_or(0);
+    value & u64::MAX >> (64 - 8 * u32::from(access.bytes))
+}
+
+/// A write to the configuration space of a PCI function; `None` if it is another access.
+fn configure<A: Arm64>(context: &Context<'_, A>, access: &Part) -> Option<devices::Configured> {
+    if !access.is_write {
+        return None;
+    }
+    devices::configure(context, access.gpa, access.bytes, value_of(context, access))
+}
+
 /// Carries out an access; false if there is no such register.
 fn access_device<A: Arm64>(context: &mut Context<'_, A>, access: &Part) -> bool {
     if access.is_write {
-        let value = context.state.registers.x.get(access.register).copied().unwrap_or(0);
-        let mask = u64::MAX >> (64 - 8 * u32::from(access.bytes));
-        return devices::write(context, access.gpa, access.bytes, value & mask);
+        let value = value_of(context, access);
+        return devices::write(context, access.gpa, access.bytes, value);
     }
     let Some(value) = devices::read(context, access.gpa, access.bytes) else { return false };
     let unused = 64 - 8 * u32::from(access.bytes);

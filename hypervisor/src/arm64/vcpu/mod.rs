@@ -136,6 +136,10 @@ pub fn enter<A: Arm64>(context: &mut Context<'_, A>) -> bool {
         open_window(context);
         return false;
     }
+    if context.vm.guest.domains.is_some() && context.state.gic.is_unsettled() {
+        // A real line may wait for the end of this interrupt, of which nobody notifies the vCPU.
+        settle_interrupts(context);
+    }
     let exit = context.state.exit;
     context.cpu.last_exit.store(exit as u64, Ordering::Relaxed);
     if exit == Vector::Interrupt {

@@ -21,6 +21,19 @@ pub struct Guest<'a> {
     pub command_line: &'a str,
     /// Guest physical range of the initial RAM disk.
     pub initrd: Option<Range<u64>>,
+    /// The functions that it owns. Without any there is no PCI.
+    pub functions: &'a [Wire],
+}
+
+/// The interrupt of a PCI function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wire {
+    /// Number of its device.
+    pub device: u8,
+    /// Its pin, 1 for INTA.
+    pub pin: u8,
+    /// The SPI that the pin is wired to.
+    pub intid: u8,
 }
 
 const GIC_PHANDLE: u32 = 1;
@@ -60,6 +73,9 @@ pub fn build(guest: &Guest<'_>) -> Vec<u8> {
         rtc(),
     ];
     children.into_iter().for_each(|child| root.add_child(child));
+    if !guest.functions.is_empty() {
+        root.add_child(pci(guest.functions));
+    }
     tree.to_dtb()
 }
 
@@ -184,6 +200,31 @@ fn rtc() -> DeviceTreeNode {
     rtc
 }
 
+/// A generic host with one bus, and a window of memory at the same addresses on both sides.
+fn pci(functions: &[Wire]) -> DeviceTreeNode {
+    const MEMORY: u32 = 0x0200_0000;
+    let mut pci = node(unit("pcie", map::PCI_ECAM));
+    let window = map::PCI_MEMORY;
+    set(&mut pci, "compatible", "pci-host-ecam-generic");
+    set(&mut pci, "device_type", "pci");
+    set(&mut pci, "#address-cells", 3_u32);
+    set(&mut pci, "#size-cells", 2_u32);
+    set(&mut pci, "bus-range", [0_u32, 0]);
+    set(&mut pci, "reg", reg(Some(map::PCI_ECAM..map::PCI_ECAM + map::PCI_ECAM_SIZE)));
+    let ranges = [MEMORY, 0, window.start as u32].into_iter().chain(reg(Some(window)));
+    set(&mut pci, "ranges", ranges.collect::<Vec<_>>());
+    flag(&mut pci, "dma-coherent");
+    set(&mut pci, "#interrupt-cells", 1_u32);
+    // Device number, and pin.
+    set(&mut pci, "interrupt-map-mask", [0xf800_u32, 0, 0, 7]);
+    let line = |wire: &Wire| {
+        let spi = u32::from(wire.intid - FIRST_SPI);
+        [u32::from(wire.device) << 11, 0, 0, wire.pin.into(), GIC_PHANDLE, SPI, spi, LEVEL_HIGH]
+    };
+    set(&mut pci, "interrupt-map", functions.iter().map(line).collect::<Vec<_>>().as_flattened());
+    pci
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -191,7 +232,13 @@ mod tests {
     use dtoolkit::{Node, Property};
 
     fn guest() -> Guest<'static> {
-        Guest { ram: 0x4000_0000..0x1_8000_0000, vcpu_count: 2, command_line: "a=b  c", initrd: None }
+        Guest {
+            ram: 0x4000_0000..0x1_8000_0000,
+            vcpu_count: 2,
+            command_line: "a=b  c",
+            initrd: None,
+            functions: &[],
+        }
     }
 
     fn cells(node: FdtNode<'_>, name: &str) -> Vec<u32> {
@@ -273,5 +320,16 @@ mod tests {
         let timer = fdt.find_node("/timer").unwrap();
         assert_eq!(cells(timer, "interrupts"), [1, 13, 4, 1, 14, 4, 1, 11, 4, 1, 10, 4]);
         assert_eq!(text(fdt.find_node("/psci").unwrap(), "method"), "hvc\0");
+    }
+
+    #[test]
+    fn functions_have_a_host_and_their_own_interrupts() {
+        assert!(Fdt::new(&build(&guest())).unwrap().find_node("/pcie@3f000000").is_none());
+        let wires = [Wire { device: 1, pin: 1, intid: 37 }, Wire { device: 2, pin: 2, intid: 35 }];
+        let dtb = build(&Guest { functions: &wires, ..guest() });
+        let pci = Fdt::new(&dtb).unwrap().find_node("/pcie@3f000000").unwrap();
+        assert_eq!(cells(pci, "reg"), [0, 0x3f00_0000, 0, 0x10_0000]);
+        assert_eq!(cells(pci, "ranges"), [0x200_0000, 0, 0x2000_0000, 0, 0x2000_0000, 0, 0x1000_0000]);
+        assert_eq!(cells(pci, "interrupt-map"), [0x800, 0, 0, 1, 1, 0, 5, 4, 0x1000, 0, 0, 2, 1, 0, 3, 4]);
     }
 }

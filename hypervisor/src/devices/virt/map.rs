@@ -7,6 +7,7 @@
 //! | [`UART`] | [`UART_SIZE`] | PL011, INTID [`UART_INTID`] |
 //! | [`RTC`] | [`RTC_SIZE`] | PL031 |
 //! | [`STOLEN_TIME`] | [`STOLEN_TIME_SIZE`] | memory that tells each vCPU its stolen time |
+//! | [`PCI_MEMORY`], [`PCI_ECAM`] | | registers and configuration of PCI functions, INTIDs from [`PCI_INTID`] on |
 //! | [`RAM`] | | all of the RAM |
 
 use crate::devices::region::Region;
@@ -18,8 +19,8 @@ pub const GICD: u64 = 0x0800_0000;
 pub const GICD_SIZE: u64 = 0x1_0000;
 /// The redistributors, if all of them fit between here and [`UART`].
 const GICR_NEAR: u64 = 0x080a_0000;
-/// The redistributors of a guest with more vCPUs than that: QEMU's window for PCI devices, which do
-/// not exist here.
+/// The redistributors of a guest with more vCPUs than that: in QEMU's window for PCI devices, whose
+/// window here begins behind them.
 const GICR_FAR: u64 = 0x1000_0000;
 /// Size of one vCPU's redistributor in bytes: the RD and the SGI frame of 64 KiB each.
 pub const GICR_SIZE: u64 = 0x2_0000;
@@ -41,6 +42,16 @@ pub const STOLEN_TIME: u64 = 0x090a_0000;
 pub const STOLEN_TIME_SIZE: u64 = 0x1_0000;
 /// Size of a structure in bytes.
 pub const STOLEN_TIME_BYTES: u64 = 64;
+/// The window in which PCI functions decode memory, in guests that own functions.
+pub const PCI_MEMORY: Range<u64> = 0x2000_0000..0x3000_0000;
+/// Configuration space of the PCI bus.
+pub const PCI_ECAM: u64 = 0x3f00_0000;
+/// Size of the configuration space of one bus in bytes.
+pub const PCI_ECAM_SIZE: u64 = 0x10_0000;
+/// Interrupt lines of the bus.
+pub const PCI_LINES: usize = 4;
+/// The interrupt of the first of them. The others' follow.
+pub const PCI_INTID: u8 = 35;
 /// Start of RAM; its end depends on its size.
 pub const RAM: u64 = 0x4000_0000;
 
@@ -55,6 +66,23 @@ pub const EL2_TIMER_INTID: u8 = 26;
 const _: () = assert!(GICD + GICD_SIZE <= GICR_NEAR && GICR_FAR + 255 * GICR_SIZE <= RAM);
 const _: () = assert!(255 * STOLEN_TIME_BYTES <= STOLEN_TIME_SIZE && STOLEN_TIME >= RTC + RTC_SIZE);
 const _: () = assert!(STOLEN_TIME + STOLEN_TIME_SIZE <= GICR_FAR);
+const _: () = assert!(GICR_FAR + 255 * GICR_SIZE <= PCI_MEMORY.start && PCI_MEMORY.end <= PCI_ECAM);
+const _: () = assert!(PCI_ECAM + PCI_ECAM_SIZE <= RAM);
+
+/// The interrupt of a line of the PCI bus.
+#[must_use]
+pub const fn pci_intid(line: usize) -> u8 {
+    PCI_INTID + (line % PCI_LINES) as u8
+}
+
+/// The addresses of PCI, in guests that own functions.
+#[must_use]
+pub const fn pci_regions() -> [Region; 2] {
+    [
+        Region { name: "the window of PCI", range: PCI_MEMORY },
+        Region::new("the configuration space of PCI", PCI_ECAM, PCI_ECAM_SIZE),
+    ]
+}
 
 /// The addresses of the redistributors of `vcpu_count` vCPUs, which are contiguous.
 #[must_use]

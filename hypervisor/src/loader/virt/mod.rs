@@ -94,6 +94,8 @@ pub struct GuestConfig<'a> {
     pub vcpu_count: u8,
     /// The kernel's command line.
     pub command_line: &'a str,
+    /// PCI functions that it owns.
+    pub functions: &'a [fdt::Wire],
 }
 
 impl GuestConfig<'_> {
@@ -140,6 +142,7 @@ pub fn plan<'a>(
         vcpu_count: machine.vcpu_count,
         command_line: machine.command_line,
         initrd: initrd.as_ref().map(Placement::range),
+        functions: machine.functions,
     });
     let entry = Entry { pc: kernel_range.start, x0: tree_start };
     let mut placements = Vec::from([

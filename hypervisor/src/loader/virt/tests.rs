@@ -3,7 +3,7 @@ use dtoolkit::fdt::Fdt;
 use dtoolkit::{Node, Property};
 
 const GUEST: GuestConfig<'static> =
-    GuestConfig { memory_size: 256 * MIB, vcpu_count: 2, command_line: "console=ttyAMA0" };
+    GuestConfig { memory_size: 256 * MIB, vcpu_count: 2, command_line: "console=ttyAMA0", functions: &[] };
 
 fn image(text_offset: u64, image_size: u64, flags: u64, length: usize) -> Vec<u8> {
     let mut file = vec![0x1f; length];

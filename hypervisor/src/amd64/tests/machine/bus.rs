@@ -10,7 +10,7 @@ use pci::{Address, ConfigSpace};
 
 use super::function::{MadeFunction, MadeMsix};
 use super::{Note, Notes};
-use crate::amd64::owned::Bus;
+use crate::owned::Bus;
 
 /// An NVMe controller, as QEMU has it but with a longer BAR 0: registers on both sides of the
 /// table.

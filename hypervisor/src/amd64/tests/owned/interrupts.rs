@@ -3,7 +3,7 @@
 use super::super::machine::{Arrived, NVME, Note, Refusal, SMALL, VIRTIO};
 use super::super::processor::Guest;
 use super::{BAR, COMMAND, FIRST, MASTER, MEMORY, with_owned};
-use crate::amd64::owned::VECTORS;
+use crate::amd64::routes::VECTORS;
 
 const ONE: &str = "vcpus=2\nmemory=16777216\ndevices=nvme";
 /// The guest's table of MSI-X.

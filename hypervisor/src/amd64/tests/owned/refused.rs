@@ -2,9 +2,10 @@
 
 use super::super::machine::{Machine, device_id, set_machine};
 use super::{board_of_several, with_owned};
-use crate::amd64::owned::{Functions, Refused};
+use crate::amd64::messages::AmdVi;
 use crate::amd64::tests::processor::Made;
 use crate::devices::pc::pci;
+use crate::owned::{Functions, Refused};
 use ::pci::function::Windows;
 use hostlink::name::Name;
 
@@ -48,8 +49,11 @@ fn functions_that_nobody_may_have_are_refused_and_nothing_is_taken() {
     assert_eq!(refused(machine, all), None, "what is dropped is free");
     assert_eq!(refused(machine, "serial serial serial serial serial serial serial serial"), None);
     let windows = Windows { low: pci::WINDOW, high: 0..0 };
-    assert_eq!(Functions::claim(None, "nvme", Name::GUEST, &windows).err(), Some(Refused::NoPci));
-    assert!(Functions::claim(None, "", Name::GUEST, &windows).is_ok_and(|claim| claim.functions.is_empty()));
+    assert_eq!(Functions::<AmdVi>::claim(None, "nvme", Name::GUEST, &windows).err(), Some(Refused::NoPci));
+    assert!(
+        Functions::<AmdVi>::claim(None, "", Name::GUEST, &windows)
+            .is_ok_and(|claim| claim.functions.is_empty())
+    );
 }
 
 #[test]
@@ -88,12 +92,14 @@ fn refusals_say_what_is_wrong() {
     for (why, words) in [
         (Refused::NoPci, "no PCI bus and IOMMU"),
         (Refused::Unknown("x"), "there is no 'x'"),
-        (Refused::NotForGuests(one), "00:03.0 is a bridge or an IOMMU"),
+        (Refused::NotForGuests(one), "00:03.0 is a bridge, an IOMMU or the hypervisor's own"),
         (Refused::NoIommu(one), "00:03.0 is behind no IOMMU"),
         (Refused::Taken(one), "another guest owns 00:03.0"),
         (Refused::Twice(one), "00:03.0 is named twice"),
         (Refused::Group(one, at("00:04.0")), "00:03.0 is given only together with 00:04.0"),
         (Refused::SameId(one, at("00:04.0")), "tell 00:03.0 from 00:04.0"),
+        (Refused::Line(one, at("00:07.0")), "00:03.0 shares its interrupt line with 00:07.0"),
+        (Refused::NoLine(one), "00:03.0 has no interrupt line"),
         (Refused::NoReset(one), "00:03.0 cannot be reset"),
         (Refused::NoRegisters(one), "given 00:03.0 no place"),
         (Refused::TooMany, "at most 8 functions"),

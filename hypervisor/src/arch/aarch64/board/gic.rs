@@ -31,6 +31,23 @@ pub(crate) fn route(intid: u32, cpu: &PerCpu) {
     gic::route(DISTRIBUTOR.load(Ordering::Relaxed), intid, cpu.id);
 }
 
+/// Routes one to a CPU, and masks it.
+pub(crate) fn route_masked(intid: u32, cpu: &PerCpu) {
+    gic::set_enabled(DISTRIBUTOR.load(Ordering::Relaxed), intid, false);
+    gic::route_as(DISTRIBUTOR.load(Ordering::Relaxed), intid, cpu.id, false);
+}
+
+/// Routes an edge-triggered interrupt to a CPU.
+pub(crate) fn route_edge(intid: u32, cpu: &PerCpu) {
+    gic::route_as(DISTRIBUTOR.load(Ordering::Relaxed), intid, cpu.id, true);
+    set_enabled(intid, true);
+}
+
+/// Enables a shared interrupt, or masks it.
+pub(crate) fn set_enabled(intid: u32, is_enabled: bool) {
+    gic::set_enabled(DISTRIBUTOR.load(Ordering::Relaxed), intid, is_enabled);
+}
+
 /// Sets up the calling CPU's part, with these private interrupts enabled.
 pub(crate) fn init_cpu(redistributor: u64, enabled: u32) -> Result<(), &'static str> {
     gic::set_private(redistributor, enabled)?;

@@ -5,7 +5,7 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use super::{clock, console, gic};
+use super::{clock, console, gic, pci};
 use crate::arch::aarch64::boot::cpu;
 use crate::arch::{Local, PerCpu};
 use crate::devices::virt::map::{PHYSICAL_TIMER_INTID, VIRTUAL_TIMER_INTID};
@@ -78,6 +78,7 @@ fn handle(intid: u32) {
             console::pause_control();
             vm::interrupts::on_control_interrupt::<Local>();
         }
+        _ if pci::on_interrupt(intid) => {}
         _ => log::warn!(target: GUEST, "interrupt {intid} is used by nobody"),
     }
     gic::deactivate(intid);

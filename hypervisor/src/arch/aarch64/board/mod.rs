@@ -4,4 +4,4 @@ pub(crate) mod clock;
 pub(crate) mod console;
 pub(super) mod gic;
 pub(super) mod interrupts;
-pub(super) mod pci;
+pub(crate) mod pci;

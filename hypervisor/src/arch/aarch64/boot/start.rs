@@ -2,10 +2,11 @@
 
 use core::ops::Range;
 
+use alloc::vec::Vec;
 use arrayvec::ArrayVec;
 use baremetal::aarch64::info;
 use baremetal::aarch64::power;
-use baremetal::devicetree::{Board, Gic, PROCESSORS, RANGES, REGIONS, Ram};
+use baremetal::devicetree::{Board, Gic, PROCESSORS, RANGES, Ram};
 use hostlink::exit::ExitCode;
 
 use super::{features, header};
@@ -41,6 +42,8 @@ struct Later {
     /// Seconds since the beginning of 1970.
     date: Option<u64>,
     free: spin::Mutex<FreeMemory>,
+    /// What guests may own.
+    found: Option<pci::Found>,
 }
 
 fn unsupported(why: &dyn core::fmt::Display) -> ! {
@@ -121,11 +124,14 @@ fn prepare(firmware: &Board, gic: &Gic, ports: Ports) -> Result<(), &'static str
     }
 
     let console = firmware.uarts.first();
-    let mut devices = ArrayVec::<Range<u64>, { REGIONS + 3 }>::new();
+    // SAFETY: the boot tables map configuration space, and of the bus only the ports are in use.
+    let found = firmware.pci.as_ref().and_then(|host| unsafe { pci::find(host) });
+    let mut devices = Vec::<Range<u64>>::new();
     devices.push(gic.distributor.into());
     devices.extend(gic.redistributors.iter().copied().map(Range::from));
     devices.extend(console.map(|console| console.registers.into()));
     devices.extend(ports.map(|(registers, _)| registers..registers + 16));
+    devices.extend(found.iter().flat_map(|found| found.registers.iter().cloned()));
     translation::build_tables(&ram, &devices, blocks).map_err(|_| "the memory map cannot be mapped")?;
     LATER.call_once(|| Later {
         console: console.and_then(|console| console.interrupt),
@@ -133,6 +139,7 @@ fn prepare(firmware: &Board, gic: &Gic, ports: Ports) -> Result<(), &'static str
         module: firmware.initrd.map(Range::from),
         date: firmware.clock.map(|clock| clock::date(clock.registers.start)),
         free: spin::Mutex::new(free),
+        found,
     });
     Ok(())
 }
@@ -162,6 +169,9 @@ extern "C" fn bsp_on_block() -> ! {
         clock::hz() / 1000,
         features::Names,
     );
+    if let Some(found) = &later.found {
+        found.start(cpu);
+    }
     image::run_guests(bundle, &mut later.free.lock(), later.date, |is_single| {
         interrupts::route_ports(cpu, later.console, later.control);
         console::enable_receive_interrupts(is_single);

@@ -21,6 +21,9 @@ const ROUTER_MASK: u64 = 0xff_80ff_ffff;
 #[must_use]
 pub struct Effect {
     posts: Bits,
+    /// SPIs of the [forwarded](Distributor::forward) ones that have ended here, whose line is low
+    /// now: the real line may interrupt again.
+    pub ended: Bits,
     /// Post these to the inbox of every vCPU and notify it, while the lock is still held.
     pub groups: Option<Groups>,
 }
@@ -39,7 +42,7 @@ impl Effect {
     /// Whether there is nothing to do.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
-        self.posts.is_empty() && self.groups.is_none()
+        self.posts.is_empty() && self.groups.is_none() && self.ended.is_empty()
     }
 
     /// The posts, with their vCPUs. To be called under the lock, before the state changes.
@@ -102,6 +105,10 @@ pub struct Distributor {
     groups: Groups,
     setup: Setup,
     line: Bits,
+    /// SPIs that real lines raise, which are masked meanwhile.
+    forwarded: Bits,
+    /// Those of them that have ended since the last effect.
+    ended: Bits,
     /// Pending by an edge or a write. For a held SPI: as of the holder's last check.
     latch: Bits,
     /// Likewise for active.
@@ -135,6 +142,8 @@ impl Distributor {
             groups: Groups::NONE,
             setup: Setup::new(),
             line: Bits::EMPTY,
+            forwarded: Bits::EMPTY,
+            ended: Bits::EMPTY,
             latch: Bits::EMPTY,
             active: Bits::EMPTY,
             latch_noted: Noted::default(),
@@ -153,6 +162,12 @@ impl Distributor {
     #[must_use]
     pub const fn intid_count(&self) -> u16 {
         self.intid_count
+    }
+
+    /// Lets real lines raise these SPIs by [`set_line`](Self::set_line). Each is low again, and
+    /// [ended](Effect::ended), when a vCPU returns it inactive: the real line is looked at again.
+    pub fn forward(&mut self, spis: impl IntoIterator<Item = u8>) {
+        spis.into_iter().for_each(|spi| self.forwarded.insert(spi));
     }
 
     /// Sets the level of a device's line. A no-op if the level is unchanged, or if there is no such
@@ -230,7 +245,8 @@ impl Distributor {
                 self.chosen[usize::from(intid)] = self.choose();
             }
         }
-        Effect { posts: offered.or(changed.and(self.held)), groups: None }
+        let ended = core::mem::take(&mut self.ended);
+        Effect { posts: offered.or(changed.and(self.held)), groups: None, ended }
     }
 
     /// The next awake vCPU, round-robin; if none is awake, the first.
@@ -299,5 +315,9 @@ impl Distributor {
         self.latch.set(spi, latch);
         self.active.set(spi, active);
         self.in_service.set(spi, active);
+        if !active && self.forwarded.has(spi) && self.line.has(spi) {
+            self.line.remove(spi);
+            self.ended.insert(spi);
+        }
     }
 }

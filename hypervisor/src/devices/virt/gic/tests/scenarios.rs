@@ -1,7 +1,7 @@
 //! Scenarios with whole systems.
 
 use super::system::{SGI_FRAME, System};
-use crate::devices::virt::gic::{Bits, Inbox, Maintenance, Private, Sgi, SgiGroup, affinity};
+use crate::devices::virt::gic::{Bits, Distributor, Inbox, Maintenance, Private, Sgi, SgiGroup, affinity};
 
 /// Group 1 on, the SPI enabled in it for vCPU `target`, with the value of GICD_IROUTER.
 fn system(vcpu_count: u8, spi: u8, router: u64) -> System {
@@ -280,4 +280,25 @@ fn an_edge_that_comes_again_while_active_goes_where_it_is_routed_by_then() {
     system.vcpus[0].cpu.end(40);
     system.settle();
     assert_eq!(signalled(&system), [None, Some(40)]);
+}
+
+#[test]
+fn a_real_line_is_looked_at_again_when_its_interrupt_has_ended() {
+    let mut distributor = Distributor::new(1, 64);
+    distributor.forward([40]);
+    let _ = distributor.write(0x0104, 4, 1 << 8 | 1 << 9);
+    let _ = distributor.write(0x0084, 4, u64::from(u32::MAX));
+    let _ = distributor.write(0, 4, 0x12);
+    for spi in [40, 41] {
+        assert!(distributor.set_line(spi, true).ended.is_empty());
+        assert!(distributor.claim(spi, 0).is_some());
+        distributor.give_back(spi, false, true);
+        assert!(distributor.offer(Bits::EMPTY).ended.is_empty(), "it is active");
+        assert!(distributor.claim(spi, 0).is_some());
+        distributor.give_back(spi, false, false);
+        let ended = distributor.offer(Bits::EMPTY).ended;
+        assert_eq!(ended.iter().collect::<Vec<_>>(), if spi == 40 { vec![40] } else { vec![] });
+    }
+    assert!(distributor.claim(40, 0).is_none(), "its line is low");
+    assert!(distributor.claim(41, 0).is_some(), "its device has not said that it is low");
 }

@@ -6,7 +6,7 @@ use pci::Function;
 use pci::msix::{Read, Write};
 
 use super::functions::Functions;
-use crate::amd64::processor::Amd64;
+use super::platform::{Owner, Platform};
 use crate::vm::Vm;
 
 /// A place in a BAR.
@@ -29,12 +29,14 @@ fn find(functions: &[Function], gpa: Gpa) -> Option<Place> {
     })
 }
 
-impl Functions {
+impl<P: Platform> Functions<P> {
     /// A read by the guest at an address without memory; `None` if none of the functions is there.
-    pub fn trapped_read<A: Amd64>(&self, vm: &Vm<A>, gpa: Gpa, size: u8) -> Option<u64> {
-        let board = vm.guest.platform.lock();
-        let place = find(board.functions(), gpa)?;
-        let read = board.functions().get(place.function)?.trapped_read(place.bar, place.offset, size);
+    pub fn trapped_read<A: Owner<Platform = P>>(&self, vm: &Vm<A>, gpa: Gpa, size: u8) -> Option<u64> {
+        let (place, read) = A::with_shown(vm, |shown| {
+            let place = find(shown, gpa)?;
+            let read = shown.get(place.function)?.trapped_read(place.bar, place.offset, size);
+            Some((place, read))
+        })?;
         match read {
             Read::Value(value) => Some(value),
             Read::Pending | Read::Elsewhere => {
@@ -45,12 +47,26 @@ impl Functions {
     }
 
     /// A write by the guest at an address without memory; false if none of the functions is there.
-    pub fn trapped_write<A: Amd64>(&mut self, vm: &'static Vm<A>, gpa: Gpa, size: u8, value: u64) -> bool {
-        let mut board = vm.guest.platform.lock();
-        let Some(place) = find(board.functions(), gpa) else { return false };
-        let Some(shown) = board.functions_mut().get_mut(place.function) else { return false };
-        match shown.trapped_write(place.bar, place.offset, size, value) {
-            Write::Vector(_) => self.follow_function(vm, place.function, shown),
+    pub fn trapped_write<A: Owner<Platform = P>>(
+        &mut self,
+        vm: &'static Vm<A>,
+        gpa: Gpa,
+        size: u8,
+        value: u64,
+    ) -> bool {
+        let to = A::receiver(vm);
+        let found = A::with_shown(vm, |shown| {
+            let place = find(shown, gpa)?;
+            let function = shown.get_mut(place.function)?;
+            let effect = function.trapped_write(place.bar, place.offset, size, value);
+            if let Write::Vector(_) = effect {
+                self.follow_function(to, place.function, function);
+            }
+            Some((place, effect))
+        });
+        let Some((place, effect)) = found else { return false };
+        match effect {
+            Write::Vector(_) => {}
             Write::Ignored => {}
             Write::Elsewhere => {
                 if let (Some(address), Some(machine)) = (self.real(&place, size), self.machine) {
@@ -69,7 +85,7 @@ impl Functions {
     fn real(&self, place: &Place, size: u8) -> Option<u64> {
         let end = place.offset.checked_add(size.into())?;
         let owned = self.owned.get(place.function)?;
-        let bar = owned.bar(place.bar)?;
+        let bar = owned.given.bar(place.bar)?;
         let is_direct = owned.pieces.iter().any(|piece| piece.contains(place.bar, place.offset));
         (end <= place.real_len && !is_direct).then(|| bar + place.offset)
     }

@@ -7,8 +7,7 @@ use pci::msix::PAGE_LEN;
 use pci::{Function, Physical};
 
 use super::functions::Functions;
-use crate::amd64::processor::Amd64;
-use crate::amd64::rom::{Busy, Followed};
+use super::platform::{Owner, Platform};
 use crate::vm::shown::DEVICE_SLOT;
 use crate::vm::{PerCpu, Vm, VpIndex};
 
@@ -51,13 +50,13 @@ pub(super) fn pieces(physical: &Physical, shown: &Function) -> Vec<Piece> {
     pieces
 }
 
-impl Functions {
+impl<P: Platform> Functions<P> {
     /// Moves the slot of each piece to where `wanted` says. One change at a time is possible.
     ///
     /// # Errors
     ///
     /// [`Busy`] if others remain, or another change is in progress.
-    pub(super) fn follow_slots<A: Amd64>(
+    pub(super) fn follow_slots<A: Owner<Platform = P>>(
         &mut self,
         vm: &'static Vm<A>,
         cpu: &PerCpu<A>,
@@ -95,7 +94,7 @@ impl Piece {
     }
 
     /// Begins one change; returns whether there was one to begin.
-    fn follow<A: Amd64>(
+    fn follow<A: Owner>(
         &mut self,
         vm: &'static Vm<A>,
         cpu: &PerCpu<A>,
@@ -130,3 +129,16 @@ impl Piece {
         }
     }
 }
+
+/// The state of the slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Followed {
+    /// It was in place before.
+    WasThere,
+    /// The [change](Vm::begin_change) has begun.
+    Goes,
+}
+
+/// Another change of the slots is in progress.
+#[derive(Clone, Copy, Debug)]
+pub struct Busy;

@@ -10,21 +10,22 @@ use paging::Invalidation;
 use stay::iommu::{Device, Domain};
 
 use super::machine::{Given, MachineDevices, Refused};
+use super::platform::{Iommu, Platform};
 use crate::vm::dma::{IOMMUS_MAX, Tickets};
 use crate::vm::files::makes;
 
 /// The IOMMUs that translate by a guest's tables. Constant from the guest's creation on.
-pub struct Domains {
-    machine: &'static MachineDevices,
+pub struct Domains<P: Platform> {
+    machine: &'static MachineDevices<P>,
     /// The guest's number there.
     pub(super) id: DomainId,
     /// Each IOMMU, and the guest's devices behind it.
     behind: ArrayVec<(usize, Vec<Device>), IOMMUS_MAX>,
 }
 
-impl Domains {
+impl<P: Platform> Domains<P> {
     pub(super) fn new(
-        machine: &'static MachineDevices,
+        machine: &'static MachineDevices<P>,
         id: DomainId,
         given: &[Given],
     ) -> Result<Self, Refused> {

@@ -17,10 +17,10 @@ use pci::reset::{Reset, Step};
 
 use super::domains::Domains;
 use super::functions::Functions;
-use crate::amd64::iommu::Translations;
+use super::platform::{Iommu, Platform, Translations};
 use crate::vm::GUEST;
 
-impl Functions {
+impl<P: Platform> Functions<P> {
     /// Makes a step of the functions' resets; `Done` when all are reset and silent.
     pub fn reset(&mut self) -> Progress {
         let Some(machine) = self.machine else { return Progress::Done };
@@ -59,7 +59,7 @@ impl Functions {
         for owned in &self.owned {
             let Some(iommu) = machine.iommu(owned.given.iommu) else { continue };
             let translations = Translations { root, domain };
-            if let Err(stuck) = iommu.attach(&[owned.given.device], translations, owned.interrupt_table()) {
+            if let Err(stuck) = iommu.attach(owned.given.device, translations, &owned.interrupts) {
                 // The function stays blocked: the guest finds a dead device.
                 log::error!("device {} is not attached: {stuck}", owned.device());
             }
@@ -72,7 +72,7 @@ impl Functions {
     /// # Errors
     ///
     /// [`Stuck`] if an IOMMU does not do its part: nothing may be freed then.
-    pub fn detach(&mut self, domains: Option<&Domains>) -> Result<(), Stuck> {
+    pub fn detach(&mut self, domains: Option<&Domains<P>>) -> Result<(), Stuck> {
         domains.map_or(Ok(()), Domains::detach)?;
         self.is_attached = false;
         Ok(())
@@ -96,7 +96,7 @@ impl Functions {
     }
 }
 
-impl Drop for Functions {
+impl<P: Platform> Drop for Functions<P> {
     /// A guest that was not created completely.
     fn drop(&mut self) {
         self.free();

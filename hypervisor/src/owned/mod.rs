@@ -3,25 +3,26 @@
 //! | module | contents |
 //! |---|---|
 //! | `machine` | all functions and IOMMUs, and who owns what |
-//! | `routes` | interrupts of owned functions: from the machine's vector to the guest's message |
 //! | `domains` | the IOMMUs of one guest's functions |
+//! | `platform` | what differs between architectures: IOMMUs and interrupts |
 //! | `functions` | one guest's functions: what the guest wants, and what the real ones do |
 //! | `slots` | their registers among the guest's memory slots |
 //! | `trapped` | accesses to registers that are not mapped |
 //! | `life` | reset, attachment, return |
 //!
-//! The guest sees [`pci::Function`]s on its own bus (`devices/pc/pci`). After each of its writes
-//! the real functions are made to follow.
+//! The guest sees [`pci::Function`]s on its own bus (`devices/pc/pci`, `devices/virt/pci`). After
+//! each of its writes the real functions are made to follow.
 
 mod domains;
 mod functions;
 mod life;
 mod machine;
-mod routes;
+mod platform;
 mod slots;
 mod trapped;
 
 pub use domains::Domains;
 pub use functions::{Claim, Functions};
-pub use machine::{Bus, MachineDevices, Refused};
-pub use routes::{Deliver, VECTORS};
+pub use machine::{Bus, Given, MachineDevices, Refused, hypervisors_pages, last_bus};
+pub use platform::{Deliver, Interrupt, Interrupts, Iommu, Owner, Platform, Translations};
+pub use slots::{Busy, Followed};

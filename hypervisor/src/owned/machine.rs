@@ -2,17 +2,19 @@
 
 use core::fmt;
 
+use core::ops::Range;
+
 use alloc::vec::Vec;
 use hostlink::name::Name;
 use iommu::amd::{DeviceId, DomainId};
+use pci::msix::{PAGE_LEN, Table};
 use pci::physical::{Header, Node, Unusable, walk};
 use pci::reset::Method;
 use pci::{Address, ConfigSpace, Physical, group, reset};
 use spin::Mutex;
 use stay::iommu::Device;
 
-use super::routes::Routes;
-use crate::amd64::iommu::Iommu;
+use super::platform::{Iommu, Platform};
 use crate::vm::GUEST;
 
 /// The machine's PCI, as far as only the machine can do it.
@@ -32,7 +34,7 @@ pub enum Refused {
     NoPci,
     /// No function has this address, or is of this kind.
     Unknown(&'static str),
-    /// It is a bridge or an IOMMU.
+    /// It is a bridge, an IOMMU, or the hypervisor's own.
     NotForGuests(Address),
     /// It is behind no IOMMU, so it would reach all memory.
     NoIommu(Address),
@@ -40,6 +42,10 @@ pub enum Refused {
     Taken(Address),
     /// It was asked for twice.
     Twice(Address),
+    /// It interrupts by the same line as the second one, which another guest or the hypervisor has.
+    Line(Address, Address),
+    /// Its interrupt pin is wired to nothing that is known.
+    NoLine(Address),
     /// The second one is in its group, and was not asked for.
     Group(Address, Address),
     /// Both send under the id of the bridge above them.
@@ -63,7 +69,9 @@ impl fmt::Display for Refused {
             Self::Unknown(name) => {
                 write!(f, "devices: there is no '{name}': the log lists the machine's functions")
             }
-            Self::NotForGuests(at) => write!(f, "devices: {at} is a bridge or an IOMMU"),
+            Self::NotForGuests(at) => {
+                write!(f, "devices: {at} is a bridge, an IOMMU or the hypervisor's own")
+            }
             Self::NoIommu(at) => {
                 write!(f, "devices: {at} is behind no IOMMU: it would reach all of the machine's memory")
             }
@@ -75,6 +83,10 @@ impl fmt::Display for Refused {
             Self::SameId(at, other) => {
                 write!(f, "devices: the IOMMU cannot tell {at} from {other}: they are behind one bridge")
             }
+            Self::Line(at, other) => {
+                write!(f, "devices: {at} shares its interrupt line with {other}, which is not the guest's")
+            }
+            Self::NoLine(at) => write!(f, "devices: {at} has no interrupt line that is known"),
             Self::NoReset(at) => write!(f, "devices: {at} cannot be reset, so it is given to nobody"),
             Self::NoRegisters(at) => write!(f, "devices: firmware has given {at} no place in memory"),
             Self::TooMany => write!(f, "devices: a guest owns at most {FUNCTIONS_MAX} functions"),
@@ -90,14 +102,15 @@ pub(super) const FUNCTIONS_MAX: usize = 8;
 const DOMAINS: usize = 64;
 
 /// The machine's functions and IOMMUs.
-pub struct MachineDevices {
-    pub(super) bus: &'static dyn Bus,
+pub struct MachineDevices<P: Platform> {
+    pub(crate) bus: &'static dyn Bus,
     nodes: Vec<Node>,
-    iommus: Vec<Iommu>,
-    /// The functions of the IOMMUs themselves.
+    iommus: Vec<P::Iommu>,
+    /// The functions of the IOMMUs themselves, and others of the hypervisor's.
     own: Vec<DeviceId>,
     owners: Mutex<Owners>,
-    pub(super) routes: Mutex<Routes>,
+    /// Where interrupts go.
+    pub(crate) routes: P::Routes,
 }
 
 #[derive(Default)]
@@ -117,12 +130,15 @@ struct Ownership {
 }
 
 /// A function that a guest has been given.
-pub(super) struct Given {
-    pub(super) physical: Physical,
-    pub(super) method: Method,
-    /// Its IOMMU, and the id by which that knows it.
-    pub(super) iommu: usize,
-    pub(super) device: Device,
+pub struct Given {
+    /// What it is.
+    pub physical: Physical,
+    /// How it is reset.
+    pub method: Method,
+    /// Its IOMMU.
+    pub iommu: usize,
+    /// The id by which that knows it.
+    pub device: Device,
 }
 
 impl Given {
@@ -130,12 +146,50 @@ impl Given {
     fn is_same_id(&self, other: &Self) -> bool {
         (self.iommu, self.device.id) == (other.iommu, other.device.id)
     }
+
+    /// Host physical address of a BAR.
+    pub(crate) fn bar(&self, number: u8) -> Option<u64> {
+        let bar = (*self.physical.bars.get(usize::from(number))?)?;
+        bar.is_memory().then_some(bar.address)
+    }
 }
 
-impl MachineDevices {
+/// The highest bus number, as a walk finds it.
+pub fn last_bus(bus: &'static dyn Bus) -> u8 {
+    let mut last = 0;
+    let _ = walk(&bus, &[0], |node| last = last.max(node.address.bus()));
+    last
+}
+
+/// Pages of a function's registers that the hypervisor accesses: the table of MSI-X, and BARs of
+/// less than a page.
+pub fn hypervisors_pages(bus: &dyn Bus, address: Address) -> Vec<Range<u64>> {
+    let Ok(physical) = Physical::read(&bus, address) else { return Vec::new() };
+    let mut pages = Vec::new();
+    let page = |at: u64| at & !(PAGE_LEN - 1);
+    let bars = physical.bars.iter().flatten().filter(|bar| bar.is_memory() && bar.address != 0);
+    pages.extend(
+        bars.filter(|bar| bar.size < PAGE_LEN).map(|bar| page(bar.address)..page(bar.address) + PAGE_LEN),
+    );
+    if let Some(table) = physical.capabilities.msix.and_then(|msix| Table::new(&msix, &physical.bars)) {
+        for trapped in table.pages() {
+            if let Some(Some(bar)) = physical.bars.get(usize::from(trapped.bar))
+                && bar.address != 0
+            {
+                pages.push(
+                    page(bar.address + trapped.offsets.start)
+                        ..page(bar.address + trapped.offsets.end - 1) + PAGE_LEN,
+                );
+            }
+        }
+    }
+    pages
+}
+
+impl<P: Platform> MachineDevices<P> {
     /// All functions on the buses from 0 on. The IOMMUs, which are in operation, have these ids
     /// themselves.
-    pub fn new(bus: &'static dyn Bus, iommus: Vec<Iommu>, own: Vec<DeviceId>) -> Self {
+    pub fn new(bus: &'static dyn Bus, iommus: Vec<P::Iommu>, own: Vec<DeviceId>, routes: P::Routes) -> Self {
         let mut nodes = Vec::new();
         if walk(&bus, &[0], |node| nodes.push(node)).is_err() {
             log::warn!("some PCI bridges have wrong bus numbers: what is behind them is left alone");
@@ -145,17 +199,11 @@ impl MachineDevices {
         for node in &nodes {
             log::info!("PCI {} {} (group {})", node.address, node.identity.kind(), node.group);
         }
-        Self { bus, nodes, iommus, own, owners: Mutex::default(), routes: Mutex::default() }
+        Self { bus, nodes, iommus, own, owners: Mutex::default(), routes }
     }
 
-    /// The highest bus number, as the walk finds it.
-    pub fn last_bus(bus: &'static dyn Bus) -> u8 {
-        let mut last = 0;
-        let _ = walk(&bus, &[0], |node| last = last.max(node.address.bus()));
-        last
-    }
-
-    pub(super) fn iommu(&self, index: usize) -> Option<&Iommu> {
+    /// An IOMMU, by its index.
+    pub(crate) fn iommu(&self, index: usize) -> Option<&P::Iommu> {
         self.iommus.get(index)
     }
 
@@ -230,23 +278,19 @@ impl MachineDevices {
         }
         let requester =
             DeviceId(group::requester_ids(&self.nodes, address).last().copied().unwrap_or(address.id()));
-        let behind = |(index, iommu): (usize, &Iommu)| Some((index, iommu.requester(requester)?));
+        let behind = |(index, iommu): (usize, &P::Iommu)| Some((index, iommu.requester(requester)?));
         let (iommu, id) = self.iommus.iter().enumerate().find_map(behind).ok_or(Refused::NoIommu(address))?;
-        let physical = Physical::read(&self.bus, address).map_err(|why| match why {
+        let mut physical = Physical::read(&self.bus, address).map_err(|why| match why {
             Unusable::Absent | Unusable::NoEndpoint => Refused::NotForGuests(address),
         })?;
         let method = reset::method(&physical, &self.nodes).ok_or(Refused::NoReset(address))?;
         if physical.bars.iter().flatten().any(|bar| bar.is_memory() && bar.address == 0) {
             return Err(Refused::NoRegisters(address));
         }
+        let mut neighbours = owners.functions.iter().map(|owned| owned.at);
+        P::adapt(self, &mut physical, &mut neighbours)?;
         // Translations by the device itself are left off: nothing enables ATS.
         Ok(Given { physical, method, iommu, device: Device { id, ats: None } })
-    }
-
-    /// An interrupt has arrived on one of the [vectors](super::VECTORS): delivers it to the guest.
-    /// Returns false if no function has the vector.
-    pub fn deliver(&self, vector: u8) -> bool {
-        self.routes.lock().deliver(vector)
     }
 
     /// The guest whose function an IOMMU knows by this id.
@@ -258,11 +302,12 @@ impl MachineDevices {
     /// Reports what the IOMMUs have logged.
     pub fn report_events(&self) {
         for iommu in &self.iommus {
-            let has_lost =
-                iommu.take_events(|event| match event.device().and_then(|device| self.owner_of(device)) {
-                    Some(guest) => log::warn!(target: GUEST, "guest '{guest}': {event}"),
-                    None => log::warn!(target: GUEST, "IOMMU: {event}"),
-                });
+            let has_lost = iommu.take_events(&mut |device, event| match device
+                .and_then(|device| self.owner_of(device))
+            {
+                Some(guest) => log::warn!(target: GUEST, "guest '{guest}': {event}"),
+                None => log::warn!(target: GUEST, "IOMMU: {event}"),
+            });
             if has_lost {
                 log::warn!(target: GUEST, "IOMMU: its log was full, and events were lost");
             }

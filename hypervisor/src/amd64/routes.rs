@@ -12,19 +12,14 @@ use core::ops::Range;
 use alloc::vec::Vec;
 
 use crate::devices::pc::message::Message;
+use crate::owned::Deliver;
 
 /// Vectors for functions.
 pub const VECTORS: Range<u8> = 0x30..0xe0;
 
-/// A guest that interrupts are delivered to.
-pub trait Deliver: Sync {
-    /// Delivers a message from a device.
-    fn deliver_from_device(&self, message: Message);
-}
-
 /// Where the interrupts of one vector go.
 struct Route {
-    to: &'static dyn Deliver,
+    to: &'static dyn Deliver<Message>,
     /// The guest's message; none while the guest has masked it.
     message: Option<Message>,
     /// An interrupt has arrived meanwhile: the function had sent it before it was masked.
@@ -33,11 +28,11 @@ struct Route {
 
 /// All routes, by vector from [`VECTORS`]'s first on.
 #[derive(Default)]
-pub(super) struct Routes(Vec<Option<Route>>);
+pub struct Routes(Vec<Option<Route>>);
 
 impl Routes {
     /// Takes a vector for interrupts to a guest.
-    pub(super) fn take(&mut self, to: &'static dyn Deliver) -> Option<u8> {
+    pub(super) fn take(&mut self, to: &'static dyn Deliver<Message>) -> Option<u8> {
         let route = Route { to, message: None, is_pending: false };
         let free = self.0.iter().position(Option::is_none);
         let index = match free {
@@ -95,9 +90,13 @@ mod tests {
     /// A guest that counts.
     struct Count(AtomicU32);
 
-    impl Deliver for Count {
+    impl Deliver<Message> for Count {
         fn deliver_from_device(&self, _: Message) {
             self.0.fetch_add(1, Ordering::Relaxed);
+        }
+
+        fn cpu(&self, _: usize) -> Option<u32> {
+            None
         }
     }
 

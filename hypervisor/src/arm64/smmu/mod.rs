@@ -1,0 +1,375 @@
+//! The driver of SMMUv3. Source: Arm System Memory Management Unit Architecture Specification,
+//! version 3 (IHI 0070), as in [`iommu::smmu`].
+//!
+//! All streams are aborted from the beginning. Those of functions that a guest owns translate by
+//! stage 1, with the guest's [`Mirror`](super::mirror::Mirror) as tables: there are SMMUs without
+//! stage 2. A guest's domain is the ASID, and the index of its context descriptor.
+
+use core::fmt;
+use core::ops::ControlFlow;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use alloc::vec::Vec;
+use iommu::amd::DeviceId;
+use iommu::smmu::change::Step as Change;
+use iommu::smmu::command::{Depth, cfgi_cd, cfgi_ste, sync_poll};
+use iommu::smmu::event_queue::{RECORD_BYTES, Reader};
+use iommu::smmu::registers::{
+    CMDQ_CONS, CMDQ_ERR, CMDQ_PROD, EVENTQ_CONS, EVENTQ_IRQEN, EVENTQ_PROD, GERROR, GERRORN, IRQ_CTRL,
+    IRQ_CTRL_ACK, Register,
+};
+use iommu::smmu::start::{Places, Ring as Place, Step, StreamTable, forget_all, steps};
+use iommu::smmu::stream::{Faults, Reads, Stage1, Tables};
+use iommu::smmu::{
+    Asid, ContextDescriptor, Event, Features, Granule, Scope, Setup, Stale, StreamEntry, StreamId, Vmid, plan,
+};
+use iommu::{Command, Entry, Port, Queue, Stuck};
+use paging::{Arm64Stage1, Format, Invalidation};
+use spin::Mutex;
+use stay::Mistakes;
+use stay::iommu::{self as engine, Begun, Device, Domain};
+
+use super::lines::Pin;
+use crate::owned::{Iommu, Translations};
+use crate::pages::Pages;
+
+/// Commands and events in their queues: a page of 16 or 32 bytes each.
+const COMMANDS_ORDER: u32 = 8;
+const EVENTS_ORDER: u32 = 7;
+/// Streams that have an entry: those of bus 0.
+const STREAMS_ORDER: u32 = 8;
+/// Words of an entry and of a descriptor.
+const WORDS: usize = 8;
+/// Descriptors in their page.
+const CONTEXTS: usize = 64;
+/// Commands up to which addresses are invalidated one by one.
+const COMMANDS_MAX: u32 = 32;
+/// Turns of waiting for the SMMU. A sync takes microseconds; this is seconds.
+const TURNS_MAX: u64 = 1 << 26;
+
+/// The registers of one SMMU.
+pub trait Registers: Send + Sync {
+    /// Reads a register. What the SMMU has written to memory before is found by later loads.
+    fn read(&self, register: Register) -> u32;
+    /// Writes a register. The SMMU finds everything that this CPU has written to memory before.
+    fn write(&self, register: Register, value: u64);
+}
+
+/// An SMMU, in operation.
+pub struct Smmu {
+    queue: Queue<Ring, &'static [Entry]>,
+    features: Features,
+    setup: Setup,
+    /// The stream table, and the context descriptors by domain.
+    streams: &'static [AtomicU64],
+    contexts: &'static [AtomicU64],
+    /// Of requester 0.
+    first_stream: u32,
+    reader: Mutex<Reader>,
+    events: &'static [AtomicU64],
+}
+
+/// The SMMU's side of the command queue.
+struct Ring(&'static dyn Registers);
+
+impl Ring {
+    fn has_stopped(&self) -> bool {
+        (self.0.read(GERROR) ^ self.0.read(GERRORN)) & CMDQ_ERR != 0
+    }
+}
+
+impl Port for Ring {
+    fn set_tail(&self, position: u64) {
+        self.0.write(CMDQ_PROD, position % (2 << COMMANDS_ORDER));
+    }
+
+    fn head(&self) -> u32 {
+        self.0.read(CMDQ_CONS)
+    }
+
+    fn sync(&self, _: u64) -> Command {
+        sync_poll()
+    }
+
+    fn reported(&self) -> Option<u64> {
+        None
+    }
+
+    fn relax(&self, turns: u64) -> ControlFlow<()> {
+        core::hint::spin_loop();
+        if turns > TURNS_MAX || turns % 1024 == 1023 && self.has_stopped() {
+            return ControlFlow::Break(());
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+impl Mistakes for Ring {}
+
+/// Why an SMMU is not used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotStarted {
+    /// It does not reach what is needed, or has it at fixed places.
+    Refused(iommu::smmu::start::Refusal),
+    /// It lacks stage 1 with pages of 4 KiB, coherence with the caches, or streams.
+    Lacks,
+    /// A register does not change as it must.
+    Silent,
+    /// It reads no commands.
+    Stuck(Stuck),
+}
+
+impl fmt::Display for NotStarted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused(refusal) => write!(f, "it cannot use its tables: {refusal:?}"),
+            Self::Lacks => f.write_str("it needs stage 1, pages of 4 KiB, coherence, and 256 streams"),
+            Self::Silent => f.write_str("it does not answer"),
+            Self::Stuck(stuck) => stuck.fmt(f),
+        }
+    }
+}
+
+impl Smmu {
+    /// Puts an SMMU into operation, with all streams aborted. The requesters of bus 0 have the
+    /// streams from `first_stream` on.
+    ///
+    /// # Errors
+    ///
+    /// [`NotStarted`].
+    pub fn start(registers: &'static dyn Registers, first_stream: u32) -> Result<Self, NotStarted> {
+        let features = Features::read(|register| registers.read(register));
+        let is_usable = features.stage_1
+            && features.is_coherent
+            && features.has_granule(Granule::Size4K)
+            && features.stream_bits >= STREAMS_ORDER
+            && first_stream == 0;
+        if !is_usable {
+            return Err(NotStarted::Lacks);
+        }
+        // Each is as long as it is aligned: the table has 16 KiB, the others a page.
+        let streams = words(Pages::aligned(2));
+        let [contexts, events] = [0; 2].map(|_| words(Pages::new(1)));
+        let commands = ring(Pages::new(1));
+        let smmu = Self {
+            queue: Queue::new(Ring(registers), commands),
+            features,
+            setup: Setup::new(&features, Granule::Size4K, COMMANDS_MAX),
+            streams,
+            contexts,
+            first_stream,
+            reader: Mutex::new(Reader::new(EVENTS_ORDER)),
+            events,
+        };
+        for entry in streams.chunks(WORDS) {
+            store(entry, StreamEntry::ABORT.0.into_iter().enumerate());
+        }
+        let places = Places {
+            streams: StreamTable { address: address(streams), order: STREAMS_ORDER, split: None },
+            commands: Place { address: address(commands), order: COMMANDS_ORDER },
+            events: Place { address: address(events), order: EVENTS_ORDER },
+        };
+        for step in steps(&features, &places).map_err(NotStarted::Refused)? {
+            smmu.take(step)?;
+        }
+        smmu.take(Step::Write(IRQ_CTRL, EVENTQ_IRQEN.into()))?;
+        smmu.take(Step::Await { register: IRQ_CTRL_ACK, mask: EVENTQ_IRQEN, value: EVENTQ_IRQEN })?;
+        Ok(smmu)
+    }
+
+    fn take(&self, step: Step) -> Result<(), NotStarted> {
+        let registers = self.queue.port().0;
+        match step {
+            Step::Write(register, value) => registers.write(register, value),
+            Step::Await { register, mask, value } => {
+                if !(0..TURNS_MAX).any(|_| registers.read(register) & mask == value) {
+                    return Err(NotStarted::Silent);
+                }
+            }
+            Step::AcknowledgeErrors => registers.write(GERRORN, registers.read(GERROR).into()),
+            Step::Forget => self.tell(forget_all(&self.features)).map_err(NotStarted::Stuck)?,
+        }
+        Ok(())
+    }
+
+    /// Gives commands, and waits for them.
+    fn tell(&self, commands: impl IntoIterator<Item = Command>) -> Result<(), Stuck> {
+        self.queue.wait(self.queue.issue(commands)?)
+    }
+
+    fn stream(&self, device: DeviceId) -> StreamId {
+        StreamId(self.first_stream + u32::from(device.0))
+    }
+
+    /// Makes the steps that put `new` in the place of a stream's entry.
+    fn set_entry(&self, stream: StreamId, new: StreamEntry) -> Result<(), Stuck> {
+        let Some(place) = nth(self.streams, stream.0 as usize) else { return Ok(()) };
+        let old = StreamEntry(load(place));
+        self.change(place, old.change_to(new), cfgi_ste(stream, Depth::Leaf))
+    }
+
+    /// The same for the context descriptor of a domain, of which this stream is one.
+    fn set_context(&self, domain: usize, stream: StreamId, new: ContextDescriptor) -> Result<(), Stuck> {
+        let Some(place) = nth(self.contexts, domain) else { return Ok(()) };
+        let old = ContextDescriptor(load(place));
+        self.change(place, old.change_to(new), cfgi_cd(stream))
+    }
+
+    fn change(
+        &self,
+        place: &[AtomicU64],
+        steps: impl Iterator<Item = Change>,
+        tell: Command,
+    ) -> Result<(), Stuck> {
+        for step in steps {
+            store(place, step.writes());
+            self.tell([tell])?;
+        }
+        Ok(())
+    }
+
+    /// The entry and the descriptor by which a device's stream translates.
+    fn translated(&self, to: &Translations) -> Option<(StreamEntry, ContextDescriptor)> {
+        let domain = usize::from(to.domain.0);
+        let tables = Tables {
+            asid: Asid(to.domain.0),
+            table: to.root,
+            t0sz: 64 - Arm64Stage1::INPUT_BITS as u8,
+            granule: Granule::Size4K,
+            reads: Reads::COHERENT,
+            size: self.features.output?,
+            mair: Arm64Stage1::MAIR,
+            faults: Faults::ABORT,
+        };
+        let context = nth(self.contexts, domain)?;
+        let entry = StreamEntry::stage_1(&Stage1 {
+            context: address(context),
+            reads: Reads::COHERENT,
+            vmid: Vmid(0),
+            el2: false,
+            ats: false,
+        });
+        entry.zip(ContextDescriptor::new(&tables))
+    }
+}
+
+/// What everything that a domain's devices may have kept is tagged with.
+const fn scope(domain: &Domain<'_>) -> Scope {
+    Scope::Stage1 { vmid: Vmid(0), asid: Asid(domain.id.0) }
+}
+
+impl Iommu<Pin> for Smmu {
+    fn requester(&self, device: DeviceId) -> Option<DeviceId> {
+        (u32::from(device.0) < 1 << STREAMS_ORDER).then_some(device)
+    }
+
+    fn attach(&self, device: Device, to: Translations, _: &Pin) -> Result<(), Stuck> {
+        let Some((entry, context)) = self.translated(&to) else { return Ok(()) };
+        let stream = self.stream(device.id);
+        self.set_context(to.domain.0.into(), stream, context)?;
+        // What was kept of an earlier domain of this number was dropped by `detach`; a descriptor
+        // that this stream has read before is dropped here.
+        self.tell([cfgi_cd(stream)])?;
+        self.set_entry(stream, entry)
+    }
+
+    fn detach(&self, domain: &Domain<'_>) -> Result<(), Stuck> {
+        for device in domain.devices {
+            self.set_entry(self.stream(device.id), StreamEntry::ABORT)?;
+        }
+        for device in domain.devices {
+            let stream = self.stream(device.id);
+            self.set_context(domain.id.0.into(), stream, ContextDescriptor::INVALID)?;
+            self.tell([cfgi_cd(stream)])?;
+        }
+        self.tell([scope(domain).whole()])
+    }
+
+    fn begin(&self, domain: &Domain<'_>, invalidation: Invalidation<'_>) -> Result<Begun, Stuck> {
+        let ticket = match invalidation {
+            Invalidation::Nothing => return Ok(Begun::NOTHING),
+            Invalidation::Everything => self.queue.issue([scope(domain).whole()])?,
+            Invalidation::Ranges(ranges) => {
+                let stale = ranges.iter().map(|range| Stale {
+                    start: range.start,
+                    len: range.len,
+                    leaf: None,
+                    tables: range.tables,
+                });
+                self.queue.issue(plan(&self.setup, scope(domain), stale))?
+            }
+        };
+        Ok(Begun::with(ticket))
+    }
+
+    fn finish(&self, begun: Begun) -> Result<(), Stuck> {
+        engine::finish(&self.queue, begun)
+    }
+
+    fn take_events(&self, report: &mut dyn FnMut(Option<DeviceId>, &dyn fmt::Display)) -> bool {
+        let registers = self.queue.port().0;
+        let mut reader = self.reader.lock();
+        let prod = registers.read(EVENTQ_PROD);
+        let records: Vec<[u64; 4]> = reader.unread(prod).filter_map(|index| self.record(index)).collect();
+        let advance = reader.advance(prod);
+        registers.write(EVENTQ_CONS, advance.cons.into());
+        drop(reader);
+        for event in records.into_iter().map(Event::decode) {
+            let requester = event.stream.0.checked_sub(self.first_stream);
+            let device = requester.and_then(|id| u16::try_from(id).ok()).map(DeviceId);
+            report(device, &event);
+        }
+        advance.has_lost
+    }
+}
+
+impl Smmu {
+    fn record(&self, index: u32) -> Option<[u64; 4]> {
+        let words = (RECORD_BYTES / 8) as usize;
+        let record = self.events.get(index as usize * words..)?.get(..words)?;
+        // Relaxed: the register was read before.
+        Some(core::array::from_fn(|word| record.get(word).map_or(0, |word| word.load(Ordering::Relaxed))))
+    }
+}
+
+/// The words of entry `index`.
+fn nth(table: &'static [AtomicU64], index: usize) -> Option<&'static [AtomicU64]> {
+    table.get(index.checked_mul(WORDS)?..)?.get(..WORDS)
+}
+
+fn load(place: &[AtomicU64]) -> [u64; WORDS] {
+    // Relaxed: the SMMU writes none of them.
+    core::array::from_fn(|word| place.get(word).map_or(0, |word| word.load(Ordering::Relaxed)))
+}
+
+fn store(place: &[AtomicU64], words: impl Iterator<Item = (usize, u64)>) {
+    for (index, value) in words {
+        if let Some(word) = place.get(index) {
+            // Relaxed: a write to a register comes later, and orders them for the SMMU.
+            word.store(value, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Physical address of memory that is mapped one to one.
+fn address<T>(items: &'static [T]) -> u64 {
+    items.as_ptr().expose_provenance() as u64
+}
+
+/// The words of pages that are never freed: an SMMU may read them at any time.
+fn words(pages: Pages) -> &'static [AtomicU64] {
+    let len = pages.words().len();
+    // SAFETY: the pages are leaked, zeroed, and used as words only.
+    unsafe { core::slice::from_raw_parts(pages.forever() as *const AtomicU64, len) }
+}
+
+/// The entries of a ring in a page that is never freed.
+fn ring(page: Pages) -> &'static [Entry] {
+    // SAFETY: the page is leaked; an entry consists of two words, and a zeroed one is valid.
+    unsafe { core::slice::from_raw_parts(page.forever() as *const Entry, 1 << COMMANDS_ORDER) }
+}
+
+const _: () = assert!(CONTEXTS * WORDS * 8 == 4096);
+
+#[cfg(test)]
+mod tests;

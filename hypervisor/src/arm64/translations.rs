@@ -1,0 +1,57 @@
+//! The translations of a guest's devices: they follow its slots.
+
+use iommu::Stuck;
+use paging::{Invalidation, Progress};
+
+use super::lines::Wired;
+use super::mirror::Slots;
+use super::processor::Arm64;
+use crate::owned::Domains;
+use crate::vm::dma::Tickets;
+use crate::vm::{GUEST, Vm};
+
+/// The guest's slots of memory.
+fn slots<A: Arm64>(vm: &Vm<A>) -> Slots {
+    let mut slots = Slots::new();
+    vm.space.slots().memory().for_each(|slot| {
+        if !slot.is_device() {
+            // There is a place for each.
+            let _ = slots.try_push(*slot);
+        }
+    });
+    slots
+}
+
+/// Has the SMMUs forget what is no memory of the guest's any more. Stage 2 of the vCPUs is another
+/// table: what changes there without the slots leaves devices alone.
+///
+/// # Errors
+///
+/// [`Stuck`] if one takes no more commands.
+pub fn begin_flush<A: Arm64>(vm: &Vm<A>, domains: &Domains<Wired>) -> Result<Tickets, Stuck> {
+    let Some(mirror) = vm.guest.mirror() else { return Ok(Tickets::new()) };
+    // The commands are given with the lock held: who finds nothing to unmap finds their tickets.
+    let mut mirror = mirror.lock();
+    let stale = mirror.follow(&slots(vm));
+    if !stale.is_empty() {
+        mirror.last = domains.begin(Invalidation::Ranges(&stale))?;
+    }
+    Ok(mirror.last.clone())
+}
+
+/// Makes a step of mapping the guest's memory for its devices.
+pub fn fill<A: Arm64>(vm: &Vm<A>) -> Progress {
+    let Some(mirror) = vm.guest.mirror() else { return Progress::Done };
+    let mut mirror = mirror.lock();
+    let slots = slots(vm);
+    mirror.fill(&slots).unwrap_or_else(|why| {
+        log::error!(target: GUEST, "devices do not reach all memory: {why}");
+        Progress::Done
+    })
+}
+
+/// All memory is mapped: the functions translate.
+pub fn attach<A: Arm64>(vm: &Vm<A>) {
+    let Some(root) = vm.guest.mirror().map(|mirror| mirror.lock().root()) else { return };
+    vm.guest.functions.lock().attach(root);
+}

@@ -1,0 +1,128 @@
+//! What differs between architectures.
+
+use core::fmt;
+
+use iommu::Stuck;
+use iommu::amd::{DeviceId, DomainId};
+use paging::Invalidation;
+use pci::{Function, Physical};
+use stay::iommu::{Begun, Device, Domain};
+
+use super::machine::{Given, MachineDevices, Refused};
+use crate::vm::Vm;
+use crate::vm::arch::Arch;
+
+/// Kinds of IOMMU and of interrupts.
+pub trait Platform: Sized + 'static {
+    /// An IOMMU in operation, behind which all functions are blocked that no guest owns.
+    type Iommu: Iommu<Self::Interrupts>;
+    /// The interrupts of one function.
+    type Interrupts: Interrupts<Self>;
+    /// Where the interrupts of all functions go.
+    type Routes: Send + Sync;
+    /// An interrupt as the guest gets it.
+    type Interrupt: 'static;
+
+    /// Adapts what the guest will see of a function, which is free, or refuses it.
+    ///
+    /// # Errors
+    ///
+    /// Why a guest does not get it. `neighbours` are the functions that other guests own.
+    fn adapt(
+        machine: &MachineDevices<Self>,
+        physical: &mut Physical,
+        neighbours: &mut dyn Iterator<Item = pci::Address>,
+    ) -> Result<(), Refused>;
+}
+
+/// The translations of a guest's devices.
+#[derive(Clone, Copy, Debug)]
+pub struct Translations {
+    /// Root of the tables that they translate by.
+    pub root: u64,
+    /// The guest's domain.
+    pub domain: DomainId,
+}
+
+/// An IOMMU, for devices with interrupts of this kind. Numbers of devices are their requester ids.
+pub trait Iommu<I>: Send + Sync {
+    /// The id with which requests of a device reach this IOMMU; `None` if it is not behind it.
+    fn requester(&self, device: DeviceId) -> Option<DeviceId>;
+
+    /// Lets a device, which is blocked, translate by a guest's tables, and interrupt.
+    ///
+    /// # Errors
+    ///
+    /// [`Stuck`] if the IOMMU does not go on: the device may still be blocked.
+    fn attach(&self, device: Device, translations: Translations, interrupts: &I) -> Result<(), Stuck>;
+
+    /// Blocks devices, and drops all that is kept of their translations. Afterwards nothing of the
+    /// guest's tables or memory is used by them.
+    ///
+    /// # Errors
+    ///
+    /// [`Stuck`] if the IOMMU does not go on. Nothing may be freed then.
+    fn detach(&self, domain: &Domain<'_>) -> Result<(), Stuck>;
+
+    /// Has the IOMMU drop what `invalidation` names, without a wait.
+    ///
+    /// # Errors
+    ///
+    /// [`Stuck`] if it takes no more commands.
+    fn begin(&self, domain: &Domain<'_>, invalidation: Invalidation<'_>) -> Result<Begun, Stuck>;
+
+    /// Waits until it has.
+    ///
+    /// # Errors
+    ///
+    /// [`Stuck`] if it does not go on. Nothing may be freed then.
+    fn finish(&self, begun: Begun) -> Result<(), Stuck>;
+
+    /// Calls `report` with the events that were logged since the last call, and the device of each.
+    /// Returns whether further events were lost.
+    fn take_events(&self, report: &mut dyn FnMut(Option<DeviceId>, &dyn fmt::Display)) -> bool;
+}
+
+/// The interrupts of a function: they follow what the guest wants.
+pub trait Interrupts<P: Platform>: Send + Sync {
+    /// Of a function that is reset.
+    fn new(physical: &Physical, shown: &Function) -> Self;
+
+    /// The guest gets what it wants now, and nothing else. Returns whether the function may raise
+    /// its pin.
+    fn follow(
+        &mut self,
+        machine: &MachineDevices<P>,
+        given: &Given,
+        to: &'static dyn Deliver<P::Interrupt>,
+        wanted: &Function,
+    ) -> bool;
+
+    /// After a reset nothing is enabled. Not every way of reset reaches the interrupts, so they are
+    /// switched off here.
+    fn forget(&mut self, machine: &MachineDevices<P>, given: &Given);
+}
+
+/// A guest that interrupts are delivered to.
+pub trait Deliver<I>: Sync {
+    /// Delivers an interrupt of a device.
+    fn deliver_from_device(&self, interrupt: I);
+
+    /// The machine's id of one of the CPUs that may take interrupts, chosen by a number.
+    fn cpu(&self, number: usize) -> Option<u32>;
+}
+
+/// An architecture whose guests own functions.
+pub trait Owner: Arch {
+    /// Its IOMMUs and interrupts.
+    type Platform: Platform;
+
+    /// Reads or changes what the guest sees of its functions.
+    fn with_shown<R>(vm: &Vm<Self>, act: impl FnOnce(&mut [Function]) -> R) -> R;
+
+    /// The guest, for interrupts.
+    fn receiver(vm: &'static Vm<Self>) -> &'static dyn Deliver<Interrupt<Self>>;
+}
+
+/// An interrupt as the guest gets it.
+pub type Interrupt<A> = <<A as Owner>::Platform as Platform>::Interrupt;
