@@ -1,8 +1,8 @@
 //! Interrupts of owned functions, by their pins. MSI and MSI-X are hidden from guests.
 //!
 //! A host bridge has four lines, and pin A to D of a device are wired to them in turn (PCI to PCI
-//! Bridge Architecture Specification 1.2, 9.1). A line is level-triggered, and goes to one guest: to
-//! an SPI of its own, whose level follows it like this:
+//! Bridge Architecture Specification 1.2, 9.1). A line is level-triggered, and goes to one guest:
+//! to an SPI of its own, whose level follows it like this:
 //!
 //! ```text
 //! CPU that the line interrupts            CPU of the vCPU that has the guest's SPI

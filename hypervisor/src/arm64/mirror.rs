@@ -15,8 +15,9 @@
 //! Q before B, and it is unmapped; or B before P, and A before B before P: it is not mapped again.
 //! Tables stay in their place, empty, until the guest goes: nothing is freed in between.
 //!
-//! An SMMU with stage 2 could use the guest's own stage 2 instead, as AMD-Vi uses nested tables: the
-//! encodings are in `iommu::smmu`, and a VMID would be the scope. There was none to try it with.
+//! An SMMU with stage 2 could use the guest's own stage 2 instead, as AMD-Vi uses nested tables:
+//! the encodings are in `iommu::smmu`, and a VMID would be the scope. There was none to try it
+//! with.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -44,8 +45,8 @@ pub type Slots = ArrayVec<Slot, SLOTS_MAX>;
 pub struct Mirror {
     tables: PageTable<Arm64Stage1, Memory>,
     parts: ArrayVec<Part, SLOTS_MAX>,
-    /// What the SMMUs were told last. Every flush waits for it, since it may be another CPU that has
-    /// unmapped what this one frees.
+    /// What the SMMUs were told last. Every flush waits for it, since it may be another CPU that
+    /// has unmapped what this one frees.
     pub last: Tickets,
 }
 
@@ -56,7 +57,8 @@ struct Part {
 }
 
 impl Mirror {
-    /// Nothing is mapped. `publish` makes stores visible to the SMMU's walks. `None` without memory.
+    /// Nothing is mapped. `publish` makes stores visible to the SMMU's walks. `None` without
+    /// memory.
     pub fn new(publish: fn()) -> Option<Self> {
         let memory = Memory { pages: Arc::default(), publish };
         Some(Self { tables: PageTable::new(memory).ok()?, parts: ArrayVec::new(), last: Tickets::new() })
@@ -124,8 +126,8 @@ struct Memory {
     publish: fn(),
 }
 
-// SAFETY: each table is a page of its own, zeroed, mapped one to one, and freed with the last clone:
-// with the tables.
+// SAFETY: each table is a page of its own, zeroed, mapped one to one, and freed with the last
+// clone: with the tables.
 unsafe impl TableMemory for Memory {
     fn allocate(&self) -> Option<PhysAddr> {
         let page = Pages::try_one()?;

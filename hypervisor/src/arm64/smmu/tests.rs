@@ -25,8 +25,8 @@ struct Fake {
 const ADDRESS: u64 = 0x000f_ffff_ffff_ffe0;
 
 impl Fake {
-    /// Stage 1, 64-bit tables, coherent, ASIDs of 16 bits; queues of 256; 16 bits of stream; 48 bits
-    /// of address, pages of 4 KiB.
+    /// Stage 1, 64-bit tables, coherent, ASIDs of 16 bits; queues of 256; 16 bits of stream; 48
+    /// bits of address, pages of 4 KiB.
     fn new(is_broken: bool) -> &'static Self {
         let fake = Self { words: Mutex::new(vec![0; 0x8000]), done: Mutex::default(), is_broken };
         fake.set(IDR0, 1 << 1 | 2 << 2 | 1 << 4 | 1 << 12);
