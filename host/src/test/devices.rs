@@ -6,7 +6,7 @@
 //! address, an invalidation is missing.
 
 use super::cases::{Body, Case, case};
-use crate::arch::{Arch, Platform};
+use crate::arch::{Arch, ArmCpu, Platform};
 use crate::machine::devices::{Devices, Network};
 use crate::machine::outcome::Outcome;
 use crate::machine::process::{Flow, Machine};
@@ -22,7 +22,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// The rows.
-pub(super) const ROWS: [Case; 5] = [
+pub(super) const ROWS: [Case; 6] = [
     case(
         "p16_memory_that_goes_is_gone_for_devices",
         "a device does not reach memory that was removed, when it is used for something else",
@@ -46,7 +46,12 @@ pub(super) const ROWS: [Case; 5] = [
     case(
         "a_disk_keeps_what_a_guest_writes",
         "a stock guest writes an NVMe disk that it owns, resets, and reads it; a network card is there",
-        Body::Own(disk),
+        Body::Own(|directory| disk(Platform::X86_64, directory)),
+    ),
+    case(
+        "a_disk_keeps_what_a_guest_writes_on_arm",
+        "the same behind an SMMU, with interrupts by pins",
+        Body::Own(|directory| disk(Platform::Aarch64(ArmCpu::Max), directory)),
     ),
 ];
 
@@ -170,23 +175,28 @@ fn stray(directory: &Path) -> Result<()> {
 const PATTERN: &[u8] = b"what was written to the disk stays on the disk\n";
 
 /// A stock guest reads what the host wrote, writes to the disk, resets, and reads that.
-fn disk(directory: &Path) -> Result<()> {
+fn disk(platform: Platform, directory: &Path) -> Result<()> {
+    let arch = platform.arch();
     let image = directory.join("disk.img");
     let mut contents = vec![0; 4 * MIB as usize];
     contents[..PATTERN.len()].copy_from_slice(PATTERN);
     fs::write(&image, &contents)?;
-    let stock = StockGuest::prepare(Arch::X86_64)?;
+    let stock = StockGuest::prepare(arch)?;
+    // Each queue has a message of its own, or all have the pin.
+    let interrupts = if platform == Platform::X86_64 { 2 } else { 1 };
     // After the reset the copy is there.
-    let command = "D=/dev/nvme0n1; [ \"$(head -c 4 $D)\" = what ] || exit 3; \
+    let command = format!(
+        "D=/dev/nvme0n1; [ \"$(head -c 4 $D)\" = what ] || exit 3; \
         [ -e /sys/class/net ] && grep -q 0x1041 /sys/bus/pci/devices/*/device || exit 4; \
         [ \"$(dd if=$D bs=1M skip=1 count=1 2>/dev/null | head -c 4)\" = what ] && exit 0; \
         dd if=$D of=$D bs=1M count=1 seek=1 conv=fsync 2>/dev/null && \
-        [ $(grep nvme /proc/interrupts | wc -l) -ge 2 ] && reboot -f";
+        [ $(grep nvme /proc/interrupts | wc -l) -ge {interrupts} ] && reboot -f"
+    );
     let guest = Guest {
-        platform: Platform::X86_64,
+        platform,
         kernel: stock.kernel(),
-        initrd: Some(stock.initrd(Some(command))),
-        cmdline: format!("{} panic=-1", crate::run::reporting_console(Arch::X86_64)),
+        initrd: Some(stock.initrd(Some(&command))),
+        cmdline: format!("{} panic=-1", crate::run::reporting_console(arch)),
         vcpus: 2,
         memory: MEMORY,
         flush: FlushMode::Hypercall,
@@ -195,7 +205,7 @@ fn disk(directory: &Path) -> Result<()> {
         devices: Devices { disks: vec![image.clone()], network: Some(Network::User), functions: Vec::new() },
     };
     guest.check()?;
-    let hypervisor = Hypervisor::for_tests(Arch::X86_64)?;
+    let hypervisor = Hypervisor::for_tests(arch)?;
     let mut spec = guest.on_quell(&hypervisor, 2, Clock::Wall, directory)?;
     spec.timeout = Some(TIMEOUT);
     let machine = Machine::start(&spec, &Signals::default())?;

@@ -2,7 +2,7 @@
 //! Quell's guests.
 
 use super::cases::{Body, Case, case};
-use crate::arch::{Arch, Platform};
+use crate::arch::{Arch, ArmCpu, Platform};
 use crate::debian::boot::{ROOT, Writes, machine};
 use crate::debian::{copy_for_tests, disk_for_tests};
 use crate::guest::cache;
@@ -20,7 +20,7 @@ use std::process::Command;
 use std::time::Duration;
 
 /// The rows.
-pub(super) const ROWS: [Case; 4] = [
+pub(super) const ROWS: [Case; 6] = [
     case(
         "debian_disk_boots",
         "a disk is made of packages; it boots, systemd and apt are well, and a file outlives a reboot",
@@ -36,13 +36,25 @@ pub(super) const ROWS: [Case; 4] = [
     case(
         "debian_boots_on_quell",
         "the same as a guest of Quell that owns disk and network card",
-        Body::Own(boots_on_quell),
+        Body::Own(|directory| boots_on_quell(Arch::X86_64, directory)),
+    )
+    .only_long(),
+    case(
+        "debian_boots_on_quell_on_arm",
+        "the same behind an SMMU, with interrupts by pins",
+        Body::Own(|directory| boots_on_quell(Arch::Aarch64, directory)),
     )
     .only_long(),
     case(
         "a_disk_is_intact_after_hard_resets",
         "20 resets amid writes: the journal repairs the disk each time, and fsck finds nothing",
-        Body::Own(hard_resets),
+        Body::Own(|directory| hard_resets(Arch::X86_64, directory)),
+    )
+    .only_long(),
+    case(
+        "a_disk_is_intact_after_hard_resets_on_arm",
+        "the same for Arm64",
+        Body::Own(|directory| hard_resets(Arch::Aarch64, directory)),
     )
     .only_long(),
 ];
@@ -79,10 +91,12 @@ fn boots_twice(spec: &Spec) -> Result<()> {
 }
 
 /// A machine with Quell, whose guest owns the disk and a network card.
-fn on_quell(disk: &Path, directory: &Path) -> Result<Spec> {
-    let arch = Arch::X86_64;
+fn on_quell(arch: Arch, disk: &Path, directory: &Path) -> Result<Spec> {
     let guest = Guest {
-        platform: Platform::X86_64,
+        platform: match arch {
+            Arch::X86_64 => Platform::X86_64,
+            Arch::Aarch64 => Platform::Aarch64(ArmCpu::Max),
+        },
         kernel: cache::guest_files(arch, false)?.kernel,
         initrd: None,
         cmdline: format!("{} {ROOT} quiet", arch.console()),
@@ -101,17 +115,17 @@ fn on_quell(disk: &Path, directory: &Path) -> Result<Spec> {
     guest.on_quell(&Hypervisor::for_tests(arch)?, 2, Clock::Wall, directory)
 }
 
-fn boots_on_quell(directory: &Path) -> Result<()> {
+fn boots_on_quell(arch: Arch, directory: &Path) -> Result<()> {
     let disk = directory.join("debian.img");
-    copy_for_tests(Arch::X86_64, &disk)?;
-    boots_twice(&on_quell(&disk, directory)?)
+    copy_for_tests(arch, &disk)?;
+    boots_twice(&on_quell(arch, &disk, directory)?)
 }
 
 /// The guest writes all the time, and resets itself without warning.
-fn hard_resets(directory: &Path) -> Result<()> {
+fn hard_resets(arch: Arch, directory: &Path) -> Result<()> {
     let disk = directory.join("debian.img");
-    copy_for_tests(Arch::X86_64, &disk)?;
-    let mut session = Session::start(&on_quell(&disk, directory)?)?;
+    copy_for_tests(arch, &disk)?;
+    let mut session = Session::start(&on_quell(arch, &disk, directory)?)?;
     for number in 1..=RESETS {
         let writes = "rm -f /root/v4; (while :; do for i in 1 2 3 4; do dd if=/dev/urandom of=/root/w$i \
              bs=64k count=32 conv=fsync 2>/dev/null; mv /root/w$i /root/v$i; done; done) &";

@@ -207,7 +207,7 @@ pub struct Shared {
     /// The SMMUs that translate for them; `None` if there are none.
     pub domains: Option<Domains<Wired>>,
     /// By which they translate.
-    mirror: Option<Mutex<Mirror>>,
+    mirror: Option<Box<Mutex<Mirror>>>,
     wires: Vec<Wire>,
     /// What it shares with the other machines.
     pub common: &'static Common,
@@ -237,11 +237,14 @@ impl Shared {
         tag: Arc<Tag>,
         claim: Claim,
     ) -> Result<Self, CreateError> {
-        let Claim { functions, shown, domains } = claim;
-        let (wires, shown) = functions.wire(shown);
+        let Claim { functions, mut shown, domains } = claim;
+        let wires = functions.wire(&mut shown);
         let mirror = match domains {
             None => None,
-            Some(_) => Some(Mirror::new(|| A::TLB.order_stores()).ok_or(CreateError::NoTables)?),
+            Some(_) => {
+                let mirror = Mirror::new(|| A::TLB.order_stores()).ok_or(CreateError::NoTables)?;
+                Some(Box::new(Mutex::new(mirror)))
+            }
         };
         let broadcasts = config.switches.local_tlbi == LocalTlbi::Broadcast;
         tag.root.store(space.root().0, Ordering::Relaxed);
@@ -250,7 +253,7 @@ impl Shared {
             pci: Mutex::new(Pci::new(shown)),
             functions: Mutex::new(functions),
             domains,
-            mirror: mirror.map(Mutex::new),
+            mirror,
             wires,
             uart: Mutex::new(Uart::new()),
             rtc: Mutex::new(Pl031::default()),
@@ -268,7 +271,7 @@ impl Shared {
 
     /// The tables by which the guest's devices translate.
     pub fn mirror(&self) -> Option<&Mutex<Mirror>> {
-        self.mirror.as_ref()
+        self.mirror.as_deref()
     }
 
     /// The VMID that tags the guest's translations, and their root.

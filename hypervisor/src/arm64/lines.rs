@@ -155,19 +155,18 @@ impl Platform for Wired {
 }
 
 impl Functions<Wired> {
-    /// Gives the functions that a guest sees their pins; also how those are wired for it.
-    #[must_use]
-    pub fn wire(&self, shown: Vec<Function>) -> (Vec<Wire>, Vec<Function>) {
+    /// Gives the functions that a guest sees their pins; returns how those are wired for it.
+    pub fn wire(&self, shown: &mut [Function]) -> Vec<Wire> {
         let mut wires = Vec::new();
-        let with_pin = |((device, shown), given): ((u8, Function), &Given)| {
+        for ((device, shown), given) in (FIRST..).zip(shown).zip(self.given()) {
             let Physical { address, pin, .. } = given.physical;
-            let Some(line) = line_of(address, pin) else { return shown };
-            let intid = pci_intid(line);
-            wires.push(Wire { device, pin, intid });
-            shown.with_intx(pin, intid)
-        };
-        let shown = (FIRST..).zip(shown).zip(self.given()).map(with_pin).collect();
-        (wires, shown)
+            if let Some(line) = line_of(address, pin) {
+                let intid = pci_intid(line);
+                shown.show_pin(pin, intid);
+                wires.push(Wire { device, pin, intid });
+            }
+        }
+        wires
     }
 }
 

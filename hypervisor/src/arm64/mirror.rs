@@ -45,6 +45,11 @@ pub type Slots = ArrayVec<Slot, SLOTS_MAX>;
 pub struct Mirror {
     tables: PageTable<Arm64Stage1, Memory>,
     parts: ArrayVec<Part, SLOTS_MAX>,
+    /// The slots that [`fill`](Self::fill) and [`follow`](Self::follow) go by. Here, because they
+    /// are too large for the stack.
+    pub slots: Slots,
+    /// What the last [`follow`](Self::follow) has unmapped.
+    pub stale: Stale,
     /// What the SMMUs were told last. Every flush waits for it, since it may be another CPU that
     /// has unmapped what this one frees.
     pub last: Tickets,
@@ -61,7 +66,9 @@ impl Mirror {
     /// memory.
     pub fn new(publish: fn()) -> Option<Self> {
         let memory = Memory { pages: Arc::default(), publish };
-        Some(Self { tables: PageTable::new(memory).ok()?, parts: ArrayVec::new(), last: Tickets::new() })
+        let tables = PageTable::new(memory).ok()?;
+        let (parts, slots, stale) = (ArrayVec::new(), Slots::new(), Stale::new());
+        Some(Self { tables, parts, slots, stale, last: Tickets::new() })
     }
 
     /// The root.
@@ -69,13 +76,13 @@ impl Mirror {
         self.tables.root().0
     }
 
-    /// Maps some more of these slots; `Done` if everything is mapped.
+    /// Maps some more of the slots; `Done` if everything is mapped.
     ///
     /// # Errors
     ///
     /// [`MapError`] if there is no memory for tables: the devices do not reach all of the guest's.
-    pub fn fill(&mut self, slots: &Slots) -> Result<Progress, MapError> {
-        for slot in slots {
+    pub fn fill(&mut self) -> Result<Progress, MapError> {
+        for slot in &self.slots {
             let known = self.parts.iter().position(|part| part.slot == *slot);
             let index = known.unwrap_or(self.parts.len());
             if known.is_none() && self.parts.try_push(Part { slot: *slot, mapped: 0 }).is_err() {
@@ -99,10 +106,10 @@ impl Mirror {
         Ok(Progress::Done)
     }
 
-    /// Unmaps what these slots do not have, and returns it: the SMMU must drop it.
-    pub fn follow(&mut self, slots: &Slots) -> Stale {
-        let mut stale = Stale::new();
-        let Self { tables, parts, .. } = self;
+    /// Unmaps what the slots do not have: the SMMU must drop what is [stale](Self::stale) now.
+    pub fn follow(&mut self) {
+        let Self { tables, parts, slots, stale, .. } = self;
+        stale.clear();
         parts.retain(|part| {
             let is_there = slots.contains(&part.slot);
             if !is_there && part.mapped != 0 {
@@ -115,7 +122,6 @@ impl Mirror {
             }
             is_there
         });
-        stale
     }
 }
 
@@ -159,8 +165,16 @@ mod tests {
         Slot { id: SlotId(id), gpa: Gpa(gpa), size, host: PhysAddr(host), flags }
     }
 
-    fn filled(mirror: &mut Mirror, slots: &Slots) {
-        while mirror.fill(slots).unwrap() != Progress::Done {}
+    fn filled(mirror: &mut Mirror, slots: &[Slot]) {
+        mirror.slots = slots.iter().copied().collect();
+        while mirror.fill().unwrap() != Progress::Done {}
+    }
+
+    /// What is stale when these slots are there.
+    fn stale(mirror: &mut Mirror, slots: &[Slot]) -> Stale {
+        mirror.slots = slots.iter().copied().collect();
+        mirror.follow();
+        mirror.stale.clone()
     }
 
     #[test]
@@ -168,8 +182,7 @@ mod tests {
         let mut mirror = Mirror::new(|| ()).unwrap();
         let ram = slot(0, 0x4000_0000, 200 << 20, 0x8000_0000, SlotFlags::empty());
         let rom = slot(1, 0x1000_0000, 0x3000, 0x9000_1000, SlotFlags::READ_ONLY);
-        let both: Slots = [ram, rom].into_iter().collect();
-        filled(&mut mirror, &both);
+        filled(&mut mirror, &[ram, rom]);
         let to = |mirror: &Mirror, at| {
             let mapping = mirror.tables.query(at)?;
             Some((mapping.pa.0, mapping.permissions.contains(Permissions::WRITE)))
@@ -180,18 +193,16 @@ mod tests {
         assert_eq!(to(&mirror, 0x1000_2fff), Some((0x9000_3fff, false)));
         assert!(mirror.tables.query(0x4000_0000).unwrap().permissions.contains(Permissions::USER));
 
-        assert!(mirror.follow(&both).is_empty());
-        let left: Slots = [rom].into_iter().collect();
-        let stale = mirror.follow(&left);
+        assert!(stale(&mut mirror, &[ram, rom]).is_empty());
         assert_eq!(
-            stale.as_slice(),
+            stale(&mut mirror, &[rom]).as_slice(),
             [FlushRange { start: 0x4000_0000, len: 200 << 20, level: Level::Page4K, tables: false }]
         );
         assert_eq!(to(&mirror, 0x4000_0000), None);
         assert_eq!(to(&mirror, 0x1000_0000), Some((0x9000_1000, false)));
         // Other memory at the same place, in other pages than before.
         let moved = slot(0, 0x4000_0000, 2 << 20, 0x9000_5000, SlotFlags::empty());
-        filled(&mut mirror, &[moved, rom].into_iter().collect());
+        filled(&mut mirror, &[moved, rom]);
         assert_eq!(to(&mirror, 0x4000_0fff), Some((0x9000_5fff, true)));
         assert_eq!(to(&mirror, 0x4020_0000), None);
     }
@@ -199,9 +210,9 @@ mod tests {
     #[test]
     fn only_what_was_mapped_is_stale() {
         let mut mirror = Mirror::new(|| ()).unwrap();
-        let ram: Slots = [slot(0, 0, 1 << 30, 0x4000_0000, SlotFlags::empty())].into_iter().collect();
-        assert_eq!(mirror.fill(&ram), Ok(Progress::More));
-        let stale = mirror.follow(&Slots::new());
+        mirror.slots.push(slot(0, 0, 1 << 30, 0x4000_0000, SlotFlags::empty()));
+        assert_eq!(mirror.fill(), Ok(Progress::More));
+        let stale = stale(&mut mirror, &[]);
         assert_eq!(stale.iter().map(|range| (range.start, range.len)).collect::<Vec<_>>(), [(0, STEP)]);
     }
 }

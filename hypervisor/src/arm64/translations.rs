@@ -10,16 +10,15 @@ use crate::owned::Domains;
 use crate::vm::dma::Tickets;
 use crate::vm::{GUEST, Vm};
 
-/// The guest's slots of memory.
-fn slots<A: Arm64>(vm: &Vm<A>) -> Slots {
-    let mut slots = Slots::new();
+/// Looks up the guest's slots of memory.
+fn look_up<A: Arm64>(vm: &Vm<A>, slots: &mut Slots) {
+    slots.clear();
     vm.space.slots().memory().for_each(|slot| {
         if !slot.is_device() {
             // There is a place for each.
             let _ = slots.try_push(*slot);
         }
     });
-    slots
 }
 
 /// Has the SMMUs forget what is no memory of the guest's any more. Stage 2 of the vCPUs is another
@@ -31,10 +30,11 @@ fn slots<A: Arm64>(vm: &Vm<A>) -> Slots {
 pub fn begin_flush<A: Arm64>(vm: &Vm<A>, domains: &Domains<Wired>) -> Result<Tickets, Stuck> {
     let Some(mirror) = vm.guest.mirror() else { return Ok(Tickets::new()) };
     // The commands are given with the lock held: who finds nothing to unmap finds their tickets.
-    let mut mirror = mirror.lock();
-    let stale = mirror.follow(&slots(vm));
-    if !stale.is_empty() {
-        mirror.last = domains.begin(Invalidation::Ranges(&stale))?;
+    let mirror = &mut *mirror.lock();
+    look_up(vm, &mut mirror.slots);
+    mirror.follow();
+    if !mirror.stale.is_empty() {
+        mirror.last = domains.begin(Invalidation::Ranges(&mirror.stale))?;
     }
     Ok(mirror.last.clone())
 }
@@ -43,8 +43,8 @@ pub fn begin_flush<A: Arm64>(vm: &Vm<A>, domains: &Domains<Wired>) -> Result<Tic
 pub fn fill<A: Arm64>(vm: &Vm<A>) -> Progress {
     let Some(mirror) = vm.guest.mirror() else { return Progress::Done };
     let mut mirror = mirror.lock();
-    let slots = slots(vm);
-    mirror.fill(&slots).unwrap_or_else(|why| {
+    look_up(vm, &mut mirror.slots);
+    mirror.fill().unwrap_or_else(|why| {
         log::error!(target: GUEST, "devices do not reach all memory: {why}");
         Progress::Done
     })

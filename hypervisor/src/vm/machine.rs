@@ -119,12 +119,24 @@ struct Taken {
 fn take_memory<A: Arch>(host: &Host<A>, config: &Config<'_>) -> Result<Taken, CreateError> {
     let ram = A::ram(config.memory).map_err(CreateError::Load)?;
     let mut free = host.free.lock();
-    let before = Box::new(free.clone());
+    let before = copied(&free);
     let taken = take_from::<A>(&mut free, &ram, config, host.bundle.is_single);
     if taken.is_err() {
         *free = *before;
     }
     taken
+}
+
+/// A copy on the heap.
+#[inline(never)] // What it needs on the stack is free again when it returns.
+fn copied(free: &FreeMemory) -> Box<FreeMemory> {
+    Box::new(free.clone())
+}
+
+/// Slots on the heap: none yet.
+#[inline(never)] // What it needs on the stack is free again when it returns.
+fn no_slots<A: Arch>() -> Box<Memslots> {
+    Box::new(Memslots::new(A::physical_address_bits()))
 }
 
 fn take_from<A: Arch>(
@@ -135,7 +147,7 @@ fn take_from<A: Arch>(
 ) -> Result<Taken, CreateError> {
     // The only guest may be given all memory later.
     let covered = if is_single { free.total() } else { config.memory };
-    let mut memslots = Box::new(Memslots::new(A::physical_address_bits()));
+    let mut memslots = no_slots::<A>();
     back_memory(ram, free, &mut memslots)?;
     let mut own = Vec::new();
     memslots.memory().for_each(|slot| own.push(slot.id));
@@ -167,18 +179,7 @@ pub fn create<A: Arch>(
     A::check(config)?;
     let claim = A::claim(config, &host.common)?;
     let Taken { memslots, own, shown, tables, rings } = take_memory(host, config)?;
-    let largest = match config.switches.nested_page {
-        NestedPage::Small => Level::Page4K,
-        NestedPage::Large => Level::Page2M,
-        NestedPage::Huge => A::largest_page(),
-    };
-    let space =
-        VmMemory::<A>::new(*memslots, A::tables(tables), largest).map_err(|_| CreateError::NoTables)?;
-    let space = space.zapping(match (config.switches.zap, config.switches.stage2_unmap) {
-        (config::Zap::Everything, _) => ZapWay::Everything,
-        (_, config::Stage2Unmap::Page) => ZapWay::PageByPage,
-        _ => ZapWay::Detach,
-    });
+    let space = space_of::<A>(memslots, tables, config)?;
     let identity = host.take_identities(config.vcpus);
     let shared = A::share(config, &host.common, &space, claim)?;
     let targets = host.targets(first, config.vcpus);
@@ -207,6 +208,27 @@ pub fn create<A: Arch>(
         tables,
         ended: AtomicU32::new(0),
         reset: Mutex::new(None),
+    }))
+}
+
+/// The guest's address space.
+#[inline(never)] // What it needs on the stack is free again when it returns.
+fn space_of<A: Arch>(
+    memslots: Box<Memslots>,
+    tables: NestedTables,
+    config: &Config<'_>,
+) -> Result<VmMemory<A>, CreateError> {
+    let largest = match config.switches.nested_page {
+        NestedPage::Small => Level::Page4K,
+        NestedPage::Large => Level::Page2M,
+        NestedPage::Huge => A::largest_page(),
+    };
+    let space =
+        VmMemory::<A>::new(*memslots, A::tables(tables), largest).map_err(|_| CreateError::NoTables)?;
+    Ok(space.zapping(match (config.switches.zap, config.switches.stage2_unmap) {
+        (config::Zap::Everything, _) => ZapWay::Everything,
+        (_, config::Stage2Unmap::Page) => ZapWay::PageByPage,
+        _ => ZapWay::Detach,
     }))
 }
 

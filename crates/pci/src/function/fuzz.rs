@@ -116,7 +116,8 @@ fn write(function: &mut Function, random: &mut Random) {
 
 fn fuzz(device: Device, seed: u64, count: u32) {
     let mut random = Random(seed);
-    let mut function = function(device).with_intx(1, 10);
+    let mut function = function(device);
+    function.show_pin(1, 10);
     let before = fixed(&function);
     let (mut decoded, mut enabled) = (0, 0);
     for _ in 0..count {

@@ -13,7 +13,7 @@
 //! | status | whether there is a list of capabilities; other bits are 0 |
 //! | BARs | those of memory, a page at least; those of ports are hidden |
 //! | expansion ROM | hidden |
-//! | interrupt pin and line | hidden, unless [`Function::with_intx`] shows them |
+//! | interrupt pin and line | hidden, unless [`Function::show_pin`] shows them |
 //! | capabilities | MSI-X, MSI with one message, vendor-specific ones as they were |
 //! | extended space | hidden |
 //!
@@ -134,12 +134,10 @@ impl Function {
         }
     }
 
-    /// The same with an interrupt pin (1 for INTA, to 4) and a line, for guests that use INTx. A
-    /// pin of another number shows nothing.
-    #[must_use]
-    pub fn with_intx(mut self, pin: u8, line: u8) -> Self {
+    /// Shows an interrupt pin (1 for INTA, to 4) and a line, for guests that use INTx. A pin of
+    /// another number shows nothing.
+    pub fn show_pin(&mut self, pin: u8, line: u8) {
         self.intx = matches!(pin, 1..=4).then_some(Intx { pin, line, placed: line });
-        self
     }
 
     /// Puts a BAR at a guest physical address, as firmware does, now and after each reset. False if

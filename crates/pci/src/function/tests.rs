@@ -249,7 +249,8 @@ fn msix_counts_if_both_are_enabled() {
 
 #[test]
 fn the_pin_is_shown_if_it_is_asked_for() {
-    let mut nvme = function(nvme()).with_intx(1, 11);
+    let mut nvme = function(nvme());
+    nvme.show_pin(1, 11);
     assert_eq!((read(&nvme, 0x3c), nvme.interrupts()), (0x010b, Interrupts::Intx));
     set(&mut nvme, 0x3c, u32::MAX);
     assert_eq!(read(&nvme, 0x3c), 0x01ff, "the line is writable");
@@ -258,7 +259,9 @@ fn the_pin_is_shown_if_it_is_asked_for() {
     nvme.reset();
     assert_eq!((read(&nvme, 0x3c), nvme.interrupts()), (0x010b, Interrupts::Intx));
     for pin in [0, 5] {
-        assert_eq!(read(&function(crate::fake::nvme()).with_intx(pin, 11), 0x3c), 0);
+        let mut nvme = function(crate::fake::nvme());
+        nvme.show_pin(pin, 11);
+        assert_eq!(read(&nvme, 0x3c), 0);
     }
 }
 

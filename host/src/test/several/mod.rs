@@ -46,6 +46,7 @@ pub(super) const ROWS: &[Case] = &[
     several("several_live_and_are_paused_on_arm", LIFE, life::life).on(MAX),
     several("several_come_and_go", CYCLES, cycles::come_and_go),
     several("several_disks_are_taken_amid_writes", DISKS, devices::come_and_go),
+    several("several_disks_are_taken_amid_writes_on_arm", DISKS, devices::come_and_go).on(MAX),
     several("several_come_and_go_on_arm", CYCLES, cycles::come_and_go).on(MAX).with(&["vmid_bits=2"]),
 ];
 
