@@ -36,6 +36,7 @@ use crate::pages::Pages;
 use crate::vm::GUEST;
 use crate::vm::load::Plan;
 use crate::vm::percpu;
+use crate::vm::shared::{Link, Signal};
 use crate::vm::space::{FlushScratch, VmMemory};
 use crate::vm::trace;
 use crate::vm::{CreateError, Files, PerCpu, Vcpu, Vm, VpIndex};
@@ -110,10 +111,12 @@ pub struct Shared {
     pub overlays: Mutex<Overlays>,
     /// The memory behind the expansion ROM.
     pub rom: Mutex<Rom>,
-    /// Functions of the machine's PCI that the guest owns.
+    /// Functions of the machine's PCI that the guest owns, and those for regions that it shares.
     pub functions: Mutex<Functions<AmdVi>>,
-    /// The IOMMUs that translate for them; `None` if there are none.
+    /// The IOMMUs that translate for them; `None` if none of them is real.
     pub domains: Option<Domains<AmdVi>>,
+    /// Whether there are functions, real ones or others.
+    pub has_functions: bool,
     layout: MemoryLayout,
     /// Which ports and MSRs cause exits.
     permission_maps: [Pages; 2],
@@ -149,6 +152,7 @@ impl Shared {
             platform: Mutex::new(board),
             overlays: Mutex::new(Overlays::default()),
             rom: Mutex::new(Rom::new(RomLen::default())),
+            has_functions: !claim.functions.is_empty(),
             functions: Mutex::new(claim.functions),
             domains: claim.domains,
             layout: MemoryLayout::new(config.memory).map_err(CreateError::Load)?,
@@ -185,7 +189,7 @@ impl Shared {
     pub fn plan(&self, files: &Files, vcpus: u32) -> Result<Plan<EntryState>, LoadError> {
         // In order of the ids, which may differ from the order of the vCPUs.
         let apic_ids: Vec<u32> = (0..vcpus).collect();
-        let tables = acpi::build(&apic_ids, layout::ACPI.start, self.domains.is_some());
+        let tables = acpi::build(&apic_ids, layout::ACPI.start, self.has_functions);
         let plan = loader::plan(files.kernel, files.initrd, files.config.cmdline, &self.layout, tables.rsdp)?;
         let mut placements = plan.placements;
         placements.push(Placement { gpa: tables.base, bytes: tables.bytes.into() });
@@ -202,12 +206,13 @@ pub type Claim = owned::Claim<AmdVi>;
 /// # Errors
 ///
 /// Why the guest does not get them.
-pub fn claim(config: &Config<'static>, common: &Common) -> Result<Claim, CreateError> {
+pub fn claim(config: &Config<'static>, common: &Common, links: Vec<Link>) -> Result<Claim, CreateError> {
     if !config.devices.is_empty() && !keeps_translations(config) {
         return Err(CreateError::Devices(Refused::Switches));
     }
     let windows = Windows { low: pci::WINDOW, high: 0..0 };
-    Functions::claim(common.devices, config.devices, config.name, &windows).map_err(CreateError::Devices)
+    Functions::claim(common.devices, config.devices, config.name, (links, &windows))
+        .map_err(CreateError::Devices)
 }
 
 /// Whether translations go only with their own slot, as devices need it.
@@ -227,6 +232,15 @@ impl<A: Amd64> Deliver<Message> for Vm<A> {
 }
 
 impl<A: Amd64> Vm<A> {
+    /// A doorbell of the guest's was rung. There are no lines.
+    pub fn signal(&self, signal: Signal) {
+        if let Signal::Message(message) = signal
+            && let Some(message) = Message::from_msi(message.address, message.data)
+        {
+            self.deliver(message, u32::MAX);
+        }
+    }
+
     /// Resets all devices to their state after power-on. No vCPU runs, except for one that carries
     /// this out.
     pub fn reset_devices(&self) {
@@ -265,7 +279,7 @@ impl<A: Amd64> Vm<A> {
     ///
     /// [`Busy`] if the access must be retried.
     pub fn follow_functions(&'static self, cpu: &PerCpu<A>, by: VpIndex) -> Result<Followed, Busy> {
-        if self.guest.domains.is_none() {
+        if !self.guest.has_functions {
             return Ok(Followed::WasThere);
         }
         self.guest.functions.lock().follow(self, cpu, by)

@@ -38,6 +38,8 @@ impl Platform for AmdVi {
     type Routes = Mutex<Routes>;
     type Interrupt = Message;
 
+    const SHOWS_MESSAGES: bool = true;
+
     /// Messages need no line.
     fn adapt(
         _: &MachineDevices,

@@ -31,6 +31,7 @@ macro_rules! offer_amd64 {
             use $crate::vm::dma::{DmaFlush, NotFlushed, Tickets};
             use $crate::vm::load::Plan;
             use $crate::vm::memory::NestedTables;
+            use $crate::vm::shared::{Link, Signal};
             use $crate::vm::space::{FlushScratch, Flushed, VmMemory};
             use $crate::vm::{Context, CreateError, Files, Next, PerCpu, Vm, VpIndex};
 
@@ -94,8 +95,16 @@ macro_rules! offer_amd64 {
                     Ok(Common::new::<Self>())
                 }
 
-                fn claim(config: &Config<'static>, common: &'static Common) -> Result<Claim, CreateError> {
-                    guest::claim(config, common)
+                fn claim(
+                    config: &Config<'static>,
+                    common: &'static Common,
+                    links: Vec<Link>,
+                ) -> Result<Claim, CreateError> {
+                    guest::claim(config, common, links)
+                }
+
+                fn signal(vm: &Vm<Self>, signal: Signal) {
+                    vm.signal(signal);
                 }
 
                 fn share(

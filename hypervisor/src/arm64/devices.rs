@@ -8,6 +8,7 @@ use crate::devices::virt::gic::{self, Distributor, Effect, RegisterEffect};
 use crate::devices::virt::map;
 use crate::devices::virt::pl011;
 use crate::owned::{Busy, Deliver};
+use crate::vm::shared::Signal;
 use crate::vm::{Context, Vm, percpu};
 use memslots::Gpa;
 
@@ -34,9 +35,7 @@ pub fn perform<A: Arm64>(vm: &Vm<A>, effect: Effect, distributor: &Distributor) 
 
 impl<A: Arm64> Deliver<u8> for Vm<A> {
     fn deliver_from_device(&self, intid: u8) {
-        let mut distributor = self.guest.distributor.lock();
-        let effect = distributor.set_line(intid, true);
-        perform(self, effect, &distributor);
+        set_line(self, intid, true);
     }
 
     fn cpu(&self, number: usize) -> Option<u32> {
@@ -44,11 +43,22 @@ impl<A: Arm64> Deliver<u8> for Vm<A> {
     }
 }
 
+/// The line of a region's doorbell changes. There are no messages.
+pub fn signal<A: Arm64>(vm: &Vm<A>, signal: Signal) {
+    if let Signal::Line(intid, level) = signal {
+        set_line(vm, intid, level);
+    }
+}
+
+fn set_line<A: Arm64>(vm: &Vm<A>, intid: u8, level: bool) {
+    let mut distributor = vm.guest.distributor.lock();
+    let effect = distributor.set_line(intid, level);
+    perform(vm, effect, &distributor);
+}
+
 /// Passes the serial port's interrupt line on to the interrupt controller.
 fn update_uart_line<A: Arm64>(vm: &Vm<A>, level: bool) {
-    let mut distributor = vm.guest.distributor.lock();
-    let effect = distributor.set_line(map::UART_INTID, level);
-    perform(vm, effect, &distributor);
+    set_line(vm, map::UART_INTID, level);
 }
 
 /// Passes on what the real console has received. Bytes that the guest has no room for wait in a
@@ -134,7 +144,7 @@ pub fn write<A: Arm64>(context: &mut Context<'_, A>, gpa: u64, bytes: u8, value:
         vm.guest.rtc.lock().write(offset, value as u32, vm.wall_ns());
         return true;
     }
-    if vm.guest.domains.is_some() && map::PCI_MEMORY.contains(&gpa) {
+    if vm.guest.has_functions() && map::PCI_MEMORY.contains(&gpa) {
         // Where no function is, a write is lost.
         let _is_there = vm.guest.functions.lock().trapped_write(vm, Gpa(gpa), bytes, value);
         return true;
@@ -153,9 +163,11 @@ pub fn write<A: Arm64>(context: &mut Context<'_, A>, gpa: u64, bytes: u8, value:
 }
 
 /// Configuration space, and registers of functions that are not mapped; `None` if the address is
-/// not PCI's, or the guest owns no functions.
+/// not PCI's, or the guest has no functions.
 fn read_pci<A: Arm64>(vm: &Vm<A>, gpa: u64, bytes: u8) -> Option<u64> {
-    vm.guest.domains.as_ref()?;
+    if !vm.guest.has_functions() {
+        return None;
+    }
     if let Some(offset) = within(gpa, map::PCI_ECAM, map::PCI_ECAM_SIZE) {
         return Some(vm.guest.pci.lock().read(offset, bytes));
     }
@@ -164,10 +176,12 @@ fn read_pci<A: Arm64>(vm: &Vm<A>, gpa: u64, bytes: u8) -> Option<u64> {
 }
 
 /// Writes to configuration space, and has the real functions follow before the guest continues.
-/// `None` if the address is elsewhere, or the guest owns no functions.
+/// `None` if the address is elsewhere, or the guest has no functions.
 pub fn configure<A: Arm64>(context: &Context<'_, A>, gpa: u64, bytes: u8, value: u64) -> Option<Configured> {
     let (vm, by) = (context.vm, context.vcpu.index);
-    vm.guest.domains.as_ref()?;
+    if !vm.guest.has_functions() {
+        return None;
+    }
     let offset = within(gpa, map::PCI_ECAM, map::PCI_ECAM_SIZE)?;
     if vm.turn_wanted.load(Ordering::Relaxed) {
         return Some(Err(Busy));

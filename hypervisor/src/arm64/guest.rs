@@ -35,6 +35,7 @@ use crate::loader::virt::{self, Entry, GuestConfig};
 use crate::owned::{self, Domains, Functions};
 use crate::vm::load::Plan;
 use crate::vm::percpu::{self, MAX_CPUS};
+use crate::vm::shared::Link;
 use crate::vm::space::VmMemory;
 use crate::vm::{CreateError, Files, VpIndex};
 
@@ -66,9 +67,10 @@ pub type Claim = owned::Claim<Wired>;
 /// # Errors
 ///
 /// Why the guest does not get them.
-pub fn claim(config: &Config<'static>, common: &Common) -> Result<Claim, CreateError> {
+pub fn claim(config: &Config<'static>, common: &Common, links: Vec<Link>) -> Result<Claim, CreateError> {
     let windows = Windows { low: map::PCI_MEMORY, high: 0..0 };
-    Functions::claim(common.devices, config.devices, config.name, &windows).map_err(CreateError::Devices)
+    Functions::claim(common.devices, config.devices, config.name, (links, &windows))
+        .map_err(CreateError::Devices)
 }
 
 /// Guest physical ranges of RAM.
@@ -200,14 +202,16 @@ pub struct Shared {
     pub uart: Mutex<Uart>,
     /// The real-time clock.
     pub rtc: Mutex<Pl031>,
-    /// The PCI bus with the functions of the machine that the guest owns.
+    /// The PCI bus with the functions of the machine that the guest owns, and those for regions that
+    /// it shares.
     pub pci: Mutex<Pci>,
     /// What the real ones do.
     pub functions: Mutex<Functions<Wired>>,
-    /// The SMMUs that translate for them; `None` if there are none.
+    /// The SMMUs that translate for them; `None` if none of them is real.
     pub domains: Option<Domains<Wired>>,
     /// By which they translate.
     mirror: Option<Box<Mutex<Mirror>>>,
+    has_functions: bool,
     wires: Vec<Wire>,
     /// What it shares with the other machines.
     pub common: &'static Common,
@@ -238,6 +242,7 @@ impl Shared {
         claim: Claim,
     ) -> Result<Self, CreateError> {
         let Claim { functions, mut shown, domains } = claim;
+        let has_functions = !functions.is_empty();
         let wires = functions.wire(&mut shown);
         let mirror = match domains {
             None => None,
@@ -254,6 +259,7 @@ impl Shared {
             functions: Mutex::new(functions),
             domains,
             mirror,
+            has_functions,
             wires,
             uart: Mutex::new(Uart::new()),
             rtc: Mutex::new(Pl031::default()),
@@ -267,6 +273,11 @@ impl Shared {
             local_maintenance: if broadcasts { LocalMaintenance::Broadcast } else { LocalMaintenance::Local },
             vcpus: config.vcpus,
         })
+    }
+
+    /// Whether there are PCI functions, real ones or others.
+    pub fn has_functions(&self) -> bool {
+        self.has_functions
     }
 
     /// The tables by which the guest's devices translate.
@@ -331,7 +342,8 @@ impl Shared {
 /// The distributor after power-on, for a guest with these functions.
 fn distributor(vcpus: u32, wires: &[Wire]) -> Distributor {
     let mut distributor = Distributor::new(vcpus as u8, INTIDS_DEFAULT);
-    distributor.forward(wires.iter().map(|wire| wire.intid));
+    // Those of regions are nobody's real lines.
+    distributor.forward(wires.iter().map(|wire| wire.intid).filter(|&intid| map::is_real_line(intid)));
     distributor
 }
 

@@ -31,6 +31,7 @@ macro_rules! offer_arm64 {
             use $crate::vm::arch::Arch;
             use $crate::vm::awaited::Word;
             use $crate::vm::load::Plan;
+            use $crate::vm::shared::{Link, Signal};
             use $crate::vm::shown::ShownMemory;
             use $crate::vm::dma::{DmaFlush, NotFlushed, Tickets};
             use $crate::vm::space::{FlushScratch, Flushed, VmMemory};
@@ -75,8 +76,16 @@ macro_rules! offer_arm64 {
                     guest::ram::<Self>(size)
                 }
 
-                fn claim(config: &Config<'static>, common: &'static Common) -> Result<Claim, CreateError> {
-                    guest::claim(config, common)
+                fn claim(
+                    config: &Config<'static>,
+                    common: &'static Common,
+                    links: Vec<Link>,
+                ) -> Result<Claim, CreateError> {
+                    guest::claim(config, common, links)
+                }
+
+                fn signal(vm: &Vm<Self>, signal: Signal) {
+                    devices::signal(vm, signal);
                 }
 
                 fn largest_page() -> Level {
@@ -117,7 +126,7 @@ macro_rules! offer_arm64 {
                 }
 
                 fn device_regions(vm: &Vm<Self>) -> impl IntoIterator<Item = Region> {
-                    let pci = vm.guest.domains.is_some().then(map::pci_regions);
+                    let pci = vm.guest.has_functions().then(map::pci_regions);
                     map::regions(vm.vcpu_count() as u8).into_iter().chain(pci.into_iter().flatten())
                 }
 

@@ -11,7 +11,9 @@ use pci::{Function, Physical};
 use super::domains::Domains;
 use super::machine::{Given, MachineDevices, Refused};
 use super::platform::{Deliver, Interrupts, Owner, Platform};
+use super::shared::Shared;
 use super::slots::{Busy, Followed, Piece, pieces};
+use crate::vm::shared::Link;
 use crate::vm::{PerCpu, Vm, VpIndex};
 
 /// The command register: memory is decoded, DMA is on, the pin is silent.
@@ -26,7 +28,7 @@ pub struct Claim<P: Platform> {
     pub functions: Functions<P>,
     /// What the guest sees of each.
     pub shown: Vec<Function>,
-    /// The IOMMUs that translate for them; `None` if there are no functions.
+    /// The IOMMUs that translate for them; `None` if none of them is real.
     pub domains: Option<Domains<P>>,
 }
 
@@ -34,6 +36,8 @@ pub struct Claim<P: Platform> {
 pub struct Functions<P: Platform> {
     pub(super) machine: Option<&'static MachineDevices<P>>,
     pub(super) owned: Vec<Owned<P>>,
+    /// For regions that it shares: they are behind the others.
+    pub(super) shared: Vec<Shared>,
     pub(super) guest: Name,
     pub(super) domain: Option<DomainId>,
     /// They translate by the guest's tables.
@@ -52,13 +56,25 @@ pub(super) struct Owned<P: Platform> {
 }
 
 impl<P: Platform> Functions<P> {
-    /// Claims the functions that `names` name, for the guest of this name.
+    /// Claims the functions that `names` name, for the guest of this name, and makes those for the
+    /// regions that it shares.
     ///
     /// # Errors
     ///
     /// Why it does not get them.
-    #[inline(never)] // What it needs on the stack is free again when it returns.
     pub fn claim(
+        machine: Option<&'static MachineDevices<P>>,
+        names: &'static str,
+        guest: Name,
+        (links, windows): (Vec<Link>, &Windows),
+    ) -> Result<Claim<P>, Refused> {
+        let mut claim = Self::claim_real(machine, names, guest, windows)?;
+        claim.functions.share(links, &mut claim.shown, windows);
+        Ok(claim)
+    }
+
+    #[inline(never)] // What it needs on the stack is free again when it returns.
+    fn claim_real(
         machine: Option<&'static MachineDevices<P>>,
         names: &'static str,
         guest: Name,
@@ -73,13 +89,15 @@ impl<P: Platform> Functions<P> {
         let mut shown = Vec::with_capacity(given.len());
         given.iter().for_each(|given| show(&mut shown, &given.physical, windows));
         let owned = given.into_iter().zip(&shown).map(|(given, shown)| Owned::new(given, shown)).collect();
-        let functions = Self { machine: Some(machine), owned, guest, domain: Some(id), is_attached: false };
+        let mut functions = Self::none(guest);
+        (functions.machine, functions.domain) = (Some(machine), Some(id));
+        functions.owned = owned;
         Ok(Claim { functions, shown, domains: Some(domains) })
     }
 
     /// No functions.
     const fn none(guest: Name) -> Self {
-        Self { machine: None, owned: Vec::new(), guest, domain: None, is_attached: false }
+        Self { machine: None, owned: Vec::new(), shared: Vec::new(), guest, domain: None, is_attached: false }
     }
 
     /// The real functions.
@@ -89,7 +107,7 @@ impl<P: Platform> Functions<P> {
 
     /// Whether there are none.
     pub const fn is_empty(&self) -> bool {
-        self.owned.is_empty()
+        self.owned.is_empty() && self.shared.is_empty()
     }
 
     /// Makes the real functions do what the guest wants: DMA, interrupts, and the place of their
@@ -140,6 +158,9 @@ impl<P: Platform> Functions<P> {
         index: usize,
         wanted: &Function,
     ) {
+        if let Some(shared) = self.shared_at(index) {
+            return shared.follow(wanted);
+        }
         let Some(machine) = self.machine else { return };
         let Some(owned) = self.owned.get_mut(index) else { return };
         if owned.reset.is_some() || !self.is_attached {
@@ -184,6 +205,6 @@ impl<P: Platform> Owned<P> {
 
 /// Adds what a guest sees of a function: some KiB, which are on the stack here only.
 #[inline(never)]
-fn show(shown: &mut Vec<Function>, physical: &Physical, windows: &Windows) {
+pub(super) fn show(shown: &mut Vec<Function>, physical: &Physical, windows: &Windows) {
     shown.push(Function::new(physical, windows.clone()));
 }

@@ -18,11 +18,13 @@ use pci::reset::{Reset, Step};
 use super::domains::Domains;
 use super::functions::Functions;
 use super::platform::{Iommu, Platform, Translations};
+use super::shared::Shared;
 use crate::vm::GUEST;
 
 impl<P: Platform> Functions<P> {
     /// Makes a step of the functions' resets; `Done` when all are reset and silent.
     pub fn reset(&mut self) -> Progress {
+        self.shared.iter().for_each(Shared::reset);
         let Some(machine) = self.machine else { return Progress::Done };
         let mut progress = Progress::Done;
         for owned in &mut self.owned {

@@ -9,6 +9,7 @@
 //! | `slots` | their registers among the guest's memory slots |
 //! | `trapped` | accesses to registers that are not mapped |
 //! | `life` | reset, attachment, return |
+//! | `shared` | functions that are made up, for memory that guests share |
 //!
 //! The guest sees [`pci::Function`]s on its own bus (`devices/pc/pci`, `devices/virt/pci`). After
 //! each of its writes the real functions are made to follow.
@@ -18,6 +19,7 @@ mod functions;
 mod life;
 mod machine;
 mod platform;
+mod shared;
 mod slots;
 mod trapped;
 

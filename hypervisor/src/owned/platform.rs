@@ -23,6 +23,9 @@ pub trait Platform: Sized + 'static {
     /// An interrupt as the guest gets it.
     type Interrupt: 'static;
 
+    /// Whether guests see MSI and MSI-X.
+    const SHOWS_MESSAGES: bool;
+
     /// Adapts what the guest will see of a function, which is free, or refuses it.
     ///
     /// # Errors

@@ -19,10 +19,20 @@ pub(super) struct Piece {
     pub(super) len: u64,
     /// Host physical address.
     host: u64,
+    pub(super) kind: Kind,
     /// Where its slot is.
     at: Option<Gpa>,
     /// Where it could not be when that was last tried: memory was there.
     refused: Option<Gpa>,
+}
+
+/// What is behind a piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Registers.
+    Device,
+    /// Memory of a region that guests share.
+    Memory,
 }
 
 /// The pieces of a function's BARs. BARs of less than a page have none: the rest of the page may be
@@ -42,7 +52,8 @@ pub(super) fn pieces(physical: &Physical, shown: &Function) -> Vec<Piece> {
         for end in trapped.into_iter().chain(core::iter::once(bar.size..bar.size)) {
             if end.start > from {
                 let (offset, len, host) = (from, end.start - from, bar.address + from);
-                pieces.push(Piece { bar: number, offset, len, host, at: None, refused: None });
+                let kind = Kind::Device;
+                pieces.push(Piece { bar: number, offset, len, host, kind, at: None, refused: None });
             }
             from = end.end;
         }
@@ -65,8 +76,10 @@ impl<P: Platform> Functions<P> {
     ) -> Result<Followed, Busy> {
         let mut number = 0;
         let mut begun = false;
-        for (index, owned) in self.owned.iter_mut().enumerate() {
-            for piece in &mut owned.pieces {
+        let owned = self.owned.iter_mut().map(|owned| &mut owned.pieces);
+        let shared = self.shared.iter_mut().map(|shared| &mut shared.pieces);
+        for (index, pieces) in owned.chain(shared).enumerate() {
+            for piece in pieces {
                 number += 1;
                 let id = SlotId(DEVICE_SLOT.0 - number);
                 let wanted = wanted(index, piece);
@@ -107,9 +120,14 @@ impl Piece {
             (None, None) => return Ok(false),
             (None, Some(gpa)) => {
                 let (size, host) = (self.len, PhysAddr(self.host));
-                // SAFETY: it is a device's slot, which software does not access. The registers are
-                // the guest's own function's, which stays its own until the slot is gone.
-                (unsafe { vm.space.add(Slot { id, gpa, size, host, flags: SlotFlags::DEVICE }) }, wanted)
+                let flags = match self.kind {
+                    Kind::Device => SlotFlags::DEVICE,
+                    Kind::Memory => SlotFlags::empty(),
+                };
+                // SAFETY: a device's slot is not accessed by software, and the registers are the
+                // guest's own function's, which stays its own until the slot is gone. A region's
+                // memory is mapped one to one, is for guests alone, and is never freed.
+                (unsafe { vm.space.add(Slot { id, gpa, size, host, flags }) }, wanted)
             }
             (Some(_), _) => (vm.space.remove(id), None),
         };

@@ -37,6 +37,9 @@ impl<P: Platform> Functions<P> {
             let read = shown.get(place.function)?.trapped_read(place.bar, place.offset, size);
             Some((place, read))
         })?;
+        if let Some(shared) = self.shared_at(place.function) {
+            return shared.read(read, (place.bar, place.offset), size);
+        }
         match read {
             Read::Value(value) => Some(value),
             Read::Pending | Read::Elsewhere => {
@@ -65,6 +68,10 @@ impl<P: Platform> Functions<P> {
             Some((place, effect))
         });
         let Some((place, effect)) = found else { return false };
+        if let Some(shared) = self.shared_at(place.function) {
+            shared.write(effect, (place.bar, place.offset), size, value);
+            return true;
+        }
         match effect {
             Write::Vector(_) => {}
             Write::Ignored => {}

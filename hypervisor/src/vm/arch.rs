@@ -30,6 +30,7 @@ use super::load::Plan;
 use super::machine::{Vm, VpIndex};
 use super::memory::NestedTables;
 use super::percpu::PerCpu;
+use super::shared::{Link, Signal};
 use super::shown::ShownMemory;
 use super::space::{FlushScratch, Flushed, VmMemory};
 use crate::devices::region::Region;
@@ -108,12 +109,20 @@ pub unsafe trait Arch: Board {
     /// What this machine lacks.
     fn common(config: &Config<'_>) -> Result<Self::Common, CreateError>;
 
-    /// Claims the devices that a guest is to own, before it takes memory.
+    /// Claims the devices that a guest is to own, before it takes memory. It is at these ends of
+    /// shared regions.
     ///
     /// # Errors
     ///
     /// Why it does not get them.
-    fn claim(config: &Config<'static>, common: &'static Self::Common) -> Result<Self::Claim, CreateError>;
+    fn claim(
+        config: &Config<'static>,
+        common: &'static Self::Common,
+        links: Vec<Link>,
+    ) -> Result<Self::Claim, CreateError>;
+
+    /// A doorbell of the guest's was rung, or its line changes.
+    fn signal(_: &Vm<Self>, _: Signal) {}
 
     /// The shared state of a guest's vCPUs; `space` holds its nested page table.
     ///

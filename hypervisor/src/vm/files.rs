@@ -126,6 +126,8 @@ pub enum CreateError {
     ForeignSwitch(ForeignSwitch),
     /// The guest does not get a device.
     Devices(Refused),
+    /// Guests disagree about this region.
+    Shared(Name),
 }
 
 impl fmt::Display for CreateError {
@@ -156,6 +158,9 @@ impl fmt::Display for CreateError {
             }
             Self::ForeignSwitch(foreign) => write!(f, "{foreign}"),
             Self::Devices(refused) => write!(f, "{refused}"),
+            Self::Shared(name) => {
+                write!(f, "shared: guests disagree about the size of '{name}', or have the same number")
+            }
             Self::ForeignDefect(defect) => {
                 let whose = if defect.is_of_arm() { Architecture::Arm64 } else { Architecture::Amd64 };
                 write!(f, "the defect {} is one of {whose} alone: leave it out here", defect.name())

@@ -114,6 +114,7 @@ impl<A: Arch> Host<A> {
         if let Some(place) = self.guests.lock().get_mut(number as usize) {
             *place = Some(guest);
         }
+        self.shared.join(number, vm);
         Ok(vm)
     }
 
@@ -154,8 +155,9 @@ impl<A: Arch> Host<A> {
         vm.go_on();
     }
 
-    /// Frees a guest whose vCPUs have all left their CPUs, whose slots have been removed, and whose
-    /// address space no CPU has loaded.
+    /// Frees a guest whose vCPUs have all left their CPUs, whose slots have been removed, whose
+    /// address space no CPU has loaded, and which has [left](super::shared::Regions::leave) its
+    /// regions.
     ///
     /// # Safety
     ///

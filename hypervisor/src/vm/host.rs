@@ -33,6 +33,7 @@ use super::guests::Guest;
 use super::machine::{Vcpu, Vm};
 use super::memory::FreeMemory;
 use super::percpu::{self, PerCpu};
+use super::shared::Regions;
 use super::trace::{self, Rings};
 use crate::devices::wall_clock::WallClock;
 use crate::sched::notify::{self, Reach};
@@ -72,6 +73,8 @@ pub struct Host<A: Arch> {
     pub common: A::Common,
     /// Physical memory without a user.
     pub free: Mutex<FreeMemory>,
+    /// Memory that guests share.
+    pub shared: Regions,
     /// Requests from outside.
     pub(super) channel: Mutex<Channel<A>>,
     pub(super) trace: Rings,
@@ -115,6 +118,7 @@ impl<A: Arch> Host<A> {
         }
         let rings = online().map(|index| index + 1).max().unwrap_or(0);
         let trace = Rings::take(free, rings).ok_or(CreateError::NoTrace)?;
+        let shared = Regions::take::<A>(bundle.guests.iter().map(|files| &files.config), free)?;
         let policy = Policy::new(A::ticks_of_us(config.slice_us.into()));
         let row = |_| Row { vcpu: AtomicPtr::new(ptr::null_mut()), vm: AtomicPtr::new(ptr::null_mut()) };
         let counters = |_| [const { AtomicU64::new(0) }; Counter::COUNT];
@@ -131,6 +135,7 @@ impl<A: Arch> Host<A> {
             wall: wall_clock::<A>(unix),
             common: A::common(config)?,
             free: Mutex::new(core::mem::take(free)),
+            shared,
             channel: Mutex::new(Channel::new()),
             trace,
             bundle,

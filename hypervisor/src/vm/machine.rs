@@ -146,7 +146,8 @@ fn take_from<A: Arch>(
     is_single: bool,
 ) -> Result<Taken, CreateError> {
     // The only guest may be given all memory later.
-    let covered = if is_single { free.total() } else { config.memory };
+    let shared: u64 = config.shared.iter().map(|share| share.size).sum();
+    let covered = shared + if is_single { free.total() } else { config.memory };
     let mut memslots = no_slots::<A>();
     back_memory(ram, free, &mut memslots)?;
     let mut own = Vec::new();
@@ -177,7 +178,7 @@ pub fn create<A: Arch>(
 ) -> Result<Box<Vm<A>>, CreateError> {
     let config = &files.config;
     A::check(config)?;
-    let claim = A::claim(config, &host.common)?;
+    let claim = A::claim(config, &host.common, host.shared.links(number))?;
     let Taken { memslots, own, shown, tables, rings } = take_memory(host, config)?;
     let space = space_of::<A>(memslots, tables, config)?;
     let identity = host.take_identities(config.vcpus);

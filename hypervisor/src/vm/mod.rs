@@ -23,6 +23,7 @@
 //! | `percpu` | the data of each CPU |
 //! | `reset` | the guest starts again |
 //! | `run` | the loop that each CPU runs forever |
+//! | `shared` | memory that guests share, and its doorbell |
 //! | `shown` | memory of the hypervisor's own that a guest may read |
 //! | `slot_memory` | the memory behind slots that are added and removed |
 //! | `space` | changes of the guest's memory |
@@ -55,6 +56,7 @@ pub mod memory;
 pub mod percpu;
 mod reset;
 pub mod run;
+pub mod shared;
 pub mod shown;
 mod slot_memory;
 pub mod space;

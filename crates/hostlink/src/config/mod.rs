@@ -16,6 +16,7 @@
 //! | `boot_cpu` | `run`: the boot CPU runs vCPUs like the others; `serve`: it runs none, only takes the console's interrupts | `run` |
 //! | `kernel` | the [`bundle`]'s member with the guest's kernel | `kernel` |
 //! | `initrd` | the member with its initial RAM disk | `initrd` if there is such a member, otherwise none |
+//! | `shared` | the memory that it shares with other guests, as [`Shares`] describes | none |
 //! | `cmdline` | the guest's kernel command line, to the end of the line | empty |
 //!
 //! In addition there are the [switches](Switches), with a key for each field.
@@ -24,6 +25,7 @@
 //! of its own, and so has the machine, whose keys are [`MACHINE_KEYS`]; all others are for guests.
 
 mod error;
+mod shares;
 mod switches;
 
 use crate::bundle;
@@ -31,6 +33,7 @@ use crate::cpus::CpuSet;
 use crate::name::Name;
 use crate::words::{Number, number, words};
 pub use error::ConfigError;
+pub use shares::{MAX_REGIONS, REGION_BYTES, Share, Shares};
 pub use switches::{ApicIds, Architecture, ForeignSwitch, LocalTlbi, NestedPage, Stage2Unmap, Switches, Zap};
 
 use core::fmt;
@@ -128,6 +131,8 @@ pub struct Config<'a> {
     /// The PCI functions of the machine that the guest owns: addresses (`00:04.0`) or kinds
     /// (`nvme`), separated by spaces. Nothing for none.
     pub devices: &'a str,
+    /// The memory that it shares with other guests.
+    pub shared: Shares<'a>,
     /// The guest's kernel command line.
     pub cmdline: &'a str,
 }
@@ -150,6 +155,7 @@ impl Default for Config<'_> {
             kernel: bundle::KERNEL,
             initrd: None,
             devices: "",
+            shared: Shares::default(),
             cmdline: "",
         }
     }
@@ -243,6 +249,7 @@ impl<'a> Config<'a> {
             "kernel" => self.kernel = member(value).ok_or(bad(MEMBER))?,
             "initrd" => self.initrd = Some(member(value).ok_or(bad(MEMBER))?),
             "devices" => self.devices = value,
+            "shared" => self.shared = Shares::parse(value).ok_or(bad(Shares::EXPECTED))?,
             "cmdline" => self.cmdline = value,
             _ => {
                 if !self.switches.set(key, value).map_err(bad)? {
@@ -309,6 +316,9 @@ impl Config<'_> {
         }
         if !self.devices.is_empty() {
             writeln!(f, "devices={}", self.devices)?;
+        }
+        if !self.shared.is_empty() {
+            writeln!(f, "shared={}", self.shared)?;
         }
         writeln!(f, "cmdline={}", self.cmdline)
     }

@@ -217,7 +217,7 @@ impl<A: Amd64> Memory for Reach<'_, A> {
                 let value = self.vm.guest.platform.lock().mmio_read(gpa.0);
                 bytes.copy_from_slice(&value.to_le_bytes());
             }
-            None if self.vm.guest.domains.is_some() => self.read_function(gpa, bytes),
+            None if self.vm.guest.has_functions => self.read_function(gpa, bytes),
             None => {}
         }
     }
@@ -238,7 +238,7 @@ impl<A: Amd64> Memory for Reach<'_, A> {
                     self.vm.deliver(message, self.lapic.apic_id());
                 }
             }
-            (None, _) if self.vm.guest.domains.is_some() => self.write_function(gpa, bytes),
+            (None, _) if self.vm.guest.has_functions => self.write_function(gpa, bytes),
             _ => {}
         }
     }

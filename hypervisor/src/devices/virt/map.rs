@@ -12,6 +12,7 @@
 
 use crate::devices::region::Region;
 use core::ops::Range;
+use hostlink::config::MAX_REGIONS;
 
 /// The distributor.
 pub const GICD: u64 = 0x0800_0000;
@@ -42,7 +43,7 @@ pub const STOLEN_TIME: u64 = 0x090a_0000;
 pub const STOLEN_TIME_SIZE: u64 = 0x1_0000;
 /// Size of a structure in bytes.
 pub const STOLEN_TIME_BYTES: u64 = 64;
-/// The window in which PCI functions decode memory, in guests that own functions.
+/// The window in which PCI functions decode memory, in guests that have any.
 pub const PCI_MEMORY: Range<u64> = 0x2000_0000..0x3000_0000;
 /// Configuration space of the PCI bus.
 pub const PCI_ECAM: u64 = 0x3f00_0000;
@@ -52,6 +53,8 @@ pub const PCI_ECAM_SIZE: u64 = 0x10_0000;
 pub const PCI_LINES: usize = 4;
 /// The interrupt of the first of them. The others' follow.
 pub const PCI_INTID: u8 = 35;
+/// The interrupt of the first region that a guest shares with others. The others' follow.
+pub const SHARED_INTID: u8 = PCI_INTID + PCI_LINES as u8;
 /// Start of RAM; its end depends on its size.
 pub const RAM: u64 = 0x4000_0000;
 
@@ -75,7 +78,19 @@ pub const fn pci_intid(line: usize) -> u8 {
     PCI_INTID + (line % PCI_LINES) as u8
 }
 
-/// The addresses of PCI, in guests that own functions.
+/// Whether this is the interrupt of one of these lines.
+#[must_use]
+pub const fn is_real_line(intid: u8) -> bool {
+    intid >= PCI_INTID && intid < SHARED_INTID
+}
+
+/// The interrupt of the function for a guest's shared region, by the region's number.
+#[must_use]
+pub const fn shared_intid(number: usize) -> u8 {
+    SHARED_INTID + (number % MAX_REGIONS) as u8
+}
+
+/// The addresses of PCI, in guests that have functions.
 #[must_use]
 pub const fn pci_regions() -> [Region; 2] {
     [

@@ -57,7 +57,7 @@ pub(super) struct Destroy<A: Arch> {
 enum Stage<A: Arch> {
     /// Its vCPUs stop.
     Stop,
-    /// Its devices are cut off from its memory.
+    /// Its devices are cut off from its memory, and others' doorbells from it.
     Devices,
     /// Its slots are removed, one after the other.
     Slots,
@@ -162,7 +162,7 @@ fn send_vm<A: Arch>(host: &'static Host<A>, from: usize, answer: &mut Answer) ->
     let vm = host.next_guest(from as u32)?;
     let mut memory = 0;
     vm.space.slots().memory().for_each(|slot| {
-        if slot.id != DEVICE_SLOT && !slot.is_device() {
+        if slot.id != DEVICE_SLOT && !slot.is_device() && !host.shared.contain(slot.host) {
             memory += slot.size;
         }
     });
@@ -270,6 +270,7 @@ impl<A: Arch> Destroy<A> {
             Stage::Stop if !vm.has_stopped() => return Ok(Progress::Waiting),
             Stage::Stop => Stage::Devices,
             Stage::Devices => {
+                host.shared.leave(vm.number);
                 A::detach_devices(vm).unwrap_or_else(|stuck| end::end_stalled_guest::<A>(&stuck));
                 Stage::Slots
             }
@@ -304,7 +305,7 @@ impl<A: Arch> Destroy<A> {
                 }
                 host.set_leaving(0);
                 // SAFETY: all vCPUs have stopped, the slots are gone, no CPU has the address space
-                // loaded, and this was the last use.
+                // loaded, it has left its regions, and this was the last use.
                 unsafe { host.free_guest(vm) };
                 return self.because.take().map_or(Ok(Progress::Done), Err);
             }

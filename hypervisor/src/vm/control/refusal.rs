@@ -28,6 +28,8 @@ pub(super) enum Refusal {
     NotAdded(u16),
     /// The guest owns devices, whose stores would be missing in a log.
     OwnsDevices,
+    /// The guest shares memory with others, whose stores would be missing in a log.
+    SharesMemory,
     /// The guest cannot store to it.
     ReadOnly(u16),
     /// The bundle describes no such guest.
@@ -81,6 +83,9 @@ impl fmt::Display for Refusal {
             Self::NoPort(port) => write!(f, "the guest has no serial port {port}"),
             Self::OwnsDevices => {
                 f.write_str("the guest owns devices: what they store would be missing in a log")
+            }
+            Self::SharesMemory => {
+                f.write_str("the guest shares memory: what others store would be missing in a log")
             }
             Self::ReadOnly(slot) => write!(f, "the guest cannot store to slot {slot}"),
         }

@@ -326,6 +326,9 @@ pub(super) fn begin_log<A: Arch>(
     if A::owns_devices(vm) {
         return Err(Refusal::OwnsDevices);
     }
+    if !vm.files.config.shared.is_empty() {
+        return Err(Refusal::SharesMemory);
+    }
     if former.is_read_only() {
         return Err(Refusal::ReadOnly(slot));
     }

@@ -13,6 +13,7 @@ use crate::vm::dma::{DmaFlush, NotFlushed};
 use crate::vm::load::Plan;
 use crate::vm::made::offer;
 use crate::vm::memory::NestedTables;
+use crate::vm::shared::Link;
 use crate::vm::space::{FlushScratch, Flushed, VmMemory};
 use crate::vm::{Access, Context, CreateError, Files, Led, Next, PerCpu, Vm, percpu};
 use alloc::vec;
@@ -87,7 +88,7 @@ unsafe impl Arch for Made {
         Ok(PROGRAMS.take())
     }
 
-    fn claim(_: &Config<'static>, _: &'static Programs) -> Result<(), CreateError> {
+    fn claim(_: &Config<'static>, _: &'static Programs, _: Vec<Link>) -> Result<(), CreateError> {
         Ok(())
     }
 
