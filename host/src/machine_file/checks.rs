@@ -124,9 +124,10 @@ impl MachineFile {
 
     /// Memory that the machine needs, with a bundle of this size.
     pub(crate) fn memory_needed(&self, bundle_bytes: u64) -> u64 {
-        let guests = self.guests.iter().map(|guest| guest.memory).sum();
+        let guests: u64 = self.guests.iter().map(|guest| guest.memory).sum();
+        let shared: u64 = self.shared.iter().map(|region| region.size).sum();
         let vcpus = self.guests.iter().map(|guest| guest.vcpus).sum();
-        memory_for_guests(guests, self.guests.len() as u64, vcpus, bundle_bytes)
+        memory_for_guests(guests + shared, self.guests.len() as u64, vcpus, bundle_bytes)
     }
 
     /// The size that the bundle will have, about. Each file is in it once.

@@ -9,10 +9,12 @@ mod fields;
 mod guest;
 mod machine;
 mod plan;
+mod shared;
 mod source;
 
 pub(crate) use guest::{GuestPlan, Software};
 pub(crate) use machine::Machine;
+pub(crate) use shared::{SharedPlan, config as shared_config};
 pub(crate) use source::Source;
 
 use crate::cli::Overrides;
@@ -28,6 +30,8 @@ pub(crate) struct MachineFile {
     pub(crate) source: Source,
     pub(crate) machine: Machine,
     pub(crate) guests: Vec<GuestPlan>,
+    /// The memory that guests share.
+    pub(crate) shared: Vec<SharedPlan>,
 }
 
 impl MachineFile {
@@ -59,21 +63,23 @@ impl MachineFile {
             None => Machine::read(&source, &empty, given)?,
         };
         let guests = guests(&source, get("guest"), &machine)?;
-        let file = Self { source, machine, guests };
+        let shared = shared::read(&source, get("shared"), &guests)?;
+        let file = Self { source, machine, guests, shared };
         file.check()?;
         Ok(file)
     }
 }
 
-/// Refuses what is neither `[machine]` nor `[[guest]]`.
+/// Refuses what is none of `[machine]`, `[[guest]]` and `[[shared]]`.
 fn refuse_unknown(source: &Source, root: &DeTable<'_>) -> Result<()> {
-    const TABLES: [&str; 2] = ["machine", "guest"];
+    const TABLES: [&str; 3] = ["machine", "guest", "shared"];
     let Some((key, span)) = first_unknown(root, |key| TABLES.contains(&key)) else { return Ok(()) };
     let is = |keys: &[fields::Key]| keys.iter().any(|(name, _)| *name == key);
     let message = match nearest(key, TABLES.into_iter()) {
         _ if is(guest::KEYS) => format!("'{key}' belongs to a guest; write it below a line [[guest]]"),
         _ if is(machine::KEYS) => format!("'{key}' belongs to the machine; write it below a line [machine]"),
         Some("guest") => format!("there is no '{key}'; write [[guest]] for each guest"),
+        Some("shared") => format!("there is no '{key}'; write [[shared]] for memory that guests share"),
         Some(near) => format!("there is no '{key}'; write [{near}]"),
         None => format!("there is no '{key}'; a machine file has [machine] and a [[guest]] for each guest"),
     };

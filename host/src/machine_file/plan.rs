@@ -1,6 +1,6 @@
 //! What would be built from a machine file, as a table and as JSON.
 
-use super::{GuestPlan, MachineFile, Software};
+use super::{GuestPlan, MachineFile, SharedPlan, Software};
 use crate::arch::Arch;
 use crate::size;
 use crate::table::table;
@@ -8,6 +8,7 @@ use clap::ValueEnum;
 use comfy_table::CellAlignment;
 use hostlink::config::BootCpu;
 use hostlink::cpus::CpuSet;
+use hostlink::name::Name;
 use serde_json::{Value, json};
 use std::env;
 use std::path::{Path, PathBuf};
@@ -90,7 +91,17 @@ impl MachineFile {
         if let Some(console) = table.column_iter_mut().last() {
             console.set_cell_alignment(CellAlignment::Left);
         }
-        format!("{}\n{table}\n{NOTES}", self.headline())
+        let shared = |region: &SharedPlan| {
+            let names: Vec<_> = region.guests.iter().map(Name::as_str).collect();
+            format!(
+                "{} share {} of memory, '{}'\n",
+                names.join(", "),
+                size::display(region.size),
+                region.name
+            )
+        };
+        let shared: String = self.shared.iter().map(shared).collect();
+        format!("{}\n{table}\n{shared}{NOTES}", self.headline())
     }
 
     /// How a guest flushes remote TLBs.
@@ -123,6 +134,7 @@ impl MachineFile {
     /// The same as JSON.
     pub(crate) fn json(&self) -> Value {
         let guests: Vec<_> = self.guests.iter().map(|guest| self.guest_json(guest)).collect();
+        let shared: Vec<_> = self.shared.iter().map(shared_json).collect();
         json!({
             "file": self.source.path(),
             "arch": self.machine.platform.arch().name(),
@@ -133,6 +145,7 @@ impl MachineFile {
             "slice_us": self.machine.slice_us,
             "logs": self.machine.logs,
             "guests": guests,
+            "shared": shared,
         })
     }
 
@@ -162,6 +175,12 @@ impl MachineFile {
             "start": guest.start.name(),
         })
     }
+}
+
+/// A region as JSON.
+fn shared_json(region: &SharedPlan) -> Value {
+    let guests: Vec<_> = region.guests.iter().map(Name::as_str).collect();
+    json!({ "name": region.name.as_str(), "size_bytes": region.size, "guests": guests })
 }
 
 /// A path as it is short to show: relative if it is below the current directory.

@@ -6,12 +6,12 @@ use crate::debian::boot::ROOT;
 use crate::machine::bundle::Bundle;
 use crate::machine::devices::{self, Built};
 use crate::machine::spec::{Payload, Spec};
-use crate::machine_file::{GuestPlan, MachineFile, Software};
+use crate::machine_file::{GuestPlan, MachineFile, Software, shared_config};
 use crate::size::MIB;
 use crate::workspace;
 use anyhow::{Context, Result};
 use hostlink::bundle::Member;
-use hostlink::config::{Config, Switches};
+use hostlink::config::{Config, Shares, Switches};
 use hostlink::cpus::CpuSet;
 use std::fs;
 use std::path::Path;
@@ -82,6 +82,7 @@ impl<'f> Guests<'f> {
         let kernel = self.files.member(contents);
         let initrd = initrd.map(|contents| self.files.member(contents));
         let cmdline = cmdline(guest, arch);
+        let shared = shared_config(&self.file.shared, guest.name);
         let config = Config {
             name: guest.name,
             vcpus: guest.vcpus,
@@ -95,6 +96,7 @@ impl<'f> Guests<'f> {
             kernel: &kernel,
             initrd: initrd.as_deref(),
             cmdline: &cmdline,
+            shared: Shares::parse(&shared).context("shared memory that was checked is wrong")?,
             devices: self.devices.names.get(self.configs.len()).map_or("", String::as_str),
             ..*machine
         };

@@ -211,8 +211,10 @@ pub fn claim(config: &Config<'static>, common: &Common, links: Vec<Link>) -> Res
         return Err(CreateError::Devices(Refused::Switches));
     }
     let windows = Windows { low: pci::WINDOW, high: 0..0 };
-    Functions::claim(common.devices, config.devices, config.name, (links, &windows))
-        .map_err(CreateError::Devices)
+    let claim = Functions::claim(common.devices, config.devices, config.name, &windows);
+    let mut claim = claim.map_err(CreateError::Devices)?;
+    claim.share(links, &windows);
+    Ok(claim)
 }
 
 /// Whether translations go only with their own slot, as devices need it.

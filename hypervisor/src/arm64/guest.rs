@@ -69,8 +69,10 @@ pub type Claim = owned::Claim<Wired>;
 /// Why the guest does not get them.
 pub fn claim(config: &Config<'static>, common: &Common, links: Vec<Link>) -> Result<Claim, CreateError> {
     let windows = Windows { low: map::PCI_MEMORY, high: 0..0 };
-    Functions::claim(common.devices, config.devices, config.name, (links, &windows))
-        .map_err(CreateError::Devices)
+    let claim = Functions::claim(common.devices, config.devices, config.name, &windows);
+    let mut claim = claim.map_err(CreateError::Devices)?;
+    claim.share(links, &windows);
+    Ok(claim)
 }
 
 /// Guest physical ranges of RAM.

@@ -13,7 +13,6 @@ use super::machine::{Given, MachineDevices, Refused};
 use super::platform::{Deliver, Interrupts, Owner, Platform};
 use super::shared::Shared;
 use super::slots::{Busy, Followed, Piece, pieces};
-use crate::vm::shared::Link;
 use crate::vm::{PerCpu, Vm, VpIndex};
 
 /// The command register: memory is decoded, DMA is on, the pin is silent.
@@ -56,25 +55,13 @@ pub(super) struct Owned<P: Platform> {
 }
 
 impl<P: Platform> Functions<P> {
-    /// Claims the functions that `names` name, for the guest of this name, and makes those for the
-    /// regions that it shares.
+    /// Claims the functions that `names` name, for the guest of this name.
     ///
     /// # Errors
     ///
     /// Why it does not get them.
-    pub fn claim(
-        machine: Option<&'static MachineDevices<P>>,
-        names: &'static str,
-        guest: Name,
-        (links, windows): (Vec<Link>, &Windows),
-    ) -> Result<Claim<P>, Refused> {
-        let mut claim = Self::claim_real(machine, names, guest, windows)?;
-        claim.functions.share(links, &mut claim.shown, windows);
-        Ok(claim)
-    }
-
     #[inline(never)] // What it needs on the stack is free again when it returns.
-    fn claim_real(
+    pub fn claim(
         machine: Option<&'static MachineDevices<P>>,
         names: &'static str,
         guest: Name,

@@ -16,7 +16,7 @@ use pci::msix::{PAGE_LEN, Read, Write};
 use pci::physical::{Bar, BarKind, Capabilities, Header, Identity, Msix, Place};
 use pci::{Address, Function, Physical};
 
-use super::functions::{Functions, show};
+use super::functions::{Claim, Functions, show};
 use super::platform::Platform;
 use super::slots::{Kind, Piece, pieces};
 use crate::vm::shared::{Link, Messages, VECTORS};
@@ -117,21 +117,24 @@ const fn is_register(bar: u8, offset: u64, size: u8) -> bool {
     bar == REGISTERS && size == 4 && offset.is_multiple_of(4) && offset < REGISTERS_LEN
 }
 
-impl<P: Platform> Functions<P> {
+impl<P: Platform> Claim<P> {
     /// Adds a function for each region that the guest shares.
-    pub(super) fn share(&mut self, links: Vec<Link>, shown: &mut Vec<Function>, windows: &Windows) {
+    #[inline(never)] // What it needs on the stack is free again when it returns.
+    pub fn share(&mut self, links: Vec<Link>, windows: &Windows) {
         for link in links {
             let physical = describe(&link, P::SHOWS_MESSAGES);
-            show(shown, &physical, windows);
-            let mut pieces = shown.last().map_or_else(Vec::new, |shown| pieces(&physical, shown));
+            show(&mut self.shown, &physical, windows);
+            let mut pieces = self.shown.last().map_or_else(Vec::new, |shown| pieces(&physical, shown));
             pieces.retain_mut(|piece| {
                 piece.kind = Kind::Memory;
                 usize::from(piece.bar) == MEMORY
             });
-            self.shared.push(Shared { link, pieces });
+            self.functions.shared.push(Shared { link, pieces });
         }
     }
+}
 
+impl<P: Platform> Functions<P> {
     /// The regions that the guest shares, with the indices of their functions.
     pub(crate) fn links(&self) -> impl Iterator<Item = (usize, &Link)> {
         (self.owned.len()..).zip(self.shared.iter().map(|shared| &shared.link))

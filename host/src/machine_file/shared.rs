@@ -1,0 +1,107 @@
+//! One `[[shared]]` of a machine file: memory that guests share.
+
+use super::fields::{Fields, Key};
+use super::guest::GuestPlan;
+use super::source::{At, Source};
+use crate::size;
+use anyhow::Result;
+use hostlink::config::{MAX_REGIONS, REGION_BYTES, Share};
+use hostlink::name::Name;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+/// The keys of a region.
+const KEYS: &[Key] =
+    &[("name", r#"name = "ring""#), ("size", r#"size = "1M""#), ("guests", r#"guests = ["web", "db"]"#)];
+
+/// A region as the file describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SharedPlan {
+    /// The line of its `[[shared]]`.
+    pub(crate) line: usize,
+    pub(crate) name: Name,
+    pub(crate) size: u64,
+    /// Its guests. Each one's number in the region is its index here.
+    pub(crate) guests: Vec<Name>,
+}
+
+impl SharedPlan {
+    /// Reads the table that begins in this line.
+    fn read(source: &Source, table: &DeTable<'_>, line: usize, guests: &[GuestPlan]) -> Result<Self> {
+        let fields = Fields::new(source, table, "a [[shared]]", KEYS, (&[], ""))?;
+        let missing = |key: &str| {
+            let example = KEYS.iter().find(|(name, _)| *name == key).map_or("", |(_, example)| example);
+            source.error(line, format!("this shared memory has no {key}; write for example {example}"))
+        };
+        let name = fields.word("name", Name::EXPECTED, Name::parse)?.ok_or_else(|| missing("name"))?;
+        let At { value: size, line: at } = fields.size("size")?.ok_or_else(|| missing("size"))?;
+        if !size.is_power_of_two() || !REGION_BYTES.contains(&size) {
+            let (least, most) = (size::display(*REGION_BYTES.start()), size::display(*REGION_BYTES.end()));
+            let what = format!("has to be a power of two from {least} to {most}");
+            return Err(fields.wrong("size", at, what));
+        }
+        let named = fields.texts("guests")?.ok_or_else(|| missing("guests"))?;
+        let at = fields.line("guests").unwrap_or(line);
+        let mut found = Vec::<Name>::new();
+        for name in &named {
+            let guest = guests.iter().find(|guest| guest.name.as_str() == name);
+            let guest = guest.ok_or_else(|| {
+                source.error(at, format!("guests names '{name}', but there is no such guest"))
+            })?;
+            if found.contains(&guest.name) {
+                return Err(source.error(at, format!("guests names '{name}' twice; name each guest once")));
+            }
+            found.push(guest.name);
+        }
+        if found.len() < 2 {
+            return Err(fields.wrong("guests", at, "has to name two guests or more"));
+        }
+        Ok(Self { line, name: name.value, size, guests: found })
+    }
+
+    /// The region as a guest sees it, if the guest shares it.
+    fn of(&self, guest: Name) -> Option<Share> {
+        let id = self.guests.iter().position(|name| *name == guest)?;
+        Some(Share { name: self.name, size: self.size, id: u16::try_from(id).ok()? })
+    }
+}
+
+/// The regions of a file.
+pub(super) fn read(
+    source: &Source,
+    value: Option<&Spanned<DeValue<'_>>>,
+    guests: &[GuestPlan],
+) -> Result<Vec<SharedPlan>> {
+    let Some(value) = value else { return Ok(Vec::new()) };
+    let brackets = |span| {
+        let message = "shared memory is written with two brackets on each side: [[shared]]";
+        Err(source.error(source.line(&span), message))
+    };
+    let DeValue::Array(tables) = value.get_ref() else { return brackets(value.span()) };
+    let mut regions = Vec::<SharedPlan>::new();
+    for table in tables.iter() {
+        let DeValue::Table(fields) = table.get_ref() else { return brackets(table.span()) };
+        let region = SharedPlan::read(source, fields, source.line(&table.span()), guests)?;
+        if let Some(first) = regions.iter().find(|first| first.name == region.name) {
+            let message = format!(
+                "the shared memory in line {} is called '{}' as well; give this one another name",
+                first.line, region.name
+            );
+            return Err(source.error(region.line, message));
+        }
+        regions.push(region);
+        for guest in guests {
+            if regions.iter().filter(|region| region.guests.contains(&guest.name)).count() > MAX_REGIONS {
+                let message = format!("{} would share more than {MAX_REGIONS} regions", guest.name);
+                return Err(source.error(source.line(&table.span()), message));
+            }
+        }
+    }
+    Ok(regions)
+}
+
+/// What a guest shares, in the form of its configuration.
+pub(crate) fn config(regions: &[SharedPlan], guest: Name) -> String {
+    let shares = regions.iter().filter_map(|region| region.of(guest));
+    shares.map(|share| share.to_string()).collect::<Vec<_>>().join(" ")
+}
