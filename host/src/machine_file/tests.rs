@@ -288,19 +288,19 @@ const THREE: &str = "[[guest]]\nname = \"web\"\n[[guest]]\nname = \"db\"\n[[gues
 #[test]
 fn guests_share_memory_under_the_numbers_of_their_places() {
     let text = format!(
-        "{THREE}[[shared]]\nname = \"ring\"\nsize = \"1M\"\nguests = [\"web\", \"db\"]\n\
+        "{THREE}[[shared]]\nname = \"ring\"\nsize = \"64M\"\nguests = [\"web\", \"db\"]\n\
          [[shared]]\nname = \"all\"\nsize = \"4K\"\nguests = [\"log\", \"web\", \"db\"]\n"
     );
     let file = read(&text).expect("is right");
     let config = |guest: usize| shared_config(&file.shared, file.guests[guest].name);
-    assert_eq!(config(0), "ring:1048576:0 all:4096:1");
-    assert_eq!(config(1), "ring:1048576:1 all:4096:2");
+    assert_eq!(config(0), "ring:67108864:0 all:4096:1");
+    assert_eq!(config(1), "ring:67108864:1 all:4096:2");
     assert_eq!(config(2), "all:4096:0");
     let without = read(THREE).expect("is right");
     assert_eq!(shared_config(&without.shared, file.guests[0].name), "");
     assert!(file.memory_needed(0) > without.memory_needed(0) + MIB);
-    assert!(file.table().contains("web, db share 1 MiB of memory, 'ring'"), "{}", file.table());
-    let expected = serde_json::json!({ "name": "ring", "size_bytes": MIB, "guests": ["web", "db"] });
+    assert!(file.table().contains("web, db share 64 MiB of memory, 'ring'"), "{}", file.table());
+    let expected = serde_json::json!({ "name": "ring", "size_bytes": 64 * MIB, "guests": ["web", "db"] });
     assert_eq!(file.json()["shared"][0], expected);
 }
 
