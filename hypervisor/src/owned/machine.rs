@@ -38,6 +38,8 @@ pub enum Refused {
     NoIommu(Address),
     /// Another guest owns it.
     Taken(Address),
+    /// It did not answer after its last guest's reset.
+    Lost(Address),
     /// It was asked for twice.
     Twice(Address),
     /// It interrupts by the same line as the second one, which another guest or the hypervisor has.
@@ -76,6 +78,7 @@ impl fmt::Display for Refused {
                 write!(f, "devices: {at} is behind no IOMMU: it would reach all of the machine's memory")
             }
             Self::Taken(at) => write!(f, "devices: another guest owns {at}"),
+            Self::Lost(at) => write!(f, "devices: {at} does not answer since its last guest has gone"),
             Self::Twice(at) => write!(f, "devices: {at} is named twice"),
             Self::Group(at, other) => {
                 write!(f, "devices: {at} is given only together with {other}: they reach each other")
@@ -120,6 +123,8 @@ pub struct MachineDevices<P: Platform> {
 struct Owners {
     /// Functions that are owned.
     functions: Vec<Ownership>,
+    /// Functions that were returned and do not answer.
+    lost: Vec<Address>,
     /// Domains in use: number 1 is bit 0.
     domains: u64,
 }
@@ -227,9 +232,11 @@ impl<P: Platform> MachineDevices<P> {
         Ok((given, DomainId(domain as u16 + 1)))
     }
 
-    /// The guest has returned its functions, which are blocked and reset, and its domain.
-    pub(super) fn take_back(&self, guest: Name, domain: DomainId) {
+    /// The guest has returned its functions, which are blocked and reset, and its domain. Nobody
+    /// gets the `lost` ones any more.
+    pub(super) fn take_back(&self, guest: Name, domain: DomainId, lost: impl IntoIterator<Item = Address>) {
         let mut owners = self.owners.lock();
+        owners.lost.extend(lost);
         owners.functions.retain(|owned| owned.guest != guest);
         owners.domains &= !(1 << domain.0.wrapping_sub(1));
     }
@@ -239,8 +246,10 @@ impl<P: Platform> MachineDevices<P> {
         if let Ok(address) = name.parse() {
             return group::find(&self.nodes, address).map(|node| node.address);
         }
-        let is_free =
-            |at: Address| !but.contains(&at) && !owners.functions.iter().any(|owned| owned.at == at);
+        let is_free = |at: Address| {
+            let is_owned = owners.functions.iter().any(|owned| owned.at == at);
+            !is_owned && !but.contains(&at) && !owners.lost.contains(&at)
+        };
         let node = self.nodes.iter().find(|node| node.identity.kind() == name && is_free(node.address));
         node.map(|node| node.address)
     }
@@ -248,6 +257,9 @@ impl<P: Platform> MachineDevices<P> {
     fn check(&self, address: Address, all: &[Address], owners: &Owners) -> Result<Given, Refused> {
         if owners.functions.iter().any(|owned| owned.at == address) {
             return Err(Refused::Taken(address));
+        }
+        if owners.lost.contains(&address) {
+            return Err(Refused::Lost(address));
         }
         let node = group::find(&self.nodes, address).ok_or(Refused::NotForGuests(address))?;
         let is_endpoint = node.identity.header == Header::Endpoint;

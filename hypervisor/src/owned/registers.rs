@@ -55,7 +55,7 @@ mod tests {
     fn ranges_that_overlap_or_touch_are_one() {
         let ranges = alloc::vec![5..7, 0..2, 1..3, 8..9, 3..4, 5..6, 6..7];
         assert_eq!(merged(ranges), [0..4, 5..7, 8..9]);
-        assert_eq!(merged(alloc::vec![0..9, 1..2, 9..9]), [0..9]);
+        assert_eq!(merged(alloc::vec![0..9, 1..2, 9..9, 11..12]), [0..9, 11..12]);
         assert_eq!(merged(Vec::new()), []);
     }
 }

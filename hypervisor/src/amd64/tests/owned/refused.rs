@@ -109,6 +109,7 @@ fn refusals_say_what_is_wrong() {
         (Refused::NotForGuests(one), "00:03.0 is a bridge, an IOMMU or the hypervisor's own"),
         (Refused::NoIommu(one), "00:03.0 is behind no IOMMU"),
         (Refused::Taken(one), "another guest owns 00:03.0"),
+        (Refused::Lost(one), "00:03.0 does not answer"),
         (Refused::Twice(one), "00:03.0 is named twice"),
         (Refused::Group(one, at("00:04.0")), "00:03.0 is given only together with 00:04.0"),
         (Refused::SameId(one, at("00:04.0")), "tell 00:03.0 from 00:04.0"),
