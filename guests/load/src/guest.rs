@@ -62,6 +62,9 @@ fn execute(word: &str, command: Command) {
         Command::Dirty { walk, rate, seconds } => dirty(walk, rate, seconds),
         Command::Watch { address, seconds } => watching::watch(address, seconds),
         Command::Identify(address) => nvme::identify(address),
+        Command::Fly { address, count, then_reset } => nvme::fly(address, count, then_reset),
+        Command::Misuse { what, seed, count } => machine::misuse(what, seed, count),
+        Command::Reset { by_fault } => machine::reset(by_fault).map_err(Failure::from),
         Command::Spin(ms) => {
             clock::delay(ms.saturating_mul(1000));
             Ok(0)
@@ -97,6 +100,9 @@ pub(crate) enum Failure {
     Lost,
     /// The device does not answer.
     Silent,
+    /// This was not to change, and has in this turn.
+    #[cfg_attr(target_arch = "aarch64", expect(dead_code, reason = "devices are misused on AMD64"))]
+    Changed { what: &'static str, turn: u64 },
     /// The device reports this status.
     Refused(u32),
 }
@@ -109,6 +115,7 @@ impl fmt::Display for Failure {
             Self::NotZero { address, word } => write!(f, "at {address:#x} is {word:#x}"),
             Self::Absent => f.write_str("this machine has no such thing"),
             Self::Silent => f.write_str("the device does not answer"),
+            Self::Changed { what, turn } => write!(f, "{what} has changed, in turn {turn}"),
             Self::Refused(status) => write!(f, "the device reports status {status:#x}"),
             Self::Lost => f.write_str("another processor does not come back"),
         }

@@ -7,6 +7,8 @@
 mod guest;
 #[cfg(target_os = "none")]
 mod machine;
+#[cfg(all(target_os = "none", target_arch = "x86_64"))]
+mod misuse;
 #[cfg(target_os = "none")]
 mod nvme;
 #[cfg(target_os = "none")]

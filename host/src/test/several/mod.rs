@@ -9,6 +9,7 @@ mod devices;
 mod heard;
 mod life;
 mod memory;
+mod misuse;
 mod shares;
 mod stage;
 
@@ -46,6 +47,7 @@ pub(super) const ROWS: &[Case] = &[
     several("several_live_and_are_paused_on_arm", LIFE, life::life).on(MAX),
     several("several_come_and_go", CYCLES, cycles::come_and_go),
     several("several_disks_are_taken_amid_writes", DISKS, devices::come_and_go),
+    several("several_devices_are_misused", MISUSE, misuse::misuse),
     several("several_come_and_go_on_arm", CYCLES, cycles::come_and_go).on(MAX).with(&["vmid_bits=2"]),
 ];
 
@@ -62,6 +64,8 @@ const ATTACH: &str =
     "what is typed on an attached console reaches that guest alone, and leaving it ends nothing";
 const LIFE: &str = "a guest is created, paused, reset and destroyed while another one goes on";
 const DISKS: &str = "a guest is destroyed while its disk writes: disk and memory are free, and others go on";
+const MISUSE: &str =
+    "a guest misuses its disk and its network card in all ways; another one and its disk are as before";
 const CYCLES: &str = "guests are created, boot and are destroyed over and over, and no memory is lost";
 
 /// What a bare guest shows when it accepts commands, and while it writes to memory.

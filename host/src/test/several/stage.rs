@@ -188,7 +188,7 @@ impl Stage<'_> {
     }
 
     /// Where that ends.
-    fn find(&self, name: &str, text: &str, from: usize) -> Result<Option<usize>> {
+    pub(super) fn find(&self, name: &str, text: &str, from: usize) -> Result<Option<usize>> {
         let Some(guest) = self.guest(name)? else { return Ok(None) };
         let heard = self.heard();
         let Some(shown) = heard.text(guest.identity(), 0).and_then(|all| all.get(from..)) else {
