@@ -71,6 +71,8 @@ pub enum Command {
     Read(Walk),
     /// `zero=START,BYTES`: check that each word is zero.
     Zero(Walk),
+    /// `clear=START,BYTES`: make each word zero.
+    Clear(Walk),
     /// `dirty=START,BYTES,RATE[,SECONDS]`: keep storing to each page in turn.
     Dirty {
         /// A word in each page.
@@ -169,7 +171,8 @@ impl Command {
         let command = match (name, rest) {
             ("touch", _) => walk().map(Self::Touch),
             ("read", _) => walk().map(Self::Read),
-            ("zero", _) => zero(rest),
+            ("zero", _) => words(rest).map(Self::Zero),
+            ("clear", _) => words(rest).map(Self::Clear),
             ("dirty", _) => dirty(rest),
             ("watch", _) => watch(rest),
             ("identify", _) => one().map(Self::Identify),
@@ -205,9 +208,9 @@ fn dirty(text: &str) -> Result<Command, &'static str> {
     Walk::new(start, bytes, PAGE).map(|walk| Command::Dirty { walk, rate, seconds })
 }
 
-fn zero(text: &str) -> Result<Command, &'static str> {
+fn words(text: &str) -> Result<Walk, &'static str> {
     let [Some(start), Some(bytes)] = numbers(text)? else { return Err(NOT_NUMBERS) };
-    Walk::new(start, bytes, WORD).map(Command::Zero)
+    Walk::new(start, bytes, WORD)
 }
 
 fn fly(text: &str) -> Result<Command, &'static str> {
@@ -254,6 +257,7 @@ mod tests {
             ("dirty=8,4096", NOT_NUMBERS),
             ("dirty=8,4096,1,1,1", "there are too many numbers"),
             ("touch=0,99999999999G,8", NOT_NUMBERS),
+            ("clear=8,8,8", "there are too many numbers"),
             ("zero=8", NOT_NUMBERS),
             ("zero=8,8,8", "there are too many numbers"),
             ("zero=8,4", "numbers have to be multiples of 8"),
@@ -288,6 +292,7 @@ mod tests {
         assert_eq!(Command::parse("read=1G,2048M,4096"), Ok(Command::Read(walk)));
         let words = Walk { start: 1 << 30, bytes: 4096, stride: 8 };
         assert_eq!(Command::parse("zero=1G,4K"), Ok(Command::Zero(words)));
+        assert_eq!(Command::parse("clear=1G,4K"), Ok(Command::Clear(words)));
         let dirty = |seconds| Ok(Command::Dirty { walk, rate: 100, seconds });
         assert_eq!(Command::parse("dirty=1G,2G,100"), dirty(0));
         assert_eq!(Command::parse("dirty=1G,2G,100,5"), dirty(5));

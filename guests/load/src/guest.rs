@@ -56,7 +56,8 @@ fn run(line: &str) {
 fn execute(word: &str, command: Command) {
     let begin = clock::now();
     let done = match command {
-        Command::Touch(walk) => touch(walk),
+        Command::Touch(walk) => store(walk, |count| count),
+        Command::Clear(walk) => store(walk, |_| 0),
         Command::Read(walk) => read(walk),
         Command::Zero(walk) => zero(walk),
         Command::Dirty { walk, rate, seconds } => dirty(walk, rate, seconds),
@@ -134,12 +135,13 @@ fn is_free(walk: &Walk) -> Result<(), Failure> {
     if taken.iter().any(|(start, end)| walk.overlaps(*start, *end)) { Err(Failure::Image) } else { Ok(()) }
 }
 
-fn touch(walk: Walk) -> Result<u64, Failure> {
+/// Stores to each word what belongs to its number.
+fn store(walk: Walk, value: impl Fn(u64) -> u64) -> Result<u64, Failure> {
     is_free(&walk)?;
     let mut address = walk.start;
     for count in 0..walk.count() {
         // SAFETY: the program uses no memory there, and a fault is guarded.
-        unsafe { guarded::store(address, count) }.map_err(|_| Failure::Fault(address))?;
+        unsafe { guarded::store(address, value(count)) }.map_err(|_| Failure::Fault(address))?;
         // The last step may wrap around the end of the address space.
         address = address.wrapping_add(walk.stride);
     }

@@ -109,7 +109,7 @@ fn live(stage: &mut Stage<'_>, seed: u64, is_long: bool) -> Result<()> {
     for (name, count) in
         [("config", config), ("bars", count), ("messages", count), ("registers", count), ("config", count)]
     {
-        from = command(stage, &format!("{name}={seed:#x},{count}"), from)?;
+        from = command(stage, "bad", &format!("{name}={seed:#x},{count}"), from)?;
         goes_on(stage)?;
         from = reset(stage, false, from)?;
         from = works(stage, from)?;
@@ -129,22 +129,22 @@ fn reset(stage: &mut Stage<'_>, by_crash: bool, from: usize) -> Result<usize> {
     stage.until_shown("bad", READY, from)
 }
 
-/// Types a command to the bad guest, which has to succeed.
-fn command(stage: &mut Stage<'_>, command: &str, from: usize) -> Result<usize> {
-    stage.type_text("bad", &format!("{command}\n"))?;
+/// Types a command to a bare guest, which has to succeed.
+pub(super) fn command(stage: &mut Stage<'_>, name: &str, command: &str, from: usize) -> Result<usize> {
+    stage.type_text(name, &format!("{command}\n"))?;
     let done = format!("load: done: {command} ");
-    stage.until(&format!("bad shows '{done}'"), |stage| {
+    stage.until(&format!("{name} shows '{done}'"), |stage| {
         for wrong in ["load: error: ", "load: panic: "] {
-            ensure!(!stage.has_shown("bad", wrong, from)?, "'{command}' fails");
+            ensure!(!stage.has_shown(name, wrong, from)?, "'{command}' fails");
         }
-        stage.find("bad", &done, from)
+        stage.find(name, &done, from)
     })
 }
 
 /// The bad guest's disk works.
 fn works(stage: &mut Stage<'_>, from: usize) -> Result<usize> {
-    let from = command(stage, &format!("zero={ANSWER:#x},4096"), from)?;
-    let from = command(stage, &format!("identify={ANSWER:#x}"), from)?;
+    let from = command(stage, "bad", &format!("zero={ANSWER:#x},4096"), from)?;
+    let from = command(stage, "bad", &format!("identify={ANSWER:#x}"), from)?;
     stage.type_text("bad", &format!("zero={ANSWER:#x},4096\n"))?;
     stage.until_shown("bad", &format!("load: error: 'zero={ANSWER:#x},4096'"), from)
 }
