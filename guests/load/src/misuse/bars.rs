@@ -7,7 +7,7 @@ use baremetal::random::Random;
 use baremetal::x86_64::pci::{COMMAND, MEMORY_AND_DMA};
 use core::sync::atomic::Ordering;
 
-use super::{Devices, HOME, HOME_STEP, ensure, page_of};
+use super::{Devices, HOME, HOME_STEP, ensure, is_enough, page_of};
 use crate::guest::Failure;
 
 /// Memory that BARs are moved over. What is in it must stay.
@@ -56,10 +56,12 @@ pub(super) fn bars(devices: &Devices, random: &mut Random, count: u64) -> Result
     let version = || guarded::load(devices.nvme().home + VERSION).unwrap_or(0) as u32;
     let before = version();
     ensure(before != u32::MAX && before != 0, "the disk's version", 0)?;
+    let mut seen = 0;
     for turn in 1..=count {
         let address = one(devices, random);
         // What is there is memory, a device, or nothing.
-        let _ = guarded::load(address & !7);
+        let found = guarded::load((address & !7).wrapping_add(VERSION)).unwrap_or(0) as u32;
+        seen += u64::from(found == before);
         let page = &CANARY[random.below(CANARY.len() as u64) as usize];
         let index = random.below(512) as usize;
         let word = page.words()[index].load(Ordering::Relaxed);
@@ -70,7 +72,8 @@ pub(super) fn bars(devices: &Devices, random: &mut Random, count: u64) -> Result
             ensure(changed() == 0, "memory below a BAR", turn)?;
         }
     }
-    Ok(())
+    // The moves reach what the checks are about.
+    is_enough(seen, count, "disks at a new place")
 }
 
 /// Moves a BAR, and returns where to.

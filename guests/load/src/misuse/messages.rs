@@ -10,7 +10,7 @@ use baremetal::random::Random;
 use baremetal::x86_64::{apic, interrupts};
 use core::arch::asm;
 
-use super::{Devices, WILD, ensure, table};
+use super::{Devices, WILD, ensure, is_enough, table};
 use crate::guest::Failure;
 
 static ADMIN: [Page; 2] = [const { Page::new() }; 2];
@@ -42,6 +42,7 @@ pub(super) fn messages(devices: &Devices, random: &mut Random, count: u64) -> Re
     config.write(control, ENABLE);
     controller.start(&mut admin)?;
     controller.add(&mut admin, &mut queue, SECOND)?;
+    let before = taken();
     for turn in 1..=count {
         for number in [0, u64::from(SECOND), random.below(entries)] {
             set(address + number * ENTRY_BYTES, random);
@@ -58,7 +59,13 @@ pub(super) fn messages(devices: &Devices, random: &mut Random, count: u64) -> Re
     }
     config.write(control, 0);
     controller.stop()?;
-    Ok(())
+    is_enough(taken().wrapping_sub(before), count, "interrupts")
+}
+
+/// Interrupts that were taken so far, NMIs among them.
+fn taken() -> u64 {
+    let vectors = (interrupts::VECTOR_FREE..interrupts::VECTOR_SPURIOUS).chain([interrupts::VECTOR_NMI]);
+    vectors.map(|vector| u64::from(interrupts::count(vector))).sum()
 }
 
 /// An entry of the table: mostly one that is sent.

@@ -142,6 +142,11 @@ fn ensure(is_so: bool, what: &'static str, turn: u64) -> Result<(), Failure> {
     if is_so { Ok(()) } else { Err(Failure::Changed { what, turn }) }
 }
 
+/// Fails if something that should happen in some of all turns has hardly happened.
+fn is_enough(found: u64, turns: u64, what: &'static str) -> Result<(), Failure> {
+    if found >= turns / 64 { Ok(()) } else { Err(Failure::Few { what, found }) }
+}
+
 /// A page-aligned address.
 const fn page_of(address: u64) -> u64 {
     address & !(PAGE - 1)
