@@ -153,12 +153,6 @@ pub struct Queue {
     phase: u64,
 }
 
-impl core::fmt::Debug for Page {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "page {:#x}", self.address())
-    }
-}
-
 impl Queue {
     /// A queue of at most [`ENTRIES_MAX`] entries; number 0 is for admin commands.
     pub fn new(number: u16, entries: u32, pages: &'static [Page; 2]) -> Self {

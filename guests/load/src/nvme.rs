@@ -32,8 +32,8 @@ impl From<nvme::Refused> for Failure {
 
 /// The first controller, started, and its queue for admin commands.
 fn start() -> Result<(Controller, Queue), Failure> {
-    let config = ConfigSpace::find(|config| config.read(CLASS_REGISTER) >> 8 == nvme::CLASS)
-        .ok_or(Failure::Absent)?;
+    let config =
+        ConfigSpace::find(|config| config.read(CLASS_REGISTER) >> 8 == nvme::CLASS).ok_or(Failure::Absent)?;
     config.write(COMMAND_REGISTER, MEMORY_AND_DMA);
     let base = u64::from(config.read(BAR) & !15) | u64::from(config.read(BAR + 4)) << 32;
     // SAFETY: the BAR is decoded; the controller writes to its queues, and where it is told.

@@ -41,11 +41,11 @@ fn pattern(page: &Page, index: usize) -> u64 {
 
 /// Words that are not what they were.
 fn changed() -> usize {
-    let words = |page: &'static Page| page.words().iter().enumerate().map(move |word| (page, word));
-    let is_changed = |(page, (index, word)): &(&Page, (usize, &core::sync::atomic::AtomicU64))| {
-        word.load(Ordering::Relaxed) != pattern(page, *index)
+    let of = |page: &Page| {
+        let words = page.words().iter().enumerate();
+        words.filter(|(index, word)| word.load(Ordering::Relaxed) != pattern(page, *index)).count()
     };
-    CANARY.iter().flat_map(words).filter(is_changed).count()
+    CANARY.iter().map(of).sum()
 }
 
 pub(super) fn bars(devices: &Devices, random: &mut Random, count: u64) -> Result<(), Failure> {

@@ -18,7 +18,7 @@ const CONFIG_COUNT_LONG: u64 = 1_000_000;
 /// The first life of the bad guest is from this seed, the next from the next.
 const SEED: u64 = 0x5eed;
 const LIVES: u64 = 2;
-const TIMEOUT: Duration = Duration::from_secs(150);
+const TIMEOUT: Duration = Duration::from_secs(300);
 const TIMEOUT_LONG: Duration = Duration::from_secs(3600);
 /// Bytes of a disk, and what is in the other guest's: the guest reads that again and again.
 const DISK: usize = 1 << 20;
@@ -104,8 +104,7 @@ pub(super) fn misuse(room: &Room<'_>) -> Result<()> {
 /// All that the bad guest does. Then it is reset, and its disk works.
 fn live(stage: &mut Stage<'_>, seed: u64, is_long: bool) -> Result<()> {
     let mut from = stage.until_shown("bad", READY, 0)?;
-    let (count, config) =
-        if is_long { (COUNT_LONG, CONFIG_COUNT_LONG) } else { (COUNT, CONFIG_COUNT) };
+    let (count, config) = if is_long { (COUNT_LONG, CONFIG_COUNT_LONG) } else { (COUNT, CONFIG_COUNT) };
     for (name, count) in
         [("config", config), ("bars", count), ("messages", count), ("registers", count), ("config", count)]
     {

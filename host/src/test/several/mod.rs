@@ -68,7 +68,8 @@ const LIFE: &str = "a guest is created, paused, reset and destroyed while anothe
 const DISKS: &str = "a guest is destroyed while its disk writes: disk and memory are free, and others go on";
 const MISUSE: &str =
     "a guest misuses its disk and its network card in all ways; another one and its disk are as before";
-const AMID_DMA: &str = "a guest is reset while its disk reads: nothing of that comes into its memory afterwards";
+const AMID_DMA: &str =
+    "a guest is reset while its disk reads: nothing of that comes into its memory afterwards";
 const CYCLES: &str = "guests are created, boot and are destroyed over and over, and no memory is lost";
 
 /// What a bare guest shows when it accepts commands, and while it writes to memory.
