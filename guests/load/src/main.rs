@@ -1,4 +1,4 @@
-//! A bare guest that accesses memory on command. The kernel command line has commands (see
+//! A bare guest that accesses memory on command, and has a disk do it, or misuses its devices. The kernel command line has commands (see
 //! [`load::command`]), which are executed one after the other; then more are read from the serial
 //! port, line by line. Each prints a line when it is done.
 #![cfg_attr(target_os = "none", no_std, no_main)]
@@ -7,6 +7,8 @@
 mod guest;
 #[cfg(target_os = "none")]
 mod machine;
+#[cfg(all(target_os = "none", target_arch = "x86_64"))]
+mod misuse;
 #[cfg(target_os = "none")]
 mod nvme;
 #[cfg(target_os = "none")]

@@ -6,7 +6,10 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use baremetal::aarch64::info::BootInfo;
 use baremetal::aarch64::{boot, clock, interrupts, power, processors};
 
+use load::command::Misuse;
+
 use super::Absent;
+use crate::guest::Failure;
 
 pub(crate) use clock::nanoseconds;
 pub(crate) use power::{halt, off};
@@ -81,6 +84,16 @@ pub(crate) fn hint(number: u8) -> Result<u64, Absent> {
     // nothing.
     unsafe { asm!("blr {}", in(reg) function, out("x30") _, options(nostack, preserves_flags)) };
     Ok(1)
+}
+
+/// This is not offered on this architecture.
+pub(crate) fn reset(_: bool) -> Result<u64, Absent> {
+    Err(Absent)
+}
+
+/// Nor is this.
+pub(crate) fn misuse(_: Misuse, _: u64, _: u64) -> Result<u64, Failure> {
+    Err(Failure::Absent)
 }
 
 /// Memory that the program uses.
