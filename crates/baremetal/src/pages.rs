@@ -1,5 +1,6 @@
 //! Memory in pages.
 
+use core::fmt;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -29,6 +30,12 @@ pub struct Page([AtomicU64; 512]);
 impl Default for Page {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+impl fmt::Debug for Page {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "page {:#x}", self.address())
     }
 }
 

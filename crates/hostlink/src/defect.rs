@@ -52,9 +52,9 @@ pub enum Defect {
     DebtForgotten,
     /// A guest's memory is not zeroed before its files are put into it.
     MemoryHandedOn,
-    /// IOMMUs are not told of memory that is removed (AMD64).
+    /// IOMMUs are not told of memory that is removed.
     DmaNotTold,
-    /// IOMMUs are told to drop the translations of another guest's devices (AMD64).
+    /// IOMMUs are told to drop the translations of another guest's devices.
     DmaWrongDomain,
 }
 
@@ -89,22 +89,25 @@ impl Defect {
     /// Whether the hypervisor for AMD64 can make it.
     #[must_use]
     pub const fn is_of_amd64(self) -> bool {
-        !self.is_of_arm() || matches!(self, Self::LateCpu | Self::MemoryHandedOn)
+        !self.is_of_arm() || self.is_of_both()
     }
 
     /// Whether the hypervisor for Arm can make it.
     #[must_use]
     pub const fn is_of_arm(self) -> bool {
-        matches!(
-            self,
-            Self::LateCpu
-                | Self::MemoryHandedOn
-                | Self::Stage2NoTlbi
-                | Self::Stage2NoCombined
-                | Self::Stage2DsbNsh
-                | Self::Stage2NoIshst
-                | Self::NoArrivalFlush
-        )
+        self.is_of_both()
+            || matches!(
+                self,
+                Self::Stage2NoTlbi
+                    | Self::Stage2NoCombined
+                    | Self::Stage2DsbNsh
+                    | Self::Stage2NoIshst
+                    | Self::NoArrivalFlush
+            )
+    }
+
+    const fn is_of_both(self) -> bool {
+        matches!(self, Self::LateCpu | Self::MemoryHandedOn | Self::DmaNotTold | Self::DmaWrongDomain)
     }
 
     /// Its value in the configuration.

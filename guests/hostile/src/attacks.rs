@@ -52,13 +52,15 @@ attacks! {
     Memory = "memory",
     /// random values in all registers of its devices
     Devices = "devices",
+    /// a disk of its own that reads all the time, with doorbells and interrupts (AMD64)
+    Disk = "disk",
     /// its console, as fast as it can
     Console = "console",
     /// faults that end it (AMD64), or whose handler faults (Arm64)
     Faults = "faults",
     /// a reset as soon as it has started
     Resets = "resets",
-    /// all of these that do not end it, by its seed
+    /// all of these that do not end it and need no disk, by its seed
     Mixture = "mixture",
 }
 
@@ -66,6 +68,11 @@ impl Attack {
     /// The one with this name.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|attack| attack.name() == name)
+    }
+
+    /// Whether the attacker owns a disk for it.
+    pub const fn needs_disk(self) -> bool {
+        matches!(self, Self::Disk)
     }
 
     /// Whether it leaves the CPUs to others on purpose, so that these get more than their share.

@@ -5,6 +5,8 @@ const WORD: u64 = 8;
 pub use baremetal::pages::PAGE;
 /// Hints without an architectural meaning, which instruction counters use as marks.
 const HINTS: core::ops::RangeInclusive<u64> = 0x60..=0x7f;
+/// The most bytes that guests share.
+const SHARED_MAX: u64 = 64 << 20;
 /// Maximum duration of `spin` and `watch`.
 const SPIN_MAX_MS: u64 = 3_600_000;
 /// The error of `Walk` and `Dirty` for invalid numbers.
@@ -49,6 +51,32 @@ impl Walk {
     }
 }
 
+/// What is done to devices that must disturb nobody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Misuse {
+    /// Writes to configuration space.
+    Config,
+    /// Moves of BARs.
+    Bars,
+    /// Messages of MSI-X.
+    Messages,
+    /// Accesses to registers.
+    Registers,
+}
+
+/// What is done with memory that the guest shares with others, and its doorbell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share {
+    /// A word is stored.
+    Put,
+    /// A word is waited for.
+    Get,
+    /// Another guest is rung.
+    Ring,
+    /// That is waited for.
+    Rung,
+}
+
 /// A command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
@@ -58,6 +86,8 @@ pub enum Command {
     Read(Walk),
     /// `zero=START,BYTES`: check that each word is zero.
     Zero(Walk),
+    /// `clear=START,BYTES`: make each word zero.
+    Clear(Walk),
     /// `dirty=START,BYTES,RATE[,SECONDS]`: keep storing to each page in turn.
     Dirty {
         /// A word in each page.
@@ -78,12 +108,49 @@ pub enum Command {
     /// `identify=ADDRESS`: have an NVMe device write its description, 4096 bytes, to an address, by
     /// DMA. A device that may not write there may report success.
     Identify(u64),
+    /// `fly=ADDRESS,COUNT[,1]`: have an NVMe device read the beginning of its disk, two pages, so
+    /// often to an address and those after it. The command does not wait for the device; with a 1
+    /// it resets it.
+    Fly {
+        /// Where the first two pages come to.
+        address: u64,
+        /// How many commands, 63 at most.
+        count: u64,
+        /// Whether the device is reset at once.
+        then_reset: bool,
+    },
+    /// `config=SEED,COUNT`, `bars=…`, `messages=…`, `registers=…`: misuse an NVMe device and a
+    /// network card. The guest has to be reset before it uses them.
+    Misuse {
+        /// In which way.
+        what: Misuse,
+        /// What determines everything random.
+        seed: u64,
+        /// How often.
+        count: u64,
+    },
+    /// `put=OFFSET,VALUE`: store a word to memory that the guest shares. `get=OFFSET,VALUE`: wait
+    /// until it is there. `ring=ID,VECTOR`: ring another guest. `rung=VECTOR,COUNT`: wait until
+    /// this guest has been rung so often (on Arm64 by all vectors together).
+    Share {
+        /// Which of these.
+        what: Share,
+        /// The first number.
+        place: u64,
+        /// The second one.
+        value: u64,
+    },
     /// `spin=MS`: do nothing, awake; for at most an hour.
     Spin(u64),
     /// `hint=N`: execute that HINT instruction.
     Hint(u8),
     /// `halt`: sleep for good.
     Halt,
+    /// `reset`: reset the machine. `triple-fault`: by a fault without handlers.
+    Reset {
+        /// By the fault.
+        by_fault: bool,
+    },
     /// `poweroff`: switch the machine off.
     PowerOff,
 }
@@ -130,10 +197,20 @@ impl Command {
         let command = match (name, rest) {
             ("touch", _) => walk().map(Self::Touch),
             ("read", _) => walk().map(Self::Read),
-            ("zero", _) => zero(rest),
+            ("zero", _) => words(rest).map(Self::Zero),
+            ("clear", _) => words(rest).map(Self::Clear),
             ("dirty", _) => dirty(rest),
             ("watch", _) => watch(rest),
             ("identify", _) => one().map(Self::Identify),
+            ("fly", _) => fly(rest),
+            ("config", _) => misuse(Misuse::Config, rest),
+            ("bars", _) => misuse(Misuse::Bars, rest),
+            ("messages", _) => misuse(Misuse::Messages, rest),
+            ("registers", _) => misuse(Misuse::Registers, rest),
+            ("put", _) => share(Share::Put, rest),
+            ("get", _) => share(Share::Get, rest),
+            ("ring", _) => share(Share::Ring, rest),
+            ("rung", _) => share(Share::Rung, rest),
             ("spin", _) => one().and_then(|ms| match ms <= SPIN_MAX_MS {
                 true => Ok(Self::Spin(ms)),
                 false => Err("that is more than an hour"),
@@ -143,11 +220,24 @@ impl Command {
                 false => Err("hints are 0x60 to 0x7f"),
             }),
             ("halt", "") => Ok(Self::Halt),
+            ("reset", "") => Ok(Self::Reset { by_fault: false }),
+            ("triple-fault", "") => Ok(Self::Reset { by_fault: true }),
             ("poweroff", "") => Ok(Self::PowerOff),
             ("console" | "BOOT_IMAGE", _) => return Err(None),
             _ => Err("no command"),
         };
         command.map_err(Some)
+    }
+}
+
+fn share(what: Share, text: &str) -> Result<Command, &'static str> {
+    let [Some(place), Some(value)] = numbers(text)? else { return Err(NOT_NUMBERS) };
+    match what {
+        Share::Put | Share::Get if !place.is_multiple_of(WORD) || place >= SHARED_MAX => {
+            Err("an offset is a multiple of 8 below 64M")
+        }
+        Share::Ring if place > 0xffff || value > 0xffff => Err("numbers of guests and vectors have 16 bits"),
+        _ => Ok(Command::Share { what, place, value }),
     }
 }
 
@@ -159,9 +249,22 @@ fn dirty(text: &str) -> Result<Command, &'static str> {
     Walk::new(start, bytes, PAGE).map(|walk| Command::Dirty { walk, rate, seconds })
 }
 
-fn zero(text: &str) -> Result<Command, &'static str> {
+fn words(text: &str) -> Result<Walk, &'static str> {
     let [Some(start), Some(bytes)] = numbers(text)? else { return Err(NOT_NUMBERS) };
-    Walk::new(start, bytes, WORD).map(Command::Zero)
+    Walk::new(start, bytes, WORD)
+}
+
+fn fly(text: &str) -> Result<Command, &'static str> {
+    let (address, count, reset) = match numbers(text)? {
+        [Some(address), Some(count), reset] => (address, count, reset.unwrap_or(0)),
+        _ => return Err(NOT_NUMBERS),
+    };
+    Ok(Command::Fly { address, count, then_reset: reset != 0 })
+}
+
+fn misuse(what: Misuse, text: &str) -> Result<Command, &'static str> {
+    let [Some(seed), Some(count)] = numbers(text)? else { return Err(NOT_NUMBERS) };
+    Ok(Command::Misuse { what, seed, count })
 }
 
 fn watch(text: &str) -> Result<Command, &'static str> {
@@ -175,6 +278,7 @@ fn watch(text: &str) -> Result<Command, &'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::format;
 
     #[test]
     fn what_is_no_command_says_why() {
@@ -194,6 +298,7 @@ mod tests {
             ("dirty=8,4096", NOT_NUMBERS),
             ("dirty=8,4096,1,1,1", "there are too many numbers"),
             ("touch=0,99999999999G,8", NOT_NUMBERS),
+            ("clear=8,8,8", "there are too many numbers"),
             ("zero=8", NOT_NUMBERS),
             ("zero=8,8,8", "there are too many numbers"),
             ("zero=8,4", "numbers have to be multiples of 8"),
@@ -203,9 +308,21 @@ mod tests {
             ("watch=0xfffffffffffffff8,1", "the range goes over the end of the address space"),
             ("watch=8,3601", "that is more than an hour"),
             ("identify=x", NOT_NUMBERS),
+            ("fly=1M", NOT_NUMBERS),
+            ("fly=1M,1,1,1", "there are too many numbers"),
+            ("config=1", NOT_NUMBERS),
+            ("bars=1,x", NOT_NUMBERS),
+            ("messages=1,2,3", "there are too many numbers"),
+            ("registers=", NOT_NUMBERS),
+            ("reset=1", "no command"),
             ("spin=3600001", "that is more than an hour"),
             ("hint=2", "hints are 0x60 to 0x7f"),
             ("hint=0x80", "hints are 0x60 to 0x7f"),
+            ("put=4,1", "an offset is a multiple of 8 below 64M"),
+            ("get=64M,1", "an offset is a multiple of 8 below 64M"),
+            ("put=8", NOT_NUMBERS),
+            ("ring=65536,1", "numbers of guests and vectors have 16 bits"),
+            ("rung=1", NOT_NUMBERS),
             ("halt=1", "no command"),
             ("Halt", "no command"),
         ] {
@@ -221,11 +338,30 @@ mod tests {
         assert_eq!(Command::parse("read=1G,2048M,4096"), Ok(Command::Read(walk)));
         let words = Walk { start: 1 << 30, bytes: 4096, stride: 8 };
         assert_eq!(Command::parse("zero=1G,4K"), Ok(Command::Zero(words)));
+        assert_eq!(Command::parse("clear=1G,4K"), Ok(Command::Clear(words)));
         let dirty = |seconds| Ok(Command::Dirty { walk, rate: 100, seconds });
         assert_eq!(Command::parse("dirty=1G,2G,100"), dirty(0));
         assert_eq!(Command::parse("dirty=1G,2G,100,5"), dirty(5));
         assert_eq!(Command::parse("watch=4G,60"), Ok(Command::Watch { address: 4 << 30, seconds: 60 }));
         assert_eq!(Command::parse("identify=2G"), Ok(Command::Identify(2 << 30)));
+        let fly = |then_reset| Ok(Command::Fly { address: 2 << 20, count: 63, then_reset });
+        assert_eq!((Command::parse("fly=2M,63"), Command::parse("fly=2M,63,1")), (fly(false), fly(true)));
+        for (name, what) in [
+            ("config", Misuse::Config),
+            ("bars", Misuse::Bars),
+            ("messages", Misuse::Messages),
+            ("registers", Misuse::Registers),
+        ] {
+            let expected = Command::Misuse { what, seed: 7, count: 1024 };
+            assert_eq!(Command::parse(&format!("{name}=7,1K")), Ok(expected));
+        }
+        assert_eq!(Command::parse("reset"), Ok(Command::Reset { by_fault: false }));
+        assert_eq!(Command::parse("triple-fault"), Ok(Command::Reset { by_fault: true }));
+        let share = |what, place, value| Ok(Command::Share { what, place, value });
+        assert_eq!(Command::parse("put=4K,0x12"), share(Share::Put, 4096, 0x12));
+        assert_eq!(Command::parse("get=0,1"), share(Share::Get, 0, 1));
+        assert_eq!(Command::parse("ring=1,7"), share(Share::Ring, 1, 7));
+        assert_eq!(Command::parse("rung=7,2"), share(Share::Rung, 7, 2));
         assert_eq!(Command::parse("hint=0x61"), Ok(Command::Hint(0x61)));
         assert_eq!(Command::parse("spin=5"), Ok(Command::Spin(5)));
         assert_eq!(Command::parse("halt"), Ok(Command::Halt));

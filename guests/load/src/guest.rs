@@ -10,7 +10,7 @@ use load::command::{Command, Walk};
 use load::line::Line;
 use load::pace::Pace;
 
-use crate::{machine, nvme, watching};
+use crate::{machine, nvme, shared, watching};
 
 baremetal::entry!(main);
 
@@ -56,12 +56,17 @@ fn run(line: &str) {
 fn execute(word: &str, command: Command) {
     let begin = clock::now();
     let done = match command {
-        Command::Touch(walk) => touch(walk),
+        Command::Touch(walk) => store(walk, |count| count),
+        Command::Clear(walk) => store(walk, |_| 0),
         Command::Read(walk) => read(walk),
         Command::Zero(walk) => zero(walk),
         Command::Dirty { walk, rate, seconds } => dirty(walk, rate, seconds),
         Command::Watch { address, seconds } => watching::watch(address, seconds),
         Command::Identify(address) => nvme::identify(address),
+        Command::Fly { address, count, then_reset } => nvme::fly(address, count, then_reset),
+        Command::Share { what, place, value } => shared::share(what, place, value),
+        Command::Misuse { what, seed, count } => machine::misuse(what, seed, count),
+        Command::Reset { by_fault } => machine::reset(by_fault).map_err(Failure::from),
         Command::Spin(ms) => {
             clock::delay(ms.saturating_mul(1000));
             Ok(0)
@@ -97,6 +102,12 @@ pub(crate) enum Failure {
     Lost,
     /// The device does not answer.
     Silent,
+    /// This was not to change, and has in this turn.
+    #[cfg_attr(target_arch = "aarch64", expect(dead_code, reason = "devices are misused on AMD64"))]
+    Changed { what: &'static str, turn: u64 },
+    /// This was to happen more often.
+    #[cfg_attr(target_arch = "aarch64", expect(dead_code, reason = "devices are misused on AMD64"))]
+    Few { what: &'static str, found: u64 },
     /// The device reports this status.
     Refused(u32),
 }
@@ -109,6 +120,8 @@ impl fmt::Display for Failure {
             Self::NotZero { address, word } => write!(f, "at {address:#x} is {word:#x}"),
             Self::Absent => f.write_str("this machine has no such thing"),
             Self::Silent => f.write_str("the device does not answer"),
+            Self::Changed { what, turn } => write!(f, "{what} has changed, in turn {turn}"),
+            Self::Few { what, found } => write!(f, "there are only {found} {what}"),
             Self::Refused(status) => write!(f, "the device reports status {status:#x}"),
             Self::Lost => f.write_str("another processor does not come back"),
         }
@@ -127,12 +140,13 @@ fn is_free(walk: &Walk) -> Result<(), Failure> {
     if taken.iter().any(|(start, end)| walk.overlaps(*start, *end)) { Err(Failure::Image) } else { Ok(()) }
 }
 
-fn touch(walk: Walk) -> Result<u64, Failure> {
+/// Stores to each word what belongs to its number.
+fn store(walk: Walk, value: impl Fn(u64) -> u64) -> Result<u64, Failure> {
     is_free(&walk)?;
     let mut address = walk.start;
     for count in 0..walk.count() {
         // SAFETY: the program uses no memory there, and a fault is guarded.
-        unsafe { guarded::store(address, count) }.map_err(|_| Failure::Fault(address))?;
+        unsafe { guarded::store(address, value(count)) }.map_err(|_| Failure::Fault(address))?;
         // The last step may wrap around the end of the address space.
         address = address.wrapping_add(walk.stride);
     }

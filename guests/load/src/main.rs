@@ -1,14 +1,18 @@
-//! A bare guest that accesses memory on command. The kernel command line has commands (see
-//! [`load::command`]), which are executed one after the other; then more are read from the serial
-//! port, line by line. Each prints a line when it is done.
+//! A bare guest that accesses memory on command, and has a disk do it, or misuses its devices. The
+//! kernel command line has commands (see [`load::command`]), which are executed one after the
+//! other; then more are read from the serial port, line by line. Each prints a line when it is done.
 #![cfg_attr(target_os = "none", no_std, no_main)]
 
 #[cfg(target_os = "none")]
 mod guest;
 #[cfg(target_os = "none")]
 mod machine;
+#[cfg(all(target_os = "none", target_arch = "x86_64"))]
+mod misuse;
 #[cfg(target_os = "none")]
 mod nvme;
+#[cfg(target_os = "none")]
+mod shared;
 #[cfg(target_os = "none")]
 mod watching;
 

@@ -71,9 +71,9 @@ pub(crate) struct RunArgs {
     #[arg(long, conflicts_with = "bare")]
     pub(crate) paranoid: bool,
     /// Give the guest a disk: the image of one, as an NVMe device that the guest owns. Without
-    /// --kernel and --initrd the guest boots from the first; `./quell image-debian` makes one. May
-    /// be repeated
-    #[arg(long, value_name = "FILE", conflicts_with = "exec")]
+    /// --kernel, --initrd and --exec the guest boots from the first; `./quell image-debian` makes
+    /// one. May be repeated
+    #[arg(long, value_name = "FILE")]
     pub(crate) disk: Vec<PathBuf>,
     /// Connect the guest to a network, by a virtio device that it owns
     #[arg(long, value_name = "NETWORK")]

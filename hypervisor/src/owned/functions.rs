@@ -52,6 +52,8 @@ pub(super) struct Owned<P: Platform> {
     /// Ranges of its registers that the guest reaches directly.
     pub(super) pieces: Vec<Piece>,
     pub(super) reset: Option<pci::reset::Reset>,
+    /// It did not answer after its last reset.
+    pub(super) is_lost: bool,
 }
 
 impl<P: Platform> Functions<P> {
@@ -72,7 +74,7 @@ impl<P: Platform> Functions<P> {
         }
         let machine = machine.ok_or(Refused::NoPci)?;
         let (given, id) = machine.give(names, guest)?;
-        let domains = Domains::new(machine, id, &given).inspect_err(|_| machine.take_back(guest, id))?;
+        let domains = Domains::new(machine, id, &given).inspect_err(|_| machine.take_back(guest, id, []))?;
         let mut shown = Vec::with_capacity(given.len());
         given.iter().for_each(|given| show(&mut shown, &given.physical, windows));
         let owned = given.into_iter().zip(&shown).map(|(given, shown)| Owned::new(given, shown)).collect();
@@ -164,7 +166,7 @@ impl<P: Platform> Owned<P> {
     fn new(given: Given, shown: &Function) -> Self {
         let pieces = pieces(&given.physical, shown);
         let interrupts = P::Interrupts::new(&given.physical, shown);
-        Self { given, interrupts, command: 0, pieces, reset: None }
+        Self { given, interrupts, command: 0, pieces, reset: None, is_lost: false }
     }
 
     /// Writes the command register, if it changes.

@@ -34,12 +34,15 @@ impl<P: Platform> Functions<P> {
             match reset.step(&machine.bus, machine.bus.now_us()) {
                 Step::NotBefore(_) => progress = Progress::Waiting,
                 Step::Done { was_pending } => {
+                    owned.is_lost = false;
                     if was_pending {
                         log::warn!(target: GUEST, "{} was reset amid DMA", owned.given.physical.address);
                     }
                 }
                 Step::Lost => {
-                    log::error!(target: GUEST, "{} does not answer after its reset", owned.given.physical.address);
+                    let at = owned.given.physical.address;
+                    log::error!(target: GUEST, "{at} does not answer after its reset");
+                    owned.is_lost = true;
                 }
             }
         }
@@ -81,7 +84,8 @@ impl<P: Platform> Functions<P> {
     }
 
     /// Makes a step of returning the functions, which are [detached](Self::detach); `Done` when
-    /// they are free for others.
+    /// they are free for others. One that does not answer after its reset stays blocked, and is
+    /// nobody's.
     pub fn give_back(&mut self) -> Progress {
         let progress = self.reset();
         if progress == Progress::Done {
@@ -92,7 +96,8 @@ impl<P: Platform> Functions<P> {
 
     fn free(&mut self) {
         if let (Some(machine), Some(domain)) = (self.machine.take(), self.domain.take()) {
-            machine.take_back(self.guest, domain);
+            let lost = self.owned.iter().filter(|owned| owned.is_lost);
+            machine.take_back(self.guest, domain, lost.map(|owned| owned.given.physical.address));
         }
         self.owned.clear();
     }

@@ -2,12 +2,10 @@
 
 use core::fmt;
 
-use core::ops::Range;
-
 use alloc::vec::Vec;
 use hostlink::name::Name;
 use iommu::amd::{DeviceId, DomainId};
-use pci::msix::{PAGE_LEN, Table};
+
 use pci::physical::{Header, Node, Unusable, walk};
 use pci::reset::Method;
 use pci::{Address, ConfigSpace, Physical, group, reset};
@@ -40,6 +38,8 @@ pub enum Refused {
     NoIommu(Address),
     /// Another guest owns it.
     Taken(Address),
+    /// It did not answer after its last guest's reset.
+    Lost(Address),
     /// It was asked for twice.
     Twice(Address),
     /// It interrupts by the same line as the second one, which another guest or the hypervisor has.
@@ -50,6 +50,8 @@ pub enum Refused {
     Group(Address, Address),
     /// Both send under the id of the bridge above them.
     SameId(Address, Address),
+    /// Firmware wants memory mapped for it, at the machine's own addresses.
+    Firmware(Address),
     /// There is no way to reset it.
     NoReset(Address),
     /// Firmware has given no address to its registers.
@@ -76,6 +78,7 @@ impl fmt::Display for Refused {
                 write!(f, "devices: {at} is behind no IOMMU: it would reach all of the machine's memory")
             }
             Self::Taken(at) => write!(f, "devices: another guest owns {at}"),
+            Self::Lost(at) => write!(f, "devices: {at} does not answer since its last guest has gone"),
             Self::Twice(at) => write!(f, "devices: {at} is named twice"),
             Self::Group(at, other) => {
                 write!(f, "devices: {at} is given only together with {other}: they reach each other")
@@ -87,6 +90,7 @@ impl fmt::Display for Refused {
                 write!(f, "devices: {at} shares its interrupt line with {other}, which is not the guest's")
             }
             Self::NoLine(at) => write!(f, "devices: {at} has no interrupt line that is known"),
+            Self::Firmware(at) => write!(f, "devices: firmware goes on using {at} with memory of its own"),
             Self::NoReset(at) => write!(f, "devices: {at} cannot be reset, so it is given to nobody"),
             Self::NoRegisters(at) => write!(f, "devices: firmware has given {at} no place in memory"),
             Self::TooMany => write!(f, "devices: a guest owns at most {FUNCTIONS_MAX} functions"),
@@ -108,6 +112,8 @@ pub struct MachineDevices<P: Platform> {
     iommus: Vec<P::Iommu>,
     /// The functions of the IOMMUs themselves, and others of the hypervisor's.
     own: Vec<DeviceId>,
+    /// Those that firmware goes on using, from the first to the last.
+    firmwares: Vec<(DeviceId, DeviceId)>,
     owners: Mutex<Owners>,
     /// Where interrupts go.
     pub(crate) routes: P::Routes,
@@ -117,6 +123,8 @@ pub struct MachineDevices<P: Platform> {
 struct Owners {
     /// Functions that are owned.
     functions: Vec<Ownership>,
+    /// Functions that were returned and do not answer.
+    lost: Vec<Address>,
     /// Domains in use: number 1 is bit 0.
     domains: u64,
 }
@@ -161,31 +169,6 @@ pub fn last_bus(bus: &'static dyn Bus) -> u8 {
     last
 }
 
-/// Pages of a function's registers that the hypervisor accesses: the table of MSI-X, and BARs of
-/// less than a page.
-pub fn hypervisors_pages(bus: &dyn Bus, address: Address) -> Vec<Range<u64>> {
-    let Ok(physical) = Physical::read(&bus, address) else { return Vec::new() };
-    let mut pages = Vec::new();
-    let page = |at: u64| at & !(PAGE_LEN - 1);
-    let bars = physical.bars.iter().flatten().filter(|bar| bar.is_memory() && bar.address != 0);
-    pages.extend(
-        bars.filter(|bar| bar.size < PAGE_LEN).map(|bar| page(bar.address)..page(bar.address) + PAGE_LEN),
-    );
-    if let Some(table) = physical.capabilities.msix.and_then(|msix| Table::new(&msix, &physical.bars)) {
-        for trapped in table.pages() {
-            if let Some(Some(bar)) = physical.bars.get(usize::from(trapped.bar))
-                && bar.address != 0
-            {
-                pages.push(
-                    page(bar.address + trapped.offsets.start)
-                        ..page(bar.address + trapped.offsets.end - 1) + PAGE_LEN,
-                );
-            }
-        }
-    }
-    pages
-}
-
 impl<P: Platform> MachineDevices<P> {
     /// All functions on the buses from 0 on. The IOMMUs, which are in operation, have these ids
     /// themselves.
@@ -199,7 +182,13 @@ impl<P: Platform> MachineDevices<P> {
         for node in &nodes {
             log::info!("PCI {} {} (group {})", node.address, node.identity.kind(), node.group);
         }
-        Self { bus, nodes, iommus, own, owners: Mutex::default(), routes }
+        Self { bus, nodes, iommus, own, firmwares: Vec::new(), owners: Mutex::default(), routes }
+    }
+
+    /// The same, without devices that firmware goes on using, from the first to the last of each
+    /// pair.
+    pub fn without(self, firmwares: Vec<(DeviceId, DeviceId)>) -> Self {
+        Self { firmwares, ..self }
     }
 
     /// An IOMMU, by its index.
@@ -243,9 +232,11 @@ impl<P: Platform> MachineDevices<P> {
         Ok((given, DomainId(domain as u16 + 1)))
     }
 
-    /// The guest has returned its functions, which are blocked and reset, and its domain.
-    pub(super) fn take_back(&self, guest: Name, domain: DomainId) {
+    /// The guest has returned its functions, which are blocked and reset, and its domain. Nobody
+    /// gets the `lost` ones any more.
+    pub(super) fn take_back(&self, guest: Name, domain: DomainId, lost: impl IntoIterator<Item = Address>) {
         let mut owners = self.owners.lock();
+        owners.lost.extend(lost);
         owners.functions.retain(|owned| owned.guest != guest);
         owners.domains &= !(1 << domain.0.wrapping_sub(1));
     }
@@ -255,8 +246,10 @@ impl<P: Platform> MachineDevices<P> {
         if let Ok(address) = name.parse() {
             return group::find(&self.nodes, address).map(|node| node.address);
         }
-        let is_free =
-            |at: Address| !but.contains(&at) && !owners.functions.iter().any(|owned| owned.at == at);
+        let is_free = |at: Address| {
+            let is_owned = owners.functions.iter().any(|owned| owned.at == at);
+            !is_owned && !but.contains(&at) && !owners.lost.contains(&at)
+        };
         let node = self.nodes.iter().find(|node| node.identity.kind() == name && is_free(node.address));
         node.map(|node| node.address)
     }
@@ -264,6 +257,9 @@ impl<P: Platform> MachineDevices<P> {
     fn check(&self, address: Address, all: &[Address], owners: &Owners) -> Result<Given, Refused> {
         if owners.functions.iter().any(|owned| owned.at == address) {
             return Err(Refused::Taken(address));
+        }
+        if owners.lost.contains(&address) {
+            return Err(Refused::Lost(address));
         }
         let node = group::find(&self.nodes, address).ok_or(Refused::NotForGuests(address))?;
         let is_endpoint = node.identity.header == Header::Endpoint;
@@ -278,6 +274,10 @@ impl<P: Platform> MachineDevices<P> {
         }
         let requester =
             DeviceId(group::requester_ids(&self.nodes, address).last().copied().unwrap_or(address.id()));
+        let ids = [DeviceId(address.id()), requester];
+        if self.firmwares.iter().any(|(first, last)| ids.iter().any(|id| (first..=last).contains(&id))) {
+            return Err(Refused::Firmware(address));
+        }
         let behind = |(index, iommu): (usize, &P::Iommu)| Some((index, iommu.requester(requester)?));
         let (iommu, id) = self.iommus.iter().enumerate().find_map(behind).ok_or(Refused::NoIommu(address))?;
         let mut physical = Physical::read(&self.bus, address).map_err(|why| match why {

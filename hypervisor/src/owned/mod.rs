@@ -6,6 +6,7 @@
 //! | `domains` | the IOMMUs of one guest's functions |
 //! | `platform` | what differs between architectures: IOMMUs and interrupts |
 //! | `functions` | one guest's functions: what the guest wants, and what the real ones do |
+//! | `registers` | which of their registers the hypervisor maps for itself |
 //! | `slots` | their registers among the guest's memory slots |
 //! | `trapped` | accesses to registers that are not mapped |
 //! | `life` | reset, attachment, return |
@@ -19,12 +20,14 @@ mod functions;
 mod life;
 mod machine;
 mod platform;
+mod registers;
 mod shared;
 mod slots;
 mod trapped;
 
 pub use domains::Domains;
 pub use functions::{Claim, Functions};
-pub use machine::{Bus, Given, MachineDevices, Refused, hypervisors_pages, last_bus};
+pub use machine::{Bus, Given, MachineDevices, Refused, last_bus};
 pub use platform::{Deliver, Interrupt, Interrupts, Iommu, Owner, Platform, Translations};
+pub use registers::{hypervisors_pages, merged};
 pub use slots::{Busy, Followed};

@@ -10,6 +10,7 @@ pub mod info;
 pub mod interrupts;
 #[doc(hidden)]
 pub mod linux;
+pub mod pci;
 pub mod power;
 pub mod processors;
 pub mod serial;

@@ -58,14 +58,32 @@ pub fn units(table: &[u8]) -> impl Iterator<Item = Unit<'_>> {
 }
 
 fn blocks(table: &[u8]) -> impl Iterator<Item = Unit<'_>> {
+    all_blocks(table).filter_map(Unit::read)
+}
+
+fn all_blocks(table: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = table.get(HEADER..).unwrap_or_default();
     core::iter::from_fn(move || {
         let len = usize::from(u16_at(rest, 2)?);
         let block = rest.get(..len).filter(|_| len >= 4)?;
         rest = rest.get(len..)?;
-        Some(Unit::read(block))
+        Some(block)
     })
-    .flatten()
+}
+
+/// Devices, from the first to the last, for which firmware wants memory mapped at its own address:
+/// it has set them up to use that, and goes on (5.2.3).
+pub fn firmware_memory(table: &[u8]) -> impl Iterator<Item = (DeviceId, DeviceId)> {
+    all_blocks(table).filter_map(|block| {
+        let first = u16_at(block, 4)?;
+        let last = match *block.first()? {
+            0x20 => return Some((DeviceId(0), DeviceId(u16::MAX))),
+            0x21 => first,
+            0x22 => u16_at(block, 6)?,
+            _ => return None,
+        };
+        Some((DeviceId(first), DeviceId(last)))
+    })
 }
 
 impl<'a> Unit<'a> {

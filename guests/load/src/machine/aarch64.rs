@@ -1,12 +1,16 @@
 //! Arm64.
 
 use core::arch::{asm, global_asm};
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use baremetal::aarch64::info::BootInfo;
-use baremetal::aarch64::{boot, clock, interrupts, power, processors};
+use baremetal::aarch64::{boot, clock, gic, guarded, interrupts, power, processors};
+
+use load::command::Misuse;
 
 use super::Absent;
+use crate::guest::Failure;
+use crate::shared;
 
 pub(crate) use clock::nanoseconds;
 pub(crate) use power::{halt, off};
@@ -46,6 +50,9 @@ const PATIENCE_MS: u64 = 20_000;
 /// them.
 pub(crate) fn prepare(info: &BootInfo) {
     PROCESSORS.store(processors::find(&info.processors), Ordering::Relaxed);
+    if let Some(gic) = &info.gic {
+        DISTRIBUTOR.store(gic.distributor.start, Ordering::Relaxed);
+    }
 }
 
 /// Starts `job` on other processors, up to number `limit` - 1, and starts these if necessary.
@@ -83,25 +90,78 @@ pub(crate) fn hint(number: u8) -> Result<u64, Absent> {
     Ok(1)
 }
 
+/// This is not offered on this architecture.
+pub(crate) fn reset(_: bool) -> Result<u64, Absent> {
+    Err(Absent)
+}
+
+/// Nor is this.
+pub(crate) fn misuse(_: Misuse, _: u64, _: u64) -> Result<u64, Failure> {
+    Err(Failure::Absent)
+}
+
 /// Memory that the program uses.
 pub(crate) fn taken() -> [(u64, u64); 1] {
     [boot::image()]
 }
 
-/// Configuration space of PCI: guests here have none.
-pub(crate) struct ConfigSpace(());
+/// Where guests of the hypervisor find configuration space, if they have any.
+const ECAM: u64 = 0x3f00_0000;
+/// Configuration space: the interrupt line, in its lowest byte.
+const INTERRUPT_LINE: u8 = 0x3c;
+
+/// Configuration space of a function on the first bus.
+pub(crate) struct ConfigSpace(u64);
 
 impl ConfigSpace {
-    /// There is no function.
-    pub(crate) fn find(_: impl Fn(&Self) -> bool) -> Option<Self> {
-        None
+    /// The first function 0 of a device for which this is so.
+    pub(crate) fn find(is_it: impl Fn(&Self) -> bool) -> Option<Self> {
+        guarded::load(ECAM).ok()?;
+        (0..32).map(|device| Self(ECAM + (device << 15))).find(is_it)
     }
 
-    /// Reads as where there is no function.
-    pub(crate) fn read(&self, _: u8) -> u32 {
-        u32::MAX
+    /// Reads a double word; all ones where there is no function.
+    pub(crate) fn read(&self, register: u8) -> u32 {
+        shared::read(self.0 + u64::from(register & !3))
     }
 
-    /// Has no effect.
-    pub(crate) fn write(&self, _: u8, _: u32) {}
+    /// Writes a double word.
+    pub(crate) fn write(&self, register: u8, value: u32) {
+        shared::write(self.0 + u64::from(register & !3), value);
+    }
+}
+
+/// The registers of shared memory: the interrupt mask, and the status, which a read clears.
+const MASK: u64 = 0;
+const STATUS: u64 = 4;
+
+/// The address of the interrupt controller's distributor.
+static DISTRIBUTOR: AtomicU64 = AtomicU64::new(0);
+/// The address of the registers. Written before their interrupt is enabled.
+static REGISTERS: AtomicU64 = AtomicU64::new(0);
+/// Interrupts of the doorbell. Their handler runs on the processor that reads it.
+static RUNG: AtomicU64 = AtomicU64::new(0);
+
+/// Sets up the interrupt of shared memory's doorbell.
+pub(crate) fn listen(config: &ConfigSpace, registers: u64, _: u64) {
+    let intid = config.read(INTERRUPT_LINE) & 0xff;
+    REGISTERS.store(registers, Ordering::Relaxed);
+    interrupts::handle(intid, Some(on_doorbell));
+    gic::route(DISTRIBUTOR.load(Ordering::Relaxed), intid, gic::affinity());
+    shared::write(registers + MASK, 1);
+}
+
+/// Its line is high until the status is read.
+fn on_doorbell(_: &interrupts::Frame) {
+    if shared::read(REGISTERS.load(Ordering::Relaxed) + STATUS) != 0 {
+        RUNG.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// How often the doorbell was rung.
+pub(crate) fn heard(_: u64) -> u64 {
+    interrupts::enable();
+    core::hint::spin_loop();
+    interrupts::disable();
+    RUNG.load(Ordering::Relaxed)
 }

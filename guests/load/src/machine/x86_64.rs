@@ -1,12 +1,17 @@
 //! x86-64.
 
+use core::arch::asm;
+
 use baremetal::x86_64::info::BootInfo;
+pub(crate) use baremetal::x86_64::pci::ConfigSpace;
 use baremetal::x86_64::power::{self, Switch};
-use baremetal::x86_64::{boot, clock, firmware, processors};
+use baremetal::x86_64::{apic, boot, clock, firmware, interrupts, processors};
 use spin::Once;
 use x86_64::instructions::port::Port;
 
 use super::Absent;
+pub(crate) use crate::misuse::misuse;
+use crate::shared;
 
 static SWITCH: Once<Option<Switch>> = Once::new();
 
@@ -63,32 +68,43 @@ pub(crate) fn taken() -> [(u64, u64); 2] {
     [LOW, (16 << 20, boot::image_end())]
 }
 
-/// Configuration space of a function on PCI bus 0.
-pub(crate) struct ConfigSpace(u8);
-
-impl ConfigSpace {
-    /// The first function 0 of a device for which this is so.
-    pub(crate) fn find(is_it: impl Fn(&Self) -> bool) -> Option<Self> {
-        (0..32).map(Self).find(is_it)
+/// Resets the machine: by its reset register, or by a fault without handlers, a triple fault.
+pub(crate) fn reset(by_fault: bool) -> Result<u64, Absent> {
+    if !by_fault {
+        // SAFETY: the machine begins again.
+        unsafe { Port::<u8>::new(0xcf9).write(6) };
+        return Err(Absent);
     }
+    let nothing = [0u8; 10];
+    // SAFETY: the machine begins again.
+    unsafe { asm!("lidt [{}]", "ud2", in(reg) &raw const nothing, options(noreturn)) }
+}
 
-    fn select(&self, register: u8) {
-        let address = 1 << 31 | u32::from(self.0) << 11 | u32::from(register & !3);
-        // SAFETY: the port is the host bridge's, and selects a register.
-        unsafe { Port::new(0xcf8).write(address) };
-    }
+/// The capability MSI-X, and its control.
+const MSIX: u8 = 0x11;
+const MSIX_ENABLE: u32 = 1 << 31;
+/// Vectors of shared memory's doorbell that are set up, and the bytes of each in the table.
+const DOORBELLS: u8 = 8;
+const ENTRY_BYTES: u64 = 16;
 
-    /// Reads a double word; all ones where there is no function.
-    pub(crate) fn read(&self, register: u8) -> u32 {
-        self.select(register);
-        // SAFETY: reading configuration space changes nothing.
-        unsafe { Port::new(0xcfc).read() }
+/// Sets up the messages of shared memory's doorbell, whose table is at `table`.
+pub(crate) fn listen(config: &ConfigSpace, _: u64, table: u64) {
+    apic::enable();
+    for number in 0..DOORBELLS {
+        let vector = u32::from(interrupts::VECTOR_FREE + number);
+        for (word, value) in (0..).zip([0xfee0_0000 | apic::id() << 12, 0, vector, 0]) {
+            shared::write(table + u64::from(number) * ENTRY_BYTES + word * 4, value);
+        }
     }
+    if let Some(msix) = config.capability(MSIX) {
+        config.write(msix, MSIX_ENABLE);
+    }
+}
 
-    /// Writes a double word.
-    pub(crate) fn write(&self, register: u8, value: u32) {
-        self.select(register);
-        // SAFETY: the caller has the function to itself.
-        unsafe { Port::new(0xcfc).write(value) };
-    }
+/// How often the doorbell was rung by a vector.
+pub(crate) fn heard(vector: u64) -> u64 {
+    interrupts::enable();
+    core::hint::spin_loop();
+    interrupts::disable();
+    interrupts::count(interrupts::VECTOR_FREE.saturating_add(vector as u8)).into()
 }

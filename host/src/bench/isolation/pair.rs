@@ -31,6 +31,9 @@ use std::time::{Duration, Instant};
 /// The guests, by name.
 const ATTACKER: &str = "attacker";
 const BYSTANDER: &str = "bystander";
+/// The attacker's disk, if it has one, and its bytes.
+const DISK: &str = "attacker.img";
+const DISK_BYTES: usize = 1 << 20;
 /// Bytes that are read from a ring at one time.
 const BUFFER_BYTES: usize = 16 << 10;
 /// A longer line of a console is no report.
@@ -62,6 +65,7 @@ impl Plan {
             Platform::X86_64 => "arch = \"x86_64\"".to_owned(),
             Platform::Aarch64(cpu) => format!("arch = \"aarch64\"\ncpu = \"{}\"", cpu.name()),
         };
+        let disk = if self.attack.needs_disk() { format!("disks = [\"{DISK}\"]\n") } else { String::new() };
         let guest = |name: &str, vcpus: u32, weight: u32, words: &str| {
             format!(
                 "\n[[guest]]\nname = \"{name}\"\nprogram = \"hostile\"\ncmdline = \"{words}\"\n\
@@ -73,6 +77,7 @@ impl Plan {
         [
             format!("[machine]\n{machine}\ncpus = 2\n"),
             guest(ATTACKER, 4, attacker, &attack),
+            disk,
             guest(BYSTANDER, 2, bystander, &measured),
         ]
         .concat()
@@ -299,6 +304,9 @@ pub(crate) fn run(
 ) -> Result<Figures> {
     let path = directory.join("pair.toml");
     fs::write(&path, plan.file(platform)).context("cannot write the machine file")?;
+    if plan.attack.needs_disk() {
+        fs::write(directory.join(DISK), vec![0xa5; DISK_BYTES]).context("cannot write a disk")?;
+    }
     let file = MachineFile::read(&path, Overrides { arch: None, cpu: None, cpus: None })?;
     let mut spec = Guests::prepare(&file, Switches::default())?.on_quell(hypervisor, directory)?;
     (spec.console, spec.timeout) = (Console::Capture, Some(timeout));

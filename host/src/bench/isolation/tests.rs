@@ -68,23 +68,26 @@ fn whatever_has_changed_is_missed() {
 
 #[test]
 fn the_quiet_machine_is_always_first() {
-    let plans = |words: &[&str]| {
+    let plans = |words: &[&str], platform| {
         let words = ["quell", "bench", "isolation"].iter().chain(words);
         let Command::Bench(BenchCommand::Isolation(args)) =
             Cli::try_parse_from(words).expect("parses").command
         else {
             panic!("another command")
         };
-        super::plans(&args.attack, &args)
+        super::plans(&args.attack, &args, platform)
     };
-    let names = |words: &[&str]| -> Vec<String> {
-        plans(words).iter().map(|plan| name(plan, Platform::Aarch64(ArmCpu::Max))).collect()
+    let on = |platform, words: &[&str]| -> Vec<String> {
+        plans(words, platform).iter().map(|plan| name(plan, platform)).collect()
     };
+    let names = |words: &[&str]| on(Platform::Aarch64(ArmCpu::Max), words);
     assert_eq!(
         names(&["--attack", "mixture,ipis"]),
         ["halt@max", "ipis@max", "mixture@max", "mixture-1:3@max"]
     );
-    assert_eq!(names(&[]).len(), Attack::ALL.len() + WITH_BOTH.len());
+    assert_eq!(on(Platform::X86_64, &[]).len(), Attack::ALL.len() + WITH_BOTH.len());
+    assert_eq!(on(Platform::X86_64, &["--attack", "disk"]), ["halt", "disk"]);
+    assert_eq!(names(&["--attack", "disk"]), ["halt@max"], "guests have no disks there");
     assert_eq!(names(&[])[0], "halt@max");
     assert!(Cli::try_parse_from(["quell", "bench", "isolation", "--attack", "none"]).is_err());
 }
@@ -101,6 +104,7 @@ fn the_machine_file_of_a_case_is_one() {
         let weights: Vec<_> = file.guests.iter().map(|guest| guest.weight).collect();
         assert_eq!(weights, UNEQUAL);
         assert_eq!(file.guests[0].cmdline.as_deref(), Some("test=attack attack=ipis seed=1"));
+        assert!(file.guests.iter().all(|guest| guest.devices.is_empty()));
     }
     assert!((Plan { weights: UNEQUAL, ..PLAN }.share() - 0.75).abs() < 1e-9);
 }

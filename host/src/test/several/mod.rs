@@ -1,6 +1,7 @@
 //! Several guests on one machine: they boot, come and go, pause, end badly, and share CPUs, and
 //! none of it disturbs the others or loses memory.
 
+mod amid_dma;
 mod attach;
 mod badly;
 mod boot;
@@ -9,6 +10,8 @@ mod devices;
 mod heard;
 mod life;
 mod memory;
+mod misuse;
+mod shared;
 mod shares;
 mod stage;
 
@@ -47,6 +50,10 @@ pub(super) const ROWS: &[Case] = &[
     several("several_come_and_go", CYCLES, cycles::come_and_go),
     several("several_disks_are_taken_amid_writes", DISKS, devices::come_and_go),
     several("several_disks_are_taken_amid_writes_on_arm", DISKS, devices::come_and_go).on(MAX),
+    several("several_devices_are_misused", MISUSE, misuse::misuse),
+    several("several_are_reset_amid_dma", AMID_DMA, amid_dma::reset_amid_dma),
+    several("several_share_memory", SHARED, shared::share_memory),
+    several("several_share_memory_on_arm", SHARED, shared::share_memory).on(MAX),
     several("several_come_and_go_on_arm", CYCLES, cycles::come_and_go).on(MAX).with(&["vmid_bits=2"]),
 ];
 
@@ -63,6 +70,12 @@ const ATTACH: &str =
     "what is typed on an attached console reaches that guest alone, and leaving it ends nothing";
 const LIFE: &str = "a guest is created, paused, reset and destroyed while another one goes on";
 const DISKS: &str = "a guest is destroyed while its disk writes: disk and memory are free, and others go on";
+const MISUSE: &str =
+    "a guest misuses its disk and its network card in all ways; another one and its disk are as before";
+const AMID_DMA: &str =
+    "a guest is reset while its disk reads: nothing of that comes into its memory afterwards";
+const SHARED: &str =
+    "guests exchange words through memory that they share, and ring each other; others do not reach it";
 const CYCLES: &str = "guests are created, boot and are destroyed over and over, and no memory is lost";
 
 /// What a bare guest shows when it accepts commands, and while it writes to memory.

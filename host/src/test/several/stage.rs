@@ -79,6 +79,17 @@ impl<'a> Room<'a> {
         limit: Duration,
         script: impl FnOnce(&mut Stage<'a>) -> Result<()>,
     ) -> Result<Stage<'a>> {
+        self.play_with(file, limit, &[], script)
+    }
+
+    /// The same with more arguments for QEMU.
+    pub(super) fn play_with(
+        &self,
+        file: &Path,
+        limit: Duration,
+        args: &[&str],
+        script: impl FnOnce(&mut Stage<'a>) -> Result<()>,
+    ) -> Result<Stage<'a>> {
         let file = self.read(file)?;
         let guests = Guests::prepare(&file, self.switches)?;
         let mut spec = guests.on_quell(self.hypervisor, self.directory)?;
@@ -87,6 +98,7 @@ impl<'a> Room<'a> {
         spec.console = Console::Capture;
         spec.log = Some(log.clone());
         spec.timeout = Some(limit);
+        spec.qemu_args.extend(args.iter().map(|&arg| arg.to_owned()));
         let machine = Machine::start(&spec, self.signals)?;
         let (ram, beacon) = machine.shared()?;
         let mut stage = Stage {
@@ -188,7 +200,7 @@ impl Stage<'_> {
     }
 
     /// Where that ends.
-    fn find(&self, name: &str, text: &str, from: usize) -> Result<Option<usize>> {
+    pub(super) fn find(&self, name: &str, text: &str, from: usize) -> Result<Option<usize>> {
         let Some(guest) = self.guest(name)? else { return Ok(None) };
         let heard = self.heard();
         let Some(shown) = heard.text(guest.identity(), 0).and_then(|all| all.get(from..)) else {

@@ -6,7 +6,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use baremetal::x86_64::firmware::{Ecam, FirmwareTables};
 use iommu::amd::DeviceId;
-use iommu::amd::ivrs::units;
+use iommu::amd::ivrs::{firmware_memory, units};
 use pci::physical::{Capabilities, walk};
 use pci::{Address, ConfigSpace, Message};
 use spin::{Mutex, Once};
@@ -58,14 +58,11 @@ pub(crate) unsafe fn find(firmware: &FirmwareTables) -> Option<Found> {
     let own: Vec<DeviceId> = units(&ivrs).map(|unit| unit.device).collect();
     // A bridge with wrong numbers hides what is behind it.
     let _ = walk(&bus, &[0], |node| {
-        let is_bridge = node.identity.class >> 16 == 6;
-        if !is_bridge && !own.contains(&DeviceId(node.address.id())) {
+        if !node.identity.is_bridge() && !own.contains(&DeviceId(node.address.id())) {
             registers.extend(owned::hypervisors_pages(bus, node.address));
         }
     });
-    registers.sort_by_key(|range| range.start);
-    registers.dedup();
-    Some(Found { bus, ivrs, registers })
+    Some(Found { bus, ivrs, registers: owned::merged(registers) })
 }
 
 impl Found {
@@ -88,7 +85,10 @@ impl Found {
             }
         }
         DEVICES.call_once(|| {
-            (!iommus.is_empty()).then(|| MachineDevices::new(self.bus, iommus, own, Mutex::default()))
+            (!iommus.is_empty()).then(|| {
+                let all = MachineDevices::new(self.bus, iommus, own, Mutex::default());
+                all.without(firmware_memory(&self.ivrs).collect())
+            })
         });
     }
 

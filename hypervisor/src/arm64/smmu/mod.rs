@@ -10,6 +10,7 @@ use core::ops::ControlFlow;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use alloc::vec::Vec;
+use hostlink::defect::Defect;
 use iommu::amd::DeviceId;
 use iommu::smmu::change::Step as Change;
 use iommu::smmu::command::{Depth, cfgi_cd, cfgi_ste, sync_poll};
@@ -26,12 +27,13 @@ use iommu::smmu::{
 use iommu::{Command, Entry, Port, Queue, Stuck};
 use paging::{Arm64Stage1, Format, Invalidation};
 use spin::Mutex;
-use stay::Mistakes;
 use stay::iommu::{self as engine, Begun, Device, Domain};
+use stay::{Mistake, Mistakes};
 
 use super::lines::Pin;
 use crate::owned::{Iommu, Translations};
 use crate::pages::Pages;
+use crate::vm::files::makes;
 
 /// Commands and events in their queues: a page of 16 or 32 bytes each.
 const COMMANDS_ORDER: u32 = 8;
@@ -104,7 +106,11 @@ impl Port for Ring {
     }
 }
 
-impl Mistakes for Ring {}
+impl Mistakes for Ring {
+    fn makes(&self, mistake: Mistake) -> bool {
+        mistake == Mistake::WrongDomain && makes(Defect::DmaWrongDomain)
+    }
+}
 
 /// Why an SMMU is not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::vec::Vec;
 use proptest::prelude::*;
 
 use crate::amd::DeviceId;
-use crate::amd::ivrs::{Scope, Unit, units};
+use crate::amd::ivrs::{Scope, Unit, firmware_memory, units};
 
 /// A block for the IOMMU with this id.
 fn block(kind: u8, device: u16, registers: u64, entries: &[u8]) -> Vec<u8> {
@@ -93,6 +93,22 @@ fn requests_arrive_with_their_alias() {
 }
 
 #[test]
+fn devices_with_memory_of_firmware() {
+    let memory = |kind, first: u16, last: u16| {
+        let mut block = block(kind, first, 0, &[]);
+        block[6..8].copy_from_slice(&last.to_le_bytes());
+        block
+    };
+    let found = |blocks: &[Vec<u8>]| -> Vec<_> {
+        firmware_memory(&table(blocks)).map(|(first, last)| (first.0, last.0)).collect()
+    };
+    let all = [memory(0x21, 0x98, 0xfff), memory(0x22, 0x10, 0x17), block(0x10, 2, 0, &[])];
+    assert_eq!(found(&all), [(0x98, 0x98), (0x10, 0x17)]);
+    assert_eq!(found(&[memory(0x20, 7, 7)]), [(0, 0xffff)]);
+    assert_eq!(found(&[memory(0x23, 7, 7)]), []);
+}
+
+#[test]
 fn a_range_without_a_beginning_or_an_end_names_nothing() {
     let table = table(&[block(0x10, 2, 0, &[4, 0x2f, 0, 0, 3, 0x40, 0, 0])]);
     assert_eq!(scopes(&units(&table).next().unwrap()), []);
@@ -107,5 +123,6 @@ proptest! {
         for unit in units(&bytes) {
             prop_assert!(unit.scopes().count() < 400);
         }
+        prop_assert!(firmware_memory(&bytes).count() < 400);
     }
 }

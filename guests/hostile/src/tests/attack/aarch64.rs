@@ -6,9 +6,10 @@ use baremetal::aarch64::{clock, gic, interrupts, power, processors};
 use baremetal::guarded;
 use baremetal::pages::{PAGE, Page};
 use baremetal::random::Random;
+use hostile::attacks::Attack;
 
 use crate::machine;
-use crate::report::Verdict;
+use crate::report::{Verdict, ensure};
 use crate::tests::aarch64::code::{self, Name};
 use crate::tests::storm::value;
 
@@ -26,9 +27,13 @@ const ALL_OTHERS: u64 = 1 << 40;
 /// Scratch of each processor.
 static SCRATCH: [Page; processors::MAX_PROCESSORS] = [const { Page::new() }; processors::MAX_PROCESSORS];
 
-pub(super) const fn prepare() -> Verdict {
+pub(super) fn prepare(attack: Attack) -> Verdict {
+    ensure!(!attack.needs_disk(), "guests have no disks here");
     Ok(())
 }
+
+/// There is none.
+pub(super) const fn read_disk(_: usize) {}
 
 fn take_interrupts() {
     interrupts::enable();

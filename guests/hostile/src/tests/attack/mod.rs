@@ -6,6 +6,8 @@
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
 #[cfg(target_arch = "x86_64")]
+mod disk;
+#[cfg(target_arch = "x86_64")]
 mod x86_64;
 
 use core::fmt::Write;
@@ -49,7 +51,7 @@ pub(super) fn attack(orders: &Orders<'_>) -> Verdict {
     SEED.store(orders.seed, Ordering::Relaxed);
     window::open();
     storm::prepare();
-    own::prepare()?;
+    own::prepare(attack)?;
     report::event("attack");
     machine::on_all(rage);
     Ok(())
@@ -93,6 +95,7 @@ fn burst(attack: Attack, random: &mut Random, number: usize) {
         Attack::Sleeps => own::sleep_briefly(number),
         Attack::Memory => memory(random),
         Attack::Devices => repeat(|| storm::operation(random.below(RESTLESS), random, number)),
+        Attack::Disk => own::read_disk(number),
         Attack::Console => repeat(|| print(random)),
         Attack::Faults => own::fault_for_good(),
         Attack::Resets if number == 0 => own::reset(),

@@ -8,8 +8,11 @@ use baremetal::pages::{PAGE, Page};
 use baremetal::random::Random;
 use baremetal::x86_64::guarded::{rdmsr, wrmsr};
 use baremetal::x86_64::{apic, clock, interrupts, power, processors};
+use hostile::attacks::Attack;
 use x86_64::instructions::port::Port;
 
+use super::disk;
+pub(super) use super::disk::read as read_disk;
 use crate::machine;
 use crate::report::{Verdict, ensure};
 use crate::tests::storm::value;
@@ -33,8 +36,9 @@ static CODE: Page = Page::new();
 /// The input of each processor's calls.
 static INPUTS: [Page; processors::MAX_PROCESSORS] = [const { Page::new() }; processors::MAX_PROCESSORS];
 
-pub(super) fn prepare() -> Verdict {
-    enable_calls()
+pub(super) fn prepare(attack: Attack) -> Verdict {
+    enable_calls()?;
+    if attack.needs_disk() { disk::prepare() } else { Ok(()) }
 }
 
 /// Makes hypercalls possible.

@@ -161,6 +161,20 @@ fn what_a_destroyed_guest_owned_is_the_next_ones() {
 }
 
 #[test]
+fn a_function_that_does_not_answer_after_its_guests_end_is_nobodys() {
+    let machine = Machine::new();
+    let board = several(machine);
+    board.answer(&["guest-create a"]);
+    machine.bus.answers_late(NVME, u32::MAX);
+    assert_eq!(board.answer(&["guest-destroy a", "memory"])[0], "1 ok");
+    let found = board.answer(&["guest-create b"]);
+    assert_eq!(found, ["1 error devices: there is no 'nvme': the log lists the machine's functions"]);
+    machine.bus.answers_late(NVME, 0);
+    assert!(board.answer(&["guest-create a"])[0].contains("error"), "it is not tried again");
+    assert_eq!(machine.iommu.dma(device_id(NVME), DATA, true), Err(Refusal::Blocked));
+}
+
+#[test]
 fn a_destroyed_guests_functions_are_blocked_before_its_slots_go_and_reset_before_they_are_free() {
     let machine = Machine::new();
     let board = several(machine);

@@ -2,7 +2,7 @@
 
 use super::super::machine::{Machine, device_id, set_machine};
 use super::{board_of_several, with_owned};
-use crate::amd64::messages::AmdVi;
+use crate::amd64::messages::{AmdVi, MachineDevices};
 use crate::amd64::tests::processor::Made;
 use crate::devices::pc::pci;
 use crate::owned::{Functions, Refused};
@@ -57,6 +57,20 @@ fn functions_that_nobody_may_have_are_refused_and_nothing_is_taken() {
 }
 
 #[test]
+fn what_firmware_goes_on_using_is_nobodys() {
+    let bus = Machine::new().bus;
+    let id = |text| ::iommu::amd::DeviceId(at(text).id());
+    let devices = MachineDevices::new(bus, Vec::new(), Vec::new(), spin::Mutex::default())
+        .without(vec![(id("00:03.0"), id("00:04.0"))]);
+    let devices: &'static MachineDevices = Box::leak(Box::new(devices));
+    let windows = Windows { low: pci::WINDOW, high: 0..0 };
+    let refused = |name| Functions::claim(Some(devices), name, Name::GUEST, &windows).err();
+    assert_eq!(refused("00:03.0"), Some(Refused::Firmware(at("00:03.0"))));
+    assert_eq!(refused("00:04.0"), Some(Refused::Firmware(at("00:04.0"))));
+    assert_eq!(refused("00:05.0"), Some(Refused::NoIommu(at("00:05.0"))));
+}
+
+#[test]
 fn kinds_name_the_first_that_is_free() {
     let machine = Machine::new();
     let windows = Windows { low: pci::WINDOW, high: 0..0 };
@@ -95,11 +109,13 @@ fn refusals_say_what_is_wrong() {
         (Refused::NotForGuests(one), "00:03.0 is a bridge, an IOMMU or the hypervisor's own"),
         (Refused::NoIommu(one), "00:03.0 is behind no IOMMU"),
         (Refused::Taken(one), "another guest owns 00:03.0"),
+        (Refused::Lost(one), "00:03.0 does not answer"),
         (Refused::Twice(one), "00:03.0 is named twice"),
         (Refused::Group(one, at("00:04.0")), "00:03.0 is given only together with 00:04.0"),
         (Refused::SameId(one, at("00:04.0")), "tell 00:03.0 from 00:04.0"),
         (Refused::Line(one, at("00:07.0")), "00:03.0 shares its interrupt line with 00:07.0"),
         (Refused::NoLine(one), "00:03.0 has no interrupt line"),
+        (Refused::Firmware(one), "firmware goes on using 00:03.0"),
         (Refused::NoReset(one), "00:03.0 cannot be reset"),
         (Refused::NoRegisters(one), "given 00:03.0 no place"),
         (Refused::TooMany, "at most 8 functions"),

@@ -104,15 +104,13 @@ pub(crate) unsafe fn find(host: &PciHost) -> Option<Found> {
     let mut free: Range<u64> = host.memory.map_or(0..0, Range::from);
     let mut registers = alloc::vec![Range::from(host.ecam), Range::from(smmu.registers)];
     for node in functions {
-        if node.identity.class >> 16 != 6 && Some(node.address) != own && node.address.bus() == 0 {
+        if !node.identity.is_bridge() && Some(node.address) != own && node.address.bus() == 0 {
             // Without addresses they are given to nobody.
             let _ = place(&bus, node.address, &mut free);
             registers.extend(owned::hypervisors_pages(bus, node.address));
         }
     }
-    registers.sort_by_key(|range| range.start);
-    registers.dedup();
-    Some(Found { bus, smmu, own, registers })
+    Some(Found { bus, smmu, own, registers: owned::merged(registers) })
 }
 
 impl Found {

@@ -1,0 +1,61 @@
+//! Configuration space: writes and reads of all sizes at all places.
+
+use baremetal::random::Random;
+use baremetal::x86_64::pci::{BAR, COMMAND, ConfigSpace};
+use x86_64::instructions::port::Port;
+
+use super::{Devices, ensure};
+use crate::guest::Failure;
+
+/// Bytes of the address register that are no port of another device's. 0xcf9 resets the machine.
+const ADDRESS_PORTS: [u64; 3] = [0xcf8, 0xcfa, 0xcfb];
+
+/// What functions there are on the bus: their ids.
+fn identities() -> [u32; 256] {
+    core::array::from_fn(|place| ConfigSpace::new(place as u16).read(0))
+}
+
+pub(super) fn config(devices: &Devices, random: &mut Random, count: u64) -> Result<(), Failure> {
+    let before = identities();
+    for _ in 0..count {
+        one(devices, random);
+    }
+    devices.put_in_order();
+    ensure(identities() == before, "the functions on the bus", count)
+}
+
+/// Any function, mostly one that there is.
+fn function(devices: &Devices, random: &mut Random) -> ConfigSpace {
+    match random.below(8) {
+        0 => ConfigSpace::new(random.word() as u16),
+        1 => ConfigSpace::new(random.below(256) as u16),
+        2 => super::ROM,
+        _ => devices.any(random).function.config,
+    }
+}
+
+fn one(devices: &Devices, random: &mut Random) {
+    let config = function(devices, random);
+    let register = match random.below(4) {
+        0 => random.word() as u8,
+        1 => COMMAND,
+        2 => BAR + random.below(24) as u8,
+        _ => 0x40 + random.below(0x80) as u8,
+    };
+    let value = match random.below(4) {
+        0 => u32::MAX,
+        1 => 0xe000_0000 | random.word() as u32 & 0x0fff_f006,
+        2 => 0x80 | random.below(8) as u32,
+        _ => random.word() as u32,
+    };
+    let (size, first) = (1 << random.below(3), random.below(4) as u8);
+    match random.below(16) {
+        0 | 1 => drop(config.read_part(register, size, first)),
+        2 => {
+            let port = random.one_of(ADDRESS_PORTS) as u16;
+            // SAFETY: the register names a function and a register, or there is nothing.
+            unsafe { Port::<u8>::new(port).write(value as u8) };
+        }
+        _ => config.write_part(register, size, first, value),
+    }
+}
