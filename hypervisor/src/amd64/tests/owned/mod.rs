@@ -7,6 +7,7 @@
 //! | `interrupts` | MSI and MSI-X, from the function to the vCPU |
 //! | `life` | creation, reset, destruction |
 //! | `refused` | which functions a guest gets, and which it does not |
+//! | `shared` | memory that guests share, which is a function, too |
 //! | `coherence` | what the IOMMU keeps when memory goes |
 
 mod coherence;
@@ -14,6 +15,7 @@ mod interrupts;
 mod life;
 mod refused;
 mod registers;
+mod shared;
 
 use alloc::vec::Vec;
 
@@ -26,8 +28,8 @@ use crate::amd64::vmcb::Segment;
 use crate::devices::pc::lapic::{Lapic, TimerClock};
 use crate::devices::pc::pci::{CONFIG_ADDRESS, CONFIG_DATA};
 use crate::loader::test_kernel;
-use crate::vm::Next;
 use crate::vm::made::Made as Board;
+use crate::vm::{Next, Vm};
 
 /// Registers of configuration space.
 const COMMAND: u32 = 4;
@@ -70,6 +72,15 @@ const STORES: [(u8, &[u8]); 3] = [(1, &[0x88, 0x03]), (2, &[0x66, 0x89, 0x03]), 
 
 fn code(of: [(u8, &'static [u8]); 3], size: u8) -> &'static [u8] {
     of.into_iter().find(|&(bytes, _)| bytes == size).expect("a size").1
+}
+
+/// The vectors that were posted to a vCPU of a guest since the last call.
+fn arrived(vm: &Vm<Made>, vcpu: usize) -> Vec<u8> {
+    let inbox = &vm.vcpus[vcpu].inbox;
+    let found = inbox.pending().iter().collect();
+    let clock = TimerClock { tsc_hz: 1_000_000_000, apic_hz: 1_000_000_000 };
+    inbox.drain_vectors(&mut Lapic::new(vcpu as u32, false, clock));
+    found
 }
 
 impl Guest<'_, '_> {
@@ -140,11 +151,7 @@ impl Guest<'_, '_> {
 
     /// The vectors that were posted to a vCPU since the last call.
     fn arrived(&self, vcpu: usize) -> Vec<u8> {
-        let inbox = &self.0.vm.vcpus[vcpu].inbox;
-        let found = inbox.pending().iter().collect();
-        let clock = TimerClock { tsc_hz: 1_000_000_000, apic_hz: 1_000_000_000 };
-        inbox.drain_vectors(&mut Lapic::new(vcpu as u32, false, clock));
-        found
+        arrived(self.0.vm, vcpu)
     }
 
     /// An entry of the table of MSI-X at `table`.

@@ -5,6 +5,7 @@
 mod calls;
 mod faults;
 mod registers;
+mod shared;
 mod simple;
 
 use std::cell::RefCell;
