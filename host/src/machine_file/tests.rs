@@ -16,12 +16,12 @@ fn read_with(text: &str, given: Overrides) -> Result<MachineFile> {
     MachineFile::of(Source::made_up(&Path::new(DIRECTORY).join("m.toml"), text), given)
 }
 
-fn read(text: &str) -> Result<MachineFile> {
+pub(super) fn read(text: &str) -> Result<MachineFile> {
     read_with(text, Overrides::default())
 }
 
 /// The message about a file that is refused, without the file's path.
-fn refused(text: &str) -> String {
+pub(super) fn refused(text: &str) -> String {
     let message = format!("{:#}", read(text).expect_err("is refused"));
     assert!(!message.contains('\n'), "{message}");
     message.strip_prefix("/nowhere/m.toml:").expect("begins with file and line").to_owned()
@@ -280,78 +280,6 @@ fn claims_of_several_guests_may_not_overlap() {
     let log = refused(&two("", "console = \"l/hypervisor.log\""));
     assert!(log.contains("which is the hypervisor's log"), "{log}");
     assert!(refused(&two("", "console = \"m.toml\"")).contains("which is this machine file"));
-}
-
-/// Three guests, then regions.
-const THREE: &str = "[[guest]]\nname = \"web\"\n[[guest]]\nname = \"db\"\n[[guest]]\nname = \"log\"\n";
-
-#[test]
-fn guests_share_memory_under_the_numbers_of_their_places() {
-    let text = format!(
-        "{THREE}[[shared]]\nname = \"ring\"\nsize = \"64M\"\nguests = [\"web\", \"db\"]\n\
-         [[shared]]\nname = \"all\"\nsize = \"4K\"\nguests = [\"log\", \"web\", \"db\"]\n"
-    );
-    let file = read(&text).expect("is right");
-    let config = |guest: usize| shared_config(&file.shared, file.guests[guest].name);
-    assert_eq!(config(0), "ring:67108864:0 all:4096:1");
-    assert_eq!(config(1), "ring:67108864:1 all:4096:2");
-    assert_eq!(config(2), "all:4096:0");
-    let without = read(THREE).expect("is right");
-    assert_eq!(shared_config(&without.shared, file.guests[0].name), "");
-    assert!(file.memory_needed(0) > without.memory_needed(0) + MIB);
-    assert!(file.table().contains("web, db share 64 MiB of memory, 'ring'"), "{}", file.table());
-    let expected = serde_json::json!({ "name": "ring", "size_bytes": 64 * MIB, "guests": ["web", "db"] });
-    assert_eq!(file.json()["shared"][0], expected);
-}
-
-#[test]
-fn wrong_shared_memory_is_refused() {
-    let shared = |lines: &str| refused(&format!("{THREE}[[shared]]\n{lines}\n"));
-    let size = "size has to be a power of two from 4 KiB to 64 MiB; write for example size = \"1M\"";
-    let fine = "name = \"a\"\nsize = \"4K\"\nguests = [\"web\", \"db\"]\n";
-    for (lines, expected) in [
-        ("", "7: this shared memory has no name; write for example name = \"ring\"".to_owned()),
-        ("name = \"a\"", "7: this shared memory has no size; write for example size = \"1M\"".to_owned()),
-        ("size = \"2K\"\nname = \"a\"", format!("8: {size}")),
-        ("size = \"12K\"\nname = \"a\"", format!("8: {size}")),
-        ("size = \"128M\"\nname = \"a\"", format!("8: {size}")),
-        (
-            "name = \"a\"\nsize = \"4K\"",
-            "7: this shared memory has no guests; write for example guests = [\"web\", \"db\"]".to_owned(),
-        ),
-        (
-            "name = \"a\"\nsize = \"4K\"\nguests = [\"web\"]",
-            "10: guests has to name two guests or more; write for example guests = [\"web\", \"db\"]"
-                .to_owned(),
-        ),
-        (
-            "name = \"a\"\nsize = \"4K\"\nguests = [\"web\", \"www\"]",
-            "10: guests names 'www', but there is no such guest".to_owned(),
-        ),
-        (
-            "name = \"a\"\nsize = \"4K\"\nguests = [\"web\", \"web\"]",
-            "10: guests names 'web' twice; name each guest once".to_owned(),
-        ),
-        ("nam = \"a\"", "8: a [[shared]] has no key 'nam'; did you mean 'name'?".to_owned()),
-        (
-            &format!("{fine}[[shared]]\n{fine}"),
-            "11: the shared memory in line 7 is called 'a' as well; give this one another name".to_owned(),
-        ),
-    ] {
-        assert_eq!(shared(lines), expected, "{lines}");
-    }
-    let many: String = ('a'..='e')
-        .map(|name| format!("[[shared]]\n{}", fine.replace("\"a\"", &format!("\"{name}\""))))
-        .collect();
-    assert_eq!(refused(&format!("{THREE}{many}")), "23: web would share more than 4 regions");
-    assert_eq!(
-        refused(&format!("{THREE}[shared]\nname = \"a\"\n")),
-        "7: shared memory is written with two brackets on each side: [[shared]]"
-    );
-    assert_eq!(
-        refused("[[share]]\n"),
-        "1: there is no 'share'; write [[shared]] for memory that guests share"
-    );
 }
 
 #[test]

@@ -31,12 +31,11 @@ use crate::devices::pc::power;
 use crate::hyperv::{self, CrashReport, Partition, crash};
 use crate::loader::pc::layout;
 use crate::loader::{self, EntryState, LoadError, MemoryLayout, Placement};
-use crate::owned::{self, Busy, Deliver, Domains, Followed, Functions, Refused};
+use crate::owned::{self, Busy, Domains, Followed, Functions, Refused};
 use crate::pages::Pages;
 use crate::vm::GUEST;
 use crate::vm::load::Plan;
-use crate::vm::percpu;
-use crate::vm::shared::{Link, Signal};
+use crate::vm::shared::Link;
 use crate::vm::space::{FlushScratch, VmMemory};
 use crate::vm::trace;
 use crate::vm::{CreateError, Files, PerCpu, Vcpu, Vm, VpIndex};
@@ -223,26 +222,7 @@ fn keeps_translations(config: &Config<'_>) -> bool {
         && config.switches.stage2_unmap != hostlink::config::Stage2Unmap::Page
 }
 
-impl<A: Amd64> Deliver<Message> for Vm<A> {
-    fn deliver_from_device(&self, message: Message) {
-        self.deliver(message, u32::MAX);
-    }
-
-    fn cpu(&self, number: usize) -> Option<u32> {
-        percpu::nth_online::<A>(number).and_then(|cpu| u32::try_from(cpu.id).ok())
-    }
-}
-
 impl<A: Amd64> Vm<A> {
-    /// A doorbell of the guest's was rung. There are no lines.
-    pub fn signal(&self, signal: Signal) {
-        if let Signal::Message(message) = signal
-            && let Some(message) = Message::from_msi(message.address, message.data)
-        {
-            self.deliver(message, u32::MAX);
-        }
-    }
-
     /// Resets all devices to their state after power-on. No vCPU runs, except for one that carries
     /// this out.
     pub fn reset_devices(&self) {

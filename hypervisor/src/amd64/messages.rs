@@ -15,10 +15,13 @@ use spin::Mutex;
 use stay::iommu::{Begun, Device, Domain};
 
 use super::iommu::Iommu;
+use super::processor::Amd64;
 use super::routes::Routes;
 use crate::devices::pc::message::Message;
 use crate::owned::{self, Deliver, Given, Interrupts, Platform, Refused, Translations};
 use crate::pages::Pages;
+use crate::vm::shared::Signal;
+use crate::vm::{Vm, percpu};
 
 /// Log2 of the number of entries of a function's interrupt remapping table: 512, of which the first
 /// 256 can be used, because the other bits of a message's data are its delivery mode.
@@ -81,6 +84,27 @@ impl owned::Iommu<Messages> for Iommu {
 
     fn take_events(&self, report: &mut dyn FnMut(Option<DeviceId>, &dyn fmt::Display)) -> bool {
         self.take_events(|event| report(event.device(), &event))
+    }
+}
+
+impl<A: Amd64> Deliver<Message> for Vm<A> {
+    fn deliver_from_device(&self, message: Message) {
+        self.deliver(message, u32::MAX);
+    }
+
+    fn cpu(&self, number: usize) -> Option<u32> {
+        percpu::nth_online::<A>(number).and_then(|cpu| u32::try_from(cpu.id).ok())
+    }
+}
+
+impl<A: Amd64> Vm<A> {
+    /// A doorbell of the guest's was rung. There are no lines.
+    pub fn signal(&self, signal: Signal) {
+        if let Signal::Message(message) = signal
+            && let Some(message) = Message::from_msi(message.address, message.data)
+        {
+            self.deliver(message, u32::MAX);
+        }
     }
 }
 

@@ -204,8 +204,8 @@ pub struct Shared {
     pub uart: Mutex<Uart>,
     /// The real-time clock.
     pub rtc: Mutex<Pl031>,
-    /// The PCI bus with the functions of the machine that the guest owns, and those for regions that
-    /// it shares.
+    /// The PCI bus with the functions of the machine that the guest owns, and those for regions
+    /// that it shares.
     pub pci: Mutex<Pci>,
     /// What the real ones do.
     pub functions: Mutex<Functions<Wired>>,

@@ -92,6 +92,17 @@ impl fmt::Display for Refusal {
     }
 }
 
+/// Refuses a log where stores would be missing.
+pub(super) fn check_log<A: Arch>(vm: &Vm<A>) -> Result<(), Refusal> {
+    if A::owns_devices(vm) {
+        return Err(Refusal::OwnsDevices);
+    }
+    if !vm.files.config.shared.is_empty() {
+        return Err(Refusal::SharesMemory);
+    }
+    Ok(())
+}
+
 /// Translates an error of the slots about this slot into a refusal.
 pub(super) fn refusal(slot: u16, error: SlotError) -> Refusal {
     match error {

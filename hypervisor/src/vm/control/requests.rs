@@ -13,7 +13,7 @@ use memslots::{Gpa, Slot, SlotError, SlotFlags, SlotId};
 use paging::Progress;
 
 use super::migrate::Migration;
-use super::refusal::{Refusal, named, refusal};
+use super::refusal::{Refusal, check_log, named, refusal};
 use super::{Answer, runs};
 use crate::devices::region::Region;
 use crate::vm::Vm;
@@ -323,12 +323,7 @@ pub(super) fn begin_log<A: Arch>(
     way: LogWay,
 ) -> Result<MemoryJob<'static, A>, Refusal> {
     let former = find(vm, slot)?;
-    if A::owns_devices(vm) {
-        return Err(Refusal::OwnsDevices);
-    }
-    if !vm.files.config.shared.is_empty() {
-        return Err(Refusal::SharesMemory);
-    }
+    check_log(vm)?;
     if former.is_read_only() {
         return Err(Refusal::ReadOnly(slot));
     }
