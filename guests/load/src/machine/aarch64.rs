@@ -11,6 +11,7 @@ use load::command::Misuse;
 use super::Absent;
 use crate::guest::Failure;
 
+pub(crate) use baremetal::aarch64::pci::ConfigSpace;
 pub(crate) use clock::nanoseconds;
 pub(crate) use power::{halt, off};
 
@@ -99,22 +100,4 @@ pub(crate) fn misuse(_: Misuse, _: u64, _: u64) -> Result<u64, Failure> {
 /// Memory that the program uses.
 pub(crate) fn taken() -> [(u64, u64); 1] {
     [boot::image()]
-}
-
-/// Configuration space of PCI: guests here have none.
-pub(crate) struct ConfigSpace(());
-
-impl ConfigSpace {
-    /// There is no function.
-    pub(crate) fn find(_: impl Fn(&Self) -> bool) -> Option<Self> {
-        None
-    }
-
-    /// Reads as where there is no function.
-    pub(crate) fn read(&self, _: u8) -> u32 {
-        u32::MAX
-    }
-
-    /// Has no effect.
-    pub(crate) fn write(&self, _: u8, _: u32) {}
 }
