@@ -6,7 +6,7 @@
 //! address, an invalidation is missing.
 
 use super::cases::{Body, Case, case};
-use crate::arch::{Arch, ArmCpu, Platform};
+use crate::arch::{ArmCpu, Platform};
 use crate::machine::devices::{Devices, Network};
 use crate::machine::outcome::Outcome;
 use crate::machine::process::{Flow, Machine};
@@ -21,39 +21,41 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
+const X86: Platform = Platform::X86_64;
+const ARM: Platform = Platform::Aarch64(ArmCpu::Max);
+
 /// The rows.
-pub(super) const ROWS: [Case; 6] = [
-    case(
-        "p16_memory_that_goes_is_gone_for_devices",
-        "a device does not reach memory that was removed, when it is used for something else",
-        Body::Own(|directory| dma(directory, &[], false)),
-    ),
-    case(
-        "p16_missing_iommu_invalidation_is_caught",
-        "it does if the IOMMU is not told",
-        Body::Own(|directory| dma(directory, &["defect=dma-not-told"], true)),
-    ),
+pub(super) const ROWS: [Case; 10] = [
+    case("p16_memory_that_goes_is_gone_for_devices", GONE, Body::Own(|at| dma(X86, at, &[], false))),
+    case("p16_memory_that_goes_is_gone_for_devices_on_arm", GONE, Body::Own(|at| dma(ARM, at, &[], false))),
+    case("p16_missing_iommu_invalidation_is_caught", NOT_TOLD, Body::Own(|at| dma(X86, at, NO_WORD, true))),
+    case("p16_missing_smmu_invalidation_is_caught", NOT_TOLD, Body::Own(|at| dma(ARM, at, NO_WORD, true))),
     case(
         "p16_iommu_invalidation_of_another_domain_is_caught",
-        "and if the IOMMU is told to drop what belongs to another guest",
-        Body::Own(|directory| dma(directory, &["defect=dma-wrong-domain"], true)),
+        OTHER_DOMAIN,
+        Body::Own(|at| dma(X86, at, WRONG, true)),
     ),
     case(
-        "devices_reach_the_guests_memory_alone",
-        "neither the hypervisor's memory nor addresses without memory",
-        Body::Own(stray),
+        "p16_smmu_invalidation_of_another_domain_is_caught",
+        OTHER_DOMAIN,
+        Body::Own(|at| dma(ARM, at, WRONG, true)),
     ),
-    case(
-        "a_disk_keeps_what_a_guest_writes",
-        "a stock guest writes an NVMe disk that it owns, resets, and reads it; a network card is there",
-        Body::Own(|directory| disk(Platform::X86_64, directory)),
-    ),
-    case(
-        "a_disk_keeps_what_a_guest_writes_on_arm",
-        "the same behind an SMMU, with interrupts by pins",
-        Body::Own(|directory| disk(Platform::Aarch64(ArmCpu::Max), directory)),
-    ),
+    case("devices_reach_the_guests_memory_alone", STRAY, Body::Own(|at| stray(X86, at))),
+    case("devices_reach_the_guests_memory_alone_on_arm", STRAY, Body::Own(|at| stray(ARM, at))),
+    case("a_disk_keeps_what_a_guest_writes", DISK, Body::Own(|at| disk(X86, at))),
+    case("a_disk_keeps_what_a_guest_writes_on_arm", DISK, Body::Own(|at| disk(ARM, at))),
 ];
+
+const GONE: &str = "a device does not reach memory that was removed, when it is used for something else";
+const NOT_TOLD: &str = "it does if the IOMMU is not told";
+const OTHER_DOMAIN: &str = "and if the IOMMU is told to drop what belongs to another guest";
+const STRAY: &str =
+    "neither the hypervisor's memory nor addresses without memory; the SMMU logs each attempt";
+const DISK: &str =
+    "a stock guest writes an NVMe disk that it owns, resets, and reads it; a network card is there";
+
+const NO_WORD: &[&str] = &["defect=dma-not-told"];
+const WRONG: &[&str] = &["defect=dma-wrong-domain"];
 
 /// Where memory is added, and where it is added again: addresses without anything.
 const FIRST: u64 = 0x8000_0000;
@@ -73,16 +75,16 @@ struct Script {
 }
 
 impl Script {
-    fn start(directory: &Path, settings: &[&str]) -> Result<Self> {
+    fn start(platform: Platform, directory: &Path, settings: &[&str]) -> Result<Self> {
         let image = directory.join("disk.img");
         fs::write(&image, vec![0; MIB as usize])?;
         let switches: Switches = switches(settings)?;
         let guest = Guest {
             devices: Devices { disks: vec![image], ..Devices::default() },
-            ..Guest::load(Platform::X86_64, 1, MEMORY, switches)?
+            ..Guest::load(platform, 1, MEMORY, switches)?
         };
         guest.check()?;
-        let hypervisor = Hypervisor::for_tests(Arch::X86_64)?;
+        let hypervisor = Hypervisor::for_tests(platform.arch())?;
         let mut spec = guest.on_quell(&hypervisor, 1, Clock::Wall, directory)?;
         spec.timeout = Some(TIMEOUT);
         spec.memory += 16 * MIB;
@@ -125,8 +127,8 @@ fn concluded<T>(script: Script, worked: Result<T>) -> Result<T> {
 }
 
 /// A device writes to memory that comes and goes.
-fn dma(directory: &Path, settings: &[&str], is_stale: bool) -> Result<()> {
-    let mut script = Script::start(directory, settings)?;
+fn dma(platform: Platform, directory: &Path, settings: &[&str], is_stale: bool) -> Result<()> {
+    let mut script = Script::start(platform, directory, settings)?;
     let worked = come_and_go(&mut script);
     let reached = concluded(script, worked)?;
     ensure!(
@@ -155,12 +157,13 @@ fn come_and_go(script: &mut Script) -> Result<bool> {
 }
 
 /// DMA to addresses that the guest does not have: nothing happens, and everything goes on.
-fn stray(directory: &Path) -> Result<()> {
-    let mut script = Script::start(directory, &[])?;
+fn stray(platform: Platform, directory: &Path) -> Result<()> {
+    let mut script = Script::start(platform, directory, &[])?;
     let worked = (|| {
         // Addresses that are memory of the machine, nothing, the bus's window, and the end of
         // addresses. Not the window of interrupts: QEMU 7.2 ends there (`docs/qemu.md`).
-        for address in [MEMORY, 0x3000_0000, FIRST, 0xe000_0000, 1 << 40, u64::MAX - 4095] {
+        let end = platform.arch().ram_base() + MEMORY;
+        for address in [end, 0x3000_0000, FIRST, 0xe000_0000, 1 << 40, u64::MAX - 4095] {
             script.command(&format!("identify={address:#x}"))?;
         }
         let slot = script.machine.control()?.add(FIRST, SIZE)?;

@@ -11,6 +11,7 @@ pub mod gic;
 pub mod guarded;
 pub mod info;
 pub mod interrupts;
+pub mod pci;
 pub mod power;
 pub mod processors;
 pub mod serial;

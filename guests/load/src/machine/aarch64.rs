@@ -4,7 +4,7 @@ use core::arch::{asm, global_asm};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use baremetal::aarch64::info::BootInfo;
-use baremetal::aarch64::{boot, clock, gic, guarded, interrupts, power, processors};
+use baremetal::aarch64::{boot, clock, gic, interrupts, power, processors};
 
 use load::command::Misuse;
 
@@ -12,6 +12,7 @@ use super::Absent;
 use crate::guest::Failure;
 use crate::shared;
 
+pub(crate) use baremetal::aarch64::pci::ConfigSpace;
 pub(crate) use clock::nanoseconds;
 pub(crate) use power::{halt, off};
 
@@ -105,32 +106,8 @@ pub(crate) fn taken() -> [(u64, u64); 1] {
     [boot::image()]
 }
 
-/// Where guests of the hypervisor find configuration space, if they have any.
-const ECAM: u64 = 0x3f00_0000;
 /// Configuration space: the interrupt line, in its lowest byte.
 const INTERRUPT_LINE: u8 = 0x3c;
-
-/// Configuration space of a function on the first bus.
-pub(crate) struct ConfigSpace(u64);
-
-impl ConfigSpace {
-    /// The first function 0 of a device for which this is so.
-    pub(crate) fn find(is_it: impl Fn(&Self) -> bool) -> Option<Self> {
-        guarded::load(ECAM).ok()?;
-        (0..32).map(|device| Self(ECAM + (device << 15))).find(is_it)
-    }
-
-    /// Reads a double word; all ones where there is no function.
-    pub(crate) fn read(&self, register: u8) -> u32 {
-        shared::read(self.0 + u64::from(register & !3))
-    }
-
-    /// Writes a double word.
-    pub(crate) fn write(&self, register: u8, value: u32) {
-        shared::write(self.0 + u64::from(register & !3), value);
-    }
-}
-
 /// The registers of shared memory: the interrupt mask, and the status, which a read clears.
 const MASK: u64 = 0;
 const STATUS: u64 = 4;

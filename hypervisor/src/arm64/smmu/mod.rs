@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use alloc::vec::Vec;
 use hostlink::defect::Defect;
-use iommu::amd::DeviceId;
+use iommu::amd::{DeviceId, DomainId};
 use iommu::smmu::change::Step as Change;
 use iommu::smmu::command::{Depth, cfgi_cd, cfgi_ste, sync_poll};
 use iommu::smmu::event_queue::{RECORD_BYTES, Reader};
@@ -27,8 +27,8 @@ use iommu::smmu::{
 use iommu::{Command, Entry, Port, Queue, Stuck};
 use paging::{Arm64Stage1, Format, Invalidation};
 use spin::Mutex;
+use stay::Mistakes;
 use stay::iommu::{self as engine, Begun, Device, Domain};
-use stay::{Mistake, Mistakes};
 
 use super::lines::Pin;
 use crate::owned::{Iommu, Translations};
@@ -106,11 +106,7 @@ impl Port for Ring {
     }
 }
 
-impl Mistakes for Ring {
-    fn makes(&self, mistake: Mistake) -> bool {
-        mistake == Mistake::WrongDomain && makes(Defect::DmaWrongDomain)
-    }
-}
+impl Mistakes for Ring {}
 
 /// Why an SMMU is not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -302,7 +298,9 @@ impl Iommu<Pin> for Smmu {
                     leaf: None,
                     tables: range.tables,
                 });
-                self.queue.issue(plan(&self.setup, scope(domain), stale))?
+                let other = Domain { id: DomainId(domain.id.0 + 1), ..*domain };
+                let named = if makes(Defect::DmaWrongDomain) { &other } else { domain };
+                self.queue.issue(plan(&self.setup, scope(named), stale))?
             }
         };
         Ok(Begun::with(ticket))
