@@ -29,8 +29,12 @@ pub(super) const ROWS: &[Case] = &[
             ([100, 100], Attack::Resets),
             ([100, 100], Attack::Faults),
             ([100, 300], Attack::Mixture),
-            ([100, 100], Attack::Disk),
         ]),
+    ),
+    case(
+        "i1_a_disk_that_reads_all_the_time_disturbs_nobody",
+        "nor does a guest whose disk reads as fast as it can, with doorbells and interrupts",
+        Body::Isolation(&[([100, 100], Attack::Disk)]),
     ),
     case(
         "i1_guests_do_not_disturb_each_other_on_arm",
