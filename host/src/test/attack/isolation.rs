@@ -32,11 +32,6 @@ pub(super) const ROWS: &[Case] = &[
         ]),
     ),
     case(
-        "i1_a_disk_that_reads_all_the_time_disturbs_nobody",
-        "nor does a guest whose disk reads as fast as it can, with doorbells and interrupts",
-        Body::Isolation(&[([100, 100], Attack::Disk)]),
-    ),
-    case(
         "i1_guests_do_not_disturb_each_other_on_arm",
         "and on Arm",
         Body::Isolation(&[
