@@ -102,12 +102,8 @@ pub(crate) enum Failure {
     Lost,
     /// The device does not answer.
     Silent,
-    /// This was not to change, and has in this turn.
-    #[cfg_attr(target_arch = "aarch64", expect(dead_code, reason = "devices are misused on AMD64"))]
-    Changed { what: &'static str, turn: u64 },
-    /// This was to happen more often.
-    #[cfg_attr(target_arch = "aarch64", expect(dead_code, reason = "devices are misused on AMD64"))]
-    Few { what: &'static str, found: u64 },
+    /// Something is not as it has to be, and in which turn or how often.
+    Misused { what: &'static str, number: u64 },
     /// The device reports this status.
     Refused(u32),
 }
@@ -120,8 +116,7 @@ impl fmt::Display for Failure {
             Self::NotZero { address, word } => write!(f, "at {address:#x} is {word:#x}"),
             Self::Absent => f.write_str("this machine has no such thing"),
             Self::Silent => f.write_str("the device does not answer"),
-            Self::Changed { what, turn } => write!(f, "{what} has changed, in turn {turn}"),
-            Self::Few { what, found } => write!(f, "there are only {found} {what}"),
+            Self::Misused { what, number } => write!(f, "{what}: {number}"),
             Self::Refused(status) => write!(f, "the device reports status {status:#x}"),
             Self::Lost => f.write_str("another processor does not come back"),
         }

@@ -1,7 +1,6 @@
-//! A bare guest that accesses memory on command, and has a disk do it, or misuses its devices. The
-//! kernel command line has commands (see [`load::command`]), which are executed one after the
-//! other; then more are read from the serial port, line by line. Each prints a line when it is
-//! done.
+//! A bare guest that accesses memory on command, has a disk do it, and misuses its devices. The
+//! kernel command line has commands (see [`load::command`]), which are executed one after another;
+//! then more are read from the serial port, line by line. Each prints a line when it is done.
 #![cfg_attr(target_os = "none", no_std, no_main)]
 
 #[cfg(target_os = "none")]

@@ -122,10 +122,10 @@ mod tests {
              [[shared]]\nname = \"all\"\nsize = \"4K\"\nguests = [\"log\", \"web\", \"db\"]\n"
         );
         let file = read(&text).expect("is right");
-        let config = |guest: usize| config(&file.shared, file.guests[guest].name);
-        assert_eq!(config(0), "ring:67108864:0 all:4096:1");
-        assert_eq!(config(1), "ring:67108864:1 all:4096:2");
-        assert_eq!(config(2), "all:4096:0");
+        let of = |guest: usize| config(&file.shared, file.guests[guest].name);
+        assert_eq!(of(0), "ring:67108864:0 all:4096:1");
+        assert_eq!(of(1), "ring:67108864:1 all:4096:2");
+        assert_eq!(of(2), "all:4096:0");
         let without = read(THREE).expect("is right");
         assert_eq!(config(&without.shared, file.guests[0].name), "");
         assert!(file.memory_needed(0) > without.memory_needed(0) + MIB);

@@ -299,18 +299,37 @@ impl<P: Platform> MachineDevices<P> {
         owners.functions.iter().find(|owned| owned.id == device).map(|owned| owned.guest)
     }
 
-    /// Reports what the IOMMUs have logged.
+    /// Reports what the IOMMUs have logged. Of events in a row that one guest's devices have caused,
+    /// it shows the first, and how many more there are: a device can cause any number.
     pub fn report_events(&self) {
         for iommu in &self.iommus {
-            let has_lost = iommu.take_events(&mut |device, event| match device
-                .and_then(|device| self.owner_of(device))
-            {
-                Some(guest) => log::warn!(target: GUEST, "guest '{guest}': {event}"),
-                None => log::warn!(target: GUEST, "IOMMU: {event}"),
+            let mut row = None;
+            let has_lost = iommu.take_events(&mut |device, event| {
+                let owner = device.and_then(|device| self.owner_of(device));
+                match &mut row {
+                    Some((last, more)) if *last == owner => *more += 1,
+                    _ => {
+                        end_row(row.replace((owner, 0)));
+                        match owner {
+                            Some(guest) => log::warn!(target: GUEST, "guest '{guest}': {event}"),
+                            None => log::warn!(target: GUEST, "IOMMU: {event}"),
+                        }
+                    }
+                }
             });
+            end_row(row);
             if has_lost {
                 log::warn!(target: GUEST, "IOMMU: its log was full, and events were lost");
             }
         }
+    }
+}
+
+/// Shows how many events followed the first one in a row.
+fn end_row(row: Option<(Option<Name>, u32)>) {
+    match row {
+        None | Some((_, 0)) => {}
+        Some((Some(guest), more)) => log::warn!(target: GUEST, "guest '{guest}': {more} more such events"),
+        Some((None, more)) => log::warn!(target: GUEST, "IOMMU: {more} more such events"),
     }
 }

@@ -96,9 +96,9 @@ pub(crate) fn reset(_: bool) -> Result<u64, Absent> {
     Err(Absent)
 }
 
-/// Nor is this.
+/// There are no functions here.
 pub(crate) fn misuse(_: Misuse, _: u64, _: u64) -> Result<u64, Failure> {
-    Err(Failure::Absent)
+    Err(Failure::Misused { what: "functions", number: 0 })
 }
 
 /// Memory that the program uses.

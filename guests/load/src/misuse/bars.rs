@@ -55,7 +55,7 @@ pub(super) fn bars(devices: &Devices, random: &mut Random, count: u64) -> Result
     // SAFETY: a BAR is there, or nothing.
     let version = || guarded::load(devices.nvme().home + VERSION).unwrap_or(0) as u32;
     let before = version();
-    ensure(before != u32::MAX && before != 0, "the disk's version", 0)?;
+    ensure(before != u32::MAX && before != 0, "the disk is not found in turn", 0)?;
     let mut seen = 0;
     for turn in 1..=count {
         let address = one(devices, random);
@@ -65,15 +65,15 @@ pub(super) fn bars(devices: &Devices, random: &mut Random, count: u64) -> Result
         let page = &CANARY[random.below(CANARY.len() as u64) as usize];
         let index = random.below(512) as usize;
         let word = page.words()[index].load(Ordering::Relaxed);
-        ensure(word == pattern(page, index), "memory below a BAR", turn)?;
+        ensure(word == pattern(page, index), "memory below a BAR has changed in turn", turn)?;
         if turn % PERIOD == 0 {
             devices.put_in_order();
-            ensure(version() == before, "the disk's version", turn)?;
-            ensure(changed() == 0, "memory below a BAR", turn)?;
+            ensure(version() == before, "the disk is not found in turn", turn)?;
+            ensure(changed() == 0, "memory below a BAR has changed in turn", turn)?;
         }
     }
     // The moves reach what the checks are about.
-    is_enough(seen, count, "disks at a new place")
+    is_enough(seen, count, "too few disks at a new place")
 }
 
 /// Moves a BAR, and returns where to.

@@ -21,7 +21,7 @@ pub(super) fn config(devices: &Devices, random: &mut Random, count: u64) -> Resu
         one(devices, random);
     }
     devices.put_in_order();
-    ensure(identities() == before, "the functions on the bus", count)
+    ensure(identities() == before, "functions on the bus have changed after turn", count)
 }
 
 /// Any function, mostly one that there is.

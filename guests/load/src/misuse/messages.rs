@@ -59,7 +59,7 @@ pub(super) fn messages(devices: &Devices, random: &mut Random, count: u64) -> Re
     }
     config.write(control, 0);
     controller.stop()?;
-    is_enough(taken().wrapping_sub(before), count, "interrupts")
+    is_enough(taken().wrapping_sub(before), count, "too few interrupts")
 }
 
 /// Interrupts that were taken so far, NMIs among them.
@@ -109,5 +109,5 @@ fn raise(
     let address = random.one_of(WILD);
     let first = admin.execute(controller, &nvme::identify(address));
     let second = queue.execute(controller, &nvme::read_two_pages(address & !0x1000));
-    ensure(!refused(first) && !refused(second), "the disk, which is silent,", turn)
+    ensure(!refused(first) && !refused(second), "the disk is silent in turn", turn)
 }

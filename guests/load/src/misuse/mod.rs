@@ -139,12 +139,12 @@ fn table(devices: &Devices, function: &Function) -> Option<(u64, u64, u8)> {
 
 /// Fails unless something is as it has to be, in this turn.
 fn ensure(is_so: bool, what: &'static str, turn: u64) -> Result<(), Failure> {
-    if is_so { Ok(()) } else { Err(Failure::Changed { what, turn }) }
+    if is_so { Ok(()) } else { Err(Failure::Misused { what, number: turn }) }
 }
 
 /// Fails if something that should happen in some of all turns has hardly happened.
 fn is_enough(found: u64, turns: u64, what: &'static str) -> Result<(), Failure> {
-    if found >= turns / 64 { Ok(()) } else { Err(Failure::Few { what, found }) }
+    if found >= turns / 64 { Ok(()) } else { Err(Failure::Misused { what, number: found }) }
 }
 
 /// A page-aligned address.

@@ -29,7 +29,6 @@ pub(super) const ROWS: &[Case] = &[
             ([100, 100], Attack::Resets),
             ([100, 100], Attack::Faults),
             ([100, 300], Attack::Mixture),
-            ([100, 100], Attack::Disk),
         ]),
     ),
     case(
