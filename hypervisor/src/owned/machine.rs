@@ -299,8 +299,8 @@ impl<P: Platform> MachineDevices<P> {
         owners.functions.iter().find(|owned| owned.id == device).map(|owned| owned.guest)
     }
 
-    /// Reports what the IOMMUs have logged. Of events in a row that one guest's devices have caused,
-    /// it shows the first, and how many more there are: a device can cause any number.
+    /// Reports what the IOMMUs have logged. Of events in a row that one guest's devices have
+    /// caused, it shows the first, and how many more there are: a device can cause any number.
     pub fn report_events(&self) {
         for iommu in &self.iommus {
             let mut row = None;
