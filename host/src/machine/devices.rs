@@ -10,7 +10,14 @@ use anyhow::{Result, bail, ensure};
 pub(crate) enum Network {
     /// QEMU's user network: the guest reaches the outside as this user does, and is not reached
     User,
+    /// The same without the outside: what is sent to port 9 of [`SINK`] is taken and forgotten, for
+    /// measurements
+    #[value(skip)]
+    Sink,
 }
+
+/// The address of the peer in [`Network::Sink`].
+pub(crate) const SINK: &str = "10.0.2.100";
 
 /// The devices of one guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -97,15 +104,18 @@ pub(crate) fn build<'d>(guests: impl Iterator<Item = &'d Devices>, has_iommu: bo
                 ]
             });
         }
-        match devices.network {
-            Some(Network::User) => add(&|place| {
+        if let Some(network) = devices.network {
+            let settings = match network {
+                Network::User => String::new(),
+                Network::Sink => format!(",restrict=on,guestfwd=tcp:{SINK}:9-null"),
+            };
+            add(&|place| {
                 [
                     format!("virtio-net-pci,netdev=net{place},disable-legacy=on,iommu_platform=on"),
                     "-netdev".to_owned(),
-                    format!("user,id=net{place}"),
+                    format!("user,id=net{place}{settings}"),
                 ]
-            }),
-            None => {}
+            });
         }
         built.names.push(names.join(" "));
     }
@@ -127,13 +137,14 @@ mod tests {
             network: Some(Network::User),
             functions: vec!["nvme".into()],
         };
-        let db = Devices { network: Some(Network::User), ..Devices::default() };
+        let db = Devices { network: Some(Network::Sink), ..Devices::default() };
         let built = build([&web, &Devices::default(), &db].into_iter(), true);
         assert_eq!(built.names, ["nvme 00:08.0 00:09.0 00:0a.0", "", "00:0b.0"]);
         let args = built.args.join(" ");
         assert!(args.starts_with("-device amd-iommu,intremap=on,pt=off "), "{args}");
         assert!(args.contains("format=raw,file=/a,,b"), "{args}");
         assert!(args.contains("virtio-net-pci,netdev=net10,disable-legacy=on,iommu_platform=on,addr=0xa"));
+        assert!(args.contains("user,id=net11,restrict=on,guestfwd=tcp:10.0.2.100:9-null"), "{args}");
         assert!(args.contains("netdev=net11") && args.contains("addr=0xb"), "{args}");
         assert!(!build([&web].into_iter(), false).args.join(" ").contains("amd-iommu"));
         assert!(build([&Devices::default()].into_iter(), true).args.is_empty(), "no devices: no IOMMU");
