@@ -167,11 +167,14 @@ pub(crate) struct DevicesArgs {
     /// The disk with Debian that has fio [default: target/debian-amd64.img]
     #[arg(long, value_name = "FILE")]
     pub(crate) disk: Option<PathBuf>,
-    /// Rounds, in each of which all three sides run; the table shows medians
+    /// Run only this side; may be repeated [default: all]
+    #[arg(long, value_name = "WHAT")]
+    pub(crate) on: Vec<On>,
+    /// Rounds, in each of which all sides run; the table shows medians
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) runs: u32,
     #[command(flatten)]
-    pub(crate) output: Output<1200>,
+    pub(crate) output: Output<150>,
 }
 
 /// Arguments of `bench isolation`.

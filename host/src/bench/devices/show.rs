@@ -59,7 +59,8 @@ impl Numbers {
     /// The targets that are missed; what was not measured misses its own.
     fn missed(&self) -> String {
         let [bare, kvm] = self.ratios();
-        let missed = [("bare", bare >= BARE_MIN), ("kvm", kvm >= KVM_MIN), ("exits", self.exits <= EXITS_MAX)];
+        let missed =
+            [("bare", bare >= BARE_MIN), ("kvm", kvm >= KVM_MIN), ("exits", self.exits <= EXITS_MAX)];
         missed.into_iter().filter(|(_, is_met)| !is_met).map(|(name, _)| name).collect::<Vec<_>>().join(", ")
     }
 }
@@ -71,12 +72,13 @@ pub(super) fn print(samples: &mut Samples) -> bool {
     for case in worked() {
         let numbers = Numbers::of(samples, case);
         let [bare, kvm] = numbers.ratios();
-        samples.add(case.name, Subject::Quell, BARE, "ratio", bare);
-        samples.add(case.name, Subject::Quell, KVM, "ratio", kvm);
+        for (metric, ratio) in [(BARE, bare), (KVM, kvm)].into_iter().filter(|(_, ratio)| ratio.is_finite()) {
+            samples.add(case.name, Subject::Quell, metric, "ratio", ratio);
+        }
         let missed = numbers.missed();
         is_good &= missed.is_empty();
-        let [on_bare, on_quell, on_kvm] = numbers.each.map(|each| format!("{each:.0}"));
-        let [bare, kvm, exits] = [bare, kvm, numbers.exits].map(|number| format!("{number:.2}"));
+        let [on_bare, on_quell, on_kvm] = numbers.each.map(|each| text(each, 0));
+        let [bare, kvm, exits] = [bare, kvm, numbers.exits].map(|number| text(number, 2));
         rows.push([case.label.to_owned(), on_bare, on_quell, on_kvm, bare, kvm, exits, missed]);
     }
     let limits = [BARE_MIN, KVM_MIN].map(|least| format!("≥ {least}"));
@@ -87,6 +89,11 @@ pub(super) fn print(samples: &mut Samples) -> bool {
     println!("{}", table(header, rows));
     print_exits(samples);
     is_good
+}
+
+/// A number; nothing if it was not measured.
+fn text(number: f64, decimals: usize) -> String {
+    if number.is_finite() { format!("{number:.decimals$}") } else { String::new() }
 }
 
 /// Prints the exits on Quell by their reasons, for those that matter.
@@ -100,10 +107,11 @@ fn print_exits(samples: &Samples) {
     names.sort();
     names.dedup();
     let cells = worked().map(|case| {
-        let exits = names.iter().map(|name| format!("{:.2}", samples.of_quell(case.name, name)));
+        let exits = names.iter().map(|name| text(samples.of_quell(case.name, name), 2));
         std::iter::once(case.label.to_owned()).chain(exits).collect::<Vec<_>>()
     });
-    let header = std::iter::once("exits on Quell, each").chain(names.iter().map(|name| &name["exit.".len()..]));
+    let header =
+        std::iter::once("exits on Quell, each").chain(names.iter().map(|name| &name["exit.".len()..]));
     println!("{}", table(header.collect::<Vec<_>>(), cells));
 }
 

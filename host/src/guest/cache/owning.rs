@@ -98,9 +98,11 @@ mod tests {
         let directory = tempfile::tempdir().expect("makes");
         let place = directory.path();
         fs::create_dir(place.join("modules")).expect("makes");
-        for name in ["vmlinuz", "version"].map(str::to_owned).into_iter().chain(
-            names().into_iter().map(|name| format!("modules/{name}")),
-        ) {
+        for name in ["vmlinuz", "version"]
+            .map(str::to_owned)
+            .into_iter()
+            .chain(names().into_iter().map(|name| format!("modules/{name}")))
+        {
             assert_eq!(OwningKernel::cached(place), None, "without {name}");
             fs::write(place.join(name), "x").expect("writes");
         }
