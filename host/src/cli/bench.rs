@@ -170,6 +170,9 @@ pub(crate) struct DevicesArgs {
     /// Run only this side; may be repeated [default: all]
     #[arg(long, value_name = "WHAT")]
     pub(crate) on: Vec<On>,
+    /// Let KVM poll for up to 200 us before it halts, as it does by default. That is counted as work
+    #[arg(long)]
+    pub(crate) kvm_polls: bool,
     /// Rounds, in each of which all sides run; the table shows medians
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) runs: u32,

@@ -3,6 +3,7 @@
 use super::{Guest, StockGuest};
 use crate::arch::{Arch, Platform};
 use crate::guest::cache::OwningKernel;
+use crate::guest::peer::owning::Given;
 use crate::guest::peer::{self, Flushes};
 use crate::guest::{cpio::Archive, initramfs};
 use crate::machine::devices;
@@ -13,11 +14,13 @@ use std::fs;
 use std::path::Path;
 
 impl StockGuest {
-    /// A machine of one CPU whose kernel runs `guest` under KVM and gives it its devices.
+    /// A machine of one CPU whose kernel runs `guest` under KVM and gives it its devices. `polls`
+    /// says whether KVM polls before it halts.
     pub(crate) fn with_kvm_and_devices(
         &self,
         kernel: &OwningKernel,
         guest: &Guest,
+        polls: bool,
         clock: Clock,
         directory: &Path,
     ) -> Result<Spec> {
@@ -27,7 +30,7 @@ impl StockGuest {
         let functions: Vec<_> = names.split_whitespace().map(str::to_owned).collect();
         // One vCPU flushes nobody: KVM has its own interface, which is its best.
         let inner = guest.under_kvm(Flushes::Paravirtual, false);
-        let files = peer::owning::archive(kernel, &inner, &functions)?;
+        let files = peer::owning::archive(kernel, &inner, &Given { functions: &functions, polls })?;
         let initrd = [self.initramfs.clone(), files].concat();
         let memory = peer::memory(&inner, initrd.len() as u64);
         let path = directory.join("initrd");

@@ -130,7 +130,9 @@ impl<'a> Bench<'a> {
         match subject {
             Subject::Bare => Ok(Spec { clock: CLOCK, ..guest.on_bare_machine(1, directory)? }),
             Subject::Quell => guest.on_quell(&self.hypervisor, 1, CLOCK, directory),
-            Subject::Kvm => self.stock.with_kvm_and_devices(&self.kernel, &guest, CLOCK, directory),
+            Subject::Kvm => {
+                self.stock.with_kvm_and_devices(&self.kernel, &guest, self.args.kvm_polls, CLOCK, directory)
+            }
         }
     }
 }

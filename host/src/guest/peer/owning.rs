@@ -11,9 +11,16 @@ pub(crate) fn cmdline() -> String {
     format!("{CMDLINE} no_timer_check")
 }
 
+/// Functions of the machine, by address, for a guest of the peer.
+pub(crate) struct Given<'a> {
+    pub(crate) functions: &'a [String],
+    /// Whether KVM polls before it halts, as it does by default. That counts as work.
+    pub(crate) polls: bool,
+}
+
 /// The part of the initial RAM disk after [`initramfs::base`](crate::guest::initramfs::base): it
-/// takes these functions of the machine, by address, and runs a machine that owns them.
-pub(crate) fn archive(kernel: &OwningKernel, inner: &Inner<'_>, functions: &[String]) -> Result<Vec<u8>> {
+/// takes the functions, and runs a machine that owns them.
+pub(crate) fn archive(kernel: &OwningKernel, inner: &Inner<'_>, given: &Given<'_>) -> Result<Vec<u8>> {
     let mut tree = Tree::default();
     let mut names = Vec::new();
     for module in &kernel.modules {
@@ -23,7 +30,7 @@ pub(crate) fn archive(kernel: &OwningKernel, inner: &Inner<'_>, functions: &[Str
     }
     tree.add_qemu()?;
     tree.add_guest(inner)?;
-    tree.archive.file("command", 0o644, command(&names, inner, functions).as_bytes());
+    tree.archive.file("command", 0o644, command(&names, inner, given).as_bytes());
     Ok(tree.archive.finish())
 }
 
@@ -33,15 +40,17 @@ pub(crate) fn qemu_with(inner: &Inner<'_>, functions: &[String]) -> String {
     qemu(inner) + &devices.collect::<String>()
 }
 
-/// KVM does not poll before it halts: that would count as work.
-fn command(modules: &[String], inner: &Inner<'_>, functions: &[String]) -> String {
+fn command(modules: &[String], inner: &Inner<'_>, given: &Given<'_>) -> String {
+    let functions = given.functions;
     let mut steps: Vec<_> = modules.iter().map(|module| format!("insmod /modules/{module}")).collect();
     for function in functions {
         let device = format!("/sys/bus/pci/devices/0000:{function}");
         steps.push(format!("echo vfio-pci >{device}/driver_override"));
         steps.push(format!("echo 0000:{function} >/sys/bus/pci/drivers_probe"));
     }
-    steps.push("echo 0 >/sys/module/kvm/parameters/halt_poll_ns".to_owned());
+    if !given.polls {
+        steps.push("echo 0 >/sys/module/kvm/parameters/halt_poll_ns".to_owned());
+    }
     steps.push(format!("echo '{{\"event\":\"{STARTS}\"}}' >/dev/report"));
     let mask = Around { cpus: 1, has_first: false }.mask();
     steps.push(format!("taskset {mask} {} </dev/null", qemu_with(inner, functions)));
@@ -67,7 +76,10 @@ mod tests {
             has_rom: false,
         };
         let functions = ["00:08.0".to_owned(), "00:09.0".to_owned()];
-        let words = command(&["vfio.ko".to_owned()], &inner, &functions);
+        let command =
+            |polls| command(&["vfio.ko".to_owned()], &inner, &Given { functions: &functions, polls });
+        assert!(command(false).contains("halt_poll_ns") && !command(true).contains("halt_poll_ns"));
+        let words = command(false);
         assert!(words.starts_with("insmod /modules/vfio.ko && echo vfio-pci >"), "{words}");
         let at = |text: &str| words.find(text).unwrap_or_else(|| panic!("no {text} in {words}"));
         assert!(at("0000:00:09.0 >/sys/bus/pci/drivers_probe") < at(STARTS));
