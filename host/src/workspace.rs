@@ -99,6 +99,9 @@ pub(crate) const KVMSLOTS: Image = Image::workload("kvmslots");
 /// machine off.
 pub(crate) const MARK: Image = Image::workload("mark");
 
+/// The program that signals by an instruction which phase begins.
+pub(crate) const PHASE: Image = Image::workload("phase");
+
 impl Program {
     /// Its image.
     pub(crate) const fn image(self) -> Image {

@@ -146,6 +146,14 @@ pub fn phase(word: u32) -> Option<usize> {
     (word & 0xffff_f01f == HINT && number < 8).then_some(number as usize)
 }
 
+/// The phase that a NOP of AMD64 begins, by its bytes; `None` for other instructions.
+pub fn phase_of_amd64(bytes: [u8; 7]) -> Option<usize> {
+    // NOP with a 32-bit operand at RAX and a displacement of 32 bits.
+    let [0x0f, 0x1f, 0x80, displacement @ ..] = bytes else { return None };
+    let number = u32::from_le_bytes(displacement).checked_sub(hostlink::phase::NOP_FIRST)?;
+    (number < 8).then_some(number as usize)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -253,6 +261,21 @@ mod tests {
             assert_eq!(Kind::of_amd64(bytes), None);
         }
         assert!(Kind::Invlpga.index() < TLBI);
+    }
+
+    #[test]
+    fn phases_are_eight_nops_of_amd64() {
+        assert_eq!(phase_of_amd64([0x0f, 0x1f, 0x80, 0x60, 0x6c, 0x75, 0x51]), Some(0));
+        assert_eq!(phase_of_amd64([0x0f, 0x1f, 0x80, 0x67, 0x6c, 0x75, 0x51]), Some(7));
+        for bytes in [
+            [0x0f, 0x1f, 0x80, 0x68, 0x6c, 0x75, 0x51],
+            [0x0f, 0x1f, 0x80, 0x5f, 0x6c, 0x75, 0x51],
+            // A compiler's padding, and another register.
+            [0x0f, 0x1f, 0x80, 0, 0, 0, 0],
+            [0x0f, 0x1f, 0x81, 0x60, 0x6c, 0x75, 0x51],
+        ] {
+            assert_eq!(phase_of_amd64(bytes), None, "{bytes:x?}");
+        }
     }
 
     #[test]

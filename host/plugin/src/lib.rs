@@ -1,6 +1,7 @@
-//! A QEMU plugin that counts the instructions of Arm64 machines: all of them, and separately TLB
-//! and cache maintenance, barriers and exception returns; by phase, which hint instructions in the
-//! program select ([`hostlink::phase`]). On AMD64 machines it counts INVLPGA separately.
+//! A QEMU plugin that counts the instructions of a machine by phase, which instructions without
+//! effect in the program select ([`hostlink::phase`]): all of them and, on Arm64 machines,
+//! separately TLB and cache maintenance, barriers and exception returns. On AMD64 machines it
+//! counts INVLPGA separately.
 //!
 //! `-plugin file=libquell_plugin.so,out=FILE`: when QEMU ends by itself, FILE holds one JSON
 //! object, which [`count::Counts::json`] describes. Every CPU counts for the same phase, and the

@@ -10,7 +10,7 @@
 mod interface;
 
 use crate::count::Counts;
-use crate::kind::{Kind, phase};
+use crate::kind::{Kind, phase, phase_of_amd64};
 use interface::Counters;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fs;
@@ -145,9 +145,14 @@ unsafe extern "C" fn on_translation(_id: Id, block: *mut Block) {
                 3 if is_amd64 => Kind::of_amd64(unsafe { interface::bytes(instruction) }),
                 _ => Kind::of(word),
             };
+            let phase = match size {
+                // SAFETY: as above; it has that many bytes.
+                7 if is_amd64 => phase_of_amd64(unsafe { interface::bytes(instruction) }),
+                _ => phase(word),
+            };
             // Before the counters: the hint counts for the phase that it begins, and QEMU 10
             // performs operations in the order of their registration.
-            if let Some(phase) = phase(word) {
+            if let Some(phase) = phase {
                 let data = ptr::without_provenance_mut(phase);
                 // SAFETY: as above; the data is a number, and is never dereferenced.
                 unsafe {
@@ -163,7 +168,7 @@ unsafe extern "C" fn on_translation(_id: Id, block: *mut Block) {
     });
 }
 
-/// A hint that begins a phase is about to be executed.
+/// An instruction that begins a phase is about to be executed.
 unsafe extern "C" fn on_phase(_cpu: c_uint, phase: *mut c_void) {
     with_counts(|counts| counts.begin(phase.addr()));
 }

@@ -3,6 +3,7 @@
 mod all;
 mod boot;
 mod counts;
+mod devices;
 pub(crate) mod isolation;
 mod memslot;
 pub(crate) mod migrate;
@@ -20,6 +21,7 @@ use anyhow::Result;
 pub(crate) fn run(command: &BenchCommand, signals: &Signals) -> Result<u8> {
     match command {
         BenchCommand::All(args) => all::all(args, signals),
+        BenchCommand::Devices(args) => devices::devices(args, signals),
         BenchCommand::Exits(args) => counts::exits(args, signals),
         BenchCommand::Flush(args) => counts::flush(args, signals),
         BenchCommand::Isolation(args) => isolation::isolation(args, signals),

@@ -93,6 +93,11 @@ impl Phases {
         ensure!(counts.entries != 0 || phase == Phase::None, "phase {phase:?} was never begun");
         Ok(counts)
     }
+
+    /// The same for the phase with this number, where the run gives the numbers their meanings.
+    pub(crate) fn numbered(&self, number: usize) -> Result<&Counts> {
+        self.of(*Phase::ALL.get(number).with_context(|| format!("there is no phase {number}"))?)
+    }
 }
 
 #[cfg(test)]
@@ -121,6 +126,7 @@ mod tests {
     fn a_phase_that_never_began_is_an_error_but_for_the_first() {
         let phases = Phases::parse(&text(8)).expect("parses");
         assert!(phases.of(Phase::None).is_ok() && phases.of(Phase::Reclaim).is_err());
+        assert!(phases.numbered(1).is_ok() && phases.numbered(2).is_err() && phases.numbered(8).is_err());
         let blocking = phases.of(Phase::Blocking).expect("began");
         assert_eq!((blocking.instructions, blocking.tlbi(), blocking.dsb()), (1, 3, 4));
         let both = blocking.and(phases.of(Phase::DirtyEnable).expect("began"));

@@ -33,6 +33,7 @@ impl<const SECONDS: u64> Output<SECONDS> {
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
     All(AllArgs),
+    Devices(DevicesArgs),
     Exits(ExitsArgs),
     /// Measure instructions per flush hypercall, with the same guest on the same kind of machine
     ///
@@ -150,6 +151,33 @@ pub(crate) struct AllArgs {
     /// Write the results to this file, as docs/json.md describes, and continue with those in it
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
+}
+
+/// Measure instructions per transfer of a guest that owns a disk and a network card
+///
+/// On a machine of one CPU that counts instructions, the guest reads and writes its NVMe disk by
+/// fio, and sends a TCP stream: a fixed number of transfers each. The same guest does the same on
+/// the bare machine, on Quell, and on Linux KVM, which gives it the same devices by vfio. Waits cost
+/// nothing; the work of the hypervisor counts. Exits with status 1 if Quell has less than 0.9 of
+/// the bare machine's transfers per instruction, or less than 1.5 times KVM's, or more than 2 exits
+/// for a transfer. The disk with fio is that of `./quell image-debian`, which is made if there is
+/// none; it is only read.
+#[derive(Debug, Args)]
+pub(crate) struct DevicesArgs {
+    /// The disk with Debian that has fio [default: target/debian-amd64.img]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) disk: Option<PathBuf>,
+    /// Run only this side; may be repeated [default: all]
+    #[arg(long, value_name = "WHAT")]
+    pub(crate) on: Vec<On>,
+    /// Let KVM poll for up to 200 us before it halts, as it does by default. That is counted as work
+    #[arg(long)]
+    pub(crate) kvm_polls: bool,
+    /// Rounds, in each of which all sides run; the table shows medians
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) runs: u32,
+    #[command(flatten)]
+    pub(crate) output: Output<150>,
 }
 
 /// Arguments of `bench isolation`.

@@ -43,8 +43,7 @@ struct Made<'a> {
 /// Makes the disk, unless there is a current one; the result is the exit status.
 pub(crate) fn image(args: &ImageDebianArgs, signals: &Signals) -> Result<u8> {
     let started = Instant::now();
-    let usual = || workspace::target_dir(&format!("debian-{}.img", args.arch.debian()));
-    let path = args.output.clone().unwrap_or_else(usual);
+    let path = args.output.clone().unwrap_or_else(|| usual(args.arch));
     let files = cache::guest_files(args.arch, false)?;
     let stamp = Stamp::new(args.arch, args.size, &files.versions.kernel, &args.password);
     let made = args.force || stamp::state(&path, &stamp)? == State::Missing;
@@ -71,6 +70,20 @@ pub(crate) fn image(args: &ImageDebianArgs, signals: &Signals) -> Result<u8> {
         println!("{}, {} used; {}; {state}", size::display(bytes), size::display(bytes_used), stamp.kernel);
     }
     Ok(0)
+}
+
+/// The place of the disk unless another one is given.
+fn usual(arch: Arch) -> PathBuf {
+    workspace::target_dir(&format!("debian-{}.img", arch.debian()))
+}
+
+/// The disk in the usual place, as it is; it is made if there is none.
+pub(crate) fn usual_disk(arch: Arch) -> Result<PathBuf> {
+    let path = usual(arch);
+    if !path.is_file() {
+        disk_for_tests(arch, &path)?;
+    }
+    Ok(path)
 }
 
 /// Size of the disks for tests.

@@ -11,7 +11,14 @@ use anyhow::{Context, Result, ensure};
 pub(crate) enum Network {
     /// QEMU's user network: the guest reaches the outside as this user does, and is not reached
     User,
+    /// The same without the outside: what is sent to port 9 of [`SINK`] is taken and forgotten, for
+    /// measurements
+    #[value(skip)]
+    Sink,
 }
+
+/// The address of the peer in [`Network::Sink`].
+pub(crate) const SINK: &str = "10.0.2.100";
 
 /// The devices of one guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -112,15 +119,18 @@ pub(crate) fn build<'d>(
                 ]
             })?;
         }
-        match devices.network {
-            Some(Network::User) => add(&|place| {
+        if let Some(network) = devices.network {
+            let settings = match network {
+                Network::User => String::new(),
+                Network::Sink => format!(",restrict=on,guestfwd=tcp:{SINK}:9-null"),
+            };
+            add(&|place| {
                 [
                     format!("virtio-net-pci,netdev=net{place},disable-legacy=on,iommu_platform=on"),
                     "-netdev".to_owned(),
-                    format!("user,id=net{place}"),
+                    format!("user,id=net{place}{settings}"),
                 ]
-            })?,
-            None => {}
+            })?;
         }
         if !devices.is_empty() {
             places.guest += 1;
@@ -182,13 +192,14 @@ mod tests {
             network: Some(Network::User),
             functions: vec!["nvme".into()],
         };
-        let db = Devices { network: Some(Network::User), ..Devices::default() };
+        let db = Devices { network: Some(Network::Sink), ..Devices::default() };
         let built = build(Platform::X86_64, [&web, &Devices::default(), &db].into_iter(), true).unwrap();
         assert_eq!(built.names, ["nvme 00:08.0 00:09.0 00:0a.0", "", "00:0b.0"]);
         let args = built.args.join(" ");
         assert!(args.starts_with("-device amd-iommu,intremap=on,pt=off "), "{args}");
         assert!(args.contains("format=raw,file=/a,,b"), "{args}");
         assert!(args.contains("virtio-net-pci,netdev=net10,disable-legacy=on,iommu_platform=on,addr=0xa"));
+        assert!(args.contains("user,id=net11,restrict=on,guestfwd=tcp:10.0.2.100:9-null"), "{args}");
         assert!(args.contains("netdev=net11") && args.contains("addr=0xb"), "{args}");
         let bare = build(Platform::X86_64, [&web].into_iter(), false).unwrap();
         assert!(!bare.args.join(" ").contains("amd-iommu"));

@@ -67,6 +67,9 @@ pub(crate) enum Clock {
     /// The number of executed instructions, 1 ns each, with all CPUs in turn in one thread. Two
     /// runs of the same program are identical to the instruction.
     Instructions,
+    /// The same while a CPU executes any, and the host's clock while all wait: for devices that
+    /// take the host's time.
+    InstructionsAndWaits,
 }
 
 /// Counts of executed instructions by kind, by `host/plugin`.
@@ -158,6 +161,10 @@ impl Spec {
                 "-accel tcg,thread=single -icount shift=0,sleep=off \
                  -rtc base=2024-01-01T00:00:00,clock=vm -seed 1",
             ),
+            Clock::InstructionsAndWaits => args.words(
+                "-accel tcg,thread=single -icount shift=0,sleep=on \
+                 -rtc base=2024-01-01T00:00:00,clock=vm -seed 1",
+            ),
         }
         // The keyboard's Ctrl-C is the guest's: signal=off. QEMU's escape, Ctrl-A, needs the mux.
         args.words(match self.console {
@@ -200,7 +207,7 @@ impl Spec {
             // in a guest.
             machine += ",virtualization=on";
         }
-        if self.clock == Clock::Instructions {
+        if self.clock != Clock::Wall {
             machine += ",dtb-randomness=off";
         }
         args.pair("-machine", machine);
@@ -332,7 +339,7 @@ mod tests {
             let has_icount =
                 |clock| arguments(platform, clock, Console::Capture).iter().any(|arg| arg == "-icount");
             assert!(!has_icount(Clock::Wall));
-            assert!(has_icount(Clock::Instructions));
+            assert!(has_icount(Clock::Instructions) && has_icount(Clock::InstructionsAndWaits));
         }
     }
 

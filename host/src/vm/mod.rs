@@ -1,5 +1,6 @@
 //! A guest and the way it is put into the machine: on Quell by a bundle, or directly.
 
+mod owning;
 pub(crate) mod several;
 
 use crate::arch::{Arch, Platform};
@@ -271,7 +272,7 @@ impl StockGuest {
         ensure!(self.arch == Arch::X86_64, "KVM runs on x86_64 machines only");
         let around = match clock {
             Clock::Wall => peer::Around { cpus, has_first: true },
-            Clock::Instructions => {
+            Clock::Instructions | Clock::InstructionsAndWaits => {
                 ensure!(cpus == 1, "where instructions are counted KVM has 1 CPU: with more it stands still");
                 peer::Around { cpus, has_first: false }
             }

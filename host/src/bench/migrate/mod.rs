@@ -117,7 +117,7 @@ impl Bench<'_> {
         for metric in &METRICS {
             let ns = (metric.of)(before, &stops);
             match clock {
-                Clock::Instructions => {
+                Clock::Instructions | Clock::InstructionsAndWaits => {
                     samples.add(&case, Subject::Quell, metric.name, "instructions", ns);
                 }
                 Clock::Wall => samples.add(&case, Subject::Quell, metric.wall, "ms", ns / 1e6),

@@ -4,12 +4,14 @@
 mod backports;
 mod debian;
 mod foreign;
+mod owning;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use backports::{newer_emulator, newer_kernel};
 pub(crate) use debian::{DebianPackages, debian_packages};
 pub(crate) use foreign::{ForeignQemu, foreign_qemu};
+pub(crate) use owning::{OwningKernel, owning_kernel};
 
 use crate::arch::Arch;
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -158,7 +160,7 @@ fn fetch_with(apt: &Apt, arch: Arch, work: &Path) -> Result<Versions> {
     let kernel = unpack(work, &kernel_package)?;
     let busybox = unpack(work, BUSYBOX_PACKAGE)?;
     fs::rename(find(&kernel.root.join("boot"), "vmlinuz-")?, work.join("vmlinuz"))?;
-    keep_modules(&kernel.root, &work.join("modules"))?;
+    keep_modules(&kernel.root, &KVM_MODULES, &work.join("modules"))?;
     let places = ["bin/busybox", "usr/bin/busybox"];
     let binary = places.iter().map(|place| busybox.root.join(place)).find(|path| path.is_file());
     fs::rename(binary.context("the package has no busybox in it")?, work.join("busybox"))?;
@@ -181,9 +183,9 @@ fn find(directory: &Path, prefix: &str) -> Result<PathBuf> {
     names.iter().find(starts).cloned().with_context(|| format!("no {prefix}* in {}", directory.display()))
 }
 
-/// Moves the modules of KVM from the package's tree to `directory`. Some distributions have them in
-/// another package.
-fn keep_modules(tree: &Path, directory: &Path) -> Result<()> {
+/// Moves the modules with these names from the package's tree to `directory`. Some distributions
+/// have them in another package.
+fn keep_modules(tree: &Path, names: &[&str], directory: &Path) -> Result<()> {
     fs::create_dir(directory)?;
     let mut left = vec![tree.join("lib/modules"), tree.join("usr/lib/modules")];
     while let Some(place) = left.pop() {
@@ -193,7 +195,7 @@ fn keep_modules(tree: &Path, directory: &Path) -> Result<()> {
             let name = entry.file_name();
             if entry.file_type()?.is_dir() {
                 left.push(entry.path());
-            } else if KVM_MODULES.iter().any(|module| name == *module) {
+            } else if names.iter().any(|module| name == *module) {
                 fs::rename(entry.path(), directory.join(name))?;
             }
         }

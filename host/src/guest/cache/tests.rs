@@ -34,7 +34,7 @@ fn the_modules_of_kvm_are_kept_and_no_others() {
     for name in ["kvm.ko", "kvm-amd.ko", "kvm-intel.ko"] {
         fs::write(place.join(name), name).expect("writes");
     }
-    keep_modules(&tree, &kept).expect("moves");
+    keep_modules(&tree, &KVM_MODULES, &kept).expect("moves");
     let names = fs::read_dir(&kept).expect("is there").map(|entry| entry.expect("reads").file_name());
     let mut names: Vec<_> = names.collect();
     names.sort();

@@ -4,6 +4,7 @@
 //! an initial RAM disk with its libraries and firmware; nothing is installed anywhere.
 
 pub(crate) mod arm;
+pub(crate) mod owning;
 
 use super::cache::{GuestFiles, KVM_MODULES};
 use super::cpio::Archive;
@@ -118,17 +119,7 @@ pub(crate) fn archive(files: &GuestFiles, inner: &Inner<'_>, around: Around) -> 
         ensure!(path.is_file(), "the kernel's package ({}) has no {module}", files.versions.kernel);
         tree.add(&format!("modules/{module}"), &path)?;
     }
-    let qemu = program(Arch::X86_64.qemu())?;
-    tree.add("bin/qemu", &qemu)?;
-    for library in libraries(&qemu)? {
-        let name = library.to_string_lossy();
-        tree.add(name.trim_start_matches('/'), &library)?;
-    }
-    let directories = data_directories(&qemu)?;
-    for name in FIRMWARE {
-        let path = directories.iter().map(|directory| directory.join(name)).find(|path| path.is_file());
-        tree.add(&format!("firmware/{name}"), &path.with_context(|| format!("QEMU has no {name}"))?)?;
-    }
+    tree.add_qemu()?;
     tree.add_guest(inner)?;
     if inner.has_rom {
         let image = (0..rom::LEN / rom::LINE).flat_map(|index| rom::line(rom::LEN, index));
@@ -201,6 +192,22 @@ impl Tree {
         }
         let data = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
         self.archive.file(name, 0o755, &data);
+        Ok(())
+    }
+
+    /// Adds this system's QEMU with its libraries and its firmware.
+    fn add_qemu(&mut self) -> Result<()> {
+        let qemu = program(Arch::X86_64.qemu())?;
+        self.add("bin/qemu", &qemu)?;
+        for library in libraries(&qemu)? {
+            let name = library.to_string_lossy();
+            self.add(name.trim_start_matches('/'), &library)?;
+        }
+        let directories = data_directories(&qemu)?;
+        for name in FIRMWARE {
+            let path = directories.iter().map(|directory| directory.join(name)).find(|path| path.is_file());
+            self.add(&format!("firmware/{name}"), &path.with_context(|| format!("QEMU has no {name}"))?)?;
+        }
         Ok(())
     }
 

@@ -1,0 +1,55 @@
+//! Guests with devices under KVM, and initial RAM disks for measurements.
+
+use super::{Guest, StockGuest};
+use crate::arch::{Arch, Platform};
+use crate::guest::cache::OwningKernel;
+use crate::guest::peer::owning::Given;
+use crate::guest::peer::{self, Flushes};
+use crate::guest::{cpio::Archive, initramfs};
+use crate::machine::devices;
+use crate::machine::spec::{Clock, Payload, Spec};
+use crate::workspace;
+use anyhow::{Context, Result, ensure};
+use std::fs;
+use std::path::Path;
+
+impl StockGuest {
+    /// A machine of one CPU whose kernel runs `guest` under KVM and gives it its devices. `polls`
+    /// says whether KVM polls before it halts.
+    pub(crate) fn with_kvm_and_devices(
+        &self,
+        kernel: &OwningKernel,
+        guest: &Guest,
+        polls: bool,
+        clock: Clock,
+        directory: &Path,
+    ) -> Result<Spec> {
+        ensure!(self.arch == Arch::X86_64, "KVM gives devices to guests on x86_64 machines only");
+        let built = devices::build(guest.platform, [&guest.devices].into_iter(), true)?;
+        let names = built.names.concat();
+        let functions: Vec<_> = names.split_whitespace().map(str::to_owned).collect();
+        // One vCPU flushes nobody: KVM has its own interface, which is its best.
+        let inner = guest.under_kvm(Flushes::Paravirtual, false);
+        let files = peer::owning::archive(kernel, &inner, &Given { functions: &functions, polls })?;
+        let initrd = [self.initramfs.clone(), files].concat();
+        let memory = peer::memory(&inner, initrd.len() as u64);
+        let path = directory.join("initrd");
+        fs::write(&path, initrd).context("cannot write the initial RAM disk")?;
+        let payload = Payload::Bare {
+            kernel: kernel.kernel.clone(),
+            initrd: Some(path),
+            cmdline: peer::owning::cmdline(),
+        };
+        Ok(Spec { clock, devices: built.args, ..Spec::new(Platform::X86_64, payload, 1, memory) })
+    }
+
+    /// The initial RAM disk that runs a command, with the program `phase`, by which the command
+    /// tells what is counted.
+    pub(crate) fn counting_initrd(&self, command: &str) -> Result<Vec<u8>> {
+        let path = workspace::build(workspace::PHASE, self.arch)?;
+        let program = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let mut archive = Archive::default();
+        archive.file("bin/phase", 0o755, &program);
+        Ok([self.initramfs.clone(), archive.finish(), initramfs::command(command)].concat())
+    }
+}
