@@ -36,8 +36,8 @@ impl Devices {
         *self == Self::default()
     }
 
-    /// Whether the stock kernel boots from a disk: it does not if an initial RAM disk is given, or a
-    /// command, which is run in one.
+    /// Whether the stock kernel boots from a disk: it does not if an initial RAM disk is given, or
+    /// a command, which is run in one.
     pub(crate) fn boot(&self, has_initrd: bool, has_command: bool) -> bool {
         !self.disks.is_empty() && !has_initrd && !has_command
     }
