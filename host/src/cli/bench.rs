@@ -155,13 +155,13 @@ pub(crate) struct AllArgs {
 
 /// Measure instructions per transfer of a guest that owns a disk and a network card
 ///
-/// On a machine of one CPU that counts instructions, the guest reads and writes its NVMe disk by
-/// fio, and sends a TCP stream: a fixed number of transfers each. The same guest does the same on
-/// the bare machine, on Quell, and on Linux KVM, which gives it the same devices by vfio. Waits cost
-/// nothing; the work of the hypervisor counts. Exits with status 1 if Quell has less than 0.9 of
-/// the bare machine's transfers per instruction, or less than 1.5 times KVM's, or more than 2 exits
-/// for a transfer. The disk with fio is that of `./quell image-debian`, which is made if there is
-/// none; it is only read.
+/// On a machine of one CPU that counts instructions, the guest reads and writes its NVMe disk
+/// by fio, and sends a TCP stream: a fixed number of transfers each. The same guest does the
+/// same on the bare machine, on Quell, and on Linux KVM, which gives it the same devices by
+/// vfio. Waits cost nothing; the work of the hypervisor counts. Exits with status 1 if Quell
+/// has less than 0.9 of the bare machine's transfers per instruction, or less than 1.5 times
+/// KVM's, or more than 2 exits for a transfer. The disk with fio is that of `./quell image-
+/// debian`, which is made if there is none; it is only read.
 #[derive(Debug, Args)]
 pub(crate) struct DevicesArgs {
     /// The disk with Debian that has fio [default: target/debian-amd64.img]
@@ -170,7 +170,7 @@ pub(crate) struct DevicesArgs {
     /// Run only this side; may be repeated [default: all]
     #[arg(long, value_name = "WHAT")]
     pub(crate) on: Vec<On>,
-    /// Let KVM poll for up to 200 us before it halts, as it does by default. That is counted as work
+    /// Let KVM poll for up to 200 us before it halts, as it does by default. That counts as work
     #[arg(long)]
     pub(crate) kvm_polls: bool,
     /// Rounds, in each of which all sides run; the table shows medians

@@ -1,5 +1,5 @@
-//! Signals with an instruction that a phase begins: `phase N`, a number of `hostlink::phase::Phase`.
-//! What is executed from then on is counted for that phase.
+//! Signals with an instruction that a phase begins: `phase N`, a number of
+//! `hostlink::phase::Phase`. What is executed from then on is counted for that phase.
 
 use hostlink::phase::Phase;
 use std::env;

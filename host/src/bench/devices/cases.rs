@@ -60,10 +60,11 @@ pub(super) const DATA_BYTES: u64 = 64 << 20;
 /// The serial numbers of the disk with the programs, and of the other one.
 const SERIALS: [&str; 2] = ["disk8", "disk9"];
 
-/// Before all cases: finds the disks by their serial numbers, whichever driver was faster, and makes
-/// Debian the system, of which nothing runs but what is started here. `before` and `after` surround
-/// what is counted, report what the devices have done up to then, and wait until the host has heard
-/// it. They report twice: a line that passes two hypervisors is damaged now and then.
+/// Before all cases: finds the disks by their serial numbers, whichever driver was faster, and
+/// makes Debian the system, of which nothing runs but what is started here.
+///
+/// `before` and `after` surround what is counted, report what the devices have done up to then, and
+/// wait until the host has heard it. They report twice: a report was missing once.
 const SETUP: &str = r#"
 trap '[ $? = 0 ] || echo "{\"event\":\"failed\"}" >/dev/report' EXIT
 set -e
