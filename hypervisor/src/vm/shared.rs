@@ -9,7 +9,7 @@
 //! until the guest reads its status.
 //!
 //! All ends are behind one lock, which is held while a guest is interrupted. So once a guest has
-//! [left](Regions::leave), nobody uses it because of a region. It is taken after the locks of a
+//! left (`Regions::leave`), nobody uses it because of a region. It is taken after the locks of a
 //! guest's functions and of its bus, and before that of an interrupt controller.
 
 use alloc::vec::Vec;
