@@ -18,7 +18,7 @@ const CONFIG_COUNT_LONG: u64 = 1_000_000;
 /// The first life of the bad guest is from this seed, the next from the next.
 const SEED: u64 = 0x5eed;
 const LIVES: u64 = 2;
-const TIMEOUT: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(600);
 const TIMEOUT_LONG: Duration = Duration::from_secs(3600);
 /// Bytes of a disk, and what is in the other guest's: the guest reads that again and again.
 const DISK: usize = 1 << 20;
