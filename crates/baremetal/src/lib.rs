@@ -44,6 +44,8 @@ pub mod handlers;
 #[cfg(all(target_os = "none", any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub mod nvme;
 #[cfg(all(target_os = "none", any(target_arch = "x86_64", target_arch = "aarch64")))]
+pub mod pci;
+#[cfg(all(target_os = "none", any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub mod processors;
 #[cfg(all(target_os = "none", target_arch = "x86_64"))]
 pub mod x86_64;

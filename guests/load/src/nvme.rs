@@ -2,16 +2,9 @@
 
 use baremetal::nvme::{self, Controller, Queue};
 use baremetal::pages::{PAGE, Page};
+use baremetal::pci::{CLASS, COMMAND, ConfigSpace, MEMORY_AND_DMA};
 
 use crate::guest::Failure;
-use crate::machine::ConfigSpace;
-
-/// Registers of configuration space: class, command, first BAR.
-const CLASS_REGISTER: u8 = 0x08;
-const COMMAND_REGISTER: u8 = 0x04;
-const BAR: u8 = 0x10;
-/// The command register: memory is decoded, DMA is on.
-const MEMORY_AND_DMA: u32 = 6;
 
 /// Entries of the queue for admin commands.
 const ADMIN_ENTRIES: u32 = 4;
@@ -32,12 +25,10 @@ impl From<nvme::Refused> for Failure {
 
 /// The first controller, started, and its queue for admin commands.
 fn start() -> Result<(Controller, Queue), Failure> {
-    let config =
-        ConfigSpace::find(|config| config.read(CLASS_REGISTER) >> 8 == nvme::CLASS).ok_or(Failure::Absent)?;
-    config.write(COMMAND_REGISTER, MEMORY_AND_DMA);
-    let base = u64::from(config.read(BAR) & !15) | u64::from(config.read(BAR + 4)) << 32;
+    let config = ConfigSpace::find(|config| config.read(CLASS) >> 8 == nvme::CLASS).ok_or(Failure::Absent)?;
+    config.write(COMMAND, MEMORY_AND_DMA);
     // SAFETY: the BAR is decoded; the controller writes to its queues, and where it is told.
-    let controller = unsafe { Controller::new(base) };
+    let controller = unsafe { Controller::new(config.base(0)) };
     let mut admin = Queue::new(0, ADMIN_ENTRIES, &ADMIN);
     controller.start(&mut admin)?;
     Ok((controller, admin))

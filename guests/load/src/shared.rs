@@ -4,25 +4,23 @@
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use baremetal::arch::{clock, guarded};
+use baremetal::pci::{COMMAND, ConfigSpace, MEMORY_AND_DMA};
 use load::command::Share;
 
 use crate::guest::Failure;
-use crate::machine::{self, ConfigSpace};
+use crate::machine;
 
 /// What the device is: its first register of configuration space.
 const DEVICE: u32 = 0x1110_1af4;
-const COMMAND_REGISTER: u8 = 0x04;
-/// The command register: memory is decoded; messages are sent.
-const MEMORY_AND_MASTER: u32 = 6;
 /// The BARs of its registers, of the table of MSI-X, and of the memory.
-const REGISTERS: u8 = 0x10;
-const TABLE: u8 = 0x14;
-const MEMORY: u8 = 0x18;
+const REGISTERS: u8 = 0;
+const TABLE: u8 = 1;
+const MEMORY: u8 = 2;
 /// Registers.
 const POSITION: u64 = 8;
 const DOORBELL: u64 = 12;
-/// Time to wait for another guest.
-const PATIENCE_NS: u64 = 60_000_000_000;
+/// Milliseconds to wait for another guest.
+const PATIENCE_MS: u64 = 60_000;
 
 /// Interrupts have been set up. The only processor that uses this has done it.
 static LISTENS: AtomicBool = AtomicBool::new(false);
@@ -30,13 +28,13 @@ static LISTENS: AtomicBool = AtomicBool::new(false);
 /// Does something with the device; returns the guest's own number, or how often it was rung.
 pub(crate) fn share(what: Share, place: u64, value: u64) -> Result<u64, Failure> {
     let config = ConfigSpace::find(|config| config.read(0) == DEVICE).ok_or(Failure::Absent)?;
-    config.write(COMMAND_REGISTER, MEMORY_AND_MASTER);
-    let bar = |register| u64::from(config.read(register) & !15);
-    let registers = bar(REGISTERS);
+    // Messages are DMA.
+    config.write(COMMAND, MEMORY_AND_DMA);
+    let registers = config.base(REGISTERS);
     if !LISTENS.swap(true, Ordering::Relaxed) {
-        machine::listen(&config, registers, bar(TABLE));
+        machine::listen(&config, registers, config.base(TABLE));
     }
-    let at = bar(MEMORY) + place;
+    let at = config.base(MEMORY) + place;
     match what {
         // SAFETY: the memory is there for this, and a fault is guarded.
         Share::Put => unsafe { guarded::store(at, value) }.map_err(|_| Failure::Fault(at))?,
@@ -64,12 +62,5 @@ pub(crate) fn write(address: u64, value: u32) {
 
 /// Waits until something is so.
 fn wait(is_so: impl Fn() -> bool) -> Result<(), Failure> {
-    let begin = clock::now();
-    while !is_so() {
-        if machine::nanoseconds(clock::now() - begin) > PATIENCE_NS {
-            return Err(Failure::Silent);
-        }
-        core::hint::spin_loop();
-    }
-    Ok(())
+    if clock::wait_until(PATIENCE_MS, is_so) { Ok(()) } else { Err(Failure::Silent) }
 }

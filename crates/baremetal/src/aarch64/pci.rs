@@ -24,17 +24,17 @@ impl ConfigSpace {
     /// Reads a double word; all ones where there is no function.
     pub fn read(&self, register: u8) -> u32 {
         // SAFETY: configuration space is there, see `find`; reading it changes nothing.
-        unsafe { self.place(register).read_volatile() }
+        unsafe { self.register(register).read_volatile() }
     }
 
     /// Writes a double word. The caller has the function to itself.
     pub fn write(&self, register: u8, value: u32) {
         // SAFETY: configuration space is there, see `find`, and the caller has the function to
         // itself.
-        unsafe { self.place(register).write_volatile(value) };
+        unsafe { self.register(register).write_volatile(value) };
     }
 
-    fn place(self, register: u8) -> *mut u32 {
+    fn register(self, register: u8) -> *mut u32 {
         (self.0 + u64::from(register & !3)) as *mut u32
     }
 }

@@ -7,18 +7,6 @@ const ADDRESS: u16 = 0xcf8;
 const DATA: u16 = 0xcfc;
 const ENABLE: u32 = 1 << 31;
 
-/// Registers: command and status, class, first base address, first capability.
-pub const COMMAND: u8 = 0x04;
-/// The class, behind the revision.
-pub const CLASS: u8 = 0x08;
-/// The first base address.
-pub const BAR: u8 = 0x10;
-const CAPABILITIES: u8 = 0x34;
-/// The type of a BAR: of 64 bits.
-const IS_64_BIT: u32 = 4;
-/// The command register: memory is decoded, DMA is on.
-pub const MEMORY_AND_DMA: u32 = 6;
-
 /// Configuration space of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConfigSpace {
@@ -81,36 +69,5 @@ impl ConfigSpace {
                 _ => Port::new(port).read(),
             }
         }
-    }
-
-    /// Where a BAR is now.
-    pub fn base(&self, number: u8) -> u64 {
-        let register = BAR + number * 4;
-        let low = self.read(register);
-        let high = if low & 6 == IS_64_BIT { self.read(register + 4) } else { 0 };
-        u64::from(low & !15) | u64::from(high) << 32
-    }
-
-    /// Puts a BAR at an address.
-    pub fn place(&self, number: u8, address: u64) {
-        let register = BAR + number * 4;
-        if self.read(register) & 6 == IS_64_BIT {
-            self.write(register + 4, (address >> 32) as u32);
-        }
-        self.write(register, address as u32);
-    }
-
-    /// The register of a capability.
-    pub fn capability(&self, id: u8) -> Option<u8> {
-        let mut at = self.read(CAPABILITIES) as u8;
-        // As many as have room.
-        for _ in 0..48 {
-            match at {
-                0 => return None,
-                _ if self.read(at) as u8 == id => return Some(at),
-                _ => at = (self.read(at) >> 8) as u8,
-            }
-        }
-        None
     }
 }

@@ -5,14 +5,13 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use baremetal::aarch64::info::BootInfo;
 use baremetal::aarch64::{boot, clock, gic, interrupts, power, processors};
-
+use baremetal::pci::ConfigSpace;
 use load::command::Misuse;
 
 use super::Absent;
 use crate::guest::Failure;
 use crate::shared;
 
-pub(crate) use baremetal::aarch64::pci::ConfigSpace;
 pub(crate) use clock::nanoseconds;
 pub(crate) use power::{halt, off};
 

@@ -2,8 +2,8 @@
 
 use core::arch::asm;
 
+use baremetal::pci::ConfigSpace;
 use baremetal::x86_64::info::BootInfo;
-pub(crate) use baremetal::x86_64::pci::ConfigSpace;
 use baremetal::x86_64::power::{self, Switch};
 use baremetal::x86_64::{apic, boot, clock, firmware, interrupts, processors};
 use spin::Once;

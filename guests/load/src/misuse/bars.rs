@@ -3,8 +3,8 @@
 use baremetal::arch::guarded;
 use baremetal::nvme::VERSION;
 use baremetal::pages::Page;
+use baremetal::pci::{COMMAND, MEMORY_AND_DMA};
 use baremetal::random::Random;
-use baremetal::x86_64::pci::{COMMAND, MEMORY_AND_DMA};
 use core::sync::atomic::Ordering;
 
 use super::{Devices, HOME, HOME_STEP, ensure, is_enough, page_of};

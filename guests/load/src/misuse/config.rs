@@ -1,7 +1,7 @@
 //! Configuration space: writes and reads of all sizes at all places.
 
+use baremetal::pci::{BAR, COMMAND, ConfigSpace};
 use baremetal::random::Random;
-use baremetal::x86_64::pci::{BAR, COMMAND, ConfigSpace};
 use x86_64::instructions::port::Port;
 
 use super::{Devices, ensure};

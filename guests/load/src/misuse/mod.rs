@@ -12,8 +12,8 @@ mod registers;
 use arrayvec::ArrayVec;
 use baremetal::nvme;
 use baremetal::pages::PAGE;
+use baremetal::pci::{CLASS, COMMAND, ConfigSpace, MEMORY_AND_DMA};
 use baremetal::random::Random;
-use baremetal::x86_64::pci::{CLASS, COMMAND, ConfigSpace, MEMORY_AND_DMA};
 use load::command::Misuse;
 
 use crate::guest::Failure;
@@ -121,7 +121,7 @@ impl Function {
     /// Whether a BAR's register is the upper half of the one before.
     fn is_upper_half(&self, bar: u8) -> bool {
         let Some(before) = bar.checked_sub(1) else { return false };
-        let register = |bar: u8| self.config.read(baremetal::x86_64::pci::BAR + bar * 4);
+        let register = |bar: u8| self.config.read(baremetal::pci::BAR + bar * 4);
         register(before) & 6 == 4 && !self.is_upper_half(before)
     }
 }

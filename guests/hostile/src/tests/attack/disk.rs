@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use baremetal::nvme::{self, Controller, ENTRIES_MAX, Queue};
 use baremetal::pages::Page;
-use baremetal::x86_64::pci::{COMMAND, ConfigSpace, MEMORY_AND_DMA};
+use baremetal::pci::{CLASS, COMMAND, ConfigSpace, MEMORY_AND_DMA};
 use baremetal::x86_64::{interrupts, processors};
 use spin::Mutex;
 
@@ -39,7 +39,7 @@ struct Reader {
 
 /// Starts the disk, with a queue for each processor whose completions interrupt it.
 pub(super) fn prepare() -> Verdict {
-    let is_disk = |config: &ConfigSpace| config.read(8) >> 8 == nvme::CLASS;
+    let is_disk = |config: &ConfigSpace| config.read(CLASS) >> 8 == nvme::CLASS;
     let Some(config) = ConfigSpace::find(is_disk) else {
         return Err(failure(format_args!("there is no disk")));
     };
