@@ -22,6 +22,7 @@ use stay::iommu::{self as engine, Begun, Device, Domain};
 use stay::{Mistake, Mistakes};
 
 use crate::owned::Translations;
+use crate::owned::tables::{address, ring, words};
 use crate::pages::Pages;
 use crate::vm::files::makes;
 
@@ -308,22 +309,4 @@ impl Iommu {
 /// which is written last, and a blocked one by the same word, written first.
 pub(super) const fn order(entry: DeviceEntry) -> [usize; WORDS] {
     if entry.is_translated() { [3, 2, 1, 0] } else { [0, 1, 2, 3] }
-}
-
-/// Physical address of memory that is mapped one to one.
-fn address<T>(items: &'static [T]) -> u64 {
-    items.as_ptr().expose_provenance() as u64
-}
-
-/// The words of pages that are never freed: an IOMMU may read them at any time.
-fn words(pages: Pages) -> &'static [AtomicU64] {
-    let len = pages.words().len();
-    // SAFETY: the pages are leaked, zeroed, and used as words only.
-    unsafe { core::slice::from_raw_parts(pages.forever() as *const AtomicU64, len) }
-}
-
-/// The entries of a ring in a page that is never freed.
-fn ring(page: Pages) -> &'static [Entry] {
-    // SAFETY: the page is leaked; an entry consists of two words, and a zeroed one is valid.
-    unsafe { core::slice::from_raw_parts(page.forever() as *const Entry, ENTRIES) }
 }

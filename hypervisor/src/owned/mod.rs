@@ -8,6 +8,7 @@
 //! | `functions` | one guest's functions: what the guest wants, and what the real ones do |
 //! | `registers` | which of their registers the hypervisor maps for itself |
 //! | `slots` | their registers among the guest's memory slots |
+//! | `tables` | memory that IOMMUs read and write |
 //! | `trapped` | accesses to registers that are not mapped |
 //! | `life` | reset, attachment, return |
 //! | `shared` | functions that are made up, for memory that guests share |
@@ -23,6 +24,7 @@ mod platform;
 mod registers;
 mod shared;
 mod slots;
+pub(crate) mod tables;
 mod trapped;
 
 pub use domains::Domains;

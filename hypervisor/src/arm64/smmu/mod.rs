@@ -31,6 +31,7 @@ use stay::Mistakes;
 use stay::iommu::{self as engine, Begun, Device, Domain};
 
 use super::lines::Pin;
+use crate::owned::tables::{address, ring, words};
 use crate::owned::{Iommu, Translations};
 use crate::pages::Pages;
 use crate::vm::files::makes;
@@ -353,24 +354,6 @@ fn store(place: &[AtomicU64], words: impl Iterator<Item = (usize, u64)>) {
             word.store(value, Ordering::Relaxed);
         }
     }
-}
-
-/// Physical address of memory that is mapped one to one.
-fn address<T>(items: &'static [T]) -> u64 {
-    items.as_ptr().expose_provenance() as u64
-}
-
-/// The words of pages that are never freed: an SMMU may read them at any time.
-fn words(pages: Pages) -> &'static [AtomicU64] {
-    let len = pages.words().len();
-    // SAFETY: the pages are leaked, zeroed, and used as words only.
-    unsafe { core::slice::from_raw_parts(pages.forever() as *const AtomicU64, len) }
-}
-
-/// The entries of a ring in a page that is never freed.
-fn ring(page: Pages) -> &'static [Entry] {
-    // SAFETY: the page is leaked; an entry consists of two words, and a zeroed one is valid.
-    unsafe { core::slice::from_raw_parts(page.forever() as *const Entry, 1 << COMMANDS_ORDER) }
 }
 
 const _: () = assert!(CONTEXTS * WORDS * 8 == 4096);
