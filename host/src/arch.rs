@@ -19,6 +19,14 @@ impl Arch {
     /// Both.
     pub(crate) const ALL: [Self; 2] = [Self::X86_64, Self::Aarch64];
 
+    /// Its platform unless another one is asked for.
+    pub(crate) const fn usual(self) -> Platform {
+        match self {
+            Self::X86_64 => Platform::X86_64,
+            Self::Aarch64 => Platform::Aarch64(ArmCpu::Max),
+        }
+    }
+
     /// Its name, on the command line and in output.
     pub(crate) const fn name(self) -> &'static str {
         match self {
@@ -164,10 +172,7 @@ impl PlatformArgs {
             arch == Arch::Aarch64 || self.cpu.is_none(),
             "--cpu names a model of aarch64; give --arch aarch64 as well"
         );
-        Ok(match arch {
-            Arch::X86_64 => Platform::X86_64,
-            Arch::Aarch64 => Platform::Aarch64(self.cpu.unwrap_or(ArmCpu::Max)),
-        })
+        Ok(self.cpu.map_or(arch.usual(), Platform::Aarch64))
     }
 }
 

@@ -2,7 +2,7 @@
 //! themselves.
 
 use super::files::SETUP;
-use crate::arch::{Arch, ArmCpu, Platform};
+use crate::arch::Arch;
 use crate::machine::child::describe;
 use crate::machine::outcome::Outcome;
 use crate::machine::process::{End, Flow, Machine};
@@ -41,13 +41,9 @@ pub(crate) enum Writes {
 
 /// A machine that boots from the disk, with a network card.
 pub(crate) fn machine(arch: Arch, kernel: &Path, disk: &Path, words: &str, writes: Writes) -> Spec {
-    let platform = match arch {
-        Arch::X86_64 => Platform::X86_64,
-        Arch::Aarch64 => Platform::Aarch64(ArmCpu::Max),
-    };
     let cmdline = format!("{} {ROOT} {words}", arch.console());
     let payload = Payload::Bare { kernel: kernel.to_owned(), initrd: None, cmdline };
-    let mut spec = Spec::new(platform, payload, CPUS, MEMORY);
+    let mut spec = Spec::new(arch.usual(), payload, CPUS, MEMORY);
     let cache = match writes {
         Writes::Kept => "writeback",
         Writes::Late => "unsafe",

@@ -5,8 +5,9 @@
 //! elsewhere. It is the same memory, zeroed. If the device then still reaches it at the former
 //! address, an invalidation is missing.
 
+use super::arm::MAX;
 use super::cases::{Body, Case, case};
-use crate::arch::{ArmCpu, Platform};
+use crate::arch::Platform;
 use crate::machine::devices::{Devices, Network};
 use crate::machine::outcome::Outcome;
 use crate::machine::process::{Flow, Machine};
@@ -22,14 +23,13 @@ use std::path::Path;
 use std::time::Duration;
 
 const X86: Platform = Platform::X86_64;
-const ARM: Platform = Platform::Aarch64(ArmCpu::Max);
 
 /// The rows.
 pub(super) const ROWS: [Case; 10] = [
     case("p16_memory_that_goes_is_gone_for_devices", GONE, Body::Own(|at| dma(X86, at, &[], false))),
-    case("p16_memory_that_goes_is_gone_for_devices_on_arm", GONE, Body::Own(|at| dma(ARM, at, &[], false))),
+    case("p16_memory_that_goes_is_gone_for_devices_on_arm", GONE, Body::Own(|at| dma(MAX, at, &[], false))),
     case("p16_missing_iommu_invalidation_is_caught", NOT_TOLD, Body::Own(|at| dma(X86, at, NO_WORD, true))),
-    case("p16_missing_smmu_invalidation_is_caught", NOT_TOLD, Body::Own(|at| dma(ARM, at, NO_WORD, true))),
+    case("p16_missing_smmu_invalidation_is_caught", NOT_TOLD, Body::Own(|at| dma(MAX, at, NO_WORD, true))),
     case(
         "p16_iommu_invalidation_of_another_domain_is_caught",
         OTHER_DOMAIN,
@@ -38,12 +38,12 @@ pub(super) const ROWS: [Case; 10] = [
     case(
         "p16_smmu_invalidation_of_another_domain_is_caught",
         OTHER_DOMAIN,
-        Body::Own(|at| dma(ARM, at, WRONG, true)),
+        Body::Own(|at| dma(MAX, at, WRONG, true)),
     ),
     case("devices_reach_the_guests_memory_alone", STRAY, Body::Own(|at| stray(X86, at))),
-    case("devices_reach_the_guests_memory_alone_on_arm", STRAY, Body::Own(|at| stray(ARM, at))),
+    case("devices_reach_the_guests_memory_alone_on_arm", STRAY, Body::Own(|at| stray(MAX, at))),
     case("a_disk_keeps_what_a_guest_writes", DISK, Body::Own(|at| disk(X86, at))),
-    case("a_disk_keeps_what_a_guest_writes_on_arm", DISK, Body::Own(|at| disk(ARM, at))),
+    case("a_disk_keeps_what_a_guest_writes_on_arm", DISK, Body::Own(|at| disk(MAX, at))),
 ];
 
 const GONE: &str = "a device does not reach memory that was removed, when it is used for something else";

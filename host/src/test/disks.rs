@@ -2,7 +2,7 @@
 //! Quell's guests.
 
 use super::cases::{Body, Case, case};
-use crate::arch::{Arch, ArmCpu, Platform};
+use crate::arch::Arch;
 use crate::debian::boot::{ROOT, Writes, machine};
 use crate::debian::{copy_for_tests, disk_for_tests};
 use crate::guest::cache;
@@ -93,10 +93,7 @@ fn boots_twice(spec: &Spec) -> Result<()> {
 /// A machine with Quell, whose guest owns the disk and a network card.
 fn on_quell(arch: Arch, disk: &Path, directory: &Path) -> Result<Spec> {
     let guest = Guest {
-        platform: match arch {
-            Arch::X86_64 => Platform::X86_64,
-            Arch::Aarch64 => Platform::Aarch64(ArmCpu::Max),
-        },
+        platform: arch.usual(),
         kernel: cache::guest_files(arch, false)?.kernel,
         initrd: None,
         cmdline: format!("{} {ROOT} quiet", arch.console()),
