@@ -162,21 +162,30 @@ impl Given {
     }
 }
 
-/// The highest bus number, as a walk finds it.
-pub fn last_bus(bus: &'static dyn Bus) -> u8 {
-    let mut last = 0;
-    let _ = walk(&bus, &[0], |node| last = last.max(node.address.bus()));
-    last
+/// All functions on the buses from 0 on.
+pub fn nodes(bus: &dyn Bus) -> Vec<Node> {
+    let mut nodes = Vec::new();
+    if walk(&bus, &[0], |node| nodes.push(node)).is_err() {
+        log::warn!("some PCI bridges have wrong bus numbers: what is behind them is left alone");
+    }
+    nodes
+}
+
+/// How many buses there are for these functions, from bus 0 on.
+pub fn buses(nodes: &[Node]) -> u16 {
+    nodes.iter().map(|node| u16::from(node.address.bus()) + 1).max().unwrap_or(1)
 }
 
 impl<P: Platform> MachineDevices<P> {
-    /// All functions on the buses from 0 on. The IOMMUs, which are in operation, have these ids
+    /// All [functions](nodes) of the bus. The IOMMUs, which are in operation, have these ids
     /// themselves.
-    pub fn new(bus: &'static dyn Bus, iommus: Vec<P::Iommu>, own: Vec<DeviceId>, routes: P::Routes) -> Self {
-        let mut nodes = Vec::new();
-        if walk(&bus, &[0], |node| nodes.push(node)).is_err() {
-            log::warn!("some PCI bridges have wrong bus numbers: what is behind them is left alone");
-        }
+    pub fn new(
+        bus: &'static dyn Bus,
+        mut nodes: Vec<Node>,
+        iommus: Vec<P::Iommu>,
+        own: Vec<DeviceId>,
+        routes: P::Routes,
+    ) -> Self {
         nodes.iter_mut().for_each(|node| group::isolate(&bus, node));
         group::assign(&mut nodes);
         for node in &nodes {

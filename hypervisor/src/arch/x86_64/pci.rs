@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use baremetal::x86_64::firmware::{Ecam, FirmwareTables};
 use iommu::amd::DeviceId;
 use iommu::amd::ivrs::{firmware_memory, units};
-use pci::physical::{Capabilities, walk};
+use pci::physical::{Capabilities, Node};
 use pci::{Address, ConfigSpace, Message};
 use spin::{Mutex, Once};
 use x86_64::instructions::port::Port;
@@ -34,6 +34,7 @@ pub(crate) fn devices() -> Option<&'static MachineDevices> {
 /// What was found before the hypervisor's own tables were active.
 pub(crate) struct Found {
     bus: &'static HostBus,
+    nodes: Vec<Node>,
     /// A copy of the table of IOMMUs.
     ivrs: Vec<u8>,
     /// Registers that must be mapped.
@@ -56,20 +57,20 @@ pub(crate) unsafe fn find(firmware: &FirmwareTables) -> Option<Found> {
     let mut registers: Vec<Range<u64>> = ecam.iter().map(Ecam::range).collect();
     registers.extend(units(&ivrs).map(|unit| unit.registers..unit.registers + REGISTERS_LEN));
     let own: Vec<DeviceId> = units(&ivrs).map(|unit| unit.device).collect();
-    // A bridge with wrong numbers hides what is behind it.
-    let _ = walk(&bus, &[0], |node| {
+    let nodes = owned::nodes(bus);
+    for node in &nodes {
         if !node.identity.is_bridge() && !own.contains(&DeviceId(node.address.id())) {
             registers.extend(owned::hypervisors_pages(bus, node.address));
         }
-    });
-    Some(Found { bus, ivrs, registers: owned::merged(registers) })
+    }
+    Some(Found { bus, nodes, ivrs, registers: owned::merged(registers) })
 }
 
 impl Found {
     /// Puts the IOMMUs into operation: from now on no function reaches memory, unless a guest owns
     /// it. The registers are mapped.
     pub(crate) fn start(&self, cpu: u32) {
-        let buses = u16::from(owned::last_bus(self.bus)) + 1;
+        let buses = owned::buses(&self.nodes);
         let mut iommus = Vec::new();
         let mut own = Vec::new();
         for unit in units(&self.ivrs) {
@@ -86,7 +87,7 @@ impl Found {
         }
         DEVICES.call_once(|| {
             (!iommus.is_empty()).then(|| {
-                let all = MachineDevices::new(self.bus, iommus, own, Mutex::default());
+                let all = MachineDevices::new(self.bus, self.nodes.clone(), iommus, own, Mutex::default());
                 all.without(firmware_memory(&self.ivrs).collect())
             })
         });

@@ -30,7 +30,7 @@ use pci::Address;
 
 use crate::amd64::iommu::Iommu;
 use crate::amd64::messages::MachineDevices;
-use crate::owned::last_bus;
+use crate::owned::{buses, nodes};
 
 /// What has happened at the machine's borders, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,10 +87,15 @@ impl Machine {
         let iommu: &'static MadeIommu = Box::leak(Box::new(MadeIommu::new(notes)));
         let table = iommu::ivrs();
         let unit = units(&table).next().expect("it is in the table");
-        let buses = u16::from(last_bus(bus)) + 1;
-        let driver = Iommu::start(iommu, &unit, buses).expect("it starts");
-        let devices =
-            MachineDevices::new(bus, alloc::vec![driver], alloc::vec![DeviceId(OWN)], spin::Mutex::default());
+        let nodes = nodes(bus);
+        let driver = Iommu::start(iommu, &unit, buses(&nodes)).expect("it starts");
+        let devices = MachineDevices::new(
+            bus,
+            nodes,
+            alloc::vec![driver],
+            alloc::vec![DeviceId(OWN)],
+            spin::Mutex::default(),
+        );
         let devices: &'static MachineDevices = Box::leak(Box::new(devices));
         Box::leak(Box::new(Self { bus, iommu, devices, notes }))
     }

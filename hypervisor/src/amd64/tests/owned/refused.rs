@@ -60,8 +60,9 @@ fn functions_that_nobody_may_have_are_refused_and_nothing_is_taken() {
 fn what_firmware_goes_on_using_is_nobodys() {
     let bus = Machine::new().bus;
     let id = |text| ::iommu::amd::DeviceId(at(text).id());
-    let devices = MachineDevices::new(bus, Vec::new(), Vec::new(), spin::Mutex::default())
-        .without(vec![(id("00:03.0"), id("00:04.0"))]);
+    let devices =
+        MachineDevices::new(bus, crate::owned::nodes(bus), Vec::new(), Vec::new(), spin::Mutex::default())
+            .without(vec![(id("00:03.0"), id("00:04.0"))]);
     let devices: &'static MachineDevices = Box::leak(Box::new(devices));
     let windows = Windows { low: pci::WINDOW, high: 0..0 };
     let refused = |name| Functions::claim(Some(devices), name, Name::GUEST, &windows).err();

@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 use baremetal::devicetree::{PciHost, Smmu as SmmuPlace};
 use iommu::amd::DeviceId;
 use iommu::smmu::registers::Register;
-use pci::physical::{Identity, place, walk};
+use pci::physical::{Identity, Node, place};
 use pci::{Address, ConfigSpace};
 use spin::Once;
 
@@ -79,6 +79,7 @@ fn write(address: u64, value: u32) {
 /// What was found before the hypervisor's own tables were active.
 pub(crate) struct Found {
     bus: &'static HostBus,
+    nodes: Vec<Node>,
     smmu: SmmuPlace,
     /// The hypervisor's serial ports.
     own: Option<Address>,
@@ -96,21 +97,19 @@ pub(crate) unsafe fn find(host: &PciHost) -> Option<Found> {
     let smmu = host.smmu?;
     let pins = host.pins;
     let bus: &'static HostBus = Box::leak(Box::new(HostBus { ecam: host.ecam.into(), pins }));
-    let mut functions = Vec::new();
-    // A bridge with wrong numbers hides what is behind it.
-    let _ = walk(&bus, &[0], |node| functions.push(node));
+    let nodes = owned::nodes(bus);
     let is_own = |id: &Identity| u32::from(id.device) << 16 | u32::from(id.vendor) == SERIAL_2X;
-    let own = functions.iter().find(|node| is_own(&node.identity)).map(|node| node.address);
+    let own = nodes.iter().find(|node| is_own(&node.identity)).map(|node| node.address);
     let mut free: Range<u64> = host.memory.map_or(0..0, Range::from);
     let mut registers = alloc::vec![Range::from(host.ecam), Range::from(smmu.registers)];
-    for node in functions {
+    for node in &nodes {
         if !node.identity.is_bridge() && Some(node.address) != own && node.address.bus() == 0 {
             // Without addresses they are given to nobody.
             let _ = place(&bus, node.address, &mut free);
             registers.extend(owned::hypervisors_pages(bus, node.address));
         }
     }
-    Some(Found { bus, smmu, own, registers: owned::merged(registers) })
+    Some(Found { bus, nodes, smmu, own, registers: owned::merged(registers) })
 }
 
 impl Found {
@@ -134,7 +133,9 @@ impl Found {
             }
         }
         let own = self.own.iter().map(|own| DeviceId(own.id())).collect();
-        DEVICES.call_once(|| Some(MachineDevices::new(self.bus, alloc::vec![smmu], own, lines)));
+        DEVICES.call_once(|| {
+            Some(MachineDevices::new(self.bus, self.nodes.clone(), alloc::vec![smmu], own, lines))
+        });
     }
 }
 
