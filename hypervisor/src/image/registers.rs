@@ -1,11 +1,41 @@
 //! Accesses to registers of devices, by their address.
 
+use pci::ConfigSpace;
+
+use crate::arch::Local;
+use crate::owned::Bus;
+use crate::vm::arch::Clock;
+
+/// A bus whose functions' registers are accessed by their address.
+///
+/// # Safety
+///
+/// The registers that the hypervisor accesses
+/// ([`hypervisors_pages`](crate::owned::hypervisors_pages)) are mapped uncached.
+pub(crate) unsafe trait MappedBus: ConfigSpace + Sync {}
+
+impl<T: MappedBus> Bus for T {
+    fn load(&self, address: u64, size: u8) -> u64 {
+        // SAFETY: the caller names such registers, as the guest chose.
+        unsafe { load(address, size) }
+    }
+
+    fn store(&self, address: u64, size: u8, value: u64) {
+        // SAFETY: as for `load`.
+        unsafe { store(address, size, value) };
+    }
+
+    fn now_us(&self) -> u64 {
+        Local::us_of_ticks(Local::now())
+    }
+}
+
 /// Reads 1, 2, 4 or 8 bytes. Those of another size, or that are not aligned, read as ones.
 ///
 /// # Safety
 ///
 /// Registers are there, mapped uncached, and reading them has no effect on the hypervisor.
-pub(crate) unsafe fn load(address: u64, size: u8) -> u64 {
+unsafe fn load(address: u64, size: u8) -> u64 {
     // SAFETY: the caller vouches for the address, and it is aligned.
     unsafe {
         match size {
@@ -23,7 +53,7 @@ pub(crate) unsafe fn load(address: u64, size: u8) -> u64 {
 /// # Safety
 ///
 /// As for [`load`].
-pub(crate) unsafe fn store(address: u64, size: u8, value: u64) {
+unsafe fn store(address: u64, size: u8, value: u64) {
     // SAFETY: as in `load`.
     unsafe {
         match size {

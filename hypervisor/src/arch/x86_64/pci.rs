@@ -12,13 +12,11 @@ use pci::{Address, ConfigSpace, Message};
 use spin::{Mutex, Once};
 use x86_64::instructions::port::Port;
 
-use super::{clock, interrupts};
+use super::interrupts;
 use crate::amd64::iommu::{Iommu, Registers};
 use crate::amd64::messages::MachineDevices;
-use crate::arch::Local;
-use crate::image::registers;
-use crate::owned::{self, Bus};
-use crate::vm::arch::Clock;
+use crate::image::registers::MappedBus;
+use crate::owned;
 
 /// Length of an IOMMU's registers, as far as the driver uses them.
 const REGISTERS_LEN: u64 = 0x4000;
@@ -151,22 +149,8 @@ impl ConfigSpace for HostBus {
     }
 }
 
-impl Bus for HostBus {
-    fn load(&self, address: u64, size: u8) -> u64 {
-        // SAFETY: the caller names registers of a function that are mapped (`hypervisors_pages`),
-        // as the guest chose.
-        unsafe { registers::load(address, size) }
-    }
-
-    fn store(&self, address: u64, size: u8, value: u64) {
-        // SAFETY: as for `load`.
-        unsafe { registers::store(address, size, value) };
-    }
-
-    fn now_us(&self) -> u64 {
-        Local::us_of_ticks(clock::now())
-    }
-}
+// SAFETY: `find` lists them, and the hypervisor's tables map what it lists.
+unsafe impl MappedBus for HostBus {}
 
 /// Registers of an IOMMU, mapped.
 struct Mapped(u64);

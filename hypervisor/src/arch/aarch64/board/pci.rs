@@ -15,15 +15,14 @@ use pci::physical::{Identity, Node, place};
 use pci::{Address, ConfigSpace};
 use spin::Once;
 
-use super::{clock, gic};
+use super::gic;
+use crate::arch::PerCpu;
 use crate::arch::aarch64::sysreg::{dsb_ld, dsb_st};
-use crate::arch::{Local, PerCpu};
 use crate::arm64::lines::{Gate, Lines, MachineDevices};
 use crate::arm64::smmu::{Registers, Smmu};
 use crate::devices::virt::map::PCI_LINES;
-use crate::image::registers;
-use crate::owned::{self, Bus};
-use crate::vm::arch::Clock;
+use crate::image::registers::MappedBus;
+use crate::owned;
 
 /// Vendor and device of QEMU's 16550s: one, two, four ports.
 const SERIAL_2X: u32 = 0x0003_1b36;
@@ -176,22 +175,8 @@ impl ConfigSpace for HostBus {
     }
 }
 
-impl Bus for HostBus {
-    fn load(&self, address: u64, size: u8) -> u64 {
-        // SAFETY: the caller names registers of a function that are mapped (`hypervisors_pages`),
-        // as the guest chose.
-        unsafe { registers::load(address, size) }
-    }
-
-    fn store(&self, address: u64, size: u8, value: u64) {
-        // SAFETY: as for `load`.
-        unsafe { registers::store(address, size, value) };
-    }
-
-    fn now_us(&self) -> u64 {
-        Local::us_of_ticks(clock::now())
-    }
-}
+// SAFETY: `find` lists them, and the hypervisor's tables map what it lists.
+unsafe impl MappedBus for HostBus {}
 
 impl Gate for HostBus {
     fn intid(&self, line: usize) -> Option<u32> {
