@@ -29,7 +29,7 @@ use std::path::{Path, PathBuf};
 const SUBJECTS: [Subject; 3] = [Subject::Bare, Subject::Quell, Subject::Kvm];
 const CLOCK: Clock = Clock::InstructionsAndWaits;
 const MEMORY: u64 = 512 * MIB;
-/// The most machines of KVM's for one round.
+/// The most machines of the bare side or of KVM's for one round.
 const TRIES: u32 = 4;
 
 /// Measures, prints, and evaluates; the status is 1 if a target is missed.
