@@ -179,7 +179,21 @@ pub fn create<A: Arch>(
     let config = &files.config;
     A::check(config)?;
     let claim = A::claim(config, &host.common, host.shared.links(number))?;
-    let Taken { memslots, own, shown, tables, rings } = take_memory(host, config)?;
+    let taken = take_memory(host, config)?;
+    assemble(host, (number, first), files, claim, taken)
+}
+
+/// Creates it from what was taken.
+#[inline(never)] // What is done before needs its stack no more.
+fn assemble<A: Arch>(
+    host: &'static Host<A>,
+    (number, first): (u32, VcpuIndex),
+    files: Files,
+    claim: A::Claim,
+    taken: Taken,
+) -> Result<Box<Vm<A>>, CreateError> {
+    let config = &files.config;
+    let Taken { memslots, own, shown, tables, rings } = taken;
     let space = space_of::<A>(memslots, tables, config)?;
     let identity = host.take_identities(config.vcpus);
     let shared = A::share(config, &host.common, &space, claim)?;
