@@ -7,6 +7,7 @@
 
 use super::arm::MAX;
 use super::cases::{Body, Case, case};
+use super::script::Script;
 use crate::arch::Platform;
 use crate::machine::devices::{Devices, Network};
 use crate::machine::outcome::Outcome;
@@ -16,7 +17,7 @@ use crate::machine::spec::Clock;
 use crate::run::switches;
 use crate::size::MIB;
 use crate::vm::{Guest, Hypervisor, StockGuest};
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Result, anyhow, ensure};
 use hostlink::config::{FlushMode, ResetPolicy, Switches};
 use std::fs;
 use std::path::Path;
@@ -68,43 +69,24 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const TIMEOUT: Duration = Duration::from_secs(120);
 const MEMORY: u64 = 256 * MIB;
 
-/// A machine whose guest `load` has an NVMe controller, and how far its console was read.
-struct Script {
-    machine: Machine,
-    read: usize,
+/// Starts a machine whose guest `load` has an NVMe controller.
+fn start(platform: Platform, directory: &Path, settings: &[&str]) -> Result<Script> {
+    let image = directory.join("disk.img");
+    fs::write(&image, vec![0; MIB as usize])?;
+    let switches: Switches = switches(settings)?;
+    let guest = Guest {
+        devices: Devices { disks: vec![image], ..Devices::default() },
+        ..Guest::load(platform, 1, MEMORY, switches)?
+    };
+    guest.check()?;
+    let hypervisor = Hypervisor::for_tests(platform.arch())?;
+    let mut spec = guest.on_quell(&hypervisor, 1, Clock::Wall, directory)?;
+    spec.timeout = Some(TIMEOUT);
+    spec.memory += 16 * MIB;
+    Script::start(&spec, &Signals::default(), PATIENCE)
 }
 
 impl Script {
-    fn start(platform: Platform, directory: &Path, settings: &[&str]) -> Result<Self> {
-        let image = directory.join("disk.img");
-        fs::write(&image, vec![0; MIB as usize])?;
-        let switches: Switches = switches(settings)?;
-        let guest = Guest {
-            devices: Devices { disks: vec![image], ..Devices::default() },
-            ..Guest::load(platform, 1, MEMORY, switches)?
-        };
-        guest.check()?;
-        let hypervisor = Hypervisor::for_tests(platform.arch())?;
-        let mut spec = guest.on_quell(&hypervisor, 1, Clock::Wall, directory)?;
-        spec.timeout = Some(TIMEOUT);
-        spec.memory += 16 * MIB;
-        let mut script = Self { machine: Machine::start(&spec, &Signals::default())?, read: 0 };
-        script.await_text("load: ready")?;
-        Ok(script)
-    }
-
-    fn await_text(&mut self, text: &str) -> Result<()> {
-        let found = self.machine.await_console(text, self.read, PATIENCE);
-        self.read = found.with_context(|| self.machine.shown())?;
-        Ok(())
-    }
-
-    /// Types a command, which has to succeed.
-    fn command(&mut self, command: &str) -> Result<()> {
-        self.machine.type_text(&format!("{command}\n"))?;
-        self.await_text(&format!("load: done: {command}"))
-    }
-
     /// Whether the answer's place is zero.
     fn is_zero(&mut self, address: u64) -> Result<bool> {
         self.machine.type_text(&format!("zero={address:#x},{ANSWER}\n"))?;
@@ -112,11 +94,6 @@ impl Script {
         self.read = end;
         ensure!(line.contains("zero="), "the guest says: {line}");
         Ok(line.contains("done"))
-    }
-
-    fn end(mut self) -> Result<Outcome> {
-        self.machine.type_text("poweroff\n")?;
-        self.machine.run(|_, _| Ok(Flow::Continue))?.powered_off()
     }
 }
 
@@ -131,7 +108,7 @@ fn concluded<T>(script: Script, worked: Result<T>) -> Result<(T, Outcome)> {
 
 /// A device writes to memory that comes and goes.
 fn dma(platform: Platform, directory: &Path, settings: &[&str], is_stale: bool) -> Result<()> {
-    let mut script = Script::start(platform, directory, settings)?;
+    let mut script = start(platform, directory, settings)?;
     let worked = come_and_go(&mut script);
     let (reached, _) = concluded(script, worked)?;
     ensure!(
@@ -162,7 +139,7 @@ fn come_and_go(script: &mut Script) -> Result<bool> {
 /// DMA to addresses that the guest does not have: nothing happens, and everything goes on. An SMMU
 /// reports it with the guest and the address; QEMU's AMD-Vi has no log.
 fn stray(platform: Platform, directory: &Path) -> Result<()> {
-    let mut script = Script::start(platform, directory, &[])?;
+    let mut script = start(platform, directory, &[])?;
     let end = platform.arch().ram_base() + MEMORY;
     let strays = [end, 0x3000_0000, FIRST, 0xe000_0000, 1 << 40, u64::MAX - 4095];
     let worked = (|| {

@@ -27,6 +27,7 @@ mod progress;
 #[cfg(test)]
 mod publics;
 mod releases;
+mod script;
 mod second;
 mod several;
 mod siege;

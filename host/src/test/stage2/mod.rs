@@ -11,12 +11,11 @@ mod script;
 #[cfg(test)]
 mod tests;
 
-use script::Script;
+use super::script::Script;
 
 use super::cases::{Body, Case, Expect, STALE, case, stock};
 use crate::arch::{ArmCpu, Platform};
 use crate::bench::phases::{Counts, Phases};
-use crate::machine::process::Machine;
 use crate::machine::signals::Signals;
 use crate::machine::spec::{Clock, Counting, Spec};
 use crate::run::switches;
@@ -249,9 +248,7 @@ impl Lab<'_> {
     }
 
     fn start(&self, spec: &Spec) -> Result<Script> {
-        let mut script = Script { machine: Machine::start(spec, self.signals)?, read: 0 };
-        script.await_text("load: ready")?;
-        Ok(script)
+        Script::start(spec, self.signals, PATIENCE)
     }
 
     fn watch(&self, is_stale: bool) -> Result<()> {

@@ -1,30 +1,12 @@
-//! Commands to a machine.
+//! What scripts of these rows do.
 
 use super::{AT, LEFT, PATIENCE, WATCHERS, WORD};
-use crate::machine::outcome::Outcome;
-use crate::machine::process::{Flow, Machine};
+use crate::test::script::Script;
 use anyhow::Result;
 use baremetal::pages::PAGE;
 use std::time::Duration;
 
-/// A machine, and how far its console was read.
-pub(super) struct Script {
-    pub(super) machine: Machine,
-    pub(super) read: usize,
-}
-
 impl Script {
-    pub(super) fn await_text(&mut self, text: &str) -> Result<()> {
-        self.read = self.machine.await_console(text, self.read, PATIENCE)?;
-        Ok(())
-    }
-
-    /// Types a command, and waits until it is done.
-    pub(super) fn command(&mut self, command: &str) -> Result<()> {
-        self.machine.type_text(&format!("{command}\n"))?;
-        self.await_text("load: done: ")
-    }
-
     pub(super) fn add(&self, size: u64) -> Result<u16> {
         self.machine.control()?.add(AT, size)
     }
@@ -74,12 +56,5 @@ impl Script {
         let slot = self.add(PAGE)?;
         self.command(&format!("watch={AT:#x},1"))?;
         self.delete(slot)
-    }
-
-    /// Switches the machine off.
-    pub(super) fn end(mut self) -> Result<Outcome> {
-        // If the guest is lost, time is up soon.
-        self.machine.type_text("poweroff\n")?;
-        self.machine.run(|_, _| Ok(Flow::Continue))?.powered_off()
     }
 }
