@@ -16,13 +16,13 @@ const GRACE: Duration = Duration::from_secs(10);
 /// Runs `command` in its own process group and passes each line of its output to `each`.
 ///
 /// After `timeout`, or when a signal arrives, interrupts the command, and kills it if that does not
-/// help.
+/// help. There is no status then: whatever the command makes of it, it has not come to its end.
 pub(super) fn read(
     mut command: Command,
     timeout: Duration,
     signals: &Signals,
     mut each: impl FnMut(String),
-) -> Result<ExitStatus> {
+) -> Result<Option<ExitStatus>> {
     let (source, sink) = std::io::pipe()?;
     command.stdout(sink.try_clone()?).stderr(sink).stdin(Stdio::null()).process_group(0);
     let mut child = command.spawn().context("cannot start cargo")?;
@@ -54,7 +54,7 @@ pub(super) fn read(
     let status = child.wait()?;
     drop(lines);
     reader.join().ok();
-    Ok(status)
+    Ok((!is_stopping).then_some(status))
 }
 
 fn send_lines(source: PipeReader, sender: &mpsc::Sender<String>) {
@@ -69,4 +69,25 @@ fn send_lines(source: PipeReader, sender: &mpsc::Sender<String>) {
 /// The part of `line` that fits on the progress line.
 pub(super) fn shorten(line: &str) -> String {
     line.trim().chars().take(60).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status_of(script: &str, timeout: Duration) -> Option<bool> {
+        let mut shell = Command::new("/bin/sh");
+        shell.args(["-c", script]);
+        let status = read(shell, timeout, &Signals::default(), |_| {}).expect("starts");
+        status.map(|status| status.success())
+    }
+
+    #[test]
+    fn u50_what_was_stopped_has_no_status() {
+        let long = Duration::from_secs(600);
+        assert_eq!(status_of("true", long), Some(true));
+        assert_eq!(status_of("false", long), Some(false));
+        let content = "trap 'exit 0' INT; while :; do sleep 0.1; done";
+        assert_eq!(status_of(content, Duration::from_millis(300)), None);
+    }
 }

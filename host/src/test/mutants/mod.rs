@@ -105,7 +105,7 @@ fn install(progress: &ProgressView, signals: &Signals) -> Result<()> {
         running.note(lines::shorten(&line));
         last = line;
     })?;
-    ensure!(status.success(), "cargo-mutants cannot be installed: {last}");
+    ensure!(status.is_some_and(|status| status.success()), "cargo-mutants cannot be installed: {last}");
     Ok(())
 }
 
@@ -159,9 +159,10 @@ impl Area {
             running.note(seen.note());
         })?;
         // 2: some were missed. 3: some timed out. Any other status means no result.
-        let has_result = matches!(status.code(), Some(0 | 2 | 3)) && signals.caught().is_none();
+        let has_result = status.is_some_and(|status| matches!(status.code(), Some(0 | 2 | 3)));
         if !has_result {
-            running.end(false, &format!("cargo-mutants: {status}"), &seen.others.join("\n"));
+            let why = status.map_or("stopped".to_owned(), |status| status.to_string());
+            running.end(false, &format!("cargo-mutants: {why}"), &seen.others.join("\n"));
             return Ok(Tally { failed: 1, ..Tally::default() });
         }
         let outcome = MutantOutcome::read(&output.join("mutants.out"))?;

@@ -1,11 +1,14 @@
 //! Tests that cargo runs: unit, property and model tests, and the linters.
 
-use super::progress::{ProgressView, Running};
+#[cfg(test)]
+mod tests;
+
+use super::progress::ProgressView;
 use super::{Tally, lines};
 use crate::machine::signals::Signals;
 use crate::workspace;
 use anyhow::Result;
-use std::process::{Command, ExitStatus};
+use std::process::Command;
 use std::time::Duration;
 
 /// Lines of output that are shown after a failure.
@@ -215,14 +218,20 @@ pub(super) const STEPS: [Step; 15] = [
 #[derive(Default)]
 struct Reading {
     tally: Tally,
+    /// Test binaries that have begun and have not printed their result: at the end, those that
+    /// crashed.
+    unfinished: usize,
     lines: Vec<String>,
 }
 
 impl Reading {
-    /// Processes one line. The test harness prints one for each binary: `test result: ok. 12
-    /// passed; 0 failed; 1 ignored; …`.
+    /// Processes one line. The test harness prints two for each binary: `running 13 tests`, and
+    /// `test result: ok. 12 passed; 0 failed; 1 ignored; …`.
     fn line(&mut self, line: String) {
-        if let Some(counts) = line.strip_prefix("test result: ") {
+        let begun = line.strip_prefix("running ").and_then(|line| line.split_once(" test"));
+        if begun.is_some_and(|(count, rest)| count.parse::<usize>().is_ok() && matches!(rest, "" | "s")) {
+            self.unfinished += 1;
+        } else if let Some(counts) = line.strip_prefix("test result: ") {
             let count = |word: &str| {
                 let mut words = counts.split([' ', ';', '.']).filter(|part| !part.is_empty()).peekable();
                 let mut number = 0;
@@ -233,6 +242,7 @@ impl Reading {
                 }
                 number
             };
+            self.unfinished = self.unfinished.saturating_sub(1);
             self.tally.add(Tally { passed: count("passed"), failed: count("failed"), second: 0 });
         }
         self.lines.push(line);
@@ -257,16 +267,18 @@ impl Reading {
 impl Step {
     /// Runs it. A step without tests of its own counts as one.
     pub(super) fn run(&self, progress: &ProgressView, signals: &Signals) -> Result<Tally> {
+        self.run_by(workspace::cargo(), progress, signals)
+    }
+
+    /// Runs it by this program.
+    fn run_by(&self, cargo: Command, progress: &ProgressView, signals: &Signals) -> Result<Tally> {
         let running = progress.begin(self.name);
-        let (status, reading) = self.read(&running, signals)?;
-        let mut tally = reading.tally;
-        if tally == Tally::default() {
-            tally.passed = usize::from(status.success());
-        }
-        // A test binary that crashes or does not compile prints no result.
-        if !status.success() && tally.failed == 0 {
-            tally.failed = 1;
-        }
+        let mut reading = Reading::default();
+        let status = lines::read(self.command(cargo), STEP_TIMEOUT, signals, |line| {
+            running.note(format!("{} passed  {}", reading.passed_so_far(), lines::shorten(&line)));
+            reading.line(line);
+        })?;
+        let tally = self.verdict(status.is_some_and(|status| status.success()), &reading);
         let passed = tally.failed == 0;
         let counts = if tally.passed + tally.failed > 1 {
             format!("{} passed, {} failed", tally.passed, tally.failed)
@@ -278,14 +290,33 @@ impl Step {
         Ok(tally)
     }
 
-    fn command(&self) -> Command {
-        let mut command = workspace::cargo();
+    /// What counts as passed and failed. The printed results are believed about failures only: a
+    /// binary that crashes, or does not compile, prints none, and its test is one that failed.
+    fn verdict(&self, has_succeeded: bool, reading: &Reading) -> Tally {
+        let mut tally = reading.tally;
+        tally.failed += reading.unfinished;
+        if !self.is_test() && has_succeeded {
+            tally.passed = 1;
+        }
+        // Tests of which none ran have shown nothing.
+        if tally.failed == 0 && (!has_succeeded || tally.passed == 0) {
+            tally.failed = 1;
+        }
+        tally
+    }
+
+    /// Whether cargo runs tests.
+    fn is_test(&self) -> bool {
+        self.args[0] == "test"
+    }
+
+    fn command(&self, mut command: Command) -> Command {
         command.args(self.args).env("CARGO_TERM_COLOR", "never");
         command.envs(self.env.iter().copied());
         if self.name == "lint-docs" {
             command.env("RUSTDOCFLAGS", "-Dwarnings");
         }
-        if self.args[0] == "test" {
+        if self.is_test() {
             // All failures, not only those of the first crate. Before any "--".
             command.arg("--no-fail-fast");
         }
@@ -293,46 +324,5 @@ impl Step {
             command.env("RUSTFLAGS", "--cfg loom").arg("--target-dir").arg(workspace::target_dir("loom"));
         }
         command
-    }
-
-    fn read(&self, running: &Running<'_>, signals: &Signals) -> Result<(ExitStatus, Reading)> {
-        let mut reading = Reading::default();
-        let status = lines::read(self.command(), STEP_TIMEOUT, signals, |line| {
-            running.note(format!("{} passed  {}", reading.passed_so_far(), lines::shorten(&line)));
-            reading.line(line);
-        })?;
-        Ok((status, reading))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn reading(lines: &[&str]) -> Reading {
-        let mut reading = Reading::default();
-        for line in lines {
-            reading.line((*line).to_owned());
-        }
-        reading
-    }
-
-    #[test]
-    fn results_of_all_binaries_are_added_up() {
-        let reading = reading(&[
-            "running 2 tests",
-            "test a ... ok",
-            "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.25s",
-            "test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.00s",
-        ]);
-        assert_eq!(reading.tally, Tally { passed: 15, failed: 2, second: 0 });
-        assert_eq!(reading.passed_so_far(), 1);
-    }
-
-    #[test]
-    fn a_failure_is_shown_from_its_beginning() {
-        let detail = reading(&["Compiling x", "test a ... ok", "failures:", "why"]).detail();
-        assert_eq!(detail, "failures:\nwhy");
-        assert_eq!(reading(&["error: no such package"]).detail(), "error: no such package");
     }
 }

@@ -1,0 +1,75 @@
+//! What counts as passed.
+
+use super::*;
+
+fn reading(lines: &[&str]) -> Reading {
+    let mut reading = Reading::default();
+    for line in lines {
+        reading.line((*line).to_owned());
+    }
+    reading
+}
+
+#[test]
+fn results_of_all_binaries_are_added_up() {
+    let reading = reading(&[
+        "running 2 tests",
+        "test a ... ok",
+        "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.25s",
+        "test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.00s",
+    ]);
+    assert_eq!(reading.tally, Tally { passed: 15, failed: 2, second: 0 });
+    assert_eq!(reading.passed_so_far(), 1);
+}
+
+#[test]
+fn a_failure_is_shown_from_its_beginning() {
+    let detail = reading(&["Compiling x", "test a ... ok", "failures:", "why"]).detail();
+    assert_eq!(detail, "failures:\nwhy");
+    assert_eq!(reading(&["error: no such package"]).detail(), "error: no such package");
+}
+/// The counts of a step that runs this script in cargo's place.
+fn told(args: &'static [&'static str], script: &str) -> (usize, usize) {
+    let mut shell = Command::new("/bin/sh");
+    shell.args(["-c", script]);
+    let (progress, signals) = (ProgressView::new(), Signals::default());
+    let tally = step("made", "", args).run_by(shell, &progress, &signals).expect("starts");
+    (tally.passed, tally.failed)
+}
+
+#[test]
+fn u50_a_step_has_passed_only_if_cargo_says_so_and_each_binary_has() {
+    let ok = "echo running 2 tests; echo 'test result: ok. 2 passed; 0 failed; 0 ignored'";
+    let bad = "echo running 1 test; echo 'test result: FAILED. 0 passed; 1 failed; 0 ignored'";
+    let begun = "echo running 7 tests; echo 'test a ... ok'";
+    let said = "echo 'error: test failed' >&2";
+    for (script, expected) in [
+        (ok.to_owned(), (2, 0)),
+        (format!("{ok}; {ok}"), (4, 0)),
+        (format!("{ok}; {bad}; exit 101"), (2, 1)),
+        // It cannot be: cargo knows of no failure.
+        (format!("{ok}; {bad}"), (2, 1)),
+        // A binary crashes before, between and after others, or cannot be started.
+        (format!("{ok}; {begun}; {said}; exit 101"), (2, 1)),
+        (format!("{begun}; {ok}; exit 101"), (2, 1)),
+        (format!("{bad}; {begun}; {ok}; exit 101"), (2, 2)),
+        (format!("{ok}; {said}; exit 101"), (2, 1)),
+        (format!("{ok}; exit 1"), (2, 1)),
+        // A test ends its process as if all were well.
+        (format!("{ok}; {begun}"), (2, 1)),
+        // Cargo itself is killed.
+        (format!("{ok}; kill -9 $$"), (2, 1)),
+        (format!("{ok}; kill -15 $$"), (2, 1)),
+        // Nothing was run.
+        (":".to_owned(), (0, 1)),
+        ("exit 101".to_owned(), (0, 1)),
+        ("echo running 0 tests; echo 'test result: ok. 0 passed; 0 failed'".to_owned(), (0, 1)),
+    ] {
+        assert_eq!(told(&["test"], &script), expected, "{script}");
+    }
+    for (script, expected) in
+        [(":", (1, 0)), ("echo warning", (1, 0)), ("exit 1", (0, 1)), ("kill -9 $$", (0, 1))]
+    {
+        assert_eq!(told(&["clippy"], script), expected, "{script}");
+    }
+}
