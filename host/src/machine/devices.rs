@@ -75,6 +75,8 @@ pub(crate) struct Built {
 
 /// Places on the root bus for devices of guests: QEMU's own are below and above.
 const PLACES: Range<u32> = 8..31;
+/// On AMD64, the place among them whose id the interrupts of QEMU's I/O APIC have.
+const IO_APIC: u32 = 0x14;
 
 /// Builds the devices of guests, with an IOMMU unless software runs directly on the machine.
 ///
@@ -157,8 +159,12 @@ impl Places {
     const LINES: [u32; 3] = [0, 2, 3];
 
     fn new(platform: Platform, guests: usize) -> Result<Self> {
+        let mut free: Vec<u32> = PLACES.collect();
         let lines = match platform {
-            Platform::X86_64 => None,
+            Platform::X86_64 => {
+                free.retain(|place| *place != IO_APIC);
+                None
+            }
             Platform::Aarch64(_) => {
                 ensure!(
                     guests <= Self::LINES.len(),
@@ -169,7 +175,7 @@ impl Places {
                 Some((0..guests).map(of).collect())
             }
         };
-        Ok(Self { free: PLACES.collect(), lines, guest: 0 })
+        Ok(Self { free, lines, guest: 0 })
     }
 
     fn next(&mut self) -> Result<u32> {
@@ -229,8 +235,9 @@ mod tests {
 
     #[test]
     fn there_are_no_more_devices_than_places() {
-        assert!(build(Platform::X86_64, [&disks(23)].into_iter(), true).is_ok());
-        let error = build(Platform::X86_64, [disks(12), disks(12)].iter(), true).unwrap_err();
+        let built = build(Platform::X86_64, [&disks(22)].into_iter(), true).unwrap();
+        assert!(built.names[0].contains("00:13.0 00:15.0"), "without the I/O APIC's: {:?}", built.names);
+        let error = build(Platform::X86_64, [disks(12), disks(11)].iter(), true).unwrap_err();
         assert!(error.to_string().contains("no place left"), "{error}");
     }
 

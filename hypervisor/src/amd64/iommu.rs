@@ -183,13 +183,17 @@ impl Iommu {
             .filter(|id| usize::from(id.0) < self.table.len() / WORDS)
     }
 
+    /// Whether interrupts of the machine's I/O APICs or timers arrive with this id.
+    pub fn is_machines_own(&self, id: DeviceId) -> bool {
+        self.scopes.iter().any(|scope| match *scope {
+            Scope::IoApic { device, .. } | Scope::Hpet { device } => id == device,
+            Scope::Devices { .. } => false,
+        })
+    }
+
     /// The entry of a device that no guest owns.
     fn unowned(&self, device: DeviceId) -> DeviceEntry {
-        let interrupts = self.scopes.iter().any(|scope| match *scope {
-            Scope::IoApic { device: id, .. } | Scope::Hpet { device: id } => id == device,
-            Scope::Devices { .. } => false,
-        });
-        if interrupts { DeviceEntry::INTERRUPTS_PASS } else { DeviceEntry::BLOCKED }
+        if self.is_machines_own(device) { DeviceEntry::INTERRUPTS_PASS } else { DeviceEntry::BLOCKED }
     }
 
     /// Lets devices, which are blocked, translate by a guest's tables, and interrupt by a table.
@@ -222,7 +226,7 @@ impl Iommu {
     /// [`Stuck`] if the IOMMU does not go on. Nothing may be freed then.
     pub fn detach(&self, domain: &Domain<'_>) -> Result<(), Stuck> {
         for device in domain.devices {
-            self.set(device.id, DeviceEntry::BLOCKED);
+            self.set(device.id, self.unowned(device.id));
         }
         engine::detach(&self.queue, domain)
     }

@@ -66,6 +66,10 @@ impl owned::Iommu<Messages> for Iommu {
         self.requester(device)
     }
 
+    fn is_machines_own(&self, id: DeviceId) -> bool {
+        self.is_machines_own(id)
+    }
+
     fn attach(&self, device: Device, to: Translations, interrupts: &Messages) -> Result<(), Stuck> {
         self.attach(&[device], to, interrupts.table())
     }

@@ -48,7 +48,7 @@ pub enum Refused {
     NoLine(Address),
     /// The second one is in its group, and was not asked for.
     Group(Address, Address),
-    /// Both send under the id of the bridge above them.
+    /// Requests of both arrive under one id: of the bridge above them, or an alias.
     SameId(Address, Address),
     /// Firmware wants memory mapped for it, at the machine's own addresses.
     Firmware(Address),
@@ -84,7 +84,7 @@ impl fmt::Display for Refused {
                 write!(f, "devices: {at} is given only together with {other}: they reach each other")
             }
             Self::SameId(at, other) => {
-                write!(f, "devices: the IOMMU cannot tell {at} from {other}: they are behind one bridge")
+                write!(f, "devices: the IOMMU cannot tell {at} from {other}: they have one id")
             }
             Self::Line(at, other) => {
                 write!(f, "devices: {at} shares its interrupt line with {other}, which is not the guest's")
@@ -132,10 +132,12 @@ struct Owners {
 /// Who owns a function.
 struct Ownership {
     at: Address,
-    /// The id by which its IOMMU knows it.
-    id: DeviceId,
+    known: Known,
     guest: Name,
 }
+
+/// What an IOMMU tells requests of functions apart by: its index, and the id there.
+type Known = (usize, DeviceId);
 
 /// A function that a guest has been given.
 pub struct Given {
@@ -150,9 +152,8 @@ pub struct Given {
 }
 
 impl Given {
-    /// Whether the IOMMU sees requests of both under one id.
-    fn is_same_id(&self, other: &Self) -> bool {
-        (self.iommu, self.device.id) == (other.iommu, other.device.id)
+    const fn known(&self) -> Known {
+        (self.iommu, self.device.id)
     }
 
     /// Host physical address of a BAR.
@@ -176,6 +177,26 @@ pub fn buses(nodes: &[Node]) -> u16 {
     nodes.iter().map(|node| u16::from(node.address.bus()) + 1).max().unwrap_or(1)
 }
 
+/// The id with which requests of a function leave the buses.
+fn requester(nodes: &[Node], address: Address) -> DeviceId {
+    DeviceId(group::requester_ids(nodes, address).last().copied().unwrap_or(address.id()))
+}
+
+/// What requests with this id are known by; `None` if no IOMMU sees them.
+fn known<I>(iommus: &[impl Iommu<I>], requester: DeviceId) -> Option<Known> {
+    iommus.iter().enumerate().find_map(|(index, iommu)| Some((index, iommu.requester(requester)?)))
+}
+
+/// Functions that an IOMMU knows by one id, for firmware says so, are one group.
+fn join_aliases<I>(nodes: &mut [Node], iommus: &[impl Iommu<I>]) {
+    let all: Vec<_> = nodes.iter().map(|node| known(iommus, requester(nodes, node.address))).collect();
+    for (index, one) in all.iter().enumerate() {
+        if let Some(other) = all.iter().take(index).position(|other| one.is_some() && other == one) {
+            group::join(nodes, other, index);
+        }
+    }
+}
+
 impl<P: Platform> MachineDevices<P> {
     /// All [functions](nodes) of the bus. The IOMMUs, which are in operation, have these ids
     /// themselves.
@@ -188,6 +209,7 @@ impl<P: Platform> MachineDevices<P> {
     ) -> Self {
         nodes.iter_mut().for_each(|node| group::isolate(&bus, node));
         group::assign(&mut nodes);
+        join_aliases(&mut nodes, &iommus);
         for node in &nodes {
             log::info!("PCI {} {} (group {})", node.address, node.identity.kind(), node.group);
         }
@@ -224,10 +246,12 @@ impl<P: Platform> MachineDevices<P> {
             .iter()
             .map(|&address| self.check(address, &found, &owners))
             .collect::<Result<Vec<_>, _>>()?;
-        // An id has one interrupt table.
+        // An id has one root and one interrupt table.
+        let owned = || owners.functions.iter().map(|owned| (owned.at, owned.known));
         for (index, one) in given.iter().enumerate() {
-            if let Some(other) = given.iter().take(index).find(|other| other.is_same_id(one)) {
-                return Err(Refused::SameId(other.physical.address, one.physical.address));
+            let before = given.iter().take(index).map(|other| (other.physical.address, other.known()));
+            if let Some((other, _)) = owned().chain(before).find(|(_, known)| *known == one.known()) {
+                return Err(Refused::SameId(other, one.physical.address));
             }
         }
         let domain =
@@ -235,7 +259,7 @@ impl<P: Platform> MachineDevices<P> {
         owners.domains |= 1 << domain;
         owners.functions.extend(given.iter().map(|given| Ownership {
             at: given.physical.address,
-            id: given.device.id,
+            known: given.known(),
             guest,
         }));
         Ok((given, DomainId(domain as u16 + 1)))
@@ -281,14 +305,15 @@ impl<P: Platform> MachineDevices<P> {
         {
             return Err(Refused::Group(address, other));
         }
-        let requester =
-            DeviceId(group::requester_ids(&self.nodes, address).last().copied().unwrap_or(address.id()));
+        let requester = requester(&self.nodes, address);
         let ids = [DeviceId(address.id()), requester];
         if self.firmwares.iter().any(|(first, last)| ids.iter().any(|id| (first..=last).contains(&id))) {
             return Err(Refused::Firmware(address));
         }
-        let behind = |(index, iommu): (usize, &P::Iommu)| Some((index, iommu.requester(requester)?));
-        let (iommu, id) = self.iommus.iter().enumerate().find_map(behind).ok_or(Refused::NoIommu(address))?;
+        let (iommu, id) = known(&self.iommus, requester).ok_or(Refused::NoIommu(address))?;
+        if self.iommu(iommu).is_some_and(|iommu| iommu.is_machines_own(id)) {
+            return Err(Refused::NotForGuests(address));
+        }
         let mut physical = Physical::read(&self.bus, address).map_err(|why| match why {
             Unusable::Absent | Unusable::NoEndpoint => Refused::NotForGuests(address),
         })?;
@@ -302,19 +327,19 @@ impl<P: Platform> MachineDevices<P> {
         Ok(Given { physical, method, iommu, device: Device { id, ats: None } })
     }
 
-    /// The guest whose function an IOMMU knows by this id.
-    pub fn owner_of(&self, device: DeviceId) -> Option<Name> {
+    /// The guest whose function the IOMMU of this index knows by this id.
+    pub fn owner_of(&self, iommu: usize, device: DeviceId) -> Option<Name> {
         let owners = self.owners.lock();
-        owners.functions.iter().find(|owned| owned.id == device).map(|owned| owned.guest)
+        owners.functions.iter().find(|owned| owned.known == (iommu, device)).map(|owned| owned.guest)
     }
 
     /// Reports what the IOMMUs have logged. Of events in a row that one guest's devices have
     /// caused, it shows the first, and how many more there are: a device can cause any number.
     pub fn report_events(&self) {
-        for iommu in &self.iommus {
+        for (index, iommu) in self.iommus.iter().enumerate() {
             let mut row = None;
             let has_lost = iommu.take_events(&mut |device, event| {
-                let owner = device.and_then(|device| self.owner_of(device));
+                let owner = device.and_then(|device| self.owner_of(index, device));
                 match &mut row {
                     Some((last, more)) if *last == owner => *more += 1,
                     _ => {

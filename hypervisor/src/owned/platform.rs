@@ -52,6 +52,10 @@ pub trait Iommu<I>: Send + Sync {
     /// The id with which requests of a device reach this IOMMU; `None` if it is not behind it.
     fn requester(&self, device: DeviceId) -> Option<DeviceId>;
 
+    /// Whether interrupts of the machine itself, which the hypervisor uses, arrive with this id. No
+    /// function with it may be attached.
+    fn is_machines_own(&self, id: DeviceId) -> bool;
+
     /// Lets a device, which is blocked, translate by a guest's tables, and interrupt.
     ///
     /// # Errors

@@ -101,6 +101,15 @@ pub fn assign(nodes: &mut [Node]) {
     }
 }
 
+/// Makes one group of the groups of two nodes, by their indices: the caller knows a further reason,
+/// such as an alias in the IVRS of AMD-Vi.
+pub fn join(nodes: &mut [Node], one: usize, other: usize) {
+    let group = |index: usize| nodes.get(index).map(|node| node.group);
+    if let Some((one, other)) = group(one).zip(group(other)) {
+        unite(nodes, one, other);
+    }
+}
+
 /// Makes one group of two.
 fn unite(nodes: &mut [Node], one: Address, other: Address) {
     let (kept, gone) = (one.min(other), one.max(other));
@@ -127,7 +136,7 @@ pub fn partners(nodes: &[Node], address: Address) -> impl Iterator<Item = &Node>
 /// secondary bus, with device and function 0 (PCI Express to PCI/PCI-X Bridge Specification 1.0,
 /// 2.3). A conventional bridge takes requests over under the id of its function. The caller gives
 /// all of these ids the same translations. Firmware may name further ones (aliases in the IVRS of
-/// AMD-Vi).
+/// AMD-Vi): [`join`].
 #[must_use]
 pub fn requester_ids(nodes: &[Node], address: Address) -> ArrayVec<u16, REQUESTERS_MAX> {
     let mut ids = ArrayVec::new();

@@ -1,6 +1,7 @@
 //! Guests with devices of their own come and go.
 
-use super::{BESIDE, MANUAL, Room};
+use super::stage::named;
+use super::{BESIDE, MANUAL, Room, bare};
 use anyhow::{Context, Result};
 use hostlink::ctl::Request;
 use hostlink::exit::ExitCode;
@@ -13,6 +14,8 @@ const LIMIT: Duration = Duration::from_secs(240);
 const CYCLES: u32 = 3;
 /// Bytes of a disk.
 const DISK: usize = 4 << 20;
+/// Disks of the two guests that have many.
+const MANY: [u32; 2] = [8, 5];
 
 /// A guest that writes to its disk is destroyed, again and again. Its memory and its disk are free
 /// afterwards, nobody else gets the disk before, and a guest with a disk of its own goes on.
@@ -55,5 +58,39 @@ pub(super) fn come_and_go(room: &Room<'_>) -> Result<()> {
         stage.until_shown("beside", "tick", from).map(drop)
     })?;
     stage.type_end("beside", "\n")?;
+    stage.finish()?.ended_by(ExitCode::GuestPowerOff)
+}
+
+/// Thirteen disks are the first number for which the bus had to give the place of the machine's I/O
+/// APIC. The last one works, and so do the control channel and the hypervisor's own interrupts.
+pub(super) fn own_many(room: &Room<'_>) -> Result<()> {
+    let disks = |from: u32, count: u32| -> Result<String> {
+        let names: Vec<_> = (from..from + count).map(|number| format!("disk{number}.img")).collect();
+        for name in &names {
+            fs::write(room.directory.join(name), name.repeat(1 << 12)).context("cannot write a disk")?;
+        }
+        Ok(format!("disks = {names:?}"))
+    };
+    let [first, second] = MANY;
+    let text = format!(
+        "[machine]\ncpus = 1\nboot_cpu = \"run\"\n{}\n\
+         [[guest]]\nname = \"second\"\nmemory = \"128M\"\n{MANUAL}\n{}\ncmdline = \"quiet\"\n\
+         exec = \"while for d in /dev/nvme?n1; do dd if=$d iflag=direct bs=4k count=1 2>/dev/null | \
+         head -c 10; done; do echo; done\"\n",
+        bare("first", 1, "64M", &disks(1, first)?),
+        disks(first + 1, second)?
+    );
+    let file = room.write(&text)?;
+    let mut stage = room.play(&file, LIMIT, |stage| {
+        stage.start("second")?;
+        let mut from = 0;
+        for _ in 0..CYCLES {
+            from = stage.until_shown("second", &format!("disk{}.img", first + second), from)?;
+            stage.memory()?;
+        }
+        Ok(())
+    })?;
+    stage.ask(&Request::Destroy { guest: named("second")? })?;
+    stage.type_end("first", "poweroff\n")?;
     stage.finish()?.ended_by(ExitCode::GuestPowerOff)
 }

@@ -50,6 +50,7 @@ pub(super) const ROWS: &[Case] = &[
     several("several_come_and_go", CYCLES, cycles::come_and_go),
     several("several_disks_are_taken_amid_writes", DISKS, devices::come_and_go),
     several("several_disks_are_taken_amid_writes_on_arm", DISKS, devices::come_and_go).on(MAX),
+    several("several_own_many_disks", MANY, devices::own_many),
     several("several_devices_are_misused", MISUSE, misuse::misuse),
     several("several_are_reset_amid_dma", AMID_DMA, amid_dma::reset_amid_dma),
     several("several_share_memory", SHARED, shared::share_memory),
@@ -70,6 +71,7 @@ const ATTACH: &str =
     "what is typed on an attached console reaches that guest alone, and leaving it ends nothing";
 const LIFE: &str = "a guest is created, paused, reset and destroyed while another one goes on";
 const DISKS: &str = "a guest is destroyed while its disk writes: disk and memory are free, and others go on";
+const MANY: &str = "thirteen disks of two guests work, and so does the hypervisor";
 const MISUSE: &str =
     "a guest misuses its disk and its network card in all ways; another one and its disk are as before";
 const AMID_DMA: &str =

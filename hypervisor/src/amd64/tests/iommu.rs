@@ -198,6 +198,17 @@ fn a_device_translates_and_interrupts_from_attachment_to_detachment() {
 }
 
 #[test]
+fn an_id_without_an_owner_has_what_it_had_before_it_had_one() {
+    let Pair { made, driver, .. } = pair();
+    for (id, entry) in [(0x18, DeviceEntry::BLOCKED), (0xa0, DeviceEntry::INTERRUPTS_PASS)] {
+        assert_eq!(driver.is_machines_own(DeviceId(id)), id == 0xa0);
+        let device = Device { id: DeviceId(id), ats: None };
+        driver.detach(&Domain { id: DomainId(5), devices: &[device] }).expect("it goes on");
+        assert_eq!(made.entry_in_memory(id), entry.0, "{id:#x}");
+    }
+}
+
+#[test]
 fn a_table_that_does_not_fit_leaves_the_device_blocked() {
     let Pair { made, driver, .. } = pair();
     let tables = Tables::new();

@@ -266,6 +266,11 @@ impl Iommu<Pin> for Smmu {
         (u32::from(device.0) < 1 << STREAMS_ORDER).then_some(device)
     }
 
+    /// Interrupts pass by no SMMU.
+    fn is_machines_own(&self, _: DeviceId) -> bool {
+        false
+    }
+
     fn attach(&self, device: Device, to: Translations, _: &Pin) -> Result<(), Stuck> {
         let Some((entry, context)) = self.translated(&to) else { return Ok(()) };
         let stream = self.stream(device.id);

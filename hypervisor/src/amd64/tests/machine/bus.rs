@@ -29,6 +29,9 @@ pub(in super::super) const BRIDGED: &str = "01:00.0";
 const SERIAL: [&str; 8] =
     ["00:0a.0", "00:0a.1", "00:0a.2", "00:0a.3", "00:0a.4", "00:0a.5", "00:0a.6", "00:0a.7"];
 
+/// The first two reach the IOMMU with the second one's id, the others with the last one's.
+const ALIASED: [&str; 4] = ["00:0d.0", "00:0e.0", "00:0f.0", "00:1f.0"];
+
 /// The bus.
 pub(in super::super) struct MadeBus {
     functions: Mutex<BTreeMap<Address, MadeFunction>>,
@@ -43,7 +46,8 @@ pub(super) fn at(text: &str) -> Address {
 
 /// All functions. Of kinds that no test asks for by name there are: an audio controller that no
 /// IOMMU is in front of, two functions of one device, one that cannot be reset, one that
-/// firmware has given no place, two behind one bridge.
+/// firmware has given no place, two behind one bridge; and by the table of IOMMUs two with one id,
+/// and two with the I/O APIC's.
 fn functions() -> Vec<(&'static str, MadeFunction)> {
     let new = MadeFunction::new;
     let flr = |function: MadeFunction| function.with_flr(0x80);
@@ -81,6 +85,9 @@ fn functions() -> Vec<(&'static str, MadeFunction)> {
         ("02:00.0", flr(new(0x1000, 0x0030, 0x07_8000)).bar(1, 0xfe90_0000, 0x1000)),
         ("02:01.0", flr(new(0x1000, 0x0030, 0x07_8000)).bar(1, 0xfe90_1000, 0x1000)),
     ];
+    all.extend([0x0d, 0x0e, 0x0f, 0x1f].into_iter().zip(ALIASED).map(|(device, address)| {
+        (address, flr(new(0x1022, 0x1537, 0x0b_4000)).bar(0, 0xfe92_0000 + device * 0x1000, 0x1000))
+    }));
     // Two functions of one device that can be isolated from each other.
     let isolated = || new(0x8086, 0x1572, 0x02_8000).with_flr(0x80).with_acs();
     all.push(("00:0c.0", isolated().with(0xc, 0x80_0000).bar(0, 0xfeb0_0000, 0x1000)));

@@ -119,9 +119,12 @@ fn a_function_behind_a_bridge_translates_by_the_bridges_id() {
         guest.write_config(FIRST, COMMAND, MEMORY | MASTER);
         machine.dma_write(BRIDGED, DATA, 5).expect("it is attached");
         assert_eq!(guest.read(DATA), 5);
-        let owner = |name| machine.devices.owner_of(DeviceId(device_id(name))).map(|name| name.to_string());
+        let owner =
+            |name| machine.devices.owner_of(0, DeviceId(device_id(name))).map(|name| name.to_string());
         assert_eq!(owner(BRIDGED).as_deref(), Some("guest"), "events name the guest");
         assert_eq!((owner(NVME), owner(SMALL)), (None, None));
+        let other = machine.devices.owner_of(1, DeviceId(device_id(BRIDGED)));
+        assert_eq!(other, None, "behind another IOMMU it would be another function");
         machine.devices.report_events();
     });
 }

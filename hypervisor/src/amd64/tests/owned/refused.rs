@@ -38,6 +38,11 @@ fn functions_that_nobody_may_have_are_refused_and_nothing_is_taken() {
         ("00:09.0", Refused::NoIommu(at("00:09.0"))),
         // Its neighbour is no part of its group any more; but no IOMMU is in front of it.
         ("00:0c.0", Refused::NoIommu(at("00:0c.0"))),
+        ("00:0d.0", Refused::Group(at("00:0d.0"), at("00:0e.0"))),
+        ("00:0e.0", Refused::Group(at("00:0e.0"), at("00:0d.0"))),
+        ("00:0d.0 00:0e.0", Refused::SameId(at("00:0d.0"), at("00:0e.0"))),
+        ("00:0f.0 00:1f.0", Refused::NotForGuests(at("00:0f.0"))),
+        ("00:1f.0 00:0f.0", Refused::NotForGuests(at("00:1f.0"))),
         ("02:00.0 02:01.0", Refused::SameId(at("02:00.0"), at("02:01.0"))),
         ("serial serial serial serial serial serial serial serial nvme", Refused::TooMany),
     ] {
@@ -54,6 +59,23 @@ fn functions_that_nobody_may_have_are_refused_and_nothing_is_taken() {
         Functions::<AmdVi>::claim(None, "", Name::GUEST, &windows)
             .is_ok_and(|claim| claim.functions.is_empty())
     );
+}
+
+/// The I/O APIC's interrupts, which are the hypervisor's own, have the id of 00:1f.0 on the made
+/// machine.
+#[test]
+fn the_machines_own_interrupts_pass_whoever_asks_for_a_function_with_their_id() {
+    let machine = Machine::new();
+    let passes = ::iommu::amd::table::DeviceEntry::INTERRUPTS_PASS.0;
+    let create = |config| board_of_several(machine, &[config]).answer(&["guest-create a"]);
+    for config in [
+        "name=a\nvcpus=1\nmemory=16777216\nstart=manual\ndevices=00:1f.0",
+        "name=a\nvcpus=1\nmemory=16777216\nstart=manual\ndevices=00:1f.0 00:0f.0",
+    ] {
+        let found = create(config);
+        assert!(found[0].starts_with("1 error devices: 00:1f.0 is"), "{found:?}");
+        assert_eq!(machine.iommu.entry_in_memory(device_id("00:1f.0")), passes);
+    }
 }
 
 #[test]
