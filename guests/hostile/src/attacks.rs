@@ -52,7 +52,7 @@ attacks! {
     Memory = "memory",
     /// random values in all registers of its devices
     Devices = "devices",
-    /// a disk of its own that reads all the time, with doorbells and interrupts (AMD64)
+    /// a disk of its own that reads all the time, with doorbells, and on AMD64 interrupts
     Disk = "disk",
     /// its console, as fast as it can
     Console = "console",

@@ -64,9 +64,9 @@ pub(super) enum Body {
     Talk { command: &'static str, about: Talk },
     /// The bare guest does its worst, and the hypervisor still answers.
     Siege(Siege),
-    /// One guest attacks, in one way after the other, and another one with these weights is not
-    /// disturbed.
-    Isolation(&'static [([u32; 2], Attack)]),
+    /// One guest attacks, in one way after the other, and another one is not disturbed: their
+    /// weights, and whether the attacker has a CPU set.
+    Isolation(&'static [([u32; 2], bool, Attack)]),
     /// A bare guest writes to memory during a cancelled migration.
     Migrate,
     /// Several guests of a machine file.

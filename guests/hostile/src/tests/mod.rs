@@ -38,6 +38,7 @@ const COMMON: &[Test] = &[
     test("alive", 1, alive::alive),
     test("attack", 1, attack::attack),
     test("bystander", 2, bystander::bystander),
+    test("stops", 2, attack::stops),
     test("storm", 1, storm::storm),
 ];
 

@@ -31,11 +31,14 @@ const P99_RATIO_MAX: f64 = 2.0;
 const SLICE_MS: f64 = 5.0;
 /// Flushes of a batch.
 const FLUSHES: u64 = 100;
-/// Weights of attacker and bystander: equal ones, and unequal ones.
-const EQUAL: [u32; 2] = [100, 100];
-const UNEQUAL: [u32; 2] = [100, 300];
-/// Attacks that are run with both.
-const WITH_BOTH: [Attack; 2] = [Attack::Compute, Attack::Mixture];
+/// Weights of attacker and bystander, whether the attacker is pinned, and the attacks that are run
+/// so: all of them the first way, whose case has no name of its own.
+const WAYS: [([u32; 2], bool, &[Attack]); 4] = [
+    ([100, 100], false, &Attack::ALL),
+    ([100, 300], false, &[Attack::Compute, Attack::Mixture]),
+    ([100, 100], true, &[Attack::Compute, Attack::Disk, Attack::Mixture]),
+    ([1, 1000], true, &[Attack::Compute]),
+];
 
 /// A measured case.
 struct Case {
@@ -65,7 +68,7 @@ pub(crate) fn isolation(args: &IsolationArgs, signals: &Signals) -> Result<u8> {
     let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
     let bench = Bench { hypervisor, platform, args, directory: directory.path(), signals };
     let (mut cases, mut failures) = (Vec::new(), Vec::new());
-    for plan in plans(&args.attack, args, platform) {
+    for plan in plans(&args.attack, args) {
         match bench.case(&plan) {
             Ok(case) => cases.push(case),
             Err(_) if signals.caught().is_some() => break,
@@ -122,28 +125,31 @@ impl Bench<'_> {
     }
 }
 
-/// What is run: the quiet machine first. Guests on Arm have no disks.
-fn plans(attacks: &[Attack], args: &IsolationArgs, platform: Platform) -> Vec<Plan> {
-    let is_wanted = |attack: &Attack| {
-        let is_named = attacks.is_empty() || attacks.contains(attack) || attack.is_idle();
-        is_named && (platform == Platform::X86_64 || !attack.needs_disk())
-    };
-    let plan = |attack, weights| Plan {
-        attack,
-        weights,
-        seed: args.seed,
-        flushes: FLUSHES,
-        batches: u64::from(args.batches),
-    };
-    let wanted = Attack::ALL.into_iter().filter(is_wanted);
-    let both = WITH_BOTH.into_iter().filter(is_wanted).map(|attack| plan(attack, UNEQUAL));
-    wanted.map(|attack| plan(attack, EQUAL)).chain(both).collect()
+/// What is run: the quiet machine first.
+fn plans(attacks: &[Attack], args: &IsolationArgs) -> Vec<Plan> {
+    let is_wanted = |attack: &Attack| attacks.is_empty() || attacks.contains(attack) || attack.is_idle();
+    let ways = WAYS.into_iter().flat_map(|(weights, is_pinned, attacks)| {
+        let wanted = attacks.iter().copied().filter(is_wanted);
+        wanted.map(move |attack| Plan {
+            attack,
+            weights,
+            is_pinned,
+            seed: args.seed,
+            flushes: FLUSHES,
+            batches: u64::from(args.batches),
+        })
+    });
+    ways.collect()
 }
 
 /// A case's name in results.
 fn name(plan: &Plan, platform: Platform) -> String {
-    let weights = if plan.weights == EQUAL { "" } else { "-1:3" };
-    format!("{}{weights}{}", plan.attack.name(), platform.suffix())
+    let pinned = if plan.is_pinned { "-pinned" } else { "" };
+    let weights = match plan.weights {
+        [attacker, bystander] if attacker == bystander => String::new(),
+        [attacker, bystander] => format!("-1:{}", bystander / attacker),
+    };
+    format!("{}{pinned}{weights}{}", plan.attack.name(), platform.suffix())
 }
 
 /// A bar on a terminal, nothing elsewhere.

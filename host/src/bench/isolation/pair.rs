@@ -45,6 +45,8 @@ pub(crate) struct Plan {
     pub(crate) attack: Attack,
     /// The attacker's weight, and the bystander's.
     pub(crate) weights: [u32; 2],
+    /// Whether the attacker may run on one CPU only; the bystander may run on both.
+    pub(crate) is_pinned: bool,
     pub(crate) seed: u64,
     /// Flushes of a batch, and batches that are measured.
     pub(crate) flushes: u64,
@@ -52,10 +54,12 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// The part of the CPUs that is the bystander's.
+    /// The part of the CPUs that is the bystander's, who can use both: what the attacker's weight
+    /// and its set leave.
     pub(crate) fn share(&self) -> f64 {
         let [attacker, bystander] = self.weights.map(f64::from);
-        bystander / (attacker + bystander)
+        let most = if self.is_pinned { 0.5 } else { 1.0 };
+        1.0 - (attacker / (attacker + bystander)).min(most)
     }
 
     /// The machine file.
@@ -66,6 +70,7 @@ impl Plan {
             Platform::Aarch64(cpu) => format!("arch = \"aarch64\"\ncpu = \"{}\"", cpu.name()),
         };
         let disk = if self.attack.needs_disk() { format!("disks = [\"{DISK}\"]\n") } else { String::new() };
+        let set = if self.is_pinned { "cpus = [1]\n" } else { "" };
         let guest = |name: &str, vcpus: u32, weight: u32, words: &str| {
             format!(
                 "\n[[guest]]\nname = \"{name}\"\nprogram = \"hostile\"\ncmdline = \"{words}\"\n\
@@ -77,6 +82,7 @@ impl Plan {
         [
             format!("[machine]\n{machine}\ncpus = 2\n"),
             guest(ATTACKER, 4, attacker, &attack),
+            set.to_owned(),
             disk,
             guest(BYSTANDER, 2, bystander, &measured),
         ]

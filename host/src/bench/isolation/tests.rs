@@ -7,7 +7,9 @@ use crate::cli::{BenchCommand, Cli, Command, Overrides};
 use crate::machine_file::MachineFile;
 use clap::Parser;
 
-const PLAN: Plan = Plan { attack: Attack::Ipis, weights: EQUAL, seed: 1, flushes: 100, batches: 5 };
+const PLAN: Plan =
+    Plan { attack: Attack::Ipis, weights: [100, 100], is_pinned: false, seed: 1, flushes: 100, batches: 5 };
+const UNEQUAL: [u32; 2] = [100, 300];
 
 fn figures(share: f64, p99_ns: u64) -> Figures {
     Figures {
@@ -68,26 +70,29 @@ fn whatever_has_changed_is_missed() {
 
 #[test]
 fn the_quiet_machine_is_always_first() {
-    let plans = |words: &[&str], platform| {
+    let plans = |words: &[&str]| {
         let words = ["quell", "bench", "isolation"].iter().chain(words);
         let Command::Bench(BenchCommand::Isolation(args)) =
             Cli::try_parse_from(words).expect("parses").command
         else {
             panic!("another command")
         };
-        super::plans(&args.attack, &args, platform)
+        super::plans(&args.attack, &args)
     };
     let on = |platform, words: &[&str]| -> Vec<String> {
-        plans(words, platform).iter().map(|plan| name(plan, platform)).collect()
+        plans(words).iter().map(|plan| name(plan, platform)).collect()
     };
     let names = |words: &[&str]| on(Platform::Aarch64(ArmCpu::Max), words);
     assert_eq!(
         names(&["--attack", "mixture,ipis"]),
-        ["halt@max", "ipis@max", "mixture@max", "mixture-1:3@max"]
+        ["halt@max", "ipis@max", "mixture@max", "mixture-1:3@max", "mixture-pinned@max"]
     );
-    assert_eq!(on(Platform::X86_64, &[]).len(), Attack::ALL.len() + WITH_BOTH.len());
-    assert_eq!(on(Platform::X86_64, &["--attack", "disk"]), ["halt", "disk"]);
-    assert_eq!(names(&["--attack", "disk"]), ["halt@max"], "guests have no disks there");
+    assert_eq!(on(Platform::X86_64, &[]).len(), Attack::ALL.len() + 6);
+    assert_eq!(on(Platform::X86_64, &["--attack", "disk"]), ["halt", "disk", "disk-pinned"]);
+    assert_eq!(
+        names(&["--attack", "compute"])[1..],
+        ["compute@max", "compute-1:3@max", "compute-pinned@max", "compute-pinned-1:1000@max"]
+    );
     assert_eq!(names(&[])[0], "halt@max");
     assert!(Cli::try_parse_from(["quell", "bench", "isolation", "--attack", "none"]).is_err());
 }
@@ -106,5 +111,21 @@ fn the_machine_file_of_a_case_is_one() {
         assert_eq!(file.guests[0].cmdline.as_deref(), Some("test=attack attack=ipis seed=1"));
         assert!(file.guests.iter().all(|guest| guest.devices.is_empty()));
     }
-    assert!((Plan { weights: UNEQUAL, ..PLAN }.share() - 0.75).abs() < 1e-9);
+}
+
+#[test]
+fn a_pinned_attacker_is_due_its_cpu_at_most() {
+    for (weights, is_pinned, share) in [
+        ([100, 100], false, 0.5),
+        (UNEQUAL, false, 0.75),
+        (UNEQUAL, true, 0.75),
+        ([100, 100], true, 0.5),
+        ([300, 100], false, 0.25),
+        ([300, 100], true, 0.5),
+    ] {
+        let plan = Plan { weights, is_pinned, ..PLAN };
+        assert!((plan.share() - share).abs() < 1e-9, "{plan:?}");
+        let file = plan.file(Platform::X86_64);
+        assert_eq!(file.contains("cpus = [1]"), is_pinned, "{file}");
+    }
 }

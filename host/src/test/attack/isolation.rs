@@ -25,20 +25,22 @@ pub(super) const ROWS: &[Case] = &[
         "i1_guests_do_not_disturb_each_other",
         "a guest keeps its memory, registers, flushes and share while another one attacks",
         Body::Isolation(&[
-            ([100, 100], Attack::Flushes),
-            ([100, 100], Attack::Resets),
-            ([100, 100], Attack::Faults),
-            ([100, 300], Attack::Mixture),
+            ([100, 100], false, Attack::Flushes),
+            ([100, 100], false, Attack::Resets),
+            ([100, 100], false, Attack::Faults),
+            ([100, 100], true, Attack::Compute),
+            ([100, 300], false, Attack::Mixture),
         ]),
     ),
     case(
         "i1_guests_do_not_disturb_each_other_on_arm",
         "and on Arm",
         Body::Isolation(&[
-            ([100, 100], Attack::Flushes),
-            ([100, 100], Attack::Resets),
-            ([100, 100], Attack::Faults),
-            ([100, 300], Attack::Mixture),
+            ([100, 100], false, Attack::Flushes),
+            ([100, 100], false, Attack::Resets),
+            ([100, 100], false, Attack::Faults),
+            ([100, 100], true, Attack::Compute),
+            ([100, 300], false, Attack::Mixture),
         ]),
     )
     .on(Platform::Aarch64(ArmCpu::Max)),
@@ -49,12 +51,12 @@ pub(super) const ROWS: &[Case] = &[
 pub(in crate::test) fn run(
     hypervisor: &Hypervisor,
     platform: Platform,
-    attacks: &[([u32; 2], Attack)],
+    attacks: &[([u32; 2], bool, Attack)],
     directory: &Path,
     signals: &Signals,
 ) -> Result<()> {
-    for &(weights, attack) in attacks {
-        let plan = Plan { attack, weights, seed: SEED, flushes: FLUSHES, batches: BATCHES };
+    for &(weights, is_pinned, attack) in attacks {
+        let plan = Plan { attack, weights, is_pinned, seed: SEED, flushes: FLUSHES, batches: BATCHES };
         let name = || format!("attack '{}', weights {weights:?}", attack.name());
         let run = pair::run(hypervisor, platform, &plan, TIMEOUT, directory, signals, |_| {});
         let figures = run.with_context(name)?.of_used_time();

@@ -1,23 +1,20 @@
-//! AMD64: a disk that reads all the time, for each processor by a queue of its own, with an
-//! interrupt for each completion and doorbells as fast as the processor can.
+//! A disk that reads all the time, for each processor by a queue of its own, with doorbells as fast
+//! as the processor can, and on AMD64, where guests see messages, an interrupt for each completion.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use baremetal::nvme::{self, Controller, ENTRIES_MAX, Queue};
 use baremetal::pages::Page;
 use baremetal::pci::{CLASS, COMMAND, ConfigSpace, MEMORY_AND_DMA};
-use baremetal::x86_64::{interrupts, processors};
 use spin::Mutex;
 
+use super::own;
 use crate::machine;
 use crate::report::{Verdict, ensure, failure};
 
 /// Processors that read; others only compute.
 const READERS: usize = 4;
 const ADMIN_ENTRIES: u32 = 4;
-/// The capability MSI-X, and that it is enabled.
-const MSIX: u8 = 0x11;
-const MSIX_ENABLED: u32 = 1 << 31;
 /// Doorbells of a burst.
 const BURST: u32 = 256;
 /// So many bursts without a read mean that it does not read.
@@ -44,24 +41,13 @@ pub(super) fn prepare() -> Verdict {
         return Err(failure(format_args!("there is no disk")));
     };
     config.write(COMMAND, MEMORY_AND_DMA);
-    let Some(at) = config.capability(MSIX) else {
-        return Err(failure(format_args!("the disk has no MSI-X")));
-    };
-    config.write(at, MSIX_ENABLED);
-    let table = config.read(at + 4);
-    let table = config.base(table as u8 & 7) + u64::from(table & !7);
+    own::enable_messages(&config, READERS.min(machine::count()))?;
     // SAFETY: the BAR is decoded; all reads go to scratch pages.
     let controller = unsafe { Controller::new(config.base(0)) };
     let mut admin = Queue::new(0, ADMIN_ENTRIES, &ADMIN);
     let started = controller.start(&mut admin);
     ensure!(started.is_ok(), "the disk does not start: {started:?}");
     for (number, (pages, reading)) in QUEUES.iter().zip(&READING).enumerate().take(machine::count()) {
-        let message = [0xfee0_0000 | processors::apic_id(number) << 12, 0, vector(number), 0];
-        for (word, value) in message.into_iter().enumerate() {
-            let entry = table + 16 * (number as u64 + 1) + 4 * word as u64;
-            // SAFETY: it is the table of messages; vectors are only counted.
-            unsafe { (entry as *mut u32).write_volatile(value) };
-        }
         let mut queue = Queue::new(number as u16 + 1, ENTRIES_MAX, pages);
         let added = controller.add(&mut admin, &mut queue, number as u16 + 1);
         ensure!(added.is_ok(), "the disk takes no queue: {added:?}");
@@ -76,10 +62,6 @@ pub(super) fn prepare() -> Verdict {
     Ok(())
 }
 
-fn vector(number: usize) -> u32 {
-    u32::from(interrupts::VECTOR_FREE) + number as u32
-}
-
 /// A processor's burst; nothing on one that has no queue.
 pub(super) fn read(number: usize) {
     let Some(mut reading) = READING.get(number).map(Mutex::lock) else { return };
@@ -91,9 +73,7 @@ pub(super) fn read(number: usize) {
             reader.in_flight += 1;
         }
         reader.queue.ring(&reader.controller);
-        interrupts::enable();
-        core::hint::spin_loop();
-        interrupts::disable();
+        own::take_interrupts();
         while let Some(status) = reader.queue.take() {
             reader.in_flight -= 1;
             DONE.fetch_add(u64::from(status == 0), Ordering::Relaxed);

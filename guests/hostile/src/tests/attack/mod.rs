@@ -5,8 +5,8 @@
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
-#[cfg(target_arch = "x86_64")]
 mod disk;
+mod stops;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
@@ -15,7 +15,7 @@ use core::hint::black_box;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use baremetal::arch::serial::CONSOLE;
-use baremetal::arch::{clock, guarded};
+use baremetal::arch::{clock, guarded, processors};
 use baremetal::pages::PAGE;
 use baremetal::random::Random;
 use hostile::attacks::Attack;
@@ -44,6 +44,22 @@ static SEED: AtomicU64 = AtomicU64::new(0);
 
 /// Attacks on all processors; does not return if there is such an attack.
 pub(super) fn attack(orders: &Orders<'_>) -> Verdict {
+    prepare(orders)?;
+    report::event("attack");
+    machine::on_all(rage);
+    Ok(())
+}
+
+/// The same on all processors but the first one, which looks for times in which it does not run.
+/// Where nothing but the emulator is below the program, the emulator has made them.
+pub(super) fn stops(orders: &Orders<'_>) -> Verdict {
+    prepare(orders)?;
+    (1..machine::count()).for_each(|number| processors::give(number, rage));
+    stops::measure(orders.count);
+    Ok(())
+}
+
+fn prepare(orders: &Orders<'_>) -> Verdict {
     let Some(attack) = Attack::parse(orders.attack) else {
         return Err(failure(format_args!("there is no attack '{}'", orders.attack)));
     };
@@ -51,10 +67,8 @@ pub(super) fn attack(orders: &Orders<'_>) -> Verdict {
     SEED.store(orders.seed, Ordering::Relaxed);
     window::open();
     storm::prepare();
-    own::prepare(attack)?;
-    report::event("attack");
-    machine::on_all(rage);
-    Ok(())
+    own::prepare()?;
+    if attack.needs_disk() { disk::prepare() } else { Ok(()) }
 }
 
 /// What a processor does for ever.
@@ -95,7 +109,7 @@ fn burst(attack: Attack, random: &mut Random, number: usize) {
         Attack::Sleeps => own::sleep_briefly(number),
         Attack::Memory => memory(random),
         Attack::Devices => repeat(|| storm::operation(random.below(RESTLESS), random, number)),
-        Attack::Disk => own::read_disk(number),
+        Attack::Disk => disk::read(number),
         Attack::Console => repeat(|| print(random)),
         Attack::Faults => own::fault_for_good(),
         Attack::Resets if number == 0 => own::reset(),

@@ -5,21 +5,22 @@ use core::arch::x86_64::__cpuid_count;
 
 use baremetal::guarded;
 use baremetal::pages::{PAGE, Page};
+use baremetal::pci::ConfigSpace;
 use baremetal::random::Random;
 use baremetal::x86_64::guarded::{rdmsr, wrmsr};
 use baremetal::x86_64::{apic, clock, interrupts, power, processors};
-use hostile::attacks::Attack;
 use x86_64::instructions::port::Port;
 
-use super::disk;
-pub(super) use super::disk::read as read_disk;
 use crate::machine;
-use crate::report::{Verdict, ensure};
+use crate::report::{Verdict, ensure, failure};
 use crate::tests::storm::value;
 
 /// Identity of the guest, and the page of hypercalls.
 const OS_ID: (u32, u64) = (0x4000_0000, 1 << 63 | 0x7f << 56);
 const HYPERCALL: u32 = 0x4000_0001;
+/// The capability MSI-X, and that it is enabled.
+const MSIX: u8 = 0x11;
+const MSIX_ENABLED: u32 = 1 << 31;
 const TSC_DEADLINE: u32 = 0x6e0;
 /// The timer's vector; all from there on up to 0xef are only counted.
 const VECTOR: u8 = interrupts::VECTOR_FREE;
@@ -36,9 +37,29 @@ static CODE: Page = Page::new();
 /// The input of each processor's calls.
 static INPUTS: [Page; processors::MAX_PROCESSORS] = [const { Page::new() }; processors::MAX_PROCESSORS];
 
-pub(super) fn prepare(attack: Attack) -> Verdict {
-    enable_calls()?;
-    if attack.needs_disk() { disk::prepare() } else { Ok(()) }
+pub(super) fn prepare() -> Verdict {
+    enable_calls()
+}
+
+/// Has each of the first `count` processors interrupted by a message of its own, from the second
+/// one on.
+pub(super) fn enable_messages(config: &ConfigSpace, count: usize) -> Verdict {
+    let Some(at) = config.capability(MSIX) else {
+        return Err(failure(format_args!("the disk has no MSI-X")));
+    };
+    config.write(at, MSIX_ENABLED);
+    let table = config.read(at + 4);
+    let table = config.base(table as u8 & 7) + u64::from(table & !7);
+    for number in 0..count {
+        let vector = u32::from(interrupts::VECTOR_FREE) + number as u32;
+        let message = [0xfee0_0000 | processors::apic_id(number) << 12, 0, vector, 0];
+        for (word, value) in message.into_iter().enumerate() {
+            let entry = table + 16 * (number as u64 + 1) + 4 * word as u64;
+            // SAFETY: it is the table of messages; vectors are only counted.
+            unsafe { (entry as *mut u32).write_volatile(value) };
+        }
+    }
+    Ok(())
 }
 
 /// Makes hypercalls possible.
@@ -65,7 +86,7 @@ pub(in crate::tests) fn hypercall(control: u64, input: u64, output: u64) -> Opti
 }
 
 /// Takes the interrupts that pend.
-fn take_interrupts() {
+pub(super) fn take_interrupts() {
     interrupts::enable();
     core::hint::spin_loop();
     interrupts::disable();
