@@ -1,21 +1,35 @@
 //! The files that get the bytes of consoles, unchanged.
 
-use anyhow::{Context, Result};
+use crate::machine::log_file::LogFile;
+use anyhow::{Context, Error, Result};
 use hostlink::guests::CONSOLES;
 use hostlink::name::Name;
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The logs of a machine's guests.
+/// The log of a console whose first log this is: the second console's is beside it, with `.1` in
+/// its name.
+pub(crate) fn path(first: &Path, port: usize) -> PathBuf {
+    let stem = match first.extension().is_some_and(|extension| extension == "log") {
+        true => first.with_extension(""),
+        false => first.to_owned(),
+    };
+    match port {
+        0 => first.to_owned(),
+        port => stem.with_added_extension(format!("{port}.log")),
+    }
+}
+
+/// The logs of a machine's guests. Each is written whatever becomes of the others.
 #[derive(Debug)]
 pub(crate) struct Logs {
     /// For guests that no file names.
     directory: PathBuf,
     /// The first console's.
     paths: BTreeMap<Name, PathBuf>,
-    open: BTreeMap<(Name, usize), Option<File>>,
+    /// Those that have begun, or why they could not.
+    open: BTreeMap<(Name, usize), Result<LogFile>>,
 }
 
 impl Logs {
@@ -26,49 +40,37 @@ impl Logs {
         let mut logs =
             Self { directory: directory.to_owned(), paths: guests.collect(), open: BTreeMap::new() };
         for (name, path) in &logs.paths {
-            logs.open.insert((*name, 0), Some(create(path)?));
+            logs.open.insert((*name, 0), Ok(LogFile::create(path)?));
         }
         Ok(logs)
     }
 
-    /// The log of a console. The second console's is beside the first one's, with `.1` in its name.
     fn path(&self, name: Name, port: usize) -> PathBuf {
         let usual = || self.directory.join(format!("{name}.log"));
-        let first = self.paths.get(&name).cloned().unwrap_or_else(usual);
-        match port {
-            0 => first,
-            port => first.with_extension(format!("{port}.log")),
-        }
+        path(&self.paths.get(&name).cloned().unwrap_or_else(usual), port)
     }
 
-    /// Appends bytes to a console's log. A log that cannot be written is given up, with a message:
-    /// the machine runs on.
+    /// Appends bytes to a console's log.
     pub(super) fn append(&mut self, name: Name, port: usize, bytes: &[u8]) {
         debug_assert!(port < CONSOLES);
         let path = self.path(name, port);
-        let file = self.open.entry((name, port)).or_insert_with(|| create(&path).map_err(complain).ok());
-        if let Some(open) = file
-            && let Err(error) = open.write_all(bytes)
-        {
-            complain(anyhow::Error::new(error).context(format!("cannot write {}", path.display())));
-            *file = None;
+        let begin = || LogFile::create(&path).inspect_err(complain);
+        if let Ok(log) = self.open.entry((name, port)).or_insert_with(begin) {
+            log.append(bytes);
         }
+    }
+
+    /// What is missing in logs, and why.
+    pub(super) fn failures(&self) -> impl Iterator<Item = String> {
+        self.open.values().filter_map(|log| match log {
+            Ok(log) => log.failure(),
+            Err(error) => Some(format!("{error:#}")),
+        })
     }
 }
 
-fn complain(error: anyhow::Error) -> anyhow::Error {
-    eprintln!("quell: {error:#}; this console is not logged from now on");
-    error
-}
-
-fn create(path: &Path) -> Result<File> {
-    let make = || -> std::io::Result<File> {
-        if let Some(directory) = path.parent() {
-            fs::create_dir_all(directory)?;
-        }
-        File::create(path)
-    };
-    make().with_context(|| format!("cannot write {}", path.display()))
+fn complain(error: &Error) {
+    eprintln!("quell: {error:#}; this console is not logged");
 }
 
 #[cfg(test)]
@@ -105,5 +107,31 @@ mod tests {
         let mut logs = Logs::create(path, std::iter::empty()).expect("creates");
         logs.append(web, 0, b"a");
         logs.append(web, 0, b"b");
+        assert_eq!(logs.failures().count(), 1);
+    }
+
+    #[test]
+    fn u51_a_log_that_cannot_be_written_leaves_the_others_alone() {
+        let directory = tempfile::tempdir().expect("makes");
+        let [web, db] = ["web", "db"].map(|name| Name::parse(name).expect("is one"));
+        let log = directory.path().join("db.log");
+        let paths = [(web, "/dev/full".into()), (db, log.clone())];
+        let mut logs = Logs::create(directory.path(), paths.into_iter()).expect("creates");
+        for _ in 0..3 {
+            logs.append(web, 0, b"is lost");
+            logs.append(db, 0, b"x");
+        }
+        assert_eq!(fs::read(log).expect("is there"), b"xxx");
+        let failures: Vec<_> = logs.failures().collect();
+        assert!(matches!(&failures[..], [only] if only.starts_with("/dev/full: ")), "{failures:?}");
+    }
+
+    #[test]
+    fn u51_the_second_log_has_the_whole_name_of_the_first() {
+        let second = |first: &str| path(Path::new(first), 1);
+        assert_eq!(second("l/web.log"), Path::new("l/web.1.log"));
+        assert_eq!(second("l/web"), Path::new("l/web.1.log"));
+        assert_eq!(second("web.a"), Path::new("web.a.1.log"));
+        assert_eq!(path(Path::new("web.a"), 0), Path::new("web.a"));
     }
 }

@@ -1,6 +1,7 @@
 //! Rows of several consoles, one below the other, each after its guest's name.
 
 use super::lines::Row;
+use crate::machine::output::Output;
 use console::{Color, Style};
 use hostlink::name::Name;
 use std::io::Write;
@@ -11,7 +12,7 @@ const COLOURS: [Color; 6] =
 
 /// Where rows are shown.
 pub(super) struct Screen {
-    sink: Box<dyn Write + Send>,
+    output: Output<Box<dyn Write + Send>>,
     has_colours: bool,
     /// Columns for names.
     width: usize,
@@ -23,7 +24,7 @@ impl Screen {
     /// A screen for these guests, and for others that come later.
     pub(super) fn new(sink: Box<dyn Write + Send>, has_colours: bool, names: &[Name]) -> Self {
         let width = names.iter().map(|name| name.as_str().len()).max().unwrap_or(0);
-        Self { sink, has_colours, width, names: names.to_vec() }
+        Self { output: Output::new(sink), has_colours, width, names: names.to_vec() }
     }
 
     /// Shows a line of a guest's console.
@@ -38,12 +39,16 @@ impl Screen {
 
     /// Shows bytes as they are.
     pub(super) fn raw(&mut self, bytes: &[u8]) {
-        // There may be no reader any more; the machine continues regardless.
-        let _ = self.sink.write_all(bytes);
+        self.output.put(bytes);
     }
 
     pub(super) fn flush(&mut self) {
-        let _ = self.sink.flush();
+        self.output.flush();
+    }
+
+    /// Why some of it was not shown, if so.
+    pub(super) fn failure(&self) -> Option<String> {
+        self.output.failure()
     }
 
     fn put(&mut self, name: Name, sign: char, text: &str) {

@@ -46,10 +46,17 @@ pub(crate) struct Last {
     pub(crate) status: Option<u64>,
 }
 
+/// What is known when the machine has ended.
+pub(crate) struct Seen {
+    pub(crate) guests: BTreeMap<Name, Last>,
+    /// What could not be written of what was to be shown and logged, and why.
+    pub(crate) unwritten: Vec<String>,
+}
+
 /// The thread.
 pub(crate) struct Viewer {
     is_over: Arc<AtomicBool>,
-    thread: JoinHandle<Result<BTreeMap<Name, Last>>>,
+    thread: JoinHandle<Result<Seen>>,
 }
 
 impl Viewer {
@@ -78,7 +85,7 @@ impl Viewer {
     }
 
     /// Shows the rest, and returns what is known of the guests. Call it when the machine has ended.
-    pub(crate) fn finish(self) -> Result<BTreeMap<Name, Last>> {
+    pub(crate) fn finish(self) -> Result<Seen> {
         self.is_over.store(true, Ordering::Relaxed); // Nothing else is published by it.
         self.thread.join().map_err(|_| anyhow!("the reader of the consoles panicked"))?
     }
@@ -207,12 +214,13 @@ impl Consoles {
     }
 
     /// Shows lines without end.
-    fn finish(mut self) -> BTreeMap<Name, Last> {
+    fn finish(mut self) -> Seen {
         for guest in self.guests.values_mut() {
             guest.lines.finish().iter().for_each(|row| self.screen.row(guest.id.name, row));
         }
         self.screen.flush();
-        self.last
+        let unwritten = self.screen.failure().into_iter().chain(self.logs.failures()).collect();
+        Seen { guests: self.last, unwritten }
     }
 }
 
@@ -287,7 +295,7 @@ mod tests {
         look(401);
         made.write(1, 0, b"unfinished");
         look(402);
-        let last = all.finish();
+        let last = all.finish().guests;
         let expected = "web  * running\ndb   * loaded\nweb  | boot\ndb   | hello\ndb   * running\n\
                         web  | #\nweb  + poweroff\nweb  * off: it switched itself off\ndb   | unfinished\n";
         assert_eq!(paper.text(), expected);

@@ -4,6 +4,7 @@
 use super::files::SETUP;
 use crate::arch::Arch;
 use crate::machine::child::describe;
+use crate::machine::drive::drive;
 use crate::machine::outcome::Outcome;
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
@@ -12,6 +13,7 @@ use crate::run::tail;
 use crate::size::GIB;
 use crate::steps::Steps;
 use anyhow::{Result, bail, ensure};
+use std::ffi::OsString;
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
@@ -40,7 +42,7 @@ pub(crate) enum Writes {
 }
 
 /// A machine that boots from the disk, with a network card.
-pub(crate) fn machine(arch: Arch, kernel: &Path, disk: &Path, words: &str, writes: Writes) -> Spec {
+pub(crate) fn machine(arch: Arch, kernel: &Path, disk: &Path, words: &str, writes: Writes) -> Result<Spec> {
     let cmdline = format!("{} {ROOT} {words}", arch.console());
     let payload = Payload::Bare { kernel: kernel.to_owned(), initrd: None, cmdline };
     let mut spec = Spec::new(arch.usual(), payload, CPUS, MEMORY);
@@ -48,19 +50,12 @@ pub(crate) fn machine(arch: Arch, kernel: &Path, disk: &Path, words: &str, write
         Writes::Kept => "writeback",
         Writes::Late => "unsafe",
     };
-    // A comma in a path is written twice.
-    let file = disk.to_string_lossy().replace(',', ",,");
-    spec.qemu_args = vec![
-        "-drive".to_owned(),
-        format!("if=none,id=disk,format=raw,cache={cache},file={file}"),
-        "-device".to_owned(),
-        "nvme,drive=disk,serial=quell".to_owned(),
-        "-netdev".to_owned(),
-        "user,id=net".to_owned(),
-        "-device".to_owned(),
-        "virtio-net-pci,netdev=net".to_owned(),
-    ];
-    spec
+    let drive = drive(&format!("if=none,id=disk,cache={cache}"), disk)?;
+    let device = "nvme,drive=disk,serial=quell";
+    let network = ["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net"];
+    spec.devices = vec!["-drive".into(), drive, "-device".into(), device.into()];
+    spec.devices.extend(network.map(OsString::from));
+    Ok(spec)
 }
 
 /// Boots the disk for the first time, until its packages are configured.
@@ -73,7 +68,7 @@ pub(super) fn first(
     signals: &Signals,
 ) -> Result<()> {
     let words = format!("quiet panic=-1 init=/{SETUP}");
-    let mut spec = machine(arch, kernel, disk, &words, Writes::Late);
+    let mut spec = machine(arch, kernel, disk, &words, Writes::Late)?;
     spec.timeout = Some(SETUP_TIMEOUT);
     let mut machine = Machine::start(&spec, signals)?;
     let mut time = machine.own_time();
@@ -129,6 +124,7 @@ mod tests {
             console: console.to_owned(),
             log: String::new(),
             qemu_messages: String::new(),
+            unwritten: Vec::new(),
             reports: Vec::new(),
             reports_dropped: 0,
             counters: None,
@@ -148,9 +144,10 @@ mod tests {
     }
 
     #[test]
-    fn commas_in_the_disks_path_do_not_end_an_option() {
-        let spec = machine(Arch::X86_64, Path::new("/k"), Path::new("/a,b"), "quiet", Writes::Kept);
-        assert!(spec.qemu_args.iter().any(|arg| arg.ends_with("cache=writeback,file=/a,,b")));
+    fn the_machine_boots_from_the_disk() {
+        let disk = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"));
+        let spec = machine(Arch::X86_64, Path::new("/k"), disk, "quiet", Writes::Kept).expect("is a file");
+        assert!(spec.devices[1].to_string_lossy().starts_with("if=none,id=disk,cache=writeback,format=raw,"));
         let Payload::Bare { cmdline, initrd, .. } = spec.payload else { panic!("another payload") };
         assert_eq!((cmdline.as_str(), initrd), ("console=ttyS0 root=/dev/nvme0n1 rw quiet", None));
     }

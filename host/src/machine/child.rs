@@ -1,13 +1,12 @@
 //! QEMU's process: how it is started, and what it may leave behind.
 
-use super::ram::Ram;
 use super::spec::{Console, Spec};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus, Stdio};
 
@@ -19,9 +18,19 @@ pub(crate) fn end_with_us(command: &mut Command) {
     }
 }
 
-/// The command for QEMU: its standard streams, its memory, and its death together with this
-/// process.
-pub(super) fn command(spec: &Spec, mut command: Command, arguments: &[OsString], ram: &Ram) -> Command {
+/// The path by which a process that has inherited a descriptor opens what it is one of.
+pub(super) fn path_in_child(fd: &impl AsRawFd) -> String {
+    format!("/proc/self/fd/{}", fd.as_raw_fd())
+}
+
+/// The command for QEMU: its standard streams, the descriptors that it inherits, and its death
+/// together with this process.
+pub(super) fn command(
+    spec: &Spec,
+    mut command: Command,
+    arguments: &[OsString],
+    inherited: Vec<RawFd>,
+) -> Command {
     command.args(arguments);
     match spec.console {
         Console::Terminal => command.stdin(Stdio::inherit()).stdout(Stdio::inherit()),
@@ -32,13 +41,17 @@ pub(super) fn command(spec: &Spec, mut command: Command, arguments: &[OsString],
     if spec.console != Console::Terminal {
         command.process_group(0);
     }
-    let ram_fd = ram.fd().as_raw_fd();
     end_with_us(&mut command);
-    // SAFETY: the closure runs between fork and exec and makes only a system call. The descriptor
-    // is open there: the child has a copy of every descriptor of the parent, and the parent holds
-    // this one until the machine has ended.
+    // SAFETY: the closure runs between fork and exec and makes only system calls. The descriptors
+    // are open there: the child has a copy of every descriptor of the parent, and the parent holds
+    // these until the child has started.
     unsafe {
-        command.pre_exec(move || Ok(fcntl_setfd(BorrowedFd::borrow_raw(ram_fd), FdFlags::empty())?));
+        command.pre_exec(move || {
+            for fd in &inherited {
+                fcntl_setfd(BorrowedFd::borrow_raw(*fd), FdFlags::empty())?;
+            }
+            Ok(())
+        });
     }
     command
 }

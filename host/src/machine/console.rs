@@ -9,9 +9,10 @@
 //! because a user may be typing at a prompt.
 
 use super::kept::Ring;
+use super::output::Output;
 use super::reports::{LINE_MAX, Reports, report};
 use serde_json::Value;
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Stdout};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A piece of the console.
@@ -88,17 +89,17 @@ fn show(pieces: &mut Vec<Piece>, bytes: &[u8]) {
 /// The destination of the guest's output.
 pub(super) struct Kept {
     pub(super) console: Arc<Mutex<Ring>>,
-    /// Whether it is also written to standard output.
-    pub(super) echo: bool,
+    /// Where it is shown as well.
+    pub(super) echo: Option<Arc<Mutex<Output<Stdout>>>>,
 }
 
 impl Kept {
     pub(super) fn take(&self, bytes: &[u8]) {
         self.console.lock().unwrap_or_else(PoisonError::into_inner).push(bytes);
-        if self.echo {
-            let mut stdout = io::stdout().lock();
-            // There may be no reader any more; the machine continues regardless.
-            let _ = stdout.write_all(bytes).and_then(|()| stdout.flush());
+        if let Some(echo) = &self.echo {
+            let mut echo = echo.lock().unwrap_or_else(PoisonError::into_inner);
+            echo.put(bytes);
+            echo.flush();
         }
     }
 }

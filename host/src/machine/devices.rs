@@ -1,15 +1,18 @@
 //! Disks, networks and other PCI functions: those of the machine, and those that a guest owns.
 
+use std::ffi::OsString;
 use std::ops::Range;
 use std::path::PathBuf;
 
+use super::drive;
 use crate::arch::Platform;
 use anyhow::{Context, Result, ensure};
 
 /// A network that a guest is connected to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Network {
-    /// QEMU's user network: the guest reaches the outside as this user does, and is not reached
+    /// QEMU's user network: the guest reaches what this user reaches, this computer's own services
+    /// (127.0.0.1, as 10.0.2.2) among them, and is not reached
     User,
     /// The same without the outside: what is sent to port 9 of [`SINK`] is taken and forgotten, for
     /// measurements
@@ -49,11 +52,9 @@ impl Devices {
             return Ok(());
         }
         for disk in &self.disks {
-            ensure!(
-                disk.is_file(),
-                "there is no disk image at {}: `./quell image-debian` makes one",
-                disk.display()
-            );
+            drive::driver(disk).with_context(|| {
+                format!("there is no disk at {}: `./quell image-debian` makes one", disk.display())
+            })?;
         }
         for name in &self.functions {
             ensure!(
@@ -69,7 +70,7 @@ impl Devices {
 /// gives it its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Built {
-    pub(crate) args: Vec<String>,
+    pub(crate) args: Vec<OsString>,
     pub(crate) names: Vec<String>,
 }
 
@@ -99,26 +100,23 @@ pub(crate) fn build<'d>(
             Platform::X86_64 => ["-device", "amd-iommu,intremap=on,pt=off"],
             Platform::Aarch64(_) => ["-machine", "iommu=smmuv3"],
         };
-        built.args = vec![name.to_owned(), iommu.to_owned()];
+        built.args = vec![name.into(), iommu.into()];
     }
     let mut places = Places::new(platform, owners)?;
     for devices in guests {
         let mut names = devices.functions.clone();
-        let mut add = |device: &dyn Fn(u32) -> [String; 3]| -> Result<()> {
+        let mut add = |device: &dyn Fn(u32) -> Result<(String, &'static str, OsString)>| -> Result<()> {
             let place = places.next()?;
-            let [device, way, backend] = device(place);
-            built.args.extend(["-device".to_owned(), format!("{device},addr={place:#x}"), way, backend]);
+            let (device, way, backend) = device(place)?;
+            let device = format!("{device},addr={place:#x}");
+            built.args.extend(["-device".into(), device.into(), way.into(), backend]);
             names.push(format!("00:{place:02x}.0"));
             Ok(())
         };
         for disk in &devices.disks {
-            let file = disk.to_string_lossy().replace(',', ",,");
             add(&|place| {
-                [
-                    format!("nvme,drive=disk{place},serial=disk{place}"),
-                    "-drive".to_owned(),
-                    format!("if=none,id=disk{place},format=raw,file={file}"),
-                ]
+                let device = format!("nvme,drive=disk{place},serial=disk{place}");
+                Ok((device, "-drive", drive::drive(&format!("if=none,id=disk{place}"), disk)?))
             })?;
         }
         if let Some(network) = devices.network {
@@ -127,11 +125,8 @@ pub(crate) fn build<'d>(
                 Network::Sink => format!(",restrict=on,guestfwd=tcp:{SINK}:9-null"),
             };
             add(&|place| {
-                [
-                    format!("virtio-net-pci,netdev=net{place},disable-legacy=on,iommu_platform=on"),
-                    "-netdev".to_owned(),
-                    format!("user,id=net{place}{settings}"),
-                ]
+                let device = format!("virtio-net-pci,netdev=net{place},disable-legacy=on,iommu_platform=on");
+                Ok((device, "-netdev", format!("user,id=net{place}{settings}").into()))
             })?;
         }
         if !devices.is_empty() {
@@ -191,30 +186,37 @@ mod tests {
     use super::*;
     use crate::arch::ArmCpu;
 
+    /// A file that is there.
+    const THIS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+
+    fn text(built: &Built) -> String {
+        built.args.join(" ".as_ref()).to_string_lossy().into_owned()
+    }
+
     #[test]
     fn each_disk_and_network_is_a_function_that_one_guest_owns() {
         let web = Devices {
-            disks: vec!["/a,b".into(), "/c".into()],
+            disks: vec![THIS.into(), THIS.into()],
             network: Some(Network::User),
             functions: vec!["nvme".into()],
         };
         let db = Devices { network: Some(Network::Sink), ..Devices::default() };
         let built = build(Platform::X86_64, [&web, &Devices::default(), &db].into_iter(), true).unwrap();
         assert_eq!(built.names, ["nvme 00:08.0 00:09.0 00:0a.0", "", "00:0b.0"]);
-        let args = built.args.join(" ");
+        let args = text(&built);
         assert!(args.starts_with("-device amd-iommu,intremap=on,pt=off "), "{args}");
-        assert!(args.contains("format=raw,file=/a,,b"), "{args}");
+        assert!(args.contains("if=none,id=disk8,format=raw,file.driver=file,file.filename="), "{args}");
         assert!(args.contains("virtio-net-pci,netdev=net10,disable-legacy=on,iommu_platform=on,addr=0xa"));
         assert!(args.contains("user,id=net11,restrict=on,guestfwd=tcp:10.0.2.100:9-null"), "{args}");
         assert!(args.contains("netdev=net11") && args.contains("addr=0xb"), "{args}");
         let bare = build(Platform::X86_64, [&web].into_iter(), false).unwrap();
-        assert!(!bare.args.join(" ").contains("amd-iommu"));
+        assert!(!text(&bare).contains("amd-iommu"));
         let none = build(Platform::X86_64, [&Devices::default()].into_iter(), true).unwrap();
         assert!(none.args.is_empty(), "no devices: no IOMMU");
     }
 
     fn disks(count: usize) -> Devices {
-        Devices { disks: vec!["/disk".into(); count], ..Devices::default() }
+        Devices { disks: vec![THIS.into(); count], ..Devices::default() }
     }
 
     #[test]
@@ -227,7 +229,7 @@ mod tests {
             ["00:08.0 00:0b.0 00:0c.0", "", "00:0a.0 00:0e.0"]
         );
         assert_eq!(names(&[disks(2), disks(1), disks(1)]), ["00:08.0 00:0c.0", "00:0a.0", "00:0b.0"]);
-        let args = build(arm, [&disks(1)].into_iter(), true).unwrap().args.join(" ");
+        let args = text(&build(arm, [&disks(1)].into_iter(), true).unwrap());
         assert!(args.starts_with("-machine iommu=smmuv3 "), "{args}");
         let error = build(arm, [disks(1), disks(1), disks(1), disks(1)].iter(), true).unwrap_err();
         assert!(error.to_string().contains("interrupt lines for 3"), "{error}");
@@ -252,7 +254,7 @@ mod tests {
     #[test]
     fn a_disk_that_is_missing_is_named() {
         let devices = Devices { disks: vec!["/nowhere.img".into()], ..Devices::default() };
-        let error = devices.check().unwrap_err().to_string();
+        let error = format!("{:#}", devices.check().unwrap_err());
         assert!(error.contains("/nowhere.img") && error.contains("image-debian"), "{error}");
     }
 }

@@ -4,9 +4,6 @@
 //! Nothing here makes the guest wait. Excess output is dropped and counted.
 
 use std::collections::VecDeque;
-use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
-use std::path::Path;
 
 /// The end of a text, each byte of which has a number: the count of bytes before it.
 #[derive(Debug)]
@@ -54,7 +51,11 @@ impl Ring {
 
     /// The kept text, after a line that says how much was dropped.
     pub(super) fn shown(&self) -> String {
-        shown(self.first as u64, &self.bytes)
+        let text = String::from_utf8_lossy(&self.bytes);
+        match self.first {
+            0 => text.into_owned(),
+            dropped => format!("({dropped} bytes before this are not kept)\n{text}"),
+        }
     }
 }
 
@@ -136,34 +137,10 @@ impl<T> Ends<T> {
     }
 }
 
-/// The last bytes of a file, `most` of them, after a line that says how much is omitted. Empty if
-/// the file cannot be read.
-pub(super) fn end_of_file(path: &Path, most: u64) -> String {
-    let read = || -> io::Result<String> {
-        let mut file = File::open(path)?;
-        let skipped = file.metadata()?.len().saturating_sub(most);
-        file.seek(SeekFrom::Start(skipped))?;
-        let mut bytes = Vec::new();
-        file.take(most).read_to_end(&mut bytes)?;
-        Ok(shown(skipped, &bytes))
-    };
-    read().unwrap_or_default()
-}
-
-fn shown(dropped: u64, bytes: &[u8]) -> String {
-    let text = String::from_utf8_lossy(bytes);
-    if dropped == 0 {
-        text.into_owned()
-    } else {
-        format!("({dropped} bytes before this are not kept)\n{text}")
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::fs;
 
     const LEAST: usize = 16;
 
@@ -224,15 +201,5 @@ mod tests {
         assert_eq!(ends.all().len(), 2 * Ends::<usize>::COUNT_MAX);
         assert_eq!(ends.dropped(), Ends::<usize>::COUNT_MAX);
         assert_eq!(ends.all().last(), Some(&(3 * Ends::<usize>::COUNT_MAX - 1)));
-    }
-
-    #[test]
-    fn u18_of_a_long_file_the_end_is_read() {
-        let directory = tempfile::tempdir().expect("makes");
-        let path = directory.path().join("log");
-        assert_eq!(end_of_file(&path, 4), "", "there is none");
-        fs::write(&path, "abcdef").expect("writes");
-        assert_eq!(end_of_file(&path, 6), "abcdef");
-        assert_eq!(end_of_file(&path, 4), "(2 bytes before this are not kept)\ncdef");
     }
 }

@@ -20,6 +20,8 @@ pub(crate) struct Outcome {
     pub(crate) log: String,
     /// QEMU's messages.
     pub(crate) qemu_messages: String,
+    /// What could not be written of what was to be shown and logged, and why.
+    pub(crate) unwritten: Vec<String>,
     /// The reports, in order: if there were very many, the first and the last.
     pub(crate) reports: Vec<Value>,
     /// The number of dropped reports.

@@ -1,9 +1,11 @@
 //! The machine to emulate, and the QEMU command line for it.
 
+use super::drive::{self, drive};
 use super::emulator::Version;
 use super::ram::Ram;
 use crate::arch::Platform;
 use crate::size::MIB;
+use anyhow::Result;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -105,7 +107,7 @@ pub(crate) struct Spec {
     /// Whether QEMU counts executed instructions, with the plugin and the output file.
     pub(crate) counting: Option<Counting>,
     /// QEMU's arguments for the devices that guests own.
-    pub(crate) devices: Vec<String>,
+    pub(crate) devices: Vec<OsString>,
     /// More arguments for QEMU, for hypervisor development.
     pub(crate) qemu_args: Vec<String>,
 }
@@ -144,7 +146,12 @@ impl Spec {
     }
 
     /// The arguments for QEMU of this version.
-    pub(crate) fn arguments(&self, version: Version, ram: &Ram, channels: &Channels<'_>) -> Vec<OsString> {
+    pub(crate) fn arguments(
+        &self,
+        version: Version,
+        ram: &Ram,
+        channels: &Channels<'_>,
+    ) -> Result<Vec<OsString>> {
         let mut args = Arguments::default();
         args.words("-nodefaults -no-user-config -no-reboot -display none -monitor none");
         self.machine(&mut args, version);
@@ -181,13 +188,15 @@ impl Spec {
         }
         if let Some(counting) = &self.counting {
             args.option("-plugin", "file=", &counting.plugin);
-            let value = args.0.last_mut();
-            let output = counting.output.to_string_lossy().replace(',', ",,");
-            value.into_iter().for_each(|value| value.push(format!(",out={output}")));
+            args.0.last_mut().into_iter().for_each(|value| {
+                value.push(",out=");
+                value.push(drive::value(&counting.output));
+            });
         }
-        self.payload.arguments(&mut args);
-        args.0.extend(self.devices.iter().chain(&self.qemu_args).map(OsString::from));
-        args.0
+        self.payload.arguments(&mut args)?;
+        args.0.extend(self.devices.iter().cloned());
+        args.0.extend(self.qemu_args.iter().map(OsString::from));
+        Ok(args.0)
     }
 
     /// Board and CPU.
@@ -242,7 +251,7 @@ fn x86_devices(args: &mut Arguments, channels: &Channels<'_>) {
 }
 
 impl Payload {
-    fn arguments(&self, args: &mut Arguments) {
+    fn arguments(&self, args: &mut Arguments) -> Result<()> {
         match self {
             Self::Quell { hypervisor, bundle, .. } => {
                 args.option("-kernel", "", hypervisor);
@@ -259,9 +268,10 @@ impl Payload {
                 if let Some(firmware) = firmware {
                     args.option("-bios", "", firmware);
                 }
-                args.option("-cdrom", "", disc);
+                args.pair("-drive", drive("media=cdrom,index=2", disc)?);
             }
         }
+        Ok(())
     }
 }
 
@@ -277,14 +287,13 @@ impl Arguments {
         self.0.extend([name.into(), value.into()]);
     }
 
-    /// An option whose value ends with a path. QEMU's option lists end a value at a comma; a comma
-    /// in a path is written twice.
+    /// An option whose value ends with a path.
     fn option(&mut self, name: &str, prefix: &str, path: &Path) {
         let mut value = OsString::from(prefix);
         if prefix.is_empty() {
             value.push(path);
         } else {
-            value.push(path.to_string_lossy().replace(',', ",,"));
+            value.push(drive::value(path));
         }
         self.pair(name, value);
     }
@@ -329,7 +338,7 @@ mod tests {
             control: Some(Path::new("/c")),
             qemu_log: "/q".as_ref(),
         };
-        let args = spec.arguments(OLD, &ram, &channels);
+        let args = spec.arguments(OLD, &ram, &channels).expect("can be made");
         args.into_iter().map(|arg| arg.to_string_lossy().into_owned()).collect()
     }
 

@@ -1,10 +1,13 @@
 //! Checks of the guests of a machine file beside each other.
 
 use super::{MachineFile, Software};
+use crate::consoles::logs;
+use crate::machine::log_file::older;
 use crate::machine::need::memory_for_guests;
 use crate::size::{self, MIB};
 use anyhow::Result;
 use hostlink::config::{MAX_GUESTS, MAX_TOTAL_VCPUS};
+use hostlink::guests::CONSOLES;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -66,7 +69,8 @@ impl MachineFile {
     fn check_files(&self) -> Result<()> {
         let mut taken = BTreeMap::from([
             (plain(self.source.path()), "this machine file".to_owned()),
-            (plain(&self.machine.logs.join(HYPERVISOR_LOG)), "the hypervisor's log".to_owned()),
+            (plain(&self.hypervisor_log()), "the hypervisor's log".to_owned()),
+            (plain(&older(&self.hypervisor_log())), "the older part of the hypervisor's log".to_owned()),
         ]);
         for guest in &self.guests {
             if let Software::Kernel(kernel) = &guest.software {
@@ -86,10 +90,13 @@ impl MachineFile {
                 }
             }
         }
-        for guest in &self.guests {
-            let path = &guest.console.value;
-            let claim = format!("the console of {}", guest.name);
-            if let Some(other) = taken.insert(plain(path), claim) {
+        let all = self.guests.iter().flat_map(|guest| (0..CONSOLES).map(move |port| (guest, port)));
+        for (guest, port) in all {
+            let path = &logs::path(&guest.console.value, port);
+            let which = if port == 0 { "" } else { " on its second serial port" };
+            let claim = format!("the console of {}{which}", guest.name);
+            let older = taken.insert(plain(&older(path)), format!("the older part of {claim}"));
+            if let Some(other) = taken.insert(plain(path), claim).or(older) {
                 let message = format!(
                     "the console of {} would be written to {}, which is {other}; \
                      write for example console = \"{}-console.log\"",

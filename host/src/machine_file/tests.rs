@@ -283,6 +283,25 @@ fn claims_of_several_guests_may_not_overlap() {
 }
 
 #[test]
+fn u51_logs_that_a_guest_gets_later_are_no_other_guests() {
+    let with = |console: &str| {
+        format!(
+            "[machine]\nlogs = \"l\"\n[[guest]]\nname = \"a\"\n[[guest]]\nname = \"b\"\nconsole = \"{console}\"\n"
+        )
+    };
+    for (console, other) in [
+        ("l/a.1.log", "the console of a on its second serial port"),
+        ("l/a.log.old", "the older part of the console of a;"),
+        ("l/a", "the console of a on its second serial port"),
+        ("l/hypervisor.log.old", "the older part of the hypervisor's log"),
+    ] {
+        let why = refused(&with(console));
+        assert!(why.contains(&format!("which is {other}")), "{why}");
+    }
+    assert!(read(&with("l/a.b")).is_ok());
+}
+
+#[test]
 fn limits_of_the_machine_hold_for_all_guests_together() {
     let many = |count: usize, lines: &str| {
         (0..count).map(|number| format!("[[guest]]\nname = \"g{number}\"\n{lines}\n")).collect::<String>()

@@ -217,8 +217,15 @@ pub(crate) fn switches<T: AsRef<str>>(settings: &[T]) -> Result<Switches> {
 }
 
 /// Prints how the run ended unless it succeeded, and returns the exit status. `may_leave`: whether
-/// an end without the hypervisor's report is an orderly one.
+/// an end without the hypervisor's report is an orderly one. A run some of whose output is lost has
+/// failed.
 pub(crate) fn conclude(outcome: &Outcome, may_leave: bool) -> u8 {
+    let status = conclude_machine(outcome, may_leave);
+    outcome.unwritten.iter().for_each(|what| eprintln!("quell: some output is lost: {what}"));
+    if status == 0 { u8::from(!outcome.unwritten.is_empty()) } else { status }
+}
+
+fn conclude_machine(outcome: &Outcome, may_leave: bool) -> u8 {
     if outcome.reports_dropped != 0 {
         eprintln!(
             "\nquell: {} reports of the guest's were too many, or too long, to keep",

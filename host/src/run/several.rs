@@ -2,7 +2,7 @@
 
 use super::{Recorder, apply, conclude, hypervisor, switches_for};
 use crate::cli::RunArgs;
-use crate::consoles::{Last, Logs, Look, Typing, Viewer};
+use crate::consoles::{Last, Logs, Look, Seen, Typing, Viewer};
 use crate::machine::process::{Flow, Machine};
 use crate::machine::signals::Signals;
 use crate::machine::spec::Console;
@@ -45,8 +45,9 @@ pub(super) fn run(path: &Path, args: &RunArgs, signals: &Signals) -> Result<u8> 
     {
         machine.end_when(move || typing.ends_machine());
     }
-    let outcome = machine.run(|_, _| Ok(Flow::Continue))?;
-    let last = viewer.finish()?;
+    let mut outcome = machine.run(|_, _| Ok(Flow::Continue))?;
+    let Seen { guests: last, unwritten } = viewer.finish()?;
+    outcome.unwritten.extend(unwritten);
     let status = conclude(&outcome, false);
     recorder.finish(&outcome)?;
     Ok(if status == 0 { status_of(&names, &last) } else { status })

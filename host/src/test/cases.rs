@@ -324,7 +324,7 @@ pub(super) const LOOPS_COUNT: usize = 9;
 pub(super) const LOOPS_ROUNDS: u64 = 800;
 pub(super) const LOOPS_TASKS: u64 = 4;
 
-pub(super) const CASES: [Case; 45] = [
+pub(super) const CASES: [Case; 46] = [
     tool(
         "missing_kernel",
         "a missing kernel is an error before anything starts",
@@ -355,6 +355,13 @@ pub(super) const CASES: [Case; 45] = [
     ),
     tool("zero_vcpus", "a guest has a vCPU", &["run", "--vcpus", "0"], TestFile::None, (2, "1..=255")),
     tool("too_many_vcpus", "and at most 255", &["run", "--vcpus", "256"], TestFile::None, (2, "1..=255")),
+    tool(
+        "u51_a_log_that_is_full",
+        "a log that cannot be written is an error at the end",
+        &["run", "--timeout", "120", "--log", "/dev/full", "--exec", "true"],
+        TestFile::None,
+        (1, "some output is lost: /dev/full: No space left on device"),
+    ),
     tool(
         "exec_status_passed_on",
         "the command's status is the tool's",

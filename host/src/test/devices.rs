@@ -167,7 +167,7 @@ const PATTERN: &[u8] = b"what was written to the disk stays on the disk\n";
 /// A stock guest reads what the host wrote, writes to the disk, resets, and reads that.
 fn disk(platform: Platform, directory: &Path) -> Result<()> {
     let arch = platform.arch();
-    let image = directory.join("disk.img");
+    let image = directory.join("disk:1,2.img");
     let mut contents = vec![0; 4 * MIB as usize];
     contents[..PATTERN.len()].copy_from_slice(PATTERN);
     fs::write(&image, &contents)?;

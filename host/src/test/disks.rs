@@ -82,7 +82,7 @@ fn boots(arch: Arch, directory: &Path) -> Result<()> {
     let disk = directory.join("debian.img");
     disk_for_tests(arch, &disk)?;
     let kernel = cache::guest_files(arch, false)?.kernel;
-    boots_twice(&machine(arch, &kernel, &disk, "quiet", Writes::Kept))
+    boots_twice(&machine(arch, &kernel, &disk, "quiet", Writes::Kept)?)
 }
 
 fn boots_twice(spec: &Spec) -> Result<()> {

@@ -1,14 +1,17 @@
 //! A running machine: the QEMU process, the guest's report channel and console, and their end.
 
 mod shown;
+mod stream;
 
-use super::child::{SavedTerminal, command};
+use super::child::{SavedTerminal, command, path_in_child};
 use super::console::{Kept, read, read_split};
 use super::control::{Control, Found, Notice, Registration};
 use super::counters::{Snapshot, clock_hz, exit_code};
 use super::emulator;
-use super::kept::{Ring, end_of_file};
+use super::kept::Ring;
+use super::log_file::LogFile;
 use super::outcome::Outcome;
+use super::output::Output;
 use super::own_time::OwnTime;
 use super::ram::Ram;
 use super::reports::Reports;
@@ -18,24 +21,24 @@ use crate::arch::Arch;
 use anyhow::{Context, Result, anyhow};
 use hostlink::exit::ExitCode;
 use serde_json::Value;
-use std::fs::File;
-use std::io::Read;
+use std::io::{self, Stdout};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ExitStatus};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+use stream::Stream;
 use tempfile::TempDir;
 
 /// How often the process, its time and the signals are checked.
 const POLL_PERIOD: Duration = Duration::from_millis(20);
-/// Longest part of QEMU's log that is examined.
-const QEMU_LOG_BYTES_MAX: u64 = 64 << 10;
+/// At least this much of QEMU's own log is kept, and at most twice as much.
+const QEMU_LOG_BYTES: usize = 64 << 10;
 /// At least this much of the guest's console is kept, and at most twice as much.
 pub(crate) const CONSOLE_BYTES: usize = 64 << 10;
-/// The most of the hypervisor's log and of QEMU's messages that is read at the end.
-const LOG_BYTES_MAX: u64 = 1 << 20;
+/// The same for the hypervisor's log, and for QEMU's messages.
+const LOG_BYTES: usize = 512 << 10;
 
 /// How a machine ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +83,12 @@ pub(crate) struct Machine {
     console: Arc<Mutex<Ring>>,
     stdin: Option<ChildStdin>,
     readers: Vec<JoinHandle<()>>,
-    log: PathBuf,
+    /// Where the console is shown as well.
+    echo: Arc<Mutex<Output<Stdout>>>,
+    /// The hypervisor's log, QEMU's own log, and QEMU's messages.
+    log: Stream,
+    qemu_log: Stream,
+    messages: Stream,
     terminal: Option<SavedTerminal>,
     watch: Option<Watch>,
     /// Whether the user wants it to end.
@@ -106,17 +114,18 @@ impl Machine {
         let files = tempfile::Builder::new().prefix("quell-").tempdir()?;
         let report = files.path().join("report");
         let listener = UnixListener::bind(&report).context("cannot make the report channel")?;
-        let log = spec.log.clone().unwrap_or_else(|| files.path().join("hypervisor.log"));
-        File::create(&log).with_context(|| format!("cannot write the log {}", log.display()))?;
+        let log_file = spec.log.as_deref().map(LogFile::create).transpose()?;
+        let [log, qemu_log, messages] = [io::pipe()?, io::pipe()?, io::pipe()?];
         let control = match spec.payload {
             Payload::Quell { .. } => Some(Registration::new()?),
             Payload::Bare { .. } | Payload::Disc { .. } => None,
         };
+        let [log_path, qemu_log_path] = [&log.1, &qemu_log.1].map(path_in_child);
         let channels = Channels {
             report: &report,
-            log: &log,
+            log: log_path.as_ref(),
             control: control.as_ref().map(Registration::path),
-            qemu_log: &files.path().join("qemu.log"),
+            qemu_log: qemu_log_path.as_ref(),
         };
         let arch = spec.platform.arch();
         let ram = Ram::of(arch, spec.memory)?;
@@ -126,18 +135,25 @@ impl Machine {
         }
 
         let interactive = spec.console == Console::Terminal;
-        let arguments = spec.arguments(emulator::version(arch)?, &ram, &channels);
-        let mut command = command(spec, emulator::chosen().command(arch), &arguments, &ram);
-        command.stderr(File::create(files.path().join("qemu.err"))?);
+        let arguments = spec.arguments(emulator::version(arch)?, &ram, &channels)?;
+        let inherited = vec![ram.fd().as_raw_fd(), log.1.as_raw_fd(), qemu_log.1.as_raw_fd()];
+        let mut command = command(spec, emulator::chosen().command(arch), &arguments, inherited);
+        command.stderr(messages.1);
         let terminal = if interactive { SavedTerminal::save() } else { None };
         let started = Instant::now();
         let mut child = command.spawn().with_context(|| format!("cannot start {}", arch.qemu()))?;
+        // The pipes end when QEMU does: this process has no writing ends of them.
+        drop((command, log.1, qemu_log.1));
 
         let console = Arc::new(Mutex::new(Ring::new(CONSOLE_BYTES)));
         let mut readers = Vec::new();
+        let echo = Arc::new(Mutex::new(Output::new(io::stdout())));
         let reports = Arc::new(Reports::new());
         if let Some(stdout) = child.stdout.take() {
-            let kept = Kept { console: Arc::clone(&console), echo: spec.console == Console::Echo };
+            let kept = Kept {
+                console: Arc::clone(&console),
+                echo: (spec.console == Console::Echo).then(|| Arc::clone(&echo)),
+            };
             let splits = arch.reports_on_console().then(|| Arc::clone(&reports));
             readers.push(thread::spawn(move || match splits {
                 Some(reports) => read_split(stdout, &kept, &reports),
@@ -163,7 +179,10 @@ impl Machine {
             reports,
             console,
             readers,
-            log,
+            echo,
+            log: Stream::keep(log.0, LOG_BYTES, log_file),
+            qemu_log: Stream::keep(qemu_log.0, QEMU_LOG_BYTES, None),
+            messages: Stream::keep(messages.0, LOG_BYTES, None),
             terminal,
             watch: None,
             ends: None,
@@ -267,8 +286,9 @@ impl Machine {
             end,
             wall,
             console: self.shown(),
-            log: end_of_file(&self.log, LOG_BYTES_MAX),
-            qemu_messages: end_of_file(&self.files.path().join("qemu.err"), LOG_BYTES_MAX),
+            log: self.log.whole()?,
+            qemu_messages: self.messages.whole()?,
+            unwritten: self.unwritten(),
             reports,
             reports_dropped,
             counters: self.counters()?,
@@ -306,6 +326,12 @@ impl Machine {
         }
     }
 
+    /// What is missing of the output, and why.
+    fn unwritten(&self) -> Vec<String> {
+        let echo = self.echo.lock().unwrap_or_else(PoisonError::into_inner).failure();
+        echo.into_iter().chain(self.log.failure()).collect()
+    }
+
     fn kill(&mut self, end: End) -> Result<End> {
         self.child.kill().context("cannot end QEMU")?;
         self.child.wait().context("cannot wait for QEMU")?;
@@ -313,7 +339,7 @@ impl Machine {
     }
 
     /// The meaning of QEMU's exit status.
-    fn end_of(&self, status: ExitStatus) -> Result<End> {
+    fn end_of(&mut self, status: ExitStatus) -> Result<End> {
         if let Some(signal) = self.signals.caught() {
             return Ok(End::Interrupted(signal));
         }
@@ -331,13 +357,8 @@ impl Machine {
     }
 
     /// Whether QEMU's log reports one; its status is that of an orderly end.
-    fn triple_faulted(&self) -> Result<bool> {
-        let mut text = Vec::new();
-        let log = File::open(self.files.path().join("qemu.log"));
-        if let Ok(log) = log {
-            log.take(QEMU_LOG_BYTES_MAX).read_to_end(&mut text)?;
-        }
-        Ok(String::from_utf8_lossy(&text).contains("Triple fault"))
+    fn triple_faulted(&mut self) -> Result<bool> {
+        Ok(self.qemu_log.whole()?.contains("Triple fault"))
     }
 }
 

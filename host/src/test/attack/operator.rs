@@ -120,6 +120,21 @@ fn ctl_ends_by_signal(directory: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
+    #[test]
+    fn u52_arguments_that_rustup_does_not_pass_on_are_refused_with_a_word() {
+        let mut quell = Command::new("/bin/sh");
+        quell.arg(crate::workspace::root().join("quell")).args(["--no-install", "run", "--disk"]);
+        let output = quell.arg(OsStr::from_bytes(b"a\xffb.img")).stdin(Stdio::null()).output();
+        let output = output.expect("starts");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.starts_with("quell: these arguments are not UTF-8 text"), "{said}");
+        assert_eq!(output.status.code(), Some(1));
+    }
+
     #[test]
     fn u19_what_is_installed_is_pinned_by_its_hash() {
         let script = include_str!("../../../../quell").replace("\\\n", " ");
