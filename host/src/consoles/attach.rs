@@ -1,6 +1,7 @@
 //! `quell console`: attaches to a console of a guest of a running machine.
 
 use super::keyboard::{Keyboard, ToGuest};
+use super::lines::Lines;
 use super::terminal::RawTerminal;
 use crate::cli::ConsoleArgs;
 use crate::machine::control::{self, Found, Notice};
@@ -13,7 +14,7 @@ use hostlink::guests::console::Taken;
 use hostlink::name::Name;
 use std::io::{self, IsTerminal, Write};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The time between two reads of the ring.
 const PERIOD: Duration = Duration::from_millis(10);
@@ -29,7 +30,8 @@ pub(crate) fn console(args: &ConsoleArgs, signals: &Signals) -> Result<u8> {
     let mut attached = Attached::to(machine, &notice, args)?;
     let mut stdout = io::stdout();
     if args.once {
-        attached.pass(&mut stdout)?;
+        let is_terminal = stdout.is_terminal();
+        attached.once(&mut stdout, is_terminal)?;
         return Ok(0);
     }
     attached.follow(&mut stdout, signals)
@@ -70,6 +72,21 @@ impl Attached {
         Ok(Self { machine, ram, entries, port: args.port, follower: Follower::new(place), guest })
     }
 
+    /// Passes on what there is: on a terminal as lines, of which nothing has an effect there that
+    /// lasts.
+    fn once(&mut self, sink: &mut impl Write, is_terminal: bool) -> Result<()> {
+        if !is_terminal {
+            return self.pass(sink);
+        }
+        let (mut bytes, mut lines) = (Vec::new(), Lines::new(console::colors_enabled()));
+        self.pass(&mut bytes)?;
+        let rows = lines.feed(&bytes, Instant::now());
+        for row in rows.into_iter().chain(lines.finish()) {
+            writeln!(sink, "{}", row.text).context("cannot write")?;
+        }
+        sink.flush().context("cannot write")
+    }
+
     /// Passes on what is new.
     fn pass(&mut self, sink: &mut impl Write) -> Result<()> {
         let mut buffer = [0; 4096];
@@ -99,6 +116,7 @@ impl Attached {
         let sink_of_keys = ToGuest { machine: self.machine.clone(), guest: name, port: self.port };
         let keyboard = Keyboard::start(io::stdin(), sink_of_keys, LEAVE);
         let end = self.until_end(sink, &keyboard, signals);
+        keyboard.stop();
         drop(raw);
         match end? {
             End::Left => eprintln!("\nquell: left {name}, which goes on"),
@@ -206,6 +224,10 @@ mod tests {
         let expected = format!("[14 bytes before this are not kept]\r\n{}\x1b[2Jend", "x".repeat(56));
         assert_eq!(String::from_utf8_lossy(&shown), expected);
         assert_eq!(attached.look().expect("reads"), Some(GuestState::Running));
+        attached.follower = Follower::new(attached.guest.consoles[0].expect("has one"));
+        let mut shown = Vec::new();
+        attached.once(&mut shown, true).expect("writes");
+        assert_eq!(String::from_utf8_lossy(&shown), expected.replace("\r", "").replace("\x1b[2J", "") + "\n");
         attached.guest.generation += 2;
         assert_eq!(attached.look().expect("reads"), None, "another guest is there");
     }

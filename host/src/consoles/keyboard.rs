@@ -73,6 +73,11 @@ impl Keyboard {
         self.shared.has_left.load(Ordering::Relaxed) // Nothing else is published by it.
     }
 
+    /// Stops to read, with the next bytes at the latest, and forgets these.
+    pub(super) fn stop(&self) {
+        self.shared.has_left.store(true, Ordering::Relaxed);
+    }
+
     /// Why typing has failed, once.
     pub(super) fn failure(&self) -> Option<String> {
         self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
@@ -89,6 +94,9 @@ fn read(mut source: impl Read, shared: &Shared, leave: u8) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(_) => return,
         };
+        if shared.has_left.load(Ordering::Relaxed) {
+            return;
+        }
         let Typed { bytes, leaves } = keys.feed(&buffer[..count]);
         let mut waiting = shared.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let room = WAITING_MAX - waiting.len().min(WAITING_MAX);

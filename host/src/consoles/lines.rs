@@ -3,7 +3,7 @@
 //! What a guest does to a screen of its own is left out: cursor movements, clearing, titles. A
 //! carriage return starts the line anew, as on a terminal, and a backspace takes a character back.
 
-use console::AnsiCodeIterator;
+use console::{AnsiCodeIterator, measure_text_width};
 use std::time::{Duration, Instant};
 
 /// A line without end is shown after this time without further bytes: it may be a prompt.
@@ -113,11 +113,53 @@ fn visible(line: &str, has_colours: bool) -> String {
     for (part, is_escape) in AnsiCodeIterator::new(line) {
         if !is_escape {
             part.chars().for_each(|char| shown.put(char));
-        } else if has_colours && part.starts_with("\x1b[") && part.ends_with('m') {
+        } else if has_colours && is_colour(part) {
             shown.colour(part);
         }
     }
     shown.text()
+}
+
+/// Whether an escape sequence sets colours and does nothing else: `CSI`, numbers, `m`. With other
+/// characters it may be a question, which the terminal answers as if the user typed.
+fn is_colour(sequence: &str) -> bool {
+    let numbers = sequence.strip_prefix("\x1b[").and_then(|rest| rest.strip_suffix('m'));
+    numbers.is_some_and(|numbers| numbers.bytes().all(|byte| byte.is_ascii_digit() || byte == b';'))
+}
+
+/// Whether a character moves others: it changes the direction of text, or ends a line.
+fn moves_text(char: char) -> bool {
+    matches!(char, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// A line in rows of at most this many columns. Colours end with each row, and go on in the next.
+pub(super) fn fold(text: &str, columns: usize) -> Vec<String> {
+    let (mut rows, mut row, mut used) = (Vec::new(), String::new(), 0);
+    let mut colours = String::new();
+    for (part, is_escape) in AnsiCodeIterator::new(text) {
+        if is_escape {
+            row += part;
+            if matches!(part, "\x1b[m" | "\x1b[0m") || colours.len() + part.len() > ESCAPE_BYTES_MAX {
+                colours.clear();
+            }
+            colours += part;
+            continue;
+        }
+        for char in part.chars() {
+            let width = measure_text_width(char.encode_utf8(&mut [0; 4]));
+            if used + width > columns && used > 0 {
+                if !colours.is_empty() {
+                    row += "\x1b[0m";
+                }
+                rows.push(std::mem::replace(&mut row, colours.clone()));
+                used = 0;
+            }
+            row.push(char);
+            used += width;
+        }
+    }
+    rows.push(row);
+    rows
 }
 
 /// A line of a screen.
@@ -141,7 +183,7 @@ impl Shown {
                 let next = (self.cells.len() / TAB + 1) * TAB;
                 (self.cells.len()..next).for_each(|_| self.put(' '));
             }
-            control if control.is_control() => {}
+            control if control.is_control() || moves_text(control) => {}
             visible => {
                 if std::mem::take(&mut self.returned) {
                     self.cells.clear();
@@ -172,6 +214,7 @@ impl Shown {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn texts(rows: impl IntoIterator<Item = Row>) -> Vec<String> {
         let mark = |row: Row| format!("{}{}", if row.is_continued { "+" } else { "" }, row.text);
@@ -225,6 +268,72 @@ mod tests {
         }
         assert_eq!(visible("\x1b[2J\x1b[31mred\x1b[0m text", true), "\x1b[31mred\x1b[0m text\x1b[0m");
         assert_eq!(visible("\x1b[31m", true), "");
+    }
+
+    #[test]
+    fn u53_only_colours_pass_to_a_terminal() {
+        for pass in ["\x1b[m", "\x1b[0m", "\x1b[1;38;5;200m"] {
+            assert_eq!(visible(&format!("{pass}x"), true), format!("{pass}x\x1b[0m"));
+        }
+        for stay in [
+            "\x1b[?4m",
+            "\x1b[#?0m",
+            "\x1b[>4;2m",
+            "\x1b[<0;1;1m",
+            "\x1b[=1m",
+            "\x1b[0 m",
+            "\x1b[!p",
+            "\x1b[6n",
+            "\x1b[c",
+            "\x1b[?1049h",
+            "\x1b]11;?\x07",
+            "\x1bP$qm\x1b\\",
+            "\x1b[1$m",
+            "\u{9b}6n",
+            "\u{202e}",
+            "\u{2028}",
+        ] {
+            let shown = visible(&format!("{stay}x"), true);
+            assert!(
+                !shown.contains('\x1b') && !shown.contains(['\u{9b}', '\u{202e}', '\u{2028}']),
+                "{shown:?}"
+            );
+        }
+    }
+
+    proptest! {
+        /// Whatever a guest sends, what remains is text and colours.
+        #[test]
+        fn u53_nothing_but_text_and_colours_remains(text in "([\x1b\x1b\u{9b}\\[\\]?#>!$;m0-9hPcn\\\\ \x07\x18a-c]|\\PC){0,60}") {
+            let shown = visible(&text, true);
+            for (index, rest) in shown.split('\x1b').enumerate() {
+                prop_assert!(!rest.chars().any(char::is_control), "{shown:?}");
+                let end = rest.find('m').map_or(rest, |end| &rest[..=end]);
+                prop_assert!(index == 0 || is_colour(&format!("\x1b{end}")), "{shown:?}");
+            }
+        }
+
+        /// No row is wider than the terminal, and nothing is lost.
+        #[test]
+        fn u53_rows_fit_the_terminal(text in "([a-z\u{e9}\u{301}\u{4e2d}\u{1f600}]|\x1b\\[[0-9;]{0,4}m){0,80}", columns in 2_usize..20) {
+            let rows = fold(&text, columns);
+            let plain = |text: &str| console::strip_ansi_codes(text).into_owned();
+            for row in &rows {
+                prop_assert!(measure_text_width(row) <= columns, "{row:?}");
+            }
+            prop_assert_eq!(rows.iter().map(|row| plain(row)).collect::<String>(), plain(&text));
+        }
+    }
+
+    #[test]
+    fn u53_colours_go_on_in_the_next_row() {
+        assert_eq!(
+            fold("\x1b[31mabcd\x1b[0me", 2),
+            ["\x1b[31mab\x1b[0m", "\x1b[31mcd\x1b[0m\x1b[0m", "\x1b[0me"]
+        );
+        assert_eq!(fold("", 2), [""]);
+        let row = fold(&format!("{}ab", "\x1b[31m".repeat(100)), 1).pop().expect("has one");
+        assert!(row.len() < 2 * ESCAPE_BYTES_MAX, "what is repeated is short");
     }
 
     #[test]

@@ -1,10 +1,16 @@
 //! Rows of several consoles, one below the other, each after its guest's name.
 
-use super::lines::Row;
+use super::lines::{Row, fold};
 use crate::machine::output::Output;
 use console::{Color, Style};
 use hostlink::name::Name;
 use std::io::Write;
+use std::iter::repeat;
+
+/// What makes a terminal cut lines that are too long, and what makes it go on below with them
+/// (DECAWM).
+const NO_WRAP: &str = "\x1b[?7l";
+const WRAP: &str = "\x1b[?7h";
 
 /// Colours of guests, in their order.
 const COLOURS: [Color; 6] =
@@ -14,6 +20,8 @@ const COLOURS: [Color; 6] =
 pub(super) struct Screen {
     output: Output<Box<dyn Write + Send>>,
     has_colours: bool,
+    /// The terminal's columns; `None` elsewhere.
+    columns: fn() -> Option<usize>,
     /// Columns for names.
     width: usize,
     /// Guests, in the order in which they get colours.
@@ -24,7 +32,12 @@ impl Screen {
     /// A screen for these guests, and for others that come later.
     pub(super) fn new(sink: Box<dyn Write + Send>, has_colours: bool, names: &[Name]) -> Self {
         let width = names.iter().map(|name| name.as_str().len()).max().unwrap_or(0);
-        Self { output: Output::new(sink), has_colours, width, names: names.to_vec() }
+        Self { output: Output::new(sink), has_colours, columns: || None, width, names: names.to_vec() }
+    }
+
+    /// The same on a terminal, whose rows are as long as this says each time.
+    pub(super) fn on_terminal(self, columns: fn() -> Option<usize>) -> Self {
+        Self { columns, ..self }
     }
 
     /// Shows a line of a guest's console.
@@ -58,10 +71,21 @@ impl Screen {
         });
         let width = self.width.max(name.as_str().len());
         self.width = width;
-        let prefix = format!("{name:<width$}  {sign}");
         let style = Style::new().fg(COLOURS[index % COLOURS.len()]).force_styling(self.has_colours);
-        let line = format!("{} {text}", style.apply_to(prefix));
-        self.raw(format!("{}\n", line.trim_end()).as_bytes());
+        let columns = (self.columns)();
+        // A row that the terminal would go on with below would begin without its guest's name, and
+        // could look like another one's.
+        let rows = columns
+            .map_or_else(|| vec![text.to_owned()], |all| fold(text, all.saturating_sub(width + 4).max(2)));
+        for (row, sign) in rows.iter().zip([sign].into_iter().chain(repeat('+'))) {
+            let prefix = format!("{name:<width$}  {sign}");
+            let line = format!("{} {row}", style.apply_to(prefix));
+            let line = line.trim_end();
+            // A terminal may take a character for wider than this tool does.
+            let line =
+                if columns.is_some() { format!("{NO_WRAP}{line}{WRAP}\n") } else { format!("{line}\n") };
+            self.raw(line.as_bytes());
+        }
     }
 }
 
@@ -105,6 +129,21 @@ mod tests {
 
     fn row(text: &str, is_continued: bool) -> Row {
         Row { text: text.to_owned(), is_continued }
+    }
+
+    #[test]
+    fn u53_each_row_of_a_terminal_has_its_guests_name() {
+        let (web, db) = (name("web"), name("db"));
+        let paper = Paper::default();
+        let screen = Screen::new(Box::new(paper.clone()), false, &[web, db]);
+        let mut screen = screen.on_terminal(|| Some(12));
+        screen.row(web, &row("12345db   | x", false));
+        screen.row(db, &row("\u{4e2d}\u{4e2d}\u{4e2d}", true));
+        screen.remark(db, "running");
+        let rows = paper.text().replace(NO_WRAP, "<").replace(WRAP, ">");
+        let expected = "<web  | 12345>\n<web  + db>\n<web  + | x>\n<db   + \u{4e2d}\u{4e2d}>\n<db   + \u{4e2d}>\n\
+                        <db   * runni>\n<db   + ng>\n";
+        assert_eq!(rows, expected);
     }
 
     #[test]

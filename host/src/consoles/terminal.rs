@@ -1,27 +1,24 @@
 //! The terminal while its keys are for a guest.
 
-use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcsetattr};
-use std::io;
+use crate::machine::terminal::SavedTerminal;
 use std::panic;
 use std::sync::{Mutex, Once, PoisonError};
 
-/// The settings to restore; at most one console is attached to at a time.
-static SAVED: Mutex<Option<Termios>> = Mutex::new(None);
+/// What to restore; at most one console is attached to at a time.
+static SAVED: Mutex<Option<SavedTerminal>> = Mutex::new(None);
 
-/// Standard input in raw mode: every key is passed on at once, Ctrl-C included. The former settings
-/// are restored when it is dropped, and if this process panics.
+/// Standard input in raw mode: every key is passed on at once, Ctrl-C included. The terminal is
+/// made what it was when it is dropped, and if this process panics.
 pub(super) struct RawTerminal(());
 
 impl RawTerminal {
     /// Switches to raw mode; `None` if standard input is no terminal.
     pub(super) fn enter() -> Option<Self> {
-        let stdin = io::stdin();
-        let saved = isatty(&stdin).then(|| tcgetattr(&stdin).ok()).flatten()?;
-        let mut raw = saved.clone();
-        raw.make_raw();
+        let saved = SavedTerminal::save()?;
+        let is_raw = saved.make_raw();
         *SAVED.lock().unwrap_or_else(PoisonError::into_inner) = Some(saved);
         restore_on_panic();
-        if tcsetattr(&stdin, OptionalActions::Now, &raw).is_err() {
+        if !is_raw {
             restore();
             return None;
         }
@@ -36,11 +33,7 @@ impl Drop for RawTerminal {
 }
 
 fn restore() {
-    let saved = SAVED.lock().unwrap_or_else(PoisonError::into_inner).take();
-    if let Some(saved) = saved {
-        // A closed terminal needs no settings.
-        let _ = tcsetattr(io::stdin(), OptionalActions::Now, &saved);
-    }
+    drop(SAVED.lock().unwrap_or_else(PoisonError::into_inner).take());
 }
 
 /// A panic aborts this process and drops nothing.

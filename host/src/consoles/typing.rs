@@ -15,6 +15,12 @@ pub(crate) struct Typing {
     _raw: RawTerminal,
 }
 
+impl Drop for Typing {
+    fn drop(&mut self) {
+        self.keyboard.stop();
+    }
+}
+
 impl Typing {
     /// Begins to type on the guest's console; `None` if standard input is no terminal.
     pub(crate) fn start(machine: Found, guest: Name) -> Option<Self> {

@@ -11,6 +11,7 @@ use anyhow::{Result, anyhow};
 use hostlink::guests::console::Taken;
 use hostlink::guests::{CONSOLES, GuestState};
 use hostlink::name::Name;
+use rustix::termios::tcgetwinsize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -65,7 +66,7 @@ impl Viewer {
     pub(crate) fn start(machine: &Machine, look: Look, names: &[Name], logs: Logs) -> Result<Self> {
         let (ram, beacon) = machine.shared()?;
         let has_colours = look == Look::Rows { has_colours: true };
-        let screen = Screen::new(Box::new(std::io::stdout()), has_colours, names);
+        let screen = Screen::new(Box::new(std::io::stdout()), has_colours, names).on_terminal(columns);
         let is_over = Arc::new(AtomicBool::new(false));
         let ends = Arc::clone(&is_over);
         let mut all = Consoles::new(look, screen, logs);
@@ -89,6 +90,12 @@ impl Viewer {
         self.is_over.store(true, Ordering::Relaxed); // Nothing else is published by it.
         self.thread.join().map_err(|_| anyhow!("the reader of the consoles panicked"))?
     }
+}
+
+/// The columns of the terminal that standard output is, if it is one.
+fn columns() -> Option<usize> {
+    let size = tcgetwinsize(std::io::stdout()).ok()?;
+    Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)
 }
 
 /// The consoles of all guests.

@@ -3,9 +3,7 @@
 use super::spec::{Console, Spec};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Signal, set_parent_process_death_signal};
-use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
 use std::ffi::OsString;
-use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus, Stdio};
@@ -54,25 +52,6 @@ pub(super) fn command(
         });
     }
     command
-}
-
-/// The terminal's former settings; restored when dropped, because QEMU may be killed before it
-/// restores them.
-pub(super) struct SavedTerminal {
-    settings: Termios,
-}
-
-impl SavedTerminal {
-    pub(super) fn save() -> Option<Self> {
-        tcgetattr(io::stdin()).ok().map(|settings| Self { settings })
-    }
-}
-
-impl Drop for SavedTerminal {
-    fn drop(&mut self) {
-        // A closed terminal needs no settings.
-        let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.settings);
-    }
 }
 
 /// A one-line description of an exit status.

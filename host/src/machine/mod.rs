@@ -22,3 +22,4 @@ pub(crate) mod reports;
 pub(crate) mod signals;
 pub(crate) mod spec;
 pub(crate) mod symbols;
+pub(crate) mod terminal;

@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, IsTerminal};
 use std::path::Path;
+use std::rc::Rc;
 
 /// Runs the guests; returns the exit status.
 pub(super) fn run(path: &Path, args: &RunArgs, signals: &Signals) -> Result<u8> {
@@ -40,13 +41,15 @@ pub(super) fn run(path: &Path, args: &RunArgs, signals: &Signals) -> Result<u8> 
         false => Look::Rows { has_colours: console::colors_enabled() },
     };
     let viewer = Viewer::start(&machine, look, &names, logs)?;
-    if let (Look::Raw, Some(found)) = (look, machine.found())
-        && let Some(typing) = Typing::start(found, names[0])
-    {
+    let found = machine.found().filter(|_| look == Look::Raw);
+    let typing = found.and_then(|found| Typing::start(found, names[0])).map(Rc::new);
+    if let Some(typing) = typing.clone() {
         machine.end_when(move || typing.ends_machine());
     }
     let mut outcome = machine.run(|_, _| Ok(Flow::Continue))?;
     let Seen { guests: last, unwritten } = viewer.finish()?;
+    // All is shown, so the terminal stays as it is restored.
+    drop(typing);
     outcome.unwritten.extend(unwritten);
     let status = conclude(&outcome, false);
     recorder.finish(&outcome)?;

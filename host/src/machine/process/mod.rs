@@ -3,7 +3,7 @@
 mod shown;
 mod stream;
 
-use super::child::{SavedTerminal, command, path_in_child};
+use super::child::{command, path_in_child};
 use super::console::{Kept, read, read_split};
 use super::control::{Control, Found, Notice, Registration};
 use super::counters::{Snapshot, clock_hz, exit_code};
@@ -17,6 +17,7 @@ use super::ram::Ram;
 use super::reports::Reports;
 use super::signals::Signals;
 use super::spec::{Channels, Console, Payload, Spec};
+use super::terminal::SavedTerminal;
 use crate::arch::Arch;
 use anyhow::{Context, Result, anyhow};
 use hostlink::exit::ExitCode;
@@ -24,7 +25,7 @@ use serde_json::Value;
 use std::io::{self, Stdout};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixListener;
-use std::process::{Child, ChildStdin, ExitStatus};
+use std::process::{Child, ChildStdin, ChildStdout, ExitStatus};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -134,38 +135,27 @@ impl Machine {
             registration.publish(&Notice::new(arch, &ram, beacon)?)?;
         }
 
-        let interactive = spec.console == Console::Terminal;
         let arguments = spec.arguments(emulator::version(arch)?, &ram, &channels)?;
         let inherited = vec![ram.fd().as_raw_fd(), log.1.as_raw_fd(), qemu_log.1.as_raw_fd()];
         let mut command = command(spec, emulator::chosen().command(arch), &arguments, inherited);
         command.stderr(messages.1);
-        let terminal = if interactive { SavedTerminal::save() } else { None };
+        // What the guest shows there may change the terminal. QEMU may be killed before it restores
+        // the settings.
+        let is_shown = spec.console != Console::Capture;
+        let terminal = if is_shown { SavedTerminal::save() } else { None };
         let started = Instant::now();
         let mut child = command.spawn().with_context(|| format!("cannot start {}", arch.qemu()))?;
         // The pipes end when QEMU does: this process has no writing ends of them.
         drop((command, log.1, qemu_log.1));
 
         let console = Arc::new(Mutex::new(Ring::new(CONSOLE_BYTES)));
-        let mut readers = Vec::new();
         let echo = Arc::new(Mutex::new(Output::new(io::stdout())));
         let reports = Arc::new(Reports::new());
-        if let Some(stdout) = child.stdout.take() {
-            let kept = Kept {
-                console: Arc::clone(&console),
-                echo: (spec.console == Console::Echo).then(|| Arc::clone(&echo)),
-            };
-            let splits = arch.reports_on_console().then(|| Arc::clone(&reports));
-            readers.push(thread::spawn(move || match splits {
-                Some(reports) => read_split(stdout, &kept, &reports),
-                None => read(stdout, |bytes| kept.take(bytes)),
-            }));
-        }
-        let channel = Arc::clone(&reports);
-        readers.push(thread::spawn(move || {
-            if let Ok((stream, _)) = listener.accept() {
-                channel.read(stream);
-            }
-        }));
+        let kept = Kept {
+            console: Arc::clone(&console),
+            echo: (spec.console == Console::Echo).then(|| Arc::clone(&echo)),
+        };
+        let readers = read_guest(arch, child.stdout.take(), kept, listener, &reports);
         Ok(Self {
             stdin: child.stdin.take(),
             time: OwnTime::new(child.id()),
@@ -360,6 +350,30 @@ impl Machine {
     fn triple_faulted(&mut self) -> Result<bool> {
         Ok(self.qemu_log.whole()?.contains("Triple fault"))
     }
+}
+
+/// Reads the guest's console and its reports, on threads.
+fn read_guest(
+    arch: Arch,
+    stdout: Option<ChildStdout>,
+    kept: Kept,
+    listener: UnixListener,
+    reports: &Arc<Reports>,
+) -> Vec<JoinHandle<()>> {
+    let splits = arch.reports_on_console().then(|| Arc::clone(reports));
+    let console = stdout.map(|stdout| {
+        thread::spawn(move || match splits {
+            Some(reports) => read_split(stdout, &kept, &reports),
+            None => read(stdout, |bytes| kept.take(bytes)),
+        })
+    });
+    let channel = Arc::clone(reports);
+    let reports = thread::spawn(move || {
+        if let Ok((stream, _)) = listener.accept() {
+            channel.read(stream);
+        }
+    });
+    console.into_iter().chain([reports]).collect()
 }
 
 impl Drop for Machine {
