@@ -7,16 +7,24 @@ use std::io;
 use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
 
-/// Bytes of a page; the guests of both architectures have small pages.
-pub const PAGE_BYTES: usize = 4096;
+/// Bytes of a page: the kernel's, which is 4 KiB on AMD64, and 4, 16 or 64 KiB on Arm64.
+pub fn page_bytes() -> usize {
+    // SAFETY: the function only reads a value that does not change.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
 /// Words of a page.
-pub const PAGE_WORDS: usize = PAGE_BYTES / size_of::<u64>();
+pub fn page_words() -> usize {
+    page_bytes() / size_of::<u64>()
+}
 
 /// Pages at an address of the kernel's choice. They are unmapped when the value is dropped.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u64>,
     pages: usize,
+    page_bytes: usize,
     is_writable: bool,
 }
 
@@ -26,24 +34,34 @@ unsafe impl Send for Mapping {}
 impl Mapping {
     /// Writable anonymous memory of this process.
     pub fn anonymous(pages: usize) -> io::Result<Self> {
-        let rights = ProtFlags::READ | ProtFlags::WRITE;
+        let (page_bytes, rights) = (page_bytes(), ProtFlags::READ | ProtFlags::WRITE);
+        let bytes = length(pages, page_bytes)?;
         // SAFETY: a fresh mapping at an address of the kernel's choice replaces nothing.
-        let base = unsafe { mmap_anonymous(ptr::null_mut(), bytes(pages)?, rights, MapFlags::PRIVATE)? };
-        Self::of(base.cast(), pages, true)
+        let base = unsafe { mmap_anonymous(ptr::null_mut(), bytes, rights, MapFlags::PRIVATE)? };
+        Self::of(base.cast(), pages, page_bytes, true)
     }
 
     /// Pages of a file from page `first` on, shared with all other mappings of it, read-only.
     pub fn of_file(file: impl AsFd, first: u64, pages: usize) -> io::Result<Self> {
-        let offset = first.checked_mul(PAGE_BYTES as u64).ok_or(io::ErrorKind::InvalidInput)?;
-        // SAFETY: as above.
-        let base =
-            unsafe { mmap(ptr::null_mut(), bytes(pages)?, ProtFlags::READ, MapFlags::SHARED, file, offset)? };
-        Self::of(base.cast(), pages, false)
+        Self::of_file_by(page_bytes(), file, first, pages)
     }
 
-    fn of(base: *mut u64, pages: usize, is_writable: bool) -> io::Result<Self> {
+    /// The same with pages of this size, which is a multiple of the kernel's.
+    fn of_file_by(page_bytes: usize, file: impl AsFd, first: u64, pages: usize) -> io::Result<Self> {
+        let offset = first.checked_mul(page_bytes as u64).ok_or(io::ErrorKind::InvalidInput)?;
+        let bytes = length(pages, page_bytes)?;
+        // SAFETY: as above.
+        let base = unsafe { mmap(ptr::null_mut(), bytes, ProtFlags::READ, MapFlags::SHARED, file, offset)? };
+        Self::of(base.cast(), pages, page_bytes, false)
+    }
+
+    fn of(base: *mut u64, pages: usize, page_bytes: usize, is_writable: bool) -> io::Result<Self> {
         let base = NonNull::new(base).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { base, pages, is_writable })
+        Ok(Self { base, pages, page_bytes, is_writable })
+    }
+
+    fn bytes(&self) -> usize {
+        self.pages * self.page_bytes
     }
 
     /// The address of its first page.
@@ -69,7 +87,7 @@ impl Mapping {
     fn advise(&self, advice: Advice) -> io::Result<()> {
         // SAFETY: the range is this mapping. Its contents are accessed only by `read` and `write`,
         // which expect no particular value.
-        unsafe { madvise(self.base.as_ptr().cast(), bytes(self.pages)?, advice)? };
+        unsafe { madvise(self.base.as_ptr().cast(), self.bytes(), advice)? };
         Ok(())
     }
 
@@ -78,7 +96,7 @@ impl Mapping {
         let rights =
             if is_writable { MprotectFlags::READ | MprotectFlags::WRITE } else { MprotectFlags::READ };
         // SAFETY: the range is this mapping, which no reference points into.
-        unsafe { mprotect(self.base.as_ptr().cast(), bytes(self.pages)?, rights)? };
+        unsafe { mprotect(self.base.as_ptr().cast(), self.bytes(), rights)? };
         self.is_writable = is_writable;
         Ok(())
     }
@@ -107,17 +125,18 @@ impl Mapping {
     }
 
     fn word(&self, page: usize, word: usize) -> *mut u64 {
-        assert!(page < self.pages && word < PAGE_WORDS, "page {page}, word {word} of {} pages", self.pages);
+        let words = self.page_bytes / size_of::<u64>();
+        assert!(page < self.pages && word < words, "page {page}, word {word} of {} pages", self.pages);
         // SAFETY: within the mapping, as just asserted.
-        unsafe { self.base.as_ptr().add(page * PAGE_WORDS + word) }
+        unsafe { self.base.as_ptr().add(page * words + word) }
     }
 
     /// Unmaps it, and returns whether that succeeded.
     pub fn unmap(self) -> io::Result<()> {
-        let (base, pages) = (self.base, self.pages);
+        let (base, bytes) = (self.base, self.bytes());
         std::mem::forget(self);
         // SAFETY: exactly the mapping that this value had; no reference into it exists.
-        unsafe { munmap(base.as_ptr().cast(), bytes(pages)?)? };
+        unsafe { munmap(base.as_ptr().cast(), bytes)? };
         Ok(())
     }
 }
@@ -125,12 +144,12 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: as above. The kernel does not refuse to unmap an existing mapping.
-        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.pages * PAGE_BYTES) };
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.bytes()) };
     }
 }
 
-fn bytes(pages: usize) -> io::Result<usize> {
-    Ok(pages.checked_mul(PAGE_BYTES).ok_or(io::ErrorKind::InvalidInput)?)
+fn length(pages: usize, page_bytes: usize) -> io::Result<usize> {
+    Ok(pages.checked_mul(page_bytes).ok_or(io::ErrorKind::InvalidInput)?)
 }
 
 #[cfg(test)]
@@ -141,23 +160,28 @@ mod tests {
     #[test]
     fn words_keep_what_was_stored_until_they_are_discarded() {
         let mut memory = Mapping::anonymous(2).expect("maps");
-        memory.write(1, PAGE_WORDS - 1, 7);
+        let last = page_words() - 1;
+        memory.write(1, last, 7);
         memory.protect(false).expect("protects");
-        assert_eq!((memory.read(1, PAGE_WORDS - 1), memory.read(0, 0)), (7, 0));
+        assert_eq!((memory.read(1, last), memory.read(0, 0)), (7, 0));
         memory.protect(true).expect("protects");
         memory.discard().expect("discards");
-        assert_eq!(memory.read(1, PAGE_WORDS - 1), 0);
+        assert_eq!(memory.read(1, last), 0);
         memory.unmap().expect("unmaps");
     }
 
     #[test]
     fn a_file_is_seen_from_the_page_that_was_asked_for() {
-        let mut file = tempfile();
-        let words = (0..3 * PAGE_WORDS as u64).flat_map(u64::to_ne_bytes).collect::<Vec<_>>();
-        file.write_all(&words).expect("writes");
-        let seen = Mapping::of_file(&file, 1, 2).expect("maps");
-        assert_eq!(seen.read(0, 0), PAGE_WORDS as u64);
-        assert_eq!(seen.read(1, 3), 2 * PAGE_WORDS as u64 + 3);
+        // Of a kernel with larger pages, too.
+        for page_bytes in [page_bytes(), 16 << 10, 64 << 10] {
+            let mut file = tempfile();
+            let words = page_bytes as u64 / 8;
+            let contents = (0..3 * words).flat_map(u64::to_ne_bytes).collect::<Vec<_>>();
+            file.write_all(&contents).expect("writes");
+            let seen = Mapping::of_file_by(page_bytes, &file, 1, 2).expect("maps");
+            assert_eq!((seen.read(0, 0), seen.read(1, 3)), (words, 2 * words + 3));
+            assert_eq!(seen.read(1, words as usize - 1), 3 * words - 1);
+        }
     }
 
     #[test]

@@ -16,11 +16,11 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
+use workloads::mapping::page_bytes;
 use workloads::options::{self, number, pairs, unknown};
 use workloads::report::Report;
 
 const USAGE: &str = "usage: occupy --at ADDRESS --mib N [--report PATH]";
-const PAGE_BYTES: usize = 4096;
 /// The maximum address of a mapping of `/dev/mem`, and the maximum size mapped.
 const AT_MAX: u64 = 1 << 47;
 const MIB_MAX: u64 = 1 << 20;
@@ -47,8 +47,8 @@ impl Options {
         if options.at == 0 || options.bytes == 0 {
             return Err("an address and a size are needed".to_owned());
         }
-        if !options.at.is_multiple_of(PAGE_BYTES as u64) {
-            return Err(format!("--at {}: not a multiple of {PAGE_BYTES}", options.at));
+        if !options.at.is_multiple_of(page_bytes() as u64) {
+            return Err(format!("--at {}: not a multiple of {}", options.at, page_bytes()));
         }
         Ok(options)
     }
@@ -111,7 +111,7 @@ fn touch(memory: &File, at: u64, bytes: usize) -> io::Result<Duration> {
     // SAFETY: a new mapping at an address of the kernel's choice.
     let map = unsafe { mmap(ptr::null_mut(), bytes, rights, MapFlags::SHARED, memory, at) }?;
     let begin = Instant::now();
-    for offset in (0..bytes).step_by(PAGE_BYTES) {
+    for offset in (0..bytes).step_by(page_bytes()) {
         // SAFETY: inside the mapping, aligned, and accessed atomically by this program only.
         let word = unsafe { AtomicU64::from_ptr(map.cast::<u8>().add(offset).cast()) };
         word.store(offset as u64 + 1, Ordering::Relaxed);
@@ -163,13 +163,13 @@ mod tests {
         let path = std::env::temp_dir().join(format!("quell-occupy-{}", std::process::id()));
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path);
         let file = file.expect("makes");
-        file.set_len(4 * PAGE_BYTES as u64).expect("grows");
-        touch(&file, PAGE_BYTES as u64, 2 * PAGE_BYTES).expect("writes");
-        let mut contents = vec![0; 4 * PAGE_BYTES];
+        let page = page_bytes();
+        file.set_len(4 * page as u64).expect("grows");
+        touch(&file, page as u64, 2 * page).expect("writes");
+        let mut contents = vec![0; 4 * page];
         file.read_exact_at(&mut contents, 0).expect("reads");
         std::fs::remove_file(&path).expect("removes");
-        let words: Vec<_> =
-            contents.chunks(PAGE_BYTES).map(|page| page[..8].iter().any(|b| *b != 0)).collect();
+        let words: Vec<_> = contents.chunks(page).map(|page| page[..8].iter().any(|b| *b != 0)).collect();
         assert_eq!(words, [false, true, true, false]);
     }
 

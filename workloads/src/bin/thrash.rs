@@ -16,11 +16,11 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 use std::{error, fs, io, ptr, thread};
 use workloads::interrupts::IpiCounts;
+use workloads::mapping::page_bytes;
 use workloads::options::{self, number, unknown};
 use workloads::report::Report;
 use workloads::times::{Stopwatch, Times};
 
-const PAGE_BYTES: u64 = 4096;
 const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
 
 const USAGE: &str = "\
@@ -101,11 +101,11 @@ impl Drop for SharedFile {
 }
 
 /// One round: map `pages` pages of `file` from page `first` on, read the first one, unmap.
-fn round(file: &File, pages: u64, first: u64) -> io::Result<u8> {
-    let bytes = usize::try_from(pages * PAGE_BYTES).map_err(io::Error::other)?;
+fn round(file: &File, page_bytes: u64, pages: u64, first: u64) -> io::Result<u8> {
+    let bytes = usize::try_from(pages * page_bytes).map_err(io::Error::other)?;
     // SAFETY: a fresh mapping at an address of the kernel's choice replaces nothing.
     let base =
-        unsafe { mmap(ptr::null_mut(), bytes, ProtFlags::READ, MapFlags::SHARED, file, first * PAGE_BYTES)? };
+        unsafe { mmap(ptr::null_mut(), bytes, ProtFlags::READ, MapFlags::SHARED, file, first * page_bytes)? };
     // SAFETY: the mapping is readable and at least one page long, and the file covers all of it.
     let byte = unsafe { base.cast::<u8>().read_volatile() };
     // SAFETY: exactly the mapping made above; no reference into it exists.
@@ -121,11 +121,12 @@ struct Shared {
 }
 
 fn worker(options: &Options, file: &File, shared: &Shared) -> io::Result<()> {
+    let page_bytes = page_bytes() as u64;
     for index in 0..options.rounds {
         if shared.failed.load(Ordering::Relaxed) {
             break;
         }
-        if let Err(error) = round(file, options.pages, index % options.chunks) {
+        if let Err(error) = round(file, page_bytes, options.pages, index % options.chunks) {
             shared.failed.store(true, Ordering::Relaxed);
             return Err(error);
         }
@@ -163,7 +164,8 @@ fn thrash(options: &Options, file: &File, report: &mut Report) -> io::Result<()>
 
 fn run(options: &Options) -> Result<(), Box<dyn error::Error>> {
     let mut report = Report::open(options.report.as_deref())?;
-    let shared = SharedFile::create(&options.file, (options.pages + options.chunks) * PAGE_BYTES)?;
+    let bytes = (options.pages + options.chunks) * page_bytes() as u64;
+    let shared = SharedFile::create(&options.file, bytes)?;
     report.line(&json!({
         "event": "begin", "workload": "thrash", "threads": options.threads,
         "rounds": options.rounds, "pages": options.pages, "chunks": options.chunks,
@@ -202,6 +204,7 @@ fn main() -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::FileExt;
 
     fn parse(args: &[&str]) -> Result<Options, String> {
         Options::parse(args.iter().map(|arg| (*arg).to_owned()))
@@ -246,8 +249,12 @@ mod tests {
     #[test]
     fn a_mapping_past_the_end_of_the_offsets_is_an_error() {
         let path = std::env::temp_dir().join(format!("thrash-round-{}", std::process::id()));
-        let shared = SharedFile::create(&path, 2 * PAGE_BYTES).expect("creates");
-        assert_eq!(round(&shared.file, 1, 1).expect("maps"), 0);
-        assert!(round(&shared.file, 0, 0).is_err(), "an empty mapping is refused by the kernel");
+        // Of a kernel with larger pages, too.
+        for page_bytes in [page_bytes() as u64, 16 << 10] {
+            let shared = SharedFile::create(&path, 2 * page_bytes).expect("creates");
+            shared.file.write_all_at(b"x", page_bytes).expect("writes");
+            assert_eq!(round(&shared.file, page_bytes, 1, 1).expect("maps"), b'x');
+            assert!(round(&shared.file, page_bytes, 0, 0).is_err(), "the kernel refuses an empty mapping");
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! A KVM machine with one vCPU, and a memory slot that is added and removed.
 
-use crate::guest::{self, LOW_AT, LOW_PAGES, MEMORY_AT, Pass, Stop};
+use crate::guest::{self, LOW_AT, LOW_PAGES, MEMORY_AT, PAGE_BYTES, Pass, Stop};
 use kvm_bindings::{
     KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE, KVM_MEM_LOG_DIRTY_PAGES,
     kvm_clear_dirty_log, kvm_clear_dirty_log__bindgen_ty_1, kvm_enable_cap, kvm_userspace_memory_region,
@@ -9,7 +9,7 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use workloads::mapping::{Mapping, PAGE_BYTES};
+use workloads::mapping::{Mapping, page_bytes};
 
 /// The slots.
 const LOW_SLOT: u32 = 0;
@@ -66,6 +66,9 @@ impl Machine {
     /// Makes it without the slot that is added and removed, and lets the guest run until it waits.
     /// `elsewhere` is the number of pages that stay.
     pub(crate) fn start(pages: usize, elsewhere: usize, log: LogWay) -> io::Result<Self> {
+        if page_bytes() != PAGE_BYTES {
+            return Err(io::Error::other("the kernel's pages are larger than the guest's"));
+        }
         let kvm = Kvm::new().map_err(|error| {
             let hint = "are KVM's modules loaded?";
             io::Error::other(format!("cannot open /dev/kvm: {}; {hint}", io::Error::from(error)))

@@ -9,19 +9,20 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::process;
 use std::sync::Arc;
-use workloads::mapping::{Mapping, PAGE_WORDS};
+use workloads::mapping::{Mapping, page_bytes, page_words};
 
 /// Stores to a page and discards it.
 ///
 /// The first access to the fresh page is a store: a load would make the kernel map its page of
 /// zeroes, and the store would then flush that as well.
 pub(crate) fn discard(size: Size) -> io::Result<Vec<Worker>> {
+    let words = page_words();
     each(size, |thread| {
         let mut memory = Mapping::anonymous(1)?;
         Ok(Box::new(move |round| {
-            let word = (round % PAGE_WORDS as u64) as usize;
+            let word = (round % words as u64) as usize;
             memory.write(0, word, token(thread, round, 0));
-            let last = word.checked_sub(1).unwrap_or(PAGE_WORDS - 1);
+            let last = word.checked_sub(1).unwrap_or(words - 1);
             expect("what was discarded", memory.read(0, last), 0)?;
             expect("a page", memory.read(0, word), token(thread, round, 0))?;
             Ok(memory.discard()?)
@@ -63,9 +64,10 @@ fn numbered_file(pages: usize) -> io::Result<File> {
     let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
     fs::remove_file(path)?;
     let mut out = BufWriter::new(&file);
+    let rest = vec![0; page_bytes() - size_of::<u64>()];
     for page in 0..pages {
         out.write_all(&token(0, 0, page).to_ne_bytes())?;
-        out.write_all(&[0; (PAGE_WORDS - 1) * size_of::<u64>()])?;
+        out.write_all(&rest)?;
     }
     out.flush()?;
     drop(out);

@@ -5,10 +5,10 @@ use rustix::process::{Pid, WaitOptions, waitpid};
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
-use workloads::mapping::{Mapping, PAGE_BYTES, PAGE_WORDS};
+use workloads::mapping::{Mapping, page_bytes, page_words};
 
 /// Size of the header that all compilers map.
-const HEADER_PAGES: usize = 64;
+const HEADER_BYTES: usize = 256 << 10;
 /// Size of a source.
 const SOURCE_WORDS: usize = 512;
 /// Memory that a driver writes to before it forks, and that a compiler uses.
@@ -92,23 +92,23 @@ pub(crate) struct Header(Mapping);
 impl Header {
     /// Writes the file.
     pub(crate) fn create(directory: &Path) -> io::Result<Self> {
-        let text: Vec<_> = (0..HEADER_PAGES * PAGE_WORDS).map(|at| mix(u64::MAX, at as u64)).collect();
+        let text: Vec<_> = (0..HEADER_BYTES / 8).map(|at| mix(u64::MAX, at as u64)).collect();
         fs::write(directory.join("header"), bytes(&text))?;
         Self::open(directory)
     }
 
     fn open(directory: &Path) -> io::Result<Self> {
         let file = File::open(directory.join("header"))?;
-        if file.metadata()?.len() != (HEADER_PAGES * PAGE_BYTES) as u64 {
+        if file.metadata()?.len() != HEADER_BYTES as u64 {
             return Err(io::Error::other("the header has another size"));
         }
-        Ok(Self(Mapping::of_file(&file, 0, HEADER_PAGES)?))
+        Ok(Self(Mapping::of_file(&file, 0, HEADER_BYTES / page_bytes())?))
     }
 
     /// The words of the header.
     pub(crate) fn text(&self) -> Vec<u64> {
-        let page = |page| (0..PAGE_WORDS).map(move |word| self.0.read(page, word));
-        (0..HEADER_PAGES).flat_map(page).collect()
+        let page = |page| (0..page_words()).map(move |word| self.0.read(page, word));
+        (0..self.0.pages()).flat_map(page).collect()
     }
 }
 
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn each_word_of_header_and_source_changes_the_object() {
-        let header: Vec<_> = (0..HEADER_PAGES * PAGE_WORDS).map(|at| at as u64).collect();
+        let header: Vec<_> = (0..HEADER_BYTES as u64 / 8).collect();
         let object = |header: &[u64], source: &[u64]| assemble(&compile(header, source));
         let right = object(&header, &source(1));
         assert_eq!(right.len(), OBJECT_WORDS * 8);

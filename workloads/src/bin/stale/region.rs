@@ -7,8 +7,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use workloads::mapping::page_bytes;
 
-pub(crate) const PAGE_BYTES: usize = 4096;
 /// Number of frames that alternate at one page. An old one is poisoned, and long out of use before
 /// it is reused.
 pub(crate) const FRAMES: usize = 8;
@@ -137,6 +137,7 @@ impl Published {
 /// The pages.
 pub(crate) struct Region {
     window: usize,
+    page_bytes: usize,
     frames: OwnedFd,
     /// All frames, in a mapping that is never remapped.
     alias: *const AtomicU64,
@@ -157,15 +158,21 @@ unsafe impl Sync for Region {}
 impl Region {
     /// `pages` pages at `window`, each with its first frame mapped.
     pub(crate) fn new(window: usize, pages: u16) -> io::Result<Self> {
+        Self::by(page_bytes(), window, pages)
+    }
+
+    /// The same with pages of this size, which is a multiple of the kernel's.
+    fn by(page_bytes: usize, window: usize, pages: u16) -> io::Result<Self> {
         let count = usize::from(pages);
-        let bytes = count * FRAMES * PAGE_BYTES;
+        let bytes = count * FRAMES * page_bytes;
         let frames = memfd_create("stale", MemfdFlags::CLOEXEC)?;
         ftruncate(&frames, bytes as u64)?;
         let both = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice replaces nothing.
         let alias = unsafe { mmap(ptr::null_mut(), bytes, both, MapFlags::SHARED, &frames, 0)? };
         let published = (0..pages).map(|_| Published::new()).collect();
-        let region = Self { window, frames, alias: alias.cast(), pages: published, pulse: Pulse::default() };
+        let (alias, pulse) = (alias.cast(), Pulse::default());
+        let region = Self { window, page_bytes, frames, alias, pages: published, pulse };
         for page in 0..pages {
             let flags = MapFlags::SHARED | MapFlags::FIXED_NOREPLACE | MapFlags::POPULATE;
             region.write(page, 0, Canary { page, generation: 1 });
@@ -173,7 +180,7 @@ impl Region {
             let at = unsafe {
                 mmap(
                     region.address(page),
-                    PAGE_BYTES,
+                    page_bytes,
                     ProtFlags::READ,
                     flags,
                     &region.frames,
@@ -205,9 +212,14 @@ impl Region {
         &self.pages[usize::from(page)]
     }
 
+    /// Bytes of a page.
+    pub(crate) fn page_bytes(&self) -> usize {
+        self.page_bytes
+    }
+
     /// The address at which the page is mapped, or will be.
     pub(crate) fn address(&self, page: u16) -> *mut libc::c_void {
-        (self.window + usize::from(page) * PAGE_BYTES) as *mut libc::c_void
+        (self.window + usize::from(page) * self.page_bytes) as *mut libc::c_void
     }
 
     pub(crate) fn file(&self) -> &OwnedFd {
@@ -216,7 +228,7 @@ impl Region {
 
     /// The offset of a page's frame in the file.
     pub(crate) fn offset(&self, page: u16, frame: usize) -> u64 {
-        self.index(page, frame) as u64 * PAGE_BYTES as u64
+        self.index(page, frame) as u64 * self.page_bytes as u64
     }
 
     fn index(&self, page: u16, frame: usize) -> usize {
@@ -227,7 +239,7 @@ impl Region {
     /// Writes the canary of a page's frame, regardless of where that is mapped.
     pub(crate) fn write(&self, page: u16, frame: usize, canary: Canary) {
         // SAFETY: the frame is within the alias mapping, which is never changed.
-        let word = unsafe { &*self.alias.byte_add(self.index(page, frame) * PAGE_BYTES) };
+        let word = unsafe { &*self.alias.byte_add(self.index(page, frame) * self.page_bytes) };
         word.store(canary.word(), Ordering::Release);
     }
 }
@@ -245,6 +257,18 @@ mod tests {
         assert!(!current.may_be_read(2, 7), "another page's");
         assert!(!Canary::poison(3).may_be_read(3, 1), "poison");
         assert!(!Canary::from_word(0).may_be_read(3, 1), "an empty frame");
+    }
+
+    #[test]
+    fn a_page_of_a_kernel_with_larger_pages_has_frames_of_its_own() {
+        let region = Region::by(16 << 10, WINDOW + (2 << 40), 3).expect("maps");
+        assert_eq!(region.offset(2, 1), ((2 * FRAMES + 1) << 14) as u64);
+        for page in 0..3 {
+            // SAFETY: the page is mapped, and read only here.
+            let word = unsafe { &*region.address(page).cast::<AtomicU64>() };
+            assert!(region.address(page).addr().is_multiple_of(16 << 10));
+            assert_eq!(word.load(Ordering::Relaxed), Canary { page, generation: 1 }.word());
+        }
     }
 
     #[test]

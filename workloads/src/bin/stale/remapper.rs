@@ -7,7 +7,7 @@
 //! | publish g+1 | the same |
 //! | poison the old frame | the same; through a stale translation poison, generation 0 |
 
-use crate::region::{Canary, FRAMES, PAGE_BYTES, Region, Way};
+use crate::region::{Canary, FRAMES, Region, Way};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mprotect, munmap};
 use std::io;
 use std::ops::Range;
@@ -76,12 +76,12 @@ impl Remapper<'_> {
 
     /// Removes the frame, and maps another one there afterwards. Until then readers find nothing.
     fn withdraw(&self, page: &mut Page, way: Way) -> io::Result<&'static [Way]> {
-        let at = self.region.address(page.index);
+        let (at, bytes) = (self.region.address(page.index), self.region.page_bytes());
         // SAFETY: the page is this remapper's, and its readers expect that it may be absent.
         unsafe {
             match way {
-                Way::Protect => mprotect(at, PAGE_BYTES, MprotectFlags::empty())?,
-                _ => munmap(at, PAGE_BYTES)?,
+                Way::Protect => mprotect(at, bytes, MprotectFlags::empty())?,
+                _ => munmap(at, bytes)?,
             }
         }
         let old = page.frame;
@@ -120,7 +120,7 @@ impl Remapper<'_> {
         self.region.published(page.index).announce();
         self.fill(page);
         // SAFETY: the copy is this remapper's, and readers accept the change.
-        unsafe { madvise(self.region.address(page.index), PAGE_BYTES, Advice::LinuxDontNeed)? };
+        unsafe { madvise(self.region.address(page.index), self.region.page_bytes(), Advice::LinuxDontNeed)? };
         self.publish(page, Way::Discard);
         Ok(&[Way::Replace, Way::Copy, Way::Discard])
     }
@@ -147,8 +147,9 @@ impl Remapper<'_> {
     fn map(&self, page: &Page, rights: ProtFlags, flags: MapFlags) -> io::Result<()> {
         let Page { index, frame, .. } = *page;
         let (at, offset) = (self.region.address(index), self.region.offset(index, frame));
+        let bytes = self.region.page_bytes();
         // SAFETY: the page is this remapper's; readers load single words and expect it to change.
-        unsafe { mmap(at, PAGE_BYTES, rights, flags | MapFlags::FIXED, self.region.file(), offset)? };
+        unsafe { mmap(at, bytes, rights, flags | MapFlags::FIXED, self.region.file(), offset)? };
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! The guest on Arm64: at EL1, with a stage 1 that identity-maps the first 4 GiB as normal memory.
 //! With its MMU off, its stores would bypass the caches through which its monitor reads.
 
-use super::{LOW_AT, Pass, Stop, value_of};
+use super::{LOW_AT, PAGE_BYTES, Pass, Stop, value_of};
 use kvm_bindings::{
     KVM_REG_ARM_CORE, KVM_REG_ARM64, KVM_REG_ARM64_SYSREG, KVM_REG_SIZE_U64, kvm_regs, kvm_vcpu_init,
     user_pt_regs,
@@ -11,7 +11,7 @@ use std::arch::global_asm;
 use std::io;
 use std::mem::offset_of;
 use std::slice;
-use workloads::mapping::{Mapping, PAGE_BYTES};
+use workloads::mapping::Mapping;
 
 /// The address that the guest stores to while it waits; no device is there.
 const DOORBELL: u64 = 0x0900_0000;

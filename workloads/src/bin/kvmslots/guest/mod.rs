@@ -19,6 +19,9 @@ pub(crate) use arch::{code, prepare, stop_of, tell};
 /// The address of the guest's code, and the size of the memory there.
 pub(crate) const LOW_AT: u64 = 0;
 pub(crate) const LOW_PAGES: usize = 4;
+/// Bytes of the guest's pages. Slots and dirty logs have the kernel's pages, which have to be
+/// these.
+pub(crate) const PAGE_BYTES: usize = 4096;
 /// The address of all other memory, and its maximum size: its end fits 32 bits, and no processor
 /// has a device there.
 pub(crate) const MEMORY_AT: u64 = 1 << 30;
