@@ -89,6 +89,9 @@ pub(crate) const LOOPS: Image = Image::workload("loops");
 /// The workload that resembles a build: many processes.
 pub(crate) const MIXED: Image = Image::workload("mixed");
 
+/// The workload that has the kernel merge, split, patch and switch off, and checks the data.
+pub(crate) const BATTERY: Image = Image::workload("battery");
+
 /// The workload that uses memory that is added and removed.
 pub(crate) const OCCUPY: Image = Image::workload("occupy");
 

@@ -39,6 +39,8 @@ pub(super) enum Body {
     Stock(Stock),
     /// The same with the kernel of the distribution's backports.
     Newer(Stock),
+    /// What kernels do that the stock guest does not do by itself.
+    Kernel(super::kernels::Task),
     /// Text is typed in a stock guest's shell: on each line of the report channel with event
     /// `shell` the next text. The guest has to switch itself off after the last.
     Typed(&'static [&'static str]),

@@ -12,6 +12,7 @@ mod guests;
 mod host;
 #[cfg(test)]
 mod invariants;
+mod kernels;
 mod lines;
 mod mutants;
 #[cfg(test)]
@@ -168,6 +169,7 @@ fn all_cases() -> impl Iterator<Item = &'static cases::Case> {
         .chain(&traces::ROWS)
         .chain(&devices::ROWS)
         .chain(&disks::ROWS)
+        .chain(&kernels::ROWS)
         .chain(&dma::ROWS)
         .chain(&peers::ROWS)
         .chain(several::ROWS)

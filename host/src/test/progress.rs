@@ -62,7 +62,15 @@ impl Running<'_> {
 
     /// Records that it has ended; `detail`, of a failure or of a first try, follows, indented.
     pub(crate) fn end(self, passed: bool, note: &str, detail: &str) {
-        let verdict = if passed { "ok  " } else { "FAIL" };
+        self.print(if passed { "ok  " } else { "FAIL" }, note, detail);
+    }
+
+    /// Records that it cannot be run here, for this reason.
+    pub(crate) fn leave_out(self, why: &str) {
+        self.print("none", "left out", why);
+    }
+
+    fn print(&self, verdict: &str, note: &str, detail: &str) {
         let secs = self.started.elapsed().as_secs_f64();
         self.progress.bar.suspend(|| {
             // All of it at once: other tests end meanwhile.

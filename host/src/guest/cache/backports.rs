@@ -1,52 +1,85 @@
-//! What the distribution's backports have: newer kernels and a newer emulator.
+//! What the distribution's backports have: newer kernels and a newer emulator; and kernels of
+//! other releases.
 
-use super::{Apt, FETCHING, KEYRING, MIRROR, directory, find, kernel_packages, replace, unpack, unpack_to};
+use super::debian::sources;
+use super::{
+    Apt, FETCHING, KEYRING, MIRROR, NotToBeHad, directory, find, kernel_packages, replace, unpack, unpack_to,
+};
 use crate::arch::Arch;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 
-/// A kernel newer than the distribution's own.
+/// A kernel other than the distribution's own.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct NewerKernel {
+pub(crate) struct OtherKernel {
     pub(crate) kernel: PathBuf,
     /// Its package and version.
     pub(crate) version: String,
 }
 
-impl NewerKernel {
+impl OtherKernel {
     fn cached(place: &Path) -> Option<Self> {
         let kernel = place.join("vmlinuz");
         let version = fs::read_to_string(place.join("version")).ok()?;
         kernel.is_file().then_some(Self { kernel, version })
     }
+
+    /// Fetches and unpacks the kernel behind `package` to `place`.
+    fn fetch(apt: &Apt, package: &str, work: tempfile::TempDir, place: &Path) -> Result<Self> {
+        let image = apt.kernel_behind(package, work.path());
+        let image = image.ok_or_else(|| NotToBeHad(format!("there is no kernel behind {package}")))?;
+        eprintln!("quell: fetching {image}");
+        apt.run("apt-get", &["download", &image], work.path())?;
+        let unpacked = unpack(work.path(), &image)?;
+        fs::rename(find(&unpacked.root.join("boot"), "vmlinuz-")?, work.path().join("vmlinuz"))?;
+        fs::write(work.path().join("version"), format!("{image} {}", unpacked.version))?;
+        fs::remove_dir_all(&unpacked.root)?;
+        fs::remove_file(&unpacked.archive)?;
+        replace(&work.keep(), place)?;
+        Self::cached(place).with_context(|| format!("{} is incomplete after fetching", place.display()))
+    }
 }
 
 /// A kernel newer than the distribution's own, from its backports; fetches its package if it is
 /// missing.
-pub(crate) fn newer_kernel(arch: Arch) -> Result<NewerKernel> {
+pub(crate) fn newer_kernel(arch: Arch) -> Result<OtherKernel> {
     let _one_at_a_time = FETCHING.lock().unwrap_or_else(PoisonError::into_inner);
     let cache = directory();
     let place = cache.join(match arch {
         Arch::X86_64 => "guest-backports",
         Arch::Aarch64 => "guest-backports-aarch64",
     });
-    if let Some(kernel) = NewerKernel::cached(&place) {
+    if let Some(kernel) = OtherKernel::cached(&place) {
         return Ok(kernel);
     }
-    let package = kernel_packages(arch)[0];
     let (apt, work, _) = at_backports(arch, &cache)?;
-    let image = apt.kernel_behind(package, work.path()).context("the backports have no kernel")?;
-    eprintln!("quell: fetching {image}");
-    apt.run("apt-get", &["download", &image], work.path())?;
-    let unpacked = unpack(work.path(), &image)?;
-    fs::rename(find(&unpacked.root.join("boot"), "vmlinuz-")?, work.path().join("vmlinuz"))?;
-    fs::write(work.path().join("version"), format!("{image} {}", unpacked.version))?;
-    fs::remove_dir_all(&unpacked.root)?;
-    fs::remove_file(&unpacked.archive)?;
-    replace(&work.keep(), &place)?;
-    NewerKernel::cached(&place).with_context(|| format!("{} is incomplete after fetching", place.display()))
+    OtherKernel::fetch(&apt, kernel_packages(arch)[0], work, &place)
+}
+
+/// The kernel that `package` depends on in another release of Debian; fetches its package if it is
+/// missing.
+pub(crate) fn kernel_of(suite: &str, arch: Arch, package: &str) -> Result<OtherKernel> {
+    let _one_at_a_time = FETCHING.lock().unwrap_or_else(PoisonError::into_inner);
+    let cache = directory();
+    let place = cache.join(format!("guest-{suite}-{package}"));
+    if let Some(kernel) = OtherKernel::cached(&place) {
+        return Ok(kernel);
+    }
+    let is_debian = Path::new(KEYRING).is_file();
+    ensure!(is_debian, NotToBeHad(format!("{suite} is Debian's, and there is no {KEYRING}")));
+    fs::create_dir_all(&cache)?;
+    let work = tempfile::Builder::new().prefix("fetch-").tempdir_in(&cache).context("cannot fetch")?;
+    let apt = Apt::foreign(arch.debian(), &cache.join(format!("apt-{suite}-{}", arch.debian())))?;
+    let apt = apt.with_sources(&sources(suite, Some(KEYRING)))?;
+    if let Err(error) = apt.run("apt-get", &["update"], work.path()) {
+        // What apt says of a release that was moved elsewhere.
+        let is_gone = format!("{error:#}").contains("does not have a Release file");
+        let lists = format!("there are no package lists of {suite}");
+        return Err(if is_gone { error.context(NotToBeHad(lists)) } else { error.context(lists) });
+    }
+    OtherKernel::fetch(&apt, package, work, &place)
 }
 
 /// The packages of a newer emulator.
@@ -83,7 +116,8 @@ fn at_backports(arch: Arch, cache: &Path) -> Result<(Apt, tempfile::TempDir, Str
     fs::create_dir_all(cache)?;
     let work = tempfile::Builder::new().prefix("fetch-").tempdir_in(cache).context("cannot fetch")?;
     let release = fs::read_to_string("/etc/os-release").context("cannot tell the distribution")?;
-    let (suite, sources) = backports(&release).context("only Debian's backports are known")?;
+    let (suite, sources) =
+        backports(&release).ok_or_else(|| NotToBeHad("only Debian's backports are known".into()))?;
     let apt = match arch {
         Arch::X86_64 => Apt::private(&cache.join("apt-backports"))?,
         Arch::Aarch64 => Apt::foreign("arm64", &cache.join("apt-backports-arm64"))?,

@@ -61,7 +61,7 @@ pub(crate) fn debian_packages(arch: Arch, packages: &[&str]) -> Result<DebianPac
 }
 
 /// Apt's list of sources for a release: the release itself and its updates.
-fn sources(suite: &str, keyring: Option<&str>) -> String {
+pub(super) fn sources(suite: &str, keyring: Option<&str>) -> String {
     let keys = keyring.map(|path| format!("[signed-by={path}] ")).unwrap_or_default();
     [("debian", ""), ("debian", "-updates"), ("debian-security", "-security")]
         .map(|(archive, kind)| format!("deb {keys}{MIRROR}/{archive} {suite}{kind} main\n"))

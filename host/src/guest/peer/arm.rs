@@ -3,7 +3,7 @@
 
 use super::{Around, Inner, STARTS, Tree};
 use crate::arch::{Arch, ArmCpu, Platform};
-use crate::guest::cache::{self, ForeignQemu};
+use crate::guest::cache::{self, LinkedProgram};
 use crate::machine::spec::{Clock, Payload, Spec};
 use crate::size::MIB;
 use crate::vm::StockGuest;
@@ -83,7 +83,7 @@ impl Outer<'_> {
 }
 
 /// The part of the initial RAM disk that starts a machine under KVM.
-pub(crate) fn archive(qemu: &ForeignQemu, inner: &Inner<'_>, cpus: u32) -> Result<Vec<u8>> {
+pub(crate) fn archive(qemu: &LinkedProgram, inner: &Inner<'_>, cpus: u32) -> Result<Vec<u8>> {
     let mut tree = Tree::default();
     tree.add("bin/qemu", &qemu.program)?;
     for library in &qemu.libraries {
@@ -148,7 +148,7 @@ mod tests {
             path
         };
         let qemu =
-            ForeignQemu { program: file("q"), libraries: vec![file("libx.so.1")], version: "q 1".into() };
+            LinkedProgram { program: file("q"), libraries: vec![file("libx.so.1")], version: "q 1".into() };
         let kernel = file("image");
         let inner = Inner {
             kernel: &kernel,

@@ -1,6 +1,6 @@
-//! QEMU for Arm64 machines, built for Arm64: it runs under KVM in an emulated machine, never on
-//! this system. It is fetched as a package with those that it depends on; only the program and its
-//! libraries are kept.
+//! Programs of guests: QEMU for Arm64, which runs under KVM in an emulated machine, and kexec. Each
+//! is fetched as a package with those that it depends on; only the program and its libraries are
+//! kept. None of them runs on this system.
 
 use super::{Apt, FETCHING, directory, find, replace, unpack_to, version};
 use crate::arch::Arch;
@@ -13,11 +13,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 
-const PACKAGE: &str = "qemu-system-arm";
-
-/// The program and its libraries.
+/// A program and its libraries.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ForeignQemu {
+pub(crate) struct LinkedProgram {
     pub(crate) program: PathBuf,
     /// All files that it is linked with, its loader among them.
     pub(crate) libraries: Vec<PathBuf>,
@@ -25,9 +23,9 @@ pub(crate) struct ForeignQemu {
     pub(crate) version: String,
 }
 
-impl ForeignQemu {
+impl LinkedProgram {
     fn cached(place: &Path) -> Option<Self> {
-        let program = place.join("qemu");
+        let program = place.join("program");
         let version = fs::read_to_string(place.join("version")).ok()?;
         let entries = fs::read_dir(place.join("lib")).ok()?;
         let mut libraries = entries.map(|entry| Some(entry.ok()?.path())).collect::<Option<Vec<_>>>()?;
@@ -37,34 +35,46 @@ impl ForeignQemu {
     }
 }
 
-/// The emulator; fetches its packages if they are missing.
-pub(crate) fn foreign_qemu() -> Result<ForeignQemu> {
+/// QEMU for Arm64 machines, built for Arm64; fetches its packages if they are missing.
+pub(crate) fn foreign_qemu() -> Result<LinkedProgram> {
+    linked_program(Arch::Aarch64, "qemu-system-arm", &format!("usr/bin/{}", Arch::Aarch64.qemu()))
+}
+
+/// The program that has a kernel start another one; fetches its packages if they are missing.
+pub(crate) fn kexec(arch: Arch) -> Result<LinkedProgram> {
+    linked_program(arch, "kexec-tools", "sbin/kexec")
+}
+
+/// The program at `path` of a package.
+fn linked_program(arch: Arch, package: &str, path: &str) -> Result<LinkedProgram> {
     let _one_at_a_time = FETCHING.lock().unwrap_or_else(PoisonError::into_inner);
     let cache = directory();
-    let place = cache.join("qemu-arm64");
-    if let Some(qemu) = ForeignQemu::cached(&place) {
-        return Ok(qemu);
+    let architecture = arch.debian();
+    let place = cache.join(format!("{package}-{architecture}"));
+    if let Some(program) = LinkedProgram::cached(&place) {
+        return Ok(program);
     }
     fs::create_dir_all(&cache)
         .with_context(|| format!("cannot make the cache directory {}", cache.display()))?;
     let work = tempfile::Builder::new().prefix("fetch-").tempdir_in(&cache).context("cannot fetch")?;
     let kept = work.path().join("kept");
-    fetch(&cache, work.path(), &kept)
-        .context("cannot fetch QEMU for arm64 as packages; this needs apt and, once, network access")?;
+    let apt = Apt::foreign(architecture, &cache.join(format!("apt-{architecture}")))?;
+    fetch(&apt, package, path, work.path(), &kept).with_context(|| {
+        format!("cannot fetch {package} for {architecture}; this needs apt and, once, network access")
+    })?;
     replace(&kept, &place)?;
-    ForeignQemu::cached(&place).with_context(|| format!("{} is incomplete after fetching", place.display()))
+    LinkedProgram::cached(&place).with_context(|| format!("{} is incomplete after fetching", place.display()))
 }
 
 /// Fetches and unpacks the packages in `work`, and puts the program with its libraries into `kept`.
-fn fetch(cache: &Path, work: &Path, kept: &Path) -> Result<()> {
-    let apt = Apt::foreign("arm64", &cache.join("apt-arm64"))?;
-    apt.run("apt-get", &["update"], work).context("apt-get update failed for arm64")?;
-    eprintln!("quell: fetching {PACKAGE} for arm64, and what it depends on");
+fn fetch(apt: &Apt, package: &str, path: &str, work: &Path, kept: &Path) -> Result<()> {
+    apt.run("apt-get", &["update"], work).context("apt-get update failed")?;
+    eprintln!("quell: fetching {package}, and what it depends on");
     let archives = work.join("archives");
     fs::create_dir_all(archives.join("partial"))?;
     let place = format!("Dir::Cache::archives={}", archives.display());
     let options = ["-o", &place, "--yes", "--download-only", "--no-install-recommends"];
-    apt.run("apt-get", &[&options[..], &["install", PACKAGE]].concat(), work)?;
+    apt.run("apt-get", &[&options[..], &["install", package]].concat(), work)?;
     let root = work.join("root");
     for entry in fs::read_dir(&archives)? {
         let path = entry?.path();
@@ -72,15 +82,15 @@ fn fetch(cache: &Path, work: &Path, kept: &Path) -> Result<()> {
             unpack_to(&path, &root)?;
         }
     }
-    let program = root.join("usr/bin").join(Arch::Aarch64.qemu());
+    let program = root.join(path);
     fs::create_dir_all(kept.join("lib"))?;
     for (name, file) in linked_with(&program, &shared_objects(&root)?)? {
         fs::copy(&file, kept.join("lib").join(name))
             .with_context(|| format!("cannot copy {}", file.display()))?;
     }
-    fs::copy(&program, kept.join("qemu"))?;
-    let version = version(&find(&archives, &format!("{PACKAGE}_"))?)?;
-    fs::write(kept.join("version"), format!("{PACKAGE} {version}"))?;
+    fs::copy(&program, kept.join("program"))?;
+    let version = version(&find(&archives, &format!("{package}_"))?)?;
+    fs::write(kept.join("version"), format!("{package} {version}"))?;
     Ok(())
 }
 
@@ -165,12 +175,12 @@ mod tests {
     #[test]
     fn an_incomplete_cache_is_not_used() {
         let directory = tempfile::tempdir().expect("makes");
-        assert_eq!(ForeignQemu::cached(directory.path()), None);
-        fs::write(directory.path().join("qemu"), "program").expect("writes");
-        fs::write(directory.path().join("version"), "qemu 1").expect("writes");
+        assert_eq!(LinkedProgram::cached(directory.path()), None);
+        fs::write(directory.path().join("program"), "program").expect("writes");
+        fs::write(directory.path().join("version"), "p 1").expect("writes");
         fs::create_dir(directory.path().join("lib")).expect("makes");
-        assert_eq!(ForeignQemu::cached(directory.path()), None, "libraries are missing");
+        assert_eq!(LinkedProgram::cached(directory.path()), None, "libraries are missing");
         fs::write(directory.path().join("lib/libc.so.6"), "library").expect("writes");
-        assert_eq!(ForeignQemu::cached(directory.path()).expect("is whole").version, "qemu 1");
+        assert_eq!(LinkedProgram::cached(directory.path()).expect("is whole").version, "p 1");
     }
 }

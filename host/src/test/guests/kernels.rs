@@ -1,0 +1,183 @@
+//! What kernels do that the stock guest does not do by itself.
+
+use super::expect::{expect_end, expect_status, with_console};
+use super::{Lab, made};
+use crate::arch::Arch;
+use crate::guest::cache;
+use crate::guest::cpio::Archive;
+use crate::machine::outcome::Outcome;
+use crate::machine::process::Flow;
+use crate::run::switches;
+use crate::size::GIB;
+use crate::test::cases::Case;
+use crate::test::kernels::{CHECKS, From, Kernel, Task};
+use crate::vm::StockGuest;
+use crate::workspace;
+use anyhow::{Context, Result, ensure};
+use hostlink::exit::ExitCode;
+use std::fs;
+
+/// Runs all checks, so many rounds of each.
+fn battery(rounds: u32) -> String {
+    format!("mount -t tracefs t /sys/kernel/tracing && battery --rounds {rounds} --report /dev/report")
+}
+
+/// Rounds, and those of a long search.
+const ROUNDS: u32 = 1;
+const ROUNDS_LONG: u32 = 5;
+
+impl Lab<'_> {
+    pub(super) fn kernel(&self, case: &Case, task: &Task) -> Result<()> {
+        match task {
+            Task::Battery(kernel) => self.battery(case, kernel),
+            Task::Restart => self.second_kernel(case, false),
+            Task::Crash => {
+                let times = if self.long { CRASHES_LONG } else { 1 };
+                (0..times).try_for_each(|_| self.second_kernel(case, true))
+            }
+        }
+    }
+
+    fn battery(&self, case: &Case, kernel: &Kernel) -> Result<()> {
+        let arch = case.platform.arch();
+        let command = battery(if self.long { ROUNDS_LONG } else { ROUNDS });
+        let mut guest = self.stock_guest(case.platform, Some(&command))?;
+        guest.kernel = match kernel.from {
+            From::Backports => cache::newer_kernel(arch)?.kernel,
+            From::Release(suite, package) => cache::kernel_of(suite, arch, package)?.kernel,
+        };
+        let mut archive = Archive::default();
+        archive.file("bin/battery", 0o755, &fs::read(workspace::build(workspace::BATTERY, arch)?)?);
+        guest.initrd.get_or_insert_default().extend(archive.finish());
+        (guest.vcpus, guest.memory) = (4, GIB);
+        guest.switches = switches(case.settings)?;
+        let outcome = self.boot(&guest, 2, |_, _| Ok(Flow::Continue))?;
+        with_console(&outcome, || {
+            expect_end(&outcome, ExitCode::GuestPowerOff)?;
+            expect_battery(&outcome, kernel)?;
+            expect_status(&outcome, 0)
+        })
+    }
+
+    /// The stock kernel starts itself again, or crashes with itself loaded as crash kernel.
+    fn second_kernel(&self, case: &Case, is_crash: bool) -> Result<()> {
+        let arch = case.platform.arch();
+        let [first, second] = if is_crash { crash() } else { restart() };
+        let mut guest = self.stock_guest(case.platform, Some(&first))?;
+        let stock = made(self.parts.stock(arch))?;
+        guest.initrd.get_or_insert_default().extend(kexec_files(stock, arch, &second)?);
+        guest.vcpus = 4;
+        let image = self.directory.join("busy.img");
+        if is_crash {
+            guest.cmdline.push_str(CRASH_KERNEL);
+            let lines = format!("{LINE}\n").into_bytes();
+            let mut contents: Vec<u8> = lines.into_iter().cycle().take(KEPT).collect();
+            contents.resize(DISK, 0);
+            fs::write(&image, &contents)?;
+            guest.devices.disks.push(image.clone());
+        }
+        let outcome = self.boot(&guest, 2, |_, _| Ok(Flow::Continue))?;
+        with_console(&outcome, || {
+            expect_end(&outcome, ExitCode::GuestPowerOff)?;
+            expect_status(&outcome, 0)?;
+            let boots = outcome.reports.iter().filter(|report| report["event"] == "boot").count();
+            ensure!(boots == 2 && outcome.report("second").is_some(), "{boots} kernels have booted");
+            if is_crash {
+                let disk = fs::read(&image)?;
+                let written = disk.get(KEPT..).is_some_and(|rest| rest.starts_with(WRITTEN.as_bytes()));
+                ensure!(written, "the disk does not have the crash kernel's line");
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Memory for the crash kernel.
+const CRASH_KERNEL: &str = " crashkernel=160M";
+/// Crashes of a long search.
+const CRASHES_LONG: u32 = 5;
+/// Bytes of the disk, and what the first of them are, which nobody writes to.
+const DISK: usize = 16 << 20;
+const KEPT: usize = 1 << 20;
+const LINE: &str = "the first mebibyte of this disk stays as it is";
+/// What the crash kernel writes to the block after it.
+const WRITTEN: &str = "written by the crash kernel";
+
+/// The guest loads another kernel, which has the same command line and a word more.
+fn load(way: &str, words: &str) -> String {
+    format!(
+        "kexec {way} /boot/kernel --initrd=/boot/initrd \
+         --command-line=\"$(sed 's/crashkernel=[^ ]*//' /proc/cmdline) second {words}\" || exit 3"
+    )
+}
+
+/// What the other kernel does at its end: before that, it has found everything as it must be.
+const SECOND: &str = "echo '{\"event\":\"second\"}' > /dev/report";
+
+/// Commands of a kernel that starts another one, and of that.
+fn restart() -> [String; 2] {
+    let first = format!("{}; kexec -e; exit 4", load("-l", ""));
+    let second = format!(
+        "grep -qw second /proc/cmdline && test $(nproc) = 4 && thrash --threads 4 --rounds 10 && {SECOND}"
+    );
+    [first, second]
+}
+
+/// Commands of a kernel that crashes, and of the crash kernel. Writers have a part of the disk
+/// each; when they have written a while, the last processor crashes. The crash kernel runs on that
+/// one. The disk is as it was, and can be written to. The other kernel's notes have the time of the
+/// crash.
+fn crash() -> [String; 2] {
+    let first = format!(
+        "{}; D=/dev/nvme0n1; \
+         for part in 1 2 3; do \
+             (while :; do dd if=/dev/zero of=$D bs=16k seek=$((part * 256)) count=256 oflag=direct; done) \
+                 2>/dev/null & \
+         done; \
+         until [ $(awk '$3 == \"nvme0n1\" {{ print $8 }}' /proc/diskstats) -gt 600 ]; do usleep 10000; done; \
+         taskset -c 3 sh -c 'echo c > /proc/sysrq-trigger'; exit 4",
+        load("-p", "nr_cpus=1 irqpoll reset_devices")
+    );
+    let second = format!(
+        "grep -qw second /proc/cmdline && test $(nproc) = 1 && \
+         {{ grep -q '^apicid.*: 3$' /proc/cpuinfo || dmesg | grep -q 'physical CPU 0x0*3 '; }} && \
+         grep -aqm 1 CRASHTIME= /proc/vmcore && \
+         test \"$(head -c {KEPT} /dev/nvme0n1 | md5sum)\" = \"$(yes '{LINE}' | head -c {KEPT} | md5sum)\" && \
+         echo '{WRITTEN}' | dd of=/dev/nvme0n1 bs=4k seek=256 conv=sync,fsync && {SECOND}"
+    );
+    [first, second]
+}
+/// The stock kernel and its RAM disk with this command, for kexec, and the program itself.
+fn kexec_files(stock: &StockGuest, arch: Arch, command: &str) -> Result<Vec<u8>> {
+    let kexec = cache::kexec(arch)?;
+    let mut archive = Archive::default();
+    for directory in ["boot", "lib"] {
+        archive.directory(directory);
+    }
+    // Where the loader is looked for on AMD64.
+    archive.symlink("lib64", "lib");
+    archive.file("bin/kexec", 0o755, &fs::read(&kexec.program)?);
+    for library in &kexec.libraries {
+        let name = library.file_name().context("a library has no name")?.to_string_lossy();
+        archive.file(&format!("lib/{name}"), 0o755, &fs::read(library)?);
+    }
+    archive.file("boot/kernel", 0o644, &fs::read(stock.kernel())?);
+    archive.file("boot/initrd", 0o644, &stock.initrd(Some(command)));
+    Ok(archive.finish())
+}
+
+/// This kernel has passed all checks.
+fn expect_battery(outcome: &Outcome, kernel: &Kernel) -> Result<()> {
+    let begin = outcome.report("begin").context("the battery did not begin")?;
+    let release = begin["kernel"].as_str().unwrap_or_default();
+    ensure!(release.starts_with(kernel.release), "the kernel is {release}, not {}", kernel.release);
+    ensure!(begin["page_bytes"] == kernel.page_bytes, "its pages have {} bytes", begin["page_bytes"]);
+    let mut left = CHECKS.iter();
+    for report in outcome.reports.iter().filter(|report| report["event"] == "check") {
+        let name = left.next().context("there are more checks than are known")?;
+        ensure!(report["check"] == *name, "there is a report of {} instead of {name}", report["check"]);
+        ensure!(report["ok"] == true, "{name}: {}", report["why"]);
+    }
+    ensure!(left.len() == 0, "there is no report of {left:?}");
+    Ok(())
+}

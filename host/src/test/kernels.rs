@@ -1,0 +1,85 @@
+//! Kernels other than the stock guest's, and what any kernel may do that the stock guest does not
+//! do by itself.
+
+use super::arm::MAX;
+use super::cases::{Body, Case, Expect, case, stock};
+use hostlink::config::FlushMode;
+
+/// What a row does.
+#[derive(Clone, Copy)]
+pub(super) enum Task {
+    /// The kernel does everything that [`CHECKS`] names, with data checks.
+    Battery(Kernel),
+    /// The kernel starts another one (kexec).
+    Restart,
+    /// The kernel crashes while its disk is written to, and another one takes over (kdump).
+    Crash,
+}
+
+/// A kernel, and how its own account of itself begins.
+#[derive(Clone, Copy)]
+pub(super) struct Kernel {
+    pub(super) from: From,
+    pub(super) release: &'static str,
+    pub(super) page_bytes: u64,
+}
+
+/// Where a kernel is from.
+#[derive(Clone, Copy)]
+pub(super) enum From {
+    /// The distribution's backports.
+    Backports,
+    /// Another release of Debian, and the package there.
+    Release(&'static str, &'static str),
+}
+
+/// The checks of the program `battery`.
+pub(super) const CHECKS: [&str; 7] = ["mmap", "fork", "ksm", "huge", "userfaultfd", "ftrace", "hotplug"];
+
+const OLDER: Kernel =
+    Kernel { from: From::Release("bullseye", "linux-image-cloud-amd64"), release: "5.10.", page_bytes: 4096 };
+const NEWER: Kernel = Kernel { from: From::Backports, release: "6.12.", page_bytes: 4096 };
+const LARGE_PAGES: Kernel =
+    Kernel { from: From::Release("trixie", "linux-image-arm64-16k"), release: "6.12.", page_bytes: 16384 };
+
+const BATTERY: &str = "mappings, merged and huge pages, user faults, patched code and hot-plugged processors \
+    leave the right data";
+
+const fn battery(name: &'static str, kernel: Kernel) -> Case {
+    case(name, BATTERY, Body::Kernel(Task::Battery(kernel)))
+}
+
+const RESTART: &str = "a kernel starts another one by kexec, whose processors all come up and flush";
+const CRASH: &str = "the last processor crashes amid writes to a disk: the crash kernel runs there, with \
+    the disk and the other kernel's memory";
+
+const HOTPLUG: &str = "no reader sees a removed page while processors go and come back";
+
+/// Processors go and come back, each alone and all together. Meanwhile flushes are watched, again
+/// and again, until all that is over.
+const STALE: &str = "go() { echo $1 > /sys/devices/system/cpu/cpu$2/online || exit; }; \
+    (for round in 1 2 3; do \
+        for cpu in 1 2 3 4 5; do go 0 $cpu; go 1 $cpu; done; \
+        for state in 0 1; do for cpu in 1 2 3 4 5; do go $state $cpu; done; done; \
+    done) & switches=$!; \
+    while kill -0 $switches; do stale --threads 8 --seconds 1 --report /dev/report || exit; done; \
+    wait $switches && test $(nproc) = 6 && thrash --threads 6 --rounds 10";
+
+/// The hunter for stale translations while processors go and come back.
+const fn hotplug(name: &'static str) -> Case {
+    stock(name, HOTPLUG, (6, 2), FlushMode::Hypercall, STALE, Expect::NothingStale)
+}
+
+/// The rows.
+pub(super) const ROWS: [Case; 10] = [
+    hotplug("o1_nothing_stale_amid_hotplug"),
+    hotplug("o1_nothing_stale_amid_hotplug_on_arm").on(MAX),
+    case("kexec_starts_another_kernel", RESTART, Body::Kernel(Task::Restart)),
+    case("kexec_starts_another_kernel_on_arm", RESTART, Body::Kernel(Task::Restart)).on(MAX),
+    case("kdump_by_the_last_processor_amid_writes", CRASH, Body::Kernel(Task::Crash)),
+    case("kdump_by_the_last_processor_amid_writes_on_arm", CRASH, Body::Kernel(Task::Crash)).on(MAX),
+    battery("linux_5_10_finds_all_in_order", OLDER),
+    battery("linux_6_12_finds_all_in_order", NEWER),
+    battery("linux_6_12_finds_all_in_order_on_arm", NEWER).on(MAX),
+    battery("linux_with_16k_pages_finds_all_in_order", LARGE_PAGES).on(MAX).only_long(),
+];

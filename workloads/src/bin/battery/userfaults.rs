@@ -1,0 +1,162 @@
+//! A thread supplies the pages that others miss, and allows stores to them (userfaultfd).
+//!
+//! Structures and numbers are those of the kernel's include/uapi/linux/userfaultfd.h.
+
+use crate::area::Area;
+use crate::workers;
+use crate::{Failure, Found};
+use rustix::io::{Errno, read};
+use rustix::ioctl::{Updater, ioctl, opcode};
+use rustix::mm::{Advice, UserfaultfdFlags, userfaultfd};
+use rustix::param::page_size;
+use serde_json::json;
+use std::os::fd::OwnedFd;
+use std::thread;
+
+const PAGES: usize = 256;
+
+const TYPE: u8 = 0xaa;
+const API: u64 = 0xaa;
+/// A feature, a mode of registration, a flag of a fault, and a mode of a copy.
+const FEATURE_WRITE_PROTECT: u64 = 1 << 0;
+const REGISTER_MISSING: u64 = 1 << 0;
+const REGISTER_WRITE_PROTECT: u64 = 1 << 1;
+const FAULT_WRITE_PROTECT: u64 = 1 << 1;
+const COPY_WRITE_PROTECTED: u64 = 1 << 1;
+const EVENT_PAGEFAULT: u8 = 0x12;
+
+/// What a request of each kind is made of: words, some of which the kernel writes.
+type Api = [u64; 3];
+type Register = [u64; 4];
+type Copy = [u64; 5];
+type WriteProtect = [u64; 3];
+/// Bytes of a message: of a fault byte 0 is the event, and from 8 on are its flags and its address.
+const MESSAGE_BYTES: usize = 32;
+
+fn api(file: &OwnedFd, request: &mut Api) -> Result<(), Errno> {
+    // SAFETY: the request takes a structure of this size.
+    unsafe { ioctl(file, Updater::<{ opcode::read_write::<Api>(TYPE, 0x3f) }, Api>::new(request)) }
+}
+
+fn register(file: &OwnedFd, request: &mut Register) -> Result<(), Errno> {
+    // SAFETY: as above; the area outlives its registration or ends it by its end.
+    unsafe { ioctl(file, Updater::<{ opcode::read_write::<Register>(TYPE, 0) }, Register>::new(request)) }
+}
+
+fn copy(file: &OwnedFd, request: &mut Copy) -> Result<(), Errno> {
+    // SAFETY: as above. It reads a page of an area, and makes a page that nobody could read before.
+    unsafe { ioctl(file, Updater::<{ opcode::read_write::<Copy>(TYPE, 3) }, Copy>::new(request)) }
+}
+
+fn write_protect(file: &OwnedFd, request: &mut WriteProtect) -> Result<(), Errno> {
+    // SAFETY: as above. It changes rights, not contents.
+    unsafe {
+        ioctl(file, Updater::<{ opcode::read_write::<WriteProtect>(TYPE, 6) }, WriteProtect>::new(request))
+    }
+}
+
+/// Opens a file for faults; with which of these features.
+fn open(features: u64) -> Result<(OwnedFd, u64), Failure> {
+    // SAFETY: registered areas are only touched by threads other than the one that serves them.
+    let file = unsafe { userfaultfd(UserfaultfdFlags::CLOEXEC)? };
+    let mut request = [API, features, 0];
+    api(&file, &mut request)?;
+    Ok((file, request[1]))
+}
+
+pub(crate) fn serves(rounds: u64) -> Found {
+    let (_, features) = open(0)?;
+    let wanted = features & FEATURE_WRITE_PROTECT;
+    let (file, _) = open(wanted)?;
+    let (mut area, mut source) = (Area::anonymous(PAGES)?, Area::anonymous(PAGES)?);
+    // A fault is then of one small page.
+    area.advise(area.all(), Advice::LinuxNoHugepage)?;
+    let mode = REGISTER_MISSING | if wanted == 0 { 0 } else { REGISTER_WRITE_PROTECT };
+    register(&file, &mut [area.address() as u64, (PAGES * page_size()) as u64, mode, 0])?;
+    let (mut missed, mut stored) = (0, 0);
+    for round in 0..rounds {
+        let seed = round << 32;
+        source.fill(source.all(), seed);
+        area.advise(area.all(), Advice::LinuxDontNeed)?;
+        let served = Served { file: &file, area: area.address() as u64, source: &source };
+        let is_protected = wanted != 0;
+        missed += thread::scope(|scope| {
+            let server = scope.spawn(|| served.supply(is_protected));
+            let looked = workers::all(|index| look(&area, index, seed));
+            let missed = server.join().map_err(|_| "the server panicked")?;
+            looked.and(missed)
+        })?;
+        if is_protected {
+            let served = Served { file: &file, area: area.address() as u64, source: &source };
+            stored += thread::scope(|scope| {
+                let server = scope.spawn(|| served.allow());
+                area.fill(0..PAGES, seed + 1);
+                server.join().map_err(|_| "the server panicked")?
+            })?;
+            area.check(area.all(), seed + 1)?;
+        }
+    }
+    Ok(json!({"missed": missed, "stored": stored}))
+}
+
+/// Looks at each page, each thread beginning elsewhere. All are looked at, whatever is found.
+fn look(area: &Area, index: u32, seed: u64) -> Result<u64, Failure> {
+    let mut found = Ok(1);
+    for number in 0..PAGES {
+        let page = (number + index as usize * 37) % PAGES;
+        if let Err(why) = area.check(page..page + 1, seed) {
+            found = Err(why);
+        }
+    }
+    found
+}
+
+/// What the server has.
+struct Served<'a> {
+    file: &'a OwnedFd,
+    area: u64,
+    source: &'a Area,
+}
+
+impl Served<'_> {
+    /// The flags and the page of the next fault.
+    fn next(&self) -> Result<(u64, u64), Failure> {
+        let mut message = [0; MESSAGE_BYTES];
+        let count = read(self.file, &mut message)?;
+        if count != message.len() || message[0] != EVENT_PAGEFAULT {
+            return Err(format!("{count} bytes of event {:#x}", message[0]).into());
+        }
+        let word = |at: usize| Ok::<_, Failure>(u64::from_ne_bytes(message[at..at + 8].try_into()?));
+        Ok((word(8)?, (word(16)? - self.area) / page_size() as u64))
+    }
+
+    /// Supplies every page once, write-protected or not.
+    fn supply(&self, is_protected: bool) -> Result<u64, Failure> {
+        let (page, mode) = (page_size() as u64, if is_protected { COPY_WRITE_PROTECTED } else { 0 });
+        let mut count = 0;
+        while count < PAGES as u64 {
+            let (_, at) = self.next()?;
+            let from = self.source.address() as u64 + at * page;
+            match copy(self.file, &mut [self.area + at * page, from, page, mode, 0]) {
+                Ok(()) => count += 1,
+                // Two threads missed the same page.
+                Err(Errno::EXIST) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(count)
+    }
+
+    /// Allows stores to every page, once each.
+    fn allow(&self) -> Result<u64, Failure> {
+        let page = page_size() as u64;
+        for count in 0..PAGES as u64 {
+            let (flags, at) = self.next()?;
+            if flags & FAULT_WRITE_PROTECT == 0 || at != count {
+                return Err(format!("a fault of page {at} with flags {flags:#x}").into());
+            }
+            write_protect(self.file, &mut [self.area + at * page, page, 0])?;
+        }
+        Ok(PAGES as u64)
+    }
+}
