@@ -75,11 +75,11 @@ pub(super) const ROWS: [Case; 10] = [
     hotplug("o1_nothing_stale_amid_hotplug"),
     hotplug("o1_nothing_stale_amid_hotplug_on_arm").on(MAX),
     case("kexec_starts_another_kernel", RESTART, Body::Kernel(Task::Restart)),
-    case("kexec_starts_another_kernel_on_arm", RESTART, Body::Kernel(Task::Restart)).on(MAX),
+    case("kexec_starts_another_kernel_on_arm", RESTART, Body::Kernel(Task::Restart)).on(MAX).only_long(),
     case("kdump_by_the_last_processor_amid_writes", CRASH, Body::Kernel(Task::Crash)),
     case("kdump_by_the_last_processor_amid_writes_on_arm", CRASH, Body::Kernel(Task::Crash)).on(MAX),
     battery("linux_5_10_finds_all_in_order", OLDER),
-    battery("linux_6_12_finds_all_in_order", NEWER),
+    battery("linux_6_12_finds_all_in_order", NEWER).only_long(),
     battery("linux_6_12_finds_all_in_order_on_arm", NEWER).on(MAX),
     battery("linux_with_16k_pages_finds_all_in_order", LARGE_PAGES).on(MAX).only_long(),
 ];
