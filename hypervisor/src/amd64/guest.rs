@@ -5,10 +5,9 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::marker::PhantomData;
 use core::ops::Range;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use hostlink::config::{Architecture, Config};
-use hostlink::trace::Event;
 use memslots::Gpa;
 use paging::Level;
 use spin::Mutex;
@@ -19,11 +18,10 @@ use super::overlay::Overlays;
 use super::processor::Amd64;
 use super::rom::Rom;
 use super::state::{Permissions, VcpuState};
-use super::{cpuid, msr};
+use super::{cpuid, msr, vectors};
 use crate::devices::pc::acpi;
 use crate::devices::pc::apic_ids::Assignment;
 use crate::devices::pc::lapic::TimerClock;
-use crate::devices::pc::message::{Address, Logical, Message, MessageKind, Trigger};
 use crate::devices::pc::pci;
 use crate::devices::pc::pci::rom_device::RomLen;
 use crate::devices::pc::platform::{PcBoard, PortSize, SerialPort};
@@ -37,8 +35,7 @@ use crate::vm::GUEST;
 use crate::vm::load::Plan;
 use crate::vm::shared::Link;
 use crate::vm::space::{FlushScratch, VmMemory};
-use crate::vm::trace;
-use crate::vm::{CreateError, Files, PerCpu, Vcpu, Vm, VpIndex};
+use crate::vm::{CreateError, Files, PerCpu, Vcpu, Vm, VpIndex, percpu};
 use ::pci::function::Windows;
 use stay::Cost;
 
@@ -116,6 +113,8 @@ pub struct Shared {
     pub domains: Option<Domains<AmdVi>>,
     /// Whether there are functions, real ones or others.
     pub has_functions: bool,
+    /// Messages for several vCPUs have arrived: the next vCPU that looks delivers them.
+    pub has_messages: AtomicBool,
     layout: MemoryLayout,
     /// Which ports and MSRs cause exits.
     permission_maps: [Pages; 2],
@@ -152,6 +151,7 @@ impl Shared {
             overlays: Mutex::new(Overlays::default()),
             rom: Mutex::new(Rom::new(RomLen::default())),
             has_functions: !claim.functions.is_empty(),
+            has_messages: AtomicBool::new(false),
             functions: Mutex::new(claim.functions),
             domains: claim.domains,
             layout: MemoryLayout::new(config.memory).map_err(CreateError::Load)?,
@@ -163,6 +163,12 @@ impl Shared {
             nested_root: space.root().0,
             vcpus: config.vcpus,
         })
+    }
+
+    /// The vCPU with an APIC id.
+    #[inline]
+    pub const fn vcpu_of(&self, apic_id: u32) -> VpIndex {
+        self.apic_ids.translate(apic_id)
     }
 
     /// The state of a vCPU after power-on.
@@ -205,7 +211,16 @@ pub type Claim = owned::Claim<AmdVi>;
 /// # Errors
 ///
 /// Why the guest does not get them.
-pub fn claim(config: &Config<'static>, common: &Common, links: Vec<Link>) -> Result<Claim, CreateError> {
+pub fn claim<A: Amd64>(
+    config: &Config<'static>,
+    common: &Common,
+    links: Vec<Link>,
+) -> Result<Claim, CreateError> {
+    let is_reached =
+        |cpu: &PerCpu<A>| config.cpus.contains(cpu.index) && vectors::destination(cpu.id).is_some();
+    if !config.devices.is_empty() && !percpu::online::<A>().any(is_reached) {
+        return Err(CreateError::Devices(Refused::NoCpu));
+    }
     if !config.devices.is_empty() && !keeps_translations(config) {
         return Err(CreateError::Devices(Refused::Switches));
     }
@@ -265,65 +280,6 @@ impl<A: Amd64> Vm<A> {
             return Ok(Followed::WasThere);
         }
         self.guest.functions.lock().follow(self, cpu, by)
-    }
-
-    /// Delivers an interrupt message; returns the number of vCPUs that got it.
-    #[inline]
-    pub fn deliver(&self, message: Message, sender: u32) -> u64 {
-        match (message.kind, message.destination.single(sender)) {
-            (MessageKind::Lowest(_), _) | (_, None) => self.deliver_by_search(message, sender),
-            (_, Some(id)) => self.post(id, message),
-        }
-    }
-
-    #[inline(never)]
-    fn deliver_by_search(&self, message: Message, sender: u32) -> u64 {
-        let targets = (0..self.vcpu_count()).filter_map(|id| {
-            let logical = self.vcpu_with_apic_id(id)?.inbox.logical();
-            Some(Address { id, logical })
-        });
-        if let MessageKind::Lowest(vector) = message.kind {
-            let target = message.destination.arbitrate(vector, targets, sender);
-            return target.map_or(0, |id| self.post(id, message));
-        }
-        let is_meant = |target: &Address| message.destination.matches(*target, sender);
-        targets.filter(is_meant).map(|target| self.post(target.id, message)).sum()
-    }
-
-    #[inline]
-    fn vcpu_with_apic_id(&self, apic_id: u32) -> Option<&Vcpu<A>> {
-        self.vcpus.get(self.guest.apic_ids.translate(apic_id) as usize)
-    }
-
-    /// Delivers a fixed, edge-triggered interrupt to one vCPU; returns the number of vCPUs that got
-    /// it, which is 0 if there is no such vCPU.
-    pub fn post_fixed(&self, apic_id: u32, vector: u8) -> u64 {
-        let Some(vcpu) = self.vcpu_with_apic_id(apic_id) else { return 0 };
-        self.post_fixed_to(vcpu, vector);
-        1
-    }
-
-    /// The same for a known vCPU.
-    #[inline]
-    pub fn post_fixed_to(&self, vcpu: &Vcpu<A>, vector: u8) {
-        trace::here::<A>(Event::Posted, vcpu.index, vector.into(), [0; 2]);
-        vcpu.inbox.post_fixed(vector, Trigger::Edge);
-        self.notify(vcpu);
-    }
-
-    /// A disabled local APIC accepts nothing. Plain vectors can be posted without a check, because
-    /// it drops them.
-    fn post(&self, apic_id: u32, message: Message) -> u64 {
-        let Some(vcpu) = self.vcpu_with_apic_id(apic_id) else { return 0 };
-        if vcpu.inbox.logical() == Logical::Off {
-            return 0;
-        }
-        if let MessageKind::Fixed(vector) | MessageKind::Lowest(vector) = message.kind {
-            trace::here::<A>(Event::Posted, vcpu.index, vector.into(), [0; 2]);
-        }
-        vcpu.inbox.post(message.kind, message.trigger);
-        self.notify(vcpu);
-        1
     }
 
     /// IN from a port, after passing on the real console's input.

@@ -10,7 +10,7 @@ use core::ops::ControlFlow;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use hostlink::defect::Defect;
-use iommu::amd::command::{completion_wait, invalidate_all, invalidate_device};
+use iommu::amd::command::{completion_wait, invalidate_all, invalidate_device, invalidate_interrupts};
 use iommu::amd::ivrs::{self, Scope, Unit};
 use iommu::amd::registers as register;
 use iommu::amd::table::{DeviceEntry, InterruptTable, Levels};
@@ -60,6 +60,28 @@ pub struct Iommu {
     /// Index of the next event. The lock is held while events are read.
     next_event: Mutex<usize>,
     events: &'static [AtomicU64],
+}
+
+/// The proof that an IOMMU uses no interrupt of a device that is not in its table any more.
+/// [`Iommu::interrupts_changed`] alone makes it, so vectors are not freed before:
+///
+/// ```compile_fail,E0423
+/// # use quell_hypervisor::amd64::iommu::Forgotten;
+/// let proof = Forgotten(iommu::amd::DeviceId(8));
+/// ```
+#[derive(Debug)]
+pub struct Forgotten(DeviceId);
+
+impl Forgotten {
+    /// The device.
+    pub const fn device(&self) -> DeviceId {
+        self.0
+    }
+
+    #[cfg(test)]
+    pub(super) const fn made(device: DeviceId) -> Self {
+        Self(device)
+    }
 }
 
 /// The IOMMU's side of the command ring.
@@ -254,8 +276,9 @@ impl Iommu {
     /// # Errors
     ///
     /// [`Stuck`] if the IOMMU does not go on: it may still use a former entry.
-    pub fn interrupts_changed(&self, device: DeviceId) -> Result<(), Stuck> {
-        self.queue.wait(self.queue.issue([iommu::amd::command::invalidate_interrupts(device)])?)
+    pub fn interrupts_changed(&self, device: DeviceId) -> Result<Forgotten, Stuck> {
+        self.queue.wait(self.queue.issue([invalidate_interrupts(device)])?)?;
+        Ok(Forgotten(device))
     }
 
     /// Calls `report` with the events that were logged since the last call, at most as many as the

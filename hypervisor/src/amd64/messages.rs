@@ -2,6 +2,7 @@
 
 use alloc::vec::Vec;
 use core::fmt;
+use core::mem;
 use core::sync::atomic::Ordering;
 
 use iommu::Stuck;
@@ -11,17 +12,14 @@ use paging::Invalidation;
 use pci::function::Interrupts as Way;
 use pci::msix::{self, Message as RealMessage};
 use pci::{Address, Function, Physical};
-use spin::Mutex;
 use stay::iommu::{Begun, Device, Domain};
 
-use super::iommu::Iommu;
-use super::processor::Amd64;
-use super::routes::Routes;
+use super::iommu::{Forgotten, Iommu};
+use super::routes::{self, Place, Receiver, Routes};
 use crate::devices::pc::message::Message;
-use crate::owned::{self, Deliver, Given, Interrupts, Platform, Refused, Translations};
+use crate::owned::{self, Functions, Given, Interrupts, Platform, Refused, Translations};
 use crate::pages::Pages;
-use crate::vm::shared::Signal;
-use crate::vm::{Vm, percpu};
+use crate::vm::VpIndex;
 
 /// Log2 of the number of entries of a function's interrupt remapping table: 512, of which the first
 /// 256 can be used, because the other bits of a message's data are its delivery mode.
@@ -38,8 +36,8 @@ pub type MachineDevices = owned::MachineDevices<AmdVi>;
 impl Platform for AmdVi {
     type Iommu = Iommu;
     type Interrupts = Messages;
-    type Routes = Mutex<Routes>;
-    type Interrupt = Message;
+    type Routes = Routes;
+    type Receiver = dyn Receiver;
 
     const SHOWS_MESSAGES: bool = true;
 
@@ -50,14 +48,6 @@ impl Platform for AmdVi {
         _: &mut dyn Iterator<Item = Address>,
     ) -> Result<(), Refused> {
         Ok(())
-    }
-}
-
-impl MachineDevices {
-    /// An interrupt has arrived on one of the [vectors](super::routes::VECTORS): delivers it to the
-    /// guest. Returns false if no function has the vector.
-    pub fn deliver(&self, vector: u8) -> bool {
-        self.routes.lock().deliver(vector)
     }
 }
 
@@ -91,35 +81,51 @@ impl owned::Iommu<Messages> for Iommu {
     }
 }
 
-impl<A: Amd64> Deliver<Message> for Vm<A> {
-    fn deliver_from_device(&self, message: Message) {
-        self.deliver(message, u32::MAX);
+impl Functions<AmdVi> {
+    /// Delivers what has arrived for several vCPUs. In the guest's own turn.
+    pub fn spread(&mut self, to: &dyn Receiver) {
+        if let Some((machine, interrupts)) = self.interrupts() {
+            interrupts.for_each(|messages| messages.spread(machine, to));
+        }
+        for (_, link) in self.links() {
+            for message in link.take_rung().into_iter().flatten() {
+                if let Some(message) = Message::from_msi(message.address, message.data) {
+                    to.spread(message);
+                }
+            }
+        }
     }
 
-    fn cpu(&self, number: usize) -> Option<u32> {
-        percpu::nth_online::<A>(number).and_then(|cpu| u32::try_from(cpu.id).ok())
+    /// A message that was for one vCPU may be for others now.
+    pub fn readdressed(&mut self) {
+        if let Some((machine, interrupts)) = self.interrupts() {
+            interrupts.for_each(|messages| messages.readdressed(machine));
+        }
     }
 }
 
-impl<A: Amd64> Vm<A> {
-    /// A doorbell of the guest's was rung. There are no lines.
-    pub fn signal(&self, signal: Signal) {
-        if let Signal::Message(message) = signal
-            && let Some(message) = Message::from_msi(message.address, message.data)
-        {
-            self.deliver(message, u32::MAX);
-        }
-    }
+/// One of a function's messages.
+#[derive(Clone, Copy, Default)]
+struct Known {
+    /// Its vector, once it has one.
+    place: Option<Place>,
+    /// The guest's message; none while the guest has masked it. The real function may send while
+    /// there is one.
+    message: Option<Message>,
+    /// The vCPU that got it last, and nobody else: by the addresses that local APICs have.
+    only: Option<VpIndex>,
+    /// It has arrived while it was masked.
+    is_pending: bool,
 }
 
 /// A function's messages.
 pub struct Messages {
     /// Its interrupt remapping table.
     remaps: Pages,
-    /// For each of its messages the machine's vector, once it has one.
-    vectors: Vec<Option<u8>>,
-    /// Which messages the real function may send now.
-    is_unmasked: Vec<bool>,
+    known: Vec<Known>,
+    /// The vector of messages for which there was none any more. All of them are taken to have
+    /// arrived by an interrupt there.
+    common: Option<Place>,
     /// There is a table of MSI-X that can be used, and that the hypervisor has mapped.
     has_table: bool,
 }
@@ -129,8 +135,8 @@ impl Interrupts<AmdVi> for Messages {
         let messages = usize::from(shown.vector_count());
         Self {
             remaps: Pages::new(1),
-            vectors: alloc::vec![None; messages],
-            is_unmasked: alloc::vec![false; messages],
+            known: alloc::vec![Known::default(); messages],
+            common: None,
             has_table: !shown.trapped().is_empty(),
         }
     }
@@ -139,7 +145,7 @@ impl Interrupts<AmdVi> for Messages {
         &mut self,
         machine: &MachineDevices,
         given: &Given,
-        to: &'static dyn Deliver<Message>,
+        to: &'static dyn Receiver,
         wanted: &Function,
     ) -> bool {
         let way = wanted.interrupts();
@@ -153,7 +159,7 @@ impl Interrupts<AmdVi> for Messages {
             msix.control(&machine.bus, physical.address, way == Way::Msix, false);
         }
         if let Some(msi) = physical.capabilities.msi {
-            let is_on = way == Way::Msi && self.is_unmasked.first() == Some(&true);
+            let is_on = way == Way::Msi && self.known.first().is_some_and(|first| first.message.is_some());
             msi.send(&machine.bus, physical.address, is_on.then_some(real_message(0)));
         }
         false
@@ -168,7 +174,6 @@ impl Interrupts<AmdVi> for Messages {
         if let Some(msi) = physical.capabilities.msi {
             msi.send(&machine.bus, physical.address, None);
         }
-        self.is_unmasked.fill(false);
         self.free_vectors(machine, given);
     }
 }
@@ -184,60 +189,132 @@ impl Messages {
         &mut self,
         machine: &MachineDevices,
         given: &Given,
-        to: &'static dyn Deliver<Message>,
+        to: &'static dyn Receiver,
         (number, message): (u16, Option<Message>),
     ) {
-        let index = usize::from(number);
-        let Some(&known) = self.vectors.get(index) else { return };
-        let vector = match (known, message) {
-            (None, None) => return,
-            (None, Some(_)) => {
-                let Some(vector) = machine.routes.lock().take(to) else {
-                    log::warn!(target: crate::vm::GUEST, "no vector is left for interrupts of a device");
-                    return;
-                };
-                self.remap(machine, given, to, (number, vector));
-                if let Some(place) = self.vectors.get_mut(index) {
-                    *place = Some(vector);
-                }
-                vector
-            }
-            (Some(vector), _) => vector,
-        };
-        machine.routes.lock().set(vector, message);
-        let Some(was_unmasked) = self.is_unmasked.get_mut(index) else { return };
-        if core::mem::replace(was_unmasked, message.is_some()) != message.is_some() {
+        let Some(&before) = self.known.get(usize::from(number)) else { return };
+        if before.message == message {
+            return;
+        }
+        let place = before.place.or_else(|| self.place(machine, given, to, number));
+        let Some(known) = self.known.get_mut(usize::from(number)) else { return };
+        (known.place, known.message, known.only) = (place, message, None);
+        let Some(place) = place else { return };
+        if self.common != Some(place) {
+            let way = match message {
+                None => routes::Way::Masked,
+                Some(message) => to
+                    .single(message)
+                    .map_or(routes::Way::InTurn(0), |vcpu| routes::Way::Direct(vcpu, message)),
+            };
+            known.is_pending |= machine.routes.set(place, way);
+        }
+        if let Some(message) = message
+            && mem::take(&mut known.is_pending)
+        {
+            to.spread(message);
+        }
+        if before.message.is_some() != message.is_some() {
             self.set_real(machine, given, number, message.is_some());
         }
     }
 
-    /// Sends a message's interrupts to one of the CPUs.
-    fn remap(
-        &self,
+    /// Takes a vector for a message. If there is none for it alone, it is the first one that the
+    /// function has.
+    fn place(
+        &mut self,
         machine: &MachineDevices,
         given: &Given,
-        to: &dyn Deliver<Message>,
-        (number, vector): (u16, u8),
-    ) {
-        let Some(id) = to.cpu(vector.into()).and_then(|id| u8::try_from(id).ok()) else { return };
-        let InterruptEntry(entry) = InterruptEntry::fixed(id, vector);
+        to: &'static dyn Receiver,
+        number: u16,
+    ) -> Option<Place> {
+        let first = || self.known.iter().find_map(|known| known.place);
+        let own = match self.common {
+            None => machine.routes.take(to, given.device.id, machine.function_count()),
+            Some(_) => None,
+        };
+        let Some(place) = own.or(self.common).or_else(first) else {
+            let at = given.physical.address;
+            log::warn!(target: crate::vm::GUEST, "{at} cannot interrupt: no vector of the guest's CPUs is left");
+            return None;
+        };
+        if own.is_none() && self.common.is_none() {
+            self.common = Some(place);
+            if machine.routes.set(place, routes::Way::InTurn(0)) {
+                self.note(place);
+            }
+        }
+        self.remap(machine, given, (number, place));
+        Some(place)
+    }
+
+    /// An interrupt has arrived on the vector of several messages, or of one.
+    fn note(&mut self, place: Place) {
+        let at_it = self.known.iter_mut().filter(|known| known.place == Some(place));
+        at_it.for_each(|known| known.is_pending = true);
+    }
+
+    /// Delivers what has arrived for several vCPUs.
+    fn spread(&mut self, machine: &MachineDevices, to: &dyn Receiver) {
+        if let Some(common) = self.common
+            && machine.routes.take_arrived(common)
+        {
+            self.note(common);
+        }
+        for known in &mut self.known {
+            let (Some(place), Some(message)) = (known.place, known.message) else { continue };
+            let is_alone = self.common != Some(place);
+            let is_direct = known.only.is_some() || to.single(message).is_some();
+            if is_alone && !is_direct && machine.routes.take_arrived(place) {
+                known.is_pending = true;
+            }
+            if !mem::take(&mut known.is_pending) {
+                continue;
+            }
+            let only = to.spread(message);
+            if is_alone && let Some(vcpu) = only {
+                known.only = only;
+                if machine.routes.set(place, routes::Way::Direct(vcpu, message)) {
+                    to.spread(message);
+                }
+            }
+        }
+    }
+
+    /// Those that were found to be for one vCPU may be for others now.
+    fn readdressed(&mut self, machine: &MachineDevices) {
+        for known in &mut self.known {
+            if let (Some(vcpu), Some(place)) = (known.only.take(), known.place) {
+                known.is_pending |= machine.routes.set(place, routes::Way::InTurn(vcpu));
+            }
+        }
+    }
+
+    /// Sends a message's interrupts to its vector.
+    fn remap(&self, machine: &MachineDevices, given: &Given, (number, place): (u16, Place)) {
+        let InterruptEntry(entry) = InterruptEntry::fixed(place.destination, place.vector);
         let Some(word) = self.remaps.words().get(usize::from(number) / 2) else { return };
         let shift = u32::from(number) % 2 * 32;
         let others = word.load(Ordering::Relaxed) & !(0xffff_ffff << shift);
         // Relaxed: the doorbell of the command below orders it for the IOMMU.
         word.store(others | u64::from(entry) << shift, Ordering::Relaxed);
-        tell_iommu(machine, given);
+        // A new vector is in use from now on, and no former one was.
+        let _nothing_to_free = tell_iommu(machine, given);
     }
 
-    /// Frees its vectors, and blocks its interrupts.
+    /// Blocks its interrupts, and frees its vectors.
     fn free_vectors(&mut self, machine: &MachineDevices, given: &Given) {
-        if self.vectors.iter().all(Option::is_none) {
-            return;
+        self.common = None;
+        if self.known.iter().all(|known| known.place.is_none()) {
+            return self.known.fill(Known::default());
         }
+        // What comes from now on is lost.
+        self.known.iter().filter_map(|known| known.place).for_each(|place| machine.routes.silence(place));
         self.remaps.words().iter().for_each(|word| word.store(0, Ordering::Relaxed));
-        tell_iommu(machine, given);
-        let mut routes = machine.routes.lock();
-        self.vectors.iter_mut().filter_map(Option::take).for_each(|vector| routes.free(vector));
+        let proof = tell_iommu(machine, given);
+        let places = self.known.iter_mut().filter_map(|known| mem::take(known).place);
+        // Without a proof nobody gets them any more.
+        places.for_each(|place| proof.iter().for_each(|proof| machine.routes.free(place, proof)));
     }
 
     /// Lets the real function send a message of MSI-X, or masks it.
@@ -257,13 +334,12 @@ impl Messages {
     }
 }
 
-/// The remapping table was changed.
-fn tell_iommu(machine: &MachineDevices, given: &Given) {
-    if let Some(iommu) = machine.iommu(given.iommu)
-        && let Err(stuck) = iommu.interrupts_changed(given.device.id)
-    {
-        log::error!("device {}: its interrupts may be lost: {stuck}", given.device.id);
-    }
+/// The remapping table was changed: returns the proof that the IOMMU uses nothing of what it was
+/// before.
+fn tell_iommu(machine: &MachineDevices, given: &Given) -> Option<Forgotten> {
+    let id = given.device.id;
+    let told = machine.iommu(given.iommu)?.interrupts_changed(id);
+    told.inspect_err(|stuck| log::error!("device {id}: its interrupts may be lost: {stuck}")).ok()
 }
 
 /// What the real function writes for a message: the number of an entry in its remapping table.

@@ -8,6 +8,7 @@
 //! | `code_path` | a vCPU's last walks to its code |
 //! | `cpuid` | the CPUID that a guest is shown |
 //! | `debug` | breakpoint addresses |
+//! | `deliver` | delivery of interrupt messages to vCPUs |
 //! | `enter` | preparation before VMRUN, and clean-up afterwards |
 //! | `event` | events in the VMCB's format |
 //! | `exits` | the meaning of each exit |
@@ -29,6 +30,7 @@
 //! | `routes` | where those interrupts go: from the machine's vector to the guest's message |
 //! | `signals` | a vCPU's external events: signals, vectors, timers |
 //! | `state` | a vCPU's private state |
+//! | `vectors` | the real machine's vectors |
 //! | `vmcb` | the control block |
 //!
 //! Sections are those of the AMD64 APM volume 2 (24593, rev. 3.42) unless noted otherwise.
@@ -39,6 +41,7 @@ pub mod checks;
 pub mod code_path;
 pub mod cpuid;
 pub mod debug;
+pub mod deliver;
 pub mod enter;
 pub mod event;
 pub mod exits;
@@ -63,6 +66,7 @@ pub mod routes;
 pub mod signals;
 pub mod state;
 pub mod step;
+pub mod vectors;
 pub mod vmcb;
 
 #[cfg(test)]

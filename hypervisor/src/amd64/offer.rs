@@ -16,15 +16,15 @@ macro_rules! offer_amd64 {
             use $crate::amd64::flush::Ipi;
             use $crate::amd64::guest::{self, Claim, Common, Shared};
             use $crate::amd64::messages::AmdVi;
+            use $crate::amd64::routes::Receiver;
             use $crate::amd64::signals::{self, Workspace};
             use $crate::amd64::state::VcpuState;
             use $crate::amd64::{enter, exits};
             use $crate::devices::pc::inbox::Inbox;
-            use $crate::devices::pc::message::Message;
             use $crate::devices::pc::platform;
             use $crate::devices::region::Region;
             use $crate::loader::{EntryState, LoadError};
-            use $crate::owned::{Deliver, Owner};
+            use $crate::owned::Owner;
             use $crate::sched::Turn;
             use $crate::vm::arch::{Arch, Cpus};
             use $crate::vm::awaited::Word;
@@ -42,7 +42,7 @@ macro_rules! offer_amd64 {
                     act(vm.guest.platform.lock().functions_mut())
                 }
 
-                fn receiver(vm: &'static Vm<Self>) -> &'static dyn Deliver<Message> {
+                fn receiver(vm: &'static Vm<Self>) -> &'static dyn Receiver {
                     vm
                 }
             }
@@ -100,11 +100,11 @@ macro_rules! offer_amd64 {
                     common: &'static Common,
                     links: Vec<Link>,
                 ) -> Result<Claim, CreateError> {
-                    guest::claim(config, common, links)
+                    guest::claim::<Self>(config, common, links)
                 }
 
-                fn signal(vm: &Vm<Self>, signal: Signal) {
-                    vm.signal(signal);
+                fn signal(vm: &Vm<Self>, signal: Signal) -> bool {
+                    vm.signal(signal)
                 }
 
                 fn share(

@@ -1,5 +1,7 @@
 //! A CPU's workspace to run a vCPU, and a vCPU's external events: signals, vectors, timers.
 
+use core::sync::atomic::Ordering;
+
 use coherence::CpuId;
 use coherence::asid::AsidAllocator;
 use hostlink::counters::Counter;
@@ -38,6 +40,10 @@ pub fn take_signals<A: Amd64>(context: &mut Context<'_, A>) {
     if context.vcpu.inbox.has_signals() {
         take_rare_signals(context);
     }
+    // Relaxed: the notify word orders it, as above.
+    if context.vm.guest.has_messages.load(Ordering::Relaxed) {
+        context.vm.spread_messages();
+    }
     context.vcpu.inbox.drain_vectors(&mut context.state.lapic);
 }
 
@@ -46,6 +52,7 @@ pub fn take_signals<A: Amd64>(context: &mut Context<'_, A>) {
 fn take_rare_signals<A: Amd64>(context: &mut Context<'_, A>) {
     let signals = context.vcpu.inbox.take_signals(&mut context.state.lapic);
     if signals.init {
+        context.vm.readdressed();
         context.state.set_init_state();
         context.state.activity = Activity::WaitForStartup;
     }

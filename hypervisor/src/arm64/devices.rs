@@ -2,14 +2,15 @@
 
 use core::sync::atomic::Ordering;
 
+use super::lines::Receiver;
 use super::processor::Arm64;
 use super::system;
 use crate::devices::virt::gic::{self, Distributor, Effect, RegisterEffect};
 use crate::devices::virt::map;
 use crate::devices::virt::pl011;
-use crate::owned::{Busy, Deliver};
+use crate::owned::Busy;
 use crate::vm::shared::Signal;
-use crate::vm::{Context, Vm, percpu};
+use crate::vm::{Context, Vm};
 use memslots::Gpa;
 
 /// Carries out the effect of an access to the distributor, under its lock.
@@ -33,13 +34,14 @@ pub fn perform<A: Arm64>(vm: &Vm<A>, effect: Effect, distributor: &Distributor) 
     }
 }
 
-impl<A: Arm64> Deliver<u8> for Vm<A> {
-    fn deliver_from_device(&self, intid: u8) {
+impl<A: Arm64> Receiver for Vm<A> {
+    fn raise(&self, intid: u8) {
         set_line(self, intid, true);
     }
 
-    fn cpu(&self, number: usize) -> Option<u32> {
-        percpu::nth_online::<A>(number).and_then(|cpu| u32::try_from(cpu.id).ok())
+    fn cpu(&self, number: usize) -> Option<u64> {
+        let count = self.cpus().count().max(1);
+        self.cpus().nth(number % count).map(|cpu| cpu.id)
     }
 }
 

@@ -25,7 +25,7 @@ use super::smmu::Smmu;
 use crate::devices::virt::fdt::Wire;
 use crate::devices::virt::map::{PCI_LINES, pci_intid, shared_intid};
 use crate::devices::virt::pci::FIRST;
-use crate::owned::{self, Deliver, Functions, Given, Interrupts, Platform, Refused};
+use crate::owned::{self, Functions, Given, Interrupts, Platform, Refused};
 
 /// SMMUv3, with functions that interrupt by their pins.
 pub enum Wired {}
@@ -42,12 +42,23 @@ pub const fn line_of(function: Address, pin: u8) -> Option<usize> {
     }
 }
 
+/// A guest that gets the interrupts of lines.
+pub trait Receiver: Sync {
+    /// An interrupt's line is high.
+    fn raise(&self, intid: u8);
+
+    /// The affinity of one of the CPUs that run the guest's vCPUs, chosen by a number.
+    fn cpu(&self, number: usize) -> Option<u64>;
+}
+
 /// The real lines.
 pub trait Gate: Send + Sync {
     /// The INTID of a line, if it is wired.
     fn intid(&self, line: usize) -> Option<u32>;
     /// Lets a line interrupt, or masks it.
     fn set_open(&self, line: usize, is_open: bool);
+    /// Has a line, which is masked, interrupt the CPU with this affinity.
+    fn aim(&self, line: usize, cpu: u64);
 }
 
 /// Where the lines go.
@@ -60,7 +71,7 @@ pub struct Lines {
 
 #[derive(Clone, Copy, Default)]
 struct Route {
-    to: Option<&'static dyn Deliver<u8>>,
+    to: Option<&'static dyn Receiver>,
     /// Functions that use it.
     users: u32,
 }
@@ -78,12 +89,15 @@ impl Lines {
         self.own.is_some_and(|(_, own)| own == line)
     }
 
-    fn take(&self, line: usize, guest: &'static dyn Deliver<u8>) {
+    fn take(&self, line: usize, guest: &'static dyn Receiver) {
         let mut routes = self.to.lock();
         let Some(route) = routes.get_mut(line) else { return };
         route.users += 1;
         if route.users == 1 {
             route.to = Some(guest);
+            if let Some(cpu) = guest.cpu(line) {
+                self.gate.aim(line, cpu);
+            }
             self.gate.set_open(line, true);
         }
     }
@@ -106,7 +120,7 @@ impl Lines {
         let routes = self.to.lock();
         self.gate.set_open(line, false);
         if let Some(guest) = routes.get(line).and_then(|route| route.to) {
-            guest.deliver_from_device(pci_intid(line));
+            guest.raise(pci_intid(line));
         }
         true
     }
@@ -125,7 +139,7 @@ impl Platform for Wired {
     type Iommu = Smmu;
     type Interrupts = Pin;
     type Routes = Lines;
-    type Interrupt = u8;
+    type Receiver = dyn Receiver;
 
     const SHOWS_MESSAGES: bool = false;
 
@@ -199,7 +213,7 @@ impl Interrupts<Wired> for Pin {
         &mut self,
         machine: &MachineDevices,
         _: &Given,
-        to: &'static dyn Deliver<u8>,
+        to: &'static dyn Receiver,
         wanted: &Function,
     ) -> bool {
         let is_on = wanted.interrupts() == Way::Intx;
@@ -251,6 +265,7 @@ pub(crate) mod tests {
     #[derive(Default)]
     struct Machine {
         open: Mutex<[bool; PCI_LINES]>,
+        aims: Mutex<Vec<(usize, u64)>>,
         delivered: Mutex<Vec<u8>>,
     }
 
@@ -262,16 +277,21 @@ pub(crate) mod tests {
         fn set_open(&self, line: usize, is_open: bool) {
             self.open.lock()[line] = is_open;
         }
+
+        fn aim(&self, line: usize, cpu: u64) {
+            assert!(!self.open.lock()[line], "it would interrupt the former CPU");
+            self.aims.lock().push((line, cpu));
+        }
     }
 
-    impl Deliver<u8> for Machine {
-        fn deliver_from_device(&self, intid: u8) {
+    impl Receiver for Machine {
+        fn raise(&self, intid: u8) {
             assert!(!self.open.lock().iter().any(|open| *open), "masked before it is high");
             self.delivered.lock().push(intid);
         }
 
-        fn cpu(&self, _: usize) -> Option<u32> {
-            None
+        fn cpu(&self, number: usize) -> Option<u64> {
+            Some(number as u64 + 7)
         }
     }
 
@@ -291,6 +311,7 @@ pub(crate) mod tests {
         assert!(!lines.deliver(103), "none");
         lines.take(2, machine);
         assert!(machine.open.lock()[2]);
+        assert_eq!(*machine.aims.lock(), [(2, 9)], "one of the guest's CPUs");
         assert!(lines.deliver(102));
         assert_eq!(*machine.delivered.lock(), [pci_intid(2)]);
         assert!(!machine.open.lock()[2]);

@@ -17,7 +17,7 @@ macro_rules! offer_arm64 {
             use ::pci::Function;
 
             use $crate::arm64::guest::{self, Claim, Common, Shared};
-            use $crate::arm64::lines::Wired;
+            use $crate::arm64::lines::{Receiver, Wired};
             use $crate::arm64::processor::{Features, Processor};
             use $crate::arm64::state::VcpuState;
             use $crate::arm64::vcpu::{self, Inbox, Patience, Workspace};
@@ -26,7 +26,7 @@ macro_rules! offer_arm64 {
             use $crate::devices::virt::map;
             use $crate::loader::LoadError;
             use $crate::loader::virt::Entry;
-            use $crate::owned::{Deliver, Followed, Owner};
+            use $crate::owned::{Followed, Owner};
             use $crate::sched::Turn;
             use $crate::vm::arch::Arch;
             use $crate::vm::awaited::Word;
@@ -44,7 +44,7 @@ macro_rules! offer_arm64 {
                     act(vm.guest.pci.lock().functions_mut())
                 }
 
-                fn receiver(vm: &'static Vm<Self>) -> &'static dyn Deliver<u8> {
+                fn receiver(vm: &'static Vm<Self>) -> &'static dyn Receiver {
                     vm
                 }
             }
@@ -84,8 +84,9 @@ macro_rules! offer_arm64 {
                     guest::claim(config, common, links)
                 }
 
-                fn signal(vm: &Vm<Self>, signal: Signal) {
+                fn signal(vm: &Vm<Self>, signal: Signal) -> bool {
                     devices::signal(vm, signal);
+                    true
                 }
 
                 fn largest_page() -> Level {

@@ -10,7 +10,7 @@ use pci::{Function, Physical};
 
 use super::domains::Domains;
 use super::machine::{Given, MachineDevices, Refused};
-use super::platform::{Deliver, Interrupts, Owner, Platform};
+use super::platform::{Interrupts, Owner, Platform};
 use super::shared::Shared;
 use super::slots::{Busy, Followed, Piece, pieces};
 use crate::vm::{PerCpu, Vm, VpIndex};
@@ -94,6 +94,13 @@ impl<P: Platform> Functions<P> {
         self.owned.iter().map(|owned| &owned.given)
     }
 
+    /// The interrupts of the real functions, and the machine, if there are any.
+    pub(crate) fn interrupts(
+        &mut self,
+    ) -> Option<(&'static MachineDevices<P>, impl Iterator<Item = &mut P::Interrupts>)> {
+        Some((self.machine?, self.owned.iter_mut().map(|owned| &mut owned.interrupts)))
+    }
+
     /// Whether there are none.
     pub const fn is_empty(&self) -> bool {
         self.owned.is_empty() && self.shared.is_empty()
@@ -141,12 +148,7 @@ impl<P: Platform> Functions<P> {
     }
 
     /// The same as [`follow`](Self::follow) for DMA and interrupts of one function.
-    pub(super) fn follow_function(
-        &mut self,
-        to: &'static dyn Deliver<P::Interrupt>,
-        index: usize,
-        wanted: &Function,
-    ) {
+    pub(super) fn follow_function(&mut self, to: &'static P::Receiver, index: usize, wanted: &Function) {
         if let Some(shared) = self.shared_at(index) {
             return shared.follow(wanted);
         }

@@ -60,6 +60,8 @@ pub enum Refused {
     TooMany,
     /// All domains are in use.
     NoDomain,
+    /// Its interrupts would reach none of the guest's CPUs.
+    NoCpu,
     /// Settings for tests would take away translations that a device needs.
     Switches,
 }
@@ -95,6 +97,7 @@ impl fmt::Display for Refused {
             Self::NoRegisters(at) => write!(f, "devices: firmware has given {at} no place in memory"),
             Self::TooMany => write!(f, "devices: a guest owns at most {FUNCTIONS_MAX} functions"),
             Self::NoDomain => f.write_str("devices: too many guests with devices"),
+            Self::NoCpu => f.write_str("devices: no CPU of the guest's has an APIC id below 255"),
             Self::Switches => f.write_str("devices: not with zap=everything or stage2_unmap=page"),
         }
     }
@@ -220,6 +223,11 @@ impl<P: Platform> MachineDevices<P> {
     /// pair.
     pub fn without(self, firmwares: Vec<(DeviceId, DeviceId)>) -> Self {
         Self { firmwares, ..self }
+    }
+
+    /// How many functions there are that guests may own, at most.
+    pub(crate) fn function_count(&self) -> usize {
+        self.nodes.iter().filter(|node| node.identity.header == Header::Endpoint).count()
     }
 
     /// An IOMMU, by its index.

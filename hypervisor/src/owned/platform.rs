@@ -20,8 +20,8 @@ pub trait Platform: Sized + 'static {
     type Interrupts: Interrupts<Self>;
     /// Where the interrupts of all functions go.
     type Routes: Send + Sync;
-    /// An interrupt as the guest gets it.
-    type Interrupt: 'static;
+    /// A guest that interrupts are delivered to.
+    type Receiver: ?Sized + Sync + 'static;
 
     /// Whether guests see MSI and MSI-X.
     const SHOWS_MESSAGES: bool;
@@ -101,22 +101,13 @@ pub trait Interrupts<P: Platform>: Send + Sync {
         &mut self,
         machine: &MachineDevices<P>,
         given: &Given,
-        to: &'static dyn Deliver<P::Interrupt>,
+        to: &'static P::Receiver,
         wanted: &Function,
     ) -> bool;
 
     /// After a reset nothing is enabled. Not every way of reset reaches the interrupts, so they are
     /// switched off here.
     fn forget(&mut self, machine: &MachineDevices<P>, given: &Given);
-}
-
-/// A guest that interrupts are delivered to.
-pub trait Deliver<I>: Sync {
-    /// Delivers an interrupt of a device.
-    fn deliver_from_device(&self, interrupt: I);
-
-    /// The machine's id of one of the CPUs that may take interrupts, chosen by a number.
-    fn cpu(&self, number: usize) -> Option<u32>;
 }
 
 /// An architecture whose guests own functions.
@@ -128,8 +119,5 @@ pub trait Owner: Arch {
     fn with_shown<R>(vm: &Vm<Self>, act: impl FnOnce(&mut [Function]) -> R) -> R;
 
     /// The guest, for interrupts.
-    fn receiver(vm: &'static Vm<Self>) -> &'static dyn Deliver<Interrupt<Self>>;
+    fn receiver(vm: &'static Vm<Self>) -> &'static <Self::Platform as Platform>::Receiver;
 }
-
-/// An interrupt as the guest gets it.
-pub type Interrupt<A> = <<A as Owner>::Platform as Platform>::Interrupt;

@@ -121,8 +121,11 @@ pub unsafe trait Arch: Board {
         links: Vec<Link>,
     ) -> Result<Self::Claim, CreateError>;
 
-    /// A doorbell of the guest's was rung, or its line changes.
-    fn signal(_: &Vm<Self>, _: Signal) {}
+    /// A doorbell of the guest's was rung, or its line changes. Returns false if the message is one
+    /// that the guest has to deliver in its own turn ([`Link::take_rung`]).
+    fn signal(_: &Vm<Self>, _: Signal) -> bool {
+        true
+    }
 
     /// The shared state of a guest's vCPUs; `space` holds its nested page table.
     ///

@@ -21,13 +21,14 @@ use super::files::{CreateError, Files};
 use super::host::Host;
 use super::load::Load;
 use super::memory::{FreeMemory, NestedTables};
+use super::percpu::{self, PerCpu};
 use super::reset::Reset;
 use super::shown::ShownMemory;
 use super::slot_memory::SlotMemory;
 use super::space::VmMemory;
 use crate::loader::LoadError;
 use crate::sched::notify;
-use crate::sched::{Line, VcpuIndex};
+use crate::sched::{CpuIndex, Line, VcpuIndex};
 use crate::stopping::{REQUESTS, Stopping};
 
 /// Index of a vCPU in its guest; also its VP index.
@@ -290,6 +291,16 @@ impl<A: Arch> Vm<A> {
     pub fn rows(&self) -> Range<VcpuIndex> {
         let first = self.vcpus[0].row;
         first..first + self.vcpu_count()
+    }
+
+    /// The CPUs that may run its vCPUs.
+    pub fn cpus(&self) -> impl Iterator<Item = &'static PerCpu<A>> + '_ {
+        percpu::online::<A>().filter(|cpu| self.may_use(cpu.index))
+    }
+
+    /// Whether a CPU may run its vCPUs.
+    pub fn may_use(&self, cpu: CpuIndex) -> bool {
+        self.files.config.cpus.contains(cpu) && self.host.sched.has_cpu(cpu)
     }
 
     /// The guest has sent a byte to this serial port. `to_machine` sends it to the machine's own.

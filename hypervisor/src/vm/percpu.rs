@@ -135,12 +135,6 @@ pub fn online<A: Cpus>() -> impl Iterator<Item = &'static PerCpu<A>> {
     all::<A>().filter(|cpu| cpu.presence.is_online())
 }
 
-/// One of them, chosen by a number.
-pub fn nth_online<A: Cpus>(number: usize) -> Option<&'static PerCpu<A>> {
-    let count = online::<A>().count().max(1);
-    online::<A>().nth(number % count)
-}
-
 // SAFETY: the owning CPU alone touches the cells; everything else is atomic or constant. The
 // architecture must keep to the same rule for its own data.
 unsafe impl<A: Cpus> Sync for PerCpu<A> {}

@@ -43,13 +43,14 @@ pub enum Signal {
 
 /// A guest that can be interrupted.
 pub trait Peer: Sync {
-    /// Interrupts it.
-    fn signal(&self, signal: Signal);
+    /// Interrupts it. Returns false if the message is for several vCPUs: then the guest takes it
+    /// ([`Link::take_rung`]) and delivers it in its own turn, not in that of whoever rings.
+    fn signal(&self, signal: Signal) -> bool;
 }
 
 impl<A: Arch> Peer for Vm<A> {
-    fn signal(&self, signal: Signal) {
-        A::signal(self, signal);
+    fn signal(&self, signal: Signal) -> bool {
+        A::signal(self, signal)
     }
 }
 
@@ -60,6 +61,8 @@ struct Set {
     messages: Option<Messages>,
     /// Vectors, by bit, that were rung while they were masked.
     pending: u64,
+    /// Vectors, by bit, that were rung and that the guest has to deliver.
+    rung: u64,
     /// Whether the line may become high.
     may_raise: bool,
     is_high: bool,
@@ -190,10 +193,8 @@ impl Region {
 }
 
 impl End {
-    fn signal(&self, signal: Signal) {
-        if let Some(to) = self.to {
-            to.signal(signal);
-        }
+    fn signal(&self, signal: Signal) -> bool {
+        self.to.is_none_or(|to| to.signal(signal))
     }
 
     fn ring(&mut self, vector: u16) {
@@ -206,7 +207,8 @@ impl End {
         }
         match self.set.messages.as_ref().map(|messages| messages.get(usize::from(vector)).copied().flatten())
         {
-            Some(Some(message)) => self.signal(Signal::Message(message)),
+            Some(Some(message)) if self.signal(Signal::Message(message)) => {}
+            Some(Some(_)) => self.set.rung |= 1 << vector,
             Some(None) => self.set.pending |= 1 << vector,
             None => {}
         }
@@ -218,7 +220,7 @@ impl End {
         if let Some(line) = self.line
             && core::mem::replace(&mut self.set.is_high, is_high) != is_high
         {
-            self.signal(Signal::Line(line, is_high));
+            let _lines_are_always_taken = self.signal(Signal::Line(line, is_high));
         }
     }
 
@@ -276,6 +278,24 @@ impl Link {
     /// Vectors, by bit, that will interrupt when they are unmasked.
     pub fn pending(&self) -> u64 {
         self.regions.at(self.end, |end| end.set.pending).unwrap_or(0)
+    }
+
+    /// The messages of vectors that were rung and are for several vCPUs.
+    pub fn take_rung(&self) -> Messages {
+        let take = |end: &mut End| {
+            let rung = core::mem::take(&mut end.set.rung);
+            let mut taken = Messages::default();
+            let Some(messages) = &end.set.messages else { return taken };
+            for (vector, (message, place)) in (0..).zip(messages.iter().zip(&mut taken)) {
+                match message {
+                    _ if rung >> vector & 1 == 0 => {}
+                    Some(_) => *place = *message,
+                    None => end.set.pending |= 1 << vector,
+                }
+            }
+            taken
+        };
+        self.regions.at(self.end, take).unwrap_or_default()
     }
 
     /// A read of a register of 4 bytes.

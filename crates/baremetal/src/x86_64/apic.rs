@@ -21,6 +21,8 @@ const CPUID_X2APIC: u32 = 1 << 21;
 /// Registers by number; the address is 16 times the number, the MSR is [`MSR_X2APIC`] plus the
 /// number.
 const ID: u32 = 0x02;
+/// Interrupts of this priority class and below wait.
+const TASK_PRIORITY: u32 = 0x08;
 const EOI: u32 = 0x0b;
 const SPURIOUS: u32 = 0x0f;
 /// The first of eight: a bit for each vector whose handler has not ended yet.
@@ -100,6 +102,8 @@ pub fn enable() {
         // exists.
         unsafe { msr.write(wanted) };
     }
+    // Firmware may have left it.
+    write(TASK_PRIORITY, 0);
     LVTS.iter().for_each(|lvt| write(*lvt, LVT_MASKED | u32::from(VECTOR_SPURIOUS)));
     write(SPURIOUS, SPURIOUS_ENABLE | u32::from(VECTOR_SPURIOUS));
 }
@@ -190,13 +194,13 @@ pub fn send_startup(destination: u32, page: u64) {
 /// # Safety
 ///
 /// The I/O APIC's registers are mapped uncached at `base`, and nothing else drives it.
-pub unsafe fn route_isa(base: u64, pin: u32, destination: u32, vector: u8) {
+pub unsafe fn route_isa(base: u64, pin: u32, destination: u8, vector: u8) {
     let (select, window) = (base as *mut u32, (base + 0x10) as *mut u32);
     let entry = 0x10 + 2 * pin;
     // SAFETY: the caller vouches for the registers.
     unsafe {
         select.write_volatile(entry + 1);
-        window.write_volatile(destination << 24);
+        window.write_volatile(u32::from(destination) << 24);
         select.write_volatile(entry);
         window.write_volatile(u32::from(vector));
     }

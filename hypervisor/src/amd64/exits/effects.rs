@@ -29,9 +29,16 @@ pub(super) fn perform_lapic<A: Amd64>(context: &mut Context<'_, A>, effect: Effe
         }
         Effect::TimerChanged => Next::Timers,
         Effect::Readdressed => {
-            context.vcpu.inbox.set_address(&context.state.lapic);
+            readdress(context);
             Next::Timers
         }
+    }
+}
+
+/// The local APIC may have another address now.
+pub(super) fn readdress<A: Amd64>(context: &Context<'_, A>) {
+    if context.vcpu.inbox.set_address(&context.state.lapic) {
+        context.vm.readdressed();
     }
 }
 

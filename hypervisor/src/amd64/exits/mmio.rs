@@ -9,6 +9,7 @@ use paging::guest::Access;
 use crate::vm::{Context, Next, Vm, increase};
 use hostlink::counters::Counter;
 
+use super::effects::readdress;
 use super::with_translation;
 use crate::amd64::instruction::{FetchError, faulting_instruction, translate};
 use crate::amd64::processor::Amd64;
@@ -68,7 +69,7 @@ fn settle_lapic<A: Amd64>(context: &mut Context<'_, A>, effects: &LapicEffects) 
     if !effects.is_changed {
         return Next::Resume;
     }
-    context.vcpu.inbox.set_address(&context.state.lapic);
+    readdress(context);
     Next::Timers
 }
 

@@ -20,6 +20,7 @@ mod ports;
 mod processor;
 mod random;
 mod registers;
+mod routes;
 mod rows;
 
 use super::exits::Exit;

@@ -6,7 +6,7 @@ use x86_64::instructions::port::Port;
 use x86_64::registers::model_specific::Msr;
 
 use super::apic;
-use super::interrupts::VECTOR_TIMER;
+use crate::amd64::vectors;
 use crate::arch::Local;
 use crate::devices::pc::cmos::{self, Fields};
 use crate::vm::arch::Clock;
@@ -87,7 +87,7 @@ pub(crate) fn date() -> Option<u64> {
 
 /// Readies the calling CPU's timer.
 pub(crate) fn init_cpu() {
-    apic::unmask_timer(VECTOR_TIMER, TSC_DEADLINE.load(Ordering::Relaxed));
+    apic::unmask_timer(vectors::TIMER, TSC_DEADLINE.load(Ordering::Relaxed));
 }
 
 /// Sets the calling CPU's timer to fire at `deadline`; `now` is the current time. `u64::MAX` stops

@@ -9,7 +9,7 @@ use hostlink::exit::{self, ExitCode};
 use x86_64::instructions::interrupts;
 
 use super::apic;
-use super::interrupts::VECTOR_KICK;
+use crate::amd64::vectors;
 use crate::arch::PerCpu;
 
 /// Architecture-specific data of one CPU, in addition to [`PerCpu`]'s own.
@@ -53,7 +53,7 @@ pub(crate) fn wait_for_interrupt() {
 
 /// Makes a CPU leave guest mode or idling soon.
 pub(crate) fn kick(cpu: &PerCpu) {
-    apic::send_fixed(cpu.id as u32, VECTOR_KICK);
+    apic::send_fixed(cpu.id as u32, vectors::KICK);
 }
 
 /// The stack pointer.

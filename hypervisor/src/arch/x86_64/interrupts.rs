@@ -10,45 +10,35 @@ use baremetal::x86_64::interrupts::{Frame, VECTOR_SPURIOUS};
 use x86_64::registers::control::Cr2;
 
 use super::{apic, cpu, pci};
-use crate::arch::Local;
+use crate::amd64::vectors;
+use crate::arch::{Local, PerCpu};
 use crate::image::console::LogPort;
 use crate::image::panic;
 use crate::vm;
 use crate::vm::GUEST;
-
-/// The one-shot timer.
-pub(crate) const VECTOR_TIMER: u8 = 0x20;
-/// "Check again": sent to a CPU that should leave guest mode or idling.
-pub(crate) const VECTOR_KICK: u8 = 0x21;
-/// The real COM1 has received something.
-pub(crate) const VECTOR_SERIAL: u8 = 0x22;
-/// The control channel has received something.
-pub(crate) const VECTOR_CONTROL: u8 = 0x23;
-/// An IOMMU has logged something.
-pub(crate) const VECTOR_IOMMU: u8 = 0x24;
 
 baremetal::interrupt_stubs!(volatile => dispatch);
 
 extern "C" fn dispatch(frame: &Frame<0>) {
     match frame.vector() {
         vector @ 0..=31 => on_exception(vector, frame),
-        VECTOR_TIMER => {
+        vectors::TIMER => {
             vm::interrupts::on_timer::<Local>();
             apic::end_of_interrupt();
         }
-        VECTOR_KICK => {
+        vectors::KICK => {
             vm::interrupts::on_kick::<Local>();
             apic::end_of_interrupt();
         }
-        VECTOR_SERIAL => {
+        vectors::SERIAL => {
             vm::interrupts::on_serial_interrupt::<Local>();
             apic::end_of_interrupt();
         }
-        VECTOR_CONTROL => {
+        vectors::CONTROL => {
             vm::interrupts::on_control_interrupt::<Local>();
             apic::end_of_interrupt();
         }
-        VECTOR_IOMMU => {
+        vectors::IOMMU => {
             if let Some(devices) = pci::devices() {
                 devices.report_events();
             }
@@ -58,9 +48,11 @@ extern "C" fn dispatch(frame: &Frame<0>) {
         VECTOR_SPURIOUS => {}
         // They are masked, and this one was in flight. It bypassed the local APIC.
         vector if pic::VECTORS.contains(&vector) => log::warn!(target: GUEST, "interrupt of an 8259"),
-        vector if pci::devices().is_some_and(|devices| devices.deliver(vector)) => apic::end_of_interrupt(),
         vector => {
-            log::warn!(target: GUEST, "interrupt on unused vector {vector:#x}");
+            let cpu = PerCpu::current().index;
+            if !pci::devices().is_some_and(|devices| devices.routes.deliver(cpu, vector)) {
+                log::warn!(target: GUEST, "interrupt on unused vector {vector:#x}");
+            }
             apic::end_of_interrupt();
         }
     }

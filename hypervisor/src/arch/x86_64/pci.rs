@@ -12,9 +12,10 @@ use pci::{Address, ConfigSpace, Message};
 use spin::{Mutex, Once};
 use x86_64::instructions::port::Port;
 
-use super::interrupts;
 use crate::amd64::iommu::{Iommu, Registers};
 use crate::amd64::messages::MachineDevices;
+use crate::amd64::routes::Routes;
+use crate::amd64::vectors;
 use crate::image::registers::MappedBus;
 use crate::owned;
 
@@ -67,7 +68,7 @@ pub(crate) unsafe fn find(firmware: &FirmwareTables) -> Option<Found> {
 impl Found {
     /// Puts the IOMMUs into operation: from now on no function reaches memory, unless a guest owns
     /// it. The registers are mapped.
-    pub(crate) fn start(&self, cpu: u32) {
+    pub(crate) fn start(&self, cpu: u64) {
         let buses = owned::buses(&self.nodes);
         let mut iommus = Vec::new();
         let mut own = Vec::new();
@@ -85,17 +86,20 @@ impl Found {
         }
         DEVICES.call_once(|| {
             (!iommus.is_empty()).then(|| {
-                let all = MachineDevices::new(self.bus, self.nodes.clone(), iommus, own, Mutex::default());
+                let all = MachineDevices::new(self.bus, self.nodes.clone(), iommus, own, Routes::default());
                 all.without(firmware_memory(&self.ivrs).collect())
             })
         });
     }
 
     /// Lets an IOMMU interrupt a CPU for its events, by MSI. Its own interrupts are not remapped.
-    fn send_events(&self, iommu: Address, cpu: u32) {
+    fn send_events(&self, iommu: Address, cpu: u64) {
+        let Some(cpu) = vectors::destination(cpu) else {
+            return log::error!("IOMMU {iommu} reports nothing: the boot CPU has APIC id {cpu}");
+        };
         if let Some(msi) = Capabilities::read(&self.bus, iommu).msi {
-            let address = u64::from(0xfee0_0000 | cpu << 12);
-            msi.send(&self.bus, iommu, Some(Message { address, data: interrupts::VECTOR_IOMMU.into() }));
+            let address = 0xfee0_0000 | u64::from(cpu) << 12;
+            msi.send(&self.bus, iommu, Some(Message { address, data: vectors::IOMMU.into() }));
         }
     }
 }

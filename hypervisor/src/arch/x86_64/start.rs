@@ -12,8 +12,8 @@ use hostlink::defect::Defect;
 use hostlink::exit::ExitCode;
 
 use super::svm::features;
-use super::{apic, clock, console, interrupts, pci, tables, translation};
-use crate::amd64::{cpuid, instruction};
+use super::{apic, clock, console, pci, tables, translation};
+use crate::amd64::{cpuid, instruction, vectors};
 use crate::arch::{Local, PerCpu};
 use crate::free_memory::FreeMemory;
 use crate::image::blocks;
@@ -151,7 +151,7 @@ extern "C" fn bsp_on_block() -> ! {
     let bundle = unsafe { image::read_module(later.module.clone(), "the boot module") };
     start_others();
     if let Some(found) = &later.pci {
-        found.start(cpu.id as u32);
+        found.start(cpu.id);
     }
     log::info!(
         "{} CPUs, {} MiB free, TSC {} MHz",
@@ -161,10 +161,13 @@ extern "C" fn bsp_on_block() -> ! {
     );
     image::run_guests(bundle, &mut later.free.lock(), clock::date(), |is_single| {
         if let Some(base) = later.io_apic {
+            let Some(to) = vectors::destination(cpu.id) else {
+                return log::error!("there is no input: the boot CPU has APIC id {}", cpu.id);
+            };
             // SAFETY: the register page is mapped; no other code drives the I/O APIC.
             unsafe {
-                apic::route_isa(base, later.serial_pin, cpu.id as u32, interrupts::VECTOR_SERIAL);
-                apic::route_isa(base, later.control_pin, cpu.id as u32, interrupts::VECTOR_CONTROL);
+                apic::route_isa(base, later.serial_pin, to, vectors::SERIAL);
+                apic::route_isa(base, later.control_pin, to, vectors::CONTROL);
             }
             console::enable_receive_interrupts(is_single);
         }

@@ -30,6 +30,7 @@ use pci::Address;
 
 use crate::amd64::iommu::Iommu;
 use crate::amd64::messages::MachineDevices;
+use crate::amd64::routes::Routes;
 use crate::owned::{buses, nodes};
 
 /// What has happened at the machine's borders, in this order.
@@ -94,7 +95,7 @@ impl Machine {
             nodes,
             alloc::vec![driver],
             alloc::vec![DeviceId(OWN)],
-            spin::Mutex::default(),
+            Routes::default(),
         );
         let devices: &'static MachineDevices = Box::leak(Box::new(devices));
         Box::leak(Box::new(Self { bus, iommu, devices, notes }))

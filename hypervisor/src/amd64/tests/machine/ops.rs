@@ -47,22 +47,26 @@ impl Machine {
         Ok(host)
     }
 
-    /// Sends a message of a function; `deliver` is called with the vector at which it arrives.
-    fn send(&self, function: &str, address: u64, data: u32, deliver: impl FnOnce(u8)) -> Arrived {
+    /// Sends a message of a function; `deliver` is called with the CPU and the vector at which it
+    /// arrives.
+    fn send(&self, function: &str, address: u64, data: u32, deliver: impl FnOnce(u8, u8)) -> Arrived {
         match self.iommu.remap(device_id(function), address, data) {
             Ok((cpu, vector)) => {
-                deliver(vector);
+                deliver(cpu, vector);
                 Arrived::At(cpu, vector)
             }
             Err(why) => Arrived::Refused(why),
         }
     }
 
+    /// A CPU takes an interrupt.
+    pub(in super::super) fn arrive(&self, cpu: u8, vector: u8) {
+        assert!(self.devices.routes.deliver(cpu.into(), vector), "it is somebody's");
+    }
+
     /// A function has an event for a vector of MSI-X. One that is masked waits.
     pub(in super::super) fn raise(&self, function: &str, number: u16) -> Arrived {
-        self.raise_with(function, number, |vector| {
-            self.devices.deliver(vector);
-        })
+        self.raise_with(function, number, |cpu, vector| self.arrive(cpu, vector))
     }
 
     /// The same with another way of arrival.
@@ -70,7 +74,7 @@ impl Machine {
         &self,
         function: &str,
         number: u16,
-        deliver: impl FnOnce(u8),
+        deliver: impl FnOnce(u8, u8),
     ) -> Arrived {
         let (entry, control) = self.bus.with(function, |function| {
             let msix = function.msix.expect("it has MSI-X");
@@ -101,15 +105,11 @@ impl Machine {
             return Arrived::Off;
         }
         let address = u64::from(word(0x54)) | u64::from(word(0x58)) << 32;
-        self.send(function, address, word(0x5c), |vector| {
-            self.devices.deliver(vector);
-        })
+        self.send(function, address, word(0x5c), |cpu, vector| self.arrive(cpu, vector))
     }
 
     /// A function writes whatever it likes to the address of interrupts.
     pub(in super::super) fn forge(&self, function: &str, data: u32) -> Arrived {
-        self.send(function, 0xfee0_0000, data, |vector| {
-            self.devices.deliver(vector);
-        })
+        self.send(function, 0xfee0_0000, data, |cpu, vector| self.arrive(cpu, vector))
     }
 }

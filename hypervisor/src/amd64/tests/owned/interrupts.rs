@@ -3,21 +3,21 @@
 use super::super::machine::{Arrived, NVME, Note, Refusal, SMALL, VIRTIO};
 use super::super::processor::Guest;
 use super::{BAR, COMMAND, FIRST, MASTER, MEMORY, with_owned};
-use crate::amd64::routes::VECTORS;
+use crate::amd64::vectors::FUNCTIONS;
 
-const ONE: &str = "vcpus=2\nmemory=16777216\ndevices=nvme";
+pub(super) const ONE: &str = "vcpus=2\nmemory=16777216\ndevices=nvme";
 /// The guest's table of MSI-X.
-const TABLE: u64 = 0xefff_a000;
+pub(super) const TABLE: u64 = 0xefff_a000;
 /// MSI-X's control, and its bits: enabled, all masked.
-const MSIX: u32 = 0x40;
-const ENABLE: u32 = 1 << 31;
+pub(super) const MSIX: u32 = 0x40;
+pub(super) const ENABLE: u32 = 1 << 31;
 const ALL_MASKED: u32 = 1 << 30;
 
 /// The command register of a function that works for its guest: no pin.
 const WORKS: u32 = 0x406;
 
 /// The guest uses its function, with these vectors of vCPU 1.
-fn enable(guest: &mut Guest<'_, '_>, vectors: &[(u64, u32)]) {
+pub(super) fn enable(guest: &mut Guest<'_, '_>, vectors: &[(u64, u32)]) {
     guest.write_config(FIRST, COMMAND, MEMORY | MASTER);
     guest.write_config(FIRST, MSIX, ENABLE | ALL_MASKED);
     for &(number, vector) in vectors {
@@ -49,7 +49,7 @@ fn an_interrupt_reaches_the_vcpu_with_the_guests_vector() {
         enable(guest, &[(0, 0x41), (2, 0x52), (64, 0x63)]);
         for (number, vector) in [(0, 0x41), (2, 0x52), (64, 0x63)] {
             let arrived = machine.raise(NVME, number);
-            assert!(matches!(arrived, Arrived::At(0, real) if VECTORS.contains(&real)), "{arrived:?}");
+            assert!(matches!(arrived, Arrived::At(0, real) if FUNCTIONS.contains(&real)), "{arrived:?}");
             assert_eq!((guest.arrived(0), guest.arrived(1)), (vec![], vec![vector]), "{number}");
         }
         assert_eq!(machine.raise(NVME, 1), Arrived::Masked);
@@ -91,9 +91,9 @@ fn nothing_is_sent_that_is_masked_or_switched_off() {
 fn an_interrupt_that_was_sent_before_the_mask_arrives_after_it() {
     with_owned(ONE, |machine, guest| {
         enable(guest, &[(0, 0x41)]);
-        let Arrived::At(_, vector) = machine.raise_with(NVME, 0, |_| {}) else { panic!("it is sent") };
+        let Arrived::At(cpu, vector) = machine.raise_with(NVME, 0, |_, _| {}) else { panic!("it is sent") };
         guest.set_mask(TABLE, 0, true);
-        assert!(machine.devices.deliver(vector));
+        machine.arrive(cpu, vector);
         assert_eq!(guest.arrived(1), [], "not while it is masked");
         guest.store(TABLE + 8, 4, 0x45);
         assert_eq!(guest.arrived(1), []);
@@ -151,7 +151,7 @@ fn a_function_with_msi_sends_one_message() {
         guest.write_config(FIRST, at + 12, 0x47);
         assert_eq!(machine.raise_msi(SMALL), Arrived::Off);
         guest.write_config(FIRST, at, 1 << 16);
-        assert!(matches!(machine.raise_msi(SMALL), Arrived::At(0, vector) if VECTORS.contains(&vector)));
+        assert!(matches!(machine.raise_msi(SMALL), Arrived::At(0, vector) if FUNCTIONS.contains(&vector)));
         assert_eq!((guest.arrived(0), guest.arrived(1)), (vec![], vec![0x47]));
         assert_eq!((machine.bus.word(SMALL, 0x54), machine.bus.word(SMALL, 0x5c)), (0xfee0_0000, 0));
         guest.write_config(FIRST, at + 4, 0xfee0_0000);
@@ -196,8 +196,8 @@ fn a_reset_masks_everything_and_frees_the_vectors() {
         assert_eq!(machine.raise(NVME, 0), Arrived::Off);
         assert!(machine.bus.entry(NVME, 0).2 && machine.bus.entry(NVME, 1).2, "masked");
         assert_eq!(machine.forge(NVME, 0), Arrived::Refused(Refusal::NotMapped));
-        for vector in vectors.iter().copied().chain([0x20, 0x2f, 0xe0, 0xff]) {
-            assert!(!machine.devices.deliver(vector), "{vector:#x} has no route");
+        for vector in vectors.iter().copied().chain([0x1f, 0xdf, 0xe0, 0xff]) {
+            assert!(!machine.devices.routes.deliver(0, vector), "{vector:#x} has no route");
         }
         assert_eq!((guest.arrived(0), guest.arrived(1)), (vec![], vec![]));
         // All 65 messages have vectors, in turn and again.

@@ -3,6 +3,7 @@
 use super::super::machine::{Machine, device_id, set_machine};
 use super::{board_of_several, with_owned};
 use crate::amd64::messages::{AmdVi, MachineDevices};
+use crate::amd64::routes::Routes;
 use crate::amd64::tests::processor::Made;
 use crate::devices::pc::pci;
 use crate::owned::{Functions, Refused};
@@ -83,7 +84,7 @@ fn what_firmware_goes_on_using_is_nobodys() {
     let bus = Machine::new().bus;
     let id = |text| ::iommu::amd::DeviceId(at(text).id());
     let devices =
-        MachineDevices::new(bus, crate::owned::nodes(bus), Vec::new(), Vec::new(), spin::Mutex::default())
+        MachineDevices::new(bus, crate::owned::nodes(bus), Vec::new(), Vec::new(), Routes::default())
             .without(vec![(id("00:03.0"), id("00:04.0"))]);
     let devices: &'static MachineDevices = Box::leak(Box::new(devices));
     let windows = Windows { low: pci::WINDOW, high: 0..0 };

@@ -179,6 +179,34 @@ fn a_doorbell_posts_the_message_of_its_vector() {
 }
 
 #[test]
+fn u42_a_ring_for_several_vcpus_is_delivered_by_the_one_that_is_rung() {
+    let board = board(&[ONE, TWO]);
+    let other = listener(board);
+    let ring = |vectors: &[u32]| {
+        at_row(board, 0, |guest, _| {
+            guest.write_config(FIRST, COMMAND, MEMORY);
+            vectors.iter().for_each(|vector| guest.store(DOORBELL, 4, 1 << 16 | vector));
+        });
+        assert_eq!((arrived(other, 0), arrived(other, 1)), (vec![], vec![]), "not by the one that rings");
+    };
+    at_row(board, 1, |guest, _| {
+        (2..4).for_each(|number| guest.write_entry(TABLE, number, 0xfeef_f000, 0x60 + number as u32));
+    });
+    ring(&[2, 3, 2]);
+    at_row(board, 1, |guest, _| guest.set_mask(TABLE, 3, true));
+    // The turn has begun with it.
+    assert_eq!(arrived(other, 1), [0x62, 0x63]);
+    ring(&[2, 3]);
+    at_row(board, 1, |guest, _| {
+        assert_eq!(guest.load(PENDING, 4), 8);
+        guest.set_mask(TABLE, 3, false);
+        other.spread_messages();
+        assert_eq!(guest.load(PENDING, 4), 0);
+    });
+    assert_eq!(arrived(other, 1), [0x62, 0x63]);
+}
+
+#[test]
 fn what_is_masked_pends_and_what_is_off_is_lost() {
     let board = board(&[ONE, TWO]);
     let other = listener(board);

@@ -34,7 +34,12 @@ pub(crate) fn route(intid: u32, cpu: &PerCpu) {
 /// Routes one to a CPU, and masks it.
 pub(crate) fn route_masked(intid: u32, cpu: &PerCpu) {
     gic::set_enabled(DISTRIBUTOR.load(Ordering::Relaxed), intid, false);
-    gic::route_as(DISTRIBUTOR.load(Ordering::Relaxed), intid, cpu.id, false);
+    aim(intid, cpu.id);
+}
+
+/// Routes one that is masked to the CPU with this affinity.
+pub(crate) fn aim(intid: u32, affinity: u64) {
+    gic::route_as(DISTRIBUTOR.load(Ordering::Relaxed), intid, affinity, false);
 }
 
 /// Routes an edge-triggered interrupt to a CPU.

@@ -188,6 +188,12 @@ impl Gate for HostBus {
             gic::set_enabled(intid, is_open);
         }
     }
+
+    fn aim(&self, line: usize, cpu: u64) {
+        if let Some(intid) = self.intid(line) {
+            gic::aim(intid, cpu);
+        }
+    }
 }
 
 /// Registers of an SMMU, mapped.

@@ -72,10 +72,14 @@ impl Inbox {
         Logical::from_bits(self.logical.load(Ordering::Relaxed))
     }
 
-    /// Makes messages find `lapic` here. The owner calls it whenever the address has changed.
-    pub fn set_address(&self, lapic: &Lapic) {
-        // No order: see the field.
-        self.logical.store(lapic.address().logical.to_bits(), Ordering::Relaxed);
+    /// Makes messages find `lapic` here. The owner calls it whenever the address may have changed.
+    /// Returns whether it has.
+    pub fn set_address(&self, lapic: &Lapic) -> bool {
+        let address = lapic.address().logical.to_bits();
+        // No order: see the field. The owner alone writes it.
+        let before = self.logical.load(Ordering::Relaxed);
+        self.logical.store(address, Ordering::Relaxed);
+        before != address
     }
 
     /// Posts a message. The caller then changes the notify word.

@@ -1,0 +1,54 @@
+//! The real machine's vectors.
+//!
+//! The upper four bits of a vector are its priority class: the local APIC delivers interrupts of a
+//! higher class first (APM volume 2, 16.6.4). The hypervisor's own have the highest class. So
+//! whatever the devices of guests do, a CPU that takes interrupts takes these first.
+
+use core::ops::Range;
+
+/// For functions that guests own.
+pub const FUNCTIONS: Range<u8> = 0x20..pic::VECTORS.start;
+
+/// An IOMMU has logged something. The lowest of the hypervisor's own: guests can cause it.
+pub const IOMMU: u8 = 0xf0;
+/// The real COM1 has received something.
+pub const SERIAL: u8 = 0xf1;
+/// The control channel has received something.
+pub const CONTROL: u8 = 0xf2;
+/// The one-shot timer.
+pub const TIMER: u8 = 0xf3;
+/// "Check again": sent to a CPU that should leave guest mode or idling.
+pub const KICK: u8 = 0xf4;
+
+/// Destinations in interrupt remapping tables, in messages and of I/O APICs have 8 bits, of which
+/// all ones mean everybody.
+#[must_use]
+pub fn destination(apic_id: u64) -> Option<u8> {
+    u8::try_from(apic_id).ok().filter(|&id| id != u8::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn u43_the_hypervisors_own_interrupts_outrank_those_of_guests_devices() {
+        const SPURIOUS: u8 = 0xff;
+        // In the order of their delivery.
+        let own = [KICK, TIMER, CONTROL, SERIAL, IOMMU];
+        assert!(own.is_sorted_by(|first, next| first > next) && !own.contains(&SPURIOUS));
+        for vector in own {
+            assert!(FUNCTIONS.chain(pic::VECTORS).all(|other| other >> 4 < vector >> 4), "{vector:#x}");
+        }
+        for vector in FUNCTIONS {
+            assert!(vector >= 32, "{vector:#x} is an exception");
+            assert!(!pic::VECTORS.contains(&vector), "{vector:#x} is not ended at the local APIC");
+        }
+    }
+
+    #[test]
+    fn u42_ids_that_do_not_fit_are_no_destinations() {
+        let given = [0, 1, 0xfe, 0xff, 0x100, 0x1_0000_0001].map(destination);
+        assert_eq!(given, [Some(0), Some(1), Some(0xfe), None, None, None]);
+    }
+}
