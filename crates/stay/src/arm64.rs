@@ -54,8 +54,9 @@ pub struct Place {
     arrival: Option<Arrival>,
 }
 
-/// The effect of [`enter_address_space`].
+/// The effect of [`enter_address_space`], and the proof that the address space is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Entered {
     /// Something was loaded or dropped. Stage-1 walks may then be disabled until TCR_EL1 is loaded
     /// (see [`tlbi::enter_vm`]).
@@ -123,10 +124,24 @@ pub fn enter_address_space<T: Stage2Tlb + Mistakes, const CPUS: usize>(
 /// processor has done this, or has entered another address space.
 ///
 /// `nowhere` is the root of a table without entries, which is never returned.
-pub fn leave_address_space<T: Stage2Tlb>(tlb: &T, place: &mut Place, setup: &Setup, nowhere: u64) {
+pub fn leave_address_space<T: Stage2Tlb>(tlb: &T, place: &mut Place, setup: &Setup, nowhere: u64) -> Nowhere {
     tlbi::leave_vm(tlb, setup, Vttbr::new(nowhere, 0));
     place.vmid = 0;
+    Nowhere(())
 }
+
+/// The proof that a processor has left the address space that it had loaded: others must not be
+/// told before. [`leave_address_space`] alone makes it:
+///
+/// ```compile_fail,E0423
+/// let left = quell_stay::arm64::Nowhere(());
+/// ```
+///
+/// ```compile_fail,E0639
+/// let entered = quell_stay::arm64::Entered { has_changed: true, dropped_all: false };
+/// ```
+#[derive(Debug)]
+pub struct Nowhere(());
 
 /// Operations that only a processor can do, for the vCPU whose state it has.
 pub trait Processor {

@@ -66,8 +66,7 @@ pub struct Iommu {
 /// [`Iommu::interrupts_changed`] alone makes it, so vectors are not freed before:
 ///
 /// ```compile_fail,E0423
-/// # use quell_hypervisor::amd64::iommu::Forgotten;
-/// let proof = Forgotten(iommu::amd::DeviceId(8));
+/// let proof = hypervisor::amd64::iommu::Forgotten(iommu::amd::DeviceId(8));
 /// ```
 #[derive(Debug)]
 pub struct Forgotten(DeviceId);

@@ -25,8 +25,8 @@ use alloc::vec::Vec;
 use arrayvec::ArrayVec;
 use memslots::{SLOTS_MAX, Slot};
 use paging::{
-    Arm64Stage1, Entries, FlushRange, Level, MapError, PageTable, Permissions, PhysAddr, Progress,
-    TableMemory, Tables,
+    Arm64Stage1, Entries, FlushRange, Invalidation, Level, MapError, PageTable, Permissions, PhysAddr,
+    Progress, TableMemory, Tables,
 };
 use spin::Mutex;
 
@@ -49,10 +49,10 @@ pub struct Mirror {
     /// are too large for the stack.
     pub slots: Slots,
     /// What the last [`follow`](Self::follow) has unmapped.
-    pub stale: Stale,
+    stale: Stale,
     /// What the SMMUs were told last. Every flush waits for it, since it may be another CPU that
     /// has unmapped what this one frees.
-    pub last: Tickets,
+    last: Tickets,
 }
 
 /// A slot, and how much of it is mapped.
@@ -106,9 +106,17 @@ impl Mirror {
         Ok(Progress::Done)
     }
 
-    /// Unmaps what the slots do not have: the SMMU must drop what is [stale](Self::stale) now.
-    pub fn follow(&mut self) {
-        let Self { tables, parts, slots, stale, .. } = self;
+    /// Unmaps what the slots do not have, and has `tell` tell the SMMUs to drop it. Returns what
+    /// there is to wait for.
+    ///
+    /// # Errors
+    ///
+    /// That of `tell`.
+    pub fn follow<E>(
+        &mut self,
+        tell: impl FnOnce(Invalidation<'_>) -> Result<Tickets, E>,
+    ) -> Result<Tickets, E> {
+        let Self { tables, parts, slots, stale, last, .. } = self;
         stale.clear();
         parts.retain(|part| {
             let is_there = slots.contains(&part.slot);
@@ -122,6 +130,10 @@ impl Mirror {
             }
             is_there
         });
+        if !stale.is_empty() {
+            *last = tell(Invalidation::Ranges(stale))?;
+        }
+        Ok(last.clone())
     }
 }
 
@@ -173,8 +185,8 @@ mod tests {
     /// What is stale when these slots are there.
     fn stale(mirror: &mut Mirror, slots: &[Slot]) -> Stale {
         mirror.slots = slots.iter().copied().collect();
-        mirror.follow();
-        mirror.stale.clone()
+        let told: Result<_, ()> = mirror.follow(|_| Ok(Tickets::new()));
+        told.map(|_| mirror.stale.clone()).expect("nothing fails")
     }
 
     #[test]
@@ -205,6 +217,20 @@ mod tests {
         filled(&mut mirror, &[moved, rom]);
         assert_eq!(to(&mirror, 0x4000_0fff), Some((0x9000_5fff, true)));
         assert_eq!(to(&mirror, 0x4020_0000), None);
+    }
+
+    #[test]
+    fn every_flush_waits_for_what_was_told_last() {
+        let mut mirror = Mirror::new(|| ()).unwrap();
+        filled(&mut mirror, &[slot(0, 0, 0x1000, 0x4000_0000, SlotFlags::empty())]);
+        mirror.slots.clear();
+        let tickets: Tickets = [stay::iommu::Begun::NOTHING].into_iter().collect();
+        assert_eq!(mirror.follow(|_| Err(())), Err(()), "it is stuck");
+        filled(&mut mirror, &[slot(0, 0, 0x1000, 0x4000_0000, SlotFlags::empty())]);
+        mirror.slots.clear();
+        assert_eq!(mirror.follow(|_| Ok::<_, ()>(tickets.clone())), Ok(tickets.clone()));
+        // Another CPU, which may free the same.
+        assert_eq!(mirror.follow(|_| Err(())), Ok(tickets));
     }
 
     #[test]

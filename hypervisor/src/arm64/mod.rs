@@ -20,6 +20,7 @@
 //! | [`smmu`], [`mirror`] | the driver of SMMUs; the tables by which they translate for a guest |
 //! | [`translations`] | when those tables change |
 //! | [`lines`] | interrupts of PCI functions that guests own |
+//! | [`loaded`] | the address space that a CPU has loaded |
 //! | [`load_store`] | accesses of two registers, or with write-back |
 //! | [`step`] | continuing after an instruction; instructions whose condition fails |
 //! | [`audit`], [`auditor`] | stale translations that an entering vCPU could use, in the image for tests |
@@ -40,6 +41,7 @@ pub mod identity;
 pub mod inject;
 pub mod lines;
 pub mod load_store;
+pub mod loaded;
 #[cfg(test)]
 mod made;
 pub mod mirror;

@@ -8,7 +8,6 @@ macro_rules! offer_arm64 {
     ($processor:ty { $($given:item)* }) => {
         const _: () = {
             use core::ops::Range;
-            use core::sync::atomic::Ordering;
 
             use alloc::vec::Vec;
             use hostlink::config::Config;
@@ -140,8 +139,7 @@ macro_rules! offer_arm64 {
                 }
 
                 fn holds_space(vm: &Vm<Self>, cpu: &PerCpu<Self>) -> bool {
-                    // Pairs with the stores in `vcpu`.
-                    cpu.arch.root.load(Ordering::Acquire) == vm.guest.root()
+                    cpu.arch.loaded.is(vm.guest.root())
                 }
 
                 fn leave_space(common: &Common, cpu: &PerCpu<Self>, workspace: &mut Workspace) {

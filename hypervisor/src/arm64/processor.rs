@@ -5,7 +5,6 @@
 //! both in the same way.
 
 use core::cell::Cell;
-use core::sync::atomic::AtomicU64;
 
 use bitflags::bitflags;
 use coherence::tlbi::Stage2Tlb;
@@ -16,6 +15,7 @@ use super::debug::{Counts, Debug};
 use super::exchanged::Register;
 use super::guest::{Common, Shared};
 use super::lines::{MachineDevices, Wired};
+use super::loaded::Loaded;
 use super::state::VcpuState;
 use super::vcpu::{Inbox, Workspace};
 use crate::devices::virt::gic::{ListRegisters, Maintenance};
@@ -147,9 +147,8 @@ pub struct CpuData {
     pub timers_fired: Cell<u32>,
     /// The virtual CPU interface has requested maintenance.
     pub maintenance_fired: Cell<bool>,
-    /// Root of the address space in VTTBR_EL2; 0 for that of no machine. Written by the CPU itself
-    /// after it has loaded the register, read by the one that frees an address space.
-    pub root: AtomicU64,
+    /// The address space that it has loaded.
+    pub loaded: Loaded,
     /// The auditor's record of this CPU.
     #[cfg(feature = "audit")]
     pub books: core::cell::RefCell<super::audit::CpuBooks>,
@@ -163,7 +162,7 @@ impl CpuData {
             redistributor: Cell::new(0),
             timers_fired: Cell::new(0),
             maintenance_fired: Cell::new(false),
-            root: AtomicU64::new(0),
+            loaded: Loaded::none(),
             #[cfg(feature = "audit")]
             books: core::cell::RefCell::new(super::audit::CpuBooks::new()),
         }

@@ -1,7 +1,7 @@
 //! The translations of a guest's devices: they follow its slots.
 
 use iommu::Stuck;
-use paging::{Invalidation, Progress};
+use paging::Progress;
 
 use super::lines::Wired;
 use super::mirror::Slots;
@@ -32,11 +32,7 @@ pub fn begin_flush<A: Arm64>(vm: &Vm<A>, domains: &Domains<Wired>) -> Result<Tic
     // The commands are given with the lock held: who finds nothing to unmap finds their tickets.
     let mirror = &mut *mirror.lock();
     look_up(vm, &mut mirror.slots);
-    mirror.follow();
-    if !mirror.stale.is_empty() {
-        mirror.last = domains.begin(Invalidation::Ranges(&mirror.stale))?;
-    }
-    Ok(mirror.last.clone())
+    mirror.follow(|invalidation| domains.begin(invalidation))
 }
 
 /// Makes a step of mapping the guest's memory for its devices.

@@ -24,6 +24,7 @@ use hostlink::guests::{Facts, GuestEntry, GuestState};
 use super::arch::Arch;
 use super::context::Context;
 use super::files::{CreateError, Files};
+use super::gone::Gone;
 use super::host::{Host, ROWS};
 use super::machine::{self, Vm};
 use super::switch::Leave;
@@ -155,14 +156,14 @@ impl<A: Arch> Host<A> {
         vm.go_on();
     }
 
-    /// Frees a guest whose vCPUs have all left their CPUs, whose slots have been removed, whose
-    /// address space no CPU has loaded, and which has [left](super::shared::Regions::leave) its
-    /// regions.
+    /// Frees a guest.
     ///
     /// # Safety
     ///
-    /// That is so, and the caller does not use the guest any more.
-    pub(super) unsafe fn free_guest(&self, vm: &'static Vm<A>) {
+    /// Its vCPUs have all left their CPUs, its slots have been removed, and the caller does not use
+    /// the guest any more.
+    pub(super) unsafe fn free_guest(&self, gone: &Gone<A>) {
+        let vm = gone.vm();
         let number = vm.number;
         self.sched.remove_group(number);
         self.leave_rows(vm);

@@ -13,6 +13,7 @@
 //! | `dma` | what a guest's devices keep of its translations |
 //! | `end` | fatal errors that end a run early |
 //! | `files` | the contents of the boot module |
+//! | `gone` | proofs that nobody reaches a guest any more |
 //! | `guests` | guests are created, and end |
 //! | `host` | what the guests share |
 //! | `interrupts` | handling of a CPU's own interrupts |
@@ -45,6 +46,7 @@ pub mod counting;
 pub mod dma;
 pub mod end;
 pub mod files;
+mod gone;
 mod guests;
 pub mod host;
 pub mod interrupts;

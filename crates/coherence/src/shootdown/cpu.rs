@@ -4,7 +4,7 @@ use core::ops::Deref;
 
 use crate::flush::Ledger;
 use crate::shootdown::range::{PageRange, RangeCell};
-use crate::shootdown::remote::{Tag, Tlb};
+use crate::shootdown::remote::{Elsewhere, Tag, Tlb};
 use crate::shootdown::slot::{Change, CpuSlot, LEN_MAX, List, Request};
 use crate::shootdown::space::{AddressSpace, NO_SPACE};
 
@@ -118,11 +118,11 @@ where
         space.join(self.index); // a
         self.clear_lazy(); // b
         let generation = space.generation(); // c
-        self.load(&space, generation, tlb); // d
+        let elsewhere = self.load(&space, generation, tlb); // d
         let former = self.loaded.replace(space);
         self.catch_up(tlb); // h: a direct flush may have come between a and d, to what was loaded then
         if let Some(former) = &former {
-            former.leave(self.index); // f
+            former.leave(self.index, elsewhere); // f
         }
         former
     }
@@ -130,8 +130,7 @@ where
     /// Loads no space, and returns the space that was loaded before.
     pub fn unload(&mut self, tlb: &mut impl Tlb) -> Option<S> {
         let former = self.loaded.take()?;
-        tlb.load_none();
-        former.leave(self.index); // f
+        former.leave(self.index, Elsewhere::by_loading_none(tlb)); // f
         Some(former)
     }
 
@@ -177,16 +176,23 @@ where
     }
 
     /// d: loads a space as of `generation`, under its former tag or another.
-    pub(super) fn load(&mut self, space: &AddressSpace<BANKS>, generation: u64, tlb: &mut impl Tlb) {
+    pub(super) fn load(
+        &mut self,
+        space: &AddressSpace<BANKS>,
+        generation: u64,
+        tlb: &mut impl Tlb,
+    ) -> Elsewhere {
         let known = self.known.iter().position(|known| known.space == space.id);
         let tag = known.unwrap_or_else(|| {
             self.newest_tag = (self.newest_tag + 1) % TAGS;
             self.newest_tag
         });
         let keep = known.is_some_and(|tag| self.known[tag].clean_to == generation);
-        tlb.load(space.root(), Tag(tag as u16), keep); // below TAGS_MAX
+        // The tag is below TAGS_MAX.
+        let elsewhere = Elsewhere::by_loading(tlb, space.root(), Tag(tag as u16), keep);
         self.tag = tag;
         self.known[tag] = Known { space: space.id, clean_to: generation };
+        elsewhere
     }
 
     /// The CPU's record of the loaded space.

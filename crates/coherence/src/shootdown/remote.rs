@@ -40,6 +40,32 @@ pub trait Tlb {
     fn relax(&mut self, turns: u64) -> ControlFlow<()>;
 }
 
+/// The proof that the CPU has begun to walk from another root than before, which it needs to be
+/// taken out of the set of a space that it had loaded ([`AddressSpace`](super::AddressSpace)). The
+/// functions here alone make it.
+#[derive(Debug)]
+pub(super) struct Elsewhere(());
+
+impl Elsewhere {
+    /// Loads a space, as [`Tlb::load`].
+    pub(super) fn by_loading(tlb: &mut impl Tlb, root: u64, tag: Tag, keep: bool) -> Self {
+        tlb.load(root, tag, keep);
+        Self(())
+    }
+
+    /// Loads no space.
+    pub(super) fn by_loading_none(tlb: &mut impl Tlb) -> Self {
+        tlb.load_none();
+        Self(())
+    }
+
+    /// For model CPUs that make mistakes.
+    #[cfg(all(test, loom))]
+    pub(super) const fn forged() -> Self {
+        Self(())
+    }
+}
+
 /// A way to reach the TLBs of other CPUs.
 ///
 /// CPUs can always be interrupted; a back end that needs no interrupts takes on some or all of the

@@ -3,6 +3,7 @@
 use crate::set::TargetSet;
 use crate::shootdown::batch::{Batch, Pages};
 use crate::shootdown::range::PageRange;
+use crate::shootdown::remote::Elsewhere;
 use crate::sync::{AtomicU64, Ordering, const_fn, zeroed};
 
 /// The source of a kernel's address spaces. Ids are never reused, so a CPU's record of a removed
@@ -100,7 +101,7 @@ impl<const BANKS: usize> AddressSpace<BANKS> {
     }
 
     /// f: `cpu` has loaded another space. Releases its accesses through this one (G2).
-    pub(super) fn leave(&self, cpu: usize) {
+    pub(super) fn leave(&self, cpu: usize, _: Elsewhere) {
         if let Some(bank) = self.cpus.get(cpu / 64) {
             // Pairs with `members`.
             bank.fetch_and(!(1 << (cpu % 64)), Ordering::AcqRel);

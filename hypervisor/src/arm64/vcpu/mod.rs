@@ -87,8 +87,7 @@ fn enter_address_space<A: Arm64>(context: &mut Context<'_, A>) -> bool {
     let (place, state) = (&mut context.workspace.place, &mut *context.state);
     let entered = arm64::enter_address_space(&A::TLB, cpu, place, &space, || state.note_walks());
     if entered.has_changed {
-        // Pairs with `holds_space`: the former address space is not loaded any more.
-        context.cpu.arch.root.store(space.root, Ordering::Release);
+        context.cpu.arch.loaded.enter(space.root, &entered);
     }
     if entered.dropped_all {
         context.count(Counter::VmidFlushes);
@@ -99,10 +98,9 @@ fn enter_address_space<A: Arm64>(context: &mut Context<'_, A>) -> bool {
 /// No vCPU is on this CPU, the calling one: it leaves the address space that it has loaded.
 #[cold]
 pub fn leave_space<A: Arm64>(common: &Common, cpu: &PerCpu<A>, workspace: &mut Workspace) {
-    if cpu.arch.root.load(Ordering::Relaxed) != 0 {
-        arm64::leave_address_space(&A::TLB, &mut workspace.place, common.setup(), common.nowhere());
-        // Pairs with `holds_space`.
-        cpu.arch.root.store(0, Ordering::Release);
+    if cpu.arch.loaded.is_any() {
+        let (place, setup) = (&mut workspace.place, common.setup());
+        cpu.arch.loaded.leave(arm64::leave_address_space(&A::TLB, place, setup, common.nowhere()));
     }
 }
 

@@ -13,12 +13,12 @@ use super::Answer;
 use super::refusal::Refusal;
 use crate::stopping;
 use crate::vm::arch::Arch;
+use crate::vm::gone::Left;
 use crate::vm::load::Load;
 use crate::vm::machine::Vm;
-use crate::vm::percpu;
 use crate::vm::shown::DEVICE_SLOT;
 use crate::vm::space::{FlushScratch, MemoryJob};
-use crate::vm::{CreateError, Host, end, host};
+use crate::vm::{CreateError, Host, end};
 
 /// A request in progress.
 pub(super) enum Life<A: Arch> {
@@ -49,6 +49,7 @@ pub(super) struct Destroy<A: Arch> {
     vm: &'static Vm<A>,
     stage: Stage<A>,
     scratch: FlushScratch,
+    left: Option<Left<A>>,
     /// Why, if it is not because of a request: it could not be loaded.
     because: Option<Refusal>,
 }
@@ -198,6 +199,7 @@ fn create<A: Arch>(host: &'static Host<A>, name: Name) -> Result<Life<A>, Refusa
             vm,
             stage: Stage::Devices,
             scratch: FlushScratch::new(),
+            left: None,
             because: Some(Refusal::Create(CreateError::Load(why))),
         })),
     })
@@ -247,6 +249,7 @@ fn change<A: Arch>(host: &'static Host<A>, request: Request) -> Result<Life<A>, 
                 vm,
                 stage,
                 scratch: FlushScratch::new(),
+                left: None,
                 because: None,
             })));
         }
@@ -270,7 +273,7 @@ impl<A: Arch> Destroy<A> {
             Stage::Stop if !vm.has_stopped() => return Ok(Progress::Waiting),
             Stage::Stop => Stage::Devices,
             Stage::Devices => {
-                host.shared.leave(vm.number);
+                self.left = Some(Left::new(vm));
                 A::detach_devices(vm).unwrap_or_else(|stuck| end::end_stalled_guest::<A>(&stuck));
                 Stage::Slots
             }
@@ -294,19 +297,13 @@ impl<A: Arch> Destroy<A> {
             Stage::Reset => {
                 // The tables that are left have no entries: nothing is cached by them afterwards.
                 let _receipt = vm.flush_space(Invalidation::Everything, &mut self.scratch);
-                host.set_leaving(vm.space.root().0);
                 Stage::Leave
             }
             Stage::Leave => {
-                let mut holders = percpu::online::<A>().filter(|cpu| A::holds_space(vm, cpu)).peekable();
-                if holders.peek().is_some() {
-                    holders.for_each(|cpu| host::kick::<A>(cpu.index));
-                    return Ok(Progress::Waiting);
-                }
-                host.set_leaving(0);
-                // SAFETY: all vCPUs have stopped, the slots are gone, no CPU has the address space
-                // loaded, it has left its regions, and this was the last use.
-                unsafe { host.free_guest(vm) };
+                let left = self.left.get_or_insert_with(|| Left::new(vm));
+                let Some(gone) = left.gone() else { return Ok(Progress::Waiting) };
+                // SAFETY: all vCPUs have stopped, the slots are gone, and this was the last use.
+                unsafe { host.free_guest(&gone) };
                 return self.because.take().map_or(Ok(Progress::Done), Err);
             }
         };

@@ -15,6 +15,7 @@ use crate::shootdown::model::protocol::Protocol;
 use crate::shootdown::model::scenarios::{
     at_each_other, cleaned, coming_back, consecutive, lazing, merging, reclaimed, using,
 };
+use crate::shootdown::remote::Elsewhere;
 use crate::shootdown::slot::{COUNT_SHIFT, Change, CpuSlot, EVERYTHING, LATE, LAZY, PENDING};
 use crate::shootdown::{
     AddressSpace, Async, Batch, Concurrent, Inline, Mode, PageRange, Pinned, Remote, ShootdownOutcome, Tag,
@@ -257,14 +258,14 @@ pub(super) fn switch_by<'m>(
             cpu.tag = tag;
             cpu.known[tag] = Known { space: space.id, clean_to: generation };
         }
-        _ => cpu.load(space, generation, tlb),
+        _ => _ = cpu.load(space, generation, tlb),
     }
     let former = cpu.loaded.replace(space);
     if looks_again {
         cpu.catch_up(tlb);
     }
     if let Some(former) = former {
-        former.leave(cpu.index);
+        former.leave(cpu.index, Elsewhere::forged());
     }
 }
 

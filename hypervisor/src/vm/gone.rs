@@ -1,0 +1,40 @@
+//! Proofs that nobody reaches a guest any more: without them it is not freed.
+
+use super::arch::Arch;
+use super::machine::Vm;
+use super::{host, percpu};
+
+/// A guest that has left its regions: no other guest's doorbell reaches it.
+pub(super) struct Left<A: Arch>(&'static Vm<A>);
+
+impl<A: Arch> Left<A> {
+    /// The guest leaves its regions.
+    pub(super) fn new(vm: &'static Vm<A>) -> Self {
+        vm.host.shared.leave(vm.number);
+        Self(vm)
+    }
+
+    /// Has the CPUs that idle leave the guest's address space, whose vCPUs have all stopped. `None`
+    /// until none of them has it loaded: call it again then.
+    pub(super) fn gone(&self) -> Option<Gone<A>> {
+        let vm = self.0;
+        vm.host.set_leaving(vm.space.root().0);
+        let mut holders = percpu::online::<A>().filter(|cpu| A::holds_space(vm, cpu)).peekable();
+        if holders.peek().is_some() {
+            holders.for_each(|cpu| host::kick::<A>(cpu.index));
+            return None;
+        }
+        vm.host.set_leaving(0);
+        Some(Gone(vm))
+    }
+}
+
+/// A guest that has also been left by all CPUs.
+pub(super) struct Gone<A: Arch>(&'static Vm<A>);
+
+impl<A: Arch> Gone<A> {
+    /// The guest.
+    pub(super) const fn vm(&self) -> &'static Vm<A> {
+        self.0
+    }
+}
