@@ -133,12 +133,12 @@ pub fn leave_address_space<T: Stage2Tlb>(tlb: &T, place: &mut Place, setup: &Set
 /// The proof that a processor has left the address space that it had loaded: others must not be
 /// told before. [`leave_address_space`] alone makes it:
 ///
-/// ```compile_fail,E0423
-/// let left = quell_stay::arm64::Nowhere(());
+/// ```compile_fail,E0603
+/// let left = stay::arm64::Nowhere(());
 /// ```
 ///
 /// ```compile_fail,E0639
-/// let entered = quell_stay::arm64::Entered { has_changed: true, dropped_all: false };
+/// let entered = stay::arm64::Entered { has_changed: true, dropped_all: false };
 /// ```
 #[derive(Debug)]
 pub struct Nowhere(());

@@ -65,7 +65,7 @@ pub struct Iommu {
 /// The proof that an IOMMU uses no interrupt of a device that is not in its table any more.
 /// [`Iommu::interrupts_changed`] alone makes it, so vectors are not freed before:
 ///
-/// ```compile_fail,E0423
+/// ```compile_fail,E0603
 /// let proof = hypervisor::amd64::iommu::Forgotten(iommu::amd::DeviceId(8));
 /// ```
 #[derive(Debug)]
