@@ -63,6 +63,9 @@ pub enum Led {
     Device,
 }
 
+/// The proof that a vCPU's state has been saved: another CPU may have it.
+pub(super) struct Saved(());
+
 /// A vCPU on a CPU, outside of guest mode.
 pub struct Context<'a, A: Arch> {
     /// What the machines share.
@@ -84,6 +87,13 @@ pub struct Context<'a, A: Arch> {
 }
 
 impl<A: Arch> Context<'_, A> {
+    /// Saves the state.
+    #[inline(always)] // Part of the switch.
+    pub(super) fn save(&mut self) -> Saved {
+        A::save_state(self);
+        Saved(())
+    }
+
     /// Increments a counter of this vCPU.
     #[inline]
     pub fn count(&self, counter: Counter) {

@@ -8,7 +8,7 @@ use hostlink::counters::Counter;
 use hostlink::trace::Event;
 
 use super::arch::{Arch, State};
-use super::context::Context;
+use super::context::{Context, Saved};
 use super::host::Host;
 use super::machine::Vcpu;
 use super::percpu::PerCpu;
@@ -55,8 +55,8 @@ impl<'a, A: Arch> Context<'a, A> {
     ///
     /// # Safety
     ///
-    /// Its state has been saved. Neither owner nor state is used before [`take_on`](Self::take_on).
-    unsafe fn release(owner: &mut ManuallyDrop<Owner<'_>>) {
+    /// Neither owner nor state is used before [`take_on`](Self::take_on).
+    unsafe fn release(owner: &mut ManuallyDrop<Owner<'_>>, _: &Saved) {
         // SAFETY: the caller does not use it any more.
         unsafe { ManuallyDrop::drop(owner) };
     }
@@ -108,7 +108,7 @@ impl<'a, A: Arch> Context<'a, A> {
         // While the guest certainly exists.
         self.publish_used(now);
         // Saved before any other CPU can find the vCPU.
-        A::save_state(self);
+        let saved = self.save();
         let known = match leave {
             Leave::Blocked(deadline) => {
                 let space = self.state.space();
@@ -117,9 +117,9 @@ impl<'a, A: Arch> Context<'a, A> {
                     let halted = owner.try_halt(space);
                     if halted {
                         cpu.trace(Event::TurnEnds, vcpu);
-                        // SAFETY: the state is saved, and the next is taken on below: a scheduler
-                        // that lets a vCPU block never refuses.
-                        unsafe { Self::release(owner) };
+                        // SAFETY: the next is taken on below: a scheduler that lets a vCPU block
+                        // never refuses.
+                        unsafe { Self::release(owner, &saved) };
                     }
                     halted
                 });
@@ -138,8 +138,8 @@ impl<'a, A: Arch> Context<'a, A> {
                     PutBack::Passive => Counter::SchedPassive,
                 });
                 self.cpu.trace(Event::TurnEnds, self.vcpu.row);
-                // SAFETY: the state is saved, and the next is taken on below.
-                unsafe { Self::release(&mut self.owner) };
+                // SAFETY: the next is taken on below.
+                unsafe { Self::release(&mut self.owner, &saved) };
                 self.cpu.note_current(None);
                 let (next, nudge) = self.host.sched.switch(self.cpu.index, now, why);
                 self.host.nudge(nudge);
@@ -148,7 +148,7 @@ impl<'a, A: Arch> Context<'a, A> {
             Leave::Parked => {
                 self.cpu.trace(Event::TurnEnds, self.vcpu.row);
                 // SAFETY: as above.
-                unsafe { Self::release(&mut self.owner) };
+                unsafe { Self::release(&mut self.owner, &saved) };
                 self.cpu.note_current(None);
                 let Block::Next(next) = self.host.sched.block(self.cpu.index, now, u64::MAX, || true) else {
                     unreachable!("a vCPU that runs can always stop")
