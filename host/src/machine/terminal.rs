@@ -16,10 +16,11 @@ const RESET: &str = "\x18\x1b\\\
     \x1b7\x1b[r\x1b8\x1b[?69l\x1b[?6l\x1b[?5l\x1b[?7h\x1b(B\x1b)B\x0f\x1b[?25h\x1b[0m";
 /// A question that terminals answer (DA1), after those that were asked before it.
 const QUESTION: &str = "\x1b[c";
-/// The time without a byte after which no answer comes, in tenths of a second.
-const PATIENCE: u8 = 3;
+/// The time without a byte after which no answer comes, in tenths of a second. The terminal may be
+/// far away; the answer to the last question ends the wait.
+const PATIENCE: u8 = 10;
 /// Longest time for all answers.
-const PATIENCE_MAX: Duration = Duration::from_secs(2);
+const PATIENCE_MAX: Duration = Duration::from_secs(3);
 
 /// The terminal's former settings, while its keys are for a guest. Dropped, it makes the terminal
 /// what it was: the settings, the modes that the guest has set, and the input, in which there may
@@ -139,6 +140,7 @@ mod tests {
         let seen = screen.join().expect("ends");
         let behind = String::from_utf8_lossy(&seen[guest.len()..]).into_owned();
         assert!(behind.starts_with("\x18\x1b\\"), "what the guest began is ended first: {behind:?}");
+        assert!(behind.ends_with(QUESTION), "the last answer is known: {behind:?}");
         for mode in ["1047", "1003", "2004", "1"] {
             assert!(behind.contains(&format!("\x1b[?{mode}l")), "{mode}");
         }
