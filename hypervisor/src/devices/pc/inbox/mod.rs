@@ -11,9 +11,11 @@
 //! order, B finds the vCPU entered (and kicks it) or not entered (and its next entry takes the word
 //! again). A vector that D takes before its B costs one check that finds nothing.
 //!
-//! `post_fixed` sets the level flag before the vector, which releases it; the drain acquires it
-//! with the vector. `post_init` is after the vectors of the same poster, and a CPU that takes INIT
-//! discards them. The models beside this module run all of it under loom.
+//! A vector's trigger is the set that it is posted to, so that the two cannot come apart. If one
+//! vector is in both sets when they are drained, it is level-triggered: an EOI too many for the I/O
+//! APIC is harmless, a missing one blocks a line for good. `post_init` is after the vectors of the
+//! same poster, and a CPU that takes INIT discards them. The models beside this module run all of it
+//! under loom.
 
 use super::lapic::{Lapic, VectorSet};
 use super::message::{Logical, MessageKind, Trigger};
@@ -43,9 +45,9 @@ pub struct Signals {
 /// once, as in IRR, except for NMIs.
 #[derive(Debug, Default)]
 pub struct Inbox {
-    pending: [AtomicU64; 4],
-    /// Vectors that were ever level-triggered. Never cleared: an extra EOI for the I/O APIC is
-    /// harmless, a missing one blocks a line for good.
+    /// Edge-triggered vectors.
+    edge: [AtomicU64; 4],
+    /// Level-triggered vectors.
     level: [AtomicU64; 4],
     signals: AtomicU32,
     /// How its local APIC interprets logical destinations, as set by the owner. Orders nothing:
@@ -58,7 +60,7 @@ impl Inbox {
     #[must_use]
     pub fn new() -> Self {
         Self {
-            pending: core::array::from_fn(|_| AtomicU64::new(0)),
+            edge: core::array::from_fn(|_| AtomicU64::new(0)),
             level: core::array::from_fn(|_| AtomicU64::new(0)),
             signals: AtomicU32::new(0),
             logical: AtomicU32::new(0),
@@ -94,12 +96,12 @@ impl Inbox {
 
     /// Posts a vector.
     pub fn post_fixed(&self, vector: u8, trigger: Trigger) {
-        let (word, bit) = (usize::from(vector >> 6), 1 << (vector & 63));
-        if trigger == Trigger::Level {
-            // Ordered before the vector by its Release; the drain's Acquire is its partner.
-            self.level[word].fetch_or(bit, Ordering::Relaxed);
-        }
-        self.pending[word].fetch_or(bit, Ordering::Release);
+        let set = match trigger {
+            Trigger::Edge => &self.edge,
+            Trigger::Level => &self.level,
+        };
+        // Pairs with `take_word`.
+        set[usize::from(vector >> 6)].fetch_or(1 << (vector & 63), Ordering::Release);
     }
 
     /// Posts an NMI.
@@ -142,8 +144,7 @@ impl Inbox {
         let signals = self.signals.swap(0, Ordering::Acquire);
         if signals & INIT != 0 {
             // INIT leaves the local APIC software-disabled, so it would drop the vectors anyway.
-            // Pairs with `post_fixed`.
-            self.pending.iter().for_each(|word| _ = word.swap(0, Ordering::Acquire));
+            self.edge.iter().chain(&self.level).for_each(|word| _ = take_word(word));
             lapic.init();
             self.set_address(lapic);
         }
@@ -158,11 +159,9 @@ impl Inbox {
     #[inline]
     pub fn drain_vectors(&self, lapic: &mut Lapic) {
         for word in 0..4 {
-            // The load avoids the locked instruction.
-            if self.pending[word].load(Ordering::Relaxed) != 0 {
-                // Pairs with `post_fixed`: the level flag must be visible.
-                let taken = self.pending[word].swap(0, Ordering::Acquire);
-                lapic.accept_word(word, taken, self.level[word].load(Ordering::Relaxed));
+            let (edge, level) = (take_word(&self.edge[word]), take_word(&self.level[word]));
+            if edge | level != 0 {
+                lapic.accept_word(word, edge | level, level);
             }
         }
     }
@@ -170,8 +169,17 @@ impl Inbox {
     /// The vectors that are waiting here, for a register dump.
     #[must_use]
     pub fn pending(&self) -> VectorSet {
-        VectorSet::from_words(core::array::from_fn(|word| self.pending[word].load(Ordering::Relaxed)))
+        VectorSet::from_words(core::array::from_fn(|word| {
+            self.edge[word].load(Ordering::Relaxed) | self.level[word].load(Ordering::Relaxed)
+        }))
     }
+}
+
+/// Takes the vectors of a word.
+#[inline]
+fn take_word(word: &AtomicU64) -> u64 {
+    // The load avoids the locked instruction. The swap pairs with `post_fixed`.
+    if word.load(Ordering::Relaxed) == 0 { 0 } else { word.swap(0, Ordering::Acquire) }
 }
 
 #[cfg(all(test, loom))]
@@ -180,7 +188,7 @@ mod model;
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::devices::pc::lapic::{TimerClock, msr};
+    use crate::devices::pc::lapic::{Effect, TimerClock, msr};
     use std::sync::atomic::AtomicBool;
 
     fn lapic() -> Lapic {
@@ -222,10 +230,44 @@ mod tests {
             assert_eq!(lapic.pending(), Some(vector));
             lapic.begin_service(vector);
             let level = vector % 3 == 0;
-            assert_eq!(lapic.eoi(), crate::devices::pc::lapic::Effect::Eoi { vector, level });
+            assert_eq!(lapic.eoi(), Effect::Eoi { vector, level });
         }
         assert_eq!(drain(&inbox, &mut lapic), Signals::default());
         assert_eq!(lapic.highest_irr(), None);
+    }
+
+    fn serve(inbox: &Inbox, lapic: &mut Lapic) -> Effect {
+        let _ = drain(inbox, lapic);
+        lapic.begin_service(lapic.pending().expect("posted"));
+        lapic.eoi()
+    }
+
+    #[test]
+    fn u54_a_vectors_trigger_is_that_of_its_last_interrupt() {
+        let (inbox, mut lapic) = (Inbox::new(), lapic());
+        for vector in 16..=255 {
+            for trigger in [Trigger::Level, Trigger::Edge, Trigger::Edge, Trigger::Level, Trigger::Edge] {
+                inbox.post_fixed(vector, trigger);
+                let level = trigger == Trigger::Level;
+                assert_eq!(serve(&inbox, &mut lapic), Effect::Eoi { vector, level });
+            }
+            // The I/O APIC waits for one of two.
+            inbox.post_fixed(vector, Trigger::Level);
+            inbox.post_fixed(vector, Trigger::Edge);
+            assert_eq!(serve(&inbox, &mut lapic), Effect::Eoi { vector, level: true });
+        }
+    }
+
+    /// Nothing that was posted before INIT reaches an interrupt after it.
+    #[test]
+    fn u54_init_discards_triggers() {
+        let (inbox, mut lapic) = (Inbox::new(), lapic());
+        inbox.post_fixed(0x40, Trigger::Level);
+        inbox.post_init();
+        let _ = drain(&inbox, &mut lapic);
+        let _ = lapic.write_msr(msr::SVR, 0x1ff, 0).unwrap();
+        inbox.post_fixed(0x40, Trigger::Edge);
+        assert_eq!(serve(&inbox, &mut lapic), Effect::Eoi { vector: 0x40, level: false });
     }
 
     #[test]

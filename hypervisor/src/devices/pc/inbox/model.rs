@@ -41,20 +41,11 @@ type Post = fn(&Inbox, &mut dyn FnMut());
 
 /// A level-triggered vector.
 fn vector_is_found(way: Way, take_word: fn(&mut coherence::Owner<'_>) -> bool, post: Post) {
-    vector_is_found_by(way, take_word, post, |inbox, lapic| inbox.drain_vectors(lapic));
-}
-
-fn vector_is_found_by(
-    way: Way,
-    take_word: fn(&mut coherence::Owner<'_>) -> bool,
-    post: Post,
-    drain: fn(&Inbox, &mut Lapic),
-) {
     let mut lapic = lapic();
     announced(Inbox::new(), way, take_word, post, move |inbox| {
-        drain(inbox, &mut lapic);
+        inbox.drain_vectors(&mut lapic);
         let level = serve(&mut lapic);
-        assert_ne!(level, Some(false), "the level flag is not seen with its vector");
+        assert_ne!(level, Some(false), "a trigger that nobody posted");
         level.is_some()
     });
 }
@@ -141,40 +132,43 @@ fn g6_notify_word_read_without_order_before_signals() {
     explore(None, || signal_is_found(Way::Enter, hint_alone, post_nmi));
 }
 
-/// The level flag is set after its vector.
-#[test]
-#[should_panic(expected = "the level flag is not seen")]
-fn level_flag_set_after_the_vector() {
-    explore(None, || {
-        vector_is_found(Way::Enter, take_events, |inbox, announce| {
-            inbox.pending[1].fetch_or(1, Ordering::Release);
-            inbox.level[1].fetch_or(1, Ordering::Relaxed);
-            announce();
-        });
+/// A level-triggered and an edge-triggered interrupt of one vector, beside the owner, which serves
+/// what it finds; then another edge-triggered one alone.
+fn triggers(post: fn(&Inbox, Trigger)) {
+    let inbox = Arc::new(Inbox::new());
+    let posters = [Trigger::Level, Trigger::Edge].map(|trigger| {
+        let inbox = inbox.clone();
+        thread::spawn(move || post(&inbox, trigger))
     });
+    let mut lapic = lapic();
+    let look = |lapic: &mut Lapic| {
+        inbox.drain_vectors(lapic);
+        serve(lapic)
+    };
+    let beside = look(&mut lapic);
+    posters.into_iter().for_each(|poster| poster.join().unwrap());
+    let after = look(&mut lapic);
+    let levels = [beside, after].iter().flatten().filter(|&&level| level).count();
+    assert_eq!(levels, 1, "the I/O APIC gets another number of EOIs than it waits for");
+    post(&inbox, Trigger::Edge);
+    assert_eq!(look(&mut lapic), Some(false), "the trigger of a former interrupt");
 }
 
-/// The vector does not release the level flag.
 #[test]
-#[should_panic(expected = "the level flag is not seen")]
-fn level_flag_that_is_not_released() {
-    explore(None, || {
-        vector_is_found(Way::Enter, take_events, |inbox, announce| {
-            inbox.level[1].fetch_or(1, Ordering::Relaxed);
-            inbox.pending[1].fetch_or(1, Ordering::Relaxed);
-            announce();
-        });
-    });
+fn u54_an_eoi_is_sent_for_each_level_triggered_interrupt() {
+    explore(None, || triggers(|inbox, trigger| inbox.post_fixed(VECTOR, trigger)));
 }
 
-/// The drain does not acquire it.
+/// The later one of two decides, as in TMR: nobody knows which of them was drained.
 #[test]
-#[should_panic(expected = "the level flag is not seen")]
-fn level_flag_that_is_not_acquired() {
+#[should_panic(expected = "the I/O APIC gets another number")]
+fn u54_edge_that_replaces_level() {
     explore(None, || {
-        vector_is_found_by(Way::Enter, take_events, post_vector, |inbox, lapic| {
-            let taken = inbox.pending[1].swap(0, Ordering::Relaxed);
-            lapic.accept_word(1, taken, inbox.level[1].load(Ordering::Relaxed));
+        triggers(|inbox, trigger| {
+            if trigger == Trigger::Edge {
+                inbox.level[1].fetch_and(!1, Ordering::AcqRel);
+            }
+            inbox.post_fixed(VECTOR, trigger);
         });
     });
 }
