@@ -3,9 +3,10 @@
 use core::ops::RangeInclusive;
 
 use super::EFER_LMA;
+use super::cpuid::{guest_efer_mask, shows_fsgsbase};
 use super::processor::Amd64;
 use super::state::VcpuState;
-use super::vmcb::{CR0_PG, EFER_FFXSR, EFER_LME, EFER_NXE, EFER_SCE, EFER_SVME, Vmcb, clean};
+use super::vmcb::{CR0_PG, EFER_LME, EFER_SVME, Vmcb, clean};
 use crate::devices::GeneralProtection;
 use crate::devices::pc::lapic;
 
@@ -50,11 +51,39 @@ const PASS_THROUGH: [u32; 10] =
 /// 15.11).
 pub const PERMISSION_MAP_PAGES: usize = 2;
 
-/// Fills in a permission map of zeros: exits for all MSRs except the pass-through ones.
+/// A register's bits in a permission map.
+const READ: u8 = 1 << 0;
+const WRITE: u8 = 1 << 1;
+
+/// Whether the guest's value of this register is in the processor while it runs.
+pub fn passes_through<A: Amd64>(number: u32) -> bool {
+    PASS_THROUGH.contains(&number) || number == TSC_AUX && A::has_tsc_aux()
+}
+
+/// Addresses. A processor refuses values that are not canonical (APM volume 3, "WRMSR"), but QEMU
+/// does not, so their writes cause exits. Those of the bases do so where a guest has instructions
+/// for them, for then its kernel does not write the registers when it switches tasks; a processor
+/// without the instructions is no emulator.
+///
+/// Not among them are SYSENTER's, of which this architecture uses 32 bits.
+fn is_checked<A: Amd64>(number: u32) -> bool {
+    match number {
+        LSTAR | CSTAR => true,
+        FS_BASE | GS_BASE | KERNEL_GS_BASE => shows_fsgsbase::<A>(),
+        _ => false,
+    }
+}
+
+/// Whether the address has 48 bits, sign-extended: guests have no larger ones.
+const fn is_canonical(address: u64) -> bool {
+    matches!(address.cast_signed() >> 47, 0 | -1)
+}
+
+/// Fills in a permission map of zeros: exits for all MSRs except the pass-through ones, whose writes
+/// cause exits if they are [checked](is_checked).
 pub fn fill_permission_map<A: Amd64>(map: &mut [u8]) {
     map.fill(0xff);
-    let tsc_aux = A::has_tsc_aux().then_some(TSC_AUX);
-    for number in PASS_THROUGH.into_iter().chain(tsc_aux) {
+    for number in PASS_THROUGH.into_iter().chain([TSC_AUX]).filter(|&number| passes_through::<A>(number)) {
         let range = match number {
             0..=0x1fff => 0,
             0xc000_0000..=0xc000_1fff => 1,
@@ -62,7 +91,8 @@ pub fn fill_permission_map<A: Amd64>(map: &mut [u8]) {
         };
         let bit = 2 * (number & 0x1fff) as usize;
         if let Some(byte) = map.get_mut(range * 0x800 + bit / 8) {
-            *byte &= !(3 << (bit % 8));
+            let passing = if is_checked::<A>(number) { READ } else { READ | WRITE };
+            *byte &= !(passing << (bit % 8));
         }
     }
 }
@@ -135,6 +165,12 @@ impl VcpuState {
                 self.settle_translations(old);
             }
             EFER => self.write_efer::<A>(value)?,
+            // In the VMCB while the guest does not run.
+            LSTAR if is_canonical(value) => self.vmcb.lstar = value,
+            CSTAR if is_canonical(value) => self.vmcb.cstar = value,
+            FS_BASE if is_canonical(value) => self.vmcb.fs.base = value,
+            GS_BASE if is_canonical(value) => self.vmcb.gs.base = value,
+            KERNEL_GS_BASE if is_canonical(value) => self.vmcb.kernel_gs_base = value,
             // Configuration writes are accepted and ignored: nothing depends on them here.
             PATCH_LEVEL | SYSCFG | HWCR | NB_CFG | LS_CFG | DC_CFG | BU_CFG2 | DE_CFG | DEBUG_CONTROL => {}
             number if PERFORMANCE.contains(&number) => {}
@@ -153,10 +189,7 @@ impl VcpuState {
     /// EFER: reserved bits are checked, LME cannot change while paging is on, LMA is controlled by
     /// the processor (APM volume 2, section 3.1.7).
     fn write_efer<A: Amd64>(&mut self, value: u64) -> Result<(), GeneralProtection> {
-        let edx = A::cpuid(0x8000_0001, 0).edx;
-        let nxe = if edx & 1 << 20 != 0 { EFER_NXE } else { 0 };
-        let ffxsr = if edx & 1 << 25 != 0 { EFER_FFXSR } else { 0 };
-        let writable = EFER_SCE | EFER_LME | nxe | ffxsr;
+        let writable = guest_efer_mask::<A>();
         let old = self.vmcb.efer;
         let reserved = value & !(writable | EFER_LMA) != 0;
         if reserved || (value ^ old) & EFER_LME != 0 && self.vmcb.cr0 & CR0_PG != 0 {

@@ -126,3 +126,32 @@ pub(super) fn performance_counters() -> Verdict {
     }
     Ok(())
 }
+
+/// LSTAR, CSTAR, and the bases of FS, GS and the kernel's GS take canonical addresses only.
+pub(super) fn canonical() -> Verdict {
+    for number in [0xc000_0082, 0xc000_0083, 0xc000_0100, 0xc000_0101, 0xc000_0102] {
+        let before = rdmsr(number).unwrap_or_default();
+        for (value, is_canonical) in [
+            (0x7fff_ffff_f000, true),
+            (0xffff_8000_0000_0000, true),
+            (0x8000_0000_0000, false),
+            (0xffff_7fff_ffff_ffff, false),
+            (1 << 63, false),
+        ] {
+            // SAFETY: this program uses neither SYSCALL nor the two segments, and the value is put
+            // back.
+            let written = unsafe { wrmsr(number, value) };
+            let read = rdmsr(number);
+            // SAFETY: its own value.
+            let _ = unsafe { wrmsr(number, before) };
+            if is_canonical {
+                ensure!(written.is_ok() && read == Ok(value), "{number:#x} is {read:x?}, {written:?}");
+            } else {
+                let expected = Err(Fault::PROTECTION);
+                ensure!(written == expected, "WRMSR of {value:#x} to {number:#x}: {written:x?}");
+                ensure!(read == Ok(before), "{number:#x} is {read:x?} after a refused write");
+            }
+        }
+    }
+    Ok(())
+}

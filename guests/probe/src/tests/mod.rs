@@ -86,6 +86,7 @@ const TESTS: &[Test] = &[
     test("u26-performance-counters", cpuid_and_msrs::performance_counters),
     test("u26-xapic", xapic::xapic),
     test("u26-interval-timer", interval::interval_timer),
+    test("u58-canonical", cpuid_and_msrs::canonical),
     test("stale", stale::stale),
     test("large-pages", stale::large_pages),
     test("nmi-in-flush", stale::nmi_in_flush),

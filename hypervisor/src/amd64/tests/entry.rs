@@ -364,3 +364,18 @@ fn breakpoints_come_along_while_they_are_on() {
         processor(|processor| assert_eq!(processor.breakpoints, [1, 2, 3, 4]));
     });
 }
+
+/// Takes the virtual interrupt that the guest is offered, before its first instruction; returns its
+/// vector (APM volume 2, section 15.21.4).
+pub(super) fn take_virtual_interrupt(vmcb: &mut Vmcb) -> Option<u8> {
+    let control = vmcb.interrupt_control;
+    let is_open = vmcb.rflags & RFLAGS_IF != 0 && vmcb.interrupt_shadow & 1 == 0;
+    // With an event by EVENTINJ, the handler begins with interrupts off.
+    let is_free = vmcb.event_injection & event::VALID == 0 && vmcb.intercept_misc1 & misc1::VINTR == 0;
+    if control & vintr::IRQ == 0 || !is_open || !is_free {
+        return None;
+    }
+    assert_ne!(control & vintr::IGNORE_TPR, 0, "the local APIC has decided");
+    vmcb.interrupt_control = control & !vintr::IRQ;
+    Some((control >> vintr::VECTOR_SHIFT) as u8)
+}

@@ -2,6 +2,7 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | `cpuid` | what a guest is shown |
 //! | `entry` | entry, clean-up after it, external events |
 //! | `instructions`, `memory`, `ports`, `registers` | guests that do everything wrong |
 //! | `iommu` | the driver of AMD-Vi |
@@ -10,6 +11,7 @@
 //! | `random` | exits with random contents |
 //! | `rows` | each row of the table |
 
+mod cpuid;
 mod entry;
 mod instructions;
 mod iommu;

@@ -15,14 +15,13 @@ use stay::{Cost, Measured};
 use tlfs::XMM_WORDS;
 
 use crate::amd64::features::Features;
-use crate::amd64::intercepts::misc1;
 use crate::amd64::messages::MachineDevices;
 use crate::amd64::offer::offer_amd64;
 use crate::amd64::processor::Amd64;
 use crate::amd64::registers::{RAX, Registers};
 use crate::amd64::state::Activity;
-use crate::amd64::vmcb::{CR4_PAE, EFER_LME, EFER_SVME, RFLAGS_IF, Segment, Vmcb, vintr};
-use crate::amd64::{CR0_PE, EFER_LMA, enter, event, exits};
+use crate::amd64::vmcb::{CR4_PAE, EFER_LME, EFER_SVME, Segment, Vmcb};
+use crate::amd64::{CR0_PE, EFER_LMA, enter, exits};
 use crate::devices::pc::platform::SerialPort;
 use crate::hyperv::cpuid::CpuidResult;
 use crate::loader::test_kernel;
@@ -49,15 +48,22 @@ impl CpuData {
 
 made_board! { Made, CpuData }
 
+/// Size of the registers' image.
+const FPU_SIZE: usize = 0x340;
+
 /// The guest's behaviour during a stay.
 type Stay = Box<dyn FnMut(&mut Vmcb, &mut Registers)>;
 
 /// The processor of the calling thread.
 pub(crate) struct Processor {
     pub(crate) features: Features,
+    /// Of each register of CPUID, but for the highest leaves.
+    pub(crate) bits: Option<u32>,
     /// Components of extended states.
     pub(crate) components: u64,
     pub(crate) xcr0: u64,
+    /// The registers that XSAVE stores.
+    pub(crate) fpu: [u8; FPU_SIZE],
     pub(crate) tsc_aux: u64,
     pub(crate) breakpoints: [u64; 4],
     /// Bytes that were sent.
@@ -78,8 +84,10 @@ impl Processor {
     fn new() -> Self {
         Self {
             features: Features(0),
+            bits: None,
             components: 7,
             xcr0: 7,
+            fpu: [0; FPU_SIZE],
             tsc_aux: 0,
             breakpoints: [0; 4],
             sent: Vec::new(),
@@ -242,21 +250,6 @@ impl Guest<'_, '_> {
 
 offer_amd64!(Made);
 
-/// Takes the virtual interrupt that the guest is offered, before its first instruction; returns its
-/// vector (APM volume 2, section 15.21.4).
-fn take_virtual_interrupt(vmcb: &mut Vmcb) -> Option<u8> {
-    let control = vmcb.interrupt_control;
-    let is_open = vmcb.rflags & RFLAGS_IF != 0 && vmcb.interrupt_shadow & 1 == 0;
-    // With an event by EVENTINJ, the handler begins with interrupts off.
-    let is_free = vmcb.event_injection & event::VALID == 0 && vmcb.intercept_misc1 & misc1::VINTR == 0;
-    if control & vintr::IRQ == 0 || !is_open || !is_free {
-        return None;
-    }
-    assert_ne!(control & vintr::IGNORE_TPR, 0, "the local APIC has decided");
-    vmcb.interrupt_control = control & !vintr::IRQ;
-    Some((control >> vintr::VECTOR_SHIFT) as u8)
-}
-
 impl Amd64 for Made {
     fn devices() -> Option<&'static MachineDevices> {
         super::machine::devices()
@@ -274,22 +267,9 @@ impl Amd64 for Made {
         NonZeroU32::new(7).expect("a number")
     }
 
-    /// 40 bits of physical address, XSAVE and PCIDs, SMEP and SMAP, NX; a signature that is easy to
-    /// recognise.
     fn cpuid(leaf: u32, subleaf: u32) -> CpuidResult {
-        let (eax, ebx, ecx, edx) = match (leaf, subleaf) {
-            (0, _) => (0x10, 0x6874_7541, 0x444d_4163, 0x6974_6e65),
-            (1, _) => (0x0080_0f12, 0x0800, u32::MAX, u32::MAX),
-            (7, 0) => (1, u32::MAX, u32::MAX, u32::MAX),
-            (0xd, 0) => (7, 0x340, 0x340, 0),
-            (0xd, 1) => (0xf, 0x340, 0, 0),
-            (0xd, 2) => (0x100, 0x240, 0, 0),
-            (0x8000_0000, _) => (0x8000_001f, 0, 0, 0),
-            (0x8000_0001, _) => (0x0080_0f12, 0, u32::MAX, !(1 << 26)),
-            (0x8000_0008, _) => (0x3028, u32::MAX, 0, 0),
-            _ => (leaf, subleaf, 3, 4),
-        };
-        CpuidResult { eax, ebx, ecx, edx }
+        let bits = processor(|processor| processor.bits);
+        super::cpuid::answer_of_made(leaf, subleaf, bits)
     }
 
     fn wrong() -> u32 {
@@ -325,7 +305,7 @@ impl Amd64 for Made {
     }
 
     fn fpu_size() -> usize {
-        0x340
+        FPU_SIZE
     }
 
     fn read_xcr0() -> u64 {
@@ -339,12 +319,20 @@ impl Amd64 for Made {
         });
     }
 
-    unsafe fn load_fpu(_: NonNull<u8>) {
-        processor(|processor| assert_eq!(processor.xcr0, processor.components, "a part would stay behind"));
+    unsafe fn load_fpu(area: NonNull<u8>) {
+        processor(|processor| {
+            assert_eq!(processor.xcr0, processor.components, "a part would stay behind");
+            // SAFETY: the area has the size that was asked for.
+            processor.fpu = unsafe { area.cast().read() };
+        });
     }
 
-    unsafe fn save_fpu(_: NonNull<u8>) {
-        processor(|processor| assert_eq!(processor.xcr0, processor.components, "a part would stay behind"));
+    unsafe fn save_fpu(area: NonNull<u8>) {
+        processor(|processor| {
+            assert_eq!(processor.xcr0, processor.components, "a part would stay behind");
+            // SAFETY: as above.
+            unsafe { area.cast().write(processor.fpu) };
+        });
     }
 
     fn xmm_words() -> [u64; XMM_WORDS] {
@@ -371,7 +359,7 @@ impl Amd64 for Made {
         let halt = cpu.arch.halts.then_some(halt);
         let mut stay = stay.or(halt).expect("a test says what the guest does");
         (vmcb.exit_code, vmcb.exit_info_1, vmcb.exit_info_2, vmcb.exit_interrupt_info) = (0x60, 0, 0, 0);
-        let taken = take_virtual_interrupt(vmcb);
+        let taken = super::entry::take_virtual_interrupt(vmcb);
         processor(|processor| processor.taken = taken);
         stay(vmcb, registers);
         processor(|processor| processor.stay = Some(stay));

@@ -4,6 +4,7 @@ use super::processor::{Guest, Made, TABLES, processor, with_guest};
 use super::rows::{GP, MSR, UD, XSETBV};
 use crate::amd64::checks;
 use crate::amd64::fpu::is_valid_xcr0;
+use crate::amd64::msr;
 use crate::amd64::registers::{RAX, RBX, RCX, RDX};
 use crate::sched::{Line, PutBack};
 use crate::vm::Next;
@@ -144,6 +145,45 @@ fn registers_that_vmrun_reads_take_no_value_that_it_refuses() {
         guest.write_msr(0xc000_0080, 1 << 8 | 1 << 10 | 1 << 11);
         assert_eq!((guest.raised(), guest.vmcb().efer & 1 << 12), (None, 1 << 12), "SVME stays");
     });
+}
+
+#[test]
+fn u58_addresses_that_are_not_canonical_are_refused() {
+    const CHECKED: [u32; 5] = [0xc000_0082, 0xc000_0083, 0xc000_0100, 0xc000_0101, 0xc000_0102];
+    let last = (1 << 47) - 1;
+    with_guest(&[], |guest| {
+        for number in CHECKED {
+            let value = |guest: &mut Guest<'_, '_>| {
+                let vmcb = guest.vmcb();
+                [vmcb.lstar, vmcb.cstar, vmcb.fs.base, vmcb.gs.base, vmcb.kernel_gs_base]
+            };
+            for address in [0, last, !last, u64::MAX, 0xffff_ffff_8100_0000] {
+                guest.write_msr(number, address);
+                assert_eq!(guest.raised(), None, "{number:#x} = {address:#x}");
+                let set = value(guest).into_iter().zip(CHECKED).find(|(_, other)| *other == number);
+                assert_eq!(set.map(|(value, _)| value), Some(address), "{number:#x}");
+            }
+            for address in [last + 1, !last - 1, 1 << 63, 1 << 56, u64::MAX >> 1] {
+                let before = value(guest);
+                guest.write_msr(number, address);
+                assert_eq!((guest.raised(), guest.advanced()), (GP, 0), "{number:#x} = {address:#x}");
+                assert_eq!(value(guest), before);
+            }
+        }
+    });
+    // Two bits each: reads pass, and writes of those that are checked do not.
+    let mut map = vec![0; 0x2000];
+    msr::fill_permission_map::<Made>(&mut map);
+    for number in 0xc000_0080..0xc000_0110_u32 {
+        let bits = 2 * (number as usize & 0x1fff);
+        let exits = map[0x800 + bits / 8] >> (bits % 8) & 3;
+        let expected = match number {
+            _ if CHECKED.contains(&number) => 0b10,
+            0xc000_0081 | 0xc000_0084 | 0xc000_0103 => 0b00,
+            _ => 0b11,
+        };
+        assert_eq!(exits, expected, "{number:#x}");
+    }
 }
 
 /// Units of 100 ns for which the vCPU has run, as the guest reads it.

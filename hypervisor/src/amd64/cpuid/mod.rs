@@ -1,8 +1,17 @@
 //! CPUID: the features of this machine, and the ones that a guest is shown.
 //!
-//! A guest sees the processor that it runs on, minus features that the hypervisor does not provide,
-//! plus its own (x2APIC, TSC deadline, the Hyper-V leaves). Every bit that is shown works.
+//! A guest sees those features of the processor that it runs on which are in the lists of [`kept`],
+//! plus the hypervisor's own (x2APIC, TSC deadline, the Hyper-V leaves). Every bit that is shown
+//! works.
 
+pub mod kept;
+
+use kept::{
+    EXTENDED_1_ECX, EXTENDED_1_EDX, EXTENDED_1A_EAX, EXTENDED_8_EBX, LEAF_1_ECX, LEAF_1_EDX, LEAF_7_EBX,
+    LEAF_7_ECX, LEAF_7_EDX, XSAVE_EAX, enabled,
+};
+
+use super::fpu;
 use super::processor::Amd64;
 use crate::hyperv::cpuid::CpuidResult;
 
@@ -12,72 +21,19 @@ const EMPTY: CpuidResult = CpuidResult { eax: 0, ebx: 0, ecx: 0, edx: 0 };
 const MAX_BASIC: u32 = 0xd;
 const MAX_EXTENDED: u32 = 0x8000_001e;
 
-mod leaf1 {
-    // ECX: MONITOR, VMX, SMX, EIST, TM2, SDBG, PDCM, DCA, OSXSAVE (follows CR4).
-    pub(crate) const ECX_HIDDEN: u32 =
-        1 << 3 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 11 | 1 << 15 | 1 << 18 | 1 << 27;
-    pub(crate) const ECX_OSXSAVE: u32 = 1 << 27;
-    // x2APIC, TSC deadline, hypervisor present: provided by the hypervisor.
-    pub(crate) const ECX_SHOWN: u32 = 1 << 21 | 1 << 24 | 1 << 31;
-    // EDX: MCE, MTRR, MCA, DS, ACPI, TM, PBE: no machine checks, memory types or thermal control
-    // here.
-    pub(crate) const EDX_HIDDEN: u32 = 1 << 7 | 1 << 12 | 1 << 14 | 1 << 21 | 1 << 22 | 1 << 29 | 1 << 31;
-    pub(crate) const EDX_APIC: u32 = 1 << 9;
-    pub(crate) const EDX_MULTI: u32 = 1 << 28;
-}
+const LEAF_1_ECX_OSXSAVE: u32 = 1 << 27;
+/// x2APIC, TSC deadline, hypervisor present.
+const LEAF_1_ECX_OWN: u32 = 1 << 21 | 1 << 24 | 1 << 31;
+/// In leaf 0x8000_0001, too.
+const EDX_APIC: u32 = 1 << 9;
+const LEAF_1_EDX_MULTI: u32 = 1 << 28;
+const LEAF_7_EBX_TSC_ADJUST: u32 = 1 << 1;
 
-mod leaf7 {
-    // EBX: FSGSBASE, TSC_ADJUST (provided here), BMI1, AVX2, SMEP, BMI2, ERMS, INVPCID, AVX-512
-    // F/DQ/IFMA, RDSEED, ADX, SMAP, CLFLUSHOPT, CLWB, AVX-512 CD, SHA, AVX-512 BW/VL.
-    pub(crate) const EBX_KEPT: u32 = 1
-        | 1 << 3
-        | 1 << 5
-        | 1 << 7
-        | 1 << 8
-        | 1 << 9
-        | 1 << 10
-        | 1 << 16
-        | 1 << 17
-        | 1 << 18
-        | 1 << 19
-        | 1 << 20
-        | 1 << 21
-        | 1 << 23
-        | 1 << 24
-        | 1 << 28
-        | 1 << 29
-        | 1 << 30
-        | 1 << 31;
-    pub(crate) const EBX_TSC_ADJUST: u32 = 1 << 1;
-    // ECX: AVX-512 VBMI, UMIP, AVX-512 VBMI2, GFNI, VAES, VPCLMULQDQ, VNNI, BITALG, VPOPCNTDQ,
-    // RDPID.
-    pub(crate) const ECX_KEPT: u32 =
-        1 << 1 | 1 << 2 | 1 << 6 | 1 << 8 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 14 | 1 << 22;
-    // EDX: FSRM.
-    pub(crate) const EDX_KEPT: u32 = 1 << 4;
-}
-
-mod extended1 {
-    // ECX: SVM, extended APIC space, OSVW, IBS, SKINIT, WDT, LWP, NodeId, topology extensions,
-    // performance counters, DBX, PTSC, MWAITX.
-    pub(crate) const ECX_HIDDEN: u32 = 1 << 2
-        | 1 << 3
-        | 1 << 9
-        | 1 << 10
-        | 1 << 12
-        | 1 << 13
-        | 1 << 15
-        | 1 << 19
-        | 1 << 22
-        | 1 << 23
-        | 1 << 24
-        | 1 << 26
-        | 1 << 27
-        | 1 << 28
-        | 1 << 29;
-    /// Machine checks, MTRRs; 1 GiB pages, because guest memory may be mapped by smaller ones: see
-    /// [`stay::amd64::obey`].
-    pub(crate) const EDX_HIDDEN: u32 = 1 << 7 | 1 << 12 | 1 << 14 | 1 << 26;
+/// The bits of `word` that a guest is shown.
+macro_rules! keep {
+    ($features:ident, $word:expr) => {
+        $word & const { kept::kept($features) }
+    };
 }
 
 /// The part of a vCPU's state that CPUID depends on.
@@ -122,14 +78,16 @@ pub fn answer<A: Amd64>(leaf: u32, subleaf: u32, view: View) -> CpuidResult {
         }
         0x8000_0001 => {
             let host = A::cpuid(leaf, 0);
+            let apic = if view.apic { EDX_APIC } else { 0 };
             CpuidResult {
-                ecx: host.ecx & !extended1::ECX_HIDDEN,
-                edx: host.edx & !extended1::EDX_HIDDEN,
+                ecx: keep!(EXTENDED_1_ECX, host.ecx),
+                edx: keep!(EXTENDED_1_EDX, host.edx) | apic,
                 ..host
             }
         }
         // Brand string, caches, TLBs.
-        0x8000_0002..=0x8000_0006 | 0x8000_0019 | 0x8000_001a => A::cpuid(leaf, 0),
+        0x8000_0002..=0x8000_0006 | 0x8000_0019 => A::cpuid(leaf, 0),
+        0x8000_001a => CpuidResult { eax: keep!(EXTENDED_1A_EAX, A::cpuid(leaf, 0).eax), ..EMPTY },
         // The invariant TSC, which a Hyper-V guest must ask for.
         0x8000_0007 => CpuidResult { edx: u32::from(view.invariant_tsc) << 8, ..EMPTY },
         0x8000_0008 => capacities::<A>(view),
@@ -139,16 +97,16 @@ pub fn answer<A: Amd64>(leaf: u32, subleaf: u32, view: View) -> CpuidResult {
 
 fn identity<A: Amd64>(view: View) -> CpuidResult {
     let host = A::cpuid(1, 0);
-    let osxsave = if view.osxsave { leaf1::ECX_OSXSAVE } else { 0 };
-    let apic = if view.apic { leaf1::EDX_APIC } else { 0 };
-    let multi = if view.vcpus > 1 { leaf1::EDX_MULTI } else { 0 };
+    let osxsave = if view.osxsave { LEAF_1_ECX_OSXSAVE } else { 0 };
+    let apic = if view.apic { EDX_APIC } else { 0 };
+    let multi = if view.vcpus > 1 { LEAF_1_EDX_MULTI } else { 0 };
     CpuidResult {
         eax: host.eax,
         // The CLFLUSH line size is kept; ids and counts have eight bits here, leaf 0xb has all
         // bits.
         ebx: host.ebx & 0xff00 | (view.vcpus.min(255)) << 16 | (view.apic_id & 0xff) << 24,
-        ecx: host.ecx & !(leaf1::ECX_HIDDEN | A::wrong()) | leaf1::ECX_SHOWN | osxsave,
-        edx: host.edx & !(leaf1::EDX_HIDDEN | leaf1::EDX_MULTI | leaf1::EDX_APIC) | multi | apic,
+        ecx: keep!(LEAF_1_ECX, host.ecx) & !A::wrong() | LEAF_1_ECX_OWN | osxsave,
+        edx: keep!(LEAF_1_EDX, host.edx) | multi | apic,
     }
 }
 
@@ -156,9 +114,9 @@ fn features<A: Amd64>() -> CpuidResult {
     let host = if A::cpuid(0, 0).eax >= 7 { A::cpuid(7, 0) } else { EMPTY };
     CpuidResult {
         eax: 0,
-        ebx: host.ebx & leaf7::EBX_KEPT | leaf7::EBX_TSC_ADJUST,
-        ecx: host.ecx & leaf7::ECX_KEPT,
-        edx: host.edx & leaf7::EDX_KEPT,
+        ebx: keep!(LEAF_7_EBX, host.ebx) | LEAF_7_EBX_TSC_ADJUST,
+        ecx: keep!(LEAF_7_ECX, host.ecx),
+        edx: keep!(LEAF_7_EDX, host.edx),
     }
 }
 
@@ -173,45 +131,57 @@ fn topology(subleaf: u32, view: View) -> CpuidResult {
 }
 
 fn extended_state<A: Amd64>(subleaf: u32) -> CpuidResult {
-    if A::components() == 0 {
+    let shown = A::components() & fpu::SHOWN;
+    if shown == 0 {
         return EMPTY;
     }
-    // The guest's XCR0 is in the processor, so the size for it is correct as reported.
     let host = A::cpuid(0xd, subleaf);
     match subleaf {
-        // XSAVEOPT, XSAVEC, XGETBV 1; no supervisor components.
-        1 => CpuidResult { eax: host.eax & 7, ..EMPTY },
-        0 | 2..=63 => host,
+        // The guest's XCR0 is in the processor, so the size for it is correct as reported.
+        0 => CpuidResult { eax: shown as u32, ebx: host.ebx, ecx: image_size::<A>(shown), edx: 0 },
+        1 => CpuidResult { eax: keep!(XSAVE_EAX, host.eax), ..EMPTY },
+        2..=63 if shown >> subleaf & 1 != 0 => host,
         _ => EMPTY,
     }
 }
 
+/// Size of an image of all `components`: the legacy part, the header, and the others where the
+/// processor says that they are (APM volume 2, section 11.5).
+fn image_size<A: Amd64>(components: u64) -> u32 {
+    let others = (2..64).filter(|bit| components >> bit & 1 != 0).map(|bit| A::cpuid(0xd, bit));
+    others.map(|part| part.eax.saturating_add(part.ebx)).fold(0x240, u32::max)
+}
+
 fn capacities<A: Amd64>(view: View) -> CpuidResult {
     let host = A::cpuid(0x8000_0008, 0);
-    // CLZERO and the always-saved error pointers; no speculation controls.
-    const EBX_KEPT: u32 = 1 | 1 << 2;
     CpuidResult {
         eax: host.eax & 0xffff,
-        ebx: host.ebx & EBX_KEPT,
+        ebx: keep!(EXTENDED_8_EBX, host.ebx),
         ecx: (view.vcpus - 1).min(255) | view.id_bits() << 12,
         edx: 0,
     }
 }
 
-/// The bits that a guest may set in CR4, given the CPUID leaves 1, 7 and 0xd that it is shown (APM
-/// volume 2, section 3.1.3).
+/// The bits that a guest may set in CR4: those of the features that it is shown, and of machine
+/// checks and counters (APM volume 2, section 3.1.3).
 pub fn guest_cr4_mask<A: Amd64>() -> u64 {
-    let one = A::cpuid(1, 0);
-    let seven = features::<A>();
-    let bit = |condition: bool, bit: u32| if condition { 1u64 << bit } else { 0 };
-    // VME to PCE, FXSAVE and SIMD exceptions: every processor with long mode has them.
-    0x7ff
-        | bit(seven.ecx & 1 << 2 != 0, 11)
-        | bit(seven.ebx & 1 != 0, 16)
-        | bit(one.ecx & 1 << 17 != 0, 17)
-        | bit(one.ecx & 1 << 26 != 0, 18)
-        | bit(seven.ebx & 1 << 7 != 0, 20)
-        | bit(seven.ebx & 1 << 20 != 0, 21)
+    const MCE: u64 = 1 << 6;
+    const PCE: u64 = 1 << 8;
+    let (one, seven) = (A::cpuid(1, 0), features::<A>());
+    [(LEAF_1_ECX, one.ecx), (LEAF_1_EDX, one.edx), (LEAF_7_EBX, seven.ebx), (LEAF_7_ECX, seven.ecx)]
+        .into_iter()
+        .fold(MCE | PCE, |mask, (word, shown)| mask | enabled(word, shown).0)
+}
+
+/// The bits that a guest may set in EFER: those of the features that it is shown (APM volume 2,
+/// section 3.1.7).
+pub fn guest_efer_mask<A: Amd64>() -> u64 {
+    enabled(EXTENDED_1_EDX, A::cpuid(0x8000_0001, 0).edx).1
+}
+
+/// Whether a guest is shown the instructions that set the bases of FS and GS.
+pub fn shows_fsgsbase<A: Amd64>() -> bool {
+    features::<A>().ebx & 1 != 0
 }
 
 /// Width of physical addresses in bits.
