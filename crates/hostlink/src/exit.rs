@@ -15,8 +15,8 @@ pub const PORT: u16 = 0xf4;
 pub enum ExitCode {
     /// The guest switched itself off.
     GuestPowerOff = 0x20,
-    /// The guest shut down by triple fault; its registers are in the log.
-    GuestTripleFault = 0x21,
+    /// The guest came into a state that the processor refuses; its registers are in the log.
+    GuestInvalid = 0x21,
     /// The hypervisor panicked; the report is in the log.
     Panic = 0x22,
     /// The bundle or its configuration is not usable; the reason is in the log.
@@ -36,7 +36,7 @@ impl ExitCode {
     /// Every code, for tables and lookup.
     pub const ALL: [Self; 8] = [
         Self::GuestPowerOff,
-        Self::GuestTripleFault,
+        Self::GuestInvalid,
         Self::Panic,
         Self::BadConfig,
         Self::Unsupported,
@@ -65,7 +65,7 @@ impl ExitCode {
     pub const fn reason(self) -> &'static str {
         match self {
             Self::GuestPowerOff => "it switched itself off",
-            Self::GuestTripleFault => "it shut down by triple fault",
+            Self::GuestInvalid => "the processor refuses its state",
             Self::Panic => "the hypervisor panicked",
             Self::BadConfig => "it cannot be started",
             Self::Unsupported => "the machine lacks what the hypervisor needs",
@@ -79,7 +79,7 @@ impl ExitCode {
     pub const fn tool_status(self) -> i32 {
         match self {
             Self::GuestPowerOff => 0,
-            Self::GuestTripleFault => 65,
+            Self::GuestInvalid => 65,
             Self::BadConfig => 66,
             Self::Unsupported => 69,
             Self::Panic => 70,

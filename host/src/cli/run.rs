@@ -18,9 +18,9 @@ use std::path::PathBuf;
 /// guests' consoles are shown with their names, and logged; `./quell console NAME` attaches to one
 /// of them, to type there. Ctrl-C ends the machine.
 ///
-/// Exit status: that of the --exec command; 65 after a triple fault of the guest, 66 for a guest
-/// that cannot be started, 69 for a machine that lacks something, 70 after a failure of the
-/// hypervisor, 71 after a guest's reset with --reset exit, 72 if a processor did not leave guest
+/// Exit status: that of the --exec command; 65 if the processor refuses the guest's state, 66 for a
+/// guest that cannot be started, 69 for a machine that lacks something, 70 after a failure of the
+/// hypervisor, 71 after a guest's reset with --reset exit (a triple fault is one), 72 if a processor did not leave guest
 /// mode, 73 if no page was left for a nested page table, 124 after --timeout, 128 + N after signal
 /// N.
 #[derive(Debug, Args)]

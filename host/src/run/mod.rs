@@ -249,7 +249,7 @@ fn conclude_machine(outcome: &Outcome, may_leave: bool) -> u8 {
             let reason = match code {
                 ExitCode::GuestStalled => "a processor did not leave the guest, which was ended",
                 ExitCode::GuestOutOfTables => "there was no page left for a nested page table",
-                ExitCode::GuestTripleFault => "the guest shut down by triple fault",
+                ExitCode::GuestInvalid => "the processor refuses the guest's state",
                 ExitCode::BadConfig => "the guest cannot be started",
                 ExitCode::Unsupported => "the machine lacks what the hypervisor needs",
                 ExitCode::GuestReset => "the guest asked for a reset, and resets end this run",

@@ -144,8 +144,8 @@ pub(super) enum ProbeEnd {
     SharedPassed,
     /// The same for all its tests, some of which need a second processor.
     AllPassed,
-    /// It shuts down by triple fault, and the log has its registers.
-    TripleFault,
+    /// The run ends like this, and the log has its registers.
+    Ended(ExitCode),
 }
 
 /// A test of the bare guest that tries everything.
@@ -378,17 +378,24 @@ pub(super) const CASES: [Case; 46] = [
         TestFile::None,
         (70, "hypervisor::vm::run::cpu_loop"),
     ),
+    tool(
+        "u56_reboot_by_triple_fault",
+        "a kernel's reset by a triple fault is a reset as any other",
+        &["run", "--append", "reboot=t", "--exec", "reboot -f", "--timeout", "100"],
+        TestFile::None,
+        (71, "shut down by triple fault"),
+    ),
     probe(
         "refused_vmrun_ends_the_run",
         "a state that VMRUN refuses ends the guest with a register dump, not the hypervisor",
         "no_write_through",
-        ProbeEnd::TripleFault,
+        ProbeEnd::Ended(ExitCode::GuestInvalid),
     ),
     probe(
-        "guest_triple_fault_ends_the_run",
-        "with the guest's registers in the log",
+        "guest_triple_fault_is_a_reset",
+        "which ends the run if asked to, with the guest's registers in the log",
         "triple_fault",
-        ProbeEnd::TripleFault,
+        ProbeEnd::Ended(ExitCode::GuestReset),
     ),
     probe(
         "unknown_msr_faults_in_the_guest",

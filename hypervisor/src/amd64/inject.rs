@@ -95,7 +95,7 @@ impl VcpuState {
                 self.raise_delivery_failure();
                 self.vmcb.event_injection = 0;
             }
-            Combined::Shutdown => return Next::Dead,
+            Combined::Shutdown => return Next::Shutdown,
         }
         Next::Resume
     }

@@ -27,6 +27,7 @@ use crate::devices::pc::lapic::{Lapic, TimerClock};
 use crate::hyperv::Vp;
 use crate::loader::{self, EntryState};
 use crate::sched::spinning::Look;
+use crate::vm::GUEST;
 use crate::vm::arch::State;
 use crate::vm::files::Defects;
 
@@ -90,16 +91,16 @@ pub struct VcpuState {
     /// The guest's value of TSC_ADJUST.
     pub tsc_adjust: u64,
     /// CPUID leaf 1's EAX, which is in EDX after INIT.
-    signature: u32,
+    pub(super) signature: u32,
     /// The CPUID that this vCPU sees.
     pub view: cpuid::View,
     /// Its last walks to its code.
     pub code: CodePaths,
     /// The pages without memory that it accessed most recently.
     pub mmio: MmioCache<MMIO_PAGES>,
-    fpu: FpuState,
-    debug: DebugRegisters,
-    tsc_aux: u64,
+    pub(super) fpu: FpuState,
+    pub(super) debug: DebugRegisters,
+    pub(super) tsc_aux: u64,
 }
 
 impl VcpuState {
@@ -138,23 +139,32 @@ impl VcpuState {
 
     fn set_controls<A: Amd64>(&mut self, permissions: &Permissions) {
         let vmcb = &mut *self.vmcb;
-        vmcb.intercept_cr = intercepts::CR_WRITE_4;
-        vmcb.intercept_exceptions = intercepts::EXCEPTIONS;
-        [vmcb.intercept_misc1, vmcb.intercept_misc2, vmcb.intercept_misc3] = intercepts::ALWAYS;
         vmcb.iopm_base = permissions.io;
         vmcb.msrpm_base = permissions.msr;
         vmcb.nested_control = 1;
         vmcb.nested_cr3 = permissions.nested_root;
-        vmcb.interrupt_control = vintr::MASKING;
         if A::features().pause_filter() {
             vmcb.pause_filter_count = PAUSE_COUNT;
             vmcb.pause_filter_threshold = PAUSE_THRESHOLD;
         }
     }
 
+    /// What causes exits and what is offered while no event waits. Whether PAUSE is intercepted
+    /// depends on the CPU's queue.
+    fn set_idle_controls(&mut self) {
+        let vmcb = &mut *self.vmcb;
+        let pause = vmcb.intercept_misc1 & misc1::PAUSE;
+        vmcb.intercept_cr = intercepts::CR_WRITE_4;
+        vmcb.intercept_exceptions = intercepts::EXCEPTIONS;
+        [vmcb.intercept_misc1, vmcb.intercept_misc2, vmcb.intercept_misc3] = intercepts::ALWAYS;
+        vmcb.intercept_misc1 = vmcb.intercept_misc1 & !misc1::PAUSE | pause;
+        vmcb.interrupt_control = vintr::MASKING;
+    }
+
     /// The processor's state after INIT: APM volume 2, table 14-1. The FPU keeps its state.
     pub fn set_init_state(&mut self) {
         let _own = self.end_step();
+        self.set_idle_controls();
         let data = Segment { selector: 0, attributes: 0x093, limit: 0xffff, base: 0 };
         let vmcb = &mut *self.vmcb;
         vmcb.cs = Segment { selector: 0xf000, attributes: 0x09b, limit: 0xffff, base: 0xffff_0000 };
@@ -356,16 +366,17 @@ impl State for VcpuState {
         &mut self.mmio
     }
 
-    fn dump(&self, vcpu: u32) {
+    fn dump(&self, vcpu: u32, what: &str) {
         let (v, r) = (&*self.vmcb, &self.registers.0);
-        log::error!("vCPU {vcpu} shut down: triple fault at {:#06x}:{:#018x}", v.cs.selector, v.rip);
-        log::error!("  rax {:#018x} rbx {:#018x} rcx {:#018x} rdx {:#018x}", r[0], r[3], r[1], r[2]);
-        log::error!("  rsi {:#018x} rdi {:#018x} rbp {:#018x} rsp {:#018x}", r[6], r[7], r[5], v.rsp);
-        log::error!("  r8  {:#018x} r9  {:#018x} r10 {:#018x} r11 {:#018x}", r[8], r[9], r[10], r[11]);
-        log::error!("  r12 {:#018x} r13 {:#018x} r14 {:#018x} r15 {:#018x}", r[12], r[13], r[14], r[15]);
-        log::error!("  cr0 {:#018x} cr2 {:#018x} cr3 {:#018x} cr4 {:#018x}", v.cr0, v.cr2, v.cr3, v.cr4);
-        log::error!("  efer {:#x} rflags {:#x} cpl {}", v.efer & !EFER_SVME, v.rflags, v.cpl);
+        log::error!(target: GUEST, "vCPU {vcpu} {what}: at {:#06x}:{:#018x}", v.cs.selector, v.rip);
+        log::error!(target: GUEST, "  rax {:#018x} rbx {:#018x} rcx {:#018x} rdx {:#018x}", r[0], r[3], r[1], r[2]);
+        log::error!(target: GUEST, "  rsi {:#018x} rdi {:#018x} rbp {:#018x} rsp {:#018x}", r[6], r[7], r[5], v.rsp);
+        log::error!(target: GUEST, "  r8  {:#018x} r9  {:#018x} r10 {:#018x} r11 {:#018x}", r[8], r[9], r[10], r[11]);
+        log::error!(target: GUEST, "  r12 {:#018x} r13 {:#018x} r14 {:#018x} r15 {:#018x}", r[12], r[13], r[14], r[15]);
+        log::error!(target: GUEST, "  cr0 {:#018x} cr2 {:#018x} cr3 {:#018x} cr4 {:#018x}", v.cr0, v.cr2, v.cr3, v.cr4);
+        log::error!(target: GUEST, "  efer {:#x} rflags {:#x} cpl {}", v.efer & !EFER_SVME, v.rflags, v.cpl);
         log::error!(
+            target: GUEST,
             "  idt {:#x} limit {:#x}, gdt {:#x} limit {:#x}",
             v.idtr.base,
             v.idtr.limit,

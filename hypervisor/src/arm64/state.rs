@@ -18,8 +18,8 @@ use super::vcpu::Inbox;
 use crate::devices::virt::gic::{self, Private, View};
 use crate::devices::virt::psci::Start;
 use crate::sched::spinning::{Look, SpinWatch};
-use crate::vm::VpIndex;
 use crate::vm::arch::State;
+use crate::vm::{GUEST, VpIndex};
 
 /// Processor state at the start of a vCPU: EL1 with its own stack pointer, everything masked (PSCI,
 /// section 6.4.3).
@@ -282,11 +282,11 @@ impl<P: Arm64> State for VcpuState<P> {
         &mut self.mmio
     }
 
-    fn dump(&self, vcpu: u32) {
+    fn dump(&self, vcpu: u32, what: &str) {
         let r = &self.registers;
-        log::error!("vCPU {vcpu} cannot go on: at {:#018x}, PSTATE {:#x}", r.pc, r.pstate);
+        log::error!(target: GUEST, "vCPU {vcpu} {what}: at {:#018x}, PSTATE {:#x}", r.pc, r.pstate);
         for (index, four) in r.x.chunks(4).enumerate() {
-            log::error!("  x{:<2} {:#018x?}", index * 4, four);
+            log::error!(target: GUEST, "  x{:<2} {:#018x?}", index * 4, four);
         }
         log::error!("  ESR_EL2 {:#x}, FAR_EL2 {:#x}", P::syndrome(), P::fault_address());
         let [vectors, link, syndrome, address] =

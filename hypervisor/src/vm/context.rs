@@ -32,7 +32,9 @@ pub enum Next {
     Reset,
     /// The virtual machine ends.
     PowerOff,
-    /// The guest cannot go on: a triple fault.
+    /// A triple fault. The virtual machine restarts.
+    Shutdown,
+    /// The processor refuses the guest's state: it cannot go on.
     Dead,
 }
 

@@ -1,7 +1,9 @@
 //! A reset: every vCPU stops (`stop.rs`), and the last one restarts the guest, in steps, in its own
 //! turns.
 
+use hostlink::config::ResetPolicy;
 use hostlink::counters::Counter;
+use hostlink::exit::ExitCode;
 use paging::Progress;
 
 use super::GUEST;
@@ -11,7 +13,7 @@ use super::load::Load;
 use super::machine::{Vm, VpIndex};
 use super::switch::Leave;
 use crate::sched::PutBack;
-use crate::stopping::{DESTROY, REQUESTS, Role};
+use crate::stopping::{DESTROY, REQUESTS, RESET, Role};
 
 impl<A: Arch> Vm<A> {
     /// The state after power-on of a guest whose vCPUs have all stopped, except for its memory.
@@ -35,6 +37,18 @@ pub(super) struct Reset<A: Arch> {
 }
 
 impl<A: Arch> Context<'_, A> {
+    /// The guest resets, as its policy says.
+    pub(super) fn restart(&mut self) -> Option<Leave> {
+        match self.vm.reset_policy() {
+            ResetPolicy::Exit => self.end(ExitCode::GuestReset),
+            ResetPolicy::Panic => panic!("the guest resets, which is taken for an error here"),
+            ResetPolicy::Reboot => {
+                self.vm.begin_stop(RESET);
+                self.check_events()
+            }
+        }
+    }
+
     /// The guest is to stop. Returns how this vCPU leaves its CPU, or `None` when the guest goes on
     /// after a reset that this vCPU has carried out.
     #[cold]

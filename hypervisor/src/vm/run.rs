@@ -44,7 +44,6 @@
 //! | `check_spinning` | whether the vCPU only waits for memory to change |
 
 use alloc::boxed::Box;
-use hostlink::config::ResetPolicy;
 use hostlink::counters::Counter;
 use hostlink::defect::Defect;
 use hostlink::exit::ExitCode;
@@ -266,7 +265,7 @@ impl<'a, A: Arch> Context<'a, A> {
 
     /// An event was posted, or a timer was changed.
     #[inline(never)]
-    fn check_events(&mut self) -> Option<Leave> {
+    pub(super) fn check_events(&mut self) -> Option<Leave> {
         let leave = self.check_all(A::now())?;
         self.count_turn(leave)
     }
@@ -378,21 +377,18 @@ impl<'a, A: Arch> Context<'a, A> {
                 Some(Leave::PutBack(PutBack::Yielded))
             }
             Next::Yield | Next::Again => None,
-            Next::Reset => match self.vm.reset_policy() {
-                ResetPolicy::Exit => self.end(ExitCode::GuestReset),
-                ResetPolicy::Panic => panic!("the guest resets, which is taken for an error here"),
-                ResetPolicy::Reboot => {
-                    self.vm.begin_stop(stopping::RESET);
-                    self.check_events()
-                }
-            },
+            Next::Reset => self.restart(),
+            Next::Shutdown => {
+                self.state.dump(self.vcpu.index, "shut down by triple fault");
+                self.restart()
+            }
             Next::PowerOff => {
                 log::info!(target: GUEST, "the guest switched itself off");
                 self.end(ExitCode::GuestPowerOff)
             }
             Next::Dead => {
-                self.state.dump(self.vcpu.index);
-                self.end(ExitCode::GuestTripleFault)
+                self.state.dump(self.vcpu.index, "is in a state that the processor refuses");
+                self.end(ExitCode::GuestInvalid)
             }
         }
     }

@@ -46,6 +46,6 @@ pub trait State: Send {
     /// The pages without memory that the vCPU accessed most recently.
     fn mmio(&mut self) -> &mut MmioCache<MMIO_PAGES>;
 
-    /// Logs the registers, when the guest cannot continue.
-    fn dump(&self, vcpu: VpIndex);
+    /// Logs `what` happened, and the registers.
+    fn dump(&self, vcpu: VpIndex, what: &str);
 }

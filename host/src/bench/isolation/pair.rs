@@ -3,7 +3,6 @@
 use super::figures::{Batches, Latencies, Tally, float};
 use crate::arch::{Arch, Platform};
 use crate::cli::Overrides;
-use crate::machine::control::{Control, Found};
 use crate::machine::counters::{Snapshot, clock_hz, cpu_count};
 use crate::machine::guests::{Entries, Follower, GuestSeen, Identity};
 use crate::machine::process::{End, Flow, Machine};
@@ -19,7 +18,6 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use hostile::attacks::Attack;
 use hostlink::config::Switches;
 use hostlink::counters::Counter;
-use hostlink::ctl::Request;
 use hostlink::guests::GuestState;
 use std::cell::RefCell;
 use std::fs;
@@ -137,10 +135,6 @@ struct Watcher {
     /// The console that reports come by.
     port: usize,
     batches: u64,
-    machine: Found,
-    /// Whether the attack ends the attacker, which is then started again; and how often it was.
-    ends: bool,
-    starts: u64,
     followed: [Option<(Identity, Follower, Vec<u8>)>; 2],
     is_attacked: bool,
     measured: Batches,
@@ -152,15 +146,11 @@ struct Watcher {
 impl Watcher {
     fn new(machine: &Machine, arch: Arch, plan: &Plan) -> Result<Self> {
         let (ram, beacon) = machine.shared()?;
-        let found = machine.found().context("the machine has no hypervisor")?;
         Ok(Self {
             ram,
             beacon,
             port: usize::from(!arch.reports_on_console()),
             batches: plan.batches,
-            machine: found,
-            ends: plan.attack == Attack::Faults && arch == Arch::X86_64,
-            starts: 0,
             followed: [None, None],
             is_attacked: false,
             measured: Batches::default(),
@@ -195,11 +185,6 @@ impl Watcher {
         let [attacker, bystander] = &guests;
         for guest in [attacker, bystander] {
             let has_ended = matches!(guest.state, GuestState::Off | GuestState::Failed);
-            if has_ended && self.ends && guest.name == attacker.name {
-                Control::open(&self.machine)?.ask(&Request::Start { guest: guest.name })?;
-                self.starts += 1;
-                continue;
-            }
             ensure!(!has_ended, "guest {} has ended: {}, {:?}", guest.name, guest.state, guest.exit);
         }
         if !self.is_attacked || !self.measured.has_any() {
@@ -293,7 +278,7 @@ impl Watcher {
             speed: float(tally.units) / used[1],
             interrupts: float(bystander.get(Counter::ExitInterrupt)) / used[1],
             exits: float(attacker.exits()) / used[0],
-            resets: attacker.get(Counter::Resets) + self.starts,
+            resets: attacker.get(Counter::Resets),
         })
     }
 }

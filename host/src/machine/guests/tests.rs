@@ -17,9 +17,9 @@ fn guests_are_read_from_their_entries() {
     assert_eq!((web.generation, web.state, web.exit, web.vcpus), (2, GuestState::Running, None, 2));
     assert_eq!((web.counters, web.weight, web.cap, web.memory), (made::COUNTERS, 100, Some(50), 1 << 28));
     assert!(web.consoles.iter().all(|console| console.is_some_and(|ring| ring.size == RING_BYTES)));
-    made.set_state(2, GuestState::Failed, ExitCode::GuestTripleFault as u32);
+    made.set_state(2, GuestState::Failed, ExitCode::GuestInvalid as u32);
     let web = &entries.guests(&made.ram).expect("reads")[1];
-    assert_eq!((web.state, web.exit), (GuestState::Failed, Some(ExitCode::GuestTripleFault)));
+    assert_eq!((web.state, web.exit), (GuestState::Failed, Some(ExitCode::GuestInvalid)));
     made.fill(2, "mail", GuestState::Running);
     let mail = &entries.guests(&made.ram).expect("reads")[1];
     assert_eq!((mail.generation, mail.name.as_str(), mail.exit), (4, "mail", None));

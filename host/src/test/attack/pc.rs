@@ -64,7 +64,7 @@ pub(super) const ROWS: &[Case] = &[
         "u13_idt_in_nothing",
         "an exception whose descriptor is not in memory shuts the guest down",
         "u13_idt_in_nothing",
-        ProbeEnd::TripleFault,
+        ProbeEnd::Ended(ExitCode::GuestReset),
     ),
     stock(
         "u15_late_processor",

@@ -29,15 +29,17 @@ const FILLED: u64 = 0xa5a5_a5a5_a5a5_a5a5;
 enum Way {
     /// By its reset register.
     Itself,
-    /// It crashes, and is started again.
-    Crash,
+    /// By a triple fault.
+    Fault,
+    /// It switches itself off, and is started again.
+    Off,
     /// By a request.
     Request,
     /// It is destroyed, created and started.
     Destroyed,
 }
 
-const WAYS: [Way; 4] = [Way::Itself, Way::Crash, Way::Request, Way::Destroyed];
+const WAYS: [Way; 5] = [Way::Itself, Way::Fault, Way::Off, Way::Request, Way::Destroyed];
 
 /// After each reset the memory that the disk was reading to is zero, and stays it, and the disk
 /// works. What is read then is served after what was asked for before: when it is there, nothing
@@ -82,9 +84,13 @@ fn one(stage: &mut Stage<'_>, way: Way, from: usize) -> Result<usize> {
             stage.type_text("reader", "reset\n")?;
             from
         }
-        Way::Crash => {
+        Way::Fault => {
             stage.type_text("reader", "triple-fault\n")?;
-            stage.until_it_is("reader", GuestState::Failed)?;
+            from
+        }
+        Way::Off => {
+            stage.type_text("reader", "poweroff\n")?;
+            stage.until_it_is("reader", GuestState::Off)?;
             stage.ask(&Request::Start { guest })?;
             from
         }

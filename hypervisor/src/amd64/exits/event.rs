@@ -79,14 +79,13 @@ pub(super) fn on_undefined<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> N
 
 /// A triple fault.
 pub(super) fn on_shutdown<A: Amd64>(_: &mut Context<'_, A>, _: Exit) -> Next {
-    Next::Dead
+    Next::Shutdown
 }
 
 /// A guest can get here where a control register accepts values that VMRUN does not (QEMU: CR0.NW
 /// without CD).
 #[cold]
-pub(super) fn on_invalid<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Next {
-    log::error!("VMRUN refuses the state of vCPU {}", context.vcpu.index);
+pub(super) fn on_invalid<A: Amd64>(_: &mut Context<'_, A>, _: Exit) -> Next {
     Next::Dead
 }
 

@@ -127,7 +127,7 @@ fn an_event_that_cannot_be_delivered_becomes_a_double_fault_and_that_the_end() {
     for (delivered, next, raised) in [
         (event::VALID | event::TYPE_INTERRUPT | 0x41, Next::Resume, Some(8)),
         (event::exception(13), Next::Resume, Some(8)),
-        (event::exception(8) | event::ERROR_VALID, Next::Dead, Some(8)),
+        (event::exception(8) | event::ERROR_VALID, Next::Shutdown, Some(8)),
     ] {
         with_guest(LOAD, |guest| {
             guest.vmcb().exit_interrupt_info = delivered;

@@ -9,6 +9,7 @@
 //! | `machine` | a made machine with PCI functions and an IOMMU |
 //! | `owned` | PCI functions that a guest owns |
 //! | `random` | exits with random contents |
+//! | `reset` | what a reset leaves: nothing |
 //! | `rows` | each row of the table |
 
 mod cpuid;
@@ -22,6 +23,7 @@ mod ports;
 mod processor;
 mod random;
 mod registers;
+mod reset;
 mod routes;
 mod rows;
 

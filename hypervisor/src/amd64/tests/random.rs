@@ -149,7 +149,7 @@ fn play(seed: u64, steps: u32) {
             let next = exit_of(&mut random, guest);
             let mask = guest.0.vm.guest.cr4_mask;
             check(guest, mask);
-            if matches!(next, Next::Reset | Next::PowerOff | Next::Dead) {
+            if matches!(next, Next::Reset | Next::PowerOff | Next::Shutdown | Next::Dead) {
                 continue;
             }
             let mut entries = 0;

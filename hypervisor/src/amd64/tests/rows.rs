@@ -57,7 +57,8 @@ fn test_of(row: Row) -> fn(u64) {
             Event::MachineCheck => ends_in_a_report,
             Event::Refused => gets_a_protection_fault,
             Event::Undefined | Event::Unexpected => finds_no_instruction,
-            Event::Shutdown | Event::Invalid => cannot_go_on,
+            Event::Shutdown => shuts_down,
+            Event::Invalid => cannot_go_on,
         },
     }
 }
@@ -359,6 +360,13 @@ fn finds_no_instruction(code: u64) {
     with_guest(&[0x0f, 0x01, 0xd8], |guest| {
         assert_eq!(guest.exit(code, u64::MAX, u64::MAX), Next::Resume);
         assert_eq!((guest.raised(), guest.advanced()), (UD, 0), "{code:#x}");
+    });
+}
+
+fn shuts_down(code: u64) {
+    with_guest(&[], |guest| {
+        assert_eq!(guest.exit(code, 0, 0), Next::Shutdown);
+        assert_eq!(guest.advanced(), 0);
     });
 }
 

@@ -42,7 +42,7 @@ fn a_guest_that_crashes_ends_alone_and_the_run_has_failed() {
     let crash: &[&[Op]] = &[&[Start(1), Work(50_000), Crash], &[Work(10_000_000), Done]];
     for seed in 0..20 {
         let board = several(2, &[(FIRST, crash), (SECOND, &[LONG_FIRST, LONG])]);
-        assert_eq!(board.run(seed), End::Exit(ExitCode::GuestTripleFault), "seed {seed}");
+        assert_eq!(board.run(seed), End::Exit(ExitCode::GuestInvalid), "seed {seed}");
         assert_eq!(states(board)[0], GuestState::Failed);
     }
 }

@@ -206,8 +206,9 @@ fn interrupts_are_taken_after_so_many_turns_without_an_entry() {
 fn what_ends_a_guest_ends_the_run_with_its_code() {
     for (op, policy, end) in [
         (PowerOff, "reboot", ExitCode::GuestPowerOff),
-        (Crash, "reboot", ExitCode::GuestTripleFault),
+        (Crash, "reboot", ExitCode::GuestInvalid),
         (Reset, "exit", ExitCode::GuestReset),
+        (ShutdownBelow(1), "exit", ExitCode::GuestReset),
     ] {
         let config: &'static str = match policy {
             "exit" => "vcpus=2\nmemory=4194304\nreset=exit",
@@ -215,7 +216,21 @@ fn what_ends_a_guest_ends_the_run_with_its_code() {
         };
         run_to(End::Exit(end), 2, config, 3, &[&[Start(1), Work(100_000), op], &[SpinFor(0)]]);
     }
-    run_to(End::Panic, 1, "vcpus=1\nmemory=4194304\nreset=panic", 3, &[&[Reset]]);
+    for op in [Reset, ShutdownBelow(1)] {
+        run_to(End::Panic, 1, "vcpus=1\nmemory=4194304\nreset=panic", 3, &[&[op]]);
+    }
+}
+
+#[test]
+fn u56_a_triple_fault_is_a_reset() {
+    let second: &[Op] = &[Work(1000), ShutdownBelow(6), Done];
+    for cpus in 1..=3 {
+        for seed in 0..10 {
+            let first: &[Op] = &[ShutdownBelow(3), Start(1), Work(50_000), Done];
+            let board = run_to(OFF, cpus, "vcpus=2\nmemory=4194304", seed, &[first, second]);
+            assert_eq!(counted(board, Counter::Resets), 6, "{cpus} CPUs, seed {seed}");
+        }
+    }
 }
 
 #[test]

@@ -72,6 +72,8 @@ pub(super) enum Op {
     SkipAfterReset,
     /// Resets the machine, unless that has been done this often.
     ResetBelow(u32),
+    /// The same by a triple fault.
+    ShutdownBelow(u32),
     PowerOff,
     /// Cannot continue.
     Crash,

@@ -34,6 +34,7 @@ pub(super) enum Exit {
     Move(u64),
     Reset,
     PowerOff,
+    Shutdown,
     Crash,
 }
 
@@ -107,7 +108,7 @@ impl State for Vcpu {
         &mut self.mmio
     }
 
-    fn dump(&self, _: VcpuIndex) {}
+    fn dump(&self, _: VcpuIndex, _: &str) {}
 }
 
 /// What follows an operation.
@@ -191,7 +192,8 @@ impl Vcpu {
             Op::SkipAfterReset => self.at += usize::from(resets() != 0),
             Op::Reset => return Next::AgainAfter(Exit::Reset),
             Op::ResetBelow(most) if resets() < most => return Next::AgainAfter(Exit::Reset),
-            Op::ResetBelow(_) => {}
+            Op::ShutdownBelow(most) if resets() < most => return Next::AgainAfter(Exit::Shutdown),
+            Op::ResetBelow(_) | Op::ShutdownBelow(_) => {}
             Op::PowerOff => return Next::AgainAfter(Exit::PowerOff),
             Op::Crash => return Next::AgainAfter(Exit::Crash),
             Op::Done => {

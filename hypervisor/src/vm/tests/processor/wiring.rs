@@ -202,6 +202,8 @@ unsafe impl Arch for Made {
             context.state.activity = Activity::Running;
         }
         context.state.got |= inbox.interrupts.swap(0, Ordering::Acquire);
+        // Others post what this check does not find any more.
+        offer::pass::<Self>();
     }
 
     fn expire_timers(context: &mut Context<'_, Self>, now: u64) {
@@ -298,6 +300,7 @@ unsafe impl Arch for Made {
             }
             Exit::Reset => Next::Reset,
             Exit::PowerOff => Next::PowerOff,
+            Exit::Shutdown => Next::Shutdown,
             Exit::Crash => Next::Dead,
         }
     }
