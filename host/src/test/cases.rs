@@ -326,7 +326,7 @@ pub(super) const LOOPS_COUNT: usize = 9;
 pub(super) const LOOPS_ROUNDS: u64 = 800;
 pub(super) const LOOPS_TASKS: u64 = 4;
 
-pub(super) const CASES: [Case; 46] = [
+pub(super) const CASES: [Case; 47] = [
     tool(
         "missing_kernel",
         "a missing kernel is an error before anything starts",

@@ -2,6 +2,7 @@
 
 mod owning;
 pub(crate) mod several;
+mod words;
 
 use crate::arch::{Arch, Platform};
 use crate::guest::cache::{self, GuestFiles};
@@ -126,6 +127,7 @@ impl Guest {
 
     /// Writes the bundle that passes this guest to the hypervisor.
     pub(crate) fn write_bundle(&self, hypervisor: &Hypervisor, boot_cpu: BootCpu, path: &Path) -> Result<()> {
+        words::check(self.platform.arch(), &self.cmdline)?;
         let devices = devices::build(self.platform, [&self.devices].into_iter(), true)?.names.concat();
         let config = Config {
             vcpus: self.vcpus,

@@ -1,6 +1,6 @@
 //! Several guests of a machine file, and the machine that runs them on Quell.
 
-use super::{Hypervisor, StockGuest, check_fit};
+use super::{Hypervisor, StockGuest, check_fit, words};
 use crate::arch::Arch;
 use crate::debian::boot::ROOT;
 use crate::machine::bundle::Bundle;
@@ -82,6 +82,7 @@ impl<'f> Guests<'f> {
         let kernel = self.files.member(contents);
         let initrd = initrd.map(|contents| self.files.member(contents));
         let cmdline = cmdline(guest, arch);
+        words::check(arch, &cmdline)?;
         let shared = shared_config(&self.file.shared, guest.name);
         let config = Config {
             name: guest.name,

@@ -41,8 +41,8 @@ fn describes(leaf: u32, subleaf: u32) -> u8 {
     }
 }
 
-/// The mock processor's CPUID: with `bits`, these everywhere but in the highest leaves. Otherwise 40
-/// bits of physical address, XSAVE and PCIDs, SMEP and SMAP, NX; a signature that is easy to
+/// The mock processor's CPUID: with `bits`, these everywhere but in the highest leaves. Otherwise
+/// 40 bits of physical address, XSAVE and PCIDs, SMEP and SMAP, NX; a signature that is easy to
 /// recognise.
 pub(super) fn answer_of_made(leaf: u32, subleaf: u32, bits: Option<u32>) -> CpuidResult {
     if let (Some(bits), false) = (bits, leaf << 1 == 0) {

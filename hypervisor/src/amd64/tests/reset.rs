@@ -17,9 +17,9 @@ use crate::vm::arch::State;
 
 const ROUNDS: u64 = 300;
 
-/// Ranges of the control block that change (APM volume 2, appendix B): intercepts, the offset of the
-/// TSC, the interrupt that is offered, what an exit reports, the event to inject, and the guest's
-/// state but for what is reserved.
+/// Ranges of the control block that change (APM volume 2, appendix B): intercepts, the offset of
+/// the TSC, the interrupt that is offered, what an exit reports, the event to inject, and the
+/// guest's state but for what is reserved.
 const CHANGED: [core::ops::Range<usize>; 12] = [
     0x00..0x18,
     0x50..0x58,

@@ -1,5 +1,5 @@
-//! Power-off and reset: the ACPI sleep registers of a hardware-reduced platform, the reset register,
-//! and the keyboard controller's line.
+//! Power-off and reset: the ACPI sleep registers of a hardware-reduced platform, the reset
+//! register, and the keyboard controller's line.
 //!
 //! There is no keyboard controller, and the ACPI tables say so. But kernels that do not read them
 //! reset by its command, and first wait until it can take one: it can always.
@@ -42,8 +42,8 @@ pub enum PowerEvent {
 }
 
 /// Reads one of the four registers; `None` for another port. The guest never wakes from a sleep, so
-/// the status stays 0; sleep control is write-only. The keyboard controller has nothing to read, and
-/// has taken all commands.
+/// the status stays 0; sleep control is write-only. The keyboard controller has nothing to read,
+/// and has taken all commands.
 #[must_use]
 pub const fn read(port: u16) -> Option<u8> {
     match port {
@@ -87,7 +87,8 @@ mod tests {
         assert_eq!(read(0xcf8), None);
     }
 
-    /// As Linux does with `reboot=k`: it waits until the input buffer is empty, bit 1 of the status.
+    /// As Linux does with `reboot=k`: it waits until the input buffer is empty, bit 1 of the
+    /// status.
     #[test]
     fn u57_the_keyboard_controller_takes_its_reset_at_once() {
         assert_eq!(read(KEYBOARD), Some(0), "neither is anything to be read, bit 0");

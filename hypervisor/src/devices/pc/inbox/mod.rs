@@ -14,8 +14,8 @@
 //! A vector's trigger is the set that it is posted to, so that the two cannot come apart. If one
 //! vector is in both sets when they are drained, it is level-triggered: an EOI too many for the I/O
 //! APIC is harmless, a missing one blocks a line for good. `post_init` is after the vectors of the
-//! same poster, and a CPU that takes INIT discards them. The models beside this module run all of it
-//! under loom.
+//! same poster, and a CPU that takes INIT discards them. The models beside this module run all of
+//! it under loom.
 
 use super::lapic::{Lapic, VectorSet};
 use super::message::{Logical, MessageKind, Trigger};
