@@ -10,6 +10,7 @@
 //!   guests, and without limit otherwise.
 //! * A guest whose turn was ended stands back a little behind the others that wait for the CPU.
 //! * A guest with a cap is held once it has used what it may.
+//! * A vCPU that has waited for very long runs next, whatever its guest has had, but for its cap.
 //! * A vCPU that waits for an interrupt is in no queue. When it wakes it goes to an idle CPU if
 //!   there is one, to its last CPU otherwise, and preempts a vCPU that has run for longer than a
 //!   small margin.
@@ -186,7 +187,9 @@ impl Scheduler {
 
     #[inline(always)] // As for `RunQueue::pick`.
     fn start(&self, cpu: CpuIndex, queue: &mut RunQueue, now: u64) -> Option<Turn> {
-        let vcpu = queue.pick(now, |vcpu| (self.may_go)(vcpu))?;
+        // As of the last release of the lock before this one, or later.
+        let since = |vcpu: VcpuIndex| self.homes[vcpu as usize].ready_since.load(Ordering::Relaxed);
+        let vcpu = queue.pick(now, |vcpu| (self.may_go)(vcpu), since)?;
         // Only the owner of the vCPU writes its home; wakers read it after the next release of this
         // lock.
         let home = &self.homes[vcpu as usize];

@@ -44,7 +44,7 @@ impl Step {
 }
 
 /// Everything that cargo checks. The bare-metal images are linted for their own target.
-pub(super) const STEPS: [Step; 15] = [
+pub(super) const STEPS: [Step; 16] = [
     step("format", "the sources are formatted", &["fmt", "--all", "--", "--check", "--color", "never"]),
     step(
         "unit-tests",
@@ -89,6 +89,12 @@ pub(super) const STEPS: [Step; 15] = [
         &["test", "--release", "--package", "quell-machine", "--test", "clean"],
     )
     .only_long(&[("QUELL_MACHINE_OPERATIONS", "50000000"), ("QUELL_MACHINE_SECONDS", "300")]),
+    step(
+        "scheduler-at-length",
+        "10,000 random machines under the scheduler: no vCPU starves",
+        &["test", "--release", "--package", "quell-hypervisor", "--lib", "sched::simulation"],
+    )
+    .only_long(&[("QUELL_SCHED_MACHINES", "10000")]),
     step(
         "lint-host",
         "clippy on everything that runs on the host",

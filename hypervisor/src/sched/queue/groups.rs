@@ -14,7 +14,7 @@
 //! time. If none of them waits, another guest runs if it is no more than a margin further
 //! ahead. That lets a lock's holder run, at no cost to the share of the one that spins.
 
-use super::lines::Lines;
+use super::lines::{Lines, Waiting};
 use super::{Line, Policy, PutBack, RunQueue, Running, Standing, VcpuIndex};
 use crate::sched::ledger::{Group, Ledger};
 use crate::sched::{GroupIndex, QueueState};
@@ -79,12 +79,49 @@ impl RunQueue {
         lines.standing(virtual_time, line)
     }
 
-    /// Puts the lines of the guest to the front that is next; false if none may run.
+    /// Takes the vCPU that is next, with its line, and puts its guest's lines to the front.
     #[cold]
     #[inline(never)]
-    pub(super) fn choose_group(&mut self, now: u64) -> bool {
+    pub(super) fn take_among_groups(
+        &mut self,
+        now: u64,
+        may_go: impl FnMut(VcpuIndex) -> bool,
+        since: impl Fn(VcpuIndex) -> u64,
+    ) -> Option<(Line, Waiting)> {
+        self.ledger.look(now);
+        match self.search_overdue(now, since) {
+            Some((index, vcpu)) => {
+                self.stands_back = 0;
+                self.begin_turn(index, now);
+                self.front.take_this(vcpu)
+            }
+            None if self.choose_group(now) => self.front.take(may_go),
+            None => None,
+        }
+    }
+
+    /// The vCPU that has waited longest of those whose guests are not held, and the place of its
+    /// guest's lines, if it has waited for so long that it runs whatever its guest has had. Every
+    /// second turn is another one's.
+    fn search_overdue(&mut self, now: u64, since: impl Fn(VcpuIndex) -> u64) -> Option<(usize, VcpuIndex)> {
+        if now < self.patience_ends {
+            return None;
+        }
+        let Self { front, others, ledger, .. } = &*self;
+        let free = others.iter().chain([front]).enumerate().filter(|(_, lines)| {
+            lines.has_waiting() && ledger.held_until(ledger.group(lines.group), now).is_none()
+        });
+        let waiting = free.flat_map(|(index, lines)| lines.all().map(move |vcpu| (index, vcpu)));
+        let (since, index, vcpu) = waiting.map(|(index, vcpu)| (since(vcpu), index, vcpu)).min()?;
+        let policy = ledger.policy();
+        let is_overdue = now.saturating_sub(since) >= policy.patience(self.load());
+        self.patience_ends = now.saturating_add(if is_overdue { policy.slice / 2 } else { policy.slice });
+        is_overdue.then_some((index, vcpu))
+    }
+
+    /// Puts the lines of the guest to the front that is next; false if none may run.
+    fn choose_group(&mut self, now: u64) -> bool {
         let Self { front, others, ledger, .. } = self;
-        ledger.look(now);
         let stands_back = core::mem::take(&mut self.stands_back);
         let margin = ledger.policy().wakeup_margin;
         let mut next: Option<(i64, usize)> = None;
@@ -110,6 +147,13 @@ impl RunQueue {
             self.beside &= !WATCHED;
             return false;
         };
+        self.begin_turn(index, now);
+        true
+    }
+
+    /// The turn of a guest begins, whose lines are these of the others, or the front behind them.
+    fn begin_turn(&mut self, index: usize, now: u64) {
+        let Self { front, others, ledger, .. } = self;
         if let Some(chosen) = others.get_mut(index) {
             core::mem::swap(front, chosen);
         }
@@ -118,7 +162,6 @@ impl RunQueue {
         let is_watched = ledger.group(front.group).is_capped();
         self.beside = if is_watched { WATCHED } else { 0 };
         self.count_beside();
-        true
     }
 
     #[cold]

@@ -169,6 +169,20 @@ impl Lines {
         Some((Line::Work, next))
     }
 
+    /// All vCPUs that wait.
+    pub(super) fn all(&self) -> impl Iterator<Item = VcpuIndex> {
+        self.waiting.iter().chain(&self.expired).map(|waiting| waiting.vcpu)
+    }
+
+    /// Takes this vCPU, whenever its turn would be.
+    pub(super) fn take_this(&mut self, vcpu: VcpuIndex) -> Option<(Line, Waiting)> {
+        if let Some(place) = self.waiting.iter().position(|waiting| waiting.vcpu == vcpu) {
+            return Some((Line::Work, self.remove(place)));
+        }
+        let place = self.expired.iter().position(|waiting| waiting.vcpu == vcpu)?;
+        Some((Line::Timer, self.expired.remove(place)?))
+    }
+
     /// Takes the next vCPU with work that is not passive or may go on.
     #[cold]
     #[inline(never)]

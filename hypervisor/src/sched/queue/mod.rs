@@ -47,6 +47,12 @@ impl Policy {
         self.slice / 32
     }
 
+    /// How long a vCPU waits for a CPU for which `load` vCPUs wait before it runs whatever its guest
+    /// has had. That grows with the load, so that such turns do not fill the CPU.
+    const fn patience(&self, load: usize) -> u64 {
+        self.slice.saturating_mul(24 + load as u64)
+    }
+
     /// The maximum time for which a vCPU that waits for memory to change is skipped.
     pub const fn passive_max(&self) -> u64 {
         self.slice.saturating_mul(32)
@@ -134,6 +140,8 @@ pub struct RunQueue {
     /// By how many ticks the guest of the vCPU that was put back stands back when the next one is
     /// chosen.
     stands_back: u64,
+    /// When to look again for a vCPU that has waited too long.
+    patience_ends: u64,
     cpu: CpuIndex,
     ledger: Arc<Ledger>,
 }
@@ -149,6 +157,7 @@ impl RunQueue {
             timers: Vec::with_capacity(vcpus),
             beside: 0,
             stands_back: 0,
+            patience_ends: 0,
             cpu,
             ledger,
         }
@@ -222,14 +231,20 @@ impl RunQueue {
 
     /// Takes the next vCPU and lets it run. A vCPU that waits for memory to change is skipped while
     /// `may_go` returns false for it. If all of its guest's are skipped, the next of them runs
-    /// anyway.
+    /// anyway. `since` is the time from which on a vCPU has waited.
     #[inline(always)] // A part of each switch.
-    pub fn pick(&mut self, now: u64, may_go: impl FnMut(VcpuIndex) -> bool) -> Option<VcpuIndex> {
+    pub fn pick(
+        &mut self,
+        now: u64,
+        may_go: impl FnMut(VcpuIndex) -> bool,
+        since: impl Fn(VcpuIndex) -> u64,
+    ) -> Option<VcpuIndex> {
         debug_assert!(self.running.is_none());
-        if self.has_accounts && !self.choose_group(now) {
-            return None;
-        }
-        let (line, next) = self.front.take(may_go)?;
+        let (line, next) = if self.has_accounts {
+            self.take_among_groups(now, may_go, since)?
+        } else {
+            self.front.take(may_go)?
+        };
         self.running = Some(Running { vcpu: next.vcpu, virtual_time: next.virtual_time, since: now, line });
         Some(next.vcpu)
     }
@@ -340,6 +355,15 @@ impl RunQueue {
     /// Takes the vCPU that runs off the CPU, as the scheduler does.
     pub(in crate::sched) fn block(&mut self, now: u64) -> u64 {
         self.turn().map_or(0, |running| self.take_off(&running, now))
+    }
+
+    /// [`pick`](Self::pick) where there is one guest, which has waited for no longer than others.
+    pub(in crate::sched) fn pick_alone(
+        &mut self,
+        now: u64,
+        may_go: impl FnMut(VcpuIndex) -> bool,
+    ) -> Option<VcpuIndex> {
+        self.pick(now, may_go, |_| now)
     }
 
     /// A queue for one guest with this many vCPUs.

@@ -17,7 +17,7 @@ fn run(queue: &mut RunQueue, vcpus: usize, end: u64) -> Vec<u64> {
     let mut had = alloc::vec![0; vcpus];
     let mut now = 0;
     while now < end {
-        let vcpu = queue.pick(now, |_| true).unwrap();
+        let vcpu = queue.pick_alone(now, |_| true).unwrap();
         let until = queue.queue_state(0, &POLICY).next_event.min(end);
         had[vcpu as usize] += until - now;
         now = until;
@@ -35,7 +35,7 @@ fn busy_vcpus_share_the_cpu_evenly() {
 #[test]
 fn a_slice_ends_only_if_someone_waits() {
     let mut queue = queue(1);
-    queue.pick(0, |_| true);
+    queue.pick_alone(0, |_| true);
     assert_eq!(queue.queue_state(0, &POLICY).next_event, u64::MAX);
     assert!(!queue.queue_state(1_000_000, &POLICY).should_switch);
     _ = queue.enqueue(7, WORK, &POLICY);
@@ -45,14 +45,14 @@ fn a_slice_ends_only_if_someone_waits() {
 #[test]
 fn what_ran_alone_waits_for_a_newcomer_no_longer_than_a_few_slices() {
     let mut queue = queue(1);
-    queue.pick(0, |_| true);
+    queue.pick_alone(0, |_| true);
     // A long time without a tick, and then another one comes.
     let mut now = 1_000_000;
     _ = queue.enqueue(1, WORK, &POLICY);
     queue.end_by(now, PutBack::Preempted, &POLICY);
     let mut had = [0, 0];
     while now < 1_020_000 {
-        let vcpu = queue.pick(now, |_| true).expect("both want the CPU");
+        let vcpu = queue.pick_alone(now, |_| true).expect("both want the CPU");
         had[vcpu as usize] += POLICY.slice;
         now += POLICY.slice;
         queue.end_by(now, PutBack::Preempted, &POLICY);
@@ -63,7 +63,7 @@ fn what_ran_alone_waits_for_a_newcomer_no_longer_than_a_few_slices() {
 #[test]
 fn a_sleeper_preempts_a_hog_soon_but_not_at_once() {
     let mut queue = queue(1);
-    queue.pick(0, |_| true);
+    queue.pick_alone(0, |_| true);
     _ = queue.enqueue(1, WORK, &POLICY);
     assert!(!queue.queue_state(0, &POLICY).should_switch);
     assert!(!queue.queue_state(POLICY.wakeup_margin - 1, &POLICY).should_switch);
@@ -77,7 +77,7 @@ fn a_long_sleep_earns_no_more_than_half_a_slice() {
     _ = queue.enqueue(2, WORK, &POLICY);
     let mut turns = 0;
     let mut now = 1_000_000;
-    while queue.pick(now, |_| true) == Some(2) {
+    while queue.pick_alone(now, |_| true) == Some(2) {
         turns += 1;
         now += 1000;
         queue.end_by(now, PutBack::Preempted, &POLICY);
@@ -88,20 +88,20 @@ fn a_long_sleep_earns_no_more_than_half_a_slice() {
 #[test]
 fn a_spinner_goes_behind_everyone_who_waits() {
     let mut queue = queue(4);
-    let spinner = queue.pick(0, |_| true).unwrap();
+    let spinner = queue.pick_alone(0, |_| true).unwrap();
     queue.end_by(1, PutBack::Yielded, &POLICY);
     for turn in 0..3 {
-        let next = queue.pick(1 + turn, |_| true).unwrap();
+        let next = queue.pick_alone(1 + turn, |_| true).unwrap();
         assert_ne!(next, spinner);
         queue.block(1 + turn);
     }
-    assert_eq!(queue.pick(10, |_| true), Some(spinner));
+    assert_eq!(queue.pick_alone(10, |_| true), Some(spinner));
 }
 
 #[test]
 fn the_stolen_one_would_have_run_last_and_keeps_its_place() {
     let mut queue = queue(2);
-    queue.pick(0, |_| true);
+    queue.pick_alone(0, |_| true);
     queue.end_by(900, PutBack::Preempted, &POLICY);
     assert_eq!(queue.steal(), Some((0, Standing { lag: 900, line: Line::Work })));
     assert_eq!(queue.load(), 1);
@@ -131,7 +131,7 @@ fn work_beside_ticks(tickers: u32, cost: u64, period: u64, line: Line, end: u64)
     let (mut now, mut worked) = (0, 0);
     while now < end {
         wake_expired(&mut queue, now, line, &virtual_time);
-        match queue.pick(now, |_| true).unwrap() {
+        match queue.pick_alone(now, |_| true).unwrap() {
             0 => {
                 let begin = now;
                 while now < end && !queue.queue_state(now, &POLICY).should_switch {
@@ -178,14 +178,14 @@ fn few_ticks_are_not_held_back() {
 #[test]
 fn a_timer_that_expires_preempts_soon_but_not_at_once() {
     let mut queue = queue(1);
-    queue.pick(0, |_| true);
+    queue.pick_alone(0, |_| true);
     assert!(queue.enqueue(1, EXPIRED, &POLICY), "whoever runs has to look at the time again");
     assert!(!queue.queue_state(POLICY.wakeup_margin - 1, &POLICY).should_switch);
     assert_eq!(queue.queue_state(0, &POLICY).next_event, POLICY.slice / 2, "both have had nothing");
     queue.end_by(900, PutBack::Preempted, &POLICY);
-    assert_eq!(queue.pick(900, |_| true), Some(1));
+    assert_eq!(queue.pick_alone(900, |_| true), Some(1));
     queue.block(950);
-    assert_eq!(queue.pick(950, |_| true), Some(0));
+    assert_eq!(queue.pick_alone(950, |_| true), Some(0));
     // The line was empty: it is owed the credit, whatever it had run before.
     assert!(queue.enqueue(1, EXPIRED, &POLICY));
     assert_eq!(queue.queue_state(0, &POLICY).next_event, 950 + POLICY.wakeup_margin);
@@ -194,7 +194,7 @@ fn a_timer_that_expires_preempts_soon_but_not_at_once() {
 #[test]
 fn timers_do_not_interrupt_only_to_make_their_line_longer() {
     let mut queue = queue(1);
-    queue.pick(0, |_| true);
+    queue.pick_alone(0, |_| true);
     queue.add_timer(10, 7);
     assert_eq!(queue.queue_state(0, &POLICY).next_event, 10);
     let _ = queue.enqueue(1, WORK, &POLICY);
@@ -212,7 +212,7 @@ fn timers_do_not_interrupt_only_to_make_their_line_longer() {
 fn what_takes_longer_than_a_tick_gets_in_line_with_the_others_that_have_work() {
     let mut queue = queue(0);
     (0..2).for_each(|vcpu| _ = queue.enqueue(vcpu, EXPIRED, &POLICY));
-    assert_eq!(queue.pick(0, |_| true), Some(0));
+    assert_eq!(queue.pick_alone(0, |_| true), Some(0));
     assert_eq!(queue.queue_state(0, &POLICY).next_event, POLICY.wakeup_margin);
     assert!(queue.queue_state(POLICY.wakeup_margin, &POLICY).should_switch);
     queue.end_by(POLICY.wakeup_margin, PutBack::Preempted, &POLICY);
@@ -227,7 +227,7 @@ fn an_interrupt_takes_a_vcpu_out_of_the_timer_line() {
     assert!(!queue.promote(2, &POLICY) && !queue.promote(0, &POLICY), "not there");
     assert_eq!(queue.load(), 4);
     let order = core::array::from_fn(|_| {
-        let next = queue.pick(0, |_| true);
+        let next = queue.pick_alone(0, |_| true);
         queue.block(0);
         next
     });
@@ -239,14 +239,14 @@ fn a_spinner_leaves_its_turn_to_the_timer_line() {
     let mut queue = queue(1);
     (1..4).for_each(|vcpu| _ = queue.enqueue(vcpu, EXPIRED, &POLICY));
     let mut now = 0;
-    assert_eq!(queue.pick(now, |_| true), Some(0));
+    assert_eq!(queue.pick_alone(now, |_| true), Some(0));
     queue.end_by(now, PutBack::Yielded, &POLICY);
     for expected in 1..4 {
-        assert_eq!(queue.pick(now, |_| true), Some(expected));
+        assert_eq!(queue.pick_alone(now, |_| true), Some(expected));
         now += 100;
         queue.block(now);
     }
-    assert_eq!(queue.pick(now, |_| true), Some(0));
+    assert_eq!(queue.pick_alone(now, |_| true), Some(0));
 }
 
 #[test]
@@ -255,7 +255,7 @@ fn sleeps_of_no_length_earn_nothing() {
     let mut had = [0_u64; 2];
     for turn in 0..1000 {
         let now = turn * 300;
-        let vcpu = queue.pick(now, |_| true).unwrap();
+        let vcpu = queue.pick_alone(now, |_| true).unwrap();
         had[vcpu as usize] += 300;
         if vcpu == 0 {
             let virtual_time = queue.block(now + 300);
@@ -275,7 +275,7 @@ fn those_of_the_timer_line_are_stolen_first_and_stay_in_line() {
     let (stolen, standing) = victim.steal().unwrap();
     assert_eq!(stolen, 5);
     assert!(standing.is_expired());
-    thief.pick(0, |_| true);
+    thief.pick_alone(0, |_| true);
     assert!(thief.enqueue(stolen, standing, &POLICY));
     assert_eq!((thief.front.waiting.len(), thief.front.expired.len()), (0, 1));
 }
@@ -287,7 +287,7 @@ fn passive(count: u32) -> RunQueue {
         let _nobody_runs = queue.enqueue(vcpu, Standing::default(), &POLICY);
     }
     for turn in 0..u64::from(count) {
-        assert_eq!(queue.pick(turn, |_| true), Some(turn as VcpuIndex));
+        assert_eq!(queue.pick_alone(turn, |_| true), Some(turn as VcpuIndex));
         queue.end_by(turn + 1, PutBack::Passive, &POLICY);
     }
     queue
@@ -297,22 +297,22 @@ fn passive(count: u32) -> RunQueue {
 fn u30_whoever_waits_for_memory_is_passed_over_until_that_changes() {
     let mut queue = passive(60);
     let mut asked = 0;
-    let next = queue.pick(100, |vcpu| {
+    let next = queue.pick_alone(100, |vcpu| {
         asked += 1;
         vcpu == 41
     });
     assert_eq!((next, asked), (Some(41), 42), "each is asked once, in order");
     queue.end_by(200, PutBack::Preempted, &POLICY);
-    assert_eq!(queue.pick(200, |_| false), Some(41), "it is not passive any more");
+    assert_eq!(queue.pick_alone(200, |_| false), Some(41), "it is not passive any more");
     queue.block(300);
     assert_eq!(
-        queue.pick(300, |_| false),
+        queue.pick_alone(300, |_| false),
         Some(0),
         "all of them are passive: the next runs, for the CPU has nothing else"
     );
     queue.block(301);
     for vcpu in (1..60).filter(|&vcpu| vcpu != 41) {
-        assert_eq!(queue.pick(400, |_| true), Some(vcpu));
+        assert_eq!(queue.pick_alone(400, |_| true), Some(vcpu));
         queue.block(400);
     }
     assert!(queue.is_idle());
@@ -322,7 +322,7 @@ fn u30_whoever_waits_for_memory_is_passed_over_until_that_changes() {
 fn u30_whoever_waits_for_memory_preempts_nobody() {
     let mut queue = passive(1);
     let _nobody_runs = queue.enqueue(7, Standing::default(), &POLICY);
-    assert_eq!(queue.pick(0, |_| false), Some(7));
+    assert_eq!(queue.pick_alone(0, |_| false), Some(7));
     let late = POLICY.slice - 1;
     assert!(!queue.queue_state(late, &POLICY).should_switch, "the one that waits has had less");
     assert!(queue.queue_state(late + 1, &POLICY).should_switch, "its slice is over");
@@ -333,8 +333,8 @@ fn u30_whoever_waits_for_memory_is_active_on_a_cpu_that_idles() {
     let (mut queue, mut thief) = (passive(2), RunQueue::alone(2));
     let (stolen, standing) = queue.steal().unwrap();
     let _nobody_runs = thief.enqueue(stolen, standing, &POLICY);
-    assert_eq!(thief.pick(10, |_| panic!("it is not passive")), Some(stolen));
-    let left = queue.pick(10, |_| true);
+    assert_eq!(thief.pick_alone(10, |_| panic!("it is not passive")), Some(stolen));
+    let left = queue.pick_alone(10, |_| true);
     queue.block(10);
-    assert!(left.is_some() && queue.pick(10, |_| panic!("nobody is left")).is_none());
+    assert!(left.is_some() && queue.pick_alone(10, |_| panic!("nobody is left")).is_none());
 }

@@ -5,6 +5,7 @@ mod caps;
 mod lifecycle;
 mod random;
 mod shares;
+mod waits;
 
 use core::ops::Range;
 

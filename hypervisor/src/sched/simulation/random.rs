@@ -42,6 +42,42 @@ impl Random {
         }
         guest
     }
+
+    fn weight(&mut self) -> u32 {
+        [1, 10, 100, 1000][self.below(4) as usize] * (1 + self.below(10) as u32)
+    }
+
+    /// Sometimes a cap, sometimes a set, often of one CPU.
+    fn bounded(&mut self, mut guest: Guest, cpus: u32) -> Guest {
+        if self.below(4) == 0 {
+            guest = guest.capped(5 + self.below(200) as u32);
+        }
+        let any = self.below(cpus.into()) as u32;
+        match self.below(4) {
+            0 => guest.on([any]),
+            1 => {
+                let set: Vec<_> = (0..cpus).filter(|_| self.below(2) == 0).collect();
+                guest.on(set.into_iter().chain([any]))
+            }
+            _ => guest,
+        }
+    }
+
+    pub(super) fn any(&mut self, cpus: u32) -> Guest {
+        let few = if self.below(4) == 0 { 24 } else { 4 };
+        let habit = self.habit();
+        let is_mixed = self.below(2) == 0;
+        let habits = (0..1 + self.below(few)).map(|_| if is_mixed { self.habit() } else { habit }).collect();
+        let guest = guest(self.weight(), habits);
+        self.bounded(guest, cpus)
+    }
+}
+
+/// How many random machines are tried: `QUELL_SCHED_MACHINES`, or these.
+pub(super) fn seeds(few: u64) -> Range<u64> {
+    let number = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
+    let first = number("QUELL_SCHED_SEED").unwrap_or(1);
+    first..first + number("QUELL_SCHED_MACHINES").unwrap_or(few)
 }
 
 #[test]

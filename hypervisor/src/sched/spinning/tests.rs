@@ -91,7 +91,7 @@ fn convoy(vcpus: u32, watched: bool) -> u64 {
         let _nobody_runs = queue.enqueue(vcpu, Standing::default(), &policy);
     }
     let (mut holder, mut now, mut loops) = (vcpus, 0, 0);
-    while let Some(vcpu) = queue.pick(now, |_| true) {
+    while let Some(vcpu) = queue.pick_alone(now, |_| true) {
         if vcpu + 1 == holder {
             now += HOLDS;
             let _done = queue.block(now);

@@ -1,0 +1,43 @@
+//! No vCPU that could run waits for ever.
+
+use super::Habit::{Waits, Works, Yields};
+use super::random::{Random, seeds};
+use super::*;
+
+/// The longest that a vCPU waits for a CPU, whatever its guest and the others have and do, unless
+/// its guest's cap holds it.
+const WAIT_MAX: u64 = 32 * SLICE;
+
+fn waited_too_long(machine: &Machine, guests: &[Guest]) -> Option<String> {
+    let bound = WAIT_MAX + 2 * machine.vcpus.len() as u64 * SLICE;
+    let waited = (0..).zip(guests).filter(|(_, guest)| guest.share.cap.is_none());
+    let waited = waited.map(|(group, _)| machine.waited_max(group)).max()?;
+    (waited > bound).then(|| format!("{} slices of {}", waited / SLICE, bound / SLICE))
+}
+
+/// A guest that waits for memory often, one whose vCPUs yield all the time, and one that has more
+/// than its share by one of its vCPUs.
+#[test]
+fn a_vcpu_runs_although_another_one_of_its_guest_has_more_than_its_share() {
+    let guests =
+        [guest(1000, vec![Waits(950)]), guest(100, vec![Yields(57); 22]), guest(100, vec![Works; 2])];
+    let mut machine = Machine::new(2, &guests);
+    machine.run(40_000 * MS);
+    assert_eq!(waited_too_long(&machine, &guests), None);
+}
+
+#[test]
+fn no_vcpu_waits_for_ever_whatever_guests_there_are() {
+    let mut wrong = Vec::new();
+    for seed in seeds(60) {
+        let mut random = Random::new(seed);
+        let cpus = 1 + random.below(6) as u32;
+        let guests: Vec<_> = (0..1 + random.below(5)).map(|_| random.any(cpus)).collect();
+        let mut machine = Machine::new(cpus, &guests);
+        machine.run(10_000 * MS);
+        if let Some(waited) = waited_too_long(&machine, &guests) {
+            wrong.push(format!("seed {seed}, {cpus} CPUs: {waited}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{} are wrong:\n{}", wrong.len(), wrong.join("\n"));
+}
