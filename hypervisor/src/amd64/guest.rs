@@ -243,8 +243,7 @@ impl<A: Amd64> Vm<A> {
     pub fn reset_devices(&self) {
         let now = A::now();
         for (vcpu, before) in self.vcpus.iter().zip(&self.guest.used_before) {
-            // The vCPU that resets the guest is in its turn on this CPU.
-            let used = self.host.sched.used_so_far(vcpu.row, A::this_cpu().index, now);
+            let used = self.host.sched.used_by(vcpu.row, now);
             before.store(used, Ordering::Relaxed);
         }
         self.guest.partition.reset();
@@ -252,10 +251,9 @@ impl<A: Amd64> Vm<A> {
         self.guest.platform.lock().reset();
     }
 
-    /// Ticks for which a vCPU, which runs on `cpu`, the calling CPU, has had CPUs since the guest's
-    /// last reset.
-    pub fn ticks_used(&self, vcpu: &Vcpu<A>, cpu: &PerCpu<A>, now: u64) -> u64 {
-        let used = self.host.sched.used_so_far(vcpu.row, cpu.index, now);
+    /// Ticks for which a vCPU has had CPUs since the guest's last reset.
+    pub fn ticks_used(&self, vcpu: &Vcpu<A>, now: u64) -> u64 {
+        let used = self.host.sched.used_by(vcpu.row, now);
         let before = self.guest.used_before.get(vcpu.index as usize);
         used.saturating_sub(before.map_or(0, |before| before.load(Ordering::Relaxed)))
     }

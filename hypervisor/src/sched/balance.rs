@@ -95,13 +95,15 @@ impl Scheduler {
     #[cold]
     #[inline(never)]
     fn surplus_among_groups(&self, own: &mut RunQueue, cpu: CpuIndex, now: u64) -> Option<(CpuIndex, Moved)> {
-        let load = own.load();
+        let (load, next) = (own.load(), own.least_ahead(now));
         let emptier = |group| self.search_emptier_than(cpu, load, |other| self.may_run(group, other));
         let moved = own.give(now, |index, group| {
             let emptier = emptier(index)?;
             let lead = self.ledger.lead(group);
-            // A guest that is behind may be here because one that is ahead runs here.
-            let is_better_here = lead < -group.cost(self.policy.slice / 4) && self.load_of(emptier) != 0;
+            // The guest that is next here waits for nobody. One that is behind may be here because
+            // one that is ahead runs here.
+            let is_better = next == Some(index) || lead < -group.cost(self.policy.slice / 4);
+            let is_better_here = is_better && self.load_of(emptier) != 0;
             // The guest that is furthest ahead would run last here.
             (!is_better_here).then(|| lead.saturating_neg())
         })?;

@@ -50,8 +50,8 @@ impl Scheduler {
             self.groups[vcpu as usize].store(group, Ordering::Relaxed);
         }
         assert!(may_use().next().is_some(), "guest {group} may use no CPU that runs vCPUs");
-        let is_everywhere = may_use().count() == self.cpus.len();
-        let has_accounts = self.ledger.open(group, vcpus.clone(), &share, is_everywhere);
+        let usable = may_use().count() as u32;
+        let has_accounts = self.ledger.open(group, vcpus.clone(), &share, usable);
         // Before there are lines of two guests in any queue.
         self.set_accounts(has_accounts);
         for cpu in may_use() {
@@ -92,22 +92,20 @@ impl Scheduler {
         self.place(cpu).with(|queue| queue.leave_out(ticks, now));
     }
 
-    /// Ticks of CPU time that the guest's vCPUs have had, up to the last switch of each.
-    pub fn used(&self, group: GroupIndex) -> u64 {
-        self.ledger.group(group).vcpus().map(|vcpu| self.used_by(vcpu)).sum()
+    /// Ticks of CPU time that the guest's vCPUs have had until `now`.
+    pub fn used(&self, group: GroupIndex, now: u64) -> u64 {
+        self.ledger.group(group).vcpus().map(|vcpu| self.used_by(vcpu, now)).sum()
     }
 
-    /// Ticks of CPU time that the vCPU has had up to its last switch.
-    pub fn used_by(&self, vcpu: VcpuIndex) -> u64 {
-        self.homes[vcpu as usize].used.load(Ordering::Relaxed)
-    }
-
-    /// The same with the present turn, if the vCPU runs on `cpu`, the calling CPU. Takes the lock
-    /// of its queue.
-    pub fn used_so_far(&self, vcpu: VcpuIndex, cpu: CpuIndex, now: u64) -> u64 {
-        let turn = self.place(cpu).queue.lock().turn();
-        let had = turn.filter(|turn| turn.vcpu == vcpu).map_or(0, |turn| turn.had(now));
-        self.used_by(vcpu).wrapping_add(had)
+    /// Ticks of CPU time that the vCPU has had until `now`, with its present turn. Takes the lock of
+    /// its queue.
+    pub fn used_by(&self, vcpu: VcpuIndex, now: u64) -> u64 {
+        let home = &self.homes[vcpu as usize];
+        // If it has gone to another CPU since, the turn there is left out: it has just begun.
+        let queue = self.place(home.cpu.load(Ordering::Relaxed)).queue.lock();
+        let turn = queue.turn().filter(|turn| turn.vcpu == vcpu);
+        // Within the lock, in which the turn is charged when it ends.
+        home.used.load(Ordering::Relaxed).wrapping_add(turn.map_or(0, |turn| turn.had(now)))
     }
 
     /// The guest of a vCPU.

@@ -70,7 +70,7 @@
 //! | `Place::next_timer` | under the queue's lock; only its own CPU adds timers | an interrupt for a timer that was removed. It is never later than the next timer |
 //! | `Home::cpu`, `Home::virtual_time` | by the CPU that runs the vCPU, before G or in its lock | none: read by its waker, after B |
 //! | `Home::ready_since` | by its waker, or the CPU that puts it back, before it is in a queue | none: read under that queue's lock |
-//! | `Home::used` | by the CPU that the vCPU leaves, in its lock | the counters are behind by a turn |
+//! | `Home::used` | by the CPU that the vCPU leaves, in its lock | the counters are behind by what the vCPU has had on the CPU to which it has just gone |
 //! | `Group::virtual_time` | by any CPU that charges, by read-modify-write | a guest is taken to be ahead or behind by a turn more than it is, until the next pick |
 //! | `Ledger::average`, `Ledger::floor`, `Group::wanting_at` | by one CPU at a time that looks, every quarter of a slice | a guest that wakes is owed a little more or less |
 //! | `Group::runnable` | under the locks of the queues that have its vCPUs | an average without a guest that has just come, or with one that has just gone |

@@ -173,13 +173,30 @@ fn what_a_vcpu_had_and_what_it_waited_is_the_time_that_it_was_runnable() {
     let _ = sched.wake(0, Line::Work, 100);
     let _ = sched.wake(1, Line::Work, 100);
     assert_eq!(sched.next(0, 130).map(|turn| (turn.vcpu, turn.waited)), Some((0, 30)));
-    assert_eq!([0, 1].map(|vcpu| sched.used_so_far(vcpu, 0, 180)), [50, 0], "one of them runs");
-    assert_eq!(sched.used_so_far(0, 0, 129), 0, "a clock that is behind takes nothing back");
+    assert_eq!([0, 1].map(|vcpu| sched.used_by(vcpu, 180)), [50, 0], "one of them runs");
+    assert_eq!(sched.used_by(0, 129), 0, "a clock that is behind takes nothing back");
     let (turn, _) = sched.switch(0, 1000, PutBack::Preempted);
     assert_eq!(turn.map(|turn| (turn.vcpu, turn.waited)), Some((1, 900)));
-    assert_eq!([0, 1].map(|vcpu| sched.used_so_far(vcpu, 0, 1500)), [870, 500], "the other one runs");
+    assert_eq!([0, 1].map(|vcpu| sched.used_by(vcpu, 1500)), [870, 500], "the other one runs");
     let Block::Next(turn) = sched.block(0, 1600, u64::MAX, || true) else { panic!("it may block") };
     assert_eq!(turn.map(|turn| (turn.vcpu, turn.waited)), Some((0, 600)));
-    assert_eq!([0, 1].map(|vcpu| sched.used_so_far(vcpu, 0, 1700)), [970, 600], "one of them sleeps");
+    assert_eq!([0, 1].map(|vcpu| sched.used_by(vcpu, 1700)), [970, 600], "one of them sleeps");
     assert_eq!((970 + 30 + 600, 600 + 900), (1700 - 100, 1600 - 100));
+}
+
+/// Its CPU knows of nobody who waits, so the turn may last for ever.
+#[test]
+fn a_turn_is_charged_as_it_goes() {
+    let sched = Scheduler::new(vec![0, 1], 3, 2, Policy::new(1000));
+    sched.add_group(0, 0..1, Share::default());
+    sched.add_group(1, 1..3, Share { cpus: [1].into_iter().collect(), ..Share::default() });
+    for vcpu in 0..3 {
+        let _ = sched.wake(vcpu, Line::Work, 0);
+    }
+    assert_eq!([0, 1].map(|cpu| next(&sched, cpu)), [Some((0, false)), Some((1, false))]);
+    for now in (400..4000).step_by(400) {
+        let _ = sched.switch(1, now, PutBack::Preempted);
+        assert_eq!(sched.ledger.charged(0), now, "by the CPU on which others wait");
+        assert_eq!([sched.used(0, now), sched.used(1, now)], [now; 2], "nothing is left out");
+    }
 }

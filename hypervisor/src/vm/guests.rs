@@ -143,7 +143,7 @@ impl<A: Arch> Host<A> {
 
     /// Ticks of the clock for which a guest's vCPUs have had CPUs.
     pub(super) fn used_by(&self, number: u32) -> u64 {
-        self.sched.used(number)
+        self.sched.used(number, A::now())
     }
 
     pub(super) fn set_state(&self, vm: &Vm<A>, state: GuestState, exit: u32) {

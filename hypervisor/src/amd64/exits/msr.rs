@@ -40,7 +40,7 @@ pub(super) fn on_read<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Then {
 /// For how long the vCPU has had a CPU since its reset, in units of the partition's reference time.
 #[cold]
 fn run_time<A: Amd64>(context: &Context<'_, A>, now: u64) -> u64 {
-    let ticks = context.vm.ticks_used(context.vcpu, context.cpu, now);
+    let ticks = context.vm.ticks_used(context.vcpu, now);
     context.vm.guest.partition.clock().duration(ticks)
 }
 

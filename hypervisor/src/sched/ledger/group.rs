@@ -17,6 +17,8 @@ pub(in crate::sched) struct Group {
     first: AtomicU32,
     end: AtomicU32,
     cpus: [AtomicU64; 4],
+    /// How many of the machine's CPUs are among them.
+    usable: AtomicU32,
     /// It may not use all the time of all CPUs.
     is_bounded: AtomicU32,
     /// The virtual time that a tick costs; 0 if there is no such guest.
@@ -36,10 +38,12 @@ impl Group {
         &self,
         vcpus: Range<VcpuIndex>,
         share: &Share,
+        usable: u32,
         is_everywhere: bool,
         virtual_time: u64,
     ) {
         self.is_bounded.store((!is_everywhere || share.cap.is_some()).into(), Ordering::Relaxed);
+        self.usable.store(usable, Ordering::Relaxed);
         self.first.store(vcpus.start, Ordering::Relaxed);
         self.end.store(vcpus.end, Ordering::Relaxed);
         for (word, bits) in self.cpus.iter().zip(share.cpus.words()) {
@@ -107,6 +111,11 @@ impl Group {
     /// How many of its vCPUs wait or run.
     pub(in crate::sched) fn runnable(&self) -> u32 {
         self.runnable.load(Ordering::Relaxed)
+    }
+
+    /// How many CPUs it could use at this moment.
+    pub(super) fn wanted(&self) -> u32 {
+        self.runnable().min(self.usable.load(Ordering::Relaxed))
     }
 
     /// So many more of its vCPUs wait or run.

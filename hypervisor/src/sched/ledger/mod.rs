@@ -118,16 +118,17 @@ impl Ledger {
         &self.seats[cpu as usize]
     }
 
-    /// Opens an account; returns whether the ledger is needed from now on. `is_everywhere`: the
-    /// guest may use all CPUs.
+    /// Opens an account; returns whether the ledger is needed from now on. The guest may use so many
+    /// of the CPUs.
     pub(super) fn open(
         &self,
         group: GroupIndex,
         vcpus: Range<VcpuIndex>,
         share: &Share,
-        is_everywhere: bool,
+        usable: u32,
     ) -> bool {
-        self.group(group).open(vcpus, share, is_everywhere, self.average.load(Ordering::Relaxed));
+        let is_everywhere = u64::from(usable) == self.cpus;
+        self.group(group).open(vcpus, share, usable, is_everywhere, self.average.load(Ordering::Relaxed));
         self.is_needed()
     }
 
@@ -210,8 +211,8 @@ impl Ledger {
 
     /// A guest's vCPUs have had `had` ticks until `now`.
     fn charge(&self, group: &Group, had: u64, now: u64) {
-        // What nobody waits for is free: then a turn is longer than a slice, and is not charged by
-        // others within a slice.
+        // What nobody waits for is free: then a turn is longer than a slice, and no CPU looks that
+        // would charge it sooner.
         let cost = group.cost(had.min(self.burst()));
         let bound = group.cost(self.bound());
         let least = if self.is_content(group, now) {
@@ -280,7 +281,7 @@ impl Ledger {
         group.cap.used_up_at(self.charged(cpu), running, self.burst())
     }
 
-    /// Takes the average if it is time to, after long turns were charged.
+    /// Takes the average if it is time to, after the turns so far were charged.
     pub(super) fn look(&self, now: u64) {
         let due = self.due.load(Ordering::Relaxed);
         let next = now.saturating_add(self.policy.slice / 4);
@@ -290,7 +291,7 @@ impl Ledger {
         self.seats.iter().for_each(|seat| self.settle(seat, now));
         for (seated, group) in (1..).zip(&self.groups) {
             let seats = self.seats.iter().filter(|seat| seat.group.load(Ordering::Relaxed) == seated);
-            if group.runnable() as usize > seats.count() {
+            if group.wanted() as usize > seats.count() {
                 group.note_wanting(now);
             }
         }
@@ -323,7 +324,7 @@ impl Ledger {
         Some((sum.checked_div(weights)? as i64, least))
     }
 
-    /// Charges what a guest has had in a turn so far, if that is long. Its loads (Acquire) have the
+    /// Charges what a guest has had in a turn so far, unless that is next to nothing. Its loads (Acquire) have the
     /// stores of [`begin_turn`](Self::begin_turn) as their partners.
     fn settle(&self, seat: &Seat, now: u64) {
         // Whose turn it is is seen with its beginning, or is of a later turn; then the former turn
@@ -331,7 +332,7 @@ impl Ledger {
         let charged = seat.charged.load(Ordering::Acquire);
         let had = now.saturating_sub(charged);
         let Some(group) = seat.group.load(Ordering::Acquire).checked_sub(1) else { return };
-        if had > self.policy.slice
+        if had >= self.policy.slice / 4
             && seat.charged.compare_exchange(charged, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         {
             self.charge(self.group(group), had, now);
@@ -377,7 +378,7 @@ impl Ledger {
         let charged = seat.charged.load(Ordering::Acquire);
         let had = now.saturating_sub(charged);
         let Some(group) = seat.group.load(Ordering::Acquire).checked_sub(1) else { return };
-        if had > self.policy.slice {
+        if had >= self.policy.slice / 4 {
             seat.charged.store(now, Ordering::Relaxed);
             self.charge(self.group(group), had, now);
         }

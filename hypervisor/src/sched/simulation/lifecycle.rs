@@ -22,11 +22,14 @@ fn accounts_begin_with_the_second_guest_and_end_with_it() {
         let rows = vcpus as usize..;
         assert!(machine.vcpus[rows.clone()].iter().all(|vcpu| vcpu.is_asleep), "they have slept by now");
         for vcpu in vcpus..vcpus + 2 {
-            assert_eq!(machine.sched.used_by(vcpu), machine.vcpus[vcpu as usize].had);
+            assert_eq!(machine.sched.used_by(vcpu, machine.now), machine.vcpus[vcpu as usize].had);
             // A waker takes the timer away, and the vCPU blocks for good.
             machine.stop(vcpu);
         }
-        assert_eq!(machine.sched.used(1), machine.vcpus[rows].iter().map(|vcpu| vcpu.had).sum::<u64>());
+        assert_eq!(
+            machine.sched.used(1, machine.now),
+            machine.vcpus[rows].iter().map(|vcpu| vcpu.had).sum::<u64>()
+        );
         machine.sched.remove_group(1);
         assert!(!machine.sched.ledger.is_in_use());
         machine.vcpus.truncate(vcpus as usize);

@@ -114,16 +114,10 @@ fn check_places(machine: &Machine, seed: u64) {
 }
 
 impl Machine {
-    /// The scheduler has counted what the vCPUs had, up to the last switch and with the turns that
-    /// still last.
+    /// The scheduler has counted what the vCPUs had, with the turns that still last.
     fn check_used(&self, seed: u64) {
         for (row, vcpu) in (0..).zip(&self.vcpus) {
-            let cpu = self.cpus.iter().position(|cpu| cpu.current == Some(row));
-            let used = self.sched.used_by(row);
-            assert!(used <= vcpu.had && (cpu.is_some() || used == vcpu.had), "seed {seed}: vCPU {row}");
-            // On a CPU that runs another vCPU, or none, nothing is added.
-            let so_far = self.sched.used_so_far(row, cpu.unwrap_or(0) as CpuIndex, self.now);
-            assert_eq!(so_far, vcpu.had, "seed {seed}: vCPU {row}");
+            assert_eq!(self.sched.used_by(row, self.now), vcpu.had, "seed {seed}: vCPU {row}");
         }
     }
 }

@@ -134,6 +134,26 @@ fn a_guest_that_may_run_anywhere_makes_room_for_one_that_may_not() {
 }
 
 #[test]
+fn a_guest_that_has_all_of_its_set_changes_nothing_for_the_others() {
+    for weight in [1, 100, 10_000] {
+        let pinned = guest(weight, vec![Works; 2]).on([0]);
+        let both = [guest(100, vec![Works; 2]), guest(10, vec![Works; 2])].map(|guest| guest.on([1]));
+        let [middle, light] = both;
+        let mut machine = Machine::new(2, &[pinned, middle, light]);
+        machine.run(1000 * MS);
+        let got = machine.measure(20_000 * MS);
+        let is_close = |(got, due): (&f64, f64)| (got - due).abs() <= due / 20.0;
+        assert!(got.iter().zip([100.0, 90.9, 9.1]).all(is_close), "{weight}: {got:.1?}");
+    }
+    // The others might use its CPU, too, and leave it alone.
+    let guests = [guest(1000, vec![Works; 2]).on([0]), guest(100, vec![Works; 2]), guest(10, vec![Works; 2])];
+    let mut machine = Machine::new(2, &guests);
+    machine.run(1000 * MS);
+    let got = machine.measure(20_000 * MS);
+    assert!(got[0] > 99.0 && (got[2] - 9.1).abs() < 0.5, "{got:.1?}");
+}
+
+#[test]
 fn a_guest_alone_on_one_cpu_loses_nothing_to_one_in_another_place() {
     let apart =
         vec![(guest(1, vec![Works; 2]).on([0]), 100.0), (guest(10_000, vec![Works; 2]).on([1]), 100.0)];
