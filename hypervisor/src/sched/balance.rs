@@ -28,6 +28,18 @@ impl Scheduler {
         self.place(cpu).load().saturating_sub(self.ledger.seat(cpu).held() as usize)
     }
 
+    /// Since when a vCPU waits in a queue whose lock is held.
+    pub(super) fn waits_since(&self, vcpu: VcpuIndex) -> u64 {
+        // As of the last release of the lock before this one, or later.
+        self.homes[vcpu as usize].ready_since.load(Ordering::Relaxed)
+    }
+
+    /// Whether a vCPU that waits may go to a CPU that is busy. One that has waited so long that it
+    /// runs next where it is might be sent on again and again before it does.
+    fn may_leave(&self, vcpu: VcpuIndex, now: u64) -> bool {
+        now.saturating_sub(self.waits_since(vcpu)) < self.policy.patience(0)
+    }
+
     /// A vCPU that waits elsewhere, for a CPU that has nothing to do.
     pub(super) fn steal_for(&self, thief: CpuIndex, now: u64) -> Option<Moved> {
         let (load, victim) = self.others(thief).map(|cpu| (self.place(cpu).load(), cpu)).max()?;
@@ -41,7 +53,7 @@ impl Scheduler {
         let rest = self.others(thief).filter(|&cpu| cpu != victim && self.place(cpu).load() >= 2);
         [victim].into_iter().chain(rest).find_map(|victim| {
             self.place(victim).with(|queue| {
-                queue.give(now, |index, group| self.may_run(index, thief).then(|| self.ledger.lead(group)))
+                queue.give(now, |index, group, _| self.may_run(index, thief).then(|| self.ledger.lead(group)))
             })
         })
     }
@@ -97,8 +109,8 @@ impl Scheduler {
     fn surplus_among_groups(&self, own: &mut RunQueue, cpu: CpuIndex, now: u64) -> Option<(CpuIndex, Moved)> {
         let (load, next) = (own.load(), own.least_ahead(now));
         let emptier = |group| self.search_emptier_than(cpu, load, |other| self.may_run(group, other));
-        let moved = own.give(now, |index, group| {
-            let emptier = emptier(index)?;
+        let moved = own.give(now, |index, group, vcpu| {
+            let emptier = emptier(index).filter(|_| self.may_leave(vcpu, now))?;
             let lead = self.ledger.lead(group);
             // The guest that is next here waits for nobody. One that is behind may be here because
             // one that is ahead runs here.
@@ -173,16 +185,17 @@ impl Scheduler {
     #[cold]
     #[inline(never)]
     fn give_ahead_among_groups(&self, cpu: CpuIndex, now: u64) -> Nudge {
+        let may_leave = |vcpu| self.may_leave(vcpu, now);
         let given = self.place(cpu).with(|own| {
             if let Some((group, to)) = self.search_room(own, cpu, now) {
-                return Some((to, own.give_of(group)?));
+                return Some((to, own.give_of(group, may_leave)?));
             }
             let group = own.least_ahead(now)?;
             if let Some(to) = self.search_ahead_of(group, cpu, now) {
-                return Some((to, own.give_of(group)?));
+                return Some((to, own.give_of(group, may_leave)?));
             }
             let (group, to) = self.search_own(own, cpu, now)?;
-            let (vcpu, standing) = own.give_of(group)?;
+            let (vcpu, standing) = own.give_of(group, may_leave)?;
             // There it runs next. Otherwise it might be the one that is too many there, and come
             // back without having run.
             Some((to, (vcpu, standing.owed(&self.policy))))
@@ -216,9 +229,7 @@ impl Scheduler {
     fn search_own(&self, own: &RunQueue, cpu: CpuIndex, now: u64) -> Option<(GroupIndex, CpuIndex)> {
         let load = own.load();
         own.waiting_beside().find_map(|(group, vcpu)| {
-            // As of the last release of the queue's lock before this one, or later.
-            let since = self.homes[vcpu as usize].ready_since.load(Ordering::Relaxed);
-            let has_waited_long = now.saturating_sub(since) >= 2 * self.policy.slice;
+            let has_waited_long = now.saturating_sub(self.waits_since(vcpu)) >= 2 * self.policy.slice;
             // A vCPU that its guest's cap holds waits for no CPU.
             if !has_waited_long || self.ledger.held_until(self.ledger.group(group), now).is_some() {
                 return None;

@@ -187,9 +187,7 @@ impl Scheduler {
 
     #[inline(always)] // As for `RunQueue::pick`.
     fn start(&self, cpu: CpuIndex, queue: &mut RunQueue, now: u64) -> Option<Turn> {
-        // As of the last release of the lock before this one, or later.
-        let since = |vcpu: VcpuIndex| self.homes[vcpu as usize].ready_since.load(Ordering::Relaxed);
-        let vcpu = queue.pick(now, |vcpu| (self.may_go)(vcpu), since)?;
+        let vcpu = queue.pick(now, |vcpu| (self.may_go)(vcpu), |vcpu| self.waits_since(vcpu))?;
         // Only the owner of the vCPU writes its home; wakers read it after the next release of this
         // lock.
         let home = &self.homes[vcpu as usize];

@@ -185,17 +185,17 @@ impl RunQueue {
     }
 
     /// Removes, for another queue, a vCPU of the guest with the least `claim`; a guest without one
-    /// is left alone, as are those that are held.
+    /// is left alone, as are those that are held. The claim is for this vCPU.
     pub(in crate::sched) fn give(
         &mut self,
         now: u64,
-        claim: impl Fn(GroupIndex, &Group) -> Option<i64>,
+        claim: impl Fn(GroupIndex, &Group, VcpuIndex) -> Option<i64>,
     ) -> Option<(VcpuIndex, Standing)> {
         let Self { front, others, ledger, .. } = self;
         let claims = others.iter_mut().chain([front]).filter_map(|lines| {
             let group = ledger.group(lines.group);
-            let may_go = lines.has_waiting() && ledger.held_until(group, now).is_none();
-            may_go.then(|| claim(lines.group, group)).flatten().map(|claim| (claim, lines))
+            let vcpu = lines.last().filter(|_| ledger.held_until(group, now).is_none())?;
+            claim(lines.group, group, vcpu).map(|claim| (claim, lines))
         });
         let (_, lines) = claims.min_by_key(|&(claim, _)| claim)?;
         let stolen = lines.steal()?;
@@ -204,11 +204,16 @@ impl RunQueue {
         Some(stolen)
     }
 
-    /// Removes a waiting vCPU of this guest, for another queue, whether the guest is held or not.
-    pub(in crate::sched) fn give_of(&mut self, group: GroupIndex) -> Option<(VcpuIndex, Standing)> {
+    /// Removes a waiting vCPU of this guest, if it `may_go` to another queue, whether the guest is
+    /// held or not.
+    pub(in crate::sched) fn give_of(
+        &mut self,
+        group: GroupIndex,
+        may_go: impl Fn(VcpuIndex) -> bool,
+    ) -> Option<(VcpuIndex, Standing)> {
         let Self { front, others, ledger, .. } = self;
-        let lines =
-            others.iter_mut().chain([front]).find(|lines| lines.group == group && lines.has_waiting())?;
+        let lines = others.iter_mut().chain([front]).find(|lines| lines.group == group)?;
+        lines.last().filter(|&vcpu| may_go(vcpu))?;
         let given = lines.steal()?;
         lines.count_out(ledger);
         self.count_beside();

@@ -49,7 +49,7 @@ impl Policy {
 
     /// How long a vCPU waits for a CPU for which `load` vCPUs wait before it runs whatever its guest
     /// has had. That grows with the load, so that such turns do not fill the CPU.
-    const fn patience(&self, load: usize) -> u64 {
+    pub(super) const fn patience(&self, load: usize) -> u64 {
         self.slice.saturating_mul(24 + load as u64)
     }
 

@@ -1,6 +1,6 @@
 //! No vCPU that could run waits for ever.
 
-use super::Habit::{Waits, Works, Yields};
+use super::Habit::{Bursts, Waits, Works, Yields};
 use super::random::{Random, seeds};
 use super::*;
 
@@ -23,6 +23,19 @@ fn a_vcpu_runs_although_another_one_of_its_guest_has_more_than_its_share() {
         [guest(1000, vec![Waits(950)]), guest(100, vec![Yields(57); 22]), guest(100, vec![Works; 2])];
     let mut machine = Machine::new(2, &guests);
     machine.run(40_000 * MS);
+    assert_eq!(waited_too_long(&machine, &guests), None);
+}
+
+/// A vCPU that is last in each queue is the one that is too many there, each time.
+#[test]
+fn a_vcpu_that_is_sent_on_again_and_again_runs() {
+    let guests = [
+        guest(800, vec![Works; 4]),
+        guest(8000, vec![Bursts(528, 4032); 4]),
+        guest(1000, vec![Works]).on([2]),
+    ];
+    let mut machine = Machine::new(5, &guests);
+    machine.run(10_000 * MS);
     assert_eq!(waited_too_long(&machine, &guests), None);
 }
 
