@@ -2,6 +2,7 @@
 //! vCPUs with simple habits. Time is simulated, so a run is the same each time.
 
 mod caps;
+mod fair;
 mod lifecycle;
 mod random;
 mod shares;

@@ -43,12 +43,12 @@ impl Random {
         guest
     }
 
-    fn weight(&mut self) -> u32 {
+    pub(super) fn weight(&mut self) -> u32 {
         [1, 10, 100, 1000][self.below(4) as usize] * (1 + self.below(10) as u32)
     }
 
     /// Sometimes a cap, sometimes a set, often of one CPU.
-    fn bounded(&mut self, mut guest: Guest, cpus: u32) -> Guest {
+    pub(super) fn bounded(&mut self, mut guest: Guest, cpus: u32) -> Guest {
         if self.below(4) == 0 {
             guest = guest.capped(5 + self.below(200) as u32);
         }
