@@ -34,9 +34,11 @@ use clap::Parser;
 use cli::{Cli, Command};
 use machine::emulator;
 use machine::signals::Signals;
-use std::process::ExitCode;
+use std::panic;
+use std::process::{self, ExitCode};
 
 fn main() -> ExitCode {
+    end_without_output();
     let cli = Cli::parse();
     match emulator::choose(&cli.qemu).and_then(|()| dispatch(&cli.command)) {
         Ok(status) => ExitCode::from(status),
@@ -45,6 +47,32 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// The beginning of the message with which `println!` panics.
+const NOT_PRINTED: &str = "failed printing to stdout: ";
+/// Status of a program whose reader has left: that of SIGPIPE.
+const READER_LEFT: i32 = 128 + 13;
+
+/// Makes output that cannot be written an error of this program, which has no backtrace.
+fn end_without_output() {
+    let before = panic::take_hook();
+    panic::set_hook(Box::new(move |info| match info.payload_as_str().and_then(not_printed) {
+        Some((status, message)) => {
+            eprint!("{message}");
+            process::exit(status);
+        }
+        None => before(info),
+    }));
+}
+
+/// The status and the message of this program after a panic, if that was about its output.
+fn not_printed(panic: &str) -> Option<(i32, String)> {
+    let why = panic.strip_prefix(NOT_PRINTED)?;
+    if why.starts_with("Broken pipe") {
+        return Some((READER_LEFT, String::new()));
+    }
+    Some((1, format!("quell: standard output: {why}\n")))
 }
 
 /// Runs the command; returns this process's exit status.
@@ -73,5 +101,25 @@ fn dispatch(command: &Command) -> Result<u8> {
             println!("{}\n{}", files.versions.kernel, files.versions.busybox);
             Ok(0)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::OpenOptions;
+    use std::io::Write;
+
+    #[test]
+    fn u51_output_that_cannot_be_printed_is_an_error_and_a_reader_that_has_left_is_none() {
+        let mut full = OpenOptions::new().write(true).open("/dev/full").expect("opens");
+        let full = full.write(b"x").expect_err("is full");
+        let expected = "quell: standard output: No space left on device (os error 28)\n".to_owned();
+        assert_eq!(not_printed(&format!("{NOT_PRINTED}{full}")), Some((1, expected)));
+        let (source, mut sink) = std::io::pipe().expect("makes");
+        drop(source);
+        let left = sink.write(b"x").expect_err("nobody reads");
+        assert_eq!(not_printed(&format!("{NOT_PRINTED}{left}")), Some((141, String::new())));
+        assert_eq!(not_printed("index out of bounds"), None);
     }
 }
