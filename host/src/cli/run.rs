@@ -20,9 +20,9 @@ use std::path::PathBuf;
 ///
 /// Exit status: that of the --exec command; 65 if the processor refuses the guest's state, 66 for a
 /// guest that cannot be started, 69 for a machine that lacks something, 70 after a failure of the
-/// hypervisor, 71 after a guest's reset with --reset exit (a triple fault is one), 72 if a processor did not leave guest
-/// mode, 73 if no page was left for a nested page table, 124 after --timeout, 128 + N after signal
-/// N.
+/// hypervisor, 71 after a guest's reset with --reset exit (a triple fault is one), 72 if a
+/// processor did not leave guest mode, 73 if no page was left for a nested page table, 124 after
+/// --timeout, 128 + N after signal N.
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
     /// Machine file with several guests, for example examples/two.toml; instead of the options that
