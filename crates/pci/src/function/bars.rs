@@ -94,6 +94,11 @@ impl Bars {
         self.0.iter_mut().flatten().for_each(|bar| bar.address = bar.placed);
     }
 
+    /// No BAR has an address.
+    pub(super) fn clear(&mut self) {
+        self.0.iter_mut().flatten().for_each(|bar| bar.address = 0);
+    }
+
     /// The size for the guest in bytes.
     pub(super) fn len(&self, number: usize) -> Option<u64> {
         self.0.get(number)?.as_ref().map(|bar| bar.len)

@@ -118,10 +118,17 @@ fn fuzz(device: Device, seed: u64, count: u32) {
     let mut random = Random(seed);
     let mut function = function(device);
     function.show_pin(1, 10);
+    function.show_reset();
     let before = fixed(&function);
-    let (mut decoded, mut enabled) = (0, 0);
+    let (mut decoded, mut enabled, mut resets) = (0, 0, 0);
     for _ in 0..count {
         write(&mut function, &mut random);
+        if function.is_resetting() {
+            resets += 1;
+            assert!(function.bars().iter().all(Option::is_none) && !function.is_bus_master());
+            assert_eq!(function.read(random.next() as u16), u32::MAX);
+            function.end_reset();
+        }
         let entry = random.below(u64::from(function.vector_count().max(1))) * 16;
         for pages in function.trapped().iter().take(1) {
             let _ = function.trapped_write(pages.bar, pages.offsets.start + entry + 12, 4, random.next() & 1);
@@ -131,6 +138,7 @@ fn fuzz(device: Device, seed: u64, count: u32) {
         enabled += usize::from((0..function.vector_count()).any(|vector| function.vector(vector).is_some()));
     }
     // The writes reach what the checks are about.
+    assert!(resets > count / 5000, "{resets}");
     assert!(decoded > count as usize / 1000 && enabled > count as usize / 1000, "{decoded} {enabled}");
 }
 

@@ -1,10 +1,10 @@
 //! The list of capabilities that the guest sees.
 //!
-//! It is made once, from the function's: MSI-X, MSI, then what the vendor says. Nothing else is in
-//! it. The capabilities follow one another from the end of the header on.
+//! It is made once, from the function's: MSI-X, MSI, then what the vendor says. At the end there may
+//! be advanced features, with a reset. Nothing else is in it. The capabilities follow one another from the end of the header on.
 
 use crate::config::register;
-use crate::physical::{Capabilities, Msi, Msix, capability_id as id};
+use crate::physical::{Msi, Msix, Vendor, capability_id as id};
 
 /// Double words of configuration space below the extended part.
 pub(super) const WORDS: usize = (register::EXTENDED / 4) as usize;
@@ -21,6 +21,8 @@ pub(super) struct List {
     pub(super) first: u8,
     pub(super) msix: Option<usize>,
     pub(super) msi: Option<usize>,
+    /// The double word by which a reset begins.
+    pub(super) reset: Option<usize>,
     /// Index of the next capability.
     end: usize,
     /// Index of the last one.
@@ -28,23 +30,33 @@ pub(super) struct List {
 }
 
 impl List {
-    /// The list for a function. `msix` is its capability if the guest gets one, with as many
-    /// vectors as the guest sees.
-    pub(super) fn new(capabilities: &Capabilities, msix: Option<&Msix>) -> Self {
-        let mut list = Self { words: [0; WORDS], first: 0, msix: None, msi: None, end: FIRST, last: None };
+    /// The list for a function. `msix` and `msi` are its capabilities if the guest gets them, with
+    /// as many vectors as the guest sees.
+    pub(super) fn new(msix: Option<&Msix>, msi: Option<&Msi>, vendors: &[Vendor]) -> Self {
+        let (words, end) = ([0; WORDS], FIRST);
+        let mut list = Self { words, first: 0, msix: None, msi: None, reset: None, end, last: None };
         if let Some(msix) = msix {
             let place = |place: crate::physical::Place| place.offset | u32::from(place.bar);
             let head = u32::from(id::MSIX) | u32::from(msix.vectors - 1) << 16;
             list.msix = list.push(&[head, place(msix.table), place(msix.pending)]);
         }
-        if let Some(msi) = &capabilities.msi {
+        if let Some(msi) = msi {
             let words = [msi_head(msi), 0, 0, 0, 0, 0];
             list.msi = list.push(&words[..usize::from(msi.capability_len() / 4)]);
         }
-        for vendor in &capabilities.vendor {
+        for vendor in vendors {
             list.push(&vendor.words);
         }
         list
+    }
+
+    /// Adds advanced features: a function level reset, and the bit of pending transactions, which
+    /// are none when the guest asks.
+    pub(super) fn add_reset(&mut self) {
+        const LEN: u32 = 6;
+        const PENDING_AND_FLR: u32 = 3;
+        let head = u32::from(id::ADVANCED_FEATURES) | LEN << 16 | PENDING_AND_FLR << 24;
+        self.reset = self.push(&[head, 0]).map(|at| at + 1);
     }
 
     /// Adds a capability, if there is room for it, and returns its index.

@@ -14,10 +14,11 @@
 //! | BARs | those of memory, a page at least; those of ports are hidden |
 //! | expansion ROM | hidden |
 //! | interrupt pin and line | hidden, unless [`Function::show_pin`] shows them |
-//! | capabilities | MSI-X, MSI with one message, vendor-specific ones as they were |
+//! | capabilities | MSI-X, MSI with one message, vendor-specific ones as they were; a reset, if [`Function::show_reset`] shows it |
 //! | extended space | hidden |
 //!
-//! What is hidden reads as 0, and writes to it are ignored.
+//! What is hidden reads as 0, and writes to it are ignored. A function that is being reset does not
+//! answer: everything reads as all ones.
 
 mod bars;
 #[cfg(test)]
@@ -47,6 +48,9 @@ const COMMAND: u32 = CommandRegister::MEMORY_ENABLE
 /// MSI-X's message control, in the upper half of the first double word: enabled; all are masked.
 const MSIX_ENABLE: u32 = 1 << 31;
 const MSIX_MASK: u32 = 1 << 30;
+
+/// Control of advanced features, in the second double word: start a reset.
+const INITIATE_FLR: u32 = 1 << 0;
 
 /// Guest physical addresses at which BARs are decoded. Elsewhere they are not.
 ///
@@ -106,6 +110,7 @@ pub struct Function {
     /// Bits [`MSIX_ENABLE`] and [`MSIX_MASK`].
     msix_control: u32,
     intx: Option<Intx>,
+    is_resetting: bool,
 }
 
 impl Function {
@@ -113,12 +118,25 @@ impl Function {
     /// is enabled. MSI-X is hidden if the real table is not where it can be ([`Table::new`]).
     #[must_use]
     pub fn new(physical: &Physical, windows: Windows) -> Self {
+        Self::with(physical, windows, true)
+    }
+
+    /// The same without MSI and MSI-X, for guests that are interrupted by pins only. The table's
+    /// pages are still to be trapped.
+    #[must_use]
+    pub fn without_messages(physical: &Physical, windows: Windows) -> Self {
+        Self::with(physical, windows, false)
+    }
+
+    fn with(physical: &Physical, windows: Windows, messages: bool) -> Self {
         let identity = &physical.identity;
         let msix = physical.capabilities.msix;
         let table = msix.and_then(|msix| Table::new(&msix, &physical.bars));
         let shown =
             msix.zip(table.as_ref()).map(|(msix, table)| Msix { vectors: table.vector_count(), ..msix });
-        let list = List::new(&physical.capabilities, shown.as_ref());
+        let msi = physical.capabilities.msi.filter(|_| messages);
+        let list =
+            List::new(shown.filter(|_| messages).as_ref(), msi.as_ref(), &physical.capabilities.vendor);
         Self {
             id: identity.id(),
             class: u32::from(identity.revision) | identity.class << 8,
@@ -126,12 +144,20 @@ impl Function {
             command: 0,
             bars: Bars::new(&physical.bars),
             windows,
-            msi: physical.capabilities.msi.as_ref().filter(|_| list.msi.is_some()).map(msi::State::new),
+            msi: msi.as_ref().filter(|_| list.msi.is_some()).map(msi::State::new),
             table,
             list,
             msix_control: 0,
             intx: None,
+            is_resetting: false,
         }
+    }
+
+    /// Shows a way by which the guest resets the function (Advanced Capabilities for Conventional
+    /// PCI, ECN of 2006), if there is room for it in the list. The caller carries that out: see
+    /// [`is_resetting`](Self::is_resetting).
+    pub fn show_reset(&mut self) {
+        self.list.add_reset();
     }
 
     /// Shows an interrupt pin (1 for INTA, to 4) and a line, for guests that use INTx. A pin of
@@ -155,6 +181,7 @@ impl Function {
 
     /// Returns to the state after power-on; BARs are where [`place`](Self::place) put them.
     pub fn reset(&mut self) {
+        self.is_resetting = false;
         self.command = 0;
         self.bars.reset();
         self.msix_control = 0;
@@ -169,9 +196,33 @@ impl Function {
         }
     }
 
+    /// The guest has begun to reset it. Nothing is decoded or enabled, and BARs are 0, as a
+    /// function is after its reset; nobody has placed them.
+    fn begin_reset(&mut self) {
+        self.reset();
+        self.bars.clear();
+        self.is_resetting = true;
+    }
+
+    /// Whether the guest is resetting it. The caller resets the real function, which must do nothing
+    /// meanwhile, and calls [`end_reset`](Self::end_reset). It need not be quick: the guest looks
+    /// until the function answers.
+    #[must_use]
+    pub const fn is_resetting(&self) -> bool {
+        self.is_resetting
+    }
+
+    /// The real function is reset: this one answers again.
+    pub const fn end_reset(&mut self) {
+        self.is_resetting = false;
+    }
+
     /// Reads a double word of configuration space by its index (byte offset / 4).
     #[must_use]
     pub fn read(&self, index: u16) -> u32 {
+        if self.is_resetting {
+            return u32::MAX;
+        }
         if usize::from(index) >= list::WORDS {
             return 0;
         }
@@ -204,7 +255,7 @@ impl Function {
     /// Writes the bits in `mask` of a double word of configuration space. Afterwards the caller
     /// follows.
     pub fn write(&mut self, index: u16, value: u32, mask: u32) {
-        if usize::from(index) >= list::WORDS {
+        if usize::from(index) >= list::WORDS || self.is_resetting {
             return;
         }
         match index * 4 {
@@ -224,6 +275,10 @@ impl Function {
     fn write_capability(&mut self, index: usize, value: u32, mask: u32) {
         if self.list.msix == Some(index) {
             set(&mut self.msix_control, value, mask & (MSIX_ENABLE | MSIX_MASK));
+        } else if self.list.reset == Some(index) {
+            if value & mask & INITIATE_FLR != 0 {
+                self.begin_reset();
+            }
         } else if let (Some(msi), Some(at)) = (&mut self.msi, self.list.msi)
             && index >= at
         {

@@ -326,3 +326,47 @@ fn indices_beyond_the_space_are_hidden() {
     }
     assert!(!nvme.is_bus_master());
 }
+
+#[test]
+fn a_reset_by_the_guest_leaves_nothing_and_lasts_until_the_real_one_is_over() {
+    let mut nvme = function(nvme());
+    assert!(nvme.place(0, 0xe000_0000));
+    nvme.show_reset();
+    assert_eq!(list(&nvme), [(0x40, id::MSIX), (0x4c, id::ADVANCED_FEATURES)]);
+    assert_eq!((read(&nvme, 0x4c) >> 16, read(&nvme, 0x50)), (0x0306, 0));
+    for (register, value) in [(4, 6), (0x40, 1 << 31)] {
+        set(&mut nvme, register, value);
+    }
+    let _ = nvme.trapped_write(0, 0x200c, 4, 0);
+    assert!(nvme.vector(0).is_some() && !ranges(&nvme).is_empty());
+    // Other bits, and other bytes, do nothing.
+    set(&mut nvme, 0x50, !1);
+    nvme.write(0x50 / 4, u32::MAX, 0xff00);
+    assert!(!nvme.is_resetting());
+    nvme.write(0x50 / 4, 1, 0xff);
+    assert!(nvme.is_resetting() && !nvme.is_bus_master() && nvme.vector(0).is_none());
+    assert_eq!((ranges(&nvme), nvme.interrupts()), (Vec::new(), Interrupts::Off));
+    assert!((0..1024).all(|index| nvme.read(index) == u32::MAX), "it does not answer");
+    set(&mut nvme, 4, 6);
+    nvme.end_reset();
+    let registers = [0, 4, 0x10, 0x14, 0x40, 0x50].map(|register| read(&nvme, register));
+    assert_eq!(registers, [0x0010_1b36, 0x10_0000, 4, 0, 0x0040_4c11, 0]);
+    nvme.write(0x50 / 4, 1, 1);
+    nvme.reset();
+    assert_eq!((nvme.is_resetting(), read(&nvme, 0x10)), (false, 0xe000_0004), "as firmware placed it");
+    let mut full = function(Device::new(1234, 1, 0).capability(0x40, &[5]));
+    (0..40).for_each(|_| full.show_reset());
+    assert!(list(&full).len() < 40, "a list without room for it stays as it is");
+}
+
+#[test]
+fn without_messages_the_table_is_trapped_all_the_same() {
+    let machine = Machine::new([("00:04.0", nvme().capability(0xc0, &[0x0180_0005, 0, 0, 0, 0, 0]))]);
+    let physical = Physical::read(&machine, at("00:04.0")).unwrap();
+    let mut function = Function::without_messages(&physical, windows());
+    assert_eq!(list(&function), []);
+    assert_eq!(function.trapped()[..], [Pages { bar: 0, offsets: 0x2000..0x4000 }]);
+    assert_eq!(function.trapped_write(0, 0x200c, 4, 0), Write::Vector(0));
+    (0x40..0x100).step_by(4).for_each(|register| set(&mut function, register, u32::MAX));
+    assert_eq!((function.interrupts(), function.vector(0)), (Interrupts::Off, None));
+}
