@@ -105,8 +105,8 @@ impl fmt::Display for Refused {
 
 /// Functions that one guest may own.
 pub(super) const FUNCTIONS_MAX: usize = 8;
-/// Guests that may own functions at the same time.
-const DOMAINS: usize = 64;
+/// Guests that may own functions at the same time: their domains are 1 to this.
+pub const DOMAINS_MAX: usize = 64;
 
 /// The machine's functions and IOMMUs.
 pub struct MachineDevices<P: Platform> {
@@ -263,7 +263,7 @@ impl<P: Platform> MachineDevices<P> {
             }
         }
         let domain =
-            (0..DOMAINS).find(|domain| owners.domains >> domain & 1 == 0).ok_or(Refused::NoDomain)?;
+            (0..DOMAINS_MAX).find(|domain| owners.domains >> domain & 1 == 0).ok_or(Refused::NoDomain)?;
         owners.domains |= 1 << domain;
         owners.functions.extend(given.iter().map(|given| Ownership {
             at: given.physical.address,

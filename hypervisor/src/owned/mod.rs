@@ -29,7 +29,7 @@ mod trapped;
 
 pub use domains::Domains;
 pub use functions::{Claim, Functions};
-pub use machine::{Bus, Given, MachineDevices, Refused, buses, nodes};
+pub use machine::{Bus, DOMAINS_MAX, Given, MachineDevices, Refused, buses, nodes};
 pub use platform::{Interrupts, Iommu, Owner, Platform, Translations};
 pub use registers::{hypervisors_pages, merged};
 pub use slots::{Busy, Followed};

@@ -32,7 +32,7 @@ use stay::iommu::{self as engine, Begun, Device, Domain};
 
 use super::lines::Pin;
 use crate::owned::tables::{address, ring, words};
-use crate::owned::{Iommu, Translations};
+use crate::owned::{DOMAINS_MAX, Iommu, Translations};
 use crate::pages::Pages;
 use crate::vm::files::makes;
 
@@ -43,7 +43,7 @@ const EVENTS_ORDER: u32 = 7;
 const STREAMS_ORDER: u32 = 8;
 /// Words of an entry and of a descriptor.
 const WORDS: usize = 8;
-/// Descriptors in their page.
+/// Descriptors in their page: that of domain 1 is the first.
 const CONTEXTS: usize = 64;
 /// Commands up to which addresses are invalidated one by one.
 const COMMANDS_MAX: u32 = 32;
@@ -212,10 +212,15 @@ impl Smmu {
     }
 
     /// The same for the context descriptor of a domain, of which this stream is one.
-    fn set_context(&self, domain: usize, stream: StreamId, new: ContextDescriptor) -> Result<(), Stuck> {
-        let Some(place) = nth(self.contexts, domain) else { return Ok(()) };
+    fn set_context(&self, domain: DomainId, stream: StreamId, new: ContextDescriptor) -> Result<(), Stuck> {
+        let Some(place) = self.context(domain) else { return Ok(()) };
         let old = ContextDescriptor(load(place));
         self.change(place, old.change_to(new), cfgi_cd(stream))
+    }
+
+    /// The place of a domain's context descriptor.
+    fn context(&self, domain: DomainId) -> Option<&'static [AtomicU64]> {
+        nth(self.contexts, usize::from(domain.0).checked_sub(1)?)
     }
 
     fn change(
@@ -233,7 +238,6 @@ impl Smmu {
 
     /// The entry and the descriptor by which a device's stream translates.
     fn translated(&self, to: &Translations) -> Option<(StreamEntry, ContextDescriptor)> {
-        let domain = usize::from(to.domain.0);
         let tables = Tables {
             asid: Asid(to.domain.0),
             table: to.root,
@@ -244,7 +248,7 @@ impl Smmu {
             mair: Arm64Stage1::MAIR,
             faults: Faults::ABORT,
         };
-        let context = nth(self.contexts, domain)?;
+        let context = self.context(to.domain)?;
         let entry = StreamEntry::stage_1(&Stage1 {
             context: address(context),
             reads: Reads::COHERENT,
@@ -274,7 +278,7 @@ impl Iommu<Pin> for Smmu {
     fn attach(&self, device: Device, to: Translations, _: &Pin) -> Result<(), Stuck> {
         let Some((entry, context)) = self.translated(&to) else { return Ok(()) };
         let stream = self.stream(device.id);
-        self.set_context(to.domain.0.into(), stream, context)?;
+        self.set_context(to.domain, stream, context)?;
         // What was kept of an earlier domain of this number was dropped by `detach`; a descriptor
         // that this stream has read before is dropped here.
         self.tell([cfgi_cd(stream)])?;
@@ -287,7 +291,7 @@ impl Iommu<Pin> for Smmu {
         }
         for device in domain.devices {
             let stream = self.stream(device.id);
-            self.set_context(domain.id.0.into(), stream, ContextDescriptor::INVALID)?;
+            self.set_context(domain.id, stream, ContextDescriptor::INVALID)?;
             self.tell([cfgi_cd(stream)])?;
         }
         self.tell([scope(domain).whole()])
@@ -361,7 +365,7 @@ fn store(place: &[AtomicU64], words: impl Iterator<Item = (usize, u64)>) {
     }
 }
 
-const _: () = assert!(CONTEXTS * WORDS * 8 == 4096);
+const _: () = assert!(CONTEXTS * WORDS * 8 == 4096 && DOMAINS_MAX <= CONTEXTS);
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

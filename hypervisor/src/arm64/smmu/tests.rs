@@ -14,7 +14,7 @@ use paging::{FlushRange, Level};
 use super::*;
 
 /// An SMMU that does each command at once.
-struct Fake {
+pub(crate) struct Fake {
     words: Mutex<Vec<u64>>,
     done: Mutex<Vec<Command>>,
     /// It stands still.
@@ -94,7 +94,7 @@ fn pin() -> Pin {
     <Pin as crate::owned::Interrupts<_>>::new(&space.0, &space.1)
 }
 
-fn started() -> (&'static Fake, Smmu) {
+pub(crate) fn started() -> (&'static Fake, Smmu) {
     let fake = Fake::new(false);
     let smmu = Smmu::start(fake, 0).unwrap_or_else(|why| panic!("{why}"));
     fake.done();
@@ -115,7 +115,7 @@ fn a_device_is_attached_when_descriptor_and_entry_are_known_and_detached_with_no
     let (fake, smmu) = started();
     smmu.attach(DEVICE, TO, &pin()).unwrap();
     let entry = load(nth(smmu.streams, 0x10).unwrap());
-    let context = nth(smmu.contexts, 3).unwrap();
+    let context = nth(smmu.contexts, 2).unwrap();
     assert_eq!(entry[0] & ADDRESS & !0x3f, address(context), "stage 1 by the domain's descriptor");
     let [head, table, ..] = load(context);
     assert_eq!((head >> 48, table), (3, TO.root), "the ASID, and the root");
@@ -129,6 +129,22 @@ fn a_device_is_attached_when_descriptor_and_entry_are_known_and_detached_with_no
     assert_eq!(load(nth(smmu.streams, 0x10).unwrap()), StreamEntry::ABORT.0);
     assert_eq!(load(context)[0], 0, "no descriptor");
     assert_eq!(fake.done().last(), Some(&tlbi_nh_asid(Vmid(0), Asid(3))), "last, and waited for");
+}
+
+#[test]
+fn each_domain_has_a_descriptor_of_its_own() {
+    let (_, smmu) = started();
+    let domains = 1..=DOMAINS_MAX as u16;
+    for domain in domains.clone() {
+        let device = Device { id: DeviceId(domain), ats: None };
+        smmu.attach(device, Translations { domain: DomainId(domain), ..TO }, &pin()).unwrap();
+    }
+    for domain in domains {
+        let entry = load(nth(smmu.streams, domain.into()).unwrap());
+        let context = nth(smmu.contexts, usize::from(domain) - 1).unwrap();
+        assert_eq!(entry[0] & ADDRESS & !0x3f, address(context), "{domain}");
+        assert_eq!(load(context)[0] >> 48, u64::from(domain), "its ASID");
+    }
 }
 
 #[test]
