@@ -22,8 +22,8 @@ use super::{cpuid, msr, vectors};
 use crate::devices::pc::acpi;
 use crate::devices::pc::apic_ids::Assignment;
 use crate::devices::pc::lapic::TimerClock;
-use crate::devices::pc::pci;
 use crate::devices::pc::pci::rom_device::RomLen;
+use crate::devices::pc::pci::{self, Pci};
 use crate::devices::pc::platform::{PcBoard, PortSize, SerialPort};
 use crate::devices::pc::power;
 use crate::hyperv::{self, CrashReport, Partition, crash};
@@ -281,7 +281,10 @@ impl<A: Amd64> Vm<A> {
     }
 
     /// IN from a port, after passing on the real console's input.
-    pub fn port_read(&self, port: u16, width: PortSize) -> u32 {
+    pub fn port_read(&'static self, port: u16, width: PortSize) -> u32 {
+        if self.guest.has_functions && Pci::is_data_port(port) {
+            self.guest.functions.lock().follow_resets(self);
+        }
         let value = self.guest.platform.lock().port_read(port, width, || self.wall_ns());
         if port == SerialPort::Com1.base() && self.has_machines_console() {
             self.receive_console();

@@ -42,11 +42,7 @@ impl Platform for AmdVi {
     const SHOWS_MESSAGES: bool = true;
 
     /// Messages need no line.
-    fn adapt(
-        _: &MachineDevices,
-        _: &mut Physical,
-        _: &mut dyn Iterator<Item = Address>,
-    ) -> Result<(), Refused> {
+    fn check(_: &MachineDevices, _: &Physical, _: &mut dyn Iterator<Item = Address>) -> Result<(), Refused> {
         Ok(())
     }
 }

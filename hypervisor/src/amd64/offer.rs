@@ -191,6 +191,10 @@ macro_rules! offer_amd64 {
                     vm.guest.functions.lock().attach(vm.space.root().0);
                 }
 
+                fn silence_devices(vm: &Vm<Self>) {
+                    vm.guest.functions.lock().silence();
+                }
+
                 fn detach_devices(vm: &Vm<Self>) -> Result<(), Stuck> {
                     vm.guest.functions.lock().detach(vm.guest.domains.as_ref())
                 }

@@ -166,11 +166,12 @@ pub fn write<A: Arm64>(context: &mut Context<'_, A>, gpa: u64, bytes: u8, value:
 
 /// Configuration space, and registers of functions that are not mapped; `None` if the address is
 /// not PCI's, or the guest has no functions.
-fn read_pci<A: Arm64>(vm: &Vm<A>, gpa: u64, bytes: u8) -> Option<u64> {
+fn read_pci<A: Arm64>(vm: &'static Vm<A>, gpa: u64, bytes: u8) -> Option<u64> {
     if !vm.guest.has_functions() {
         return None;
     }
     if let Some(offset) = within(gpa, map::PCI_ECAM, map::PCI_ECAM_SIZE) {
+        vm.guest.functions.lock().follow_resets(vm);
         return Some(vm.guest.pci.lock().read(offset, bytes));
     }
     let value = || vm.guest.functions.lock().trapped_read(vm, Gpa(gpa), bytes).unwrap_or(u64::MAX);

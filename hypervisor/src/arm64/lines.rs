@@ -143,15 +143,12 @@ impl Platform for Wired {
 
     const SHOWS_MESSAGES: bool = false;
 
-    fn adapt(
+    fn check(
         machine: &MachineDevices,
-        physical: &mut Physical,
+        physical: &Physical,
         neighbours: &mut dyn Iterator<Item = Address>,
     ) -> Result<(), Refused> {
         let at = physical.address;
-        // Messages stay disabled in the real function, so its table of them means nothing.
-        physical.capabilities.msix = None;
-        physical.capabilities.msi = None;
         if physical.pin == 0 {
             return Ok(());
         }
@@ -224,7 +221,15 @@ impl Interrupts<Wired> for Pin {
         is_on
     }
 
-    fn forget(&mut self, machine: &MachineDevices, _: &Given) {
+    /// Messages are never enabled here; firmware may have done it.
+    fn forget(&mut self, machine: &MachineDevices, given: &Given) {
+        let Physical { address, capabilities, .. } = &given.physical;
+        if let Some(msix) = capabilities.msix {
+            msix.control(&machine.bus, *address, false, true);
+        }
+        if let Some(msi) = capabilities.msi {
+            msi.send(&machine.bus, *address, None);
+        }
         if let Some(line) = self.line.filter(|_| self.is_taken) {
             self.is_taken = false;
             machine.routes.free(line);

@@ -189,6 +189,10 @@ macro_rules! offer_arm64 {
                     translations::attach(vm);
                 }
 
+                fn silence_devices(vm: &Vm<Self>) {
+                    vm.guest.functions.lock().silence();
+                }
+
                 fn detach_devices(vm: &Vm<Self>) -> Result<(), Stuck> {
                     vm.guest.functions.lock().detach(vm.guest.domains.as_ref())
                 }

@@ -5,7 +5,9 @@ use alloc::vec::Vec;
 use hostlink::name::Name;
 use iommu::amd::{DeviceId, DomainId};
 use memslots::Gpa;
+use paging::Progress;
 use pci::function::Windows;
+use pci::reset::Reset;
 use pci::{Function, Physical};
 
 use super::domains::Domains;
@@ -20,6 +22,8 @@ const MEMORY: u32 = 1 << 1;
 const MASTER: u32 = 1 << 2;
 const NO_PIN: u32 = 1 << 10;
 const COMMAND: u16 = 4;
+/// Neither DMA nor interrupts. The hypervisor may access registers.
+pub(super) const SILENT: u32 = MEMORY | NO_PIN;
 
 /// What a guest that is being created will own.
 pub struct Claim<P: Platform> {
@@ -39,8 +43,6 @@ pub struct Functions<P: Platform> {
     pub(super) shared: Vec<Shared>,
     pub(super) guest: Name,
     pub(super) domain: Option<DomainId>,
-    /// They translate by the guest's tables.
-    pub(super) is_attached: bool,
 }
 
 /// A real function.
@@ -51,9 +53,24 @@ pub(super) struct Owned<P: Platform> {
     command: u32,
     /// Ranges of its registers that the guest reaches directly.
     pub(super) pieces: Vec<Piece>,
-    pub(super) reset: Option<pci::reset::Reset>,
-    /// It did not answer after its last reset.
+    pub(super) reset: Resetting,
+    /// One that has not begun. It knows what the function had when it was claimed: later the
+    /// function may not answer when it is reset.
+    pub(super) fresh: Reset,
+    /// It did not answer after its last reset, or can no more be isolated: it is left alone.
     pub(super) is_lost: bool,
+    /// It translates by the guest's tables.
+    pub(super) is_attached: bool,
+}
+
+/// How far a function's reset is.
+pub(super) enum Resetting {
+    /// None is in progress: the function follows its guest.
+    No,
+    /// Some of its steps are to be made.
+    Steps(Reset),
+    /// It is over, but maybe not those of the guest's other functions.
+    Over,
 }
 
 impl<P: Platform> Functions<P> {
@@ -76,8 +93,10 @@ impl<P: Platform> Functions<P> {
         let (given, id) = machine.give(names, guest)?;
         let domains = Domains::new(machine, id, &given).inspect_err(|_| machine.take_back(guest, id, []))?;
         let mut shown = Vec::with_capacity(given.len());
-        given.iter().for_each(|given| show(&mut shown, &given.physical, windows));
-        let owned = given.into_iter().zip(&shown).map(|(given, shown)| Owned::new(given, shown)).collect();
+        given.iter().for_each(|given| show(&mut shown, &given.physical, (windows, P::SHOWS_MESSAGES)));
+        shown.iter_mut().for_each(Function::show_reset);
+        let owned =
+            given.into_iter().zip(&shown).map(|(given, shown)| Owned::new(machine, given, shown)).collect();
         let mut functions = Self::none(guest);
         (functions.machine, functions.domain) = (Some(machine), Some(id));
         functions.owned = owned;
@@ -86,7 +105,7 @@ impl<P: Platform> Functions<P> {
 
     /// No functions.
     const fn none(guest: Name) -> Self {
-        Self { machine: None, owned: Vec::new(), shared: Vec::new(), guest, domain: None, is_attached: false }
+        Self { machine: None, owned: Vec::new(), shared: Vec::new(), guest, domain: None }
     }
 
     /// The real functions.
@@ -123,7 +142,7 @@ impl<P: Platform> Functions<P> {
             return Ok(Followed::WasThere);
         }
         let bars: Vec<_> = A::with_shown(vm, |shown| {
-            for (index, function) in shown.iter().enumerate() {
+            for (index, function) in shown.iter_mut().enumerate() {
                 self.follow_function(A::receiver(vm), index, function);
             }
             shown.iter().map(Function::bars).collect()
@@ -132,6 +151,19 @@ impl<P: Platform> Functions<P> {
             let decoded = (*bars.get(index)?.get(usize::from(piece.bar))?)?;
             Some(Gpa(decoded.address + piece.offset))
         })
+    }
+
+    /// Goes on with resets that the guest has begun. To be called when it looks at configuration
+    /// space: that is how it finds that one is over.
+    pub fn follow_resets<A: Owner<Platform = P>>(&mut self, vm: &'static Vm<A>) {
+        if self.owned.iter().all(|owned| matches!(owned.reset, Resetting::No)) {
+            return;
+        }
+        A::with_shown(vm, |shown| {
+            for (index, function) in shown.iter_mut().enumerate() {
+                self.follow_function(A::receiver(vm), index, function);
+            }
+        });
     }
 
     /// No registers are decoded any more: their slots go, one after the other.
@@ -148,13 +180,26 @@ impl<P: Platform> Functions<P> {
     }
 
     /// The same as [`follow`](Self::follow) for DMA and interrupts of one function.
-    pub(super) fn follow_function(&mut self, to: &'static P::Receiver, index: usize, wanted: &Function) {
+    pub(super) fn follow_function(&mut self, to: &'static P::Receiver, index: usize, wanted: &mut Function) {
         if let Some(shared) = self.shared_at(index) {
             return shared.follow(wanted);
         }
         let Some(machine) = self.machine else { return };
         let Some(owned) = self.owned.get_mut(index) else { return };
-        if owned.reset.is_some() || !self.is_attached {
+        if owned.is_lost || !owned.is_attached {
+            return;
+        }
+        if wanted.is_resetting() {
+            if owned.step_reset(machine) != Progress::Done {
+                return;
+            }
+            owned.reset = Resetting::No;
+            if owned.is_lost {
+                return;
+            }
+            wanted.end_reset();
+        }
+        if !matches!(owned.reset, Resetting::No) {
             return;
         }
         let has_pin = owned.interrupts.follow(machine, &owned.given, to, wanted);
@@ -165,10 +210,17 @@ impl<P: Platform> Functions<P> {
 }
 
 impl<P: Platform> Owned<P> {
-    fn new(given: Given, shown: &Function) -> Self {
-        let pieces = pieces(&given.physical, shown);
-        let interrupts = P::Interrupts::new(&given.physical, shown);
-        Self { given, interrupts, command: 0, pieces, reset: None, is_lost: false }
+    fn new(machine: &MachineDevices<P>, given: Given, shown: &Function) -> Self {
+        Self {
+            interrupts: P::Interrupts::new(&given.physical, shown),
+            command: 0,
+            pieces: pieces(&given.physical, shown),
+            reset: Resetting::No,
+            fresh: Reset::new(&machine.bus, &given.physical, given.method),
+            is_lost: false,
+            is_attached: false,
+            given,
+        }
     }
 
     /// Writes the command register, if it changes.
@@ -183,7 +235,7 @@ impl<P: Platform> Owned<P> {
     pub(super) fn forget(&mut self, machine: &MachineDevices<P>) {
         self.command = 0;
         // Interrupts may have a table in memory of the function's: it has to be decoded.
-        machine.bus.write(self.given.physical.address, COMMAND, MEMORY | NO_PIN);
+        machine.bus.write(self.given.physical.address, COMMAND, SILENT);
         self.interrupts.forget(machine, &self.given);
         machine.bus.write(self.given.physical.address, COMMAND, NO_PIN);
     }
@@ -196,6 +248,7 @@ impl<P: Platform> Owned<P> {
 
 /// Adds what a guest sees of a function: some KiB, which are on the stack here only.
 #[inline(never)]
-pub(super) fn show(shown: &mut Vec<Function>, physical: &Physical, windows: &Windows) {
-    shown.push(Function::new(physical, windows.clone()));
+pub(super) fn show(shown: &mut Vec<Function>, physical: &Physical, (windows, messages): (&Windows, bool)) {
+    let new = if messages { Function::new } else { Function::without_messages };
+    shown.push(new(physical, windows.clone()));
 }

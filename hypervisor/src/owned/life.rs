@@ -13,10 +13,11 @@
 
 use iommu::Stuck;
 use paging::Progress;
-use pci::reset::{Reset, Step};
+use pci::reset::Step;
 
 use super::domains::Domains;
-use super::functions::Functions;
+use super::functions::{Functions, Owned, Resetting, SILENT};
+use super::machine::MachineDevices;
 use super::platform::{Iommu, Platform, Translations};
 use super::shared::Shared;
 use crate::vm::GUEST;
@@ -28,48 +29,38 @@ impl<P: Platform> Functions<P> {
         let Some(machine) = self.machine else { return Progress::Done };
         let mut progress = Progress::Done;
         for owned in &mut self.owned {
-            let reset = owned
-                .reset
-                .get_or_insert_with(|| Reset::new(&machine.bus, &owned.given.physical, owned.given.method));
-            match reset.step(&machine.bus, machine.bus.now_us()) {
-                Step::NotBefore(_) => progress = Progress::Waiting,
-                Step::Done { was_pending } => {
-                    owned.is_lost = false;
-                    if was_pending {
-                        log::warn!(target: GUEST, "{} was reset amid DMA", owned.given.physical.address);
-                    }
-                }
-                Step::Lost => {
-                    let at = owned.given.physical.address;
-                    log::error!(target: GUEST, "{at} does not answer after its reset");
-                    owned.is_lost = true;
-                }
+            if owned.step_reset(machine) != Progress::Done {
+                progress = Progress::Waiting;
             }
         }
         if progress == Progress::Done {
-            for owned in &mut self.owned {
-                owned.reset = None;
-                owned.forget(machine);
-            }
+            self.owned.iter_mut().for_each(|owned| owned.reset = Resetting::No);
         }
         progress
+    }
+
+    /// The guest has ended: its functions neither reach memory nor interrupt until it is loaded
+    /// again, or destroyed. Both reset them first.
+    pub fn silence(&mut self) {
+        let Some(machine) = self.machine else { return };
+        // One that is being reset is silent.
+        for owned in self.owned.iter_mut().filter(|owned| matches!(owned.reset, Resetting::No)) {
+            owned.command(machine, SILENT);
+        }
     }
 
     /// Lets the functions translate by the tables at `root`. All of the guest's memory is mapped.
     pub fn attach(&mut self, root: u64) {
         let (Some(machine), Some(domain)) = (self.machine, self.domain) else { return };
-        if self.is_attached {
-            return;
-        }
-        for owned in &self.owned {
+        for owned in self.owned.iter_mut().filter(|owned| !owned.is_lost && !owned.is_attached) {
             let Some(iommu) = machine.iommu(owned.given.iommu) else { continue };
             let translations = Translations { root, domain };
             if let Err(stuck) = iommu.attach(owned.given.device, translations, &owned.interrupts) {
                 // The function stays blocked: the guest finds a dead device.
                 log::error!("device {} is not attached: {stuck}", owned.device());
             }
+            owned.is_attached = true;
         }
-        self.is_attached = true;
     }
 
     /// Blocks the functions, before the guest's memory is freed.
@@ -79,7 +70,7 @@ impl<P: Platform> Functions<P> {
     /// [`Stuck`] if an IOMMU does not do its part: nothing may be freed then.
     pub fn detach(&mut self, domains: Option<&Domains<P>>) -> Result<(), Stuck> {
         domains.map_or(Ok(()), Domains::detach)?;
-        self.is_attached = false;
+        self.owned.iter_mut().for_each(|owned| owned.is_attached = false);
         Ok(())
     }
 
@@ -100,6 +91,39 @@ impl<P: Platform> Functions<P> {
             machine.take_back(self.guest, domain, lost.map(|owned| owned.given.physical.address));
         }
         self.owned.clear();
+    }
+}
+
+impl<P: Platform> Owned<P> {
+    /// Makes steps of a reset, up to where it waits; begins one if none is in progress. From the
+    /// first one on the function does nothing. `Done` when the reset is over, and at each further
+    /// call until [`Resetting::No`] is noted.
+    pub(super) fn step_reset(&mut self, machine: &MachineDevices<P>) -> Progress {
+        let (bus, now) = (&machine.bus, machine.bus.now_us());
+        if let Resetting::No = self.reset {
+            self.reset = Resetting::Steps(self.fresh.clone());
+        }
+        let Resetting::Steps(reset) = &mut self.reset else { return Progress::Done };
+        let at = self.given.physical.address;
+        self.is_lost = loop {
+            match reset.step(bus, now) {
+                Step::NotBefore(time) if time <= now => {}
+                Step::NotBefore(_) => return Progress::Waiting,
+                Step::Done { was_pending } => {
+                    if was_pending {
+                        log::warn!(target: GUEST, "{at} was reset amid DMA");
+                    }
+                    break !machine.isolate(at);
+                }
+                Step::Lost => {
+                    log::error!(target: GUEST, "{at} does not answer after its reset");
+                    break true;
+                }
+            }
+        };
+        self.reset = Resetting::Over;
+        self.forget(machine);
+        Progress::Done
     }
 }
 

@@ -235,6 +235,19 @@ impl<P: Platform> MachineDevices<P> {
         self.iommus.get(index)
     }
 
+    /// Enables the services again that isolate a function, which a reset switches off. Whether they
+    /// do as when groups were made.
+    pub(super) fn isolate(&self, address: Address) -> bool {
+        let Some(mut node) = group::find(&self.nodes, address).copied() else { return true };
+        let was_isolated = group::isolates(&node);
+        group::isolate(&self.bus, &mut node);
+        let is_lost = was_isolated && !group::isolates(&node);
+        if is_lost {
+            log::error!(target: GUEST, "{address} can no more be isolated");
+        }
+        !is_lost
+    }
+
     /// Gives a guest the functions that `names` name, addresses or kinds separated by spaces, and a
     /// domain.
     pub(super) fn give(&self, names: &'static str, guest: Name) -> Result<(Vec<Given>, DomainId), Refused> {
@@ -322,7 +335,7 @@ impl<P: Platform> MachineDevices<P> {
         if self.iommu(iommu).is_some_and(|iommu| iommu.is_machines_own(id)) {
             return Err(Refused::NotForGuests(address));
         }
-        let mut physical = Physical::read(&self.bus, address).map_err(|why| match why {
+        let physical = Physical::read(&self.bus, address).map_err(|why| match why {
             Unusable::Absent | Unusable::NoEndpoint => Refused::NotForGuests(address),
         })?;
         let method = reset::method(&physical, &self.nodes).ok_or(Refused::NoReset(address))?;
@@ -330,7 +343,7 @@ impl<P: Platform> MachineDevices<P> {
             return Err(Refused::NoRegisters(address));
         }
         let mut neighbours = owners.functions.iter().map(|owned| owned.at);
-        P::adapt(self, &mut physical, &mut neighbours)?;
+        P::check(self, &physical, &mut neighbours)?;
         // Translations by the device itself are left off: nothing enables ATS.
         Ok(Given { physical, method, iommu, device: Device { id, ats: None } })
     }

@@ -26,14 +26,14 @@ pub trait Platform: Sized + 'static {
     /// Whether guests see MSI and MSI-X.
     const SHOWS_MESSAGES: bool;
 
-    /// Adapts what the guest will see of a function, which is free, or refuses it.
+    /// Checks whether a function, which is free, can interrupt a guest.
     ///
     /// # Errors
     ///
     /// Why a guest does not get it. `neighbours` are the functions that other guests own.
-    fn adapt(
+    fn check(
         machine: &MachineDevices<Self>,
-        physical: &mut Physical,
+        physical: &Physical,
         neighbours: &mut dyn Iterator<Item = pci::Address>,
     ) -> Result<(), Refused>;
 }

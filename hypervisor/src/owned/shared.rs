@@ -123,7 +123,7 @@ impl<P: Platform> Claim<P> {
     pub fn share(&mut self, links: Vec<Link>, windows: &Windows) {
         for link in links {
             let physical = describe(&link, P::SHOWS_MESSAGES);
-            show(&mut self.shown, &physical, windows);
+            show(&mut self.shown, &physical, (windows, true));
             let mut pieces = self.shown.last().map_or_else(Vec::new, |shown| pieces(&physical, shown));
             pieces.retain_mut(|piece| {
                 piece.kind = Kind::Memory;

@@ -246,6 +246,9 @@ pub unsafe trait Arch: Board {
     /// All memory of the guest is filled and mapped: its devices may translate by its tables.
     fn attach_devices(_: &Vm<Self>) {}
 
+    /// The guest has ended: its devices do nothing any more until they are reset. No vCPU runs.
+    fn silence_devices(_: &Vm<Self>) {}
+
     /// The guest is being destroyed: its devices reach nothing any more when this returns.
     ///
     /// # Errors

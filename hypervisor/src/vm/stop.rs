@@ -31,6 +31,7 @@ impl<A: Arch> Vm<A> {
         self.stopping.leave(self.vcpu_count(), |reasons| {
             let code = ExitCode::from_code(self.ended.load(Ordering::Relaxed).cast_signed());
             if let Some(code) = code.filter(|_| reasons & END != 0) {
+                A::silence_devices(self);
                 self.host.record_end(self.number, code);
                 has_ended = true;
             }

@@ -180,8 +180,8 @@ pub struct Reset {
 }
 
 impl Reset {
-    /// A reset of a function by a [`method`] for it. Reads what the function forgets, and writes
-    /// nothing before the first step.
+    /// A reset of a function by a [`method`] for it. Reads what the function forgets, so it must
+    /// answer, and writes nothing before the first step.
     #[must_use]
     pub fn new(space: &impl ConfigSpace, physical: &Physical, method: Method) -> Self {
         Self {

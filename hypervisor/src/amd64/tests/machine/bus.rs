@@ -147,6 +147,16 @@ impl MadeBus {
         });
     }
 
+    /// A function's register of configuration space is this, whoever has written it.
+    pub(in super::super) fn set_word(&self, address: &str, register: u16, value: u32) {
+        self.with(address, |function| function.set_word(register, value));
+    }
+
+    /// The function's access control services are off for good.
+    pub(in super::super) fn lose_acs(&self, address: &str) {
+        self.with(address, MadeFunction::lose_acs);
+    }
+
     /// The function's command register is this, whatever its guest has said.
     pub(in super::super) fn set_command(&self, address: &str, command: u32) {
         self.with(address, |function| function.write(4, command));

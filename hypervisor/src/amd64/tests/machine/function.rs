@@ -122,6 +122,12 @@ impl MadeFunction {
         self.with(0x100, 0x0001_000d).with(0x104, 0x000c).writable(0x104, 0x000c_0000)
     }
 
+    /// Nothing enables them any more.
+    pub(super) fn lose_acs(&mut self) {
+        self.words[0x104 / 4] &= 0xffff;
+        self.writable[0x104 / 4] = 0;
+    }
+
     /// A virtio device's common registers at BAR 4, and its window.
     pub(super) fn with_window(self, offset: u16) -> Self {
         let made = self

@@ -57,10 +57,10 @@ pub(in super::super) fn block(device: u16, entries: &[u8]) -> Vec<u8> {
     table
 }
 
-/// The table of the made machine: devices 00:00.0 to 00:08.7 and 00:0a.0 to 00:0b.7, all of bus 1;
+/// The table of the made machine: devices 00:00.0 to 00:08.7 and 00:0a.0 to 00:0c.7, all of bus 1;
 /// 00:0d.0 with the id of 00:0e.0; an I/O APIC that is 00:1f.0, and 00:0f.0 with its id.
 pub(super) fn ivrs() -> Vec<u8> {
-    let ranges = [3, 0, 0, 0, 4, 8 << 3 | 7, 0, 0, 3, 0x50, 0, 0, 4, 0x5f, 0, 0, 3, 0, 1, 0, 4, 0xff, 1, 0];
+    let ranges = [3, 0, 0, 0, 4, 8 << 3 | 7, 0, 0, 3, 0x50, 0, 0, 4, 0x67, 0, 0, 3, 0, 1, 0, 4, 0xff, 1, 0];
     let aliases = [0x42, 0x68, 0, 0, 0, 0x70, 0, 0, 2, 0x70, 0, 0, 0x42, 0x78, 0, 0, 0, 0xf8, 0, 0];
     let io_apic = [2, 0xf8, 0, 0, 0x48, 0, 0, 0, 0, 0xf8, 0, 1];
     block(super::OWN, &[&ranges[..], &aliases, &io_apic].concat())

@@ -6,6 +6,8 @@
 //! | `registers` | BARs among the guest's memory slots, and accesses that are trapped |
 //! | `interrupts` | MSI and MSI-X, from the function to the vCPU |
 //! | `life` | creation, reset, destruction |
+//! | `resets` | what resets take away; resets by the guest itself; the end of a guest |
+//! | `pins` | functions of guests that see no messages |
 //! | `refused` | which functions a guest gets, and which it does not |
 //! | `shared` | memory that guests share, which is a function, too |
 //! | `spread` | messages for several vCPUs, and vectors that are rare |
@@ -14,8 +16,10 @@
 mod coherence;
 mod interrupts;
 mod life;
+mod pins;
 mod refused;
 mod registers;
+mod resets;
 mod shared;
 mod spread;
 
