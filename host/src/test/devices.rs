@@ -26,7 +26,7 @@ use std::time::Duration;
 const X86: Platform = Platform::X86_64;
 
 /// The rows.
-pub(super) const ROWS: [Case; 10] = [
+pub(super) const ROWS: [Case; 12] = [
     case("p16_memory_that_goes_is_gone_for_devices", GONE, Body::Own(|at| dma(X86, at, &[], false))),
     case("p16_memory_that_goes_is_gone_for_devices_on_arm", GONE, Body::Own(|at| dma(MAX, at, &[], false))),
     case("p16_missing_iommu_invalidation_is_caught", NOT_TOLD, Body::Own(|at| dma(X86, at, NO_WORD, true))),
@@ -45,6 +45,8 @@ pub(super) const ROWS: [Case; 10] = [
     case("devices_reach_the_guests_memory_alone_on_arm", STRAY, Body::Own(|at| stray(MAX, at))),
     case("a_disk_keeps_what_a_guest_writes", DISK, Body::Own(|at| disk(X86, at))),
     case("a_disk_keeps_what_a_guest_writes_on_arm", DISK, Body::Own(|at| disk(MAX, at))),
+    case("a_disk_works_after_its_guest_has_reset_it", RESET, Body::Own(|at| own_reset(X86, at))),
+    case("a_disk_works_after_its_guest_has_reset_it_on_arm", RESET, Body::Own(|at| own_reset(MAX, at))),
 ];
 
 const GONE: &str = "a device does not reach memory that was removed, when it is used for something else";
@@ -54,6 +56,8 @@ const STRAY: &str =
     "neither the hypervisor's memory nor addresses without memory; what an SMMU reports is logged";
 const DISK: &str =
     "a stock guest writes an NVMe disk that it owns, resets, and reads it; a network card is there";
+
+const RESET: &str = "a stock guest resets its disk three times by the function's own reset, and uses it";
 
 const NO_WORD: &[&str] = &["defect=dma-not-told"];
 const WRONG: &[&str] = &["defect=dma-wrong-domain"];
@@ -166,14 +170,8 @@ const PATTERN: &[u8] = b"what was written to the disk stays on the disk\n";
 
 /// A stock guest reads what the host wrote, writes to the disk, resets, and reads that.
 fn disk(platform: Platform, directory: &Path) -> Result<()> {
-    let arch = platform.arch();
-    let image = directory.join("disk:1,2.img");
-    let mut contents = vec![0; 4 * MIB as usize];
-    contents[..PATTERN.len()].copy_from_slice(PATTERN);
-    fs::write(&image, &contents)?;
-    let stock = StockGuest::prepare(arch)?;
     // Each queue has a message of its own, or all have the pin.
-    let interrupts = if platform == Platform::X86_64 { 2 } else { 1 };
+    let interrupts = if platform == X86 { 2 } else { 1 };
     // After the reset the copy is there.
     let command = format!(
         "D=/dev/nvme0n1; [ \"$(head -c 4 $D)\" = what ] || exit 3; \
@@ -182,10 +180,31 @@ fn disk(platform: Platform, directory: &Path) -> Result<()> {
         dd if=$D of=$D bs=1M count=1 seek=1 conv=fsync 2>/dev/null && \
         [ $(grep nvme /proc/interrupts | wc -l) -ge {interrupts} ] && reboot -f"
     );
+    copies(platform, directory, &command, 1)
+}
+
+/// A stock guest resets its disk by the function's own reset, as often as it copies.
+fn own_reset(platform: Platform, directory: &Path) -> Result<()> {
+    let command = "D=/dev/nvme0n1; N=/sys/class/nvme/nvme0/device; \
+        [ \"$(cat $N/reset_method)\" = af_flr ] || exit 5; \
+        for n in 1 2 3; do echo 1 >$N/reset || exit 6; echo 3 >/proc/sys/vm/drop_caches; \
+        [ \"$(head -c 4 $D)\" = what ] || exit 3; \
+        dd if=$D of=$D bs=1M count=1 seek=$n conv=fsync 2>/dev/null || exit 4; done";
+    copies(platform, directory, command, 3)
+}
+
+/// A stock guest runs a command, which copies the first MiB of the disk to so many after it.
+fn copies(platform: Platform, directory: &Path, command: &str, count: usize) -> Result<()> {
+    let arch = platform.arch();
+    let image = directory.join("disk:1,2.img");
+    let mut contents = vec![0; 4 * MIB as usize];
+    contents[..PATTERN.len()].copy_from_slice(PATTERN);
+    fs::write(&image, &contents)?;
+    let stock = StockGuest::prepare(arch)?;
     let guest = Guest {
         platform,
         kernel: stock.kernel(),
-        initrd: Some(stock.initrd(Some(&command))),
+        initrd: Some(stock.initrd(Some(command))),
         cmdline: format!("{} panic=-1", crate::run::reporting_console(arch)),
         vcpus: 2,
         memory: MEMORY,
@@ -203,8 +222,9 @@ fn disk(platform: Platform, directory: &Path) -> Result<()> {
     let worked = (|| {
         ensure!(crate::run::conclude(&outcome, false) == 0, "the guest failed");
         let written = fs::read(&image)?;
-        let copy = &written[MIB as usize..][..PATTERN.len()];
-        ensure!(copy == PATTERN, "the disk does not have the copy");
+        for copy in written.chunks(MIB as usize).skip(1).take(count) {
+            ensure!(copy.starts_with(PATTERN), "the disk does not have the copy");
+        }
         ensure!(written.len() == contents.len(), "the disk has another size");
         Ok(())
     })();

@@ -207,7 +207,7 @@ fn functions_of_a_guest_that_has_ended_are_silent_and_those_of_a_paused_one_go_o
     assert_eq!(board.answer(&["guest-pause a"]), ["1 ok"]);
     assert_eq!((state(), machine.dma_write(NVME, DATA, 1).is_ok()), (GuestState::Paused, true));
     board.answer(&["guest-resume a"]);
-    for code in [ExitCode::GuestPowerOff, ExitCode::GuestTripleFault] {
+    for code in [ExitCode::GuestPowerOff, ExitCode::GuestInvalid] {
         let vm = board.machine();
         vm.end(code);
         let mut requests = 0;
