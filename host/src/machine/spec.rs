@@ -180,7 +180,7 @@ impl Spec {
         });
         args.words("-serial chardev:console");
         if let Some(control) = channels.control {
-            args.option("-chardev", "socket,id=control,server=on,wait=off,path=", control);
+            args.option("-chardev", "socket,id=control,path=", control);
         }
         match self.platform {
             Platform::X86_64 => x86_devices(&mut args, channels),

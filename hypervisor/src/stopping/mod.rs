@@ -25,6 +25,8 @@
 //! B before destruction: whoever finds that all have left finds the end recorded
 //! E before F     a vCPU that finds no reset finds states and memory in their initial state
 //! P before F     F fails, or leaves RESET out only: the vCPU of C does B, too, and all have stopped
+//! P before E     if the vCPU of C sees PAUSE between two steps it does B, and all have stopped;
+//!                when the guest goes on this vCPU alone is woken, and comes to D again
 //! F before P     Q tells vCPUs that G has yet to wake: they look at the reasons when they are woken
 //! ```
 //!
@@ -47,14 +49,17 @@ pub const CHANGE: u32 = 1 << 2;
 pub const PAUSE: u32 = 1 << 3;
 /// The guest has ended.
 pub const END: u32 = 1 << 4;
-/// The guest is being destroyed: a reset need not be finished.
-pub const DESTROY: u32 = 1 << 5;
 /// The reasons for which all vCPUs stop.
 pub const STOP: u32 = RESET | PAUSE | END;
 
 /// One vCPU has arrived, or left, in [`Stopping::stopped`].
 const ARRIVED: u32 = 1 << 16;
 const LEFT: u32 = 1;
+
+/// All have arrived, and all but the vCPU of C have left.
+const fn all_but_one(count: u32) -> u32 {
+    count * ARRIVED + (count - 1) * LEFT
+}
 
 /// What the vCPUs of a guest must look at before they go on, and how many have stopped.
 #[derive(Debug)]
@@ -112,7 +117,9 @@ impl Stopping {
     #[must_use = "it has a part in the stop"]
     pub fn arrive(&self, count: u32) -> Role {
         // Pairs with itself: the last one follows all others.
-        let is_last = self.stopped.fetch_add(ARRIVED, Ordering::AcqRel) / ARRIVED + 1 == count;
+        let arrived = self.stopped.fetch_add(ARRIVED, Ordering::AcqRel) / ARRIVED + 1;
+        debug_assert!(arrived <= count, "a vCPU arrives at its stop twice");
+        let is_last = arrived == count;
         match self.attention() & (RESET | END) {
             RESET if is_last => Role::Resets,
             _ => Role::Leaves,
@@ -147,7 +154,7 @@ impl Stopping {
             let now = self.attention();
             let goes_on = now & STOP == RESET;
             // Nobody looks at the numbers while all but this vCPU have left.
-            let stopped = if goes_on { 0 } else { count * ARRIVED + (count - 1) * LEFT };
+            let stopped = if goes_on { 0 } else { all_but_one(count) };
             self.stopped.store(stopped, Ordering::Relaxed);
             // Pairs with `attention`. It fails if something else has come up meanwhile.
             let changed =
@@ -162,5 +169,12 @@ impl Stopping {
     pub fn go_on(&self) {
         self.stopped.store(0, Ordering::Relaxed);
         self.clear(STOP);
+    }
+
+    /// All of `count` vCPUs have left in the middle of a reset: the one of C may go on with it. It
+    /// is to be woken.
+    pub fn go_on_with_reset(&self, count: u32) {
+        self.stopped.store(all_but_one(count), Ordering::Relaxed);
+        self.clear(PAUSE);
     }
 }

@@ -146,6 +146,69 @@ fn an_end_of_a_reset_that_looks_only_once_is_found() {
     });
 }
 
+/// A reset of two steps, between which the guest may be paused. Who resumes it lets it go on by
+/// `go_on`, which learns whether a reset is in progress.
+fn reset_paused(go_on: fn(&Stopping, bool)) {
+    let guest = Guest::new();
+    guest.begin(RESET);
+    assert_eq!(guest.stopping.arrive(COUNT), Role::Leaves);
+    save_and_leave(&guest, 1);
+    assert_eq!(guest.stopping.arrive(COUNT), Role::Resets);
+    // Relaxed: the protocol orders it. Whether a reset is in progress.
+    let resets = Arc::new(AtomicU32::new(1));
+    let operator = {
+        let (guest, resets) = (guest.clone(), resets.clone());
+        thread::spawn(move || {
+            guest.begin(PAUSE);
+            while guest.stopping.left() != COUNT {
+                if guest.stopping.attention() & RESET == 0 {
+                    return; // The reset was over first.
+                }
+                thread::yield_now();
+            }
+            assert_eq!(guest.memory.load(Ordering::Relaxed), guest.saved[0].load(Ordering::Relaxed));
+            let in_progress = resets.load(Ordering::Relaxed) == 1;
+            go_on(&guest.stopping, in_progress);
+            // Another vCPU, which is woken early: it must not run on memory that is half reset.
+            let runs = guest.stopping.attention() & super::STOP == 0;
+            assert!(!runs || guest.memory.load(Ordering::Relaxed) == 3, "memory is half reset");
+        })
+    };
+    for step in 2..=3 {
+        if guest.stopping.attention() & PAUSE != 0 {
+            guest.saved[0].store(guest.memory.load(Ordering::Relaxed), Ordering::Relaxed);
+            guest.stopping.leave(COUNT, |_| {});
+            while guest.stopping.attention() & PAUSE != 0 {
+                thread::yield_now();
+            }
+        }
+        guest.memory.store(step, Ordering::Relaxed);
+    }
+    guest.saved[0].store(3, Ordering::Relaxed);
+    resets.store(0, Ordering::Relaxed);
+    if !guest.stopping.end_reset(COUNT) {
+        guest.stopping.leave(COUNT, |_| {});
+    }
+    operator.join().unwrap();
+    assert_eq!(guest.stopping.attention() & RESET, 0, "the reset is over");
+}
+
+#[test]
+fn a_reset_that_is_paused_goes_on_alone() {
+    explore(Some(2), || {
+        reset_paused(|stopping, in_progress| match in_progress {
+            true => stopping.go_on_with_reset(COUNT),
+            false => stopping.go_on(),
+        });
+    });
+}
+
+#[test]
+#[should_panic(expected = "memory is half reset")]
+fn a_guest_that_goes_on_in_the_middle_of_its_reset_is_found() {
+    explore(Some(2), || reset_paused(|stopping, _| stopping.go_on()));
+}
+
 #[test]
 fn who_finds_no_reset_finds_memory_reset() {
     explore(None, || {

@@ -90,6 +90,17 @@ impl<A: Arch> Vm<A> {
         progress
     }
 
+    /// Whether a change that the guest has begun must be over before a request can begin its own.
+    /// The guest makes it in its own turns, which come soon then; and it begins no other one:
+    /// otherwise a guest that changes its memory all the time would never let another job begin.
+    pub(super) fn want_turn(&self, is_later: bool) {
+        // Relaxed: a vCPU that sees it late begins one more change.
+        let was_later = self.turn_wanted.swap(is_later, Ordering::Relaxed);
+        if is_later {
+            self.hurry(!was_later);
+        }
+    }
+
     /// Another CPU is at the change.
     #[cfg(test)]
     pub(crate) fn hold_change(&self) -> impl Sized + '_ {

@@ -5,7 +5,7 @@ use core::fmt;
 use alloc::vec::Vec;
 
 use hostlink::bundle::{BundleError, GuestFiles, Reader};
-use hostlink::config::{Architecture, Config, ForeignSwitch, MAX_TOTAL_VCPUS};
+use hostlink::config::{Architecture, Config, ForeignSwitch};
 use hostlink::defect::Defect;
 use hostlink::name::Name;
 use stay::{Mistake, Mistakes};
@@ -106,8 +106,6 @@ pub enum CreateError {
     NoCpuFor(Name),
     /// The heap is too small for one more guest.
     NoHeap,
-    /// Other guests have too many vCPUs.
-    NoRows,
     /// There is no memory for the trace rings.
     NoTrace,
     /// The boot CPU is to run no vCPUs, and it is the only one.
@@ -147,7 +145,6 @@ impl fmt::Display for CreateError {
             Self::NoHeap => f.write_str(
                 "the hypervisor's own memory is too small for one more guest: give the machine more memory",
             ),
-            Self::NoRows => write!(f, "all guests together have at most {MAX_TOTAL_VCPUS} vCPUs"),
             Self::NoTrace => f.write_str("no memory is left for the trace: give the machine more"),
             Self::NoCpu => f.write_str("boot_cpu=serve needs a second CPU to run the guest"),
             Self::Vmids => f.write_str("vmid_bits: each CPU may hold a VMID, and there must be one more"),

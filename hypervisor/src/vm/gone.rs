@@ -5,26 +5,30 @@ use super::machine::Vm;
 use super::{host, percpu};
 
 /// A guest that has left its regions: no other guest's doorbell reaches it.
-pub(super) struct Left<A: Arch>(&'static Vm<A>);
+/// The flag says whether idle CPUs have been told to leave its address space.
+pub(super) struct Left<A: Arch>(&'static Vm<A>, bool);
 
 impl<A: Arch> Left<A> {
     /// The guest leaves its regions.
     pub(super) fn new(vm: &'static Vm<A>) -> Self {
         vm.host.shared.leave(vm.number);
-        Self(vm)
+        Self(vm, false)
     }
 
     /// Has the CPUs that idle leave the guest's address space, whose vCPUs have all stopped. `None`
     /// until none of them has it loaded: call it again then.
-    pub(super) fn gone(&self) -> Option<Gone<A>> {
+    pub(super) fn gone(&mut self) -> Option<Gone<A>> {
         let vm = self.0;
-        vm.host.set_leaving(vm.space.root().0);
+        if !core::mem::replace(&mut self.1, true) {
+            vm.host.let_leave();
+        }
         let mut holders = percpu::online::<A>().filter(|cpu| A::holds_space(vm, cpu)).peekable();
         if holders.peek().is_some() {
             holders.for_each(|cpu| host::kick::<A>(cpu.index));
             return None;
         }
-        vm.host.set_leaving(0);
+        self.1 = false;
+        vm.host.have_left();
         Some(Gone(vm))
     }
 }

@@ -24,8 +24,9 @@ use hostlink::guests::{Facts, GuestEntry, GuestState};
 use super::arch::Arch;
 use super::context::Context;
 use super::files::{CreateError, Files};
+use super::freed;
 use super::gone::Gone;
-use super::host::{Host, ROWS};
+use super::host::Host;
 use super::machine::{self, Vm};
 use super::switch::Leave;
 use crate::sched::{Share, VcpuIndex};
@@ -79,11 +80,10 @@ impl<A: Arch> Host<A> {
         number: u32,
         files: &Files,
     ) -> Result<&'static Vm<A>, CreateError> {
-        let first = self.find_rows(files.config.vcpus).ok_or(CreateError::NoRows)?;
-        self.create_guest_in(number, first, files)
+        self.create_guest_in(number, self.first_row(number), files)
     }
 
-    /// The same in these rows, which are free.
+    /// The same in these rows, from the first one on, which are free.
     pub(super) fn create_guest_in(
         &'static self,
         number: u32,
@@ -119,14 +119,10 @@ impl<A: Arch> Host<A> {
         Ok(vm)
     }
 
-    /// The first of so many adjacent free rows; `None` if there are not as many.
-    fn find_rows(&self, count: u32) -> Option<VcpuIndex> {
-        let guests = self.guests.lock();
-        let used = || guests.iter().flatten().map(|guest| guest.vm().rows());
-        let is_free = |first: &u32| used().all(|rows| rows.end <= *first || first + count <= rows.start);
-        // A place begins where another ends.
-        let places = core::iter::once(0).chain(used().map(|rows| rows.end));
-        places.filter(|first| first + count <= ROWS).filter(is_free).min()
+    /// The first row of the guest with this number. Each guest that the bundle describes has rows of
+    /// its own, whether or not it exists; a bundle for whose guests there are not enough is refused.
+    fn first_row(&self, number: u32) -> VcpuIndex {
+        self.bundle.guests.iter().take(number as usize).map(|files| files.config.vcpus).sum()
     }
 
     /// What the host tool sees of a guest.
@@ -173,10 +169,11 @@ impl<A: Arch> Host<A> {
         // SAFETY: made from a box in `create_guest_in`. No vCPU of it is on a CPU or in a queue, so
         // no CPU uses it (see `host.rs`); the caller is the boot CPU, the only one that finds it by
         // its number.
-        let vm = *unsafe { Box::from_raw(guest.0.as_ptr()) };
+        let vm = unsafe { freed::take(guest.0) };
         // First of all: readers of its rings notice that the memory may be in use again.
         self.entry(number).clear();
-        let Vm { tables, rings, .. } = vm; // Everything else is dropped.
+        let Vm { tables, rings, vcpus, .. } = vm; // Everything else is dropped.
+        freed::drop_all(vcpus);
         let mut free = self.free.lock();
         // SAFETY: no CPU has loaded the address space, and the allocators went with the machine.
         unsafe { tables.give_back(&mut free) };

@@ -91,9 +91,8 @@ pub struct Host<A: Arch> {
     created: AtomicU32,
     /// Whether vCPUs may run.
     begun: AtomicBool,
-    /// Root of an address space that is about to be freed, which CPUs that idle must not keep
-    /// loaded; 0 for none.
-    leaving: AtomicU64,
+    /// Address spaces that are about to be freed, which CPUs that idle must not keep loaded.
+    leaving: AtomicU32,
 }
 
 impl<A: Arch> Host<A> {
@@ -144,7 +143,7 @@ impl<A: Arch> Host<A> {
             requests: AtomicBool::new(false),
             created: AtomicU32::new(0),
             begun: AtomicBool::new(false),
-            leaving: AtomicU64::new(0),
+            leaving: AtomicU32::new(0),
         })
     }
 
@@ -158,14 +157,20 @@ impl<A: Arch> Host<A> {
         self.begun.load(Ordering::Acquire) // Pairs with `begin`.
     }
 
-    /// Makes CPUs that idle leave the address space with this root; 0 when they have.
-    pub(super) fn set_leaving(&self, root: u64) {
-        self.leaving.store(root, Ordering::Release); // Pairs with `is_leaving`.
+    /// Makes CPUs that idle leave the address space that they have loaded, until
+    /// [`have_left`](Self::have_left).
+    pub(super) fn let_leave(&self) {
+        self.leaving.fetch_add(1, Ordering::Release); // Pairs with `is_leaving`.
+    }
+
+    /// They have left the one that somebody waits for.
+    pub(super) fn have_left(&self) {
+        self.leaving.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Whether a CPU that idles must leave the address space that it has loaded.
     pub(super) fn is_leaving(&self) -> bool {
-        self.leaving.load(Ordering::Acquire) != 0 // Pairs with `set_leaving`.
+        self.leaving.load(Ordering::Acquire) != 0 // Pairs with `let_leave`.
     }
 
     /// Attaches the trace ring of the calling CPU.
@@ -188,11 +193,14 @@ impl<A: Arch> Host<A> {
         }
     }
 
-    /// The guest of this name; without a name the first one.
-    pub(super) fn find_guest(&self, name: Option<Name>) -> Option<&'static Vm<A>> {
-        let guests = self.guests.lock();
-        let mut all = guests.iter().flatten().map(Guest::vm);
-        all.find(|vm| name.is_none_or(|name| vm.files.config.name == name))
+    /// The number of the guest that the bundle describes by this name.
+    pub(super) fn number_of(&self, name: Name) -> Option<u32> {
+        (0..).zip(&self.bundle.guests).find(|(_, files)| files.config.name == name).map(|(number, _)| number)
+    }
+
+    /// The guest of this number, if it exists.
+    pub(super) fn guest(&self, number: u32) -> Option<&'static Vm<A>> {
+        self.guests.lock().get(number as usize)?.as_ref().map(Guest::vm)
     }
 
     /// The existing guest with the least number that is not below this one.
@@ -237,6 +245,7 @@ impl<A: Arch> Host<A> {
         let row = &self.rows[row as usize];
         // Acquire: pairs with `enter_rows`.
         let (vcpu, vm) = (row.vcpu.load(Ordering::Acquire), row.vm.load(Ordering::Relaxed));
+        debug_assert!(!vcpu.is_null() && !vm.is_null(), "the row's guest has been freed");
         // SAFETY: the vCPU is in a queue or was just taken from one, so its guest exists: see the
         // module's documentation.
         unsafe { (&*vm, &*vcpu) }

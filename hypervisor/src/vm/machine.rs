@@ -18,6 +18,7 @@ use super::awaited::Awaited;
 use super::change::OwnChange;
 use super::console::Rings;
 use super::files::{CreateError, Files};
+use super::freed::Exists;
 use super::host::Host;
 use super::load::Load;
 use super::memory::{FreeMemory, NestedTables};
@@ -102,6 +103,8 @@ pub struct Vm<A: Arch> {
     pub(super) ended: AtomicU32,
     /// The reset in progress.
     pub(super) reset: Mutex<Option<Reset<A>>>,
+    /// Under test: whether it has been freed.
+    pub(super) exists: Exists,
 }
 
 /// The memory of a new machine.
@@ -224,6 +227,7 @@ fn assemble<A: Arch>(
         tables,
         ended: AtomicU32::new(0),
         reset: Mutex::new(None),
+        exists: Exists::new(),
     }))
 }
 
@@ -284,6 +288,7 @@ const fn too_large(memory: u64) -> CreateError {
 impl<A: Arch> Vm<A> {
     /// Number of vCPUs.
     pub fn vcpu_count(&self) -> u32 {
+        self.exists.check();
         self.vcpus.len() as u32
     }
 
@@ -364,17 +369,20 @@ impl<A: Arch> Vm<A> {
     /// Tells a vCPU that something was posted to it.
     #[inline]
     pub fn notify(&self, vcpu: &Vcpu<A>) {
+        self.exists.check();
         notify::notify(self.host, vcpu.row, vcpu.target, Line::Work);
     }
 
     /// Pending work of all vCPUs: bits of [`stopping`](crate::stopping).
     #[inline]
     pub fn attention(&self) -> u32 {
+        self.exists.check();
         self.stopping.attention()
     }
 
     /// Sets or clears the flag that makes its vCPUs look for requests.
     pub(super) fn set_requests_wait(&self, wait: bool) {
+        self.exists.check();
         if wait { self.stopping.set(REQUESTS) } else { self.stopping.clear(REQUESTS) }
     }
 }

@@ -46,6 +46,7 @@ pub mod counting;
 pub mod dma;
 pub mod end;
 pub mod files;
+mod freed;
 mod gone;
 mod guests;
 pub mod host;

@@ -1,5 +1,6 @@
 //! A reset: every vCPU stops (`stop.rs`), and the last one restarts the guest, in steps, in its own
-//! turns.
+//! turns. A guest that is to pause, or to be destroyed, stops between two steps; the same vCPU
+//! continues with the next step when the guest goes on.
 
 use hostlink::config::ResetPolicy;
 use hostlink::counters::Counter;
@@ -13,7 +14,7 @@ use super::load::Load;
 use super::machine::{Vm, VpIndex};
 use super::switch::Leave;
 use crate::sched::PutBack;
-use crate::stopping::{DESTROY, REQUESTS, RESET, Role};
+use crate::stopping::{PAUSE, REQUESTS, RESET, Role};
 
 impl<A: Arch> Vm<A> {
     /// The state after power-on of a guest whose vCPUs have all stopped, except for its memory.
@@ -31,7 +32,7 @@ impl<A: Arch> Vm<A> {
 /// A reset in progress.
 pub(super) struct Reset<A: Arch> {
     /// The vCPU that carries it out.
-    by: VpIndex,
+    pub(super) by: VpIndex,
     /// The devices have been reset, and memory is being filled.
     load: Option<Load<A>>,
 }
@@ -63,12 +64,15 @@ impl<A: Arch> Context<'_, A> {
             *self.vm.reset.lock() = Some(Reset { by, load: None });
         }
         loop {
+            if self.vm.attention() & PAUSE != 0 {
+                return Some(Leave::Parked);
+            }
             if self.step_reset() == Progress::Done {
                 *self.vm.reset.lock() = None;
                 if !self.vm.stopping.end_reset(self.vm.vcpu_count()) {
                     return Some(Leave::Parked);
                 }
-                self.vm.wake_all(Some(by));
+                self.vm.wake(|index| index != by);
                 return None;
             }
             A::open_window(self);
@@ -81,14 +85,11 @@ impl<A: Arch> Context<'_, A> {
     }
 
     /// A step of the reset. It begins when the others have left their CPUs, and no other change of
-    /// memory is in progress. A guest that is being destroyed is not reset.
+    /// memory is in progress.
     fn step_reset(&mut self) -> Progress {
         let vm = self.vm;
         if !vm.others_have_stopped() {
             return Progress::Waiting;
-        }
-        if vm.attention() & DESTROY != 0 {
-            return Progress::Done; // Its memory is zeroed when it is free.
         }
         let mut reset = vm.reset.lock();
         let Some(Reset { load, .. }) = reset.as_mut() else { return Progress::Done };

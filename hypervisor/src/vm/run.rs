@@ -184,12 +184,15 @@ impl<'a, A: Arch> Context<'a, A> {
     /// interrupts were last taken. After many such turns, takes interrupts and checks once more.
     #[inline]
     pub(super) fn count_turn(&mut self, leave: Leave) -> Option<Leave> {
-        if self.cpu.turns.is_window_due() { self.check_after_window() } else { Some(leave) }
+        if self.cpu.turns.is_window_due() { self.check_after_window(leave) } else { Some(leave) }
     }
 
     #[cold]
-    fn check_after_window(&mut self) -> Option<Leave> {
+    fn check_after_window(&mut self, leave: Leave) -> Option<Leave> {
         A::open_window(self);
+        if leave == Leave::Parked {
+            return Some(leave); // It has arrived at its stop, and must not arrive again.
+        }
         self.check_on_arrival(A::now())
     }
 

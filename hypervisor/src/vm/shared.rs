@@ -50,6 +50,7 @@ pub trait Peer: Sync {
 
 impl<A: Arch> Peer for Vm<A> {
     fn signal(&self, signal: Signal) -> bool {
+        self.exists.check();
         A::signal(self, signal)
     }
 }

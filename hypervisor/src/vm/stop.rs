@@ -5,16 +5,26 @@ use core::sync::atomic::Ordering;
 use hostlink::exit::ExitCode;
 
 use super::arch::Arch;
-use super::machine::Vm;
+use super::machine::{Vm, VpIndex};
+use super::{host, percpu};
 use crate::sched::Line;
 use crate::stopping::{END, Role};
 
 impl<A: Arch> Vm<A> {
-    /// Makes every vCPU stop, for these reasons: bits of [`STOP`](crate::stopping::STOP), one
-    /// at least, and [`DESTROY`](crate::stopping::DESTROY).
+    /// Makes every vCPU stop, for this reason: a bit of [`STOP`](crate::stopping::STOP).
     pub fn begin_stop(&self, why: u32) {
         if self.stopping.begin(why) {
             self.vcpus.iter().for_each(|vcpu| self.notify(vcpu));
+        }
+    }
+
+    /// A request waits for something that the guest's vCPUs do: they run before all others for a
+    /// while. `begins` is true when the wait begins.
+    pub(super) fn hurry(&self, begins: bool) {
+        self.host.sched.put_first(self.number);
+        if begins {
+            // Its cap holds it no more, which a CPU that idles would find when that time is over.
+            percpu::online::<A>().for_each(|cpu| host::kick::<A>(cpu.index));
         }
     }
 
@@ -49,17 +59,23 @@ impl<A: Arch> Vm<A> {
         self.stopping.left() == self.vcpu_count()
     }
 
-    /// Lets the vCPUs of a guest that has stopped run, or those of one that has never run.
+    /// Lets the vCPUs of a guest that has stopped run, or those of one that has never run. In the
+    /// middle of a reset that is the vCPU that carries it out.
     pub(super) fn go_on(&self) {
+        let resets = self.reset.lock().as_ref().map(|reset| reset.by);
+        if let Some(by) = resets {
+            self.stopping.go_on_with_reset(self.vcpu_count());
+            return self.wake(|index| index == by);
+        }
         self.stopping.go_on();
-        self.wake_all(None);
-    }
-
-    /// Puts all vCPUs into queues, except for one that runs.
-    pub(super) fn wake_all(&self, except: Option<u32>) {
         // All of them, not just the boot vCPU: the others find that they wait for start-up, and
         // block.
-        for vcpu in self.vcpus.iter().filter(|vcpu| Some(vcpu.index) != except) {
+        self.wake(|_| true);
+    }
+
+    /// Puts vCPUs that have left their CPUs into queues.
+    pub(super) fn wake(&self, which: impl Fn(VpIndex) -> bool) {
+        for vcpu in self.vcpus.iter().filter(|vcpu| which(vcpu.index)) {
             let nudge = self.host.sched.wake(vcpu.row, Line::Work, A::now());
             // Before that no CPU idles yet.
             if self.host.has_begun() {

@@ -4,11 +4,13 @@
 //! A request is `NUMBER COMMAND ARGUMENTS`; [`Request`] lists them. With several guests the command
 //! may follow `@GUEST`, the name of the guest that it is about; otherwise it is the first one. The
 //! answer is any number of records `NUMBER : FIELDS`, and then either `NUMBER ok` or `NUMBER error
-//! MESSAGE`. [`record`] lists the fields of each kind of record. The requester chooses the number;
-//! it distinguishes the answer from the rest of an earlier requester's answer. For each record the
-//! requester sends [`NEXT`], and then gets the next line: a serial line connected to a socket
-//! buffers few bytes, and further bytes are lost. If anything else is sent instead, it is taken for
-//! another requester. Numbers in arguments and fields are decimal, or hexadecimal after `0x`.
+//! MESSAGE`. [`record`] lists the fields of each kind of record. Numbers in arguments and fields are
+//! decimal, or hexadecimal after `0x`.
+//!
+//! Several requests are served at a time, so answers come in any order; requests about one guest
+//! are served one after the other. The requester chooses the numbers, and no two of the same time
+//! are equal. For each record it sends `+NUMBER`, a [`Reply`], and then gets the next line of that
+//! answer: a serial line connected to a socket buffers few bytes, and further bytes are lost.
 
 mod input;
 pub mod record;
@@ -20,12 +22,47 @@ pub use request::{Request, RequestError};
 use crate::guests::GuestState;
 use crate::name::Name;
 use crate::words::words;
+use core::fmt;
 use core::num::ParseIntError;
 
 /// Longest line in either direction in bytes, without its end.
 pub const LINE_MAX: usize = 200;
-/// Requests the line after a record.
+/// Begins a reply that requests the line after a record.
 pub const NEXT: u8 = b'+';
+/// Begins a reply that says that nobody waits for the answer any more.
+pub const GONE: u8 = b'-';
+
+/// What a requester sends about a request that is being served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// It has the record of the answer to the request of this number, and wants the next line.
+    Next(u64),
+    /// It does not wait for the answer any more. The request is served all the same.
+    Gone(u64),
+}
+
+impl Reply {
+    /// Reads a line; `None` if it is not one.
+    pub fn parse(line: &str) -> Option<Self> {
+        let number = |digits: &str| digits.parse().ok().filter(|_| !digits.starts_with('+'));
+        match line.split_at_checked(1)? {
+            ("+", digits) => number(digits).map(Self::Next),
+            ("-", digits) => number(digits).map(Self::Gone),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Reply {
+    /// Writes it as [`Reply::parse`] reads it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (sign, number) = match self {
+            Self::Next(number) => (NEXT, number),
+            Self::Gone(number) => (GONE, number),
+        };
+        write!(f, "{}{number}", char::from(sign))
+    }
+}
 
 /// A word or number in a request or a record. [`Display`](core::fmt::Display) writes it.
 pub trait Word: Sized {
@@ -196,6 +233,16 @@ mod tests {
         assert_eq!(Answer::parse("5 error it is gone", 5), Some(Answer::Error("it is gone")));
         for line in ["4 ok", "5 fine", "ok", "", "5 : ", "five ok"] {
             assert_eq!(Answer::parse(line, 5), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn replies_are_read_back_and_nothing_else_is_one() {
+        for reply in [Reply::Next(0), Reply::Next(u64::MAX), Reply::Gone(7)] {
+            assert_eq!(Reply::parse(&std::format!("{reply}")), Some(reply));
+        }
+        for line in ["", "+", "-", "7", "+x", "+ 7", "++7", "+7 vms", "é7"] {
+            assert_eq!(Reply::parse(line), None, "{line}");
         }
     }
 

@@ -2,12 +2,14 @@
 //!
 //! Each machine with the hypervisor has a UNIX socket in a directory of the user, named after the
 //! process that runs it. A process that could write there could answer in a machine's place, so a
-//! directory that others may access is neither used nor read. QEMU serves one conversation at a
-//! time. A [`Notice`] beside the socket names the location of the machine's counters.
+//! directory that others may access is neither used nor read. A [`Relay`] takes any number of
+//! conversations there. A [`Notice`] beside the socket names the location of the machine's counters.
 
 mod notice;
+mod relay;
 
 pub(crate) use notice::Notice;
+pub(in crate::machine) use relay::Relay;
 
 use crate::machine::signals::Signals;
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -94,7 +96,7 @@ impl Registration {
         Found { name, socket: self.0.clone() }
     }
 
-    /// The path at which QEMU creates the socket.
+    /// The path of the socket.
     pub(crate) fn path(&self) -> &Path {
         &self.0
     }
@@ -107,7 +109,7 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        // QEMU may have removed it already, or never have created it.
+        // The relay may have removed it already.
         let _ = fs::remove_file(&self.0);
         // There need not be one.
         let _ = fs::remove_file(self.0.with_extension(NOTICE_SUFFIX));

@@ -5,7 +5,7 @@ mod stream;
 
 use super::child::{command, path_in_child};
 use super::console::{Kept, read, read_split};
-use super::control::{Control, Found, Notice, Registration};
+use super::control::{Control, Found, Notice, Registration, Relay};
 use super::counters::{Snapshot, clock_hz, exit_code};
 use super::emulator;
 use super::kept::Ring;
@@ -94,6 +94,8 @@ pub(crate) struct Machine {
     watch: Option<Watch>,
     /// Whether the user wants it to end.
     ends: Option<Box<dyn Fn() -> bool>>,
+    /// Passes on what is said to the hypervisor.
+    _relay: Option<Relay>,
     /// While this exists the machine can be found.
     control: Option<Registration>,
     files: TempDir,
@@ -121,11 +123,13 @@ impl Machine {
             Payload::Quell { .. } => Some(Registration::new()?),
             Payload::Bare { .. } | Payload::Disc { .. } => None,
         };
+        let port = files.path().join("control");
+        let relay = control.as_ref().map(|public| Relay::start(public.path(), &port)).transpose()?;
         let [log_path, qemu_log_path] = [&log.1, &qemu_log.1].map(path_in_child);
         let channels = Channels {
             report: &report,
             log: log_path.as_ref(),
-            control: control.as_ref().map(Registration::path),
+            control: relay.as_ref().map(|_| &*port),
             qemu_log: qemu_log_path.as_ref(),
         };
         let arch = spec.platform.arch();
@@ -176,6 +180,7 @@ impl Machine {
             terminal,
             watch: None,
             ends: None,
+            _relay: relay,
             control,
             files,
         })

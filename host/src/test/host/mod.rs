@@ -44,7 +44,7 @@ impl Step {
 }
 
 /// Everything that cargo checks. The bare-metal images are linted for their own target.
-pub(super) const STEPS: [Step; 16] = [
+pub(super) const STEPS: [Step; 17] = [
     step("format", "the sources are formatted", &["fmt", "--all", "--", "--check", "--color", "never"]),
     step(
         "unit-tests",
@@ -95,6 +95,12 @@ pub(super) const STEPS: [Step; 16] = [
         &["test", "--release", "--package", "quell-hypervisor", "--lib", "sched::simulation"],
     )
     .only_long(&[("QUELL_SCHED_MACHINES", "10000")]),
+    step(
+        "requests-at-length",
+        "random control requests about several guests, in any order: an hour on an idle computer",
+        &["test", "--release", "--package", "quell-hypervisor", "--lib", "random_requests"],
+    )
+    .only_long(&[("QUELL_REQUESTS_RUNS", "10000")]),
     step(
         "lint-host",
         "clippy on everything that runs on the host",

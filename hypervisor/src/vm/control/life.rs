@@ -74,7 +74,7 @@ enum Stage<A: Arch> {
 
 impl<A: Arch> Life<A> {
     /// Begins to serve a request; `None` if it is about one guest's memory or counters.
-    pub(super) fn new(_: &'static Host<A>, request: Request) -> Option<Self> {
+    pub(super) fn new(request: Request) -> Option<Self> {
         Some(match request {
             Request::Vms | Request::Guests => Self::List(request, 0),
             Request::Memory => Self::Memory,
@@ -108,7 +108,8 @@ impl<A: Arch> Life<A> {
                 *self = Self::Over;
             }
             Self::Input(guest, port, bytes) => {
-                let vm = host.find_guest(Some(*guest)).ok_or(Refusal::NoGuest(*guest))?;
+                let number = host.number_of(*guest);
+                let vm = number.and_then(|number| host.guest(number)).ok_or(Refusal::NoGuest(*guest))?;
                 let taken = A::type_in(vm, *port, bytes.bytes()).ok_or(Refusal::NoPort(*port))?;
                 answer.record::<A>(&record::Taken { taken: taken as u32 });
                 *self = Self::Over;
@@ -207,8 +208,7 @@ fn create<A: Arch>(host: &'static Host<A>, name: Name) -> Result<Life<A>, Refusa
 
 /// The number of the guest with this name, and what it does.
 fn number_of<A: Arch>(host: &Host<A>, name: Name) -> Result<(u32, GuestState), Refusal> {
-    let place = host.bundle.guests.iter().position(|files| files.config.name == name);
-    let number = place.ok_or(Refusal::NoGuest(name))? as u32;
+    let number = host.number_of(name).ok_or(Refusal::NoGuest(name))?;
     Ok((number, host.state_of(number)))
 }
 
@@ -225,8 +225,7 @@ fn change<A: Arch>(host: &'static Host<A>, request: Request) -> Result<Life<A>, 
     };
     let (number, state) = number_of(host, guest)?;
     let refused = |wanted| Refusal::State { guest, state, wanted };
-    let exists = host.find_guest(Some(guest));
-    let Some(vm) = exists else { return Err(refused("there: create it first")) };
+    let Some(vm) = host.guest(number) else { return Err(refused("there: create it first")) };
     match (request, state) {
         (Request::Start { .. }, Loaded) | (Request::Resume { .. }, Paused) => host.start(vm),
         (Request::Start { .. }, Off | Failed) => {
@@ -235,13 +234,13 @@ fn change<A: Arch>(host: &'static Host<A>, request: Request) -> Result<Life<A>, 
             return Ok(Life::Again(vm));
         }
         (Request::Pause { .. }, Running) => {
-            stop_soon(vm, stopping::PAUSE);
+            stop_soon(vm);
             return Ok(Life::Pausing(vm));
         }
         (Request::Reset { .. }, Running) => vm.begin_stop(stopping::RESET),
         (Request::Destroy { .. }, _) => {
             if state == Running {
-                stop_soon(vm, stopping::PAUSE | stopping::DESTROY);
+                stop_soon(vm);
             }
             let stage = if state == Loaded { Stage::Devices } else { Stage::Stop };
             host.entry(number).set_state(GuestState::Leaving, 0);
@@ -260,10 +259,10 @@ fn change<A: Arch>(host: &'static Host<A>, request: Request) -> Result<Life<A>, 
     Ok(Life::Over)
 }
 
-/// Lets a guest stop, ahead of all others: no other request is served before it has.
-fn stop_soon<A: Arch>(vm: &Vm<A>, why: u32) {
-    vm.begin_stop(why);
-    vm.host.sched.put_first(vm.number);
+/// Lets a guest stop, ahead of all others.
+fn stop_soon<A: Arch>(vm: &Vm<A>) {
+    vm.begin_stop(stopping::PAUSE);
+    vm.hurry(true);
 }
 
 impl<A: Arch> Destroy<A> {
@@ -293,8 +292,11 @@ impl<A: Arch> Destroy<A> {
             },
             Stage::Clean if vm.clean_some() => return Ok(Progress::More),
             Stage::Clean => Stage::Reset,
-            Stage::Reset if A::give_devices_back(vm) != Progress::Done => return Ok(Progress::More),
             Stage::Reset => {
+                let progress = A::give_devices_back(vm);
+                if progress != Progress::Done {
+                    return Ok(progress);
+                }
                 // The tables that are left have no entries: nothing is cached by them afterwards.
                 let _receipt = vm.flush_space(Invalidation::Everything, &mut self.scratch);
                 Stage::Leave

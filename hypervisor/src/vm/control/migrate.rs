@@ -5,7 +5,6 @@
 //! become large ones again. Everything is done in steps, between which vCPUs run.
 
 use alloc::boxed::Box;
-use core::sync::atomic::Ordering;
 
 use hostlink::ctl::LogWay;
 use hostlink::ctl::record::{Round, Undone};
@@ -95,11 +94,11 @@ impl<A: Arch> Migration<A> {
         self.took.add(A::now() - start);
         // The guest's own job comes first, and begins no other one before this one's.
         let is_later = matches!(next, Err(Refusal::Slot(SlotError::Busy)));
-        vm.turn_wanted.store(is_later, Ordering::Relaxed);
+        vm.want_turn(is_later);
         match next {
             Ok(None) => {}
             Ok(Some(stage)) => self.stage = stage,
-            Err(_) if is_later => return Ok(Progress::More),
+            Err(_) if is_later => return Ok(Progress::Waiting),
             Err(why) => {
                 self.give_back(vm);
                 return Err(why);

@@ -1,9 +1,12 @@
-//! The control channel: requests of the host tool over a serial port, one at a time
-//! (`hostlink::ctl`).
+//! The control channel: requests of the host tool over a serial port (`hostlink::ctl`).
 //!
 //! The boot CPU serves them between entries into the guest, or while it idles. Long work is done in
 //! steps, each short enough not to disturb the vCPU that runs there. While more is left to do, the
 //! CPU's timer brings it back soon.
+//!
+//! Requests about one guest are served in their order. All others are served at the same time, in
+//! turn: whatever a request waits for, it holds up none about another guest. `docs/isolation.md`
+//! lists what each one waits for.
 
 mod life;
 mod migrate;
@@ -11,37 +14,64 @@ mod refusal;
 mod requests;
 mod runs;
 
+use alloc::boxed::Box;
+use alloc::vec::Vec;
 use core::fmt::{self, Write};
 use core::marker::PhantomData;
 
-use hostlink::ctl::{LINE_MAX, LineBuffer, NEXT, Request};
+use hostlink::config::MAX_GUESTS;
+use hostlink::ctl::request::Numbered;
+use hostlink::ctl::{LINE_MAX, LineBuffer, Reply, Request};
 
 use super::arch::Arch;
 use super::host::Host;
 use super::machine::Vm;
 use super::percpu::PerCpu;
+use crate::sched::GroupIndex;
 use life::Life;
 use paging::Progress;
+use refusal::Refusal;
 use requests::Work;
 
 /// While a request is being served, its CPU returns to it after this time, or after the time that
 /// the last step took if that was longer.
 const PERIOD_US: u64 = 100;
 
+/// Requests that are not answered yet: so many in all. More are refused at once, except for this
+/// number about each guest, and about none: those about others leave them their places.
+const ANY_MAX: usize = 64;
+const OWN_MAX: usize = 4;
+const REQUESTS_MAX: usize = ANY_MAX + (MAX_GUESTS as usize + 1) * OWN_MAX;
+/// Bytes that are read before the CPU does something else.
+const BYTES_MAX: usize = 2 * LINE_MAX;
+
 /// The control channel of a machine.
 pub struct Channel<A: Arch> {
     line: LineBuffer,
-    /// The request that is being served.
-    active: Option<Active<A>>,
+    /// The requests that are not answered yet, in the order in which they came.
+    served: Vec<Served<A>>,
+    /// The place of the one whose turn it is.
+    turn: usize,
+}
+
+/// A request that is not answered yet.
+struct Served<A: Arch> {
+    /// The number of the guest that it is about, whether or not that exists; `None` for requests
+    /// about no single guest.
+    about: Option<GroupIndex>,
+    active: Active<A>,
     answer: Answer,
 }
 
-/// A request that is being served.
+/// How far a request is.
 enum Active<A: Arch> {
-    /// About memory and counters of this guest, which exists: only another request destroys it.
-    In(&'static Vm<A>, Work<A>),
+    /// It has not begun.
+    Waits(Request),
+    /// About memory and counters of this guest, which exists: only another request about it, which
+    /// waits for this one, destroys it.
+    In(&'static Vm<A>, Box<Work<A>>),
     /// About the life of guests.
-    Life(Life<A>),
+    Life(Box<Life<A>>),
 }
 
 /// The state of an answer in progress.
@@ -49,7 +79,7 @@ pub struct Answer {
     number: u64,
     /// A record has been sent, and the sender of the request has not asked for more yet.
     awaits: bool,
-    /// The sender of the request has disconnected.
+    /// The sender of the request waits for no answer.
     is_abandoned: bool,
 }
 
@@ -64,7 +94,7 @@ pub fn serve<A: Arch>(host: &'static Host<A>, cpu: &PerCpu<A>) -> bool {
     if !channel.step(host) {
         // Bytes received from here on interrupt again; the next check covers bytes received before.
         host.set_requests_wait(false);
-        if channel.is_ready(host) {
+        if channel.receive(host) || channel.has_work() {
             host.set_requests_wait(true);
         }
     }
@@ -83,83 +113,142 @@ pub fn serve<A: Arch>(host: &'static Host<A>, cpu: &PerCpu<A>) -> bool {
 
 impl<A: Arch> Channel<A> {
     /// A channel that has received nothing yet.
-    pub(super) const fn new() -> Self {
-        Self { line: LineBuffer::new(), active: None, answer: Answer::new() }
+    pub(super) fn new() -> Self {
+        // No request takes memory for its place.
+        Self { line: LineBuffer::new(), served: Vec::with_capacity(REQUESTS_MAX), turn: 0 }
     }
 
-    /// Continues the request, or begins the next one; false if nothing can be done before more
-    /// bytes are received.
+    /// Reads what has been received, and continues a request; false if nothing can be done before
+    /// more bytes are received.
     fn step(&mut self, host: &'static Host<A>) -> bool {
-        if !self.is_ready(host) {
-            return false;
-        }
-        let Some(active) = &mut self.active else { return true };
-        let number = self.answer.number;
-        let stepped = match active {
-            // A vCPU that has stopped does not finish the change that it began.
-            Active::In(vm, _) if vm.has_stopped() && vm.step_change(None) != Progress::Done => {
+        let has_more = self.receive(host);
+        // One that only waits for something else leaves the turn to the next one.
+        for _ in 0..self.served.len() {
+            self.turn = if self.turn < self.served.len() { self.turn } else { 0 };
+            if self.may_go_on(self.turn) && self.step_one(host, self.turn) != Progress::Waiting {
                 return true;
             }
-            Active::In(vm, work) => work.step(vm, &mut self.answer),
-            Active::Life(life) => life.step(host, &mut self.answer),
+            self.turn += 1;
+        }
+        has_more || self.has_work()
+    }
+
+    /// Whether a request can be continued now.
+    fn has_work(&self) -> bool {
+        (0..self.served.len()).any(|place| self.may_go_on(place))
+    }
+
+    /// Whether the request in this place is the first about its guest, and its record has been
+    /// taken.
+    fn may_go_on(&self, place: usize) -> bool {
+        let Some(Served { about, answer, .. }) = self.served.get(place) else { return false };
+        let is_first = || self.served.iter().take(place).all(|earlier| earlier.about != *about);
+        !answer.awaits && (about.is_none() || is_first())
+    }
+
+    /// Makes a step of the request in this place, and answers it at its end. The next one has the
+    /// next turn.
+    fn step_one(&mut self, host: &'static Host<A>, place: usize) -> Progress {
+        let Some(Served { about, active, answer }) = self.served.get_mut(place) else {
+            return Progress::Waiting;
         };
+        let stepped = match active {
+            Active::Waits(request) => begin(host, *request, *about).map(|begun| {
+                *active = begun;
+                Progress::More
+            }),
+            // A vCPU that has stopped does not finish the change that it began.
+            Active::In(vm, _) if vm.has_stopped() && vm.step_change(None) != Progress::Done => {
+                Ok(Progress::More)
+            }
+            Active::In(vm, work) => work.step(vm, answer),
+            Active::Life(life) => life.step(host, answer),
+        };
+        let number = answer.number;
         match stepped {
-            Ok(Progress::Done) => self.answer.end::<A>(format_args!("{number} ok")),
-            Ok(_) => return true,
-            Err(why) => self.answer.end::<A>(format_args!("{number} error {why}")),
+            Ok(Progress::Done) => answer.end::<A>(format_args!("{number} ok")),
+            Ok(progress) => {
+                self.turn += usize::from(progress != Progress::Waiting);
+                return progress;
+            }
+            Err(why) => answer.end::<A>(format_args!("{number} error {why}")),
         }
-        self.active = None;
-        true
+        self.served.remove(place);
+        Progress::Done
     }
 
-    /// Reads the received bytes until there is something to do; returns whether there is.
-    fn is_ready(&mut self, host: &'static Host<A>) -> bool {
-        while self.active.is_none() || self.answer.awaits {
+    /// Reads bytes that have been received; returns whether there may be more.
+    fn receive(&mut self, host: &'static Host<A>) -> bool {
+        for _ in 0..BYTES_MAX {
             let Some(byte) = A::receive_control() else { return false };
-            if self.answer.awaits {
-                self.answer.awaits = false;
-                if byte == NEXT {
-                    continue;
-                }
-                // The beginning of a new sender's request. The current request continues, and is
-                // not answered.
-                self.answer.is_abandoned = true;
+            let line = self.line.push(byte, |line| match line.trim() {
+                "" => None,
+                line => Some(Reply::parse(line).ok_or_else(|| Box::new(Request::parse(line)))),
+            });
+            match line.flatten() {
+                None => {}
+                Some(Ok(reply)) => self.take_reply(reply),
+                Some(Err(request)) => match *request {
+                    Ok(numbered) => self.take(host, numbered),
+                    Err((number, error)) => {
+                        say::<A>(format_args!("{} error {error}", number.unwrap_or(0)));
+                    }
+                },
             }
-            self.take(host, byte);
         }
         true
     }
 
-    fn take(&mut self, host: &'static Host<A>, byte: u8) {
-        let parsed = self.line.push(byte, |line| match line.trim() {
-            "" => None,
-            line => Some(Request::parse(line)),
-        });
-        match parsed.flatten() {
-            None => {}
-            Some(Ok((number, guest, request))) => {
-                self.answer = Answer { number, ..Answer::new() };
-                self.active = match Life::new(host, request) {
-                    Some(life) => Some(Active::Life(life)),
-                    None => match host.find_guest(guest) {
-                        Some(vm) => Some(Active::In(vm, Work::new(vm, request))),
-                        None => {
-                            self.answer.end::<A>(format_args!("{number} error there is no such guest"));
-                            None
-                        }
-                    },
-                };
+    fn take_reply(&mut self, reply: Reply) {
+        let (Reply::Next(number) | Reply::Gone(number)) = reply;
+        for Served { answer, .. } in self.served.iter_mut().filter(|served| served.answer.number == number) {
+            answer.awaits = false;
+            answer.is_abandoned |= matches!(reply, Reply::Gone(_));
+        }
+    }
+
+    fn take(&mut self, host: &'static Host<A>, (number, guest, request): Numbered) {
+        let about = match request {
+            Request::Vms | Request::Guests | Request::Memory => None,
+            Request::Input { guest, .. }
+            | Request::Create { guest }
+            | Request::Start { guest }
+            | Request::Pause { guest }
+            | Request::Resume { guest }
+            | Request::Reset { guest }
+            | Request::Destroy { guest } => Some(host.number_of(guest).ok_or(Refusal::NoGuest(guest))),
+            _ => Some(match guest {
+                Some(guest) => host.number_of(guest).ok_or(Refusal::NoneSuch),
+                None => host.first_guest().map(|vm| vm.number).ok_or(Refusal::NoneSuch),
+            }),
+        };
+        let same = |about| self.served.iter().filter(|served| served.about == about).count();
+        let has_place = |about| self.served.len() < ANY_MAX || same(about) < OWN_MAX;
+        match about.transpose() {
+            Err(why) => say::<A>(format_args!("{number} error {why}")),
+            Ok(about) if !has_place(about) => say::<A>(format_args!("{number} error {}", Refusal::TooMany)),
+            Ok(about) => {
+                let answer = Answer { number, awaits: false, is_abandoned: false };
+                self.served.push(Served { about, active: Active::Waits(request), answer });
             }
-            Some(Err((number, error))) => say::<A>(format_args!("{} error {error}", number.unwrap_or(0))),
         }
     }
 }
 
-impl Answer {
-    const fn new() -> Self {
-        Self { number: 0, awaits: false, is_abandoned: false }
+/// Begins to serve a request, which is about the guest of this number.
+fn begin<A: Arch>(
+    host: &'static Host<A>,
+    request: Request,
+    about: Option<GroupIndex>,
+) -> Result<Active<A>, Refusal> {
+    if let Some(life) = Life::new(request) {
+        return Ok(Active::Life(Box::new(life)));
     }
+    let vm = about.and_then(|number| host.guest(number)).ok_or(Refusal::NoneSuch)?;
+    Ok(Active::In(vm, Box::new(Work::new(vm, request))))
+}
 
+impl Answer {
     /// Sends a record: one per step.
     pub fn record<A: Arch>(&mut self, fields: &dyn fmt::Display) {
         if !self.is_abandoned {

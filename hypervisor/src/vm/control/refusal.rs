@@ -40,8 +40,10 @@ pub(super) enum Refusal {
     Create(CreateError),
     /// There is no such serial port.
     NoPort(u16),
-    /// The guest's console is the machine's serial port.
-    NoConsole,
+    /// There is no guest of this name, or none at all.
+    NoneSuch,
+    /// Too many requests wait that are about the same guest, or about none.
+    TooMany,
 }
 
 impl fmt::Display for Refusal {
@@ -74,11 +76,12 @@ impl fmt::Display for Refusal {
                     "slot {slot} was not added by a request: it is the guest's own memory, or a device's"
                 )
             }
-            Self::NoConsole => f.write_str("the only guest's console is the machine's: type there"),
             Self::NoGuest(name) => write!(f, "the machine's file describes no guest '{name}'"),
             Self::State { guest, state, wanted } => {
                 write!(f, "guest '{guest}' is {state}: this is for a guest that is {wanted}")
             }
+            Self::NoneSuch => f.write_str("there is no such guest"),
+            Self::TooMany => f.write_str("too many requests about the same guest wait for their turn"),
             Self::Create(why) => write!(f, "{why}"),
             Self::NoPort(port) => write!(f, "the guest has no serial port {port}"),
             Self::OwnsDevices => {

@@ -113,7 +113,6 @@ impl<A: Arch> Work<A> {
             Request::Migrate { slot, way, rounds } => {
                 Migration::new(vm, slot, way, rounds).map(|migration| Self::Migrate(Box::new(migration)))
             }
-            Request::Input { .. } => Err(Refusal::NoConsole),
             Request::LogStop { slot } => {
                 let job = vm.space.stop_log(SlotId(slot));
                 job.map(|job| Self::change(job, After::Nothing, Phase::None))
@@ -127,8 +126,7 @@ impl<A: Arch> Work<A> {
             Refusal::Slot(SlotError::Busy) => Self::Later(request),
             why => Self::Refused(why),
         });
-        // Otherwise a guest that changes its memory all the time would never let another job begin.
-        vm.turn_wanted.store(matches!(work, Self::Later(_)), Ordering::Relaxed);
+        vm.want_turn(matches!(work, Self::Later(_)));
         work
     }
 
@@ -161,7 +159,7 @@ impl<A: Arch> Work<A> {
             }
             Self::Later(request) => {
                 *self = Self::new(vm, *request);
-                Progress::More
+                if matches!(self, Self::Later(_)) { Progress::Waiting } else { Progress::More }
             }
             Self::Change { job, scratch, after, took, phase } => {
                 let step = step_change(vm, job, scratch, took, *phase);
@@ -218,7 +216,7 @@ impl<A: Arch> Work<A> {
         // back.
         let begun = unsafe { vm.space.add(slot) };
         let is_later = matches!(begun, Err(SlotError::Busy));
-        vm.turn_wanted.store(is_later, Ordering::Relaxed);
+        vm.want_turn(is_later);
         match begun {
             Ok(job) => *self = Self::change(job, After::Slot(slot.id.0), Phase::None),
             Err(_) if is_later => {}

@@ -57,7 +57,7 @@ macro_rules! made_board {
 
             unsafe fn zero(start: u64, size: u64) {
                 // SAFETY: the caller vouches for the range.
-                unsafe { $crate::vm::made::offer::zero(start, size) };
+                unsafe { $crate::vm::made::offer::zero::<Self>(start, size) };
             }
 
             fn heap_used() -> u64 {

@@ -83,8 +83,9 @@ struct Turns {
     asked: VecDeque<(u64, Vec<u8>)>,
     /// Bytes that the sender of requests has sent and the hypervisor has not read.
     to_hypervisor: VecDeque<u8>,
-    /// The answers: complete lines. `line` is the incomplete one.
+    /// The answers: complete lines, and when they were sent. `line` is the incomplete one.
     answers: Vec<String>,
+    answered_at: Vec<u64>,
     line: String,
     /// The sender of the request of this number does not ask for more records.
     hung_up: Option<u64>,
@@ -123,6 +124,8 @@ pub(crate) struct Made<A: Arch> {
     turned: Vec<Condvar>,
     /// Number of kicks sent.
     kicks: AtomicU64,
+    /// How long it takes to zero a page.
+    page_ticks: AtomicU64,
     /// For each CPU the number of vCPU turns that began since it last took interrupts; and the
     /// maximum over all CPUs.
     turns_since: Vec<AtomicU32>,
@@ -243,6 +246,42 @@ impl<A: Arch> Made<A> {
         assert_eq!(self.run(1), End::Quiet, "{requests:?}");
         self.lock().enough = None;
         self.answers().split_off(before)
+    }
+
+    /// Zeroing a page of 4 KiB takes so many ticks from now on; none by default.
+    pub(crate) fn zero_takes(&self, ticks: u64) {
+        self.page_ticks.store(ticks, Ordering::Relaxed);
+    }
+
+    /// The run ends when so many requests have been answered.
+    pub(crate) fn enough(&self, answers: usize) {
+        self.lock().enough = Some(answers);
+    }
+
+    /// Runs the machine until these requests, each sent at its time or later, have been answered, in
+    /// whatever order. Returns of each the last line of its answer, without its number, and how long
+    /// that took.
+    pub(crate) fn answer_each(&'static self, seed: u64, requests: &[(u64, String)]) -> Vec<(String, u64)> {
+        let before = self.answers().len();
+        for (number, (when, line)) in (1..).zip(requests) {
+            self.ask(*when, &alloc::format!("{number} {line}"));
+        }
+        {
+            let mut turns = self.lock();
+            turns.enough = Some(turns.answered() + requests.len());
+        }
+        assert_eq!(self.run(seed), End::Quiet, "seed {seed}: {requests:?}, {:?}", self.answers());
+        let mut turns = self.lock();
+        turns.enough = None;
+        let lines: Vec<_> = turns.answers.iter().zip(&turns.answered_at).skip(before).collect();
+        let answer = |(number, (when, asked)): (usize, &(u64, String))| {
+            let last = |line: &str| line.strip_prefix(&alloc::format!("{number} ")).map(String::from);
+            let found = lines.iter().find_map(|&(line, at)| {
+                last(line).filter(|line| !line.starts_with(": ")).map(|line| (line, at - when))
+            });
+            found.unwrap_or_else(|| panic!("seed {seed}: '{asked}' is not answered"))
+        };
+        (1..).zip(requests).map(answer).collect()
     }
 
     /// Gives a vCPU of the first guest that does not run to CPU 0, which is the calling thread.

@@ -8,7 +8,7 @@ use crate::vm::interrupts;
 use crate::vm::percpu::PerCpu;
 use alloc::format;
 use core::sync::atomic::Ordering;
-use hostlink::ctl::NEXT;
+use hostlink::ctl::Reply;
 use hostlink::exit::ExitCode;
 
 pub(crate) fn now<A: Arch>() -> u64 {
@@ -121,16 +121,19 @@ pub(crate) fn receive_control<A: Arch>() -> Option<u8> {
 
 /// The sender of the request asks for more after each record.
 pub(crate) fn send_control<A: Arch>(byte: u8) {
-    let mut turns = here::<A>().0.lock();
+    let board = here::<A>().0;
+    let mut turns = board.lock();
     if byte != b'\n' {
         return turns.line.push(byte.into());
     }
     let line = core::mem::take(&mut turns.line);
-    if line.contains(" : ") && turns.hung_up.is_none_or(|number| !line.starts_with(&format!("{number} "))) {
-        turns.to_hypervisor.push_back(NEXT);
+    let record = line.split_once(" : ").and_then(|(number, _)| number.parse().ok());
+    if let Some(number) = record.filter(|&number| turns.hung_up != Some(number)) {
+        turns.to_hypervisor.extend(format!("{}\n", Reply::Next(number)).bytes());
         turns.lines[0].control = true;
     }
     turns.answers.push(line);
+    turns.answered_at.push(board.time());
 }
 
 /// The next byte that the real console has received.
@@ -138,12 +141,13 @@ pub(crate) fn receive_console<A: Arch>() -> Option<u8> {
     here::<A>().0.console.lock().expect("no test panics with it").pop_front()
 }
 
-/// Zeroes memory.
+/// Zeroes memory, which takes as long as [`Made::zero_takes`](super::Made::zero_takes) says.
 ///
 /// # Safety
 ///
 /// It is the board's memory, and not in use.
-pub(crate) unsafe fn zero(start: u64, size: u64) {
+pub(crate) unsafe fn zero<A: Arch>(start: u64, size: u64) {
+    advance::<A>(here::<A>().0.page_ticks.load(Ordering::Relaxed) * size / 4096);
     // SAFETY: the caller vouches for the range.
     unsafe { core::ptr::write_bytes(start as *mut u8, 0, size as usize) };
 }

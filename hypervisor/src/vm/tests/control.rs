@@ -171,10 +171,16 @@ fn whoever_goes_away_gets_no_more_records_and_keeps_nobody_waiting() {
     let board = board.unwrap_or_else(|why| panic!("{why}"));
     board.hang_up(1);
     board.ask(2000, "1 slots");
-    board.ask(20_000_000, "2 vms");
+    // Before it is said that nobody waits for it, requests about other guests are served, or about
+    // none; afterwards all are.
+    board.ask(10_000_000, "2 vms");
+    board.ask(10_000_000, "3 stats");
+    board.ask(20_000_000, "-1");
+    board.ask(30_000_000, "4 vms");
     assert_eq!(board.run(1), OFF);
     let answers = board.answers();
-    assert_eq!(answers.len(), 3, "{answers:#?}");
     assert!(answers[0].starts_with("1 : slot=0") && answers[1].starts_with("2 : vm=0"), "{answers:#?}");
-    assert_eq!(answers[2], "2 ok");
+    assert!(answers[2] == "2 ok" && answers[3].starts_with("3 : "), "{answers:#?}");
+    assert_eq!(answers.iter().filter(|line| line.starts_with("1 ")).count(), 1, "{answers:#?}");
+    assert_eq!(answers.last().map(String::as_str), Some("4 ok"));
 }

@@ -148,6 +148,30 @@ fn guests_are_created_later_and_start_again_after_their_end() {
 }
 
 #[test]
+fn u49_guests_that_come_and_go_in_any_order_find_rows() {
+    // As many vCPUs as there are rows.
+    let some = "name=some\nvcpus=60\nmemory=2097152\nstart=manual";
+    let more = "name=more\nvcpus=120\nmemory=2097152\nstart=manual";
+    let most = "name=most\nvcpus=138\nmemory=2097152\nstart=manual";
+    let board = several(1, &[(FIRST, &[LONG_FIRST, LONG]), (some, &[]), (more, &[]), (most, &[])]);
+    let requests = [
+        "guest-create most",
+        "guest-create some",
+        "guest-destroy most",
+        "guest-create more",
+        "guest-create most",
+        "guest-destroy some",
+        "guest-destroy more",
+        "guest-create some",
+        "guest-create more",
+    ];
+    let requests = requests.map(|line| (1_000_000, line.to_owned()));
+    // They are about different guests, and each is to wait for the one before.
+    let asked: Vec<_> = (1..).zip(requests).map(|(number, (time, line))| (number * time, line)).collect();
+    assert!(board.answer_each(1, &asked).iter().all(|(line, _)| line == "ok"));
+}
+
+#[test]
 fn a_guest_that_stops_amid_its_change_holds_up_no_request() {
     const ADDED: u64 = 1 << 30;
     const ROUNDS: u64 = 25;

@@ -6,6 +6,8 @@ mod creation;
 mod guests;
 mod memory;
 mod processor;
+mod random;
+mod requests;
 mod reset;
 mod scheduling;
 

@@ -49,6 +49,19 @@ fn a_reset_stops_all_vcpus_and_starts_the_boot_vcpu_alone() {
     }
 }
 
+/// More vCPUs than turns without a window for interrupts. `Stopping::arrive` counts them.
+#[test]
+fn u48_each_vcpu_arrives_at_a_stop_once() {
+    let first: Vec<Op> = (1..40).map(Start).chain([Work(10_000), ResetBelow(3), PowerOff]).collect();
+    let other: &[Op] = &[WaitFor(0), Done];
+    let others = vec![other; 39];
+    for cpus in 1..=2 {
+        for seed in 0..3 {
+            resets_of(seed, cpus, &first, &others);
+        }
+    }
+}
+
 #[test]
 fn of_several_that_reset_one_counts() {
     let program: &[Op] = &[Work(10_000), ResetBelow(3), PowerOff];

@@ -203,6 +203,8 @@ pub(super) struct Shared {
     pub(super) cleaned: AtomicU64,
     /// Number of times a vCPU left its CPU for a reset while a change of memory was in progress.
     pub(super) taken_over: AtomicU32,
+    /// Number of times a vCPU left its CPU for a pause while it carried out a reset.
+    pub(super) paused_amid: AtomicU32,
     /// The latest wake-up of a vCPU, in ticks after its timer's deadline.
     pub(super) latest: AtomicU64,
     /// The times noted, each with its vCPU.

@@ -106,6 +106,7 @@ unsafe impl Arch for Made {
             console: Mutex::default(),
             cleaned: AtomicU64::new(0),
             taken_over: AtomicU32::new(0),
+            paused_amid: AtomicU32::new(0),
             latest: AtomicU64::new(0),
             notes: Mutex::default(),
             stalls: false.into(),
@@ -187,6 +188,13 @@ unsafe impl Arch for Made {
         let meets_change = stopping::CHANGE | stopping::RESET;
         if context.vm.attention() & meets_change == meets_change {
             context.vm.guest.taken_over.fetch_add(1, Ordering::Relaxed);
+        }
+        // During a step of the reset it is locked.
+        let reset = context.vm.reset.try_lock();
+        let resets =
+            reset.is_some_and(|all| all.as_ref().is_some_and(|reset| reset.by == context.vcpu.index));
+        if resets && context.vm.attention() & stopping::PAUSE != 0 {
+            context.vm.guest.paused_amid.fetch_add(1, Ordering::Relaxed);
         }
         offer::pass::<Self>();
     }

@@ -1,0 +1,128 @@
+//! Random requests about guests of all kinds, in any order and beside each other. A failure names
+//! its seed; `QUELL_REQUESTS_SEED` runs from that one on, and `QUELL_REQUESTS_RUNS` so many.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use super::Op::*;
+use super::processor::{Op, create_several};
+use baremetal::random::Random;
+
+/// In the board's ticks.
+const MS: u64 = 1_000_000;
+/// The longest time from a request to its answer, for each request about the same guest that is
+/// before it, and for itself.
+const BOUND: u64 = 20 * MS;
+const REQUESTS: usize = 60;
+const RUNS: u64 = 10;
+const NAMES: [&str; 4] = ["a", "b", "c", "d"];
+
+const FOREVER: u32 = u32::MAX;
+/// What guests do. Each has two vCPUs.
+const HABITS: [[&[Op]; 2]; 7] = [
+    [&[Start(1), Work(u64::MAX)], &[Work(u64::MAX)]],
+    [&[Load(0x1000, 0), Store(0x1000, 1), Start(1), Work(20_000), Reset], &[Work(u64::MAX)]],
+    [
+        &[Start(1), Work(400_000), Reset],
+        &[Load(0x3000, 0), StoreTry(0x2000), Sleep(50_000), Back(1, FOREVER)],
+    ],
+    [
+        &[Start(1), Work(10_000), Send(1), WaitFor(1), Back(1, FOREVER)],
+        &[WaitFor(0), Work(10_000), Send(0), Back(0, FOREVER)],
+    ],
+    [&[Start(1), Work(300_000), Crash], &[StoreTry(1 << 30), Try(1 << 32), Sleep(90_000), Back(0, FOREVER)]],
+    [&[Start(1), Work(900_000), PowerOff], &[WaitFor(9)]],
+    [&[Start(1), StoreTry(0x5000), StoreTry(1 << 30), Sleep(70_000), Back(1, FOREVER)], &[Done]],
+];
+
+fn guest(random: &mut Random, name: &str, cpus: u64) -> &'static str {
+    let memory = 2 << random.below(2);
+    let mut text = format!("name={name}\nvcpus=2\nmemory={}\nstart=manual", memory << 20);
+    text += &format!("\nweight={}", [1, 10, 100, 100, 1000, 10_000][random.below(6) as usize]);
+    if random.below(3) == 0 {
+        text += &format!("\ncap={}", 1 + random.below(100));
+    }
+    if random.below(3) == 0 {
+        text += &format!("\ncpus={}", random.below(cpus));
+    }
+    String::leak(text)
+}
+
+fn request(random: &mut Random) -> String {
+    let name = NAMES[random.below(4) as usize];
+    let slot = random.below(4);
+    match random.below(30) {
+        0..=2 => format!("guest-create {name}"),
+        3..=6 => format!("guest-start {name}"),
+        7..=9 => format!("guest-pause {name}"),
+        10..=11 => format!("guest-resume {name}"),
+        12..=13 => format!("guest-reset {name}"),
+        14..=15 => format!("guest-destroy {name}"),
+        16..=17 => format!("@{name} add {:#x} 0x200000 rw", (1 << 30) + random.below(3) * (2 << 20)),
+        18 => format!("@{name} delete {slot}"),
+        19 => format!("@{name} log-start {slot} dirty-bits"),
+        20 => format!("@{name} log-start {slot} write-protection"),
+        21 => format!("@{name} log-fetch {slot}"),
+        22 => format!("@{name} log-stop {slot}"),
+        23 => format!("@{name} migrate {slot} dirty-bits 1"),
+        24 => format!("@{name} slots"),
+        25 => format!("input {name} 0 6869"),
+        26 => "vms".into(),
+        27 => "guests".into(),
+        28 => "memory".into(),
+        _ => format!("@{name} stats"),
+    }
+}
+
+/// The guest that a request is about, if there is one.
+fn about(line: &str) -> Option<&str> {
+    line.split(' ').find_map(|word| NAMES.into_iter().find(|name| word.trim_start_matches('@') == *name))
+}
+
+/// Returns the longest time, in relation to its bound, in percent.
+fn run(seed: u64) -> u64 {
+    let mut random = Random::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let cpus = 1 + random.below(3);
+    let keeper = ("name=keeper\nmemory=2097152", &[&[Work(u64::MAX)][..]][..]);
+    let habits: Vec<_> = NAMES.map(|name| (name, HABITS[random.below(7) as usize])).into();
+    let mut guests = vec![keeper];
+    guests.extend(habits.iter().map(|(name, habit)| (guest(&mut random, name, cpus), &habit[..])));
+    let board = create_several(cpus as usize, 64 << 20, &guests).unwrap_or_else(|why| panic!("{why}"));
+    board.zero_takes(random.below(1000));
+
+    let mut time = 2 * MS;
+    let mut requests = vec![(MS, "memory".to_owned())];
+    for _ in 0..REQUESTS {
+        time += [0, 0, random.below(MS), random.below(6 * MS)][random.below(4) as usize];
+        requests.push((time, request(&mut random)));
+    }
+    time += 100 * MS;
+    requests.extend(NAMES.map(|name| (time, format!("guest-destroy {name}"))));
+    requests.push((time + 100 * MS, "memory".to_owned()));
+    let answers = board.answer_each(seed, &requests);
+
+    let mut longest = 0;
+    for (at, ((_, took), (when, line))) in answers.iter().zip(&requests).enumerate() {
+        // Those that came before and may not have been answered yet.
+        let before = answers[..at].iter().zip(&requests).filter(|((_, took), (asked, earlier))| {
+            about(line).is_some() && about(earlier) == about(line) && asked + took > *when
+        });
+        let bound = BOUND * (1 + before.count() as u64);
+        assert!(*took <= bound, "seed {seed}: '{line}' at {when} took {took}: {requests:?}");
+        longest = longest.max(took * 100 / bound);
+    }
+    let free = |number: usize| {
+        let start = format!("{number} : free=");
+        board.answers().into_iter().find_map(|line| line.strip_prefix(&start).map(str::to_owned))
+    };
+    assert_eq!(free(1), free(requests.len()), "seed {seed}: memory is as before: {requests:?}");
+    longest
+}
+
+#[test]
+fn random_requests_are_answered_within_their_bounds_and_memory_is_as_before() {
+    let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let first = number("QUELL_REQUESTS_SEED").unwrap_or(1);
+    let longest = (first..first + number("QUELL_REQUESTS_RUNS").unwrap_or(RUNS)).map(run).max();
+    std::println!("the longest took {longest:?} % of its bound");
+}
