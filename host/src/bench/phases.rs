@@ -37,6 +37,17 @@ impl Counts {
         self.dsb.values().sum()
     }
 
+    /// TLB maintenance instructions whose effect is on the own processor alone.
+    pub(crate) fn local_tlbi(&self) -> u64 {
+        let is_local = |name: &str| !name.ends_with("is") && !name.ends_with("os");
+        self.tlbi.iter().filter(|(name, _)| is_local(name)).map(|(_, count)| count).sum()
+    }
+
+    /// The kinds of data synchronization barriers that were executed.
+    pub(crate) fn dsb_kinds(&self) -> impl Iterator<Item = &str> {
+        self.dsb.iter().filter(|(_, count)| **count != 0).map(|(name, _)| name.as_str())
+    }
+
     /// TLB maintenance instructions of one kind, by its assembler name.
     pub(crate) fn of_kind(&self, name: &str) -> u64 {
         self.tlbi.get(name).or_else(|| self.dsb.get(name)).copied().unwrap_or(0)

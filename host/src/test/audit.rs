@@ -27,6 +27,15 @@ pub(super) const ROWS: &[Case] = &[
         (4, 2),
     )
     .with(PRETEND),
+    stock(
+        "a17_pieces_flush_the_tag",
+        "with memory in pages of 4 KiB no list is carried out page by page",
+        (4, 2),
+        FlushMode::Hypercall,
+        STALE,
+        Expect::NothingStale,
+    )
+    .with(&["nested_page=4K"]),
     case(
         "audit_counts_invalidations",
         "each page of a list is invalidated when a target carries out the flush",

@@ -1,4 +1,4 @@
-//! An auditor at the entry: checks whether VMRUN may begin with the current VMCB.
+//! An auditor at the entry: checks whether VMRUN may begin with the current VMCB and registers.
 //!
 //! A processor's hidden guest state is not visible: translations under an ASID, and the parts of
 //! the VMCB that clean bits let it cache. An emulator caches neither, so a hypervisor that forgets
@@ -10,7 +10,10 @@
 //! * with `TLB_CONTROL` 0, either the ASID was last used by this vCPU, or it is unused since the
 //!   processor dropped all translations. In the first case the vCPU has not run elsewhere since,
 //!   has the same control registers as far as translations depend on them, and has taken no flush
-//!   of everything since.
+//!   of everything since;
+//! * the ASID is one that the processor has;
+//! * the VMCB names its guest's tables and the intercepts that every guest has, and the registers
+//!   that VMRUN does not switch are those that the vCPU left (U61).
 //!
 //! Source: APM volume 2 (24593, revision 3.42), sections 15.15 and 15.16, appendix B.
 
@@ -81,6 +84,27 @@ pub enum Finding {
     Owed,
     /// The hypervisor has changed a register of the guest.
     Register(&'static str),
+    /// The processor has fewer ASIDs.
+    NoAsid(u32),
+    /// A field of the VMCB, or a register that VMRUN does not switch, is not this vCPU's.
+    Value {
+        /// Its name.
+        name: &'static str,
+        /// Its value.
+        is: u64,
+        /// The expected one.
+        should: u64,
+    },
+}
+
+/// Compares a field or register with its expected value.
+///
+/// # Errors
+///
+/// If they differ.
+#[inline(always)]
+pub const fn expect(name: &'static str, is: u64, should: u64) -> Result<(), Finding> {
+    if is == should { Ok(()) } else { Err(Finding::Value { name, is, should }) }
 }
 
 impl fmt::Display for Finding {
@@ -94,6 +118,8 @@ impl fmt::Display for Finding {
             Self::Elsewhere => write!(f, "the vCPU has been on another CPU, and its ASID is as it was"),
             Self::Owed => write!(f, "a flush was taken, and nothing is dropped"),
             Self::Register(name) => write!(f, "{name} was changed, and translations are kept"),
+            Self::NoAsid(asid) => write!(f, "the processor has no ASID {asid}"),
+            Self::Value { name, is, should } => write!(f, "{name} is {is:#x} instead of {should:#x}"),
         }
     }
 }
@@ -111,12 +137,14 @@ pub struct CpuBooks {
     tenants: Tenants<Tenant>,
     /// Whether it has dropped all translations once.
     has_dropped_all: bool,
+    /// The number of ASIDs that it says it has, the host's own 0 among them; 0 before it was asked.
+    pub asids: u32,
 }
 
 impl CpuBooks {
     /// For a processor that may hold anything.
     pub const fn new() -> Self {
-        Self { tenants: Tenants::new(), has_dropped_all: false }
+        Self { tenants: Tenants::new(), has_dropped_all: false, asids: 0 }
     }
 }
 
@@ -180,6 +208,9 @@ impl VcpuBooks {
             }
         }
         let asid = low_word(vmcb, ASID);
+        if asid == 0 || asid >= books.asids {
+            return Err(Finding::NoAsid(asid));
+        }
         match byte(vmcb, TLB_CONTROL) {
             DO_NOTHING => self.check_tenant(books, asid, vmcb),
             FLUSH_ALL => Ok(()),
@@ -247,7 +278,8 @@ mod tests {
 
     impl Books {
         fn new() -> Self {
-            Self { vcpus: [VcpuBooks::new(0), VcpuBooks::new(1)], cpus: Default::default() }
+            let cpu = || CpuBooks { asids: 4, ..CpuBooks::default() };
+            Self { vcpus: [VcpuBooks::new(0), VcpuBooks::new(1)], cpus: [cpu(), cpu()] }
         }
 
         fn enter(&mut self, vcpu: usize, cpu: usize, vmcb: &Words) -> Result<(), Finding> {
@@ -280,6 +312,14 @@ mod tests {
         assert_eq!(machine.enter(0, 0, &vmcb(1, FLUSH_ALL, 0)), Ok(()));
         assert_eq!(machine.enter(1, 0, &vmcb(1, DO_NOTHING, 0)), Err(Finding::Foreign { asid: 1, vcpu: 0 }));
         assert_eq!(machine.enter(0, 0, &vmcb(1, 2, 0)), Err(Finding::Control(2)));
+    }
+
+    #[test]
+    fn u63_the_hosts_asid_and_those_that_there_are_not_are_found() {
+        for (asid, is_there) in [(0, false), (1, true), (3, true), (4, false), (5, false)] {
+            let expected = if is_there { Ok(()) } else { Err(Finding::NoAsid(asid)) };
+            assert_eq!(Books::new().enter(0, 0, &vmcb(asid, FLUSH_ALL, 0)), expected);
+        }
     }
 
     #[test]
@@ -328,8 +368,9 @@ mod tests {
         for (bit, name, ranges) in GROUPS {
             for at in ranges.iter().flat_map(|&(start, end)| start..end) {
                 let mut machine = Books::new();
-                assert_eq!(machine.enter(0, 0, &vmcb(1, FLUSH_ALL, 0)), Ok(()));
-                let mut changed = vmcb(1, FLUSH_ALL, 1 << bit);
+                machine.cpus.iter_mut().for_each(|cpu| cpu.asids = u32::MAX);
+                assert_eq!(machine.enter(0, 0, &vmcb(2, FLUSH_ALL, 0)), Ok(()));
+                let mut changed = vmcb(2, FLUSH_ALL, 1 << bit);
                 changed[at / 8] ^= 1 << (at % 8 * 8);
                 assert_eq!(machine.enter(0, 0, &changed), Err(Finding::Changed(name)), "{at:#x}");
                 changed[CLEAN / 8] = !(1u64 << bit) & 0x3ff;

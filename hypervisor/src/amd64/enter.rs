@@ -171,7 +171,7 @@ impl<A: Amd64> amd64::Processor for Svm<'_, A> {
 
     #[inline(always)]
     fn run(&mut self) -> bool {
-        self.auditor.check(self.cpu, self.vmcb);
+        self.auditor.check(self.cpu, self.vm, self.vmcb);
         // SAFETY: the block is complete, the registers are this vCPU's; the nested tables map its
         // memory only.
         unsafe { A::run(self.cpu, self.vmcb, self.registers) };

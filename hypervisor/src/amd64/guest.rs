@@ -181,9 +181,13 @@ impl Shared {
             invariant_tsc: false,
         };
         let timer_clock = TimerClock { tsc_hz: A::hz(), apic_hz: APIC_HZ };
+        VcpuState::new::<A>((index, identity), view, timer_clock, &self.permissions())
+    }
+
+    /// The tables that all of its vCPUs have.
+    pub fn permissions(&self) -> Permissions {
         let [io, msr] = &self.permission_maps;
-        let permissions = Permissions { io: io.start(), msr: msr.start(), nested_root: self.nested_root };
-        VcpuState::new::<A>((index, identity), view, timer_clock, &permissions)
+        Permissions { io: io.start(), msr: msr.start(), nested_root: self.nested_root }
     }
 
     /// What is put into memory: kernel, initial RAM disk and tables.

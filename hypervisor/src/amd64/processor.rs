@@ -6,7 +6,7 @@ use core::ptr::NonNull;
 use paging::Amd64Nested;
 use tlfs::XMM_WORDS;
 
-#[cfg(feature = "audit")]
+#[cfg(any(test, feature = "audit"))]
 use super::audit::CpuBooks;
 use super::features::Features;
 use super::guest::Shared;
@@ -143,6 +143,6 @@ pub trait Amd64:
     fn receive() -> Option<u8>;
 
     /// The auditor's record of a CPU. Only that CPU calls it.
-    #[cfg(feature = "audit")]
+    #[cfg(any(test, feature = "audit"))]
     fn books(cpu: &PerCpu<Self>) -> &core::cell::RefCell<CpuBooks>;
 }

@@ -239,6 +239,7 @@ impl VcpuState {
 
     /// Saves the state that [`load`](Self::load) loaded.
     pub fn save<A: Amd64>(&mut self) {
+        self.auditor.leave::<A>();
         self.fpu.save::<A>();
         self.debug.leave::<A>();
         if A::has_tsc_aux() {
@@ -295,6 +296,7 @@ impl State for VcpuState {
         let _signals = inbox.take_signals(&mut self.lapic);
         inbox.drain_vectors(&mut self.lapic);
         self.set_init_state();
+        self.auditor.reset();
         self.lapic.reset();
         inbox.set_address(&self.lapic);
         self.hyperv.reset();

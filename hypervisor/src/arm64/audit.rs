@@ -1,5 +1,5 @@
-//! An auditor at the entry: checks whether ERET may begin, given the translations that the
-//! processor may hold.
+//! An auditor at the entry: checks whether ERET may begin, given the registers of the processor and
+//! the translations that it may hold.
 //!
 //! An emulator keeps few translations by VMID, and mostly drops more than it is told to. So a
 //! hypervisor that forgets to drop the translations of another vCPU goes unnoticed there. The
@@ -7,10 +7,16 @@
 //!
 //! * the loaded VMID is the machine's, which is the one that invalidations by other CPUs name;
 //! * this vCPU was the last to run here under that VMID, and has not run elsewhere since; or this
-//!   processor has dropped its stage-1 translations since then (A3, A21).
+//!   processor has dropped its stage-1 translations since then (A3, A21);
+//! * each register that the entry relies on has its value: those that are written once, those that
+//!   vary with the vCPU, and at the first entry after another vCPU's, all of
+//!   [`exchanged`](super::exchanged) and floating point, as this vCPU left them (U61).
 
 use core::fmt;
 
+use super::controls::{Control, hcr};
+use super::exchanged::Register;
+use super::processor::Configuration;
 use crate::tenants::Tenants;
 
 /// A state that the guest must not be entered with.
@@ -30,6 +36,17 @@ pub enum Finding {
     },
     /// Its own translations, from before it ran elsewhere.
     Elsewhere,
+    /// A register has another value than this vCPU's.
+    Register {
+        /// Its name.
+        name: &'static str,
+        /// Its value.
+        is: u64,
+        /// The expected one.
+        should: u64,
+    },
+    /// A floating-point or vector register has.
+    Float,
 }
 
 impl fmt::Display for Finding {
@@ -38,7 +55,45 @@ impl fmt::Display for Finding {
             Self::Loaded { is, should } => write!(f, "VTTBR_EL2 is {is:#x} instead of {should:#x}"),
             Self::Met { vcpu } => write!(f, "the CPU holds translations of vCPU {vcpu}"),
             Self::Elsewhere => write!(f, "the CPU holds translations of before the vCPU was elsewhere"),
+            Self::Register { name, is, should } => write!(f, "{name} is {is:#x} instead of {should:#x}"),
+            Self::Float => write!(f, "floating-point registers are not the vCPU's"),
         }
+    }
+}
+
+/// Compares a register with its expected value.
+///
+/// # Errors
+///
+/// If they differ.
+#[inline(always)]
+pub const fn expect(name: &'static str, is: u64, should: u64) -> Result<(), Finding> {
+    if is == should { Ok(()) } else { Err(Finding::Register { name, is, should }) }
+}
+
+/// Checks HCR_EL2, which varies between guests (`steady`), and for the vCPU that has noted `own`:
+/// its treatment of WFE, and a virtual SError, which the processor may have delivered since.
+///
+/// # Errors
+///
+/// If it is not this vCPU's, or the vCPU's not its guest's.
+pub const fn check_configuration(is: u64, own: Configuration, steady: Configuration) -> Result<(), Finding> {
+    const VARIES: u64 = hcr::TWE | hcr::VSE;
+    let should = steady.bits() & !VARIES | own.bits() & VARIES;
+    let delivered = if is & hcr::VSE == 0 { hcr::VSE } else { 0 };
+    match expect("HCR_EL2", is, should & !delivered) {
+        Ok(()) => expect("HCR_EL2 as noted", own.bits(), should),
+        Err(finding) => Err(finding),
+    }
+}
+
+/// The bits of a register that the vCPU, and nothing else, changes: a timer's ISTATUS comes and goes
+/// with time.
+#[must_use]
+pub const fn lasting(register: Register) -> u64 {
+    match register {
+        Register::VirtualControl | Register::PhysicalControl => 3,
+        _ => u64::MAX,
     }
 }
 
@@ -54,6 +109,8 @@ struct Tenant {
 #[derive(Debug, Default)]
 pub struct CpuBooks {
     tenants: Tenants<Tenant>,
+    /// The values of the controls that it has, once they are known.
+    pub controls: Option<[Option<u64>; Control::ALL.len()]>,
     /// Number of times it has dropped all stage-1 translations of the loaded VMID, or of all VMIDs.
     epoch: u64,
 }
@@ -61,7 +118,7 @@ pub struct CpuBooks {
 impl CpuBooks {
     /// For a processor that holds no translations of any guest.
     pub const fn new() -> Self {
-        Self { tenants: Tenants::new(), epoch: 0 }
+        Self { tenants: Tenants::new(), controls: None, epoch: 0 }
     }
 
     /// Notes that the processor has dropped its stage-1 translations.

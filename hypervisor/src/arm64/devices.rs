@@ -89,6 +89,26 @@ pub fn type_in<A: Arm64>(vm: &Vm<A>, bytes: &[u8]) -> usize {
     taken
 }
 
+/// Passes on the line of the clock's alarm. This vCPU, which has set the alarm or waited for it,
+/// looks again when it is due next.
+fn ring<A: Arm64>(context: &mut Context<'_, A>) {
+    let vm = context.vm;
+    let (level, due) = {
+        let mut rtc = vm.guest.rtc.lock();
+        rtc.update(vm.wall_ns());
+        (rtc.irq_level(), rtc.due_ns())
+    };
+    context.state.alarm = due.map_or(u64::MAX, |due| vm.host.wall.ticks(due));
+    set_line(vm, map::RTC_INTID, level);
+}
+
+/// Rings the alarm for which this vCPU waits, if it is due.
+pub fn expire_alarm<A: Arm64>(context: &mut Context<'_, A>, now: u64) {
+    if context.state.alarm <= now {
+        ring(context);
+    }
+}
+
 /// Reads a device's register; `None` if there is no such register.
 pub fn read<A: Arm64>(context: &mut Context<'_, A>, gpa: u64, bytes: u8) -> Option<u64> {
     let vm = context.vm;
@@ -144,6 +164,9 @@ pub fn write<A: Arm64>(context: &mut Context<'_, A>, gpa: u64, bytes: u8, value:
     }
     if let Some(offset) = within(gpa, map::RTC, map::RTC_SIZE) {
         vm.guest.rtc.lock().write(offset, value as u32, vm.wall_ns());
+        ring(context);
+        // Its next deadline has changed.
+        vm.notify(context.vcpu);
         return true;
     }
     if vm.guest.has_functions() && map::PCI_MEMORY.contains(&gpa) {

@@ -122,6 +122,15 @@ macro_rules! declare {
                     $(Self::$alone => $alone_name,)*
                 }
             }
+
+            /// Its value after reset.
+            #[cfg(any(test, feature = "audit"))]
+            pub const fn at_reset(self) -> u64 {
+                match self {
+                    $($(Self::$variant => $reset,)*)*
+                    $(Self::$alone => 0,)*
+                }
+            }
         }
 
         $(

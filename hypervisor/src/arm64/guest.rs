@@ -17,6 +17,7 @@ use spin::Mutex;
 use stay::Cost;
 use stay::arm64::AddressSpace;
 
+use super::controls::hcr_base;
 use super::lines::{MachineDevices, Wired};
 use super::mirror::Mirror;
 use super::processor::{Arm64, Configuration, Features, Processor};
@@ -90,6 +91,7 @@ pub fn ram<A: Arm64>(size: u64) -> Result<Vec<Range<u64>>, LoadError> {
 }
 
 /// The serial port, with the input that it has not received yet.
+#[derive(Debug)]
 pub struct Uart {
     /// The device that the guest sees.
     pub device: Pl011,
@@ -271,7 +273,7 @@ impl Shared {
             ns_per_tick: Scale::new(A::hz()),
             setup: common.setup_for(&config.switches),
             root: space.root().0,
-            configuration: Configuration::new(A::base_configuration(), broadcasts),
+            configuration: Configuration::new(hcr_base(&A::description()), broadcasts),
             local_maintenance: if broadcasts { LocalMaintenance::Broadcast } else { LocalMaintenance::Local },
             vcpus: config.vcpus,
         })
@@ -300,9 +302,15 @@ impl Shared {
     }
 
     /// The value that VTTBR_EL2 must have while the guest runs.
-    #[cfg(feature = "audit")]
+    #[cfg(any(test, feature = "audit"))]
     pub fn current_vttbr(&self) -> u64 {
         tlbi::Vttbr::new(self.root, self.tag.vmid.current().unwrap_or(0)).bits()
+    }
+
+    /// HCR_EL2 of the guest's vCPUs, but for what varies with each of them.
+    #[cfg(any(test, feature = "audit"))]
+    pub fn configuration(&self) -> Configuration {
+        self.configuration
     }
 
     /// The reach of the guest's local maintenance.

@@ -23,18 +23,18 @@
 //! | [`loaded`] | the address space that a CPU has loaded |
 //! | [`load_store`] | accesses of two registers, or with write-back |
 //! | [`step`] | continuing after an instruction; instructions whose condition fails |
-//! | [`audit`], [`auditor`] | stale translations that an entering vCPU could use, in the image for tests |
+//! | [`audit`], [`auditor`] | registers and stale translations that an entering vCPU would use, in the image for tests |
 //! | [`abort`], [`serror`] | the syndrome of a stage-2 fault; asynchronous aborts |
 
 pub mod abort;
 pub mod audit;
-pub mod auditor;
 #[macro_use]
 pub mod controls;
 pub mod debug;
 pub mod devices;
 #[macro_use]
 pub mod exchanged;
+pub mod auditor;
 pub mod exits;
 pub mod guest;
 pub mod identity;

@@ -226,8 +226,9 @@ macro_rules! offer_arm64 {
                     vcpu::take_signals(context);
                 }
 
-                /// The vCPU waits for its timer, which has expired.
-                fn expire_timers(context: &mut Context<'_, Self>, _: u64) {
+                /// The vCPU waits for its timer or for the clock's alarm, which has expired.
+                fn expire_timers(context: &mut Context<'_, Self>, now: u64) {
+                    devices::expire_alarm(context, now);
                     vcpu::open_window(context);
                 }
 

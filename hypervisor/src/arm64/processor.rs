@@ -10,7 +10,9 @@ use bitflags::bitflags;
 use coherence::tlbi::Stage2Tlb;
 use stay::Mistakes;
 
-use super::controls::hcr;
+#[cfg(any(test, feature = "audit"))]
+use super::controls::Control;
+use super::controls::{self, hcr};
 use super::debug::{Counts, Debug};
 use super::exchanged::Register;
 use super::guest::{Common, Shared};
@@ -150,7 +152,7 @@ pub struct CpuData {
     /// The address space that it has loaded.
     pub loaded: Loaded,
     /// The auditor's record of this CPU.
-    #[cfg(feature = "audit")]
+    #[cfg(any(test, feature = "audit"))]
     pub books: core::cell::RefCell<super::audit::CpuBooks>,
 }
 
@@ -163,7 +165,7 @@ impl CpuData {
             timers_fired: Cell::new(0),
             maintenance_fired: Cell::new(false),
             loaded: Loaded::none(),
-            #[cfg(feature = "audit")]
+            #[cfg(any(test, feature = "audit"))]
             books: core::cell::RefCell::new(super::audit::CpuBooks::new()),
         }
     }
@@ -186,8 +188,12 @@ pub trait Processor: Cpus<CpuData = CpuData> {
     /// Its features; all CPUs have the same.
     fn features() -> Features;
 
-    /// The constant part of HCR_EL2 for guests, see [`hcr_base`](super::controls::hcr_base).
-    fn base_configuration() -> u64;
+    /// The processor's description of itself, on which EL2's controls depend.
+    fn description() -> controls::Processor;
+
+    /// Reads a control that the processor has.
+    #[cfg(any(test, feature = "audit"))]
+    fn control(control: Control) -> u64;
 
     /// The ID register S3_0_C0_C`crm`_`op2`. Registers that do not exist read as 0.
     fn identification(crm: u32, op2: u32) -> u64;

@@ -8,18 +8,18 @@ use coherence::vmid::Home;
 use memslots::MmioCache;
 use stay::MMIO_PAGES;
 
-use super::auditor::Auditor;
+use super::auditor::{Auditor, Expected};
 use super::debug::Debug;
 use super::exchanged::Register;
 use super::processor::{Arm64, Configuration, FloatState, Processor, Registers, Vector};
 use super::serror;
 use super::system::{self, SystemRegisters, Timer, VirtualInterface};
 use super::vcpu::Inbox;
-use crate::devices::virt::gic::{self, Private, View};
+use crate::devices::virt::gic::{self, Maintenance, Private, View};
 use crate::devices::virt::psci::Start;
 use crate::sched::spinning::{Look, SpinWatch};
 use crate::vm::arch::State;
-use crate::vm::{GUEST, VpIndex};
+use crate::vm::{GUEST, PerCpu, Vm, VpIndex};
 
 /// Processor state at the start of a vCPU: EL1 with its own stack pointer, everything masked (PSCI,
 /// section 6.4.3).
@@ -63,6 +63,9 @@ pub struct VcpuState<P> {
     walks: u64,
     /// Ticks of the clock for which it waited for a CPU since the last reset.
     pub stolen: u64,
+    /// When it looks whether the clock's alarm rings: it has set that alarm. Whichever vCPU has set
+    /// it since looks for its own time, so an earlier one looks in vain at most.
+    pub alarm: u64,
     /// Detects whether it spins.
     pub spin: SpinWatch,
     /// Its index, and the number of vCPUs.
@@ -89,6 +92,7 @@ impl<P: Processor> VcpuState<P> {
             interface: VirtualInterface::reset(),
             walks: 0,
             stolen: 0,
+            alarm: u64::MAX,
             spin: SpinWatch::new(),
             place: (index, count),
             processor: PhantomData,
@@ -98,6 +102,7 @@ impl<P: Processor> VcpuState<P> {
     /// Starts the vCPU, in the state after power-on except for its redistributor's configuration.
     /// Its registers must be loaded, or no vCPU's.
     pub fn start(&mut self, start: Start) {
+        self.auditor.start();
         self.system = SystemRegisters::reset();
         *self.debug = Debug::new();
         self.apply_debug();
@@ -141,6 +146,7 @@ impl<P: Processor> VcpuState<P> {
     /// interrupt is not asserted.
     pub fn save(&mut self) {
         self.note_serror();
+        self.auditor.leave::<P>();
         if self.debug.armed().is_some() {
             P::stop_debug();
         }
@@ -208,6 +214,32 @@ impl<P: Processor> VcpuState<P> {
     }
 }
 
+#[cfg(test)]
+impl<P> VcpuState<P> {
+    /// Each field but those that a reset keeps: where translations may be, the auditor's books.
+    pub(super) fn fields(&self) -> alloc::vec::Vec<(&'static str, alloc::string::String)> {
+        let Self { registers, gic, activity, home: _, auditor: _, mmio, configuration, exit, .. } = self;
+        let Self { debug, system, float, interface, walks, stolen, alarm, spin, place, processor: _, .. } =
+            self;
+        macro_rules! named {
+            ($($field:ident)*) => { alloc::vec![$((stringify!($field), alloc::format!("{:?}", $field)),)*] };
+        }
+        named!(registers gic activity mmio configuration exit debug system float interface walks stolen alarm spin place)
+    }
+}
+
+impl<P: Arm64> VcpuState<P> {
+    /// Called right before the guest is entered with the list registers filled, and this
+    /// maintenance requested.
+    #[inline(always)]
+    pub fn audit(&mut self, cpu: &PerCpu<P>, vm: &Vm<P>, maintenance: Maintenance) {
+        let Self { configuration, debug, place: (index, _), gic, .. } = self;
+        let (configuration, lists) = (*configuration, gic.loaded());
+        let expected = Expected { index: *index as u8, configuration, debug, maintenance, lists };
+        self.auditor.check(cpu, vm, &expected);
+    }
+}
+
 impl<P: Arm64> State for VcpuState<P> {
     type Inbox = Inbox;
 
@@ -215,9 +247,11 @@ impl<P: Arm64> State for VcpuState<P> {
         let _void = self.gic.look(&inbox.interrupts);
         inbox.power.reset();
         let (index, count) = self.place;
-        let (home, auditor) = (self.home, self.auditor);
         let configuration = self.configuration.with_serror(false);
-        *self = Self { home, auditor, ..Self::new((index, 0), count, configuration) };
+        let new = Self::new((index, 0), count, configuration);
+        let former = core::mem::replace(self, new);
+        (self.home, self.auditor) = (former.home, former.auditor);
+        self.auditor.reset();
     }
 
     /// Unknown: no flush uses it, because none is issued by request.
@@ -243,15 +277,15 @@ impl<P: Arm64> State for VcpuState<P> {
         self.gic.can_wake(&self.view())
     }
 
-    /// While it runs, its timer interrupts on its own.
+    /// While it runs, its timer interrupts on its own, and only the clock's alarm does not.
     #[inline]
     fn next_deadline(&self, _now: u64) -> u64 {
         if self.activity != Activity::Halted {
-            return u64::MAX;
+            return self.alarm;
         }
         let due =
             |timer: Timer| if self.gic.is_linked(timer.intid()) { u64::MAX } else { timer.deadline::<P>() };
-        due(Timer::Virtual).min(due(Timer::Physical))
+        due(Timer::Virtual).min(due(Timer::Physical)).min(self.alarm)
     }
 
     #[inline]

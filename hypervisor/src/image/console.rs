@@ -5,14 +5,13 @@ use core::sync::atomic::Ordering;
 
 use hostlink::config::MAX_GUESTS;
 use hostlink::counters::Counter;
-use hostlink::name::Name;
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use spin::Mutex;
 
 use crate::arch::{Local, PerCpu, console};
 use crate::quota::{Answer, Quota};
 use crate::vm::arch::Clock;
-use crate::vm::{GUEST, increase};
+use crate::vm::{Charged, GUEST, increase};
 
 /// In the long run one of the lines that a guest can cause is written per this period.
 const GUEST_LINE_PERIOD_US: u64 = 500_000;
@@ -43,14 +42,15 @@ impl Log for Logger {
 
     fn log(&self, record: &Record<'_>) {
         let mut quotas = LOG_LOCK.lock();
-        let guest = if record.target() == GUEST { Some(guest_here()) } else { None };
-        if let Some((number, _)) = guest {
+        let charged = charged(record.target());
+        if let Some(charged) = charged {
+            let number = charged.guest.map_or(NO_GUEST, |number| number.min(NO_GUEST));
             match quotas[number].ask(Local::now(), Local::ticks_of_us(GUEST_LINE_PERIOD_US)) {
                 Answer::Write { left_out: 0 } => {}
                 Answer::Write { left_out } => {
                     let _ = writeln!(LogPort, "quell: {left_out} lines like the next were left out");
                 }
-                Answer::LeaveOut => return count_left_out(),
+                Answer::LeaveOut => return count_left_out(charged),
             }
         }
         let level = match record.level() {
@@ -59,8 +59,8 @@ impl Log for Logger {
             _ => "",
         };
         // Writing to the log port cannot fail.
-        let _ = match guest {
-            Some((_, Some(name))) => writeln!(LogPort, "quell: {level}{name}: {}", record.args()),
+        let _ = match charged.and_then(|charged| charged.name) {
+            Some(name) => writeln!(LogPort, "quell: {level}{name}: {}", record.args()),
             _ => writeln!(LogPort, "quell: {level}{}", record.args()),
         };
     }
@@ -68,20 +68,21 @@ impl Log for Logger {
     fn flush(&self) {}
 }
 
-/// The guest whose vCPU is on this CPU: the index of its quota, and its name if there are several.
-fn guest_here() -> (usize, Option<Name>) {
-    let row = PerCpu::current().current_vcpu.load(Ordering::Relaxed).checked_sub(1);
-    let (Some(host), Some(row)) = (super::host(), row) else { return (NO_GUEST, None) };
-    let (number, name) = host.guest_of(row);
-    (number.min(NO_GUEST), name)
+/// Who has caused a line with this target; `None` if it has no quota.
+fn charged(target: &str) -> Option<Charged> {
+    match super::host() {
+        Some(host) => {
+            let here = PerCpu::current().current_vcpu.load(Ordering::Relaxed).checked_sub(1);
+            host.charged(target, here)
+        }
+        None => target.starts_with(GUEST).then_some(Charged::NOBODY),
+    }
 }
 
-/// Counts a line that was left out; the vCPU on this CPU caused it.
+/// Counts a line that was left out.
 #[cold]
-fn count_left_out() {
-    let Some(host) = super::host() else { return };
-    let vcpu = PerCpu::current().current_vcpu.load(Ordering::Relaxed);
-    if let Some(row) = vcpu.checked_sub(1) {
+fn count_left_out(charged: Charged) {
+    if let (Some(host), Some(row)) = (super::host(), charged.row) {
         increase(&host.counters_of(row)[Counter::LogLinesLeftOut as usize], 1);
     }
 }

@@ -19,9 +19,9 @@ use crate::vm::{PerCpu, Vm, VpIndex};
 
 /// The command register: memory is decoded, DMA is on, the pin is silent.
 const MEMORY: u32 = 1 << 1;
-const MASTER: u32 = 1 << 2;
+pub(super) const MASTER: u32 = 1 << 2;
 const NO_PIN: u32 = 1 << 10;
-const COMMAND: u16 = 4;
+pub(super) const COMMAND: u16 = 4;
 /// Neither DMA nor interrupts. The hypervisor may access registers.
 pub(super) const SILENT: u32 = MEMORY | NO_PIN;
 
@@ -206,6 +206,7 @@ impl<P: Platform> Functions<P> {
         let pin = if has_pin { 0 } else { NO_PIN };
         let master = if wanted.is_bus_master() { MASTER } else { 0 };
         owned.command(machine, MEMORY | pin | master);
+        machine.keep_silent(owned.given.physical.address);
     }
 }
 

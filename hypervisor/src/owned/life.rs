@@ -34,6 +34,7 @@ impl<P: Platform> Functions<P> {
             }
         }
         if progress == Progress::Done {
+            machine.forget_faults(self.guest);
             self.owned.iter_mut().for_each(|owned| owned.reset = Resetting::No);
         }
         progress

@@ -12,6 +12,7 @@ use pci::{Address, ConfigSpace, Physical, group, reset};
 use spin::Mutex;
 use stay::iommu::Device;
 
+use super::faults::Faults;
 use super::platform::{Iommu, Platform};
 use crate::vm::GUEST;
 
@@ -137,10 +138,11 @@ struct Ownership {
     at: Address,
     known: Known,
     guest: Name,
+    faults: Faults,
 }
 
 /// What an IOMMU tells requests of functions apart by: its index, and the id there.
-type Known = (usize, DeviceId);
+pub(super) type Known = (usize, DeviceId);
 
 /// A function that a guest has been given.
 pub struct Given {
@@ -282,6 +284,7 @@ impl<P: Platform> MachineDevices<P> {
             at: given.physical.address,
             known: given.known(),
             guest,
+            faults: Faults::default(),
         }));
         Ok((given, DomainId(domain as u16 + 1)))
     }
@@ -354,37 +357,31 @@ impl<P: Platform> MachineDevices<P> {
         owners.functions.iter().find(|owned| owned.known == (iommu, device)).map(|owned| owned.guest)
     }
 
-    /// Reports what the IOMMUs have logged. Of events in a row that one guest's devices have
-    /// caused, it shows the first, and how many more there are: a device can cause any number.
-    pub fn report_events(&self) {
-        for (index, iommu) in self.iommus.iter().enumerate() {
-            let mut row = None;
-            let has_lost = iommu.take_events(&mut |device, event| {
-                let owner = device.and_then(|device| self.owner_of(index, device));
-                match &mut row {
-                    Some((last, more)) if *last == owner => *more += 1,
-                    _ => {
-                        end_row(row.replace((owner, 0)));
-                        match owner {
-                            Some(guest) => log::warn!(target: GUEST, "guest '{guest}': {event}"),
-                            None => log::warn!(target: GUEST, "IOMMU: {event}"),
-                        }
-                    }
-                }
-            });
-            end_row(row);
-            if has_lost {
-                log::warn!(target: GUEST, "IOMMU: its log was full, and events were lost");
-            }
-        }
+    /// The IOMMUs in the order of their indices.
+    pub(super) fn iommus(&self) -> impl Iterator<Item = &P::Iommu> {
+        self.iommus.iter()
     }
-}
 
-/// Shows how many events followed the first one in a row.
-fn end_row(row: Option<(Option<Name>, u32)>) {
-    match row {
-        None | Some((_, 0)) => {}
-        Some((Some(guest), more)) => log::warn!(target: GUEST, "guest '{guest}': {more} more such events"),
-        Some((None, more)) => log::warn!(target: GUEST, "IOMMU: {more} more such events"),
+    /// Acts on the function that an IOMMU knows like this: its address, its guest, its faults.
+    pub(super) fn with_owned<R>(
+        &self,
+        known: Known,
+        act: impl FnOnce(Address, Name, &mut Faults) -> R,
+    ) -> Option<R> {
+        let mut owners = self.owners.lock();
+        let owned = owners.functions.iter_mut().find(|owned| owned.known == known)?;
+        Some(act(owned.at, owned.guest, &mut owned.faults))
+    }
+
+    /// Whether a function has caused too many faults since its guest was last reset.
+    pub(super) fn is_silent(&self, at: Address) -> bool {
+        self.owners.lock().functions.iter().any(|owned| owned.at == at && owned.faults.is_silent)
+    }
+
+    /// The functions of a guest are reset: what they have caused is forgotten.
+    pub(super) fn forget_faults(&self, guest: Name) {
+        let mut owners = self.owners.lock();
+        let of_guest = owners.functions.iter_mut().filter(|owned| owned.guest == guest);
+        of_guest.for_each(|owned| owned.faults = Faults::default());
     }
 }

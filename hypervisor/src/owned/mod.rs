@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `machine` | all functions and IOMMUs, and who owns what |
 //! | `domains` | the IOMMUs of one guest's functions |
+//! | `faults` | what IOMMUs report of functions |
 //! | `platform` | what differs between architectures: IOMMUs and interrupts |
 //! | `functions` | one guest's functions: what the guest wants, and what the real ones do |
 //! | `registers` | which of their registers the hypervisor maps for itself |
@@ -17,6 +18,7 @@
 //! each of its writes the real functions are made to follow.
 
 mod domains;
+mod faults;
 mod functions;
 mod life;
 mod machine;
@@ -28,6 +30,8 @@ pub(crate) mod tables;
 mod trapped;
 
 pub use domains::Domains;
+#[cfg(test)]
+pub(crate) use faults::Verdict;
 pub use functions::{Claim, Functions};
 pub use machine::{Bus, DOMAINS_MAX, Given, MachineDevices, Refused, buses, nodes};
 pub use platform::{Interrupts, Iommu, Owner, Platform, Translations};

@@ -204,7 +204,7 @@ impl<A: Arch> Host<A> {
     }
 
     /// The existing guest with the least number that is not below this one.
-    pub(super) fn next_guest(&self, from: u32) -> Option<&'static Vm<A>> {
+    pub(crate) fn next_guest(&self, from: u32) -> Option<&'static Vm<A>> {
         self.guests.lock().iter().skip(from as usize).flatten().next().map(Guest::vm)
     }
 
@@ -275,6 +275,11 @@ impl<A: Arch> Host<A> {
         let number = self.sched.group_of(row) as usize;
         let files = self.bundle.guests.get(number).filter(|_| !self.bundle.is_single);
         (number, files.map(|files| files.config.name))
+    }
+
+    /// A row that belongs, or last belonged, to the guest of this number.
+    pub(super) fn a_row_of(&self, number: usize) -> Option<VcpuIndex> {
+        (0..self.counters.len() as VcpuIndex).find(|&row| self.sched.group_of(row) as usize == number)
     }
 
     /// A row's counters.

@@ -52,6 +52,7 @@ mod guests;
 pub mod host;
 pub mod interrupts;
 pub mod load;
+mod log_target;
 pub mod machine;
 #[cfg(test)]
 pub(crate) mod made;
@@ -74,9 +75,6 @@ pub use context::{Access, Context, Led, Next};
 pub use counting::increase;
 pub use files::{CreateError, Files};
 pub use host::Host;
+pub use log_target::{Charged, GUEST, caused_by};
 pub use machine::{Vcpu, Vm, VpIndex};
 pub use percpu::PerCpu;
-
-/// The target of log lines that a guest can cause as often as it likes: they have a quota
-/// (`quota.rs`).
-pub const GUEST: &str = "guest";

@@ -3,8 +3,8 @@
 use super::Lab;
 use super::expect::{
     check_log, expect_a_search, expect_bounds, expect_date, expect_end, expect_few_lost, expect_generations,
-    expect_loops, expect_status, expect_stolen, expect_tlb_ipis, expect_toggles, expect_verdict,
-    expect_without_cpus, with_console,
+    expect_loops, expect_pieces, expect_status, expect_stolen, expect_tlb_ipis, expect_toggles,
+    expect_verdict, expect_without_cpus, with_console,
 };
 use super::{BOOT_TIMEOUT, made};
 use crate::arch::{Arch, Platform};
@@ -23,7 +23,7 @@ use crate::test::talk;
 use crate::vm::Guest;
 use crate::workspace;
 use anyhow::{Context, Result, anyhow, ensure};
-use hostlink::config::{FlushMode, ResetPolicy};
+use hostlink::config::{FlushMode, NestedPage, ResetPolicy};
 use hostlink::counters::Counter;
 use hostlink::exit::ExitCode;
 use hostlink::phase::Phase;
@@ -129,6 +129,9 @@ impl Lab<'_> {
                     expect_a_search(&outcome)?;
                     if guest.switches.vmid_churn.is_some() {
                         expect_generations(&outcome)?;
+                    }
+                    if guest.switches.nested_page == NestedPage::Small {
+                        expect_pieces(&outcome)?;
                     }
                 }
                 Expect::Intact => {

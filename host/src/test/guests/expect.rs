@@ -120,6 +120,14 @@ pub(super) fn expect_generations(outcome: &Outcome) -> Result<()> {
     Ok(())
 }
 
+/// Requests for lists were carried out as flushes of the tag, because memory is mapped in pieces.
+pub(super) fn expect_pieces(outcome: &Outcome) -> Result<()> {
+    let counters = outcome.counters.as_ref().context("there are no counters")?;
+    let [pieces, pages] = [Counter::FlushWholePieces, Counter::FlushPages].map(|name| counters.get(name));
+    ensure!(pieces > 0 && pages == 0, "{pieces} flushes of the tag for pieces, and {pages} single pages");
+    Ok(())
+}
+
 /// Each loop has made its rounds, the mixed run its tasks, and none has found damage.
 pub(super) fn expect_loops(outcome: &Outcome) -> Result<()> {
     let ends = |workload: &'static str| {

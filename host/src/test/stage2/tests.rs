@@ -30,6 +30,23 @@ fn o11_o12_each_instruction_that_is_missing_or_too_many_is_refused() {
 }
 
 #[test]
+fn u63_local_drops_are_waited_for_on_the_own_processor() {
+    let tlbi = json!({"vmalle1": 30, "alle1": 2, "vae2": 5, "vmalle1is": 9});
+    check_drops(&counted(tlbi.clone(), json!({"nsh": 37, "ish": 9, "ishst": 3, "sy": 4})), 30)
+        .expect("is right");
+    for (bad, arrivals) in [
+        (json!({"nsh": 36, "ish": 99, "sy": 99}), 30),
+        (json!({"ish": 99}), 30),
+        (json!({"nsh": 37, "nshst": 1}), 30),
+        (json!({"nsh": 37, "nshld": 1}), 30),
+        (json!({"nsh": 37, "osh": 1}), 30),
+        (json!({"nsh": 37}), 31),
+    ] {
+        assert!(check_drops(&counted(tlbi.clone(), bad.clone()), arrivals).is_err(), "{bad}");
+    }
+}
+
+#[test]
 fn errata_repeat_the_last_instruction_with_its_barrier() {
     assert_eq!(BY_PAGE.repeated(), Sequence { vmalle1is: 2, ish: 3, ..BY_PAGE });
     assert_eq!(WHOLE.repeated(), Sequence { vmalls12e1is: 2, ish: 2, ..WHOLE });

@@ -2,8 +2,10 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | `audited` | registers that nobody writes, and the auditor that finds them |
 //! | `cpuid` | what a guest is shown |
 //! | `entry` | entry, clean-up after it, external events |
+//! | `handed` | the values that entries and flushes are given |
 //! | `instructions`, `memory`, `ports`, `registers` | guests that do everything wrong |
 //! | `iommu` | the driver of AMD-Vi |
 //! | `machine` | a made machine with PCI functions and an IOMMU |
@@ -12,8 +14,10 @@
 //! | `reset` | what a reset leaves: nothing |
 //! | `rows` | each row of the table |
 
+mod audited;
 mod cpuid;
 mod entry;
+mod handed;
 mod instructions;
 mod iommu;
 mod machine;
@@ -27,12 +31,15 @@ mod reset;
 mod routes;
 mod rows;
 
+use core::ptr::NonNull;
+
 use super::exits::Exit;
 use super::guest::check;
 use super::registers::{RAX, RCX, RDX};
 use crate::vm::CreateError;
 use hostlink::config::Config;
-use processor::{Guest, Made};
+use processor::{Guest, Made, Processor, processor};
+use tlfs::XMM_WORDS;
 
 /// An exit.
 fn exit(code: u64, info_1: u64, info_2: u64) -> Exit {
@@ -66,4 +73,18 @@ fn what_means_nothing_on_amd64_is_refused() {
         assert!(matches!(found, Err(CreateError::ForeignSwitch(foreign)) if foreign.key == key), "{line}");
     }
     assert!(check::<Made>(&Config::parse("flush=ipi\nflush_pages=64").expect("parses")).is_ok());
+}
+
+/// XMM0 to XMM5 in an FXSAVE image.
+fn xmm_of(image: NonNull<u8>) -> NonNull<[u64; XMM_WORDS]> {
+    // SAFETY: an image has 512 bytes.
+    unsafe { image.byte_add(0xa0) }.cast()
+}
+
+/// Exchanges vector registers, which takes an XCR0 with all components.
+fn with_whole(act: impl FnOnce(&mut Processor)) {
+    processor(|processor| {
+        assert_eq!(processor.xcr0, processor.components, "a part would stay behind");
+        act(processor);
+    });
 }

@@ -14,6 +14,7 @@ use memslots::Gpa;
 use stay::{Cost, Measured};
 use tlfs::XMM_WORDS;
 
+use super::{with_whole, xmm_of};
 use crate::amd64::features::Features;
 use crate::amd64::messages::MachineDevices;
 use crate::amd64::offer::offer_amd64;
@@ -36,7 +37,6 @@ pub(crate) struct Made;
 pub(crate) struct CpuData {
     /// Its guests halt if no test says what they do.
     halts: bool,
-    #[cfg(feature = "audit")]
     books: RefCell<crate::amd64::audit::CpuBooks>,
 }
 
@@ -81,7 +81,7 @@ pub(crate) struct Processor {
 }
 
 impl Processor {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             features: Features(0),
             bits: None,
@@ -320,18 +320,20 @@ impl Amd64 for Made {
     }
 
     unsafe fn load_fpu(area: NonNull<u8>) {
-        processor(|processor| {
-            assert_eq!(processor.xcr0, processor.components, "a part would stay behind");
+        with_whole(|processor| {
             // SAFETY: the area has the size that was asked for.
             processor.fpu = unsafe { area.cast().read() };
+            // SAFETY: as above.
+            processor.xmm = unsafe { xmm_of(area).read() };
         });
     }
 
     unsafe fn save_fpu(area: NonNull<u8>) {
-        processor(|processor| {
-            assert_eq!(processor.xcr0, processor.components, "a part would stay behind");
+        with_whole(|processor| {
             // SAFETY: as above.
             unsafe { area.cast().write(processor.fpu) };
+            // SAFETY: as above.
+            unsafe { xmm_of(area).write(processor.xmm) };
         });
     }
 
@@ -381,7 +383,6 @@ impl Amd64 for Made {
         offer::receive_console::<Self>()
     }
 
-    #[cfg(feature = "audit")]
     fn books(cpu: &PerCpu<Self>) -> &RefCell<crate::amd64::audit::CpuBooks> {
         &cpu.arch.books
     }

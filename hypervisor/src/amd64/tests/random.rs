@@ -7,7 +7,7 @@ use super::processor::{CODE, DATA, Guest, HOLE, MEMORY, Made, TABLES, UNMAPPED, 
 use crate::amd64::exits::Row;
 use crate::amd64::exits::table::Event;
 use crate::amd64::features::Features;
-use crate::amd64::vmcb::{EFER_SVME, Segment};
+use crate::amd64::vmcb::{EFER_SVME, Segment, clean};
 use crate::amd64::{CR0_PE, EFER_LMA, RFLAGS_VM};
 use crate::sched::VcpuIndex;
 use crate::vm::Next;
@@ -112,6 +112,8 @@ fn exit_of(random: &mut Random, guest: &mut Guest<'_, '_>) -> Next {
         vmcb.exit_interrupt_info = random.word() & 0xffff_ffff_8000_0fff;
         guest.0.state.recover_event();
     }
+    // A test's changes are no guest's: nothing that the processor holds is of use.
+    vmcb_is_new(guest);
     processor(|processor| processor.features = Features(random.word() as u32));
     let code = loop {
         let code = match random.below(8) {
@@ -125,6 +127,11 @@ fn exit_of(random: &mut Random, guest: &mut Guest<'_, '_>) -> Next {
         }
     };
     guest.exit(code, number(random), number(random))
+}
+
+fn vmcb_is_new(guest: &mut Guest<'_, '_>) {
+    guest.vmcb().mark_dirty(clean::ALL);
+    guest.0.state.asid.owe_flush();
 }
 
 fn check(guest: &mut Guest<'_, '_>, mask: u64) {

@@ -1,12 +1,13 @@
 //! This architecture's implementation of the core's traits.
 
 use super::board::{console, gic, pci};
-use super::boot::features::{self, STAGE2_BITS};
+use super::boot::features;
 use super::guest::{entry, float, points, registers, vgic};
 use super::memory::flush::Tlb;
 use super::memory::stage2::{self, Stage2, Tables};
 use super::sysreg::{isb, read, write};
 use crate::arch::Local;
+use crate::arm64::controls::{self, STAGE2_BITS};
 use crate::arm64::debug::{Counts, Debug};
 use crate::arm64::exchanged::Register;
 use crate::arm64::lines::MachineDevices;
@@ -25,8 +26,14 @@ impl Processor for Local {
         features::get()
     }
 
-    fn base_configuration() -> u64 {
-        features::hypervisor_configuration()
+    fn description() -> controls::Processor {
+        features::processor()
+    }
+
+    #[cfg(feature = "audit")]
+    #[inline(always)]
+    fn control(control: controls::Control) -> u64 {
+        features::read_control(control)
     }
 
     fn identification(crm: u32, op2: u32) -> u64 {
@@ -165,7 +172,7 @@ offer_arm64! {
         type Tables = Tables;
 
         fn physical_address_bits() -> u32 {
-            STAGE2_BITS.min(features::physical_bits())
+            STAGE2_BITS.min(features::processor().physical_bits())
         }
 
         fn tables(pool: NestedTables) -> Tables {

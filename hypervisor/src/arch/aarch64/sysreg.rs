@@ -43,8 +43,3 @@ pub(crate) fn dsb_ld() {
     // SAFETY: a barrier.
     unsafe { core::arch::asm!("dsb ld", options(nostack, preserves_flags)) };
 }
-
-/// A field of an ID register: four bits from `shift`.
-pub(crate) const fn field(register: u64, shift: u32) -> u64 {
-    register >> shift & 0xf
-}

@@ -9,8 +9,11 @@
 //! similar ones; for MPAM Arm DDI 0598; for the list of registers to consider, Linux'
 //! Documentation/arch/arm64/booting.
 
+mod processor;
 #[cfg(test)]
 mod tests;
+
+pub use processor::{Processor, STAGE2_BITS, data_line, zeroed_block};
 
 /// Bits of HCR_EL2.
 #[allow(missing_docs, reason = "the architecture's names")]
@@ -81,96 +84,6 @@ const MPAMIDR_HAS_TIDR: u64 = 1 << 58;
 /// VSESR_EL2: the syndrome of the guest's SErrors is not one that the architecture defines (IDS).
 const VSESR_DEFINED_BY_NOBODY: u64 = 1 << 24;
 
-/// The processor's description of itself: ID registers by their names.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the architecture's names")]
-pub struct Processor {
-    pub pfr0: u64,
-    pub pfr1: u64,
-    pub dfr0: u64,
-    pub mmfr0: u64,
-    pub mmfr1: u64,
-    pub mmfr2: u64,
-    pub isar1: u64,
-    pub isar2: u64,
-    /// MPAMIDR_EL1; 0 without MPAM.
-    pub mpamidr: u64,
-    /// PMCR_EL0.N; 0 without performance monitor.
-    pub counters: u64,
-}
-
-/// A field of an ID register: four bits.
-const fn field(register: u64, shift: u32) -> u64 {
-    register >> shift & 0xf
-}
-
-macro_rules! features {
-    ($($(#[$doc:meta])* $name:ident: $register:ident[$shift:literal] >= $least:literal,)*) => {
-        impl Processor {
-            $($(#[$doc])* #[must_use] pub const fn $name(&self) -> bool { field(self.$register, $shift) >= $least })*
-        }
-    };
-}
-
-features! {
-    /// FEAT_RAS.
-    has_ras: pfr0[28] >= 1,
-    /// FEAT_AMUv1.
-    has_amu: pfr0[44] >= 1,
-    /// FEAT_MTE2, which adds registers.
-    has_mte: pfr1[8] >= 2,
-    /// FEAT_NMI.
-    has_nmi: pfr1[36] >= 1,
-    /// FEAT_LOR.
-    has_lor: mmfr1[16] >= 1,
-    /// FEAT_HCX.
-    has_hcx: mmfr1[40] >= 1,
-    /// FEAT_FGT.
-    has_fgt: mmfr0[56] >= 1,
-    /// FEAT_FGT2.
-    has_fgt2: mmfr0[56] >= 2,
-    /// FEAT_ECV with CNTPOFF_EL2.
-    has_counter_offset: mmfr0[60] >= 2,
-    /// FEAT_SPE.
-    has_spe: dfr0[32] >= 1,
-    /// FEAT_TRF.
-    has_trf: dfr0[40] >= 1,
-    /// FEAT_TRBE.
-    has_trbe: dfr0[44] >= 1,
-    /// FEAT_BRBE.
-    has_brbe: dfr0[52] >= 1,
-    /// FEAT_S2FWB.
-    has_forced_write_back: mmfr2[40] >= 1,
-}
-
-impl Processor {
-    /// FEAT_MPAM.
-    #[must_use]
-    pub const fn has_mpam(&self) -> bool {
-        field(self.pfr0, 40) != 0 || field(self.pfr1, 16) != 0
-    }
-
-    /// FEAT_PMUv3, and not an implementation-defined one.
-    #[must_use]
-    pub const fn has_pmu(&self) -> bool {
-        !matches!(field(self.dfr0, 8), 0 | 0xf)
-    }
-
-    /// FEAT_DoubleLock, whose field has the inverse meaning.
-    #[must_use]
-    pub const fn has_double_lock(&self) -> bool {
-        field(self.dfr0, 36) == 0
-    }
-
-    /// FEAT_PAuth, with any algorithm.
-    #[must_use]
-    pub const fn has_pointer_keys(&self) -> bool {
-        const BY_ISAR1: u64 = 0xf << 4 | 0xf << 8 | 0xf << 24 | 0xf << 28;
-        const BY_ISAR2: u64 = 0xf << 8 | 0xf << 12;
-        self.isar1 & BY_ISAR1 != 0 || self.isar2 & BY_ISAR2 != 0
-    }
-}
-
 const fn when(there: bool, bits: u64) -> u64 {
     if there { bits } else { 0 }
 }
@@ -221,13 +134,37 @@ const fn mdcr(processor: &Processor) -> u64 {
         | processor.counters & 0x1f
 }
 
+/// VTCR_EL2: three levels, 4 KiB pages, walks through the caches, inner shareable; bit 31 is always
+/// one.
+const fn vtcr(processor: &Processor) -> u64 {
+    (64 - STAGE2_BITS as u64)
+        | 1 << 6
+        | 1 << 8
+        | 1 << 10
+        | 3 << 12
+        | processor.size_code() << 16
+        | when(processor.has_wide_vmids(), 1 << 19)
+        | when(processor.has_access_flag(), 1 << 21)
+        | when(processor.has_dirty_state(), 1 << 22)
+        | 1 << 31
+}
+
 /// Passes on the registers that are written on each CPU before its first guest, in the order of the
-/// writes: names, and encodings for those that the assembler may not know.
+/// writes: names, and encodings for those that the assembler may not know. A register that cannot
+/// be read has another one that tells.
 macro_rules! for_each_control {
     ($callback:ident) => {
         $callback! {
             /// Traps.
             Hcr: "HCR_EL2" "hcr_el2",
+            /// The format of stage 2.
+            Vtcr: "VTCR_EL2" "vtcr_el2",
+            /// MIDR_EL1, as the guest reads it.
+            Vpidr: "VPIDR_EL2" "vpidr_el2",
+            /// EL2's access to the interrupt controller's registers.
+            IccSre2: "ICC_SRE_EL2" "icc_sre_el2",
+            /// EL1's, for which EL2's must be in effect.
+            IccSre1: "ICC_SRE_EL1" "icc_sre_el1",
             /// Floating point, trace, activity monitors.
             Cptr: "CPTR_EL2" "cptr_el2",
             /// Debug, performance monitor, profiling.
@@ -295,7 +232,7 @@ macro_rules! for_each_control {
             /// The debug channel's interrupts.
             Mdccint: "MDCCINT_EL1" "mdccint_el1",
             /// The OS lock would keep breakpoints from working.
-            OsLock: "OSLAR_EL1" "oslar_el1",
+            OsLock: "OSLAR_EL1" "oslar_el1" "oslsr_el1",
             /// So would the double lock.
             DoubleLock: "OSDLR_EL1" "osdlr_el1",
         }
@@ -303,9 +240,9 @@ macro_rules! for_each_control {
 }
 
 macro_rules! controls {
-    ($($(#[$doc:meta])* $name:ident: $register:literal $encoding:literal,)*) => {
+    ($($(#[$doc:meta])* $name:ident: $register:literal $encoding:literal $($status:literal)?,)*) => {
         /// A register that is written on each CPU before its first guest.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub enum Control { $($(#[$doc])* $name,)* }
 
         impl Control {
@@ -329,6 +266,10 @@ pub const fn at_start(control: Control, processor: &Processor) -> Option<u64> {
     use Control as C;
     let (there, value) = match control {
         C::Hcr => (true, hcr_base(processor)),
+        C::Vtcr => (true, vtcr(processor)),
+        C::Vpidr => (true, processor.midr),
+        C::IccSre2 => (processor.has_gic_registers(), ICC_SRE_EL2),
+        C::IccSre1 => (processor.has_gic_registers(), ICC_SRE_EL1),
         C::Cptr => (true, cptr(processor)),
         C::Mdcr => (true, mdcr(processor)),
         C::Cnthctl => (true, CNTHCTL),

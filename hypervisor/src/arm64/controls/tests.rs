@@ -1,17 +1,21 @@
 use super::*;
+use crate::arm64::processor::Features;
 
 /// Every field is 1, except those where 2 matters; there is no double lock.
 fn everything() -> Processor {
     const ONES: u64 = 0x1111_1111_1111_1111;
     Processor {
+        midr: 0x411f_d0c1,
         pfr0: ONES,
         pfr1: ONES | 2 << 8,
         dfr0: ONES | 0xf << 36,
         mmfr0: ONES | 2 << 56 | 2 << 60,
         mmfr1: ONES,
         mmfr2: ONES,
+        isar0: ONES,
         isar1: ONES,
         isar2: ONES,
+        ctr: 0,
         mpamidr: u64::MAX,
         counters: 6,
     }
@@ -95,6 +99,8 @@ fn u8_nothing_keeps_what_firmware_left() {
 fn u8_what_is_not_there_is_not_written() {
     let base = [
         Control::Hcr,
+        Control::Vtcr,
+        Control::Vpidr,
         Control::Cptr,
         Control::Mdcr,
         Control::Hstr,
@@ -126,4 +132,82 @@ fn u1_the_guests_counter_has_no_offset() {
         // traps and offset.
         assert_eq!(at_start(Control::Cnthctl, &processor), Some(3));
     }
+}
+
+#[test]
+fn u63_stage_2_is_what_the_processor_walks() {
+    // T0SZ 25 and SL0 1: three levels from 39 bits. Write-back, inner shareable. PS: 40 bits.
+    let plain = Processor { mmfr0: 2, ..nothing() };
+    assert_eq!(at_start(Control::Vtcr, &plain), Some(0x8002_3559));
+    assert_eq!((plain.physical_bits(), STAGE2_BITS), (40, 39));
+    // VS, HA, HD each by its own feature.
+    for (mmfr1, bits) in [(1 << 4, 0), (2 << 4, 1 << 19), (1, 1 << 21), (2, 1 << 21 | 1 << 22), (3, 3 << 21)]
+    {
+        let with = Processor { mmfr1, ..plain };
+        assert_eq!(at_start(Control::Vtcr, &with), Some(0x8002_3559 | bits), "{mmfr1:#x}");
+    }
+    // 52 bits and more are used as 48.
+    for (range, bits) in [(0, 32), (1, 36), (2, 40), (3, 42), (4, 44), (5, 48), (6, 48), (7, 48), (15, 48)] {
+        let with = Processor { mmfr0: range, ..plain };
+        assert_eq!(with.physical_bits(), bits, "PARange {range}");
+        assert_eq!(at_start(Control::Vtcr, &with).unwrap() >> 16 & 7, range.min(5));
+    }
+    assert_eq!(at_start(Control::Vpidr, &everything()), Some(0x411f_d0c1));
+}
+
+#[test]
+fn u63_each_feature_is_found_by_its_field_from_its_least_value_on() {
+    let nothing = Processor { ctr: 3 << 14, dfr0: 0xf << 36, ..Processor::default() };
+    assert_eq!(nothing.features(), Features::empty());
+    let of = |change: fn(&mut Processor, u64), value: u64| {
+        let mut processor = nothing;
+        change(&mut processor, value);
+        processor.features()
+    };
+    // Feature, its place, the value that brings it, and what it brings along.
+    type Row = (Features, fn(&mut Processor, u64), u64, Features);
+    let none = Features::empty();
+    let rows: [Row; 12] = [
+        (Features::RANGE, |p, v| p.isar0 = v << 56, 2, none),
+        (Features::LEVEL_HINT, |p, v| p.mmfr2 = v << 48, 1, none),
+        (Features::VMID16, |p, v| p.mmfr1 = v << 4, 2, none),
+        (Features::FORCED_WRITE_BACK, |p, v| p.mmfr2 = v << 40, 1, none),
+        (Features::ACCESS_FLAG, |p, v| p.mmfr1 = v, 1, none),
+        (Features::DIRTY_STATE, |p, v| p.mmfr1 = v, 2, Features::ACCESS_FLAG),
+        (Features::REPLACES_IN_PLACE, |p, v| p.mmfr2 = v << 52, 2, none),
+        (Features::POINTER_KEYS, |p, v| p.isar1 = v << 4, 1, none),
+        (Features::POINTER_KEYS, |p, v| p.isar2 = v << 12, 1, none),
+        (Features::VHE, |p, v| p.mmfr1 = v << 8, 1, none),
+        (Features::ERRORS, |p, v| p.pfr0 = v << 28, 1, none),
+        (Features::MATRICES, |p, v| p.pfr1 = v << 24, 1, none),
+    ];
+    for (feature, change, least, more) in rows {
+        assert_eq!(of(change, least), feature | more);
+        assert!(!of(change, least - 1).contains(feature), "{feature:?}");
+        assert!(of(change, least + 1).contains(feature), "{feature:?}");
+    }
+    for kind in 0..3 {
+        assert_eq!(of(|p, v| p.ctr = v << 14, kind), Features::VIRTUAL_INSTRUCTION_CACHE, "L1Ip {kind}");
+    }
+}
+
+#[test]
+fn u63_processors_that_guests_cannot_run_on_are_refused() {
+    let good = Processor { pfr0: 1 << 24, ..Processor::default() };
+    assert_eq!(good.lacks(), None);
+    assert!(Processor { pfr0: 0, ..good }.lacks().unwrap().contains("GIC"));
+    for (tgran4, lacks) in [(0, false), (1, false), (0xf, true)] {
+        assert_eq!(Processor { mmfr0: tgran4 << 28, ..good }.lacks().is_some(), lacks, "{tgran4:#x}");
+    }
+    // TGran4_2: 1 is "not supported".
+    for (tgran4_2, lacks) in [(0, false), (1, true), (2, false), (3, false)] {
+        assert_eq!(Processor { mmfr0: tgran4_2 << 40, ..good }.lacks().is_some(), lacks, "{tgran4_2}");
+    }
+}
+
+#[test]
+fn u63_caches_are_counted_in_words() {
+    assert_eq!((data_line(4 << 16), data_line(0xffff_ffff_fff0_ffff)), (64, 4));
+    assert_eq!((data_line(u64::MAX), zeroed_block(9), zeroed_block(4)), (4 << 15, Some(2048), Some(64)));
+    assert_eq!((zeroed_block(0x14), zeroed_block(0)), (None, Some(4)));
 }

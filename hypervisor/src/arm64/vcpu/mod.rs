@@ -227,7 +227,7 @@ impl<A: Arm64> arm64::Processor for El1<'_, A> {
 
     #[inline(always)]
     fn run(&mut self) {
-        self.state.auditor.check(self.cpu, self.vm);
+        self.state.audit(self.cpu, self.vm, self.workspace.maintenance);
         // SAFETY: the registers are this vCPU's, EL1's are loaded, stage 2 maps its memory only.
         self.state.exit = unsafe { A::run_guest(&mut self.state.registers) };
         self.state.auditor.note(self.cpu);

@@ -190,11 +190,11 @@ fn uart() -> DeviceTreeNode {
     uart
 }
 
-/// Without an interrupt, which the binding makes optional: there is no alarm.
 fn rtc() -> DeviceTreeNode {
     let mut rtc = node(unit("pl031", map::RTC));
     set(&mut rtc, "compatible", ["arm,pl031", "arm,primecell"].as_slice());
     set(&mut rtc, "reg", reg(Some(map::RTC..map::RTC + map::RTC_SIZE)));
+    set(&mut rtc, "interrupts", [SPI, u32::from(map::RTC_INTID - FIRST_SPI), LEVEL_HIGH]);
     set(&mut rtc, "clocks", CLOCK_PHANDLE);
     set(&mut rtc, "clock-names", "apb_pclk");
     rtc

@@ -5,7 +5,7 @@
 //! | [`GICD`] | [`GICD_SIZE`] | GIC distributor |
 //! | [`redistributors`] | 128 KiB per vCPU | GIC redistributors |
 //! | [`UART`] | [`UART_SIZE`] | PL011, INTID [`UART_INTID`] |
-//! | [`RTC`] | [`RTC_SIZE`] | PL031 |
+//! | [`RTC`] | [`RTC_SIZE`] | PL031, INTID [`RTC_INTID`] |
 //! | [`STOLEN_TIME`] | [`STOLEN_TIME_SIZE`] | memory that tells each vCPU its stolen time |
 //! | [`PCI_MEMORY`], [`PCI_ECAM`] | | registers and configuration of PCI functions, INTIDs from [`PCI_INTID`] on |
 //! | [`RAM`] | | all of the RAM |
@@ -37,6 +37,8 @@ pub const UART_CLOCK_HZ: u32 = 24_000_000;
 pub const RTC: u64 = 0x0901_0000;
 /// Size of its page in bytes.
 pub const RTC_SIZE: u64 = 0x1000;
+/// The interrupt of its alarm.
+pub const RTC_INTID: u8 = 34;
 /// The structures with the vCPUs' stolen times, which are memory.
 pub const STOLEN_TIME: u64 = 0x090a_0000;
 /// Size of the place for them in bytes.
@@ -71,6 +73,7 @@ const _: () = assert!(255 * STOLEN_TIME_BYTES <= STOLEN_TIME_SIZE && STOLEN_TIME
 const _: () = assert!(STOLEN_TIME + STOLEN_TIME_SIZE <= GICR_FAR);
 const _: () = assert!(GICR_FAR + 255 * GICR_SIZE <= PCI_MEMORY.start && PCI_MEMORY.end <= PCI_ECAM);
 const _: () = assert!(PCI_ECAM + PCI_ECAM_SIZE <= RAM);
+const _: () = assert!(UART_INTID < RTC_INTID && RTC_INTID < PCI_INTID);
 
 /// The interrupt of a line of the PCI bus.
 #[must_use]

@@ -1,5 +1,5 @@
-//! Arm's real-time clock: PrimeCell PL031 (Arm DDI 0224C). It tells the time and can be set. Its
-//! interrupt is not connected, and the device tree names none: there is no alarm.
+//! Arm's real-time clock: PrimeCell PL031 (Arm DDI 0224C). It tells the time, can be set, and has
+//! an alarm: it interrupts when the time is that of its match register (section 3.3.2).
 
 use crate::devices::wall_clock::NS;
 
@@ -8,6 +8,9 @@ const MATCH: u32 = 0x04;
 const LOAD: u32 = 0x08;
 const CONTROL: u32 = 0x0c;
 const MASK: u32 = 0x10;
+const RAW: u32 = 0x14;
+const MASKED: u32 = 0x18;
+const CLEAR: u32 = 0x1c;
 /// Offset of the identification, with a byte in each word.
 const ID: u32 = 0xfe0;
 /// Peripheral and cell identification, of revision 0.
@@ -21,6 +24,11 @@ pub struct Pl031 {
     alarm: u32,
     load: u32,
     mask: u32,
+    /// The time was that of the match register, and the guest has not cleared it.
+    is_raised: bool,
+    /// When it will be, in nanoseconds after the beginning of 1970. None before the guest has
+    /// written the match register.
+    due_ns: Option<u64>,
 }
 
 impl Pl031 {
@@ -34,6 +42,8 @@ impl Pl031 {
             // It always runs.
             CONTROL => 1,
             MASK => self.mask,
+            RAW => self.is_raised.into(),
+            MASKED => self.irq_level().into(),
             ID.. => {
                 let index = ((offset - ID) / 4) as usize;
                 ID_BYTES.get(index).copied().filter(|_| offset.is_multiple_of(4)).map_or(0, u32::from)
@@ -45,14 +55,48 @@ impl Pl031 {
     /// Writes a register.
     pub fn write(&mut self, offset: u32, value: u32, wall_ns: u64) {
         match offset {
-            MATCH => self.alarm = value,
+            MATCH => {
+                self.alarm = value;
+                self.arm(wall_ns);
+            }
             LOAD => {
                 self.load = value;
                 self.ahead = value.wrapping_sub(seconds(wall_ns));
+                if self.due_ns.is_some() {
+                    self.arm(wall_ns);
+                }
             }
             MASK => self.mask = value & 1,
+            CLEAR if value & 1 != 0 => self.is_raised = false,
             _ => {}
         }
+    }
+
+    /// The next time at which all 32 bits match; at once if they do.
+    fn arm(&mut self, wall_ns: u64) {
+        let left = self.alarm.wrapping_sub(self.read(DATA, wall_ns));
+        self.due_ns = Some((wall_ns / NS).saturating_add(left.into()).saturating_mul(NS));
+        self.update(wall_ns);
+    }
+
+    /// Raises the alarm if it is time.
+    pub fn update(&mut self, wall_ns: u64) {
+        if let Some(due) = self.due_ns.filter(|&due| due <= wall_ns) {
+            self.is_raised = true;
+            self.due_ns = Some(due.saturating_add(WRAP_NS));
+        }
+    }
+
+    /// When to call [`update`](Self::update).
+    #[must_use]
+    pub const fn due_ns(&self) -> Option<u64> {
+        self.due_ns
+    }
+
+    /// The level of its interrupt.
+    #[must_use]
+    pub const fn irq_level(&self) -> bool {
+        self.is_raised && self.mask != 0
     }
 
     /// Resets to the state after power-on. The time continues, as on battery.
@@ -60,6 +104,9 @@ impl Pl031 {
         *self = Self { ahead: self.ahead, ..Self::default() };
     }
 }
+
+/// How long the counter takes to come around.
+const WRAP_NS: u64 = NS << 32;
 
 /// The counter uses all of its 32 bits: it wraps in 2106.
 const fn seconds(wall_ns: u64) -> u32 {
@@ -92,11 +139,47 @@ mod tests {
             clock.reset();
             assert_eq!(clock.read(DATA, (UNIX + 4) * NS), time.wrapping_add(4));
         }
-        for offset in [DATA, CONTROL, 0x14, 0x1c, ID, 0xffc, u32::MAX] {
+        for offset in [DATA, CONTROL, RAW, MASKED, ID, 0xffc, u32::MAX] {
             clock.write(offset, u32::MAX, 0);
         }
         clock.write(MATCH, 7, 0);
         clock.write(MASK, u32::MAX, 0);
         assert_eq!((clock.read(MATCH, 0), clock.read(MASK, 0), clock.read(CONTROL, 0)), (7, 1, 1));
+    }
+
+    #[test]
+    fn u25_the_alarm_rings_when_the_time_matches_until_it_is_cleared() {
+        let mut clock = Pl031::default();
+        let at = |second: u64| (UNIX + second) * NS;
+        clock.update(at(0));
+        assert_eq!((clock.due_ns(), clock.irq_level()), (None, false), "nobody has set it");
+        clock.write(MATCH, UNIX as u32 + 3, at(0) + 7);
+        assert_eq!(clock.due_ns(), Some(at(3)), "as the second begins");
+        clock.update(at(3) - 1);
+        assert_eq!(clock.read(RAW, at(3) - 1), 0);
+        clock.update(at(3));
+        let shown = |clock: &Pl031| (clock.read(RAW, 0), clock.read(MASKED, 0), clock.irq_level());
+        assert_eq!(shown(&clock), (1, 0, false), "masked");
+        clock.write(MASK, 1, at(4));
+        assert_eq!(shown(&clock), (1, 1, true));
+        clock.write(CLEAR, 0, at(4));
+        assert!(clock.irq_level());
+        clock.write(CLEAR, 1, at(4));
+        assert_eq!(shown(&clock), (0, 0, false));
+        assert_eq!(clock.due_ns(), Some(at(3 + (1 << 32))), "when the counter has come around");
+        // The present second matches; a past one does when the counter has come around.
+        clock.write(MATCH, UNIX as u32 + 9, at(9) + 5);
+        assert!(clock.irq_level());
+        clock.write(CLEAR, 1, at(9));
+        clock.write(MATCH, UNIX as u32 + 8, at(9));
+        assert_eq!((clock.due_ns(), clock.irq_level()), (Some(at(8 + (1 << 32))), false));
+        // Whoever sets the clock moves the alarm.
+        clock.write(LOAD, UNIX as u32 + 6, at(9));
+        assert_eq!(clock.due_ns(), Some(at(11)));
+        clock.update(at(11));
+        assert!(clock.irq_level());
+        clock.reset();
+        assert_eq!((clock.due_ns(), shown(&clock)), (None, (0, 0, false)));
+        assert_eq!(clock.read(DATA, at(12)), UNIX as u32 + 9);
     }
 }

@@ -146,6 +146,11 @@ fn here<A: Arch>() -> (&'static Made<A>, u32) {
     (board, cpu)
 }
 
+/// From here on the calling thread is this CPU of its board.
+pub(crate) fn act_as(cpu: u32) {
+    HERE.set(HERE.get().map(|(board, _)| (board, cpu)));
+}
+
 impl<A: Arch> Made<A> {
     /// What its guests share.
     pub(crate) fn host(&'static self) -> &'static Host<A> {

@@ -5,8 +5,10 @@ use core::sync::atomic::Ordering;
 use super::Op::*;
 use super::processor::{Made, Op, create_several};
 use crate::vm::made::{End, Made as Board};
+use crate::vm::{Charged, GUEST, caused_by};
 use hostlink::exit::ExitCode;
 use hostlink::guests::GuestState;
+use hostlink::name::Name;
 
 const OFF: End = End::Exit(ExitCode::GuestPowerOff);
 const FIRST: &str = "name=first\nvcpus=2\nmemory=4194304";
@@ -252,4 +254,24 @@ fn a_guest_for_which_there_is_not_enough_memory_takes_none() {
     assert!(free("1 : ").is_some() && free("1 : ") == free("3 : "), "{answers:?}");
     assert!(answers.iter().any(|line| line.starts_with("2 error no ")), "{answers:?}");
     assert!(answers.iter().any(|line| line.starts_with("4 : guest=third state=empty")), "{answers:?}");
+}
+
+#[test]
+fn u64_a_line_is_charged_to_whom_it_names_whoever_is_on_the_cpu() {
+    let host = several(1, &[(FIRST, &[&[Done], &[Done]]), (SECOND, &[&[Done], &[Done]])]).host();
+    let row = |guest: u32| host.next_guest(guest).expect("it exists").vcpus[0].row;
+    assert_eq!(host.charged("hypervisor::vm", Some(row(0))), None, "the hypervisor's own");
+    assert_eq!(host.charged(GUEST, None), Some(Charged::NOBODY));
+    for here in [row(0), row(1)] {
+        let (guest, name) = host.guest_of(here);
+        let own = Charged { guest: Some(guest), name, row: Some(here) };
+        assert_eq!(host.charged(GUEST, Some(here)), Some(own));
+        for (number, text) in [(0, "first"), (1, "second")] {
+            let target = caused_by(Name::parse(text).expect("a name"));
+            let of = Charged { guest: Some(number), name: None, row: Some(row(number as u32)) };
+            assert_eq!(host.charged(&target, Some(here)), Some(of), "whoever runs here");
+        }
+        let target = caused_by(Name::parse("gone").expect("a name"));
+        assert_eq!(host.charged(&target, Some(here)), Some(Charged::NOBODY));
+    }
 }

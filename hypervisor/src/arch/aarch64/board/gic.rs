@@ -12,8 +12,6 @@ pub(crate) use baremetal::aarch64::gic::{
 };
 
 use crate::arch::PerCpu;
-use crate::arch::aarch64::sysreg::{isb, write};
-use crate::arm64::controls;
 
 static DISTRIBUTOR: AtomicU64 = AtomicU64::new(0);
 
@@ -53,16 +51,10 @@ pub(crate) fn set_enabled(intid: u32, is_enabled: bool) {
     gic::set_enabled(DISTRIBUTOR.load(Ordering::Relaxed), intid, is_enabled);
 }
 
-/// Sets up the calling CPU's part, with these private interrupts enabled.
+/// Sets up the calling CPU's part, with these private interrupts enabled. The interface's registers
+/// are open ([`controls`](crate::arm64::controls)).
 pub(crate) fn init_cpu(redistributor: u64, enabled: u32) -> Result<(), &'static str> {
     gic::set_private(redistributor, enabled)?;
-    // SAFETY: the CPU interface is the hypervisor's; the guest has the virtual one.
-    unsafe {
-        write!("icc_sre_el2", controls::ICC_SRE_EL2);
-        isb();
-        write!("icc_sre_el1", controls::ICC_SRE_EL1);
-        isb();
-    }
     gic::open_interface(true);
     Ok(())
 }

@@ -12,6 +12,7 @@ use super::features;
 use crate::arch::PerCpu;
 use crate::arch::aarch64::board::{gic, interrupts};
 use crate::arch::aarch64::memory::flush;
+use crate::arm64::controls::zeroed_block;
 pub(crate) use crate::arm64::processor::CpuData;
 use crate::arm64::processor::Features;
 use crate::image;
@@ -113,14 +114,13 @@ pub(crate) fn clean(memory: Range<u64>) {
 ///
 /// The range is RAM, mapped as normal memory, aligned to 4 KiB, and not in use.
 pub(crate) unsafe fn zero(start: u64, size: u64) {
-    let id = crate::arch::aarch64::sysreg::read!("dczid_el0");
-    let block = 4u64 << (id & 0xf);
+    let block = zeroed_block(crate::arch::aarch64::sysreg::read!("dczid_el0"));
     let end = start + size;
-    if id & 0x10 != 0 || block > 2048 {
+    let Some(block) = block.filter(|&block| block <= 2048) else {
         // SAFETY: the caller vouches for the range.
         unsafe { core::slice::from_raw_parts_mut(start as *mut [u64; 8], (size / 64) as usize) }.fill([0; 8]);
         return;
-    }
+    };
     let mut at = start;
     // Eight blocks at a time are at most four pages, and the range is usually larger than that.
     while at + 8 * block <= end {

@@ -5,7 +5,7 @@
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::arch::aarch64::sysreg::{read, write};
-use crate::devices::virt::gic::{LIST_MAX, Maintenance};
+use crate::devices::virt::gic::{self, Maintenance};
 
 /// ICH_HCR_EL2.En.
 const ENABLE: u64 = 1;
@@ -28,7 +28,7 @@ pub(in crate::arch::aarch64) fn init_cpu() {
 
 /// Number of priority bits that decide about preemption.
 pub(in crate::arch::aarch64) fn preemption_bits() -> u32 {
-    (TYPE.load(Ordering::Relaxed) >> 26 & 7) + 1
+    gic::preemption_bits(TYPE.load(Ordering::Relaxed))
 }
 
 macro_rules! by_index {
@@ -57,7 +57,7 @@ macro_rules! by_index {
 /// Number of list registers.
 #[inline(always)]
 pub(in crate::arch::aarch64) fn list_count() -> usize {
-    ((TYPE.load(Ordering::Relaxed) & 0x1f) as usize + 1).min(LIST_MAX)
+    gic::list_count(TYPE.load(Ordering::Relaxed))
 }
 
 /// Reads a list register.

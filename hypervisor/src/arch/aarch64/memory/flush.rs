@@ -14,6 +14,7 @@ use stay::{Mistake, Mistakes, arm64};
 use crate::arch::Local;
 use crate::arch::aarch64::sysreg::{read, write};
 use crate::arm64::auditor::Auditor;
+use crate::arm64::controls::data_line;
 use crate::arm64::guest::Tag;
 use crate::image;
 use crate::vm::files::{Defects, makes};
@@ -74,11 +75,13 @@ impl Stage2Tlb for Tlb {
 
     #[inline(always)]
     fn complete(&self) {
-        if makes(Defect::Stage2DsbNsh) {
-            return self.complete_local();
-        }
         // SAFETY: a barrier, across which the compiler moves nothing.
-        unsafe { asm!("dsb ish", options(nostack, preserves_flags)) };
+        unsafe {
+            match makes(Defect::Stage2DsbNsh) {
+                false => asm!("dsb ish", options(nostack, preserves_flags)),
+                true => asm!("dsb nsh", options(nostack, preserves_flags)),
+            }
+        }
     }
 
     #[inline(always)]
@@ -129,15 +132,10 @@ impl Stage2Tlb for Tlb {
     }
 }
 
-/// Size of the smallest data-cache line, in bytes.
-fn line_len() -> u64 {
-    4 << (read!("ctr_el0") >> 16 & 0xf)
-}
-
 /// Cleans and invalidates the data-cache lines of a range of physical memory, which is mapped one
 /// to one.
 fn clean(memory: Range<u64>) {
-    let line = line_len();
+    let line = data_line(read!("ctr_el0"));
     let mut at = memory.start & !(line - 1);
     // Eight at a time, while that many are left: the loop costs as much as the instruction.
     while at.saturating_add(8 * line) <= memory.end {

@@ -9,7 +9,7 @@ use x86_64::registers::control::{Efer, EferFlags};
 use x86_64::registers::model_specific::Msr;
 
 use crate::amd64::cpuid;
-use crate::amd64::features::Features;
+use crate::amd64::features::{Features, guest_asids, has_svm};
 use crate::arch::Local;
 
 const MSR_VM_CR: u32 = 0xc001_0114;
@@ -51,14 +51,12 @@ pub(crate) fn wrong() -> u32 {
 
 /// Number of ASIDs for guests, on each CPU.
 pub(crate) fn tags() -> NonZeroU32 {
-    // One ASID is the host's own.
-    NonZeroU32::new(ASIDS.load(Ordering::Relaxed) - 1).expect("`probe` found at least two")
+    guest_asids(ASIDS.load(Ordering::Relaxed)).expect("`probe` found some")
 }
 
 /// Checks that the machine has the features that we need. Call on the boot CPU.
 pub(crate) fn probe() -> Result<(), &'static str> {
-    let svm = __cpuid(0x8000_0000).eax >= 0x8000_000a && __cpuid(0x8000_0001).ecx & 1 << 2 != 0;
-    if !svm {
+    if !has_svm(__cpuid(0x8000_0000).eax, __cpuid(0x8000_0001).ecx) {
         return Err("this CPU has no SVM: Quell needs an AMD processor, or QEMU with -cpu EPYC,+svm,+npt");
     }
     // SAFETY: a CPU with SVM has the MSR.
@@ -69,7 +67,7 @@ pub(crate) fn probe() -> Result<(), &'static str> {
     if !Features(leaf.edx).nested_paging() {
         return Err("this CPU has SVM without nested paging");
     }
-    if leaf.ebx < 2 {
+    if guest_asids(leaf.ebx).is_none() {
         return Err("this CPU has no address space tags for guests");
     }
     FEATURES.store(leaf.edx, Ordering::Relaxed);

@@ -5,6 +5,7 @@ use core::arch::x86_64::__cpuid;
 
 use stay::Instruments;
 
+use crate::amd64::features::tlb_entries;
 use crate::arch::Local;
 use crate::vm::arch::Clock;
 
@@ -52,9 +53,8 @@ impl Instruments for Word {
         unsafe { core::ptr::from_ref(&self.0).read_volatile() };
     }
 
-    /// Entries of the second-level data TLB (CPUID Fn8000_0006_EBX\[27:16\]).
     fn entries(&self) -> u64 {
         let highest = __cpuid(0x8000_0000).eax;
-        if highest >= 0x8000_0006 { (__cpuid(0x8000_0006).ebx >> 16 & 0xfff).into() } else { 0 }
+        if highest >= 0x8000_0006 { tlb_entries(__cpuid(0x8000_0006).ebx) } else { 0 }
     }
 }

@@ -237,6 +237,9 @@ fn whatever_a_guest_does_it_goes_on_or_ends() {
     let config = ProptestConfig { cases: 3000, failure_persistence: None, ..ProptestConfig::default() };
     proptest!(config, |((vector, syndrome, address, page) in exits, (x, pc, pstate, code) in guest, (at, par) in pages)| {
         board.with_vcpu(0, |context| {
+            // As it was left.
+            let _events = context.owner.take_events();
+            prop_assert!(Made::enter(context));
             ready(context);
             let pc = if pstate & 1 << 40 == 0 { CODE } else { pc };
             store(context, RAM + 0x8_0000, &[code]);

@@ -6,6 +6,19 @@ use bitfield_struct::bitfield;
 /// Maximum number of list registers in hardware.
 pub const LIST_MAX: usize = 16;
 
+/// Number of list registers by ICH_VTR_EL2 (ListRegs), as far as they are used.
+#[must_use]
+pub const fn list_count(vtr: u32) -> usize {
+    let count = (vtr & 0x1f) as usize + 1;
+    if count < LIST_MAX { count } else { LIST_MAX }
+}
+
+/// Number of priority bits that decide about preemption by ICH_VTR_EL2 (PREbits).
+#[must_use]
+pub const fn preemption_bits(vtr: u32) -> u32 {
+    (vtr >> 26 & 7) + 1
+}
+
 /// One list register.
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
@@ -95,6 +108,14 @@ impl Maintenance {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn u63_the_interface_has_one_more_than_its_fields_say() {
+        // QEMU's: 4 list registers, 5 bits of priority and of preemption.
+        assert_eq!((list_count(0x9018_0003), preemption_bits(0x9018_0003)), (4, 5));
+        assert_eq!((list_count(0), list_count(15), list_count(0x1f)), (1, 16, 16));
+        assert_eq!((preemption_bits(5 << 26), preemption_bits(6 << 26 | 7 << 29)), (6, 7));
+    }
 
     #[test]
     fn fields_lie_where_the_architecture_has_them() {

@@ -41,7 +41,7 @@ pub use bits::Bits;
 pub use distributor::{Distributor, Effect, Post};
 pub use identity::{affinity, mpidr, vcpu_of};
 pub use inbox::Inbox;
-pub use list::{LIST_MAX, ListRegister, ListRegisters, Maintenance};
+pub use list::{LIST_MAX, ListRegister, ListRegisters, Maintenance, list_count, preemption_bits};
 pub use private::{Deactivate, Private, RegisterEffect};
 pub use redistributor::{Place, locate, read_foreign, write_foreign};
 pub use sgi::{Sgi, SgiGroup};

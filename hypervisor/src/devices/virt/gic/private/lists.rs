@@ -45,7 +45,7 @@ impl Private {
             left_waiting.remove(intid);
             self.load(intid, is_crowded);
         }
-        for (index, register) in self.loaded[..self.loaded_count].iter().enumerate() {
+        for (index, register) in self.loaded().iter().enumerate() {
             registers.write(index, register.into_bits());
         }
         let maintenance = self.maintenance(left_active, left_waiting, view);
@@ -65,6 +65,12 @@ impl Private {
 
     fn standing(&self, view: &View) -> Standing {
         Standing { view: *view, changes: self.changes, wanted: self.wanted(), active: self.active }
+    }
+
+    /// The list registers in use, in their order. The others are 0.
+    #[inline]
+    pub fn loaded(&self) -> &[ListRegister] {
+        self.loaded.get(..self.loaded_count).unwrap_or(&self.loaded)
     }
 
     fn load(&mut self, intid: u8, is_crowded: bool) {

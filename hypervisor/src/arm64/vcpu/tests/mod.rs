@@ -9,6 +9,10 @@ use core::sync::atomic::Ordering;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
+mod audited;
+mod handed;
+mod reset;
+
 use super::*;
 use crate::arm64::exchanged::Register;
 use crate::arm64::made::{Made, Told, hardware, machine, machine_on, told};
@@ -16,6 +20,7 @@ use crate::arm64::processor::{Features, Processor, Registers};
 use crate::devices::virt::gic::ListRegister;
 use crate::devices::virt::psci::Start;
 use crate::vm::arch::Cpus;
+use crate::vm::made::act_as;
 
 type MadeVm = &'static Vm<Made>;
 
@@ -32,6 +37,7 @@ fn turn<R>(
     act: impl FnOnce(&mut Context<'_, Made>) -> R,
 ) -> R {
     let vcpu = &vm.vcpus[vcpu];
+    act_as(cpu);
     let mut context = Context {
         vm,
         cpu: Made::cpu(cpu).expect("a CPU"),
@@ -109,8 +115,8 @@ fn a4_vmids_that_run_out_are_loaded_anew_before_the_guest_runs() {
         let vm =
             machine_on("vmid_churn=1\nvmid_bits=2", |hardware| hardware.speculates = speculates).machine();
         let mut place = workspace(0);
+        turn(vm, 0, 0, &mut place, |_| Made::write(Register::Tcr, 0x1234));
         turn(vm, 0, 0, &mut place, |context| {
-            Made::write(Register::Tcr, 0x1234);
             let seen = Rc::new(RefCell::new(Vec::new()));
             let _before = told();
             for _ in 0..40 {

@@ -1,12 +1,10 @@
 //! A mock processor, on the mock [board](crate::vm::made): registers read back what was written to
 //! them, and a test supplies the guest's behaviour. It records the operations that it executes.
 
-use std::cell::RefCell;
-use std::collections::{BTreeMap, VecDeque};
+mod hardware;
 
 use core::ops::Range;
 
-use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec;
@@ -18,7 +16,11 @@ use paging::Arm64Stage2;
 use stay::{Cost, Measured};
 use stay::{Mistake, Mistakes};
 
-use super::controls;
+pub(super) use self::hardware::{Hardware, Stuck, Told, hardware, told};
+
+use self::hardware::{DESCRIPTION, change, tell};
+use super::auditor::Auditor;
+use super::controls::{self, Control};
 use super::debug::{Counts, Debug};
 use super::exchanged::Register;
 use super::lines::MachineDevices;
@@ -27,122 +29,43 @@ use super::processor::{Configuration, CpuData, Features, FloatState, Processor, 
 use crate::devices::virt::gic::Maintenance;
 use crate::vm::made::{self, made_board, offer};
 use crate::vm::memory::NestedTables;
-use crate::vm::{Context, Files};
+use crate::vm::{Context, Files, Vm};
 
-/// Recorded operations that leave no other trace.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Told {
-    /// FAR_EL2 was read.
-    ReadAddress,
-    /// HPFAR_EL2 was read.
-    ReadPage,
-    /// ESR_EL2 was read.
-    ReadSyndrome,
-    /// A TLB instruction.
-    Tlb(&'static str),
-    /// VTTBR_EL2 was written.
-    Vttbr(u64),
-    /// TCR_EL1 was written.
-    Tcr(u64),
-    /// An interrupt was deactivated.
-    Deactivate(u32),
-    /// Breakpoints were loaded, with this control.
-    LoadDebug(u64),
-    /// Breakpoints were disabled.
-    StopDebug,
-    /// The guest was entered.
-    Entered,
-}
-
-/// The guest's behaviour during a stay.
-type Stay = Box<dyn FnMut(&mut Registers) -> Vector>;
-
-/// The processor.
-pub(super) struct Hardware {
-    pub(super) registers: BTreeMap<Register, u64>,
-    pub(super) configuration: u64,
-    pub(super) syndrome: u64,
-    pub(super) address: u64,
-    pub(super) page: u64,
-    pub(super) features: Features,
-    pub(super) lists: [u64; 16],
-    pub(super) list_count: usize,
-    pub(super) preemption_bits: u32,
-    /// ICH_HCR_EL2.
-    pub(super) interface: u64,
-    pub(super) vttbr: u64,
-    /// The processor may translate speculatively with a mixture of two guests' registers.
-    pub(super) speculates: bool,
-    pub(super) float: FloatState,
-    /// Stage 1 by page: PAR_EL1. Pages that are not listed have no translation.
-    pub(super) pages: BTreeMap<u64, u64>,
-    pub(super) transmitted: Vec<u8>,
-    pub(super) told: Vec<Told>,
-    /// The guest's behaviour at its next entries. Without any it is interrupted.
-    pub(super) stays: VecDeque<Stay>,
-}
-
-thread_local! {
-    static HARDWARE: RefCell<Hardware> = RefCell::new(Hardware::new());
-}
-
-impl Hardware {
-    fn new() -> Self {
-        Self {
-            registers: BTreeMap::new(),
-            configuration: 0,
-            syndrome: 0,
-            address: 0,
-            page: 0,
-            features: Features::ERRORS | Features::POINTER_KEYS | Features::FORCED_WRITE_BACK,
-            lists: [0; 16],
-            list_count: 4,
-            preemption_bits: 5,
-            interface: 0,
-            vttbr: 0,
-            speculates: false,
-            float: FloatState::default(),
-            pages: BTreeMap::new(),
-            transmitted: Vec::new(),
-            told: Vec::new(),
-            stays: VecDeque::new(),
-        }
-    }
-}
-
-/// Reads or changes the processor.
-pub(super) fn hardware<R>(act: impl FnOnce(&mut Hardware) -> R) -> R {
-    HARDWARE.with_borrow_mut(act)
-}
-
-/// The operations recorded since the previous call.
-pub(super) fn told() -> Vec<Told> {
-    hardware(|hardware| core::mem::take(&mut hardware.told))
-}
-
-fn tell(told: Told) {
-    hardware(|hardware| hardware.told.push(told));
-}
-
-/// A machine with a kernel of one page, on a processor as modified by `change`, with two CPUs.
-pub(super) fn machine_on(config: &str, change: impl FnOnce(&mut Hardware)) -> &'static made::Made<Made> {
+/// A kernel of one page.
+fn kernel() -> &'static [u8] {
     let mut kernel = vec![0x1f; 4096];
     kernel[8..16].copy_from_slice(&0u64.to_le_bytes());
     kernel[16..24].copy_from_slice(&0x1000u64.to_le_bytes());
     kernel[24..32].copy_from_slice(&0xau64.to_le_bytes());
     kernel[56..60].copy_from_slice(b"ARM\x64");
+    Vec::leak(kernel)
+}
+
+fn set_up(change: impl FnOnce(&mut Hardware)) -> [CpuData; 2] {
     hardware(|hardware| {
         *hardware = Hardware::new();
         change(hardware);
     });
+    [CpuData::new(), CpuData::new()]
+}
+
+/// A machine with a kernel of one page, on a processor as modified by `change`, with two CPUs.
+pub(super) fn machine_on(config: &str, change: impl FnOnce(&mut Hardware)) -> &'static made::Made<Made> {
+    let cpus = set_up(change);
     let config: &'static str = String::leak(alloc::format!("memory=16777216\n{config}"));
-    let files = Files {
-        kernel: Vec::leak(kernel),
-        initrd: None,
-        config: Config::parse(config).expect("a configuration"),
-    };
-    made::Made::create_from([CpuData::new(), CpuData::new()], 48 << 20, files)
-        .unwrap_or_else(|why| panic!("{why}"))
+    let config = Config::parse(config).expect("a configuration");
+    let files = Files { kernel: kernel(), initrd: None, config };
+    made::Made::create_from(cpus, 48 << 20, files).unwrap_or_else(|why| panic!("{why}"))
+}
+
+/// Guests of these configurations on such a machine.
+pub(super) fn machines<const N: usize>(
+    configs: [&'static str; N],
+    change: impl FnOnce(&mut Hardware),
+) -> [&'static Vm<Made>; N] {
+    let board = made::Made::create_several_with(kernel(), set_up(change), 96 << 20, &configs)
+        .unwrap_or_else(|why| panic!("{why}"));
+    core::array::from_fn(|number| board.host().next_guest(number as u32).expect("it starts with the machine"))
 }
 
 /// The same on the default processor.
@@ -174,8 +97,18 @@ macro_rules! instructions {
 
 impl Stage2Tlb for Tlb {
     instructions! {
-        order_stores complete complete_local complete_caches context_sync combined everything all_vms local_combined
-        local_all_vms instruction_cache local_instruction_cache
+        order_stores complete complete_local complete_caches context_sync combined everything all_vms instruction_cache
+        local_instruction_cache
+    }
+
+    fn local_combined(&self) {
+        tell(Told::Tlb("local_combined"));
+        Auditor::drop_local::<Made>();
+    }
+
+    fn local_all_vms(&self) {
+        tell(Told::Tlb("local_all_vms"));
+        Auditor::drop_local::<Made>();
     }
 
     fn page(&self, _: u64) {
@@ -196,7 +129,7 @@ impl Stage2Tlb for Tlb {
 
     fn set_vttbr(&self, value: u64) {
         tell(Told::Vttbr(value));
-        hardware(|hardware| hardware.vttbr = value);
+        change(Stuck::Vttbr, |hardware| hardware.vttbr = value);
     }
 
     fn forbid_stage1_walks(&self) -> u64 {
@@ -219,8 +152,16 @@ impl Processor for Made {
         hardware(|hardware| hardware.features)
     }
 
-    fn base_configuration() -> u64 {
-        controls::hcr::VM | controls::hcr::RW | controls::hcr::TWI
+    fn description() -> controls::Processor {
+        DESCRIPTION
+    }
+
+    fn control(control: Control) -> u64 {
+        match control {
+            Control::Hcr => Self::configuration(),
+            Control::Vdisr => Self::read(Register::Vdisr),
+            _ => hardware(|hardware| hardware.controls[control as usize]),
+        }
     }
 
     fn identification(crm: u32, op2: u32) -> u64 {
@@ -243,7 +184,9 @@ impl Processor for Made {
         if register == Register::Tcr {
             tell(Told::Tcr(value));
         }
-        hardware(|hardware| hardware.registers.insert(register, value));
+        change(Stuck::Register(register), |hardware| {
+            hardware.registers.insert(register, value);
+        });
     }
 
     fn configuration() -> u64 {
@@ -251,7 +194,7 @@ impl Processor for Made {
     }
 
     fn set_configuration(configuration: Configuration) {
-        hardware(|hardware| hardware.configuration = configuration.bits());
+        change(Stuck::Configuration, |hardware| hardware.configuration = configuration.bits());
     }
 
     fn synchronize() {}
@@ -280,7 +223,7 @@ impl Processor for Made {
     }
 
     fn load_float(from: &FloatState) {
-        hardware(|hardware| hardware.float = from.clone());
+        change(Stuck::Float, |hardware| hardware.float = from.clone());
     }
 
     fn list_count() -> usize {
@@ -292,7 +235,7 @@ impl Processor for Made {
     }
 
     fn write_list(index: usize, value: u64) {
-        hardware(|hardware| {
+        change(Stuck::Lists, |hardware| {
             assert!(index < hardware.list_count, "list register {index} does not exist");
             hardware.lists[index] = value;
         });
@@ -322,10 +265,12 @@ impl Processor for Made {
     }
 
     fn load_debug(_: &Debug, _: Counts, control: u64) {
+        change(Stuck::Debug, |hardware| hardware.controls[Control::Mdscr as usize] = control);
         tell(Told::LoadDebug(control));
     }
 
     fn stop_debug() {
+        change(Stuck::Debug, |hardware| hardware.controls[Control::Mdscr as usize] = 0);
         tell(Told::StopDebug);
     }
 

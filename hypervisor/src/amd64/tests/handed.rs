@@ -1,0 +1,192 @@
+//! What the glue hands to the steps that `stay` tests: each value is the vCPU's, its guest's or the
+//! processor's own (U62).
+
+use alloc::vec::Vec;
+use coherence::asid::{AsidSlot, TlbControl};
+use coherence::{GvaRange, Scope};
+use hostlink::counters::Counter;
+use memslots::Gpa;
+use stay::amd64::Named;
+
+use super::entry::flush;
+use super::processor::{DATA, Guest, Made, board_with, processor};
+use crate::amd64::features::Features;
+use crate::amd64::signals::{Workspace, expire_timers};
+use crate::amd64::state::Activity;
+use crate::amd64::vmcb::{CR4_PAE, CR4_PCIDE};
+use crate::vm::arch::{Clock, Cpus, State};
+use crate::vm::space::FlushScratch;
+
+/// Every counter of a way in which a request for a list was carried out.
+const WAYS: [Counter; 5] = [
+    Counter::FlushWholePcid,
+    Counter::FlushWholeLegacy,
+    Counter::FlushWholePieces,
+    Counter::FlushWholeMerged,
+    Counter::FlushRanges,
+];
+
+/// With vCPU 0 of a machine of this configuration, which has been entered.
+fn with_entered(config: &'static str, act: impl FnOnce(&mut Guest<'_, '_>)) {
+    board_with(config).with_vcpu(0, |context| {
+        let mut guest = Guest(context);
+        guest.begin(&[]);
+        assert!(guest.enter(|_, _| {}));
+        act(&mut guest);
+    });
+}
+
+#[test]
+fn u62_each_field_of_the_mode_is_what_the_vcpu_has() {
+    for bits in 0..8 {
+        let [pcid, pae, pieces] = [0, 1, 2].map(|bit| bits >> bit & 1 != 0);
+        with_entered("vcpus=2\nmemory=16777216\nnested_page=4K", |guest| {
+            flush(guest, &[0x7000]);
+            guest.vmcb().cr4 = if pcid { CR4_PCIDE } else { 0 } | if pae { CR4_PAE } else { 0 };
+            if pieces {
+                let _installed = guest.0.vm.space.fault(Gpa(DATA), true);
+            }
+            assert_eq!(guest.0.vm.space.has_pieces(), pieces);
+            assert!(!guest.enter(|_, _| panic!("nobody enters with a flush pending")));
+            let expected = match (pcid, pae, pieces) {
+                (true, ..) => Counter::FlushWholePcid,
+                (_, false, _) => Counter::FlushWholeLegacy,
+                (.., true) => Counter::FlushWholePieces,
+                _ => Counter::FlushRanges,
+            };
+            for counter in WAYS {
+                let expected = u64::from(counter == expected);
+                assert_eq!(guest.count(counter), expected, "{pcid} {pae} {pieces}: {counter:?}");
+            }
+            let dropped = processor(|processor| processor.dropped.len());
+            assert_eq!(dropped, usize::from(expected == Counter::FlushRanges));
+        });
+    }
+}
+
+#[test]
+fn u62_the_limit_is_the_guests_at_both_ends() {
+    // One element of a list: the first page, and how many follow.
+    let pages = |first: u64, count: u64| [first | (count - 1)];
+    for (config, limit) in
+        [("vcpus=2\nmemory=16777216\nflush_pages=20", 20), ("vcpus=2\nmemory=16777216\nflush_pages=40", 40)]
+    {
+        with_entered(config, |guest| {
+            flush(guest, &pages(0x10_0000, limit));
+            assert_eq!(guest.count(Counter::FlushLists), 1);
+            flush(guest, &pages(0x10_0000, limit + 1));
+            assert_eq!(guest.count(Counter::FlushWholePages), 1, "the initiator's");
+        });
+        // Each request is within the limit, the target finds both.
+        with_entered(config, |guest| {
+            for (first, pages) in [(0x10_0000, limit), (0x50_0000, 1)] {
+                let all = Named::new(&tlfs::Targets::All, 2);
+                let ranges = [GvaRange { first, pages }];
+                let mut ledger = FlushScratch::new();
+                let issued = coherence::issue(guest.0.vm, &all, Scope::Ranges(&ranges), &mut ledger);
+                assert!(issued.receipt().is_some(), "nobody is in guest mode");
+            }
+            assert!(!guest.enter(|_, _| panic!("nobody enters with a flush pending")));
+            assert_eq!(guest.count(Counter::FlushWholeMerged), 1, "the target's");
+        });
+    }
+}
+
+#[test]
+fn u62_a_flush_of_all_reaches_as_many_vcpus_as_there_are() {
+    for (config, count) in [
+        ("vcpus=1\nmemory=16777216", 1),
+        ("vcpus=64\nmemory=16777216", 64),
+        ("vcpus=65\nmemory=16777216", 65),
+        ("vcpus=130\nmemory=16777216", 130),
+    ] {
+        with_entered(config, |guest| {
+            flush(guest, &[]);
+            assert_eq!(guest.count(Counter::FlushDeferred), count);
+            let asked = guest.0.vm.vcpus.iter().filter(|vcpu| vcpu.row != guest.0.vcpu.row);
+            for vcpu in asked {
+                let mut owner = vcpu.target.owner().expect("nobody runs it");
+                let work = owner.take_flush().expect("it is asked, too");
+                work.complete();
+            }
+        });
+    }
+}
+
+#[test]
+fn u62_tags_are_the_processors() {
+    for flush_by_asid in [false, true] {
+        with_entered("vcpus=1\nmemory=16777216", |_| {
+            processor(|processor| {
+                processor.features = if flush_by_asid { Features::PRETENDED } else { Features(0) };
+            });
+            let mut asids = Workspace::new(Made::this_cpu()).asids;
+            let mut slots: Vec<AsidSlot> = (0..8).map(|_| AsidSlot::new()).collect();
+            let given: Vec<_> = slots
+                .iter_mut()
+                .map(|slot| {
+                    let assignment = asids.assign(slot);
+                    let given = (assignment.asid, assignment.control);
+                    asids.executed(slot, assignment);
+                    given
+                })
+                .collect();
+            let tags: Vec<u32> = given.iter().map(|&(asid, _)| asid).collect();
+            assert_eq!(tags, [1, 2, 3, 4, 5, 6, 7, 1], "7 in all: CPUID says 8 with the host's own");
+            assert_eq!(given[7].1, TlbControl::FlushAll, "before a tag is used again");
+            slots[7].owe_flush();
+            let is_alone = asids.assign(&mut slots[7]).control == TlbControl::FlushAsid;
+            assert_eq!(is_alone, flush_by_asid);
+        });
+    }
+}
+
+#[test]
+fn u62_the_vmcb_gets_the_tag_and_is_cached_only_where_the_processor_can() {
+    for has_clean_bits in [false, true] {
+        with_entered("vcpus=1\nmemory=16777216", |guest| {
+            let features = if has_clean_bits { Features::PRETENDED } else { Features(0) };
+            processor(|processor| processor.features = features);
+            assert_eq!(guest.vmcb().asid, 1);
+            assert!(guest.enter(move |vmcb, _| {
+                assert_eq!((vmcb.asid, vmcb.tlb_control), (1, 0));
+                assert_eq!(vmcb.clean_bits != 0, has_clean_bits);
+            }));
+            // A new tag: nothing may be taken as it was.
+            guest.0.state.asid = AsidSlot::new();
+            assert!(guest.enter(|vmcb, _| assert_eq!((vmcb.asid, vmcb.clean_bits), (2, 0))));
+        });
+    }
+}
+
+/// Arms the local APIC's timer for this time of the guest's TSC.
+fn arm(guest: &mut Guest<'_, '_>, deadline: u64) {
+    const TSC_DEADLINE_MODE: u32 = 2 << 17;
+    let lapic = &mut guest.0.state.lapic;
+    let _nothing = lapic.write_page(0xfee0_00f0, 0x1ff, 0);
+    let _nothing = lapic.write_page(0xfee0_0320, TSC_DEADLINE_MODE | 0x40, 0);
+    assert_eq!(guest.write_msr(0x6e0, deadline), crate::vm::Next::Timers);
+}
+
+#[test]
+fn u62_a_deadline_in_the_guests_time_is_one_in_the_machines() {
+    for offset in [0, 1, 1 << 40, 1u64.wrapping_neg(), (1u64 << 20).wrapping_neg(), 1 << 63] {
+        with_entered("vcpus=1\nmemory=16777216", |guest| {
+            guest.vmcb().tsc_offset = offset;
+            let now = Made::now();
+            let due = now + 5000;
+            // What the guest writes is later by its offset.
+            arm(guest, due.wrapping_add(offset));
+            guest.0.state.activity = Activity::Halted;
+            // If the guest's TSC wraps in between, the deadline has passed for the guest.
+            let wraps = due.wrapping_add(offset) < now.wrapping_add(offset);
+            let expected = if wraps { now } else { due };
+            assert_eq!(guest.0.state.next_deadline(now), expected, "{offset:#x}");
+            expire_timers(guest.0, expected - 1);
+            let early = guest.0.state.lapic.highest_irr();
+            assert_eq!(early, None, "{offset:#x}");
+            expire_timers(guest.0, expected);
+            assert_eq!(guest.0.state.lapic.highest_irr(), Some(0x40), "{offset:#x}");
+        });
+    }
+}

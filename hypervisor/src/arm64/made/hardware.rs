@@ -1,0 +1,157 @@
+//! The mock processor's state, and what it records.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use crate::arm64::controls::{self, Control};
+use crate::arm64::exchanged::Register;
+use crate::arm64::processor::{Features, FloatState, Registers, Vector};
+
+/// Recorded operations that leave no other trace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::arm64) enum Told {
+    /// FAR_EL2 was read.
+    ReadAddress,
+    /// HPFAR_EL2 was read.
+    ReadPage,
+    /// ESR_EL2 was read.
+    ReadSyndrome,
+    /// A TLB instruction.
+    Tlb(&'static str),
+    /// VTTBR_EL2 was written.
+    Vttbr(u64),
+    /// TCR_EL1 was written.
+    Tcr(u64),
+    /// An interrupt was deactivated.
+    Deactivate(u32),
+    /// Breakpoints were loaded, with this control.
+    LoadDebug(u64),
+    /// Breakpoints were disabled.
+    StopDebug,
+    /// The guest was entered.
+    Entered,
+}
+
+/// The mock processor's ID registers: one without optional features of EL2.
+pub(super) const DESCRIPTION: controls::Processor = controls::Processor {
+    midr: 0x410f_d034,
+    pfr0: 1 << 24,
+    pfr1: 0,
+    dfr0: 0xf << 36,
+    mmfr0: 4,
+    mmfr1: 0,
+    mmfr2: 0,
+    isar0: 0,
+    isar1: 0,
+    isar2: 0,
+    ctr: 3 << 14,
+    mpamidr: 0,
+    counters: 0,
+};
+
+/// The guest's behaviour during a stay.
+type Stay = Box<dyn FnMut(&mut Registers) -> Vector>;
+
+/// Something that keeps its value whatever is written to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::arm64) enum Stuck {
+    /// A register that is switched with the vCPU.
+    Register(Register),
+    /// HCR_EL2.
+    Configuration,
+    /// VTTBR_EL2.
+    Vttbr,
+    /// MDSCR_EL1.
+    Debug,
+    /// The list registers.
+    Lists,
+    /// Floating point.
+    Float,
+}
+
+/// The processor.
+pub(in crate::arm64) struct Hardware {
+    /// What is not written.
+    pub(in crate::arm64) stuck: Option<Stuck>,
+    pub(in crate::arm64) registers: BTreeMap<Register, u64>,
+    pub(in crate::arm64) configuration: u64,
+    /// The controls by their numbers.
+    pub(in crate::arm64) controls: [u64; Control::ALL.len()],
+    pub(in crate::arm64) syndrome: u64,
+    pub(in crate::arm64) address: u64,
+    pub(in crate::arm64) page: u64,
+    pub(in crate::arm64) features: Features,
+    pub(in crate::arm64) lists: [u64; 16],
+    pub(in crate::arm64) list_count: usize,
+    pub(in crate::arm64) preemption_bits: u32,
+    /// ICH_HCR_EL2.
+    pub(in crate::arm64) interface: u64,
+    pub(in crate::arm64) vttbr: u64,
+    /// The processor may translate speculatively with a mixture of two guests' registers.
+    pub(in crate::arm64) speculates: bool,
+    pub(in crate::arm64) float: FloatState,
+    /// Stage 1 by page: PAR_EL1. Pages that are not listed have no translation.
+    pub(in crate::arm64) pages: BTreeMap<u64, u64>,
+    pub(in crate::arm64) transmitted: Vec<u8>,
+    pub(in crate::arm64) told: Vec<Told>,
+    /// The guest's behaviour at its next entries. Without any it is interrupted.
+    pub(in crate::arm64) stays: VecDeque<Stay>,
+}
+
+thread_local! {
+    static HARDWARE: RefCell<Hardware> = RefCell::new(Hardware::new());
+}
+
+impl Hardware {
+    pub(super) fn new() -> Self {
+        Self {
+            stuck: None,
+            registers: BTreeMap::new(),
+            configuration: 0,
+            controls: core::array::from_fn(|n| {
+                controls::at_start(Control::ALL[n], &DESCRIPTION).unwrap_or(0xbad)
+            }),
+            syndrome: 0,
+            address: 0,
+            page: 0,
+            features: Features::ERRORS | Features::POINTER_KEYS | Features::FORCED_WRITE_BACK,
+            lists: [0; 16],
+            list_count: 4,
+            preemption_bits: 5,
+            interface: 0,
+            vttbr: 0,
+            speculates: false,
+            float: FloatState::default(),
+            pages: BTreeMap::new(),
+            transmitted: Vec::new(),
+            told: Vec::new(),
+            stays: VecDeque::new(),
+        }
+    }
+}
+
+/// Reads or changes the processor.
+pub(in crate::arm64) fn hardware<R>(act: impl FnOnce(&mut Hardware) -> R) -> R {
+    HARDWARE.with_borrow_mut(act)
+}
+
+/// The operations recorded since the previous call.
+pub(in crate::arm64) fn told() -> Vec<Told> {
+    hardware(|hardware| core::mem::take(&mut hardware.told))
+}
+
+/// Changes the processor, unless that part of it is stuck.
+pub(super) fn change(part: Stuck, act: impl FnOnce(&mut Hardware)) {
+    hardware(|hardware| {
+        if hardware.stuck != Some(part) {
+            act(hardware);
+        }
+    });
+}
+
+pub(super) fn tell(told: Told) {
+    hardware(|hardware| hardware.told.push(told));
+}

@@ -1,0 +1,148 @@
+//! What the glue hands to the steps that `stay` tests, and to the scheduler: each value is the
+//! vCPU's or its guest's own (U62).
+
+use super::*;
+use crate::arm64::made::machines;
+use crate::devices::virt::map::{self, PHYSICAL_TIMER_INTID, VIRTUAL_TIMER_INTID};
+use crate::vm::arch::{Arch, Clock, State};
+use crate::vm::dma::DmaFlush;
+use crate::vm::made;
+use crate::vm::space::FlushScratch;
+use paging::{FlushRange, Invalidation, Level};
+
+#[test]
+fn u62_a_guests_way_to_unmap_is_its_own() {
+    // 16 pages are the machine's limit; its processor has no instructions for ranges.
+    for (config, pages, expected) in [
+        ("", 16, &["page", "combined"][..]),
+        ("", 17, &["everything"]),
+        ("flush_pages=20", 20, &["page", "combined"]),
+        ("flush_pages=20", 21, &["everything"]),
+        ("stage2_unmap=page", 17, &["page", "combined"]),
+        ("stage2_unmap=whole", 1, &["everything"]),
+    ] {
+        let vm = machine(config).machine();
+        let mut place = workspace(0);
+        turn(vm, 0, 0, &mut place, |context| assert!(enter(context)));
+        let range = FlushRange { start: 0x4000_0000, len: pages << 12, level: Level::Page4K, tables: false };
+        let ranges = [range];
+        let invalidation = Invalidation::Ranges(&ranges);
+        let _before = told();
+        let devices = DmaFlush::new(vm, invalidation);
+        assert!(Made::flush_space(vm, invalidation, &devices, &mut FlushScratch::new()).is_ok());
+        let mut told: Vec<_> = told()
+            .into_iter()
+            .filter_map(|told| match told {
+                Told::Tlb(name @ ("page" | "range" | "combined" | "everything")) => Some(name),
+                _ => None,
+            })
+            .collect();
+        let count = told.iter().filter(|&&name| name == "page").count() as u64;
+        told.dedup();
+        assert_eq!(told, expected, "{config} {pages}");
+        assert_eq!(count, if expected.contains(&"page") { pages } else { 0 }, "{config} {pages}");
+    }
+}
+
+#[test]
+fn u62_an_invalidation_is_for_the_guests_own_vmid_and_tables() {
+    let vms =
+        machines(["name=one\nmemory=16777216\nvcpus=1", "name=other\nmemory=16777216\nvcpus=1"], |_| {});
+    let mut place = workspace(0);
+    let mut loaded = Vec::new();
+    for vm in vms {
+        turn(vm, 0, 0, &mut place, |context| assert!(enter(context)));
+        let vttbr = hardware(|hardware| hardware.vttbr);
+        assert_eq!(vttbr & 0xffff_ffff_fffe, vm.space.root().0);
+        assert_eq!(vttbr >> 48, u64::from(vm.guest.tag.vmid.current().expect("it ran")));
+        loaded.push(vttbr);
+    }
+    assert_ne!(loaded[0] >> 48, loaded[1] >> 48);
+    // The first one's translations are invalidated under its VMID, while the other's is loaded.
+    let _before = told();
+    let devices = DmaFlush::new(vms[0], Invalidation::Everything);
+    assert!(Made::flush_space(vms[0], Invalidation::Everything, &devices, &mut FlushScratch::new()).is_ok());
+    let told = told();
+    let at = |wanted: Told| told.iter().position(|told| *told == wanted);
+    let (there, back) = (at(Told::Vttbr(loaded[0])), at(Told::Vttbr(loaded[1])));
+    assert!(there < at(Told::Tlb("everything")) && at(Told::Tlb("everything")) < back && there.is_some());
+}
+
+#[test]
+fn u62_a_halted_vcpu_wakes_for_the_timer_that_is_first() {
+    const ENABLED: u64 = 1;
+    const MASKED: u64 = 2;
+    let vm = machine("").machine();
+    let mut place = workspace(0);
+    turn(vm, 0, 0, &mut place, |context| {
+        // Both count from the machine's own zero: before and after now, and as far as can be.
+        for value in [0, 1, 999, 5000, i64::MAX as u64, 1 << 63, u64::MAX - 1] {
+            for (control, counts) in [(0, false), (ENABLED, true), (ENABLED | MASKED, false), (MASKED, false)]
+            {
+                for (control_register, value_register, other) in [
+                    (Register::VirtualControl, Register::VirtualValue, Register::PhysicalControl),
+                    (Register::PhysicalControl, Register::PhysicalValue, Register::VirtualControl),
+                ] {
+                    Made::write(control_register, control);
+                    Made::write(value_register, value);
+                    Made::write(other, 0);
+                    context.state.activity = Activity::Halted;
+                    let expected = if counts { value } else { u64::MAX };
+                    assert_eq!(context.state.next_deadline(1000), expected, "{value} {control}");
+                    context.state.activity = Activity::Running;
+                    assert_eq!(context.state.next_deadline(1000), u64::MAX, "it interrupts on its own");
+                }
+            }
+        }
+        context.state.activity = Activity::Halted;
+        Made::write(Register::VirtualControl, ENABLED);
+        Made::write(Register::PhysicalControl, ENABLED);
+        Made::write(Register::VirtualValue, 7000);
+        Made::write(Register::PhysicalValue, 6000);
+        assert_eq!(context.state.next_deadline(1000), 6000, "the earlier one");
+        // One that has been forwarded waits for the guest, not for the time.
+        context.state.gic.forward(PHYSICAL_TIMER_INTID);
+        assert_eq!(context.state.next_deadline(1000), 7000);
+        context.state.gic.forward(VIRTUAL_TIMER_INTID);
+        assert_eq!(context.state.next_deadline(1000), u64::MAX);
+    });
+}
+
+#[test]
+fn u25_the_clocks_alarm_wakes_the_vcpu_that_has_set_it() {
+    const MATCH: u64 = map::RTC + 4;
+    const MASK: u64 = map::RTC + 0x10;
+    const CLEAR: u64 = map::RTC + 0x1c;
+    let vm = machine("vcpus=2").machine();
+    let mut place = workspace(0);
+    let is_pending = |vm: &Vm<Made>| {
+        let (value, _effect) =
+            vm.guest.distributor.lock().read(0x200 + u32::from(map::RTC_INTID) / 32 * 4, 4);
+        value >> (map::RTC_INTID % 32) & 1 != 0
+    };
+    turn(vm, 0, 1, &mut place, |context| {
+        context.state.activity = Activity::Halted;
+        assert_eq!(context.state.next_deadline(0), u64::MAX);
+        let second = vm.wall_ns() / 1_000_000_000;
+        assert!(devices::write(context, MASK, 4, 1));
+        assert!(devices::write(context, MATCH, 4, second + 2));
+        assert!(context.owner.take_events(), "its deadline is looked at before it goes on");
+        let due = vm.host.wall.ticks((second + 2) * 1_000_000_000);
+        for activity in [Activity::Halted, Activity::Running, Activity::Off] {
+            context.state.activity = activity;
+            assert_eq!(context.state.next_deadline(0), due, "{activity:?}");
+        }
+        devices::expire_alarm(context, due - 1);
+        assert!(!is_pending(vm));
+        made::offer::advance::<Made>(due - Made::now());
+        devices::expire_alarm(context, due);
+        assert!(is_pending(vm));
+        assert!(devices::write(context, CLEAR, 4, 1));
+        assert!(!is_pending(vm));
+        assert!(context.state.next_deadline(0) > due, "when the counter has come around");
+    });
+    turn(vm, 0, 0, &mut place, |context| {
+        context.state.activity = Activity::Halted;
+        assert_eq!(context.state.next_deadline(0), u64::MAX, "it has set none");
+    });
+}
