@@ -87,8 +87,8 @@ pub const fn check_configuration(is: u64, own: Configuration, steady: Configurat
     }
 }
 
-/// The bits of a register that the vCPU, and nothing else, changes: a timer's ISTATUS comes and goes
-/// with time.
+/// The bits of a register that the vCPU, and nothing else, changes: a timer's ISTATUS comes and
+/// goes with time.
 #[must_use]
 pub const fn lasting(register: Register) -> u64 {
     match register {

@@ -97,8 +97,8 @@ impl Scheduler {
         self.ledger.group(group).vcpus().map(|vcpu| self.used_by(vcpu, now)).sum()
     }
 
-    /// Ticks of CPU time that the vCPU has had until `now`, with its present turn. Takes the lock of
-    /// its queue.
+    /// Ticks of CPU time that the vCPU has had until `now`, with its present turn. Takes the lock
+    /// of its queue.
     pub fn used_by(&self, vcpu: VcpuIndex, now: u64) -> u64 {
         let home = &self.homes[vcpu as usize];
         // If it has gone to another CPU since, the turn there is left out: it has just begun.

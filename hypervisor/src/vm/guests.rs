@@ -119,8 +119,9 @@ impl<A: Arch> Host<A> {
         Ok(vm)
     }
 
-    /// The first row of the guest with this number. Each guest that the bundle describes has rows of
-    /// its own, whether or not it exists; a bundle for whose guests there are not enough is refused.
+    /// The first row of the guest with this number. Each guest that the bundle describes has rows
+    /// of its own, whether or not it exists; a bundle for whose guests there are not enough is
+    /// refused.
     fn first_row(&self, number: u32) -> VcpuIndex {
         self.bundle.guests.iter().take(number as usize).map(|files| files.config.vcpus).sum()
     }

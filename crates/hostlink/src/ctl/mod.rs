@@ -4,8 +4,8 @@
 //! A request is `NUMBER COMMAND ARGUMENTS`; [`Request`] lists them. With several guests the command
 //! may follow `@GUEST`, the name of the guest that it is about; otherwise it is the first one. The
 //! answer is any number of records `NUMBER : FIELDS`, and then either `NUMBER ok` or `NUMBER error
-//! MESSAGE`. [`record`] lists the fields of each kind of record. Numbers in arguments and fields are
-//! decimal, or hexadecimal after `0x`.
+//! MESSAGE`. [`record`] lists the fields of each kind of record. Numbers in arguments and fields
+//! are decimal, or hexadecimal after `0x`.
 //!
 //! Several requests are served at a time, so answers come in any order; requests about one guest
 //! are served one after the other. The requester chooses the numbers, and no two of the same time

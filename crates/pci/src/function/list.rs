@@ -1,7 +1,8 @@
 //! The list of capabilities that the guest sees.
 //!
-//! It is made once, from the function's: MSI-X, MSI, then what the vendor says. At the end there may
-//! be advanced features, with a reset. Nothing else is in it. The capabilities follow one another from the end of the header on.
+//! It is made once, from the function's: MSI-X, MSI, then what the vendor says. At the end there
+//! may be advanced features, with a reset. Nothing else is in it. The capabilities follow one
+//! another from the end of the header on.
 
 use crate::config::register;
 use crate::physical::{Msi, Msix, Vendor, capability_id as id};

@@ -204,9 +204,9 @@ impl Function {
         self.is_resetting = true;
     }
 
-    /// Whether the guest is resetting it. The caller resets the real function, which must do nothing
-    /// meanwhile, and calls [`end_reset`](Self::end_reset). It need not be quick: the guest looks
-    /// until the function answers.
+    /// Whether the guest is resetting it. The caller resets the real function, which must do
+    /// nothing meanwhile, and calls [`end_reset`](Self::end_reset). It need not be quick: the guest
+    /// looks until the function answers.
     #[must_use]
     pub const fn is_resetting(&self) -> bool {
         self.is_resetting

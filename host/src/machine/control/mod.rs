@@ -3,7 +3,8 @@
 //! Each machine with the hypervisor has a UNIX socket in a directory of the user, named after the
 //! process that runs it. A process that could write there could answer in a machine's place, so a
 //! directory that others may access is neither used nor read. A [`Relay`] takes any number of
-//! conversations there. A [`Notice`] beside the socket names the location of the machine's counters.
+//! conversations there. A [`Notice`] beside the socket names the location of the machine's
+//! counters.
 
 mod notice;
 mod relay;

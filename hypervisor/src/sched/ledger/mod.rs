@@ -118,8 +118,8 @@ impl Ledger {
         &self.seats[cpu as usize]
     }
 
-    /// Opens an account; returns whether the ledger is needed from now on. The guest may use so many
-    /// of the CPUs.
+    /// Opens an account; returns whether the ledger is needed from now on. The guest may use so
+    /// many of the CPUs.
     pub(super) fn open(
         &self,
         group: GroupIndex,
@@ -324,8 +324,8 @@ impl Ledger {
         Some((sum.checked_div(weights)? as i64, least))
     }
 
-    /// Charges what a guest has had in a turn so far, unless that is next to nothing. Its loads (Acquire) have the
-    /// stores of [`begin_turn`](Self::begin_turn) as their partners.
+    /// Charges what a guest has had in a turn so far, unless that is next to nothing. Its loads
+    /// (Acquire) have the stores of [`begin_turn`](Self::begin_turn) as their partners.
     fn settle(&self, seat: &Seat, now: u64) {
         // Whose turn it is is seen with its beginning, or is of a later turn; then the former turn
         // has ended, and the exchange fails.

@@ -47,8 +47,8 @@ impl Policy {
         self.slice / 32
     }
 
-    /// How long a vCPU waits for a CPU for which `load` vCPUs wait before it runs whatever its guest
-    /// has had. That grows with the load, so that such turns do not fill the CPU.
+    /// How long a vCPU waits for a CPU for which `load` vCPUs wait before it runs whatever its
+    /// guest has had. That grows with the load, so that such turns do not fill the CPU.
     pub(super) const fn patience(&self, load: usize) -> u64 {
         self.slice.saturating_mul(24 + load as u64)
     }

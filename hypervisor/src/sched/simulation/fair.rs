@@ -83,8 +83,9 @@ fn what_is_due_is_as_by_hand() {
     check(&apart, &[1.0 / 11.0, 10.0 / 11.0, 1.0]);
 }
 
-/// Of a hundred random machines no more than these have a guest that does not get what is due to it,
-/// within 5 per cent or 1 per cent of a CPU. `docs/isolation.md` has the numbers. The goal is none.
+/// Of a hundred random machines no more than these have a guest that does not get what is due to
+/// it, within 5 per cent or 1 per cent of a CPU. `docs/isolation.md` has the numbers. The goal is
+/// none.
 const WRONG_MAX: u64 = 18;
 
 #[test]

@@ -263,9 +263,9 @@ impl<A: Arch> Made<A> {
         self.lock().enough = Some(answers);
     }
 
-    /// Runs the machine until these requests, each sent at its time or later, have been answered, in
-    /// whatever order. Returns of each the last line of its answer, without its number, and how long
-    /// that took.
+    /// Runs the machine until these requests, each sent at its time or later, have been answered,
+    /// in whatever order. Returns of each the last line of its answer, without its number, and how
+    /// long that took.
     pub(crate) fn answer_each(&'static self, seed: u64, requests: &[(u64, String)]) -> Vec<(String, u64)> {
         let before = self.answers().len();
         for (number, (when, line)) in (1..).zip(requests) {

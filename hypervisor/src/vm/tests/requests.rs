@@ -11,8 +11,8 @@ use hostlink::guests::GuestState;
 const MS: u64 = 1_000_000;
 /// Of all guests here.
 const SLICE: u64 = 5 * MS;
-/// Zeroing a page takes so long where a reset is to last for more than a guest that is put first may
-/// use.
+/// Zeroing a page takes so long where a reset is to last for more than a guest that is put first
+/// may use.
 const PAGE_TICKS: u64 = 16_384;
 
 fn several(cpus: usize, guests: &[(&'static str, &[&[Op]])]) -> &'static Board<Made> {

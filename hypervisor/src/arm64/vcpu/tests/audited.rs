@@ -1,6 +1,6 @@
 //! Two vCPUs of different guests, with different settings, take turns on a processor. One after the
-//! other each of the registers that they rely on keeps what it has, as if nobody had written it: the
-//! auditor finds each (U61).
+//! other each of the registers that they rely on keeps what it has, as if nobody had written it:
+//! the auditor finds each (U61).
 
 use super::*;
 use crate::arm64::controls::{Control, at_start};
