@@ -1,6 +1,6 @@
 //! `quell console`: attaches to a console of a guest of a running machine.
 
-use super::keyboard::{Keyboard, ToGuest};
+use super::keyboard::{Keyboard, Polled, ToGuest};
 use super::lines::Lines;
 use super::terminal::RawTerminal;
 use crate::cli::ConsoleArgs;
@@ -114,7 +114,7 @@ impl Attached {
         }
         let raw = RawTerminal::enter();
         let sink_of_keys = ToGuest { machine: self.machine.clone(), guest: name, port: self.port };
-        let keyboard = Keyboard::start(io::stdin(), sink_of_keys, LEAVE);
+        let mut keyboard = Keyboard::start(Polled(io::stdin()), sink_of_keys, LEAVE);
         let end = self.until_end(sink, &keyboard, signals);
         keyboard.stop();
         drop(raw);

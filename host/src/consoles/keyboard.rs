@@ -7,17 +7,22 @@ use anyhow::{Context, Result};
 use hostlink::ctl::record::Taken;
 use hostlink::ctl::{Input, Request};
 use hostlink::name::Name;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
-use std::io::{self, Read};
+use std::io::{self, ErrorKind, Read};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 /// Bytes that wait to be sent. More are dropped: the guest does not read them.
 const WAITING_MAX: usize = 64 << 10;
 /// The time until the rest is sent again to a guest whose serial port had no room for it.
 const RETRY_PERIOD: Duration = Duration::from_millis(20);
+
+/// The time after which a reader looks whether it is to stop.
+const POLL_PERIOD: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// Where bytes are sent.
 pub(super) trait Sink: Send + 'static {
@@ -42,6 +47,20 @@ impl Sink for ToGuest {
     }
 }
 
+/// A source of keys that is never waited for without end: nobody else can read a terminal while
+/// somebody waits for its next byte.
+pub(super) struct Polled<F>(pub(super) F);
+
+impl<F: AsFd> Read for Polled<F> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut polled = [PollFd::new(&self.0, PollFlags::IN)];
+        match poll(&mut polled, Some(&POLL_PERIOD))? {
+            0 => Err(ErrorKind::WouldBlock.into()),
+            _ => Ok(rustix::io::read(&self.0, buffer)?),
+        }
+    }
+}
+
 /// What the two threads and their owner share.
 #[derive(Default)]
 struct Shared {
@@ -55,6 +74,7 @@ struct Shared {
 /// The threads.
 pub(super) struct Keyboard {
     shared: Arc<Shared>,
+    reader: Option<JoinHandle<()>>,
 }
 
 impl Keyboard {
@@ -63,9 +83,9 @@ impl Keyboard {
         let shared = Arc::new(Shared::default());
         let (reads, sends) = (Arc::clone(&shared), Arc::clone(&shared));
         // They end with this process: the first one may be waiting for a key.
-        thread::spawn(move || read(source, &reads, leave));
+        let reader = thread::spawn(move || read(source, &reads, leave));
         thread::spawn(move || send(sink, &sends));
-        Self { shared }
+        Self { shared, reader: Some(reader) }
     }
 
     /// Whether the key that leaves was pressed.
@@ -73,9 +93,11 @@ impl Keyboard {
         self.shared.has_left.load(Ordering::Relaxed) // Nothing else is published by it.
     }
 
-    /// Stops to read, with the next bytes at the latest, and forgets these.
-    pub(super) fn stop(&self) {
+    /// Stops to read: afterwards the source is its owner's. Bytes that come meanwhile are dropped.
+    pub(super) fn stop(&mut self) {
         self.shared.has_left.store(true, Ordering::Relaxed);
+        // If the reader has panicked it reads no more, either.
+        self.reader.take().into_iter().for_each(|reader| drop(reader.join()));
     }
 
     /// Why typing has failed, once.
@@ -87,16 +109,14 @@ impl Keyboard {
 fn read(mut source: impl Read, shared: &Shared, leave: u8) {
     let mut keys = Keys::new(leave);
     let mut buffer = [0; 4096];
-    loop {
+    // Nothing else is published by it.
+    while !shared.has_left.load(Ordering::Relaxed) {
         let count = match source.read(&mut buffer) {
             Ok(0) => return,
             Ok(count) => count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => continue,
             Err(_) => return,
         };
-        if shared.has_left.load(Ordering::Relaxed) {
-            return;
-        }
         let Typed { bytes, leaves } = keys.feed(&buffer[..count]);
         let mut waiting = shared.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let room = WAITING_MAX - waiting.len().min(WAITING_MAX);
@@ -187,6 +207,21 @@ mod tests {
         let (sender, _receiver) = channel();
         let keyboard = Keyboard::start(io::Cursor::new(b"abc\x01d".to_vec()), Slow(sender, 0), b'd');
         await_true(|| keyboard.has_left());
+    }
+
+    #[test]
+    fn u53_nobody_reads_any_more_when_the_keyboard_is_stopped_and_no_key_is_needed_for_that() {
+        let (source, keys) = io::pipe().expect("makes");
+        let (sender, _receiver) = channel();
+        let mut keyboard = Keyboard::start(Polled(source), Slow(sender, 64), b'd');
+        let (done, is_done) = channel();
+        thread::spawn(move || {
+            keyboard.stop();
+            done.send(()).expect("is waited for");
+        });
+        is_done.recv_timeout(Duration::from_secs(60)).expect("the reader waits for a key");
+        // The reader has gone, with its end of the pipe.
+        assert_eq!(rustix::io::write(&keys, b"x"), Err(rustix::io::Errno::PIPE));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Typing to the only guest of the machine that this process runs.
 
-use super::keyboard::{Keyboard, ToGuest};
+use super::keyboard::{Keyboard, Polled, ToGuest};
 use super::terminal::RawTerminal;
 use crate::machine::control::Found;
 use hostlink::name::Name;
@@ -25,7 +25,7 @@ impl Typing {
     /// Begins to type on the guest's console; `None` if standard input is no terminal.
     pub(crate) fn start(machine: Found, guest: Name) -> Option<Self> {
         let raw = RawTerminal::enter()?;
-        let keyboard = Keyboard::start(io::stdin(), ToGuest { machine, guest, port: 0 }, END);
+        let keyboard = Keyboard::start(Polled(io::stdin()), ToGuest { machine, guest, port: 0 }, END);
         Some(Self { keyboard, _raw: raw })
     }
 
