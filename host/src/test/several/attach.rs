@@ -15,7 +15,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 /// The machine's time limit in seconds, in its own time. All else ends with the machine.
@@ -113,6 +113,7 @@ struct Terminal {
     own: File,
     before: Termios,
     shown: Arc<Mutex<Vec<u8>>>,
+    reader: Option<JoinHandle<()>>,
 }
 
 impl Terminal {
@@ -129,14 +130,14 @@ impl Terminal {
         let process = Process::start(&mut command)?;
         let (own, shown) = (File::from(own), Arc::new(Mutex::new(Vec::new())));
         let (mut reads, shows) = (own.try_clone()?, Arc::clone(&shown));
-        thread::spawn(move || {
+        let reader = thread::spawn(move || {
             let mut buffer = [0; 4096];
             // There is an error when the last process has closed the terminal.
             while let Ok(count @ 1..) = reads.read(&mut buffer) {
                 shows.lock().unwrap_or_else(PoisonError::into_inner).extend(&buffer[..count]);
             }
         });
-        Ok(Self { process, own, before, shown })
+        Ok(Self { process, own, before, shown, reader: Some(reader) })
     }
 
     fn shown(&self) -> String {
@@ -162,9 +163,11 @@ impl Terminal {
         })
     }
 
-    /// Waits for its end: with status 0, and the terminal is as before.
+    /// Waits for its end, and for all that it has shown: with status 0, and the terminal is as
+    /// before.
     fn finish(&mut self) -> Result<()> {
         let status = until(|| self.process.ended())?;
+        self.reader.take().into_iter().for_each(|reader| drop(reader.join()));
         ensure!(status.success(), "it ended with {}:\n{}", describe(status), self.shown());
         let (before, now) = (&self.before, tcgetattr(&self.own)?);
         let is_same = before.local_modes == now.local_modes && before.input_modes == now.input_modes;
