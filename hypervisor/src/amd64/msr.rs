@@ -80,7 +80,7 @@ const fn is_canonical(address: u64) -> bool {
 }
 
 /// Fills in a permission map of zeros: exits for all MSRs except the pass-through ones, whose
-/// writes cause exits if they are [checked](is_checked).
+/// writes cause exits if they are checked.
 pub fn fill_permission_map<A: Amd64>(map: &mut [u8]) {
     map.fill(0xff);
     for number in PASS_THROUGH.into_iter().chain([TSC_AUX]).filter(|&number| passes_through::<A>(number)) {

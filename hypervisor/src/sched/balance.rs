@@ -34,10 +34,11 @@ impl Scheduler {
         self.homes[vcpu as usize].ready_since.load(Ordering::Relaxed)
     }
 
-    /// Whether a vCPU that waits may go to a CPU that is busy. One that has waited so long that it
-    /// runs next where it is might be sent on again and again before it does.
-    fn may_leave(&self, vcpu: VcpuIndex, now: u64) -> bool {
-        now.saturating_sub(self.waits_since(vcpu)) < self.policy.patience(0)
+    /// Whether a vCPU that waits may go to a CPU for which fewer wait. One that has waited so long
+    /// that it runs next where it is might be sent on again and again before it does. Moves for the
+    /// sake of shares may take it all the same: without them these are less right.
+    fn may_leave(&self, vcpu: VcpuIndex, load: usize, now: u64) -> bool {
+        now.saturating_sub(self.waits_since(vcpu)) < self.policy.patience(load)
     }
 
     /// A vCPU that waits elsewhere, for a CPU that has nothing to do.
@@ -110,7 +111,7 @@ impl Scheduler {
         let (load, next) = (own.load(), own.least_ahead(now));
         let emptier = |group| self.search_emptier_than(cpu, load, |other| self.may_run(group, other));
         let moved = own.give(now, |index, group, vcpu| {
-            let emptier = emptier(index).filter(|_| self.may_leave(vcpu, now))?;
+            let emptier = emptier(index).filter(|_| self.may_leave(vcpu, load, now))?;
             let lead = self.ledger.lead(group);
             // The guest that is next here waits for nobody. One that is behind may be here because
             // one that is ahead runs here.
@@ -185,17 +186,16 @@ impl Scheduler {
     #[cold]
     #[inline(never)]
     fn give_ahead_among_groups(&self, cpu: CpuIndex, now: u64) -> Nudge {
-        let may_leave = |vcpu| self.may_leave(vcpu, now);
         let given = self.place(cpu).with(|own| {
             if let Some((group, to)) = self.search_room(own, cpu, now) {
-                return Some((to, own.give_of(group, may_leave)?));
+                return Some((to, own.give_of(group)?));
             }
             let group = own.least_ahead(now)?;
             if let Some(to) = self.search_ahead_of(group, cpu, now) {
-                return Some((to, own.give_of(group, may_leave)?));
+                return Some((to, own.give_of(group)?));
             }
             let (group, to) = self.search_own(own, cpu, now)?;
-            let (vcpu, standing) = own.give_of(group, may_leave)?;
+            let (vcpu, standing) = own.give_of(group)?;
             // There it runs next. Otherwise it might be the one that is too many there, and come
             // back without having run.
             Some((to, (vcpu, standing.owed(&self.policy))))

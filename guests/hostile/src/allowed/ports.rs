@@ -26,6 +26,7 @@ const fn row(first: u16, last: u16, name: &'static str, why: &'static str) -> Ro
 pub const ROWS: &[Row] = &[
     row(0x40, 0x43, "the interval timer", "emulated"),
     row(0x61, 0x61, "its third counter's gate and output", "emulated"),
+    row(0x64, 0x64, "the keyboard controller's reset", "emulated"),
     row(0x70, 0x71, "the clock and its memory", "emulated"),
     row(0x2f8, 0x2ff, "COM2", "emulated"),
     row(0x3f8, 0x3ff, "COM1", "emulated"),

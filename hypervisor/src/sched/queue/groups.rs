@@ -204,16 +204,11 @@ impl RunQueue {
         Some(stolen)
     }
 
-    /// Removes a waiting vCPU of this guest, if it `may_go` to another queue, whether the guest is
-    /// held or not.
-    pub(in crate::sched) fn give_of(
-        &mut self,
-        group: GroupIndex,
-        may_go: impl Fn(VcpuIndex) -> bool,
-    ) -> Option<(VcpuIndex, Standing)> {
+    /// Removes a waiting vCPU of this guest, for another queue, whether the guest is held or not.
+    pub(in crate::sched) fn give_of(&mut self, group: GroupIndex) -> Option<(VcpuIndex, Standing)> {
         let Self { front, others, ledger, .. } = self;
-        let lines = others.iter_mut().chain([front]).find(|lines| lines.group == group)?;
-        lines.last().filter(|&vcpu| may_go(vcpu))?;
+        let lines =
+            others.iter_mut().chain([front]).find(|lines| lines.group == group && lines.has_waiting())?;
         let given = lines.steal()?;
         lines.count_out(ledger);
         self.count_beside();

@@ -37,6 +37,8 @@ pub(in super::super) struct MadeBus {
     functions: Mutex<BTreeMap<Address, MadeFunction>>,
     notes: &'static Notes,
     now_us: AtomicU64,
+    /// What passes from look to look.
+    pace_us: AtomicU64,
 }
 
 /// The address of a text.
@@ -102,7 +104,12 @@ fn functions() -> Vec<(&'static str, MadeFunction)> {
 impl MadeBus {
     pub(super) fn new(notes: &'static Notes) -> Self {
         let functions = functions().into_iter().map(|(address, function)| (at(address), function)).collect();
-        Self { functions: Mutex::new(functions), notes, now_us: AtomicU64::new(0) }
+        Self {
+            functions: Mutex::new(functions),
+            notes,
+            now_us: AtomicU64::new(0),
+            pace_us: AtomicU64::new(10_000),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Address, MadeFunction>> {
@@ -160,6 +167,11 @@ impl MadeBus {
     /// The function's command register is this, whatever its guest has said.
     pub(in super::super) fn set_command(&self, address: &str, command: u32) {
         self.with(address, |function| function.write(4, command));
+    }
+
+    /// So many microseconds pass from look to look at the clock.
+    pub(in super::super) fn set_pace(&self, pace_us: u64) {
+        self.pace_us.store(pace_us, Ordering::Relaxed);
     }
 
     /// The function makes requests.
@@ -240,8 +252,7 @@ impl Bus for MadeBus {
         }
     }
 
-    /// Ten milliseconds pass from look to look.
     fn now_us(&self) -> u64 {
-        self.now_us.fetch_add(10_000, Ordering::Relaxed)
+        self.now_us.fetch_add(self.pace_us.load(Ordering::Relaxed), Ordering::Relaxed)
     }
 }

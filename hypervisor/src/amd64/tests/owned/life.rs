@@ -137,7 +137,8 @@ fn u64_a_function_that_causes_many_faults_is_silent_until_its_guest_is_reset() {
         let at = NVME.parse().expect("an address");
         let is_master = || machine.bus.word(NVME, 4) & MASTER != 0;
         guest.write_config(FIRST, COMMAND, MEMORY | MASTER);
-        for _ in 0..31 {
+        machine.bus.set_pace(1);
+        for _ in 0..511 {
             assert_eq!(fault(machine).map(|(_, verdict)| verdict), Some(Verdict::Report));
         }
         assert!(is_master());
@@ -152,6 +153,7 @@ fn u64_a_function_that_causes_many_faults_is_silent_until_its_guest_is_reset() {
         machine.bus.set_command(NVME, MEMORY | MASTER);
         assert_eq!(fault(machine).map(|(_, verdict)| verdict), Some(Verdict::Late(at)));
         assert!(!is_master());
+        machine.bus.set_pace(10_000);
         let functions = &guest.0.vm.guest.functions;
         while functions.lock().reset() != Progress::Done {}
         guest.write_config(FIRST, COMMAND, MEMORY | MASTER);
@@ -200,7 +202,7 @@ fn a_function_that_does_not_answer_after_its_guests_end_is_nobodys() {
     let board = several(machine);
     board.answer(&["guest-create a"]);
     machine.bus.answers_late(NVME, u32::MAX);
-    assert_eq!(board.answer(&["guest-destroy a", "memory"])[0], "1 ok");
+    assert!(board.answer(&["guest-destroy a"]).contains(&"1 ok".to_owned()));
     let found = board.answer(&["guest-create b"]);
     assert_eq!(found, ["1 error devices: there is no 'nvme': the log lists the machine's functions"]);
     machine.bus.answers_late(NVME, 0);
