@@ -21,8 +21,8 @@ use super::platform::{Iommu, Platform};
 use crate::vm::{GUEST, caused_by};
 
 /// Faults of a function within a period, of which the last one silences it. A working driver causes
-/// none. One request of a page may cause many: QEMU's SMMU reports 32.
-const FAULTS_MAX: u32 = 512;
+/// none. One request of a page may cause many: QEMU's SMMU reports 128.
+const FAULTS_MAX: u32 = 4096;
 const PERIOD_US: u64 = 1_000_000;
 
 /// The faults that a function has caused.

@@ -138,7 +138,7 @@ fn u64_a_function_that_causes_many_faults_is_silent_until_its_guest_is_reset() {
         let is_master = || machine.bus.word(NVME, 4) & MASTER != 0;
         guest.write_config(FIRST, COMMAND, MEMORY | MASTER);
         machine.bus.set_pace(1);
-        for _ in 0..511 {
+        for _ in 0..4095 {
             assert_eq!(fault(machine).map(|(_, verdict)| verdict), Some(Verdict::Report));
         }
         assert!(is_master());
