@@ -97,6 +97,25 @@ pub const fn lasting(register: Register) -> u64 {
     }
 }
 
+/// The bits of a register that a processor may have fixed: after a write of the value of a reset
+/// they read as the processor has them.
+#[must_use]
+pub const fn fixed(register: Register) -> u64 {
+    /// SCTLR_EL1: M, A, C, SA, SA0, I, WXN, E0E, EE, which every processor has.
+    const SCTLR_ALL_HAVE: u64 = 0x1f | 1 << 12 | 1 << 19 | 3 << 24;
+    /// PAR_EL1: bit 11 is RES1 (Arm DDI 0487, D24.2.144).
+    const PAR: u64 = 1 << 11;
+    /// ICH_VMCR_EL2: the binary points have a least value, and VFIQEn is RES1 with system registers
+    /// (IHI 0069H, section 12.4.8).
+    const VMCR: u64 = 7 << 21 | 7 << 18 | 1 << 3;
+    match register {
+        Register::Sctlr => !SCTLR_ALL_HAVE,
+        Register::Par => PAR,
+        Register::IchVmcr => VMCR,
+        _ => 0,
+    }
+}
+
 /// The last vCPU on a processor under a VMID, in which of its stays, and when.
 #[derive(Clone, Copy, Debug)]
 struct Tenant {
