@@ -82,8 +82,8 @@ impl Scheduler {
 
     /// Lets a guest's vCPUs run before all others, for a short while: they are to stop, and
     /// somebody waits for that. Otherwise it might take as long as the guest's weight is small.
-    pub fn put_first(&self, group: GroupIndex) {
-        self.ledger.put_first(self.ledger.group(group));
+    pub fn put_first(&self, group: GroupIndex, now: u64) {
+        self.ledger.put_first(self.ledger.group(group), now);
     }
 
     /// Leaves the last `ticks` up to `now` out of the turn on `cpu`, the calling CPU: the CPU has

@@ -21,7 +21,7 @@ impl<A: Arch> Vm<A> {
     /// A request waits for something that the guest's vCPUs do: they run before all others for a
     /// while. `begins` is true when the wait begins.
     pub(super) fn hurry(&self, begins: bool) {
-        self.host.sched.put_first(self.number);
+        self.host.sched.put_first(self.number, A::now());
         if begins {
             // Its cap holds it no more, which a CPU that idles would find when that time is over.
             percpu::online::<A>().for_each(|cpu| host::kick::<A>(cpu.index));

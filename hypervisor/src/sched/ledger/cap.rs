@@ -20,6 +20,8 @@ pub(super) struct Cap {
     spent_until: AtomicU64,
     /// The guest was found to be held, and not yet to be free again.
     is_held: AtomicU32,
+    /// Before this time the cap neither holds nor counts.
+    open_until: AtomicU64,
 }
 
 impl Cap {
@@ -28,13 +30,15 @@ impl Cap {
         // Rounded to the nearest, as are all divisions here.
         let rate = cap.map_or(0, |cap| (ONE * 100 + u64::from(cap) / 2) / u64::from(cap.max(1)));
         self.rate.store(rate, Ordering::Relaxed);
-        self.spent_until.store(0, Ordering::Relaxed);
-        self.is_held.store(0, Ordering::Relaxed);
+        self.open(0);
     }
 
-    /// Gives back the whole burst.
-    pub(super) fn forgive(&self) {
+    /// Gives back the whole burst, and lets the guest use what it gets until then: one vCPU could
+    /// use up what all need, for a small cap allows next to nothing at once.
+    pub(super) fn open(&self, until: u64) {
+        self.open_until.store(until, Ordering::Relaxed);
         self.spent_until.store(0, Ordering::Relaxed);
+        self.is_held.store(0, Ordering::Relaxed);
     }
 
     pub(super) fn exists(&self) -> bool {
@@ -44,7 +48,8 @@ impl Cap {
     /// The guest has used `had` ticks until `now`.
     pub(super) fn charge(&self, had: u64, now: u64) {
         let rate = self.rate.load(Ordering::Relaxed);
-        if rate == 0 {
+        let had = had.min(now.saturating_sub(self.open_until.load(Ordering::Relaxed)));
+        if rate == 0 || had == 0 {
             return;
         }
         let cost = (u128::from(had) * u128::from(rate) + u128::from(ONE / 2)) / u128::from(ONE);
@@ -58,7 +63,7 @@ impl Cap {
 
     /// Until when the guest is held, and whether it was found free just now, after it was held.
     pub(super) fn held_until(&self, now: u64, burst: u64) -> (Option<u64>, bool) {
-        if !self.exists() {
+        if !self.exists() || now < self.open_until.load(Ordering::Relaxed) {
             return (None, false);
         }
         let spent = self.spent_until.load(Ordering::Relaxed);
@@ -86,9 +91,10 @@ impl Cap {
         if pace <= ONE {
             return u64::MAX;
         }
-        let ahead = self.spent_until.load(Ordering::Relaxed).saturating_sub(charged);
+        let from = charged.max(self.open_until.load(Ordering::Relaxed));
+        let ahead = self.spent_until.load(Ordering::Relaxed).saturating_sub(from);
         let left = burst.saturating_sub(ahead);
-        charged.saturating_add(left.saturating_mul(ONE) / (pace - ONE))
+        from.saturating_add(left.saturating_mul(ONE) / (pace - ONE))
     }
 }
 

@@ -193,9 +193,9 @@ impl Ledger {
     }
 
     /// The guest's vCPUs run before all others, until they have used what this gives them: as much
-    /// as a guest can be behind.
-    pub(super) fn put_first(&self, group: &Group) {
-        group.cap.forgive();
+    /// as a guest can be behind. For as long a cap does not hold them.
+    pub(super) fn put_first(&self, group: &Group, now: u64) {
+        group.cap.open(now.saturating_add(self.bound()));
         let average = self.average.load(Ordering::Relaxed);
         let floor = self.floor.load(Ordering::Relaxed).wrapping_sub(average).cast_signed();
         let bound = group.cost(self.bound());

@@ -50,7 +50,7 @@ fn a_guest_that_is_put_first_runs_within_a_slice_of_each_cpu() {
             let before = machine.had();
             machine.run(100 * MS);
             assert!(machine.had()[group] < before[group] + 2 * SLICE, "it gets little");
-            machine.sched.put_first(group as GroupIndex);
+            machine.sched.put_first(group as GroupIndex, machine.now);
             let before: Vec<_> =
                 machine.vcpus[machine.rows(group as u32)].iter().map(|vcpu| vcpu.had).collect();
             machine.run(3 * SLICE + u64::from(cpus) * SLICE);

@@ -63,6 +63,8 @@ pub(super) enum Op {
     Gone(u64),
     /// Moves the added memory to this address, as a write to a device's register does.
     Move(u64),
+    /// Has the slots in use for so long, as a slow walk by software has.
+    Walk(u64),
     /// Jumps back to the operation of this number, this many times in all.
     Back(usize, u32),
     /// Starts a vCPU that is off.

@@ -306,6 +306,15 @@ unsafe impl Arch for Made {
                     Err(error) => panic!("{error}"),
                 }
             }
+            Exit::Walk(ticks) => {
+                let until = Self::now() + ticks;
+                let _in_use = vm.space.slots().memory();
+                while Self::now() < until {
+                    offer::advance::<Self>(10_000);
+                    offer::pass::<Self>();
+                }
+                Next::Resume
+            }
             Exit::Reset => Next::Reset,
             Exit::PowerOff => Next::PowerOff,
             Exit::Shutdown => Next::Shutdown,
