@@ -21,8 +21,8 @@ use spin::Mutex;
 use stay::iommu::{self as engine, Begun, Device, Domain};
 use stay::{Mistake, Mistakes};
 
-use crate::owned::Translations;
 use crate::owned::tables::{address, ring, words};
+use crate::owned::{NotAttached, Translations};
 use crate::pages::Pages;
 use crate::vm::files::makes;
 
@@ -221,22 +221,23 @@ impl Iommu {
     ///
     /// # Errors
     ///
-    /// [`Stuck`] if the IOMMU does not go on: the devices may still be blocked.
+    /// [`NotAttached`].
     pub fn attach(
         &self,
         devices: &[Device],
         translations: Translations,
         interrupts: InterruptTable,
-    ) -> Result<(), Stuck> {
+    ) -> Result<(), NotAttached> {
         let Translations { root, domain } = translations;
         let entry = DeviceEntry::translated(root, Levels::Four, domain)
             .and_then(|entry| entry.with_interrupts(interrupts))
-            .unwrap_or(DeviceEntry::BLOCKED);
+            .filter(|_| devices.iter().all(|device| self.place(device.id).is_some()))
+            .ok_or(NotAttached::NoPlace)?;
         for device in devices {
             let has_ats = device.ats.is_some();
             self.set(device.id, if has_ats { entry.with_ats() } else { entry });
         }
-        engine::attach(&self.queue, devices)
+        Ok(engine::attach(&self.queue, devices)?)
     }
 
     /// Blocks devices, and drops all that is kept of their translations. Afterwards nothing of the
@@ -319,9 +320,13 @@ impl Iommu {
     }
 
     /// Writes a device's entry.
+    /// The words of a device's entry.
+    fn place(&self, device: DeviceId) -> Option<&'static [AtomicU64]> {
+        self.table.get(usize::from(device.0) * WORDS..)?.get(..WORDS)
+    }
+
     fn set(&self, device: DeviceId, entry: DeviceEntry) {
-        let from = usize::from(device.0) * WORDS;
-        let Some(place) = self.table.get(from..from + WORDS) else { return };
+        let Some(place) = self.place(device) else { return };
         for index in order(entry) {
             if let (Some(word), Some(&value)) = (place.get(index), entry.0.get(index)) {
                 // Release: the words before it are there. Pairs with the IOMMU's read.

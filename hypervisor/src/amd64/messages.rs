@@ -17,7 +17,7 @@ use stay::iommu::{Begun, Device, Domain};
 use super::iommu::{Forgotten, Iommu};
 use super::routes::{self, Place, Receiver, Routes};
 use crate::devices::pc::message::Message;
-use crate::owned::{self, Functions, Given, Interrupts, Platform, Refused, Translations};
+use crate::owned::{self, Functions, Given, Interrupts, NotAttached, Platform, Refused, Translations};
 use crate::pages::Pages;
 use crate::vm::VpIndex;
 
@@ -56,7 +56,7 @@ impl owned::Iommu<Messages> for Iommu {
         self.is_machines_own(id)
     }
 
-    fn attach(&self, device: Device, to: Translations, interrupts: &Messages) -> Result<(), Stuck> {
+    fn attach(&self, device: Device, to: Translations, interrupts: &Messages) -> Result<(), NotAttached> {
         self.attach(&[device], to, interrupts.table())
     }
 

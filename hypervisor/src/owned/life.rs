@@ -18,7 +18,7 @@ use pci::reset::Step;
 use super::domains::Domains;
 use super::functions::{Functions, Owned, Resetting, SILENT};
 use super::machine::MachineDevices;
-use super::platform::{Iommu, Platform, Translations};
+use super::platform::{Iommu, NotAttached, Platform, Translations};
 use super::shared::Shared;
 use crate::vm::GUEST;
 
@@ -56,11 +56,12 @@ impl<P: Platform> Functions<P> {
         for owned in self.owned.iter_mut().filter(|owned| !owned.is_lost && !owned.is_attached) {
             let Some(iommu) = machine.iommu(owned.given.iommu) else { continue };
             let translations = Translations { root, domain };
-            if let Err(stuck) = iommu.attach(owned.given.device, translations, &owned.interrupts) {
+            let result = iommu.attach(owned.given.device, translations, &owned.interrupts);
+            if let Err(why) = result {
                 // The function stays blocked: the guest finds a dead device.
-                log::error!("device {} is not attached: {stuck}", owned.device());
+                log::error!("device {} is not attached: {why}", owned.device());
             }
-            owned.is_attached = true;
+            owned.is_attached = result != Err(NotAttached::NoPlace);
         }
     }
 
@@ -86,7 +87,13 @@ impl<P: Platform> Functions<P> {
         progress
     }
 
+    /// They are free for others, unless they still translate: then they stay this guest's for ever.
     fn free(&mut self) {
+        if self.owned.iter().any(|owned| owned.is_attached) {
+            log::error!("functions of '{}' are still attached", self.guest);
+            debug_assert!(false, "a function is freed that reaches its guest's memory");
+            return;
+        }
         if let (Some(machine), Some(domain)) = (self.machine.take(), self.domain.take()) {
             let lost = self.owned.iter().filter(|owned| owned.is_lost);
             machine.take_back(self.guest, domain, lost.map(|owned| owned.given.physical.address));

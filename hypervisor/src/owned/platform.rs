@@ -47,6 +47,31 @@ pub struct Translations {
     pub domain: DomainId,
 }
 
+/// Why a device does not translate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotAttached {
+    /// The IOMMU does not go on: the device may still be blocked, or not.
+    Stuck(Stuck),
+    /// The IOMMU's tables have no place for the device or its domain, or no such root. Nothing was
+    /// changed: the device is blocked.
+    NoPlace,
+}
+
+impl From<Stuck> for NotAttached {
+    fn from(stuck: Stuck) -> Self {
+        Self::Stuck(stuck)
+    }
+}
+
+impl fmt::Display for NotAttached {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Stuck(stuck) => stuck.fmt(f),
+            Self::NoPlace => f.write_str("the IOMMU's tables have no place for it"),
+        }
+    }
+}
+
 /// An IOMMU, for devices with interrupts of this kind. Numbers of devices are their requester ids.
 pub trait Iommu<I>: Send + Sync {
     /// The id with which requests of a device reach this IOMMU; `None` if it is not behind it.
@@ -60,8 +85,8 @@ pub trait Iommu<I>: Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`Stuck`] if the IOMMU does not go on: the device may still be blocked.
-    fn attach(&self, device: Device, translations: Translations, interrupts: &I) -> Result<(), Stuck>;
+    /// [`NotAttached`].
+    fn attach(&self, device: Device, translations: Translations, interrupts: &I) -> Result<(), NotAttached>;
 
     /// Blocks devices, and drops all that is kept of their translations. Afterwards nothing of the
     /// guest's tables or memory is used by them.

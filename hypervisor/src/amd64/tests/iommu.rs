@@ -12,7 +12,7 @@ use stay::iommu::{Device, Domain};
 
 use super::machine::{MadeIommu, Note, Notes, Refusal, block};
 use crate::amd64::iommu::{Iommu, NotStarted};
-use crate::owned::Translations;
+use crate::owned::{NotAttached, Translations};
 use crate::pages::Pages;
 
 const CONTROL: u64 = 0x18;
@@ -209,17 +209,19 @@ fn an_id_without_an_owner_has_what_it_had_before_it_had_one() {
 }
 
 #[test]
-fn a_table_that_does_not_fit_leaves_the_device_blocked() {
-    let Pair { made, driver, .. } = pair();
+fn p16_what_has_no_place_is_not_attached_and_changes_nothing() {
+    let Pair { made, driver, notes } = pair();
     let tables = Tables::new();
     let Translations { root, domain } = tables.translations();
+    notes.take();
     for (translations, interrupts) in [
         (Translations { root: root + 8, domain }, tables.interrupts()),
         (Translations { root, domain: DomainId(0) }, tables.interrupts()),
         (Translations { root, domain }, InterruptTable { address: 64, order: 9 }),
     ] {
-        driver.attach(&[DEVICE], translations, interrupts).expect("it goes on");
-        assert_eq!(made.dma(0x18, 0, false), Err(Refusal::Blocked));
+        assert_eq!(driver.attach(&[DEVICE], translations, interrupts), Err(NotAttached::NoPlace));
+        assert_eq!(made.entry_in_memory(0x18), DeviceEntry::BLOCKED.0);
+        assert_eq!((notes.commands(), made.dma(0x18, 0, false)), (Vec::new(), Err(Refusal::Blocked)));
     }
 }
 

@@ -32,7 +32,7 @@ use stay::iommu::{self as engine, Begun, Device, Domain};
 
 use super::lines::Pin;
 use crate::owned::tables::{address, ring, words};
-use crate::owned::{DOMAINS_MAX, Iommu, Translations};
+use crate::owned::{DOMAINS_MAX, Iommu, NotAttached, Translations};
 use crate::pages::Pages;
 use crate::vm::files::makes;
 
@@ -275,14 +275,15 @@ impl Iommu<Pin> for Smmu {
         false
     }
 
-    fn attach(&self, device: Device, to: Translations, _: &Pin) -> Result<(), Stuck> {
-        let Some((entry, context)) = self.translated(&to) else { return Ok(()) };
+    fn attach(&self, device: Device, to: Translations, _: &Pin) -> Result<(), NotAttached> {
         let stream = self.stream(device.id);
+        let _place = nth(self.streams, stream.0 as usize).ok_or(NotAttached::NoPlace)?;
+        let (entry, context) = self.translated(&to).ok_or(NotAttached::NoPlace)?;
         self.set_context(to.domain, stream, context)?;
         // What was kept of an earlier domain of this number was dropped by `detach`; a descriptor
         // that this stream has read before is dropped here.
         self.tell([cfgi_cd(stream)])?;
-        self.set_entry(stream, entry)
+        Ok(self.set_entry(stream, entry)?)
     }
 
     fn detach(&self, domain: &Domain<'_>) -> Result<(), Stuck> {

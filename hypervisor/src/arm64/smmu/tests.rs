@@ -148,6 +148,27 @@ fn each_domain_has_a_descriptor_of_its_own() {
 }
 
 #[test]
+fn p16_what_has_no_place_is_not_attached_and_changes_nothing() {
+    let (fake, smmu) = started();
+    let all = |smmu: &Smmu| {
+        let words = smmu.streams.iter().chain(smmu.contexts);
+        words.map(|word| word.load(Ordering::Relaxed)).collect::<Vec<_>>()
+    };
+    let before = all(&smmu);
+    for (device, domain, root) in [
+        (0x10, DOMAINS_MAX as u16 + 1, TO.root),
+        (0x10, 0, TO.root),
+        (1 << STREAMS_ORDER, 3, TO.root),
+        (0x10, 3, TO.root | 1 << 60),
+    ] {
+        let device = Device { id: DeviceId(device), ats: None };
+        let to = Translations { domain: DomainId(domain), root };
+        assert_eq!(smmu.attach(device, to, &pin()), Err(NotAttached::NoPlace), "{device:?}, {to:x?}");
+        assert_eq!((fake.done(), all(&smmu) == before), (Vec::new(), true), "{device:?}, {to:x?}");
+    }
+}
+
+#[test]
 fn what_is_unmapped_is_named_and_a_domain_is_dropped_by_its_asid() {
     let (fake, smmu) = started();
     let range = FlushRange { start: 0x4000_0000, len: 0x2000, level: Level::Page4K, tables: false };

@@ -1,5 +1,6 @@
 //! Functions are reset, attached, and given back.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
 use super::super::machine::{Arrived, BRIDGED, Machine, NVME, Note, Refusal, SMALL, VIRTIO, device_id};
@@ -280,6 +281,22 @@ fn a_guest_that_runs_is_destroyed_with_its_functions() {
     let commands: Vec<u64> = machine.notes.commands().iter().map(|command| command[0] >> 60).collect();
     // Both functions' entries go before anything else is dropped.
     assert_eq!(commands[..4], [2, 2, 1, 3], "{commands:?}");
+}
+
+#[test]
+fn p16_functions_that_still_translate_are_never_free() {
+    with_owned(ONE, |machine, guest| {
+        let functions = &guest.0.vm.guest.functions;
+        let give_back = || while functions.lock().give_back() != Progress::Done {};
+        for _ in 0..2 {
+            assert!(catch_unwind(AssertUnwindSafe(give_back)).is_err(), "they are attached");
+        }
+        let owner = || machine.devices.owner_of(0, DeviceId(device_id(NVME)));
+        assert_eq!(owner().map(|name| name.to_string()).as_deref(), Some("guest"));
+        functions.lock().detach(guest.0.vm.guest.domains.as_ref()).expect("it goes on");
+        give_back();
+        assert_eq!(owner(), None);
+    });
 }
 
 #[test]
