@@ -1,5 +1,6 @@
 //! Tests that cargo runs: unit, property and model tests, and the linters.
 
+mod reading;
 #[cfg(test)]
 mod tests;
 
@@ -8,11 +9,10 @@ use super::{Tally, lines};
 use crate::machine::signals::Signals;
 use crate::workspace;
 use anyhow::Result;
+use reading::Reading;
 use std::process::Command;
 use std::time::Duration;
 
-/// Lines of output that are shown after a failure.
-const DETAIL_LINES: usize = 60;
 /// Longest time for one step, including building.
 const STEP_TIMEOUT: Duration = Duration::from_secs(1800);
 
@@ -226,56 +226,6 @@ pub(super) const STEPS: [Step; 17] = [
     ),
 ];
 
-/// The results read from one step's output.
-#[derive(Default)]
-struct Reading {
-    tally: Tally,
-    /// Test binaries that have begun and have not printed their result: at the end, those that
-    /// crashed.
-    unfinished: usize,
-    lines: Vec<String>,
-}
-
-impl Reading {
-    /// Processes one line. The test harness prints two for each binary: `running 13 tests`, and
-    /// `test result: ok. 12 passed; 0 failed; 1 ignored; …`.
-    fn line(&mut self, line: String) {
-        let begun = line.strip_prefix("running ").and_then(|line| line.split_once(" test"));
-        if begun.is_some_and(|(count, rest)| count.parse::<usize>().is_ok() && matches!(rest, "" | "s")) {
-            self.unfinished += 1;
-        } else if let Some(counts) = line.strip_prefix("test result: ") {
-            let count = |word: &str| {
-                let mut words = counts.split([' ', ';', '.']).filter(|part| !part.is_empty()).peekable();
-                let mut number = 0;
-                while let Some(part) = words.next() {
-                    if words.peek() == Some(&word) {
-                        number = part.parse().unwrap_or(0);
-                    }
-                }
-                number
-            };
-            self.unfinished = self.unfinished.saturating_sub(1);
-            self.tally.add(Tally { passed: count("passed"), failed: count("failed"), second: 0 });
-        }
-        self.lines.push(line);
-    }
-
-    /// The tests that passed so far, including the current binary.
-    fn passed_so_far(&self) -> usize {
-        self.lines.iter().filter(|line| line.starts_with("test ") && line.ends_with(" ... ok")).count()
-    }
-
-    /// The output to show after a failure: from the first failed test on if there is one, else the
-    /// end.
-    fn detail(&self) -> String {
-        let shown: Vec<&str> =
-            self.lines.iter().map(String::as_str).filter(|line| !line.ends_with(" ... ok")).collect();
-        let first = shown.iter().position(|line| *line == "failures:" || line.starts_with("error"));
-        let start = first.unwrap_or_else(|| shown.len().saturating_sub(DETAIL_LINES));
-        shown[start..].iter().take(DETAIL_LINES).copied().collect::<Vec<_>>().join("\n")
-    }
-}
-
 impl Step {
     /// Runs it. A step without tests of its own counts as one.
     pub(super) fn run(&self, progress: &ProgressView, signals: &Signals) -> Result<Tally> {
@@ -285,12 +235,10 @@ impl Step {
     /// Runs it by this program.
     fn run_by(&self, cargo: Command, progress: &ProgressView, signals: &Signals) -> Result<Tally> {
         let running = progress.begin(self.name);
-        let mut reading = Reading::default();
-        let status = lines::read(self.command(cargo), STEP_TIMEOUT, signals, |line| {
-            running.note(format!("{} passed  {}", reading.passed_so_far(), lines::shorten(&line)));
-            reading.line(line);
+        let (has_succeeded, reading) = self.read(cargo, signals, |reading, line| {
+            running.note(format!("{} passed  {}", reading.passed_so_far(), lines::shorten(line)));
         })?;
-        let tally = self.verdict(status.is_some_and(|status| status.success()), &reading);
+        let tally = self.verdict(has_succeeded, &reading);
         let passed = tally.failed == 0;
         let counts = if tally.passed + tally.failed > 1 {
             format!("{} passed, {} failed", tally.passed, tally.failed)
@@ -300,6 +248,21 @@ impl Step {
         let detail = if passed { String::new() } else { reading.detail() };
         running.end(passed, &counts, &detail);
         Ok(tally)
+    }
+
+    /// Reads what this program prints, with a note before each line. Whether it has succeeded.
+    fn read(
+        &self,
+        cargo: Command,
+        signals: &Signals,
+        mut note: impl FnMut(&Reading, &str),
+    ) -> Result<(bool, Reading)> {
+        let mut reading = Reading::default();
+        let status = lines::read(self.command(cargo), STEP_TIMEOUT, signals, |line| {
+            note(&reading, &line);
+            reading.line(line);
+        })?;
+        Ok((status.is_some_and(|status| status.success()), reading))
     }
 
     /// What counts as passed and failed. The printed results are believed about failures only: a

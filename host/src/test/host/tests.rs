@@ -23,11 +23,78 @@ fn results_of_all_binaries_are_added_up() {
 }
 
 #[test]
-fn a_failure_is_shown_from_its_beginning() {
-    let detail = reading(&["Compiling x", "test a ... ok", "failures:", "why"]).detail();
-    assert_eq!(detail, "failures:\nwhy");
+fn a_failure_without_tests_is_shown_from_its_beginning() {
+    let detail = reading(&["Compiling x", "test a ... ok", "error: why", "more"]).detail();
+    assert_eq!(detail, "error: why\nmore");
     assert_eq!(reading(&["error: no such package"]).detail(), "error: no such package");
+    assert_eq!(reading(&["one", "test a ... ok", "two"]).detail(), "one\ntwo");
 }
+
+/// Many tests fail, with long messages and backtraces, of two programs; a third one crashes.
+#[test]
+fn u50_all_failed_tests_are_named_with_their_messages() {
+    let names: Vec<String> = (0..100).map(|number| format!("part::test_{number}")).collect();
+    let mut script = String::new();
+    let mut say = |line: &str| script += &format!("echo '{line}'\n");
+    for half in names.chunks(50) {
+        say("running 51 tests");
+        say("test part::test_1000 ... ok");
+        half.iter().for_each(|name| say(&format!("test {name} - should panic ... FAILED")));
+        say("");
+        say("failures:");
+        for name in half {
+            for line in [
+                &format!("---- {name} stdout ----"),
+                "printed before",
+                "",
+                &format!("thread \"{name}\" (17) panicked at src/part.rs:7:9:"),
+                &format!("why {name} failed"),
+                "  left: 1",
+                "stack backtrace:",
+                "   0: core::panicking::panic",
+                "             at ./src/part.rs:7:9",
+                "note: run with a variable",
+                "",
+            ] {
+                say(line);
+            }
+        }
+        say("");
+        say("failures:");
+        half.iter().for_each(|name| say(&format!("    {name}")));
+        say("test result: FAILED. 1 passed; 50 failed; 0 ignored");
+    }
+    for line in [
+        "running 9 tests",
+        "test crashes::early ... FAILED",
+        "error: test failed, to rerun pass -p third",
+        "  process did not exit successfully: (signal: 6, SIGABRT)",
+    ] {
+        say(line);
+    }
+    let shown = shown(&format!("{script}exit 101"));
+    for name in &names {
+        let message = format!(
+            "---- {name} - should panic ----\nthread \"{name}\" (17) panicked at src/part.rs:7:9:\nwhy {name} failed\n  left: 1\n"
+        );
+        assert!(shown.contains(&format!("FAILED {name} - should panic\n")), "{name}: {shown}");
+        assert!(shown.contains(&message), "{name}: {shown}");
+    }
+    assert!(shown.contains("FAILED crashes::early\n") && shown.contains("SIGABRT"), "{shown}");
+    assert!(
+        !["printed before", "core::panicking", "note: ", " ... ok"].iter().any(|part| shown.contains(part))
+    );
+}
+
+/// What is shown of a step of tests that runs this script in cargo's place.
+fn shown(script: &str) -> String {
+    let mut shell = Command::new("/bin/sh");
+    shell.args(["-c", script]);
+    let signals = Signals::default();
+    let (_, reading) = step("made", "", &["test"]).read(shell, &signals, |_, _| {}).expect("starts");
+    reading.detail()
+}
+
 /// The counts of a step that runs this script in cargo's place.
 fn told(args: &'static [&'static str], script: &str) -> (usize, usize) {
     let mut shell = Command::new("/bin/sh");
