@@ -241,6 +241,37 @@ fn keeps_translations(config: &Config<'_>) -> bool {
         && config.switches.stage2_unmap != hostlink::config::Stage2Unmap::Page
 }
 
+#[cfg(test)]
+impl Shared {
+    /// Each field that a reset sets to what it is in a new guest, or that never changes.
+    pub(super) fn fields(&self) -> Vec<(&'static str, alloc::string::String)> {
+        let Self {
+            apic_ids,
+            cr4_mask,
+            flush_cost,
+            partition,
+            platform,
+            overlays,
+            rom,
+            functions: _, // They are looked at by themselves.
+            domains: _,   // Constant, and
+            has_functions,
+            has_messages: _, // a look for messages finds none.
+            layout,
+            permission_maps,
+            used_before: _, // The time of the vCPUs begins anew: it is noted at a reset.
+            nested_root,
+            vcpus,
+        } = self;
+        let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        let maps = permission_maps.each_ref().map(|map| map.words().iter().map(load).collect::<Vec<_>>());
+        macro_rules! named {
+            ($($field:ident)*) => { alloc::vec![$((stringify!($field), alloc::format!("{:x?}", $field)),)*] };
+        }
+        named!(apic_ids cr4_mask flush_cost partition platform overlays rom has_functions layout maps nested_root vcpus)
+    }
+}
+
 impl<A: Amd64> Vm<A> {
     /// Resets all devices to their state after power-on. No vCPU runs, except for one that carries
     /// this out.

@@ -20,11 +20,11 @@ use crate::hyperv::time::ReferenceClock;
 const PAGE: usize = 4096;
 
 /// The guest's own contents of an overlaid page.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Saved(Option<Vec<u8>>);
 
 /// Both pages of the one partition.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Overlays {
     hypercall: Saved,
     tsc: Saved,

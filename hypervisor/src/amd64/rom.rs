@@ -15,6 +15,7 @@ const PAGE: usize = 4096;
 /// The ROM. A CPU that writes to the device's registers holds the lock until
 /// [`follow`](Rom::follow) has begun the change, so that the slots change in the order of the
 /// writes.
+#[derive(Debug)]
 pub struct Rom {
     image: Pages,
     len: RomLen,

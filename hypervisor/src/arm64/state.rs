@@ -218,9 +218,26 @@ impl<P: Processor> VcpuState<P> {
 impl<P> VcpuState<P> {
     /// Each field but those that a reset keeps: where translations may be, the auditor's books.
     pub(super) fn fields(&self) -> alloc::vec::Vec<(&'static str, alloc::string::String)> {
-        let Self { registers, gic, activity, home: _, auditor: _, mmio, configuration, exit, .. } = self;
-        let Self { debug, system, float, interface, walks, stolen, alarm, spin, place, processor: _, .. } =
-            self;
+        let Self {
+            registers,
+            gic,
+            activity,
+            home: _,
+            auditor: _,
+            mmio,
+            configuration,
+            exit,
+            debug,
+            system,
+            float,
+            interface,
+            walks,
+            stolen,
+            alarm,
+            spin,
+            place,
+            processor: _,
+        } = self;
         macro_rules! named {
             ($($field:ident)*) => { alloc::vec![$((stringify!($field), alloc::format!("{:?}", $field)),)*] };
         }

@@ -4,6 +4,8 @@ use core::ops::Range;
 
 use hostlink::cpus::CpuSet;
 
+#[cfg(test)]
+use super::place::Home;
 use super::queue::{Lines, VIRTUAL_EPOCH};
 use super::{CpuIndex, Scheduler, VcpuIndex};
 use crate::sync::Ordering;
@@ -106,6 +108,15 @@ impl Scheduler {
         let turn = queue.turn().filter(|turn| turn.vcpu == vcpu);
         // Within the lock, in which the turn is charged when it ends.
         home.used.load(Ordering::Relaxed).wrapping_add(turn.map_or(0, |turn| turn.had(now)))
+    }
+
+    /// What is known of a vCPU and of its guest's account, but for times.
+    #[cfg(test)]
+    pub(crate) fn known_of(&self, vcpu: VcpuIndex) -> alloc::string::String {
+        let Home { cpu, virtual_time, ready_since: _, timer_line, used } = &self.homes[vcpu as usize];
+        let account = self.ledger.group(self.group_of(vcpu)).known();
+        alloc::format!("{:?} {account}", [cpu, timer_line].map(|word| word.load(Ordering::Relaxed)))
+            + &alloc::format!("{:?}", [virtual_time, used].map(|word| word.load(Ordering::Relaxed)))
     }
 
     /// The guest of a vCPU.

@@ -57,6 +57,16 @@ impl Group {
         self.factor.store(((UNIT + weight / 2) / weight).max(1), Ordering::Relaxed);
     }
 
+    /// All but what depends on time: its virtual time begins at the average of all.
+    #[cfg(test)]
+    pub(in crate::sched) fn known(&self) -> alloc::string::String {
+        let Self { first, end, cpus, usable, is_bounded, factor, virtual_time: _, runnable, wanting_at, cap } =
+            self;
+        alloc::format!(
+            "{first:?} {end:?} {cpus:?} {usable:?} {is_bounded:?} {factor:?} {runnable:?} {wanting_at:?} {cap:?}"
+        )
+    }
+
     pub(super) fn close(&self) {
         self.factor.store(0, Ordering::Relaxed);
         self.end.store(0, Ordering::Relaxed);

@@ -25,12 +25,18 @@ fn entitled(cpus: u32, guests: &[(u32, f64)]) -> Vec<f64> {
 /// Each guest gets its share within `tolerance` per cent of it, or 1 per cent of a CPU.
 #[track_caller]
 fn check(cpus: u32, guests: Vec<(Guest, f64)>, tolerance: f64) {
+    check_for(20_000 * MS, cpus, guests, tolerance);
+}
+
+/// The same, measured for so long.
+#[track_caller]
+fn check_for(time: u64, cpus: u32, guests: Vec<(Guest, f64)>, tolerance: f64) {
     let wanted: Vec<_> = guests.iter().map(|(guest, most)| (guest.share.weight, *most)).collect();
     let entitled = entitled(cpus, &wanted);
     let guests: Vec<_> = guests.into_iter().map(|(guest, _)| guest).collect();
     let mut machine = Machine::new(cpus, &guests);
     machine.run(500 * MS);
-    let got = machine.measure(20_000 * MS);
+    let got = machine.measure(time);
     let is_close =
         |(got, entitled): (&f64, &f64)| (got - entitled).abs() <= (entitled * tolerance / 100.0).max(1.0);
     assert!(got.iter().zip(&entitled).all(is_close), "{got:.1?} instead of {entitled:.1?}");
@@ -89,7 +95,7 @@ fn many_sleepers_together_get_no_more_than_one_share() {
 fn a_guest_whose_vcpus_yield_to_each_other_keeps_its_share() {
     check(1, vec![(guest(100, vec![Yields(50); 4]), 100.0), works(100, 1)], 4.0);
     check(1, vec![(guest(100, vec![Yields(50)]), 100.0), works(100, 1)], 4.0);
-    check(2, vec![(guest(300, vec![Yields(20); 8]), 200.0), works(100, 2)], 4.0);
+    check_for(5_000 * MS, 2, vec![(guest(300, vec![Yields(20); 8]), 200.0), works(100, 2)], 4.0);
 }
 
 #[test]
@@ -170,7 +176,7 @@ fn nobody_starves() {
         guest(100, vec![Waits(100); 3]),
     ];
     let mut machine = Machine::new(2, &guests);
-    machine.run(20_000 * MS);
+    machine.run(10_000 * MS);
     for group in 0..5 {
         // A rotation of all vCPUs, with room.
         let bound = 33 * SLICE * 2;
@@ -186,7 +192,7 @@ fn no_vcpu_starves_while_another_one_of_its_guest_has_a_cpu_for_itself() {
     let three = [[1, 3], [2, 3], [2, 5]].map(|vcpus| (3, vcpus));
     let four = [[1, 4], [2, 5], [5, 3], [3, 5], [6, 6]].map(|vcpus| (4, vcpus));
     for (cpus, vcpus) in two.into_iter().chain(three).chain(four).chain([(8, [3, 9])]) {
-        for pause in [MS, 3 * MS, 7 * MS, 8 * MS, 12 * MS] {
+        for pause in [MS, 7 * MS, 12 * MS] {
             // One guest's vCPUs are parked and come back, as for a reset: they end up anywhere.
             let resets = (0..vcpus[0]).map(|vcpu| Sleeps(400 * MS + vcpu * pause, 3 * pause)).collect();
             let mut machine =
@@ -253,7 +259,7 @@ fn a_long_sleep_or_a_long_time_alone_earns_and_costs_little() {
 /// Machines, guests, weights and numbers of vCPUs without a pattern.
 #[test]
 fn shares_are_right_whatever_machine_and_guests_there_are() {
-    for seed in 1..25 {
+    for seed in 1..13 {
         let mut random = super::random::Random::new(seed);
         let cpus = 1 + random.below(6) as u32;
         let mut guest = || {

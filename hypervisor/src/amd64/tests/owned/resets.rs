@@ -1,13 +1,17 @@
 //! What resets of functions take away, and resets that the guest itself asks for.
 
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use super::super::machine::{Arrived, Machine, NVME, Note, Refusal, SMALL, VIRTIO, device_id};
+use super::super::memory::{ROM, out};
 use super::super::processor::{DATA, Guest};
 use super::{BAR, COMMAND, FIRST, MASTER, MEMORY, board_of_several, on, with_owned};
+use baremetal::random::Random;
 use hostlink::exit::ExitCode;
 use hostlink::guests::GuestState;
+use tlfs::msr;
 
 const ONE: &str = "vcpus=2\nmemory=16777216\ndevices=nvme";
 /// A function that ACS isolates from the other one of its device.
@@ -66,6 +70,62 @@ fn a_function_that_can_no_more_be_isolated_is_left_alone_and_then_nobodys() {
     });
     let found = board.answer(&["guest-destroy a", "guest-create a"]);
     assert!(found[1].contains("00:0c.0 does not answer"), "{found:?}");
+}
+
+/// Random writes to what a guest's vCPUs share: the partition's registers, both of its pages, the
+/// PCI bus with the ROM and a function, and ports of devices.
+#[test]
+fn u59_after_a_reset_what_a_guests_vcpus_share_is_as_when_it_was_created() {
+    const SYNTHETIC: [u32; 9] = [
+        msr::GUEST_OS_ID,
+        msr::HYPERCALL,
+        msr::REFERENCE_TSC,
+        msr::CRASH_P0,
+        msr::CRASH_P4,
+        msr::CRASH_CTL,
+        msr::TSC_INVARIANT_CONTROL,
+        msr::VP_ASSIST_PAGE,
+        msr::STIMER0_CONFIG,
+    ];
+    let mut changed = BTreeSet::new();
+    let random = &mut Random::new(59);
+    for round in 0..40 {
+        with_owned(ONE, |_, guest| {
+            let vm = guest.0.vm;
+            let new = vm.guest.fields();
+            let contents = guest.read(0x40_0000);
+            for _ in 0..random.below(60) {
+                let page = 0x40_0000 + (random.below(4) << 12);
+                let values = [page | 1, page | 3, 1, 0, random.word()];
+                let value = random.one_of(values);
+                guest.write_msr(random.one_of(SYNTHETIC.map(u64::from)) as u32, value);
+                let bus = [
+                    (1, 0x30, ROM | 1),
+                    (1, COMMAND, 2),
+                    (FIRST, COMMAND, MEMORY.into()),
+                    (FIRST, BAR, 0xe400_0000),
+                ];
+                let (device, register, value) = bus[random.below(4) as usize];
+                guest.write_config(device, register, value as u32);
+                let port = random.one_of([0x3f9, 0x3fb, 0x2f9, 0x43, 0x40, 0x70, 0x61]) as u16;
+                let _next = out(guest, port, random.word() & 0xff);
+            }
+            changed.extend(differing(&new, &vm.guest.fields()));
+            guest.reset();
+            assert_eq!(differing(&new, &vm.guest.fields()), <[&str; 0]>::default(), "round {round}");
+            // Nobody puts back what pages covered before.
+            assert_eq!(guest.read(0x40_0000), contents);
+            guest.enable_hypercalls();
+            guest.write_msr(msr::HYPERCALL, 0);
+            assert_eq!(guest.read(0x40_0000), contents);
+        });
+    }
+    assert!(changed.into_iter().eq(["overlays", "partition", "platform", "rom"]));
+}
+
+/// The fields that differ.
+fn differing(new: &[(&'static str, String)], other: &[(&'static str, String)]) -> Vec<&'static str> {
+    new.iter().zip(other).filter(|(one, other)| one != other).map(|(one, _)| one.0).collect()
 }
 
 thread_local! {

@@ -368,27 +368,4 @@ pub fn begin<A: Arm64>(entry: Entry, (inbox, _): (&Inbox, &mut VcpuState<A>)) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_means_nothing_on_arm_is_refused() {
-        for (line, key) in
-            [("flush=ipi", "flush"), ("apic_ids=reversed", "apic_ids"), ("pretend=on", "pretend")]
-        {
-            let config = Config::parse(line).expect("parses");
-            let found = check(&config);
-            assert!(
-                matches!(found, Err(CreateError::ForeignSwitch(foreign)) if foreign.key == key),
-                "{line}"
-            );
-        }
-        assert!(
-            check(
-                &Config::parse("vmid_bits=2\nstage2_unmap=page\nflush=hypercall\nflush_pages=64")
-                    .expect("parses")
-            )
-            .is_ok()
-        );
-    }
-}
+mod tests;

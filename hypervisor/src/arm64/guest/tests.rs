@@ -1,0 +1,49 @@
+use super::*;
+use alloc::{format, string::String, vec};
+
+#[test]
+fn what_means_nothing_on_arm_is_refused() {
+    for (line, key) in [("flush=ipi", "flush"), ("apic_ids=reversed", "apic_ids"), ("pretend=on", "pretend")]
+    {
+        let config = Config::parse(line).expect("parses");
+        let found = check(&config);
+        assert!(matches!(found, Err(CreateError::ForeignSwitch(foreign)) if foreign.key == key), "{line}");
+    }
+    assert!(
+        check(
+            &Config::parse("vmid_bits=2\nstage2_unmap=page\nflush=hypercall\nflush_pages=64")
+                .expect("parses")
+        )
+        .is_ok()
+    );
+}
+
+impl Shared {
+    /// Each field that a reset sets to what it is in a new guest, or that never changes.
+    pub(in crate::arm64) fn fields(&self) -> Vec<(&'static str, String)> {
+        let Self {
+            distributor,
+            uart,
+            rtc,
+            pci,
+            functions: _, // They are looked at by themselves.
+            domains: _,   // Constant, as are the common state, the switches and the setup.
+            mirror: _,    // What devices reach: it follows the slots.
+            has_functions,
+            wires,
+            common: _,
+            tag: _, // Where translations may be.
+            vmid_churn,
+            ns_per_tick: _,
+            setup: _,
+            root,
+            configuration,
+            local_maintenance,
+            vcpus,
+        } = self;
+        macro_rules! named {
+            ($($field:ident)*) => { vec![$((stringify!($field), format!("{:x?}", $field)),)*] };
+        }
+        named!(distributor uart rtc pci has_functions wires vmid_churn root configuration local_maintenance vcpus)
+    }
+}
