@@ -35,12 +35,17 @@ impl ConfigSpace {
 
     /// The register of a capability.
     pub fn capability(&self, id: u8) -> Option<u8> {
+        self.capability_where(|at| self.read(at) as u8 == id)
+    }
+
+    /// The register of the first capability for which this is so.
+    pub fn capability_where(&self, is_it: impl Fn(u8) -> bool) -> Option<u8> {
         let mut at = self.read(CAPABILITIES) as u8;
         // As many as have room.
         for _ in 0..48 {
             match at {
                 0 => return None,
-                _ if self.read(at) as u8 == id => return Some(at),
+                _ if is_it(at) => return Some(at),
                 _ => at = (self.read(at) >> 8) as u8,
             }
         }

@@ -108,11 +108,11 @@ pub enum Command {
     /// `identify=ADDRESS`: have an NVMe device write its description, 4096 bytes, to an address, by
     /// DMA. A device that may not write there may report success.
     Identify(u64),
-    /// `fly=ADDRESS,COUNT[,1]`: have an NVMe device read the beginning of its disk, two pages, so
-    /// often to an address and those after it. The command does not wait for the device; with a 1
-    /// it resets it.
+    /// `fly=ADDRESS,COUNT[,1]`: have a disk read its beginning, so often to an address and those
+    /// after it: a virtio disk a page each time, or else an NVMe device two pages. The command does
+    /// not wait for the disk; with a 1 it resets it.
     Fly {
-        /// Where the first two pages come to.
+        /// Where the first pages come to.
         address: u64,
         /// How many commands, 63 at most.
         count: u64,

@@ -10,7 +10,7 @@ use load::command::{Command, Walk};
 use load::line::Line;
 use load::pace::Pace;
 
-use crate::{machine, nvme, shared, watching};
+use crate::{machine, nvme, shared, virtio, watching};
 
 baremetal::entry!(main);
 
@@ -63,6 +63,9 @@ fn execute(word: &str, command: Command) {
         Command::Dirty { walk, rate, seconds } => dirty(walk, rate, seconds),
         Command::Watch { address, seconds } => watching::watch(address, seconds),
         Command::Identify(address) => nvme::identify(address),
+        Command::Fly { address, count, then_reset } if virtio::is_there() => {
+            virtio::fly(address, count, then_reset)
+        }
         Command::Fly { address, count, then_reset } => nvme::fly(address, count, then_reset),
         Command::Share { what, place, value } => shared::share(what, place, value),
         Command::Misuse { what, seed, count } => machine::misuse(what, seed, count),

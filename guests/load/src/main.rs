@@ -14,6 +14,8 @@ mod nvme;
 #[cfg(target_os = "none")]
 mod shared;
 #[cfg(target_os = "none")]
+mod virtio;
+#[cfg(target_os = "none")]
 mod watching;
 
 /// Does nothing on an operating system.

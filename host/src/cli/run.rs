@@ -75,6 +75,10 @@ pub(crate) struct RunArgs {
     /// one. May be repeated
     #[arg(long, value_name = "FILE")]
     pub(crate) disk: Vec<PathBuf>,
+    /// Give the guest a virtio disk. It never boots from it without --kernel or --initrd. May be
+    /// repeated
+    #[arg(long, value_name = "FILE")]
+    pub(crate) virtio_disk: Vec<PathBuf>,
     /// Connect the guest to a network, by a virtio device that it owns
     #[arg(long, value_name = "NETWORK")]
     pub(crate) net: Option<Network>,
@@ -141,6 +145,7 @@ impl RunArgs {
             ("--flush", self.flush.is_some(), "flush = \"ipi\""),
             ("--reset", self.reset.is_some(), "reset = \"exit\""),
             ("--disk", !self.disk.is_empty(), "disks = [\"FILE\"]"),
+            ("--virtio-disk", !self.virtio_disk.is_empty(), "virtio_disks = [\"FILE\"]"),
             ("--net", self.net.is_some(), "net = \"user\""),
             ("--device", !self.device.is_empty(), "devices = [\"00:04.0\"]"),
         ];

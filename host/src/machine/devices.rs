@@ -26,8 +26,10 @@ pub(crate) const SINK: &str = "10.0.2.100";
 /// The devices of one guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Devices {
-    /// Images of disks, in the order in which the guest finds them.
+    /// Images of NVMe disks, in the order in which the guest finds them.
     pub(crate) disks: Vec<PathBuf>,
+    /// Images of virtio disks.
+    pub(crate) virtio_disks: Vec<PathBuf>,
     /// Its network.
     pub(crate) network: Option<Network>,
     /// Functions that the machine has anyway, by address or kind.
@@ -51,7 +53,7 @@ impl Devices {
         if self.is_empty() {
             return Ok(());
         }
-        for disk in &self.disks {
+        for disk in self.disks.iter().chain(&self.virtio_disks) {
             drive::driver(disk).with_context(|| {
                 format!("there is no disk at {}: `./quell image-debian` makes one", disk.display())
             })?;
@@ -73,6 +75,9 @@ pub(crate) struct Built {
     pub(crate) args: Vec<OsString>,
     pub(crate) names: Vec<String>,
 }
+
+/// A virtio disk that an IOMMU translates for.
+const VIRTIO_DISK: &str = "virtio-blk-pci,disable-legacy=on,iommu_platform=on";
 
 /// Places on the root bus for devices of guests: QEMU's own are below and above.
 const PLACES: Range<u32> = 8..31;
@@ -113,9 +118,11 @@ pub(crate) fn build<'d>(
             names.push(format!("00:{place:02x}.0"));
             Ok(())
         };
-        for disk in &devices.disks {
+        let nvme = devices.disks.iter().map(|disk| ("nvme", disk));
+        let virtio = devices.virtio_disks.iter().map(|disk| (VIRTIO_DISK, disk));
+        for (kind, disk) in nvme.chain(virtio) {
             add(&|place| {
-                let device = format!("nvme,drive=disk{place},serial=disk{place}");
+                let device = format!("{kind},drive=disk{place},serial=disk{place}");
                 Ok((device, "-drive", drive::drive(&format!("if=none,id=disk{place}"), disk)?))
             })?;
         }
@@ -199,16 +206,20 @@ mod tests {
             disks: vec![THIS.into(), THIS.into()],
             network: Some(Network::User),
             functions: vec!["nvme".into()],
+            ..Devices::default()
         };
-        let db = Devices { network: Some(Network::Sink), ..Devices::default() };
+        let db =
+            Devices { virtio_disks: vec![THIS.into()], network: Some(Network::Sink), ..Devices::default() };
         let built = build(Platform::X86_64, [&web, &Devices::default(), &db].into_iter(), true).unwrap();
-        assert_eq!(built.names, ["nvme 00:08.0 00:09.0 00:0a.0", "", "00:0b.0"]);
+        assert_eq!(built.names, ["nvme 00:08.0 00:09.0 00:0a.0", "", "00:0b.0 00:0c.0"]);
         let args = text(&built);
         assert!(args.starts_with("-device amd-iommu,intremap=on,pt=off "), "{args}");
         assert!(args.contains("if=none,id=disk8,format=raw,file.driver=file,file.filename="), "{args}");
         assert!(args.contains("virtio-net-pci,netdev=net10,disable-legacy=on,iommu_platform=on,addr=0xa"));
-        assert!(args.contains("user,id=net11,restrict=on,guestfwd=tcp:10.0.2.100:9-null"), "{args}");
-        assert!(args.contains("netdev=net11") && args.contains("addr=0xb"), "{args}");
+        let disk = "virtio-blk-pci,disable-legacy=on,iommu_platform=on,drive=disk11,serial=disk11,addr=0xb";
+        assert!(args.contains(disk), "{args}");
+        assert!(args.contains("user,id=net12,restrict=on,guestfwd=tcp:10.0.2.100:9-null"), "{args}");
+        assert!(args.contains("netdev=net12") && args.contains("addr=0xc"), "{args}");
         let bare = build(Platform::X86_64, [&web].into_iter(), false).unwrap();
         assert!(!text(&bare).contains("amd-iommu"));
         let none = build(Platform::X86_64, [&Devices::default()].into_iter(), true).unwrap();

@@ -33,6 +33,7 @@ pub(super) const KEYS: &[Key] = &[
     ("console", r#"console = "web.log""#),
     ("start", r#"start = "auto""#),
     ("disks", r#"disks = ["web.img"]"#),
+    ("virtio_disks", r#"virtio_disks = ["web.img"]"#),
     ("net", r#"net = "user""#),
     ("devices", r#"devices = ["00:04.0"]"#),
 ];
@@ -210,10 +211,14 @@ fn reset(fields: &Fields<'_>) -> Result<Option<ResetPolicy>> {
 
 /// The devices that the guest owns.
 fn devices(source: &Source, fields: &Fields<'_>, line: usize) -> Result<Devices> {
-    let disks = fields.texts("disks")?.unwrap_or_default();
+    let images = |key| -> Result<Vec<PathBuf>> {
+        let names = fields.texts(key)?.unwrap_or_default();
+        Ok(names.iter().map(|name| source.resolve(name)).collect())
+    };
     let network = fields.word("net", "user", |word| Network::from_str(word, false).ok())?;
     let devices = Devices {
-        disks: disks.iter().map(|disk| source.resolve(disk)).collect(),
+        disks: images("disks")?,
+        virtio_disks: images("virtio_disks")?,
         network: network.map(|network| network.value),
         functions: fields.texts("devices")?.unwrap_or_default(),
     };

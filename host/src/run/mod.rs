@@ -130,7 +130,12 @@ fn guest(args: &RunArgs) -> Result<Guest> {
         // A guest that panics ends the run instead of waiting for an administrator.
         cmdline.push("panic=-1");
     }
-    let devices = Devices { disks: args.disk.clone(), network: args.net, functions: args.device.clone() };
+    let devices = Devices {
+        disks: args.disk.clone(),
+        virtio_disks: args.virtio_disk.clone(),
+        network: args.net,
+        functions: args.device.clone(),
+    };
     let is_stock = args.kernel.is_none() && args.program.is_none();
     let boots_disk = is_stock && devices.boot(args.initrd.is_some(), args.exec.is_some());
     if boots_disk {

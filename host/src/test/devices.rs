@@ -211,7 +211,7 @@ fn copies(platform: Platform, directory: &Path, command: &str, count: usize) -> 
         flush: FlushMode::Hypercall,
         reset: ResetPolicy::Reboot,
         switches: Switches::default(),
-        devices: Devices { disks: vec![image.clone()], network: Some(Network::User), functions: Vec::new() },
+        devices: Devices { disks: vec![image.clone()], network: Some(Network::User), ..Devices::default() },
     };
     guest.check()?;
     let hypervisor = Hypervisor::for_tests(arch)?;

@@ -102,11 +102,7 @@ fn on_quell(arch: Arch, disk: &Path, directory: &Path) -> Result<Spec> {
         flush: FlushMode::Hypercall,
         reset: ResetPolicy::Reboot,
         switches: Switches::default(),
-        devices: Devices {
-            disks: vec![disk.to_owned()],
-            network: Some(Network::User),
-            functions: Vec::new(),
-        },
+        devices: Devices { disks: vec![disk.to_owned()], network: Some(Network::User), ..Devices::default() },
     };
     guest.check()?;
     guest.on_quell(&Hypervisor::for_tests(arch)?, 2, Clock::Wall, directory)

@@ -127,7 +127,7 @@ impl<'a> Bench<'a> {
             devices: Devices {
                 disks: vec![self.programs.clone(), data],
                 network: Some(Network::Sink),
-                functions: Vec::new(),
+                ..Devices::default()
             },
         };
         guest.check()?;

@@ -53,6 +53,9 @@ pub(super) const ROWS: &[Case] = &[
     several("several_own_many_disks", MANY, devices::own_many),
     several("several_devices_are_misused", MISUSE, misuse::misuse),
     several("several_are_reset_amid_dma", AMID_DMA, amid_dma::reset_amid_dma),
+    several("several_are_reset_amid_failing_dma", AMID_FAILING, amid_dma::reset_amid_failing_dma),
+    several("several_are_reset_amid_failing_dma_on_arm", AMID_FAILING, amid_dma::reset_amid_failing_dma)
+        .on(MAX),
     several("several_share_memory", SHARED, shared::share_memory),
     several("several_share_memory_on_arm", SHARED, shared::share_memory).on(MAX),
     several("several_come_and_go_on_arm", CYCLES, cycles::come_and_go).on(MAX).with(&["vmid_bits=2"]),
@@ -76,6 +79,8 @@ const MISUSE: &str =
     "a guest misuses its disk and its network card in all ways; another one and its disk are as before";
 const AMID_DMA: &str =
     "a guest is reset while its disk reads: nothing of that comes into its memory afterwards";
+const AMID_FAILING: &str =
+    "and while its virtio disk reads to addresses without memory: that ends neither the disk nor QEMU";
 const SHARED: &str =
     "guests exchange words through memory that they share, and ring each other; others do not reach it";
 const CYCLES: &str = "guests are created, boot and are destroyed over and over, and no memory is lost";
