@@ -140,6 +140,9 @@ pub enum Command {
         /// The second one.
         value: u64,
     },
+    /// `hog`: unmask every message of every function, so that each wants an interrupt vector of the
+    /// machine.
+    Hog,
     /// `spin=MS`: do nothing, awake; for at most an hour.
     Spin(u64),
     /// `hint=N`: execute that HINT instruction.
@@ -211,6 +214,7 @@ impl Command {
             ("get", _) => share(Share::Get, rest),
             ("ring", _) => share(Share::Ring, rest),
             ("rung", _) => share(Share::Rung, rest),
+            ("hog", "") => Ok(Self::Hog),
             ("spin", _) => one().and_then(|ms| match ms <= SPIN_MAX_MS {
                 true => Ok(Self::Spin(ms)),
                 false => Err("that is more than an hour"),
@@ -323,6 +327,7 @@ mod tests {
             ("put=8", NOT_NUMBERS),
             ("ring=65536,1", "numbers of guests and vectors have 16 bits"),
             ("rung=1", NOT_NUMBERS),
+            ("hog=1", "no command"),
             ("halt=1", "no command"),
             ("Halt", "no command"),
         ] {
@@ -355,6 +360,7 @@ mod tests {
             let expected = Command::Misuse { what, seed: 7, count: 1024 };
             assert_eq!(Command::parse(&format!("{name}=7,1K")), Ok(expected));
         }
+        assert_eq!(Command::parse("hog"), Ok(Command::Hog));
         assert_eq!(Command::parse("reset"), Ok(Command::Reset { by_fault: false }));
         assert_eq!(Command::parse("triple-fault"), Ok(Command::Reset { by_fault: true }));
         let share = |what, place, value| Ok(Command::Share { what, place, value });

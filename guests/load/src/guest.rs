@@ -68,6 +68,7 @@ fn execute(word: &str, command: Command) {
         }
         Command::Fly { address, count, then_reset } => nvme::fly(address, count, then_reset),
         Command::Share { what, place, value } => shared::share(what, place, value),
+        Command::Hog => machine::hog().map_err(Failure::from),
         Command::Misuse { what, seed, count } => machine::misuse(what, seed, count),
         Command::Reset { by_fault } => machine::reset(by_fault).map_err(Failure::from),
         Command::Spin(ms) => {

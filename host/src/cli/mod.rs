@@ -62,7 +62,7 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    Run(RunArgs),
+    Run(Box<RunArgs>),
     Demo(DemoArgs),
     /// Measure
     #[command(subcommand)]

@@ -90,6 +90,11 @@ pub(crate) fn hint(number: u8) -> Result<u64, Absent> {
     Ok(1)
 }
 
+/// Functions show no messages on this architecture.
+pub(crate) fn hog() -> Result<u64, Absent> {
+    Err(Absent)
+}
+
 /// This is not offered on this architecture.
 pub(crate) fn reset(_: bool) -> Result<u64, Absent> {
     Err(Absent)

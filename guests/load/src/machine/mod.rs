@@ -7,13 +7,13 @@ mod x86_64;
 
 #[cfg(target_arch = "aarch64")]
 pub(crate) use aarch64::{
-    await_others, begin_on_others, halt, heard, hint, idle, listen, misuse, nanoseconds, off, prepare, reset,
-    taken,
+    await_others, begin_on_others, halt, heard, hint, hog, idle, listen, misuse, nanoseconds, off, prepare,
+    reset, taken,
 };
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86_64::{
-    await_others, begin_on_others, halt, heard, hint, idle, listen, misuse, nanoseconds, off, prepare, reset,
-    taken,
+    await_others, begin_on_others, halt, heard, hint, hog, idle, listen, misuse, nanoseconds, off, prepare,
+    reset, taken,
 };
 
 /// The machine lacks this feature.

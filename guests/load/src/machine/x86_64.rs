@@ -1,8 +1,9 @@
 //! x86-64.
 
 use core::arch::asm;
+use core::iter;
 
-use baremetal::pci::ConfigSpace;
+use baremetal::pci::{COMMAND, ConfigSpace, MEMORY_AND_DMA};
 use baremetal::x86_64::info::BootInfo;
 use baremetal::x86_64::power::{self, Switch};
 use baremetal::x86_64::{apic, boot, clock, firmware, interrupts, processors};
@@ -89,16 +90,36 @@ const ENTRY_BYTES: u64 = 16;
 
 /// Sets up the messages of shared memory's doorbell, whose table is at `table`.
 pub(crate) fn listen(config: &ConfigSpace, _: u64, table: u64) {
+    unmask(config, table, interrupts::VECTOR_FREE..interrupts::VECTOR_FREE + DOORBELLS);
+}
+
+/// Unmasks the first messages of the table at an address, with these vectors.
+fn unmask(config: &ConfigSpace, table: u64, vectors: impl Iterator<Item = u8>) {
     apic::enable();
-    for number in 0..DOORBELLS {
-        let vector = u32::from(interrupts::VECTOR_FREE + number);
-        for (word, value) in (0..).zip([0xfee0_0000 | apic::id() << 12, 0, vector, 0]) {
-            shared::write(table + u64::from(number) * ENTRY_BYTES + word * 4, value);
+    for (number, vector) in (0..).zip(vectors) {
+        for (word, value) in (0..).zip([0xfee0_0000 | apic::id() << 12, 0, u32::from(vector), 0]) {
+            shared::write(table + number * ENTRY_BYTES + word * 4, value);
         }
     }
     if let Some(msix) = config.capability(MSIX) {
         config.write(msix, MSIX_ENABLE);
     }
+}
+
+/// Unmasks all messages of all functions; returns how many.
+pub(crate) fn hog() -> Result<u64, Absent> {
+    let mut count = 0;
+    for config in (0..32).map(|device| ConfigSpace::new(device << 3)) {
+        let is_function = config.read(0) != u32::MAX;
+        let Some(at) = is_function.then(|| config.capability(MSIX)).flatten() else { continue };
+        config.write(COMMAND, MEMORY_AND_DMA);
+        let entries = (config.read(at) >> 16 & 0x7ff) as usize + 1;
+        let place = config.read(at + 4);
+        let table = config.base(place as u8 & 7) + u64::from(place & !7);
+        unmask(&config, table, iter::repeat_n(interrupts::VECTOR_FREE, entries));
+        count += entries as u64;
+    }
+    Ok(count)
 }
 
 /// How often the doorbell was rung by a vector.

@@ -14,6 +14,7 @@ mod misuse;
 mod shared;
 mod shares;
 mod stage;
+mod vectors;
 
 use super::arm::MAX;
 use super::cases::{Body, Case, case};
@@ -51,6 +52,7 @@ pub(super) const ROWS: &[Case] = &[
     several("several_disks_are_taken_amid_writes", DISKS, devices::come_and_go),
     several("several_disks_are_taken_amid_writes_on_arm", DISKS, devices::come_and_go).on(MAX),
     several("several_own_many_disks", MANY, devices::own_many),
+    several("several_leave_vectors", VECTORS, vectors::leave_vectors),
     several("several_devices_are_misused", MISUSE, misuse::misuse),
     several("several_are_reset_amid_dma", AMID_DMA, amid_dma::reset_amid_dma),
     several("several_are_reset_amid_failing_dma", AMID_FAILING, amid_dma::reset_amid_failing_dma),
@@ -75,6 +77,7 @@ const ATTACH: &str =
 const LIFE: &str = "a guest is created, paused, reset and destroyed while another one goes on";
 const DISKS: &str = "a guest is destroyed while its disk writes: disk and memory are free, and others go on";
 const MANY: &str = "thirteen disks of two guests work, and so does the hypervisor";
+const VECTORS: &str = "a guest that wants all interrupt vectors leaves some for the disk of another one";
 const MISUSE: &str =
     "a guest misuses its disk and its network card in all ways; another one and its disk are as before";
 const AMID_DMA: &str =

@@ -1,0 +1,49 @@
+//! One guest wants all interrupt vectors.
+
+use super::misuse::command;
+use super::stage::{Room, named};
+use super::{MANUAL, READY, bare};
+use anyhow::{Context, Result, ensure};
+use hostlink::ctl::Request;
+use hostlink::exit::ExitCode;
+use std::fs;
+use std::time::Duration;
+
+const TIMEOUT: Duration = Duration::from_secs(240);
+const DISK: usize = 1 << 20;
+/// Messages of three disks. The one CPU has fewer vectors for functions.
+const MESSAGES: u32 = 3 * 65;
+/// The other guest says how often its kernel has found a command of its disk done by looking, after
+/// a time without an interrupt.
+const LOOKS: &str = "looked 0 times";
+
+/// A guest unmasks more messages than its CPU has vectors. Another one whose disk comes later reads
+/// it by interrupts.
+pub(super) fn leave_vectors(room: &Room<'_>) -> Result<()> {
+    for number in 0..4 {
+        fs::write(room.directory.join(format!("disk{number}.img")), vec![0; DISK])
+            .context("cannot write a disk")?;
+    }
+    let text = format!(
+        "[machine]\ncpus = 1\nboot_cpu = \"run\"\n{}\n\
+         [[guest]]\nname = \"victim\"\nvcpus = 1\nmemory = \"128M\"\n{MANUAL}\ndisks = [\"disk3.img\"]\n\
+         cmdline = \"quiet nvme_core.admin_timeout=5 nvme_core.io_timeout=5\"\n\
+         exec = \"until [ -b /dev/nvme0n1 ]; do sleep 0.1; done; \
+         dd if=/dev/nvme0n1 of=/dev/null bs=4k count=64 iflag=direct 2>/dev/null && \
+         echo looked $(dmesg | grep -c 'completion polled') times; while :; do sleep 1; done\"\n",
+        bare("hog", 1, "64M", "disks = [\"disk0.img\", \"disk1.img\", \"disk2.img\"]")
+    );
+    let file = room.write(&text)?;
+    let mut stage = room.play(&file, TIMEOUT, |stage| {
+        let from = stage.until_shown("hog", READY, 0)?;
+        command(stage, "hog", "hog", from)?;
+        stage.until_shown("hog", &format!("hog count={MESSAGES} "), from)?;
+        stage.start("victim")?;
+        stage.until_shown("victim", " times", 0)?;
+        ensure!(stage.has_shown("victim", LOOKS, 0)?, "the other guest's disk does not interrupt");
+        Ok(())
+    })?;
+    stage.ask(&Request::Destroy { guest: named("victim")? })?;
+    stage.type_end("hog", "poweroff\n")?;
+    stage.finish()?.ended_by(ExitCode::GuestPowerOff)
+}
