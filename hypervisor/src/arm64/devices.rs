@@ -14,10 +14,15 @@ use crate::vm::{Context, Vm};
 use memslots::Gpa;
 
 /// Carries out the effect of an access to the distributor, under its lock.
+#[inline]
 pub fn perform<A: Arm64>(vm: &Vm<A>, effect: Effect, distributor: &Distributor) {
-    if effect.is_empty() {
-        return;
+    if !effect.is_empty() {
+        perform_all(vm, effect, distributor);
     }
+}
+
+#[inline(never)] // Apart from the usual case.
+fn perform_all<A: Arm64>(vm: &Vm<A>, effect: Effect, distributor: &Distributor) {
     if let Some(groups) = effect.groups {
         for vcpu in &vm.vcpus {
             vcpu.inbox.interrupts.post_groups(groups);

@@ -14,8 +14,16 @@ use crate::hyperv::MsrEffect;
 use crate::vm::{Context, Next, Vm, increase};
 
 /// Carries out the effect of a write to the local APIC.
-#[inline]
+#[inline(always)] // Most have none.
 pub(super) fn perform_lapic<A: Amd64>(context: &mut Context<'_, A>, effect: Effect) -> Next {
+    match effect {
+        Effect::None | Effect::Eoi { level: false, .. } => Next::Resume,
+        effect => perform_rest(context, effect),
+    }
+}
+
+#[inline(never)] // Apart from the usual case.
+fn perform_rest<A: Amd64>(context: &mut Context<'_, A>, effect: Effect) -> Next {
     match effect {
         Effect::None | Effect::Eoi { level: false, .. } => Next::Resume,
         Effect::Ipi(message) => {

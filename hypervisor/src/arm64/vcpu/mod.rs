@@ -81,7 +81,7 @@ pub fn load_state<A: Arm64>(context: &mut Context<'_, A>) {
 /// Loads VTTBR_EL2 and the state that depends on it. Returns true if it has changed: then stage-1
 /// walks may be disabled until TCR_EL1 is loaded (see
 /// [`tlbi::enter_vm`](coherence::tlbi::enter_vm)).
-#[inline]
+#[inline(always)] // On the way of each entry.
 fn enter_address_space<A: Arm64>(context: &mut Context<'_, A>) -> bool {
     let (cpu, space) = (CpuId(context.cpu.index), context.vm.guest.address_space());
     let (place, state) = (&mut context.workspace.place, &mut *context.state);
@@ -215,10 +215,13 @@ impl<A: Arm64> arm64::Processor for El1<'_, A> {
 
     #[inline(always)]
     fn fill_lists(&mut self) {
-        // The running priority does not matter for filling the list registers, only the interface's
-        // configuration.
-        let view = system::idle_view::<A>();
-        let maintenance = self.state.gic.fill(&mut Lists::<A>::new(), &view);
+        let mut maintenance = Maintenance::empty();
+        if !self.state.gic.has_none() {
+            // The running priority does not matter for filling the list registers, only the
+            // interface's configuration.
+            let view = system::idle_view::<A>();
+            maintenance = self.state.gic.fill(&mut Lists::<A>::new(), &view);
+        }
         if maintenance != self.workspace.maintenance {
             A::set_maintenance(maintenance);
             self.workspace.maintenance = maintenance;
@@ -233,9 +236,19 @@ impl<A: Arm64> arm64::Processor for El1<'_, A> {
         self.state.auditor.note(self.cpu);
     }
 
-    /// Empties the list registers, and disables maintenance interrupts.
-    #[inline]
+    #[inline(always)]
     fn take_lists_back(&mut self) {
+        if !self.workspace.maintenance.is_empty() || !self.state.gic.loaded().is_empty() {
+            self.empty_lists();
+        }
+        self.state.withdraw_timers();
+    }
+}
+
+impl<A: Arm64> El1<'_, A> {
+    /// Empties the list registers, and disables maintenance interrupts.
+    #[inline(never)] // Apart from the usual case, which has neither.
+    fn empty_lists(&mut self) {
         let mut eoi_count = 0;
         if !self.workspace.maintenance.is_empty() {
             eoi_count = Maintenance::eoi_count(A::interface_control());
@@ -246,7 +259,6 @@ impl<A: Arm64> arm64::Processor for El1<'_, A> {
         if intids != 0 {
             system::deactivate::<A>(intids);
         }
-        self.state.withdraw_timers();
     }
 }
 

@@ -148,13 +148,19 @@ impl Pci {
     /// last port are lost.
     ///
     /// The ROM may be visible [elsewhere](Self::rom_base) afterwards.
+    #[inline] // Each write to a port without a device comes here.
     pub fn port_write(&mut self, port: u16, size: PortSize, value: u32) -> bool {
         if port == CONFIG_ADDRESS && size == PortSize::Dword {
             self.address = value & ADDRESS_BITS;
             return true;
         }
         let Some(lanes) = Lanes::of(port, size) else { return false };
-        let (value, mask) = (lanes.to_register(value), lanes.mask());
+        self.write_selected(lanes.to_register(value), lanes.mask());
+        true
+    }
+
+    #[inline(never)]
+    fn write_selected(&mut self, value: u32, mask: u32) {
         match self.selected() {
             Some((Device::Rom, register)) => self.rom.write(register, value, mask),
             Some((Device::Owned(index), register)) => {
@@ -164,7 +170,6 @@ impl Pci {
             }
             Some((Device::Bridge, _)) | None => {}
         }
-        true
     }
 
     /// The device and the index of the double word that the address names.

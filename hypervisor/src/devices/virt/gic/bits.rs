@@ -101,13 +101,19 @@ impl Bits {
     }
 
     /// The INTIDs in ascending order.
+    #[inline]
     pub fn iter(&self) -> impl Iterator<Item = u8> + use<> {
-        (0..4_u8).zip(self.0).flat_map(|(index, mut word)| {
-            core::iter::from_fn(move || {
-                let bit = word.trailing_zeros() as u8;
-                word &= word.wrapping_sub(1);
-                (bit < 64).then(|| index * 64 + bit)
-            })
+        let (mut words, mut index) = (self.0, 0);
+        core::iter::from_fn(move || {
+            while let Some(word) = words.get_mut(index) {
+                if *word != 0 {
+                    let bit = word.trailing_zeros() as u8;
+                    *word &= *word - 1;
+                    return Some(index as u8 * 64 + bit);
+                }
+                index += 1;
+            }
+            None
         })
     }
 }

@@ -21,24 +21,24 @@ const TYPER_FIXED: u32 = 9 << 19;
 impl Distributor {
     /// Reads `size` bytes at `offset`. Registers that do not exist read as 0.
     pub fn read(&self, offset: u32, size: u8) -> (u64, Effect) {
-        let mut effect = Effect::default();
+        let mut posts = Bits::EMPTY;
         let value = match (offset, size) {
             (CTLR, 4) => CTLR_FIXED | u32::from(self.groups.bits()),
             (TYPER, 4) => TYPER_FIXED | (u32::from(self.intid_count) / 32 - 1),
             (GICD_IIDR, 4) => IIDR,
-            (ROUTERS..ROUTERS_END, 4 | 8) => return (self.read_router(offset, size), effect),
+            (ROUTERS..ROUTERS_END, 4 | 8) => return (self.read_router(offset, size), Effect::default()),
             (0xffd0..0x1_0000, 4) => identification(Frame::Distributor, offset),
             _ => match decode(offset, size) {
                 Some(Register::Bank(bank, word)) if is_state(bank) => {
                     let of = Bits::from_word(word, u32::MAX).and(self.spis);
-                    effect.posts = self.held.and(of);
+                    posts = self.held.and(of);
                     self.state(bank).and(of).word(word)
                 }
                 Some(register) => self.setup.read(register, self.spis),
                 None => 0,
             },
         };
-        (u64::from(value), effect)
+        (u64::from(value), Effect { posts, ..Effect::default() })
     }
 
     /// Writes `size` bytes at `offset`. Writes to registers that do not exist are ignored.

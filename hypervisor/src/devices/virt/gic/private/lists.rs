@@ -14,18 +14,22 @@ use super::{Bits, Deactivate, LIST_MAX, ListRegister, Private, View};
 use crate::devices::virt::gic::{Groups, ListRegisters, Maintenance};
 
 impl Private {
+    /// Whether there is nothing to [`fill`](Self::fill) in. This is usual, and quicker to see than
+    /// which interrupts are waiting. `false` is possible in other cases, too.
+    #[must_use]
+    #[inline]
+    pub const fn has_none(&self) -> bool {
+        self.latch.or(self.line).or(self.active).is_empty()
+    }
+
     /// Fills the list registers. The result must be written to ICH_HCR_EL2 with EOIcount = 0.
     /// [`sync`](Self::sync) must follow, with only the guest in between.
-    #[inline]
+    #[inline(never)] // Apart from the usual case.
     pub fn fill(&mut self, registers: &mut impl ListRegisters, view: &View) -> Maintenance {
         let waiting = self.waiting();
         if waiting.is_empty() && self.active.is_empty() {
             return Maintenance::empty();
         }
-        self.fill_from(waiting, registers, view)
-    }
-
-    fn fill_from(&mut self, waiting: Bits, registers: &mut impl ListRegisters, view: &View) -> Maintenance {
         let count = registers.count().min(LIST_MAX);
         let reserved = usize::from(!waiting.is_empty());
         let is_crowded = waiting.count() + self.active.count() > count;

@@ -283,7 +283,11 @@ impl Private {
     }
 
     /// The interrupt of highest priority; among equals the lowest INTID.
+    #[inline]
     fn highest(&self, among: Bits) -> Option<u8> {
+        if among.is_empty() {
+            return None; // The usual answer to the second question of each entry.
+        }
         among.iter().min_by_key(|&intid| self.setup.priority[usize::from(intid)])
     }
 

@@ -63,8 +63,10 @@ impl System {
         let Vcpu { cpu, private, .. } = &mut self.vcpus[index];
         let signalled = private.signalled(&cpu.view());
         assert_eq!(private.can_wake(&cpu.view()), signalled.is_some());
-        let view = cpu.view();
+        let (view, has_none) = (cpu.view(), private.has_none());
         cpu.maintenance = private.fill(cpu, &view);
+        let is_filled = !cpu.maintenance.is_empty() || !private.loaded().is_empty();
+        assert!(!(has_none && is_filled), "an entry would leave it out");
         assert_eq!(cpu.signalled().is_some(), signalled.is_some(), "what wakes is signalled");
     }
 
