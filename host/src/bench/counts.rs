@@ -5,9 +5,9 @@
 //! executed instructions, and reports one line per case. Flushes of running vCPUs are counted in
 //! [`running`].
 
-use super::running;
+use super::{arm_exits, running};
 use crate::arch::{Arch, Platform};
-use crate::cli::ExitsArgs;
+use crate::cli::{ExitsArgs, FlushArgs};
 use crate::machine::devices::Devices;
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
@@ -21,11 +21,13 @@ use crate::workspace;
 use anyhow::Result;
 use hostlink::config::{FlushMode, MAX_VCPUS, ResetPolicy, Switches};
 use hostlink::exit::ExitCode;
+use std::path::Path;
+use std::time::Duration;
 
 /// One operation.
-struct Case {
+pub(super) struct Case {
     /// Its name in the guest's report.
-    name: &'static str,
+    pub(super) name: &'static str,
     /// Its label in the table.
     label: &'static str,
     /// The most instructions that it may take.
@@ -34,7 +36,14 @@ struct Case {
     kvm: &'static str,
 }
 
-const fn case(name: &'static str, label: &'static str, budget: u64, kvm: &'static str) -> Case {
+impl Case {
+    /// Its name in results.
+    pub(super) fn named(&self, platform: Platform) -> String {
+        format!("{}{}", self.name, platform.suffix())
+    }
+}
+
+pub(super) const fn case(name: &'static str, label: &'static str, budget: u64, kvm: &'static str) -> Case {
     Case { name, label, budget, kvm }
 }
 
@@ -60,43 +69,65 @@ const fn space(name: &'static str, label: &'static str, targets: u64) -> Case {
     case(name, label, 700 + 12 * targets, "")
 }
 
-/// A guest that counts, and its cases.
+/// What a guest counts.
 struct Bench {
     /// Its name in the guest and in results.
     name: &'static str,
     vcpus: u32,
-    cases: &'static [Case],
 }
 
-const METRIC: &str = "instructions";
+pub(super) const METRIC: &str = "instructions";
 
 /// `quell bench exits`.
 pub(crate) fn exits(args: &ExitsArgs, signals: &Signals) -> Result<u8> {
     let mut samples = Samples::default();
-    let status = run(&Bench { name: "exits", vcpus: 2, cases: &CASES }, args, signals, &mut samples)?;
-    save("exits", args, &samples)?;
+    let (status, table) = count(args.platform.platform()?, args.output.timeout(), signals, &mut samples)?;
+    println!("{table}");
+    save("exits", args.output.json.as_deref(), &samples)?;
     Ok(status)
 }
 
+/// Counts exits on a machine of this platform. Returns the status, which is 0 if each case is
+/// within its budget, and the table.
+pub(crate) fn count(
+    platform: Platform,
+    timeout: Duration,
+    signals: &Signals,
+    samples: &mut Samples,
+) -> Result<(u8, String)> {
+    let (status, cases) = match platform.arch() {
+        Arch::X86_64 => (run(&Bench { name: "exits", vcpus: 2 }, timeout, signals, samples)?, &CASES[..]),
+        Arch::Aarch64 => {
+            arm_exits::run(platform, timeout, signals, samples)?;
+            (0, &arm_exits::CASES[..])
+        }
+    };
+    let (table, within) = judge(cases, platform, samples);
+    Ok((status.max(u8::from(!within)), table))
+}
+
 /// `quell bench flush`.
-pub(crate) fn flush(args: &ExitsArgs, signals: &Signals) -> Result<u8> {
+pub(crate) fn flush(args: &FlushArgs, signals: &Signals) -> Result<u8> {
     let mut samples = Samples::default();
-    let bench = Bench { name: "flush", vcpus: MAX_VCPUS, cases: &FLUSH_CASES };
-    let mut status = run(&bench, args, signals, &mut samples)?;
+    let bench = Bench { name: "flush", vcpus: MAX_VCPUS };
+    let status = run(&bench, args.output.timeout(), signals, &mut samples)?;
+    let (table, within) = judge(&FLUSH_CASES, Platform::X86_64, &samples);
+    println!("{table}");
+    let mut status = status.max(u8::from(!within));
     if signals.caught().is_none() {
         status = status.max(running::run(args, signals, &mut samples)?);
     }
-    save("flush", args, &samples)?;
+    save("flush", args.output.json.as_deref(), &samples)?;
     Ok(status)
 }
 
 /// Writes the results to the file in the arguments, if there is one.
-fn save(name: &'static str, args: &ExitsArgs, samples: &Samples) -> Result<()> {
-    args.output.json.as_deref().map_or(Ok(()), |path| results::write(path, name, None, samples))
+fn save(name: &'static str, path: Option<&Path>, samples: &Samples) -> Result<()> {
+    path.map_or(Ok(()), |path| results::write(path, name, None, samples))
 }
 
-/// Runs the guest; the status is 1 if a case is missing or over its budget.
-fn run(bench: &Bench, args: &ExitsArgs, signals: &Signals, samples: &mut Samples) -> Result<u8> {
+/// Runs the guest; the status is not 0 if it fails.
+fn run(bench: &Bench, timeout: Duration, signals: &Signals, samples: &mut Samples) -> Result<u8> {
     let guest = Guest {
         kernel: workspace::build(workspace::PROBE, Arch::X86_64)?,
         initrd: None,
@@ -113,7 +144,7 @@ fn run(bench: &Bench, args: &ExitsArgs, signals: &Signals, samples: &mut Samples
     let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
     let mut spec =
         guest.on_quell(&Hypervisor::build(Arch::X86_64)?, 1, Clock::Instructions, directory.path())?;
-    spec.timeout = Some(args.output.timeout());
+    spec.timeout = Some(timeout);
     let outcome = Machine::start(&spec, signals)?.run(|_, _| Ok(Flow::Continue))?;
 
     for report in outcome.reports.iter().filter(|report| report["result"] == "fail") {
@@ -124,19 +155,18 @@ fn run(bench: &Bench, args: &ExitsArgs, signals: &Signals, samples: &mut Samples
             samples.add(case, Subject::Quell, METRIC, METRIC, value);
         }
     }
-    let within = print(bench.cases, samples);
     match outcome.end {
-        End::Hypervisor(ExitCode::GuestPowerOff) => Ok(u8::from(!within)),
+        End::Hypervisor(ExitCode::GuestPowerOff) => Ok(0),
         _ => Ok(conclude(&outcome, false).max(1)),
     }
 }
 
-/// Prints the table; returns whether each case is present and within its budget.
-fn print(cases: &[Case], samples: &Samples) -> bool {
+/// The table, and whether each case is present and within its budget.
+fn judge(cases: &[Case], platform: Platform, samples: &Samples) -> (String, bool) {
     let mut rows = Vec::new();
     let mut within = true;
     for case in cases {
-        let row = samples.row(case.name, Subject::Quell, METRIC);
+        let row = samples.row(&case.named(platform), Subject::Quell, METRIC);
         #[expect(clippy::cast_precision_loss, reason = "budgets are small")]
         let good = row.as_ref().is_some_and(|row| row.max <= case.budget as f64);
         within &= good;
@@ -146,12 +176,11 @@ fn print(cases: &[Case], samples: &Samples) -> bool {
         rows.push([case.label, &value, &budget, case.kvm, verdict].map(str::to_owned));
     }
     // Cases that the guest measured in addition to the list.
-    for row in samples.rows().iter().filter(|row| cases.iter().all(|case| case.name != row.case)) {
+    for row in samples.rows().iter().filter(|row| cases.iter().all(|case| case.named(platform) != row.case)) {
         rows.push([row.case.as_str(), &format!("{:.0}", row.median), "", "", ""].map(str::to_owned));
     }
     let header = ["instructions per operation", "Quell", "at most", "KVM 6.1", ""];
-    println!("{}", table(header, rows));
-    within
+    (table(header, rows).to_string(), within)
 }
 
 #[cfg(test)]
@@ -161,13 +190,13 @@ mod tests {
     #[test]
     fn a_case_that_is_missing_or_over_its_budget_fails() {
         let mut samples = Samples::default();
-        assert!(!print(&CASES, &samples), "nothing was reported");
+        assert!(!judge(&CASES, Platform::X86_64, &samples).1, "nothing was reported");
         for case in &CASES {
             samples.add(case.name, Subject::Quell, METRIC, METRIC, 399.0);
         }
-        assert!(print(&CASES, &samples));
+        assert!(judge(&CASES, Platform::X86_64, &samples).1);
         samples.add("cpuid", Subject::Quell, METRIC, METRIC, 401.0);
-        assert!(!print(&CASES, &samples), "the worst run counts");
+        assert!(!judge(&CASES, Platform::X86_64, &samples).1, "the worst run counts");
     }
 
     #[test]

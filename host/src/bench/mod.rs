@@ -1,8 +1,9 @@
 //! `quell bench`: standalone measurements.
 
 mod all;
+mod arm_exits;
 mod boot;
-mod counts;
+pub(crate) mod counts;
 mod devices;
 pub(crate) mod isolation;
 mod memslot;

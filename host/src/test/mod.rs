@@ -3,6 +3,7 @@
 mod arm;
 mod attack;
 mod audit;
+mod budgets;
 mod cases;
 mod checks;
 mod devices;
@@ -167,6 +168,7 @@ fn all_cases() -> impl Iterator<Item = &'static cases::Case> {
         .chain(&packages::ROWS)
         .chain(&releases::ROWS)
         .chain(&traces::ROWS)
+        .chain(&budgets::ROWS)
         .chain(&devices::ROWS)
         .chain(&disks::ROWS)
         .chain(&kernels::ROWS)

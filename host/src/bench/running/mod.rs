@@ -14,7 +14,7 @@
 mod tests;
 
 use crate::arch::{Arch, Platform};
-use crate::cli::ExitsArgs;
+use crate::cli::FlushArgs;
 use crate::machine::counters::Snapshot;
 use crate::machine::devices::Devices;
 use crate::machine::process::{End, Flow, Machine};
@@ -221,7 +221,7 @@ struct Lab<'a> {
 
 /// Runs every case and prints the table; the status is that of a failed machine, 1 if a number is
 /// over its limit, else 0.
-pub(super) fn run(args: &ExitsArgs, signals: &Signals, samples: &mut Samples) -> Result<u8> {
+pub(super) fn run(args: &FlushArgs, signals: &Signals, samples: &mut Samples) -> Result<u8> {
     let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
     let lab = Lab {
         hypervisor: Hypervisor::build(Arch::X86_64)?,

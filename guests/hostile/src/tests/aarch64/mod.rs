@@ -4,6 +4,7 @@ pub(super) mod code;
 mod controller;
 mod debug;
 mod device;
+mod exits;
 pub(super) mod operation;
 mod own;
 mod timer;
@@ -23,6 +24,7 @@ pub(super) const OWN: &[Test] = &[
     test("u26_physical_timer", 1, timer::physical_timer),
     test("u26_debug_registers", 2, debug::debug_registers),
     test("u26_device_accesses", 1, device::device_accesses),
+    test("exits", 2, exits::exits),
     test("registers", 1, walk::registers),
     test("instructions", 1, walk::instructions),
     test("crossing", 2, walk::crossing),

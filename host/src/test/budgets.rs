@@ -1,0 +1,34 @@
+//! The instructions of exits are within their budgets.
+
+use super::arm::MAX;
+use super::cases::{Body, Case, case};
+use crate::arch::Platform;
+use crate::bench::counts;
+use crate::machine::signals::Signals;
+use crate::results::Samples;
+use anyhow::{Result, ensure};
+use std::path::Path;
+use std::time::Duration;
+
+/// Timeout of a machine.
+const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// The rows.
+pub(super) const ROWS: [Case; 2] = [
+    case(
+        "exits_are_within_their_budgets",
+        "each operation of `bench exits` takes at most the instructions that it may",
+        Body::Own(|_: &Path| are_within(Platform::X86_64)),
+    ),
+    case(
+        "u66_exits_are_within_their_budgets_on_arm",
+        "the same on Arm",
+        Body::Own(|_: &Path| are_within(MAX)),
+    ),
+];
+
+fn are_within(platform: Platform) -> Result<()> {
+    let (status, table) = counts::count(platform, TIMEOUT, &Signals::default(), &mut Samples::default())?;
+    ensure!(status == 0, "a budget is exceeded:\n{table}");
+    Ok(())
+}
