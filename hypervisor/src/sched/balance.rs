@@ -2,15 +2,25 @@
 //!
 //! With one guest, queues are kept about as long as each other. With several that is not enough:
 //! two vCPUs of a guest that is owed much may share a CPU while another CPU runs, alone, a guest
-//! that has had more than enough. So a CPU on which such a guest waits gives a vCPU to the other
-//! one, when a turn ends or a vCPU wakes. That CPU need not look for it, and goes without a tick
-//! while nobody waits there. And a vCPU may wait for ever if another one of its guest has a CPU for
-//! itself, and the guest is owed nothing more: it moves there.
+//! that has had more than enough. So when a turn ends, vCPUs move for the sake of their guests'
+//! shares, in this order:
 //!
-//! CPU sets make more of it necessary. A guest whose set keeps it on a CPU cannot go where others
-//! are ahead, so one that may go there makes room for it. And where only such guests wait, an idle
-//! CPU asks for the vCPU that runs.
+//! * A guest that may go where others may not *makes room*: the one that is next goes to the CPU of
+//!   a guest that is far ahead of the second one here, if this one may not go there.
+//! * A guest that waits goes to the CPU of one that is far ahead of it, or to a CPU whose guest can
+//!   make room for it.
+//! * A guest that waits although another vCPU of it runs elsewhere goes there: that one uses up the
+//!   guest's share, so that the guest's turn here would never come.
+//! * A CPU whose turn goes to a guest that is far ahead of others, or that uses up its cap on other
+//!   CPUs, takes a vCPU that waits elsewhere.
+//!
+//! None of these moves a vCPU that is next where it waits, and none takes it to a CPU to which one
+//! has just been moved: otherwise vCPUs would be sent to and fro without running. An idle CPU asks
+//! for a vCPU that runs, where only such guests wait beside it as may not go to the idle one.
 
+use hostlink::cpus::CpuSet;
+
+use super::ledger::Group;
 use super::queue::{RunQueue, Standing};
 use super::{CpuIndex, GroupIndex, Nudge, Scheduler, VcpuIndex};
 use crate::sync::Ordering;
@@ -79,8 +89,12 @@ impl Scheduler {
 
     /// Whether the vCPU that runs on `cpu`, whose queue this is, is to go to a CPU that idles.
     pub(super) fn is_wanted(&self, own: &RunQueue, cpu: CpuIndex, now: u64) -> bool {
-        let idle = |other: &CpuIndex| self.ledger.seat(*other).is_idle() && self.load_of(*other) == 0;
-        self.others(cpu).filter(idle).any(|other| self.is_of_use(own, other, now))
+        self.others(cpu).filter(|&other| self.is_free(other)).any(|other| self.is_of_use(own, other, now))
+    }
+
+    /// Whether a CPU idles.
+    fn is_free(&self, cpu: CpuIndex) -> bool {
+        self.ledger.seat(cpu).is_idle() && self.load_of(cpu) == 0
     }
 
     /// Whether a CPU that idles can run the vCPU that runs in this queue, and none that waits.
@@ -108,6 +122,9 @@ impl Scheduler {
     #[cold]
     #[inline(never)]
     fn surplus_among_groups(&self, own: &mut RunQueue, cpu: CpuIndex, now: u64) -> Option<(CpuIndex, Moved)> {
+        if let Some(moved) = self.make_room(own, cpu, now) {
+            return Some(moved);
+        }
         let (load, next) = (own.load(), own.least_ahead(now));
         let emptier = |group| self.search_emptier_than(cpu, load, |other| self.may_run(group, other));
         let moved = own.give(now, |index, group, vcpu| {
@@ -115,13 +132,30 @@ impl Scheduler {
             let lead = self.ledger.lead(group);
             // The guest that is next here waits for nobody. One that is behind may be here because
             // one that is ahead runs here.
-            let is_better = next == Some(index) || lead < -group.cost(self.policy.slice / 4);
+            let is_better = next == Some(index)
+                || lead < -group.cost(self.policy.slice / 4)
+                || self.ledger.is_behind(emptier, group);
             let is_better_here = is_better && self.load_of(emptier) != 0;
             // The guest that is furthest ahead would run last here.
             (!is_better_here).then(|| lead.saturating_neg())
         })?;
         // Loads are hints, and may have changed: then it comes back.
         Some((emptier(self.group_of(moved.0)).unwrap_or(cpu), moved))
+    }
+
+    /// A vCPU of the guest that is next on `cpu`, whose queue this is, and the CPU of a guest that is
+    /// far ahead of the second one here. The second one may not run there, and the first one is next
+    /// there, too.
+    fn make_room(&self, own: &mut RunQueue, cpu: CpuIndex, now: u64) -> Option<(CpuIndex, Moved)> {
+        let first = own.least_ahead(now)?;
+        let lead = |&group: &GroupIndex| self.ledger.lead(self.ledger.group(group));
+        let second = own.contending(now).filter(|&group| group != first).min_by_key(lead)?;
+        let is_room = |&to: &CpuIndex| self.may_run(first, to) && !self.may_run(second, to);
+        let to = self.others(cpu).filter(is_room).find(|&to| {
+            !self.ledger.seat(to).runs(first) && self.ledger.unfair_lead(second, to, now).is_some()
+        })?;
+        self.ledger.note_given(to, now);
+        Some((to, own.give_of(first)?))
     }
 
     /// A CPU that runs a waking vCPU sooner than `cpu`, whose queue this is.
@@ -173,11 +207,30 @@ impl Scheduler {
         Some(other)
     }
 
-    /// Moves a vCPU that waits for `cpu` to the CPU of a guest that is far ahead of its own.
+    /// A CPU whose guest can make room for `group`, which waits for `cpu`: it may run on an idle CPU, or
+    /// on the CPU of a guest that is far ahead of `group`, where `group` may not run.
+    fn search_way(&self, group: GroupIndex, cpu: CpuIndex, now: u64) -> Option<CpuIndex> {
+        let is_ahead = |other: &CpuIndex| {
+            !self.may_run(group, *other)
+                && (self.is_free(*other) || self.ledger.unfair_lead(group, *other, now).is_some())
+        };
+        let ahead: CpuSet = self.others(cpu).filter(is_ahead).collect();
+        let way = self.others(cpu).filter(|&other| self.may_run(group, other)).find(|&other| {
+            let running = self.ledger.seat(other).running().filter(|&running| running != group);
+            running.is_some_and(|running| {
+                self.others(other).any(|to| ahead.contains(to) && self.may_run(running, to))
+            })
+        })?;
+        self.ledger.note_given(way, now);
+        Some(way)
+    }
+
+    /// Moves a vCPU for the sake of its guest's share, after a turn has begun on `cpu`: to another
+    /// CPU, or from one.
     #[inline]
-    pub(super) fn give_ahead(&self, cpu: CpuIndex, now: u64) -> Nudge {
-        if self.ledger.is_in_use() && self.cpus.len() > 1 && self.place(cpu).load() > 1 {
-            self.give_ahead_among_groups(cpu, now)
+    pub(super) fn balance(&self, cpu: CpuIndex, now: u64) -> Nudge {
+        if self.ledger.is_in_use() && self.cpus.len() > 1 {
+            self.balance_among_groups(cpu, now)
         } else {
             Nudge::Nothing
         }
@@ -185,25 +238,57 @@ impl Scheduler {
 
     #[cold]
     #[inline(never)]
-    fn give_ahead_among_groups(&self, cpu: CpuIndex, now: u64) -> Nudge {
-        let given = self.place(cpu).with(|own| {
-            if let Some((group, to)) = self.search_room(own, cpu, now) {
-                return Some((to, own.give_of(group)?));
-            }
-            let group = own.least_ahead(now)?;
-            if let Some(to) = self.search_ahead_of(group, cpu, now) {
-                return Some((to, own.give_of(group)?));
-            }
-            let (group, to) = self.search_own(own, cpu, now)?;
-            let (vcpu, standing) = own.give_of(group)?;
-            // There it runs next. Otherwise it might be the one that is too many there, and come
-            // back without having run.
-            Some((to, (vcpu, standing.owed(&self.policy))))
-        });
-        match given {
-            Some((to, (vcpu, standing))) => self.enqueue(to, vcpu, standing),
-            None => Nudge::Nothing,
+    fn balance_among_groups(&self, cpu: CpuIndex, now: u64) -> Nudge {
+        let is_loaded = self.place(cpu).load() > 1;
+        let given = if is_loaded { self.place(cpu).with(|own| self.give(own, cpu, now)) } else { None };
+        if let Some((to, (vcpu, standing))) = given {
+            return self.enqueue(to, vcpu, standing);
         }
+        if let Some((vcpu, standing)) = self.pull(cpu, now) {
+            // The vCPU that runs here has not been entered yet: it looks at the queue before that.
+            let _needless = self.enqueue(cpu, vcpu, standing);
+        }
+        Nudge::Nothing
+    }
+
+    /// A vCPU that waits for `cpu`, whose queue this is, and a CPU that is better for its guest.
+    fn give(&self, own: &mut RunQueue, cpu: CpuIndex, now: u64) -> Option<(CpuIndex, Moved)> {
+        if let Some((group, to)) = self.search_room(own, cpu, now) {
+            return Some((to, own.give_of(group)?));
+        }
+        // Others are next here.
+        let waiting = || own.contending(now).filter(|&group| self.ledger.far_lead(group, cpu, now).is_none());
+        let ahead = waiting().find_map(|group| Some((group, self.search_ahead_of(group, cpu, now)?)));
+        let way = || waiting().find_map(|group| Some((group, self.search_way(group, cpu, now)?)));
+        if let Some((group, to)) = ahead.or_else(way) {
+            return Some((to, own.give_of(group)?));
+        }
+        let (group, to) = self.search_own(own, cpu, now)?;
+        let (vcpu, standing) = own.give_of(group)?;
+        // There it runs next. Otherwise it might be the one that is too many there, and come back
+        // without having run.
+        Some((to, (vcpu, standing.owed(&self.policy))))
+    }
+
+    /// A vCPU that waits elsewhere, for `cpu`, where a turn has begun that is worth less.
+    fn pull(&self, cpu: CpuIndex, now: u64) -> Option<Moved> {
+        let running = self.ledger.seat(cpu).running()?;
+        // It is as good as idle if the guest that runs here uses up its cap on others.
+        let is_spare = self.ledger.is_used_elsewhere(running, cpu, now);
+        if !is_spare && !self.ledger.may_be_unfair(running) {
+            return None;
+        }
+        let is_better = |group: GroupIndex, from: CpuIndex| {
+            let is_next_there = self.ledger.far_lead(group, from, now).is_some();
+            let may_run = self.may_run(group, cpu) && !self.ledger.is_used_elsewhere(group, cpu, now);
+            may_run && !is_next_there && (is_spare || self.ledger.unfair_lead(group, cpu, now).is_some())
+        };
+        let moved = self.others(cpu).filter(|&from| self.place(from).load() > 1).find_map(|from| {
+            let claim = |index, group: &Group, _| is_better(index, from).then(|| self.ledger.lead(group));
+            self.place(from).with(|queue| queue.give(now, claim))
+        })?;
+        self.ledger.note_given(cpu, now);
+        Some(moved)
     }
 
     /// A guest that waits for `cpu`, whose queue this is, and a CPU where it makes room for the one

@@ -216,7 +216,7 @@ impl Scheduler {
         });
         let nudge = match surplus {
             Some((emptier, (vcpu, standing))) => self.enqueue(emptier, vcpu, standing),
-            None => self.give_ahead(cpu, now),
+            None => self.balance(cpu, now),
         };
         (turn, nudge)
     }

@@ -71,8 +71,8 @@
 //! | `Home::cpu`, `Home::virtual_time` | by the CPU that runs the vCPU, before G or in its lock | none: read by its waker, after B |
 //! | `Home::ready_since` | by its waker, or the CPU that puts it back, before it is in a queue | none: read under that queue's lock |
 //! | `Home::used` | by the CPU that the vCPU leaves, in its lock | the counters are behind by what the vCPU has had on the CPU to which it has just gone |
-//! | `Group::virtual_time` | by any CPU that charges, by read-modify-write | a guest is taken to be ahead or behind by a turn more than it is, until the next pick |
-//! | `Ledger::average`, `Ledger::floor`, `Group::wanting_at` | by one CPU at a time that looks, every quarter of a slice | a guest that wakes is owed a little more or less |
+//! | `Group::virtual_time` | by any CPU that charges or looks, by read-modify-write | a guest is taken to be ahead or behind by a turn more than it is, until the next pick |
+//! | `Ledger::average`, `Ledger::floor`, `Group::wanting_at`, `Group::catches_up_to` | by CPUs that look, every quarter of a slice; the last one also at the end of a turn | a guest that wakes is owed a little more or less |
 //! | `Group::runnable` | under the locks of the queues that have its vCPUs | an average without a guest that has just come, or with one that has just gone |
 //! | `Seat::group`, `Seat::charged` | by the CPU when a turn begins and ends; `charged` by any CPU that charges the turn | none to the account: `charged` moves by read-modify-write only, so that each tick is charged once. A vCPU is given to a CPU whose turn has just changed: it is in a longer queue than necessary. A vCPU that an idle CPU could run stays until its turn ends |
 //! | `Seat::held` | under the queue's lock | a vCPU goes to another CPU than the least loaded one |

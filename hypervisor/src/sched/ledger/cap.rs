@@ -41,6 +41,17 @@ impl Cap {
         self.is_held.store(0, Ordering::Relaxed);
     }
 
+    /// Whether a guest that runs on `running` CPUs uses its cap up by that, so that it may leave
+    /// another CPU to others. If one more is too many in the long run only, it runs there, too,
+    /// while more than half of the burst is left.
+    pub(super) fn is_used_by(&self, running: u32, now: u64, burst: u64) -> bool {
+        let rate = self.rate.load(Ordering::Relaxed);
+        let ahead = self.spent_until.load(Ordering::Relaxed).saturating_sub(now);
+        let pace = rate.saturating_mul(running.into());
+        let is_open = now < self.open_until.load(Ordering::Relaxed);
+        !is_open && (pace >= ONE || (pace + rate > ONE && ahead > burst / 2))
+    }
+
     pub(super) fn exists(&self) -> bool {
         self.rate.load(Ordering::Relaxed) != 0
     }

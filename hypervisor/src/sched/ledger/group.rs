@@ -29,6 +29,8 @@ pub(in crate::sched) struct Group {
     runnable: AtomicU32,
     /// When one of its vCPUs was last seen to wait for a CPU.
     wanting_at: AtomicU64,
+    /// The virtual time of a guest during whose turn one of its vCPUs has waited.
+    catches_up_to: AtomicU64,
     pub(super) cap: Cap,
 }
 
@@ -50,6 +52,7 @@ impl Group {
             word.store(bits, Ordering::Relaxed);
         }
         self.virtual_time.store(virtual_time, Ordering::Relaxed);
+        self.catches_up_to.store(virtual_time, Ordering::Relaxed);
         self.runnable.store(0, Ordering::Relaxed);
         self.wanting_at.store(0, Ordering::Relaxed);
         self.cap.set(share.cap);
@@ -60,11 +63,21 @@ impl Group {
     /// All but what depends on time: its virtual time begins at the average of all.
     #[cfg(test)]
     pub(in crate::sched) fn known(&self) -> alloc::string::String {
-        let Self { first, end, cpus, usable, is_bounded, factor, virtual_time: _, runnable, wanting_at, cap } =
-            self;
-        alloc::format!(
-            "{first:?} {end:?} {cpus:?} {usable:?} {is_bounded:?} {factor:?} {runnable:?} {wanting_at:?} {cap:?}"
-        )
+        let Self {
+            first,
+            end,
+            cpus,
+            usable,
+            is_bounded,
+            factor,
+            virtual_time: _,
+            runnable,
+            wanting_at,
+            catches_up_to: _,
+            cap,
+        } = self;
+        let share = alloc::format!("{first:?} {end:?} {cpus:?} {usable:?} {is_bounded:?} {factor:?} {cap:?}");
+        alloc::format!("{share} {runnable:?} {wanting_at:?} {}", self.catches_up())
     }
 
     pub(super) fn close(&self) {
@@ -116,6 +129,37 @@ impl Group {
     /// One of its vCPUs waits.
     pub(super) fn note_wanting(&self, now: u64) {
         self.wanting_at.store(now, Ordering::Relaxed);
+    }
+
+    /// How far its virtual time is ahead of this one.
+    pub(super) fn ahead_of(&self, time: u64) -> i64 {
+        self.virtual_time.load(Ordering::Relaxed).wrapping_sub(time).cast_signed()
+    }
+
+    /// Moves its virtual time, without a turn.
+    pub(super) fn shift(&self, by: i64) {
+        self.virtual_time.fetch_add(by.cast_unsigned(), Ordering::Relaxed);
+        self.catches_up_to.fetch_add(by.cast_unsigned(), Ordering::Relaxed);
+    }
+
+    /// One of its vCPUs has waited during a turn of this guest's.
+    pub(in crate::sched) fn note_waits_for(&self, running: &Self) {
+        let until = running.virtual_time.load(Ordering::Relaxed);
+        if self.ahead_of(until) < 0
+            && self.ahead_of(until) < self.ahead_of(self.catches_up_to.load(Ordering::Relaxed))
+        {
+            self.catches_up_to.store(until, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether it has had less than a guest for which it has waited.
+    pub(super) fn catches_up(&self) -> bool {
+        self.ahead_of(self.catches_up_to.load(Ordering::Relaxed)) < 0
+    }
+
+    /// It is owed nothing.
+    pub(super) fn has_caught_up(&self) {
+        self.catches_up_to.store(self.virtual_time.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
     /// How many of its vCPUs wait or run.

@@ -5,16 +5,19 @@
 //! with the least. So a guest's share depends neither on the number of its vCPUs nor on how they
 //! sleep or spin.
 //!
-//! The reference is the *average* of the virtual times of all guests that want more than they have
-//! (a vCPU waits, and no cap holds it), weighted, as in EEVDF. A guest that returns from a sleep is
-//! at most a slice behind it: that much it may have been owed when it went to sleep. A guest that
-//! has all that it can use, because it has few vCPUs or CPUs, is no further behind than all CPUs
-//! together could have made it ([`Ledger::bound`]), and none is further ahead: what a guest uses
-//! where nobody else may run, it does not pay for later.
+//! What a guest is due may be less than its weight says, because it has few vCPUs, or a set of few
+//! CPUs, or a cap; then the others have more for their weights, and their virtual times run away
+//! from the guest's own. So guests come to be on levels, and within each level all have the same
+//! for their weights. [`align`] bounds the gaps between them, without a change of their order.
+//!
+//! A guest that returns from a sleep is at most a slice behind all that want more: that much it may
+//! have been owed when it went to sleep. A guest that has all that it can use is no further behind
+//! than all CPUs together could have made it ([`Ledger::bound`]).
 //!
 //! All of it is in atomics without an order, written under different queues' locks. See the table
 //! of hints in [`notify`](super::notify).
 
+mod align;
 mod cap;
 mod group;
 
@@ -55,6 +58,11 @@ impl Seat {
     /// Whether a vCPU of this guest runs there. It may be another one's turn already.
     pub(super) fn runs(&self, group: GroupIndex) -> bool {
         self.group.load(Ordering::Relaxed) == group + 1
+    }
+
+    /// The guest whose vCPU runs there. It may be another one's turn already.
+    pub(super) fn running(&self) -> Option<GroupIndex> {
+        self.group.load(Ordering::Relaxed).checked_sub(1)
     }
 
     /// Whether no vCPU runs there.
@@ -166,8 +174,13 @@ impl Ledger {
 
     /// How far a guest is ahead of the average, in virtual time; negative if it is behind.
     pub(super) fn lead(&self, group: &Group) -> i64 {
+        group.ahead_of(self.average.load(Ordering::Relaxed))
+    }
+
+    /// How far the guest that wants more and has had least is ahead of the average; never positive.
+    fn floor(&self) -> i64 {
         let average = self.average.load(Ordering::Relaxed);
-        group.virtual_time.load(Ordering::Relaxed).wrapping_sub(average).cast_signed()
+        self.floor.load(Ordering::Relaxed).wrapping_sub(average).cast_signed().min(0)
     }
 
     /// Changes a guest's lead.
@@ -181,8 +194,8 @@ impl Ledger {
 
     /// A guest's first vCPU wakes, or its cap no longer holds it: it is not owed its sleep.
     pub(super) fn rejoin(&self, group: &Group) {
-        let (credit, bound) = (group.cost(self.policy.slice), group.cost(self.bound()));
-        self.update_lead(group, |lead| lead.max(-credit).min(bound));
+        let least = self.floor().saturating_sub(group.cost(self.policy.slice));
+        self.update_lead(group, |lead| lead.max(least));
     }
 
     /// The same if none of its vCPUs was runnable.
@@ -196,10 +209,8 @@ impl Ledger {
     /// as a guest can be behind. For as long a cap does not hold them.
     pub(super) fn put_first(&self, group: &Group, now: u64) {
         group.cap.open(now.saturating_add(self.bound()));
-        let average = self.average.load(Ordering::Relaxed);
-        let floor = self.floor.load(Ordering::Relaxed).wrapping_sub(average).cast_signed();
-        let bound = group.cost(self.bound());
-        self.update_lead(group, |lead| lead.min(floor.min(0).saturating_sub(bound)));
+        let first = self.floor().saturating_sub(group.cost(self.bound()));
+        self.update_lead(group, |lead| lead.min(first));
     }
 
     /// The last `ticks` of the turn on `cpu` up to `now` are not the guest's.
@@ -213,19 +224,7 @@ impl Ledger {
     fn charge(&self, group: &Group, had: u64, now: u64) {
         // What nobody waits for is free: then a turn is longer than a slice, and no CPU looks that
         // would charge it sooner.
-        let cost = group.cost(had.min(self.burst()));
-        let bound = group.cost(self.bound());
-        let least = if self.is_content(group, now) {
-            // It runs before all that want more, and is not owed what it did not need.
-            let average = self.average.load(Ordering::Relaxed);
-            let floor = self.floor.load(Ordering::Relaxed).wrapping_sub(average).cast_signed();
-            floor.min(0).saturating_sub(bound)
-        } else {
-            // Several that are ahead where nobody else may run leave those behind that wait
-            // elsewhere.
-            bound.saturating_mul(-4)
-        };
-        self.update_lead(group, |lead| lead.max(least).saturating_add(cost).min(bound));
+        group.virtual_time.fetch_add(group.cost(had.min(self.burst())).cast_unsigned(), Ordering::Relaxed);
         group.cap.charge(had, now);
     }
 
@@ -233,6 +232,7 @@ impl Ledger {
     pub(super) fn begin_turn(&self, cpu: CpuIndex, group: GroupIndex, now: u64) {
         let seat = self.seat(cpu);
         seat.held.store(0, Ordering::Relaxed);
+        seat.given_at.store(0, Ordering::Relaxed);
         // Release, both: they pair with `settle`.
         seat.group.store(group + 1, Ordering::Release);
         seat.charged.store(now, Ordering::Release);
@@ -272,6 +272,15 @@ impl Ledger {
         group.cap.free_at(self.burst())
     }
 
+    /// Whether other CPUs than `cpu` run so many of a guest's vCPUs that they use up its cap.
+    pub(super) fn is_used_elsewhere(&self, index: GroupIndex, cpu: CpuIndex, now: u64) -> bool {
+        let group = self.group(index);
+        group.is_capped() && {
+            let others = (0..).zip(&self.seats).filter(|(other, seat)| *other != cpu && seat.runs(index));
+            group.cap.is_used_by(others.count() as u32, now, self.burst())
+        }
+    }
+
     /// When the guest of the vCPU that runs on `cpu` has used up its budget.
     pub(super) fn used_up_at(&self, cpu: CpuIndex, group: &Group) -> u64 {
         if !group.is_capped() {
@@ -279,49 +288,6 @@ impl Ledger {
         }
         let running = u64::from(group.runnable()).min(self.cpus) as u32;
         group.cap.used_up_at(self.charged(cpu), running, self.burst())
-    }
-
-    /// Takes the average if it is time to, after the turns so far were charged.
-    pub(super) fn look(&self, now: u64) {
-        let due = self.due.load(Ordering::Relaxed);
-        let next = now.saturating_add(self.policy.slice / 4);
-        if now < due || self.due.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_err() {
-            return;
-        }
-        self.seats.iter().for_each(|seat| self.settle(seat, now));
-        for (seated, group) in (1..).zip(&self.groups) {
-            let seats = self.seats.iter().filter(|seat| seat.group.load(Ordering::Relaxed) == seated);
-            if group.wanted() as usize > seats.count() {
-                group.note_wanting(now);
-            }
-        }
-        let (mean, least) =
-            self.mean_and_least(now, true).or_else(|| self.mean_and_least(now, false)).unwrap_or((0, 0));
-        let average = self.average.load(Ordering::Relaxed);
-        self.floor.store(average.wrapping_add_signed(least), Ordering::Relaxed);
-        self.average.store(average.wrapping_add_signed(mean), Ordering::Relaxed);
-    }
-
-    /// Whether none of the guest's vCPUs has been seen to wait for a while: it has all that it can
-    /// use.
-    fn is_content(&self, group: &Group, now: u64) -> bool {
-        now.saturating_sub(group.wanting_at()) > self.policy.slice.saturating_mul(4)
-    }
-
-    /// The weighted mean of the leads of all guests that have work and may run, and the least of
-    /// them; of those only that are `wanting` more than they have: the others' virtual times say
-    /// nothing about shares.
-    fn mean_and_least(&self, now: u64, wanting: bool) -> Option<(i64, i64)> {
-        let (mut sum, mut weights, mut least) = (0_i128, 0_i128, i64::MAX);
-        for group in self.groups.iter().filter(|group| group.is_open() && group.runnable() != 0) {
-            if (!wanting || !self.is_content(group, now)) && self.held_until(group, now).is_none() {
-                let (lead, weight) = (self.lead(group), i128::from(i64::MAX / group.divisor()));
-                sum += i128::from(lead) * weight;
-                weights += weight;
-                least = least.min(lead);
-            }
-        }
-        Some((sum.checked_div(weights)? as i64, least))
     }
 
     /// Charges what a guest has had in a turn so far, unless that is next to nothing. Its loads
@@ -339,22 +305,41 @@ impl Ledger {
         }
     }
 
+    /// Whether a guest is ahead of the one that has had least, by more than its turns make it.
+    pub(super) fn may_be_unfair(&self, group: GroupIndex) -> bool {
+        let group = self.group(group);
+        self.lead(group).saturating_sub(self.floor()) > group.cost(self.policy.slice / 4)
+    }
+
     /// How far ahead of `group` the guest is whose vCPU runs on `cpu`, if that is so much that
     /// `group`'s vCPUs should not wait elsewhere.
     pub(super) fn unfair_lead(&self, group: GroupIndex, cpu: CpuIndex, now: u64) -> Option<i64> {
-        let seat = self.seat(cpu);
-        let slice = self.policy.slice;
-        let running = seat.group.load(Ordering::Relaxed).checked_sub(1).filter(|&other| other != group)?;
-        let (running, waiting) = (self.group(running), self.group(group));
-        let given_at = seat.given_at.load(Ordering::Relaxed);
-        if now.saturating_sub(given_at) < slice / 2 && given_at != 0 {
+        let given_at = self.seat(cpu).given_at.load(Ordering::Relaxed);
+        if now.saturating_sub(given_at) < self.policy.slice / 2 && given_at != 0 {
             return None; // The vCPU that came last may not even have run.
         }
+        self.far_lead(group, cpu, now)
+    }
+
+    /// The same, whether a vCPU has just been moved to `cpu` or not.
+    pub(super) fn far_lead(&self, group: GroupIndex, cpu: CpuIndex, now: u64) -> Option<i64> {
+        let (seat, slice) = (self.seat(cpu), self.policy.slice);
+        let running = seat.running().filter(|&other| other != group)?;
+        let (running, waiting) = (self.group(running), self.group(group));
         let uncharged = now.saturating_sub(seat.charged.load(Ordering::Relaxed)).min(slice);
         let lead =
             self.lead(running).saturating_add(running.cost(uncharged)).saturating_sub(self.lead(waiting));
-        let fair = running.cost(slice).saturating_add(waiting.cost(slice));
+        let fair = running.cost(slice / 4).saturating_add(waiting.cost(slice));
         (lead > fair).then_some(lead)
+    }
+
+    /// Whether the guest whose vCPU runs on `cpu` has had less than `group`, which would wait there.
+    pub(super) fn is_behind(&self, cpu: CpuIndex, group: &Group) -> bool {
+        self.seat(cpu).running().is_some_and(|running| {
+            let (running, little) = (self.group(running), self.policy.slice / 4);
+            let lead = self.lead(group).saturating_sub(self.lead(running));
+            lead > running.cost(little).saturating_add(group.cost(little))
+        })
     }
 
     /// A vCPU is moved to `cpu` because of [`unfair_lead`](Self::unfair_lead).

@@ -121,7 +121,7 @@ impl RunQueue {
 
     /// Puts the lines of the guest to the front that is next; false if none may run.
     fn choose_group(&mut self, now: u64) -> bool {
-        let Self { front, others, ledger, .. } = self;
+        let Self { front, others, ledger, cpu, .. } = self;
         let stands_back = core::mem::take(&mut self.stands_back);
         let margin = ledger.policy().wakeup_margin;
         let mut next: Option<(i64, usize)> = None;
@@ -136,7 +136,10 @@ impl RunQueue {
                 true => stands_back,
                 false => 0,
             };
-            let lead = ledger.lead(group).saturating_add(group.cost(stands_back));
+            let mut lead = ledger.lead(group).saturating_add(group.cost(stands_back));
+            if ledger.is_used_elsewhere(lines.group, *cpu, now) {
+                lead = i64::MAX;
+            }
             if next.is_none_or(|(least, _)| lead < least) {
                 next = Some((lead, index));
             }
@@ -167,7 +170,7 @@ impl RunQueue {
     #[cold]
     #[inline(never)]
     pub(super) fn note_put_back(&mut self, now: u64, why: PutBack) {
-        self.ledger.end_turn(self.cpu, self.front.group, now);
+        self.end_turn_among_groups(now);
         self.front.has_news = false;
         let policy = self.ledger.policy();
         self.stands_back = match why {
@@ -177,10 +180,19 @@ impl RunQueue {
         };
     }
 
+    /// Charges the turn.
+    fn end_turn_among_groups(&mut self, now: u64) {
+        self.ledger.end_turn(self.cpu, self.front.group, now);
+        let front = self.ledger.group(self.front.group);
+        for lines in self.others.iter().filter(|lines| lines.has_waiting()) {
+            self.ledger.group(lines.group).note_waits_for(front);
+        }
+    }
+
     #[cold]
     #[inline(never)]
     pub(super) fn note_taken_off(&mut self, now: u64) {
-        self.ledger.end_turn(self.cpu, self.front.group, now);
+        self.end_turn_among_groups(now);
         self.front.count_out(&self.ledger);
     }
 
@@ -232,9 +244,14 @@ impl RunQueue {
         waiting.filter(move |&group| self.ledger.held_until(self.ledger.group(group), now).is_none())
     }
 
-    /// The waiting guest that is least ahead.
+    /// The guests that wait, are not held, and do not use up their caps on other CPUs.
+    pub(in crate::sched) fn contending(&self, now: u64) -> impl Iterator<Item = GroupIndex> {
+        self.waiting(now).filter(move |&group| !self.ledger.is_used_elsewhere(group, self.cpu, now))
+    }
+
+    /// The contending guest that is least ahead.
     pub(in crate::sched) fn least_ahead(&self, now: u64) -> Option<GroupIndex> {
-        self.waiting(now).min_by_key(|&group| self.ledger.lead(self.ledger.group(group)))
+        self.contending(now).min_by_key(|&group| self.ledger.lead(self.ledger.group(group)))
     }
 
     #[cold]
@@ -318,16 +335,6 @@ impl RunQueue {
         let waiting = self.all_lines().filter(|lines| lines.has_waiting());
         let holds = waiting.filter_map(|lines| self.ledger.free_at(self.ledger.group(lines.group)));
         holds.fold(self.next_timer(), u64::min)
-    }
-
-    /// Leaves the last `ticks` up to `now` out of the turn.
-    pub(in crate::sched) fn leave_out(&mut self, ticks: u64, now: u64) {
-        if let Some(running) = &mut self.running {
-            running.since = running.since.saturating_add(ticks).min(now);
-            if self.has_accounts {
-                self.ledger.leave_out(self.cpu, ticks, now);
-            }
-        }
     }
 
     /// Adds a guest's lines.

@@ -277,6 +277,16 @@ impl RunQueue {
         self.end_turn(running, now)
     }
 
+    /// Leaves the last `ticks` up to `now` out of the turn.
+    pub(in crate::sched) fn leave_out(&mut self, ticks: u64, now: u64) {
+        if let Some(running) = &mut self.running {
+            running.since = running.since.saturating_add(ticks).min(now);
+            if self.has_accounts {
+                self.ledger.leave_out(self.cpu, ticks, now);
+            }
+        }
+    }
+
     /// Removes, for another queue, the waiting vCPU that would run last here. With several guests
     /// see `groups`.
     pub fn steal(&mut self) -> Option<(VcpuIndex, Standing)> {

@@ -83,39 +83,56 @@ fn what_is_due_is_as_by_hand() {
     check(&apart, &[1.0 / 11.0, 10.0 / 11.0, 1.0]);
 }
 
-/// Of a hundred random machines no more than these have a guest that does not get what is due to
-/// it, within 5 per cent or 1 per cent of a CPU. `docs/isolation.md` has the numbers. The goal is
-/// none.
-const WRONG_MAX: u64 = 18;
+/// Of a thousand random machines, how many may have a guest that does not get what is due to it,
+/// within 5 per cent or 1 per cent of a CPU: without caps, and with them. `docs/isolation.md` has
+/// what was measured. The goal is none.
+const WRONG_MAX: [u64; 2] = [4, 20];
 
 #[test]
 fn shares_beside_sets_and_caps_are_as_right_as_documented() {
-    let (seeds, mut wrong) = (seeds(50), Vec::new());
-    for seed in seeds.clone() {
-        let mut random = Random::new(seed);
-        let cpus = 1 + random.below(6) as u32;
-        let mut works = |_| {
-            let works = guest(random.weight(), vec![Works; 1 + random.below(8) as usize]);
-            random.bounded(works, cpus)
-        };
-        let guests: Vec<_> = (0..2 + seed % 4).map(&mut works).collect();
-        let limits: Vec<_> = guests.iter().map(|guest| Limit::of(guest, cpus)).collect();
-        let due = due(&limits);
-        let mut machine = Machine::new(cpus, &guests);
-        machine.run(1000 * MS);
-        let got = machine.measure(20_000 * MS);
-        let is_close = |(got, due): (&f64, &f64)| (got - 100.0 * due).abs() <= (5.0 * due).max(1.0);
-        if !got.iter().zip(&due).all(is_close) {
-            let shares = guests
-                .iter()
-                .zip(&limits)
-                .map(|(guest, limit)| (guest.share.weight, guest.habits.len(), guest.share.cap, &limit.cpus));
-            let shares: Vec<_> = shares.collect();
-            wrong.push(format!(
-                "seed {seed}, {cpus} CPUs: {got:.1?} of a hundredth, due {due:.3?}: {shares:?}"
-            ));
+    for has_caps in [false, true] {
+        let (seeds, mut wrong) = (seeds(50), Vec::new());
+        for seed in seeds.clone() {
+            let mut random = Random::new(seed);
+            let cpus = 1 + random.below(6) as u32;
+            let mut works = |_| {
+                let works = guest(random.weight(), vec![Works; 1 + random.below(8) as usize]);
+                let works = random.bounded(works, cpus);
+                if has_caps { works } else { works.uncapped() }
+            };
+            let guests: Vec<_> = (0..2 + seed % 4).map(&mut works).collect();
+            wrong.extend(what_is_wrong(cpus, &guests).map(|what| format!("seed {seed}, {what}")));
         }
+        let (count, all) = (wrong.len() as u64, seeds.end - seeds.start);
+        let most = WRONG_MAX[usize::from(has_caps)];
+        assert!(count * 1000 <= most * all, "{count} of {all} are wrong:\n{}", wrong.join("\n"));
     }
-    let (count, all) = (wrong.len() as u64, seeds.end - seeds.start);
-    assert!(count * 100 <= WRONG_MAX * all, "{count} of {all} are wrong:\n{}", wrong.join("\n"));
+}
+
+/// A guest of weight 1 that must stay on one CPU, beside one of weight 1000 that may run on both; a
+/// heavy one that must stay on one, beside two that compete. Neither gets in the way of the other.
+#[test]
+fn a_light_guest_gets_no_more_than_its_weight_by_its_set() {
+    let light = || guest(1, vec![Works; 4]).on([1]);
+    assert_eq!(what_is_wrong(2, &[light(), guest(1000, vec![Works; 2])]), None);
+    let works = |weight| guest(weight, vec![Works; 2]);
+    assert_eq!(what_is_wrong(2, &[works(1000).on([0]), works(100), works(10)]), None);
+}
+
+/// What each guest got and what was due, if these differ.
+fn what_is_wrong(cpus: u32, guests: &[Guest]) -> Option<String> {
+    let limits: Vec<_> = guests.iter().map(|guest| Limit::of(guest, cpus)).collect();
+    let due = due(&limits);
+    let mut machine = Machine::new(cpus, guests);
+    machine.run(1000 * MS);
+    let got = machine.measure(20_000 * MS);
+    let is_close = |(got, due): (&f64, &f64)| (got - 100.0 * due).abs() <= (5.0 * due).max(1.0);
+    if got.iter().zip(&due).all(is_close) {
+        return None;
+    }
+    let shares = guests.iter().zip(&limits);
+    let shares: Vec<_> = shares
+        .map(|(guest, limit)| (guest.share.weight, guest.habits.len(), guest.share.cap, &limit.cpus))
+        .collect();
+    Some(format!("{cpus} CPUs: {got:.1?} of a hundredth, due {due:.3?}: {shares:?}"))
 }

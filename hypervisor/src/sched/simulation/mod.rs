@@ -80,6 +80,11 @@ impl Guest {
         self
     }
 
+    fn uncapped(mut self) -> Self {
+        self.share.cap = None;
+        self
+    }
+
     fn on(mut self, cpus: impl IntoIterator<Item = CpuIndex>) -> Self {
         self.share.cpus = cpus.into_iter().collect();
         self
