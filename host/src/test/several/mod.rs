@@ -11,6 +11,7 @@ mod heard;
 mod life;
 mod memory;
 mod misuse;
+mod random;
 mod shared;
 mod shares;
 mod stage;
@@ -52,6 +53,8 @@ pub(super) const ROWS: &[Case] = &[
     several("several_disks_are_taken_amid_writes", DISKS, devices::come_and_go),
     several("several_disks_are_taken_amid_writes_on_arm", DISKS, devices::come_and_go).on(MAX),
     several("several_own_many_disks", MANY, devices::own_many),
+    several("several_take_random_requests", REQUESTS, random::requests),
+    several("several_take_random_requests_on_arm", REQUESTS, random::requests).on(MAX),
     several("several_leave_vectors", VECTORS, vectors::leave_vectors),
     several("several_devices_are_misused", MISUSE, misuse::misuse),
     several("several_are_reset_amid_dma", AMID_DMA, amid_dma::reset_amid_dma),
@@ -77,6 +80,8 @@ const ATTACH: &str =
 const LIFE: &str = "a guest is created, paused, reset and destroyed while another one goes on";
 const DISKS: &str = "a guest is destroyed while its disk writes: disk and memory are free, and others go on";
 const MANY: &str = "thirteen disks of two guests work, and so does the hypervisor";
+const REQUESTS: &str =
+    "random requests about guests with disks, weights and sets are answered, and no memory is lost";
 const VECTORS: &str = "a guest that wants all interrupt vectors leaves some for the disk of another one";
 const MISUSE: &str =
     "a guest misuses its disk and its network card in all ways; another one and its disk are as before";

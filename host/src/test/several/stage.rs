@@ -236,6 +236,11 @@ impl Stage<'_> {
         }
     }
 
+    /// The machine's own time so far.
+    pub(super) fn passed(&mut self) -> Duration {
+        self.time.passed()
+    }
+
     /// Sends a request.
     pub(super) fn ask(&mut self, request: &Request) -> Result<Vec<String>> {
         let mut control = self.machine.control()?.with_patience(PATIENCE);
