@@ -195,6 +195,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn u50_the_status_is_0_only_if_some_have_passed_and_none_has_failed() {
+        let status = |passed, failed, second| verdict(Tally { passed, failed, second }, &Signals::default());
+        assert_eq!((status(1, 0, 0), status(3, 0, 1)), (0, 0));
+        assert_eq!((status(0, 0, 0), status(0, 1, 0), status(9, 1, 0)), (1, 1, 1));
+    }
+
+    #[test]
     fn what_is_quick_exists() {
         let names: Vec<_> =
             host::STEPS.iter().map(|step| step.name).chain(all_cases().map(|case| case.name)).collect();

@@ -155,17 +155,19 @@ pub(super) fn expect_loops(outcome: &Outcome) -> Result<()> {
 pub(super) fn expect_toggles(outcome: &Outcome) -> Result<()> {
     let begin = outcome.report("begin").context("mmtest did not begin")?;
     let end = outcome.report("end").context("mmtest did not come to its end")?;
-    ensure!(end["toggles"] == begin["toggles"], "{} toggles instead of {}", end["toggles"], begin["toggles"]);
-    let passes =
-        begin["threads"].as_u64().zip(begin["passes"].as_u64()).map(|(threads, each)| threads * each);
-    ensure!(end["passes"].as_u64() >= passes, "{} passes instead of {passes:?}", end["passes"]);
+    let number = |report: &Value, name: &str| {
+        report[name].as_u64().with_context(|| format!("no number of {name} is reported: {report}"))
+    };
+    let (toggles, wanted) = (number(end, "toggles")?, number(begin, "toggles")?);
+    ensure!(toggles == wanted && toggles > 0, "{toggles} toggles instead of {wanted}");
+    let passes = number(begin, "threads")? * number(begin, "passes")?;
+    ensure!(number(end, "passes")? >= passes, "{} passes instead of {passes}", end["passes"]);
     for errors in ["rom_errors", "canary_errors"] {
         ensure!(end[errors] == 0, "{} {errors}", end[errors]);
     }
     let counters = outcome.counters.as_ref().context("there are no counters")?;
     let changes = counters.get(Counter::SlotChanges);
-    let expected = end["toggles"].as_u64().map(|toggles| 2 * toggles);
-    ensure!(Some(changes) >= expected, "{changes} changes of the guest's memory instead of {expected:?}");
+    ensure!(changes >= 2 * toggles, "{changes} changes of the guest's memory for {toggles} toggles");
     Ok(())
 }
 

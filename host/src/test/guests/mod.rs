@@ -3,6 +3,8 @@
 mod bodies;
 mod expect;
 mod kernels;
+#[cfg(test)]
+mod tests;
 mod tools;
 
 use super::Tally;

@@ -69,6 +69,25 @@ fn u61_two_vcpus_of_different_settings_take_turns() {
     }
 }
 
+/// A vCPU that had breakpoints once, and whose are not loaded any more, does not take another one's.
+#[test]
+fn u61_breakpoints_that_are_not_loaded_are_not_saved() {
+    processor(|processor| *processor = Processor::new());
+    let board = Board::create_several_with(Vec::leak(test_kernel()), [CpuData::default()], 64 << 20, &GUESTS)
+        .unwrap_or_else(|why| panic!("{why}"));
+    turn(board, 0, |guest| {
+        guest.begin(&[]);
+        guest.0.state.load_debug_registers::<Made>();
+        assert!(guest.enter(|_, _| processor(|processor| processor.breakpoints = [1, 2, 3, 4])));
+    });
+    turn(board, 1, |guest| live(guest, 1));
+    turn(board, 0, |guest| assert!(guest.enter(|_, _| {}), "without an access to them"));
+    turn(board, 0, |guest| {
+        guest.0.state.load_debug_registers::<Made>();
+        assert_eq!(processor(|processor| processor.breakpoints), [1, 2, 3, 4]);
+    });
+}
+
 #[test]
 fn u61_what_is_another_vcpus_is_found() {
     type Spoil = fn(&mut Processor, &mut Vmcb);

@@ -8,7 +8,7 @@ use crate::amd64::exits::table::{Event, Instruction};
 use crate::amd64::nmi::Nmi;
 use crate::amd64::registers::{RAX, RBX, RCX, RDX};
 use crate::amd64::state::Activity;
-use crate::amd64::vmcb::{DR6_SINGLE_STEP, RFLAGS_TF, vintr};
+use crate::amd64::vmcb::{DR6_SINGLE_STEP, RFLAGS_TF, clean, vintr};
 use crate::amd64::{RFLAGS_RF, event, intercepts};
 use crate::devices::pc::lapic;
 use crate::devices::pc::platform::SerialPort;
@@ -296,7 +296,9 @@ fn brings_the_breakpoints(code: u64) {
     with_guest(&[], |guest| {
         processor(|processor| processor.breakpoints = [1, 2, 3, 4]);
         assert_ne!(guest.vmcb().intercept_dr, 0);
+        guest.vmcb().clean_bits = clean::ALL;
         assert_eq!(guest.exit(code, 0, 0), Next::Resume);
+        assert_eq!(guest.vmcb().clean_bits & clean::INTERCEPTS, 0, "otherwise it exits again and again");
         assert_eq!((processor(|processor| processor.breakpoints), guest.vmcb().intercept_dr), ([0; 4], 0));
         assert_eq!((guest.advanced(), guest.raised()), (0, None), "it is executed again");
     });
