@@ -10,10 +10,12 @@ use stay::amd64::Named;
 
 use super::entry::flush;
 use super::processor::{DATA, Guest, Made, board_with, processor};
+use crate::amd64::cpuid;
 use crate::amd64::features::Features;
 use crate::amd64::signals::{Workspace, expire_timers};
 use crate::amd64::state::Activity;
 use crate::amd64::vmcb::{CR4_PAE, CR4_PCIDE};
+use crate::hyperv::PartitionTraits;
 use crate::vm::arch::{Clock, Cpus, State};
 use crate::vm::space::FlushScratch;
 
@@ -189,4 +191,43 @@ fn u62_a_deadline_in_the_guests_time_is_one_in_the_machines() {
             assert_eq!(guest.0.state.lapic.highest_irr(), Some(0x40), "{offset:#x}");
         });
     }
+}
+
+#[test]
+fn u62_the_partition_says_what_there_is_and_the_timer_has_that_rate() {
+    for (config, flush_hypercall) in [("flush=hypercall", true), ("flush=ipi", false)] {
+        let config: &'static str = alloc::format!("{config}\nmemory=16777216").leak();
+        with_entered(config, |guest| {
+            let traits = *guest.0.vm.guest.partition.platform();
+            let expected = PartitionTraits {
+                flush_hypercall,
+                invariant_tsc: cpuid::host_has_invariant_tsc::<Made>(),
+                nested_paging: true,
+                tsc_hz: Made::hz(),
+                apic_hz: 1_000_000_000,
+                gpa_bits: cpuid::physical_address_bits::<Made>() as u8,
+            };
+            assert_eq!(traits, expected);
+            let lapic = &mut guest.0.state.lapic;
+            // One-shot, by 1.
+            for (register, value) in [(0xf0, 0x1ff), (0x320, 0x40), (0x3e0, 0xb), (0x380, 5000)] {
+                let _effect = lapic.write_page(0xfee0_0000 + register, value, 0);
+            }
+            assert_eq!(lapic.next_deadline(), Some(5000 * traits.tsc_hz / traits.apic_hz));
+        });
+    }
+    assert!(!cpuid::host_has_invariant_tsc::<Made>(), "this one's may change its rate");
+}
+
+#[test]
+fn u62_what_a_vcpu_had_before_init_is_dropped() {
+    with_entered("vcpus=1\nmemory=16777216", |guest| {
+        assert!(guest.enter(|_, _| {}));
+        let (asid, control) = (guest.vmcb().asid, guest.vmcb().tlb_control);
+        assert_eq!(control, 0, "nothing is to be dropped");
+        guest.0.state.set_init_state();
+        guest.begin(&[]);
+        assert!(guest.enter(|_, _| {}));
+        assert!(guest.vmcb().asid != asid || guest.vmcb().tlb_control != 0);
+    });
 }

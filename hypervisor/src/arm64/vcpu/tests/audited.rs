@@ -126,3 +126,48 @@ fn u61_each_bit_of_the_configuration_is_the_vcpus_own() {
         assert!(finding.is_some(), "bit {bit}");
     }
 }
+
+#[test]
+fn u61_an_serror_that_was_taken_does_not_come_again() {
+    const VSE: u64 = crate::arm64::controls::hcr::VSE;
+    let vm = machine("vcpus=2").machine();
+    let mut place = workspace(0);
+    turn(vm, 0, 0, &mut place, |context| {
+        context.state.raise_serror();
+        next_stay(|_| {
+            hardware(|hardware| hardware.configuration &= !VSE);
+            Vector::Synchronous
+        });
+        assert!(enter(context));
+    });
+    for vcpu in [1, 0] {
+        turn(vm, 0, vcpu, &mut place, |context| {
+            assert_eq!(hardware(|hardware| hardware.configuration) & VSE, 0, "vCPU {vcpu}");
+            assert!(enter(context));
+        });
+    }
+}
+
+#[test]
+fn u61_a_timers_interrupt_is_not_active_when_another_vcpu_arrives() {
+    for (intid, control, value) in [
+        (27, Register::VirtualControl, Register::VirtualValue),
+        (30, Register::PhysicalControl, Register::PhysicalValue),
+    ] {
+        let vm = machine("vcpus=2").machine();
+        let mut place = workspace(0);
+        turn(vm, 0, 0, &mut place, |context| {
+            open(context, 1 << intid);
+            // Enabled, and due.
+            Made::write(control, 5);
+            Made::write(value, 77);
+        });
+        turn(vm, 0, 0, &mut place, |context| {
+            context.cpu.arch.timers_fired.set(1 << intid);
+            open_window(context);
+            assert!(enter(context));
+            assert!(!told().contains(&Told::Deactivate(intid)), "the guest has not ended it");
+        });
+        assert!(told().contains(&Told::Deactivate(intid)), "{intid}");
+    }
+}
