@@ -11,7 +11,7 @@
 //! all that it can use for as long as that is worth. For that time it still *wants* more, though
 //! none of its vCPUs waits: otherwise it would forget what it is owed with each turn of the other.
 
-use super::{Group, Ledger};
+use super::{Group, GroupIndex, Ledger};
 use crate::sync::Ordering;
 
 impl Ledger {
@@ -49,16 +49,16 @@ impl Ledger {
 
     /// Bounds the gaps between guests, and takes the average anew, of those that are `wanting`.
     fn align(&self, now: u64, is_wanting: impl Fn(&Group) -> bool) {
-        let open = || self.groups.iter().enumerate().filter(|(_, group)| group.is_open());
-        let place = |(at, group): (usize, &Group)| (self.lead(group), at);
-        let next = |from: (i64, usize)| {
+        let open = || (0..).zip(&self.groups).filter(|(_, group)| group.is_open());
+        let place = |(index, group): (GroupIndex, &Group)| (self.lead(group), index);
+        let next = |from: (i64, GroupIndex)| {
             let runs = |group: &Group| group.runnable() != 0 && self.held_until(group, now).is_none();
             open().filter(|(_, group)| runs(group)).map(place).filter(|&place| place > from).min()
         };
         let Some(mut top) = next((i64::MIN, 0)) else { return };
         for _ in 0..self.groups.len() {
             let Some(above) = next(top) else { break };
-            let (upper, lower) = (&self.groups[above.1], &self.groups[top.1]);
+            let (upper, lower) = (self.group(above.1), self.group(top.1));
             let most = upper.cost(self.bound()).saturating_add(lower.cost(self.burst()));
             let excess = above.0.saturating_sub(top.0).saturating_sub(most).max(0);
             if excess > 0 {
