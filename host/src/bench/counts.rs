@@ -109,16 +109,24 @@ pub(crate) fn count(
 /// `quell bench flush`.
 pub(crate) fn flush(args: &FlushArgs, signals: &Signals) -> Result<u8> {
     let mut samples = Samples::default();
-    let bench = Bench { name: "flush", vcpus: MAX_VCPUS };
-    let status = run(&bench, args.output.timeout(), signals, &mut samples)?;
-    let (table, within) = judge(&FLUSH_CASES, Platform::X86_64, &samples);
+    let (mut status, table) = count_flushes(args.output.timeout(), signals, &mut samples)?;
     println!("{table}");
-    let mut status = status.max(u8::from(!within));
     if signals.caught().is_none() {
         status = status.max(running::run(args, signals, &mut samples)?);
     }
     save("flush", args.output.json.as_deref(), &samples)?;
     Ok(status)
+}
+
+/// The same as [`count`] for flushes of vCPUs that do not run.
+pub(crate) fn count_flushes(
+    timeout: Duration,
+    signals: &Signals,
+    samples: &mut Samples,
+) -> Result<(u8, String)> {
+    let status = run(&Bench { name: "flush", vcpus: MAX_VCPUS }, timeout, signals, samples)?;
+    let (table, within) = judge(&FLUSH_CASES, Platform::X86_64, samples);
+    Ok((status.max(u8::from(!within)), table))
 }
 
 /// Writes the results to the file in the arguments, if there is one.

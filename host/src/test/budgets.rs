@@ -1,4 +1,4 @@
-//! The instructions of exits are within their budgets.
+//! The instructions of exits and flushes are within their budgets.
 
 use super::arm::MAX;
 use super::cases::{Body, Case, case};
@@ -14,21 +14,31 @@ use std::time::Duration;
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The rows.
-pub(super) const ROWS: [Case; 2] = [
+pub(super) const ROWS: [Case; 3] = [
     case(
         "exits_are_within_their_budgets",
         "each operation of `bench exits` takes at most the instructions that it may",
-        Body::Own(|_: &Path| are_within(Platform::X86_64)),
+        Body::Own(|_: &Path| exits_are_within(Platform::X86_64)),
     ),
     case(
         "u66_exits_are_within_their_budgets_on_arm",
         "the same on Arm",
-        Body::Own(|_: &Path| are_within(MAX)),
+        Body::Own(|_: &Path| exits_are_within(MAX)),
+    ),
+    case(
+        "flushes_are_within_their_budgets",
+        "the same for the flush hypercalls of `bench flush` whose targets do not run",
+        Body::Own(|_: &Path| {
+            is_within(counts::count_flushes(TIMEOUT, &Signals::default(), &mut Samples::default())?)
+        }),
     ),
 ];
 
-fn are_within(platform: Platform) -> Result<()> {
-    let (status, table) = counts::count(platform, TIMEOUT, &Signals::default(), &mut Samples::default())?;
+fn exits_are_within(platform: Platform) -> Result<()> {
+    is_within(counts::count(platform, TIMEOUT, &Signals::default(), &mut Samples::default())?)
+}
+
+fn is_within((status, table): (u8, String)) -> Result<()> {
     ensure!(status == 0, "a budget is exceeded:\n{table}");
     Ok(())
 }

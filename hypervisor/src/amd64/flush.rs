@@ -14,13 +14,14 @@ use tlfs::{ClusterIpi, FlushCall, InputError, InputSource, XMM_WORDS};
 
 use super::processor::Amd64;
 use crate::hyperv::{PartitionTraits, Services};
+use crate::sched::VcpuIndex;
 use crate::vm::counting::{self, CounterRow};
 use crate::vm::files::Defects;
 use crate::vm::host;
 use crate::vm::percpu;
 use crate::vm::space::FlushScratch;
 use crate::vm::trace;
-use crate::vm::{Vcpu, Vm, end};
+use crate::vm::{Vm, end};
 
 /// Number of wait iterations for a CPU to leave guest mode before the machine is declared broken:
 /// seconds, where a kick takes microseconds.
@@ -32,11 +33,24 @@ const REKICK_TURNS: u64 = 1 << 14;
 /// The services available to the calling vCPU.
 pub struct CallServices<'a, A: Amd64> {
     /// The machine.
-    pub vm: &'a Vm<A>,
+    vm: &'a Vm<A>,
     /// The calling vCPU.
-    pub caller: &'a Vcpu<A>,
+    caller: Caller<'a, A>,
     /// Records the targets that the flush waits for.
-    pub scratch: &'a mut FlushScratch,
+    scratch: &'a mut FlushScratch,
+}
+
+impl<'a, A: Amd64> CallServices<'a, A> {
+    /// For the vCPU in `row`, which has these counters.
+    #[inline(always)]
+    pub fn new(
+        vm: &'a Vm<A>,
+        row: VcpuIndex,
+        counters: &'a CounterRow,
+        scratch: &'a mut FlushScratch,
+    ) -> Self {
+        Self { vm, caller: Caller(counters, row, PhantomData), scratch }
+    }
 }
 
 /// Kicks by IPI.
@@ -67,8 +81,8 @@ impl<A: Amd64> Hardware for Ipi<A> {
     }
 }
 
-/// A vCPU that issues a flush hypercall: its counters and its index.
-struct Caller<'a, A>(&'a CounterRow, u32, PhantomData<A>);
+/// A vCPU that issues a flush hypercall: its counters and its row.
+struct Caller<'a, A>(&'a CounterRow, VcpuIndex, PhantomData<A>);
 
 impl<A> Clone for Caller<'_, A> {
     fn clone(&self) -> Self {
@@ -188,9 +202,8 @@ impl<A: Amd64> Services for CallServices<'_, A> {
     #[inline(always)] // It has one caller.
     fn flush(&mut self, call: &FlushCall<'_>) -> u16 {
         let (vm, limit) = (self.vm, self.vm.guest.flush_cost.page_limit());
-        let caller = Caller::<A>(vm.host.counters_of(self.caller.row), self.caller.row, PhantomData);
-        trace_asked::<A>(self.caller.row, call, vm.vcpus.len());
-        let served = amd64::serve(vm, vm.vcpus.len(), call, limit, caller, self.scratch);
+        trace_asked::<A>(self.caller.1, call, vm.vcpus.len());
+        let served = amd64::serve(vm, vm.vcpus.len(), call, limit, self.caller, self.scratch);
         // A target that does not leave guest mode is a broken machine: to continue would free
         // memory that it still uses.
         served.unwrap_or_else(|stalled| end::end_stalled_guest::<A>(&stalled))
@@ -205,7 +218,7 @@ impl<A: Amd64> Services for CallServices<'_, A> {
                 sent += 1;
             });
         });
-        counting::increase(&self.vm.host.counters_of(self.caller.row)[Counter::IrqIpi as usize], sent);
+        self.caller.count(Counter::IrqIpi, sent);
     }
 }
 

@@ -12,7 +12,7 @@ use memslots::Gpa;
 use paging::Level;
 use spin::Mutex;
 
-use super::flush::{CallServices, MemorySource};
+use super::flush::MemorySource;
 use super::messages::{AmdVi, MachineDevices};
 use super::overlay::Overlays;
 use super::processor::Amd64;
@@ -34,7 +34,7 @@ use crate::pages::Pages;
 use crate::vm::GUEST;
 use crate::vm::load::Plan;
 use crate::vm::shared::Link;
-use crate::vm::space::{FlushScratch, VmMemory};
+use crate::vm::space::VmMemory;
 use crate::vm::{CreateError, Files, PerCpu, Vcpu, Vm, VpIndex, percpu};
 use ::pci::function::Windows;
 use stay::Cost;
@@ -357,15 +357,6 @@ impl<A: Amd64> Vm<A> {
             platform: self.guest.partition.platform(),
             processor: PhantomData,
         }
-    }
-
-    /// The services for hypercalls of a vCPU.
-    pub fn call_services<'a>(
-        &'a self,
-        caller: &'a Vcpu<A>,
-        scratch: &'a mut FlushScratch,
-    ) -> CallServices<'a, A> {
-        CallServices { vm: self, caller, scratch }
     }
 
     /// Prints the guest's crash report.

@@ -1,6 +1,7 @@
 //! Hypercalls.
 
 use super::{Exit, Then};
+use crate::amd64::flush::CallServices;
 use crate::amd64::processor::Amd64;
 use crate::amd64::{CR0_PE, RFLAGS_VM};
 #[cfg(feature = "defects")]
@@ -20,7 +21,8 @@ pub(super) fn on_hypercall<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> T
     };
     let parameters = caller.parameters(&context.state.registers.0);
     let (partition, memory) = (&context.vm.guest.partition, context.vm.memory_source());
-    let mut services = context.vm.call_services(context.vcpu, &mut context.workspace.scratch);
+    let (row, scratch) = (context.vcpu.row, &mut context.workspace.scratch);
+    let mut services = CallServices::new(context.vm, row, context.counters, scratch);
     let page = &mut context.workspace.page;
     #[cfg(not(feature = "defects"))]
     let outcome = hypercall::handle(&caller, parameters, partition, &memory, &mut services, page);
