@@ -10,6 +10,7 @@ use crate::owned::Verdict;
 use crate::vm::load::Load;
 use crate::vm::made::{End, Made as Board};
 use ::iommu::amd::DeviceId;
+use hostlink::name::Name;
 use paging::Progress;
 
 const ONE: &str = "vcpus=2\nmemory=16777216\ndevices=nvme";
@@ -134,7 +135,8 @@ fn a_function_behind_a_bridge_translates_by_the_bridges_id() {
 #[test]
 fn u64_a_function_that_causes_many_faults_is_silent_until_its_guest_is_reset() {
     with_owned("vcpus=1\nmemory=16777216\ndevices=nvme", |machine, guest| {
-        let fault = |machine: &Machine| machine.devices.count_fault(0, DeviceId(device_id(NVME)));
+        let row = Name::parse("guest");
+        let fault = |machine: &Machine| machine.devices.count_fault(0, DeviceId(device_id(NVME)), row);
         let at = NVME.parse().expect("an address");
         let is_master = || machine.bus.word(NVME, 4) & MASTER != 0;
         guest.write_config(FIRST, COMMAND, MEMORY | MASTER);
@@ -159,7 +161,7 @@ fn u64_a_function_that_causes_many_faults_is_silent_until_its_guest_is_reset() {
         while functions.lock().reset() != Progress::Done {}
         guest.write_config(FIRST, COMMAND, MEMORY | MASTER);
         assert!(is_master(), "after a reset it works");
-        assert_eq!(machine.devices.count_fault(0, DeviceId(device_id(SMALL))), None, "nobody's");
+        assert_eq!(machine.devices.count_fault(0, DeviceId(device_id(SMALL)), None), None, "nobody's");
     });
 }
 
