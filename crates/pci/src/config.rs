@@ -37,6 +37,14 @@ impl Address {
         self.0
     }
 
+    /// Where a register is in configuration space in memory, which has `len` bytes (PCIe, 7.2.2);
+    /// `None` if it is beyond. A register has 4 bytes: what is between two is the first one's.
+    #[must_use]
+    pub const fn offset(self, register: u16, len: u64) -> Option<u64> {
+        let at = (self.0 as u64) << 12 | (register & 0xffc) as u64;
+        if at + 4 <= len { Some(at) } else { None }
+    }
+
     /// Number of the bus.
     #[must_use]
     pub const fn bus(self) -> u8 {
@@ -157,6 +165,22 @@ pub const BAR_COUNT: usize = 6;
 mod tests {
     use super::*;
     use std::string::ToString;
+
+    #[test]
+    fn u63_the_last_register_of_the_last_bus_is_the_end_of_configuration_space() {
+        for buses in [1, 2, 256] {
+            let len = buses << 20;
+            let last = Address::new((buses - 1) as u8, 31, 7).unwrap();
+            assert_eq!(last.offset(0xffc, len), Some(len - 4));
+            assert_eq!(last.offset(0xfff, len), Some(len - 4));
+            assert_eq!(last.offset(0xffc, len - 1), None);
+            assert_eq!(last.offset(0, len), Some(len - 4096));
+        }
+        let [first, second] = [0, 1].map(|bus| Address::new(bus, 0, 0).unwrap());
+        assert_eq!((first.offset(0x12, 1 << 20), second.offset(0, 1 << 20)), (Some(0x10), None));
+        assert_eq!(Address::new(0, 1, 2).unwrap().offset(8, 1 << 20), Some(0xa008));
+        assert_eq!(first.offset(0, 0), None);
+    }
 
     #[test]
     fn addresses_are_read_and_shown() {

@@ -115,9 +115,9 @@ struct HostBus {
 impl HostBus {
     /// Where a register of a function is in memory.
     fn place(&self, address: Address, register: u16) -> Option<*mut u32> {
-        let ecam = self.ecam.filter(|ecam| u16::from(address.bus()) < ecam.buses)?;
-        let at = ecam.base + (u64::from(address.id()) << 12) + u64::from(register & 0xffc);
-        Some(at as *mut u32)
+        let ecam = self.ecam?.range();
+        let offset = address.offset(register, ecam.end - ecam.start)?;
+        Some((ecam.start + offset) as *mut u32)
     }
 
     /// Uses the data port, after the address was written.

@@ -1,12 +1,15 @@
 //! Several guests on one machine.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::Op::*;
-use super::processor::{Made, Op, create_several};
+use super::processor::{Made, Op, counted, create, create_several};
+use crate::sched::{Policy, Scheduler, Share};
+use crate::vm::arch::Clock;
 use crate::vm::made::{End, Made as Board};
 use crate::vm::{Charged, GUEST, caused_by};
 use baremetal::random::Random;
+use hostlink::counters::Counter;
 use hostlink::exit::ExitCode;
 use hostlink::guests::GuestState;
 use hostlink::name::Name;
@@ -240,6 +243,50 @@ fn a_guest_that_resets_all_the_time_takes_no_more_than_its_share() {
         assert!(share > 0.45, "{cpus} CPUs: {share}");
         assert!(board.machine().guest.resets.load(Ordering::Relaxed) > 10);
     }
+}
+
+#[test]
+fn u62_scheduler_and_host_tool_get_each_guests_own_facts() {
+    let one = "name=one\nvcpus=2\nmemory=4194304\nweight=7\ncap=90\ncpus=0";
+    let other = "name=other\nvcpus=1\nmemory=2097152\nweight=300\ncpus=1";
+    let host = several(2, &[(one, &[]), (other, &[])]).host();
+    let known = Scheduler::new(vec![0, 1], 320, 16, Policy::new(1000));
+    let shares = [(7, Some(90), 0, 4 << 20), (300, None, 1, 2 << 20)];
+    for (number, (weight, cap, cpu, memory)) in (0..).zip(shares) {
+        let vm = host.next_guest(number).expect("it is there");
+        known.add_group(number, vm.rows(), Share { weight, cap, cpus: [cpu].into_iter().collect() });
+        let entry = host.entry(number);
+        let load = |word: &AtomicU32| word.load(Ordering::Relaxed);
+        let facts = (load(&entry.vcpus), load(&entry.weight), load(&entry.cap));
+        assert_eq!(facts, (vm.vcpu_count(), weight, cap.unwrap_or(0)));
+        assert_eq!(entry.memory.load(Ordering::Relaxed), memory);
+        let counters = host.counters_of(vm.rows().start).as_ptr().addr() as u64;
+        assert_eq!(entry.counters.load(Ordering::Relaxed), counters);
+    }
+    for row in 0..3 {
+        assert_eq!(host.sched.known_of(row), known.known_of(row), "{row}");
+    }
+}
+
+#[test]
+fn u62_the_machine_has_its_clocks_rate_and_ticks_where_somebody_looks() {
+    let host = several(1, &[(FIRST, &[]), (SECOND, &[])]).host();
+    let later = Made::now() + 3 * Made::hz();
+    assert_eq!(host.wall.ns(later) - host.wall.ns(later - 2 * Made::hz()), 2_000_000_000);
+    assert_eq!(host.tick_max, Made::ticks_of_us(100_000), "the host tool shows what guests have had");
+    let single = create(1, 32 << 20, "vcpus=1\nmemory=4194304", &[]).unwrap_or_else(|why| panic!("{why}"));
+    assert_eq!(single.host().tick_max, u64::MAX);
+}
+
+#[test]
+fn u62_what_vcpus_had_and_waited_for_is_counted() {
+    let works: &[Op] = &[Start(1), Work(30_000_000), Done];
+    let board = several(1, &[(FIRST, &[works, &works[1..]])]);
+    assert_eq!(board.run(1), OFF);
+    let waited = counted(board, Counter::SchedSteal);
+    let had = board.host().entry(0).used_ticks.load(Ordering::Relaxed);
+    assert!((50_000_000..70_000_000).contains(&waited), "each waits while the other one works: {waited}");
+    assert!((50_000_000..70_000_000).contains(&had), "{had}");
 }
 
 /// What there is of a guest outside of it: its rows, its account, and what the host tool sees. Not

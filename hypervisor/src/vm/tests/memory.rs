@@ -182,3 +182,27 @@ fn a_change_that_is_under_way_is_finished_by_a_reset() {
     }
     assert!(taken_over > 0, "no reset has met a change");
 }
+
+#[test]
+fn u62_pages_and_removals_are_as_the_guests_switches_say() {
+    let program: &[Op] = &[
+        Sleep(4_000_000),
+        Load(0x1000, 0),
+        Load(0x2000, 0),
+        Store(ADDED, 5),
+        Move(MOVED),
+        Load(0x1000, 0),
+        Load(MOVED, 5),
+        Done,
+    ];
+    // One large page or two small ones; looked up again after a removal of everything.
+    for (switches, installed) in
+        [("", 3), ("zap=everything", 4), ("nested_page=4K", 4), ("nested_page=4K\nzap=everything", 5)]
+    {
+        let config: &'static str = format!("vcpus=1\nmemory=4194304\n{switches}").leak();
+        let board = board(1, config, &[program]);
+        board.ask(2000, &format!("0 add {ADDED:#x} {SIZE:#x} rw"));
+        assert_eq!(board.run(1), OFF, "{switches}");
+        assert_eq!(counted(board, Counter::NestedInstalled), installed, "{switches}");
+    }
+}

@@ -158,8 +158,8 @@ struct HostBus {
 
 impl HostBus {
     fn place(&self, address: Address, register: u16) -> Option<u64> {
-        let at = self.ecam.start + (u64::from(address.id()) << 12) + u64::from(register & 0xffc);
-        (at + 4 <= self.ecam.end).then_some(at)
+        let offset = address.offset(register, self.ecam.end - self.ecam.start)?;
+        Some(self.ecam.start + offset)
     }
 }
 
