@@ -68,7 +68,8 @@ pub(crate) enum CtlCommand {
         #[arg(long, value_name = "WAY", default_value = "dirty-bits")]
         way: Way,
     },
-    /// Create, start, pause, resume, reset or destroy a guest of a machine file, while others run
+    /// Create, start, pause, resume, wake, reset or destroy a guest of a machine file, while others
+    /// run
     ///
     /// Example: ./quell ctl guest pause web
     #[command(subcommand)]
@@ -104,6 +105,12 @@ pub(crate) enum GuestCommand {
     },
     /// Let a paused guest go on
     Resume {
+        /// The guest
+        #[arg(value_parser = guest)]
+        name: Name,
+    },
+    /// Wake a guest that sleeps (`echo freeze > /sys/power/state`), as its sleep button would
+    Wake {
         /// The guest
         #[arg(value_parser = guest)]
         name: Name,

@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Carries out the command.
 pub(super) fn run(args: &CtlArgs, control: Control, command: GuestCommand) -> Result<()> {
-    use GuestCommand::{Create, Destroy, List, Pause, Reset, Resume, Start};
+    use GuestCommand::{Create, Destroy, List, Pause, Reset, Resume, Start, Wake};
     let mut control = control.with_patience(PATIENCE);
     let (request, name, done) = match command {
         List => {
@@ -28,6 +28,7 @@ pub(super) fn run(args: &CtlArgs, control: Control, command: GuestCommand) -> Re
         Start { name } => (Request::Start { guest: name }, name, "runs"),
         Pause { name } => (Request::Pause { guest: name }, name, "is paused"),
         Resume { name } => (Request::Resume { guest: name }, name, "goes on"),
+        Wake { name } => (Request::Wake { guest: name }, name, "is told to wake"),
         Reset { name } => (Request::Reset { guest: name }, name, "restarts"),
         Destroy { name } => (Request::Destroy { guest: name }, name, "is gone, its memory is free"),
     };

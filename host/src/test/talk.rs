@@ -7,12 +7,14 @@ use crate::arch::Arch;
 use crate::bench::migrate::writer::Writer;
 use crate::ctl::dirty_runs;
 use crate::machine::control::Control;
-use crate::machine::process::Machine;
+use crate::machine::process::{Flow, Machine};
 use crate::size::{GIB, MIB};
 use anyhow::{Context, Result, anyhow, ensure};
 use baremetal::pages::PAGE;
 use hostlink::ctl::record::Slot;
-use hostlink::ctl::{Access, LogWay, Request};
+use hostlink::ctl::{Access, Input, LogWay, Request};
+use hostlink::name::Name;
+use serde_json::Value;
 use std::collections::BTreeSet;
 use std::thread;
 use std::time::Duration;
@@ -39,6 +41,27 @@ pub(super) fn talk(machine: &Machine, arch: Arch, about: Talk) -> Result<()> {
         Talk::DirtyLog(way) => dirty_log(machine, &mut control()?, way),
         Talk::Watch => watch::watch(machine, arch),
     }
+}
+
+/// Wakes a guest that says by what it is to be woken, again and again until the machine ends: it
+/// may go to sleep only after it is woken. One that does not wake runs into the row's time limit.
+pub(super) fn wake(report: &Value, machine: &Machine) -> Result<Flow> {
+    let guest = Name::GUEST;
+    let request = match report["event"].as_str() {
+        Some("awaits-wake") => Request::Wake { guest },
+        Some("awaits-key") => {
+            let bytes = Input::new(b"k").context("it is a byte")?;
+            Request::Input { guest, port: 0, bytes }
+        }
+        _ => return Ok(Flow::Continue),
+    };
+    let mut control = machine.control()?;
+    thread::spawn(move || {
+        while control.ask(&request).is_ok() {
+            thread::sleep(PERIOD);
+        }
+    });
+    Ok(Flow::Continue)
 }
 
 /// The slots except for the ROM's, which is added and removed meanwhile.

@@ -350,6 +350,14 @@ impl<A: Amd64> Vm<A> {
         Some(taken)
     }
 
+    /// Presses the guest's sleep button, which wakes it.
+    pub fn press(&self) {
+        let message = self.guest.platform.lock().press();
+        if let Some(message) = message {
+            self.deliver(message, u32::MAX);
+        }
+    }
+
     /// Guest memory as the hypercall decoder reads it.
     pub fn memory_source(&self) -> MemorySource<'_, A> {
         MemorySource {

@@ -152,6 +152,10 @@ macro_rules! offer_amd64 {
                     vm.type_in(port, bytes)
                 }
 
+                fn wake(vm: &Vm<Self>) {
+                    vm.press();
+                }
+
                 fn receive_console(vm: &Vm<Self>) {
                     vm.receive_console();
                 }

@@ -66,8 +66,22 @@ fn take_rare_signals<A: Amd64>(context: &mut Context<'_, A>) {
     }
 }
 
-/// A timer of the vCPU has expired.
+/// Passes on the lines of the clock and of its event. This vCPU, which has set the clock or waited
+/// for it, looks again when it is due next.
+pub fn ring<A: Amd64>(context: &mut Context<'_, A>) {
+    let vm = context.vm;
+    let (messages, due) = vm.guest.platform.lock().ring(vm.wall_ns());
+    context.state.alarm = due.map_or(u64::MAX, |due| vm.host.wall.ticks(due));
+    for message in messages.into_iter().flatten() {
+        vm.deliver(message, context.state.lapic.apic_id());
+    }
+}
+
+/// A timer of the vCPU, or the clock for which it waits, has expired.
 pub fn expire_timers<A: Amd64>(context: &mut Context<'_, A>, now: u64) {
+    if context.state.alarm <= now {
+        ring(context);
+    }
     let guest_now = now.wrapping_add(context.state.vmcb.tsc_offset);
     let mut expired = u64::from(context.state.lapic.expire(guest_now).is_some());
     if context.state.hyperv.next_deadline_tsc().is_some_and(|deadline| deadline <= now) {

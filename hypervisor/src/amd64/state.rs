@@ -82,6 +82,8 @@ pub struct VcpuState {
     pub auditor: Auditor,
     /// Its activity.
     pub activity: Activity,
+    /// When it looks whether the clock interrupts, as on Arm64.
+    pub alarm: u64,
     /// An exception to raise at the next entry: the value for `event_injection`.
     pub exception: Option<u64>,
     /// NMIs.
@@ -120,6 +122,7 @@ impl VcpuState {
             asid: AsidSlot::new(),
             auditor: Auditor::new(identity),
             activity: Activity::WaitForStartup,
+            alarm: u64::MAX,
             exception: None,
             nmi: Nmi::default(),
             step: Step::default(),
@@ -307,6 +310,7 @@ impl State for VcpuState {
         self.vmcb.tsc_offset = 0;
         msr::reset_pass_through(&mut self.vmcb);
         self.activity = Activity::WaitForStartup;
+        self.alarm = u64::MAX;
     }
 
     #[inline(always)]
@@ -339,7 +343,7 @@ impl State for VcpuState {
         let lapic =
             self.lapic.next_deadline().map(|guest| now.saturating_add(guest.saturating_sub(guest_now)));
         let synthetic = self.hyperv.next_deadline_tsc();
-        lapic.unwrap_or(u64::MAX).min(synthetic.unwrap_or(u64::MAX))
+        lapic.unwrap_or(u64::MAX).min(synthetic.unwrap_or(u64::MAX)).min(self.alarm)
     }
 
     #[inline]

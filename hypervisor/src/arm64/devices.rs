@@ -94,6 +94,15 @@ pub fn type_in<A: Arm64>(vm: &Vm<A>, bytes: &[u8]) -> usize {
     taken
 }
 
+/// Wakes a guest that sleeps: the interrupt of the clock's alarm, by which kernels let themselves
+/// be woken, becomes pending once, whatever its line says. A handler finds no alarm then, and does
+/// nothing.
+pub fn wake<A: Arm64>(vm: &Vm<A>) {
+    let mut distributor = vm.guest.distributor.lock();
+    let effect = distributor.pend(map::RTC_INTID);
+    perform(vm, effect, &distributor);
+}
+
 /// Passes on the line of the clock's alarm. This vCPU, which has set the alarm or waited for it,
 /// looks again when it is due next.
 fn ring<A: Arm64>(context: &mut Context<'_, A>) {

@@ -138,6 +138,10 @@ macro_rules! offer_arm64 {
                     (port == 0).then(|| devices::type_in(vm, bytes))
                 }
 
+                fn wake(vm: &Vm<Self>) {
+                    devices::wake(vm);
+                }
+
                 fn holds_space(vm: &Vm<Self>, cpu: &PerCpu<Self>) -> bool {
                     cpu.arch.loaded.is(vm.guest.root())
                 }

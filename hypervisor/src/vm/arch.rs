@@ -181,6 +181,9 @@ pub unsafe trait Arch: Board {
     /// `None` if there is no such port.
     fn type_in(vm: &Vm<Self>, port: u16, bytes: &[u8]) -> Option<usize>;
 
+    /// Wakes a guest that sleeps until an interrupt that may wake it.
+    fn wake(vm: &Vm<Self>);
+
     /// Whether a CPU, of which no vCPU of the guest makes use, has the guest's address space
     /// loaded.
     fn holds_space(_: &Vm<Self>, _: &PerCpu<Self>) -> bool {

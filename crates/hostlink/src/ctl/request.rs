@@ -172,6 +172,11 @@ requests! {
         /// The guest.
         guest: Name = "{}" Name::EXPECTED,
     }
+    /// `guest-wake GUEST`: wakes a guest that sleeps, as its sleep button would.
+    "guest-wake" Wake {
+        /// The guest.
+        guest: Name = "{}" Name::EXPECTED,
+    }
     /// `guest-reset GUEST`: restarts a guest that runs, as its own reset does.
     "guest-reset" Reset {
         /// The guest.
@@ -230,7 +235,7 @@ mod tests {
         Request::Input { guest: Name::GUEST, port: 0, bytes }
     }
 
-    const REQUESTS: [Request; 19] = [
+    const REQUESTS: [Request; 20] = [
         Request::Vms,
         Request::Slots,
         Request::Add { gpa: 1 << 40, size: 2 << 20, access: Access::ReadOnly },
@@ -248,6 +253,7 @@ mod tests {
         Request::Start { guest: Name::GUEST },
         Request::Pause { guest: Name::GUEST },
         Request::Resume { guest: Name::GUEST },
+        Request::Wake { guest: Name::GUEST },
         Request::Reset { guest: Name::GUEST },
         Request::Destroy { guest: Name::GUEST },
     ];

@@ -36,6 +36,23 @@ const fn date(name: &'static str, about: &'static str) -> Case {
     stock(name, about, (1, 1), FlushMode::Hypercall, command, Expect::Date)
 }
 
+/// Sleeps until the clock's alarm wakes it, then until a key does, then until the operator does. An
+/// alarm that comes before it sleeps is an event since it has read their number: it does not go to
+/// sleep, and begins again.
+const SLEEPS: &str = "stty -echo; alarm=/sys/class/rtc/rtc0/wakealarm; cd /sys/power; \
+            key=/sys/class/tty/$(cat /sys/class/tty/console/active)/power/wakeup; \
+            slept() { test $(cat suspend_stats/success) -ge $1; }; \
+            until slept 1; do events=$(cat wakeup_count); echo 0 > $alarm; echo +4 > $alarm; \
+            echo $events > wakeup_count && echo freeze > state; done; echo 0 > $alarm; echo enabled > $key; \
+            echo '{\"event\":\"awaits-key\"}' > /dev/report; until slept 2; do echo freeze > state; done; \
+            echo disabled > $key; \
+            echo '{\"event\":\"awaits-wake\"}' > /dev/report; until slept 3; do echo freeze > state; done";
+
+/// A guest that sleeps.
+const fn sleeper(name: &'static str, about: &'static str) -> Case {
+    stock(name, about, (2, 2), FlushMode::Hypercall, SLEEPS, Expect::Success)
+}
+
 /// The rows, in the order of their ids.
 pub(super) const ROWS: &[Case] = &[
     uses_memory(
@@ -81,6 +98,8 @@ pub(super) const ROWS: &[Case] = &[
     ),
     date("u25_guests_know_the_date", "a stock guest's clock is right from the start"),
     date("u25_arm_guests_know_the_date", "and on Arm64").on(MAX),
+    sleeper("u67_guests_wake", "from s2idle, by the clock's alarm, by a key and by `ctl guest wake`"),
+    sleeper("u67_arm_guests_wake", "and on Arm64").on(MAX),
 ];
 
 /// Starts `ctl` where a machine accepts the conversation and never answers, and ends it by a

@@ -102,9 +102,9 @@ impl Lab<'_> {
         guest.flush = test.flush;
         let clock = if case.is_counted { Clock::Instructions } else { Clock::Wall };
         let mut hz = None;
-        let outcome = self.boot_by(clock, &guest, test.cpus, |_, machine| {
+        let outcome = self.boot_by(clock, &guest, test.cpus, |report, machine| {
             hz = machine.clock_hz()?;
-            Ok(Flow::Continue)
+            talk::wake(report, machine)
         })?;
         with_console(&outcome, || {
             let end = match test.expect {

@@ -10,6 +10,8 @@ use super::{Exit, protection_fault, with_translation};
 use crate::amd64::checks;
 use crate::amd64::instruction::read_task;
 use crate::amd64::processor::Amd64;
+use crate::amd64::signals::ring;
+use crate::devices::pc::cmos;
 use crate::devices::pc::pci::Pci;
 use crate::devices::pc::platform::PortSize;
 use crate::emulator::Operand;
@@ -33,7 +35,7 @@ pub(super) fn on_port<A: Amd64>(context: &mut Context<'_, A>, exit: Exit) -> Nex
     let Some(width) = PortSize::from_bytes(size) else { return protection_fault(context) };
     let target = Operand::accumulator(size as u32);
     let next = if info & INPUT != 0 {
-        let value = context.vm.port_read(port, width);
+        let value = read_port(context, port, width);
         target.write(&mut context.state.registers.0, value.into());
         Next::Resume
     } else {
@@ -69,6 +71,23 @@ fn is_port_refused<A: Amd64>(context: &mut Context<'_, A>, port: u16, size: u32)
     true
 }
 
+/// Reads a port.
+pub(super) fn read_port<A: Amd64>(context: &mut Context<'_, A>, port: u16, width: PortSize) -> u32 {
+    let value = context.vm.port_read(port, width);
+    if port == cmos::DATA {
+        look_at_clock(context);
+    }
+    value
+}
+
+#[cold]
+#[inline(never)]
+fn look_at_clock<A: Amd64>(context: &mut Context<'_, A>) {
+    ring(context);
+    // Its next deadline has changed.
+    context.vm.notify(context.vcpu);
+}
+
 /// Performs a port write and its effects.
 pub(super) fn write_port<A: Amd64>(
     context: &mut Context<'_, A>,
@@ -82,6 +101,9 @@ pub(super) fn write_port<A: Amd64>(
     let effect = context.vm.guest.platform.lock().port_write(port, width, value, || context.vm.wall_ns());
     if let Some(message) = effect.interrupt {
         context.vm.deliver(message, context.state.lapic.apic_id());
+    }
+    if port == cmos::DATA {
+        look_at_clock(context);
     }
     perform_output(context.vm, effect.output)
 }

@@ -5,7 +5,7 @@ use memslots::GuestMemory;
 use paging::Gpa;
 use paging::guest::Access;
 
-use super::port::write_port;
+use super::port::{read_port, write_port};
 use super::{Exit, with_translation};
 use crate::amd64::instruction::{FetchError, fetch_and_decode, translate};
 use crate::amd64::processor::Amd64;
@@ -223,7 +223,7 @@ fn move_element<A: Amd64>(context: &mut Context<'_, A>, operation: &Operation) -
     if operation.is_input {
         // Reading the port may change the device, so any fault must come first.
         with_translation(context, |state, memory| operation.locate::<A>(state, memory))?;
-        let value = context.vm.port_read(operation.port, operation.width);
+        let value = read_port(context, operation.port, operation.width);
         with_translation(context, |state, memory| operation.store::<A>(state, memory, value))?;
         return Ok(Next::Resume);
     }

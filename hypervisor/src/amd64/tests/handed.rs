@@ -9,14 +9,18 @@ use memslots::Gpa;
 use stay::amd64::Named;
 
 use super::entry::flush;
-use super::processor::{DATA, Guest, Made, board_with, processor};
+use super::processor::{CODE, DATA, Guest, Made, board_with, processor};
+use super::rows::{IOIO, port};
 use crate::amd64::cpuid;
 use crate::amd64::features::Features;
-use crate::amd64::signals::{Workspace, expire_timers};
+use crate::amd64::registers::RAX;
+use crate::amd64::signals::{Workspace, expire_timers, take_signals};
 use crate::amd64::state::Activity;
 use crate::amd64::vmcb::{CR4_PAE, CR4_PCIDE};
+use crate::devices::pc::{cmos, ioapic, power};
+use crate::devices::wall_clock::NS;
 use crate::hyperv::PartitionTraits;
-use crate::vm::arch::{Clock, Cpus, State};
+use crate::vm::arch::{Arch, Clock, Cpus, State};
 use crate::vm::space::FlushScratch;
 
 /// Every counter of a way in which a request for a list was carried out.
@@ -229,5 +233,81 @@ fn u62_what_a_vcpu_had_before_init_is_dropped() {
         guest.begin(&[]);
         assert!(guest.enter(|_, _| {}));
         assert!(guest.vmcb().asid != asid || guest.vmcb().tlb_control != 0);
+    });
+}
+
+/// Writes a byte to a port.
+fn out(guest: &mut Guest<'_, '_>, number: u16, value: u8) {
+    guest.set(RAX, value.into());
+    guest.exit(IOIO, port(number, 1, false), CODE + 1);
+}
+
+/// The vector that the local APIC has been sent, which is then served.
+fn served(guest: &mut Guest<'_, '_>) -> Option<u8> {
+    take_signals(guest.0);
+    let vector = guest.0.state.lapic.highest_irr()?;
+    guest.0.state.lapic.begin_service(vector);
+    let _effect = guest.0.state.lapic.eoi();
+    Some(vector)
+}
+
+/// With pins 8 and 9 of the I/O APIC sent as vectors 0x48 and 0x49.
+fn with_pins(act: impl FnOnce(&mut Guest<'_, '_>)) {
+    with_entered("vcpus=1\nmemory=16777216", |guest| {
+        let _nothing = guest.0.state.lapic.write_page(0xfee0_00f0, 0x1ff, 0);
+        for (pin, entry) in [(cmos::PIN, 0x48), (power::PIN, 0x8049)] {
+            let mut platform = guest.0.vm.guest.platform.lock();
+            assert!(platform.mmio_write(ioapic::BASE, 0x10 + 2 * u32::from(pin)).is_empty());
+            assert!(platform.mmio_write(ioapic::BASE + 0x10, entry).is_empty());
+        }
+        act(guest);
+    });
+}
+
+#[test]
+fn u67_the_clock_wakes_the_vcpu_that_has_set_it() {
+    with_pins(|guest| {
+        // Interrupts of each second, and the event that they are.
+        out(guest, 0x70, 0xb);
+        let _events = guest.0.owner.take_events();
+        out(guest, 0x71, 0x12);
+        assert!(guest.0.owner.take_events(), "its deadline is looked at before it goes on");
+        out(guest, power::EVENTS + 3, 4);
+        out(guest, 0x70, 0xc);
+        for round in 1..4 {
+            let second = guest.0.vm.wall_ns() / NS + 1;
+            let due = guest.0.vm.host.wall.ticks(second * NS);
+            for activity in [Activity::Halted, Activity::Running, Activity::WaitForStartup] {
+                guest.0.state.activity = activity;
+                assert_eq!(guest.0.state.next_deadline(0), due, "{round} {activity:?}");
+            }
+            expire_timers(guest.0, due - 1);
+            assert_eq!(served(guest), None);
+            crate::vm::made::offer::advance::<Made>(due - Made::now());
+            expire_timers(guest.0, due);
+            assert_eq!(guest.0.state.next_deadline(0), u64::MAX, "until it is served");
+            assert_eq!([(); 3].map(|()| served(guest)), [Some(0x49), Some(0x48), None]);
+            out(guest, power::EVENTS + 1, 4);
+            assert!(guest.0.vm.guest.platform.lock().eoi(0x49).is_empty(), "its status is cleared");
+            let _events = guest.0.owner.take_events();
+            guest.exit(IOIO, port(0x71, 1, true), CODE + 1);
+            assert!(guest.0.owner.take_events(), "nor is the next second missed");
+        }
+    });
+}
+
+#[test]
+fn u67_the_operators_wake_is_a_sleep_button_that_the_guest_has_enabled() {
+    with_pins(|guest| {
+        let vm = guest.0.vm;
+        Made::wake(vm);
+        assert_eq!(served(guest), None);
+        out(guest, power::GENERAL, 1);
+        out(guest, power::GENERAL + 1, 1);
+        assert_eq!(served(guest), None, "what was not enabled was cleared");
+        Made::wake(vm);
+        out(guest, power::GENERAL, 1);
+        assert_eq!([served(guest), served(guest)], [Some(0x49), None]);
+        assert_eq!(guest.0.state.next_deadline(0), u64::MAX);
     });
 }

@@ -101,7 +101,7 @@ fn the_machine_ends_by_its_ports() {
             (next, guest.advanced())
         })
     };
-    assert_eq!(next(power::SLEEP_CONTROL, 1 << 5 | power::SLEEP_TYPE_S5 << 2), (Next::PowerOff, 1));
-    assert_eq!(next(power::SLEEP_CONTROL, !(1 << 5)), (Next::Resume, 1));
+    assert_eq!(next(power::SLEEP, 1 << 5 | power::SLEEP_TYPE_S5 << 2), (Next::PowerOff, 1));
+    assert_eq!(next(power::SLEEP, !(1 << 5)), (Next::Resume, 1));
     assert_eq!(next(power::RESET, power::RESET_VALUE), (Next::Reset, 1));
 }

@@ -60,6 +60,7 @@ fn describe(state: &mut VcpuState, inbox: &Inbox) -> String {
         asid: _,    // The next entry drops what it tags.
         auditor: _, // A record of what was cached.
         activity,
+        alarm,
         exception,
         nmi,
         step: _, // Has a meaning while `nmi` says so.
@@ -87,6 +88,7 @@ fn describe(state: &mut VcpuState, inbox: &Inbox) -> String {
     note("local APIC", lapic);
     note("synthetic", hyperv);
     note("activity", activity);
+    note("alarm", alarm);
     note("exception", exception);
     note("NMIs", nmi);
     note("TSC_ADJUST", tsc_adjust);
@@ -133,6 +135,7 @@ fn use_at_random(guest: &mut Guest<'_, '_>, random: &mut Random) {
     state.registers = Registers(core::array::from_fn(|_| random.word()));
     state.activity =
         [Activity::Running, Activity::Halted, Activity::WaitForStartup][random.below(3) as usize];
+    state.alarm = random.word();
     state.exception = (random.below(2) == 0).then(|| random.word());
     state.nmi = Nmi::from_bits_truncate(random.word() as u8);
     processor(|processor| {
@@ -176,7 +179,7 @@ fn u59_after_a_reset_the_devices_are_as_new_ones() {
                 0 => 0x3f8 + random.below(8),
                 1 => 0x2f8 + random.below(8),
                 2 => 0x40 + random.below(4),
-                3 => random.one_of([0x61, 0x64, 0x600, 0x601, 0xcf9]),
+                3 => random.one_of([0x61, 0x64, 0x602, 0x603, 0x608, 0x609, 0xcf9]),
                 4 => 0x70 + random.below(2),
                 _ => 0xcf8 + random.below(8),
             } as u16;
@@ -196,6 +199,7 @@ fn u59_after_a_reset_the_devices_are_as_new_ones() {
                 let values = [random.word(), random.below(0x40)];
                 random.one_of(values)
             } as u32);
+            let _ = board.press();
             let _ = board.receive(crate::devices::pc::platform::SerialPort::Com1, &[value as u8]);
         }
         board.reset();

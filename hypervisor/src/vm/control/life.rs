@@ -83,6 +83,7 @@ impl<A: Arch> Life<A> {
             Request::Start { .. }
             | Request::Pause { .. }
             | Request::Resume { .. }
+            | Request::Wake { .. }
             | Request::Reset { .. }
             | Request::Destroy { .. } => Self::Change(request),
             _ => return None,
@@ -218,6 +219,7 @@ fn change<A: Arch>(host: &'static Host<A>, request: Request) -> Result<Life<A>, 
     let (Request::Start { guest }
     | Request::Pause { guest }
     | Request::Resume { guest }
+    | Request::Wake { guest }
     | Request::Reset { guest }
     | Request::Destroy { guest }) = request
     else {
@@ -237,6 +239,7 @@ fn change<A: Arch>(host: &'static Host<A>, request: Request) -> Result<Life<A>, 
             stop_soon(vm);
             return Ok(Life::Pausing(vm));
         }
+        (Request::Wake { .. }, Running) => A::wake(vm),
         (Request::Reset { .. }, Running) => vm.begin_stop(stopping::RESET),
         (Request::Destroy { .. }, _) => {
             if state == Running {

@@ -215,6 +215,7 @@ impl<A: Arch> Channel<A> {
             | Request::Start { guest }
             | Request::Pause { guest }
             | Request::Resume { guest }
+            | Request::Wake { guest }
             | Request::Reset { guest }
             | Request::Destroy { guest } => Some(host.number_of(guest).ok_or(Refusal::NoGuest(guest))),
             _ => Some(match guest {

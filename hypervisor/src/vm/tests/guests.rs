@@ -213,6 +213,7 @@ fn requests_reach_the_guest_that_they_name() {
     board.ask(6_000_000, "3 input second 0 6869");
     board.ask(8_000_000, "4 input second 7 6869");
     board.ask(9_000_000, "5 @third slots");
+    board.ask(9_000_000, "6 guest-wake second");
     let second = board.host().next_guest(1).expect("it is there");
     assert_eq!(board.run(3), OFF);
     let answers = board.answers();
@@ -224,9 +225,10 @@ fn requests_reach_the_guest_that_they_name() {
         "3 ok",
         "4 error the guest has no serial port 7",
         "5 error there is no such guest",
+        "6 ok",
     ];
     assert_eq!(answers, expected);
-    assert_eq!(*second.guest.console.lock().unwrap(), b"hi");
+    assert_eq!(*second.guest.console.lock().unwrap(), b"hi, woken");
 }
 
 #[test]

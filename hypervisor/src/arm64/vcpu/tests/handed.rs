@@ -145,4 +145,12 @@ fn u25_the_clocks_alarm_wakes_the_vcpu_that_has_set_it() {
         context.state.activity = Activity::Halted;
         assert_eq!(context.state.next_deadline(0), u64::MAX, "it has set none");
     });
+    // The operator wakes by the same interrupt, whether or not the alarm's is masked.
+    Made::wake(vm);
+    assert!(is_pending(vm));
+    let mut distributor = vm.guest.distributor.lock();
+    let _effect =
+        distributor.write(0x280 + u32::from(map::RTC_INTID) / 32 * 4, 4, 1 << (map::RTC_INTID % 32));
+    drop(distributor);
+    assert!(!is_pending(vm), "it is no level");
 }

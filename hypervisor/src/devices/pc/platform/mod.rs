@@ -2,8 +2,8 @@
 //!
 //! Everything else that software may probe for is absent, and the ACPI tables say so: keyboard
 //! controller, the PC's legacy interrupt controller, VGA. A port without a device reads as all ones
-//! and ignores writes. Every device at a port except [PCI's configuration](super::pci) is one byte
-//! wide, so wider accesses find no device.
+//! and ignores writes. Every device at a port except [PCI's configuration](super::pci) and [power
+//! management](power::WORDS) is one byte wide, so wider accesses find no device.
 
 #[cfg(test)]
 mod tests;
@@ -16,7 +16,7 @@ use super::ioapic::{self, IoApic, Messages};
 use super::message::Message;
 use super::pci::{self, Pci};
 use super::pit::{self, Pit};
-use super::power::{self, PowerEvent};
+use super::power::{self, Power, PowerEvent};
 use crate::devices::region::Region;
 use crate::devices::uart16550::{self, Uart16550};
 
@@ -138,6 +138,7 @@ pub struct PcBoard {
     pci: Pci,
     cmos: Cmos,
     pit: Pit,
+    power: Power,
 }
 
 impl PcBoard {
@@ -164,6 +165,10 @@ impl PcBoard {
         if let Some(value) = self.pci.port_read(port, size) {
             return value;
         }
+        if size == PortSize::Word && power::WORDS.contains(&port) {
+            let byte = |port| self.power.read(port).unwrap_or(0xff);
+            return u16::from_le_bytes([byte(port), byte(port + 1)]).into();
+        }
         if size != PortSize::Byte {
             return size.all_ones();
         }
@@ -180,7 +185,7 @@ impl PcBoard {
         if pit::has_port(port) {
             return u32::from(self.pit.read(port, wall_ns()));
         }
-        power::read(port).map_or(size.all_ones(), u32::from)
+        self.power.read(port).map_or(size.all_ones(), u32::from)
     }
 
     /// OUT to a port. Only the low bits of `value`, as many as the access's size, are used. A write
@@ -192,10 +197,18 @@ impl PcBoard {
         value: u32,
         wall_ns: impl FnOnce() -> u64,
     ) -> PlatformEffect {
-        if self.pci.port_write(port, size, value) || size != PortSize::Byte {
+        if self.pci.port_write(port, size, value) {
             return PlatformEffect::NONE;
         }
-        let value = value as u8;
+        let [value, high, ..] = value.to_le_bytes();
+        if size == PortSize::Word && power::WORDS.contains(&port) {
+            let event = self.power.write(port, value);
+            let event = event.or(self.power.write(port + 1, high));
+            return self.managed(event);
+        }
+        if size != PortSize::Byte {
+            return PlatformEffect::NONE;
+        }
         if let Some((serial, offset)) = SerialPort::decode(port) {
             let output = match self.uart(serial).write(offset, value) {
                 uart16550::Effect::Transmit(byte) => Output::Transmit(serial, byte),
@@ -211,8 +224,35 @@ impl PcBoard {
             self.pit.write(port, value, wall_ns());
             return PlatformEffect::NONE;
         }
-        let output = power::write(port, value).map_or(Output::None, Output::Power);
-        PlatformEffect { output, interrupt: None }
+        let event = self.power.write(port, value);
+        self.managed(event)
+    }
+
+    /// The effect of an access to power management.
+    fn managed(&mut self, event: Option<PowerEvent>) -> PlatformEffect {
+        let output = event.map_or(Output::None, Output::Power);
+        PlatformEffect { output, interrupt: self.update_events() }
+    }
+
+    /// Passes on the lines of the clock and of ACPI's events. Called after each access to the
+    /// clock's data, and when it is due next: returns interrupts to deliver, and that time in
+    /// nanoseconds after the beginning of 1970.
+    pub fn ring(&mut self, wall_ns: u64) -> ([Option<Message>; 2], Option<u64>) {
+        self.cmos.pass(wall_ns);
+        let level = self.cmos.irq_level();
+        self.power.set_clock(level);
+        let clock = self.ioapic.set_line(usize::from(cmos::PIN), level);
+        ([clock, self.update_events()], self.cmos.due_ns())
+    }
+
+    /// Presses the sleep button; returns an interrupt to deliver.
+    pub fn press(&mut self) -> Option<Message> {
+        self.power.press();
+        self.update_events()
+    }
+
+    fn update_events(&mut self) -> Option<Message> {
+        self.ioapic.set_line(usize::from(power::PIN), self.power.irq_level())
     }
 
     /// Offers input to a serial port: returns how many bytes it accepted, and an interrupt to

@@ -46,7 +46,7 @@ fn wide_accesses_find_no_byte_wide_device() {
     // reset.
     assert_eq!(platform.port_write(0xcf8, PortSize::Dword, 0x8000_0600, || 0), PlatformEffect::NONE);
     assert_eq!(platform.port_write(0xcf9, PortSize::Word, 0x0606, || 0), PlatformEffect::NONE);
-    assert_eq!(platform.port_write(0x600, PortSize::Dword, 0x34, || 0), PlatformEffect::NONE);
+    assert_eq!(platform.port_write(0x602, PortSize::Dword, 0x3400_0000, || 0), PlatformEffect::NONE);
     assert_eq!(platform.port_write(0x3f8, PortSize::Word, 0x41, || 0), PlatformEffect::NONE);
     assert_eq!(platform.port_read(0x3fd, PortSize::Word, || 0), 0xffff);
 }
@@ -85,9 +85,11 @@ fn u26_the_interval_timer_is_at_its_ports() {
 #[test]
 fn power_ports_act() {
     let mut platform = platform();
-    assert_eq!(out(&mut platform, power::SLEEP_CONTROL, 0x34).output, Output::Power(PowerEvent::PowerOff));
+    let off = Output::Power(PowerEvent::PowerOff);
+    assert_eq!(out(&mut platform, power::SLEEP, 0x34).output, off);
+    assert_eq!(platform.port_write(power::CONTROL, PortSize::Word, 0x3401, || 0).output, off);
     assert_eq!(out(&mut platform, power::RESET, 0x06).output, Output::Power(PowerEvent::Reset));
-    assert_eq!(platform.port_read(power::SLEEP_STATUS, PortSize::Byte, || 0), 0);
+    assert_eq!(platform.port_read(power::CONTROL, PortSize::Word, || 0), 1);
 }
 
 #[test]

@@ -156,6 +156,10 @@ unsafe impl Arch for Made {
         Some(bytes.len())
     }
 
+    fn wake(vm: &Vm<Self>) {
+        vm.guest.console.lock().unwrap().extend(b", woken");
+    }
+
     fn receive_console(vm: &Vm<Self>) {
         while let Some(byte) = offer::receive_console::<Self>() {
             vm.guest.console.lock().unwrap().push(byte);

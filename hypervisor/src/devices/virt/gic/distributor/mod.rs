@@ -186,6 +186,13 @@ impl Distributor {
         self.offer(Bits::one(spi))
     }
 
+    /// Makes an SPI pending once, whatever its line says, as a write to GICD_ISPENDR does.
+    pub fn pend(&mut self, spi: u8) -> Effect {
+        let named = Bits::one(spi).and(self.spis);
+        self.set_pending(named);
+        self.offer(named)
+    }
+
     /// Sets whether a vCPU participates in interrupts for any vCPU: by GICR_WAKER, or because it
     /// was turned off.
     pub fn set_awake(&mut self, vcpu: u8, is_awake: bool) -> Effect {

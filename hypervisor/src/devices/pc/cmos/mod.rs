@@ -1,12 +1,15 @@
 //! The PC's clock: Motorola's MC146818A behind ports 0x70 (index) and 0x71 (data), with the CMOS
 //! memory beside it.
 //!
-//! It tells the time and can be set. It has no interrupts, so its alarm and its periodic ticks
-//! never occur. Hours are in 24-hour format, numbers in BCD, as firmware leaves them.
+//! It tells the time and can be set, and it interrupts: when an alarm is due, each second, and
+//! periodically. Hours are in 24-hour format, numbers in BCD, as firmware leaves them.
 //! [`Fields::unix`] reads the same formats from the machine's own clock.
 //!
-//! Source: Motorola, MC146818A data sheet, "Register A" to "Register D" and "Update cycle"; for the
-//! century ACPI 6.5, FADT.
+//! Source: Motorola, MC146818A data sheet, "Register A" to "Register D", "Interrupts" and "Update
+//! cycle"; for the century ACPI 6.5, FADT.
+
+#[cfg(test)]
+mod tests;
 
 use crate::devices::wall_clock::NS;
 use time::{Date, Month, OffsetDateTime, Time};
@@ -15,6 +18,8 @@ use time::{Date, Month, OffsetDateTime, Time};
 pub const INDEX: u16 = 0x70;
 /// The port of the selected byte.
 pub const DATA: u16 = 0x71;
+/// Pin of its interrupt on the I/O APIC.
+pub const PIN: u8 = 8;
 /// The byte with the century.
 pub const CENTURY: u8 = 0x32;
 
@@ -30,12 +35,26 @@ const STATUS_B: u8 = 0xb;
 const STATUS_C: u8 = 0xc;
 const STATUS_D: u8 = 0xd;
 
-/// Register A: an update is about to occur, so the values read now may be inconsistent; and the
-/// usual divider and rate.
+/// Each of them is followed by that of the alarm, which matches any time if both upper bits are
+/// set.
+const ALARMED: [u8; 3] = [SECONDS, MINUTES, HOURS];
+const ANY: u8 = 0xc0;
+
+/// Register A: an update is about to occur, so the values read now may be inconsistent; the divider
+/// of a clock with the usual crystal; the rate of periodic interrupts, and the usual one.
 const UPDATE_IN_PROGRESS: u8 = 1 << 7;
-const DIVIDER: u8 = 0x26;
-/// Register B: the time is being set; numbers are binary; hours are in 24-hour format.
+const DIVIDER: u8 = 0x20;
+const RATE: u8 = 0xf;
+const RATE_1024_HZ: u8 = 6;
+/// Register B: the time is being set; below numbers are binary; hours are in 24-hour format.
 const SET: u8 = 1 << 7;
+/// Events: enables in register B, flags in register C.
+const PERIODIC: u8 = 1 << 6;
+const ALARM: u8 = 1 << 5;
+const UPDATE: u8 = 1 << 4;
+const EVENTS: [u8; 3] = [PERIODIC, ALARM, UPDATE];
+/// Register C: the interrupt is asserted.
+const INTERRUPT: u8 = 1 << 7;
 const BINARY: u8 = 1 << 2;
 const HOURS_24: u8 = 1 << 1;
 /// Register D: the battery is good.
@@ -123,13 +142,18 @@ pub struct Cmos {
     bytes: [u8; SIZE],
     /// How far its time is ahead of the machine's, in nanoseconds: the guest has set it.
     ahead: i64,
+    /// What there has been since register C was read.
+    flags: u8,
+    /// Until when `flags` tells it, in the machine's time; 0 before anybody has asked.
+    passed_ns: u64,
 }
 
 impl Default for Cmos {
     fn default() -> Self {
         let mut bytes = [0; SIZE];
+        bytes[usize::from(STATUS_A)] = RATE_1024_HZ;
         bytes[usize::from(STATUS_B)] = HOURS_24;
-        Self { index: 0, bytes, ahead: 0 }
+        Self { index: 0, bytes, ahead: 0, flags: 0, passed_ns: 0 }
     }
 }
 
@@ -144,9 +168,14 @@ impl Cmos {
             STATUS_A => {
                 let left = NS - self.time(wall_ns) % NS;
                 let coming = self.is_running() && left <= UPDATE_NS;
-                DIVIDER | if coming { UPDATE_IN_PROGRESS } else { 0 }
+                let rate = self.bytes[usize::from(STATUS_A)];
+                DIVIDER | rate | if coming { UPDATE_IN_PROGRESS } else { 0 }
             }
-            STATUS_C => 0,
+            STATUS_C => {
+                self.pass(wall_ns);
+                let interrupt = if self.irq_level() { INTERRUPT } else { 0 };
+                core::mem::take(&mut self.flags) | interrupt
+            }
             STATUS_D => VALID,
             index => {
                 if self.is_running() {
@@ -163,30 +192,95 @@ impl Cmos {
             self.index = value & 0x7f;
             return;
         }
+        self.pass(wall_ns);
+        let was_running = self.is_running();
+        if was_running {
+            self.update(wall_ns);
+        }
+        let byte = &mut self.bytes[usize::from(self.index)];
         match self.index {
-            STATUS_A | STATUS_C | STATUS_D => {}
+            STATUS_C | STATUS_D => {}
+            STATUS_A => *byte = value & RATE,
             STATUS_B => {
-                if self.is_running() {
+                *byte = value & (SET | PERIODIC | ALARM | UPDATE | BINARY | HOURS_24);
+                if value & SET != 0 {
                     // From here on the time is stopped, and may be changed.
-                    self.update(wall_ns);
-                    self.bytes[usize::from(STATUS_B)] = value & (SET | BINARY | HOURS_24);
-                } else {
-                    self.bytes[usize::from(STATUS_B)] = value & (SET | BINARY | HOURS_24);
-                    if self.is_running() {
-                        self.take_over(wall_ns);
-                    }
+                    *byte &= !UPDATE;
+                } else if !was_running {
+                    self.take_over(wall_ns);
                 }
             }
             index => {
-                if self.is_running() {
-                    self.update(wall_ns);
-                }
-                self.bytes[usize::from(index)] = value;
-                if self.is_running() {
+                *byte = value;
+                if was_running && matches!(index, SECONDS | MINUTES | HOURS | DAY..=YEAR | CENTURY) {
                     self.take_over(wall_ns);
                 }
             }
         }
+    }
+
+    /// Notes what there has been until now. Called before the line or the next time is asked for.
+    pub fn pass(&mut self, wall_ns: u64) {
+        if self.passed_ns != 0 {
+            let is_over = |event: &u8| self.due(*event).is_some_and(|due| due <= wall_ns);
+            self.flags |= EVENTS.into_iter().filter(is_over).sum::<u8>();
+        }
+        self.passed_ns = self.passed_ns.max(wall_ns);
+    }
+
+    /// The level of its interrupt.
+    #[must_use]
+    pub const fn irq_level(&self) -> bool {
+        self.flags & self.bytes[STATUS_B as usize] & (PERIODIC | ALARM | UPDATE) != 0
+    }
+
+    /// When the interrupt is asserted next, if it is not.
+    #[must_use]
+    pub fn due_ns(&self) -> Option<u64> {
+        let is_enabled = |event: &u8| self.bytes[usize::from(STATUS_B)] & event != 0;
+        let due = EVENTS.into_iter().filter(is_enabled).filter_map(|event| self.due(event)).min();
+        due.filter(|_| !self.irq_level())
+    }
+
+    /// When an event occurs next, after what has passed, in the machine's time.
+    fn due(&self, event: u8) -> Option<u64> {
+        let time = self.time(self.passed_ns);
+        let due = match (event, self.bytes[usize::from(STATUS_A)]) {
+            (PERIODIC, 0) => return None,
+            (PERIODIC, rate) => {
+                // Rates 1 and 2 are those of 8 and 9.
+                let hz = 1 << (16 - if rate < 3 { rate + 7 } else { rate });
+                let ticks = u128::from(time) * hz / u128::from(NS) + 1;
+                (ticks * u128::from(NS)).div_ceil(hz) as u64
+            }
+            _ if !self.is_running() => return None,
+            (ALARM, _) => self.next_alarm(time / NS)?.checked_mul(NS)?,
+            _ => (time / NS + 1).checked_mul(NS)?,
+        };
+        Some(due.saturating_add_signed(self.ahead.saturating_neg()))
+    }
+
+    /// The first second after `time` that matches the alarm.
+    fn next_alarm(&self, time: u64) -> Option<u64> {
+        /// Hours, minutes and seconds are looked through one after the other.
+        const TRIES: u32 = 25 + 60 + 60;
+        let mut time = time + 1;
+        for _ in 0..TRIES {
+            let now = [time % 60, time / 60 % 60, time / 3600 % 24].map(|number| number as u8);
+            let now = [self.number(now[0]), self.number(now[1]), self.hour(now[2])];
+            let differs = |&at: &usize| {
+                let alarm = self.bytes[usize::from(ALARMED[at]) + 1];
+                alarm & ANY != ANY && alarm != now[at]
+            };
+            match (0..3).rev().find(differs) {
+                None => return Some(time),
+                Some(at) => {
+                    let unit = 60_u64.pow(at as u32);
+                    time = (time / unit + 1) * unit;
+                }
+            }
+        }
+        None
     }
 
     /// Resets to the state after power-on. The time continues, as on battery.
@@ -202,22 +296,32 @@ impl Cmos {
         wall_ns.saturating_add_signed(self.ahead)
     }
 
+    /// A number in the format that register B selects.
+    const fn number(&self, value: u8) -> u8 {
+        match self.bytes[STATUS_B as usize] & BINARY {
+            0 => ((value / 10) << 4) | (value % 10),
+            _ => value,
+        }
+    }
+
+    /// An hour of 0 to 23 likewise.
+    const fn hour(&self, hour: u8) -> u8 {
+        match self.bytes[STATUS_B as usize] & HOURS_24 {
+            0 => self.number((hour + 11) % 12 + 1) | if hour >= 12 { PM } else { 0 },
+            _ => self.number(hour),
+        }
+    }
+
     /// Writes the time to its bytes.
     fn update(&mut self, wall_ns: u64) {
-        let status = self.bytes[usize::from(STATUS_B)];
         let unix = (self.time(wall_ns) / NS) as i64;
         let Ok(time) = OffsetDateTime::from_unix_timestamp(unix) else { return };
-        let number =
-            |value: u8| if status & BINARY != 0 { value } else { ((value / 10) << 4) | (value % 10) };
-        let hour = match time.hour() {
-            hour if status & HOURS_24 != 0 => number(hour),
-            hour => number((hour + 11) % 12 + 1) | if hour >= 12 { PM } else { 0 },
-        };
+        let number = |value| self.number(value);
         let year = time.year() as u32;
         for (index, value) in [
             (SECONDS, number(time.second())),
             (MINUTES, number(time.minute())),
-            (HOURS, hour),
+            (HOURS, self.hour(time.hour())),
             (WEEKDAY, number(time.weekday().number_from_sunday())),
             (DAY, number(time.day())),
             (MONTH, number(time.month().into())),
@@ -243,115 +347,6 @@ impl Cmos {
         let ns = fields.unix(byte(STATUS_B)).and_then(|unix| i64::try_from(unix.checked_mul(NS)?).ok());
         if let (Some(ns), Ok(wall)) = (ns, i64::try_from(wall_ns)) {
             self.ahead = ns - wall;
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// 2026-11-22 21:43:56 UTC, a Sunday.
-    const UNIX: u64 = 1_795_383_836;
-
-    fn read(cmos: &mut Cmos, index: u8, wall_ns: u64) -> u8 {
-        cmos.write(INDEX, index, wall_ns);
-        cmos.read(DATA, wall_ns)
-    }
-
-    fn write(cmos: &mut Cmos, index: u8, value: u8, wall_ns: u64) {
-        cmos.write(INDEX, index, wall_ns);
-        cmos.write(DATA, value, wall_ns);
-    }
-
-    /// As software reads it.
-    fn unix(cmos: &mut Cmos, wall_ns: u64) -> Option<u64> {
-        let (fields, status) = Fields::read(|index| read(cmos, index, wall_ns), Some(CENTURY))?;
-        fields.unix(status)
-    }
-
-    #[test]
-    fn u25_a_pcs_clock_says_what_time_it_is() {
-        let mut cmos = Cmos::default();
-        let at = |index, cmos: &mut Cmos| read(cmos, index, UNIX * NS);
-        let bytes = [0, 2, 4, 6, 7, 8, 9, CENTURY].map(|index| at(index, &mut cmos));
-        assert_eq!(bytes, [0x56, 0x43, 0x21, 1, 0x22, 0x11, 0x26, 0x20]);
-        assert_eq!([0xa, 0xb, 0xc, 0xd].map(|index| at(index, &mut cmos)), [0x26, 0x02, 0, 0x80]);
-        // Leap days, turns of years and of the century, and 1970 itself.
-        for unix_time in [0, 951_782_399, 951_782_400, 946_684_799, 946_684_800, 1_709_164_800, 4_102_444_800]
-        {
-            assert_eq!(unix(&mut cmos, unix_time * NS), Some(unix_time));
-        }
-    }
-
-    #[test]
-    fn every_format_is_read_and_written() {
-        for status in [0, BINARY, HOURS_24, BINARY | HOURS_24] {
-            let mut cmos = Cmos::default();
-            write(&mut cmos, STATUS_B, status, 0);
-            for hour in 0..24 {
-                let unix_time = UNIX + hour * 3600;
-                assert_eq!(unix(&mut cmos, unix_time * NS), Some(unix_time), "{status:#x}, {hour}");
-            }
-        }
-    }
-
-    #[test]
-    fn what_a_guest_sets_goes_on_from_there_and_through_a_reset() {
-        let mut cmos = Cmos::default();
-        let now = UNIX * NS + NS / 3;
-        write(&mut cmos, STATUS_B, SET | HOURS_24, now);
-        for (index, value) in
-            [(SECONDS, 0x59), (MINUTES, 0x59), (HOURS, 0x23), (DAY, 0x31), (MONTH, 0x12), (YEAR, 0x99)]
-        {
-            write(&mut cmos, index, value, now + 5 * NS);
-        }
-        write(&mut cmos, CENTURY, 0x19, now + 5 * NS);
-        write(&mut cmos, STATUS_B, HOURS_24, now + 6 * NS);
-        assert_eq!(unix(&mut cmos, now + 6 * NS), Some(946_684_799));
-        cmos.reset();
-        assert_eq!(unix(&mut cmos, now + 7 * NS), Some(946_684_800));
-        write(&mut cmos, MONTH, 0x77, now + 7 * NS);
-        assert_eq!(unix(&mut cmos, now + 8 * NS), Some(946_684_801), "no month");
-    }
-
-    #[test]
-    fn an_update_is_announced_so_that_readings_fit_together() {
-        let mut cmos = Cmos::default();
-        let second = UNIX * NS;
-        assert_eq!(read(&mut cmos, STATUS_A, second) & UPDATE_IN_PROGRESS, 0);
-        assert_ne!(read(&mut cmos, STATUS_A, second - 1) & UPDATE_IN_PROGRESS, 0);
-        assert_ne!(read(&mut cmos, STATUS_A, second - UPDATE_NS) & UPDATE_IN_PROGRESS, 0);
-        assert_eq!(read(&mut cmos, STATUS_A, second - UPDATE_NS - 1) & UPDATE_IN_PROGRESS, 0);
-    }
-
-    #[test]
-    fn a_clock_that_is_absent_or_broken_has_no_time() {
-        assert_eq!(Fields::read(|_| 0xff, Some(CENTURY)), None, "an update that never ends");
-        let mut count = 0_u8;
-        let turning = |_| {
-            count = count.wrapping_add(1);
-            count & 0x7f
-        };
-        assert_eq!(Fields::read(turning, None), None, "no two readings are alike");
-        let (fields, _) = Fields::read(|_| 0x7f, None).unwrap();
-        assert_eq!(fields.unix(HOURS_24), None, "no digits");
-        assert_eq!(fields.unix(BINARY | HOURS_24), None, "no date");
-    }
-
-    #[test]
-    fn memory_is_memory_and_no_index_is_too_large() {
-        let mut cmos = Cmos::default();
-        for index in 0xe..=0xff_u8 {
-            if index & 0x7f >= 0xe && index & 0x7f != CENTURY {
-                write(&mut cmos, index, index ^ 0x55, 0);
-                assert_eq!(read(&mut cmos, index, 0), index ^ 0x55);
-            }
-        }
-        assert_eq!(cmos.read(INDEX, 0), 0xff);
-        for (index, value) in (0..=0xff_u8).zip((0..=0xff).rev()) {
-            write(&mut cmos, index, value, u64::MAX);
-            let _ = read(&mut cmos, index, u64::MAX);
         }
     }
 }
