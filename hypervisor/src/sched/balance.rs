@@ -143,9 +143,9 @@ impl Scheduler {
         Some((emptier(self.group_of(moved.0)).unwrap_or(cpu), moved))
     }
 
-    /// A vCPU of the guest that is next on `cpu`, whose queue this is, and the CPU of a guest that is
-    /// far ahead of the second one here. The second one may not run there, and the first one is next
-    /// there, too.
+    /// A vCPU of the guest that is next on `cpu`, whose queue this is, and the CPU of a guest that
+    /// is far ahead of the second one here. The second one may not run there, and the first one is
+    /// next there, too.
     fn make_room(&self, own: &mut RunQueue, cpu: CpuIndex, now: u64) -> Option<(CpuIndex, Moved)> {
         let first = own.least_ahead(now)?;
         let lead = |&group: &GroupIndex| self.ledger.lead(self.ledger.group(group));
@@ -207,8 +207,8 @@ impl Scheduler {
         Some(other)
     }
 
-    /// A CPU whose guest can make room for `group`, which waits for `cpu`: it may run on an idle CPU, or
-    /// on the CPU of a guest that is far ahead of `group`, where `group` may not run.
+    /// A CPU whose guest can make room for `group`, which waits for `cpu`: it may run on an idle
+    /// CPU, or on the CPU of a guest that is far ahead of `group`, where `group` may not run.
     fn search_way(&self, group: GroupIndex, cpu: CpuIndex, now: u64) -> Option<CpuIndex> {
         let is_ahead = |other: &CpuIndex| {
             !self.may_run(group, *other)

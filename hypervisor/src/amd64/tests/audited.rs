@@ -69,7 +69,8 @@ fn u61_two_vcpus_of_different_settings_take_turns() {
     }
 }
 
-/// A vCPU that had breakpoints once, and whose are not loaded any more, does not take another one's.
+/// A vCPU that had breakpoints once, and whose are not loaded any more, does not take another
+/// one's.
 #[test]
 fn u61_breakpoints_that_are_not_loaded_are_not_saved() {
     processor(|processor| *processor = Processor::new());

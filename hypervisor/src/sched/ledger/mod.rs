@@ -333,7 +333,8 @@ impl Ledger {
         (lead > fair).then_some(lead)
     }
 
-    /// Whether the guest whose vCPU runs on `cpu` has had less than `group`, which would wait there.
+    /// Whether the guest whose vCPU runs on `cpu` has had less than `group`, which would wait
+    /// there.
     pub(super) fn is_behind(&self, cpu: CpuIndex, group: &Group) -> bool {
         self.seat(cpu).running().is_some_and(|running| {
             let (running, little) = (self.group(running), self.policy.slice / 4);
