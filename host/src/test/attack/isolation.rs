@@ -29,6 +29,7 @@ pub(super) const ROWS: &[Case] = &[
             ([100, 100], false, Attack::Resets),
             ([100, 100], false, Attack::Faults),
             ([100, 100], true, Attack::Compute),
+            ([100, 100], true, Attack::Disk),
             ([100, 300], false, Attack::Mixture),
         ]),
     ),
@@ -40,6 +41,7 @@ pub(super) const ROWS: &[Case] = &[
             ([100, 100], false, Attack::Resets),
             ([100, 100], false, Attack::Faults),
             ([100, 100], true, Attack::Compute),
+            ([100, 100], true, Attack::Disk),
             ([100, 300], false, Attack::Mixture),
         ]),
     )

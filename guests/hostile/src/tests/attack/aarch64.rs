@@ -30,7 +30,9 @@ pub(super) const fn prepare() -> Verdict {
     Ok(())
 }
 
-/// Guests see no messages here: completions are looked for.
+/// Guests see no messages here, so a disk has its pin alone: completions are looked for.
+pub(super) const HAS_MESSAGES: bool = false;
+
 pub(super) const fn enable_messages(_: &ConfigSpace, _: usize) -> Verdict {
     Ok(())
 }

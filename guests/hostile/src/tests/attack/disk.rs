@@ -49,7 +49,8 @@ pub(super) fn prepare() -> Verdict {
     ensure!(started.is_ok(), "the disk does not start: {started:?}");
     for (number, (pages, reading)) in QUEUES.iter().zip(&READING).enumerate().take(machine::count()) {
         let mut queue = Queue::new(number as u16 + 1, ENTRIES_MAX, pages);
-        let added = controller.add(&mut admin, &mut queue, number as u16 + 1);
+        let message = if own::HAS_MESSAGES { number as u16 + 1 } else { 0 };
+        let added = controller.add(&mut admin, &mut queue, message);
         ensure!(added.is_ok(), "the disk takes no queue: {added:?}");
         *reading.lock() = Some(Reader { controller, queue, in_flight: 0 });
     }

@@ -41,6 +41,9 @@ pub(super) fn prepare() -> Verdict {
     enable_calls()
 }
 
+/// A disk may send a message for each queue.
+pub(super) const HAS_MESSAGES: bool = true;
+
 /// Has each of the first `count` processors interrupted by a message of its own, from the second
 /// one on.
 pub(super) fn enable_messages(config: &ConfigSpace, count: usize) -> Verdict {
