@@ -21,7 +21,7 @@ use super::platform::{Iommu, Platform};
 use crate::vm::{GUEST, caused_by};
 
 /// Faults of a function within a period, of which the last one silences it. A working driver causes
-/// none. One request of a page may cause many: QEMU's SMMU reports 128.
+/// none. One request of a page may cause many: with QEMU's SMMU it fills the queue of 128.
 const FAULTS_MAX: u32 = 4096;
 const PERIOD_US: u64 = 1_000_000;
 /// Rows of events of a function that are reported within a period, in two lines each: the guest's
