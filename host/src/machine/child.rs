@@ -4,6 +4,7 @@ use super::spec::{Console, Spec};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use std::ffi::OsString;
+use std::io::{self, IsTerminal};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus, Stdio};
@@ -32,6 +33,7 @@ pub(super) fn command(
     command.args(arguments);
     match spec.console {
         Console::Terminal => command.stdin(Stdio::inherit()).stdout(Stdio::inherit()),
+        Console::Echo if io::stdin().is_terminal() => command.stdin(Stdio::piped()).stdout(Stdio::piped()),
         Console::Echo => command.stdin(Stdio::null()).stdout(Stdio::piped()),
         Console::Capture => command.stdin(Stdio::piped()).stdout(Stdio::piped()),
     };

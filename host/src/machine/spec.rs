@@ -55,7 +55,7 @@ impl Payload {
 pub(crate) enum Console {
     /// To this process's terminal, keyboard included; Ctrl-A x ends the machine.
     Terminal,
-    /// To this process's standard output, without input; kept as well.
+    /// To this process's standard output; kept as well. Input is what is typed on the terminal.
     Echo,
     /// Only kept; input is from this program.
     Capture,

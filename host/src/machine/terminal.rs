@@ -1,8 +1,16 @@
 //! The user's terminal, which a guest's output reaches unchanged: what it may leave behind there.
 
-use rustix::termios::{OptionalActions, SpecialCodeIndex, Termios, isatty, tcgetattr, tcsetattr};
-use std::io;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::getpgrp;
+use rustix::termios::{
+    LocalModes, OptionalActions, SpecialCodeIndex, Termios, isatty, tcgetattr, tcgetpgrp, tcsetattr,
+};
+use std::io::{self, Write};
 use std::os::fd::AsFd;
+use std::process::ChildStdin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// Ends the modes that programs set on a terminal, whatever is displayed. In this order: a sequence
@@ -27,13 +35,31 @@ const PATIENCE_MAX: Duration = Duration::from_secs(3);
 /// be answers to the guest's questions. The shell would take them for what the user types.
 pub(crate) struct SavedTerminal {
     settings: Termios,
+    /// Passes on what is typed until it is to stop.
+    keys: Option<(Arc<AtomicBool>, JoinHandle<()>)>,
 }
+
+/// The time after which the keys' thread looks whether it is to stop.
+const POLL_PERIOD: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 impl SavedTerminal {
     /// `None` if standard input is no terminal.
     pub(crate) fn save() -> Option<Self> {
         let stdin = io::stdin();
-        isatty(&stdin).then(|| tcgetattr(&stdin).ok()).flatten().map(|settings| Self { settings })
+        isatty(&stdin).then(|| tcgetattr(&stdin).ok()).flatten().map(|settings| Self { settings, keys: None })
+    }
+
+    /// From now on each key is for the guest at once, but for those that signal, as Ctrl-C does,
+    /// unless the terminal is another program's at present.
+    pub(crate) fn pass_keys(&mut self, mut to: ChildStdin) {
+        let input = io::stdin();
+        let is_ours = tcgetpgrp(&input).is_ok_and(|group| group == getpgrp());
+        if !is_ours || tcsetattr(&input, OptionalActions::Now, &each_key(&self.settings)).is_err() {
+            return;
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        let stops = Arc::clone(&stop);
+        self.keys = Some((stop, thread::spawn(move || pass(&input, &mut to, &stops))));
     }
 
     /// Passes on each key at once, Ctrl-C included. False if that is impossible.
@@ -44,8 +70,39 @@ impl SavedTerminal {
     }
 }
 
+/// The settings by which keys are read one by one and not echoed, which the guest does.
+fn each_key(settings: &Termios) -> Termios {
+    let mut each = settings.clone();
+    each.make_raw();
+    each.local_modes |= LocalModes::ISIG;
+    each.output_modes = settings.output_modes;
+    each
+}
+
+/// Passes on what is typed, until it is to stop or nobody takes it.
+fn pass(input: &impl AsFd, to: &mut impl Write, stops: &AtomicBool) {
+    let mut buffer = [0; 256];
+    // Relaxed: the flag says nothing about other memory. Partner: the store in drop.
+    while !stops.load(Ordering::Relaxed) {
+        let mut polled = [PollFd::new(input, PollFlags::IN)];
+        if poll(&mut polled, Some(&POLL_PERIOD)) != Ok(1) {
+            continue;
+        }
+        match rustix::io::read(input, &mut buffer) {
+            Ok(count @ 1..) if to.write_all(&buffer[..count]).is_ok() => {}
+            _ => return,
+        }
+    }
+}
+
 impl Drop for SavedTerminal {
     fn drop(&mut self) {
+        // The answers of the terminal are not for the guest.
+        if let Some((stop, thread)) = self.keys.take() {
+            // Relaxed: partner of the load in `pass`.
+            stop.store(true, Ordering::Relaxed);
+            let _ = thread.join();
+        }
         if isatty(io::stdout()) {
             settle(&io::stdin(), &io::stdout(), &self.settings);
         }
@@ -168,5 +225,32 @@ mod tests {
         ] {
             assert_eq!(has_answer(bytes), is_one, "{bytes:?}");
         }
+    }
+
+    #[test]
+    fn u67_a_key_is_passed_on_at_once_and_after_the_end_none() {
+        let (own, other) = terminal();
+        let settings = tcgetattr(&other).expect("is one");
+        tcsetattr(&other, OptionalActions::Now, &each_key(&settings)).expect("sets");
+        let (mut from, mut to) = io::pipe().expect("makes");
+        let stop = Arc::new(AtomicBool::new(false));
+        let stops = Arc::clone(&stop);
+        let thread = thread::spawn(move || {
+            pass(&other, &mut to, &stops);
+            other
+        });
+        rustix::io::write(&own, b"k\r\x13").expect("types");
+        let mut arrived = [0; 3];
+        io::Read::read_exact(&mut from, &mut arrived).expect("arrives");
+        assert_eq!(arrived, *b"k\r\x13");
+        // Ctrl-Z signals, and does not arrive.
+        rustix::io::write(&own, b"\x1a").expect("types");
+        // Relaxed: partner of the load in `pass`.
+        stop.store(true, Ordering::Relaxed);
+        let other = thread.join().expect("ends");
+        rustix::io::write(&own, b"q").expect("types");
+        assert_eq!(rustix::io::read(&other, &mut arrived), Ok(1), "it is the shell's");
+        let mut polled = [PollFd::new(&own, PollFlags::IN)];
+        assert_eq!(poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0), "nothing is echoed");
     }
 }

@@ -171,8 +171,8 @@ pub(crate) fn missed(plan: &Plan, figures: &Figures, quiet: Option<f64>) -> Vec<
     let (expected, mut missed) = (plan.share(), Vec::new());
     let relative = figures.share / expected;
     let is_enough = relative >= SHARE_MIN;
-    // One that wants less than its share leaves it to the bystander. Of the time that both have had:
-    // a long turn from before the measured phase is counted in it.
+    // One that wants less than its share leaves it to the bystander. Of the time that both have
+    // had: a long turn from before the measured phase is counted in it.
     let of_both = figures.share / (figures.share + figures.attackers_share) / expected;
     let is_fair = plan.attack != Attack::Compute || of_both <= SHARE_MAX;
     if !(is_enough && is_fair) {

@@ -146,11 +146,15 @@ impl Machine {
         // What the guest shows there may change the terminal. QEMU may be killed before it restores
         // the settings.
         let is_shown = spec.console != Console::Capture;
-        let terminal = if is_shown { SavedTerminal::save() } else { None };
+        let mut terminal = if is_shown { SavedTerminal::save() } else { None };
         let started = Instant::now();
         let mut child = command.spawn().with_context(|| format!("cannot start {}", arch.qemu()))?;
         // The pipes end when QEMU does: this process has no writing ends of them.
         drop((command, log.1, qemu_log.1));
+        let mut stdin = child.stdin.take();
+        if let Some(terminal) = &mut terminal {
+            stdin.take().into_iter().for_each(|stdin| terminal.pass_keys(stdin));
+        }
 
         let console = Arc::new(Mutex::new(Ring::new(CONSOLE_BYTES)));
         let echo = Arc::new(Mutex::new(Output::new(io::stdout())));
@@ -161,7 +165,7 @@ impl Machine {
         };
         let readers = read_guest(arch, child.stdout.take(), kept, listener, &reports);
         Ok(Self {
-            stdin: child.stdin.take(),
+            stdin,
             time: OwnTime::new(child.id()),
             child,
             started,
