@@ -9,8 +9,9 @@ use baremetal::x86_64::serial::{CONSOLE, REPORTS};
 use spin::Mutex;
 use x86_64::instructions::port::Port;
 
-/// ACPI's sleep control register, and the value that switches the machine off: SLP_TYP 5, SLP_EN.
-const SLEEP_CONTROL: u16 = 0x600;
+/// The higher byte of ACPI's PM1a control register, and the value that switches the machine off:
+/// SLP_TYP 5, SLP_EN.
+const PM1A_CONTROL_HIGH: u16 = 0x605;
 const POWER_OFF: u8 = 5 << 2 | 1 << 5;
 
 /// The running test, by its name on the command line or in the table.
@@ -74,7 +75,7 @@ pub(crate) fn abort(why: fmt::Arguments<'_>) -> ! {
 /// Switches the machine off.
 pub(crate) fn power_off() -> ! {
     // SAFETY: the port is the platform's switch; the code after it is for machines without one.
-    unsafe { Port::new(SLEEP_CONTROL).write(POWER_OFF) };
+    unsafe { Port::new(PM1A_CONTROL_HIGH).write(POWER_OFF) };
     loop {
         x86_64::instructions::interrupts::disable();
         x86_64::instructions::hlt();

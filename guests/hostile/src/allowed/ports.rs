@@ -30,6 +30,6 @@ pub const ROWS: &[Row] = &[
     row(0x70, 0x71, "the clock and its memory", "emulated"),
     row(0x2f8, 0x2ff, "COM2", "emulated"),
     row(0x3f8, 0x3ff, "COM1", "emulated"),
-    row(0x600, 0x601, "ACPI's sleep registers", "emulated: read as 0"),
+    row(0x600, 0x609, "ACPI's events and control", "emulated"),
     row(0xcf8, 0xcff, "PCI's configuration, the reset register", "emulated"),
 ];
