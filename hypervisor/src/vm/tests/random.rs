@@ -11,8 +11,8 @@ use baremetal::random::Random;
 /// In the board's ticks.
 const MS: u64 = 1_000_000;
 /// The longest time from a request to its answer, for each request about the same guest that is
-/// before it, and for itself: eight slices. Some stop a guest twice, and steps of others are between
-/// their own.
+/// before it, and for itself: eight slices. Some stop a guest twice, and steps of others are
+/// between their own.
 const BOUND: u64 = 40 * MS;
 const REQUESTS: usize = 60;
 const RUNS: u64 = 10;
