@@ -1,6 +1,6 @@
 //! `quell console`: attaches to a console of a guest of a running machine.
 
-use super::keyboard::{Keyboard, Polled, ToGuest};
+use super::keyboard::{Keyboard, ToGuest};
 use super::lines::Lines;
 use super::terminal::RawTerminal;
 use crate::cli::ConsoleArgs;
@@ -8,6 +8,7 @@ use crate::machine::control::{self, Found, Notice};
 use crate::machine::guests::{Entries, Follower, GuestSeen};
 use crate::machine::ram::Ram;
 use crate::machine::signals::Signals;
+use crate::machine::terminal::Polled;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use hostlink::guests::GuestState;
 use hostlink::guests::console::Taken;

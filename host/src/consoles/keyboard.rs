@@ -7,10 +7,8 @@ use anyhow::{Context, Result};
 use hostlink::ctl::record::Taken;
 use hostlink::ctl::{Input, Request};
 use hostlink::name::Name;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read};
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -20,9 +18,6 @@ use std::time::Duration;
 const WAITING_MAX: usize = 64 << 10;
 /// The time until the rest is sent again to a guest whose serial port had no room for it.
 const RETRY_PERIOD: Duration = Duration::from_millis(20);
-
-/// The time after which a reader looks whether it is to stop.
-const POLL_PERIOD: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// Where bytes are sent.
 pub(super) trait Sink: Send + 'static {
@@ -47,20 +42,6 @@ impl Sink for ToGuest {
     }
 }
 
-/// A source of keys that is never waited for without end: nobody else can read a terminal while
-/// somebody waits for its next byte.
-pub(super) struct Polled<F>(pub(super) F);
-
-impl<F: AsFd> Read for Polled<F> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let mut polled = [PollFd::new(&self.0, PollFlags::IN)];
-        match poll(&mut polled, Some(&POLL_PERIOD))? {
-            0 => Err(ErrorKind::WouldBlock.into()),
-            _ => Ok(rustix::io::read(&self.0, buffer)?),
-        }
-    }
-}
-
 /// What the two threads and their owner share.
 #[derive(Default)]
 struct Shared {
@@ -82,7 +63,7 @@ impl Keyboard {
     pub(super) fn start(source: impl Read + Send + 'static, sink: impl Sink, leave: u8) -> Self {
         let shared = Arc::new(Shared::default());
         let (reads, sends) = (Arc::clone(&shared), Arc::clone(&shared));
-        // They end with this process: the first one may be waiting for a key.
+        // The second one ends with this process.
         let reader = thread::spawn(move || read(source, &reads, leave));
         thread::spawn(move || send(sink, &sends));
         Self { shared, reader: Some(reader) }
@@ -159,6 +140,7 @@ fn send(mut sink: impl Sink, shared: &Shared) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::terminal::Polled;
     use anyhow::bail;
     use std::sync::mpsc::{Receiver, Sender, channel};
     use std::time::Instant;

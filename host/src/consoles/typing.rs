@@ -1,8 +1,9 @@
 //! Typing to the only guest of the machine that this process runs.
 
-use super::keyboard::{Keyboard, Polled, ToGuest};
+use super::keyboard::{Keyboard, ToGuest};
 use super::terminal::RawTerminal;
 use crate::machine::control::Found;
+use crate::machine::terminal::Polled;
 use hostlink::name::Name;
 use std::io;
 

@@ -5,7 +5,7 @@ use rustix::process::getpgrp;
 use rustix::termios::{
     LocalModes, OptionalActions, SpecialCodeIndex, Termios, isatty, tcgetattr, tcgetpgrp, tcsetattr,
 };
-use std::io::{self, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::AsFd;
 use std::process::ChildStdin;
 use std::sync::Arc;
@@ -39,8 +39,22 @@ pub(crate) struct SavedTerminal {
     keys: Option<(Arc<AtomicBool>, JoinHandle<()>)>,
 }
 
-/// The time after which the keys' thread looks whether it is to stop.
+/// The time after which a reader of keys looks whether it is to stop.
 const POLL_PERIOD: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+
+/// A source of keys that is never waited for without end: nobody else can read a terminal while
+/// somebody waits for its next byte.
+pub(crate) struct Polled<F>(pub(crate) F);
+
+impl<F: AsFd> Read for Polled<F> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut polled = [PollFd::new(&self.0, PollFlags::IN)];
+        match poll(&mut polled, Some(&POLL_PERIOD))? {
+            0 => Err(ErrorKind::WouldBlock.into()),
+            _ => Ok(rustix::io::read(&self.0, buffer)?),
+        }
+    }
+}
 
 impl SavedTerminal {
     /// `None` if standard input is no terminal.
@@ -59,7 +73,7 @@ impl SavedTerminal {
         }
         let stop = Arc::new(AtomicBool::new(false));
         let stops = Arc::clone(&stop);
-        self.keys = Some((stop, thread::spawn(move || pass(&input, &mut to, &stops))));
+        self.keys = Some((stop, thread::spawn(move || pass(input, &mut to, &stops))));
     }
 
     /// Passes on each key at once, Ctrl-C included. False if that is impossible.
@@ -80,16 +94,13 @@ fn each_key(settings: &Termios) -> Termios {
 }
 
 /// Passes on what is typed, until it is to stop or nobody takes it.
-fn pass(input: &impl AsFd, to: &mut impl Write, stops: &AtomicBool) {
-    let mut buffer = [0; 256];
+fn pass(input: impl AsFd, to: &mut impl Write, stops: &AtomicBool) {
+    let (mut input, mut buffer) = (Polled(input), [0; 256]);
     // Relaxed: the flag says nothing about other memory. Partner: the store in drop.
     while !stops.load(Ordering::Relaxed) {
-        let mut polled = [PollFd::new(input, PollFlags::IN)];
-        if poll(&mut polled, Some(&POLL_PERIOD)) != Ok(1) {
-            continue;
-        }
-        match rustix::io::read(input, &mut buffer) {
+        match input.read(&mut buffer) {
             Ok(count @ 1..) if to.write_all(&buffer[..count]).is_ok() => {}
+            Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => {}
             _ => return,
         }
     }

@@ -319,12 +319,12 @@ impl Iommu {
         has_lost
     }
 
-    /// Writes a device's entry.
     /// The words of a device's entry.
     fn place(&self, device: DeviceId) -> Option<&'static [AtomicU64]> {
         self.table.get(usize::from(device.0) * WORDS..)?.get(..WORDS)
     }
 
+    /// Writes a device's entry.
     fn set(&self, device: DeviceId, entry: DeviceEntry) {
         let Some(place) = self.place(device) else { return };
         for index in order(entry) {

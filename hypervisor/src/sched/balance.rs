@@ -122,10 +122,10 @@ impl Scheduler {
     #[cold]
     #[inline(never)]
     fn surplus_among_groups(&self, own: &mut RunQueue, cpu: CpuIndex, now: u64) -> Option<(CpuIndex, Moved)> {
-        if let Some(moved) = self.make_room(own, cpu, now) {
+        let (load, next) = (own.load(), own.least_ahead(now));
+        if let Some(moved) = next.and_then(|first| self.make_room(own, first, cpu, now)) {
             return Some(moved);
         }
-        let (load, next) = (own.load(), own.least_ahead(now));
         let emptier = |group| self.search_emptier_than(cpu, load, |other| self.may_run(group, other));
         let moved = own.give(now, |index, group, vcpu| {
             let emptier = emptier(index).filter(|_| self.may_leave(vcpu, load, now))?;
@@ -143,11 +143,16 @@ impl Scheduler {
         Some((emptier(self.group_of(moved.0)).unwrap_or(cpu), moved))
     }
 
-    /// A vCPU of the guest that is next on `cpu`, whose queue this is, and the CPU of a guest that
-    /// is far ahead of the second one here. The second one may not run there, and the first one is
-    /// next there, too.
-    fn make_room(&self, own: &mut RunQueue, cpu: CpuIndex, now: u64) -> Option<(CpuIndex, Moved)> {
-        let first = own.least_ahead(now)?;
+    /// A vCPU of the guest that is `first` on `cpu`, whose queue this is, and the CPU of a guest
+    /// that is far ahead of the second one here. The second one may not run there, and the first
+    /// one is next there, too.
+    fn make_room(
+        &self,
+        own: &mut RunQueue,
+        first: GroupIndex,
+        cpu: CpuIndex,
+        now: u64,
+    ) -> Option<(CpuIndex, Moved)> {
         let lead = |&group: &GroupIndex| self.ledger.lead(self.ledger.group(group));
         let second = own.contending(now).filter(|&group| group != first).min_by_key(lead)?;
         let is_room = |&to: &CpuIndex| self.may_run(first, to) && !self.may_run(second, to);

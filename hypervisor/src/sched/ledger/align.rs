@@ -23,9 +23,8 @@ impl Ledger {
             return;
         }
         self.seats.iter().for_each(|seat| self.settle(seat, now));
-        for (seated, group) in (1..).zip(&self.groups) {
-            let seats = self.seats.iter().filter(|seat| seat.group.load(Ordering::Relaxed) == seated);
-            if group.wanted() as usize > seats.count() {
+        for (index, group) in (0..).zip(&self.groups) {
+            if group.wanted() as usize > self.seats.iter().filter(|seat| seat.runs(index)).count() {
                 group.note_wanting(now);
             }
         }
@@ -43,7 +42,7 @@ impl Ledger {
         let is_content = now.saturating_sub(group.wanting_at()) > self.policy.slice.saturating_mul(4);
         group.is_open()
             && group.runnable() != 0
-            && (!is_content || group.catches_up())
+            && (!is_content || group.beyond_debt() < 0)
             && self.held_until(group, now).is_none()
     }
 
@@ -74,7 +73,8 @@ impl Ledger {
         let wanting = open().filter(|(_, group)| is_wanting(group));
         let Some(least) = wanting.map(place).min() else { return };
         for (_, group) in open() {
-            if is_wanting(group) {
+            let wants = is_wanting(group);
+            if wants {
                 let (lead, weight) = (self.lead(group), i128::from(i64::MAX / group.divisor()));
                 sum += i128::from(lead) * weight;
                 weights += weight;
@@ -83,6 +83,9 @@ impl Ledger {
                 self.update_lead(group, |lead| {
                     lead.max(least.0.saturating_sub(bound)).min(top.0.saturating_add(bound))
                 });
+            }
+            // A time that is compared by differences must not fall too far behind.
+            if !wants || group.beyond_debt() > i64::MAX / 4 {
                 group.has_caught_up();
             }
         }
@@ -90,5 +93,25 @@ impl Ledger {
         let average = self.average.load(Ordering::Relaxed);
         self.floor.store(average.wrapping_add_signed(least.0), Ordering::Relaxed);
         self.average.store(average.wrapping_add_signed(mean), Ordering::Relaxed);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::{Policy, Share};
+    use super::*;
+
+    /// Virtual times wrap around, after a minute of a guest of little weight.
+    #[test]
+    fn a_guest_that_always_wants_more_is_not_owed_anything_after_a_long_time() {
+        let ledger = Ledger::new(1, 1, 1, Policy::new(1000));
+        let _is_needed = ledger.open(0, 0..2, &Share { weight: 1, ..Share::default() }, 1);
+        let group = ledger.group(0);
+        group.count_in(2);
+        for round in 1..64 {
+            group.virtual_time.fetch_add(1 << 60, Ordering::Relaxed);
+            ledger.look(round * 1000);
+            assert!(group.wanting_at() == round * 1000 && group.beyond_debt() >= 0, "{round}");
+        }
     }
 }

@@ -77,7 +77,7 @@ impl Group {
             cap,
         } = self;
         let share = alloc::format!("{first:?} {end:?} {cpus:?} {usable:?} {is_bounded:?} {factor:?} {cap:?}");
-        alloc::format!("{share} {runnable:?} {wanting_at:?} {}", self.catches_up())
+        alloc::format!("{share} {runnable:?} {wanting_at:?} {}", self.beyond_debt() < 0)
     }
 
     pub(super) fn close(&self) {
@@ -142,19 +142,17 @@ impl Group {
         self.catches_up_to.fetch_add(by.cast_unsigned(), Ordering::Relaxed);
     }
 
+    /// How far it is beyond what it was owed; negative while it catches up.
+    pub(super) fn beyond_debt(&self) -> i64 {
+        self.ahead_of(self.catches_up_to.load(Ordering::Relaxed))
+    }
+
     /// One of its vCPUs has waited during a turn of this guest's.
     pub(in crate::sched) fn note_waits_for(&self, running: &Self) {
         let until = running.virtual_time.load(Ordering::Relaxed);
-        if self.ahead_of(until) < 0
-            && self.ahead_of(until) < self.ahead_of(self.catches_up_to.load(Ordering::Relaxed))
-        {
+        if self.ahead_of(until) < self.beyond_debt().min(0) {
             self.catches_up_to.store(until, Ordering::Relaxed);
         }
-    }
-
-    /// Whether it has had less than a guest for which it has waited.
-    pub(super) fn catches_up(&self) -> bool {
-        self.ahead_of(self.catches_up_to.load(Ordering::Relaxed)) < 0
     }
 
     /// It is owed nothing.

@@ -136,10 +136,11 @@ impl RunQueue {
                 true => stands_back,
                 false => 0,
             };
-            let mut lead = ledger.lead(group).saturating_add(group.cost(stands_back));
-            if ledger.is_used_elsewhere(lines.group, *cpu, now) {
-                lead = i64::MAX;
-            }
+            // It loses nothing if it leaves this CPU to others.
+            let lead = match ledger.is_used_elsewhere(lines.group, *cpu, now) {
+                true => i64::MAX,
+                false => ledger.lead(group).saturating_add(group.cost(stands_back)),
+            };
             if next.is_none_or(|(least, _)| lead < least) {
                 next = Some((lead, index));
             }
