@@ -8,7 +8,7 @@ use hostlink::ctl::record::Taken;
 use hostlink::ctl::{Input, Request};
 use hostlink::name::Name;
 use std::collections::VecDeque;
-use std::io::{self, ErrorKind, Read};
+use std::io::{ErrorKind, Read};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -142,6 +142,7 @@ mod tests {
     use super::*;
     use crate::machine::terminal::Polled;
     use anyhow::bail;
+    use std::io;
     use std::sync::mpsc::{Receiver, Sender, channel};
     use std::time::Instant;
 
