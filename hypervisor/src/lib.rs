@@ -10,19 +10,17 @@ extern crate alloc;
 
 // As `vm`.
 #[cfg(not(loom))]
-pub mod amd64;
-#[cfg(not(loom))]
 #[macro_use]
 pub mod arm64;
 #[cfg(target_os = "none")]
 pub mod arch;
 pub mod bringup;
 pub mod devices;
-pub mod emulator;
 pub mod free_memory;
-pub mod hyperv;
 #[cfg(target_os = "none")]
 mod image;
+#[cfg(not(loom))]
+pub mod iommu;
 pub mod loader;
 #[cfg(all(test, loom))]
 mod model;
@@ -34,8 +32,12 @@ pub mod pages;
 pub mod quota;
 pub mod sched;
 pub mod stopping;
+#[cfg(not(loom))]
+pub mod svm;
 mod sync;
 pub mod tenants;
 // It is not model-checked: its CPUs communicate through `sched::notify`.
 #[cfg(not(loom))]
 pub mod vm;
+// Under loom, the parts of the Hyper-V interface that need no vCPU.
+pub mod x86;

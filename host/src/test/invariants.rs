@@ -66,11 +66,15 @@ fn constants_of(document: &str) -> Vec<(&str, u64)> {
     found
 }
 
+/// The rooms of instruction sets, of what virtualizes their processors, and of IOMMUs.
+const ROOMS: [&str; 4] =
+    ["hypervisor/src/arm64", "hypervisor/src/iommu", "hypervisor/src/svm", "hypervisor/src/x86"];
+
 /// Where the core takes interrupts, and how many times the source says so: in the loop of a CPU
 /// while it waits or has made many iterations, between the steps of a reset and of a change of
 /// memory, and after an exit.
 const INTERRUPTS: [(&str, usize); 6] = [
-    ("hypervisor/src/amd64/offer.rs", 1),
+    ("hypervisor/src/svm/offer.rs", 1),
     ("hypervisor/src/arm64/offer.rs", 1),
     ("hypervisor/src/arm64/vcpu/mod.rs", 4),
     ("hypervisor/src/vm/arch.rs", 1),
@@ -80,10 +84,10 @@ const INTERRUPTS: [(&str, usize); 6] = [
 
 /// Where the core waits for another CPU: two flushes, and the defect of a late CPU.
 const WAITS: [(&str, usize); 5] = [
-    ("hypervisor/src/amd64/flush.rs", 1),
+    ("hypervisor/src/x86/guest/flush.rs", 1),
     // For IOMMUs, by the same waits.
-    ("hypervisor/src/amd64/iommu.rs", 1),
-    ("hypervisor/src/arm64/smmu/mod.rs", 1),
+    ("hypervisor/src/iommu/amd_vi.rs", 1),
+    ("hypervisor/src/iommu/smmu/mod.rs", 1),
     ("hypervisor/src/arm64/vcpu/mod.rs", 1),
     ("hypervisor/src/vm/run.rs", 1),
 ];
@@ -212,7 +216,7 @@ fn the_target_is_asked_for_where_an_architecture_is_chosen() {
 
 #[test]
 fn interrupts_are_taken_in_these_places() {
-    let sources = sources(&["hypervisor/src/vm", "hypervisor/src/amd64", "hypervisor/src/arm64"]);
+    let sources = sources(&[&["hypervisor/src/vm"], &ROOMS[..]].concat());
     let found = places(
         &sources,
         &["A::take_interrupts()", "A::wait_for_interrupt()", "A::open_window(", " open_window("],
@@ -222,12 +226,7 @@ fn interrupts_are_taken_in_these_places() {
 
 #[test]
 fn other_processors_are_waited_for_in_these_places() {
-    let sources = sources(&[
-        "hypervisor/src/vm",
-        "hypervisor/src/amd64",
-        "hypervisor/src/arm64",
-        "hypervisor/src/sched",
-    ]);
+    let sources = sources(&[&["hypervisor/src/vm", "hypervisor/src/sched"], &ROOMS[..]].concat());
     assert_eq!(places(&sources, &["spin_loop()"]), expected(&WAITS));
 }
 
@@ -257,7 +256,7 @@ fn no_cpu_finds_its_data_by_a_segment() {
 
 #[test]
 fn no_exit_and_no_call_allocates() {
-    let mut sources = sources(&["hypervisor/src/amd64", "hypervisor/src/arm64", "hypervisor/src/hyperv"]);
+    let mut sources = sources(&ROOMS);
     sources.retain(|name, _| {
         ["/exits", "/hyperv/"].iter().any(|part| name.contains(part)) && !name.contains("/tests")
     });

@@ -16,11 +16,13 @@ macro_rules! offer_arm64 {
             use ::pci::Function;
 
             use $crate::arm64::guest::{self, Claim, Common, Shared};
-            use $crate::arm64::lines::{Receiver, Wired};
+            use $crate::iommu::lines::{Receiver, Wired};
             use $crate::arm64::processor::{Features, Processor};
-            use $crate::arm64::state::VcpuState;
+            use $crate::arm64::vcpu::state::VcpuState;
             use $crate::arm64::vcpu::{self, Inbox, Patience, Workspace};
-            use $crate::arm64::{devices, exits, stolen_time, translations};
+            use $crate::arm64::guest::{devices, translations};
+            use $crate::arm64::exits;
+            use $crate::arm64::vcpu::stolen_time;
             use $crate::devices::region::Region;
             use $crate::devices::virt::map;
             use $crate::loader::LoadError;

@@ -13,14 +13,14 @@ use stay::Mistakes;
 #[cfg(any(test, feature = "audit"))]
 use super::controls::Control;
 use super::controls::{self, hcr};
-use super::debug::{Counts, Debug};
-use super::exchanged::Register;
 use super::guest::{Common, Shared};
-use super::lines::{MachineDevices, Wired};
-use super::loaded::Loaded;
-use super::state::VcpuState;
+use super::vcpu::debug::{Counts, Debug};
+use super::vcpu::exchanged::Register;
+use super::vcpu::loaded::Loaded;
+use super::vcpu::state::VcpuState;
 use super::vcpu::{Inbox, Workspace};
 use crate::devices::virt::gic::{ListRegisters, Maintenance};
+use crate::iommu::lines::{MachineDevices, Wired};
 use crate::owned::Owner;
 use crate::vm::arch::{Arch, Cpus};
 

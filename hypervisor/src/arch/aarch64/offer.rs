@@ -8,12 +8,12 @@ use super::memory::stage2::{self, Stage2, Tables};
 use super::sysreg::{isb, read, write};
 use crate::arch::Local;
 use crate::arm64::controls::{self, STAGE2_BITS};
-use crate::arm64::debug::{Counts, Debug};
-use crate::arm64::exchanged::Register;
-use crate::arm64::lines::MachineDevices;
 use crate::arm64::offer::offer_arm64;
 use crate::arm64::processor::{Configuration, Features, FloatState, Processor, Registers, Vector};
+use crate::arm64::vcpu::debug::{Counts, Debug};
+use crate::arm64::vcpu::exchanged::Register;
 use crate::devices::virt::gic::Maintenance;
+use crate::iommu::lines::MachineDevices;
 use crate::vm::memory::NestedTables;
 
 impl Processor for Local {

@@ -6,10 +6,10 @@ use x86_64::instructions::port::Port;
 use x86_64::registers::model_specific::Msr;
 
 use super::apic;
-use crate::amd64::vectors;
 use crate::arch::Local;
 use crate::devices::pc::cmos::{self, Fields};
 use crate::vm::arch::Clock;
+use crate::x86::vectors;
 
 /// Frequency of the ACPI power management timer (ACPI 6.5, section 4.8.2.4).
 const PM_TIMER_HZ: u64 = 3_579_545;

@@ -9,8 +9,8 @@ use hostlink::exit::{self, ExitCode};
 use x86_64::instructions::interrupts;
 
 use super::apic;
-use crate::amd64::vectors;
 use crate::arch::PerCpu;
+use crate::x86::vectors;
 
 /// Architecture-specific data of one CPU, in addition to [`PerCpu`]'s own.
 pub(crate) struct CpuData {
@@ -22,7 +22,7 @@ pub(crate) struct CpuData {
     pub(crate) host_vmcb: Cell<u64>,
     /// The auditor's record of this CPU.
     #[cfg(feature = "audit")]
-    pub(crate) books: core::cell::RefCell<crate::amd64::audit::CpuBooks>,
+    pub(crate) books: core::cell::RefCell<crate::svm::audit::CpuBooks>,
 }
 
 impl CpuData {
@@ -33,7 +33,7 @@ impl CpuData {
             host_save: Cell::new(0),
             host_vmcb: Cell::new(0),
             #[cfg(feature = "audit")]
-            books: core::cell::RefCell::new(crate::amd64::audit::CpuBooks::new()),
+            books: core::cell::RefCell::new(crate::svm::audit::CpuBooks::new()),
         }
     }
 }

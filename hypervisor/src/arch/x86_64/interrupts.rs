@@ -10,12 +10,12 @@ use baremetal::x86_64::interrupts::{Frame, VECTOR_SPURIOUS};
 use x86_64::registers::control::Cr2;
 
 use super::{apic, cpu, pci};
-use crate::amd64::vectors;
 use crate::arch::{Local, PerCpu};
 use crate::image::console::LogPort;
 use crate::image::panic;
 use crate::vm;
 use crate::vm::GUEST;
+use crate::x86::vectors;
 
 baremetal::interrupt_stubs!(volatile => dispatch);
 

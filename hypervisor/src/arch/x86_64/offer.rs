@@ -11,16 +11,17 @@ use x86_64::registers::debug::{DebugAddressRegister, Dr0, Dr1, Dr2, Dr3};
 use x86_64::registers::model_specific::Msr;
 
 use super::console;
-use super::svm::{entry, features, fpu, invalidate};
-use crate::amd64::Amd64;
-use crate::amd64::features::Features;
-use crate::amd64::messages::MachineDevices;
-use crate::amd64::offer::offer_amd64;
-use crate::amd64::registers::Registers;
-use crate::amd64::vmcb::Vmcb;
+use super::fpu;
+use super::svm::{entry, features, invalidate};
 use crate::arch::{Local, PerCpu};
 use crate::devices::pc::platform::SerialPort;
-use crate::hyperv::cpuid::CpuidResult;
+use crate::iommu::messages::MachineDevices;
+use crate::svm::features::Features;
+use crate::svm::offer::offer_amd64;
+use crate::svm::processor::Amd64;
+use crate::svm::vmcb::Vmcb;
+use crate::x86::hyperv::cpuid::CpuidResult;
+use crate::x86::vcpu::registers::Registers;
 
 offer_amd64!(Local);
 
@@ -168,7 +169,7 @@ impl Amd64 for Local {
     }
 
     #[cfg(feature = "audit")]
-    fn books(cpu: &PerCpu) -> &core::cell::RefCell<crate::amd64::audit::CpuBooks> {
+    fn books(cpu: &PerCpu) -> &core::cell::RefCell<crate::svm::audit::CpuBooks> {
         &cpu.arch.books
     }
 }

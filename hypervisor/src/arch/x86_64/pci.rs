@@ -12,12 +12,12 @@ use pci::{Address, ConfigSpace, Message};
 use spin::{Mutex, Once};
 use x86_64::instructions::port::Port;
 
-use crate::amd64::iommu::{Iommu, Registers};
-use crate::amd64::messages::MachineDevices;
-use crate::amd64::routes::Routes;
-use crate::amd64::vectors;
 use crate::image::registers::MappedBus;
+use crate::iommu::amd_vi::{Iommu, Registers};
+use crate::iommu::messages::MachineDevices;
+use crate::iommu::routes::Routes;
 use crate::owned;
+use crate::x86::vectors;
 
 /// Length of an IOMMU's registers, as far as the driver uses them.
 const REGISTERS_LEN: u64 = 0x4000;

@@ -13,7 +13,6 @@ use hostlink::exit::ExitCode;
 
 use super::svm::features;
 use super::{apic, clock, console, pci, tables, translation};
-use crate::amd64::{cpuid, instruction, vectors};
 use crate::arch::{Local, PerCpu};
 use crate::free_memory::FreeMemory;
 use crate::image::blocks;
@@ -23,6 +22,8 @@ use crate::vm::arch::Clock;
 use crate::vm::files;
 use crate::vm::percpu::MAX_CPUS;
 use crate::vm::run;
+use crate::x86::vcpu::instruction;
+use crate::x86::{cpuid, vectors};
 
 // The list of processors has room for the maximum number of CPUs.
 const _: () = assert!(MAX_CPUS == baremetal::x86_64::processors::MAX_PROCESSORS);
@@ -183,7 +184,7 @@ fn enable_cpu(cpu: &'static PerCpu) {
         features::enable(cpu.arch.host_save.get());
         core::arch::asm!("vmsave rax", in("rax") cpu.arch.host_vmcb.get(), options(nostack, preserves_flags));
     }
-    super::svm::fpu::enable();
+    super::fpu::enable();
     clock::init_cpu();
 }
 

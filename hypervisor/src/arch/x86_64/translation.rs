@@ -12,9 +12,9 @@ use baremetal::pages::PAGE;
 use paging::{Amd64Host, Level, MapError, PageTable, Permissions, PhysAddr};
 use x86_64::registers::control::{Cr3, Cr3Flags, Cr4, Cr4Flags};
 
-use crate::amd64::cpuid;
 use crate::arch::Local;
 use crate::image::heap::{HeapTables, protect, settle};
+use crate::x86::cpuid;
 
 /// Root of the tables that all CPUs use.
 static ROOT: AtomicU64 = AtomicU64::new(0);

@@ -6,15 +6,15 @@
 use memslots::Gpa;
 use stay::in_section;
 
-use super::{Described, Syndrome, inject, skip};
-use crate::arm64::abort::{
+use super::load_store::{self, LoadStore};
+use super::syndrome::{
     CACHE_MAINTENANCE, CLASS_FETCH, IN_WALK, WRITE, has_page, is_of_stage2, kind, kind_of, needs_write,
     passed_on,
 };
-use crate::arm64::devices;
-use crate::arm64::exchanged::Register;
-use crate::arm64::load_store::{self, LoadStore};
+use super::{Described, Syndrome, inject, skip};
+use crate::arm64::guest::devices;
 use crate::arm64::processor::{Arm64, Processor};
+use crate::arm64::vcpu::exchanged::Register;
 use crate::vm::{Access, Context, Led, Next};
 
 /// Fields of the syndrome.

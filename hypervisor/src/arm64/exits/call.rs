@@ -1,9 +1,9 @@
 //! HVC and SMC: PSCI, paravirtualised time, and the hypervisor's identity.
 
 use super::{Syndrome, skip};
-use crate::arm64::devices;
+use crate::arm64::guest::devices;
 use crate::arm64::processor::Arm64;
-use crate::arm64::state::Activity;
+use crate::arm64::vcpu::state::Activity;
 use crate::devices::virt::map;
 use crate::devices::virt::psci::{self, Call, Status};
 use crate::vm::{Context, Next};

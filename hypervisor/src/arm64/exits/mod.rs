@@ -11,7 +11,9 @@
 
 pub mod abort;
 mod call;
+pub mod load_store;
 mod registers;
+pub mod syndrome;
 mod undefined;
 pub mod wait;
 
@@ -20,10 +22,10 @@ mod tests;
 
 use hostlink::counters::Counter;
 
-use super::inject;
 use super::processor::{Arm64, Features, Processor, Vector};
-use super::serror::{self, SErrorOutcome};
-use super::step;
+use super::vcpu::inject;
+use super::vcpu::serror::{self, SErrorOutcome};
+use super::vcpu::step;
 use crate::vm::{Context, GUEST, Next};
 use abort::Abort;
 

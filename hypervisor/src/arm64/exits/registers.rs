@@ -4,10 +4,10 @@ use hostlink::counters::Counter;
 use hostlink::trace::Event;
 
 use super::{Syndrome, inject, skip};
-use crate::arm64::identity;
+use crate::arm64::guest::identity;
 use crate::arm64::processor::Arm64;
-use crate::arm64::registers::Treatment;
-use crate::arm64::system;
+use crate::arm64::vcpu::registers::Treatment;
+use crate::arm64::vcpu::system;
 use crate::devices::virt::gic::{self, Sgi, SgiGroup};
 use crate::vm::{Context, Next, increase, trace};
 

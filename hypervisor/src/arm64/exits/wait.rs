@@ -6,8 +6,8 @@ use memslots::Gpa;
 use super::abort::gpa_of;
 use super::{Syndrome, inject, skip, step};
 use crate::arm64::processor::Arm64;
-use crate::arm64::state::Activity;
-use crate::arm64::wait_loop::{self, WINDOW};
+use crate::arm64::vcpu::state::Activity;
+use crate::arm64::vcpu::wait_loop::{self, WINDOW};
 use crate::vm::awaited::Word;
 use crate::vm::{Context, Next};
 

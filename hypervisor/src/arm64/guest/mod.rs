@@ -1,5 +1,9 @@
 //! The shared state of a guest's vCPUs on Arm64: interrupt distributor, serial port, VMID.
 
+pub mod devices;
+pub mod identity;
+pub mod translations;
+
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -18,12 +22,10 @@ use stay::Cost;
 use stay::arm64::AddressSpace;
 
 use super::controls::hcr_base;
-use super::lines::{MachineDevices, Wired};
-use super::mirror::Mirror;
 use super::processor::{Arm64, Configuration, Features, Processor};
-use super::state::VcpuState;
-use super::stolen_time::Scale;
 use super::vcpu::Inbox;
+use super::vcpu::state::VcpuState;
+use super::vcpu::stolen_time::Scale;
 use crate::devices::virt::fdt::Wire;
 use crate::devices::virt::gic::{Distributor, INTIDS_DEFAULT};
 use crate::devices::virt::map;
@@ -31,6 +33,8 @@ use crate::devices::virt::pci::Pci;
 use crate::devices::virt::pl011::Pl011;
 use crate::devices::virt::pl031::Pl031;
 use crate::devices::virt::psci::Start;
+use crate::iommu::lines::{MachineDevices, Wired};
+use crate::iommu::mirror::Mirror;
 use crate::loader::LoadError;
 use crate::loader::virt::{self, Entry, GuestConfig};
 use crate::owned::{self, Domains, Functions};

@@ -7,8 +7,8 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use crate::arm64::controls::{self, Control};
-use crate::arm64::exchanged::Register;
 use crate::arm64::processor::{Features, FloatState, Registers, Vector};
+use crate::arm64::vcpu::exchanged::Register;
 
 /// Recorded operations that leave no other trace.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -19,14 +19,14 @@ use stay::{Mistake, Mistakes};
 pub(super) use self::hardware::{Hardware, Stuck, Told, hardware, told};
 
 use self::hardware::{DESCRIPTION, change, tell};
-use super::auditor::Auditor;
+use super::audit::auditor::Auditor;
 use super::controls::{self, Control};
-use super::debug::{Counts, Debug};
-use super::exchanged::Register;
-use super::lines::MachineDevices;
 use super::offer::offer_arm64;
 use super::processor::{Configuration, CpuData, Features, FloatState, Processor, Registers, Vector};
+use super::vcpu::debug::{Counts, Debug};
+use super::vcpu::exchanged::Register;
 use crate::devices::virt::gic::Maintenance;
+use crate::iommu::lines::MachineDevices;
 use crate::vm::made::{self, made_board, offer};
 use crate::vm::memory::NestedTables;
 use crate::vm::{Context, Files, Vm};

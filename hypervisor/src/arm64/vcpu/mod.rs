@@ -1,5 +1,18 @@
 //! A CPU's workspace to run a vCPU, a vCPU's external events, and one stay in the guest.
 
+pub mod debug;
+#[macro_use]
+pub mod exchanged;
+pub mod inject;
+pub mod loaded;
+pub mod registers;
+pub mod serror;
+pub mod state;
+pub mod step;
+pub mod stolen_time;
+pub mod system;
+pub mod wait_loop;
+
 use core::ops::ControlFlow;
 use core::sync::atomic::Ordering;
 
@@ -8,11 +21,10 @@ use coherence::{CpuId, Hardware, Owner};
 use hostlink::counters::Counter;
 use stay::arm64::{self, Place};
 
-use super::devices;
+use self::state::{Activity, VcpuState};
 use super::guest::Common;
+use super::guest::devices;
 use super::processor::{Arm64, Lists, Vector};
-use super::state::{Activity, VcpuState};
-use super::system;
 use crate::devices::virt::gic::{self, Deactivate, Maintenance};
 use crate::devices::virt::psci::Power;
 use crate::vm::files::Defects;

@@ -18,10 +18,10 @@ use spin::Once;
 use super::gic;
 use crate::arch::PerCpu;
 use crate::arch::aarch64::sysreg::{dsb_ld, dsb_st};
-use crate::arm64::lines::{Gate, Lines, MachineDevices};
-use crate::arm64::smmu::{Registers, Smmu};
 use crate::devices::virt::map::PCI_LINES;
 use crate::image::registers::MappedBus;
+use crate::iommu::lines::{Gate, Lines, MachineDevices};
+use crate::iommu::smmu::{Registers, Smmu};
 use crate::owned;
 
 /// Vendor and device of QEMU's 16550s: one, two, four ports.

@@ -1,7 +1,7 @@
 //! Breakpoints and watchpoints in the processor: loaded only while a guest uses them.
 
 use crate::arch::aarch64::sysreg::{isb, write};
-use crate::arm64::debug::{Counts, Debug};
+use crate::arm64::vcpu::debug::{Counts, Debug};
 
 macro_rules! write_points {
     ($points:expr, $count:expr, $value:literal, $control:literal, $($n:literal)*) => {

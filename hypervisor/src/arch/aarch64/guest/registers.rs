@@ -1,7 +1,7 @@
 //! The guest's registers in the processor, by name.
 
 use crate::arch::aarch64::sysreg::{isb, read, write};
-use crate::arm64::exchanged::Register;
+use crate::arm64::vcpu::exchanged::Register;
 
 macro_rules! access {
     (

@@ -13,7 +13,7 @@ use stay::{Mistake, Mistakes, arm64};
 
 use crate::arch::Local;
 use crate::arch::aarch64::sysreg::{read, write};
-use crate::arm64::auditor::Auditor;
+use crate::arm64::audit::auditor::Auditor;
 use crate::arm64::controls::data_line;
 use crate::arm64::guest::Tag;
 use crate::image;

@@ -2,7 +2,7 @@
 
 use core::arch::naked_asm;
 
-use crate::amd64::registers::Registers;
+use crate::x86::vcpu::registers::Registers;
 
 /// Runs the guest until it exits.
 ///

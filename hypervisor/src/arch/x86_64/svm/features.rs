@@ -8,9 +8,9 @@ use core::num::NonZeroU32;
 use x86_64::registers::control::{Efer, EferFlags};
 use x86_64::registers::model_specific::Msr;
 
-use crate::amd64::cpuid;
-use crate::amd64::features::{Features, guest_asids, has_svm};
 use crate::arch::Local;
+use crate::svm::features::{Features, guest_asids, has_svm};
+use crate::x86::cpuid;
 
 const MSR_VM_CR: u32 = 0xc001_0114;
 const VM_CR_SVM_DISABLED: u64 = 1 << 4;
@@ -73,7 +73,7 @@ pub(crate) fn probe() -> Result<(), &'static str> {
     FEATURES.store(leaf.edx, Ordering::Relaxed);
     ASIDS.store(leaf.ebx, Ordering::Relaxed);
     TSC_AUX.store(cpuid::host_has_rdtscp::<Local>(), Ordering::Relaxed);
-    if __cpuid(1).ecx & CX16 != 0 && !super::cx16::leaves_flags() {
+    if __cpuid(1).ecx & CX16 != 0 && !crate::arch::x86_64::cx16::leaves_flags() {
         log::info!("CMPXCHG16B damages the flags on this machine: guests are not shown it");
         WRONG.store(CX16, Ordering::Relaxed);
     }

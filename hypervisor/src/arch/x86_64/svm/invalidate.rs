@@ -5,8 +5,8 @@ use core::arch::x86_64::__cpuid;
 
 use stay::Instruments;
 
-use crate::amd64::features::tlb_entries;
 use crate::arch::Local;
+use crate::svm::features::tlb_entries;
 use crate::vm::arch::Clock;
 
 /// Drops the calling CPU's translations of one page under `asid`, including global ones and those

@@ -2,8 +2,6 @@
 //!
 //! Source for all of it: AMD64 APM volume 2 (24593, rev. 3.42), chapter 15 and appendices B and C.
 
-mod cx16;
 pub(super) mod entry;
 pub(super) mod features;
-pub(super) mod fpu;
 pub(super) mod invalidate;

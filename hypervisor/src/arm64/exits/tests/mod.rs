@@ -18,10 +18,10 @@ use hostlink::counters::Counter;
 use proptest::prelude::*;
 
 use super::*;
-use crate::arm64::exchanged::Register;
 use crate::arm64::made::{Hardware, Made, Told, hardware, machine, store, told};
 use crate::arm64::processor::Registers;
-use crate::arm64::state::Activity;
+use crate::arm64::vcpu::exchanged::Register;
+use crate::arm64::vcpu::state::Activity;
 use crate::vm::arch::Arch;
 
 /// Where memory begins.

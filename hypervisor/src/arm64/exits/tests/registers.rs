@@ -1,7 +1,7 @@
 //! System registers that trap.
 
 use super::*;
-use crate::arm64::registers::{Name, Treatment};
+use crate::arm64::vcpu::registers::{Name, Treatment};
 
 /// The syndrome of an access to a register by `x`.
 fn access((op0, op1, crn, crm, op2): Name, x: u64, is_read: bool) -> u64 {

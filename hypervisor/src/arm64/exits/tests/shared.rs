@@ -4,7 +4,7 @@ use memslots::Gpa;
 use paging::Progress;
 
 use super::*;
-use crate::arm64::devices;
+use crate::arm64::guest::devices;
 use crate::devices::virt::map::{GICD, PCI_ECAM};
 
 const FUNCTION: u64 = PCI_ECAM + (1 << 15);

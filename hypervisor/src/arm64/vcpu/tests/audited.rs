@@ -4,8 +4,8 @@
 
 use super::*;
 use crate::arm64::controls::{Control, at_start};
-use crate::arm64::debug;
 use crate::arm64::made::{Stuck, machines};
+use crate::arm64::vcpu::debug;
 use crate::vm::arch::State;
 use core::panic::AssertUnwindSafe;
 use std::panic::catch_unwind;

@@ -13,8 +13,8 @@ mod audited;
 mod handed;
 mod reset;
 
+use super::exchanged::Register;
 use super::*;
-use crate::arm64::exchanged::Register;
 use crate::arm64::made::{Made, Told, hardware, machine, machine_on, told};
 use crate::arm64::processor::{Features, Processor, Registers};
 use crate::devices::virt::gic::ListRegister;

@@ -2,10 +2,10 @@
 //! afterwards; and so is a vCPU that arrives where another guest's was (U65).
 
 use super::*;
-use crate::arm64::debug;
-use crate::arm64::exchanged::{MATRIX, Register as R};
 use crate::arm64::made::machines;
 use crate::arm64::processor::{Configuration, FloatState};
+use crate::arm64::vcpu::debug;
+use crate::arm64::vcpu::exchanged::{MATRIX, Register as R};
 use crate::vm::arch::State;
 use baremetal::random::Random;
 

@@ -1,0 +1,233 @@
+//! The vCPU's registers that are in memory while it is off the CPU.
+//!
+//! Source: Arm DDI 0487, D1.2; Arm IHI 0069H, section 12.4.
+
+use super::exchanged::Register;
+use crate::arm64::processor::{Features, Processor};
+use crate::devices::virt::gic::{View, running_priority};
+use crate::devices::virt::map::{PHYSICAL_TIMER_INTID, VIRTUAL_TIMER_INTID};
+
+/// Declares the storage of each group of registers.
+macro_rules! groups {
+    (
+        $(
+            $(#[$doc:meta])*
+            $group:ident $list:ident { $($variant:ident $field:ident $name:literal $reset:expr,)* }
+        )*
+        { $($alone:ident $alone_name:literal,)* }
+    ) => {
+        $(
+            $(#[$doc])*
+            #[derive(Clone, Debug)]
+            struct $group { $($field: u64,)* }
+
+            impl $group {
+                const RESET: Self = Self { $($field: $reset,)* };
+
+                #[inline(always)]
+                fn save<P: Processor>(&mut self) {
+                    $(self.$field = P::read(Register::$variant);)*
+                }
+
+                #[inline(always)]
+                fn load<P: Processor>(&self) {
+                    $(P::write(Register::$variant, self.$field);)*
+                }
+            }
+        )*
+    };
+}
+
+for_each_register!(groups);
+
+/// A vCPU's system registers when it is off the CPU.
+#[derive(Clone, Debug)]
+pub(super) struct SystemRegisters {
+    common: Common,
+    keys: Keys,
+    deferred: Deferred,
+    matrix: Matrix,
+    tcr: u64,
+    timers: Timers,
+}
+
+/// One of the guest's timers, which are the processor's own. Both count from the same zero as the
+/// machine's counter (CNTVOFF_EL2 is 0), so a compare value is a time of the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Timer {
+    /// CNTV.
+    Virtual,
+    /// CNTP.
+    Physical,
+}
+
+impl Timer {
+    const ENABLED: u64 = 1;
+    const MASKED: u64 = 2;
+    const DUE: u64 = 4;
+
+    /// Its private interrupt, for both the guest and the machine.
+    pub(super) const fn intid(self) -> u8 {
+        match self {
+            Self::Virtual => VIRTUAL_TIMER_INTID,
+            Self::Physical => PHYSICAL_TIMER_INTID,
+        }
+    }
+
+    #[inline]
+    fn control<P: Processor>(self) -> u64 {
+        P::read(match self {
+            Self::Virtual => Register::VirtualControl,
+            Self::Physical => Register::PhysicalControl,
+        })
+    }
+
+    /// When it interrupts, as a value of the machine's counter; `u64::MAX` for never.
+    #[inline]
+    pub(super) fn deadline<P: Processor>(self) -> u64 {
+        if self.control::<P>() & (Self::ENABLED | Self::MASKED) != Self::ENABLED {
+            return u64::MAX;
+        }
+        P::read(match self {
+            Self::Virtual => Register::VirtualValue,
+            Self::Physical => Register::PhysicalValue,
+        })
+    }
+
+    /// Whether it asserts its interrupt.
+    #[inline]
+    pub(super) fn is_due<P: Processor>(self) -> bool {
+        let all = Self::ENABLED | Self::MASKED | Self::DUE;
+        self.control::<P>() & all == Self::ENABLED | Self::DUE
+    }
+}
+
+impl SystemRegisters {
+    /// After power-on.
+    pub(super) fn reset() -> Self {
+        Self {
+            common: Common::RESET,
+            keys: Keys::RESET,
+            deferred: Deferred::RESET,
+            matrix: Matrix::RESET,
+            tcr: 0,
+            timers: Timers::RESET,
+        }
+    }
+
+    /// Saves the registers to memory. The timers are off afterwards.
+    pub(super) fn save<P: Processor>(&mut self) {
+        self.common.save::<P>();
+        self.tcr = P::read(Register::Tcr);
+        let features = P::features();
+        if features.contains(Features::POINTER_KEYS) {
+            self.keys.save::<P>();
+        }
+        if features.contains(Features::ERRORS) {
+            self.deferred.save::<P>();
+        }
+        if features.contains(Features::MATRICES) {
+            self.matrix.save::<P>();
+        }
+        self.timers.save::<P>();
+        P::write(Register::VirtualControl, 0);
+        P::write(Register::PhysicalControl, 0);
+        P::synchronize();
+    }
+
+    /// Loads the registers into the processor.
+    ///
+    /// TCR_EL1 is loaded last, after VTTBR_EL2. On some processors a speculative address
+    /// translation may use a mixture of the previous guest's registers and this one's
+    /// (`coherence::tlbi::Errata::speculative_at`).
+    pub(super) fn load<P: Processor>(&self) {
+        self.common.load::<P>();
+        let features = P::features();
+        if features.contains(Features::POINTER_KEYS) {
+            self.keys.load::<P>();
+        }
+        if features.contains(Features::ERRORS) {
+            self.deferred.load::<P>();
+        }
+        if features.contains(Features::MATRICES) {
+            self.matrix.load::<P>();
+        }
+        self.timers.load::<P>();
+        P::synchronize();
+        // Usually it is the same for all vCPUs of a guest; under emulation a write drops all
+        // translations, including EL2's and those of stage 2.
+        if P::read(Register::Tcr) != self.tcr {
+            P::write(Register::Tcr, self.tcr);
+        }
+    }
+}
+
+/// A vCPU's part of the virtual CPU interface when it is off the CPU.
+#[derive(Clone, Debug)]
+pub(super) struct VirtualInterface {
+    main: Interface,
+    six: Priorities6,
+    seven: Priorities7,
+}
+
+impl VirtualInterface {
+    /// After reset.
+    pub(super) const fn reset() -> Self {
+        Self { main: Interface::RESET, six: Priorities6::RESET, seven: Priorities7::RESET }
+    }
+
+    /// Saves the interface to memory.
+    pub(super) fn save<P: Processor>(&mut self) {
+        self.main.save::<P>();
+        let bits = P::preemption_bits();
+        if bits > 5 {
+            self.six.save::<P>();
+        }
+        if bits > 6 {
+            self.seven.save::<P>();
+        }
+    }
+
+    /// Loads the interface into the processor.
+    pub(super) fn load<P: Processor>(&self) {
+        self.main.load::<P>();
+        let bits = P::preemption_bits();
+        if bits > 5 {
+            self.six.load::<P>();
+        }
+        if bits > 6 {
+            self.seven.load::<P>();
+        }
+    }
+}
+
+/// The interrupts that the loaded interface admits.
+pub(super) fn view<P: Processor>() -> View {
+    let active = |first, second| (P::read(first) | P::read(second)) as u32;
+    let mut priorities = [active(Register::IchAp0r0, Register::IchAp1r0), 0, 0, 0];
+    let bits = P::preemption_bits();
+    let [_, second, third, fourth] = &mut priorities;
+    if bits > 5 {
+        *second = active(Register::IchAp0r1, Register::IchAp1r1);
+    }
+    if bits > 6 {
+        *third = active(Register::IchAp0r2, Register::IchAp1r2);
+        *fourth = active(Register::IchAp0r3, Register::IchAp1r3);
+    }
+    View::new(P::read(Register::IchVmcr), running_priority(&priorities, bits))
+}
+
+/// The interrupts that the interface is configured for, regardless of the running priority.
+#[inline(always)]
+pub(super) fn idle_view<P: Processor>() -> View {
+    View::new(P::read(Register::IchVmcr), 0xff)
+}
+
+/// Deactivates physical private interrupts; `intids` has a bit for each.
+pub(crate) fn deactivate<P: Processor>(intids: u32) {
+    let mut left = intids;
+    while left != 0 {
+        P::deactivate(left.trailing_zeros());
+        left &= left - 1;
+    }
+}

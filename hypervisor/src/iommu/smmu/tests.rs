@@ -1,0 +1,214 @@
+use alloc::boxed::Box;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec;
+use alloc::vec::Vec;
+
+use iommu::amd::DomainId;
+use iommu::smmu::command::tlbi_nh_asid;
+use iommu::smmu::registers::{
+    CMDQ_BASE, CR0, CR0ACK, EVENTQ_BASE, GBPA, GBPA_ABORT, GBPA_UPDATE, IDR0, IDR1, IDR5, SMMUEN, STRTAB_BASE,
+};
+use paging::{FlushRange, Level};
+
+use super::*;
+
+/// An SMMU that does each command at once.
+pub(crate) struct Fake {
+    words: Mutex<Vec<u64>>,
+    done: Mutex<Vec<Command>>,
+    /// It stands still.
+    is_broken: bool,
+}
+
+/// Bits of a base register that are the address.
+const ADDRESS: u64 = 0x000f_ffff_ffff_ffe0;
+
+impl Fake {
+    /// Stage 1, 64-bit tables, coherent, ASIDs of 16 bits; queues of 256; 16 bits of stream; 48
+    /// bits of address, pages of 4 KiB.
+    fn new(is_broken: bool) -> &'static Self {
+        let fake = Self { words: Mutex::new(vec![0; 0x8000]), done: Mutex::default(), is_broken };
+        fake.set(IDR0, 1 << 1 | 2 << 2 | 1 << 4 | 1 << 12);
+        fake.set(IDR1, 8 << 21 | 8 << 16 | 16);
+        fake.set(IDR5, 1 << 4 | 5);
+        Box::leak(Box::new(fake))
+    }
+
+    fn get(&self, register: Register) -> u64 {
+        self.words.lock()[register.offset as usize / 8 * 2 + register.offset as usize % 8 / 4]
+    }
+
+    fn set(&self, register: Register, value: u64) {
+        self.words.lock()[register.offset as usize / 8 * 2 + register.offset as usize % 8 / 4] = value;
+    }
+
+    /// The commands since the last time, without syncs.
+    fn done(&self) -> Vec<Command> {
+        let mut done = core::mem::take(&mut *self.done.lock());
+        done.retain(|command| *command != sync_poll());
+        done
+    }
+
+    fn event(&self, record: [u64; 4]) {
+        let prod = self.get(EVENTQ_PROD);
+        let at = (self.get(EVENTQ_BASE) & ADDRESS) + prod % (1 << EVENTS_ORDER) * RECORD_BYTES;
+        // SAFETY: the driver has its queue there.
+        unsafe { (at as *mut [u64; 4]).write_volatile(record) };
+        self.set(EVENTQ_PROD, prod + 1);
+    }
+}
+
+impl Registers for Fake {
+    fn read(&self, register: Register) -> u32 {
+        self.get(register) as u32
+    }
+
+    fn write(&self, register: Register, value: u64) {
+        self.set(register, value);
+        match register {
+            CR0 => self.set(CR0ACK, value),
+            IRQ_CTRL => self.set(IRQ_CTRL_ACK, value),
+            GBPA => self.set(GBPA, value & !u64::from(GBPA_UPDATE)),
+            CMDQ_PROD if !self.is_broken => {
+                let mut cons = self.get(CMDQ_CONS);
+                while cons != value {
+                    let at = (self.get(CMDQ_BASE) & ADDRESS) + cons % (1 << COMMANDS_ORDER) * 16;
+                    // SAFETY: the driver has its queue there.
+                    self.done.lock().push(unsafe { &*(at as *const Entry) }.load());
+                    cons = (cons + 1) % (2 << COMMANDS_ORDER);
+                }
+                self.set(CMDQ_CONS, cons);
+            }
+            _ => {}
+        }
+    }
+}
+
+const DEVICE: Device = Device { id: DeviceId(0x10), ats: None };
+const DOMAIN: Domain<'static> = Domain { id: DomainId(3), devices: &[DEVICE] };
+const TO: Translations = Translations { root: 0x4000_3000, domain: DomainId(3) };
+
+fn pin() -> Pin {
+    let space = crate::iommu::lines::tests::function();
+    <Pin as crate::owned::Interrupts<_>>::new(&space.0, &space.1)
+}
+
+pub(crate) fn started() -> (&'static Fake, Smmu) {
+    let fake = Fake::new(false);
+    let smmu = Smmu::start(fake, 0).unwrap_or_else(|why| panic!("{why}"));
+    fake.done();
+    (fake, smmu)
+}
+
+#[test]
+fn all_streams_are_aborted_from_the_beginning() {
+    let (fake, smmu) = started();
+    assert!((0..256).all(|stream| load(nth(smmu.streams, stream).unwrap()) == StreamEntry::ABORT.0));
+    assert!(nth(smmu.streams, 256).is_none());
+    assert_eq!(fake.get(STRTAB_BASE) & ADDRESS, address(smmu.streams));
+    assert!(fake.get(CR0) & u64::from(SMMUEN) != 0 && fake.get(GBPA) & u64::from(GBPA_ABORT) != 0);
+}
+
+#[test]
+fn a_device_is_attached_when_descriptor_and_entry_are_known_and_detached_with_nothing_kept() {
+    let (fake, smmu) = started();
+    smmu.attach(DEVICE, TO, &pin()).unwrap();
+    let entry = load(nth(smmu.streams, 0x10).unwrap());
+    let context = nth(smmu.contexts, 2).unwrap();
+    assert_eq!(entry[0] & ADDRESS & !0x3f, address(context), "stage 1 by the domain's descriptor");
+    let [head, table, ..] = load(context);
+    assert_eq!((head >> 48, table), (3, TO.root), "the ASID, and the root");
+    assert_eq!(head & 0x3f, 16, "48 bits of address");
+    let stream = StreamId(0x10);
+    let told = fake.done();
+    assert_eq!(told.last(), Some(&cfgi_ste(stream, Depth::Leaf)));
+    assert!(told.iter().position(|command| *command == cfgi_cd(stream)) < Some(told.len() - 1));
+
+    smmu.detach(&DOMAIN).unwrap();
+    assert_eq!(load(nth(smmu.streams, 0x10).unwrap()), StreamEntry::ABORT.0);
+    assert_eq!(load(context)[0], 0, "no descriptor");
+    assert_eq!(fake.done().last(), Some(&tlbi_nh_asid(Vmid(0), Asid(3))), "last, and waited for");
+}
+
+#[test]
+fn each_domain_has_a_descriptor_of_its_own() {
+    let (_, smmu) = started();
+    let domains = 1..=DOMAINS_MAX as u16;
+    for domain in domains.clone() {
+        let device = Device { id: DeviceId(domain), ats: None };
+        smmu.attach(device, Translations { domain: DomainId(domain), ..TO }, &pin()).unwrap();
+    }
+    for domain in domains {
+        let entry = load(nth(smmu.streams, domain.into()).unwrap());
+        let context = nth(smmu.contexts, usize::from(domain) - 1).unwrap();
+        assert_eq!(entry[0] & ADDRESS & !0x3f, address(context), "{domain}");
+        assert_eq!(load(context)[0] >> 48, u64::from(domain), "its ASID");
+    }
+}
+
+#[test]
+fn p16_what_has_no_place_is_not_attached_and_changes_nothing() {
+    let (fake, smmu) = started();
+    let all = |smmu: &Smmu| {
+        let words = smmu.streams.iter().chain(smmu.contexts);
+        words.map(|word| word.load(Ordering::Relaxed)).collect::<Vec<_>>()
+    };
+    let before = all(&smmu);
+    for (device, domain, root) in [
+        (0x10, DOMAINS_MAX as u16 + 1, TO.root),
+        (0x10, 0, TO.root),
+        (1 << STREAMS_ORDER, 3, TO.root),
+        (0x10, 3, TO.root | 1 << 60),
+    ] {
+        let device = Device { id: DeviceId(device), ats: None };
+        let to = Translations { domain: DomainId(domain), root };
+        assert_eq!(smmu.attach(device, to, &pin()), Err(NotAttached::NoPlace), "{device:?}, {to:x?}");
+        assert_eq!((fake.done(), all(&smmu) == before), (Vec::new(), true), "{device:?}, {to:x?}");
+    }
+}
+
+#[test]
+fn what_is_unmapped_is_named_and_a_domain_is_dropped_by_its_asid() {
+    let (fake, smmu) = started();
+    let range = FlushRange { start: 0x4000_0000, len: 0x2000, level: Level::Page4K, tables: false };
+    let begun = smmu.begin(&DOMAIN, Invalidation::Ranges(&[range])).unwrap();
+    smmu.finish(begun).unwrap();
+    let told = fake.done();
+    assert_eq!(told.len(), 2, "without range commands, one for each page");
+    assert!(told.iter().all(|Command([head, _])| head & 0xff == 0x12 && head >> 48 == 3), "{told:x?}");
+    let begun = smmu.begin(&DOMAIN, Invalidation::Everything).unwrap();
+    smmu.finish(begun).unwrap();
+    assert_eq!(fake.done(), [tlbi_nh_asid(Vmid(0), Asid(3))]);
+    let begun = smmu.begin(&DOMAIN, Invalidation::Nothing).unwrap();
+    smmu.finish(begun).unwrap();
+    assert_eq!(fake.done(), []);
+}
+
+#[test]
+fn events_are_reported_once_with_their_device() {
+    let (fake, smmu) = started();
+    let mut found = Vec::new();
+    let mut look = || {
+        let has_lost = smmu.take_events(&mut |device, event| found.push((device, format!("{event}"))));
+        (has_lost, core::mem::take(&mut found))
+    };
+    assert_eq!(look(), (false, Vec::<(Option<DeviceId>, String)>::new()));
+    fake.event([0x10 | 0x18 << 32, 1 << 35 | 2 << 40, 0xdead_0000, 0]);
+    let (has_lost, events) = look();
+    assert!(!has_lost && events.len() == 1);
+    assert_eq!(events[0].0, Some(DeviceId(0x18)));
+    assert!(events[0].1.contains("0xdead0000"), "{}", events[0].1);
+    assert_eq!(look().1, []);
+    fake.set(EVENTQ_PROD, fake.get(EVENTQ_PROD) | 1 << 31);
+    assert!(look().0, "some were lost");
+    assert!(!look().0, "and it was acknowledged");
+}
+
+#[test]
+fn one_that_lacks_something_or_stands_still_is_not_used() {
+    let fake = Fake::new(false);
+    fake.set(IDR0, 1);
+    assert_eq!(Smmu::start(fake, 0).err(), Some(NotStarted::Lacks), "stage 2 only");
+    assert_eq!(Smmu::start(Fake::new(false), 256).err(), Some(NotStarted::Lacks), "another first stream");
+}

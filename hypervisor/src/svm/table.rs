@@ -1,0 +1,215 @@
+//! The table of exits: one row for each kind. Exit codes: appendix C.
+//!
+//! Codes below 0xc0 are 32 times the number of the intercept vector plus the bit (appendix B). So
+//! intercepts and rows can be compared: an intercept without a row, or a row that is never
+//! intercepted, does not compile.
+
+use hostlink::counters::Counter;
+use memslots::Pattern;
+
+use super::intercepts;
+use super::processor::Amd64;
+use crate::vm::{Context, Next};
+use crate::x86::exits::{Exit, complete, control, cpuid, event, hypercall, msr, nested, port};
+use crate::x86::vcpu::checks;
+
+/// VMRUN has refused the guest's state.
+pub const INVALID: u64 = u64::MAX;
+/// QEMU 7.2's encoding of the same: only the lower half.
+const INVALID_LOW: u64 = 0xffff_ffff;
+
+/// Rows of instructions whose encoding is checked: name; codes and condition; counter; usual
+/// encoding; required privilege; handler. Rows of all other exits: name; codes; counter; handler.
+macro_rules! exits {
+    (
+        instructions {
+            $($(#[$i_doc:meta])* $i:ident: $($i_code:pat_param)|+ $(if $i_condition:ident)? =>
+              $i_counter:ident; $($byte:literal)+; $whose:ident; $i_handler:path;)*
+        }
+        events {
+            $($(#[$e_doc:meta])* $e:ident: $($e_code:pat_param)|+ => $e_counter:ident; $e_handler:path;)*
+        }
+        otherwise { $(#[$o_doc:meta])* $o:ident; $o_counter:ident; $o_handler:path; }
+    ) => {
+        /// An exit because of an instruction that is emulated here.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Instruction {
+            $($(#[$i_doc])* $i,)*
+        }
+
+        /// An exit for another reason, or one that itself reports the address of the next
+        /// instruction, or that must be decoded.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Event {
+            $($(#[$e_doc])* $e,)*
+            $(#[$o_doc])* $o,
+        }
+
+        impl Row {
+            /// The row of an exit.
+            #[must_use]
+            #[inline(always)]
+            pub const fn of(exit: &Exit) -> Self {
+                match exit.code {
+                    $($($i_code)|+ $(if exit.$i_condition())? => Self::Instruction(Instruction::$i),)*
+                    $($($e_code)|+ => Self::Event(Event::$e),)*
+                    _ => Self::Event(Event::$o),
+                }
+            }
+
+            /// The counter of its exits.
+            #[must_use]
+            #[inline(always)]
+            pub const fn counter(self) -> Counter {
+                match self {
+                    $(Self::Instruction(Instruction::$i) => Counter::$i_counter,)*
+                    $(Self::Event(Event::$e) => Counter::$e_counter,)*
+                    Self::Event(Event::$o) => Counter::$o_counter,
+                }
+            }
+
+            /// All of them.
+            #[cfg(test)]
+            pub(crate) const ALL: &[Self] = &[
+                $(Self::Instruction(Instruction::$i),)*
+                $(Self::Event(Event::$e),)*
+                Self::Event(Event::$o),
+            ];
+        }
+
+        impl Instruction {
+            /// Its usual encoding.
+            #[must_use]
+            #[inline(always)]
+            pub const fn usual(self) -> &'static Pattern {
+                match self {
+                    $(Self::$i => const { &Pattern::new(&[$($byte),+]) },)*
+                }
+            }
+
+            /// The bytes of its usual encoding.
+            #[cfg(test)]
+            pub(crate) const fn bytes(self) -> &'static [u8] {
+                match self {
+                    $(Self::$i => &[$($byte),+],)*
+                }
+            }
+
+            /// The privilege that it needs.
+            #[must_use]
+            #[inline(always)]
+            pub const fn whose(self) -> checks::Instruction {
+                match self {
+                    $(Self::$i => checks::Instruction::$whose,)*
+                }
+            }
+        }
+
+        /// Counts an exit and handles it. There is one match, so that an exit is classified once.
+        #[inline(always)] // It has one caller.
+        pub(crate) fn dispatch<A: Amd64>(context: &mut Context<'_, A>, exit: Exit) -> Next {
+            match exit.code {
+                $($($i_code)|+ $(if exit.$i_condition())? => {
+                    context.count_exit(Counter::$i_counter);
+                    let row = const { Instruction::$i };
+                    complete(context, exit, row.usual(), row.whose(), $i_handler)
+                })*
+                $($($e_code)|+ => {
+                    context.count_exit(Counter::$e_counter);
+                    $e_handler(context, exit)
+                })*
+                _ => {
+                    context.count_exit(Counter::$o_counter);
+                    $o_handler(context, exit)
+                }
+            }
+        }
+
+        /// Whether an exit with this code has a row of its own.
+        #[allow(unreachable_patterns, reason = "rows with a condition share their code with another")]
+        const fn has_row(code: u64) -> bool {
+            matches!(code, $($($i_code)|+)|* | $($($e_code)|+)|*)
+        }
+    };
+}
+
+/// A kind of exit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Row {
+    /// Because of an instruction that is emulated here.
+    Instruction(Instruction),
+    /// For another reason.
+    Event(Event),
+}
+
+exits! {
+    instructions {
+        /// RDMSR.
+        ReadMsr: 0x7c if is_msr_read => ExitRegisterRead; 0x0f 0x32; Kernels; msr::on_read;
+        /// WRMSR.
+        WriteMsr: 0x7c => ExitRegisterWrite; 0x0f 0x30; Kernels; msr::on_write;
+        /// CPUID.
+        Cpuid: 0x72 => ExitCpuid; 0x0f 0xa2; Anybodys; cpuid::on_cpuid;
+        /// VMMCALL.
+        Hypercall: 0x81 => ExitHypercall; 0x0f 0x01 0xd9; Anybodys; hypercall::on_hypercall;
+        /// HLT.
+        Halt: 0x78 => ExitWait; 0xf4; Kernels; event::on_halt;
+        /// PAUSE.
+        Pause: 0x77 => ExitPause; 0xf3 0x90; Anybodys; event::on_pause;
+        /// XSETBV.
+        SetExtendedControl: 0x8d => ExitControl; 0x0f 0x01 0xd1; SetExtendedControl; control::on_xsetbv;
+        /// WBINVD.
+        WriteBack: 0x89 => ExitOther; 0x0f 0x09; Kernels; event::on_cache;
+        /// INVD.
+        Invalidate: 0x76 => ExitOther; 0x0f 0x08; Kernels; event::on_cache;
+    }
+    events {
+        /// An interrupt, or an NMI, of the machine.
+        Interrupt: 0x60 | 0x61 => ExitInterrupt; event::on_nothing;
+        /// SMI and INIT of the machine.
+        Signal: 0x62 | 0x63 => ExitOther; event::on_nothing;
+        /// The guest can take an interrupt.
+        Window: 0x64 => ExitWindow; event::on_window;
+        /// IN, OUT, INS, OUTS.
+        Port: 0x7b => ExitIo; port::on_port;
+        /// A nested page fault.
+        NestedFault: 0x400 => ExitNested; nested::on_nested_fault;
+        /// A move to CR4 or CR8.
+        ControlWrite: 0x14 | 0x18 => ExitControl; control::on_write;
+        /// An access to a debug register that is not in the processor.
+        DebugRegister: 0x20..=0x23 | 0x30..=0x33 | 0x35 | 0x37 => ExitControl; event::on_debug_register;
+        /// The IRET that may end an NMI's handler.
+        InterruptReturn: 0x74 => ExitOther; event::on_iret;
+        /// #DB.
+        Debug: 0x41 => ExitOther; event::on_exception;
+        /// #UD, #TS, #NP, #SS, #GP, #PF, #AC.
+        Exception: 0x46 | 0x4a..=0x4e | 0x51 => ExitOther; event::on_exception;
+        /// #MC.
+        MachineCheck: 0x52 => ExitOther; event::on_machine_check;
+        /// RDPMC, and a floating-point error that is signalled on the processor's pin.
+        Refused: 0x6f | 0x7e => ExitOther; event::on_refused;
+        /// Instructions that CPUID does not show: SVM's own, MONITOR and MWAIT, RDPRU, INVLPGB,
+        /// MCOMMIT and TLBSYNC (A10).
+        Undefined: 0x7a | 0x80 | 0x82..=0x86 | 0x8a..=0x8c | 0x8e | 0xa0 | 0xa1 | 0xa3 | 0xa4 => ExitOther; event::on_undefined;
+        /// A triple fault.
+        Shutdown: 0x7f => ExitOther; event::on_shutdown;
+        /// VMRUN has refused the guest's state.
+        Invalid: INVALID | INVALID_LOW => ExitOther; event::on_invalid;
+    }
+    otherwise {
+        /// An exit that was not requested.
+        Unexpected; ExitOther; event::on_unexpected;
+    }
+}
+
+const _: () = {
+    let mut code = 0;
+    while code < 32 * intercepts::EVER.len() {
+        let is_intercepted = intercepts::EVER[code / 32] >> (code % 32) & 1 != 0;
+        assert!(
+            has_row(code as u64) == is_intercepted,
+            "what is intercepted has a row, and nothing else has one"
+        );
+        code += 1;
+    }
+};

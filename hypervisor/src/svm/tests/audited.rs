@@ -1,0 +1,112 @@
+//! vCPUs of different guests, with different settings, take turns on a processor. One after the
+//! other each of the registers and fields that an entry relies on is another one's: the auditor
+//! finds each (U61).
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use super::processor::{CpuData, Guest, Made, Processor, processor};
+use crate::loader::test_kernel;
+use crate::sched::{Turn, VcpuIndex};
+use crate::svm::vmcb::{EFER_SVME, Vmcb, clean};
+use crate::vm::made::Made as Board;
+
+const GUESTS: [&str; 2] = ["name=one\nmemory=16777216\nvcpus=1", "name=other\nmemory=16777216\nvcpus=1"];
+
+/// The turn of a guest's vCPU.
+fn turn(board: &'static Board<Made>, number: u32, act: impl FnOnce(&mut Guest<'_, '_>)) {
+    let row: VcpuIndex = board.host().next_guest(number).expect("it starts with the machine").vcpus[0].row;
+    let turn = Turn { vcpu: row, migrated: true, waited: 0 };
+    board.with_turn(turn, |context| act(&mut Guest(context)));
+}
+
+/// Each guest leaves other values in the processor. The second one uses breakpoints.
+fn live(guest: &mut Guest<'_, '_>, number: u64) {
+    guest.begin(&[]);
+    assert!(guest.enter(move |_, _| {
+        processor(|processor| {
+            processor.xcr0 = 3 + 4 * number;
+            processor.tsc_aux = 0x100 + number;
+            processor.xmm = [number + 1; tlfs::XMM_WORDS];
+        });
+    }));
+    if number == 1 {
+        guest.0.state.load_debug_registers::<Made>();
+        assert!(guest.enter(|vmcb, _| {
+            vmcb.dr7 |= 1;
+            processor(|processor| processor.breakpoints = [7, 8, 9, 10]);
+        }));
+    }
+}
+
+/// Both vCPUs run in turn, and before the last entry of one of them `spoil` is called. Returns the
+/// finding.
+fn find(number: u32, spoil: impl FnOnce(&mut Processor, &mut Vmcb)) -> Option<String> {
+    processor(|processor| *processor = Processor::new());
+    let board = Board::create_several_with(Vec::leak(test_kernel()), [CpuData::default()], 64 << 20, &GUESTS)
+        .unwrap_or_else(|why| panic!("{why}"));
+    turn(board, 0, |guest| live(guest, 0));
+    turn(board, 1, |guest| live(guest, 1));
+    turn(board, 1 - number, |guest| assert!(guest.enter(|_, _| {})));
+    let last = AssertUnwindSafe(|| {
+        turn(board, number, |guest| {
+            let vmcb = guest.vmcb();
+            processor(|processor| spoil(processor, vmcb));
+            vmcb.mark_dirty(clean::ALL);
+            assert!(guest.enter(|_, _| {}));
+        });
+    });
+    let finding = catch_unwind(last).err()?;
+    Some(finding.downcast_ref::<String>().expect("a formatted message").clone())
+}
+
+#[test]
+fn u61_two_vcpus_of_different_settings_take_turns() {
+    for number in [0, 1] {
+        assert_eq!(find(number, |_, _| {}), None);
+    }
+}
+
+/// A vCPU that had breakpoints once, and whose are not loaded any more, does not take another
+/// one's.
+#[test]
+fn u61_breakpoints_that_are_not_loaded_are_not_saved() {
+    processor(|processor| *processor = Processor::new());
+    let board = Board::create_several_with(Vec::leak(test_kernel()), [CpuData::default()], 64 << 20, &GUESTS)
+        .unwrap_or_else(|why| panic!("{why}"));
+    turn(board, 0, |guest| {
+        guest.begin(&[]);
+        guest.0.state.load_debug_registers::<Made>();
+        assert!(guest.enter(|_, _| processor(|processor| processor.breakpoints = [1, 2, 3, 4])));
+    });
+    turn(board, 1, |guest| live(guest, 1));
+    turn(board, 0, |guest| assert!(guest.enter(|_, _| {}), "without an access to them"));
+    turn(board, 0, |guest| {
+        guest.0.state.load_debug_registers::<Made>();
+        assert_eq!(processor(|processor| processor.breakpoints), [1, 2, 3, 4]);
+    });
+}
+
+#[test]
+fn u61_what_is_another_vcpus_is_found() {
+    type Spoil = fn(&mut Processor, &mut Vmcb);
+    let rows: [(&str, Spoil); 11] = [
+        ("XCR0", |processor, _| processor.xcr0 = 1),
+        ("TSC_AUX", |processor, _| processor.tsc_aux ^= 1),
+        ("XMM", |processor, _| processor.xmm[5] ^= 1),
+        ("DR", |processor, _| processor.breakpoints[3] ^= 1),
+        ("intercepts of debug registers", |_, vmcb| vmcb.intercept_dr = 0xf),
+        ("intercepts of control registers", |_, vmcb| vmcb.intercept_cr = 0),
+        ("IOPM_BASE_PA", |_, vmcb| vmcb.iopm_base += 0x1000),
+        ("MSRPM_BASE_PA", |_, vmcb| vmcb.msrpm_base += 0x1000),
+        ("N_CR3", |_, vmcb| vmcb.nested_cr3 += 0x1000),
+        ("NP_ENABLE", |_, vmcb| vmcb.nested_control = 0),
+        ("EFER.SVME", |_, vmcb| vmcb.efer &= !EFER_SVME),
+    ];
+    for (name, spoil) in rows {
+        let found = find(1, spoil).unwrap_or_default();
+        assert!(found.starts_with(&alloc::format!("audit: {name}")), "{name}: {found}");
+    }
+}

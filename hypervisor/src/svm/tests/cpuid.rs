@@ -1,0 +1,194 @@
+//! What a guest is shown works: on a processor whose CPUID is all ones.
+
+use super::processor::{Guest, Made, TABLES, processor, with_guest};
+use super::rows::{CPUID, MSR, XSETBV};
+use crate::x86::cpuid::kept::{self, Feature, Why};
+use crate::x86::hyperv::cpuid::CpuidResult;
+use crate::x86::vcpu::msr;
+use crate::x86::vcpu::registers::{RAX, RBX, RCX, RDX};
+
+const EFER: u32 = 0xc000_0080;
+
+/// Leaf, subleaf, number of the register from EAX on.
+type Place = (u32, u32, usize);
+
+/// The words that show features.
+const WORDS: [(Place, &[Feature]); 10] = [
+    ((1, 0, 2), kept::LEAF_1_ECX),
+    ((1, 0, 3), kept::LEAF_1_EDX),
+    ((7, 0, 1), kept::LEAF_7_EBX),
+    ((7, 0, 2), kept::LEAF_7_ECX),
+    ((7, 0, 3), kept::LEAF_7_EDX),
+    ((0xd, 1, 0), kept::XSAVE_EAX),
+    ((0x8000_0001, 0, 2), kept::EXTENDED_1_ECX),
+    ((0x8000_0001, 0, 3), kept::EXTENDED_1_EDX),
+    ((0x8000_0008, 0, 1), kept::EXTENDED_8_EBX),
+    ((0x8000_001a, 0, 0), kept::EXTENDED_1A_EAX),
+];
+
+/// The registers of other leaves, one bit each from EAX on. They describe and enable nothing:
+/// vendor, signature, counts; the timer's power state; topology; places of XCR0's components; name,
+/// caches, TLBs; the invariant TSC; sizes of addresses.
+fn describes(leaf: u32, subleaf: u32) -> u8 {
+    match (leaf, subleaf) {
+        (0 | 0xb | 0x8000_0000 | 0x8000_0002..=0x8000_0006 | 0x8000_0019, _) | (0xd, 2 | 5..=7) => 0b1111,
+        (1 | 0x8000_0001, _) => 0b0011,
+        (6, _) => 0b0001,
+        (0xd, 0) => 0b0111,
+        (0x8000_0007, _) => 0b1000,
+        (0x8000_0008, _) => 0b0101,
+        _ => 0,
+    }
+}
+
+/// The mock processor's CPUID: with `bits`, these everywhere but in the highest leaves. Otherwise
+/// 40 bits of physical address, XSAVE and PCIDs, SMEP and SMAP, NX; a signature that is easy to
+/// recognise.
+pub(super) fn answer_of_made(leaf: u32, subleaf: u32, bits: Option<u32>) -> CpuidResult {
+    if let (Some(bits), false) = (bits, leaf << 1 == 0) {
+        return CpuidResult { eax: bits, ebx: bits, ecx: bits, edx: bits };
+    }
+    let (eax, ebx, ecx, edx) = match (leaf, subleaf) {
+        (0, _) => (0x10, 0x6874_7541, 0x444d_4163, 0x6974_6e65),
+        (1, _) => (0x0080_0f12, 0x0800, u32::MAX, u32::MAX),
+        (7, 0) => (1, u32::MAX, u32::MAX, u32::MAX),
+        (0xd, 0) => (7, 0x340, 0x340, 0),
+        (0xd, 1) => (0xf, 0x340, 0, 0),
+        (0xd, 2) => (0x100, 0x240, 0, 0),
+        (0x8000_0000, _) => (0x8000_001f, 0, 0, 0),
+        (0x8000_0001, _) => (0x0080_0f12, 0, u32::MAX, !(1 << 26)),
+        (0x8000_000a, _) => (1, 8, 0, 0),
+        (0x8000_0008, _) => (0x3028, u32::MAX, 0, 0),
+        _ => (leaf, subleaf, 3, 4),
+    };
+    CpuidResult { eax, ebx, ecx, edx }
+}
+
+fn ask(guest: &mut Guest<'_, '_>, leaf: u32, subleaf: u32) -> [u32; 4] {
+    guest.begin(&[0x0f, 0xa2]);
+    guest.set_all(&[(RAX, leaf.into()), (RCX, subleaf.into())]);
+    guest.exit(CPUID, 0, 0);
+    [RAX, RBX, RCX, RDX].map(|register| guest.get(register) as u32)
+}
+
+/// A move to CR4.
+fn set_cr4(guest: &mut Guest<'_, '_>, value: u64) {
+    guest.begin(&[0x0f, 0x22, 0xe3]);
+    guest.vmcb().cr3 = TABLES;
+    guest.set(RBX, value);
+    guest.exit(0x14, 0, 0);
+}
+
+/// Uses the feature; returns whether it works.
+fn works(guest: &mut Guest<'_, '_>, why: Why) -> bool {
+    let base = 1 << 5;
+    match why {
+        Why::Plain => true,
+        Why::Control(bits) => {
+            set_cr4(guest, base | bits);
+            guest.raised().is_none() && guest.vmcb().cr4 == base | bits
+        }
+        Why::Efer(bit) => {
+            guest.write_msr(EFER, 1 << 8 | 1 << 10 | bit);
+            guest.raised().is_none() && guest.vmcb().efer & bit != 0
+        }
+        Why::Extended(components) => {
+            guest.begin(&[0x0f, 0x01, 0xd1]);
+            guest.vmcb().cr4 |= 1 << 18;
+            guest.set_all(&[(RAX, components | 7), (RDX, 0), (RCX, 0)]);
+            guest.exit(XSETBV, 0, 0);
+            guest.raised().is_none()
+                && processor(|processor| processor.xcr0) == components | 7
+                && u64::from(ask(guest, 0xd, 0)[0]) & components == components
+        }
+        Why::Register(numbers) | Why::Own(numbers) => numbers.iter().all(|&number| {
+            guest.begin(&[0x0f, 0x32]);
+            guest.set(RCX, number.into());
+            guest.exit(MSR, 0, 0);
+            let value = guest.get(RDX) << 32 | guest.get(RAX);
+            let is_read = guest.raised().is_none();
+            guest.write_msr(number, value);
+            msr::passes_through::<Made>(number) || is_read && guest.raised().is_none()
+        }),
+    }
+}
+
+/// With a processor of all ones, or of all zeros.
+fn with_bits<R>(bits: u32, act: impl FnOnce(&mut Guest<'_, '_>) -> R) -> R {
+    with_guest(&[], |guest| {
+        processor(|processor| {
+            processor.bits = Some(bits);
+            processor.components = u64::from(bits) << 32 | u64::from(bits) & !0x1f | 7;
+        });
+        act(guest)
+    })
+}
+
+#[test]
+fn u55_every_feature_that_is_shown_is_listed_and_works() {
+    let mut shown = 0;
+    with_bits(u32::MAX, |guest| {
+        for leaf in (0..=0x20).chain(0x8000_0000..=0x8000_0030).chain([u32::MAX]) {
+            let last = if leaf == 0xd { 64 } else { 2 };
+            for subleaf in (0..=last).chain([u32::MAX]) {
+                let answer = ask(guest, leaf, subleaf);
+                for (register, word) in answer.into_iter().enumerate() {
+                    let place = (leaf, if matches!(leaf, 7 | 0xd) { subleaf } else { 0 }, register);
+                    let Some((_, features)) = WORDS.iter().find(|(at, _)| *at == place) else {
+                        let is_description = describes(leaf, subleaf) >> register & 1 != 0;
+                        assert!(word == 0 || is_description, "{leaf:#x}.{subleaf}: {answer:x?}");
+                        continue;
+                    };
+                    for bit in (0..32).filter(|bit| word >> bit & 1 != 0) {
+                        let feature = features.iter().find(|feature| feature.0 == bit);
+                        let &(_, name, why) =
+                            feature.unwrap_or_else(|| panic!("{place:x?}: bit {bit} is not listed"));
+                        shown += usize::from(subleaf == place.1);
+                        assert!(works(guest, why), "{place:x?}: {name} is shown, and does not work");
+                    }
+                }
+            }
+        }
+    });
+    let listed: usize = WORDS.iter().map(|(_, features)| features.len()).sum();
+    assert_eq!(shown, listed - 1, "CMPXCHG16B is wrong on this processor");
+}
+
+/// What the processor has not is not shown, and what is not shown cannot be enabled.
+#[test]
+fn u55_features_that_are_hidden_cannot_be_enabled() {
+    with_bits(0, |guest| {
+        for ((leaf, subleaf, register), features) in WORDS {
+            let word = ask(guest, leaf, subleaf)[register];
+            let own = features.iter().filter(|feature| matches!(feature.2, Why::Own(_)));
+            let own = own.fold(0, |mask, feature| mask | 1 << feature.0);
+            assert_eq!(word & !own, 0, "{leaf:#x}.{subleaf}");
+        }
+        for bit in 0..64 {
+            guest.write_msr(EFER, 1 << 8 | 1 << 10 | 1 << bit);
+            let (is_fixed, fault) = (matches!(bit, 8 | 10), guest.raised().is_some());
+            assert!(is_fixed || fault, "EFER bit {bit}");
+        }
+    });
+    with_bits(u32::MAX, |guest| {
+        for bit in 0..64 {
+            guest.write_msr(EFER, 1 << 8 | 1 << 10 | 1 << bit);
+            let accepted = guest.raised().is_none();
+            assert_eq!(accepted, matches!(bit, 0 | 8 | 10 | 11 | 14), "EFER bit {bit}");
+        }
+    });
+}
+
+/// A local APIC that is off is shown in neither of its two places.
+#[test]
+fn u55_a_local_apic_that_is_off_is_not_shown() {
+    with_bits(u32::MAX, |guest| {
+        for (base, shown) in [(0xfee0_0900, 1), (0xfee0_0100, 0)] {
+            guest.write_msr(0x1b, base);
+            assert_eq!(guest.raised(), None);
+            for leaf in [1, 0x8000_0001] {
+                assert_eq!(ask(guest, leaf, 0)[3] >> 9 & 1, shown, "{leaf:#x}");
+            }
+        }
+    });
+}

@@ -1,0 +1,117 @@
+//! A made machine with PCI functions and an IOMMU, for tests.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `function` | a function: configuration space, registers, MSI-X, resets |
+//! | `bus` | the bus: who answers where, and which functions there are |
+//! | `iommu` | an IOMMU that keeps what it may, until a command says otherwise |
+//! | `walk` | its walks of tables |
+//! | `ops` | what functions do: DMA and interrupts, through the IOMMU |
+
+mod bus;
+mod function;
+mod iommu;
+mod ops;
+mod walk;
+
+pub(super) use bus::{BRIDGED, MadeBus, NVME, SMALL, VIRTIO};
+pub(super) use iommu::{MadeIommu, block};
+pub(super) use ops::{Arrived, device_id};
+pub(super) use walk::Refusal;
+
+use std::cell::Cell;
+use std::sync::{Mutex, PoisonError};
+
+use ::iommu::amd::DeviceId;
+use ::iommu::amd::ivrs::units;
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use pci::Address;
+
+use crate::iommu::amd_vi::Iommu;
+use crate::iommu::messages::MachineDevices;
+use crate::iommu::routes::Routes;
+use crate::owned::{buses, nodes};
+
+/// What has happened at the machine's borders, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Note {
+    /// A write to configuration space.
+    Config(Address, u16, u32),
+    /// A write to a function's registers, by their host physical address.
+    Store(u64, u64),
+    /// A write to a register of the IOMMU.
+    Register(u64, u64),
+    /// The IOMMU has carried out a command.
+    Command([u64; 2]),
+    /// A function was reset.
+    Reset(Address),
+}
+
+/// All notes.
+#[derive(Default)]
+pub(super) struct Notes(Mutex<Vec<Note>>);
+
+impl Notes {
+    pub(super) fn add(&self, note: Note) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(note);
+    }
+
+    /// Those since the last call.
+    pub(super) fn take(&self) -> Vec<Note> {
+        core::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The commands since the last call; other notes are lost.
+    pub(super) fn commands(&self) -> Vec<[u64; 2]> {
+        let command = |note| if let Note::Command(command) = note { Some(command) } else { None };
+        self.take().into_iter().filter_map(command).collect()
+    }
+}
+
+/// The machine.
+pub(super) struct Machine {
+    pub(super) bus: &'static MadeBus,
+    pub(super) iommu: &'static MadeIommu,
+    pub(super) devices: &'static MachineDevices,
+    pub(super) notes: &'static Notes,
+}
+
+/// The id of the IOMMU itself.
+pub(super) const OWN: u16 = 1 << 3;
+
+impl Machine {
+    /// A machine whose IOMMU is in operation.
+    pub(super) fn new() -> &'static Self {
+        let notes: &'static Notes = Box::leak(Box::default());
+        let bus: &'static MadeBus = Box::leak(Box::new(MadeBus::new(notes)));
+        let iommu: &'static MadeIommu = Box::leak(Box::new(MadeIommu::new(notes)));
+        let table = iommu::ivrs();
+        let unit = units(&table).next().expect("it is in the table");
+        let nodes = nodes(bus);
+        let driver = Iommu::start(iommu, &unit, buses(&nodes)).expect("it starts");
+        let devices = MachineDevices::new(
+            bus,
+            nodes,
+            alloc::vec![driver],
+            alloc::vec![DeviceId(OWN)],
+            Routes::default(),
+        );
+        let devices: &'static MachineDevices = Box::leak(Box::new(devices));
+        Box::leak(Box::new(Self { bus, iommu, devices, notes }))
+    }
+}
+
+thread_local! {
+    static HERE: Cell<Option<&'static Machine>> = const { Cell::new(None) };
+}
+
+/// The calling thread's boards have this machine's devices from now on.
+pub(super) fn set_machine(machine: Option<&'static Machine>) {
+    HERE.set(machine);
+}
+
+/// What the mock processor reports.
+pub(super) fn devices() -> Option<&'static MachineDevices> {
+    HERE.get().map(|machine| machine.devices)
+}

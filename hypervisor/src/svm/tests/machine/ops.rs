@@ -1,0 +1,120 @@
+//! What functions of the made machine do.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use super::Machine;
+use super::bus::{BRIDGED, at};
+use super::walk::Refusal;
+
+/// How an interrupt ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::svm::tests) enum Arrived {
+    /// At a CPU, on a vector.
+    At(u8, u8),
+    /// It is masked: it waits in the function.
+    Masked,
+    /// The function does not send any.
+    Off,
+    /// The IOMMU has refused it.
+    Refused(Refusal),
+}
+
+/// The id with which requests of a function reach the IOMMU.
+pub(in crate::svm::tests) fn device_id(function: &str) -> u16 {
+    // A conventional bridge sends in its own name.
+    at(if function == BRIDGED { "00:02.0" } else { function }).id()
+}
+
+impl Machine {
+    fn is_master(&self, function: &str) -> bool {
+        self.bus.word(function, 4) & 4 != 0
+    }
+
+    /// A function reads 8 bytes of memory.
+    pub(in crate::svm::tests) fn dma_read(&self, function: &str, gpa: u64) -> Result<u64, Refusal> {
+        assert!(self.is_master(function), "{function} makes no requests");
+        let host = self.iommu.dma(device_id(function), gpa, false)?;
+        // SAFETY: memory of the board's.
+        Ok(unsafe { &*(host as *const AtomicU64) }.load(Ordering::Relaxed))
+    }
+
+    /// A function writes 8 bytes; returns where, as a host physical address.
+    pub(in crate::svm::tests) fn dma_write(
+        &self,
+        function: &str,
+        gpa: u64,
+        value: u64,
+    ) -> Result<u64, Refusal> {
+        assert!(self.is_master(function), "{function} makes no requests");
+        let host = self.iommu.dma(device_id(function), gpa, true)?;
+        // SAFETY: memory of the board's.
+        unsafe { &*(host as *const AtomicU64) }.store(value, Ordering::Relaxed);
+        Ok(host)
+    }
+
+    /// Sends a message of a function; `deliver` is called with the CPU and the vector at which it
+    /// arrives.
+    fn send(&self, function: &str, address: u64, data: u32, deliver: impl FnOnce(u8, u8)) -> Arrived {
+        match self.iommu.remap(device_id(function), address, data) {
+            Ok((cpu, vector)) => {
+                deliver(cpu, vector);
+                Arrived::At(cpu, vector)
+            }
+            Err(why) => Arrived::Refused(why),
+        }
+    }
+
+    /// A CPU takes an interrupt.
+    pub(in crate::svm::tests) fn arrive(&self, cpu: u8, vector: u8) {
+        assert!(self.devices.routes.deliver(cpu.into(), vector), "it is somebody's");
+    }
+
+    /// A function has an event for a vector of MSI-X. One that is masked waits.
+    pub(in crate::svm::tests) fn raise(&self, function: &str, number: u16) -> Arrived {
+        self.raise_with(function, number, |cpu, vector| self.arrive(cpu, vector))
+    }
+
+    /// The same with another way of arrival.
+    pub(in crate::svm::tests) fn raise_with(
+        &self,
+        function: &str,
+        number: u16,
+        deliver: impl FnOnce(u8, u8),
+    ) -> Arrived {
+        let (entry, control) = self.bus.with(function, |function| {
+            let msix = function.msix.expect("it has MSI-X");
+            (function.entry(number), function.word(msix.capability))
+        });
+        let (address, data, is_masked) = entry;
+        if control & 1 << 31 == 0 || !self.is_master(function) {
+            return Arrived::Off;
+        }
+        if is_masked || control & 1 << 30 != 0 {
+            self.bus.with(function, |function| function.set_pending(number, true));
+            return Arrived::Masked;
+        }
+        self.bus.with(function, |function| function.set_pending(number, false));
+        self.send(function, address, data, deliver)
+    }
+
+    /// A function sends what waits, if it is not masked any more.
+    pub(in crate::svm::tests) fn send_pending(&self, function: &str, number: u16) -> Option<Arrived> {
+        let waits = self.bus.with(function, |function| function.is_pending(number));
+        waits.then(|| self.raise(function, number))
+    }
+
+    /// A function with MSI at 0x50 has an event.
+    pub(in crate::svm::tests) fn raise_msi(&self, function: &str) -> Arrived {
+        let word = |register| self.bus.word(function, register);
+        if word(0x50) & 1 << 16 == 0 || !self.is_master(function) {
+            return Arrived::Off;
+        }
+        let address = u64::from(word(0x54)) | u64::from(word(0x58)) << 32;
+        self.send(function, address, word(0x5c), |cpu, vector| self.arrive(cpu, vector))
+    }
+
+    /// A function writes whatever it likes to the address of interrupts.
+    pub(in crate::svm::tests) fn forge(&self, function: &str, data: u32) -> Arrived {
+        self.send(function, 0xfee0_0000, data, |cpu, vector| self.arrive(cpu, vector))
+    }
+}

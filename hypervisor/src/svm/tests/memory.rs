@@ -1,0 +1,222 @@
+//! Hypercalls with inputs anywhere, and accesses to addresses without memory.
+
+use core::sync::atomic::Ordering;
+
+use hostlink::counters::Counter;
+use paging::Progress;
+
+use super::processor::{CODE, DATA, Guest, HOLE, MEMORY, with_guest};
+use super::rows::{GP, IOIO, NESTED, UD, VMMCALL, port};
+use crate::devices::pc::pci::{CONFIG_ADDRESS, CONFIG_DATA};
+use crate::svm::event;
+use crate::svm::vmcb::Segment;
+use crate::vm::Next;
+use crate::x86::RFLAGS_VM;
+use crate::x86::vcpu::registers::{RAX, RBX, RCX, RDX};
+
+#[test]
+fn hypercalls_read_inputs_only_from_memory() {
+    for (input, what) in [
+        (HOLE, "a hole"),
+        (1 << 40, "beyond"),
+        (u64::MAX - 7, "the end"),
+        (DATA + 1, "no alignment"),
+        (DATA + 0xff8, "over a page"),
+    ] {
+        for control in [2, 3 | 2 << 32, 0x13, 0x14 | 1 << 32, 0xb, 0x15] {
+            with_guest(&[0x0f, 0x01, 0xd9], |guest| {
+                guest.enable_hypercalls();
+                guest.set_all(&[(RCX, control), (RDX, input)]);
+                let next = guest.exit(VMMCALL, 0, 0);
+                assert!(matches!(next, Next::Resume | Next::Yield));
+                assert_ne!((guest.get(RAX) & 0xffff, guest.advanced()), (0, 3), "{control:#x} from {what}");
+                assert_eq!(guest.count(Counter::FlushWholeAsked), 0);
+            });
+        }
+    }
+}
+
+#[test]
+fn hypercalls_have_their_callers() {
+    for (attributes, cr0, cpl, rflags) in
+        [(0, 0, 0, 2), (0, 1, 3, 2), (Segment::DEFAULT_32, 1, 3, 2), (0, 1, 3, 2 | RFLAGS_VM)]
+    {
+        with_guest(&[0x0f, 0x01, 0xd9], |guest| {
+            guest.enable_hypercalls();
+            guest.legacy_mode(attributes);
+            guest.vmcb().cr0 = cr0;
+            (guest.vmcb().cpl, guest.vmcb().rflags) = (cpl, rflags);
+            guest.exit(VMMCALL, 0, 0);
+            assert_eq!((guest.raised(), guest.advanced()), (UD, 0));
+        });
+    }
+}
+
+/// An access at `gpa` by this instruction, in 32-bit code without paging.
+fn access(bytes: &[u8], gpa: u64, info_1: u64, act: impl FnOnce(&mut Guest<'_, '_>, Next)) {
+    with_guest(bytes, |guest| {
+        guest.legacy_mode(Segment::DEFAULT_32);
+        guest.set_all(&[(RBX, gpa), (RAX, 0x1111), (RCX, 0x2222)]);
+        let next = guest.exit(NESTED, info_1, gpa);
+        act(guest, next);
+    });
+}
+
+const LOAD: &[u8] = &[0x8b, 0x03];
+const STORE: &[u8] = &[0x89, 0x03];
+pub(super) const WRITE: u64 = 1 << 1;
+
+#[test]
+fn where_nothing_is_all_ones_are_read_and_stores_are_lost() {
+    for gpa in [HOLE, 0xfed0_0000, 0xffff_fffc] {
+        access(LOAD, gpa, 0, |guest, next| {
+            assert_eq!(
+                (next, guest.raised(), guest.get(RAX), guest.advanced()),
+                (Next::Resume, None, 0xffff_ffff, 2)
+            );
+        });
+        access(STORE, gpa, WRITE, |guest, next| {
+            assert_eq!((next, guest.raised(), guest.advanced()), (Next::Resume, None, 2));
+        });
+    }
+}
+
+#[test]
+fn devices_answer_accesses_of_their_width_alone() {
+    access(LOAD, 0xfec0_0000, 0, |guest, _| {
+        assert_eq!((guest.get(RAX), guest.advanced()), (0, 2), "IOREGSEL")
+    });
+    access(&[0x8a, 0x03], 0xfec0_0000, 0, |guest, _| assert_eq!(guest.get(RAX), 0x11ff));
+    access(LOAD, 0xfee0_0030, 0, |guest, _| {
+        assert_eq!((guest.raised(), guest.get(RAX) >> 32), (None, 0));
+        assert_ne!(guest.get(RAX), 0xffff_ffff, "the local APIC's version");
+    });
+    access(STORE, 0xfee0_0320, WRITE, |guest, next| {
+        assert_eq!((next, guest.raised()), (Next::Timers, None));
+    });
+}
+
+#[test]
+fn an_access_that_is_not_what_the_fault_says_does_no_harm() {
+    for bytes in [&[0x06][..], &[0x0f, 0x0b], &[0xf3, 0xa4], &[0x0f, 0x10, 0x03], &[0x90]] {
+        access(bytes, HOLE, WRITE, |guest, next| {
+            assert_eq!(next, Next::Resume, "{bytes:x?}");
+            assert!(guest.raised().is_none_or(|vector| vector == 6 || vector == 13), "{bytes:x?}");
+        });
+    }
+    for info_1 in [u64::MAX, 1 << 33, 1 << 32, 1 << 4, 0x1f] {
+        for gpa in [0, MEMORY - 1, HOLE, 0xfec0_0000, 1 << 40, 1 << 52, u64::MAX] {
+            access(LOAD, gpa, info_1, |guest, next| {
+                assert_eq!(next, Next::Resume, "{gpa:#x}, {info_1:#x}");
+                assert!(guest.advanced() == 0 || guest.raised().is_none());
+            });
+        }
+    }
+}
+
+#[test]
+fn code_and_tables_where_no_memory_is_are_faults() {
+    access(LOAD, HOLE, 1 << 4 | 1 << 32, |guest, _| assert_eq!((guest.raised(), guest.advanced()), (UD, 0)));
+    access(LOAD, HOLE, 1 << 33, |guest, _| assert_eq!((guest.raised(), guest.advanced()), (GP, 0)));
+    access(LOAD, 1 << 45, 1 << 33 | WRITE, |guest, _| {
+        assert_eq!((guest.raised(), guest.advanced()), (GP, 0))
+    });
+}
+
+#[test]
+fn an_event_that_cannot_be_delivered_becomes_a_double_fault_and_that_the_end() {
+    for (delivered, next, raised) in [
+        (event::VALID | event::TYPE_INTERRUPT | 0x41, Next::Resume, Some(8)),
+        (event::exception(13), Next::Resume, Some(8)),
+        (event::exception(8) | event::ERROR_VALID, Next::Shutdown, Some(8)),
+    ] {
+        with_guest(LOAD, |guest| {
+            guest.vmcb().exit_interrupt_info = delivered;
+            guest.0.state.recover_event();
+            assert_eq!(guest.exit(NESTED, WRITE, HOLE), next, "{delivered:#x}");
+            assert_eq!((guest.raised(), guest.advanced()), (raised, 0), "{delivered:#x}");
+        });
+    }
+}
+
+/// Address of the ROM.
+pub(super) const ROM: u64 = 0xe100_0000;
+
+/// OUT of a double word: a write to a port, and the change of memory that it begins.
+pub(super) fn out(guest: &mut Guest<'_, '_>, number: u16, value: u64) -> Next {
+    guest.set(RAX, value);
+    guest.vmcb().rip = CODE;
+    let next = guest.exit(IOIO, port(number, 4, false), CODE + 1);
+    while guest.0.vm.step_change(Some(guest.0.vcpu.index)) != Progress::Done {}
+    next
+}
+
+/// A guest of 32-bit code that sees its ROM.
+fn with_rom(act: impl FnOnce(&mut Guest<'_, '_>)) {
+    with_guest(STORE, |guest| {
+        guest.legacy_mode(Segment::DEFAULT_32);
+        for (register, value) in [(0x04, 2), (0x30, ROM | 1)] {
+            assert_eq!(out(guest, CONFIG_ADDRESS, 1 << 31 | 1 << 11 | register), Next::Resume);
+            assert_eq!(out(guest, CONFIG_DATA, value), Next::Resume);
+        }
+        guest.vmcb().rip = CODE;
+        act(guest);
+    });
+}
+
+#[test]
+fn stores_to_a_rom_are_lost_and_walks_through_it_refused() {
+    with_rom(|guest| {
+        assert_eq!(guest.count(Counter::SlotChanges), 1);
+        let contents = guest.read(ROM);
+        guest.set_all(&[(RBX, ROM), (RAX, !contents)]);
+        assert_eq!(guest.exit(NESTED, WRITE, ROM), Next::Resume);
+        assert_eq!((guest.raised(), guest.advanced(), guest.read(ROM)), (None, 2, contents));
+        guest.vmcb().rip = CODE;
+        assert_eq!(guest.exit(NESTED, WRITE | 1 << 33, ROM), Next::Resume);
+        assert_eq!((guest.raised(), guest.advanced()), (GP, 0), "it cannot be marked as used");
+    });
+}
+
+#[test]
+fn a_slot_that_goes_takes_its_contents_along() {
+    with_rom(|guest| {
+        assert_eq!(out(guest, CONFIG_DATA, 0), Next::Resume);
+        assert_eq!((guest.advanced(), guest.count(Counter::SlotChanges)), (1, 2));
+        guest.begin(LOAD);
+        guest.legacy_mode(Segment::DEFAULT_32);
+        guest.set(RBX, ROM);
+        guest.exit(NESTED, 0, ROM);
+        assert_eq!((guest.get(RAX), guest.raised()), (0xffff_ffff, None));
+    });
+}
+
+#[test]
+fn p13_a_write_that_moves_a_slot_ends_after_the_change() {
+    with_rom(|guest| {
+        guest.set(RAX, 0);
+        assert_eq!(guest.exit(IOIO, port(CONFIG_DATA, 4, false), CODE + 1), Next::Resume);
+        let (vm, by) = (guest.0.vm, guest.0.vcpu.index);
+        assert_eq!(vm.step_change(Some(by + 1)), Progress::Done, "the other vCPU caused no change");
+        let held = vm.hold_change();
+        for _ in 0..100 {
+            assert_eq!(vm.step_change(Some(by)), Progress::Waiting);
+            assert_eq!(vm.step_change(Some(by + 1)), Progress::Done);
+        }
+        drop(held);
+        while vm.step_change(Some(by)) != Progress::Done {}
+        assert_eq!((vm.is_changing(), guest.count(Counter::SlotChanges)), (false, 2));
+    });
+}
+
+#[test]
+fn a_request_from_outside_goes_before_a_guests_change() {
+    with_rom(|guest| {
+        guest.0.vm.turn_wanted.store(true, Ordering::Relaxed);
+        assert_eq!(out(guest, CONFIG_DATA, 0), Next::Again);
+        assert_eq!((guest.advanced(), guest.count(Counter::SlotChanges)), (0, 1), "it is executed again");
+        guest.0.vm.turn_wanted.store(false, Ordering::Relaxed);
+        assert_eq!(out(guest, CONFIG_DATA, 0), Next::Resume);
+        assert_eq!((guest.advanced(), guest.count(Counter::SlotChanges)), (1, 2));
+    });
+}

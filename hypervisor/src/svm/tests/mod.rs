@@ -1,0 +1,90 @@
+//! Exits, entries and external events, on a mock [processor].
+//!
+//! | module | contents |
+//! |---|---|
+//! | `audited` | registers that nobody writes, and the auditor that finds them |
+//! | `cpuid` | what a guest is shown |
+//! | `entry` | entry, clean-up after it, external events |
+//! | `handed` | the values that entries and flushes are given |
+//! | `instructions`, `memory`, `ports`, `registers` | guests that do everything wrong |
+//! | `iommu` | the driver of AMD-Vi |
+//! | `machine` | a made machine with PCI functions and an IOMMU |
+//! | `owned` | PCI functions that a guest owns |
+//! | `random` | exits with random contents |
+//! | `reset` | what a reset leaves: nothing |
+//! | `rows` | each row of the table |
+
+mod audited;
+mod cpuid;
+mod entry;
+mod handed;
+mod instructions;
+mod iommu;
+mod machine;
+mod memory;
+mod owned;
+mod ports;
+mod processor;
+mod random;
+mod registers;
+mod reset;
+mod routes;
+mod rows;
+
+use core::ptr::NonNull;
+
+use crate::vm::CreateError;
+use crate::x86::exits::Exit;
+use crate::x86::guest::check;
+use crate::x86::vcpu::registers::{RAX, RCX, RDX};
+use hostlink::config::Config;
+use processor::{Guest, Made, Processor, processor};
+use tlfs::XMM_WORDS;
+
+/// An exit.
+fn exit(code: u64, info_1: u64, info_2: u64) -> Exit {
+    Exit { code, info_1, info_2, event: 0, next_rip: 0 }
+}
+
+impl Guest<'_, '_> {
+    /// A WRMSR by the guest; its code stays at RIP.
+    fn write_msr(&mut self, number: u32, value: u64) -> crate::vm::Next {
+        self.begin(&[0x0f, 0x30]);
+        self.set(RCX, number.into());
+        self.set(RAX, value & 0xffff_ffff);
+        self.set(RDX, value >> 32);
+        self.exit(rows::MSR, 1, 0)
+    }
+
+    /// Sets the guest OS id, and enables the hypercall page. Restores the bytes at RIP.
+    fn enable_hypercalls(&mut self) {
+        let code = self.read(processor::CODE);
+        self.write_msr(tlfs::msr::GUEST_OS_ID, 1);
+        self.write_msr(tlfs::msr::HYPERCALL, processor::DATA + 0x5001);
+        self.begin(&code.to_le_bytes());
+    }
+}
+
+#[test]
+fn what_means_nothing_on_amd64_is_refused() {
+    for (line, key) in [("vmid_bits=2", "vmid_bits"), ("stage2_unmap=page", "stage2_unmap")] {
+        let config = Config::parse(line).expect("parses");
+        let found = check::<Made>(&config);
+        assert!(matches!(found, Err(CreateError::ForeignSwitch(foreign)) if foreign.key == key), "{line}");
+    }
+    assert!(check::<Made>(&Config::parse("flush=ipi\nflush_pages=64").expect("parses")).is_ok());
+}
+
+/// XMM0 to XMM5 in an FXSAVE image.
+fn xmm_of(image: NonNull<u8>) -> NonNull<[u64; XMM_WORDS]> {
+    // SAFETY: an image has 512 bytes.
+    unsafe { image.byte_add(0xa0) }.cast()
+}
+
+/// Exchanges vector registers, which takes an XCR0 with all components.
+fn with_whole(act: impl FnOnce(&mut Processor)) {
+    processor(|processor| {
+        assert_eq!(processor.xcr0, processor.components, "a part would stay behind");
+        act(processor);
+    });
+}

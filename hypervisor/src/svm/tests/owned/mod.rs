@@ -1,0 +1,197 @@
+//! PCI functions that a guest owns, on a made [machine](super::machine): the guest writes to ports
+//! and registers as a driver does, and the functions do DMA and interrupt.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `registers` | BARs among the guest's memory slots, and accesses that are trapped |
+//! | `interrupts` | MSI and MSI-X, from the function to the vCPU |
+//! | `life` | creation, reset, destruction |
+//! | `resets` | what resets take away; resets by the guest itself; the end of a guest |
+//! | `pins` | functions of guests that see no messages |
+//! | `refused` | which functions a guest gets, and which it does not |
+//! | `shared` | memory that guests share, which is a function, too |
+//! | `spread` | messages for several vCPUs, and vectors that are rare |
+//! | `coherence` | what the IOMMU keeps when memory goes |
+
+mod coherence;
+mod interrupts;
+mod life;
+mod pins;
+mod refused;
+mod registers;
+mod resets;
+mod shared;
+mod spread;
+
+use alloc::vec::Vec;
+
+use super::machine::{Machine, set_machine};
+use super::memory::{WRITE, out};
+use super::processor::{CpuData, Guest, Made, board_with};
+use super::rows::NESTED;
+use crate::devices::pc::lapic::{Lapic, TimerClock};
+use crate::devices::pc::pci::{CONFIG_ADDRESS, CONFIG_DATA};
+use crate::loader::test_kernel;
+use crate::svm::vmcb::Segment;
+use crate::vm::made::Made as Board;
+use crate::vm::{Next, Vm};
+use crate::x86::vcpu::registers::{RAX, RBX};
+
+/// Registers of configuration space.
+const COMMAND: u32 = 4;
+const BAR: u32 = 0x10;
+/// Bits of the command register: memory is decoded; DMA.
+const MEMORY: u32 = 2;
+const MASTER: u32 = 4;
+/// The numbers of the first and of the second owned function's devices.
+const FIRST: u32 = 2;
+const SECOND: u32 = 3;
+
+/// A guest on a made machine: vCPU 0 is given to `act`.
+fn with_owned<R>(config: &'static str, act: impl FnOnce(&'static Machine, &mut Guest<'_, '_>) -> R) -> R {
+    let machine = Machine::new();
+    on(machine, config, |guest| act(machine, guest))
+}
+
+/// The same on a machine that is there.
+fn on<R>(machine: &'static Machine, config: &'static str, act: impl FnOnce(&mut Guest<'_, '_>) -> R) -> R {
+    set_machine(Some(machine));
+    board_with(config).with_vcpu(0, |context| {
+        let mut guest = Guest(context);
+        guest.begin(&[]);
+        act(&mut guest)
+    })
+}
+
+/// A board with guests of these configurations, which halt.
+fn board_of_several(machine: &'static Machine, configs: &[&'static str]) -> &'static Board<Made> {
+    board_of(machine, 1, configs)
+}
+
+/// The same with so many CPUs.
+fn board_of(machine: &'static Machine, count: usize, configs: &[&'static str]) -> &'static Board<Made> {
+    set_machine(Some(machine));
+    let cpus = core::iter::repeat_with(|| {
+        let mut cpu = CpuData::default();
+        cpu.set_halts();
+        cpu
+    });
+    Board::create_several_with(Vec::leak(test_kernel()), cpus.take(count), 64 << 20, configs)
+        .unwrap_or_else(|why| panic!("{why}"))
+}
+
+/// Instructions by size: a load from EBX to AL, AX, EAX, and a store.
+const LOADS: [(u8, &[u8]); 3] = [(1, &[0x8a, 0x03]), (2, &[0x66, 0x8b, 0x03]), (4, &[0x8b, 0x03])];
+const STORES: [(u8, &[u8]); 3] = [(1, &[0x88, 0x03]), (2, &[0x66, 0x89, 0x03]), (4, &[0x89, 0x03])];
+
+fn code(of: [(u8, &'static [u8]); 3], size: u8) -> &'static [u8] {
+    of.into_iter().find(|&(bytes, _)| bytes == size).expect("a size").1
+}
+
+/// The vectors that were posted to a vCPU of a guest since the last call.
+fn arrived(vm: &Vm<Made>, vcpu: usize) -> Vec<u8> {
+    let inbox = &vm.vcpus[vcpu].inbox;
+    let found = inbox.pending().iter().collect();
+    let clock = TimerClock { tsc_hz: 1_000_000_000, apic_hz: 1_000_000_000 };
+    inbox.drain_vectors(&mut Lapic::new(vcpu as u32, false, clock));
+    found
+}
+
+impl Guest<'_, '_> {
+    fn select(&mut self, device: u32, register: u32) {
+        assert_eq!(out(self, CONFIG_ADDRESS, u64::from(1 << 31 | device << 11 | register)), Next::Resume);
+    }
+
+    /// Writes to configuration space as often as the access must be retried; returns how often that
+    /// was.
+    fn write_config(&mut self, device: u32, register: u32, value: u32) -> u32 {
+        self.select(device, register);
+        let mut retries = 0;
+        while out(self, CONFIG_DATA, value.into()) != Next::Resume {
+            retries += 1;
+            assert!(retries < 30, "it is retried for ever");
+        }
+        retries
+    }
+
+    fn read_config(&mut self, device: u32, register: u32) -> u32 {
+        self.select(device, register);
+        self.0.vm.port_read(CONFIG_DATA, crate::devices::pc::platform::PortSize::Dword)
+    }
+
+    /// Where the first function's capability of this number is.
+    fn capability(&mut self, id: u32) -> u32 {
+        let mut at = self.read_config(FIRST, 0x34) & 0xff;
+        while at != 0 {
+            let word = self.read_config(FIRST, at);
+            if word & 0xff == id {
+                return at;
+            }
+            at = word >> 8 & 0xff;
+        }
+        panic!("there is no capability {id}")
+    }
+
+    /// An access that the processor cannot complete, in 32-bit code without paging.
+    fn access(&mut self, code: &[u8], gpa: u64, info_1: u64) {
+        self.begin(code);
+        self.legacy_mode(Segment::DEFAULT_32);
+        self.set(RBX, gpa);
+        let next = self.exit(NESTED, info_1, gpa);
+        assert!(matches!(next, Next::Resume | Next::Timers), "{next:?}");
+        assert_eq!(self.raised(), None);
+    }
+
+    fn load(&mut self, gpa: u64, size: u8) -> u32 {
+        self.set(RAX, 0);
+        self.access(code(LOADS, size), gpa, 0);
+        self.get(RAX) as u32
+    }
+
+    fn store(&mut self, gpa: u64, size: u8, value: u32) {
+        self.set(RAX, value.into());
+        self.access(code(STORES, size), gpa, WRITE);
+    }
+
+    /// The slots of devices: where, how many bytes, and what is there on the host.
+    fn device_slots(&self) -> Vec<(u64, u64, u64)> {
+        let mut found = Vec::new();
+        self.0.vm.space.slots().memory().for_each(|slot| {
+            if slot.is_device() {
+                found.push((slot.gpa.0, slot.size, slot.host.0));
+            }
+        });
+        found
+    }
+
+    /// The vectors that were posted to a vCPU since the last call.
+    fn arrived(&self, vcpu: usize) -> Vec<u8> {
+        arrived(self.0.vm, vcpu)
+    }
+
+    /// An entry of the table of MSI-X at `table`.
+    fn write_entry(&mut self, table: u64, number: u64, address: u32, data: u32) {
+        for (word, value) in [(0, address), (1, 0), (2, data)] {
+            self.store(table + number * 16 + word * 4, 4, value);
+        }
+    }
+
+    /// Masks an entry, or unmasks it.
+    fn set_mask(&mut self, table: u64, number: u64, is_masked: bool) {
+        self.store(table + number * 16 + 12, 4, is_masked.into());
+    }
+
+    /// Everything is reset as by a reset of the guest, and memory is loaded again.
+    fn reset(&mut self) {
+        let (vm, cpu) = (self.0.vm, self.0.cpu);
+        let mut steps = 0;
+        while !vm.reset_pci(cpu) {
+            while vm.step_change(None) != paging::Progress::Done {}
+            steps += 1;
+            assert!(steps < 30, "it goes on for ever");
+        }
+        vm.reset_devices();
+        let mut load = crate::vm::load::Load::new(vm).expect("the files were loaded before");
+        while load.step(vm) != paging::Progress::Done {}
+    }
+}

@@ -1,0 +1,107 @@
+//! Ports by the check that refuses them, and strings that cannot be moved.
+
+use super::processor::{CODE, DATA, HOLE, MEMORY, UNMAPPED, processor, with_guest};
+use super::rows::{GP, IOIO, PF, port};
+use crate::devices::pc::platform::SerialPort;
+use crate::devices::pc::power;
+use crate::svm::vmcb::Segment;
+use crate::vm::Next;
+use crate::x86::RFLAGS_VM;
+use crate::x86::vcpu::registers::{RAX, RCX, RDI, RSI};
+
+#[test]
+fn ports_above_the_privilege_level_are_the_tasks_to_allow() {
+    const TASK: u64 = DATA + 0x4000;
+    for (rflags, limit, map, fault) in [
+        (2, 0x2068, 0xff, GP),
+        (2, 0x2068, 0x00, None),
+        (2, 0x67, 0x00, GP),
+        (3 << 12 | 2, 0, 0xff, None),
+        (3 << 12 | 2 | RFLAGS_VM, 0, 0, GP),
+    ] {
+        with_guest(&[0xee], |guest| {
+            guest.vmcb().cpl = 3;
+            guest.vmcb().rflags = rflags;
+            guest.vmcb().tr = Segment { selector: 0x18, attributes: 0x8b, limit, base: TASK };
+            guest.write(TASK + 0x66, &0x68u16.to_le_bytes());
+            guest.write(TASK + 0x68 + 0x3f8 / 8, &[map, map]);
+            guest.exit(IOIO, port(0x3f8, 1, false), CODE + 1);
+            assert_eq!(guest.raised(), fault, "{rflags:#x}, limit {limit:#x}, map {map:#x}");
+            assert_eq!(processor(|processor| processor.sent.len()), usize::from(fault.is_none()));
+        });
+    }
+    with_guest(&[0xee], |guest| {
+        guest.vmcb().cpl = 3;
+        guest.vmcb().tr = Segment { selector: 0x18, attributes: 0x8b, limit: 0x2068, base: UNMAPPED };
+        guest.exit(IOIO, port(0x3f8, 1, false), CODE + 1);
+        assert_eq!((guest.raised(), guest.vmcb().cr2), (PF, UNMAPPED + 0x66), "a task that is not there");
+    });
+}
+
+#[test]
+fn a_port_of_no_width_is_refused() {
+    for info in [0, 3, 5, 6, 7].map(|size| 0x3f8 << 16 | size << 4) {
+        for string in [0, 1 << 2, 1 << 2 | 1 << 3] {
+            with_guest(&[0x6e], |guest| {
+                guest.set(RCX, 5);
+                guest.exit(IOIO, info | string, CODE + 1);
+                assert_eq!((guest.raised(), guest.advanced(), guest.get(RCX)), (GP, 0, 5), "{info:#x}");
+            });
+        }
+    }
+}
+
+/// `info_1` of OUTSB or INSB with REP.
+const fn string(number: u16, is_input: bool) -> u64 {
+    port(number, 1, is_input) | 1 << 2 | 1 << 3
+}
+
+#[test]
+fn strings_of_ports_fault_at_the_element_that_cannot_be_moved() {
+    with_guest(&[0xf3, 0x6e], |guest| {
+        guest.write(MEMORY - 2, b"ab");
+        guest.set_all(&[(RSI, MEMORY - 2), (RCX, 4)]);
+        assert_eq!(guest.exit(IOIO, string(0x3f8, false), CODE + 2), Next::Resume);
+        assert_eq!((guest.raised(), guest.advanced()), (GP, 0), "behind memory");
+        assert_eq!((guest.get(RSI), guest.get(RCX)), (MEMORY, 2));
+        let sent = processor(|processor| processor.sent.clone());
+        assert_eq!(sent, [(SerialPort::Com1, b'a'), (SerialPort::Com1, b'b')]);
+    });
+    for (address, fault) in [(UNMAPPED, PF), (1 << 47, GP), (HOLE, GP), (0xffff_ffff_ffff_ffff, GP)] {
+        for is_input in [false, true] {
+            with_guest(&[0xf3, 0x6c | (!is_input as u8) << 1], |guest| {
+                guest.set_all(&[(RSI, address), (RDI, address), (RCX, 3)]);
+                guest.exit(IOIO, string(0x3f8, is_input), CODE + 2);
+                let fault = if address == u64::MAX { PF } else { fault };
+                assert_eq!((guest.raised(), guest.get(RCX), guest.advanced()), (fault, 3, 0), "{address:#x}");
+                assert!(processor(|processor| processor.sent.is_empty()));
+            });
+        }
+    }
+}
+
+#[test]
+fn a_long_string_lets_others_in_between() {
+    with_guest(&[0xf3, 0x6e], |guest| {
+        guest.set_all(&[(RSI, DATA), (RCX, u64::MAX)]);
+        assert_eq!(guest.exit(IOIO, string(0x3f8, false), CODE + 2), Next::Resume);
+        assert_eq!((guest.raised(), guest.advanced(), guest.get(RCX)), (None, 0, u64::MAX - 64));
+        guest.set(RCX, 0);
+        guest.exit(IOIO, string(0x3f8, false), CODE + 2);
+        assert_eq!((guest.advanced(), guest.get(RSI)), (2, DATA + 64), "of none nothing is moved");
+    });
+}
+
+#[test]
+fn the_machine_ends_by_its_ports() {
+    let next = |number: u16, value: u8| {
+        with_guest(&[0xee], |guest| {
+            guest.set(RAX, value.into());
+            let next = guest.exit(IOIO, port(number, 1, false), CODE + 1);
+            (next, guest.advanced())
+        })
+    };
+    assert_eq!(next(power::SLEEP, 1 << 5 | power::SLEEP_TYPE_S5 << 2), (Next::PowerOff, 1));
+    assert_eq!(next(power::SLEEP, !(1 << 5)), (Next::Resume, 1));
+    assert_eq!(next(power::RESET, power::RESET_VALUE), (Next::Reset, 1));
+}

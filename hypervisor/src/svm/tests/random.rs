@@ -1,0 +1,183 @@
+//! Exits with random contents: no panic, and the vCPU can be entered again or reports that it
+//! cannot continue.
+
+use baremetal::random::Random;
+
+use super::processor::{CODE, DATA, Guest, HOLE, MEMORY, Made, TABLES, UNMAPPED, board, processor};
+use crate::sched::VcpuIndex;
+use crate::svm::features::Features;
+use crate::svm::table::Event;
+use crate::svm::table::Row;
+use crate::svm::vmcb::{EFER_SVME, Segment, clean};
+use crate::vm::Next;
+use crate::x86::{CR0_PE, EFER_LMA, RFLAGS_VM};
+
+/// A number that may be an address, a register's number or a size.
+fn number(random: &mut Random) -> u64 {
+    let edges = [
+        0,
+        CODE,
+        DATA,
+        HOLE,
+        MEMORY,
+        TABLES,
+        UNMAPPED,
+        0xfec0_0000,
+        0xfee0_0000,
+        1 << 32,
+        1 << 40,
+        1 << 47,
+        (1 << 47) - 1,
+        u64::MAX << 47,
+        u64::MAX,
+        0x1000,
+        0x4000_0000,
+        0xc000_0080,
+        0x800,
+        0x6e0,
+    ];
+    match random.below(4) {
+        0 => random.word(),
+        1 => random.word() >> random.below(64),
+        2 => random.one_of(edges),
+        _ => random.one_of(edges).wrapping_add(random.below(64)).wrapping_sub(32),
+    }
+}
+
+/// Instructions that have rows, and some on memory.
+const CODES: [&[u8]; 20] = [
+    &[0x0f, 0x32],
+    &[0x0f, 0x30],
+    &[0x0f, 0xa2],
+    &[0x0f, 0x01, 0xd9],
+    &[0xf4],
+    &[0xf3, 0x90],
+    &[0x0f, 0x01, 0xd1],
+    &[0x0f, 0x22, 0xe0],
+    &[0x44, 0x0f, 0x22, 0xc3],
+    &[0xf3, 0x6e],
+    &[0xf3, 0x6c],
+    &[0x67, 0x66, 0x6f],
+    &[0x8b, 0x03],
+    &[0x89, 0x03],
+    &[0xf0, 0x0f, 0xb1, 0x0b],
+    &[0xf3, 0xa4],
+    &[0xf3, 0x48, 0xab],
+    &[0x87, 0x44, 0x24, 0x08],
+    &[0xff, 0x33],
+    &[0x0f, 0xb6, 0x07],
+];
+
+fn exit_of(random: &mut Random, guest: &mut Guest<'_, '_>) -> Next {
+    let code: Vec<u8> = match random.below(3) {
+        0 => (0..16).map(|_| random.word() as u8).collect(),
+        _ => CODES[random.below(CODES.len() as u64) as usize].to_vec(),
+    };
+    guest.begin(&code);
+    for register in 0..16 {
+        let value = number(random);
+        guest.set(register, value);
+    }
+    match random.below(6) {
+        0 => guest.legacy_mode(Segment::DEFAULT_32),
+        1 => guest.legacy_mode(0),
+        2 => {
+            let vmcb = guest.vmcb();
+            (vmcb.cr0, vmcb.efer, vmcb.cs.attributes, vmcb.cr4) = (0, EFER_SVME, 0x9b, 0);
+        }
+        _ => {}
+    }
+    let vmcb = guest.vmcb();
+    if random.one_in(3) {
+        vmcb.cpl = 3;
+    }
+    vmcb.rflags |= random.word() & 0x3_7fd5 & !RFLAGS_VM;
+    if random.one_in(4) {
+        vmcb.rip = number(random);
+    }
+    if random.one_in(8) {
+        vmcb.cr3 = number(random);
+    }
+    vmcb.rsp = number(random);
+    vmcb.interrupt_shadow = random.below(2);
+    (vmcb.es.base, vmcb.ds.base, vmcb.fs.base) = (number(random), number(random), number(random));
+    (vmcb.tr.base, vmcb.tr.limit) = (number(random), random.below(0x3000) as u32);
+    vmcb.tr.attributes = 0x8b;
+    vmcb.next_rip = number(random);
+    vmcb.fetched_count = random.word() as u8;
+    vmcb.fetched_bytes =
+        std::array::from_fn(|index| if index < code.len() { code[index] } else { random.word() as u8 });
+    vmcb.exit_interrupt_info = 0;
+    if random.one_in(4) {
+        vmcb.exit_interrupt_info = random.word() & 0xffff_ffff_8000_0fff;
+        guest.0.state.recover_event();
+    }
+    // A test's changes are no guest's: nothing that the processor holds is of use.
+    vmcb_is_new(guest);
+    processor(|processor| processor.features = Features(random.word() as u32));
+    let code = loop {
+        let code = match random.below(8) {
+            0 => number(random),
+            1..3 => 0x400,
+            3 => 0x7b,
+            _ => random.below(0xc0),
+        };
+        if Row::of(&super::exit(code, 0, 0)) != Row::Event(Event::MachineCheck) {
+            break code;
+        }
+    };
+    guest.exit(code, number(random), number(random))
+}
+
+fn vmcb_is_new(guest: &mut Guest<'_, '_>) {
+    guest.vmcb().mark_dirty(clean::ALL);
+    guest.0.state.asid.owe_flush();
+}
+
+fn check(guest: &mut Guest<'_, '_>, mask: u64) {
+    assert!(guest.raised().is_none_or(|vector| vector < 32));
+    let (cr0, cr4) = (guest.vmcb().cr0, guest.vmcb().cr4);
+    assert_ne!(guest.vmcb().efer & EFER_SVME, 0, "VMRUN would refuse it");
+    assert_eq!(cr4 & !(mask | 1 << 18), 0, "{cr4:#x}");
+    assert!(cr0 & CR0_PE != 0 || guest.vmcb().efer & EFER_LMA == 0);
+}
+
+fn play(seed: u64, steps: u32) {
+    let mut random = Random::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let board = board();
+    let vcpu: VcpuIndex = 0;
+    board.with_vcpu(vcpu, |context| {
+        let guest = &mut Guest(context);
+        if random.one_in(2) {
+            guest.begin(&[]);
+            guest.enable_hypercalls();
+        }
+        for step in 0..steps {
+            let next = exit_of(&mut random, guest);
+            let mask = guest.0.vm.guest.cr4_mask;
+            check(guest, mask);
+            if matches!(next, Next::Reset | Next::PowerOff | Next::Shutdown | Next::Dead) {
+                continue;
+            }
+            let mut entries = 0;
+            while !guest.enter(|_, _| {}) {
+                entries += 1;
+                assert!(entries < 4, "seed {seed}, step {step}: nothing calls an entry off for ever");
+                let _posted = guest.0.owner.take_events();
+                <Made as crate::vm::arch::Arch>::take_signals(guest.0);
+            }
+            guest.0.state.exception = None;
+        }
+    });
+}
+
+#[test]
+fn no_exit_stops_the_hypervisor_or_a_vcpu_that_goes_on() {
+    for seed in 0..60 {
+        let done = std::panic::catch_unwind(|| play(seed, 400));
+        if let Err(why) = done {
+            eprintln!("seed {seed}");
+            std::panic::resume_unwind(why);
+        }
+    }
+}

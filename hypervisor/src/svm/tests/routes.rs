@@ -1,0 +1,153 @@
+//! Vectors of many guests' functions, on several CPUs.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use baremetal::random::Random;
+use iommu::amd::DeviceId;
+
+use crate::devices::pc::message::Message;
+use crate::iommu::amd_vi::Forgotten;
+use crate::iommu::routes::{Place, Receiver, Routes, Way};
+use crate::vm::VpIndex;
+use crate::x86::vectors::FUNCTIONS;
+
+/// A guest that may use some of the CPUs, and notes what happens.
+#[derive(Default)]
+pub(super) struct Made {
+    cpus: u32,
+    pub(super) posted: Mutex<Vec<(VpIndex, Message)>>,
+    told: Mutex<Vec<VpIndex>>,
+}
+
+impl Made {
+    pub(super) fn on(cpus: u32) -> &'static Self {
+        Box::leak(Box::new(Self { cpus, ..Self::default() }))
+    }
+}
+
+impl Receiver for Made {
+    fn destination(&self, cpu: u32) -> Option<u8> {
+        (cpu < 32 && self.cpus >> cpu & 1 != 0).then(|| cpu as u8 + 100)
+    }
+
+    fn single(&self, _: Message) -> Option<VpIndex> {
+        None
+    }
+
+    fn post(&self, vcpu: VpIndex, message: Message) {
+        self.posted.lock().unwrap().push((vcpu, message));
+    }
+
+    fn tell(&self, vcpu: VpIndex) {
+        self.told.lock().unwrap().push(vcpu);
+    }
+
+    fn spread(&self, _: Message) -> Option<VpIndex> {
+        None
+    }
+}
+
+fn message() -> Message {
+    Message::from_msi(0xfee0_0000, 0x41).expect("it is one")
+}
+
+/// Takes vectors until there are none for this function.
+fn take_all(routes: &Routes, to: &'static Made, function: u16, functions: usize) -> Vec<Place> {
+    core::iter::from_fn(|| routes.take(to, DeviceId(function), functions)).collect()
+}
+
+#[test]
+fn u41_one_guest_does_not_take_all_vectors() {
+    let routes = Routes::default();
+    let (hog, victim, third) = (Made::on(1), Made::on(1), Made::on(1));
+    // The first guest has three of the machine's 13 functions, the others two and one.
+    let taken: usize = (0..3).map(|function| take_all(&routes, hog, function, 13).len()).sum();
+    let shared = FUNCTIONS.len() - 13;
+    assert!((shared / 2..=shared / 2 + 4).contains(&taken), "{taken}");
+    assert!(take_all(&routes, hog, 0, 13).is_empty());
+    let left: usize = (3..5).map(|function| take_all(&routes, victim, function, 13).len()).sum();
+    assert!(left >= shared / 4, "{left}");
+    assert!(take_all(&routes, third, 5, 13).len() >= shared / 8);
+    for function in 6..13 {
+        assert!(routes.take(third, DeviceId(function), 13).is_some(), "one is kept for {function}");
+    }
+}
+
+#[test]
+fn u41_each_cpu_has_vectors_of_its_own() {
+    let routes = Routes::default();
+    let (guest, other) = (Made::on(0b1010), Made::on(0b0100));
+    let places = take_all(&routes, guest, 1, 2);
+    assert!(places.iter().all(|place| [101, 103].contains(&place.destination)), "CPUs 1 and 3 alone");
+    let on = |id| places.iter().filter(|place| place.destination == id).count();
+    assert!(on(101).abs_diff(on(103)) <= 1, "evenly");
+    assert!(places.len() > FUNCTIONS.len() / 2);
+    let elsewhere = routes.take(other, DeviceId(2), 2).expect("nobody is there");
+    assert!(places.iter().any(|place| place.vector == elsewhere.vector));
+    routes.set(elsewhere, Way::Direct(5, message()));
+    let deliver = |cpu| routes.deliver(cpu, elsewhere.vector);
+    assert_eq!((deliver(0), deliver(1), deliver(2), deliver(256)), (false, true, true, false));
+    assert_eq!(*other.posted.lock().unwrap(), [(5, message())]);
+    assert_eq!(routes.take(Made::on(0), DeviceId(3), 2), None, "no CPU of its own is reached");
+}
+
+#[test]
+fn u41_whatever_others_take_and_free_a_function_gets_its_first() {
+    for seed in 0..60 {
+        let random = &mut Random::new(seed);
+        let routes = Routes::default();
+        let functions = 1 + random.below(60) as u16;
+        let guests: Vec<_> = (0..4).map(|_| Made::on(1 + random.below(7) as u32)).collect();
+        let mut places = BTreeMap::<u16, Vec<Place>>::new();
+        let mut owner = BTreeMap::new();
+        for _ in 0..1500 {
+            let function = random.below(functions.into()) as u16;
+            let to = *owner.entry(function).or_insert_with(|| guests[random.below(4) as usize]);
+            let known = places.entry(function).or_default();
+            if random.below(40) == 0 {
+                let proof = Forgotten::made(DeviceId(function));
+                known.drain(..).for_each(|place| routes.free(place, &proof));
+                owner.remove(&function);
+                continue;
+            }
+            let place = routes.take(to, DeviceId(function), functions.into());
+            assert!(place.is_some() || !known.is_empty(), "seed {seed}: {function} has none");
+            known.extend(place);
+        }
+        let all: Vec<_> = places.values().flatten().collect();
+        assert!(all.iter().enumerate().all(|(index, place)| !all[..index].contains(place)), "seed {seed}");
+    }
+}
+
+#[test]
+fn u42_an_interrupt_for_several_is_noted_and_the_guest_is_told() {
+    let routes = Routes::default();
+    let guest = Made::on(1);
+    let place = routes.take(guest, DeviceId(1), 1).expect("there is one");
+    assert!(routes.deliver(0, place.vector) && guest.told.lock().unwrap().is_empty(), "it is masked");
+    assert!(routes.set(place, Way::InTurn(3)), "it has arrived before");
+    assert!(routes.deliver(0, place.vector));
+    assert_eq!((&*guest.told.lock().unwrap(), guest.posted.lock().unwrap().len()), (&vec![3], 0));
+    assert!(routes.take_arrived(place) && !routes.take_arrived(place));
+}
+
+#[test]
+fn a_vector_is_free_when_the_iommu_has_forgotten_its_function() {
+    let routes = Routes::default();
+    let guest = Made::on(1);
+    let place = routes.take(guest, DeviceId(1), 1).expect("there is one");
+    routes.set(place, Way::Direct(0, message()));
+    routes.free(place, &Forgotten::made(DeviceId(2)));
+    assert!(routes.deliver(0, place.vector), "that was another one's");
+    routes.silence(place);
+    assert!(routes.deliver(0, place.vector), "nobody else gets it");
+    assert_eq!((guest.posted.lock().unwrap().len(), guest.told.lock().unwrap().len()), (1, 0));
+    routes.free(place, &Forgotten::made(DeviceId(1)));
+    assert!(!routes.deliver(0, place.vector));
+    for vector in (0..=u8::MAX).filter(|vector| !FUNCTIONS.contains(vector)) {
+        assert!(!routes.deliver(0, vector), "{vector:#x}");
+    }
+}

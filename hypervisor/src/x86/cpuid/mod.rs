@@ -1,0 +1,238 @@
+//! CPUID: the features of this machine, and the ones that a guest is shown.
+//!
+//! A guest sees those features of the processor that it runs on which are in the lists of [`kept`],
+//! plus the hypervisor's own (x2APIC, TSC deadline, the Hyper-V leaves). Every bit that is shown
+//! works.
+
+pub mod kept;
+
+use kept::{
+    EXTENDED_1_ECX, EXTENDED_1_EDX, EXTENDED_1A_EAX, EXTENDED_8_EBX, LEAF_1_ECX, LEAF_1_EDX, LEAF_7_EBX,
+    LEAF_7_ECX, LEAF_7_EDX, XSAVE_EAX, enabled,
+};
+
+use super::hyperv::cpuid::CpuidResult;
+use super::vcpu::fpu;
+use crate::svm::processor::Amd64;
+
+const EMPTY: CpuidResult = CpuidResult { eax: 0, ebx: 0, ecx: 0, edx: 0 };
+
+/// Highest leaves that a guest is shown.
+const MAX_BASIC: u32 = 0xd;
+const MAX_EXTENDED: u32 = 0x8000_001e;
+
+const LEAF_1_ECX_OSXSAVE: u32 = 1 << 27;
+/// x2APIC, TSC deadline, hypervisor present.
+const LEAF_1_ECX_OWN: u32 = 1 << 21 | 1 << 24 | 1 << 31;
+/// In leaf 0x8000_0001, too.
+const EDX_APIC: u32 = 1 << 9;
+const LEAF_1_EDX_MULTI: u32 = 1 << 28;
+const LEAF_7_EBX_TSC_ADJUST: u32 = 1 << 1;
+
+/// The bits of `word` that a guest is shown.
+macro_rules! keep {
+    ($features:ident, $word:expr) => {
+        $word & const { kept::kept($features) }
+    };
+}
+
+/// The part of a vCPU's state that CPUID depends on.
+#[derive(Clone, Copy)]
+pub struct View {
+    /// Its APIC id.
+    pub apic_id: u32,
+    /// Number of vCPUs.
+    pub vcpus: u32,
+    /// Its local APIC is on.
+    pub apic: bool,
+    /// CR4.OSXSAVE.
+    pub osxsave: bool,
+    /// The guest has asked to be shown that its TSC is invariant, and it is.
+    pub invariant_tsc: bool,
+}
+
+impl View {
+    /// Number of bits in an APIC id that number the vCPUs.
+    fn id_bits(self) -> u32 {
+        (self.vcpus - 1).checked_ilog2().map_or(0, |bit| bit + 1)
+    }
+}
+
+/// The answer to CPUID for architectural leaves. Leaves of the hypervisor's range are
+/// [`crate::x86::hyperv`]'s.
+pub fn answer<A: Amd64>(leaf: u32, subleaf: u32, view: View) -> CpuidResult {
+    match leaf {
+        0 => {
+            let host = A::cpuid(0, 0);
+            CpuidResult { eax: host.eax.min(MAX_BASIC), ..host }
+        }
+        1 => identity::<A>(view),
+        // The APIC timer does not stop in any idle state.
+        6 => CpuidResult { eax: 1 << 2, ..EMPTY },
+        7 if subleaf == 0 => features::<A>(),
+        0xb => topology(subleaf, view),
+        0xd => extended_state::<A>(subleaf),
+        0x8000_0000 => {
+            let host = A::cpuid(0x8000_0000, 0);
+            CpuidResult { eax: host.eax.min(MAX_EXTENDED), ..host }
+        }
+        0x8000_0001 => {
+            let host = A::cpuid(leaf, 0);
+            let apic = if view.apic { EDX_APIC } else { 0 };
+            CpuidResult {
+                ecx: keep!(EXTENDED_1_ECX, host.ecx),
+                edx: keep!(EXTENDED_1_EDX, host.edx) | apic,
+                ..host
+            }
+        }
+        // Brand string, caches, TLBs.
+        0x8000_0002..=0x8000_0006 | 0x8000_0019 => A::cpuid(leaf, 0),
+        0x8000_001a => CpuidResult { eax: keep!(EXTENDED_1A_EAX, A::cpuid(leaf, 0).eax), ..EMPTY },
+        // The invariant TSC, which a Hyper-V guest must ask for.
+        0x8000_0007 => CpuidResult { edx: u32::from(view.invariant_tsc) << 8, ..EMPTY },
+        0x8000_0008 => capacities::<A>(view),
+        _ => EMPTY,
+    }
+}
+
+fn identity<A: Amd64>(view: View) -> CpuidResult {
+    let host = A::cpuid(1, 0);
+    let osxsave = if view.osxsave { LEAF_1_ECX_OSXSAVE } else { 0 };
+    let apic = if view.apic { EDX_APIC } else { 0 };
+    let multi = if view.vcpus > 1 { LEAF_1_EDX_MULTI } else { 0 };
+    CpuidResult {
+        eax: host.eax,
+        // The CLFLUSH line size is kept; ids and counts have eight bits here, leaf 0xb has all
+        // bits.
+        ebx: host.ebx & 0xff00 | (view.vcpus.min(255)) << 16 | (view.apic_id & 0xff) << 24,
+        ecx: keep!(LEAF_1_ECX, host.ecx) & !A::wrong() | LEAF_1_ECX_OWN | osxsave,
+        edx: keep!(LEAF_1_EDX, host.edx) | multi | apic,
+    }
+}
+
+fn features<A: Amd64>() -> CpuidResult {
+    let host = if A::cpuid(0, 0).eax >= 7 { A::cpuid(7, 0) } else { EMPTY };
+    CpuidResult {
+        eax: 0,
+        ebx: keep!(LEAF_7_EBX, host.ebx) | LEAF_7_EBX_TSC_ADJUST,
+        ecx: keep!(LEAF_7_ECX, host.ecx),
+        edx: keep!(LEAF_7_EDX, host.edx),
+    }
+}
+
+/// Extended topology: one thread per core, all cores in one package.
+fn topology(subleaf: u32, view: View) -> CpuidResult {
+    let (shift, count, kind) = match subleaf {
+        0 => (0, 1, 1),
+        1 => (view.id_bits(), view.vcpus, 2),
+        _ => (0, 0, 0),
+    };
+    CpuidResult { eax: shift, ebx: count, ecx: subleaf & 0xff | kind << 8, edx: view.apic_id }
+}
+
+fn extended_state<A: Amd64>(subleaf: u32) -> CpuidResult {
+    let shown = A::components() & fpu::SHOWN;
+    if shown == 0 {
+        return EMPTY;
+    }
+    let host = A::cpuid(0xd, subleaf);
+    match subleaf {
+        // The guest's XCR0 is in the processor, so the size for it is correct as reported.
+        0 => CpuidResult { eax: shown as u32, ebx: host.ebx, ecx: image_size::<A>(shown), edx: 0 },
+        1 => CpuidResult { eax: keep!(XSAVE_EAX, host.eax), ..EMPTY },
+        2..=63 if shown >> subleaf & 1 != 0 => host,
+        _ => EMPTY,
+    }
+}
+
+/// Size of an image of all `components`: the legacy part, the header, and the others where the
+/// processor says that they are (APM volume 2, section 11.5).
+fn image_size<A: Amd64>(components: u64) -> u32 {
+    let others = (2..64).filter(|bit| components >> bit & 1 != 0).map(|bit| A::cpuid(0xd, bit));
+    others.map(|part| part.eax.saturating_add(part.ebx)).fold(0x240, u32::max)
+}
+
+fn capacities<A: Amd64>(view: View) -> CpuidResult {
+    let host = A::cpuid(0x8000_0008, 0);
+    CpuidResult {
+        eax: host.eax & 0xffff,
+        ebx: keep!(EXTENDED_8_EBX, host.ebx),
+        ecx: (view.vcpus - 1).min(255) | view.id_bits() << 12,
+        edx: 0,
+    }
+}
+
+/// The bits that a guest may set in CR4: those of the features that it is shown, and of machine
+/// checks and counters (APM volume 2, section 3.1.3).
+pub fn guest_cr4_mask<A: Amd64>() -> u64 {
+    const MCE: u64 = 1 << 6;
+    const PCE: u64 = 1 << 8;
+    let (one, seven) = (A::cpuid(1, 0), features::<A>());
+    [(LEAF_1_ECX, one.ecx), (LEAF_1_EDX, one.edx), (LEAF_7_EBX, seven.ebx), (LEAF_7_ECX, seven.ecx)]
+        .into_iter()
+        .fold(MCE | PCE, |mask, (word, shown)| mask | enabled(word, shown).0)
+}
+
+/// The bits that a guest may set in EFER: those of the features that it is shown (APM volume 2,
+/// section 3.1.7).
+pub fn guest_efer_mask<A: Amd64>() -> u64 {
+    enabled(EXTENDED_1_EDX, A::cpuid(0x8000_0001, 0).edx).1
+}
+
+/// Whether a guest is shown the instructions that set the bases of FS and GS.
+pub fn shows_fsgsbase<A: Amd64>() -> bool {
+    features::<A>().ebx & 1 != 0
+}
+
+/// Width of physical addresses in bits.
+pub fn physical_address_bits<A: Amd64>() -> u32 {
+    A::cpuid(0x8000_0008, 0).eax & 0xff
+}
+
+/// Whether the TSC counts at a constant rate in all processor states. QEMU's emulation does not say
+/// so in its CPUID, but it takes the TSC from the host's clock, or counts instructions: the rate is
+/// constant.
+pub fn host_has_invariant_tsc<A: Amd64>() -> bool {
+    const INVARIANT: u32 = 1 << 8;
+    A::cpuid(0x8000_0007, 0).edx & INVARIANT != 0 || host_is_tcg::<A>()
+}
+
+/// Whether this machine is QEMU's emulation: the signature in the hypervisor leaves.
+fn host_is_tcg<A: Amd64>() -> bool {
+    let is_virtual = A::cpuid(1, 0).ecx & 1 << 31 != 0;
+    let leaf = A::cpuid(0x4000_0000, 0);
+    let part = u32::from_le_bytes(*b"TCGT");
+    is_virtual
+        && leaf.ebx == part
+        && leaf.ecx == u32::from_le_bytes(*b"CGTC")
+        && leaf.edx == u32::from_le_bytes(*b"GTCG")
+}
+
+/// Whether the machine has an x2APIC.
+pub fn host_has_x2apic<A: Amd64>() -> bool {
+    A::cpuid(1, 0).ecx & 1 << 21 != 0
+}
+
+/// Whether the machine's APIC timer has TSC deadline mode.
+pub fn host_has_tsc_deadline<A: Amd64>() -> bool {
+    A::cpuid(1, 0).ecx & 1 << 24 != 0
+}
+
+/// Whether page tables may hold 1 GiB pages.
+pub fn host_has_1g_pages<A: Amd64>() -> bool {
+    A::cpuid(0x8000_0001, 0).edx & 1 << 26 != 0
+}
+
+/// Whether the processor has RDTSCP, and so TSC_AUX.
+pub fn host_has_rdtscp<A: Amd64>() -> bool {
+    A::cpuid(0x8000_0001, 0).edx & 1 << 27 != 0
+}
+
+/// APIC id of the calling CPU.
+pub fn host_apic_id<A: Amd64>() -> u32 {
+    if host_has_x2apic::<A>() && A::cpuid(0, 0).eax >= 0xb {
+        A::cpuid(0xb, 0).edx
+    } else {
+        A::cpuid(1, 0).ebx >> 24
+    }
+}

@@ -1,0 +1,83 @@
+//! Control registers: CR4, CR8, XCR0.
+
+use super::{Exit, Then, protection_fault, with_translation};
+use crate::svm::processor::Amd64;
+use crate::svm::vmcb::{CR4_PAE, CR4_PCIDE, clean};
+use crate::vm::{Context, Next};
+use crate::x86::EFER_LMA;
+use crate::x86::vcpu::checks::{self, Instruction};
+use crate::x86::vcpu::fpu;
+use crate::x86::vcpu::instruction::decode_control_write;
+use crate::x86::vcpu::registers::RCX;
+
+/// XSETBV.
+pub(crate) fn on_xsetbv<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Then {
+    let value = context.state.registers.edx_eax();
+    let register = context.state.registers.low(RCX);
+    if refuses(context, Instruction::SetExtendedControl) {
+        return Then::Stay(Next::Resume);
+    }
+    if register != 0 || !fpu::is_valid_xcr0(value, A::components()) {
+        return Then::protection(context);
+    }
+    // The guest's XCR0 is in the processor while the vCPU is on the CPU.
+    A::write_xcr0(value);
+    Then::RESUME
+}
+
+/// A move to CR4 or CR8.
+pub(crate) fn on_write<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Next {
+    if refuses(context, Instruction::Kernels) {
+        return Next::Resume;
+    }
+    context.state.rsp_from_vmcb();
+    let decoded = with_translation(context, |state, memory| decode_control_write::<A>(&state.vmcb, memory));
+    let (number, from, length) = match decoded {
+        Ok(decoded) => decoded,
+        Err(error) => {
+            context.state.raise_fetch_error(error);
+            return Next::Resume;
+        }
+    };
+    let value = from.read(&context.state.registers.0);
+    match number {
+        4 => {
+            if !write_cr4(context, value) {
+                return protection_fault(context);
+            }
+        }
+        8 if value < 16 => {
+            context.state.set_task_priority((value << 4) as u8);
+        }
+        _ => return protection_fault(context),
+    }
+    context.state.skip(length);
+    Next::Resume
+}
+
+/// CR4: only bits that CPUID shows can be set (APM volume 2, section 3.1.3).
+fn write_cr4<A: Amd64>(context: &mut Context<'_, A>, value: u64) -> bool {
+    let vmcb = &mut context.state.vmcb;
+    let long = vmcb.efer & EFER_LMA != 0;
+    let enables_pcid = value & !vmcb.cr4 & CR4_PCIDE != 0;
+    if value & !context.vm.guest.cr4_mask != 0
+        || long && value & CR4_PAE == 0
+        || enables_pcid && (!long || vmcb.cr3 & 0xfff != 0)
+    {
+        return false;
+    }
+    let old = vmcb.translation_controls();
+    vmcb.cr4 = value;
+    vmcb.mark_dirty(clean::CRX);
+    context.state.settle_translations(old);
+    true
+}
+
+/// Whether the instruction is refused; if so, its fault has been raised.
+fn refuses<A: Amd64>(context: &mut Context<'_, A>, instruction: Instruction) -> bool {
+    let refused = checks::check(instruction, context.state.vmcb.conditions());
+    if let Err(refusal) = refused {
+        context.state.raise_refusal(refusal);
+    }
+    refused.is_err()
+}

@@ -1,0 +1,139 @@
+//! Delivery of interrupt messages to a guest's vCPUs: from vCPUs, from devices, from doorbells.
+
+use core::sync::atomic::Ordering;
+
+use hostlink::trace::Event;
+
+use crate::devices::pc::message::{Address, Logical, Message, MessageKind, Trigger};
+use crate::iommu::routes::Receiver;
+use crate::svm::processor::Amd64;
+use crate::vm::shared::Signal;
+use crate::vm::trace;
+use crate::vm::{Vcpu, Vm, VpIndex};
+use crate::x86::vectors;
+
+impl<A: Amd64> Vm<A> {
+    /// Delivers an interrupt message; returns the number of vCPUs that got it.
+    #[inline]
+    pub fn deliver(&self, message: Message, sender: u32) -> u64 {
+        match (message.kind, message.destination.single(sender)) {
+            (MessageKind::Lowest(_), _) | (_, None) => self.deliver_by_search(message, sender),
+            (_, Some(id)) => self.post_message(self.guest.vcpu_of(id), message),
+        }
+    }
+
+    #[inline(never)]
+    fn deliver_by_search(&self, message: Message, sender: u32) -> u64 {
+        self.targets_of(message, sender).map(|vcpu| self.post_message(vcpu, message)).sum()
+    }
+
+    /// The vCPUs that a message is for, by the addresses that local APICs have.
+    fn targets_of(&self, message: Message, sender: u32) -> impl Iterator<Item = VpIndex> + '_ {
+        let all = (0..self.vcpu_count()).filter_map(|id| {
+            let logical = self.vcpu_with_apic_id(id)?.inbox.logical();
+            Some(Address { id, logical })
+        });
+        let (one, several) = match message.kind {
+            MessageKind::Lowest(vector) => (message.destination.arbitrate(vector, all, sender), None),
+            _ => (None, Some(all.filter(move |target| message.destination.matches(*target, sender)))),
+        };
+        let ids = one.into_iter().chain(several.into_iter().flatten().map(|target| target.id));
+        ids.map(|id| self.guest.vcpu_of(id))
+    }
+
+    #[inline]
+    fn vcpu_with_apic_id(&self, apic_id: u32) -> Option<&Vcpu<A>> {
+        self.vcpus.get(self.guest.vcpu_of(apic_id) as usize)
+    }
+
+    /// Delivers a fixed, edge-triggered interrupt to one vCPU; returns the number of vCPUs that got
+    /// it, which is 0 if there is no such vCPU.
+    pub fn post_fixed(&self, apic_id: u32, vector: u8) -> u64 {
+        let Some(vcpu) = self.vcpu_with_apic_id(apic_id) else { return 0 };
+        self.post_fixed_to(vcpu, vector);
+        1
+    }
+
+    /// The same for a known vCPU.
+    #[inline]
+    pub fn post_fixed_to(&self, vcpu: &Vcpu<A>, vector: u8) {
+        trace::here::<A>(Event::Posted, vcpu.index, vector.into(), [0; 2]);
+        vcpu.inbox.post_fixed(vector, Trigger::Edge);
+        self.notify(vcpu);
+    }
+
+    /// A disabled local APIC accepts nothing. Plain vectors can be posted without a check, because
+    /// it drops them.
+    fn post_message(&self, vcpu: VpIndex, message: Message) -> u64 {
+        let Some(vcpu) = self.vcpus.get(vcpu as usize) else { return 0 };
+        if vcpu.inbox.logical() == Logical::Off {
+            return 0;
+        }
+        if let MessageKind::Fixed(vector) | MessageKind::Lowest(vector) = message.kind {
+            trace::here::<A>(Event::Posted, vcpu.index, vector.into(), [0; 2]);
+        }
+        vcpu.inbox.post(message.kind, message.trigger);
+        self.notify(vcpu);
+        1
+    }
+
+    /// A doorbell of the guest's was rung. There are no lines. Returns false for a message that one
+    /// of the guest's vCPUs has to deliver in its turn.
+    pub fn signal(&self, signal: Signal) -> bool {
+        let Signal::Message(message) = signal else { return true };
+        let Some(message) = Message::from_msi(message.address, message.data) else { return true };
+        match self.single(message) {
+            Some(vcpu) => _ = self.post_message(vcpu, message),
+            None => self.tell(0),
+        }
+        self.single(message).is_some()
+    }
+
+    /// Delivers the messages that have arrived for several vCPUs. In a vCPU's turn.
+    #[cold]
+    pub fn spread_messages(&self) {
+        // Pairs with `tell`: what has arrived before is found.
+        if self.guest.has_messages.swap(false, Ordering::Acquire) {
+            self.guest.functions.lock().spread(self);
+        }
+    }
+
+    /// A local APIC's address has changed. In its vCPU's turn.
+    pub fn readdressed(&self) {
+        if self.guest.has_functions {
+            self.guest.functions.lock().readdressed();
+        }
+    }
+}
+
+impl<A: Amd64> Receiver for Vm<A> {
+    fn destination(&self, cpu: u32) -> Option<u8> {
+        let cpu = A::cpu(cpu).filter(|cpu| cpu.presence.is_online() && self.may_use(cpu.index))?;
+        vectors::destination(cpu.id)
+    }
+
+    fn single(&self, message: Message) -> Option<VpIndex> {
+        message.destination.single(u32::MAX).map(|id| self.guest.vcpu_of(id))
+    }
+
+    fn post(&self, vcpu: VpIndex, message: Message) {
+        self.post_message(vcpu, message);
+    }
+
+    fn tell(&self, vcpu: VpIndex) {
+        // Pairs with `spread_messages`. The vCPU that is told looks, if no other one has.
+        self.guest.has_messages.store(true, Ordering::Release);
+        if let Some(vcpu) = self.vcpus.get(vcpu as usize).or(self.vcpus.first()) {
+            self.notify(vcpu);
+        }
+    }
+
+    fn spread(&self, message: Message) -> Option<VpIndex> {
+        let (mut only, mut count) = (None, 0);
+        for vcpu in self.targets_of(message, u32::MAX) {
+            self.post_message(vcpu, message);
+            (only, count) = (Some(vcpu), count + 1);
+        }
+        only.filter(|_| count == 1)
+    }
+}

@@ -1,0 +1,388 @@
+//! The shared state of a guest's vCPUs on AMD64: the Hyper-V partition, devices, the cost of
+//! flushes.
+
+pub mod deliver;
+pub mod flush;
+pub mod overlay;
+pub mod rom;
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::marker::PhantomData;
+use core::ops::Range;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use hostlink::config::{Architecture, Config};
+use memslots::Gpa;
+use paging::Level;
+use spin::Mutex;
+
+use self::flush::MemorySource;
+use self::overlay::Overlays;
+use self::rom::Rom;
+use super::hyperv::{self, CrashReport, Partition, crash};
+use super::vcpu::msr;
+use super::vcpu::state::{Permissions, VcpuState};
+use super::{cpuid, vectors};
+use crate::devices::pc::acpi;
+use crate::devices::pc::apic_ids::Assignment;
+use crate::devices::pc::lapic::TimerClock;
+use crate::devices::pc::pci::rom_device::RomLen;
+use crate::devices::pc::pci::{self, Pci};
+use crate::devices::pc::platform::{PcBoard, PortSize, SerialPort};
+use crate::devices::pc::power;
+use crate::iommu::messages::{AmdVi, MachineDevices};
+use crate::loader::pc::layout;
+use crate::loader::{self, EntryState, LoadError, MemoryLayout, Placement};
+use crate::owned::{self, Busy, Domains, Followed, Functions, Refused};
+use crate::pages::Pages;
+use crate::svm::processor::Amd64;
+use crate::vm::GUEST;
+use crate::vm::load::Plan;
+use crate::vm::shared::Link;
+use crate::vm::space::VmMemory;
+use crate::vm::{CreateError, Files, PerCpu, Vcpu, Vm, VpIndex, percpu};
+use ::pci::function::Windows;
+use stay::Cost;
+
+/// Rate of the guest's APIC timer. A power of ten makes the guest's calibration exact.
+const APIC_HZ: u64 = 1_000_000_000;
+
+/// Width of guest physical addresses.
+pub fn physical_address_bits<A: Amd64>() -> u32 {
+    cpuid::physical_address_bits::<A>()
+}
+
+/// Largest page of the nested page table here.
+pub fn largest_page<A: Amd64>() -> Level {
+    if cpuid::host_has_1g_pages::<A>() { Level::Page1G } else { Level::Page2M }
+}
+
+/// Refuses a configuration that this image or processor cannot serve.
+pub fn check<A: Amd64>(config: &Config<'_>) -> Result<(), CreateError> {
+    if let Some(foreign) = config.switches.foreign(Architecture::Amd64) {
+        return Err(CreateError::ForeignSwitch(foreign));
+    }
+    match config.switches.defect {
+        Some(_) if !cfg!(feature = "defects") => Err(CreateError::NoDefects),
+        Some(defect) if !defect.is_of_amd64() => Err(CreateError::ForeignDefect(defect)),
+        _ if !config.switches.pretend => Ok(()),
+        _ if !cfg!(feature = "audit") => Err(CreateError::NoAuditor),
+        _ => {
+            A::pretend();
+            Ok(())
+        }
+    }
+}
+
+/// Guest physical ranges of RAM.
+pub fn ram(size: u64) -> Result<Vec<Range<u64>>, LoadError> {
+    Ok(MemoryLayout::new(size)?.slots().into_iter().collect())
+}
+
+/// What all guests share.
+pub struct Common {
+    /// The cost of flushes here.
+    flush_cost: Cost,
+    /// The machine's PCI functions, for guests to own.
+    devices: Option<&'static MachineDevices>,
+}
+
+impl Common {
+    /// Measures the cost of flushes.
+    pub fn new<A: Amd64>() -> Self {
+        // No vCPU has run yet, so no ASID is in use.
+        let flush_cost = A::measure_flushes();
+        log::info!("flushes: {flush_cost}");
+        Self { flush_cost, devices: A::devices() }
+    }
+}
+
+/// The state that vCPUs share besides memory and scheduler.
+pub struct Shared {
+    apic_ids: Assignment,
+    /// Bits of CR4 that the guest may set.
+    pub cr4_mask: u64,
+    /// The cost of flushes here.
+    pub flush_cost: Cost,
+    /// The Hyper-V partition.
+    pub partition: Partition,
+    /// Devices.
+    pub platform: Mutex<PcBoard>,
+    /// Pages that overlay guest memory.
+    pub overlays: Mutex<Overlays>,
+    /// The memory behind the expansion ROM.
+    pub rom: Mutex<Rom>,
+    /// Functions of the machine's PCI that the guest owns, and those for regions that it shares.
+    pub functions: Mutex<Functions<AmdVi>>,
+    /// The IOMMUs that translate for them; `None` if none of them is real.
+    pub domains: Option<Domains<AmdVi>>,
+    /// Whether there are functions, real ones or others.
+    pub has_functions: bool,
+    /// Messages for several vCPUs have arrived: the next vCPU that looks delivers them.
+    pub has_messages: AtomicBool,
+    layout: MemoryLayout,
+    /// Which ports and MSRs cause exits.
+    permission_maps: [Pages; 2],
+    /// For each vCPU, the ticks that the scheduler had given it at the last reset.
+    used_before: Box<[AtomicU64]>,
+    nested_root: u64,
+    vcpus: u32,
+}
+
+impl Shared {
+    /// For a guest whose nested page table is in `space`.
+    pub fn new<A: Amd64>(
+        config: &Config<'static>,
+        common: &Common,
+        space: &VmMemory<A>,
+        claim: Claim,
+    ) -> Result<Self, CreateError> {
+        let platform = hyperv::PartitionTraits {
+            flush_hypercall: config.flush == hostlink::config::FlushMode::Hypercall,
+            invariant_tsc: cpuid::host_has_invariant_tsc::<A>(),
+            nested_paging: true,
+            tsc_hz: A::hz(),
+            apic_hz: APIC_HZ,
+            gpa_bits: cpuid::physical_address_bits::<A>() as u8,
+        };
+        let mut board = PcBoard::new();
+        board.add_functions(claim.shown);
+        Ok(Self {
+            apic_ids: Assignment::new(config.vcpus, config.switches.apic_ids),
+            cr4_mask: cpuid::guest_cr4_mask::<A>(),
+            flush_cost: common.flush_cost.limited_to(config.switches.flush_pages),
+            partition: Partition::new(platform, A::now()).ok_or(CreateError::Clock)?,
+            platform: Mutex::new(board),
+            overlays: Mutex::new(Overlays::default()),
+            rom: Mutex::new(Rom::new(RomLen::default())),
+            has_functions: !claim.functions.is_empty(),
+            has_messages: AtomicBool::new(false),
+            functions: Mutex::new(claim.functions),
+            domains: claim.domains,
+            layout: MemoryLayout::new(config.memory).map_err(CreateError::Load)?,
+            permission_maps: [
+                Pages::filled(3, |map| map.fill(0xff)),
+                Pages::filled(msr::PERMISSION_MAP_PAGES, msr::fill_permission_map::<A>),
+            ],
+            used_before: (0..config.vcpus).map(|_| AtomicU64::new(0)).collect(),
+            nested_root: space.root().0,
+            vcpus: config.vcpus,
+        })
+    }
+
+    /// The vCPU with an APIC id.
+    #[inline]
+    pub const fn vcpu_of(&self, apic_id: u32) -> VpIndex {
+        self.apic_ids.translate(apic_id)
+    }
+
+    /// The state of a vCPU after power-on.
+    pub fn new_vcpu<A: Amd64>(&self, index: VpIndex, identity: u32) -> VcpuState {
+        let view = cpuid::View {
+            apic_id: self.apic_ids.translate(index),
+            vcpus: self.vcpus,
+            apic: true,
+            osxsave: false,
+            invariant_tsc: false,
+        };
+        let timer_clock = TimerClock { tsc_hz: A::hz(), apic_hz: APIC_HZ };
+        VcpuState::new::<A>((index, identity), view, timer_clock, &self.permissions())
+    }
+
+    /// The tables that all of its vCPUs have.
+    pub fn permissions(&self) -> Permissions {
+        let [io, msr] = &self.permission_maps;
+        Permissions { io: io.start(), msr: msr.start(), nested_root: self.nested_root }
+    }
+
+    /// What is put into memory: kernel, initial RAM disk and tables.
+    ///
+    /// # Errors
+    ///
+    /// If the files are malformed, or do not fit.
+    pub fn plan(&self, files: &Files, vcpus: u32) -> Result<Plan<EntryState>, LoadError> {
+        // In order of the ids, which may differ from the order of the vCPUs.
+        let apic_ids: Vec<u32> = (0..vcpus).collect();
+        let tables = acpi::build(&apic_ids, layout::ACPI.start, self.has_functions);
+        let plan = loader::plan(files.kernel, files.initrd, files.config.cmdline, &self.layout, tables.rsdp)?;
+        let mut placements = plan.placements;
+        placements.push(Placement { gpa: tables.base, bytes: tables.bytes.into() });
+        placements.push(Placement { gpa: power::RESET_VECTOR, bytes: power::RESET_CODE[..].into() });
+        Ok(Plan { placements, entry: plan.entry })
+    }
+}
+
+/// Devices that a guest which is being created owns.
+pub type Claim = owned::Claim<AmdVi>;
+
+/// Claims the functions that the configuration names.
+///
+/// # Errors
+///
+/// Why the guest does not get them.
+pub fn claim<A: Amd64>(
+    config: &Config<'static>,
+    common: &Common,
+    links: Vec<Link>,
+) -> Result<Claim, CreateError> {
+    let is_reached =
+        |cpu: &PerCpu<A>| config.cpus.contains(cpu.index) && vectors::destination(cpu.id).is_some();
+    if !config.devices.is_empty() && !percpu::online::<A>().any(is_reached) {
+        return Err(CreateError::Devices(Refused::NoCpu));
+    }
+    if !config.devices.is_empty() && !keeps_translations(config) {
+        return Err(CreateError::Devices(Refused::Switches));
+    }
+    let windows = Windows { low: pci::WINDOW, high: 0..0 };
+    let claim = Functions::claim(common.devices, config.devices, config.name, &windows);
+    let mut claim = claim.map_err(CreateError::Devices)?;
+    claim.share(links, &windows);
+    Ok(claim)
+}
+
+/// Whether translations go only with their own slot, as devices need it.
+fn keeps_translations(config: &Config<'_>) -> bool {
+    config.switches.zap != hostlink::config::Zap::Everything
+        && config.switches.stage2_unmap != hostlink::config::Stage2Unmap::Page
+}
+
+#[cfg(test)]
+impl Shared {
+    /// Each field that a reset sets to what it is in a new guest, or that never changes.
+    pub(crate) fn fields(&self) -> Vec<(&'static str, alloc::string::String)> {
+        let Self {
+            apic_ids,
+            cr4_mask,
+            flush_cost,
+            partition,
+            platform,
+            overlays,
+            rom,
+            functions: _, // They are looked at by themselves.
+            domains: _,   // Constant, and
+            has_functions,
+            has_messages: _, // a look for messages finds none.
+            layout,
+            permission_maps,
+            used_before: _, // The time of the vCPUs begins anew: it is noted at a reset.
+            nested_root,
+            vcpus,
+        } = self;
+        let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        let maps = permission_maps.each_ref().map(|map| map.words().iter().map(load).collect::<Vec<_>>());
+        macro_rules! named {
+            ($($field:ident)*) => { alloc::vec![$((stringify!($field), alloc::format!("{:x?}", $field)),)*] };
+        }
+        named!(apic_ids cr4_mask flush_cost partition platform overlays rom has_functions layout maps nested_root vcpus)
+    }
+}
+
+impl<A: Amd64> Vm<A> {
+    /// Resets all devices to their state after power-on. No vCPU runs, except for one that carries
+    /// this out.
+    pub fn reset_devices(&self) {
+        let now = A::now();
+        for (vcpu, before) in self.vcpus.iter().zip(&self.guest.used_before) {
+            let used = self.host.sched.used_by(vcpu.row, now);
+            before.store(used, Ordering::Relaxed);
+        }
+        self.guest.partition.reset();
+        *self.guest.overlays.lock() = Overlays::default();
+        self.guest.platform.lock().reset();
+    }
+
+    /// Ticks for which a vCPU has had CPUs since the guest's last reset.
+    pub fn ticks_used(&self, vcpu: &Vcpu<A>, now: u64) -> u64 {
+        let used = self.host.sched.used_by(vcpu.row, now);
+        let before = self.guest.used_before.get(vcpu.index as usize);
+        used.saturating_sub(before.map_or(0, |before| before.load(Ordering::Relaxed)))
+    }
+
+    /// After a reset neither the ROM nor a function is decoded: returns whether that holds already.
+    /// No vCPU runs.
+    pub fn reset_pci(&'static self, cpu: &PerCpu<A>) -> bool {
+        let rom = self.guest.rom.lock().follow(self, cpu, 0, None);
+        if !matches!(rom, Ok(Followed::WasThere)) {
+            return false;
+        }
+        matches!(self.guest.functions.lock().hide(self, cpu), Ok(Followed::WasThere))
+    }
+
+    /// The functions that the guest owns follow what it has written.
+    ///
+    /// # Errors
+    ///
+    /// [`Busy`] if the access must be retried.
+    pub fn follow_functions(&'static self, cpu: &PerCpu<A>, by: VpIndex) -> Result<Followed, Busy> {
+        if !self.guest.has_functions {
+            return Ok(Followed::WasThere);
+        }
+        self.guest.functions.lock().follow(self, cpu, by)
+    }
+
+    /// IN from a port, after passing on the real console's input.
+    pub fn port_read(&'static self, port: u16, width: PortSize) -> u32 {
+        if self.guest.has_functions && Pci::is_data_port(port) {
+            self.guest.functions.lock().follow_resets(self);
+        }
+        let value = self.guest.platform.lock().port_read(port, width, || self.wall_ns());
+        if port == SerialPort::Com1.base() && self.has_machines_console() {
+            self.receive_console();
+        }
+        value
+    }
+
+    /// Passes on the real console's input, as far as the guest's FIFO has room.
+    pub fn receive_console(&self) {
+        let mut platform = self.guest.platform.lock();
+        while platform.can_receive(SerialPort::Com1) {
+            let Some(byte) = A::receive() else { break };
+            let (_, message) = platform.receive(SerialPort::Com1, &[byte]);
+            if let Some(message) = message {
+                self.deliver(message, u32::MAX);
+            }
+        }
+    }
+
+    /// The input of a serial port: returns how many of the bytes its FIFO has room for; `None` if
+    /// there is no such port.
+    pub fn type_in(&self, port: u16, bytes: &[u8]) -> Option<usize> {
+        let port = *[SerialPort::Com1, SerialPort::Com2].get(usize::from(port))?;
+        let (taken, message) = self.guest.platform.lock().receive(port, bytes);
+        if let Some(message) = message {
+            self.deliver(message, u32::MAX);
+        }
+        Some(taken)
+    }
+
+    /// Presses the guest's sleep button, which wakes it.
+    pub fn press(&self) {
+        let message = self.guest.platform.lock().press();
+        if let Some(message) = message {
+            self.deliver(message, u32::MAX);
+        }
+    }
+
+    /// Guest memory as the hypercall decoder reads it.
+    pub fn memory_source(&self) -> MemorySource<'_, A> {
+        MemorySource {
+            memslots: self.space.slots(),
+            platform: self.guest.partition.platform(),
+            processor: PhantomData,
+        }
+    }
+
+    /// Prints the guest's crash report.
+    #[cold]
+    pub fn report_crash(&self, vcpu: VpIndex, report: &CrashReport) {
+        log::error!(target: GUEST, "vCPU {vcpu}: the guest crashed: {:x?}", report.parameters);
+        let Some((gpa, length)) = report.message.and_then(|message| message.end()) else { return };
+        let mut text = [0; crash::TEXT_MAX];
+        if self.space.slots().memory().read(Gpa(gpa), &mut text[..length]).is_ok() {
+            for line in crash::lines(&text[..length]) {
+                log::error!(target: GUEST, "  {}", line.escape_ascii());
+            }
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! A vCPU's floating-point and vector state while it is on no CPU.
+//!
+//! The hypervisor uses none of these registers. So the guest's values stay in the processor across
+//! exits, and are switched only when another vCPU arrives on the CPU. XCR0 stays the guest's too:
+//! QEMU 7.2 lets a guest write it without an exit, so it is read back rather than remembered.
+
+use alloc::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use core::ptr::NonNull;
+
+use crate::svm::processor::Amd64;
+
+/// XCR0 after reset: x87 only.
+const XCR0_RESET: u64 = 1;
+/// Alignment of an XSAVE area.
+const ALIGNMENT: usize = 64;
+/// Initial x87 control word and MXCSR, at their places in the FXSAVE image.
+const FCW: (usize, u16) = (0, 0x37f);
+const MXCSR: (usize, u32) = (24, 0x1f80);
+
+/// Components that a guest is shown if the processor has them: x87, SSE, AVX, AVX-512. The features
+/// of all others are hidden.
+pub const SHOWN: u64 = 0xe7;
+
+/// Whether a guest may set XCR0 to `value`: x87 always set, AVX only with SSE, AVX-512 all at once
+/// and with AVX, and nothing outside the processor's `components` that it is
+/// [shown](SHOWN) (APM volume 2, section 11.5.2).
+#[must_use]
+pub fn is_valid_xcr0(value: u64, components: u64) -> bool {
+    const SSE: u64 = 1 << 1;
+    const AVX: u64 = 1 << 2;
+    const AVX512: u64 = 7 << 5;
+    value & 1 != 0
+        && value & !(components & SHOWN) == 0
+        && (value & AVX == 0 || value & SSE != 0)
+        && (value & AVX512 == 0 || value & (AVX512 | AVX) == AVX512 | AVX)
+}
+
+/// Floating-point and vector state of one vCPU.
+#[derive(Debug)]
+pub(crate) struct FpuState {
+    area: NonNull<u8>,
+    size: usize,
+    xcr0: u64,
+}
+
+impl FpuState {
+    /// The state after reset.
+    pub(crate) fn new<A: Amd64>() -> Self {
+        let size = A::fpu_size();
+        let layout =
+            Layout::from_size_align(size, ALIGNMENT).expect("the processor's area is a valid layout");
+        // SAFETY: the size is not zero.
+        let area =
+            NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
+        let mut state = Self { area, size, xcr0: XCR0_RESET };
+        state.reset();
+        state
+    }
+
+    /// Returns to the state after reset. An XSAVE image of zeros with an empty component mask means
+    /// initial values.
+    pub(crate) fn reset(&mut self) {
+        self.xcr0 = XCR0_RESET;
+        // SAFETY: the area is ours and at least 512 bytes long; both places are aligned.
+        unsafe {
+            self.area.as_ptr().write_bytes(0, self.size);
+            self.area.as_ptr().add(FCW.0).cast::<u16>().write(FCW.1);
+            self.area.as_ptr().add(MXCSR.0).cast::<u32>().write(MXCSR.1);
+        }
+    }
+
+    /// Loads the state into the processor. Its XCR0 must have all components, as at the start and
+    /// after [`save`](Self::save).
+    pub(crate) fn load<A: Amd64>(&mut self) {
+        // SAFETY: the area was allocated for this, and holds an image that `save` or `reset` made.
+        unsafe { A::load_fpu(self.area) };
+        let components = A::components();
+        if components != 0 && self.xcr0 != components {
+            A::write_xcr0(self.xcr0);
+        }
+    }
+
+    /// Saves the state from the processor.
+    pub(crate) fn save<A: Amd64>(&mut self) {
+        let components = A::components();
+        if components != 0 {
+            self.xcr0 = A::read_xcr0();
+            if self.xcr0 != components {
+                A::write_xcr0(components);
+            }
+        }
+        // SAFETY: the area is ours and was allocated for this.
+        unsafe { A::save_fpu(self.area) };
+    }
+}
+
+impl Drop for FpuState {
+    fn drop(&mut self) {
+        if let Ok(layout) = Layout::from_size_align(self.size, ALIGNMENT) {
+            // SAFETY: allocated in `new` with this layout; no processor has it loaded.
+            unsafe { dealloc(self.area.as_ptr(), layout) };
+        }
+    }
+}
+
+// SAFETY: the area belongs to the state alone.
+unsafe impl Send for FpuState {}

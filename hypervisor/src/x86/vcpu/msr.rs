@@ -1,0 +1,209 @@
+//! Model-specific registers of the guest. Registers that are not named here raise #GP.
+
+use core::ops::RangeInclusive;
+
+use super::state::VcpuState;
+use crate::devices::GeneralProtection;
+use crate::devices::pc::lapic;
+use crate::svm::processor::Amd64;
+use crate::svm::vmcb::{CR0_PG, EFER_LME, EFER_SVME, Vmcb, clean};
+use crate::x86::EFER_LMA;
+use crate::x86::cpuid::{guest_efer_mask, shows_fsgsbase};
+
+const TSC: u32 = 0x10;
+const TSC_ADJUST: u32 = 0x3b;
+const PATCH_LEVEL: u32 = 0x8b;
+const SYSENTER_CS: u32 = 0x174;
+const SYSENTER_ESP: u32 = 0x175;
+const SYSENTER_EIP: u32 = 0x176;
+const DEBUG_CONTROL: u32 = 0x1d9;
+const PAT: u32 = 0x277;
+const EFER: u32 = 0xc000_0080;
+const STAR: u32 = 0xc000_0081;
+const LSTAR: u32 = 0xc000_0082;
+const CSTAR: u32 = 0xc000_0083;
+const SFMASK: u32 = 0xc000_0084;
+const FS_BASE: u32 = 0xc000_0100;
+const GS_BASE: u32 = 0xc000_0101;
+const KERNEL_GS_BASE: u32 = 0xc000_0102;
+const TSC_AUX: u32 = 0xc000_0103;
+/// Event selects and counters of processors without CPUID's performance extensions: all AMD64
+/// processors have them, so kernels access them without checking.
+const PERFORMANCE: RangeInclusive<u32> = 0xc001_0000..=0xc001_0007;
+const SYSCFG: u32 = 0xc001_0010;
+const HWCR: u32 = 0xc001_0015;
+const NB_CFG: u32 = 0xc001_001f;
+const LS_CFG: u32 = 0xc001_1020;
+const DC_CFG: u32 = 0xc001_1022;
+const BU_CFG2: u32 = 0xc001_102a;
+const DE_CFG: u32 = 0xc001_1029;
+
+/// HWCR: the TSC counts at the rate of P0, regardless of the clock.
+const HWCR_TSC_FREQ_SEL: u64 = 1 << 24;
+/// DE_CFG: LFENCE serialises.
+const DE_CFG_LFENCE: u64 = 1 << 1;
+
+/// MSRs that hold the guest's values in the processor while it runs; all others cause an exit.
+const PASS_THROUGH: [u32; 10] =
+    [SYSENTER_CS, SYSENTER_ESP, SYSENTER_EIP, STAR, LSTAR, CSTAR, SFMASK, FS_BASE, GS_BASE, KERNEL_GS_BASE];
+
+/// Size of the permission map: two bits each for three ranges of 8192 MSRs (APM volume 2, section
+/// 15.11).
+pub const PERMISSION_MAP_PAGES: usize = 2;
+
+/// A register's bits in a permission map.
+const READ: u8 = 1 << 0;
+const WRITE: u8 = 1 << 1;
+
+/// Whether the guest's value of this register is in the processor while it runs.
+pub fn passes_through<A: Amd64>(number: u32) -> bool {
+    PASS_THROUGH.contains(&number) || number == TSC_AUX && A::has_tsc_aux()
+}
+
+/// Addresses. A processor refuses values that are not canonical (APM volume 3, "WRMSR"), but QEMU
+/// does not, so their writes cause exits. Those of the bases do so where a guest has instructions
+/// for them, for then its kernel does not write the registers when it switches tasks; a processor
+/// without the instructions is no emulator.
+///
+/// Not among them are SYSENTER's, of which this architecture uses 32 bits.
+fn is_checked<A: Amd64>(number: u32) -> bool {
+    match number {
+        LSTAR | CSTAR => true,
+        FS_BASE | GS_BASE | KERNEL_GS_BASE => shows_fsgsbase::<A>(),
+        _ => false,
+    }
+}
+
+/// Whether the address has 48 bits, sign-extended: guests have no larger ones.
+const fn is_canonical(address: u64) -> bool {
+    matches!(address.cast_signed() >> 47, 0 | -1)
+}
+
+/// Fills in a permission map of zeros: exits for all MSRs except the pass-through ones, whose
+/// writes cause exits if they are checked.
+pub fn fill_permission_map<A: Amd64>(map: &mut [u8]) {
+    map.fill(0xff);
+    for number in PASS_THROUGH.into_iter().chain([TSC_AUX]).filter(|&number| passes_through::<A>(number)) {
+        let range = match number {
+            0..=0x1fff => 0,
+            0xc000_0000..=0xc000_1fff => 1,
+            _ => 2,
+        };
+        let bit = 2 * (number & 0x1fff) as usize;
+        if let Some(byte) = map.get_mut(range * 0x800 + bit / 8) {
+            let passing = if is_checked::<A>(number) { READ } else { READ | WRITE };
+            *byte &= !(passing << (bit % 8));
+        }
+    }
+}
+
+/// Resets the pass-through registers.
+pub fn reset_pass_through(vmcb: &mut Vmcb) {
+    (vmcb.star, vmcb.lstar, vmcb.cstar, vmcb.sfmask) = (0, 0, 0, 0);
+    (vmcb.sysenter_cs, vmcb.sysenter_esp, vmcb.sysenter_eip) = (0, 0, 0);
+    vmcb.kernel_gs_base = 0;
+}
+
+/// Whether the local APIC handles this MSR.
+#[inline]
+pub fn is_lapic(number: u32) -> bool {
+    matches!(number, 0x800..=0x8ff | lapic::msr::TSC_DEADLINE | lapic::msr::APIC_BASE)
+}
+
+impl VcpuState {
+    /// RDMSR of everything except the Hyper-V registers, when the host's TSC is `now`.
+    pub fn read_msr<A: Amd64>(&self, number: u32, now: u64) -> Result<u64, GeneralProtection> {
+        if is_lapic(number) {
+            let guest_now = now.wrapping_add(self.vmcb.tsc_offset);
+            return self.lapic.read_msr(number, guest_now);
+        }
+        Ok(match number {
+            TSC => now.wrapping_add(self.vmcb.tsc_offset),
+            TSC_ADJUST => self.tsc_adjust,
+            PATCH_LEVEL => A::patch_level(),
+            DEBUG_CONTROL => 0,
+            PAT => self.vmcb.pat,
+            EFER => self.vmcb.efer & !EFER_SVME,
+            HWCR => HWCR_TSC_FREQ_SEL,
+            DE_CFG => DE_CFG_LFENCE,
+            SYSCFG | NB_CFG | LS_CFG | DC_CFG | BU_CFG2 => 0,
+            // There are no counters.
+            number if PERFORMANCE.contains(&number) => 0,
+            _ => return Err(GeneralProtection),
+        })
+    }
+
+    /// WRMSR of a register that the [local APIC handles](is_lapic), when the host's TSC is `now`.
+    #[inline]
+    pub fn write_lapic(
+        &mut self,
+        number: u32,
+        value: u64,
+        now: u64,
+    ) -> Result<lapic::Effect, GeneralProtection> {
+        self.lapic.write_msr(number, value, now.wrapping_add(self.vmcb.tsc_offset))
+    }
+
+    /// WRMSR of everything except the local APIC's and the Hyper-V registers, when the host's TSC
+    /// is `now`.
+    pub fn write_msr<A: Amd64>(
+        &mut self,
+        number: u32,
+        value: u64,
+        now: u64,
+    ) -> Result<(), GeneralProtection> {
+        match number {
+            TSC => {
+                let delta = value.wrapping_sub(now.wrapping_add(self.vmcb.tsc_offset));
+                self.move_tsc(delta);
+            }
+            TSC_ADJUST => self.move_tsc(value.wrapping_sub(self.tsc_adjust)),
+            PAT if is_valid_pat(value) => {
+                let old = self.vmcb.translation_controls();
+                self.vmcb.pat = value;
+                self.vmcb.mark_dirty(clean::NESTED);
+                self.settle_translations(old);
+            }
+            EFER => self.write_efer::<A>(value)?,
+            // In the VMCB while the guest does not run.
+            LSTAR if is_canonical(value) => self.vmcb.lstar = value,
+            CSTAR if is_canonical(value) => self.vmcb.cstar = value,
+            FS_BASE if is_canonical(value) => self.vmcb.fs.base = value,
+            GS_BASE if is_canonical(value) => self.vmcb.gs.base = value,
+            KERNEL_GS_BASE if is_canonical(value) => self.vmcb.kernel_gs_base = value,
+            // Configuration writes are accepted and ignored: nothing depends on them here.
+            PATCH_LEVEL | SYSCFG | HWCR | NB_CFG | LS_CFG | DC_CFG | BU_CFG2 | DE_CFG | DEBUG_CONTROL => {}
+            number if PERFORMANCE.contains(&number) => {}
+            _ => return Err(GeneralProtection),
+        }
+        Ok(())
+    }
+
+    fn move_tsc(&mut self, delta: u64) {
+        self.vmcb.tsc_offset = self.vmcb.tsc_offset.wrapping_add(delta);
+        self.vmcb.mark_dirty(clean::INTERCEPTS);
+        self.tsc_adjust = self.tsc_adjust.wrapping_add(delta);
+        self.lapic.tsc_jumped(delta.cast_signed());
+    }
+
+    /// EFER: reserved bits are checked, LME cannot change while paging is on, LMA is controlled by
+    /// the processor (APM volume 2, section 3.1.7).
+    fn write_efer<A: Amd64>(&mut self, value: u64) -> Result<(), GeneralProtection> {
+        let writable = guest_efer_mask::<A>();
+        let old = self.vmcb.efer;
+        let reserved = value & !(writable | EFER_LMA) != 0;
+        if reserved || (value ^ old) & EFER_LME != 0 && self.vmcb.cr0 & CR0_PG != 0 {
+            return Err(GeneralProtection);
+        }
+        let before = self.vmcb.translation_controls();
+        self.vmcb.efer = value & writable | old & EFER_LMA | EFER_SVME;
+        self.vmcb.mark_dirty(clean::CRX);
+        self.settle_translations(before);
+        Ok(())
+    }
+}
+
+/// Each byte of PAT holds a memory type: 0, 1, 4, 5, 6 or 7 (APM volume 2, section 7.8.2).
+fn is_valid_pat(value: u64) -> bool {
+    value.to_le_bytes().iter().all(|byte| matches!(byte, 0 | 1 | 4..=7))
+}

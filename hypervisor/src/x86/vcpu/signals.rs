@@ -1,0 +1,96 @@
+//! A CPU's workspace to run a vCPU, and a vCPU's external events: signals, vectors, timers.
+
+use core::sync::atomic::Ordering;
+
+use coherence::CpuId;
+use coherence::asid::AsidAllocator;
+use hostlink::counters::Counter;
+use tlfs::InputPage;
+
+use super::state::Activity;
+use crate::devices::pc::message::Trigger;
+use crate::svm::processor::Amd64;
+use crate::vm::space::FlushScratch;
+use crate::vm::{Context, PerCpu, increase};
+
+/// A CPU's workspace in addition to its vCPU; allocated once.
+pub struct Workspace {
+    /// The CPU's address space tags.
+    pub asids: AsidAllocator,
+    /// Records the targets that a flush waits for.
+    pub scratch: FlushScratch,
+    /// Buffer for a hypercall's input.
+    pub page: InputPage,
+}
+
+impl Workspace {
+    /// For the calling CPU.
+    pub fn new<A: Amd64>(cpu: &PerCpu<A>) -> Self {
+        Self {
+            asids: AsidAllocator::new(CpuId(cpu.index), A::tags(), A::features().flush_by_asid()),
+            scratch: FlushScratch::new(),
+            page: InputPage::new(),
+        }
+    }
+}
+
+/// Takes the posted items: interrupts, INIT, start-up and NMI.
+#[inline(always)] // Usually there is a vector or nothing, and little to do.
+pub fn take_signals<A: Amd64>(context: &mut Context<'_, A>) {
+    if context.vcpu.inbox.has_signals() {
+        take_rare_signals(context);
+    }
+    // Relaxed: the notify word orders it, as above.
+    if context.vm.guest.has_messages.load(Ordering::Relaxed) {
+        context.vm.spread_messages();
+    }
+    context.vcpu.inbox.drain_vectors(&mut context.state.lapic);
+}
+
+/// INIT, start-up and NMI.
+#[inline(never)]
+fn take_rare_signals<A: Amd64>(context: &mut Context<'_, A>) {
+    let signals = context.vcpu.inbox.take_signals(&mut context.state.lapic);
+    if signals.init {
+        context.vm.readdressed();
+        context.state.set_init_state();
+        context.state.activity = Activity::WaitForStartup;
+    }
+    if let Some(page) = signals.startup
+        && context.state.activity == Activity::WaitForStartup
+    {
+        context.state.start_up(page);
+    }
+    for _ in 0..signals.nmis {
+        context.state.nmi.post();
+    }
+}
+
+/// Passes on the lines of the clock and of its event. This vCPU, which has set the clock or waited
+/// for it, looks again when it is due next.
+pub fn ring<A: Amd64>(context: &mut Context<'_, A>) {
+    let vm = context.vm;
+    let (messages, due) = vm.guest.platform.lock().ring(vm.wall_ns());
+    context.state.alarm = due.map_or(u64::MAX, |due| vm.host.wall.ticks(due));
+    for message in messages.into_iter().flatten() {
+        vm.deliver(message, context.state.lapic.apic_id());
+    }
+}
+
+/// A timer of the vCPU, or the clock for which it waits, has expired.
+pub fn expire_timers<A: Amd64>(context: &mut Context<'_, A>, now: u64) {
+    if context.state.alarm <= now {
+        ring(context);
+    }
+    let guest_now = now.wrapping_add(context.state.vmcb.tsc_offset);
+    let mut expired = u64::from(context.state.lapic.expire(guest_now).is_some());
+    if context.state.hyperv.next_deadline_tsc().is_some_and(|deadline| deadline <= now) {
+        for vector in context.state.hyperv.expire(&context.vm.guest.partition, now) {
+            context.state.lapic.accept_fixed(vector, Trigger::Edge);
+            expired += 1;
+        }
+    }
+    if expired != 0 {
+        increase(&context.counters[Counter::IrqTimer as usize], expired);
+    }
+}
