@@ -47,9 +47,16 @@ pub(crate) struct OwnTime {
 impl OwnTime {
     /// The time of the process with this id, from now on.
     pub(crate) fn new(process: u32) -> Self {
-        let threads = PathBuf::from(format!("/proc/{process}/task"));
-        let stats = read(&threads);
-        Self { threads, stats, looked: Instant::now(), passed: Duration::ZERO }
+        Self::of(PathBuf::from(format!("/proc/{process}/task")))
+    }
+
+    /// The clock's time, from now on.
+    pub(crate) fn of_the_clock() -> Self {
+        Self::of(PathBuf::new())
+    }
+
+    fn of(threads: PathBuf) -> Self {
+        Self { stats: read(&threads), threads, looked: Instant::now(), passed: Duration::ZERO }
     }
 
     /// The time so far; updated twice a second.
@@ -135,8 +142,9 @@ mod tests {
 
     #[test]
     fn a_process_that_is_not_there_has_the_clocks_time() {
-        let mut time = OwnTime::new(u32::MAX);
-        time.looked -= 4 * PERIOD;
-        assert!(time.passed() >= 4 * PERIOD);
+        for mut time in [OwnTime::new(u32::MAX), OwnTime::of_the_clock()] {
+            time.looked -= 4 * PERIOD;
+            assert!(time.passed() >= 4 * PERIOD);
+        }
     }
 }

@@ -12,6 +12,7 @@ mod relay;
 pub(crate) use notice::Notice;
 pub(in crate::machine) use relay::Relay;
 
+use crate::machine::own_time::OwnTime;
 use crate::machine::signals::Signals;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use hostlink::ctl::record::{Added, Deleted, Record};
@@ -216,6 +217,8 @@ pub(crate) struct Control {
     /// The guest that requests are about; the first one if there is none.
     guest: Option<Name>,
     silence_max: Duration,
+    /// The machine's process, if it is one of ours: the silence is in its own time.
+    process: Option<u32>,
     /// Signals that end the conversation; without them they have their default effect.
     signals: Option<Signals>,
 }
@@ -234,6 +237,7 @@ impl Control {
             asked,
             guest: None,
             silence_max: SILENCE_MAX,
+            process: None,
             signals: None,
         })
     }
@@ -241,6 +245,12 @@ impl Control {
     /// The same with another longest silence, for requests that take long.
     pub(crate) fn with_patience(self, silence_max: Duration) -> Self {
         Self { silence_max, ..self }
+    }
+
+    /// The same, with silence in the time of the process that is the machine: one that gets few
+    /// turns on a busy computer is not taken for one that stands still.
+    pub(crate) fn in_time_of(self, process: u32) -> Self {
+        Self { process: Some(process), ..self }
     }
 
     /// The same about a guest of the machine.
@@ -321,6 +331,7 @@ impl Control {
     /// The next line.
     fn line(&mut self) -> Result<Vec<u8>> {
         let begun = Instant::now();
+        let mut silence = None;
         let mut line = Vec::new();
         loop {
             if let Some(signal) = self.signals.as_ref().and_then(Signals::caught) {
@@ -331,11 +342,13 @@ impl Control {
                 Ok(0) => bail!("the machine ended before it had answered"),
                 Ok(_) => return Ok(line),
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                    let time = || self.process.map_or_else(OwnTime::of_the_clock, OwnTime::new);
                     let patience = self.silence_max;
                     ensure!(
-                        begun.elapsed() < patience,
-                        "the hypervisor has not answered for {} s",
-                        patience.as_secs()
+                        silence.get_or_insert_with(time).passed() < patience,
+                        "the hypervisor has not answered for {} s of its own time, and {} s by the clock",
+                        patience.as_secs(),
+                        begun.elapsed().as_secs()
                     );
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}

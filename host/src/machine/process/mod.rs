@@ -234,7 +234,8 @@ impl Machine {
     /// Opens a conversation with the hypervisor.
     pub(crate) fn control(&self) -> Result<Control> {
         let registration = self.control.as_ref().ok_or_else(|| anyhow!("there is no hypervisor"))?;
-        Ok(Control::open(&registration.machine())?.until(&self.signals))
+        let control = Control::open(&registration.machine())?;
+        Ok(control.in_time_of(self.child.id()).until(&self.signals))
     }
 
     /// A clock of the machine's own time, from now on.
