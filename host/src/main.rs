@@ -96,6 +96,7 @@ fn dispatch(command: &Command) -> Result<u8> {
         Command::Top(args) => top::top(args, &signals),
         Command::Console(args) => consoles::console(args, &signals),
         Command::Test(args) => test::test(args, &signals),
+        Command::CheckStyle(args) => test::check_style(args),
         Command::Fetch(args) => {
             let files = guest::cache::guest_files(args.arch, args.refresh)?;
             println!("{}\n{}", files.versions.kernel, files.versions.busybox);

@@ -24,6 +24,7 @@ use crate::machine::emulator::Wanted;
 use clap::{Args, Parser, Subcommand};
 use hostlink::config::MAX_VCPUS;
 use hostlink::defect::Defect;
+use std::path::PathBuf;
 
 /// Quell, a small type-1 hypervisor built around TLB coherence.
 ///
@@ -80,6 +81,7 @@ pub(crate) enum Command {
     Top(TopArgs),
     Console(ConsoleArgs),
     Test(TestArgs),
+    CheckStyle(CheckStyleArgs),
     Fetch(FetchArgs),
 }
 
@@ -193,6 +195,20 @@ pub(crate) struct TestArgs {
     /// Tests to run at one time [default: the number of CPUs, at most 4]
     #[arg(long, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=64))]
     pub(crate) jobs: Option<usize>,
+}
+
+/// Check format, widths and sizes, and the subject of the last commit: two seconds
+///
+/// A part of what `./quell test` checks, for before a commit. Exit status: 1 if something is not as
+/// CONTRIBUTING.md says.
+#[derive(Debug, Args)]
+pub(crate) struct CheckStyleArgs {
+    /// Check this file's text as a commit's message, instead of the last commit's
+    #[arg(long, value_name = "FILE")]
+    pub(crate) message: Option<PathBuf>,
+    /// Have git check this before each commit, and print the location of the hook
+    #[arg(long, conflicts_with = "message")]
+    pub(crate) install_hook: bool,
 }
 
 #[cfg(test)]

@@ -4,18 +4,16 @@
 //! exist. Some invariants are checked here, by searching for the words with which a thing is done.
 
 use super::panics::not_for_tests;
+use super::style::documents;
 use crate::workspace;
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
 
 /// The document to check.
 const DOCUMENT: &str = "ARCHITECTURE.md";
 /// The beginning of an invariant, and of the line with its tests.
 const BEGINNING: &str = "**Architecture invariant: ";
 const HELD_BY: &str = "Held by: ";
-/// The most columns of a line in a document.
-pub(super) const WIDTH: usize = 100;
 
 /// All sources below these directories except tests, by name, without comments.
 fn sources(directories: &[&str]) -> BTreeMap<String, String> {
@@ -111,43 +109,6 @@ const DEREFERENCES: [&str; 5] = [
     "hypervisor/src/vm/trace/rings.rs",
 ];
 
-/// The documents for people.
-fn documents() -> Vec<PathBuf> {
-    let root = workspace::root();
-    let mut documents: Vec<_> =
-        [DOCUMENT, "README.md", "CONTRIBUTING.md", "tlbcheck/README.md"].map(|name| root.join(name)).into();
-    documents.extend(fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path()));
-    documents.retain(|path| path.extension().is_some_and(|extension| extension == "md"));
-    documents
-}
-
-/// Lines of prose wider than [`WIDTH`]: not in tables, headings or code.
-fn too_wide(text: &str) -> Vec<&str> {
-    let mut is_code = false;
-    let mut found = Vec::new();
-    for line in text.lines() {
-        is_code ^= line.trim_start().starts_with("```");
-        // A single code span cannot be split.
-        let is_span = line.starts_with('`') && line.matches('`').count() == 2;
-        let is_free = is_code || is_span || line.starts_with(['|', '#', '<']) || line.starts_with("    ");
-        if !is_free && line.chars().count() > WIDTH {
-            found.push(line);
-        }
-    }
-    found
-}
-
-#[test]
-fn documents_are_as_wide_as_a_terminal() {
-    for document in documents() {
-        let text = fs::read_to_string(&document).unwrap();
-        let found = too_wide(&text);
-        assert!(found.is_empty(), "{}:\n{}", document.display(), found.join("\n"));
-    }
-    let (wide, text) = ("a ".repeat(51), "| ".repeat(51));
-    assert_eq!(too_wide(&format!("{wide}\n{text}\n```\n{wide}\n```\nb")), [wide.as_str()]);
-}
-
 #[test]
 fn each_invariant_says_what_holds_it() {
     let text = fs::read_to_string(workspace::root().join(DOCUMENT)).unwrap();
@@ -164,7 +125,7 @@ fn each_invariant_says_what_holds_it() {
 fn constants_in_the_documents_are_those_of_the_code() {
     let sources = sources(&["crates", "hypervisor/src", "tlbcheck/src"]);
     let mut count = 0;
-    for document in documents() {
+    for document in documents().unwrap() {
         let text = fs::read_to_string(&document).unwrap();
         for (name, said) in constants_of(&text) {
             let (module, name) = name.rsplit_once("::").unwrap_or(("", name));
@@ -183,7 +144,7 @@ fn constants_in_the_documents_are_those_of_the_code() {
 #[test]
 fn model_checks_in_the_documents_leave_examples_out() {
     let mut count = 0;
-    for document in documents() {
+    for document in documents().unwrap() {
         let text = fs::read_to_string(&document).unwrap().replace('\n', " ");
         for (at, _) in text.match_indices("RUSTFLAGS=\"--cfg loom\" cargo test") {
             let command = text[at..].split('`').next().unwrap();

@@ -33,13 +33,14 @@ mod script;
 mod second;
 mod several;
 mod siege;
-#[cfg(test)]
-mod sizes;
 mod stage2;
 mod storm;
+mod style;
 mod talk;
 mod traces;
 mod watch;
+
+pub(crate) use style::check as check_style;
 
 use crate::cli::TestArgs;
 use crate::machine::signals::Signals;

@@ -1,11 +1,24 @@
-//! Files and comments fit the limits that CONTRIBUTING.md names. Functions are clippy's business
-//! (`too_many_lines`, with its limit in `clippy.toml`).
+//! `quell check-style`: what can be said of sources, documents and commits within two seconds.
+//!
+//! Sources are formatted; files, comments and documents keep the limits that CONTRIBUTING.md names;
+//! a commit's subject fits one line of a list. Functions are clippy's business (`too_many_lines`,
+//! with its limit in `clippy.toml`).
 
-use super::invariants::WIDTH;
+use super::host::FORMAT;
+use crate::cli::CheckStyleArgs;
 use crate::workspace;
-use std::fs;
+use anyhow::{Context, Result, ensure};
+use std::env;
+use std::fmt::Display;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
+/// The most columns of a line in a document or a comment.
+const WIDTH: usize = 100;
+/// The most characters of a commit's subject.
+const SUBJECT_WIDTH: usize = 72;
 /// Lines that a source file has at most.
 const LINES_MAX: usize = 400;
 
@@ -16,13 +29,77 @@ const TABLES: [&str; 3] = [
     "host/src/test/cases.rs",
 ];
 
+/// Checks the tree, and the subject of the last commit or of the one that is being made. The status
+/// is 1 if something is not as it should be.
+pub(crate) fn check(args: &CheckStyleArgs) -> Result<u8> {
+    if args.install_hook {
+        println!("{}", install_hook()?.display());
+        return Ok(0);
+    }
+    let message = match &args.message {
+        Some(file) => fs::read_to_string(file).context("cannot read the commit's message")?,
+        None => git(&["log", "-1", "--format=%B"])?,
+    };
+    let mut found: Vec<String> = wrong_message(&message).into_iter().collect();
+    found.extend(too_long(&sources()?)?);
+    found.extend(too_wide(&sources()?, wide_comments)?);
+    found.extend(too_wide(&documents()?, wide_prose)?);
+    found.iter().for_each(|line| eprintln!("{line}"));
+    let is_formatted = workspace::cargo().args(FORMAT).stdout(Stdio::inherit()).status()?.success();
+    Ok(u8::from(!is_formatted || !found.is_empty()))
+}
+
+/// What git prints.
+fn git(args: &[&str]) -> Result<String> {
+    let output = Command::new("git").current_dir(workspace::root()).args(args).output();
+    let output = output.context("cannot start git")?;
+    ensure!(output.status.success(), "git: {}", String::from_utf8_lossy(&output.stderr).trim());
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Has git call this before each commit: this program as it was built, because a change of the host
+/// tool should not have to be built before it can be committed.
+fn install_hook() -> Result<PathBuf> {
+    let path = git(&["rev-parse", "--path-format=absolute", "--git-path", "hooks/commit-msg"])?;
+    let path = PathBuf::from(path.trim_end());
+    ensure!(!path.exists(), "{} exists: remove it, or call ./quell check-style in it", path.display());
+    fs::create_dir_all(path.parent().context("a hook is in a directory")?)?;
+    fs::write(&path, hook(&env::current_exe()?))?;
+    fs::set_permissions(&path, Permissions::from_mode(0o755))?;
+    Ok(path)
+}
+
+/// The hook. Git calls it with the file of the message, at the root of the tree.
+fn hook(tool: &Path) -> String {
+    let tool = tool.display();
+    format!(
+        "#!/bin/sh\n\
+         # Installed by ./quell check-style --install-hook.\n\
+         tool='{tool}'\n\
+         [ -x \"$tool\" ] || tool=./quell\n\
+         CARGO_MANIFEST_DIR=$PWD/host exec \"$tool\" check-style --message \"$1\"\n"
+    )
+}
+
+/// What is wrong with the message of a commit. Git leaves out lines that begin with `#`.
+fn wrong_message(message: &str) -> Option<String> {
+    let mut lines = message.lines().filter(|line| !line.starts_with('#')).skip_while(|line| line.is_empty());
+    let subject = lines.next()?;
+    let width = subject.chars().count();
+    if width > SUBJECT_WIDTH {
+        return Some(format!("subject of {width} characters, at most {SUBJECT_WIDTH}: {subject}"));
+    }
+    let is_separate = lines.next().is_none_or(str::is_empty);
+    (!is_separate).then(|| format!("no empty line after the subject: {subject}"))
+}
+
 /// All Rust sources of the tree.
-fn sources() -> Vec<PathBuf> {
+fn sources() -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut directories = Vec::from([workspace::root().to_owned()]);
     while let Some(directory) = directories.pop() {
-        for entry in fs::read_dir(directory).unwrap() {
-            let (name, path) = entry.map(|entry| (entry.file_name(), entry.path())).unwrap();
+        for entry in fs::read_dir(directory)? {
+            let (name, path) = entry.map(|entry| (entry.file_name(), entry.path()))?;
             let name = name.to_string_lossy();
             if path.is_dir() && !name.starts_with('.') && !name.starts_with("target") {
                 directories.push(path);
@@ -31,11 +108,67 @@ fn sources() -> Vec<PathBuf> {
             }
         }
     }
-    found
+    Ok(found)
 }
 
-fn is_table(path: &Path) -> bool {
-    TABLES.iter().any(|table| path.ends_with(table))
+/// The documents for people.
+pub(super) fn documents() -> Result<Vec<PathBuf>> {
+    let root = workspace::root();
+    let top = ["ARCHITECTURE.md", "README.md", "CONTRIBUTING.md", "tlbcheck/README.md"];
+    let mut documents: Vec<_> = top.map(|name| root.join(name)).into();
+    for entry in fs::read_dir(root.join("docs"))? {
+        documents.push(entry?.path());
+    }
+    documents.retain(|path| path.extension().is_some_and(|extension| extension == "md"));
+    Ok(documents)
+}
+
+/// A file's path in the tree.
+fn place(path: &Path) -> impl Display {
+    path.strip_prefix(workspace::root()).unwrap_or(path).display()
+}
+
+fn line_count(path: &Path) -> Result<usize> {
+    Ok(fs::read_to_string(path)?.lines().count())
+}
+
+/// Sources of more lines than they may have.
+fn too_long(sources: &[PathBuf]) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for path in sources.iter().filter(|path| !TABLES.iter().any(|table| path.ends_with(table))) {
+        let count = line_count(path)?;
+        if count > LINES_MAX {
+            found.push(format!("{}: {count} lines, at most {LINES_MAX}", place(path)));
+        }
+    }
+    Ok(found)
+}
+
+/// The lines of these files that are too wide, according to `of`.
+fn too_wide(files: &[PathBuf], of: fn(&str) -> Vec<&str>) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for path in files {
+        let text = fs::read_to_string(path)?;
+        let wide = of(&text).into_iter();
+        found.extend(wide.map(|line| format!("{}: wider than {WIDTH}: {line}", place(path))));
+    }
+    Ok(found)
+}
+
+/// Lines of prose in a document that are too wide: not in tables, headings or code.
+fn wide_prose(text: &str) -> Vec<&str> {
+    let mut is_code = false;
+    let mut found = Vec::new();
+    for line in text.lines() {
+        is_code ^= line.trim_start().starts_with("```");
+        // A single code span cannot be split.
+        let is_span = line.starts_with('`') && line.matches('`').count() == 2;
+        let is_free = is_code || is_span || line.starts_with(['|', '#', '<']) || line.starts_with("    ");
+        if !is_free && line.chars().count() > WIDTH {
+            found.push(line);
+        }
+    }
+    found
 }
 
 /// The text of a line that is a comment.
@@ -62,28 +195,50 @@ fn wide_comments(text: &str) -> Vec<&str> {
     found
 }
 
-#[test]
-fn sources_have_at_most_400_lines() {
-    let sources = sources();
-    assert!(sources.len() > 500, "{} sources", sources.len());
-    let lines = |path: &PathBuf| fs::read_to_string(path).unwrap().lines().count();
-    let long = sources.iter().filter(|path| !is_table(path)).map(|path| (lines(path), path));
-    let long: Vec<_> = long.filter(|&(count, _)| count > LINES_MAX).collect();
-    assert!(long.is_empty(), "{long:#?}");
-    for table in TABLES {
-        assert!(lines(&workspace::root().join(table)) > LINES_MAX, "{table} needs no exception");
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-#[test]
-fn comments_are_as_wide_as_a_terminal() {
-    let mut found = String::new();
-    for path in sources() {
-        let text = fs::read_to_string(&path).unwrap();
-        wide_comments(&text).iter().for_each(|line| found += &format!("{}: {line}\n", path.display()));
+    #[test]
+    fn sources_have_at_most_400_lines() {
+        let sources = sources().unwrap();
+        assert!(sources.len() > 500, "{} sources", sources.len());
+        assert_eq!(too_long(&sources).unwrap(), [""; 0]);
+        for table in TABLES {
+            let count = line_count(&workspace::root().join(table)).unwrap();
+            assert!(count > LINES_MAX, "{table} needs no exception");
+        }
     }
-    assert!(found.is_empty(), "{found}");
-    let wide = format!("    // {}", "a ".repeat(50));
-    let text = format!("{wide}\n/// ```\n{wide}\n/// ```\n// | {wide}\n// a    b{wide}\nlet b;");
-    assert_eq!(wide_comments(&text), [wide.as_str()]);
+
+    #[test]
+    fn comments_are_as_wide_as_a_terminal() {
+        assert_eq!(too_wide(&sources().unwrap(), wide_comments).unwrap(), [""; 0]);
+        let wide = format!("    // {}", "a ".repeat(50));
+        let text = format!("{wide}\n/// ```\n{wide}\n/// ```\n// | {wide}\n// a    b{wide}\nlet b;");
+        assert_eq!(wide_comments(&text), [wide.as_str()]);
+    }
+
+    #[test]
+    fn documents_are_as_wide_as_a_terminal() {
+        assert_eq!(too_wide(&documents().unwrap(), wide_prose).unwrap(), [""; 0]);
+        let (wide, text) = ("a ".repeat(51), "| ".repeat(51));
+        assert_eq!(wide_prose(&format!("{wide}\n{text}\n```\n{wide}\n```\nb")), [wide.as_str()]);
+    }
+
+    #[test]
+    fn a_subject_fits_one_line_and_stands_alone() {
+        let (fits, long) = ("é".repeat(SUBJECT_WIDTH), "a".repeat(SUBJECT_WIDTH + 1));
+        for right in ["", "# only a hint\n", "One\n", "One\n\nWhy.\n", "\n# hint\nOne\n# hint\n", &fits] {
+            assert_eq!(wrong_message(right), None, "{right:?}");
+        }
+        for wrong in ["One\nWhy.\n", "# hint\nOne\nWhy.\n", &long] {
+            assert!(wrong_message(wrong).is_some(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_hook_names_the_tool_and_passes_the_message_on() {
+        let hook = hook(Path::new("/a b/quell-host"));
+        assert!(hook.contains("tool='/a b/quell-host'\n") && hook.contains("--message \"$1\"\n"), "{hook}");
+    }
 }

@@ -43,9 +43,12 @@ impl Step {
     }
 }
 
+/// Compares the sources with their formatted text.
+pub(super) const FORMAT: [&str; 6] = ["fmt", "--all", "--", "--check", "--color", "never"];
+
 /// Everything that cargo checks. The bare-metal images are linted for their own target.
 pub(super) const STEPS: [Step; 17] = [
-    step("format", "the sources are formatted", &["fmt", "--all", "--", "--check", "--color", "never"]),
+    step("format", "the sources are formatted", &FORMAT),
     step(
         "unit-tests",
         "unit and property tests of all crates; the hypervisor's record a trace",
