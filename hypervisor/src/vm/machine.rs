@@ -247,8 +247,8 @@ fn space_of<A: Arch>(
         VmMemory::<A>::new(*memslots, A::tables(tables), largest).map_err(|_| CreateError::NoTables)?;
     Ok(space.zapping(match (config.switches.zap, config.switches.stage2_unmap) {
         (config::Zap::Everything, _) => ZapWay::Everything,
-        (_, config::Stage2Unmap::Page) => ZapWay::PageByPage,
-        _ => ZapWay::Detach,
+        (config::Zap::Slot, config::Stage2Unmap::Page) => ZapWay::PageByPage,
+        (config::Zap::Slot, config::Stage2Unmap::Range | config::Stage2Unmap::Whole) => ZapWay::Detach,
     }))
 }
 

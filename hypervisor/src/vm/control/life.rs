@@ -20,10 +20,13 @@ use crate::vm::shown::DEVICE_SLOT;
 use crate::vm::space::{FlushScratch, MemoryJob};
 use crate::vm::{CreateError, Host, end};
 
+/// Sends the record of this number, or the next one that there is; returns the number after it.
+type Send<A> = fn(&'static Host<A>, usize, &mut Answer) -> Option<usize>;
+
 /// A request in progress.
 pub(super) enum Life<A: Arch> {
     /// Records are sent, from this one on.
-    List(Request, usize),
+    List(Send<A>, usize),
     /// One record is sent.
     Memory,
     /// What is typed for a guest.
@@ -35,13 +38,24 @@ pub(super) enum Life<A: Arch> {
     /// The devices of a guest that has ended are being reset, before it is loaded again.
     Again(&'static Vm<A>),
     /// A guest is to change its state.
-    Change(Request),
+    Change(Change, Name),
     /// All vCPUs of a guest are stopping.
     Pausing(&'static Vm<A>),
     /// A guest is being destroyed.
     Destroy(Box<Destroy<A>>),
     /// The request is done.
     Over,
+}
+
+/// How a guest is to change its state.
+#[derive(Clone, Copy)]
+pub(super) enum Change {
+    Start,
+    Pause,
+    Resume,
+    Wake,
+    Reset,
+    Destroy,
 }
 
 /// A guest that is being destroyed.
@@ -73,33 +87,39 @@ enum Stage<A: Arch> {
 }
 
 impl<A: Arch> Life<A> {
-    /// Begins to serve a request; `None` if it is about one guest's memory or counters.
-    pub(super) fn new(request: Request) -> Option<Self> {
-        Some(match request {
-            Request::Vms | Request::Guests => Self::List(request, 0),
-            Request::Memory => Self::Memory,
-            Request::Input { guest, port, bytes } => Self::Input(guest, port, bytes),
-            Request::Create { guest } => Self::Create(guest),
-            Request::Start { .. }
-            | Request::Pause { .. }
-            | Request::Resume { .. }
-            | Request::Wake { .. }
-            | Request::Reset { .. }
-            | Request::Destroy { .. } => Self::Change(request),
-            _ => return None,
-        })
+    /// How a request is served, and which guest it is about, if it is about a single one; `None` if
+    /// it is about one guest's memory or counters.
+    pub(super) fn new(request: Request) -> Option<(Option<Name>, Self)> {
+        let change = |guest, change| Some((Some(guest), Self::Change(change, guest)));
+        match request {
+            Request::Vms => Some((None, Self::List(send_vm, 0))),
+            Request::Guests => Some((None, Self::List(send_guest, 0))),
+            Request::Memory => Some((None, Self::Memory)),
+            Request::Input { guest, port, bytes } => Some((Some(guest), Self::Input(guest, port, bytes))),
+            Request::Create { guest } => Some((Some(guest), Self::Create(guest))),
+            Request::Start { guest } => change(guest, Change::Start),
+            Request::Pause { guest } => change(guest, Change::Pause),
+            Request::Resume { guest } => change(guest, Change::Resume),
+            Request::Wake { guest } => change(guest, Change::Wake),
+            Request::Reset { guest } => change(guest, Change::Reset),
+            Request::Destroy { guest } => change(guest, Change::Destroy),
+            Request::Slots
+            | Request::Add { .. }
+            | Request::Delete { .. }
+            | Request::LogStart { .. }
+            | Request::LogFetch { .. }
+            | Request::LogStop { .. }
+            | Request::Migrate { .. }
+            | Request::Stats => None,
+        }
     }
 
     /// Continues for a short while.
     pub(super) fn step(&mut self, host: &'static Host<A>, answer: &mut Answer) -> Result<Progress, Refusal> {
         match self {
             Self::Over => return Ok(Progress::Done),
-            Self::List(request, index) => {
-                let sent = match request {
-                    Request::Vms => send_vm(host, *index, answer),
-                    _ => send_guest(host, *index, answer),
-                };
-                let Some(next) = sent else { return Ok(Progress::Done) };
+            Self::List(send, index) => {
+                let Some(next) = send(host, *index, answer) else { return Ok(Progress::Done) };
                 *index = next;
             }
             Self::Memory => {
@@ -142,7 +162,7 @@ impl<A: Arch> Life<A> {
                 let load = Some(load);
                 *self = Self::Load { vm, load, starts: true };
             }
-            Self::Change(request) => *self = change(host, *request)?,
+            Self::Change(change, guest) => *self = change.begin(host, *guest)?,
             Self::Pausing(vm) => {
                 if !vm.has_stopped() {
                     return Ok(Progress::Waiting);
@@ -159,8 +179,7 @@ impl<A: Arch> Life<A> {
     }
 }
 
-/// Sends what there is of the guest that exists and has this number, or of the next one; returns
-/// the number after it.
+/// Sends what there is of a guest that exists.
 fn send_vm<A: Arch>(host: &'static Host<A>, from: usize, answer: &mut Answer) -> Option<usize> {
     let vm = host.next_guest(from as u32)?;
     let mut memory = 0;
@@ -213,53 +232,45 @@ fn number_of<A: Arch>(host: &Host<A>, name: Name) -> Result<(u32, GuestState), R
     Ok((number, host.state_of(number)))
 }
 
-/// Begins to change the state of a guest.
-fn change<A: Arch>(host: &'static Host<A>, request: Request) -> Result<Life<A>, Refusal> {
-    use GuestState::{Failed, Loaded, Off, Paused, Running};
-    let (Request::Start { guest }
-    | Request::Pause { guest }
-    | Request::Resume { guest }
-    | Request::Wake { guest }
-    | Request::Reset { guest }
-    | Request::Destroy { guest }) = request
-    else {
-        return Ok(Life::Over);
-    };
-    let (number, state) = number_of(host, guest)?;
-    let refused = |wanted| Refusal::State { guest, state, wanted };
-    let Some(vm) = host.guest(number) else { return Err(refused("there: create it first")) };
-    match (request, state) {
-        (Request::Start { .. }, Loaded) | (Request::Resume { .. }, Paused) => host.start(vm),
-        (Request::Start { .. }, Off | Failed) => {
-            // From now on, so that the run does not end meanwhile.
-            host.set_state(vm, Running, 0);
-            return Ok(Life::Again(vm));
-        }
-        (Request::Pause { .. }, Running) => {
-            stop_soon(vm);
-            return Ok(Life::Pausing(vm));
-        }
-        (Request::Wake { .. }, Running) => A::wake(vm),
-        (Request::Reset { .. }, Running) => vm.begin_stop(stopping::RESET),
-        (Request::Destroy { .. }, _) => {
-            if state == Running {
-                stop_soon(vm);
+impl Change {
+    fn begin<A: Arch>(self, host: &'static Host<A>, guest: Name) -> Result<Life<A>, Refusal> {
+        use GuestState::{Failed, Loaded, Off, Paused, Running};
+        let (number, state) = number_of(host, guest)?;
+        let refused = |wanted| Refusal::State { guest, state, wanted };
+        let Some(vm) = host.guest(number) else { return Err(refused("there: create it first")) };
+        match (self, state) {
+            (Self::Start, Loaded) | (Self::Resume, Paused) => host.start(vm),
+            (Self::Start, Off | Failed) => {
+                // From now on, so that the run does not end meanwhile.
+                host.set_state(vm, Running, 0);
+                return Ok(Life::Again(vm));
             }
-            let stage = if state == Loaded { Stage::Devices } else { Stage::Stop };
-            host.entry(number).set_state(GuestState::Leaving, 0);
-            return Ok(Life::Destroy(Box::new(Destroy {
-                vm,
-                stage,
-                scratch: FlushScratch::new(),
-                left: None,
-                because: None,
-            })));
+            (Self::Pause, Running) => {
+                stop_soon(vm);
+                return Ok(Life::Pausing(vm));
+            }
+            (Self::Wake, Running) => A::wake(vm),
+            (Self::Reset, Running) => vm.begin_stop(stopping::RESET),
+            (Self::Destroy, _) => {
+                if state == Running {
+                    stop_soon(vm);
+                }
+                let stage = if state == Loaded { Stage::Devices } else { Stage::Stop };
+                host.entry(number).set_state(GuestState::Leaving, 0);
+                return Ok(Life::Destroy(Box::new(Destroy {
+                    vm,
+                    stage,
+                    scratch: FlushScratch::new(),
+                    left: None,
+                    because: None,
+                })));
+            }
+            (Self::Start, _) => return Err(refused("loaded, off or failed")),
+            (Self::Resume, _) => return Err(refused("paused")),
+            (Self::Pause | Self::Wake | Self::Reset, _) => return Err(refused("running")),
         }
-        (Request::Start { .. }, _) => return Err(refused("loaded, off or failed")),
-        (Request::Resume { .. }, _) => return Err(refused("paused")),
-        _ => return Err(refused("running")),
+        Ok(Life::Over)
     }
-    Ok(Life::Over)
 }
 
 /// Lets a guest stop, ahead of all others.

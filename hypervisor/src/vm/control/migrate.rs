@@ -12,8 +12,9 @@ use memslots::{Gpa, Slot, SlotError};
 use paging::Progress;
 
 use super::Answer;
+use super::cost::StepTimes;
 use super::refusal::{Refusal, refusal};
-use super::requests::{Took, begin_fetch, begin_log, find};
+use super::requests::{begin_fetch, begin_log, find};
 use super::runs::find_page;
 use crate::vm::Vm;
 use crate::vm::arch::Arch;
@@ -56,7 +57,7 @@ pub(super) struct Migration<A: Arch> {
     stage: Stage<A>,
     scratch: Box<FlushScratch>,
     /// Time that the present stage and all earlier ones took.
-    took: Took,
+    times: StepTimes,
     longest: u64,
 }
 
@@ -82,7 +83,7 @@ impl<A: Arch> Migration<A> {
             pages: 0,
             stage: Stage::Log(job),
             scratch: Box::new(FlushScratch::new()),
-            took: Took::default(),
+            times: StepTimes::default(),
             longest: 0,
         })
     }
@@ -91,7 +92,7 @@ impl<A: Arch> Migration<A> {
     pub(super) fn step(&mut self, vm: &'static Vm<A>, answer: &mut Answer) -> Result<Progress, Refusal> {
         let start = A::now();
         let next = self.advance(vm);
-        self.took.add(A::now() - start);
+        self.times.add(A::now() - start);
         // The guest's own job comes first, and begins no other one before this one's.
         let is_later = matches!(next, Err(Refusal::Slot(SlotError::Busy)));
         vm.want_turn(is_later);
@@ -188,7 +189,7 @@ impl<A: Arch> Migration<A> {
 
     /// Reports what a round took, and the end.
     fn report(&mut self, answer: &mut Answer) {
-        let Took { steps, ticks, longest } = self.took;
+        let StepTimes { steps, ticks, longest } = self.times;
         match self.stage {
             Stage::NextRound | Stage::Cancel => {
                 let (round, pages) = (self.round, self.pages);
@@ -201,7 +202,7 @@ impl<A: Arch> Migration<A> {
             _ => return,
         }
         self.longest = self.longest.max(longest);
-        self.took = Took::default();
+        self.times = StepTimes::default();
         self.pages = 0;
         self.round += 1;
     }

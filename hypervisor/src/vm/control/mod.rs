@@ -8,6 +8,7 @@
 //! turn: whatever a request waits for, it holds up none about another guest. `docs/isolation.md`
 //! lists what each one waits for.
 
+mod cost;
 mod life;
 mod migrate;
 mod refusal;
@@ -65,7 +66,7 @@ struct Served<A: Arch> {
 
 /// How far a request is.
 enum Active<A: Arch> {
-    /// It has not begun.
+    /// It is about memory and counters of a guest, and has not begun.
     Waits(Request),
     /// About memory and counters of this guest, which exists: only another request about it, which
     /// waits for this one, destroys it.
@@ -153,10 +154,13 @@ impl<A: Arch> Channel<A> {
             return Progress::Waiting;
         };
         let stepped = match active {
-            Active::Waits(request) => begin(host, *request, *about).map(|begun| {
-                *active = begun;
-                Progress::More
-            }),
+            Active::Waits(request) => match about.and_then(|number| host.guest(number)) {
+                Some(vm) => {
+                    *active = Active::In(vm, Box::new(Work::new(vm, *request)));
+                    Ok(Progress::More)
+                }
+                None => Err(Refusal::NoneSuch),
+            },
             // A vCPU that has stopped does not finish the change that it began.
             Active::In(vm, _) if vm.has_stopped() && vm.step_change(None) != Progress::Done => {
                 Ok(Progress::More)
@@ -208,20 +212,18 @@ impl<A: Arch> Channel<A> {
     }
 
     fn take(&mut self, host: &'static Host<A>, (number, guest, request): Numbered) {
-        let about = match request {
-            Request::Vms | Request::Guests | Request::Memory => None,
-            Request::Input { guest, .. }
-            | Request::Create { guest }
-            | Request::Start { guest }
-            | Request::Pause { guest }
-            | Request::Resume { guest }
-            | Request::Wake { guest }
-            | Request::Reset { guest }
-            | Request::Destroy { guest } => Some(host.number_of(guest).ok_or(Refusal::NoGuest(guest))),
-            _ => Some(match guest {
-                Some(guest) => host.number_of(guest).ok_or(Refusal::NoneSuch),
-                None => host.first_guest().map(|vm| vm.number).ok_or(Refusal::NoneSuch),
-            }),
+        let (about, active) = match Life::new(request) {
+            Some((about, life)) => {
+                let about = about.map(|guest| host.number_of(guest).ok_or(Refusal::NoGuest(guest)));
+                (about, Active::Life(Box::new(life)))
+            }
+            None => {
+                let guest = match guest {
+                    Some(guest) => host.number_of(guest),
+                    None => host.first_guest().map(|vm| vm.number),
+                };
+                (Some(guest.ok_or(Refusal::NoneSuch)), Active::Waits(request))
+            }
         };
         let same = |about| self.served.iter().filter(|served| served.about == about).count();
         let has_place = |about| self.served.len() < ANY_MAX || same(about) < OWN_MAX;
@@ -230,23 +232,10 @@ impl<A: Arch> Channel<A> {
             Ok(about) if !has_place(about) => say::<A>(format_args!("{number} error {}", Refusal::TooMany)),
             Ok(about) => {
                 let answer = Answer { number, awaits: false, is_abandoned: false };
-                self.served.push(Served { about, active: Active::Waits(request), answer });
+                self.served.push(Served { about, active, answer });
             }
         }
     }
-}
-
-/// Begins to serve a request, which is about the guest of this number.
-fn begin<A: Arch>(
-    host: &'static Host<A>,
-    request: Request,
-    about: Option<GroupIndex>,
-) -> Result<Active<A>, Refusal> {
-    if let Some(life) = Life::new(request) {
-        return Ok(Active::Life(Box::new(life)));
-    }
-    let vm = about.and_then(|number| host.guest(number)).ok_or(Refusal::NoneSuch)?;
-    Ok(Active::In(vm, Box::new(Work::new(vm, request))))
 }
 
 impl Answer {

@@ -40,6 +40,8 @@ pub(super) enum Refusal {
     Create(CreateError),
     /// There is no such serial port.
     NoPort(u16),
+    /// It is about no guest's memory.
+    OfNoMemory,
     /// There is no guest of this name, or none at all.
     NoneSuch,
     /// Too many requests wait that are about the same guest, or about none.
@@ -80,6 +82,7 @@ impl fmt::Display for Refusal {
             Self::State { guest, state, wanted } => {
                 write!(f, "guest '{guest}' is {state}: this is for a guest that is {wanted}")
             }
+            Self::OfNoMemory => f.write_str("the request is about no guest's memory"),
             Self::NoneSuch => f.write_str("there is no such guest"),
             Self::TooMany => f.write_str("too many requests about the same guest wait for their turn"),
             Self::Create(why) => write!(f, "{why}"),

@@ -12,6 +12,7 @@ use memslots::space::LogWay as Way;
 use memslots::{Gpa, Slot, SlotError, SlotFlags, SlotId};
 use paging::Progress;
 
+use super::cost::{ChangeRecord, StepTimes};
 use super::migrate::Migration;
 use super::refusal::{Refusal, check_log, named, refusal};
 use super::{Answer, runs};
@@ -22,18 +23,21 @@ use crate::vm::dma::MapAhead;
 use crate::vm::slot_memory::NewSlot;
 use crate::vm::space::{DirtyFetch, FlushScratch, MemoryJob};
 
+/// Sends the record of this number, or the next one that there is; returns the number after it.
+type Send<A> = fn(&Vm<A>, usize, &mut Answer) -> Option<usize>;
+
 /// A request in progress.
 pub(super) enum Work<A: Arch> {
     /// Memory for a slot that is to be added is being zeroed.
     Clear(NewSlot),
     /// Records are sent, from this one on.
-    List { request: Request, next: usize },
+    List(Send<A>, usize),
     /// A change of the slots.
     Change {
         job: Box<MemoryJob<'static, A>>,
         scratch: Box<FlushScratch>,
-        after: After,
-        took: Took,
+        record: ChangeRecord,
+        times: StepTimes,
         phase: Phase,
     },
     /// Freed memory is being cleaned.
@@ -54,57 +58,16 @@ pub(super) enum Work<A: Arch> {
     Over,
 }
 
-/// How long a change took, in ticks of the clock, without the time between its steps.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Took {
-    pub steps: u32,
-    pub ticks: u64,
-    pub longest: u64,
-}
-
-impl Took {
-    pub(super) fn add(&mut self, ticks: u64) {
-        self.steps += 1;
-        self.ticks += ticks;
-        self.longest = self.longest.max(ticks);
-    }
-}
-
-/// The record that is sent when a change is done.
-#[derive(Clone, Copy)]
-pub(super) enum After {
-    /// Nothing.
-    Nothing,
-    /// The slot's number.
-    Slot(u16),
-    /// A report of the effort.
-    Report,
-}
-
-impl After {
-    fn tell<A: Arch>(self, job: &MemoryJob<'static, A>, took: Took, answer: &mut Answer) {
-        match self {
-            Self::Nothing => {}
-            Self::Slot(slot) => answer.record::<A>(&record::Added { slot }),
-            Self::Report => {
-                let (report, Took { steps, ticks, longest }) = (job.report(), took);
-                let (visited, tables, flushes) = (report.visited, report.tables, report.flushes);
-                answer.record::<A>(&record::Deleted { visited, tables, flushes, steps, ticks, longest });
-            }
-        }
-    }
-}
-
 impl<A: Arch> Work<A> {
     /// Begins to serve a request.
     pub(super) fn new(vm: &'static Vm<A>, request: Request) -> Self {
         let begun = match request {
-            Request::Slots | Request::Stats => Ok(Self::List { request, next: 0 }),
+            Request::Slots => Ok(Self::List(send_slot, 0)),
+            Request::Stats => Ok(Self::List(send_counter, 0)),
             Request::Add { gpa, size, access } => add(vm, Gpa(gpa), size, access),
             Request::Delete { slot } => delete(vm, slot),
-            Request::LogStart { slot, way } => {
-                begin_log(vm, slot, way).map(|job| Self::change(job, After::Nothing, Phase::DirtyEnable))
-            }
+            Request::LogStart { slot, way } => begin_log(vm, slot, way)
+                .map(|job| Self::change(job, ChangeRecord::Nothing, Phase::DirtyEnable)),
             Request::LogFetch { slot } => begin_fetch(vm, SlotId(slot)).map(|job| Self::Fetch {
                 id: SlotId(slot),
                 job: Box::new(job),
@@ -115,11 +78,20 @@ impl<A: Arch> Work<A> {
             }
             Request::LogStop { slot } => {
                 let job = vm.space.stop_log(SlotId(slot));
-                job.map(|job| Self::change(job, After::Nothing, Phase::None))
+                job.map(|job| Self::change(job, ChangeRecord::Nothing, Phase::None))
                     .map_err(|error| refusal(slot, error))
             }
-            // Those are served elsewhere (`life.rs`).
-            _ => Ok(Self::Over),
+            Request::Vms
+            | Request::Guests
+            | Request::Memory
+            | Request::Input { .. }
+            | Request::Create { .. }
+            | Request::Start { .. }
+            | Request::Pause { .. }
+            | Request::Resume { .. }
+            | Request::Wake { .. }
+            | Request::Reset { .. }
+            | Request::Destroy { .. } => Err(Refusal::OfNoMemory),
         };
         let work = begun.unwrap_or_else(|why| match why {
             // Another job, the guest's, is over soon.
@@ -130,12 +102,12 @@ impl<A: Arch> Work<A> {
         work
     }
 
-    fn change(job: MemoryJob<'static, A>, after: After, phase: Phase) -> Self {
+    fn change(job: MemoryJob<'static, A>, record: ChangeRecord, phase: Phase) -> Self {
         Self::Change {
             job: Box::new(job),
             scratch: Box::new(FlushScratch::new()),
-            after,
-            took: Took::default(),
+            record,
+            times: StepTimes::default(),
             phase,
         }
     }
@@ -145,9 +117,9 @@ impl<A: Arch> Work<A> {
         Ok(match self {
             Self::Refused(why) => return Err(*why),
             Self::Over => Progress::Done,
-            Self::List { request, next } => {
-                let Some(next) = send_record(vm, *request, *next, answer) else { return Ok(Progress::Done) };
-                *self = Self::List { request: *request, next };
+            Self::List(send, index) => {
+                let Some(next) = send(vm, *index, answer) else { return Ok(Progress::Done) };
+                *index = next;
                 Progress::More
             }
             Self::Clear(new) => {
@@ -161,15 +133,15 @@ impl<A: Arch> Work<A> {
                 *self = Self::new(vm, *request);
                 if matches!(self, Self::Later(_)) { Progress::Waiting } else { Progress::More }
             }
-            Self::Change { job, scratch, after, took, phase } => {
-                let step = step_change(vm, job, scratch, took, *phase);
+            Self::Change { job, scratch, record, times, phase } => {
+                let step = step_change(vm, job, scratch, times, *phase);
                 if step != Progress::Done {
                     return Ok(step);
                 }
-                after.tell::<A>(job, *took, answer);
+                record.send::<A>(&job.report(), *times, answer);
                 // The job is dropped before the auditor looks at its result.
-                *self = match after {
-                    After::Slot(_) if A::owns_devices(vm) => Self::Map(MapAhead::default()),
+                *self = match record {
+                    ChangeRecord::Added(_) if A::owns_devices(vm) => Self::Map(MapAhead::default()),
                     _ => Self::Clean,
                 };
                 vm.audit_if_paranoid();
@@ -218,7 +190,7 @@ impl<A: Arch> Work<A> {
         let is_later = matches!(begun, Err(SlotError::Busy));
         vm.want_turn(is_later);
         match begun {
-            Ok(job) => *self = Self::change(job, After::Slot(slot.id.0), Phase::None),
+            Ok(job) => *self = Self::change(job, ChangeRecord::Added(slot.id.0), Phase::None),
             Err(_) if is_later => {}
             Err(error) => {
                 vm.retire_memory(&slot);
@@ -243,7 +215,7 @@ fn step_change<A: Arch>(
     vm: &'static Vm<A>,
     job: &mut MemoryJob<'static, A>,
     scratch: &mut FlushScratch,
-    took: &mut Took,
+    took: &mut StepTimes,
     phase: Phase,
 ) -> Progress {
     let start = A::now();
@@ -311,7 +283,7 @@ fn delete<A: Arch>(vm: &'static Vm<A>, slot: u16) -> Result<Work<A>, Refusal> {
     let place = Box::new_uninit();
     let job = marked::<A, _>(phase, || vm.space.remove(SlotId(slot)).map(|job| Box::write(place, job)));
     let job = job.map_err(|error| refusal(slot, error))?;
-    Ok(Work::Change { job, scratch, after: After::Report, took: Took::default(), phase })
+    Ok(Work::Change { job, scratch, record: ChangeRecord::Cost, times: StepTimes::default(), phase })
 }
 
 /// Begins to log stores to a slot.
@@ -359,38 +331,32 @@ pub(super) fn begin_fetch<A: Arch>(
     })
 }
 
-/// Sends record `index` of a list, or the next existing one; returns the index of the record after
-/// it, or `None` at the end.
-fn send_record<A: Arch>(vm: &Vm<A>, request: Request, index: usize, answer: &mut Answer) -> Option<usize> {
-    match request {
-        Request::Slots => {
-            // Ordered by number, because slots may be added and removed between two records.
-            let mut found: Option<Slot> = None;
-            vm.space.slots().memory().for_each(|slot| {
-                if usize::from(slot.id.0) >= index && found.is_none_or(|best| slot.id < best.id) {
-                    found = Some(*slot);
-                }
-            });
-            let slot = found?;
-            answer.record::<A>(&record::Slot {
-                slot: slot.id.0,
-                gpa: slot.gpa.0,
-                size: slot.size,
-                host: slot.host.0,
-                access: Access::read_only(slot.is_read_only()),
-                log: if slot.is_logged() { Log::On } else { Log::Off },
-            });
-            return Some(usize::from(slot.id.0) + 1);
+fn send_slot<A: Arch>(vm: &Vm<A>, index: usize, answer: &mut Answer) -> Option<usize> {
+    // Ordered by number, because slots may be added and removed between two records.
+    let mut found: Option<Slot> = None;
+    vm.space.slots().memory().for_each(|slot| {
+        if usize::from(slot.id.0) >= index && found.is_none_or(|best| slot.id < best.id) {
+            found = Some(*slot);
         }
-        Request::Stats => {
-            let counter = Counter::ALL.get(index)?;
-            let value = vm.vcpus.iter().fold(0u64, |sum, vcpu| {
-                let row = vm.host.counters_of(vcpu.row);
-                sum.wrapping_add(row[*counter as usize].load(Ordering::Relaxed))
-            });
-            answer.record::<A>(&format_args!("{}={value}", counter.name()));
-        }
-        _ => return None,
-    }
+    });
+    let slot = found?;
+    answer.record::<A>(&record::Slot {
+        slot: slot.id.0,
+        gpa: slot.gpa.0,
+        size: slot.size,
+        host: slot.host.0,
+        access: Access::read_only(slot.is_read_only()),
+        log: if slot.is_logged() { Log::On } else { Log::Off },
+    });
+    Some(usize::from(slot.id.0) + 1)
+}
+
+fn send_counter<A: Arch>(vm: &Vm<A>, index: usize, answer: &mut Answer) -> Option<usize> {
+    let counter = Counter::ALL.get(index)?;
+    let value = vm.vcpus.iter().fold(0u64, |sum, vcpu| {
+        let row = vm.host.counters_of(vcpu.row);
+        sum.wrapping_add(row[*counter as usize].load(Ordering::Relaxed))
+    });
+    answer.record::<A>(&format_args!("{}={value}", counter.name()));
     Some(index + 1)
 }
