@@ -25,8 +25,15 @@ use crate::vm::arch::{Board, Clock, Cpus};
 pub(crate) type Host = vm::Host<Local>;
 pub(crate) type PerCpu = vm::PerCpu<Local>;
 
+/// The processor of this image.
+pub(crate) struct Processor;
+
 /// The architecture of this image.
-pub(crate) struct Local;
+#[cfg(target_arch = "aarch64")]
+pub(crate) type Local = crate::arm64::offer::OnArm64<Processor>;
+/// The architecture of this image.
+#[cfg(target_arch = "x86_64")]
+pub(crate) type Local = crate::svm::offer::OnSvm<Processor>;
 
 impl Clock for Local {
     #[inline(always)]

@@ -6,14 +6,16 @@
 
 use core::cell::Cell;
 
+use alloc::sync::Arc;
 use bitflags::bitflags;
-use coherence::tlbi::Stage2Tlb;
-use stay::Mistakes;
+use coherence::tlbi::{Setup, Stage2Tlb};
+use paging::{Format, TableMemory};
+use stay::{Cost, Mistakes};
 
 #[cfg(any(test, feature = "audit"))]
 use super::controls::Control;
 use super::controls::{self, hcr};
-use super::guest::{Common, Shared};
+use super::guest::{Common, Shared, Tag};
 use super::vcpu::debug::{Counts, Debug};
 use super::vcpu::exchanged::Register;
 use super::vcpu::loaded::Loaded;
@@ -22,7 +24,8 @@ use super::vcpu::{Inbox, Workspace};
 use crate::devices::virt::gic::{ListRegisters, Maintenance};
 use crate::iommu::lines::{MachineDevices, Wired};
 use crate::owned::Owner;
-use crate::vm::arch::{Arch, Cpus};
+use crate::vm::arch::{Arch, Board};
+use crate::vm::memory::NestedTables;
 
 /// Registers that are switched at each entry and exit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -177,13 +180,29 @@ impl Default for CpuData {
     }
 }
 
-/// The calling CPU. The functions have no `self`, as those of [`Cpus`].
-pub trait Processor: Cpus<CpuData = CpuData> {
+/// The calling CPU. The functions have no `self`, as those of [`Board`].
+pub trait Processor: Board<CpuData = CpuData> {
     /// TLB instructions.
     type Tlb: Stage2Tlb + Mistakes;
 
     /// The calling CPU's TLB instructions.
     const TLB: Self::Tlb;
+
+    /// Format of stage 2.
+    type Stage2: Format + 'static;
+
+    /// The allocator of its tables.
+    type Stage2Tables: TableMemory + Send + Sync + 'static;
+
+    /// How stage 2 is invalidated here, and what that costs. Called once, before the first guest
+    /// exists.
+    fn set_up_stage2() -> (Setup, Cost);
+
+    /// The allocator of one guest's tables, which draws on this pool.
+    fn stage2_tables(pool: NestedTables) -> Self::Stage2Tables;
+
+    /// The tag of the translations of the guest with these tables.
+    fn tag(tables: &Self::Stage2Tables) -> Arc<Tag>;
 
     /// Its features; all CPUs have the same.
     fn features() -> Features;

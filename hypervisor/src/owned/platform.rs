@@ -4,13 +4,17 @@ use core::fmt;
 
 use iommu::Stuck;
 use iommu::amd::{DeviceId, DomainId};
-use paging::Invalidation;
+use paging::{Invalidation, Progress};
 use pci::{Function, Physical};
+use spin::Mutex;
 use stay::iommu::{Begun, Device, Domain};
 
+use super::domains::Domains;
+use super::functions::Functions;
 use super::machine::{Given, MachineDevices, Refused};
 use crate::vm::Vm;
 use crate::vm::arch::Arch;
+use crate::vm::dma::{Devices, Tickets};
 
 /// Kinds of IOMMU and of interrupts.
 pub trait Platform: Sized + 'static {
@@ -140,9 +144,87 @@ pub trait Owner: Arch {
     /// Its IOMMUs and interrupts.
     type Platform: Platform;
 
+    /// A guest's functions.
+    fn functions(vm: &Vm<Self>) -> &Mutex<Functions<Self::Platform>>;
+
+    /// The IOMMUs that its functions are behind; `None` if it owns none.
+    fn domains(vm: &Vm<Self>) -> Option<&Domains<Self::Platform>>;
+
+    /// Root of the tables that its functions translate by; `None` if there are none.
+    fn root(vm: &Vm<Self>) -> Option<u64>;
+
+    /// Has the IOMMUs drop what `invalidation` names of the nested tables, without a wait.
+    ///
+    /// # Errors
+    ///
+    /// [`Stuck`] if one takes no more commands.
+    #[inline(always)]
+    fn begin_flush(
+        _: &Vm<Self>,
+        domains: &Domains<Self::Platform>,
+        invalidation: Invalidation<'_>,
+    ) -> Result<Tickets, Stuck> {
+        domains.begin(invalidation)
+    }
+
+    /// Makes a step of mapping all memory for the functions, where they do not translate by the
+    /// nested tables.
+    fn map(_: &Vm<Self>) -> Progress {
+        Progress::Done
+    }
+
     /// Reads or changes what the guest sees of its functions.
     fn with_shown<R>(vm: &Vm<Self>, act: impl FnOnce(&mut [Function]) -> R) -> R;
 
     /// The guest, for interrupts.
     fn receiver(vm: &'static Vm<Self>) -> &'static <Self::Platform as Platform>::Receiver;
+}
+
+/// The functions that guests own, for the core.
+pub struct OwnedFunctions;
+
+// SAFETY: functions translate only while they are attached, by tables whose changes
+// `Owner::begin_flush` passes on to all IOMMUs that the guest's functions are behind.
+unsafe impl<A: Owner> Devices<A> for OwnedFunctions {
+    fn are_owned(vm: &Vm<A>) -> bool {
+        A::domains(vm).is_some()
+    }
+
+    #[inline(always)]
+    fn begin_flush(vm: &Vm<A>, invalidation: Invalidation<'_>) -> Result<Tickets, Stuck> {
+        match A::domains(vm) {
+            None => Ok(Tickets::new()),
+            Some(domains) => A::begin_flush(vm, domains, invalidation),
+        }
+    }
+
+    fn finish_flush(vm: &Vm<A>, begun: &Tickets) -> Result<(), Stuck> {
+        A::domains(vm).map_or(Ok(()), |domains| domains.finish(begun))
+    }
+
+    fn map(vm: &Vm<A>) -> Progress {
+        A::map(vm)
+    }
+
+    fn step_reset(vm: &Vm<A>) -> Progress {
+        A::functions(vm).lock().reset()
+    }
+
+    fn attach(vm: &Vm<A>) {
+        if let Some(root) = A::root(vm) {
+            A::functions(vm).lock().attach(root);
+        }
+    }
+
+    fn silence(vm: &Vm<A>) {
+        A::functions(vm).lock().silence();
+    }
+
+    fn detach(vm: &Vm<A>) -> Result<(), Stuck> {
+        A::functions(vm).lock().detach(A::domains(vm))
+    }
+
+    fn give_back(vm: &Vm<A>) -> Progress {
+        A::functions(vm).lock().give_back()
+    }
 }

@@ -15,7 +15,7 @@ use crate::devices::pc::platform::SerialPort;
 use crate::iommu::messages::{AmdVi, MachineDevices};
 use crate::owned::Owner;
 use crate::vm::PerCpu;
-use crate::vm::arch::Arch;
+use crate::vm::arch::{Arch, Board};
 use crate::vm::memory::NestedTables;
 use crate::x86::guest::Shared;
 use crate::x86::hyperv::cpuid::CpuidResult;
@@ -24,22 +24,12 @@ use crate::x86::vcpu::signals::Workspace;
 use crate::x86::vcpu::state::VcpuState;
 use stay::Cost;
 
-/// AMD64 with SVM, as the code here sees it: [`crate::vm::arch`]'s traits, and the operations that
-/// need an instruction of the processor or a port of the machine.
+/// The operations that need an instruction of the processor or a port of the machine.
 ///
 /// `arch/x86_64` implements it on bare metal, and a mock processor in tests. Each operation acts on
 /// the calling CPU, and is complete when it returns. Operations that must be called in a certain
 /// order say so.
-pub trait Amd64:
-    Arch<
-        Nested = Amd64Nested,
-        Tables = NestedTables,
-        Shared = Shared,
-        Inbox = Inbox,
-        State = VcpuState,
-        Workspace = Workspace,
-    > + Owner<Platform = AmdVi>
-{
+pub trait Svm: Board {
     /// The machine's PCI functions and IOMMUs, if there are any that guests may own.
     fn devices() -> Option<&'static MachineDevices>;
 
@@ -145,4 +135,33 @@ pub trait Amd64:
     /// The auditor's record of a CPU. Only that CPU calls it.
     #[cfg(any(test, feature = "audit"))]
     fn books(cpu: &PerCpu<Self>) -> &core::cell::RefCell<CpuBooks>;
+}
+
+/// AMD64 with SVM, as the code here sees it: [`Svm`], and the traits of [`crate::vm::arch`].
+pub trait Amd64:
+    Svm
+    + Owner<Platform = AmdVi>
+    + Arch<
+        Nested = Amd64Nested,
+        Tables = NestedTables,
+        Shared = Shared,
+        Inbox = Inbox,
+        State = VcpuState,
+        Workspace = Workspace,
+    >
+{
+}
+
+impl<A> Amd64 for A where
+    A: Svm
+        + Owner<Platform = AmdVi>
+        + Arch<
+            Nested = Amd64Nested,
+            Tables = NestedTables,
+            Shared = Shared,
+            Inbox = Inbox,
+            State = VcpuState,
+            Workspace = Workspace,
+        >
+{
 }

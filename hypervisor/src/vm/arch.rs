@@ -7,6 +7,7 @@
 //! | [`Board`] | the rest of the machine: caches, the control channel, the end of the run |
 //! | [`State`] | the part of a vCPU that only the CPU that runs it touches |
 //! | [`Arch`] | nested tables, devices, and a vCPU's entry to and exit from the guest |
+//! | [`Devices`] | devices of the machine that guests own |
 //!
 //! `arch/x86_64` and `arch/aarch64` implement them on bare metal, [`tests`](super) by a mock
 //! architecture. The functions take no `self`: there is one machine below, and the code finds it
@@ -16,15 +17,14 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use hostlink::config::Config;
-use iommu::Stuck;
-use paging::{Format, Invalidation, Level, Progress, TableMemory};
+use paging::{Format, Invalidation, Level, TableMemory};
 
 pub use super::board::{Board, Clock, Cpus};
 pub use super::state::State;
 
 use super::awaited::Word;
 use super::context::{Context, Next};
-use super::dma::{DmaFlush, NotFlushed, Tickets};
+use super::dma::{Devices, DmaFlush, NotFlushed};
 use super::files::{CreateError, Files};
 use super::load::Plan;
 use super::machine::{Vm, VpIndex};
@@ -49,10 +49,7 @@ use crate::sched::Turn;
 /// * [`take_flush`](Self::take_flush) completes a flush only when the named translations have been
 ///   dropped, nested translations included, or when the vCPU's next entry drops them before
 ///   anything else;
-/// * [`flush_space`](Self::flush_space) reaches every CPU;
-/// * every device that translates by a machine's nested tables does so through an IOMMU that
-///   [`begin_dma_flush`](Self::begin_dma_flush) reaches, and that has forgotten what is named when
-///   [`finish_dma_flush`](Self::finish_dma_flush) returns.
+/// * [`flush_space`](Self::flush_space) reaches every CPU, and `devices`.
 pub unsafe trait Arch: Board {
     /// Format of the nested page table.
     type Nested: Format + 'static;
@@ -72,6 +69,8 @@ pub unsafe trait Arch: Board {
     type State: State<Inbox = Self::Inbox> + 'static;
     /// A CPU's own data for running vCPUs; created once.
     type Workspace: 'static;
+    /// The devices of the machine that guests own.
+    type Devices: Devices<Self>;
 
     /// Whether sections of software translations are counted (see [`stay::Stay::COUNTED`]).
     const COUNTS_SECTIONS: bool;
@@ -208,64 +207,6 @@ pub unsafe trait Arch: Board {
         devices: &DmaFlush<'_, Self>,
         scratch: &mut FlushScratch,
     ) -> Result<Flushed, NotFlushed<Self>>;
-
-    /// Has the IOMMUs of the guest's devices drop what `invalidation` names, without a wait for
-    /// them. None, unless the guest owns devices.
-    ///
-    /// # Errors
-    ///
-    /// [`Stuck`] when one takes no more commands.
-    #[inline(always)]
-    fn begin_dma_flush(_: &Vm<Self>, _: Invalidation<'_>) -> Result<Tickets, Stuck> {
-        Ok(Tickets::new())
-    }
-
-    /// Waits until they have.
-    ///
-    /// # Errors
-    ///
-    /// [`Stuck`] when one does not go on.
-    fn finish_dma_flush(_: &Vm<Self>, _: &Tickets) -> Result<(), Stuck> {
-        Ok(())
-    }
-
-    /// Whether the guest owns devices of the machine, which translate by its nested tables.
-    fn owns_devices(_: &Vm<Self>) -> bool {
-        false
-    }
-
-    /// Makes a step of mapping all memory for the guest's devices, where they do not translate by
-    /// its nested tables. To be called when all slots are mapped there.
-    fn map_for_devices(_: &Vm<Self>) -> Progress {
-        Progress::Done
-    }
-
-    /// Makes a step of switching off and resetting the devices that the guest owns; `Done` when
-    /// they do nothing any more until the guest starts them. No vCPU runs.
-    fn step_owned_reset(_: &Vm<Self>) -> Progress {
-        Progress::Done
-    }
-
-    /// All memory of the guest is filled and mapped: its devices may translate by its tables.
-    fn attach_devices(_: &Vm<Self>) {}
-
-    /// The guest has ended: its devices do nothing any more until they are reset. No vCPU runs.
-    fn silence_devices(_: &Vm<Self>) {}
-
-    /// The guest is being destroyed: its devices reach nothing any more when this returns.
-    ///
-    /// # Errors
-    ///
-    /// [`Stuck`] when an IOMMU does not do its part: nothing may be freed then.
-    fn detach_devices(_: &Vm<Self>) -> Result<(), Stuck> {
-        Ok(())
-    }
-
-    /// Makes a step of returning the devices, which are detached; `Done` when they are free for
-    /// other guests.
-    fn give_devices_back(_: &Vm<Self>) -> Progress {
-        Progress::Done
-    }
 
     /// Loads the state of the vCPU whose turn it is.
     fn load_state(context: &mut Context<'_, Self>, turn: &Turn);

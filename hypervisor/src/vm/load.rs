@@ -12,6 +12,7 @@ use super::files::makes;
 use super::machine::Vm;
 use super::slot_memory::CLEAR_BYTES;
 use crate::loader::{LoadError, Placement};
+use crate::vm::dma::Devices;
 
 /// What is put into a guest's memory, which is zero elsewhere, and where its boot vCPU begins.
 pub struct Plan<E> {
@@ -57,7 +58,7 @@ impl<A: Arch> Load<A> {
     pub fn step(&mut self, vm: &Vm<A>) -> Progress {
         let memory = vm.space.slots().memory();
         self.stage = match mem::replace(&mut self.stage, Stage::Ready) {
-            Stage::Devices => match A::step_owned_reset(vm) {
+            Stage::Devices => match A::Devices::step_reset(vm) {
                 Progress::Done => Stage::Zero(Sweep::new(CLEAR_BYTES)),
                 _ => Stage::Devices,
             },
@@ -95,7 +96,7 @@ impl<A: Arch> Load<A> {
             },
             Stage::Map(mut ahead) => match ahead.step(vm) {
                 Progress::Done => {
-                    A::attach_devices(vm);
+                    A::Devices::attach(vm);
                     Stage::Ready
                 }
                 Progress::OutOfTables => {
@@ -112,7 +113,7 @@ impl<A: Arch> Load<A> {
 
     /// The stage after memory is filled.
     fn filled(vm: &Vm<A>) -> Stage {
-        if A::owns_devices(vm) { Stage::Map(MapAhead::default()) } else { Stage::Ready }
+        if A::Devices::are_owned(vm) { Stage::Map(MapAhead::default()) } else { Stage::Ready }
     }
 
     /// Lets the boot vCPU, whose private state this is, begin at the kernel's entry.

@@ -9,6 +9,7 @@ use super::machine::{Vm, VpIndex};
 use super::{host, percpu};
 use crate::sched::Line;
 use crate::stopping::{END, Role};
+use crate::vm::dma::Devices;
 
 impl<A: Arch> Vm<A> {
     /// Makes every vCPU stop, for this reason: a bit of [`STOP`](crate::stopping::STOP).
@@ -41,7 +42,7 @@ impl<A: Arch> Vm<A> {
         self.stopping.leave(self.vcpu_count(), |reasons| {
             let code = ExitCode::from_code(self.ended.load(Ordering::Relaxed).cast_signed());
             if let Some(code) = code.filter(|_| reasons & END != 0) {
-                A::silence_devices(self);
+                A::Devices::silence(self);
                 self.host.record_end(self.number, code);
                 has_ended = true;
             }

@@ -1,5 +1,10 @@
 //! This architecture's implementation of the core's traits.
 
+use alloc::sync::Arc;
+
+use coherence::tlbi::Setup;
+use stay::Cost;
+
 use super::board::{console, gic, pci};
 use super::boot::features;
 use super::guest::{entry, float, points, registers, vgic};
@@ -7,8 +12,8 @@ use super::memory::flush::Tlb;
 use super::memory::stage2::{self, Stage2, Tables};
 use super::sysreg::{isb, read, write};
 use crate::arch::Local;
-use crate::arm64::controls::{self, STAGE2_BITS};
-use crate::arm64::offer::offer_arm64;
+use crate::arm64::controls;
+use crate::arm64::guest::Tag;
 use crate::arm64::processor::{Configuration, Features, FloatState, Processor, Registers, Vector};
 use crate::arm64::vcpu::debug::{Counts, Debug};
 use crate::arm64::vcpu::exchanged::Register;
@@ -20,6 +25,22 @@ impl Processor for Local {
     type Tlb = Tlb;
 
     const TLB: Tlb = Tlb;
+
+    type Stage2 = Stage2;
+
+    type Stage2Tables = Tables;
+
+    fn set_up_stage2() -> (Setup, Cost) {
+        stage2::set_up()
+    }
+
+    fn stage2_tables(pool: NestedTables) -> Tables {
+        Tables::new(pool)
+    }
+
+    fn tag(tables: &Tables) -> Arc<Tag> {
+        tables.tag()
+    }
 
     #[inline(always)]
     fn features() -> Features {
@@ -163,34 +184,5 @@ impl Processor for Local {
 
     fn receive() -> Option<u8> {
         console::receive()
-    }
-}
-
-offer_arm64! {
-    Local {
-        type Nested = Stage2;
-        type Tables = Tables;
-
-        fn physical_address_bits() -> u32 {
-            STAGE2_BITS.min(features::processor().physical_bits())
-        }
-
-        fn tables(pool: NestedTables) -> Tables {
-            Tables::new(pool)
-        }
-
-        fn common(config: &Config<'_>) -> Result<Common, CreateError> {
-            let (setup, cost) = stage2::set_up();
-            Common::new::<Self>(config, setup, cost)
-        }
-
-        fn share(
-            config: &Config<'static>,
-            common: &'static Common,
-            space: &VmMemory<Self>,
-            claim: Claim,
-        ) -> Result<Shared, CreateError> {
-            Shared::new::<Self>(config, common, space, space.tables().memory().tag(), claim)
-        }
     }
 }

@@ -17,18 +17,15 @@ use crate::arch::{Local, PerCpu};
 use crate::devices::pc::platform::SerialPort;
 use crate::iommu::messages::MachineDevices;
 use crate::svm::features::Features;
-use crate::svm::offer::offer_amd64;
-use crate::svm::processor::Amd64;
+use crate::svm::processor::Svm;
 use crate::svm::vmcb::Vmcb;
 use crate::x86::hyperv::cpuid::CpuidResult;
 use crate::x86::vcpu::registers::Registers;
 
-offer_amd64!(Local);
-
 const MSR_TSC_AUX: u32 = 0xc000_0103;
 const MSR_PATCH_LEVEL: u32 = 0x8b;
 
-impl Amd64 for Local {
+impl Svm for Local {
     fn devices() -> Option<&'static MachineDevices> {
         super::pci::devices()
     }

@@ -45,9 +45,3 @@ pub fn fill<A: Arm64>(vm: &Vm<A>) -> Progress {
         Progress::Done
     })
 }
-
-/// All memory is mapped: the functions translate.
-pub fn attach<A: Arm64>(vm: &Vm<A>) {
-    let Some(root) = vm.guest.mirror().map(|mirror| mirror.lock().root()) else { return };
-    vm.guest.functions.lock().attach(root);
-}

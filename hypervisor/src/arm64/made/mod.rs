@@ -21,13 +21,14 @@ pub(super) use self::hardware::{Hardware, Stuck, Told, hardware, told};
 use self::hardware::{DESCRIPTION, change, tell};
 use super::audit::auditor::Auditor;
 use super::controls::{self, Control};
-use super::offer::offer_arm64;
+use super::guest::Tag;
+use super::offer::OnArm64;
 use super::processor::{Configuration, CpuData, Features, FloatState, Processor, Registers, Vector};
 use super::vcpu::debug::{Counts, Debug};
 use super::vcpu::exchanged::Register;
 use crate::devices::virt::gic::Maintenance;
 use crate::iommu::lines::MachineDevices;
-use crate::vm::made::{self, made_board, offer};
+use crate::vm::made::{self, OnMockBoard, offer};
 use crate::vm::memory::NestedTables;
 use crate::vm::{Context, Files, Vm};
 
@@ -73,10 +74,15 @@ pub(super) fn machine(config: &str) -> &'static made::Made<Made> {
     machine_on(config, |_| {})
 }
 
-/// The architecture.
-pub(super) struct Made;
+/// The mock processor.
+pub(super) struct Mock;
 
-made_board!(Made, CpuData);
+/// The architecture.
+pub(super) type Made = OnArm64<Mock>;
+
+impl OnMockBoard for Made {
+    type Data = CpuData;
+}
 
 /// Its TLB instructions.
 pub(super) struct Tlb;
@@ -147,6 +153,27 @@ impl Processor for Made {
     type Tlb = Tlb;
 
     const TLB: Tlb = Tlb;
+
+    type Stage2 = Arm64Stage2<3, true>;
+
+    type Stage2Tables = NestedTables;
+
+    fn set_up_stage2() -> (Setup, Cost) {
+        let features = coherence::tlbi::Features::from_id(0, 0, 0);
+        let speculative_at = hardware(|hardware| hardware.speculates);
+        let errata = Errata { repeat_tlbi: false, speculative_at };
+        let measured = Measured { page: 1, miss: 1, entries: 1, ticks_per_us: 1 };
+        let cost = Cost::new(measured).limited_to(Some(16));
+        (Setup { granule: Granule::Size4K, features, errata, limits: cost.limits() }, cost)
+    }
+
+    fn stage2_tables(pool: NestedTables) -> NestedTables {
+        pool
+    }
+
+    fn tag(_: &NestedTables) -> Arc<Tag> {
+        Arc::default()
+    }
 
     fn features() -> Features {
         hardware(|hardware| hardware.features)
@@ -290,40 +317,6 @@ impl Processor for Made {
 
     fn receive() -> Option<u8> {
         offer::receive_console::<Self>()
-    }
-}
-
-offer_arm64! {
-    Made {
-        type Nested = Arm64Stage2<3, true>;
-        type Tables = NestedTables;
-
-        fn physical_address_bits() -> u32 {
-            39
-        }
-
-        fn tables(pool: NestedTables) -> NestedTables {
-            pool
-        }
-
-        fn common(config: &Config<'_>) -> Result<Common, CreateError> {
-            let features = coherence::tlbi::Features::from_id(0, 0, 0);
-            let speculative_at = hardware(|hardware| hardware.speculates);
-            let errata = Errata { repeat_tlbi: false, speculative_at };
-            let measured = Measured { page: 1, miss: 1, entries: 1, ticks_per_us: 1 };
-            let cost = Cost::new(measured).limited_to(Some(16));
-            let setup = Setup { granule: Granule::Size4K, features, errata, limits: cost.limits() };
-            Common::new::<Self>(config, setup, cost)
-        }
-
-        fn share(
-            config: &Config<'static>,
-            common: &'static Common,
-            space: &VmMemory<Self>,
-            claim: Claim,
-        ) -> Result<Shared, CreateError> {
-            Shared::new::<Self>(config, common, space, Arc::default(), claim)
-        }
     }
 }
 

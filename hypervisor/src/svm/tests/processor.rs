@@ -20,18 +20,21 @@ use crate::iommu::messages::MachineDevices;
 use crate::loader::test_kernel;
 use crate::svm::enter;
 use crate::svm::features::Features;
-use crate::svm::offer::offer_amd64;
-use crate::svm::processor::Amd64;
+use crate::svm::offer::OnSvm;
+use crate::svm::processor::Svm;
 use crate::svm::vmcb::{CR4_PAE, EFER_LME, EFER_SVME, Segment, Vmcb};
-use crate::vm::made::{self, made_board, offer};
+use crate::vm::made::{self, OnMockBoard, offer};
 use crate::vm::{Context, Files, Next, PerCpu};
 use crate::x86::hyperv::cpuid::CpuidResult;
 use crate::x86::vcpu::registers::{RAX, Registers};
 use crate::x86::vcpu::state::Activity;
 use crate::x86::{CR0_PE, EFER_LMA, exits};
 
+/// The mock processor.
+pub(crate) struct Mock;
+
 /// AMD64 on the mock board.
-pub(crate) struct Made;
+pub(crate) type Made = OnSvm<Mock>;
 
 /// A CPU's data.
 #[derive(Default)]
@@ -47,7 +50,9 @@ impl CpuData {
     }
 }
 
-made_board! { Made, CpuData }
+impl OnMockBoard for Made {
+    type Data = CpuData;
+}
 
 /// Size of the registers' image.
 const FPU_SIZE: usize = 0x340;
@@ -249,9 +254,7 @@ impl Guest<'_, '_> {
     }
 }
 
-offer_amd64!(Made);
-
-impl Amd64 for Made {
+impl Svm for Made {
     fn devices() -> Option<&'static MachineDevices> {
         super::machine::devices()
     }

@@ -13,6 +13,7 @@ use super::Answer;
 use super::refusal::Refusal;
 use crate::stopping;
 use crate::vm::arch::Arch;
+use crate::vm::dma::Devices;
 use crate::vm::gone::Left;
 use crate::vm::load::Load;
 use crate::vm::machine::Vm;
@@ -287,7 +288,7 @@ impl<A: Arch> Destroy<A> {
             Stage::Stop => Stage::Devices,
             Stage::Devices => {
                 self.left = Some(Left::new(vm));
-                A::detach_devices(vm).unwrap_or_else(|stuck| end::end_stalled_guest::<A>(&stuck));
+                A::Devices::detach(vm).unwrap_or_else(|stuck| end::end_stalled_guest::<A>(&stuck));
                 Stage::Slots
             }
             // A change that the guest has begun comes first.
@@ -307,7 +308,7 @@ impl<A: Arch> Destroy<A> {
             Stage::Clean if vm.clean_some() => return Ok(Progress::More),
             Stage::Clean => Stage::Reset,
             Stage::Reset => {
-                let progress = A::give_devices_back(vm);
+                let progress = A::Devices::give_back(vm);
                 if progress != Progress::Done {
                     return Ok(progress);
                 }

@@ -7,6 +7,7 @@ use hostlink::name::Name;
 use memslots::{Slot, SlotError};
 
 use crate::vm::arch::Arch;
+use crate::vm::dma::Devices;
 use crate::vm::{CreateError, Vm};
 
 /// Why a request was refused. Nothing has changed then.
@@ -100,7 +101,7 @@ impl fmt::Display for Refusal {
 
 /// Refuses a log where stores would be missing.
 pub(super) fn check_log<A: Arch>(vm: &Vm<A>) -> Result<(), Refusal> {
-    if A::owns_devices(vm) {
+    if A::Devices::are_owned(vm) {
         return Err(Refusal::OwnsDevices);
     }
     if !vm.files.config.shared.is_empty() {

@@ -19,7 +19,7 @@ use super::{Answer, runs};
 use crate::devices::region::Region;
 use crate::vm::Vm;
 use crate::vm::arch::{Arch, Board};
-use crate::vm::dma::MapAhead;
+use crate::vm::dma::{Devices, MapAhead};
 use crate::vm::slot_memory::NewSlot;
 use crate::vm::space::{DirtyFetch, FlushScratch, MemoryJob};
 
@@ -141,7 +141,7 @@ impl<A: Arch> Work<A> {
                 record.send::<A>(&job.report(), *times, answer);
                 // The job is dropped before the auditor looks at its result.
                 *self = match record {
-                    ChangeRecord::Added(_) if A::owns_devices(vm) => Self::Map(MapAhead::default()),
+                    ChangeRecord::Added(_) if A::Devices::are_owned(vm) => Self::Map(MapAhead::default()),
                     _ => Self::Clean,
                 };
                 vm.audit_if_paranoid();

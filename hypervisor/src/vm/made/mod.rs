@@ -9,11 +9,10 @@
 //! A test that handles one exit needs no run: [`Made::create`] makes the calling thread CPU 0, and
 //! [`Made::with_vcpu`] gives it a vCPU.
 
-mod board;
 mod creation;
 pub(crate) mod offer;
 
-pub(crate) use board::made_board;
+pub(crate) use offer::OnMockBoard;
 
 use std::any::Any;
 use std::cell::Cell;

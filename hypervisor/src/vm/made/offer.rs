@@ -1,32 +1,15 @@
-//! The board's implementation of the core's traits, for the calling thread. See
-//! [`made_board`](super::made_board).
+//! The board's implementation of the core's traits, for the calling thread.
 
-use super::{End, here};
-use crate::vm::arch::Arch;
+use super::{End, HZ, here};
+use crate::vm::arch::{Arch, Board, Clock, Cpus};
 use crate::vm::host::Host;
 use crate::vm::interrupts;
 use crate::vm::percpu::PerCpu;
 use alloc::format;
+use core::ops::Range;
 use core::sync::atomic::Ordering;
 use hostlink::ctl::Reply;
 use hostlink::exit::ExitCode;
-
-pub(crate) fn now<A: Arch>() -> u64 {
-    here::<A>().0.clock.fetch_add(1, Ordering::Relaxed)
-}
-
-pub(crate) fn this_cpu<A: Arch>() -> &'static PerCpu<A> {
-    let (board, cpu) = here::<A>();
-    &board.cpus[cpu as usize]
-}
-
-pub(crate) fn cpu<A: Arch>(index: u32) -> Option<&'static PerCpu<A>> {
-    here::<A>().0.cpus.get(index as usize)
-}
-
-pub(crate) fn host<A: Arch>() -> Option<&'static Host<A>> {
-    here::<A>().0.host.get()
-}
 
 /// Passes the turn on: for operations that may take time.
 pub(crate) fn pass<A: Arch>() {
@@ -43,11 +26,6 @@ pub(crate) fn advance<A: Arch>(ticks: u64) {
 pub(crate) fn is_interrupted<A: Arch>() -> bool {
     let (board, cpu) = here::<A>();
     board.is_interrupted(cpu)
-}
-
-pub(crate) fn take_interrupts<A: Arch>() {
-    pass::<A>();
-    take_what_pends::<A>();
 }
 
 /// The turn of a vCPU begins on the calling CPU.
@@ -91,63 +69,133 @@ pub(crate) fn take_what_pends<A: Arch>() {
     }
 }
 
-pub(crate) fn wait_for_interrupt<A: Arch>() {
-    let (board, cpu) = here::<A>();
-    board.pass(cpu, true);
-    take_what_pends::<A>();
-}
-
-pub(crate) fn kick<A: Arch>(cpu: &PerCpu<A>) {
-    let board = here::<A>().0;
-    board.kicks.fetch_add(1, Ordering::Relaxed);
-    board.lock().lines[cpu.index as usize].kick = true;
-    // The other CPU may take the interrupt at once.
-    pass::<A>();
-}
-
-pub(crate) fn arm_timer<A: Arch>(deadline: u64) {
-    let (board, cpu) = here::<A>();
-    board.lock().lines[cpu as usize].timer = deadline;
-}
-
-pub(crate) fn exit<A: Arch>(code: ExitCode) -> ! {
-    let board = here::<A>().0;
-    board.stop(board.lock(), End::Exit(code))
-}
-
-pub(crate) fn receive_control<A: Arch>() -> Option<u8> {
-    here::<A>().0.lock().to_hypervisor.pop_front()
-}
-
-/// The sender of the request asks for more after each record.
-pub(crate) fn send_control<A: Arch>(byte: u8) {
-    let board = here::<A>().0;
-    let mut turns = board.lock();
-    if byte != b'\n' {
-        return turns.line.push(byte.into());
-    }
-    let line = core::mem::take(&mut turns.line);
-    let record = line.split_once(" : ").and_then(|(number, _)| number.parse().ok());
-    if let Some(number) = record.filter(|&number| turns.hung_up != Some(number)) {
-        turns.to_hypervisor.extend(format!("{}\n", Reply::Next(number)).bytes());
-        turns.lines[0].control = true;
-    }
-    turns.answers.push(line);
-    turns.answered_at.push(board.time());
-}
-
 /// The next byte that the real console has received.
 pub(crate) fn receive_console<A: Arch>() -> Option<u8> {
     here::<A>().0.console.lock().expect("no test panics with it").pop_front()
 }
 
-/// Zeroes memory, which takes as long as [`Made::zero_takes`](super::Made::zero_takes) says.
-///
-/// # Safety
-///
-/// It is the board's memory, and not in use.
-pub(crate) unsafe fn zero<A: Arch>(start: u64, size: u64) {
-    advance::<A>(here::<A>().0.page_ticks.load(Ordering::Relaxed) * size / 4096);
-    // SAFETY: the caller vouches for the range.
-    unsafe { core::ptr::write_bytes(start as *mut u8, 0, size as usize) };
+/// An architecture on the board.
+pub trait OnMockBoard: Sized + 'static {
+    /// Data of one CPU.
+    type Data: 'static;
+
+    /// See [`Board::must_clean`].
+    fn must_clean() -> bool {
+        false
+    }
+
+    /// See [`Board::clean`].
+    fn clean(_: Range<u64>) {}
+}
+
+impl<A: OnMockBoard + Arch> Clock for A {
+    fn now() -> u64 {
+        here::<A>().0.clock.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn hz() -> u64 {
+        HZ
+    }
+}
+
+// SAFETY: each CPU of the board is a thread, and the thread knows its CPU; its data is for this
+// thread.
+unsafe impl<A: OnMockBoard + Arch> Cpus for A {
+    type CpuData = A::Data;
+
+    fn this_cpu() -> &'static PerCpu<A> {
+        let (board, cpu) = here::<A>();
+        &board.cpus[cpu as usize]
+    }
+
+    fn cpu(index: u32) -> Option<&'static PerCpu<A>> {
+        here::<A>().0.cpus.get(index as usize)
+    }
+
+    fn take_interrupts() {
+        pass::<A>();
+        take_what_pends::<A>();
+    }
+
+    fn wait_for_interrupt() {
+        let (board, cpu) = here::<A>();
+        board.pass(cpu, true);
+        take_what_pends::<A>();
+    }
+
+    fn kick(cpu: &PerCpu<A>) {
+        let board = here::<A>().0;
+        board.kicks.fetch_add(1, Ordering::Relaxed);
+        board.lock().lines[cpu.index as usize].kick = true;
+        // The other CPU may take the interrupt at once.
+        pass::<A>();
+    }
+
+    fn arm_timer(deadline: u64, _: u64) {
+        let (board, cpu) = here::<A>();
+        board.lock().lines[cpu as usize].timer = deadline;
+    }
+
+    fn stop() -> ! {
+        unreachable!("no CPU of the board is given up")
+    }
+}
+
+impl<A: OnMockBoard + Arch> Board for A {
+    fn host() -> Option<&'static Host<A>> {
+        here::<A>().0.host.get()
+    }
+
+    fn must_clean() -> bool {
+        <A as OnMockBoard>::must_clean()
+    }
+
+    fn clean(memory: Range<u64>) {
+        <A as OnMockBoard>::clean(memory);
+    }
+
+    /// It takes as long as [`Made::zero_takes`](super::Made::zero_takes) says.
+    unsafe fn zero(start: u64, size: u64) {
+        advance::<A>(here::<A>().0.page_ticks.load(Ordering::Relaxed) * size / 4096);
+        // SAFETY: the caller vouches for the range.
+        unsafe { core::ptr::write_bytes(start as *mut u8, 0, size as usize) };
+    }
+
+    fn heap_used() -> u64 {
+        0
+    }
+
+    fn heap_left() -> u64 {
+        1 << 30
+    }
+
+    fn stack_left() -> u64 {
+        64 << 10
+    }
+
+    fn receive_control() -> Option<u8> {
+        here::<A>().0.lock().to_hypervisor.pop_front()
+    }
+
+    /// The sender of the request asks for more after each record.
+    fn send_control(byte: u8) {
+        let board = here::<A>().0;
+        let mut turns = board.lock();
+        if byte != b'\n' {
+            return turns.line.push(byte.into());
+        }
+        let line = core::mem::take(&mut turns.line);
+        let record = line.split_once(" : ").and_then(|(number, _)| number.parse().ok());
+        if let Some(number) = record.filter(|&number| turns.hung_up != Some(number)) {
+            turns.to_hypervisor.extend(format!("{}\n", Reply::Next(number)).bytes());
+            turns.lines[0].control = true;
+        }
+        turns.answers.push(line);
+        turns.answered_at.push(board.time());
+    }
+
+    fn exit(code: ExitCode) -> ! {
+        let board = here::<A>().0;
+        board.stop(board.lock(), End::Exit(code))
+    }
 }

@@ -6,6 +6,7 @@ use paging::Progress;
 use super::*;
 use crate::arm64::guest::devices;
 use crate::devices::virt::map::{GICD, PCI_ECAM};
+use crate::vm::dma::Devices;
 
 const FUNCTION: u64 = PCI_ECAM + (1 << 15);
 const COMMAND: u64 = FUNCTION + 4;
@@ -118,7 +119,7 @@ fn after_a_reset_the_line_is_low() {
             while vm.step_change(None) != Progress::Done {}
         }
         Made::reset_devices(vm);
-        assert_eq!(Made::step_owned_reset(vm), Progress::Done);
+        assert_eq!(<Made as Arch>::Devices::step_reset(vm), Progress::Done);
         assert!(!is_high(context));
         assert!(!sees_memory(context, PLACED), "nothing is decoded");
         configure(context, COMMAND, MEMORY);

@@ -19,7 +19,8 @@ use hostlink::name::Name;
 
 use crate::stopping;
 use crate::vm::CreateError;
-use crate::vm::made::{self, End, made_board};
+use crate::vm::arch::Board;
+use crate::vm::made::{self, End, OnMockBoard};
 
 /// An address without memory: a device.
 pub(super) const DEVICE: u64 = 0xf000_0000;
@@ -148,11 +149,13 @@ pub(super) fn create_several(
 /// The architecture.
 pub(super) struct Made;
 
-made_board! {
-    Made, (),
+impl OnMockBoard for Made {
+    type Data = ();
+
     fn must_clean() -> bool {
         true
-    },
+    }
+
     /// The memory is about to be reused: remaining translations of it must not be used any more.
     fn clean(memory: Range<u64>) {
         let host = Made::host().expect("memory is a machine's");

@@ -18,7 +18,8 @@ use crate::vm::space::{FlushScratch, Flushed, VmMemory};
 use crate::vm::{Access, Context, CreateError, Files, Led, Next, PerCpu, Vm, percpu};
 use alloc::vec;
 use alloc::vec::Vec;
-use coherence::{CpuId, Hardware};
+
+use coherence::{CpuId, Hardware, NoDevices};
 use core::ops::{ControlFlow, Range};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use hostlink::config::Config;
@@ -56,6 +57,7 @@ unsafe impl Arch for Made {
     type Inbox = Inbox;
     type State = Vcpu;
     type Workspace = ();
+    type Devices = NoDevices;
 
     const COUNTS_SECTIONS: bool = false;
 
