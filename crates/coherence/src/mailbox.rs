@@ -20,7 +20,7 @@ pub struct GvaRange {
 /// Exhaustive: a caller that overlooks one flushes too little.
 #[derive(Clone, Copy, Debug)]
 pub enum Scope<'a> {
-    /// Every translation of the target.
+    /// Every translation of the target that depends on the guest's tables.
     All,
     /// The translations of these ranges. More may be flushed, never less.
     Ranges(&'a [GvaRange]),

@@ -106,12 +106,13 @@ impl<'a> Owner<'a> {
             return None; // a flush issued after this load makes try_enter fail
         }
         // Pairs with `Target::request` and `request_all_if_idle`.
-        let old = self.target.word.fetch_and(!(word::FLUSH | word::ALL), Ordering::AcqRel);
+        let old = self.target.word.fetch_and(!word::FLUSH_NESTED, Ordering::AcqRel);
         let (generation, mut work) = self.target.mailbox.take();
         if old & word::ALL != 0 {
             work = Work::All;
         }
-        Some(FlushWork { target: self.target, generation, work, is_complete: false })
+        let is_nested = old & word::NESTED != 0;
+        Some(FlushWork { target: self.target, generation, work, is_nested, is_complete: false })
     }
 
     /// Halts, unless an event is pending. A pending flush does not matter: it waits for the entry.
@@ -213,23 +214,32 @@ impl Drop for Translation<'_> {
 }
 
 /// A flush that its target has yet to carry out. If dropped without [`complete`](Self::complete),
-/// it is pending again as [`Scope::All`].
+/// it is pending again as [`Scope::All`], with the nested translations.
 #[must_use = "record it in the vCPU, then complete it"]
 #[derive(Debug)]
 pub struct FlushWork<'o> {
     pub(crate) target: &'o Target,
     pub(crate) generation: Generation,
     pub(crate) work: Work,
+    pub(crate) is_nested: bool,
     pub(crate) is_complete: bool,
 }
 
 impl FlushWork<'_> {
-    /// The translations to flush. An empty list of ranges means none.
+    /// The translations to flush, of those that depend on the guest's tables. An empty list of
+    /// ranges means none.
     pub fn scope(&self) -> Scope<'_> {
         match &self.work {
             Work::All => Scope::All,
             Work::Ranges(ranges) => Scope::Ranges(ranges),
         }
+    }
+
+    /// Whether those that depend on the nested tables alone are to be flushed, too. Then
+    /// [`scope`](Self::scope) is everything. AMD64's flush of an ASID drops both; other processors
+    /// have an instruction for each (INVVPID and INVEPT, HFENCE.VVMA and HFENCE.GVMA).
+    pub const fn is_nested(&self) -> bool {
+        self.is_nested
     }
 
     /// The newest request that this flush covers.
@@ -257,6 +267,7 @@ impl FlushWork<'_> {
 impl Drop for FlushWork<'_> {
     fn drop(&mut self) {
         if !self.is_complete && !is_unwinding() {
+            let _idle = self.target.request_all_if_idle(word::FLUSH_NESTED);
             let _pending_again = self.target.request(Scope::All);
         }
     }

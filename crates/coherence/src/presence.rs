@@ -15,7 +15,7 @@
 //!
 //! Removal does lose the flush that the former vCPU had recorded for its next VMRUN. Its successor
 //! may run on the same CPU, and under the same tag if the caller keeps that; hence [`Target::add`]
-//! requests a flush of everything.
+//! requests a flush of everything, nested translations included.
 
 use crate::mailbox::Scope;
 use crate::owner::Owner;
@@ -43,7 +43,7 @@ impl Target {
         // Before FLUSH is set, like every request; redundant if another caller is faster.
         self.mailbox.post(Scope::All);
         let add = |word: u64| {
-            let present = word & !(word::ABSENT | word::HALTED) | word::FLUSH;
+            let present = word & !(word::ABSENT | word::HALTED) | word::FLUSH_NESTED;
             (word & word::ABSENT != 0).then_some(present)
         };
         update(&self.word, add).ok().map(|_| Owner { target: self })
@@ -102,7 +102,7 @@ mod tests {
             assert_eq!(owner.try_enter(CPU).unwrap_err(), Pending { flush: true, event: false });
             assert_eq!(owner.begin_translation().unwrap_err(), Pending { flush: true, event: false });
             let work = owner.take_flush().unwrap();
-            assert!(matches!(work.scope(), Scope::All));
+            assert!(matches!(work.scope(), Scope::All) && work.is_nested());
             work.complete();
             assert!(owner.try_enter(CPU).is_ok());
         }

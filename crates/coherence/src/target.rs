@@ -31,6 +31,11 @@ use crate::{CpuId, word};
 /// FLUSH: the initiator need not wait, so the request needs no generation, and L takes ALL along
 /// with FLUSH.
 ///
+/// NESTED beside ALL says that nested tables were changed, so that what a processor keeps of them
+/// alone has to go as well. It is in this word only, set in the first step even where B and C
+/// follow, and L takes it along with FLUSH. So it needs no place in the mailbox: whatever takes the
+/// generation of B comes after the first step, and has taken NESTED then or before.
+///
 /// C and P change the same word by read-modify-write, so one of them happens first and the other
 /// sees it: there is no store-then-load on either side and no fence to forget (O3, O5). The last
 /// step is outside the language: Q is one VMRUN instruction, which applies `TLB_CONTROL` before the
@@ -192,17 +197,18 @@ impl Target {
         }
     }
 
-    /// B and C in one step, for a request for everything: true if the vCPU is present and out of
-    /// guest mode, so that no initiator has to wait for it and the request needs no generation. If
-    /// false, call [`request`](Self::request) as well.
+    /// B and C in one step, for a request for everything ([`word::FLUSH_GUEST`] or
+    /// [`word::FLUSH_NESTED`]): true if the vCPU is present and out of guest mode, so that no
+    /// initiator has to wait for it and the request needs no generation. If false, call
+    /// [`request`](Self::request) as well.
     ///
     /// The load of BUSY comes after the request on the same word. If it shows a target that is not
     /// busy, then the guest's earlier accesses are visible, and its next stay begins with the
     /// flush.
-    #[inline]
-    pub(crate) fn request_all_if_idle(&self) -> bool {
+    #[inline(always)] // With a constant.
+    pub(crate) fn request_all_if_idle(&self, flush: u64) -> bool {
         // Pairs with `Owner::take_flush` and `Owner::try_enter`.
-        self.word.fetch_or(word::FLUSH | word::ALL, Ordering::AcqRel);
+        self.word.fetch_or(flush, Ordering::AcqRel);
         // Pairs with the drops of `InGuest` and `Translation`.
         self.word.load(Ordering::Acquire) & (word::BUSY | word::ABSENT) == 0
     }
@@ -267,13 +273,13 @@ impl core::fmt::Debug for Target {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use crate::{CpuId, GvaRange, Scope, Space, Target};
+    use crate::{CpuId, GvaRange, Scope, Space, Target, word};
 
     #[test]
     fn a_request_for_everything_in_one_step_is_taken_as_everything() {
         let target = Target::new();
         let mut owner = target.owner().expect("free");
-        assert!(target.request_all_if_idle(), "nobody is in guest mode");
+        assert!(target.request_all_if_idle(word::FLUSH_GUEST), "nobody is in guest mode");
         let work = owner.take_flush().expect("it pends");
         assert!(matches!(work.scope(), Scope::All));
         work.complete();
@@ -286,10 +292,34 @@ mod tests {
         work.complete();
         // Both requests together flush everything.
         let _posted = target.request(Scope::Ranges(&[range]));
-        assert!(target.request_all_if_idle());
+        assert!(target.request_all_if_idle(word::FLUSH_GUEST));
         let work = owner.take_flush().expect("it pends");
-        assert!(matches!(work.scope(), Scope::All));
+        assert!(matches!(work.scope(), Scope::All) && !work.is_nested());
         work.complete();
+    }
+
+    #[test]
+    fn nested_translations_are_asked_for_apart_and_taken_once() {
+        let target = Target::new();
+        let mut owner = target.owner().expect("free");
+        for (flushes, is_nested) in [
+            (&[word::FLUSH_GUEST][..], false),
+            (&[word::FLUSH_NESTED], true),
+            (&[word::FLUSH_GUEST, word::FLUSH_NESTED], true),
+            (&[word::FLUSH_NESTED, word::FLUSH_GUEST], true),
+            (&[word::FLUSH_GUEST], false),
+        ] {
+            flushes.iter().for_each(|&flush| assert!(target.request_all_if_idle(flush)));
+            let work = owner.take_flush().expect("it pends");
+            assert!(matches!(work.scope(), Scope::All));
+            assert_eq!(work.is_nested(), is_nested, "{flushes:x?}");
+            work.complete();
+        }
+        // Of a range: nothing of nested tables.
+        let _posted = target.request(Scope::Ranges(&[GvaRange { first: 0x1000, pages: 1 }]));
+        assert!(!owner.take_flush().expect("it pends").is_nested());
+        // It was dropped without completion.
+        assert!(owner.take_flush().expect("it pends again").is_nested());
     }
 
     #[test]
@@ -297,15 +327,15 @@ mod tests {
         let target = Target::new();
         let mut owner = target.owner().expect("free");
         let guest = owner.try_enter(CpuId(0)).expect("nothing pends");
-        assert!(!target.request_all_if_idle(), "in guest mode");
+        assert!(!target.request_all_if_idle(word::FLUSH_GUEST), "in guest mode");
         guest.leave();
-        assert!(target.request_all_if_idle());
+        assert!(target.request_all_if_idle(word::FLUSH_GUEST));
         owner.take_flush().expect("it pends").complete();
         let section = owner.begin_translation().expect("nothing pends");
-        assert!(!target.request_all_if_idle(), "a translation is in use");
+        assert!(!target.request_all_if_idle(word::FLUSH_GUEST), "a translation is in use");
         section.end();
-        assert!(target.request_all_if_idle());
-        assert!(!Target::absent().request_all_if_idle());
+        assert!(target.request_all_if_idle(word::FLUSH_GUEST));
+        assert!(!Target::absent().request_all_if_idle(word::FLUSH_GUEST));
     }
 
     #[test]

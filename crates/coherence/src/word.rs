@@ -11,6 +11,7 @@
 //! | 8 | `FLUSH` | initiator: issue | owner: takes the flush |
 //! | 9 | `EVENT` | poster | owner: takes the event |
 //! | 10 | `ALL` | initiator: issue, together with `FLUSH` | owner: takes the flush |
+//! | 11 | `NESTED` | initiator: issue, together with `ALL` | owner: takes the flush |
 //! | 16–31 | section | owner: section begins: counts, and wraps | – |
 //! | 32–63 | CPU | owner: entry | – (meaningful while `IN_GUEST`) |
 
@@ -34,6 +35,13 @@ pub(crate) const FLUSH: u64 = 1 << 8;
 pub(crate) const EVENT: u64 = 1 << 9;
 /// `FLUSH` stands for everything, whatever the mailbox holds.
 pub(crate) const ALL: u64 = 1 << 10;
+/// `FLUSH` stands for the translations by the nested tables, too.
+pub(crate) const NESTED: u64 = 1 << 11;
+
+/// A request for all translations by the guest's tables.
+pub(crate) const FLUSH_GUEST: u64 = FLUSH | ALL;
+/// A request for all translations, by whichever tables.
+pub(crate) const FLUSH_NESTED: u64 = FLUSH_GUEST | NESTED;
 
 /// The requests that keep the target from entering the guest.
 pub(crate) const REQUESTS: u64 = FLUSH | EVENT;
@@ -46,7 +54,7 @@ const CPU_SHIFT: u32 = 32;
 const CPU: u64 = !0 << CPU_SHIFT;
 
 const _: () = {
-    const FLAGS: u64 = REQUESTS | BUSY | HALTED | KICKED | OWNED | ABSENT | ALL;
+    const FLAGS: u64 = REQUESTS | BUSY | HALTED | KICKED | OWNED | ABSENT | FLUSH_NESTED;
     assert!(CPU & FLAGS == 0 && SECTION & FLAGS == 0 && CPU & SECTION == 0);
 };
 

@@ -13,6 +13,8 @@ pub enum Bug {
     WrongBank,
     /// For a flush of the whole space, targets in guest mode are neither kicked nor waited for.
     NoKick,
+    /// After a change of nested tables, a flush of the guest's translations is requested.
+    FlushOfGuests,
     /// Kicks are lost, but still waited for.
     LostKick,
     /// The flush comes before the entries are removed.

@@ -28,6 +28,9 @@
 //! * **Memory** is real memory ([`hw::memory`]). Freed tables and slots are poisoned. A walk, an
 //!   access or a crate that reaches them fails the run, even if the frame is in use again. What a
 //!   frame held in its last lives is remembered, so entries from then can still be used.
+//! * **Two kinds of flush.** Some of the processors with ASIDs are not AMD's: flushing a tag drops
+//!   what depends on the guest's tables, and what depends on the nested tables alone is kept until
+//!   it is flushed by another instruction.
 //! * **VTTBR_EL2** takes effect when the processor synchronizes. Until then it may walk by the
 //!   former value, and a TLBI may be for either VMID. A CPU that leaves a guest keeps its tables
 //!   loaded, and may walk them, until it loads others. A host's CPU may have any machine's loaded.

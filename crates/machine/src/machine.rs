@@ -73,11 +73,13 @@ impl AbstractMachine {
         let nowhere = memory.allocate_table().ok().flatten().expect("all tables are free");
         let points_max = (operations as u64 + 10) * POINTS_PER_OPERATION;
         let (bytes, rng) = (memory.bytes(), Rng::new(seed ^ 0x11));
-        let hw = Hw::new(config.arch, config.cpus, memory, rng).with_pcids(config.pcid);
+        let mut hw = Hw::new(config.arch, config.cpus, memory, rng);
+        (hw.pcid, hw.two_flushes) = (config.pcid, config.two_flushes);
+        hw.iommu = Iommu::new(all_devices(&config));
         let actors = config.cpus + config.vms;
         Self {
             bytes,
-            hw: RefCell::new(hw.with_iommu(Iommu::new(all_devices(&config)))),
+            hw: RefCell::new(hw),
             oracle: RefCell::new(Oracle::new(config.vms, config.vcpus)),
             sched: Scheduler::new(Rng::new(seed ^ 0x22), points_max),
             config,

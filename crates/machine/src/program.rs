@@ -202,6 +202,9 @@ pub struct Config {
     pub page_limit: u64,
     /// Guests use PCIDs.
     pub pcid: bool,
+    /// Processors flush guests' and nested translations by two instructions, as others than AMD's
+    /// do.
+    pub two_flushes: bool,
     /// Memory that was freed last is used first, so a new guest gets that of the former one.
     pub reuses_at_once: bool,
     /// The targets of flushes are those of the place: a new guest's vCPUs take over the words of

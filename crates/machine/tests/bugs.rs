@@ -57,6 +57,7 @@ mod around {
 
     found! {
         o1_no_kick: Amd64, Bug::NoKick, KEPT;
+        p19_flush_of_guests_for_nested_tables: Amd64, Bug::FlushOfGuests, KEPT;
         g5_lost_kick: Amd64, Bug::LostKick, &["G5"];
         g5_wrong_cpu_kicked: Amd64, Bug::WrongCpuKicked, &["G5"];
         h13_wrong_bank: Amd64, Bug::WrongBank, KEPT;
@@ -116,6 +117,7 @@ mod steps {
         entered_in_spite: Amd64, step(EnteredInSpite), KEPT;
         flush_not_carried_out: Amd64, step(FlushNotCarriedOut), KEPT;
         debt_forgotten: Amd64, step(DebtForgotten), KEPT;
+        p19_nested_taken_as_guests: Amd64, step(NestedTakenAsGuests), KEPT;
         starts_over_with_all: Amd64, step(StartsOverWithAll), KEPT, Guests;
         page_left_out: Amd64, step(PageLeftOut), KEPT, Guests;
         range_left_out: Amd64, step(RangeLeftOut), KEPT, Guests;

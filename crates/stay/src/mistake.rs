@@ -30,6 +30,8 @@ mistakes! {
     FlushNotCarriedOut,
     /// A flush of the tag is taken, but not recorded as pending.
     DebtForgotten,
+    /// A flush of nested translations, too, is taken as one of the guest's alone.
+    NestedTakenAsGuests,
     /// A vCPU that starts over, after INIT or a reset, keeps its old translations.
     StartsOverWithAll,
     /// When a range is invalidated page by page, the last page is skipped.

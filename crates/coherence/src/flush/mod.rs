@@ -17,6 +17,7 @@ use crate::CpuId;
 use crate::mailbox::{Generation, Scope, Widened};
 use crate::set::{Bits, Members, TargetSet};
 use crate::target::{Claim, Target};
+use crate::word;
 
 /// The machine operations that the engine needs.
 pub trait Hardware {
@@ -153,7 +154,7 @@ pub fn issue<'a, T: Targets + ?Sized, S: Members + ?Sized, const BANKS: usize>(
     scope: Scope<'_>,
     ledger: &'a mut Ledger<BANKS>,
 ) -> Issued<'a, T, BANKS> {
-    issue_unless(targets, set, scope, ledger, |_| false)
+    issue_unless(targets, set, scope, word::FLUSH_GUEST, ledger, |_| false)
 }
 
 /// Like [`issue`], for a guest that has changed the tables of one address space and no global
@@ -173,7 +174,7 @@ pub fn issue_in_space<'a, T: Targets + ?Sized, S: Members + ?Sized, const BANKS:
     ledger: &'a mut Ledger<BANKS>,
 ) -> Issued<'a, T, BANKS> {
     let mut elsewhere = 0;
-    let mut issued = issue_unless(targets, set, scope, ledger, |target| {
+    let mut issued = issue_unless(targets, set, scope, word::FLUSH_GUEST, ledger, |target| {
         let halted_elsewhere = target.has_halted_elsewhere(space);
         elsewhere += u32::from(halted_elsewhere);
         halted_elsewhere
@@ -182,16 +183,29 @@ pub fn issue_in_space<'a, T: Targets + ?Sized, S: Members + ?Sized, const BANKS:
     issued
 }
 
-/// Requests a flush of those targets for which `is_spared` is false.
+/// Like [`issue`] of everything, for a change of the nested tables: what is kept of these alone has
+/// to go, too.
+#[inline(always)]
+pub(crate) fn issue_nested<'a, T: Targets + ?Sized, S: Members + ?Sized, const BANKS: usize>(
+    targets: &'a T,
+    set: &S,
+    ledger: &'a mut Ledger<BANKS>,
+) -> Issued<'a, T, BANKS> {
+    issue_unless(targets, set, Scope::All, word::FLUSH_NESTED, ledger, |_| false)
+}
+
+/// Requests a flush of those targets for which `is_spared` is false. `everything` is how the word
+/// says it, if the scope is that.
 #[inline(always)]
 fn issue_unless<'a, T: Targets + ?Sized, S: Members + ?Sized, const BANKS: usize>(
     targets: &'a T,
     set: &S,
     scope: Scope<'_>,
+    everything: u64,
     ledger: &'a mut Ledger<BANKS>,
     mut is_spared: impl FnMut(&Target) -> bool,
 ) -> Issued<'a, T, BANKS> {
-    let everything = matches!(scope, Scope::All);
+    let is_everything = matches!(scope, Scope::All);
     let mut issuing = Issuing { scope, ledger, outcome: FlushOutcome::default() };
     let mut asked = 0u32;
     targets.for_each(
@@ -204,7 +218,7 @@ fn issue_unless<'a, T: Targets + ?Sized, S: Members + ?Sized, const BANKS: usize
             // There are fewer targets than addresses.
             asked = asked.wrapping_add(1);
             // Nearly all targets where there are more vCPUs than CPUs.
-            if !(everything && target.request_all_if_idle()) {
+            if !(is_everything && target.request_all_if_idle(everything)) {
                 issuing.request(target, index);
             }
         },

@@ -26,6 +26,9 @@ pub(super) fn range(page: usize) -> GvaRange {
 pub(super) struct ModelState {
     pub(super) targets: Vec<Target>,
     page_table: [AtomicU64; PAGES],
+    /// The nested table's entry for the old page's frame, where there is one: without it, that is
+    /// [`OLD`] forever.
+    nested_table: Option<AtomicU64>,
     /// Accesses to each page's old frame. An access is a read-modify-write, so it is never
     /// overlooked; the count is read by a relaxed load, which is stale unless the protocol ordered
     /// it (G2).
@@ -43,6 +46,7 @@ impl ModelState {
         Self {
             targets: (0..cpus).map(|_| Target::new()).collect(),
             page_table: core::array::from_fn(|_| AtomicU64::new(OLD)),
+            nested_table: None,
             old_frame: core::array::from_fn(|_| AtomicU64::new(0)),
             interrupt: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             initiators: 1,
@@ -53,6 +57,18 @@ impl ModelState {
     /// The same for `initiators` that finish, instead of one.
     pub(super) fn under(self, initiators: u64) -> Self {
         Self { initiators, ..self }
+    }
+
+    /// The same with a nested table.
+    pub(super) fn with_nested_table(self) -> Self {
+        Self { nested_table: Some(AtomicU64::new(OLD)), ..self }
+    }
+
+    /// Points the nested table's entry elsewhere, runs `flush`, and frees the old frame.
+    pub(super) fn replace_nested(&self, flush: impl FnOnce()) -> Freed {
+        self.nested_table.as_ref().expect("there is one").store(NEW, Relaxed);
+        flush();
+        Freed { page: 0, accesses: self.old_frame[0].load(Relaxed) }
     }
 
     /// Points the page elsewhere, runs `flush`, and frees the old frame: the count of accesses that
@@ -131,25 +147,37 @@ pub(super) enum Stay {
 pub(super) struct Cpu<'m> {
     machine: &'m ModelState,
     id: usize,
+    /// Combined entries: from a page to a frame, by both tables.
     tlb: [Option<u64>; PAGES],
-    armed: Vec<Option<Box<[GvaRange]>>>,
+    /// The entry of the nested table, on its own: a flush of the guest's translations leaves it.
+    nested_tlb: Option<u64>,
+    armed: Vec<Armed>,
     /// The address space that the guest is in, and the one that it switches to when it next runs.
     space: u64,
     next_space: u64,
 }
 
+/// A flush that VMRUN is to do.
+struct Armed {
+    /// `None` stands for everything.
+    ranges: Option<Box<[GvaRange]>>,
+    /// The nested table's entry, too.
+    is_nested: bool,
+}
+
 impl<'m> Cpu<'m> {
     pub(super) fn new(machine: &'m ModelState, id: usize) -> Self {
-        Self { machine, id, tlb: [None; PAGES], armed: Vec::new(), space: 0, next_space: 0 }
+        Self { machine, id, tlb: [None; PAGES], nested_tlb: None, armed: Vec::new(), space: 0, next_space: 0 }
     }
 
-    /// Takes a pending flush and records it. `None` stands for everything.
+    /// Takes a pending flush and records it.
     pub(super) fn absorb<P: Protocol>(&mut self, owner: &mut Owner<'_>) {
         let Some(work) = P::take_flush(owner) else { return };
-        self.armed.push(match work.scope() {
+        let ranges = match work.scope() {
             Scope::All => None,
             Scope::Ranges(ranges) => Some(ranges.into()),
-        });
+        };
+        self.armed.push(Armed { ranges, is_nested: work.is_nested() });
         P::complete(work);
     }
 
@@ -211,8 +239,11 @@ impl<'m> Cpu<'m> {
 
     /// VMRUN: does the armed flush, and nothing else. The TLB keeps the rest forever.
     fn vmrun(&mut self) {
-        for flush in self.armed.drain(..) {
-            match flush {
+        for Armed { ranges, is_nested } in self.armed.drain(..) {
+            if is_nested {
+                self.nested_tlb = None;
+            }
+            match ranges {
                 None => self.tlb = [None; PAGES],
                 Some(ranges) => {
                     for range in &ranges {
@@ -225,9 +256,14 @@ impl<'m> Cpu<'m> {
 
     /// A guest access, through the TLB.
     fn touch(&mut self, page: usize) {
-        let machine = self.machine;
-        let entry = *self.tlb[page].get_or_insert_with(|| machine.page_table[page].load(Relaxed));
-        machine.access(page, entry);
+        let (machine, nested_tlb) = (self.machine, &mut self.nested_tlb);
+        let frame = *self.tlb[page].get_or_insert_with(|| {
+            match (machine.page_table[page].load(Relaxed), &machine.nested_table) {
+                (OLD, Some(table)) => *nested_tlb.get_or_insert_with(|| table.load(Relaxed)),
+                (frame, _) => frame,
+            }
+        });
+        machine.access(page, frame);
     }
 }
 

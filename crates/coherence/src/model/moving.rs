@@ -60,7 +60,7 @@ fn move_and_stay<P: Protocol>(machine: &ModelState, pages: &[usize]) {
 
 /// A vCPU runs for a moment, takes pending requests, and is removed, with or without the flush
 /// recorded.
-fn run_and_remove<P: Protocol>(cpu: &mut Cpu<'_>, machine: &ModelState) {
+pub(super) fn run_and_remove<P: Protocol>(cpu: &mut Cpu<'_>, machine: &ModelState) {
     let mut owner = machine.targets[0].owner().expect("free");
     cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
     cpu.absorb::<P>(&mut owner);

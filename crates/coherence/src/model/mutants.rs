@@ -152,7 +152,7 @@ fn take_by<'o>(
         return None;
     }
     let (generation, work) = take(owner.target);
-    Some(FlushWork { target: owner.target, generation, work, is_complete: false })
+    Some(FlushWork { target: owner.target, generation, work, is_nested: false, is_complete: false })
 }
 
 mutant! {

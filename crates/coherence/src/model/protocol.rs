@@ -66,6 +66,14 @@ pub(super) trait Protocol: 'static {
         assert!(receipt.is_ok(), "the model never gives up");
     }
 
+    /// A flush of target 0 after a change of the nested table.
+    fn flush_nested(machine: &ModelState) {
+        let mut ledger = Ledger::<1>::new();
+        let targets = &machine.targets[..1];
+        let receipt = crate::flush_space(targets, &crate::NoDevices, &mut ledger, machine);
+        assert!(receipt.is_ok(), "the model never gives up");
+    }
+
     /// A flush of the first `count` targets.
     fn flush(machine: &ModelState, count: usize, scope: Scope<'_>) -> FlushOutcome {
         let (set, mut ledger) = (TargetSet::<1>::first(count), Ledger::<1>::new());

@@ -12,8 +12,7 @@ mod devices;
 
 pub use devices::{DeviceTlbs, NoDevices, Unfinished};
 
-use crate::flush::{FlushOutcome, Hardware, Ledger, Targets, flush};
-use crate::mailbox::Scope;
+use crate::flush::{FlushOutcome, Hardware, Ledger, Targets, issue_nested};
 use crate::set::Members;
 
 /// All users of the translations of one space: the targets of its machine, its devices, and no
@@ -27,7 +26,8 @@ use crate::set::Members;
 /// * every processor that translates by them does so for one of these targets, between
 ///   [`Owner::try_enter`](crate::Owner::try_enter) and [`InGuest::leave`](crate::InGuest::leave);
 /// * a CPU that takes the request because of which [`try_enter`](crate::Owner::try_enter) refuses
-///   to enter drops the translations that the request names, including nested translations;
+///   to enter drops the translations that the request names, including nested translations if
+///   [`FlushWork::is_nested`](crate::FlushWork::is_nested) says so;
 /// * software walks them on behalf of a target only in one of its sections
 ///   ([`Owner::begin_translation`](crate::Owner::begin_translation)), or while nothing is freed;
 /// * every IOMMU that translates by them is among those of any value of
@@ -105,9 +105,9 @@ impl<S> SpaceReceipt<S> {
 /// The error of a flush of a whole space.
 pub type SpaceUnfinished<'a, W> = Unfinished<<<W as Walkers>::Devices<'a> as DeviceTlbs>::Error>;
 
-/// Makes every walker drop all its translations, and `devices` those that they name, and waits
-/// until that is done: [`flush`](fn@crate::flush) for all, between the two parts of
-/// [`DeviceTlbs`].
+/// Makes every walker drop all its translations, nested ones included, and `devices` those that
+/// they name, and waits until that is done: like [`flush`](fn@crate::flush) for all, between the
+/// two parts of [`DeviceTlbs`].
 ///
 /// The stamp is taken before the request is published, so that a change made meanwhile is not taken
 /// for a flushed one.
@@ -126,8 +126,8 @@ pub fn flush_space<'a, W: Walkers + ?Sized, const BANKS: usize>(
 ) -> Result<SpaceReceipt<W::Stamp>, SpaceUnfinished<'a, W>> {
     let stamp = walkers.stamp();
     let begun = devices.begin().map_err(Unfinished::Devices)?;
-    let receipt =
-        flush(walkers, &Everybody::of(walkers), Scope::All, ledger, hardware).map_err(Unfinished::Target)?;
+    let issued = issue_nested(walkers, &Everybody::of(walkers), ledger);
+    let receipt = issued.dispatch(hardware).wait(hardware).map_err(Unfinished::Target)?;
     devices.finish(begun).map_err(Unfinished::Devices)?;
     Ok(SpaceReceipt::after(stamp, receipt.outcome()))
 }

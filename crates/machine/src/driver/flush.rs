@@ -287,6 +287,13 @@ impl<F: Architecture> Vm<'_, F> {
                 let _nobody_is_kicked = coherence::issue(self, &named, Scope::All, &mut ledger);
                 Ok(FlushProof::forged())
             }
+            Arch::Amd64 if machine.has(Bug::FlushOfGuests) => {
+                let everybody = Targets::All;
+                let named = amd64::Named::new(&everybody, self.targets.len());
+                coherence::flush(self, &named, Scope::All, &mut ledger, &hardware)
+                    .map(|_| FlushProof::forged())
+                    .map_err(coherence::Unfinished::Target)
+            }
             Arch::Amd64 => {
                 coherence::flush_space(self, told, &mut ledger, &hardware).map(FlushProof::Flushed)
             }

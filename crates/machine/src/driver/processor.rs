@@ -17,12 +17,15 @@ const REFUSED_ONE_IN: usize = 40;
 pub(crate) struct Vmcb {
     asid: u32,
     control: TlbControl,
+    /// What the processor keeps of the nested tables alone has to go, too. Only where no tag's
+    /// flush does that.
+    owes_nested: bool,
 }
 
 impl Vmcb {
     /// The one of a vCPU that has never run.
     pub(crate) const fn new() -> Self {
-        Self { asid: 1, control: TlbControl::DoNothing }
+        Self { asid: 1, control: TlbControl::DoNothing, owes_nested: false }
     }
 }
 
@@ -73,7 +76,7 @@ impl<F: Architecture> amd64::Processor for Guest<'_, '_, F> {
             }
             control => control,
         };
-        self.vcpu.vmcb = Vmcb { asid: assignment.asid, control };
+        self.vcpu.vmcb = Vmcb { asid: assignment.asid, control, ..self.vcpu.vmcb };
     }
 
     fn hold_interrupts(&mut self) {
@@ -81,13 +84,17 @@ impl<F: Architecture> amd64::Processor for Guest<'_, '_, F> {
     }
 
     fn run(&mut self) -> bool {
-        let (machine, Vmcb { asid, control }) = (self.cpu.machine, self.vcpu.vmcb);
+        let (machine, Vmcb { asid, control, owes_nested }) = (self.cpu.machine, self.vcpu.vmcb);
         if machine.below(REFUSED_ONE_IN) == 0 {
             machine.note(|| format!("vCPU {}.{} is refused", self.vm.index, self.number));
             return false;
         }
         machine.point();
         machine.hw.borrow_mut().tlb_control(self.cpu.number, asid, control);
+        if owes_nested {
+            machine.hw.borrow_mut().flush_nested(self.cpu.number, asid);
+            self.vcpu.vmcb.owes_nested = false;
+        }
         self.run_with(asid);
         true
     }
@@ -102,6 +109,10 @@ impl<F: Architecture> amd64::Processor for Guest<'_, '_, F> {
         let walk = !machine.has(Bug::WalkCacheKept);
         let asid = if machine.has(Bug::WrongTagFlushed) { asid % machine.config.tags + 1 } else { asid };
         machine.hw.borrow_mut().invlpga(self.cpu.number, asid, address, walk);
+    }
+
+    fn owe_nested_flush(&mut self) {
+        self.vcpu.vmcb.owes_nested = self.cpu.machine.config.two_flushes;
     }
 
     fn mode(&self) -> amd64::Mode {

@@ -88,6 +88,7 @@ impl Program {
         taste.config.arm = Arm::random(&mut Rng::new(seed ^ 0xa5_3664));
         let mut reuse = Rng::new(seed ^ 0xf4_a3e5);
         (taste.config.reuses_at_once, taste.config.reuses_targets) = (reuse.one_in(2), reuse.one_in(2));
+        taste.config.two_flushes = arch == Arch::Amd64 && reuse.one_in(3);
         taste.config.dma = Dma::random(&taste, &mut dma);
         let config = taste.config;
         let vcpus = config.vms * config.vcpus;

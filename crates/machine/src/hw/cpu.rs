@@ -57,7 +57,10 @@ pub struct Hw {
     pub steps: Vec<Step>,
     arch: Arch,
     /// Guests use PCIDs, one for each root: loading a root drops nothing.
-    pcid: bool,
+    pub pcid: bool,
+    /// A flush of a tag drops what depends on the guest's tables. What depends on the nested tables
+    /// alone has an instruction of its own.
+    pub two_flushes: bool,
     cpus: Vec<Cpu>,
     /// The IOMMU, and the devices behind it.
     pub iommu: Iommu,
@@ -76,28 +79,12 @@ impl Hw {
             steps: Vec::new(),
             arch,
             pcid: false,
+            two_flushes: false,
             cpus,
             iommu: Iommu::default(),
             words: Vec::new(),
             turns: Vec::new(),
         }
-    }
-
-    /// The same; if `pcid`, guests have PCIDs.
-    #[must_use]
-    pub fn with_pcids(self, pcid: bool) -> Self {
-        Self { pcid, ..self }
-    }
-
-    /// The same with devices behind an IOMMU.
-    #[must_use]
-    pub fn with_iommu(self, iommu: Iommu) -> Self {
-        Self { iommu, ..self }
-    }
-
-    /// Whether guests have PCIDs.
-    pub(super) fn has_pcids(&self) -> bool {
-        self.pcid
     }
 
     /// The processors' architecture.

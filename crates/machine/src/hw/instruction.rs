@@ -116,9 +116,16 @@ impl Hw {
     pub fn tlb_control(&mut self, cpu: usize, asid: Tag, control: TlbControl) {
         match control {
             TlbControl::DoNothing => {}
+            TlbControl::FlushAsid if self.two_flushes => self.invalidate(cpu, asid, Invalidation::Guest),
             TlbControl::FlushAsid => self.invalidate(cpu, asid, Invalidation::All),
             TlbControl::FlushAll => self.invalidate_all(cpu),
         }
+    }
+
+    /// INVEPT or HFENCE.GVMA, for one tag: entries that depend on the nested tables, combined ones
+    /// included.
+    pub fn flush_nested(&mut self, cpu: usize, tag: Tag) {
+        self.invalidate(cpu, tag, Invalidation::All);
     }
 
     /// INVLPGA. The manual does not guarantee that more than one piece of a larger page is removed
@@ -127,7 +134,7 @@ impl Hw {
     /// Nor does the manual define which PCID's entries are removed.
     pub fn invlpga(&mut self, cpu: usize, asid: Tag, va: u64, walk: bool) {
         let what = Invalidation::GuestPage { va, level: None, pieces: false, walk };
-        if self.has_pcids() {
+        if self.pcid {
             self.invalidate_any_root(cpu, asid, what);
         } else {
             self.invalidate(cpu, asid, what);

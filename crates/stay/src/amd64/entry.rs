@@ -39,6 +39,11 @@ pub trait Processor: Mistakes {
     /// INVLPGA: drops the processor's translations of one guest page, including those of a large
     /// page around it.
     fn invalidate_page(&mut self, address: u64, asid: u32);
+    /// The next VMRUN has to drop what is kept of the nested tables alone, besides what a flush of
+    /// the tag drops. On AMD64 such a flush is pending whenever this is called, and drops both.
+    /// Only for a processor with an instruction of its own for the second.
+    #[inline(always)]
+    fn owe_nested_flush(&mut self) {}
     /// The vCPU's current state that determines how it carries out a request.
     fn mode(&self) -> Mode;
 }
@@ -110,6 +115,9 @@ pub fn take_flush<P: Processor>(
     if processor.makes(Mistake::FlushNotCarriedOut) {
         work.complete();
         return Some(Taken::Nothing);
+    }
+    if work.is_nested() && !processor.makes(Mistake::NestedTakenAsGuests) {
+        processor.owe_nested_flush();
     }
     let taken = match work.scope() {
         Scope::All => Taken::Everything,

@@ -1,0 +1,128 @@
+//! Changes of the nested table, on processors that drop what they keep of it alone only by a flush
+//! of its own: scenarios, and the mutants that fail there.
+
+use super::machine::{Cpu, ModelState, Stay};
+use super::moving::run_and_remove;
+use super::mutants::{flush_by, mutant};
+use super::protocol::{Protocol, Real};
+use super::scenarios::{explore, on_a_thread};
+use crate::sync::Ordering::{AcqRel, Acquire, Relaxed};
+use crate::sync::update;
+use crate::target::Requested;
+use crate::{FlushWork, Owner, Scope, Target, word};
+use loom::sync::Arc;
+
+/// Replaces the frame behind the nested table's entry while `vcpu` runs on another thread. The
+/// guest flushes its own translations before, and those of the nested table are flushed after it.
+fn replaced_beside<P: Protocol>(vcpu: fn(&ModelState)) {
+    let machine = Arc::new(ModelState::new(1).with_nested_table());
+    let vcpu = on_a_thread(&machine, move |machine| vcpu(machine));
+    P::flush(&machine, 1, Scope::All);
+    let freed = machine.replace_nested(|| P::flush_nested(&machine));
+    machine.finish();
+    vcpu.join().unwrap();
+    machine.check(freed);
+}
+
+/// A target that enters and leaves by itself.
+fn passing<P: Protocol>() {
+    replaced_beside::<P>(|machine| {
+        let mut owner = machine.targets[0].owner().expect("free");
+        let mut cpu = Cpu::new(machine, 0);
+        cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
+        cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
+    });
+}
+
+/// A target that leaves only if it is kicked.
+fn staying<P: Protocol>() {
+    replaced_beside::<P>(|machine| {
+        let mut owner = machine.targets[0].owner().expect("free");
+        Cpu::new(machine, 0).run::<P>(&mut owner, Stay::UntilKicked, &[0]);
+    });
+}
+
+/// A vCPU that is removed with its record, and another that takes its place, on the same CPU.
+fn replaced<P: Protocol>() {
+    replaced_beside::<P>(|machine| {
+        let mut cpu = Cpu::new(machine, 0);
+        run_and_remove::<P>(&mut cpu, machine);
+        cpu.discard_record();
+        let mut owner = P::add(&machine.targets[0]).expect("absent");
+        cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
+    });
+}
+
+#[test]
+fn p19_nested_translations_of_who_passes_are_flushed() {
+    explore(Some(3), passing::<Real>);
+}
+
+#[test]
+fn p19_nested_translations_of_who_stays_are_flushed() {
+    explore(Some(3), staying::<Real>);
+}
+
+#[test]
+fn p19_no_nested_flush_is_lost_when_another_vcpu_comes_in_its_place() {
+    explore(Some(2), replaced::<Real>);
+}
+
+mutant! {
+    /// The change of the nested table is announced as one of the guest's tables.
+    AskedForGuest fails p19_nested_change_asked_as_the_guests: passing::<AskedForGuest>, "used after", {
+        fn flush_nested(machine: &ModelState) {
+            Self::flush(machine, 1, Scope::All);
+        }
+    }
+}
+
+mutant! {
+    /// O4: NESTED is set after the target was seen to be idle.
+    AskedLate fails p19_nested_set_after_the_look within 4: passing::<AskedLate>, "used after", {
+        fn flush_nested(machine: &ModelState) {
+            let request = |target: &Target| {
+                let is_idle = target.request_all_if_idle(word::FLUSH_GUEST);
+                target.word.fetch_or(word::NESTED, AcqRel);
+                if is_idle { Requested::default() } else { target.request(Scope::All) }
+            };
+            flush_by(machine, request, Target::claim_kick, Target::is_quiet);
+        }
+    }
+}
+
+mutant! {
+    /// NESTED is taken, and not reported.
+    NestedForgotten fails p19_nested_forgotten_by_the_taking: passing::<NestedForgotten>, "used after", {
+        fn take_flush<'o>(owner: &'o mut Owner<'_>) -> Option<FlushWork<'o>> {
+            let mut work = owner.take_flush()?;
+            work.is_nested = false;
+            Some(work)
+        }
+    }
+}
+
+mutant! {
+    /// O10: NESTED is read before it is cleared, which also clears that of a later request.
+    NestedReadBefore fails p19_nested_read_before_it_is_cleared: passing::<NestedReadBefore>, "used after", {
+        fn take_flush<'o>(owner: &'o mut Owner<'_>) -> Option<FlushWork<'o>> {
+            let word = owner.target.word.load(Acquire);
+            let mut work = owner.take_flush()?;
+            work.is_nested = word & word::NESTED != 0;
+            Some(work)
+        }
+    }
+}
+
+mutant! {
+    /// The vCPU that is added flushes the guest's translations only.
+    AddedForGuest fails p19_added_without_a_nested_flush within 2: replaced::<AddedForGuest>, "used after", {
+        fn add(target: &Target) -> Option<Owner<'_>> {
+            let pends = target.word.load(Relaxed) & word::NESTED;
+            target.mailbox.post(Scope::All);
+            let add = |word: u64| Some(word & !word::ABSENT | word::FLUSH_GUEST | pends);
+            let _added = update(&target.word, add);
+            Some(Owner { target })
+        }
+    }
+}
