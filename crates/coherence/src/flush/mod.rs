@@ -183,21 +183,10 @@ pub fn issue_in_space<'a, T: Targets + ?Sized, S: Members + ?Sized, const BANKS:
     issued
 }
 
-/// Like [`issue`] of everything, for a change of the nested tables: what is kept of these alone has
-/// to go, too.
-#[inline(always)]
-pub(crate) fn issue_nested<'a, T: Targets + ?Sized, S: Members + ?Sized, const BANKS: usize>(
-    targets: &'a T,
-    set: &S,
-    ledger: &'a mut Ledger<BANKS>,
-) -> Issued<'a, T, BANKS> {
-    issue_unless(targets, set, Scope::All, word::FLUSH_NESTED, ledger, |_| false)
-}
-
 /// Requests a flush of those targets for which `is_spared` is false. `everything` is how the word
 /// says it, if the scope is that.
 #[inline(always)]
-fn issue_unless<'a, T: Targets + ?Sized, S: Members + ?Sized, const BANKS: usize>(
+pub(crate) fn issue_unless<'a, T: Targets + ?Sized, S: Members + ?Sized, const BANKS: usize>(
     targets: &'a T,
     set: &S,
     scope: Scope<'_>,

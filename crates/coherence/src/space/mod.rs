@@ -12,8 +12,10 @@ mod devices;
 
 pub use devices::{DeviceTlbs, NoDevices, Unfinished};
 
-use crate::flush::{FlushOutcome, Hardware, Ledger, Targets, issue_nested};
+use crate::flush::{FlushOutcome, Hardware, Ledger, Targets, issue_unless};
+use crate::mailbox::Scope;
 use crate::set::Members;
+use crate::word;
 
 /// All users of the translations of one space: the targets of its machine, its devices, and no
 /// others.
@@ -126,7 +128,8 @@ pub fn flush_space<'a, W: Walkers + ?Sized, const BANKS: usize>(
 ) -> Result<SpaceReceipt<W::Stamp>, SpaceUnfinished<'a, W>> {
     let stamp = walkers.stamp();
     let begun = devices.begin().map_err(Unfinished::Devices)?;
-    let issued = issue_nested(walkers, &Everybody::of(walkers), ledger);
+    let set = Everybody::of(walkers);
+    let issued = issue_unless(walkers, &set, Scope::All, word::FLUSH_NESTED, ledger, |_| false);
     let receipt = issued.dispatch(hardware).wait(hardware).map_err(Unfinished::Target)?;
     devices.finish(begun).map_err(Unfinished::Devices)?;
     Ok(SpaceReceipt::after(stamp, receipt.outcome()))
