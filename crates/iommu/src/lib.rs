@@ -31,4 +31,14 @@ pub mod queue;
 pub mod smmu;
 mod sync;
 
+/// A device: segment-local bus, device and function, as in PCI's requester id. An SMMU's stream is
+/// one of these from a first number on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DeviceId(pub u16);
+
+/// The tag of the translations of devices that share a page table: AMD-Vi's domain, an SMMU's ASID.
+/// 0 is not used: entries without translation have it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DomainId(pub u16);
+
 pub use queue::{Command, Entry, Port, Queue, Stuck, Ticket};

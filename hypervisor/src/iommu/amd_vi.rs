@@ -10,11 +10,12 @@ use core::ops::ControlFlow;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use hostlink::defect::Defect;
+use iommu::DeviceId;
+use iommu::amd::Event;
 use iommu::amd::command::{completion_wait, invalidate_all, invalidate_device, invalidate_interrupts};
 use iommu::amd::ivrs::{self, Scope, Unit};
 use iommu::amd::registers as register;
 use iommu::amd::table::{DeviceEntry, InterruptTable, Levels};
-use iommu::amd::{DeviceId, Event};
 use iommu::{Command, Entry, Port, Queue, Stuck};
 use paging::Invalidation;
 use spin::Mutex;
@@ -66,7 +67,7 @@ pub struct Iommu {
 /// [`Iommu::interrupts_changed`] alone makes it, so vectors are not freed before:
 ///
 /// ```compile_fail,E0603
-/// let proof = hypervisor::iommu::amd_vi::Forgotten(iommu::amd::DeviceId(8));
+/// let proof = hypervisor::iommu::amd_vi::Forgotten(iommu::DeviceId(8));
 /// ```
 #[derive(Debug)]
 pub struct Forgotten(DeviceId);

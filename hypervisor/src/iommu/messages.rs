@@ -5,8 +5,8 @@ use core::fmt;
 use core::mem;
 use core::sync::atomic::Ordering;
 
+use iommu::DeviceId;
 use iommu::Stuck;
-use iommu::amd::DeviceId;
 use iommu::amd::table::{InterruptEntry, InterruptTable};
 use paging::Invalidation;
 use pci::function::Interrupts as Way;

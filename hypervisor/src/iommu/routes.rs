@@ -25,7 +25,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::mem;
 
-use iommu::amd::DeviceId;
+use iommu::DeviceId;
 use spin::Mutex;
 
 use super::amd_vi::Forgotten;

@@ -4,8 +4,8 @@ use alloc::vec::Vec;
 
 use arrayvec::ArrayVec;
 use hostlink::defect::Defect;
+use iommu::DomainId;
 use iommu::Stuck;
-use iommu::amd::DomainId;
 use paging::Invalidation;
 use stay::iommu::{Device, Domain};
 

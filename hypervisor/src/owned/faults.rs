@@ -12,7 +12,7 @@
 use core::fmt;
 
 use hostlink::name::Name;
-use iommu::amd::DeviceId;
+use iommu::DeviceId;
 use pci::Address;
 
 use super::functions::{COMMAND, MASTER};

@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use hostlink::name::Name;
-use iommu::amd::{DeviceId, DomainId};
+use iommu::{DeviceId, DomainId};
 use memslots::Gpa;
 use paging::Progress;
 use pci::function::Windows;

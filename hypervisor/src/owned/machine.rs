@@ -4,7 +4,7 @@ use core::fmt;
 
 use alloc::vec::Vec;
 use hostlink::name::Name;
-use iommu::amd::{DeviceId, DomainId};
+use iommu::{DeviceId, DomainId};
 
 use pci::physical::{Header, Node, Unusable, walk};
 use pci::reset::Method;

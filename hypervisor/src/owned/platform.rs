@@ -3,7 +3,7 @@
 use core::fmt;
 
 use iommu::Stuck;
-use iommu::amd::{DeviceId, DomainId};
+use iommu::{DeviceId, DomainId};
 use paging::{Invalidation, Progress};
 use pci::{Function, Physical};
 use spin::Mutex;

@@ -1,15 +1,6 @@
 //! Encodings of commands. Source: 48882, 2.4.
 
-use crate::Command;
-
-/// A device: segment-local bus, device and function, as in PCI's requester id.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct DeviceId(pub u16);
-
-/// The tag of the translations of devices that share a page table. 0 is not used: entries without
-/// translation have it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DomainId(pub u16);
+use crate::{Command, DeviceId, DomainId};
 
 /// Which entries of an address go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use super::command::{DeviceId, DomainId};
+use crate::{DeviceId, DomainId};
 
 /// An entry of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

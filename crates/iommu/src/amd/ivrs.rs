@@ -1,7 +1,7 @@
 //! The IVRS: the ACPI table that says where IOMMUs are and which devices are behind each. Source:
 //! 48882, 5.2.
 
-use super::command::DeviceId;
+use crate::DeviceId;
 
 /// Bytes of the table before its first block.
 const HEADER: usize = 48;

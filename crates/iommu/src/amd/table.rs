@@ -1,6 +1,6 @@
 //! Entries of the device table and of page tables. Source: 48882, 2.2.2 and 2.2.3.
 
-use super::command::DomainId;
+use crate::DomainId;
 
 /// The bits of a physical address of a table.
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;

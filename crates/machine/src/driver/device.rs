@@ -2,7 +2,7 @@
 
 use coherence::DeviceTlbs;
 use iommu::Stuck;
-use iommu::amd::{DeviceId, DomainId};
+use iommu::{DeviceId, DomainId};
 use paging::{FlushRange, Invalidation};
 use stay::iommu::{Begun, Device, Domain};
 

@@ -233,7 +233,8 @@ mod tests {
     #[test]
     fn p16_commands_are_read_as_the_encoder_means_them() {
         use iommu::amd::command::{completion_wait, invalidate_all, invalidate_device};
-        use iommu::amd::{Depth, DeviceId, DomainId, device_pages, pages};
+        use iommu::amd::{Depth, device_pages, pages};
+        use iommu::{DeviceId, DomainId};
         let nested = |start, len, walk| Invalidation::Nested { start, len, level: None, walk };
         let decoded = |command: iommu::Command| Order::decode(command.0);
         for (range, len) in [(0x5000..0x6000, 0x1000), (0x4000..0x8000, 0x4000), (1 << 30..2 << 30, 1 << 30)]

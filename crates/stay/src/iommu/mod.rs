@@ -24,8 +24,9 @@
 //! AMD-Vi. Source: AMD I/O Virtualization Technology (IOMMU) Specification, 48882, 2.4.
 
 use ::iommu::amd::command::invalidate_device;
-use ::iommu::amd::{Depth, DeviceId, DomainId, device_pages, pages};
+use ::iommu::amd::{Depth, device_pages, pages};
 use ::iommu::{Command, Entry, Port, Queue, Stuck, Ticket};
+use ::iommu::{DeviceId, DomainId};
 use paging::{FlushRange, Invalidation, Level};
 
 use crate::{Mistake, Mistakes};

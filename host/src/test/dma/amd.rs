@@ -5,9 +5,10 @@
 
 use super::vi::{ROOT, Vi};
 use anyhow::{Context, Result};
-use iommu::amd::command::{DeviceId, DomainId, invalidate_device};
+use iommu::amd::command::invalidate_device;
 use iommu::amd::table::{DeviceEntry, Levels};
 use iommu::amd::{Depth, pages};
+use iommu::{DeviceId, DomainId};
 use std::path::Path;
 
 /// The device: function 0 of device 5.

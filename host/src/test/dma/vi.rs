@@ -4,7 +4,8 @@ use super::board::{Board, Kind};
 use super::edu::Edu;
 use super::ring::{ENTRIES, ORDER, Ring, Told};
 use anyhow::{Context, Result};
-use iommu::amd::command::{DeviceId, completion_wait};
+use iommu::DeviceId;
+use iommu::amd::command::completion_wait;
 use iommu::amd::registers::{
     CMD_BUF_EN, COMMAND_BASE, COMMAND_HEAD, COMMAND_TAIL, CONTROL, DEVICE_TABLE_BASE, IOMMU_EN, device_table,
     ring,

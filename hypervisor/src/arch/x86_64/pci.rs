@@ -5,7 +5,7 @@ use core::ops::Range;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use baremetal::x86_64::firmware::{Ecam, FirmwareTables};
-use iommu::amd::DeviceId;
+use iommu::DeviceId;
 use iommu::amd::ivrs::{firmware_memory, units};
 use pci::physical::{Capabilities, Node};
 use pci::{Address, ConfigSpace, Message};

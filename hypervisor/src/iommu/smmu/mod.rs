@@ -11,7 +11,6 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use alloc::vec::Vec;
 use hostlink::defect::Defect;
-use iommu::amd::{DeviceId, DomainId};
 use iommu::smmu::change::Step as Change;
 use iommu::smmu::command::{Depth, cfgi_cd, cfgi_ste, sync_poll};
 use iommu::smmu::event_queue::{RECORD_BYTES, Reader};
@@ -25,6 +24,7 @@ use iommu::smmu::{
     Asid, ContextDescriptor, Event, Features, Granule, Scope, Setup, Stale, StreamEntry, StreamId, Vmid, plan,
 };
 use iommu::{Command, Entry, Port, Queue, Stuck};
+use iommu::{DeviceId, DomainId};
 use paging::{Arm64Stage1, Format, Invalidation};
 use spin::Mutex;
 use stay::Mistakes;

@@ -4,7 +4,7 @@ use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
 
-use iommu::amd::DomainId;
+use iommu::DomainId;
 use iommu::smmu::command::tlbi_nh_asid;
 use iommu::smmu::registers::{
     CMDQ_BASE, CR0, CR0ACK, EVENTQ_BASE, GBPA, GBPA_ABORT, GBPA_UPDATE, IDR0, IDR1, IDR5, SMMUEN, STRTAB_BASE,

@@ -1,9 +1,10 @@
 //! The driver of AMD-Vi, at an IOMMU that is made by the specification.
 
 use ::iommu::Stuck;
+use ::iommu::amd::Event;
 use ::iommu::amd::ivrs::units;
 use ::iommu::amd::table::{DeviceEntry, InterruptEntry, InterruptTable, Levels};
-use ::iommu::amd::{DeviceId, DomainId, Event};
+use ::iommu::{DeviceId, DomainId};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use baremetal::random::Random;
-use iommu::amd::DeviceId;
+use iommu::DeviceId;
 
 use crate::devices::pc::message::Message;
 use crate::iommu::amd_vi::Forgotten;

@@ -5,7 +5,7 @@ use std::vec::Vec;
 
 use proptest::prelude::*;
 
-use crate::amd::DeviceId;
+use crate::DeviceId;
 use crate::amd::ivrs::{Scope, Unit, firmware_memory, units};
 
 /// A block for the IOMMU with this id.

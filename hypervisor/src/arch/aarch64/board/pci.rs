@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use baremetal::devicetree::{PciHost, Smmu as SmmuPlace};
-use iommu::amd::DeviceId;
+use iommu::DeviceId;
 use iommu::smmu::registers::Register;
 use pci::physical::{Identity, Node, place};
 use pci::{Address, ConfigSpace};

@@ -22,7 +22,7 @@ pub(super) use walk::Refusal;
 use std::cell::Cell;
 use std::sync::{Mutex, PoisonError};
 
-use ::iommu::amd::DeviceId;
+use ::iommu::DeviceId;
 use ::iommu::amd::ivrs::units;
 use alloc::boxed::Box;
 use alloc::vec::Vec;

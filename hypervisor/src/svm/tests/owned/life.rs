@@ -9,7 +9,7 @@ use crate::svm::tests::machine::{Arrived, BRIDGED, Machine, NVME, Note, Refusal,
 use crate::svm::tests::processor::{DATA, Made};
 use crate::vm::load::Load;
 use crate::vm::made::{End, Made as Board};
-use ::iommu::amd::DeviceId;
+use ::iommu::DeviceId;
 use hostlink::name::Name;
 use paging::Progress;
 

@@ -81,7 +81,7 @@ fn the_machines_own_interrupts_pass_whoever_asks_for_a_function_with_their_id() 
 #[test]
 fn what_firmware_goes_on_using_is_nobodys() {
     let bus = Machine::new().bus;
-    let id = |text| ::iommu::amd::DeviceId(at(text).id());
+    let id = |text| ::iommu::DeviceId(at(text).id());
     let devices =
         MachineDevices::new(bus, crate::owned::nodes(bus), Vec::new(), Vec::new(), Routes::default())
             .without(vec![(id("00:03.0"), id("00:04.0"))]);

@@ -1,6 +1,6 @@
 //! Messages for several vCPUs, and vectors that are rare.
 
-use ::iommu::amd::DeviceId;
+use ::iommu::DeviceId;
 
 use std::sync::{Arc, Mutex};
 
