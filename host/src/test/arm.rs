@@ -2,14 +2,14 @@
 //! plugin, with a program that is known instruction by instruction.
 
 use super::cases::{
-    Body, Case, Expect, LOOPS, STALE, Stock, Talk, TestFile, case, migrate, stock, talk, tool, typed,
+    Body, Case, Expect, LOOPS, REBOOTS, STALE, Talk, TestFile, act, case, migrate, stock, talk, tool,
 };
 use super::checks::Check;
+use super::room::Room;
 use crate::arch::{ArmCpu, Platform};
 use crate::bench::phases::Phases;
 use crate::check::subject::{Omission, On};
 use crate::machine::process::{End, Flow, Machine};
-use crate::machine::signals::Signals;
 use crate::machine::spec::{Clock, Payload, Spec};
 use crate::size::MIB;
 use anyhow::{Result, ensure};
@@ -17,7 +17,6 @@ use hostlink::config::FlushMode;
 use hostlink::ctl::LogWay;
 use hostlink::phase::Phase;
 use std::fs;
-use std::path::Path;
 use std::time::Duration;
 
 pub(super) const MAX: Platform = Platform::Aarch64(ArmCpu::Max);
@@ -70,7 +69,7 @@ const BARE: [Case; 6] = [
     ),
     bare!("arm_bare_neoverse_n1", "the same on a neoverse-n1", "neoverse-n1"),
     bare!("arm_bare_cortex_a72", "and on a cortex-a72", "cortex-a72"),
-    case("arm_plugin_counts", "QEMU's plugin counts instructions by kind and phase, each once", Body::Counts)
+    act("arm_plugin_counts", "QEMU's plugin counts instructions by kind and phase, each once", counts)
         .on(MAX),
 ];
 
@@ -185,22 +184,16 @@ const ON_QUELL: [Case; 28] = [
         Expect::Loops,
     )
     .on(MAX),
-    Case {
-        body: Body::Stock(Stock {
-            vcpus: 2,
-            cpus: 2,
-            flush: FlushMode::Hypercall,
-            command: "poweroff; sleep 60",
-            expect: Expect::PowerOff,
-        }),
-        ..quell("arm_poweroff_ends_the_run", "with the guest's consent and status 0", (2, 2), "").on(MAX)
-    },
-    typed(
-        "arm_reboot_reboots",
-        "typed at the console; the guest comes up again",
-        &["reboot\n", "poweroff\n"],
+    stock(
+        "arm_poweroff_ends_the_run",
+        "with the guest's consent and status 0",
+        (2, 2),
+        FlushMode::Hypercall,
+        "poweroff; sleep 60",
+        Expect::PowerOff,
     )
     .on(MAX),
+    act("arm_reboot_reboots", "typed at the console; the guest comes up again", REBOOTS).on(MAX),
     talk(
         "arm_ctl_refusals_change_nothing",
         "a slot that overlaps, is unaligned, does not exist or exceeds memory is refused with a reason",
@@ -325,8 +318,8 @@ const PROGRAM: [u32; 38] = [
 ];
 
 /// Counts the program twice, the second time with one more iteration of a loop.
-pub(super) fn counts(platform: Platform, directory: &Path, signals: &Signals) -> Result<()> {
-    let counted = count(platform, &PROGRAM, directory, signals)?;
+fn counts(room: &Room<'_>) -> Result<()> {
+    let counted = count(room, &PROGRAM)?;
     let first = counted.of(Phase::Blocking)?;
     ensure!(first.instructions == 206, "{} instructions instead of 206", first.instructions);
     ensure!(
@@ -343,24 +336,24 @@ pub(super) fn counts(platform: Platform, directory: &Path, signals: &Signals) ->
     ensure!(counted.of(Phase::PerPage).is_err(), "a phase was counted that never began");
     let mut longer = PROGRAM;
     longer[21] += 1 << 5; // mov x0, #101
-    let counted = count(platform, &longer, directory, signals)?;
+    let counted = count(room, &longer)?;
     let longer = counted.of(Phase::Blocking)?.instructions;
     ensure!(longer == 208, "one more turn of the loop makes {longer} instructions instead of 208");
     Ok(())
 }
 
-fn count(platform: Platform, program: &[u32], directory: &Path, signals: &Signals) -> Result<Phases> {
-    let kernel = directory.join("counted.img");
+fn count(room: &Room<'_>, program: &[u32]) -> Result<Phases> {
+    let kernel = room.directory.join("counted.img");
     fs::write(&kernel, program.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>())?;
     let payload = Payload::Bare { kernel, initrd: None, cmdline: String::new() };
-    let counting = Phases::counting(directory)?;
+    let counting = Phases::counting(room.directory)?;
     let spec = Spec {
         clock: Clock::Instructions,
         timeout: Some(Duration::from_secs(60)),
         counting: Some(counting.clone()),
-        ..Spec::new(platform, payload, 1, 128 * MIB)
+        ..Spec::new(room.platform, payload, 1, 128 * MIB)
     };
-    let outcome = Machine::start(&spec, signals)?.run(|_, _| Ok(Flow::Continue))?;
+    let outcome = Machine::start(&spec, room.signals)?.run(|_, _| Ok(Flow::Continue))?;
     ensure!(
         outcome.end == End::PowerOff,
         "the machine ended with {:?}: {}",

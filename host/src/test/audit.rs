@@ -2,7 +2,7 @@
 //! take turns on few CPUs, also run with features that the emulator lacks, so that their branches
 //! are covered, too.
 
-use super::cases::{Body, Case, Expect, MMTEST, ProbeEnd, STALE, case, hostile, probe, stock};
+use super::cases::{Case, Expect, MMTEST, ProbeEnd, STALE, act, hostile, probe, stock};
 use hostlink::config::FlushMode;
 
 const PRETEND: &[&str] = &["pretend=on"];
@@ -36,10 +36,10 @@ pub(super) const ROWS: &[Case] = &[
         Expect::NothingStale,
     )
     .with(&["nested_page=4K"]),
-    case(
+    act(
         "audit_counts_invalidations",
         "each page of a list is invalidated when a target carries out the flush",
-        Body::Invalidations("list_in_parts"),
+        |room| room.lab.invalidations(room.case, "list_in_parts"),
     )
     .with(&["flush_pages=1000"]),
     stock(

@@ -1,13 +1,12 @@
 //! The instructions of exits and flushes are within their budgets.
 
 use super::arm::MAX;
-use super::cases::{Body, Case, case};
+use super::cases::{Case, act};
 use crate::arch::Platform;
 use crate::bench::counts;
 use crate::machine::signals::Signals;
 use crate::results::Samples;
 use anyhow::{Result, ensure};
-use std::path::Path;
 use std::time::Duration;
 
 /// Timeout of a machine.
@@ -15,22 +14,16 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The rows.
 pub(super) const ROWS: [Case; 3] = [
-    case(
+    act(
         "exits_are_within_their_budgets",
         "each operation of `bench exits` takes at most the instructions that it may",
-        Body::Own(|_: &Path| exits_are_within(Platform::X86_64)),
+        |_| exits_are_within(Platform::X86_64),
     ),
-    case(
-        "u66_exits_are_within_their_budgets_on_arm",
-        "the same on Arm",
-        Body::Own(|_: &Path| exits_are_within(MAX)),
-    ),
-    case(
+    act("u66_exits_are_within_their_budgets_on_arm", "the same on Arm", |_| exits_are_within(MAX)),
+    act(
         "flushes_are_within_their_budgets",
         "the same for the flush hypercalls of `bench flush` whose targets do not run",
-        Body::Own(|_: &Path| {
-            is_within(counts::count_flushes(TIMEOUT, &Signals::default(), &mut Samples::default())?)
-        }),
+        |_| is_within(counts::count_flushes(TIMEOUT, &Signals::default(), &mut Samples::default())?),
     ),
 ];
 

@@ -1,16 +1,12 @@
 //! The tests that boot guests under QEMU: the actions and expectations of each, as rows of a table.
 
 use super::checks::Check;
-use super::siege::Siege;
+use super::room::Act;
 use crate::arch::Platform;
-use crate::image::Entry;
 use crate::size::MIB;
-use anyhow::Result;
-use hostile::attacks::Attack;
 use hostlink::config::FlushMode;
 use hostlink::ctl::LogWay;
 use hostlink::exit::ExitCode;
-use std::path::Path;
 
 /// One test.
 pub(super) struct Case {
@@ -37,49 +33,23 @@ pub(super) struct Case {
 pub(super) enum Body {
     /// A stock guest runs a command.
     Stock(Stock),
-    /// The same with the kernel of the distribution's backports.
-    Newer(Stock),
-    /// What kernels do that the stock guest does not do by itself.
-    Kernel(super::kernels::Task),
-    /// Text is typed in a stock guest's shell: on each line of the report channel with event
-    /// `shell` the next text. The guest has to switch itself off after the last.
-    Typed(&'static [&'static str]),
     /// The bare guest makes one of its invalid requests.
     Probe(&'static str, ProbeEnd),
-    /// The same while QEMU's plugin counts each INVLPGA; the count must match the hypervisor's.
-    Invalidations(&'static str),
     /// The bare guest that tries everything runs one of its tests.
     Hostile(Hostile),
     /// tlbcheck runs.
     Check(Check),
-    /// Memory is removed from a guest on Arm.
-    Stage2(super::stage2::Test),
-    /// QEMU's plugin counts the instructions of a program that is known instruction by instruction.
-    Counts,
-    /// A CD is made and started: the entry that starts, by UEFI or by BIOS, and the expected
-    /// console output.
-    Disc { entry: Entry, uefi: bool, shows: &'static str },
-    /// tlbcheck is started like a Linux kernel, on the emulated machine itself, with this command
-    /// line.
-    Bzimage { cmdline: &'static str },
     /// A stock guest works while the test talks to its hypervisor.
     Talk { command: &'static str, about: Talk },
-    /// The bare guest does its worst, and the hypervisor still answers.
-    Siege(Siege),
-    /// One guest attacks, in one way after the other, and another one is not disturbed: their
-    /// weights, and whether the attacker has a CPU set.
-    Isolation(&'static [([u32; 2], bool, Attack)]),
-    /// A bare guest writes to memory during a cancelled migration.
-    Migrate,
-    /// Several guests of a machine file.
-    Several(super::several::Act),
-    /// A function of its own, in a directory of its own.
-    Own(fn(&Path) -> Result<()>),
+    /// Anything else, which is not made of values.
+    Act(Act),
     /// The tool itself is called with arguments; `{}` stands for a file made by `file`.
     Tool { args: &'static [&'static str], file: TestFile, status: i32, message: &'static str },
 }
 
 pub(super) struct Stock {
+    /// Whether the kernel is that of the distribution's backports.
+    pub(super) is_newer: bool,
     pub(super) vcpus: u32,
     pub(super) cpus: u32,
     pub(super) flush: FlushMode,
@@ -193,12 +163,13 @@ pub(super) const fn stock(
     command: &'static str,
     expect: Expect,
 ) -> Case {
-    let body = Body::Stock(Stock { vcpus, cpus, flush, command, expect });
+    let body = Body::Stock(Stock { is_newer: false, vcpus, cpus, flush, command, expect });
     case(name, about, body)
 }
 
-pub(super) const fn typed(name: &'static str, about: &'static str, texts: &'static [&'static str]) -> Case {
-    case(name, about, Body::Typed(texts))
+/// A row with an act of its own.
+pub(super) const fn act(name: &'static str, about: &'static str, act: Act) -> Case {
+    case(name, about, Body::Act(act))
 }
 
 pub(super) const fn probe(
@@ -248,7 +219,7 @@ pub(super) const fn ended(
 /// A cancelled migration of memory that a bare guest writes to, in blocks of 2 MiB.
 pub(super) const fn migrate(name: &'static str) -> Case {
     let about = "a cancelled migration leaves memory, slots and free memory as before, and no store is lost";
-    case(name, about, Body::Migrate).with(&["paranoid=on", "nested_page=2M"])
+    act(name, about, |room| room.lab.migrate(room.case)).with(&["paranoid=on", "nested_page=2M"])
 }
 
 impl Case {
@@ -295,6 +266,8 @@ pub(super) const WORK: &str = "cd /sys/bus/pci/devices/0000:00:01.0 && echo 1 > 
         test \"$(md5sum < rom)\" = \"$sum\" || echo '{\"event\":\"wrong\"}' > /dev/report; \
     done & \
     echo '{\"event\":\"ready\"}' > /dev/report; thrash --threads 4 --rounds 100000";
+/// A stock guest is rebooted and switched off.
+pub(super) const REBOOTS: Act = |room| room.lab.typed(room.platform, &["reboot\n", "poweroff\n"]);
 /// More console output than is kept, more reports, and a line that looks like the hypervisor's last
 /// words.
 pub(super) const FLOOD: &str = "yes 'the guest says this for as long as it likes' | head -c 140000; \
@@ -644,7 +617,7 @@ pub(super) const CASES: [Case; 47] = [
         "poweroff; sleep 60",
         Expect::PowerOff,
     ),
-    typed("reboot_reboots", "typed at the console; the guest comes up again", &["reboot\n", "poweroff\n"]),
+    act("reboot_reboots", "typed at the console; the guest comes up again", REBOOTS),
 ];
 
 #[cfg(test)]

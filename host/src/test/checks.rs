@@ -1,7 +1,7 @@
 //! The tests that run tlbcheck: it has to pass if flushes are right, and to fail, in the row that
 //! is named for it, for each defect that can be injected into the hypervisor.
 
-use super::cases::{Body, Case, case};
+use super::cases::{Body, Case, act, case};
 use crate::arch::Arch;
 use crate::check::subject::{Omission, On};
 use crate::check::vcpus;
@@ -50,37 +50,25 @@ const fn caught(name: &'static str, about: &'static str, defect: Defect, row: &'
     case(name, about, Body::Check(Check { defect: Some(defect), rows: Some(row), ..Check::all(On::Quell) }))
 }
 
-const fn disc(
-    name: &'static str,
-    about: &'static str,
-    entry: Entry,
-    uefi: bool,
-    shows: &'static str,
-) -> Case {
-    case(name, about, Body::Disc { entry, uefi, shows })
-}
-
 pub(super) const CHECKS: [Case; 20] = [
-    disc("disc_checks_by_bios", "GRUB starts tlbcheck from a CD", Entry::Check, false, " 0 failed"),
-    disc(
-        "disc_runs_linux_by_uefi",
-        "and Quell with a Debian guest, by UEFI",
-        Entry::Linux,
-        true,
-        "hello from a disc",
-    ),
-    disc(
+    act("disc_checks_by_bios", "GRUB starts tlbcheck from a CD", |room| {
+        room.lab.disc(Entry::Check, false, " 0 failed")
+    }),
+    act("disc_runs_linux_by_uefi", "and Quell with a Debian guest, by UEFI", |room| {
+        room.lab.disc(Entry::Linux, true, "hello from a disc")
+    }),
+    act(
         "disc_starts_the_linux_protocol_by_uefi",
         "and tlbcheck as a Linux kernel, which finds the firmware's tables by UEFI",
-        Entry::CheckLinux,
-        true,
-        " 0 failed",
+        |room| room.lab.disc(Entry::CheckLinux, true, " 0 failed"),
     ),
-    disc("disc_checks_quell_by_bios", "and Quell with tlbcheck", Entry::CheckQuell, false, " 0 failed"),
-    case(
+    act("disc_checks_quell_by_bios", "and Quell with tlbcheck", |room| {
+        room.lab.disc(Entry::CheckQuell, false, " 0 failed")
+    }),
+    act(
         "linux_protocol_starts_tlbcheck",
         "a loader that knows only Linux starts tlbcheck's bzImage",
-        Body::Bzimage { cmdline: "check json report=com2 only=invlpg-*,ipi-*" },
+        |room| room.lab.bzimage("check json report=com2 only=invlpg-*,ipi-*"),
     ),
     clean("tlbcheck_bare", "tlbcheck finds nothing wrong with the emulated machine", On::Bare, None),
     clean(

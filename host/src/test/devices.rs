@@ -6,47 +6,37 @@
 //! address, an invalidation is missing.
 
 use super::arm::MAX;
-use super::cases::{Body, Case, case};
+use super::cases::{Case, act};
+use super::room::Room;
 use super::script::Script;
 use crate::arch::Platform;
 use crate::machine::devices::{Devices, Network};
 use crate::machine::outcome::Outcome;
 use crate::machine::process::{Flow, Machine};
-use crate::machine::signals::Signals;
-use crate::machine::spec::Clock;
-use crate::run::switches;
 use crate::size::MIB;
-use crate::vm::{Guest, Hypervisor, StockGuest};
+use crate::vm::Guest;
 use anyhow::{Result, anyhow, ensure};
-use hostlink::config::{FlushMode, ResetPolicy, Switches};
+use hostlink::config::ResetPolicy;
 use std::fs;
-use std::path::Path;
 use std::time::Duration;
-
-const X86: Platform = Platform::X86_64;
 
 /// The rows.
 pub(super) const ROWS: [Case; 12] = [
-    case("p16_memory_that_goes_is_gone_for_devices", GONE, Body::Own(|at| dma(X86, at, &[], false))),
-    case("p16_memory_that_goes_is_gone_for_devices_on_arm", GONE, Body::Own(|at| dma(MAX, at, &[], false))),
-    case("p16_missing_iommu_invalidation_is_caught", NOT_TOLD, Body::Own(|at| dma(X86, at, NO_WORD, true))),
-    case("p16_missing_smmu_invalidation_is_caught", NOT_TOLD, Body::Own(|at| dma(MAX, at, NO_WORD, true))),
-    case(
-        "p16_iommu_invalidation_of_another_domain_is_caught",
-        OTHER_DOMAIN,
-        Body::Own(|at| dma(X86, at, WRONG, true)),
-    ),
-    case(
-        "p16_smmu_invalidation_of_another_domain_is_caught",
-        OTHER_DOMAIN,
-        Body::Own(|at| dma(MAX, at, WRONG, true)),
-    ),
-    case("devices_reach_the_guests_memory_alone", STRAY, Body::Own(|at| stray(X86, at))),
-    case("devices_reach_the_guests_memory_alone_on_arm", STRAY, Body::Own(|at| stray(MAX, at))),
-    case("a_disk_keeps_what_a_guest_writes", DISK, Body::Own(|at| disk(X86, at))),
-    case("a_disk_keeps_what_a_guest_writes_on_arm", DISK, Body::Own(|at| disk(MAX, at))),
-    case("a_disk_works_after_its_guest_has_reset_it", RESET, Body::Own(|at| own_reset(X86, at))),
-    case("a_disk_works_after_its_guest_has_reset_it_on_arm", RESET, Body::Own(|at| own_reset(MAX, at))),
+    act("p16_memory_that_goes_is_gone_for_devices", GONE, |room| dma(room, false)),
+    act("p16_memory_that_goes_is_gone_for_devices_on_arm", GONE, |room| dma(room, false)).on(MAX),
+    act("p16_missing_iommu_invalidation_is_caught", NOT_TOLD, |room| dma(room, true)).with(NO_WORD),
+    act("p16_missing_smmu_invalidation_is_caught", NOT_TOLD, |room| dma(room, true)).with(NO_WORD).on(MAX),
+    act("p16_iommu_invalidation_of_another_domain_is_caught", OTHER_DOMAIN, |room| dma(room, true))
+        .with(WRONG),
+    act("p16_smmu_invalidation_of_another_domain_is_caught", OTHER_DOMAIN, |room| dma(room, true))
+        .with(WRONG)
+        .on(MAX),
+    act("devices_reach_the_guests_memory_alone", STRAY, stray),
+    act("devices_reach_the_guests_memory_alone_on_arm", STRAY, stray).on(MAX),
+    act("a_disk_keeps_what_a_guest_writes", DISK, disk),
+    act("a_disk_keeps_what_a_guest_writes_on_arm", DISK, disk).on(MAX),
+    act("a_disk_works_after_its_guest_has_reset_it", RESET, own_reset),
+    act("a_disk_works_after_its_guest_has_reset_it_on_arm", RESET, own_reset).on(MAX),
 ];
 
 const GONE: &str = "a device does not reach memory that was removed, when it is used for something else";
@@ -74,20 +64,18 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 const MEMORY: u64 = 256 * MIB;
 
 /// Starts a machine whose guest `load` has an NVMe controller.
-fn start(platform: Platform, directory: &Path, settings: &[&str]) -> Result<Script> {
-    let image = directory.join("disk.img");
+fn start(room: &Room<'_>) -> Result<Script> {
+    let image = room.directory.join("disk.img");
     fs::write(&image, vec![0; MIB as usize])?;
-    let switches: Switches = switches(settings)?;
     let guest = Guest {
         devices: Devices { disks: vec![image], ..Devices::default() },
-        ..Guest::load(platform, 1, MEMORY, switches)?
+        ..Guest::load(room.platform, 1, MEMORY, room.switches)?
     };
     guest.check()?;
-    let hypervisor = Hypervisor::for_tests(platform.arch())?;
-    let mut spec = guest.on_quell(&hypervisor, 1, Clock::Wall, directory)?;
+    let mut spec = guest.on_quell(room.hypervisor()?, 1, room.clock, room.directory)?;
     spec.timeout = Some(TIMEOUT);
     spec.memory += 16 * MIB;
-    Script::start(&spec, &Signals::default(), PATIENCE)
+    Script::start(&spec, room.signals, PATIENCE)
 }
 
 impl Script {
@@ -111,8 +99,8 @@ fn concluded<T>(script: Script, worked: Result<T>) -> Result<(T, Outcome)> {
 }
 
 /// A device writes to memory that comes and goes.
-fn dma(platform: Platform, directory: &Path, settings: &[&str], is_stale: bool) -> Result<()> {
-    let mut script = start(platform, directory, settings)?;
+fn dma(room: &Room<'_>, is_stale: bool) -> Result<()> {
+    let mut script = start(room)?;
     let worked = come_and_go(&mut script);
     let (reached, _) = concluded(script, worked)?;
     ensure!(
@@ -142,9 +130,9 @@ fn come_and_go(script: &mut Script) -> Result<bool> {
 
 /// DMA to addresses that the guest does not have: nothing happens, and everything goes on. An SMMU
 /// reports it with the guest and the address; QEMU's AMD-Vi has no log.
-fn stray(platform: Platform, directory: &Path) -> Result<()> {
-    let mut script = start(platform, directory, &[])?;
-    let end = platform.arch().ram_base() + MEMORY;
+fn stray(room: &Room<'_>) -> Result<()> {
+    let mut script = start(room)?;
+    let end = room.platform.arch().ram_base() + MEMORY;
     let strays = [end, 0x3000_0000, FIRST, 0xe000_0000, 1 << 40, u64::MAX - 4095];
     let worked = (|| {
         // Addresses that are memory of the machine, nothing, the bus's window, and the end of
@@ -161,7 +149,10 @@ fn stray(platform: Platform, directory: &Path) -> Result<()> {
     // Of the others' events, some may be missing: a guest's share of the log is limited.
     let event = format!("write of {end:#x}");
     let is_told = outcome.log.lines().any(|line| line.contains("guest 'guest': ") && line.contains(&event));
-    ensure!(platform == X86 || is_told, outcome.explain(anyhow!("no line of the log has '{event}'")));
+    ensure!(
+        room.platform == Platform::X86_64 || is_told,
+        outcome.explain(anyhow!("no line of the log has '{event}'"))
+    );
     Ok(())
 }
 
@@ -169,9 +160,9 @@ fn stray(platform: Platform, directory: &Path) -> Result<()> {
 const PATTERN: &[u8] = b"what was written to the disk stays on the disk\n";
 
 /// A stock guest reads what the host wrote, writes to the disk, resets, and reads that.
-fn disk(platform: Platform, directory: &Path) -> Result<()> {
+fn disk(room: &Room<'_>) -> Result<()> {
     // Each queue has a message of its own, or all have the pin.
-    let interrupts = if platform == X86 { 2 } else { 1 };
+    let interrupts = if room.platform == Platform::X86_64 { 2 } else { 1 };
     // After the reset the copy is there.
     let command = format!(
         "D=/dev/nvme0n1; [ \"$(head -c 4 $D)\" = what ] || exit 3; \
@@ -180,44 +171,35 @@ fn disk(platform: Platform, directory: &Path) -> Result<()> {
         dd if=$D of=$D bs=1M count=1 seek=1 conv=fsync 2>/dev/null && \
         [ $(grep nvme /proc/interrupts | wc -l) -ge {interrupts} ] && reboot -f"
     );
-    copies(platform, directory, &command, 1)
+    copies(room, &command, 1)
 }
 
 /// A stock guest resets its disk by the function's own reset, as often as it copies.
-fn own_reset(platform: Platform, directory: &Path) -> Result<()> {
+fn own_reset(room: &Room<'_>) -> Result<()> {
     let command = "D=/dev/nvme0n1; N=/sys/class/nvme/nvme0/device; \
         [ \"$(cat $N/reset_method)\" = af_flr ] || exit 5; \
         for n in 1 2 3; do echo 1 >$N/reset || exit 6; echo 3 >/proc/sys/vm/drop_caches; \
         [ \"$(head -c 4 $D)\" = what ] || exit 3; \
         dd if=$D of=$D bs=1M count=1 seek=$n conv=fsync 2>/dev/null || exit 4; done";
-    copies(platform, directory, command, 3)
+    copies(room, command, 3)
 }
 
 /// A stock guest runs a command, which copies the first MiB of the disk to so many after it.
-fn copies(platform: Platform, directory: &Path, command: &str, count: usize) -> Result<()> {
-    let arch = platform.arch();
-    let image = directory.join("disk:1,2.img");
+fn copies(room: &Room<'_>, command: &str, count: usize) -> Result<()> {
+    let image = room.directory.join("disk:1,2.img");
     let mut contents = vec![0; 4 * MIB as usize];
     contents[..PATTERN.len()].copy_from_slice(PATTERN);
     fs::write(&image, &contents)?;
-    let stock = StockGuest::prepare(arch)?;
     let guest = Guest {
-        platform,
-        kernel: stock.kernel(),
-        initrd: Some(stock.initrd(Some(command))),
-        cmdline: format!("{} panic=-1", crate::run::reporting_console(arch)),
-        vcpus: 2,
         memory: MEMORY,
-        flush: FlushMode::Hypercall,
         reset: ResetPolicy::Reboot,
-        switches: Switches::default(),
         devices: Devices { disks: vec![image.clone()], network: Some(Network::User), ..Devices::default() },
+        ..room.lab.stock_guest(room.platform, Some(command))?
     };
     guest.check()?;
-    let hypervisor = Hypervisor::for_tests(arch)?;
-    let mut spec = guest.on_quell(&hypervisor, 2, Clock::Wall, directory)?;
+    let mut spec = guest.on_quell(room.hypervisor()?, 2, room.clock, room.directory)?;
     spec.timeout = Some(TIMEOUT);
-    let machine = Machine::start(&spec, &Signals::default())?;
+    let machine = Machine::start(&spec, room.signals)?;
     let outcome = machine.run(|_, _| Ok(Flow::Continue))?;
     let worked = (|| {
         ensure!(crate::run::conclude(&outcome, false) == 0, "the guest failed");

@@ -1,19 +1,20 @@
 //! Disks with Debian, as `quell image-debian` makes them: under QEMU without Quell, and as disks of
 //! Quell's guests.
 
-use super::cases::{Body, Case, case};
-use crate::arch::Arch;
+use super::arm::MAX;
+use super::cases::{Case, act};
+use super::room::Room;
 use crate::debian::boot::{ROOT, Writes, machine};
 use crate::debian::{copy_for_tests, disk_for_tests};
 use crate::guest::cache;
 use crate::machine::devices::{Devices, Network};
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
-use crate::machine::spec::{Clock, Spec};
+use crate::machine::spec::Spec;
 use crate::size::GIB;
-use crate::vm::{Guest, Hypervisor};
+use crate::vm::Guest;
 use anyhow::{Context, Result, ensure};
-use hostlink::config::{FlushMode, ResetPolicy, Switches};
+use hostlink::config::{FlushMode, ResetPolicy};
 use hostlink::exit::ExitCode;
 use std::path::Path;
 use std::process::Command;
@@ -21,42 +22,35 @@ use std::time::Duration;
 
 /// The rows.
 pub(super) const ROWS: [Case; 6] = [
-    case(
+    act(
         "debian_disk_boots",
         "a disk is made of packages; it boots, systemd and apt are well, and a file outlives a reboot",
-        Body::Own(|directory| boots(Arch::X86_64, directory)),
+        boots,
     )
     .only_long(),
-    case(
+    act(
         "debian_disk_boots_on_arm",
         "the same for Arm64, none of whose programs runs outside of the machine",
-        Body::Own(|directory| boots(Arch::Aarch64, directory)),
+        boots,
     )
+    .on(MAX)
     .only_long(),
-    case(
+    act(
         "debian_boots_on_quell",
         "the same as a guest of Quell that owns disk and network card",
-        Body::Own(|directory| boots_on_quell(Arch::X86_64, directory)),
+        boots_on_quell,
     )
     .only_long(),
-    case(
-        "debian_boots_on_quell_on_arm",
-        "the same behind an SMMU, with interrupts by pins",
-        Body::Own(|directory| boots_on_quell(Arch::Aarch64, directory)),
-    )
-    .only_long(),
-    case(
+    act("debian_boots_on_quell_on_arm", "the same behind an SMMU, with interrupts by pins", boots_on_quell)
+        .on(MAX)
+        .only_long(),
+    act(
         "a_disk_is_intact_after_hard_resets",
         "20 resets amid writes: the journal repairs the disk each time, and fsck finds nothing",
-        Body::Own(|directory| hard_resets(Arch::X86_64, directory)),
+        hard_resets,
     )
     .only_long(),
-    case(
-        "a_disk_is_intact_after_hard_resets_on_arm",
-        "the same for Arm64",
-        Body::Own(|directory| hard_resets(Arch::Aarch64, directory)),
-    )
-    .only_long(),
+    act("a_disk_is_intact_after_hard_resets_on_arm", "the same for Arm64", hard_resets).on(MAX).only_long(),
 ];
 
 /// For a boot, and for a command: in the machine's own time.
@@ -78,8 +72,8 @@ const KEPT: &str = "[ \"$(cat /root/file)\" = kept ]";
 /// Resets amid writes.
 const RESETS: u32 = 20;
 
-fn boots(arch: Arch, directory: &Path) -> Result<()> {
-    let disk = directory.join("debian.img");
+fn boots(room: &Room<'_>) -> Result<()> {
+    let (arch, disk) = (room.platform.arch(), room.directory.join("debian.img"));
     disk_for_tests(arch, &disk)?;
     let kernel = cache::guest_files(arch, false)?.kernel;
     boots_twice(&machine(arch, &kernel, &disk, "quiet", Writes::Kept)?)
@@ -90,10 +84,12 @@ fn boots_twice(spec: &Spec) -> Result<()> {
     Session::start(spec)?.run(&[KEPT]).context("at the second boot")
 }
 
-/// A machine with Quell, whose guest owns the disk and a network card.
-fn on_quell(arch: Arch, disk: &Path, directory: &Path) -> Result<Spec> {
+/// A machine with Quell, whose guest owns a copy of the disk and a network card.
+fn on_quell(room: &Room<'_>, disk: &Path) -> Result<Spec> {
+    let arch = room.platform.arch();
+    copy_for_tests(arch, disk)?;
     let guest = Guest {
-        platform: arch.usual(),
+        platform: room.platform,
         kernel: cache::guest_files(arch, false)?.kernel,
         initrd: None,
         cmdline: format!("{} {ROOT} quiet", arch.console()),
@@ -101,24 +97,21 @@ fn on_quell(arch: Arch, disk: &Path, directory: &Path) -> Result<Spec> {
         memory: GIB,
         flush: FlushMode::Hypercall,
         reset: ResetPolicy::Reboot,
-        switches: Switches::default(),
+        switches: room.switches,
         devices: Devices { disks: vec![disk.to_owned()], network: Some(Network::User), ..Devices::default() },
     };
     guest.check()?;
-    guest.on_quell(&Hypervisor::for_tests(arch)?, 2, Clock::Wall, directory)
+    guest.on_quell(room.hypervisor()?, 2, room.clock, room.directory)
 }
 
-fn boots_on_quell(arch: Arch, directory: &Path) -> Result<()> {
-    let disk = directory.join("debian.img");
-    copy_for_tests(arch, &disk)?;
-    boots_twice(&on_quell(arch, &disk, directory)?)
+fn boots_on_quell(room: &Room<'_>) -> Result<()> {
+    boots_twice(&on_quell(room, &room.directory.join("debian.img"))?)
 }
 
 /// The guest writes all the time, and resets itself without warning.
-fn hard_resets(arch: Arch, directory: &Path) -> Result<()> {
-    let disk = directory.join("debian.img");
-    copy_for_tests(arch, &disk)?;
-    let mut session = Session::start(&on_quell(arch, &disk, directory)?)?;
+fn hard_resets(room: &Room<'_>) -> Result<()> {
+    let disk = room.directory.join("debian.img");
+    let mut session = Session::start(&on_quell(room, &disk)?)?;
     for number in 1..=RESETS {
         let writes = "rm -f /root/v4; (while :; do for i in 1 2 3 4; do dd if=/dev/urandom of=/root/w$i \
              bs=64k count=32 conv=fsync 2>/dev/null; mv /root/w$i /root/v$i; done; done) &";

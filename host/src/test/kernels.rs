@@ -2,22 +2,11 @@
 //! do by itself.
 
 use super::arm::MAX;
-use super::cases::{Body, Case, Expect, case, stock};
+use super::cases::{Case, Expect, act, stock};
+use super::room::Act;
 use hostlink::config::FlushMode;
 
-/// What a row does.
-#[derive(Clone, Copy)]
-pub(super) enum Task {
-    /// The kernel does everything that [`CHECKS`] names, with data checks.
-    Battery(Kernel),
-    /// The kernel starts another one (kexec).
-    Restart,
-    /// The kernel crashes while its disk is written to, and another one takes over (kdump).
-    Crash,
-}
-
 /// A kernel, and how its own account of itself begins.
-#[derive(Clone, Copy)]
 pub(super) struct Kernel {
     pub(super) from: From,
     pub(super) release: &'static str,
@@ -25,7 +14,6 @@ pub(super) struct Kernel {
 }
 
 /// Where a kernel is from.
-#[derive(Clone, Copy)]
 pub(super) enum From {
     /// The distribution's backports.
     Backports,
@@ -44,10 +32,6 @@ const LARGE_PAGES: Kernel =
 
 const BATTERY: &str = "mappings, merged and huge pages, user faults, patched code and hot-plugged processors \
     leave the right data";
-
-const fn battery(name: &'static str, kernel: Kernel) -> Case {
-    case(name, BATTERY, Body::Kernel(Task::Battery(kernel)))
-}
 
 const RESTART: &str = "a kernel starts another one by kexec, whose processors all come up and flush";
 const CRASH: &str = "the last processor crashes amid writes to a disk: the crash kernel runs there, with \
@@ -70,16 +54,22 @@ const fn hotplug(name: &'static str) -> Case {
     stock(name, HOTPLUG, (6, 2), FlushMode::Hypercall, STALE, Expect::NothingStale)
 }
 
+const RESTARTS: Act = |room| room.lab.restarts(room.case);
+const CRASHES: Act = |room| room.lab.crashes(room.case);
+const WITH_NEWER: Act = |room| room.lab.battery(room.case, &NEWER);
+
 /// The rows.
 pub(super) const ROWS: [Case; 10] = [
     hotplug("o1_nothing_stale_amid_hotplug"),
     hotplug("o1_nothing_stale_amid_hotplug_on_arm").on(MAX),
-    case("kexec_starts_another_kernel", RESTART, Body::Kernel(Task::Restart)),
-    case("kexec_starts_another_kernel_on_arm", RESTART, Body::Kernel(Task::Restart)).on(MAX).only_long(),
-    case("kdump_by_the_last_processor_amid_writes", CRASH, Body::Kernel(Task::Crash)),
-    case("kdump_by_the_last_processor_amid_writes_on_arm", CRASH, Body::Kernel(Task::Crash)).on(MAX),
-    battery("linux_5_10_finds_all_in_order", OLDER),
-    battery("linux_6_12_finds_all_in_order", NEWER).only_long(),
-    battery("linux_6_12_finds_all_in_order_on_arm", NEWER).on(MAX),
-    battery("linux_with_16k_pages_finds_all_in_order", LARGE_PAGES).on(MAX).only_long(),
+    act("kexec_starts_another_kernel", RESTART, RESTARTS),
+    act("kexec_starts_another_kernel_on_arm", RESTART, RESTARTS).on(MAX).only_long(),
+    act("kdump_by_the_last_processor_amid_writes", CRASH, CRASHES),
+    act("kdump_by_the_last_processor_amid_writes_on_arm", CRASH, CRASHES).on(MAX),
+    act("linux_5_10_finds_all_in_order", BATTERY, |room| room.lab.battery(room.case, &OLDER)),
+    act("linux_6_12_finds_all_in_order", BATTERY, WITH_NEWER).only_long(),
+    act("linux_6_12_finds_all_in_order_on_arm", BATTERY, WITH_NEWER).on(MAX),
+    act("linux_with_16k_pages_finds_all_in_order", BATTERY, |room| room.lab.battery(room.case, &LARGE_PAGES))
+        .on(MAX)
+        .only_long(),
 ];

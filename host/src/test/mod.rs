@@ -29,6 +29,7 @@ mod progress;
 #[cfg(test)]
 mod publics;
 mod releases;
+mod room;
 mod script;
 mod second;
 mod several;

@@ -1,6 +1,7 @@
 //! `bench all` with KVM as the peer, in its smallest form.
 
-use super::cases::{Body, Case, case};
+use super::cases::{Case, act};
+use super::room::Room;
 use crate::machine::emulator;
 use crate::workspace;
 use anyhow::{Context, Result, ensure};
@@ -13,20 +14,20 @@ use std::{env, fs, thread};
 
 /// The rows.
 pub(super) const ROWS: [Case; 3] = [
-    case(
+    act(
         "bench_all_goes_on_where_it_was_interrupted",
         "Quell and KVM take turns, each run is saved at once, and none is repeated or kept from another version",
-        Body::Own(goes_on),
+        goes_on,
     ),
-    case(
+    act(
         "bench_all_removes_memory_beside_kvm",
         "a slot is removed, by Quell and by a monitor on KVM, and what that costs is counted on both sides",
-        Body::Own(removes),
+        removes,
     ),
-    case(
+    act(
         "bench_all_has_kvm_on_arm",
         "an Arm guest boots on Quell and on KVM of two kernels, and the file names all versions",
-        Body::Own(on_arm),
+        on_arm,
     ),
 ];
 
@@ -41,8 +42,8 @@ const POLL_PERIOD: Duration = Duration::from_millis(100);
 /// The status of a program that was interrupted.
 const INTERRUPTED: i32 = 128 + Signal::INT.as_raw();
 
-fn goes_on(directory: &Path) -> Result<()> {
-    let file = directory.join("all.json");
+fn goes_on(room: &Room<'_>) -> Result<()> {
+    let file = room.directory.join("all.json");
     let mut tool = bench(&file)?;
     while runs(&file).len() < RUNS_BEFORE {
         ensure!(tool.try_wait()?.is_none(), "it ended after {} runs", runs(&file).len());
@@ -101,8 +102,8 @@ fn is_documented(document: &Value) -> Result<()> {
 }
 
 /// Each hypervisor boots the guest once. Whether a target is met does not matter here.
-fn on_arm(directory: &Path) -> Result<()> {
-    let file = directory.join("arm.json");
+fn on_arm(room: &Room<'_>) -> Result<()> {
+    let file = room.directory.join("arm.json");
     let mut tool = command(&["--only", "arm-boot", "--runs", "1", "--json"])?;
     let output = tool.arg(&file).output().context("cannot start this program again")?;
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -139,8 +140,8 @@ fn refuses_other_versions(file: &Path, mut document: Value) -> Result<()> {
 }
 
 /// The smallest cases, KVM's for one of them only.
-fn removes(directory: &Path) -> Result<()> {
-    let file = directory.join("slots.json");
+fn removes(room: &Room<'_>) -> Result<()> {
+    let file = room.directory.join("slots.json");
     let path = file.to_string_lossy();
     let measure = |arguments: &[&str]| {
         let mut tool = tool(&[arguments, &["--json", &path]].concat())?;

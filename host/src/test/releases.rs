@@ -1,34 +1,33 @@
 //! The contents of a release, made and checked as its users would.
 
-use super::cases::{Body, Case, case};
+use super::cases::{Case, act};
+use super::room::Room;
 use crate::{book, workspace};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use std::path::Path;
 use std::process::{Command, Stdio};
 use std::{env, fs};
 
 /// The rows.
 pub(super) const ROWS: [Case; 2] = [
-    case("book_is_made", "mdBook makes a book of the documents, with all chapters", Body::Own(makes_book))
-        .only_long(),
-    case(
+    act("book_is_made", "mdBook makes a book of the documents, with all chapters", makes_book).only_long(),
+    act(
         "release_is_the_same_wherever_it_is_built",
         "two builds of a release, in two places, have the same bits, and the checksums are right",
-        Body::Own(is_reproducible),
+        is_reproducible,
     )
     .only_long(),
 ];
 
-fn makes_book(_: &Path) -> Result<()> {
+fn makes_book(_: &Room<'_>) -> Result<()> {
     let page = book::make()?;
     let first = fs::read_to_string(&page).with_context(|| format!("cannot read {}", page.display()))?;
     ensure!(first.contains("one-flush.html"), "{} does not name the chapters", page.display());
     Ok(())
 }
 
-fn is_reproducible(directory: &Path) -> Result<()> {
-    let output = directory.join("release");
+fn is_reproducible(room: &Room<'_>) -> Result<()> {
+    let output = room.directory.join("release");
     let mut release = Command::new(env::current_exe().context("this program has no path")?);
     release.args(["release", "--check", "--json", "--output"]).arg(&output).stdin(Stdio::null());
     release.current_dir(workspace::root());

@@ -45,7 +45,8 @@ pub(crate) fn check(args: &CheckStyleArgs) -> Result<u8> {
     found.extend(too_wide(&sources()?, wide_comments)?);
     found.extend(too_wide(&documents()?, wide_prose)?);
     found.iter().for_each(|line| eprintln!("{line}"));
-    let is_formatted = workspace::cargo().args(FORMAT).stdout(Stdio::inherit()).status()?.success();
+    let is_formatted =
+        workspace::cargo().args(FORMAT.split_whitespace()).stdout(Stdio::inherit()).status()?.success();
     Ok(u8::from(!is_formatted || !found.is_empty()))
 }
 

@@ -1,22 +1,20 @@
 //! Compares the trace of a run with the hypervisor's counters, reads it with a parser other than
 //! the writer's library, and measures its cost.
 
-use super::cases::{Body, Case, case};
+use super::cases::{Case, act};
+use super::room::Room;
 use crate::arch::{Arch, Platform};
 use crate::machine::counters::Snapshot;
-use crate::machine::devices::Devices;
 use crate::machine::outcome::Outcome;
 use crate::machine::process::{Flow, Machine};
 use crate::machine::signals::Signals;
 use crate::machine::spec::{Clock, Spec};
-use crate::run::reporting_console;
 use crate::size::MIB;
 use crate::trace;
 use crate::trace::collect::{Collected, Collector};
-use crate::vm::{Guest, Hypervisor, StockGuest};
+use crate::vm::{Guest, Hypervisor};
 use crate::workspace;
 use anyhow::{Context, Result, anyhow, ensure};
-use hostlink::config::{FlushMode, ResetPolicy, Switches};
 use hostlink::counters::Counter;
 use hostlink::trace::Event;
 use std::collections::BTreeMap;
@@ -33,37 +31,27 @@ const INSTRUCTIONS_MAX: f64 = 40.0;
 
 /// The rows.
 pub(super) const ROWS: [Case; 2] = [
-    case(
+    act(
         "trace_agrees_with_the_counters",
         "the trace has each counted exit, flush and kick, and its spans and arrows are consistent",
-        Body::Own(agrees_with_the_counters),
+        agrees_with_the_counters,
     ),
-    case(
+    act(
         "trace_costs_at_most_40_instructions",
         "for each record, by the instruction counts of CPUID with and without the trace",
-        Body::Own(costs_little),
+        costs_little,
     ),
 ];
 
-fn agrees_with_the_counters(directory: &Path) -> Result<()> {
-    let stock = StockGuest::prepare(Arch::X86_64)?;
-    let guest = Guest {
-        platform: Platform::X86_64,
-        kernel: stock.kernel(),
-        initrd: Some(stock.initrd(Some("thrash --threads 4 --rounds 20 --report /dev/report"))),
-        cmdline: format!("{} quiet panic=-1", reporting_console(Arch::X86_64)),
-        vcpus: 4,
-        memory: 512 * MIB,
-        flush: FlushMode::Hypercall,
-        reset: ResetPolicy::Exit,
-        switches: Switches::default(),
-        devices: Devices::default(),
-    };
-    let spec = guest.on_quell(&Hypervisor::with_trace(Arch::X86_64)?, 2, Clock::Wall, directory)?;
+fn agrees_with_the_counters(room: &Room<'_>) -> Result<()> {
+    let command = "thrash --threads 4 --rounds 20 --report /dev/report";
+    let guest = Guest { vcpus: 4, ..room.lab.stock_guest(room.platform, Some(command))? };
+    let hypervisor = Hypervisor::with_trace(room.platform.arch())?;
+    let spec = guest.on_quell(&hypervisor, 2, room.clock, room.directory)?;
     let (outcome, collected) = traced(spec)?;
     let counters = outcome.counters.context("the hypervisor has no counters")?;
     let flushes = compare(&counters, &collected)?;
-    let path = directory.join("trace.json");
+    let path = room.directory.join("trace.json");
     let timeline = trace::write(&path, &collected)?;
     let text = fs::read_to_string(&path).context("cannot read the trace")?;
     let trace: JsonValue = text.parse().map_err(|error| anyhow!("the trace is no JSON: {error}"))?;
@@ -194,9 +182,9 @@ fn check_arrows(events: &[JsonValue]) -> Result<()> {
     Ok(())
 }
 
-fn costs_little(directory: &Path) -> Result<()> {
+fn costs_little(room: &Room<'_>) -> Result<()> {
     let [usual, traced] = [Hypervisor::build(Arch::X86_64)?, Hypervisor::with_trace(Arch::X86_64)?];
-    let [usual, traced] = [cpuid(&usual, directory)?, cpuid(&traced, directory)?];
+    let [usual, traced] = [cpuid(&usual, room.directory)?, cpuid(&traced, room.directory)?];
     // Two records: the exit, and the next entry.
     let cost = (traced - usual) / 2.0;
     ensure!(
@@ -209,18 +197,7 @@ fn costs_little(directory: &Path) -> Result<()> {
 
 /// Instructions of CPUID, exit and entry included.
 fn cpuid(hypervisor: &Hypervisor, directory: &Path) -> Result<f64> {
-    let guest = Guest {
-        platform: Platform::X86_64,
-        kernel: workspace::build(workspace::PROBE, Arch::X86_64)?,
-        initrd: None,
-        cmdline: "bench=exits".to_owned(),
-        vcpus: 2,
-        memory: 64 * MIB,
-        flush: FlushMode::Hypercall,
-        reset: ResetPolicy::Exit,
-        switches: Switches::default(),
-        devices: Devices::default(),
-    };
+    let guest = Guest::bare(workspace::PROBE, Platform::X86_64, "bench=exits", 2, 64 * MIB)?;
     let mut spec = guest.on_quell(hypervisor, 1, Clock::Instructions, directory)?;
     spec.timeout = Some(TIMEOUT);
     let outcome =

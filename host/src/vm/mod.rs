@@ -13,7 +13,7 @@ use crate::machine::need::memory_around;
 use crate::machine::spec::{Clock, Payload, Spec};
 use crate::machine::symbols::{self, Symbols};
 use crate::size;
-use crate::workspace;
+use crate::workspace::{self, Image};
 use anyhow::{Context, Result, ensure};
 use hostlink::config::{BootCpu, Config, FlushMode, MEMORY_UNIT, ResetPolicy, Switches};
 use hostlink::trace::RING_BYTES_MAX;
@@ -49,23 +49,34 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    /// The bare guest that uses memory on command.
-    pub(crate) fn load(platform: Platform, vcpus: u32, memory: u64, switches: Switches) -> Result<Self> {
+    /// A program for bare machines, with these words on its command line.
+    pub(crate) fn bare(
+        image: Image,
+        platform: Platform,
+        words: impl Into<String>,
+        vcpus: u32,
+        memory: u64,
+    ) -> Result<Self> {
         let arch = platform.arch();
         let guest = Self {
             platform,
-            kernel: workspace::bootable(workspace::build(workspace::LOAD, arch)?, arch)?,
+            kernel: workspace::bootable(workspace::build(image, arch)?, arch)?,
             initrd: None,
-            cmdline: String::new(),
+            cmdline: words.into(),
             vcpus,
             memory,
             flush: FlushMode::Hypercall,
             reset: ResetPolicy::Exit,
-            switches,
+            switches: Switches::default(),
             devices: Devices::default(),
         };
         guest.check()?;
         Ok(guest)
+    }
+
+    /// The bare guest that uses memory on command.
+    pub(crate) fn load(platform: Platform, vcpus: u32, memory: u64, switches: Switches) -> Result<Self> {
+        Ok(Self { switches, ..Self::bare(workspace::LOAD, platform, "", vcpus, memory)? })
     }
 
     /// Checks that are possible before the machine starts.

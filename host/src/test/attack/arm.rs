@@ -1,7 +1,7 @@
 //! Attacks on Arm64 machines.
 
 use crate::arch::{ArmCpu, Platform};
-use crate::test::cases::{Case, Expect, FLOOD, TestFile, ended, hostile, stock, tool, typed};
+use crate::test::cases::{Case, Expect, FLOOD, REBOOTS, TestFile, act, ended, hostile, stock, tool};
 use hostlink::config::FlushMode;
 use hostlink::exit::ExitCode;
 
@@ -43,10 +43,10 @@ pub(super) const ROWS: &[Case] = &[
         (1, 1),
     )
     .on(MAX),
-    typed(
+    act(
         "u6_reset_without_forced_write_back",
         "a guest whose memory is cleaned from the caches in pieces comes up again",
-        &["reboot\n", "poweroff\n"],
+        REBOOTS,
     )
     .on(Platform::Aarch64(ArmCpu::CortexA72)),
     ended(

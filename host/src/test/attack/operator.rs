@@ -2,7 +2,8 @@
 
 use crate::size::MIB;
 use crate::test::arm::{MAX, WORK as WORK_ON_ARM};
-use crate::test::cases::{Body, Case, Expect, Talk, TestFile, WORK, case, stock, talk, tool};
+use crate::test::cases::{Case, Expect, Talk, TestFile, WORK, act, stock, talk, tool};
+use crate::test::room::Room;
 use anyhow::{Context, Result, ensure};
 use hostlink::config::FlushMode;
 use rustix::process::{Pid, Signal, kill_process};
@@ -11,7 +12,6 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
 use std::process::{self, Command, Stdio};
 use std::thread;
 use std::time::Duration;
@@ -91,10 +91,10 @@ pub(super) const ROWS: &[Case] = &[
         Talk::Devices,
     )
     .on(MAX),
-    case(
+    act(
         "u17_ctl_ends_by_signal_while_it_waits",
         "Ctrl-C and SIGTERM end `ctl` while the hypervisor says nothing",
-        Body::Own(ctl_ends_by_signal),
+        ctl_ends_by_signal,
     ),
     date("u25_guests_know_the_date", "a stock guest's clock is right from the start"),
     date("u25_arm_guests_know_the_date", "and on Arm64").on(MAX),
@@ -104,7 +104,8 @@ pub(super) const ROWS: &[Case] = &[
 
 /// Starts `ctl` where a machine accepts the conversation and never answers, and ends it by a
 /// signal. If it ignored the signal, it would end by itself after its patience, with a status.
-fn ctl_ends_by_signal(directory: &Path) -> Result<()> {
+fn ctl_ends_by_signal(room: &Room<'_>) -> Result<()> {
+    let directory = room.directory;
     fs::set_permissions(directory, Permissions::from_mode(0o700))?;
     let machines = directory.join("quell");
     fs::create_dir(&machines)?;

@@ -1,7 +1,7 @@
 //! Attacks on AMD64 machines.
 
 use crate::size::MIB;
-use crate::test::cases::{Body, Case, Expect, FLOOD, ProbeEnd, Stock, case, ended, probe, stock};
+use crate::test::cases::{Body, Case, Expect, FLOOD, ProbeEnd, Stock, act, case, ended, probe, stock};
 use crate::test::siege::Siege;
 use hostlink::config::FlushMode;
 use hostlink::counters::Counter;
@@ -18,10 +18,13 @@ const LOAD: &str = "uname -r | grep -q '^6\\.1\\.' && exit 3; \
 
 /// The rows, in the order of their ids.
 pub(super) const ROWS: &[Case] = &[
-    case(
+    act(
         "u2_halted_timers",
         "vCPUs that halt with interrupts off, their timers expired, do not keep interrupts from the CPU",
-        Body::Siege(Siege { test: "u2_halted_timers", vcpus: 8, cpus: 1, memory: 64 * MIB, least: &[] }),
+        |room| {
+            let test = "u2_halted_timers";
+            room.lab.siege(room.case, &Siege { test, vcpus: 8, cpus: 1, memory: 64 * MIB, least: &[] })
+        },
     ),
     probe(
         "u3_debug_exceptions_reach_the_guest",
@@ -35,16 +38,14 @@ pub(super) const ROWS: &[Case] = &[
         "u5_crash_reports",
         ProbeEnd::Passed,
     ),
-    case(
+    act(
         "u6_requests_during_resets",
         "outside requests are served while a guest is constantly reset and its memory zeroed",
-        Body::Siege(Siege {
-            test: "u6_reset_storm",
-            vcpus: 1,
-            cpus: 1,
-            memory: 512 * MIB,
-            least: &[(Counter::Resets, 1), (Counter::ResetRequests, 20)],
-        }),
+        |room| {
+            let least = &[(Counter::Resets, 1), (Counter::ResetRequests, 20)];
+            let test = "u6_reset_storm";
+            room.lab.siege(room.case, &Siege { test, vcpus: 1, cpus: 1, memory: 512 * MIB, least })
+        },
     ),
     ended(
         "u7_guest_without_tables",
@@ -86,7 +87,8 @@ pub(super) const ROWS: &[Case] = &[
     case(
         "u20_linux_6_12_under_load",
         "a kernel that uses CMPXCHG16B survives an emulator that gets it wrong",
-        Body::Newer(Stock {
+        Body::Stock(Stock {
+            is_newer: true,
             vcpus: 8,
             cpus: 2,
             flush: FlushMode::Hypercall,

@@ -4,12 +4,12 @@
 //! log has overflowed" is never 0 (`amdvi_test_mask`).
 
 use super::vi::{ROOT, Vi};
+use crate::test::room::Room;
 use anyhow::{Context, Result};
 use iommu::amd::command::invalidate_device;
 use iommu::amd::table::{DeviceEntry, Levels};
 use iommu::amd::{Depth, pages};
 use iommu::{DeviceId, DomainId};
-use std::path::Path;
 
 /// The device: function 0 of device 5.
 const DEVICE: DeviceId = DeviceId(5 << 3);
@@ -37,8 +37,8 @@ fn forget(vi: &Vi, domain: DomainId, page: u64) -> Result<()> {
 }
 
 /// The row.
-pub(super) fn keeps_until_told(directory: &Path) -> Result<()> {
-    let vi = Vi::start(directory, DEVICE)?;
+pub(super) fn keeps_until_told(room: &Room<'_>) -> Result<()> {
+    let vi = Vi::start(room.directory, DEVICE)?;
     let entry = DeviceEntry::translated(ROOT, Levels::Four, DOMAIN).context("the entry is refused")?;
     vi.set_entry(DEVICE, entry);
     vi.told.wait_for([invalidate_device(DEVICE)])?;

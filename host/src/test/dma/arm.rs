@@ -7,6 +7,7 @@
 use super::smmu::{DESCRIPTOR, DEVICE, OUTSIDER, ROOTS, Smmu};
 use crate::arch::Arch;
 use crate::machine::emulator::{Version, version};
+use crate::test::room::Room;
 use anyhow::{Context, Result, ensure};
 use iommu::smmu::command::{Depth, cfgi_cd, cfgi_ste, cfgi_ste_range};
 use iommu::smmu::event::{Access, Class, Fault, Kind, Stage};
@@ -17,7 +18,6 @@ use iommu::smmu::{
 };
 use iommu::{Command, Stuck};
 use std::cell::Cell;
-use std::path::Path;
 
 const ASID: Asid = Asid(7);
 const OTHER_ASID: Asid = Asid(8);
@@ -156,9 +156,9 @@ const fn leaves(start: u64, count: u64) -> Stale {
 }
 
 /// The row.
-pub(super) fn keeps_until_told(directory: &Path) -> Result<()> {
+pub(super) fn keeps_until_told(room: &Room<'_>) -> Result<()> {
     for split in [None, Some(Split::Bits6)] {
-        let smmu = Smmu::start(directory, split)?;
+        let smmu = Smmu::start(room.directory, split)?;
         ensure!(smmu.features.stage_1 && smmu.features.has_ranges, "{:?}", smmu.features);
         let has_class = version(Arch::Aarch64)? >= Version { major: 9, minor: 1 };
         let run = Run { smmu, has_class, values: Cell::new(0) };

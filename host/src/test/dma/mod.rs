@@ -9,18 +9,18 @@ mod ring;
 mod smmu;
 mod vi;
 
-use super::cases::{Body, Case, case};
+use super::cases::{Case, act};
 
 /// The rows.
 pub(super) const ROWS: [Case; 2] = [
-    case(
+    act(
         "p16_an_iommu_keeps_translations_until_it_is_told",
         "DMA of an emulated device reaches a page that was unmapped, and no longer after the invalidation",
-        Body::Own(amd::keeps_until_told),
+        amd::keeps_until_told,
     ),
-    case(
+    act(
         "p16_an_smmu_keeps_translations_until_it_is_told",
         "the same with an emulated SMMUv3, by page and by range; it logs what it refuses",
-        Body::Own(arm::keeps_until_told),
+        arm::keeps_until_told,
     ),
 ];

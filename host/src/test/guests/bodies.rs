@@ -1,34 +1,32 @@
 //! Guests on Quell.
 
+use super::BOOT_TIMEOUT;
 use super::Lab;
 use super::expect::{
     check_log, expect_a_search, expect_bounds, expect_date, expect_end, expect_few_lost, expect_generations,
     expect_loops, expect_pieces, expect_status, expect_stolen, expect_tlb_ipis, expect_toggles,
     expect_verdict, expect_without_cpus, with_console,
 };
-use super::{BOOT_TIMEOUT, made};
 use crate::arch::{Arch, Platform};
 use crate::bench::migrate::writer::{Setup, Writer};
 use crate::bench::phases::Phases;
-use crate::machine::devices::Devices;
+use crate::guest::cache;
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::spec::Clock;
 use crate::run::switches;
 use crate::size::MIB;
 use crate::test::cases::{Case, Expect, Hostile, ProbeEnd, Stock, Talk};
-use crate::test::several::{self, Room};
 use crate::test::siege::{self, Siege};
 use crate::test::storm::{self, Requests};
 use crate::test::talk;
 use crate::vm::Guest;
 use crate::workspace;
 use anyhow::{Context, Result, anyhow, ensure};
-use hostlink::config::{FlushMode, NestedPage, ResetPolicy};
+use hostlink::config::{NestedPage, ResetPolicy};
 use hostlink::counters::Counter;
 use hostlink::exit::ExitCode;
 use hostlink::phase::Phase;
 use serde_json::Value;
-use std::path::PathBuf;
 use std::time::Duration;
 
 /// The prompt of the guest's shell, and how long after its announcement it appears at most.
@@ -69,7 +67,7 @@ impl Lab<'_> {
         })
     }
 
-    pub(super) fn migrate(&self, case: &Case) -> Result<()> {
+    pub(in crate::test) fn migrate(&self, case: &Case) -> Result<()> {
         let setup = Setup {
             hypervisor: self.hypervisor(case.platform.arch())?,
             platform: case.platform,
@@ -84,16 +82,10 @@ impl Lab<'_> {
         writer.finish()
     }
 
-    pub(super) fn stock(
-        &self,
-        case: &Case,
-        test: &Stock,
-        command: &str,
-        kernel: Option<PathBuf>,
-    ) -> Result<()> {
+    pub(super) fn stock(&self, case: &Case, test: &Stock, command: &str) -> Result<()> {
         let mut guest = self.stock_guest(case.platform, Some(command))?;
-        if let Some(kernel) = kernel {
-            guest.kernel = kernel;
+        if test.is_newer {
+            guest.kernel = cache::newer_kernel(case.platform.arch())?.kernel;
         }
         guest.vcpus = test.vcpus;
         guest.cmdline = format!("{} {}", guest.cmdline, case.words).trim_end().to_owned();
@@ -163,7 +155,9 @@ impl Lab<'_> {
         })
     }
 
-    pub(super) fn typed(&self, platform: Platform, texts: &[&str]) -> Result<()> {
+    /// Types in a stock guest's shell: on each line of the report channel with event `shell` the
+    /// next text. The guest has to switch itself off after the last.
+    pub(in crate::test) fn typed(&self, platform: Platform, texts: &[&str]) -> Result<()> {
         let mut guest = self.stock_guest(platform, None)?;
         guest.reset = ResetPolicy::Reboot;
         let mut left = texts.iter();
@@ -187,21 +181,9 @@ impl Lab<'_> {
     }
 
     /// The bare guest that runs the test with this name.
-    pub(super) fn probe_guest(&self, case: &Case, name: &str, vcpus: u32) -> Result<Guest> {
-        let guest = Guest {
-            kernel: made(&self.parts.probe)?.clone(),
-            initrd: None,
-            cmdline: format!("test={name}"),
-            vcpus,
-            memory: 64 * MIB,
-            flush: FlushMode::Hypercall,
-            platform: Platform::X86_64,
-            reset: ResetPolicy::Exit,
-            switches: switches(case.settings)?,
-            devices: Devices::default(),
-        };
-        guest.check()?;
-        Ok(guest)
+    fn probe_guest(&self, case: &Case, name: &str, vcpus: u32) -> Result<Guest> {
+        let guest = Guest::bare(workspace::PROBE, Platform::X86_64, format!("test={name}"), vcpus, 64 * MIB)?;
+        Ok(Guest { switches: switches(case.settings)?, ..guest })
     }
 
     pub(super) fn probe(&self, case: &Case, name: &str, end: ProbeEnd) -> Result<()> {
@@ -243,9 +225,10 @@ impl Lab<'_> {
         })
     }
 
-    /// An emulator drops all translations at each VMRUN, so a skipped page goes unnoticed: the test
-    /// counts instructions instead.
-    pub(super) fn invalidations(&self, case: &Case, test: &str) -> Result<()> {
+    /// QEMU's plugin counts each INVLPGA while the bare guest runs a test; the count must match the
+    /// hypervisor's. An emulator drops all translations at each VMRUN, so a skipped page goes
+    /// unnoticed otherwise.
+    pub(in crate::test) fn invalidations(&self, case: &Case, test: &str) -> Result<()> {
         let guest = self.probe_guest(case, test, 2)?;
         let hypervisor = self.hypervisor(Arch::X86_64)?;
         let mut spec = guest.on_quell(hypervisor, 2, Clock::Instructions, self.directory)?;
@@ -267,34 +250,13 @@ impl Lab<'_> {
         })
     }
 
-    pub(super) fn several(&self, case: &Case, act: several::Act) -> Result<()> {
-        let directory = tempfile::tempdir_in(self.directory)?;
-        act(&Room {
-            platform: case.platform,
-            hypervisor: self.hypervisor(case.platform.arch())?,
-            switches: switches(case.settings)?,
-            clock: Clock::Wall,
-            directory: directory.path(),
-            signals: self.signals,
-            is_long: self.long,
-            hung: &self.hung,
-        })
-    }
-
-    pub(super) fn siege(&self, case: &Case, siege: &Siege) -> Result<()> {
+    pub(in crate::test) fn siege(&self, case: &Case, siege: &Siege) -> Result<()> {
+        let words = format!("test={}", siege.test);
         let guest = Guest {
-            kernel: made(&self.parts.probe)?.clone(),
-            initrd: None,
-            cmdline: format!("test={}", siege.test),
-            vcpus: siege.vcpus,
-            memory: siege.memory,
-            flush: FlushMode::Hypercall,
-            platform: case.platform,
             reset: ResetPolicy::Reboot,
             switches: switches(case.settings)?,
-            devices: Devices::default(),
+            ..Guest::bare(workspace::PROBE, case.platform, words, siege.vcpus, siege.memory)?
         };
-        guest.check()?;
         let mut said = None;
         let outcome = self.boot(&guest, siege.cpus, |report, machine| {
             if report["event"] != "ready" || said.is_some() {
@@ -317,20 +279,11 @@ impl Lab<'_> {
     }
 
     pub(super) fn hostile(&self, case: &Case, test: &Hostile, words: &str) -> Result<()> {
-        let arch = case.platform.arch();
+        let words = format!("test={words}");
         let guest = Guest {
-            kernel: workspace::bootable(workspace::build(workspace::HOSTILE, arch)?, arch)?,
-            initrd: None,
-            cmdline: format!("test={words}"),
-            vcpus: test.vcpus,
-            memory: 64 * MIB,
-            flush: FlushMode::Hypercall,
-            platform: case.platform,
-            reset: ResetPolicy::Exit,
             switches: switches(case.settings)?,
-            devices: Devices::default(),
+            ..Guest::bare(workspace::HOSTILE, case.platform, words, test.vcpus, 64 * MIB)?
         };
-        guest.check()?;
         let (mut said, mut storm, mut sent, mut seed) = (Ok(()), None, 0, storm::SEED);
         let outcome = self.boot(&guest, test.cpus, |report, machine| {
             let turned = match report["event"].as_str() {

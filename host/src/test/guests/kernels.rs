@@ -10,7 +10,7 @@ use crate::machine::process::Flow;
 use crate::run::switches;
 use crate::size::GIB;
 use crate::test::cases::Case;
-use crate::test::kernels::{CHECKS, From, Kernel, Task};
+use crate::test::kernels::{CHECKS, From, Kernel};
 use crate::vm::StockGuest;
 use crate::workspace;
 use anyhow::{Context, Result, ensure};
@@ -27,18 +27,19 @@ const ROUNDS: u32 = 1;
 const ROUNDS_LONG: u32 = 5;
 
 impl Lab<'_> {
-    pub(super) fn kernel(&self, case: &Case, task: &Task) -> Result<()> {
-        match task {
-            Task::Battery(kernel) => self.battery(case, kernel),
-            Task::Restart => self.second_kernel(case, false),
-            Task::Crash => {
-                let times = if self.long { CRASHES_LONG } else { 1 };
-                (0..times).try_for_each(|_| self.second_kernel(case, true))
-            }
-        }
+    /// The stock kernel starts another one (kexec).
+    pub(in crate::test) fn restarts(&self, case: &Case) -> Result<()> {
+        self.second_kernel(case, false)
     }
 
-    fn battery(&self, case: &Case, kernel: &Kernel) -> Result<()> {
+    /// The stock kernel crashes while its disk is written to, and another one takes over (kdump).
+    pub(in crate::test) fn crashes(&self, case: &Case) -> Result<()> {
+        let times = if self.long { CRASHES_LONG } else { 1 };
+        (0..times).try_for_each(|_| self.second_kernel(case, true))
+    }
+
+    /// A kernel does everything that [`CHECKS`] names, with data checks.
+    pub(in crate::test) fn battery(&self, case: &Case, kernel: &Kernel) -> Result<()> {
         let arch = case.platform.arch();
         let command = battery(if self.long { ROUNDS_LONG } else { ROUNDS });
         let mut guest = self.stock_guest(case.platform, Some(&command))?;

@@ -8,29 +8,26 @@ mod tests;
 mod tools;
 
 use super::Tally;
-use super::arm;
-use super::attack::isolation;
 use super::cases::{Body, Case};
 use super::progress::ProgressView;
+use super::room::{Act, Room};
 use super::second::SecondTries;
-use super::stage2;
 use super::storm;
 use crate::arch::{Arch, Platform};
-use crate::guest::cache::{self, NotToBeHad};
+use crate::guest::cache::NotToBeHad;
 use crate::machine::devices::Devices;
 use crate::machine::outcome::Outcome;
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
 use crate::machine::spec::Clock;
-use crate::run::reporting_console;
+use crate::run::{reporting_console, switches};
 use crate::size::MIB;
 use crate::vm::{Guest, Hypervisor, StockGuest};
-use crate::workspace;
 use anyhow::{Result, anyhow};
 use hostlink::config::{FlushMode, ResetPolicy, Switches};
 use serde_json::Value;
 use std::cell::Cell;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -46,7 +43,6 @@ pub(super) struct Parts {
     tested: LazyLock<Result<Hypervisor>>,
     arm_stock: LazyLock<Result<StockGuest>>,
     arm_tested: LazyLock<Result<Hypervisor>>,
-    probe: LazyLock<Result<PathBuf>>,
     again: Mutex<SecondTries>,
 }
 
@@ -59,7 +55,6 @@ impl Parts {
             tested: LazyLock::new(|| Hypervisor::for_tests(Arch::X86_64)),
             arm_stock: LazyLock::new(|| StockGuest::prepare(Arch::Aarch64)),
             arm_tested: LazyLock::new(|| Hypervisor::for_tests(Arch::Aarch64)),
-            probe: LazyLock::new(|| workspace::build(workspace::PROBE, Arch::X86_64)),
             again: Mutex::new(SecondTries::known()),
         }
     }
@@ -143,38 +138,34 @@ impl Lab<'_> {
     fn run(&self, case: &Case) -> Result<()> {
         let told = |usual| case.long.filter(|_| self.long).unwrap_or(usual);
         match &case.body {
-            Body::Stock(stock) => self.stock(case, stock, told(stock.command), None),
-            Body::Newer(stock) => {
-                let kernel = cache::newer_kernel(Arch::X86_64)?.kernel;
-                self.stock(case, stock, told(stock.command), Some(kernel))
-            }
-            Body::Kernel(task) => self.kernel(case, task),
+            Body::Stock(stock) => self.stock(case, stock, told(stock.command)),
             Body::Check(check) => self.check(case, check),
-            Body::Stage2(test) => {
-                let hypervisor = self.hypervisor(Arch::Aarch64)?;
-                stage2::run(case, test, hypervisor, self.directory, self.signals)
-            }
-            Body::Counts => arm::counts(case.platform, self.directory, self.signals),
-            Body::Disc { entry, uefi, shows } => self.disc(*entry, *uefi, shows),
-            Body::Bzimage { cmdline } => self.bzimage(cmdline),
             Body::Talk { command, about } => self.talk(case, command, *about),
-            Body::Own(act) => act(tempfile::tempdir_in(self.directory)?.path()),
-            Body::Several(act) => self.several(case, *act),
-            Body::Typed(texts) => self.typed(case.platform, texts),
             Body::Probe(test, end) => self.probe(case, told(test), *end),
-            Body::Invalidations(test) => self.invalidations(case, test),
             Body::Hostile(test) => self.hostile(case, test, told(test.test)),
-            Body::Isolation(attacks) => {
-                let hypervisor = self.hypervisor(case.platform.arch())?;
-                isolation::run(hypervisor, case.platform, attacks, self.directory, self.signals)
-            }
-            Body::Migrate => self.migrate(case),
-            Body::Siege(siege) => self.siege(case, siege),
+            Body::Act(act) => self.act(case, *act),
             Body::Tool { args, file, status, message } => self.tool(args, *file, *status, message),
         }
     }
 
-    fn stock_guest(&self, platform: Platform, command: Option<&str>) -> Result<Guest> {
+    fn act(&self, case: &Case, act: Act) -> Result<()> {
+        let directory = tempfile::tempdir_in(self.directory)?;
+        act(&Room {
+            lab: self,
+            case,
+            platform: case.platform,
+            other: None,
+            switches: switches(case.settings)?,
+            clock: Clock::Wall,
+            directory: directory.path(),
+            signals: self.signals,
+            is_long: self.long,
+            hung: &self.hung,
+        })
+    }
+
+    /// The stock guest, which runs a command and then switches itself off, or shows a shell.
+    pub(super) fn stock_guest(&self, platform: Platform, command: Option<&str>) -> Result<Guest> {
         let stock = made(self.parts.stock(platform.arch()))?;
         Ok(Guest {
             kernel: stock.kernel(),
@@ -191,14 +182,15 @@ impl Lab<'_> {
     }
 
     /// Guests run with the auditor, with or without a defect.
-    fn hypervisor(&self, arch: Arch) -> Result<&Hypervisor> {
+    pub(super) fn hypervisor(&self, arch: Arch) -> Result<&Hypervisor> {
         made(match arch {
             Arch::X86_64 => &self.parts.tested,
             Arch::Aarch64 => &self.parts.arm_tested,
         })
     }
 
-    fn boot(
+    /// Runs a guest on Quell until the machine ends. `observe` sees each of its reports.
+    pub(super) fn boot(
         &self,
         guest: &Guest,
         cpus: u32,

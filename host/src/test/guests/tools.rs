@@ -73,7 +73,7 @@ impl Lab<'_> {
     }
 
     /// Starts a CD with this default entry.
-    pub(super) fn disc(&self, entry: Entry, uefi: bool, shows: &str) -> Result<()> {
+    pub(in crate::test) fn disc(&self, entry: Entry, uefi: bool, shows: &str) -> Result<()> {
         let args = ImageArgs {
             output: self.directory.join("quell.iso"),
             default: entry,
@@ -99,8 +99,8 @@ impl Lab<'_> {
         })
     }
 
-    /// Starts tlbcheck's bzImage by QEMU's loader for Linux kernels.
-    pub(super) fn bzimage(&self, cmdline: &str) -> Result<()> {
+    /// Starts tlbcheck's bzImage by QEMU's loader for Linux kernels, without Quell.
+    pub(in crate::test) fn bzimage(&self, cmdline: &str) -> Result<()> {
         let kernel = self.directory.join("tlbcheck.bzimage");
         image::write_bzimage(&workspace::build(workspace::TLBCHECK, Arch::X86_64)?, &kernel)?;
         let payload = Payload::Bare { kernel, initrd: None, cmdline: cmdline.to_owned() };

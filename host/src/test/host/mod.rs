@@ -20,7 +20,8 @@ const STEP_TIMEOUT: Duration = Duration::from_secs(1800);
 pub(super) struct Step {
     pub(super) name: &'static str,
     pub(super) about: &'static str,
-    args: &'static [&'static str],
+    /// Cargo's arguments.
+    args: &'static str,
     /// Model-checked: built with `cfg(loom)`, in a target directory of its own.
     loom: bool,
     /// Run only with `--long`.
@@ -29,7 +30,7 @@ pub(super) struct Step {
     env: &'static [(&'static str, &'static str)],
 }
 
-const fn step(name: &'static str, about: &'static str, args: &'static [&'static str]) -> Step {
+const fn step(name: &'static str, about: &'static str, args: &'static str) -> Step {
     Step { name, about, args, loom: false, only_long: false, env: &[] }
 }
 
@@ -44,188 +45,106 @@ impl Step {
 }
 
 /// Compares the sources with their formatted text.
-pub(super) const FORMAT: [&str; 6] = ["fmt", "--all", "--", "--check", "--color", "never"];
+pub(super) const FORMAT: &str = "fmt --all -- --check --color never";
 
-/// Everything that cargo checks. The bare-metal images are linted for their own target.
+/// Everything that cargo checks. The bare-metal images are linted for their own targets. All lints
+/// have the profile of the unit tests, so that macros and build scripts are built once; all models
+/// have the profile `model`.
 pub(super) const STEPS: [Step; 17] = [
-    step("format", "the sources are formatted", &FORMAT),
+    step("format", "the sources are formatted", FORMAT),
     step(
         "unit-tests",
         "unit and property tests of all crates; the hypervisor's record a trace",
-        &["test", "--workspace", "--exclude", "quell-probe", "--features", "quell-hypervisor/trace"],
+        "test --workspace --exclude quell-probe --features quell-hypervisor/trace",
     ),
     step(
         "model-tests",
         "flush protocol, IOMMU rings, memory slots, dirty logs, trace and console rings under loom",
-        &[
-            "test",
-            "--release",
-            "--lib",
-            "--package",
-            "quell-coherence",
-            "--package",
-            "quell-iommu",
-            "--package",
-            "quell-memslots",
-            "--package",
-            "quell-hostlink",
-        ],
+        "test --profile model --lib -p quell-coherence -p quell-iommu -p quell-memslots -p quell-hostlink",
     )
     .under_loom(),
     // Its documentation's examples cannot run under loom.
     step(
         "model-tests-paging",
         "faults, changes and processors at one page table under loom",
-        &["test", "--package", "quell-paging", "--lib"],
+        "test --profile model --lib -p quell-paging",
     )
     .under_loom(),
     // Its unit tests use the same atomics outside of any model.
     step(
         "model-tests-hypervisor",
         "inboxes, PSCI's power states, scheduler, announcements and CPUs that start, under loom",
-        &["test", "--release", "--package", "quell-hypervisor", "--lib", "model::"],
+        "test --profile model --lib -p quell-hypervisor model::",
     )
     .under_loom(),
     step(
         "machine-at-length",
         "random programs on the abstract machine: 10^8 operations, or ten minutes",
-        &["test", "--release", "--package", "quell-machine", "--test", "clean"],
+        "test --release -p quell-machine --test clean",
     )
     .only_long(&[("QUELL_MACHINE_OPERATIONS", "50000000"), ("QUELL_MACHINE_SECONDS", "300")]),
     step(
         "scheduler-at-length",
         "10,000 random machines under the scheduler: no vCPU starves",
-        &["test", "--release", "--package", "quell-hypervisor", "--lib", "sched::simulation"],
+        "test --release -p quell-hypervisor --lib sched::simulation",
     )
     .only_long(&[("QUELL_SCHED_MACHINES", "10000")]),
     step(
         "requests-at-length",
         "random control requests about several guests, in any order: an hour on an idle computer",
-        &["test", "--release", "--package", "quell-hypervisor", "--lib", "random_requests"],
+        "test --release -p quell-hypervisor --lib random_requests",
     )
     .only_long(&[("QUELL_REQUESTS_RUNS", "10000")]),
     step(
         "lint-host",
         "clippy on everything that runs on the host",
-        &["clippy", "--workspace", "--exclude", "quell-probe", "--all-targets", "--", "-Dwarnings"],
+        "clippy --workspace --exclude quell-probe --all-targets -- -Dwarnings",
     ),
     step(
         "lint-hypervisor",
         "clippy on the hypervisor's image",
-        &[
-            "clippy",
-            "--release",
-            "--package",
-            "quell-hypervisor",
-            "--bin",
-            "quell-hypervisor",
-            "--features",
-            "image",
-            "--target",
-            "x86_64-unknown-none",
-            "--",
-            "-Dwarnings",
-        ],
+        "clippy -p quell-hypervisor --bin quell-hypervisor --features image \
+         --target x86_64-unknown-none -- -Dwarnings",
     ),
     step(
         "lint-workloads-arm",
         "clippy on the programs of Arm64 guests",
-        &[
-            "clippy",
-            "--release",
-            "--package",
-            "quell-workloads",
-            "--bins",
-            "--target",
-            "aarch64-unknown-linux-musl",
-            "--",
-            "-Dwarnings",
-        ],
+        "clippy -p quell-workloads --bins --target aarch64-unknown-linux-musl -- -Dwarnings",
     ),
     step(
         "lint-probe",
         "clippy on the bare test guests",
-        &[
-            "clippy",
-            "--release",
-            "--package",
-            "quell-probe",
-            "--package",
-            "quell-hostile",
-            "--package",
-            "quell-load",
-            "--bins",
-            "--target",
-            "x86_64-unknown-none",
-            "--",
-            "-Dwarnings",
-        ],
+        "clippy -p quell-probe -p quell-hostile -p quell-load --bins --target x86_64-unknown-none \
+         -- -Dwarnings",
     ),
     step(
         "lint-tlbcheck",
         "clippy on tlbcheck's image, and on the hypervisor's for tests",
-        &[
-            "clippy",
-            "--release",
-            "--package",
-            "quell-tlbcheck",
-            "--package",
-            "quell-hypervisor",
-            "--bins",
-            "--features",
-            "quell-hypervisor/image,quell-hypervisor/defects,quell-hypervisor/audit,quell-hypervisor/trace",
-            "--target",
-            "x86_64-unknown-none",
-            "--",
-            "-Dwarnings",
-        ],
+        "clippy -p quell-tlbcheck -p quell-hypervisor --bins --target x86_64-unknown-none --features \
+         quell-hypervisor/image,quell-hypervisor/defects,quell-hypervisor/audit,quell-hypervisor/trace \
+         -- -Dwarnings",
     ),
     step(
         "lint-hypervisor-arm",
         "clippy on the hypervisor's image for Arm64, for tests",
-        &[
-            "clippy",
-            "--release",
-            "--package",
-            "quell-hypervisor",
-            "--bin",
-            "quell-hypervisor",
-            "--features",
-            "image,defects,audit,trace",
-            "--target",
-            "aarch64-unknown-none-softfloat",
-            "--",
-            "-Dwarnings",
-        ],
+        "clippy -p quell-hypervisor --bin quell-hypervisor --features image,defects,audit,trace \
+         --target aarch64-unknown-none-softfloat -- -Dwarnings",
     ),
     step(
         "lint-guests-arm",
         "clippy on tlbcheck and the bare test guests for Arm64",
-        &[
-            "clippy",
-            "--release",
-            "--package",
-            "quell-tlbcheck",
-            "--package",
-            "quell-load",
-            "--package",
-            "quell-hostile",
-            "--bins",
-            "--target",
-            "aarch64-unknown-none-softfloat",
-            "--",
-            "-Dwarnings",
-        ],
+        "clippy -p quell-tlbcheck -p quell-load -p quell-hostile --bins \
+         --target aarch64-unknown-none-softfloat -- -Dwarnings",
     ),
     step(
         "lint-plugin",
         "clippy on QEMU's plugin for the interface of QEMU 9.1 and later",
-        &["clippy", "--package", "quell-plugin", "--features", "interface-3", "--", "-Dwarnings"],
+        "clippy -p quell-plugin --features interface-3 -- -Dwarnings",
     ),
     step(
         "lint-docs",
         "the documentation's links resolve",
-        &["doc", "--workspace", "--exclude", "quell-probe", "--no-deps", "--document-private-items"],
+        "doc --workspace --exclude quell-probe --no-deps --document-private-items",
     ),
 ];
 
@@ -285,11 +204,11 @@ impl Step {
 
     /// Whether cargo runs tests.
     fn is_test(&self) -> bool {
-        self.args[0] == "test"
+        self.args.starts_with("test ")
     }
 
     fn command(&self, mut command: Command) -> Command {
-        command.args(self.args).env("CARGO_TERM_COLOR", "never");
+        command.args(self.args.split_whitespace()).env("CARGO_TERM_COLOR", "never");
         command.envs(self.env.iter().copied());
         if self.name == "lint-docs" {
             command.env("RUSTDOCFLAGS", "-Dwarnings");

@@ -1,6 +1,7 @@
 //! The published crates as users get them: packed, and used outside of the tree.
 
-use super::cases::{Body, Case, case};
+use super::cases::{Case, act};
+use super::room::Room;
 use crate::workspace;
 use anyhow::{Context, Result, bail, ensure};
 use std::fs;
@@ -22,21 +23,21 @@ const COMPARER: &str = "cargo-semver-checks@0.51.0";
 
 /// The rows.
 pub(super) const ROWS: [Case; 3] = [
-    case(
+    act(
         "packages_work_outside_the_tree",
         "each crate builds alone from its package, its README's example runs, and a program uses all five",
-        Body::Own(work_outside),
+        work_outside,
     ),
-    case(
+    act(
         "packages_build_with_the_rust_they_name",
         "each crate builds with the oldest compiler that it claims to support",
-        Body::Own(build_with_the_rust_they_name),
+        build_with_the_rust_they_name,
     )
     .only_long(),
-    case(
+    act(
         "packages_break_nobody_without_a_new_version",
         "each crate's public API is compatible with the one that its version was released with",
-        Body::Own(break_nobody),
+        break_nobody,
     )
     .only_long(),
 ];
@@ -171,7 +172,7 @@ fn finish(mut command: Command) -> Result<()> {
     Ok(())
 }
 
-fn work_outside(_: &Path) -> Result<()> {
+fn work_outside(_: &Room<'_>) -> Result<()> {
     let outside = Outside::pack()?;
     for package in &outside.packages {
         for licence in LICENCES {
@@ -202,7 +203,7 @@ fn work_outside(_: &Path) -> Result<()> {
     Ok(())
 }
 
-fn build_with_the_rust_they_name(_: &Path) -> Result<()> {
+fn build_with_the_rust_they_name(_: &Room<'_>) -> Result<()> {
     let outside = Outside::pack()?;
     for package in &outside.packages {
         let manifest = fs::read_to_string(package.directory.join("Cargo.toml"))?;
@@ -227,7 +228,7 @@ fn baseline(manifest: &str) -> Result<Option<String>> {
     Ok((output.status.success() && !commit.is_empty()).then_some(commit))
 }
 
-fn break_nobody(_: &Path) -> Result<()> {
+fn break_nobody(_: &Room<'_>) -> Result<()> {
     let directory = workspace::target_dir("semver-checks");
     let tool = directory.join("bin/cargo-semver-checks");
     if !tool.is_file() {

@@ -2,7 +2,8 @@
 
 mod sample;
 
-use super::cases::{Body, Case, case};
+use super::cases::{Case, act};
+use super::room::Room;
 use crate::browser::{self, Browser};
 use crate::report;
 use anyhow::{Context, Result, bail, ensure};
@@ -12,10 +13,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-const ROWS: [Case; 1] = [case(
+const ROWS: [Case; 1] = [act(
     "reports_work_in_a_browser",
     "tables, plots and timelines are there, move and answer, in light, dark and on paper, without errors or requests",
-    Body::Own(works_in_a_browser),
+    works_in_a_browser,
 )];
 
 /// The row, where there is a browser. Debian has a package of it, which `./quell` installs for the
@@ -30,8 +31,8 @@ const WINDOW: (u32, u32) = (1200, 1500);
 /// The maximum size of a report with two traces.
 const BYTES_MAX: u64 = 1 << 20;
 
-fn works_in_a_browser(directory: &Path) -> Result<()> {
-    let page = sample(directory)?;
+fn works_in_a_browser(room: &Room<'_>) -> Result<()> {
+    let page = sample(room.directory)?;
     let size = fs::metadata(&page)?.len();
     ensure!(size <= BYTES_MAX, "the report has {size} bytes");
     let mut browser = Browser::start(WINDOW.0, WINDOW.1)?;

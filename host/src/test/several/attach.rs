@@ -1,6 +1,7 @@
 //! `quell console` in a terminal, beside `quell run` in another process: what is typed reaches one
 //! guest, and leaving ends nothing.
 
+use super::stage::Room;
 use super::{READY, bare};
 use crate::machine::child::describe;
 use crate::machine::emulator;
@@ -194,8 +195,8 @@ fn leave(machine: &mut Machine, mut terminal: Terminal) -> Result<()> {
     machine.goes_on()
 }
 
-pub(super) fn attach(directory: &Path) -> Result<()> {
-    let mut machine = Machine::start(directory)?;
+pub(super) fn attach(room: &Room<'_>) -> Result<()> {
+    let mut machine = Machine::start(room.directory)?;
     let mut terminal = type_command(&machine, "one", "spin=1")?;
     terminal.type_text(CTRL_C)?;
     terminal.until_shown("no command")?;

@@ -1,7 +1,7 @@
 //! Guests with devices of their own come and go.
 
-use super::stage::named;
-use super::{BESIDE, MANUAL, Room, bare};
+use super::stage::{Room, named};
+use super::{BESIDE, MANUAL, bare};
 use anyhow::{Context, Result};
 use hostlink::ctl::Request;
 use hostlink::exit::ExitCode;

@@ -18,52 +18,41 @@ mod stage;
 mod vectors;
 
 use super::arm::MAX;
-use super::cases::{Body, Case, case};
-pub(super) use stage::Room;
-
-/// The act of a row.
-pub(super) type Act = fn(&Room<'_>) -> anyhow::Result<()>;
-
-const fn several(name: &'static str, about: &'static str, act: Act) -> Case {
-    case(name, about, Body::Several(act))
-}
+use super::cases::{Case, act};
 
 /// The rows.
 pub(super) const ROWS: &[Case] = &[
-    several("several_boot", BOOT, boot::few),
-    several("several_boot_on_arm", BOOT, boot::few).on(MAX),
-    several("several_sixteen_boot", SIXTEEN, boot::sixteen).only_long(),
-    several("several_sixteen_boot_on_arm", SIXTEEN, boot::sixteen).only_long().on(MAX),
-    several("several_four_by_32_boot", FOUR_BY_32, boot::four_by_32).only_long(),
-    several("several_four_by_32_boot_on_arm", FOUR_BY_32, boot::four_by_32).only_long().on(MAX),
-    several("several_end_badly", BADLY, badly::end_badly),
-    several("several_end_badly_on_arm", BADLY, badly::end_badly).on(MAX),
-    several("several_keep_their_cpus", SHARES, shares::keep_their_cpus),
-    several("several_keep_their_cpus_on_arm", SHARES, shares::keep_their_cpus).on(MAX),
-    several("several_find_zeros", ZEROS, memory::is_not_handed_on),
-    several("several_find_zeros_on_arm", ZEROS, memory::is_not_handed_on).on(MAX),
-    several("several_catch_no_zeros", HANDED_ON, memory::is_seen_to_be_handed_on).with(HANDS_ON),
-    several("several_catch_no_zeros_on_arm", HANDED_ON, memory::is_seen_to_be_handed_on)
-        .with(HANDS_ON)
-        .on(MAX),
-    case("several_consoles_attach", ATTACH, Body::Own(attach::attach)),
-    several("several_live_and_are_paused", LIFE, life::life),
-    several("several_live_and_are_paused_on_arm", LIFE, life::life).on(MAX),
-    several("several_come_and_go", CYCLES, cycles::come_and_go),
-    several("several_disks_are_taken_amid_writes", DISKS, devices::come_and_go),
-    several("several_disks_are_taken_amid_writes_on_arm", DISKS, devices::come_and_go).on(MAX),
-    several("several_own_many_disks", MANY, devices::own_many),
-    several("several_take_random_requests", REQUESTS, random::requests),
-    several("several_take_random_requests_on_arm", REQUESTS, random::requests).on(MAX),
-    several("several_leave_vectors", VECTORS, vectors::leave_vectors),
-    several("several_devices_are_misused", MISUSE, misuse::misuse),
-    several("several_are_reset_amid_dma", AMID_DMA, amid_dma::reset_amid_dma),
-    several("several_are_reset_amid_failing_dma", AMID_FAILING, amid_dma::reset_amid_failing_dma),
-    several("several_are_reset_amid_failing_dma_on_arm", AMID_FAILING, amid_dma::reset_amid_failing_dma)
-        .on(MAX),
-    several("several_share_memory", SHARED, shared::share_memory),
-    several("several_share_memory_on_arm", SHARED, shared::share_memory).on(MAX),
-    several("several_come_and_go_on_arm", CYCLES, cycles::come_and_go).on(MAX).with(&["vmid_bits=2"]),
+    act("several_boot", BOOT, boot::few),
+    act("several_boot_on_arm", BOOT, boot::few).on(MAX),
+    act("several_sixteen_boot", SIXTEEN, boot::sixteen).only_long(),
+    act("several_sixteen_boot_on_arm", SIXTEEN, boot::sixteen).only_long().on(MAX),
+    act("several_four_by_32_boot", FOUR_BY_32, boot::four_by_32).only_long(),
+    act("several_four_by_32_boot_on_arm", FOUR_BY_32, boot::four_by_32).only_long().on(MAX),
+    act("several_end_badly", BADLY, badly::end_badly),
+    act("several_end_badly_on_arm", BADLY, badly::end_badly).on(MAX),
+    act("several_keep_their_cpus", SHARES, shares::keep_their_cpus),
+    act("several_keep_their_cpus_on_arm", SHARES, shares::keep_their_cpus).on(MAX),
+    act("several_find_zeros", ZEROS, memory::is_not_handed_on),
+    act("several_find_zeros_on_arm", ZEROS, memory::is_not_handed_on).on(MAX),
+    act("several_catch_no_zeros", HANDED_ON, memory::is_seen_to_be_handed_on).with(HANDS_ON),
+    act("several_catch_no_zeros_on_arm", HANDED_ON, memory::is_seen_to_be_handed_on).with(HANDS_ON).on(MAX),
+    act("several_consoles_attach", ATTACH, attach::attach),
+    act("several_live_and_are_paused", LIFE, life::life),
+    act("several_live_and_are_paused_on_arm", LIFE, life::life).on(MAX),
+    act("several_come_and_go", CYCLES, cycles::come_and_go),
+    act("several_disks_are_taken_amid_writes", DISKS, devices::come_and_go),
+    act("several_disks_are_taken_amid_writes_on_arm", DISKS, devices::come_and_go).on(MAX),
+    act("several_own_many_disks", MANY, devices::own_many),
+    act("several_take_random_requests", REQUESTS, random::requests),
+    act("several_take_random_requests_on_arm", REQUESTS, random::requests).on(MAX),
+    act("several_leave_vectors", VECTORS, vectors::leave_vectors),
+    act("several_devices_are_misused", MISUSE, misuse::misuse),
+    act("several_are_reset_amid_dma", AMID_DMA, amid_dma::reset_amid_dma),
+    act("several_are_reset_amid_failing_dma", AMID_FAILING, amid_dma::reset_amid_failing_dma),
+    act("several_are_reset_amid_failing_dma_on_arm", AMID_FAILING, amid_dma::reset_amid_failing_dma).on(MAX),
+    act("several_share_memory", SHARED, shared::share_memory),
+    act("several_share_memory_on_arm", SHARED, shared::share_memory).on(MAX),
+    act("several_come_and_go_on_arm", CYCLES, cycles::come_and_go).on(MAX).with(&["vmid_bits=2"]),
 ];
 
 const BOOT: &str = "guests of 1, 2 and 3 vCPUs boot, and each console shows its own guest's output only";

@@ -101,7 +101,7 @@ fn sets(room: &Room<'_>) -> Result<()> {
     let text: String = NAMES.iter().zip(keys).map(|(name, keys)| storing(base, name, keys)).collect();
     let file = room.write(&text)?;
     let (mut collector, mut migrated) = (None, 0);
-    let stage = Room { hypervisor: &hypervisor, ..*room }.play(&file, TIMEOUT, |stage| {
+    let stage = Room { other: Some(&hypervisor), ..*room }.play(&file, TIMEOUT, |stage| {
         collector = Some(stage.collect_trace()?);
         let [pinned, capped, free] = parts(stage, NAMES, SLICES)?;
         let all = format!("pinned {pinned:.3}, capped {capped:.3}, free {free:.3}");

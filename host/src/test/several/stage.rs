@@ -11,14 +11,13 @@ use crate::machine::own_time::OwnTime;
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::ram::Ram;
 use crate::machine::signals::Signals;
-use crate::machine::spec::{Clock, Console};
+use crate::machine::spec::Console;
 use crate::machine_file::MachineFile;
 use crate::run::tail;
+pub(super) use crate::test::room::Room;
 use crate::trace::collect::Collector;
-use crate::vm::Hypervisor;
 use crate::vm::several::Guests;
 use anyhow::{Context, Error, Result, bail, ensure};
-use hostlink::config::Switches;
 use hostlink::counters::Counter;
 use hostlink::ctl::record::{self, Memory, Record, Taken};
 use hostlink::ctl::{Input, Request};
@@ -39,20 +38,6 @@ const PERIOD: Duration = Duration::from_millis(5);
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Of a CPU's stack of 96 KiB, so many bytes are never used.
 const STACK_LEFT: u64 = 32 << 10;
-
-/// What a row is given.
-pub(in crate::test) struct Room<'a> {
-    pub(in crate::test) platform: Platform,
-    pub(in crate::test) hypervisor: &'a Hypervisor,
-    pub(in crate::test) switches: Switches,
-    pub(in crate::test) clock: Clock,
-    pub(in crate::test) directory: &'a Path,
-    pub(in crate::test) signals: &'a Signals,
-    /// Whether searches take long.
-    pub(in crate::test) is_long: bool,
-    /// Whether a machine has reached its time limit.
-    pub(in crate::test) hung: &'a Cell<bool>,
-}
 
 impl<'a> Room<'a> {
     /// Writes a machine file.
@@ -92,7 +77,7 @@ impl<'a> Room<'a> {
     ) -> Result<Stage<'a>> {
         let file = self.read(file)?;
         let guests = Guests::prepare(&file, self.switches)?;
-        let mut spec = guests.on_quell(self.hypervisor, self.directory)?;
+        let mut spec = guests.on_quell(self.hypervisor()?, self.directory)?;
         let log = self.directory.join("hypervisor.log");
         spec.clock = self.clock;
         spec.console = Console::Capture;

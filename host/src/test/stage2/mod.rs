@@ -11,37 +11,21 @@ mod script;
 #[cfg(test)]
 mod tests;
 
+use super::cases::{Case, Expect, STALE, act, stock};
+use super::room::Room;
 use super::script::Script;
-
-use super::cases::{Body, Case, Expect, STALE, case, stock};
 use crate::arch::{ArmCpu, Platform};
 use crate::bench::phases::{Counts, Phases};
-use crate::machine::signals::Signals;
-use crate::machine::spec::{Clock, Counting, Spec};
-use crate::run::switches;
+use crate::machine::outcome::Outcome;
+use crate::machine::spec::{Clock, Spec};
 use crate::size::MIB;
-use crate::vm::{Guest, Hypervisor};
-use anyhow::{Context, Result, anyhow, ensure};
+use crate::vm::Guest;
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use baremetal::pages::PAGE;
 use hostlink::config::{FlushMode, NestedPage, Switches};
 use hostlink::counters::Counter;
 use hostlink::phase::Phase;
-use std::path::Path;
 use std::time::Duration;
-
-/// The action, and the expected result. The defect of the hypervisor is in the case's settings.
-pub(super) enum Test {
-    /// Memory is removed and added again while all vCPUs read it. `true` if one of them has to keep
-    /// seeing the old contents.
-    Watch(bool),
-    /// This many pages are removed, with these instructions.
-    Counts(u64, Sequence),
-    /// [`MANY`] pages are removed by range instructions, and the executed instructions are rejected
-    /// for this reason.
-    Refused(&'static str),
-    /// Two vCPUs take turns on a CPU, which drops its entries when one arrives.
-    Arrivals,
-}
 
 /// Maintenance for removed memory. There may be nothing else of these kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,46 +89,58 @@ impl Sequence {
 }
 
 pub(super) const ROWS: [Case; 18] = [
-    watch(
+    act(
         "p19_memory_that_goes_is_gone_on_max",
         "all vCPUs notice, and see zeroes when other memory is added",
-        false,
-    ),
-    watch("p19_memory_that_goes_is_gone_on_neoverse_n1", "and on a neoverse-n1", false).on(N1),
-    watch("p19_memory_that_goes_is_gone_on_cortex_a72", "and on a cortex-a72", false).on(A72),
-    watch("p19_memory_that_goes_is_gone_whole", "and where all that the VMID tags is dropped", false)
+        is_gone,
+    )
+    .on(MAX),
+    act("p19_memory_that_goes_is_gone_on_neoverse_n1", "and on a neoverse-n1", is_gone).on(N1),
+    act("p19_memory_that_goes_is_gone_on_cortex_a72", "and on a cortex-a72", is_gone).on(A72),
+    act("p19_memory_that_goes_is_gone_whole", "and where all that the VMID tags is dropped", is_gone)
+        .on(MAX)
         .with(&["stage2_unmap=whole"]),
-    watch("p19_missing_combined_is_caught", "without VMALLE1IS a vCPU goes on reading", true)
+    act("p19_missing_combined_is_caught", "without VMALLE1IS a vCPU goes on reading", is_stale)
+        .on(MAX)
         .with(&["defect=stage2-no-combined"]),
-    watch("stage2_missing_tlbi_is_caught", "and so it does without VMALLS12E1IS", true)
+    act("stage2_missing_tlbi_is_caught", "and so it does without VMALLS12E1IS", is_stale)
+        .on(MAX)
         .with(&["defect=stage2-no-tlbi", "stage2_unmap=whole"]),
-    counts(
-        "o12_sequence_on_max",
-        "one range instruction, VMALLE1IS, two DSB ISH, DSB ISHST before",
-        MANY,
-        BY_RANGE,
-    ),
-    counts("o12_sequence_on_cortex_a72", "without range instructions, one for each page", FEW, BY_PAGE)
-        .on(A72)
-        .with(LIMIT),
-    counts("o12_sequence_whole_on_cortex_a72", "and VMALLS12E1IS where that is too many", MANY, WHOLE)
-        .on(A72)
-        .with(LIMIT),
-    counts("o2_sequence_is_repeated_on_neoverse_n1", "its errata demand one more", FEW, BY_PAGE.repeated())
-        .on(N1)
-        .with(LIMIT),
-    refused("o12_missing_ishst_is_counted", "without DSB ISHST", "not ordered before")
+    act("o12_sequence_on_max", "one range instruction, VMALLE1IS, two DSB ISH, DSB ISHST before", |room| {
+        BY_RANGE.check(&counts(room, MANY)?)
+    })
+    .on(MAX),
+    act("o12_sequence_on_cortex_a72", "without range instructions, one for each page", |room| {
+        BY_PAGE.check(&counts(room, FEW)?)
+    })
+    .on(A72)
+    .with(LIMIT),
+    act("o12_sequence_whole_on_cortex_a72", "and VMALLS12E1IS where that is too many", |room| {
+        WHOLE.check(&counts(room, MANY)?)
+    })
+    .on(A72)
+    .with(LIMIT),
+    act("o2_sequence_is_repeated_on_neoverse_n1", "its errata demand one more", |room| {
+        BY_PAGE.repeated().check(&counts(room, FEW)?)
+    })
+    .on(N1)
+    .with(LIMIT),
+    act("o12_missing_ishst_is_counted", "without DSB ISHST", |room| is_refused(room, "not ordered before"))
+        .on(MAX)
         .with(&["defect=stage2-no-ishst"]),
-    refused("o11_dsb_nsh_is_counted", "with DSB NSH for ISH", "DSB NSH waits")
+    act("o11_dsb_nsh_is_counted", "with DSB NSH for ISH", |room| is_refused(room, "DSB NSH waits"))
+        .on(MAX)
         .with(&["defect=stage2-dsb-nsh"]),
-    refused("stage2_missing_ranges_are_counted", "without RIPAS2E1IS", "ripas2e1is: 0")
+    act("stage2_missing_ranges_are_counted", "without RIPAS2E1IS", |room| is_refused(room, "ripas2e1is: 0"))
+        .on(MAX)
         .with(&["defect=stage2-no-tlbi"]),
-    refused("p19_missing_combined_is_counted", "without VMALLE1IS", "vmalle1is: 0")
+    act("p19_missing_combined_is_counted", "without VMALLE1IS", |room| is_refused(room, "vmalle1is: 0"))
+        .on(MAX)
         .with(&["defect=stage2-no-combined"]),
-    case(
+    act(
         "a3_arrivals_drop",
         "each arrival of another vCPU on a CPU flushes that CPU's translations",
-        Body::Stage2(Test::Arrivals),
+        arrivals,
     )
     .on(MAX),
     stock(
@@ -176,18 +172,6 @@ pub(super) const ROWS: [Case; 18] = [
     ),
 ];
 
-const fn watch(name: &'static str, about: &'static str, is_stale: bool) -> Case {
-    case(name, about, Body::Stage2(Test::Watch(is_stale))).on(MAX)
-}
-
-const fn counts(name: &'static str, about: &'static str, pages: u64, sequence: Sequence) -> Case {
-    case(name, about, Body::Stage2(Test::Counts(pages, sequence))).on(MAX)
-}
-
-const fn refused(name: &'static str, about: &'static str, why: &'static str) -> Case {
-    case(name, about, Body::Stage2(Test::Refused(why))).on(MAX)
-}
-
 /// Memory of the guest itself.
 const MEMORY: u64 = 64 * MIB;
 /// Address of the memory that is added and removed.
@@ -204,98 +188,76 @@ const NOTICING: Duration = Duration::from_secs(2);
 /// vCPUs that watch.
 const WATCHERS: usize = 2;
 
-/// Runs a test.
-pub(super) fn run(
-    case: &Case,
-    test: &Test,
-    hypervisor: &Hypervisor,
-    directory: &Path,
-    signals: &Signals,
-) -> Result<()> {
-    let mut switches = switches(case.settings)?;
-    switches.nested_page = NestedPage::Small;
-    let lab = Lab { case, hypervisor, directory, signals, switches };
-    match test {
-        Test::Watch(is_stale) => lab.watch(*is_stale),
-        Test::Counts(pages, sequence) => sequence.check(&lab.counts(*pages)?),
-        Test::Refused(why) => match BY_RANGE.check(&lab.counts(MANY)?) {
-            Ok(()) => Err(anyhow!("the instructions are those of a hypervisor without mistakes")),
-            Err(error) => {
-                let error = error.to_string();
-                ensure!(error.contains(why), "the instructions are wrong, but not for '{why}': {error}");
-                Ok(())
-            }
-        },
-        Test::Arrivals => lab.arrivals(),
-    }
+/// A machine whose guest accepts commands, and has its memory in small pages.
+fn spec(room: &Room<'_>, (vcpus, cpus): (u32, u32), clock: Clock) -> Result<Spec> {
+    let switches = Switches { nested_page: NestedPage::Small, ..room.switches };
+    let guest = Guest::load(room.platform, vcpus, MEMORY, switches)?;
+    let mut spec = guest.on_quell(room.hypervisor()?, cpus, clock, room.directory)?;
+    spec.timeout = Some(TIMEOUT);
+    Ok(spec)
 }
 
-struct Lab<'a> {
-    case: &'a Case,
-    hypervisor: &'a Hypervisor,
-    directory: &'a Path,
-    signals: &'a Signals,
-    switches: Switches,
+/// Memory is removed and added again while all vCPUs read it. Whether all of them notice in time.
+fn notice(room: &Room<'_>, noticing: Duration) -> Result<(bool, Outcome)> {
+    let spec = spec(room, (WATCHERS as u32, WATCHERS as u32), Clock::Wall)?;
+    let mut script = Script::start(&spec, room.signals, PATIENCE)?;
+    let watched = script.watch(noticing);
+    let outcome = script.end()?;
+    let noticed = watched.map_err(|error| outcome.explain(error))?;
+    Ok((noticed, outcome))
 }
 
-impl Lab<'_> {
-    /// A machine whose guest accepts commands.
-    fn spec(&self, (vcpus, cpus): (u32, u32), clock: Clock) -> Result<Spec> {
-        let guest = Guest::load(self.case.platform, vcpus, MEMORY, self.switches)?;
-        let mut spec = guest.on_quell(self.hypervisor, cpus, clock, self.directory)?;
-        spec.timeout = Some(TIMEOUT);
-        Ok(spec)
-    }
+fn is_gone(room: &Room<'_>) -> Result<()> {
+    let (noticed, outcome) = notice(room, PATIENCE)?;
+    ensure!(noticed, outcome.explain(anyhow!("a vCPU goes on reading memory that has gone")));
+    Ok(())
+}
 
-    fn start(&self, spec: &Spec) -> Result<Script> {
-        Script::start(spec, self.signals, PATIENCE)
-    }
+fn is_stale(room: &Room<'_>) -> Result<()> {
+    ensure!(!notice(room, NOTICING)?.0, "all vCPUs have noticed that memory has gone");
+    Ok(())
+}
 
-    fn watch(&self, is_stale: bool) -> Result<()> {
-        let mut script = self.start(&self.spec((WATCHERS as u32, WATCHERS as u32), Clock::Wall)?)?;
-        let watched = script.watch(if is_stale { NOTICING } else { PATIENCE });
-        let outcome = script.end()?;
-        let noticed = watched.map_err(|error| outcome.explain(error))?;
-        ensure!(
-            noticed != is_stale,
-            match is_stale {
-                true => anyhow!("all vCPUs have noticed that memory has gone"),
-                false => outcome.explain(anyhow!("a vCPU goes on reading memory that has gone")),
-            }
-        );
-        Ok(())
-    }
+/// Counts what a script makes the machine execute.
+fn counted(
+    room: &Room<'_>,
+    size: (u32, u32),
+    act: impl FnOnce(&mut Script) -> Result<()>,
+) -> Result<(Phases, Outcome)> {
+    let mut spec = spec(room, size, Clock::Instructions)?;
+    let counting = Phases::counting(room.directory)?;
+    spec.counting = Some(counting.clone());
+    let mut script = Script::start(&spec, room.signals, PATIENCE)?;
+    let worked = act(&mut script);
+    let outcome = script.end()?;
+    worked.map_err(|error| outcome.explain(error))?;
+    Ok((Phases::read(&counting)?, outcome))
+}
 
-    fn counted(&self, spec: &mut Spec) -> Result<Counting> {
-        let counting = Phases::counting(self.directory)?;
-        spec.counting = Some(counting.clone());
-        Ok(counting)
-    }
+/// The counts while `pages` pages are removed.
+fn counts(room: &Room<'_>, pages: u64) -> Result<Counts> {
+    let (phases, _) = counted(room, (1, 1), |script| script.come_and_go(pages * PAGE))?;
+    Ok(phases.of(Phase::Blocking)?.and(phases.of(Phase::Reclaim)?))
+}
 
-    /// The counts while `pages` pages are removed.
-    fn counts(&self, pages: u64) -> Result<Counts> {
-        let mut spec = self.spec((1, 1), Clock::Instructions)?;
-        let counting = self.counted(&mut spec)?;
-        let mut script = self.start(&spec)?;
-        let worked = script.come_and_go(pages * PAGE);
-        let outcome = script.end()?;
-        worked.map_err(|error| outcome.explain(error))?;
-        let phases = Phases::read(&counting)?;
-        Ok(phases.of(Phase::Blocking)?.and(phases.of(Phase::Reclaim)?))
-    }
+/// [`MANY`] pages are removed by range instructions, and the executed instructions are rejected for
+/// this reason.
+fn is_refused(room: &Room<'_>, why: &str) -> Result<()> {
+    let Err(error) = BY_RANGE.check(&counts(room, MANY)?) else {
+        bail!("the instructions are those of a hypervisor without mistakes")
+    };
+    let error = error.to_string();
+    ensure!(error.contains(why), "the instructions are wrong, but not for '{why}': {error}");
+    Ok(())
+}
 
-    fn arrivals(&self) -> Result<()> {
-        let mut spec = self.spec((WATCHERS as u32, 1), Clock::Instructions)?;
-        let counting = self.counted(&mut spec)?;
-        let mut script = self.start(&spec)?;
-        let worked = script.take_turns();
-        let outcome = script.end()?;
-        worked.map_err(|error| outcome.explain(error))?;
-        let counters = outcome.counters.context("there are no counters")?;
-        let arrivals = counters.get(Counter::FlushArrival);
-        ensure!(arrivals >= ARRIVALS_MIN, "{arrivals} arrivals are too few to tell anything");
-        check_drops(Phases::read(&counting)?.of(Phase::None)?, arrivals)
-    }
+/// Two vCPUs take turns on a CPU, which drops its entries when one arrives.
+fn arrivals(room: &Room<'_>) -> Result<()> {
+    let (phases, outcome) = counted(room, (WATCHERS as u32, 1), Script::take_turns)?;
+    let counters = outcome.counters.context("there are no counters")?;
+    let arrivals = counters.get(Counter::FlushArrival);
+    ensure!(arrivals >= ARRIVALS_MIN, "{arrivals} arrivals are too few to tell anything");
+    check_drops(phases.of(Phase::None)?, arrivals)
 }
 
 /// Barriers that a hypervisor without mistakes executes outside of the maintenance of stage 2.

@@ -1,0 +1,41 @@
+//! What a row with an act of its own is given.
+
+use super::cases::Case;
+use super::guests::Lab;
+use crate::arch::Platform;
+use crate::machine::signals::Signals;
+use crate::machine::spec::Clock;
+use crate::vm::Hypervisor;
+use anyhow::Result;
+use hostlink::config::Switches;
+use std::cell::Cell;
+use std::path::Path;
+
+/// What a row does.
+pub(super) type Act = fn(&Room<'_>) -> Result<()>;
+
+/// What it is given.
+#[derive(Clone, Copy)]
+pub(super) struct Room<'a> {
+    pub(super) lab: &'a Lab<'a>,
+    pub(super) case: &'a Case,
+    pub(super) platform: Platform,
+    /// Another hypervisor than the one for tests.
+    pub(super) other: Option<&'a Hypervisor>,
+    pub(super) switches: Switches,
+    pub(super) clock: Clock,
+    /// For this row alone.
+    pub(super) directory: &'a Path,
+    pub(super) signals: &'a Signals,
+    /// Whether searches take long.
+    pub(super) is_long: bool,
+    /// Whether a machine has reached its time limit.
+    pub(super) hung: &'a Cell<bool>,
+}
+
+impl<'a> Room<'a> {
+    /// The hypervisor for this row's platform.
+    pub(super) fn hypervisor(&self) -> Result<&'a Hypervisor> {
+        self.other.map_or_else(|| self.lab.hypervisor(self.platform.arch()), Ok)
+    }
+}
