@@ -2,7 +2,7 @@
 //! plugin, with a program that is known instruction by instruction.
 
 use super::cases::{
-    Body, Case, Expect, LOOPS, REBOOTS, STALE, Talk, TestFile, act, case, migrate, stock, talk, tool,
+    Body, Case, Expect, LOOPS, REBOOTS, STALE, Talk, TestFile, act, case, migrate, runs, stock, talk, tool,
 };
 use super::checks::Check;
 use super::room::Room;
@@ -13,7 +13,6 @@ use crate::machine::process::{End, Flow, Machine};
 use crate::machine::spec::{Clock, Payload, Spec};
 use crate::size::MIB;
 use anyhow::{Result, ensure};
-use hostlink::config::FlushMode;
 use hostlink::ctl::LogWay;
 use hostlink::phase::Phase;
 use std::fs;
@@ -152,13 +151,13 @@ const ON_QUELL: [Case; 28] = [
         "no tar archive",
         Text,
     ),
-    quell("arm_one_vcpu_on_one_cpu", "the smallest guest boots", (1, 1), "test \"$(nproc)\" = 1").on(MAX),
-    quell("arm_nproc_is_8_on_max", "all vCPUs come up, four to a CPU", (8, 2), EIGHT).on(MAX),
-    quell("arm_nproc_is_8_on_neoverse_n1", "and on a neoverse-n1", (8, 2), EIGHT).on(N1),
-    quell("arm_nproc_is_8_on_cortex_a72", "and on a cortex-a72, which has no VHE", (8, 2), EIGHT).on(A72),
-    quell("arm_nproc_is_16", "eight vCPUs to a CPU come up as well", (16, 2), "test \"$(nproc)\" = 16")
+    runs("arm_one_vcpu_on_one_cpu", "the smallest guest boots", (1, 1), "test \"$(nproc)\" = 1").on(MAX),
+    runs("arm_nproc_is_8_on_max", "all vCPUs come up, four to a CPU", (8, 2), EIGHT).on(MAX),
+    runs("arm_nproc_is_8_on_neoverse_n1", "and on a neoverse-n1", (8, 2), EIGHT).on(N1),
+    runs("arm_nproc_is_8_on_cortex_a72", "and on a cortex-a72, which has no VHE", (8, 2), EIGHT).on(A72),
+    runs("arm_nproc_is_16", "eight vCPUs to a CPU come up as well", (16, 2), "test \"$(nproc)\" = 16")
         .on(MAX),
-    quell("arm_thrash", "four threads flush a lot on two CPUs", (4, 2), THRASH).on(MAX),
+    runs("arm_thrash", "four threads flush a lot on two CPUs", (4, 2), THRASH).on(MAX),
     stale("arm_o1_nothing_stale_on_max", "no reader sees a removed page").on(MAX),
     stale("arm_o1_nothing_stale_on_neoverse_n1", "nor on a neoverse-n1").on(N1).only_long(),
     stale("arm_o1_nothing_stale_on_cortex_a72", "nor on a cortex-a72").on(A72),
@@ -169,7 +168,6 @@ const ON_QUELL: [Case; 28] = [
         "arm_stolen_time_is_what_vcpus_waited",
         "a kernel whose four processors share a CPU accounts three times their work as stolen, as counted",
         (4, 1),
-        FlushMode::Hypercall,
         STOLEN,
         Expect::Stolen,
     )
@@ -179,7 +177,6 @@ const ON_QUELL: [Case; 28] = [
         "arm_loops_and_a_build_find_all_in_order",
         "and they pass on Arm as well",
         (4, 2),
-        FlushMode::Hypercall,
         LOOPS,
         Expect::Loops,
     )
@@ -188,7 +185,6 @@ const ON_QUELL: [Case; 28] = [
         "arm_poweroff_ends_the_run",
         "with the guest's consent and status 0",
         (2, 2),
-        FlushMode::Hypercall,
         "poweroff; sleep 60",
         Expect::PowerOff,
     )
@@ -276,14 +272,9 @@ const fn omitted(name: &'static str, about: &'static str, omission: Omission, ro
     case(name, about, Body::Check(check)).on(MAX)
 }
 
-/// A stock guest on Quell, whose command has to succeed.
-const fn quell(name: &'static str, about: &'static str, size: (u32, u32), command: &'static str) -> Case {
-    stock(name, about, size, FlushMode::Hypercall, command, Expect::Success)
-}
-
 /// The hunter for stale translations, on Quell.
 const fn stale(name: &'static str, about: &'static str) -> Case {
-    stock(name, about, (8, 2), FlushMode::Hypercall, STALE, Expect::NothingStale)
+    stock(name, about, (8, 2), STALE, Expect::NothingStale)
 }
 
 /// The program whose instructions are counted: an arm64 boot image's header, whose first word

@@ -3,7 +3,6 @@
 //! are covered, too.
 
 use super::cases::{Case, Expect, MMTEST, ProbeEnd, STALE, act, hostile, probe, stock};
-use hostlink::config::FlushMode;
 
 const PRETEND: &[&str] = &["pretend=on"];
 
@@ -11,15 +10,8 @@ const PRETEND: &[&str] = &["pretend=on"];
 pub(super) const ROWS: &[Case] = &[
     probe("audit_probe", "guest errors, with clean bits and flushes of one ASID", "all", ProbeEnd::AllPassed)
         .with(PRETEND),
-    stock(
-        "audit_slots",
-        "memory that is added and removed, likewise",
-        (4, 2),
-        FlushMode::Hypercall,
-        MMTEST,
-        Expect::Intact,
-    )
-    .with(PRETEND),
+    stock("audit_slots", "memory that is added and removed, likewise", (4, 2), MMTEST, Expect::Intact)
+        .with(PRETEND),
     hostile(
         "audit_storm",
         "random values for everything, likewise",
@@ -31,7 +23,6 @@ pub(super) const ROWS: &[Case] = &[
         "a17_pieces_flush_the_tag",
         "with memory in pages of 4 KiB no list is carried out page by page",
         (4, 2),
-        FlushMode::Hypercall,
         STALE,
         Expect::NothingStale,
     )
@@ -46,7 +37,6 @@ pub(super) const ROWS: &[Case] = &[
         "audit_finds_a_flush_that_is_taken_and_forgotten",
         "the auditor detects a flush that dropped nothing, which no guest on an emulator can",
         (8, 2),
-        FlushMode::Hypercall,
         STALE,
         Expect::Panic("audit: a flush was taken, and nothing is dropped"),
     )

@@ -23,7 +23,11 @@ pub(super) struct Case {
     pub(super) memory: u64,
     /// Words added to its kernel's command line.
     pub(super) words: &'static str,
-    /// Whether a stock guest's time is counted in instructions.
+    /// Its hint about remote flushes.
+    pub(super) flush: FlushMode,
+    /// Whether its kernel is that of the distribution's backports.
+    pub(super) is_newer: bool,
+    /// Whether its time is counted in instructions.
     pub(super) is_counted: bool,
     /// The platform. Tests of the tool itself name it in their arguments.
     pub(super) platform: Platform,
@@ -48,13 +52,18 @@ pub(super) enum Body {
 }
 
 pub(super) struct Stock {
-    /// Whether the kernel is that of the distribution's backports.
-    pub(super) is_newer: bool,
     pub(super) vcpus: u32,
     pub(super) cpus: u32,
-    pub(super) flush: FlushMode,
     pub(super) command: &'static str,
     pub(super) expect: Expect,
+}
+
+impl Body {
+    /// Whether it takes seconds only. Most acts and runs of tlbcheck take much longer than other
+    /// rows.
+    pub(super) const fn is_short(&self) -> bool {
+        !matches!(self, Self::Act(_) | Self::Check(_))
+    }
 }
 
 /// The expectations for a stock guest.
@@ -150,21 +159,32 @@ pub(super) const fn case(name: &'static str, about: &'static str, body: Body) ->
         settings: &[],
         memory: 512 * MIB,
         words: "",
+        flush: FlushMode::Hypercall,
+        is_newer: false,
         is_counted: false,
         platform,
     }
 }
 
+/// A stock guest with so many vCPUs, on so many CPUs, runs a command.
 pub(super) const fn stock(
     name: &'static str,
     about: &'static str,
     (vcpus, cpus): (u32, u32),
-    flush: FlushMode,
     command: &'static str,
     expect: Expect,
 ) -> Case {
-    let body = Body::Stock(Stock { is_newer: false, vcpus, cpus, flush, command, expect });
-    case(name, about, body)
+    case(name, about, Body::Stock(Stock { vcpus, cpus, command, expect }))
+}
+
+/// The same, and the command succeeds.
+pub(super) const fn runs(
+    name: &'static str,
+    about: &'static str,
+    size: (u32, u32),
+    command: &'static str,
+) -> Case {
+    stock(name, about, size, command, Expect::Success)
 }
 
 /// A row with an act of its own.
@@ -246,6 +266,16 @@ impl Case {
     /// The same, with more on the command line of the stock guest's kernel.
     pub(super) const fn told(self, words: &'static str) -> Self {
         Self { words, ..self }
+    }
+
+    /// The same without the hint to flush by hypercall.
+    pub(super) const fn by_ipis(self) -> Self {
+        Self { flush: FlushMode::Ipi, ..self }
+    }
+
+    /// The same with the kernel of the distribution's backports.
+    pub(super) const fn with_newer_kernel(self) -> Self {
+        Self { is_newer: true, ..self }
     }
 
     /// The same, with the machine's time counted in instructions: the emulation takes none.
@@ -432,59 +462,38 @@ pub(super) const CASES: [Case; 47] = [
         ProbeEnd::SecondPassed,
     )
     .or_long("u32_interrupts_once count=1000000"),
-    stock(
+    runs(
         "flush_hypercall_line_in_the_log",
         "Linux finds and uses the flush hypercalls",
         (2, 2),
-        FlushMode::Hypercall,
         "dmesg | grep -q 'Hyper-V: Using hypercall for remote TLB flush'",
-        Expect::Success,
     ),
-    stock(
+    runs(
         "no_flush_hypercall_line_with_ipis",
         "and does not use them without the hint",
         (2, 2),
-        FlushMode::Ipi,
         "! dmesg | grep -q 'Hyper-V: Using hypercall for remote TLB flush'",
-        Expect::Success,
-    ),
-    stock(
-        "nproc_is_8",
-        "all vCPUs come up, four to a CPU",
-        (8, 2),
-        FlushMode::Hypercall,
-        "test \"$(nproc)\" = 8",
-        Expect::Success,
-    ),
-    stock(
-        "nproc_is_32",
-        "sixteen vCPUs to a CPU come up as well",
-        (32, 2),
-        FlushMode::Hypercall,
-        "test \"$(nproc)\" = 32",
-        Expect::Success,
-    ),
+    )
+    .by_ipis(),
+    runs("nproc_is_8", "all vCPUs come up, four to a CPU", (8, 2), "test \"$(nproc)\" = 8"),
+    runs("nproc_is_32", "sixteen vCPUs to a CPU come up as well", (32, 2), "test \"$(nproc)\" = 32"),
     stock(
         "lost_wakeups_are_few",
         "lost wake-ups, which the tick and repeated kicks repair, are counted and rare",
         (32, 2),
-        FlushMode::Hypercall,
         THRASH_33,
         Expect::FewLost,
     ),
-    stock(
+    runs(
         "nproc_is_255",
         "the maximum number of vCPUs reaches userspace",
         (255, 2),
-        FlushMode::Hypercall,
         "test \"$(nproc)\" = 255",
-        Expect::Success,
     ),
     stock(
         "thrash_on_128_vcpus",
         "65 threads on 128 vCPUs flush only by hypercall, which requires VP sets",
         (128, 2),
-        FlushMode::Hypercall,
         THRASH_65,
         Expect::TlbIpis(false),
     )
@@ -493,66 +502,41 @@ pub(super) const CASES: [Case; 47] = [
         "thrash_on_128_vcpus_and_12_cpus",
         "and on 12 CPUs as well",
         (128, 12),
-        FlushMode::Hypercall,
         THRASH_65,
         Expect::TlbIpis(false),
     )
     .only_long(),
-    stock(
-        "one_vcpu_on_one_cpu",
-        "the smallest guest boots",
-        (1, 1),
-        FlushMode::Hypercall,
-        "test \"$(nproc)\" = 1",
-        Expect::Success,
-    ),
-    stock(
+    runs("one_vcpu_on_one_cpu", "the smallest guest boots", (1, 1), "test \"$(nproc)\" = 1"),
+    runs(
         "clock_is_trusted",
         "the kernel's watchdog does not reject its clock source",
         (2, 2),
-        FlushMode::Hypercall,
         "! dmesg | grep -E 'timekeeping watchdog|as unstable because|clocksource: .*skewed'",
-        Expect::Success,
     ),
     stock(
         "no_tlb_ipis_with_hypercalls",
         "remote flushes use only hypercalls",
         (4, 2),
-        FlushMode::Hypercall,
         THRASH,
         Expect::TlbIpis(false),
     ),
-    stock(
-        "no_hypercalls_with_ipis",
-        "and only IPIs without the hint",
-        (4, 2),
-        FlushMode::Ipi,
-        THRASH,
-        Expect::TlbIpis(true),
-    ),
+    stock("no_hypercalls_with_ipis", "and only IPIs without the hint", (4, 2), THRASH, Expect::TlbIpis(true))
+        .by_ipis(),
     stock(
         "o1_nothing_stale_with_hypercalls",
         "no reader sees a page after the system call that removed it has returned",
         (8, 2),
-        FlushMode::Hypercall,
         STALE,
         Expect::NothingStale,
     )
     .or_long(STALE_LONG),
-    stock(
-        "o1_nothing_stale_with_ipis",
-        "nor without the hint",
-        (8, 2),
-        FlushMode::Ipi,
-        STALE,
-        Expect::NothingStale,
-    )
-    .or_long(STALE_LONG),
+    stock("o1_nothing_stale_with_ipis", "nor without the hint", (8, 2), STALE, Expect::NothingStale)
+        .by_ipis()
+        .or_long(STALE_LONG),
     stock(
         "e3_stale_pages_without_kicks",
         "the same guest detects a flush that kicks no target within the same time",
         (8, 2),
-        FlushMode::Hypercall,
         STALE_TRIES,
         Expect::Stale,
     )
@@ -561,7 +545,6 @@ pub(super) const CASES: [Case; 47] = [
         "h13_vp_index_is_no_apic_id",
         "nothing is stale even if VP indices, APIC IDs and the kernel's numbers differ",
         (8, 2),
-        FlushMode::Hypercall,
         STALE,
         Expect::NothingStale,
     )
@@ -596,7 +579,6 @@ pub(super) const CASES: [Case; 47] = [
         "rom_toggles_under_memory_load",
         "memory keeps its contents while a ROM is added, read completely, and removed",
         (4, 2),
-        FlushMode::Hypercall,
         MMTEST,
         Expect::Intact,
     )
@@ -605,7 +587,6 @@ pub(super) const CASES: [Case; 47] = [
         "loops_and_a_build_find_all_in_order",
         "the self-checks of faults, mappings, wake-ups, flushes and processes pass",
         (4, 2),
-        FlushMode::Hypercall,
         LOOPS,
         Expect::Loops,
     ),
@@ -613,7 +594,6 @@ pub(super) const CASES: [Case; 47] = [
         "poweroff_ends_the_run",
         "with the guest's consent and status 0",
         (2, 2),
-        FlushMode::Hypercall,
         "poweroff; sleep 60",
         Expect::PowerOff,
     ),

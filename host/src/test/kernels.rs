@@ -4,7 +4,6 @@
 use super::arm::MAX;
 use super::cases::{Case, Expect, act, stock};
 use super::room::Act;
-use hostlink::config::FlushMode;
 
 /// A kernel, and how its own account of itself begins.
 pub(super) struct Kernel {
@@ -51,7 +50,7 @@ const STALE: &str = "go() { echo $1 > /sys/devices/system/cpu/cpu$2/online || ex
 
 /// The hunter for stale translations while processors go and come back.
 const fn hotplug(name: &'static str) -> Case {
-    stock(name, HOTPLUG, (6, 2), FlushMode::Hypercall, STALE, Expect::NothingStale)
+    stock(name, HOTPLUG, (6, 2), STALE, Expect::NothingStale)
 }
 
 const RESTARTS: Act = |room| room.lab.restarts(room.case);

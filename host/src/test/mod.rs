@@ -111,7 +111,10 @@ pub(crate) fn test(args: &TestArgs, signals: &Signals) -> Result<u8> {
         host::STEPS.iter().filter(|step| wanted(step.name) && (args.long || !step.only_long)).collect();
     let (steps, cases) = (Queue::of(due.into_iter()), {
         let is_due = |case: &&cases::Case| wanted(case.name) && (args.long || !case.only_long);
-        Queue::of((0..args.repeat).flat_map(|_| all_cases().filter(is_due)))
+        let mut due: Vec<_> = all_cases().filter(is_due).collect();
+        // The long ones first: at the end no lane waits long for another.
+        due.sort_by_key(|case| case.body.is_short());
+        Queue::of((0..args.repeat).flat_map(|_| due.clone()))
     });
     let (progress, parts) = (ProgressView::new(), guests::Parts::new());
     // Cargo's steps wait for each other, so one lane runs all of them, and helps with the guests

@@ -2,7 +2,6 @@
 
 use crate::arch::{ArmCpu, Platform};
 use crate::test::cases::{Case, Expect, FLOOD, REBOOTS, TestFile, act, ended, hostile, stock, tool};
-use hostlink::config::FlushMode;
 use hostlink::exit::ExitCode;
 
 const MAX: Platform = Platform::Aarch64(ArmCpu::Max);
@@ -76,7 +75,6 @@ pub(super) const ROWS: &[Case] = &[
         "u15_arm_late_processor",
         "a CPU that starts after it was given up gets no vCPUs",
         (8, 4),
-        FlushMode::Hypercall,
         "test $(nproc) = 8",
         Expect::WithoutCpus(&[1]),
     )
@@ -86,7 +84,6 @@ pub(super) const ROWS: &[Case] = &[
         "u18_flood_on_arm",
         "nor is it if the guest's reports arrive on its console",
         (1, 1),
-        FlushMode::Hypercall,
         FLOOD,
         Expect::Flood,
     )

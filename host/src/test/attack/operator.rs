@@ -2,10 +2,9 @@
 
 use crate::size::MIB;
 use crate::test::arm::{MAX, WORK as WORK_ON_ARM};
-use crate::test::cases::{Case, Expect, Talk, TestFile, WORK, act, stock, talk, tool};
+use crate::test::cases::{Case, Expect, Talk, TestFile, WORK, act, runs, stock, talk, tool};
 use crate::test::room::Room;
 use anyhow::{Context, Result, ensure};
-use hostlink::config::FlushMode;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, Permissions};
 use std::io::{ErrorKind, Read};
@@ -27,13 +26,13 @@ const FIVE: &str = "test $(awk '/^MemTotal/ { print $2 }' /proc/meminfo) -gt 495
 
 /// A guest with this much memory, which its command uses.
 const fn uses_memory(name: &'static str, about: &'static str, command: &'static str, bytes: u64) -> Case {
-    stock(name, about, (2, 2), FlushMode::Hypercall, command, Expect::Success).in_memory(bytes)
+    runs(name, about, (2, 2), command).in_memory(bytes)
 }
 
 /// A guest that reports the time.
 const fn date(name: &'static str, about: &'static str) -> Case {
     let command = "echo \"{\\\"event\\\":\\\"date\\\",\\\"unix\\\":$(date +%s)}\" > /dev/report";
-    stock(name, about, (1, 1), FlushMode::Hypercall, command, Expect::Date)
+    stock(name, about, (1, 1), command, Expect::Date)
 }
 
 /// Sleeps until the clock's alarm wakes it, then until a key does, then until the operator does. An
@@ -50,7 +49,7 @@ const SLEEPS: &str = "stty -echo; alarm=/sys/class/rtc/rtc0/wakealarm; cd /sys/p
 
 /// A guest that sleeps.
 const fn sleeper(name: &'static str, about: &'static str) -> Case {
-    stock(name, about, (2, 2), FlushMode::Hypercall, SLEEPS, Expect::Success)
+    runs(name, about, (2, 2), SLEEPS)
 }
 
 /// The rows, in the order of their ids.

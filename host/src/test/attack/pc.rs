@@ -1,9 +1,8 @@
 //! Attacks on AMD64 machines.
 
 use crate::size::MIB;
-use crate::test::cases::{Body, Case, Expect, FLOOD, ProbeEnd, Stock, act, case, ended, probe, stock};
+use crate::test::cases::{Case, Expect, FLOOD, ProbeEnd, act, ended, probe, runs, stock};
 use crate::test::siege::Siege;
-use hostlink::config::FlushMode;
 use hostlink::counters::Counter;
 use hostlink::exit::ExitCode;
 
@@ -71,7 +70,6 @@ pub(super) const ROWS: &[Case] = &[
         "u15_late_processor",
         "CPUs that are given up, and come late, get no vCPUs and take nobody's stack",
         (8, 4),
-        FlushMode::Hypercall,
         "test $(nproc) = 8 && thrash --threads 8 --rounds 5",
         Expect::WithoutCpus(&[1, 2]),
     )
@@ -80,47 +78,37 @@ pub(super) const ROWS: &[Case] = &[
         "u18_flood",
         "the guest's output is limited, and lines that imitate the hypervisor are not believed",
         (1, 1),
-        FlushMode::Hypercall,
         FLOOD,
         Expect::Flood,
     ),
-    case(
+    runs(
         "u20_linux_6_12_under_load",
         "a kernel that uses CMPXCHG16B survives an emulator that gets it wrong",
-        Body::Stock(Stock {
-            is_newer: true,
-            vcpus: 8,
-            cpus: 2,
-            flush: FlushMode::Hypercall,
-            command: LOAD,
-            expect: Expect::Success,
-        }),
-    ),
+        (8, 2),
+        LOAD,
+    )
+    .with_newer_kernel(),
     probe(
         "u23_second_nmi",
         "neither of two NMIs for a vCPU without a CPU is lost",
         "u23_second_nmi",
         ProbeEnd::SharedPassed,
     ),
-    stock(
+    runs(
         "u26_linux_in_xapic_mode",
         "a kernel that avoids x2APIC mode starts its processors and works",
         (4, 2),
-        FlushMode::Ipi,
         "test \"$(nproc)\" = 4 && dmesg | grep -q 'Hyper-V: Using enlightened APIC (xapic mode)' && \
             thrash --threads 4 --rounds 50",
-        Expect::Success,
-    )
+    ).by_ipis()
     .told("nox2apic"),
-    stock(
+    runs(
         "u26_linux_by_the_interval_timer",
         "a kernel that knows no hypervisor calibrates its clock with the interval timer, and works in xAPIC mode",
         (4, 1),
-        FlushMode::Ipi,
         "test \"$(nproc)\" = 4 && ! dmesg | grep -q Hyper-V && \
             dmesg | grep -qE 'tsc: Detected (999|1000)\\.[0-9]+ MHz' && thrash --threads 4 --rounds 20",
-        Expect::Success,
-    )
+    ).by_ipis()
     .told("nopv nox2apic")
     .counted(),
 ];

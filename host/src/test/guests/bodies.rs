@@ -84,14 +84,14 @@ impl Lab<'_> {
 
     pub(super) fn stock(&self, case: &Case, test: &Stock, command: &str) -> Result<()> {
         let mut guest = self.stock_guest(case.platform, Some(command))?;
-        if test.is_newer {
+        if case.is_newer {
             guest.kernel = cache::newer_kernel(case.platform.arch())?.kernel;
         }
         guest.vcpus = test.vcpus;
         guest.cmdline = format!("{} {}", guest.cmdline, case.words).trim_end().to_owned();
         guest.memory = case.memory;
         guest.switches = switches(case.settings)?;
-        guest.flush = test.flush;
+        guest.flush = case.flush;
         let clock = if case.is_counted { Clock::Instructions } else { Clock::Wall };
         let mut hz = None;
         let outcome = self.boot_by(clock, &guest, test.cpus, |report, machine| {

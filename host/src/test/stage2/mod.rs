@@ -22,7 +22,7 @@ use crate::size::MIB;
 use crate::vm::Guest;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use baremetal::pages::PAGE;
-use hostlink::config::{FlushMode, NestedPage, Switches};
+use hostlink::config::{NestedPage, Switches};
 use hostlink::counters::Counter;
 use hostlink::phase::Phase;
 use std::time::Duration;
@@ -147,7 +147,6 @@ pub(super) const ROWS: [Case; 18] = [
         "a3_missing_arrival_flush_is_audited",
         "and the auditor detects a missing flush",
         (4, 2),
-        FlushMode::Hypercall,
         STALE,
         Expect::Panic("audit: the CPU holds translations of vCPU"),
     )
@@ -157,7 +156,6 @@ pub(super) const ROWS: [Case; 18] = [
         "a4_nothing_stale_while_generations_roll_over",
         "other machines constantly take VMIDs, of which there are three",
         (4, 2),
-        FlushMode::Hypercall,
         STALE,
         Expect::NothingStale,
     )
