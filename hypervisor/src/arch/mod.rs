@@ -33,7 +33,7 @@ pub(crate) struct Processor;
 pub(crate) type Local = crate::arm64::offer::OnArm64<Processor>;
 /// The architecture of this image.
 #[cfg(target_arch = "x86_64")]
-pub(crate) type Local = crate::svm::offer::OnSvm<Processor>;
+pub(crate) type Local = crate::x86::offer::OnX86<crate::svm::vendor::OnSvm<Processor>>;
 
 impl Clock for Local {
     #[inline(always)]

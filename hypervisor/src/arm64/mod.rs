@@ -20,6 +20,5 @@ pub mod exits;
 pub mod guest;
 #[cfg(test)]
 mod made;
-#[cfg(any(test, all(target_os = "none", target_arch = "aarch64")))]
-pub(crate) mod offer;
+pub mod offer;
 pub mod processor;

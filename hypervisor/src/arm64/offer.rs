@@ -36,7 +36,7 @@ use crate::vm::space::{FlushScratch, Flushed, VmMemory};
 use crate::vm::{Context, CreateError, Files, Next, PerCpu, Vm, VpIndex};
 
 /// Arm64 at EL2, on the processor `P`.
-pub(crate) struct OnArm64<P>(PhantomData<P>);
+pub struct OnArm64<P>(PhantomData<P>);
 
 impl<P: 'static> Owner for OnArm64<P>
 where

@@ -39,25 +39,21 @@ pub enum EntryKind {
     Pvh,
 }
 
-/// A segment register with its hidden part.
+/// A segment at entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// The selector, in the table at [`layout::GDT`].
     pub selector: u16,
-    /// Attributes as in a VMCB (APM vol. 2 section 15.5.1): descriptor bits 55:52 and 47:40.
-    pub attributes: u16,
-    /// Limit in bytes.
-    pub limit: u32,
-    /// Base address.
-    pub base: u64,
+    /// The descriptor there.
+    pub descriptor: u64,
 }
 
 /// CS at entry: 32-bit code, all 4 GiB.
-pub const CODE: Segment = Segment { selector: 0x10, attributes: 0xc9b, limit: u32::MAX, base: 0 };
+pub const CODE: Segment = Segment { selector: 0x10, descriptor: 0x00cf_9b00_0000_ffff };
 /// DS, ES, SS, FS and GS at entry: data, all 4 GiB.
-pub const DATA: Segment = Segment { selector: 0x18, attributes: 0xc93, limit: u32::MAX, base: 0 };
+pub const DATA: Segment = Segment { selector: 0x18, descriptor: 0x00cf_9300_0000_ffff };
 /// TR at entry: a busy 32-bit TSS that is never used.
-pub const TASK: Segment = Segment { selector: 0x20, attributes: 0x08b, limit: 0x67, base: 0 };
+pub const TASK: Segment = Segment { selector: 0x20, descriptor: 0x0000_8b00_0000_0067 };
 /// Limit of the table at [`layout::GDT`].
 pub const GDT_LIMIT: u16 = 5 * 8 - 1;
 
@@ -166,13 +162,7 @@ fn terminated(command_line: &str) -> Cow<'static, [u8]> {
 
 /// The segment descriptors for the selectors at entry.
 fn gdt() -> Vec<u8> {
-    let descriptor = |segment: Segment| {
-        let granular = segment.attributes & 0x800 != 0;
-        let limit = u64::from(if granular { segment.limit >> 12 } else { segment.limit });
-        let attributes = u64::from(segment.attributes);
-        limit & 0xffff | (attributes & 0xff) << 40 | (limit >> 16 & 0xf) << 48 | (attributes >> 8) << 52
-    };
-    let table = [0, 0, descriptor(CODE), descriptor(DATA), descriptor(TASK)];
+    let table = [0, 0, CODE.descriptor, DATA.descriptor, TASK.descriptor];
     table.into_iter().flat_map(u64::to_le_bytes).collect()
 }
 
@@ -181,13 +171,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn descriptors_are_flat_ones() {
+    fn each_descriptor_is_where_its_selector_says() {
         let gdt = gdt();
         assert_eq!(gdt.len(), usize::from(GDT_LIMIT) + 1);
-        let entry = |selector: u16| u64::from_le_bytes(*gdt[usize::from(selector)..].first_chunk().unwrap());
-        assert_eq!(entry(CODE.selector), 0x00cf_9b00_0000_ffff);
-        assert_eq!(entry(DATA.selector), 0x00cf_9300_0000_ffff);
-        assert_eq!(entry(TASK.selector), 0x0000_8b00_0000_0067);
+        for segment in [CODE, DATA, TASK] {
+            let entry = gdt[usize::from(segment.selector)..].first_chunk().unwrap();
+            assert_eq!(u64::from_le_bytes(*entry), segment.descriptor);
+        }
     }
 
     #[test]

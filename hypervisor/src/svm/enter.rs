@@ -11,22 +11,24 @@ use stay::amd64::{self, Mode, Taken, Why};
 use stay::{Mistake, Mistakes};
 
 use super::audit::auditor::Auditor;
+use super::block::Own;
 use super::processor::Amd64;
 use super::table::INVALID;
-use super::vmcb::{CR4_PAE, CR4_PCIDE, Vmcb, clean};
+use super::vmcb::{Vmcb, clean};
 use crate::vm::files::Defects;
 use crate::vm::{Context, PerCpu, Vm, increase};
 use crate::x86::hyperv::eoi_assist::{ApicView, NO_EOI_REQUIRED, Settled};
-use crate::x86::vcpu::registers::Registers;
+use crate::x86::vcpu::registers::{RAX, Registers};
 use crate::x86::vcpu::state::VcpuState;
+use crate::x86::{CR4_PAE, CR4_PCIDE};
 
 /// Enters the guest and returns true with an exit in the VMCB. Returns false without entering if
 /// something must be checked first.
 pub fn enter<A: Amd64>(context: &mut Context<'_, A>) -> bool {
     context.state.prepare_events::<A>();
     offer_lazy_eoi(context);
-    context.state.rax_to_vmcb();
-    let (mut processor, slot) = Svm::of(context.vm, context.cpu, context.state);
+    context.state.block.rax = context.state.registers.0[RAX];
+    let (mut processor, slot) = Loaded::of(context.vm, context.cpu, context.state);
     if !amd64::enter(&mut processor, &mut context.owner, &mut context.workspace.asids, slot) {
         context.state.withdraw_interrupt();
         settle_lazy_eoi(context);
@@ -41,14 +43,14 @@ pub fn enter<A: Amd64>(context: &mut Context<'_, A>) -> bool {
 /// Takes a pending flush: carries it out, or has the next VMRUN do so.
 #[cold]
 pub fn take_flush<A: Amd64>(context: &mut Context<'_, A>) {
-    let (mut processor, slot) = Svm::of(context.vm, context.cpu, context.state);
+    let (mut processor, slot) = Loaded::of(context.vm, context.cpu, context.state);
     let limit = context.vm.guest.flush_cost.page_limit();
     let (owner, asids) = (&mut context.owner, &context.workspace.asids);
     let Some(taken) = amd64::take_flush(&mut processor, owner, asids, slot, limit) else { return };
     context.count(Counter::FlushTaken);
     let is_whole = matches!(taken, Taken::Everything | Taken::Whole(_));
     if is_whole {
-        context.state.auditor.take_flush();
+        context.state.own.auditor.take_flush();
     }
     let pages = if let Taken::Pages { pages, .. } = taken { pages } else { 0 };
     context.cpu.trace_with(Event::FlushTaken, context.vcpu.index, is_whole.into(), [pages, 0]);
@@ -72,11 +74,11 @@ pub fn take_flush<A: Amd64>(context: &mut Context<'_, A>) {
 }
 
 fn after_exit<A: Amd64>(context: &mut Context<'_, A>) {
-    let vmcb = &mut *context.state.vmcb;
+    let vmcb = &mut *context.state.block;
     context.cpu.last_exit.store(vmcb.exit_code, Ordering::Relaxed);
     vmcb.clean_bits = clean::ALL;
     vmcb.event_injection = 0;
-    context.state.rax_from_vmcb();
+    context.state.registers.0[RAX] = context.state.block.rax;
     if context.state.sync_interrupts() {
         context.count(Counter::IrqInjected);
     }
@@ -125,7 +127,7 @@ fn settle_offer<A: Amd64>(context: &mut Context<'_, A>, gpa: u64) {
 }
 
 /// The processor loaded with a vCPU's state.
-struct Svm<'a, A: Amd64> {
+struct Loaded<'a, A: Amd64> {
     vm: &'a Vm<A>,
     cpu: &'a PerCpu<A>,
     vmcb: &'a mut Vmcb,
@@ -133,23 +135,23 @@ struct Svm<'a, A: Amd64> {
     auditor: &'a mut Auditor,
 }
 
-impl<'a, A: Amd64> Svm<'a, A> {
+impl<'a, A: Amd64> Loaded<'a, A> {
     /// With this vCPU's state; also returns its ASID slot.
     #[inline(always)]
-    fn of(vm: &'a Vm<A>, cpu: &'a PerCpu<A>, state: &'a mut VcpuState) -> (Self, &'a mut AsidSlot) {
-        let VcpuState { vmcb, registers, asid, auditor, .. } = state;
+    fn of(vm: &'a Vm<A>, cpu: &'a PerCpu<A>, state: &'a mut VcpuState<Vmcb>) -> (Self, &'a mut AsidSlot) {
+        let VcpuState { block: vmcb, registers, own: Own { asid, auditor, .. }, .. } = state;
         (Self { vm, cpu, vmcb, registers, auditor }, asid)
     }
 }
 
-impl<A: Amd64> Mistakes for Svm<'_, A> {
+impl<A: Amd64> Mistakes for Loaded<'_, A> {
     #[inline(always)]
     fn makes(&self, mistake: Mistake) -> bool {
         Defects.makes(mistake)
     }
 }
 
-impl<A: Amd64> amd64::Processor for Svm<'_, A> {
+impl<A: Amd64> amd64::Processor for Loaded<'_, A> {
     #[inline(always)]
     fn id(&self) -> CpuId {
         CpuId(self.cpu.index)

@@ -1,6 +1,10 @@
 //! The events that a guest exits on: bits of the VMCB's intercept vectors (appendix B), and the
 //! ones that are always set.
 
+use crate::pages::Pages;
+use crate::x86::processor::X86;
+use crate::x86::vcpu::msr;
+
 /// Bits of the word at offset 0x0c.
 pub mod misc1 {
     #![allow(missing_docs, reason = "the names are the manual's")]
@@ -115,6 +119,36 @@ pub const EVER: [u32; 6] = [
     ALWAYS[1],
     ALWAYS[2],
 ];
+
+/// Pages of the map of ports, one bit each, all of which cause exits (section 15.10.1).
+const PORT_MAP_PAGES: usize = 3;
+/// Pages of the map of MSRs: two bits each for three ranges of 8192 MSRs (section 15.11).
+pub(super) const MSR_MAP_PAGES: usize = 2;
+/// A register's bits in that map.
+const READ: u8 = 1 << 0;
+const WRITE: u8 = 1 << 1;
+
+/// The maps of ports and of MSRs that cause exits.
+pub(super) fn permission_maps<A: X86>() -> [Pages; 2] {
+    [Pages::filled(PORT_MAP_PAGES, |map| map.fill(0xff)), Pages::filled(MSR_MAP_PAGES, fill_msr_map::<A>)]
+}
+
+/// Fills in a map of zeros: exits for all MSRs except those that [pass](msr::passing).
+pub(super) fn fill_msr_map<A: X86>(map: &mut [u8]) {
+    map.fill(0xff);
+    for (number, is_checked) in msr::passing::<A>() {
+        let range = match number {
+            0..=0x1fff => 0,
+            0xc000_0000..=0xc000_1fff => 1,
+            _ => 2,
+        };
+        let bit = 2 * (number & 0x1fff) as usize;
+        if let Some(byte) = map.get_mut(range * 0x800 + bit / 8) {
+            let passing = if is_checked { READ } else { READ | WRITE };
+            *byte &= !(passing << (bit % 8));
+        }
+    }
+}
 
 #[cfg(test)]
 mod tests {

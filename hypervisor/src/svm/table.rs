@@ -5,21 +5,145 @@
 //! intercepted, does not compile.
 
 use hostlink::counters::Counter;
-use memslots::Pattern;
+use iced_x86::Register;
+use memslots::{Gpa, Pattern};
 
 use super::intercepts;
 use super::processor::Amd64;
-use crate::vm::{Context, Next};
-use crate::x86::exits::{Exit, complete, control, cpuid, event, hypercall, msr, nested, port};
-use crate::x86::vcpu::checks;
+use super::vmcb::Vmcb;
+use crate::vm::{Access, Context, Next};
+use crate::x86::exits::nested::NestedFault;
+use crate::x86::exits::port::{PortAccess, StringAccess};
+use crate::x86::exits::{complete, control, cpuid, event, hypercall, msr, nested, port};
+use crate::x86::vcpu::block::ControlBlock;
+use crate::x86::vcpu::{checks, event as events};
 
 /// VMRUN has refused the guest's state.
 pub const INVALID: u64 = u64::MAX;
 /// QEMU 7.2's encoding of the same: only the lower half.
 const INVALID_LOW: u64 = 0xffff_ffff;
 
+/// The processor's description of an exit. Any bytes that it fetched of a faulting instruction stay
+/// in the VMCB, for the handler that decodes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exit {
+    /// Its code.
+    pub code: u64,
+    /// Its meaning depends on the code.
+    pub info_1: u64,
+    /// Its meaning depends on the code.
+    pub info_2: u64,
+    /// The event whose delivery was cut short, in the format of [`events`].
+    pub event: u64,
+    /// The address of the next instruction, if the processor reports it.
+    pub next_rip: u64,
+}
+
+impl Exit {
+    /// The exit that has just ended a stay in the guest.
+    #[must_use]
+    #[inline(always)]
+    pub const fn of(vmcb: &Vmcb) -> Self {
+        Self {
+            code: vmcb.exit_code,
+            info_1: vmcb.exit_info_1,
+            info_2: vmcb.exit_info_2,
+            event: vmcb.exit_interrupt_info,
+            next_rip: vmcb.next_rip,
+        }
+    }
+
+    const fn code(&self) -> u64 {
+        self.code
+    }
+
+    /// Whether an access to an MSR is a read.
+    #[inline(always)]
+    const fn is_msr_read(&self) -> bool {
+        self.info_1 & 1 == 0
+    }
+
+    /// The address of the next instruction, if the processor reports it.
+    #[inline(always)]
+    fn next_rip<A: Amd64>(&self) -> Option<u64> {
+        (A::features().next_rip() && self.next_rip != 0).then_some(self.next_rip)
+    }
+
+    /// The vector of an intercepted exception, whose codes begin at a multiple of 32; its error
+    /// code and address.
+    const fn exception(&self) -> (u64, u32, u64) {
+        (self.code % 32, self.info_1 as u32, self.info_2)
+    }
+
+    /// The access of an exit because of a port (section 15.10.2).
+    #[inline(always)]
+    const fn port(&self) -> PortAccess {
+        let info = self.info_1;
+        let address_size = match info >> 7 & 7 {
+            1 => Some(2),
+            2 => Some(4),
+            4 => Some(8),
+            _ => None,
+        };
+        // ES, which is 0, looks like no report.
+        let segment = match info >> 10 & 7 {
+            1 => Some(Register::CS),
+            2 => Some(Register::SS),
+            3 => Some(Register::DS),
+            4 => Some(Register::FS),
+            5 => Some(Register::GS),
+            _ => None,
+        };
+        let string = StringAccess { is_repeated: info & 1 << 3 != 0, address_size, segment };
+        PortAccess {
+            port: (info >> 16) as u16,
+            size: (info >> 4 & 7) as u32,
+            is_input: info & 1 != 0,
+            string: if info & 1 << 2 != 0 { Some(string) } else { None },
+            next_rip: self.info_2,
+        }
+    }
+
+    /// The access that nested translation refused (section 15.25.6).
+    const fn nested_fault(&self) -> NestedFault {
+        let info = self.info_1;
+        let access = match info {
+            info if info & FAULT_IN_WALK != 0 => Access::Walk,
+            info if info & FAULT_FETCH != 0 => Access::Fetch,
+            _ => Access::Data,
+        };
+        NestedFault {
+            gpa: Gpa(self.info_2),
+            access,
+            is_store: info & FAULT_WRITE != 0,
+            in_delivery: self.event & events::VALID != 0,
+        }
+    }
+}
+
+/// `info_1` of a nested page fault: the access was a store.
+const FAULT_WRITE: u64 = 1 << 1;
+/// An instruction fetch caused the fault.
+const FAULT_FETCH: u64 = 1 << 4;
+/// The walk of the guest's page tables caused the fault, not the access itself.
+const FAULT_IN_WALK: u64 = 1 << 33;
+
+/// Handles the exit that the VMCB describes.
+#[inline(always)] // It has one caller, and saves that caller's registers for nothing otherwise.
+pub fn handle_exit<A: Amd64>(context: &mut Context<'_, A>) -> Next {
+    let exit = Exit::of(&context.state.block);
+    // The part of the IRET's own #DB that the guest must see has been raised; nothing else is to be
+    // handled.
+    if Vmcb::end_step(context.state) && Row::of(&exit) == Row::Event(Event::Debug) {
+        context.count_exit(Row::of(&exit).counter());
+        return Next::Resume;
+    }
+    dispatch(context, exit)
+}
+
 /// Rows of instructions whose encoding is checked: name; codes and condition; counter; usual
-/// encoding; required privilege; handler. Rows of all other exits: name; codes; counter; handler.
+/// encoding; required privilege; handler. Rows of other exits: name; codes; counter; handler, and
+/// what it takes of the exit, if anything.
 macro_rules! exits {
     (
         instructions {
@@ -27,9 +151,9 @@ macro_rules! exits {
               $i_counter:ident; $($byte:literal)+; $whose:ident; $i_handler:path;)*
         }
         events {
-            $($(#[$e_doc:meta])* $e:ident: $($e_code:pat_param)|+ => $e_counter:ident; $e_handler:path;)*
+            $($(#[$e_doc:meta])* $e:ident: $($e_code:pat_param)|+ => $e_counter:ident; $e_handler:path $(, $e_part:expr)?;)*
         }
-        otherwise { $(#[$o_doc:meta])* $o:ident; $o_counter:ident; $o_handler:path; }
+        otherwise { $(#[$o_doc:meta])* $o:ident; $o_counter:ident; $o_handler:path, $o_part:expr; }
     ) => {
         /// An exit because of an instruction that is emulated here.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,15 +236,15 @@ macro_rules! exits {
                 $($($i_code)|+ $(if exit.$i_condition())? => {
                     context.count_exit(Counter::$i_counter);
                     let row = const { Instruction::$i };
-                    complete(context, exit, row.usual(), row.whose(), $i_handler)
+                    complete(context, exit.next_rip::<A>(), row.usual(), row.whose(), $i_handler)
                 })*
                 $($($e_code)|+ => {
                     context.count_exit(Counter::$e_counter);
-                    $e_handler(context, exit)
+                    $e_handler(context $(, $e_part(&exit))?)
                 })*
                 _ => {
                     context.count_exit(Counter::$o_counter);
-                    $o_handler(context, exit)
+                    $o_handler(context, $o_part(&exit))
                 }
             }
         }
@@ -171,9 +295,9 @@ exits! {
         /// The guest can take an interrupt.
         Window: 0x64 => ExitWindow; event::on_window;
         /// IN, OUT, INS, OUTS.
-        Port: 0x7b => ExitIo; port::on_port;
+        Port: 0x7b => ExitIo; port::on_port, Exit::port;
         /// A nested page fault.
-        NestedFault: 0x400 => ExitNested; nested::on_nested_fault;
+        NestedFault: 0x400 => ExitNested; nested::on_nested_fault, Exit::nested_fault;
         /// A move to CR4 or CR8.
         ControlWrite: 0x14 | 0x18 => ExitControl; control::on_write;
         /// An access to a debug register that is not in the processor.
@@ -181,9 +305,9 @@ exits! {
         /// The IRET that may end an NMI's handler.
         InterruptReturn: 0x74 => ExitOther; event::on_iret;
         /// #DB.
-        Debug: 0x41 => ExitOther; event::on_exception;
+        Debug: 0x41 => ExitOther; event::on_exception, Exit::exception;
         /// #UD, #TS, #NP, #SS, #GP, #PF, #AC.
-        Exception: 0x46 | 0x4a..=0x4e | 0x51 => ExitOther; event::on_exception;
+        Exception: 0x46 | 0x4a..=0x4e | 0x51 => ExitOther; event::on_exception, Exit::exception;
         /// #MC.
         MachineCheck: 0x52 => ExitOther; event::on_machine_check;
         /// RDPMC, and a floating-point error that is signalled on the processor's pin.
@@ -198,7 +322,7 @@ exits! {
     }
     otherwise {
         /// An exit that was not requested.
-        Unexpected; ExitOther; event::on_unexpected;
+        Unexpected; ExitOther; event::on_unexpected, Exit::code;
     }
 }
 

@@ -3,31 +3,14 @@
 
 use core::mem::offset_of;
 
-use stay::amd64::TranslationControls;
+use super::features::Features;
+use crate::x86::vcpu::block::Segment;
+use crate::x86::vcpu::state::Permissions;
 
-use crate::x86::EFER_LMA;
-use crate::x86::vcpu::checks::Conditions;
-
-/// A segment register in the format of the save area.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub struct Segment {
-    /// Selector.
-    pub selector: u16,
-    /// Descriptor bits 55:52 and 47:40, packed into 12 bits.
-    pub attributes: u16,
-    /// Limit in bytes.
-    pub limit: u32,
-    /// Base address.
-    pub base: u64,
-}
-
-impl Segment {
-    /// The L bit of a code segment, in packed attributes.
-    pub const LONG: u16 = 1 << 9;
-    /// The D/B bit, in packed attributes.
-    pub const DEFAULT_32: u16 = 1 << 10;
-}
+/// Number of consecutive PAUSEs that make the processor exit, where it counts them; and the maximum
+/// distance between them.
+const PAUSE_COUNT: u16 = 3000;
+const PAUSE_THRESHOLD: u16 = 128;
 
 /// The control block.
 #[repr(C, align(4096))]
@@ -127,49 +110,26 @@ const _: () = {
 };
 
 impl Vmcb {
-    /// A block of zeros.
-    pub fn boxed() -> alloc::boxed::Box<Self> {
-        // SAFETY: all fields are integers, for which zero is a value.
-        unsafe { alloc::boxed::Box::new_zeroed().assume_init() }
+    /// Sets what a vCPU has for good.
+    pub(super) fn set_up(&mut self, permissions: &Permissions, features: Features) {
+        self.iopm_base = permissions.io;
+        self.msrpm_base = permissions.msr;
+        self.nested_control = 1;
+        self.nested_cr3 = permissions.nested_root;
+        if features.pause_filter() {
+            self.pause_filter_count = PAUSE_COUNT;
+            self.pause_filter_threshold = PAUSE_THRESHOLD;
+        }
     }
 
     /// Clears clean bits: the processor reads that part of the block again at the next entry.
     pub fn mark_dirty(&mut self, bits: u32) {
         self.clean_bits &= !bits;
     }
-
-    /// The state that the checks of an instruction depend on.
-    pub fn conditions(&self) -> Conditions {
-        Conditions { cpl: self.cpl, cr4: self.cr4, rflags: self.rflags }
-    }
-
-    /// Whether the guest runs 64-bit code.
-    pub fn is_64bit(&self) -> bool {
-        self.efer & EFER_LMA != 0 && self.cs.attributes & Segment::LONG != 0
-    }
-
-    /// The registers that translations depend on.
-    #[inline(always)]
-    pub const fn translation_controls(&self) -> TranslationControls {
-        TranslationControls { cr3: self.cr3, cr4: self.cr4, efer: self.efer, pat: self.pat }
-    }
 }
 
-pub const EFER_SCE: u64 = 1;
-pub const EFER_LME: u64 = 1 << 8;
-pub const EFER_NXE: u64 = 1 << 11;
+/// EFER.SVME, which is the hypervisor's.
 pub const EFER_SVME: u64 = 1 << 12;
-pub const EFER_FFXSR: u64 = 1 << 14;
-pub const CR4_PAE: u64 = 1 << 5;
-pub const CR4_PCIDE: u64 = 1 << 17;
-/// CR0.PG: paging.
-pub const CR0_PG: u64 = 1 << 31;
-pub const RFLAGS_TF: u64 = 1 << 8;
-pub const RFLAGS_IF: u64 = 1 << 9;
-
-/// DR6: a breakpoint of DR0 to DR3 was hit; and single step.
-pub const DR6_BREAKPOINTS: u64 = 0xf;
-pub const DR6_SINGLE_STEP: u64 = 1 << 14;
 
 /// Clean bits, offset 0xc0.
 pub mod clean {
@@ -177,6 +137,10 @@ pub mod clean {
     pub const TPR: u32 = 1 << 3;
     pub const NESTED: u32 = 1 << 4;
     pub const CRX: u32 = 1 << 5;
+    pub const DRX: u32 = 1 << 6;
+    pub const TABLES: u32 = 1 << 7;
+    pub const SEGMENTS: u32 = 1 << 8;
+    pub const CR2: u32 = 1 << 9;
     pub const ALL: u32 = 0xfff;
 }
 

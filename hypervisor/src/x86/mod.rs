@@ -8,6 +8,8 @@
 //! | [`exits`] | the meaning of each exit |
 //! | [`guest`] | the state that vCPUs share: pages that overlay memory, interrupt messages, flushes |
 //! | [`hyperv`] | the Hyper-V interface |
+//! | [`offer`] | the core's traits on top of the processor's operations |
+//! | [`processor`] | those operations as a trait, and the kinds of processors that run guests |
 //! | [`vcpu`] | the state of a vCPU: registers, events, the instruction that caused an exit |
 //! | [`vectors`] | the real machine's vectors |
 //!
@@ -22,6 +24,10 @@ pub mod exits;
 pub mod guest;
 pub mod hyperv;
 #[cfg(not(loom))]
+pub mod offer;
+#[cfg(not(loom))]
+pub mod processor;
+#[cfg(not(loom))]
 pub mod vcpu;
 pub mod vectors;
 
@@ -35,3 +41,26 @@ pub const RFLAGS_NT: u64 = 1 << 14;
 pub const RFLAGS_RF: u64 = 1 << 16;
 /// RFLAGS.VM: virtual-8086 mode.
 pub const RFLAGS_VM: u64 = 1 << 17;
+/// EFER.SCE: SYSCALL and SYSRET.
+pub const EFER_SCE: u64 = 1;
+/// EFER.LME: long mode once paging is on.
+pub const EFER_LME: u64 = 1 << 8;
+/// EFER.NXE: pages without execution.
+pub const EFER_NXE: u64 = 1 << 11;
+/// EFER.FFXSR: faster FXSAVE.
+pub const EFER_FFXSR: u64 = 1 << 14;
+/// CR4.PAE: entries of 64 bits.
+pub const CR4_PAE: u64 = 1 << 5;
+/// CR4.PCIDE: address spaces have identifiers.
+pub const CR4_PCIDE: u64 = 1 << 17;
+/// CR0.PG: paging.
+pub const CR0_PG: u64 = 1 << 31;
+/// RFLAGS.TF: single step.
+pub const RFLAGS_TF: u64 = 1 << 8;
+/// RFLAGS.IF: interrupts are taken.
+pub const RFLAGS_IF: u64 = 1 << 9;
+
+/// DR6: a breakpoint of DR0 to DR3 was hit.
+pub const DR6_BREAKPOINTS: u64 = 0xf;
+/// DR6: single step.
+pub const DR6_SINGLE_STEP: u64 = 1 << 14;

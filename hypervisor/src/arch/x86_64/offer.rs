@@ -20,27 +20,15 @@ use crate::svm::features::Features;
 use crate::svm::processor::Svm;
 use crate::svm::vmcb::Vmcb;
 use crate::x86::hyperv::cpuid::CpuidResult;
+use crate::x86::processor::Processor;
 use crate::x86::vcpu::registers::Registers;
 
 const MSR_TSC_AUX: u32 = 0xc000_0103;
 const MSR_PATCH_LEVEL: u32 = 0x8b;
 
-impl Svm for Local {
+impl Processor for Local {
     fn devices() -> Option<&'static MachineDevices> {
         super::pci::devices()
-    }
-
-    #[inline(always)]
-    fn features() -> Features {
-        features::get()
-    }
-
-    fn pretend() {
-        features::pretend();
-    }
-
-    fn tags() -> NonZeroU32 {
-        features::tags()
     }
 
     #[inline(always)]
@@ -127,6 +115,33 @@ impl Svm for Local {
         fpu::xmm_words()
     }
 
+    fn measure_flushes() -> Cost {
+        Cost::measure(&invalidate::Word::new())
+    }
+
+    fn transmit(port: SerialPort, byte: u8) {
+        console::guest_transmit(usize::from(port == SerialPort::Com2), byte);
+    }
+
+    fn receive() -> Option<u8> {
+        console::receive()
+    }
+}
+
+impl Svm for Local {
+    #[inline(always)]
+    fn features() -> Features {
+        features::get()
+    }
+
+    fn pretend() {
+        features::pretend();
+    }
+
+    fn tags() -> NonZeroU32 {
+        features::tags()
+    }
+
     /// RFLAGS.IF is set while GIF is 0: a kick that arrives then ends guest mode at once.
     #[inline(always)]
     fn hold_interrupts() {
@@ -151,18 +166,6 @@ impl Svm for Local {
     #[inline(always)]
     fn invalidate_page(address: u64, asid: u32) {
         invalidate::invalidate_page(address, asid);
-    }
-
-    fn measure_flushes() -> Cost {
-        Cost::measure(&invalidate::Word::new())
-    }
-
-    fn transmit(port: SerialPort, byte: u8) {
-        console::guest_transmit(usize::from(port == SerialPort::Com2), byte);
-    }
-
-    fn receive() -> Option<u8> {
-        console::receive()
     }
 
     #[cfg(feature = "audit")]

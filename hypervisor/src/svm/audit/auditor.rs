@@ -170,6 +170,7 @@ fn words(vmcb: &Vmcb) -> &Words {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::x86::vcpu::block::ControlBlock;
 
     #[test]
     fn u61_each_intercept_that_every_guest_has_is_looked_at() {

@@ -8,11 +8,12 @@ use tlfs::msr;
 
 use super::processor::{CODE, DATA, Guest, Made, board, processor, with_guest};
 use crate::devices::pc::message::Trigger;
-use crate::svm::event;
 use crate::svm::intercepts::misc1;
-use crate::svm::vmcb::{RFLAGS_IF, Vmcb, vintr};
+use crate::svm::vmcb::{Vmcb, vintr};
 use crate::vm::arch::Board;
+use crate::x86::RFLAGS_IF;
 use crate::x86::RFLAGS_RF;
+use crate::x86::vcpu::event;
 use crate::x86::vcpu::nmi::Nmi;
 use crate::x86::vcpu::registers::{RAX, RBX, RCX, RDX};
 use crate::x86::vcpu::signals;
@@ -357,11 +358,11 @@ fn breakpoints_come_along_while_they_are_on() {
         guest.vmcb().dr7 |= 1;
     });
     board.with_vcpu(1, |context| {
-        assert_ne!(context.state.vmcb.intercept_dr, 0);
+        assert_ne!(context.state.block.intercept_dr, 0);
         processor(|processor| processor.breakpoints = [9; 4]);
     });
     board.with_vcpu(0, |context| {
-        assert_eq!(context.state.vmcb.intercept_dr, 0);
+        assert_eq!(context.state.block.intercept_dr, 0);
         processor(|processor| assert_eq!(processor.breakpoints, [1, 2, 3, 4]));
     });
 }

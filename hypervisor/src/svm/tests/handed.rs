@@ -14,7 +14,6 @@ use super::rows::{IOIO, port};
 use crate::devices::pc::{cmos, ioapic, power};
 use crate::devices::wall_clock::NS;
 use crate::svm::features::Features;
-use crate::svm::vmcb::{CR4_PAE, CR4_PCIDE};
 use crate::vm::arch::{Arch, Clock, Cpus, State};
 use crate::vm::space::FlushScratch;
 use crate::x86::cpuid;
@@ -22,6 +21,7 @@ use crate::x86::hyperv::PartitionTraits;
 use crate::x86::vcpu::registers::RAX;
 use crate::x86::vcpu::signals::{Workspace, expire_timers, take_signals};
 use crate::x86::vcpu::state::Activity;
+use crate::x86::{CR4_PAE, CR4_PCIDE};
 
 /// Every counter of a way in which a request for a list was carried out.
 const WAYS: [Counter; 5] = [
@@ -159,7 +159,7 @@ fn u62_the_vmcb_gets_the_tag_and_is_cached_only_where_the_processor_can() {
                 assert_eq!(vmcb.clean_bits != 0, has_clean_bits);
             }));
             // A new tag: nothing may be taken as it was.
-            guest.0.state.asid = AsidSlot::new();
+            guest.0.state.own.asid = AsidSlot::new();
             assert!(guest.enter(|vmcb, _| assert_eq!((vmcb.asid, vmcb.clean_bits), (2, 0))));
         });
     }

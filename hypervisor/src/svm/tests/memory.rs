@@ -8,10 +8,10 @@ use paging::Progress;
 use super::processor::{CODE, DATA, Guest, HOLE, MEMORY, with_guest};
 use super::rows::{GP, IOIO, NESTED, UD, VMMCALL, port};
 use crate::devices::pc::pci::{CONFIG_ADDRESS, CONFIG_DATA};
-use crate::svm::event;
-use crate::svm::vmcb::Segment;
 use crate::vm::Next;
 use crate::x86::RFLAGS_VM;
+use crate::x86::vcpu::block::Segment;
+use crate::x86::vcpu::event;
 use crate::x86::vcpu::registers::{RAX, RBX, RCX, RDX};
 
 #[test]

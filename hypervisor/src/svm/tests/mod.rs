@@ -33,8 +33,8 @@ mod rows;
 
 use core::ptr::NonNull;
 
+use crate::svm::table::Exit;
 use crate::vm::CreateError;
-use crate::x86::exits::Exit;
 use crate::x86::guest::check;
 use crate::x86::vcpu::registers::{RAX, RCX, RDX};
 use hostlink::config::Config;

@@ -4,9 +4,9 @@ use super::processor::{CODE, DATA, HOLE, MEMORY, UNMAPPED, processor, with_guest
 use super::rows::{GP, IOIO, PF, port};
 use crate::devices::pc::platform::SerialPort;
 use crate::devices::pc::power;
-use crate::svm::vmcb::Segment;
 use crate::vm::Next;
 use crate::x86::RFLAGS_VM;
+use crate::x86::vcpu::block::Segment;
 use crate::x86::vcpu::registers::{RAX, RCX, RDI, RSI};
 
 #[test]

@@ -20,21 +20,24 @@ use crate::iommu::messages::MachineDevices;
 use crate::loader::test_kernel;
 use crate::svm::enter;
 use crate::svm::features::Features;
-use crate::svm::offer::OnSvm;
 use crate::svm::processor::Svm;
-use crate::svm::vmcb::{CR4_PAE, EFER_LME, EFER_SVME, Segment, Vmcb};
+use crate::svm::vendor::OnSvm;
+use crate::svm::vmcb::{EFER_SVME, Vmcb};
 use crate::vm::made::{self, OnMockBoard, offer};
 use crate::vm::{Context, Files, Next, PerCpu};
 use crate::x86::hyperv::cpuid::CpuidResult;
+use crate::x86::offer::OnX86;
+use crate::x86::vcpu::block::Segment;
 use crate::x86::vcpu::registers::{RAX, Registers};
 use crate::x86::vcpu::state::Activity;
-use crate::x86::{CR0_PE, EFER_LMA, exits};
+use crate::x86::{CR0_PE, EFER_LMA};
+use crate::x86::{CR4_PAE, EFER_LME};
 
 /// The mock processor.
 pub(crate) struct Mock;
 
 /// AMD64 on the mock board.
-pub(crate) type Made = OnSvm<Mock>;
+pub(crate) type Made = OnX86<OnSvm<Mock>>;
 
 /// A CPU's data.
 #[derive(Default)]
@@ -176,7 +179,7 @@ impl Guest<'_, '_> {
 
     /// 64-bit mode at ring 0.
     pub(crate) fn long_mode(&mut self) {
-        let vmcb = &mut *self.0.state.vmcb;
+        let vmcb = &mut *self.0.state.block;
         vmcb.efer = EFER_SVME | EFER_LME | EFER_LMA;
         vmcb.cr0 = 1 << 31 | CR0_PE | 1 << 16;
         vmcb.cr3 = TABLES;
@@ -192,7 +195,7 @@ impl Guest<'_, '_> {
 
     /// Protected mode without paging, of 32 or 16 bits, at ring 0.
     pub(crate) fn legacy_mode(&mut self, attributes: u16) {
-        let vmcb = &mut *self.0.state.vmcb;
+        let vmcb = &mut *self.0.state.block;
         vmcb.efer = EFER_SVME;
         vmcb.cr0 = CR0_PE;
         vmcb.cr4 = 1 << 18;
@@ -208,7 +211,7 @@ impl Guest<'_, '_> {
     }
 
     pub(crate) fn vmcb(&mut self) -> &mut Vmcb {
-        &mut self.0.state.vmcb
+        &mut self.0.state.block
     }
 
     pub(crate) fn set(&mut self, register: usize, value: u64) {
@@ -227,9 +230,9 @@ impl Guest<'_, '_> {
 
     /// The vCPU exits.
     pub(crate) fn exit(&mut self, code: u64, info_1: u64, info_2: u64) -> Next {
-        let vmcb = &mut *self.0.state.vmcb;
+        let vmcb = &mut *self.0.state.block;
         (vmcb.exit_code, vmcb.exit_info_1, vmcb.exit_info_2) = (code, info_1, info_2);
-        exits::handle_exit(self.0)
+        crate::svm::table::handle_exit(self.0)
     }
 
     /// The value of a counter.
@@ -244,7 +247,7 @@ impl Guest<'_, '_> {
 
     /// How far RIP has advanced.
     pub(crate) fn advanced(&self) -> u64 {
-        self.0.state.vmcb.rip.wrapping_sub(CODE)
+        self.0.state.block.rip.wrapping_sub(CODE)
     }
 
     /// Enters the guest, which does `stay`; returns whether it was entered.
@@ -254,21 +257,9 @@ impl Guest<'_, '_> {
     }
 }
 
-impl Svm for Made {
+impl crate::x86::processor::Processor for Made {
     fn devices() -> Option<&'static MachineDevices> {
         super::machine::devices()
-    }
-
-    fn features() -> Features {
-        processor(|processor| processor.features)
-    }
-
-    fn pretend() {
-        processor(|processor| processor.features = Features::PRETENDED);
-    }
-
-    fn tags() -> NonZeroU32 {
-        NonZeroU32::new(7).expect("a number")
     }
 
     fn cpuid(leaf: u32, subleaf: u32) -> CpuidResult {
@@ -345,6 +336,32 @@ impl Svm for Made {
         processor(|processor| processor.xmm)
     }
 
+    fn measure_flushes() -> Cost {
+        Cost::new(Measured { page: 100, miss: 100, entries: 1024, ticks_per_us: 1000 })
+    }
+
+    fn transmit(port: SerialPort, byte: u8) {
+        processor(|processor| processor.sent.push((port, byte)));
+    }
+
+    fn receive() -> Option<u8> {
+        offer::receive_console::<Self>()
+    }
+}
+
+impl Svm for Made {
+    fn features() -> Features {
+        processor(|processor| processor.features)
+    }
+
+    fn pretend() {
+        processor(|processor| processor.features = Features::PRETENDED);
+    }
+
+    fn tags() -> NonZeroU32 {
+        NonZeroU32::new(7).expect("a number")
+    }
+
     fn hold_interrupts() {
         processor(|processor| assert!(!core::mem::replace(&mut processor.is_held, true)));
     }
@@ -373,18 +390,6 @@ impl Svm for Made {
 
     fn invalidate_page(address: u64, asid: u32) {
         processor(|processor| processor.dropped.push((address, asid)));
-    }
-
-    fn measure_flushes() -> Cost {
-        Cost::new(Measured { page: 100, miss: 100, entries: 1024, ticks_per_us: 1000 })
-    }
-
-    fn transmit(port: SerialPort, byte: u8) {
-        processor(|processor| processor.sent.push((port, byte)));
-    }
-
-    fn receive() -> Option<u8> {
-        offer::receive_console::<Self>()
     }
 
     fn books(cpu: &PerCpu<Self>) -> &RefCell<crate::svm::audit::CpuBooks> {

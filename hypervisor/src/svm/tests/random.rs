@@ -8,8 +8,9 @@ use crate::sched::VcpuIndex;
 use crate::svm::features::Features;
 use crate::svm::table::Event;
 use crate::svm::table::Row;
-use crate::svm::vmcb::{EFER_SVME, Segment, clean};
+use crate::svm::vmcb::{EFER_SVME, clean};
 use crate::vm::Next;
+use crate::x86::vcpu::block::Segment;
 use crate::x86::{CR0_PE, EFER_LMA, RFLAGS_VM};
 
 /// A number that may be an address, a register's number or a size.
@@ -131,7 +132,7 @@ fn exit_of(random: &mut Random, guest: &mut Guest<'_, '_>) -> Next {
 
 fn vmcb_is_new(guest: &mut Guest<'_, '_>) {
     guest.vmcb().mark_dirty(clean::ALL);
-    guest.0.state.asid.owe_flush();
+    guest.0.state.own.asid.owe_flush();
 }
 
 fn check(guest: &mut Guest<'_, '_>, mask: u64) {

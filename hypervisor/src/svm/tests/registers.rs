@@ -8,7 +8,6 @@ use crate::vm::arch::Clock;
 use crate::vm::made;
 use crate::x86::vcpu::checks;
 use crate::x86::vcpu::fpu::is_valid_xcr0;
-use crate::x86::vcpu::msr;
 use crate::x86::vcpu::registers::{RAX, RBX, RCX, RDX};
 
 #[test]
@@ -173,7 +172,7 @@ fn u58_addresses_that_are_not_canonical_are_refused() {
     });
     // Two bits each: reads pass, and writes of those that are checked do not.
     let mut map = vec![0; 0x2000];
-    msr::fill_permission_map::<Made>(&mut map);
+    crate::svm::intercepts::fill_msr_map::<Made>(&mut map);
     for number in 0xc000_0080..0xc000_0110_u32 {
         let bits = 2 * (number as usize & 0x1fff);
         let exits = map[0x800 + bits / 8] >> (bits % 8) & 3;

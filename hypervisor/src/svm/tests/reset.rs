@@ -12,6 +12,7 @@ use crate::devices::pc::platform::{PcBoard, PortSize};
 use crate::svm::vmcb::Vmcb;
 use crate::vm::arch::State;
 use crate::x86::vcpu::nmi::Nmi;
+use crate::x86::vcpu::registers::RAX;
 use crate::x86::vcpu::registers::Registers;
 use crate::x86::vcpu::state::{Activity, VcpuState};
 
@@ -46,24 +47,22 @@ fn bytes(vmcb: &mut Vmcb) -> &mut [u8; 4096] {
 }
 
 /// Everything that there is to a vCPU.
-fn describe(state: &mut VcpuState, inbox: &Inbox) -> String {
+fn describe(state: &mut VcpuState<Vmcb>, inbox: &Inbox) -> String {
     // As an entry does, and a look at the CPU's queue.
-    state.rax_to_vmcb();
+    state.block.rax = state.registers.0[RAX];
     state.intercept_pause(true);
     state.load::<Made>();
     state.load_debug_registers::<Made>();
     let VcpuState {
-        vmcb,
+        block: vmcb,
+        own: _, // The next entry drops what it tags; a record of what was cached.
         registers,
         lapic,
         hyperv,
-        asid: _,    // The next entry drops what it tags.
-        auditor: _, // A record of what was cached.
         activity,
         alarm,
         exception,
         nmi,
-        step: _, // Has a meaning while `nmi` says so.
         tsc_adjust,
         signature,
         view,
@@ -128,7 +127,7 @@ fn use_at_random(guest: &mut Guest<'_, '_>, random: &mut Random) {
         inbox.post(kind, Trigger::Edge);
     }
     let state = &mut *guest.0.state;
-    let image = bytes(&mut state.vmcb);
+    let image = bytes(&mut state.block);
     for at in CHANGED.into_iter().flatten() {
         image[at] = random.word() as u8;
     }

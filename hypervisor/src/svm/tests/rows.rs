@@ -5,16 +5,19 @@ use hostlink::counters::Counter;
 use super::processor::{CODE, DATA, Guest, HOLE, Made, processor, with_guest};
 use crate::devices::pc::lapic;
 use crate::devices::pc::platform::SerialPort;
+use crate::svm::intercepts;
 use crate::svm::table::Row;
 use crate::svm::table::{Event, Instruction};
-use crate::svm::vmcb::{DR6_SINGLE_STEP, RFLAGS_TF, clean, vintr};
-use crate::svm::{event, intercepts};
+use crate::svm::vmcb::{Vmcb, clean, vintr};
 use crate::vm::arch::State;
 use crate::vm::{Context, Next};
 use crate::x86::RFLAGS_RF;
+use crate::x86::vcpu::block::ControlBlock;
+use crate::x86::vcpu::event;
 use crate::x86::vcpu::nmi::Nmi;
 use crate::x86::vcpu::registers::{RAX, RBX, RCX, RDX};
 use crate::x86::vcpu::state::Activity;
+use crate::x86::{DR6_SINGLE_STEP, RFLAGS_TF};
 
 pub(super) const MSR: u64 = 0x7c;
 pub(super) const CPUID: u64 = 0x72;
@@ -308,7 +311,8 @@ fn brings_the_breakpoints(code: u64) {
 fn steps_over_it_next(code: u64) {
     with_guest(&[0x48, 0xcf], |guest| {
         guest.0.state.nmi.post();
-        guest.0.state.take_nmi();
+        guest.0.state.nmi.take();
+        Vmcb::begin_nmi(guest.0.state);
         assert_eq!(guest.exit(code, 0, 0), Next::Resume);
         assert!(guest.0.state.nmi.contains(Nmi::AT_IRET));
         guest.0.state.prepare_events::<Made>();
@@ -339,9 +343,9 @@ fn gets_the_exception(code: u64) {
 fn ends_in_a_report(code: u64) {
     with_guest(&[], |guest| {
         let context: &mut Context<'_, Made> = guest.0;
-        context.state.vmcb.exit_code = code;
+        context.state.block.exit_code = code;
         let report = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            crate::x86::exits::handle_exit(context)
+            crate::svm::table::handle_exit(context)
         }));
         let report = report.expect_err("the machine is broken");
         assert_eq!(

@@ -3,7 +3,7 @@
 
 use Why::{Control, Extended, Plain, Register};
 
-use crate::svm::vmcb::{EFER_FFXSR, EFER_LME, EFER_NXE, EFER_SCE};
+use crate::x86::{EFER_FFXSR, EFER_LME, EFER_NXE, EFER_SCE};
 
 /// What enables a feature, or holds its state. The rules of CR4 and EFER follow from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,17 +1,19 @@
 //! Control registers: CR4, CR8, XCR0.
 
-use super::{Exit, Then, protection_fault, with_translation};
-use crate::svm::processor::Amd64;
-use crate::svm::vmcb::{CR4_PAE, CR4_PCIDE, clean};
+use super::{Then, protection_fault, with_translation};
 use crate::vm::{Context, Next};
 use crate::x86::EFER_LMA;
+use crate::x86::processor::X86;
+use crate::x86::vcpu::block::ControlBlock;
+use crate::x86::vcpu::block::Field::{Cr3, Cr4, Efer};
 use crate::x86::vcpu::checks::{self, Instruction};
 use crate::x86::vcpu::fpu;
 use crate::x86::vcpu::instruction::decode_control_write;
 use crate::x86::vcpu::registers::RCX;
+use crate::x86::{CR4_PAE, CR4_PCIDE};
 
 /// XSETBV.
-pub(crate) fn on_xsetbv<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Then {
+pub(crate) fn on_xsetbv<A: X86>(context: &mut Context<'_, A>) -> Then {
     let value = context.state.registers.edx_eax();
     let register = context.state.registers.low(RCX);
     if refuses(context, Instruction::SetExtendedControl) {
@@ -26,12 +28,12 @@ pub(crate) fn on_xsetbv<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Then
 }
 
 /// A move to CR4 or CR8.
-pub(crate) fn on_write<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Next {
+pub(crate) fn on_write<A: X86>(context: &mut Context<'_, A>) -> Next {
     if refuses(context, Instruction::Kernels) {
         return Next::Resume;
     }
-    context.state.rsp_from_vmcb();
-    let decoded = with_translation(context, |state, memory| decode_control_write::<A>(&state.vmcb, memory));
+    context.state.rsp_from_block();
+    let decoded = with_translation(context, |state, memory| decode_control_write::<A>(&state.block, memory));
     let (number, from, length) = match decoded {
         Ok(decoded) => decoded,
         Err(error) => {
@@ -56,26 +58,25 @@ pub(crate) fn on_write<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Next 
 }
 
 /// CR4: only bits that CPUID shows can be set (APM volume 2, section 3.1.3).
-fn write_cr4<A: Amd64>(context: &mut Context<'_, A>, value: u64) -> bool {
-    let vmcb = &mut context.state.vmcb;
-    let long = vmcb.efer & EFER_LMA != 0;
-    let enables_pcid = value & !vmcb.cr4 & CR4_PCIDE != 0;
+fn write_cr4<A: X86>(context: &mut Context<'_, A>, value: u64) -> bool {
+    let block = &mut context.state.block;
+    let long = block.read(Efer) & EFER_LMA != 0;
+    let enables_pcid = value & !block.read(Cr4) & CR4_PCIDE != 0;
     if value & !context.vm.guest.cr4_mask != 0
         || long && value & CR4_PAE == 0
-        || enables_pcid && (!long || vmcb.cr3 & 0xfff != 0)
+        || enables_pcid && (!long || block.read(Cr3) & 0xfff != 0)
     {
         return false;
     }
-    let old = vmcb.translation_controls();
-    vmcb.cr4 = value;
-    vmcb.mark_dirty(clean::CRX);
+    let old = block.translation_controls();
+    block.write(Cr4, value);
     context.state.settle_translations(old);
     true
 }
 
 /// Whether the instruction is refused; if so, its fault has been raised.
-fn refuses<A: Amd64>(context: &mut Context<'_, A>, instruction: Instruction) -> bool {
-    let refused = checks::check(instruction, context.state.vmcb.conditions());
+fn refuses<A: X86>(context: &mut Context<'_, A>, instruction: Instruction) -> bool {
+    let refused = checks::check(instruction, context.state.block.conditions());
     if let Err(refusal) = refused {
         context.state.raise_refusal(refusal);
     }

@@ -1,16 +1,18 @@
 //! CPUID.
 
-use super::{Exit, Then};
-use crate::svm::processor::Amd64;
+use super::Then;
 use crate::vm::Context;
 use crate::x86::cpuid;
 use crate::x86::hyperv;
+use crate::x86::processor::X86;
+use crate::x86::vcpu::block::ControlBlock;
+use crate::x86::vcpu::block::Field::Cr4;
 use crate::x86::vcpu::checks::CR4_OSXSAVE;
 use crate::x86::vcpu::registers::{RAX, RBX, RCX, RDX};
 
 /// CPUID.
 #[inline(always)] // Like the others that make up most exits.
-pub(crate) fn on_cpuid<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Then {
+pub(crate) fn on_cpuid<A: X86>(context: &mut Context<'_, A>) -> Then {
     let registers = &mut context.state.registers;
     let (leaf, subleaf) = (registers.low(RAX), registers.low(RCX));
     let (eax, ebx, ecx, edx) = match hyperv::cpuid::leaf(leaf, context.vm.guest.partition.platform()) {
@@ -18,7 +20,7 @@ pub(crate) fn on_cpuid<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Then 
         None => {
             let view = cpuid::View {
                 apic: context.state.lapic.is_on(),
-                osxsave: context.state.vmcb.cr4 & CR4_OSXSAVE != 0,
+                osxsave: context.state.block.read(Cr4) & CR4_OSXSAVE != 0,
                 // Checked only for the leaf that shows it: the check takes a lock.
                 invariant_tsc: leaf == 0x8000_0007 && context.vm.guest.partition.shows_invariant_tsc(),
                 ..context.state.view

@@ -8,14 +8,14 @@ use super::Then;
 use crate::devices::pc::lapic::Effect;
 use crate::devices::pc::platform::{Output, SerialPort};
 use crate::devices::pc::power::PowerEvent;
-use crate::svm::processor::Amd64;
 use crate::vm::{Context, Next, Vm, increase};
 use crate::x86::guest::overlay::Overlays;
 use crate::x86::hyperv::MsrEffect;
+use crate::x86::processor::X86;
 
 /// Carries out the effect of a write to the local APIC.
 #[inline(always)] // Most have none.
-pub(super) fn perform_lapic<A: Amd64>(context: &mut Context<'_, A>, effect: Effect) -> Next {
+pub(super) fn perform_lapic<A: X86>(context: &mut Context<'_, A>, effect: Effect) -> Next {
     match effect {
         Effect::None | Effect::Eoi { level: false, .. } => Next::Resume,
         effect => perform_rest(context, effect),
@@ -23,7 +23,7 @@ pub(super) fn perform_lapic<A: Amd64>(context: &mut Context<'_, A>, effect: Effe
 }
 
 #[inline(never)] // Apart from the usual case.
-fn perform_rest<A: Amd64>(context: &mut Context<'_, A>, effect: Effect) -> Next {
+fn perform_rest<A: X86>(context: &mut Context<'_, A>, effect: Effect) -> Next {
     match effect {
         Effect::None | Effect::Eoi { level: false, .. } => Next::Resume,
         Effect::Ipi(message) => {
@@ -44,7 +44,7 @@ fn perform_rest<A: Amd64>(context: &mut Context<'_, A>, effect: Effect) -> Next 
 }
 
 /// The local APIC may have another address now.
-pub(super) fn readdress<A: Amd64>(context: &Context<'_, A>) {
+pub(super) fn readdress<A: X86>(context: &Context<'_, A>) {
     if context.vcpu.inbox.set_address(&context.state.lapic) {
         context.vm.readdressed();
     }
@@ -52,7 +52,7 @@ pub(super) fn readdress<A: Amd64>(context: &Context<'_, A>) {
 
 /// A level-triggered vector has left service.
 #[inline(never)] // Rare, and with a buffer that others need not make room for.
-fn tell_io_apic<A: Amd64>(context: &mut Context<'_, A>, vector: u8) {
+fn tell_io_apic<A: X86>(context: &mut Context<'_, A>, vector: u8) {
     let messages = context.vm.guest.platform.lock().eoi(vector);
     for message in messages {
         context.vm.deliver(message, context.state.lapic.apic_id());
@@ -61,7 +61,7 @@ fn tell_io_apic<A: Amd64>(context: &mut Context<'_, A>, vector: u8) {
 
 /// Carries out the effect of a write to a synthetic register. `overlays` is given where a page may
 /// move.
-pub(super) fn perform_synthetic<A: Amd64>(
+pub(super) fn perform_synthetic<A: X86>(
     context: &mut Context<'_, A>,
     effect: MsrEffect,
     overlays: Option<&mut Overlays>,
@@ -106,7 +106,7 @@ pub(super) fn perform_synthetic<A: Amd64>(
 }
 
 /// Carries out the effect of a port write, except its interrupt.
-pub(super) fn perform_output<A: Amd64>(vm: &Vm<A>, output: Output) -> Next {
+pub(super) fn perform_output<A: X86>(vm: &Vm<A>, output: Output) -> Next {
     match output {
         Output::None => Next::Resume,
         Output::Transmit(serial, byte) => {

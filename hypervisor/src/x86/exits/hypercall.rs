@@ -1,23 +1,25 @@
 //! Hypercalls.
 
-use super::{Exit, Then};
-use crate::svm::processor::Amd64;
+use super::Then;
 use crate::vm::{Context, Next};
 use crate::x86::guest::flush::CallServices;
 #[cfg(feature = "defects")]
 use crate::x86::hyperv::defects;
 use crate::x86::hyperv::{CallOutcome, Caller, hypercall};
+use crate::x86::processor::X86;
+use crate::x86::vcpu::block::ControlBlock;
+use crate::x86::vcpu::block::Field::{Cr0, Rflags};
 use crate::x86::{CR0_PE, RFLAGS_VM};
 
 /// VMMCALL: a hypercall. Its instruction may have to be executed again.
 #[inline(always)] // Like the others that make up most exits.
-pub(crate) fn on_hypercall<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Then {
-    let vmcb = &context.state.vmcb;
+pub(crate) fn on_hypercall<A: X86>(context: &mut Context<'_, A>) -> Then {
+    let block = &context.state.block;
     let caller = Caller {
-        cpl: vmcb.cpl,
-        protected_mode: vmcb.cr0 & CR0_PE != 0,
-        virtual_8086: vmcb.rflags & RFLAGS_VM != 0,
-        long_mode_64: vmcb.is_64bit(),
+        cpl: block.cpl(),
+        protected_mode: block.read(Cr0) & CR0_PE != 0,
+        virtual_8086: block.read(Rflags) & RFLAGS_VM != 0,
+        long_mode_64: block.is_64bit(),
     };
     let parameters = caller.parameters(&context.state.registers.0);
     let (partition, memory) = (&context.vm.guest.partition, context.vm.memory_source());
@@ -37,7 +39,7 @@ pub(crate) fn on_hypercall<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> T
         CallOutcome::Continue(control) => {
             caller.set_control(&mut context.state.registers.0, control);
             // If the previous instruction holds interrupts off, it does so for the first part only.
-            context.state.vmcb.interrupt_shadow &= !1;
+            context.state.block.end_shadow();
             return Then::Stay(Next::Resume);
         }
         CallOutcome::UndefinedOpcode => {

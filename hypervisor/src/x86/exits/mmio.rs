@@ -7,17 +7,19 @@ use paging::Gpa;
 use paging::guest::Access;
 
 use crate::vm::{Context, Next, Vm, increase};
+use crate::x86::vcpu::block::Field::{Rflags, TscOffset};
+use crate::x86::vcpu::block::{ControlBlock, SegmentName};
 use hostlink::counters::Counter;
 
 use super::effects::readdress;
 use super::with_translation;
 use crate::devices::pc::lapic::{Effect, Lapic};
 use crate::devices::pc::platform::PcBoard;
-use crate::svm::processor::Amd64;
-use crate::svm::vmcb::{DR6_SINGLE_STEP, RFLAGS_TF, Vmcb, clean};
 use crate::x86::emulator::{Cpu, EmulationOutcome, Failure, Memory, SegmentBases, execute};
+use crate::x86::processor::X86;
 use crate::x86::vcpu::instruction::{FetchError, faulting_instruction, translate};
 use crate::x86::vcpu::state::VcpuState;
+use crate::x86::{DR6_SINGLE_STEP, RFLAGS_TF};
 
 const PAGE: u64 = 4096;
 
@@ -27,11 +29,11 @@ const PAGE: u64 = 4096;
 /// Decoding, translation and access are one section for the flush engine: an initiator that has
 /// changed the translation waits until the access is done, or the walk here finds the change (H30).
 #[inline(never)] // Rare, and with a stack frame that other exits need not make.
-pub(super) fn emulate_access<A: Amd64>(context: &mut Context<'_, A>, mmio: Option<Gpa>) -> Next {
+pub(super) fn emulate_access<A: X86>(context: &mut Context<'_, A>, mmio: Option<Gpa>) -> Next {
     let vm = context.vm;
-    context.state.rsp_from_vmcb();
+    context.state.rsp_from_block();
     let outcome = with_translation(context, |state, memory| {
-        let instruction = faulting_instruction::<A>(&state.vmcb, memory)?;
+        let instruction = faulting_instruction::<A>(&state.block, memory)?;
         let (outcome, effects) = emulate(vm, state, memory, mmio, &instruction);
         Ok((outcome, effects, instruction.len() as u64))
     });
@@ -41,13 +43,13 @@ pub(super) fn emulate_access<A: Amd64>(context: &mut Context<'_, A>, mmio: Optio
     };
     match outcome {
         Ok((EmulationOutcome::Done, length)) => {
-            context.state.rsp_to_vmcb();
+            context.state.rsp_to_block();
             context.state.skip(length);
         }
         Ok((EmulationOutcome::Unfinished, _)) => {
             // An interrupt shadow of the previous instruction covers the first elements only.
-            context.state.vmcb.interrupt_shadow &= !1;
-            if context.state.vmcb.rflags & RFLAGS_TF != 0 {
+            context.state.block.end_shadow();
+            if context.state.block.read(Rflags) & RFLAGS_TF != 0 {
                 context.state.raise_debug(DR6_SINGLE_STEP);
             }
         }
@@ -57,12 +59,11 @@ pub(super) fn emulate_access<A: Amd64>(context: &mut Context<'_, A>, mmio: Optio
             context.state.raise_fetch_error(error);
         }
     }
-    context.state.vmcb.mark_dirty(clean::ALL);
     settle_lapic(context, &effects)
 }
 
 /// Carries out the remaining effects of accesses to the local APIC's registers.
-fn settle_lapic<A: Amd64>(context: &mut Context<'_, A>, effects: &LapicEffects) -> Next {
+fn settle_lapic<A: X86>(context: &mut Context<'_, A>, effects: &LapicEffects) -> Next {
     if effects.targets != 0 {
         increase(&context.counters[Counter::IrqIpi as usize], effects.targets);
     }
@@ -83,29 +84,30 @@ struct LapicEffects {
 }
 
 /// Emulates an instruction of a vCPU.
-fn emulate<A: Amd64>(
+fn emulate<A: X86>(
     vm: &'static Vm<A>,
-    state: &mut VcpuState,
+    state: &mut VcpuState<A::Block>,
     memory: &GuestMemory<'_>,
     mmio: Option<Gpa>,
     instruction: &Instruction,
 ) -> (Result<EmulationOutcome, FetchError>, LapicEffects) {
-    let vmcb = &*state.vmcb;
-    let mut flags = vmcb.rflags;
+    let block = &*state.block;
+    let mut flags = block.read(Rflags);
+    let base = |name| block.segment(name).base;
     let mut cpu = Cpu {
         registers: &mut state.registers.0,
         flags: &mut flags,
         bases: SegmentBases {
-            legacy: [vmcb.es.base, vmcb.cs.base, vmcb.ss.base, vmcb.ds.base],
-            extra: [vmcb.fs.base, vmcb.gs.base],
+            legacy: [SegmentName::Es, SegmentName::Cs, SegmentName::Ss, SegmentName::Ds].map(base),
+            extra: [SegmentName::Fs, SegmentName::Gs].map(base),
         },
-        is_64bit: vmcb.is_64bit(),
+        is_64bit: block.is_64bit(),
     };
     let effects = LapicEffects::default();
-    let mut reach = Reach { vm, vmcb, memory, mmio, lapic: &mut state.lapic, effects };
+    let mut reach = Reach { vm, block, memory, mmio, lapic: &mut state.lapic, effects };
     let outcome = execute(instruction, &mut cpu, &mut reach);
     let effects = reach.effects;
-    state.vmcb.rflags = flags;
+    state.block.write(Rflags, flags);
     let outcome = outcome.map_err(|failure| match failure {
         Failure::Memory(error) => error,
         Failure::Unsupported => FetchError::Undefined,
@@ -114,9 +116,9 @@ fn emulate<A: Amd64>(
 }
 
 /// The memory and devices that a vCPU reaches by its linear addresses.
-struct Reach<'a, A: Amd64> {
+struct Reach<'a, A: X86> {
     vm: &'static Vm<A>,
-    vmcb: &'a Vmcb,
+    block: &'a A::Block,
     memory: &'a GuestMemory<'a>,
     /// An address in a page that has no memory.
     mmio: Option<Gpa>,
@@ -125,7 +127,7 @@ struct Reach<'a, A: Amd64> {
     effects: LapicEffects,
 }
 
-impl<A: Amd64> Reach<'_, A> {
+impl<A: X86> Reach<'_, A> {
     /// The memory of the page of `gpa`: whether it is read-only; `None` if there is no memory.
     fn memory_at(&self, gpa: Gpa) -> Option<bool> {
         if self.mmio.is_some_and(|known| known.0 / PAGE == gpa.0 / PAGE) {
@@ -148,7 +150,7 @@ impl<A: Amd64> Reach<'_, A> {
 
     /// The vCPU's TSC.
     fn now(&self) -> u64 {
-        A::now().wrapping_add(self.vmcb.tsc_offset)
+        A::now().wrapping_add(self.block.read(TscOffset))
     }
 
     /// A read of registers of an owned function.
@@ -190,12 +192,12 @@ impl<A: Amd64> Reach<'_, A> {
     }
 }
 
-impl<A: Amd64> Memory for Reach<'_, A> {
+impl<A: X86> Memory for Reach<'_, A> {
     type Error = FetchError;
 
     fn translate(&mut self, linear: u64, is_write: bool) -> Result<Gpa, FetchError> {
         let access = if is_write { Access::WRITE } else { Access::empty() };
-        translate::<A>(self.vmcb, self.memory, linear, access)
+        translate::<A>(self.block, self.memory, linear, access)
     }
 
     fn is_direct(&mut self, gpa: Gpa, is_write: bool) -> bool {

@@ -2,19 +2,19 @@
 
 use hostlink::counters::Counter;
 
+use super::Then;
 use super::effects::{perform_lapic, perform_synthetic};
-use super::{Exit, Then};
 use crate::devices::pc::lapic;
-use crate::svm::processor::Amd64;
 use crate::vm::{Context, increase};
 use crate::x86::guest::overlay::Overlays;
 use crate::x86::hyperv::{self, MsrRead};
+use crate::x86::processor::X86;
 use crate::x86::vcpu::msr;
 use crate::x86::vcpu::registers::RCX;
 
 /// RDMSR.
 #[inline(always)] // Like the others that make up most exits.
-pub(crate) fn on_read<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Then {
+pub(crate) fn on_read<A: X86>(context: &mut Context<'_, A>) -> Then {
     let number = context.state.registers.low(RCX);
     let now = A::now();
     let value = if hyperv::msrs::is_synthetic(number) {
@@ -39,14 +39,14 @@ pub(crate) fn on_read<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Then {
 
 /// For how long the vCPU has had a CPU since its reset, in units of the partition's reference time.
 #[cold]
-fn run_time<A: Amd64>(context: &Context<'_, A>, now: u64) -> u64 {
+fn run_time<A: X86>(context: &Context<'_, A>, now: u64) -> u64 {
     let ticks = context.vm.ticks_used(context.vcpu, now);
     context.vm.guest.partition.clock().duration(ticks)
 }
 
 /// WRMSR.
 #[inline(always)] // As above.
-pub(crate) fn on_write<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Then {
+pub(crate) fn on_write<A: X86>(context: &mut Context<'_, A>) -> Then {
     let number = context.state.registers.low(RCX);
     let value = context.state.registers.edx_eax();
     let now = A::now();

@@ -3,37 +3,36 @@
 
 use memslots::Gpa;
 
-use super::Exit;
 use super::mmio::emulate_access;
-use crate::svm::event;
-use crate::svm::processor::Amd64;
 use crate::vm::{Access, Context, Led, Next};
+use crate::x86::processor::X86;
 
-/// `info_1` of a nested page fault: the access was a store.
-pub(super) const FAULT_WRITE: u64 = 1 << 1;
-/// An instruction fetch caused the fault.
-pub(super) const FAULT_FETCH: u64 = 1 << 4;
-/// The walk of the guest's page tables caused the fault, not the access itself.
-pub(super) const FAULT_IN_WALK: u64 = 1 << 33;
+/// An access that nested translation refused.
+#[derive(Clone, Copy, Debug)]
+pub struct NestedFault {
+    /// Guest physical address.
+    pub gpa: Gpa,
+    /// What made it.
+    pub access: Access,
+    /// It was a store.
+    pub is_store: bool,
+    /// It was made while an event was being delivered.
+    pub in_delivery: bool,
+}
 
-/// #NPF: `info_2` is the guest physical address.
+/// A nested page fault.
 #[inline(never)] // Kept apart from the frequent exits.
-pub(crate) fn on_nested_fault<A: Amd64>(context: &mut Context<'_, A>, exit: Exit) -> Next {
-    let next = serve_nested_fault(context, &exit);
+pub(crate) fn on_nested_fault<A: X86>(context: &mut Context<'_, A>, fault: NestedFault) -> Next {
+    let next = serve_nested_fault(context, fault);
     match context.state.settle_delivery() {
         Next::Resume => next,
         other => other,
     }
 }
 
-fn serve_nested_fault<A: Amd64>(context: &mut Context<'_, A>, exit: &Exit) -> Next {
-    let access = match exit.info_1 {
-        info if info & FAULT_IN_WALK != 0 => Access::Walk,
-        info if info & FAULT_FETCH != 0 => Access::Fetch,
-        _ => Access::Data,
-    };
-    let gpa = Gpa(exit.info_2);
-    match context.nested_fault(gpa, access, exit.info_1 & FAULT_WRITE != 0) {
+fn serve_nested_fault<A: X86>(context: &mut Context<'_, A>, fault: NestedFault) -> Next {
+    let NestedFault { gpa, access, is_store, in_delivery } = fault;
+    match context.nested_fault(gpa, access, is_store) {
         Led::Again => {}
         // The guest's own page tables are at an address without memory, or in a ROM, where the
         // processor cannot mark them as accessed.
@@ -42,7 +41,7 @@ fn serve_nested_fault<A: Amd64>(context: &mut Context<'_, A>, exit: &Exit) -> Ne
         Led::FetchRefused => context.state.raise_undefined(),
         // The access is the instruction's at RIP, or the processor's own while it was delivering an
         // event, to a stack or a descriptor table that is not in memory.
-        Led::Lost | Led::Device if exit.event & event::VALID != 0 => context.state.raise_delivery_failure(),
+        Led::Lost | Led::Device if in_delivery => context.state.raise_delivery_failure(),
         Led::Lost => return emulate_access(context, None),
         Led::Device => return emulate_access(context, Some(gpa)),
     }

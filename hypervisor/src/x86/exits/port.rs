@@ -5,36 +5,50 @@ use core::sync::atomic::Ordering;
 use memslots::Gpa;
 
 use super::effects::perform_output;
+pub use super::string_port::StringAccess;
 use super::string_port::on_string_port;
-use super::{Exit, protection_fault, with_translation};
+use super::{protection_fault, with_translation};
 use crate::devices::pc::cmos;
 use crate::devices::pc::pci::Pci;
 use crate::devices::pc::platform::PortSize;
 use crate::owned::{Busy, Followed};
-use crate::svm::processor::Amd64;
 use crate::vm::{Context, Next};
 use crate::x86::emulator::Operand;
+use crate::x86::processor::X86;
+use crate::x86::vcpu::block::Field::Rip;
+use crate::x86::vcpu::block::{ControlBlock, SegmentName};
 use crate::x86::vcpu::checks;
 use crate::x86::vcpu::instruction::read_task;
 use crate::x86::vcpu::signals::ring;
 
+/// An access to a port.
+#[derive(Clone, Copy, Debug)]
+pub struct PortAccess {
+    /// The port.
+    pub port: u16,
+    /// Size in bytes.
+    pub size: u32,
+    /// IN or INS.
+    pub is_input: bool,
+    /// INS or OUTS.
+    pub string: Option<StringAccess>,
+    /// The address of the next instruction.
+    pub next_rip: u64,
+}
+
 /// IN, OUT, INS or OUTS.
 #[inline(always)] // Like the others that make up most exits.
-pub(crate) fn on_port<A: Amd64>(context: &mut Context<'_, A>, exit: Exit) -> Next {
-    const INPUT: u64 = 1;
-    const STRING: u64 = 1 << 2;
-    let info = exit.info_1;
-    let port = (info >> 16) as u16;
-    let size = (info >> 4 & 7) as usize;
-    if context.state.vmcb.cpl != 0 && is_port_refused(context, port, size as u32) {
+pub(crate) fn on_port<A: X86>(context: &mut Context<'_, A>, access: PortAccess) -> Next {
+    let PortAccess { port, size, is_input, string, next_rip } = access;
+    if context.state.block.cpl() != 0 && is_port_refused(context, port, size) {
         return Next::Resume;
     }
-    if info & STRING != 0 {
-        return on_string_port(context, exit);
+    if let Some(string) = string {
+        return on_string_port(context, access, string);
     }
-    let Some(width) = PortSize::from_bytes(size) else { return protection_fault(context) };
-    let target = Operand::accumulator(size as u32);
-    let next = if info & INPUT != 0 {
+    let Some(width) = PortSize::from_bytes(size as usize) else { return protection_fault(context) };
+    let target = Operand::accumulator(size);
+    let next = if is_input {
         let value = read_port(context, port, width);
         target.write(&mut context.state.registers.0, value.into());
         Next::Resume
@@ -43,7 +57,7 @@ pub(crate) fn on_port<A: Amd64>(context: &mut Context<'_, A>, exit: Exit) -> Nex
         write_port(context, port, width, value)
     };
     if next != Next::Again {
-        let length = exit.info_2.wrapping_sub(context.state.vmcb.rip);
+        let length = next_rip.wrapping_sub(context.state.block.read(Rip));
         context.state.skip(length);
     }
     next
@@ -52,15 +66,15 @@ pub(crate) fn on_port<A: Amd64>(context: &mut Context<'_, A>, exit: Exit) -> Nex
 /// Whether the current task may not access these ports; if so, the fault has been raised.
 #[cold]
 #[inline(never)]
-fn is_port_refused<A: Amd64>(context: &mut Context<'_, A>, port: u16, size: u32) -> bool {
-    if !checks::needs_port_map(context.state.vmcb.conditions()) {
+fn is_port_refused<A: X86>(context: &mut Context<'_, A>, port: u16, size: u32) -> bool {
+    if !checks::needs_port_map(context.state.block.conditions()) {
         return false;
     }
     let allowed = with_translation(context, |state, memory| {
-        let vmcb = &*state.vmcb;
-        let task = vmcb.tr;
+        let block = &*state.block;
+        let task = block.segment(SegmentName::Tr);
         checks::allows_ports(task.attributes, task.limit, port, size, |offset| {
-            read_task::<A>(vmcb, memory, task.base.wrapping_add(offset.into()))
+            read_task::<A>(block, memory, task.base.wrapping_add(offset.into()))
         })
     });
     match allowed {
@@ -72,7 +86,7 @@ fn is_port_refused<A: Amd64>(context: &mut Context<'_, A>, port: u16, size: u32)
 }
 
 /// Reads a port.
-pub(super) fn read_port<A: Amd64>(context: &mut Context<'_, A>, port: u16, width: PortSize) -> u32 {
+pub(super) fn read_port<A: X86>(context: &mut Context<'_, A>, port: u16, width: PortSize) -> u32 {
     let value = context.vm.port_read(port, width);
     if port == cmos::DATA {
         look_at_clock(context);
@@ -82,14 +96,14 @@ pub(super) fn read_port<A: Amd64>(context: &mut Context<'_, A>, port: u16, width
 
 #[cold]
 #[inline(never)]
-fn look_at_clock<A: Amd64>(context: &mut Context<'_, A>) {
+fn look_at_clock<A: X86>(context: &mut Context<'_, A>) {
     ring(context);
     // Its next deadline has changed.
     context.vm.notify(context.vcpu);
 }
 
 /// Performs a port write and its effects.
-pub(super) fn write_port<A: Amd64>(
+pub(super) fn write_port<A: X86>(
     context: &mut Context<'_, A>,
     port: u16,
     width: PortSize,
@@ -110,7 +124,7 @@ pub(super) fn write_port<A: Amd64>(
 
 /// Writes to the PCI configuration space. The ROM's slot, and those of owned functions, are moved
 /// to where the devices decode them before the guest continues.
-fn write_pci<A: Amd64>(context: &mut Context<'_, A>, port: u16, width: PortSize, value: u32) -> Next {
+fn write_pci<A: X86>(context: &mut Context<'_, A>, port: u16, width: PortSize, value: u32) -> Next {
     if context.vm.turn_wanted.load(Ordering::Relaxed) {
         return Next::Again;
     }

@@ -5,13 +5,14 @@ use memslots::GuestMemory;
 use paging::Gpa;
 use paging::guest::Access;
 
-use super::port::{read_port, write_port};
-use super::{Exit, with_translation};
+use super::port::{PortAccess, read_port, write_port};
+use super::with_translation;
 use crate::devices::pc::platform::PortSize;
-use crate::svm::processor::Amd64;
-use crate::svm::vmcb::{Segment, Vmcb};
 use crate::vm::{Context, Next};
 use crate::x86::emulator::{add_masked, mask, string_address_size};
+use crate::x86::processor::X86;
+use crate::x86::vcpu::block::Field::{Rflags, Rip};
+use crate::x86::vcpu::block::{ControlBlock, Segment, SegmentName};
 use crate::x86::vcpu::instruction::{FetchError, fetch_and_decode, translate};
 use crate::x86::vcpu::registers::{RCX, RDI, RSI};
 use crate::x86::vcpu::state::VcpuState;
@@ -23,50 +24,15 @@ const ELEMENTS_PER_EXIT: u64 = 64;
 const ELEMENT_MAX: usize = 4;
 const RFLAGS_DF: u64 = 1 << 10;
 
-/// The I/O exit information of a string instruction (APM volume 2, section 15.10.2).
-#[derive(Clone, Copy)]
-struct Info(u64);
-
-impl Info {
-    fn is_input(self) -> bool {
-        self.0 & 1 != 0
-    }
-
-    fn is_repeated(self) -> bool {
-        self.0 & 1 << 3 != 0
-    }
-
-    /// Size of an element in bytes.
-    fn size(self) -> usize {
-        (self.0 >> 4 & 7) as usize
-    }
-
+/// What the processor reports of a string instruction.
+#[derive(Clone, Copy, Debug)]
+pub struct StringAccess {
+    /// It is repeated.
+    pub is_repeated: bool,
     /// Size of an address in bytes, if the processor reports it.
-    fn address_size(self) -> Option<u32> {
-        match self.0 >> 7 & 7 {
-            1 => Some(2),
-            2 => Some(4),
-            4 => Some(8),
-            _ => None,
-        }
-    }
-
-    /// The segment of the source, if the processor reports it; ES, which is 0, looks like no
-    /// report.
-    fn segment(self) -> Option<Register> {
-        match self.0 >> 10 & 7 {
-            1 => Some(Register::CS),
-            2 => Some(Register::SS),
-            3 => Some(Register::DS),
-            4 => Some(Register::FS),
-            5 => Some(Register::GS),
-            _ => None,
-        }
-    }
-
-    fn port(self) -> u16 {
-        (self.0 >> 16) as u16
-    }
+    pub address_size: Option<u32>,
+    /// The segment of the source, if the processor reports it.
+    pub segment: Option<Register>,
 }
 
 /// The transfer, and where its memory is.
@@ -86,30 +52,34 @@ struct Operation {
 }
 
 impl Operation {
-    /// The operation that `info` describes. Fields that the processor does not report, as on
+    /// The operation that these describe. Fields that the processor does not report, as on
     /// processors without decode assists and on emulators, are taken from the instruction itself.
-    fn new<A: Amd64>(vmcb: &Vmcb, memory: &GuestMemory<'_>, info: Info) -> Result<Self, FetchError> {
-        let size = info.size();
+    fn new<A: X86>(
+        block: &A::Block,
+        memory: &GuestMemory<'_>,
+        PortAccess { port, size, is_input, .. }: PortAccess,
+        string: StringAccess,
+    ) -> Result<Self, FetchError> {
+        let size = size as usize;
         let width = PortSize::from_bytes(size).ok_or(FetchError::Protection)?;
-        let is_input = info.is_input();
         // INS stores to ES regardless of its prefixes.
-        let segment = if is_input { Some(Register::ES) } else { info.segment() };
-        let (address_size, segment) = match (info.address_size(), segment) {
+        let segment = if is_input { Some(Register::ES) } else { string.segment };
+        let (address_size, segment) = match (string.address_size, segment) {
             (Some(size), Some(segment)) => (size, segment),
             (address_size, segment) => {
-                let instruction = fetch_and_decode::<A>(vmcb, memory)?;
+                let instruction = fetch_and_decode::<A>(block, memory)?;
                 let decoded = string_address_size(&instruction).ok_or(FetchError::Undefined)?;
                 (address_size.unwrap_or(decoded), segment.unwrap_or(instruction.memory_segment()))
             }
         };
-        let is_64bit = vmcb.is_64bit();
+        let is_64bit = block.is_64bit();
         Ok(Self {
-            port: info.port(),
+            port,
             width,
             size,
             is_input,
             address_mask: mask(address_size),
-            base: segment_base(vmcb, segment, is_64bit),
+            base: segment_base(block, segment, is_64bit),
             linear_mask: if is_64bit { u64::MAX } else { 0xffff_ffff },
         })
     }
@@ -119,27 +89,27 @@ impl Operation {
     }
 
     /// Linear address of byte `offset` of the element.
-    fn linear(&self, state: &VcpuState, offset: usize) -> u64 {
+    fn linear<B: ControlBlock>(&self, state: &VcpuState<B>, offset: usize) -> u64 {
         let address = (state.registers.0[self.index()] & self.address_mask).wrapping_add(offset as u64);
         self.base.wrapping_add(address) & self.linear_mask
     }
 
     /// The guest physical addresses of the element's bytes. All are translated before any is
     /// accessed, so a fault leaves no half-written element.
-    fn locate<A: Amd64>(
+    fn locate<A: X86>(
         &self,
-        state: &VcpuState,
+        state: &VcpuState<A::Block>,
         memory: &GuestMemory<'_>,
     ) -> Result<[Gpa; ELEMENT_MAX], FetchError> {
         let access = if self.is_input { Access::WRITE } else { Access::empty() };
         let mut places = [Gpa(0); ELEMENT_MAX];
         for (offset, place) in places.iter_mut().enumerate().take(self.size) {
-            *place = translate::<A>(&state.vmcb, memory, self.linear(state, offset), access)?;
+            *place = translate::<A>(&state.block, memory, self.linear(state, offset), access)?;
         }
         Ok(places)
     }
 
-    fn load<A: Amd64>(&self, state: &VcpuState, memory: &GuestMemory<'_>) -> Result<u32, FetchError> {
+    fn load<A: X86>(&self, state: &VcpuState<A::Block>, memory: &GuestMemory<'_>) -> Result<u32, FetchError> {
         let mut bytes = [0; ELEMENT_MAX];
         let places = self.locate::<A>(state, memory)?;
         for (byte, &place) in bytes.iter_mut().zip(&places).take(self.size) {
@@ -148,9 +118,9 @@ impl Operation {
         Ok(u32::from_le_bytes(bytes))
     }
 
-    fn store<A: Amd64>(
+    fn store<A: X86>(
         &self,
-        state: &VcpuState,
+        state: &VcpuState<A::Block>,
         memory: &GuestMemory<'_>,
         value: u32,
     ) -> Result<(), FetchError> {
@@ -163,25 +133,29 @@ impl Operation {
 }
 
 /// Base of a segment; in 64-bit code only FS and GS have one.
-fn segment_base(vmcb: &Vmcb, segment: Register, is_64bit: bool) -> u64 {
+fn segment_base(block: &impl ControlBlock, segment: Register, is_64bit: bool) -> u64 {
     let Segment { base, .. } = match segment {
-        Register::FS => vmcb.fs,
-        Register::GS => vmcb.gs,
+        Register::FS => block.segment(SegmentName::Fs),
+        Register::GS => block.segment(SegmentName::Gs),
         _ if is_64bit => return 0,
-        Register::ES => vmcb.es,
-        Register::CS => vmcb.cs,
-        Register::SS => vmcb.ss,
-        _ => vmcb.ds,
+        Register::ES => block.segment(SegmentName::Es),
+        Register::CS => block.segment(SegmentName::Cs),
+        Register::SS => block.segment(SegmentName::Ss),
+        _ => block.segment(SegmentName::Ds),
     };
     base
 }
 
 /// INS or OUTS.
-pub(crate) fn on_string_port<A: Amd64>(context: &mut Context<'_, A>, exit: Exit) -> Next {
-    let info = Info(exit.info_1);
-    let operation = with_translation(context, |state, memory| Operation::new::<A>(&state.vmcb, memory, info));
-    let moved =
-        operation.and_then(|operation| move_elements(context, &operation, info.is_repeated(), exit.info_2));
+pub(crate) fn on_string_port<A: X86>(
+    context: &mut Context<'_, A>,
+    access: PortAccess,
+    string: StringAccess,
+) -> Next {
+    let operation =
+        with_translation(context, |state, memory| Operation::new::<A>(&state.block, memory, access, string));
+    let moved = operation
+        .and_then(|operation| move_elements(context, &operation, string.is_repeated, access.next_rip));
     moved.unwrap_or_else(|error| {
         context.state.raise_fetch_error(error);
         Next::Resume
@@ -189,7 +163,7 @@ pub(crate) fn on_string_port<A: Amd64>(context: &mut Context<'_, A>, exit: Exit)
 }
 
 /// Moves as many elements as one exit may; stops after a write that ends or resets the machine.
-fn move_elements<A: Amd64>(
+fn move_elements<A: X86>(
     context: &mut Context<'_, A>,
     operation: &Operation,
     is_repeated: bool,
@@ -197,7 +171,7 @@ fn move_elements<A: Amd64>(
 ) -> Result<Next, FetchError> {
     let mask = operation.address_mask;
     let size = operation.size as u64;
-    let step = if context.state.vmcb.rflags & RFLAGS_DF == 0 { size } else { size.wrapping_neg() };
+    let step = if context.state.block.read(Rflags) & RFLAGS_DF == 0 { size } else { size.wrapping_neg() };
     let count = if is_repeated { context.state.registers.0[RCX] & mask } else { 1 };
     let mut left = count;
     let mut next = Next::Resume;
@@ -213,13 +187,13 @@ fn move_elements<A: Amd64>(
         }
     }
     if left == 0 {
-        let length = next_rip.wrapping_sub(context.state.vmcb.rip);
+        let length = next_rip.wrapping_sub(context.state.block.read(Rip));
         context.state.skip(length);
     }
     Ok(next)
 }
 
-fn move_element<A: Amd64>(context: &mut Context<'_, A>, operation: &Operation) -> Result<Next, FetchError> {
+fn move_element<A: X86>(context: &mut Context<'_, A>, operation: &Operation) -> Result<Next, FetchError> {
     if operation.is_input {
         // Reading the port may change the device, so any fault must come first.
         with_translation(context, |state, memory| operation.locate::<A>(state, memory))?;

@@ -6,13 +6,13 @@ use hostlink::trace::Event;
 
 use crate::devices::pc::message::{Address, Logical, Message, MessageKind, Trigger};
 use crate::iommu::routes::Receiver;
-use crate::svm::processor::Amd64;
 use crate::vm::shared::Signal;
 use crate::vm::trace;
 use crate::vm::{Vcpu, Vm, VpIndex};
+use crate::x86::processor::X86;
 use crate::x86::vectors;
 
-impl<A: Amd64> Vm<A> {
+impl<A: X86> Vm<A> {
     /// Delivers an interrupt message; returns the number of vCPUs that got it.
     #[inline]
     pub fn deliver(&self, message: Message, sender: u32) -> u64 {
@@ -106,7 +106,7 @@ impl<A: Amd64> Vm<A> {
     }
 }
 
-impl<A: Amd64> Receiver for Vm<A> {
+impl<A: X86> Receiver for Vm<A> {
     fn destination(&self, cpu: u32) -> Option<u8> {
         let cpu = A::cpu(cpu).filter(|cpu| cpu.presence.is_online() && self.may_use(cpu.index))?;
         vectors::destination(cpu.id)

@@ -13,7 +13,6 @@ use stay::{Mistake, Mistakes};
 use tlfs::{ClusterIpi, FlushCall, InputError, InputSource, XMM_WORDS};
 
 use crate::sched::VcpuIndex;
-use crate::svm::processor::Amd64;
 use crate::vm::counting::{self, CounterRow};
 use crate::vm::files::Defects;
 use crate::vm::host;
@@ -22,6 +21,7 @@ use crate::vm::space::FlushScratch;
 use crate::vm::trace;
 use crate::vm::{Vm, end};
 use crate::x86::hyperv::{PartitionTraits, Services};
+use crate::x86::processor::X86;
 
 /// Number of wait iterations for a CPU to leave guest mode before the machine is declared broken:
 /// seconds, where a kick takes microseconds.
@@ -31,7 +31,7 @@ const WAIT_TURNS_MAX: u64 = 1 << 32;
 const REKICK_TURNS: u64 = 1 << 14;
 
 /// The services available to the calling vCPU.
-pub struct CallServices<'a, A: Amd64> {
+pub struct CallServices<'a, A: X86> {
     /// The machine.
     vm: &'a Vm<A>,
     /// The calling vCPU.
@@ -40,7 +40,7 @@ pub struct CallServices<'a, A: Amd64> {
     scratch: &'a mut FlushScratch,
 }
 
-impl<'a, A: Amd64> CallServices<'a, A> {
+impl<'a, A: X86> CallServices<'a, A> {
     /// For the vCPU in `row`, which has these counters.
     #[inline(always)]
     pub fn new(
@@ -65,7 +65,7 @@ impl<A> Ipi<A> {
     }
 }
 
-impl<A: Amd64> Hardware for Ipi<A> {
+impl<A: X86> Hardware for Ipi<A> {
     fn kick(&self, cpu: CpuId) {
         host::kick::<A>(cpu.0);
     }
@@ -92,7 +92,7 @@ impl<A> Clone for Caller<'_, A> {
 
 impl<A> Copy for Caller<'_, A> {}
 
-impl<A: Amd64> Caller<'_, A> {
+impl<A: X86> Caller<'_, A> {
     #[inline(always)]
     fn count(self, counter: Counter, amount: u32) {
         counting::increase(&self.0[counter as usize], amount.into());
@@ -106,14 +106,14 @@ impl<A: Amd64> Caller<'_, A> {
     }
 }
 
-impl<A: Amd64> Mistakes for Caller<'_, A> {
+impl<A: X86> Mistakes for Caller<'_, A> {
     #[inline(always)]
     fn makes(&self, mistake: Mistake) -> bool {
         Defects.makes(mistake)
     }
 }
 
-impl<A: Amd64> Hardware for Caller<'_, A> {
+impl<A: X86> Hardware for Caller<'_, A> {
     fn kick(&self, cpu: CpuId) {
         if self.makes(Mistake::NotWaited) {
             return hold_back::<A>(cpu);
@@ -130,14 +130,14 @@ impl<A: Amd64> Hardware for Caller<'_, A> {
 /// continues in guest mode for as long as the caller checks, however long that takes
 /// ([`Defect::EarlyReturn`](hostlink::defect::Defect::EarlyReturn)).
 #[cold]
-fn hold_back<A: Amd64>(cpu: CpuId) {
+fn hold_back<A: X86>(cpu: CpuId) {
     static HELD: AtomicU32 = AtomicU32::new(0);
     if let Some(earlier) = HELD.swap(cpu.0 + 1, Ordering::Relaxed).checked_sub(1) {
         Ipi::<A>::of_machine().kick(CpuId(earlier));
     }
 }
 
-impl<A: Amd64> Initiator for Caller<'_, A> {
+impl<A: X86> Initiator for Caller<'_, A> {
     #[inline(always)]
     fn has_asked(&self, asked: Asked, outcome: &FlushOutcome) {
         let counter = match asked {
@@ -186,7 +186,7 @@ impl<A: Amd64> Initiator for Caller<'_, A> {
 
 /// Records which vCPUs a call names, a bank at a time.
 #[inline(always)]
-fn trace_asked<A: Amd64>(caller: u32, call: &FlushCall<'_>, vcpus: usize) {
+fn trace_asked<A: X86>(caller: u32, call: &FlushCall<'_>, vcpus: usize) {
     if cfg!(feature = "trace") {
         amd64::Named::new(&call.targets, vcpus).for_each_bank(|bank, bits| {
             // A call to all names more vCPUs than there are.
@@ -197,7 +197,7 @@ fn trace_asked<A: Amd64>(caller: u32, call: &FlushCall<'_>, vcpus: usize) {
     }
 }
 
-impl<A: Amd64> Services for CallServices<'_, A> {
+impl<A: X86> Services for CallServices<'_, A> {
     /// Flushes the ranges that the call names, or more where that costs less.
     #[inline(always)] // It has one caller.
     fn flush(&mut self, call: &FlushCall<'_>) -> u16 {
@@ -232,7 +232,7 @@ pub struct MemorySource<'a, A> {
     pub processor: PhantomData<A>,
 }
 
-impl<A: Amd64> InputSource for MemorySource<'_, A> {
+impl<A: X86> InputSource for MemorySource<'_, A> {
     fn read(&self, gpa: u64, into: &mut [u8]) -> Result<(), InputError> {
         // Addresses outside have no memory, so they need no separate check first.
         self.memslots.memory().read(Gpa(gpa), into).map_err(|_| match self.platform.has_gpa(gpa) {

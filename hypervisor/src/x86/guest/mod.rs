@@ -21,7 +21,6 @@ use self::flush::MemorySource;
 use self::overlay::Overlays;
 use self::rom::Rom;
 use super::hyperv::{self, CrashReport, Partition, crash};
-use super::vcpu::msr;
 use super::vcpu::state::{Permissions, VcpuState};
 use super::{cpuid, vectors};
 use crate::devices::pc::acpi;
@@ -36,12 +35,12 @@ use crate::loader::pc::layout;
 use crate::loader::{self, EntryState, LoadError, MemoryLayout, Placement};
 use crate::owned::{self, Busy, Domains, Followed, Functions, Refused};
 use crate::pages::Pages;
-use crate::svm::processor::Amd64;
 use crate::vm::GUEST;
 use crate::vm::load::Plan;
 use crate::vm::shared::Link;
 use crate::vm::space::VmMemory;
 use crate::vm::{CreateError, Files, PerCpu, Vcpu, Vm, VpIndex, percpu};
+use crate::x86::processor::X86;
 use ::pci::function::Windows;
 use stay::Cost;
 
@@ -49,17 +48,17 @@ use stay::Cost;
 const APIC_HZ: u64 = 1_000_000_000;
 
 /// Width of guest physical addresses.
-pub fn physical_address_bits<A: Amd64>() -> u32 {
+pub fn physical_address_bits<A: X86>() -> u32 {
     cpuid::physical_address_bits::<A>()
 }
 
 /// Largest page of the nested page table here.
-pub fn largest_page<A: Amd64>() -> Level {
+pub fn largest_page<A: X86>() -> Level {
     if cpuid::host_has_1g_pages::<A>() { Level::Page1G } else { Level::Page2M }
 }
 
 /// Refuses a configuration that this image or processor cannot serve.
-pub fn check<A: Amd64>(config: &Config<'_>) -> Result<(), CreateError> {
+pub fn check<A: X86>(config: &Config<'_>) -> Result<(), CreateError> {
     if let Some(foreign) = config.switches.foreign(Architecture::Amd64) {
         return Err(CreateError::ForeignSwitch(foreign));
     }
@@ -90,7 +89,7 @@ pub struct Common {
 
 impl Common {
     /// Measures the cost of flushes.
-    pub fn new<A: Amd64>() -> Self {
+    pub fn new<A: X86>() -> Self {
         // No vCPU has run yet, so no ASID is in use.
         let flush_cost = A::measure_flushes();
         log::info!("flushes: {flush_cost}");
@@ -132,7 +131,7 @@ pub struct Shared {
 
 impl Shared {
     /// For a guest whose nested page table is in `space`.
-    pub fn new<A: Amd64>(
+    pub fn new<A: X86>(
         config: &Config<'static>,
         common: &Common,
         space: &VmMemory<A>,
@@ -161,10 +160,7 @@ impl Shared {
             functions: Mutex::new(claim.functions),
             domains: claim.domains,
             layout: MemoryLayout::new(config.memory).map_err(CreateError::Load)?,
-            permission_maps: [
-                Pages::filled(3, |map| map.fill(0xff)),
-                Pages::filled(msr::PERMISSION_MAP_PAGES, msr::fill_permission_map::<A>),
-            ],
+            permission_maps: A::permission_maps(),
             used_before: (0..config.vcpus).map(|_| AtomicU64::new(0)).collect(),
             nested_root: space.root().0,
             vcpus: config.vcpus,
@@ -178,7 +174,7 @@ impl Shared {
     }
 
     /// The state of a vCPU after power-on.
-    pub fn new_vcpu<A: Amd64>(&self, index: VpIndex, identity: u32) -> VcpuState {
+    pub fn new_vcpu<A: X86>(&self, index: VpIndex, identity: u32) -> VcpuState<A::Block> {
         let view = cpuid::View {
             apic_id: self.apic_ids.translate(index),
             vcpus: self.vcpus,
@@ -221,7 +217,7 @@ pub type Claim = owned::Claim<AmdVi>;
 /// # Errors
 ///
 /// Why the guest does not get them.
-pub fn claim<A: Amd64>(
+pub fn claim<A: X86>(
     config: &Config<'static>,
     common: &Common,
     links: Vec<Link>,
@@ -278,7 +274,7 @@ impl Shared {
     }
 }
 
-impl<A: Amd64> Vm<A> {
+impl<A: X86> Vm<A> {
     /// Resets all devices to their state after power-on. No vCPU runs, except for one that carries
     /// this out.
     pub fn reset_devices(&self) {

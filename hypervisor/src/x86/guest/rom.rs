@@ -6,9 +6,9 @@ use memslots::{Gpa, PhysAddr, Slot, SlotError, SlotFlags};
 use crate::devices::pc::pci::rom_device::RomLen;
 use crate::owned::{Busy, Followed};
 use crate::pages::Pages;
-use crate::svm::processor::Amd64;
 use crate::vm::shown::DEVICE_SLOT as SLOT;
 use crate::vm::{PerCpu, Vm, VpIndex};
+use crate::x86::processor::X86;
 
 const PAGE: usize = 4096;
 
@@ -40,7 +40,7 @@ impl Rom {
     ///
     /// [`Busy`] while another change of the slots is in progress: the access that caused this must
     /// be retried.
-    pub fn follow<A: Amd64>(
+    pub fn follow<A: X86>(
         &mut self,
         vm: &'static Vm<A>,
         cpu: &PerCpu<A>,

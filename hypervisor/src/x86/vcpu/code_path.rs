@@ -4,10 +4,11 @@
 use memslots::{GuestMemory, Pattern};
 use stay::amd64::Walks;
 
+use super::block::ControlBlock;
+use super::block::Field::{Cr0, Cr3, Cr4, Efer};
 use super::instruction::{linear_rip, walk_to_code};
-use crate::svm::processor::Amd64;
-use crate::svm::vmcb::Vmcb;
 use crate::vm::files::Defects;
+use crate::x86::processor::X86;
 
 /// The state that a walk depends on besides address and tables.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -21,9 +22,9 @@ struct Regime {
 
 impl Regime {
     #[inline(always)]
-    fn of(vmcb: &Vmcb, cpl: u8) -> Self {
-        let Vmcb { cr0, cr3, cr4, efer, .. } = *vmcb;
-        Self { cr0, cr3, cr4, efer, cpl }
+    fn of(block: &impl ControlBlock, cpl: u8) -> Self {
+        let read = |field| block.read(field);
+        Self { cr0: read(Cr0), cr3: read(Cr3), cr4: read(Cr4), efer: read(Efer), cpl }
     }
 }
 
@@ -34,16 +35,16 @@ pub struct CodePaths(Walks<Regime>);
 impl CodePaths {
     /// Whether the bytes at RIP are `usual`. False also if that is unknown: the code cannot be
     /// read, or crosses a page. Call in a section, with the memory of that section, and with the
-    /// VMCB's privilege level, which most callers know.
+    /// block's privilege level, which most callers know.
     #[inline(always)] // Two callers: one is rare, the other is on the path of most exits.
-    pub fn is_at_rip<A: Amd64>(
+    pub fn is_at_rip<A: X86>(
         &mut self,
-        vmcb: &Vmcb,
+        block: &A::Block,
         memory: &GuestMemory<'_>,
         usual: &Pattern,
         cpl: u8,
     ) -> bool {
-        let walk = |page, read: &mut dyn FnMut(_) -> _| walk_to_code::<A, _>(vmcb, page, read).ok();
-        self.0.has_at(linear_rip(vmcb, 0), Regime::of(vmcb, cpl), memory, usual, &Defects, walk)
+        let walk = |page, read: &mut dyn FnMut(_) -> _| walk_to_code::<A, _>(block, page, read).ok();
+        self.0.has_at(linear_rip(block, 0), Regime::of(block, cpl), memory, usual, &Defects, walk)
     }
 }

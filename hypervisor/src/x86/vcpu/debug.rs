@@ -1,13 +1,13 @@
-//! The guest's breakpoint addresses, DR0 to DR3. DR6 and DR7 are in the VMCB.
+//! The guest's breakpoint addresses, DR0 to DR3. DR6 and DR7 are in the control block.
 //!
 //! Hardly any vCPU uses them, and switching them is slow. So a vCPU arrives on a CPU without them.
 //! Its first access to one of them, or to DR7 under either of its names, which might enable them,
 //! causes an exit that loads them, and the instruction is executed again. A vCPU whose breakpoints
 //! are enabled has them loaded on arrival. APM volume 2, sections 13.1.1 and 15.8.1.
 
-use crate::svm::intercepts;
-use crate::svm::processor::Amd64;
-use crate::svm::vmcb::{Vmcb, clean};
+use super::block::ControlBlock;
+use super::block::Field::Dr7;
+use crate::x86::processor::X86;
 
 /// DR7: the enable bits of all four breakpoints.
 const DR7_ENABLED: u64 = 0xff;
@@ -23,32 +23,31 @@ pub(crate) struct DebugRegisters {
 impl DebugRegisters {
     /// The vCPU arrives on this CPU.
     #[inline]
-    pub(crate) fn arrive<A: Amd64>(&mut self, vmcb: &mut Vmcb) {
-        vmcb.intercept_dr = intercepts::DEBUG;
-        if vmcb.dr7 & DR7_ENABLED != 0 {
-            self.load::<A>(vmcb);
+    pub(crate) fn arrive<A: X86>(&mut self, block: &mut A::Block) {
+        block.intercept_debug(true);
+        if block.read(Dr7) & DR7_ENABLED != 0 {
+            self.load::<A>(block);
         }
     }
 
     /// The vCPU uses them.
     #[cold]
-    pub(crate) fn load<A: Amd64>(&mut self, vmcb: &mut Vmcb) {
+    pub(crate) fn load<A: X86>(&mut self, block: &mut A::Block) {
         A::write_breakpoints(self.values);
         self.are_loaded = true;
-        vmcb.intercept_dr = 0;
-        vmcb.mark_dirty(clean::INTERCEPTS);
+        block.intercept_debug(false);
     }
 
     /// The vCPU leaves this CPU.
     #[inline]
-    pub(crate) fn leave<A: Amd64>(&mut self) {
+    pub(crate) fn leave<A: X86>(&mut self) {
         if self.are_loaded {
             self.save::<A>();
         }
     }
 
     #[cold]
-    fn save<A: Amd64>(&mut self) {
+    fn save<A: X86>(&mut self) {
         self.values = A::read_breakpoints();
         self.are_loaded = false;
     }

@@ -7,7 +7,7 @@
 use alloc::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use core::ptr::NonNull;
 
-use crate::svm::processor::Amd64;
+use crate::x86::processor::X86;
 
 /// XCR0 after reset: x87 only.
 const XCR0_RESET: u64 = 1;
@@ -45,7 +45,7 @@ pub(crate) struct FpuState {
 
 impl FpuState {
     /// The state after reset.
-    pub(crate) fn new<A: Amd64>() -> Self {
+    pub(crate) fn new<A: X86>() -> Self {
         let size = A::fpu_size();
         let layout =
             Layout::from_size_align(size, ALIGNMENT).expect("the processor's area is a valid layout");
@@ -71,7 +71,7 @@ impl FpuState {
 
     /// Loads the state into the processor. Its XCR0 must have all components, as at the start and
     /// after [`save`](Self::save).
-    pub(crate) fn load<A: Amd64>(&mut self) {
+    pub(crate) fn load<A: X86>(&mut self) {
         // SAFETY: the area was allocated for this, and holds an image that `save` or `reset` made.
         unsafe { A::load_fpu(self.area) };
         let components = A::components();
@@ -81,7 +81,7 @@ impl FpuState {
     }
 
     /// Saves the state from the processor.
-    pub(crate) fn save<A: Amd64>(&mut self) {
+    pub(crate) fn save<A: X86>(&mut self) {
         let components = A::components();
         if components != 0 {
             self.xcr0 = A::read_xcr0();

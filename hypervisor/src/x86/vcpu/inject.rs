@@ -1,31 +1,29 @@
 //! Injection of events into the guest: exceptions, NMIs, interrupts. APM volume 2, sections 15.20
 //! and 15.21.
 //!
-//! Exceptions and NMIs are injected by EVENTINJ, interrupts as virtual interrupts: V_IRQ, which the
-//! processor takes before the guest's next instruction, because an interrupt is only offered if the
-//! guest can take it. The local APIC has it in service from then on. V_IRQ after the exit shows
-//! whether it was taken. If it was not, because an interrupt of the machine came first or its
-//! delivery was cut short, it becomes a request again, and the next entry decides anew. The guest
-//! executes no instruction while such a request is outstanding, so neither its task priority nor
-//! its end of interrupt can interfere.
-//!
-//! The same bit with the VINTR intercept requests an exit as soon as the guest can take an
-//! interrupt or an NMI.
+//! Exceptions and NMIs are delivered by the entry. An interrupt is offered only if the guest can
+//! take it, and it takes it before its next instruction. The local APIC has it in service from then
+//! on. If it was not taken, because an interrupt of the machine came first or its delivery was cut
+//! short, it becomes a request again, and the next entry decides anew. The guest executes no
+//! instruction while such a request is outstanding, so neither its task priority nor its end of
+//! interrupt can interfere. SVM offers it by V_IRQ, whose bit after the exit shows whether it was
+//! taken.
 
+use super::block::Field::{Cr0, Cr2, Dr6, Dr7, Rflags};
+use super::block::{ControlBlock, InterruptRequest, Offered};
 use super::checks::Refusal;
+use super::event::{self, Combined};
 use super::nmi::Nmi;
 use super::state::VcpuState;
-use crate::svm::event::{self, Combined};
-use crate::svm::intercepts::{CR_WRITE_8, misc1};
-use crate::svm::processor::Amd64;
-use crate::svm::vmcb::{DR6_BREAKPOINTS, RFLAGS_IF, clean, vintr};
 use crate::vm::Next;
+use crate::vm::arch::Cpus;
 use crate::x86::{CR0_PE, RFLAGS_RF};
+use crate::x86::{DR6_BREAKPOINTS, RFLAGS_IF};
 
-/// A virtual interrupt that ignores the task priority: the local APIC has checked that.
-const REQUEST: u64 = vintr::IRQ | vintr::IGNORE_TPR | 0xf << vintr::PRIORITY_SHIFT;
+/// DR7: accesses to debug registers raise #DB.
+const DR7_GENERAL_DETECT: u64 = 1 << 13;
 
-impl VcpuState {
+impl<B: ControlBlock> VcpuState<B> {
     /// Raises #UD at the current instruction.
     pub fn raise_undefined(&mut self) {
         self.exception = Some(event::exception(event::VECTOR_UD));
@@ -34,7 +32,7 @@ impl VcpuState {
     /// Raises #GP(0) at the current instruction.
     pub fn raise_protection(&mut self) {
         // Real mode has no error codes.
-        let error = if self.vmcb.cr0 & CR0_PE != 0 { event::ERROR_VALID } else { 0 };
+        let error = if self.block.read(Cr0) & CR0_PE != 0 { event::ERROR_VALID } else { 0 };
         self.exception = Some(event::exception(event::VECTOR_GP) | error);
     }
 
@@ -48,16 +46,14 @@ impl VcpuState {
 
     /// Raises #PF at the current instruction.
     pub fn raise_page_fault(&mut self, address: u64, error: u32) {
-        self.vmcb.cr2 = address;
-        self.vmcb.mark_dirty(clean::ALL);
+        self.block.write(Cr2, address);
         let code = event::exception(event::VECTOR_PF) | event::ERROR_VALID;
         self.exception = Some(code | u64::from(error) << 32);
     }
 
     /// Raises #DB after the completed instruction, with these bits in DR6.
     pub fn raise_debug(&mut self, bits: u64) {
-        self.vmcb.dr6 = self.vmcb.dr6 & !DR6_BREAKPOINTS | bits;
-        self.vmcb.mark_dirty(clean::ALL);
+        self.block.write(Dr6, self.block.read(Dr6) & !DR6_BREAKPOINTS | bits);
         self.exception = Some(event::exception(event::VECTOR_DB));
     }
 
@@ -65,7 +61,7 @@ impl VcpuState {
     /// breakpoints are not, because their instruction is executed again; nor are interrupts, which
     /// the local APIC still has.
     pub fn recover_event(&mut self) {
-        let info = self.vmcb.exit_interrupt_info;
+        let info = self.block.cut_short();
         if info & event::VALID == 0 {
             return;
         }
@@ -73,7 +69,7 @@ impl VcpuState {
             event::TYPE_INTERRUPT => self.lapic.cancel_service(info as u8),
             event::TYPE_SOFTWARE => {}
             event::TYPE_EXCEPTION if matches!(info & 0xff, event::VECTOR_BP | event::VECTOR_OF) => {}
-            _ => self.vmcb.event_injection = info,
+            _ => self.block.set_event(info),
         }
     }
 
@@ -81,19 +77,19 @@ impl VcpuState {
     /// to an address without memory. The guest gets a double fault instead. If the event was a
     /// double fault itself, the guest shuts down.
     pub fn raise_delivery_failure(&mut self) {
-        self.exception = Some(event::double_fault(self.vmcb.cr0 & CR0_PE != 0));
+        self.exception = Some(event::double_fault(self.block.read(Cr0) & CR0_PE != 0));
     }
 
     /// Decides what the guest gets when an exception was raised while the delivery of an event was
     /// cut short.
     pub fn settle_delivery(&mut self) -> Next {
         let Some(second) = self.exception else { return Next::Resume };
-        match event::combine(self.vmcb.event_injection, second) {
+        match event::combine(self.block.event(), second) {
             // The entry takes care of the interrupted event.
             Combined::Second => {}
             Combined::DoubleFault => {
                 self.raise_delivery_failure();
-                self.vmcb.event_injection = 0;
+                self.block.set_event(0);
             }
             Combined::Shutdown => return Next::Shutdown,
         }
@@ -102,24 +98,24 @@ impl VcpuState {
 
     /// Fills in the event for the next entry, or requests an exit as soon as the guest can take
     /// one.
-    pub fn prepare_events<A: Amd64>(&mut self) {
+    pub fn prepare_events<A: Cpus>(&mut self) {
         let is_arranged = self.is_window_arranged();
         if !is_arranged && self.has_no_events() {
             return;
         }
         // There may be one from an entry that was not carried out.
-        let _own = self.end_step();
+        let _own = B::end_step(self);
         let mut injected = None;
         if let Some(exception) = self.exception.take() {
             // An exception while an event was being delivered: the interrupted event is an NMI,
             // which is raised again, or an exception, which the new one replaces as far as the
             // guest can tell.
             self.requeue_cut_short();
-            self.vmcb.event_injection = exception;
+            self.block.set_event(exception);
             if event::pushes_resume_flag(exception) {
-                self.vmcb.rflags |= RFLAGS_RF;
+                self.block.write(Rflags, self.block.read(Rflags) | RFLAGS_RF);
             }
-        } else if self.vmcb.event_injection & event::VALID == 0 {
+        } else if self.block.event() & event::VALID == 0 {
             injected = self.inject_next();
         }
         if !self.nmi.is_idle() {
@@ -128,18 +124,17 @@ impl VcpuState {
         if is_arranged || self.nmi.is_deliverable() || self.lapic.has_requests() {
             self.request(injected);
         } else if let Some(vector) = injected {
-            self.vmcb.interrupt_control |= REQUEST | u64::from(vector) << vintr::VECTOR_SHIFT;
-            self.vmcb.mark_dirty(clean::TPR);
+            self.block.offer(vector);
         }
     }
 
     /// An NMI waits, or its IRET is being watched.
     #[cold]
-    fn prepare_nmi<A: Amd64>(&mut self, is_interrupted: bool) {
+    fn prepare_nmi<A: Cpus>(&mut self, is_interrupted: bool) {
         if self.nmi.contains(Nmi::AT_IRET) {
-            self.prepare_iret::<A>(is_interrupted);
+            B::prepare_iret::<A>(self, is_interrupted);
         }
-        if self.nmi.is_deliverable() && self.vmcb.event_injection & event::VALID != 0 {
+        if self.nmi.is_deliverable() && self.block.event() & event::VALID != 0 {
             // The NMI is next: the kick is taken once the event is delivered.
             A::kick(A::this_cpu());
         }
@@ -149,21 +144,20 @@ impl VcpuState {
     /// priority than the local APIC.
     #[inline]
     fn is_window_arranged(&self) -> bool {
-        // With the VINTR intercept, the first comparison finds a priority after the exit, too.
-        self.vmcb.interrupt_control != self.quiet() || self.vmcb.intercept_cr & CR_WRITE_8 != 0
+        !self.block.is_quiet(self.priority())
     }
 
     /// Whether no event waits to be delivered, as for most entries.
     #[inline]
     fn has_no_events(&self) -> bool {
-        self.vmcb.event_injection & event::VALID == 0
+        self.block.event() & event::VALID == 0
             && self.exception.is_none()
             && self.nmi.is_idle()
             && !self.lapic.has_requests()
     }
 
     fn requeue_cut_short(&mut self) {
-        let info = self.vmcb.event_injection;
+        let info = self.block.event();
         if info & (event::VALID | event::TYPE_MASK) == event::VALID | event::TYPE_NMI {
             self.nmi.give_back();
         }
@@ -172,14 +166,15 @@ impl VcpuState {
     /// Selects the event that the guest can take next: an NMI, which is injected by EVENTINJ, or an
     /// interrupt, whose vector is returned.
     fn inject_next(&mut self) -> Option<u8> {
-        let shadow = self.vmcb.interrupt_shadow & 1 != 0;
+        let shadow = self.block.has_shadow();
         if self.nmi.is_deliverable() && !shadow {
-            self.take_nmi();
-            self.vmcb.event_injection = event::VALID | event::TYPE_NMI | 2;
+            self.nmi.take();
+            B::begin_nmi(self);
+            self.block.set_event(event::VALID | event::TYPE_NMI | 2);
             return None;
         }
         let vector = self.lapic.pending()?;
-        if self.vmcb.rflags & RFLAGS_IF == 0 || shadow {
+        if self.block.read(Rflags) & RFLAGS_IF == 0 || shadow {
             return None;
         }
         self.lapic.begin_service(vector);
@@ -187,39 +182,24 @@ impl VcpuState {
     }
 
     /// Offers the guest the interrupt that it can take, or requests an exit when a waiting event
-    /// can be taken: by an intercepted virtual interrupt, or by intercepting CR8 when only the task
-    /// priority blocks it. The former also ends STI's interrupt shadow for NMIs; an NMI in the
-    /// shadow of a load of SS with interrupts off is delivered at the next exit.
+    /// can be taken, or when the task priority that alone blocks it changes.
     #[inline(never)] // Kept apart from the interrupts that can be taken at once, which are most.
-    fn request(&mut self, injected: Option<u8>) {
+    fn request(&mut self, offered: Option<u8>) {
         let requested = self.lapic.has_requests();
         let waiting = requested && self.lapic.pending().is_some();
         let masked = requested && !waiting;
-        let wanted = waiting || self.nmi.is_deliverable();
-        // If one is injected no other could be taken: it has the highest priority, and an NMI would
+        // If one is offered no other could be taken: it has the highest priority, and an NMI would
         // have gone first.
-        let vector = u64::from(injected.unwrap_or(0)) << vintr::VECTOR_SHIFT;
-        let is_asked = wanted || injected.is_some();
-        let control = self.quiet() | if is_asked { REQUEST } else { 0 } | vector;
-        if self.vmcb.interrupt_control != control {
-            self.vmcb.interrupt_control = control;
-            self.vmcb.mark_dirty(clean::TPR);
-        }
-        let window = self.vmcb.intercept_misc1 & !misc1::VINTR | if wanted { misc1::VINTR } else { 0 };
-        // With a pending request too: an emulator aborts if the guest writes CR8 then
-        // (docs/qemu.md).
-        let cr = self.vmcb.intercept_cr & !CR_WRITE_8 | if masked || wanted { CR_WRITE_8 } else { 0 };
-        if (window, cr) != (self.vmcb.intercept_misc1, self.vmcb.intercept_cr) {
-            (self.vmcb.intercept_misc1, self.vmcb.intercept_cr) = (window, cr);
-            self.vmcb.mark_dirty(clean::INTERCEPTS);
-        }
+        let window = waiting || self.nmi.is_deliverable();
+        let priority = self.priority();
+        self.block.request(InterruptRequest { priority, offered, window, priority_exits: masked });
     }
 
     /// Takes over the guest's changes to its task priority, and settles the offered interrupt.
     /// Returns whether the guest has taken it.
     #[inline(always)]
     pub fn sync_interrupts(&mut self) -> bool {
-        self.vmcb.interrupt_control != self.quiet() && self.settle_interrupts()
+        !self.block.is_quiet(self.priority()) && self.settle_interrupts()
     }
 
     /// The entry was not carried out: the guest takes no interrupt.
@@ -228,48 +208,52 @@ impl VcpuState {
         let _none_was_taken = self.sync_interrupts();
     }
 
-    /// The VMCB's interrupt control if no interrupt is offered and no exit requested.
+    /// The task priority as CR8 shows it: it has four bits.
     #[inline(always)]
-    fn quiet(&self) -> u64 {
-        vintr::MASKING | u64::from(self.lapic.tpr() >> 4)
+    fn priority(&self) -> u8 {
+        self.lapic.tpr() >> 4
     }
 
     #[inline(always)] // It has one caller that matters.
     fn settle_interrupts(&mut self) -> bool {
-        let control = self.vmcb.interrupt_control;
-        let tpr = (control & vintr::TPR_MASK) as u8;
-        // CR8's has four bits.
-        if tpr != self.lapic.tpr() >> 4 {
-            self.lapic.set_tpr(tpr << 4);
+        let (priority, offered) = self.block.settle();
+        if priority != self.priority() {
+            self.lapic.set_tpr(priority << 4);
         }
-        if control >> vintr::VECTOR_SHIFT == 0 {
-            return false;
-        }
-        self.vmcb.interrupt_control = control & (vintr::MASKING | vintr::TPR_MASK);
-        self.vmcb.mark_dirty(clean::TPR);
-        if control & vintr::IRQ != 0 {
-            self.take_back((control >> vintr::VECTOR_SHIFT) as u8);
-            return false;
-        }
-        true
-    }
-
-    /// The guest has not taken the offered interrupt.
-    #[cold]
-    fn take_back(&mut self, vector: u8) {
-        self.lapic.cancel_service(vector);
-        if self.vmcb.exit_interrupt_info & event::VALID != 0 {
-            // It is what was being delivered: the guest has executed nothing. QEMU reports it as an
-            // exception.
-            self.vmcb.exit_interrupt_info = event::VALID | event::TYPE_INTERRUPT | u64::from(vector);
+        match offered {
+            Offered::Nothing => false,
+            Offered::Taken => true,
+            Offered::Left(vector) => {
+                self.lapic.cancel_service(vector);
+                false
+            }
         }
     }
 
     /// Sets the task priority: the local APIC's, and the one that the running guest sees as CR8.
     pub fn set_task_priority(&mut self, tpr: u8) {
         self.lapic.set_tpr(tpr);
-        let control = &mut self.vmcb.interrupt_control;
-        *control = *control & !vintr::TPR_MASK | u64::from(tpr >> 4);
-        self.vmcb.mark_dirty(clean::TPR);
+        self.block.set_priority(tpr >> 4);
+    }
+
+    /// Raises the intercepted exception in the guest, with this error code and address if it has
+    /// them.
+    pub fn reflect_exception(&mut self, vector: u64, error: u32, address: u64) {
+        match vector {
+            event::VECTOR_DB => {
+                // DR6 already has the cause. Delivery disables the detection of accesses to debug
+                // registers (section 13.1.1.4), and injection leaves that to the hypervisor
+                // (section 15.20).
+                self.block.write(Dr7, self.block.read(Dr7) & !DR7_GENERAL_DETECT);
+                self.exception = Some(event::exception(event::VECTOR_DB));
+            }
+            event::VECTOR_PF => self.raise_page_fault(address, error),
+            // Real mode has no error codes.
+            10..=13 | 17 if self.block.read(Cr0) & CR0_PE != 0 => {
+                let error = u64::from(error) << 32;
+                self.exception = Some(event::exception(vector) | event::ERROR_VALID | error);
+            }
+            _ => self.exception = Some(event::exception(vector)),
+        }
     }
 }

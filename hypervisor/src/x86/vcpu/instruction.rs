@@ -6,14 +6,14 @@ use memslots::{AccessError, GuestMemory, Pattern};
 use paging::Gpa;
 use paging::guest::{Access, ControlRegisters, GuestPaging, WalkError};
 
+use super::block::Field::{Cr0, Cr3, Cr4, Efer, Rflags, Rip};
+use super::block::{ControlBlock, Segment, SegmentName};
 use super::checks::{self, Refusal};
 use super::code_path::CodePaths;
 use super::state::VcpuState;
-use crate::svm::processor::Amd64;
-use crate::svm::vmcb::{Segment, Vmcb};
 use crate::x86::cpuid;
 use crate::x86::emulator::Operand;
-use crate::x86::exits::Exit;
+use crate::x86::processor::X86;
 
 /// Longest instruction in bytes.
 const INSTRUCTION_MAX: usize = 15;
@@ -34,7 +34,7 @@ pub enum FetchError {
     Raced,
 }
 
-impl VcpuState {
+impl<B: ControlBlock> VcpuState<B> {
     /// Raises the fault for `error`.
     pub fn raise_fetch_error(&mut self, error: FetchError) {
         match error {
@@ -47,50 +47,50 @@ impl VcpuState {
 }
 
 /// The guest's paging mode from its registers.
-fn guest_paging<A: Amd64>(vmcb: &Vmcb) -> GuestPaging {
+fn guest_paging<A: X86>(block: &A::Block) -> GuestPaging {
     let registers = ControlRegisters {
-        cr0: vmcb.cr0,
-        cr3: vmcb.cr3,
-        cr4: vmcb.cr4,
-        efer: vmcb.efer,
-        rflags: vmcb.rflags,
+        cr0: block.read(Cr0),
+        cr3: block.read(Cr3),
+        cr4: block.read(Cr4),
+        efer: block.read(Efer),
+        rflags: block.read(Rflags),
     };
     GuestPaging::new(&registers, cpuid::physical_address_bits::<A>(), cpuid::host_has_1g_pages::<A>())
 }
 
 /// Translates a linear address for an access by the guest, with `read` to read the entries.
-fn walk<A: Amd64, E>(
-    vmcb: &Vmcb,
+fn walk<A: X86, E>(
+    block: &A::Block,
     linear: u64,
     access: Access,
     read: impl FnMut(Gpa) -> Result<u64, E>,
 ) -> Result<Gpa, WalkError<E>> {
-    let user = if vmcb.cpl == 3 { Access::USER } else { Access::empty() };
-    guest_paging::<A>(vmcb).translate(linear, access | user, read).map(|translation| translation.gpa)
+    let user = if block.cpl() == 3 { Access::USER } else { Access::empty() };
+    guest_paging::<A>(block).translate(linear, access | user, read).map(|translation| translation.gpa)
 }
 
 /// Maximum number of entries that a walk reads.
 const ENTRIES_MAX: usize = 4;
 
 /// Translates a linear address of code, with `read` to read the entries.
-pub(crate) fn walk_to_code<A: Amd64, E>(
-    vmcb: &Vmcb,
+pub(crate) fn walk_to_code<A: X86, E>(
+    block: &A::Block,
     linear: u64,
     read: impl FnMut(Gpa) -> Result<u64, E>,
 ) -> Result<Gpa, WalkError<E>> {
-    walk::<A, _>(vmcb, linear, Access::FETCH, read)
+    walk::<A, _>(block, linear, Access::FETCH, read)
 }
 
 /// Translates a linear address for an access by the guest, and sets accessed and dirty bits as the
 /// processor does: its own walk need not have got that far.
-pub fn translate<A: Amd64>(
-    vmcb: &Vmcb,
+pub fn translate<A: X86>(
+    block: &A::Block,
     memory: &GuestMemory<'_>,
     linear: u64,
     access: Access,
 ) -> Result<Gpa, FetchError> {
     let mut entries = ArrayVec::<(Gpa, u64), ENTRIES_MAX>::new();
-    let walked = walk::<A, _>(vmcb, linear, access, |gpa| {
+    let walked = walk::<A, _>(block, linear, access, |gpa| {
         let entry = memory.read_u64(gpa)?;
         // There are no more levels.
         let _ = entries.try_push((gpa, entry));
@@ -100,7 +100,7 @@ pub fn translate<A: Amd64>(
         WalkError::PageFault(code) => FetchError::PageFault(linear, code.bits()),
         WalkError::NonCanonical | WalkError::Read { .. } => FetchError::Protection,
     })?;
-    let paging = guest_paging::<A>(vmcb);
+    let paging = guest_paging::<A>(block);
     let count = entries.len() as u32;
     for (&(at, entry), index) in entries.iter().zip(0..) {
         let used = entry | paging.used_bits(linear, access, index, count);
@@ -115,32 +115,32 @@ pub fn translate<A: Amd64>(
 }
 
 /// A byte of the task's state segment, as the processor itself reads it.
-pub(crate) fn read_task<A: Amd64>(
-    vmcb: &Vmcb,
+pub(crate) fn read_task<A: X86>(
+    block: &A::Block,
     memory: &GuestMemory<'_>,
     linear: u64,
 ) -> Result<u8, FetchError> {
-    let gpa = translate::<A>(vmcb, memory, linear, Access::IMPLICIT)?;
+    let gpa = translate::<A>(block, memory, linear, Access::IMPLICIT)?;
     let mut byte = 0;
     memory.read(gpa, core::slice::from_mut(&mut byte)).map_err(|_: AccessError| FetchError::Protection)?;
     Ok(byte)
 }
 
 /// Linear address of the byte at `offset` from RIP.
-pub(crate) fn linear_rip(vmcb: &Vmcb, offset: u64) -> u64 {
-    let rip = vmcb.rip.wrapping_add(offset);
-    if vmcb.is_64bit() { rip } else { vmcb.cs.base.wrapping_add(rip) & 0xffff_ffff }
+pub(crate) fn linear_rip(block: &impl ControlBlock, offset: u64) -> u64 {
+    let rip = block.read(Rip).wrapping_add(offset);
+    if block.is_64bit() { rip } else { block.segment(SegmentName::Cs).base.wrapping_add(rip) & 0xffff_ffff }
 }
 
 /// Appends `count` bytes of code from `offset` after RIP; they do not cross a page.
-fn fetch_within_page<A: Amd64>(
-    vmcb: &Vmcb,
+fn fetch_within_page<A: X86>(
+    block: &A::Block,
     memory: &GuestMemory<'_>,
     bytes: &mut Bytes,
     offset: usize,
     count: usize,
 ) -> Result<(), FetchError> {
-    let gpa = translate::<A>(vmcb, memory, linear_rip(vmcb, offset as u64), Access::FETCH)?;
+    let gpa = translate::<A>(block, memory, linear_rip(block, offset as u64), Access::FETCH)?;
     let mut buffer = [0; INSTRUCTION_MAX];
     let part = &mut buffer[..count.min(INSTRUCTION_MAX - offset)];
     memory.read(gpa, part).map_err(|_: AccessError| FetchError::Protection)?;
@@ -149,27 +149,27 @@ fn fetch_within_page<A: Amd64>(
 }
 
 /// Up to `wanted` bytes of code at RIP, fewer if the next page cannot be read.
-fn fetch<A: Amd64>(vmcb: &Vmcb, memory: &GuestMemory<'_>, wanted: usize) -> Result<Bytes, FetchError> {
+fn fetch<A: X86>(block: &A::Block, memory: &GuestMemory<'_>, wanted: usize) -> Result<Bytes, FetchError> {
     let mut bytes = Bytes::new();
-    let in_page = 4096 - (linear_rip(vmcb, 0) & 0xfff) as usize;
-    fetch_within_page::<A>(vmcb, memory, &mut bytes, 0, wanted.min(in_page))?;
+    let in_page = 4096 - (linear_rip(block, 0) & 0xfff) as usize;
+    fetch_within_page::<A>(block, memory, &mut bytes, 0, wanted.min(in_page))?;
     if in_page < wanted {
         // The instruction may end before the page does, so a failure is no fault yet.
-        let _ = fetch_within_page::<A>(vmcb, memory, &mut bytes, in_page, wanted - in_page);
+        let _ = fetch_within_page::<A>(block, memory, &mut bytes, in_page, wanted - in_page);
     }
     Ok(bytes)
 }
 
-fn bitness(vmcb: &Vmcb) -> u32 {
-    match vmcb.cs.attributes & (Segment::LONG | Segment::DEFAULT_32) {
-        attributes if attributes & Segment::LONG != 0 && vmcb.is_64bit() => 64,
+fn bitness(block: &impl ControlBlock) -> u32 {
+    match block.segment(SegmentName::Cs).attributes & (Segment::LONG | Segment::DEFAULT_32) {
+        attributes if attributes & Segment::LONG != 0 && block.is_64bit() => 64,
         attributes if attributes & Segment::DEFAULT_32 != 0 => 32,
         _ => 16,
     }
 }
 
-fn decode(vmcb: &Vmcb, bytes: &[u8]) -> Result<Instruction, FetchError> {
-    let mut decoder = Decoder::with_ip(bitness(vmcb), bytes, vmcb.rip, DecoderOptions::NONE);
+fn decode(block: &impl ControlBlock, bytes: &[u8]) -> Result<Instruction, FetchError> {
+    let mut decoder = Decoder::with_ip(bitness(block), bytes, block.read(Rip), DecoderOptions::NONE);
     let instruction = decoder.decode();
     if instruction.code() == Code::INVALID { Err(FetchError::Undefined) } else { Ok(instruction) }
 }
@@ -184,89 +184,88 @@ pub fn build_decoder() {
 /// Length of the instruction at RIP, which is expected to be `usual`: prefixes may make it longer.
 /// If the guest may not execute it at its privilege level, returns the fault for that.
 #[inline]
-pub fn length<A: Amd64>(
-    vmcb: &Vmcb,
+pub fn length<A: X86>(
+    block: &A::Block,
     memory: &GuestMemory<'_>,
     paths: &mut CodePaths,
-    exit: &Exit,
+    next_rip: Option<u64>,
     usual: &Pattern,
     whose: checks::Instruction,
 ) -> Result<u64, FetchError> {
     // A single comparison covers all checks that an instruction in the kernel does not need.
-    if vmcb.cpl != 0 {
-        return others_length::<A>(vmcb, memory, paths, exit, usual, whose);
+    if block.cpl() != 0 {
+        return others_length::<A>(block, memory, paths, next_rip, usual, whose);
     }
-    allowed_length::<A>(vmcb, memory, paths, exit, usual, 0)
+    allowed_length::<A>(block, memory, paths, next_rip, usual, 0)
 }
 
 #[inline(always)] // It has two callers, one of which knows the privilege level.
-fn allowed_length<A: Amd64>(
-    vmcb: &Vmcb,
+fn allowed_length<A: X86>(
+    block: &A::Block,
     memory: &GuestMemory<'_>,
     paths: &mut CodePaths,
-    exit: &Exit,
+    next_rip: Option<u64>,
     usual: &Pattern,
     cpl: u8,
 ) -> Result<u64, FetchError> {
-    if A::features().next_rip() && exit.next_rip != 0 {
-        return Ok(exit.next_rip.wrapping_sub(vmcb.rip));
+    if let Some(next_rip) = next_rip {
+        return Ok(next_rip.wrapping_sub(block.read(Rip)));
     }
-    if paths.is_at_rip::<A>(vmcb, memory, usual, cpl) {
+    if paths.is_at_rip::<A>(block, memory, usual, cpl) {
         return Ok(usual.len() as u64);
     }
-    decoded_length::<A>(vmcb, memory)
+    decoded_length::<A>(block, memory)
 }
 
 #[cold]
 #[inline(never)]
-fn others_length<A: Amd64>(
-    vmcb: &Vmcb,
+fn others_length<A: X86>(
+    block: &A::Block,
     memory: &GuestMemory<'_>,
     paths: &mut CodePaths,
-    exit: &Exit,
+    next_rip: Option<u64>,
     usual: &Pattern,
     whose: checks::Instruction,
 ) -> Result<u64, FetchError> {
-    match checks::check(whose, vmcb.conditions()) {
-        Ok(()) => allowed_length::<A>(vmcb, memory, paths, exit, usual, vmcb.cpl),
+    match checks::check(whose, block.conditions()) {
+        Ok(()) => allowed_length::<A>(block, memory, paths, next_rip, usual, block.cpl()),
         Err(Refusal::Undefined) => Err(FetchError::Undefined),
         Err(Refusal::Protection) => Err(FetchError::Protection),
     }
 }
 
 #[cold]
-fn decoded_length<A: Amd64>(vmcb: &Vmcb, memory: &GuestMemory<'_>) -> Result<u64, FetchError> {
-    let bytes = fetch::<A>(vmcb, memory, INSTRUCTION_MAX)?;
-    Ok(decode(vmcb, &bytes)?.len() as u64)
+fn decoded_length<A: X86>(block: &A::Block, memory: &GuestMemory<'_>) -> Result<u64, FetchError> {
+    let bytes = fetch::<A>(block, memory, INSTRUCTION_MAX)?;
+    Ok(decode(block, &bytes)?.len() as u64)
 }
 
 /// The instruction at RIP.
-pub(crate) fn fetch_and_decode<A: Amd64>(
-    vmcb: &Vmcb,
+pub(crate) fn fetch_and_decode<A: X86>(
+    block: &A::Block,
     memory: &GuestMemory<'_>,
 ) -> Result<Instruction, FetchError> {
-    let bytes = fetch::<A>(vmcb, memory, INSTRUCTION_MAX)?;
-    decode(vmcb, &bytes)
+    let bytes = fetch::<A>(block, memory, INSTRUCTION_MAX)?;
+    decode(block, &bytes)
 }
 
 /// The instruction at RIP, which caused a nested page fault.
-pub(crate) fn faulting_instruction<A: Amd64>(
-    vmcb: &Vmcb,
+pub(crate) fn faulting_instruction<A: X86>(
+    block: &A::Block,
     memory: &GuestMemory<'_>,
 ) -> Result<Instruction, FetchError> {
-    let count = usize::from(vmcb.fetched_count).min(INSTRUCTION_MAX);
-    if A::features().decode_assists() && count > 0 {
-        return decode(vmcb, &vmcb.fetched_bytes[..count]);
+    match A::fetched(block) {
+        [] => fetch_and_decode::<A>(block, memory),
+        bytes => decode(block, bytes),
     }
-    fetch_and_decode::<A>(vmcb, memory)
 }
 
 /// Decodes a move to a control register at RIP: its number, the source register, and the length.
-pub fn decode_control_write<A: Amd64>(
-    vmcb: &Vmcb,
+pub fn decode_control_write<A: X86>(
+    block: &A::Block,
     memory: &GuestMemory<'_>,
 ) -> Result<(u32, Operand, u64), FetchError> {
-    let instruction = fetch_and_decode::<A>(vmcb, memory)?;
+    let instruction = fetch_and_decode::<A>(block, memory)?;
     let control = instruction.op0_register();
     if instruction.mnemonic() != Mnemonic::Mov || !control.is_cr() {
         return Err(FetchError::Undefined);

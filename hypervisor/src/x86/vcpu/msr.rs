@@ -2,13 +2,17 @@
 
 use core::ops::RangeInclusive;
 
+use super::block::Field::{
+    Cr0, Cstar, Efer, KernelGs, Lstar, Pat, Sfmask, Star, SysenterCs, SysenterEip, SysenterEsp, TscOffset,
+};
+use super::block::{ControlBlock, Segment, SegmentName};
 use super::state::VcpuState;
 use crate::devices::GeneralProtection;
 use crate::devices::pc::lapic;
-use crate::svm::processor::Amd64;
-use crate::svm::vmcb::{CR0_PG, EFER_LME, EFER_SVME, Vmcb, clean};
 use crate::x86::EFER_LMA;
 use crate::x86::cpuid::{guest_efer_mask, shows_fsgsbase};
+use crate::x86::processor::X86;
+use crate::x86::{CR0_PG, EFER_LME};
 
 const TSC: u32 = 0x10;
 const TSC_ADJUST: u32 = 0x3b;
@@ -47,16 +51,8 @@ const DE_CFG_LFENCE: u64 = 1 << 1;
 const PASS_THROUGH: [u32; 10] =
     [SYSENTER_CS, SYSENTER_ESP, SYSENTER_EIP, STAR, LSTAR, CSTAR, SFMASK, FS_BASE, GS_BASE, KERNEL_GS_BASE];
 
-/// Size of the permission map: two bits each for three ranges of 8192 MSRs (APM volume 2, section
-/// 15.11).
-pub const PERMISSION_MAP_PAGES: usize = 2;
-
-/// A register's bits in a permission map.
-const READ: u8 = 1 << 0;
-const WRITE: u8 = 1 << 1;
-
 /// Whether the guest's value of this register is in the processor while it runs.
-pub fn passes_through<A: Amd64>(number: u32) -> bool {
+pub fn passes_through<A: X86>(number: u32) -> bool {
     PASS_THROUGH.contains(&number) || number == TSC_AUX && A::has_tsc_aux()
 }
 
@@ -66,7 +62,7 @@ pub fn passes_through<A: Amd64>(number: u32) -> bool {
 /// without the instructions is no emulator.
 ///
 /// Not among them are SYSENTER's, of which this architecture uses 32 bits.
-fn is_checked<A: Amd64>(number: u32) -> bool {
+fn is_checked<A: X86>(number: u32) -> bool {
     match number {
         LSTAR | CSTAR => true,
         FS_BASE | GS_BASE | KERNEL_GS_BASE => shows_fsgsbase::<A>(),
@@ -79,29 +75,16 @@ const fn is_canonical(address: u64) -> bool {
     matches!(address.cast_signed() >> 47, 0 | -1)
 }
 
-/// Fills in a permission map of zeros: exits for all MSRs except the pass-through ones, whose
-/// writes cause exits if they are checked.
-pub fn fill_permission_map<A: Amd64>(map: &mut [u8]) {
-    map.fill(0xff);
-    for number in PASS_THROUGH.into_iter().chain([TSC_AUX]).filter(|&number| passes_through::<A>(number)) {
-        let range = match number {
-            0..=0x1fff => 0,
-            0xc000_0000..=0xc000_1fff => 1,
-            _ => 2,
-        };
-        let bit = 2 * (number & 0x1fff) as usize;
-        if let Some(byte) = map.get_mut(range * 0x800 + bit / 8) {
-            let passing = if is_checked::<A>(number) { READ } else { READ | WRITE };
-            *byte &= !(passing << (bit % 8));
-        }
-    }
+/// The registers that cause no exits when they are read; and whether the writes of each do.
+pub fn passing<A: X86>() -> impl Iterator<Item = (u32, bool)> {
+    let passing = PASS_THROUGH.into_iter().chain([TSC_AUX]).filter(|&number| passes_through::<A>(number));
+    passing.map(|number| (number, is_checked::<A>(number)))
 }
 
 /// Resets the pass-through registers.
-pub fn reset_pass_through(vmcb: &mut Vmcb) {
-    (vmcb.star, vmcb.lstar, vmcb.cstar, vmcb.sfmask) = (0, 0, 0, 0);
-    (vmcb.sysenter_cs, vmcb.sysenter_esp, vmcb.sysenter_eip) = (0, 0, 0);
-    vmcb.kernel_gs_base = 0;
+pub fn reset_pass_through(block: &mut impl ControlBlock) {
+    let registers = [Star, Lstar, Cstar, Sfmask, SysenterCs, SysenterEsp, SysenterEip, KernelGs];
+    registers.into_iter().for_each(|register| block.write(register, 0));
 }
 
 /// Whether the local APIC handles this MSR.
@@ -110,20 +93,20 @@ pub fn is_lapic(number: u32) -> bool {
     matches!(number, 0x800..=0x8ff | lapic::msr::TSC_DEADLINE | lapic::msr::APIC_BASE)
 }
 
-impl VcpuState {
+impl<B: ControlBlock> VcpuState<B> {
     /// RDMSR of everything except the Hyper-V registers, when the host's TSC is `now`.
-    pub fn read_msr<A: Amd64>(&self, number: u32, now: u64) -> Result<u64, GeneralProtection> {
+    pub fn read_msr<A: X86>(&self, number: u32, now: u64) -> Result<u64, GeneralProtection> {
         if is_lapic(number) {
-            let guest_now = now.wrapping_add(self.vmcb.tsc_offset);
+            let guest_now = now.wrapping_add(self.block.read(TscOffset));
             return self.lapic.read_msr(number, guest_now);
         }
         Ok(match number {
-            TSC => now.wrapping_add(self.vmcb.tsc_offset),
+            TSC => now.wrapping_add(self.block.read(TscOffset)),
             TSC_ADJUST => self.tsc_adjust,
             PATCH_LEVEL => A::patch_level(),
             DEBUG_CONTROL => 0,
-            PAT => self.vmcb.pat,
-            EFER => self.vmcb.efer & !EFER_SVME,
+            PAT => self.block.read(Pat),
+            EFER => self.block.read(Efer),
             HWCR => HWCR_TSC_FREQ_SEL,
             DE_CFG => DE_CFG_LFENCE,
             SYSCFG | NB_CFG | LS_CFG | DC_CFG | BU_CFG2 => 0,
@@ -141,36 +124,30 @@ impl VcpuState {
         value: u64,
         now: u64,
     ) -> Result<lapic::Effect, GeneralProtection> {
-        self.lapic.write_msr(number, value, now.wrapping_add(self.vmcb.tsc_offset))
+        self.lapic.write_msr(number, value, now.wrapping_add(self.block.read(TscOffset)))
     }
 
     /// WRMSR of everything except the local APIC's and the Hyper-V registers, when the host's TSC
     /// is `now`.
-    pub fn write_msr<A: Amd64>(
-        &mut self,
-        number: u32,
-        value: u64,
-        now: u64,
-    ) -> Result<(), GeneralProtection> {
+    pub fn write_msr<A: X86>(&mut self, number: u32, value: u64, now: u64) -> Result<(), GeneralProtection> {
         match number {
             TSC => {
-                let delta = value.wrapping_sub(now.wrapping_add(self.vmcb.tsc_offset));
+                let delta = value.wrapping_sub(now.wrapping_add(self.block.read(TscOffset)));
                 self.move_tsc(delta);
             }
             TSC_ADJUST => self.move_tsc(value.wrapping_sub(self.tsc_adjust)),
             PAT if is_valid_pat(value) => {
-                let old = self.vmcb.translation_controls();
-                self.vmcb.pat = value;
-                self.vmcb.mark_dirty(clean::NESTED);
+                let old = self.block.translation_controls();
+                self.block.write(Pat, value);
                 self.settle_translations(old);
             }
             EFER => self.write_efer::<A>(value)?,
-            // In the VMCB while the guest does not run.
-            LSTAR if is_canonical(value) => self.vmcb.lstar = value,
-            CSTAR if is_canonical(value) => self.vmcb.cstar = value,
-            FS_BASE if is_canonical(value) => self.vmcb.fs.base = value,
-            GS_BASE if is_canonical(value) => self.vmcb.gs.base = value,
-            KERNEL_GS_BASE if is_canonical(value) => self.vmcb.kernel_gs_base = value,
+            // In the block while the guest does not run.
+            LSTAR if is_canonical(value) => self.block.write(Lstar, value),
+            CSTAR if is_canonical(value) => self.block.write(Cstar, value),
+            FS_BASE if is_canonical(value) => self.set_base(SegmentName::Fs, value),
+            GS_BASE if is_canonical(value) => self.set_base(SegmentName::Gs, value),
+            KERNEL_GS_BASE if is_canonical(value) => self.block.write(KernelGs, value),
             // Configuration writes are accepted and ignored: nothing depends on them here.
             PATCH_LEVEL | SYSCFG | HWCR | NB_CFG | LS_CFG | DC_CFG | BU_CFG2 | DE_CFG | DEBUG_CONTROL => {}
             number if PERFORMANCE.contains(&number) => {}
@@ -179,25 +156,28 @@ impl VcpuState {
         Ok(())
     }
 
+    fn set_base(&mut self, name: SegmentName, base: u64) {
+        let segment = self.block.segment(name);
+        self.block.set_segment(name, Segment { base, ..segment });
+    }
+
     fn move_tsc(&mut self, delta: u64) {
-        self.vmcb.tsc_offset = self.vmcb.tsc_offset.wrapping_add(delta);
-        self.vmcb.mark_dirty(clean::INTERCEPTS);
+        self.block.write(TscOffset, self.block.read(TscOffset).wrapping_add(delta));
         self.tsc_adjust = self.tsc_adjust.wrapping_add(delta);
         self.lapic.tsc_jumped(delta.cast_signed());
     }
 
     /// EFER: reserved bits are checked, LME cannot change while paging is on, LMA is controlled by
     /// the processor (APM volume 2, section 3.1.7).
-    fn write_efer<A: Amd64>(&mut self, value: u64) -> Result<(), GeneralProtection> {
+    fn write_efer<A: X86>(&mut self, value: u64) -> Result<(), GeneralProtection> {
         let writable = guest_efer_mask::<A>();
-        let old = self.vmcb.efer;
+        let old = self.block.read(Efer);
         let reserved = value & !(writable | EFER_LMA) != 0;
-        if reserved || (value ^ old) & EFER_LME != 0 && self.vmcb.cr0 & CR0_PG != 0 {
+        if reserved || (value ^ old) & EFER_LME != 0 && self.block.read(Cr0) & CR0_PG != 0 {
             return Err(GeneralProtection);
         }
-        let before = self.vmcb.translation_controls();
-        self.vmcb.efer = value & writable | old & EFER_LMA | EFER_SVME;
-        self.vmcb.mark_dirty(clean::CRX);
+        let before = self.block.translation_controls();
+        self.block.write(Efer, value & writable | old & EFER_LMA);
         self.settle_translations(before);
         Ok(())
     }

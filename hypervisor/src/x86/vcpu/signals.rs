@@ -7,11 +7,13 @@ use coherence::asid::AsidAllocator;
 use hostlink::counters::Counter;
 use tlfs::InputPage;
 
+use super::block::ControlBlock;
+use super::block::Field::TscOffset;
 use super::state::Activity;
 use crate::devices::pc::message::Trigger;
-use crate::svm::processor::Amd64;
 use crate::vm::space::FlushScratch;
 use crate::vm::{Context, PerCpu, increase};
+use crate::x86::processor::X86;
 
 /// A CPU's workspace in addition to its vCPU; allocated once.
 pub struct Workspace {
@@ -25,18 +27,14 @@ pub struct Workspace {
 
 impl Workspace {
     /// For the calling CPU.
-    pub fn new<A: Amd64>(cpu: &PerCpu<A>) -> Self {
-        Self {
-            asids: AsidAllocator::new(CpuId(cpu.index), A::tags(), A::features().flush_by_asid()),
-            scratch: FlushScratch::new(),
-            page: InputPage::new(),
-        }
+    pub fn new<A: X86>(cpu: &PerCpu<A>) -> Self {
+        Self { asids: A::tags(CpuId(cpu.index)), scratch: FlushScratch::new(), page: InputPage::new() }
     }
 }
 
 /// Takes the posted items: interrupts, INIT, start-up and NMI.
 #[inline(always)] // Usually there is a vector or nothing, and little to do.
-pub fn take_signals<A: Amd64>(context: &mut Context<'_, A>) {
+pub fn take_signals<A: X86>(context: &mut Context<'_, A>) {
     if context.vcpu.inbox.has_signals() {
         take_rare_signals(context);
     }
@@ -49,7 +47,7 @@ pub fn take_signals<A: Amd64>(context: &mut Context<'_, A>) {
 
 /// INIT, start-up and NMI.
 #[inline(never)]
-fn take_rare_signals<A: Amd64>(context: &mut Context<'_, A>) {
+fn take_rare_signals<A: X86>(context: &mut Context<'_, A>) {
     let signals = context.vcpu.inbox.take_signals(&mut context.state.lapic);
     if signals.init {
         context.vm.readdressed();
@@ -68,7 +66,7 @@ fn take_rare_signals<A: Amd64>(context: &mut Context<'_, A>) {
 
 /// Passes on the lines of the clock and of its event. This vCPU, which has set the clock or waited
 /// for it, looks again when it is due next.
-pub fn ring<A: Amd64>(context: &mut Context<'_, A>) {
+pub fn ring<A: X86>(context: &mut Context<'_, A>) {
     let vm = context.vm;
     let (messages, due) = vm.guest.platform.lock().ring(vm.wall_ns());
     context.state.alarm = due.map_or(u64::MAX, |due| vm.host.wall.ticks(due));
@@ -78,11 +76,11 @@ pub fn ring<A: Amd64>(context: &mut Context<'_, A>) {
 }
 
 /// A timer of the vCPU, or the clock for which it waits, has expired.
-pub fn expire_timers<A: Amd64>(context: &mut Context<'_, A>, now: u64) {
+pub fn expire_timers<A: X86>(context: &mut Context<'_, A>, now: u64) {
     if context.state.alarm <= now {
         ring(context);
     }
-    let guest_now = now.wrapping_add(context.state.vmcb.tsc_offset);
+    let guest_now = now.wrapping_add(context.state.block.read(TscOffset));
     let mut expired = u64::from(context.state.lapic.expire(guest_now).is_some());
     if context.state.hyperv.next_deadline_tsc().is_some_and(|deadline| deadline <= now) {
         for vector in context.state.hyperv.expire(&context.vm.guest.partition, now) {

@@ -32,9 +32,9 @@ use super::rows::NESTED;
 use crate::devices::pc::lapic::{Lapic, TimerClock};
 use crate::devices::pc::pci::{CONFIG_ADDRESS, CONFIG_DATA};
 use crate::loader::test_kernel;
-use crate::svm::vmcb::Segment;
 use crate::vm::made::Made as Board;
 use crate::vm::{Next, Vm};
+use crate::x86::vcpu::block::Segment;
 use crate::x86::vcpu::registers::{RAX, RBX};
 
 /// Registers of configuration space.

@@ -152,7 +152,7 @@ fn registers_that_the_guest_reaches_directly_are_not_accessed_for_it() {
         // MOVSD between a trapped page and one that is not: the hypervisor has mapped only one.
         for (from, to) in [(PLACED + 0x2000, PLACED + 0x20), (PLACED + 0x20, PLACED + 0x2800)] {
             guest.begin(&[0xa5]);
-            guest.legacy_mode(crate::svm::vmcb::Segment::DEFAULT_32);
+            guest.legacy_mode(crate::x86::vcpu::block::Segment::DEFAULT_32);
             guest.set_all(&[(RSI, from), (RDI, to)]);
             machine.notes.take();
             guest.exit(crate::svm::tests::rows::NESTED, 0, PLACED + 0x2000);

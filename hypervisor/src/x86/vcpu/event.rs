@@ -1,5 +1,6 @@
-//! Events in the format of EVENTINJ and EXITINTINFO in the VMCB (sections 15.20 and 15.7.2), and
-//! the handling of an event that cannot be delivered (sections 8.2.9 "#DF" and 8.5 "Priorities").
+//! Events in the format of EVENTINJ and EXITINTINFO in the VMCB (sections 15.20 and 15.7.2), which
+//! is also that of VM-entry interruption information and its error code, side by side; and the
+//! handling of an event that cannot be delivered (sections 8.2.9 "#DF" and 8.5 "Priorities").
 
 /// An external interrupt.
 pub const TYPE_INTERRUPT: u64 = 0;

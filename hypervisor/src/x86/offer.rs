@@ -1,16 +1,14 @@
-//! The core's traits for AMD64 with SVM, on top of the processor operations.
+//! The core's traits for x86-64, on top of the processor operations.
 
 use core::marker::PhantomData;
 use core::ops::Range;
 
 use alloc::vec::Vec;
 use hostlink::config::Config;
-use paging::{Amd64Nested, Invalidation, Level};
+use paging::{Invalidation, Level};
 use pci::Function;
 use spin::Mutex;
 
-use super::enter;
-use super::processor::Svm;
 use crate::devices::pc::inbox::Inbox;
 use crate::devices::pc::platform;
 use crate::devices::region::Region;
@@ -27,18 +25,18 @@ use crate::vm::memory::NestedTables;
 use crate::vm::shared::{Link, Signal};
 use crate::vm::space::{FlushScratch, Flushed, VmMemory};
 use crate::vm::{Context, CreateError, Files, Next, PerCpu, Vm, VpIndex};
-use crate::x86::exits;
 use crate::x86::guest::flush::Ipi;
 use crate::x86::guest::{self, Claim, Common, Shared};
+use crate::x86::processor::Vendor;
 use crate::x86::vcpu::signals::{self, Workspace};
 use crate::x86::vcpu::state::VcpuState;
 
-/// AMD64 with SVM, on the processor `P`.
-pub(crate) struct OnSvm<P>(PhantomData<P>);
+/// The architecture of x86-64 guests on a kind of processor.
+pub struct OnX86<V>(PhantomData<V>);
 
-impl<P: 'static> Owner for OnSvm<P>
+impl<V: 'static> Owner for OnX86<V>
 where
-    Self: Svm,
+    Self: Vendor,
 {
     type Platform = AmdVi;
 
@@ -64,14 +62,13 @@ where
     }
 }
 
-// SAFETY: `Svm::run` is called in `enter::enter` alone, for the owner's guest. `enter::take_flush`
-// drops what is named, or notes that the vCPU's next entry drops all translations of its ASID,
-// before it completes. `flush_space` reaches every vCPU of the machine.
-unsafe impl<P: 'static> Arch for OnSvm<P>
+// SAFETY: `Vendor` promises it of `enter` and `take_flush`. `flush_space` reaches every vCPU of the
+// machine.
+unsafe impl<V: 'static> Arch for OnX86<V>
 where
-    Self: Svm,
+    Self: Vendor,
 {
-    type Nested = Amd64Nested;
+    type Nested = <Self as Vendor>::Nested;
     /// AMD64's walks see stores in program order: nothing needs to be added.
     type Tables = NestedTables;
     type Common = Common;
@@ -79,7 +76,7 @@ where
     type Claim = Claim;
     type Shared = Shared;
     type Inbox = Inbox;
-    type State = VcpuState;
+    type State = VcpuState<<Self as Vendor>::Block>;
     type Workspace = Workspace;
     type Devices = OwnedFunctions;
 
@@ -136,7 +133,7 @@ where
         Shared::new::<Self>(config, common, space, claim)
     }
 
-    fn new_vcpu(shared: &Shared, index: VpIndex, identity: u32) -> VcpuState {
+    fn new_vcpu(shared: &Shared, index: VpIndex, identity: u32) -> VcpuState<<Self as Vendor>::Block> {
         shared.new_vcpu::<Self>(index, identity)
     }
 
@@ -152,7 +149,7 @@ where
         shared.plan(files, vcpus)
     }
 
-    fn begin(_: &Shared, entry: EntryState, (_, boot): (&Inbox, &mut VcpuState)) {
+    fn begin(_: &Shared, entry: EntryState, (_, boot): (&Inbox, &mut VcpuState<<Self as Vendor>::Block>)) {
         boot.start_kernel(&entry);
     }
 
@@ -203,6 +200,7 @@ where
 
     #[inline(always)]
     fn save_state(context: &mut Context<'_, Self>) {
+        Self::leave(context);
         context.state.save::<Self>();
     }
 
@@ -228,15 +226,15 @@ where
 
     #[inline(always)]
     fn enter(context: &mut Context<'_, Self>) -> bool {
-        enter::enter(context)
+        <Self as Vendor>::enter(context)
     }
 
     fn take_flush(context: &mut Context<'_, Self>) {
-        enter::take_flush(context);
+        <Self as Vendor>::take_flush(context);
     }
 
     #[inline(always)]
     fn handle_exit(context: &mut Context<'_, Self>) -> Next {
-        exits::handle_exit(context)
+        <Self as Vendor>::handle_exit(context)
     }
 }

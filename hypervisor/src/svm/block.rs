@@ -1,0 +1,311 @@
+//! The VMCB as a vCPU's [control block](ControlBlock).
+
+use alloc::boxed::Box;
+
+use coherence::asid::AsidSlot;
+use stay::amd64::start_over;
+
+use super::audit::auditor::Auditor;
+use super::intercepts::{self, CR_WRITE_8, misc1};
+use super::step::{self, Step};
+use super::vmcb::{EFER_SVME, Vmcb, clean, vintr};
+use crate::vm::arch::Cpus;
+use crate::vm::files::Defects;
+use crate::x86::vcpu::block::{ControlBlock, Field, InterruptRequest, Offered, Segment, SegmentName};
+use crate::x86::vcpu::event;
+use crate::x86::vcpu::state::VcpuState;
+
+/// What SVM needs of a vCPU besides the VMCB.
+pub struct Own {
+    /// Its address space tag.
+    pub asid: AsidSlot,
+    /// The auditor's record.
+    pub auditor: Auditor,
+    /// Meaningful while the vCPU's NMIs say so.
+    pub(super) step: Step,
+}
+
+/// A virtual interrupt that ignores the task priority: the local APIC has checked that.
+const REQUEST: u64 = vintr::IRQ | vintr::IGNORE_TPR | 0xf << vintr::PRIORITY_SHIFT;
+
+/// `interrupt_control` if no interrupt is offered and no exit requested.
+const fn quiet(priority: u8) -> u64 {
+    vintr::MASKING | priority as u64
+}
+
+/// The clean bits of what holds a register (section 15.15.3).
+const fn group(field: Field) -> u32 {
+    match field {
+        Field::TscOffset => clean::INTERCEPTS,
+        Field::Pat => clean::NESTED,
+        Field::Cr0 | Field::Cr3 | Field::Cr4 | Field::Efer => clean::CRX,
+        Field::Dr6 | Field::Dr7 => clean::DRX,
+        Field::Cr2 => clean::CR2,
+        _ => 0,
+    }
+}
+
+impl Vmcb {
+    #[inline(always)]
+    const fn register(&mut self, field: Field) -> &mut u64 {
+        match field {
+            Field::Rip => &mut self.rip,
+            Field::Rsp => &mut self.rsp,
+            Field::Rflags => &mut self.rflags,
+            Field::Cr0 => &mut self.cr0,
+            Field::Cr2 => &mut self.cr2,
+            Field::Cr3 => &mut self.cr3,
+            Field::Cr4 => &mut self.cr4,
+            Field::Dr6 => &mut self.dr6,
+            Field::Dr7 => &mut self.dr7,
+            Field::Efer => &mut self.efer,
+            Field::Pat => &mut self.pat,
+            Field::TscOffset => &mut self.tsc_offset,
+            Field::Star => &mut self.star,
+            Field::Lstar => &mut self.lstar,
+            Field::Cstar => &mut self.cstar,
+            Field::Sfmask => &mut self.sfmask,
+            Field::KernelGs => &mut self.kernel_gs_base,
+            Field::SysenterCs => &mut self.sysenter_cs,
+            Field::SysenterEsp => &mut self.sysenter_esp,
+            Field::SysenterEip => &mut self.sysenter_eip,
+        }
+    }
+}
+
+impl ControlBlock for Vmcb {
+    type Own = Own;
+
+    fn boxed() -> Box<Self> {
+        // SAFETY: all fields are integers, for which zero is a value.
+        unsafe { Box::new_zeroed().assume_init() }
+    }
+
+    fn own(identity: u32) -> Own {
+        Own { asid: AsidSlot::new(), auditor: Auditor::new(identity), step: Step::default() }
+    }
+
+    #[inline(always)]
+    fn read(&self, field: Field) -> u64 {
+        match field {
+            Field::Rip => self.rip,
+            Field::Rsp => self.rsp,
+            Field::Rflags => self.rflags,
+            Field::Cr0 => self.cr0,
+            Field::Cr2 => self.cr2,
+            Field::Cr3 => self.cr3,
+            Field::Cr4 => self.cr4,
+            Field::Dr6 => self.dr6,
+            Field::Dr7 => self.dr7,
+            Field::Efer => self.efer & !EFER_SVME,
+            Field::Pat => self.pat,
+            Field::TscOffset => self.tsc_offset,
+            Field::Star => self.star,
+            Field::Lstar => self.lstar,
+            Field::Cstar => self.cstar,
+            Field::Sfmask => self.sfmask,
+            Field::KernelGs => self.kernel_gs_base,
+            Field::SysenterCs => self.sysenter_cs,
+            Field::SysenterEsp => self.sysenter_esp,
+            Field::SysenterEip => self.sysenter_eip,
+        }
+    }
+
+    #[inline(always)]
+    fn write(&mut self, field: Field, value: u64) {
+        let own = if let Field::Efer = field { EFER_SVME } else { 0 };
+        *self.register(field) = value | own;
+        if group(field) != 0 {
+            self.mark_dirty(group(field));
+        }
+    }
+
+    #[inline(always)]
+    fn segment(&self, name: SegmentName) -> Segment {
+        match name {
+            SegmentName::Es => self.es,
+            SegmentName::Cs => self.cs,
+            SegmentName::Ss => self.ss,
+            SegmentName::Ds => self.ds,
+            SegmentName::Fs => self.fs,
+            SegmentName::Gs => self.gs,
+            SegmentName::Gdtr => self.gdtr,
+            SegmentName::Ldtr => self.ldtr,
+            SegmentName::Idtr => self.idtr,
+            SegmentName::Tr => self.tr,
+        }
+    }
+
+    fn set_segment(&mut self, name: SegmentName, segment: Segment) {
+        let register = match name {
+            SegmentName::Es => &mut self.es,
+            SegmentName::Cs => &mut self.cs,
+            SegmentName::Ss => &mut self.ss,
+            SegmentName::Ds => &mut self.ds,
+            SegmentName::Fs => &mut self.fs,
+            SegmentName::Gs => &mut self.gs,
+            SegmentName::Gdtr => &mut self.gdtr,
+            SegmentName::Ldtr => &mut self.ldtr,
+            SegmentName::Idtr => &mut self.idtr,
+            SegmentName::Tr => &mut self.tr,
+        };
+        *register = segment;
+        self.mark_dirty(clean::SEGMENTS | clean::TABLES);
+    }
+
+    #[inline(always)]
+    fn cpl(&self) -> u8 {
+        self.cpl
+    }
+
+    #[inline(always)]
+    fn event(&self) -> u64 {
+        self.event_injection
+    }
+
+    #[inline(always)]
+    fn set_event(&mut self, event: u64) {
+        self.event_injection = event;
+    }
+
+    #[inline(always)]
+    fn cut_short(&self) -> u64 {
+        self.exit_interrupt_info
+    }
+
+    #[inline(always)]
+    fn has_shadow(&self) -> bool {
+        self.interrupt_shadow & 1 != 0
+    }
+
+    #[inline(always)]
+    fn end_shadow(&mut self) {
+        self.interrupt_shadow &= !1;
+    }
+
+    /// With the VINTR intercept, the first comparison finds a priority after the exit, too.
+    #[inline(always)]
+    fn is_quiet(&self, priority: u8) -> bool {
+        self.interrupt_control == quiet(priority) && self.intercept_cr & CR_WRITE_8 == 0
+    }
+
+    #[inline(always)]
+    fn offer(&mut self, vector: u8) {
+        self.interrupt_control |= REQUEST | u64::from(vector) << vintr::VECTOR_SHIFT;
+        self.mark_dirty(clean::TPR);
+    }
+
+    /// By an intercepted virtual interrupt, or by intercepting CR8. The former also ends STI's
+    /// interrupt shadow for NMIs; an NMI in the shadow of a load of SS with interrupts off is
+    /// delivered at the next exit.
+    #[inline(always)]
+    fn request(&mut self, request: InterruptRequest) {
+        let InterruptRequest { priority, offered, window, priority_exits } = request;
+        let vector = u64::from(offered.unwrap_or(0)) << vintr::VECTOR_SHIFT;
+        let is_asked = window || offered.is_some();
+        let control = quiet(priority) | if is_asked { REQUEST } else { 0 } | vector;
+        if self.interrupt_control != control {
+            self.interrupt_control = control;
+            self.mark_dirty(clean::TPR);
+        }
+        let misc = self.intercept_misc1 & !misc1::VINTR | if window { misc1::VINTR } else { 0 };
+        // With a pending request too: an emulator aborts if the guest writes CR8 then
+        // (docs/qemu.md).
+        let cr8 = if priority_exits || window { CR_WRITE_8 } else { 0 };
+        let cr = self.intercept_cr & !CR_WRITE_8 | cr8;
+        if (misc, cr) != (self.intercept_misc1, self.intercept_cr) {
+            (self.intercept_misc1, self.intercept_cr) = (misc, cr);
+            self.mark_dirty(clean::INTERCEPTS);
+        }
+    }
+
+    #[inline(always)]
+    fn close_window(&mut self) {
+        self.interrupt_control &= !vintr::IRQ;
+        self.mark_dirty(clean::TPR);
+    }
+
+    #[inline(always)]
+    fn settle(&mut self) -> (u8, Offered) {
+        let control = self.interrupt_control;
+        let priority = (control & vintr::TPR_MASK) as u8;
+        if control >> vintr::VECTOR_SHIFT == 0 {
+            return (priority, Offered::Nothing);
+        }
+        self.interrupt_control = control & (vintr::MASKING | vintr::TPR_MASK);
+        self.mark_dirty(clean::TPR);
+        if control & vintr::IRQ == 0 {
+            return (priority, Offered::Taken);
+        }
+        let vector = (control >> vintr::VECTOR_SHIFT) as u8;
+        if self.exit_interrupt_info & event::VALID != 0 {
+            // It is what was being delivered: the guest has executed nothing. QEMU reports it as an
+            // exception.
+            self.exit_interrupt_info = event::VALID | event::TYPE_INTERRUPT | u64::from(vector);
+        }
+        (priority, Offered::Left(vector))
+    }
+
+    fn set_priority(&mut self, priority: u8) {
+        self.interrupt_control = self.interrupt_control & !vintr::TPR_MASK | u64::from(priority);
+        self.mark_dirty(clean::TPR);
+    }
+
+    #[inline]
+    fn intercept_pause(&mut self, wanted: bool) {
+        let bits = self.intercept_misc1;
+        let new = if wanted { bits | misc1::PAUSE } else { bits & !misc1::PAUSE };
+        if new != bits {
+            self.intercept_misc1 = new;
+            self.mark_dirty(clean::INTERCEPTS);
+        }
+    }
+
+    #[inline(always)]
+    fn intercept_debug(&mut self, wanted: bool) {
+        self.intercept_dr = if wanted { intercepts::DEBUG } else { 0 };
+        self.mark_dirty(clean::INTERCEPTS);
+    }
+
+    #[inline(always)]
+    fn arrive(&mut self) {
+        self.mark_dirty(clean::ALL);
+    }
+
+    /// Whether PAUSE is intercepted depends on the CPU's queue.
+    fn init(state: &mut VcpuState<Self>) {
+        let vmcb = &mut *state.block;
+        let pause = vmcb.intercept_misc1 & misc1::PAUSE;
+        vmcb.intercept_cr = intercepts::CR_WRITE_4;
+        vmcb.intercept_exceptions = intercepts::EXCEPTIONS;
+        [vmcb.intercept_misc1, vmcb.intercept_misc2, vmcb.intercept_misc3] = intercepts::ALWAYS;
+        vmcb.intercept_misc1 = vmcb.intercept_misc1 & !misc1::PAUSE | pause;
+        vmcb.interrupt_control = quiet(0);
+        vmcb.cpl = 0;
+        (vmcb.event_injection, vmcb.interrupt_shadow) = (0, 0);
+        vmcb.mark_dirty(clean::ALL);
+        start_over(&mut state.own.asid, &Defects);
+    }
+
+    #[inline(always)]
+    fn owe_flush(own: &mut Own) {
+        own.asid.owe_flush();
+    }
+
+    fn reset(own: &mut Own) {
+        own.auditor.reset();
+    }
+
+    fn begin_nmi(state: &mut VcpuState<Self>) {
+        step::await_iret(state);
+    }
+
+    fn prepare_iret<A: Cpus>(state: &mut VcpuState<Self>, is_interrupted: bool) {
+        step::prepare_iret::<A>(state, is_interrupted);
+    }
+
+    #[inline(always)]
+    fn end_step(state: &mut VcpuState<Self>) -> bool {
+        step::end(state)
+    }
+}

@@ -1,0 +1,245 @@
+//! What a vCPU's control block offers, whatever its format: the VMCB of SVM, the VMCS of VMX.
+
+use alloc::boxed::Box;
+
+use stay::amd64::TranslationControls;
+
+use super::checks::Conditions;
+use super::state::VcpuState;
+use crate::vm::arch::Cpus;
+use crate::x86::EFER_LMA;
+
+/// A register of the guest that the block holds while the guest does not run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names are the manual's")]
+pub enum Field {
+    Rip,
+    Rsp,
+    Rflags,
+    Cr0,
+    Cr2,
+    Cr3,
+    Cr4,
+    Dr6,
+    Dr7,
+    /// Without bits that are the hypervisor's.
+    Efer,
+    Pat,
+    /// The guest's TSC minus the machine's.
+    TscOffset,
+    Star,
+    Lstar,
+    Cstar,
+    Sfmask,
+    KernelGs,
+    SysenterCs,
+    SysenterEsp,
+    SysenterEip,
+}
+
+/// A segment register, or a descriptor table, which has a limit and a base only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names are the manual's")]
+pub enum SegmentName {
+    Es,
+    Cs,
+    Ss,
+    Ds,
+    Fs,
+    Gs,
+    Gdtr,
+    Ldtr,
+    Idtr,
+    Tr,
+}
+
+/// A segment register's contents.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Segment {
+    /// Selector.
+    pub selector: u16,
+    /// Descriptor bits 55:52 and 47:40, packed into 12 bits.
+    pub attributes: u16,
+    /// Limit in bytes.
+    pub limit: u32,
+    /// Base address.
+    pub base: u64,
+}
+
+impl Segment {
+    /// The L bit of a code segment, in packed attributes.
+    pub const LONG: u16 = 1 << 9;
+    /// The D/B bit, in packed attributes.
+    pub const DEFAULT_32: u16 = 1 << 10;
+    /// The G bit, in packed attributes.
+    const GRANULAR: u16 = 1 << 11;
+
+    /// What a register has after a load of this descriptor.
+    #[must_use]
+    pub const fn loaded(selector: u16, descriptor: u64) -> Self {
+        let attributes = (descriptor >> 40 & 0xff | descriptor >> 44 & 0xf00) as u16;
+        let limit = (descriptor & 0xffff | descriptor >> 32 & 0xf_0000) as u32;
+        let limit = if attributes & Self::GRANULAR != 0 { limit << 12 | 0xfff } else { limit };
+        let base = descriptor >> 16 & 0xff_ffff | descriptor >> 32 & 0xff00_0000;
+        Self { selector, attributes, limit, base }
+    }
+}
+
+/// How the guest is to be told of interrupts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InterruptRequest {
+    /// The guest's task priority: the upper half of TPR, which it sees as CR8.
+    pub priority: u8,
+    /// The guest takes this interrupt before its next instruction.
+    pub offered: Option<u8>,
+    /// Exit as soon as the guest can take an interrupt or an NMI.
+    pub window: bool,
+    /// Exit when the guest changes its task priority.
+    pub priority_exits: bool,
+}
+
+/// What became of an offered interrupt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Offered {
+    /// None was.
+    Nothing,
+    /// The guest has taken it.
+    Taken,
+    /// It has not.
+    Left(u8),
+}
+
+/// A vCPU's control block.
+///
+/// Whatever is written takes effect at the next entry, also if the processor caches the block.
+/// Events have the format of [`event`](super::event).
+pub trait ControlBlock: Sized + Send + 'static {
+    /// What else this kind of processor needs of a vCPU, besides the block.
+    type Own: Send;
+
+    /// A block of zeros.
+    fn boxed() -> Box<Self>;
+
+    /// For a vCPU with this identity among the vCPUs of all guests.
+    fn own(identity: u32) -> Self::Own;
+
+    /// A register of the guest.
+    fn read(&self, field: Field) -> u64;
+
+    /// Changes a register of the guest.
+    fn write(&mut self, field: Field, value: u64);
+
+    /// A segment register.
+    fn segment(&self, name: SegmentName) -> Segment;
+
+    /// Changes a segment register.
+    fn set_segment(&mut self, name: SegmentName, segment: Segment);
+
+    /// The privilege level. Real mode has 0, virtual-8086 mode 3.
+    fn cpl(&self) -> u8;
+
+    /// The event that the next entry delivers, [valid](super::event::VALID) or not.
+    fn event(&self) -> u64;
+
+    /// Has the next entry deliver this event.
+    fn set_event(&mut self, event: u64);
+
+    /// The event whose delivery the last exit cut short.
+    fn cut_short(&self) -> u64;
+
+    /// Whether the last instruction holds interrupts off: STI, or a load of SS.
+    fn has_shadow(&self) -> bool;
+
+    /// An instruction has been completed: what holds interrupts off is over.
+    fn end_shadow(&mut self);
+
+    /// Whether no interrupt is offered and no exit requested, and the guest has this priority.
+    fn is_quiet(&self, priority: u8) -> bool;
+
+    /// Has the guest take an interrupt before its next instruction; the block is
+    /// [quiet](Self::is_quiet).
+    fn offer(&mut self, vector: u8);
+
+    /// Replaces all requests.
+    fn request(&mut self, request: InterruptRequest);
+
+    /// The guest can take an interrupt: the request for this exit is done.
+    fn close_window(&mut self);
+
+    /// Ends the offer of an interrupt; also returns the guest's priority.
+    fn settle(&mut self) -> (u8, Offered);
+
+    /// Changes the guest's priority.
+    fn set_priority(&mut self, priority: u8);
+
+    /// Whether PAUSE causes exits.
+    fn intercept_pause(&mut self, wanted: bool);
+
+    /// Whether the guest's first access to a debug register, and each write of DR7, causes an exit.
+    fn intercept_debug(&mut self, wanted: bool);
+
+    /// The vCPU comes from another CPU: nothing that a processor caches of the block is valid.
+    fn arrive(&mut self);
+
+    /// Sets the vCPU's controls as after INIT: nothing is offered or requested. Registers follow.
+    fn init(state: &mut VcpuState<Self>);
+
+    /// The vCPU's next entry drops all of its translations.
+    fn owe_flush(own: &mut Self::Own);
+
+    /// The vCPU is reset: what it has of its own, too.
+    fn reset(own: &mut Self::Own);
+
+    /// The guest takes an NMI: the next waits for the end of its handler.
+    fn begin_nmi(state: &mut VcpuState<Self>);
+
+    /// The guest is at the instruction that may end an NMI's handler: it executes it, unless an
+    /// event comes first.
+    fn prepare_iret<A: Cpus>(state: &mut VcpuState<Self>, is_interrupted: bool);
+
+    /// Ends what [`prepare_iret`](Self::prepare_iret) began, if anything. To be called after each
+    /// exit, before other code looks at RFLAGS and DR6. Returns whether a #DB is its own.
+    fn end_step(state: &mut VcpuState<Self>) -> bool;
+
+    /// Whether the guest runs 64-bit code.
+    #[inline(always)]
+    fn is_64bit(&self) -> bool {
+        self.read(Field::Efer) & EFER_LMA != 0
+            && self.segment(SegmentName::Cs).attributes & Segment::LONG != 0
+    }
+
+    /// The state that the checks of an instruction depend on.
+    #[inline(always)]
+    fn conditions(&self) -> Conditions {
+        Conditions { cpl: self.cpl(), cr4: self.read(Field::Cr4), rflags: self.read(Field::Rflags) }
+    }
+
+    /// The registers that translations depend on.
+    #[inline(always)]
+    fn translation_controls(&self) -> TranslationControls {
+        let read = |field| self.read(field);
+        TranslationControls {
+            cr3: read(Field::Cr3),
+            cr4: read(Field::Cr4),
+            efer: read(Field::Efer),
+            pat: read(Field::Pat),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::loader::{CODE, DATA, TASK};
+
+    #[test]
+    fn loaded_segments_are_what_the_descriptors_say() {
+        let loaded = |from: crate::loader::Segment| Segment::loaded(from.selector, from.descriptor);
+        let flat = |selector, attributes| Segment { selector, attributes, limit: u32::MAX, base: 0 };
+        assert_eq!(loaded(CODE), flat(0x10, 0xc9b));
+        assert_eq!(loaded(DATA), flat(0x18, 0xc93));
+        assert_eq!(loaded(TASK), Segment { selector: 0x20, attributes: 0x08b, limit: 0x67, base: 0 });
+        assert_eq!(Segment::loaded(8, 0x12cf_9b34_5678_ffff).base, 0x1234_5678);
+    }
+}
