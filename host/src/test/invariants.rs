@@ -72,7 +72,7 @@ const ROOMS: [&str; 4] =
 /// while it waits or has made many iterations, between the steps of a reset and of a change of
 /// memory, and after an exit.
 const INTERRUPTS: [(&str, usize); 6] = [
-        ("hypervisor/src/arm64/offer.rs", 1),
+    ("hypervisor/src/arm64/offer.rs", 1),
     ("hypervisor/src/arm64/vcpu/mod.rs", 4),
     ("hypervisor/src/vm/arch.rs", 1),
     ("hypervisor/src/vm/reset.rs", 1),
