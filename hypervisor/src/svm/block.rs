@@ -292,6 +292,10 @@ impl ControlBlock for Vmcb {
         own.asid.owe_flush();
     }
 
+    fn note_flush(own: &mut Own) {
+        own.auditor.take_flush();
+    }
+
     fn reset(own: &mut Own) {
         own.auditor.reset();
     }

@@ -5,9 +5,9 @@
 //! |---|---|
 //! | [`audit`] | the auditor of entries, and a vCPU's part of it |
 //! | [`block`] | the VMCB as a control block |
-//! | [`enter`] | preparation before VMRUN, and clean-up afterwards |
 //! | [`features`] | SVM features |
 //! | [`intercepts`] | the events that a guest exits on |
+//! | `loaded` | the processor with a vCPU's state: VMRUN, tags |
 //! | [`processor`] | the trait of processor operations that all of this is generic over |
 //! | [`step`] | the step over the IRET that ends an NMI's handler |
 //! | [`table`] | the table of exits |
@@ -18,9 +18,9 @@
 
 pub mod audit;
 pub mod block;
-pub mod enter;
 pub mod features;
 pub mod intercepts;
+mod loaded;
 pub mod processor;
 pub mod step;
 pub mod table;

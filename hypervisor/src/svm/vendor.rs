@@ -3,24 +3,25 @@
 use core::marker::PhantomData;
 
 use coherence::CpuId;
-use coherence::asid::AsidAllocator;
+use coherence::asid::{AsidAllocator, AsidSlot};
 use paging::Amd64Nested;
+use stay::amd64::Processor;
 
+use super::loaded::Loaded;
 use super::processor::Svm;
 use super::vmcb::Vmcb;
-use super::{enter, intercepts, table};
+use super::{intercepts, table};
 use crate::pages::Pages;
-use crate::vm::{Context, Next};
+use crate::vm::{Context, Next, PerCpu, Vm};
 use crate::x86::offer::OnX86;
 use crate::x86::processor::Vendor;
-use crate::x86::vcpu::state::Permissions;
+use crate::x86::vcpu::state::{Permissions, VcpuState};
 
 /// The processor `P`, whose guests run by SVM.
 pub struct OnSvm<P>(PhantomData<P>);
 
-// SAFETY: `Svm::run` is called in `enter::enter` alone, for the owner's guest. `enter::take_flush`
-// drops what is named, or notes that the vCPU's next entry drops all translations of its ASID,
-// before it completes.
+// SAFETY: `Svm::run` is called by `Loaded` alone, with the block and registers of one vCPU. It drops
+// what `INVLPGA` names, and what the control in the tag that was set before says.
 unsafe impl<P: 'static> Vendor for OnX86<OnSvm<P>>
 where
     Self: Svm,
@@ -51,12 +52,12 @@ where
     }
 
     #[inline(always)]
-    fn enter(context: &mut Context<'_, Self>) -> bool {
-        enter::enter(context)
-    }
-
-    fn take_flush(context: &mut Context<'_, Self>) {
-        enter::take_flush(context);
+    fn loaded<'a>(
+        vm: &'a Vm<Self>,
+        cpu: &'a PerCpu<Self>,
+        state: &'a mut VcpuState<Vmcb>,
+    ) -> (impl Processor + 'a, &'a mut AsidSlot) {
+        Loaded::of(vm, cpu, state)
     }
 
     #[inline(always)]

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`cpuid`] | the CPUID that a guest is shown |
 //! | [`emulator`] | instructions that access devices |
+//! | [`enter`] | preparation before an entry, and clean-up afterwards |
 //! | [`exits`] | the meaning of each exit |
 //! | [`guest`] | the state that vCPUs share: pages that overlay memory, interrupt messages, flushes |
 //! | [`hyperv`] | the Hyper-V interface |
@@ -18,6 +19,8 @@
 #[cfg(not(loom))]
 pub mod cpuid;
 pub mod emulator;
+#[cfg(not(loom))]
+pub mod enter;
 #[cfg(not(loom))]
 pub mod exits;
 #[cfg(not(loom))]

@@ -25,6 +25,7 @@ use crate::vm::memory::NestedTables;
 use crate::vm::shared::{Link, Signal};
 use crate::vm::space::{FlushScratch, Flushed, VmMemory};
 use crate::vm::{Context, CreateError, Files, Next, PerCpu, Vm, VpIndex};
+use crate::x86::enter;
 use crate::x86::guest::flush::Ipi;
 use crate::x86::guest::{self, Claim, Common, Shared};
 use crate::x86::processor::Vendor;
@@ -62,8 +63,8 @@ where
     }
 }
 
-// SAFETY: `Vendor` promises it of `enter` and `take_flush`. `flush_space` reaches every vCPU of the
-// machine.
+// SAFETY: `Vendor` promises that the processor translates in the entry by `stay` alone, and drops
+// what `stay` says. `flush_space` reaches every vCPU of the machine.
 unsafe impl<V: 'static> Arch for OnX86<V>
 where
     Self: Vendor,
@@ -226,11 +227,11 @@ where
 
     #[inline(always)]
     fn enter(context: &mut Context<'_, Self>) -> bool {
-        <Self as Vendor>::enter(context)
+        enter::enter(context)
     }
 
     fn take_flush(context: &mut Context<'_, Self>) {
-        <Self as Vendor>::take_flush(context);
+        enter::take_flush(context);
     }
 
     #[inline(always)]

@@ -4,7 +4,7 @@
 use core::ptr::NonNull;
 
 use coherence::CpuId;
-use coherence::asid::AsidAllocator;
+use coherence::asid::{AsidAllocator, AsidSlot};
 use paging::Format;
 use stay::Cost;
 use tlfs::XMM_WORDS;
@@ -21,7 +21,7 @@ use crate::owned::Owner;
 use crate::pages::Pages;
 use crate::vm::arch::{Arch, Board};
 use crate::vm::memory::NestedTables;
-use crate::vm::{Context, Next};
+use crate::vm::{Context, Next, PerCpu, Vm};
 
 /// The operations that need an instruction of the processor or a port of the machine, whatever runs
 /// its guests.
@@ -107,11 +107,9 @@ pub trait Processor: Board {
 ///
 /// # Safety
 ///
-/// * The processor translates by a machine's nested tables in [`enter`](Self::enter) only, between
-///   [`coherence::Owner::try_enter`] and [`coherence::InGuest::leave`] of the vCPU's owner, and for
-///   the owner's guest.
-/// * [`take_flush`](Self::take_flush) drops what is named, or notes that the vCPU's next entry
-///   drops all of its translations, before it completes.
+/// The processor translates by a machine's nested tables in the [loaded](Self::loaded) processor's
+/// `run` only, and only for the vCPU whose state it has. It drops what [`stay`] has it drop, nested
+/// translations included.
 pub unsafe trait Vendor: Processor {
     /// Format of the nested page table.
     type Nested: Format + 'static;
@@ -135,15 +133,14 @@ pub unsafe trait Vendor: Processor {
     /// does not say.
     fn fetched(block: &Self::Block) -> &[u8];
 
-    /// See [`Arch::enter`].
-    fn enter(context: &mut Context<'_, Self>) -> bool
+    /// The calling CPU with this vCPU's state, for one entry or one flush; and the vCPU's tag.
+    fn loaded<'a>(
+        vm: &'a Vm<Self>,
+        cpu: &'a PerCpu<Self>,
+        state: &'a mut VcpuState<Self::Block>,
+    ) -> (impl stay::amd64::Processor + 'a, &'a mut AsidSlot)
     where
-        Self: X86;
-
-    /// See [`Arch::take_flush`].
-    fn take_flush(context: &mut Context<'_, Self>)
-    where
-        Self: X86;
+        Self: Arch;
 
     /// See [`Arch::handle_exit`].
     fn handle_exit(context: &mut Context<'_, Self>) -> Next

@@ -188,6 +188,9 @@ pub trait ControlBlock: Sized + Send + 'static {
     /// The vCPU's next entry drops all of its translations.
     fn owe_flush(own: &mut Self::Own);
 
+    /// The vCPU has taken a flush of everything.
+    fn note_flush(own: &mut Self::Own);
+
     /// The vCPU is reset: what it has of its own, too.
     fn reset(own: &mut Self::Own);
 

@@ -1,0 +1,104 @@
+//! A processor with SVM that has a vCPU's state, as [`stay`] sees it.
+
+use core::sync::atomic::Ordering;
+
+use coherence::CpuId;
+use coherence::asid::{AsidSlot, Assignment};
+use stay::amd64::{self, Mode};
+use stay::{Mistake, Mistakes};
+
+use super::audit::auditor::Auditor;
+use super::block::Own;
+use super::processor::Amd64;
+use super::table::INVALID;
+use super::vmcb::{Vmcb, clean};
+use crate::vm::files::Defects;
+use crate::vm::{PerCpu, Vm};
+use crate::x86::vcpu::registers::{RAX, Registers};
+use crate::x86::vcpu::state::VcpuState;
+use crate::x86::{CR4_PAE, CR4_PCIDE};
+
+/// The processor loaded with a vCPU's state.
+pub(super) struct Loaded<'a, A: Amd64> {
+    vm: &'a Vm<A>,
+    cpu: &'a PerCpu<A>,
+    vmcb: &'a mut Vmcb,
+    registers: &'a mut Registers,
+    auditor: &'a mut Auditor,
+}
+
+impl<'a, A: Amd64> Loaded<'a, A> {
+    /// With this vCPU's state; also returns its ASID slot.
+    #[inline(always)]
+    pub(super) fn of(
+        vm: &'a Vm<A>,
+        cpu: &'a PerCpu<A>,
+        state: &'a mut VcpuState<Vmcb>,
+    ) -> (Self, &'a mut AsidSlot) {
+        let VcpuState { block: vmcb, registers, own: Own { asid, auditor, .. }, .. } = state;
+        (Self { vm, cpu, vmcb, registers, auditor }, asid)
+    }
+}
+
+impl<A: Amd64> Mistakes for Loaded<'_, A> {
+    #[inline(always)]
+    fn makes(&self, mistake: Mistake) -> bool {
+        Defects.makes(mistake)
+    }
+}
+
+impl<A: Amd64> amd64::Processor for Loaded<'_, A> {
+    #[inline(always)]
+    fn id(&self) -> CpuId {
+        CpuId(self.cpu.index)
+    }
+
+    #[inline(always)]
+    fn set_tag(&mut self, assignment: &Assignment) {
+        self.vmcb.asid = assignment.asid;
+        self.vmcb.tlb_control = assignment.control as u8;
+        if assignment.changed || !A::features().clean_bits() {
+            self.vmcb.clean_bits = 0;
+        }
+    }
+
+    #[inline(always)]
+    fn hold_interrupts(&mut self) {
+        A::hold_interrupts();
+    }
+
+    #[inline(always)]
+    fn run(&mut self) -> bool {
+        self.vmcb.rax = self.registers.0[RAX];
+        self.auditor.check(self.cpu, self.vm, self.vmcb);
+        // SAFETY: the block is complete, the registers are this vCPU's; the nested tables map its
+        // memory only.
+        unsafe { A::run(self.cpu, self.vmcb, self.registers) };
+        let has_run = self.vmcb.exit_code as u32 != INVALID as u32;
+        if has_run {
+            self.auditor.note(self.cpu, self.vmcb);
+        }
+        self.registers.0[RAX] = self.vmcb.rax;
+        self.cpu.last_exit.store(self.vmcb.exit_code, Ordering::Relaxed);
+        self.vmcb.clean_bits = clean::ALL;
+        self.vmcb.event_injection = 0;
+        has_run
+    }
+
+    #[inline(always)]
+    fn take_interrupts(&mut self) {
+        A::release_interrupts();
+    }
+
+    fn invalidate_page(&mut self, address: u64, asid: u32) {
+        A::invalidate_page(address, asid);
+    }
+
+    fn mode(&self) -> Mode {
+        Mode {
+            pcid: self.vmcb.cr4 & CR4_PCIDE != 0,
+            pae: self.vmcb.cr4 & CR4_PAE != 0,
+            pieces: self.vm.space.has_pieces(),
+        }
+    }
+}
