@@ -25,7 +25,8 @@ pub(crate) struct ReportArgs {
     /// File for the report
     #[arg(long, short, value_name = "FILE", default_value = "report.html")]
     pub(crate) output: PathBuf,
-    /// Also draw the timeline of the first trace as a picture of its own (SVG)
+    /// Also draw the timeline of the first trace as a picture of its own (SVG), with a headless
+    /// Chromium, if that is installed
     #[arg(long, value_name = "FILE", requires = "trace")]
     pub(crate) picture: Option<PathBuf>,
     /// Also write the table of ratios, with date and versions, as Markdown

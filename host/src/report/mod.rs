@@ -3,21 +3,20 @@
 //! | module | contents |
 //! |---|---|
 //! | `markdown` | the table of ratios for documents |
-//! | `picture` | draws a timeline as an SVG file of its own |
 //! | `plots` | draws results with a plotting library |
 //! | `results` | reads the JSON of `bench all`: its ratios |
 //! | `runs` | its runs: medians and spreads of each way |
 //! | `timeline` | selects the part of a trace to show |
 //! | `page.html`, `page.css`, `timeline.js` | the page, its look in light, dark and on paper, and the timeline's behaviour |
+//! | `picture.js` | has a page draw its timeline as an SVG file of its own |
 
 mod markdown;
-mod picture;
 mod plots;
 mod results;
 mod runs;
 mod timeline;
 
-use crate::browser::Browser;
+use crate::browser::{Browser, Look};
 use crate::cli::ReportArgs;
 use anyhow::{Context, Result, ensure};
 use results::Results;
@@ -31,10 +30,8 @@ const STYLE: &str = include_str!("page.css");
 /// Nanoseconds.
 const MS: u64 = 1_000_000;
 
-/// The looks of a page: a name, the medium, and the scheme of colours.
-pub(crate) const LOOKS: [(&str, &str, &str); 3] =
-    [("light", "screen", "light"), ("dark", "screen", "dark"), ("paper", "print", "dark")];
 const SCRIPT: &str = include_str!("timeline.js");
+const PICTURE: &str = include_str!("picture.js");
 
 /// Writes the report, and the pictures that are wanted beside it.
 pub(crate) fn report(args: &ReportArgs) -> Result<u8> {
@@ -55,31 +52,34 @@ pub(crate) fn write(args: &ReportArgs) -> Result<usize> {
         "nothing to report: name a file of results or a trace"
     );
     let traces = args.trace.iter().map(|path| trace(path, args)).collect::<Result<Vec<_>>>()?;
-    if let (Some(file), Some((_, shown))) = (&args.picture, traces.first()) {
-        fs::write(file, picture::timeline(shown)?)
-            .with_context(|| format!("cannot write {}", file.display()))?;
-    }
     if let (Some(file), Some(results)) = (&args.markdown, &results) {
         fs::write(file, markdown::table(results))
             .with_context(|| format!("cannot write {}", file.display()))?;
     }
     let page = page(results.as_ref(), &traces)?;
     fs::write(&args.output, &page).with_context(|| format!("cannot write {}", args.output.display()))?;
+    if let Some(file) = &args.picture {
+        fs::write(file, picture(&args.output)?)
+            .with_context(|| format!("cannot write {}", file.display()))?;
+    }
     Ok(page.len())
+}
+
+/// The first timeline of a page as a picture (SVG), drawn by the page itself.
+pub(crate) fn picture(page: &Path) -> Result<String> {
+    let svg = Browser::ask(page, Look::Light, PICTURE)?;
+    Ok(svg.as_str().context("the page draws nothing")?.to_owned())
 }
 
 /// Takes pictures of a page in each of its looks.
 pub(crate) fn screenshots(page: &Path, directory: &Path) -> Result<()> {
     fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
-    let mut browser = Browser::start(1200, 1500)?;
-    browser.open(page)?;
-    for (name, medium, scheme) in LOOKS {
-        browser.prefer(medium, scheme)?;
-        let file = directory.join(format!("{name}.png"));
-        fs::write(&file, browser.picture()?).with_context(|| format!("cannot write {}", file.display()))?;
+    for look in Look::ALL {
+        let file = directory.join(format!("{}.png", look.name()));
+        Browser::picture(page, look, &file)?;
         println!("{}", file.display());
     }
-    browser.close()
+    Ok(())
 }
 
 fn read(path: &Path) -> Result<Value> {

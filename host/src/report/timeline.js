@@ -87,11 +87,16 @@ class Timeline {
   }
 
   draw() {
-    const canvas = this.canvas, ratio = window.devicePixelRatio || 1, colour = colours();
+    const canvas = this.canvas, ratio = window.devicePixelRatio || 1;
     canvas.width = canvas.clientWidth * ratio;
     canvas.height = canvas.clientHeight * ratio;
     const context = canvas.getContext("2d");
     context.scale(ratio, ratio);
+    this.paint(context, colours());
+  }
+
+  paint(context, colour) {
+    const canvas = this.canvas;
     context.clearRect(0, 0, canvas.clientWidth, canvas.clientHeight);
     context.font = "12px system-ui, sans-serif";
     this.scale(context, colour);
