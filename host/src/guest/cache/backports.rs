@@ -2,14 +2,11 @@
 //! other releases.
 
 use super::debian::sources;
-use super::{
-    Apt, FETCHING, KEYRING, MIRROR, NotToBeHad, directory, find, kernel_packages, replace, unpack, unpack_to,
-};
+use super::{Apt, KEYRING, MIRROR, New, NotToBeHad, find, kept, kernel_packages, unpack_to};
 use crate::arch::Arch;
 use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::PoisonError;
 
 /// A kernel other than the distribution's own.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,60 +23,44 @@ impl OtherKernel {
         kernel.is_file().then_some(Self { kernel, version })
     }
 
-    /// Fetches and unpacks the kernel behind `package` to `place`.
-    fn fetch(apt: &Apt, package: &str, work: tempfile::TempDir, place: &Path) -> Result<Self> {
-        let image = apt.kernel_behind(package, work.path());
+    /// Fetches the kernel behind `package`.
+    fn fetch(apt: &Apt, package: &str, new: &New) -> Result<()> {
+        let image = apt.kernel_behind(package, new.work.path());
         let image = image.ok_or_else(|| NotToBeHad(format!("there is no kernel behind {package}")))?;
         eprintln!("quell: fetching {image}");
-        apt.run("apt-get", &["download", &image], work.path())?;
-        let unpacked = unpack(work.path(), &image)?;
-        fs::rename(find(&unpacked.root.join("boot"), "vmlinuz-")?, work.path().join("vmlinuz"))?;
-        fs::write(work.path().join("version"), format!("{image} {}", unpacked.version))?;
-        fs::remove_dir_all(&unpacked.root)?;
-        fs::remove_file(&unpacked.archive)?;
-        replace(&work.keep(), place)?;
-        Self::cached(place).with_context(|| format!("{} is incomplete after fetching", place.display()))
+        Ok(fs::write(new.kept.join("version"), apt.kernel(&image, &[], new)?)?)
     }
 }
 
 /// A kernel newer than the distribution's own, from its backports; fetches its package if it is
 /// missing.
 pub(crate) fn newer_kernel(arch: Arch) -> Result<OtherKernel> {
-    let _one_at_a_time = FETCHING.lock().unwrap_or_else(PoisonError::into_inner);
-    let cache = directory();
-    let place = cache.join(match arch {
+    let name = match arch {
         Arch::X86_64 => "guest-backports",
         Arch::Aarch64 => "guest-backports-aarch64",
-    });
-    if let Some(kernel) = OtherKernel::cached(&place) {
-        return Ok(kernel);
-    }
-    let (apt, work, _) = at_backports(arch, &cache)?;
-    OtherKernel::fetch(&apt, kernel_packages(arch)[0], work, &place)
+    };
+    kept(name, OtherKernel::cached, OtherKernel::cached, |new| {
+        let (apt, _) = at_backports(arch, new)?;
+        OtherKernel::fetch(&apt, kernel_packages(arch)[0], new)
+    })
 }
 
 /// The kernel that `package` depends on in another release of Debian; fetches its package if it is
 /// missing.
 pub(crate) fn kernel_of(suite: &str, arch: Arch, package: &str) -> Result<OtherKernel> {
-    let _one_at_a_time = FETCHING.lock().unwrap_or_else(PoisonError::into_inner);
-    let cache = directory();
-    let place = cache.join(format!("guest-{suite}-{package}"));
-    if let Some(kernel) = OtherKernel::cached(&place) {
-        return Ok(kernel);
-    }
-    let is_debian = Path::new(KEYRING).is_file();
-    ensure!(is_debian, NotToBeHad(format!("{suite} is Debian's, and there is no {KEYRING}")));
-    fs::create_dir_all(&cache)?;
-    let work = tempfile::Builder::new().prefix("fetch-").tempdir_in(&cache).context("cannot fetch")?;
-    let apt = Apt::foreign(arch.debian(), &cache.join(format!("apt-{suite}-{}", arch.debian())))?;
-    let apt = apt.with_sources(&sources(suite, Some(KEYRING)))?;
-    if let Err(error) = apt.run("apt-get", &["update"], work.path()) {
-        // What apt says of a release that was moved elsewhere.
-        let is_gone = format!("{error:#}").contains("does not have a Release file");
-        let lists = format!("there are no package lists of {suite}");
-        return Err(if is_gone { error.context(NotToBeHad(lists)) } else { error.context(lists) });
-    }
-    OtherKernel::fetch(&apt, package, work, &place)
+    kept(&format!("guest-{suite}-{package}"), OtherKernel::cached, OtherKernel::cached, |new| {
+        let is_debian = Path::new(KEYRING).is_file();
+        ensure!(is_debian, NotToBeHad(format!("{suite} is Debian's, and there is no {KEYRING}")));
+        let apt = Apt::foreign(arch.debian(), &new.cache.join(format!("apt-{suite}-{}", arch.debian())))?;
+        let apt = apt.with_sources(&sources(suite, Some(KEYRING)))?;
+        if let Err(error) = apt.run("apt-get", &["update"], new.work.path()) {
+            // What apt says of a release that was moved elsewhere.
+            let is_gone = format!("{error:#}").contains("does not have a Release file");
+            let lists = format!("there are no package lists of {suite}");
+            return Err(if is_gone { error.context(NotToBeHad(lists)) } else { error.context(lists) });
+        }
+        OtherKernel::fetch(&apt, package, new)
+    })
 }
 
 /// The packages of a newer emulator.
@@ -89,42 +70,34 @@ const EMULATOR_PACKAGES: [&str; 5] =
 /// An emulator newer than the distribution's own, from its backports: the directory into which its
 /// packages are unpacked; fetches them if they are missing.
 pub(crate) fn newer_emulator() -> Result<PathBuf> {
-    let _one_at_a_time = FETCHING.lock().unwrap_or_else(PoisonError::into_inner);
-    let cache = directory();
-    let place = cache.join("qemu-backports");
     // It is renamed only when it is complete.
-    if place.is_dir() {
-        return Ok(place);
-    }
-    let (apt, work, suite) = at_backports(Arch::X86_64, &cache)?;
-    eprintln!("quell: fetching {}", EMULATOR_PACKAGES.join(", "));
-    let wanted = EMULATOR_PACKAGES.map(|package| format!("{package}/{suite}"));
-    let mut args = vec!["download"];
-    args.extend(wanted.iter().map(String::as_str));
-    apt.run("apt-get", &args, work.path()).context("the backports have no QEMU")?;
-    let root = work.path().join("root");
-    for package in EMULATOR_PACKAGES {
-        unpack_to(&find(work.path(), &format!("{package}_"))?, &root)?;
-    }
-    replace(&root, &place)?;
-    Ok(place)
+    let unpacked = |place: &Path| place.is_dir().then(|| place.to_owned());
+    kept("qemu-backports", unpacked, unpacked, |new| {
+        let (apt, suite) = at_backports(Arch::X86_64, new)?;
+        eprintln!("quell: fetching {}", EMULATOR_PACKAGES.join(", "));
+        let wanted = EMULATOR_PACKAGES.map(|package| format!("{package}/{suite}"));
+        let mut args = vec!["download"];
+        args.extend(wanted.iter().map(String::as_str));
+        apt.run("apt-get", &args, new.work.path()).context("the backports have no QEMU")?;
+        for package in EMULATOR_PACKAGES {
+            unpack_to(&find(new.work.path(), &format!("{package}_"))?, &new.kept)?;
+        }
+        Ok(())
+    })
 }
 
-/// Apt for the backports of the distribution with up-to-date lists, a directory to fetch into, and
-/// the suite's name.
-fn at_backports(arch: Arch, cache: &Path) -> Result<(Apt, tempfile::TempDir, String)> {
-    fs::create_dir_all(cache)?;
-    let work = tempfile::Builder::new().prefix("fetch-").tempdir_in(cache).context("cannot fetch")?;
+/// Apt for the backports of the distribution with up-to-date lists, and the suite's name.
+fn at_backports(arch: Arch, new: &New) -> Result<(Apt, String)> {
     let release = fs::read_to_string("/etc/os-release").context("cannot tell the distribution")?;
     let (suite, sources) =
         backports(&release).ok_or_else(|| NotToBeHad("only Debian's backports are known".into()))?;
     let apt = match arch {
-        Arch::X86_64 => Apt::private(&cache.join("apt-backports"))?,
-        Arch::Aarch64 => Apt::foreign("arm64", &cache.join("apt-backports-arm64"))?,
+        Arch::X86_64 => Apt::private(&new.cache.join("apt-backports"))?,
+        Arch::Aarch64 => Apt::foreign("arm64", &new.cache.join("apt-backports-arm64"))?,
     };
     let apt = apt.with_sources(&sources)?;
-    apt.run("apt-get", &["update"], work.path()).context("apt-get update failed for the backports")?;
-    Ok((apt, work, suite))
+    apt.run("apt-get", &["update"], new.work.path()).context("apt-get update failed for the backports")?;
+    Ok((apt, suite))
 }
 
 /// The backports of the distribution that `/etc/os-release` describes: their name, and a line for

@@ -2,7 +2,7 @@
 //! is fetched as a package with those that it depends on; only the program and its libraries are
 //! kept. None of them runs on this system.
 
-use super::{Apt, FETCHING, directory, find, replace, unpack_to, version};
+use super::{Apt, find, kept, unpack_to, version};
 use crate::arch::Arch;
 use anyhow::{Context, Result};
 use object::Endianness;
@@ -11,7 +11,6 @@ use object::read::elf::ElfFile64;
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::PoisonError;
 
 /// A program and its libraries.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,23 +46,13 @@ pub(crate) fn kexec(arch: Arch) -> Result<LinkedProgram> {
 
 /// The program at `path` of a package.
 fn linked_program(arch: Arch, package: &str, path: &str) -> Result<LinkedProgram> {
-    let _one_at_a_time = FETCHING.lock().unwrap_or_else(PoisonError::into_inner);
-    let cache = directory();
     let architecture = arch.debian();
-    let place = cache.join(format!("{package}-{architecture}"));
-    if let Some(program) = LinkedProgram::cached(&place) {
-        return Ok(program);
-    }
-    fs::create_dir_all(&cache)
-        .with_context(|| format!("cannot make the cache directory {}", cache.display()))?;
-    let work = tempfile::Builder::new().prefix("fetch-").tempdir_in(&cache).context("cannot fetch")?;
-    let kept = work.path().join("kept");
-    let apt = Apt::foreign(architecture, &cache.join(format!("apt-{architecture}")))?;
-    fetch(&apt, package, path, work.path(), &kept).with_context(|| {
-        format!("cannot fetch {package} for {architecture}; this needs apt and, once, network access")
-    })?;
-    replace(&kept, &place)?;
-    LinkedProgram::cached(&place).with_context(|| format!("{} is incomplete after fetching", place.display()))
+    kept(&format!("{package}-{architecture}"), LinkedProgram::cached, LinkedProgram::cached, |new| {
+        let apt = Apt::foreign(architecture, &new.cache.join(format!("apt-{architecture}")))?;
+        fetch(&apt, package, path, new.work.path(), &new.kept).with_context(|| {
+            format!("cannot fetch {package} for {architecture}; this needs apt and, once, network access")
+        })
+    })
 }
 
 /// Fetches and unpacks the packages in `work`, and puts the program with its libraries into `kept`.

@@ -14,7 +14,7 @@ pub(crate) use linked::{LinkedProgram, foreign_qemu, kexec};
 pub(crate) use owning::{OwningKernel, owning_kernel};
 
 use crate::arch::Arch;
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use std::env;
 use std::error::Error;
@@ -25,6 +25,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
+use tempfile::TempDir;
 
 /// Packages that depend on the newest kernel of a flavour, best first. Debian has only the first
 /// one; Ubuntu has no cloud flavour of that name, and its virtual flavour is the nearest.
@@ -89,25 +90,55 @@ static FETCHING: Mutex<()> = Mutex::new(());
 
 /// The guest's files; fetches missing packages. With `refresh` fetches them again.
 pub(crate) fn guest_files(arch: Arch, refresh: bool) -> Result<GuestFiles> {
-    let _one_at_a_time = FETCHING.lock().unwrap_or_else(PoisonError::into_inner);
-    let cache = directory();
-    let guest = cache.join(match arch {
+    let name = match arch {
         Arch::X86_64 => "guest",
         Arch::Aarch64 => "guest-aarch64",
-    });
-    if !refresh && let Some(files) = cached(&guest) {
-        return Ok(files);
+    };
+    kept(
+        name,
+        |guest| if refresh { None } else { cached(guest) },
+        cached,
+        |new| {
+            let versions = fetch(arch, new).context(
+            "cannot fetch the guest's kernel and busybox as packages; this needs apt and, once, network access",
+        )?;
+            let text = serde_json::to_string_pretty(&versions)?;
+            Ok(fs::write(new.kept.join("versions.json"), text)?)
+        },
+    )
+}
+
+/// Where something new for the cache is made.
+struct New {
+    cache: PathBuf,
+    /// For what is not kept.
+    work: TempDir,
+    /// What becomes the cache's.
+    kept: PathBuf,
+}
+
+/// What the cache has under a name, if `usable` finds it. Otherwise `fetch` makes it anew, and
+/// `read` reads it.
+fn kept<T>(
+    name: &str,
+    usable: impl Fn(&Path) -> Option<T>,
+    read: impl Fn(&Path) -> Option<T>,
+    fetch: impl FnOnce(&New) -> Result<()>,
+) -> Result<T> {
+    let _one_at_a_time = FETCHING.lock().unwrap_or_else(PoisonError::into_inner);
+    let cache = directory();
+    let place = cache.join(name);
+    if let Some(found) = usable(&place) {
+        return Ok(found);
     }
     fs::create_dir_all(&cache)
         .with_context(|| format!("cannot make the cache directory {}", cache.display()))?;
     let work = tempfile::Builder::new().prefix("fetch-").tempdir_in(&cache).context("cannot fetch")?;
-    let versions = fetch(arch, &cache, work.path()).context(
-        "cannot fetch the guest's kernel and busybox as packages; this needs apt and, once, network access",
-    )?;
-    let text = serde_json::to_string_pretty(&versions)?;
-    fs::write(work.path().join("versions.json"), text)?;
-    replace(&work.keep(), &guest)?;
-    cached(&guest).ok_or_else(|| anyhow!("the cache in {} is incomplete after fetching", guest.display()))
+    let new = New { kept: work.path().join("kept"), cache, work };
+    fs::create_dir(&new.kept)?;
+    fetch(&new)?;
+    replace(&new.kept, &place)?;
+    read(&place).with_context(|| format!("the cache in {} is incomplete after fetching", place.display()))
 }
 
 fn cached(guest: &Path) -> Option<GuestFiles> {
@@ -134,58 +165,45 @@ fn replace(new: &Path, old: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Fetches and unpacks into `work`: `vmlinuz`, `modules/`, `busybox`.
-fn fetch(arch: Arch, cache: &Path, work: &Path) -> Result<Versions> {
+/// Fetches and unpacks `vmlinuz`, `modules/`, `busybox`.
+fn fetch(arch: Arch, new: &New) -> Result<Versions> {
     if arch == Arch::Aarch64 {
         // The system's lists are for its own architecture.
-        let foreign = Apt::foreign("arm64", &cache.join("apt-arm64"))?;
-        foreign.run("apt-get", &["update"], work).context(
+        let foreign = Apt::foreign("arm64", &new.cache.join("apt-arm64"))?;
+        foreign.run("apt-get", &["update"], new.work.path()).context(
             "apt-get update failed for arm64; Ubuntu has that at ports.ubuntu.com, which apt's sources have to name",
         )?;
-        return fetch_with(&foreign, arch, work);
+        return fetch_with(&foreign, arch, new);
     }
-    // First with the system's package lists. A fresh machine has none, or old ones that name
-    // versions which the servers no longer have: then with private lists, which need no privileges.
-    let system = Apt::system();
-    match fetch_with(&system, arch, work) {
-        Ok(versions) => Ok(versions),
-        Err(error) => {
-            eprintln!("quell: {error:#}");
-            eprintln!("quell: trying again with package lists of our own");
-            let private = Apt::private(&cache.join("apt"))?;
-            private.run("apt-get", &["update"], work).context("apt-get update failed")?;
-            fetch_with(&private, arch, work)
-        }
-    }
+    with_lists(new, |apt| fetch_with(apt, arch, new))
 }
 
-fn fetch_with(apt: &Apt, arch: Arch, work: &Path) -> Result<Versions> {
+/// Fetches with the system's package lists. A fresh machine has none, or old ones that name
+/// versions which the servers no longer have: then with private lists, which need no privileges.
+fn with_lists<T>(new: &New, fetch: impl Fn(&Apt) -> Result<T>) -> Result<T> {
+    fetch(&Apt::system()).or_else(|error| {
+        eprintln!("quell: {error:#}");
+        eprintln!("quell: trying again with package lists of our own");
+        let private = Apt::private(&new.cache.join("apt"))?;
+        private.run("apt-get", &["update"], new.work.path()).context("apt-get update failed")?;
+        fetch(&private)
+    })
+}
+
+fn fetch_with(apt: &Apt, arch: Arch, new: &New) -> Result<Versions> {
     let flavours = kernel_packages(arch);
-    let kernel_package = flavours
-        .iter()
-        .find_map(|name| apt.kernel_behind(name, work).map(|image| (*name, image)))
-        .with_context(|| format!("apt knows none of {}", flavours.join(", ")))?;
-    let (flavour, kernel_package) = kernel_package;
-    eprintln!("quell: fetching {kernel_package} and {BUSYBOX_PACKAGE}");
+    let image = flavours.iter().find_map(|name| Some((*name, apt.kernel_behind(name, new.work.path())?)));
+    let (flavour, image) = image.with_context(|| format!("apt knows none of {}", flavours.join(", ")))?;
+    eprintln!("quell: fetching {image} and {BUSYBOX_PACKAGE}");
     if flavour != flavours[0] {
         eprintln!("quell: this distribution has no {}; using {flavour}", flavours[0]);
     }
-    apt.run("apt-get", &["download", &kernel_package, BUSYBOX_PACKAGE], work)?;
-    let kernel = unpack(work, &kernel_package)?;
-    let busybox = unpack(work, BUSYBOX_PACKAGE)?;
-    fs::rename(find(&kernel.root.join("boot"), "vmlinuz-")?, work.join("vmlinuz"))?;
-    keep_modules(&kernel.root, &KVM_MODULES, &work.join("modules"))?;
+    let kernel = apt.kernel(&image, &KVM_MODULES, new)?;
+    let busybox = apt.unpacked(BUSYBOX_PACKAGE, new)?;
     let places = ["bin/busybox", "usr/bin/busybox"];
     let binary = places.iter().map(|place| busybox.root.join(place)).find(|path| path.is_file());
-    fs::rename(binary.context("the package has no busybox in it")?, work.join("busybox"))?;
-    for package in [&kernel, &busybox] {
-        fs::remove_dir_all(&package.root)?;
-        fs::remove_file(&package.archive)?;
-    }
-    Ok(Versions {
-        kernel: format!("{kernel_package} {}", kernel.version),
-        busybox: format!("{BUSYBOX_PACKAGE} {}", busybox.version),
-    })
+    fs::rename(binary.context("the package has no busybox in it")?, new.kept.join("busybox"))?;
+    Ok(Versions { kernel, busybox: format!("{BUSYBOX_PACKAGE} {}", busybox.version) })
 }
 
 /// The first file in `directory` whose name starts with `prefix`.
@@ -200,7 +218,7 @@ fn find(directory: &Path, prefix: &str) -> Result<PathBuf> {
 /// Moves the modules with these names from the package's tree to `directory`. Some distributions
 /// have them in another package.
 fn keep_modules(tree: &Path, names: &[&str], directory: &Path) -> Result<()> {
-    fs::create_dir(directory)?;
+    fs::create_dir_all(directory)?;
     let mut left = vec![tree.join("lib/modules"), tree.join("usr/lib/modules")];
     while let Some(place) = left.pop() {
         // Without modules there is no such directory.
@@ -218,18 +236,8 @@ fn keep_modules(tree: &Path, names: &[&str], directory: &Path) -> Result<()> {
 }
 
 struct Unpacked {
-    archive: PathBuf,
     root: PathBuf,
     version: String,
-}
-
-/// Unpacks the archive of `package` in `work`.
-fn unpack(work: &Path, package: &str) -> Result<Unpacked> {
-    let archive = find(work, &format!("{package}_"))?;
-    let root = work.join(format!("{package}.unpacked"));
-    unpack_to(&archive, &root)?;
-    let version = version(&archive)?;
-    Ok(Unpacked { archive, root, version })
 }
 
 /// The version of the package in an archive.
@@ -321,6 +329,25 @@ impl Apt {
     /// The versioned kernel package that `flavour` depends on.
     fn kernel_behind(&self, flavour: &str, directory: &Path) -> Option<String> {
         kernel_dependency(&self.run("apt-cache", &["depends", flavour], directory).ok()?)
+    }
+
+    /// Fetches a package and unpacks it.
+    fn unpacked(&self, package: &str, new: &New) -> Result<Unpacked> {
+        let work = new.work.path();
+        self.run("apt-get", &["download", package], work)?;
+        let archive = find(work, &format!("{package}_"))?;
+        let root = work.join(format!("{package}.unpacked"));
+        unpack_to(&archive, &root)?;
+        Ok(Unpacked { root, version: version(&archive)? })
+    }
+
+    /// Fetches the kernel in the package `image`, and keeps it as `vmlinuz`, with those of its
+    /// modules in `modules`; returns the package and its version.
+    fn kernel(&self, image: &str, modules: &[&str], new: &New) -> Result<String> {
+        let unpacked = self.unpacked(image, new)?;
+        fs::rename(find(&unpacked.root.join("boot"), "vmlinuz-")?, new.kept.join("vmlinuz"))?;
+        keep_modules(&unpacked.root, modules, &new.kept.join("modules"))?;
+        Ok(format!("{image} {}", unpacked.version))
     }
 }
 

@@ -1,11 +1,10 @@
 //! The kernel of a hypervisor whose guests own devices: that of the stock guest has no driver for
 //! AMD's IOMMUs. It is the distribution's usual one, for machines of all kinds.
 
-use super::{Apt, FETCHING, KVM_MODULES, directory, find, keep_modules, replace, unpack};
+use super::{KVM_MODULES, kept, with_lists};
 use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::PoisonError;
 
 /// Debian's package that depends on the newest one.
 const PACKAGE: &str = "linux-image-amd64";
@@ -42,43 +41,19 @@ impl OwningKernel {
 
 /// The kernel; fetches its package if it is missing.
 pub(crate) fn owning_kernel() -> Result<OwningKernel> {
-    let _one_at_a_time = FETCHING.lock().unwrap_or_else(PoisonError::into_inner);
-    let cache = directory();
-    let place = cache.join("guest-owning");
-    if let Some(kernel) = OwningKernel::cached(&place) {
-        return Ok(kernel);
-    }
-    fs::create_dir_all(&cache)
-        .with_context(|| format!("cannot make the cache directory {}", cache.display()))?;
-    let work = tempfile::Builder::new().prefix("fetch-").tempdir_in(&cache).context("cannot fetch")?;
-    if let Err(error) = fetch(&Apt::system(), work.path()) {
-        eprintln!("quell: {error:#}");
-        eprintln!("quell: trying again with package lists of our own");
-        let private = Apt::private(&cache.join("apt"))?;
-        private.run("apt-get", &["update"], work.path()).context("apt-get update failed")?;
-        fetch(&private, work.path())?;
-    }
-    replace(&work.keep(), &place)?;
-    OwningKernel::cached(&place).with_context(|| format!("{} is incomplete after fetching", place.display()))
-}
-
-/// Fetches and unpacks into `work`: `vmlinuz`, `modules/`, `version`.
-fn fetch(apt: &Apt, work: &Path) -> Result<()> {
-    let image = apt.kernel_behind(PACKAGE, work);
-    let image = image.with_context(|| format!("apt does not know {PACKAGE}, which Debian has"))?;
-    eprintln!("quell: fetching {image}");
-    apt.run("apt-get", &["download", &image], work)?;
-    let unpacked = unpack(work, &image)?;
-    fs::rename(find(&unpacked.root.join("boot"), "vmlinuz-")?, work.join("vmlinuz"))?;
-    let modules = work.join("modules");
-    keep_modules(&unpacked.root, &names(), &modules)?;
-    for name in names() {
-        ensure!(modules.join(name).is_file(), "the package {image} has no {name}");
-    }
-    fs::write(work.join("version"), format!("{image} {}", unpacked.version))?;
-    fs::remove_dir_all(&unpacked.root)?;
-    fs::remove_file(&unpacked.archive)?;
-    Ok(())
+    kept("guest-owning", OwningKernel::cached, OwningKernel::cached, |new| {
+        with_lists(new, |apt| {
+            let image = apt.kernel_behind(PACKAGE, new.work.path());
+            let image = image.with_context(|| format!("apt does not know {PACKAGE}, which Debian has"))?;
+            eprintln!("quell: fetching {image}");
+            let version = apt.kernel(&image, &names(), new)?;
+            for name in names() {
+                let module = new.kept.join("modules").join(name);
+                ensure!(module.is_file(), "the package {image} has no {name}");
+            }
+            Ok(fs::write(new.kept.join("version"), version)?)
+        })
+    })
 }
 
 #[cfg(test)]
