@@ -10,6 +10,8 @@
 //! | `page.html`, `page.css`, `timeline.js` | the page, its look in light, dark and on paper, and the timeline's behaviour |
 //! | `picture.js` | has a page draw its timeline as an SVG file of its own |
 
+#[cfg(test)]
+mod figures;
 mod markdown;
 mod plots;
 mod results;
