@@ -1,75 +1,165 @@
-//! Command lines of `--name value` pairs.
+//! Command lines of `--name value` pairs, and how a program that has one begins and ends.
 
-use std::env::{self, Args};
-use std::iter::Skip;
+use crate::report::{Channel, Report};
+use std::env;
+use std::fmt::Display;
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
-/// The options of this process, read by `parse`.
-///
-/// # Errors
-///
-/// The arguments are invalid. Then the error and `usage` have been printed, and the process must
-/// end with this status.
-pub fn of_process<O>(
-    program: &str,
-    usage: &str,
-    parse: impl FnOnce(Skip<Args>) -> Result<O, String>,
-) -> Result<O, ExitCode> {
-    if env::args().skip(1).any(|arg| arg == "--help") {
-        println!("{usage}");
-        return Err(ExitCode::SUCCESS);
+/// The exit status for wrong data.
+pub const WRONG: u8 = 1;
+/// For a wrong command line.
+const MISUSED: u8 = 2;
+/// For a failed operation.
+pub const FAILED: u8 = 3;
+
+/// An option and its value.
+#[derive(Clone, Copy, Debug)]
+pub struct Given<'a> {
+    /// With its dashes.
+    pub name: &'a str,
+    /// The word after it.
+    pub value: &'a str,
+}
+
+impl Given<'_> {
+    /// The value as a number from `min` to `max`.
+    pub fn number(&self, min: u64, max: u64) -> Result<u64, String> {
+        let number = self.value.parse().ok().filter(|n| (min..=max).contains(n));
+        number.ok_or_else(|| self.expected(&format!("a number from {min} to {max}")))
     }
-    parse(env::args().skip(1)).map_err(|message| {
-        eprintln!("{program}: {message}\n{usage}");
-        ExitCode::from(2)
-    })
+
+    /// The value as a path.
+    pub fn path(&self) -> PathBuf {
+        self.value.into()
+    }
+
+    /// The error for another value than the expected ones.
+    pub fn expected(&self, what: &str) -> String {
+        format!("{} {}: expected {what}", self.name, self.value)
+    }
+
+    /// The error for an unknown name.
+    pub fn unknown(&self) -> String {
+        format!("{}: unknown", self.name)
+    }
 }
 
-/// The pairs of name and value. A name without a value is an error, and the last item.
-pub fn pairs(
-    args: impl IntoIterator<Item = String>,
-) -> impl Iterator<Item = Result<(String, String), String>> {
-    let mut args = args.into_iter();
-    std::iter::from_fn(move || {
-        let name = args.next()?;
-        Some(match args.next() {
-            Some(value) => Ok((name, value)),
-            None => Err(format!("{name}: unknown, or its value is missing")),
-        })
-    })
+/// A program: its name, the text of `--help`, its options if it is told nothing, and how it takes
+/// another one. Every program also has `--report` and `--settle`.
+pub struct Program<O> {
+    name: &'static str,
+    usage: String,
+    options: O,
+    take: fn(&mut O, &Given<'_>) -> Result<(), String>,
+    check: fn(&mut O) -> Result<(), String>,
 }
 
-/// The value as a number from `min` to `max`.
-pub fn number(name: &str, value: &str, min: u64, max: u64) -> Result<u64, String> {
-    let number = value.parse().ok().filter(|n| (min..=max).contains(n));
-    number.ok_or_else(|| format!("{name} {value}: expected a number from {min} to {max}"))
-}
+impl<O> Program<O> {
+    /// A program.
+    pub fn new(
+        name: &'static str,
+        usage: impl Into<String>,
+        options: O,
+        take: fn(&mut O, &Given<'_>) -> Result<(), String>,
+    ) -> Self {
+        Self { name, usage: usage.into(), options, take, check: |_| Ok(()) }
+    }
 
-/// The error for an unknown name.
-pub fn unknown(name: &str) -> String {
-    format!("{name}: unknown")
+    /// The same, if `check` accepts all options together.
+    pub fn checked(self, check: fn(&mut O) -> Result<(), String>) -> Self {
+        Self { check, ..self }
+    }
+
+    /// The options in these arguments.
+    ///
+    /// # Errors
+    ///
+    /// They are wrong; the message begins with the option's name.
+    pub fn parse<'a>(self, args: impl IntoIterator<Item = &'a str>) -> Result<O, String> {
+        self.parse_all(args).map(|(options, _)| options)
+    }
+
+    fn parse_all<'a>(self, args: impl IntoIterator<Item = &'a str>) -> Result<(O, Channel), String> {
+        let (mut options, mut channel, mut args) = (self.options, Channel::default(), args.into_iter());
+        while let Some(name) = args.next() {
+            let value = args.next().ok_or_else(|| format!("{name}: unknown, or its value is missing"))?;
+            let given = Given { name, value };
+            match name {
+                "--report" => channel.report = Some(given.path()),
+                "--settle" => channel.settle = Duration::from_millis(given.number(0, 60_000)?),
+                _ => (self.take)(&mut options, &given)?,
+            }
+        }
+        (self.check)(&mut options).map(|()| (options, channel))
+    }
+
+    /// Runs the program with the arguments of this process. `run` returns whether all data was
+    /// right.
+    pub fn main<E: Display>(self, run: impl FnOnce(&O, &mut Report) -> Result<bool, E>) -> ExitCode {
+        let (name, usage) = (self.name, self.usage.clone());
+        let args: Vec<String> = env::args().skip(1).collect();
+        if args.iter().any(|arg| arg == "--help") {
+            println!("{usage}");
+            return ExitCode::SUCCESS;
+        }
+        let (options, channel) = match self.parse_all(args.iter().map(String::as_str)) {
+            Ok(parsed) => parsed,
+            Err(message) => {
+                eprintln!("{name}: {message}\n{usage}");
+                return ExitCode::from(MISUSED);
+            }
+        };
+        let done = match channel.open() {
+            Ok(mut report) => run(&options, &mut report).map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        match done {
+            Ok(true) => ExitCode::SUCCESS,
+            Ok(false) => ExitCode::from(WRONG),
+            Err(error) => {
+                eprintln!("{name}: {error}");
+                ExitCode::from(FAILED)
+            }
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn split(args: &[&str]) -> Result<Vec<(String, String)>, String> {
-        pairs(args.iter().map(|arg| (*arg).to_owned())).collect()
+    /// The options of a program that takes any.
+    fn parse(args: &[&str]) -> Result<(Vec<String>, Channel), String> {
+        let take = |options: &mut Vec<_>, given: &Given<'_>| {
+            options.push(format!("{}={}", given.name, given.value));
+            Ok(())
+        };
+        Program::new("some", "", Vec::new(), take).parse_all(args.iter().copied())
     }
 
     #[test]
     fn a_name_without_value_is_an_error() {
-        assert!(split(&["--a", "1", "--b"]).is_err_and(|message| message.starts_with("--b:")));
-        assert_eq!(split(&["--a", "1"]), Ok(vec![("--a".into(), "1".into())]));
-        assert_eq!(split(&[]), Ok(vec![]));
+        assert!(parse(&["--a", "1", "--b"]).is_err_and(|message| message.starts_with("--b:")));
+        assert_eq!(parse(&["--a", "1"]), Ok((vec!["--a=1".into()], Channel::default())));
+        assert_eq!(parse(&[]), Ok((vec![], Channel::default())));
+    }
+
+    #[test]
+    fn every_program_can_be_told_where_to_report_and_to_be_idle_before() {
+        let (others, channel) = parse(&["--report", "f", "--settle", "7"]).expect("parses");
+        let expected = Channel { report: Some("f".into()), settle: Duration::from_millis(7) };
+        assert_eq!((others, channel), (vec![], expected));
+        assert!(parse(&["--settle", "x"]).is_err_and(|message| message.starts_with("--settle x:")));
     }
 
     #[test]
     fn numbers_are_within_their_limits() {
+        let number = |value| Given { name: "--n", value }.number(2, 5);
         for value in ["", "x", "-1", "1", "6", "99999999999999999999"] {
-            assert!(number("--n", value, 2, 5).is_err_and(|message| message.contains("2 to 5")), "{value}");
+            assert!(number(value).is_err_and(|message| message.contains("2 to 5")), "{value}");
         }
-        assert_eq!((number("--n", "2", 2, 5), number("--n", "5", 2, 5)), (Ok(2), Ok(5)));
+        assert_eq!((number("2"), number("5")), (Ok(2), Ok(5)));
     }
 }

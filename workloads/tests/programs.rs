@@ -23,16 +23,62 @@ fn end_of(program: &str, args: &[&str]) -> Value {
 const LOOPS: &str = env!("CARGO_BIN_EXE_loops");
 const MIXED: &str = env!("CARGO_BIN_EXE_mixed");
 
+/// Each program, a part of its help, and command lines that are wrong in their first option.
+const PROGRAMS: [(&str, &str, &[&str]); 8] = [
+    (LOOPS, "--loop NAME", &["--colour blue", "--threads 0"]),
+    (
+        MIXED,
+        "--jobs N",
+        &["--jobs 0", "--jobs many", "--tasks", "--tasks -1", "--colour blue", "--compile x"],
+    ),
+    (
+        env!("CARGO_BIN_EXE_thrash"),
+        "--chunks N",
+        &["--threads 0", "--threads many", "--rounds", "--pages -1", "--chunks 65537", "--colour blue"],
+    ),
+    (
+        env!("CARGO_BIN_EXE_battery"),
+        "--only NAME",
+        &["--only nothing", "--rounds 0", "--report", "--colour blue"],
+    ),
+    (env!("CARGO_BIN_EXE_stale"), "--seconds N", &["--threads 1", "--seconds 0", "--pages", "--colour blue"]),
+    (
+        env!("CARGO_BIN_EXE_mmtest"),
+        "--toggles N",
+        &["--threads 0", "--memory x", "--toggles", "--passes 0", "--colour 1"],
+    ),
+    (
+        env!("CARGO_BIN_EXE_kvmslots"),
+        "--elsewhere N",
+        &[
+            "--mib 0",
+            "--mib 2561",
+            "--pages 0",
+            "--elsewhere 2561",
+            "--rounds",
+            "--part some",
+            "--log manually",
+            "--colour blue",
+        ],
+    ),
+    (env!("CARGO_BIN_EXE_occupy"), "--at ADDRESS", &["--at 0", "--mib 0", "--colour blue"]),
+];
+
 #[test]
 fn help_is_no_error_and_what_is_wrong_is() {
-    for (program, says) in [(LOOPS, "--loop NAME"), (MIXED, "--jobs N")] {
+    for (program, says, all_wrong) in PROGRAMS {
         let help = run(program, &["--help"]);
         assert_eq!(help.status.code(), Some(0));
         assert!(String::from_utf8_lossy(&help.stdout).contains(says));
-        let wrong = run(program, &["--colour", "blue"]);
-        assert_eq!(wrong.status.code(), Some(2));
-        let said = String::from_utf8_lossy(&wrong.stderr);
-        assert!(said.contains("--colour: unknown") && said.contains(says), "{said}");
+        for wrong in all_wrong {
+            let words: Vec<_> = wrong.split(' ').collect();
+            let output = run(program, &words);
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.code(), Some(2), "{wrong}: {said}");
+            let why = said.split_once(": ").map_or("", |(_, why)| why);
+            assert!(why.starts_with(words[0]) && said.contains(says), "{wrong}: {said}");
+            assert!(words[0] != "--colour" || why.starts_with("--colour: unknown"), "{said}");
+        }
     }
 }
 

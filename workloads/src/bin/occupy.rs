@@ -10,17 +10,16 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use serde_json::json;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead};
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 use workloads::mapping::page_bytes;
-use workloads::options::{self, number, pairs, unknown};
+use workloads::options::Program;
 use workloads::report::Report;
 
-const USAGE: &str = "usage: occupy --at ADDRESS --mib N [--report PATH]";
+const USAGE: &str = "usage: occupy --at ADDRESS --mib N [--report PATH] [--settle MS]";
 /// The maximum address of a mapping of `/dev/mem`, and the maximum size mapped.
 const AT_MAX: u64 = 1 << 47;
 const MIB_MAX: u64 = 1 << 20;
@@ -29,53 +28,44 @@ const MIB_MAX: u64 = 1 << 20;
 struct Options {
     at: u64,
     bytes: usize,
-    report: Option<PathBuf>,
 }
 
 impl Options {
-    fn parse(args: impl IntoIterator<Item = String>) -> Result<Self, String> {
-        let mut options = Self::default();
-        for pair in pairs(args) {
-            let (name, value) = pair?;
-            match name.as_str() {
-                "--at" => options.at = number(&name, &value, 1, AT_MAX)?,
-                "--mib" => options.bytes = (number(&name, &value, 1, MIB_MAX)? as usize) << 20,
-                "--report" => options.report = Some(value.into()),
-                _ => return Err(unknown(&name)),
+    fn program() -> Program<Self> {
+        let options = Self::default();
+        Program::new("occupy", USAGE, options, |options, given| {
+            match given.name {
+                "--at" => options.at = given.number(1, AT_MAX)?,
+                "--mib" => options.bytes = (given.number(1, MIB_MAX)? as usize) << 20,
+                _ => return Err(given.unknown()),
             }
-        }
-        if options.at == 0 || options.bytes == 0 {
+            Ok(())
+        })
+        .checked(Self::check)
+    }
+
+    fn check(&mut self) -> Result<(), String> {
+        if self.at == 0 || self.bytes == 0 {
             return Err("an address and a size are needed".to_owned());
         }
-        if !options.at.is_multiple_of(page_bytes() as u64) {
-            return Err(format!("--at {}: not a multiple of {}", options.at, page_bytes()));
+        if !self.at.is_multiple_of(page_bytes() as u64) {
+            return Err(format!("--at {}: not a multiple of {}", self.at, page_bytes()));
         }
-        Ok(options)
+        Ok(())
     }
 }
 
 fn main() -> ExitCode {
-    let options = match options::of_process("occupy", USAGE, Options::parse) {
-        Ok(options) => options,
-        Err(status) => return status,
-    };
-    match run(&options) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("occupy: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    Options::program().main(|options, report| run(options, report).map(|()| true))
 }
 
-fn run(options: &Options) -> io::Result<()> {
+fn run(options: &Options, report: &mut Report) -> io::Result<()> {
     let memory = OpenOptions::new().read(true).write(true).open("/dev/mem")?;
-    let mut report = Report::open(options.report.as_deref())?;
     let mut lines = io::stdin().lock().lines();
     loop {
         report.line(&json!({"event": "waiting"}))?;
         if is_end(lines.next().transpose()?) {
-            return report.line(&json!({"event": "end"}));
+            return report.settle(&json!({"event": "end"}));
         }
         let touched = touch(&memory, options.at, options.bytes)?;
         let stop = AtomicBool::new(false);
@@ -90,7 +80,7 @@ fn run(options: &Options) -> io::Result<()> {
         })?;
         report.line(&json!({"event": "round", "stall_us": micros(stalled)}))?;
         if is_end(ended) {
-            return report.line(&json!({"event": "end"}));
+            return report.settle(&json!({"event": "end"}));
         }
     }
 }
@@ -138,10 +128,6 @@ mod tests {
     use super::*;
     use std::os::unix::fs::FileExt;
 
-    fn parse(args: &[&str]) -> Result<Options, String> {
-        Options::parse(args.iter().map(|arg| (*arg).to_owned()))
-    }
-
     #[test]
     fn an_address_and_a_size_are_needed() {
         for args in [
@@ -152,10 +138,10 @@ mod tests {
             &["--at", "4097", "--mib", "1"],
             &["--at", "4096", "--mib", "1", "--more", "1"],
         ] {
-            assert!(parse(args).is_err(), "{args:?}");
+            assert!(Options::program().parse(args.iter().copied()).is_err(), "{args:?}");
         }
-        let options = parse(&["--at", "8192", "--mib", "2"]).expect("parses");
-        assert_eq!(options, Options { at: 8192, bytes: 2 << 20, report: None });
+        let options = Options::program().parse(["--at", "8192", "--mib", "2"]).expect("parses");
+        assert_eq!(options, Options { at: 8192, bytes: 2 << 20 });
     }
 
     #[test]

@@ -11,13 +11,12 @@ use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 use std::{error, fs, io, ptr, thread};
 use workloads::interrupts::IpiCounts;
 use workloads::mapping::page_bytes;
-use workloads::options::{self, number, unknown};
+use workloads::options::Program;
 use workloads::report::Report;
 use workloads::times::{Stopwatch, Times};
 
@@ -41,38 +40,32 @@ struct Options {
     pages: u64,
     chunks: u64,
     file: PathBuf,
-    report: Option<PathBuf>,
-    settle: Duration,
 }
 
 impl Options {
-    fn parse(args: impl IntoIterator<Item = String>) -> Result<Self, String> {
-        let cpus = thread::available_parallelism().map_or(1, NonZero::get);
-        let mut options = Self {
-            threads: cpus as u64,
+    fn program() -> Program<Self> {
+        let options = Self {
+            threads: thread::available_parallelism().map_or(1, NonZero::get) as u64,
             rounds: 1000,
             pages: 16384,
             chunks: 10,
             file: PathBuf::from("/tmp/thrash.data"),
-            report: None,
-            settle: Duration::ZERO,
         };
-        for pair in options::pairs(args) {
-            let (name, value) = pair?;
-            match name.as_str() {
-                "--threads" => options.threads = number(&name, &value, 1, 4096)?,
-                "--rounds" => options.rounds = number(&name, &value, 1, 1 << 32)?,
-                "--pages" => options.pages = number(&name, &value, 1, 1 << 28)?,
-                "--chunks" => options.chunks = number(&name, &value, 1, 1 << 16)?,
-                "--file" => options.file = PathBuf::from(value),
-                "--report" => options.report = Some(PathBuf::from(value)),
-                "--settle" => options.settle = Duration::from_millis(number(&name, &value, 0, 60_000)?),
-                _ => return Err(unknown(&name)),
+        Program::new("thrash", USAGE, options, |options, given| {
+            match given.name {
+                "--threads" => options.threads = given.number(1, 4096)?,
+                "--rounds" => options.rounds = given.number(1, 1 << 32)?,
+                "--pages" => options.pages = given.number(1, 1 << 28)?,
+                "--chunks" => options.chunks = given.number(1, 1 << 16)?,
+                "--file" => options.file = given.path(),
+                _ => return Err(given.unknown()),
             }
-        }
-        Ok(options)
+            Ok(())
+        })
     }
+}
 
+impl Options {
     /// Total rounds of all threads.
     fn rounds_total(&self) -> u64 {
         self.threads.saturating_mul(self.rounds)
@@ -162,84 +155,47 @@ fn thrash(options: &Options, file: &File, report: &mut Report) -> io::Result<()>
     })
 }
 
-fn run(options: &Options) -> Result<(), Box<dyn error::Error>> {
-    let mut report = Report::open(options.report.as_deref())?;
+fn run(options: &Options, report: &mut Report) -> Result<bool, Box<dyn error::Error>> {
     let bytes = (options.pages + options.chunks) * page_bytes() as u64;
     let shared = SharedFile::create(&options.file, bytes)?;
-    report.line(&json!({
+    report.settle(&json!({
         "event": "begin", "workload": "thrash", "threads": options.threads,
         "rounds": options.rounds, "pages": options.pages, "chunks": options.chunks,
     }))?;
-    thread::sleep(options.settle);
 
     let ipis_before = IpiCounts::now()?;
     let watch = Stopwatch::start()?;
-    thrash(options, &shared.file, &mut report)?;
+    thrash(options, &shared.file, report)?;
     let Times { real, user, sys, .. } = watch.elapsed()?;
     let ipis = IpiCounts::now()?.since(ipis_before);
 
-    report.line(&json!({
+    report.settle(&json!({
         "event": "end", "workload": "thrash", "rounds_total": options.rounds_total(),
         "real": real.as_secs_f64(), "user": user.as_secs_f64(), "sys": sys.as_secs_f64(),
         "tlb_ipis": ipis.tlb, "call_ipis": ipis.call,
     }))?;
-    thread::sleep(options.settle);
-    Ok(())
+    Ok(true)
 }
 
 fn main() -> ExitCode {
-    let options = match options::of_process("thrash", USAGE, Options::parse) {
-        Ok(options) => options,
-        Err(status) => return status,
-    };
-    match run(&options) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("thrash: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    Options::program().main(run)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::os::unix::fs::FileExt;
-
-    fn parse(args: &[&str]) -> Result<Options, String> {
-        Options::parse(args.iter().map(|arg| (*arg).to_owned()))
-    }
-
-    #[test]
-    fn bad_options_are_named() {
-        for args in [
-            &["--threads", "0"][..],
-            &["--threads", "many"],
-            &["--rounds"],
-            &["--pages", "-1"],
-            &["--chunks", "65537"],
-            &["--colour", "blue"],
-        ] {
-            let message = parse(args).expect_err("is refused");
-            assert!(message.starts_with(args[0]), "{args:?}: {message}");
-        }
-    }
+    use workloads::report::reported;
 
     #[test]
     fn every_round_of_every_thread_is_made() {
-        let dir = std::env::temp_dir();
-        let (file, report) = (format!("thrash-test-{}", std::process::id()), "jsonl");
-        let file = dir.join(file);
-        let report_path = file.with_extension(report);
-        let mut options = parse(&["--threads", "3", "--rounds", "20", "--pages", "64"]).expect("parses");
+        let file = std::env::temp_dir().join(format!("thrash-test-{}", std::process::id()));
+        let args = ["--threads", "3", "--rounds", "20", "--pages", "64"];
+        let mut options = Options::program().parse(args).expect("parses");
         options.file = file.clone();
-        options.report = Some(report_path.clone());
-        run(&options).expect("runs");
-
-        let lines = fs::read_to_string(&report_path).expect("was written");
-        fs::remove_file(&report_path).expect("removes");
-        let last: serde_json::Value =
-            serde_json::from_str(lines.lines().last().expect("has lines")).expect("is JSON");
+        let (done, lines) = reported(|report| run(&options, report));
+        assert!(done.expect("runs"));
+        let last = lines.last().expect("has lines");
         assert_eq!(last["event"], "end");
         assert_eq!(last["rounds_total"], 60);
         assert!(last["real"].as_f64().is_some_and(|secs| secs > 0.0));

@@ -17,19 +17,19 @@ mod userfaults;
 mod workers;
 
 use serde_json::{Value, json};
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 use std::{error, io};
-use workloads::options::{self, number, unknown};
+use workloads::options::Program;
 use workloads::report::Report;
 
 const USAGE: &str = "\
-usage: battery [--only NAME] [--rounds N] [--report F]
+usage: battery [--only NAME] [--rounds N] [--report F] [--settle MS]
 
   --only NAME  this check only [all of them]
   --rounds N   rounds of each check [4]
   --report F   file for the JSON lines [standard output]
+  --settle MS  idle time after `begin` and after `end` [0]
 
 The status is 1 if a check failed.";
 
@@ -59,31 +59,29 @@ const CHECKS: [Check; 7] = [
 struct Options {
     only: Option<String>,
     rounds: u64,
-    report: Option<PathBuf>,
 }
 
 impl Options {
-    fn parse(args: impl IntoIterator<Item = String>) -> Result<Self, String> {
-        let mut options = Self { only: None, rounds: 4, report: None };
-        for pair in options::pairs(args) {
-            let (name, value) = pair?;
-            match name.as_str() {
-                "--only" if CHECKS.iter().any(|check| check.name == value) => options.only = Some(value),
-                "--only" => return Err(format!("--only {value}: there is no such check")),
-                "--rounds" => options.rounds = number(&name, &value, 1, 1 << 20)?,
-                "--report" => options.report = Some(PathBuf::from(value)),
-                _ => return Err(unknown(&name)),
+    fn program() -> Program<Self> {
+        let options = Self { only: None, rounds: 4 };
+        Program::new("battery", USAGE, options, |options, given| {
+            match given.name {
+                "--only" if CHECKS.iter().any(|check| check.name == given.value) => {
+                    options.only = Some(given.value.to_owned());
+                }
+                "--only" => return Err(format!("--only {}: there is no such check", given.value)),
+                "--rounds" => options.rounds = given.number(1, 1 << 20)?,
+                _ => return Err(given.unknown()),
             }
-        }
-        Ok(options)
+            Ok(())
+        })
     }
 }
 
 /// Runs the checks; whether all have passed.
-fn run(options: &Options) -> io::Result<bool> {
-    let mut report = Report::open(options.report.as_deref())?;
+fn run(options: &Options, report: &mut Report) -> io::Result<bool> {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
-    report.line(&json!({
+    report.settle(&json!({
         "event": "begin", "workload": "battery", "kernel": release,
         "page_bytes": rustix::param::page_size(), "rounds": options.rounds,
     }))?;
@@ -108,36 +106,17 @@ fn run(options: &Options) -> io::Result<bool> {
         }
         report.line(&line)?;
     }
-    report.line(&json!({"event": "end", "workload": "battery", "passed": passed, "failed": failed}))?;
+    report.settle(&json!({"event": "end", "workload": "battery", "passed": passed, "failed": failed}))?;
     Ok(failed == 0)
 }
 
 fn main() -> ExitCode {
-    let options = match options::of_process("battery", USAGE, Options::parse) {
-        Ok(options) => options,
-        Err(status) => return status,
-    };
-    match run(&options) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("battery: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    Options::program().main(run)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn bad_options_are_named() {
-        for args in [&["--only", "nothing"][..], &["--rounds", "0"], &["--report"], &["--colour", "blue"]] {
-            let message = Options::parse(args.iter().map(|arg| (*arg).to_owned())).expect_err("is refused");
-            assert!(message.starts_with(args[0]), "{args:?}: {message}");
-        }
-    }
 
     #[test]
     fn checks_that_need_no_rights_pass() {

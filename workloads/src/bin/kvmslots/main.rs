@@ -19,16 +19,9 @@ use machine::{LogWay, Machine};
 use round::Part;
 use serde_json::json;
 use std::io;
-use std::path::PathBuf;
 use std::process::ExitCode;
-use std::thread;
-use std::time::Duration;
-use workloads::options::{self, number, unknown};
+use workloads::options::Program;
 use workloads::report::Report;
-
-/// The exit status for a wrong result, and for a failed operation.
-const WRONG: u8 = 1;
-const FAILED: u8 = 3;
 
 const PAGES_PER_MIB: u64 = 256;
 /// The guest's room for slots.
@@ -76,38 +69,47 @@ struct Options {
     rounds: u64,
     parts: Vec<Part>,
     log: LogWay,
-    report: Option<PathBuf>,
-    settle: Duration,
 }
 
 impl Options {
-    fn parse(args: impl IntoIterator<Item = String>) -> Result<Self, String> {
-        let mut options = Self {
-            pages: (1024 * PAGES_PER_MIB) as usize,
+    fn program() -> Program<Self> {
+        let options = Self {
+            pages: pages_of_mib(1024),
             elsewhere: 0,
             rounds: 3,
             parts: vec![Part::Delete, Part::Log],
             log: LogWay::Simple,
-            report: None,
-            settle: Duration::ZERO,
         };
-        for pair in options::pairs(args) {
-            let (name, value) = pair?;
-            match name.as_str() {
-                "--mib" => options.pages = pages_of_mib(number(&name, &value, 1, guest::MIB_MAX)?),
-                "--pages" => options.pages = number(&name, &value, 1, PAGES_MAX)? as usize,
-                "--elsewhere" => {
-                    options.elsewhere = pages_of_mib(number(&name, &value, 0, guest::MIB_MAX)?);
+        Program::new("kvmslots", USAGE, options, |options, given| {
+            match given.name {
+                "--mib" => options.pages = pages_of_mib(given.number(1, guest::MIB_MAX)?),
+                "--pages" => options.pages = given.number(1, PAGES_MAX)? as usize,
+                "--elsewhere" => options.elsewhere = pages_of_mib(given.number(0, guest::MIB_MAX)?),
+                "--rounds" => options.rounds = given.number(1, 10_000)?,
+                "--part" => {
+                    options.parts = match given.value {
+                        "delete" => vec![Part::Delete],
+                        "log" => vec![Part::Log],
+                        "both" => vec![Part::Delete, Part::Log],
+                        _ => return Err(given.expected("delete, log, or both")),
+                    }
                 }
-                "--rounds" => options.rounds = number(&name, &value, 1, 10_000)?,
-                "--part" => options.parts = parts(&value)?,
-                "--log" => options.log = log_way(&value)?,
-                "--report" => options.report = Some(PathBuf::from(value)),
-                "--settle" => options.settle = Duration::from_millis(number(&name, &value, 0, 60_000)?),
-                _ => return Err(unknown(&name)),
+                "--log" => {
+                    options.log = match given.value {
+                        "simple" => LogWay::Simple,
+                        "manual" => LogWay::Manual,
+                        _ => return Err(given.expected("simple or manual")),
+                    }
+                }
+                _ => return Err(given.unknown()),
             }
-        }
-        let all = (options.pages + options.elsewhere) as u64;
+            Ok(())
+        })
+        .checked(Self::check)
+    }
+
+    fn check(&mut self) -> Result<(), String> {
+        let all = (self.pages + self.elsewhere) as u64;
         if all > PAGES_MAX {
             return Err(format!(
                 "--elsewhere: with the slot these are {} MiB, and there is room for {}",
@@ -115,7 +117,7 @@ impl Options {
                 guest::MIB_MAX
             ));
         }
-        Ok(options)
+        Ok(())
     }
 }
 
@@ -123,36 +125,17 @@ fn pages_of_mib(mib: u64) -> usize {
     (mib * PAGES_PER_MIB) as usize
 }
 
-fn parts(value: &str) -> Result<Vec<Part>, String> {
-    match value {
-        "delete" => Ok(vec![Part::Delete]),
-        "log" => Ok(vec![Part::Log]),
-        "both" => Ok(vec![Part::Delete, Part::Log]),
-        _ => Err(format!("--part {value}: expected delete, log, or both")),
-    }
-}
-
-fn log_way(value: &str) -> Result<LogWay, String> {
-    match value {
-        "simple" => Ok(LogWay::Simple),
-        "manual" => Ok(LogWay::Manual),
-        _ => Err(format!("--log {value}: expected simple or manual")),
-    }
-}
-
-fn run(options: &Options) -> io::Result<()> {
-    let mut report = Report::open(options.report.as_deref())?;
+fn run(options: &Options, report: &mut Report) -> io::Result<()> {
     let mut machine = Machine::start(options.pages, options.elsewhere, options.log)?;
     if options.elsewhere != 0 {
         round::store_elsewhere(&mut machine)?;
     }
-    report.line(&json!({
+    report.settle(&json!({
         "event": "begin", "workload": "kvmslots", "pages": options.pages, "rounds": options.rounds,
         "elsewhere": options.elsewhere,
         "parts": options.parts.iter().map(|part| part.name()).collect::<Vec<_>>(),
         "log": options.log.name(),
     }))?;
-    thread::sleep(options.settle);
     for number in 0..options.rounds {
         let mut line = json!({"event": "round", "workload": "kvmslots", "round": number});
         for part in &options.parts {
@@ -162,23 +145,17 @@ fn run(options: &Options) -> io::Result<()> {
         }
         report.line(&line)?;
     }
-    report.line(&json!({
+    report.settle(&json!({
         "event": "end", "workload": "kvmslots", "pages": options.pages, "rounds": options.rounds,
-    }))?;
-    thread::sleep(options.settle);
-    Ok(())
+    }))
 }
 
 fn main() -> ExitCode {
-    let options = match options::of_process("kvmslots", USAGE, Options::parse) {
-        Ok(options) => options,
-        Err(status) => return status,
-    };
-    match run(&options) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
+    Options::program().main(|options, report| match run(options, report) {
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
             eprintln!("kvmslots: {error}");
-            ExitCode::from(if error.kind() == io::ErrorKind::InvalidData { WRONG } else { FAILED })
+            Ok(false)
         }
-    }
+        done => done.map(|()| true),
+    })
 }

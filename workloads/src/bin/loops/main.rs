@@ -17,20 +17,14 @@ mod tests;
 
 use serde_json::json;
 use std::num::NonZero;
-use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 use std::{io, thread};
 use table::{LOOPS, Loop, Size};
 use team::Damage;
 use workloads::interrupts::IpiCounts;
-use workloads::options::{self, number, unknown};
+use workloads::options::{FAILED, Given, Program, WRONG};
 use workloads::report::Report;
 use workloads::times::{Stopwatch, Times};
-
-/// The exit status for wrong data, and for a failed operation.
-const WRONG: u8 = 1;
-const FAILED: u8 = 3;
 
 fn usage() -> String {
     let width = LOOPS.iter().map(|each| each.name.len()).max().unwrap_or_default();
@@ -61,62 +55,60 @@ wrong, {FAILED} if the kernel refused an operation. For example:
 
 #[derive(Debug, PartialEq, Eq)]
 struct Options {
-    which: &'static Loop,
+    /// A loop is needed.
+    which: Option<&'static Loop>,
+    /// With 0 threads, as many as there are CPUs.
     size: Size,
     rounds: u64,
-    report: Option<PathBuf>,
-    settle: Duration,
 }
 
 impl Options {
-    fn parse(args: impl IntoIterator<Item = String>) -> Result<Self, String> {
-        let cpus = thread::available_parallelism().map_or(1, NonZero::get);
-        let (mut which, mut threads) = (None, None);
-        let (mut pages, mut rounds, mut report, mut settle) = (128, 10_000, None, Duration::ZERO);
-        for pair in options::pairs(args) {
-            let (name, value) = pair?;
-            match name.as_str() {
-                "--loop" => which = Some(Loop::named(&value).ok_or_else(|| no_loop(&value))?),
-                "--threads" => threads = Some(number(&name, &value, 1, 1024)?),
-                "--rounds" => rounds = number(&name, &value, 1, 1 << 32)?,
-                "--pages" => pages = number(&name, &value, 1, 1 << 16)?,
-                "--report" => report = Some(PathBuf::from(value)),
-                "--settle" => settle = Duration::from_millis(number(&name, &value, 0, 60_000)?),
-                _ => return Err(unknown(&name)),
+    fn program() -> Program<Self> {
+        let size = Size { threads: 0, pages: 128 };
+        let options = Self { which: None, size, rounds: 10_000 };
+        Program::new("loops", usage(), options, |options, given| {
+            match given.name {
+                "--loop" => options.which = Some(Loop::named(given.value).ok_or_else(|| no_loop(given))?),
+                "--threads" => options.size.threads = given.number(1, 1024)? as usize,
+                "--rounds" => options.rounds = given.number(1, 1 << 32)?,
+                "--pages" => options.size.pages = given.number(1, 1 << 16)? as usize,
+                _ => return Err(given.unknown()),
             }
+            Ok(())
+        })
+        .checked(Self::check)
+    }
+
+    fn check(&mut self) -> Result<(), String> {
+        let which = self.which.ok_or("--loop: the name of a loop is needed")?;
+        let threads = &mut self.size.threads;
+        if *threads == 0 {
+            let cpus = thread::available_parallelism().map_or(1, NonZero::get);
+            *threads = if which.in_pairs { cpus.next_multiple_of(2) } else { cpus };
         }
-        let which = which.ok_or("--loop: the name of a loop is needed")?;
-        let usual = if which.in_pairs { cpus.next_multiple_of(2) } else { cpus };
-        let threads = threads.unwrap_or(usual as u64);
         if which.in_pairs && !threads.is_multiple_of(2) {
-            return Err(format!(
-                "--threads {threads}: {} goes in pairs, so expected an even number",
-                which.name
-            ));
+            let name = which.name;
+            return Err(format!("--threads {threads}: {name} goes in pairs, so expected an even number"));
         }
-        let size = Size { threads: threads as usize, pages: pages as usize };
-        Ok(Self { which, size, rounds, report, settle })
+        Ok(())
     }
 }
 
-fn no_loop(name: &str) -> String {
-    let names = LOOPS.each_ref().map(|each| each.name);
-    format!("--loop {name}: expected one of {}", names.join(", "))
+fn no_loop(given: &Given<'_>) -> String {
+    given.expected(&format!("one of {}", LOOPS.each_ref().map(|each| each.name).join(", ")))
 }
 
 /// Runs the loop; returns the first damage, if any.
-fn run(options: &Options) -> io::Result<Option<Damage>> {
-    let Options { which, size, rounds, .. } = options;
+fn run(options: &Options, which: &Loop, report: &mut Report) -> io::Result<Option<Damage>> {
+    let Options { size, rounds, .. } = options;
     let rounds_total = rounds * size.threads as u64;
-    let mut report = Report::open(options.report.as_deref())?;
     // The kernel may merge adjacent mappings of several threads, which could then hold a huge page.
     rustix::thread::disable_transparent_huge_pages(true)?;
     let workers = (which.workers)(*size)?;
-    report.line(&json!({
+    report.settle(&json!({
         "event": "begin", "workload": "loops", "loop": which.name, "threads": size.threads,
         "rounds": rounds, "pages": size.pages,
     }))?;
-    thread::sleep(options.settle);
 
     let ipis_before = IpiCounts::now()?;
     let watch = Stopwatch::start()?;
@@ -124,14 +116,13 @@ fn run(options: &Options) -> io::Result<Option<Damage>> {
     let Times { real, user, sys, faults } = watch.elapsed()?;
     let ipis = IpiCounts::now()?.since(ipis_before);
 
-    report.line(&json!({
+    report.settle(&json!({
         "event": "end", "workload": "loops", "loop": which.name, "rounds_total": rounds_total,
         "ns": u64::try_from(real.as_nanos()).unwrap_or(u64::MAX),
         "ns_per_round": real.as_nanos() as f64 / rounds_total as f64,
         "user": user.as_secs_f64(), "sys": sys.as_secs_f64(), "faults": faults,
         "tlb_ipis": ipis.tlb, "call_ipis": ipis.call, "damaged": damage.is_some(),
     }))?;
-    thread::sleep(options.settle);
     if let Some(Damage { thread, round, what }) = &damage {
         report.line(&json!({
             "event": "damage", "workload": "loops", "loop": which.name, "thread": thread, "round": round,
@@ -142,19 +133,12 @@ fn run(options: &Options) -> io::Result<Option<Damage>> {
 }
 
 fn main() -> ExitCode {
-    let options = match options::of_process("loops", &usage(), Options::parse) {
-        Ok(options) => options,
-        Err(status) => return status,
-    };
-    match run(&options) {
-        Ok(None) => ExitCode::SUCCESS,
-        Ok(Some(Damage { thread, round, what })) => {
-            eprintln!("loops: {}: thread {thread}, round {round}: {what}", options.which.name);
-            ExitCode::from(WRONG)
+    Options::program().main(|options, report| {
+        let which = options.which.ok_or("there is no loop")?;
+        let damage = run(options, which, report).map_err(|error| format!("{}: {error}", which.name))?;
+        if let Some(Damage { thread, round, what }) = &damage {
+            eprintln!("loops: {}: thread {thread}, round {round}: {what}", which.name);
         }
-        Err(error) => {
-            eprintln!("loops: {}: {error}", options.which.name);
-            ExitCode::from(FAILED)
-        }
-    }
+        Ok::<_, String>(damage.is_none())
+    })
 }

@@ -3,24 +3,17 @@
 use super::*;
 use crate::team::{Trouble, Worker};
 use serde_json::Value;
-use std::fs;
-
-fn parse(args: &[&str]) -> Result<Options, String> {
-    Options::parse(args.iter().map(|arg| (*arg).to_owned()))
-}
+use workloads::report::reported;
 
 /// Runs a loop, and returns its last line.
 fn end_of(name: &str, threads: &str, rounds: &str) -> Value {
-    let path = std::env::temp_dir().join(format!("loops-test-{name}-{}", std::process::id()));
     let args = ["--loop", name, "--threads", threads, "--rounds", rounds, "--pages", "5"];
-    let mut options = parse(&args).expect("parses");
-    options.report = Some(path.clone());
-    let damage = run(&options).unwrap_or_else(|error| panic!("{name}: {error}"));
-    assert_eq!(damage, None, "{name}");
-    let lines = fs::read_to_string(&path).expect("was written");
-    fs::remove_file(&path).expect("removes");
-    assert_eq!(lines.lines().count(), 2, "{lines}");
-    serde_json::from_str(lines.lines().last().expect("has lines")).expect("is JSON")
+    let options = Options::program().parse(args).expect("parses");
+    let which = options.which.expect("is named");
+    let (damage, lines) = reported(|report| run(&options, which, report));
+    assert_eq!(damage.unwrap_or_else(|error| panic!("{name}: {error}")), None, "{name}");
+    let [_, end] = lines.try_into().expect("are two");
+    end
 }
 
 #[test]
@@ -35,7 +28,7 @@ fn bad_options_are_named() {
         (&["--loop", "futex", "--threads", "3"], "--threads 3: futex goes in pairs"),
         (&["--loop", "context_switch", "--threads", "1"], "--threads 1: context_switch goes in pairs"),
     ] {
-        let message = parse(args).expect_err("is refused");
+        let message = Options::program().parse(args.iter().copied()).expect_err("is refused");
         assert!(message.starts_with(says), "{args:?}: {message}");
     }
 }
@@ -46,7 +39,11 @@ fn names_are_unique_and_the_help_has_them() {
     for (index, each) in LOOPS.iter().enumerate() {
         assert!(LOOPS[..index].iter().all(|other| other.name != each.name), "{} twice", each.name);
         assert!(usage.contains(&format!("\n  {} ", each.name)), "{usage}");
-        assert!(parse(&["--loop", each.name]).is_ok(), "{}: as it is called without more", each.name);
+        assert!(
+            Options::program().parse(["--loop", each.name]).is_ok(),
+            "{}: as it is called without more",
+            each.name
+        );
     }
     for line in usage.lines() {
         assert!(line.chars().count() <= 100, "{line}");

@@ -19,15 +19,10 @@ use stage::{Header, Stage};
 use std::num::NonZero;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 use std::{env, io, process, thread};
-use workloads::options::{self, number, unknown};
+use workloads::options::Program;
 use workloads::report::Report;
 use workloads::times::{Stopwatch, Times};
-
-/// The exit status for a wrong object, and for a failed operation.
-const WRONG: u8 = 1;
-const FAILED: u8 = 3;
 
 const USAGE: &str = "\
 usage: mixed [--jobs N] [--tasks N] [--directory D] [--report F] [--settle MS]
@@ -50,58 +45,50 @@ struct Options {
     jobs: u64,
     tasks: u64,
     directory: PathBuf,
-    report: Option<PathBuf>,
-    settle: Duration,
     /// The stage, and its task, of a process that this program has forked.
     stage: Option<(Stage, u64)>,
 }
 
 impl Options {
-    fn parse(args: impl IntoIterator<Item = String>) -> Result<Self, String> {
-        let cpus = thread::available_parallelism().map_or(1, NonZero::get);
-        let mut options = Self {
-            jobs: cpus as u64,
+    fn program() -> Program<Self> {
+        let options = Self {
+            jobs: thread::available_parallelism().map_or(1, NonZero::get) as u64,
             tasks: 100,
             directory: PathBuf::from("/tmp"),
-            report: None,
-            settle: Duration::ZERO,
             stage: None,
         };
-        for pair in options::pairs(args) {
-            let (name, value) = pair?;
-            let task = || number(&name, &value, 0, u64::MAX);
-            match name.as_str() {
-                "--jobs" => options.jobs = number(&name, &value, 1, 1024)?,
-                "--tasks" => options.tasks = number(&name, &value, 1, 1 << 24)?,
-                "--directory" => options.directory = PathBuf::from(value),
-                "--report" => options.report = Some(PathBuf::from(value)),
-                "--settle" => options.settle = Duration::from_millis(number(&name, &value, 0, 60_000)?),
-                _ => options.stage = Some((Stage::named(&name).ok_or_else(|| unknown(&name))?, task()?)),
+        Program::new("mixed", USAGE, options, |options, given| {
+            match given.name {
+                "--jobs" => options.jobs = given.number(1, 1024)?,
+                "--tasks" => options.tasks = given.number(1, 1 << 24)?,
+                "--directory" => options.directory = given.path(),
+                name => {
+                    let stage = Stage::named(name).ok_or_else(|| given.unknown())?;
+                    options.stage = Some((stage, given.number(0, u64::MAX)?));
+                }
             }
-        }
-        Ok(options)
+            Ok(())
+        })
     }
 }
 
 /// Runs all tasks; returns whether all objects were right.
-fn run(options: &Options) -> io::Result<bool> {
-    let mut report = Report::open(options.report.as_deref())?;
+fn run(options: &Options, report: &mut Report) -> io::Result<bool> {
     let directory = builder::Directory::create(&options.directory, process::id())?;
     let header = Header::create(directory.path())?;
     for task in 0..options.tasks {
         stage::write_source(directory.path(), task)?;
     }
-    report.line(&json!({
+    report.settle(&json!({
         "event": "begin", "workload": "mixed", "jobs": options.jobs, "tasks": options.tasks,
     }))?;
-    thread::sleep(options.settle);
 
     let watch = Stopwatch::start()?;
     builder::build(directory.path(), options.jobs, options.tasks)?;
     let wrong = builder::wrong_object(directory.path(), &header, options.tasks)?;
     let Times { real, user, sys, faults } = watch.elapsed()?;
 
-    report.line(&json!({
+    report.settle(&json!({
         "event": "end", "workload": "mixed", "tasks": options.tasks,
         "processes": options.tasks * Stage::ALL.len() as u64,
         "ns": u64::try_from(real.as_nanos()).unwrap_or(u64::MAX),
@@ -109,7 +96,6 @@ fn run(options: &Options) -> io::Result<bool> {
         "user": user.as_secs_f64(), "sys": sys.as_secs_f64(), "faults": faults,
         "damaged": wrong.is_some(),
     }))?;
-    thread::sleep(options.settle);
     if let Some((task, what)) = &wrong {
         eprintln!("mixed: task {task}: {what}");
         report.line(&json!({"event": "damage", "workload": "mixed", "task": task, "what": what}))?;
@@ -118,23 +104,13 @@ fn run(options: &Options) -> io::Result<bool> {
 }
 
 fn main() -> ExitCode {
-    let options = match options::of_process("mixed", USAGE, Options::parse) {
-        Ok(options) => options,
-        Err(status) => return status,
-    };
-    let done = match options.stage {
-        Some((stage, task)) => stage::run(stage, &options.directory, task).map(|()| true),
-        None => run(&options),
-    };
-    match done {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(WRONG),
-        Err(error) => {
-            let what = options.stage.map_or("", |(stage, _)| stage.name());
-            eprintln!("mixed: {what}{}{error}", if what.is_empty() { "" } else { ": " });
-            ExitCode::from(FAILED)
+    Options::program().main(|options, report| match options.stage {
+        Some((stage, task)) => {
+            let done = stage::run(stage, &options.directory, task).map(|()| true);
+            done.map_err(|error| format!("{}: {error}", stage.name()))
         }
-    }
+        None => run(options, report).map_err(|error| error.to_string()),
+    })
 }
 
 /// Starts a process of this program for a stage of a task. It is forked, not made by vfork as the
@@ -168,31 +144,12 @@ fn ended(who: &str, status: WaitStatus) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    fn parse(args: &[&str]) -> Result<Options, String> {
-        Options::parse(args.iter().map(|arg| (*arg).to_owned()))
-    }
-
-    #[test]
-    fn bad_options_are_named() {
-        for args in [
-            &["--jobs", "0"][..],
-            &["--jobs", "many"],
-            &["--tasks"],
-            &["--tasks", "-1"],
-            &["--colour", "blue"],
-            &["--compile", "x"],
-        ] {
-            let message = parse(args).expect_err("is refused");
-            assert!(message.starts_with(args[0]), "{args:?}: {message}");
-        }
-    }
-
     #[test]
     fn a_process_is_told_what_to_do() {
         for stage in Stage::ALL {
-            let options = parse(&["--directory", "/d", stage.name(), "7"]).expect("parses");
+            let options = Options::program().parse(["--directory", "/d", stage.name(), "7"]).expect("parses");
             assert_eq!((options.stage, options.directory), (Some((stage, 7)), "/d".into()));
         }
-        assert_eq!(parse(&["--tasks", "3"]).expect("parses").stage, None);
+        assert_eq!(Options::program().parse(["--tasks", "3"]).expect("parses").stage, None);
     }
 }

@@ -22,7 +22,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use std::{error, io, thread};
-use workloads::options::{self, number, unknown};
+use workloads::options::Program;
 use workloads::report::Report;
 use workloads::times::{Stopwatch, Times};
 
@@ -54,38 +54,30 @@ struct Options {
     passes: u64,
     rounds: Option<u64>,
     rom: PathBuf,
-    report: Option<PathBuf>,
-    settle: Duration,
 }
 
 impl Options {
-    fn parse(args: impl IntoIterator<Item = String>) -> Result<Self, String> {
-        let cpus = thread::available_parallelism().map_or(1, NonZero::get);
-        let mut options = Self {
-            threads: cpus as u64,
+    fn program() -> Program<Self> {
+        let options = Self {
+            threads: thread::available_parallelism().map_or(1, NonZero::get) as u64,
             memory_mib: 64,
             toggles: 100,
             passes: 1,
             rounds: None,
             rom: PathBuf::from("/sys/bus/pci/devices/0000:00:01.0/rom"),
-            report: None,
-            settle: Duration::ZERO,
         };
-        for pair in options::pairs(args) {
-            let (name, value) = pair?;
-            match name.as_str() {
-                "--threads" => options.threads = number(&name, &value, 1, 1024)?,
-                "--memory" => options.memory_mib = number(&name, &value, 1, 1 << 20)?,
-                "--toggles" => options.toggles = number(&name, &value, 1, 10_000_000)?,
-                "--passes" => options.passes = number(&name, &value, 1, 1 << 32)?,
-                "--rounds" => options.rounds = Some(number(&name, &value, 1, 10_000_000)?),
-                "--rom" => options.rom = PathBuf::from(value),
-                "--report" => options.report = Some(PathBuf::from(value)),
-                "--settle" => options.settle = Duration::from_millis(number(&name, &value, 0, 60_000)?),
-                _ => return Err(unknown(&name)),
+        Program::new("mmtest", USAGE, options, |options, given| {
+            match given.name {
+                "--threads" => options.threads = given.number(1, 1024)?,
+                "--memory" => options.memory_mib = given.number(1, 1 << 20)?,
+                "--toggles" => options.toggles = given.number(1, 10_000_000)?,
+                "--passes" => options.passes = given.number(1, 1 << 32)?,
+                "--rounds" => options.rounds = Some(given.number(1, 10_000_000)?),
+                "--rom" => options.rom = given.path(),
+                _ => return Err(given.unknown()),
             }
-        }
-        Ok(options)
+            Ok(())
+        })
     }
 }
 
@@ -217,15 +209,13 @@ fn summary(numbers: &[f64]) -> Value {
 }
 
 /// Runs everything; returns whether there was no error.
-fn run(options: &Options, rom: &Rom) -> Result<bool, Box<dyn error::Error>> {
-    let mut report = Report::open(options.report.as_deref())?;
-    report.line(&json!({
+fn run(options: &Options, rom: &Rom, report: &mut Report) -> Result<bool, Box<dyn error::Error>> {
+    report.settle(&json!({
         "event": "begin", "workload": "mmtest", "threads": options.threads, "memory_mib": options.memory_mib,
         "toggles": options.toggles, "passes": options.passes, "rounds": options.rounds, "rom_bytes": rom.len(),
     }))?;
-    thread::sleep(options.settle);
     let watch = Stopwatch::start()?;
-    let (toggles, touched) = run_threads(options, rom, &mut report)?;
+    let (toggles, touched) = run_threads(options, rom, report)?;
     let Times { real, user, sys, faults } = watch.elapsed()?;
     let mut end = json!({
         "event": "end", "workload": "mmtest", "toggles": toggles.times_us.len(),
@@ -236,8 +226,7 @@ fn run(options: &Options, rom: &Rom) -> Result<bool, Box<dyn error::Error>> {
     if options.rounds.is_some() {
         end["round_us"] = summary(&toggles.rounds_us);
     }
-    report.line(&end)?;
-    thread::sleep(options.settle);
+    report.settle(&end)?;
     for line in damage_lines(&toggles, &touched) {
         eprintln!("mmtest: {line}");
         report.line(&line)?;
@@ -260,25 +249,10 @@ fn damage_lines(toggles: &Toggles, touched: &Touched) -> Vec<Value> {
 }
 
 fn main() -> ExitCode {
-    let options = match options::of_process("mmtest", USAGE, Options::parse) {
-        Ok(options) => options,
-        Err(status) => return status,
-    };
-    let rom = match Rom::open(&options.rom) {
-        Ok(rom) => rom,
-        Err(error) => {
-            eprintln!("mmtest: {}: {error}", options.rom.display());
-            return ExitCode::from(3);
-        }
-    };
-    match run(&options, &rom) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("mmtest: {error}");
-            ExitCode::from(3)
-        }
-    }
+    Options::program().main(|options, report| {
+        let rom = Rom::open(&options.rom).map_err(|error| format!("{}: {error}", options.rom.display()))?;
+        run(options, &rom, report).map_err(|error| error.to_string())
+    })
 }
 
 #[cfg(test)]

@@ -1,38 +1,19 @@
 use super::*;
 use crate::rom::tests::fake;
-use std::fs;
+use workloads::report::reported;
 
-fn parse(args: &[&str]) -> Result<Options, String> {
-    Options::parse(args.iter().map(|arg| (*arg).to_owned()))
-}
-
-/// Runs with these arguments, and returns whether there was no error, and the last lines of the
-/// report.
-fn report_of(name: &str, args: &[&str], rom: &Rom) -> (bool, Vec<Value>) {
-    let path = std::env::temp_dir().join(format!("quell-mmtest-{name}-{}", std::process::id()));
-    let mut options = parse(args).expect("parses");
-    options.report = Some(path.clone());
-    let is_right = run(&options, rom).expect("runs");
-    let text = fs::read_to_string(&path).expect("was written");
-    fs::remove_file(&path).expect("removes");
-    (is_right, text.lines().map(|line| serde_json::from_str(line).expect("is JSON")).collect())
-}
-
-#[test]
-fn bad_options_are_named() {
-    for args in
-        [&["--threads", "0"][..], &["--memory", "x"], &["--toggles"], &["--passes", "0"], &["--colour", "1"]]
-    {
-        let message = parse(args).expect_err("is refused");
-        assert!(message.starts_with(args[0]), "{args:?}: {message}");
-    }
+/// Runs with these arguments, and returns whether there was no error, and the lines of the report.
+fn report_of(args: &[&str], rom: &Rom) -> (bool, Vec<Value>) {
+    let options = Options::program().parse(args.iter().copied()).expect("parses");
+    let (is_right, lines) = reported(|report| run(&options, rom, report));
+    (is_right.expect("runs"), lines)
 }
 
 #[test]
 fn all_toggles_and_passes_are_made() {
     let rom = fake("mmtest-right", |_| {});
     let args = ["--threads", "3", "--memory", "2", "--toggles", "70", "--passes", "2"];
-    let (is_right, lines) = report_of("right", &args, &rom);
+    let (is_right, lines) = report_of(&args, &rom);
     assert!(is_right);
     let end = lines.last().expect("has lines");
     assert_eq!((&end["event"], &end["toggles"]), (&json!("end"), &json!(70)));
@@ -49,7 +30,7 @@ fn all_toggles_and_passes_are_made() {
 fn rounds_are_the_same_work_each_time() {
     let rom = fake("mmtest-rounds", |_| {});
     let args = ["--threads", "3", "--memory", "2", "--rounds", "7"];
-    let (is_right, lines) = report_of("rounds", &args, &rom);
+    let (is_right, lines) = report_of(&args, &rom);
     assert!(is_right);
     let end = lines.last().expect("has lines");
     assert_eq!((&end["toggles"], &end["passes"]), (&json!(7), &json!(8 * 3)), "one pass comes before");
@@ -60,8 +41,7 @@ fn rounds_are_the_same_work_each_time() {
 #[test]
 fn a_wrong_rom_is_reported() {
     let rom = fake("mmtest-wrong", |image| image[0x2001] ^= 0x80);
-    let (is_right, lines) =
-        report_of("wrong", &["--threads", "1", "--memory", "1", "--toggles", "130"], &rom);
+    let (is_right, lines) = report_of(&["--threads", "1", "--memory", "1", "--toggles", "130"], &rom);
     assert!(!is_right);
     let [.., end, damage] = &lines[..] else { panic!("{lines:?}") };
     assert_eq!(end["rom_errors"], 2, "in toggles 2 and 66: {end}");

@@ -19,13 +19,12 @@ use remapper::Remapper;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde_json::{Map, Value, json};
 use std::num::NonZero;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Barrier, mpsc};
 use std::time::{Duration, Instant};
 use std::{error, io, thread};
-use workloads::options::{self, number, unknown};
+use workloads::options::Program;
 use workloads::report::Report;
 
 /// One thread out of this many is a remapper.
@@ -34,13 +33,14 @@ const THREADS_PER_REMAPPER: u64 = 8;
 const THREADS_PER_RUDE: usize = 4;
 
 const USAGE: &str = "\
-usage: stale [--threads N] [--seconds N] [--pages N] [--pause US] [--report F]
+usage: stale [--threads N] [--seconds N] [--pages N] [--pause US] [--report F] [--settle MS]
 
   --threads N  threads; every eighth remaps, the others read [one per CPU, at least 2]
   --seconds N  duration of the run [5]
   --pages N    pages of each remapper [16]
   --pause US   maximum wait for readers between two remappings [200]
   --report F   file for the JSON lines [standard output]
+  --settle MS  idle time after `begin` and after `end` [0]
 
 The status is 1 if a read was stale.";
 
@@ -50,33 +50,27 @@ struct Options {
     seconds: u64,
     pages: u64,
     pause: Duration,
-    report: Option<PathBuf>,
 }
 
 impl Options {
-    fn parse(args: impl IntoIterator<Item = String>) -> Result<Self, String> {
+    fn program() -> Program<Self> {
         let cpus = thread::available_parallelism().map_or(1, NonZero::get);
-        let mut options = Self {
-            threads: (cpus as u64).max(2),
-            seconds: 5,
-            pages: 16,
-            pause: Duration::from_micros(200),
-            report: None,
-        };
-        for pair in options::pairs(args) {
-            let (name, value) = pair?;
-            match name.as_str() {
-                "--threads" => options.threads = number(&name, &value, 2, 1024)?,
-                "--seconds" => options.seconds = number(&name, &value, 1, 1 << 20)?,
-                "--pages" => options.pages = number(&name, &value, 1, 256)?,
-                "--pause" => options.pause = Duration::from_micros(number(&name, &value, 0, 1_000_000)?),
-                "--report" => options.report = Some(PathBuf::from(value)),
-                _ => return Err(unknown(&name)),
+        let pause = Duration::from_micros(200);
+        let options = Self { threads: (cpus as u64).max(2), seconds: 5, pages: 16, pause };
+        Program::new("stale", USAGE, options, |options, given| {
+            match given.name {
+                "--threads" => options.threads = given.number(2, 1024)?,
+                "--seconds" => options.seconds = given.number(1, 1 << 20)?,
+                "--pages" => options.pages = given.number(1, 256)?,
+                "--pause" => options.pause = Duration::from_micros(given.number(0, 1_000_000)?),
+                _ => return Err(given.unknown()),
             }
-        }
-        Ok(options)
+            Ok(())
+        })
     }
+}
 
+impl Options {
     const fn remappers(&self) -> u64 {
         self.threads.div_ceil(THREADS_PER_REMAPPER)
     }
@@ -179,9 +173,8 @@ fn describe(sighting: &Sighting, duration: Duration) -> (Value, String) {
 }
 
 /// Whether no read was stale.
-fn run(options: &Options) -> Result<bool, Box<dyn error::Error>> {
-    let mut report = Report::open(options.report.as_deref())?;
-    report.line(&json!({
+fn run(options: &Options, report: &mut Report) -> Result<bool, Box<dyn error::Error>> {
+    report.settle(&json!({
         "event": "begin", "workload": "stale", "threads": options.threads,
         "remappers": options.remappers(), "seconds": options.seconds, "pages": options.pages,
     }))?;
@@ -191,7 +184,7 @@ fn run(options: &Options) -> Result<bool, Box<dyn error::Error>> {
         .zip(outcome.remaps)
         .map(|(way, count)| (way.name().to_owned(), count.into()))
         .collect();
-    report.line(&json!({
+    report.settle(&json!({
         "event": "end", "workload": "stale", "real": outcome.duration.as_secs_f64(), "remaps": remaps,
         "reads": outcome.reads.shown, "absent": outcome.reads.absent, "changes": outcome.reads.changes,
         "stale": outcome.stale.is_some(),
@@ -205,18 +198,7 @@ fn run(options: &Options) -> Result<bool, Box<dyn error::Error>> {
 }
 
 fn main() -> ExitCode {
-    let options = match options::of_process("stale", USAGE, Options::parse) {
-        Ok(options) => options,
-        Err(status) => return status,
-    };
-    match run(&options) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("stale: {error}");
-            ExitCode::from(3)
-        }
-    }
+    Options::program().main(run)
 }
 
 #[cfg(test)]
@@ -224,21 +206,9 @@ mod tests {
     use super::*;
     use region::Canary;
 
-    fn parse(args: &[&str]) -> Result<Options, String> {
-        Options::parse(args.iter().map(|arg| (*arg).to_owned()))
-    }
-
-    #[test]
-    fn bad_options_are_named() {
-        for args in [&["--threads", "1"][..], &["--seconds", "0"], &["--pages"], &["--colour", "blue"]] {
-            let message = parse(args).expect_err("is refused");
-            assert!(message.starts_with(args[0]), "{args:?}: {message}");
-        }
-    }
-
     #[test]
     fn a_sound_kernel_shows_nothing_stale() {
-        let options = parse(&["--threads", "3", "--seconds", "1"]).expect("parses");
+        let options = Options::program().parse(["--threads", "3", "--seconds", "1"]).expect("parses");
         let outcome = hunt(&options).expect("hunts");
         assert_eq!(outcome.stale, None);
         assert!(outcome.remaps.iter().all(|count| *count > 0), "{:?}", outcome.remaps);
