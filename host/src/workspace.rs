@@ -32,7 +32,6 @@ pub(crate) struct Image {
     binary: &'static str,
     ground: Ground,
     features: &'static [&'static str],
-    strip: bool,
     /// Distinguishes it from an image of the same binary with other features.
     variant: Option<&'static str>,
 }
@@ -40,13 +39,13 @@ pub(crate) struct Image {
 impl Image {
     /// A program for bare machines, in a package of the same name.
     const fn bare(name: &'static str) -> Self {
-        Self { package: name, binary: name, ground: Ground::Bare, features: &[], strip: false, variant: None }
+        Self { package: name, binary: name, ground: Ground::Bare, features: &[], variant: None }
     }
 
     /// One of the workloads.
     const fn workload(binary: &'static str) -> Self {
         let package = "quell-workloads";
-        Self { package, binary, ground: Ground::Linux, features: &[], strip: true, variant: None }
+        Self { package, binary, ground: Ground::Linux, features: &[], variant: None }
     }
 }
 
@@ -217,9 +216,6 @@ fn build_anew(image: Image, arch: Arch) -> Result<PathBuf> {
     }
     if !image.features.is_empty() {
         command.arg("--features").arg(image.features.join(","));
-    }
-    if image.strip {
-        command.env("CARGO_PROFILE_RELEASE_STRIP", "true");
     }
     finish(command, &format!("{} for {target}", image.binary))?;
     let built = directory.join(target).join("release").join(image.binary);
