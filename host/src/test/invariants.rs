@@ -17,8 +17,8 @@ const HELD_BY: &str = "Held by: ";
 
 /// All sources below these directories except tests, by name, without comments.
 fn sources(directories: &[&str]) -> BTreeMap<String, String> {
-    let texts = directories.iter().flat_map(|directory| not_for_tests(&workspace::root().join(directory)));
-    texts.map(|(name, text)| (name, code_of(&text))).collect()
+    let texts = directories.iter().flat_map(|directory| not_for_tests(directory));
+    texts.map(|(name, text)| (name.clone(), code_of(text))).collect()
 }
 
 /// A text without comments, and without a module of tests at its end.

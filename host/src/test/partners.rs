@@ -7,7 +7,6 @@
 //! before it, or in the documentation of the function.
 
 use super::panics::not_for_tests;
-use crate::workspace;
 
 /// Sources of code that runs concurrently.
 const SOURCES: [&str; 10] = [
@@ -105,9 +104,9 @@ fn each_order_names_its_partner() {
     let mut missing = Vec::new();
     let mut orders = 0;
     for source in SOURCES {
-        for (name, text) in not_for_tests(&workspace::root().join(source)) {
+        for (name, text) in not_for_tests(source) {
             orders += text.lines().filter(|line| has_order(parts(line).0)).count();
-            missing.extend(nameless(&text).iter().map(|line| format!("{name}:{line}")));
+            missing.extend(nameless(text).iter().map(|line| format!("{name}:{line}")));
         }
     }
     assert!(orders > 150, "{orders} orders: the sources are not read as they are meant to be");
