@@ -20,8 +20,8 @@ use crate::x86::vcpu::state::{Permissions, VcpuState};
 /// The processor `P`, whose guests run by SVM.
 pub struct OnSvm<P>(PhantomData<P>);
 
-// SAFETY: `Svm::run` is called by `Loaded` alone, with the block and registers of one vCPU. It drops
-// what `INVLPGA` names, and what the control in the tag that was set before says.
+// SAFETY: `Svm::run` is called by `Loaded` alone, with the block and registers of one vCPU. It
+// drops what `INVLPGA` names, and what the control in the tag that was set before says.
 unsafe impl<P: 'static> Vendor for OnX86<OnSvm<P>>
 where
     Self: Svm,

@@ -10,8 +10,8 @@ use super::processor::{Vendor, X86};
 use super::vcpu::block::ControlBlock;
 use crate::vm::{Context, increase};
 
-/// Enters the guest and returns true with an exit in the control block. Returns false without entering if
-/// something must be checked first.
+/// Enters the guest and returns true with an exit in the control block. Returns false without
+/// entering if something must be checked first.
 pub fn enter<A: X86>(context: &mut Context<'_, A>) -> bool {
     context.state.prepare_events::<A>();
     offer_lazy_eoi(context);
