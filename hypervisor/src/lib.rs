@@ -39,5 +39,7 @@ pub mod tenants;
 // It is not model-checked: its CPUs communicate through `sched::notify`.
 #[cfg(not(loom))]
 pub mod vm;
+#[cfg(not(loom))]
+pub mod vmx;
 // Under loom, the parts of the Hyper-V interface that need no vCPU.
 pub mod x86;

@@ -65,8 +65,13 @@ fn constants_of(document: &str) -> Vec<(&str, u64)> {
 }
 
 /// The rooms of instruction sets, of what virtualizes their processors, and of IOMMUs.
-const ROOMS: [&str; 4] =
-    ["hypervisor/src/arm64", "hypervisor/src/iommu", "hypervisor/src/svm", "hypervisor/src/x86"];
+const ROOMS: [&str; 5] = [
+    "hypervisor/src/arm64",
+    "hypervisor/src/iommu",
+    "hypervisor/src/svm",
+    "hypervisor/src/vmx",
+    "hypervisor/src/x86",
+];
 
 /// Where the core takes interrupts, and how many times the source says so: in the loop of a CPU
 /// while it waits or has made many iterations, between the steps of a reset and of a change of

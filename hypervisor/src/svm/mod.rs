@@ -28,6 +28,6 @@ pub mod vendor;
 pub mod vmcb;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use processor::Amd64;

@@ -21,7 +21,7 @@ use crate::x86::vcpu::state::{Permissions, VcpuState};
 pub struct OnSvm<P>(PhantomData<P>);
 
 // SAFETY: `Svm::run` is called by `Loaded` alone, with the block and registers of one vCPU. It
-// drops what `INVLPGA` names, and what the control in the tag that was set before says.
+// drops what the tag that was set before says, and INVLPGA what it names.
 unsafe impl<P: 'static> Vendor for OnX86<OnSvm<P>>
 where
     Self: Svm,

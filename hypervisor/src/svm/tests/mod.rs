@@ -5,6 +5,7 @@
 //! | `audited` | registers that nobody writes, and the auditor that finds them |
 //! | `cpuid` | what a guest is shown |
 //! | `entry` | entry, clean-up after it, external events |
+//! | `guest` | a vCPU as tests use it |
 //! | `handed` | the values that entries and flushes are given |
 //! | `instructions`, `memory`, `ports`, `registers` | guests that do everything wrong |
 //! | `iommu` | the driver of AMD-Vi |
@@ -17,6 +18,7 @@
 mod audited;
 mod cpuid;
 mod entry;
+mod guest;
 mod handed;
 mod instructions;
 mod iommu;
@@ -24,7 +26,7 @@ mod machine;
 mod memory;
 mod owned;
 mod ports;
-mod processor;
+pub(crate) mod processor;
 mod random;
 mod registers;
 mod reset;

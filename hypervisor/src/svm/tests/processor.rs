@@ -9,8 +9,6 @@ use core::ptr::NonNull;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use hostlink::config::Config;
-use hostlink::counters::Counter;
-use memslots::Gpa;
 use stay::{Cost, Measured};
 use tlfs::XMM_WORDS;
 
@@ -21,27 +19,30 @@ use crate::loader::test_kernel;
 use crate::svm::features::Features;
 use crate::svm::processor::Svm;
 use crate::svm::vendor::OnSvm;
-use crate::svm::vmcb::{EFER_SVME, Vmcb};
+use crate::svm::vmcb::Vmcb;
+use crate::vm::arch::Arch;
 use crate::vm::made::{self, OnMockBoard, offer};
-use crate::vm::{Context, Files, Next, PerCpu};
-use crate::x86::enter;
+use crate::vm::{Files, PerCpu};
 use crate::x86::hyperv::cpuid::CpuidResult;
 use crate::x86::offer::OnX86;
-use crate::x86::vcpu::block::Segment;
 use crate::x86::vcpu::registers::{RAX, Registers};
-use crate::x86::vcpu::state::Activity;
-use crate::x86::{CR0_PE, EFER_LMA};
-use crate::x86::{CR4_PAE, EFER_LME};
 
 /// The mock processor.
 pub(crate) struct Mock;
+
+pub(crate) use super::guest::Guest;
+
+/// A kind of processor that runs guests on the mock board, with the mock processor's registers.
+pub(crate) trait OnMock: 'static {}
+
+impl OnMock for OnSvm<Mock> {}
 
 /// AMD64 on the mock board.
 pub(crate) type Made = OnX86<OnSvm<Mock>>;
 
 /// A CPU's data.
 #[derive(Default)]
-pub(crate) struct CpuData {
+pub struct CpuData {
     /// Its guests halt if no test says what they do.
     halts: bool,
     books: RefCell<crate::svm::audit::CpuBooks>,
@@ -53,7 +54,7 @@ impl CpuData {
     }
 }
 
-impl OnMockBoard for Made {
+impl<V: OnMock> OnMockBoard for OnX86<V> {
     type Data = CpuData;
 }
 
@@ -160,104 +161,10 @@ pub(crate) fn with_guest<R>(code: &[u8], act: impl FnOnce(&mut Guest<'_, '_>) ->
     })
 }
 
-/// vCPU 0 on a CPU.
-pub(crate) struct Guest<'c, 'a>(pub(crate) &'c mut Context<'a, Made>);
-
-impl Guest<'_, '_> {
-    /// Everything as at the beginning of a test.
-    pub(crate) fn begin(&mut self, code: &[u8]) {
-        self.0.state.activity = Activity::Running;
-        self.0.state.exception = None;
-        self.write(TABLES, &((TABLES + 0x1000) | 7).to_le_bytes());
-        self.write(TABLES + 0x1000, &((TABLES + 0x2000) | 7).to_le_bytes());
-        for index in 0..512 {
-            self.write(TABLES + 0x2000 + 8 * index, &(index << 21 | 0xe7).to_le_bytes());
-        }
-        self.long_mode();
-        self.write(CODE, code);
-    }
-
-    /// 64-bit mode at ring 0.
-    pub(crate) fn long_mode(&mut self) {
-        let vmcb = &mut *self.0.state.block;
-        vmcb.efer = EFER_SVME | EFER_LME | EFER_LMA;
-        vmcb.cr0 = 1 << 31 | CR0_PE | 1 << 16;
-        vmcb.cr3 = TABLES;
-        vmcb.cr4 = CR4_PAE | 1 << 18;
-        vmcb.cs = Segment { selector: 8, attributes: 0x29b | Segment::LONG, limit: u32::MAX, base: 0 };
-        vmcb.cpl = 0;
-        vmcb.rflags = 2;
-        vmcb.rip = CODE;
-        vmcb.rsp = DATA + 0x1000;
-        vmcb.event_injection = 0;
-        vmcb.exit_interrupt_info = 0;
-    }
-
-    /// Protected mode without paging, of 32 or 16 bits, at ring 0.
-    pub(crate) fn legacy_mode(&mut self, attributes: u16) {
-        let vmcb = &mut *self.0.state.block;
-        vmcb.efer = EFER_SVME;
-        vmcb.cr0 = CR0_PE;
-        vmcb.cr4 = 1 << 18;
-        vmcb.cs = Segment { selector: 8, attributes: 0x9b | attributes, limit: u32::MAX, base: 0 };
-    }
-
-    pub(crate) fn write(&self, gpa: u64, bytes: &[u8]) {
-        self.0.vm.space.slots().memory().write(Gpa(gpa), bytes).expect("memory of the guest's");
-    }
-
-    pub(crate) fn read(&self, gpa: u64) -> u64 {
-        self.0.vm.space.slots().memory().read_u64(Gpa(gpa)).expect("memory of the guest's")
-    }
-
-    pub(crate) fn vmcb(&mut self) -> &mut Vmcb {
-        &mut self.0.state.block
-    }
-
-    pub(crate) fn set(&mut self, register: usize, value: u64) {
-        self.0.state.registers.0[register] = value;
-    }
-
-    pub(crate) fn set_all(&mut self, registers: &[(usize, u64)]) {
-        for &(register, value) in registers {
-            self.set(register, value);
-        }
-    }
-
-    pub(crate) fn get(&self, register: usize) -> u64 {
-        self.0.state.registers.0[register]
-    }
-
-    /// The vCPU exits.
-    pub(crate) fn exit(&mut self, code: u64, info_1: u64, info_2: u64) -> Next {
-        let vmcb = &mut *self.0.state.block;
-        (vmcb.exit_code, vmcb.exit_info_1, vmcb.exit_info_2) = (code, info_1, info_2);
-        crate::svm::table::handle_exit(self.0)
-    }
-
-    /// The value of a counter.
-    pub(crate) fn count(&self, counter: Counter) -> u64 {
-        self.0.counters[counter as usize].load(core::sync::atomic::Ordering::Relaxed)
-    }
-
-    /// Vector of the exception that has been raised.
-    pub(crate) fn raised(&self) -> Option<u64> {
-        self.0.state.exception.map(|event| event & 0xff)
-    }
-
-    /// How far RIP has advanced.
-    pub(crate) fn advanced(&self) -> u64 {
-        self.0.state.block.rip.wrapping_sub(CODE)
-    }
-
-    /// Enters the guest, which does `stay`; returns whether it was entered.
-    pub(crate) fn enter(&mut self, stay: impl FnMut(&mut Vmcb, &mut Registers) + 'static) -> bool {
-        processor(|processor| processor.stay = Some(Box::new(stay)));
-        enter::enter(self.0)
-    }
-}
-
-impl crate::x86::processor::Processor for Made {
+impl<V: OnMock> crate::x86::processor::Processor for OnX86<V>
+where
+    Self: Arch,
+{
     fn devices() -> Option<&'static MachineDevices> {
         super::machine::devices()
     }

@@ -1,0 +1,172 @@
+//! The operations that only a processor with VMX can do, and VMX as a [kind of processor](Vendor).
+
+use core::marker::PhantomData;
+use core::num::NonZeroU32;
+
+use coherence::CpuId;
+use coherence::asid::{AsidAllocator, AsidSlot, Assignment, TlbControl};
+use paging::Amd64Nested;
+use stay::amd64::{self, Mode};
+use stay::{Mistake, Mistakes};
+
+use super::table;
+use super::vmcs::Vmcs;
+use crate::pages::Pages;
+use crate::vm::arch::Arch;
+use crate::vm::files::Defects;
+use crate::vm::{Context, Next, PerCpu, Vm};
+use crate::x86::offer::OnX86;
+use crate::x86::processor::{Processor, Vendor, X86};
+use crate::x86::vcpu::block::{ControlBlock, Field};
+use crate::x86::vcpu::registers::Registers;
+use crate::x86::vcpu::state::{Permissions, VcpuState};
+use crate::x86::{CR4_PAE, CR4_PCIDE};
+
+/// What INVVPID drops of a CPU's translations (31.3, "INVVPID").
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Invvpid {
+    /// One VPID's of an address.
+    Address(u16, u64),
+    /// One VPID's.
+    Vpid(u16),
+    /// All VPIDs'.
+    All,
+}
+
+/// The operations that need an instruction of VMX.
+pub trait Vmx: Processor {
+    /// Number of VPIDs that guests can have on each CPU.
+    fn vpids() -> NonZeroU32;
+
+    /// Holds interrupts from here on; one that arrives ends guest mode as soon as it begins.
+    fn hold_interrupts();
+
+    /// Takes the interrupts that were [held](Self::hold_interrupts).
+    fn release_interrupts();
+
+    /// Writes the VMCS, VMLAUNCH or VMRESUME, and reads the VMCS after the exit. False if the entry
+    /// fails.
+    ///
+    /// # Safety
+    ///
+    /// The block is complete, the registers are this vCPU's, and the nested tables that the block
+    /// names map only the guest's own memory.
+    unsafe fn run(cpu: &PerCpu<Self>, vmcs: &mut Vmcs, registers: &mut Registers) -> bool;
+
+    /// INVVPID.
+    fn invalidate(named: Invvpid);
+
+    /// INVEPT of the guest with these tables.
+    fn invalidate_nested(root: u64);
+}
+
+/// The processor `P`, whose guests run by VMX.
+pub struct OnVmx<P>(PhantomData<P>);
+
+/// An architecture whose processor has a vCPU's state.
+struct Loaded<'a, A: Arch> {
+    vm: &'a Vm<A>,
+    cpu: &'a PerCpu<A>,
+    vmcs: &'a mut Vmcs,
+    registers: &'a mut Registers,
+}
+
+impl<A: Arch> Mistakes for Loaded<'_, A> {
+    fn makes(&self, mistake: Mistake) -> bool {
+        Defects.makes(mistake)
+    }
+}
+
+impl<A: Vmx + X86<Block = Vmcs>> amd64::Processor for Loaded<'_, A> {
+    fn id(&self) -> CpuId {
+        CpuId(self.cpu.index)
+    }
+
+    /// What the tag owes is dropped at once: an entry drops nothing (29.4.3.3). A debt of the tag
+    /// stands for nested translations as well.
+    fn set_tag(&mut self, assignment: &Assignment) {
+        self.vmcs.vpid = assignment.asid as u16;
+        A::invalidate(match assignment.control {
+            TlbControl::DoNothing => return,
+            TlbControl::FlushAsid => Invvpid::Vpid(self.vmcs.vpid),
+            TlbControl::FlushAll => Invvpid::All,
+        });
+        A::invalidate_nested(self.vmcs.nested_root);
+    }
+
+    fn hold_interrupts(&mut self) {
+        A::hold_interrupts();
+    }
+
+    fn run(&mut self) -> bool {
+        // SAFETY: the block is complete, the registers are this vCPU's; the nested tables map its
+        // memory only.
+        let has_run = unsafe { A::run(self.cpu, self.vmcs, self.registers) };
+        self.vmcs.leave();
+        has_run
+    }
+
+    fn take_interrupts(&mut self) {
+        A::release_interrupts();
+    }
+
+    fn invalidate_page(&mut self, address: u64, vpid: u32) {
+        A::invalidate(Invvpid::Address(vpid as u16, address));
+    }
+
+    fn owe_nested_flush(&mut self) {
+        A::invalidate_nested(self.vmcs.nested_root);
+    }
+
+    fn mode(&self) -> Mode {
+        let cr4 = self.vmcs.read(Field::Cr4);
+        let pieces = self.vm.space.has_pieces();
+        Mode { pcid: cr4 & CR4_PCIDE != 0, pae: cr4 & CR4_PAE != 0, pieces }
+    }
+}
+
+// SAFETY: `Vmx::run` is called by `Loaded` alone, with the block and registers of one vCPU. INVVPID
+// and INVEPT drop what is named before they are complete.
+unsafe impl<P: 'static> Vendor for OnX86<OnVmx<P>>
+where
+    Self: Vmx,
+{
+    /// The format of EPT is not there yet: no processor walks these tables.
+    type Nested = Amd64Nested;
+    type Block = Vmcs;
+
+    fn pretend() {}
+
+    fn tags(cpu: CpuId) -> AsidAllocator {
+        AsidAllocator::new(cpu, Self::vpids(), true)
+    }
+
+    /// Two bitmaps of ports, and four of MSRs in one page (25.6.4, 25.6.9): all of them exit.
+    fn permission_maps() -> [Pages; 2] {
+        [2, 1].map(|pages| Pages::filled(pages, |map| map.fill(0xff)))
+    }
+
+    fn set_up(vmcs: &mut Vmcs, permissions: &Permissions) {
+        vmcs.nested_root = permissions.nested_root;
+    }
+
+    /// VMX does not say.
+    fn fetched(_: &Vmcs) -> &[u8] {
+        &[]
+    }
+
+    fn loaded<'a>(
+        vm: &'a Vm<Self>,
+        cpu: &'a PerCpu<Self>,
+        state: &'a mut VcpuState<Vmcs>,
+    ) -> (impl amd64::Processor + 'a, &'a mut AsidSlot) {
+        let VcpuState { block: vmcs, registers, own, .. } = state;
+        (Loaded { vm, cpu, vmcs, registers }, own)
+    }
+
+    fn handle_exit(context: &mut Context<'_, Self>) -> Next {
+        table::handle_exit(context)
+    }
+
+    fn leave(_: &mut Context<'_, Self>) {}
+}
