@@ -72,8 +72,8 @@ pub enum Bug {
     CompletedLocally,
     /// A flush leaves the devices out.
     DevicesNotTold,
+    /// Memory is mapped for devices by a list of slots that was read before the lock was taken.
+    MirrorOfFormerSlots,
     /// The devices drop what they have before the entries are removed.
     DevicesToldEarly,
-    /// On Arm64, a break before make leaves the devices out.
-    NoBreakForDevices,
 }

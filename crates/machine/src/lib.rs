@@ -38,7 +38,8 @@
 //!   IOMMU ([`hw::iommu`], [`hw::dma`]). It holds leaves and upper-level entries as a processor
 //!   does, a device with ATS holds what the IOMMU answered, and both drop only what a command
 //!   names. The IOMMU is an actor that reads a real `iommu::Queue`, and executes its commands as
-//!   late, and in any order, as AMD-Vi allows. So are the devices.
+//!   late, and in any order, as AMD-Vi allows, or on Arm64 an SMMU. So are the devices. Those behind
+//!   an SMMU translate by a mirror of the slots, which is filled and follows at any time.
 //! * **The driver** connects the crates as the hypervisor does: entry loop with ASIDs, nested
 //!   faults by `memslots::space::GuestSpace` in translation sections, slot updates and dirty logs
 //!   as its jobs, hypercalls from `tlfs::encode` through `tlfs::decode` to `coherence`. It can be
@@ -65,8 +66,8 @@
 //! Memory is sequentially consistent: `loom` checks the orders of atomics (`docs/coherence.md`).
 //! Guests use no global pages, PCIDs, or protection keys. There are no instruction fetches, and no
 //! data or instruction caches. The IOMMU removes each translation that overlaps the block of a
-//! command, whatever their sizes; virtual machines with devices have no dirty logs; on Arm64 the
-//! IOMMU has AMD-Vi's commands, and its tables are those of the processors. Processors hold no
+//! command, whatever their sizes; virtual machines with devices have no dirty logs. An SMMU
+//! goes by a stream's entry and descriptor as they were at one time. Processors hold no
 //! absent entries, and walk again before they report a fault. Accessed bits of speculatively loaded
 //! entries count only if they were set at that time. A processor looks back some hundred changes,
 //! not forever. All guests have as many vCPUs, and any CPU runs any of them.

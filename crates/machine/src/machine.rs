@@ -9,7 +9,7 @@ use paging::{Entries, FlushRange, PhysAddr, TableMemory};
 use stay::{Mistake, Mistakes};
 
 use crate::bug::Bug;
-use crate::driver::{Behind, all_devices};
+use crate::driver::all_devices;
 use crate::hw::bytes::Bytes;
 use crate::hw::cpu::Hw;
 use crate::hw::format::Arch;
@@ -302,13 +302,12 @@ impl AbstractMachine {
 pub(crate) struct TablePool<'m> {
     machine: &'m AbstractMachine,
     vm: usize,
-    behind: Behind<'m>,
 }
 
 impl<'m> TablePool<'m> {
-    /// The tables of a virtual machine that has these devices.
-    pub(crate) fn new(machine: &'m AbstractMachine, vm: usize, behind: Behind<'m>) -> Self {
-        Self { machine, vm, behind }
+    /// The tables of a virtual machine.
+    pub(crate) fn new(machine: &'m AbstractMachine, vm: usize) -> Self {
+        Self { machine, vm }
     }
 }
 
@@ -378,7 +377,6 @@ unsafe impl TableMemory for TablePool<'_> {
         self.machine.sync();
         if self.machine.config.arch == Arch::Arm64 && !self.machine.ends_by(Bug::TagHandedOn, self.vm) {
             self.machine.break_before_make(self.vm, &range);
-            self.behind.break_before_make(&range);
         }
         self.machine.hook();
     }

@@ -31,6 +31,8 @@ struct VmPromises {
     vcpus_born: Vec<u64>,
     nested_all: u64,
     nested: Vec<[u64; AREA_PAGES]>,
+    /// Of tables for devices alone.
+    devices: u64,
     vcpus: Vec<GuestPromises>,
 }
 
@@ -50,6 +52,7 @@ impl Oracle {
             vcpus_born: vec![0; vcpus],
             nested_all: 0,
             nested: vec![[0; AREA_PAGES]; AREAS],
+            devices: 0,
             vcpus: vec![[[0; VA_PAGES]; SPACES]; vcpus],
         };
         Self { vms: (0..vms).map(vm).collect(), logs: HashMap::new() }
@@ -84,6 +87,12 @@ impl Oracle {
     /// All nested translations that were replaced before `time` are out of use.
     pub(crate) fn promise_nested_all(&mut self, vm: usize, time: u64) {
         let promised = &mut self.vms[vm].nested_all;
+        *promised = (*promised).max(time);
+    }
+
+    /// All translations by tables for devices alone that were replaced before `time` are out of use.
+    pub(crate) fn promise_devices(&mut self, vm: usize, time: u64) {
+        let promised = &mut self.vms[vm].devices;
         *promised = (*promised).max(time);
     }
 
@@ -126,6 +135,7 @@ impl Oracle {
             self.check_age(vm, vcpu, step)?;
             let promised = match step.format.stage {
                 Stage::Nested => self.nested_promise(vm, step.address),
+                Stage::Device => self.vms[vm].devices,
                 Stage::Guest => self.guest_promise(vm, vcpu, space, step),
             };
             // Most entries are unchanged, or were replaced after the promised time.

@@ -95,9 +95,9 @@ mod around {
         a3_resident_by_index_arm64: Arm64, Bug::ResidentByIndex, &[STALE, FORMER], Lives;
         p16_devices_not_told: Amd64, Bug::DevicesNotTold, KEPT, Devices;
         p16_devices_not_told_arm64: Arm64, Bug::DevicesNotTold, KEPT, Devices;
+        p16_mirror_of_former_slots_arm64: Arm64, Bug::MirrorOfFormerSlots, KEPT, Devices;
         p16_devices_told_before_the_unmap: Amd64, Bug::DevicesToldEarly, KEPT, Devices;
         p16_devices_told_before_the_unmap_arm64: Arm64, Bug::DevicesToldEarly, KEPT, Devices;
-        p16_break_before_make_without_devices_arm64: Arm64, Bug::NoBreakForDevices, &[BREAK], Devices;
     }
 }
 
@@ -152,6 +152,14 @@ mod steps {
         p16_domain_handed_on_with_translations: Amd64, step(DomainKept), KEPT, Devices;
         p16_domain_dropped_before_its_devices_entries: Amd64, step(DomainDroppedEarly), KEPT, Devices;
         p16_device_entry_kept: Amd64, step(DeviceEntryKept), KEPT, Devices;
+        p16_smmu_not_waited_arm64: Arm64, step(IommuNotWaited), KEPT, Devices;
+        p16_wrong_domain_arm64: Arm64, step(WrongDomain), KEPT, Devices;
+        p16_page_of_a_range_left_out_arm64: Arm64, step(DmaPageLeftOut), KEPT, Devices;
+        p16_domain_handed_on_with_translations_arm64: Arm64, step(DomainKept), KEPT, Devices;
+        p16_domain_dropped_before_its_devices_entries_arm64: Arm64, step(DomainDroppedEarly), KEPT, Devices;
+        p16_stream_entry_kept_arm64: Arm64, step(DeviceEntryKept), KEPT, Devices;
+        p16_mirror_keeps_what_no_slot_has_arm64: Arm64, step(MirrorKept), KEPT, Devices;
+        p16_mirror_not_waited_arm64: Arm64, step(MirrorNotWaited), KEPT, Devices;
     }
 }
 

@@ -19,8 +19,8 @@
 //! | a remembered walk | [`amd64::Walks`] | |
 //! | a flush that a guest requests by hypercall | [`amd64::serve`] | |
 //! | a flush of a whole space | [`coherence::flush_space`] | [`arm64::flush_space`] |
-//! | the devices' part of it | [`iommu::begin`], [`iommu::finish`] | |
-//! | devices are given to a machine, and taken away | [`iommu::attach`], [`iommu::detach`] | |
+//! | the devices' part of it | [`iommu::amd_vi::begin`], [`iommu::finish`] | [`iommu::mirror`], [`iommu::smmu::begin`] |
+//! | devices are given to a machine, and taken away | [`iommu::amd_vi`] | [`iommu::smmu::Smmu`] |
 //! | a change of guest memory | [`step`] | [`step`] |
 //! | a vCPU that starts over | [`amd64::start_over`] | |
 //! | the address space of a vCPU that halts | [`amd64::TranslationControls::space`] | |

@@ -106,6 +106,10 @@ mistakes! {
     DomainDroppedEarly,
     /// Former entries of the device table stay in use.
     DeviceEntryKept,
+    /// What no slot has any more stays mapped for devices.
+    MirrorKept,
+    /// What another CPU has unmapped for devices is not waited for.
+    MirrorNotWaited,
 }
 
 /// Implemented by types that may be told to make mistakes. Only tests do so: elsewhere it is

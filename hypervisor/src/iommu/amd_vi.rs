@@ -19,7 +19,7 @@ use iommu::amd::table::{DeviceEntry, InterruptTable, Levels};
 use iommu::{Command, Entry, Port, Queue, Stuck};
 use paging::Invalidation;
 use spin::Mutex;
-use stay::iommu::{self as engine, Begun, Device, Domain};
+use stay::iommu::{Begun, Device, Domain, amd_vi as engine, finish};
 use stay::{Mistake, Mistakes};
 
 use crate::owned::tables::{address, ring, words};
@@ -269,7 +269,7 @@ impl Iommu {
     ///
     /// [`Stuck`] if it does not go on. Nothing may be freed then.
     pub fn finish(&self, begun: Begun) -> Result<(), Stuck> {
-        engine::finish(&self.queue, begun)
+        finish(&self.queue, begun)
     }
 
     /// An interrupt remapping table was changed, which belongs to this device.

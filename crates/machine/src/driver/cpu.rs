@@ -26,6 +26,9 @@ const SECTION_LATER_ONE_IN: usize = 4;
 /// The hypervisor looks at the guest's code once in this many exits.
 const LOOK_ONE_IN: usize = 3;
 
+/// Memory is mapped for devices behind an SMMU once in this many exits, and unmapped.
+const FILL_ONE_IN: usize = 8;
+
 /// The state of one physical CPU.
 pub(crate) struct Cpu<'m> {
     pub(crate) machine: &'m AbstractMachine,
@@ -266,6 +269,14 @@ impl<F: Architecture> Visit<'_, '_, F> {
     fn handle(&mut self, exit: Exit) -> Next {
         if F::ARCH == Arch::Amd64 && self.cpu.machine.below(LOOK_ONE_IN) == 0 {
             self.look_at_code();
+        }
+        if self.vm.mirror.is_some() {
+            match self.cpu.machine.below(FILL_ONE_IN) {
+                0 => drop(self.vm.fill_mirror()),
+                // As in a flush for whatever reason.
+                1 => self.vm.tell_devices(),
+                _ => {}
+            }
         }
         match exit {
             Exit::Interrupt => Next::Resume,

@@ -3,12 +3,15 @@
 use coherence::DeviceTlbs;
 use iommu::Stuck;
 use iommu::{DeviceId, DomainId};
-use paging::{FlushRange, Invalidation};
-use stay::iommu::{Begun, Device, Domain};
+use paging::Invalidation;
+use stay::iommu::mirror::Slots;
+use stay::iommu::{Device, Domain};
 
+use super::mirror::{Awaited, GuestMirror};
 use super::ring::Ring;
 use crate::bug::Bug;
 use crate::hw::dma::Dma;
+use crate::hw::format::Arch;
 use crate::hw::iommu::DeviceEntry;
 use crate::hw::walk::Fault;
 use crate::layout::{AREAS, PAGE_SIZE, PAGES, area};
@@ -30,7 +33,9 @@ pub(crate) fn all(config: &Config) -> impl Iterator<Item = (u16, bool)> {
 }
 
 fn numbered(config: &Config, place: usize) -> (u16, bool) {
-    (FIRST_ID + place as u16, config.dma.ats >> place & 1 != 0)
+    // Streams of an SMMU are given no ATS.
+    let has_ats = config.arch == Arch::Amd64 && config.dma.ats >> place & 1 != 0;
+    (FIRST_ID + place as u16, has_ats)
 }
 
 /// The devices of one virtual machine, as a flush sees them.
@@ -71,76 +76,78 @@ impl<'m> Behind<'m> {
     pub(super) fn attach(&self, root: u64) {
         let Some(ring) = self.ring else { return };
         self.machine.set_dma_root(self.vm, Some(root));
-        self.write_entries(Some(DeviceEntry { domain: FIRST_DOMAIN + self.vm as u16, root }));
+        let entry = DeviceEntry { domain: FIRST_DOMAIN + self.vm as u16, root };
         self.machine.note(|| format!("machine {} gets its devices", self.vm));
-        self.demand(ring.attach(&self.devices()));
+        self.demand(ring.attach(&self.devices(), self.machine.config.dma.of(self.vm), entry));
     }
 
     /// A guest's devices are taken away.
     pub(super) fn detach(&self) {
         let Some(ring) = self.ring else { return };
-        self.write_entries(None);
-        self.machine.note(|| format!("the devices of machine {} are blocked", self.vm));
-        self.demand(ring.detach(&Self::domain(&self.devices(), self.vm)));
+        self.machine.note(|| format!("the devices of machine {} are taken away", self.vm));
+        let devices = self.devices();
+        let domain = Self::domain(&devices, self.vm);
+        self.demand(ring.detach(&domain, self.machine.config.dma.of(self.vm)));
         self.machine.set_dma_root(self.vm, None);
-    }
-
-    /// With what they have to drop.
-    pub(super) fn told<'a>(&self, invalidation: Invalidation<'a>) -> Told<'a, 'm> {
-        Told { behind: *self, invalidation }
-    }
-
-    fn write_entries(&self, entry: Option<DeviceEntry>) {
-        for place in self.machine.config.dma.of(self.vm) {
-            self.machine.point();
-            self.machine.hw.borrow_mut().write_device_entry(place, entry);
-        }
     }
 
     fn demand(&self, result: Result<(), Stuck>) {
         self.machine.demand(result.map_err(|stuck| format!("G5: {stuck}")));
     }
-
-    /// An entry of the tables was made invalid, and another follows.
-    pub(crate) fn break_before_make(&self, range: &FlushRange) {
-        if !self.machine.has(Bug::NoBreakForDevices) {
-            self.tell(Invalidation::Ranges(core::slice::from_ref(range)));
-        }
-    }
-
-    /// Has the devices drop what `invalidation` names, and waits for that.
-    pub(super) fn tell(&self, invalidation: Invalidation<'_>) {
-        let told = self.told(invalidation);
-        self.demand(told.begin().and_then(|begun| told.finish(begun)));
-    }
 }
+
+/// Looks up the slots of a virtual machine.
+type LookUp<'a> = &'a dyn Fn(&mut Slots);
 
 /// The devices of a virtual machine, and what they have to drop.
-#[derive(Clone, Copy, Debug)]
 pub(crate) struct Told<'a, 'm> {
     behind: Behind<'m>,
-    invalidation: Invalidation<'a>,
+    /// `None` for a mistake: they are left out.
+    invalidation: Option<Invalidation<'a>>,
+    /// The tables that they have for themselves, and the slots which these follow.
+    mirror: Option<(GuestMirror<'m>, LookUp<'a>)>,
 }
 
-// SAFETY: the commands name all that `invalidation` does, and the IOMMU of the model executes them.
-// A violation is detected and ends the run.
-unsafe impl DeviceTlbs for Told<'_, '_> {
-    type Begun = Option<Begun>;
-    type Error = Stuck;
-
-    fn begin(&self) -> Result<Option<Begun>, Stuck> {
-        let Behind { machine, ring, vm } = self.behind;
-        let ring = ring.filter(|_| !machine.has(Bug::DevicesNotTold));
-        let devices = self.behind.devices();
-        let domain = Behind::domain(&devices, vm);
-        ring.map(|ring| ring.begin(&domain, self.invalidation)).transpose()
+impl<'a, 'm> Told<'a, 'm> {
+    pub(super) fn new(
+        behind: Behind<'m>,
+        invalidation: Option<Invalidation<'a>>,
+        mirror: Option<GuestMirror<'m>>,
+        look_up: LookUp<'a>,
+    ) -> Self {
+        Self { behind, invalidation, mirror: mirror.map(|mirror| (mirror, look_up)) }
     }
 
-    fn finish(&self, begun: Option<Begun>) -> Result<(), Stuck> {
-        match (self.behind.ring, begun) {
-            (Some(ring), Some(begun)) => ring.finish(begun),
-            _ => Ok(()),
+    /// Has the devices drop it, and waits for that.
+    pub(super) fn tell(&self) {
+        self.behind.demand(self.begin().and_then(|begun| self.finish(begun)));
+    }
+}
+
+// SAFETY: the commands name all that `invalidation` does, or all that is not in the mirror any
+// more, and the IOMMU of the model executes them. A violation is detected and ends the run.
+unsafe impl DeviceTlbs for Told<'_, '_> {
+    type Begun = Awaited;
+    type Error = Stuck;
+
+    fn begin(&self) -> Result<Awaited, Stuck> {
+        let Behind { machine, ring, vm } = self.behind;
+        let ring = ring.filter(|_| !machine.has(Bug::DevicesNotTold));
+        let (Some(ring), Some(invalidation)) = (ring, self.invalidation) else { return Ok(None) };
+        let devices = self.behind.devices();
+        let domain = Behind::domain(&devices, vm);
+        match &self.mirror {
+            Some((mirror, look_up)) => mirror.follow(look_up, |stale| ring.begin(&domain, stale)),
+            None => Ok(Some((ring.begin(&domain, invalidation)?, 0))),
         }
+    }
+
+    fn finish(&self, awaited: Awaited) -> Result<(), Stuck> {
+        let Behind { machine, ring, vm } = self.behind;
+        let (Some(ring), Some((begun, time))) = (ring, awaited) else { return Ok(()) };
+        ring.finish(begun)?;
+        machine.oracle.borrow_mut().promise_devices(vm, time);
+        Ok(())
     }
 }
 

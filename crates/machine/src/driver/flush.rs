@@ -6,6 +6,7 @@ use coherence::{CpuId, FlushOutcome, Hardware, Ledger, Scope, SpaceReceipt};
 use memslots::Gpa;
 use paging::{FlushReceipt, Invalidation, NeverWalked, Stamp};
 use stay::amd64::{self, Asked, Initiator};
+use stay::iommu::mirror::Slots;
 use stay::{Mistake, Mistakes, Proof};
 use tlfs::encode::{CallProgress, EncodedCall, FlushCalls, FlushRequest, Interface, ListLimit, VaRange};
 use tlfs::{
@@ -271,12 +272,18 @@ impl<F: Architecture> Vm<'_, F> {
     /// Flushes this guest's nested translations that `invalidation` names, or more. Afterwards
     /// nothing that was replaced before now is used.
     pub(crate) fn flush(&self, invalidation: Invalidation<'_>) -> FlushProof {
-        self.flush_with(&self.behind.told(invalidation), invalidation)
+        self.flush_with(Some(invalidation), invalidation)
     }
 
-    /// The same with devices that drop something else.
-    pub(super) fn flush_with(&self, told: &Told<'_, '_>, invalidation: Invalidation<'_>) -> FlushProof {
+    /// The same with devices that drop something else, or are left out.
+    pub(super) fn flush_with(
+        &self,
+        of_devices: Option<Invalidation<'_>>,
+        invalidation: Invalidation<'_>,
+    ) -> FlushProof {
         let machine = self.machine;
+        let look_up = |slots: &mut Slots| self.look_up(slots);
+        let told = &Told::new(self.behind, of_devices, self.mirror.clone(), &look_up);
         machine.point();
         let time = machine.now();
         let (mut ledger, hardware) = (Ledger::<2>::new(), Kicks(machine));
@@ -317,6 +324,12 @@ impl<F: Architecture> Vm<'_, F> {
             Invalidation::Everything => oracle.promise_nested_all(self.index, time),
         }
         receipt
+    }
+
+    /// Has the guest's devices drop all, and waits for that.
+    pub(super) fn tell_devices(&self) {
+        let look_up = |slots: &mut Slots| self.look_up(slots);
+        Told::new(self.behind, Some(Invalidation::Everything), self.mirror.clone(), &look_up).tell();
     }
 
     /// Posts an event to a vCPU, and takes the resulting action.

@@ -41,6 +41,7 @@ pub(crate) fn run_host<F: Architecture>(row: &Row<'_, F>, ops: &[HostOp]) {
         } else {
             vm.is_changing.set(true);
             let result = vm.host_op(op);
+            vm.fill_mirror_up();
             vm.is_changing.set(false);
             machine.note(|| format!("ends {op:?}: {result:?}"));
             if machine.below(AUDIT_ONE_IN) == 0 {
@@ -132,6 +133,9 @@ impl<'m, F: Architecture> Vm<'m, F> {
 
     pub(super) fn remove(&self, id: u16) -> Result<(), SlotError> {
         let former = self.slot(id)?;
+        if self.machine.has(Bug::DevicesToldEarly) {
+            self.tell_devices();
+        }
         let job = self.space.remove(SlotId(id))?;
         self.machine.oracle.borrow_mut().stop_log(former.host.0);
         self.run_job(HostOp::Remove(id), job)
@@ -147,9 +151,6 @@ impl<'m, F: Architecture> Vm<'m, F> {
             self.flush(Invalidation::Everything);
         }
         let are_told_early = machine.has(Bug::DevicesToldEarly);
-        if are_told_early {
-            self.behind.tell(Invalidation::Everything);
-        }
         let is_forged = matches!(machine.bug, Some(Bug::FlushBeforeUnmap | Bug::MemoryFreedEarly))
             || machine.ends_by(Bug::MemoryHandedOnEarly, self.index)
             || machine.ends_by(Bug::TagHandedOn, self.index)
@@ -158,9 +159,7 @@ impl<'m, F: Architecture> Vm<'m, F> {
             let flush = |invalidation: Invalidation<'_>| match is_forged {
                 true => self.forge(),
                 false if machine.has(Bug::TableFreedEarly) => FlushProof::forged(),
-                false if are_told_early => {
-                    self.flush_with(&self.behind.told(Invalidation::Nothing), invalidation)
-                }
+                false if are_told_early => self.flush_with(None, invalidation),
                 false => self.flush(invalidation),
             };
             match stay::step(&mut job, machine.config.step, flush, |what| self.retire(what)) {

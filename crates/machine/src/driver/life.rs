@@ -49,7 +49,8 @@ impl<'m, F: Architecture> Row<'m, F> {
     /// The guest that is here gets the devices.
     pub(crate) fn attach_devices(&self) {
         if let Some(vm) = self.vm() {
-            self.behind.attach(vm.space.root().0);
+            vm.fill_mirror_up();
+            self.behind.attach(vm.device_root());
         }
     }
 
@@ -155,12 +156,15 @@ impl<F: Architecture> Vm<'_, F> {
 
     /// F, for the tables.
     fn take_down(self) -> Heritage {
-        let Self { machine, index, space, vcpus, tags, targets, .. } = self;
+        let Self { machine, index, space, vcpus, tags, targets, mirror, .. } = self;
         // SAFETY: no vCPU is left, and no processor has the root loaded; the model's processors
         // detect it if one has.
         let nobody_walks = unsafe { NeverWalked::new() };
         if space.dismantle().release(&nobody_walks).is_err() {
             machine.fail(|| "a gather refuses the receipt of a space without walkers".into());
+        }
+        if let Some(mirror) = mirror {
+            mirror.take_down(&nobody_walks);
         }
         let count = machine.table_count(index);
         if count != 0 {

@@ -4,11 +4,18 @@ use std::ops::ControlFlow;
 use std::rc::Rc;
 
 use iommu::amd::command::completion_wait;
-use iommu::{Command, Entry, Port, Queue, Stuck};
+use iommu::smmu::change::Words;
+use iommu::smmu::command::sync_poll;
+use iommu::smmu::stream::{Faults, OutputSize, Reads, Stage1, Tables};
+use iommu::smmu::{Asid, ContextDescriptor, Granule, Setup, StreamEntry, Vmid};
+use iommu::{Command, DomainId, Entry, Port, Queue, Stuck};
+use paging::Arm64Stage1;
 use stay::iommu as dma;
+use stay::iommu::smmu::{Smmu, Structure, Structures};
 use stay::{Mistake, Mistakes};
 
-use crate::hw::iommu::Order;
+use crate::hw::format::Arch;
+use crate::hw::iommu::{DeviceEntry, Order, amd_vi, smmu};
 use crate::machine::AbstractMachine;
 
 /// Turns of waiting after which the IOMMU is considered stuck: it does something in most of its
@@ -18,6 +25,9 @@ const TURNS_MAX: u64 = 20_000;
 const STEPS_MAX: usize = 5;
 /// Where waits are reported. The address is not used.
 const REPORT: u64 = 0x1000;
+
+/// Commands to an SMMU up to which addresses are invalidated one by one.
+const COMMANDS_MAX: u32 = 8;
 
 /// The IOMMU's registers, as the software sees them.
 #[derive(Debug)]
@@ -46,11 +56,15 @@ impl Port for Registers<'_> {
 
     fn sync(&self, position: u64) -> Command {
         self.machine.hook();
-        completion_wait(REPORT, position).expect("a valid address")
+        match self.machine.config.arch {
+            Arch::Amd64 => completion_wait(REPORT, position).expect("a valid address"),
+            Arch::Arm64 => sync_poll(),
+        }
     }
 
     fn reported(&self) -> Option<u64> {
-        Some(self.machine.hw.borrow().iommu.reported)
+        let is_told = self.machine.config.arch == Arch::Amd64;
+        is_told.then(|| self.machine.hw.borrow().iommu.reported)
     }
 
     fn relax(&self, turns: u64) -> ControlFlow<()> {
@@ -61,6 +75,35 @@ impl Port for Registers<'_> {
     fn spin(&self) {
         self.machine.give_way_inside();
     }
+}
+
+impl Structures for Registers<'_> {
+    fn load(&self, of: Structure) -> Words {
+        self.machine.hw.borrow().iommu.structures().load(of)
+    }
+
+    fn store(&self, of: Structure, word: usize, value: u64) {
+        self.machine.hook();
+        self.machine.hw.borrow_mut().write_structure(of, word, value);
+        self.machine.hook();
+    }
+}
+
+/// The entry and the descriptor by which devices of a domain translate by these tables.
+fn stage_1(DeviceEntry { domain, root }: DeviceEntry) -> Option<(StreamEntry, ContextDescriptor)> {
+    let tables = Tables {
+        asid: Asid(domain),
+        table: root,
+        t0sz: 16,
+        granule: Granule::Size4K,
+        reads: Reads::COHERENT,
+        size: OutputSize::Bits48,
+        mair: Arm64Stage1::MAIR,
+        faults: Faults::ABORT,
+    };
+    let context = smmu::DESCRIPTORS + u64::from(domain) * 64;
+    let to = Stage1 { context, reads: Reads::COHERENT, vmid: Vmid(0), el2: false, ats: false };
+    StreamEntry::stage_1(&to).zip(ContextDescriptor::new(&tables))
 }
 
 /// The ring.
@@ -83,14 +126,21 @@ impl<'m> Ring<'m> {
         self.queue.port().machine
     }
 
-    /// [`dma::begin`].
+    /// [`dma::amd_vi::begin`].
     pub(super) fn begin(
         &self,
         domain: &dma::Domain<'_>,
         invalidation: paging::Invalidation<'_>,
     ) -> Result<dma::Begun, Stuck> {
         self.machine().note(|| format!("tells the IOMMU: {:?}, {invalidation:?}", domain.id));
-        dma::begin(&self.queue, domain, invalidation)
+        match self.machine().config.arch {
+            Arch::Amd64 => dma::amd_vi::begin(&self.queue, domain, invalidation),
+            Arch::Arm64 => {
+                let has_ranges = self.machine().config.arm.range;
+                let setup = Setup { granule: Granule::Size4K, has_ranges, commands_max: COMMANDS_MAX };
+                dma::smmu::begin(&self.queue, &setup, domain.id, invalidation)
+            }
+        }
     }
 
     /// [`dma::finish`].
@@ -100,14 +150,49 @@ impl<'m> Ring<'m> {
         finished
     }
 
-    /// [`dma::attach`].
-    pub(super) fn attach(&self, devices: &[dma::Device]) -> Result<(), Stuck> {
-        dma::attach(&self.queue, devices)
+    fn smmu(&self) -> Smmu<'_, Registers<'m>, Rc<[Entry]>, Registers<'m>> {
+        Smmu { queue: &self.queue, structures: self.queue.port() }
     }
 
-    /// [`dma::detach`].
-    pub(super) fn detach(&self, domain: &dma::Domain<'_>) -> Result<(), Stuck> {
-        dma::detach(&self.queue, domain)
+    /// Devices, which are at these places, get to translate by `entry`.
+    pub(super) fn attach(
+        &self,
+        devices: &[dma::Device],
+        places: core::ops::Range<usize>,
+        entry: DeviceEntry,
+    ) -> Result<(), Stuck> {
+        match self.machine().config.arch {
+            Arch::Amd64 => {
+                self.write_entries(places, Some(entry));
+                dma::amd_vi::attach(&self.queue, devices)
+            }
+            Arch::Arm64 => devices.iter().try_for_each(|device| {
+                let by = stage_1(entry).expect("addresses fit");
+                self.smmu().attach(device.id, DomainId(entry.domain), by)
+            }),
+        }
+    }
+
+    /// The devices of a domain, which are at these places, are taken away.
+    pub(super) fn detach(
+        &self,
+        domain: &dma::Domain<'_>,
+        places: core::ops::Range<usize>,
+    ) -> Result<(), Stuck> {
+        match self.machine().config.arch {
+            Arch::Amd64 => {
+                self.write_entries(places, None);
+                dma::amd_vi::detach(&self.queue, domain)
+            }
+            Arch::Arm64 => self.smmu().detach(domain),
+        }
+    }
+
+    fn write_entries(&self, places: core::ops::Range<usize>, entry: Option<DeviceEntry>) {
+        for place in places {
+            self.machine().point();
+            self.machine().hw.borrow_mut().write_device_entry(place, entry);
+        }
     }
 
     /// The IOMMU reads a command, if there is one and it is not held back.
@@ -121,18 +206,32 @@ impl<'m> Ring<'m> {
             return;
         }
         let Command(words) = self.entries[head].load();
-        let Some(order) = Order::decode(words) else {
+        let decoded = match machine.config.arch {
+            Arch::Amd64 => amd_vi::decode(words),
+            Arch::Arm64 => smmu::decode(words),
+        };
+        let Some(order) = decoded else {
             return machine.fail(|| format!("the IOMMU reads {words:x?} at {head}"));
         };
         let iommu = &mut machine.hw.borrow_mut().iommu;
         iommu.read(order);
-        iommu.head = (head + 1) % self.entries.len();
+        if order != Order::Sync {
+            iommu.head = self.after(head);
+        }
+    }
+
+    fn after(&self, head: usize) -> usize {
+        (head + 1) % self.entries.len()
     }
 
     /// It executes one that it has read, if there is one.
     fn execute(&self) {
         let done = self.machine().hw.borrow_mut().execute_command();
         if let Some(order) = done {
+            if order == Order::Sync {
+                let iommu = &mut self.machine().hw.borrow_mut().iommu;
+                iommu.head = self.after(iommu.head);
+            }
             self.machine().note(|| format!("does {order:x?}"));
         }
     }

@@ -14,6 +14,7 @@ use stay::{MMIO_PAGES, Mistake, Mistakes};
 
 use super::device::{Behind, Told};
 use super::guest::{ALL_PAGES, PendingCall};
+use super::mirror::GuestMirror;
 use super::processor::Vmcb;
 use crate::bug::Bug;
 use crate::hw::cpu::Roots;
@@ -102,6 +103,8 @@ pub(crate) struct Vm<'m, F: Architecture> {
     pub(crate) behind: Behind<'m>,
     pub(crate) index: usize,
     pub(crate) space: GuestSpace<F, TablePool<'m>>,
+    /// The tables by which its devices translate, where they are behind an SMMU.
+    pub(super) mirror: Option<GuestMirror<'m>>,
     /// By VP index: vCPUs that never run precede the first that does.
     pub(crate) targets: Vec<Target>,
     pub(crate) vcpus: Vec<RefCell<Vcpu>>,
@@ -174,7 +177,8 @@ impl<'m, F: Architecture> Vm<'m, F> {
     pub(crate) fn new(behind: Behind<'m>, index: usize, heritage: Heritage) -> Self {
         let machine = behind.machine;
         let count = machine.config.vcpus;
-        let pool = TablePool::new(machine, index, behind);
+        let pool = TablePool::new(machine, index);
+        let mirror = GuestMirror::new(&behind, pool);
         let space = GuestSpace::new(first_slots(machine), pool, Level::Page2M).expect("there are tables");
         machine.begin_tag(index, space.root().0);
         let mut tags: Vec<_> = (0..count).map(|_| Tags::new()).collect();
@@ -192,6 +196,7 @@ impl<'m, F: Architecture> Vm<'m, F> {
             behind,
             index,
             space,
+            mirror,
             targets,
             tags: tags.into_iter().map(RefCell::new).collect(),
             activity: heritage.ops.iter().map(activity).collect(),

@@ -7,8 +7,9 @@
 use super::cache::Item;
 use super::cpu::{Hw, breaks};
 use super::format::{Arch, Stage};
-use super::iommu::{DeviceEntry, Order};
+use super::iommu::{Cause, DeviceEntry, Order};
 use super::walk::{Fault, Nested, Walker};
+use stay::iommu::smmu::Structure;
 
 /// How many times one access may go back in time.
 const BUDGET: u32 = 4;
@@ -26,7 +27,13 @@ impl Hw {
     /// Software writes a device's entry of the device table.
     pub fn write_device_entry(&mut self, device: usize, entry: Option<DeviceEntry>) {
         let time = self.memory.tick();
-        self.iommu.write_entry(time, device, entry);
+        self.iommu.write_entry(time, device, Cause::Entry, entry);
+    }
+
+    /// Software writes a word of what an SMMU reads.
+    pub fn write_structure(&mut self, of: Structure, word: usize, value: u64) {
+        let time = self.memory.tick();
+        self.iommu.store(time, of, word, value);
     }
 
     /// The IOMMU executes a command that it has read, if there is one.
@@ -84,7 +91,9 @@ impl Hw {
         budget: u32,
         search: impl FnOnce(&mut DeviceWalker<'_>) -> Result<Nested, Fault>,
     ) -> Result<Nested, Fault> {
-        let formats = [self.format(Stage::Guest), self.format(Stage::Nested)];
+        // AMD-Vi goes by the nested tables.
+        let tables = if self.arch() == Arch::Arm64 { Stage::Device } else { Stage::Nested };
+        let formats = [self.format(Stage::Guest), self.format(tables)];
         let now = self.memory.now();
         let Self { memory, rng, steps, words, turns, iommu, .. } = self;
         let context = iommu.domain(entry.domain).ok_or(Fault::Guest)?;

@@ -24,6 +24,8 @@ pub enum Stage {
     Guest,
     /// The hypervisor's: guest physical to physical.
     Nested,
+    /// The hypervisor's for an SMMU's stage 1: guest physical to physical.
+    Device,
 }
 
 /// The meaning of an entry.
@@ -130,7 +132,7 @@ impl Format {
         }
         let modifies = entry & ARM_DBM != 0;
         let (readable, clean) = match self.stage {
-            Stage::Guest => (true, entry & ARM_READ_ONLY != 0),
+            Stage::Guest | Stage::Device => (true, entry & ARM_READ_ONLY != 0),
             Stage::Nested => (entry & ARM_S2_READ != 0, entry & ARM_S2_WRITE == 0),
         };
         if !readable {
@@ -155,6 +157,7 @@ impl Format {
     /// `entry` after the processor has used it, for a store if `store`.
     pub const fn used(self, entry: u64, store: bool) -> u64 {
         match (self.arch, self.stage) {
+            (_, Stage::Device) => entry,
             (Arch::Amd64, _) => entry | AMD_ACCESSED | if store { AMD_DIRTY } else { 0 },
             (Arch::Arm64, Stage::Guest) => {
                 (entry | ARM_ACCESSED) & if store && entry & ARM_DBM != 0 { !ARM_READ_ONLY } else { !0 }

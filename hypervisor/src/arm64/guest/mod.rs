@@ -34,7 +34,7 @@ use crate::devices::virt::pl011::Pl011;
 use crate::devices::virt::pl031::Pl031;
 use crate::devices::virt::psci::Start;
 use crate::iommu::lines::{MachineDevices, Wired};
-use crate::iommu::mirror::Mirror;
+use crate::iommu::mirror::{Memory, Mirror};
 use crate::loader::LoadError;
 use crate::loader::virt::{self, Entry, GuestConfig};
 use crate::owned::{self, Domains, Functions};
@@ -255,7 +255,8 @@ impl Shared {
         let mirror = match domains {
             None => None,
             Some(_) => {
-                let mirror = Mirror::new(|| A::TLB.order_stores()).ok_or(CreateError::NoTables)?;
+                let memory = Memory::new(|| A::TLB.order_stores());
+                let mirror = Mirror::new(memory).ok_or(CreateError::NoTables)?;
                 Some(Box::new(Mutex::new(mirror)))
             }
         };

@@ -3,7 +3,7 @@
 //!
 //! All streams are aborted from the beginning. Those of functions that a guest owns translate by
 //! stage 1, with the guest's [`Mirror`](super::mirror::Mirror) as tables: there are SMMUs without
-//! stage 2. A guest's domain is the ASID, and the index of its context descriptor.
+//! stage 2. The steps of that are those of [`stay::iommu::smmu`].
 
 use core::fmt;
 use core::ops::ControlFlow;
@@ -11,8 +11,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use alloc::vec::Vec;
 use hostlink::defect::Defect;
-use iommu::smmu::change::Step as Change;
-use iommu::smmu::command::{Depth, cfgi_cd, cfgi_ste, sync_poll};
+use iommu::smmu::change::Words;
+use iommu::smmu::command::sync_poll;
 use iommu::smmu::event_queue::{RECORD_BYTES, Reader};
 use iommu::smmu::registers::{
     CMDQ_CONS, CMDQ_ERR, CMDQ_PROD, EVENTQ_CONS, EVENTQ_IRQEN, EVENTQ_PROD, GERROR, GERRORN, IRQ_CTRL,
@@ -20,15 +20,14 @@ use iommu::smmu::registers::{
 };
 use iommu::smmu::start::{Places, Ring as Place, Step, StreamTable, forget_all, steps};
 use iommu::smmu::stream::{Faults, Reads, Stage1, Tables};
-use iommu::smmu::{
-    Asid, ContextDescriptor, Event, Features, Granule, Scope, Setup, Stale, StreamEntry, StreamId, Vmid, plan,
-};
+use iommu::smmu::{Asid, ContextDescriptor, Event, Features, Granule, Setup, StreamEntry, Vmid};
 use iommu::{Command, Entry, Port, Queue, Stuck};
 use iommu::{DeviceId, DomainId};
 use paging::{Arm64Stage1, Format, Invalidation};
 use spin::Mutex;
-use stay::Mistakes;
-use stay::iommu::{self as engine, Begun, Device, Domain};
+use stay::iommu::smmu::{self as engine, Structure, Structures, stream};
+use stay::iommu::{Begun, Device, Domain, finish};
+use stay::{Mistake, Mistakes};
 
 use super::lines::Pin;
 use crate::owned::tables::{address, ring, words};
@@ -66,8 +65,6 @@ pub struct Smmu {
     /// The stream table, and the context descriptors by domain.
     streams: &'static [AtomicU64],
     contexts: &'static [AtomicU64],
-    /// Of requester 0.
-    first_stream: u32,
     reader: Mutex<Reader>,
     events: &'static [AtomicU64],
 }
@@ -107,7 +104,11 @@ impl Port for Ring {
     }
 }
 
-impl Mistakes for Ring {}
+impl Mistakes for Ring {
+    fn makes(&self, mistake: Mistake) -> bool {
+        mistake == Mistake::WrongDomain && makes(Defect::DmaWrongDomain)
+    }
+}
 
 /// Why an SMMU is not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,7 +161,6 @@ impl Smmu {
             setup: Setup::new(&features, Granule::Size4K, COMMANDS_MAX),
             streams,
             contexts,
-            first_stream,
             reader: Mutex::new(Reader::new(EVENTS_ORDER)),
             events,
         };
@@ -190,50 +190,28 @@ impl Smmu {
                 }
             }
             Step::AcknowledgeErrors => registers.write(GERRORN, registers.read(GERROR).into()),
-            Step::Forget => self.tell(forget_all(&self.features)).map_err(NotStarted::Stuck)?,
+            Step::Forget => {
+                let issued = self.queue.issue(forget_all(&self.features));
+                issued.and_then(|ticket| self.queue.wait(ticket)).map_err(NotStarted::Stuck)?;
+            }
         }
         Ok(())
     }
 
-    /// Gives commands, and waits for them.
-    fn tell(&self, commands: impl IntoIterator<Item = Command>) -> Result<(), Stuck> {
-        self.queue.wait(self.queue.issue(commands)?)
+    fn steps(&self) -> engine::Smmu<'_, Ring, &'static [Entry], Self> {
+        engine::Smmu { queue: &self.queue, structures: self }
     }
 
-    fn stream(&self, device: DeviceId) -> StreamId {
-        StreamId(self.first_stream + u32::from(device.0))
-    }
-
-    /// Makes the steps that put `new` in the place of a stream's entry.
-    fn set_entry(&self, stream: StreamId, new: StreamEntry) -> Result<(), Stuck> {
-        let Some(place) = nth(self.streams, stream.0 as usize) else { return Ok(()) };
-        let old = StreamEntry(load(place));
-        self.change(place, old.change_to(new), cfgi_ste(stream, Depth::Leaf))
-    }
-
-    /// The same for the context descriptor of a domain, of which this stream is one.
-    fn set_context(&self, domain: DomainId, stream: StreamId, new: ContextDescriptor) -> Result<(), Stuck> {
-        let Some(place) = self.context(domain) else { return Ok(()) };
-        let old = ContextDescriptor(load(place));
-        self.change(place, old.change_to(new), cfgi_cd(stream))
+    fn place(&self, of: Structure) -> Option<&'static [AtomicU64]> {
+        match of {
+            Structure::Entry(stream) => nth(self.streams, stream.0 as usize),
+            Structure::Descriptor(domain) => self.context(domain),
+        }
     }
 
     /// The place of a domain's context descriptor.
     fn context(&self, domain: DomainId) -> Option<&'static [AtomicU64]> {
         nth(self.contexts, usize::from(domain.0).checked_sub(1)?)
-    }
-
-    fn change(
-        &self,
-        place: &[AtomicU64],
-        steps: impl Iterator<Item = Change>,
-        tell: Command,
-    ) -> Result<(), Stuck> {
-        for step in steps {
-            store(place, step.writes());
-            self.tell([tell])?;
-        }
-        Ok(())
     }
 
     /// The entry and the descriptor by which a device's stream translates.
@@ -260,9 +238,16 @@ impl Smmu {
     }
 }
 
-/// What everything that a domain's devices may have kept is tagged with.
-const fn scope(domain: &Domain<'_>) -> Scope {
-    Scope::Stage1 { vmid: Vmid(0), asid: Asid(domain.id.0) }
+impl Structures for Smmu {
+    fn load(&self, of: Structure) -> Words {
+        self.place(of).map_or([0; WORDS], load)
+    }
+
+    fn store(&self, of: Structure, word: usize, value: u64) {
+        if let Some(place) = self.place(of) {
+            store(place, [(word, value)].into_iter());
+        }
+    }
 }
 
 impl Iommu<Pin> for Smmu {
@@ -276,49 +261,21 @@ impl Iommu<Pin> for Smmu {
     }
 
     fn attach(&self, device: Device, to: Translations, _: &Pin) -> Result<(), NotAttached> {
-        let stream = self.stream(device.id);
-        let _place = nth(self.streams, stream.0 as usize).ok_or(NotAttached::NoPlace)?;
-        let (entry, context) = self.translated(&to).ok_or(NotAttached::NoPlace)?;
-        self.set_context(to.domain, stream, context)?;
-        // What was kept of an earlier domain of this number was dropped by `detach`; a descriptor
-        // that this stream has read before is dropped here.
-        self.tell([cfgi_cd(stream)])?;
-        Ok(self.set_entry(stream, entry)?)
+        let _place = self.place(Structure::Entry(stream(device.id))).ok_or(NotAttached::NoPlace)?;
+        let by = self.translated(&to).ok_or(NotAttached::NoPlace)?;
+        Ok(self.steps().attach(device.id, to.domain, by)?)
     }
 
     fn detach(&self, domain: &Domain<'_>) -> Result<(), Stuck> {
-        for device in domain.devices {
-            self.set_entry(self.stream(device.id), StreamEntry::ABORT)?;
-        }
-        for device in domain.devices {
-            let stream = self.stream(device.id);
-            self.set_context(domain.id, stream, ContextDescriptor::INVALID)?;
-            self.tell([cfgi_cd(stream)])?;
-        }
-        self.tell([scope(domain).whole()])
+        self.steps().detach(domain)
     }
 
     fn begin(&self, domain: &Domain<'_>, invalidation: Invalidation<'_>) -> Result<Begun, Stuck> {
-        let ticket = match invalidation {
-            Invalidation::Nothing => return Ok(Begun::NOTHING),
-            Invalidation::Everything => self.queue.issue([scope(domain).whole()])?,
-            Invalidation::Ranges(ranges) => {
-                let stale = ranges.iter().map(|range| Stale {
-                    start: range.start,
-                    len: range.len,
-                    leaf: None,
-                    tables: range.tables,
-                });
-                let other = Domain { id: DomainId(domain.id.0 + 1), ..*domain };
-                let named = if makes(Defect::DmaWrongDomain) { &other } else { domain };
-                self.queue.issue(plan(&self.setup, scope(named), stale))?
-            }
-        };
-        Ok(Begun::with(ticket))
+        engine::begin(&self.queue, &self.setup, domain.id, invalidation)
     }
 
     fn finish(&self, begun: Begun) -> Result<(), Stuck> {
-        engine::finish(&self.queue, begun)
+        finish(&self.queue, begun)
     }
 
     fn take_events(&self, report: &mut dyn FnMut(Option<DeviceId>, &dyn fmt::Display)) -> bool {
@@ -330,8 +287,7 @@ impl Iommu<Pin> for Smmu {
         registers.write(EVENTQ_CONS, advance.cons.into());
         drop(reader);
         for event in records.into_iter().map(Event::decode) {
-            let requester = event.stream.0.checked_sub(self.first_stream);
-            let device = requester.and_then(|id| u16::try_from(id).ok()).map(DeviceId);
+            let device = u16::try_from(event.stream.0).ok().map(DeviceId);
             report(device, &event);
         }
         advance.has_lost

@@ -5,7 +5,8 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use iommu::DomainId;
-use iommu::smmu::command::tlbi_nh_asid;
+use iommu::smmu::StreamId;
+use iommu::smmu::command::{Depth, cfgi_cd, cfgi_ste, tlbi_nh_asid};
 use iommu::smmu::registers::{
     CMDQ_BASE, CR0, CR0ACK, EVENTQ_BASE, GBPA, GBPA_ABORT, GBPA_UPDATE, IDR0, IDR1, IDR5, SMMUEN, STRTAB_BASE,
 };

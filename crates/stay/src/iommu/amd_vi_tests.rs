@@ -4,6 +4,7 @@ use std::rc::Rc;
 use std::vec::Vec;
 
 use super::*;
+use ::iommu::DeviceId;
 use ::iommu::amd::command::completion_wait;
 
 /// An IOMMU that does everything at once, unless it is broken.

@@ -1,19 +1,20 @@
 //! An IOMMU: its commands, and what it and the devices behind it may hold.
 //!
-//! The commands are decoded from the specification, not by the crate under test: AMD I/O
-//! Virtualization Technology (IOMMU) Specification, 48882, 2.4. It reads them in order, and
-//! executes them as late and in any order that it may: COMPLETION_WAIT is complete after all that
-//! were before it, and with its F bit those behind it begin after that. Nothing else orders them.
+//! It reads the commands of AMD-Vi ([`amd_vi`]) or of an SMMU ([`smmu`]) in order, and executes
+//! them as late and in any order that it may: a wait (COMPLETION_WAIT, CMD_SYNC) is complete after
+//! all that were before it, and those behind it begin after that, with AMD-Vi if its F bit says so.
+//! Nothing else orders them.
 //!
 //! An invalidation removes translations of a size that overlap its block. The IOMMU may go by a
-//! former entry of the device table until INVALIDATE_DEVTAB_ENTRY. It holds no absent entries.
+//! former entry of the device table until it is told (INVALIDATE_DEVTAB_ENTRY, CFGI_STE, CFGI_CD).
+//! It holds no absent entries.
 
-use paging::Level;
+pub mod amd_vi;
+pub mod smmu;
+
+use stay::iommu::smmu::Structure;
 
 use super::cache::{Context, Invalidation};
-
-/// The offset in a page.
-const OFFSET: u64 = Level::Page4K.offset_mask();
 
 /// An entry of the device table that does not block DMA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,12 +35,19 @@ pub enum Order {
         /// Later commands begin after it.
         holds: bool,
     },
-    /// INVALIDATE_DEVTAB_ENTRY.
+    /// CMD_SYNC: the head passes it when it is complete.
+    Sync,
+    /// INVALIDATE_DEVTAB_ENTRY, CFGI_STE.
     Entry {
         /// Of this device.
         device: u16,
     },
-    /// INVALIDATE_IOMMU_PAGES.
+    /// CFGI_CD.
+    Descriptor {
+        /// Of this device.
+        device: u16,
+    },
+    /// INVALIDATE_IOMMU_PAGES, TLBI.
     Pages {
         /// Of this domain.
         domain: u16,
@@ -55,40 +63,13 @@ pub enum Order {
     },
 }
 
-/// What an address with the bits S and PDE names.
-const fn named(operand: u64) -> Invalidation {
-    let (walk, page) = (operand & 2 != 0, operand >> 12);
-    // With S, the lowest zero says the size.
-    let bits = if operand & 1 == 0 { 0 } else { page.trailing_ones() + 1 };
-    if bits >= 52 {
-        return Invalidation::Nested { start: 0, len: u64::MAX, level: None, walk };
-    }
-    let len = Level::Page4K.size() << bits;
-    Invalidation::Nested { start: operand & !(len - 1) & !OFFSET, len, level: None, walk }
-}
-
-impl Order {
-    /// The meaning of two double words; `None` if they are no command, or one that the machine's
-    /// software has no use for.
-    pub fn decode([first, second]: [u64; 2]) -> Option<Self> {
-        let (device, upper) = (first as u16, (first >> 32) as u16);
-        let has_only = |bits: u64| first & !(0xf << 60 | bits) == 0;
-        match first >> 60 {
-            // S and F; no interrupt.
-            1 if has_only(0x000f_ffff_ffff_fff8 | 5) && first & 1 != 0 => {
-                Some(Self::Wait { data: second, holds: first & 4 != 0 })
-            }
-            2 if has_only(0xffff) && second == 0 => Some(Self::Entry { device }),
-            3 if has_only(0xffff << 32) && second & OFFSET & !3 == 0 => {
-                Some(Self::Pages { domain: upper, what: named(second) })
-            }
-            4 if has_only(0xffff << 32 | 0xff << 24 | 0xffff) && second & OFFSET & !1 == 0 => {
-                // A device keeps no upper levels.
-                Some(Self::DevicePages { device, what: named(second) })
-            }
-            _ => None,
-        }
-    }
+/// What was written when the IOMMU's view of a device changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cause {
+    /// Its entry of the device table.
+    Entry,
+    /// The descriptor that its entry names.
+    Descriptor,
 }
 
 /// A device, and what the IOMMU knows about it.
@@ -101,9 +82,16 @@ pub(super) struct Device {
     /// Its entry of the device table; `None` blocks DMA.
     entry: Option<DeviceEntry>,
     /// Former entries that the IOMMU may go by.
-    former: Vec<Option<DeviceEntry>>,
+    former: Vec<(Cause, Option<DeviceEntry>)>,
     /// What the device itself holds.
     pub(super) tlb: Context,
+}
+
+impl Device {
+    /// One of the entries that the IOMMU may go by: the one in memory is the first.
+    fn view(&self, number: usize) -> Option<DeviceEntry> {
+        number.checked_sub(1).map_or(self.entry, |number| self.former[number].1)
+    }
 }
 
 /// The IOMMU.
@@ -119,6 +107,8 @@ pub struct Iommu {
     pending: Vec<Order>,
     domains: Vec<(u16, Context)>,
     devices: Vec<Device>,
+    /// What an SMMU reads.
+    structures: smmu::Structures,
 }
 
 impl Iommu {
@@ -154,12 +144,31 @@ impl Iommu {
 
     /// One of them: the one in memory is the first.
     pub(super) fn entry(&self, device: usize, number: usize) -> Option<DeviceEntry> {
-        let Device { entry, former, .. } = &self.devices[device];
-        number.checked_sub(1).map_or(*entry, |number| former[number])
+        self.devices[device].view(number)
     }
 
-    /// Software writes a device's entry of the device table.
-    pub(super) fn write_entry(&mut self, time: u64, device: usize, entry: Option<DeviceEntry>) {
+    /// Software writes a word of what an SMMU reads.
+    pub(super) fn store(&mut self, time: u64, of: Structure, word: usize, value: u64) {
+        self.structures.store(of, word, value);
+        let cause = match of {
+            Structure::Entry(_) => Cause::Entry,
+            Structure::Descriptor(_) => Cause::Descriptor,
+        };
+        for device in 0..self.devices.len() {
+            let entry = self.structures.entry(self.devices[device].id);
+            if entry != self.devices[device].entry {
+                self.write_entry(time, device, cause, entry);
+            }
+        }
+    }
+
+    /// What an SMMU reads.
+    pub fn structures(&self) -> &smmu::Structures {
+        &self.structures
+    }
+
+    /// Software changes how a device translates, by writing its entry or a descriptor.
+    pub(super) fn write_entry(&mut self, time: u64, device: usize, cause: Cause, entry: Option<DeviceEntry>) {
         if let Some(DeviceEntry { domain, root }) = entry {
             let context = self.domain_mut(domain);
             if !context.is_at(time, root) {
@@ -168,12 +177,12 @@ impl Iommu {
             self.devices[device].tlb.enter(time, root, 0);
         }
         let device = &mut self.devices[device];
-        device.former.push(core::mem::replace(&mut device.entry, entry));
+        device.former.push((cause, core::mem::replace(&mut device.entry, entry)));
     }
 
     /// Whether it reads another command: none is held back.
     pub fn is_reading(&self) -> bool {
-        !self.pending.iter().any(|order| matches!(order, Order::Wait { holds: true, .. }))
+        !self.pending.iter().any(|order| matches!(order, Order::Sync | Order::Wait { holds: true, .. }))
     }
 
     /// It has read a command.
@@ -183,7 +192,7 @@ impl Iommu {
 
     /// The commands that may be executed next, in any order.
     pub(super) fn executable(&self) -> usize {
-        let is_wait = |order: &Order| matches!(order, Order::Wait { .. });
+        let is_wait = |order: &Order| matches!(order, Order::Sync | Order::Wait { .. });
         match self.pending.iter().position(is_wait) {
             // All before it are executed.
             Some(0) => 1,
@@ -197,28 +206,34 @@ impl Iommu {
         let order = self.pending.remove(number);
         match order {
             Order::Wait { data, .. } => self.reported = data,
+            Order::Sync => {}
             Order::Pages { domain, what } => self.domain_mut(domain).invalidate(time, what),
             Order::DevicePages { device, what } => {
                 let told = self.devices.iter_mut().filter(|other| other.id == device);
                 told.for_each(|device| device.tlb.invalidate(time, what));
             }
-            Order::Entry { device } => self.drop_entries(time, device),
+            Order::Entry { device } => self.drop_entries(time, device, |_| true),
+            Order::Descriptor { device } => {
+                self.drop_entries(time, device, |cause| cause == Cause::Descriptor);
+            }
         }
         order
     }
 
-    /// The IOMMU goes by the entry in memory.
-    fn drop_entries(&mut self, time: u64, id: u16) {
+    /// The IOMMU goes by what is in memory, where what was written is among `causes`.
+    fn drop_entries(&mut self, time: u64, id: u16, causes: impl Fn(Cause) -> bool) {
         let mut left = Vec::new();
         for device in self.devices.iter_mut().filter(|other| other.id == id) {
-            left.extend(device.former.drain(..).flatten());
-            if device.entry.is_none() {
+            left.extend(
+                device.former.extract_if(.., |(cause, _)| causes(*cause)).filter_map(|(_, entry)| entry),
+            );
+            if device.entry.is_none() && device.former.is_empty() {
                 device.tlb.exit(time);
             }
         }
         for former in left {
             let is_used =
-                |device: &Device| device.entry == Some(former) || device.former.contains(&Some(former));
+                |device: &Device| (0..=device.former.len()).any(|number| device.view(number) == Some(former));
             if !self.devices.iter().any(is_used) {
                 self.domain_mut(former.domain).exit(time);
             }
@@ -229,32 +244,6 @@ impl Iommu {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn p16_commands_are_read_as_the_encoder_means_them() {
-        use iommu::amd::command::{completion_wait, invalidate_all, invalidate_device};
-        use iommu::amd::{Depth, device_pages, pages};
-        use iommu::{DeviceId, DomainId};
-        let nested = |start, len, walk| Invalidation::Nested { start, len, level: None, walk };
-        let decoded = |command: iommu::Command| Order::decode(command.0);
-        for (range, len) in [(0x5000..0x6000, 0x1000), (0x4000..0x8000, 0x4000), (1 << 30..2 << 30, 1 << 30)]
-        {
-            let start = range.start;
-            for (depth, walk) in [(Depth::Leaves, false), (Depth::Tables, true)] {
-                let command = pages(DomainId(3), depth, range.clone(), 1).next().unwrap();
-                let order = Order::Pages { domain: 3, what: nested(start, len, walk) };
-                assert_eq!(decoded(command), Some(order));
-            }
-            let order = Order::DevicePages { device: 9, what: nested(start, len, false) };
-            assert_eq!(decoded(device_pages(DeviceId(9), 3, range).unwrap()), Some(order));
-        }
-        let everything = pages(DomainId(3), Depth::Tables, 0..u64::MAX, 1).next().unwrap();
-        assert_eq!(decoded(everything), Some(Order::Pages { domain: 3, what: nested(0, u64::MAX, true) }));
-        assert_eq!(decoded(invalidate_device(DeviceId(9))), Some(Order::Entry { device: 9 }));
-        let wait = completion_wait(0x1000, 7).unwrap();
-        assert_eq!(decoded(wait), Some(Order::Wait { data: 7, holds: true }));
-        assert_eq!(decoded(invalidate_all()), None);
-    }
 
     #[test]
     fn p16_nothing_passes_a_wait_and_everything_else_passes_everything() {
@@ -275,8 +264,8 @@ mod tests {
     fn p16_a_former_entry_of_the_device_table_is_used_until_it_is_dropped() {
         let mut iommu = Iommu::new([(9, true)]);
         let entry = DeviceEntry { domain: 3, root: 0x1000 };
-        iommu.write_entry(10, 0, Some(entry));
-        iommu.write_entry(20, 0, None);
+        iommu.write_entry(10, 0, Cause::Entry, Some(entry));
+        iommu.write_entry(20, 0, Cause::Entry, None);
         let usable = |iommu: &Iommu| -> Vec<_> {
             (0..iommu.entry_count(0)).filter_map(|number| iommu.entry(0, number)).collect()
         };
