@@ -38,8 +38,8 @@
 //!   IOMMU ([`hw::iommu`], [`hw::dma`]). It holds leaves and upper-level entries as a processor
 //!   does, a device with ATS holds what the IOMMU answered, and both drop only what a command
 //!   names. The IOMMU is an actor that reads a real `iommu::Queue`, and executes its commands as
-//!   late, and in any order, as AMD-Vi allows, or on Arm64 an SMMU. So are the devices. Those behind
-//!   an SMMU translate by a mirror of the slots, which is filled and follows at any time.
+//!   late, and in any order, as AMD-Vi allows, or on Arm64 an SMMU. So are the devices. Those
+//!   behind an SMMU translate by a mirror of the slots, which is filled and follows at any time.
 //! * **The driver** connects the crates as the hypervisor does: entry loop with ASIDs, nested
 //!   faults by `memslots::space::GuestSpace` in translation sections, slot updates and dirty logs
 //!   as its jobs, hypercalls from `tlfs::encode` through `tlfs::decode` to `coherence`. It can be

@@ -90,7 +90,8 @@ impl Oracle {
         *promised = (*promised).max(time);
     }
 
-    /// All translations by tables for devices alone that were replaced before `time` are out of use.
+    /// All translations by tables for devices alone that were replaced before `time` are out of
+    /// use.
     pub(crate) fn promise_devices(&mut self, vm: usize, time: u64) {
         let promised = &mut self.vms[vm].devices;
         *promised = (*promised).max(time);

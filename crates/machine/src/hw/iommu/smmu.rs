@@ -1,6 +1,6 @@
-//! The commands of SMMUv3, and what it reads, decoded from the specification, not by the crate under
-//! test: Arm System Memory Management Unit Architecture Specification, version 3 (IHI 0070), 4.3,
-//! 4.4, 4.7, 5.2 and 5.4.
+//! The commands of SMMUv3, and what it reads, decoded from the specification, not by the crate
+//! under test: Arm System Memory Management Unit Architecture Specification, version 3 (IHI 0070),
+//! 4.3, 4.4, 4.7, 5.2 and 5.4.
 //!
 //! Streams are numbered like devices. A change of a word is seen at once or not before CFGI; that
 //! mixtures of words are invalid is tested beside the steps of a change (`iommu::smmu::change`).

@@ -121,5 +121,4 @@ const fn addresses(range: &FlushRange) -> core::ops::Range<u64> {
 }
 
 #[cfg(test)]
-#[path = "amd_vi_tests.rs"]
 mod tests;
