@@ -1,16 +1,14 @@
 //! `bench all` with KVM as the peer, in its smallest form.
 
 use super::cases::{Case, act};
-use super::room::Room;
-use crate::machine::emulator;
-use crate::workspace;
+use super::room::{self, Room};
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
-use std::{env, fs, thread};
+use std::{fs, thread};
 
 /// The rows.
 pub(super) const ROWS: [Case; 3] = [
@@ -192,10 +190,7 @@ fn command(more: &[&str]) -> Result<Command> {
 
 /// `bench all` with these arguments.
 fn tool(arguments: &[&str]) -> Result<Command> {
-    let mut command = Command::new(env::current_exe().context("this program has no path")?);
-    command.args(emulator::wanted().arguments()).args(["bench", "all"]).args(arguments);
-    command.current_dir(workspace::root()).stdin(Stdio::null());
-    Ok(command)
+    room::tool(&[&["bench", "all"], arguments].concat())
 }
 
 fn bench(file: &Path) -> Result<Child> {

@@ -3,13 +3,25 @@
 use super::cases::Case;
 use super::guests::Lab;
 use crate::arch::Platform;
+use crate::machine::emulator;
 use crate::machine::signals::Signals;
 use crate::machine::spec::Clock;
 use crate::vm::Hypervisor;
-use anyhow::Result;
+use crate::workspace;
+use anyhow::{Context, Result};
 use hostlink::config::Switches;
 use std::cell::Cell;
+use std::env;
 use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// This tool with these arguments, in its tree, with the same emulator and nothing to read.
+pub(super) fn tool(args: &[&str]) -> Result<Command> {
+    let mut command = Command::new(env::current_exe().context("this program has no path")?);
+    command.args(emulator::wanted().arguments()).args(args);
+    command.current_dir(workspace::root()).stdin(Stdio::null());
+    Ok(command)
+}
 
 /// What a row does.
 pub(super) type Act = fn(&Room<'_>) -> Result<()>;

@@ -2,14 +2,12 @@
 
 use crate::arch::Arch;
 use crate::machine::counters::Snapshot;
-use crate::machine::emulator;
 use crate::machine::process::Machine;
+use crate::test::room::tool;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
-use std::env;
 use std::fs;
-use std::process::{Command, Stdio};
 
 /// What a guest that flushes makes its hypervisor count, on more vCPUs than CPUs.
 const fn busy(arch: Arch) -> &'static [&'static str] {
@@ -51,12 +49,8 @@ fn counters(machine: &Machine) -> Result<Snapshot> {
 fn top(machine: &Machine) -> Result<Rates> {
     let directory = tempfile::tempdir()?;
     let (file, name) = (directory.path().join("top.json"), machine.name().context("it has no name")?);
-    let output = Command::new(env::current_exe()?)
-        .args(emulator::wanted().arguments())
-        .args(["top", "--once", "--interval", INTERVAL_MS, "--vm", &name, "--json"])
-        .arg(&file)
-        .stdin(Stdio::null())
-        .output()?;
+    let mut top = tool(&["top", "--once", "--interval", INTERVAL_MS, "--vm", &name, "--json"])?;
+    let output = top.arg(&file).output()?;
     let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     ensure!(output.status.success(), "quell top fails:\n{said}\n{errors}");
     ensure!(said.starts_with(&format!("machine {name}: ")), "quell top shows another machine:\n{said}");

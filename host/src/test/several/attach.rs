@@ -4,17 +4,16 @@
 use super::stage::Room;
 use super::{READY, bare};
 use crate::machine::child::describe;
-use crate::machine::emulator;
+use crate::test::room::tool;
 use anyhow::{Context, Result, bail, ensure};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Termios, tcgetattr};
-use std::env;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -48,13 +47,6 @@ impl Process {
     }
 }
 
-/// The tool with these arguments.
-fn tool(args: &[&str]) -> Result<Command> {
-    let mut command = Command::new(env::current_exe()?);
-    command.args(emulator::wanted().arguments()).args(args);
-    Ok(command)
-}
-
 fn until<T>(mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     loop {
         if let Some(found) = look()? {
@@ -78,7 +70,7 @@ impl Machine {
         fs::write(&file, text)?;
         let mut command = tool(&["run", "--timeout", TIMEOUT])?;
         let output = File::create(directory.join("output"))?;
-        command.arg(&file).stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+        command.arg(&file).stdout(output.try_clone()?).stderr(output);
         let mut machine = Self { process: Process::start(&mut command)?, directory: directory.to_owned() };
         for name in ["one", "two"] {
             until(|| machine.goes_on().map(|()| machine.log(name).contains(READY).then_some(())))?;
