@@ -45,7 +45,8 @@ pub(super) const ROWS: [Case; 2] = [
 
 fn agrees_with_the_counters(room: &Room<'_>) -> Result<()> {
     let command = "thrash --threads 4 --rounds 20 --report /dev/report";
-    let guest = Guest { vcpus: 4, ..room.lab.stock_guest(room.platform, Some(command))? };
+    let mut guest = Guest { vcpus: 4, ..room.lab.stock_guest(room.platform, Some(command))? };
+    guest.cmdline += " quiet";
     let hypervisor = Hypervisor::with_trace(room.platform.arch())?;
     let spec = guest.on_quell(&hypervisor, 2, room.clock, room.directory)?;
     let (outcome, collected) = traced(spec)?;
