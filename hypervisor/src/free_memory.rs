@@ -15,7 +15,7 @@ pub const MAX_PIECES: usize = 16;
 
 /// A piece of a range, with its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct MemoryPiece {
     /// Its first address in the range.
     pub at: u64,
     /// Its first byte of physical memory.
@@ -102,8 +102,8 @@ impl FreeMemory {
     /// Takes memory for all of `range`, in as few pieces as it can find, ascending. A piece can be
     /// mapped by pages as large as its size and position in the range allow. `None` if there is not
     /// enough memory, or only in too many pieces; nothing is taken then.
-    pub fn take_pieces(&mut self, range: &Range<u64>) -> Option<ArrayVec<Piece, MAX_PIECES>> {
-        let mut pieces: ArrayVec<Piece, MAX_PIECES> = ArrayVec::new();
+    pub fn take_pieces(&mut self, range: &Range<u64>) -> Option<ArrayVec<MemoryPiece, MAX_PIECES>> {
+        let mut pieces: ArrayVec<MemoryPiece, MAX_PIECES> = ArrayVec::new();
         let mut at = range.start;
         while at < range.end {
             let room = pieces.remaining_capacity();
@@ -118,10 +118,10 @@ impl FreeMemory {
     }
 
     /// Takes memory for `left` bytes at `at`, or for as many of them as are available in one piece.
-    fn take_piece(&mut self, at: u64, left: u64) -> Option<Piece> {
+    fn take_piece(&mut self, at: u64, left: u64) -> Option<MemoryPiece> {
         let whole = PAGES.into_iter().filter(|&page| left >= page);
         if let Some(host) = whole.into_iter().find_map(|page| self.take(left, page, u64::MAX)) {
-            return Some(Piece { at, host, size: left });
+            return Some(MemoryPiece { at, host, size: left });
         }
         PAGES.into_iter().filter(|page| at.is_multiple_of(*page)).find_map(|page| {
             let down = |bytes: u64| bytes & !(page - 1);
@@ -130,7 +130,7 @@ impl FreeMemory {
                 Some(down(region.end).checked_sub(start)?.min(down(left)))
             };
             let size = self.regions.iter().filter_map(fits).max().filter(|size| *size != 0)?;
-            self.take(size, page, u64::MAX).map(|host| Piece { at, host, size })
+            self.take(size, page, u64::MAX).map(|host| MemoryPiece { at, host, size })
         })
     }
 }
@@ -160,7 +160,7 @@ mod tests {
 
     /// Takes memory for a range and checks that it fits the range, that it overlaps no other
     /// user's, and that none was lost.
-    fn checked(free: &mut FreeMemory, range: &Range<u64>) -> ArrayVec<Piece, MAX_PIECES> {
+    fn checked(free: &mut FreeMemory, range: &Range<u64>) -> ArrayVec<MemoryPiece, MAX_PIECES> {
         let (before, regions) = (free.total(), free.regions.clone());
         let pieces = free.take_pieces(range).expect("there is so much");
         let mut at = range.start;
@@ -169,8 +169,8 @@ mod tests {
             assert_eq!(piece.at, at);
             assert!(regions.iter().any(|region| region.start <= host.start && host.end <= region.end));
             assert!(free.regions.iter().all(|region| region.end <= host.start || host.end <= region.start));
-            let other = |other: &&Piece| other.at != piece.at;
-            let apart = |other: &Piece| other.host >= host.end || other.host + other.size <= host.start;
+            let other = |other: &&MemoryPiece| other.at != piece.at;
+            let apart = |other: &MemoryPiece| other.host >= host.end || other.host + other.size <= host.start;
             assert!(pieces.iter().filter(other).all(apart));
             at += piece.size;
         }

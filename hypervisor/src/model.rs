@@ -28,7 +28,7 @@ pub(crate) fn explore(preemptions: Option<usize>, scenario: impl Fn() + Sync + S
 
 /// The owner's action when it has found nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum OwnerAction {
     /// It enters the guest, and stays there until it is kicked.
     Enter,
     /// It blocks until it is woken.
@@ -50,7 +50,7 @@ pub(crate) fn hint_alone(owner: &mut Owner<'_>) -> bool {
 /// now.
 pub(crate) fn announced<S, L>(
     shared: S,
-    way: Way,
+    way: OwnerAction,
     take: fn(&mut Owner<'_>) -> bool,
     post: fn(&S, &mut dyn FnMut()),
     mut look: L,
@@ -71,8 +71,8 @@ pub(crate) fn announced<S, L>(
             let is_refused = !found
                 && match way {
                     // The guest does not leave guest mode: the guard is forgotten.
-                    Way::Enter => owner.try_enter(CPU).map(core::mem::forget).is_err(),
-                    Way::Halt => !owner.try_halt(Space::UNKNOWN),
+                    OwnerAction::Enter => owner.try_enter(CPU).map(core::mem::forget).is_err(),
+                    OwnerAction::Halt => !owner.try_halt(Space::UNKNOWN),
                 };
             if is_refused {
                 assert!(owner.take_events(), "an event is all that may be pending");
@@ -85,7 +85,7 @@ pub(crate) fn announced<S, L>(
     let mut note = None;
     post(&vcpu.1, &mut || note = Some(vcpu.0.post_event()));
     let (found, mut look) = running.join().unwrap();
-    let told = if way == Way::Enter { Notify::Kick(CPU) } else { Notify::Wake };
+    let told = if way == OwnerAction::Enter { Notify::Kick(CPU) } else { Notify::Wake };
     assert!(found || note == Some(told), "the owner is not told");
     assert!(found || look(&vcpu.1), "announced and not found, even later");
 }

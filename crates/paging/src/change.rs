@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use crate::cursor::Cursor;
 use crate::format::{Entry, FROZEN};
 use crate::frames::{FrameRuns, Frames, NoFrames};
-use crate::span::{self, Piece, Span};
+use crate::span::{self, Span, SpanPiece};
 use crate::sync::{AtomicU64, overwrite};
 use crate::{ENTRY_COUNT, Editor, Format, Gather, Level, Permissions, PhysAddr, Stamp, TableMemory, Tables};
 
@@ -222,7 +222,7 @@ impl<'t, F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'t, F, M, S,
 
     /// Visits the entry of `piece`; in a table of the last level, up to `run` entries starting with
     /// it.
-    fn visit(&mut self, piece: &Piece, run: usize) -> Visit {
+    fn visit(&mut self, piece: &SpanPiece, run: usize) -> Visit {
         let level = self.cursor.level();
         let table = self.editor.table;
         let entries = table.entries(self.cursor.table());

@@ -1,7 +1,7 @@
 //! The position of a change: an explicit stack, so that it can stop at any entry and continue
 //! there.
 
-use crate::span::{Piece, Span, pieces};
+use crate::span::{Span, SpanPiece, pieces};
 use crate::{Format, Level, PhysAddr};
 
 /// A table that was cut off with everything below it, and is being emptied.
@@ -50,7 +50,7 @@ impl Cursor {
     }
 
     /// The part of the span that the next entry covers, or `None` at the end.
-    pub(crate) fn piece(&self) -> Option<Piece> {
+    pub(crate) fn piece(&self) -> Option<SpanPiece> {
         pieces(self.rest[0].clone(), self.level).next()
     }
 

@@ -66,7 +66,7 @@ pub(crate) fn widened<F: Format>(range: &Range<u64>) -> [Span; 2] {
 
 /// The part of a span that one entry of a table covers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Piece {
+pub(crate) struct SpanPiece {
     pub(crate) span: Span,
     /// Whether the entry's whole extent is in the span.
     pub(crate) whole: bool,
@@ -75,7 +75,7 @@ pub(crate) struct Piece {
 }
 
 /// Splits a span of one table of `level` by its entries: at most 512 pieces.
-pub(crate) fn pieces(span: Span, level: Level) -> impl Iterator<Item = Piece> {
+pub(crate) fn pieces(span: Span, level: Level) -> impl Iterator<Item = SpanPiece> {
     let mut next = span.start;
     core::iter::from_fn(move || {
         if next >= span.end {
@@ -84,6 +84,6 @@ pub(crate) fn pieces(span: Span, level: Level) -> impl Iterator<Item = Piece> {
         let entry_start = next & !level.offset_mask();
         let start = next;
         next = span.end.min(entry_start + level.size());
-        Some(Piece { span: start..next, whole: next - start == level.size(), entry_start })
+        Some(SpanPiece { span: start..next, whole: next - start == level.size(), entry_start })
     })
 }

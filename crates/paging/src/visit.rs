@@ -7,14 +7,14 @@ use crate::change::{Action, Change, DirtySink, Visit};
 use crate::cursor::Cut;
 use crate::format::{ABSENT, Entry, frozen_after, needs_flush, repermitted};
 use crate::frames::Frames;
-use crate::span::{self, Piece};
+use crate::span::{self, SpanPiece};
 use crate::sweep::cleaned;
 use crate::sync::{AtomicU64, overwrite};
 use crate::{FlushRange, Format, Level, Permissions, PhysAddr, TableMemory, Tables};
 
 impl<F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'_, F, M, S, R> {
     /// Visits an entry above the last level.
-    pub(crate) fn visit_entry(&mut self, cell: &AtomicU64, level: Level, piece: &Piece) -> Visit {
+    pub(crate) fn visit_entry(&mut self, cell: &AtomicU64, level: Level, piece: &SpanPiece) -> Visit {
         // Pairs with a fault's exchange of the entry (`descend`).
         let entry = cell.load(Acquire);
         match (Entry::decode::<F>(entry, level), level.below()) {
@@ -34,7 +34,7 @@ impl<F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'_, F, M, S, R> 
         level: Level,
         below: Level,
         next: PhysAddr,
-        piece: &Piece,
+        piece: &SpanPiece,
     ) -> Visit {
         let start = span::address_of::<F>(piece.entry_start);
         let cut = FlushRange { start, len: level.size(), level: Level::Page4K, tables: true };
@@ -79,7 +79,7 @@ impl<F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'_, F, M, S, R> 
         level: Level,
         below: Level,
         leaf: u64,
-        piece: &Piece,
+        piece: &SpanPiece,
     ) -> Visit {
         match self.action {
             Action::Split(to) if level > to => {

@@ -43,7 +43,7 @@ pub struct AddressSpace<'a, const CPUS: usize> {
 
 /// The state that a processor has loaded, and the entries that it has to drop.
 #[derive(Debug, Default)]
-pub struct Place {
+pub struct CpuStage2 {
     /// The VMID in VTTBR_EL2; 0 before the first, and for no machine.
     ///
     /// That is enough to know the machine, and with it the root, however many come and go: in one
@@ -65,7 +65,7 @@ pub struct Entered {
     pub dropped_all: bool,
 }
 
-impl Place {
+impl CpuStage2 {
     /// Nothing is loaded.
     pub const fn new() -> Self {
         Self { vmid: 0, arrival: None }
@@ -99,7 +99,7 @@ impl Place {
 pub fn enter_address_space<T: Stage2Tlb + Mistakes, const CPUS: usize>(
     tlb: &T,
     cpu: CpuId,
-    place: &mut Place,
+    place: &mut CpuStage2,
     space: &AddressSpace<'_, CPUS>,
     before: impl FnOnce(),
 ) -> Entered {
@@ -124,7 +124,12 @@ pub fn enter_address_space<T: Stage2Tlb + Mistakes, const CPUS: usize>(
 /// processor has done this, or has entered another address space.
 ///
 /// `nowhere` is the root of a table without entries, which is never returned.
-pub fn leave_address_space<T: Stage2Tlb>(tlb: &T, place: &mut Place, setup: &Setup, nowhere: u64) -> Nowhere {
+pub fn leave_address_space<T: Stage2Tlb>(
+    tlb: &T,
+    place: &mut CpuStage2,
+    setup: &Setup,
+    nowhere: u64,
+) -> Nowhere {
     tlbi::leave_vm(tlb, setup, Vttbr::new(nowhere, 0));
     place.vmid = 0;
     Nowhere(())

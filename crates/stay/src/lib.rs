@@ -10,7 +10,7 @@
 //!
 //! | step | AMD64 | Arm64 |
 //! |---|---|---|
-//! | a vCPU arrives at a processor | by its tag: `coherence::asid` | [`arm64::Place::arrive`] |
+//! | a vCPU arrives at a processor | by its tag: `coherence::asid` | [`arm64::CpuStage2::arrive`] |
 //! | a processor lets go of a machine's tables | at each exit | [`arm64::leave_address_space`] |
 //! | entry, which may be called off | [`amd64::enter`] | [`arm64::enter_address_space`], [`arm64::enter`] |
 //! | take a requested flush | [`amd64::take_flush`] | [`arm64::take_flush`] |

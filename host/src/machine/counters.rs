@@ -11,14 +11,14 @@ use std::ops::Range;
 
 /// The vCPU that a row belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Owner {
+pub(crate) struct RowVcpu {
     /// Its guest; `None` if the machine has one guest, which uses its serial ports.
     pub(crate) guest: Option<Identity>,
     /// Its number.
     pub(crate) vcpu: u32,
 }
 
-impl Owner {
+impl RowVcpu {
     /// Its name in results: `vcpu-N`, after its guest's name if there are several.
     pub(crate) fn case(&self) -> String {
         self.guest.map_or_else(
@@ -39,7 +39,7 @@ pub(crate) struct Snapshot {
     /// One row per vCPU.
     rows: Vec<[u64; Counter::COUNT]>,
     /// Whose the rows are.
-    owners: Vec<Owner>,
+    owners: Vec<RowVcpu>,
 }
 
 impl Snapshot {
@@ -85,7 +85,7 @@ impl Snapshot {
                 *value = ram.load(first.saturating_add(index * 8))?;
             }
             self.rows.push(values);
-            self.owners.push(Owner { guest, vcpu });
+            self.owners.push(RowVcpu { guest, vcpu });
         }
         Ok(())
     }
@@ -93,7 +93,7 @@ impl Snapshot {
     /// A snapshot of these rows.
     #[cfg(test)]
     pub(crate) fn of_rows(rows: Vec<[u64; Counter::COUNT]>) -> Self {
-        let owners = (0..rows.len() as u32).map(|vcpu| Owner { guest: None, vcpu }).collect();
+        let owners = (0..rows.len() as u32).map(|vcpu| RowVcpu { guest: None, vcpu }).collect();
         Self { rows, owners }
     }
 
@@ -140,7 +140,7 @@ impl Snapshot {
     }
 
     /// The vCPU of each row.
-    pub(crate) fn owners(&self) -> &[Owner] {
+    pub(crate) fn owners(&self) -> &[RowVcpu] {
         &self.owners
     }
 
@@ -295,7 +295,7 @@ mod tests {
         made.fill(0, "web", GuestState::Running);
         made.fill(1, "db", GuestState::Running);
         let before = read();
-        let cases: Vec<_> = before.owners().iter().map(Owner::case).collect();
+        let cases: Vec<_> = before.owners().iter().map(RowVcpu::case).collect();
         assert_eq!(cases, ["web.vcpu-0", "web.vcpu-1", "db.vcpu-0", "db.vcpu-1"]);
         assert_eq!(before.owners()[3].label(), "db.1");
         let cpuid = made::COUNTERS + Counter::ExitCpuid as u64 * 8;

@@ -1,7 +1,7 @@
 //! Rates: the counts between two samples, divided by the time between them.
 
 use super::source::Sample;
-use crate::machine::counters::{Owner, Snapshot};
+use crate::machine::counters::{RowVcpu, Snapshot};
 use crate::machine::guests::{GuestSeen, Identity};
 use hostlink::counters::Counter;
 use std::cmp::Ordering;
@@ -96,7 +96,7 @@ impl Rates {
         let seconds = after.at.saturating_duration_since(before.at).as_secs_f64();
         let all = after.counters.since(&before.counters);
         let (each, ticks) = (all.each().collect(), seconds * float(after.hz));
-        let labels = all.owners().iter().map(Owner::label).collect();
+        let labels = all.owners().iter().map(RowVcpu::label).collect();
         let guest = |seen: &GuestSeen| {
             let is_same = |before: &&GuestSeen| before.identity() == seen.identity();
             let used = before.guests.iter().find(is_same).map_or(0, |before| before.used_ticks);
@@ -132,7 +132,7 @@ impl Rates {
 
     /// A row's name in results.
     pub(crate) fn case(&self, row: usize) -> String {
-        self.all.owners().get(row).map_or_else(String::new, Owner::case)
+        self.all.owners().get(row).map_or_else(String::new, RowVcpu::case)
     }
 
     /// Number of rows: of vCPUs, or of guests.

@@ -23,7 +23,7 @@ use crate::devices::virt::map;
 use crate::iommu::lines::{Receiver, Wired};
 use crate::loader::LoadError;
 use crate::loader::virt::Entry;
-use crate::owned::{Domains, Followed, Functions, OwnedFunctions, Owner};
+use crate::owned::{DeviceOwner, Domains, Followed, Functions, OwnedFunctions};
 use crate::sched::Turn;
 use crate::vm::arch::Arch;
 use crate::vm::awaited::Word;
@@ -38,7 +38,7 @@ use crate::vm::{Context, CreateError, Files, Next, PerCpu, Vm, VpIndex};
 /// Arm64 at EL2, on the processor `P`.
 pub struct OnArm64<P>(PhantomData<P>);
 
-impl<P: 'static> Owner for OnArm64<P>
+impl<P: 'static> DeviceOwner for OnArm64<P>
 where
     Self: Processor,
 {
@@ -77,7 +77,7 @@ where
 // SAFETY: `Processor::run_guest` is called in `vcpu::enter` alone, for the owner's guest.
 // `vcpu::take_flush` drops this processor's translations of the machine before it completes.
 // `flush_space` returns when its broadcasts are complete on all processors. Devices translate by
-// the mirror, which follows the slots in `Owner::begin_flush`, and the SMMU drops what is not in it
+// the mirror, which follows the slots in `DeviceOwner::begin_flush`, and the SMMU drops what is not in it
 // any more.
 unsafe impl<P: 'static> Arch for OnArm64<P>
 where

@@ -23,7 +23,7 @@ use super::vcpu::state::VcpuState;
 use super::vcpu::{Inbox, Workspace};
 use crate::devices::virt::gic::{ListRegisters, Maintenance};
 use crate::iommu::lines::{MachineDevices, Wired};
-use crate::owned::Owner;
+use crate::owned::DeviceOwner;
 use crate::vm::arch::{Arch, Board};
 use crate::vm::memory::NestedTables;
 
@@ -310,14 +310,14 @@ pub trait Processor: Board<CpuData = CpuData> {
 /// An architecture whose processors are these.
 pub trait Arm64:
     Processor
-    + Owner<Platform = Wired>
+    + DeviceOwner<Platform = Wired>
     + Arch<Common = Common, Shared = Shared, Inbox = Inbox, State = VcpuState<Self>, Workspace = Workspace>
 {
 }
 
 impl<A> Arm64 for A where
     A: Processor
-        + Owner<Platform = Wired>
+        + DeviceOwner<Platform = Wired>
         + Arch<Common = Common, Shared = Shared, Inbox = Inbox, State = VcpuState<A>, Workspace = Workspace>
 {
 }

@@ -17,7 +17,7 @@
 
 use alloc::vec::Vec;
 
-use pci::function::Interrupts as Way;
+use pci::function::Interrupts as Wanted;
 use pci::{Address, Function, Physical};
 use spin::Mutex;
 
@@ -213,7 +213,7 @@ impl Interrupts<Wired> for Pin {
         to: &'static dyn Receiver,
         wanted: &Function,
     ) -> bool {
-        let is_on = wanted.interrupts() == Way::Intx;
+        let is_on = wanted.interrupts() == Wanted::Intx;
         if let Some(line) = self.line.filter(|_| is_on && !self.is_taken) {
             self.is_taken = true;
             machine.routes.take(line, to);

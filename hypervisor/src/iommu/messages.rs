@@ -9,13 +9,13 @@ use iommu::DeviceId;
 use iommu::Stuck;
 use iommu::amd::table::{InterruptEntry, InterruptTable};
 use paging::Invalidation;
-use pci::function::Interrupts as Way;
+use pci::function::Interrupts as Wanted;
 use pci::msix::{self, Message as RealMessage};
 use pci::{Address, Function, Physical};
 use stay::iommu::{Begun, Device, Domain};
 
 use super::amd_vi::{Forgotten, Iommu};
-use super::routes::{self, Place, Receiver, Routes};
+use super::routes::{self, CpuVector, Receiver, Routes};
 use crate::devices::pc::message::Message;
 use crate::owned::{self, Functions, Given, Interrupts, NotAttached, Platform, Refused, Translations};
 use crate::pages::Pages;
@@ -104,7 +104,7 @@ impl Functions<AmdVi> {
 #[derive(Clone, Copy, Default)]
 struct Known {
     /// Its vector, once it has one.
-    place: Option<Place>,
+    place: Option<CpuVector>,
     /// The guest's message; none while the guest has masked it. The real function may send while
     /// there is one.
     message: Option<Message>,
@@ -121,7 +121,7 @@ pub struct Messages {
     known: Vec<Known>,
     /// The vector of messages for which there was none any more. All of them are taken to have
     /// arrived by an interrupt there.
-    common: Option<Place>,
+    common: Option<CpuVector>,
     /// There is a table of MSI-X that can be used, and that the hypervisor has mapped.
     has_table: bool,
 }
@@ -152,10 +152,10 @@ impl Interrupts<AmdVi> for Messages {
         }
         let physical = &given.physical;
         if let Some(msix) = physical.capabilities.msix {
-            msix.control(&machine.bus, physical.address, way == Way::Msix, false);
+            msix.control(&machine.bus, physical.address, way == Wanted::Msix, false);
         }
         if let Some(msi) = physical.capabilities.msi {
-            let is_on = way == Way::Msi && self.known.first().is_some_and(|first| first.message.is_some());
+            let is_on = way == Wanted::Msi && self.known.first().is_some_and(|first| first.message.is_some());
             msi.send(&machine.bus, physical.address, is_on.then_some(real_message(0)));
         }
         false
@@ -198,10 +198,10 @@ impl Messages {
         let Some(place) = place else { return };
         if self.common != Some(place) {
             let way = match message {
-                None => routes::Way::Masked,
+                None => routes::Delivery::Masked,
                 Some(message) => to
                     .single(message)
-                    .map_or(routes::Way::InTurn(0), |vcpu| routes::Way::Direct(vcpu, message)),
+                    .map_or(routes::Delivery::InTurn(0), |vcpu| routes::Delivery::Direct(vcpu, message)),
             };
             known.is_pending |= machine.routes.set(place, way);
         }
@@ -223,7 +223,7 @@ impl Messages {
         given: &Given,
         to: &'static dyn Receiver,
         number: u16,
-    ) -> Option<Place> {
+    ) -> Option<CpuVector> {
         let first = || self.known.iter().find_map(|known| known.place);
         let own = match self.common {
             None => machine.routes.take(to, given.device.id, machine.function_count()),
@@ -236,7 +236,7 @@ impl Messages {
         };
         if own.is_none() && self.common.is_none() {
             self.common = Some(place);
-            if machine.routes.set(place, routes::Way::InTurn(0)) {
+            if machine.routes.set(place, routes::Delivery::InTurn(0)) {
                 self.note(place);
             }
         }
@@ -245,7 +245,7 @@ impl Messages {
     }
 
     /// An interrupt has arrived on the vector of several messages, or of one.
-    fn note(&mut self, place: Place) {
+    fn note(&mut self, place: CpuVector) {
         let at_it = self.known.iter_mut().filter(|known| known.place == Some(place));
         at_it.for_each(|known| known.is_pending = true);
     }
@@ -270,7 +270,7 @@ impl Messages {
             let only = to.spread(message);
             if is_alone && let Some(vcpu) = only {
                 known.only = only;
-                if machine.routes.set(place, routes::Way::Direct(vcpu, message)) {
+                if machine.routes.set(place, routes::Delivery::Direct(vcpu, message)) {
                     to.spread(message);
                 }
             }
@@ -281,13 +281,13 @@ impl Messages {
     fn readdressed(&mut self, machine: &MachineDevices) {
         for known in &mut self.known {
             if let (Some(vcpu), Some(place)) = (known.only.take(), known.place) {
-                known.is_pending |= machine.routes.set(place, routes::Way::InTurn(vcpu));
+                known.is_pending |= machine.routes.set(place, routes::Delivery::InTurn(vcpu));
             }
         }
     }
 
     /// Sends a message's interrupts to its vector.
-    fn remap(&self, machine: &MachineDevices, given: &Given, (number, place): (u16, Place)) {
+    fn remap(&self, machine: &MachineDevices, given: &Given, (number, place): (u16, CpuVector)) {
         let InterruptEntry(entry) = InterruptEntry::fixed(place.destination, place.vector);
         let Some(word) = self.remaps.words().get(usize::from(number) / 2) else { return };
         let shift = u32::from(number) % 2 * 32;

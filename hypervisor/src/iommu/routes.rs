@@ -76,7 +76,7 @@ impl Receiver for Nobody {
 
 /// What is done with an interrupt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Delivery {
     /// It is noted: the function had sent it before the guest masked it.
     Masked,
     /// The message is delivered to this vCPU.
@@ -91,13 +91,13 @@ struct Route {
     function: DeviceId,
     /// It is the one that is kept for the function here.
     is_kept: bool,
-    way: Way,
+    way: Delivery,
     has_arrived: bool,
 }
 
 /// A vector of a CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct CpuVector {
     cpu: u32,
     /// The CPU's APIC id.
     pub(crate) destination: u8,
@@ -149,7 +149,7 @@ impl Table {
         if index == self.0.len() {
             self.0.push(None);
         }
-        let route = Route { to, function, is_kept, way: Way::Masked, has_arrived: false };
+        let route = Route { to, function, is_kept, way: Delivery::Masked, has_arrived: false };
         *self.0.get_mut(index)? = Some(route);
         Some(FUNCTIONS.start + index as u8)
     }
@@ -157,9 +157,9 @@ impl Table {
     fn deliver(&mut self, vector: u8) -> bool {
         let Some(route) = self.route(vector) else { return false };
         match route.way {
-            Way::Direct(vcpu, message) => route.to.post(vcpu, message),
-            Way::Masked => route.has_arrived = true,
-            Way::InTurn(vcpu) => {
+            Delivery::Direct(vcpu, message) => route.to.post(vcpu, message),
+            Delivery::Masked => route.has_arrived = true,
+            Delivery::InTurn(vcpu) => {
                 route.has_arrived = true;
                 route.to.tell(vcpu);
             }
@@ -169,7 +169,7 @@ impl Table {
 }
 
 impl Routes {
-    fn at<R>(&self, place: Place, act: impl FnOnce(&mut Route) -> R) -> Option<R> {
+    fn at<R>(&self, place: CpuVector, act: impl FnOnce(&mut Route) -> R) -> Option<R> {
         self.0.get(place.cpu as usize)?.lock().route(place.vector).map(act)
     }
 
@@ -180,7 +180,7 @@ impl Routes {
         to: &'static dyn Receiver,
         function: DeviceId,
         functions: usize,
-    ) -> Option<Place> {
+    ) -> Option<CpuVector> {
         let room = |(cpu, table): (u32, &Mutex<Table>)| {
             let destination = to.destination(cpu)?;
             let table = table.lock();
@@ -191,31 +191,31 @@ impl Routes {
         // Of several the first one.
         let (_, cpu, destination) = found.max_by_key(|&(left, cpu, _)| (left, u32::MAX - cpu))?;
         let vector = self.0.get(cpu as usize)?.lock().take(to, function, functions)?;
-        Some(Place { cpu, destination, vector })
+        Some(CpuVector { cpu, destination, vector })
     }
 
     /// Sets what is done with a vector's interrupts. Returns whether one had arrived that the guest
     /// gets now: from its caller, because this is the guest's own turn.
-    pub(crate) fn set(&self, place: Place, way: Way) -> bool {
+    pub(crate) fn set(&self, place: CpuVector, way: Delivery) -> bool {
         let set = |route: &mut Route| {
             route.way = way;
-            way != Way::Masked && mem::take(&mut route.has_arrived)
+            way != Delivery::Masked && mem::take(&mut route.has_arrived)
         };
         self.at(place, set).unwrap_or(false)
     }
 
     /// Whether an interrupt has arrived since the last call.
-    pub(crate) fn take_arrived(&self, place: Place) -> bool {
+    pub(crate) fn take_arrived(&self, place: CpuVector) -> bool {
         self.at(place, |route| mem::take(&mut route.has_arrived)).unwrap_or(false)
     }
 
     /// Nobody gets a vector's interrupts any more. The vector is not free yet.
-    pub(crate) fn silence(&self, place: Place) {
-        self.at(place, |route| (route.to, route.way) = (&Nobody, Way::Masked));
+    pub(crate) fn silence(&self, place: CpuVector) {
+        self.at(place, |route| (route.to, route.way) = (&Nobody, Delivery::Masked));
     }
 
     /// Frees a vector: the IOMMU has forgotten it.
-    pub(crate) fn free(&self, place: Place, proof: &Forgotten) {
+    pub(crate) fn free(&self, place: CpuVector, proof: &Forgotten) {
         let Some(table) = self.0.get(place.cpu as usize) else { return };
         let index = usize::from(place.vector.wrapping_sub(FUNCTIONS.start));
         if let Some(route) = table.lock().0.get_mut(index)

@@ -12,7 +12,7 @@ use pci::{Function, Physical};
 
 use super::domains::Domains;
 use super::machine::{Given, MachineDevices, Refused};
-use super::platform::{Interrupts, Owner, Platform};
+use super::platform::{DeviceOwner, Interrupts, Platform};
 use super::shared::Shared;
 use super::slots::{Busy, Followed, Piece, pieces};
 use crate::vm::{PerCpu, Vm, VpIndex};
@@ -132,7 +132,7 @@ impl<P: Platform> Functions<P> {
     ///
     /// [`Busy`] if not all is done, because one change of the slots at a time is possible: the
     /// access that caused this must be retried.
-    pub fn follow<A: Owner<Platform = P>>(
+    pub fn follow<A: DeviceOwner<Platform = P>>(
         &mut self,
         vm: &'static Vm<A>,
         cpu: &PerCpu<A>,
@@ -155,7 +155,7 @@ impl<P: Platform> Functions<P> {
 
     /// Goes on with resets that the guest has begun. To be called when it looks at configuration
     /// space: that is how it finds that one is over.
-    pub fn follow_resets<A: Owner<Platform = P>>(&mut self, vm: &'static Vm<A>) {
+    pub fn follow_resets<A: DeviceOwner<Platform = P>>(&mut self, vm: &'static Vm<A>) {
         if self.owned.iter().all(|owned| matches!(owned.reset, Resetting::No)) {
             return;
         }
@@ -171,7 +171,7 @@ impl<P: Platform> Functions<P> {
     /// # Errors
     ///
     /// As [`follow`](Self::follow).
-    pub fn hide<A: Owner<Platform = P>>(
+    pub fn hide<A: DeviceOwner<Platform = P>>(
         &mut self,
         vm: &'static Vm<A>,
         cpu: &PerCpu<A>,

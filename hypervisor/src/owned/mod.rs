@@ -34,6 +34,6 @@ pub use domains::Domains;
 pub(crate) use faults::Verdict;
 pub use functions::{Claim, Functions};
 pub use machine::{Bus, DOMAINS_MAX, Given, MachineDevices, Refused, buses, nodes};
-pub use platform::{Interrupts, Iommu, NotAttached, OwnedFunctions, Owner, Platform, Translations};
+pub use platform::{DeviceOwner, Interrupts, Iommu, NotAttached, OwnedFunctions, Platform, Translations};
 pub use registers::{hypervisors_pages, merged};
 pub use slots::{Busy, Followed};

@@ -140,7 +140,7 @@ pub trait Interrupts<P: Platform>: Send + Sync {
 }
 
 /// An architecture whose guests own functions.
-pub trait Owner: Arch {
+pub trait DeviceOwner: Arch {
     /// Its IOMMUs and interrupts.
     type Platform: Platform;
 
@@ -184,8 +184,8 @@ pub trait Owner: Arch {
 pub struct OwnedFunctions;
 
 // SAFETY: functions translate only while they are attached, by tables whose changes
-// `Owner::begin_flush` passes on to all IOMMUs that the guest's functions are behind.
-unsafe impl<A: Owner> Devices<A> for OwnedFunctions {
+// `DeviceOwner::begin_flush` passes on to all IOMMUs that the guest's functions are behind.
+unsafe impl<A: DeviceOwner> Devices<A> for OwnedFunctions {
     fn are_owned(vm: &Vm<A>) -> bool {
         A::domains(vm).is_some()
     }

@@ -11,9 +11,9 @@
 
 use alloc::vec::Vec;
 
-use pci::function::{Interrupts as Way, Windows};
+use pci::function::{Interrupts as Wanted, Windows};
 use pci::msix::{PAGE_LEN, Read, Write};
-use pci::physical::{Bar, BarKind, Capabilities, Header, Identity, Msix, Place};
+use pci::physical::{Bar, BarKind, BarPlace, Capabilities, Header, Identity, Msix};
 use pci::{Address, Function, Physical};
 
 use super::functions::{Claim, Functions, show};
@@ -71,8 +71,8 @@ fn describe(link: &Link, has_messages: bool) -> Physical {
     let msix = has_messages.then_some(Msix {
         offset: CAPABILITY,
         vectors: VECTORS,
-        table: Place { bar: TABLE, offset: 0 },
-        pending: Place { bar: TABLE, offset: PENDING },
+        table: BarPlace { bar: TABLE, offset: 0 },
+        pending: BarPlace { bar: TABLE, offset: PENDING },
     });
     let capabilities = Capabilities { msix, ..Capabilities::default() };
     // It is nowhere on the real machine: the address means nothing.
@@ -85,8 +85,8 @@ impl Shared {
         let message = |vector| wanted.vector(vector);
         let mut messages = Messages::default();
         (0..).zip(&mut messages).for_each(|(vector, place)| *place = message(vector));
-        let is_on = wanted.interrupts() == Way::Msix && wanted.is_bus_master();
-        self.link.follow(is_on.then_some(messages), wanted.interrupts() == Way::Intx);
+        let is_on = wanted.interrupts() == Wanted::Msix && wanted.is_bus_master();
+        self.link.follow(is_on.then_some(messages), wanted.interrupts() == Wanted::Intx);
     }
 
     /// The state after power-on.

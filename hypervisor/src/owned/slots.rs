@@ -7,7 +7,7 @@ use pci::msix::PAGE_LEN;
 use pci::{Function, Physical};
 
 use super::functions::Functions;
-use super::platform::{Owner, Platform};
+use super::platform::{DeviceOwner, Platform};
 use crate::vm::shown::DEVICE_SLOT;
 use crate::vm::{PerCpu, Vm, VpIndex};
 
@@ -67,7 +67,7 @@ impl<P: Platform> Functions<P> {
     /// # Errors
     ///
     /// [`Busy`] if others remain, or another change is in progress.
-    pub(super) fn follow_slots<A: Owner<Platform = P>>(
+    pub(super) fn follow_slots<A: DeviceOwner<Platform = P>>(
         &mut self,
         vm: &'static Vm<A>,
         cpu: &PerCpu<A>,
@@ -107,7 +107,7 @@ impl Piece {
     }
 
     /// Begins one change; returns whether there was one to begin.
-    fn follow<A: Owner>(
+    fn follow<A: DeviceOwner>(
         &mut self,
         vm: &'static Vm<A>,
         cpu: &PerCpu<A>,

@@ -6,11 +6,11 @@ use pci::Function;
 use pci::msix::{Read, Write};
 
 use super::functions::Functions;
-use super::platform::{Owner, Platform};
+use super::platform::{DeviceOwner, Platform};
 use crate::vm::Vm;
 
-/// A place in a BAR.
-struct Place {
+/// A register in a BAR.
+struct Register {
     function: usize,
     bar: u8,
     offset: u64,
@@ -19,19 +19,19 @@ struct Place {
 }
 
 /// The BAR that is decoded at an address.
-fn find(functions: &[Function], gpa: Gpa) -> Option<Place> {
+fn find(functions: &[Function], gpa: Gpa) -> Option<Register> {
     functions.iter().enumerate().find_map(|(function, shown)| {
         (0..).zip(shown.bars()).find_map(|(bar, decoded)| {
             let decoded = decoded.filter(|decoded| decoded.range().contains(&gpa.0))?;
             let (offset, real_len) = (gpa.0 - decoded.address, decoded.real_len);
-            Some(Place { function, bar, offset, real_len })
+            Some(Register { function, bar, offset, real_len })
         })
     })
 }
 
 impl<P: Platform> Functions<P> {
     /// A read by the guest at an address without memory; `None` if none of the functions is there.
-    pub fn trapped_read<A: Owner<Platform = P>>(&self, vm: &Vm<A>, gpa: Gpa, size: u8) -> Option<u64> {
+    pub fn trapped_read<A: DeviceOwner<Platform = P>>(&self, vm: &Vm<A>, gpa: Gpa, size: u8) -> Option<u64> {
         let (place, read) = A::with_shown(vm, |shown| {
             let place = find(shown, gpa)?;
             let read = shown.get(place.function)?.trapped_read(place.bar, place.offset, size);
@@ -50,7 +50,7 @@ impl<P: Platform> Functions<P> {
     }
 
     /// A write by the guest at an address without memory; false if none of the functions is there.
-    pub fn trapped_write<A: Owner<Platform = P>>(
+    pub fn trapped_write<A: DeviceOwner<Platform = P>>(
         &mut self,
         vm: &'static Vm<A>,
         gpa: Gpa,
@@ -89,7 +89,7 @@ impl<P: Platform> Functions<P> {
     /// `None` in pages that the guest reaches directly, because the hypervisor has not mapped them:
     /// an access to one is emulated if its instruction accesses a trapped page, too, or if its slot
     /// is not there yet.
-    fn real(&self, place: &Place, size: u8) -> Option<u64> {
+    fn real(&self, place: &Register, size: u8) -> Option<u64> {
         let end = place.offset.checked_add(size.into())?;
         let owned = self.owned.get(place.function)?;
         let bar = owned.given.bar(place.bar)?;

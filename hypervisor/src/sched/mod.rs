@@ -48,7 +48,7 @@ use alloc::vec::Vec;
 
 use crate::sync::{AtomicU32, Ordering};
 use ledger::Ledger;
-use place::{Home, Place};
+use place::{CpuQueue, Home};
 
 pub use groups::{GroupIndex, Share};
 pub use queue::{Line, Policy, PutBack, RunQueue, Standing, VcpuIndex};
@@ -107,7 +107,7 @@ pub struct Scheduler {
     /// The CPUs that run vCPUs.
     cpus: Vec<CpuIndex>,
     /// Indexed by CPU. CPUs that run no vCPUs have a queue too, which is always empty.
-    places: Vec<Place>,
+    places: Vec<CpuQueue>,
     /// Indexed by vCPU.
     homes: Vec<Home>,
     /// Indexed by vCPU: its guest.
@@ -131,7 +131,7 @@ impl Scheduler {
         let ledger = Arc::new(Ledger::new(groups, last + 1, cpus.len(), policy));
         let place = |cpu| {
             let (vcpus, groups) = if cpus.contains(&cpu) { (vcpus, groups) } else { (0, 0) };
-            Place::new(RunQueue::new(cpu, vcpus as usize, groups as usize, ledger.clone()))
+            CpuQueue::new(RunQueue::new(cpu, vcpus as usize, groups as usize, ledger.clone()))
         };
         Self {
             places: (0..=last).map(place).collect(),
@@ -152,7 +152,7 @@ impl Scheduler {
     }
 
     #[inline]
-    fn place(&self, cpu: CpuIndex) -> &Place {
+    fn place(&self, cpu: CpuIndex) -> &CpuQueue {
         &self.places[cpu as usize]
     }
 

@@ -66,8 +66,8 @@
 //!
 //! | hint | written | effect of an out-of-date value |
 //! |---|---|---|
-//! | `Place::load` | under the queue's lock | a vCPU is in a longer queue than necessary, until the next vCPU is put back. In a queue_state: none, M follows |
-//! | `Place::next_timer` | under the queue's lock; only its own CPU adds timers | an interrupt for a timer that was removed. It is never later than the next timer |
+//! | `CpuQueue::load` | under the queue's lock | a vCPU is in a longer queue than necessary, until the next vCPU is put back. In a queue_state: none, M follows |
+//! | `CpuQueue::next_timer` | under the queue's lock; only its own CPU adds timers | an interrupt for a timer that was removed. It is never later than the next timer |
 //! | `Home::cpu`, `Home::virtual_time` | by the CPU that runs the vCPU, before G or in its lock | none: read by its waker, after B |
 //! | `Home::ready_since` | by its waker, or the CPU that puts it back, before it is in a queue | none: read under that queue's lock |
 //! | `Home::used` | by the CPU that the vCPU leaves, in its lock | the counters are behind by what the vCPU has had on the CPU to which it has just gone |

@@ -31,7 +31,7 @@ impl Home {
 
 /// One CPU's queue under its lock, with hints that other CPUs may read without it.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct CpuQueue {
     pub(super) queue: Mutex<RunQueue>,
     /// [`RunQueue::watched_load`] as of the last release of the lock. It may be out of date when it
     /// is read without the lock.
@@ -40,7 +40,7 @@ pub(super) struct Place {
     pub(super) next_timer: AtomicU64,
 }
 
-impl Place {
+impl CpuQueue {
     pub(super) fn new(queue: RunQueue) -> Self {
         Self { queue: Mutex::new(queue), load: AtomicUsize::new(0), next_timer: AtomicU64::new(u64::MAX) }
     }

@@ -51,7 +51,7 @@ pub enum Access {
 
 /// The outcome of a nested fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Led {
+pub enum FaultOutcome {
     /// The guest retries the access.
     Again,
     /// The guest's own page tables are at an address without memory, or cannot be marked as
@@ -117,13 +117,15 @@ impl<A: Arch> Context<'_, A> {
 
     /// Answers a nested fault at `gpa`, and returns the outcome.
     #[inline(always)] // It has one caller.
-    pub fn nested_fault(&mut self, gpa: Gpa, access: Access, is_store: bool) -> Led {
+    pub fn nested_fault(&mut self, gpa: Gpa, access: Access, is_store: bool) -> FaultOutcome {
         match (self.answer_nested_fault(gpa, is_store), access) {
-            (Answer::Installed(_) | Answer::Upgraded | Answer::Retry | Answer::OutOfTables, _) => Led::Again,
-            (Answer::ReadOnly | Answer::Mmio(_), Access::Walk) => Led::WalkRefused,
-            (Answer::ReadOnly, _) => Led::Lost,
-            (Answer::Mmio(_), Access::Fetch) => Led::FetchRefused,
-            (Answer::Mmio(_), Access::Data) => Led::Device,
+            (Answer::Installed(_) | Answer::Upgraded | Answer::Retry | Answer::OutOfTables, _) => {
+                FaultOutcome::Again
+            }
+            (Answer::ReadOnly | Answer::Mmio(_), Access::Walk) => FaultOutcome::WalkRefused,
+            (Answer::ReadOnly, _) => FaultOutcome::Lost,
+            (Answer::Mmio(_), Access::Fetch) => FaultOutcome::FetchRefused,
+            (Answer::Mmio(_), Access::Data) => FaultOutcome::Device,
         }
     }
 

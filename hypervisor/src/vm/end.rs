@@ -13,7 +13,7 @@ pub fn refuse<A: Board>(code: ExitCode, reason: &dyn core::fmt::Display) -> ! {
 /// Ends the run because a processor does not leave guest mode: it is broken. To continue would free
 /// memory that this processor still uses.
 #[cold]
-pub fn end_stalled_guest<A: Board>(why: &dyn core::fmt::Display) -> ! {
+pub fn end_stalled_run<A: Board>(why: &dyn core::fmt::Display) -> ! {
     log::error!("the guest ends: {why}");
     A::exit(ExitCode::GuestStalled)
 }

@@ -71,7 +71,7 @@ mod switch;
 mod tests;
 pub mod trace;
 
-pub use context::{Access, Context, Led, Next};
+pub use context::{Access, Context, FaultOutcome, Next};
 pub use counting::increase;
 pub use files::{CreateError, Files};
 pub use host::Host;

@@ -71,7 +71,7 @@ impl<A: Arch> Vm<A> {
         trace::here::<A>(Event::SpaceFlushBegins, NO_VCPU.into(), 0, [0; 2]);
         let devices = DmaFlush::new(self, invalidation);
         let flushed = A::flush_space(self, invalidation, &devices, scratch)
-            .unwrap_or_else(|stalled| end::end_stalled_guest::<A>(&stalled));
+            .unwrap_or_else(|stalled| end::end_stalled_run::<A>(&stalled));
         trace::here::<A>(Event::SpaceFlushEnds, NO_VCPU.into(), 0, [0; 2]);
         flushed
     }

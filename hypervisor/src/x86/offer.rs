@@ -15,7 +15,7 @@ use crate::devices::region::Region;
 use crate::iommu::messages::AmdVi;
 use crate::iommu::routes::Receiver;
 use crate::loader::{EntryState, LoadError};
-use crate::owned::{Domains, Functions, OwnedFunctions, Owner};
+use crate::owned::{DeviceOwner, Domains, Functions, OwnedFunctions};
 use crate::sched::Turn;
 use crate::vm::arch::{Arch, Cpus};
 use crate::vm::awaited::Word;
@@ -35,7 +35,7 @@ use crate::x86::vcpu::state::VcpuState;
 /// The architecture of x86-64 guests on a kind of processor.
 pub struct OnX86<V>(PhantomData<V>);
 
-impl<V: 'static> Owner for OnX86<V>
+impl<V: 'static> DeviceOwner for OnX86<V>
 where
     Self: Vendor,
 {

@@ -17,7 +17,7 @@ use super::vcpu::state::{Permissions, VcpuState};
 use crate::devices::pc::inbox::Inbox;
 use crate::devices::pc::platform::SerialPort;
 use crate::iommu::messages::{AmdVi, MachineDevices};
-use crate::owned::Owner;
+use crate::owned::DeviceOwner;
 use crate::pages::Pages;
 use crate::vm::arch::{Arch, Board};
 use crate::vm::memory::NestedTables;
@@ -156,7 +156,7 @@ pub unsafe trait Vendor: Processor {
 /// An architecture of x86-64 guests, as the code here sees it.
 pub trait X86:
     Vendor
-    + Owner<Platform = AmdVi>
+    + DeviceOwner<Platform = AmdVi>
     + Arch<
         Nested = <Self as Vendor>::Nested,
         Tables = NestedTables,
@@ -171,7 +171,7 @@ pub trait X86:
 
 impl<A> X86 for A where
     A: Vendor
-        + Owner<Platform = AmdVi>
+        + DeviceOwner<Platform = AmdVi>
         + Arch<
             Nested = <A as Vendor>::Nested,
             Tables = NestedTables,

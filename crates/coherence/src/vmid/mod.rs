@@ -122,7 +122,7 @@ impl Default for VmidSlot {
 /// The record of what one CPU runs.
 #[derive(Debug)]
 #[repr(align(64))]
-struct Place {
+struct CpuRecord {
     /// The word of the machine that the CPU entered last, and flags. `AcqRel` on every change: each
     /// pairs with every other.
     active: AtomicU64,
@@ -130,7 +130,7 @@ struct Place {
     reserved: AtomicU64,
 }
 
-impl Place {
+impl CpuRecord {
     const_fn! {
         fn new() -> Self {
             Self { active: AtomicU64::new(0), reserved: AtomicU64::new(0) }
@@ -151,7 +151,7 @@ pub struct VmidAllocator<const CPUS: usize> {
     generation: AtomicU64,
     /// Newest VMID of this generation that was assigned or skipped.
     newest: AtomicU64,
-    places: [Place; CPUS],
+    places: [CpuRecord; CPUS],
 }
 
 /// The VMID for the next stay in a guest.
@@ -160,7 +160,7 @@ pub struct VmidAllocator<const CPUS: usize> {
 pub struct Assignment<'a> {
     vmid: u16,
     must_flush: bool,
-    place: &'a Place,
+    place: &'a CpuRecord,
 }
 
 impl Assignment<'_> {
@@ -198,9 +198,9 @@ impl<const CPUS: usize> VmidAllocator<CPUS> {
                 generation: AtomicU64::new(1),
                 newest: AtomicU64::new(0),
                 #[cfg(not(loom))]
-                places: [const { Place::new() }; CPUS],
+                places: [const { CpuRecord::new() }; CPUS],
                 #[cfg(loom)]
-                places: core::array::from_fn(|_| Place::new()),
+                places: core::array::from_fn(|_| CpuRecord::new()),
             }
         }
     }
@@ -233,7 +233,7 @@ impl<const CPUS: usize> VmidAllocator<CPUS> {
 
     /// The places of the CPUs in use.
     #[inline(always)]
-    fn used(&self) -> &[Place] {
+    fn used(&self) -> &[CpuRecord] {
         &self.places[..self.cpu_count]
     }
 

@@ -29,7 +29,7 @@ struct Machine {
 
 /// What is done for the device, and by the vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum FlushOrder {
     /// The commands after the change, and a wait.
     Right,
     /// The commands, and no wait.
@@ -45,7 +45,7 @@ pub(super) enum Way {
 /// The device behind the ring, with what was begun before the change.
 struct Behind<'a> {
     machine: &'a Machine,
-    way: Way,
+    way: FlushOrder,
     early: Option<Ticket>,
 }
 
@@ -65,10 +65,10 @@ impl Machine {
     }
 
     /// A stay of the vCPU, by a translation that it holds or finds.
-    fn enter(&self, owner: &mut Owner<'_>, is_held: &mut bool, way: Way) {
+    fn enter(&self, owner: &mut Owner<'_>, is_held: &mut bool, way: FlushOrder) {
         let Ok(guest) = owner.try_enter(CpuId(0)) else {
             if let Some(work) = owner.take_flush() {
-                *is_held &= way == Way::VcpuKeeps;
+                *is_held &= way == FlushOrder::VcpuKeeps;
                 work.complete();
             }
             return;
@@ -112,14 +112,16 @@ unsafe impl DeviceTlbs for Behind<'_> {
 
     fn begin(&self) -> Result<Option<Ticket>, Stuck> {
         match self.way {
-            Way::Right | Way::VcpuKeeps | Way::NotWaited => self.machine.issue().map(Some),
-            Way::BeforeTheUnmap => Ok(self.early),
-            Way::NotBegun => Ok(None),
+            FlushOrder::Right | FlushOrder::VcpuKeeps | FlushOrder::NotWaited => {
+                self.machine.issue().map(Some)
+            }
+            FlushOrder::BeforeTheUnmap => Ok(self.early),
+            FlushOrder::NotBegun => Ok(None),
         }
     }
 
     fn finish(&self, begun: Option<Ticket>) -> Result<(), Stuck> {
-        let Some(ticket) = begun.filter(|_| self.way != Way::NotWaited) else { return Ok(()) };
+        let Some(ticket) = begun.filter(|_| self.way != FlushOrder::NotWaited) else { return Ok(()) };
         let position = self.machine.world.queue.sync_of(ticket)?;
         while !self.machine.world.queue.has_reported(position) {
             self.machine.wait();
@@ -139,7 +141,7 @@ impl Hardware for &Machine {
 }
 
 /// Removes the page, and uses it for something else after the receipt.
-pub(super) fn remove_from_both(way: Way) {
+pub(super) fn remove_from_both(way: FlushOrder) {
     let machine = Arc::new(Machine {
         world: World::new(true),
         device: Mutex::new(Device::new()),
@@ -157,7 +159,7 @@ pub(super) fn remove_from_both(way: Way) {
             }
         }
     });
-    let early = (way == Way::BeforeTheUnmap).then(|| machine.issue().unwrap());
+    let early = (way == FlushOrder::BeforeTheUnmap).then(|| machine.issue().unwrap());
     machine.world.unmap(0);
     let behind = Behind { machine: &machine, way, early };
     let receipt = flush_space(&*machine, &behind, &mut Ledger::<1>::new(), &&*machine);
@@ -169,5 +171,5 @@ pub(super) fn remove_from_both(way: Way) {
 
 #[test]
 fn p16_one_receipt_covers_the_vcpu_and_the_device() {
-    explore(4, || remove_from_both(Way::Right));
+    explore(4, || remove_from_both(FlushOrder::Right));
 }

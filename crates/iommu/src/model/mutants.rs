@@ -4,7 +4,7 @@ use std::string::String;
 
 use loom::sync::atomic::Ordering;
 
-use super::both::{Way, remove_from_both};
+use super::both::{FlushOrder, remove_from_both};
 use super::device::{World, invalidate};
 use super::scenarios::{explore, one_page, remove, two_pages};
 use crate::Port;
@@ -115,20 +115,20 @@ mutant! {
 
 mutant! {
     /// The receipt is made while the device still uses the page.
-    fn p16_receipt_without_a_wait_for_the_device() fails by RACE, 3, || remove_from_both(Way::NotWaited)
+    fn p16_receipt_without_a_wait_for_the_device() fails by RACE, 3, || remove_from_both(FlushOrder::NotWaited)
 }
 
 mutant! {
     /// The device walks the table again before the page is removed.
-    fn p16_device_begun_before_the_unmap() fails by RACE, 3, || remove_from_both(Way::BeforeTheUnmap)
+    fn p16_device_begun_before_the_unmap() fails by RACE, 3, || remove_from_both(FlushOrder::BeforeTheUnmap)
 }
 
 mutant! {
     /// The vCPUs are flushed, the device is not.
-    fn p16_device_not_begun() fails by RACE, 3, || remove_from_both(Way::NotBegun)
+    fn p16_device_not_begun() fails by RACE, 3, || remove_from_both(FlushOrder::NotBegun)
 }
 
 mutant! {
     /// The device is flushed, the vCPU is not.
-    fn p16_vcpu_keeps_what_the_device_forgets() fails by RACE, 3, || remove_from_both(Way::VcpuKeeps)
+    fn p16_vcpu_keeps_what_the_device_forgets() fails by RACE, 3, || remove_from_both(FlushOrder::VcpuKeeps)
 }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use coherence::asid::AsidAllocator;
 use coherence::{CpuId, Ledger, Owner};
 use memslots::MmioCache;
-use stay::arm64::Place;
+use stay::arm64::CpuStage2;
 use stay::{MMIO_PAGES, Mistake, Mistakes, Stay, amd64, arm64};
 
 use super::guest::{ALL_PAGES, Exit};
@@ -41,7 +41,7 @@ struct Tagging {
     /// For AMD64.
     asids: AsidAllocator,
     /// For Arm64.
-    place: Place,
+    place: CpuStage2,
     /// By virtual machine, and of all: the index of the vCPU that ran last. For mistakes.
     last: Vec<Option<usize>>,
     last_of_all: Option<usize>,
@@ -71,7 +71,7 @@ pub(crate) fn run_cpu<'m, F: Architecture>(machine: &'m AbstractMachine, rows: &
     let mut cpu = Cpu { machine, number, ledger: Ledger::new() };
     let mut tagging = Tagging {
         asids: AsidAllocator::new(CpuId(number as u32), tags, machine.config.flush_by_asid),
-        place: Place::new(),
+        place: CpuStage2::new(),
         last: vec![None; rows.len()],
         last_of_all: None,
     };

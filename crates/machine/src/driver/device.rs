@@ -100,7 +100,7 @@ impl<'m> Behind<'m> {
 type LookUp<'a> = &'a dyn Fn(&mut Slots);
 
 /// The devices of a virtual machine, and what they have to drop.
-pub(crate) struct Told<'a, 'm> {
+pub(crate) struct DeviceFlush<'a, 'm> {
     behind: Behind<'m>,
     /// `None` for a mistake: they are left out.
     invalidation: Option<Invalidation<'a>>,
@@ -108,7 +108,7 @@ pub(crate) struct Told<'a, 'm> {
     mirror: Option<(GuestMirror<'m>, LookUp<'a>)>,
 }
 
-impl<'a, 'm> Told<'a, 'm> {
+impl<'a, 'm> DeviceFlush<'a, 'm> {
     pub(super) fn new(
         behind: Behind<'m>,
         invalidation: Option<Invalidation<'a>>,
@@ -126,7 +126,7 @@ impl<'a, 'm> Told<'a, 'm> {
 
 // SAFETY: the commands name all that `invalidation` does, or all that is not in the mirror any
 // more, and the IOMMU of the model executes them. A violation is detected and ends the run.
-unsafe impl DeviceTlbs for Told<'_, '_> {
+unsafe impl DeviceTlbs for DeviceFlush<'_, '_> {
     type Begun = Awaited;
     type Error = Stuck;
 

@@ -15,7 +15,7 @@ use tlfs::{
 };
 
 use super::cpu::Cpu;
-use super::device::Told;
+use super::device::DeviceFlush;
 use super::guest::ALL_PAGES;
 use super::vm::{Activity, Architecture, Vcpu, Vm};
 use crate::bug::Bug;
@@ -283,7 +283,7 @@ impl<F: Architecture> Vm<'_, F> {
     ) -> FlushProof {
         let machine = self.machine;
         let look_up = |slots: &mut Slots| self.look_up(slots);
-        let told = &Told::new(self.behind, of_devices, self.mirror.clone(), &look_up);
+        let told = &DeviceFlush::new(self.behind, of_devices, self.mirror.clone(), &look_up);
         machine.point();
         let time = machine.now();
         let (mut ledger, hardware) = (Ledger::<2>::new(), Kicks(machine));
@@ -329,7 +329,7 @@ impl<F: Architecture> Vm<'_, F> {
     /// Has the guest's devices drop all, and waits for that.
     pub(super) fn tell_devices(&self) {
         let look_up = |slots: &mut Slots| self.look_up(slots);
-        Told::new(self.behind, Some(Invalidation::Everything), self.mirror.clone(), &look_up).tell();
+        DeviceFlush::new(self.behind, Some(Invalidation::Everything), self.mirror.clone(), &look_up).tell();
     }
 
     /// Posts an event to a vCPU, and takes the resulting action.

@@ -12,7 +12,7 @@ use paging::{Amd64Nested, Arm64Stage2, Format as TableFormat, Level, Stamp};
 use stay::amd64::{TranslationControls, Walks};
 use stay::{MMIO_PAGES, Mistake, Mistakes};
 
-use super::device::{Behind, Told};
+use super::device::{Behind, DeviceFlush};
 use super::guest::{ALL_PAGES, PendingCall};
 use super::mirror::GuestMirror;
 use super::processor::Vmcb;
@@ -331,7 +331,7 @@ impl<F: Architecture> Targets for Vm<'_, F> {
 // run.
 unsafe impl<'m, F: Architecture> Walkers for Vm<'m, F> {
     type Stamp = Stamp;
-    type Devices<'a> = Told<'a, 'm>;
+    type Devices<'a> = DeviceFlush<'a, 'm>;
 
     fn stamp(&self) -> Stamp {
         self.space.stamp()

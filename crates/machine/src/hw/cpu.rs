@@ -7,7 +7,7 @@ use super::iommu::Iommu;
 use super::lives::Presence;
 use super::marks::ASSIST_BUDGET;
 use super::memory::Memory;
-use super::walk::{Fault, Nested, Place, Step, Translation, Walker};
+use super::walk::{Fault, FramePlace, Nested, Step, Translation, Walker};
 use crate::rng::Rng;
 
 /// How many times one access may go back in time.
@@ -348,7 +348,7 @@ impl Hw {
     }
 
     /// Whether the target of a translation is still in use, in the intended life.
-    pub(super) fn check(&self, place: Place) -> Result<(), Fault> {
+    pub(super) fn check(&self, place: FramePlace) -> Result<(), Fault> {
         match self.memory.presence(place.pa, self.memory.now()) {
             Presence::Alive(life) if life == place.life => Ok(()),
             _ => Err(Fault::Forbidden(format!(

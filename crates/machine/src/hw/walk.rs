@@ -55,7 +55,7 @@ pub enum Fault {
 
 /// A location, and the intended life of its frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct FramePlace {
     /// Physical address.
     pub pa: u64,
     /// Number of the frame's life.
@@ -66,7 +66,7 @@ pub struct Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nested {
     /// The location of the address.
-    pub place: Place,
+    pub place: FramePlace,
     /// Size of the page.
     pub level: Level,
     /// Stores are allowed.
@@ -100,7 +100,7 @@ pub struct Translation {
 
 /// The position of a walk of nested tables.
 enum Reached {
-    Table(Place),
+    Table(FramePlace),
     Leaf(Nested),
 }
 
@@ -254,7 +254,7 @@ impl Walker<'_> {
             let level = table.level;
             let offset = level.index(va) as u64 * 8;
             let place = match table.cached {
-                Some(cached) => Place { pa: cached.place.pa + offset, ..cached.place },
+                Some(cached) => FramePlace { pa: cached.place.pa + offset, ..cached.place },
                 None => self.nested(time, table.gpa + offset, true)?.place,
             };
             let at = (place, Some(table.gpa + offset));
@@ -319,7 +319,7 @@ impl Walker<'_> {
         }
     }
 
-    fn nested_root(&self, time: u64) -> Result<Place, Fault> {
+    fn nested_root(&self, time: u64) -> Result<FramePlace, Fault> {
         let (pa, _) = self.context.roots_at(time).ok_or(Fault::Unknown)?;
         self.place(pa, time)
     }
@@ -329,12 +329,12 @@ impl Walker<'_> {
         time: u64,
         gpa: u64,
         in_walk: bool,
-        (mut table, mut level): (Place, Level),
+        (mut table, mut level): (FramePlace, Level),
         cut: Option<Level>,
     ) -> Result<Reached, Fault> {
         let format = self.formats[1];
         loop {
-            let word = Place { pa: table.pa + level.index(gpa) as u64 * 8, ..table };
+            let word = FramePlace { pa: table.pa + level.index(gpa) as u64 * 8, ..table };
             match self.read(format, gpa, level, (word, None), time)? {
                 Entry::Absent => return Err(Fault::Nested { gpa, in_walk, store: false }),
                 Entry::Table { next, .. } => {
@@ -353,9 +353,9 @@ impl Walker<'_> {
     }
 
     /// The target of an entry, as of `time`.
-    fn place(&self, pa: u64, time: u64) -> Result<Place, Fault> {
+    fn place(&self, pa: u64, time: u64) -> Result<FramePlace, Fault> {
         match self.memory.presence(pa, time) {
-            Presence::Alive(life) => Ok(Place { pa, life }),
+            Presence::Alive(life) => Ok(FramePlace { pa, life }),
             Presence::Unknown => Err(Fault::Unknown),
             Presence::Free => {
                 Err(Fault::Forbidden(format!("an entry points to {}, which is free", self.memory.name(pa))))
@@ -369,7 +369,7 @@ impl Walker<'_> {
         format: Format,
         address: u64,
         level: Level,
-        (at, word_gpa): (Place, Option<u64>),
+        (at, word_gpa): (FramePlace, Option<u64>),
         time: u64,
     ) -> Result<Entry, Fault> {
         match self.memory.presence(at.pa, time) {

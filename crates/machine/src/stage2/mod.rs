@@ -10,7 +10,7 @@ use coherence::tlbi::{self, Context, Errata, Features, Granule, Limits, Setup, V
 use coherence::vmid::{Home, LocalMaintenance, Residents, VmidAllocator, VmidSlot};
 use coherence::{CpuId, Hardware, Ledger, SpaceReceipt, SpaceUnfinished, Walkers};
 use paging::{FlushRange, Invalidation};
-use stay::arm64::{self, AddressSpace, Place};
+use stay::arm64::{self, AddressSpace, CpuStage2};
 use stay::{Mistake, Mistakes};
 pub(crate) use tlb::Tlb;
 
@@ -162,7 +162,7 @@ impl AbstractMachine {
     }
 
     /// A vCPU arrives at a CPU.
-    pub(crate) fn arrive(&self, (cpu, vm): (usize, usize), place: &mut Place, home: &mut Home, met: Met) {
+    pub(crate) fn arrive(&self, (cpu, vm): (usize, usize), place: &mut CpuStage2, home: &mut Home, met: Met) {
         let (tag, reach) = (self.stage2.tag(vm), self.reach());
         let id = CpuId(cpu as u32);
         let forgets = self.has(Bug::MigrationForgotten);
@@ -182,7 +182,7 @@ impl AbstractMachine {
     }
 
     /// A CPU enters the address space of a virtual machine.
-    pub(crate) fn enter_address_space(&self, cpu: usize, vm: usize, roots: Roots, place: &mut Place) {
+    pub(crate) fn enter_address_space(&self, cpu: usize, vm: usize, roots: Roots, place: &mut CpuStage2) {
         let tag = self.stage2.tag(vm);
         let tlb = self.tlb(cpu, Some(roots));
         arm64::enter_address_space(&tlb, self.known_as(cpu), place, &self.address_space(&tag), || ());
@@ -203,7 +203,7 @@ impl AbstractMachine {
     }
 
     /// A CPU leaves its address space.
-    pub(crate) fn leave_address_space(&self, cpu: usize, place: &mut Place) {
+    pub(crate) fn leave_address_space(&self, cpu: usize, place: &mut CpuStage2) {
         let Stage2 { nowhere, setup, must_leave, .. } = &self.stage2;
         let roots = Roots { nested: *nowhere, guest: 0 };
         arm64::leave_address_space(&self.tlb(cpu, Some(roots)), place, setup, *nowhere);
@@ -225,7 +225,7 @@ impl AbstractMachine {
     }
 
     /// A vCPU of another virtual machine arrives at a CPU, uses a VMID, and leaves.
-    pub(crate) fn be_visited(&self, cpu: usize, place: &mut Place) {
+    pub(crate) fn be_visited(&self, cpu: usize, place: &mut CpuStage2) {
         let visitor = MachineTag::new();
         // A processor that uses entries of these tables uses a foreign entry.
         let tlb = self.tlb(cpu, Some(Roots { nested: 0, guest: 0 }));

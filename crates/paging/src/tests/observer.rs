@@ -13,13 +13,13 @@ use crate::format::Entry;
 use crate::{FlushRange, Format, Level, PhysAddr};
 
 /// An entry by its level and extent: the place where processors cache it.
-type Place = (Level, u64);
+type EntryPlace = (Level, u64);
 
 pub(super) struct Observer {
     root: PhysAddr,
     root_level: Level,
     decode: fn(u64, Level) -> Entry,
-    cached: BTreeMap<Place, Entry>,
+    cached: BTreeMap<EntryPlace, Entry>,
     /// The contents of tables when they were last published before they were in the tree.
     published: BTreeMap<PhysAddr, Vec<u64>>,
     reachable: Vec<PhysAddr>,
@@ -59,7 +59,7 @@ impl Observer {
     pub(super) fn on_break(&mut self, arena: &Arena, range: FlushRange) {
         self.break_count += 1;
         let now = self.look(arena);
-        let covers = |&(level, start): &Place| {
+        let covers = |&(level, start): &EntryPlace| {
             start < range.start + range.len && range.start < start + level.size() && level.size() <= range.len
         };
         if let Some(valid) = now.keys().find(|place| covers(place)) {
@@ -80,7 +80,7 @@ impl Observer {
 
     /// Looks at the tree, adds its valid entries to the cached ones, and checks that they may be
     /// cached.
-    pub(super) fn look(&mut self, arena: &Arena) -> BTreeMap<Place, Entry> {
+    pub(super) fn look(&mut self, arena: &Arena) -> BTreeMap<EntryPlace, Entry> {
         let tables: BTreeMap<_, _> = arena.used().collect();
         let mut now = BTreeMap::new();
         let mut reachable = Vec::new();
@@ -114,7 +114,7 @@ impl Observer {
     }
 
     /// A leaf is not cached together with leaves of other sizes for the same addresses.
-    fn check_sizes(&self, (level, start): Place, entry: Entry) {
+    fn check_sizes(&self, (level, start): EntryPlace, entry: Entry) {
         if !matches!(entry, Entry::Leaf(_)) {
             return;
         }

@@ -1,4 +1,4 @@
-use crate::span::{Piece, exact, pieces, widened};
+use crate::span::{SpanPiece, exact, pieces, widened};
 use crate::{Amd64Host, Amd64Nested, Level, MapError};
 
 const HALF: u64 = 1 << 47;
@@ -53,9 +53,9 @@ fn pieces_follow_the_entries() {
     let size = Level::Page2M.size();
     let found: Vec<_> = pieces(size - 0x1000..2 * size + 0x1000, Level::Page2M).collect();
     let expected = [
-        Piece { span: size - 0x1000..size, whole: false, entry_start: 0 },
-        Piece { span: size..2 * size, whole: true, entry_start: size },
-        Piece { span: 2 * size..2 * size + 0x1000, whole: false, entry_start: 2 * size },
+        SpanPiece { span: size - 0x1000..size, whole: false, entry_start: 0 },
+        SpanPiece { span: size..2 * size, whole: true, entry_start: size },
+        SpanPiece { span: 2 * size..2 * size + 0x1000, whole: false, entry_start: 2 * size },
     ];
     assert_eq!(found, expected);
     assert_eq!(pieces(0..1 << 48, Level::Page512G).count(), 512);

@@ -37,7 +37,7 @@ impl List {
         let (words, end) = ([0; WORDS], FIRST);
         let mut list = Self { words, first: 0, msix: None, msi: None, reset: None, end, last: None };
         if let Some(msix) = msix {
-            let place = |place: crate::physical::Place| place.offset | u32::from(place.bar);
+            let place = |place: crate::physical::BarPlace| place.offset | u32::from(place.bar);
             let head = u32::from(id::MSIX) | u32::from(msix.vectors - 1) << 16;
             list.msix = list.push(&[head, place(msix.table), place(msix.pending)]);
         }

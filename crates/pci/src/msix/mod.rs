@@ -10,7 +10,7 @@
 #[cfg(test)]
 mod tests;
 
-use crate::physical::{Bar, Msix, Place};
+use crate::physical::{Bar, BarPlace, Msix};
 use arrayvec::ArrayVec;
 use core::ops::Range;
 
@@ -75,7 +75,7 @@ struct Area {
 }
 
 impl Area {
-    fn new(place: Place, len: u64) -> Self {
+    fn new(place: BarPlace, len: u64) -> Self {
         let start = u64::from(place.offset);
         Self { bar: place.bar, offsets: start..start + len }
     }

@@ -9,7 +9,7 @@ fn bars(size: u64) -> [Option<Bar>; 6] {
 }
 
 fn msix(vectors: u16, table: (u8, u32), pending: (u8, u32)) -> Msix {
-    let place = |(bar, offset)| Place { bar, offset };
+    let place = |(bar, offset)| BarPlace { bar, offset };
     Msix { offset: 0x40, vectors, table: place(table), pending: place(pending) }
 }
 

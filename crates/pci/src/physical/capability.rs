@@ -48,7 +48,7 @@ impl Msi {
 
 /// A place in the memory of a BAR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct BarPlace {
     /// Number of the BAR. It may be one that does not exist.
     pub bar: u8,
     /// Offset in bytes, a multiple of 8.
@@ -63,9 +63,9 @@ pub struct Msix {
     /// Entries of the table: 1 to 2048.
     pub vectors: u16,
     /// Where the table is.
-    pub table: Place,
+    pub table: BarPlace,
     /// Where the array of pending bits is.
-    pub pending: Place,
+    pub pending: BarPlace,
 }
 
 /// What a function is in PCI Express (PCIe, 7.5.3.2). Exhaustive: 4 bits.
@@ -316,7 +316,7 @@ impl<S: ConfigSpace> Reader<'_, S> {
     }
 
     fn msix(&self, offset: u8, head: u32) -> Msix {
-        let place = |word: u32| Place { bar: word as u8 & 7, offset: word & !7 };
+        let place = |word: u32| BarPlace { bar: word as u8 & 7, offset: word & !7 };
         Msix {
             offset,
             vectors: (head >> 16 & 0x7ff) as u16 + 1,

@@ -14,7 +14,7 @@ mod walk;
 
 pub use bar::{Bar, BarKind};
 pub use capability::{
-    Acs, AdvancedFeatures, Ats, Capabilities, Express, Msi, Msix, Place, Port, Power, VENDOR_WORDS_MAX,
+    Acs, AdvancedFeatures, Ats, BarPlace, Capabilities, Express, Msi, Msix, Port, Power, VENDOR_WORDS_MAX,
     VENDORS_MAX, Vendor,
 };
 pub use identity::{Header, Identity};

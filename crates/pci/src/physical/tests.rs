@@ -24,8 +24,8 @@ fn qemus_nvme_is_described() {
     let msix = Msix {
         offset: 0x40,
         vectors: 65,
-        table: Place { bar: 0, offset: 0x2000 },
-        pending: Place { bar: 0, offset: 0x3000 },
+        table: BarPlace { bar: 0, offset: 0x2000 },
+        pending: BarPlace { bar: 0, offset: 0x3000 },
     };
     assert_eq!(found.capabilities.msix, Some(msix));
     let express = Express { offset: 0x80, port: Port::Integrated, has_flr: true };

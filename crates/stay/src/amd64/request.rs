@@ -213,19 +213,19 @@ mod tests {
 
     /// An initiator that counts its notifications, and may make a mistake.
     #[derive(Clone, Copy)]
-    struct Told<'a> {
+    struct MockInitiator<'a> {
         asked: &'a Cell<Option<(Asked, u32, u32)>>,
         kicks: &'a Cell<u32>,
         mistake: Option<Mistake>,
     }
 
-    impl Mistakes for Told<'_> {
+    impl Mistakes for MockInitiator<'_> {
         fn makes(&self, mistake: Mistake) -> bool {
             self.mistake == Some(mistake)
         }
     }
 
-    impl Hardware for Told<'_> {
+    impl Hardware for MockInitiator<'_> {
         fn kick(&self, _: CpuId) {
             self.kicks.set(self.kicks.get() + 1);
         }
@@ -235,7 +235,7 @@ mod tests {
         }
     }
 
-    impl Initiator for Told<'_> {
+    impl Initiator for MockInitiator<'_> {
         fn has_asked(&self, asked: Asked, outcome: &FlushOutcome) {
             self.asked.set(Some((asked, outcome.targets, outcome.elsewhere)));
         }
@@ -250,7 +250,7 @@ mod tests {
         let targets = [Target::new(), Target::new(), Target::new()];
         assert!(targets[1].owner().expect("nobody has it").try_halt(Space::only(0x5000)));
         let (asked, kicks) = (Cell::new(None), Cell::new(0));
-        let told = Told { asked: &asked, kicks: &kicks, mistake };
+        let told = MockInitiator { asked: &asked, kicks: &kicks, mistake };
         let served = serve(&targets[..], 3, call, 16, told, &mut Ledger::<1>::new());
         assert_eq!(kicks.get(), 0, "nobody is in guest mode");
         (served, asked.get())

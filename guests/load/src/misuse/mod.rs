@@ -45,7 +45,7 @@ struct Function {
 
 /// A BAR, and where it is when it is in order.
 #[derive(Clone, Copy)]
-struct Place {
+struct BarHome {
     function: Function,
     bar: u8,
     home: u64,
@@ -55,7 +55,7 @@ struct Place {
 /// The guest's functions, and their BARs.
 struct Devices {
     functions: ArrayVec<Function, 2>,
-    places: ArrayVec<Place, PLACES>,
+    places: ArrayVec<BarHome, PLACES>,
 }
 
 /// Does it, and returns how often.
@@ -90,7 +90,7 @@ impl Devices {
                 let home = HOME + devices.places.len() as u64 * HOME_STEP;
                 let len = 1 << ones.trailing_zeros().min(63);
                 if ones != 0 {
-                    let place = Place { function, bar, home, len };
+                    let place = BarHome { function, bar, home, len };
                     devices.places.try_push(place).map_err(|_| Failure::Absent)?;
                 }
             }
@@ -107,12 +107,12 @@ impl Devices {
     }
 
     /// A BAR.
-    fn any(&self, random: &mut Random) -> &Place {
+    fn any(&self, random: &mut Random) -> &BarHome {
         &self.places[random.below(self.places.len() as u64) as usize]
     }
 
     /// The NVMe controller's function, and its registers.
-    fn nvme(&self) -> &Place {
+    fn nvme(&self) -> &BarHome {
         &self.places[0]
     }
 }
@@ -132,7 +132,7 @@ fn table(devices: &Devices, function: &Function) -> Option<(u64, u64, u8)> {
     let at = function.config.capability(MSIX)?;
     let entries = u64::from(function.config.read(at) >> 16 & 0x7ff) + 1;
     let place = function.config.read(at + 4);
-    let is_it = |of: &&Place| of.function.config == function.config && u32::from(of.bar) == place & 7;
+    let is_it = |of: &&BarHome| of.function.config == function.config && u32::from(of.bar) == place & 7;
     let bar = devices.places.iter().find(is_it)?;
     Some((bar.home + u64::from(place & !7), entries, at))
 }

@@ -8,7 +8,7 @@ use baremetal::random::Random;
 use core::arch::asm;
 use core::ops::Range;
 
-use super::{Devices, Place, WILD};
+use super::{BarHome, Devices, WILD};
 use crate::guest::Failure;
 
 /// Registers of a disk with the addresses and sizes of its queues; of virtio's common
@@ -33,7 +33,7 @@ pub(super) fn registers(devices: &Devices, random: &mut Random, count: u64) -> R
 }
 
 /// Registers that say where the device writes to: only [`aim`] writes them.
-fn aims(place: &Place) -> Range<u64> {
+fn aims(place: &BarHome) -> Range<u64> {
     if place.function.is_nvme { DISK_QUEUES } else { NET_QUEUES }
 }
 
@@ -74,7 +74,7 @@ fn aim(devices: &Devices, random: &mut Random) {
 }
 
 /// One access.
-fn one(place: &Place, random: &mut Random) {
+fn one(place: &BarHome, random: &mut Random) {
     let offset = match random.below(4) {
         0 => random.below(64),
         1 => random.below(place.len),

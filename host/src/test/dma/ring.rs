@@ -49,12 +49,12 @@ impl Ring {
 }
 
 /// An IOMMU that has its ring.
-pub(super) struct Told<P> {
+pub(super) struct RingIommu<P> {
     pub(super) board: Rc<Board>,
     queue: Queue<P, Rc<[Entry]>>,
 }
 
-impl<P: Port> Told<P> {
+impl<P: Port> RingIommu<P> {
     /// The IOMMU that has this ring, with the port that `port` makes of it.
     pub(super) fn new(ring: Ring, port: impl FnOnce(Ring) -> P) -> Self {
         let (board, entries) = (ring.board.clone(), ring.entries.clone());

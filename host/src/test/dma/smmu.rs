@@ -2,14 +2,14 @@
 
 use super::board::{Board, Kind};
 use super::edu::Edu;
-use super::ring::{ENTRIES, ORDER, Ring, Told};
+use super::ring::{ENTRIES, ORDER, Ring, RingIommu};
 use anyhow::{Result, anyhow, ensure};
 use iommu::smmu::command::{cfgi_cd, cfgi_ste, sync_poll};
 use iommu::smmu::event_queue::{RECORD_BYTES, Reader};
 use iommu::smmu::registers::{
     CMDQ_CONS, CMDQ_ERR, CMDQ_PROD, CommandError, EVENTQ_CONS, EVENTQ_PROD, GERROR, GERRORN, Register,
 };
-use iommu::smmu::start::{Places, Ring as Place, Step, StreamTable, forget_all, steps};
+use iommu::smmu::start::{Places, Ring as RingPlace, Step, StreamTable, forget_all, steps};
 use iommu::smmu::stream::{Split, first_level};
 use iommu::smmu::{ContextDescriptor, Event, Features, StreamEntry, StreamId, change, command};
 use iommu::{Command, Port};
@@ -95,7 +95,7 @@ impl Port for Registers {
 
 /// The machine.
 pub(super) struct Smmu {
-    pub(super) told: Told<Registers>,
+    pub(super) told: RingIommu<Registers>,
     pub(super) features: Features,
     pub(super) device: Edu,
     pub(super) outsider: Edu,
@@ -123,7 +123,7 @@ impl Smmu {
         }
         let smmu = Self {
             features: Features::read(|register| read(&board, register)),
-            told: Told::new(Ring::new(&board, COMMANDS), Registers),
+            told: RingIommu::new(Ring::new(&board, COMMANDS), Registers),
             device,
             outsider,
             events: RefCell::new(Reader::new(EVENTS_ORDER)),
@@ -142,8 +142,8 @@ impl Smmu {
         };
         let places = Places {
             streams,
-            commands: Place { address: COMMANDS, order: ORDER },
-            events: Place { address: EVENTS, order: EVENTS_ORDER },
+            commands: RingPlace { address: COMMANDS, order: ORDER },
+            events: RingPlace { address: EVENTS, order: EVENTS_ORDER },
         };
         let board = &self.told.board;
         for step in steps(&self.features, &places).map_err(|refusal| anyhow!("{refusal:?}"))? {

@@ -2,7 +2,7 @@
 
 use super::board::{Board, Kind};
 use super::edu::Edu;
-use super::ring::{ENTRIES, ORDER, Ring, Told};
+use super::ring::{ENTRIES, ORDER, Ring, RingIommu};
 use anyhow::{Context, Result};
 use iommu::DeviceId;
 use iommu::amd::command::completion_wait;
@@ -57,7 +57,7 @@ impl Port for Registers {
 
 /// The machine.
 pub(super) struct Vi {
-    pub(super) told: Told<Registers>,
+    pub(super) told: RingIommu<Registers>,
     pub(super) edu: Edu,
 }
 
@@ -81,7 +81,7 @@ impl Vi {
             (0..512).for_each(|index| board.write(table + 8 * index, entry));
         }
         board.check()?;
-        Ok(Self { told: Told::new(Ring::new(&board, RING), Registers), edu })
+        Ok(Self { told: RingIommu::new(Ring::new(&board, RING), Registers), edu })
     }
 
     /// Writes an entry of the device table, the double word that makes it valid last, or first if

@@ -15,7 +15,7 @@ use super::{Described, Syndrome, inject, skip};
 use crate::arm64::guest::devices;
 use crate::arm64::processor::{Arm64, Processor};
 use crate::arm64::vcpu::exchanged::Register;
-use crate::vm::{Access, Context, Led, Next};
+use crate::vm::{Access, Context, FaultOutcome, Next};
 
 /// Fields of the syndrome.
 const VALID: u64 = 1 << 24;
@@ -105,10 +105,10 @@ pub(super) fn handle<A: Arm64>(context: &mut Context<'_, A>, abort: Abort) -> Ne
         () => Access::Data,
     };
     match context.nested_fault(Gpa(gpa), access, needs_write(syndrome)) {
-        Led::Again => {}
-        Led::WalkRefused | Led::FetchRefused => return pass_on(context, &abort),
-        Led::Lost => skip(context, Syndrome(syndrome)),
-        Led::Device => return on_mmio(context, gpa, &abort),
+        FaultOutcome::Again => {}
+        FaultOutcome::WalkRefused | FaultOutcome::FetchRefused => return pass_on(context, &abort),
+        FaultOutcome::Lost => skip(context, Syndrome(syndrome)),
+        FaultOutcome::Device => return on_mmio(context, gpa, &abort),
     }
     Next::Resume
 }

@@ -236,7 +236,7 @@ pub fn configure<A: Arm64>(context: &Context<'_, A>, gpa: u64, bytes: u8, value:
 /// which changes nothing.
 pub type Configured = Result<(), Busy>;
 
-fn redistributor<A: Arm64>(vm: &Vm<A>, gpa: u64) -> Option<gic::Place> {
+fn redistributor<A: Arm64>(vm: &Vm<A>, gpa: u64) -> Option<gic::RedistributorRegister> {
     let count = vm.vcpu_count() as u8;
     let range = map::redistributors(count);
     let offset = gpa.checked_sub(range.start)?;

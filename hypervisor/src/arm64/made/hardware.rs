@@ -12,7 +12,7 @@ use crate::arm64::vcpu::exchanged::Register;
 
 /// Recorded operations that leave no other trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::arm64) enum Told {
+pub(in crate::arm64) enum Recorded {
     /// FAR_EL2 was read.
     ReadAddress,
     /// HPFAR_EL2 was read.
@@ -96,7 +96,7 @@ pub(in crate::arm64) struct Hardware {
     /// Stage 1 by page: PAR_EL1. Pages that are not listed have no translation.
     pub(in crate::arm64) pages: BTreeMap<u64, u64>,
     pub(in crate::arm64) transmitted: Vec<u8>,
-    pub(in crate::arm64) told: Vec<Told>,
+    pub(in crate::arm64) told: Vec<Recorded>,
     /// The guest's behaviour at its next entries. Without any it is interrupted.
     pub(in crate::arm64) stays: VecDeque<Stay>,
 }
@@ -139,7 +139,7 @@ pub(in crate::arm64) fn hardware<R>(act: impl FnOnce(&mut Hardware) -> R) -> R {
 }
 
 /// The operations recorded since the previous call.
-pub(in crate::arm64) fn told() -> Vec<Told> {
+pub(in crate::arm64) fn told() -> Vec<Recorded> {
     hardware(|hardware| core::mem::take(&mut hardware.told))
 }
 
@@ -152,6 +152,6 @@ pub(super) fn change(part: Stuck, act: impl FnOnce(&mut Hardware)) {
     });
 }
 
-pub(super) fn tell(told: Told) {
+pub(super) fn tell(told: Recorded) {
     hardware(|hardware| hardware.told.push(told));
 }

@@ -16,7 +16,7 @@ use paging::Arm64Stage2;
 use stay::{Cost, Measured};
 use stay::{Mistake, Mistakes};
 
-pub(super) use self::hardware::{Hardware, Stuck, Told, hardware, told};
+pub(super) use self::hardware::{Hardware, Recorded, Stuck, hardware, told};
 
 use self::hardware::{DESCRIPTION, change, tell};
 use super::audit::auditor::Auditor;
@@ -96,7 +96,7 @@ impl Mistakes for Tlb {
 macro_rules! instructions {
     ($($name:ident)*) => {
         $(fn $name(&self) {
-            tell(Told::Tlb(stringify!($name)));
+            tell(Recorded::Tlb(stringify!($name)));
         })*
     };
 }
@@ -108,25 +108,25 @@ impl Stage2Tlb for Tlb {
     }
 
     fn local_combined(&self) {
-        tell(Told::Tlb("local_combined"));
+        tell(Recorded::Tlb("local_combined"));
         Auditor::drop_local::<Made>();
     }
 
     fn local_all_vms(&self) {
-        tell(Told::Tlb("local_all_vms"));
+        tell(Recorded::Tlb("local_all_vms"));
         Auditor::drop_local::<Made>();
     }
 
     fn page(&self, _: u64) {
-        tell(Told::Tlb("page"));
+        tell(Recorded::Tlb("page"));
     }
 
     fn range(&self, _: u64) {
-        tell(Told::Tlb("range"));
+        tell(Recorded::Tlb("range"));
     }
 
     fn clean(&self, _: Range<u64>) {
-        tell(Told::Tlb("clean"));
+        tell(Recorded::Tlb("clean"));
     }
 
     fn vttbr(&self) -> u64 {
@@ -134,7 +134,7 @@ impl Stage2Tlb for Tlb {
     }
 
     fn set_vttbr(&self, value: u64) {
-        tell(Told::Vttbr(value));
+        tell(Recorded::Vttbr(value));
         change(Stuck::Vttbr, |hardware| hardware.vttbr = value);
     }
 
@@ -209,7 +209,7 @@ impl Processor for Made {
 
     fn write(register: Register, value: u64) {
         if register == Register::Tcr {
-            tell(Told::Tcr(value));
+            tell(Recorded::Tcr(value));
         }
         change(Stuck::Register(register), |hardware| {
             hardware.registers.insert(register, value);
@@ -231,17 +231,17 @@ impl Processor for Made {
     }
 
     fn syndrome() -> u64 {
-        tell(Told::ReadSyndrome);
+        tell(Recorded::ReadSyndrome);
         hardware(|hardware| hardware.syndrome)
     }
 
     fn fault_address() -> u64 {
-        tell(Told::ReadAddress);
+        tell(Recorded::ReadAddress);
         hardware(|hardware| hardware.address)
     }
 
     fn fault_page() -> u64 {
-        tell(Told::ReadPage);
+        tell(Recorded::ReadPage);
         hardware(|hardware| hardware.page)
     }
 
@@ -288,21 +288,21 @@ impl Processor for Made {
     }
 
     fn deactivate(intid: u32) {
-        tell(Told::Deactivate(intid));
+        tell(Recorded::Deactivate(intid));
     }
 
     fn load_debug(_: &Debug, _: Counts, control: u64) {
         change(Stuck::Debug, |hardware| hardware.controls[Control::Mdscr as usize] = control);
-        tell(Told::LoadDebug(control));
+        tell(Recorded::LoadDebug(control));
     }
 
     fn stop_debug() {
         change(Stuck::Debug, |hardware| hardware.controls[Control::Mdscr as usize] = 0);
-        tell(Told::StopDebug);
+        tell(Recorded::StopDebug);
     }
 
     unsafe fn run_guest(registers: &mut Registers) -> Vector {
-        tell(Told::Entered);
+        tell(Recorded::Entered);
         let stay = hardware(|hardware| hardware.stays.pop_front());
         stay.map_or(Vector::Interrupt, |mut stay| stay(registers))
     }

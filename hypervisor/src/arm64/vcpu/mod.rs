@@ -19,7 +19,7 @@ use core::sync::atomic::Ordering;
 use coherence::vmid::VmidSlot;
 use coherence::{CpuId, Hardware, Owner};
 use hostlink::counters::Counter;
-use stay::arm64::{self, Place};
+use stay::arm64::{self, CpuStage2};
 
 use self::state::{Activity, VcpuState};
 use super::guest::Common;
@@ -56,7 +56,7 @@ impl Default for Inbox {
 pub struct Workspace {
     /// The loaded address space, and the translations to be dropped before the vCPU on this CPU
     /// enters the guest.
-    place: Place,
+    place: CpuStage2,
     /// The interface's last maintenance setting.
     maintenance: Maintenance,
     /// Entries into the guest since a fictitious machine took a VMID here.
@@ -67,7 +67,7 @@ impl Workspace {
     /// For the calling CPU.
     pub fn new<A: Arm64>(_: &PerCpu<A>) -> Self {
         A::init_interface();
-        Self { place: Place::new(), maintenance: Maintenance::empty(), entries: 0 }
+        Self { place: CpuStage2::new(), maintenance: Maintenance::empty(), entries: 0 }
     }
 }
 

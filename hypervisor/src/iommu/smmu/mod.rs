@@ -18,7 +18,7 @@ use iommu::smmu::registers::{
     CMDQ_CONS, CMDQ_ERR, CMDQ_PROD, EVENTQ_CONS, EVENTQ_IRQEN, EVENTQ_PROD, GERROR, GERRORN, IRQ_CTRL,
     IRQ_CTRL_ACK, Register,
 };
-use iommu::smmu::start::{Places, Ring as Place, Step, StreamTable, forget_all, steps};
+use iommu::smmu::start::{Places, Ring as RingPlace, Step, StreamTable, forget_all, steps};
 use iommu::smmu::stream::{Faults, Reads, Stage1, Tables};
 use iommu::smmu::{Asid, ContextDescriptor, Event, Features, Granule, Setup, StreamEntry, Vmid};
 use iommu::{Command, Entry, Port, Queue, Stuck};
@@ -169,8 +169,8 @@ impl Smmu {
         }
         let places = Places {
             streams: StreamTable { address: address(streams), order: STREAMS_ORDER, split: None },
-            commands: Place { address: address(commands), order: COMMANDS_ORDER },
-            events: Place { address: address(events), order: EVENTS_ORDER },
+            commands: RingPlace { address: address(commands), order: COMMANDS_ORDER },
+            events: RingPlace { address: address(events), order: EVENTS_ORDER },
         };
         for step in steps(&features, &places).map_err(NotStarted::Refused)? {
             smmu.take(step)?;

@@ -10,10 +10,10 @@ use crate::x86::vcpu::registers::{RAX, RBX, RCX, RDX};
 const EFER: u32 = 0xc000_0080;
 
 /// Leaf, subleaf, number of the register from EAX on.
-type Place = (u32, u32, usize);
+type CpuidRegister = (u32, u32, usize);
 
 /// The words that show features.
-const WORDS: [(Place, &[Feature]); 10] = [
+const WORDS: [(CpuidRegister, &[Feature]); 10] = [
     ((1, 0, 2), kept::LEAF_1_ECX),
     ((1, 0, 3), kept::LEAF_1_EDX),
     ((7, 0, 1), kept::LEAF_7_EBX),

@@ -10,7 +10,7 @@ use iommu::DeviceId;
 
 use crate::devices::pc::message::Message;
 use crate::iommu::amd_vi::Forgotten;
-use crate::iommu::routes::{Place, Receiver, Routes, Way};
+use crate::iommu::routes::{CpuVector, Delivery, Receiver, Routes};
 use crate::vm::VpIndex;
 use crate::x86::vectors::FUNCTIONS;
 
@@ -55,7 +55,7 @@ fn message() -> Message {
 }
 
 /// Takes vectors until there are none for this function.
-fn take_all(routes: &Routes, to: &'static Made, function: u16, functions: usize) -> Vec<Place> {
+fn take_all(routes: &Routes, to: &'static Made, function: u16, functions: usize) -> Vec<CpuVector> {
     core::iter::from_fn(|| routes.take(to, DeviceId(function), functions)).collect()
 }
 
@@ -87,7 +87,7 @@ fn u41_each_cpu_has_vectors_of_its_own() {
     assert!(places.len() > FUNCTIONS.len() / 2);
     let elsewhere = routes.take(other, DeviceId(2), 2).expect("nobody is there");
     assert!(places.iter().any(|place| place.vector == elsewhere.vector));
-    routes.set(elsewhere, Way::Direct(5, message()));
+    routes.set(elsewhere, Delivery::Direct(5, message()));
     let deliver = |cpu| routes.deliver(cpu, elsewhere.vector);
     assert_eq!((deliver(0), deliver(1), deliver(2), deliver(256)), (false, true, true, false));
     assert_eq!(*other.posted.lock().unwrap(), [(5, message())]);
@@ -101,7 +101,7 @@ fn u41_whatever_others_take_and_free_a_function_gets_its_first() {
         let routes = Routes::default();
         let functions = 1 + random.below(60) as u16;
         let guests: Vec<_> = (0..4).map(|_| Made::on(1 + random.below(7) as u32)).collect();
-        let mut places = BTreeMap::<u16, Vec<Place>>::new();
+        let mut places = BTreeMap::<u16, Vec<CpuVector>>::new();
         let mut owner = BTreeMap::new();
         for _ in 0..1500 {
             let function = random.below(functions.into()) as u16;
@@ -128,7 +128,7 @@ fn u42_an_interrupt_for_several_is_noted_and_the_guest_is_told() {
     let guest = Made::on(1);
     let place = routes.take(guest, DeviceId(1), 1).expect("there is one");
     assert!(routes.deliver(0, place.vector) && guest.told.lock().unwrap().is_empty(), "it is masked");
-    assert!(routes.set(place, Way::InTurn(3)), "it has arrived before");
+    assert!(routes.set(place, Delivery::InTurn(3)), "it has arrived before");
     assert!(routes.deliver(0, place.vector));
     assert_eq!((&*guest.told.lock().unwrap(), guest.posted.lock().unwrap().len()), (&vec![3], 0));
     assert!(routes.take_arrived(place) && !routes.take_arrived(place));
@@ -139,7 +139,7 @@ fn a_vector_is_free_when_the_iommu_has_forgotten_its_function() {
     let routes = Routes::default();
     let guest = Made::on(1);
     let place = routes.take(guest, DeviceId(1), 1).expect("there is one");
-    routes.set(place, Way::Direct(0, message()));
+    routes.set(place, Delivery::Direct(0, message()));
     routes.free(place, &Forgotten::made(DeviceId(2)));
     assert!(routes.deliver(0, place.vector), "that was another one's");
     routes.silence(place);

@@ -288,7 +288,7 @@ impl<A: Arch> Destroy<A> {
             Stage::Stop => Stage::Devices,
             Stage::Devices => {
                 self.left = Some(Left::new(vm));
-                A::Devices::detach(vm).unwrap_or_else(|stuck| end::end_stalled_guest::<A>(&stuck));
+                A::Devices::detach(vm).unwrap_or_else(|stuck| end::end_stalled_run::<A>(&stuck));
                 Stage::Slots
             }
             // A change that the guest has begun comes first.

@@ -8,7 +8,7 @@ use hostlink::config::Stage2Unmap;
 use hostlink::counters::Counter;
 use hostlink::ctl::{Access, Log, LogWay, Request, record};
 use hostlink::phase::Phase;
-use memslots::space::LogWay as Way;
+use memslots::space::LogWay as SlotLog;
 use memslots::{Gpa, Slot, SlotError, SlotFlags, SlotId};
 use paging::Progress;
 
@@ -301,9 +301,9 @@ pub(super) fn begin_log<A: Arch>(
         return Err(Refusal::Slot(SlotError::HasLog));
     }
     let way = match way {
-        LogWay::DirtyBits if A::notes_stores() => Way::DirtyBits,
+        LogWay::DirtyBits if A::notes_stores() => SlotLog::DirtyBits,
         // Where the processor does not mark stores the hypervisor does, by a fault for each page.
-        LogWay::DirtyBits | LogWay::WriteProtection => Way::WriteFaults,
+        LogWay::DirtyBits | LogWay::WriteProtection => SlotLog::WriteFaults,
     };
     let log = vm.memory_of_slots.lock().make_log(&former);
     // SAFETY: the log lives until the slot hands it back.

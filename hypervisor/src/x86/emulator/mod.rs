@@ -36,7 +36,7 @@ pub use operand::{Operand, mask};
 pub use string::{add_masked, string_address_size};
 
 use operation::{Action, Operation};
-use place::Place;
+use place::AccessBytes;
 use string::StringOperation;
 
 /// General registers in the processor's numbering.
@@ -168,7 +168,8 @@ pub fn execute<M: Memory>(
     }
     let operation = Operation::of(instruction, cpu).ok_or(Failure::Unsupported)?;
     let is_write = operation.action.writes();
-    let place = Place::locate(memory, operation.linear, operation.size, is_write).map_err(Failure::Memory)?;
+    let place =
+        AccessBytes::locate(memory, operation.linear, operation.size, is_write).map_err(Failure::Memory)?;
     if place.is_direct(memory, is_write) {
         return Ok(EmulationOutcome::Retry);
     }
@@ -180,7 +181,7 @@ pub fn execute<M: Memory>(
 }
 
 impl Operation {
-    fn perform(&self, cpu: &mut Cpu<'_>, memory: &mut impl Memory, place: &Place) {
+    fn perform(&self, cpu: &mut Cpu<'_>, memory: &mut impl Memory, place: &AccessBytes) {
         let old = if self.action.reads() { place.read(memory) } else { 0 };
         let size = self.size;
         match self.action {

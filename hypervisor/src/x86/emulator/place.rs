@@ -10,16 +10,16 @@ const SIZE_MAX: usize = 8;
 
 /// Bytes within one page.
 #[derive(Clone, Copy, Debug)]
-struct Piece {
+struct PageBytes {
     gpa: Gpa,
     len: usize,
 }
 
 /// The location of an access.
 #[derive(Clone, Debug)]
-pub(super) struct Place(ArrayVec<Piece, 2>);
+pub(super) struct AccessBytes(ArrayVec<PageBytes, 2>);
 
-impl Place {
+impl AccessBytes {
     /// Translates the addresses of `size` bytes, 1 to 8, from a linear address on.
     pub(super) fn locate<M: Memory>(
         memory: &mut M,
@@ -30,10 +30,10 @@ impl Place {
         let size = size as usize;
         let here = size.min((PAGE - linear % PAGE) as usize);
         let mut pieces = ArrayVec::new();
-        pieces.push(Piece { gpa: memory.translate(linear, is_write)?, len: here });
+        pieces.push(PageBytes { gpa: memory.translate(linear, is_write)?, len: here });
         if here < size {
             let next = linear.wrapping_add(here as u64);
-            pieces.push(Piece { gpa: memory.translate(next, is_write)?, len: size - here });
+            pieces.push(PageBytes { gpa: memory.translate(next, is_write)?, len: size - here });
         }
         Ok(Self(pieces))
     }

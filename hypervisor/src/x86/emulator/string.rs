@@ -1,7 +1,7 @@
 //! String instructions: MOVS, STOS and LODS, for one element or the number in RCX.
 
 use super::operand::{Operand, mask};
-use super::place::Place;
+use super::place::AccessBytes;
 use super::{Cpu, DF, EmulationOutcome, Memory, RCX, RDI, RSI, TF};
 use iced_x86::{Instruction, Mnemonic, OpKind, Register};
 
@@ -102,11 +102,11 @@ impl StringOperation {
         let accumulator = Operand::accumulator(self.size);
         let source = match self.kind {
             Kind::Store => None,
-            _ => Some(Place::locate(memory, self.source(cpu), self.size, false)?),
+            _ => Some(AccessBytes::locate(memory, self.source(cpu), self.size, false)?),
         };
         let destination = match self.kind {
             Kind::Load => None,
-            _ => Some(Place::locate(memory, self.destination(cpu), self.size, true)?),
+            _ => Some(AccessBytes::locate(memory, self.destination(cpu), self.size, true)?),
         };
         let is_direct = source.as_ref().is_none_or(|place| place.is_direct(memory, false))
             && destination.as_ref().is_none_or(|place| place.is_direct(memory, true));

@@ -4,7 +4,7 @@
 use memslots::Gpa;
 
 use super::mmio::emulate_access;
-use crate::vm::{Access, Context, Led, Next};
+use crate::vm::{Access, Context, FaultOutcome, Next};
 use crate::x86::processor::X86;
 
 /// An access that nested translation refused.
@@ -33,17 +33,17 @@ pub(crate) fn on_nested_fault<A: X86>(context: &mut Context<'_, A>, fault: Neste
 fn serve_nested_fault<A: X86>(context: &mut Context<'_, A>, fault: NestedFault) -> Next {
     let NestedFault { gpa, access, is_store, in_delivery } = fault;
     match context.nested_fault(gpa, access, is_store) {
-        Led::Again => {}
+        FaultOutcome::Again => {}
         // The guest's own page tables are at an address without memory, or in a ROM, where the
         // processor cannot mark them as accessed.
-        Led::WalkRefused => context.state.raise_protection(),
+        FaultOutcome::WalkRefused => context.state.raise_protection(),
         // Code at an address without memory: all ones is not an instruction.
-        Led::FetchRefused => context.state.raise_undefined(),
+        FaultOutcome::FetchRefused => context.state.raise_undefined(),
         // The access is the instruction's at RIP, or the processor's own while it was delivering an
         // event, to a stack or a descriptor table that is not in memory.
-        Led::Lost | Led::Device if in_delivery => context.state.raise_delivery_failure(),
-        Led::Lost => return emulate_access(context, None),
-        Led::Device => return emulate_access(context, Some(gpa)),
+        FaultOutcome::Lost | FaultOutcome::Device if in_delivery => context.state.raise_delivery_failure(),
+        FaultOutcome::Lost => return emulate_access(context, None),
+        FaultOutcome::Device => return emulate_access(context, Some(gpa)),
     }
     Next::Resume
 }

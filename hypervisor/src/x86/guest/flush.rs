@@ -206,7 +206,7 @@ impl<A: X86> Services for CallServices<'_, A> {
         let served = amd64::serve(vm, vm.vcpus.len(), call, limit, self.caller, self.scratch);
         // A target that does not leave guest mode is a broken machine: to continue would free
         // memory that it still uses.
-        served.unwrap_or_else(|stalled| end::end_stalled_guest::<A>(&stalled))
+        served.unwrap_or_else(|stalled| end::end_stalled_run::<A>(&stalled))
     }
 
     #[inline(never)]

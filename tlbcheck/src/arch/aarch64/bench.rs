@@ -44,7 +44,7 @@ const LOOKS: u32 = 2000;
 
 /// The method that is measured.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum FlushMethod {
     /// Only the barriers.
     Barriers,
     /// A TLBI for each page, of the processor's own TLB.
@@ -55,9 +55,10 @@ enum Way {
     Range,
 }
 
-const WAYS: [Way; 4] = [Way::Barriers, Way::Local, Way::Inner, Way::Range];
+const WAYS: [FlushMethod; 4] =
+    [FlushMethod::Barriers, FlushMethod::Local, FlushMethod::Inner, FlushMethod::Range];
 
-impl Way {
+impl FlushMethod {
     const fn name(self) -> &'static str {
         match self {
             Self::Barriers => "dsb-ish",
@@ -147,13 +148,13 @@ fn lose_time(number: usize) {
 
 /// The samples of one method, in nanoseconds per flush.
 struct Column {
-    way: Way,
+    way: FlushMethod,
     own: ArrayVec<u64, SAMPLES_MAX>,
     others: ArrayVec<u64, SAMPLES_MAX>,
 }
 
 impl Column {
-    const fn new(way: Way) -> Self {
+    const fn new(way: FlushMethod) -> Self {
         Self { way, own: ArrayVec::new_const(), others: ArrayVec::new_const() }
     }
 

@@ -14,7 +14,7 @@ mod region;
 mod remapper;
 
 use reader::{Reader, Reads, Sighting};
-use region::{Region, WINDOW, Way};
+use region::{PageChange, Region, WINDOW};
 use remapper::Remapper;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde_json::{Map, Value, json};
@@ -78,7 +78,7 @@ impl Options {
 
 /// The results of a run.
 struct RunOutcome {
-    remaps: [u64; Way::ALL.len()],
+    remaps: [u64; PageChange::ALL.len()],
     reads: Reads,
     /// Its duration.
     duration: Duration,
@@ -100,7 +100,7 @@ fn hunt(options: &Options) -> io::Result<RunOutcome> {
     guarded::install()?;
     let (remappers, pages) = (options.remappers() as u16, options.pages as u16);
     let region = &Region::new(WINDOW, remappers * pages)?;
-    let counts = &[const { AtomicU64::new(0) }; Way::ALL.len()];
+    let counts = &[const { AtomicU64::new(0) }; PageChange::ALL.len()];
     let stop = &AtomicBool::new(false);
     let start = &Barrier::new(options.threads as usize + 1);
     let begin = Instant::now();
@@ -179,7 +179,7 @@ fn run(options: &Options, report: &mut Report) -> Result<bool, Box<dyn error::Er
         "remappers": options.remappers(), "seconds": options.seconds, "pages": options.pages,
     }))?;
     let outcome = hunt(options)?;
-    let remaps: Map<String, Value> = Way::ALL
+    let remaps: Map<String, Value> = PageChange::ALL
         .iter()
         .zip(outcome.remaps)
         .map(|(way, count)| (way.name().to_owned(), count.into()))
@@ -226,10 +226,10 @@ mod tests {
         };
 
         region.write(1, 0, Canary { page: 1, generation: 8 });
-        region.published(1).publish(9, Way::Replace, 0);
+        region.published(1).publish(9, PageChange::Replace, 0);
         assert_eq!(seen(&region), Some((1, Canary { page: 1, generation: 8 })));
         region.write(1, 0, Canary { page: 1, generation: 9 });
-        region.published(2).publish(1, Way::Discard, 0);
+        region.published(2).publish(1, PageChange::Discard, 0);
         region.write(2, 0, Canary::poison(2));
         assert_eq!(seen(&region), Some((2, Canary::poison(2))));
         region.write(2, 0, Canary { page: 0, generation: 9 });

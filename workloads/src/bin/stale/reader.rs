@@ -5,7 +5,7 @@
 //! PAUSE: hypervisors intercept it.
 
 use crate::guarded;
-use crate::region::{Canary, Region, Way};
+use crate::region::{Canary, PageChange, Region};
 use crate::remapper::nanoseconds;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -20,7 +20,7 @@ pub(crate) struct Sighting {
     pub(crate) seen: Canary,
     /// How the published generation was created, and for how many nanoseconds its system call had
     /// returned when the read was judged. Unknown if the page has changed again since.
-    pub(crate) origin: Option<(Way, u64)>,
+    pub(crate) origin: Option<(PageChange, u64)>,
 }
 
 /// The counts of a reader.

@@ -52,7 +52,7 @@ impl Canary {
 /// How a generation of a page was created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Way {
+pub(crate) enum PageChange {
     /// Another frame mapped over the old one.
     Replace,
     /// Unmapped.
@@ -65,7 +65,7 @@ pub(crate) enum Way {
     Discard,
 }
 
-impl Way {
+impl PageChange {
     pub(crate) const ALL: [Self; 5] = [Self::Replace, Self::Unmap, Self::Protect, Self::Copy, Self::Discard];
 
     pub(crate) const fn name(self) -> &'static str {
@@ -113,7 +113,7 @@ impl Published {
     }
 
     /// To be called after the system call has returned, by the page's one remapper.
-    pub(crate) fn publish(&self, generation: u64, way: Way, now: u64) {
+    pub(crate) fn publish(&self, generation: u64, way: PageChange, now: u64) {
         self.returned_at.store(now, Ordering::Relaxed);
         self.way.store(way as u8, Ordering::Relaxed);
         self.generation.store(generation, Ordering::Release);
@@ -125,8 +125,8 @@ impl Published {
     }
 
     /// How and when `generation` was created, if it is still the last one.
-    pub(crate) fn origin(&self, generation: u64) -> Option<(Way, u64)> {
-        let way = Way::ALL.get(usize::from(self.way.load(Ordering::Relaxed))).copied()?;
+    pub(crate) fn origin(&self, generation: u64) -> Option<(PageChange, u64)> {
+        let way = PageChange::ALL.get(usize::from(self.way.load(Ordering::Relaxed))).copied()?;
         let returned_at = self.returned_at.load(Ordering::Relaxed);
         // Values of another generation would have been stored after the load of this one, and
         // before that generation's own.
@@ -274,8 +274,8 @@ mod tests {
     #[test]
     fn only_the_last_generation_has_an_origin() {
         let published = Published::new();
-        published.publish(5, Way::Unmap, 1234);
-        assert_eq!(published.origin(5), Some((Way::Unmap, 1234)));
+        published.publish(5, PageChange::Unmap, 1234);
+        assert_eq!(published.origin(5), Some((PageChange::Unmap, 1234)));
         assert_eq!(published.origin(4), None);
     }
 }

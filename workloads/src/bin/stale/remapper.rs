@@ -7,7 +7,7 @@
 //! | publish g+1 | the same |
 //! | poison the old frame | the same; through a stale translation poison, generation 0 |
 
-use crate::region::{Canary, FRAMES, Region, Way};
+use crate::region::{Canary, FRAMES, PageChange, Region};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mprotect, munmap};
 use std::io;
 use std::ops::Range;
@@ -40,7 +40,7 @@ impl Remapper<'_> {
         &self,
         pages: Range<u16>,
         stop: &AtomicBool,
-        counts: &[AtomicU64; Way::ALL.len()],
+        counts: &[AtomicU64; PageChange::ALL.len()],
     ) -> io::Result<()> {
         let mut pages: Vec<Page> = pages.map(|index| Page { index, frame: 0, generation: 1 }).collect();
         // The ways alternate on each page, and begin with a different one on each.
@@ -50,10 +50,10 @@ impl Remapper<'_> {
                     return Ok(());
                 }
                 self.region.published(page.index).announce();
-                let ways: &[Way] = match (round + usize::from(page.index)) % 4 {
+                let ways: &[PageChange] = match (round + usize::from(page.index)) % 4 {
                     0 => self.replace(page)?,
-                    1 => self.withdraw(page, Way::Unmap)?,
-                    2 => self.withdraw(page, Way::Protect)?,
+                    1 => self.withdraw(page, PageChange::Unmap)?,
+                    2 => self.withdraw(page, PageChange::Protect)?,
                     _ => self.copy_and_discard(page)?,
                 };
                 for way in ways {
@@ -66,21 +66,21 @@ impl Remapper<'_> {
     }
 
     /// Maps another frame over the present one.
-    fn replace(&self, page: &mut Page) -> io::Result<&'static [Way]> {
+    fn replace(&self, page: &mut Page) -> io::Result<&'static [PageChange]> {
         let old = self.fill_next(page);
         self.map(page, ProtFlags::READ, MapFlags::SHARED | MapFlags::POPULATE)?;
-        self.publish(page, Way::Replace);
+        self.publish(page, PageChange::Replace);
         self.poison(page, old);
-        Ok(&[Way::Replace])
+        Ok(&[PageChange::Replace])
     }
 
     /// Removes the frame, and maps another one there afterwards. Until then readers find nothing.
-    fn withdraw(&self, page: &mut Page, way: Way) -> io::Result<&'static [Way]> {
+    fn withdraw(&self, page: &mut Page, way: PageChange) -> io::Result<&'static [PageChange]> {
         let (at, bytes) = (self.region.address(page.index), self.region.page_bytes());
         // SAFETY: the page is this remapper's, and its readers expect that it may be absent.
         unsafe {
             match way {
-                Way::Protect => mprotect(at, bytes, MprotectFlags::empty())?,
+                PageChange::Protect => mprotect(at, bytes, MprotectFlags::empty())?,
                 _ => munmap(at, bytes)?,
             }
         }
@@ -94,15 +94,19 @@ impl Remapper<'_> {
         self.region.published(page.index).announce();
         self.fill(page);
         self.map(page, ProtFlags::READ, MapFlags::SHARED | MapFlags::POPULATE)?;
-        self.publish(page, Way::Replace);
-        Ok(if way == Way::Protect { &[Way::Protect, Way::Replace] } else { &[Way::Unmap, Way::Replace] })
+        self.publish(page, PageChange::Replace);
+        Ok(if way == PageChange::Protect {
+            &[PageChange::Protect, PageChange::Replace]
+        } else {
+            &[PageChange::Unmap, PageChange::Replace]
+        })
     }
 
     /// Maps another frame privately, writes to it, and discards the kernel's private copy again.
-    fn copy_and_discard(&self, page: &mut Page) -> io::Result<&'static [Way]> {
+    fn copy_and_discard(&self, page: &mut Page) -> io::Result<&'static [PageChange]> {
         let old = self.fill_next(page);
         self.map(page, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)?;
-        self.publish(page, Way::Replace);
+        self.publish(page, PageChange::Replace);
         self.poison(page, old);
         self.linger();
 
@@ -112,7 +116,7 @@ impl Remapper<'_> {
         let word = self.region.address(page.index).cast::<AtomicU64>();
         // SAFETY: the mapping was just made, and is writable; other threads only load from it.
         unsafe { &*word }.store(canary.word(), Ordering::Release);
-        self.publish(page, Way::Copy);
+        self.publish(page, PageChange::Copy);
         self.poison(page, page.frame);
         self.linger();
 
@@ -121,8 +125,8 @@ impl Remapper<'_> {
         self.fill(page);
         // SAFETY: the copy is this remapper's, and readers accept the change.
         unsafe { madvise(self.region.address(page.index), self.region.page_bytes(), Advice::LinuxDontNeed)? };
-        self.publish(page, Way::Discard);
-        Ok(&[Way::Replace, Way::Copy, Way::Discard])
+        self.publish(page, PageChange::Discard);
+        Ok(&[PageChange::Replace, PageChange::Copy, PageChange::Discard])
     }
 
     /// Prepares the next frame of the page for the next generation; returns the previous one.
@@ -153,7 +157,7 @@ impl Remapper<'_> {
         Ok(())
     }
 
-    fn publish(&self, page: &Page, way: Way) {
+    fn publish(&self, page: &Page, way: PageChange) {
         let now = nanoseconds(self.begin);
         self.region.published(page.index).publish(page.generation, way, now);
     }

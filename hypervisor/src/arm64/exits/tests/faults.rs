@@ -294,7 +294,7 @@ pub(super) fn a_stale_translation_is_tried_again() {
         let before = context.state.registers.clone();
         assert_eq!(fault(context, 0x24, PERMISSION | WRITE, UART), Next::Resume);
         assert_eq!(context.state.registers, before, "they do not know it any more");
-        assert!(!told().contains(&Told::ReadPage), "HPFAR_EL2 says nothing of it");
+        assert!(!told().contains(&Recorded::ReadPage), "HPFAR_EL2 says nothing of it");
         hardware(|hardware| hardware.pages = [(DEVICE, RAM + 0x2000)].into());
         assert_eq!(fault(context, 0x24, PERMISSION | WRITE, UART), Next::Resume);
         assert_eq!(count(context, Counter::NestedInstalled), 1);

@@ -18,7 +18,7 @@ use hostlink::counters::Counter;
 use proptest::prelude::*;
 
 use super::*;
-use crate::arm64::made::{Hardware, Made, Told, hardware, machine, store, told};
+use crate::arm64::made::{Hardware, Made, Recorded, hardware, machine, store, told};
 use crate::arm64::processor::Registers;
 use crate::arm64::vcpu::exchanged::Register;
 use crate::arm64::vcpu::state::Activity;
@@ -189,15 +189,15 @@ fn each_class_is_captured_as_its_row() {
         assert_eq!(exit.row(), expected, "class {class:#x}");
         // The address is read only for exits that have one.
         let is_abort = matches!(expected, Row::Fetch | Row::Data);
-        let addresses = [Told::ReadPage, Told::ReadAddress];
+        let addresses = [Recorded::ReadPage, Recorded::ReadAddress];
         let expected = if is_abort { &addresses[..] } else { &[] };
-        assert_eq!(told().strip_prefix(&[Told::ReadSyndrome]).expect("the syndrome is first"), expected);
+        assert_eq!(told().strip_prefix(&[Recorded::ReadSyndrome]).expect("the syndrome is first"), expected);
     }
     let _before = told();
     assert_eq!(capture::<Made, _>(Vector::Interrupt, |exit| exit), Exit::Interrupt(()));
     assert_eq!(told(), []);
     assert_eq!(capture::<Made, _>(Vector::SError, |exit| exit).row(), Row::SError);
-    assert_eq!(told(), [Told::ReadSyndrome]);
+    assert_eq!(told(), [Recorded::ReadSyndrome]);
 }
 
 fn vectors() -> impl Strategy<Value = Vector> {
@@ -254,7 +254,7 @@ fn whatever_a_guest_does_it_goes_on_or_ends() {
                     let _events = context.owner.take_events();
                     let _before = told();
                     prop_assert!(Made::enter(context), "it cannot be entered again");
-                    prop_assert!(told().contains(&Told::Entered));
+                    prop_assert!(told().contains(&Recorded::Entered));
                 }
                 Next::Halt => prop_assert_eq!(context.state.activity, Activity::Halted),
                 Next::Timers => prop_assert_eq!(context.state.activity, Activity::Off),

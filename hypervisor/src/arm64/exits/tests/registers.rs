@@ -106,7 +106,7 @@ pub(super) fn what_is_written_has_its_effect() {
         // ICC_DIR_EL1 of any number, active or not.
         for intid in [0, 27, 33, 1019, 1023, u64::MAX] {
             write(context, (3, 0, 12, 11, 1), intid);
-            assert_eq!(told(), [Told::ReadSyndrome], "{intid:#x} is deactivated below");
+            assert_eq!(told(), [Recorded::ReadSyndrome], "{intid:#x} is deactivated below");
         }
         // Constants keep their value; XZR stays zero.
         write(context, (3, 0, 12, 12, 5), 0);
@@ -125,8 +125,8 @@ pub(super) fn what_is_written_has_its_effect() {
         // they are not.
         write(context, (2, 0, 1, 0, 4), 0);
         write(context, (2, 0, 0, 2, 2), 1 << 15);
-        assert_eq!(told(), [Told::ReadSyndrome, Told::LoadDebug(1 << 15)]);
+        assert_eq!(told(), [Recorded::ReadSyndrome, Recorded::LoadDebug(1 << 15)]);
         write(context, (2, 0, 0, 2, 2), 0);
-        assert_eq!(told(), [Told::ReadSyndrome, Told::StopDebug]);
+        assert_eq!(told(), [Recorded::ReadSyndrome, Recorded::StopDebug]);
     });
 }

@@ -166,8 +166,8 @@ fn u61_a_timers_interrupt_is_not_active_when_another_vcpu_arrives() {
             context.cpu.arch.timers_fired.set(1 << intid);
             open_window(context);
             assert!(enter(context));
-            assert!(!told().contains(&Told::Deactivate(intid)), "the guest has not ended it");
+            assert!(!told().contains(&Recorded::Deactivate(intid)), "the guest has not ended it");
         });
-        assert!(told().contains(&Told::Deactivate(intid)), "{intid}");
+        assert!(told().contains(&Recorded::Deactivate(intid)), "{intid}");
     }
 }

@@ -33,7 +33,7 @@ fn u62_a_guests_way_to_unmap_is_its_own() {
         let mut told: Vec<_> = told()
             .into_iter()
             .filter_map(|told| match told {
-                Told::Tlb(name @ ("page" | "range" | "combined" | "everything")) => Some(name),
+                Recorded::Tlb(name @ ("page" | "range" | "combined" | "everything")) => Some(name),
                 _ => None,
             })
             .collect();
@@ -63,9 +63,11 @@ fn u62_an_invalidation_is_for_the_guests_own_vmid_and_tables() {
     let devices = DmaFlush::new(vms[0], Invalidation::Everything);
     assert!(Made::flush_space(vms[0], Invalidation::Everything, &devices, &mut FlushScratch::new()).is_ok());
     let told = told();
-    let at = |wanted: Told| told.iter().position(|told| *told == wanted);
-    let (there, back) = (at(Told::Vttbr(loaded[0])), at(Told::Vttbr(loaded[1])));
-    assert!(there < at(Told::Tlb("everything")) && at(Told::Tlb("everything")) < back && there.is_some());
+    let at = |wanted: Recorded| told.iter().position(|told| *told == wanted);
+    let (there, back) = (at(Recorded::Vttbr(loaded[0])), at(Recorded::Vttbr(loaded[1])));
+    assert!(
+        there < at(Recorded::Tlb("everything")) && at(Recorded::Tlb("everything")) < back && there.is_some()
+    );
 }
 
 #[test]

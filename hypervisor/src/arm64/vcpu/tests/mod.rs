@@ -15,7 +15,7 @@ mod reset;
 
 use super::exchanged::Register;
 use super::*;
-use crate::arm64::made::{Made, Told, hardware, machine, machine_on, told};
+use crate::arm64::made::{Made, Recorded, hardware, machine, machine_on, told};
 use crate::arm64::processor::{Features, Processor, Registers};
 use crate::devices::virt::gic::ListRegister;
 use crate::devices::virt::psci::Start;
@@ -68,8 +68,8 @@ fn next_stay(act: impl FnMut(&mut Registers) -> Vector + 'static) {
     hardware(|hardware| hardware.stays.push_back(Box::new(act)));
 }
 
-fn has(told: &[Told], instruction: &'static str) -> bool {
-    told.contains(&Told::Tlb(instruction))
+fn has(told: &[Recorded], instruction: &'static str) -> bool {
+    told.contains(&Recorded::Tlb(instruction))
 }
 
 #[test]
@@ -93,8 +93,8 @@ fn a3_who_arrives_drops_what_the_processor_holds() {
                 let told = told();
                 assert_eq!(has(&told, "local_combined"), drops, "vCPU {vcpu} on CPU {cpu}: {told:?}");
                 // The drop is complete before the guest's first access.
-                let drop = told.iter().rposition(|told| *told == Told::Tlb("local_combined"));
-                let wait = told.iter().rposition(|told| *told == Told::Tlb("complete_local"));
+                let drop = told.iter().rposition(|told| *told == Recorded::Tlb("local_combined"));
+                let wait = told.iter().rposition(|told| *told == Recorded::Tlb("complete_local"));
                 assert!(drop.is_none() || drop < wait);
                 assert!(enter(context));
                 assert!(!has(&self::told(), "local_combined"), "once is enough");
@@ -131,7 +131,7 @@ fn a4_vmids_that_run_out_are_loaded_anew_before_the_guest_runs() {
                 let told = told();
                 let dropped = has(&told, "local_all_vms");
                 assert_eq!(count(context, Counter::VmidFlushes) - before, u64::from(dropped));
-                assert_eq!(told.last(), Some(&Told::Entered), "all is done before");
+                assert_eq!(told.last(), Some(&Recorded::Entered), "all is done before");
                 let current = vm.guest.tag.vmid.current().expect("it runs");
                 assert_eq!(seen_last(&seen), (current.into(), 0x1234), "its own VMID, and its own TCR_EL1");
             }
@@ -153,7 +153,7 @@ fn an_entry_that_is_called_off_takes_interrupts() {
         context.cpu.arch.timers_fired.set(1 << 27);
         context.state.gic.set_line(20, true);
         assert!(!enter(context), "there is something to look at");
-        assert!(!told().contains(&Told::Entered));
+        assert!(!told().contains(&Recorded::Entered));
         assert_eq!(hardware(|hardware| hardware.lists), [0; 16], "list registers are taken back");
         assert_eq!((count(context, Counter::IrqTimer), context.cpu.arch.timers_fired.get()), (1, 0));
         assert!(context.owner.take_events());
@@ -226,7 +226,7 @@ fn a_timer_that_is_due_is_in_the_list_registers() {
                 (list.intid(), list.physical(), list.hardware(), list.pending()),
                 (intid, intid as u16, true, true)
             );
-            assert_eq!(told().last(), Some(&Told::Deactivate(intid)), "it is quiet again");
+            assert_eq!(told().last(), Some(&Recorded::Deactivate(intid)), "it is quiet again");
             assert_eq!(hardware(|hardware| hardware.lists), [0; 16]);
         });
         // A timer that is not due is not forwarded.
@@ -371,8 +371,10 @@ fn tcr_is_the_last_that_is_loaded() {
     let mut elsewhere = workspace(0);
     turn(vm, 0, 0, &mut elsewhere, |_| {
         let told: Vec<_> =
-            told().into_iter().filter(|told| matches!(told, Told::Tcr(_) | Told::Vttbr(_))).collect();
-        let [Told::Tcr(forbidden), Told::Vttbr(_), Told::Tcr(0x77)] = told[..] else { panic!("{told:?}") };
+            told().into_iter().filter(|told| matches!(told, Recorded::Tcr(_) | Recorded::Vttbr(_))).collect();
+        let [Recorded::Tcr(forbidden), Recorded::Vttbr(_), Recorded::Tcr(0x77)] = told[..] else {
+            panic!("{told:?}")
+        };
         assert_eq!(
             forbidden & (1 << 7 | 1 << 23),
             1 << 7 | 1 << 23,

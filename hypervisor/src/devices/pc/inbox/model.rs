@@ -9,7 +9,7 @@ use loom::thread;
 
 use super::*;
 use crate::devices::pc::lapic::{Effect, TimerClock, msr};
-use crate::model::{Way, announced, explore, hint_alone, take_events};
+use crate::model::{OwnerAction, announced, explore, hint_alone, take_events};
 
 const VECTOR: u8 = 0x40;
 
@@ -40,7 +40,7 @@ fn serve(lapic: &mut Lapic) -> Option<bool> {
 type Post = fn(&Inbox, &mut dyn FnMut());
 
 /// A level-triggered vector.
-fn vector_is_found(way: Way, take_word: fn(&mut coherence::Owner<'_>) -> bool, post: Post) {
+fn vector_is_found(way: OwnerAction, take_word: fn(&mut coherence::Owner<'_>) -> bool, post: Post) {
     let mut lapic = lapic();
     announced(Inbox::new(), way, take_word, post, move |inbox| {
         inbox.drain_vectors(&mut lapic);
@@ -51,7 +51,7 @@ fn vector_is_found(way: Way, take_word: fn(&mut coherence::Owner<'_>) -> bool, p
 }
 
 /// A signal: INIT, start-up or NMI.
-fn signal_is_found(way: Way, take_word: fn(&mut coherence::Owner<'_>) -> bool, post: Post) {
+fn signal_is_found(way: OwnerAction, take_word: fn(&mut coherence::Owner<'_>) -> bool, post: Post) {
     let mut lapic = lapic();
     announced(Inbox::new(), way, take_word, post, move |inbox| take(inbox, &mut lapic) != Signals::default());
 }
@@ -69,17 +69,17 @@ fn post_nmi(inbox: &Inbox, announce: &mut dyn FnMut()) {
 /// A and B, C and D: an announced item is found, or the owner is kicked or woken.
 #[test]
 fn g6_a_vector_is_found_or_its_owner_is_kicked() {
-    explore(None, || vector_is_found(Way::Enter, take_events, post_vector));
+    explore(None, || vector_is_found(OwnerAction::Enter, take_events, post_vector));
 }
 
 #[test]
 fn g6_a_vector_is_found_or_its_owner_is_woken() {
-    explore(None, || vector_is_found(Way::Halt, take_events, post_vector));
+    explore(None, || vector_is_found(OwnerAction::Halt, take_events, post_vector));
 }
 
 #[test]
 fn g6_a_signal_is_found_or_its_owner_is_told() {
-    for way in [Way::Enter, Way::Halt] {
+    for way in [OwnerAction::Enter, OwnerAction::Halt] {
         explore(None, move || signal_is_found(way, take_events, post_nmi));
         explore(None, move || {
             signal_is_found(way, take_events, |inbox, announce| {
@@ -101,7 +101,7 @@ fn g6_a_signal_is_found_or_its_owner_is_told() {
 #[should_panic(expected = "announced and not found")]
 fn g6_posted_after_the_announcement() {
     explore(None, || {
-        vector_is_found(Way::Enter, take_events, |inbox, announce| {
+        vector_is_found(OwnerAction::Enter, take_events, |inbox, announce| {
             announce();
             inbox.post_fixed(VECTOR, Trigger::Level);
         });
@@ -112,7 +112,7 @@ fn g6_posted_after_the_announcement() {
 #[should_panic(expected = "announced and not found")]
 fn g6_signal_posted_after_the_announcement() {
     explore(None, || {
-        signal_is_found(Way::Halt, take_events, |inbox, announce| {
+        signal_is_found(OwnerAction::Halt, take_events, |inbox, announce| {
             announce();
             inbox.post_nmi();
         });
@@ -123,13 +123,13 @@ fn g6_signal_posted_after_the_announcement() {
 #[test]
 #[should_panic(expected = "announced and not found")]
 fn g6_notify_word_read_without_order() {
-    explore(None, || vector_is_found(Way::Enter, hint_alone, post_vector));
+    explore(None, || vector_is_found(OwnerAction::Enter, hint_alone, post_vector));
 }
 
 #[test]
 #[should_panic(expected = "announced and not found")]
 fn g6_notify_word_read_without_order_before_signals() {
-    explore(None, || signal_is_found(Way::Enter, hint_alone, post_nmi));
+    explore(None, || signal_is_found(OwnerAction::Enter, hint_alone, post_nmi));
 }
 
 /// A level-triggered and an edge-triggered interrupt of one vector, beside the owner, which serves

@@ -43,7 +43,7 @@ pub use identity::{affinity, mpidr, vcpu_of};
 pub use inbox::Inbox;
 pub use list::{LIST_MAX, ListRegister, ListRegisters, Maintenance, list_count, preemption_bits};
 pub use private::{Deactivate, Private, RegisterEffect};
-pub use redistributor::{Place, locate, read_foreign, write_foreign};
+pub use redistributor::{RedistributorRegister, locate, read_foreign, write_foreign};
 pub use sgi::{Sgi, SgiGroup};
 pub use view::{View, running_priority};
 

@@ -19,7 +19,7 @@ const ISPENDR0: u32 = SGI_FRAME + 0x200;
 
 /// A location in the region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct RedistributorRegister {
     /// The owner of the redistributor.
     pub vcpu: u8,
     /// Offset within that redistributor.
@@ -29,18 +29,18 @@ pub struct Place {
 /// The redistributor and register at `offset` from the region's start. `None` after the last: an
 /// external abort.
 #[must_use]
-pub const fn locate(offset: u64, vcpu_count: u8) -> Option<Place> {
+pub const fn locate(offset: u64, vcpu_count: u8) -> Option<RedistributorRegister> {
     let index = offset / SIZE;
     if index >= vcpu_count as u64 {
         return None;
     }
-    Some(Place { vcpu: index as u8, offset: (offset % SIZE) as u32 })
+    Some(RedistributorRegister { vcpu: index as u8, offset: (offset % SIZE) as u32 })
 }
 
 /// Reads from the redistributor of another vCPU than the reader; `is_awake` is the distributor's
 /// value.
 #[must_use]
-pub const fn read_foreign(place: Place, size: u8, vcpu_count: u8, is_awake: bool) -> u64 {
+pub const fn read_foreign(place: RedistributorRegister, size: u8, vcpu_count: u8, is_awake: bool) -> u64 {
     if place.offset == WAKER && size == 4 {
         return waker(is_awake);
     }
@@ -50,7 +50,7 @@ pub const fn read_foreign(place: Place, size: u8, vcpu_count: u8, is_awake: bool
 /// Writes to the redistributor of another vCPU than the writer. The result, if any, is for the
 /// owner's [`Inbox::post_private`](super::Inbox::post_private).
 #[must_use]
-pub const fn write_foreign(place: Place, size: u8, value: u64) -> Option<u32> {
+pub const fn write_foreign(place: RedistributorRegister, size: u8, value: u64) -> Option<u32> {
     let intids = value as u32;
     if place.offset == ISPENDR0 && size == 4 && intids != 0 { Some(intids) } else { None }
 }

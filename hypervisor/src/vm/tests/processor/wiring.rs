@@ -15,7 +15,7 @@ use crate::vm::made::offer;
 use crate::vm::memory::NestedTables;
 use crate::vm::shared::Link;
 use crate::vm::space::{FlushScratch, Flushed, VmMemory};
-use crate::vm::{Access, Context, CreateError, Files, Led, Next, PerCpu, Vm, percpu};
+use crate::vm::{Access, Context, CreateError, FaultOutcome, Files, Next, PerCpu, Vm, percpu};
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -289,12 +289,14 @@ unsafe impl Arch for Made {
             Exit::Pause => Next::Yield,
             Exit::Fault { gpa, is_store, may_miss } => {
                 match context.nested_fault(Gpa(gpa), Access::Data, is_store) {
-                    Led::Again => {}
-                    Led::Lost if may_miss => context.state.at += 1,
-                    Led::Lost => panic!("vCPU {} may not store to {gpa:#x}", context.vcpu.index),
-                    Led::Device if gpa == DEVICE || may_miss => context.state.at += 1,
-                    Led::Device => panic!("vCPU {} has no memory at {gpa:#x}", context.vcpu.index),
-                    Led::WalkRefused | Led::FetchRefused => unreachable!("it was an access to data"),
+                    FaultOutcome::Again => {}
+                    FaultOutcome::Lost if may_miss => context.state.at += 1,
+                    FaultOutcome::Lost => panic!("vCPU {} may not store to {gpa:#x}", context.vcpu.index),
+                    FaultOutcome::Device if gpa == DEVICE || may_miss => context.state.at += 1,
+                    FaultOutcome::Device => panic!("vCPU {} has no memory at {gpa:#x}", context.vcpu.index),
+                    FaultOutcome::WalkRefused | FaultOutcome::FetchRefused => {
+                        unreachable!("it was an access to data")
+                    }
                 }
                 Next::Resume
             }

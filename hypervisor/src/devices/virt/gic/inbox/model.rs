@@ -8,7 +8,7 @@ use loom::sync::Arc;
 use loom::thread;
 
 use super::*;
-use crate::model::{Way, announced, explore, hint_alone, take_events};
+use crate::model::{OwnerAction, announced, explore, hint_alone, take_events};
 use crate::sync::Mutex;
 
 const SPI: u8 = 40;
@@ -17,7 +17,7 @@ type Post = fn(&Inbox, &mut dyn FnMut());
 
 /// Posts an item while another poster may be active.
 fn is_found(
-    way: Way,
+    way: OwnerAction,
     take_word: fn(&mut coherence::Owner<'_>) -> bool,
     post: Post,
     take: fn(&Inbox) -> Posted,
@@ -57,21 +57,21 @@ fn post_groups(inbox: &Inbox, announce: &mut dyn FnMut()) {
 /// A, B and P; C, D and E.
 #[test]
 fn g6_an_spi_is_found_or_its_owner_is_told() {
-    for way in [Way::Enter, Way::Halt] {
+    for way in [OwnerAction::Enter, OwnerAction::Halt] {
         explore(None, move || is_found(way, take_events, post_spi, Inbox::take, spi()));
     }
 }
 
 #[test]
 fn g6_groups_are_found_or_their_owner_is_told() {
-    for way in [Way::Enter, Way::Halt] {
+    for way in [OwnerAction::Enter, OwnerAction::Halt] {
         explore(None, move || is_found(way, take_events, post_groups, Inbox::take, groups()));
     }
 }
 
 #[test]
 fn g6_private_interrupts_are_found_or_their_owner_is_told() {
-    for way in [Way::Enter, Way::Halt] {
+    for way in [OwnerAction::Enter, OwnerAction::Halt] {
         explore(None, move || {
             let post: Post = |inbox, announce| {
                 inbox.post_private(1 << 27);
@@ -98,7 +98,7 @@ fn g6_posted_after_the_announcement() {
             announce();
             inbox.post_spi(SPI);
         };
-        is_found(Way::Halt, take_events, post, Inbox::take, spi());
+        is_found(OwnerAction::Halt, take_events, post, Inbox::take, spi());
     });
 }
 
@@ -112,7 +112,7 @@ fn g6_signalled_before_the_spi_is_there() {
             inbox.spis[0].fetch_or(1 << SPI, Ordering::Relaxed);
             announce();
         };
-        is_found(Way::Enter, take_events, post, Inbox::take, spi());
+        is_found(OwnerAction::Enter, take_events, post, Inbox::take, spi());
     });
 }
 
@@ -120,14 +120,14 @@ fn g6_signalled_before_the_spi_is_there() {
 #[test]
 #[should_panic(expected = "announced and not found")]
 fn g6_notify_word_read_without_order() {
-    explore(None, || is_found(Way::Enter, hint_alone, post_spi, Inbox::take, spi()));
+    explore(None, || is_found(OwnerAction::Enter, hint_alone, post_spi, Inbox::take, spi()));
 }
 
 /// An SPI is posted after another signal, so that the owner takes its signals in any case.
 fn spi_is_found_behind_another(take: fn(&Inbox) -> Bits) {
     let inbox = Inbox::new();
     inbox.post_private(1);
-    announced(inbox, Way::Enter, take_events, post_spi, move |inbox| {
+    announced(inbox, OwnerAction::Enter, take_events, post_spi, move |inbox| {
         !inbox.is_empty() && take(inbox) == Bits::one(SPI)
     });
 }
@@ -161,7 +161,7 @@ fn groups_that_are_not_released() {
             inbox.signals.fetch_or(GROUPS, Ordering::Relaxed);
             announce();
         };
-        is_found(Way::Enter, take_events, post, Inbox::take, groups());
+        is_found(OwnerAction::Enter, take_events, post, Inbox::take, groups());
     });
 }
 
@@ -175,7 +175,7 @@ fn groups_that_are_not_acquired() {
             let groups = Groups::from_bits(inbox.groups.load(Ordering::Relaxed));
             Posted { groups: (signals & GROUPS != 0).then_some(groups), ..Posted::default() }
         };
-        is_found(Way::Enter, take_events, post_groups, take, groups());
+        is_found(OwnerAction::Enter, take_events, post_groups, take, groups());
     });
 }
 

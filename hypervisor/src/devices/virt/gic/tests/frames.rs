@@ -2,7 +2,7 @@
 
 use super::system::SGI_FRAME;
 use crate::devices::virt::gic::{
-    Distributor, Effect, Place, Private, RegisterEffect, locate, read_foreign, write_foreign,
+    Distributor, Effect, Private, RedistributorRegister, RegisterEffect, locate, read_foreign, write_foreign,
 };
 
 #[test]
@@ -74,9 +74,9 @@ fn of_others_only_what_is_constant_and_the_pending_register() {
     assert_eq!(locate(2 * 0x2_0000, 2), None);
     assert_eq!(locate(u64::MAX, 255), None);
     let place = locate(0x2_0000 + 8, 2).unwrap();
-    assert_eq!(place, Place { vcpu: 1, offset: 8 });
+    assert_eq!(place, RedistributorRegister { vcpu: 1, offset: 8 });
     assert_eq!(read_foreign(place, 8, 2, false), Private::new(1, 2).read(8, 8));
-    let at = |offset| Place { vcpu: 1, offset };
+    let at = |offset| RedistributorRegister { vcpu: 1, offset };
     assert_eq!(read_foreign(at(0x14), 4, 2, false), 6);
     assert_eq!(read_foreign(at(0x14), 4, 2, true), 0);
     assert_eq!(read_foreign(at(SGI_FRAME + 0xc00), 4, 2, true), 0, "state is its owner's");

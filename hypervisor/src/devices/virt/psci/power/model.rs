@@ -6,7 +6,7 @@ use loom::sync::Arc;
 use loom::thread;
 
 use super::*;
-use crate::model::{Way, announced, explore, hint_alone, take_events};
+use crate::model::{OwnerAction, announced, explore, hint_alone, take_events};
 
 const FIRST: Start = Start { entry: 0x1000, context: 7 };
 const SECOND: Start = Start { entry: 0x2000, context: 8 };
@@ -15,7 +15,7 @@ type Take = fn(&Power) -> Option<Start>;
 
 /// A start that one caller requests.
 fn start_is_found(take_word: fn(&mut Owner<'_>) -> bool, post: fn(&Power, &mut dyn FnMut()), take: Take) {
-    announced(Power::off(), Way::Halt, take_word, post, move |power| {
+    announced(Power::off(), OwnerAction::Halt, take_word, post, move |power| {
         let start = take(power);
         assert!(start.is_none() || start == Some(FIRST), "{start:?}: it starts elsewhere");
         start.is_some()
