@@ -6,6 +6,8 @@ mod audit;
 mod budgets;
 mod cases;
 mod checks;
+#[cfg(test)]
+mod circles;
 mod devices;
 mod disks;
 mod dma;

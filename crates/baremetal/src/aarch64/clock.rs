@@ -1,9 +1,23 @@
 //! Time by the virtual counter, and its timer. DDI 0487 M.b, D12 "The Generic Timer".
 
 use core::arch::asm;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use arm_sysregs::el0::accessors::{read_cntfrq_el0, write_cntv_ctl_el0, write_cntv_cval_el0};
 use arm_sysregs::el0::registers::{CntvCtlEl0, CntvCvalEl0};
+
+/// Written before there are interrupts.
+static VIRTUAL_TIMER: AtomicU32 = AtomicU32::new(crate::devicetree::VIRTUAL_TIMER);
+
+/// INTID of the virtual timer.
+pub fn virtual_timer() -> u32 {
+    VIRTUAL_TIMER.load(Ordering::Relaxed)
+}
+
+/// Sets it.
+pub(super) fn set_virtual_timer(id: u32) {
+    VIRTUAL_TIMER.store(id, Ordering::Relaxed);
+}
 
 /// Ticks since an arbitrary start. Waits until all earlier instructions are done.
 #[inline(always)]

@@ -11,8 +11,8 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use arm_sysregs::el1::accessors::read_mpidr_el1;
 
-use super::info::{self, Gic};
-use crate::devicetree::REGIONS;
+use super::clock;
+use crate::devicetree::{Gic, REGIONS};
 
 /// The first INTID that is not an interrupt.
 pub const SPECIAL: u32 = 1020;
@@ -214,7 +214,7 @@ pub fn enable() -> Result<(), &'static str> {
     let regions = STARTS.iter().zip(&ENDS).take(REGION_COUNT.load(Ordering::Relaxed));
     let mut regions = regions.map(|(start, end)| start.load(Ordering::Relaxed)..end.load(Ordering::Relaxed));
     let frame = regions.find_map(|region| find_redistributor(region, affinity()));
-    set_private(frame.ok_or("a processor has no redistributor")?, 0xffff | 1 << info::virtual_timer())?;
+    set_private(frame.ok_or("a processor has no redistributor")?, 0xffff | 1 << clock::virtual_timer())?;
     open_interface(false);
     Ok(())
 }

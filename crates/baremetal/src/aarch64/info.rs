@@ -1,12 +1,10 @@
 //! The loader's information: the device tree.
 
-use core::sync::atomic::{AtomicU32, Ordering};
-
 use dtoolkit::fdt::Fdt;
 
 pub use crate::devicetree::{Board, Conduit, Gic, Ram};
 
-use super::{gic, power, serial, tables};
+use super::{clock, gic, power, serial, tables};
 
 /// Where QEMU puts a device tree for an ELF, which it starts without passing the address: the
 /// beginning of the virt machine's RAM.
@@ -14,15 +12,8 @@ const DEVICE_TREE_DEFAULT: u64 = 0x4000_0000;
 /// The first bytes of a device tree.
 const MAGIC: u32 = u32::from_be_bytes([0xd0, 0x0d, 0xfe, 0xed]);
 
-static VIRTUAL_TIMER: AtomicU32 = AtomicU32::new(crate::devicetree::VIRTUAL_TIMER);
-
 /// A copy of the loader's information: nothing refers to the loader's own memory.
 pub type BootInfo = Board;
-
-/// INTID of the virtual timer.
-pub fn virtual_timer() -> u32 {
-    VIRTUAL_TIMER.load(Ordering::Relaxed)
-}
 
 /// The device tree at `address`, if there is one.
 ///
@@ -58,7 +49,7 @@ pub(super) unsafe fn read(address: u64) -> BootInfo {
     }
     tables::map_ram(&board.ram);
     power::set_conduit(board.psci);
-    VIRTUAL_TIMER.store(board.virtual_timer, Ordering::Relaxed);
+    clock::set_virtual_timer(board.virtual_timer);
     if let Some(found) = &board.gic {
         gic::set_place(found);
     }

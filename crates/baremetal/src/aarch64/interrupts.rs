@@ -4,11 +4,12 @@ use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::guarded::{self, FAULTED};
-use super::{clock, gic, info, processors};
+use super::{clock, gic};
 /// On Arm64, the catcher is also called for interrupts without another handler, including SErrors
 /// and FIQs.
 pub use crate::handlers::catch;
 use crate::handlers::{self, catches};
+use crate::processors::MAX_PROCESSORS;
 
 /// The SGI that wakes another processor for its job.
 pub const WAKE: u8 = 0;
@@ -148,8 +149,7 @@ pub fn handle(id: u32, handler: Option<fn(&Frame)>) {
 }
 
 /// Pages of [`guard_page`]; initially no address of code.
-static GUARDED_PAGES: [AtomicU64; processors::MAX_PROCESSORS] =
-    [const { AtomicU64::new(u64::MAX) }; processors::MAX_PROCESSORS];
+static GUARDED_PAGES: [AtomicU64; MAX_PROCESSORS] = [const { AtomicU64::new(u64::MAX) }; MAX_PROCESSORS];
 
 /// Makes exceptions of instructions in the page at `page` continue at the next instruction, with
 /// the fault in X16 and X17, on the calling processor.
@@ -219,7 +219,7 @@ fn on_interrupt(frame: &Frame) {
     if id >= gic::SPECIAL {
         return;
     }
-    if id == info::virtual_timer() {
+    if id == clock::virtual_timer() {
         // Its line stays asserted until then.
         clock::stop_timer();
     }

@@ -9,7 +9,7 @@ use smccc::psci::error::Error;
 use smccc::{Call, Hvc, Smc, psci};
 
 use super::guarded::{FAULTED, Fault};
-use super::info::Conduit;
+use crate::devicetree::Conduit;
 use crate::guarded;
 
 const NONE: u8 = 0;

@@ -8,7 +8,8 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 use x86_64::registers::model_specific::Msr;
 
-use super::interrupts::VECTOR_SPURIOUS;
+/// Spurious interrupts.
+pub const VECTOR_SPURIOUS: u8 = 0xff;
 
 const MSR_APIC_BASE: u32 = 0x1b;
 const BASE_X2APIC: u64 = 1 << 10;

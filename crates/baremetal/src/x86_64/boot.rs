@@ -51,13 +51,6 @@ macro_rules! entry {
 /// RAM.
 pub const STARTUP_PAGE: u64 = 0x8000;
 
-/// The protocol that an entry reports.
-pub const PROTOCOL_PVH: u32 = 1;
-/// As above.
-pub const PROTOCOL_MULTIBOOT2: u32 = 2;
-/// As above.
-pub const PROTOCOL_LINUX: u32 = 3;
-
 /// Size of the first processor's first stack.
 pub const STACK_SIZE: usize = 64 << 10;
 
@@ -261,8 +254,8 @@ startup_template_end:
 "#,
             stack_size = const $crate::x86_64::boot::STACK_SIZE,
             startup = const $crate::x86_64::boot::STARTUP_PAGE,
-            pvh = const $crate::x86_64::boot::PROTOCOL_PVH,
-            multiboot2 = const $crate::x86_64::boot::PROTOCOL_MULTIBOOT2,
+            pvh = const $crate::x86_64::info::PROTOCOL_PVH,
+            multiboot2 = const $crate::x86_64::info::PROTOCOL_MULTIBOOT2,
             rights = const $rights,
             efer = const $efer,
             first = sym $first,

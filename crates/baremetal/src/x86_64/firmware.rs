@@ -12,7 +12,7 @@ use acpi::{AcpiHandler, AcpiTable, AcpiTables, PhysicalMapping, address::Address
 use arrayvec::ArrayVec;
 
 use super::power::Switch;
-use super::processors::MAX_PROCESSORS;
+use crate::processors::MAX_PROCESSORS;
 use crate::sleep::sleep_type_s5;
 
 /// The contents of the tables.

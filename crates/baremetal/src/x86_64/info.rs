@@ -7,12 +7,16 @@ use pvh::start_info::reader::StartInfoReader;
 
 pub use crate::pages::Ram;
 
-use super::boot::{PROTOCOL_LINUX, PROTOCOL_MULTIBOOT2, PROTOCOL_PVH};
 use super::efi;
-use super::linux::{E820_COUNT, E820_ENTRY, E820_MAX, E820_TABLE};
+use super::linux::{COMMAND_LINE, E820_COUNT, E820_ENTRY, E820_MAX, E820_TABLE};
 
-/// The most bytes of the command line that are kept.
-pub(super) const COMMAND_LINE: usize = 512;
+/// The protocol that an entry reports.
+pub const PROTOCOL_PVH: u32 = 1;
+/// As above.
+pub const PROTOCOL_MULTIBOOT2: u32 = 2;
+/// As above.
+pub const PROTOCOL_LINUX: u32 = 3;
+
 /// The most ranges of memory that are kept.
 pub const RANGES: usize = 64;
 

@@ -4,6 +4,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use x86_64::instructions::port::Port;
 
+pub use super::apic::VECTOR_SPURIOUS;
 use super::guarded::{self, FAULTED};
 use super::{apic, tables};
 pub use crate::handlers::catch;
@@ -13,8 +14,6 @@ use crate::handlers::{self, catches};
 pub const VECTOR_WAKE: u8 = 0x30;
 /// The first vector that an image may use; all up to [`VECTOR_SPURIOUS`] are free.
 pub const VECTOR_FREE: u8 = 0x40;
-/// Spurious interrupts.
-pub const VECTOR_SPURIOUS: u8 = 0xff;
 /// NMIs.
 pub const VECTOR_NMI: u8 = 2;
 

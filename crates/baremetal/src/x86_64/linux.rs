@@ -28,8 +28,10 @@ pub const GDT_POINTER: u32 = 4 * 8;
 /// Load address of the protected-mode part, and the size of `.linux.high` in it.
 pub const LOAD_ADDRESS: u32 = 0x10_0000;
 pub const HIGH_SIZE: u32 = 0x100;
+/// The most bytes of the command line that are kept.
+pub(super) const COMMAND_LINE: usize = 512;
 /// Longest command line, without the zero at its end.
-pub const COMMAND_LINE_MAX: usize = super::info::COMMAND_LINE - 1;
+pub const COMMAND_LINE_MAX: usize = COMMAND_LINE - 1;
 /// Offset of the parameters that the setup creates, and of the top of its stack, in its own
 /// segment.
 pub const PARAMS: u32 = 0x4000;
@@ -190,7 +192,7 @@ linux_entry:
             e820_table = const $crate::x86_64::linux::E820_TABLE,
             e820_entry = const $crate::x86_64::linux::E820_ENTRY,
             e820_max = const $crate::x86_64::linux::E820_MAX,
-            linux = const $crate::x86_64::boot::PROTOCOL_LINUX,
+            linux = const $crate::x86_64::info::PROTOCOL_LINUX,
         );
     };
 }

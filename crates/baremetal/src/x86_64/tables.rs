@@ -16,7 +16,7 @@ use x86_64::structures::DescriptorTablePointer;
 use x86_64::structures::gdt::{Descriptor, GlobalDescriptorTable};
 use x86_64::structures::tss::TaskStateSegment;
 
-use super::processors::MAX_PROCESSORS;
+use crate::processors::MAX_PROCESSORS;
 
 /// Selectors, in the order in which `load` appends the descriptors.
 pub const KERNEL_CODE: u16 = 0x08;
