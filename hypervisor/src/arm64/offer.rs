@@ -77,8 +77,8 @@ where
 // SAFETY: `Processor::run_guest` is called in `vcpu::enter` alone, for the owner's guest.
 // `vcpu::take_flush` drops this processor's translations of the machine before it completes.
 // `flush_space` returns when its broadcasts are complete on all processors. Devices translate by
-// the mirror, which follows the slots in `DeviceOwner::begin_flush`, and the SMMU drops what is not in it
-// any more.
+// the mirror, which follows the slots in `DeviceOwner::begin_flush`, and the SMMU drops what is not
+// in it any more.
 unsafe impl<P: 'static> Arch for OnArm64<P>
 where
     Self: Processor,
