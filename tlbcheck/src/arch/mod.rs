@@ -1,6 +1,7 @@
 //! The machine-specific parts. An architecture brings its rows and its measurements; the path from
 //! the command line to a task, the report and its outputs are the same for all.
 
+mod bench;
 mod console;
 mod rows;
 
@@ -17,7 +18,7 @@ use x86_64 as this;
 use core::panic::PanicInfo;
 
 use baremetal::arch::info::BootInfo;
-use this::{bench, checks, machine};
+use this::{checks, machine};
 use tlbcheck::command_line::{Options, Task};
 
 baremetal::entry!(main);
@@ -38,7 +39,7 @@ fn main(info: BootInfo) -> ! {
     let totals = match options.task {
         Task::Check => checks::run(&options),
         Task::List => checks::list(),
-        Task::Bench => bench::run(&options),
+        Task::Bench => this::bench::run(&options),
     };
     console::end(totals)
 }

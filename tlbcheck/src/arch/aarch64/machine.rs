@@ -13,9 +13,9 @@ use tlbcheck::{ensure, needs};
 use crate::arch::console;
 
 /// The machine that the image runs on.
-pub(super) struct Testbed {
+pub(in crate::arch) struct Testbed {
     /// Number of running processors; they are numbered from 0.
-    pub(super) processors: usize,
+    pub(in crate::arch) processors: usize,
     /// The processor's TLB features.
     pub(super) platform: TlbFeatures,
     /// `rounds=` of the command line.
@@ -25,7 +25,7 @@ pub(super) struct Testbed {
 static TESTBED: Once<Testbed> = Once::new();
 
 /// Time limit for any action of a processor, in milliseconds.
-pub(super) const PATIENCE_MS: u64 = 20_000;
+pub(in crate::arch) const PATIENCE_MS: u64 = 20_000;
 
 /// Minimum number of rounds regardless of time, and the time limit for further ones, in
 /// microseconds: where processors wait for each other's turn on a CPU a round takes a thousand
@@ -34,7 +34,7 @@ const ROUNDS_MIN: u32 = 10;
 const BUDGET_US: u64 = 300_000;
 
 /// The machine, which must have been found.
-pub(super) fn get() -> &'static Testbed {
+pub(in crate::arch) fn get() -> &'static Testbed {
     TESTBED.get().unwrap_or_else(|| console::bail(format_args!("the machine has not been looked at")))
 }
 
@@ -126,14 +126,14 @@ pub(super) fn wait_until(mut condition: impl FnMut() -> bool) -> bool {
 }
 
 /// Gives `job` to a processor other than the calling one.
-pub(super) fn give(number: usize, job: processors::Job) -> Verdict {
+pub(in crate::arch) fn give(number: usize, job: processors::Job) -> Verdict {
     ensure!(!processors::is_busy(number), "processor {number} has not come back from an earlier row");
     processors::give(number, job);
     Ok(())
 }
 
 /// Waits until it has finished the job.
-pub(super) fn join(number: usize) -> Verdict {
+pub(in crate::arch) fn join(number: usize) -> Verdict {
     ensure!(wait_until(|| !processors::is_busy(number)), "processor {number} does not come to its end");
     Ok(())
 }

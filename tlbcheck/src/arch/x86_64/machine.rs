@@ -20,9 +20,9 @@ use super::{back_end, hypercall, window};
 use crate::arch::console;
 
 /// The machine that the image runs on.
-pub(super) struct Testbed {
+pub(in crate::arch) struct Testbed {
     /// Number of running processors; they are numbered from 0.
-    pub(super) processors: usize,
+    pub(in crate::arch) processors: usize,
     /// The platform as CPUID shows it.
     pub(super) platform: Platform,
     /// The last range of RAM below 4 GiB.
@@ -35,10 +35,10 @@ static TESTBED: Once<Testbed> = Once::new();
 static SWITCH: Once<Option<Switch>> = Once::new();
 
 /// Time limit for any action of a processor, in milliseconds.
-pub(super) const PATIENCE_MS: u64 = 20_000;
+pub(in crate::arch) const PATIENCE_MS: u64 = 20_000;
 
 /// The machine, which must have been found.
-pub(super) fn get() -> &'static Testbed {
+pub(in crate::arch) fn get() -> &'static Testbed {
     TESTBED.get().unwrap_or_else(|| console::bail(format_args!("the machine has not been looked at")))
 }
 
@@ -150,14 +150,14 @@ pub(super) fn on(number: usize, job: processors::Job) -> Verdict {
 }
 
 /// Gives `job` to a processor other than the calling one.
-pub(super) fn give(number: usize, job: processors::Job) -> Verdict {
+pub(in crate::arch) fn give(number: usize, job: processors::Job) -> Verdict {
     ensure!(!processors::is_busy(number), "processor {number} has not come back from an earlier row");
     processors::give(number, job);
     Ok(())
 }
 
 /// Waits until it has finished the job.
-pub(super) fn join(number: usize) -> Verdict {
+pub(in crate::arch) fn join(number: usize) -> Verdict {
     ensure!(processors::join(number, PATIENCE_MS), "processor {number} does not come to its end");
     Ok(())
 }
