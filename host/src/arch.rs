@@ -151,6 +151,11 @@ impl Platform {
             Self::Aarch64(cpu) => format!("@{}", cpu.name()),
         }
     }
+
+    /// The name of a case on it.
+    pub(crate) fn named(self, case: &str) -> String {
+        format!("{case}{}", self.suffix())
+    }
 }
 
 /// The platform on the command line.

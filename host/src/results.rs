@@ -1,6 +1,7 @@
 //! Measured values and their common JSON format; docs/json.md describes it.
 
 use crate::arch::Arch;
+use crate::bench::limits::Limit;
 use crate::guest::cache::Versions;
 use crate::machine::emulator;
 use crate::workspace;
@@ -67,6 +68,12 @@ impl Spread {
     }
 }
 
+/// A count as a number.
+#[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
+pub(crate) const fn float(count: u64) -> f64 {
+    count as f64
+}
+
 /// The number in a report: finite and not negative.
 pub(crate) fn number(value: &Value) -> Option<f64> {
     value.as_f64().filter(|number| number.is_finite() && *number >= 0.0)
@@ -120,9 +127,8 @@ impl Samples {
     }
 
     /// Adds one run's count.
-    #[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
     pub(crate) fn add_count(&mut self, case: &str, subject: Subject, metric: &str, value: u64) {
-        self.add(case, subject, metric, "count", value as f64);
+        self.add(case, subject, metric, "count", float(value));
     }
 
     /// The rows.
@@ -156,12 +162,17 @@ impl Series {
     }
 }
 
+/// Facts by name.
+pub(crate) type Facts = BTreeMap<String, String>;
+
 #[derive(Serialize)]
 struct Document<'a, R> {
     bench: &'a str,
-    machine: &'a BTreeMap<&'static str, String>,
-    versions: &'a BTreeMap<&'static str, String>,
+    machine: &'a Facts,
+    versions: &'a Facts,
     rows: &'a [R],
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    limits: &'a [Limit],
 }
 
 /// Writes the rows of benchmark `bench` to `path`. `guest` has the packages of its Linux guest.
@@ -178,8 +189,8 @@ pub(crate) fn write(
 pub(crate) struct Writer {
     path: PathBuf,
     bench: &'static str,
-    machine: BTreeMap<&'static str, String>,
-    versions: BTreeMap<&'static str, String>,
+    machine: Facts,
+    versions: Facts,
 }
 
 impl Writer {
@@ -196,8 +207,17 @@ impl Writer {
 
     /// The same with rows of another type.
     pub(crate) fn write_rows<R: Serialize>(&self, rows: &[R]) -> Result<()> {
+        self.write_document(rows, &[])
+    }
+
+    /// The same with figures that have limits.
+    pub(crate) fn write_with_limits(&self, samples: &Samples, limits: &[Limit]) -> Result<()> {
+        self.write_document(&samples.rows(), limits)
+    }
+
+    fn write_document<R: Serialize>(&self, rows: &[R], limits: &[Limit]) -> Result<()> {
         let Self { path, bench, machine, versions } = self;
-        replace(path, &Document { bench, machine, versions, rows })
+        replace(path, &Document { bench, machine, versions, rows, limits })
     }
 }
 
@@ -216,7 +236,7 @@ pub(crate) fn replace(path: &Path, document: &impl Serialize) -> Result<()> {
 }
 
 /// The machine that this runs on.
-pub(crate) fn machine() -> BTreeMap<&'static str, String> {
+pub(crate) fn machine() -> Facts {
     let field = |file: &str, name: &str, separator: char| {
         let text = fs::read_to_string(file).unwrap_or_default();
         let mut pairs = text.lines().filter_map(|line| line.split_once(separator));
@@ -231,11 +251,11 @@ pub(crate) fn machine() -> BTreeMap<&'static str, String> {
         ("os", field("/etc/os-release", "PRETTY_NAME", '=')),
         ("kernel", Some(kernel.trim().to_owned())),
     ];
-    facts.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+    facts.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
 }
 
 /// The programs that were involved.
-pub(crate) fn versions(guest: Option<&Versions>) -> BTreeMap<&'static str, String> {
+pub(crate) fn versions(guest: Option<&Versions>) -> Facts {
     let first_line = |command: &mut Command| {
         let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -252,7 +272,7 @@ pub(crate) fn versions(guest: Option<&Versions>) -> BTreeMap<&'static str, Strin
         ("guest_kernel", guest.map(|guest| guest.kernel.clone())),
         ("guest_busybox", guest.map(|guest| guest.busybox.clone())),
     ];
-    facts.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+    facts.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
 }
 
 #[cfg(test)]

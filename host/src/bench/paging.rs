@@ -1,8 +1,10 @@
 //! `quell bench paging`: the page tables on the host, compared with those of other crates.
 
+use super::lab;
+use super::limits::Limit;
 use crate::cli::PagingArgs;
-use crate::results::{self, Samples, Subject};
-use crate::table::{judge, table};
+use crate::results::{Samples, Subject};
+use crate::table::table;
 use crate::workspace;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
@@ -35,11 +37,8 @@ pub(crate) fn paging(args: &PagingArgs) -> Result<u8> {
     for line in bench("faults", Stdio::piped())?.lines() {
         faults(line, &mut samples)?;
     }
-    let good = print(&samples);
-    if let Some(path) = &args.json {
-        results::write(path, "paging", None, &samples)?;
-    }
-    Ok(u8::from(!good))
+    print(&samples);
+    lab::conclude("paging", args.json.as_deref(), None, &samples, &limits(&samples))
 }
 
 /// Runs a benchmark of the crate; returns its output if that is piped.
@@ -78,33 +77,38 @@ fn faults(line: &str, samples: &mut Samples) -> Result<()> {
     Ok(())
 }
 
-/// Prints all; returns whether the targets were met.
-fn print(samples: &Samples) -> bool {
-    let time = |case: &str, who: &str| samples.of_quell(&format!("{case}-{who}"), "time");
+/// Nanoseconds per page.
+fn time(samples: &Samples, case: &str, who: &str) -> f64 {
+    samples.of_quell(&format!("{case}-{who}"), "time")
+}
+
+fn print(samples: &Samples) {
     let rows = ["quell"].into_iter().chain(PEERS).map(|who| {
-        let cells = CASES.map(|case| format!("{:.2} ns", time(case, who)));
+        let cells = CASES.map(|case| format!("{:.2} ns", time(samples, case, who)));
         [vec![who.to_owned()], cells.to_vec()].concat()
     });
     println!("{}", table(["per page of 4 KiB", "map", "unmap"], rows));
-    let fastest = |case| PEERS.into_iter().map(|who| time(case, who)).fold(f64::INFINITY, f64::min);
-    let [map, unmap] = CASES.map(|case| time(case, "quell") / fastest(case));
+}
+
+fn limits(samples: &Samples) -> Vec<Limit> {
+    let fastest = |case| PEERS.into_iter().map(|who| time(samples, case, who)).fold(f64::INFINITY, f64::min);
+    let [map, unmap] = CASES.map(|case| time(samples, case, "quell") / fastest(case));
     let cores = available_parallelism().map_or(1, usize::from);
     // With fewer cores than threads, by the time that each thread has had on a core.
-    let one_per = |threads: u32| {
+    let faults = SCALING_MIN.map(|(threads, least)| {
         let metric = if cores >= threads as usize { "wall" } else { "a core for each" };
         let rate = |threads: u32| samples.of_quell(&format!("{FAULTS}-{threads}"), metric);
-        rate(1) * f64::from(threads) / rate(threads)
-    };
-    let [two, four] = SCALING_MIN.map(|(threads, _)| one_per(threads));
-    let [two_max, four_max] = SCALING_MIN.map(|(threads, least)| f64::from(threads) / least);
+        let relative = rate(1) * f64::from(threads) / rate(threads);
+        let label = format!("{threads} threads: time of a fault, relative to one thread's");
+        Limit::at_most(label, relative, f64::from(threads) / least)
+    });
+    let relative = [
+        Limit::at_most("map, relative to the fastest other", map, 1.0),
+        Limit::at_most("unmap, relative to the fastest other", unmap, 1.0),
+    ];
     let failed = samples.of_quell("faults-4", "failed exchanges");
-    judge([
-        ("map, relative to the fastest other", map, 1.0),
-        ("unmap, relative to the fastest other", unmap, 1.0),
-        ("2 threads: time of a fault, relative to one thread's", two, two_max),
-        ("4 threads: time of a fault, relative to one thread's", four, four_max),
-        ("4 threads: exchanges that failed", failed, f64::INFINITY),
-    ])
+    let failed = Limit::shown("4 threads: exchanges that failed", failed);
+    relative.into_iter().chain(faults).chain([failed]).collect()
 }
 
 #[cfg(test)]
@@ -113,7 +117,8 @@ mod tests {
 
     #[test]
     fn what_was_not_measured_is_not_within_its_limit() {
-        assert!(!print(&Samples::default()));
+        let limits = limits(&Samples::default());
+        assert!(limits.iter().all(|limit| !limit.is_met()), "{limits:?}");
     }
 
     #[test]

@@ -80,7 +80,12 @@ impl Phases {
     /// necessary.
     pub(crate) fn counting(directory: &Path) -> Result<Counting> {
         let interface = emulator::version(Arch::Aarch64)?.plugin_interface()?;
-        Ok(Counting { plugin: workspace::build_plugin(interface)?, output: directory.join("counts.json") })
+        let output = directory.join("counts.json");
+        // A machine that dies must not seem to have left the counts of the one before it.
+        if output.exists() {
+            fs::remove_file(&output).with_context(|| format!("cannot remove {}", output.display()))?;
+        }
+        Ok(Counting { plugin: workspace::build_plugin(interface)?, output })
     }
 
     /// The counts of a machine that has ended by itself.

@@ -1,13 +1,15 @@
 //! `quell bench shootdown`: tlbcheck's measurements of shootdowns, and the table of the work that
 //! it follows.
 
+use super::lab::{self, Lab};
+use super::limits::Limit;
 use crate::arch::Platform;
 use crate::check::{self, subject};
 use crate::cli::ShootdownArgs;
-use crate::machine::process::{Flow, Machine};
+use crate::machine::process::Flow;
 use crate::machine::signals::Signals;
-use crate::results::{self, Samples, Subject};
-use crate::table::{judge, table};
+use crate::results::{Samples, Subject};
+use crate::table::table;
 use anyhow::Result;
 use hostlink::config::Switches;
 use serde_json::Value;
@@ -23,33 +25,23 @@ const RATIOS_MAX: [(u32, f64, f64); 2] = [(2, 0.86, 0.78), (4, 0.90, 0.82)];
 
 /// Measures, prints, and evaluates.
 pub(crate) fn shootdown(args: &ShootdownArgs, signals: &Signals) -> Result<u8> {
-    let mut samples = Samples::default();
+    let (lab, mut samples) = (Lab::new(args.output.timeout(), signals)?, Samples::default());
     for _ in 0..args.runs {
-        run(args, signals, &mut samples)?;
+        run(&lab, args, &mut samples)?;
     }
+    print(&samples, args);
     let cores = available_parallelism().map_or(1, |cores| cores.get() as u32);
-    let good = print(&samples, args, cores);
-    if let Some(path) = &args.output.json {
-        results::write(path, "shootdown", None, &samples)?;
-    }
-    Ok(u8::from(!good))
+    let limits = limits(&samples, args, cores);
+    lab::conclude("shootdown", args.output.json.as_deref(), None, &samples, &limits)
 }
 
 /// Measures on one machine.
-fn run(args: &ShootdownArgs, signals: &Signals, samples: &mut Samples) -> Result<()> {
-    let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
+fn run(lab: &Lab<'_>, args: &ShootdownArgs, samples: &mut Samples) -> Result<()> {
     let targets = if args.halted { "halt" } else { "spin" };
     let words = format!("bench json report=com2 rounds={} targets={targets}", args.samples);
-    let mut spec = subject::spec(
-        Platform::X86_64,
-        args.on,
-        &words,
-        (args.cpus, args.cpus),
-        Switches::default(),
-        directory.path(),
-    )?;
-    spec.timeout = Some(args.output.timeout());
-    let outcome = Machine::start(&spec, signals)?.run(|report, _| {
+    let (cpus, switches) = ((args.cpus, args.cpus), Switches::default());
+    let spec = subject::spec(Platform::X86_64, args.on, &words, cpus, switches, lab.directory())?;
+    let outcome = lab.start(spec)?.run(|report, _| {
         if let Some(measured) = Measured::read(report) {
             eprintln!("{}: {:.0} cycles of the {}", measured.case, measured.median, measured.side);
             measured.add_to(args.on.subject(), samples);
@@ -106,42 +98,45 @@ fn case(back_end: &str, processors: u64, ranges: &str) -> String {
     format!("{back_end}-{processors}:{ranges}")
 }
 
-/// Prints the initiators' cost of flushes; returns whether the targets were met. Targets apply to
-/// the machine itself, and to at most as many CPUs as there are `cores` to emulate them.
-fn print(samples: &Samples, args: &ShootdownArgs, cores: u32) -> bool {
-    let subject = args.on.subject();
-    let median = |mode: &str, processors: u64, ranges: &str| {
-        samples.median(&case(mode, processors, ranges), subject, "initiator")
-    };
-    let counts = (0..).map(|power| 1 << power).take_while(|count| *count <= u64::from(args.cpus));
+/// The initiator's cost.
+fn median(samples: &Samples, args: &ShootdownArgs, mode: &str, processors: u32, ranges: &str) -> f64 {
+    samples.median(&case(mode, processors.into(), ranges), args.on.subject(), "initiator")
+}
+
+/// Prints the initiators' cost of flushes.
+fn print(samples: &Samples, args: &ShootdownArgs) {
+    let counts = (0..).map(|power| 1 << power).take_while(|count| *count <= args.cpus);
     let rows = counts
         .flat_map(|processors| [("one page", "1"), ("everything", "all")].map(|what| (processors, what)));
     let rows = rows.map(|(processors, (what, ranges))| {
-        let cells = MODES.map(|mode| format!("{:.0}", median(mode, processors, ranges)));
+        let cells = MODES.map(|mode| format!("{:.0}", median(samples, args, mode, processors, ranges)));
         [vec![format!("{processors} CPUs, {what}")], cells.to_vec()].concat()
     });
     println!("{}", table(["cycles of the initiator", "serial", "concurrent", "inline", "async"], rows));
-    if args.halted {
-        // Waking them dominates; the targets are for running CPUs.
-        return true;
+}
+
+/// The targets. They apply to the machine itself, and to at most as many CPUs as there are `cores`
+/// to emulate them: a target without a core at the moment answers only when it has one. Waking
+/// targets that have halted dominates, so there are none for these.
+fn limits(samples: &Samples, args: &ShootdownArgs, cores: u32) -> Vec<Limit> {
+    let judged = RATIOS_MAX.into_iter().filter(|(processors, ..)| !args.halted && *processors <= args.cpus);
+    let (judged, others): (Vec<_>, Vec<_>) = judged.partition(|(processors, ..)| *processors <= cores);
+    for (processors, ..) in others {
+        println!("{processors} CPUs: not judged, for this machine has {cores} cores");
     }
-    let limits = RATIOS_MAX.into_iter().filter(|(processors, ..)| *processors <= args.cpus);
-    let mut good = true;
-    for (processors, concurrent_max, async_max) in limits {
-        if processors > cores {
-            // A target without a core at the moment answers only when it has one.
-            println!("{processors} CPUs: not judged, for this machine has {cores} cores");
-            continue;
-        }
-        let of = |mode| median(mode, processors.into(), "1") / median(MODES[0], processors.into(), "1");
-        println!("{processors} CPUs, one page, relative to serial:");
-        good &= judge([("concurrent", of(MODES[1]), concurrent_max), ("async", of(MODES[3]), async_max)]);
-    }
-    good
+    let limits = judged.into_iter().flat_map(|(processors, concurrent_max, async_max)| {
+        [(MODES[1], concurrent_max), (MODES[3], async_max)].map(|(mode, most)| {
+            let of = |mode| median(samples, args, mode, processors, "1");
+            let label = format!("{processors} CPUs, one page, {mode}, relative to serial");
+            Limit::at_most(label, of(mode) / of(MODES[0]), most)
+        })
+    });
+    limits.collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::limits::all_met;
     use super::*;
     use crate::check::subject::On;
     use crate::cli::Output;
@@ -163,18 +158,19 @@ mod tests {
     #[test]
     fn targets_are_missed_by_what_is_slower_or_was_not_measured() {
         let mut samples = Samples::default();
-        assert!(!print(&samples, &args(2), 4));
+        let is_met = |samples: &Samples, cpus, cores| all_met(&limits(samples, &args(cpus), cores));
+        assert!(!is_met(&samples, 2, 4));
         for (mode, median) in MODES.into_iter().zip([1000, 850, 800, 770]) {
             add(&mut samples, mode, 2, median);
         }
-        assert!(print(&samples, &args(2), 4));
-        assert!(!print(&samples, &args(4), 4), "4 CPUs were not measured");
-        assert!(print(&samples, &args(4), 2), "nor can they be");
+        assert!(is_met(&samples, 2, 4));
+        assert!(!is_met(&samples, 4, 4), "4 CPUs were not measured");
+        assert!(is_met(&samples, 4, 2), "nor can they be");
         let mut slow = Samples::default();
         for (mode, median) in MODES.into_iter().zip([1000, 850, 800, 790]) {
             add(&mut slow, mode, 2, median);
         }
-        assert!(!print(&slow, &args(2), 4));
+        assert!(!is_met(&slow, 2, 4));
     }
 
     #[test]

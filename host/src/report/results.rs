@@ -5,21 +5,25 @@ use super::plots::{self, Line, Scale};
 use super::runs::{Runs, Way, best_unit, short};
 use crate::results::{Spread, significant};
 use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
 use serde_json::Value;
 use std::fmt::Write as _;
 
-/// One comparison.
-#[derive(Clone, Debug, PartialEq)]
+/// One comparison, with at least one pair of runs.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 pub(super) struct Ratio {
     pub(super) case: String,
     pub(super) metric: String,
+    #[serde(default)]
     pub(super) unit: String,
     pub(super) way: String,
+    #[serde(default)]
     pub(super) peer_way: String,
     pub(super) quell: Spread,
     pub(super) kvm: Spread,
     pub(super) ratio: Spread,
     /// It differs from 1 by less than the spread.
+    #[serde(rename = "equal")]
     pub(super) is_equal: bool,
     pub(super) target: Option<f64>,
     pub(super) verdict: String,
@@ -57,7 +61,9 @@ impl Results {
         }
         let (unmeasured, measured): (Vec<_>, Vec<_>) =
             ratios.iter().partition(|ratio| ratio["verdict"] == "unmeasured");
-        let ratios = measured.into_iter().map(ratio).collect::<Result<_>>()?;
+        let ratio =
+            |value: &&Value| Ratio::deserialize(*value).with_context(|| format!("this is no ratio: {value}"));
+        let ratios = measured.iter().map(ratio).collect::<Result<_>>()?;
         let times = value["runs"].as_array().into_iter().flatten().filter_map(|run| run["at"].as_str());
         let date = times.min().and_then(|time| time.split('T').next()).map(str::to_owned);
         Ok(Self { ratios, unmeasured: unmeasured.len(), facts, date, runs: Runs::of(value)? })
@@ -147,28 +153,6 @@ fn spread_text(spread: Spread) -> String {
 fn amount(value: f64, unit: &str) -> String {
     let (factor, unit) = best_unit(value, unit);
     format!("{} {}", short(value * factor), escape(unit))
-}
-
-fn ratio(value: &Value) -> Result<Ratio> {
-    let text = |key: &str| value[key].as_str().unwrap_or_default().to_owned();
-    let spread = |key: &str| {
-        let spread: Spread = serde_json::from_value(value[key].clone())
-            .with_context(|| format!("no {key} in the ratio {value}"))?;
-        Ok::<_, anyhow::Error>(spread)
-    };
-    Ok(Ratio {
-        case: text("case"),
-        metric: text("metric"),
-        unit: text("unit"),
-        way: text("way"),
-        peer_way: text("peer_way"),
-        quell: spread("quell")?,
-        kvm: spread("kvm")?,
-        ratio: spread("ratio")?,
-        is_equal: value["equal"] == true,
-        target: value["target"].as_f64(),
-        verdict: text("verdict"),
-    })
 }
 
 #[cfg(test)]

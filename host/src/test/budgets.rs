@@ -4,6 +4,8 @@ use super::arm::MAX;
 use super::cases::{Case, act};
 use crate::arch::Platform;
 use crate::bench::counts;
+use crate::bench::lab::Lab;
+use crate::bench::limits::{self, Limit};
 use crate::machine::signals::Signals;
 use crate::results::Samples;
 use anyhow::{Result, ensure};
@@ -23,15 +25,17 @@ pub(super) const ROWS: [Case; 3] = [
     act(
         "flushes_are_within_their_budgets",
         "the same for the flush hypercalls of `bench flush` whose targets do not run",
-        |_| is_within(counts::count_flushes(TIMEOUT, &Signals::default(), &mut Samples::default())?),
+        |_| are_within(counts::count_flushes),
     ),
 ];
 
 fn exits_are_within(platform: Platform) -> Result<()> {
-    is_within(counts::count(platform, TIMEOUT, &Signals::default(), &mut Samples::default())?)
+    are_within(|lab, samples| counts::count_exits(lab, platform, samples))
 }
 
-fn is_within((status, table): (u8, String)) -> Result<()> {
-    ensure!(status == 0, "a budget is exceeded:\n{table}");
+fn are_within(count: impl FnOnce(&Lab<'_>, &mut Samples) -> Result<Vec<Limit>>) -> Result<()> {
+    let signals = Signals::default();
+    let limits = count(&Lab::new(TIMEOUT, &signals)?, &mut Samples::default())?;
+    ensure!(limits::all_met(&limits), "a budget is exceeded:\n{}", limits::table(&limits));
     Ok(())
 }

@@ -1,31 +1,28 @@
 //! Runs one case in one way: makes the guest, puts it on its hypervisor, and follows it to its end.
 
 use super::cases::{CASES, Case, Linux, Work};
-use super::parts::Kit;
 use super::removal;
 use super::slots::{Operator, Slots};
 use super::watch::{Number, Watch};
 use super::way::{ON_ARM, Way};
-use crate::arch::Platform;
-use crate::bench::unmap::load;
+use crate::arch::{Arch, Platform};
+use crate::bench::lab::{self, BARE_MEMORY};
+use crate::bench::unmap;
 use crate::guest::peer::Flushes;
 use crate::guest::peer::arm::Outer;
 use crate::guest::{cache, peer, vmm};
-use crate::machine::devices::Devices;
 use crate::machine::outcome::Outcome;
 use crate::machine::process::{End, Flow, Machine};
-use crate::machine::signals::Signals;
 use crate::machine::spec::{Clock, Spec};
 use crate::results::Subject;
-use crate::run::{reporting_console, tail};
+use crate::run::tail;
 use crate::size::MIB;
 use crate::vm::Guest;
 use crate::workspace;
 use anyhow::Result;
-use hostlink::config::{FlushMode, NestedPage, ResetPolicy, Stage2Unmap, Switches};
+use hostlink::config::{NestedPage, Switches};
 use hostlink::exit::ExitCode;
 use serde::{Deserialize, Serialize};
-use std::path::Path;
 use std::time::Duration;
 
 /// The number of deaths of the peer's machines after which a run has failed.
@@ -36,11 +33,10 @@ const SAYS_HOW: &str = "says() { dmesg | grep -q \"$1\" && echo true || echo fal
     \\\"kvm\\\":$(says 'KVM setup pv remote TLB flush')}\" >/dev/report\n";
 
 /// The parts that all machines are made from.
-pub(crate) struct Lab<'a> {
-    pub(crate) kit: Kit,
+pub(crate) struct Runner<'a> {
+    pub(crate) lab: lab::Lab<'a>,
     /// Rounds of each of thrash's threads.
     pub(crate) rounds: u32,
-    pub(crate) signals: &'a Signals,
 }
 
 /// The result of a case in one way.
@@ -113,13 +109,13 @@ pub(crate) struct Setup {
     peer_kernel: Option<String>,
 }
 
-impl Lab<'_> {
+impl Runner<'_> {
     /// Measures a case; repeats the run if the peer dies or hangs. `None` if the process is told to
     /// end.
     pub(crate) fn measure(&self, case: &Case, way: Way) -> Result<Option<Trial>> {
         trial(way.is_peer(), || {
             if let Work::Removal = case.work {
-                return removal::count(&self.kit, way, case.work.timeout(way), self.signals);
+                return removal::count(&self.lab, way, case.work.timeout(way));
             }
             let (outcome, watch) = self.run(case, way)?;
             let wall = outcome.wall;
@@ -135,8 +131,7 @@ impl Lab<'_> {
     /// How the machine is made.
     fn setup(&self, case: &Case, way: Way) -> Result<Setup> {
         let guest = self.guest(case, way)?;
-        let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
-        let spec = self.spec(case, way, &guest, directory.path())?;
+        let spec = self.spec(case, way, &guest)?;
         let (peer_qemu, peer_cmdline) = Self::peer(case, way, &guest);
         let clock = if spec.clock == Clock::Instructions { ", counting instructions" } else { "" };
         Ok(Setup {
@@ -161,18 +156,17 @@ impl Lab<'_> {
 
     fn run<'c>(&self, case: &'c Case, way: Way) -> Result<(Outcome, Watch<'c>)> {
         let guest = self.guest(case, way)?;
-        let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
-        let mut spec = self.spec(case, way, &guest, directory.path())?;
+        let mut spec = self.spec(case, way, &guest)?;
         spec.timeout = Some(case.work.timeout(way));
         let mut watch = Watch::new(&case.work, way);
         let mut operator = Operator::default();
-        let outcome = Machine::start(&spec, self.signals)?.run(|report, machine| {
+        let outcome = Machine::start(&spec, self.lab.signals)?.run(|report, machine| {
             if let (Work::Slots(_), Way::Quell(_)) = (&case.work, way)
                 && let Err(error) = operator.take(report, machine)
             {
                 // If this process was told to end, the machine is ended for that.
                 watch.fail(format!("{error:#}"));
-                return Ok(if self.signals.caught().is_some() { Flow::Continue } else { Flow::Stop });
+                return Ok(if self.lab.signals.caught().is_some() { Flow::Continue } else { Flow::Stop });
             }
             Ok(watch.take(report, machine.elapsed()))
         })?;
@@ -196,7 +190,7 @@ impl Lab<'_> {
 
     fn peer_kernel(&self, way: Way) -> Result<Option<String>> {
         let Way::KvmOnArm(kernel) = way else { return Ok(None) };
-        Ok(Some(kernel.file(&self.kit.of(way.platform())?.stock)?.1))
+        Ok(Some(kernel.file(self.lab.stock(Arch::Aarch64)?)?.1))
     }
 
     /// The command that the guest runs; that of the kernel around it if its monitor is measured.
@@ -211,80 +205,56 @@ impl Lab<'_> {
 
     fn guest(&self, case: &Case, way: Way) -> Result<Guest> {
         let platform = way.platform();
-        let (arch, stock) = (platform.arch(), &self.kit.of(platform)?.stock);
-        let command = self.command(case, way).map(|command| format!("{SAYS_HOW}{command}"));
-        let bare = |image| workspace::bootable(workspace::build(image, arch)?, arch);
-        let (kernel, initrd, cmdline, vcpus, memory) = match &case.work {
-            Work::Linux(linux) => (
-                stock.kernel(),
-                Some(stock.initrd(command.as_deref())),
-                format!("{} quiet panic=-1", reporting_console(arch)),
-                linux.vcpus,
-                linux.memory,
-            ),
-            Work::Probe { cmdline: words, vcpus } => {
-                (bare(workspace::PROBE)?, None, words.to_string(), *vcpus, 64 * MIB)
+        let bare = |image, words: &str, vcpus| lab::bare(platform, image, words, vcpus);
+        let guest = match &case.work {
+            Work::Linux(linux) => {
+                let command = self.command(case, way).map(|command| format!("{SAYS_HOW}{command}"));
+                let stock = self.lab.stock(platform.arch())?;
+                let guest = lab::linux(stock, platform, stock.initrd(command.as_deref()), linux.vcpus);
+                Guest { memory: linux.memory, ..guest }
             }
-            Work::Slots(Slots { probe: words, memory, .. }) => {
-                (bare(workspace::PROBE)?, None, words.to_string(), 1, *memory)
+            Work::Probe { cmdline, vcpus } => bare(workspace::PROBE, cmdline, *vcpus)?,
+            Work::Slots(Slots { probe, memory, .. }) => {
+                // Then memory has the most entries.
+                let switches = Switches { nested_page: NestedPage::Small, ..Switches::default() };
+                Guest { memory: *memory, switches, ..bare(workspace::PROBE, probe, 1)? }
             }
-            Work::Removal => return load::guest(platform, Stage2Unmap::Range),
+            Work::Removal => return removal::setup(&self.lab)?.guest(),
             Work::Tlbcheck { cpus, samples } => {
                 let words = format!("bench json report=com2 rounds={samples} targets=spin");
-                (bare(workspace::TLBCHECK)?, None, words, *cpus, 256 * MIB)
+                Guest { memory: 4 * BARE_MEMORY, ..bare(workspace::TLBCHECK, &words, *cpus)? }
             }
         };
-        let flush = match way {
-            Way::Quell(flush) => flush,
-            Way::Kvm(_) | Way::QuellOnArm | Way::KvmOnArm(_) => FlushMode::Hypercall,
-        };
-        let has_most_entries = matches!(&case.work, Work::Slots(_));
-        let usual = Switches::default();
-        let nested_page = if has_most_entries { NestedPage::Small } else { usual.nested_page };
-        let guest = Guest {
-            platform,
-            kernel,
-            initrd,
-            cmdline,
-            vcpus,
-            memory,
-            flush,
-            reset: ResetPolicy::Exit,
-            switches: Switches { nested_page, ..usual },
-            devices: Devices::default(),
-        };
+        let flush = if let Way::Quell(flush) = way { flush } else { guest.flush };
+        let guest = Guest { flush, ..guest };
         guest.check().map(|()| guest)
     }
 
-    fn spec(&self, case: &Case, way: Way, guest: &Guest, directory: &Path) -> Result<Spec> {
+    fn spec(&self, case: &Case, way: Way, guest: &Guest) -> Result<Spec> {
         let (cpus, clock) = match &case.work {
             Work::Linux(Linux { cpus, .. }) | Work::Tlbcheck { cpus, .. } => (*cpus, Clock::Wall),
             Work::Probe { .. } | Work::Slots(_) | Work::Removal => (1, Clock::Instructions),
         };
-        let parts = self.kit.of(way.platform())?;
-        if let Work::Removal = case.work {
-            return match way {
-                Way::KvmOnArm(kernel) => removal::spec(&parts.stock, kernel, directory),
-                _ => load::spec(guest, &parts.hypervisor, clock, directory),
-            };
-        }
+        let (directory, stock) = (self.lab.directory(), || self.lab.stock(way.platform().arch()));
         match (&case.work, way) {
+            (Work::Removal, Way::KvmOnArm(kernel)) => removal::spec(stock()?, kernel, directory),
+            (Work::Removal, _) => removal::setup(&self.lab)?.spec(guest, directory),
             (Work::Slots(slots), Way::Kvm(_)) => {
-                parts.stock.with_kvmslots(slots.monitor, slots.monitor_memory, directory)
+                stock()?.with_kvmslots(slots.monitor, slots.monitor_memory, directory)
             }
             (work, Way::Quell(_) | Way::QuellOnArm) => {
-                let spec = guest.on_quell(&parts.hypervisor, cpus, clock, directory)?;
+                let spec = self.lab.on_quell(guest, cpus, clock)?;
                 let added = if let Work::Slots(slots) = work { slots.added } else { 0 };
                 Ok(Spec { memory: spec.memory + added, ..spec })
             }
             (_, Way::Kvm(flushes)) => {
                 let inner = guest.under_kvm(flushes, has_rom(&case.work));
-                parts.stock.with_kvm(&inner, cpus, clock, directory)
+                stock()?.with_kvm(&inner, cpus, clock, directory)
             }
             (_, Way::KvmOnArm(kernel)) => {
                 let inner = guest.under_kvm(Flushes::Own, false);
                 let memory = peer::without_files(&inner);
-                let outer = Outer { stock: &parts.stock, kernel, cpu: ON_ARM, cpus, clock, memory };
+                let outer = Outer { stock: stock()?, kernel, cpu: ON_ARM, cpus, clock, memory };
                 outer.spec(&peer::arm::archive(&cache::foreign_qemu()?, &inner, cpus)?, directory)
             }
         }
@@ -307,8 +277,8 @@ fn is_monitor(work: &Work, way: Way) -> bool {
 fn guest_text(guest: &Guest, case: &Case, way: Way) -> String {
     let own = format!("{} vCPUs, {} MiB", guest.vcpus, guest.memory / MIB);
     match (&case.work, way.is_peer()) {
-        (Work::Removal, false) => format!("{own} and {} MiB that are added", load::SIZE / MIB),
-        (Work::Removal, true) => format!("{} vCPUs, {} MiB that are added", guest.vcpus, load::SIZE / MIB),
+        (Work::Removal, false) => format!("{own} and {} MiB that are added", unmap::SIZE / MIB),
+        (Work::Removal, true) => format!("{} vCPUs, {} MiB that are added", guest.vcpus, unmap::SIZE / MIB),
         (Work::Slots(slots), true) => format!("{} vCPUs, {} MiB", guest.vcpus, slots.monitor_memory / MIB),
         (Work::Slots(slots), false) if slots.added != 0 => {
             format!("{own} and {} MiB that are added", slots.added / MIB)

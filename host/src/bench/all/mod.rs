@@ -6,15 +6,17 @@ mod cases;
 mod loops;
 mod machine;
 mod pairs;
-mod parts;
 mod plan;
 mod record;
 mod removal;
 mod show;
 mod slots;
+mod versions;
 mod watch;
 mod way;
 
+use super::lab::Lab;
+use super::limits;
 use crate::arch::Arch;
 use crate::cli::AllArgs;
 use crate::guest::cache;
@@ -22,14 +24,14 @@ use crate::machine::signals::Signals;
 use crate::results;
 use anyhow::{Context, Result, bail, ensure};
 use cases::{CASES, Case};
-use machine::Lab;
+use machine::Runner;
 use pairs::Verdict;
-use parts::Kit;
 use plan::{Step, plan, remaining};
-use record::{Record, Run, Settings, owned};
+use record::{Record, Run, Settings};
 use show::Progress;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use way::{KVM_NEWER, Way};
@@ -44,10 +46,11 @@ pub(crate) fn all(args: &AllArgs, signals: &Signals) -> Result<u8> {
         }
         return Ok(0);
     }
-    let lab = Lab { kit: Kit::default(), rounds: args.rounds, signals };
+    // Each case has a timeout of its own.
+    let runner = Runner { lab: Lab::new(Duration::MAX, signals)?, rounds: args.rounds };
     let mut steps = plan(&cases, args.runs, args.peer.is_some());
     leave_out_missing(&mut steps);
-    let mut bench = Bench { record: begin(args, &lab, &steps)?, lab, json: target(args) };
+    let mut bench = Bench { record: begin(args, &runner, &steps)?, runner, json: target(args) };
     if let Some(signal) = bench.run(&steps, signals)? {
         if let Some(path) = &bench.json {
             eprintln!(
@@ -93,26 +96,26 @@ fn target(args: &AllArgs) -> Option<PathBuf> {
 }
 
 /// The earlier results, if new ones are comparable with them; else an empty record.
-fn begin(args: &AllArgs, lab: &Lab<'_>, steps: &[Step]) -> Result<Record> {
+fn begin(args: &AllArgs, runner: &Runner<'_>, steps: &[Step]) -> Result<Record> {
     let mut ways: Vec<_> = steps.iter().map(|step| step.way).collect();
     let settings = Settings { runs: args.runs, rounds: args.rounds };
-    let mut record = Record::new(owned(results::machine()), lab.kit.versions(&ways)?, settings);
+    let mut record = Record::new(results::machine(), runner.lab.versions(&ways)?, settings);
     let before = match (&args.resume, &args.json) {
         (Some(path), _) => path,
         (None, Some(path)) if path.is_file() => path,
         _ => {
-            record.setups = lab.setups(|case, way| is_due(steps, case, way))?;
+            record.setups = runner.setups(|case, way| is_due(steps, case, way))?;
             return Ok(record);
         }
     };
     let kept = Record::read(before)?;
     // What has not been run before has no versions in the file.
-    record.versions = lab.kit.versions(&kept.ways())?;
+    record.versions = runner.lab.versions(&kept.ways())?;
     let ran = |case: &Case, way| kept.runs.iter().any(|run| run.is_of(case, way));
-    record.setups = lab.setups(|case, way| ran(case, way) || is_due(steps, case, way))?;
+    record.setups = runner.setups(|case, way| ran(case, way) || is_due(steps, case, way))?;
     let differences = record.differences(&kept);
     ways.extend(if differences.is_empty() { kept.ways() } else { Vec::new() });
-    record.versions = lab.kit.versions(&ways)?;
+    record.versions = runner.lab.versions(&ways)?;
     if differences.is_empty() {
         eprintln!("quell: going on with the {} runs in {}", kept.runs.len(), before.display());
         record.runs = kept.runs;
@@ -139,7 +142,7 @@ fn put_aside(path: &Path, why: &str) -> Result<()> {
 /// A measurement in progress.
 struct Bench<'a> {
     record: Record,
-    lab: Lab<'a>,
+    runner: Runner<'a>,
     json: Option<PathBuf>,
 }
 
@@ -153,7 +156,7 @@ impl Bench<'_> {
         self.write()?;
         for (index, step) in due.iter().enumerate() {
             progress.begin(step, done + index, remaining(&due[index..], &self.record));
-            let Some(trial) = self.lab.measure(step.case, step.way)? else { return Ok(signals.caught()) };
+            let Some(trial) = self.runner.measure(step.case, step.way)? else { return Ok(signals.caught()) };
             let at = OffsetDateTime::now_utc().format(&Rfc3339)?;
             let run = Run::new(step.case, step.way, step.round, at, trial);
             self.record.add(run.clone());
@@ -181,9 +184,16 @@ impl Bench<'_> {
         } else {
             show::print_alone(cases, &runs);
         }
+        // Beside a peer only what it is compared by counts.
+        let limits = if with_peer { Vec::new() } else { self.record.limits(cases) };
+        if !limits.is_empty() {
+            println!("{}", limits::table(&limits));
+        }
         show::print_failures(&runs);
         let is_good = |verdict| !matches!(verdict, Verdict::Missed | Verdict::Unmeasured);
-        ratios.iter().all(|ratio| is_good(ratio.verdict)) && runs.iter().all(|run| run.failure.is_none())
+        limits::all_met(&limits)
+            && ratios.iter().all(|ratio| is_good(ratio.verdict))
+            && runs.iter().all(|run| run.failure.is_none())
     }
 }
 

@@ -4,11 +4,12 @@
 use super::cases::{CASES, Case};
 use super::machine::{Setup, Trial};
 use super::pairs::{self, Ratio};
-use super::way::Way;
-use crate::results::{self, Row, Samples, Subject};
+use super::way::{HYPERCALL, Way};
+use crate::bench::counts;
+use crate::bench::limits::Limit;
+use crate::results::{self, Facts, Row, Samples, Subject};
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -18,9 +19,6 @@ const BENCH: &str = "all";
 pub(super) const UNITS: [&str; 8] = ["s", "ms", "us", "ns", "count", "instructions", "cycles", "per second"];
 /// The facts about a machine that its times depend on.
 const MACHINE_KEYS: [&str; 2] = ["cpu", "cpus"];
-
-/// Facts by name.
-pub(super) type Facts = BTreeMap<String, String>;
 
 /// One run of one case in one way.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -120,6 +118,8 @@ struct Document<'a> {
     runs: &'a [Run],
     rows: Vec<Row>,
     ratios: Vec<Ratio>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    limits: Vec<Limit>,
 }
 
 impl Record {
@@ -208,6 +208,17 @@ impl Record {
         cases.iter().flat_map(|case| pairs::ratios(case, &self.runs)).collect()
     }
 
+    /// The budgets of these cases, as far as Quell has run them.
+    pub(crate) fn limits(&self, cases: &[&'static Case]) -> Vec<Limit> {
+        let ran = cases.iter().filter(|case| self.runs.iter().any(|run| run.is_of(case, HYPERCALL)));
+        let limits = ran.flat_map(|case| {
+            let series = |metric: &str| pairs::series(case, HYPERCALL, metric, &self.runs);
+            let worst = |metric: &str| pairs::spread(&series(metric)).map_or(f64::NAN, |spread| spread.max);
+            counts::budgets_of(case.name, worst)
+        });
+        limits.collect()
+    }
+
     /// The summary of the runs, in the order of the table of cases, in the format of all
     /// benchmarks.
     fn rows(&self) -> Vec<Row> {
@@ -240,6 +251,7 @@ impl Record {
             runs,
             rows: self.rows(),
             ratios: self.ratios(&compared),
+            limits: self.limits(&CASES.iter().collect::<Vec<_>>()),
         };
         results::replace(path, &document)
     }
@@ -250,14 +262,9 @@ fn known(unit: &str) -> Option<&'static str> {
     UNITS.into_iter().find(|known| *known == unit)
 }
 
-/// Facts with owned names.
-pub(crate) fn owned(facts: BTreeMap<&'static str, String>) -> Facts {
-    facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::super::way::{HYPERCALL, KVM_HYPERV, KVM_NEWER, Way};
+    use super::super::way::{KVM_HYPERV, KVM_NEWER, Way};
     use super::*;
     use std::time::Duration;
 
@@ -356,6 +363,19 @@ pub(crate) mod tests {
         assert!(record.has(case, KVM_HYPERV, 2) && !record.has(case, KVM_HYPERV, 1));
         assert_eq!((record.runs.len(), record.deaths()), (1, 4));
         assert!((record.runs[0].wall - 4.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn budgets_are_those_of_the_benchmark_alone() {
+        let (mut record, cases) = (record(), CASES.iter().collect::<Vec<_>>());
+        assert!(record.limits(&cases).is_empty(), "nothing was run");
+        for (case, metric) in [("exits", "cpuid"), ("flush", "space-idle-64"), ("boot", "userspace")] {
+            let case = CASES.iter().find(|other| other.name == case).expect("is a case");
+            record.add(run(case, HYPERCALL, 1, Some((metric, 390.0))));
+        }
+        let limits = record.limits(&cases);
+        let met: Vec<_> = limits.iter().filter(|limit| limit.is_met()).map(|limit| &*limit.label).collect();
+        assert_eq!((limits.len(), &met[..]), (9, &["CPUID", "… of 64"][..]), "{limits:?}");
     }
 
     #[test]

@@ -5,17 +5,18 @@
 //! Both mark their phases by hints, which QEMU's plugin counts.
 
 use super::machine::Ended;
-use super::parts::{Kit, Parts};
 use super::watch::Number;
 use super::way::{ON_ARM, Way};
-use crate::arch::{Arch, Platform};
+use crate::arch::Arch;
+use crate::bench::lab::Lab;
+use crate::bench::load::Setup;
 use crate::bench::phases::{Counts, Phases};
-use crate::bench::unmap::load::{self, Load, PAGES, SIZE};
+use crate::bench::unmap::{self, PAGES, SIZE};
 use crate::guest::cpio::Archive;
 use crate::guest::peer::arm::{Kernel, Outer};
 use crate::machine::process::{End, Flow, Machine};
-use crate::machine::signals::Signals;
 use crate::machine::spec::{Clock, Spec};
+use crate::results::float;
 use crate::run::tail;
 use crate::size::MIB;
 use crate::vm::StockGuest;
@@ -45,28 +46,24 @@ const KVM_PASSES: u64 = 2;
 const AROUND: u64 = 256 * MIB;
 
 /// Counts in one of the ways; each machine gets `timeout`.
-pub(super) fn count(kit: &Kit, way: Way, timeout: Duration, signals: &Signals) -> Result<(Ended, Duration)> {
+pub(super) fn count(lab: &Lab<'_>, way: Way, timeout: Duration) -> Result<(Ended, Duration)> {
     let begun = Instant::now();
-    let parts = kit.of(way.platform())?;
     let ended = match way {
-        Way::KvmOnArm(kernel) => on_kvm(&parts.stock, kernel, timeout, signals),
-        _ => {
-            let numbers = on_quell(parts, way.platform(), timeout, signals);
-            Ok(Ended::Over(numbers.map_err(|error| format!("{error:#}"))))
-        }
+        Way::KvmOnArm(kernel) => on_kvm(lab, kernel, timeout),
+        _ => Ok(Ended::Over(on_quell(lab, timeout).map_err(|error| format!("{error:#}")))),
     };
-    let ended = if signals.caught().is_some() { Ended::Interrupted } else { ended? };
+    let ended = if lab.signals.caught().is_some() { Ended::Interrupted } else { ended? };
     Ok((ended, begun.elapsed()))
 }
 
-fn on_quell(parts: &Parts, platform: Platform, timeout: Duration, signals: &Signals) -> Result<Vec<Number>> {
-    let counted = |work| {
-        let (unmap, clock) = (Stage2Unmap::Range, Clock::Instructions);
-        let load = Load::start(&parts.hypervisor, platform, unmap, clock, timeout, signals)?;
-        load.run(work)?.phases.context("nothing was counted")
-    };
-    let (deleted, logged) = (counted(load::Work::Delete)?, counted(load::Work::Log)?);
-    numbers(&deleted, &logged, 1)
+/// How Quell's machine is made.
+pub(super) fn setup<'l>(lab: &'l Lab<'_>) -> Result<Setup<'l>> {
+    unmap::setup(lab, ON_ARM, Stage2Unmap::Range, Clock::Instructions)
+}
+
+fn on_quell(lab: &Lab<'_>, timeout: Duration) -> Result<Vec<Number>> {
+    let setup = Setup { timeout, ..setup(lab)? };
+    numbers(&unmap::removed(&setup, lab.signals)?, &unmap::logged(&setup, lab.signals)?, 1)
 }
 
 /// The machine of the peer, with its files in `directory`.
@@ -81,14 +78,13 @@ pub(super) fn spec(stock: &StockGuest, kernel: Kernel, directory: &Path) -> Resu
     outer.spec(&archive.finish(), directory)
 }
 
-fn on_kvm(stock: &StockGuest, kernel: Kernel, timeout: Duration, signals: &Signals) -> Result<Ended> {
-    let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
-    let mut spec = spec(stock, kernel, directory.path())?;
+fn on_kvm(lab: &Lab<'_>, kernel: Kernel, timeout: Duration) -> Result<Ended> {
+    let mut spec = spec(lab.stock(Arch::Aarch64)?, kernel, lab.directory())?;
     spec.timeout = Some(timeout);
-    let counting = Phases::counting(directory.path())?;
+    let counting = Phases::counting(lab.directory())?;
     spec.counting = Some(counting.clone());
     let mut status = None;
-    let outcome = Machine::start(&spec, signals)?.run(|report, _| {
+    let outcome = Machine::start(&spec, lab.signals)?.run(|report, _| {
         status = report["status"].as_u64().filter(|_| report["event"] == "exit").or(status);
         Ok(Flow::Continue)
     })?;
@@ -119,11 +115,10 @@ fn numbers(deleted: &Phases, logged: &Phases, passes: u64) -> Result<Vec<Number>
         (FETCH, "instructions", instructions(logged.of(Phase::DirtyFetch)?)),
         (FAULT_IN, "instructions", instructions(deleted.of(Phase::FaultIn)?) / (passes * PAGES)),
     ];
-    #[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
     let number = |(metric, unit, count): (&str, _, u64)| Number {
         metric: metric.to_owned(),
         unit,
-        value: count as f64,
+        value: float(count),
     };
     Ok(counted.into_iter().map(number).collect())
 }
@@ -149,8 +144,7 @@ mod tests {
         let logged = phases(7, &[Phase::DirtyEnable, Phase::DirtyFetch]);
         let found = numbers(&deleted, &logged, 2).expect("are there");
         let value = |metric: &str| found.iter().find(|number| number.metric == metric).map(|n| n.value);
-        #[expect(clippy::cast_precision_loss, reason = "it is small")]
-        let all = (4 * PAGES) as f64;
+        let all = float(4 * PAGES);
         let expected = [(DELETE, all), (TLBI, 2.0), (DSB, 5.0), (ENABLE, 7.0), (FETCH, 7.0), (FAULT_IN, 2.0)];
         for (metric, number) in expected {
             assert_eq!(value(metric), Some(number), "{metric}");

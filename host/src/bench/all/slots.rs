@@ -7,12 +7,12 @@
 
 use super::cases::{Case, Comparison, INSTRUCTIONS, Metric, TWO_WAYS, Work, compare};
 use super::way::{HYPERCALL, KVM_HYPERV};
-use crate::ctl::dirty_runs;
+use crate::bench::lab::BARE_MEMORY as OWN;
+use crate::bench::load::all_dirty;
 use crate::machine::control::Control;
 use crate::machine::process::Machine;
 use crate::size::MIB;
 use anyhow::{Context, Result, ensure};
-use baremetal::pages::PAGE;
 use hostlink::ctl::{LogWay, Request};
 use serde_json::Value;
 use std::time::Duration;
@@ -20,8 +20,6 @@ use std::time::Duration;
 /// The memory that is added to Quell's guest, and its address.
 const AT: u64 = 1 << 30;
 const SIZE: u64 = 1 << 30;
-/// Memory of a bare guest itself.
-const OWN: u64 = 64 * MIB;
 /// The longest time for a request: where other programs keep the computer busy, zeroing the memory
 /// takes long.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -225,11 +223,7 @@ impl Operator {
             Order::LogStart => {
                 control.ask(&Request::LogStart { slot: slot()?, way: LogWay::DirtyBits })?;
             }
-            Order::LogFetch => {
-                let (runs, all) = (dirty_runs(control, slot()?)?, SIZE / PAGE);
-                let pages: u64 = runs.iter().map(|run| run.end - run.start).sum();
-                ensure!(pages == all, "{pages} pages are in the log, and {all} were stored to");
-            }
+            Order::LogFetch => all_dirty(control, slot()?, SIZE)?,
         }
         Ok(())
     }

@@ -1,18 +1,15 @@
 //! Runs all cases on one machine.
 
 use super::cases::{CASES, Case, NOTHING, Work};
+use crate::bench::lab::Lab;
 use crate::bench::phases::Phases;
 use crate::machine::counters::Snapshot;
-use crate::machine::outcome::Outcome;
-use crate::machine::process::{End, Flow, Machine};
-use crate::machine::signals::Signals;
+use crate::machine::process::Flow;
 use crate::machine::spec::Spec;
-use crate::run::tail;
+use crate::results::float;
 use anyhow::{Context, Result, bail, ensure};
-use hostlink::exit::ExitCode;
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::path::Path;
 
 /// The result of one case on one machine.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,8 +52,7 @@ impl Heard {
         let gained = |name| self.gained(name).context("the guest did not report its end");
         match case.work {
             Work::Disk { count, .. } => {
-                #[expect(clippy::cast_precision_loss, reason = "small counts")]
-                let count = count as f64;
+                let count = float(count);
                 let ios = gained("reads")? + gained("writes")?;
                 ensure!((ios - count).abs() < 0.5, "the disk has done {ios} transfers instead of {count}");
                 Ok(ios)
@@ -67,28 +63,25 @@ impl Heard {
     }
 
     /// Exits by name.
-    #[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
     fn exits(&self) -> BTreeMap<&'static str, f64> {
         let [Some(begin), Some(end)] = &self.counters else { return BTreeMap::new() };
         let exits = end.since(begin);
         let all = exits.iter().filter(|(name, _)| name.starts_with("exit."));
-        all.map(|(name, count)| (name, count as f64)).collect()
+        all.map(|(name, count)| (name, float(count))).collect()
     }
 }
 
 /// Runs the machine to its end; returns the counts of each case but the one without work, which is
-/// subtracted. `None` if this process was told to end.
-pub(super) fn run(spec: &mut Spec, directory: &Path, signals: &Signals) -> Result<Option<Vec<Counted>>> {
-    let counting = Phases::counting(directory)?;
-    spec.counting = Some(counting.clone());
+/// subtracted.
+pub(super) fn run(lab: &Lab<'_>, spec: Spec) -> Result<Vec<Counted>> {
     let mut heard: BTreeMap<String, Heard> = BTreeMap::new();
     let mut last = "boot".to_owned();
-    let outcome = Machine::start(spec, signals)?.run(|report, machine| {
+    let counted = lab.count(spec, |report, machine| {
         last = report.to_string();
         let place = match report["event"].as_str() {
             Some("begin") => 0,
             Some("end") => 1,
-            Some("failed") => return Ok(Flow::Stop),
+            Some("failed") => bail!("a command has failed"),
             _ => return Ok(Flow::Continue),
         };
         let case = heard.entry(report["case"].as_str().unwrap_or_default().to_owned()).or_default();
@@ -98,31 +91,15 @@ pub(super) fn run(spec: &mut Spec, directory: &Path, signals: &Signals) -> Resul
             case.reports[place] = Some(report.clone());
         }
         Ok(Flow::Continue)
-    })?;
-    if let End::Interrupted(_) = outcome.end {
-        return Ok(None);
-    }
-    check(&outcome).with_context(|| format!("after {last}"))?;
-    counted(&heard, &Phases::read(&counting)?).map(Some)
-}
-
-fn check(outcome: &Outcome) -> Result<()> {
-    if !matches!(outcome.end, End::PowerOff | End::Hypervisor(ExitCode::GuestPowerOff)) {
-        bail!(
-            "the guest did not finish ({:?}); its console ends with:\n{}\n{}",
-            outcome.end,
-            tail(&outcome.console),
-            tail(&outcome.qemu_messages)
-        );
-    }
-    Ok(())
+    });
+    let (_, phases) = counted.with_context(|| format!("after {last}"))?;
+    self::counted(&heard, &phases)
 }
 
 fn counted(heard: &BTreeMap<String, Heard>, phases: &Phases) -> Result<Vec<Counted>> {
     let all = CASES.iter().zip(1..).map(|(case, phase)| {
         let heard = heard.get(case.name).with_context(|| format!("the guest did not begin {}", case.name))?;
-        #[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
-        let instructions = phases.numbered(phase)?.instructions as f64;
+        let instructions = float(phases.numbered(phase)?.instructions);
         let ios = heard.ios(case).with_context(|| case.name)?;
         Ok((case, Counted { ios, instructions, exits: heard.exits() }))
     });

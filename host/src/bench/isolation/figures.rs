@@ -1,5 +1,6 @@
 //! What a bystander and the hypervisor's counters say of a measured phase.
 
+use crate::results::float;
 use anyhow::{Result, ensure};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -60,12 +61,6 @@ impl Latencies {
     pub(super) fn longest(&self) -> f64 {
         self.0.last_key_value().map_or(f64::NAN, |(ns, _)| float(*ns) / 1e6)
     }
-}
-
-/// A number of the bystander's or the hypervisor's.
-#[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
-pub(super) const fn float(count: u64) -> f64 {
-    count as f64
 }
 
 /// What the bystander has done and found since it began.

@@ -7,19 +7,18 @@
 mod figures;
 pub(crate) mod pair;
 
+use super::lab::{self, Lab};
+use super::limits::{Limit, all_met};
 use crate::arch::Platform;
 use crate::cli::IsolationArgs;
 use crate::machine::signals::Signals;
-use crate::results::{self, Samples, Subject};
+use crate::results::{Samples, Subject, float};
 use crate::table::table;
-use crate::vm::Hypervisor;
 use anyhow::{Context, Result};
-use figures::float;
 use hostile::attacks::Attack;
 use indicatif::{ProgressBar, ProgressStyle};
 use pair::{Figures, Plan};
 use std::io::{self, IsTerminal};
-use std::path::Path;
 use std::time::Duration;
 
 /// The part of its share that the bystander has at least, and if the attacker wants just as much,
@@ -53,56 +52,46 @@ impl Case {
         &self.runs[(self.runs.len() - 1) / 2]
     }
 
-    /// The targets that it misses. Nothing may change in any run, and the share has to be right in
-    /// all; of the times that flushes take, the median counts.
-    fn missed(&self, quiet: f64) -> Vec<String> {
-        let each = self.runs.iter().flat_map(|run| missed(&self.plan, run, None));
-        each.chain(late(self.median(), quiet)).collect()
+    /// Its limits. Nothing may change in any run, and the share has to be right in all; of the
+    /// times that flushes take, the median counts.
+    fn limits(&self, quiet: f64) -> Vec<Limit> {
+        let each = self.runs.iter().flat_map(|run| limits(&self.plan, run, None));
+        each.chain([latency(self.median(), quiet)]).collect()
     }
 }
 
-/// Measures, prints, and evaluates; the status is 1 if a target is missed.
+/// Measures, prints, and evaluates.
 pub(crate) fn isolation(args: &IsolationArgs, signals: &Signals) -> Result<u8> {
     let platform = args.platform.platform()?;
-    let hypervisor = Hypervisor::build(platform.arch())?;
-    let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
-    let bench = Bench { hypervisor, platform, args, directory: directory.path(), signals };
+    let bench = Bench { lab: Lab::new(args.output.timeout(), signals)?, platform, args };
     let (mut cases, mut failures) = (Vec::new(), Vec::new());
     for plan in plans(&args.attack, args) {
         match bench.case(&plan) {
             Ok(case) => cases.push(case),
-            Err(_) if signals.caught().is_some() => break,
             // The quiet machine is what the others are compared with.
-            Err(error) if plan.attack == Attack::Halt => return Err(error),
+            Err(error) if plan.attack == Attack::Halt || signals.caught().is_some() => return Err(error),
             Err(error) => {
                 eprintln!("quell: {error:#}");
-                failures.push(format!("{}: there are no figures", name(&plan, platform)));
+                failures.push(Limit::shown(format!("{}: all", name(&plan, platform)), f64::NAN));
             }
         }
     }
-    if let Some(signal) = signals.caught() {
-        return Ok(u8::try_from(128 + signal).unwrap_or(128));
-    }
     let quiet = cases.first().context("the quiet machine was not measured")?.median().latencies.p99();
     println!("{}", show(&cases, quiet, platform));
-    failures.extend(cases.iter().flat_map(|case| {
+    let limits = cases.iter().flat_map(|case| {
         let name = name(&case.plan, platform);
-        case.missed(quiet).into_iter().map(move |why| format!("{name}: {why}"))
-    }));
-    failures.iter().for_each(|failure| println!("missed: {failure}"));
-    if let Some(path) = &args.output.json {
-        results::write(path, "isolation", None, &samples(&cases, quiet, platform))?;
-    }
-    Ok(u8::from(!failures.is_empty()))
+        case.limits(quiet).into_iter().map(move |limit| limit.of(&name))
+    });
+    let limits: Vec<_> = limits.chain(failures).collect();
+    let samples = samples(&cases, quiet, platform);
+    lab::conclude("isolation", args.output.json.as_deref(), None, &samples, &limits)
 }
 
 /// What all cases have in common.
 struct Bench<'a> {
-    hypervisor: Hypervisor,
+    lab: Lab<'a>,
     platform: Platform,
     args: &'a IsolationArgs,
-    directory: &'a Path,
-    signals: &'a Signals,
 }
 
 impl Bench<'_> {
@@ -114,9 +103,9 @@ impl Bench<'_> {
         for run in 0..u64::from(self.args.runs) {
             let (shown, before) = (bar.clone(), run * plan.batches);
             let progress = move |batches| shown.set_position(before + batches);
-            let (timeout, directory) = (self.args.output.timeout(), self.directory);
-            let figures =
-                pair::run(&self.hypervisor, self.platform, plan, timeout, directory, self.signals, progress);
+            let Lab { timeout, signals, .. } = self.lab;
+            let (hypervisor, directory) = (self.lab.hypervisor(self.platform.arch())?, self.lab.directory());
+            let figures = pair::run(hypervisor, self.platform, plan, timeout, directory, signals, progress);
             runs.push(figures.with_context(|| name.clone())?);
         }
         bar.finish_and_clear();
@@ -165,34 +154,23 @@ fn bar(name: &str, batches: u64) -> ProgressBar {
     bar
 }
 
-/// The targets that a run misses: `quiet` is the p99 of the quiet machine's flushes in ms, if times
-/// are to be compared.
-pub(crate) fn missed(plan: &Plan, figures: &Figures, quiet: Option<f64>) -> Vec<String> {
-    let (expected, mut missed) = (plan.share(), Vec::new());
-    let relative = figures.share / expected;
-    let is_enough = relative >= SHARE_MIN;
+/// The limits of a run: `quiet` is the p99 of the quiet machine's flushes in ms, if times are to be
+/// compared.
+pub(crate) fn limits(plan: &Plan, figures: &Figures, quiet: Option<f64>) -> Vec<Limit> {
+    let expected = plan.share();
+    let share = Limit::at_least("share, of its part by weight", figures.share / expected, SHARE_MIN);
     // One that wants less than its share leaves it to the bystander. Of the time that both have
     // had: a long turn from before the measured phase is counted in it.
     let of_both = figures.share / (figures.share + figures.attackers_share) / expected;
-    let is_fair = plan.attack != Attack::Compute || of_both <= SHARE_MAX;
-    if !(is_enough && is_fair) {
-        missed.push(format!(
-            "the bystander has {:.1} % of the CPUs, and the attacker {:.1} %; its share is {:.0} %",
-            100.0 * figures.share,
-            100.0 * figures.attackers_share,
-            100.0 * expected
-        ));
-    }
-    missed.extend(quiet.and_then(|quiet| late(figures, quiet)));
-    missed.extend(figures.wrong());
-    missed
+    let fair = (plan.attack == Attack::Compute)
+        .then(|| Limit::at_most("share of both guests' time, of its part by weight", of_both, SHARE_MAX));
+    let late = quiet.map(|quiet| latency(figures, quiet));
+    [share].into_iter().chain(fair).chain(late).chain(figures.unchanged()).collect()
 }
 
-/// Whether the bystander's flushes take too long beside those of the quiet machine, in words.
-fn late(figures: &Figures, quiet: f64) -> Option<String> {
-    let (p99, limit) = (figures.latencies.p99(), p99_limit(quiet));
-    let is_late = !matches!(p99.partial_cmp(&limit), Some(order) if order.is_le());
-    is_late.then(|| format!("1 % of its flushes take more than {p99:.2} ms; the limit is {limit:.2} ms"))
+/// The limit of the bystander's flushes, beside those of the quiet machine.
+fn latency(figures: &Figures, quiet: f64) -> Limit {
+    Limit::at_most("flush p99, in ms", figures.latencies.p99(), p99_limit(quiet))
 }
 
 /// The most that flushes may take, p99, in ms.
@@ -200,52 +178,60 @@ fn p99_limit(quiet: f64) -> f64 {
     P99_RATIO_MAX * quiet + SLICE_MS
 }
 
+/// A figure: its metric and unit in results, its column in the table if it has one, and its value.
+type Field = (&'static str, &'static str, &'static str, fn(&Plan, &Figures) -> f64);
+
+const MS: &str = "ms";
+const RATE: &str = "per second";
+const RATIO: &str = "ratio";
+const COUNT: &str = "count";
+const FIELDS: [Field; 17] = [
+    ("share by weight", RATIO, "share", |plan, _| plan.share()),
+    ("share", RATIO, "has", |_, figures| figures.share),
+    ("attacker's share", RATIO, "attacker has", |_, figures| figures.attackers_share),
+    ("flush p50", MS, "flush p50", |_, figures| figures.latencies.p50()),
+    ("flush p99", MS, "p99", |_, figures| figures.latencies.p99()),
+    ("longest flush", MS, "longest", |_, figures| figures.latencies.longest()),
+    ("work", RATE, "work/s", |_, figures| figures.speed),
+    ("interrupts", RATE, "interrupts/s", |_, figures| figures.interrupts),
+    ("stops", COUNT, "stops", |_, figures| float(figures.tally.stops)),
+    ("longest stop", MS, "longest stop", |_, figures| float(figures.tally.longest_ns) / 1e6),
+    ("attacker's exits", RATE, "attacker's exits/s", |_, figures| figures.exits),
+    ("attacker's resets", COUNT, "resets", |_, figures| float(figures.resets)),
+    ("stopped", MS, "", |_, figures| float(figures.tally.stopped_ns) / 1e6),
+    ("flushes", COUNT, "", |_, figures| float(figures.latencies.count())),
+    ("stale reads", COUNT, "", |_, figures| float(figures.tally.stale)),
+    ("words changed", COUNT, "", |_, figures| float(figures.tally.words)),
+    ("registers changed", COUNT, "", |_, figures| float(figures.tally.registers)),
+];
+
 /// The table.
 fn show(cases: &[Case], quiet: f64, platform: Platform) -> String {
-    let header = [
-        "attack",
-        "share",
-        "has",
-        "attacker has",
-        "flush p50",
-        "p99",
-        "longest",
-        "work/s",
-        "interrupts/s",
-        "stops",
-        "longest stop",
-        "attacker's exits/s",
-        "resets",
-        "wrong",
-    ];
+    let columns = || FIELDS.iter().filter(|(.., column, _)| !column.is_empty());
+    let header = ["attack"].into_iter().chain(columns().map(|(.., column, _)| *column)).chain(["wrong"]);
     let rows = cases.iter().map(|case| {
-        let (plan, figures) = (&case.plan, case.median());
-        let ms = |ms: f64| if ms < 10.0 { format!("{ms:.2} ms") } else { format!("{ms:.0} ms") };
-        // A guest that has had no CPU has no rate.
-        let rate = |rate: f64| if rate.is_nan() { "-".to_owned() } else { format!("{rate:.0}") };
-        [
-            name(plan, platform),
-            percent(plan.share()),
-            percent(figures.share),
-            percent(figures.attackers_share),
-            ms(figures.latencies.p50()),
-            ms(figures.latencies.p99()),
-            ms(figures.latencies.longest()),
-            rate(figures.speed),
-            rate(figures.interrupts),
-            figures.tally.stops.to_string(),
-            ms(float(figures.tally.longest_ns) / 1e6),
-            rate(figures.exits),
-            figures.resets.to_string(),
-            case.runs.iter().filter(|run| run.wrong().is_some()).count().to_string(),
-        ]
+        let median = case.median();
+        let cells = columns().map(|(_, unit, _, value)| cell(value(&case.plan, median), unit));
+        let wrong = case.runs.iter().filter(|run| !all_met(&run.unchanged())).count().to_string();
+        [name(&case.plan, platform)].into_iter().chain(cells).chain([wrong]).collect::<Vec<_>>()
     });
     format!(
-        "{}\n{NOTES}\nLimits: {} of its share at least; p99 of a flush {:.2} ms, twice that of the quiet machine and a slice.",
-        table(header, rows),
-        percent(SHARE_MIN),
+        "{}\n{NOTES}\nThe limit of the p99 of a flush, {:.2} ms, is twice that of the quiet machine and a slice.",
+        table(header.collect::<Vec<_>>(), rows),
         p99_limit(quiet)
     )
+}
+
+/// A figure in the table.
+fn cell(value: f64, unit: &str) -> String {
+    match unit {
+        RATIO => format!("{:.1} %", 100.0 * value),
+        MS if value < 10.0 => format!("{value:.2} ms"),
+        MS => format!("{value:.0} ms"),
+        // A guest that has had no CPU has no rate.
+        _ if value.is_nan() => "-".to_owned(),
+        _ => format!("{value:.0}"),
+    }
 }
 
 /// What the columns mean.
@@ -254,42 +240,15 @@ second of its CPU time;\ninterrupts/s: those that took it out of guest mode in s
 without work of more than 20 ms.\nattacker's exits/s: in a second of its own CPU time. wrong: runs in which \
 something of the bystander had changed. Of several\nruns the one with the median p99 is shown.";
 
-fn percent(part: f64) -> String {
-    format!("{:.1} %", 100.0 * part)
-}
-
 /// The results.
 fn samples(cases: &[Case], quiet: f64, platform: Platform) -> Samples {
     let mut samples = Samples::default();
     for (plan, figures) in cases.iter().flat_map(|case| case.runs.iter().map(|run| (&case.plan, run))) {
         let case = name(plan, platform);
-        let tally = &figures.tally;
-        for (metric, unit, value) in [
-            ("share by weight", "ratio", plan.share()),
-            ("share", "ratio", figures.share),
-            ("attacker's share", "ratio", figures.attackers_share),
-            ("flush p50", "ms", figures.latencies.p50()),
-            ("flush p99", "ms", figures.latencies.p99()),
-            ("flush p99 limit", "ms", p99_limit(quiet)),
-            ("longest flush", "ms", figures.latencies.longest()),
-            ("longest stop", "ms", float(tally.longest_ns) / 1e6),
-            ("stopped", "ms", float(tally.stopped_ns) / 1e6),
-            ("work", "per second", figures.speed),
-            ("interrupts", "per second", figures.interrupts),
-            ("attacker's exits", "per second", figures.exits),
-        ] {
-            samples.add(&case, Subject::Quell, metric, unit, value);
+        for (metric, unit, _, value) in FIELDS {
+            samples.add(&case, Subject::Quell, metric, unit, value(plan, figures));
         }
-        for (metric, count) in [
-            ("flushes", figures.latencies.count()),
-            ("stops", tally.stops),
-            ("stale reads", tally.stale),
-            ("words changed", tally.words),
-            ("registers changed", tally.registers),
-            ("attacker's resets", figures.resets),
-        ] {
-            samples.add_count(&case, Subject::Quell, metric, count);
-        }
+        samples.add(&case, Subject::Quell, "flush p99 limit", MS, p99_limit(quiet));
     }
     samples
 }

@@ -1,7 +1,8 @@
 //! A machine with two guests: one attacks, and the other one is measured.
 
-use super::figures::{Batches, Latencies, Tally, float};
+use super::figures::{Batches, Latencies, Tally};
 use crate::arch::{Arch, Platform};
+use crate::bench::limits::Limit;
 use crate::cli::Overrides;
 use crate::machine::counters::{Snapshot, clock_hz, cpu_count};
 use crate::machine::guests::{Entries, Follower, GuestSeen, Identity};
@@ -11,6 +12,7 @@ use crate::machine::reports::report;
 use crate::machine::signals::Signals;
 use crate::machine::spec::Console;
 use crate::machine_file::MachineFile;
+use crate::results::float;
 use crate::run::tail;
 use crate::vm::Hypervisor;
 use crate::vm::several::Guests;
@@ -112,12 +114,11 @@ impl Figures {
         Self { share: self.share / both, attackers_share: self.attackers_share / both, ..self }
     }
 
-    /// What the bystander has found wrong, in words.
-    pub(crate) fn wrong(&self) -> Option<String> {
+    /// What has to be as the bystander has left it.
+    pub(crate) fn unchanged(&self) -> [Limit; 3] {
         let Tally { stale, words, registers, .. } = self.tally;
-        (stale + words + registers != 0).then(|| {
-            format!("{stale} stale reads, {words} words of memory and {registers} registers have changed")
-        })
+        [("stale reads", stale), ("words of memory changed", words), ("registers changed", registers)]
+            .map(|(label, count)| Limit::at_most(label, float(count), 0.0))
     }
 }
 

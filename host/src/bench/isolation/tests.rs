@@ -11,6 +11,11 @@ const PLAN: Plan =
     Plan { attack: Attack::Ipis, weights: [100, 100], is_pinned: false, seed: 1, flushes: 100, batches: 5 };
 const UNEQUAL: [u32; 2] = [100, 300];
 
+/// The limits that a run misses.
+fn missed_of(plan: &Plan, figures: &Figures, quiet: Option<f64>) -> Vec<String> {
+    limits(plan, figures, quiet).iter().filter_map(Limit::missed).collect()
+}
+
 fn figures(share: f64, p99_ns: u64) -> Figures {
     Figures {
         share,
@@ -26,7 +31,7 @@ fn figures(share: f64, p99_ns: u64) -> Figures {
 
 #[test]
 fn a_share_that_is_too_small_is_missed_and_one_that_is_too_large_beside_an_equal() {
-    let missed = |plan: &Plan, share| missed(plan, &figures(share, 2000), Some(1.0)).len();
+    let missed = |plan: &Plan, share| missed_of(plan, &figures(share, 2000), Some(1.0)).len();
     assert_eq!([0.47, 0.476, 0.5, 0.9].map(|share| missed(&PLAN, share)), [1, 0, 0, 0]);
     let equal = Plan { attack: Attack::Compute, ..PLAN };
     assert_eq!([0.47, 0.48, 0.52, 0.53].map(|share| missed(&equal, share)), [1, 0, 0, 1]);
@@ -37,18 +42,18 @@ fn a_share_that_is_too_small_is_missed_and_one_that_is_too_large_beside_an_equal
 
 #[test]
 fn flushes_are_compared_with_those_of_the_quiet_machine() {
-    let missed = |p99_ns, quiet| missed(&PLAN, &figures(0.5, p99_ns), quiet).len();
+    let missed = |p99_ns, quiet| missed_of(&PLAN, &figures(0.5, p99_ns), quiet).len();
     assert_eq!([6_900_000, 7_100_000].map(|ns| missed(ns, Some(1.0))), [0, 1]);
     assert_eq!(missed(7_100_000, None), 0, "times are not compared");
     let none = Figures { latencies: Latencies::default(), ..figures(0.5, 1) };
-    assert_eq!(super::missed(&PLAN, &none, Some(1.0)).len(), 1, "what was not measured");
+    assert_eq!(missed_of(&PLAN, &none, Some(1.0)).len(), 1, "what was not measured");
 }
 
 #[test]
 fn of_several_runs_the_median_time_counts_and_each_share() {
     let case = |runs: &[(f64, u64)]| {
         let runs = runs.iter().map(|&(share, ns)| figures(share, ns)).collect();
-        Case { plan: PLAN, runs }.missed(1.0).len()
+        Case { plan: PLAN, runs }.limits(1.0).iter().filter(|limit| !limit.is_met()).count()
     };
     assert_eq!(case(&[(0.5, 1_000_000), (0.5, 2_000_000), (0.5, 90_000_000)]), 0);
     assert_eq!(case(&[(0.5, 1_000_000), (0.5, 8_000_000), (0.5, 90_000_000)]), 1);
@@ -63,8 +68,8 @@ fn whatever_has_changed_is_missed() {
         Tally { registers: 1, ..Tally::default() },
     ];
     for tally in changes {
-        let missed = missed(&PLAN, &Figures { tally, ..figures(0.5, 1) }, None);
-        assert!(missed.len() == 1 && missed[0].contains("have changed"), "{missed:?}");
+        let missed = missed_of(&PLAN, &Figures { tally, ..figures(0.5, 1) }, None);
+        assert!(missed.len() == 1 && missed[0].ends_with(": 1.000, which has to be ≤ 0.000"), "{missed:?}");
     }
 }
 

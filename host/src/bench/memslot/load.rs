@@ -1,17 +1,19 @@
 //! A Linux guest whose threads use their memory while the ROM is repeatedly added and removed, by
 //! the clock.
 
-use super::{Bench, finished};
+use super::super::lab::{self, Lab};
+use super::super::limits::Limit;
 use crate::arch::{Arch, Platform};
+use crate::cli::MemslotArgs;
 use crate::machine::counters::Snapshot;
-use crate::machine::devices::Devices;
-use crate::machine::process::{Flow, Machine};
+use crate::machine::process::Flow;
+use crate::machine::spec::Clock;
 use crate::results::{Samples, Subject};
 use crate::size::MIB;
-use crate::table::{judge, table};
-use crate::vm::{Guest, StockGuest};
-use anyhow::{Context, Result, ensure};
-use hostlink::config::{FlushMode, NestedPage, ResetPolicy, Switches, Zap};
+use crate::table::table;
+use crate::vm::Guest;
+use anyhow::{Context, Result, anyhow, ensure};
+use hostlink::config::{NestedPage, Switches, Zap};
 use hostlink::counters::Counter;
 
 /// Threads, vCPUs, and CPUs that they share.
@@ -54,12 +56,11 @@ const PAIRS: [Pair; 2] = [
 ];
 
 /// Runs both modes in turn.
-pub(super) fn measure(bench: &Bench<'_>, samples: &mut Samples) -> Result<()> {
-    let stock = StockGuest::prepare(Arch::X86_64)?;
-    for run in 1..=bench.args.runs {
+pub(super) fn measure(lab: &Lab<'_>, args: &MemslotArgs, samples: &mut Samples) -> Result<()> {
+    for run in 1..=args.runs {
         for (pair, (zap, case)) in PAIRS.iter().flat_map(|pair| pair.modes.map(|mode| (pair, mode))) {
-            eprintln!("{case}: run {run} of {} …", bench.args.runs);
-            let (round, counters) = load(bench, &stock, pair, zap)?;
+            eprintln!("{case}: run {run} of {} …", args.runs);
+            let (round, counters) = load(lab, args.memory, pair, zap)?;
             samples.add(case, Subject::Quell, "round", "ms", round);
             for (metric, counter) in [
                 ("slot changes", Counter::SlotChanges),
@@ -75,33 +76,21 @@ pub(super) fn measure(bench: &Bench<'_>, samples: &mut Samples) -> Result<()> {
 }
 
 /// One run: milliseconds of a round, and the hypervisor's counters for it.
-fn load(bench: &Bench<'_>, stock: &StockGuest, pair: &Pair, zap: Zap) -> Result<(f64, Snapshot)> {
-    ensure!(bench.args.memory > KERNEL_MEMORY, "the guest needs more than 256 MiB");
-    let used = pair.memory_max.min(bench.args.memory - KERNEL_MEMORY);
-    let memory = used + KERNEL_MEMORY;
+fn load(lab: &Lab<'_>, memory: u64, pair: &Pair, zap: Zap) -> Result<(f64, Snapshot)> {
+    ensure!(memory > KERNEL_MEMORY, "the guest needs more than 256 MiB");
+    let used = pair.memory_max.min(memory - KERNEL_MEMORY);
     let command = format!(
         "mmtest --threads {THREADS} --memory {} --rounds {ROUNDS} --settle {SETTLE_MS} --report /dev/report",
         (used / MIB / u64::from(THREADS)).max(1)
     );
+    let stock = lab.stock(Arch::X86_64)?;
     let guest = Guest {
-        kernel: stock.kernel(),
-        initrd: Some(stock.initrd(Some(&command))),
-        cmdline: format!("{} quiet panic=-1", Arch::X86_64.console()),
-        vcpus: THREADS,
-        memory,
-        flush: FlushMode::Hypercall,
-        platform: Platform::X86_64,
-        reset: ResetPolicy::Exit,
+        memory: used + KERNEL_MEMORY,
         switches: Switches { zap, nested_page: pair.page, ..Switches::default() },
-        devices: Devices::default(),
+        ..lab::linux(stock, Platform::X86_64, stock.initrd(Some(&command)), THREADS)
     };
-    guest.check()?;
-    let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
-    let clock = crate::machine::spec::Clock::Wall;
-    let mut spec = guest.on_quell(&bench.hypervisor, CPUS, clock, directory.path())?;
-    spec.timeout = Some(bench.args.output.timeout());
     let (mut begin, mut end) = (None, None);
-    let outcome = Machine::start(&spec, bench.signals)?.run(|report, machine| {
+    let outcome = lab.run(lab.on_quell(&guest, CPUS, Clock::Wall)?, |report, machine| {
         match report["event"].as_str() {
             Some("begin") => begin = machine.counters()?,
             Some("end") => end = report["round_us"]["median"].as_f64().zip(machine.counters()?),
@@ -109,15 +98,14 @@ fn load(bench: &Bench<'_>, stock: &StockGuest, pair: &Pair, zap: Zap) -> Result<
         }
         Ok(Flow::Continue)
     })?;
-    let outcome = finished(outcome)?;
     let exit = outcome.report("exit").and_then(|report| report["status"].as_u64());
-    ensure!(exit == Some(0), "mmtest has found damage, or failed:\n{}", crate::run::tail(&outcome.console));
+    ensure!(exit == Some(0), outcome.explain(anyhow!("mmtest has found damage, or failed")));
     let (round_us, now) = end.context("mmtest did not report its end")?;
     Ok((round_us / 1e3, now.since(&begin.context("mmtest did not report its begin")?)))
 }
 
-/// Prints all sides; returns whether the target was met.
-pub(super) fn print(samples: &Samples) -> bool {
+/// Prints all sides.
+pub(super) fn print(samples: &Samples) {
     let rows = PAIRS.iter().flat_map(|pair| pair.modes).map(|(_, case)| {
         let of = |metric| samples.of_quell(case, metric);
         vec![
@@ -130,23 +118,28 @@ pub(super) fn print(samples: &Samples) -> bool {
         ]
     });
     println!("{}", table(["", "round", "slot changes", "visited", "installed", "nested faults"], rows));
-    let [small, large] = PAIRS.map(|Pair { modes: [(_, slot), (_, everything)], .. }| {
-        samples.of_quell(slot, "round") / samples.of_quell(everything, "round")
-    });
-    judge([
-        ("round of the load with pages of 4 KiB, relative to zapping everything", small, RATIO_MAX),
-        ("round of the load with large pages", large, RATIO_MAX),
-    ])
+}
+
+/// The limits: the time of each mode relative to the other.
+pub(super) fn limits(samples: &Samples) -> [Limit; 2] {
+    PAIRS.map(|Pair { page, modes: [(_, slot), (_, everything)], .. }| {
+        let pages = if page == NestedPage::Small { "pages of 4 KiB" } else { "large pages" };
+        let label = format!("round of the load with {pages}, relative to zapping everything");
+        let ratio = samples.of_quell(slot, "round") / samples.of_quell(everything, "round");
+        Limit::at_most(label, ratio, RATIO_MAX)
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::limits::all_met;
     use super::*;
 
     #[test]
     fn the_target_is_missed_by_what_is_no_faster() {
         let mut samples = Samples::default();
-        assert!(!print(&samples), "nothing was measured");
+        let is_met = |samples: &Samples| all_met(&limits(samples));
+        assert!(!is_met(&samples), "nothing was measured");
         let add = |samples: &mut Samples, slot| {
             for Pair { modes: [(_, case), (_, everything)], .. } in PAIRS {
                 samples.add(case, Subject::Quell, "round", "ms", slot);
@@ -154,8 +147,8 @@ mod tests {
             }
         };
         add(&mut samples, 0.97);
-        assert!(!print(&samples));
+        assert!(!is_met(&samples));
         add(&mut samples, 0.5);
-        assert!(print(&samples), "the median of 0.5 and 0.97");
+        assert!(is_met(&samples), "the median of 0.5 and 0.97");
     }
 }

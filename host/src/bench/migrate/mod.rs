@@ -4,19 +4,21 @@
 //! becomes one page again. The stops that the guest itself reports count; the hypervisor's steps
 //! are shown beside them.
 
-mod figures;
 pub(crate) mod writer;
 
+use super::lab::{self, Lab};
+use super::limits::Limit;
+use super::load::Setup;
 use crate::arch::{Arch, Platform};
 use crate::cli::MigrateArgs;
 use crate::machine::signals::Signals;
 use crate::machine::spec::Clock;
-use crate::results::{self, Samples, Subject};
-use crate::vm::Hypervisor;
+use crate::results::{Samples, Subject, float};
+use crate::table::table;
 use anyhow::{Context, Result};
 use hostlink::config::{NestedPage, Stage2Unmap, Switches};
 use hostlink::ctl::LogWay;
-use writer::{Setup, Stops, Writer};
+use writer::{Stops, Writer};
 
 const SIZE: u64 = 1 << 30;
 /// For the memory at its alignment, and the copy.
@@ -24,58 +26,46 @@ const SPARE: u64 = 4 << 30;
 
 const RANGED: &str = "migrate-1G";
 const PER_PAGE: &str = "migrate-1G-per-page";
+/// The guest's longest allowed stop while the migration is undone, in ms by the clock: what S5's
+/// author reduced it to, from 7 s.
+const STOP_MS_MAX: f64 = 1000.0;
+/// The same in instructions, our own target: a thousandth of that at one instruction per
+/// nanosecond.
+const STOP_MAX: f64 = 1e6;
 
-/// A measured value: its metric in instructions, and in milliseconds by the clock.
-struct Metric {
-    name: &'static str,
-    /// The same by the clock.
-    wall: &'static str,
-    /// In nanoseconds.
-    of: fn(u64, &Stops) -> f64,
-}
+/// A measured value: its metric in instructions, and its nanoseconds, after the guest's longest
+/// stop before the migration. Its metric by the clock is the same with `, wall`.
+type Metric = (&'static str, fn(u64, &Stops) -> f64);
 
-#[expect(clippy::cast_precision_loss, reason = "durations of a benchmark")]
 const METRICS: [Metric; 6] = [
-    Metric { name: "stop before", wall: "stop before, wall", of: |before, _| before as f64 },
-    Metric { name: "stop while copied", wall: "stop while copied, wall", of: |_, stops| stops.copied as f64 },
-    Metric { name: "stop while undone", wall: "stop while undone, wall", of: |_, stops| stops.undone as f64 },
-    Metric {
-        name: "step while copied",
-        wall: "step while copied, wall",
-        of: |_, stops| stops.migrated.copying()[1] * 1e9,
-    },
-    Metric {
-        name: "step while undone",
-        wall: "step while undone, wall",
-        of: |_, stops| stops.migrated.undoing()[1] * 1e9,
-    },
-    Metric {
-        name: "steps of undoing",
-        wall: "steps of undoing, wall",
-        of: |_, stops| stops.migrated.undoing()[0] * 1e9,
-    },
+    ("stop before", |before, _| float(before)),
+    ("stop while copied", |_, stops| float(stops.copied)),
+    ("stop while undone", |_, stops| float(stops.undone)),
+    ("step while copied", |_, stops| stops.migrated.copying()[1] * 1e9),
+    ("step while undone", |_, stops| stops.migrated.undoing()[1] * 1e9),
+    ("steps of undoing", |_, stops| stops.migrated.undoing()[0] * 1e9),
 ];
 
-/// Measures, prints, and evaluates; the status is 1 if a target is missed.
+/// The metric by the clock.
+fn wall(metric: &str) -> String {
+    format!("{metric}, wall")
+}
+
+/// Measures, prints, and evaluates.
 pub(crate) fn migrate(args: &MigrateArgs, signals: &Signals) -> Result<u8> {
     let platform = args.platform.platform()?;
-    let hypervisor = Hypervisor::build(platform.arch())?;
-    let bench = Bench { hypervisor: &hypervisor, platform, args, signals };
-    let mut samples = Samples::default();
-    let ways = ways(platform);
-    for &(case, unmap) in ways {
+    let (lab, mut samples) = (Lab::new(args.output.timeout(), signals)?, Samples::default());
+    for &(case, unmap) in ways(platform) {
         eprintln!("{case}, counting instructions …");
-        bench.run(case, unmap, Clock::Instructions, &mut samples)?;
-        for run in 1..=args.runs {
-            eprintln!("{case}, by the clock, {run} of {} …", args.runs);
-            bench.run(case, unmap, Clock::Wall, &mut samples)?;
+        run(&lab, args, case, unmap, Clock::Instructions, &mut samples)?;
+        for number in 1..=args.runs {
+            eprintln!("{case}, by the clock, {number} of {} …", args.runs);
+            run(&lab, args, case, unmap, Clock::Wall, &mut samples)?;
         }
     }
-    let good = figures::print(&samples, platform);
-    if let Some(path) = &args.output.json {
-        results::write(path, "migrate", None, &samples)?;
-    }
-    Ok(u8::from(!good))
+    print(&samples, platform);
+    let limits = limits(&samples, platform);
+    lab::conclude("migrate", args.output.json.as_deref(), None, &samples, &limits)
 }
 
 /// How pages are removed when they become one again. On AMD64 a flush of nested translations
@@ -87,54 +77,87 @@ const fn ways(platform: Platform) -> &'static [(&'static str, Stage2Unmap)] {
     }
 }
 
-/// The name of a case in results.
-fn case(name: &str, platform: Platform) -> String {
-    format!("{name}{}", platform.suffix())
-}
-
-struct Bench<'a> {
-    hypervisor: &'a Hypervisor,
-    platform: Platform,
-    args: &'a MigrateArgs,
-    signals: &'a Signals,
-}
-
-impl Bench<'_> {
-    fn run(&self, name: &str, stage2_unmap: Stage2Unmap, clock: Clock, samples: &mut Samples) -> Result<()> {
-        let setup = Setup {
-            hypervisor: self.hypervisor,
-            platform: self.platform,
-            switches: Switches { stage2_unmap, nested_page: NestedPage::Huge, ..Switches::default() },
-            clock,
-            size: SIZE,
-            spare: SPARE,
-            timeout: self.args.output.timeout(),
-        };
-        let mut writer = Writer::start(&setup, self.signals)?;
-        let (before, stops) = self.scenario(&mut writer).with_context(|| writer.console())?;
-        writer.finish()?;
-        let case = case(name, self.platform);
-        for metric in &METRICS {
-            let ns = (metric.of)(before, &stops);
-            match clock {
-                Clock::Instructions | Clock::InstructionsAndWaits => {
-                    samples.add(&case, Subject::Quell, metric.name, "instructions", ns);
-                }
-                Clock::Wall => samples.add(&case, Subject::Quell, metric.wall, "ms", ns / 1e6),
+/// One machine.
+fn run(
+    lab: &Lab<'_>,
+    args: &MigrateArgs,
+    name: &str,
+    stage2_unmap: Stage2Unmap,
+    clock: Clock,
+    samples: &mut Samples,
+) -> Result<()> {
+    let platform = args.platform.platform()?;
+    let setup = Setup {
+        hypervisor: lab.hypervisor(platform.arch())?,
+        platform,
+        switches: Switches { stage2_unmap, nested_page: NestedPage::Huge, ..Switches::default() },
+        clock,
+        size: SIZE,
+        spare: SPARE,
+        timeout: lab.timeout,
+    };
+    let mut writer = Writer::start(&setup, lab.signals)?;
+    let (before, stops) = scenario(&mut writer, args).with_context(|| writer.console())?;
+    writer.finish()?;
+    let case = platform.named(name);
+    for (metric, of) in METRICS {
+        let ns = of(before, &stops);
+        match clock {
+            Clock::Wall => samples.add(&case, Subject::Quell, &wall(metric), "ms", ns / 1e6),
+            Clock::Instructions | Clock::InstructionsAndWaits => {
+                samples.add(&case, Subject::Quell, metric, "instructions", ns);
             }
         }
-        if clock == Clock::Instructions {
-            samples.add_count(&case, Subject::Quell, "pages copied", stops.migrated.pages());
-        }
-        Ok(())
     }
+    if clock == Clock::Instructions {
+        samples.add_count(&case, Subject::Quell, "pages copied", stops.migrated.pages());
+    }
+    Ok(())
+}
 
-    /// The guest's longest stop before, and the stops of the migration.
-    fn scenario(&self, writer: &mut Writer) -> Result<(u64, Stops)> {
-        writer.begin(self.args.rate)?;
-        let before = writer.second()?;
-        let stops = writer.migrate(LogWay::DirtyBits, self.args.rounds)?;
-        writer.end()?;
-        Ok((before, stops))
+/// The guest's longest stop before, and the stops of the migration.
+fn scenario(writer: &mut Writer, args: &MigrateArgs) -> Result<(u64, Stops)> {
+    writer.begin(args.rate)?;
+    let before = writer.second()?;
+    let stops = writer.migrate(LogWay::DirtyBits, args.rounds)?;
+    writer.end()?;
+    Ok((before, stops))
+}
+
+fn print(samples: &Samples, platform: Platform) {
+    let ways = ways(platform);
+    let names = ways.iter().flat_map(|(name, _)| [(*name).to_owned(), "wall".to_owned()]);
+    let header = std::iter::once(platform.named("longest")).chain(names).collect::<Vec<_>>();
+    let rows = METRICS.iter().map(|(metric, _)| {
+        let cells = ways.iter().flat_map(|(name, _)| {
+            let of = |metric: &str| samples.of_quell(&platform.named(name), metric);
+            [format!("{:.0}", of(metric)), format!("{:.2} ms", of(&wall(metric)))]
+        });
+        std::iter::once((*metric).to_owned()).chain(cells).collect::<Vec<_>>()
+    });
+    println!("{}", table(header, rows));
+}
+
+/// The limits. The worst run counts.
+fn limits(samples: &Samples, platform: Platform) -> Vec<Limit> {
+    let limit = |metric: &str, most| Limit::of_worst(samples, &platform.named(RANGED), metric, most);
+    let stops = ["stop while copied", "stop while undone"];
+    stops
+        .into_iter()
+        .flat_map(|metric| [limit(metric, STOP_MAX), limit(&wall(metric), STOP_MS_MAX)])
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::limits::tests::each_can_be_missed;
+    use super::*;
+    use crate::arch::ArmCpu;
+
+    #[test]
+    fn each_limit_can_be_missed() {
+        for platform in [Platform::X86_64, Platform::Aarch64(ArmCpu::Max)] {
+            assert_eq!(each_can_be_missed(&|samples| limits(samples, platform)), 4);
+        }
     }
 }

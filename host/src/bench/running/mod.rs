@@ -13,26 +13,18 @@
 #[cfg(test)]
 mod tests;
 
-use crate::arch::{Arch, Platform};
-use crate::cli::FlushArgs;
+use super::lab::{self, Lab};
+use super::limits::Limit;
+use crate::arch::Platform;
 use crate::machine::counters::Snapshot;
-use crate::machine::devices::Devices;
-use crate::machine::process::{End, Flow, Machine};
-use crate::machine::signals::Signals;
 use crate::machine::spec::Clock;
-use crate::results::{Samples, Subject};
-use crate::run::{conclude, tail};
-use crate::size::MIB;
-use crate::table::table;
-use crate::vm::{Guest, Hypervisor};
+use crate::results::{Samples, Subject, float};
+use crate::vm::Guest;
 use crate::workspace;
-use anyhow::{Result, ensure};
-use hostlink::config::{FlushMode, ResetPolicy, Switches};
+use anyhow::{Context, Result, anyhow, ensure};
+use hostlink::config::Switches;
 use hostlink::counters::Counter;
-use hostlink::exit::ExitCode;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 /// The most pages that the machines drop one by one: all those of the longest list.
 const PAGES_MAX: u32 = 1024;
@@ -90,7 +82,7 @@ struct Metric {
     unit: &'static str,
     value: f64,
     /// Its highest allowed value.
-    limit: Option<f64>,
+    limit: f64,
 }
 
 const INSTRUCTIONS: &str = "instructions";
@@ -100,31 +92,23 @@ const RATIO: &str = "ratio";
 
 impl Metric {
     const fn new(name: &'static str, unit: &'static str, value: f64) -> Self {
-        Self { name, unit, value, limit: None }
+        Self { name, unit, value, limit: f64::INFINITY }
     }
 
     const fn at_most(self, limit: f64) -> Self {
-        Self { limit: Some(limit), ..self }
+        Self { limit, ..self }
     }
 
-    fn is_over(&self) -> bool {
-        self.limit.is_some_and(|limit| self.value > limit)
-    }
-
-    /// Its row of the table.
-    fn row(&self) -> [String; 4] {
-        let digits = if self.unit == INSTRUCTIONS { 0 } else { 3 };
-        let limit = self.limit.map_or_else(String::new, |limit| limit.to_string());
-        let verdict = if self.is_over() { "over" } else { "" };
-        [format!("  {}", self.name), format!("{:.digits$}", self.value), limit, verdict.to_owned()]
+    /// Its limit in a case with this label.
+    fn limit(&self, case: &str) -> Limit {
+        Limit::at_most(format!("{case}: {}", self.name), self.value, self.limit)
     }
 }
 
 impl Calls {
     /// A total per call of an initiator.
-    #[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
     fn per_call(&self, count: u64) -> f64 {
-        count as f64 / f64::from(self.count)
+        float(count) / f64::from(self.count)
     }
 
     /// A counter summed over all vCPUs, per call of an initiator.
@@ -210,114 +194,41 @@ impl Calls {
     }
 }
 
-/// The common parts of all machines.
-struct Lab<'a> {
-    hypervisor: Hypervisor,
-    probe: PathBuf,
-    directory: &'a Path,
-    timeout: Duration,
-    signals: &'a Signals,
-}
-
-/// Runs every case and prints the table; the status is that of a failed machine, 1 if a number is
-/// over its limit, else 0.
-pub(super) fn run(args: &FlushArgs, signals: &Signals, samples: &mut Samples) -> Result<u8> {
-    let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
-    let lab = Lab {
-        hypervisor: Hypervisor::build(Arch::X86_64)?,
-        probe: workspace::build(workspace::PROBE, Arch::X86_64)?,
-        directory: directory.path(),
-        timeout: args.output.timeout(),
-        signals,
-    };
-    let mut status = 0;
-    let mut rows = Vec::new();
+/// Runs every case; returns its numbers with their limits.
+pub(super) fn count(lab: &Lab<'_>, samples: &mut Samples) -> Result<Vec<Limit>> {
+    let mut limits = Vec::new();
     for case in &CASES {
-        match lab.measure(case)? {
-            Ok(calls) => {
-                rows.push([case.label, "", "", ""].map(str::to_owned));
-                status = status.max(take(case, &calls, samples, &mut rows));
-            }
-            Err(failed) => {
-                rows.push([case.label, "not measured", "", ""].map(str::to_owned));
-                status = status.max(failed);
-            }
-        }
-        if signals.caught().is_some() {
-            break;
+        let calls = measure(lab, case).with_context(|| case.name)?;
+        for metric in calls.metrics(case.shape) {
+            samples.add(case.name, Subject::Quell, metric.name, metric.unit, metric.value);
+            limits.push(metric.limit(case.label));
         }
     }
-    println!("{}", table(["flushes of vCPUs that run", "Quell", "at most", ""], rows));
-    Ok(status)
+    Ok(limits)
 }
 
-/// Adds a case's numbers to the samples and to the table; 1 if one of them is over its limit.
-fn take(case: &Case, calls: &Calls, samples: &mut Samples, rows: &mut Vec<[String; 4]>) -> u8 {
-    let metrics = calls.metrics(case.shape);
-    for metric in &metrics {
-        samples.add(case.name, Subject::Quell, metric.name, metric.unit, metric.value);
-        rows.push(metric.row());
-    }
-    u8::from(metrics.iter().any(Metric::is_over))
+/// The effect of [`CALLS`] calls.
+fn measure(lab: &Lab<'_>, case: &Case) -> Result<Calls> {
+    let (before, after) = (machine(lab, case, CALLS_BEFORE)?, machine(lab, case, CALLS_BEFORE + CALLS)?);
+    let (instructions, counters) = (after.0 - before.0, after.1.since(&before.1));
+    let calls = Calls { count: CALLS, instructions, counters };
+    calls.check(case.shape).map(|()| calls)
 }
 
-impl Lab<'_> {
-    /// The effect of [`CALLS`] calls. The inner error is the exit status, after the reason has been
-    /// printed.
-    fn measure(&self, case: &Case) -> Result<Result<Calls, u8>> {
-        let before = match self.machine(case, CALLS_BEFORE)? {
-            Ok(before) => before,
-            Err(status) => return Ok(Err(status)),
-        };
-        let after = match self.machine(case, CALLS_BEFORE + CALLS)? {
-            Ok(after) => after,
-            Err(status) => return Ok(Err(status)),
-        };
-        let calls =
-            Calls { count: CALLS, instructions: after.0 - before.0, counters: after.1.since(&before.1) };
-        Ok(match calls.check(case.shape) {
-            Ok(()) => Ok(calls),
-            Err(error) => {
-                eprintln!("quell: {}: {error:#}", case.name);
-                Err(1)
-            }
-        })
-    }
-
-    /// The guest's instructions and the counters of a machine whose initiators make `calls` calls.
-    /// The inner error is as above.
-    fn machine(&self, case: &Case, calls: u32) -> Result<Result<(f64, Snapshot), u8>> {
-        let cpus = match case.shape {
-            Shape::List { targets } => targets + 2,
-            Shape::Merge { initiators } => initiators,
-        };
-        let guest = Guest {
-            kernel: self.probe.clone(),
-            initrd: None,
-            cmdline: format!("bench={} count={calls}", case.name),
-            vcpus: cpus,
-            memory: 64 * MIB,
-            flush: FlushMode::Hypercall,
-            platform: Platform::X86_64,
-            reset: ResetPolicy::Exit,
-            // Not the measured value: with a clock of instructions neither INVLPGA nor a TLB miss
-            // takes time.
-            switches: Switches { flush_pages: Some(PAGES_MAX), ..Switches::default() },
-            devices: Devices::default(),
-        };
-        guest.check()?;
-        let mut spec = guest.on_quell(&self.hypervisor, cpus, Clock::Instructions, self.directory)?;
-        spec.timeout = Some(self.timeout);
-        let outcome = Machine::start(&spec, self.signals)?.run(|_, _| Ok(Flow::Continue))?;
-        if outcome.end != End::Hypervisor(ExitCode::GuestPowerOff) {
-            return Ok(Err(conclude(&outcome, false).max(1)));
-        }
-        let report = outcome.reports.iter().find(|report| report["metric"] == INSTRUCTIONS);
-        let instructions = report.and_then(|report| report["value"].as_f64());
-        let (Some(instructions), Some(counters)) = (instructions, outcome.counters) else {
-            eprintln!("quell: {}: the guest ended without a number:\n{}", case.name, tail(&outcome.console));
-            return Ok(Err(1));
-        };
-        Ok(Ok((instructions, counters)))
-    }
+/// The guest's instructions and the counters of a machine whose initiators make `calls` calls.
+fn machine(lab: &Lab<'_>, case: &Case, calls: u32) -> Result<(f64, Snapshot)> {
+    let cpus = match case.shape {
+        Shape::List { targets } => targets + 2,
+        Shape::Merge { initiators } => initiators,
+    };
+    let cmdline = format!("bench={} count={calls}", case.name);
+    // Not the measured value: with a clock of instructions neither INVLPGA nor a TLB miss takes
+    // time.
+    let switches = Switches { flush_pages: Some(PAGES_MAX), ..Switches::default() };
+    let guest = Guest { switches, ..lab::bare(Platform::X86_64, workspace::PROBE, cmdline, cpus)? };
+    let outcome = lab.run_alone(lab.on_quell(&guest, cpus, Clock::Instructions)?)?;
+    let report = outcome.reports.iter().find(|report| report["metric"] == INSTRUCTIONS);
+    let instructions = report.and_then(|report| report["value"].as_f64());
+    let without = || outcome.explain(anyhow!("the guest ended without a number"));
+    instructions.zip(outcome.counters.clone()).ok_or_else(without)
 }

@@ -7,20 +7,25 @@
 //! and when the answer arrived (`answered`). In between it gives the CPU to the guest after each
 //! step, which page by page is most of the time.
 
-pub(super) mod load;
 mod targets;
 
+use super::lab::{self, Lab};
+use super::load::{Load, Setup};
 use super::phases::{Counts, Phases};
 use crate::arch::{Arch, ArmCpu, Platform};
 use crate::cli::UnmapArgs;
 use crate::machine::signals::Signals;
 use crate::machine::spec::Clock;
-use crate::results::{self, Samples, Subject};
-use crate::vm::Hypervisor;
+use crate::results::{Samples, Subject, float};
 use anyhow::{Context, Result};
-use hostlink::config::Stage2Unmap;
+use baremetal::pages::PAGE;
+use hostlink::config::{NestedPage, Stage2Unmap, Switches};
 use hostlink::phase::Phase;
-use load::{Load, Work};
+use std::time::{Duration, Instant};
+
+/// The added memory, and its pages.
+pub(super) const SIZE: u64 = 1 << 30;
+pub(super) const PAGES: u64 = SIZE / PAGE;
 
 const INSTRUCTIONS: &str = "instructions";
 const TLBI: &str = "tlbi";
@@ -36,103 +41,138 @@ const ENABLE: &str = "dirty-enable-1G";
 const FETCH: &str = "dirty-fetch-1G";
 const FAULT_IN: &str = "fault-in-4K";
 
-/// Measures, prints, and evaluates; the status is 1 if a target is missed.
+/// Measures, prints, and evaluates.
 pub(crate) fn unmap(args: &UnmapArgs, signals: &Signals) -> Result<u8> {
-    let hypervisor = Hypervisor::build(Arch::Aarch64)?;
-    let mut samples = Samples::default();
+    let (lab, mut samples) = (Lab::new(args.output.timeout(), signals)?, Samples::default());
     let cpus = if args.cpu.is_empty() { ArmCpu::ALL.to_vec() } else { args.cpu.clone() };
     for &cpu in &cpus {
-        let bench = Bench { hypervisor: &hypervisor, cpu, args, signals };
-        bench.count(&mut samples).with_context(|| format!("on {}", cpu.name()))?;
-        bench.time(&mut samples).with_context(|| format!("on {}", cpu.name()))?;
+        count(&lab, cpu, &mut samples).with_context(|| format!("on {}", cpu.name()))?;
+        time(&lab, cpu, args.runs, &mut samples).with_context(|| format!("on {}", cpu.name()))?;
     }
-    let good = targets::print(&samples, &cpus);
-    if let Some(path) = &args.output.json {
-        results::write(path, "unmap", None, &samples)?;
-    }
-    Ok(u8::from(!good))
+    targets::print(&samples, &cpus);
+    let limits = targets::limits(&samples, &cpus);
+    lab::conclude("unmap", args.output.json.as_deref(), None, &samples, &limits)
 }
 
 /// The name of a case in results.
 fn case(name: &str, cpu: ArmCpu) -> String {
-    format!("{name}@{}", cpu.name())
+    Platform::Aarch64(cpu).named(name)
 }
 
-struct Bench<'a> {
-    hypervisor: &'a Hypervisor,
+/// The machine on which the guest uses the GiB, with pages of 4 KiB only in stage 2.
+pub(super) fn setup<'l>(
+    lab: &'l Lab<'_>,
     cpu: ArmCpu,
-    args: &'a UnmapArgs,
-    signals: &'a Signals,
+    stage2_unmap: Stage2Unmap,
+    clock: Clock,
+) -> Result<Setup<'l>> {
+    Ok(Setup {
+        hypervisor: lab.hypervisor(Arch::Aarch64)?,
+        platform: Platform::Aarch64(cpu),
+        switches: Switches { stage2_unmap, nested_page: NestedPage::Small, ..Switches::default() },
+        clock,
+        size: SIZE,
+        spare: SIZE,
+        timeout: lab.timeout,
+    })
 }
 
-impl Bench<'_> {
-    /// A load on a new machine.
-    fn load(&self, unmap: Stage2Unmap, clock: Clock) -> Result<Load> {
-        Load::start(
-            self.hypervisor,
-            Platform::Aarch64(self.cpu),
-            unmap,
-            clock,
-            self.args.output.timeout(),
-            self.signals,
-        )
-    }
+/// Counts what the operation takes, once the guest uses all of the memory.
+fn counted(
+    setup: &Setup<'_>,
+    signals: &Signals,
+    operation: impl FnOnce(&mut Load) -> Result<()>,
+) -> Result<Phases> {
+    let mut load = Load::start(setup, true, signals)?;
+    load.touch_in_phase().and_then(|()| operation(&mut load)).with_context(|| load.console())?;
+    load.finish()?.context("nothing was counted")
+}
 
-    /// The machines that count.
-    fn count(&self, samples: &mut Samples) -> Result<()> {
-        let counted = |unmap, work| {
-            let done = self.load(unmap, Clock::Instructions)?.run(work)?;
-            done.phases.context("nothing was counted")
-        };
-        eprintln!("{}: a GiB in pages of 4 KiB goes at once …", self.cpu.name());
-        let ranged = counted(Stage2Unmap::Range, Work::Delete)?;
-        let blocking = ranged.of(Phase::Blocking)?;
-        self.add(BLOCKING, blocking, samples);
-        self.add(TOTAL, &blocking.and(ranged.of(Phase::Reclaim)?), samples);
-        self.add_faults(&ranged, samples)?;
+/// Counts its removal.
+pub(super) fn removed(setup: &Setup<'_>, signals: &Signals) -> Result<Phases> {
+    counted(setup, signals, |load| load.control()?.delete(load.slot).map(drop))
+}
 
-        eprintln!("{}: the same, page by page …", self.cpu.name());
-        let paged = counted(Stage2Unmap::Page, Work::Delete)?;
-        self.add(PER_PAGE, paged.of(Phase::PerPage)?, samples);
+/// Counts the logging of stores to it, while the guest writes each page again.
+pub(super) fn logged(setup: &Setup<'_>, signals: &Signals) -> Result<Phases> {
+    counted(setup, signals, |load| {
+        load.log_start()?;
+        load.touch_in_phase()?;
+        load.log_fetch()
+    })
+}
 
-        eprintln!("{}: stores to a GiB are logged …", self.cpu.name());
-        let logged = counted(Stage2Unmap::Range, Work::Log)?;
-        self.add(ENABLE, logged.of(Phase::DirtyEnable)?, samples);
-        self.add(FETCH, logged.of(Phase::DirtyFetch)?, samples);
-        Ok(())
-    }
-
-    fn add(&self, name: &str, counts: &Counts, samples: &mut Samples) {
-        let case = case(name, self.cpu);
+/// The machines that count.
+fn count(lab: &Lab<'_>, cpu: ArmCpu, samples: &mut Samples) -> Result<()> {
+    let mut add = |name: &str, counts: &Counts| {
         for (metric, count) in
             [(INSTRUCTIONS, counts.instructions), (TLBI, counts.tlbi()), (DSB, counts.dsb()), (DC, counts.dc)]
         {
-            samples.add_count(&case, Subject::Quell, metric, count);
+            samples.add_count(&case(name, cpu), Subject::Quell, metric, count);
         }
-    }
+    };
+    eprintln!("{}: a GiB in pages of 4 KiB goes at once …", cpu.name());
+    let setup = |unmap| setup(lab, cpu, unmap, Clock::Instructions);
+    let ranged = removed(&setup(Stage2Unmap::Range)?, lab.signals)?;
+    let blocking = ranged.of(Phase::Blocking)?;
+    add(BLOCKING, blocking);
+    add(TOTAL, &blocking.and(ranged.of(Phase::Reclaim)?));
 
-    /// The guest's first touch of all pages is a phase: a fault for each, and the few instructions
-    /// of its own loop.
-    fn add_faults(&self, phases: &Phases, samples: &mut Samples) -> Result<()> {
-        let touched = phases.of(Phase::FaultIn)?;
-        #[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
-        let each = touched.instructions as f64 / load::PAGES as f64;
-        samples.add(&case(FAULT_IN, self.cpu), Subject::Quell, INSTRUCTIONS, INSTRUCTIONS, each);
-        Ok(())
-    }
+    eprintln!("{}: the same, page by page …", cpu.name());
+    add(PER_PAGE, removed(&setup(Stage2Unmap::Page)?, lab.signals)?.of(Phase::PerPage)?);
 
-    /// The machines by the clock: how long the deletion takes, each way in turn.
-    fn time(&self, samples: &mut Samples) -> Result<()> {
-        for run in 1..=self.args.runs {
-            eprintln!("{}: by the clock, {run} of {} …", self.cpu.name(), self.args.runs);
-            for (name, unmap) in [(TOTAL, Stage2Unmap::Range), (PER_PAGE, Stage2Unmap::Page)] {
-                let done = self.load(unmap, Clock::Wall)?.run(Work::Delete)?;
-                for (metric, time) in [(WALL, done.busy), (ANSWERED, done.asked)] {
-                    let ms = time.as_secs_f64() * 1e3;
-                    samples.add(&case(name, self.cpu), Subject::Quell, metric, "ms", ms);
-                }
+    eprintln!("{}: stores to a GiB are logged …", cpu.name());
+    let logged = logged(&setup(Stage2Unmap::Range)?, lab.signals)?;
+    add(ENABLE, logged.of(Phase::DirtyEnable)?);
+    add(FETCH, logged.of(Phase::DirtyFetch)?);
+
+    // The guest's first touch of all pages is a phase: a fault for each, and the few instructions
+    // of its own loop.
+    let each = float(ranged.of(Phase::FaultIn)?.instructions) / float(PAGES);
+    samples.add(&case(FAULT_IN, cpu), Subject::Quell, INSTRUCTIONS, INSTRUCTIONS, each);
+    Ok(())
+}
+
+/// The machines by the clock: how long the deletion takes, each way in turn. `WALL` is how long the
+/// hypervisor worked on it, without the pauses for its guest; `ANSWERED` is from the request to its
+/// answer.
+fn time(lab: &Lab<'_>, cpu: ArmCpu, runs: u32, samples: &mut Samples) -> Result<()> {
+    for run in 1..=runs {
+        eprintln!("{}: by the clock, {run} of {runs} …", cpu.name());
+        for (name, unmap) in [(TOTAL, Stage2Unmap::Range), (PER_PAGE, Stage2Unmap::Page)] {
+            let mut load = Load::start(&setup(lab, cpu, unmap, Clock::Wall)?, false, lab.signals)?;
+            let times = timed(&mut load).with_context(|| load.console())?;
+            load.finish()?;
+            for (metric, time) in [WALL, ANSWERED].into_iter().zip(times) {
+                samples.add(&case(name, cpu), Subject::Quell, metric, "ms", time.as_secs_f64() * 1e3);
             }
         }
-        Ok(())
+    }
+    Ok(())
+}
+
+fn timed(load: &mut Load) -> Result<[Duration; 2]> {
+    load.touch_in_phase()?;
+    let begun = Instant::now();
+    let deleted = load.control()?.delete(load.slot)?;
+    let answered = begun.elapsed();
+    let hz = load.machine.clock_hz()?.context("the hypervisor says nothing of its clock")?;
+    Ok([busy_of(deleted.ticks, hz)?, answered])
+}
+
+/// The duration of `ticks` ticks of a clock of `hz` ticks per second.
+fn busy_of(ticks: u64, hz: u64) -> Result<Duration> {
+    let nanos = u128::from(ticks) * 1_000_000_000 / u128::from(hz.max(1));
+    Ok(Duration::from_nanos(u64::try_from(nanos).context("it took too long")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_are_time_by_the_clock_that_made_them() {
+        assert_eq!(busy_of(125, 62_500_000).expect("fits"), Duration::from_micros(2));
+        assert!(busy_of(u64::MAX, 0).is_err());
     }
 }

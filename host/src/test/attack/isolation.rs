@@ -2,8 +2,9 @@
 
 use crate::arch::ArmCpu;
 use crate::arch::Platform;
-use crate::bench::isolation::missed;
+use crate::bench::isolation::limits;
 use crate::bench::isolation::pair::{self, Plan};
+use crate::bench::limits::Limit;
 use crate::test::cases::{Case, act};
 use crate::test::room::Room;
 use anyhow::{Context, Result, ensure};
@@ -55,7 +56,7 @@ fn attacks(room: &Room<'_>) -> Result<()> {
             |_| {},
         );
         let figures = run.with_context(name)?.of_used_time();
-        let missed = missed(&plan, &figures, None);
+        let missed: Vec<_> = limits(&plan, &figures, None).iter().filter_map(Limit::missed).collect();
         ensure!(missed.is_empty(), "{}: {}", name(), missed.join("; "));
     }
     Ok(())

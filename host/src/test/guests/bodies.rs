@@ -8,7 +8,8 @@ use super::expect::{
     expect_verdict, expect_without_cpus, with_console,
 };
 use crate::arch::{Arch, Platform};
-use crate::bench::migrate::writer::{Setup, Writer};
+use crate::bench::load::Setup;
+use crate::bench::migrate::writer::Writer;
 use crate::bench::phases::Phases;
 use crate::guest::cache;
 use crate::machine::process::{End, Flow, Machine};

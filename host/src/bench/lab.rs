@@ -1,0 +1,197 @@
+//! What all benchmarks have in common: the parts of their machines, how these are run, and how
+//! results end.
+
+use super::limits::{self, Limit};
+use super::phases::Phases;
+use crate::arch::{Arch, Platform};
+use crate::guest::cache::Versions;
+use crate::machine::devices::Devices;
+use crate::machine::outcome::Outcome;
+use crate::machine::process::{End, Flow, Machine};
+use crate::machine::signals::Signals;
+use crate::machine::spec::{Clock, Spec};
+use crate::results::{Samples, Writer};
+use crate::run::reporting_console;
+use crate::size::MIB;
+use crate::vm::{Guest, Hypervisor, StockGuest};
+use crate::workspace::{self, Image};
+use anyhow::{Result, anyhow};
+use hostlink::config::{FlushMode, ResetPolicy, Switches};
+use hostlink::exit::ExitCode;
+use serde_json::Value;
+use std::cell::OnceCell;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// Memory of a bare guest.
+pub(crate) const BARE_MEMORY: u64 = 64 * MIB;
+
+/// A directory for a machine's files.
+pub(crate) fn directory() -> Result<TempDir> {
+    Ok(tempfile::Builder::new().prefix("quell-bench-").tempdir()?)
+}
+
+/// A guest with the usual settings.
+pub(crate) fn guest(platform: Platform, kernel: PathBuf, cmdline: impl Into<String>, vcpus: u32) -> Guest {
+    Guest {
+        platform,
+        kernel,
+        initrd: None,
+        cmdline: cmdline.into(),
+        vcpus,
+        memory: BARE_MEMORY,
+        flush: FlushMode::Hypercall,
+        reset: ResetPolicy::Exit,
+        switches: Switches::default(),
+        devices: Devices::default(),
+    }
+}
+
+/// A bare guest.
+pub(crate) fn bare(
+    platform: Platform,
+    image: Image,
+    cmdline: impl Into<String>,
+    vcpus: u32,
+) -> Result<Guest> {
+    let arch = platform.arch();
+    let kernel = workspace::bootable(workspace::build(image, arch)?, arch)?;
+    Ok(guest(platform, kernel, cmdline, vcpus))
+}
+
+/// The stock Linux guest with an initial RAM disk, whose reports the host hears.
+pub(crate) fn linux(stock: &StockGuest, platform: Platform, initrd: Vec<u8>, vcpus: u32) -> Guest {
+    let cmdline = format!("{} quiet panic=-1", reporting_console(platform.arch()));
+    Guest { initrd: Some(initrd), ..guest(platform, stock.kernel(), cmdline, vcpus) }
+}
+
+/// A part of each architecture, made when it is needed.
+struct Parts<T>([OnceCell<T>; 2]);
+
+impl<T> Parts<T> {
+    const fn none() -> Self {
+        Self([const { OnceCell::new() }; 2])
+    }
+
+    fn of(&self, arch: Arch, make: impl FnOnce(Arch) -> Result<T>) -> Result<&T> {
+        let cell = &self.0[arch as usize];
+        if let Some(part) = cell.get() {
+            return Ok(part);
+        }
+        let part = make(arch)?;
+        Ok(cell.get_or_init(|| part))
+    }
+}
+
+/// The parts of a benchmark's machines, which run one after the other.
+pub(crate) struct Lab<'a> {
+    /// The timeout of a machine.
+    pub(crate) timeout: Duration,
+    pub(crate) signals: &'a Signals,
+    directory: TempDir,
+    hypervisors: Parts<Hypervisor>,
+    stocks: Parts<StockGuest>,
+}
+
+impl<'a> Lab<'a> {
+    pub(crate) fn new(timeout: Duration, signals: &'a Signals) -> Result<Self> {
+        let directory = directory()?;
+        Ok(Self { timeout, signals, directory, hypervisors: Parts::none(), stocks: Parts::none() })
+    }
+
+    pub(crate) fn hypervisor(&self, arch: Arch) -> Result<&Hypervisor> {
+        self.hypervisors.of(arch, Hypervisor::build)
+    }
+
+    pub(crate) fn stock(&self, arch: Arch) -> Result<&StockGuest> {
+        self.stocks.of(arch, StockGuest::prepare)
+    }
+
+    /// The place of the machine's files.
+    pub(crate) fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// The machine that runs this guest on Quell.
+    pub(crate) fn on_quell(&self, guest: &Guest, cpus: u32, clock: Clock) -> Result<Spec> {
+        guest.check()?;
+        guest.on_quell(self.hypervisor(guest.platform.arch())?, cpus, clock, self.directory())
+    }
+
+    /// The machine itself with this guest.
+    pub(crate) fn on_bare_machine(&self, guest: &Guest, cpus: u32, clock: Clock) -> Result<Spec> {
+        guest.check()?;
+        Ok(Spec { clock, ..guest.on_bare_machine(cpus, self.directory())? })
+    }
+
+    pub(crate) fn start(&self, spec: Spec) -> Result<Machine> {
+        Machine::start(&Spec { timeout: Some(self.timeout), ..spec }, self.signals)
+    }
+
+    /// Runs a machine until its guest switches it off, or `observe` stops it.
+    pub(crate) fn run(
+        &self,
+        spec: Spec,
+        observe: impl FnMut(&Value, &mut Machine) -> Result<Flow>,
+    ) -> Result<Outcome> {
+        let is_on_quell = spec.payload.beacon().is_some();
+        finished(self.start(spec)?.run(observe)?, is_on_quell)
+    }
+
+    /// The same for a machine without an observer.
+    pub(crate) fn run_alone(&self, spec: Spec) -> Result<Outcome> {
+        self.run(spec, |_, _| Ok(Flow::Continue))
+    }
+
+    /// The same, with what QEMU's plugin has counted.
+    pub(crate) fn count(
+        &self,
+        mut spec: Spec,
+        observe: impl FnMut(&Value, &mut Machine) -> Result<Flow>,
+    ) -> Result<(Outcome, Phases)> {
+        let counting = Phases::counting(self.directory())?;
+        spec.counting = Some(counting.clone());
+        let outcome = self.run(spec, observe)?;
+        Ok((outcome, Phases::read(&counting)?))
+    }
+}
+
+/// The outcome, if the guest has finished without an error. A machine with Quell says so itself.
+fn finished(outcome: Outcome, is_on_quell: bool) -> Result<Outcome> {
+    let failure = outcome.reports.iter().find(|report| report["result"] == "fail");
+    if let Some(failure) = failure {
+        let why = failure["why"].as_str().unwrap_or("it failed");
+        return Err(outcome.explain(anyhow!("the guest says: {why}")));
+    }
+    match outcome.end {
+        End::Stopped | End::Hypervisor(ExitCode::GuestPowerOff) => Ok(outcome),
+        End::PowerOff if !is_on_quell => Ok(outcome),
+        End::TimedOut => {
+            Err(outcome.explain(anyhow!("the guest did not finish in {} s", outcome.wall.as_secs())))
+        }
+        end => {
+            let messages = outcome.qemu_messages.trim_end();
+            Err(outcome
+                .explain(anyhow!("the guest did not finish: the machine ended with {end:?}\n{messages}")))
+        }
+    }
+}
+
+/// The end of a benchmark: prints its limits, and writes its results. The status is 1 if a limit is
+/// missed.
+pub(crate) fn conclude(
+    bench: &'static str,
+    json: Option<&Path>,
+    guest: Option<&Versions>,
+    samples: &Samples,
+    limits: &[Limit],
+) -> Result<u8> {
+    if !limits.is_empty() {
+        println!("{}", limits::table(limits));
+    }
+    if let Some(path) = json {
+        Writer::new(path.to_owned(), bench, guest).write_with_limits(samples, limits)?;
+    }
+    Ok(u8::from(!limits::all_met(limits)))
+}

@@ -1,0 +1,171 @@
+//! A bare guest that uses memory which was added to it, on command; and the requests to its
+//! hypervisor meanwhile.
+
+use super::lab::{self, BARE_MEMORY};
+use super::phases::Phases;
+use crate::arch::{Arch, Platform};
+use crate::ctl::dirty_runs;
+use crate::machine::control::Control;
+use crate::machine::process::{Flow, Machine};
+use crate::machine::signals::Signals;
+use crate::machine::spec::{Clock, Counting, Spec};
+use crate::run::tail;
+use crate::vm::{Guest, Hypervisor};
+use anyhow::{Context, Result, ensure};
+use baremetal::pages::PAGE;
+use hostlink::config::Switches;
+use hostlink::ctl::record::Slot;
+use hostlink::ctl::{LogWay, Request};
+use hostlink::phase::Phase;
+use std::path::Path;
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// The guest's messages when it accepts commands, one per line, and when it has finished one.
+const READY: &str = "load: ready";
+pub(super) const DONE: &str = "load: done: ";
+
+/// The machine to start, which has one CPU.
+#[derive(Clone, Copy)]
+pub(crate) struct Setup<'a> {
+    pub(crate) hypervisor: &'a Hypervisor,
+    pub(crate) platform: Platform,
+    pub(crate) switches: Switches,
+    pub(crate) clock: Clock,
+    /// Bytes of the added memory.
+    pub(crate) size: u64,
+    /// Bytes that the machine has beyond the guest's own memory.
+    pub(crate) spare: u64,
+    pub(crate) timeout: Duration,
+}
+
+impl Setup<'_> {
+    pub(super) fn guest(&self) -> Result<Guest> {
+        Guest::load(self.platform, 1, BARE_MEMORY, self.switches)
+    }
+
+    /// The machine, with its files in `directory`.
+    pub(super) fn spec(&self, guest: &Guest, directory: &Path) -> Result<Spec> {
+        let spec = guest.on_quell(self.hypervisor, 1, self.clock, directory)?;
+        Ok(Spec { memory: spec.memory + self.spare, timeout: Some(self.timeout), ..spec })
+    }
+}
+
+/// The running guest, which has got the memory. Everything in it fails after the setup's timeout.
+pub(crate) struct Load {
+    pub(super) machine: Machine,
+    counting: Option<Counting>,
+    timeout: Duration,
+    /// The address and the size of the added memory, and its slot.
+    pub(super) at: u64,
+    pub(super) size: u64,
+    pub(super) slot: u16,
+    /// Bytes of the console that have been read.
+    pub(super) read: usize,
+    _directory: TempDir,
+}
+
+impl Load {
+    /// Starts the guest and adds the memory. If `is_counted`, QEMU's plugin counts.
+    pub(super) fn start(setup: &Setup<'_>, is_counted: bool, signals: &Signals) -> Result<Self> {
+        let directory = lab::directory()?;
+        let mut spec = setup.spec(&setup.guest()?, directory.path())?;
+        let counting = if is_counted { Some(Phases::counting(directory.path())?) } else { None };
+        spec.counting.clone_from(&counting);
+        let mut load = Self {
+            machine: Machine::start(&spec, signals)?,
+            counting,
+            timeout: setup.timeout,
+            // The guest's own tables map it, it is after the guest's memory, and on Arm it fills an
+            // entry of a table that is not of the last level.
+            at: match setup.platform.arch() {
+                Arch::X86_64 => 1 << 30,
+                Arch::Aarch64 => 4 << 30,
+            },
+            size: setup.size,
+            slot: 0,
+            read: 0,
+            _directory: directory,
+        };
+        load.add().with_context(|| load.console())?;
+        Ok(load)
+    }
+
+    fn add(&mut self) -> Result<()> {
+        self.line(READY)?;
+        self.slot = self.control()?.add(self.at, self.size)?;
+        Ok(())
+    }
+
+    /// A control conversation with the hypervisor. Page by page, a deletion takes longer than the
+    /// channel's usual patience.
+    pub(crate) fn control(&self) -> Result<Control> {
+        Ok(self.machine.control()?.with_patience(self.timeout))
+    }
+
+    /// The memory slots.
+    pub(crate) fn slots(&self) -> Result<Vec<Slot>> {
+        self.control()?.ask_for(&Request::Slots)
+    }
+
+    /// Makes the guest do these things, and waits until it has.
+    fn command(&mut self, words: &[String]) -> Result<()> {
+        self.machine.type_text(&format!("{}\n", words.join(" ")))?;
+        words.iter().try_for_each(|_| self.line(DONE).map(drop))
+    }
+
+    /// Makes the guest write one word of each page.
+    pub(super) fn touch(&mut self) -> Result<()> {
+        self.command(&[self.touching()])
+    }
+
+    fn touching(&self) -> String {
+        format!("touch={:#x},{:#x},{PAGE:#x}", self.at, self.size)
+    }
+
+    /// The same as a phase of its own.
+    pub(super) fn touch_in_phase(&mut self) -> Result<()> {
+        let [begin, end] = [Phase::FaultIn, Phase::None].map(|phase| format!("hint={:#x}", phase.hint()));
+        self.command(&[begin, self.touching(), end])
+    }
+
+    /// Begins to log stores: by dirty bits where the processor sets them; elsewhere the hypervisor
+    /// uses write protection automatically.
+    pub(super) fn log_start(&self) -> Result<()> {
+        let way = LogWay::DirtyBits;
+        self.control()?.ask(&Request::LogStart { slot: self.slot, way }).map(drop)
+    }
+
+    /// Fetches the log, which names every page.
+    pub(super) fn log_fetch(&self) -> Result<()> {
+        all_dirty(&mut self.control()?, self.slot, self.size)
+    }
+
+    /// Waits for a line with this text.
+    pub(super) fn line(&mut self, text: &str) -> Result<String> {
+        let (line, read) = self.machine.await_line(text, self.read, self.timeout)?;
+        self.read = read;
+        Ok(line)
+    }
+
+    /// Makes the guest switch the machine off, and checks that this ends the machine; returns what
+    /// was counted.
+    pub(super) fn finish(mut self) -> Result<Option<Phases>> {
+        self.machine.type_text("poweroff\n")?;
+        self.machine.run(|_, _| Ok(Flow::Continue))?.powered_off()?;
+        self.counting.as_ref().map(Phases::read).transpose()
+    }
+
+    /// The end of the guest's console, for messages.
+    pub(crate) fn console(&self) -> String {
+        format!("the guest's console ends with:\n{}", tail(&self.machine.shown()))
+    }
+}
+
+/// Fetches the log of a slot of this many bytes, all of which were stored to.
+pub(super) fn all_dirty(control: &mut Control, slot: u16, bytes: u64) -> Result<()> {
+    let runs = dirty_runs(control, slot)?;
+    let (pages, all): (u64, _) = (runs.iter().map(|run| run.end - run.start).sum(), bytes / PAGE);
+    ensure!(pages == all, "{pages} pages are in the log, and {all} were stored to");
+    Ok(())
+}
