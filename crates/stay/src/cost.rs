@@ -13,14 +13,15 @@
 //! and never more than half of what one step may take. Both costs are [measured](Cost::measure)
 //! when the hypervisor starts, on the machine that it runs on. The limit applies to both
 //! architectures: on AMD64 to the ranges that a guest requests
-//! ([`amd64::plan()`](crate::amd64::plan()), [`amd64::obey`](crate::amd64::obey)), and on Arm64 to
+//! ([`tagged::plan()`](crate::tagged::plan()), [`tagged::obey`](crate::tagged::obey)), and on Arm64
+//! to
 //! the translations that a change of stage 2 makes stale ([`limits`](Cost::limits)).
 
 use core::fmt;
 
 use coherence::tlbi::Limits;
 
-use crate::amd64::{RANGES_MAX, STEP_MAX_US};
+use crate::tagged::{RANGES_MAX, STEP_MAX_US};
 
 /// How much longer a translation through nested tables takes than the measured one through the
 /// hypervisor's own tables. A nested walk reads up to 24 entries instead of 4 (APM volume 2,

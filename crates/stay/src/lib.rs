@@ -8,22 +8,22 @@
 //! Quell on bare metal, and in `quell-machine`, whose processors use every freedom that an
 //! architecture gives them and whose oracle knows the guarantees.
 //!
-//! | step | AMD64 | Arm64 |
+//! | step | [`tagged`]: AMD64 | [`broadcast`]: Arm64 |
 //! |---|---|---|
-//! | a vCPU arrives at a processor | by its tag: `coherence::asid` | [`arm64::CpuStage2::arrive`] |
-//! | a processor lets go of a machine's tables | at each exit | [`arm64::leave_address_space`] |
-//! | entry, which may be called off | [`amd64::enter`] | [`arm64::enter_address_space`], [`arm64::enter`] |
-//! | take a requested flush | [`amd64::take_flush`] | [`arm64::take_flush`] |
+//! | a vCPU arrives at a processor | by its tag: `coherence::asid` | [`broadcast::CpuStage2::arrive`] |
+//! | a processor lets go of a machine's tables | at each exit | [`broadcast::leave_address_space`] |
+//! | entry, which may be called off | [`tagged::enter`] | [`broadcast::enter_address_space`], [`broadcast::enter`] |
+//! | take a requested flush | [`tagged::take_flush`] | [`broadcast::take_flush`] |
 //! | a section in which software uses translations | [`in_section`] | [`in_section`] |
 //! | a nested fault | [`nested_fault`] | [`nested_fault`] |
-//! | a remembered walk | [`amd64::Walks`] | |
-//! | a flush that a guest requests by hypercall | [`amd64::serve`] | |
-//! | a flush of a whole space | [`coherence::flush_space`] | [`arm64::flush_space`] |
+//! | a remembered walk | [`tagged::Walks`] | |
+//! | a flush that a guest requests by hypercall | [`tagged::serve`] | |
+//! | a flush of a whole space | [`coherence::flush_space`] | [`broadcast::flush_space`] |
 //! | the devices' part of it | [`iommu::amd_vi::begin`], [`iommu::finish`] | [`iommu::mirror`], [`iommu::smmu::begin`] |
 //! | devices are given to a machine, and taken away | [`iommu::amd_vi`] | [`iommu::smmu::Smmu`] |
 //! | a change of guest memory | [`step`] | [`step`] |
-//! | a vCPU that starts over | [`amd64::start_over`] | |
-//! | the address space of a vCPU that halts | [`amd64::TranslationControls::space`] | |
+//! | a vCPU that starts over | [`tagged::start_over`] | |
+//! | the address space of a vCPU that halts | [`tagged::TranslationControls::space`] | |
 //!
 //! A [`Mistake`] can be injected, so that tests can show that it is detected.
 #![no_std]
@@ -32,14 +32,14 @@
 #[cfg(test)]
 extern crate std;
 
-pub mod amd64;
-pub mod arm64;
+pub mod broadcast;
 mod change;
 mod cost;
 mod fault;
 pub mod iommu;
 mod mistake;
 mod section;
+pub mod tagged;
 mod vcpus;
 
 pub use change::{Proof, step};

@@ -214,7 +214,7 @@ where
     ) -> Result<Flushed, NotFlushed<Self>> {
         let space = vm.guest.address_space();
         let tlb = &Self::TLB;
-        stay::arm64::flush_space(vm, devices, tlb, &space, invalidation, scratch, &Patience)
+        stay::broadcast::flush_space(vm, devices, tlb, &space, invalidation, scratch, &Patience)
     }
 
     #[inline(always)]

@@ -3,7 +3,7 @@
 use alloc::boxed::Box;
 
 use coherence::asid::AsidSlot;
-use stay::amd64::start_over;
+use stay::tagged::start_over;
 
 use super::audit::auditor::Auditor;
 use super::intercepts::{self, CR_WRITE_8, misc1};

@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering;
 
 use coherence::CpuId;
 use coherence::asid::{AsidSlot, Assignment};
-use stay::amd64::{self, Mode};
+use stay::tagged::{self, Mode};
 use stay::{Mistake, Mistakes};
 
 use super::audit::auditor::Auditor;
@@ -47,7 +47,7 @@ impl<A: Amd64> Mistakes for Loaded<'_, A> {
     }
 }
 
-impl<A: Amd64> amd64::Processor for Loaded<'_, A> {
+impl<A: Amd64> tagged::Processor for Loaded<'_, A> {
     #[inline(always)]
     fn id(&self) -> CpuId {
         CpuId(self.cpu.index)

@@ -5,7 +5,7 @@ use core::marker::PhantomData;
 use coherence::CpuId;
 use coherence::asid::{AsidAllocator, AsidSlot};
 use paging::Amd64Nested;
-use stay::amd64::Processor;
+use stay::tagged::Processor;
 
 use super::loaded::Loaded;
 use super::processor::Svm;

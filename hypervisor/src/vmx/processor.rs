@@ -6,7 +6,7 @@ use core::num::NonZeroU32;
 use coherence::CpuId;
 use coherence::asid::{AsidAllocator, AsidSlot, Assignment, TlbControl};
 use paging::Amd64Nested;
-use stay::amd64::{self, Mode};
+use stay::tagged::{self, Mode};
 use stay::{Mistake, Mistakes};
 
 use super::table;
@@ -77,7 +77,7 @@ impl<A: Arch> Mistakes for Loaded<'_, A> {
     }
 }
 
-impl<A: Vmx + X86<Block = Vmcs>> amd64::Processor for Loaded<'_, A> {
+impl<A: Vmx + X86<Block = Vmcs>> tagged::Processor for Loaded<'_, A> {
     fn id(&self) -> CpuId {
         CpuId(self.cpu.index)
     }
@@ -159,7 +159,7 @@ where
         vm: &'a Vm<Self>,
         cpu: &'a PerCpu<Self>,
         state: &'a mut VcpuState<Vmcs>,
-    ) -> (impl amd64::Processor + 'a, &'a mut AsidSlot) {
+    ) -> (impl tagged::Processor + 'a, &'a mut AsidSlot) {
         let VcpuState { block: vmcs, registers, own, .. } = state;
         (Loaded { vm, cpu, vmcs, registers }, own)
     }

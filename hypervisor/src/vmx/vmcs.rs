@@ -4,7 +4,7 @@
 use alloc::boxed::Box;
 
 use coherence::asid::AsidSlot;
-use stay::amd64::start_over;
+use stay::tagged::start_over;
 
 use crate::vm::arch::Cpus;
 use crate::vm::files::Defects;

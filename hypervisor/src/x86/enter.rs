@@ -3,7 +3,7 @@
 use hostlink::counters::Counter;
 use hostlink::trace::Event;
 use memslots::Gpa;
-use stay::amd64::{self, Taken, Why};
+use stay::tagged::{self, Taken, Why};
 
 use super::hyperv::eoi_assist::{ApicView, NO_EOI_REQUIRED, Settled};
 use super::processor::{Vendor, X86};
@@ -17,7 +17,7 @@ pub fn enter<A: X86>(context: &mut Context<'_, A>) -> bool {
     offer_lazy_eoi(context);
     let has_entered = {
         let (mut processor, slot) = A::loaded(context.vm, context.cpu, context.state);
-        amd64::enter(&mut processor, &mut context.owner, &mut context.workspace.asids, slot)
+        tagged::enter(&mut processor, &mut context.owner, &mut context.workspace.asids, slot)
     };
     if !has_entered {
         context.state.withdraw_interrupt();
@@ -37,7 +37,7 @@ pub fn take_flush<A: X86>(context: &mut Context<'_, A>) {
     let (owner, asids) = (&mut context.owner, &context.workspace.asids);
     let taken = {
         let (mut processor, slot) = A::loaded(context.vm, context.cpu, context.state);
-        amd64::take_flush(&mut processor, owner, asids, slot, limit)
+        tagged::take_flush(&mut processor, owner, asids, slot, limit)
     };
     let Some(taken) = taken else { return };
     context.count(Counter::FlushTaken);

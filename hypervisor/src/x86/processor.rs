@@ -138,7 +138,7 @@ pub unsafe trait Vendor: Processor {
         vm: &'a Vm<Self>,
         cpu: &'a PerCpu<Self>,
         state: &'a mut VcpuState<Self::Block>,
-    ) -> (impl stay::amd64::Processor + 'a, &'a mut AsidSlot)
+    ) -> (impl stay::tagged::Processor + 'a, &'a mut AsidSlot)
     where
         Self: Arch;
 

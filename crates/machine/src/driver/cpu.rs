@@ -6,8 +6,8 @@ use std::rc::Rc;
 use coherence::asid::AsidAllocator;
 use coherence::{CpuId, Ledger, Owner};
 use memslots::MmioCache;
-use stay::arm64::CpuStage2;
-use stay::{MMIO_PAGES, Mistake, Mistakes, Stay, amd64, arm64};
+use stay::broadcast::CpuStage2;
+use stay::{MMIO_PAGES, Mistake, Mistakes, Stay, broadcast, tagged};
 
 use super::guest::{ALL_PAGES, Exit};
 use super::life::Row;
@@ -175,10 +175,10 @@ impl<'v, 'm, F: Architecture> Stay<'v> for Visit<'v, 'm, F> {
                 let mut guest = Guest::new(self.cpu, self.vm, self.number, self.vcpu);
                 let (asids, slot) = (&self.tagging.asids, &mut self.tags.asid);
                 let limit = machine.config.page_limit;
-                let taken = amd64::take_flush(&mut guest, &mut self.owner, asids, slot, limit);
+                let taken = tagged::take_flush(&mut guest, &mut self.owner, asids, slot, limit);
                 machine.note(|| format!("vCPU {}.{}: {taken:?}", self.vm.index, self.number));
             }
-            Arch::Arm64 => arm64::take_flush(&machine.tlb(self.cpu.number, None), &mut self.owner),
+            Arch::Arm64 => broadcast::take_flush(&machine.tlb(self.cpu.number, None), &mut self.owner),
         }
         machine.point();
     }
@@ -252,9 +252,9 @@ impl<F: Architecture> Visit<'_, '_, F> {
         let mut guest = Guest::new(self.cpu, self.vm, self.number, self.vcpu);
         let has_entered = match F::ARCH {
             Arch::Amd64 => {
-                amd64::enter(&mut guest, &mut self.owner, &mut self.tagging.asids, &mut self.tags.asid)
+                tagged::enter(&mut guest, &mut self.owner, &mut self.tagging.asids, &mut self.tags.asid)
             }
-            Arch::Arm64 => arm64::enter(&mut guest, &mut self.owner),
+            Arch::Arm64 => broadcast::enter(&mut guest, &mut self.owner),
         };
         let exit = guest.exit.take();
         self.cpu.machine.point();
@@ -302,7 +302,7 @@ impl<F: Architecture> Visit<'_, '_, F> {
     fn start_over(&mut self) {
         let machine = self.cpu.machine;
         self.vcpu.space = 0;
-        amd64::start_over(&mut self.tags.asid, machine);
+        tagged::start_over(&mut self.tags.asid, machine);
         machine.point();
         let time = machine.now();
         machine.oracle.borrow_mut().promise_guest(self.vm.index, self.number, None, ALL_PAGES, time);

@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 use coherence::{CpuId, FlushOutcome, Hardware, Ledger, Scope, SpaceReceipt};
 use memslots::Gpa;
 use paging::{FlushReceipt, Invalidation, NeverWalked, Stamp};
-use stay::amd64::{self, Asked, Initiator};
 use stay::iommu::mirror::Slots;
+use stay::tagged::{self, Asked, Initiator};
 use stay::{Mistake, Mistakes, Proof};
 use tlfs::encode::{CallProgress, EncodedCall, FlushCalls, FlushRequest, Interface, ListLimit, VaRange};
 use tlfs::{
@@ -157,7 +157,7 @@ impl Cpu<'_> {
             Ok(Call::Flush(flush)) => {
                 self.machine.note(|| format!("vCPU {}.{number} calls: {flush:?}", vm.index));
                 let (count, limit) = (vm.targets.len(), self.machine.config.page_limit);
-                let served = amd64::serve(vm, count, &flush, limit, Kicks(self.machine), &mut self.ledger);
+                let served = tagged::serve(vm, count, &flush, limit, Kicks(self.machine), &mut self.ledger);
                 match served {
                     Ok(done) if matches!(flush.scope, FlushScope::List(_)) => flush.completed_to(done),
                     Ok(_) => flush.completed(),
@@ -290,13 +290,13 @@ impl<F: Architecture> Vm<'_, F> {
         let flushed = match F::ARCH {
             Arch::Amd64 if machine.has(Bug::NoKick) => {
                 let everybody = Targets::All;
-                let named = amd64::Named::new(&everybody, self.targets.len());
+                let named = tagged::Named::new(&everybody, self.targets.len());
                 let _nobody_is_kicked = coherence::issue(self, &named, Scope::All, &mut ledger);
                 Ok(FlushProof::forged())
             }
             Arch::Amd64 if machine.has(Bug::FlushOfGuests) => {
                 let everybody = Targets::All;
-                let named = amd64::Named::new(&everybody, self.targets.len());
+                let named = tagged::Named::new(&everybody, self.targets.len());
                 coherence::flush(self, &named, Scope::All, &mut ledger, &hardware)
                     .map(|_| FlushProof::forged())
                     .map_err(coherence::Unfinished::Target)

@@ -2,7 +2,7 @@
 
 use coherence::CpuId;
 use coherence::asid::{Assignment, TlbControl};
-use stay::{Mistake, Mistakes, amd64, arm64};
+use stay::{Mistake, Mistakes, broadcast, tagged};
 
 use super::cpu::Cpu;
 use super::guest::Exit;
@@ -63,7 +63,7 @@ impl<F: Architecture> Mistakes for Guest<'_, '_, F> {
     }
 }
 
-impl<F: Architecture> amd64::Processor for Guest<'_, '_, F> {
+impl<F: Architecture> tagged::Processor for Guest<'_, '_, F> {
     fn id(&self) -> CpuId {
         CpuId(self.cpu.number as u32)
     }
@@ -115,13 +115,13 @@ impl<F: Architecture> amd64::Processor for Guest<'_, '_, F> {
         self.vcpu.vmcb.owes_nested = self.cpu.machine.config.two_flushes;
     }
 
-    fn mode(&self) -> amd64::Mode {
+    fn mode(&self) -> tagged::Mode {
         let pcid = self.cpu.machine.config.pcid;
-        amd64::Mode { pcid, pae: true, pieces: self.vm.space.has_pieces() }
+        tagged::Mode { pcid, pae: true, pieces: self.vm.space.has_pieces() }
     }
 }
 
-impl<F: Architecture> arm64::Processor for Guest<'_, '_, F> {
+impl<F: Architecture> broadcast::Processor for Guest<'_, '_, F> {
     fn id(&self) -> CpuId {
         CpuId(self.cpu.number as u32)
     }

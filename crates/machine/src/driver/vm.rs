@@ -9,7 +9,7 @@ use coherence::{Members, Target, Targets, Walkers};
 use memslots::space::GuestSpace;
 use memslots::{Gpa, Memslots, MmioCache, Numbers, PhysAddr, Slot, SlotFlags, SlotId};
 use paging::{Amd64Nested, Arm64Stage2, Format as TableFormat, Level, Stamp};
-use stay::amd64::{TranslationControls, Walks};
+use stay::tagged::{TranslationControls, Walks};
 use stay::{MMIO_PAGES, Mistake, Mistakes};
 
 use super::device::{Behind, DeviceFlush};

@@ -10,7 +10,7 @@ use coherence::tlbi::{self, Context, Errata, Features, Granule, Limits, Setup, V
 use coherence::vmid::{Home, LocalMaintenance, Residents, VmidAllocator, VmidSlot};
 use coherence::{CpuId, Hardware, Ledger, SpaceReceipt, SpaceUnfinished, Walkers};
 use paging::{FlushRange, Invalidation};
-use stay::arm64::{self, AddressSpace, CpuStage2};
+use stay::broadcast::{self, AddressSpace, CpuStage2};
 use stay::{Mistake, Mistakes};
 pub(crate) use tlb::Tlb;
 
@@ -185,7 +185,7 @@ impl AbstractMachine {
     pub(crate) fn enter_address_space(&self, cpu: usize, vm: usize, roots: Roots, place: &mut CpuStage2) {
         let tag = self.stage2.tag(vm);
         let tlb = self.tlb(cpu, Some(roots));
-        arm64::enter_address_space(&tlb, self.known_as(cpu), place, &self.address_space(&tag), || ());
+        broadcast::enter_address_space(&tlb, self.known_as(cpu), place, &self.address_space(&tag), || ());
         if tag.first.get().is_none() {
             tag.first.set(tag.vmid.current());
         }
@@ -206,7 +206,7 @@ impl AbstractMachine {
     pub(crate) fn leave_address_space(&self, cpu: usize, place: &mut CpuStage2) {
         let Stage2 { nowhere, setup, must_leave, .. } = &self.stage2;
         let roots = Roots { nested: *nowhere, guest: 0 };
-        arm64::leave_address_space(&self.tlb(cpu, Some(roots)), place, setup, *nowhere);
+        broadcast::leave_address_space(&self.tlb(cpu, Some(roots)), place, setup, *nowhere);
         self.note(|| "leaves its address space".into());
         must_leave[cpu].set(false);
     }
@@ -229,7 +229,7 @@ impl AbstractMachine {
         let visitor = MachineTag::new();
         // A processor that uses entries of these tables uses a foreign entry.
         let tlb = self.tlb(cpu, Some(Roots { nested: 0, guest: 0 }));
-        arm64::enter_address_space(&tlb, self.known_as(cpu), place, &self.address_space(&visitor), || ());
+        broadcast::enter_address_space(&tlb, self.known_as(cpu), place, &self.address_space(&visitor), || ());
         self.note(|| format!("is visited by a machine with VMID {}", self.stage2.loaded(cpu)));
     }
 
@@ -245,7 +245,7 @@ impl AbstractMachine {
     }
 
     /// Drops the translations that `invalidation` names of a virtual machine's stage 2 from all
-    /// processors, as [`arm64::flush_space`] does.
+    /// processors, as [`broadcast::flush_space`] does.
     pub(crate) fn flush_stage2<'a, W: Walkers>(
         &self,
         vm: usize,
@@ -264,7 +264,7 @@ impl AbstractMachine {
             });
         }
         let space = self.address_space(&tag);
-        arm64::flush_space(walkers, devices, &tlb, &space, invalidation, ledger, hardware)
+        broadcast::flush_space(walkers, devices, &tlb, &space, invalidation, ledger, hardware)
     }
 
     /// The tag whose entries a flush for a virtual machine drops.
@@ -275,6 +275,6 @@ impl AbstractMachine {
     /// An entry of a virtual machine's stage 2 was made invalid, and another follows.
     pub(crate) fn break_before_make(&self, vm: usize, range: &FlushRange) {
         let (tlb, tag) = (self.tlb(self.own_cpu(), None), self.tag_to_flush(vm));
-        arm64::break_before_make(&tlb, &self.address_space(&tag), range);
+        broadcast::break_before_make(&tlb, &self.address_space(&tag), range);
     }
 }

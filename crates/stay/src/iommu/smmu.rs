@@ -3,7 +3,7 @@
 //! its number.
 //!
 //! Source: Arm System Memory Management Unit Architecture Specification, version 3 (IHI 0070), as
-//! in [`iommu::smmu`](::iommu::smmu).
+//! in [`::iommu::smmu`].
 //!
 //! ```text
 //! attach   descriptor := the tables   CFGI_CD, SYNC; what this stream has read before, too

@@ -19,7 +19,7 @@ use coherence::vmid::{LocalMaintenance, Residents, VmidAllocator, VmidSlot};
 use hostlink::config::{Architecture, Config, FlushMode, ForeignSwitch, LocalTlbi, Stage2Unmap, Switches};
 use spin::Mutex;
 use stay::Cost;
-use stay::arm64::AddressSpace;
+use stay::broadcast::AddressSpace;
 
 use super::controls::hcr_base;
 use super::processor::{Arm64, Configuration, Features, Processor};

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use stay::arm64::{Entered, Nowhere};
+use stay::broadcast::{Entered, Nowhere};
 
 /// Root of the address space in VTTBR_EL2; 0 for that of no machine. The CPU itself writes it when
 /// it has loaded the register, and proves that:

@@ -19,7 +19,7 @@ use core::sync::atomic::Ordering;
 use coherence::vmid::VmidSlot;
 use coherence::{CpuId, Hardware, Owner};
 use hostlink::counters::Counter;
-use stay::arm64::{self, CpuStage2};
+use stay::broadcast::{self, CpuStage2};
 
 use self::state::{Activity, VcpuState};
 use super::guest::Common;
@@ -97,7 +97,7 @@ pub fn load_state<A: Arm64>(context: &mut Context<'_, A>) {
 fn enter_address_space<A: Arm64>(context: &mut Context<'_, A>) -> bool {
     let (cpu, space) = (CpuId(context.cpu.index), context.vm.guest.address_space());
     let (place, state) = (&mut context.workspace.place, &mut *context.state);
-    let entered = arm64::enter_address_space(&A::TLB, cpu, place, &space, || state.note_walks());
+    let entered = broadcast::enter_address_space(&A::TLB, cpu, place, &space, || state.note_walks());
     if entered.has_changed {
         context.cpu.arch.loaded.enter(space.root, &entered);
     }
@@ -112,7 +112,7 @@ fn enter_address_space<A: Arm64>(context: &mut Context<'_, A>) -> bool {
 pub fn leave_space<A: Arm64>(common: &Common, cpu: &PerCpu<A>, workspace: &mut Workspace) {
     if cpu.arch.loaded.is_any() {
         let (place, setup) = (&mut workspace.place, common.setup());
-        cpu.arch.loaded.leave(arm64::leave_address_space(&A::TLB, place, setup, common.nowhere()));
+        cpu.arch.loaded.leave(broadcast::leave_address_space(&A::TLB, place, setup, common.nowhere()));
     }
 }
 
@@ -140,7 +140,7 @@ pub fn enter<A: Arm64>(context: &mut Context<'_, A>) -> bool {
     }
     let mut processor =
         El1 { vm: context.vm, cpu: context.cpu, state: context.state, workspace: context.workspace };
-    if !arm64::enter(&mut processor, &mut context.owner) {
+    if !broadcast::enter(&mut processor, &mut context.owner) {
         take_flush::<A>(&mut context.owner);
         // Continual posting must not keep interrupts from being taken.
         open_window(context);
@@ -187,7 +187,7 @@ fn note_maintenance<A: Arm64>(context: &mut Context<'_, A>) {
 /// Takes a flush that was issued by request. There are none: flushes are broadcast.
 #[cold]
 pub fn take_flush<A: Arm64>(owner: &mut Owner<'_>) {
-    arm64::take_flush(&A::TLB, owner);
+    broadcast::take_flush(&A::TLB, owner);
 }
 
 /// Takes the posted items: interrupts, and power-on.
@@ -219,7 +219,7 @@ struct El1<'a, A: Arm64> {
     workspace: &'a mut Workspace,
 }
 
-impl<A: Arm64> arm64::Processor for El1<'_, A> {
+impl<A: Arm64> broadcast::Processor for El1<'_, A> {
     #[inline(always)]
     fn id(&self) -> CpuId {
         CpuId(self.cpu.index)

@@ -6,7 +6,7 @@ use coherence::asid::{AsidSlot, TlbControl};
 use coherence::{GvaRange, Scope};
 use hostlink::counters::Counter;
 use memslots::Gpa;
-use stay::amd64::Named;
+use stay::tagged::Named;
 
 use super::entry::flush;
 use super::processor::{CODE, DATA, Guest, Made, board_with, processor};

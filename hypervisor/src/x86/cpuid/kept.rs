@@ -137,7 +137,7 @@ pub const EXTENDED_1_ECX: &[Feature] = &[
 ];
 
 /// Leaf 0x8000_0001, EDX. Not here: 1 GiB pages, because guest memory may be mapped by smaller ones
-/// (see [`stay::amd64::obey`]).
+/// (see [`stay::tagged::obey`]).
 pub const EXTENDED_1_EDX: &[Feature] = &[
     (0, "FPU", Plain),
     (1, "VME", Control(0b11)),

@@ -8,7 +8,7 @@ use coherence::{CpuId, FlushOutcome, Hardware, Members};
 use hostlink::counters::Counter;
 use hostlink::trace::Event;
 use memslots::{Gpa, Memslots};
-use stay::amd64::{self, Asked, Initiator, Why};
+use stay::tagged::{self, Asked, Initiator, Why};
 use stay::{Mistake, Mistakes};
 use tlfs::{ClusterIpi, FlushCall, InputError, InputSource, XMM_WORDS};
 
@@ -188,7 +188,7 @@ impl<A: X86> Initiator for Caller<'_, A> {
 #[inline(always)]
 fn trace_asked<A: X86>(caller: u32, call: &FlushCall<'_>, vcpus: usize) {
     if cfg!(feature = "trace") {
-        amd64::Named::new(&call.targets, vcpus).for_each_bank(|bank, bits| {
+        tagged::Named::new(&call.targets, vcpus).for_each_bank(|bank, bits| {
             // A call to all names more vCPUs than there are.
             let count = vcpus.saturating_sub(bank * 64);
             let bits = if count < 64 { bits & ((1 << count) - 1) } else { bits };
@@ -203,7 +203,7 @@ impl<A: X86> Services for CallServices<'_, A> {
     fn flush(&mut self, call: &FlushCall<'_>) -> u16 {
         let (vm, limit) = (self.vm, self.vm.guest.flush_cost.page_limit());
         trace_asked::<A>(self.caller.1, call, vm.vcpus.len());
-        let served = amd64::serve(vm, vm.vcpus.len(), call, limit, self.caller, self.scratch);
+        let served = tagged::serve(vm, vm.vcpus.len(), call, limit, self.caller, self.scratch);
         // A target that does not leave guest mode is a broken machine: to continue would free
         // memory that it still uses.
         served.unwrap_or_else(|stalled| end::end_stalled_run::<A>(&stalled))
@@ -212,7 +212,7 @@ impl<A: X86> Services for CallServices<'_, A> {
     #[inline(never)]
     fn interrupt(&mut self, ipi: &ClusterIpi<'_>) {
         let mut sent = 0;
-        amd64::Named::new(&ipi.targets, self.vm.vcpus.len()).for_each_bank(|bank, bits| {
+        tagged::Named::new(&ipi.targets, self.vm.vcpus.len()).for_each_bank(|bank, bits| {
             stay::in_bank(&self.vm.vcpus, bank, bits, |_, vcpu| {
                 self.vm.post_fixed_to(vcpu, ipi.vector);
                 sent += 1;

@@ -2,7 +2,7 @@
 
 use alloc::boxed::Box;
 
-use stay::amd64::TranslationControls;
+use stay::tagged::TranslationControls;
 
 use super::checks::Conditions;
 use super::state::VcpuState;

@@ -2,7 +2,7 @@
 //! not walk.
 
 use memslots::{GuestMemory, Pattern};
-use stay::amd64::Walks;
+use stay::tagged::Walks;
 
 use super::block::ControlBlock;
 use super::block::Field::{Cr0, Cr3, Cr4, Efer};

@@ -5,7 +5,7 @@ use alloc::boxed::Box;
 use coherence::Space;
 use memslots::MmioCache;
 use stay::MMIO_PAGES;
-use stay::amd64::{TranslationControls, changes_translations};
+use stay::tagged::{TranslationControls, changes_translations};
 
 use super::block::Field::{Cr0, Cr2, Cr3, Cr4, Dr6, Dr7, Efer, Pat, Rflags, Rip, Rsp, TscOffset};
 use super::block::{ControlBlock, Segment, SegmentName};

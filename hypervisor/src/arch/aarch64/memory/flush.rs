@@ -9,7 +9,7 @@ use core::ops::Range;
 use coherence::tlbi::Stage2Tlb;
 use hostlink::defect::Defect;
 use paging::FlushRange;
-use stay::{Mistake, Mistakes, arm64};
+use stay::{Mistake, Mistakes, broadcast};
 
 use crate::arch::Local;
 use crate::arch::aarch64::sysreg::{read, write};
@@ -165,6 +165,6 @@ pub(crate) fn order_stores() {
 /// The walker has made an entry invalid, and is about to write another one there.
 pub(crate) fn break_before_make(tag: &Tag, range: &FlushRange) {
     if let Some(host) = image::host() {
-        arm64::break_before_make(&Tlb, &host.common.address_space(tag), range);
+        broadcast::break_before_make(&Tlb, &host.common.address_space(tag), range);
     }
 }

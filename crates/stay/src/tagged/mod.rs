@@ -1,5 +1,4 @@
-//! AMD64: translations are tagged by an ASID that each processor assigns on its own, and flushes
-//! are requests.
+//! Tags that each processor assigns on its own, and flushes that are requests: AMD64, with ASIDs.
 
 mod entry;
 mod plan;

@@ -1,5 +1,5 @@
-//! Arm64: translations are tagged by a machine's VMID, the same on all processors, and flushes are
-//! broadcasts.
+//! Tags of a machine that are the same on all processors, and flushes that are broadcasts: Arm64,
+//! with VMIDs.
 //!
 //! ```text
 //! changing processor                       a processor
@@ -139,11 +139,11 @@ pub fn leave_address_space<T: Stage2Tlb>(
 /// told before. [`leave_address_space`] alone makes it:
 ///
 /// ```compile_fail,E0603
-/// let left = stay::arm64::Nowhere(());
+/// let left = stay::broadcast::Nowhere(());
 /// ```
 ///
 /// ```compile_fail,E0639
-/// let entered = stay::arm64::Entered { has_changed: true, dropped_all: false };
+/// let entered = stay::broadcast::Entered { has_changed: true, dropped_all: false };
 /// ```
 #[derive(Debug)]
 pub struct Nowhere(());
