@@ -4,7 +4,8 @@
 macro_rules! mistakes {
     ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
         /// A mistake in one of the steps. Each has a test in `quell-machine` that detects it, or
-        /// one here.
+        /// one here. Where a processor's operation can be wrong instead of the step,
+        /// `quell-machine` makes it there, and nothing is to be seen of it in the step.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Mistake {
             $($(#[doc = $doc])+ $name,)+

@@ -4,7 +4,7 @@
 use std::rc::Rc;
 
 use coherence::asid::AsidAllocator;
-use coherence::{CpuId, Ledger, Owner};
+use coherence::{CpuId, FlushWork, Ledger, Owner};
 use memslots::MmioCache;
 use stay::broadcast::CpuStage2;
 use stay::{MMIO_PAGES, Mistake, Mistakes, Stay, broadcast, tagged};
@@ -171,6 +171,9 @@ impl<'v, 'm, F: Architecture> Stay<'v> for Visit<'v, 'm, F> {
         let machine = self.cpu.machine;
         machine.point();
         match F::ARCH {
+            Arch::Amd64 if machine.makes(Mistake::FlushNotCarriedOut) => {
+                self.owner.take_flush().into_iter().for_each(FlushWork::complete);
+            }
             Arch::Amd64 => {
                 let mut guest = Guest::new(self.cpu, self.vm, self.number, self.vcpu);
                 let (asids, slot) = (&self.tagging.asids, &mut self.tags.asid);

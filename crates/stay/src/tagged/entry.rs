@@ -58,14 +58,9 @@ pub fn enter<P: Processor>(
     slot: &mut AsidSlot,
 ) -> bool {
     let assignment = asids.assign(slot);
-    if !processor.makes(Mistake::TagNotWritten) {
-        processor.set_tag(&assignment);
-    }
+    processor.set_tag(&assignment);
     processor.hold_interrupts();
     let Ok(in_guest) = owner.try_enter(processor.id()) else {
-        if processor.makes(Mistake::EnteredInSpite) {
-            processor.run();
-        }
         processor.take_interrupts();
         if processor.makes(Mistake::CalledOffEntrySettles) {
             asids.executed(slot, assignment);
@@ -74,7 +69,7 @@ pub fn enter<P: Processor>(
     };
     let has_run = processor.run();
     in_guest.leave();
-    if has_run || processor.makes(Mistake::RefusedEntrySettles) {
+    if has_run {
         asids.executed(slot, assignment);
     }
     processor.take_interrupts();
@@ -112,24 +107,14 @@ pub fn take_flush<P: Processor>(
     page_limit: u64,
 ) -> Option<Taken> {
     let work = owner.take_flush()?;
-    if processor.makes(Mistake::FlushNotCarriedOut) {
-        work.complete();
-        return Some(Taken::Nothing);
-    }
-    if work.is_nested() && !processor.makes(Mistake::NestedTakenAsGuests) {
+    if work.is_nested() {
         processor.owe_nested_flush();
     }
     let taken = match work.scope() {
         Scope::All => Taken::Everything,
         Scope::Ranges(ranges) => {
             let pages = ranges.iter().fold(0, |sum: u64, range| sum.saturating_add(range.pages));
-            let mode = processor.mode();
-            let mode = Mode {
-                pcid: mode.pcid && !processor.makes(Mistake::PcidsKept),
-                pieces: mode.pieces && !processor.makes(Mistake::PiecesKept),
-                ..mode
-            };
-            match obey(pages, asids.resident(slot), slot.owes_flush(), mode, page_limit) {
+            match obey(pages, asids.resident(slot), slot.owes_flush(), processor.mode(), page_limit) {
                 Work::Nothing => Taken::Nothing,
                 Work::Whole(why) => Taken::Whole(why),
                 Work::Pages { asid } => {
@@ -156,11 +141,8 @@ pub fn start_over(slot: &mut AsidSlot, mistakes: &impl Mistakes) {
 
 /// Drops the processor's translations of `ranges` under `asid`.
 fn invalidate<P: Processor>(processor: &mut P, ranges: &[GvaRange], asid: u32) {
-    let ranges =
-        if processor.makes(Mistake::RangeLeftOut) { ranges.get(..1).unwrap_or(ranges) } else { ranges };
     for range in ranges {
-        let pages = range.pages - u64::from(processor.makes(Mistake::PageLeftOut) && range.pages > 1);
-        for page in 0..pages {
+        for page in 0..range.pages {
             processor.invalidate_page(range.first.wrapping_add(page << 12), asid);
         }
     }
