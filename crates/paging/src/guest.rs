@@ -30,7 +30,7 @@
 use core::fmt;
 
 use crate::Gpa;
-use crate::amd64::bits::{ACCESSED, ADDRESS, DIRTY, LARGE, NO_EXECUTE, PRESENT, USER, WRITE};
+use crate::format::amd64::bits::{ACCESSED, ADDRESS, DIRTY, LARGE, NO_EXECUTE, PRESENT, USER, WRITE};
 
 bitflags::bitflags! {
     /// The guest's access.

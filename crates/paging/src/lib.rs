@@ -142,8 +142,6 @@
 #![cfg_attr(not(any(test, loom)), no_std)]
 
 mod addr;
-mod amd64;
-mod arm64;
 mod change;
 mod cursor;
 mod edit;
@@ -167,10 +165,10 @@ mod tests;
 mod visit;
 
 pub use addr::{ENTRY_COUNT, Gpa, Level, PhysAddr};
-pub use amd64::{Amd64Guest, Amd64Host, Amd64Nested};
-pub use arm64::{Arm64Stage1, Arm64Stage2};
 pub use change::{Change, DirtySink, FramedChange, NoSink, Progress};
 pub use edit::{Editor, Tables};
+pub use format::amd64::{Amd64Guest, Amd64Host, Amd64Nested};
+pub use format::arm64::{Arm64Stage1, Arm64Stage2};
 pub use format::{Format, Permissions};
 pub use frames::{FRAME_RUNS_MAX, FrameRun, FrameRuns, Frames, NoFrames};
 pub use gather::{FlushRange, GATHER_RANGES_MAX, Gather, Invalidation};

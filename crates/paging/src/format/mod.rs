@@ -1,5 +1,8 @@
 //! The differences between page-table formats.
 
+pub(crate) mod amd64;
+pub(crate) mod arm64;
+
 use crate::{Level, PhysAddr};
 
 bitflags::bitflags! {
