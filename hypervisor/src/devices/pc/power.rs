@@ -9,8 +9,6 @@
 //! There is no keyboard controller, and the ACPI tables say so. But kernels that do not read them
 //! reset by its command, and first wait until it can take one: it can always.
 
-use core::ops::Range;
-
 /// First port of PM1a's events: two bytes of status, two of enables (ACPI 6.5 section 4.8.3.1).
 pub const EVENTS: u16 = 0x600;
 const EVENTS_HIGH: u16 = EVENTS + 1;
@@ -22,9 +20,8 @@ pub const CONTROL: u16 = EVENTS + 4;
 pub const SLEEP: u16 = CONTROL + 1;
 /// The ports of general-purpose events: a byte of status, and one of enables (section 4.8.4.1).
 pub const GENERAL: u16 = EVENTS + 8;
-const GENERAL_ENABLES: u16 = GENERAL + 1;
-/// Bytes and words can be accessed here; at other ports, bytes.
-pub const WORDS: Range<u16> = EVENTS..GENERAL + 2;
+/// The last of the ports at which words can be accessed, too. At others it is bytes.
+pub const GENERAL_ENABLES: u16 = GENERAL + 1;
 /// Pin of the system control interrupt on the I/O APIC.
 pub const PIN: u8 = 9;
 /// Port of the reset register: the chipset's, which Linux writes even without ACPI.
@@ -187,7 +184,7 @@ mod tests {
             assert_eq!((power.read(status), power.irq_level()), (Some(bit), false), "not enabled");
             let _ = power.write(enables, 0xff);
             assert!(power.irq_level());
-            for other in WORDS.filter(|&port| port != status && port != enables) {
+            for other in (EVENTS..=GENERAL_ENABLES).filter(|&port| port != status && port != enables) {
                 let _ = power.write(other, 0xff);
             }
             let _ = power.write(status, !bit);
@@ -204,7 +201,7 @@ mod tests {
             assert_eq!((power.read(status), power.irq_level()), (Some(bit), false), "disabled again");
         }
         let mut power = Power::default();
-        for port in WORDS {
+        for port in EVENTS..=GENERAL_ENABLES {
             let _ = power.write(port, 0xff);
         }
         let shown: [_; 10] = core::array::from_fn(|at| power.read(EVENTS + at as u16).unwrap_or(0xff));

@@ -188,7 +188,7 @@ fn dsdt() -> Dsdt {
     }
     let clock = IO::new(cmos::INDEX, cmos::INDEX, 1, 2);
     let alarm = Interrupt::new(true, true, false, false, u32::from(cmos::PIN));
-    let ports = IO::new(*pit::COUNTERS.start(), *pit::COUNTERS.start(), 1, 4);
+    let ports = IO::new(pit::COUNTERS, pit::COUNTERS, 1, 4);
     let system = IO::new(pit::SYSTEM, pit::SYSTEM, 1, 1);
     // The clock; the timer without an interrupt; and the speaker, whose port controls the timer's
     // third counter.

@@ -23,6 +23,8 @@ use rom_device::{RomDevice, RomLen};
 pub const CONFIG_ADDRESS: u16 = 0xcf8;
 /// First of the four ports of the configuration data register.
 pub const CONFIG_DATA: u16 = 0xcfc;
+/// The last of them.
+pub const CONFIG_DATA_LAST: u16 = CONFIG_DATA + 3;
 /// Ports of both.
 pub const PORT_COUNT: u8 = 8;
 /// The number of the one bus.
@@ -120,7 +122,7 @@ impl Pci {
     /// Whether a write to `port` can move the ROM.
     #[must_use]
     pub const fn is_data_port(port: u16) -> bool {
-        port >= CONFIG_DATA && port - CONFIG_DATA < 4
+        matches!(port, CONFIG_DATA..=CONFIG_DATA_LAST)
     }
 
     /// The address at which the ROM is visible.
@@ -148,7 +150,6 @@ impl Pci {
     /// last port are lost.
     ///
     /// The ROM may be visible [elsewhere](Self::rom_base) afterwards.
-    #[inline] // Each write to a port without a device comes here.
     pub fn port_write(&mut self, port: u16, size: PortSize, value: u32) -> bool {
         if port == CONFIG_ADDRESS && size == PortSize::Dword {
             self.address = value & ADDRESS_BITS;

@@ -11,8 +11,8 @@
 #[cfg(test)]
 mod tests;
 
-/// The ports of the three counters.
-pub const COUNTERS: core::ops::RangeInclusive<u16> = 0x40..=0x42;
+/// The first of the ports of the three counters.
+pub const COUNTERS: u16 = 0x40;
 /// The port of the control words.
 pub const CONTROL: u16 = 0x43;
 /// The port with counter 2's gate and output.
@@ -28,12 +28,6 @@ const SYSTEM_GATE: u8 = 1 << 0;
 const SYSTEM_REFRESH: u8 = 1 << 4;
 const SYSTEM_OUTPUT: u8 = 1 << 5;
 const REFRESH_NS: u64 = 15_085;
-
-/// Whether a port belongs to the timer.
-#[must_use]
-pub const fn has_port(port: u16) -> bool {
-    matches!(port, 0x40..=CONTROL | SYSTEM)
-}
 
 /// The bytes of a count that are accessed, as in control words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -238,7 +232,7 @@ impl Default for Pit {
 }
 
 impl Pit {
-    /// IN from one of its [ports](has_port), `now` nanoseconds after any fixed point in time.
+    /// IN from one of its ports, `now` nanoseconds after any fixed point in time.
     pub fn read(&mut self, port: u16, now: u64) -> u8 {
         if port == SYSTEM {
             let refresh = if (now / REFRESH_NS).is_multiple_of(2) { 0 } else { SYSTEM_REFRESH };
@@ -262,7 +256,7 @@ impl Pit {
     }
 
     fn counter(&mut self, port: u16) -> Option<&mut Counter> {
-        self.counters.get_mut(usize::from(port.wrapping_sub(*COUNTERS.start())))
+        self.counters.get_mut(usize::from(port.wrapping_sub(COUNTERS)))
     }
 
     fn control(&mut self, word: u8, now: u64) {

@@ -2,8 +2,7 @@
 //!
 //! Everything else that software may probe for is absent, and the ACPI tables say so: keyboard
 //! controller, the PC's legacy interrupt controller, VGA. A port without a device reads as all ones
-//! and ignores writes. Every device at a port except [PCI's configuration](super::pci) and [power
-//! management](power::WORDS) is one byte wide, so wider accesses find no device.
+//! and ignores writes. Wider accesses than [a device](device_at) has find no device.
 
 #[cfg(test)]
 mod tests;
@@ -59,18 +58,14 @@ impl SerialPort {
         }
     }
 
-    /// The port and register that an I/O port belongs to.
-    const fn decode(port: u16) -> Option<(Self, u16)> {
-        match port {
-            0x3f8..=0x3ff => Some((Self::Com1, port - 0x3f8)),
-            0x2f8..=0x2ff => Some((Self::Com2, port - 0x2f8)),
-            _ => None,
-        }
+    /// The one that a port of either belongs to.
+    const fn of(port: u16) -> Self {
+        if port >= Self::Com1.base() { Self::Com1 } else { Self::Com2 }
     }
 }
 
 /// Width of a port access.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PortSize {
     /// One byte.
     Byte,
@@ -129,6 +124,64 @@ impl PlatformEffect {
     pub const NONE: Self = Self { output: Output::None, interrupt: None };
 }
 
+/// An access to a port.
+#[derive(Clone, Copy)]
+struct PortAccess<'a> {
+    port: u16,
+    size: PortSize,
+    /// Returns nanoseconds since the beginning of 1970. Only clock and interval timer ask.
+    wall_ns: &'a dyn Fn() -> u64,
+}
+
+/// A device at ports: what accesses do that are not wider than this.
+struct PortDevice {
+    widest: PortSize,
+    read: fn(&mut PcBoard, PortAccess<'_>) -> u32,
+    write: fn(&mut PcBoard, PortAccess<'_>, u32) -> PlatformEffect,
+}
+
+/// The devices at ports, a row each. A reset makes each of them what it is [by
+/// default](PcBoard::default).
+const fn device_at(port: u16) -> Option<PortDevice> {
+    let (byte, word, dword) = (PortSize::Byte, PortSize::Word, PortSize::Dword);
+    Some(match port {
+        0x2f8..=0x2ff | 0x3f8..=0x3ff => {
+            PortDevice { widest: byte, read: PcBoard::serial_read, write: PcBoard::serial_write }
+        }
+        cmos::INDEX | cmos::DATA => PortDevice {
+            widest: byte,
+            read: |board, at| board.cmos.read(at.port, (at.wall_ns)()).into(),
+            write: |board, at, value| {
+                board.cmos.write(at.port, value as u8, (at.wall_ns)());
+                PlatformEffect::NONE
+            },
+        },
+        pit::COUNTERS..=pit::CONTROL | pit::SYSTEM => PortDevice {
+            widest: byte,
+            read: |board, at| board.pit.read(at.port, (at.wall_ns)()).into(),
+            write: |board, at, value| {
+                board.pit.write(at.port, value as u8, (at.wall_ns)());
+                PlatformEffect::NONE
+            },
+        },
+        power::EVENTS..=power::GENERAL_ENABLES => {
+            PortDevice { widest: word, read: PcBoard::power_read, write: PcBoard::power_write }
+        }
+        power::RESET | power::KEYBOARD => {
+            PortDevice { widest: byte, read: PcBoard::power_read, write: PcBoard::power_write }
+        }
+        pci::CONFIG_ADDRESS | pci::CONFIG_DATA..=pci::CONFIG_DATA_LAST => PortDevice {
+            widest: dword,
+            read: |board, at| board.pci.port_read(at.port, at.size).unwrap_or(at.size.all_ones()),
+            write: |board, at, value| {
+                board.pci.port_write(at.port, at.size, value);
+                PlatformEffect::NONE
+            },
+        },
+        _ => return None,
+    })
+}
+
 /// The devices of one VM.
 #[derive(Clone, Debug, Default)]
 pub struct PcBoard {
@@ -158,34 +211,15 @@ impl PcBoard {
     }
 
     /// IN from a port. Reading can only lower interrupt lines, so there is no effect to deliver.
-    /// `wall_ns` is called only for the clock and the interval timer, and returns nanoseconds since
-    /// the beginning of 1970.
+    /// `wall_ns` returns nanoseconds since the beginning of 1970.
     #[must_use]
-    pub fn port_read(&mut self, port: u16, size: PortSize, wall_ns: impl FnOnce() -> u64) -> u32 {
-        if let Some(value) = self.pci.port_read(port, size) {
-            return value;
-        }
-        if size == PortSize::Word && power::WORDS.contains(&port) {
-            let byte = |port| self.power.read(port).unwrap_or(0xff);
-            return u16::from_le_bytes([byte(port), byte(port + 1)]).into();
-        }
-        if size != PortSize::Byte {
-            return size.all_ones();
-        }
-        if let Some((serial, offset)) = SerialPort::decode(port) {
-            let value = self.uart(serial).read(offset);
-            if !self.uart(serial).irq_level() {
-                let _ = self.ioapic.set_line(usize::from(serial.pin()), false);
+    pub fn port_read(&mut self, port: u16, size: PortSize, wall_ns: impl Fn() -> u64) -> u32 {
+        match device_at(port) {
+            Some(device) if size <= device.widest => {
+                (device.read)(self, PortAccess { port, size, wall_ns: &wall_ns })
             }
-            return u32::from(value);
+            _ => size.all_ones(),
         }
-        if matches!(port, cmos::INDEX | cmos::DATA) {
-            return u32::from(self.cmos.read(port, wall_ns()));
-        }
-        if pit::has_port(port) {
-            return u32::from(self.pit.read(port, wall_ns()));
-        }
-        self.power.read(port).map_or(size.all_ones(), u32::from)
     }
 
     /// OUT to a port. Only the low bits of `value`, as many as the access's size, are used. A write
@@ -195,41 +229,48 @@ impl PcBoard {
         port: u16,
         size: PortSize,
         value: u32,
-        wall_ns: impl FnOnce() -> u64,
+        wall_ns: impl Fn() -> u64,
     ) -> PlatformEffect {
-        if self.pci.port_write(port, size, value) {
-            return PlatformEffect::NONE;
+        match device_at(port) {
+            Some(device) if size <= device.widest => {
+                (device.write)(self, PortAccess { port, size, wall_ns: &wall_ns }, value)
+            }
+            _ => PlatformEffect::NONE,
         }
-        let [value, high, ..] = value.to_le_bytes();
-        if size == PortSize::Word && power::WORDS.contains(&port) {
-            let event = self.power.write(port, value);
-            let event = event.or(self.power.write(port + 1, high));
-            return self.managed(event);
-        }
-        if size != PortSize::Byte {
-            return PlatformEffect::NONE;
-        }
-        if let Some((serial, offset)) = SerialPort::decode(port) {
-            let output = match self.uart(serial).write(offset, value) {
-                uart16550::Effect::Transmit(byte) => Output::Transmit(serial, byte),
-                uart16550::Effect::None => Output::None,
-            };
-            return PlatformEffect { output, interrupt: self.update_line(serial) };
-        }
-        if matches!(port, cmos::INDEX | cmos::DATA) {
-            self.cmos.write(port, value, wall_ns());
-            return PlatformEffect::NONE;
-        }
-        if pit::has_port(port) {
-            self.pit.write(port, value, wall_ns());
-            return PlatformEffect::NONE;
-        }
-        let event = self.power.write(port, value);
-        self.managed(event)
     }
 
-    /// The effect of an access to power management.
-    fn managed(&mut self, event: Option<PowerEvent>) -> PlatformEffect {
+    fn serial_read(&mut self, PortAccess { port, .. }: PortAccess<'_>) -> u32 {
+        let serial = SerialPort::of(port);
+        let value = self.uart(serial).read(port - serial.base());
+        if !self.uart(serial).irq_level() {
+            let _ = self.ioapic.set_line(usize::from(serial.pin()), false);
+        }
+        value.into()
+    }
+
+    fn serial_write(&mut self, PortAccess { port, .. }: PortAccess<'_>, value: u32) -> PlatformEffect {
+        let serial = SerialPort::of(port);
+        let output = match self.uart(serial).write(port - serial.base(), value as u8) {
+            uart16550::Effect::Transmit(byte) => Output::Transmit(serial, byte),
+            uart16550::Effect::None => Output::None,
+        };
+        PlatformEffect { output, interrupt: self.update_line(serial) }
+    }
+
+    fn power_read(&mut self, PortAccess { port, size, .. }: PortAccess<'_>) -> u32 {
+        let byte = |port| self.power.read(port).unwrap_or(0xff);
+        if size == PortSize::Byte {
+            return byte(port).into();
+        }
+        u16::from_le_bytes([byte(port), byte(port + 1)]).into()
+    }
+
+    fn power_write(&mut self, PortAccess { port, size, .. }: PortAccess<'_>, value: u32) -> PlatformEffect {
+        let [value, high, ..] = value.to_le_bytes();
+        let mut event = self.power.write(port, value);
+        if size != PortSize::Byte {
+            event = event.or(self.power.write(port + 1, high));
+        }
         let output = event.map_or(Output::None, Output::Power);
         PlatformEffect { output, interrupt: self.update_events() }
     }
