@@ -4,7 +4,6 @@ use alloc::vec::Vec;
 
 use hostlink::name::Name;
 use iommu::{DeviceId, DomainId};
-use memslots::Gpa;
 use paging::Progress;
 use pci::function::Windows;
 use pci::reset::Reset;
@@ -14,7 +13,7 @@ use super::domains::Domains;
 use super::machine::{Given, MachineDevices, Refused};
 use super::platform::{DeviceOwner, Interrupts, Platform};
 use super::shared::Shared;
-use super::slots::{Busy, Followed, Piece, pieces};
+use super::slots::{Bars, Busy, Followed, Piece, pieces};
 use crate::vm::{PerCpu, Vm, VpIndex};
 
 /// The command register: memory is decoded, DMA is on, the pin is silent.
@@ -141,16 +140,9 @@ impl<P: Platform> Functions<P> {
         if self.is_empty() {
             return Ok(Followed::WasThere);
         }
-        let bars: Vec<_> = A::with_shown(vm, |shown| {
-            for (index, function) in shown.iter_mut().enumerate() {
-                self.follow_function(A::receiver(vm), index, function);
-            }
-            shown.iter().map(Function::bars).collect()
-        });
-        self.follow_slots(vm, cpu, by, |index, piece| {
-            let decoded = (*bars.get(index)?.get(usize::from(piece.bar))?)?;
-            Some(Gpa(decoded.address + piece.offset))
-        })
+        self.follow_shown(vm);
+        let decoded = |index| A::with_shown(vm, |shown| shown.get(index).map(Function::bars));
+        self.follow_slots(vm, cpu, by, |index| decoded(index).unwrap_or_default())
     }
 
     /// Goes on with resets that the guest has begun. To be called when it looks at configuration
@@ -159,6 +151,11 @@ impl<P: Platform> Functions<P> {
         if self.owned.iter().all(|owned| matches!(owned.reset, Resetting::No)) {
             return;
         }
+        self.follow_shown(vm);
+    }
+
+    /// Makes all functions do what the guest wants, except for the place of their registers.
+    fn follow_shown<A: DeviceOwner<Platform = P>>(&mut self, vm: &'static Vm<A>) {
         A::with_shown(vm, |shown| {
             for (index, function) in shown.iter_mut().enumerate() {
                 self.follow_function(A::receiver(vm), index, function);
@@ -176,7 +173,7 @@ impl<P: Platform> Functions<P> {
         vm: &'static Vm<A>,
         cpu: &PerCpu<A>,
     ) -> Result<Followed, Busy> {
-        self.follow_slots(vm, cpu, 0, |_, _| None)
+        self.follow_slots(vm, cpu, 0, |_| Bars::default())
     }
 
     /// The same as [`follow`](Self::follow) for DMA and interrupts of one function.

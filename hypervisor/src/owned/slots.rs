@@ -3,6 +3,7 @@
 use alloc::vec::Vec;
 
 use memslots::{Gpa, PhysAddr, Slot, SlotError, SlotFlags, SlotId};
+use pci::function::Decoded;
 use pci::msix::PAGE_LEN;
 use pci::{Function, Physical};
 
@@ -35,6 +36,9 @@ pub(super) enum Kind {
     Memory,
 }
 
+/// What a function's BARs decode.
+pub(super) type Bars = [Option<Decoded>; 6];
+
 /// The pieces of a function's BARs. BARs of less than a page have none: the rest of the page may be
 /// another function's.
 pub(super) fn pieces(physical: &Physical, shown: &Function) -> Vec<Piece> {
@@ -62,7 +66,8 @@ pub(super) fn pieces(physical: &Physical, shown: &Function) -> Vec<Piece> {
 }
 
 impl<P: Platform> Functions<P> {
-    /// Moves the slot of each piece to where `wanted` says. One change at a time is possible.
+    /// Moves the slot of each piece to where a function's BARs decode it, by the function's index.
+    /// One change at a time is possible.
     ///
     /// # Errors
     ///
@@ -72,17 +77,19 @@ impl<P: Platform> Functions<P> {
         vm: &'static Vm<A>,
         cpu: &PerCpu<A>,
         by: VpIndex,
-        wanted: impl Fn(usize, &Piece) -> Option<Gpa>,
+        bars_of: impl Fn(usize) -> Bars,
     ) -> Result<Followed, Busy> {
         let mut number = 0;
         let mut begun = false;
         let owned = self.owned.iter_mut().map(|owned| &mut owned.pieces);
         let shared = self.shared.iter_mut().map(|shared| &mut shared.pieces);
         for (index, pieces) in owned.chain(shared).enumerate() {
+            let bars = bars_of(index);
             for piece in pieces {
                 number += 1;
                 let id = SlotId(DEVICE_SLOT.0 - number);
-                let wanted = wanted(index, piece);
+                let decoded = bars.get(usize::from(piece.bar)).copied().flatten();
+                let wanted = decoded.map(|decoded| Gpa(decoded.address + piece.offset));
                 if wanted == piece.at {
                     continue;
                 }

@@ -1,9 +1,9 @@
 //! Whom a line of the log is charged to.
 
-use alloc::format;
-use alloc::string::String;
+use core::fmt::Write;
 
-use hostlink::name::Name;
+use arrayvec::ArrayString;
+use hostlink::name::{NAME_BYTES, Name};
 
 use super::arch::Arch;
 use super::host::Host;
@@ -16,8 +16,11 @@ pub const GUEST: &str = "guest";
 
 /// The target of a line that the guest of this name has caused, on whatever CPU.
 #[must_use]
-pub fn caused_by(guest: Name) -> String {
-    format!("{GUEST} {guest}")
+pub fn caused_by(guest: Name) -> ArrayString<{ GUEST.len() + NAME_BYTES }> {
+    let mut target = ArrayString::new();
+    // It has room for each name.
+    let _ = write!(target, "{GUEST} {guest}");
+    target
 }
 
 /// Who has caused a line.

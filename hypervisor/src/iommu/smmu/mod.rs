@@ -9,7 +9,6 @@ use core::fmt;
 use core::ops::ControlFlow;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use alloc::vec::Vec;
 use hostlink::defect::Defect;
 use iommu::smmu::change::Words;
 use iommu::smmu::command::sync_poll;
@@ -282,14 +281,12 @@ impl Iommu<Pin> for Smmu {
         let registers = self.queue.port().0;
         let mut reader = self.reader.lock();
         let prod = registers.read(EVENTQ_PROD);
-        let records: Vec<[u64; 4]> = reader.unread(prod).filter_map(|index| self.record(index)).collect();
-        let advance = reader.advance(prod);
-        registers.write(EVENTQ_CONS, advance.cons.into());
-        drop(reader);
-        for event in records.into_iter().map(Event::decode) {
+        for event in reader.unread(prod).filter_map(|index| self.record(index)).map(Event::decode) {
             let device = u16::try_from(event.stream.0).ok().map(DeviceId);
             report(device, &event);
         }
+        let advance = reader.advance(prod);
+        registers.write(EVENTQ_CONS, advance.cons.into());
         advance.has_lost
     }
 }
