@@ -271,8 +271,9 @@ fn back_memory(
                 host: PhysAddr(piece.host),
                 flags: SlotFlags::empty(),
             };
-            // SAFETY: the memory was taken from the free RAM, is mapped one to one, and is never
-            // freed.
+            // SAFETY: the memory was taken from the free RAM, is mapped one to one, and has no
+            // other user until the slot is gone: `Host::free_guest` frees it, after all slots were
+            // removed by jobs with receipts.
             unsafe { memslots.add(slot) }.map_err(|_| too_large(size))?;
             id += 1;
         }

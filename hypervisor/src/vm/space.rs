@@ -33,7 +33,7 @@ unsafe impl<A: Arch> Walkers for Vm<A> {
     }
 }
 
-/// The memory of the one guest.
+/// A guest's memory.
 pub type VmMemory<A> = GuestSpace<<A as Arch>::Nested, <A as Arch>::Tables>;
 /// A change of it.
 pub type MemoryJob<'a, A> = Job<'a, <A as Arch>::Nested, <A as Arch>::Tables>;
