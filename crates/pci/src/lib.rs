@@ -52,10 +52,10 @@
 extern crate std;
 
 pub mod config;
-#[cfg(test)]
-mod fake;
 pub mod function;
 pub mod group;
+#[cfg(test)]
+mod mock;
 pub mod msix;
 pub mod physical;
 pub mod reset;

@@ -19,6 +19,6 @@ pub mod audit;
 pub mod exits;
 pub mod guest;
 #[cfg(test)]
-mod made;
+mod mock;
 pub mod offer;
 pub mod processor;

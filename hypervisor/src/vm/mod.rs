@@ -54,9 +54,9 @@ pub mod interrupts;
 pub mod load;
 mod log_target;
 pub mod machine;
-#[cfg(test)]
-pub(crate) mod made;
 pub mod memory;
+#[cfg(test)]
+pub(crate) mod mock;
 pub mod percpu;
 mod reset;
 pub mod run;

@@ -17,7 +17,7 @@ use crate::devices::pc::message::Trigger;
 use crate::devices::pc::platform::SerialPort;
 use crate::loader::test_kernel;
 use crate::svm::tests::processor::{CODE, CpuData, Mock, OnMock, Processor, processor};
-use crate::vm::made::{self, offer};
+use crate::vm::mock::{self, offer};
 use crate::vm::{Context, Files, Next, PerCpu};
 use crate::x86::offer::OnX86;
 use crate::x86::vcpu::block::Field::{Cr0, Rflags, Rip};
@@ -27,7 +27,7 @@ use crate::x86::vcpu::registers::{RAX, RBX, Registers};
 use crate::x86::vcpu::state::Activity;
 use crate::x86::{CR0_PE, RFLAGS_IF, enter};
 
-type Made = OnX86<OnVmx<Mock>>;
+type MockVmx = OnX86<OnVmx<Mock>>;
 
 impl OnMock for OnVmx<Mock> {}
 
@@ -45,7 +45,7 @@ thread_local! {
     static STAY: RefCell<Option<Stay>> = const { RefCell::new(None) };
 }
 
-impl Vmx for Made {
+impl Vmx for MockVmx {
     fn vpids() -> NonZeroU32 {
         NonZeroU32::new(0xffff).expect("a number")
     }
@@ -71,11 +71,11 @@ impl Vmx for Made {
 }
 
 /// A vCPU in protected mode without paging, at ring 0.
-fn with_guest<R>(act: impl FnOnce(&mut Context<'_, Made>) -> R) -> R {
+fn with_guest<R>(act: impl FnOnce(&mut Context<'_, MockVmx>) -> R) -> R {
     processor(|processor| *processor = Processor::new());
     let config = Config::parse("vcpus=1\nmemory=16777216").expect("a configuration");
     let files = Files { kernel: Vec::leak(test_kernel()), initrd: None, config };
-    let board = made::Made::<Made>::create_from([CpuData::default()], 32 << 20, files);
+    let board = mock::MockBoard::<MockVmx>::create_from([CpuData::default()], 32 << 20, files);
     board.unwrap_or_else(|why| panic!("{why}")).with_vcpu(0, |context| {
         let state = &mut *context.state;
         state.activity = Activity::Running;
@@ -88,7 +88,7 @@ fn with_guest<R>(act: impl FnOnce(&mut Context<'_, Made>) -> R) -> R {
 }
 
 /// Enters the guest, which does `stay`, and handles the exit.
-fn stay(context: &mut Context<'_, Made>, stay: Stay) -> Next {
+fn stay(context: &mut Context<'_, MockVmx>, stay: Stay) -> Next {
     STAY.set(Some(stay));
     assert!(enter::enter(context));
     crate::vm::arch::Arch::handle_exit(context)

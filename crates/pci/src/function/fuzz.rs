@@ -2,7 +2,7 @@
 
 use super::tests::{function, list, windows};
 use super::*;
-use crate::fake::{Device, nvme, virtio_net};
+use crate::mock::{Device, nvme, virtio_net};
 use std::vec::Vec;
 
 /// Numbers from a seed (xorshift64*).

@@ -1,5 +1,5 @@
 use super::*;
-use crate::fake::{Device, Machine, at, nvme, virtio_net};
+use crate::mock::{Device, Machine, at, nvme, virtio_net};
 use crate::physical::capability_id as id;
 use std::vec::Vec;
 
@@ -259,7 +259,7 @@ fn the_pin_is_shown_if_it_is_asked_for() {
     nvme.reset();
     assert_eq!((read(&nvme, 0x3c), nvme.interrupts()), (0x010b, Interrupts::Intx));
     for pin in [0, 5] {
-        let mut nvme = function(crate::fake::nvme());
+        let mut nvme = function(crate::mock::nvme());
         nvme.show_pin(pin, 11);
         assert_eq!(read(&nvme, 0x3c), 0);
     }

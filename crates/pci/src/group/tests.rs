@@ -1,5 +1,5 @@
 use super::*;
-use crate::fake::{Device, Machine, at};
+use crate::mock::{Device, Machine, at};
 use crate::physical::walk;
 use std::string::{String, ToString};
 use std::vec::Vec;
@@ -43,7 +43,7 @@ fn switch(secondary: u8, subordinate: u8, port: u32) -> Device {
 
 #[test]
 fn single_functions_on_the_root_bus_are_alone() {
-    let found = groups([("00:00.0", device()), ("00:03.0", endpoint()), ("00:04.0", crate::fake::nvme())]);
+    let found = groups([("00:00.0", device()), ("00:03.0", endpoint()), ("00:04.0", crate::mock::nvme())]);
     assert_eq!(found, ["00:00.0", "00:03.0", "00:04.0"]);
 }
 

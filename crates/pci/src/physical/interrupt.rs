@@ -58,7 +58,7 @@ impl Msix {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fake::{Device, Machine, at, nvme};
+    use crate::mock::{Device, Machine, at, nvme};
     use crate::physical::Physical;
 
     const MESSAGE: Message = Message { address: 0xfee0_1000, data: 0x4041 };

@@ -32,7 +32,7 @@ pub fn place(space: &impl ConfigSpace, address: Address, free: &mut Range<u64>) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fake::{Device, Machine, at};
+    use crate::mock::{Device, Machine, at};
 
     #[test]
     fn bars_without_an_address_get_one_that_fits() {

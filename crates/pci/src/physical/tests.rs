@@ -1,5 +1,5 @@
 use super::*;
-use crate::fake::{Device, Machine, at, nvme, virtio_net};
+use crate::mock::{Device, Machine, at, nvme, virtio_net};
 use proptest::prelude::*;
 use std::vec::Vec;
 
@@ -50,7 +50,7 @@ fn qemus_virtio_net_is_described() {
 fn sizing_restores_bars_and_command_and_clears_no_status() {
     let machine = Machine::new([("00:04.0", nvme())]);
     let before = machine.device("00:04.0");
-    // The fake machine refuses writes to a BAR that is decoded.
+    // The mock machine refuses writes to a BAR that is decoded.
     Physical::read(&machine, at("00:04.0")).unwrap();
     let after = machine.device("00:04.0");
     assert!((0..1024).all(|index| before.word(index * 4) == after.word(index * 4)));

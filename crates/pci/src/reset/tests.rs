@@ -1,5 +1,5 @@
 use super::*;
-use crate::fake::{Device, Machine, at, nvme, virtio_net};
+use crate::mock::{Device, Machine, at, nvme, virtio_net};
 use crate::physical::walk;
 use std::vec::Vec;
 

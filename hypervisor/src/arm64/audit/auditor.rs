@@ -234,22 +234,26 @@ impl Auditor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arm64::made::{Made, machine};
+    use crate::arm64::mock::{MockArm64, machine};
 
     #[test]
     fn u61_bits_that_a_processor_has_fixed_are_compared_when_a_guest_has_run() {
         let _made = machine("");
         for &register in Register::ALL.iter().filter(|&&register| register != Register::Vmpidr) {
             for bit in 0..64 {
-                Register::ALL.iter().for_each(|&register| Made::write(register, register.at_reset()));
+                Register::ALL.iter().for_each(|&register| MockArm64::write(register, register.at_reset()));
                 let mut auditor = Auditor::new(0, false);
-                Made::write(register, register.at_reset() ^ 1 << bit);
-                let finds = is_there::<Made>(register) && audit::lasting(register) >> bit & 1 != 0;
+                MockArm64::write(register, register.at_reset() ^ 1 << bit);
+                let finds = is_there::<MockArm64>(register) && audit::lasting(register) >> bit & 1 != 0;
                 let finds_fixed = finds && audit::fixed(register) >> bit & 1 == 0;
-                assert_eq!(auditor.check_left::<Made>().is_err(), finds_fixed, "{register:?}, bit {bit}");
-                auditor.leave::<Made>();
-                Made::write(register, register.at_reset());
-                assert_eq!(auditor.check_left::<Made>().is_err(), finds, "{register:?}, bit {bit}");
+                assert_eq!(
+                    auditor.check_left::<MockArm64>().is_err(),
+                    finds_fixed,
+                    "{register:?}, bit {bit}"
+                );
+                auditor.leave::<MockArm64>();
+                MockArm64::write(register, register.at_reset());
+                assert_eq!(auditor.check_left::<MockArm64>().is_err(), finds, "{register:?}, bit {bit}");
             }
         }
     }

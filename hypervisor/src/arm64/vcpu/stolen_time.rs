@@ -77,7 +77,7 @@ fn store<A: Arm64>(vm: &Vm<A>, vcpu: usize, ns: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arm64::made::{Made, machine};
+    use crate::arm64::mock::{MockArm64, machine};
     use crate::sched::Turn;
     use crate::vm::arch::{Arch, State};
     use hostlink::counters::Counter;
@@ -103,7 +103,7 @@ mod tests {
     }
 
     /// The time that the guest reads in the vCPU's structure.
-    fn read(vm: &Vm<Made>, vcpu: u64) -> [u64; 8] {
+    fn read(vm: &Vm<MockArm64>, vcpu: u64) -> [u64; 8] {
         let mut bytes = [0; 64];
         let place = Gpa(map::stolen_time(vcpu as u32));
         vm.space.slots().memory().read(place, &mut bytes).expect("there is memory");
@@ -154,11 +154,11 @@ mod tests {
         assert!(vm.space.slots().memory().write(Gpa(map::stolen_time(1)), &[1; 16]).is_err());
         assert_eq!(read(vm, 1)[TIME], 1000, "the board's clock ticks once in a nanosecond");
         board.with_turn(Turn { vcpu: vm.vcpus[1].row, migrated: false, waited: 0 }, |context| {
-            Made::save_state(context);
+            MockArm64::save_state(context);
             context.state.reset(&context.vcpu.inbox);
-            Made::reload_state(context);
+            MockArm64::reload_state(context);
         });
-        Made::reset_devices(vm);
+        MockArm64::reset_devices(vm);
         assert_eq!(read(vm, 1)[TIME], 0);
         wait(70);
         assert_eq!(read(vm, 1)[TIME], 70);

@@ -15,7 +15,7 @@ use paging::{FlushRange, Level};
 use super::*;
 
 /// An SMMU that does each command at once.
-pub(crate) struct Fake {
+pub(crate) struct MockSmmu {
     words: Mutex<Vec<u64>>,
     done: Mutex<Vec<Command>>,
     /// It stands still.
@@ -25,7 +25,7 @@ pub(crate) struct Fake {
 /// Bits of a base register that are the address.
 const ADDRESS: u64 = 0x000f_ffff_ffff_ffe0;
 
-impl Fake {
+impl MockSmmu {
     /// Stage 1, 64-bit tables, coherent, ASIDs of 16 bits; queues of 256; 16 bits of stream; 48
     /// bits of address, pages of 4 KiB.
     fn new(is_broken: bool) -> &'static Self {
@@ -60,7 +60,7 @@ impl Fake {
     }
 }
 
-impl Registers for Fake {
+impl Registers for MockSmmu {
     fn read(&self, register: Register) -> u32 {
         self.get(register) as u32
     }
@@ -95,8 +95,8 @@ fn pin() -> Pin {
     <Pin as crate::owned::Interrupts<_>>::new(&space.0, &space.1)
 }
 
-pub(crate) fn started() -> (&'static Fake, Smmu) {
-    let fake = Fake::new(false);
+pub(crate) fn started() -> (&'static MockSmmu, Smmu) {
+    let fake = MockSmmu::new(false);
     let smmu = Smmu::start(fake, 0).unwrap_or_else(|why| panic!("{why}"));
     fake.done();
     (fake, smmu)
@@ -208,8 +208,8 @@ fn events_are_reported_once_with_their_device() {
 
 #[test]
 fn one_that_lacks_something_or_stands_still_is_not_used() {
-    let fake = Fake::new(false);
+    let fake = MockSmmu::new(false);
     fake.set(IDR0, 1);
     assert_eq!(Smmu::start(fake, 0).err(), Some(NotStarted::Lacks), "stage 2 only");
-    assert_eq!(Smmu::start(Fake::new(false), 256).err(), Some(NotStarted::Lacks), "another first stream");
+    assert_eq!(Smmu::start(MockSmmu::new(false), 256).err(), Some(NotStarted::Lacks), "another first stream");
 }

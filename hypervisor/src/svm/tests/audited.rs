@@ -7,16 +7,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use super::processor::{CpuData, Guest, Made, Processor, processor};
+use super::processor::{CpuData, Guest, MockSvm, Processor, processor};
 use crate::loader::test_kernel;
 use crate::sched::{Turn, VcpuIndex};
 use crate::svm::vmcb::{EFER_SVME, Vmcb, clean};
-use crate::vm::made::Made as Board;
+use crate::vm::mock::MockBoard as Board;
 
 const GUESTS: [&str; 2] = ["name=one\nmemory=16777216\nvcpus=1", "name=other\nmemory=16777216\nvcpus=1"];
 
 /// The turn of a guest's vCPU.
-fn turn(board: &'static Board<Made>, number: u32, act: impl FnOnce(&mut Guest<'_, '_>)) {
+fn turn(board: &'static Board<MockSvm>, number: u32, act: impl FnOnce(&mut Guest<'_, '_>)) {
     let row: VcpuIndex = board.host().next_guest(number).expect("it starts with the machine").vcpus[0].row;
     let turn = Turn { vcpu: row, migrated: true, waited: 0 };
     board.with_turn(turn, |context| act(&mut Guest(context)));
@@ -33,7 +33,7 @@ fn live(guest: &mut Guest<'_, '_>, number: u64) {
         });
     }));
     if number == 1 {
-        guest.0.state.load_debug_registers::<Made>();
+        guest.0.state.load_debug_registers::<MockSvm>();
         assert!(guest.enter(|vmcb, _| {
             vmcb.dr7 |= 1;
             processor(|processor| processor.breakpoints = [7, 8, 9, 10]);
@@ -78,13 +78,13 @@ fn u61_breakpoints_that_are_not_loaded_are_not_saved() {
         .unwrap_or_else(|why| panic!("{why}"));
     turn(board, 0, |guest| {
         guest.begin(&[]);
-        guest.0.state.load_debug_registers::<Made>();
+        guest.0.state.load_debug_registers::<MockSvm>();
         assert!(guest.enter(|_, _| processor(|processor| processor.breakpoints = [1, 2, 3, 4])));
     });
     turn(board, 1, |guest| live(guest, 1));
     turn(board, 0, |guest| assert!(guest.enter(|_, _| {}), "without an access to them"));
     turn(board, 0, |guest| {
-        guest.0.state.load_debug_registers::<Made>();
+        guest.0.state.load_debug_registers::<MockSvm>();
         assert_eq!(processor(|processor| processor.breakpoints), [1, 2, 3, 4]);
     });
 }

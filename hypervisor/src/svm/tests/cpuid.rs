@@ -1,6 +1,6 @@
 //! What a guest is shown works: on a processor whose CPUID is all ones.
 
-use super::processor::{Guest, Made, TABLES, processor, with_guest};
+use super::processor::{Guest, MockSvm, TABLES, processor, with_guest};
 use super::rows::{CPUID, MSR, XSETBV};
 use crate::x86::cpuid::kept::{self, Feature, Why};
 use crate::x86::hyperv::cpuid::CpuidResult;
@@ -108,7 +108,7 @@ fn works(guest: &mut Guest<'_, '_>, why: Why) -> bool {
             let value = guest.get(RDX) << 32 | guest.get(RAX);
             let is_read = guest.raised().is_none();
             guest.write_msr(number, value);
-            msr::passes_through::<Made>(number) || is_read && guest.raised().is_none()
+            msr::passes_through::<MockSvm>(number) || is_read && guest.raised().is_none()
         }),
     }
 }

@@ -6,7 +6,7 @@ use hostlink::counters::Counter;
 use memslots::Gpa;
 use tlfs::msr;
 
-use super::processor::{CODE, DATA, Guest, Made, board, processor, with_guest};
+use super::processor::{CODE, DATA, Guest, MockSvm, board, processor, with_guest};
 use crate::devices::pc::message::Trigger;
 use crate::svm::intercepts::misc1;
 use crate::svm::vmcb::{Vmcb, vintr};
@@ -127,8 +127,8 @@ fn an_nmi_behind_an_exception_has_its_exit() {
     with_guest(&[], |guest| {
         guest.0.state.raise_undefined();
         guest.0.state.nmi.post();
-        guest.0.state.prepare_events::<Made>();
-        assert!(crate::vm::made::offer::is_interrupted::<Made>(), "the kick ends the stay as it begins");
+        guest.0.state.prepare_events::<MockSvm>();
+        assert!(crate::vm::mock::offer::is_interrupted::<MockSvm>(), "the kick ends the stay as it begins");
         assert!(guest.0.state.nmi.contains(Nmi::PENDING));
     });
 }
@@ -181,7 +181,7 @@ fn with_offer(act: impl FnOnce(&mut Guest<'_, '_>)) {
 
 fn field() -> u32 {
     let mut bytes = [0; 4];
-    let vm = Made::host().unwrap().first_guest().unwrap();
+    let vm = MockSvm::host().unwrap().first_guest().unwrap();
     vm.space.slots().memory().read(Gpa(ASSIST), &mut bytes).unwrap();
     u32::from_le_bytes(bytes)
 }
@@ -191,7 +191,7 @@ fn a_lazy_eoi_that_is_made_use_of_ends_the_interrupt() {
     with_offer(|guest| {
         assert!(guest.enter(|_, _| {
             assert_eq!(field() & 1, 1, "the offer");
-            Made::host()
+            MockSvm::host()
                 .unwrap()
                 .first_guest()
                 .unwrap()

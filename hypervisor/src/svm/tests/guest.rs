@@ -5,7 +5,7 @@ use alloc::boxed::Box;
 use hostlink::counters::Counter;
 use memslots::Gpa;
 
-use super::processor::{CODE, DATA, Made, TABLES, processor};
+use super::processor::{CODE, DATA, MockSvm, TABLES, processor};
 use crate::svm::vmcb::{EFER_SVME, Vmcb};
 use crate::vm::{Context, Next};
 use crate::x86::enter;
@@ -15,7 +15,7 @@ use crate::x86::vcpu::state::Activity;
 use crate::x86::{CR0_PE, CR4_PAE, EFER_LMA, EFER_LME};
 
 /// vCPU 0 on a CPU.
-pub(crate) struct Guest<'c, 'a>(pub(crate) &'c mut Context<'a, Made>);
+pub(crate) struct Guest<'c, 'a>(pub(crate) &'c mut Context<'a, MockSvm>);
 
 impl Guest<'_, '_> {
     /// Everything as at the beginning of a test.

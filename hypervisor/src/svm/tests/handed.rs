@@ -9,7 +9,7 @@ use memslots::Gpa;
 use stay::tagged::Named;
 
 use super::entry::flush;
-use super::processor::{CODE, DATA, Guest, Made, board_with, processor};
+use super::processor::{CODE, DATA, Guest, MockSvm, board_with, processor};
 use super::rows::{IOIO, port};
 use crate::devices::pc::{cmos, ioapic, power};
 use crate::devices::wall_clock::NS;
@@ -126,7 +126,7 @@ fn u62_tags_are_the_processors() {
             processor(|processor| {
                 processor.features = if flush_by_asid { Features::PRETENDED } else { Features(0) };
             });
-            let mut asids = Workspace::new(Made::this_cpu()).asids;
+            let mut asids = Workspace::new(MockSvm::this_cpu()).asids;
             let mut slots: Vec<AsidSlot> = (0..8).map(|_| AsidSlot::new()).collect();
             let given: Vec<_> = slots
                 .iter_mut()
@@ -179,7 +179,7 @@ fn u62_a_deadline_in_the_guests_time_is_one_in_the_machines() {
     for offset in [0, 1, 1 << 40, 1u64.wrapping_neg(), (1u64 << 20).wrapping_neg(), 1 << 63] {
         with_entered("vcpus=1\nmemory=16777216", |guest| {
             guest.vmcb().tsc_offset = offset;
-            let now = Made::now();
+            let now = MockSvm::now();
             let due = now + 5000;
             // What the guest writes is later by its offset.
             arm(guest, due.wrapping_add(offset));
@@ -205,11 +205,11 @@ fn u62_the_partition_says_what_there_is_and_the_timer_has_that_rate() {
             let traits = *guest.0.vm.guest.partition.platform();
             let expected = PartitionTraits {
                 flush_hypercall,
-                invariant_tsc: cpuid::host_has_invariant_tsc::<Made>(),
+                invariant_tsc: cpuid::host_has_invariant_tsc::<MockSvm>(),
                 nested_paging: true,
-                tsc_hz: Made::hz(),
+                tsc_hz: MockSvm::hz(),
                 apic_hz: 1_000_000_000,
-                gpa_bits: cpuid::physical_address_bits::<Made>() as u8,
+                gpa_bits: cpuid::physical_address_bits::<MockSvm>() as u8,
             };
             assert_eq!(traits, expected);
             let lapic = &mut guest.0.state.lapic;
@@ -220,7 +220,7 @@ fn u62_the_partition_says_what_there_is_and_the_timer_has_that_rate() {
             assert_eq!(lapic.next_deadline(), Some(5000 * traits.tsc_hz / traits.apic_hz));
         });
     }
-    assert!(!cpuid::host_has_invariant_tsc::<Made>(), "this one's may change its rate");
+    assert!(!cpuid::host_has_invariant_tsc::<MockSvm>(), "this one's may change its rate");
 }
 
 #[test]
@@ -283,7 +283,7 @@ fn u67_the_clock_wakes_the_vcpu_that_has_set_it() {
             }
             expire_timers(guest.0, due - 1);
             assert_eq!(served(guest), None);
-            crate::vm::made::offer::advance::<Made>(due - Made::now());
+            crate::vm::mock::offer::advance::<MockSvm>(due - MockSvm::now());
             expire_timers(guest.0, due);
             assert_eq!(guest.0.state.next_deadline(0), u64::MAX, "until it is served");
             assert_eq!([(); 3].map(|()| served(guest)), [Some(0x49), Some(0x48), None]);
@@ -300,12 +300,12 @@ fn u67_the_clock_wakes_the_vcpu_that_has_set_it() {
 fn u67_the_operators_wake_is_a_sleep_button_that_the_guest_has_enabled() {
     with_pins(|guest| {
         let vm = guest.0.vm;
-        Made::wake(vm);
+        MockSvm::wake(vm);
         assert_eq!(served(guest), None);
         out(guest, power::GENERAL, 1);
         out(guest, power::GENERAL + 1, 1);
         assert_eq!(served(guest), None, "what was not enabled was cleared");
-        Made::wake(vm);
+        MockSvm::wake(vm);
         out(guest, power::GENERAL, 1);
         assert_eq!([served(guest), served(guest)], [Some(0x49), None]);
         assert_eq!(guest.0.state.next_deadline(0), u64::MAX);

@@ -40,7 +40,7 @@ use crate::vm::CreateError;
 use crate::x86::guest::check;
 use crate::x86::vcpu::registers::{RAX, RCX, RDX};
 use hostlink::config::Config;
-use processor::{Guest, Made, Processor, processor};
+use processor::{Guest, MockSvm, Processor, processor};
 use tlfs::XMM_WORDS;
 
 /// An exit.
@@ -71,10 +71,10 @@ impl Guest<'_, '_> {
 fn what_means_nothing_on_amd64_is_refused() {
     for (line, key) in [("vmid_bits=2", "vmid_bits"), ("stage2_unmap=page", "stage2_unmap")] {
         let config = Config::parse(line).expect("parses");
-        let found = check::<Made>(&config);
+        let found = check::<MockSvm>(&config);
         assert!(matches!(found, Err(CreateError::ForeignSwitch(foreign)) if foreign.key == key), "{line}");
     }
-    assert!(check::<Made>(&Config::parse("flush=ipi\nflush_pages=64").expect("parses")).is_ok());
+    assert!(check::<MockSvm>(&Config::parse("flush=ipi\nflush_pages=64").expect("parses")).is_ok());
 }
 
 /// XMM0 to XMM5 in an FXSAVE image.

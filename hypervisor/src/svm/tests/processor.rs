@@ -21,7 +21,7 @@ use crate::svm::processor::Svm;
 use crate::svm::vendor::OnSvm;
 use crate::svm::vmcb::Vmcb;
 use crate::vm::arch::Arch;
-use crate::vm::made::{self, OnMockBoard, offer};
+use crate::vm::mock::{self, OnMockBoard, offer};
 use crate::vm::{Files, PerCpu};
 use crate::x86::hyperv::cpuid::CpuidResult;
 use crate::x86::offer::OnX86;
@@ -38,7 +38,7 @@ pub(crate) trait OnMock: 'static {}
 impl OnMock for OnSvm<Mock> {}
 
 /// AMD64 on the mock board.
-pub(crate) type Made = OnX86<OnSvm<Mock>>;
+pub(crate) type MockSvm = OnX86<OnSvm<Mock>>;
 
 /// A CPU's data.
 #[derive(Default)]
@@ -135,19 +135,19 @@ pub(crate) const UNMAPPED: u64 = 0x4000_0000;
 pub(crate) const MEMORY: u64 = 16 << 20;
 
 /// A board with a machine of two vCPUs.
-pub(crate) fn board() -> &'static made::Made<Made> {
+pub(crate) fn board() -> &'static mock::MockBoard<MockSvm> {
     board_with("vcpus=2\nmemory=16777216")
 }
 
 /// A board with this machine.
-pub(crate) fn board_with(config: &'static str) -> &'static made::Made<Made> {
+pub(crate) fn board_with(config: &'static str) -> &'static mock::MockBoard<MockSvm> {
     PROCESSOR.set(Processor::new());
     let files = Files {
         kernel: Vec::leak(test_kernel()),
         initrd: None,
         config: Config::parse(config).expect("a configuration"),
     };
-    made::Made::create_from([CpuData::default()], 32 << 20, files).unwrap_or_else(|why| panic!("{why}"))
+    mock::MockBoard::create_from([CpuData::default()], 32 << 20, files).unwrap_or_else(|why| panic!("{why}"))
 }
 
 /// Gives vCPU 0 of a new machine to `act`, in 64-bit mode at ring 0, with `code` at RIP.
@@ -256,7 +256,7 @@ where
     }
 }
 
-impl Svm for Made {
+impl Svm for MockSvm {
     fn features() -> Features {
         processor(|processor| processor.features)
     }

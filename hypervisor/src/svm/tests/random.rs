@@ -3,7 +3,7 @@
 
 use baremetal::random::Random;
 
-use super::processor::{CODE, DATA, Guest, HOLE, MEMORY, Made, TABLES, UNMAPPED, board, processor};
+use super::processor::{CODE, DATA, Guest, HOLE, MEMORY, MockSvm, TABLES, UNMAPPED, board, processor};
 use crate::sched::VcpuIndex;
 use crate::svm::features::Features;
 use crate::svm::table::Event;
@@ -165,7 +165,7 @@ fn play(seed: u64, steps: u32) {
                 entries += 1;
                 assert!(entries < 4, "seed {seed}, step {step}: nothing calls an entry off for ever");
                 let _posted = guest.0.owner.take_events();
-                <Made as crate::vm::arch::Arch>::take_signals(guest.0);
+                <MockSvm as crate::vm::arch::Arch>::take_signals(guest.0);
             }
             guest.0.state.exception = None;
         }

@@ -1,11 +1,11 @@
 //! Values that registers do not accept.
 
-use super::processor::{Guest, Made, TABLES, processor, with_guest};
+use super::processor::{Guest, MockSvm, TABLES, processor, with_guest};
 use super::rows::{GP, MSR, UD, XSETBV};
 use crate::sched::{Line, PutBack};
 use crate::vm::Next;
 use crate::vm::arch::Clock;
-use crate::vm::made;
+use crate::vm::mock;
 use crate::x86::vcpu::checks;
 use crate::x86::vcpu::fpu::is_valid_xcr0;
 use crate::x86::vcpu::registers::{RAX, RBX, RCX, RDX};
@@ -172,7 +172,7 @@ fn u58_addresses_that_are_not_canonical_are_refused() {
     });
     // Two bits each: reads pass, and writes of those that are checked do not.
     let mut map = vec![0; 0x2000];
-    crate::svm::intercepts::fill_msr_map::<Made>(&mut map);
+    crate::svm::intercepts::fill_msr_map::<MockSvm>(&mut map);
     for number in 0xc000_0080..0xc000_0110_u32 {
         let bits = 2 * (number as usize & 0x1fff);
         let exits = map[0x800 + bits / 8] >> (bits % 8) & 3;
@@ -201,21 +201,21 @@ fn the_run_time_grows_in_turns_alone_and_begins_again_at_a_reset() {
     with_guest(&[], |guest| {
         let (vm, sched) = (guest.0.vm, &guest.0.host.sched);
         let [row, other] = [0, 1].map(|vcpu: usize| vm.vcpus[vcpu].row);
-        let pass = || made::offer::advance::<Made>(Made::hz() / 10);
+        let pass = || mock::offer::advance::<MockSvm>(MockSvm::hz() / 10);
         // The clock goes on by a few ticks with each reading.
         let is = |time: u64, tenths: u64| (tenths * TENTH..tenths * TENTH + 100).contains(&time);
         assert_eq!(run_time(guest), 0, "the scheduler has not given it a CPU");
-        let _ = sched.wake(row, Line::Work, Made::now());
+        let _ = sched.wake(row, Line::Work, MockSvm::now());
         pass();
-        assert_eq!(sched.next(0, Made::now()).map(|turn| turn.vcpu), Some(row));
+        assert_eq!(sched.next(0, MockSvm::now()).map(|turn| turn.vcpu), Some(row));
         assert!(is(run_time(guest), 0), "it waited");
         pass();
         assert!(is(run_time(guest), 1));
-        let _ = sched.wake(other, Line::Work, Made::now());
-        let _ = sched.switch(0, Made::now(), PutBack::Preempted);
+        let _ = sched.wake(other, Line::Work, MockSvm::now());
+        let _ = sched.switch(0, MockSvm::now(), PutBack::Preempted);
         pass();
         assert!(is(run_time(guest), 1), "another one runs");
-        let _ = sched.block(0, Made::now(), u64::MAX, || true);
+        let _ = sched.block(0, MockSvm::now(), u64::MAX, || true);
         pass();
         assert!(is(run_time(guest), 2), "it goes on");
         assert_eq!(guest.write_msr(tlfs::msr::VP_RUNTIME, 0), Next::Resume);

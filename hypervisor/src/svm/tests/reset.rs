@@ -4,7 +4,7 @@ use core::fmt::Write;
 
 use baremetal::random::Random;
 
-use super::processor::{Guest, Made, processor, with_guest};
+use super::processor::{Guest, MockSvm, processor, with_guest};
 use crate::devices::pc::inbox::Inbox;
 use crate::devices::pc::lapic;
 use crate::devices::pc::message::{MessageKind, Trigger};
@@ -51,8 +51,8 @@ fn describe(state: &mut VcpuState<Vmcb>, inbox: &Inbox) -> String {
     // As an entry does, and a look at the CPU's queue.
     state.block.rax = state.registers.0[RAX];
     state.intercept_pause(true);
-    state.load::<Made>();
-    state.load_debug_registers::<Made>();
+    state.load::<MockSvm>();
+    state.load_debug_registers::<MockSvm>();
     let VcpuState {
         block: vmcb,
         own: _, // The next entry drops what it tags; a record of what was cached.
@@ -152,9 +152,9 @@ fn u59_after_a_reset_a_vcpu_is_as_a_new_one() {
         with_guest(&[], |guest| {
             use_at_random(guest, &mut random);
             let (index, identity) = (guest.0.vcpu.index, guest.0.vcpu.row);
-            let mut new = guest.0.vm.guest.new_vcpu::<Made>(index, identity);
+            let mut new = guest.0.vm.guest.new_vcpu::<MockSvm>(index, identity);
             let (state, inbox) = (&mut *guest.0.state, &guest.0.vcpu.inbox);
-            state.save::<Made>();
+            state.save::<MockSvm>();
             state.reset(inbox);
             let fresh = Inbox::new();
             fresh.set_address(&new.lapic);

@@ -16,19 +16,19 @@ use crate::x86::vectors::FUNCTIONS;
 
 /// A guest that may use some of the CPUs, and notes what happens.
 #[derive(Default)]
-pub(super) struct Made {
+pub(super) struct MockReceiver {
     cpus: u32,
     pub(super) posted: Mutex<Vec<(VpIndex, Message)>>,
     told: Mutex<Vec<VpIndex>>,
 }
 
-impl Made {
+impl MockReceiver {
     pub(super) fn on(cpus: u32) -> &'static Self {
         Box::leak(Box::new(Self { cpus, ..Self::default() }))
     }
 }
 
-impl Receiver for Made {
+impl Receiver for MockReceiver {
     fn destination(&self, cpu: u32) -> Option<u8> {
         (cpu < 32 && self.cpus >> cpu & 1 != 0).then(|| cpu as u8 + 100)
     }
@@ -55,14 +55,14 @@ fn message() -> Message {
 }
 
 /// Takes vectors until there are none for this function.
-fn take_all(routes: &Routes, to: &'static Made, function: u16, functions: usize) -> Vec<CpuVector> {
+fn take_all(routes: &Routes, to: &'static MockReceiver, function: u16, functions: usize) -> Vec<CpuVector> {
     core::iter::from_fn(|| routes.take(to, DeviceId(function), functions)).collect()
 }
 
 #[test]
 fn u41_one_guest_does_not_take_all_vectors() {
     let routes = Routes::default();
-    let (hog, victim, third) = (Made::on(1), Made::on(1), Made::on(1));
+    let (hog, victim, third) = (MockReceiver::on(1), MockReceiver::on(1), MockReceiver::on(1));
     // The first guest has three of the machine's 13 functions, the others two and one.
     let taken: usize = (0..3).map(|function| take_all(&routes, hog, function, 13).len()).sum();
     let shared = FUNCTIONS.len() - 13;
@@ -79,7 +79,7 @@ fn u41_one_guest_does_not_take_all_vectors() {
 #[test]
 fn u41_each_cpu_has_vectors_of_its_own() {
     let routes = Routes::default();
-    let (guest, other) = (Made::on(0b1010), Made::on(0b0100));
+    let (guest, other) = (MockReceiver::on(0b1010), MockReceiver::on(0b0100));
     let places = take_all(&routes, guest, 1, 2);
     assert!(places.iter().all(|place| [101, 103].contains(&place.destination)), "CPUs 1 and 3 alone");
     let on = |id| places.iter().filter(|place| place.destination == id).count();
@@ -91,7 +91,7 @@ fn u41_each_cpu_has_vectors_of_its_own() {
     let deliver = |cpu| routes.deliver(cpu, elsewhere.vector);
     assert_eq!((deliver(0), deliver(1), deliver(2), deliver(256)), (false, true, true, false));
     assert_eq!(*other.posted.lock().unwrap(), [(5, message())]);
-    assert_eq!(routes.take(Made::on(0), DeviceId(3), 2), None, "no CPU of its own is reached");
+    assert_eq!(routes.take(MockReceiver::on(0), DeviceId(3), 2), None, "no CPU of its own is reached");
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn u41_whatever_others_take_and_free_a_function_gets_its_first() {
         let random = &mut Random::new(seed);
         let routes = Routes::default();
         let functions = 1 + random.below(60) as u16;
-        let guests: Vec<_> = (0..4).map(|_| Made::on(1 + random.below(7) as u32)).collect();
+        let guests: Vec<_> = (0..4).map(|_| MockReceiver::on(1 + random.below(7) as u32)).collect();
         let mut places = BTreeMap::<u16, Vec<CpuVector>>::new();
         let mut owner = BTreeMap::new();
         for _ in 0..1500 {
@@ -125,7 +125,7 @@ fn u41_whatever_others_take_and_free_a_function_gets_its_first() {
 #[test]
 fn u42_an_interrupt_for_several_is_noted_and_the_guest_is_told() {
     let routes = Routes::default();
-    let guest = Made::on(1);
+    let guest = MockReceiver::on(1);
     let place = routes.take(guest, DeviceId(1), 1).expect("there is one");
     assert!(routes.deliver(0, place.vector) && guest.told.lock().unwrap().is_empty(), "it is masked");
     assert!(routes.set(place, Delivery::InTurn(3)), "it has arrived before");
@@ -137,7 +137,7 @@ fn u42_an_interrupt_for_several_is_noted_and_the_guest_is_told() {
 #[test]
 fn a_vector_is_free_when_the_iommu_has_forgotten_its_function() {
     let routes = Routes::default();
-    let guest = Made::on(1);
+    let guest = MockReceiver::on(1);
     let place = routes.take(guest, DeviceId(1), 1).expect("there is one");
     routes.set(place, Delivery::Direct(0, message()));
     routes.free(place, &Forgotten::made(DeviceId(2)));

@@ -2,7 +2,7 @@
 
 use hostlink::counters::Counter;
 
-use super::processor::{CODE, DATA, Guest, HOLE, Made, processor, with_guest};
+use super::processor::{CODE, DATA, Guest, HOLE, MockSvm, processor, with_guest};
 use crate::devices::pc::lapic;
 use crate::devices::pc::platform::SerialPort;
 use crate::svm::intercepts;
@@ -121,7 +121,7 @@ fn no_vcpu_intercepts_anything_else() {
         guest.0.state.nmi.post();
         guest.0.state.lapic.accept_fixed(0x40, crate::devices::pc::message::Trigger::Edge);
         guest.0.state.intercept_pause(true);
-        guest.0.state.prepare_events::<Made>();
+        guest.0.state.prepare_events::<MockSvm>();
         let vmcb = guest.vmcb();
         let vectors = [
             vmcb.intercept_cr,
@@ -315,7 +315,7 @@ fn steps_over_it_next(code: u64) {
         Vmcb::begin_nmi(guest.0.state);
         assert_eq!(guest.exit(code, 0, 0), Next::Resume);
         assert!(guest.0.state.nmi.contains(Nmi::AT_IRET));
-        guest.0.state.prepare_events::<Made>();
+        guest.0.state.prepare_events::<MockSvm>();
         assert!(guest.0.state.nmi.contains(Nmi::STEPPING));
         assert_ne!(guest.vmcb().rflags & RFLAGS_TF, 0);
         // The IRET is executed, and the guest sees nothing of the step's own #DB.
@@ -342,7 +342,7 @@ fn gets_the_exception(code: u64) {
 
 fn ends_in_a_report(code: u64) {
     with_guest(&[], |guest| {
-        let context: &mut Context<'_, Made> = guest.0;
+        let context: &mut Context<'_, MockSvm> = guest.0;
         context.state.block.exit_code = code;
         let report = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             crate::svm::table::handle_exit(context)

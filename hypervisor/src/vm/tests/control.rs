@@ -2,7 +2,7 @@
 
 use super::Op::*;
 use super::processor::{DEVICE, create};
-use crate::vm::made::{End, Made as Board};
+use crate::vm::mock::{End, MockBoard as Board};
 use hostlink::exit::ExitCode;
 
 const OFF: End = End::Exit(ExitCode::GuestPowerOff);

@@ -3,7 +3,7 @@
 use super::processor::create;
 use super::*;
 use crate::vm::CreateError;
-use crate::vm::made::End;
+use crate::vm::mock::End;
 use hostlink::exit::ExitCode;
 
 fn refusal(cpus: usize, bytes: u64, config: &'static str) -> String {
@@ -70,7 +70,7 @@ fn a_vcpu_is_run_by_one_cpu_at_a_time() {
             context.count(hostlink::counters::Counter::ExitOther);
         });
         assert!(vm.vcpus[1].target.owner().is_some(), "it has let go of it");
-        crate::vm::end::refuse::<super::processor::Made>(ExitCode::BadConfig, &"a test");
+        crate::vm::end::refuse::<super::processor::MockArch>(ExitCode::BadConfig, &"a test");
     });
     assert_eq!(end, Some(End::Exit(ExitCode::BadConfig)));
 }

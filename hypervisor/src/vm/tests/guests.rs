@@ -3,10 +3,10 @@
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::Op::*;
-use super::processor::{Made, Op, counted, create, create_several};
+use super::processor::{MockArch, Op, counted, create, create_several};
 use crate::sched::{Policy, Scheduler, Share};
 use crate::vm::arch::Clock;
-use crate::vm::made::{End, Made as Board};
+use crate::vm::mock::{End, MockBoard as Board};
 use crate::vm::{Charged, GUEST, caused_by};
 use baremetal::random::Random;
 use hostlink::counters::Counter;
@@ -23,11 +23,11 @@ const LONG: &[Op] = &[Load(0x2000, 0), Store(0x2000, 7), Work(400_000), Sleep(10
 const LONG_FIRST: &[Op] =
     &[Load(0x1000, 0), Store(0x1000, 9), Start(1), Work(400_000), Sleep(100_000), Back(3, 120), Done];
 
-fn several(cpus: usize, guests: &[(&'static str, &[&[Op]])]) -> &'static Board<Made> {
+fn several(cpus: usize, guests: &[(&'static str, &[&[Op]])]) -> &'static Board<MockArch> {
     create_several(cpus, 64 << 20, guests).unwrap_or_else(|why| panic!("{why}"))
 }
 
-fn states(board: &'static Board<Made>) -> Vec<GuestState> {
+fn states(board: &'static Board<MockArch>) -> Vec<GuestState> {
     (0..board.host().bundle.guests.len() as u32).map(|number| board.host().state_of(number)).collect()
 }
 
@@ -273,9 +273,9 @@ fn u62_scheduler_and_host_tool_get_each_guests_own_facts() {
 #[test]
 fn u62_the_machine_has_its_clocks_rate_and_ticks_where_somebody_looks() {
     let host = several(1, &[(FIRST, &[]), (SECOND, &[])]).host();
-    let later = Made::now() + 3 * Made::hz();
-    assert_eq!(host.wall.ns(later) - host.wall.ns(later - 2 * Made::hz()), 2_000_000_000);
-    assert_eq!(host.tick_max, Made::ticks_of_us(100_000), "the host tool shows what guests have had");
+    let later = MockArch::now() + 3 * MockArch::hz();
+    assert_eq!(host.wall.ns(later) - host.wall.ns(later - 2 * MockArch::hz()), 2_000_000_000);
+    assert_eq!(host.tick_max, MockArch::ticks_of_us(100_000), "the host tool shows what guests have had");
     let single = create(1, 32 << 20, "vcpus=1\nmemory=4194304", &[]).unwrap_or_else(|why| panic!("{why}"));
     assert_eq!(single.host().tick_max, u64::MAX);
 }
@@ -293,7 +293,7 @@ fn u62_what_vcpus_had_and_waited_for_is_counted() {
 
 /// What there is of a guest outside of it: its rows, its account, and what the host tool sees. Not
 /// that an event waits: one that came late makes the vCPU look in vain.
-fn outside(board: &'static Board<Made>, number: u32) -> Vec<String> {
+fn outside(board: &'static Board<MockArch>, number: u32) -> Vec<String> {
     let host = board.host();
     let vm = host.next_guest(number).expect("it is there");
     let entry = host.entry(number);

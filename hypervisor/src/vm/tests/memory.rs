@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 use super::Op::*;
 use super::processor::{DEVICE, counted, create};
 use super::*;
-use crate::vm::made::{End, Made as Board};
+use crate::vm::mock::{End, MockBoard as Board};
 use hostlink::counters::Counter;
 use hostlink::exit::ExitCode;
 
@@ -14,7 +14,11 @@ const OFF: End = End::Exit(ExitCode::GuestPowerOff);
 const ADDED: u64 = 1 << 30;
 const SIZE: u64 = 2 << 20;
 
-fn board(cpus: usize, config: &'static str, programs: &[&[Op]]) -> &'static Board<super::processor::Made> {
+fn board(
+    cpus: usize,
+    config: &'static str,
+    programs: &[&[Op]],
+) -> &'static Board<super::processor::MockArch> {
     create(cpus, 64 << 20, config, programs).unwrap_or_else(|why| panic!("{why}"))
 }
 

@@ -3,8 +3,8 @@
 use core::sync::atomic::Ordering;
 
 use super::Op::*;
-use super::processor::{Made, Op, create_several};
-use crate::vm::made::Made as Board;
+use super::processor::{MockArch, Op, create_several};
+use crate::vm::mock::MockBoard as Board;
 use hostlink::guests::GuestState;
 
 /// In the board's ticks.
@@ -15,7 +15,7 @@ const SLICE: u64 = 5 * MS;
 /// may use.
 const PAGE_TICKS: u64 = 16_384;
 
-fn several(cpus: usize, guests: &[(&'static str, &[&[Op]])]) -> &'static Board<Made> {
+fn several(cpus: usize, guests: &[(&'static str, &[&[Op]])]) -> &'static Board<MockArch> {
     create_several(cpus, 128 << 20, guests).unwrap_or_else(|why| panic!("{why}"))
 }
 

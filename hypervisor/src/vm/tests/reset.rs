@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 use super::Op::*;
 use super::processor::{counted, create};
 use super::*;
-use crate::vm::made::End;
+use crate::vm::mock::End;
 use hostlink::counters::Counter;
 use hostlink::exit::ExitCode;
 

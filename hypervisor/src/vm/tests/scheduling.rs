@@ -4,7 +4,7 @@ use super::Op::*;
 use super::processor::{counted, notes_of};
 use super::*;
 use crate::sched::TURNS_MAX;
-use crate::vm::made::End;
+use crate::vm::mock::End;
 use hostlink::counters::Counter;
 use hostlink::exit::ExitCode;
 

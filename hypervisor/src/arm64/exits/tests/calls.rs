@@ -11,7 +11,7 @@ const ON_PENDING: u64 = -5i64 as u64;
 const CPU_ON: u64 = 0xc400_0003;
 const PV_TIME_ST: u64 = 0xc500_0021;
 
-fn call(context: &mut Context<'_, Made>, x: [u64; 4]) -> Next {
+fn call(context: &mut Context<'_, MockArm64>, x: [u64; 4]) -> Next {
     context.state.registers.x[..4].copy_from_slice(&x);
     let next = except(context, of_class(0x16, 0));
     assert_eq!(context.state.registers.pc, CODE, "the PC is behind HVC already");
@@ -158,7 +158,7 @@ pub(super) fn power_functions_say_how_to_go_on() {
         assert_eq!(call(context, [0x8400_0002, 0, 0, 0]), Next::Timers);
         let start = crate::devices::virt::psci::Start { entry: RAM, context: 5 };
         assert_eq!(context.vcpu.inbox.power.turn_on(start), Ok(()));
-        Made::take_signals(context);
+        MockArm64::take_signals(context);
         let registers = &context.state.registers;
         assert_eq!((registers.pc, registers.x[0], registers.pstate), (RAM, 5, 0x3c5));
         assert_eq!(context.state.activity, Activity::Running);

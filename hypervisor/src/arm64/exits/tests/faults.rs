@@ -20,7 +20,7 @@ const DATA_ABORT: u64 = 0x25 << 26 | LONG | 0x10;
 const FETCH_ABORT: u64 = 0x21 << 26 | LONG | 0x10;
 
 /// A fault of `class` at `gpa`; its virtual address is `DEVICE` plus an offset.
-fn fault(context: &mut Context<'_, Made>, class: u8, rest: u64, gpa: u64) -> Next {
+fn fault(context: &mut Context<'_, MockArm64>, class: u8, rest: u64, gpa: u64) -> Next {
     leave(context, Vector::Synchronous, |hardware| {
         hardware.syndrome = of_class(class, rest);
         hardware.address = DEVICE | gpa & 0xfff;
@@ -115,7 +115,7 @@ pub(super) fn where_nothing_is_the_guest_gets_an_abort() {
                 assert_eq!(fault(context, 0x24, TRANSLATION | DESCRIBED | rest, NOTHING + 8), Next::Resume);
                 let lower = if matches!(from, EL0 | 0x10) { 1 << 26 } else { 0 };
                 assert_taken(context, (DATA_ABORT | passed) - lower, (CODE, from));
-                assert_eq!(Made::read(Register::Far), DEVICE | 8);
+                assert_eq!(MockArm64::read(Register::Far), DEVICE | 8);
                 assert_eq!(context.state.registers.x[3], 0x1_0000_0003);
             });
         }
@@ -158,7 +158,7 @@ pub(super) fn an_address_beyond_all_is_an_abort() {
             });
             assert_eq!(next, Next::Resume);
             assert_taken(context, DATA_ABORT, (CODE, EL1));
-            assert_eq!(Made::read(Register::Far), u64::MAX);
+            assert_eq!(MockArm64::read(Register::Far), u64::MAX);
         });
     }
     // Stage 2 itself reports that the address is too large.
@@ -183,7 +183,7 @@ pub(super) fn aborts_in_walks_are_the_guests() {
 }
 
 /// Places an instruction at the PC, and `base` in X1 and both stack pointers.
-fn code(context: &mut Context<'_, Made>, word: u32, base: u64) {
+fn code(context: &mut Context<'_, MockArm64>, word: u32, base: u64) {
     ready(context);
     hardware(|hardware| {
         hardware.pages = [(CODE, RAM + 0x8_0000)].into();
@@ -220,7 +220,7 @@ pub(super) fn pairs_and_write_back_are_done_from_the_instruction() {
             assert_eq!(fault(context, 0x24, TRANSLATION | WRITE, UART), Next::Resume);
             assert_eq!(context.state.registers.pc, CODE + 4);
             assert_eq!(hardware(|hardware| core::mem::take(&mut hardware.transmitted)), b"B");
-            let [sp0, sp1] = [Register::SpEl0, Register::SpEl1].map(Made::read);
+            let [sp0, sp1] = [Register::SpEl0, Register::SpEl1].map(MockArm64::read);
             let after = base + 4;
             let expected = match (word, pstate) {
                 (0xb800_4423, _) => (after, base, base),

@@ -18,7 +18,7 @@ use hostlink::counters::Counter;
 use proptest::prelude::*;
 
 use super::*;
-use crate::arm64::made::{Hardware, Made, Recorded, hardware, machine, store, told};
+use crate::arm64::mock::{Hardware, MockArm64, Recorded, hardware, machine, store, told};
 use crate::arm64::processor::Registers;
 use crate::arm64::vcpu::exchanged::Register;
 use crate::arm64::vcpu::state::Activity;
@@ -62,14 +62,14 @@ fn of_class(class: u8, rest: u64) -> u64 {
 
 /// Runs with the boot vCPU of a machine that has three: at EL1, at `CODE`, with numbers in X0 to
 /// X30 that identify the register.
-fn with(act: impl FnOnce(&mut Context<'_, Made>)) {
+fn with(act: impl FnOnce(&mut Context<'_, MockArm64>)) {
     machine("vcpus=3").with_vcpu(0, |context| {
         ready(context);
         act(context);
     });
 }
 
-fn ready(context: &mut Context<'_, Made>) {
+fn ready(context: &mut Context<'_, MockArm64>) {
     hardware(|hardware| {
         hardware.registers.insert(Register::Vbar, VECTORS);
         // SCTLR_EL1.SPAN: exceptions leave PAN unchanged.
@@ -80,17 +80,17 @@ fn ready(context: &mut Context<'_, Made>) {
     (registers.pc, registers.pstate) = (CODE, EL1);
 }
 
-fn count(context: &Context<'_, Made>, counter: Counter) -> u64 {
+fn count(context: &Context<'_, MockArm64>, counter: Counter) -> u64 {
     context.counters[counter as usize].load(Ordering::Relaxed)
 }
 
 /// The vCPU exits through `vector`. Exactly one counter counts it, which is the row's.
-fn leave(context: &mut Context<'_, Made>, vector: Vector, change: impl FnOnce(&mut Hardware)) -> Next {
+fn leave(context: &mut Context<'_, MockArm64>, vector: Vector, change: impl FnOnce(&mut Hardware)) -> Next {
     hardware(change);
     let _before = told();
-    let exit = capture::<Made, _>(vector, |exit| exit);
+    let exit = capture::<MockArm64, _>(vector, |exit| exit);
     SEEN.with_borrow_mut(|seen| seen.insert(exit.row()));
-    let counts = |context: &Context<'_, Made>| EXITS.map(|counter| count(context, counter));
+    let counts = |context: &Context<'_, MockArm64>| EXITS.map(|counter| count(context, counter));
     let before = counts(context);
     let _captured = told();
     let next = handle_next(context, vector);
@@ -102,15 +102,15 @@ fn leave(context: &mut Context<'_, Made>, vector: Vector, change: impl FnOnce(&m
 }
 
 /// The same with an exception of this syndrome.
-fn except(context: &mut Context<'_, Made>, syndrome: u64) -> Next {
+fn except(context: &mut Context<'_, MockArm64>, syndrome: u64) -> Next {
     leave(context, Vector::Synchronous, |hardware| hardware.syndrome = syndrome)
 }
 
 /// Checks that the guest has taken an exception with this syndrome at EL1, from PSTATE `from` at
 /// `pc`.
 #[track_caller]
-fn assert_taken(context: &Context<'_, Made>, syndrome: u64, (pc, from): (u64, u64)) {
-    let [esr, elr, spsr] = [Register::Esr, Register::Elr, Register::Spsr].map(Made::read);
+fn assert_taken(context: &Context<'_, MockArm64>, syndrome: u64, (pc, from): (u64, u64)) {
+    let [esr, elr, spsr] = [Register::Esr, Register::Elr, Register::Spsr].map(MockArm64::read);
     assert_eq!(
         (esr, elr, spsr),
         (syndrome, pc, from),
@@ -184,7 +184,7 @@ fn each_class_is_captured_as_its_row() {
     for class in 0..64 {
         hardware(|hardware| hardware.syndrome = of_class(class, 0x7));
         let _before = told();
-        let exit = capture::<Made, _>(Vector::Synchronous, |exit| exit);
+        let exit = capture::<MockArm64, _>(Vector::Synchronous, |exit| exit);
         let expected = Row::ALL.iter().copied().find(|row| row.class() == Some(class)).unwrap_or(Row::Other);
         assert_eq!(exit.row(), expected, "class {class:#x}");
         // The address is read only for exits that have one.
@@ -194,9 +194,9 @@ fn each_class_is_captured_as_its_row() {
         assert_eq!(told().strip_prefix(&[Recorded::ReadSyndrome]).expect("the syndrome is first"), expected);
     }
     let _before = told();
-    assert_eq!(capture::<Made, _>(Vector::Interrupt, |exit| exit), Exit::Interrupt(()));
+    assert_eq!(capture::<MockArm64, _>(Vector::Interrupt, |exit| exit), Exit::Interrupt(()));
     assert_eq!(told(), []);
-    assert_eq!(capture::<Made, _>(Vector::SError, |exit| exit).row(), Row::SError);
+    assert_eq!(capture::<MockArm64, _>(Vector::SError, |exit| exit).row(), Row::SError);
     assert_eq!(told(), [Recorded::ReadSyndrome]);
 }
 
@@ -239,7 +239,7 @@ fn whatever_a_guest_does_it_goes_on_or_ends() {
         board.with_vcpu(0, |context| {
             // As it was left.
             let _events = context.owner.take_events();
-            prop_assert!(Made::enter(context));
+            prop_assert!(MockArm64::enter(context));
             ready(context);
             let pc = if pstate & 1 << 40 == 0 { CODE } else { pc };
             store(context, RAM + 0x8_0000, &[code]);
@@ -253,7 +253,7 @@ fn whatever_a_guest_does_it_goes_on_or_ends() {
                     prop_assert_eq!(context.state.activity, Activity::Running);
                     let _events = context.owner.take_events();
                     let _before = told();
-                    prop_assert!(Made::enter(context), "it cannot be entered again");
+                    prop_assert!(MockArm64::enter(context), "it cannot be entered again");
                     prop_assert!(told().contains(&Recorded::Entered));
                 }
                 Next::Halt => prop_assert_eq!(context.state.activity, Activity::Halted),

@@ -74,7 +74,7 @@ pub(super) fn el0_has_nothing_but_an_open_channel() {
 pub(super) fn what_is_written_has_its_effect() {
     with(|context| {
         let vm = context.vm;
-        let write = |context: &mut Context<'_, Made>, name: Name, value: u64| {
+        let write = |context: &mut Context<'_, MockArm64>, name: Name, value: u64| {
             ready(context);
             context.state.registers.x[3] = value;
             assert_eq!(except(context, access(name, 3, false)), Next::Resume);

@@ -23,23 +23,23 @@ const NO_PIN: u64 = 1 << 10;
 /// The interrupt's bit among those from 32 on.
 const BIT: u32 = 39 - 32;
 
-fn with_region(act: impl FnOnce(&mut Context<'_, Made>)) {
+fn with_region(act: impl FnOnce(&mut Context<'_, MockArm64>)) {
     machine("vcpus=2\nshared=ring:8192:3").with_vcpu(0, |context| {
         ready(context);
         act(context);
     });
 }
 
-fn read(context: &mut Context<'_, Made>, gpa: u64) -> u64 {
+fn read(context: &mut Context<'_, MockArm64>, gpa: u64) -> u64 {
     devices::read(context, gpa, 4).expect("a register")
 }
 
-fn write(context: &mut Context<'_, Made>, gpa: u64, value: u64) {
+fn write(context: &mut Context<'_, MockArm64>, gpa: u64, value: u64) {
     assert!(devices::write(context, gpa, 4, value));
 }
 
 /// Writes to configuration space as often as that must be retried.
-fn configure(context: &mut Context<'_, Made>, gpa: u64, value: u64) {
+fn configure(context: &mut Context<'_, MockArm64>, gpa: u64, value: u64) {
     for _ in 0..10 {
         let configured = devices::configure(context, gpa, 4, value).expect("configuration space");
         while context.vm.step_change(None) != Progress::Done {}
@@ -51,11 +51,11 @@ fn configure(context: &mut Context<'_, Made>, gpa: u64, value: u64) {
 }
 
 /// Whether the line is high: GICD_ISPENDR.
-fn is_high(context: &mut Context<'_, Made>) -> bool {
+fn is_high(context: &mut Context<'_, MockArm64>) -> bool {
     read(context, GICD + 0x204) >> BIT & 1 != 0
 }
 
-fn sees_memory(context: &Context<'_, Made>, gpa: u64) -> bool {
+fn sees_memory(context: &Context<'_, MockArm64>, gpa: u64) -> bool {
     context.vm.space.slots().memory().read(Gpa(gpa), &mut [0; 8]).is_ok()
 }
 
@@ -115,11 +115,11 @@ fn after_a_reset_the_line_is_low() {
         write(context, MASK, 1);
         write(context, DOORBELL, 3 << 16);
         let vm = context.vm;
-        while !Made::reset_slots(vm, context.cpu) {
+        while !MockArm64::reset_slots(vm, context.cpu) {
             while vm.step_change(None) != Progress::Done {}
         }
-        Made::reset_devices(vm);
-        assert_eq!(<Made as Arch>::Devices::step_reset(vm), Progress::Done);
+        MockArm64::reset_devices(vm);
+        assert_eq!(<MockArm64 as Arch>::Devices::step_reset(vm), Progress::Done);
         assert!(!is_high(context));
         assert!(!sees_memory(context, PLACED), "nothing is decoded");
         configure(context, COMMAND, MEMORY);

@@ -131,7 +131,7 @@ pub(super) fn wfe_in_a_wait_for_memory_stays_where_it_is() {
             context.state.registers.x[1] = 0x5010 + off;
             assert_eq!(except(context, of_class(0x01, 1)), Next::Yield);
             assert_eq!(context.state.registers.pc, CODE + if waits { 0x114 } else { 0x118 });
-            let word = Made::awaited_word(context);
+            let word = MockArm64::awaited_word(context);
             assert_eq!(word.is_some_and(|word| word.gpa.0 == RAM + 0x9_0010 && word.bytes == 4), waits);
         });
     }
@@ -150,7 +150,7 @@ pub(super) fn wfe_in_a_wait_for_memory_stays_where_it_is() {
             hardware(|hardware| hardware.pages = [(CODE, RAM + 0x8_0000)].into());
             store(context, RAM + 0x8_0100, &WAIT);
             (context.state.registers.pc, context.state.registers.pstate) = (pc, from);
-            assert_eq!(Made::awaited_word(context), None, "{pc:#x}");
+            assert_eq!(MockArm64::awaited_word(context), None, "{pc:#x}");
             assert_eq!(except(context, of_class(0x01, 1)), Next::Yield);
             assert_ne!(context.state.registers.pc, pc);
         });

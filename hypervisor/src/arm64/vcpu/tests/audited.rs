@@ -4,7 +4,7 @@
 
 use super::*;
 use crate::arm64::controls::{Control, at_start};
-use crate::arm64::made::{Stuck, machines};
+use crate::arm64::mock::{Stuck, machines};
 use crate::arm64::vcpu::debug;
 use crate::vm::arch::State;
 use core::panic::AssertUnwindSafe;
@@ -26,7 +26,7 @@ fn value(register: Register, vcpu: u64) -> u64 {
 fn live(vcpu: u64) -> impl FnMut(&mut Registers) -> Vector {
     move |_| {
         for &register in Register::ALL.iter().filter(|&&register| register != Register::Vmpidr) {
-            Made::write(register, value(register, vcpu));
+            MockArm64::write(register, value(register, vcpu));
         }
         hardware(|hardware| hardware.float.v[17] = u128::from(vcpu) + 1);
         Vector::Synchronous
@@ -47,7 +47,7 @@ fn find(spoil: impl Fn()) -> Option<String> {
         assert!(enter(context));
         context.state.intercept_pause(true);
         context.state.raise_serror();
-        let counts = Made::debug_counts();
+        let counts = MockArm64::debug_counts();
         assert!(context.state.debug.write(debug::Register::Lock, counts, 0));
         assert!(context.state.debug.write(debug::Register::Control, counts, 1 << 15));
         context.state.apply_debug();
@@ -99,7 +99,7 @@ fn u61_what_is_written_once_is_looked_at_each_time() {
     for (index, &control) in Control::ALL.iter().enumerate() {
         let found = find(|| hardware(|hardware| hardware.controls[index] ^= 1));
         let is_switched = matches!(control, Control::Hcr | Control::Mdscr | Control::Vdisr);
-        let is_there = at_start(control, &Made::description()).is_some();
+        let is_there = at_start(control, &MockArm64::description()).is_some();
         let expected = is_there && !is_switched;
         let finds = |text: String| text.starts_with(&format!("audit: {} is ", control.name()));
         assert_eq!(found.is_some_and(finds), expected, "{}", control.name());
@@ -159,8 +159,8 @@ fn u61_a_timers_interrupt_is_not_active_when_another_vcpu_arrives() {
         turn(vm, 0, 0, &mut place, |context| {
             open(context, 1 << intid);
             // Enabled, and due.
-            Made::write(control, 5);
-            Made::write(value, 77);
+            MockArm64::write(control, 5);
+            MockArm64::write(value, 77);
         });
         turn(vm, 0, 0, &mut place, |context| {
             context.cpu.arch.timers_fired.set(1 << intid);

@@ -2,11 +2,11 @@
 //! vCPU's or its guest's own (U62).
 
 use super::*;
-use crate::arm64::made::machines;
+use crate::arm64::mock::machines;
 use crate::devices::virt::map::{self, PHYSICAL_TIMER_INTID, VIRTUAL_TIMER_INTID};
 use crate::vm::arch::{Arch, Clock, State};
 use crate::vm::dma::DmaFlush;
-use crate::vm::made;
+use crate::vm::mock;
 use crate::vm::space::FlushScratch;
 use paging::{FlushRange, Invalidation, Level};
 
@@ -29,7 +29,7 @@ fn u62_a_guests_way_to_unmap_is_its_own() {
         let invalidation = Invalidation::Ranges(&ranges);
         let _before = told();
         let devices = DmaFlush::new(vm, invalidation);
-        assert!(Made::flush_space(vm, invalidation, &devices, &mut FlushScratch::new()).is_ok());
+        assert!(MockArm64::flush_space(vm, invalidation, &devices, &mut FlushScratch::new()).is_ok());
         let mut told: Vec<_> = told()
             .into_iter()
             .filter_map(|told| match told {
@@ -61,7 +61,9 @@ fn u62_an_invalidation_is_for_the_guests_own_vmid_and_tables() {
     // The first one's translations are invalidated under its VMID, while the other's is loaded.
     let _before = told();
     let devices = DmaFlush::new(vms[0], Invalidation::Everything);
-    assert!(Made::flush_space(vms[0], Invalidation::Everything, &devices, &mut FlushScratch::new()).is_ok());
+    assert!(
+        MockArm64::flush_space(vms[0], Invalidation::Everything, &devices, &mut FlushScratch::new()).is_ok()
+    );
     let told = told();
     let at = |wanted: Recorded| told.iter().position(|told| *told == wanted);
     let (there, back) = (at(Recorded::Vttbr(loaded[0])), at(Recorded::Vttbr(loaded[1])));
@@ -85,9 +87,9 @@ fn u62_a_halted_vcpu_wakes_for_the_timer_that_is_first() {
                     (Register::VirtualControl, Register::VirtualValue, Register::PhysicalControl),
                     (Register::PhysicalControl, Register::PhysicalValue, Register::VirtualControl),
                 ] {
-                    Made::write(control_register, control);
-                    Made::write(value_register, value);
-                    Made::write(other, 0);
+                    MockArm64::write(control_register, control);
+                    MockArm64::write(value_register, value);
+                    MockArm64::write(other, 0);
                     context.state.activity = Activity::Halted;
                     let expected = if counts { value } else { u64::MAX };
                     assert_eq!(context.state.next_deadline(1000), expected, "{value} {control}");
@@ -97,10 +99,10 @@ fn u62_a_halted_vcpu_wakes_for_the_timer_that_is_first() {
             }
         }
         context.state.activity = Activity::Halted;
-        Made::write(Register::VirtualControl, ENABLED);
-        Made::write(Register::PhysicalControl, ENABLED);
-        Made::write(Register::VirtualValue, 7000);
-        Made::write(Register::PhysicalValue, 6000);
+        MockArm64::write(Register::VirtualControl, ENABLED);
+        MockArm64::write(Register::PhysicalControl, ENABLED);
+        MockArm64::write(Register::VirtualValue, 7000);
+        MockArm64::write(Register::PhysicalValue, 6000);
         assert_eq!(context.state.next_deadline(1000), 6000, "the earlier one");
         // One that has been forwarded waits for the guest, not for the time.
         context.state.gic.forward(PHYSICAL_TIMER_INTID);
@@ -117,7 +119,7 @@ fn u25_the_clocks_alarm_wakes_the_vcpu_that_has_set_it() {
     const CLEAR: u64 = map::RTC + 0x1c;
     let vm = machine("vcpus=2").machine();
     let mut place = workspace(0);
-    let is_pending = |vm: &Vm<Made>| {
+    let is_pending = |vm: &Vm<MockArm64>| {
         let (value, _effect) =
             vm.guest.distributor.lock().read(0x200 + u32::from(map::RTC_INTID) / 32 * 4, 4);
         value >> (map::RTC_INTID % 32) & 1 != 0
@@ -136,7 +138,7 @@ fn u25_the_clocks_alarm_wakes_the_vcpu_that_has_set_it() {
         }
         devices::expire_alarm(context, due - 1);
         assert!(!is_pending(vm));
-        made::offer::advance::<Made>(due - Made::now());
+        mock::offer::advance::<MockArm64>(due - MockArm64::now());
         devices::expire_alarm(context, due);
         assert!(is_pending(vm));
         assert!(devices::write(context, CLEAR, 4, 1));
@@ -148,7 +150,7 @@ fn u25_the_clocks_alarm_wakes_the_vcpu_that_has_set_it() {
         assert_eq!(context.state.next_deadline(0), u64::MAX, "it has set none");
     });
     // The operator wakes by the same interrupt, whether or not the alarm's is masked.
-    Made::wake(vm);
+    MockArm64::wake(vm);
     assert!(is_pending(vm));
     let mut distributor = vm.guest.distributor.lock();
     let _effect =

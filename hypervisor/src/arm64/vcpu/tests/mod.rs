@@ -15,17 +15,17 @@ mod reset;
 
 use super::exchanged::Register;
 use super::*;
-use crate::arm64::made::{Made, Recorded, hardware, machine, machine_on, told};
+use crate::arm64::mock::{MockArm64, Recorded, hardware, machine, machine_on, told};
 use crate::arm64::processor::{Features, Processor, Registers};
 use crate::devices::virt::gic::ListRegister;
 use crate::devices::virt::psci::Start;
 use crate::vm::arch::Cpus;
-use crate::vm::made::act_as;
+use crate::vm::mock::act_as;
 
-type MadeVm = &'static Vm<Made>;
+type MadeVm = &'static Vm<MockArm64>;
 
 fn workspace(cpu: u32) -> Workspace {
-    Workspace::new(Made::cpu(cpu).expect("a CPU"))
+    Workspace::new(MockArm64::cpu(cpu).expect("a CPU"))
 }
 
 /// The turn of a vCPU on a CPU.
@@ -34,13 +34,13 @@ fn turn<R>(
     cpu: u32,
     vcpu: usize,
     place: &mut Workspace,
-    act: impl FnOnce(&mut Context<'_, Made>) -> R,
+    act: impl FnOnce(&mut Context<'_, MockArm64>) -> R,
 ) -> R {
     let vcpu = &vm.vcpus[vcpu];
     act_as(cpu);
     let mut context = Context {
         vm,
-        cpu: Made::cpu(cpu).expect("a CPU"),
+        cpu: MockArm64::cpu(cpu).expect("a CPU"),
         vcpu,
         counters: vm.host.counters_of(vcpu.row),
         host: vm.host,
@@ -59,7 +59,7 @@ fn turn<R>(
     result
 }
 
-fn count(context: &Context<'_, Made>, counter: Counter) -> u64 {
+fn count(context: &Context<'_, MockArm64>, counter: Counter) -> u64 {
     context.counters[counter as usize].load(Ordering::Relaxed)
 }
 
@@ -115,7 +115,7 @@ fn a4_vmids_that_run_out_are_loaded_anew_before_the_guest_runs() {
         let vm =
             machine_on("vmid_churn=1\nvmid_bits=2", |hardware| hardware.speculates = speculates).machine();
         let mut place = workspace(0);
-        turn(vm, 0, 0, &mut place, |_| Made::write(Register::Tcr, 0x1234));
+        turn(vm, 0, 0, &mut place, |_| MockArm64::write(Register::Tcr, 0x1234));
         turn(vm, 0, 0, &mut place, |context| {
             let seen = Rc::new(RefCell::new(Vec::new()));
             let _before = told();
@@ -123,7 +123,7 @@ fn a4_vmids_that_run_out_are_loaded_anew_before_the_guest_runs() {
                 let sees = Rc::clone(&seen);
                 next_stay(move |_| {
                     let vmid = hardware(|hardware| hardware.vttbr) >> 48;
-                    sees.borrow_mut().push((vmid, Made::read(Register::Tcr)));
+                    sees.borrow_mut().push((vmid, MockArm64::read(Register::Tcr)));
                     Vector::Synchronous
                 });
                 let before = count(context, Counter::VmidFlushes);
@@ -170,7 +170,7 @@ fn only_interrupts_have_interrupts_looked_for() {
         let mut place = workspace(0);
         turn(vm, 0, 0, &mut place, |context| {
             next_stay(move |_| {
-                Made::cpu(0).expect("a CPU").arch.timers_fired.set(1 << 30);
+                MockArm64::cpu(0).expect("a CPU").arch.timers_fired.set(1 << 30);
                 vector
             });
             assert!(enter(context));
@@ -181,8 +181,8 @@ fn only_interrupts_have_interrupts_looked_for() {
 }
 
 /// Opens the vCPU's interface, and enables these private interrupts, in group 1.
-fn open(context: &mut Context<'_, Made>, intids: u32) {
-    Made::write(Register::IchVmcr, 0xff << 24 | 2);
+fn open(context: &mut Context<'_, MockArm64>, intids: u32) {
+    MockArm64::write(Register::IchVmcr, 0xff << 24 | 2);
     let mut distributor = context.vm.guest.distributor.lock();
     let effect = distributor.write(0, 4, 2);
     devices::perform(context.vm, effect, &distributor);
@@ -204,20 +204,20 @@ fn a_timer_that_is_due_is_in_the_list_registers() {
         turn(vm, 0, 0, &mut place, |context| {
             open(context, 1 << intid);
             // Enabled, and due.
-            Made::write(register, 5);
-            Made::write(value, 77);
+            MockArm64::write(register, 5);
+            MockArm64::write(value, 77);
         });
-        assert_eq!(Made::read(register), 0, "it is off while the vCPU is");
-        Made::cpu(0).expect("a CPU").arch.timers_fired.set(1 << intid);
+        assert_eq!(MockArm64::read(register), 0, "it is off while the vCPU is");
+        MockArm64::cpu(0).expect("a CPU").arch.timers_fired.set(1 << intid);
         turn(vm, 0, 0, &mut place, |context| {
-            assert_eq!((Made::read(register), Made::read(value)), (5, 77));
+            assert_eq!((MockArm64::read(register), MockArm64::read(value)), (5, 77));
             assert_eq!(count(context, Counter::IrqTimer), 1, "its interrupt would end guest mode at once");
             let lists = Rc::new(RefCell::new(0));
             let found = Rc::clone(&lists);
             next_stay(move |_| {
-                *found.borrow_mut() = Made::read_list(0);
+                *found.borrow_mut() = MockArm64::read_list(0);
                 // The guest stops it instead of taking it.
-                Made::write(register, 0);
+                MockArm64::write(register, 0);
                 Vector::Synchronous
             });
             assert!(enter(context));
@@ -230,7 +230,7 @@ fn a_timer_that_is_due_is_in_the_list_registers() {
             assert_eq!(hardware(|hardware| hardware.lists), [0; 16]);
         });
         // A timer that is not due is not forwarded.
-        Made::cpu(0).expect("a CPU").arch.timers_fired.set(1 << intid);
+        MockArm64::cpu(0).expect("a CPU").arch.timers_fired.set(1 << intid);
         turn(vm, 0, 0, &mut place, |context| {
             assert_eq!(count(context, Counter::IrqTimer), 1);
             context.cpu.arch.timers_fired.set(0);
@@ -249,12 +249,12 @@ fn what_has_no_list_register_asks_for_maintenance() {
         let controls = Rc::new(RefCell::new(0));
         let found = Rc::clone(&controls);
         next_stay(move |_| {
-            *found.borrow_mut() = Made::interface_control();
+            *found.borrow_mut() = MockArm64::interface_control();
             Vector::Interrupt
         });
         assert!(enter(context));
         assert_ne!(*controls.borrow() & u64::from(Maintenance::NO_PENDING.bits()), 0);
-        assert_eq!(Made::interface_control(), 1, "it asks for nothing outside of guest mode");
+        assert_eq!(MockArm64::interface_control(), 1, "it asks for nothing outside of guest mode");
         // Interrupts arrive and have no effect: the vCPU stops requesting them.
         for _ in 0..100 {
             context.cpu.arch.maintenance_fired.set(true);
@@ -264,7 +264,7 @@ fn what_has_no_list_register_asks_for_maintenance() {
         }
         let found = Rc::clone(&controls);
         next_stay(move |_| {
-            *found.borrow_mut() = Made::interface_control();
+            *found.borrow_mut() = MockArm64::interface_control();
             Vector::Interrupt
         });
         context.cpu.arch.maintenance_fired.set(true);
@@ -283,7 +283,7 @@ fn who_is_told_to_start_begins_as_after_power_on() {
         take_signals(context);
         assert_eq!(context.state.activity, Activity::Off, "nobody has said so");
         for register in Register::ALL {
-            Made::write(*register, 0xdead);
+            MockArm64::write(*register, 0xdead);
         }
         assert_eq!(vm.vcpus[1].inbox.power.turn_on(Start { entry: 0x4000_1000, context: 9 }), Ok(()));
         take_signals(context);
@@ -295,7 +295,7 @@ fn who_is_told_to_start_begins_as_after_power_on() {
         };
         assert_eq!(context.state.registers, expected);
         let [sctlr, vbar, tcr, vmcr] =
-            [Register::Sctlr, Register::Vbar, Register::Tcr, Register::IchVmcr].map(Made::read);
+            [Register::Sctlr, Register::Vbar, Register::Tcr, Register::IchVmcr].map(MockArm64::read);
         assert_eq!((sctlr, vbar, tcr, vmcr), (0x30d0_0800, 0, 0, 0));
         // The second time nothing is started.
         context.state.registers.pc = 0x5000;
@@ -326,37 +326,37 @@ fn a_vcpu_takes_along_all_that_is_its_own_and_nothing_of_others() {
             for vcpu in 0..2 {
                 turn(vm, 0, vcpu, &mut place, |context| {
                     for &register in Register::ALL {
-                        Made::write(register, value(register, vcpu as u64));
+                        MockArm64::write(register, value(register, vcpu as u64));
                     }
                     hardware(|hardware| hardware.float.v[31] = vcpu as u128 + 1);
                     context.state.registers.x[30] = vcpu as u64;
                 });
             }
             for &register in Register::ALL {
-                Made::write(register, 0xbad);
+                MockArm64::write(register, 0xbad);
             }
             for vcpu in [0, 1, 0] {
                 turn(vm, 0, vcpu, &mut place, |context| {
                     for register in Register::ALL.iter().filter(|register| is_there(register)) {
                         assert_eq!(
-                            Made::read(*register),
+                            MockArm64::read(*register),
                             value(*register, vcpu as u64),
                             "{}",
                             register.name()
                         );
                     }
-                    assert_eq!(Made::read(Register::Vmpidr), 1 << 31 | vcpu as u64);
+                    assert_eq!(MockArm64::read(Register::Vmpidr), 1 << 31 | vcpu as u64);
                     assert_eq!(hardware(|hardware| hardware.float.v[31]), vcpu as u128 + 1);
                     assert_eq!(context.state.registers.x[30], vcpu as u64);
                 });
                 assert_eq!(
-                    (Made::read(Register::VirtualControl), Made::read(Register::PhysicalControl)),
+                    (MockArm64::read(Register::VirtualControl), MockArm64::read(Register::PhysicalControl)),
                     (0, 0)
                 );
             }
             for register in Register::ALL.iter().filter(|register| !is_there(register)) {
                 let expected = if *register == Register::Vmpidr { 1 << 31 } else { 0xbad };
-                assert_eq!(Made::read(*register), expected, "{}", register.name());
+                assert_eq!(MockArm64::read(*register), expected, "{}", register.name());
             }
         }
     }
@@ -366,7 +366,7 @@ fn a_vcpu_takes_along_all_that_is_its_own_and_nothing_of_others() {
 fn tcr_is_the_last_that_is_loaded() {
     let vm = machine_on("vcpus=2", |hardware| hardware.speculates = true).machine();
     let mut place = workspace(0);
-    turn(vm, 0, 0, &mut place, |_| Made::write(Register::Tcr, 0x77));
+    turn(vm, 0, 0, &mut place, |_| MockArm64::write(Register::Tcr, 0x77));
     hardware(|hardware| hardware.vttbr = 0);
     let mut elsewhere = workspace(0);
     turn(vm, 0, 0, &mut elsewhere, |_| {

@@ -2,7 +2,7 @@
 //! afterwards; and so is a vCPU that arrives where another guest's was (U65).
 
 use super::*;
-use crate::arm64::made::machines;
+use crate::arm64::mock::machines;
 use crate::arm64::processor::{Configuration, FloatState};
 use crate::arm64::vcpu::debug;
 use crate::arm64::vcpu::exchanged::{MATRIX, Register as R};
@@ -15,9 +15,9 @@ const OPTIONAL: Features = Features::POINTER_KEYS
     .union(Features::FORCED_WRITE_BACK);
 
 /// Random values in everything that the processor and the vCPU's state have.
-fn fill(context: &mut Context<'_, Made>, random: &mut Random) {
+fn fill(context: &mut Context<'_, MockArm64>, random: &mut Random) {
     for &register in R::ALL {
-        Made::write(register, random.word());
+        MockArm64::write(register, random.word());
     }
     hardware(|hardware| {
         hardware.float.v = core::array::from_fn(|_| u128::from(random.word()) << 64 | 1);
@@ -26,7 +26,7 @@ fn fill(context: &mut Context<'_, Made>, random: &mut Random) {
     let state = &mut *context.state;
     state.registers.x = core::array::from_fn(|_| random.word() | 1);
     (state.registers.pc, state.registers.pstate) = (random.word() | 1, random.word() | 1);
-    let counts = Made::debug_counts();
+    let counts = MockArm64::debug_counts();
     let points = (0..8).flat_map(|n| {
         [
             debug::Register::BreakValue(n),
@@ -80,8 +80,8 @@ fn u65_a_vcpu_that_is_reset_is_as_a_new_one() {
         let _owner = vcpu.target.owner().expect("nobody runs it");
         // SAFETY: the owner was just taken.
         let state = unsafe { vcpu.state() };
-        let new = vm.guest.new_vcpu::<Made>(1, 0);
-        let differing = |state: &VcpuState<Made>| {
+        let new = vm.guest.new_vcpu::<MockArm64>(1, 0);
+        let differing = |state: &VcpuState<MockArm64>| {
             let pairs = state.fields().into_iter().zip(new.fields());
             pairs.filter(|(one, other)| one != other).map(|((name, _), _)| name).collect::<Vec<_>>()
         };
@@ -115,7 +115,7 @@ fn u65_a_vcpu_meets_nothing_of_another_guests_before_it() {
         turn(vm, 0, 1, &mut place, |context| {
             if seed == 2 {
                 // It has run already: its guest is reset.
-                Made::write(R::Tcr, 0);
+                MockArm64::write(R::Tcr, 0);
                 context.state.save();
                 context.state.reset(&context.vcpu.inbox);
                 context.state.load();
@@ -125,7 +125,7 @@ fn u65_a_vcpu_meets_nothing_of_another_guests_before_it() {
             let _events = context.owner.take_events();
             next_stay(|_| {
                 for &register in R::ALL.iter().filter(|&&register| register != R::Vmpidr) {
-                    assert_eq!(Made::read(register), register.at_reset(), "{}", register.name());
+                    assert_eq!(MockArm64::read(register), register.at_reset(), "{}", register.name());
                 }
                 hardware(|hardware| {
                     assert_eq!(hardware.float, FloatState::default());

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 
 use super::{COMMAND, FIRST, MASTER, MEMORY, board_of_several, with_owned};
 use crate::svm::tests::machine::{Machine, NVME, Note, Refusal, device_id};
-use crate::svm::tests::processor::Made;
-use crate::vm::made::{End, Made as Board};
+use crate::svm::tests::processor::MockSvm;
+use crate::vm::mock::{End, MockBoard as Board};
 use hostlink::exit::ExitCode;
 
 /// Where memory is added.
@@ -13,7 +13,7 @@ const ADDED: u64 = 0x1_0000_0000;
 
 /// A guest with the NVMe controller and added memory, which the controller has used, and one
 /// without functions.
-fn with_added_memory() -> (&'static Machine, &'static Board<Made>, u64) {
+fn with_added_memory() -> (&'static Machine, &'static Board<MockSvm>, u64) {
     let machine = Machine::new();
     let board = board_of_several(
         machine,
@@ -37,7 +37,7 @@ fn with_added_memory() -> (&'static Machine, &'static Board<Made>, u64) {
 }
 
 /// The slot that was added is the third: RAM is in two.
-fn added_slot(board: &'static Board<Made>) -> String {
+fn added_slot(board: &'static Board<MockSvm>) -> String {
     let slots = board.answer(&["@a slots"]);
     let line = slots.iter().find(|line| line.contains("gpa=0x100000000")).expect("it was added");
     line.split("slot=").nth(1).and_then(|rest| rest.split(' ').next()).expect("a number").to_owned()

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex};
 use super::{COMMAND, FIRST, MASTER, MEMORY, board_of_several, on, with_owned};
 use crate::owned::Verdict;
 use crate::svm::tests::machine::{Arrived, BRIDGED, Machine, NVME, Note, Refusal, SMALL, VIRTIO, device_id};
-use crate::svm::tests::processor::{DATA, Made};
+use crate::svm::tests::processor::{DATA, MockSvm};
 use crate::vm::load::Load;
-use crate::vm::made::{End, Made as Board};
+use crate::vm::mock::{End, MockBoard as Board};
 use ::iommu::DeviceId;
 use hostlink::name::Name;
 use paging::Progress;
@@ -166,7 +166,7 @@ fn u64_a_function_that_causes_many_faults_is_silent_until_its_guest_is_reset() {
 }
 
 /// A board with two guests that are created on request.
-fn several(machine: &'static Machine) -> &'static Board<Made> {
+fn several(machine: &'static Machine) -> &'static Board<MockSvm> {
     board_of_several(
         machine,
         &[

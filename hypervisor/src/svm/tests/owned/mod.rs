@@ -27,12 +27,12 @@ use alloc::vec::Vec;
 
 use super::machine::{Machine, set_machine};
 use super::memory::{WRITE, out};
-use super::processor::{CpuData, Guest, Made, board_with};
+use super::processor::{CpuData, Guest, MockSvm, board_with};
 use super::rows::NESTED;
 use crate::devices::pc::lapic::{Lapic, TimerClock};
 use crate::devices::pc::pci::{CONFIG_ADDRESS, CONFIG_DATA};
 use crate::loader::test_kernel;
-use crate::vm::made::Made as Board;
+use crate::vm::mock::MockBoard as Board;
 use crate::vm::{Next, Vm};
 use crate::x86::vcpu::block::Segment;
 use crate::x86::vcpu::registers::{RAX, RBX};
@@ -64,12 +64,12 @@ fn on<R>(machine: &'static Machine, config: &'static str, act: impl FnOnce(&mut 
 }
 
 /// A board with guests of these configurations, which halt.
-fn board_of_several(machine: &'static Machine, configs: &[&'static str]) -> &'static Board<Made> {
+fn board_of_several(machine: &'static Machine, configs: &[&'static str]) -> &'static Board<MockSvm> {
     board_of(machine, 1, configs)
 }
 
 /// The same with so many CPUs.
-fn board_of(machine: &'static Machine, count: usize, configs: &[&'static str]) -> &'static Board<Made> {
+fn board_of(machine: &'static Machine, count: usize, configs: &[&'static str]) -> &'static Board<MockSvm> {
     set_machine(Some(machine));
     let cpus = core::iter::repeat_with(|| {
         let mut cpu = CpuData::default();
@@ -89,7 +89,7 @@ fn code(of: [(u8, &'static [u8]); 3], size: u8) -> &'static [u8] {
 }
 
 /// The vectors that were posted to a vCPU of a guest since the last call.
-fn arrived(vm: &Vm<Made>, vcpu: usize) -> Vec<u8> {
+fn arrived(vm: &Vm<MockSvm>, vcpu: usize) -> Vec<u8> {
     let inbox = &vm.vcpus[vcpu].inbox;
     let found = inbox.pending().iter().collect();
     let clock = TimerClock { tsc_hz: 1_000_000_000, apic_hz: 1_000_000_000 };

@@ -6,7 +6,7 @@ use crate::iommu::messages::{AmdVi, MachineDevices};
 use crate::iommu::routes::Routes;
 use crate::owned::{Functions, Refused};
 use crate::svm::tests::machine::{Machine, device_id, set_machine};
-use crate::svm::tests::processor::Made;
+use crate::svm::tests::processor::MockSvm;
 use ::pci::function::Windows;
 use hostlink::name::Name;
 
@@ -159,7 +159,9 @@ fn a_guest_whose_slots_take_others_translations_along_gets_none() {
             config: hostlink::config::Config::parse(config).expect("parses"),
         };
         let cpus = [crate::svm::tests::processor::CpuData::default()];
-        crate::vm::made::Made::<Made>::create_from(cpus, 32 << 20, files).err().map(|why| why.to_string())
+        crate::vm::mock::MockBoard::<MockSvm>::create_from(cpus, 32 << 20, files)
+            .err()
+            .map(|why| why.to_string())
     };
     let machine = Machine::new();
     let zap = Refused::Switches.to_string();

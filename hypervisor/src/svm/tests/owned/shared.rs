@@ -7,7 +7,7 @@ use crate::devices::pc::pci::WINDOW;
 use crate::loader::test_kernel;
 use crate::sched::Turn;
 use crate::svm::tests::machine::set_machine;
-use crate::svm::tests::processor::{CpuData, Guest, Made};
+use crate::svm::tests::processor::{CpuData, Guest, MockSvm};
 use crate::vm::Vm;
 
 /// Where the guest finds registers, table and memory first.
@@ -29,7 +29,7 @@ const ONE: &str = "name=one\nvcpus=1\nmemory=8388608\nshared=ring:8192:0";
 const TWO: &str = "name=two\nvcpus=2\nmemory=8388608\nshared=ring:8192:1";
 const OTHER: &str = "name=other\nvcpus=1\nmemory=8388608";
 
-fn board(configs: &[&'static str]) -> &'static Board<Made> {
+fn board(configs: &[&'static str]) -> &'static Board<MockSvm> {
     set_machine(None);
     let mut cpu = CpuData::default();
     cpu.set_halts();
@@ -39,9 +39,9 @@ fn board(configs: &[&'static str]) -> &'static Board<Made> {
 
 /// Gives the vCPU of a row to `act`.
 fn at_row<R>(
-    board: &'static Board<Made>,
+    board: &'static Board<MockSvm>,
     row: u32,
-    act: impl FnOnce(&mut Guest<'_, '_>, &'static Vm<Made>) -> R,
+    act: impl FnOnce(&mut Guest<'_, '_>, &'static Vm<MockSvm>) -> R,
 ) -> R {
     board.with_turn(Turn { vcpu: row, migrated: false, waited: 0 }, |context| {
         let vm = context.vm;
@@ -62,7 +62,7 @@ fn enable(guest: &mut Guest<'_, '_>, vcpu: u32) {
 }
 
 /// The slots of a guest's bus: where, and how many bytes.
-fn slots(vm: &Vm<Made>) -> Vec<(u64, u64)> {
+fn slots(vm: &Vm<MockSvm>) -> Vec<(u64, u64)> {
     let mut found = Vec::new();
     vm.space.slots().memory().for_each(|slot| {
         if WINDOW.contains(&slot.gpa.0) {
@@ -73,18 +73,18 @@ fn slots(vm: &Vm<Made>) -> Vec<(u64, u64)> {
     found
 }
 
-fn read(vm: &Vm<Made>, gpa: u64) -> Option<u64> {
+fn read(vm: &Vm<MockSvm>, gpa: u64) -> Option<u64> {
     let mut word = [0; 8];
     vm.space.slots().memory().read(Gpa(gpa), &mut word).ok()?;
     Some(u64::from_le_bytes(word))
 }
 
-fn write(vm: &Vm<Made>, gpa: u64, value: u64) {
+fn write(vm: &Vm<MockSvm>, gpa: u64, value: u64) {
     vm.space.slots().memory().write(Gpa(gpa), &value.to_le_bytes()).expect("memory is there");
 }
 
 /// The second guest, which listens with its vCPU 1.
-fn listener(board: &'static Board<Made>) -> &'static Vm<Made> {
+fn listener(board: &'static Board<MockSvm>) -> &'static Vm<MockSvm> {
     at_row(board, 1, |guest, vm| {
         enable(guest, 1);
         vm
@@ -311,7 +311,7 @@ fn guests_that_disagree_are_refused() {
         let mut cpu = CpuData::default();
         cpu.set_halts();
         let board =
-            Board::<Made>::create_several_with(Vec::leak(test_kernel()), [cpu], 64 << 20, &[ONE, other]);
+            Board::<MockSvm>::create_several_with(Vec::leak(test_kernel()), [cpu], 64 << 20, &[ONE, other]);
         board.err().map(|why| why.to_string())
     };
     let disagree = "shared: guests disagree about the size of 'ring', or have the same number";

@@ -10,7 +10,7 @@ use crate::iommu::routes::Receiver;
 use crate::sched::Turn;
 use crate::svm::tests::machine::{Arrived, Machine, NVME};
 use crate::svm::tests::processor::Guest;
-use crate::svm::tests::routes::Made as Other;
+use crate::svm::tests::routes::MockReceiver as Other;
 use crate::x86::vectors::FUNCTIONS;
 
 const MANY: &str = "vcpus=8\nmemory=16777216\ndevices=nvme";

@@ -20,7 +20,7 @@ use hostlink::name::Name;
 use crate::stopping;
 use crate::vm::CreateError;
 use crate::vm::arch::Board;
-use crate::vm::made::{self, End, OnMockBoard};
+use crate::vm::mock::{self, End, OnMockBoard};
 
 /// An address without memory: a device.
 pub(super) const DEVICE: u64 = 0xf000_0000;
@@ -98,7 +98,7 @@ pub(super) fn run(
     config: &'static str,
     seed: u64,
     programs: &[&[Op]],
-) -> (&'static made::Made<Made>, End) {
+) -> (&'static mock::MockBoard<MockArch>, End) {
     let board = create(cpus, 32 << 20, config, programs).unwrap_or_else(|why| panic!("{why}"));
     (board, board.run(seed))
 }
@@ -110,7 +110,7 @@ pub(super) fn run_to(
     config: &'static str,
     seed: u64,
     programs: &[&[Op]],
-) -> &'static made::Made<Made> {
+) -> &'static mock::MockBoard<MockArch> {
     let (board, ended) = run(cpus, config, seed, programs);
     assert_eq!(ended, end, "seed {seed}, {cpus} CPUs, {config:?}");
     board
@@ -122,9 +122,9 @@ pub(super) fn create(
     bytes: u64,
     config: &'static str,
     programs: &[&[Op]],
-) -> Result<&'static made::Made<Made>, CreateError> {
+) -> Result<&'static mock::MockBoard<MockArch>, CreateError> {
     PROGRAMS.set([(Name::GUEST, owned(programs))].into());
-    made::Made::create(vec![(); cpus], bytes, config)
+    mock::MockBoard::create(vec![(); cpus], bytes, config)
 }
 
 fn owned(programs: &[&[Op]]) -> Vec<Vec<Op>> {
@@ -136,20 +136,20 @@ pub(super) fn create_several(
     cpus: usize,
     bytes: u64,
     guests: &[(&'static str, &[&[Op]])],
-) -> Result<&'static made::Made<Made>, CreateError> {
+) -> Result<&'static mock::MockBoard<MockArch>, CreateError> {
     let programs = guests.iter().map(|(config, programs)| {
         let name = config.lines().find_map(|line| line.strip_prefix("name=")).expect("a guest has a name");
         (Name::parse(name).expect("a name"), owned(programs))
     });
     PROGRAMS.set(programs.collect());
     let configs: Vec<_> = guests.iter().map(|(config, _)| *config).collect();
-    made::Made::create_several(vec![(); cpus], bytes, &configs)
+    mock::MockBoard::create_several(vec![(); cpus], bytes, &configs)
 }
 
 /// The architecture.
-pub(super) struct Made;
+pub(super) struct MockArch;
 
-impl OnMockBoard for Made {
+impl OnMockBoard for MockArch {
     type Data = ();
 
     fn must_clean() -> bool {
@@ -158,7 +158,7 @@ impl OnMockBoard for Made {
 
     /// The memory is about to be reused: remaining translations of it must not be used any more.
     fn clean(memory: Range<u64>) {
-        let host = Made::host().expect("memory is a machine's");
+        let host = MockArch::host().expect("memory is a machine's");
         let mut from = 0;
         while let Some(vm) = host.next_guest(from) {
             from = vm.number + 1;
@@ -219,13 +219,13 @@ pub(super) struct Shared {
 }
 
 /// The sum of a counter over all vCPUs.
-pub(super) fn counted(board: &'static made::Made<Made>, counter: Counter) -> u64 {
+pub(super) fn counted(board: &'static mock::MockBoard<MockArch>, counter: Counter) -> u64 {
     let vm = board.machine();
     vm.vcpus.iter().map(|vcpu| vm.host.counters_of(vcpu.row)[counter as usize].load(Ordering::Relaxed)).sum()
 }
 
 /// The times that a vCPU noted, in order.
-pub(super) fn notes_of(board: &'static made::Made<Made>, vcpu: u32) -> Vec<u64> {
+pub(super) fn notes_of(board: &'static mock::MockBoard<MockArch>, vcpu: u32) -> Vec<u64> {
     let notes = board.machine().guest.notes.lock().unwrap();
     notes.iter().filter(|note| note.0 == vcpu).map(|note| note.1).collect()
 }

@@ -1,12 +1,12 @@
 //! A vCPU: its program, its TLB, its interrupts and its timer.
 
-use super::{Entry, Inbox, Made, Op, PAGE};
+use super::{Entry, Inbox, MockArch, Op, PAGE};
 use crate::sched::VcpuIndex;
 use crate::sched::spinning::Look;
 use crate::vm::Vm;
 use crate::vm::arch::{Clock, State};
 use crate::vm::awaited::Word;
-use crate::vm::made::offer;
+use crate::vm::mock::offer;
 use alloc::vec::Vec;
 use coherence::Space;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -157,7 +157,7 @@ impl Vcpu {
     }
 
     /// Executes some of the program; returns an exit if there is one.
-    pub(super) fn execute(&mut self, vm: &Vm<Made>, inbox: &Inbox) -> Option<Exit> {
+    pub(super) fn execute(&mut self, vm: &Vm<MockArch>, inbox: &Inbox) -> Option<Exit> {
         let Some(&op) = self.program.get(self.at) else {
             self.wants = 0;
             return Some(Exit::Halt);
@@ -173,7 +173,7 @@ impl Vcpu {
         exit
     }
 
-    fn execute_one(&mut self, op: Op, vm: &Vm<Made>, inbox: &Inbox) -> Next {
+    fn execute_one(&mut self, op: Op, vm: &Vm<MockArch>, inbox: &Inbox) -> Next {
         let resets = || vm.guest.resets.load(Ordering::Relaxed);
         match op {
             Op::Work(ticks) => return self.work(ticks),
@@ -185,7 +185,7 @@ impl Vcpu {
                 return self.access_by(op, gpa, vm, inbox).unwrap_or_else(Next::AgainAfter);
             }
             Op::Back(to, times) => return self.back(to, times),
-            Op::Note => vm.guest.notes.lock().unwrap().push((self.index, Made::now())),
+            Op::Note => vm.guest.notes.lock().unwrap().push((self.index, MockArch::now())),
             Op::Etch(gpa, value) => etch(vm, gpa, value),
             Op::Move(gpa) => return Next::AgainAfter(Exit::Move(gpa)),
             Op::Walk(ticks) => return Next::DoneBy(Exit::Walk(ticks)),
@@ -209,7 +209,7 @@ impl Vcpu {
     /// Works in pieces, so that interrupts arrive in between.
     fn work(&mut self, ticks: u64) -> Next {
         let piece = 10_000;
-        offer::advance::<Made>(piece);
+        offer::advance::<MockArch>(piece);
         self.worked += piece;
         if self.worked < ticks {
             return Next::Again;
@@ -224,7 +224,7 @@ impl Vcpu {
             Op::Sleep(ticks) | Op::Tick(ticks) => (TIMER, Exit::Sleep(ticks)),
             Op::WaitFor(sender) => (1 << sender, Exit::Halt),
             Op::SpinFor(sender) => {
-                offer::advance::<Made>(100);
+                offer::advance::<MockArch>(100);
                 let has_come = self.take(1 << sender);
                 let exits = !has_come && self.exits_on_pause;
                 return if exits { Next::AgainAfter(Exit::Pause) } else { Next::Again };
@@ -239,7 +239,7 @@ impl Vcpu {
         }
         let is_running = matches!(op, Op::Tick(_));
         if is_running {
-            offer::advance::<Made>(1000);
+            offer::advance::<MockArch>(1000);
         }
         if self.take(sender) {
             self.wants = 0;
@@ -250,9 +250,9 @@ impl Vcpu {
     }
 
     /// Spins until a word in memory has a value, for a time, or until an interrupt arrives.
-    fn spin_on(&mut self, op: Op, gpa: u64, vm: &Vm<Made>, inbox: &Inbox) -> Result<Next, Exit> {
-        offer::advance::<Made>(100);
-        let now = Made::now();
+    fn spin_on(&mut self, op: Op, gpa: u64, vm: &Vm<MockArch>, inbox: &Inbox) -> Result<Next, Exit> {
+        offer::advance::<MockArch>(100);
+        let now = MockArch::now();
         let host = self.access(vm, inbox, gpa, false)?;
         // SAFETY: it is the guest's memory, which other vCPUs store to by atomics as well.
         let found = unsafe { &*(host as *const AtomicU64) }.load(Ordering::Relaxed);
@@ -276,7 +276,7 @@ impl Vcpu {
     }
 
     /// Loads or stores a word of memory, or sees that it has been removed.
-    fn access_by(&self, op: Op, gpa: u64, vm: &Vm<Made>, inbox: &Inbox) -> Result<Next, Exit> {
+    fn access_by(&self, op: Op, gpa: u64, vm: &Vm<MockArch>, inbox: &Inbox) -> Result<Next, Exit> {
         let is_store = matches!(op, Op::Store(..) | Op::StoreTry(_));
         let may_miss = matches!(op, Op::Gone(_) | Op::Try(_) | Op::StoreTry(_));
         let host = self.access(vm, inbox, gpa, is_store).map_err(|exit| match exit {
@@ -312,7 +312,7 @@ impl Vcpu {
     }
 
     /// The host address of a word according to the TLB or the nested table.
-    fn access(&self, vm: &Vm<Made>, inbox: &Inbox, gpa: u64, is_store: bool) -> Result<u64, Exit> {
+    fn access(&self, vm: &Vm<MockArch>, inbox: &Inbox, gpa: u64, is_store: bool) -> Result<u64, Exit> {
         let page = gpa & !(PAGE - 1);
         let mut tlb = inbox.tlb.lock().unwrap();
         if let Some(entry) = tlb.get(&page).filter(|entry| entry.is_writable || !is_store) {
@@ -327,7 +327,7 @@ impl Vcpu {
 }
 
 /// Stores to a word of guest memory past the nested table.
-fn etch(vm: &Vm<Made>, gpa: u64, value: u64) {
+fn etch(vm: &Vm<MockArch>, gpa: u64, value: u64) {
     let memory = vm.space.slots().memory();
     let mut found = None;
     memory.for_each(|slot| {

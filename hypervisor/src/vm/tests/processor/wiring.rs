@@ -1,7 +1,7 @@
 //! The core's traits, implemented by this architecture.
 
 use super::vcpu::{Activity, Exit, TIMER, Vcpu};
-use super::{DEVICE, Inbox, Made, Op, PAGE, PROGRAMS, Programs, Shared};
+use super::{DEVICE, Inbox, MockArch, Op, PAGE, PROGRAMS, Programs, Shared};
 use crate::devices::region::Region;
 use crate::loader::LoadError;
 use crate::sched::Turn;
@@ -11,8 +11,8 @@ use crate::vm::arch::{Arch, Clock, Cpus};
 use crate::vm::awaited::Word;
 use crate::vm::dma::{DmaFlush, NotFlushed};
 use crate::vm::load::Plan;
-use crate::vm::made::offer;
 use crate::vm::memory::NestedTables;
+use crate::vm::mock::offer;
 use crate::vm::shared::Link;
 use crate::vm::space::{FlushScratch, Flushed, VmMemory};
 use crate::vm::{Access, Context, CreateError, FaultOutcome, Files, Next, PerCpu, Vm, percpu};
@@ -29,25 +29,25 @@ use paging::{Amd64Nested, Invalidation, Level};
 use std::sync::Mutex;
 
 /// The flusher: it uses kicks.
-struct Kicks<'a>(&'a Vm<Made>);
+struct Kicks<'a>(&'a Vm<MockArch>);
 
 impl Hardware for Kicks<'_> {
     fn kick(&self, cpu: CpuId) {
-        Made::kick(Made::cpu(cpu.0).expect("a CPU that a vCPU is on"));
+        MockArch::kick(MockArch::cpu(cpu.0).expect("a CPU that a vCPU is on"));
     }
 
     fn relax(&self, _: u64) -> ControlFlow<()> {
         if self.0.guest.stalls.load(Ordering::Relaxed) {
             return ControlFlow::Break(());
         }
-        offer::pass::<Made>();
+        offer::pass::<MockArch>();
         ControlFlow::Continue(())
     }
 }
 
 // SAFETY: `enter` runs programs between `try_enter` and `leave`; `take_flush` clears the vCPU's TLB
 // before it completes; `flush_space` reaches all vCPUs.
-unsafe impl Arch for Made {
+unsafe impl Arch for MockArch {
     type Nested = Amd64Nested;
     type Tables = NestedTables;
     type Common = Programs;

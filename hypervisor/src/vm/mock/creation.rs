@@ -14,7 +14,7 @@ use alloc::vec::Vec;
 use baremetal::random::Random;
 use hostlink::bundle::{self, Reader};
 
-use super::{HERE, Lines, Made, TURNS_MAX, Turns};
+use super::{HERE, Lines, MockBoard, TURNS_MAX, Turns};
 use crate::free_memory::FreeMemory;
 use crate::vm::arch::Arch;
 use crate::vm::files::{Bundle, CreateError, Files};
@@ -40,7 +40,7 @@ fn memory(bytes: u64) -> Range<u64> {
     start..start + bytes
 }
 
-impl<A: Arch> Made<A> {
+impl<A: Arch> MockBoard<A> {
     /// A machine for this configuration on a board with these CPUs and `bytes` of memory; the
     /// calling thread is CPU 0.
     pub(crate) fn create(

@@ -6,8 +6,8 @@
 //! of its seed. The clock advances by one each time it is read, and when all CPUs wait it jumps to
 //! the next timer. If there is no timer the run is over: nothing would ever happen again.
 //!
-//! A test that handles one exit needs no run: [`Made::create`] makes the calling thread CPU 0, and
-//! [`Made::with_vcpu`] gives it a vCPU.
+//! A test that handles one exit needs no run: [`MockBoard::create`] makes the calling thread CPU 0,
+//! and [`MockBoard::with_vcpu`] gives it a vCPU.
 
 mod creation;
 pub(crate) mod offer;
@@ -114,7 +114,7 @@ impl Turns {
 }
 
 /// The board.
-pub(crate) struct Made<A: Arch> {
+pub(crate) struct MockBoard<A: Arch> {
     cpus: Vec<PerCpu<A>>,
     host: OnceLock<Host<A>>,
     clock: AtomicU64,
@@ -139,8 +139,8 @@ thread_local! {
 }
 
 /// The board of the calling thread, and its CPU.
-fn here<A: Arch>() -> (&'static Made<A>, u32) {
-    let (board, cpu) = HERE.get().expect("a test begins with `Made::create`");
+fn here<A: Arch>() -> (&'static MockBoard<A>, u32) {
+    let (board, cpu) = HERE.get().expect("a test begins with `MockBoard::create`");
     let board = (board as &dyn Any).downcast_ref().expect("a test is about one architecture");
     (board, cpu)
 }
@@ -150,7 +150,7 @@ pub(crate) fn act_as(cpu: u32) {
     HERE.set(HERE.get().map(|(board, _)| (board, cpu)));
 }
 
-impl<A: Arch> Made<A> {
+impl<A: Arch> MockBoard<A> {
     /// What its guests share.
     pub(crate) fn host(&'static self) -> &'static Host<A> {
         self.host.get().expect("it is made with the board")

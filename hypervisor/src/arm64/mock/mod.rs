@@ -28,8 +28,8 @@ use super::vcpu::debug::{Counts, Debug};
 use super::vcpu::exchanged::Register;
 use crate::devices::virt::gic::Maintenance;
 use crate::iommu::lines::MachineDevices;
-use crate::vm::made::{self, OnMockBoard, offer};
 use crate::vm::memory::NestedTables;
+use crate::vm::mock::{self, OnMockBoard, offer};
 use crate::vm::{Context, Files, Vm};
 
 /// A kernel of one page.
@@ -51,26 +51,29 @@ fn set_up(change: impl FnOnce(&mut Hardware)) -> [CpuData; 2] {
 }
 
 /// A machine with a kernel of one page, on a processor as modified by `change`, with two CPUs.
-pub(super) fn machine_on(config: &str, change: impl FnOnce(&mut Hardware)) -> &'static made::Made<Made> {
+pub(super) fn machine_on(
+    config: &str,
+    change: impl FnOnce(&mut Hardware),
+) -> &'static mock::MockBoard<MockArm64> {
     let cpus = set_up(change);
     let config: &'static str = String::leak(alloc::format!("memory=16777216\n{config}"));
     let config = Config::parse(config).expect("a configuration");
     let files = Files { kernel: kernel(), initrd: None, config };
-    made::Made::create_from(cpus, 48 << 20, files).unwrap_or_else(|why| panic!("{why}"))
+    mock::MockBoard::create_from(cpus, 48 << 20, files).unwrap_or_else(|why| panic!("{why}"))
 }
 
 /// Guests of these configurations on such a machine.
 pub(super) fn machines<const N: usize>(
     configs: [&'static str; N],
     change: impl FnOnce(&mut Hardware),
-) -> [&'static Vm<Made>; N] {
-    let board = made::Made::create_several_with(kernel(), set_up(change), 96 << 20, &configs)
+) -> [&'static Vm<MockArm64>; N] {
+    let board = mock::MockBoard::create_several_with(kernel(), set_up(change), 96 << 20, &configs)
         .unwrap_or_else(|why| panic!("{why}"));
     core::array::from_fn(|number| board.host().next_guest(number as u32).expect("it starts with the machine"))
 }
 
 /// The same on the default processor.
-pub(super) fn machine(config: &str) -> &'static made::Made<Made> {
+pub(super) fn machine(config: &str) -> &'static mock::MockBoard<MockArm64> {
     machine_on(config, |_| {})
 }
 
@@ -78,9 +81,9 @@ pub(super) fn machine(config: &str) -> &'static made::Made<Made> {
 pub(super) struct Mock;
 
 /// The architecture.
-pub(super) type Made = OnArm64<Mock>;
+pub(super) type MockArm64 = OnArm64<Mock>;
 
-impl OnMockBoard for Made {
+impl OnMockBoard for MockArm64 {
     type Data = CpuData;
 }
 
@@ -109,12 +112,12 @@ impl Stage2Tlb for Tlb {
 
     fn local_combined(&self) {
         tell(Recorded::Tlb("local_combined"));
-        Auditor::drop_local::<Made>();
+        Auditor::drop_local::<MockArm64>();
     }
 
     fn local_all_vms(&self) {
         tell(Recorded::Tlb("local_all_vms"));
-        Auditor::drop_local::<Made>();
+        Auditor::drop_local::<MockArm64>();
     }
 
     fn page(&self, _: u64) {
@@ -139,17 +142,17 @@ impl Stage2Tlb for Tlb {
     }
 
     fn forbid_stage1_walks(&self) -> u64 {
-        let former = Made::read(Register::Tcr);
-        Made::write(Register::Tcr, former | 1 << 7 | 1 << 23);
+        let former = MockArm64::read(Register::Tcr);
+        MockArm64::write(Register::Tcr, former | 1 << 7 | 1 << 23);
         former
     }
 
     fn restore_stage1_walks(&self, former: u64) {
-        Made::write(Register::Tcr, former);
+        MockArm64::write(Register::Tcr, former);
     }
 }
 
-impl Processor for Made {
+impl Processor for MockArm64 {
     type Tlb = Tlb;
 
     const TLB: Tlb = Tlb;
@@ -321,7 +324,7 @@ impl Processor for Made {
 }
 
 /// Stores to guest memory.
-pub(super) fn store(context: &Context<'_, Made>, gpa: u64, words: &[u32]) {
+pub(super) fn store(context: &Context<'_, MockArm64>, gpa: u64, words: &[u32]) {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     context.vm.space.slots().memory().write(Gpa(gpa), &bytes).expect("memory");
 }

@@ -154,7 +154,7 @@ impl<A: OnMockBoard + Arch> Board for A {
         <A as OnMockBoard>::clean(memory);
     }
 
-    /// It takes as long as [`Made::zero_takes`](super::Made::zero_takes) says.
+    /// It takes as long as [`MockBoard::zero_takes`](super::MockBoard::zero_takes) says.
     unsafe fn zero(start: u64, size: u64) {
         advance::<A>(here::<A>().0.page_ticks.load(Ordering::Relaxed) * size / 4096);
         // SAFETY: the caller vouches for the range.
