@@ -8,7 +8,14 @@ use std::path::Path;
 /// Documents, the crate of tests that are named without one, and the minimum number of names: with
 /// fewer, the document was not parsed as intended.
 const DOCUMENTS: [(&str, &str, usize); 3] =
-    [("docs/coherence.md", "coherence", 40), ("docs/pitfalls.md", "", 40), ("ARCHITECTURE.md", "", 25)];
+    [("docs/coherence.md", "coherence", 40), (INDEX, "", 1000), ("ARCHITECTURE.md", "", 25)];
+
+/// The pitfalls, and the list of their tests.
+const PITFALLS: &str = "docs/pitfalls.md";
+const INDEX: &str = "docs/pitfalls-tests.md";
+
+/// Pitfalls that do not apply here, or that no test holds yet.
+const WITHOUT_TESTS: [&str; 6] = ["A14", "E1", "P22", "P23", "U44", "U68"];
 
 /// Where the tests of each prefix are.
 const SOURCES: [(&str, &str); 18] = [
@@ -137,6 +144,74 @@ fn tests_that_the_documents_name_exist() {
         }));
     }
     assert!(missing.is_empty(), "no such test:\n{}", missing.join("\n"));
+}
+
+/// The ids with which lines of a document begin, and what follows up to the next one.
+fn entries<'t>(text: &'t str, begins: &str) -> Vec<(&'t str, &'t str)> {
+    let parts = text.split(begins).skip(1);
+    parts.filter_map(|part| part.split_once("**")).collect()
+}
+
+/// The ids with which a test's name begins, unless that is all of the name but a word.
+fn ids(name: &str) -> Vec<String> {
+    let is_id = |word: &&str| {
+        word.starts_with(['o', 'a', 'p', 'h', 'e', 'u'])
+            && word.len() > 1
+            && word[1..].bytes().all(|byte| byte.is_ascii_digit())
+    };
+    let count = name.split('_').take_while(is_id).count();
+    let has_words = name.split('_').count() > count + 1;
+    name.split('_').take(if has_words { count } else { 0 }).map(str::to_uppercase).collect()
+}
+
+/// The functions that sources define.
+fn functions(sources: &str) -> impl Iterator<Item = &str> {
+    sources.split("fn ").skip(1).filter_map(|rest| Some(rest.split_once('(')?.0))
+}
+
+#[test]
+fn each_pitfall_is_in_the_list_of_tests_with_all_that_are_named_for_it() {
+    let read = |document: &str| fs::read_to_string(workspace::root().join(document)).unwrap();
+    let (pitfalls, index) = (read(PITFALLS), read(INDEX));
+    let known: Vec<_> = entries(&pitfalls, "\n* **").into_iter().map(|(id, _)| id).collect();
+    assert!(known.len() > 150, "{} pitfalls", known.len());
+    let listed: BTreeMap<_, _> =
+        entries(&index, "\n**").into_iter().map(|(id, tests)| (id, rows(tests))).collect();
+    let mut missing: Vec<String> = known
+        .iter()
+        .filter(|id| !listed.contains_key(*id) && !WITHOUT_TESTS.contains(id))
+        .map(|id| format!("{id} has no tests"))
+        .collect();
+    missing.extend(listed.keys().filter(|id| !known.contains(id)).map(|id| format!("{id} is no pitfall")));
+    // Functions of these are tests of their own, not what the table names.
+    for (prefix, place) in SOURCES.into_iter().filter(|(prefix, _)| !is_table(prefix)) {
+        let sources = sources(&workspace::root().join(place));
+        for name in functions(&sources) {
+            for id in ids(name).iter().filter(|id| known.contains(&id.as_str())) {
+                let is_listed = listed.get(id.as_str()).is_some_and(|rows| {
+                    names(rows, "").into_iter().any(|(of, pattern)| {
+                        of == prefix
+                            && pattern
+                                .strip_suffix('*')
+                                .map_or(name == pattern, |start| name.starts_with(start))
+                    })
+                });
+                if !is_listed {
+                    missing.push(format!("{id}: `{prefix}: {name}`"));
+                }
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{INDEX} lacks:\n{}", missing.join("\n"));
+}
+
+#[test]
+fn a_test_is_named_for_the_ids_that_it_begins_with() {
+    assert_eq!(ids("o13_o14_two_initiators"), ["O13", "O14"]);
+    assert_eq!(ids("u16_at"), [""; 0]);
+    assert_eq!(ids("all_of_them"), [""; 0]);
+    assert_eq!(functions("fn a_b() {} fn c(d: e)").collect::<Vec<_>>(), ["a_b", "c"]);
+    assert_eq!(entries("x\n* **A1** b\n* **A2** c", "\n* **"), [("A1", " b"), ("A2", " c")]);
 }
 
 #[test]
