@@ -22,6 +22,10 @@ const SUBJECT_WIDTH: usize = 72;
 /// Lines that a source file has at most.
 const LINES_MAX: usize = 400;
 
+/// Documents for people with little time, and the most lines that they have. In these, tables and
+/// figures have the width of the text, too.
+const SHORT: [(&str, usize); 2] = [("ARCHITECTURE.md", 350), ("README.md", 130)];
+
 /// Tables, which are as long as there are rows.
 const TABLES: [&str; 3] = [
     "crates/coherence/src/model/mutants.rs",
@@ -44,6 +48,7 @@ pub(crate) fn check(args: &CheckStyleArgs) -> Result<u8> {
     found.extend(too_long(&sources()?)?);
     found.extend(too_wide(&sources()?, wide_comments)?);
     found.extend(too_wide(&documents()?, wide_prose)?);
+    found.extend(not_short()?);
     found.iter().for_each(|line| eprintln!("{line}"));
     let is_formatted =
         workspace::cargo().args(FORMAT.split_whitespace()).stdout(Stdio::inherit()).status()?.success();
@@ -145,6 +150,25 @@ fn too_long(sources: &[PathBuf]) -> Result<Vec<String>> {
     Ok(found)
 }
 
+/// What makes the [short](SHORT) documents longer or wider than they may be.
+fn not_short() -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for (document, lines_max) in SHORT {
+        let path = workspace::root().join(document);
+        let count = line_count(&path)?;
+        if count > lines_max {
+            found.push(format!("{document}: {count} lines, at most {lines_max}"));
+        }
+        found.extend(too_wide(&[path], wide_lines)?);
+    }
+    Ok(found)
+}
+
+/// Lines that are too wide, whatever they are.
+fn wide_lines(text: &str) -> Vec<&str> {
+    text.lines().filter(|line| line.chars().count() > WIDTH).collect()
+}
+
 /// The lines of these files that are too wide, according to `of`.
 fn too_wide(files: &[PathBuf], of: fn(&str) -> Vec<&str>) -> Result<Vec<String>> {
     let mut found = Vec::new();
@@ -224,6 +248,13 @@ mod tests {
         assert_eq!(too_wide(&documents().unwrap(), wide_prose).unwrap(), [""; 0]);
         let (wide, text) = ("a ".repeat(51), "| ".repeat(51));
         assert_eq!(wide_prose(&format!("{wide}\n{text}\n```\n{wide}\n```\nb")), [wide.as_str()]);
+    }
+
+    #[test]
+    fn documents_for_people_with_little_time_are_short() {
+        assert_eq!(not_short().unwrap(), [""; 0]);
+        let wide = "| ".repeat(51);
+        assert_eq!(wide_lines(&format!("a\n{wide}")), [wide.as_str()]);
     }
 
     #[test]
