@@ -176,6 +176,26 @@ mod tests {
         assert_eq!(named, wanted.collect());
     }
 
+    /// The programs in a document.
+    fn programs(text: &str) -> impl Iterator<Item = &str> {
+        text.split("```rust\n").skip(1).filter_map(|rest| Some(rest.split_once("```")?.0))
+    }
+
+    #[test]
+    fn programs_of_the_crates_are_those_that_are_tested() {
+        let read = |path: &Path| fs::read_to_string(workspace::root().join(path)).unwrap();
+        // Each crate tests what its README has.
+        let readmes: Vec<_> =
+            documents().iter().filter(|path| path.starts_with("crates")).map(|path| read(path)).collect();
+        let tested: Vec<_> = readmes.iter().flat_map(|text| programs(text)).collect();
+        let shown = read(Path::new("docs/crates.md"));
+        let shown: Vec<_> = programs(&shown).collect();
+        assert!(shown.len() >= 5, "{} programs", shown.len());
+        for program in shown {
+            assert!(tested.contains(&program), "is in no README of a crate:\n{program}");
+        }
+    }
+
     #[test]
     fn a_summary_is_read_from_where_it_lies() {
         let summary = "[Quell](../README.md)\n- [One](one.md)\n";
