@@ -3,6 +3,7 @@
 
 use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
+use hostlink::config::Architecture;
 
 /// The architecture of a machine, its hypervisor and its guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
@@ -32,6 +33,14 @@ impl Arch {
         match self {
             Self::X86_64 => "x86_64",
             Self::Aarch64 => "aarch64",
+        }
+    }
+
+    /// Its name in configurations.
+    pub(crate) const fn architecture(self) -> Architecture {
+        match self {
+            Self::X86_64 => Architecture::Amd64,
+            Self::Aarch64 => Architecture::Arm64,
         }
     }
 

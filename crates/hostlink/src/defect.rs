@@ -1,6 +1,8 @@
 //! Defects that an image of the hypervisor built for tests can inject, each for a test that has to
 //! detect it.
 
+use crate::config::Architectures;
+
 /// An injected defect: in serving flush hypercalls or in how vCPUs carry out a flush (AMD64), in
 /// TLB maintenance for stage 2 (Arm), in how CPUs are started, or in how a guest gets its memory.
 /// Not every architecture supports every defect.
@@ -86,28 +88,20 @@ impl Defect {
         Self::DmaWrongDomain,
     ];
 
-    /// Whether the hypervisor for AMD64 can make it.
+    /// The hypervisors that can make it.
     #[must_use]
-    pub const fn is_of_amd64(self) -> bool {
-        !self.is_of_arm() || self.is_of_both()
-    }
-
-    /// Whether the hypervisor for Arm can make it.
-    #[must_use]
-    pub const fn is_of_arm(self) -> bool {
-        self.is_of_both()
-            || matches!(
-                self,
-                Self::Stage2NoTlbi
-                    | Self::Stage2NoCombined
-                    | Self::Stage2DsbNsh
-                    | Self::Stage2NoIshst
-                    | Self::NoArrivalFlush
-            )
-    }
-
-    const fn is_of_both(self) -> bool {
-        matches!(self, Self::LateCpu | Self::MemoryHandedOn | Self::DmaNotTold | Self::DmaWrongDomain)
+    pub const fn architectures(self) -> Architectures {
+        match self {
+            Self::LateCpu | Self::MemoryHandedOn | Self::DmaNotTold | Self::DmaWrongDomain => {
+                Architectures::ALL
+            }
+            Self::Stage2NoTlbi
+            | Self::Stage2NoCombined
+            | Self::Stage2DsbNsh
+            | Self::Stage2NoIshst
+            | Self::NoArrivalFlush => Architectures::ARM,
+            _ => Architectures::X86,
+        }
     }
 
     /// Its value in the configuration.

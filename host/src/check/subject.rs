@@ -1,6 +1,6 @@
 //! Machines that run tlbcheck.
 
-use crate::arch::{Arch, Platform};
+use crate::arch::Platform;
 use crate::guest::peer::Flushes;
 use crate::machine::devices::Devices;
 use crate::machine::spec::{Clock, Spec};
@@ -82,10 +82,7 @@ pub(crate) fn spec(
     let (arch, has_defect) = (platform.arch(), switches.defect.is_some());
     ensure!(!has_defect || on == On::Quell, "only Quell has defects that can be switched on");
     if let Some(defect) = switches.defect {
-        let is_known = match arch {
-            Arch::X86_64 => defect.is_of_amd64(),
-            Arch::Aarch64 => defect.is_of_arm(),
-        };
+        let is_known = defect.architectures().include(arch.architecture());
         ensure!(is_known, "the defect {} is one of the other architecture", defect.name());
     }
     let kernel = workspace::bootable(workspace::build(workspace::TLBCHECK, arch)?, arch)?;

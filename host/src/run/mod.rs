@@ -18,7 +18,7 @@ use crate::trace::{self, collect::Collector};
 use crate::vm::{Guest, Hypervisor, StockGuest};
 use crate::workspace;
 use anyhow::{Context, Error, Result, anyhow, bail, ensure};
-use hostlink::config::{Architecture, FlushMode, ResetPolicy, Switches};
+use hostlink::config::{FlushMode, ResetPolicy, Switches};
 use hostlink::exit::ExitCode;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -177,10 +177,7 @@ fn switches_for(args: &RunArgs, arch: Arch) -> Result<Switches> {
     switches.paranoid |= args.paranoid;
     refuse_foreign(args, arch)?;
     if let Some(defect) = switches.defect {
-        let is_here = match arch {
-            Arch::X86_64 => defect.is_of_amd64(),
-            Arch::Aarch64 => defect.is_of_arm(),
-        };
+        let is_here = defect.architectures().include(arch.architecture());
         ensure!(is_here, "the defect {} is one of the other architecture: leave it out here", defect.name());
     }
     Ok(switches)
@@ -192,13 +189,11 @@ fn refuse_foreign(args: &RunArgs, arch: Arch) -> Result<()> {
         args.flush.is_none() || arch == Arch::X86_64,
         "--flush is for x86_64: on aarch64 the guest's processors flush each other's TLBs themselves"
     );
-    let here = match arch {
-        Arch::X86_64 => Architecture::Amd64,
-        Arch::Aarch64 => Architecture::Arm64,
-    };
     for setting in &args.set {
         let key = setting.split_once('=').map_or(setting.as_str(), |(key, _)| key);
-        if let Some(foreign) = Switches::only(key).filter(|foreign| foreign.only != here) {
+        if let Some(foreign) =
+            Switches::only(key).filter(|foreign| !foreign.only.include(arch.architecture()))
+        {
             bail!("--set {setting}: {foreign}");
         }
     }

@@ -9,10 +9,11 @@ use iommu::Stuck;
 use paging::Invalidation;
 use stay::iommu::{Device, Domain};
 
-use super::machine::{Given, MachineDevices, Refused};
+use super::machine::{Given, MachineDevices};
 use super::platform::{Iommu, Platform};
 use crate::vm::dma::{IOMMUS_MAX, Tickets};
 use crate::vm::files::makes;
+use crate::vm::refused::Refused;
 
 /// The IOMMUs that translate by a guest's tables. Constant from the guest's creation on.
 pub struct Domains<P: Platform> {

@@ -10,10 +10,11 @@ use pci::reset::Reset;
 use pci::{Function, Physical};
 
 use super::domains::Domains;
-use super::machine::{Given, MachineDevices, Refused};
+use super::machine::{Given, MachineDevices};
 use super::platform::{DeviceOwner, Interrupts, Platform};
 use super::shared::Shared;
 use super::slots::{Bars, Busy, Followed, Piece, pieces};
+use crate::vm::refused::Refused;
 use crate::vm::{PerCpu, Vm, VpIndex};
 
 /// The command register: memory is decoded, DMA is on, the pin is silent.

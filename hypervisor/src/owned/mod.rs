@@ -29,11 +29,12 @@ mod slots;
 pub(crate) mod tables;
 mod trapped;
 
+pub use crate::vm::refused::Refused;
 pub use domains::Domains;
 #[cfg(test)]
 pub(crate) use faults::Verdict;
 pub use functions::{Claim, Functions};
-pub use machine::{Bus, DOMAINS_MAX, Given, MachineDevices, Refused, buses, nodes};
+pub use machine::{Bus, DOMAINS_MAX, Given, MachineDevices, buses, nodes};
 pub use platform::{DeviceOwner, Interrupts, Iommu, NotAttached, OwnedFunctions, Platform, Translations};
 pub use registers::{hypervisors_pages, merged};
 pub use slots::{Busy, Followed};

@@ -11,10 +11,11 @@ use stay::iommu::{Begun, Device, Domain};
 
 use super::domains::Domains;
 use super::functions::Functions;
-use super::machine::{Given, MachineDevices, Refused};
+use super::machine::{Given, MachineDevices};
 use crate::vm::Vm;
 use crate::vm::arch::Arch;
 use crate::vm::dma::{Devices, Tickets};
+use crate::vm::refused::Refused;
 
 /// Kinds of IOMMU and of interrupts.
 pub trait Platform: Sized + 'static {

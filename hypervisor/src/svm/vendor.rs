@@ -4,6 +4,7 @@ use core::marker::PhantomData;
 
 use coherence::CpuId;
 use coherence::asid::{AsidAllocator, AsidSlot};
+use hostlink::config::Architecture;
 use paging::Amd64Nested;
 use stay::tagged::Processor;
 
@@ -26,6 +27,8 @@ unsafe impl<P: 'static> Vendor for OnX86<OnSvm<P>>
 where
     Self: Svm,
 {
+    const ARCHITECTURE: Architecture = Architecture::Amd64;
+
     type Nested = Amd64Nested;
     type Block = Vmcb;
 

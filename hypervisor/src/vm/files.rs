@@ -5,14 +5,14 @@ use core::fmt;
 use alloc::vec::Vec;
 
 use hostlink::bundle::{BundleError, GuestFiles, Reader};
-use hostlink::config::{Architecture, Config, ForeignSwitch};
+use hostlink::config::{Config, ForeignSwitch};
 use hostlink::defect::Defect;
 use hostlink::name::Name;
 use stay::{Mistake, Mistakes};
 use tar_no_std::TarArchiveRef;
 
+use super::refused::Refused;
 use crate::loader::LoadError;
-use crate::owned::Refused;
 
 /// The deliberate defect that the configuration selects.
 #[cfg(feature = "defects")]
@@ -148,7 +148,7 @@ impl fmt::Display for CreateError {
             Self::NoTrace => f.write_str("no memory is left for the trace: give the machine more"),
             Self::NoCpu => f.write_str("boot_cpu=serve needs a second CPU to run the guest"),
             Self::Vmids => f.write_str("vmid_bits: each CPU may hold a VMID, and there must be one more"),
-            Self::Clock => f.write_str("the TSC is too slow for the guest's reference clock"),
+            Self::Clock => f.write_str("the processor's clock is too slow for the guest's reference clock"),
             Self::NoDefects => f.write_str("this image has no defects: it was built without that feature"),
             Self::NoAuditor => {
                 f.write_str("this image has no auditor: only one that was built with it pretends features")
@@ -159,8 +159,8 @@ impl fmt::Display for CreateError {
                 write!(f, "shared: guests disagree about the size of '{name}', or have the same number")
             }
             Self::ForeignDefect(defect) => {
-                let whose = if defect.is_of_arm() { Architecture::Arm64 } else { Architecture::Amd64 };
-                write!(f, "the defect {} is one of {whose} alone: leave it out here", defect.name())
+                let (name, whose) = (defect.name(), defect.architectures());
+                write!(f, "the defect {name} is one of {whose} alone: leave it out here")
             }
         }
     }

@@ -22,6 +22,7 @@
 //! | `made` | for tests: a mock board |
 //! | `memory` | allocation of nested page tables |
 //! | `percpu` | the data of each CPU |
+//! | `refused` | why a guest does not get a device |
 //! | `reset` | the guest starts again |
 //! | `run` | the loop that each CPU runs forever |
 //! | `shared` | memory that guests share, and its doorbell |
@@ -58,6 +59,7 @@ pub mod memory;
 #[cfg(test)]
 pub(crate) mod mock;
 pub mod percpu;
+pub mod refused;
 mod reset;
 pub mod run;
 pub mod shared;

@@ -5,6 +5,7 @@ use core::num::NonZeroU32;
 
 use coherence::CpuId;
 use coherence::asid::{AsidAllocator, AsidSlot, Assignment, TlbControl};
+use hostlink::config::Architecture;
 use paging::Amd64Nested;
 use stay::tagged::{self, Mode};
 use stay::{Mistake, Mistakes};
@@ -131,6 +132,8 @@ unsafe impl<P: 'static> Vendor for OnX86<OnVmx<P>>
 where
     Self: Vmx,
 {
+    const ARCHITECTURE: Architecture = Architecture::Intel64;
+
     /// The format of EPT is not there yet: no processor walks these tables.
     type Nested = Amd64Nested;
     type Block = Vmcs;

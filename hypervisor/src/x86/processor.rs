@@ -5,6 +5,7 @@ use core::ptr::NonNull;
 
 use coherence::CpuId;
 use coherence::asid::{AsidAllocator, AsidSlot};
+use hostlink::config::Architecture;
 use paging::Format;
 use stay::Cost;
 use tlfs::XMM_WORDS;
@@ -111,6 +112,9 @@ pub trait Processor: Board {
 /// `run` only, and only for the vCPU whose state it has. It drops what [`stay`] has it drop, nested
 /// translations included.
 pub unsafe trait Vendor: Processor {
+    /// Its name in configurations.
+    const ARCHITECTURE: Architecture;
+
     /// Format of the nested page table.
     type Nested: Format + 'static;
     /// The vCPUs' control blocks.

@@ -34,7 +34,9 @@ use crate::name::Name;
 use crate::words::{Number, number, words};
 pub use error::ConfigError;
 pub use shares::{MAX_REGIONS, REGION_BYTES, Share, Shares};
-pub use switches::{ApicIds, Architecture, ForeignSwitch, LocalTlbi, NestedPage, Stage2Unmap, Switches, Zap};
+pub use switches::{
+    ApicIds, Architecture, Architectures, ForeignSwitch, LocalTlbi, NestedPage, Stage2Unmap, Switches, Zap,
+};
 
 use core::fmt;
 

@@ -55,21 +55,47 @@ words! {
     }
 }
 
-/// An architecture that a switch is for.
+/// An architecture of hypervisors: an instruction set, and what virtualizes its processors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Architecture {
-    /// AMD64 with SVM.
+    /// x86-64 with SVM.
     Amd64,
+    /// x86-64 with VMX.
+    Intel64,
     /// Arm64 at EL2.
     Arm64,
 }
 
-impl fmt::Display for Architecture {
+/// The architectures on which something has a meaning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Architectures {
+    name: &'static str,
+    members: &'static [Architecture],
+}
+
+impl Architectures {
+    /// Every one.
+    pub const ALL: Self = Self {
+        name: "every architecture",
+        members: &[Architecture::Amd64, Architecture::Intel64, Architecture::Arm64],
+    };
+    /// Those of the instruction set x86-64.
+    pub const X86: Self = Self { name: "x86_64", members: &[Architecture::Amd64, Architecture::Intel64] };
+    /// x86-64 with SVM.
+    pub const SVM: Self = Self { name: "x86_64 with SVM", members: &[Architecture::Amd64] };
+    /// Arm64.
+    pub const ARM: Self = Self { name: "aarch64", members: &[Architecture::Arm64] };
+
+    /// Whether this is one of them.
+    #[must_use]
+    pub fn include(&self, architecture: Architecture) -> bool {
+        self.members.contains(&architecture)
+    }
+}
+
+impl fmt::Display for Architectures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Amd64 => "x86_64",
-            Self::Arm64 => "aarch64",
-        })
+        f.write_str(self.name)
     }
 }
 
@@ -78,8 +104,8 @@ impl fmt::Display for Architecture {
 pub struct ForeignSwitch {
     /// Its key.
     pub key: &'static str,
-    /// The architecture that it is for.
-    pub only: Architecture,
+    /// The architectures that it is for.
+    pub only: Architectures,
 }
 
 impl fmt::Display for ForeignSwitch {
@@ -119,10 +145,10 @@ macro_rules! switches {
                 Ok(true)
             }
 
-            /// The architecture that the switch with this key is for, if it is for one only.
+            /// The architectures that the switch with this key is for, if it is not for all.
             pub fn only(key: &str) -> Option<ForeignSwitch> {
                 match key {
-                    $($(stringify!($key) => Some(ForeignSwitch { key: stringify!($key), only: Architecture::$only }),)?)+
+                    $($(stringify!($key) => Some(ForeignSwitch { key: stringify!($key), only: Architectures::$only }),)?)+
                     _ => None,
                 }
             }
@@ -132,7 +158,7 @@ macro_rules! switches {
                 let usual = Self::default();
                 let set = [$((stringify!($key), self.$key != usual.$key)),+];
                 let only = |(key, is_set): (&str, bool)| if is_set { Self::only(key) } else { None };
-                set.into_iter().filter_map(only).find(|foreign| foreign.only != here)
+                set.into_iter().filter_map(only).find(|foreign| !foreign.only.include(here))
             }
         }
 
@@ -178,7 +204,7 @@ macro_rules! switches {
 
 switches! {
     /// The APIC id of each vCPU.
-    apic_ids: ApicIds = word, Amd64;
+    apic_ids: ApicIds = word, X86;
     /// The most pages that a flush drops one by one; `None` uses the measured value.
     flush_pages: Option<u32> = number(16, 1000000, "measured"), ;
     /// The translations to remove when a memory slot is removed.
@@ -190,19 +216,19 @@ switches! {
     /// Pages for nested page tables; `None` for as many as the tables of all memory need.
     tables: Option<u32> = number(1, 1000000, "enough"), ;
     /// How translations are removed from stage 2 when memory is removed.
-    stage2_unmap: Stage2Unmap = word, Arm64;
+    stage2_unmap: Stage2Unmap = word, ARM;
     /// How local TLB instructions stay correct when a vCPU changes CPU.
-    local_tlbi: LocalTlbi = word, Arm64;
+    local_tlbi: LocalTlbi = word, ARM;
     /// Bits of VMIDs; `None` for as many as the processor has. With few bits, generations roll over
     /// soon.
-    vmid_bits: Option<u8> = number(1, 16, "most"), Arm64;
+    vmid_bits: Option<u8> = number(1, 16, "most"), ARM;
     /// Number of entries of a CPU into the guest after which a mock machine takes a VMID,
     /// repeatedly; `None` is never. With few bits, generations of VMIDs begin all the time.
-    vmid_churn: Option<u32> = number(1, 1000000, "off"), Arm64;
+    vmid_churn: Option<u32> = number(1, 1000000, "off"), ARM;
     /// Whether to use features that the processor lacks but that can soundly be claimed where
     /// nothing is cached: clean bits, and flushes of one ASID. For an emulator, and an image with a
     /// built-in auditor.
-    pretend: bool = flag, Amd64;
+    pretend: bool = flag, SVM;
     /// The injected defect; only an image with built-in defects accepts one.
     defect: Option<Defect> = defect, ;
 }
@@ -226,15 +252,17 @@ mod tests {
 
     #[test]
     fn a_switch_of_the_other_architecture_is_refused() {
-        use Architecture::{Amd64, Arm64};
+        use Architecture::{Amd64, Arm64, Intel64};
+        const X86: Option<Architectures> = Some(Architectures::X86);
+        const ARM: Option<Architectures> = Some(Architectures::ARM);
         let cases = [
-            ("apic_ids", "reversed", Some(Amd64)),
+            ("apic_ids", "reversed", X86),
             ("flush_pages", "64", None),
-            ("pretend", "on", Some(Amd64)),
-            ("stage2_unmap", "page", Some(Arm64)),
-            ("local_tlbi", "broadcast", Some(Arm64)),
-            ("vmid_bits", "2", Some(Arm64)),
-            ("vmid_churn", "3", Some(Arm64)),
+            ("pretend", "on", Some(Architectures::SVM)),
+            ("stage2_unmap", "page", ARM),
+            ("local_tlbi", "broadcast", ARM),
+            ("vmid_bits", "2", ARM),
+            ("vmid_churn", "3", ARM),
             ("zap", "everything", None),
             ("nested_page", "4K", None),
             ("paranoid", "on", None),
@@ -245,11 +273,11 @@ mod tests {
         for (key, value, only) in cases {
             let mut switches = Switches::default();
             assert_eq!(switches.set(key, value), Ok(true));
-            for here in [Amd64, Arm64] {
+            for here in [Amd64, Intel64, Arm64] {
                 let foreign = switches.foreign(here);
                 assert_eq!(
                     foreign.map(|foreign| foreign.key),
-                    (only.is_some() && only != Some(here)).then_some(key)
+                    only.is_some_and(|only| !only.include(here)).then_some(key)
                 );
                 assert_eq!(Switches::default().foreign(here), None);
             }

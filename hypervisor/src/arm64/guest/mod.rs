@@ -16,7 +16,9 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use ::pci::function::Windows;
 use coherence::tlbi::{self, Limits, Setup, Stage2Tlb};
 use coherence::vmid::{LocalMaintenance, Residents, VmidAllocator, VmidSlot};
-use hostlink::config::{Architecture, Config, FlushMode, ForeignSwitch, LocalTlbi, Stage2Unmap, Switches};
+use hostlink::config::{
+    Architecture, Architectures, Config, FlushMode, ForeignSwitch, LocalTlbi, Stage2Unmap, Switches,
+};
 use spin::Mutex;
 use stay::Cost;
 use stay::broadcast::AddressSpace;
@@ -54,12 +56,14 @@ const QUEUE_MAX: usize = 4096;
 pub fn check(config: &Config<'_>) -> Result<(), CreateError> {
     if config.flush == FlushMode::Ipi {
         // The guest's processors flush each other: the guest is not told how.
-        return Err(CreateError::ForeignSwitch(ForeignSwitch { key: "flush", only: Architecture::Amd64 }));
+        return Err(CreateError::ForeignSwitch(ForeignSwitch { key: "flush", only: Architectures::X86 }));
     }
     match (config.switches.foreign(Architecture::Arm64), config.switches.defect) {
         (Some(foreign), _) => Err(CreateError::ForeignSwitch(foreign)),
         (None, Some(_)) if !cfg!(feature = "defects") => Err(CreateError::NoDefects),
-        (None, Some(defect)) if !defect.is_of_arm() => Err(CreateError::ForeignDefect(defect)),
+        (None, Some(defect)) if !defect.architectures().include(Architecture::Arm64) => {
+            Err(CreateError::ForeignDefect(defect))
+        }
         _ => Ok(()),
     }
 }

@@ -9,6 +9,7 @@
 //! | 3 GiB | 4 GiB | devices: those on the PCI bus, the I/O APIC |
 //! | 4 GiB | | the remaining RAM |
 
+use crate::devices::pc::pci::WINDOW;
 use crate::loader::LoadError;
 use arrayvec::ArrayVec;
 use core::ops::Range;
@@ -37,6 +38,9 @@ pub const COMMAND_LINE: Range<u64> = 0x2_0000..0x3_0000;
 pub const ACPI: Range<u64> = 0xe_0000..0xf_0000;
 /// From here on a kernel may be loaded into RAM.
 pub const KERNEL_MIN: u64 = 0x10_0000;
+
+// Registers of PCI functions are in the gap.
+const _: () = assert!(WINDOW.start >= LOW_RAM_END_MAX && WINDOW.end <= HIGH_RAM_START);
 
 const BIOS_HOLE: Range<u64> = 0xa_0000..0x10_0000;
 

@@ -12,7 +12,7 @@ use core::marker::PhantomData;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use hostlink::config::{Architecture, Config};
+use hostlink::config::Config;
 use memslots::Gpa;
 use paging::Level;
 use spin::Mutex;
@@ -59,12 +59,14 @@ pub fn largest_page<A: X86>() -> Level {
 
 /// Refuses a configuration that this image or processor cannot serve.
 pub fn check<A: X86>(config: &Config<'_>) -> Result<(), CreateError> {
-    if let Some(foreign) = config.switches.foreign(Architecture::Amd64) {
+    if let Some(foreign) = config.switches.foreign(A::ARCHITECTURE) {
         return Err(CreateError::ForeignSwitch(foreign));
     }
     match config.switches.defect {
         Some(_) if !cfg!(feature = "defects") => Err(CreateError::NoDefects),
-        Some(defect) if !defect.is_of_amd64() => Err(CreateError::ForeignDefect(defect)),
+        Some(defect) if !defect.architectures().include(A::ARCHITECTURE) => {
+            Err(CreateError::ForeignDefect(defect))
+        }
         _ if !config.switches.pretend => Ok(()),
         _ if !cfg!(feature = "audit") => Err(CreateError::NoAuditor),
         _ => {

@@ -1,9 +1,13 @@
+use core::ops::Range;
+
 use super::*;
-use crate::loader::pc::layout;
 use acpi::fadt::Fadt;
 use acpi::madt::{Madt, MadtEntry};
 use acpi::{AcpiHandler, AcpiTables, PhysicalMapping};
 use core::ptr::NonNull;
+
+/// Where the loader puts the tables.
+const AREA: Range<u64> = 0xe_0000..0xf_0000;
 
 /// Guest memory at the tables' base, for the parser.
 #[derive(Clone)]
@@ -43,7 +47,7 @@ fn cpus(tables: &Tables) -> Vec<(u32, u32)> {
 #[test]
 fn messages_of_devices_are_announced_where_there_are_any() {
     for has_msi in [false, true] {
-        let tables = build(&[0], layout::ACPI.start, has_msi);
+        let tables = build(&[0], AREA.start, has_msi);
         let fadt = tables.bytes.windows(4).position(|word| word == b"FACP").unwrap();
         // IAPC_BOOT_ARCH is at offset 109; bit 3 forbids messages.
         assert_eq!(tables.bytes[fadt + 109] & 8 == 0, has_msi);
@@ -52,7 +56,7 @@ fn messages_of_devices_are_announced_where_there_are_any() {
 
 #[test]
 fn every_checksum_is_right() {
-    let tables = build(&[0, 1, 2, 7, 300], layout::ACPI.start, false);
+    let tables = build(&[0, 1, 2, 7, 300], AREA.start, false);
     let sum = |bytes: &[u8]| bytes.iter().fold(0_u8, |sum, byte| sum.wrapping_add(*byte));
     let at = |address: u64| &tables.bytes[(address - tables.base) as usize..];
     let u64_at = |bytes: &[u8]| u64::from_le_bytes(*bytes.first_chunk().unwrap());
@@ -76,8 +80,8 @@ fn every_checksum_is_right() {
 #[test]
 fn all_255_vcpus_are_listed_and_the_tables_fit() {
     let ids: Vec<u32> = (0..255).collect();
-    let tables = build(&ids, layout::ACPI.start, false);
-    assert!(tables.base + tables.bytes.len() as u64 <= layout::ACPI.end);
+    let tables = build(&ids, AREA.start, false);
+    assert!(tables.base + tables.bytes.len() as u64 <= AREA.end);
     assert!(tables.bytes.len() < 8 << 10);
     assert_eq!(cpus(&tables), ids.iter().map(|&id| (id, id)).collect::<Vec<_>>());
 }
@@ -85,15 +89,15 @@ fn all_255_vcpus_are_listed_and_the_tables_fit() {
 #[test]
 fn h13_ids_in_any_order_and_from_255_on() {
     let ids = [7, 3, 65, 254, 255, 256, 0x1_0000];
-    let tables = build(&ids, layout::ACPI.start, false);
+    let tables = build(&ids, AREA.start, false);
     assert_eq!(cpus(&tables), ids.into_iter().zip(0..).collect::<Vec<_>>());
     let many: Vec<u32> = (0..400).rev().collect();
-    assert_eq!(cpus(&build(&many, layout::ACPI.start, false)), many.into_iter().zip(0..).collect::<Vec<_>>());
+    assert_eq!(cpus(&build(&many, AREA.start, false)), many.into_iter().zip(0..).collect::<Vec<_>>());
 }
 
 #[test]
 fn ioapic_is_where_the_platform_has_it_and_no_8259() {
-    let tables = build(&[0], layout::ACPI.start, false);
+    let tables = build(&[0], AREA.start, false);
     let parsed = parse(&tables);
     let madt = parsed.find_table::<Madt>().unwrap();
     assert!(!madt.get().supports_8259());
@@ -106,7 +110,7 @@ fn ioapic_is_where_the_platform_has_it_and_no_8259() {
 
 #[test]
 fn fadt_denies_legacy_hardware_and_names_the_power_ports() {
-    let tables = build(&[0], layout::ACPI.start, false);
+    let tables = build(&[0], AREA.start, false);
     let parsed = parse(&tables);
     let mapping = parsed.find_table::<Fadt>().unwrap();
     let fadt = mapping.get();

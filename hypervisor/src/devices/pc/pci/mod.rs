@@ -11,7 +11,6 @@ mod tests;
 
 use super::ioapic;
 use super::platform::PortSize;
-use crate::loader::pc::layout;
 use ::pci::Function;
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -35,7 +34,6 @@ pub const BUS: u8 = 0;
 /// visible.
 pub const WINDOW: Range<u64> = 0xe000_0000..0xf000_0000;
 
-const _: () = assert!(WINDOW.start >= layout::LOW_RAM_END_MAX && WINDOW.end <= layout::HIGH_RAM_START);
 const _: () = assert!(WINDOW.end <= ioapic::BASE || WINDOW.start >= ioapic::BASE + ioapic::LEN);
 
 /// The beginning of the window is left to the guest, for the ROM.
