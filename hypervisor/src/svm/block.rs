@@ -226,6 +226,11 @@ impl ControlBlock for Vmcb {
     }
 
     #[inline(always)]
+    fn is_settled(&self, priority: u8) -> bool {
+        self.interrupt_control == quiet(priority)
+    }
+
+    #[inline(always)]
     fn settle(&mut self) -> (u8, Offered) {
         let control = self.interrupt_control;
         let priority = (control & vintr::TPR_MASK) as u8;

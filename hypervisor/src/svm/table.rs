@@ -79,27 +79,11 @@ impl Exit {
     #[inline(always)]
     const fn port(&self) -> PortAccess {
         let info = self.info_1;
-        let address_size = match info >> 7 & 7 {
-            1 => Some(2),
-            2 => Some(4),
-            4 => Some(8),
-            _ => None,
-        };
-        // ES, which is 0, looks like no report.
-        let segment = match info >> 10 & 7 {
-            1 => Some(Register::CS),
-            2 => Some(Register::SS),
-            3 => Some(Register::DS),
-            4 => Some(Register::FS),
-            5 => Some(Register::GS),
-            _ => None,
-        };
-        let string = StringAccess { is_repeated: info & 1 << 3 != 0, address_size, segment };
         PortAccess {
             port: (info >> 16) as u16,
             size: (info >> 4 & 7) as u32,
             is_input: info & 1 != 0,
-            string: if info & 1 << 2 != 0 { Some(string) } else { None },
+            string: if info & 1 << 2 != 0 { Some(string_access(info)) } else { None },
             next_rip: self.info_2,
         }
     }
@@ -119,6 +103,28 @@ impl Exit {
             in_delivery: self.event & events::VALID != 0,
         }
     }
+}
+
+/// What the processor reports of INS and OUTS.
+#[cold]
+#[inline(never)]
+const fn string_access(info: u64) -> StringAccess {
+    let address_size = match info >> 7 & 7 {
+        1 => Some(2),
+        2 => Some(4),
+        4 => Some(8),
+        _ => None,
+    };
+    // ES, which is 0, looks like no report.
+    let segment = match info >> 10 & 7 {
+        1 => Some(Register::CS),
+        2 => Some(Register::SS),
+        3 => Some(Register::DS),
+        4 => Some(Register::FS),
+        5 => Some(Register::GS),
+        _ => None,
+    };
+    StringAccess { is_repeated: info & 1 << 3 != 0, address_size, segment }
 }
 
 /// `info_1` of a nested page fault: the access was a store.

@@ -158,6 +158,10 @@ impl ControlBlock for Vmcs {
         self.requested.window = false;
     }
 
+    fn is_settled(&self, priority: u8) -> bool {
+        (self.requested.priority, self.requested.offered) == (priority, None)
+    }
+
     /// An entry delivers what it is given: if that was cut short, the exit says so.
     fn settle(&mut self) -> (u8, Offered) {
         let InterruptRequest { priority, offered, .. } = self.requested;

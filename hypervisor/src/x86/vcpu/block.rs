@@ -167,6 +167,9 @@ pub trait ControlBlock: Sized + Send + 'static {
     /// The guest can take an interrupt: the request for this exit is done.
     fn close_window(&mut self);
 
+    /// Whether no interrupt was offered, and the guest has this priority.
+    fn is_settled(&self, priority: u8) -> bool;
+
     /// Ends the offer of an interrupt; also returns the guest's priority.
     fn settle(&mut self) -> (u8, Offered);
 

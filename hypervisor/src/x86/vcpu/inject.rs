@@ -199,7 +199,7 @@ impl<B: ControlBlock> VcpuState<B> {
     /// Returns whether the guest has taken it.
     #[inline(always)]
     pub fn sync_interrupts(&mut self) -> bool {
-        !self.block.is_quiet(self.priority()) && self.settle_interrupts()
+        !self.block.is_settled(self.priority()) && self.settle_interrupts()
     }
 
     /// The entry was not carried out: the guest takes no interrupt.
