@@ -76,6 +76,8 @@ impl Vmcb {
 impl ControlBlock for Vmcb {
     type Own = Own;
 
+    const EFER_OWN: u64 = EFER_SVME;
+
     fn boxed() -> Box<Self> {
         // SAFETY: all fields are integers, for which zero is a value.
         unsafe { Box::new_zeroed().assume_init() }
@@ -97,7 +99,7 @@ impl ControlBlock for Vmcb {
             Field::Cr4 => self.cr4,
             Field::Dr6 => self.dr6,
             Field::Dr7 => self.dr7,
-            Field::Efer => self.efer & !EFER_SVME,
+            Field::Efer => self.efer,
             Field::Pat => self.pat,
             Field::TscOffset => self.tsc_offset,
             Field::Star => self.star,
@@ -113,7 +115,7 @@ impl ControlBlock for Vmcb {
 
     #[inline(always)]
     fn write(&mut self, field: Field, value: u64) {
-        let own = if let Field::Efer = field { EFER_SVME } else { 0 };
+        let own = if let Field::Efer = field { Self::EFER_OWN } else { 0 };
         *self.register(field) = value | own;
         if group(field) != 0 {
             self.mark_dirty(group(field));

@@ -35,8 +35,6 @@ pub struct Exit {
     pub info_2: u64,
     /// The event whose delivery was cut short, in the format of [`events`].
     pub event: u64,
-    /// The address of the next instruction, if the processor reports it.
-    pub next_rip: u64,
 }
 
 impl Exit {
@@ -49,7 +47,6 @@ impl Exit {
             info_1: vmcb.exit_info_1,
             info_2: vmcb.exit_info_2,
             event: vmcb.exit_interrupt_info,
-            next_rip: vmcb.next_rip,
         }
     }
 
@@ -61,12 +58,6 @@ impl Exit {
     #[inline(always)]
     const fn is_msr_read(&self) -> bool {
         self.info_1 & 1 == 0
-    }
-
-    /// The address of the next instruction, if the processor reports it.
-    #[inline(always)]
-    fn next_rip<A: Amd64>(&self) -> Option<u64> {
-        (A::features().next_rip() && self.next_rip != 0).then_some(self.next_rip)
     }
 
     /// The vector of an intercepted exception, whose codes begin at a multiple of 32; its error
@@ -242,7 +233,7 @@ macro_rules! exits {
                 $($($i_code)|+ $(if exit.$i_condition())? => {
                     context.count_exit(Counter::$i_counter);
                     let row = const { Instruction::$i };
-                    complete(context, exit.next_rip::<A>(), row.usual(), row.whose(), $i_handler)
+                    complete(context, row.usual(), row.whose(), $i_handler)
                 })*
                 $($($e_code)|+ => {
                     context.count_exit(Counter::$e_counter);

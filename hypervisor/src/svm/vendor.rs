@@ -49,6 +49,11 @@ where
     }
 
     #[inline(always)]
+    fn next_rip(vmcb: &Vmcb) -> Option<u64> {
+        (Self::features().next_rip() && vmcb.next_rip != 0).then_some(vmcb.next_rip)
+    }
+
+    #[inline(always)]
     fn fetched(vmcb: &Vmcb) -> &[u8] {
         let count = if Self::features().decode_assists() { usize::from(vmcb.fetched_count) } else { 0 };
         vmcb.fetched_bytes.get(..count).unwrap_or(&vmcb.fetched_bytes)

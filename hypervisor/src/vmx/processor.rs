@@ -153,6 +153,10 @@ where
         vmcs.nested_root = permissions.nested_root;
     }
 
+    fn next_rip(vmcs: &Vmcs) -> Option<u64> {
+        Some(vmcs.next_rip())
+    }
+
     /// VMX does not say.
     fn fetched(_: &Vmcs) -> &[u8] {
         &[]

@@ -9,7 +9,6 @@ use crate::x86::exits::nested::{self, NestedFault};
 use crate::x86::exits::port::{self, PortAccess, StringAccess};
 use crate::x86::exits::{complete, cpuid, event};
 use crate::x86::processor::X86;
-use crate::x86::vcpu::block::{ControlBlock, Field};
 use crate::x86::vcpu::{checks::Instruction, event as events};
 
 /// An interrupt of the machine.
@@ -26,7 +25,6 @@ pub const EPT_VIOLATION: u16 = 48;
 /// Handles the exit that the VMCS describes.
 pub fn handle_exit<A: X86<Block = Vmcs>>(context: &mut Context<'_, A>) -> Next {
     let vmcs = &context.state.block;
-    let next_rip = vmcs.read(Field::Rip).wrapping_add(vmcs.length);
     match vmcs.reason {
         INTERRUPT => {
             context.count_exit(Counter::ExitInterrupt);
@@ -35,15 +33,15 @@ pub fn handle_exit<A: X86<Block = Vmcs>>(context: &mut Context<'_, A>) -> Next {
         CPUID => {
             context.count_exit(Counter::ExitCpuid);
             let usual = const { &Pattern::new(&[0x0f, 0xa2]) };
-            complete(context, Some(next_rip), usual, Instruction::Anybodys, cpuid::on_cpuid)
+            complete(context, usual, Instruction::Anybodys, cpuid::on_cpuid)
         }
         HALT => {
             context.count_exit(Counter::ExitWait);
             let usual = const { &Pattern::new(&[0xf4]) };
-            complete(context, Some(next_rip), usual, Instruction::Kernels, event::on_halt)
+            complete(context, usual, Instruction::Kernels, event::on_halt)
         }
         PORT => {
-            let access = port_access(vmcs.qualification, next_rip);
+            let access = port_access(vmcs.qualification, vmcs.next_rip());
             context.count_exit(Counter::ExitIo);
             port::on_port(context, access)
         }

@@ -62,6 +62,12 @@ impl Vmcs {
         }
     }
 
+    /// The address behind the instruction that caused the exit.
+    #[must_use]
+    pub const fn next_rip(&self) -> u64 {
+        self.fields[Field::Rip as usize].wrapping_add(self.length)
+    }
+
     /// An exit has ended the stay: the event has been delivered.
     pub const fn leave(&mut self) {
         self.event = 0;
@@ -76,6 +82,8 @@ const fn quiet(priority: u8) -> InterruptRequest {
 impl ControlBlock for Vmcs {
     /// The tag: VPID.
     type Own = AsidSlot;
+
+    const EFER_OWN: u64 = 0;
 
     fn boxed() -> Box<Self> {
         Box::new(Self {

@@ -45,7 +45,7 @@ use tlfs::XMM_WORDS;
 
 /// An exit.
 fn exit(code: u64, info_1: u64, info_2: u64) -> Exit {
-    Exit { code, info_1, info_2, event: 0, next_rip: 0 }
+    Exit { code, info_1, info_2, event: 0 }
 }
 
 impl Guest<'_, '_> {

@@ -64,19 +64,17 @@ pub fn with_translation<A: X86, R>(
     in_section(context, |state, vm| look(state, &vm.space.slots().memory()))
 }
 
-/// Emulates an instruction that exited, and continues after it, at `next_rip` if the processor
-/// reports that. If the instruction can no longer be
+/// Emulates an instruction that exited, and continues after it. If the instruction can no longer be
 /// read, the guest gets the fault and nothing is done.
 #[inline(always)] // As above.
 pub(crate) fn complete<A: X86>(
     context: &mut Context<'_, A>,
-    next_rip: Option<u64>,
     usual: &Pattern,
     whose: checks::Instruction,
     handle: impl FnOnce(&mut Context<'_, A>) -> Then,
 ) -> Next {
     let length = with_translation(context, |state, memory| {
-        length::<A>(&state.block, memory, &mut state.code, next_rip, usual, whose)
+        length::<A>(&state.block, memory, &mut state.code, usual, whose)
     });
     let length = match length {
         Ok(length) => length,

@@ -22,7 +22,7 @@ pub enum Field {
     Cr4,
     Dr6,
     Dr7,
-    /// Without bits that are the hypervisor's.
+    /// With the bits that are [the hypervisor's](ControlBlock::EFER_OWN).
     Efer,
     Pat,
     /// The guest's TSC minus the machine's.
@@ -117,6 +117,9 @@ pub enum Offered {
 pub trait ControlBlock: Sized + Send + 'static {
     /// What else this kind of processor needs of a vCPU, besides the block.
     type Own: Send;
+
+    /// Bits of EFER that are the hypervisor's: they are always set, and the guest does not see them.
+    const EFER_OWN: u64;
 
     /// A block of zeros.
     fn boxed() -> Box<Self>;

@@ -188,15 +188,14 @@ pub fn length<A: X86>(
     block: &A::Block,
     memory: &GuestMemory<'_>,
     paths: &mut CodePaths,
-    next_rip: Option<u64>,
     usual: &Pattern,
     whose: checks::Instruction,
 ) -> Result<u64, FetchError> {
     // A single comparison covers all checks that an instruction in the kernel does not need.
     if block.cpl() != 0 {
-        return others_length::<A>(block, memory, paths, next_rip, usual, whose);
+        return others_length::<A>(block, memory, paths, usual, whose);
     }
-    allowed_length::<A>(block, memory, paths, next_rip, usual, 0)
+    allowed_length::<A>(block, memory, paths, usual, 0)
 }
 
 #[inline(always)] // It has two callers, one of which knows the privilege level.
@@ -204,11 +203,10 @@ fn allowed_length<A: X86>(
     block: &A::Block,
     memory: &GuestMemory<'_>,
     paths: &mut CodePaths,
-    next_rip: Option<u64>,
     usual: &Pattern,
     cpl: u8,
 ) -> Result<u64, FetchError> {
-    if let Some(next_rip) = next_rip {
+    if let Some(next_rip) = A::next_rip(block) {
         return Ok(next_rip.wrapping_sub(block.read(Rip)));
     }
     if paths.is_at_rip::<A>(block, memory, usual, cpl) {
@@ -223,12 +221,11 @@ fn others_length<A: X86>(
     block: &A::Block,
     memory: &GuestMemory<'_>,
     paths: &mut CodePaths,
-    next_rip: Option<u64>,
     usual: &Pattern,
     whose: checks::Instruction,
 ) -> Result<u64, FetchError> {
     match checks::check(whose, block.conditions()) {
-        Ok(()) => allowed_length::<A>(block, memory, paths, next_rip, usual, block.cpl()),
+        Ok(()) => allowed_length::<A>(block, memory, paths, usual, block.cpl()),
         Err(Refusal::Undefined) => Err(FetchError::Undefined),
         Err(Refusal::Protection) => Err(FetchError::Protection),
     }

@@ -106,7 +106,7 @@ impl<B: ControlBlock> VcpuState<B> {
             PATCH_LEVEL => A::patch_level(),
             DEBUG_CONTROL => 0,
             PAT => self.block.read(Pat),
-            EFER => self.block.read(Efer),
+            EFER => self.block.read(Efer) & !B::EFER_OWN,
             HWCR => HWCR_TSC_FREQ_SEL,
             DE_CFG => DE_CFG_LFENCE,
             SYSCFG | NB_CFG | LS_CFG | DC_CFG | BU_CFG2 => 0,

@@ -332,7 +332,7 @@ impl<B: ControlBlock> State for VcpuState<B> {
         log::error!(target: GUEST, "  r8  {:#018x} r9  {:#018x} r10 {:#018x} r11 {:#018x}", r[8], r[9], r[10], r[11]);
         log::error!(target: GUEST, "  r12 {:#018x} r13 {:#018x} r14 {:#018x} r15 {:#018x}", r[12], r[13], r[14], r[15]);
         log::error!(target: GUEST, "  cr0 {:#018x} cr2 {:#018x} cr3 {:#018x} cr4 {:#018x}", v(Cr0), v(Cr2), v(Cr3), v(Cr4));
-        log::error!(target: GUEST, "  efer {:#x} rflags {:#x} cpl {}", v(Efer), v(Rflags), self.block.cpl());
+        log::error!(target: GUEST, "  efer {:#x} rflags {:#x} cpl {}", v(Efer) & !B::EFER_OWN, v(Rflags), self.block.cpl());
         let (idt, gdt) = (segment(SegmentName::Idtr), segment(SegmentName::Gdtr));
         log::error!(
             target: GUEST,
