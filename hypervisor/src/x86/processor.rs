@@ -133,7 +133,7 @@ pub unsafe trait Vendor: Processor {
     /// Sets what a vCPU's block has for good.
     fn set_up(block: &mut Self::Block, permissions: &Permissions);
 
-    /// The address behind the instruction that caused an exit; `None` if the processor does not say.
+    /// The address behind the instruction that caused an exit, if the processor says it.
     fn next_rip(block: &Self::Block) -> Option<u64>;
 
     /// What the processor fetched of the instruction that caused a nested page fault; empty if it

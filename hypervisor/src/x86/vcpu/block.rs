@@ -118,7 +118,7 @@ pub trait ControlBlock: Sized + Send + 'static {
     /// What else this kind of processor needs of a vCPU, besides the block.
     type Own: Send;
 
-    /// Bits of EFER that are the hypervisor's: they are always set, and the guest does not see them.
+    /// Bits of EFER that are the hypervisor's: always set, and not seen by the guest.
     const EFER_OWN: u64;
 
     /// A block of zeros.
