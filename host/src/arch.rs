@@ -153,6 +153,13 @@ impl Platform {
         }
     }
 
+    /// Whether a machine with so many CPUs for vCPUs, each emulated in a thread of its own, has one
+    /// more, its first, which runs none: QEMU damages the first CPU's SVM state from the others'
+    /// threads (`docs/qemu.md`).
+    pub(crate) fn adds_cpu(self, cpus: u32) -> bool {
+        self == Self::X86_64 && cpus > 1
+    }
+
     /// The suffix of the names of cases in results, which distinguishes several platforms.
     pub(crate) fn suffix(self) -> String {
         match self {

@@ -4,14 +4,13 @@
 use crate::arch::{Arch, Platform};
 use crate::bzimage;
 use crate::cli::ImageArgs;
-use crate::machine::devices::Devices;
 use crate::machine::spec::{Payload, Spec};
 use crate::size::MIB;
 use crate::vm::{Guest, Hypervisor, StockGuest};
 use crate::workspace;
 use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
-use hostlink::config::{BootCpu, FlushMode, ResetPolicy, Switches};
+use hostlink::config::BootCpu;
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -112,17 +111,12 @@ pub(crate) fn make(args: &ImageArgs, epoch: Option<u64>) -> Result<()> {
     fs::copy(hypervisor.image(), boot.join("quell")).context("cannot copy the hypervisor")?;
 
     let stock = StockGuest::prepare(Arch::X86_64)?;
+    let (kernel, initrd) = (stock.kernel(), stock.initrd(args.exec.as_deref()));
+    let cmdline = format!("{} panic=-1", Arch::X86_64.console());
     let linux = Guest {
-        kernel: stock.kernel(),
-        initrd: Some(stock.initrd(args.exec.as_deref())),
-        cmdline: format!("{} panic=-1", Arch::X86_64.console()),
         vcpus: args.vcpus,
         memory: args.memory,
-        flush: FlushMode::Hypercall,
-        platform: Platform::X86_64,
-        reset: ResetPolicy::Exit,
-        switches: Switches::default(),
-        devices: Devices::default(),
+        ..Guest::new(Platform::X86_64, kernel, Some(initrd), cmdline)
     };
     let check = Guest { kernel: tlbcheck, initrd: None, cmdline: "check".to_owned(), ..linux.clone() };
     for (guest, name) in [(linux, "linux.tar"), (check, "tlbcheck.tar")] {

@@ -31,7 +31,7 @@ macro_rules! words {
             }
 
             /// The value for a word.
-            pub(crate) fn named(word: &str) -> Option<Self> {
+            pub fn named(word: &str) -> Option<Self> {
                 match word {
                     $first => Some(Self::$First),
                     $($rest => Some(Self::$Rest),)+

@@ -2,15 +2,15 @@
 
 use crate::arch::Platform;
 use crate::guest::peer::Flushes;
-use crate::machine::devices::Devices;
 use crate::machine::spec::{Clock, Spec};
 use crate::results::Subject;
+use crate::run::refuse_foreign_defect;
 use crate::size::MIB;
 use crate::vm::{Guest, Hypervisor, StockGuest};
 use crate::workspace;
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
-use hostlink::config::{FlushMode, ResetPolicy, Switches};
+use hostlink::config::Switches;
 use std::path::Path;
 
 /// Memory for tlbcheck.
@@ -81,24 +81,8 @@ pub(crate) fn spec(
 ) -> Result<Spec> {
     let (arch, has_defect) = (platform.arch(), switches.defect.is_some());
     ensure!(!has_defect || on == On::Quell, "only Quell has defects that can be switched on");
-    if let Some(defect) = switches.defect {
-        let is_known = defect.architectures().include(arch.architecture());
-        ensure!(is_known, "the defect {} is one of the other architecture", defect.name());
-    }
-    let kernel = workspace::bootable(workspace::build(workspace::TLBCHECK, arch)?, arch)?;
-    let guest = Guest {
-        platform,
-        kernel,
-        initrd: None,
-        cmdline: cmdline.to_owned(),
-        vcpus,
-        memory: MEMORY,
-        flush: FlushMode::Hypercall,
-        reset: ResetPolicy::Exit,
-        switches,
-        devices: Devices::default(),
-    };
-    guest.check()?;
+    refuse_foreign_defect(switches, arch)?;
+    let guest = Guest { switches, ..Guest::bare(workspace::TLBCHECK, platform, cmdline, vcpus, MEMORY)? };
     match on {
         On::Bare => guest.on_bare_machine(cpus, directory),
         On::Quell => {

@@ -7,7 +7,6 @@ mod unmap;
 
 use crate::arch::{Arch, Platform};
 use crate::cli::DemoArgs;
-use crate::machine::devices::Devices;
 use crate::machine::process::{End, Machine};
 use crate::machine::signals::Signals;
 use crate::machine::spec::Clock;
@@ -15,7 +14,7 @@ use crate::results::{self, Samples, Subject};
 use crate::run::{conclude, reporting_console};
 use crate::vm::{Guest, Hypervisor, StockGuest};
 use anyhow::Result;
-use hostlink::config::{FlushMode, ResetPolicy, Switches};
+use hostlink::config::FlushMode;
 use hostlink::exit::ExitCode;
 use indicatif::{ProgressBar, ProgressStyle};
 use measure::{Observer, ThrashRun};
@@ -90,17 +89,13 @@ fn one_run(
         args.rounds.unwrap_or(ROUNDS),
         measure::SETTLE_MS
     );
+    let cmdline = format!("{} quiet panic=-1", reporting_console(Arch::X86_64));
+    let initrd = stock.initrd(Some(&command));
     let guest = Guest {
-        platform: Platform::X86_64,
-        kernel: stock.kernel(),
-        initrd: Some(stock.initrd(Some(&command))),
-        cmdline: format!("{} quiet panic=-1", reporting_console(Arch::X86_64)),
         vcpus: args.size.vcpus,
         memory: args.size.memory,
         flush: mode,
-        reset: ResetPolicy::Exit,
-        switches: Switches::default(),
-        devices: Devices::default(),
+        ..Guest::new(Platform::X86_64, stock.kernel(), Some(initrd), cmdline)
     };
     guest.check()?;
     let directory = tempfile::Builder::new().prefix("quell-demo-").tempdir()?;

@@ -8,7 +8,6 @@ use super::table::{self, Column};
 use crate::arch::{Arch, Platform};
 use crate::cli::DemoArgs;
 use crate::machine::counters::Snapshot;
-use crate::machine::devices::Devices;
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
 use crate::machine::spec::Clock;
@@ -17,7 +16,7 @@ use crate::run::{conclude, reporting_console};
 use crate::size::{MIB, display};
 use crate::vm::{Guest, Hypervisor, StockGuest};
 use anyhow::Result;
-use hostlink::config::{FlushMode, NestedPage, ResetPolicy, Stage2Unmap, Switches};
+use hostlink::config::{NestedPage, Stage2Unmap, Switches};
 use hostlink::exit::ExitCode;
 use serde_json::Value;
 use std::time::{Duration, Instant};
@@ -99,21 +98,17 @@ impl Side<'_> {
     /// has been printed.
     fn run(&self, title: &str, signals: &Signals) -> Result<Result<Seen, u8>> {
         let command = format!("occupy --at {AT} --mib {} --report /dev/report", SIZE / MIB);
+        let cmdline = format!("{} quiet panic=-1", reporting_console(self.platform.arch()));
+        let initrd = self.stock.initrd(Some(&command));
         let guest = Guest {
-            platform: self.platform,
-            kernel: self.stock.kernel(),
-            initrd: Some(self.stock.initrd(Some(&command))),
-            cmdline: format!("{} quiet panic=-1", reporting_console(self.platform.arch())),
             vcpus: self.args.size.vcpus,
             memory: self.args.size.memory,
-            flush: FlushMode::Hypercall,
-            reset: ResetPolicy::Exit,
             switches: Switches {
                 stage2_unmap: self.side,
                 nested_page: NestedPage::Small,
                 ..Switches::default()
             },
-            devices: Devices::default(),
+            ..Guest::new(self.platform, self.stock.kernel(), Some(initrd), cmdline)
         };
         guest.check()?;
         let directory = tempfile::Builder::new().prefix("quell-demo-").tempdir()?;

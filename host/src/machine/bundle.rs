@@ -1,7 +1,7 @@
 //! Writes the bundle: the tar archive that passes the guests to the hypervisor.
 
 use anyhow::{Context, Result};
-use hostlink::bundle::{CONFIG, INITRD, KERNEL, Member, SYMBOLS};
+use hostlink::bundle::{CONFIG, Member, SYMBOLS};
 use std::io::Write;
 use std::path::Path;
 
@@ -11,23 +11,9 @@ pub(crate) struct Bundle<'a> {
 }
 
 impl<'a> Bundle<'a> {
-    /// The bundle of one guest, which uses the machine's serial ports: its configuration, as
-    /// `hostlink::config` describes it, its files, and the hypervisor's symbols.
-    pub(crate) fn of_one(
-        config: &'a str,
-        kernel: &'a [u8],
-        initrd: Option<&'a [u8]>,
-        symbols: &'a str,
-    ) -> Self {
-        let members = [(CONFIG, config.as_bytes()), (KERNEL, kernel)].into_iter();
-        let initrd = initrd.map(|bytes| (INITRD, bytes));
-        let members = members.chain(initrd).chain([(SYMBOLS, symbols.as_bytes())]);
-        Self { members: members.map(|(name, bytes)| (name.to_owned(), bytes)).collect() }
-    }
-
-    /// The bundle of several guests: what is for the whole machine, each guest's configuration, and
-    /// the files that they name by their numbers.
-    pub(crate) fn of_several(
+    /// The bundle of guests: what is for the whole machine, each guest's configuration, the files
+    /// that they name by their numbers, and the hypervisor's symbols.
+    pub(crate) fn new(
         machine: &'a str,
         guests: &'a [String],
         files: &'a [Vec<u8>],
@@ -82,22 +68,10 @@ mod tests {
     }
 
     #[test]
-    fn members_have_the_agreed_names() {
-        let found = members(&Bundle::of_one("vcpus=2\n", b"K", Some(b"I"), ""));
-        let expected = [("config", "vcpus=2\n"), ("kernel", "K"), ("initrd", "I"), ("symbols", "")];
-        assert_eq!(found, expected.map(|(name, text)| (name.to_owned(), text.into())));
-    }
-
-    #[test]
-    fn a_guest_without_initrd_has_no_such_member() {
-        assert_eq!(members(&Bundle::of_one("", b"K", None, "")).len(), 3);
-    }
-
-    #[test]
-    fn several_guests_are_found_by_the_hypervisors_reader() {
+    fn guests_are_found_by_the_hypervisors_reader() {
         let guests = ["name=a\nkernel=files/0\ninitrd=files/1\n".into(), "name=b\nkernel=files/0\n".into()];
         let files = [b"K".to_vec(), b"I".to_vec()];
-        let found = members(&Bundle::of_several("slice_us=1000\n", &guests, &files, "0 a\n"));
+        let found = members(&Bundle::new("slice_us=1000\n", &guests, &files, "0 a\n"));
         let names: Vec<_> = found.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["config", "guests/00", "guests/01", "files/0", "files/1", "symbols"]);
         let member =

@@ -3,10 +3,10 @@
 use super::{MachineFile, Software};
 use crate::consoles::logs;
 use crate::machine::log_file::older;
-use crate::machine::need::memory_for_guests;
+use crate::machine::need::{memory_around, memory_for_guests};
 use crate::size::{self, MIB};
 use anyhow::Result;
-use hostlink::config::{MAX_GUESTS, MAX_TOTAL_VCPUS};
+use hostlink::config::{Console, MAX_GUESTS, MAX_TOTAL_VCPUS};
 use hostlink::guests::CONSOLES;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -37,13 +37,14 @@ impl MachineFile {
         let mut vcpus = 0;
         for guest in &self.guests {
             let before = vcpus;
-            vcpus += guest.vcpus;
+            vcpus += guest.config.vcpus;
             if vcpus > MAX_TOTAL_VCPUS {
                 let left = MAX_TOTAL_VCPUS - before;
                 let message = format!(
                     "{} has {} vCPUs, but all guests together have {MAX_TOTAL_VCPUS} at most; \
                      give it {left}, or give the guests before it fewer",
-                    guest.name, guest.vcpus
+                    guest.name(),
+                    guest.config.vcpus
                 );
                 return Err(self.source.error(guest.line, message));
             }
@@ -54,10 +55,10 @@ impl MachineFile {
     fn check_names(&self) -> Result<()> {
         let mut seen = BTreeMap::new();
         for guest in &self.guests {
-            if let Some(first) = seen.insert(guest.name, guest.line) {
+            if let Some(first) = seen.insert(guest.name(), guest.line) {
                 let message = format!(
                     "the guest in line {first} is called '{}' as well; give this one another name",
-                    guest.name
+                    guest.name()
                 );
                 return Err(self.source.error(guest.line, message));
             }
@@ -74,18 +75,19 @@ impl MachineFile {
         ]);
         for guest in &self.guests {
             if let Software::Kernel(kernel) = &guest.software {
-                taken.insert(plain(kernel), format!("the kernel of {}", guest.name));
+                taken.insert(plain(kernel), format!("the kernel of {}", guest.name()));
             }
             if let Some(initrd) = &guest.initrd {
-                taken.insert(plain(initrd), format!("the initrd of {}", guest.name));
+                taken.insert(plain(initrd), format!("the initrd of {}", guest.name()));
             }
         }
         for guest in &self.guests {
             for disk in &guest.devices.disks {
-                let claim = format!("a disk of {}", guest.name);
+                let claim = format!("a disk of {}", guest.name());
                 if let Some(other) = taken.insert(plain(disk), claim) {
                     let disk = disk.display();
-                    let message = format!("the disk {disk} of {} is {other}; write another file", guest.name);
+                    let message =
+                        format!("the disk {disk} of {} is {other}; write another file", guest.name());
                     return Err(self.source.error(guest.line, message));
                 }
             }
@@ -94,15 +96,15 @@ impl MachineFile {
         for (guest, port) in all {
             let path = &logs::path(&guest.console.value, port);
             let which = if port == 0 { "" } else { " on its second serial port" };
-            let claim = format!("the console of {}{which}", guest.name);
+            let claim = format!("the console of {}{which}", guest.name());
             let older = taken.insert(plain(&older(path)), format!("the older part of {claim}"));
             if let Some(other) = taken.insert(plain(path), claim).or(older) {
                 let message = format!(
                     "the console of {} would be written to {}, which is {other}; \
                      write for example console = \"{}-console.log\"",
-                    guest.name,
+                    guest.name(),
                     path.display(),
-                    guest.name
+                    guest.name()
                 );
                 return Err(self.source.error(guest.console.line, message));
             }
@@ -115,7 +117,7 @@ impl MachineFile {
         let Some(memory) = self.machine.memory else { return Ok(()) };
         let needed = self.memory_needed(bundle_bytes);
         if memory.value < needed {
-            let guests: u64 = self.guests.iter().map(|guest| guest.memory).sum();
+            let guests: u64 = self.guests.iter().map(|guest| guest.config.memory).sum();
             let message = format!(
                 "the machine has {}, but its guests have {} and the hypervisor needs {} more; \
                  write memory = \"{}M\", or leave it out",
@@ -131,10 +133,16 @@ impl MachineFile {
 
     /// Memory that the machine needs, with a bundle of this size.
     pub(crate) fn memory_needed(&self, bundle_bytes: u64) -> u64 {
-        let guests: u64 = self.guests.iter().map(|guest| guest.memory).sum();
+        let guests: u64 = self.guests.iter().map(|guest| guest.config.memory).sum();
         let shared: u64 = self.shared.iter().map(|region| region.size).sum();
-        let vcpus = self.guests.iter().map(|guest| guest.vcpus).sum();
-        memory_for_guests(guests + shared, self.guests.len() as u64, vcpus, bundle_bytes)
+        let vcpus = self.guests.iter().map(|guest| guest.config.vcpus).sum();
+        match self.machine.console {
+            // No consoles' rings, and all of the state fits into what is around the guest.
+            Console::Machine => memory_around(guests, bundle_bytes),
+            Console::Rings => {
+                memory_for_guests(guests + shared, self.guests.len() as u64, vcpus, bundle_bytes)
+            }
+        }
     }
 
     /// The size that the bundle will have, about. Each file is in it once.

@@ -1,8 +1,10 @@
 //! The keys of one table of a machine file.
 
+use super::keys;
 use super::source::{At, Source};
-use anyhow::{Error, Result};
+use anyhow::{Error, Result, anyhow};
 use std::ops::Range;
+use std::path::PathBuf;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -13,7 +15,7 @@ pub(super) type Key = (&'static str, &'static str);
 pub(super) struct Fields<'f> {
     source: &'f Source,
     table: &'f DeTable<'f>,
-    keys: &'static [Key],
+    keys: Vec<Key>,
 }
 
 /// How alike two words have to be for one to be suggested instead of the other.
@@ -42,11 +44,11 @@ impl<'f> Fields<'f> {
         source: &'f Source,
         table: &'f DeTable<'f>,
         whose: &str,
-        keys: &'static [Key],
+        keys: Vec<Key>,
         (others, instead): (&[Key], &str),
     ) -> Result<Self> {
         let has = |keys: &[Key], key: &str| keys.iter().any(|(name, _)| *name == key);
-        if let Some((key, span)) = first_unknown(table, |key| has(keys, key)) {
+        if let Some((key, span)) = first_unknown(table, |key| has(&keys, key)) {
             let line = source.line(&span);
             let names = || keys.iter().map(|(name, _)| *name);
             let message = match nearest(key, names()) {
@@ -78,8 +80,15 @@ impl<'f> Fields<'f> {
 
     /// A message about a value, which ends with a line that would be right.
     pub(super) fn wrong(&self, key: &str, line: usize, what: impl std::fmt::Display) -> Error {
-        let example = self.keys.iter().find(|(name, _)| *name == key).map_or("", |(_, example)| example);
-        self.source.error(line, format!("{key} {what}; write for example {example}"))
+        if self.source.is_of_options() {
+            return anyhow!("--{} {what}", keys::option_of(key));
+        }
+        self.source.error(line, format!("{key} {what}; write for example {}", self.example(key)))
+    }
+
+    /// A line with this key that would be right.
+    pub(super) fn example(&self, key: &str) -> &'static str {
+        self.keys.iter().find(|(name, _)| *name == key).map_or("", |(_, example)| example)
     }
 
     fn wrong_type(&self, key: &str, line: usize, value: &DeValue<'_>, expected: &str) -> Error {
@@ -115,7 +124,8 @@ impl<'f> Fields<'f> {
             _ => None,
         })?;
         if let Some(At { value, line }) = found {
-            let is_good = !value.is_empty() && !value.contains(['\n', '\r', '\0']);
+            let is_good =
+                !value.is_empty() && (self.source.is_of_options() || !value.contains(['\n', '\r', '\0']));
             if !is_good {
                 return Err(self.wrong(key, line, "has to be one line of text"));
             }
@@ -167,18 +177,53 @@ impl<'f> Fields<'f> {
     }
 
     /// A text, or a list of texts, each on one line.
-    pub(super) fn texts(&self, key: &str) -> Result<Option<Vec<String>>> {
+    pub(super) fn texts(&self, key: &str) -> Result<Option<At<Vec<String>>>> {
         let text = |value: &DeValue<'_>| match value {
             DeValue::String(text) if !text.is_empty() && !text.contains(['\n', '\r', '\0']) => {
                 Some(text.to_string())
             }
             _ => None,
         };
-        let found = self.of_type(key, "text in quotes, or a list of such texts", |value| match value {
+        self.of_type(key, "text in quotes, or a list of such texts", |value| match value {
             DeValue::Array(values) => values.iter().map(|value| text(value.get_ref())).collect(),
             value => text(value).map(|text| vec![text]),
-        })?;
-        Ok(found.map(|found| found.value))
+        })
+    }
+
+    /// A text of its own.
+    pub(super) fn owned(&self, key: &str) -> Result<Option<At<String>>> {
+        Ok(self.text(key)?.map(|At { value, line }| At { value: value.to_owned(), line }))
+    }
+
+    /// A path, or a list of paths.
+    pub(super) fn files(&self, key: &str) -> Result<Option<At<Vec<PathBuf>>>> {
+        let resolved = |names: Vec<String>| names.iter().map(|name| self.resolve(name)).collect();
+        Ok(self.texts(key)?.map(|At { value, line }| At { value: resolved(value), line }))
+    }
+
+    /// A file that has to exist. What an option names is looked at where it is read.
+    pub(super) fn file(&self, key: &str) -> Result<Option<At<PathBuf>>> {
+        let Some(At { value, line }) = self.text(key)? else { return Ok(None) };
+        let path = self.resolve(value);
+        if !path.is_file() && !self.source.is_of_options() {
+            let message = format!(
+                "there is no file {} for {key}; write its path relative to this file's directory, \
+                 or leave {key} out for the stock one",
+                path.display()
+            );
+            return Err(self.source.error(line, message));
+        }
+        Ok(Some(At { value: path, line }))
+    }
+
+    /// A path in the file, which is relative to the file's directory.
+    pub(super) fn resolve(&self, path: &str) -> PathBuf {
+        self.source.resolve(path)
+    }
+
+    /// A message about a line.
+    pub(super) fn error(&self, line: usize, message: &str) -> Error {
+        self.source.error(line, message)
     }
 
     /// A size in bytes: text such as `256M`.

@@ -1,7 +1,7 @@
 //! The `[machine]` of a machine file.
 
 use super::fields::{Fields, Key};
-use super::guest;
+use super::keys;
 use super::source::{At, Source};
 use crate::arch::{Arch, ArmCpu, Platform};
 use crate::cli::Overrides;
@@ -9,7 +9,7 @@ use crate::size::MIB;
 use crate::workspace;
 use anyhow::Result;
 use clap::ValueEnum;
-use hostlink::config::BootCpu;
+use hostlink::config::{BootCpu, Console};
 use hostlink::cpus::CpuSet;
 use std::path::PathBuf;
 use toml::de::DeTable;
@@ -45,18 +45,20 @@ pub(crate) struct Machine {
     pub(crate) slice_us: Option<u32>,
     /// The directory for logs that have no path of their own.
     pub(crate) logs: PathBuf,
+    /// Where the guests' consoles are: the guest that options describe has the machine's.
+    pub(crate) console: Console,
 }
 
 impl Machine {
     /// Reads the table, if there is one. Options that were given take the place of keys.
     pub(super) fn read(source: &Source, table: &DeTable<'_>, given: Overrides) -> Result<Self> {
-        let others = (guest::KEYS, "is for one guest: write it under its [[guest]]");
-        let fields = Fields::new(source, table, "[machine]", KEYS, others)?;
+        let guests: Vec<Key> = keys::KEYS.iter().map(|key| (key.name, key.example)).collect();
+        let others = (&*guests, "is for one guest: write it under its [[guest]]");
+        let fields = Fields::new(source, table, "[machine]", KEYS.to_vec(), others)?;
         let platform = platform(source, &fields, given)?;
         let cpus = fields.number("cpus", 1, CPUS_MAX)?.map(|cpus| cpus.value);
         let cpus = given.cpus.or(cpus).unwrap_or(CPUS);
-        let word = |word: &str| [BootCpu::Run, BootCpu::Serve].into_iter().find(|role| role.name() == word);
-        let boot_cpu = fields.word("boot_cpu", "run or serve", word)?;
+        let boot_cpu = fields.word("boot_cpu", BootCpu::EXPECTED, BootCpu::named)?;
         if let Some(At { value: BootCpu::Serve, line }) = boot_cpu
             && cpus == 1
         {
@@ -76,6 +78,7 @@ impl Machine {
             memory,
             slice_us: fields.number("slice_us", 100, 1_000_000)?.map(|slice| slice.value),
             logs: logs.unwrap_or_else(|| workspace::target_dir("logs").join(stem)),
+            console: if source.is_of_options() { Console::Machine } else { Console::Rings },
         })
     }
 

@@ -7,12 +7,14 @@
 mod checks;
 mod fields;
 mod guest;
+mod keys;
 mod machine;
 mod plan;
 mod shared;
 mod source;
 
 pub(crate) use guest::{GuestPlan, Software};
+pub(crate) use keys::{KEYS, Key};
 pub(crate) use machine::Machine;
 pub(crate) use shared::{SharedPlan, config as shared_config};
 pub(crate) use source::Source;
@@ -38,6 +40,14 @@ impl MachineFile {
     /// Reads the file. Options that were given take the place of its keys.
     pub(crate) fn read(path: &Path, given: Overrides) -> Result<Self> {
         Self::of(Source::read(path)?, given)
+    }
+
+    /// A machine with one guest, which has these keys with their values. Options about the machine
+    /// say the rest.
+    pub(crate) fn of_options(keys: &[(&str, String)], given: Overrides) -> Result<Self> {
+        let line = |(key, value): &(&str, String)| format!("{key} = {value}\n");
+        let lines: String = keys.iter().map(line).collect();
+        Self::of(Source::of_options(format!("[[guest]]\nname = \"guest\"\n{lines}")), given)
     }
 
     fn of(source: Source, given: Overrides) -> Result<Self> {
@@ -74,10 +84,13 @@ impl MachineFile {
 fn refuse_unknown(source: &Source, root: &DeTable<'_>) -> Result<()> {
     const TABLES: [&str; 3] = ["machine", "guest", "shared"];
     let Some((key, span)) = first_unknown(root, |key| TABLES.contains(&key)) else { return Ok(()) };
-    let is = |keys: &[fields::Key]| keys.iter().any(|(name, _)| *name == key);
     let message = match nearest(key, TABLES.into_iter()) {
-        _ if is(guest::KEYS) => format!("'{key}' belongs to a guest; write it below a line [[guest]]"),
-        _ if is(machine::KEYS) => format!("'{key}' belongs to the machine; write it below a line [machine]"),
+        _ if KEYS.iter().any(|guests| guests.name == key) => {
+            format!("'{key}' belongs to a guest; write it below a line [[guest]]")
+        }
+        _ if machine::KEYS.iter().any(|(name, _)| *name == key) => {
+            format!("'{key}' belongs to the machine; write it below a line [machine]")
+        }
         Some("guest") => format!("there is no '{key}'; write [[guest]] for each guest"),
         Some("shared") => format!("there is no '{key}'; write [[shared]] for memory that guests share"),
         Some(near) => format!("there is no '{key}'; write [{near}]"),

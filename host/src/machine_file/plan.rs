@@ -1,10 +1,10 @@
 //! What would be built from a machine file, as a table and as JSON.
 
-use super::{GuestPlan, MachineFile, SharedPlan, Software};
+use super::keys::{KEYS, Shown};
+use super::{GuestPlan, MachineFile, SharedPlan};
 use crate::arch::Arch;
 use crate::size;
 use crate::table::table;
-use clap::ValueEnum;
 use comfy_table::CellAlignment;
 use hostlink::config::BootCpu;
 use hostlink::cpus::CpuSet;
@@ -17,8 +17,7 @@ impl MachineFile {
     /// Whether this tool adds a CPU, the boot CPU, before those that the file counts: see
     /// `docs/qemu.md`.
     pub(crate) fn adds_cpu(&self) -> bool {
-        let is_x86 = self.machine.platform.arch() == Arch::X86_64;
-        self.machine.boot_cpu.is_none() && is_x86 && self.machine.cpus > 1
+        self.machine.boot_cpu.is_none() && self.machine.platform.adds_cpu(self.machine.cpus)
     }
 
     /// The role of the boot CPU.
@@ -38,58 +37,36 @@ impl MachineFile {
     }
 
     fn weights(&self) -> u32 {
-        self.guests.iter().map(|guest| guest.weight).sum()
+        self.guests.iter().map(|guest| guest.config.weight).sum()
     }
 
     /// The part of the CPUs that a guest gets if all guests want all of them.
-    fn share(&self, guest: &GuestPlan) -> f64 {
-        f64::from(guest.weight) / f64::from(self.weights())
+    pub(super) fn share(&self, guest: &GuestPlan) -> f64 {
+        f64::from(guest.config.weight) / f64::from(self.weights())
     }
 
     /// The CPUs that may run a guest, as the file counts them.
-    fn cpus_of(&self, guest: &GuestPlan) -> CpuSet {
-        guest.cpus.intersection(&self.machine.running())
+    pub(super) fn cpus_of(&self, guest: &GuestPlan) -> CpuSet {
+        guest.config.cpus.intersection(&self.machine.running())
     }
 
     /// The most CPUs that a guest can use at one time.
-    fn cpus_at_most(&self, guest: &GuestPlan) -> f64 {
-        let cap = guest.cap.map_or(f64::INFINITY, |percent| f64::from(percent) / 100.0);
-        f64::from(self.cpus_of(guest).len().min(guest.vcpus)).min(cap)
+    pub(super) fn cpus_at_most(&self, guest: &GuestPlan) -> f64 {
+        let cap = guest.config.cap.map_or(f64::INFINITY, |percent| f64::from(percent) / 100.0);
+        f64::from(self.cpus_of(guest).len().min(guest.config.vcpus)).min(cap)
     }
 
     /// A table of what would be built.
     pub(crate) fn table(&self) -> String {
-        let rows = self.guests.iter().map(|guest| {
-            [
-                guest.name.to_string(),
-                guest.vcpus.to_string(),
-                size::display(guest.memory),
-                guest.cpus.to_string(),
-                guest.weight.to_string(),
-                format!("{:.1} %", 100.0 * self.share(guest)),
-                guest.cap.map_or_else(|| "none".to_owned(), |cap| format!("{cap} %")),
-                format!("{}", self.cpus_at_most(guest)),
-                self.flush(guest).to_owned(),
-                guest.start.to_string(),
-                shown(&guest.console.value).display().to_string(),
-            ]
-        });
-        let header = [
-            "guest",
-            "vCPUs",
-            "memory",
-            "CPUs",
-            "weight",
-            "share",
-            "cap",
-            "CPUs at most",
-            "flush",
-            "start",
-            "console",
-        ];
-        let mut table = table(header, rows);
-        if let Some(console) = table.column_iter_mut().last() {
-            console.set_cell_alignment(CellAlignment::Left);
+        let cell = |(_, _, value, text): &Shown, guest| text(&value(self, guest));
+        let has_cells = |shown: &&Shown| self.guests.iter().any(|guest| !cell(shown, guest).is_empty());
+        let columns = KEYS.iter().flat_map(|key| key.shown).filter(|(header, ..)| !header.is_empty());
+        let columns: Vec<_> = columns.filter(has_cells).collect();
+        let rows = self.guests.iter().map(|guest| columns.iter().map(move |shown| cell(shown, guest)));
+        let mut table = table(columns.iter().map(|(header, ..)| *header), rows);
+        let first_text = columns.iter().position(|(header, ..)| *header == "console");
+        for column in table.column_iter_mut().skip(first_text.unwrap_or(0)) {
+            column.set_cell_alignment(CellAlignment::Left);
         }
         let shared = |region: &SharedPlan| {
             let names: Vec<_> = region.guests.iter().map(Name::as_str).collect();
@@ -105,9 +82,9 @@ impl MachineFile {
     }
 
     /// How a guest flushes remote TLBs.
-    fn flush(&self, guest: &GuestPlan) -> &'static str {
+    pub(super) fn flush(&self, guest: &GuestPlan) -> &'static str {
         match self.machine.platform.arch() {
-            Arch::X86_64 => guest.flush.name(),
+            Arch::X86_64 => guest.config.flush.name(),
             Arch::Aarch64 => "hardware",
         }
     }
@@ -115,7 +92,7 @@ impl MachineFile {
     /// The machine in one line.
     fn headline(&self) -> String {
         let (guests, cpus) = (self.guests.len(), self.machine.cpus);
-        let vcpus: u32 = self.guests.iter().map(|guest| guest.vcpus).sum();
+        let vcpus: u32 = self.guests.iter().map(|guest| guest.config.vcpus).sum();
         let role = match (self.adds_cpu(), self.boot_cpu()) {
             (true, _) => ", and one more that runs no guest",
             (false, BootCpu::Serve) => ", of which CPU 0 runs no guest",
@@ -150,30 +127,8 @@ impl MachineFile {
     }
 
     fn guest_json(&self, guest: &GuestPlan) -> Value {
-        let (kernel, program) = match &guest.software {
-            Software::Stock => (None, None),
-            Software::Kernel(kernel) => (Some(kernel), None),
-            Software::Program(program) => (None, program.to_possible_value()),
-        };
-        json!({
-            "name": guest.name.as_str(),
-            "kernel": kernel,
-            "program": program.map(|value| value.get_name().to_owned()),
-            "initrd": guest.initrd,
-            "exec": guest.exec,
-            "cmdline": guest.cmdline,
-            "vcpus": guest.vcpus,
-            "memory_bytes": guest.memory,
-            "cpus": self.cpus_of(guest).iter().collect::<Vec<_>>(),
-            "weight": guest.weight,
-            "share": self.share(guest),
-            "cap_percent": guest.cap,
-            "cpus_at_most": self.cpus_at_most(guest),
-            "flush": self.flush(guest),
-            "reset": guest.reset.name(),
-            "console": guest.console.value,
-            "start": guest.start.name(),
-        })
+        let members = KEYS.iter().flat_map(|key| key.shown).filter(|(_, name, ..)| !name.is_empty());
+        members.map(|(_, name, value, _)| ((*name).to_owned(), value(self, guest))).collect()
     }
 }
 
@@ -184,7 +139,7 @@ fn shared_json(region: &SharedPlan) -> Value {
 }
 
 /// A path as it is short to show: relative if it is below the current directory.
-fn shown(path: &Path) -> &Path {
+pub(super) fn shown(path: &Path) -> &Path {
     let here = env::current_dir().ok();
     here.and_then(|here| path.strip_prefix(here).ok()).unwrap_or(path)
 }
@@ -192,3 +147,72 @@ fn shown(path: &Path) -> &Path {
 /// What two columns mean.
 const NOTES: &str = "share: of the CPUs, by its weight, if every guest wants more than it gets. What a \
 guest leaves, others get.\nCPUs at most: by its vCPUs, its CPUs and its cap. Nothing was started.";
+
+#[cfg(test)]
+mod tests {
+    use crate::machine_file::tests::read;
+    use crate::workspace;
+
+    #[test]
+    fn what_would_be_built_is_shown() {
+        let text = "[machine]\nlogs = \"l\"\n[[guest]]\nname = \"web\"\ncap = 50\n\n[[guest]]\nname = \"db\"\nweight = 300\ncpus = [1]\n";
+        let file = read(text).expect("is right");
+        let table = file.table();
+        let row = |name: &str| table.lines().find(|line| line.contains(name)).expect("has a row").to_owned();
+        for word in [
+            "web",
+            "256 MiB",
+            "all",
+            "100",
+            "25.0 %",
+            "50 %",
+            "0.5",
+            "hypercall",
+            "auto",
+            "/nowhere/l/web.log",
+        ] {
+            assert!(row("web").contains(word), "{word}: {table}");
+        }
+        for word in ["300", "75.0 %", "none"] {
+            assert!(row("db").contains(word), "{word}: {table}");
+        }
+        assert!(
+            table.starts_with(
+                "/nowhere/m.toml: 2 guests, 4 vCPUs in total, on x86_64 with 2 CPUs, and one more"
+            ),
+            "{table}"
+        );
+        let json = file.json();
+        assert_eq!(
+            (&json["cpus"], &json["cpus_added"], &json["boot_cpu"]),
+            (&2.into(), &1.into(), &"serve".into())
+        );
+        let (web, db) = (&json["guests"][0], &json["guests"][1]);
+        assert_eq!(
+            (&web["share"], &web["cap_percent"], &web["cpus_at_most"]),
+            (&0.25.into(), &50.into(), &0.5.into())
+        );
+        assert_eq!((&db["cpus"], &db["cpus_at_most"]), (&serde_json::json!([1]), &1.0.into()));
+        assert_eq!(web["console"], "/nowhere/l/web.log");
+    }
+
+    #[test]
+    fn devices_are_shown_where_a_guest_has_some() {
+        let disk = workspace::root().join("Cargo.toml");
+        let text = format!(
+            "[[guest]]\nname = \"web\"\ndisks = [{disk:?}]\nnet = \"user\"\ndevices = [\"nvme\", \"00:04.0\"]\n\
+             [[guest]]\nname = \"db\"\n"
+        );
+        let file = read(&text).expect("is right");
+        let table = file.table();
+        for word in ["disks", "Cargo.toml", "network", "user", "devices", "nvme 00:04.0"] {
+            assert!(table.contains(word), "{word}: {table}");
+        }
+        assert!(!table.contains("virtio"), "no guest has one: {table}");
+        let web = &file.json()["guests"][0];
+        assert_eq!(
+            (&web["disks"][0], &web["virtio_disks"], &web["net"], &web["devices"][1]),
+            (&disk.to_string_lossy().into(), &serde_json::json!([]), &"user".into(), &"00:04.0".into())
+        );
+    }
+}

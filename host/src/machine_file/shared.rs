@@ -28,9 +28,9 @@ pub(crate) struct SharedPlan {
 impl SharedPlan {
     /// Reads the table that begins in this line.
     fn read(source: &Source, table: &DeTable<'_>, line: usize, guests: &[GuestPlan]) -> Result<Self> {
-        let fields = Fields::new(source, table, "a [[shared]]", KEYS, (&[], ""))?;
+        let fields = Fields::new(source, table, "a [[shared]]", KEYS.to_vec(), (&[], ""))?;
         let missing = |key: &str| {
-            let example = KEYS.iter().find(|(name, _)| *name == key).map_or("", |(_, example)| example);
+            let example = fields.example(key);
             source.error(line, format!("this shared memory has no {key}; write for example {example}"))
         };
         let name = fields.word("name", Name::EXPECTED, Name::parse)?.ok_or_else(|| missing("name"))?;
@@ -40,18 +40,17 @@ impl SharedPlan {
             let what = format!("has to be a power of two from {least} to {most}");
             return Err(fields.wrong("size", at, what));
         }
-        let named = fields.texts("guests")?.ok_or_else(|| missing("guests"))?;
-        let at = fields.line("guests").unwrap_or(line);
+        let At { value: named, line: at } = fields.texts("guests")?.ok_or_else(|| missing("guests"))?;
         let mut found = Vec::<Name>::new();
         for name in &named {
-            let guest = guests.iter().find(|guest| guest.name.as_str() == name);
+            let guest = guests.iter().find(|guest| guest.name().as_str() == name);
             let guest = guest.ok_or_else(|| {
                 source.error(at, format!("guests names '{name}', but there is no such guest"))
             })?;
-            if found.contains(&guest.name) {
+            if found.contains(&guest.name()) {
                 return Err(source.error(at, format!("guests names '{name}' twice; name each guest once")));
             }
-            found.push(guest.name);
+            found.push(guest.name());
         }
         if found.len() < 2 {
             return Err(fields.wrong("guests", at, "has to name two guests or more"));
@@ -91,8 +90,8 @@ pub(super) fn read(
         }
         regions.push(region);
         for guest in guests {
-            if regions.iter().filter(|region| region.guests.contains(&guest.name)).count() > MAX_REGIONS {
-                let message = format!("{} would share more than {MAX_REGIONS} regions", guest.name);
+            if regions.iter().filter(|region| region.guests.contains(&guest.name())).count() > MAX_REGIONS {
+                let message = format!("{} would share more than {MAX_REGIONS} regions", guest.name());
                 return Err(source.error(source.line(&table.span()), message));
             }
         }
@@ -122,12 +121,12 @@ mod tests {
              [[shared]]\nname = \"all\"\nsize = \"4K\"\nguests = [\"log\", \"web\", \"db\"]\n"
         );
         let file = read(&text).expect("is right");
-        let of = |guest: usize| config(&file.shared, file.guests[guest].name);
+        let of = |guest: usize| config(&file.shared, file.guests[guest].name());
         assert_eq!(of(0), "ring:67108864:0 all:4096:1");
         assert_eq!(of(1), "ring:67108864:1 all:4096:2");
         assert_eq!(of(2), "all:4096:0");
         let without = read(THREE).expect("is right");
-        assert_eq!(config(&without.shared, file.guests[0].name), "");
+        assert_eq!(config(&without.shared, file.guests[0].name()), "");
         assert!(file.memory_needed(0) > without.memory_needed(0) + MIB);
         assert!(file.table().contains("web, db share 64 MiB of memory, 'ring'"), "{}", file.table());
         let expected = serde_json::json!({ "name": "ring", "size_bytes": 64 * MIB, "guests": ["web", "db"] });

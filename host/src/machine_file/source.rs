@@ -1,5 +1,6 @@
 //! The text of a machine file, and messages about it.
 
+use super::GuestPlan;
 use anyhow::{Context, Error, Result, anyhow, ensure};
 use std::fs;
 use std::ops::Range;
@@ -33,6 +34,16 @@ impl Source {
         Ok(Self { path: path.to_owned(), text })
     }
 
+    /// What options say, as the text of a machine file with a key in each line.
+    pub(super) fn of_options(text: String) -> Self {
+        Self { path: PathBuf::new(), text }
+    }
+
+    /// Whether options say it: messages are about them, not about lines.
+    pub(super) fn is_of_options(&self) -> bool {
+        self.path.as_os_str().is_empty()
+    }
+
     /// A file that a test has made up.
     #[cfg(test)]
     pub(super) fn made_up(path: &Path, text: &str) -> Self {
@@ -61,6 +72,17 @@ impl Source {
 
     /// A message about a line.
     pub(crate) fn error(&self, line: usize, message: impl std::fmt::Display) -> Error {
+        if self.is_of_options() {
+            return anyhow!("{message}");
+        }
         anyhow!("{}:{line}: {message}", self.path.display())
+    }
+
+    /// What is wrong with a guest, with its line and name.
+    pub(crate) fn about(&self, guest: &GuestPlan, error: Error) -> Error {
+        if self.is_of_options() {
+            return error;
+        }
+        self.error(guest.line, format!("{}: {error:#}", guest.name()))
     }
 }

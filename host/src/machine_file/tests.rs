@@ -4,7 +4,7 @@ use super::*;
 use crate::arch::{Arch, Platform};
 use crate::size::{GIB, MIB};
 use crate::workspace;
-use hostlink::config::{BootCpu, FlushMode, ResetPolicy, Start};
+use hostlink::config::{BootCpu, Config, FlushMode, ResetPolicy, Start};
 use hostlink::cpus::CpuSet;
 use std::fs;
 use std::path::PathBuf;
@@ -72,27 +72,33 @@ exec = "nproc"
     assert_eq!((file.boot_cpu(), file.adds_cpu()), (BootCpu::Serve, false));
     assert_eq!((file.memory(0), file.hypervisor_log()), (4 * GIB, "/nowhere/logs/hypervisor.log".into()));
     let [web, task] = &file.guests[..] else { panic!("{} guests", file.guests.len()) };
-    assert_eq!((web.name.as_str(), web.line), ("web", 10));
+    assert_eq!((web.name().as_str(), web.line), ("web", 10));
     assert_eq!(web.software, Software::Kernel(kernel.clone()));
     assert_eq!(web.initrd, Some(kernel));
     assert_eq!(web.cmdline.as_deref(), Some("quiet splash"));
-    assert_eq!((web.vcpus, web.memory, web.weight, web.cap), (8, 512 * MIB, 250, Some(150)));
-    assert_eq!(Some(web.cpus), CpuSet::parse("0-2"));
-    assert_eq!((web.flush, web.reset, web.start), (FlushMode::Ipi, ResetPolicy::Exit, Start::Manual));
+    assert_eq!(
+        (web.config.vcpus, web.config.memory, web.config.weight, web.config.cap),
+        (8, 512 * MIB, 250, Some(150))
+    );
+    assert_eq!(Some(web.config.cpus), CpuSet::parse("0-2"));
+    assert_eq!(
+        (web.config.flush, web.config.reset, web.config.start),
+        (FlushMode::Ipi, ResetPolicy::Exit, Start::Manual)
+    );
     assert_eq!(web.console.value, PathBuf::from("/nowhere/web/console.log"));
     assert_eq!((task.software.clone(), task.exec.as_deref()), (Software::Stock, Some("nproc")));
-    assert_eq!((task.reset, task.cpus), (ResetPolicy::Exit, CpuSet::ALL), "as with --exec");
+    assert_eq!((task.config.reset, task.config.cpus), (ResetPolicy::Exit, CpuSet::ALL), "as with --exec");
     assert_eq!(task.console.value, PathBuf::from("/nowhere/logs/task.log"));
 }
 
 #[test]
 fn a_name_is_enough() {
     let file = read("[[guest]]\nname = \"web\"\n").expect("is right");
-    let guest = &file.guests[0];
-    assert_eq!((guest.vcpus, guest.memory, guest.weight, guest.cap), (2, 256 * MIB, 100, None));
-    assert_eq!((guest.flush, guest.reset), (FlushMode::Hypercall, ResetPolicy::Reboot));
-    assert_eq!((guest.start, guest.cpus), (Start::Auto, CpuSet::ALL));
-    assert_eq!(guest.console.value, workspace::target_dir("logs").join("m/web.log"));
+    let Config { vcpus, memory, weight, cap, flush, reset, start, cpus, .. } = file.guests[0].config;
+    assert_eq!((vcpus, memory, weight, cap), (2, 256 * MIB, 100, None));
+    assert_eq!((flush, reset), (FlushMode::Hypercall, ResetPolicy::Reboot));
+    assert_eq!((start, cpus), (Start::Auto, CpuSet::ALL));
+    assert_eq!(file.guests[0].console.value, workspace::target_dir("logs").join("m/web.log"));
     assert_eq!((file.machine.platform, file.machine.cpus), (Platform::X86_64, 2));
     assert_eq!((file.boot_cpu(), file.adds_cpu()), (BootCpu::Serve, true), "as without a file");
     assert!(file.memory(0) >= 512 * MIB);
@@ -189,7 +195,10 @@ fn numbers_of_another_type_or_size_are_refused_with_an_example() {
             ("memory = \"3M\"", "has to be a multiple of 2 MiB"),
         ],
     );
-    assert_eq!(read("[[guest]]\nname = \"a\"\nvcpus = 0x10\n").expect("is a number").guests[0].vcpus, 16);
+    assert_eq!(
+        read("[[guest]]\nname = \"a\"\nvcpus = 0x10\n").expect("is a number").guests[0].config.vcpus,
+        16
+    );
 }
 
 #[test]
@@ -338,38 +347,6 @@ fn a_file_that_is_none_is_refused() {
 }
 
 #[test]
-fn what_would_be_built_is_shown() {
-    let text = "[machine]\nlogs = \"l\"\n[[guest]]\nname = \"web\"\ncap = 50\n\n[[guest]]\nname = \"db\"\nweight = 300\ncpus = [1]\n";
-    let file = read(text).expect("is right");
-    let table = file.table();
-    let row = |name: &str| table.lines().find(|line| line.contains(name)).expect("has a row").to_owned();
-    for word in
-        ["web", "256 MiB", "all", "100", "25.0 %", "50 %", "0.5", "hypercall", "auto", "/nowhere/l/web.log"]
-    {
-        assert!(row("web").contains(word), "{word}: {table}");
-    }
-    for word in ["300", "75.0 %", "none"] {
-        assert!(row("db").contains(word), "{word}: {table}");
-    }
-    assert!(
-        table.starts_with("/nowhere/m.toml: 2 guests, 4 vCPUs in total, on x86_64 with 2 CPUs, and one more"),
-        "{table}"
-    );
-    let json = file.json();
-    assert_eq!(
-        (&json["cpus"], &json["cpus_added"], &json["boot_cpu"]),
-        (&2.into(), &1.into(), &"serve".into())
-    );
-    let (web, db) = (&json["guests"][0], &json["guests"][1]);
-    assert_eq!(
-        (&web["share"], &web["cap_percent"], &web["cpus_at_most"]),
-        (&0.25.into(), &50.into(), &0.5.into())
-    );
-    assert_eq!((&db["cpus"], &db["cpus_at_most"]), (&serde_json::json!([1]), &1.0.into()));
-    assert_eq!(web["console"], "/nowhere/l/web.log");
-}
-
-#[test]
 fn every_example_is_right_and_explained() {
     let directory = workspace::root().join("examples");
     let mut names = Vec::new();
@@ -379,7 +356,7 @@ fn every_example_is_right_and_explained() {
         let arm = Overrides { arch: Some(Arch::Aarch64), ..Overrides::default() };
         MachineFile::read(&path, arm).expect("is right on aarch64");
         assert!(fs::read_to_string(&path).expect("is text").starts_with("# "), "{}", path.display());
-        let vcpus: Vec<u32> = file.guests.iter().map(|guest| guest.vcpus).collect();
+        let vcpus: Vec<u32> = file.guests.iter().map(|guest| guest.config.vcpus).collect();
         names.push((path.file_name().expect("has one").to_string_lossy().into_owned(), vcpus));
     }
     names.sort();

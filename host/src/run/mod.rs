@@ -1,26 +1,27 @@
-//! `quell run`: one guest, its console on the terminal; or the guests of a machine file.
+//! `quell run`: the guests of a machine file; or one, which options describe, with its console on
+//! the terminal.
 
 mod several;
 
 use crate::arch::Arch;
-use crate::cli::{Reset, RunArgs};
-use crate::debian::boot::ROOT;
+use crate::cli::RunArgs;
 use crate::machine::child::describe;
 use crate::machine::counters::Snapshot;
-use crate::machine::devices::Devices;
 use crate::machine::outcome::Outcome;
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
-use crate::machine::spec::{Clock, Console, Spec};
+use crate::machine::spec::Console;
+use crate::machine_file::MachineFile;
 use crate::results::{Samples, Subject, Writer};
 use crate::size::MIB;
 use crate::trace::{self, collect::Collector};
-use crate::vm::{Guest, Hypervisor, StockGuest};
-use crate::workspace;
-use anyhow::{Context, Error, Result, anyhow, bail, ensure};
-use hostlink::config::{FlushMode, ResetPolicy, Switches};
+use crate::vm::Hypervisor;
+use crate::vm::several::Guests;
+use anyhow::{Error, Result, anyhow, bail, ensure};
+use hostlink::config::Console::Rings;
+use hostlink::config::Switches;
 use hostlink::exit::ExitCode;
-use std::fs;
+use several::show;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
@@ -38,24 +39,34 @@ const WATCH_PERIOD: Duration = Duration::from_secs(1);
 /// Lines of the hypervisor's log that are shown after a failure other than its own.
 const LOG_TAIL_LINES: usize = 30;
 
-/// Runs the guest; returns the exit status.
+/// Runs the guests; returns the exit status. One that options describe has a machine file of its
+/// own, which nobody writes.
 pub(crate) fn run(args: &RunArgs, signals: &Signals) -> Result<u8> {
-    if let Some(path) = &args.file {
-        args.refuse_guest_options()?;
-        return several::run(path, args, signals);
+    let file = match &args.file {
+        Some(path) => MachineFile::read(path, args.overrides())?,
+        None => of_options(args)?,
+    };
+    if args.check {
+        show(&file, args.json.as_deref())?;
+        return Ok(0);
     }
-    let guest = guest(args)?;
-    guest.check()?;
+    let arch = file.machine.platform.arch();
+    let guests = Guests::prepare(&file, switches_for(args, arch)?)?;
     let directory = tempfile::Builder::new().prefix("quell-run-").tempdir()?;
     let mut spec = if args.bare {
-        guest.on_bare_machine(args.size().cpus, directory.path())?
+        guests.on_bare_machine(directory.path())?
     } else {
-        let hypervisor = hypervisor(args, guest.platform.arch())?;
-        guest.on_quell(&hypervisor, args.size().cpus, Clock::Wall, directory.path())?
+        let hypervisor = hypervisor(args, arch)?;
+        guests.on_quell(&hypervisor, directory.path())?
     };
-    spec.console = if args.exec.is_some() { Console::Echo } else { Console::Terminal };
-    apply(args, &mut spec);
+    spec.memory += args.spare.unwrap_or(0).next_multiple_of(MIB);
+    spec.timeout = args.timeout.map(Duration::from_secs);
+    spec.qemu_args.clone_from(&args.qemu_arg);
     spec.log.clone_from(&args.log);
+    if file.machine.console == Rings {
+        return several::run(&file, spec, args, signals);
+    }
+    spec.console = if args.guest.has("exec") { Console::Echo } else { Console::Terminal };
     let mut machine = Machine::start(&spec, signals)?;
     let recorder = Recorder::start(args, &mut machine)?;
     let outcome = machine.run(|_, _| Ok(Flow::Continue))?;
@@ -64,11 +75,14 @@ pub(crate) fn run(args: &RunArgs, signals: &Signals) -> Result<u8> {
     Ok(status)
 }
 
-/// Options about the machine.
-fn apply(args: &RunArgs, spec: &mut Spec) {
-    spec.memory += args.spare.unwrap_or(0).next_multiple_of(MIB);
-    spec.timeout = args.timeout.map(Duration::from_secs);
-    spec.qemu_args.clone_from(&args.qemu_arg);
+/// The machine file that the options describe.
+fn of_options(args: &RunArgs) -> Result<MachineFile> {
+    args.platform.platform()?;
+    let mut keys = args.guest.keys.clone();
+    if !args.guest.has("memory") {
+        keys.push(("memory", "\"512M\"".to_owned()));
+    }
+    MachineFile::of_options(&keys, args.overrides())
 }
 
 /// What is recorded of a run: counters and a trace, if options ask for them.
@@ -119,76 +133,25 @@ fn samples(counters: &Snapshot) -> Samples {
     samples
 }
 
-/// The guest that the arguments describe.
-fn guest(args: &RunArgs) -> Result<Guest> {
-    let platform = args.platform.platform()?;
-    let arch = platform.arch();
-    let switches = switches_for(args, arch)?;
-    let console = if args.exec.is_some() { reporting_console(arch) } else { arch.console().to_owned() };
-    let mut cmdline = vec![console.as_str()];
-    if args.exec.is_some() {
-        // A guest that panics ends the run instead of waiting for an administrator.
-        cmdline.push("panic=-1");
-    }
-    let devices = Devices {
-        disks: args.disk.clone(),
-        virtio_disks: args.virtio_disk.clone(),
-        network: args.net,
-        functions: args.device.clone(),
-    };
-    let is_stock = args.kernel.is_none() && args.program.is_none();
-    let boots_disk = is_stock && devices.boot(args.initrd.is_some(), args.exec.is_some());
-    if boots_disk {
-        cmdline.push(ROOT);
-    }
-    cmdline.extend(args.append.as_deref());
-    let read = |path: &Path| {
-        ensure!(path.exists(), "there is no initial RAM disk at {}", path.display());
-        fs::read(path).with_context(|| format!("cannot read {}", path.display()))
-    };
-    let given = args.initrd.as_deref().map(read).transpose()?;
-    let (kernel, initrd) = match (&args.kernel, args.program) {
-        (Some(kernel), _) => (kernel.clone(), given),
-        (None, Some(program)) => (workspace::bootable(workspace::build(program.image(), arch)?, arch)?, None),
-        (None, None) => {
-            let stock = StockGuest::prepare(arch)?;
-            let initrd = given.unwrap_or_else(|| stock.initrd(args.exec.as_deref()));
-            (stock.kernel(), (!boots_disk).then_some(initrd))
-        }
-    };
-    let usual = if args.exec.is_some() { ResetPolicy::Exit } else { ResetPolicy::Reboot };
-    Ok(Guest {
-        platform,
-        kernel,
-        initrd,
-        cmdline: cmdline.join(" "),
-        vcpus: args.size().vcpus,
-        memory: args.size().memory,
-        flush: args.flush.map_or(FlushMode::Hypercall, FlushMode::from),
-        reset: args.reset.map_or(usual, Reset::into),
-        switches,
-        devices,
-    })
-}
-
 /// The hypervisor's settings, which have a meaning on the architecture.
 fn switches_for(args: &RunArgs, arch: Arch) -> Result<Switches> {
     let mut switches = switches(&args.set)?;
     switches.paranoid |= args.paranoid;
     refuse_foreign(args, arch)?;
-    if let Some(defect) = switches.defect {
-        let is_here = defect.architectures().include(arch.architecture());
-        ensure!(is_here, "the defect {} is one of the other architecture: leave it out here", defect.name());
-    }
+    refuse_foreign_defect(switches, arch)?;
     Ok(switches)
 }
 
-/// Refuses options that have no meaning on the guest's architecture, whatever their value.
+/// Refuses a defect that has no meaning on the guest's architecture.
+pub(crate) fn refuse_foreign_defect(switches: Switches, arch: Arch) -> Result<()> {
+    let Some(defect) = switches.defect else { return Ok(()) };
+    let is_here = defect.architectures().include(arch.architecture());
+    ensure!(is_here, "the defect {} is one of the other architecture: leave it out here", defect.name());
+    Ok(())
+}
+
+/// Refuses switches that have no meaning on the guest's architecture, whatever their value.
 fn refuse_foreign(args: &RunArgs, arch: Arch) -> Result<()> {
-    ensure!(
-        args.flush.is_none() || arch == Arch::X86_64,
-        "--flush is for x86_64: on aarch64 the guest's processors flush each other's TLBs themselves"
-    );
     for setting in &args.set {
         let key = setting.split_once('=').map_or(setting.as_str(), |(key, _)| key);
         if let Some(foreign) =
@@ -311,12 +274,21 @@ mod tests {
         };
         let arm = ["--arch", "aarch64"];
         let on_arm = |words: &[&str]| refusal(&[&arm, words].concat());
-        assert_eq!(refusal(&["--flush", "ipi", "--set", "apic_ids=reversed", "--set", "zap=slot"]), None);
+        assert_eq!(refusal(&["--set", "apic_ids=reversed", "--set", "zap=slot"]), None);
         assert_eq!(on_arm(&["--set", "vmid_bits=2", "--set", "zap=slot"]), None);
-        for words in [["--flush", "hypercall"], ["--set", "apic_ids=ascending"], ["--set", "pretend"]] {
+        for words in [["--set", "apic_ids=ascending"], ["--set", "pretend"]] {
             let error = on_arm(&words).unwrap_or_else(|| panic!("{words:?} is taken"));
             assert!(error.contains("x86_64"), "{error}");
         }
+        let Command::Run(args) =
+            Cli::try_parse_from(["quell", "run", "--flush", "ipi"].into_iter().chain(arm))
+                .expect("parses")
+                .command
+        else {
+            panic!("another command")
+        };
+        let error = of_options(&args).expect_err("is refused").to_string();
+        assert!(error.starts_with("--flush is for x86_64"), "{error}");
         let error = refusal(&["--set", "local_tlbi=arrival"]).expect("is refused");
         assert_eq!(
             error,

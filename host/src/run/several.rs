@@ -1,13 +1,12 @@
 //! The guests of a machine file: their consoles on the terminal, one below the other, and in logs.
 
-use super::{Recorder, apply, conclude, hypervisor, switches_for};
+use super::{Recorder, conclude};
 use crate::cli::RunArgs;
 use crate::consoles::{Last, Logs, Look, Seen, Typing, Viewer};
 use crate::machine::process::{Flow, Machine};
 use crate::machine::signals::Signals;
-use crate::machine::spec::Console;
+use crate::machine::spec::{Console, Spec};
 use crate::machine_file::MachineFile;
-use crate::vm::several::Guests;
 use anyhow::{Context, Result};
 use hostlink::name::Name;
 use std::collections::BTreeMap;
@@ -17,24 +16,14 @@ use std::path::Path;
 use std::rc::Rc;
 
 /// Runs the guests; returns the exit status.
-pub(super) fn run(path: &Path, args: &RunArgs, signals: &Signals) -> Result<u8> {
-    let file = MachineFile::read(path, args.overrides())?;
-    if args.check {
-        show(&file, args.json.as_deref())?;
-        return Ok(0);
-    }
-    let arch = file.machine.platform.arch();
-    let guests = Guests::prepare(&file, switches_for(args, arch)?)?;
-    let directory = tempfile::Builder::new().prefix("quell-run-").tempdir()?;
-    let mut spec = guests.on_quell(&hypervisor(args, arch)?, directory.path())?;
-    let consoles = file.guests.iter().map(|guest| (guest.name, guest.console.value.clone()));
+pub(super) fn run(file: &MachineFile, mut spec: Spec, args: &RunArgs, signals: &Signals) -> Result<u8> {
+    let consoles = file.guests.iter().map(|guest| (guest.name(), guest.console.value.clone()));
     let logs = Logs::create(&file.machine.logs, consoles)?;
     spec.console = Console::Capture;
-    spec.log = Some(args.log.clone().unwrap_or_else(|| file.hypervisor_log()));
-    apply(args, &mut spec);
+    spec.log.get_or_insert_with(|| file.hypervisor_log());
     let mut machine = Machine::start(&spec, signals)?;
     let recorder = Recorder::start(args, &mut machine)?;
-    let names: Vec<Name> = file.guests.iter().map(|guest| guest.name).collect();
+    let names: Vec<Name> = file.guests.iter().map(|guest| guest.name()).collect();
     eprintln!("quell: {}", first_line(&names, &file.machine.logs, can_type(&names)));
     let look = match can_type(&names) {
         true => Look::Raw,
@@ -88,7 +77,7 @@ fn status_of(names: &[Name], last: &BTreeMap<Name, Last>) -> u8 {
 }
 
 /// Shows what would be built.
-fn show(file: &MachineFile, json: Option<&Path>) -> Result<()> {
+pub(super) fn show(file: &MachineFile, json: Option<&Path>) -> Result<()> {
     let text = || format!("{:#}\n", file.json());
     match json {
         Some(path) if path == Path::new("-") => print!("{}", text()),

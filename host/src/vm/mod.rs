@@ -1,13 +1,13 @@
 //! A guest and the way it is put into the machine: on Quell by a bundle, or directly.
 
 mod owning;
+mod quell;
 pub(crate) mod several;
 mod words;
 
 use crate::arch::{Arch, Platform};
 use crate::guest::cache::{self, GuestFiles};
 use crate::guest::{initramfs, kernel, peer, vmm};
-use crate::machine::bundle::Bundle;
 use crate::machine::devices::{self, Devices};
 use crate::machine::need::memory_around;
 use crate::machine::spec::{Clock, Payload, Spec};
@@ -15,8 +15,9 @@ use crate::machine::symbols::{self, Symbols};
 use crate::size;
 use crate::workspace::{self, Image};
 use anyhow::{Context, Result, ensure};
-use hostlink::config::{BootCpu, Config, FlushMode, MEMORY_UNIT, ResetPolicy, Switches};
+use hostlink::config::{BootCpu, Config, Console, FlushMode, MEMORY_UNIT, ResetPolicy, Switches};
 use hostlink::trace::RING_BYTES_MAX;
+use quell::OnQuell;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -49,6 +50,22 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
+    /// A guest without devices, whose reset ends it.
+    pub(crate) fn new(platform: Platform, kernel: PathBuf, initrd: Option<Vec<u8>>, cmdline: String) -> Self {
+        Self {
+            platform,
+            kernel,
+            initrd,
+            cmdline,
+            vcpus: 1,
+            memory: 512 * size::MIB,
+            flush: FlushMode::Hypercall,
+            reset: ResetPolicy::Exit,
+            switches: Switches::default(),
+            devices: Devices::default(),
+        }
+    }
+
     /// A program for bare machines, with these words on its command line.
     pub(crate) fn bare(
         image: Image,
@@ -58,18 +75,8 @@ impl Guest {
         memory: u64,
     ) -> Result<Self> {
         let arch = platform.arch();
-        let guest = Self {
-            platform,
-            kernel: workspace::bootable(workspace::build(image, arch)?, arch)?,
-            initrd: None,
-            cmdline: words.into(),
-            vcpus,
-            memory,
-            flush: FlushMode::Hypercall,
-            reset: ResetPolicy::Exit,
-            switches: Switches::default(),
-            devices: Devices::default(),
-        };
+        let kernel = workspace::bootable(workspace::build(image, arch)?, arch)?;
+        let guest = Self { vcpus, memory, ..Self::new(platform, kernel, None, words.into()) };
         guest.check()?;
         Ok(guest)
     }
@@ -90,10 +97,6 @@ impl Guest {
 
     /// A machine that runs this guest on Quell, with `cpus` CPUs for its vCPUs. The bundle is
     /// written to `directory`.
-    ///
-    /// If several CPUs of AMD64 are emulated in threads of their own, the machine has one more, its
-    /// first, which runs no vCPUs: QEMU damages the first CPU's SVM state from the others' threads
-    /// (`docs/qemu.md`).
     pub(crate) fn on_quell(
         &self,
         hypervisor: &Hypervisor,
@@ -101,25 +104,22 @@ impl Guest {
         clock: Clock,
         directory: &Path,
     ) -> Result<Spec> {
-        ensure!(
-            hypervisor.arch == self.platform.arch(),
-            "the hypervisor and its guest are of different architectures"
-        );
-        let (boot_cpu, machine_cpus) = match (self.platform, clock) {
-            (Platform::X86_64, Clock::Wall) if cpus > 1 => (BootCpu::Serve, cpus + 1),
-            _ => (BootCpu::Run, cpus),
+        let (boot_cpu, added) = match clock == Clock::Wall && self.platform.adds_cpu(cpus) {
+            true => (BootCpu::Serve, 1),
+            false => (BootCpu::Run, 0),
         };
-        let bundle = directory.join("bundle.tar");
-        self.write_bundle(hypervisor, boot_cpu, &bundle)?;
-        let bundle_bytes = fs::metadata(&bundle)?.len();
-        let payload = Payload::Quell {
-            hypervisor: hypervisor.image.clone(),
-            bundle,
-            beacon: hypervisor.symbols.beacon,
-        };
-        let memory = memory_around(self.memory, bundle_bytes) + hypervisor.extra_memory;
-        let devices = devices::build(self.platform, [&self.devices].into_iter(), true)?.args;
-        Ok(Spec { clock, devices, ..Spec::new(self.platform, payload, machine_cpus, memory) })
+        let memory = |bundle_bytes| Ok(memory_around(self.memory, bundle_bytes));
+        let spec = self.alone(boot_cpu)?.spec(hypervisor, cpus + added, memory, directory)?;
+        Ok(Spec { clock, ..spec })
+    }
+
+    /// This guest as the only one, with the machine's console.
+    fn alone(&self, boot_cpu: BootCpu) -> Result<OnQuell> {
+        let (console, switches) = (Console::Machine, self.switches);
+        let machine = Config { boot_cpu, console, switches, ..Config::default() };
+        let mut quell = OnQuell::new(self.platform, machine, [&self.devices].into_iter())?;
+        quell.add(self, &machine)?;
+        Ok(quell)
     }
 
     /// This guest as a virtual machine under KVM, with this way of flushing. `flush`, `reset` and
@@ -138,23 +138,7 @@ impl Guest {
 
     /// Writes the bundle that passes this guest to the hypervisor.
     pub(crate) fn write_bundle(&self, hypervisor: &Hypervisor, boot_cpu: BootCpu, path: &Path) -> Result<()> {
-        words::check(self.platform.arch(), &self.cmdline)?;
-        let devices = devices::build(self.platform, [&self.devices].into_iter(), true)?.names.concat();
-        let config = Config {
-            vcpus: self.vcpus,
-            memory: self.memory,
-            flush: self.flush,
-            reset: self.reset,
-            boot_cpu,
-            switches: self.switches,
-            devices: &devices,
-            cmdline: &self.cmdline,
-            ..Config::default()
-        };
-        let kernel = fs::read(&self.kernel)
-            .with_context(|| format!("cannot read the kernel {}", self.kernel.display()))?;
-        let (config, symbols) = (config.to_string(), &hypervisor.symbols.table);
-        Bundle::of_one(&config, &kernel, self.initrd.as_deref(), symbols).write(path)
+        self.alone(boot_cpu)?.write(hypervisor, path).map(drop)
     }
 
     /// A machine with `cpus` CPUs that runs this guest directly, its initrd written to `directory`.
@@ -292,11 +276,8 @@ impl StockGuest {
         };
         let initrd = [self.initramfs.clone(), peer::archive(&self.files, inner, around)?].concat();
         let memory = peer::memory(inner, initrd.len() as u64);
-        let path = directory.join("initrd");
-        fs::write(&path, initrd).context("cannot write the initial RAM disk")?;
-        let payload =
-            Payload::Bare { kernel: self.kernel(), initrd: Some(path), cmdline: peer::CMDLINE.into() };
-        Ok(Spec { clock, ..Spec::new(Platform::X86_64, payload, around.all(), memory) })
+        let host = Guest { memory, ..self.host(initrd) };
+        Ok(Spec { clock, ..host.on_bare_machine(around.all(), directory)? })
     }
 
     /// A machine of one CPU that counts instructions, whose stock kernel runs kvmslots with these
@@ -306,11 +287,13 @@ impl StockGuest {
         let program = workspace::build(workspace::KVMSLOTS, self.arch)?;
         let initrd = [self.initramfs.clone(), vmm::archive(&self.files, &program, arguments)?].concat();
         let memory = vmm::memory(memory, initrd.len() as u64);
-        let path = directory.join("initrd");
-        fs::write(&path, initrd).context("cannot write the initial RAM disk")?;
-        let payload =
-            Payload::Bare { kernel: self.kernel(), initrd: Some(path), cmdline: peer::CMDLINE.into() };
-        Ok(Spec { clock: Clock::Instructions, ..Spec::new(Platform::X86_64, payload, 1, memory) })
+        let host = Guest { memory, ..self.host(initrd) };
+        Ok(Spec { clock: Clock::Instructions, ..host.on_bare_machine(1, directory)? })
+    }
+
+    /// The software of a bare machine with KVM.
+    fn host(&self, initrd: Vec<u8>) -> Guest {
+        Guest::new(Platform::X86_64, self.kernel(), Some(initrd), peer::CMDLINE.into())
     }
 
     /// The initial RAM disk; with a command it runs that, otherwise a shell.

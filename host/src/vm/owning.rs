@@ -7,7 +7,7 @@ use crate::guest::peer::owning::Given;
 use crate::guest::peer::{self, Flushes};
 use crate::guest::{cpio::Archive, initramfs};
 use crate::machine::devices;
-use crate::machine::spec::{Clock, Payload, Spec};
+use crate::machine::spec::{Clock, Spec};
 use crate::workspace;
 use anyhow::{Context, Result, ensure};
 use std::fs;
@@ -33,14 +33,10 @@ impl StockGuest {
         let files = peer::owning::archive(kernel, &inner, &Given { functions: &functions, polls })?;
         let initrd = [self.initramfs.clone(), files].concat();
         let memory = peer::memory(&inner, initrd.len() as u64);
-        let path = directory.join("initrd");
-        fs::write(&path, initrd).context("cannot write the initial RAM disk")?;
-        let payload = Payload::Bare {
-            kernel: kernel.kernel.clone(),
-            initrd: Some(path),
-            cmdline: peer::owning::cmdline(),
-        };
-        Ok(Spec { clock, devices: built.args, ..Spec::new(Platform::X86_64, payload, 1, memory) })
+        let kernel = kernel.kernel.clone();
+        let host = Guest::new(Platform::X86_64, kernel, Some(initrd), peer::owning::cmdline());
+        let spec = Guest { memory, ..host }.on_bare_machine(1, directory)?;
+        Ok(Spec { clock, devices: built.args, ..spec })
     }
 
     /// The initial RAM disk that runs a command, with the program `phase`, by which the command

@@ -68,8 +68,7 @@ pub(crate) unsafe fn read_module(module: Option<Range<u64>>, kind: &str) -> Bund
 
 /// Creates the guests that the bundle describes, and runs them on this CPU, which is the boot CPU,
 /// and the others. `listen` is called when the guests exist, before any vCPU runs: requests may
-/// come, and what is typed on the machine's console. It is told whether there is a single guest,
-/// whose console that is.
+/// come, and what is typed on the machine's console. It is told whether that is the only guest's.
 pub(crate) fn run_guests(
     bundle: Bundle,
     free: &mut FreeMemory,
@@ -77,7 +76,7 @@ pub(crate) fn run_guests(
     listen: impl FnOnce(bool),
 ) -> ! {
     let host = create_host(bundle, free, unix);
-    listen(host.bundle.is_single);
+    listen(host.bundle.console_is_the_machines());
     run::start(host);
     run::cpu_loop(host)
 }

@@ -20,7 +20,7 @@ impl<A: Arch> Host<A> {
         beacon.vcpu_count.store(self.row_count(), Ordering::Relaxed);
         beacon.counter_count.store(Counter::COUNT as u32, Ordering::Relaxed);
         beacon.cpu_count.store(self.sched.cpu_count(), Ordering::Relaxed);
-        if !self.bundle.is_single {
+        if self.bundle.lists_guests() {
             beacon.guests.store(self.entries.as_ptr().addr() as u64, Ordering::Relaxed);
             beacon.guest_count.store(self.entries.len() as u32, Ordering::Relaxed);
         }
@@ -31,11 +31,10 @@ impl<A: Arch> Host<A> {
 }
 
 impl<A: Arch> Context<'_, A> {
-    /// Shows the host tool the time up to `now` that this vCPU has had, if there are several
-    /// guests.
+    /// Shows the host tool the time up to `now` that this vCPU has had, if it sees the guests.
     #[inline(always)] // A part of the switch from one vCPU to another.
     pub(super) fn publish_used(&self, now: u64) {
-        if !self.host.bundle.is_single {
+        if self.host.bundle.lists_guests() {
             let used = now.saturating_sub(self.cpu.used_until.replace(now));
             let entry = self.host.entry(self.vm.number);
             // No partner: a reader of the entry may find it a little late.

@@ -5,7 +5,7 @@ use core::fmt;
 use alloc::vec::Vec;
 
 use hostlink::bundle::{BundleError, GuestFiles, Reader};
-use hostlink::config::{Config, ForeignSwitch};
+use hostlink::config::{Config, Console, ForeignSwitch};
 use hostlink::defect::Defect;
 use hostlink::name::Name;
 use stay::{Mistake, Mistakes};
@@ -70,8 +70,6 @@ impl Mistakes for Defects {
 pub struct Bundle {
     /// The configuration of the machine.
     pub config: Config<'static>,
-    /// Whether it describes one guest, which uses the machine's serial ports.
-    pub is_single: bool,
     /// The hypervisor's own symbols, for backtraces.
     pub symbols: Option<&'static [u8]>,
     /// The guests, by number.
@@ -182,6 +180,16 @@ impl Files {
 }
 
 impl Bundle {
+    /// Whether the machine's serial ports are the only guest's. Otherwise consoles are rings.
+    pub fn console_is_the_machines(&self) -> bool {
+        self.config.console == Console::Machine
+    }
+
+    /// Whether the host tool sees the guests' entries, with their names and the time that they had.
+    pub fn lists_guests(&self) -> bool {
+        !self.console_is_the_machines()
+    }
+
     /// Finds the members of the bundle.
     ///
     /// # Errors
@@ -196,7 +204,6 @@ impl Bundle {
         let reader = Reader::new(member).map_err(CreateError::Bundle)?;
         Ok(Self {
             config: *reader.machine(),
-            is_single: reader.is_single(),
             symbols: reader.symbols(),
             guests: (0..reader.guest_count())
                 .map(|number| Files::of_guest(&reader, number))

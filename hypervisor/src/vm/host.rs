@@ -44,8 +44,8 @@ pub(super) const ROWS: u32 = if cfg!(test) { 320 } else { MAX_TOTAL_VCPUS };
 
 /// See [`Host::tick_max`].
 const TICK_MAX_US: u64 = 20_000;
-/// With several guests, the longest time for which a vCPU that nothing interrupts runs before the
-/// host tool sees that it has had that time.
+/// With guests that the host tool sees, the longest time for which a vCPU that nothing interrupts
+/// runs before the tool sees that it has had that time.
 const SHOWN_US: u64 = 100_000;
 
 /// Where the vCPU of a row is; null pointers without one.
@@ -128,7 +128,7 @@ impl<A: Arch> Host<A> {
             counters: (0..ROWS).map(counters).collect(),
             tick_max: match config.boot_cpu {
                 BootCpu::Serve => A::ticks_of_us(TICK_MAX_US),
-                BootCpu::Run if !bundle.is_single => A::ticks_of_us(SHOWN_US),
+                BootCpu::Run if bundle.lists_guests() => A::ticks_of_us(SHOWN_US),
                 BootCpu::Run => u64::MAX,
             },
             wall: wall_clock::<A>(unix),
@@ -260,20 +260,20 @@ impl<A: Arch> Host<A> {
         }
     }
 
-    /// The number of rows that the host tool reads: the guest's, if there is one, otherwise all,
-    /// whose guests' entries tell which are in use.
+    /// The number of rows that the host tool reads: all, if the guests' entries tell it which are
+    /// in use, otherwise the guest's.
     pub(super) fn row_count(&self) -> u32 {
-        match self.first_guest().filter(|_| self.bundle.is_single) {
+        match self.first_guest().filter(|_| !self.bundle.lists_guests()) {
             Some(vm) => vm.vcpu_count(),
             None => ROWS,
         }
     }
 
-    /// The number of the guest that a row belongs to, or last belonged to; and its name if there
-    /// are several guests.
+    /// The number of the guest that a row belongs to, or last belonged to; and its name if the
+    /// host tool sees the guests.
     pub fn guest_of(&self, row: VcpuIndex) -> (usize, Option<Name>) {
         let number = self.sched.group_of(row) as usize;
-        let files = self.bundle.guests.get(number).filter(|_| !self.bundle.is_single);
+        let files = self.bundle.guests.get(number).filter(|_| self.bundle.lists_guests());
         (number, files.map(|files| files.config.name))
     }
 

@@ -17,7 +17,7 @@ use super::arch::Arch;
 use super::awaited::Awaited;
 use super::change::OwnChange;
 use super::console::Rings;
-use super::files::{CreateError, Files};
+use super::files::{Bundle, CreateError, Files};
 use super::freed::Exists;
 use super::host::Host;
 use super::load::Load;
@@ -124,7 +124,7 @@ fn take_memory<A: Arch>(host: &Host<A>, config: &Config<'_>) -> Result<Taken, Cr
     let ram = A::ram(config.memory).map_err(CreateError::Load)?;
     let mut free = host.free.lock();
     let before = copied(&free);
-    let taken = take_from::<A>(&mut free, &ram, config, host.bundle.is_single);
+    let taken = take_from::<A>(&mut free, &ram, config, &host.bundle);
     if taken.is_err() {
         *free = *before;
     }
@@ -147,11 +147,11 @@ fn take_from<A: Arch>(
     free: &mut FreeMemory,
     ram: &[Range<u64>],
     config: &Config<'_>,
-    is_single: bool,
+    bundle: &Bundle,
 ) -> Result<Taken, CreateError> {
     // The only guest may be given all memory later.
     let shared: u64 = config.shared.iter().map(|share| share.size).sum();
-    let covered = shared + if is_single { free.total() } else { config.memory };
+    let covered = shared + if bundle.console_is_the_machines() { free.total() } else { config.memory };
     let mut memslots = no_slots::<A>();
     back_memory(ram, free, &mut memslots)?;
     let mut own = Vec::new();
@@ -160,7 +160,10 @@ fn take_from<A: Arch>(
     if let Some(shown) = &shown {
         shown.add_to(&mut memslots).map_err(|_| too_large(config.memory))?;
     }
-    let rings = if is_single { None } else { Some(Rings::take(free).ok_or(CreateError::NoTables)?) };
+    let rings = match bundle.console_is_the_machines() {
+        true => None,
+        false => Some(Rings::take(free).ok_or(CreateError::NoTables)?),
+    };
     // Last, because it takes some of the heap as well.
     let (tables, count) =
         NestedTables::take(free, covered, config.switches.tables).ok_or(CreateError::NoTables)?;

@@ -1,36 +1,23 @@
 //! The bundle: one tar archive, handed to the hypervisor as its only boot module.
 //!
-//! With one guest, which uses the machine's serial ports:
-//!
-//! | member | what it holds | required |
-//! |---|---|---|
-//! | [`CONFIG`] | the configuration, as [`crate::config`] describes | yes |
-//! | [`KERNEL`], or what the key `kernel` names | the guest's kernel: a Linux bzImage or a 64-bit ELF with a PVH note; on Arm an uncompressed arm64 `Image` | yes |
-//! | [`INITRD`], or what the key `initrd` names | the guest's initial RAM disk, unchanged | if it is named |
-//! | [`SYMBOLS`] | the hypervisor's own symbols for backtraces: lines of `ADDRESS NAME`, the address in hexadecimal without prefix, sorted by it | no |
-//!
-//! With several guests, or with guests whose consoles are rings in memory:
-//!
 //! | member | what it holds | required |
 //! |---|---|---|
 //! | [`CONFIG`] | what is for the whole machine, read by [`Config::parse_machine`] | yes |
 //! | `guests/00`, `guests/01` and so on ([`Member::Guest`]) | each guest's configuration, read by [`Config::parse_guest`]; at most [`MAX_GUESTS`] | the first |
-//! | `files/0`, `files/1` and so on ([`Member::File`]) | kernels and initial RAM disks, each once, which the guests' keys `kernel` and `initrd` name | if they are named |
-//! | [`SYMBOLS`] | as above | no |
+//! | `files/0`, `files/1` and so on ([`Member::File`]) | what the guests' keys `kernel` and `initrd` name, each once: kernels (a Linux bzImage or a 64-bit ELF with a PVH note; on Arm an uncompressed arm64 `Image`), and initial RAM disks, unchanged | if they are named |
+//! | [`SYMBOLS`] | the hypervisor's own symbols for backtraces: lines of `ADDRESS NAME`, the address in hexadecimal without prefix, sorted by it | no |
 //!
-//! [`Reader`] reads both, whatever finds the members.
+//! [`Reader`] reads it, whatever finds the members.
 
-use crate::config::{Config, ConfigError, MAX_GUESTS, MAX_TOTAL_VCPUS};
+use crate::config::{Config, ConfigError, Console, MAX_GUESTS, MAX_TOTAL_VCPUS};
 use crate::name::Name;
 use arrayvec::{ArrayString, ArrayVec};
 use core::fmt::{self, Write};
 
 /// Name of the member with the configuration.
 pub const CONFIG: &str = "config";
-/// Name of the member with the guest's kernel.
+/// Name of the member with a guest's kernel whose configuration names none.
 pub const KERNEL: &str = "kernel";
-/// Name of the member with the guest's initial RAM disk.
-pub const INITRD: &str = "initrd";
 /// Name of the member with the hypervisor's symbols.
 pub const SYMBOLS: &str = "symbols";
 
@@ -69,6 +56,8 @@ pub enum BundleError<'b> {
         /// What is wrong.
         error: ConfigError<'b>,
     },
+    /// There are several guests, and the machine's console is to be that of the only one.
+    OneConsole,
     /// Two guests have this name.
     SameName(Name),
     /// There are more than [`MAX_GUESTS`] guests.
@@ -84,6 +73,7 @@ impl fmt::Display for BundleError<'_> {
             Self::NotText(member) => write!(f, "the bundle's member '{member}' is not UTF-8"),
             Self::Config { member: Member::Named(CONFIG), error } => write!(f, "{error}"),
             Self::Config { member, error } => write!(f, "{member}: {error}"),
+            Self::OneConsole => f.write_str("console=machine is for one guest, and there are several"),
             Self::SameName(name) => write!(f, "two guests are called '{name}'"),
             Self::TooManyGuests => write!(f, "there are more than {MAX_GUESTS} guests"),
             Self::TooManyVcpus(vcpus) => {
@@ -112,7 +102,6 @@ pub struct Reader<'b, F> {
     find: F,
     machine: Config<'b>,
     guests: u32,
-    is_single: bool,
 }
 
 impl<'b, F: Fn(&str) -> Option<&'b [u8]>> Reader<'b, F> {
@@ -123,33 +112,31 @@ impl<'b, F: Fn(&str) -> Option<&'b [u8]>> Reader<'b, F> {
     /// The first mistake. Afterwards [`Self::guest`] fails for no guest below
     /// [`Self::guest_count`].
     pub fn new(find: F) -> Result<Self, BundleError<'b>> {
-        let is_single = found(&find, Member::Guest(0)).is_none();
         let (member, text) = (Member::Named(CONFIG), text(&find, Member::Named(CONFIG))?);
-        let machine = if is_single { Config::parse(text) } else { Config::parse_machine(text) };
-        let machine = machine.map_err(|error| BundleError::Config { member, error })?;
-        let mut reader = Self { find, machine, guests: 1, is_single };
-        let guests = reader.count()?;
-        if !is_single {
-            reader.guests = guests;
-        }
+        let machine = Config::parse_machine(text).map_err(|error| BundleError::Config { member, error })?;
+        let mut reader = Self { find, machine, guests: 0 };
+        reader.guests = reader.count()?;
         reader.check()?;
         Ok(reader)
     }
 
-    /// The number of guests. A gap in the members' numbers is a mistake.
+    /// The number of guests, at least 1. A gap in the members' numbers is a mistake.
     fn count(&self) -> Result<u32, BundleError<'b>> {
         let has = |number: u32| found(&self.find, Member::Guest(number)).is_some();
         let count = (0..MAX_GUESTS).find(|number| !has(*number)).unwrap_or(MAX_GUESTS);
         if has(MAX_GUESTS) {
             return Err(BundleError::TooManyGuests);
         }
-        match (count..MAX_GUESTS).any(has) {
+        match count == 0 || (count..MAX_GUESTS).any(has) {
             true => Err(BundleError::Missing(Member::Guest(count))),
             false => Ok(count),
         }
     }
 
     fn check(&self) -> Result<(), BundleError<'b>> {
+        if self.machine.console == Console::Machine && self.guests > 1 {
+            return Err(BundleError::OneConsole);
+        }
         let mut names = ArrayVec::<Name, { MAX_GUESTS as usize }>::new();
         let mut vcpus = 0;
         for number in 0..self.guests {
@@ -165,16 +152,9 @@ impl<'b, F: Fn(&str) -> Option<&'b [u8]>> Reader<'b, F> {
         Ok(())
     }
 
-    /// What is for the whole machine, among the defaults of a guest; with one guest, its
-    /// configuration.
+    /// What is for the whole machine, among the defaults of a guest.
     pub const fn machine(&self) -> &Config<'b> {
         &self.machine
-    }
-
-    /// Whether the bundle describes one guest, which uses the machine's serial ports. Otherwise the
-    /// guests' consoles are rings, even if there is only one guest.
-    pub const fn is_single(&self) -> bool {
-        self.is_single
     }
 
     /// The number of guests, at least 1.
@@ -188,19 +168,14 @@ impl<'b, F: Fn(&str) -> Option<&'b [u8]>> Reader<'b, F> {
     ///
     /// There is no such guest.
     pub fn guest(&self, number: u32) -> Result<GuestFiles<'b>, BundleError<'b>> {
-        let config = if self.is_single && number == 0 {
-            self.machine
-        } else {
-            let member = Member::Guest(number);
-            let config = Config::parse_guest(text(&self.find, member)?, &self.machine);
-            config.map_err(|error| BundleError::Config { member, error })?
+        let member = Member::Guest(number);
+        let config = Config::parse_guest(text(&self.find, member)?, &self.machine);
+        let config = config.map_err(|error| BundleError::Config { member, error })?;
+        let must = |name| {
+            let member = Member::Named(name);
+            found(&self.find, member).ok_or(BundleError::Missing(member))
         };
-        let named = |name| found(&self.find, Member::Named(name));
-        let must = |name| named(name).ok_or(BundleError::Missing(Member::Named(name)));
-        let initrd = match config.initrd {
-            Some(name) => Some(must(name)?),
-            None => named(INITRD),
-        };
+        let initrd = config.initrd.map(must).transpose()?;
         Ok(GuestFiles { config, kernel: must(config.kernel)?, initrd })
     }
 

@@ -22,18 +22,25 @@ fn refused(members: &[(&str, &str)]) -> String {
 }
 
 #[test]
-fn one_guest_has_the_usual_members() {
-    let members = members(&[("config", "vcpus=3\nboot_cpu=serve"), ("kernel", "K"), ("initrd", "I")]);
-    let reader = Reader::new(find(&members)).expect("is one");
-    assert_eq!((reader.guest_count(), reader.is_single(), reader.symbols()), (1, true, None));
+fn one_guest_may_have_the_machines_console() {
+    let config = ("config", "boot_cpu=serve\nconsole=machine");
+    let files = [("files/0", "K"), ("files/1", "I")];
+    let guest = ("guests/00", "vcpus=3\nkernel=files/0\ninitrd=files/1");
+    let one = members(&[config, guest, files[0], files[1]]);
+    let reader = Reader::new(find(&one)).expect("is one");
+    assert_eq!((reader.guest_count(), reader.machine().console), (1, Console::Machine));
+    assert_eq!(reader.symbols(), None);
     let guest = reader.guest(0).expect("is there");
     assert_eq!((guest.config.vcpus, guest.config.boot_cpu), (3, BootCpu::Serve));
-    assert_eq!((guest.kernel, guest.initrd), (&b"K"[..], Some(&b"I"[..])));
+    assert_eq!((guest.config.console, guest.kernel), (Console::Machine, &b"K"[..]));
+    assert_eq!(guest.initrd, Some(&b"I"[..]));
     assert!(reader.guest(1).is_err());
-    let bare = self::members(&[("config", ""), ("kernel", "K"), ("symbols", "0 a")]);
+    let bare = members(&[("config", ""), ("guests/00", ""), ("kernel", "K"), ("symbols", "0 a")]);
     let reader = Reader::new(find(&bare)).expect("is one");
     assert!(reader.guest(0).expect("is there").initrd.is_none());
-    assert_eq!(reader.symbols(), Some(&b"0 a"[..]));
+    assert_eq!((reader.symbols(), reader.machine().console), (Some(&b"0 a"[..]), Console::Rings));
+    let two = [config, ("guests/00", "name=a"), ("guests/01", "name=b"), ("kernel", "K")];
+    assert_eq!(refused(&two), "console=machine is for one guest, and there are several");
 }
 
 #[test]
@@ -46,7 +53,7 @@ fn several_guests_share_files() {
         ("files/1", "I"),
     ]);
     let reader = Reader::new(find(&members)).expect("is one");
-    assert_eq!((reader.guest_count(), reader.is_single()), (2, false));
+    assert_eq!((reader.guest_count(), reader.machine().console), (2, Console::Rings));
     let guests: Vec<_> = (0..2).map(|number| reader.guest(number).expect("is there")).collect();
     assert_eq!(guests.iter().map(|guest| guest.config.name.to_string()).collect::<Vec<_>>(), ["a", "b"]);
     assert!(guests.iter().all(|guest| guest.kernel == b"K" && guest.config.slice_us == 1000));
@@ -58,12 +65,14 @@ fn several_guests_share_files() {
 fn what_is_wrong_is_named_with_its_member() {
     let (config, kernel) = (("config", ""), ("kernel", "K"));
     assert_eq!(refused(&[kernel]), "the bundle has no member 'config'");
-    assert_eq!(refused(&[config]), "the bundle has no member 'kernel'");
+    assert_eq!(refused(&[config, kernel]), "the bundle has no member 'guests/00'");
+    assert_eq!(refused(&[config, ("guests/00", "")]), "the bundle has no member 'kernel'");
     assert_eq!(
-        refused(&[("config", "vcpus=0"), kernel]),
-        "config line 1: vcpus=0: expected a number from 1 to 255"
+        refused(&[config, ("guests/00", "vcpus=0"), kernel]),
+        "guests/00: config line 1: vcpus=0: expected a number from 1 to 255"
     );
-    assert_eq!(refused(&[("config", "initrd=files/7"), kernel]), "the bundle has no member 'files/7'");
+    let without = ("guests/00", "initrd=files/7");
+    assert_eq!(refused(&[config, without, kernel]), "the bundle has no member 'files/7'");
     let guest = ("guests/00", "kernel=kernel");
     assert_eq!(
         refused(&[("config", "vcpus=2"), kernel, guest]),

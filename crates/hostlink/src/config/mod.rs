@@ -14,15 +14,16 @@
 //! | `slice_us` | longest time slice of a vCPU in microseconds while others wait, 100 to 1,000,000 | 5000 |
 //! | `reset` | `reboot`: a guest's reset starts it again; `exit`: it ends the run, or this guest if there are several; `panic`: the hypervisor panics, to try its report | `reboot` |
 //! | `boot_cpu` | `run`: the boot CPU runs vCPUs like the others; `serve`: it runs none, only takes the console's interrupts | `run` |
+//! | `console` | `rings`: consoles are rings in memory, beside which the guests are listed; `machine`: the only guest has the machine's serial ports, and is not listed | `rings` |
 //! | `kernel` | the [`bundle`]'s member with the guest's kernel | `kernel` |
-//! | `initrd` | the member with its initial RAM disk | `initrd` if there is such a member, otherwise none |
+//! | `initrd` | the member with its initial RAM disk | none |
 //! | `shared` | the memory that it shares with other guests, as [`Shares`] describes | none |
 //! | `cmdline` | the guest's kernel command line, to the end of the line | empty |
 //!
 //! In addition there are the [switches](Switches), with a key for each field.
 //!
-//! One text describes the machine and its only guest. If there are several guests, each has a text
-//! of its own, and so has the machine, whose keys are [`MACHINE_KEYS`]; all others are for guests.
+//! Each guest has a text of its own, and so has the machine, whose keys are [`MACHINE_KEYS`]; all
+//! others are for guests.
 
 mod error;
 mod shares;
@@ -59,8 +60,9 @@ pub const MAX_WEIGHT: u32 = 10_000;
 /// The highest cap: 256 CPUs.
 pub const MAX_CAP: u32 = 25_600;
 
-/// The keys that are for the whole machine if there are several guests.
-pub const MACHINE_KEYS: [&str; 6] = ["slice_us", "boot_cpu", "vmid_bits", "vmid_churn", "pretend", "defect"];
+/// The keys that are for the whole machine.
+pub const MACHINE_KEYS: [&str; 7] =
+    ["slice_us", "boot_cpu", "console", "vmid_bits", "vmid_churn", "pretend", "defect"];
 
 words! {
     /// The hint that the guest gets about remote TLB flushes.
@@ -97,6 +99,14 @@ words! {
         /// instructions on other CPUs damage the SVM state of the first one: see `docs/qemu.md`.
         Serve = "serve",
     }
+
+    /// Where guests' consoles are.
+    Console {
+        /// In rings in memory, beside the guests' entries, which the host tool reads.
+        Rings = "rings",
+        /// On the machine's own serial ports, which are the only guest's: no tool is needed.
+        Machine = "machine",
+    }
 }
 
 /// A checked configuration.
@@ -124,11 +134,13 @@ pub struct Config<'a> {
     pub reset: ResetPolicy,
     /// The role of the boot CPU.
     pub boot_cpu: BootCpu,
+    /// Where guests' consoles are.
+    pub console: Console,
     /// Behaviour that tests change.
     pub switches: Switches,
     /// The bundle's member with its kernel.
     pub kernel: &'a str,
-    /// The member with its initial RAM disk; without one, [`bundle::INITRD`] if it exists.
+    /// The member with its initial RAM disk.
     pub initrd: Option<&'a str>,
     /// The PCI functions of the machine that the guest owns: addresses (`00:04.0`) or kinds
     /// (`nvme`), separated by spaces. Nothing for none.
@@ -153,6 +165,7 @@ impl Default for Config<'_> {
             slice_us: 5000,
             reset: ResetPolicy::Reboot,
             boot_cpu: BootCpu::Run,
+            console: Console::Rings,
             switches: Switches::default(),
             kernel: bundle::KERNEL,
             initrd: None,
@@ -164,7 +177,8 @@ impl Default for Config<'_> {
 }
 
 impl<'a> Config<'a> {
-    /// Reads the configuration of a machine and its only guest; missing keys keep their defaults.
+    /// Reads the keys of a machine and of a guest from one text, for tests; missing keys keep their
+    /// defaults.
     ///
     /// # Errors
     ///
@@ -173,7 +187,7 @@ impl<'a> Config<'a> {
         Self::default().with(text, Keys::All)
     }
 
-    /// Reads the configuration of a machine with several guests.
+    /// Reads the configuration of a machine.
     ///
     /// # Errors
     ///
@@ -182,8 +196,7 @@ impl<'a> Config<'a> {
         Self::default().with(text, Keys::Machine)
     }
 
-    /// Reads the configuration of one of several guests. What is for the whole machine it has from
-    /// `machine`.
+    /// Reads the configuration of a guest. What is for the whole machine it has from `machine`.
     ///
     /// # Errors
     ///
@@ -192,6 +205,7 @@ impl<'a> Config<'a> {
         let defaults = Self {
             slice_us: machine.slice_us,
             boot_cpu: machine.boot_cpu,
+            console: machine.console,
             switches: machine.switches,
             ..Self::default()
         };
@@ -248,6 +262,7 @@ impl<'a> Config<'a> {
             }
             "reset" => self.reset = ResetPolicy::named(value).ok_or(bad(ResetPolicy::EXPECTED))?,
             "boot_cpu" => self.boot_cpu = BootCpu::named(value).ok_or(bad(BootCpu::EXPECTED))?,
+            "console" => self.console = Console::named(value).ok_or(bad(Console::EXPECTED))?,
             "kernel" => self.kernel = member(value).ok_or(bad(MEMBER))?,
             "initrd" => self.initrd = Some(member(value).ok_or(bad(MEMBER))?),
             "devices" => self.devices = value,
@@ -299,7 +314,7 @@ impl Config<'_> {
 
     fn write(&self, f: &mut fmt::Formatter<'_>, keys: Keys) -> fmt::Result {
         if keys != Keys::Guest {
-            writeln!(f, "slice_us={}\nboot_cpu={}", self.slice_us, self.boot_cpu)?;
+            writeln!(f, "slice_us={}\nboot_cpu={}\nconsole={}", self.slice_us, self.boot_cpu, self.console)?;
         }
         self.switches.write(f, |key| match keys {
             Keys::All => true,

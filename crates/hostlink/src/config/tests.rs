@@ -20,6 +20,7 @@ fn unusual() -> Config<'static> {
         slice_us: 2500,
         reset: ResetPolicy::Exit,
         boot_cpu: BootCpu::Serve,
+        console: Console::Machine,
         switches: Switches {
             apic_ids: ApicIds::Reversed,
             flush_pages: Some(64),

@@ -111,7 +111,7 @@ fn the_machine_file_of_a_case_is_one() {
         std::fs::write(&path, plan.file(platform)).expect("writes");
         let file = MachineFile::read(&path, Overrides { arch: None, cpu: None, cpus: None }).expect("is one");
         assert_eq!((file.machine.platform, file.machine.cpus), (platform, 2));
-        let weights: Vec<_> = file.guests.iter().map(|guest| guest.weight).collect();
+        let weights: Vec<_> = file.guests.iter().map(|guest| guest.config.weight).collect();
         assert_eq!(weights, UNEQUAL);
         assert_eq!(file.guests[0].cmdline.as_deref(), Some("test=attack attack=ipis seed=1"));
         assert!(file.guests.iter().all(|guest| guest.devices.is_empty()));

@@ -58,7 +58,8 @@ pub(super) fn four_by_32(room: &Room<'_>) -> Result<()> {
 fn example(room: &Room<'_>, name: &str, limit: Duration) -> Result<()> {
     let path = workspace::root().join("examples").join(name);
     let file = room.read(&path)?;
-    let guests: Vec<Known> = file.guests.iter().map(|guest| (guest.name.to_string(), guest.vcpus)).collect();
+    let guests: Vec<Known> =
+        file.guests.iter().map(|guest| (guest.name().to_string(), guest.config.vcpus)).collect();
     let stage = room.play(&path, limit, |stage| {
         for (name, _) in &guests {
             let from = stage.until_shown(name, SHELL, 0)?;

@@ -160,7 +160,7 @@ extern "C" fn bsp_on_block() -> ! {
         later.free.lock().total() >> 20,
         clock::hz() / 1_000_000,
     );
-    image::run_guests(bundle, &mut later.free.lock(), clock::date(), |is_single| {
+    image::run_guests(bundle, &mut later.free.lock(), clock::date(), |has_console| {
         if let Some(base) = later.io_apic {
             let Some(to) = vectors::destination(cpu.id) else {
                 return log::error!("there is no input: the boot CPU has APIC id {}", cpu.id);
@@ -170,7 +170,7 @@ extern "C" fn bsp_on_block() -> ! {
                 apic::route_isa(base, later.serial_pin, to, vectors::SERIAL);
                 apic::route_isa(base, later.control_pin, to, vectors::CONTROL);
             }
-            console::enable_receive_interrupts(is_single);
+            console::enable_receive_interrupts(has_console);
         }
     })
 }

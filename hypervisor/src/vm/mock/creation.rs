@@ -13,6 +13,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use baremetal::random::Random;
 use hostlink::bundle::{self, Reader};
+use hostlink::config::{Config, Console};
 
 use super::{HERE, Lines, MockBoard, TURNS_MAX, Turns};
 use crate::free_memory::FreeMemory;
@@ -48,12 +49,7 @@ impl<A: Arch> MockBoard<A> {
         bytes: u64,
         config: &'static str,
     ) -> Result<&'static Self, CreateError> {
-        let member = |name: &str| match name {
-            bundle::CONFIG => Some(config.as_bytes()),
-            bundle::KERNEL => Some(&[][..]),
-            _ => None,
-        };
-        let config = *Reader::new(member).map_err(CreateError::Bundle)?.machine();
+        let config = Config::parse(config).expect("a configuration");
         let files = Files { kernel: &[], initrd: None, config };
         Self::create_from(cpus, bytes, files)
     }
@@ -87,7 +83,7 @@ impl<A: Arch> MockBoard<A> {
             .collect::<Result<_, _>>()?;
         let config = *reader.machine();
         let board = Self::board(cpus);
-        board.found(bytes, Bundle { config, is_single: false, symbols: None, guests })?;
+        board.found(bytes, Bundle { config, symbols: None, guests })?;
         board.host().create_guests()?;
         Ok(board)
     }
@@ -99,8 +95,8 @@ impl<A: Arch> MockBoard<A> {
         files: Files,
     ) -> Result<&'static Self, CreateError> {
         let board = Self::board(cpus);
-        let bundle =
-            Bundle { config: files.config, is_single: true, symbols: None, guests: alloc::vec![files] };
+        let config = Config { console: Console::Machine, ..files.config };
+        let bundle = Bundle { config, symbols: None, guests: alloc::vec![files] };
         board.found(bytes, bundle)?;
         // Its rows differ from its vCPUs' indices.
         board.host().create_guest_in(0, 7, &files)?.load_at_once().map_err(CreateError::Load)?;
