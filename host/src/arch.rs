@@ -3,7 +3,7 @@
 
 use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
-use hostlink::config::Architecture;
+use hostlink::architecture::Architecture;
 
 /// The architecture of a machine, its hypervisor and its guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]

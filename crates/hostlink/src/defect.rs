@@ -1,7 +1,7 @@
 //! Defects that an image of the hypervisor built for tests can inject, each for a test that has to
 //! detect it.
 
-use crate::config::Architectures;
+use crate::architecture::Architectures;
 
 /// An injected defect: in serving flush hypercalls or in how vCPUs carry out a flush (AMD64), in
 /// TLB maintenance for stage 2 (Arm), in how CPUs are started, or in how a guest gets its memory.

@@ -9,6 +9,7 @@
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
 
+pub mod architecture;
 pub mod bundle;
 pub mod bzimage;
 pub mod config;

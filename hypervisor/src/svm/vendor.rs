@@ -4,7 +4,7 @@ use core::marker::PhantomData;
 
 use coherence::CpuId;
 use coherence::asid::{AsidAllocator, AsidSlot};
-use hostlink::config::Architecture;
+use hostlink::architecture::Architecture;
 use paging::Amd64Nested;
 use stay::tagged::Processor;
 

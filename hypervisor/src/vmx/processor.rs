@@ -5,7 +5,7 @@ use core::num::NonZeroU32;
 
 use coherence::CpuId;
 use coherence::asid::{AsidAllocator, AsidSlot, Assignment, TlbControl};
-use hostlink::config::Architecture;
+use hostlink::architecture::Architecture;
 use paging::Amd64Nested;
 use stay::tagged::{self, Mode};
 use stay::{Mistake, Mistakes};

@@ -5,7 +5,7 @@ use core::ptr::NonNull;
 
 use coherence::CpuId;
 use coherence::asid::{AsidAllocator, AsidSlot};
-use hostlink::config::Architecture;
+use hostlink::architecture::Architecture;
 use paging::Format;
 use stay::Cost;
 use tlfs::XMM_WORDS;

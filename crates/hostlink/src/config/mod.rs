@@ -35,9 +35,7 @@ use crate::name::Name;
 use crate::words::{Number, number, words};
 pub use error::ConfigError;
 pub use shares::{MAX_REGIONS, REGION_BYTES, Share, Shares};
-pub use switches::{
-    ApicIds, Architecture, Architectures, ForeignSwitch, LocalTlbi, NestedPage, Stage2Unmap, Switches, Zap,
-};
+pub use switches::{ApicIds, ForeignSwitch, LocalTlbi, NestedPage, Stage2Unmap, Switches, Zap};
 
 use core::fmt;
 

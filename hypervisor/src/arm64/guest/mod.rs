@@ -16,9 +16,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use ::pci::function::Windows;
 use coherence::tlbi::{self, Limits, Setup, Stage2Tlb};
 use coherence::vmid::{LocalMaintenance, Residents, VmidAllocator, VmidSlot};
-use hostlink::config::{
-    Architecture, Architectures, Config, FlushMode, ForeignSwitch, LocalTlbi, Stage2Unmap, Switches,
-};
+use hostlink::architecture::{Architecture, Architectures};
+use hostlink::config::{Config, FlushMode, ForeignSwitch, LocalTlbi, Stage2Unmap, Switches};
 use spin::Mutex;
 use stay::Cost;
 use stay::broadcast::AddressSpace;
