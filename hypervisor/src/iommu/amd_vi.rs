@@ -17,9 +17,8 @@ use iommu::amd::ivrs::{self, Scope, Unit};
 use iommu::amd::registers as register;
 use iommu::amd::table::{DeviceEntry, InterruptTable, Levels};
 use iommu::{Command, Entry, Port, Queue, Stuck};
-use paging::Invalidation;
 use spin::Mutex;
-use stay::iommu::{Begun, Device, Domain, amd_vi as engine, finish};
+use stay::iommu::{Device, Domain, amd_vi as engine};
 use stay::{Mistake, Mistakes};
 
 use crate::owned::tables::{address, ring, words};
@@ -85,7 +84,7 @@ impl Forgotten {
 }
 
 /// The IOMMU's side of the command ring.
-struct Ring {
+pub(crate) struct Ring {
     registers: &'static dyn Registers,
     /// Where it reports, and from where.
     report: &'static AtomicU64,
@@ -254,22 +253,9 @@ impl Iommu {
         engine::detach(&self.queue, domain)
     }
 
-    /// Has the IOMMU drop what `invalidation` names, without a wait.
-    ///
-    /// # Errors
-    ///
-    /// [`Stuck`] if it takes no more commands.
-    pub fn begin(&self, domain: &Domain<'_>, invalidation: Invalidation<'_>) -> Result<Begun, Stuck> {
-        engine::begin(&self.queue, domain, invalidation)
-    }
-
-    /// Waits until it has.
-    ///
-    /// # Errors
-    ///
-    /// [`Stuck`] if it does not go on. Nothing may be freed then.
-    pub fn finish(&self, begun: Begun) -> Result<(), Stuck> {
-        finish(&self.queue, begun)
+    /// The ring of its commands.
+    pub(crate) const fn queue(&self) -> &Queue<Ring, &'static [Entry]> {
+        &self.queue
     }
 
     /// An interrupt remapping table was changed, which belongs to this device.

@@ -12,7 +12,7 @@ use paging::Invalidation;
 use pci::function::Interrupts as Wanted;
 use pci::msix::{self, Message as RealMessage};
 use pci::{Address, Function, Physical};
-use stay::iommu::{Begun, Device, Domain};
+use stay::iommu::{Begun, Device, Domain, amd_vi, finish};
 
 use super::amd_vi::{Forgotten, Iommu};
 use super::routes::{self, CpuVector, Receiver, Routes};
@@ -65,11 +65,11 @@ impl owned::Iommu<Messages> for Iommu {
     }
 
     fn begin(&self, domain: &Domain<'_>, invalidation: Invalidation<'_>) -> Result<Begun, Stuck> {
-        self.begin(domain, invalidation)
+        amd_vi::begin(self.queue(), domain, invalidation)
     }
 
     fn finish(&self, begun: Begun) -> Result<(), Stuck> {
-        self.finish(begun)
+        finish(self.queue(), begun)
     }
 
     fn take_events(&self, report: &mut dyn FnMut(Option<DeviceId>, &dyn fmt::Display)) -> bool {

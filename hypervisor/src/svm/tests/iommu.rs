@@ -9,7 +9,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use paging::{FlushRange, Invalidation, Level};
-use stay::iommu::{Device, Domain};
+use stay::iommu::{Device, Domain, amd_vi as engine, finish};
 
 use super::machine::{MadeIommu, Note, Notes, Refusal, block};
 use crate::iommu::amd_vi::{Iommu, NotStarted};
@@ -247,15 +247,16 @@ fn what_is_begun_is_not_over_before_the_iommu_says_so() {
     notes.take();
     made.hold();
     let range = FlushRange { start: 0x40_0000, len: 0x1000, level: Level::Page4K, tables: false };
-    let begun = driver.begin(&DOMAIN, Invalidation::Ranges(&[range])).expect("there is room");
+    let begun =
+        engine::begin(driver.queue(), &DOMAIN, Invalidation::Ranges(&[range])).expect("there is room");
     assert_eq!(made.kept(5), 2);
-    assert!(driver.finish(begun).is_err(), "nothing is reported");
+    assert!(finish(driver.queue(), begun).is_err(), "nothing is reported");
     made.go_on();
-    driver.finish(begun).expect("it is over");
+    finish(driver.queue(), begun).expect("it is over");
     assert_eq!(made.kept(5), 1, "the other one stays");
     assert_eq!(notes.commands()[0], [3 << 60 | 5 << 32, 0x40_0000]);
-    let nothing = driver.begin(&DOMAIN, Invalidation::Nothing).expect("there is room");
-    driver.finish(nothing).expect("nothing is waited for");
+    let nothing = engine::begin(driver.queue(), &DOMAIN, Invalidation::Nothing).expect("there is room");
+    finish(driver.queue(), nothing).expect("nothing is waited for");
     let stuck = driver.detach(&DOMAIN).expect_err("it does not go on");
     assert_eq!(made.entry_in_memory(0x18), DeviceEntry::BLOCKED.0, "at least that: {stuck}");
     assert!(driver.attach(&[DEVICE], tables.translations(), tables.interrupts()).is_err());
