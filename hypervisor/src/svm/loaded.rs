@@ -12,6 +12,7 @@ use super::block::Own;
 use super::processor::Amd64;
 use super::table::INVALID;
 use super::vmcb::{Vmcb, clean};
+use crate::vm::arch::Arch;
 use crate::vm::files::Defects;
 use crate::vm::{PerCpu, Vm};
 use crate::x86::vcpu::registers::{RAX, Registers};
@@ -19,7 +20,7 @@ use crate::x86::vcpu::state::VcpuState;
 use crate::x86::{CR4_PAE, CR4_PCIDE};
 
 /// The processor loaded with a vCPU's state.
-pub(super) struct Loaded<'a, A: Amd64> {
+pub(super) struct Loaded<'a, A: Arch> {
     vm: &'a Vm<A>,
     cpu: &'a PerCpu<A>,
     vmcb: &'a mut Vmcb,
@@ -27,7 +28,7 @@ pub(super) struct Loaded<'a, A: Amd64> {
     auditor: &'a mut Auditor,
 }
 
-impl<'a, A: Amd64> Loaded<'a, A> {
+impl<'a, A: Arch> Loaded<'a, A> {
     /// With this vCPU's state; also returns its ASID slot.
     #[inline(always)]
     pub(super) fn of(
@@ -40,7 +41,7 @@ impl<'a, A: Amd64> Loaded<'a, A> {
     }
 }
 
-impl<A: Amd64> Mistakes for Loaded<'_, A> {
+impl<A: Arch> Mistakes for Loaded<'_, A> {
     #[inline(always)]
     fn makes(&self, mistake: Mistake) -> bool {
         Defects.makes(mistake)

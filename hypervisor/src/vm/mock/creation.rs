@@ -12,7 +12,7 @@ use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
 use baremetal::random::Random;
-use hostlink::bundle::{self, Reader};
+use hostlink::bundle::{self, BundleError, Member, Reader};
 use hostlink::config::{Config, Console};
 
 use super::{HERE, Lines, MockBoard, TURNS_MAX, Turns};
@@ -49,7 +49,9 @@ impl<A: Arch> MockBoard<A> {
         bytes: u64,
         config: &'static str,
     ) -> Result<&'static Self, CreateError> {
-        let config = Config::parse(config).expect("a configuration");
+        let member = Member::Named(bundle::CONFIG);
+        let wrong = |error| CreateError::Bundle(BundleError::Config { member, error });
+        let config = Config::parse(config).map_err(wrong)?;
         let files = Files { kernel: &[], initrd: None, config };
         Self::create_from(cpus, bytes, files)
     }
