@@ -1,5 +1,5 @@
 //! The machine's IOMMUs, and the interrupts of PCI functions that guests own: drivers over
-//! [`iommu`](::iommu).
+//! [`iommu`].
 //!
 //! | module | contents |
 //! |---|---|

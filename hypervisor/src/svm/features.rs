@@ -15,7 +15,7 @@ const PAUSE_FILTER: u32 = 1 << 10;
 pub struct Features(pub u32);
 
 impl Features {
-    /// Features that an auditing image [pretends](super::processor::Amd64::pretend) to have. On a
+    /// Features that an auditing image [pretends](super::processor::Svm::pretend) to have. On a
     /// machine that caches nothing from one VMRUN to the next both are harmless.
     pub const PRETENDED: Self = Self(CLEAN_BITS | FLUSH_BY_ASID);
 

@@ -2,7 +2,7 @@
 //!
 //! Everything else that software may probe for is absent, and the ACPI tables say so: keyboard
 //! controller, the PC's legacy interrupt controller, VGA. A port without a device reads as all ones
-//! and ignores writes. Wider accesses than [a device](device_at) has find no device.
+//! and ignores writes. Wider accesses than a device has (`device_at`) find no device.
 
 #[cfg(test)]
 mod tests;
