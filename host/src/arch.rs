@@ -5,7 +5,6 @@ use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
 use hostlink::architecture::Architecture;
 
-/// The architecture of a machine, its hypervisor and its guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
 pub(crate) enum Arch {
     /// AMD64 with SVM
@@ -17,7 +16,6 @@ pub(crate) enum Arch {
 }
 
 impl Arch {
-    /// Both.
     pub(crate) const ALL: [Self; 2] = [Self::X86_64, Self::Aarch64];
 
     /// Its platform unless another one is asked for.
@@ -28,7 +26,6 @@ impl Arch {
         }
     }
 
-    /// Its name, on the command line and in output.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::X86_64 => "x86_64",
@@ -36,7 +33,6 @@ impl Arch {
         }
     }
 
-    /// Its name in configurations.
     pub(crate) const fn architecture(self) -> Architecture {
         match self {
             Self::X86_64 => Architecture::Amd64,
@@ -44,7 +40,6 @@ impl Arch {
         }
     }
 
-    /// Its name in Debian.
     pub(crate) const fn debian(self) -> &'static str {
         match self {
             Self::X86_64 => "amd64",
@@ -52,7 +47,6 @@ impl Arch {
         }
     }
 
-    /// The emulator's program name.
     pub(crate) const fn qemu(self) -> &'static str {
         match self {
             Self::X86_64 => "qemu-system-x86_64",
@@ -99,7 +93,6 @@ impl Arch {
     }
 }
 
-/// A model of CPU for Arm machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ArmCpu {
     /// Everything that QEMU supports: VHE, range TLBI, 16 bits of VMID, FWB, break-before-make
@@ -115,7 +108,6 @@ impl ArmCpu {
     /// All of them, the default first.
     pub(crate) const ALL: [Self; 3] = [Self::Max, Self::NeoverseN1, Self::CortexA72];
 
-    /// Its name on the command line and in results.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Max => "max",
@@ -135,7 +127,6 @@ impl ArmCpu {
     }
 }
 
-/// The emulated platform.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Platform {
     /// A q35 machine with an EPYC.
@@ -145,7 +136,6 @@ pub(crate) enum Platform {
 }
 
 impl Platform {
-    /// Its architecture.
     pub(crate) const fn arch(self) -> Arch {
         match self {
             Self::X86_64 => Arch::X86_64,
@@ -168,7 +158,6 @@ impl Platform {
         }
     }
 
-    /// The name of a case on it.
     pub(crate) fn named(self, case: &str) -> String {
         format!("{case}{}", self.suffix())
     }

@@ -15,7 +15,6 @@ const HIGH: &str = ".linux.high";
 /// Symbol whose value is the number of bytes that `.linux.high` copies.
 const LOAD_SIZE: &str = "__image_load_size";
 
-/// The boot image of the ELF file with these bytes.
 pub(crate) fn from_elf(elf: &[u8]) -> Result<Vec<u8>> {
     let file = ElfFile64::<object::Endianness>::parse(elf).context("not an ELF64 file")?;
     let section = |name: &str| -> Result<&[u8]> {

@@ -23,10 +23,8 @@ const PACKAGES: &str = "grub-common, grub-pc-bin, grub-efi-amd64-bin, xorriso an
 
 /// Debian's path of UEFI firmware for QEMU.
 const OVMF: &str = "/usr/share/ovmf/OVMF.fd";
-/// Memory of a machine that starts a CD.
 const MACHINE_MEMORY: u64 = 1280 * MIB;
 
-/// The entries of the menu.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Entry {
     /// tlbcheck checks the machine
@@ -90,7 +88,6 @@ pub(crate) fn image(args: &ImageArgs) -> Result<u8> {
     Ok(0)
 }
 
-/// Writes the bzImage of tlbcheck's ELF file.
 pub(crate) fn write_bzimage(tlbcheck: &Path, output: &Path) -> Result<()> {
     let elf = fs::read(tlbcheck).with_context(|| format!("cannot read {}", tlbcheck.display()))?;
     let image = bzimage::from_elf(&elf).context("cannot make a bzImage of tlbcheck")?;

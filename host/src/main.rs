@@ -75,7 +75,6 @@ fn not_printed(panic: &str) -> Option<(i32, String)> {
     Some((1, format!("quell: standard output: {why}\n")))
 }
 
-/// Runs the command; returns this process's exit status.
 fn dispatch(command: &Command) -> Result<u8> {
     let signals = match command {
         // It holds nothing that needs cleaning up, so a signal may end it wherever it waits.

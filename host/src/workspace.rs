@@ -42,14 +42,12 @@ impl Image {
         Self { package: name, binary: name, ground: Ground::Bare, features: &[], variant: None }
     }
 
-    /// One of the workloads.
     const fn workload(binary: &'static str) -> Self {
         let package = "quell-workloads";
         Self { package, binary, ground: Ground::Linux, features: &[], variant: None }
     }
 }
 
-/// The hypervisor.
 pub(crate) const HYPERVISOR: Image = Image { features: &["image"], ..Image::bare("quell-hypervisor") };
 
 /// The hypervisor for tests: it can inject defects, and an auditor checks each entry into the guest
@@ -105,7 +103,6 @@ pub(crate) const MARK: Image = Image::workload("mark");
 pub(crate) const PHASE: Image = Image::workload("phase");
 
 impl Program {
-    /// Its image.
     pub(crate) const fn image(self) -> Image {
         match self {
             Self::Hostile => HOSTILE,
@@ -152,10 +149,8 @@ pub(crate) fn cargo() -> Command {
     command
 }
 
-/// How images are built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flavour {
-    /// For use here.
     Usual,
     /// For distribution: without paths of this machine, and without debugging information.
     Release,
@@ -251,7 +246,6 @@ pub(crate) fn build_plugin(interface: PluginInterface) -> Result<PathBuf> {
     keep(&directory.join("release/libquell_plugin.so"), variant)
 }
 
-/// Runs a build to its end.
 fn finish(mut command: Command, what: &str) -> Result<()> {
     if !io::stderr().is_terminal() {
         command.arg("--quiet");

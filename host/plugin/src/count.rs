@@ -47,7 +47,6 @@ impl Raw for Words {
 
 /// The counters.
 pub struct Counts<R> {
-    /// Since the start.
     raw: R,
     /// The value of `raw` when the current phase began.
     begun: Box<[u64; RAW]>,

@@ -68,7 +68,6 @@ static COUNTS: LazyLock<Mutex<Counts<Counters>>> = LazyLock::new(|| Mutex::new(C
 static IS_AMD64: AtomicBool = AtomicBool::new(false);
 static OUTPUT: OnceLock<PathBuf> = OnceLock::new();
 
-/// Runs `work` on the counters.
 fn with_counts<T>(work: impl FnOnce(&mut Counts<Counters>) -> T) -> T {
     work(&mut COUNTS.lock().unwrap_or_else(PoisonError::into_inner))
 }
@@ -168,12 +167,10 @@ unsafe extern "C" fn on_translation(_id: Id, block: *mut Block) {
     });
 }
 
-/// An instruction that begins a phase is about to be executed.
 unsafe extern "C" fn on_phase(_cpu: c_uint, phase: *mut c_void) {
     with_counts(|counts| counts.begin(phase.addr()));
 }
 
-/// QEMU ends.
 unsafe extern "C" fn on_exit(_id: Id, _data: *mut c_void) {
     let json = with_counts(Counts::json);
     let Some(path) = OUTPUT.get() else { return };

@@ -20,7 +20,6 @@ use std::fmt;
 use std::time::Duration;
 use subject::{Omission, On};
 
-/// The result of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Verdict {
@@ -29,7 +28,6 @@ pub(crate) enum Verdict {
     Skip,
 }
 
-/// A row of tlbcheck's.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Row {
     pub(crate) row: String,
@@ -73,21 +71,16 @@ pub(crate) const fn vcpus(arch: Arch) -> u32 {
     }
 }
 
-/// A run of tlbcheck.
 pub(crate) struct Run<'a> {
     pub(crate) platform: Platform,
     pub(crate) on: On,
-    /// CPUs of the machine.
     pub(crate) cpus: u32,
     /// vCPUs on Quell.
     pub(crate) vcpus: u32,
-    /// Switches of Quell.
     pub(crate) switches: Switches,
-    /// The only row.
     pub(crate) only: Option<&'a str>,
     /// Instructions that it omits itself.
     pub(crate) omission: Option<Omission>,
-    /// Time until it is killed.
     pub(crate) timeout: Duration,
 }
 
@@ -122,7 +115,6 @@ impl Run<'_> {
     }
 }
 
-/// The row in a line of tlbcheck's report.
 fn row(report: &Value, subject: &'static str) -> Option<Row> {
     let result = match report["result"].as_str()? {
         "pass" => Verdict::Pass,

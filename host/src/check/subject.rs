@@ -13,10 +13,8 @@ use clap::ValueEnum;
 use hostlink::config::Switches;
 use std::path::Path;
 
-/// Memory for tlbcheck.
 const MEMORY: u64 = 256 * MIB;
 
-/// The subjects that tlbcheck runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum On {
     /// The emulated machine itself
@@ -29,7 +27,6 @@ pub(crate) enum On {
 }
 
 impl On {
-    /// The subject in results.
     pub(crate) const fn subject(self) -> Subject {
         match self {
             Self::Bare => Subject::Bare,
@@ -38,7 +35,6 @@ impl On {
         }
     }
 
-    /// Its name in JSON.
     pub(crate) const fn name(self) -> &'static str {
         self.subject().name()
     }
@@ -58,7 +54,6 @@ pub(crate) enum Omission {
 }
 
 impl Omission {
-    /// Its word on tlbcheck's command line.
     pub(crate) const fn word(self) -> &'static str {
         match self {
             Self::Tlbi => "drop=tlbi",

@@ -9,7 +9,6 @@ use serde::{Serialize, Serializer};
 pub(crate) struct Fields(Vec<(String, String)>);
 
 impl Fields {
-    /// Reads a record.
     pub(crate) fn parse(record: &str) -> Result<Self> {
         let pair = |word: &str| {
             let (key, value) =
@@ -25,17 +24,14 @@ impl Fields {
         self
     }
 
-    /// Appends another record's fields.
     pub(crate) fn extend(&mut self, other: Self) {
         self.0.extend(other.0);
     }
 
-    /// All of them.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(key, value)| (key.as_str(), value.as_str()))
     }
 
-    /// A field that is a number.
     pub(crate) fn number(&self, key: &str) -> Option<u64> {
         let (_, value) = self.iter().find(|(name, _)| *name == key)?;
         parse_number(value).ok()

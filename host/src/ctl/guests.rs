@@ -14,7 +14,6 @@ use std::time::Duration;
 /// A guest's memory is zeroed or cleaned meanwhile.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Carries out the command.
 pub(super) fn run(args: &CtlArgs, control: Control, command: GuestCommand) -> Result<()> {
     use GuestCommand::{Create, Destroy, List, Pause, Reset, Resume, Start, Wake};
     let mut control = control.with_patience(PATIENCE);

@@ -18,7 +18,6 @@ pub(crate) struct Migrated {
     /// Of each round; the first copies all pages.
     #[serde(serialize_with = "write_all")]
     rounds: Vec<Round>,
-    /// Of undoing it.
     #[serde(serialize_with = "write")]
     undone: Undone,
 }
@@ -75,7 +74,6 @@ impl Migrated {
         [ticks, longest].map(|ticks| ticks as f64 / self.undone.hz as f64)
     }
 
-    /// The table for display.
     pub(crate) fn table(&self) -> String {
         let row = |name: String, pages: String, steps: u32, [all, longest]: [f64; 2]| {
             let (all, longest) = (format!("{:.1} ms", all * 1e3), format!("{:.0} µs", longest * 1e6));
@@ -96,7 +94,6 @@ fn write<S: Serializer>(record: &Undone, serializer: S) -> Result<S::Ok, S::Erro
     fields(record).serialize(serializer)
 }
 
-/// The same for several.
 fn write_all<S: Serializer>(records: &[Round], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_seq(records.iter().map(fields))
 }

@@ -17,7 +17,6 @@ use migrate::Migrated;
 use serde_json::{Value, json};
 use std::ops::Range;
 
-/// Runs the command; returns the exit status.
 pub(crate) fn ctl(args: &CtlArgs) -> Result<u8> {
     if let CtlCommand::Vms = args.command {
         let machines = vms()?;
@@ -94,7 +93,6 @@ fn print(args: &CtlArgs, json: Value, text: impl FnOnce() -> String) {
     }
 }
 
-/// A record's fields for display.
 fn fields(record: &impl Record) -> Fields {
     Fields::parse(&record.to_string()).unwrap_or_default()
 }
@@ -133,13 +131,11 @@ fn stats_table(stats: &Fields) -> String {
     table(["counter", "value"], rows).to_string()
 }
 
-/// Fetches the runs of a slot's written pages.
 pub(crate) fn dirty_runs(control: &mut Control, slot: u16) -> Result<Vec<Range<u64>>> {
     let records: Vec<Dirty> = control.ask_for(&Request::LogFetch { slot })?;
     Ok(joined(records.iter().flat_map(|Dirty { dirty: Runs(runs) }| runs)))
 }
 
-/// The runs, with adjacent ones joined.
 fn joined<'a>(found: impl Iterator<Item = &'a (u64, u64)>) -> Vec<Range<u64>> {
     let mut runs: Vec<Range<u64>> = Vec::new();
     for &(first, count) in found {

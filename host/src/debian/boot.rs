@@ -20,7 +20,6 @@ use std::time::Duration;
 
 /// What the kernel calls the disk.
 pub(crate) const ROOT: &str = "root=/dev/nvme0n1 rw";
-/// Memory and CPUs of the machine.
 const MEMORY: u64 = GIB;
 const CPUS: u32 = 2;
 /// The limit of the first boot, in the machine's own time. It takes two to four minutes.

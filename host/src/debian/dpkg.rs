@@ -71,7 +71,6 @@ pub(super) struct Interests {
 }
 
 impl Interests {
-    /// Adds those that a package declares.
     pub(super) fn add(&mut self, stem: &str, declared: &str) {
         for line in declared.lines() {
             let line = line.split('#').next().unwrap_or_default();

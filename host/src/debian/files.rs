@@ -27,7 +27,6 @@ pub(super) const PACKAGES: [&str; 17] = [
     "usr-is-merged",
 ];
 
-/// Settings, by path.
 pub(super) const SETTINGS: [(&str, &str); 4] = [
     ("etc/hostname", "quell\n"),
     ("etc/hosts", "127.0.0.1 localhost\n127.0.1.1 quell\n::1 localhost ip6-localhost ip6-loopback\n"),
@@ -52,7 +51,6 @@ pub(super) const SETUP_PASSWORD: &str = "quell-setup/password";
 /// The script; its first lines say what it does.
 pub(super) const CONFIGURE: &str = include_str!("configure.sh");
 
-/// Writes a file of the tree `root`.
 pub(super) fn write(root: &Path, path: &str, mode: u32, text: &str) -> Result<()> {
     let place = root.join(path);
     let written = || -> std::io::Result<()> {

@@ -72,7 +72,6 @@ pub(crate) fn image(args: &ImageDebianArgs, signals: &Signals) -> Result<u8> {
     Ok(0)
 }
 
-/// The place of the disk unless another one is given.
 fn usual(arch: Arch) -> PathBuf {
     workspace::target_dir(&format!("debian-{}.img", arch.debian()))
 }
@@ -86,7 +85,6 @@ pub(crate) fn usual_disk(arch: Arch) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Size of the disks for tests.
 const TEST_SIZE: u64 = 2 * size::GIB;
 
 /// A copy of a disk that is kept for tests, which is made if there is none, or not a current one.
@@ -103,7 +101,6 @@ pub(crate) fn copy_for_tests(arch: Arch, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A disk to make.
 struct Disk<'a> {
     args: &'a ImageDebianArgs,
     path: &'a Path,

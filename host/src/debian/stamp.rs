@@ -12,7 +12,6 @@ use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What a disk is made of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Stamp {
     architecture: String,
@@ -23,12 +22,9 @@ pub(super) struct Stamp {
     recipe: String,
 }
 
-/// What is at a disk's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// Nothing.
     Missing,
-    /// A current disk.
     Current,
 }
 

@@ -73,7 +73,6 @@ impl<'a> Tree<'a> {
         command
     }
 
-    /// Writes dpkg's database.
     pub(super) fn write_database(&self) -> Result<()> {
         let (root, mut status, mut interests) = (self.root(), String::new(), Interests::default());
         for package in &self.names {
@@ -137,7 +136,6 @@ impl<'a> Tree<'a> {
         files::write(&root, files::SETUP, 0o755, files::CONFIGURE)
     }
 
-    /// Makes the filesystem in a new file of this size.
     pub(super) fn make_disk(&self, disk: &Path, bytes: u64) -> Result<()> {
         let file = File::create(disk).with_context(|| format!("cannot write {}", disk.display()))?;
         file.set_len(bytes).with_context(|| format!("cannot make {} that large", disk.display()))?;

@@ -12,7 +12,6 @@ const DIRECTORY: u32 = 0o040_000;
 const SYMLINK: u32 = 0o120_000;
 const CHARACTER_DEVICE: u32 = 0o020_000;
 
-/// An archive under construction.
 #[derive(Default)]
 pub(crate) struct Archive {
     bytes: Vec<u8>,
@@ -27,7 +26,6 @@ struct Member<'a> {
 }
 
 impl Archive {
-    /// Adds a regular file with permissions `mode`.
     pub(crate) fn file(&mut self, name: &str, mode: u32, data: &[u8]) {
         self.member(&Member { name, mode: FILE | mode, device: (0, 0), data });
     }
@@ -37,17 +35,14 @@ impl Archive {
         self.member(&Member { name, mode: DIRECTORY | 0o755, device: (0, 0), data: &[] });
     }
 
-    /// Adds a symbolic link.
     pub(crate) fn symlink(&mut self, name: &str, target: &str) {
         self.member(&Member { name, mode: SYMLINK | 0o777, device: (0, 0), data: target.as_bytes() });
     }
 
-    /// Adds a character device with its major and minor number.
     pub(crate) fn character_device(&mut self, name: &str, device: (u32, u32)) {
         self.member(&Member { name, mode: CHARACTER_DEVICE | 0o600, device, data: &[] });
     }
 
-    /// Ends the archive.
     pub(crate) fn finish(mut self) -> Vec<u8> {
         self.member(&Member { name: "TRAILER!!!", mode: 0, device: (0, 0), data: &[] });
         self.pad(BLOCK_BYTES);

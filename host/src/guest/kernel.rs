@@ -10,7 +10,6 @@ use object::read::elf::{ElfFile, FileHeader, ProgramHeader};
 use std::fs;
 use std::path::Path;
 
-/// The requirements for loading the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KernelInfo {
     /// How far the kernel extends into the guest's memory before it reads the memory map.
@@ -20,7 +19,6 @@ pub(crate) struct KernelInfo {
 /// Default load address of a bzImage if its header does not define one.
 const DEFAULT_LOAD_ADDRESS: u64 = 16 << 20;
 
-/// Checks that the file is a kernel that a guest can start.
 pub(crate) fn inspect_file(arch: Arch, path: &Path) -> Result<KernelInfo> {
     ensure!(path.exists(), "there is no kernel at {}", path.display());
     let image = fs::read(path).with_context(|| format!("cannot read the kernel {}", path.display()))?;

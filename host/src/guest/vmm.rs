@@ -40,7 +40,6 @@ fn command(arguments: &str) -> String {
     format!("{load} && echo '{{\"event\":\"{STARTS}\"}}' >/dev/report && {}", line(arguments))
 }
 
-/// The command line of the monitor.
 pub(crate) fn line(arguments: &str) -> String {
     format!("kvmslots {arguments} --report /dev/report")
 }

@@ -5,7 +5,6 @@ use hostlink::bundle::{CONFIG, Member, SYMBOLS};
 use std::io::Write;
 use std::path::Path;
 
-/// A bundle: its members, with names.
 pub(crate) struct Bundle<'a> {
     members: Vec<(String, &'a [u8])>,
 }
@@ -28,7 +27,6 @@ impl<'a> Bundle<'a> {
         Self { members }
     }
 
-    /// Writes the archive to a new file at `path`.
     pub(crate) fn write(&self, path: &Path) -> Result<()> {
         let file = std::fs::File::create(path).context("cannot write the bundle")?;
         let file = self.write_to(std::io::BufWriter::new(file)).context("cannot write the bundle")?;
@@ -54,7 +52,6 @@ mod tests {
     use hostlink::bundle::Reader;
     use std::io::Read;
 
-    /// The members of an archive, with their names.
     fn members(bundle: &Bundle<'_>) -> Vec<(String, Vec<u8>)> {
         let bytes = bundle.write_to(Vec::new()).expect("writes");
         let mut found = Vec::new();

@@ -15,16 +15,13 @@ use serde_json::Value;
 use std::io::{self, Read, Stdout};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A piece of the console.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Piece {
-    /// Output of the guest.
     Console(Vec<u8>),
     /// A report, and the length of its line in bytes.
     Report(Value, usize),
 }
 
-/// Separates the console into pieces.
 #[derive(Debug, Default)]
 pub(crate) struct Splitter {
     /// The beginning of the line, while it may become a report.
@@ -70,7 +67,6 @@ fn may_be_report(begun: &[u8]) -> bool {
     begun.first().is_none_or(|byte| *byte == b'{')
 }
 
-/// Passes on a whole line.
 fn pass(pieces: &mut Vec<Piece>, line: Vec<u8>) {
     match report(&line) {
         Some(report) => pieces.push(Piece::Report(report, line.len())),
@@ -89,7 +85,6 @@ fn show(pieces: &mut Vec<Piece>, bytes: &[u8]) {
 /// The destination of the guest's output.
 pub(super) struct Kept {
     pub(super) console: Arc<Mutex<Ring>>,
-    /// Where it is shown as well.
     pub(super) echo: Option<Arc<Mutex<Output<Stdout>>>>,
 }
 
@@ -117,7 +112,6 @@ pub(super) fn read(mut source: impl Read, mut take: impl FnMut(&[u8])) {
     }
 }
 
-/// Reads a console that also carries reports.
 pub(super) fn read_split(source: impl Read, kept: &Kept, reports: &Reports) {
     let mut splitter = Splitter::default();
     let pass = |piece| match piece {
@@ -147,7 +141,6 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// All pieces, with adjacent console pieces joined.
     fn split(parts: &[&[u8]]) -> Vec<Piece> {
         let mut splitter = Splitter::default();
         let mut all: Vec<Piece> = Vec::new();

@@ -9,12 +9,10 @@ use hostlink::exit::ExitCode;
 use std::mem::offset_of;
 use std::ops::Range;
 
-/// The vCPU that a row belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RowVcpu {
     /// Its guest; `None` if the machine has one guest, which uses its serial ports.
     pub(crate) guest: Option<Identity>,
-    /// Its number.
     pub(crate) vcpu: u32,
 }
 
@@ -36,9 +34,7 @@ impl RowVcpu {
 /// Counters of the guests' vCPUs, or of some of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Snapshot {
-    /// One row per vCPU.
     rows: Vec<[u64; Counter::COUNT]>,
-    /// Whose the rows are.
     owners: Vec<RowVcpu>,
 }
 
@@ -76,7 +72,6 @@ impl Snapshot {
         Ok(snapshot)
     }
 
-    /// Adds the rows of a guest, the first of which is at this physical address.
     fn add(&mut self, ram: &Ram, first: u64, vcpus: u32, guest: Option<Identity>) -> Result<()> {
         for vcpu in 0..vcpus {
             let mut values = [0u64; Counter::COUNT];
@@ -90,7 +85,6 @@ impl Snapshot {
         Ok(())
     }
 
-    /// A snapshot of these rows.
     #[cfg(test)]
     pub(crate) fn of_rows(rows: Vec<[u64; Counter::COUNT]>) -> Self {
         let owners = (0..rows.len() as u32).map(|vcpu| RowVcpu { guest: None, vcpu }).collect();
@@ -111,7 +105,6 @@ impl Snapshot {
         Self { rows, owners: self.owners.clone() }
     }
 
-    /// The counters of only these vCPUs, as far as they exist.
     pub(crate) fn of(&self, vcpus: Range<usize>) -> Self {
         let indices = (0..self.rows.len()).take(vcpus.end).skip(vcpus.start);
         self.some(indices)
@@ -139,7 +132,6 @@ impl Snapshot {
         guests.into_iter().map(|guest| (guest, of(guest))).collect()
     }
 
-    /// The vCPU of each row.
     pub(crate) fn owners(&self) -> &[RowVcpu] {
         &self.owners
     }
@@ -167,7 +159,6 @@ impl Snapshot {
         counters.chain([("flush.requests", self.flush_requests()), ("flush.targets", self.flush_targets())])
     }
 
-    /// All exits together, over the vCPUs.
     pub(crate) fn exits(&self) -> u64 {
         self.iter().filter(|(name, _)| name.starts_with("exit.")).map(|(_, value)| value).sum()
     }

@@ -8,7 +8,6 @@ use super::drive;
 use crate::arch::Platform;
 use anyhow::{Context, Result, ensure};
 
-/// A network that a guest is connected to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Network {
     /// QEMU's user network: the guest reaches what this user reaches, this computer's own services
@@ -23,21 +22,17 @@ pub(crate) enum Network {
 /// The address of the peer in [`Network::Sink`].
 pub(crate) const SINK: &str = "10.0.2.100";
 
-/// The devices of one guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Devices {
     /// Images of NVMe disks, in the order in which the guest finds them.
     pub(crate) disks: Vec<PathBuf>,
-    /// Images of virtio disks.
     pub(crate) virtio_disks: Vec<PathBuf>,
-    /// Its network.
     pub(crate) network: Option<Network>,
     /// Functions that the machine has anyway, by address or kind.
     pub(crate) functions: Vec<String>,
 }
 
 impl Devices {
-    /// Whether there are none.
     pub(crate) fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -48,7 +43,6 @@ impl Devices {
         !self.disks.is_empty() && !has_initrd && !has_command
     }
 
-    /// Checks that the images are there.
     pub(crate) fn check(&self) -> Result<()> {
         if self.is_empty() {
             return Ok(());
@@ -193,7 +187,6 @@ mod tests {
     use super::*;
     use crate::arch::ArmCpu;
 
-    /// A file that is there.
     const THIS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
 
     fn text(built: &Built) -> String {

@@ -29,7 +29,6 @@ pub(crate) fn drive(options: &str, disk: &Path) -> Result<OsString> {
     Ok([OsStr::new(&options), &value(&path)].into_iter().collect())
 }
 
-/// QEMU's driver for a disk.
 pub(crate) fn driver(disk: &Path) -> Result<&'static str> {
     let data = fs::metadata(disk).with_context(|| format!("cannot use {}", disk.display()))?;
     let kind = FileType::from_raw_mode(data.mode());

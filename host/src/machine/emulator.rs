@@ -19,14 +19,11 @@ static VERSIONS: [OnceLock<Version>; 2] = [const { OnceLock::new() }; 2];
 /// The version of QEMU that is fetched if the system has another one.
 const FETCHED: u32 = 10;
 
-/// The emulator that the command line selects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// The installed one.
     System,
     /// QEMU 10: the installed one if it is version 10, else that of the distribution's backports.
     Ten,
-    /// The one in this directory.
     In(PathBuf),
 }
 
@@ -41,7 +38,6 @@ impl Wanted {
         ["--qemu".into(), which]
     }
 
-    /// The selection that `text` means on the command line.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         match text {
             "system" => Ok(Self::System),
@@ -52,7 +48,6 @@ impl Wanted {
     }
 }
 
-/// A QEMU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Emulator {
     /// The directory of its programs; `None` if they are on the path.
@@ -63,14 +58,12 @@ pub(crate) struct Emulator {
     modules: Option<PathBuf>,
 }
 
-/// The version of an emulator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Version {
     pub(crate) major: u32,
     pub(crate) minor: u32,
 }
 
-/// The version of the emulator's plugin interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PluginInterface {
     /// Of QEMU 6.0 to 8.2.
@@ -80,7 +73,6 @@ pub(crate) enum PluginInterface {
 }
 
 impl Version {
-    /// The version in QEMU's output when it is asked for it.
     fn parse(text: &str) -> Option<Self> {
         let (_, version) = text.lines().next()?.split_once("version ")?;
         let mut numbers = version.split(|c: char| !c.is_ascii_digit()).map(str::parse);
@@ -93,7 +85,6 @@ impl Version {
         self.major >= 10
     }
 
-    /// The interface for plugins.
     pub(crate) fn plugin_interface(self) -> Result<PluginInterface> {
         match (self.major, self.minor) {
             (..6, _) | (9, 0) => {
@@ -120,7 +111,6 @@ pub(crate) fn choose(wanted: &Wanted) -> Result<()> {
     CHOSEN.set(emulator).ok().context("an emulator was used before one was chosen")
 }
 
-/// The selection on the command line.
 pub(crate) fn wanted() -> &'static Wanted {
     WANTED.get().unwrap_or(&Wanted::System)
 }
@@ -130,7 +120,6 @@ pub(crate) fn chosen() -> &'static Emulator {
     CHOSEN.get_or_init(Emulator::default)
 }
 
-/// The version of the chosen emulator.
 pub(crate) fn version(arch: Arch) -> Result<Version> {
     let place = &VERSIONS[arch as usize];
     match place.get() {
@@ -139,7 +128,6 @@ pub(crate) fn version(arch: Arch) -> Result<Version> {
     }
 }
 
-/// QEMU 10 for both architectures.
 fn ten() -> Result<Emulator> {
     let is_ten =
         |emulator: &Emulator, arch| emulator.version(arch).is_ok_and(|version| version.major == FETCHED);
@@ -182,7 +170,6 @@ impl Emulator {
         })
     }
 
-    /// The program for machines of this architecture.
     fn program(&self, arch: Arch) -> OsString {
         match &self.programs {
             Some(directory) => directory.join(arch.qemu()).into(),
@@ -190,7 +177,6 @@ impl Emulator {
         }
     }
 
-    /// A command for machines of this architecture, without their arguments.
     pub(crate) fn command(&self, arch: Arch) -> Command {
         let mut command = Command::new(self.program(arch));
         for directory in &self.firmware {
@@ -202,7 +188,6 @@ impl Emulator {
         command
     }
 
-    /// The version that it reports.
     fn version(&self, arch: Arch) -> Result<Version> {
         let program = arch.qemu();
         let output = self.command(arch).arg("--version").stdin(Stdio::null()).output();
@@ -211,7 +196,6 @@ impl Emulator {
         Version::parse(&text).with_context(|| format!("{program} does not say its version: {}", text.trim()))
     }
 
-    /// The libraries that it is linked with and that are missing.
     fn missing_libraries(&self, arch: Arch) -> Result<Vec<String>> {
         let output = Command::new("ldd").arg(self.program(arch)).stdin(Stdio::null()).output();
         let output = output.context("cannot start ldd")?;
@@ -219,7 +203,6 @@ impl Emulator {
     }
 }
 
-/// The libraries that ldd has not found.
 fn missing(text: &str) -> Vec<String> {
     let names = text.lines().filter_map(|line| line.trim().strip_suffix(" => not found"));
     names.map(str::to_owned).collect()

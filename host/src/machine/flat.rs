@@ -24,7 +24,6 @@ impl ArmHeader {
     const MAGIC: &[u8] = b"ARM\x64";
     const MAGIC_AT: usize = 56;
 
-    /// The header of an image; `None` if the image has none.
     pub(crate) fn of(image: &[u8]) -> Option<Self> {
         let word = |at: usize| Some(u64::from_le_bytes(image.get(at..at + 8)?.try_into().ok()?));
         let magic = image.get(Self::MAGIC_AT..Self::MAGIC_AT + 4)?;
@@ -106,7 +105,6 @@ pub(crate) fn write_boot_image(elf: &Path) -> Result<PathBuf> {
 pub(crate) mod tests {
     use super::*;
 
-    /// An image that has only an arm64 header.
     pub(crate) fn arm_image(text_offset: u64, image_size: u64) -> Vec<u8> {
         let mut image = vec![0; 0x80];
         image[8..16].copy_from_slice(&text_offset.to_le_bytes());

@@ -17,7 +17,6 @@ pub(super) struct Ring {
 /// The requested text begins before the kept part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Dropped {
-    /// How many of its bytes were dropped.
     pub(super) count: usize,
 }
 
@@ -27,7 +26,6 @@ impl Ring {
         Self { bytes: Vec::new(), first: 0, least }
     }
 
-    /// Appends bytes.
     pub(super) fn push(&mut self, bytes: &[u8]) {
         // In pieces, so that the kept text never exceeds its bound meanwhile.
         for piece in bytes.chunks(self.least) {
@@ -90,7 +88,6 @@ impl<T> Side<T> {
 }
 
 impl<T: Clone> Ends<T> {
-    /// Adds a value that has `bytes` bytes.
     pub(super) fn push(&mut self, value: T, bytes: usize) {
         let is_whole = self.last.values.is_empty() && self.last_from == self.first.values.len();
         if is_whole && self.first.has_room(1, bytes) {
@@ -116,12 +113,10 @@ impl<T: Clone> Ends<T> {
         self.last.values.get(index).map(|(value, _)| (value.clone(), self.last_from + index + 1))
     }
 
-    /// All kept values.
     pub(super) fn all(&self) -> Vec<T> {
         self.first.values.iter().chain(&self.last.values).map(|(value, _)| value.clone()).collect()
     }
 
-    /// The number of dropped values.
     pub(super) fn dropped(&self) -> usize {
         self.last_from - self.first.values.len()
     }

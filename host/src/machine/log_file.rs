@@ -16,7 +16,6 @@ pub(crate) fn older(path: &Path) -> PathBuf {
     path.with_added_extension("old")
 }
 
-/// A log.
 #[derive(Debug)]
 pub(crate) struct LogFile {
     /// Its path: as it was given, for messages, and without links.

@@ -14,7 +14,6 @@ impl<W: Write> Output<W> {
         Self { sink, failure: None }
     }
 
-    /// Writes bytes.
     pub(crate) fn put(&mut self, bytes: &[u8]) {
         let written = self.sink.write_all(bytes);
         self.note(written);

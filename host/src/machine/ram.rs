@@ -20,7 +20,6 @@ use std::sync::atomic::{Ordering, fence};
 const NAME: &str = "quell-ram";
 const LINK: &str = "/memfd:quell-ram (deleted)";
 
-/// A gap in the memory's addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Gap {
     start: u64,
@@ -39,11 +38,9 @@ pub(crate) struct Whereabouts {
     gap: Option<Gap>,
 }
 
-/// Memory of a machine.
 pub(crate) struct Ram {
     /// Physical address of its first byte.
     base: u64,
-    /// The gap in its addresses, if there is one.
     gap: Option<Gap>,
     file: File,
     map: MmapRaw,
@@ -73,7 +70,6 @@ impl Ram {
         Ok(Self { gap, ..Self::new(bytes, 0)? })
     }
 
-    /// The memory of the emulated machine of an architecture.
     pub(crate) fn of(arch: Arch, bytes: u64) -> Result<Self> {
         match arch {
             Arch::X86_64 => Self::of_q35(bytes),
@@ -81,7 +77,6 @@ impl Ram {
         }
     }
 
-    /// The information by which another process finds this memory.
     pub(crate) fn whereabouts(&self) -> Result<Whereabouts> {
         let data = self.file.metadata().context("cannot look at the machine's memory")?;
         let (fd, inode, bytes) = (self.file.as_raw_fd(), data.ino(), data.len());
@@ -120,7 +115,6 @@ impl Ram {
         Ok(Self { base: at.base, gap: at.gap, file, map })
     }
 
-    /// The offset of an address in the memory.
     fn offset(&self, address: u64) -> Option<u64> {
         let before = match self.gap {
             Some(gap) if address >= gap.end => gap.end - gap.start,

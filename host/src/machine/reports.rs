@@ -7,14 +7,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Longest possible report line.
 pub(super) const LINE_MAX: usize = 1 << 16;
 
 /// The reports so far, or the first and the last of them.
 #[derive(Debug)]
 pub(super) struct Reports {
     kept: Mutex<Ends<Value>>,
-    /// Notified when a report arrives.
     comes: Condvar,
     /// Number of lines that began like a report but were too long.
     too_long: AtomicUsize,
@@ -29,7 +27,6 @@ impl Reports {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a report whose line has `bytes` bytes.
     pub(super) fn add(&self, report: Value, bytes: usize) {
         self.kept().push(report, bytes);
         self.comes.notify_one();
@@ -43,12 +40,10 @@ impl Reports {
         waited.unwrap_or_else(PoisonError::into_inner).0.at(number)
     }
 
-    /// All kept reports.
     pub(super) fn all(&self) -> Vec<Value> {
         self.kept().all()
     }
 
-    /// The number of dropped reports.
     pub(super) fn dropped(&self) -> usize {
         self.kept().dropped() + self.too_long.load(Ordering::Relaxed)
     }
@@ -79,7 +74,6 @@ impl Reports {
     }
 }
 
-/// The report in a line.
 pub(crate) fn report(line: &[u8]) -> Option<Value> {
     serde_json::from_slice::<Value>(line.trim_ascii()).ok().filter(Value::is_object)
 }

@@ -25,7 +25,6 @@ impl Signals {
         Ok(Self { caught })
     }
 
-    /// As if this signal had arrived.
     #[cfg(test)]
     pub(super) fn with_caught(signal: usize) -> Self {
         Self { caught: Arc::new(AtomicUsize::new(signal)) }

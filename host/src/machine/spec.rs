@@ -10,14 +10,12 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The software that the machine starts.
 #[derive(Clone, Debug)]
 pub(crate) enum Payload {
     /// The hypervisor with a guest in a bundle.
     Quell {
         /// Its file for `-kernel`: ELF, or a flat boot image on Arm.
         hypervisor: PathBuf,
-        /// The bundle.
         bundle: PathBuf,
         /// Physical address of the beacon in the ELF file.
         beacon: Option<u64>,
@@ -26,14 +24,11 @@ pub(crate) enum Payload {
     Bare {
         /// A bzImage, or an arm64 `Image`.
         kernel: PathBuf,
-        /// Its initial RAM disk.
         initrd: Option<PathBuf>,
-        /// Its command line.
         cmdline: String,
     },
     /// The contents of a CD.
     Disc {
-        /// The CD's image.
         disc: PathBuf,
         /// UEFI firmware; BIOS if there is none.
         firmware: Option<PathBuf>,
@@ -41,7 +36,6 @@ pub(crate) enum Payload {
 }
 
 impl Payload {
-    /// Physical address of the hypervisor's beacon.
     pub(crate) const fn beacon(&self) -> Option<u64> {
         match self {
             Self::Quell { beacon, .. } => *beacon,
@@ -61,7 +55,6 @@ pub(crate) enum Console {
     Capture,
 }
 
-/// The machine's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Clock {
     /// The host's clock, with each CPU in a thread of its own.
@@ -77,28 +70,21 @@ pub(crate) enum Clock {
 /// Counts of executed instructions by kind, by `host/plugin`.
 #[derive(Clone, Debug)]
 pub(crate) struct Counting {
-    /// The plugin's library.
     pub(crate) plugin: PathBuf,
     /// The file that it writes when QEMU ends by itself.
     pub(crate) output: PathBuf,
 }
 
-/// A machine to run.
 #[derive(Clone, Debug)]
 pub(crate) struct Spec {
-    /// The platform.
     pub(crate) platform: Platform,
-    /// The software that it starts.
     pub(crate) payload: Payload,
-    /// Its CPUs.
     pub(crate) cpus: u32,
     /// Its memory in bytes.
     pub(crate) memory: u64,
-    /// Its clock.
     pub(crate) clock: Clock,
     /// Whether a kernel that is started directly on an Arm machine gets EL2, for KVM.
     pub(crate) has_el2: bool,
-    /// The destination of the guest's console.
     pub(crate) console: Console,
     /// The limit of its own time before it is killed; `None` for no limit.
     pub(crate) timeout: Option<Duration>,
@@ -117,12 +103,10 @@ pub(crate) struct Channels<'a> {
     /// UNIX socket of the guest's report channel, the second serial port; not used if reports are
     /// on the console.
     pub(crate) report: &'a Path,
-    /// The hypervisor's log.
     pub(crate) log: &'a Path,
     /// UNIX socket at which QEMU offers the control channel, the fourth serial port or one on PCI;
     /// `None` without hypervisor.
     pub(crate) control: Option<&'a Path>,
-    /// QEMU's own log.
     pub(crate) qemu_log: &'a Path,
 }
 
@@ -145,7 +129,6 @@ impl Spec {
         }
     }
 
-    /// The arguments for QEMU of this version.
     pub(crate) fn arguments(
         &self,
         version: Version,

@@ -14,7 +14,6 @@ pub(crate) struct Symbols {
     pub(crate) beacon: Option<u64>,
 }
 
-/// Reads the symbols of the image at `path`.
 pub(crate) fn read(path: &Path) -> Result<Symbols> {
     let image = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     let elf = object::read::elf::ElfFile64::<object::Endianness>::parse(image.as_slice())

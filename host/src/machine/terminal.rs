@@ -27,7 +27,6 @@ const QUESTION: &str = "\x1b[c";
 /// The time without a byte after which no answer comes, in tenths of a second. The terminal may be
 /// far away; the answer to the last question ends the wait.
 const PATIENCE: u8 = 10;
-/// Longest time for all answers.
 const PATIENCE_MAX: Duration = Duration::from_secs(3);
 
 /// The terminal's former settings, while its keys are for a guest. Dropped, it makes the terminal
@@ -163,7 +162,6 @@ mod tests {
     use std::os::fd::OwnedFd;
     use std::thread;
 
-    /// Both ends of a terminal.
     fn terminal() -> (OwnedFd, OwnedFd) {
         let own = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).expect("makes");
         grantpt(&own).expect("is granted");

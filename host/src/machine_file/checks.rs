@@ -15,7 +15,6 @@ use std::path::{Component, Path, PathBuf};
 /// The stock kernel and RAM disk together, about: they may not have been fetched yet.
 const STOCK_BYTES: u64 = 48 * MIB;
 
-/// The name of the hypervisor's log in the directory for logs.
 pub(super) const HYPERVISOR_LOG: &str = "hypervisor.log";
 
 impl MachineFile {
@@ -131,7 +130,6 @@ impl MachineFile {
         Ok(())
     }
 
-    /// Memory that the machine needs, with a bundle of this size.
     pub(crate) fn memory_needed(&self, bundle_bytes: u64) -> u64 {
         let guests: u64 = self.guests.iter().map(|guest| guest.config.memory).sum();
         let shared: u64 = self.shared.iter().map(|region| region.size).sum();

@@ -11,7 +11,6 @@ use toml::de::{DeTable, DeValue};
 /// A key: its name, and a line to write.
 pub(super) type Key = (&'static str, &'static str);
 
-/// A table with some keys, which are all known.
 pub(super) struct Fields<'f> {
     source: &'f Source,
     table: &'f DeTable<'f>,
@@ -68,12 +67,10 @@ impl<'f> Fields<'f> {
         self.table.iter().find(|(name, _)| name.get_ref() == key).map(|(_, value)| value)
     }
 
-    /// Whether there is this key.
     pub(super) fn has(&self, key: &str) -> bool {
         self.get(key).is_some()
     }
 
-    /// The line of this key, if there is one.
     pub(super) fn line(&self, key: &str) -> Option<usize> {
         self.get(key).map(|value| self.source.line(&value.span()))
     }
@@ -117,7 +114,6 @@ impl<'f> Fields<'f> {
         }
     }
 
-    /// A text.
     pub(super) fn text(&self, key: &str) -> Result<Option<At<&'f str>>> {
         let found = self.of_type(key, "text in quotes", |value| match value {
             DeValue::String(text) => Some(&**text),
@@ -133,7 +129,6 @@ impl<'f> Fields<'f> {
         Ok(found)
     }
 
-    /// A whole number from `min` to `max`.
     pub(super) fn number(&self, key: &str, min: u32, max: u32) -> Result<Option<At<u32>>> {
         let expected = format!("a whole number from {min} to {max}");
         self.of_type(key, &expected, |value| match value {
@@ -190,12 +185,10 @@ impl<'f> Fields<'f> {
         })
     }
 
-    /// A text of its own.
     pub(super) fn owned(&self, key: &str) -> Result<Option<At<String>>> {
         Ok(self.text(key)?.map(|At { value, line }| At { value: value.to_owned(), line }))
     }
 
-    /// A path, or a list of paths.
     pub(super) fn files(&self, key: &str) -> Result<Option<At<Vec<PathBuf>>>> {
         let resolved = |names: Vec<String>| names.iter().map(|name| self.resolve(name)).collect();
         Ok(self.texts(key)?.map(|At { value, line }| At { value: resolved(value), line }))
@@ -216,12 +209,10 @@ impl<'f> Fields<'f> {
         Ok(Some(At { value: path, line }))
     }
 
-    /// A path in the file, which is relative to the file's directory.
     pub(super) fn resolve(&self, path: &str) -> PathBuf {
         self.source.resolve(path)
     }
 
-    /// A message about a line.
     pub(super) fn error(&self, line: usize, message: &str) -> Error {
         self.source.error(line, message)
     }
@@ -237,7 +228,6 @@ impl<'f> Fields<'f> {
     }
 }
 
-/// The value of a number.
 fn integer(number: &toml::de::DeInteger<'_>) -> Option<u32> {
     u32::from_str_radix(number.as_str(), number.radix()).ok()
 }

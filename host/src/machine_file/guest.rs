@@ -15,14 +15,10 @@ use hostlink::name::Name;
 use std::path::PathBuf;
 use toml::de::DeTable;
 
-/// What a guest runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Software {
-    /// The stock kernel.
     Stock,
-    /// The kernel in this file.
     Kernel(PathBuf),
-    /// A bare program of this project.
     Program(Program),
 }
 
@@ -69,7 +65,6 @@ pub(crate) struct GuestPlan {
 }
 
 impl GuestPlan {
-    /// Reads the table that begins in this line.
     pub(super) fn read(source: &Source, table: &DeTable<'_>, line: usize, machine: &Machine) -> Result<Self> {
         let others = (machine::KEYS, "is for the whole machine: write it under [machine]");
         let names = KEYS.iter().map(|key| (key.name, key.example)).collect();
@@ -99,12 +94,10 @@ impl GuestPlan {
         Ok(plan)
     }
 
-    /// Its name.
     pub(crate) fn name(&self) -> Name {
         self.config.name
     }
 
-    /// Whether the stock kernel boots from a disk of the guest's.
     pub(crate) fn boots_disk(&self) -> bool {
         self.software == Software::Stock && self.devices.boot(self.initrd.is_some(), self.exec.is_some())
     }
@@ -127,7 +120,6 @@ impl GuestPlan {
     }
 }
 
-/// Refuses keys that exclude each other.
 fn refuse_both(source: &Source, fields: &Fields<'_>) -> Result<()> {
     for (key, (excluded, why)) in KEYS.iter().map(|key| (key.name, key.excludes)) {
         let both = excluded.iter().find(|other| fields.has(key) && fields.has(other));

@@ -19,14 +19,11 @@ use hostlink::cpus::CpuSet;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// A key of a guest.
 pub(crate) struct Key {
     pub(crate) name: &'static str,
     /// A line to write.
     pub(super) example: &'static str,
-    /// Reads what there is under this key.
     pub(super) read: Read,
-    /// What a check shows.
     pub(super) shown: &'static [Shown],
     /// Keys that must not be there as well, and why.
     pub(crate) excludes: (&'static [&'static str], &'static str),
@@ -46,9 +43,7 @@ pub(crate) struct Opt {
     pub(crate) long: &'static str,
     pub(crate) value_name: &'static str,
     pub(crate) help: &'static str,
-    /// Whether it may be repeated.
     pub(crate) repeats: bool,
-    /// Its values.
     pub(crate) parser: fn() -> ValueParser,
     /// A value as it is written in a machine file.
     write: fn(&str) -> String,
@@ -95,7 +90,6 @@ impl Key {
     }
 }
 
-/// The keys of a guest.
 pub(crate) const KEYS: &[Key] = &[
     key("name", r#"name = "web""#, |_, _, _, _| Ok(())).shown(&[(
         "guest",
@@ -229,7 +223,6 @@ pub(crate) const KEYS: &[Key] = &[
     .repeated(),
 ];
 
-/// Puts a value that was found into its place.
 fn put<T: From<U>, U>(place: &mut T, found: Option<At<U>>) -> Result<()> {
     found.into_iter().for_each(|found| *place = found.value.into());
     Ok(())
@@ -327,7 +320,6 @@ fn paths(value: &Value) -> String {
     }
 }
 
-/// The option of `run` for a key.
 pub(super) fn option_of(name: &str) -> &'static str {
     KEYS.iter().find(|key| key.name == name).map_or("", |key| key.option.long)
 }

@@ -14,7 +14,6 @@ use hostlink::cpus::CpuSet;
 use std::path::PathBuf;
 use toml::de::DeTable;
 
-/// The keys of the machine.
 pub(super) const KEYS: &[Key] = &[
     ("arch", r#"arch = "x86_64""#),
     ("cpu", r#"cpu = "max""#),
@@ -41,7 +40,6 @@ pub(crate) struct Machine {
     pub(crate) boot_cpu: Option<BootCpu>,
     /// Its memory; `None` for as much as the guests need.
     pub(crate) memory: Option<At<u64>>,
-    /// The longest time slice.
     pub(crate) slice_us: Option<u32>,
     /// The directory for logs that have no path of their own.
     pub(crate) logs: PathBuf,

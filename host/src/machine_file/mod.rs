@@ -26,7 +26,6 @@ use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// A machine file that was read and checked.
 #[derive(Clone, Debug)]
 pub(crate) struct MachineFile {
     pub(crate) source: Source,
@@ -99,7 +98,6 @@ fn refuse_unknown(source: &Source, root: &DeTable<'_>) -> Result<()> {
     Err(source.error(source.line(&span), message))
 }
 
-/// The guests, at least one.
 fn guests(
     source: &Source,
     value: Option<&Spanned<DeValue<'_>>>,

@@ -20,7 +20,6 @@ impl MachineFile {
         self.machine.boot_cpu.is_none() && self.machine.platform.adds_cpu(self.machine.cpus)
     }
 
-    /// The role of the boot CPU.
     pub(crate) fn boot_cpu(&self) -> BootCpu {
         let usual = if self.adds_cpu() { BootCpu::Serve } else { BootCpu::Run };
         self.machine.boot_cpu.unwrap_or(usual)
@@ -31,7 +30,6 @@ impl MachineFile {
         self.machine.logs.join(super::checks::HYPERVISOR_LOG)
     }
 
-    /// The machine's memory, with a bundle of this size.
     pub(crate) fn memory(&self, bundle_bytes: u64) -> u64 {
         self.machine.memory.map_or_else(|| self.memory_needed(bundle_bytes), |memory| memory.value)
     }
@@ -56,7 +54,6 @@ impl MachineFile {
         f64::from(self.cpus_of(guest).len().min(guest.config.vcpus)).min(cap)
     }
 
-    /// A table of what would be built.
     pub(crate) fn table(&self) -> String {
         let cell = |(_, _, value, text): &Shown, guest| text(&value(self, guest));
         let has_cells = |shown: &&Shown| self.guests.iter().any(|guest| !cell(shown, guest).is_empty());
@@ -81,7 +78,6 @@ impl MachineFile {
         format!("{}\n{table}\n{shared}{NOTES}", self.headline())
     }
 
-    /// How a guest flushes remote TLBs.
     pub(super) fn flush(&self, guest: &GuestPlan) -> &'static str {
         match self.machine.platform.arch() {
             Arch::X86_64 => guest.config.flush.name(),
@@ -89,7 +85,6 @@ impl MachineFile {
         }
     }
 
-    /// The machine in one line.
     fn headline(&self) -> String {
         let (guests, cpus) = (self.guests.len(), self.machine.cpus);
         let vcpus: u32 = self.guests.iter().map(|guest| guest.config.vcpus).sum();
@@ -108,7 +103,6 @@ impl MachineFile {
         )
     }
 
-    /// The same as JSON.
     pub(crate) fn json(&self) -> Value {
         let guests: Vec<_> = self.guests.iter().map(|guest| self.guest_json(guest)).collect();
         let shared: Vec<_> = self.shared.iter().map(shared_json).collect();
@@ -132,7 +126,6 @@ impl MachineFile {
     }
 }
 
-/// A region as JSON.
 fn shared_json(region: &SharedPlan) -> Value {
     let guests: Vec<_> = region.guests.iter().map(Name::as_str).collect();
     json!({ "name": region.name.as_str(), "size_bytes": region.size, "guests": guests })

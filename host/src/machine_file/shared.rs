@@ -10,14 +10,11 @@ use hostlink::name::Name;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// The keys of a region.
 const KEYS: &[Key] =
     &[("name", r#"name = "ring""#), ("size", r#"size = "1M""#), ("guests", r#"guests = ["web", "db"]"#)];
 
-/// A region as the file describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SharedPlan {
-    /// The line of its `[[shared]]`.
     pub(crate) line: usize,
     pub(crate) name: Name,
     pub(crate) size: u64,
@@ -26,7 +23,6 @@ pub(crate) struct SharedPlan {
 }
 
 impl SharedPlan {
-    /// Reads the table that begins in this line.
     fn read(source: &Source, table: &DeTable<'_>, line: usize, guests: &[GuestPlan]) -> Result<Self> {
         let fields = Fields::new(source, table, "a [[shared]]", KEYS.to_vec(), (&[], ""))?;
         let missing = |key: &str| {
@@ -65,7 +61,6 @@ impl SharedPlan {
     }
 }
 
-/// The regions of a file.
 pub(super) fn read(
     source: &Source,
     value: Option<&Spanned<DeValue<'_>>>,
@@ -111,7 +106,6 @@ mod tests {
     use crate::machine_file::tests::{read, refused};
     use crate::size::MIB;
 
-    /// Three guests, then regions.
     const THREE: &str = "[[guest]]\nname = \"web\"\n[[guest]]\nname = \"db\"\n[[guest]]\nname = \"log\"\n";
 
     #[test]

@@ -6,10 +6,8 @@ use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// The size of the longest file that is read.
 const BYTES_MAX: u64 = 1 << 20;
 
-/// A machine file.
 #[derive(Clone, Debug)]
 pub(crate) struct Source {
     path: PathBuf,
@@ -24,7 +22,6 @@ pub(crate) struct At<T> {
 }
 
 impl Source {
-    /// Reads a file.
     pub(super) fn read(path: &Path) -> Result<Self> {
         let shown = path.display();
         let data = fs::metadata(path).with_context(|| format!("there is no machine file {shown}"))?;
@@ -44,7 +41,6 @@ impl Source {
         self.path.as_os_str().is_empty()
     }
 
-    /// A file that a test has made up.
     #[cfg(test)]
     pub(super) fn made_up(path: &Path, text: &str) -> Self {
         Self { path: path.to_owned(), text: text.to_owned() }
@@ -70,7 +66,6 @@ impl Source {
         1 + before.iter().filter(|byte| **byte == b'\n').count()
     }
 
-    /// A message about a line.
     pub(crate) fn error(&self, line: usize, message: impl std::fmt::Display) -> Error {
         if self.is_of_options() {
             return anyhow!("{message}");

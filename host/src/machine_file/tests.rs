@@ -9,7 +9,6 @@ use hostlink::cpus::CpuSet;
 use std::fs;
 use std::path::PathBuf;
 
-/// The directory of the files that tests make up.
 const DIRECTORY: &str = "/nowhere";
 
 fn read_with(text: &str, given: Overrides) -> Result<MachineFile> {

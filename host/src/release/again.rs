@@ -11,7 +11,6 @@ use std::{env, fs, thread};
 
 /// Directories of the tree that no build reads.
 const LEFT_OUT: [&str; 2] = ["target", ".git"];
-/// How often to check whether the build has ended.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// Builds again, and returns the files that differ from the first time.

@@ -35,7 +35,6 @@ const WORKLOADS: &str = "quell-workloads";
 const DEBIAN: [(&str, &str); 3] =
     [("linux-image", "GPL-2.0-only"), ("busybox", "GPL-2.0-only"), ("grub", "GPL-3.0-or-later")];
 
-/// One component.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Component {
     name: String,
@@ -54,7 +53,6 @@ enum Kind {
     Package,
 }
 
-/// The components of a release.
 #[derive(Debug, Default)]
 pub(super) struct Inventory {
     components: BTreeSet<Component>,
@@ -123,7 +121,6 @@ impl Inventory {
         Ok(())
     }
 
-    /// Adds Debian's packages in the CD.
     pub(super) fn add_packages(&mut self, versions: &Versions) -> Result<()> {
         let output = Command::new(MKRESCUE).arg("--version").output();
         let output = output.with_context(|| format!("cannot start {MKRESCUE}"))?;
@@ -138,7 +135,6 @@ impl Inventory {
         Ok(())
     }
 
-    /// The bill of materials.
     pub(super) fn bill(&self, epoch: u64) -> Result<String> {
         let time = OffsetDateTime::from_unix_timestamp(epoch.try_into()?)?.format(&Rfc3339)?;
         let components: Vec<Value> = self.components.iter().map(Component::entry).collect();
@@ -160,7 +156,6 @@ impl Inventory {
         Ok(format!("{}\n", serde_json::to_string_pretty(&bill)?))
     }
 
-    /// The licences as a document.
     pub(super) fn licences(&self) -> String {
         let mut text = format!(
             "# Licences\n\nQuell {} is licensed under {}. Its programs have these built in.\n",

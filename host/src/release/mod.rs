@@ -31,10 +31,8 @@ use std::{env, fs};
 
 /// The list of checksums, as `sha256sum --check` takes it.
 const CHECKSUMS: &str = "SHA256SUMS";
-/// The list of licences.
 const LICENCES: &str = "LICENCES.md";
 
-/// One file of the release.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct File {
     name: String,
@@ -54,7 +52,6 @@ struct Release<'a> {
     differ: &'a [String],
 }
 
-/// Makes the files.
 pub(crate) fn release(args: &ReleaseArgs, signals: &Signals) -> Result<u8> {
     workspace::choose(Flavour::Release);
     let epoch = epoch()?;

@@ -75,7 +75,6 @@ pub(crate) fn run(args: &RunArgs, signals: &Signals) -> Result<u8> {
     Ok(status)
 }
 
-/// The machine file that the options describe.
 fn of_options(args: &RunArgs) -> Result<MachineFile> {
     args.platform.platform()?;
     let mut keys = args.guest.keys.clone();
@@ -101,7 +100,6 @@ impl<'a> Recorder<'a> {
         Ok(Self { writer, trace: args.trace.as_ref().map(collect).transpose()? })
     }
 
-    /// Writes the files, after the end.
     fn finish(self, outcome: &Outcome) -> Result<()> {
         if let (Some(writer), Some(counters)) = (self.writer, &outcome.counters) {
             writer.write(&samples(counters))?;

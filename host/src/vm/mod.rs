@@ -24,28 +24,21 @@ use std::path::{Path, PathBuf};
 /// Guest memory below this is used by firmware tables and the like, not by kernel and initrd.
 const LOW_MEMORY_BYTES: u64 = 1 << 20;
 
-/// A guest: its kernel, its resources and its settings.
 #[derive(Clone, Debug)]
 pub(crate) struct Guest {
     /// The machine that it is for.
     pub(crate) platform: Platform,
-    /// Its kernel's file.
     pub(crate) kernel: PathBuf,
-    /// Its initial RAM disk.
     pub(crate) initrd: Option<Vec<u8>>,
-    /// Its command line.
     pub(crate) cmdline: String,
-    /// Its virtual CPUs.
     pub(crate) vcpus: u32,
     /// Its memory in bytes.
     pub(crate) memory: u64,
     /// Its hint about remote flushes.
     pub(crate) flush: FlushMode,
-    /// The effect of its reset.
     pub(crate) reset: ResetPolicy,
     /// Hypervisor settings that tests change.
     pub(crate) switches: Switches,
-    /// Its disks, network and other PCI functions.
     pub(crate) devices: Devices,
 }
 
@@ -191,7 +184,6 @@ pub(crate) struct Hypervisor {
 }
 
 impl Hypervisor {
-    /// Builds the image if necessary.
     pub(crate) fn build(arch: Arch) -> Result<Self> {
         Self::of(workspace::HYPERVISOR, arch)
     }
@@ -247,7 +239,6 @@ impl StockGuest {
         Ok(Self { arch, files, initramfs })
     }
 
-    /// The kernel's file.
     pub(crate) fn kernel(&self) -> PathBuf {
         self.files.kernel.clone()
     }

@@ -12,7 +12,6 @@ use hostlink::cpus::CpuSet;
 use std::fs;
 use std::path::Path;
 
-/// The guests, with all that they need.
 pub(crate) struct Guests<'f> {
     file: &'f MachineFile,
     guests: Vec<Guest>,
@@ -77,7 +76,6 @@ impl<'f> Guests<'f> {
     }
 }
 
-/// A guest with its files.
 fn made(
     file: &MachineFile,
     plan: &GuestPlan,

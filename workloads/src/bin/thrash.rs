@@ -66,7 +66,6 @@ impl Options {
 }
 
 impl Options {
-    /// Total rounds of all threads.
     fn rounds_total(&self) -> u64 {
         self.threads.saturating_mul(self.rounds)
     }

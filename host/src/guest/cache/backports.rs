@@ -8,7 +8,6 @@ use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A kernel other than the distribution's own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OtherKernel {
     pub(crate) kernel: PathBuf,
@@ -23,7 +22,6 @@ impl OtherKernel {
         kernel.is_file().then_some(Self { kernel, version })
     }
 
-    /// Fetches the kernel behind `package`.
     fn fetch(apt: &Apt, package: &str, new: &New) -> Result<()> {
         let image = apt.kernel_behind(package, new.work.path());
         let image = image.ok_or_else(|| NotToBeHad(format!("there is no kernel behind {package}")))?;
@@ -63,7 +61,6 @@ pub(crate) fn kernel_of(suite: &str, arch: Arch, package: &str) -> Result<OtherK
     })
 }
 
-/// The packages of a newer emulator.
 const EMULATOR_PACKAGES: [&str; 5] =
     ["qemu-system-x86", "qemu-system-arm", "qemu-system-common", "qemu-system-data", "seabios"];
 

@@ -11,10 +11,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 
-/// The packages of a system, and where they are from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DebianPackages {
-    /// Their archives.
     pub(crate) archives: Vec<PathBuf>,
     /// Apt's list of sources, for the system itself.
     pub(crate) sources: String,

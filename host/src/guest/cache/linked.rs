@@ -12,7 +12,6 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A program and its libraries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LinkedProgram {
     pub(crate) program: PathBuf,
@@ -44,7 +43,6 @@ pub(crate) fn kexec(arch: Arch) -> Result<LinkedProgram> {
     linked_program(arch, "kexec-tools", "sbin/kexec")
 }
 
-/// The program at `path` of a package.
 fn linked_program(arch: Arch, package: &str, path: &str) -> Result<LinkedProgram> {
     let architecture = arch.debian();
     kept(&format!("{package}-{architecture}"), LinkedProgram::cached, LinkedProgram::cached, |new| {
@@ -126,7 +124,6 @@ fn linked_with(program: &Path, objects: &BTreeMap<String, PathBuf>) -> Result<BT
     Ok(found)
 }
 
-/// The names of the objects that an ELF file names as needed.
 fn needed(data: &[u8]) -> object::Result<Vec<String>> {
     let file = ElfFile64::<Endianness>::parse(data)?;
     let table = file.elf_dynamic_table()?;

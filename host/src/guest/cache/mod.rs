@@ -54,7 +54,6 @@ impl fmt::Display for NotToBeHad {
 
 impl Error for NotToBeHad {}
 
-/// The guest's files, and their packages.
 #[derive(Clone, Debug)]
 pub(crate) struct GuestFiles {
     /// The kernel: a bzImage, or an arm64 `Image`.
@@ -63,16 +62,13 @@ pub(crate) struct GuestFiles {
     pub(crate) busybox: PathBuf,
     /// Directory with those of [`KVM_MODULES`] that the kernel's package contains.
     pub(crate) modules: PathBuf,
-    /// Their versions.
     pub(crate) versions: Versions,
 }
 
 /// Packages with their versions, `name version`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Versions {
-    /// The kernel's package.
     pub(crate) kernel: String,
-    /// Busybox' package.
     pub(crate) busybox: String,
 }
 
@@ -240,7 +236,6 @@ struct Unpacked {
     version: String,
 }
 
-/// The version of the package in an archive.
 fn version(archive: &Path) -> Result<String> {
     let version = Command::new("dpkg-deb").arg("-f").arg(archive).arg("Version").output()?;
     Ok(String::from_utf8_lossy(&version.stdout).trim().to_owned())
@@ -313,7 +308,6 @@ impl Apt {
         command
     }
 
-    /// Runs one of apt's programs and returns what it printed.
     fn run(&self, program: &str, args: &[&str], directory: &Path) -> Result<String> {
         let output = self
             .command(program, args, directory)
@@ -331,7 +325,6 @@ impl Apt {
         kernel_dependency(&self.run("apt-cache", &["depends", flavour], directory).ok()?)
     }
 
-    /// Fetches a package and unpacks it.
     fn unpacked(&self, package: &str, new: &New) -> Result<Unpacked> {
         let work = new.work.path();
         self.run("apt-get", &["download", package], work)?;
@@ -351,7 +344,6 @@ impl Apt {
     }
 }
 
-/// The kernel among the dependencies that `apt-cache depends` lists.
 fn kernel_dependency(text: &str) -> Option<String> {
     text.lines()
         .filter_map(|line| line.trim().strip_prefix("Depends: "))

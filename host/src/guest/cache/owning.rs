@@ -14,7 +14,6 @@ const VFIO_MODULES: [&str; 5] =
 /// What this kernel's KVM needs in addition.
 const FURTHER_MODULE: &str = "ccp.ko";
 
-/// The kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OwningKernel {
     pub(crate) kernel: PathBuf,
@@ -24,7 +23,6 @@ pub(crate) struct OwningKernel {
     pub(crate) version: String,
 }
 
-/// The names of all modules, in the order of loading.
 fn names() -> Vec<&'static str> {
     [&[FURTHER_MODULE], &KVM_MODULES[..], &VFIO_MODULES].concat()
 }

@@ -18,7 +18,6 @@ pub(crate) const CMDLINE: &str = "console=ttyAMA0 quiet panic=-1 quell.report no
 /// The kernel whose KVM is the hypervisor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kernel {
-    /// The stock guest's.
     Stock,
     /// That of the distribution's backports.
     Newer,

@@ -72,13 +72,10 @@ impl Flushes {
     }
 }
 
-/// A virtual machine under KVM.
 pub(crate) struct Inner<'a> {
     /// Its kernel: an ELF file with a PVH entry, or a bzImage.
     pub(crate) kernel: &'a Path,
-    /// Its initial RAM disk.
     pub(crate) initrd: Option<&'a [u8]>,
-    /// Its command line.
     pub(crate) cmdline: &'a str,
     pub(crate) vcpus: u32,
     pub(crate) memory: u64,
@@ -98,7 +95,6 @@ pub(crate) struct Around {
 }
 
 impl Around {
-    /// All CPUs.
     pub(crate) const fn all(self) -> u32 {
         self.cpus + self.has_first as u32
     }
@@ -129,7 +125,6 @@ pub(crate) fn archive(files: &GuestFiles, inner: &Inner<'_>, around: Around) -> 
     Ok(tree.archive.finish())
 }
 
-/// Memory of the outer machine.
 pub(crate) fn memory(inner: &Inner<'_>, initrd_bytes: u64) -> u64 {
     with_files(without_files(inner), initrd_bytes)
 }
@@ -211,7 +206,6 @@ impl Tree {
         Ok(())
     }
 
-    /// Adds the files of the machine under KVM.
     fn add_guest(&mut self, inner: &Inner<'_>) -> Result<()> {
         self.add("kernel", inner.kernel)?;
         if let Some(initrd) = inner.initrd {
@@ -243,13 +237,11 @@ fn library(line: &str) -> Option<PathBuf> {
     path.starts_with('/').then(|| PathBuf::from(path))
 }
 
-/// The version of the QEMU that runs the machine, as QEMU reports it.
 pub(crate) fn qemu_version() -> Result<String> {
     let said = output(Command::new(program(Arch::X86_64.qemu())?).arg("--version"))?;
     said.lines().next().map(str::to_owned).context("QEMU does not say its version")
 }
 
-/// The directories in which QEMU looks for firmware.
 fn data_directories(qemu: &Path) -> Result<Vec<PathBuf>> {
     Ok(output(Command::new(qemu).args(["-L", "help"]))?.lines().map(PathBuf::from).collect())
 }

@@ -98,7 +98,6 @@ impl Registration {
         Found { name, socket: self.0.clone() }
     }
 
-    /// The path of the socket.
     pub(crate) fn path(&self) -> &Path {
         &self.0
     }
@@ -139,7 +138,6 @@ impl Found {
         self.socket.exists() && is_alive(&self.name)
     }
 
-    /// A mock for tests.
     #[cfg(test)]
     pub(crate) fn made_up(name: &str, directory: &Path) -> Self {
         let socket = directory.join(name).with_extension(SUFFIX);
@@ -163,7 +161,6 @@ pub(crate) fn choose(name: Option<&str>, machines: &[Found]) -> Result<Found> {
     }
 }
 
-/// The running machines, by name.
 pub(crate) fn running() -> Result<Vec<Found>> {
     running_in(&directory(), getuid().as_raw())
 }
@@ -224,7 +221,6 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// Opens a conversation.
     pub(crate) fn open(machine: &Found) -> Result<Self> {
         let stream = UnixStream::connect(&machine.socket)
             .with_context(|| format!("machine {} does not listen", machine.name))?;
@@ -253,12 +249,10 @@ impl Control {
         Self { process: Some(process), ..self }
     }
 
-    /// The same about a guest of the machine.
     pub(crate) fn about(self, guest: Option<Name>) -> Self {
         Self { guest, ..self }
     }
 
-    /// The same, which ends when a signal is caught.
     pub(crate) fn until(self, signals: &Signals) -> Self {
         Self { signals: Some(signals.clone()), ..self }
     }
@@ -275,12 +269,10 @@ impl Control {
         self.ask_each(request, |_| Ok(()))
     }
 
-    /// The same, with records of one kind.
     pub(crate) fn ask_for<R: Record>(&mut self, request: &Request) -> Result<Vec<R>> {
         self.ask(request)?.iter().map(|fields| read(fields)).collect()
     }
 
-    /// The same for an answer of one record.
     pub(crate) fn ask_one<R: Record>(&mut self, request: &Request) -> Result<R> {
         let mut records = self.ask_for(request)?;
         ensure!(records.len() == 1, "the hypervisor's answer has {} records instead of one", records.len());
@@ -293,7 +285,6 @@ impl Control {
         Ok(slot)
     }
 
-    /// Removes added memory; returns the cost.
     pub(crate) fn delete(&mut self, slot: u16) -> Result<Deleted> {
         self.ask_one(&Request::Delete { slot })
     }
@@ -328,7 +319,6 @@ impl Control {
         }
     }
 
-    /// The next line.
     fn line(&mut self) -> Result<Vec<u8>> {
         let begun = Instant::now();
         let mut silence = None;
@@ -362,7 +352,6 @@ impl Control {
     }
 }
 
-/// Reads a record.
 pub(crate) fn read<R: Record>(fields: &str) -> Result<R> {
     R::parse(fields)
         .map_err(|name| anyhow!("{name} is missing or wrong in the hypervisor's answer '{fields}'"))

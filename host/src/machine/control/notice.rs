@@ -15,9 +15,7 @@ use std::path::Path;
 use std::process;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// The size of the longest notice that is read.
 const BYTES_MAX: u64 = 64 << 10;
-/// The length of the longest title that is kept.
 const TITLE_CHARS_MAX: usize = 200;
 
 /// The location of a machine's counters.
@@ -27,7 +25,6 @@ pub(crate) struct Notice {
     pid: u32,
     /// The command line that started it.
     pub(crate) title: String,
-    /// Name of its architecture.
     pub(crate) arch: String,
     /// When it was started, in milliseconds since 1970.
     started_ms: u64,
@@ -39,7 +36,6 @@ pub(crate) struct Notice {
 }
 
 impl Notice {
-    /// The notice of a machine that this process starts.
     pub(crate) fn new(arch: Arch, ram: &Ram, beacon: u64) -> Result<Self> {
         Ok(Self {
             pid: process::id(),
@@ -52,12 +48,10 @@ impl Notice {
         })
     }
 
-    /// The time since the machine's start.
     pub(crate) fn uptime(&self) -> Duration {
         Duration::from_millis(now_ms().saturating_sub(self.started_ms))
     }
 
-    /// Opens the machine's memory for reading.
     pub(crate) fn open_ram(&self) -> Result<Ram> {
         Ram::open(self.pid, &self.ram)
     }
@@ -96,7 +90,6 @@ impl Notice {
     }
 }
 
-/// The words of a command line, as one line.
 fn title(words: impl Iterator<Item = String>) -> String {
     let joined = words.collect::<Vec<_>>().join(" ");
     let line = joined.chars().map(|char| if char.is_control() { ' ' } else { char });

@@ -7,22 +7,18 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Physical address of the beacon.
 pub(crate) const BEACON: u64 = 0x1000;
 const ENTRIES: u64 = 0x2000;
 const RINGS: u64 = 0x10000;
 /// Physical address of every guest's counters.
 pub(crate) const COUNTERS: u64 = 0x20000;
-/// Bytes of each ring.
 pub(crate) const RING_BYTES: u64 = 64;
 
-/// A mock machine.
 pub(crate) struct Made {
     pub(crate) ram: Ram,
 }
 
 impl Made {
-    /// A machine with this many free entries.
     pub(crate) fn new(entries: u32) -> Self {
         let made = Self { ram: Ram::new(0x40000, 0).expect("makes") };
         made.put(BEACON + offset_of!(Beacon, guests) as u64, ENTRIES);
@@ -37,7 +33,6 @@ impl Made {
         self.put(BEACON + offset_of!(Beacon, vcpu_count) as u64, columns << 32);
     }
 
-    /// Stores a word.
     pub(crate) fn put(&self, address: u64, word: u64) {
         self.put_bytes(address, &word.to_le_bytes());
     }
@@ -47,12 +42,10 @@ impl Made {
         file.write_all_at(bytes, address).expect("writes");
     }
 
-    /// The address of a console's ring.
     fn ring(entry: u32, port: usize) -> u64 {
         RINGS + (u64::from(entry) * CONSOLES as u64 + port as u64) * 256
     }
 
-    /// The address of an entry's field.
     pub(crate) fn field(entry: u32, offset: usize) -> u64 {
         ENTRIES + u64::from(entry) * size_of::<GuestEntry>() as u64 + offset as u64
     }
@@ -101,7 +94,6 @@ impl Made {
         words.into_iter().for_each(|(at, word)| self.put(Self::field(entry, at), word));
     }
 
-    /// Frees an entry.
     pub(crate) fn clear(&self, entry: u32) {
         let state = Self::field(entry, offset_of!(GuestEntry, state));
         let cleared = GuestEntry::new();
@@ -110,7 +102,6 @@ impl Made {
         self.copy(entry, &cleared);
     }
 
-    /// Changes a guest's state.
     pub(crate) fn set_state(&self, entry: u32, state: GuestState, exit: u32) {
         let vcpus = Self::field(entry, offset_of!(GuestEntry, vcpus));
         let word = self.ram.load(vcpus).expect("reads");
@@ -120,7 +111,6 @@ impl Made {
         self.put(at, state as u64 | u64::from(high(word)) << 32);
     }
 
-    /// Writes bytes to a console.
     pub(crate) fn write(&self, entry: u32, port: usize, bytes: &[u8]) {
         let ring = Self::ring(entry, port);
         for byte in bytes {

@@ -17,17 +17,14 @@ const RING_BYTES_MAX: u64 = 16 << 20;
 /// How often an entry that is being changed is read again at once.
 const TRIES: usize = 16;
 
-/// The entries of a machine's guests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entries {
     first: u64,
     count: u32,
 }
 
-/// A guest as its entry describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GuestSeen {
-    /// Number of its entry.
     pub(crate) index: u32,
     /// The entry's stamp: a guest with another one in this entry is another guest.
     pub(crate) generation: u32,
@@ -43,7 +40,6 @@ pub(crate) struct GuestSeen {
     /// Ticks for which its vCPUs have had CPUs.
     pub(crate) used_ticks: u64,
     pub(crate) memory: u64,
-    /// Its consoles' rings.
     pub(crate) consoles: [Option<RingPlace>; CONSOLES],
 }
 
@@ -56,13 +52,11 @@ pub(crate) struct Identity {
 }
 
 impl GuestSeen {
-    /// Its identity.
     pub(crate) const fn identity(&self) -> Identity {
         Identity { index: self.index, generation: self.generation, name: self.name }
     }
 }
 
-/// The location of a console's ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RingPlace {
     address: u64,
@@ -103,7 +97,6 @@ impl Entries {
         Ok(generation == guest.generation)
     }
 
-    /// Whether an entry is free.
     pub(crate) fn is_free(&self, ram: &Ram, index: u32) -> Result<bool> {
         let (state, generation) = self.state(ram, index)?;
         Ok(state == GuestState::Empty as u32 && generation.is_multiple_of(2))
@@ -197,7 +190,6 @@ impl Follower {
     }
 }
 
-/// A ring in the machine's memory.
 struct InMemory<'r> {
     ram: &'r Ram,
     address: u64,

@@ -41,7 +41,6 @@ pub(crate) const CONSOLE_BYTES: usize = 64 << 10;
 /// The same for the hypervisor's log, and for QEMU's messages.
 const LOG_BYTES: usize = 512 << 10;
 
-/// How a machine ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     /// The hypervisor reported it.
@@ -54,18 +53,13 @@ pub(crate) enum End {
     Stopped,
     /// Its time was up: its own time, which excludes that of other processes.
     TimedOut,
-    /// A signal told this process to end.
     Interrupted(i32),
-    /// QEMU failed with this status.
     Failed(ExitStatus),
 }
 
-/// What to do next, as decided by an observer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flow {
-    /// Go on.
     Continue,
-    /// End the machine.
     Stop,
 }
 
@@ -84,7 +78,6 @@ pub(crate) struct Machine {
     console: Arc<Mutex<Ring>>,
     stdin: Option<ChildStdin>,
     readers: Vec<JoinHandle<()>>,
-    /// Where the console is shown as well.
     echo: Arc<Mutex<Output<Stdout>>>,
     /// The hypervisor's log, QEMU's own log, and QEMU's messages.
     log: Stream,
@@ -103,7 +96,6 @@ pub(crate) struct Machine {
 
 type Watcher = dyn FnMut(&Snapshot) -> Result<()>;
 
-/// A periodic observer of the counters.
 struct Watch {
     period: Duration,
     last: Instant,
@@ -190,12 +182,10 @@ impl Machine {
         })
     }
 
-    /// Time since the start.
     pub(crate) fn elapsed(&self) -> Duration {
         self.started.elapsed()
     }
 
-    /// The hypervisor's current counters.
     pub(crate) fn counters(&self) -> Result<Option<Snapshot>> {
         self.beacon.map_or(Ok(None), |beacon| Snapshot::read(&self.ram, beacon))
     }
@@ -205,7 +195,6 @@ impl Machine {
         self.beacon.map_or(Ok(None), |beacon| clock_hz(&self.ram, beacon))
     }
 
-    /// The machine's memory.
     pub(crate) fn ram(&self) -> &Ram {
         &self.ram
     }
@@ -231,19 +220,16 @@ impl Machine {
         self.ends = Some(Box::new(ends));
     }
 
-    /// Opens a conversation with the hypervisor.
     pub(crate) fn control(&self) -> Result<Control> {
         let registration = self.control.as_ref().ok_or_else(|| anyhow!("there is no hypervisor"))?;
         let control = Control::open(&registration.machine())?;
         Ok(control.in_time_of(self.child.id()).until(&self.signals))
     }
 
-    /// A clock of the machine's own time, from now on.
     pub(crate) fn own_time(&self) -> OwnTime {
         OwnTime::new(self.child.id())
     }
 
-    /// Whether its process has ended.
     pub(crate) fn has_ended(&mut self) -> Result<bool> {
         Ok(self.child.try_wait()?.is_some())
     }
@@ -326,7 +312,6 @@ impl Machine {
         }
     }
 
-    /// What is missing of the output, and why.
     fn unwritten(&self) -> Vec<String> {
         let echo = self.echo.lock().unwrap_or_else(PoisonError::into_inner).failure();
         echo.into_iter().chain(self.log.failure()).collect()
@@ -338,7 +323,6 @@ impl Machine {
         Ok(end)
     }
 
-    /// The meaning of QEMU's exit status.
     fn end_of(&mut self, status: ExitStatus) -> Result<End> {
         if let Some(signal) = self.signals.caught() {
             return Ok(End::Interrupted(signal));

@@ -61,7 +61,6 @@ impl Machine {
     }
 }
 
-/// The error when a reader is too late.
 fn not_kept(dropped: Dropped) -> anyhow::Error {
     anyhow!(
         "the guest's console has shown so much that {} bytes which were to be read are not kept",

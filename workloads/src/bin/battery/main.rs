@@ -38,7 +38,6 @@ type Failure = Box<dyn error::Error + Send + Sync>;
 /// What a check has found, as fields of its report.
 type Found = Result<Value, Failure>;
 
-/// A check.
 struct Check {
     name: &'static str,
     run: fn(rounds: u64) -> Found,

@@ -15,7 +15,6 @@ const MANY: &str = "*page*";
 /// Reads on each processor.
 const READS: usize = 20;
 
-/// Writes a setting.
 fn set(name: &str, value: &str) -> Result<(), Failure> {
     write(&format!("{ROOT}/{name}"), value)
 }
@@ -56,7 +55,6 @@ fn count(file: &File, cpus: &[usize]) -> Result<usize, Failure> {
     Ok(found)
 }
 
-/// Reads on each processor.
 fn call(file: &File, cpus: &[usize]) -> io::Result<()> {
     let mut all = CpuSet::new();
     for &cpu in cpus {

@@ -111,7 +111,6 @@ fn look(area: &Area, index: u32, seed: u64) -> Result<u64, Failure> {
     found
 }
 
-/// What the server has.
 struct Served<'a> {
     file: &'a OwnedFd,
     area: u64,

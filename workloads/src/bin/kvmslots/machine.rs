@@ -11,7 +11,6 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use workloads::mapping::{Mapping, page_bytes};
 
-/// The slots.
 const LOW_SLOT: u32 = 0;
 const SLOT: u32 = 1;
 const ELSEWHERE_SLOT: u32 = 2;
@@ -29,7 +28,6 @@ pub(crate) enum LogWay {
 }
 
 impl LogWay {
-    /// Its name on the command line and in reports.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Simple => "simple",
@@ -100,7 +98,6 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Pages of the slot.
     pub(crate) fn pages(&self) -> usize {
         self.memory.pages()
     }
@@ -125,7 +122,6 @@ impl Machine {
         self.set_slot(SLOT, self.slot_at(), &self.memory, self.pages(), flags)
     }
 
-    /// Deletes the slot.
     pub(crate) fn delete(&self) -> io::Result<()> {
         self.set_slot(SLOT, self.slot_at(), &self.memory, 0, 0)
     }
@@ -218,12 +214,10 @@ impl Machine {
     }
 }
 
-/// The error for a failed operation of KVM's.
 fn failed(what: &str, error: io::Error) -> io::Error {
     io::Error::other(format!("{what}: {error}"))
 }
 
-/// The error for a wrong result.
 pub(crate) fn wrong(what: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }

@@ -64,7 +64,6 @@ operation failed. For example:
 #[derive(Debug, PartialEq, Eq)]
 struct Options {
     pages: usize,
-    /// Pages that stay.
     elsewhere: usize,
     rounds: u64,
     parts: Vec<Part>,

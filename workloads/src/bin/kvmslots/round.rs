@@ -8,12 +8,9 @@ use std::ops::Range;
 use std::time::Instant;
 use workloads::phase::marked;
 
-/// One of the two parts of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// The slot is deleted.
     Delete,
-    /// Stores are logged.
     Log,
 }
 
@@ -21,7 +18,6 @@ pub(crate) enum Part {
 type Step = (&'static str, u64);
 
 impl Part {
-    /// Its name on the command line and in reports.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Delete => "delete",

@@ -11,9 +11,7 @@ const STACK_BYTES: usize = 64 << 10;
 /// The reason that a thread ends before its last round.
 #[derive(Debug)]
 pub(crate) enum Trouble {
-    /// The kernel refused an operation.
     Refused(io::Error),
-    /// Data is not what it should be.
     Wrong(String),
     /// The partner ended early, and reports the reason itself.
     Left,
@@ -28,7 +26,6 @@ impl From<io::Error> for Trouble {
 /// One round of a thread; the argument is the round's number, from 0.
 pub(crate) type Worker = Box<dyn FnMut(u64) -> Result<(), Trouble> + Send>;
 
-/// Wrong data.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Damage {
     pub(crate) thread: usize,

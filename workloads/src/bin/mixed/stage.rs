@@ -9,7 +9,6 @@ use workloads::mapping::{Mapping, page_bytes, page_words};
 
 /// Size of the header that all compilers map.
 const HEADER_BYTES: usize = 256 << 10;
-/// Size of a source.
 const SOURCE_WORDS: usize = 512;
 /// Memory that a driver writes to before it forks, and that a compiler uses.
 const DRIVER_PAGES: usize = 64;
@@ -17,7 +16,6 @@ const COMPILER_WORDS: usize = 32 << 10;
 /// The number of words in an object, taken from the compiler's output.
 const OBJECT_WORDS: usize = 256;
 
-/// The work of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// Starts the other two, one after the other.
@@ -38,7 +36,6 @@ impl Stage {
         }
     }
 
-    /// The stage with this name.
     pub(crate) fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|stage| stage.name() == name)
     }
@@ -90,7 +87,6 @@ fn drive(directory: &Path, task: u64) -> io::Result<()> {
 pub(crate) struct Header(Mapping);
 
 impl Header {
-    /// Writes the file.
     pub(crate) fn create(directory: &Path) -> io::Result<Self> {
         let text: Vec<_> = (0..HEADER_BYTES / 8).map(|at| mix(u64::MAX, at as u64)).collect();
         fs::write(directory.join("header"), bytes(&text))?;
@@ -105,7 +101,6 @@ impl Header {
         Ok(Self(Mapping::of_file(&file, 0, HEADER_BYTES / page_bytes())?))
     }
 
-    /// The words of the header.
     pub(crate) fn text(&self) -> Vec<u64> {
         let page = |page| (0..page_words()).map(move |word| self.0.read(page, word));
         (0..self.0.pages()).flat_map(page).collect()
@@ -116,17 +111,14 @@ fn path(directory: &Path, kind: &str, task: u64) -> PathBuf {
     directory.join(format!("{kind}-{task}"))
 }
 
-/// The path of a task's object.
 pub(crate) fn object(directory: &Path, task: u64) -> PathBuf {
     path(directory, "object", task)
 }
 
-/// Writes the source of a task.
 pub(crate) fn write_source(directory: &Path, task: u64) -> io::Result<()> {
     fs::write(path(directory, "source", task), bytes(&source(task)))
 }
 
-/// The source of a task.
 pub(crate) fn source(task: u64) -> Vec<u64> {
     (0..SOURCE_WORDS).map(|at| mix(task, at as u64)).collect()
 }

@@ -81,7 +81,6 @@ impl Options {
     }
 }
 
-/// The results of the toggles.
 #[derive(Default)]
 struct Toggles {
     /// The time of each toggle, in microseconds.
@@ -93,7 +92,6 @@ struct Toggles {
     first_wrong: Option<(u64, u32)>,
 }
 
-/// The results of the threads.
 #[derive(Default)]
 struct Touched {
     touches: u64,
@@ -117,7 +115,6 @@ fn toucher(mut memory: Memory, passes: u64, stop: &AtomicBool, done: &AtomicU64)
 }
 
 impl Toggles {
-    /// Records the next one.
     fn add(&mut self, toggle: Toggle) {
         let number = self.times_us.len() as u64;
         self.times_us.push(microseconds(toggle.duration));
@@ -234,7 +231,6 @@ fn run(options: &Options, rom: &Rom, report: &mut Report) -> Result<bool, Box<dy
     Ok(toggles.wrong == 0 && touched.damages == 0)
 }
 
-/// The first error of each kind.
 fn damage_lines(toggles: &Toggles, touched: &Touched) -> Vec<Value> {
     let rom = toggles.first_wrong.map(|(number, offset)| {
         json!({"event": "damage", "workload": "mmtest", "what": "rom", "toggle": number, "offset": offset})

@@ -62,14 +62,12 @@ impl Memory {
         }
     }
 
-    /// Checks all pages once more.
     pub(crate) fn check_all(&mut self) {
         for page in 0..self.pages {
             self.check(page, self.passes + u64::from(page < self.next));
         }
     }
 
-    /// Full passes made.
     pub(crate) fn passes(&self) -> u64 {
         self.passes
     }

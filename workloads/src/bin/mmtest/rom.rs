@@ -19,7 +19,6 @@ pub(crate) struct Rom {
     len: u32,
 }
 
-/// The result of a toggle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Toggle {
     /// From the system call that allows reading to the return of the one that forbids it.
@@ -44,7 +43,6 @@ impl Rom {
         Ok(Self { control, contents, len })
     }
 
-    /// Size of the ROM in bytes.
     pub(crate) fn len(&self) -> u32 {
         self.len
     }

@@ -21,7 +21,6 @@ pub(crate) struct Rounds {
 }
 
 impl Rounds {
-    /// Begins a round.
     pub(crate) fn begin(&self) {
         let mut state = self.lock();
         state.begun += 1;
@@ -53,7 +52,6 @@ impl Rounds {
         }
     }
 
-    /// Ends the rounds.
     pub(crate) fn close(&self) {
         self.lock().is_over = true;
         self.changed.notify_all();

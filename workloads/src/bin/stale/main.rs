@@ -76,11 +76,9 @@ impl Options {
     }
 }
 
-/// The results of a run.
 struct RunOutcome {
     remaps: [u64; PageChange::ALL.len()],
     reads: Reads,
-    /// Its duration.
     duration: Duration,
     stale: Option<Sighting>,
 }

@@ -23,7 +23,6 @@ pub(crate) struct Sighting {
     pub(crate) origin: Option<(PageChange, u64)>,
 }
 
-/// The counts of a reader.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Reads {
     /// Reads that returned a canary.
@@ -34,10 +33,8 @@ pub(crate) struct Reads {
     pub(crate) changes: u64,
 }
 
-/// A thread that reads pages.
 pub(crate) struct Reader<'a> {
     pub(crate) region: &'a Region,
-    /// When the run began.
     pub(crate) begin: Instant,
     /// Whether to read pages while they are being remapped. That shows translations made meanwhile.
     /// But it faults, and a thread that handles a fault interrupts its spinning, and blocks the

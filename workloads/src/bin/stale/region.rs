@@ -134,7 +134,6 @@ impl Published {
     }
 }
 
-/// The pages.
 pub(crate) struct Region {
     window: usize,
     page_bytes: usize,
@@ -212,7 +211,6 @@ impl Region {
         &self.pages[usize::from(page)]
     }
 
-    /// Bytes of a page.
     pub(crate) fn page_bytes(&self) -> usize {
         self.page_bytes
     }

@@ -28,7 +28,6 @@ struct Page {
 /// A thread that remaps the pages of a range, which no other thread remaps.
 pub(crate) struct Remapper<'a> {
     pub(crate) region: &'a Region,
-    /// When the run began.
     pub(crate) begin: Instant,
     /// Maximum time to wait for readers between two remappings.
     pub(crate) pause: Duration,

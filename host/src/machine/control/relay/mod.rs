@@ -123,7 +123,6 @@ fn is_passing(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
-/// Somebody who talks to the hypervisor.
 struct Talker {
     id: u64,
     line: Line,
@@ -196,7 +195,6 @@ impl Book {
     }
 }
 
-/// All connections.
 struct Switchboard {
     ended: UnixStream,
     /// Where conversations begin.
@@ -206,7 +204,6 @@ struct Switchboard {
     /// The hypervisor's serial port, when QEMU has connected it.
     line: Option<Line>,
     talkers: Vec<Talker>,
-    /// Conversations so far.
     talked: u64,
     book: Book,
 }

@@ -4,7 +4,6 @@ use super::*;
 use std::io::{BufRead, BufReader};
 use tempfile::TempDir;
 
-/// A relay, and QEMU's end of the serial port.
 struct Played {
     relay: Relay,
     public: PathBuf,

@@ -64,7 +64,6 @@ pub(crate) fn code() -> &'static [u8] {
     unsafe { slice::from_raw_parts(begin, end.addr() - begin.addr()) }
 }
 
-/// Sets up the vCPU to begin with the code.
 pub(crate) fn prepare(vm: &VmFd, vcpu: &VcpuFd, low: &mut Mapping) -> io::Result<()> {
     let mut target = kvm_vcpu_init::default();
     vm.get_preferred_target(&mut target)?;
@@ -79,14 +78,12 @@ pub(crate) fn prepare(vm: &VmFd, vcpu: &VcpuFd, low: &mut Mapping) -> io::Result
     set(vcpu, general(4), DOORBELL)
 }
 
-/// Tells a waiting guest what to do.
 pub(crate) fn tell(vcpu: &VcpuFd, pass: Pass) -> io::Result<()> {
     set(vcpu, general(0), pass.at)?;
     set(vcpu, general(1), pass.count)?;
     set(vcpu, general(2), pass.salt.into())
 }
 
-/// The meaning of an exit, if it is one that the guest causes.
 pub(crate) fn stop_of(exit: &VcpuExit<'_>) -> Option<Stop> {
     match exit {
         VcpuExit::MmioWrite(DOORBELL, _) => Some(Stop::Waits),

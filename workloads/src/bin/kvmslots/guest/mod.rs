@@ -46,7 +46,6 @@ impl Pass {
     }
 }
 
-/// Why the guest stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
     /// It has finished its pass, and waits.
@@ -55,7 +54,6 @@ pub(crate) enum Stop {
     Device { at: u64, value: u64 },
 }
 
-/// The value of a store.
 pub(crate) fn value_of(data: &[u8]) -> u64 {
     data.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte))
 }
