@@ -15,7 +15,7 @@ use iommu::amd::Event;
 use iommu::amd::command::{completion_wait, invalidate_all, invalidate_device, invalidate_interrupts};
 use iommu::amd::ivrs::{self, Scope, Unit};
 use iommu::amd::registers as register;
-use iommu::amd::table::{DeviceEntry, InterruptTable, Levels};
+use iommu::amd::table::{DeviceEntry, InterruptTable};
 use iommu::{Command, Entry, Port, Queue, Stuck};
 use spin::Mutex;
 use stay::iommu::{Device, Domain, amd_vi as engine};
@@ -177,8 +177,8 @@ impl Iommu {
         let log = register::EVENT_LOG_EN | register::EVENT_INT_EN;
         let on = register::COHERENT | register::CMD_BUF_EN | log | register::IOMMU_EN;
         registers.write(register::CONTROL, control | on);
-        let features = register::Features::decode(registers.read(register::EXTENDED_FEATURE));
-        iommu.forget_all(&features).map_err(NotStarted::Stuck)?;
+        let features = registers.read(register::EXTENDED_FEATURE);
+        iommu.forget_all(features).map_err(NotStarted::Stuck)?;
         Ok(iommu)
     }
 
@@ -188,8 +188,8 @@ impl Iommu {
     }
 
     /// Drops what the IOMMU may have kept from an earlier use: by firmware, or before a restart.
-    fn forget_all(&self, features: &register::Features) -> Result<(), Stuck> {
-        let ticket = if features.has_invalidate_all {
+    fn forget_all(&self, features: u64) -> Result<(), Stuck> {
+        let ticket = if register::has_invalidate_all(features) {
             self.queue.issue([invalidate_all()])?
         } else {
             self.queue.issue(self.devices().map(invalidate_device))?
@@ -229,7 +229,7 @@ impl Iommu {
         interrupts: InterruptTable,
     ) -> Result<(), NotAttached> {
         let Translations { root, domain } = translations;
-        let entry = DeviceEntry::translated(root, Levels::Four, domain)
+        let entry = DeviceEntry::translated(root, domain)
             .and_then(|entry| entry.with_interrupts(interrupts))
             .filter(|_| devices.iter().all(|device| self.place(device.id).is_some()))
             .ok_or(NotAttached::NoPlace)?;

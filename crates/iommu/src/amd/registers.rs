@@ -1,8 +1,6 @@
 //! Registers (48882, 3.4), by their offset from the address that ACPI's IVRS gives. All have 64
 //! bits.
 
-use super::table::Levels;
-
 /// Address and size of the device table: [`device_table`].
 pub const DEVICE_TABLE_BASE: u64 = 0x0000;
 /// Address and length of the ring: [`ring`].
@@ -11,7 +9,7 @@ pub const COMMAND_BASE: u64 = 0x0008;
 pub const EVENT_BASE: u64 = 0x0010;
 /// What is enabled.
 pub const CONTROL: u64 = 0x0018;
-/// What there is: [`Features`].
+/// What there is: [`has_invalidate_all`].
 pub const EXTENDED_FEATURE: u64 = 0x0030;
 /// Offset, in bytes, of the command that is next.
 pub const COMMAND_HEAD: u64 = 0x2000;
@@ -39,11 +37,6 @@ pub const CMD_BUF_EN: u64 = 1 << 12;
 pub const EVENT_OVERFLOW: u64 = 1 << 0;
 /// STATUS: there is an interrupt for events.
 pub const EVENT_LOG_INT: u64 = 1 << 1;
-/// STATUS: the event log runs.
-pub const EVENT_LOG_RUN: u64 = 1 << 3;
-/// STATUS: the ring runs; it stops at an invalid command.
-pub const CMD_BUF_RUN: u64 = 1 << 4;
-
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 const LENGTH_SHIFT: u32 = 56;
 
@@ -67,26 +60,9 @@ pub const fn ring(address: u64, order: u32) -> Option<u64> {
     Some(address | (order as u64) << LENGTH_SHIFT)
 }
 
-/// What there is, as far as the crate can use it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Features {
-    /// Everything can be invalidated by one command: IASup.
-    pub has_invalidate_all: bool,
-    /// Interrupts with destinations of 32 bits: XTSup.
-    pub has_x2apic: bool,
-    /// The most levels of a page table: HATS. Levels above five are not used.
-    pub levels_max: Levels,
-}
-
-impl Features {
-    /// From the value of [`EXTENDED_FEATURE`].
-    #[must_use]
-    pub const fn decode(value: u64) -> Self {
-        Self {
-            has_invalidate_all: value >> 6 & 1 != 0,
-            has_x2apic: value >> 2 & 1 != 0,
-            // 3 is reserved.
-            levels_max: if matches!(value >> 10 & 3, 1 | 2) { Levels::Five } else { Levels::Four },
-        }
-    }
+/// Whether everything can be invalidated by one command, IASup, by the value of
+/// [`EXTENDED_FEATURE`].
+#[must_use]
+pub const fn has_invalidate_all(features: u64) -> bool {
+    features >> 6 & 1 != 0
 }

@@ -23,18 +23,6 @@ const INTERRUPT_TABLE: u64 = 0x000f_ffff_ffff_ffc0;
 /// Fixed and arbitrated interrupts are remapped; without it they are aborted.
 const REMAP: u64 = 2 << 60;
 
-/// Levels of a page table; each one translates 9 bits of an address, the lowest after 12.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Levels {
-    /// 39 bits.
-    Three = 3,
-    /// 48 bits, as the processor's nested tables.
-    Four = 4,
-    /// 57 bits.
-    Five = 5,
-}
-
 /// An interrupt remapping table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InterruptTable {
@@ -85,14 +73,14 @@ impl DeviceEntry {
     /// I/O APIC for example.
     pub const INTERRUPTS_PASS: Self = Self([VALID | TRANSLATES, 0, 0, 0]);
 
-    /// DMA is translated by the page table at `root` (host physical, a multiple of 4096), and
-    /// interrupts are aborted. `None` if the address does not fit, or for domain 0.
+    /// DMA is translated by the page table at `root` (host physical, a multiple of 4096), which has
+    /// four levels as the processor's nested tables, and interrupts are aborted. `None` if the address does not fit, or for domain 0.
     #[must_use]
-    pub const fn translated(root: u64, levels: Levels, domain: DomainId) -> Option<Self> {
+    pub const fn translated(root: u64, domain: DomainId) -> Option<Self> {
         if root & !ADDRESS != 0 || domain.0 == 0 {
             return None;
         }
-        let mode = (levels as u64) << MODE_SHIFT;
+        let mode = 4 << MODE_SHIFT;
         let first = VALID | TRANSLATES | READ | WRITE | mode | root;
         Some(Self([first, domain.0 as u64, REMAPS, 0]))
     }

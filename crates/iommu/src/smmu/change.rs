@@ -13,12 +13,9 @@
 //! While the entry is invalid, accesses of the device are aborted, with an event C_BAD_STE or
 //! C_BAD_CD. If only one word differs, it is replaced in one step, and no access is aborted.
 //!
-//! What the SMMU keeps of *translations* is another matter. If VMID and ASID stay while the tables,
-//! or fields from S2VMID to S2TTB, change, invalidate the whole scope
-//! ([`Scope::whole`](super::Scope::whole)) while the entry is invalid, so that former and new
-//! translations do not overlap; after the step if there is one only. All entries with one VMID have
-//! the same stage 2
-//! (5.2.1). Before ATS goes off, switch it off in the device, and invalidate its ATC.
+//! What the SMMU keeps of *translations* is another matter. If the ASID stays while the tables
+//! change, invalidate all of it ([`tlbi_nh_asid`](super::command::tlbi_nh_asid)) while the entry is
+//! invalid, so that former and new translations do not overlap; after the step if there is one only.
 
 /// The words of an entry.
 pub type Words = [u64; 8];

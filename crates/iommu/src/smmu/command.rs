@@ -3,15 +3,13 @@
 //! | command | 7:0 | 16:12 | 24:20 | 31:12 | 47:32 | 63:32 | 63:48 |
 //! |---|---|---|---|---|---|---|---|
 //! | CFGI | opcode | | | SubstreamID 0 | | StreamID | |
-//! | TLBI by address | opcode | NUM | SCALE | | VMID | | ASID |
-//! | SYNC | opcode | 13:12 CS | 23:22 MSH | 27:24 MSIAttr | | MSIData | |
+//! | TLBI by address | opcode | NUM | SCALE | | VMID 0 | | ASID |
+//! | SYNC | opcode | | | | | | |
 //!
 //! | second word | 0 | 4:0 | 5:0 | 9:8 | 11:10 | above |
 //! |---|---|---|---|---|---|---|
 //! | CFGI | Leaf | Range | | | | |
 //! | TLBI by address | Leaf | | | TTL | TG | `Address[63:12]` |
-//! | ATC_INV | | | Size | | | `Address[63:12]` |
-//! | SYNC | | | | | | `MSIAddress[51:2]` |
 //!
 //! A command is complete when a [sync](sync_poll) behind it is. Commands that an SMMU does not have
 //! stop its queue with CERROR_ILL; the documentation of each says what it needs.
@@ -28,11 +26,6 @@ pub struct StreamId(pub u32);
 /// IDR0.ASID16 is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Asid(pub u16);
-
-/// Virtual machine identifier, the tag of stage 2, and of stage 1 where stage 2 is implemented
-/// (3.17). At most 8 bits unless IDR0.VMID16 is set; 0 if IDR0.S2P is clear.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Vmid(pub u16);
 
 /// Which cached entries have to go: the bit Leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,11 +67,6 @@ pub const fn cfgi_cd(stream: StreamId) -> Command {
     Command([0x05 | on_stream(stream), Depth::Leaf.field()])
 }
 
-/// Invalidates all context descriptors of a stream (4.3.6).
-pub const fn cfgi_cd_all(stream: StreamId) -> Command {
-    Command([0x06 | on_stream(stream), 0])
-}
-
 const fn on_stream(StreamId(stream): StreamId) -> u64 {
     (stream as u64) << 32
 }
@@ -118,12 +106,6 @@ impl Span {
         let high = start | granule.tg() << TG_SHIFT | ttl << TTL_SHIFT | depth.field();
         Self([num << NUM_SHIFT | scale << SCALE_SHIFT, high])
     }
-
-    /// The command with this opcode and these tags.
-    const fn command(self, opcode: u64, vmid: Vmid, asid: Asid) -> Command {
-        let Self([low, high]) = self;
-        Command([opcode | low | tags(vmid, asid), high])
-    }
 }
 
 const PAGE_ADDRESS: u64 = !0xfff;
@@ -136,30 +118,16 @@ pub(super) const SCALE_MAX: u32 = 31;
 /// Largest NUM, plus 1.
 pub(super) const UNITS_MAX: u64 = 32;
 
-const fn tags(Vmid(vmid): Vmid, Asid(asid): Asid) -> u64 {
-    (vmid as u64) << 32 | (asid as u64) << 48
-}
-
-/// Invalidates all stage-1 translations of a VMID, global ones too (4.4.2.1; needs IDR0.S1P).
-pub const fn tlbi_nh_all(vmid: Vmid) -> Command {
-    Command([0x10 | tags(vmid, Asid(0)), 0])
-}
-
 /// Invalidates the stage-1 translations of an ASID that are not global (4.4.2.2; needs IDR0.S1P).
-/// Global ones stay: set nG in the tables, or use [`tlbi_nh_all`].
-pub const fn tlbi_nh_asid(vmid: Vmid, asid: Asid) -> Command {
-    Command([0x11 | tags(vmid, asid), 0])
+/// Global ones stay: set nG in the tables. The VMID is 0.
+pub const fn tlbi_nh_asid(Asid(asid): Asid) -> Command {
+    Command([0x11 | (asid as u64) << 48, 0])
 }
 
 /// Invalidates stage-1 translations of an ASID by address, and global ones (4.4.2.4; needs
 /// IDR0.S1P).
-pub const fn tlbi_nh_va(vmid: Vmid, asid: Asid, span: Span) -> Command {
-    span.command(0x12, vmid, asid)
-}
-
-/// Invalidates stage-1 translations of all ASIDs of a VMID by address (4.4.2.3; needs IDR0.S1P).
-pub const fn tlbi_nh_vaa(vmid: Vmid, span: Span) -> Command {
-    span.command(0x13, vmid, Asid(0))
+pub const fn tlbi_nh_va(Asid(asid): Asid, Span([low, high]): Span) -> Command {
+    Command([0x12 | (asid as u64) << 48 | low, high])
 }
 
 /// Invalidates all translations of the EL2 regime, with and without ASIDs (4.4.2.7; needs
@@ -168,55 +136,10 @@ pub const fn tlbi_el2_all() -> Command {
     Command([0x20, 0])
 }
 
-/// Invalidates the translations of an ASID of EL2 that are not global (4.4.2.10; needs IDR0.Hyp).
-/// Without CR2.E2H there are no ASIDs: use [`tlbi_el2_all`].
-pub const fn tlbi_el2_asid(asid: Asid) -> Command {
-    Command([0x21 | tags(Vmid(0), asid), 0])
-}
-
-/// Invalidates translations of EL2 by address (4.4.2.8; needs IDR0.Hyp). Without CR2.E2H the ASID
-/// is ignored.
-pub const fn tlbi_el2_va(asid: Asid, span: Span) -> Command {
-    span.command(0x22, Vmid(0), asid)
-}
-
-/// Invalidates translations of all ASIDs of EL2 by address (4.4.2.9; needs IDR0.Hyp).
-pub const fn tlbi_el2_vaa(span: Span) -> Command {
-    span.command(0x23, Vmid(0), Asid(0))
-}
-
-/// Invalidates everything of a VMID, stages 1 and 2 (4.4.3.2; needs IDR0.S2P).
-pub const fn tlbi_s12_vmall(vmid: Vmid) -> Command {
-    Command([0x28 | tags(vmid, Asid(0)), 0])
-}
-
-/// Invalidates stage-2 translations by intermediate physical address (4.4.3.1; needs IDR0.S2P).
-/// Entries that combine both stages may stay (P19); streams with stage 2 alone have none.
-pub const fn tlbi_s2_ipa(vmid: Vmid, span: Span) -> Command {
-    span.command(0x2a, vmid, Asid(0))
-}
-
 /// Invalidates everything except the EL2 regime (4.4.4.1): for a reset, together with
 /// [`tlbi_el2_all`].
 pub const fn tlbi_nsnh_all() -> Command {
     Command([0x30, 0])
-}
-
-/// Log2 of the pages that stand for everything in an ATC.
-const ATC_EVERYTHING: u32 = 52;
-
-/// Tells the device to drop its own translations (ATC) of the `4096 << size` bytes around `address`
-/// that are aligned to their length; a `size` of 52 or more is everything (4.5.1; needs IDR0.ATS,
-/// and ATS on in the device). Without a substream.
-///
-/// Comes after the sync of the TLBI: the device may ask again at once (3.9.1). A device that does
-/// not answer in time stops the queue with CERROR_ATC_INV_SYNC, and its translations stay.
-pub const fn atc_inv(stream: StreamId, address: u64, size: u32) -> Command {
-    if size >= ATC_EVERYTHING {
-        return Command([0x40 | on_stream(stream), ATC_EVERYTHING as u64]);
-    }
-    let start = address & (PAGE_ADDRESS << size);
-    Command([0x40 | on_stream(stream), start | size as u64])
 }
 
 /// Complete when all commands before it are. Tells nobody: whoever waits reads the head, CMDQ_CONS
@@ -224,33 +147,6 @@ pub const fn atc_inv(stream: StreamId, address: u64, size: u32) -> Command {
 pub const fn sync_poll() -> Command {
     Command([0x46, 0])
 }
-
-/// As [`sync_poll`], and wakes processors from WFE (needs IDR0.SEV).
-pub const fn sync_sev() -> Command {
-    Command([0x46 | SIGNAL_SEV << SIGNAL_SHIFT, 0])
-}
-
-/// As [`sync_poll`], and writes `data` to the physical `address`, a multiple of 4 below 2^52 that
-/// is not 0 (needs IDR0.MSI). The write is inner shareable and write-back cacheable: a word in
-/// memory that processors read, if the SMMU is coherent (IDR0.COHACC). It is visible when the
-/// commands before are complete.
-///
-/// Other bits of the address are dropped. `data` is narrower than positions of a
-/// [`Queue`](crate::Queue): its port uses [`sync_poll`] and the head, or widens the word itself.
-pub const fn sync_msi(address: u64, data: u32) -> Command {
-    let signal = SIGNAL_IRQ << SIGNAL_SHIFT | INNER_SHAREABLE << MSH_SHIFT | WRITE_BACK << MSI_ATTR_SHIFT;
-    Command([0x46 | signal | (data as u64) << 32, address & MSI_ADDRESS])
-}
-
-const SIGNAL_SHIFT: u32 = 12;
-const SIGNAL_IRQ: u64 = 1;
-const SIGNAL_SEV: u64 = 2;
-const MSH_SHIFT: u32 = 22;
-const INNER_SHAREABLE: u64 = 0b11;
-const MSI_ATTR_SHIFT: u32 = 24;
-/// Inner and outer write-back, in the encoding of stage-2 attributes.
-const WRITE_BACK: u64 = 0b1111;
-const MSI_ADDRESS: u64 = (1 << 52) - 4;
 
 const _: () = {
     assert!(UNITS_MAX == 32 && SCALE_MAX == 31);

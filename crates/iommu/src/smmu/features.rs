@@ -5,27 +5,11 @@ use coherence::tlbi::Granule;
 use super::registers::{IDR0, IDR1, IDR3, IDR5, Register};
 use super::stream::OutputSize;
 
-/// Whether accesses that fault may wait: STALL_MODEL.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Stalls {
-    /// They wait where it is asked for.
-    Possible,
-    /// They are aborted.
-    Never,
-    /// They always wait.
-    Always,
-    /// Reserved.
-    Reserved,
-}
-
 /// What there is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features {
     /// Stage 1: S1P.
     pub stage_1: bool,
-    /// Stage 2: S2P.
-    pub stage_2: bool,
     /// Tables of the 64-bit format, the only one that is used here: TTF.
     pub has_64_bit_tables: bool,
     /// Its accesses to tables and queues, and writes of syncs, see the processors' caches: COHACC.
@@ -36,22 +20,12 @@ pub struct Features {
     pub has_el2: bool,
     /// Devices may keep translations: ATS.
     pub has_ats: bool,
-    /// Syncs may be reported by a write to memory, and interrupts by MSI: MSI.
-    pub has_msis: bool,
-    /// Syncs may wake processors from WFE: SEV.
-    pub has_sev: bool,
     /// Bits of an ASID, 8 or 16: ASID16.
     pub asid_bits: u32,
-    /// Bits of a VMID, 8 or 16; 0 without stage 2: VMID16.
-    pub vmid_bits: u32,
-    /// STALL_MODEL.
-    pub stalls: Stalls,
     /// The stream table may have two levels: ST_LEVEL.
     pub has_two_levels: bool,
     /// Bits of a StreamID, 0 to 32: SIDSIZE.
     pub stream_bits: u32,
-    /// Bits of a SubstreamID; 0 if there are none: SSIDSIZE.
-    pub substream_bits: u32,
     /// Binary logarithm of the most commands in the queue: CMDQS.
     pub command_order_max: u32,
     /// Binary logarithm of the most events in the queue: EVENTQS.
@@ -60,8 +34,6 @@ pub struct Features {
     pub attributes_overridable: bool,
     /// The stream table's or the queues' places are fixed: TABLES_PRESET, QUEUES_PRESET.
     pub has_preset_places: bool,
-    /// Stage 2 may have the memory types of HCR_EL2.FWB = 1: FWB.
-    pub has_write_back_tables: bool,
     /// Invalidations by range and with level hints: RIL.
     pub has_ranges: bool,
     /// Size of output addresses: OAS. `None` if reserved.
@@ -74,35 +46,21 @@ impl Features {
     /// Reads the registers, which never change.
     pub fn read(mut read: impl FnMut(Register) -> u32) -> Self {
         let [idr0, idr1, idr3, idr5] = [IDR0, IDR1, IDR3, IDR5].map(&mut read);
-        let wide = |is_wide| if is_wide { 16 } else { 8 };
-        let stage_2 = bit(idr0, 0);
         Self {
             stage_1: bit(idr0, 1),
-            stage_2,
             has_64_bit_tables: bit(idr0, 3),
             is_coherent: bit(idr0, 4),
             hears_broadcasts: bit(idr0, 5),
             has_el2: bit(idr0, 9),
             has_ats: bit(idr0, 10),
-            has_msis: bit(idr0, 13),
-            has_sev: bit(idr0, 14),
-            asid_bits: wide(bit(idr0, 12)),
-            vmid_bits: if stage_2 { wide(bit(idr0, 18)) } else { 0 },
-            stalls: match field(idr0, 25, 24) {
-                0 => Stalls::Possible,
-                1 => Stalls::Never,
-                2 => Stalls::Always,
-                _ => Stalls::Reserved,
-            },
+            asid_bits: if bit(idr0, 12) { 16 } else { 8 },
             has_two_levels: field(idr0, 28, 27) == 1,
             // Larger values are reserved.
             stream_bits: field(idr1, 5, 0).min(32),
-            substream_bits: field(idr1, 10, 6).min(20),
             command_order_max: field(idr1, 25, 21).min(QUEUE_ORDER_MAX),
             event_order_max: field(idr1, 20, 16).min(QUEUE_ORDER_MAX),
             attributes_overridable: bit(idr1, 27),
             has_preset_places: field(idr1, 30, 29) != 0,
-            has_write_back_tables: bit(idr3, 8),
             has_ranges: bit(idr3, 10),
             output: OutputSize::from_field(field(idr5, 2, 0)),
             granules: [bit(idr5, 4), bit(idr5, 5), bit(idr5, 6)],

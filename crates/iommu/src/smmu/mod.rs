@@ -6,11 +6,7 @@
 //! Setup::new(&features, granule, commands_max)    once per SMMU, for its tables
 //!   plan(&setup, scope, ranges)                   TLBI commands for what a change left stale
 //!   Queue::issue(commands)                        with one CMD_SYNC behind them
-//!   range::atc_inv_range(stream, ..)              where the device has ATS; again with a sync
 //! ```
-//!
-//! The commands to a device with ATS come after the sync of the others: until then the SMMU may
-//! answer its requests with what is stale (3.9.1).
 //!
 //! | module | contents |
 //! |---|---|
@@ -25,15 +21,14 @@
 //! | [`event_queue`] | the reader's end of their queue |
 //!
 //! A stream has one stage of translation, which is the hypervisor's own: stage 1 by a context
-//! descriptor with an ASID, or stage 2 by the tables of a VM. With one stage no entry combines
-//! both, so invalidating stage 2 by address is enough (P19; IHI 0070, 4.4.3.1). Substreams, the
-//! Secure state and Realms are not used.
+//! descriptor with an ASID. There are SMMUs without stage 2. Substreams, ATS, the Secure state and
+//! Realms are not used.
 //!
 //! Everything here assumes IDR5.DS = 0 in the tables: addresses of 48 bits with granules of 4 and
 //! 16 KiB, of 52 bits with 64 KiB.
 //!
 //! Sources: Arm System Memory Management Unit Architecture Specification, version 3 (IHI 0070): 3.5
-//! "Command and Event queues", 3.9.1 "ATS Interface", 3.11 "Reset, Enable and initialization",
+//! "Command and Event queues", 3.11 "Reset, Enable and initialization",
 //! 3.21.3 "Configuration structures and configuration invalidation completion", chapter 4
 //! "Commands", 5.1 "Level 1 Stream Table Descriptor", 5.2 "Stream Table Entry", 5.4 "Context
 //! Descriptor", 6.3 "Register formats", 7.3 "Event records". Positions of fields were compared with
@@ -54,8 +49,8 @@ mod tests;
 
 pub use change::Step;
 pub use coherence::tlbi::{Granule, LeafLevel, Stale};
-pub use command::{Asid, StreamId, Vmid};
+pub use command::{Asid, StreamId};
 pub use event::Event;
 pub use features::Features;
-pub use range::{Scope, Setup, plan};
+pub use range::{Setup, plan};
 pub use stream::{ContextDescriptor, StreamEntry};

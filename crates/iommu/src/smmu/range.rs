@@ -7,61 +7,9 @@
 
 use coherence::tlbi::{Granule, LeafLevel, Stale};
 
-use super::command::{
-    Asid, Depth, SCALE_MAX, Span, StreamId, UNITS_MAX, Vmid, atc_inv, tlbi_el2_all, tlbi_el2_asid,
-    tlbi_el2_va, tlbi_nh_asid, tlbi_nh_va, tlbi_s2_ipa, tlbi_s12_vmall,
-};
+use super::command::{Asid, Depth, SCALE_MAX, Span, UNITS_MAX, tlbi_nh_asid, tlbi_nh_va};
 use super::features::Features;
 use crate::Command;
-
-/// Whose translations they are.
-///
-/// Exhaustive: a caller that overlooks one invalidates too little.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
-    /// Stage 1 of streams with the StreamWorld EL1. The tables set nG: dropping the whole ASID
-    /// leaves global translations where they are.
-    Stage1 {
-        /// STE.S2VMID, which tags stage 1 too. 0 without IDR0.S2P.
-        vmid: Vmid,
-        /// CD.ASID.
-        asid: Asid,
-    },
-    /// Stage 2, without a stage 1 in front of it.
-    Stage2 {
-        /// STE.S2VMID.
-        vmid: Vmid,
-    },
-    /// Streams with the StreamWorld EL2, which has no ASIDs (CR2.E2H = 0).
-    El2,
-    /// Streams with the StreamWorld EL2-E2H (CR2.E2H = 1). The tables set nG.
-    El2Host {
-        /// CD.ASID.
-        asid: Asid,
-    },
-}
-
-impl Scope {
-    /// Invalidates by address.
-    const fn by(self, span: Span) -> Command {
-        match self {
-            Self::Stage1 { vmid, asid } => tlbi_nh_va(vmid, asid, span),
-            Self::Stage2 { vmid } => tlbi_s2_ipa(vmid, span),
-            Self::El2 => tlbi_el2_va(Asid(0), span),
-            Self::El2Host { asid } => tlbi_el2_va(asid, span),
-        }
-    }
-
-    /// Invalidates everything with the same tags.
-    pub const fn whole(self) -> Command {
-        match self {
-            Self::Stage1 { vmid, asid } => tlbi_nh_asid(vmid, asid),
-            Self::Stage2 { vmid } => tlbi_s12_vmall(vmid),
-            Self::El2 => tlbi_el2_all(),
-            Self::El2Host { asid } => tlbi_el2_asid(asid),
-        }
-    }
-}
 
 /// Properties that do not change while an SMMU runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +19,7 @@ pub struct Setup {
     /// The SMMU has range commands and level hints: IDR3.RIL.
     pub has_ranges: bool,
     /// The number of commands up to which invalidating by address is worthwhile, compared with the
-    /// loss of everything with the same tags. To be measured.
+    /// loss of everything of the ASID. To be measured.
     pub commands_max: u32,
 }
 
@@ -82,18 +30,19 @@ impl Setup {
     }
 }
 
-/// Chooses the commands: by range if the SMMU can, else one per leaf; everything with the same tags
-/// beyond the limit, and where addresses are beyond what tables can map. A sync must follow.
+/// Chooses the commands: by range if the SMMU can, else one per leaf; everything of the ASID beyond
+/// the limit, and where addresses are beyond what tables can map. The tables set nG: dropping the
+/// whole ASID leaves global translations where they are. A sync must follow.
 ///
 /// The number of steps is bounded by the number of ranges and the limit.
-pub fn plan<I>(setup: &Setup, scope: Scope, stale: I) -> Commands<I::IntoIter>
+pub fn plan<I>(setup: &Setup, asid: Asid, stale: I) -> Commands<I::IntoIter>
 where
     I: IntoIterator<Item = Stale>,
     I::IntoIter: Clone,
 {
     let stale = stale.into_iter();
     let rest = if is_within(setup, stale.clone()) { Rest::Each(stale) } else { Rest::Whole };
-    Commands { setup: *setup, scope, rest, pieces: None }
+    Commands { setup: *setup, asid, rest, pieces: None }
 }
 
 /// Whether all of `stale` together takes at most [`Setup::commands_max`] commands.
@@ -113,7 +62,7 @@ fn is_within(setup: &Setup, stale: impl Iterator<Item = Stale>) -> bool {
 #[must_use = "nothing is forgotten before the commands are in the queue"]
 pub struct Commands<I> {
     setup: Setup,
-    scope: Scope,
+    asid: Asid,
     rest: Rest<I>,
     pieces: Option<Pieces>,
 }
@@ -131,11 +80,11 @@ impl<I: Iterator<Item = Stale>> Iterator for Commands<I> {
     fn next(&mut self) -> Option<Command> {
         loop {
             if let Some(span) = self.pieces.as_mut().and_then(Iterator::next) {
-                return Some(self.scope.by(span));
+                return Some(tlbi_nh_va(self.asid, span));
             }
             let Rest::Each(stale) = &mut self.rest else {
                 let rest = core::mem::replace(&mut self.rest, Rest::Nothing);
-                return matches!(rest, Rest::Whole).then(|| self.scope.whole());
+                return matches!(rest, Rest::Whole).then(|| tlbi_nh_asid(self.asid));
             };
             match stale.next() {
                 Some(stale) => self.pieces = Pieces::new(&self.setup, &stale),
@@ -231,14 +180,3 @@ const _: () = {
         granule = rest;
     }
 };
-
-/// The command by which a device drops its own translations of a range, and perhaps of more around
-/// it: the smallest aligned power of two that contains the range. `None` for an empty range.
-///
-/// It comes after the sync of the TLBI; see [`atc_inv`].
-pub fn atc_inv_range(stream: StreamId, start: u64, len: u64) -> Option<Command> {
-    let last = start.saturating_add(len.checked_sub(1)?);
-    // The lowest bits in which first and last page differ: 52 at most, which stands for everything.
-    let size = u64::BITS - (start >> 12 ^ last >> 12).leading_zeros();
-    Some(atc_inv(stream, start, size))
-}

@@ -53,8 +53,6 @@ pub const ATSCHK: u32 = 1 << 4;
 pub const CR1: Register = Register::narrow(0x28);
 /// Settings of the whole SMMU.
 pub const CR2: Register = Register::narrow(0x2c);
-/// CR2: the StreamWorld EL2 is EL2-E2H.
-pub const E2H: u32 = 1 << 0;
 /// CR2: C_BAD_STREAMID is recorded.
 pub const RECINVSID: u32 = 1 << 1;
 /// CR2: TLB invalidations that processors broadcast are ignored.
@@ -84,18 +82,6 @@ pub const GERROR: Register = Register::narrow(0x60);
 pub const GERRORN: Register = Register::narrow(0x64);
 /// GERROR: the command queue has stopped, see [`CommandError`].
 pub const CMDQ_ERR: u32 = 1 << 0;
-/// GERROR: events were lost, because memory returned an error.
-pub const EVENTQ_ABT_ERR: u32 = 1 << 2;
-/// GERROR: the SMMU has failed and is in its service failure mode.
-pub const SFM_ERR: u32 = 1 << 8;
-
-/// Where the interrupt for errors is written to, if by MSI.
-pub const GERROR_IRQ_CFG0: Register = Register::wide(0x68);
-/// Its data.
-pub const GERROR_IRQ_CFG1: Register = Register::narrow(0x70);
-/// How it is written.
-pub const GERROR_IRQ_CFG2: Register = Register::narrow(0x74);
-
 /// Address of the stream table. Not changed while [`SMMUEN`] is set; nor is the next.
 pub const STRTAB_BASE: Register = Register::wide(0x80);
 /// Its shape.
@@ -108,12 +94,6 @@ pub const CMDQ_PROD: Register = Register::narrow(0x98);
 pub const CMDQ_CONS: Register = Register::narrow(0x9c);
 /// Address and size of the event queue. Not changed while [`EVENTQEN`] is set.
 pub const EVENTQ_BASE: Register = Register::wide(0xa0);
-/// Where the interrupt for events is written to, if by MSI.
-pub const EVENTQ_IRQ_CFG0: Register = Register::wide(0xb0);
-/// Its data.
-pub const EVENTQ_IRQ_CFG1: Register = Register::narrow(0xb8);
-/// How it is written.
-pub const EVENTQ_IRQ_CFG2: Register = Register::narrow(0xbc);
 /// The event queue's tail.
 pub const EVENTQ_PROD: Register = Register::narrow(0x1_00a8);
 /// Its head, written by software.

@@ -184,8 +184,8 @@ const fn hint(features: &Features) -> u64 {
 }
 
 const fn attributes(features: &Features) -> u32 {
-    let reads = if features.is_coherent { Reads::COHERENT } else { Reads::FROM_MEMORY };
-    let both = reads.field() as u32;
+    let reads = if features.is_coherent { Reads::Coherent } else { Reads::FromMemory };
+    let both = reads as u32;
     both << 6 | both
 }
 

@@ -3,21 +3,18 @@
 //! | word of an entry | fields |
 //! |---|---|
 //! | 0 | 0 V, 3:1 Config, 5:4 S1Fmt, 51:6 S1ContextPtr, 63:59 S1CDMax |
-//! | 1, of stage 1 | 1:0 S1DSS, 3:2 S1CIR, 5:4 S1COR, 7:6 S1CSH, 27 S1STALLD, 31:30 STRW |
-//! | 1, of both | 25 S2FWB, 29:28 EATS, 45:44 SHCFG |
-//! | 2 | 15:0 S2VMID, 50:32 as VTCR_EL2, 51 S2AA64, 53 S2AFFD, 57 S2S, 58 S2R |
-//! | 3 | 51:4 S2TTB |
+//! | 1 | 1:0 S1DSS, 3:2 S1CIR, 5:4 S1COR, 7:6 S1CSH, 27 S1STALLD, 31:30 STRW, 45:44 SHCFG |
 //!
 //! | word of a descriptor | fields |
 //! |---|---|
 //! | 0, the shape | 5:0 T0SZ, 7:6 TG0, 9:8 IR0, 11:10 OR0, 13:12 SH0, 30 EPD1, 34:32 IPS, 41 AA64 |
-//! | 0, the rest | 31 V, 44 S, 45 R, 46 A, 47 ASET, 63:48 ASID |
+//! | 0, the rest | 31 V, 45 R, 46 A, 47 ASET, 63:48 ASID |
 //! | 1 | 51:4 TTB0 |
 //! | 3 | MAIR |
 //!
 //! Other fields are 0. S1Fmt and S1CDMax of 0 stand for one descriptor, without substreams, and
 //! S1DSS is ignored. S1STALLD stays 0: it is illegal where stalls cannot be configured, and CD.S
-//! decides.
+//! decides, which stays 0, too.
 //!
 //! Constructors return `None` for addresses that do not fit their field: a truncated one would let
 //! the device into other memory.
@@ -25,63 +22,21 @@
 use coherence::tlbi::Granule;
 
 use super::change::{Step, Words, steps};
-use super::command::{Asid, Vmid};
+use super::command::Asid;
 
-/// Cacheability of the SMMU's own reads: of descriptors and of tables.
+/// How the SMMU reads memory that processors have written: inner and outer cacheability, and
+/// shareability, in two bits each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Cacheability {
-    /// Not cacheable.
-    None = 0,
-    /// Write-back, allocated by reads.
-    WriteBack = 1,
-    /// Write-through, allocated by reads.
-    WriteThrough = 2,
-    /// Write-back, not allocated by reads; for tables not by writes either.
-    WriteBackNoAllocate = 3,
+pub enum Reads {
+    /// Through the processors' caches, if the SMMU is coherent (IDR0.COHACC): write-back, allocated
+    /// by reads, inner shareable.
+    Coherent = 0b11_01_01,
+    /// From memory: processors clean what they write. Not cacheable, outer shareable.
+    FromMemory = 0b10_00_00,
 }
 
-/// Shareability of the SMMU's own reads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Shareability {
-    /// Not shareable.
-    None = 0,
-    /// Outer shareable.
-    Outer = 2,
-    /// Inner shareable.
-    Inner = 3,
-}
-
-/// How the SMMU reads memory that processors have written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reads {
-    /// Inner cacheability.
-    pub inner: Cacheability,
-    /// Outer cacheability.
-    pub outer: Cacheability,
-    /// Shareability; outer, whatever is given, if neither is cacheable.
-    pub shareability: Shareability,
-}
-
-impl Reads {
-    /// Through the processors' caches: the SMMU is coherent (IDR0.COHACC).
-    pub const COHERENT: Self = Self {
-        inner: Cacheability::WriteBack,
-        outer: Cacheability::WriteBack,
-        shareability: Shareability::Inner,
-    };
-    /// From memory: processors clean what they write.
-    pub const FROM_MEMORY: Self =
-        Self { inner: Cacheability::None, outer: Cacheability::None, shareability: Shareability::Outer };
-
-    /// Inner, outer, shareability, in two bits each.
-    pub(super) const fn field(self) -> u64 {
-        self.inner as u64 | (self.outer as u64) << 2 | (self.shareability as u64) << 4
-    }
-}
-
-/// Size of output addresses: IPS, PS. The SMMU takes at most its own, IDR5.OAS.
+/// Size of output addresses: IPS. The SMMU takes at most its own, IDR5.OAS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum OutputSize {
@@ -130,28 +85,13 @@ impl OutputSize {
     }
 }
 
-/// TG0 and S2TG, as in TCR_EL1 and VTCR_EL2.
+/// TG0, as in TCR_EL1.
 const fn table_granule(granule: Granule) -> u64 {
     match granule {
         Granule::Size4K => 0b00,
         Granule::Size64K => 0b01,
         Granule::Size16K => 0b10,
     }
-}
-
-/// What becomes of an access that a translation fault stops (5.5).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Faults {
-    /// An event is recorded: R.
-    pub are_recorded: bool,
-    /// The access waits for CMD_RESUME: S. Only if IDR0.STALL_MODEL is not 1; always if it is 2.
-    /// Not for PCIe devices.
-    pub stall: bool,
-}
-
-impl Faults {
-    /// The device gets an abort, and an event is recorded.
-    pub const ABORT: Self = Self { are_recorded: true, stall: false };
 }
 
 /// An address in a field of `bits` below 52; `None` if other bits are set.
@@ -161,74 +101,8 @@ const fn address(address: u64, low: u32) -> Option<u64> {
 
 const CONFIG_BYPASS: u64 = 0b100 << 1;
 const CONFIG_STAGE_1: u64 = 0b101 << 1;
-const CONFIG_STAGE_2: u64 = 0b110 << 1;
 const S1_READS_SHIFT: u32 = 2;
-const S2FWB: u64 = 1 << 25;
-const EATS_FULL: u64 = 0b01 << 28;
-const STRW_EL2: u64 = 0b10 << 30;
 const SHCFG_INCOMING: u64 = 0b01 << 44;
-const VTCR_SHIFT: u32 = 32;
-const S2AA64: u64 = 1 << 51;
-const S2AFFD: u64 = 1 << 53;
-const S2S: u64 = 1 << 57;
-const S2R: u64 = 1 << 58;
-
-/// A translation by stage 1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stage1 {
-    /// Physical address of the context descriptor, a multiple of 64: S1ContextPtr.
-    pub context: u64,
-    /// How the descriptor is read: S1CIR, S1COR, S1CSH.
-    pub reads: Reads,
-    /// Tag of the translations besides the ASID, with the StreamWorld EL1: S2VMID. 0 without
-    /// IDR0.S2P.
-    pub vmid: Vmid,
-    /// The StreamWorld is EL2, or EL2-E2H if CR2.E2H is set: STRW (needs IDR0.Hyp). Else it is EL1.
-    pub el2: bool,
-    /// The device may ask for translations and use them itself: EATS (needs IDR0.ATS). It then
-    /// reaches any memory that it names as translated, so it has to be trusted.
-    pub ats: bool,
-}
-
-/// S2T0SZ to S2PS: as bits 18:0 of VTCR_EL2.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Vtcr(u32);
-
-impl Vtcr {
-    /// From VTCR_EL2, for tables that processors use too. DS, HA, HD and what is above them have
-    /// fields elsewhere, and are dropped.
-    pub const fn from_register(vtcr: u64) -> Self {
-        Self((vtcr & 0x7_ffff) as u32)
-    }
-
-    /// `t0sz` is 64 less the bits of an intermediate physical address, `sl0` the level of the first
-    /// table in the encoding of VTCR_EL2.SL0. Truncated to 6 and 2 bits.
-    pub const fn new(t0sz: u8, sl0: u8, reads: Reads, granule: Granule, size: OutputSize) -> Self {
-        let low = (t0sz & 63) as u64 | ((sl0 & 3) as u64) << 6 | reads.field() << 8;
-        Self::from_register(low | table_granule(granule) << 14 | (size as u64) << 16)
-    }
-}
-
-/// A translation by stage 2, by tables of the 64-bit format.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stage2 {
-    /// S2VMID. All streams with it have the same stage 2.
-    pub vmid: Vmid,
-    /// Physical address of the first table, a multiple of its size: S2TTB.
-    pub table: u64,
-    /// Shape of the tables.
-    pub vtcr: Vtcr,
-    /// Entries have the memory types of HCR_EL2.FWB = 1: S2FWB (needs IDR3.FWB).
-    pub forces_write_back: bool,
-    /// Entries whose access flag is clear cause no fault: S2AFFD.
-    pub ignores_access_flag: bool,
-    /// What becomes of faults: S2R, S2S.
-    pub faults: Faults,
-    /// As in [`Stage1::ats`]; not together with stalls.
-    pub ats: bool,
-    /// IDR1.ATTR_TYPES_OVR: SHCFG says that the incoming shareability stays.
-    pub attributes_overridable: bool,
-}
 
 /// A stream table entry: what becomes of a device's accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -241,46 +115,20 @@ impl StreamEntry {
     pub const ABORT: Self = Self([Self::VALID, 0, 0, 0, 0, 0, 0, 0]);
     const VALID: u64 = 1;
 
-    /// Accesses reach memory as they are. `attributes_overridable` as in [`Stage2`].
+    /// Accesses reach memory as they are. With IDR1.ATTR_TYPES_OVR, SHCFG says that the incoming
+    /// shareability stays.
     pub const fn bypass(attributes_overridable: bool) -> Self {
-        Self([Self::VALID | CONFIG_BYPASS, Self::incoming(attributes_overridable), 0, 0, 0, 0, 0, 0])
+        let second = if attributes_overridable { SHCFG_INCOMING } else { 0 };
+        Self([Self::VALID | CONFIG_BYPASS, second, 0, 0, 0, 0, 0, 0])
     }
 
-    /// Accesses are translated by stage 1. `None` if the descriptor's address is no multiple of 64
-    /// below 2^52.
-    pub const fn stage_1(with: &Stage1) -> Option<Self> {
-        let Some(context) = address(with.context, 6) else { return None };
-        let world = if with.el2 { STRW_EL2 } else { 0 };
-        let second = with.reads.field() << S1_READS_SHIFT | Self::eats(with.ats) | world;
-        let Vmid(vmid) = with.vmid;
-        Some(Self([Self::VALID | CONFIG_STAGE_1 | context, second, vmid as u64, 0, 0, 0, 0, 0]))
-    }
-
-    /// Accesses are translated by stage 2. `None` if the table's address is no multiple of 16 below
-    /// 2^52, or with ATS and stalls together, which is illegal.
-    pub const fn stage_2(with: &Stage2) -> Option<Self> {
-        let Some(table) = address(with.table, 4) else { return None };
-        if with.ats && with.faults.stall {
-            return None;
-        }
-        let (Vmid(vmid), Vtcr(vtcr)) = (with.vmid, with.vtcr);
-        let forced = if with.forces_write_back { S2FWB } else { 0 };
-        let second = forced | Self::eats(with.ats) | Self::incoming(with.attributes_overridable);
-        let third = vmid as u64
-            | (vtcr as u64) << VTCR_SHIFT
-            | S2AA64
-            | if with.ignores_access_flag { S2AFFD } else { 0 }
-            | if with.faults.stall { S2S } else { 0 }
-            | if with.faults.are_recorded { S2R } else { 0 };
-        Some(Self([Self::VALID | CONFIG_STAGE_2, second, third, table, 0, 0, 0, 0]))
-    }
-
-    const fn eats(ats: bool) -> u64 {
-        if ats { EATS_FULL } else { 0 }
-    }
-
-    const fn incoming(attributes_overridable: bool) -> u64 {
-        if attributes_overridable { SHCFG_INCOMING } else { 0 }
+    /// Accesses are translated by stage 1 with the StreamWorld EL1, VMID 0 and without ATS, by the
+    /// context descriptor at this physical address (S1ContextPtr), which is read like this (S1CIR,
+    /// S1COR, S1CSH). `None` if the address is no multiple of 64 below 2^52.
+    pub const fn stage_1(context: u64, reads: Reads) -> Option<Self> {
+        let Some(context) = address(context, 6) else { return None };
+        let second = (reads as u64) << S1_READS_SHIFT;
+        Some(Self([Self::VALID | CONFIG_STAGE_1 | context, second, 0, 0, 0, 0, 0, 0]))
     }
 
     /// The steps that put `new` in the place of this entry, each followed by
@@ -322,7 +170,6 @@ const IPS_SHIFT: u32 = 32;
 const ASID_SHIFT: u32 = 48;
 const EPD1: u64 = 1 << 30;
 const AA64: u64 = 1 << 41;
-const CD_S: u64 = 1 << 44;
 const CD_R: u64 = 1 << 45;
 const CD_A: u64 = 1 << 46;
 const ASET: u64 = 1 << 47;
@@ -344,8 +191,6 @@ pub struct Tables {
     pub size: OutputSize,
     /// Memory types by the entries' AttrIndx, as MAIR_EL1.
     pub mair: u64,
-    /// What becomes of faults: R, S.
-    pub faults: Faults,
 }
 
 /// A context descriptor: 64 bytes, of which an entry of stage 1 has the address.
@@ -357,8 +202,8 @@ impl ContextDescriptor {
     pub const INVALID: Self = Self([0; 8]);
     const VALID: u64 = 1 << 31;
 
-    /// For these tables; upper addresses (TTB1) fault. Faults abort (A), which every SMMU can. The
-    /// ASID is not shared with processors (ASET): their broadcasts by ASID and address need not
+    /// For these tables; upper addresses (TTB1) fault. Faults abort (A), which every SMMU can,
+    /// and are recorded (R). The ASID is not shared with processors (ASET): their broadcasts by ASID and address need not
     /// reach it.
     ///
     /// `None` if the table's address is no multiple of 16 below 2^52, or T0SZ has more than 6 bits.
@@ -368,14 +213,13 @@ impl ContextDescriptor {
             return None;
         }
         let Asid(asid) = with.asid;
-        let shape = with.t0sz as u64 | table_granule(with.granule) << 6 | with.reads.field() << 8;
+        let shape = with.t0sz as u64 | table_granule(with.granule) << 6 | (with.reads as u64) << 8;
         let head = shape
             | EPD1
             | Self::VALID
             | (with.size as u64) << IPS_SHIFT
             | AA64
-            | if with.faults.stall { CD_S } else { 0 }
-            | if with.faults.are_recorded { CD_R } else { 0 }
+            | CD_R
             | CD_A
             | ASET
             | (asid as u64) << ASID_SHIFT;

@@ -6,8 +6,8 @@ use std::rc::Rc;
 use iommu::amd::command::completion_wait;
 use iommu::smmu::change::Words;
 use iommu::smmu::command::sync_poll;
-use iommu::smmu::stream::{Faults, OutputSize, Reads, Stage1, Tables};
-use iommu::smmu::{Asid, ContextDescriptor, Granule, Setup, StreamEntry, Vmid};
+use iommu::smmu::stream::{OutputSize, Reads, Tables};
+use iommu::smmu::{Asid, ContextDescriptor, Granule, Setup, StreamEntry};
 use iommu::{Command, DomainId, Entry, Port, Queue, Stuck};
 use paging::Arm64Stage1;
 use stay::iommu as dma;
@@ -96,14 +96,12 @@ fn stage_1(DeviceEntry { domain, root }: DeviceEntry) -> Option<(StreamEntry, Co
         table: root,
         t0sz: 16,
         granule: Granule::Size4K,
-        reads: Reads::COHERENT,
+        reads: Reads::Coherent,
         size: OutputSize::Bits48,
         mair: Arm64Stage1::MAIR,
-        faults: Faults::ABORT,
     };
     let context = smmu::DESCRIPTORS + u64::from(domain) * 64;
-    let to = Stage1 { context, reads: Reads::COHERENT, vmid: Vmid(0), el2: false, ats: false };
-    StreamEntry::stage_1(&to).zip(ContextDescriptor::new(&tables))
+    StreamEntry::stage_1(context, Reads::Coherent).zip(ContextDescriptor::new(&tables))
 }
 
 /// The ring.

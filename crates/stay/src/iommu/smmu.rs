@@ -16,8 +16,8 @@
 //! [`mirror`]: super::mirror
 
 use ::iommu::smmu::change::{Step, Words};
-use ::iommu::smmu::command::{Depth, cfgi_cd, cfgi_ste};
-use ::iommu::smmu::{Asid, ContextDescriptor, Scope, Setup, Stale, StreamEntry, StreamId, Vmid, plan};
+use ::iommu::smmu::command::{Depth, cfgi_cd, cfgi_ste, tlbi_nh_asid};
+use ::iommu::smmu::{Asid, ContextDescriptor, Setup, Stale, StreamEntry, StreamId, plan};
 use ::iommu::{Command, DeviceId, DomainId, Entry, Port, Queue, Stuck};
 use paging::{FlushRange, Invalidation, Level};
 
@@ -78,7 +78,7 @@ impl<P: Port + Mistakes, E: AsRef<[Entry]>, S: Structures> Smmu<'_, P, E, S> {
         let streams = || domain.devices.iter().map(|device| stream(device.id));
         let is_early = mistakes.makes(Mistake::DomainDroppedEarly);
         if is_early {
-            self.tell([scope(domain.id).whole()])?;
+            self.tell([tlbi_nh_asid(asid(domain.id))])?;
         }
         for stream in streams() {
             self.set_entry(stream, StreamEntry::ABORT)?;
@@ -92,7 +92,7 @@ impl<P: Port + Mistakes, E: AsRef<[Entry]>, S: Structures> Smmu<'_, P, E, S> {
         if is_early || mistakes.makes(Mistake::DomainKept) {
             return Ok(());
         }
-        self.tell([scope(domain.id).whole()])
+        self.tell([tlbi_nh_asid(asid(domain.id))])
     }
 
     /// Gives commands, and waits for them.
@@ -151,8 +151,8 @@ pub fn begin<P: Port + Mistakes, E: AsRef<[Entry]>>(
     };
     let ticket = match invalidation {
         Invalidation::Nothing => return Ok(Begun::NOTHING),
-        Invalidation::Everything => queue.issue([scope(domain).whole()])?,
-        Invalidation::Ranges(ranges) => queue.issue(plan(setup, scope(domain), ranges.iter().map(stale)))?,
+        Invalidation::Everything => queue.issue([tlbi_nh_asid(asid(domain))])?,
+        Invalidation::Ranges(ranges) => queue.issue(plan(setup, asid(domain), ranges.iter().map(stale)))?,
     };
     Ok(Begun::with(ticket))
 }
@@ -163,6 +163,6 @@ pub const fn stream(DeviceId(id): DeviceId) -> StreamId {
 }
 
 /// What everything that a domain's devices may have kept is tagged with.
-const fn scope(DomainId(domain): DomainId) -> Scope {
-    Scope::Stage1 { vmid: Vmid(0), asid: Asid(domain) }
+const fn asid(DomainId(domain): DomainId) -> Asid {
+    Asid(domain)
 }

@@ -7,7 +7,7 @@ use super::vi::{ROOT, Vi};
 use crate::test::room::Room;
 use anyhow::{Context, Result};
 use iommu::amd::command::invalidate_device;
-use iommu::amd::table::{DeviceEntry, Levels};
+use iommu::amd::table::DeviceEntry;
 use iommu::amd::{Depth, pages};
 use iommu::{DeviceId, DomainId};
 
@@ -39,7 +39,7 @@ fn forget(vi: &Vi, domain: DomainId, page: u64) -> Result<()> {
 /// The row.
 pub(super) fn keeps_until_told(room: &Room<'_>) -> Result<()> {
     let vi = Vi::start(room.directory, DEVICE)?;
-    let entry = DeviceEntry::translated(ROOT, Levels::Four, DOMAIN).context("the entry is refused")?;
+    let entry = DeviceEntry::translated(ROOT, DOMAIN).context("the entry is refused")?;
     vi.set_entry(DEVICE, entry);
     vi.told.wait_for([invalidate_device(DEVICE)])?;
     vi.map(SOURCE, Some((PATTERN, false)));

@@ -12,10 +12,8 @@ use anyhow::{Context, Result, ensure};
 use iommu::smmu::command::{Depth, cfgi_cd, cfgi_ste, cfgi_ste_range};
 use iommu::smmu::event::{Access, Class, Fault, Kind, Stage};
 use iommu::smmu::registers::CommandError;
-use iommu::smmu::stream::{Faults, Reads, Split, Stage1, Tables};
-use iommu::smmu::{
-    Asid, ContextDescriptor, Granule, LeafLevel, Scope, Setup, Stale, StreamEntry, StreamId, Vmid, plan,
-};
+use iommu::smmu::stream::{Reads, Split, Tables};
+use iommu::smmu::{Asid, ContextDescriptor, Granule, LeafLevel, Setup, Stale, StreamEntry, StreamId, plan};
 use iommu::{Command, Stuck};
 use std::cell::Cell;
 
@@ -96,7 +94,7 @@ impl Run {
 
     /// Tells the SMMU what is stale, and waits.
     fn forget(&self, setup: &Setup, asid: Asid, stale: Stale) -> Result<()> {
-        self.smmu.told.wait_for(plan(setup, Scope::Stage1 { vmid: Vmid(0), asid }, [stale]))
+        self.smmu.told.wait_for(plan(setup, asid, [stale]))
     }
 
     /// An SMMU of which everything is used; 64 commands at most.
@@ -110,10 +108,9 @@ impl Run {
             table,
             t0sz: 64 - 39,
             granule: Granule::Size4K,
-            reads: Reads::COHERENT,
+            reads: Reads::Coherent,
             size: self.smmu.features.output.context("a reserved size of addresses")?,
             mair: 0xff,
-            faults: Faults::ABORT,
         };
         ContextDescriptor::new(&tables).context("the descriptor is refused")
     }
@@ -182,9 +179,8 @@ impl Run {
         self.is_refused(TARGET, OLD, Some(Kind::BadEntry), "no entry")?;
         smmu.outsider.store(TARGET)?;
         self.logged(OUTSIDER, Some(Kind::BadStreamId), "beyond the table")?;
-        let stage_1 =
-            Stage1 { context: DESCRIPTOR, reads: Reads::COHERENT, vmid: Vmid(0), el2: false, ats: false };
-        smmu.set_entry(StreamEntry::stage_1(&stage_1).context("the entry is refused")?)?;
+        let entry = StreamEntry::stage_1(DESCRIPTOR, Reads::Coherent);
+        smmu.set_entry(entry.context("the entry is refused")?)?;
         self.is_refused(TARGET, OLD, Some(Kind::BadDescriptor), "no descriptor")?;
         smmu.set_descriptor(self.descriptor(ASID, ROOTS[0])?)?;
         self.is_refused(TARGET, OLD, not_mapped(TARGET), "nothing is mapped")

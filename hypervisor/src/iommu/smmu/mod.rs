@@ -18,8 +18,8 @@ use iommu::smmu::registers::{
     IRQ_CTRL_ACK, Register,
 };
 use iommu::smmu::start::{Places, Ring as RingPlace, Step, StreamTable, forget_all, steps};
-use iommu::smmu::stream::{Faults, Reads, Stage1, Tables};
-use iommu::smmu::{Asid, ContextDescriptor, Event, Features, Granule, Setup, StreamEntry, Vmid};
+use iommu::smmu::stream::{Reads, Tables};
+use iommu::smmu::{Asid, ContextDescriptor, Event, Features, Granule, Setup, StreamEntry};
 use iommu::{Command, Entry, Port, Queue, Stuck};
 use iommu::{DeviceId, DomainId};
 use paging::{Arm64Stage1, Format, Invalidation};
@@ -220,20 +220,12 @@ impl Smmu {
             table: to.root,
             t0sz: 64 - Arm64Stage1::INPUT_BITS as u8,
             granule: Granule::Size4K,
-            reads: Reads::COHERENT,
+            reads: Reads::Coherent,
             size: self.features.output?,
             mair: Arm64Stage1::MAIR,
-            faults: Faults::ABORT,
         };
         let context = self.context(to.domain)?;
-        let entry = StreamEntry::stage_1(&Stage1 {
-            context: address(context),
-            reads: Reads::COHERENT,
-            vmid: Vmid(0),
-            el2: false,
-            ats: false,
-        });
-        entry.zip(ContextDescriptor::new(&tables))
+        StreamEntry::stage_1(address(context), Reads::Coherent).zip(ContextDescriptor::new(&tables))
     }
 }
 

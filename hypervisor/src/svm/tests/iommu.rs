@@ -3,7 +3,7 @@
 use ::iommu::Stuck;
 use ::iommu::amd::Event;
 use ::iommu::amd::ivrs::units;
-use ::iommu::amd::table::{DeviceEntry, InterruptEntry, InterruptTable, Levels};
+use ::iommu::amd::table::{DeviceEntry, InterruptEntry, InterruptTable};
 use ::iommu::{DeviceId, DomainId};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -280,7 +280,7 @@ fn a_changed_interrupt_is_used_when_the_iommu_was_told() {
 #[test]
 fn a_mixture_of_two_entries_is_never_translated_by() {
     let table = InterruptTable { address: 0x8000, order: 9 };
-    let valid = DeviceEntry::translated(0x5000, Levels::Four, DomainId(7))
+    let valid = DeviceEntry::translated(0x5000, DomainId(7))
         .and_then(|entry| entry.with_interrupts(table))
         .expect("fits");
     for (former, next) in [(DeviceEntry::BLOCKED, valid), (valid, DeviceEntry::BLOCKED)] {

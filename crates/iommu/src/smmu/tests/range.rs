@@ -13,7 +13,7 @@ use crate::smmu::registers::IDR3;
 const GRANULES: [Granule; 3] = [Granule::Size4K, Granule::Size16K, Granule::Size64K];
 const LEVELS: [Option<LeafLevel>; 4] =
     [None, Some(LeafLevel::One), Some(LeafLevel::Two), Some(LeafLevel::Three)];
-const STAGE_2: Scope = Scope::Stage2 { vmid: Vmid(7) };
+const ASID: Asid = Asid(7);
 const SETUP: Setup = Setup { granule: Granule::Size4K, has_ranges: true, commands_max: 64 };
 
 /// The end of the address space that tables of a granule map.
@@ -29,7 +29,7 @@ fn stale(start: u64, len: u64) -> Stale {
 }
 
 fn commands(setup: &Setup, stale: Stale) -> Vec<Command> {
-    plan(setup, STAGE_2, [stale]).collect()
+    plan(setup, ASID, [stale]).collect()
 }
 
 /// Checks that range commands cover a range without a gap, without anything around it, and in as
@@ -42,7 +42,7 @@ fn check(granule: Granule, stale: Stale, fewest: Option<usize>) -> Result<(), Te
     let mut reached = first;
     for command in &commands {
         let read = tlbi(*command);
-        prop_assert_eq!((read.opcode, read.vmid, read.leaf), (0x2a, 7, !stale.tables));
+        prop_assert_eq!((read.opcode, read.asid, read.leaf), (0x12, 7, !stale.tables));
         prop_assert_eq!(read.first, reached, "a gap, or twice");
         // Without a granule the SMMU drops whatever it has there, one entry at least.
         reached = read.granule.map_or(read.first + granule.bytes(), |_| read.end);
@@ -104,7 +104,7 @@ fn p17_ranges_end_where_the_address_space_does() {
         let [last] = commands(&setup, stale(end - page, page))[..] else { panic!("one page") };
         assert_eq!(tlbi(last).first, end - page);
         for beyond in [stale(end - page, page + 1), stale(end, 1), stale(u64::MAX, 2), stale(1, u64::MAX)] {
-            assert_eq!(commands(&setup, beyond), [STAGE_2.whole()], "{beyond:?}");
+            assert_eq!(commands(&setup, beyond), [tlbi_nh_asid(ASID)], "{beyond:?}");
         }
         if has_ranges {
             check(granule, stale(end - 77 * page, 77 * page), None).expect("covered");
@@ -150,40 +150,22 @@ fn p18_blocks_go_by_one_command_with_their_hint() {
 fn plans_by_features_and_limits() {
     let pages = |count: u64| Stale { leaf: Some(LeafLevel::Three), ..stale(1 << 30, count << 12) };
     let without = Setup { has_ranges: false, ..SETUP };
-    let planned =
-        |setup: &Setup, list: &[Stale]| plan(setup, STAGE_2, list.iter().copied()).collect::<Vec<_>>();
+    let planned = |setup: &Setup, list: &[Stale]| plan(setup, ASID, list.iter().copied()).collect::<Vec<_>>();
     assert_eq!(planned(&SETUP, &[]), []);
     assert_eq!(planned(&SETUP, &[pages(0), pages(0)]), []);
     assert_eq!(planned(&without, &[pages(0)]), []);
     assert_eq!(planned(&SETUP, &[stale(0x5123, 0)]), [], "within a page");
     assert_eq!(planned(&without, &[pages(64)]).len(), 64);
     assert_eq!(planned(&without, &[pages(32), pages(0), pages(32)]).len(), 64);
-    assert_eq!(planned(&without, &[pages(65)]), [STAGE_2.whole()]);
-    assert_eq!(planned(&without, &[pages(64), pages(1)]), [STAGE_2.whole()], "together");
-    assert_eq!(planned(&without, &[pages(1 << 36)]), [STAGE_2.whole()], "without counting");
+    assert_eq!(planned(&without, &[pages(65)]), [tlbi_nh_asid(ASID)]);
+    assert_eq!(planned(&without, &[pages(64), pages(1)]), [tlbi_nh_asid(ASID)], "together");
+    assert_eq!(planned(&without, &[pages(1 << 36)]), [tlbi_nh_asid(ASID)], "without counting");
     assert_eq!(planned(&SETUP, &[pages(65)]).len(), 2);
     assert_eq!(planned(&SETUP, &[pages(1); 64]).len(), 64);
-    assert_eq!(planned(&SETUP, &[pages(1); 65]), [STAGE_2.whole()]);
+    assert_eq!(planned(&SETUP, &[pages(1); 65]), [tlbi_nh_asid(ASID)]);
     let nothing_by_address = Setup { commands_max: 0, ..SETUP };
-    assert_eq!(planned(&nothing_by_address, &[pages(1)]), [STAGE_2.whole()]);
+    assert_eq!(planned(&nothing_by_address, &[pages(1)]), [tlbi_nh_asid(ASID)]);
     assert_eq!(planned(&nothing_by_address, &[pages(0)]), []);
-}
-
-#[test]
-fn each_regime_is_invalidated_by_its_own_commands() {
-    let (vmid, asid) = (Vmid(0xa), Asid(0xb));
-    let scopes = [
-        (Scope::Stage1 { vmid, asid }, (0x12, 0xa, 0xb), tlbi_nh_asid(vmid, asid)),
-        (Scope::Stage2 { vmid }, (0x2a, 0xa, 0), tlbi_s12_vmall(vmid)),
-        (Scope::El2, (0x22, 0, 0), tlbi_el2_all()),
-        (Scope::El2Host { asid }, (0x22, 0, 0xb), tlbi_el2_asid(asid)),
-    ];
-    for (scope, expected, whole) in scopes {
-        let [one] = plan(&SETUP, scope, [stale(0x5000, 4096)]).collect::<Vec<_>>()[..] else { panic!() };
-        let read = tlbi(one);
-        assert_eq!((read.opcode, read.vmid, read.asid), expected);
-        assert_eq!(plan(&SETUP, scope, [stale(0, u64::MAX)]).collect::<Vec<_>>(), [whole]);
-    }
 }
 
 #[test]
@@ -194,22 +176,6 @@ fn range_commands_are_used_where_idr3_has_them() {
     };
     assert_eq!(setup(1 << 10), SETUP);
     assert_eq!(setup(!(1 << 10)), Setup { has_ranges: false, ..SETUP });
-}
-
-#[test]
-fn p17_device_caches_of_ranges_at_every_end() {
-    let stream = StreamId(1);
-    assert_eq!(atc_inv_range(stream, 0x5000, 0), None);
-    assert_eq!(atc_inv_range(stream, 0x5fff, 1), Some(atc_inv(stream, 0x5000, 0)));
-    assert_eq!(atc_inv_range(stream, 0x5fff, 2), Some(atc_inv(stream, 0x4000, 2)), "5 and 6");
-    assert_eq!(atc_inv_range(stream, 0, 1 << 48), Some(atc_inv(stream, 0, 36)));
-    for (start, len) in [(0, u64::MAX), (u64::MAX, u64::MAX), (1 << 63, 4096), ((1 << 63) - 1, 2)] {
-        let Some(Command([_, second])) = atc_inv_range(stream, start, len) else { panic!() };
-        let (size, first) = (second & 63, second >> 12 << 12);
-        let last = first.saturating_add(4096u64.checked_shl(size as u32).unwrap_or(0).wrapping_sub(1));
-        let last = if size == 52 { u64::MAX } else { last };
-        assert!(first <= start && start.saturating_add(len - 1) <= last, "{start:#x} {len:#x}");
-    }
 }
 
 fn granule() -> impl Strategy<Value = Granule> {
@@ -252,20 +218,5 @@ proptest! {
             reached += stride;
         }
         prop_assert!(reached >= start + len && reached < start + len + stride);
-    }
-
-    #[test]
-    fn p17_device_caches_are_covered_by_the_smallest_power_of_two(
-        start in any::<u64>(),
-        bits in 0u32..64,
-        len in any::<u64>(),
-    ) {
-        let len = len >> bits | 1;
-        let last = start.saturating_add(len - 1);
-        let Some(Command([_, second])) = atc_inv_range(StreamId(3), start, len) else { panic!() };
-        let size = (second & 63) as u32;
-        let same = |shift: u32| start >> 12 >> shift == last >> 12 >> shift;
-        prop_assert!(same(size) && (size == 0 || !same(size - 1)));
-        prop_assert_eq!(second >> 12 >> size, if size == 52 { 0 } else { start >> 12 >> size });
     }
 }

@@ -107,19 +107,19 @@ const fn level(hint: u64) -> Option<Level> {
 mod tests {
     use super::*;
     use ::iommu::smmu::command::{Depth, Span, cfgi_cd, cfgi_ste, sync_poll, tlbi_nh_asid, tlbi_nh_va};
-    use ::iommu::smmu::{Asid, Granule, LeafLevel, StreamId, Vmid};
+    use ::iommu::smmu::{Asid, Granule, LeafLevel, StreamId};
 
     #[test]
     fn p16_commands_of_an_smmu_are_read_as_the_encoder_means_them() {
         let decoded = |command: ::iommu::Command| decode(command.0);
-        let by = |span| decoded(tlbi_nh_va(Vmid(0), Asid(3), span));
+        let by = |span| decoded(tlbi_nh_va(Asid(3), span));
         let nested = |start, len, level, walk| {
             Some(Order::Pages { domain: 3, what: Invalidation::Nested { start, len, level, walk } })
         };
         assert_eq!(decoded(cfgi_ste(StreamId(9), Depth::Leaf)), Some(Order::Entry { device: 9 }));
         assert_eq!(decoded(cfgi_cd(StreamId(9))), Some(Order::Descriptor { device: 9 }));
         assert_eq!(decoded(sync_poll()), Some(Order::Sync));
-        assert_eq!(decoded(tlbi_nh_asid(Vmid(0), Asid(3))), nested(0, u64::MAX, None, true));
+        assert_eq!(decoded(tlbi_nh_asid(Asid(3))), nested(0, u64::MAX, None, true));
         assert_eq!(by(Span::address(0x5000, Depth::Leaf)), nested(0x5000, 0x1000, None, false));
         assert_eq!(by(Span::address(0x5000, Depth::All)), nested(0x5000, 0x1000, None, true));
         let range =
