@@ -74,7 +74,8 @@ impl DeviceEntry {
     pub const INTERRUPTS_PASS: Self = Self([VALID | TRANSLATES, 0, 0, 0]);
 
     /// DMA is translated by the page table at `root` (host physical, a multiple of 4096), which has
-    /// four levels as the processor's nested tables, and interrupts are aborted. `None` if the address does not fit, or for domain 0.
+    /// four levels as the processor's nested tables, and interrupts are aborted. `None` if the
+    /// address does not fit, or for domain 0.
     #[must_use]
     pub const fn translated(root: u64, domain: DomainId) -> Option<Self> {
         if root & !ADDRESS != 0 || domain.0 == 0 {

@@ -15,7 +15,8 @@
 //!
 //! What the SMMU keeps of *translations* is another matter. If the ASID stays while the tables
 //! change, invalidate all of it ([`tlbi_nh_asid`](super::command::tlbi_nh_asid)) while the entry is
-//! invalid, so that former and new translations do not overlap; after the step if there is one only.
+//! invalid, so that former and new translations do not overlap; after the step if there is only
+//! one.
 
 /// The words of an entry.
 pub type Words = [u64; 8];
