@@ -203,8 +203,8 @@ impl ContextDescriptor {
     const VALID: u64 = 1 << 31;
 
     /// For these tables; upper addresses (TTB1) fault. Faults abort (A), which every SMMU can,
-    /// and are recorded (R). The ASID is not shared with processors (ASET): their broadcasts by ASID
-    /// and address need not reach it.
+    /// and are recorded (R). The ASID is not shared with processors (ASET): their broadcasts by
+    /// ASID and address need not reach it.
     ///
     /// `None` if the table's address is no multiple of 16 below 2^52, or T0SZ has more than 6 bits.
     pub const fn new(with: &Tables) -> Option<Self> {
