@@ -12,10 +12,8 @@ use std::process::{Command, Stdio};
 
 /// mdBook, built without serving and watching.
 const TOOL: &str = "mdbook@0.5.2";
-/// The list of chapters.
 const SUMMARY: &str = "docs/SUMMARY.md";
 
-/// Makes the book and prints its location.
 pub(crate) fn book() -> Result<u8> {
     println!("{}", make()?.display());
     Ok(0)
@@ -69,7 +67,6 @@ fn chapters(summary: &str) -> Vec<PathBuf> {
     targets(summary).map(from_root).collect()
 }
 
-/// The targets of links.
 pub(crate) fn targets(markdown: &str) -> impl Iterator<Item = &str> {
     markdown.split("](").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0))
 }
@@ -176,7 +173,6 @@ mod tests {
         assert_eq!(named, wanted.collect());
     }
 
-    /// The programs in a document.
     fn programs(text: &str) -> impl Iterator<Item = &str> {
         text.split("```rust\n").skip(1).filter_map(|rest| Some(rest.split_once("```")?.0))
     }

@@ -48,7 +48,6 @@ const TELL: &str =
 /// Lines of Chromium's own messages that an error shows.
 const LINES_MAX: usize = 20;
 
-/// The program, if there is one.
 pub(crate) fn program() -> Option<&'static str> {
     let path = env::var_os("PATH")?;
     PROGRAMS.into_iter().find(|name| env::split_paths(&path).any(|directory| directory.join(name).is_file()))
@@ -90,7 +89,6 @@ pub(crate) struct Browser {
 }
 
 impl Browser {
-    /// A browser for a page.
     pub(crate) fn new(page: &Path, look: Look, script: &str) -> Result<Self> {
         let program = program()
             .with_context(|| format!("there is none of {}: install Chromium", PROGRAMS.join(", ")))?;

@@ -26,7 +26,6 @@ pub(crate) enum Subject {
 }
 
 impl Subject {
-    /// Its name in JSON.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Quell => "quell",
@@ -43,7 +42,6 @@ pub(crate) fn significant(ratio: f64) -> String {
     format!("{ratio:.decimals$}")
 }
 
-/// The median, minimum and maximum of some numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Spread {
     pub(crate) median: f64,
@@ -68,7 +66,6 @@ impl Spread {
     }
 }
 
-/// A count as a number.
 #[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
 pub(crate) const fn float(count: u64) -> f64 {
     count as f64
@@ -82,21 +79,15 @@ pub(crate) fn number(value: &Value) -> Option<f64> {
 /// One row: the runs of one case, subject and metric.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Row {
-    /// The operation.
     pub(crate) case: String,
-    /// The subject.
     pub(crate) subject: Subject,
-    /// The metric.
     pub(crate) metric: String,
     /// The unit, as listed in docs/json.md.
     pub(crate) unit: &'static str,
     /// Median of the runs; the mean of the two middle ones if their number is even.
     pub(crate) median: f64,
-    /// Smallest value.
     pub(crate) min: f64,
-    /// Largest value.
     pub(crate) max: f64,
-    /// Number of runs.
     pub(crate) runs: usize,
 }
 
@@ -115,7 +106,6 @@ struct Series {
 }
 
 impl Samples {
-    /// Adds one run's value.
     pub(crate) fn add(&mut self, case: &str, subject: Subject, metric: &str, unit: &'static str, value: f64) {
         let same = |s: &&mut Series| s.case == case && s.subject == subject && s.metric == metric;
         if let Some(series) = self.series.iter_mut().find(same) {
@@ -126,17 +116,14 @@ impl Samples {
         self.series.push(Series { case, subject, metric, unit, values: vec![value] });
     }
 
-    /// Adds one run's count.
     pub(crate) fn add_count(&mut self, case: &str, subject: Subject, metric: &str, value: u64) {
         self.add(case, subject, metric, "count", float(value));
     }
 
-    /// The rows.
     pub(crate) fn rows(&self) -> Vec<Row> {
         self.series.iter().filter_map(Series::row).collect()
     }
 
-    /// The row of a case, subject and metric.
     pub(crate) fn row(&self, case: &str, subject: Subject, metric: &str) -> Option<Row> {
         let same = |s: &&Series| s.case == case && s.subject == subject && s.metric == metric;
         self.series.iter().find(same)?.row()
@@ -162,7 +149,6 @@ impl Series {
     }
 }
 
-/// Facts by name.
 pub(crate) type Facts = BTreeMap<String, String>;
 
 #[derive(Serialize)]

@@ -1,8 +1,6 @@
 //! Sizes in human-readable form.
 
-/// One mebibyte.
 pub(crate) const MIB: u64 = 1 << 20;
-/// One gibibyte.
 pub(crate) const GIB: u64 = 1 << 30;
 
 /// Reads `512M`, `1G`, `2048K` or a number of bytes; the units are powers of 1024.

@@ -23,7 +23,6 @@ impl Steps {
         Self { bar, says: !watched && !is_quiet }
     }
 
-    /// The next step begins.
     pub(crate) fn begin(&self, what: &str) {
         self.bar.inc(1);
         self.bar.set_message(what.to_owned());

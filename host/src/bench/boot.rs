@@ -25,7 +25,6 @@ const OVER_BARE_MAX: f64 = 40e6;
 /// The same under KVM 6.1, by the same method.
 const OVER_BARE_KVM: &str = "243 M";
 
-/// Measures both sides in turn.
 pub(crate) fn boot(args: &BootArgs, signals: &Signals) -> Result<u8> {
     let platform = args.platform.platform()?;
     let lab = Lab::new(args.output.timeout(), signals)?;
@@ -46,7 +45,6 @@ fn guest(lab: &Lab<'_>, args: &BootArgs, platform: Platform, cmdline: String, vc
     Ok(Guest { initrd: Some(stock.initrd(None)), memory: args.size.memory, ..guest })
 }
 
-/// The machine with this guest.
 fn spec(lab: &Lab<'_>, subject: Subject, guest: &Guest, cpus: u32, clock: Clock) -> Result<Spec> {
     match subject {
         Subject::Quell => lab.on_quell(guest, cpus, clock),
@@ -75,7 +73,6 @@ fn instructions(lab: &Lab<'_>, args: &BootArgs, platform: Platform, samples: &mu
     Ok(Limit::at_most(label, quell - bare, limit).beside(OVER_BARE_KVM))
 }
 
-/// Measures by the clock.
 fn seconds(lab: &Lab<'_>, args: &BootArgs, platform: Platform, samples: &mut Samples) -> Result<Limit> {
     let console = reporting_console(platform.arch());
     let words = [console.as_str(), "quiet"].into_iter().chain(args.append.as_deref());

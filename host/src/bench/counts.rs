@@ -20,11 +20,8 @@ use crate::workspace;
 use anyhow::Result;
 use hostlink::config::MAX_VCPUS;
 
-/// One operation.
 struct Case {
-    /// Its name in the guest's report.
     name: &'static str,
-    /// Its label in the table.
     label: &'static str,
     /// The most instructions that it may take.
     budget: f64,
@@ -56,7 +53,6 @@ const ARM_CASES: [Case; 7] = [
     case("wfi", "WFI, ended by the timer", 3050.0, ""),
     case("sgi-round-trip", "SGI round trip, 2 vCPUs on 2 CPUs", 6450.0, ""),
 ];
-/// Repetitions of each operation on Arm.
 const REPETITIONS: u32 = 1000;
 
 const FLUSH_CASES: [Case; 5] = [
@@ -74,14 +70,12 @@ const fn space(name: &'static str, label: &'static str, targets: u32) -> Case {
 
 const METRIC: &str = "instructions";
 
-/// `quell bench exits`.
 pub(crate) fn exits(args: &ExitsArgs, signals: &Signals) -> Result<u8> {
     let (lab, mut samples) = (Lab::new(args.output.timeout(), signals)?, Samples::default());
     let limits = count_exits(&lab, args.platform.platform()?, &mut samples)?;
     lab::conclude("exits", args.output.json.as_deref(), None, &samples, &limits)
 }
 
-/// `quell bench flush`.
 pub(crate) fn flush(args: &FlushArgs, signals: &Signals) -> Result<u8> {
     let (lab, mut samples) = (Lab::new(args.output.timeout(), signals)?, Samples::default());
     let mut limits = count_flushes(&lab, &mut samples)?;
@@ -89,7 +83,6 @@ pub(crate) fn flush(args: &FlushArgs, signals: &Signals) -> Result<u8> {
     lab::conclude("flush", args.output.json.as_deref(), None, &samples, &limits)
 }
 
-/// Counts exits on a machine of this platform.
 pub(crate) fn count_exits(lab: &Lab<'_>, platform: Platform, samples: &mut Samples) -> Result<Vec<Limit>> {
     let cases = match platform.arch() {
         Arch::X86_64 => {
@@ -110,7 +103,6 @@ pub(crate) fn count_flushes(lab: &Lab<'_>, samples: &mut Samples) -> Result<Vec<
     Ok(limits(&FLUSH_CASES, Platform::X86_64, samples))
 }
 
-/// Runs a benchmark of the probe's.
 fn count_reported(lab: &Lab<'_>, name: &str, vcpus: u32, samples: &mut Samples) -> Result<()> {
     let guest = lab::bare(Platform::X86_64, workspace::PROBE, format!("bench={name}"), vcpus)?;
     let outcome = lab.run_alone(lab.on_quell(&guest, 1, Clock::Instructions)?)?;

@@ -24,15 +24,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// Memory of a bare guest.
 pub(crate) const BARE_MEMORY: u64 = 64 * MIB;
 
-/// A directory for a machine's files.
 pub(crate) fn directory() -> Result<TempDir> {
     Ok(tempfile::Builder::new().prefix("quell-bench-").tempdir()?)
 }
 
-/// A guest with the usual settings.
 pub(crate) fn guest(platform: Platform, kernel: PathBuf, cmdline: impl Into<String>, vcpus: u32) -> Guest {
     Guest {
         platform,
@@ -48,7 +45,6 @@ pub(crate) fn guest(platform: Platform, kernel: PathBuf, cmdline: impl Into<Stri
     }
 }
 
-/// A bare guest.
 pub(crate) fn bare(
     platform: Platform,
     image: Image,
@@ -86,7 +82,6 @@ impl<T> Parts<T> {
 
 /// The parts of a benchmark's machines, which run one after the other.
 pub(crate) struct Lab<'a> {
-    /// The timeout of a machine.
     pub(crate) timeout: Duration,
     pub(crate) signals: &'a Signals,
     directory: TempDir,
@@ -108,18 +103,15 @@ impl<'a> Lab<'a> {
         self.stocks.of(arch, StockGuest::prepare)
     }
 
-    /// The place of the machine's files.
     pub(crate) fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    /// The machine that runs this guest on Quell.
     pub(crate) fn on_quell(&self, guest: &Guest, cpus: u32, clock: Clock) -> Result<Spec> {
         guest.check()?;
         guest.on_quell(self.hypervisor(guest.platform.arch())?, cpus, clock, self.directory())
     }
 
-    /// The machine itself with this guest.
     pub(crate) fn on_bare_machine(&self, guest: &Guest, cpus: u32, clock: Clock) -> Result<Spec> {
         guest.check()?;
         Ok(Spec { clock, ..guest.on_bare_machine(cpus, self.directory())? })
@@ -139,7 +131,6 @@ impl<'a> Lab<'a> {
         finished(self.start(spec)?.run(observe)?, is_on_quell)
     }
 
-    /// The same for a machine without an observer.
     pub(crate) fn run_alone(&self, spec: Spec) -> Result<Outcome> {
         self.run(spec, |_, _| Ok(Flow::Continue))
     }

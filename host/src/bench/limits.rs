@@ -54,7 +54,6 @@ impl Limit {
         self.at_least <= self.measured && self.measured <= self.at_most
     }
 
-    /// The range.
     fn bound(&self) -> String {
         match (self.at_least, self.at_most) {
             (_, at_most) if at_most.is_finite() => format!("≤ {}", text(at_most)),
@@ -78,12 +77,10 @@ fn text(number: f64) -> String {
     }
 }
 
-/// Whether all are met.
 pub(crate) fn all_met(limits: &[Limit]) -> bool {
     limits.iter().all(Limit::is_met)
 }
 
-/// The table of all limits.
 pub(crate) fn table(limits: &[Limit]) -> Table {
     let has_kvm = limits.iter().any(|limit| !limit.kvm.is_empty());
     let columns = |cells: [String; 5]| cells.into_iter().enumerate().filter(|(at, _)| has_kvm || *at != 3);

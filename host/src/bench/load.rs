@@ -103,7 +103,6 @@ impl Load {
         Ok(self.machine.control()?.with_patience(self.timeout))
     }
 
-    /// The memory slots.
     pub(crate) fn slots(&self) -> Result<Vec<Slot>> {
         self.control()?.ask_for(&Request::Slots)
     }
@@ -141,7 +140,6 @@ impl Load {
         all_dirty(&mut self.control()?, self.slot, self.size)
     }
 
-    /// Waits for a line with this text.
     pub(super) fn line(&mut self, text: &str) -> Result<String> {
         let (line, read) = self.machine.await_line(text, self.read, self.timeout)?;
         self.read = read;

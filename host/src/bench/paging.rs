@@ -21,7 +21,6 @@ const FAULTS: &str = "faults";
 /// Minimum rates of threads that fault at once, relative to one.
 const SCALING_MIN: [(u32, f64); 2] = [(2, 1.8), (4, 3.2)];
 
-/// Measures, prints, and evaluates.
 pub(crate) fn paging(args: &PagingArgs) -> Result<u8> {
     let mut samples = Samples::default();
     eprintln!("mapping and unmapping 512 MiB in pages of 4 KiB, by three crates in turn …");

@@ -11,12 +11,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// The counts of one phase.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub(crate) struct Counts {
     /// Number of times it began.
     pub(crate) entries: u64,
-    /// Instructions, of all kinds.
     pub(crate) instructions: u64,
     tlbi: BTreeMap<String, u64>,
     dsb: BTreeMap<String, u64>,
@@ -27,12 +25,10 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// TLB maintenance instructions of all kinds.
     pub(crate) fn tlbi(&self) -> u64 {
         self.tlbi.values().sum()
     }
 
-    /// Data synchronization barriers of all kinds.
     pub(crate) fn dsb(&self) -> u64 {
         self.dsb.values().sum()
     }
@@ -43,7 +39,6 @@ impl Counts {
         self.tlbi.iter().filter(|(name, _)| is_local(name)).map(|(_, count)| count).sum()
     }
 
-    /// The kinds of data synchronization barriers that were executed.
     pub(crate) fn dsb_kinds(&self) -> impl Iterator<Item = &str> {
         self.dsb.iter().filter(|(_, count)| **count != 0).map(|(name, _)| name.as_str())
     }
@@ -53,7 +48,6 @@ impl Counts {
         self.tlbi.get(name).or_else(|| self.dsb.get(name)).copied().unwrap_or(0)
     }
 
-    /// The sum of two phases.
     pub(crate) fn and(&self, other: &Self) -> Self {
         let mut sum = self.clone();
         sum.entries += other.entries;
@@ -69,7 +63,6 @@ impl Counts {
     }
 }
 
-/// The counts of a whole run.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Phases {
     phases: Vec<Counts>,

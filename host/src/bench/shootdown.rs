@@ -23,7 +23,6 @@ const MODES: [&str; 4] = ["ipi-serial", "ipi-concurrent", "ipi-inline", "ipi-asy
 /// -18 % on 4.
 const RATIOS_MAX: [(u32, f64, f64); 2] = [(2, 0.86, 0.78), (4, 0.90, 0.82)];
 
-/// Measures, prints, and evaluates.
 pub(crate) fn shootdown(args: &ShootdownArgs, signals: &Signals) -> Result<u8> {
     let (lab, mut samples) = (Lab::new(args.output.timeout(), signals)?, Samples::default());
     for _ in 0..args.runs {
@@ -35,7 +34,6 @@ pub(crate) fn shootdown(args: &ShootdownArgs, signals: &Signals) -> Result<u8> {
     lab::conclude("shootdown", args.output.json.as_deref(), None, &samples, &limits)
 }
 
-/// Measures on one machine.
 fn run(lab: &Lab<'_>, args: &ShootdownArgs, samples: &mut Samples) -> Result<()> {
     let targets = if args.halted { "halt" } else { "spin" };
     let words = format!("bench json report=com2 rounds={} targets={targets}", args.samples);
@@ -98,12 +96,10 @@ fn case(back_end: &str, processors: u64, ranges: &str) -> String {
     format!("{back_end}-{processors}:{ranges}")
 }
 
-/// The initiator's cost.
 fn median(samples: &Samples, args: &ShootdownArgs, mode: &str, processors: u32, ranges: &str) -> f64 {
     samples.median(&case(mode, processors.into(), ranges), args.on.subject(), "initiator")
 }
 
-/// Prints the initiators' cost of flushes.
 fn print(samples: &Samples, args: &ShootdownArgs) {
     let counts = (0..).map(|power| 1 << power).take_while(|count| *count <= args.cpus);
     let rows = counts

@@ -38,7 +38,6 @@ pub(crate) fn console(args: &ConsoleArgs, signals: &Signals) -> Result<u8> {
     attached.follow(&mut stdout, signals)
 }
 
-/// A console that is attached to.
 struct Attached {
     machine: Found,
     ram: Ram,
@@ -48,7 +47,6 @@ struct Attached {
     follower: Follower,
 }
 
-/// Why it ends.
 enum End {
     Left,
     MachineEnded,

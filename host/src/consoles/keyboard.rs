@@ -19,13 +19,11 @@ const WAITING_MAX: usize = 64 << 10;
 /// The time until the rest is sent again to a guest whose serial port had no room for it.
 const RETRY_PERIOD: Duration = Duration::from_millis(20);
 
-/// Where bytes are sent.
 pub(super) trait Sink: Send + 'static {
     /// Sends some bytes, at most [`Input::BYTES_MAX`]; returns how many were taken.
     fn send(&mut self, bytes: &[u8]) -> Result<usize>;
 }
 
-/// A console of a guest of a running machine.
 pub(super) struct ToGuest {
     pub(super) machine: Found,
     pub(super) guest: Name,
@@ -52,7 +50,6 @@ struct Shared {
     failure: Mutex<Option<String>>,
 }
 
-/// The threads.
 pub(super) struct Keyboard {
     shared: Arc<Shared>,
     reader: Option<JoinHandle<()>>,

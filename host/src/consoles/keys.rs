@@ -7,16 +7,13 @@ const ESCAPE: u8 = 1;
 /// What a piece of typing asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Typed {
-    /// Bytes for the guest.
     pub(super) bytes: Vec<u8>,
     /// The key to leave was pressed; what follows is ignored.
     pub(super) leaves: bool,
 }
 
-/// Separates keys for this tool from bytes for the guest.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Keys {
-    /// The key that leaves, after Ctrl-A.
     leave: u8,
     is_escaped: bool,
 }

@@ -18,7 +18,6 @@ const ESCAPE_BYTES_MAX: usize = 64;
 /// Columns between two tab stops.
 const TAB: usize = 8;
 
-/// A line to be shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Row {
     /// Its text, without control characters other than those of colours.
@@ -37,7 +36,6 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// The lines of a console, with the guest's colours or without.
     pub(super) const fn new(has_colours: bool) -> Self {
         Self { has_colours, pending: Vec::new(), is_continued: false, last: None }
     }
@@ -162,7 +160,6 @@ pub(super) fn fold(text: &str, columns: usize) -> Vec<String> {
     rows
 }
 
-/// A line of a screen.
 #[derive(Default)]
 struct Shown {
     /// Characters, each after the colours that begin there.

@@ -50,7 +50,6 @@ impl Logs {
         path(&self.paths.get(&name).cloned().unwrap_or_else(usual), port)
     }
 
-    /// Appends bytes to a console's log.
     pub(super) fn append(&mut self, name: Name, port: usize, bytes: &[u8]) {
         debug_assert!(port < CONSOLES);
         let path = self.path(name, port);

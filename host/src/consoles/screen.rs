@@ -16,7 +16,6 @@ const WRAP: &str = "\x1b[?7h";
 const COLOURS: [Color; 6] =
     [Color::Cyan, Color::Yellow, Color::Green, Color::Magenta, Color::Blue, Color::Red];
 
-/// Where rows are shown.
 pub(super) struct Screen {
     output: Output<Box<dyn Write + Send>>,
     has_colours: bool,
@@ -40,7 +39,6 @@ impl Screen {
         Self { columns, ..self }
     }
 
-    /// Shows a line of a guest's console.
     pub(super) fn row(&mut self, name: Name, row: &Row) {
         self.put(name, if row.is_continued { '+' } else { '|' }, &row.text);
     }
@@ -96,7 +94,6 @@ pub(super) mod made {
     use std::io::{self, Write};
     use std::sync::{Arc, Mutex};
 
-    /// What was shown.
     #[derive(Clone, Default)]
     pub(crate) struct Paper(Arc<Mutex<Vec<u8>>>);
 

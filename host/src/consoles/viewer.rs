@@ -54,7 +54,6 @@ pub(crate) struct Seen {
     pub(crate) unwritten: Vec<String>,
 }
 
-/// The thread.
 pub(crate) struct Viewer {
     is_over: Arc<AtomicBool>,
     thread: JoinHandle<Result<Seen>>,
@@ -98,7 +97,6 @@ fn columns() -> Option<usize> {
     Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)
 }
 
-/// The consoles of all guests.
 struct Consoles {
     look: Look,
     screen: Screen,
@@ -109,7 +107,6 @@ struct Consoles {
     last: BTreeMap<Name, Last>,
 }
 
-/// A guest whose consoles are followed.
 struct Followed {
     id: Identity,
     state: GuestState,

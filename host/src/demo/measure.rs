@@ -11,7 +11,6 @@ use serde_json::Value;
 /// then match the measured stretch.
 pub(crate) const SETTLE_MS: u64 = 300;
 
-/// The results of one run.
 #[derive(Clone, Debug)]
 pub(crate) struct ThrashRun {
     /// Wall clock in the guest, seconds.
@@ -38,7 +37,6 @@ impl ThrashRun {
     }
 }
 
-/// Follows a run.
 pub(crate) struct Observer<'a> {
     bar: &'a ProgressBar,
     begin: Option<Snapshot>,

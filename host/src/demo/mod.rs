@@ -27,7 +27,6 @@ const MODES: [FlushMode; 2] = [FlushMode::Ipi, FlushMode::Hypercall];
 /// Default rounds of each of thrash's threads.
 const ROUNDS: u32 = 150;
 
-/// Runs the demo; the result is the exit status.
 pub(crate) fn demo(args: &DemoArgs, signals: &Signals) -> Result<u8> {
     match args.platform.platform()? {
         Platform::X86_64 => flushes(args, signals),
@@ -35,7 +34,6 @@ pub(crate) fn demo(args: &DemoArgs, signals: &Signals) -> Result<u8> {
     }
 }
 
-/// Compares flushes by IPI with flushes by hypercall.
 fn flushes(args: &DemoArgs, signals: &Signals) -> Result<u8> {
     let stock = StockGuest::prepare(Arch::X86_64)?;
     let hypervisor = Hypervisor::build(Arch::X86_64)?;
@@ -136,7 +134,6 @@ fn name(mode: FlushMode) -> &'static str {
     }
 }
 
-/// The case's name in JSON.
 fn case(args: &DemoArgs, mode: FlushMode) -> String {
     format!("thrash-{}:{}-{}", args.size.vcpus, args.size.cpus, name(mode))
 }

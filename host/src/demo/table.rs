@@ -54,7 +54,6 @@ pub(crate) fn table(samples: &Samples, columns: [Column<'_>; 2], [head, tail]: [
     crate::table::table(["", left_name, right_name, "ratio"], rows)
 }
 
-/// One sentence with the result.
 pub(crate) fn sentence(samples: &Samples, ipi: &str, hypercall: &str, args: &DemoArgs) -> String {
     let median = |case| samples.row(case, Subject::Quell, "real").map(|row| row.median);
     let (Some(ipi), Some(hypercall)) = (median(ipi), median(hypercall)) else {

@@ -44,7 +44,6 @@ const HEAD: &[(&str, &str)] = &[
 const TAIL: &[(&str, &str)] =
     &[("pages installed", "nested.installed"), ("vCPUs preempted", "sched.preempted")];
 
-/// Runs the demo; the result is the exit status.
 pub(super) fn demo(args: &DemoArgs, platform: Platform, signals: &Signals) -> Result<u8> {
     let stock = StockGuest::prepare(Arch::Aarch64)?;
     let hypervisor = Hypervisor::build(Arch::Aarch64)?;
@@ -83,7 +82,6 @@ pub(super) fn demo(args: &DemoArgs, platform: Platform, signals: &Signals) -> Re
     Ok(0)
 }
 
-/// One machine to run.
 struct Side<'a> {
     args: &'a DemoArgs,
     platform: Platform,
@@ -128,7 +126,6 @@ impl Side<'_> {
     }
 }
 
-/// The results of a run so far.
 #[derive(Default)]
 struct Seen {
     /// Remaining rounds.

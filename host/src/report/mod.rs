@@ -101,7 +101,6 @@ fn trace(path: &Path, args: &ReportArgs) -> Result<(String, Value)> {
     Ok((name, shown))
 }
 
-/// Escapes text for HTML.
 fn escape(text: &str) -> String {
     text.chars().fold(String::new(), |mut escaped, char| {
         match char {
@@ -116,7 +115,6 @@ fn escape(text: &str) -> String {
     })
 }
 
-/// The whole page.
 fn page(results: Option<&Results>, traces: &[(String, Value)]) -> Result<String> {
     let mut body = String::new();
     if let Some(results) = results {

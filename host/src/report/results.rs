@@ -30,13 +30,11 @@ pub(super) struct Ratio {
 }
 
 impl Ratio {
-    /// Its name in tables and plots.
     pub(super) fn name(&self) -> String {
         format!("{}: {}, {}", self.case, self.metric, self.way)
     }
 }
 
-/// A file of results.
 #[derive(Debug, Default)]
 pub(super) struct Results {
     pub(super) ratios: Vec<Ratio>,
@@ -49,7 +47,6 @@ pub(super) struct Results {
 }
 
 impl Results {
-    /// Reads the file's contents.
     pub(super) fn of(value: &Value) -> Result<Self> {
         ensure!(value["bench"] == "all", "these are no results of `quell bench all`");
         let ratios = value["ratios"].as_array().context("there are no ratios")?;
@@ -69,7 +66,6 @@ impl Results {
         Ok(Self { ratios, unmeasured: unmeasured.len(), facts, date, runs: Runs::of(value)? })
     }
 
-    /// The section of the page.
     pub(super) fn section(&self) -> Result<String> {
         let mut out = "<section id=\"ratios\"><h2>Quell beside Linux KVM</h2>\n".to_owned();
         out += "<p>Each ratio is Quell's time or count divided by that of the best of KVM's ways: less than 1 is \
@@ -149,7 +145,6 @@ fn spread_text(spread: Spread) -> String {
     }
 }
 
-/// An amount with few digits and its unit.
 fn amount(value: f64, unit: &str) -> String {
     let (factor, unit) = best_unit(value, unit);
     format!("{} {}", short(value * factor), escape(unit))
@@ -160,7 +155,6 @@ pub(super) mod tests {
     use super::*;
     use serde_json::json;
 
-    /// Results with these ratios.
     pub(crate) fn results(ratios: &[(&str, f64, Option<f64>)]) -> Value {
         let spread = |median: f64| json!({"median": median, "min": median * 0.9, "max": median * 1.2});
         let ratios: Vec<_> = ratios

@@ -23,7 +23,6 @@ impl Way {
         Self { subject: subject.to_owned(), flushes: flushes.to_owned() }
     }
 
-    /// Its name for people.
     pub(super) fn title(&self) -> String {
         let subject = match self.subject.as_str() {
             "quell" => "Quell",
@@ -39,7 +38,6 @@ impl Way {
     }
 }
 
-/// The values of one case, way and metric.
 #[derive(Debug)]
 struct Series {
     case: String,
@@ -49,7 +47,6 @@ struct Series {
     values: Vec<f64>,
 }
 
-/// All runs of a file.
 #[derive(Debug, Default)]
 pub(super) struct Runs {
     series: Vec<Series>,

@@ -16,7 +16,6 @@ pub(super) enum Wish {
     Machine(isize),
 }
 
-/// The state of the watched machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Life {
     /// Its hypervisor has not begun to count.
@@ -25,7 +24,6 @@ pub(super) enum Life {
     Ended,
 }
 
-/// The state.
 pub(super) struct App {
     /// The machine that is, or was, watched.
     machine: Found,
@@ -33,7 +31,6 @@ pub(super) struct App {
     pub(super) life: Life,
     /// Why nothing can be shown, if so.
     pub(super) trouble: Option<String>,
-    /// Names of the running machines.
     names: Vec<String>,
     last: Option<Sample>,
     pub(super) rates: Option<Rates>,
@@ -52,7 +49,6 @@ pub(super) struct App {
 }
 
 impl App {
-    /// Starts with this machine.
     pub(super) fn new(machine: Found) -> Self {
         let mut app = Self {
             machine,
@@ -75,7 +71,6 @@ impl App {
         app
     }
 
-    /// Name of the watched machine.
     pub(super) fn name(&self) -> &str {
         &self.machine.name
     }
@@ -85,7 +80,6 @@ impl App {
         self.source.as_ref()
     }
 
-    /// The latest counters.
     pub(super) const fn sample(&self) -> Option<&Sample> {
         self.last.as_ref()
     }
@@ -96,7 +90,6 @@ impl App {
         Some((place + 1, self.names.len()))
     }
 
-    /// Names of the running machines.
     pub(super) fn names(&self) -> &[String] {
         &self.names
     }
@@ -106,7 +99,6 @@ impl App {
         (self.life == Life::Ended).then(|| format!("machine {} has ended", self.name()))
     }
 
-    /// The column that rows are sorted by.
     pub(super) fn column(&self) -> &'static Column {
         &COLUMNS[self.sort]
     }
@@ -118,7 +110,6 @@ impl App {
         Some(if by_guest { Cow::Owned(rates.by_guest()) } else { Cow::Borrowed(rates) })
     }
 
-    /// The waits to show.
     pub(super) fn waits(&self) -> [u64; Counter::WAITS.len()] {
         let none = [0; Counter::WAITS.len()];
         if self.has_all_waits {
@@ -196,7 +187,6 @@ impl App {
         self.first = self.first.min(vcpus.saturating_sub(self.page));
     }
 
-    /// Handles a key.
     pub(super) fn press(&mut self, key: KeyEvent) -> Wish {
         let columns = COLUMNS.len();
         match key.code {
@@ -230,7 +220,6 @@ impl App {
         (self.sort, self.is_falling) = (column, column != 0);
     }
 
-    /// The state with these rates.
     #[cfg(test)]
     pub(super) fn with_rates(mut self, rates: Rates) -> Self {
         (self.rates, self.life) = (Some(rates), Life::Runs);

@@ -26,7 +26,6 @@ use view::Theme;
 /// How often signals are checked while no key is pressed.
 const POLL_PERIOD: Duration = Duration::from_millis(100);
 
-/// Shows the view; returns the exit status.
 pub(crate) fn top(args: &TopArgs, signals: &Signals) -> Result<u8> {
     if args.once {
         return once::once(args, signals);

@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 /// How often the machine and signals are checked while time passes.
 const POLL_PERIOD: Duration = Duration::from_millis(20);
 
-/// Prints the rates; returns the exit status.
 pub(super) fn once(args: &TopArgs, signals: &Signals) -> Result<u8> {
     let machine = control::choose(args.vm.as_deref(), &control::running()?)?;
     let Some(source) = Source::open(&machine)? else {
@@ -64,7 +63,6 @@ fn is_over(begin: &Sample, args: &TopArgs, is_running: bool) -> bool {
     begin.at.elapsed() >= args.interval() || !is_running
 }
 
-/// The whole output.
 fn text(source: &Source, sample: &Sample, rates: &Rates) -> String {
     let row = |name: String, figure: &dyn Fn(usize) -> f64| {
         let figures = (1..COLUMNS.len()).map(|column| short(figure(column)));
@@ -98,7 +96,6 @@ fn text(source: &Source, sample: &Sample, rates: &Rates) -> String {
     text
 }
 
-/// The guests of a machine with several.
 fn guests(rates: &Rates) -> String {
     let row = |GuestRate { seen, cpus }: &GuestRate| {
         let cap = seen.cap.map_or_else(|| "none".to_owned(), |cap| format!("{cap} %"));

@@ -9,11 +9,8 @@ use std::cmp::Ordering;
 /// The figure that a column shows for a vCPU.
 #[derive(Clone, Copy, Debug)]
 enum Figure {
-    /// Its number.
     Vcpu,
-    /// All its exits.
     Exits,
-    /// Flush hypercalls that it made.
     FlushRequests,
     /// The sum of these counters.
     Sum(&'static [Counter]),
@@ -21,7 +18,6 @@ enum Figure {
     Steal,
 }
 
-/// A column of the table.
 #[derive(Debug)]
 pub(crate) struct Column {
     /// Its heading, at most as wide as the column.
@@ -59,16 +55,13 @@ pub(crate) const COLUMNS: [Column; 16] = [
     column("steal", "% of the time it waited for a CPU", Figure::Steal),
 ];
 
-/// The counts of an interval.
 #[derive(Clone, Debug)]
 pub(crate) struct Rates {
-    /// Length of the interval.
     pub(crate) seconds: f64,
     /// Ticks of the hypervisor's clock in it.
     ticks: f64,
     all: Snapshot,
     each: Vec<Snapshot>,
-    /// The name of each row.
     labels: Vec<String>,
     /// The guests, if there are several.
     pub(crate) guests: Vec<GuestRate>,
@@ -76,7 +69,6 @@ pub(crate) struct Rates {
     is_by_guest: bool,
 }
 
-/// One of several guests.
 #[derive(Clone, Debug)]
 pub(crate) struct GuestRate {
     /// The guest at the end of the interval.
@@ -125,7 +117,6 @@ impl Rates {
         if self.is_by_guest { "guest" } else { COLUMNS[0].title }
     }
 
-    /// The name of a row.
     pub(crate) fn label(&self, row: usize) -> &str {
         self.labels.get(row).map_or("", String::as_str)
     }
@@ -154,12 +145,10 @@ impl Rates {
         self.figure(&self.all, column.figure)
     }
 
-    /// Exits of all vCPUs per second.
     pub(crate) fn exits(&self) -> f64 {
         self.figure(&self.all, Figure::Exits)
     }
 
-    /// Flush hypercalls of all vCPUs per second.
     pub(crate) fn flush_requests(&self) -> f64 {
         self.figure(&self.all, Figure::FlushRequests)
     }
@@ -203,7 +192,6 @@ pub(crate) fn waits(counted: &Snapshot) -> [u64; Counter::WAITS.len()] {
 }
 
 impl Rates {
-    /// The waits of the interval.
     pub(crate) fn waits(&self) -> [u64; Counter::WAITS.len()] {
         waits(&self.all)
     }

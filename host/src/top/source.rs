@@ -7,7 +7,6 @@ use crate::machine::ram::Ram;
 use anyhow::{Context, Result};
 use std::time::{Duration, Instant};
 
-/// The counters at one point in time.
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
     pub(super) at: Instant,
@@ -20,7 +19,6 @@ pub(super) struct Sample {
     pub(super) guests: Vec<GuestSeen>,
 }
 
-/// A watched machine.
 pub(super) struct Source {
     machine: Found,
     notice: Notice,
@@ -39,22 +37,18 @@ impl Source {
         }
     }
 
-    /// The machine's name.
     pub(super) fn name(&self) -> &str {
         &self.machine.name
     }
 
-    /// Its notice.
     pub(super) const fn notice(&self) -> &Notice {
         &self.notice
     }
 
-    /// Whether the machine still runs.
     pub(super) fn is_running(&self) -> bool {
         still_says(&self.machine, &self.notice)
     }
 
-    /// The time since its start.
     pub(super) fn uptime(&self) -> Duration {
         self.notice.uptime()
     }
@@ -93,7 +87,6 @@ pub(super) mod made {
 
     const BEACON: u64 = 0x1000;
     const ROWS: u64 = 0x2000;
-    /// Ticks of its clock.
     pub(crate) const HZ: u64 = 1_000_000;
 
     /// A mock machine whose counters a test sets.
@@ -122,7 +115,6 @@ pub(super) mod made {
             file.write_all_at(&word.to_le_bytes(), address).expect("writes");
         }
 
-        /// Makes it begin to count.
         pub(crate) fn begin(&self) {
             let counts = (Counter::COUNT as u64) << 32 | u64::from(self.vcpus);
             for (offset, word) in [(8, ROWS), (16, HZ), (24, counts), (32, 2), (0, BEACON_MAGIC)] {
@@ -130,12 +122,10 @@ pub(super) mod made {
             }
         }
 
-        /// Sets one counter.
         pub(crate) fn set(&self, vcpu: u64, counter: Counter, value: u64) {
             self.put(ROWS + (vcpu * Counter::COUNT as u64 + counter as u64) * 8, value);
         }
 
-        /// Ends it.
         pub(crate) fn end(&mut self) {
             self.registration = None;
         }

@@ -21,16 +21,13 @@ const PERIOD: Duration = Duration::from_millis(20);
 /// The maximum number of rings of a machine: one for each CPU.
 const RINGS_MAX: u64 = 256;
 
-/// The records of one CPU.
 #[derive(Debug, Default)]
 pub(crate) struct CpuRecords {
     /// In the order in which they were written.
     pub(crate) records: Vec<Record>,
-    /// Records that are missing.
     pub(crate) lost: u64,
 }
 
-/// The records of all CPUs.
 #[derive(Debug)]
 pub(crate) struct Collected {
     /// Ticks per second of the records' clock.
@@ -39,7 +36,6 @@ pub(crate) struct Collected {
     pub(crate) cpus: Vec<CpuRecords>,
 }
 
-/// A thread that collects a trace.
 pub(crate) struct Collector {
     is_over: Arc<AtomicBool>,
     thread: JoinHandle<Result<Collected>>,
@@ -52,7 +48,6 @@ impl Collector {
         Ok(Self::start(ram, beacon))
     }
 
-    /// Begins to collect the trace of the machine with this memory, whose beacon is at `beacon`.
     fn start(ram: Arc<Ram>, beacon: u64) -> Self {
         let is_over = Arc::new(AtomicBool::new(false));
         let ends = Arc::clone(&is_over);
@@ -85,7 +80,6 @@ fn collect(ram: &Ram, beacon: u64, is_over: &AtomicBool) -> Result<Collected> {
     }
 }
 
-/// The rings of a machine, and the records read from them.
 struct Rings<'r> {
     ram: &'r Ram,
     hz: u64,
@@ -143,7 +137,6 @@ impl<'r> Rings<'r> {
     }
 }
 
-/// A ring in the machine's memory.
 struct InMemory<'r> {
     ram: &'r Ram,
     start: u64,

@@ -18,7 +18,6 @@ use std::io::BufWriter;
 use std::path::Path;
 use timeline::Timeline;
 
-/// Writes the collected trace to `path`.
 pub(crate) fn write(path: &Path, collected: &Collected) -> Result<Timeline> {
     let timeline = Timeline::new(collected);
     let file = File::create(path).with_context(|| format!("cannot write the trace {}", path.display()))?;
@@ -27,7 +26,6 @@ pub(crate) fn write(path: &Path, collected: &Collected) -> Result<Timeline> {
     Ok(timeline)
 }
 
-/// Prints a summary of the trace in `path` on standard error.
 pub(crate) fn summarise(path: &Path, timeline: &Timeline) {
     eprintln!(
         "quell: trace of {} CPUs, {} spans, {} flushes in {}; open it at ui.perfetto.dev",

@@ -21,7 +21,6 @@ const VCPUS: u32 = 2;
 /// which every JSON parser is exact.
 const FIRST_IPI: u64 = 1 << 50;
 
-/// Writes the whole trace.
 pub(super) fn write(mut out: impl Write, timeline: &Timeline) -> Result<()> {
     write!(out, "{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")?;
     let mut events = Events { out: &mut out, any: false };
@@ -59,7 +58,6 @@ impl<W: Write> Events<'_, W> {
     }
 }
 
-/// Converts nanoseconds to the format's unit.
 #[expect(clippy::cast_precision_loss, reason = "runs take hours at most, far below 2^53 ns")]
 fn us(ns: u64) -> f64 {
     ns as f64 / 1000.0

@@ -34,7 +34,6 @@ pub(super) const BOOT: Case = Case {
     comparisons: &[against_kvm(USERSPACE, Some(0.8))],
 };
 
-/// A loop must not be slower on Quell.
 const fn no_slower(metric: &'static str) -> Comparison {
     compare(metric, Way::QuellOnArm, &[KVM_STOCK], Some(1.0))
 }

@@ -8,7 +8,6 @@ use crate::arch::Arch;
 use crate::size::MIB;
 use std::time::Duration;
 
-/// One case.
 pub(crate) struct Case {
     /// Its name in results, and for `--only`.
     pub(crate) name: &'static str,
@@ -57,13 +56,11 @@ pub(crate) struct Linux {
 pub(crate) struct Metric {
     pub(crate) name: &'static str,
     pub(crate) unit: &'static str,
-    /// The event of the report.
     pub(crate) event: &'static str,
     /// A field and the value it must have, if there are several reports of the event.
     pub(crate) of: Option<(&'static str, &'static str)>,
     /// The location of the number, as a JSON pointer (RFC 6901).
     pub(crate) pointer: &'static str,
-    /// The factor to multiply it by.
     pub(crate) factor: f64,
 }
 
@@ -286,12 +283,10 @@ impl Case {
         }
     }
 
-    /// The architecture of its machines.
     pub(crate) const fn arch(&self) -> Arch {
         self.ways[0].platform().arch()
     }
 
-    /// Its ways, with or without the peer's.
     pub(crate) fn ways(&self, with_peer: bool) -> impl DoubleEndedIterator<Item = Way> {
         self.ways.iter().copied().filter(move |way| with_peer || !way.is_peer())
     }

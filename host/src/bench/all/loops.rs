@@ -10,7 +10,6 @@ const fn loop_metric(name: &'static str) -> Metric {
     Metric { name, unit: "ns", event: "end", of, pointer: "/ns_per_round", factor: 1.0 }
 }
 
-/// A loop must not be slower on Quell.
 const fn no_slower(metric: &'static str) -> Comparison {
     compare(metric, HYPERCALL, &[KVM_HYPERV, KVM_PARAVIRTUAL], Some(1.0))
 }
@@ -20,7 +19,6 @@ const fn faster(metric: &'static str) -> Comparison {
     compare(metric, HYPERCALL, &[KVM_HYPERV, KVM_PARAVIRTUAL], Some(0.8))
 }
 
-/// The numbers of the loops, and of the build-like run.
 pub(super) const LOOP_METRICS: &[Metric] = &[
     loop_metric("page_fault"),
     loop_metric("mmap"),
@@ -41,7 +39,6 @@ pub(super) const LOOP_METRICS: &[Metric] = &[
     },
 ];
 
-/// Each loop with 4 threads, and the build-like run.
 pub(super) const LOOPS: Case = Case {
     name: "loops",
     about: "4 threads on 4 vCPUs and 2 CPUs repeat one small operation; then a run like a build",

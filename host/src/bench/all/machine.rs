@@ -32,7 +32,6 @@ const SAYS_HOW: &str = "says() { dmesg | grep -q \"$1\" && echo true || echo fal
     echo \"{\\\"event\\\":\\\"flushes\\\",\\\"hyperv\\\":$(says 'Using hypercall for remote TLB flush'),\
     \\\"kvm\\\":$(says 'KVM setup pv remote TLB flush')}\" >/dev/report\n";
 
-/// The parts that all machines are made from.
 pub(crate) struct Runner<'a> {
     pub(crate) lab: lab::Lab<'a>,
     /// Rounds of each of thrash's threads.
@@ -49,7 +48,6 @@ pub(crate) struct Trial {
     pub(crate) wall: Duration,
 }
 
-/// How one machine ended.
 pub(super) enum Ended {
     /// The guest finished, with numbers or with an error.
     Over(Result<Vec<Number>, String>),
@@ -92,11 +90,8 @@ pub(crate) struct Setup {
     /// CPUs of the emulated machine, one of which may run no vCPUs; its memory; whether its clock
     /// counts instructions.
     machine: String,
-    /// The guest's vCPUs and memory.
     guest: String,
-    /// The guest kernel's command line.
     cmdline: String,
-    /// The command that the guest runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     command: Option<String>,
     /// For the peer: QEMU's command line, and that of the kernel around it.
@@ -128,7 +123,6 @@ impl Runner<'_> {
         })
     }
 
-    /// How the machine is made.
     fn setup(&self, case: &Case, way: Way) -> Result<Setup> {
         let guest = self.guest(case, way)?;
         let spec = self.spec(case, way, &guest)?;
@@ -291,7 +285,6 @@ fn has_rom(work: &Work) -> bool {
     matches!(work, Work::Linux(Linux { has_rom: true, .. }))
 }
 
-/// Describes the unexpected end of a machine.
 pub(super) fn ended(end: End) -> String {
     match end {
         End::TimedOut => "it hung, and was ended".to_owned(),
@@ -303,7 +296,6 @@ pub(super) fn ended(end: End) -> String {
     }
 }
 
-/// The last output of a machine, to show why it ended.
 fn last_words(outcome: &Outcome) -> String {
     let parts = [&outcome.console, &outcome.log, &outcome.qemu_messages];
     let parts = parts.into_iter().filter(|part| !part.trim().is_empty()).map(|part| tail(part));

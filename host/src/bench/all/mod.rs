@@ -63,7 +63,6 @@ pub(crate) fn all(args: &AllArgs, signals: &Signals) -> Result<u8> {
     Ok(u8::from(!bench.judge(&cases, args.peer.is_some())))
 }
 
-/// The requested cases.
 fn chosen(args: &AllArgs) -> Result<Vec<&'static Case>> {
     if let Some(unknown) = args.only.iter().find(|name| CASES.iter().all(|case| case.name != **name)) {
         let names: Vec<_> = CASES.iter().map(|case| case.name).collect();
@@ -90,7 +89,6 @@ fn leave_out_missing(steps: &mut Vec<Step>) {
     }
 }
 
-/// The file for the results.
 fn target(args: &AllArgs) -> Option<PathBuf> {
     args.json.clone().or_else(|| args.resume.clone())
 }
@@ -139,7 +137,6 @@ fn put_aside(path: &Path, why: &str) -> Result<()> {
     fs::rename(path, &old).with_context(|| format!("cannot rename {}", path.display()))
 }
 
-/// A measurement in progress.
 struct Bench<'a> {
     record: Record,
     runner: Runner<'a>,

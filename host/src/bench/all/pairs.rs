@@ -6,11 +6,9 @@ use super::way::Way;
 use crate::results::{Spread, Subject};
 use serde::Serialize;
 
-/// The result of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Verdict {
-    /// The target is met.
     Met,
     Missed,
     /// There is no target; Quell takes less, more, or the same within the spread.
@@ -21,7 +19,6 @@ pub(crate) enum Verdict {
     Unmeasured,
 }
 
-/// A comparison with its numbers.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Ratio {
     pub(crate) case: &'static str,
@@ -49,7 +46,6 @@ pub(crate) struct Ratio {
     pub(crate) verdict: Verdict,
 }
 
-/// All comparisons of a case.
 pub(crate) fn ratios(case: &'static Case, runs: &[Run]) -> Vec<Ratio> {
     case.comparisons.iter().map(|comparison| ratio(case, comparison, runs)).collect()
 }

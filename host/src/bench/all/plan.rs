@@ -6,7 +6,6 @@ use super::way::Way;
 use crate::size::GIB;
 use std::time::Duration;
 
-/// A run to make.
 #[derive(Clone, Copy)]
 pub(crate) struct Step {
     pub(crate) case: &'static Case,

@@ -13,14 +13,12 @@ use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::Path;
 
-/// The name of the benchmark in the file.
 const BENCH: &str = "all";
 /// The units of all values.
 pub(super) const UNITS: [&str; 8] = ["s", "ms", "us", "ns", "count", "instructions", "cycles", "per second"];
 /// The facts about a machine that its times depend on.
 const MACHINE_KEYS: [&str; 2] = ["cpu", "cpus"];
 
-/// One run of one case in one way.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Run {
     pub(crate) case: String,
@@ -32,16 +30,13 @@ pub(crate) struct Run {
     pub(crate) at: String,
     /// Its duration in seconds, including machines that died.
     pub(crate) wall: f64,
-    /// How its machines ended that died or hung, so that the run was repeated.
     pub(crate) deaths: Vec<String>,
     /// Empty if it failed.
     pub(crate) values: Vec<Value>,
-    /// Why it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) failure: Option<String>,
 }
 
-/// A number from a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Value {
     pub(crate) metric: String,
@@ -50,7 +45,6 @@ pub(crate) struct Value {
 }
 
 impl Run {
-    /// A trial as a run.
     pub(crate) fn new(case: &Case, way: Way, round: u32, at: String, trial: Trial) -> Self {
         let (values, failure) = match trial.numbers {
             Ok(numbers) => (numbers, None),
@@ -74,12 +68,10 @@ impl Run {
         }
     }
 
-    /// Whether it is a run of this case in this way.
     pub(crate) fn is_of(&self, case: &Case, way: Way) -> bool {
         self.case == case.name && self.subject == way.subject() && self.way == way.flushes()
     }
 
-    /// Its number with this name.
     pub(crate) fn value(&self, metric: &str) -> Option<&Value> {
         self.values.iter().find(|value| value.metric == metric)
     }
@@ -94,7 +86,6 @@ pub(crate) struct Settings {
     pub(crate) rounds: u32,
 }
 
-/// The measurements, and how they were made.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub(crate) struct Record {
     bench: String,
@@ -123,12 +114,10 @@ struct Document<'a> {
 }
 
 impl Record {
-    /// A record without runs.
     pub(crate) fn new(machine: Facts, versions: Facts, settings: Settings) -> Self {
         Self { bench: BENCH.to_owned(), machine, versions, settings, setups: Vec::new(), runs: Vec::new() }
     }
 
-    /// Reads the record in a file.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         let record: Self = serde_json::from_str(&text).with_context(|| {
@@ -179,7 +168,6 @@ impl Record {
         all.filter(|(case, way)| is_set_up(case, *way)).map(|(_, way)| way).collect()
     }
 
-    /// Whether a run was already made.
     pub(crate) fn has(&self, case: &Case, way: Way, round: u32) -> bool {
         self.runs.iter().any(|run| run.is_of(case, way) && run.round == round && run.failure.is_none())
     }
@@ -198,12 +186,10 @@ impl Record {
         self.runs.push(run);
     }
 
-    /// The number of the peer's machines that died or hung.
     pub(crate) fn deaths(&self) -> usize {
         self.runs.iter().map(|run| run.deaths.len()).sum()
     }
 
-    /// The comparisons of these cases.
     pub(crate) fn ratios(&self, cases: &[&'static Case]) -> Vec<Ratio> {
         cases.iter().flat_map(|case| pairs::ratios(case, &self.runs)).collect()
     }
@@ -257,7 +243,6 @@ impl Record {
     }
 }
 
-/// The unit with this name.
 fn known(unit: &str) -> Option<&'static str> {
     UNITS.into_iter().find(|known| *known == unit)
 }

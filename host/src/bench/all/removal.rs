@@ -56,7 +56,6 @@ pub(super) fn count(lab: &Lab<'_>, way: Way, timeout: Duration) -> Result<(Ended
     Ok((ended, begun.elapsed()))
 }
 
-/// How Quell's machine is made.
 pub(super) fn setup<'l>(lab: &'l Lab<'_>) -> Result<Setup<'l>> {
     unmap::setup(lab, ON_ARM, Stage2Unmap::Range, Clock::Instructions)
 }

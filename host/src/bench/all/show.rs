@@ -53,7 +53,6 @@ impl Drop for Progress {
     }
 }
 
-/// The result of a run, as a line.
 fn line(step: &Step, run: &Run) -> String {
     let first = step.case.comparisons.first().and_then(|comparison| run.value(comparison.metric));
     let result = match (&run.failure, first) {
@@ -102,7 +101,6 @@ fn bare(value: f64) -> String {
     }
 }
 
-/// Prints the comparisons.
 pub(crate) fn print_ratios(ratios: &[Ratio], cases: &[&'static Case], runs: &[Run]) {
     let rows = ratios.iter().map(|ratio| {
         let unit = ratio.unit.as_deref().unwrap_or_default();
@@ -150,7 +148,6 @@ const fn word(ratio: &Ratio) -> &'static str {
     }
 }
 
-/// Prints Quell's numbers if there is no peer.
 pub(crate) fn print_alone(cases: &[&'static Case], runs: &[Run]) {
     let mut rows = Vec::new();
     for (case, way) in cases.iter().flat_map(|case| case.ways(false).map(move |way| (case, way))) {

@@ -59,7 +59,6 @@ impl Lab<'_> {
     }
 }
 
-/// The beginning of the SHA-256 of an image.
 fn digest(bytes: &[u8]) -> String {
     let digits = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     digits.chars().take(HASH_DIGITS).collect()

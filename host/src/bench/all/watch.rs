@@ -9,7 +9,6 @@ use crate::results::number;
 use serde_json::Value;
 use std::time::Duration;
 
-/// A number and its name.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Number {
     pub(crate) metric: String,
@@ -27,7 +26,6 @@ pub(crate) struct Watch<'a> {
     logged: Option<Logged>,
     /// The status of the guest's command, or 0 for a bare guest that has finished.
     status: Option<u64>,
-    /// An error that the guest has reported.
     wrong: Option<String>,
 }
 
@@ -72,7 +70,6 @@ impl<'a> Watch<'a> {
         if self.status.is_some() || self.wrong.is_some() { Flow::Stop } else { Flow::Continue }
     }
 
-    /// Notes that the run cannot go on.
     pub(crate) fn fail(&mut self, why: String) {
         self.wrong = Some(why);
     }
@@ -105,7 +102,6 @@ impl<'a> Watch<'a> {
         self.numbers.push(Number { metric, unit, value });
     }
 
-    /// Whether the guest has finished, whatever the result.
     pub(crate) const fn is_over(&self) -> bool {
         self.status.is_some() || self.wrong.is_some()
     }
@@ -144,7 +140,6 @@ impl<'a> Watch<'a> {
 }
 
 impl Metric {
-    /// Whether the report contains the number.
     fn is_in(&self, event: &str, report: &Value) -> bool {
         self.event == event && self.of.is_none_or(|(field, value)| report[field] == value)
     }

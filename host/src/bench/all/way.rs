@@ -31,10 +31,8 @@ pub(crate) const KVM_NEWER: Way = Way::KvmOnArm(Kernel::Newer);
 impl Way {
     /// All ways of AMD64, ordered so that Quell and its peer take turns.
     pub(crate) const ALL: [Self; 5] = [HYPERCALL, KVM_HYPERV, IPI, KVM_IPI, KVM_PARAVIRTUAL];
-    /// All ways of Arm.
     pub(crate) const ALL_ON_ARM: [Self; 3] = [Self::QuellOnArm, KVM_STOCK, KVM_NEWER];
 
-    /// The emulated platform.
     pub(crate) const fn platform(self) -> Platform {
         match self {
             Self::Quell(_) | Self::Kvm(_) => Platform::X86_64,
@@ -42,7 +40,6 @@ impl Way {
         }
     }
 
-    /// The hypervisor.
     pub(crate) const fn subject(self) -> Subject {
         match self {
             Self::Quell(_) | Self::QuellOnArm => Subject::Quell,
@@ -50,7 +47,6 @@ impl Way {
         }
     }
 
-    /// Whether the hypervisor is the peer.
     pub(crate) const fn is_peer(self) -> bool {
         matches!(self, Self::Kvm(_) | Self::KvmOnArm(_))
     }
@@ -67,7 +63,6 @@ impl Way {
         }
     }
 
-    /// The name of both, for people.
     pub(crate) fn title(self) -> String {
         format!("{} {}", self.subject().name(), self.flushes())
     }

@@ -3,7 +3,6 @@
 use crate::machine::devices::SINK;
 use hostlink::phase::Phase;
 
-/// One workload.
 pub(super) struct Case {
     pub(super) name: &'static str,
     /// For people: what is counted, each.
@@ -11,14 +10,12 @@ pub(super) struct Case {
     pub(super) work: Work,
 }
 
-/// The work of a case.
 #[derive(Clone, Copy)]
 pub(super) enum Work {
     /// By fio, past the guest's page cache.
     Disk {
         /// As in fio's `rw`.
         pattern: &'static str,
-        /// Bytes of each.
         block: u64,
         /// How many are under way at a time.
         depth: u32,
@@ -110,7 +107,6 @@ until [ -e /sys/class/net/eth0 ]; do sleep 0.1; done
 in_debian 'ip link set eth0 up; ip address add 10.0.2.15/24 dev eth0'
 "#;
 
-/// The command that runs all cases.
 pub(super) fn command() -> String {
     let mut script = SETUP.replace("SERIAL_OF_PROGRAMS", SERIALS[0]).replace("SERIAL_OF_DATA", SERIALS[1]);
     // Programs and libraries are read from the disk once, before anything is counted.

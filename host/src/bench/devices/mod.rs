@@ -32,7 +32,6 @@ const MEMORY: u64 = 512 * MIB;
 /// The most machines of the bare side or of KVM's for one round.
 const TRIES: u32 = 4;
 
-/// Measures, prints, and evaluates.
 pub(crate) fn devices(args: &DevicesArgs, signals: &Signals) -> Result<u8> {
     let bench = Bench::prepare(args, signals)?;
     let mut samples = Samples::default();
@@ -55,7 +54,6 @@ pub(crate) fn devices(args: &DevicesArgs, signals: &Signals) -> Result<u8> {
     lab::conclude("devices", args.output.json.as_deref(), Some(versions), &samples, &limits)
 }
 
-/// What all machines are made of.
 struct Bench<'a> {
     args: &'a DevicesArgs,
     lab: Lab<'a>,

@@ -11,7 +11,6 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// The result of one case on one machine.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Counted {
     /// What the devices did: reads, writes, or frames that were sent.
@@ -23,18 +22,15 @@ pub(super) struct Counted {
 }
 
 impl Counted {
-    /// Instructions for each.
     pub(super) fn instructions_each(&self) -> f64 {
         self.instructions / self.ios
     }
 
-    /// All exits for each.
     pub(super) fn exits_each(&self) -> f64 {
         self.exits.values().sum::<f64>() / self.ios
     }
 }
 
-/// What was heard about a case while it ran.
 #[derive(Clone, Debug, Default)]
 struct Heard {
     reports: [Option<Value>; 2],
@@ -62,7 +58,6 @@ impl Heard {
         }
     }
 
-    /// Exits by name.
     fn exits(&self) -> BTreeMap<&'static str, f64> {
         let [Some(begin), Some(end)] = &self.counters else { return BTreeMap::new() };
         let exits = end.since(begin);

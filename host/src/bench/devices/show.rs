@@ -6,7 +6,6 @@ use crate::bench::limits::Limit;
 use crate::results::{Row, Samples, Subject};
 use crate::table::table;
 
-/// Metrics.
 const INSTRUCTIONS: &str = "instructions";
 const EXITS: &str = "exit.all";
 const BARE: &str = "relative to bare";
@@ -47,7 +46,6 @@ fn ratios(samples: &Samples, case: &Case) -> [(&'static str, f64); 2] {
     [(BARE, bare / quell), (KVM, kvm / quell)]
 }
 
-/// The targets of all cases.
 pub(super) fn limits(samples: &Samples) -> Vec<Limit> {
     let of_case = |case: &'static Case| {
         let ratios = ratios(samples, case).into_iter().zip([BARE_MIN, KVM_MIN]);

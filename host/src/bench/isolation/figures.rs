@@ -14,13 +14,11 @@ const P50: f64 = 0.5;
 pub(super) struct Latencies(BTreeMap<u64, u64>);
 
 impl Latencies {
-    /// So many of each length.
     #[cfg(test)]
     pub(super) fn of(counts: &[(u64, u64)]) -> Self {
         Self(counts.iter().copied().collect())
     }
 
-    /// Adds a batch's.
     fn add(&mut self, pairs: &Value) -> Result<()> {
         for pair in pairs.as_array().into_iter().flatten() {
             let (Some(ns), Some(count)) = (pair[0].as_u64(), pair[1].as_u64()) else {
@@ -31,7 +29,6 @@ impl Latencies {
         Ok(())
     }
 
-    /// How many there are.
     pub(super) fn count(&self) -> u64 {
         self.0.values().sum()
     }
@@ -63,10 +60,8 @@ impl Latencies {
     }
 }
 
-/// What the bystander has done and found since it began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tally {
-    /// Units of work.
     pub(super) units: u64,
     /// Reads of a page that had been replaced, after the flush.
     pub(super) stale: u64,
@@ -76,14 +71,11 @@ pub(super) struct Tally {
     pub(super) registers: u64,
     /// Times without work of more than 20 ms.
     pub(super) stops: u64,
-    /// Nanoseconds of all of them.
     pub(super) stopped_ns: u64,
-    /// Nanoseconds of the longest one.
     pub(super) longest_ns: u64,
 }
 
 impl Tally {
-    /// From a batch's report.
     fn of(report: &Value) -> Result<Self> {
         let field = |name: &str| {
             report[name].as_u64().ok_or_else(|| anyhow::anyhow!("a batch of the bystander has no '{name}'"))
@@ -131,7 +123,6 @@ impl Batches {
         self.begin = self.last;
     }
 
-    /// Whether there is one.
     pub(super) const fn has_any(&self) -> bool {
         self.last.is_some()
     }

@@ -39,7 +39,6 @@ const WAYS: [([u32; 2], bool, &[Attack]); 4] = [
     ([1, 1000], true, &[Attack::Compute]),
 ];
 
-/// A measured case.
 struct Case {
     plan: Plan,
     /// At least one, in the order of the p99 of their flushes.
@@ -60,7 +59,6 @@ impl Case {
     }
 }
 
-/// Measures, prints, and evaluates.
 pub(crate) fn isolation(args: &IsolationArgs, signals: &Signals) -> Result<u8> {
     let platform = args.platform.platform()?;
     let bench = Bench { lab: Lab::new(args.output.timeout(), signals)?, platform, args };
@@ -87,7 +85,6 @@ pub(crate) fn isolation(args: &IsolationArgs, signals: &Signals) -> Result<u8> {
     lab::conclude("isolation", args.output.json.as_deref(), None, &samples, &limits)
 }
 
-/// What all cases have in common.
 struct Bench<'a> {
     lab: Lab<'a>,
     platform: Platform,
@@ -95,7 +92,6 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// All runs of a case.
     fn case(&self, plan: &Plan) -> Result<Case> {
         let name = name(plan, self.platform);
         let bar = bar(&name, plan.batches * u64::from(self.args.runs));
@@ -131,7 +127,6 @@ fn plans(attacks: &[Attack], args: &IsolationArgs) -> Vec<Plan> {
     ways.collect()
 }
 
-/// A case's name in results.
 fn name(plan: &Plan, platform: Platform) -> String {
     let pinned = if plan.is_pinned { "-pinned" } else { "" };
     let weights = match plan.weights {
@@ -205,7 +200,6 @@ const FIELDS: [Field; 17] = [
     ("registers changed", COUNT, "", |_, figures| float(figures.tally.registers)),
 ];
 
-/// The table.
 fn show(cases: &[Case], quiet: f64, platform: Platform) -> String {
     let columns = || FIELDS.iter().filter(|(.., column, _)| !column.is_empty());
     let header = ["attack"].into_iter().chain(columns().map(|(.., column, _)| *column)).chain(["wrong"]);
@@ -222,7 +216,6 @@ fn show(cases: &[Case], quiet: f64, platform: Platform) -> String {
     )
 }
 
-/// A figure in the table.
 fn cell(value: f64, unit: &str) -> String {
     match unit {
         RATIO => format!("{:.1} %", 100.0 * value),
@@ -240,7 +233,6 @@ second of its CPU time;\ninterrupts/s: those that took it out of guest mode in s
 without work of more than 20 ms.\nattacker's exits/s: in a second of its own CPU time. wrong: runs in which \
 something of the bystander had changed. Of several\nruns the one with the median p99 is shown.";
 
-/// The results.
 fn samples(cases: &[Case], quiet: f64, platform: Platform) -> Samples {
     let mut samples = Samples::default();
     for (plan, figures) in cases.iter().flat_map(|case| case.runs.iter().map(|run| (&case.plan, run))) {

@@ -28,7 +28,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The guests, by name.
 const ATTACKER: &str = "attacker";
 const BYSTANDER: &str = "bystander";
 /// The attacker's disk, if it has one, and its bytes.
@@ -39,7 +38,6 @@ const BUFFER_BYTES: usize = 16 << 10;
 /// A longer line of a console is no report.
 const LINE_BYTES_MAX: usize = 8192;
 
-/// What is run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     pub(crate) attack: Attack,
@@ -62,7 +60,6 @@ impl Plan {
         1.0 - (attacker / (attacker + bystander)).min(most)
     }
 
-    /// The machine file.
     pub(super) fn file(&self, platform: Platform) -> String {
         let [attacker, bystander] = self.weights;
         let machine = match platform {
@@ -90,7 +87,6 @@ impl Plan {
     }
 }
 
-/// The result of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Figures {
     /// The part of the CPUs that the bystander had, and the attacker.
@@ -122,7 +118,6 @@ impl Figures {
     }
 }
 
-/// A moment of the run.
 struct Moment {
     at: Instant,
     guests: [GuestSeen; 2],

@@ -34,7 +34,6 @@ const RATIO_MAX: f64 = 0.951;
 /// zapped, all of it is faulted back page by page in each round.
 const SMALL_PAGES_MEMORY: u64 = 256 * MIB;
 
-/// Two modes to compare.
 struct Pair {
     page: NestedPage,
     /// The threads' memory is at most this.
@@ -104,7 +103,6 @@ fn load(lab: &Lab<'_>, memory: u64, pair: &Pair, zap: Zap) -> Result<(f64, Snaps
     Ok((round_us / 1e3, now.since(&begin.context("mmtest did not report its begin")?)))
 }
 
-/// Prints all sides.
 pub(super) fn print(samples: &Samples) {
     let rows = PAIRS.iter().flat_map(|pair| pair.modes).map(|(_, case)| {
         let of = |metric| samples.of_quell(case, metric);

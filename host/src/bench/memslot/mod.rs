@@ -45,7 +45,6 @@ const VISITED_PER_PAGE_MAX: f64 = 1.01;
 /// Longest step: 50 µs at an instruction per nanosecond.
 const STEP_MAX: f64 = 50_000.0;
 
-/// Measures, prints, and evaluates.
 pub(crate) fn memslot(args: &MemslotArgs, signals: &Signals) -> Result<u8> {
     let (lab, mut samples) = (Lab::new(args.output.timeout(), signals)?, Samples::default());
     for (mib, case) in SIZES {
@@ -127,7 +126,6 @@ fn reported_value(outcome: &Outcome, case: &str) -> Result<f64> {
         .with_context(|| format!("the guest did not report '{case}'"))
 }
 
-/// Prints the cost of deletions of the ROM.
 fn print_deletions(samples: &Samples) {
     let metrics = ["deletion", "cycle with refaults", "entries visited", "pages installed", "flushes"];
     let rows = SIZES.iter().map(|(_, case)| *case).chain([EVERYTHING]).map(|case| {
@@ -138,7 +136,6 @@ fn print_deletions(samples: &Samples) {
     println!("{}", table(header, rows));
 }
 
-/// The limits of deletions of the ROM and of the GiB.
 fn limits(samples: &Samples) -> Vec<Limit> {
     // What was not measured is the most.
     let spread = |metric| Spread::of(&SIZES.map(|(_, case)| samples.of_quell(case, metric)));

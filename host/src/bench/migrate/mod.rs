@@ -46,12 +46,10 @@ const METRICS: [Metric; 6] = [
     ("steps of undoing", |_, stops| stops.migrated.undoing()[0] * 1e9),
 ];
 
-/// The metric by the clock.
 fn wall(metric: &str) -> String {
     format!("{metric}, wall")
 }
 
-/// Measures, prints, and evaluates.
 pub(crate) fn migrate(args: &MigrateArgs, signals: &Signals) -> Result<u8> {
     let platform = args.platform.platform()?;
     let (lab, mut samples) = (Lab::new(args.output.timeout(), signals)?, Samples::default());
@@ -77,7 +75,6 @@ const fn ways(platform: Platform) -> &'static [(&'static str, Stage2Unmap)] {
     }
 }
 
-/// One machine.
 fn run(
     lab: &Lab<'_>,
     args: &MigrateArgs,

@@ -17,7 +17,6 @@ const DIRTY: &str = "load: dirty: ";
 /// milliseconds after the previous one is a periodic report.
 const SECOND_MS: u64 = 990;
 
-/// The guest at work.
 pub(crate) struct Writer {
     load: Load,
     /// Physical address of the added memory.
@@ -48,12 +47,10 @@ impl Writer {
         self.load.touch()
     }
 
-    /// A control conversation with the hypervisor.
     pub(crate) fn control(&self) -> Result<Control> {
         self.load.control()
     }
 
-    /// The memory slots.
     pub(crate) fn slots(&self) -> Result<Vec<Slot>> {
         self.load.slots()
     }
@@ -128,7 +125,6 @@ impl Writer {
         self.load.finish().map(drop)
     }
 
-    /// The end of the guest's console, for messages.
     pub(crate) fn console(&self) -> String {
         self.load.console()
     }

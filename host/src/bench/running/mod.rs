@@ -42,11 +42,8 @@ enum Shape {
     Merge { initiators: u32 },
 }
 
-/// One case.
 struct Case {
-    /// Its name in the guest and in results.
     name: &'static str,
-    /// Its label in the table.
     label: &'static str,
     shape: Shape,
 }
@@ -76,7 +73,6 @@ struct Calls {
     counters: Snapshot,
 }
 
-/// One number of a case.
 struct Metric {
     name: &'static str,
     unit: &'static str,
@@ -99,7 +95,6 @@ impl Metric {
         Self { limit, ..self }
     }
 
-    /// Its limit in a case with this label.
     fn limit(&self, case: &str) -> Limit {
         Limit::at_most(format!("{case}: {}", self.name), self.value, self.limit)
     }
@@ -145,7 +140,6 @@ impl Calls {
         Ok(())
     }
 
-    /// The metrics of calls of this shape.
     fn metrics(&self, shape: Shape) -> Vec<Metric> {
         match shape {
             Shape::List { targets } => self.list_metrics(targets),

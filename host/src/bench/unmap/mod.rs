@@ -23,7 +23,6 @@ use hostlink::config::{NestedPage, Stage2Unmap, Switches};
 use hostlink::phase::Phase;
 use std::time::{Duration, Instant};
 
-/// The added memory, and its pages.
 pub(super) const SIZE: u64 = 1 << 30;
 pub(super) const PAGES: u64 = SIZE / PAGE;
 
@@ -41,7 +40,6 @@ const ENABLE: &str = "dirty-enable-1G";
 const FETCH: &str = "dirty-fetch-1G";
 const FAULT_IN: &str = "fault-in-4K";
 
-/// Measures, prints, and evaluates.
 pub(crate) fn unmap(args: &UnmapArgs, signals: &Signals) -> Result<u8> {
     let (lab, mut samples) = (Lab::new(args.output.timeout(), signals)?, Samples::default());
     let cpus = if args.cpu.is_empty() { ArmCpu::ALL.to_vec() } else { args.cpu.clone() };
@@ -54,7 +52,6 @@ pub(crate) fn unmap(args: &UnmapArgs, signals: &Signals) -> Result<u8> {
     lab::conclude("unmap", args.output.json.as_deref(), None, &samples, &limits)
 }
 
-/// The name of a case in results.
 fn case(name: &str, cpu: ArmCpu) -> String {
     Platform::Aarch64(cpu).named(name)
 }
@@ -88,7 +85,6 @@ fn counted(
     load.finish()?.context("nothing was counted")
 }
 
-/// Counts its removal.
 pub(super) fn removed(setup: &Setup<'_>, signals: &Signals) -> Result<Phases> {
     counted(setup, signals, |load| load.control()?.delete(load.slot).map(drop))
 }
@@ -102,7 +98,6 @@ pub(super) fn logged(setup: &Setup<'_>, signals: &Signals) -> Result<Phases> {
     })
 }
 
-/// The machines that count.
 fn count(lab: &Lab<'_>, cpu: ArmCpu, samples: &mut Samples) -> Result<()> {
     let mut add = |name: &str, counts: &Counts| {
         for (metric, count) in

@@ -10,7 +10,6 @@ use crate::table::table;
 /// reports for 1 GiB, more than 500 ms against 16 ms.
 const WALL_RATIO_MAX: f64 = 1.0 / 31.0;
 
-/// One row of the table.
 struct Budget {
     name: &'static str,
     label: &'static str,
@@ -82,7 +81,6 @@ const TARGETS: [Budget; 6] = [
     },
 ];
 
-/// Prints the results for each CPU.
 pub(super) fn print(samples: &Samples, cpus: &[ArmCpu]) {
     for &cpu in cpus {
         let header = [cpu.name(), "instructions", "TLBI", "DSB", "DC", "wall", "KVM 6.1", "KVM 6.12"];
@@ -98,7 +96,6 @@ pub(super) fn print(samples: &Samples, cpus: &[ArmCpu]) {
     }
 }
 
-/// Everything that has a limit on these CPUs.
 pub(super) fn limits(samples: &Samples, cpus: &[ArmCpu]) -> Vec<Limit> {
     cpus.iter().flat_map(|cpu| [counts(samples, *cpu), vec![ratio(samples, *cpu)]].concat()).collect()
 }

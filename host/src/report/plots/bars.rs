@@ -7,10 +7,8 @@ use crate::results::Spread;
 use anyhow::Result;
 use plotters::prelude::*;
 
-/// The width of a small plot.
 const SMALL_WIDTH: u32 = 440;
 
-/// A bar with its label, its colour, its spread, and perhaps a tick at a target.
 struct Bar {
     label: String,
     colour: RGBColor,

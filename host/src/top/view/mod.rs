@@ -23,20 +23,17 @@ const WAITS_HEIGHT: u16 = 7;
 const HEIGHT_FOR_WAITS: u16 = 18;
 /// Height of the smallest screen that shows the command that started the machine.
 const HEIGHT_FOR_TITLE: u16 = 20;
-/// Width of a bar.
 const BAR_WIDTH: u16 = 4;
 /// Rows of the table above those of vCPUs: headings and sums.
 const ROWS_ABOVE: u16 = 2;
 /// The steal time, in percent, from which it is highlighted.
 const STEAL_IS_MUCH: f64 = 50.0;
 
-/// The styles.
 pub(super) struct Theme {
     has_colours: bool,
 }
 
 impl Theme {
-    /// A theme with or without colours.
     pub(super) const fn new(has_colours: bool) -> Self {
         Self { has_colours }
     }
@@ -64,7 +61,6 @@ impl Theme {
     }
 }
 
-/// The parts of the screen.
 struct Parts {
     header: Rect,
     table: Rect,
@@ -92,12 +88,10 @@ fn parts(area: Rect) -> Parts {
     Parts { header, table, waits, footer }
 }
 
-/// The number of vCPU rows that a screen shows.
 pub(super) fn rows(area: Rect) -> usize {
     parts(area).table.height.saturating_sub(ROWS_ABOVE).into()
 }
 
-/// Draws the screen.
 pub(super) fn draw(frame: &mut Frame<'_>, app: &App, theme: &Theme) {
     let parts = parts(frame.area());
     frame.render_widget(Paragraph::new(header(app, theme)), parts.header);
@@ -124,7 +118,6 @@ fn absence(app: &App) -> String {
     }
 }
 
-/// Formats a time as hours, minutes and seconds.
 pub(super) fn clock(time: Duration) -> String {
     let seconds = time.as_secs();
     format!("{}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60)

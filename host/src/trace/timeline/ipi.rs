@@ -25,14 +25,12 @@ pub(crate) struct Ipi {
 pub(crate) enum Receiver {
     /// It is in guest mode.
     Running,
-    /// It has halted.
     Halted,
     /// It is in the hypervisor, or waits for a CPU.
     Waiting,
 }
 
 impl Receiver {
-    /// Its name in files.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Running => "running",

@@ -14,7 +14,6 @@ use hostlink::counters::Counter;
 use hostlink::trace::{Event, NO_VCPU, Record};
 pub(crate) use ipi::{Ipi, Receiver};
 
-/// The activity of a CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Doing {
     /// It runs guest code of a vCPU.
@@ -37,7 +36,6 @@ pub(crate) enum Why {
 }
 
 impl Why {
-    /// Its name in views.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Exit(counter) => counter.name(),
@@ -55,7 +53,6 @@ pub(crate) struct Span {
     pub(crate) doing: Doing,
 }
 
-/// A CPU that a flush kicked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Kicked {
     pub(crate) cpu: u32,
@@ -78,7 +75,6 @@ pub(crate) struct Taken {
     pub(crate) pages: u64,
 }
 
-/// A flush.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Flush {
     /// The CPU of its initiator.
@@ -101,14 +97,12 @@ pub(crate) struct Flush {
     pub(crate) deferred: Vec<Taken>,
 }
 
-/// One CPU.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CpuLine {
     /// In order, without gaps.
     pub(crate) spans: Vec<Span>,
     /// Turns of vCPUs: the vCPU, the beginning and the end.
     pub(crate) turns: Vec<(u16, u64, u64)>,
-    /// Records that are missing.
     pub(crate) lost: u64,
 }
 
@@ -126,7 +120,6 @@ pub(crate) struct Timeline {
 }
 
 impl Timeline {
-    /// The timeline of a collected trace.
     pub(crate) fn new(collected: &Collected) -> Self {
         let first =
             collected.cpus.iter().filter_map(|cpu| cpu.records.first()).map(|record| record.time).min();
@@ -182,7 +175,6 @@ impl Timeline {
         (0..).zip(&self.cpus).flat_map(|(cpu, line)| line.spans.iter().map(move |span| (cpu, *span)))
     }
 
-    /// Records that are missing.
     pub(crate) fn lost(&self) -> u64 {
         self.cpus.iter().map(|cpu| cpu.lost).sum()
     }
