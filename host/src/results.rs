@@ -8,6 +8,7 @@ use crate::workspace;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -83,7 +84,7 @@ pub(crate) struct Row {
     pub(crate) subject: Subject,
     pub(crate) metric: String,
     /// The unit, as listed in docs/json.md.
-    pub(crate) unit: &'static str,
+    pub(crate) unit: Cow<'static, str>,
     /// Median of the runs; the mean of the two middle ones if their number is even.
     pub(crate) median: f64,
     pub(crate) min: f64,
@@ -101,18 +102,25 @@ struct Series {
     case: String,
     subject: Subject,
     metric: String,
-    unit: &'static str,
+    unit: Cow<'static, str>,
     values: Vec<f64>,
 }
 
 impl Samples {
-    pub(crate) fn add(&mut self, case: &str, subject: Subject, metric: &str, unit: &'static str, value: f64) {
+    pub(crate) fn add(
+        &mut self,
+        case: &str,
+        subject: Subject,
+        metric: &str,
+        unit: impl Into<Cow<'static, str>>,
+        value: f64,
+    ) {
         let same = |s: &&mut Series| s.case == case && s.subject == subject && s.metric == metric;
         if let Some(series) = self.series.iter_mut().find(same) {
             series.values.push(value);
             return;
         }
-        let (case, metric) = (case.to_owned(), metric.to_owned());
+        let (case, metric, unit) = (case.to_owned(), metric.to_owned(), unit.into());
         self.series.push(Series { case, subject, metric, unit, values: vec![value] });
     }
 
@@ -144,22 +152,12 @@ impl Series {
     fn row(&self) -> Option<Row> {
         let Spread { median, min, max } = Spread::of(&self.values)?;
         let runs = self.values.len();
-        let (case, metric) = (self.case.clone(), self.metric.clone());
-        Some(Row { case, subject: self.subject, metric, unit: self.unit, median, min, max, runs })
+        let (case, metric, unit) = (self.case.clone(), self.metric.clone(), self.unit.clone());
+        Some(Row { case, subject: self.subject, metric, unit, median, min, max, runs })
     }
 }
 
 pub(crate) type Facts = BTreeMap<String, String>;
-
-#[derive(Serialize)]
-struct Document<'a, R> {
-    bench: &'a str,
-    machine: &'a Facts,
-    versions: &'a Facts,
-    rows: &'a [R],
-    #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    limits: &'a [Limit],
-}
 
 /// Writes the rows of benchmark `bench` to `path`. `guest` has the packages of its Linux guest.
 pub(crate) fn write(
@@ -168,15 +166,26 @@ pub(crate) fn write(
     guest: Option<&Versions>,
     samples: &Samples,
 ) -> Result<()> {
-    Writer::new(path.to_owned(), bench, guest).write(samples)
+    Writer::new(path.to_owned(), bench, guest).write(&samples.rows(), &[])
 }
 
 /// A file of results that may be written several times.
+#[derive(Serialize)]
 pub(crate) struct Writer {
+    #[serde(skip)]
     path: PathBuf,
     bench: &'static str,
     machine: Facts,
     versions: Facts,
+}
+
+#[derive(Serialize)]
+struct Document<'a, R> {
+    #[serde(flatten)]
+    head: &'a Writer,
+    rows: &'a [R],
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    limits: &'a [Limit],
 }
 
 impl Writer {
@@ -187,23 +196,8 @@ impl Writer {
 
     /// Replaces the file by one with these rows. A concurrent reader sees the old or the new one as
     /// a whole, unless it is not an ordinary file.
-    pub(crate) fn write(&self, samples: &Samples) -> Result<()> {
-        self.write_rows(&samples.rows())
-    }
-
-    /// The same with rows of another type.
-    pub(crate) fn write_rows<R: Serialize>(&self, rows: &[R]) -> Result<()> {
-        self.write_document(rows, &[])
-    }
-
-    /// The same with figures that have limits.
-    pub(crate) fn write_with_limits(&self, samples: &Samples, limits: &[Limit]) -> Result<()> {
-        self.write_document(&samples.rows(), limits)
-    }
-
-    fn write_document<R: Serialize>(&self, rows: &[R], limits: &[Limit]) -> Result<()> {
-        let Self { path, bench, machine, versions } = self;
-        replace(path, &Document { bench, machine, versions, rows, limits })
+    pub(crate) fn write<R: Serialize>(&self, rows: &[R], limits: &[Limit]) -> Result<()> {
+        replace(&self.path, &Document { head: self, rows, limits })
     }
 }
 

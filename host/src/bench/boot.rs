@@ -6,7 +6,6 @@ use super::limits::Limit;
 use crate::arch::{Arch, ArmCpu, Platform};
 use crate::cli::BootArgs;
 use crate::machine::process::Flow;
-use crate::machine::signals::Signals;
 use crate::machine::spec::{Clock, Spec};
 use crate::results::{Samples, Subject, float};
 use crate::run::reporting_console;
@@ -25,17 +24,15 @@ const OVER_BARE_MAX: f64 = 40e6;
 /// The same under KVM 6.1, by the same method.
 const OVER_BARE_KVM: &str = "243 M";
 
-pub(crate) fn boot(args: &BootArgs, signals: &Signals) -> Result<u8> {
+/// Measures both sides in turn.
+pub(super) fn boot(lab: &Lab<'_>, args: &BootArgs, samples: &mut Samples) -> Result<Vec<Limit>> {
     let platform = args.platform.platform()?;
-    let lab = Lab::new(args.output.timeout(), signals)?;
-    let mut samples = Samples::default();
     let mut limits = Vec::new();
     if platform.arch() == Arch::Aarch64 {
-        limits.push(instructions(&lab, args, platform, &mut samples)?);
+        limits.push(instructions(lab, args, platform, samples)?);
     }
-    limits.push(seconds(&lab, args, platform, &mut samples)?);
-    let versions = lab.stock(platform.arch())?.versions();
-    lab::conclude("boot", args.output.json.as_deref(), Some(versions), &samples, &limits)
+    limits.push(seconds(lab, args, platform, samples)?);
+    Ok(limits)
 }
 
 /// The guest, with the words of its command line after the console.

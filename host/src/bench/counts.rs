@@ -5,15 +5,12 @@
 //! executed instructions, and it reports one line per case. On Arm the counter that the guest sees
 //! is too coarse, and goes on while the machine waits: there each operation is a phase of its own,
 //! and QEMU's plugin counts the instructions of all CPUs in it. Flushes of running vCPUs are
-//! counted in [`running`].
+//! counted in [`super::running`].
 
 use super::lab::{self, Lab};
 use super::limits::Limit;
-use super::running;
 use crate::arch::{Arch, Platform};
-use crate::cli::{ExitsArgs, FlushArgs};
 use crate::machine::process::Flow;
-use crate::machine::signals::Signals;
 use crate::machine::spec::Clock;
 use crate::results::{Samples, Subject, float, number};
 use crate::workspace;
@@ -69,19 +66,6 @@ const fn space(name: &'static str, label: &'static str, targets: u32) -> Case {
 }
 
 const METRIC: &str = "instructions";
-
-pub(crate) fn exits(args: &ExitsArgs, signals: &Signals) -> Result<u8> {
-    let (lab, mut samples) = (Lab::new(args.output.timeout(), signals)?, Samples::default());
-    let limits = count_exits(&lab, args.platform.platform()?, &mut samples)?;
-    lab::conclude("exits", args.output.json.as_deref(), None, &samples, &limits)
-}
-
-pub(crate) fn flush(args: &FlushArgs, signals: &Signals) -> Result<u8> {
-    let (lab, mut samples) = (Lab::new(args.output.timeout(), signals)?, Samples::default());
-    let mut limits = count_flushes(&lab, &mut samples)?;
-    limits.extend(running::count(&lab, &mut samples)?);
-    lab::conclude("flush", args.output.json.as_deref(), None, &samples, &limits)
-}
 
 pub(crate) fn count_exits(lab: &Lab<'_>, platform: Platform, samples: &mut Samples) -> Result<Vec<Limit>> {
     let cases = match platform.arch() {

@@ -103,6 +103,11 @@ impl<'a> Lab<'a> {
         self.stocks.of(arch, StockGuest::prepare)
     }
 
+    /// The versions of the Linux guest, if there was one.
+    pub(crate) fn guest_versions(&self) -> Option<&Versions> {
+        self.stocks.0.iter().find_map(OnceCell::get).map(StockGuest::versions)
+    }
+
     pub(crate) fn directory(&self) -> &Path {
         self.directory.path()
     }
@@ -182,7 +187,7 @@ pub(crate) fn conclude(
         println!("{}", limits::table(limits));
     }
     if let Some(path) = json {
-        Writer::new(path.to_owned(), bench, guest).write_with_limits(samples, limits)?;
+        Writer::new(path.to_owned(), bench, guest).write(&samples.rows(), limits)?;
     }
     Ok(u8::from(!limits::all_met(limits)))
 }

@@ -26,27 +26,60 @@ mod running;
 mod shootdown;
 mod unmap;
 
-use crate::cli::BenchCommand;
+use crate::cli::{BenchCommand, Output};
 use crate::machine::signals::Signals;
+use crate::results::Samples;
 use anyhow::Result;
+use lab::Lab;
+use limits::Limit;
 
 /// Runs one; the result is the process's exit status.
 pub(crate) fn run(command: &BenchCommand, signals: &Signals) -> Result<u8> {
     let status = match command {
         BenchCommand::All(args) => all::all(args, signals),
-        BenchCommand::Devices(args) => devices::devices(args, signals),
-        BenchCommand::Exits(args) => counts::exits(args, signals),
-        BenchCommand::Flush(args) => counts::flush(args, signals),
-        BenchCommand::Isolation(args) => isolation::isolation(args, signals),
-        BenchCommand::Memslot(args) => memslot::memslot(args, signals),
-        BenchCommand::Migrate(args) => migrate::migrate(args, signals),
+        BenchCommand::Devices(args) => {
+            measure(signals, "devices", &args.output, |lab, all| devices::devices(lab, args, all))
+        }
+        BenchCommand::Exits(args) => measure(signals, "exits", &args.output, |lab, all| {
+            counts::count_exits(lab, args.platform.platform()?, all)
+        }),
+        BenchCommand::Flush(args) => measure(signals, "flush", &args.output, |lab, all| {
+            Ok([counts::count_flushes(lab, all)?, running::count(lab, all)?].concat())
+        }),
+        BenchCommand::Isolation(args) => {
+            measure(signals, "isolation", &args.output, |lab, all| isolation::isolation(lab, args, all))
+        }
+        BenchCommand::Memslot(args) => {
+            measure(signals, "memslot", &args.output, |lab, all| memslot::memslot(lab, args, all))
+        }
+        BenchCommand::Migrate(args) => {
+            measure(signals, "migrate", &args.output, |lab, all| migrate::migrate(lab, args, all))
+        }
         BenchCommand::Paging(args) => paging::paging(args),
-        BenchCommand::Shootdown(args) => shootdown::shootdown(args, signals),
-        BenchCommand::Unmap(args) => unmap::unmap(args, signals),
-        BenchCommand::Boot(args) => boot::boot(args, signals),
+        BenchCommand::Shootdown(args) => {
+            measure(signals, "shootdown", &args.output, |lab, all| shootdown::shootdown(lab, args, all))
+        }
+        BenchCommand::Unmap(args) => {
+            measure(signals, "unmap", &args.output, |lab, all| unmap::unmap(lab, args, all))
+        }
+        BenchCommand::Boot(args) => {
+            measure(signals, "boot", &args.output, |lab, all| boot::boot(lab, args, all))
+        }
     };
     match (status, signals.caught()) {
         (Err(_), Some(signal)) => Ok(u8::try_from(128 + signal).unwrap_or(128)),
         (status, _) => status,
     }
+}
+
+/// Measures, prints the limits and writes the results.
+fn measure<const SECONDS: u64>(
+    signals: &Signals,
+    name: &'static str,
+    output: &Output<SECONDS>,
+    measure: impl FnOnce(&Lab<'_>, &mut Samples) -> Result<Vec<Limit>>,
+) -> Result<u8> {
+    let (lab, mut samples) = (Lab::new(output.timeout(), signals)?, Samples::default());
+    let limits = measure(&lab, &mut samples)?;
+    lab::conclude(name, output.json.as_deref(), lab.guest_versions(), &samples, &limits)
 }

@@ -1,13 +1,12 @@
 //! `quell bench shootdown`: tlbcheck's measurements of shootdowns, and the table of the work that
 //! it follows.
 
-use super::lab::{self, Lab};
+use super::lab::Lab;
 use super::limits::Limit;
 use crate::arch::Platform;
 use crate::check::{self, subject};
 use crate::cli::ShootdownArgs;
 use crate::machine::process::Flow;
-use crate::machine::signals::Signals;
 use crate::results::{Samples, Subject};
 use crate::table::table;
 use anyhow::Result;
@@ -23,15 +22,13 @@ const MODES: [&str; 4] = ["ipi-serial", "ipi-concurrent", "ipi-inline", "ipi-asy
 /// -18 % on 4.
 const RATIOS_MAX: [(u32, f64, f64); 2] = [(2, 0.86, 0.78), (4, 0.90, 0.82)];
 
-pub(crate) fn shootdown(args: &ShootdownArgs, signals: &Signals) -> Result<u8> {
-    let (lab, mut samples) = (Lab::new(args.output.timeout(), signals)?, Samples::default());
+pub(super) fn shootdown(lab: &Lab<'_>, args: &ShootdownArgs, samples: &mut Samples) -> Result<Vec<Limit>> {
     for _ in 0..args.runs {
-        run(&lab, args, &mut samples)?;
+        run(lab, args, samples)?;
     }
-    print(&samples, args);
+    print(samples, args);
     let cores = available_parallelism().map_or(1, |cores| cores.get() as u32);
-    let limits = limits(&samples, args, cores);
-    lab::conclude("shootdown", args.output.json.as_deref(), None, &samples, &limits)
+    Ok(limits(samples, args, cores))
 }
 
 fn run(lab: &Lab<'_>, args: &ShootdownArgs, samples: &mut Samples) -> Result<()> {

@@ -57,7 +57,7 @@ pub(crate) fn check(args: &CheckArgs, signals: &Signals) -> Result<u8> {
     let failed = count(Verdict::Fail);
     println!("{} passed, {failed} failed, {} skipped", count(Verdict::Pass), count(Verdict::Skip));
     if let Some(path) = &args.output.json {
-        Writer::new(path.clone(), "check", None).write_rows(&rows)?;
+        Writer::new(path.clone(), "check", None).write(&rows, &[])?;
     }
     Ok(u8::from(failed != 0))
 }

@@ -79,7 +79,7 @@ pub(crate) fn sentence(samples: &Samples, ipi: &str, hypercall: &str, args: &Dem
 }
 
 fn value(row: &Row) -> String {
-    match row.unit {
+    match &*row.unit {
         "s" => format!("{:.2} s", row.median),
         "ms" => format!("{:.1} ms", row.median),
         _ => grouped(row.median),

@@ -1,9 +1,10 @@
 //! Runs one case in one way: makes the guest, puts it on its hypervisor, and follows it to its end.
 
 use super::cases::{CASES, Case, Linux, Work};
+use super::record::Number;
 use super::removal;
 use super::slots::{Operator, Slots};
-use super::watch::{Number, Watch};
+use super::watch::Watch;
 use super::way::{ON_ARM, Way};
 use crate::arch::{Arch, Platform};
 use crate::bench::lab::{self, BARE_MEMORY};

@@ -114,7 +114,7 @@ fn pair(left: &[(u32, f64)], right: &[(u32, f64)]) -> Vec<f64> {
 
 fn unit(case: &Case, metric: &str, runs: &[Run]) -> Option<String> {
     let mut runs = runs.iter().filter(|run| run.case == case.name);
-    runs.find_map(|run| run.value(metric)).map(|value| value.unit.clone())
+    runs.find_map(|run| run.value(metric)).map(|value| value.unit.to_string())
 }
 
 #[cfg(test)]

@@ -10,12 +10,11 @@ use crate::bench::limits::Limit;
 use crate::results::{self, Facts, Row, Samples, Subject};
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::fs;
 use std::path::Path;
 
 const BENCH: &str = "all";
-/// The units of all values.
-pub(super) const UNITS: [&str; 8] = ["s", "ms", "us", "ns", "count", "instructions", "cycles", "per second"];
 /// The facts about a machine that its times depend on.
 const MACHINE_KEYS: [&str; 2] = ["cpu", "cpus"];
 
@@ -32,29 +31,30 @@ pub(crate) struct Run {
     pub(crate) wall: f64,
     pub(crate) deaths: Vec<String>,
     /// Empty if it failed.
-    pub(crate) values: Vec<Value>,
+    pub(crate) values: Vec<Number>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) failure: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Value {
+pub(crate) struct Number {
     pub(crate) metric: String,
-    pub(crate) unit: String,
+    pub(crate) unit: Cow<'static, str>,
     pub(crate) value: f64,
+}
+
+impl Number {
+    pub(super) fn new(metric: &str, unit: &'static str, value: f64) -> Self {
+        Self { metric: metric.to_owned(), unit: unit.into(), value }
+    }
 }
 
 impl Run {
     pub(crate) fn new(case: &Case, way: Way, round: u32, at: String, trial: Trial) -> Self {
         let (values, failure) = match trial.numbers {
-            Ok(numbers) => (numbers, None),
+            Ok(values) => (values, None),
             Err(why) => (Vec::new(), Some(why)),
         };
-        let values = values.into_iter().map(|number| Value {
-            metric: number.metric,
-            unit: number.unit.to_owned(),
-            value: number.value,
-        });
         Self {
             case: case.name.to_owned(),
             subject: way.subject(),
@@ -63,7 +63,7 @@ impl Run {
             at,
             wall: trial.wall.as_secs_f64(),
             deaths: trial.deaths,
-            values: values.collect(),
+            values,
             failure,
         }
     }
@@ -72,7 +72,7 @@ impl Run {
         self.case == case.name && self.subject == way.subject() && self.way == way.flushes()
     }
 
-    pub(crate) fn value(&self, metric: &str) -> Option<&Value> {
+    pub(crate) fn value(&self, metric: &str) -> Option<&Number> {
         self.values.iter().find(|value| value.metric == metric)
     }
 }
@@ -86,9 +86,10 @@ pub(crate) struct Settings {
     pub(crate) rounds: u32,
 }
 
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+/// The measurements, and how they were made.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Record {
-    bench: String,
+    bench: Cow<'static, str>,
     machine: Facts,
     pub(crate) versions: Facts,
     pub(crate) settings: Settings,
@@ -97,16 +98,13 @@ pub(crate) struct Record {
     pub(crate) runs: Vec<Run>,
 }
 
+/// The record with what follows from it.
 #[derive(Serialize)]
 struct Document<'a> {
-    bench: &'a str,
-    machine: &'a Facts,
-    versions: &'a Facts,
-    settings: Settings,
+    #[serde(flatten)]
+    record: &'a Record,
     /// The number of the peer's machines that died or hung.
     deaths: usize,
-    setups: &'a [Setup],
-    runs: &'a [Run],
     rows: Vec<Row>,
     ratios: Vec<Ratio>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -115,7 +113,7 @@ struct Document<'a> {
 
 impl Record {
     pub(crate) fn new(machine: Facts, versions: Facts, settings: Settings) -> Self {
-        Self { bench: BENCH.to_owned(), machine, versions, settings, setups: Vec::new(), runs: Vec::new() }
+        Self { bench: BENCH.into(), machine, versions, settings, setups: Vec::new(), runs: Vec::new() }
     }
 
     pub(crate) fn read(path: &Path) -> Result<Self> {
@@ -124,8 +122,6 @@ impl Record {
             format!("{} has no results of `bench all`; name another file", path.display())
         })?;
         ensure!(record.bench == BENCH, "{} has results of '{}'", path.display(), record.bench);
-        let unit = record.runs.iter().flat_map(|run| &run.values).find(|value| known(&value.unit).is_none());
-        ensure!(unit.is_none(), "{}: there is no unit '{}'", path.display(), unit.map_or("", |v| &v.unit));
         Ok(record)
     }
 
@@ -213,8 +209,7 @@ impl Record {
             let name = format!("{}-{}", case.name, way.flushes());
             for run in self.runs.iter().filter(|run| run.is_of(case, way)) {
                 for value in &run.values {
-                    let unit = known(&value.unit).unwrap_or_default();
-                    samples.add(&name, run.subject, &value.metric, unit, value.value);
+                    samples.add(&name, run.subject, &value.metric, value.unit.clone(), value.value);
                 }
             }
         }
@@ -223,28 +218,18 @@ impl Record {
 
     /// Replaces the file. Compares all cases that the peer has run.
     pub(crate) fn write(&self, path: &Path) -> Result<()> {
-        let Self { bench, machine, versions, settings, setups, runs } = self;
         let peer_ran =
-            |case: &&Case| runs.iter().any(|run| run.case == case.name && run.subject != Subject::Quell);
+            |case: &&Case| self.runs.iter().any(|run| run.case == case.name && run.subject != Subject::Quell);
         let compared: Vec<_> = CASES.iter().filter(peer_ran).collect();
         let document = Document {
-            bench,
-            machine,
-            versions,
-            settings: *settings,
+            record: self,
             deaths: self.deaths(),
-            setups,
-            runs,
             rows: self.rows(),
             ratios: self.ratios(&compared),
             limits: self.limits(&CASES.iter().collect::<Vec<_>>()),
         };
         results::replace(path, &document)
     }
-}
-
-fn known(unit: &str) -> Option<&'static str> {
-    UNITS.into_iter().find(|known| *known == unit)
 }
 
 #[cfg(test)]
@@ -254,10 +239,7 @@ pub(crate) mod tests {
     use std::time::Duration;
 
     pub(crate) fn run(case: &Case, way: Way, round: u32, number: Option<(&str, f64)>) -> Run {
-        let number = number.map(|(metric, value)| {
-            let metric = metric.to_owned();
-            vec![super::super::watch::Number { metric, unit: "s", value }]
-        });
+        let number = number.map(|(metric, value)| vec![Number::new(metric, "s", value)]);
         let (numbers, wall) = (number.ok_or_else(|| "it failed".to_owned()), Duration::from_secs(2));
         Run::new(case, way, round, "then".to_owned(), Trial { numbers, deaths: Vec::new(), wall })
     }

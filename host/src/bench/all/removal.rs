@@ -5,7 +5,7 @@
 //! Both mark their phases by hints, which QEMU's plugin counts.
 
 use super::machine::Ended;
-use super::watch::Number;
+use super::record::Number;
 use super::way::{ON_ARM, Way};
 use crate::arch::Arch;
 use crate::bench::lab::Lab;
@@ -114,11 +114,7 @@ fn numbers(deleted: &Phases, logged: &Phases, passes: u64) -> Result<Vec<Number>
         (FETCH, "instructions", instructions(logged.of(Phase::DirtyFetch)?)),
         (FAULT_IN, "instructions", instructions(deleted.of(Phase::FaultIn)?) / (passes * PAGES)),
     ];
-    let number = |(metric, unit, count): (&str, _, u64)| Number {
-        metric: metric.to_owned(),
-        unit,
-        value: float(count),
-    };
+    let number = |(metric, unit, count)| Number::new(metric, unit, float(count));
     Ok(counted.into_iter().map(number).collect())
 }
 

@@ -1,6 +1,7 @@
 //! Collects the numbers from a machine's reports.
 
 use super::cases::{CYCLES, INSTRUCTIONS, Metric, SECONDS, USERSPACE, Work};
+use super::record::Number;
 use super::way::{Logged, Way};
 use crate::bench::shootdown::Measured;
 use crate::guest::peer;
@@ -8,13 +9,6 @@ use crate::machine::process::Flow;
 use crate::results::number;
 use serde_json::Value;
 use std::time::Duration;
-
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Number {
-    pub(crate) metric: String,
-    pub(crate) unit: &'static str,
-    pub(crate) value: f64,
-}
 
 /// Follows the reports of one machine.
 pub(crate) struct Watch<'a> {
@@ -54,7 +48,7 @@ impl<'a> Watch<'a> {
             Work::Slots(_) if self.way.is_peer() => self.take_command(event, report),
             Work::Probe { .. } | Work::Slots(_) => {
                 if let (Some(case), Some(value)) = (report["case"].as_str(), number(&report["value"])) {
-                    self.add(case.to_owned(), INSTRUCTIONS, value);
+                    self.add(case, INSTRUCTIONS, value);
                 }
                 self.status = self.status.or((event == "done").then_some(0));
             }
@@ -62,7 +56,7 @@ impl<'a> Watch<'a> {
             Work::Removal => {}
             Work::Tlbcheck { .. } => {
                 if let Some(measured) = Measured::read(report) {
-                    self.add(format!("{} {}", measured.case, measured.side), CYCLES, measured.median);
+                    self.add(&format!("{} {}", measured.case, measured.side), CYCLES, measured.median);
                 }
                 self.status = self.status.or((event == "end").then_some(0));
             }
@@ -76,7 +70,7 @@ impl<'a> Watch<'a> {
 
     fn take_linux(&mut self, event: &str, report: &Value, since: Duration) {
         match event {
-            "boot" => self.add(USERSPACE.to_owned(), SECONDS, since.as_secs_f64()),
+            "boot" => self.add(USERSPACE, SECONDS, since.as_secs_f64()),
             "flushes" => {
                 let says = |what: &str| report[what].as_bool().unwrap_or(false);
                 self.logged = Some(Logged { hyperv: says("hyperv"), kvm: says("kvm") });
@@ -93,13 +87,13 @@ impl<'a> Watch<'a> {
         }
         for metric in self.work.metrics().iter().filter(|metric| metric.is_in(event, report)) {
             if let Some(value) = report.pointer(metric.pointer).and_then(number) {
-                self.add(metric.name.to_owned(), metric.unit, value * metric.factor);
+                self.add(metric.name, metric.unit, value * metric.factor);
             }
         }
     }
 
-    fn add(&mut self, metric: String, unit: &'static str, value: f64) {
-        self.numbers.push(Number { metric, unit, value });
+    fn add(&mut self, metric: &str, unit: &'static str, value: f64) {
+        self.numbers.push(Number::new(metric, unit, value));
     }
 
     pub(crate) const fn is_over(&self) -> bool {
@@ -221,7 +215,7 @@ mod tests {
         let lines =
             [json!({"case": "cpuid", "metric": "instructions", "value": 383}), json!({"event": "done"})];
         let numbers = seen("exits", HYPERCALL, &lines).expect("is measured");
-        assert_eq!((numbers.len(), numbers[0].unit), (1, "instructions"));
+        assert_eq!((numbers.len(), &*numbers[0].unit), (1, "instructions"));
         assert!(seen("exits", HYPERCALL, &lines[1..]).is_err(), "nothing was counted");
     }
     #[test]

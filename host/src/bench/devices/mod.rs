@@ -10,12 +10,12 @@ mod run;
 mod show;
 
 use super::lab::{self, Lab};
+use super::limits::Limit;
 use crate::arch::{Arch, Platform};
 use crate::cli::DevicesArgs;
 use crate::debian;
 use crate::guest::cache::{self, OwningKernel};
 use crate::machine::devices::{Devices, Network};
-use crate::machine::signals::Signals;
 use crate::machine::spec::{Clock, Spec};
 use crate::results::{Samples, Subject};
 use crate::size::MIB;
@@ -32,65 +32,55 @@ const MEMORY: u64 = 512 * MIB;
 /// The most machines of the bare side or of KVM's for one round.
 const TRIES: u32 = 4;
 
-pub(crate) fn devices(args: &DevicesArgs, signals: &Signals) -> Result<u8> {
-    let bench = Bench::prepare(args, signals)?;
-    let mut samples = Samples::default();
+pub(super) fn devices(lab: &Lab<'_>, args: &DevicesArgs, samples: &mut Samples) -> Result<Vec<Limit>> {
+    let programs = args.disk.clone().map_or_else(|| debian::usual_disk(ARCH), Ok)?;
+    let bench = Bench { lab, polls: args.kvm_polls, kernel: cache::owning_kernel()?, programs };
     let is_meant = |subject| args.on.is_empty() || args.on.iter().any(|on| on.subject() == subject);
     'rounds: for round in 1..=args.runs {
         for subject in SUBJECTS.into_iter().filter(|subject| is_meant(*subject)) {
             eprintln!("{}, {round} of {} …", subject.name(), args.runs);
             match bench.measure(subject) {
-                Ok(counted) => show::add(&mut samples, subject, &counted),
+                Ok(counted) => show::add(samples, subject, &counted),
                 // What there is by then is shown.
-                Err(_) if signals.caught().is_some() => break 'rounds,
+                Err(_) if lab.signals.caught().is_some() => break 'rounds,
                 // It is missing in the table, and misses its targets.
                 Err(error) => eprintln!("quell: on {}: {error:#}", subject.name()),
             }
         }
     }
-    show::print(&mut samples);
-    let versions = bench.lab.stock(ARCH)?.versions();
-    let limits = show::limits(&samples);
-    lab::conclude("devices", args.output.json.as_deref(), Some(versions), &samples, &limits)
+    show::print(samples);
+    Ok(show::limits(samples))
 }
 
 struct Bench<'a> {
-    args: &'a DevicesArgs,
-    lab: Lab<'a>,
+    lab: &'a Lab<'a>,
+    /// Whether KVM polls before it halts.
+    polls: bool,
     /// The kernel around KVM's guest.
     kernel: OwningKernel,
     /// The disk with fio.
     programs: PathBuf,
 }
 
-impl<'a> Bench<'a> {
-    fn prepare(args: &'a DevicesArgs, signals: &'a Signals) -> Result<Self> {
-        let programs = match &args.disk {
-            Some(disk) => disk.clone(),
-            None => debian::usual_disk(ARCH)?,
-        };
-        let lab = Lab::new(args.output.timeout(), signals)?;
-        Ok(Self { args, lab, kernel: cache::owning_kernel()?, programs })
-    }
-
+impl Bench<'_> {
     /// Runs all cases on one side. If a machine of KVM's dies or hangs, or the bare one does,
     /// another one is tried: under emulation they do now and then (`docs/qemu.md`). Quell's are not
     /// to.
     fn measure(&self, subject: Subject) -> Result<Vec<run::Counted>> {
         let tries = if subject == Subject::Quell { 1 } else { TRIES };
         for number in 1..tries {
-            match run::run(&self.lab, self.spec(subject)?) {
+            match run::run(self.lab, self.spec(subject)?) {
                 Err(error) if self.lab.signals.caught().is_none() => {
                     eprintln!("quell: {}: machine {number} of at most {tries}: {error:#}", subject.name());
                 }
                 result => return result,
             }
         }
-        run::run(&self.lab, self.spec(subject)?)
+        run::run(self.lab, self.spec(subject)?)
     }
 
     fn spec(&self, subject: Subject) -> Result<Spec> {
-        let (lab, stock) = (&self.lab, self.lab.stock(ARCH)?);
+        let (lab, stock) = (self.lab, self.lab.stock(ARCH)?);
         let data = lab.directory().join("data.img");
         let made = File::create(&data).and_then(|file| file.set_len(cases::DATA_BYTES));
         made.with_context(|| format!("cannot make {}", data.display()))?;
@@ -105,8 +95,7 @@ impl<'a> Bench<'a> {
             Subject::Bare => lab.on_bare_machine(&guest, 1, CLOCK),
             Subject::Quell => lab.on_quell(&guest, 1, CLOCK),
             Subject::Kvm => {
-                let (polls, directory) = (self.args.kvm_polls, lab.directory());
-                stock.with_kvm_and_devices(&self.kernel, &guest, polls, CLOCK, directory)
+                stock.with_kvm_and_devices(&self.kernel, &guest, self.polls, CLOCK, lab.directory())
             }
         }
     }

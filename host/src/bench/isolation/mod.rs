@@ -7,11 +7,10 @@
 mod figures;
 pub(crate) mod pair;
 
-use super::lab::{self, Lab};
+use super::lab::Lab;
 use super::limits::{Limit, all_met};
 use crate::arch::Platform;
 use crate::cli::IsolationArgs;
-use crate::machine::signals::Signals;
 use crate::results::{Samples, Subject, float};
 use crate::table::table;
 use anyhow::{Context, Result};
@@ -59,15 +58,14 @@ impl Case {
     }
 }
 
-pub(crate) fn isolation(args: &IsolationArgs, signals: &Signals) -> Result<u8> {
+pub(super) fn isolation(lab: &Lab<'_>, args: &IsolationArgs, all: &mut Samples) -> Result<Vec<Limit>> {
     let platform = args.platform.platform()?;
-    let bench = Bench { lab: Lab::new(args.output.timeout(), signals)?, platform, args };
     let (mut cases, mut failures) = (Vec::new(), Vec::new());
     for plan in plans(&args.attack, args) {
-        match bench.case(&plan) {
+        match measure(lab, platform, &plan, args.runs) {
             Ok(case) => cases.push(case),
             // The quiet machine is what the others are compared with.
-            Err(error) if plan.attack == Attack::Halt || signals.caught().is_some() => return Err(error),
+            Err(error) if plan.attack == Attack::Halt || lab.signals.caught().is_some() => return Err(error),
             Err(error) => {
                 eprintln!("quell: {error:#}");
                 failures.push(Limit::shown(format!("{}: all", name(&plan, platform)), f64::NAN));
@@ -76,38 +74,29 @@ pub(crate) fn isolation(args: &IsolationArgs, signals: &Signals) -> Result<u8> {
     }
     let quiet = cases.first().context("the quiet machine was not measured")?.median().latencies.p99();
     println!("{}", show(&cases, quiet, platform));
+    add(all, &cases, quiet, platform);
     let limits = cases.iter().flat_map(|case| {
         let name = name(&case.plan, platform);
         case.limits(quiet).into_iter().map(move |limit| limit.of(&name))
     });
-    let limits: Vec<_> = limits.chain(failures).collect();
-    let samples = samples(&cases, quiet, platform);
-    lab::conclude("isolation", args.output.json.as_deref(), None, &samples, &limits)
+    Ok(limits.chain(failures).collect())
 }
 
-struct Bench<'a> {
-    lab: Lab<'a>,
-    platform: Platform,
-    args: &'a IsolationArgs,
-}
-
-impl Bench<'_> {
-    fn case(&self, plan: &Plan) -> Result<Case> {
-        let name = name(plan, self.platform);
-        let bar = bar(&name, plan.batches * u64::from(self.args.runs));
-        let mut runs = Vec::new();
-        for run in 0..u64::from(self.args.runs) {
-            let (shown, before) = (bar.clone(), run * plan.batches);
-            let progress = move |batches| shown.set_position(before + batches);
-            let Lab { timeout, signals, .. } = self.lab;
-            let (hypervisor, directory) = (self.lab.hypervisor(self.platform.arch())?, self.lab.directory());
-            let figures = pair::run(hypervisor, self.platform, plan, timeout, directory, signals, progress);
-            runs.push(figures.with_context(|| name.clone())?);
-        }
-        bar.finish_and_clear();
-        runs.sort_by(|one, other| one.latencies.p99().total_cmp(&other.latencies.p99()));
-        Ok(Case { plan: *plan, runs })
-    }
+/// All runs of a case.
+fn measure(lab: &Lab<'_>, platform: Platform, plan: &Plan, runs: u32) -> Result<Case> {
+    let name = name(plan, platform);
+    let bar = bar(&name, plan.batches * u64::from(runs));
+    let run = |run: u64| {
+        let (shown, before) = (bar.clone(), run * plan.batches);
+        let progress = move |batches| shown.set_position(before + batches);
+        let (hypervisor, directory) = (lab.hypervisor(platform.arch())?, lab.directory());
+        pair::run(hypervisor, platform, plan, lab.timeout, directory, lab.signals, progress)
+    };
+    let runs = (0..u64::from(runs)).map(run).collect::<Result<Vec<_>>>();
+    let mut runs = runs.with_context(|| name.clone())?;
+    bar.finish_and_clear();
+    runs.sort_by(|one, other| one.latencies.p99().total_cmp(&other.latencies.p99()));
+    Ok(Case { plan: *plan, runs })
 }
 
 /// What is run: the quiet machine first.
@@ -233,8 +222,7 @@ second of its CPU time;\ninterrupts/s: those that took it out of guest mode in s
 without work of more than 20 ms.\nattacker's exits/s: in a second of its own CPU time. wrong: runs in which \
 something of the bystander had changed. Of several\nruns the one with the median p99 is shown.";
 
-fn samples(cases: &[Case], quiet: f64, platform: Platform) -> Samples {
-    let mut samples = Samples::default();
+fn add(samples: &mut Samples, cases: &[Case], quiet: f64, platform: Platform) {
     for (plan, figures) in cases.iter().flat_map(|case| case.runs.iter().map(|run| (&case.plan, run))) {
         let case = name(plan, platform);
         for (metric, unit, _, value) in FIELDS {
@@ -242,7 +230,6 @@ fn samples(cases: &[Case], quiet: f64, platform: Platform) -> Samples {
         }
         samples.add(&case, Subject::Quell, "flush p99 limit", MS, p99_limit(quiet));
     }
-    samples
 }
 
 #[cfg(test)]

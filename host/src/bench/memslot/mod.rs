@@ -8,7 +8,6 @@ use crate::arch::Platform;
 use crate::cli::MemslotArgs;
 use crate::machine::outcome::Outcome;
 use crate::machine::process::Flow;
-use crate::machine::signals::Signals;
 use crate::machine::spec::{Clock, Spec};
 use crate::results::{Samples, Spread, Subject, float};
 use crate::size::MIB;
@@ -45,18 +44,16 @@ const VISITED_PER_PAGE_MAX: f64 = 1.01;
 /// Longest step: 50 µs at an instruction per nanosecond.
 const STEP_MAX: f64 = 50_000.0;
 
-pub(crate) fn memslot(args: &MemslotArgs, signals: &Signals) -> Result<u8> {
-    let (lab, mut samples) = (Lab::new(args.output.timeout(), signals)?, Samples::default());
+pub(super) fn memslot(lab: &Lab<'_>, args: &MemslotArgs, samples: &mut Samples) -> Result<Vec<Limit>> {
     for (mib, case) in SIZES {
-        rom(&lab, mib, case, Zap::Slot, ROUNDS, &mut samples)?;
+        rom(lab, mib, case, Zap::Slot, ROUNDS, samples)?;
     }
-    rom(&lab, SIZES[0].0, EVERYTHING, Zap::Everything, ROUNDS_EVERYTHING, &mut samples)?;
-    print_deletions(&samples);
-    zap(&lab, &mut samples)?;
-    load::measure(&lab, args, &mut samples)?;
-    load::print(&samples);
-    let limits = [limits(&samples).as_slice(), &load::limits(&samples)].concat();
-    lab::conclude("memslot", args.output.json.as_deref(), None, &samples, &limits)
+    rom(lab, SIZES[0].0, EVERYTHING, Zap::Everything, ROUNDS_EVERYTHING, samples)?;
+    print_deletions(samples);
+    zap(lab, samples)?;
+    load::measure(lab, args, samples)?;
+    load::print(samples);
+    Ok([limits(samples).as_slice(), &load::limits(samples)].concat())
 }
 
 /// A machine with the bare guest, of one CPU that counts instructions. Only small pages: then

@@ -6,12 +6,11 @@
 
 pub(crate) mod writer;
 
-use super::lab::{self, Lab};
+use super::lab::Lab;
 use super::limits::Limit;
 use super::load::Setup;
 use crate::arch::{Arch, Platform};
 use crate::cli::MigrateArgs;
-use crate::machine::signals::Signals;
 use crate::machine::spec::Clock;
 use crate::results::{Samples, Subject, float};
 use crate::table::table;
@@ -50,20 +49,18 @@ fn wall(metric: &str) -> String {
     format!("{metric}, wall")
 }
 
-pub(crate) fn migrate(args: &MigrateArgs, signals: &Signals) -> Result<u8> {
+pub(super) fn migrate(lab: &Lab<'_>, args: &MigrateArgs, samples: &mut Samples) -> Result<Vec<Limit>> {
     let platform = args.platform.platform()?;
-    let (lab, mut samples) = (Lab::new(args.output.timeout(), signals)?, Samples::default());
     for &(case, unmap) in ways(platform) {
         eprintln!("{case}, counting instructions …");
-        run(&lab, args, case, unmap, Clock::Instructions, &mut samples)?;
+        run(lab, args, case, unmap, Clock::Instructions, samples)?;
         for number in 1..=args.runs {
             eprintln!("{case}, by the clock, {number} of {} …", args.runs);
-            run(&lab, args, case, unmap, Clock::Wall, &mut samples)?;
+            run(lab, args, case, unmap, Clock::Wall, samples)?;
         }
     }
-    print(&samples, platform);
-    let limits = limits(&samples, platform);
-    lab::conclude("migrate", args.output.json.as_deref(), None, &samples, &limits)
+    print(samples, platform);
+    Ok(limits(samples, platform))
 }
 
 /// How pages are removed when they become one again. On AMD64 a flush of nested translations

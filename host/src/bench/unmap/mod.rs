@@ -9,7 +9,8 @@
 
 mod targets;
 
-use super::lab::{self, Lab};
+use super::lab::Lab;
+use super::limits::Limit;
 use super::load::{Load, Setup};
 use super::phases::{Counts, Phases};
 use crate::arch::{Arch, ArmCpu, Platform};
@@ -40,16 +41,14 @@ const ENABLE: &str = "dirty-enable-1G";
 const FETCH: &str = "dirty-fetch-1G";
 const FAULT_IN: &str = "fault-in-4K";
 
-pub(crate) fn unmap(args: &UnmapArgs, signals: &Signals) -> Result<u8> {
-    let (lab, mut samples) = (Lab::new(args.output.timeout(), signals)?, Samples::default());
+pub(super) fn unmap(lab: &Lab<'_>, args: &UnmapArgs, samples: &mut Samples) -> Result<Vec<Limit>> {
     let cpus = if args.cpu.is_empty() { ArmCpu::ALL.to_vec() } else { args.cpu.clone() };
     for &cpu in &cpus {
-        count(&lab, cpu, &mut samples).with_context(|| format!("on {}", cpu.name()))?;
-        time(&lab, cpu, args.runs, &mut samples).with_context(|| format!("on {}", cpu.name()))?;
+        count(lab, cpu, samples).with_context(|| format!("on {}", cpu.name()))?;
+        time(lab, cpu, args.runs, samples).with_context(|| format!("on {}", cpu.name()))?;
     }
-    targets::print(&samples, &cpus);
-    let limits = targets::limits(&samples, &cpus);
-    lab::conclude("unmap", args.output.json.as_deref(), None, &samples, &limits)
+    targets::print(samples, &cpus);
+    Ok(targets::limits(samples, &cpus))
 }
 
 fn case(name: &str, cpu: ArmCpu) -> String {
