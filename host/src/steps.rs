@@ -4,6 +4,17 @@ use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{self, IsTerminal};
 use std::time::Duration;
 
+/// A bar that moves, on a terminal; nothing elsewhere.
+pub(crate) fn bar(template: &str, length: u64) -> ProgressBar {
+    if !io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    let bar = ProgressBar::new(length).with_style(style);
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}
+
 /// Shows the current step, and how much is left: a bar on a terminal, elsewhere a line for each
 /// step.
 pub(crate) struct Steps {
@@ -15,12 +26,8 @@ pub(crate) struct Steps {
 impl Steps {
     /// None has begun yet. Those that are quiet print no lines.
     pub(crate) fn new(count: u64, is_quiet: bool) -> Self {
-        let watched = io::stderr().is_terminal();
-        let bar = if watched { ProgressBar::new(count) } else { ProgressBar::hidden() };
-        let style = ProgressStyle::with_template("{spinner} [{pos}/{len}] {elapsed}  {msg}");
-        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        bar.enable_steady_tick(Duration::from_millis(200));
-        Self { bar, says: !watched && !is_quiet }
+        let bar = bar("{spinner} [{pos}/{len}] {elapsed}  {msg}", count);
+        Self { says: bar.is_hidden() && !is_quiet, bar }
     }
 
     pub(crate) fn begin(&self, what: &str) {

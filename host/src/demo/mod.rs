@@ -1,152 +1,186 @@
-//! `quell demo`: the same guest and workload, flushing once by IPI and once by hypercall; on Arm a
-//! different comparison.
+//! `quell demo`: the same guest and workload, both ways in turn: flushing by IPI and by hypercall;
+//! on Arm a different comparison.
 
-mod measure;
+mod flush;
 mod table;
 mod unmap;
 
-use crate::arch::{Arch, Platform};
+use crate::arch::Platform;
 use crate::cli::DemoArgs;
-use crate::machine::process::{End, Machine};
+use crate::machine::counters::Snapshot;
+use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
 use crate::machine::spec::Clock;
 use crate::results::{self, Samples, Subject};
-use crate::run::{conclude, reporting_console};
+use crate::run::{conclude, reporting_console, tail};
+use crate::steps;
 use crate::vm::{Guest, Hypervisor, StockGuest};
 use anyhow::Result;
-use hostlink::config::FlushMode;
 use hostlink::exit::ExitCode;
-use indicatif::{ProgressBar, ProgressStyle};
-use measure::{Observer, ThrashRun};
-use std::io::{self, IsTerminal};
-use std::time::Duration;
+use indicatif::ProgressBar;
+use serde_json::Value;
 
-/// The two sides, in the order of the table's columns.
-const MODES: [FlushMode; 2] = [FlushMode::Ipi, FlushMode::Hypercall];
+/// A comparison of two sides, in the order of the table's columns.
+struct Demo<'a> {
+    args: &'a DemoArgs,
+    platform: Platform,
+    /// What is done, for people.
+    about: String,
+    names: [&'static str; 2],
+    /// The sides' names in JSON.
+    cases: [String; 2],
+    /// What the guest runs.
+    command: String,
+    /// Makes a guest that of this side.
+    guest: fn(usize, Guest) -> Guest,
+    /// Memory of the machine beyond the guest's.
+    spare: u64,
+    observer: fn(&DemoArgs, ProgressBar) -> Box<dyn Observer>,
+    /// The metric that counts, and the name of its ratio.
+    metric: &'static str,
+    ratio: &'static str,
+    /// Rows of the table above and below the reasons of exits.
+    rows: [&'static table::Rows; 2],
+    /// One sentence with the result, from the metric of both sides.
+    sentence: fn(&DemoArgs, f64, f64) -> String,
+}
 
-/// Default rounds of each of thrash's threads.
-const ROUNDS: u32 = 150;
+/// Follows a run through the guest's report channel and the hypervisor's counters.
+trait Observer {
+    /// Processes one line of the report channel, and performs the step that it waits for.
+    fn observe(&mut self, report: &Value, machine: &mut Machine) -> Result<()>;
 
-pub(crate) fn demo(args: &DemoArgs, signals: &Signals) -> Result<u8> {
-    match args.platform.platform()? {
-        Platform::X86_64 => flushes(args, signals),
-        platform @ Platform::Aarch64(_) => unmap::demo(args, platform, signals),
+    /// The results, once the workload has ended.
+    fn measured(&self) -> Option<Measured>;
+}
+
+/// The results of one run.
+struct Measured {
+    /// Metrics with units and values; the first one counts.
+    figures: Vec<(&'static str, &'static str, f64)>,
+    counters: Snapshot,
+}
+
+impl Measured {
+    fn add_to(&self, samples: &mut Samples, case: &str) {
+        for (metric, unit, value) in &self.figures {
+            samples.add(case, Subject::Quell, metric, *unit, *value);
+        }
+        samples.add_count(case, Subject::Quell, "exit.all", self.counters.exits());
+        for (name, value) in self.counters.iter() {
+            samples.add_count(case, Subject::Quell, name, value);
+        }
     }
 }
 
-fn flushes(args: &DemoArgs, signals: &Signals) -> Result<u8> {
-    let stock = StockGuest::prepare(Arch::X86_64)?;
-    let hypervisor = Hypervisor::build(Arch::X86_64)?;
-    let mut samples = Samples::default();
-    println!(
-        "thrash: {} threads, {} rounds each of mmap, read, munmap of 16384 pages; \
-         {} vCPUs on {} CPUs; {} runs a side",
-        args.size.vcpus,
-        args.rounds.unwrap_or(ROUNDS),
-        args.size.vcpus,
-        args.size.cpus,
-        args.runs
-    );
+pub(crate) fn demo(args: &DemoArgs, signals: &Signals) -> Result<u8> {
+    let demo = match args.platform.platform()? {
+        Platform::X86_64 => flush::demo(args),
+        platform @ Platform::Aarch64(_) => unmap::demo(args, platform),
+    };
+    let stock = StockGuest::prepare(demo.platform.arch())?;
+    let hypervisor = Hypervisor::build(demo.platform.arch())?;
+    println!("{}; {} runs a side", demo.about, args.runs);
     println!("guest: {}\n", stock.versions().kernel);
+    let mut samples = Samples::default();
     for run in 0..args.runs {
         // Interleaved, with alternating order, so that a change in the host's load affects both
         // sides equally.
-        let order = if run.is_multiple_of(2) { MODES } else { [MODES[1], MODES[0]] };
-        for mode in order {
-            let title = format!("{:<9} {}/{}", name(mode), run + 1, args.runs);
-            match one_run(args, mode, &title, &stock, &hypervisor, signals)? {
-                Ok(thrash) => thrash.add_to(&mut samples, &case(args, mode)),
+        for side in if run.is_multiple_of(2) { [0, 1] } else { [1, 0] } {
+            let title = format!("{:<9} {}/{}", demo.names[side], run + 1, args.runs);
+            match demo.run(side, &title, &stock, &hypervisor, signals)? {
+                Ok(measured) => measured.add_to(&mut samples, &demo.cases[side]),
                 Err(status) => return Ok(status),
             }
         }
     }
-    let [ipi, hypercall] = MODES.map(|mode| case(args, mode));
-    add_ratio(&mut samples, &ipi, &hypercall);
-    let columns = [(name(MODES[0]), ipi.as_str()), (name(MODES[1]), hypercall.as_str())];
-    println!("\n{}\n", table::table(&samples, columns, [table::HEAD, table::TAIL]));
-    println!("{}", table::sentence(&samples, &ipi, &hypercall, args));
+    let [left, right] = demo.cases.each_ref().map(|case| samples.of_quell(case, demo.metric));
+    samples.add(&demo.cases[1], Subject::Quell, demo.ratio, "ratio", right / left);
+    println!("\n{}\n", table::table(&samples, demo.names, demo.cases.each_ref(), demo.rows));
+    println!("{}", demo.sentence(left, right));
     if let Some(path) = &args.output.json {
         results::write(path, "demo", Some(stock.versions()), &samples)?;
     }
     Ok(0)
 }
 
-/// Boots the guest and runs thrash in it. The inner error is the exit status, after the reason has
-/// been printed.
-fn one_run(
-    args: &DemoArgs,
-    mode: FlushMode,
-    title: &str,
-    stock: &StockGuest,
-    hypervisor: &Hypervisor,
-    signals: &Signals,
-) -> Result<Result<ThrashRun, u8>> {
-    let command = format!(
-        "thrash --threads {} --rounds {} --settle {} --report /dev/report",
-        args.size.vcpus,
-        args.rounds.unwrap_or(ROUNDS),
-        measure::SETTLE_MS
-    );
-    let cmdline = format!("{} quiet panic=-1", reporting_console(Arch::X86_64));
-    let initrd = stock.initrd(Some(&command));
-    let guest = Guest {
-        vcpus: args.size.vcpus,
-        memory: args.size.memory,
-        flush: mode,
-        ..Guest::new(Platform::X86_64, stock.kernel(), Some(initrd), cmdline)
-    };
-    guest.check()?;
-    let directory = tempfile::Builder::new().prefix("quell-demo-").tempdir()?;
-    let mut spec = guest.on_quell(hypervisor, args.size.cpus, Clock::Wall, directory.path())?;
-    spec.timeout = Some(args.output.timeout());
+impl Demo<'_> {
+    /// Boots the guest of a side and runs the workload in it. The inner error is the exit status,
+    /// after the reason has been printed.
+    fn run(
+        &self,
+        side: usize,
+        title: &str,
+        stock: &StockGuest,
+        hypervisor: &Hypervisor,
+        signals: &Signals,
+    ) -> Result<Result<Measured, u8>> {
+        let (size, cmdline) = (self.args.size, reporting_console(self.platform.arch()));
+        let cmdline = format!("{cmdline} quiet panic=-1");
+        let initrd = stock.initrd(Some(&self.command));
+        let guest = Guest {
+            vcpus: size.vcpus,
+            memory: size.memory,
+            ..Guest::new(self.platform, stock.kernel(), Some(initrd), cmdline)
+        };
+        let guest = (self.guest)(side, guest);
+        guest.check()?;
+        let directory = tempfile::Builder::new().prefix("quell-demo-").tempdir()?;
+        let mut spec = guest.on_quell(hypervisor, size.cpus, Clock::Wall, directory.path())?;
+        spec.memory += self.spare;
+        spec.timeout = Some(self.args.output.timeout());
 
-    let bar = bar(title);
-    let mut observer = Observer::new(&bar);
-    let outcome = Machine::start(&spec, signals)?.run(|report, machine| observer.observe(report, machine))?;
-    let measured = observer.result();
-    bar.finish_and_clear();
-    match measured {
-        Some(thrash) if outcome.end == End::Hypervisor(ExitCode::GuestPowerOff) => {
-            println!("{title}  {:6.2} s", thrash.real);
-            Ok(Ok(thrash))
+        let bar = steps::bar("{prefix}  {bar:40} {percent:>3}%  {msg}", 1);
+        bar.set_prefix(title.to_owned());
+        bar.set_message("booting");
+        let mut observer = (self.observer)(self.args, bar.clone());
+        let outcome = Machine::start(&spec, signals)?.run(|report, machine| {
+            if report["event"] == "boot" {
+                bar.set_message(format!("booted in {:.1} s", machine.elapsed().as_secs_f64()));
+            }
+            observer.observe(report, machine).map(|()| Flow::Continue)
+        })?;
+        bar.finish_and_clear();
+        match observer.measured() {
+            Some(measured) if outcome.end == End::Hypervisor(ExitCode::GuestPowerOff) => {
+                let (_, unit, value) = measured.figures[0];
+                println!("{title}  {value:8.decimals$} {unit}", decimals = if unit == "s" { 2 } else { 1 });
+                Ok(Ok(measured))
+            }
+            _ => {
+                eprintln!("quell: {title} failed; the guest's console ends with:");
+                eprintln!("{}", tail(&outcome.console));
+                Ok(Err(conclude(&outcome, false).max(1)))
+            }
         }
-        _ => {
-            eprintln!("quell: {title} failed; the guest's console ends with:");
-            eprintln!("{}", crate::run::tail(&outcome.console));
-            let status = conclude(&outcome, false);
-            Ok(Err(if status == 0 { 1 } else { status }))
+    }
+
+    fn sentence(&self, left: f64, right: f64) -> String {
+        if left > 0.0 && right > 0.0 {
+            (self.sentence)(self.args, left, right)
+        } else {
+            "Nothing was measured.".to_owned()
         }
     }
 }
 
-/// The ratio of hypercalls to IPIs as a row of its own.
-fn add_ratio(samples: &mut Samples, ipi: &str, hypercall: &str) {
-    let median = |case| samples.row(case, Subject::Quell, "real").map(|row| row.median);
-    if let (Some(ipi), Some(by_hypercall)) = (median(ipi), median(hypercall)) {
-        samples.add(hypercall, Subject::Quell, "real relative to ipi", "ratio", by_hypercall / ipi);
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arch::ArmCpu;
+    use crate::cli::{Cli, Command};
+    use clap::Parser;
 
-fn name(mode: FlushMode) -> &'static str {
-    match mode {
-        FlushMode::Ipi => "ipi",
-        FlushMode::Hypercall => "hypercall",
+    #[test]
+    fn the_sentence_says_which_is_faster() {
+        let words = ["quell", "demo"];
+        let Command::Demo(args) = Cli::try_parse_from(words).expect("parses").command else {
+            panic!("another command")
+        };
+        let demo = unmap::demo(&args, Platform::Aarch64(ArmCpu::Max));
+        assert!(demo.sentence(500.0, 16.0).contains("31 times as fast"));
+        assert!(demo.sentence(1.0, 2.0).contains("not faster"));
+        assert!(demo.sentence(f64::NAN, 2.0).contains("Nothing"));
+        assert!(flush::demo(&args).sentence(3.0, 1.0).contains("3.00 times as fast"));
     }
-}
-
-fn case(args: &DemoArgs, mode: FlushMode) -> String {
-    format!("thrash-{}:{}-{}", args.size.vcpus, args.size.cpus, name(mode))
-}
-
-/// A bar on a terminal, nothing elsewhere.
-fn bar(title: &str) -> ProgressBar {
-    if !io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{prefix}  {bar:40} {percent:>3}%  {msg}");
-    let bar = ProgressBar::new(1).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar.set_prefix(title.to_owned());
-    bar.set_message("booting");
-    bar.enable_steady_tick(Duration::from_millis(200));
-    bar
 }

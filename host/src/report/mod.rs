@@ -22,6 +22,7 @@ use crate::browser::{Browser, Look};
 use crate::cli::ReportArgs;
 use anyhow::{Context, Result, ensure};
 use results::Results;
+pub(crate) use runs::grouped;
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::fs;

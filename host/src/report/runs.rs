@@ -222,17 +222,21 @@ pub(super) fn short(value: f64) -> String {
         size if size >= 0.1 => 2,
         _ => 3,
     };
-    let text = format!("{value:.digits$}");
-    let (whole, rest) = text.split_once('.').map_or((text.as_str(), ""), |(whole, rest)| (whole, rest));
-    let mut grouped = String::new();
-    for (index, digit) in whole.chars().enumerate() {
-        if index != 0 && (whole.len() - index).is_multiple_of(3) && !grouped.ends_with('-') {
-            grouped.push(',');
+    let text = grouped(&format!("{value:.digits$}"));
+    if digits == 0 { text } else { text.trim_end_matches('0').trim_end_matches('.').to_owned() }
+}
+
+/// A decimal number with commas between groups of three digits before the point.
+pub(crate) fn grouped(number: &str) -> String {
+    let end = number.find('.').unwrap_or(number.len());
+    let mut text = String::new();
+    for (index, digit) in number.chars().enumerate() {
+        if index < end && index != 0 && (end - index).is_multiple_of(3) && !text.ends_with('-') {
+            text.push(',');
         }
-        grouped.push(digit);
+        text.push(digit);
     }
-    let rest = rest.trim_end_matches('0');
-    if rest.is_empty() { grouped } else { format!("{grouped}.{rest}") }
+    text
 }
 
 #[cfg(test)]
@@ -334,6 +338,9 @@ mod tests {
         ];
         for (value, text) in texts {
             assert_eq!(short(value), text);
+        }
+        for (number, text) in [("0", "0"), ("999", "999"), ("1000", "1,000"), ("1234567", "1,234,567")] {
+            assert_eq!(grouped(number), text);
         }
         for (value, unit, factor, best) in [
             (3.8e6, "ns", 1e-6, "ms"),

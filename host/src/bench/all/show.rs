@@ -6,27 +6,21 @@ use super::plan::Step;
 use super::record::Run;
 use super::way::Way;
 use crate::results::{Spread, significant};
+use crate::steps;
 use crate::table::table;
-use indicatif::{ProgressBar, ProgressStyle};
-use std::io::{self, IsTerminal};
+use indicatif::ProgressBar;
 use std::time::Duration;
 
 /// A progress bar on a terminal, a line for each run elsewhere.
 pub(crate) struct Progress {
     bar: ProgressBar,
-    is_terminal: bool,
     total: usize,
 }
 
 impl Progress {
     /// For `total` runs, some of which may have been made before.
     pub(crate) fn new(total: usize) -> Self {
-        let is_terminal = io::stderr().is_terminal();
-        let bar = if is_terminal { ProgressBar::new(total as u64) } else { ProgressBar::hidden() };
-        let style = ProgressStyle::with_template("{prefix:30} {bar:30} {pos}/{len}  {msg}");
-        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        bar.enable_steady_tick(Duration::from_millis(200));
-        Self { bar, is_terminal, total }
+        Self { bar: steps::bar("{prefix:30} {bar:30} {pos}/{len}  {msg}", total as u64), total }
     }
 
     /// A run begins after `done` others.
@@ -39,10 +33,10 @@ impl Progress {
     /// A run has ended; `done` runs have ended so far.
     pub(crate) fn end(&self, step: &Step, run: &Run, done: usize, remaining: Duration) {
         let line = line(step, run);
-        if self.is_terminal {
-            self.bar.println(line);
-        } else {
+        if self.bar.is_hidden() {
             eprintln!("[{done}/{}, {} left] {line}", self.total, minutes(remaining));
+        } else {
+            self.bar.println(line);
         }
     }
 }

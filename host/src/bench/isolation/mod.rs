@@ -12,13 +12,11 @@ use super::limits::{Limit, all_met};
 use crate::arch::Platform;
 use crate::cli::IsolationArgs;
 use crate::results::{Samples, Subject, float};
+use crate::steps;
 use crate::table::table;
 use anyhow::{Context, Result};
 use hostile::attacks::Attack;
-use indicatif::{ProgressBar, ProgressStyle};
 use pair::{Figures, Plan};
-use std::io::{self, IsTerminal};
-use std::time::Duration;
 
 /// The part of its share that the bystander has at least, and if the attacker wants just as much,
 /// at most.
@@ -85,7 +83,12 @@ pub(super) fn isolation(lab: &Lab<'_>, args: &IsolationArgs, all: &mut Samples) 
 /// All runs of a case.
 fn measure(lab: &Lab<'_>, platform: Platform, plan: &Plan, runs: u32) -> Result<Case> {
     let name = name(plan, platform);
-    let bar = bar(&name, plan.batches * u64::from(runs));
+    let length = plan.batches * u64::from(runs);
+    let bar = steps::bar("{prefix:18} {bar:40} {pos:>3} of {len} batches  {elapsed}", length);
+    bar.set_prefix(name.clone());
+    if bar.is_hidden() {
+        eprintln!("{name}");
+    }
     let run = |run: u64| {
         let (shown, before) = (bar.clone(), run * plan.batches);
         let progress = move |batches| shown.set_position(before + batches);
@@ -123,19 +126,6 @@ fn name(plan: &Plan, platform: Platform) -> String {
         [attacker, bystander] => format!("-1:{}", bystander / attacker),
     };
     format!("{}{pinned}{weights}{}", plan.attack.name(), platform.suffix())
-}
-
-/// A bar on a terminal, nothing elsewhere.
-fn bar(name: &str, batches: u64) -> ProgressBar {
-    if !io::stderr().is_terminal() {
-        eprintln!("{name}");
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{prefix:18} {bar:40} {pos:>3} of {len} batches  {elapsed}");
-    let bar = ProgressBar::new(batches).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar.set_prefix(name.to_owned());
-    bar.enable_steady_tick(Duration::from_millis(200));
-    bar
 }
 
 /// The limits of a run: `quiet` is the p99 of the quiet machine's flushes in ms, if times are to be
