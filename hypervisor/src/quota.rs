@@ -7,7 +7,6 @@ pub const BURST: u32 = 64;
 #[derive(Debug)]
 pub struct Quota {
     lines: u32,
-    /// When `lines` was last updated.
     since: u64,
     /// Lines left out since the last one was written.
     left_out: u64,

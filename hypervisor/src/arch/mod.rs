@@ -17,9 +17,8 @@ pub(crate) use x86_64::{console, cpu};
 
 use hostlink::exit::ExitCode;
 
-use crate::image;
-use crate::vm;
 use crate::vm::arch::{Board, Clock, Cpus};
+use crate::{image, vm};
 
 /// The core's types, for the architecture of this image.
 pub(crate) type Host = vm::Host<Local>;

@@ -12,12 +12,10 @@ use spin::Mutex;
 
 use crate::arm64::controls::STAGE2_BITS;
 use crate::arm64::exits;
-use crate::arm64::guest::{self, Claim, Common, Shared};
-use crate::arm64::guest::{devices, translations};
+use crate::arm64::guest::{self, Claim, Common, Shared, devices, translations};
 use crate::arm64::processor::{Features, Processor};
 use crate::arm64::vcpu::state::VcpuState;
-use crate::arm64::vcpu::stolen_time;
-use crate::arm64::vcpu::{self, Inbox, Patience, Workspace};
+use crate::arm64::vcpu::{self, Inbox, Patience, Workspace, stolen_time};
 use crate::devices::region::Region;
 use crate::devices::virt::map;
 use crate::iommu::lines::{Receiver, Wired};

@@ -25,12 +25,10 @@ use crate::arch::cpu::{self, CpuData};
 use crate::free_memory::FreeMemory;
 use crate::vm::percpu::{self, MAX_CPUS};
 
-/// Size and alignment of a block.
 pub(crate) const BLOCK_SIZE: u64 = 128 << 10;
 /// Offset in a block of the top of the stack on which faults of the hypervisor itself are reported.
 pub(crate) const FAULT_STACK_TOP: u64 = 0x3000;
 const DATA_OFFSET: u64 = 0x1f000;
-/// Offsets of the unmapped pages.
 pub(crate) const GUARD_PAGES: [u64; 3] = [0, 0x3000, 0x6000];
 /// Offset of the lowest word of the main stack.
 const MAIN_STACK: u64 = GUARD_PAGES[2] + PAGE;
@@ -86,7 +84,6 @@ impl PerCpu {
         percpu::online()
     }
 
-    /// The start of its block.
     pub(crate) fn block(&self) -> u64 {
         core::ptr::from_ref(self).addr() as u64 - DATA_OFFSET
     }
@@ -113,7 +110,6 @@ pub(crate) fn stack_left() -> u64 {
     PerCpu::online().map(left).min().unwrap_or(0)
 }
 
-/// The data in the block that starts at `block`.
 fn data_of(block: u64) -> *mut PerCpu {
     (block + DATA_OFFSET) as *mut PerCpu
 }

@@ -79,7 +79,6 @@ fn charged(target: &str) -> Option<Charged> {
     }
 }
 
-/// Counts a line that was left out.
 #[cold]
 fn count_left_out(charged: Charged) {
     if let (Some(host), Some(row)) = (super::host(), charged.row) {

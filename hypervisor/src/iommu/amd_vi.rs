@@ -10,13 +10,11 @@ use core::ops::ControlFlow;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use hostlink::defect::Defect;
-use iommu::DeviceId;
-use iommu::amd::Event;
 use iommu::amd::command::{completion_wait, invalidate_all, invalidate_device, invalidate_interrupts};
 use iommu::amd::ivrs::{self, Scope, Unit};
-use iommu::amd::registers as register;
 use iommu::amd::table::{DeviceEntry, InterruptTable};
-use iommu::{Command, Entry, Port, Queue, Stuck};
+use iommu::amd::{Event, registers as register};
+use iommu::{Command, DeviceId, Entry, Port, Queue, Stuck};
 use spin::Mutex;
 use stay::iommu::{Device, Domain, amd_vi as engine};
 use stay::{Mistake, Mistakes};
@@ -33,9 +31,7 @@ const ORDER: u32 = 8;
 const ENTRY_LEN: u64 = 16;
 /// Words of an entry of the device table.
 const WORDS: usize = 4;
-/// Words of a page.
 const WORDS_PER_PAGE: usize = 512;
-/// Buses of a segment.
 const BUSES_MAX: u16 = 256;
 /// Turns of waiting for the IOMMU. A completion takes microseconds; this is seconds.
 const TURNS_MAX: u64 = if cfg!(test) { 1 << 10 } else { 1 << 28 };
@@ -54,7 +50,6 @@ pub trait Registers: Sync {
 /// One IOMMU, in operation.
 pub struct Iommu {
     queue: Queue<Ring, &'static [Entry]>,
-    /// The device table.
     table: &'static [AtomicU64],
     scopes: Vec<Scope>,
     /// Index of the next event. The lock is held while events are read.
@@ -212,7 +207,6 @@ impl Iommu {
         })
     }
 
-    /// The entry of a device that no guest owns.
     fn unowned(&self, device: DeviceId) -> DeviceEntry {
         if self.is_machines_own(device) { DeviceEntry::INTERRUPTS_PASS } else { DeviceEntry::BLOCKED }
     }
@@ -253,7 +247,6 @@ impl Iommu {
         engine::detach(&self.queue, domain)
     }
 
-    /// The ring of its commands.
     pub(crate) const fn queue(&self) -> &Queue<Ring, &'static [Entry]> {
         &self.queue
     }
@@ -311,7 +304,6 @@ impl Iommu {
         self.table.get(usize::from(device.0) * WORDS..)?.get(..WORDS)
     }
 
-    /// Writes a device's entry.
     fn set(&self, device: DeviceId, entry: DeviceEntry) {
         let Some(place) = self.place(device) else { return };
         for index in order(entry) {

@@ -1,13 +1,11 @@
 //! Interrupts of owned functions, by MSI and MSI-X, and the IOMMUs that remap them.
 
 use alloc::vec::Vec;
-use core::fmt;
-use core::mem;
 use core::sync::atomic::Ordering;
+use core::{fmt, mem};
 
-use iommu::DeviceId;
-use iommu::Stuck;
 use iommu::amd::table::{InterruptEntry, InterruptTable};
+use iommu::{DeviceId, Stuck};
 use paging::Invalidation;
 use pci::function::Interrupts as Wanted;
 use pci::msix::{self, Message as RealMessage};
@@ -175,7 +173,6 @@ impl Interrupts<AmdVi> for Messages {
 }
 
 impl Messages {
-    /// Its interrupt remapping table.
     const fn table(&self) -> InterruptTable {
         InterruptTable { address: self.remaps.start(), order: REMAP_ORDER }
     }

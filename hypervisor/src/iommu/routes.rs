@@ -79,7 +79,6 @@ impl Receiver for Nobody {
 pub(crate) enum Delivery {
     /// It is noted: the function had sent it before the guest masked it.
     Masked,
-    /// The message is delivered to this vCPU.
     Direct(VpIndex, Message),
     /// It is noted, and the guest is told, this vCPU first.
     InTurn(VpIndex),
@@ -95,7 +94,6 @@ struct Route {
     has_arrived: bool,
 }
 
-/// A vector of a CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CpuVector {
     cpu: u32,

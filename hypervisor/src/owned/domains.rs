@@ -4,8 +4,7 @@ use alloc::vec::Vec;
 
 use arrayvec::ArrayVec;
 use hostlink::defect::Defect;
-use iommu::DomainId;
-use iommu::Stuck;
+use iommu::{DomainId, Stuck};
 use paging::Invalidation;
 use stay::iommu::{Device, Domain};
 

@@ -43,7 +43,6 @@ pub(super) struct Faults {
 /// What follows from a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// It is reported.
     Report,
     /// It is not: enough were.
     Untold,

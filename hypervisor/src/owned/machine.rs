@@ -44,7 +44,6 @@ pub struct MachineDevices<P: Platform> {
 
 #[derive(Default)]
 struct Owners {
-    /// Functions that are owned.
     functions: Vec<Ownership>,
     /// Functions that were returned and do not answer.
     lost: Vec<Address>,
@@ -151,7 +150,6 @@ impl<P: Platform> MachineDevices<P> {
         self.nodes.iter().filter(|node| node.identity.header == Header::Endpoint).count()
     }
 
-    /// An IOMMU, by its index.
     pub(crate) fn iommu(&self, index: usize) -> Option<&P::Iommu> {
         self.iommus.get(index)
     }

@@ -2,8 +2,7 @@
 
 use core::fmt;
 
-use iommu::Stuck;
-use iommu::{DeviceId, DomainId};
+use iommu::{DeviceId, DomainId, Stuck};
 use paging::{Invalidation, Progress};
 use pci::{Function, Physical};
 use spin::Mutex;

@@ -36,7 +36,6 @@ pub(super) enum Kind {
     Memory,
 }
 
-/// What a function's BARs decode.
 pub(super) type Bars = [Option<Decoded>; 6];
 
 /// The pieces of a function's BARs. BARs of less than a page have none: the rest of the page may be
@@ -108,7 +107,6 @@ impl<P: Platform> Functions<P> {
 }
 
 impl Piece {
-    /// Whether a register of a BAR is in it.
     pub(super) fn contains(&self, bar: u8, offset: u64) -> bool {
         self.bar == bar && (self.offset..self.offset + self.len).contains(&offset)
     }

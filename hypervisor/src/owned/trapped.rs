@@ -9,7 +9,6 @@ use super::functions::Functions;
 use super::platform::{DeviceOwner, Platform};
 use crate::vm::Vm;
 
-/// A register in a BAR.
 struct Register {
     function: usize,
     bar: u8,

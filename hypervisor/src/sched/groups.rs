@@ -124,7 +124,6 @@ impl Scheduler {
         self.groups[vcpu as usize].load(Ordering::Relaxed)
     }
 
-    /// Whether `cpu` is one of those that may run the guest's vCPUs.
     pub(super) fn may_run(&self, group: GroupIndex, cpu: CpuIndex) -> bool {
         self.ledger.group(group).cpus().contains(cpu)
     }

@@ -45,7 +45,6 @@ impl CpuQueue {
         Self { queue: Mutex::new(queue), load: AtomicUsize::new(0), next_timer: AtomicU64::new(u64::MAX) }
     }
 
-    /// Runs `act` with the lock held.
     #[inline]
     pub(super) fn with<R>(&self, act: impl FnOnce(&mut RunQueue) -> R) -> R {
         let mut queue = self.queue.lock();
@@ -67,7 +66,6 @@ impl CpuQueue {
         self.watched_load() & !WATCHED
     }
 
-    /// The same with [`WATCHED`].
     #[inline]
     pub(super) fn watched_load(&self) -> usize {
         self.load.load(Ordering::Relaxed)

@@ -4,7 +4,6 @@ fn scheduler(cpus: u32, vcpus: u32) -> Scheduler {
     on((0..cpus).collect(), vcpus)
 }
 
-/// One guest on these CPUs.
 fn on(cpus: Vec<CpuIndex>, vcpus: u32) -> Scheduler {
     let sched = Scheduler::new(cpus, vcpus, 1, Policy::new(1000));
     sched.add_group(0, 0..vcpus, Share::default());

@@ -19,7 +19,6 @@ use crate::x86::vcpu::registers::{RAX, Registers};
 use crate::x86::vcpu::state::VcpuState;
 use crate::x86::{CR4_PAE, CR4_PCIDE};
 
-/// The processor loaded with a vCPU's state.
 pub(super) struct Loaded<'a, A: Arch> {
     vm: &'a Vm<A>,
     cpu: &'a PerCpu<A>,

@@ -28,7 +28,6 @@ pub(super) struct OwnChange<A: Arch> {
     work: Mutex<Work<A>>,
 }
 
-/// No vCPU.
 const NOBODY: u32 = u32::MAX;
 
 struct Work<A: Arch> {

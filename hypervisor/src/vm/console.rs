@@ -10,12 +10,9 @@ use spin::Mutex;
 
 use super::memory::{FreeMemory, PAGE};
 
-/// Bytes of a ring.
 const RING_BYTES: u32 = 64 << 10;
-/// Memory for a ring.
 const RING_MEMORY: u64 = (RING_BYTES as u64 + HEADER_BYTES as u64).next_multiple_of(PAGE);
 
-/// The rings of a guest.
 pub(super) struct Rings {
     start: u64,
     writers: Mutex<[Writer<'static>; CONSOLES]>,
@@ -51,7 +48,6 @@ impl Rings {
         }
     }
 
-    /// Frees the memory.
     pub(super) fn give_back(self, free: &mut FreeMemory) {
         free.add(self.start..self.start + CONSOLES as u64 * RING_MEMORY);
     }

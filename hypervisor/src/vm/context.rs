@@ -89,7 +89,6 @@ pub struct Context<'a, A: Arch> {
 }
 
 impl<A: Arch> Context<'_, A> {
-    /// Saves the state.
     #[inline(always)] // Part of the switch.
     pub(super) fn save(&mut self) -> Saved {
         A::save_state(self);

@@ -22,7 +22,6 @@ const MARK: u64 = 0x6578_6973_7473_2121;
 const FILLING: u8 = 0xdb;
 
 impl Exists {
-    /// That of a new guest.
     pub(super) fn new() -> Self {
         Self {
             #[cfg(test)]
@@ -62,7 +61,6 @@ pub(super) unsafe fn take<T>(value: NonNull<T>) -> T {
     *unsafe { Box::from_raw(value.as_ptr()) }
 }
 
-/// Drops all values, and frees their memory.
 pub(super) fn drop_all<T>(values: Vec<T>) {
     #[cfg(test)]
     {

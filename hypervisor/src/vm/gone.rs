@@ -37,7 +37,6 @@ impl<A: Arch> Left<A> {
 pub(super) struct Gone<A: Arch>(&'static Vm<A>);
 
 impl<A: Arch> Gone<A> {
-    /// The guest.
     pub(super) const fn vm(&self) -> &'static Vm<A> {
         self.0
     }

@@ -36,7 +36,6 @@ use crate::stopping;
 const HEAP_PER_GUEST: u64 = 1 << 20;
 const HEAP_PER_VCPU: u64 = 48 << 10;
 
-/// The share of the CPUs that a configuration gives a guest.
 fn share(config: &Config<'_>) -> Share {
     Share { weight: config.weight, cap: config.cap, cpus: config.cpus }
 }
@@ -192,7 +191,6 @@ impl<A: Arch> Host<A> {
         }
     }
 
-    /// Records how a guest has ended.
     pub(super) fn record_end(&self, number: u32, code: ExitCode) {
         let state = match code {
             ExitCode::GuestPowerOff | ExitCode::GuestReset => GuestState::Off,
@@ -237,7 +235,6 @@ impl<A: Arch> Vm<A> {
 }
 
 impl<A: Arch> Context<'_, A> {
-    /// The guest has ended, in the way that `code` says.
     #[cold]
     pub(super) fn end(&mut self, code: ExitCode) -> Option<Leave> {
         self.vm.end(code);

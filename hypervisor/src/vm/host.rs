@@ -80,7 +80,6 @@ pub struct Host<A: Arch> {
     pub(super) trace: Rings,
     /// The guests' files.
     pub bundle: Bundle,
-    /// The guests that exist, by number.
     pub(super) guests: Mutex<Vec<Option<Guest<A>>>>,
     /// By number: what the host tool sees of the guests.
     pub(super) entries: Box<[GuestEntry]>,
@@ -173,7 +172,6 @@ impl<A: Arch> Host<A> {
         self.leaving.load(Ordering::Acquire) != 0 // Pairs with `let_leave`.
     }
 
-    /// Attaches the trace ring of the calling CPU.
     pub(super) fn attach_trace(&self, cpu: &PerCpu<A>) {
         cpu.trace.attach(&self.trace, cpu.index);
     }

@@ -111,7 +111,6 @@ impl<A: Arch> Load<A> {
         Progress::More
     }
 
-    /// The stage after memory is filled.
     fn filled(vm: &Vm<A>) -> Stage {
         if A::Devices::are_owned(vm) { Stage::Map(MapAhead::default()) } else { Stage::Ready }
     }

@@ -28,8 +28,7 @@ use super::shown::ShownMemory;
 use super::slot_memory::SlotMemory;
 use super::space::VmMemory;
 use crate::loader::LoadError;
-use crate::sched::notify;
-use crate::sched::{CpuIndex, Line, VcpuIndex};
+use crate::sched::{CpuIndex, Line, VcpuIndex, notify};
 use crate::stopping::{REQUESTS, Stopping};
 
 /// Index of a vCPU in its guest; also its VP index.
@@ -101,7 +100,6 @@ pub struct Vm<A: Arch> {
     pub(super) tables: NestedTables,
     /// How it has ended: an exit code. Valid while [`END`](crate::stopping::END) is set.
     pub(super) ended: AtomicU32,
-    /// The reset in progress.
     pub(super) reset: Mutex<Option<Reset<A>>>,
     /// Under test: whether it has been freed.
     pub(super) exists: Exists,
@@ -234,7 +232,6 @@ fn assemble<A: Arch>(
     }))
 }
 
-/// The guest's address space.
 #[inline(never)] // What it needs on the stack is free again when it returns.
 fn space_of<A: Arch>(
     memslots: Box<Memslots>,
@@ -365,7 +362,6 @@ impl<A: Arch> Vm<A> {
         self.memory_of_slots.lock().clean_some::<A>(&mut self.host.free.lock())
     }
 
-    /// Frees memory that belonged to a slot.
     pub(super) fn retire_memory(&self, slot: &Slot) {
         self.memory_of_slots.lock().retire_memory::<A>(&mut self.host.free.lock(), slot);
     }

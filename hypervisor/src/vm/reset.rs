@@ -29,7 +29,6 @@ impl<A: Arch> Vm<A> {
     }
 }
 
-/// A reset in progress.
 pub(super) struct Reset<A: Arch> {
     /// The vCPU that carries it out.
     pub(super) by: VpIndex,

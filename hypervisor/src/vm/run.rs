@@ -52,11 +52,10 @@ use paging::Progress;
 
 use super::arch::{Arch, Cpus, State};
 use super::context::{Context, Next};
-use super::counting;
 use super::host::Host;
 use super::percpu::{self, PerCpu};
 use super::switch::Leave;
-use super::{GUEST, control, files};
+use super::{GUEST, control, counting, files};
 use crate::sched::spinning::Look;
 use crate::sched::{PutBack, Turn};
 use crate::stopping;

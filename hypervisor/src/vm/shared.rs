@@ -64,7 +64,6 @@ struct Set {
     pending: u64,
     /// Vectors, by bit, that were rung and that the guest has to deliver.
     rung: u64,
-    /// Whether the line may become high.
     may_raise: bool,
     is_high: bool,
     /// Registers of these names.
@@ -86,7 +85,6 @@ struct End {
     set: Set,
 }
 
-/// A region.
 struct Region {
     name: Name,
     size: u64,

@@ -9,9 +9,8 @@ use paging::{Invalidation, Progress, Stamp};
 
 use super::arch::Arch;
 use super::dma::DmaFlush;
-use super::end;
 use super::machine::Vm;
-use super::trace;
+use super::{end, trace};
 
 /// A completed flush of all translations from the guest's nested page table.
 pub type Flushed = SpaceReceipt<Stamp>;

@@ -55,7 +55,6 @@ impl<A: Arch> Vm<A> {
         self.stopping.left() + 1 == self.vcpu_count()
     }
 
-    /// Whether all vCPUs have stopped and left their CPUs.
     pub(super) fn has_stopped(&self) -> bool {
         self.stopping.left() == self.vcpu_count()
     }

@@ -13,9 +13,7 @@ use crate::x86::vcpu::event;
 use crate::x86::vcpu::nmi::Nmi;
 use crate::x86::vcpu::state::VcpuState;
 
-/// Number of [`Field`]s.
 const FIELDS: usize = Field::SysenterEip as usize + 1;
-/// Number of [`SegmentName`]s.
 const SEGMENTS: usize = SegmentName::Tr as usize + 1;
 
 /// STI and MOV SS hold interrupts off (25.4.2, interruptibility state).

@@ -56,7 +56,6 @@ pub(crate) fn receive_control() -> Option<u8> {
     CONTROL.receive()
 }
 
-/// Writes a byte to the log.
 pub(crate) fn log_byte(byte: u8) {
     if HAS_DEBUG_CONSOLE.load(Ordering::Relaxed) {
         // SAFETY: the debug console is there.

@@ -44,7 +44,6 @@ pub(crate) fn take_interrupts() {
     unsafe { asm!("sti", "nop", "cli", options(nostack)) };
 }
 
-/// Waits for an interrupt, and takes it.
 pub(crate) fn wait_for_interrupt() {
     // STI takes effect after HLT has begun, so a pending interrupt ends the HLT.
     interrupts::enable_and_hlt();
@@ -56,7 +55,6 @@ pub(crate) fn kick(cpu: &PerCpu) {
     apic::send_fixed(cpu.id as u32, vectors::KICK);
 }
 
-/// The stack pointer.
 #[inline(always)]
 pub(crate) fn stack_pointer() -> u64 {
     let rsp: u64;
@@ -65,7 +63,6 @@ pub(crate) fn stack_pointer() -> u64 {
     rsp
 }
 
-/// The frame pointer, from which a backtrace begins.
 #[inline(always)]
 pub(crate) fn frame_pointer() -> u64 {
     let rbp: u64;

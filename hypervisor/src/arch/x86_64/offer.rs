@@ -10,9 +10,8 @@ use tlfs::XMM_WORDS;
 use x86_64::registers::debug::{DebugAddressRegister, Dr0, Dr1, Dr2, Dr3};
 use x86_64::registers::model_specific::Msr;
 
-use super::console;
-use super::fpu;
 use super::svm::{entry, features, invalidate};
+use super::{console, fpu};
 use crate::arch::{Local, PerCpu};
 use crate::devices::pc::platform::SerialPort;
 use crate::iommu::messages::MachineDevices;

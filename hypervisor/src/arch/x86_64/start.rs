@@ -15,20 +15,17 @@ use super::svm::features;
 use super::{apic, clock, console, pci, tables, translation};
 use crate::arch::{Local, PerCpu};
 use crate::free_memory::FreeMemory;
-use crate::image::blocks;
-use crate::image::{self, heap};
+use crate::image::{self, blocks, heap};
 use crate::pages::Pages;
 use crate::vm::arch::Clock;
-use crate::vm::files;
 use crate::vm::percpu::MAX_CPUS;
-use crate::vm::run;
+use crate::vm::{files, run};
 use crate::x86::vcpu::instruction;
 use crate::x86::{cpuid, vectors};
 
 // The list of processors has room for the maximum number of CPUs.
 const _: () = assert!(MAX_CPUS == baremetal::x86_64::processors::MAX_PROCESSORS);
 
-/// End of the memory that the boot tables map.
 const BOOT_MAP_END: u64 = 1 << 32;
 /// ISA interrupts of COM1, and of COM2 and COM4.
 const COM1_IRQ: usize = 4;

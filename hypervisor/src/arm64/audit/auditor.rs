@@ -40,7 +40,6 @@ pub struct Auditor {
     left: Box<Left>,
 }
 
-/// What the vCPU left, or what it was reset to.
 #[cfg(any(test, feature = "audit"))]
 struct Left {
     /// By the places in [`Register::ALL`]; none if they have been checked since.

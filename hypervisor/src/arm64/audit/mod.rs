@@ -152,7 +152,6 @@ impl CpuBooks {
 #[derive(Clone, Copy, Debug)]
 pub struct VcpuBooks {
     index: u32,
-    /// Number of its stays.
     stays: u64,
     /// Whether its local invalidations reach all processors.
     reaches_all: bool,

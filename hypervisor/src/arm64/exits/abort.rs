@@ -240,7 +240,6 @@ fn set_base<A: Arm64>(context: &mut Context<'_, A>, register: u8, value: u64) {
     }
 }
 
-/// The value that a write has.
 fn value_of<A: Arm64>(context: &Context<'_, A>, access: &Part) -> u64 {
     let value = context.state.registers.x.get(access.register).copied().unwrap_or(0);
     value & u64::MAX >> (64 - 8 * u32::from(access.bytes))

@@ -34,7 +34,6 @@ pub struct LoadStore {
     pub write_back: Option<i64>,
 }
 
-/// A field of the instruction.
 const fn field(instruction: u32, shift: u32, bits: u32) -> u32 {
     instruction >> shift & ((1 << bits) - 1)
 }

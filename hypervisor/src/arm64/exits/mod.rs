@@ -23,9 +23,8 @@ mod tests;
 use hostlink::counters::Counter;
 
 use super::processor::{Arm64, Features, Processor, Vector};
-use super::vcpu::inject;
 use super::vcpu::serror::{self, SErrorOutcome};
-use super::vcpu::step;
+use super::vcpu::{inject, step};
 use crate::vm::{Context, GUEST, Next};
 use abort::Abort;
 

@@ -44,7 +44,6 @@ const fn fields(shifts: &[u32]) -> u64 {
     mask
 }
 
-/// The field at `shift`, but at most `most`.
 const fn at_most(value: u64, shift: u32, most: u64) -> u64 {
     let field = value >> shift & 0xf;
     (if field < most { field } else { most }) << shift

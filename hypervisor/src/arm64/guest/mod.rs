@@ -143,7 +143,6 @@ pub struct Common {
     nowhere: Box<Table>,
 }
 
-/// An empty table.
 #[repr(C, align(4096))]
 struct Table([u64; 512]);
 
@@ -172,7 +171,6 @@ impl Common {
         self.nowhere.0.as_ptr().expose_provenance() as u64
     }
 
-    /// The method for a guest with these switches.
     fn setup_for(&self, switches: &Switches) -> Setup {
         let mut setup = self.setup;
         setup.limits = match switches.stage2_unmap {

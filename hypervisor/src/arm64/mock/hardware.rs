@@ -19,19 +19,16 @@ pub(in crate::arm64) enum Recorded {
     ReadPage,
     /// ESR_EL2 was read.
     ReadSyndrome,
-    /// A TLB instruction.
     Tlb(&'static str),
     /// VTTBR_EL2 was written.
     Vttbr(u64),
     /// TCR_EL1 was written.
     Tcr(u64),
-    /// An interrupt was deactivated.
     Deactivate(u32),
     /// Breakpoints were loaded, with this control.
     LoadDebug(u64),
     /// Breakpoints were disabled.
     StopDebug,
-    /// The guest was entered.
     Entered,
 }
 
@@ -58,7 +55,6 @@ type Stay = Box<dyn FnMut(&mut Registers) -> Vector>;
 /// Something that keeps its value whatever is written to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::arm64) enum Stuck {
-    /// A register that is switched with the vCPU.
     Register(Register),
     /// HCR_EL2.
     Configuration,
@@ -66,19 +62,15 @@ pub(in crate::arm64) enum Stuck {
     Vttbr,
     /// MDSCR_EL1.
     Debug,
-    /// The list registers.
     Lists,
-    /// Floating point.
     Float,
 }
 
-/// The processor.
 pub(in crate::arm64) struct Hardware {
     /// What is not written.
     pub(in crate::arm64) stuck: Option<Stuck>,
     pub(in crate::arm64) registers: BTreeMap<Register, u64>,
     pub(in crate::arm64) configuration: u64,
-    /// The controls by their numbers.
     pub(in crate::arm64) controls: [u64; Control::ALL.len()],
     pub(in crate::arm64) syndrome: u64,
     pub(in crate::arm64) address: u64,

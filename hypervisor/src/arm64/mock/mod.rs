@@ -13,8 +13,7 @@ use coherence::tlbi::{Errata, Granule, Setup, Stage2Tlb};
 use hostlink::config::Config;
 use memslots::Gpa;
 use paging::Arm64Stage2;
-use stay::{Cost, Measured};
-use stay::{Mistake, Mistakes};
+use stay::{Cost, Measured, Mistake, Mistakes};
 
 pub(super) use self::hardware::{Hardware, Recorded, Stuck, hardware, told};
 
@@ -32,7 +31,6 @@ use crate::vm::memory::NestedTables;
 use crate::vm::mock::{self, OnMockBoard, offer};
 use crate::vm::{Context, Files, Vm};
 
-/// A kernel of one page.
 fn kernel() -> &'static [u8] {
     let mut kernel = vec![0x1f; 4096];
     kernel[8..16].copy_from_slice(&0u64.to_le_bytes());
@@ -62,7 +60,6 @@ pub(super) fn machine_on(
     mock::MockBoard::create_from(cpus, 48 << 20, files).unwrap_or_else(|why| panic!("{why}"))
 }
 
-/// Guests of these configurations on such a machine.
 pub(super) fn machines<const N: usize>(
     configs: [&'static str; N],
     change: impl FnOnce(&mut Hardware),
@@ -77,7 +74,6 @@ pub(super) fn machine(config: &str) -> &'static mock::MockBoard<MockArm64> {
     machine_on(config, |_| {})
 }
 
-/// The mock processor.
 pub(super) struct Mock;
 
 /// The architecture.
@@ -87,7 +83,6 @@ impl OnMockBoard for MockArm64 {
     type Data = CpuData;
 }
 
-/// Its TLB instructions.
 pub(super) struct Tlb;
 
 impl Mistakes for Tlb {

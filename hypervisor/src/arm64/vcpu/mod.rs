@@ -22,8 +22,7 @@ use hostlink::counters::Counter;
 use stay::broadcast::{self, CpuStage2};
 
 use self::state::{Activity, VcpuState};
-use super::guest::Common;
-use super::guest::devices;
+use super::guest::{Common, devices};
 use super::processor::{Arm64, Lists, Vector};
 use crate::devices::virt::gic::{self, Deactivate, Maintenance};
 use crate::devices::virt::psci::Power;

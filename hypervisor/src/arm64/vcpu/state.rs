@@ -8,11 +8,10 @@ use coherence::vmid::Home;
 use memslots::MmioCache;
 use stay::MMIO_PAGES;
 
-use super::Inbox;
 use super::debug::Debug;
 use super::exchanged::Register;
-use super::serror;
 use super::system::{self, SystemRegisters, Timer, VirtualInterface};
+use super::{Inbox, serror};
 use crate::arm64::audit::auditor::{Auditor, Expected};
 use crate::arm64::processor::{Arm64, Configuration, FloatState, Processor, Registers, Vector};
 use crate::devices::virt::gic::{self, Maintenance, Private, View};

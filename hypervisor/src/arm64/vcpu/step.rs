@@ -8,7 +8,6 @@
 const AARCH32: u64 = 1 << 4;
 /// In AArch32: T32 instructions.
 const THUMB: u64 = 1 << 5;
-/// A single step has completed.
 const SINGLE_STEP: u64 = 1 << 21;
 /// In AArch64: the type of the last indirect branch (BTYPE).
 const BRANCH_TYPE: u64 = 3 << 10;
@@ -21,7 +20,6 @@ const LONG: u64 = 1 << 25;
 /// The syndrome has the instruction's condition (CV), and the condition.
 const CONDITION_VALID: u64 = 1 << 24;
 const CONDITION_SHIFT: u32 = 20;
-/// The condition "always".
 const ALWAYS: u64 = 0xe;
 
 /// Exception classes whose syndrome names a condition: WFI and WFE, and trapped coprocessor and

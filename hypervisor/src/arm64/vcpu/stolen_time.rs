@@ -20,9 +20,7 @@ use crate::devices::virt::map;
 use crate::vm::shown::ShownMemory;
 use crate::vm::{Context, Vm};
 
-/// Words of a structure.
 const WORDS: usize = (map::STOLEN_TIME_BYTES / 8) as usize;
-/// The word with the time.
 const TIME: usize = 1;
 const NS: u64 = 1_000_000_000;
 

@@ -171,7 +171,6 @@ pub(super) struct VirtualInterface {
 }
 
 impl VirtualInterface {
-    /// After reset.
     pub(super) const fn reset() -> Self {
         Self { main: Interface::RESET, six: Priorities6::RESET, seven: Priorities7::RESET }
     }

@@ -29,7 +29,6 @@ const REDIRECTION: u8 = 0x10;
 /// The messages that one access or EOI sends.
 pub type Messages = ArrayVec<Message, PINS>;
 
-/// A redirection entry.
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 struct Entry {

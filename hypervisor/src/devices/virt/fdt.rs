@@ -83,7 +83,6 @@ fn node(name: impl Into<String>) -> DeviceTreeNode {
     DeviceTreeNode::new_unchecked(name)
 }
 
-/// A node's name with its address.
 fn unit(name: &str, address: u64) -> String {
     format!("{name}@{address:x}")
 }

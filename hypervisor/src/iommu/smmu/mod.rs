@@ -20,8 +20,7 @@ use iommu::smmu::registers::{
 use iommu::smmu::start::{Places, Ring as RingPlace, Step, StreamTable, forget_all, steps};
 use iommu::smmu::stream::{Reads, Tables};
 use iommu::smmu::{Asid, ContextDescriptor, Event, Features, Granule, Setup, StreamEntry};
-use iommu::{Command, Entry, Port, Queue, Stuck};
-use iommu::{DeviceId, DomainId};
+use iommu::{Command, DeviceId, DomainId, Entry, Port, Queue, Stuck};
 use paging::{Arm64Stage1, Format, Invalidation};
 use spin::Mutex;
 use stay::iommu::smmu::{self as engine, Structure, Structures, stream};
@@ -39,7 +38,6 @@ const COMMANDS_ORDER: u32 = 8;
 const EVENTS_ORDER: u32 = 7;
 /// Streams that have an entry: those of bus 0.
 const STREAMS_ORDER: u32 = 8;
-/// Words of an entry and of a descriptor.
 const WORDS: usize = 8;
 /// Descriptors in their page: that of domain 1 is the first.
 const CONTEXTS: usize = 64;
@@ -208,7 +206,6 @@ impl Smmu {
         }
     }
 
-    /// The place of a domain's context descriptor.
     fn context(&self, domain: DomainId) -> Option<&'static [AtomicU64]> {
         nth(self.contexts, usize::from(domain.0).checked_sub(1)?)
     }

@@ -1,8 +1,7 @@
 use alloc::boxed::Box;
-use alloc::format;
 use alloc::string::String;
-use alloc::vec;
 use alloc::vec::Vec;
+use alloc::{format, vec};
 
 use iommu::DomainId;
 use iommu::smmu::StreamId;

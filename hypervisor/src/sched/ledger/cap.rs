@@ -11,7 +11,6 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering};
 /// One, as a rate.
 const ONE: u64 = 1 << 16;
 
-/// One guest's cap and what it has spent.
 #[derive(Debug, Default)]
 pub(super) struct Cap {
     /// How many ticks of the allowance a tick costs, times [`ONE`]; 0: there is no cap.

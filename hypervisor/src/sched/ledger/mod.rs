@@ -183,7 +183,6 @@ impl Ledger {
         self.floor.load(Ordering::Relaxed).wrapping_sub(average).cast_signed().min(0)
     }
 
-    /// Changes a guest's lead.
     fn update_lead(&self, group: &Group, change: impl Fn(i64) -> i64) {
         let average = self.average.load(Ordering::Relaxed);
         let _always = group.virtual_time.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |time| {
@@ -228,7 +227,6 @@ impl Ledger {
         group.cap.charge(had, now);
     }
 
-    /// A vCPU's turn begins on `cpu`.
     pub(super) fn begin_turn(&self, cpu: CpuIndex, group: GroupIndex, now: u64) {
         let seat = self.seat(cpu);
         seat.held.store(0, Ordering::Relaxed);
@@ -246,7 +244,6 @@ impl Ledger {
         seat.charged.store(NEVER, Ordering::Relaxed);
     }
 
-    /// A turn on `cpu` is over.
     pub(super) fn end_turn(&self, cpu: CpuIndex, group: GroupIndex, now: u64) {
         // Another CPU's clock may be ahead.
         let charged = self.seat(cpu).charged.fetch_max(now, Ordering::Relaxed);

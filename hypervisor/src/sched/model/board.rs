@@ -12,7 +12,6 @@ use crate::sched::{Block, CpuIndex, Line, Nudge, Policy, PutBack, Scheduler, Sha
 /// The guest's behaviour when it runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Guest {
-    /// It halts.
     Halts,
     /// It runs until it is interrupted.
     Runs,

@@ -28,7 +28,6 @@ const fn turn_min(policy: &Policy) -> u64 {
 }
 
 impl RunQueue {
-    /// All guests' lines.
     fn all_lines(&self) -> impl Iterator<Item = &Lines> {
         self.others.iter().chain([&self.front])
     }
@@ -181,7 +180,6 @@ impl RunQueue {
         };
     }
 
-    /// Charges the turn.
     fn end_turn_among_groups(&mut self, now: u64) {
         self.ledger.end_turn(self.cpu, self.front.group, now);
         let front = self.ledger.group(self.front.group);
@@ -338,7 +336,6 @@ impl RunQueue {
         holds.fold(self.next_timer(), u64::min)
     }
 
-    /// Adds a guest's lines.
     pub(in crate::sched) fn add_lines(&mut self, lines: Lines) {
         let is_vacant = self.front.vcpus.is_empty();
         if is_vacant {

@@ -31,12 +31,10 @@ pub(super) struct Waiting {
     is_passive: bool,
 }
 
-/// One guest's lines on one CPU.
 #[derive(Debug, Default)]
 pub(in crate::sched) struct Lines {
     /// The vCPUs with work, sorted by falling virtual time: the next to run is the last.
     pub(super) waiting: Vec<Waiting>,
-    /// The timer line.
     pub(super) expired: VecDeque<Waiting>,
     /// How much more the timer line's vCPUs have run than those with work.
     lead: i64,
@@ -45,7 +43,6 @@ pub(in crate::sched) struct Lines {
     /// No vCPU with work has a lower virtual time, except for what sleepers are owed. Only grows,
     /// from [`VIRTUAL_EPOCH`] on, which leaves room for what they are owed.
     floor: u64,
-    /// The guest.
     pub(super) group: GroupIndex,
     /// Its vCPUs, all of them, here or not.
     pub(super) vcpus: Range<VcpuIndex>,
@@ -83,7 +80,6 @@ impl Lines {
         }
     }
 
-    /// Whether any vCPU waits.
     #[inline]
     pub(super) fn has_waiting(&self) -> bool {
         self.waits_in(Line::Work) || self.waits_in(Line::Timer)
@@ -198,7 +194,6 @@ impl Lines {
         waiting
     }
 
-    /// Charges the time that the running vCPU has had to its line.
     #[inline]
     pub(super) fn charge(&mut self, line: Line, had: u64) {
         self.lead = match line {

@@ -100,7 +100,6 @@ pub(super) struct Running {
     pub(super) vcpu: VcpuIndex,
     virtual_time: u64,
     since: u64,
-    /// The line that it waited in.
     line: Line,
 }
 

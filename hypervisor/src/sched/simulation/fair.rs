@@ -24,7 +24,6 @@ impl Limit {
     }
 }
 
-/// All subsets of the bits in `all`.
 fn subsets(all: u32) -> impl Iterator<Item = u32> {
     (0..=all).filter(move |set| set & !all == 0)
 }

@@ -60,7 +60,6 @@ fn a_guest_that_is_put_first_runs_within_a_slice_of_each_cpu() {
     }
 }
 
-/// What is left out of a turn is charged to nobody.
 #[test]
 fn time_that_is_left_out_of_a_turn_is_nobodys() {
     let mut machine = Machine::new(1, &[guest(100, vec![Works]), guest(100, vec![Works])]);

@@ -21,7 +21,6 @@ const SLICE: u64 = 5 * MS;
 /// What a vCPU does.
 #[derive(Clone, Copy, Debug)]
 enum Habit {
-    /// It runs.
     Works,
     /// It runs for so long, then it sleeps for so long by its timer.
     Sleeps(u64, u64),
@@ -149,7 +148,6 @@ impl Machine {
         self.cpus[cpu].due = self.cpus[cpu].due.min(self.now);
     }
 
-    /// Runs for so long.
     fn run(&mut self, ticks: u64) {
         let end = self.now + ticks;
         let mut steps = 0_u64;

@@ -44,7 +44,6 @@ pub struct SpinWatch {
 #[derive(Clone, Copy, Debug)]
 struct NextLook {
     due: u64,
-    /// Time since the previous check.
     interval: u64,
     /// Since when every check has found the same state.
     same_since: u64,

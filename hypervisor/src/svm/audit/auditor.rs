@@ -34,10 +34,8 @@ struct Left {
 
 #[cfg(any(test, feature = "audit"))]
 impl Left {
-    /// After reset.
     const RESET: Self = Self { xcr0: 1, tsc_aux: 0, xmm: [0; XMM_WORDS] };
 
-    /// What the processor has.
     fn read<A: Amd64>() -> Self {
         Self {
             xcr0: if A::components() == 0 { 1 } else { A::read_xcr0() },

@@ -158,7 +158,6 @@ pub struct VcpuBooks {
     last: Box<Words>,
     /// The processor of its last exit.
     cpu: Option<u32>,
-    /// Number of its stays.
     stays: u64,
     owes: bool,
 }
@@ -265,7 +264,6 @@ impl VcpuBooks {
 mod tests {
     use super::*;
 
-    /// A VMCB with this ASID, control and clean bits.
     fn vmcb(asid: u32, control: u8, clean: u32) -> Box<Words> {
         let mut words = Box::new([0; 512]);
         words[ASID / 8] = u64::from(asid) | u64::from(control) << 32;

@@ -15,7 +15,6 @@ use crate::vm::mock::MockBoard as Board;
 
 const GUESTS: [&str; 2] = ["name=one\nmemory=16777216\nvcpus=1", "name=other\nmemory=16777216\nvcpus=1"];
 
-/// The turn of a guest's vCPU.
 fn turn(board: &'static Board<MockSvm>, number: u32, act: impl FnOnce(&mut Guest<'_, '_>)) {
     let row: VcpuIndex = board.host().next_guest(number).expect("it starts with the machine").vcpus[0].row;
     let turn = Turn { vcpu: row, migrated: true, waited: 0 };

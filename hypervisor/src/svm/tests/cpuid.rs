@@ -12,7 +12,6 @@ const EFER: u32 = 0xc000_0080;
 /// Leaf, subleaf, number of the register from EAX on.
 type CpuidRegister = (u32, u32, usize);
 
-/// The words that show features.
 const WORDS: [(CpuidRegister, &[Feature]); 10] = [
     ((1, 0, 2), kept::LEAF_1_ECX),
     ((1, 0, 3), kept::LEAF_1_EDX),
@@ -154,7 +153,6 @@ fn u55_every_feature_that_is_shown_is_listed_and_works() {
     assert_eq!(shown, listed - 1, "CMPXCHG16B is wrong on this processor");
 }
 
-/// What the processor has not is not shown, and what is not shown cannot be enabled.
 #[test]
 fn u55_features_that_are_hidden_cannot_be_enabled() {
     with_bits(0, |guest| {
@@ -179,7 +177,6 @@ fn u55_features_that_are_hidden_cannot_be_enabled() {
     });
 }
 
-/// A local APIC that is off is shown in neither of its two places.
 #[test]
 fn u55_a_local_apic_that_is_off_is_not_shown() {
     with_bits(u32::MAX, |guest| {

@@ -11,19 +11,16 @@ use crate::devices::pc::message::Trigger;
 use crate::svm::intercepts::misc1;
 use crate::svm::vmcb::{Vmcb, vintr};
 use crate::vm::arch::Board;
-use crate::x86::RFLAGS_IF;
-use crate::x86::RFLAGS_RF;
-use crate::x86::vcpu::event;
 use crate::x86::vcpu::nmi::Nmi;
 use crate::x86::vcpu::registers::{RAX, RBX, RCX, RDX};
-use crate::x86::vcpu::signals;
 use crate::x86::vcpu::state::Activity;
+use crate::x86::vcpu::{event, signals};
+use crate::x86::{RFLAGS_IF, RFLAGS_RF};
 
 const VECTOR: u8 = 0x51;
 const INTERRUPT: u64 = event::VALID | event::TYPE_INTERRUPT | VECTOR as u64;
 const NMI: u64 = event::VALID | event::TYPE_NMI | 2;
 
-/// An entry, and the event that the guest begins with.
 fn event_of_entry(guest: &mut Guest<'_, '_>) -> u64 {
     let (sender, receiver) = std::sync::mpsc::channel();
     assert!(guest.enter(move |vmcb, _| sender.send(vmcb.event_injection).unwrap()));

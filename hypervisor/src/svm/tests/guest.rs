@@ -8,11 +8,10 @@ use memslots::Gpa;
 use super::processor::{CODE, DATA, MockSvm, TABLES, processor};
 use crate::svm::vmcb::{EFER_SVME, Vmcb};
 use crate::vm::{Context, Next};
-use crate::x86::enter;
 use crate::x86::vcpu::block::Segment;
 use crate::x86::vcpu::registers::Registers;
 use crate::x86::vcpu::state::Activity;
-use crate::x86::{CR0_PE, CR4_PAE, EFER_LMA, EFER_LME};
+use crate::x86::{CR0_PE, CR4_PAE, EFER_LMA, EFER_LME, enter};
 
 /// vCPU 0 on a CPU.
 pub(crate) struct Guest<'c, 'a>(pub(crate) &'c mut Context<'a, MockSvm>);
@@ -82,14 +81,12 @@ impl Guest<'_, '_> {
         self.0.state.registers.0[register]
     }
 
-    /// The vCPU exits.
     pub(crate) fn exit(&mut self, code: u64, info_1: u64, info_2: u64) -> Next {
         let vmcb = &mut *self.0.state.block;
         (vmcb.exit_code, vmcb.exit_info_1, vmcb.exit_info_2) = (code, info_1, info_2);
         crate::svm::table::handle_exit(self.0)
     }
 
-    /// The value of a counter.
     pub(crate) fn count(&self, counter: Counter) -> u64 {
         self.0.counters[counter as usize].load(core::sync::atomic::Ordering::Relaxed)
     }

@@ -16,12 +16,11 @@ use crate::devices::wall_clock::NS;
 use crate::svm::features::Features;
 use crate::vm::arch::{Arch, Clock, Cpus, State};
 use crate::vm::space::FlushScratch;
-use crate::x86::cpuid;
 use crate::x86::hyperv::PartitionTraits;
 use crate::x86::vcpu::registers::RAX;
 use crate::x86::vcpu::signals::{Workspace, expire_timers, take_signals};
 use crate::x86::vcpu::state::Activity;
-use crate::x86::{CR4_PAE, CR4_PCIDE};
+use crate::x86::{CR4_PAE, CR4_PCIDE, cpuid};
 
 /// Every counter of a way in which a request for a list was carried out.
 const WAYS: [Counter; 5] = [

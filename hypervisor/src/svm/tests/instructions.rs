@@ -3,8 +3,7 @@
 use super::processor::{CODE, HOLE, MEMORY, UNMAPPED, processor, with_guest};
 use super::rows::{CPUID, GP, HLT, IOIO, MSR, PF, UD, port};
 use crate::svm::features::Features;
-use crate::svm::table::Instruction;
-use crate::svm::table::Row;
+use crate::svm::table::{Instruction, Row};
 use crate::vm::Next;
 use crate::x86::RFLAGS_TF;
 use crate::x86::vcpu::block::Segment;

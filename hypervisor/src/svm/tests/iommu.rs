@@ -1,10 +1,9 @@
 //! The driver of AMD-Vi, at an IOMMU that is made by the specification.
 
-use ::iommu::Stuck;
 use ::iommu::amd::Event;
 use ::iommu::amd::ivrs::units;
 use ::iommu::amd::table::{DeviceEntry, InterruptEntry, InterruptTable};
-use ::iommu::{DeviceId, DomainId};
+use ::iommu::{DeviceId, DomainId, Stuck};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
@@ -80,7 +79,6 @@ impl Tables {
         Translations { root: self.0[0].start(), domain: DOMAIN.id }
     }
 
-    /// An interrupt table, with one entry.
     fn interrupts(&self) -> InterruptTable {
         let InterruptEntry(entry) = InterruptEntry::fixed(3, 0x55);
         self.0[4].words()[1].store(u64::from(entry) << 32, Ordering::Relaxed);
@@ -293,7 +291,6 @@ fn a_mixture_of_two_entries_is_never_translated_by() {
     }
 }
 
-/// A fault of a device at an address.
 fn fault(device: u16, address: u64) -> [u64; 2] {
     [2 << 60 | 5 << 32 | u64::from(device), address]
 }

@@ -139,7 +139,6 @@ fn an_event_that_cannot_be_delivered_becomes_a_double_fault_and_that_the_end() {
     }
 }
 
-/// Address of the ROM.
 pub(super) const ROM: u64 = 0xe100_0000;
 
 /// OUT of a double word: a write to a port, and the change of memory that it begins.

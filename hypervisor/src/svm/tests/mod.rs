@@ -43,7 +43,6 @@ use hostlink::config::Config;
 use processor::{Guest, MockSvm, Processor, processor};
 use tlfs::XMM_WORDS;
 
-/// An exit.
 fn exit(code: u64, info_1: u64, info_2: u64) -> Exit {
     Exit { code, info_1, info_2, event: 0 }
 }

@@ -27,7 +27,6 @@ use crate::x86::hyperv::cpuid::CpuidResult;
 use crate::x86::offer::OnX86;
 use crate::x86::vcpu::registers::{RAX, Registers};
 
-/// The mock processor.
 pub(crate) struct Mock;
 
 pub(crate) use super::guest::Guest;
@@ -76,17 +75,14 @@ pub(crate) struct Processor {
     pub(crate) fpu: [u8; FPU_SIZE],
     pub(crate) tsc_aux: u64,
     pub(crate) breakpoints: [u64; 4],
-    /// Bytes that were sent.
     pub(crate) sent: Vec<(SerialPort, u8)>,
     /// Pages that were dropped, with their ASIDs.
     pub(crate) dropped: Vec<(u64, u32)>,
     pub(crate) xmm: [u64; XMM_WORDS],
     pub(crate) stay: Option<Stay>,
-    /// Entries so far.
     pub(crate) entries: u32,
     /// The virtual interrupt that the last stay began with.
     pub(crate) taken: Option<u8>,
-    /// Interrupts are held.
     is_held: bool,
 }
 
@@ -131,7 +127,6 @@ pub(crate) const TABLES: u64 = 0x1000;
 pub(crate) const HOLE: u64 = 0x3000_0000;
 /// Linear address that is not mapped.
 pub(crate) const UNMAPPED: u64 = 0x4000_0000;
-/// The guest's memory.
 pub(crate) const MEMORY: u64 = 16 << 20;
 
 /// A board with a machine of two vCPUs.

@@ -3,9 +3,8 @@
 use super::processor::{Guest, MockSvm, TABLES, processor, with_guest};
 use super::rows::{GP, MSR, UD, XSETBV};
 use crate::sched::{Line, PutBack};
-use crate::vm::Next;
 use crate::vm::arch::Clock;
-use crate::vm::mock;
+use crate::vm::{Next, mock};
 use crate::x86::vcpu::checks;
 use crate::x86::vcpu::fpu::is_valid_xcr0;
 use crate::x86::vcpu::registers::{RAX, RBX, RCX, RDX};

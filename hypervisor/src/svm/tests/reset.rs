@@ -12,8 +12,7 @@ use crate::devices::pc::platform::{PcBoard, PortSize};
 use crate::svm::vmcb::Vmcb;
 use crate::vm::arch::State;
 use crate::x86::vcpu::nmi::Nmi;
-use crate::x86::vcpu::registers::RAX;
-use crate::x86::vcpu::registers::Registers;
+use crate::x86::vcpu::registers::{RAX, Registers};
 use crate::x86::vcpu::state::{Activity, VcpuState};
 
 const ROUNDS: u64 = 300;

@@ -6,18 +6,16 @@ use super::processor::{CODE, DATA, Guest, HOLE, MockSvm, processor, with_guest};
 use crate::devices::pc::lapic;
 use crate::devices::pc::platform::SerialPort;
 use crate::svm::intercepts;
-use crate::svm::table::Row;
-use crate::svm::table::{Event, Instruction};
+use crate::svm::table::{Event, Instruction, Row};
 use crate::svm::vmcb::{Vmcb, clean, vintr};
 use crate::vm::arch::State;
 use crate::vm::{Context, Next};
-use crate::x86::RFLAGS_RF;
 use crate::x86::vcpu::block::ControlBlock;
 use crate::x86::vcpu::event;
 use crate::x86::vcpu::nmi::Nmi;
 use crate::x86::vcpu::registers::{RAX, RBX, RCX, RDX};
 use crate::x86::vcpu::state::Activity;
-use crate::x86::{DR6_SINGLE_STEP, RFLAGS_TF};
+use crate::x86::{DR6_SINGLE_STEP, RFLAGS_RF, RFLAGS_TF};
 
 pub(super) const MSR: u64 = 0x7c;
 pub(super) const CPUID: u64 = 0x72;
@@ -30,7 +28,6 @@ pub(super) const PF: Option<u64> = Some(14);
 pub(super) const UD: Option<u64> = Some(6);
 pub(super) const GP: Option<u64> = Some(13);
 
-/// Codes of a row.
 pub(super) fn codes(row: Row) -> Vec<(u64, u64)> {
     let all = (0..0x500).chain([u64::from(u32::MAX), u64::MAX]).flat_map(|code| [(code, 0), (code, 1)]);
     all.filter(|&(code, info_1)| Row::of(&super::exit(code, info_1, 0)) == row).collect()

@@ -25,11 +25,9 @@ impl StepTimes {
 /// The record that is sent when a change is done.
 #[derive(Clone, Copy)]
 pub(super) enum ChangeRecord {
-    /// Nothing.
     Nothing,
     /// The slot's number.
     Added(u16),
-    /// What it cost.
     Cost,
 }
 

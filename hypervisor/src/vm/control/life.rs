@@ -32,17 +32,18 @@ pub(super) enum Life<A: Arch> {
     Memory,
     /// What is typed for a guest.
     Input(Name, u16, Input),
-    /// A guest is to be created.
     Create(Name),
     /// A guest's memory is being filled; then it starts, if it is to.
-    Load { vm: &'static Vm<A>, load: Option<Load<A>>, starts: bool },
+    Load {
+        vm: &'static Vm<A>,
+        load: Option<Load<A>>,
+        starts: bool,
+    },
     /// The devices of a guest that has ended are being reset, before it is loaded again.
     Again(&'static Vm<A>),
-    /// A guest is to change its state.
     Change(Change, Name),
     /// All vCPUs of a guest are stopping.
     Pausing(&'static Vm<A>),
-    /// A guest is being destroyed.
     Destroy(Box<Destroy<A>>),
     /// The request is done.
     Over,
@@ -59,7 +60,6 @@ pub(super) enum Change {
     Destroy,
 }
 
-/// A guest that is being destroyed.
 pub(super) struct Destroy<A: Arch> {
     vm: &'static Vm<A>,
     stage: Stage<A>,
@@ -71,13 +71,10 @@ pub(super) struct Destroy<A: Arch> {
 
 /// How far that is.
 enum Stage<A: Arch> {
-    /// Its vCPUs stop.
     Stop,
     /// Its devices are cut off from its memory, and others' doorbells from it.
     Devices,
-    /// Its slots are removed, one after the other.
     Slots,
-    /// A slot is being removed.
     Slot(Box<MemoryJob<'static, A>>),
     /// Freed memory is being cleaned.
     Clean,
@@ -227,7 +224,6 @@ fn create<A: Arch>(host: &'static Host<A>, name: Name) -> Result<Life<A>, Refusa
     })
 }
 
-/// The number of the guest with this name, and what it does.
 fn number_of<A: Arch>(host: &Host<A>, name: Name) -> Result<(u32, GuestState), Refusal> {
     let number = host.number_of(name).ok_or(Refusal::NoGuest(name))?;
     Ok((number, host.state_of(number)))

@@ -24,7 +24,6 @@ const PAGE: u64 = 4096;
 /// Pages that are copied in a step.
 const COPY_PAGES: u64 = 16;
 
-/// The current stage.
 enum Stage<A: Arch> {
     /// Logging of stores is being started.
     Log(MemoryJob<'static, A>),
@@ -32,13 +31,10 @@ enum Stage<A: Arch> {
     Whole(u64),
     /// The log of a round is to be fetched.
     NextRound,
-    /// The log is being fetched.
     Fetch(DirtyFetch<'static, A>),
     /// The pages in the log are copied, from this page on.
     Pages(&'static mut [u64], u64),
-    /// The round is over.
     RoundEnds,
-    /// The log is to be stopped.
     Cancel,
     /// The log is being stopped, and pages become large again.
     Undo(MemoryJob<'static, A>),
@@ -46,7 +42,6 @@ enum Stage<A: Arch> {
     Ends,
 }
 
-/// A migration in progress.
 pub(super) struct Migration<A: Arch> {
     slot: Slot,
     /// The other machine's memory: as large as the slot, and used by nothing else.

@@ -71,7 +71,6 @@ enum Active<A: Arch> {
     /// About memory and counters of this guest, which exists: only another request about it, which
     /// waits for this one, destroys it.
     In(&'static Vm<A>, Box<Work<A>>),
-    /// About the life of guests.
     Life(Box<Life<A>>),
 }
 

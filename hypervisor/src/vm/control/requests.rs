@@ -32,7 +32,6 @@ pub(super) enum Work<A: Arch> {
     Clear(NewSlot),
     /// Records are sent, from this one on.
     List(Send<A>, usize),
-    /// A change of the slots.
     Change {
         job: Box<MemoryJob<'static, A>>,
         scratch: Box<FlushScratch>,
@@ -42,17 +41,22 @@ pub(super) enum Work<A: Arch> {
     },
     /// Freed memory is being cleaned.
     Clean,
-    /// A fetch of a log.
-    Fetch { id: SlotId, job: Box<DirtyFetch<'static, A>>, scratch: Box<FlushScratch> },
+    Fetch {
+        id: SlotId,
+        job: Box<DirtyFetch<'static, A>>,
+        scratch: Box<FlushScratch>,
+    },
     /// New memory is being mapped for the guest's devices.
     Map(MapAhead),
-    /// A cancelled migration.
     Migrate(Box<Migration<A>>),
     /// The result is sent, from this page on.
-    Runs { id: SlotId, result: &'static mut [u64], page: u64 },
+    Runs {
+        id: SlotId,
+        result: &'static mut [u64],
+        page: u64,
+    },
     /// The request is retried after another job.
     Later(Request),
-    /// The request was refused at once.
     Refused(Refusal),
     /// The request is done.
     Over,
@@ -210,7 +214,6 @@ impl<A: Arch> Work<A> {
     }
 }
 
-/// One step of a change, timed.
 fn step_change<A: Arch>(
     vm: &'static Vm<A>,
     job: &mut MemoryJob<'static, A>,
@@ -286,7 +289,6 @@ fn delete<A: Arch>(vm: &'static Vm<A>, slot: u16) -> Result<Work<A>, Refusal> {
     Ok(Work::Change { job, scratch, record: ChangeRecord::Cost, times: StepTimes::default(), phase })
 }
 
-/// Begins to log stores to a slot.
 pub(super) fn begin_log<A: Arch>(
     vm: &'static Vm<A>,
     slot: u16,
@@ -315,7 +317,6 @@ pub(super) fn begin_log<A: Arch>(
     )
 }
 
-/// Begins to fetch a slot's log.
 pub(super) fn begin_fetch<A: Arch>(
     vm: &'static Vm<A>,
     id: SlotId,

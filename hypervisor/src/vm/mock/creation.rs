@@ -65,7 +65,6 @@ impl<A: Arch> MockBoard<A> {
         Self::create_several_with(&[], cpus, bytes, configs)
     }
 
-    /// The same with this kernel.
     pub(crate) fn create_several_with(
         kernel: &'static [u8],
         cpus: impl IntoIterator<Item = A::CpuData>,

@@ -44,20 +44,17 @@ const TURNS_MAX: u64 = 2_000_000;
 /// How a run has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// The hypervisor exited.
     Exit(ExitCode),
     /// All CPUs wait, no timer is set, and there is no more input.
     Quiet,
     /// It would go on forever.
     Endless,
-    /// A CPU has panicked.
     Panic,
 }
 
 /// Unwinds the thread of a CPU at the end of a run.
 struct Over;
 
-/// A CPU's interrupt lines.
 #[derive(Clone, Copy, Debug, Default)]
 struct Lines {
     kick: bool,
@@ -65,7 +62,6 @@ struct Lines {
     serial: bool,
     /// When its timer fires.
     timer: u64,
-    /// It waits for one of these lines.
     waits: bool,
 }
 
@@ -98,12 +94,10 @@ impl Turns {
         kick || control || serial || timer <= now
     }
 
-    /// The requests that have been answered.
     fn answered(&self) -> usize {
         self.answers.iter().filter(|line| !line.contains(" : ")).count()
     }
 
-    /// Delivers the input that has arrived by now.
     fn deliver(&mut self, now: u64) {
         while self.asked.front().is_some_and(|&(when, _)| when <= now) {
             let (_, bytes) = self.asked.pop_front().expect("there is one");
@@ -113,7 +107,6 @@ impl Turns {
     }
 }
 
-/// The board.
 pub(crate) struct MockBoard<A: Arch> {
     cpus: Vec<PerCpu<A>>,
     host: OnceLock<Host<A>>,
@@ -171,7 +164,6 @@ impl<A: Arch> MockBoard<A> {
         self.turns_most.load(Ordering::Relaxed)
     }
 
-    /// The time.
     pub(crate) fn time(&self) -> u64 {
         self.clock.load(Ordering::Relaxed)
     }
@@ -189,7 +181,6 @@ impl<A: Arch> MockBoard<A> {
         self.lock().hung_up = Some(number);
     }
 
-    /// The lines of the answers.
     pub(crate) fn answers(&self) -> Vec<String> {
         self.lock().answers.clone()
     }
@@ -383,7 +374,6 @@ impl<A: Arch> MockBoard<A> {
         }
     }
 
-    /// Whether an interrupt is pending on a CPU.
     pub(crate) fn is_interrupted(&self, cpu: u32) -> bool {
         let mut turns = self.lock();
         let now = self.time();

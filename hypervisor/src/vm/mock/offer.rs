@@ -28,7 +28,6 @@ pub(crate) fn is_interrupted<A: Arch>() -> bool {
     board.is_interrupted(cpu)
 }
 
-/// The turn of a vCPU begins on the calling CPU.
 pub(crate) fn begin_turn<A: Arch>() {
     let (board, cpu) = here::<A>();
     let turns = board.turns_since[cpu as usize].fetch_add(1, Ordering::Relaxed) + 1;
@@ -76,7 +75,6 @@ pub(crate) fn receive_console<A: Arch>() -> Option<u8> {
 
 /// An architecture on the board.
 pub trait OnMockBoard: Sized + 'static {
-    /// Data of one CPU.
     type Data: 'static;
 
     /// See [`Board::must_clean`].

@@ -131,7 +131,6 @@ fn stores_to_memory_that_is_read_only_are_dropped() {
     assert_eq!(board.run(1), OFF);
 }
 
-/// Where memory that was added is moved to.
 const MOVED: u64 = ADDED + (1 << 28);
 
 #[test]

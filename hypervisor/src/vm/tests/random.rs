@@ -76,7 +76,6 @@ fn request(random: &mut Random) -> String {
     }
 }
 
-/// The guest that a request is about, if there is one.
 fn about(line: &str) -> Option<&str> {
     line.split(' ').find_map(|word| NAMES.into_iter().find(|name| word.trim_start_matches('@') == *name))
 }

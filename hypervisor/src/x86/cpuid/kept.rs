@@ -170,7 +170,6 @@ pub const EXTENDED_8_EBX: &[Feature] = &[(0, "CLZERO", Plain), (2, "error pointe
 /// Leaf 0x8000_001a, EAX: how wide the units are.
 pub const EXTENDED_1A_EAX: &[Feature] = &[(0, "FP128", Plain), (1, "MOVU", Plain), (2, "FP256", Plain)];
 
-/// The processor's bits that are kept.
 pub(super) const fn kept(features: &[Feature]) -> u32 {
     let (mut mask, mut index) = (0, 0);
     while index < features.len() {

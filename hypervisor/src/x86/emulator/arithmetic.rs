@@ -24,7 +24,6 @@ pub(super) enum Arithmetic {
 pub(super) struct Flags(u64);
 
 impl Flags {
-    /// Replaces the arithmetic flags in `flags`.
     pub(super) fn set_in(self, flags: &mut u64) {
         *flags = *flags & !(CF | PF | AF | ZF | SF | OF) | self.0;
     }

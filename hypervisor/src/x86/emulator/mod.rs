@@ -93,7 +93,6 @@ impl Cpu<'_> {
         if self.is_64bit { address } else { address & 0xffff_ffff }
     }
 
-    /// Linear address of an instruction's memory operand `index`.
     fn operand_address(&self, instruction: &Instruction, index: u32) -> Option<u64> {
         let address = instruction.virtual_address(index, 0, |register, _, _| {
             if register.is_segment_register() {

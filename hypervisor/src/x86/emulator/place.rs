@@ -15,7 +15,6 @@ struct PageBytes {
     len: usize,
 }
 
-/// The location of an access.
 #[derive(Clone, Debug)]
 pub(super) struct AccessBytes(ArrayVec<PageBytes, 2>);
 

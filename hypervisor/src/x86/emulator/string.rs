@@ -15,7 +15,6 @@ enum Kind {
     Load,
 }
 
-/// A string instruction.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StringOperation {
     kind: Kind,

@@ -2,7 +2,6 @@
 
 use super::{Then, protection_fault, with_translation};
 use crate::vm::{Context, Next};
-use crate::x86::EFER_LMA;
 use crate::x86::processor::X86;
 use crate::x86::vcpu::block::ControlBlock;
 use crate::x86::vcpu::block::Field::{Cr3, Cr4, Efer};
@@ -10,9 +9,8 @@ use crate::x86::vcpu::checks::{self, Instruction};
 use crate::x86::vcpu::fpu;
 use crate::x86::vcpu::instruction::decode_control_write;
 use crate::x86::vcpu::registers::RCX;
-use crate::x86::{CR4_PAE, CR4_PCIDE};
+use crate::x86::{CR4_PAE, CR4_PCIDE, EFER_LMA};
 
-/// XSETBV.
 pub(crate) fn on_xsetbv<A: X86>(context: &mut Context<'_, A>) -> Then {
     let value = context.state.registers.edx_eax();
     let register = context.state.registers.low(RCX);

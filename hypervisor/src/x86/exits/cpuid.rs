@@ -2,15 +2,13 @@
 
 use super::Then;
 use crate::vm::Context;
-use crate::x86::cpuid;
-use crate::x86::hyperv;
 use crate::x86::processor::X86;
 use crate::x86::vcpu::block::ControlBlock;
 use crate::x86::vcpu::block::Field::Cr4;
 use crate::x86::vcpu::checks::CR4_OSXSAVE;
 use crate::x86::vcpu::registers::{RAX, RBX, RCX, RDX};
+use crate::x86::{cpuid, hyperv};
 
-/// CPUID.
 #[inline(always)] // Like the others that make up most exits.
 pub(crate) fn on_cpuid<A: X86>(context: &mut Context<'_, A>) -> Then {
     let registers = &mut context.state.registers;

@@ -15,7 +15,6 @@ pub(crate) fn on_halt<A: X86>(context: &mut Context<'_, A>) -> Then {
     Then::Behind(Next::Halt)
 }
 
-/// PAUSE.
 #[inline(always)] // As above.
 pub(crate) fn on_pause<A: X86>(_: &mut Context<'_, A>) -> Then {
     Then::Behind(Next::Yield)

@@ -83,7 +83,6 @@ struct LapicEffects {
     is_changed: bool,
 }
 
-/// Emulates an instruction of a vCPU.
 fn emulate<A: X86>(
     vm: &'static Vm<A>,
     state: &mut VcpuState<A::Block>,
@@ -153,7 +152,6 @@ impl<A: X86> Reach<'_, A> {
         A::now().wrapping_add(self.block.read(TscOffset))
     }
 
-    /// A read of registers of an owned function.
     fn read_function(&self, gpa: Gpa, bytes: &mut [u8]) {
         if !matches!(bytes.len(), 1 | 2 | 4 | 8) {
             return;
@@ -164,7 +162,6 @@ impl<A: X86> Reach<'_, A> {
         }
     }
 
-    /// A write to registers of an owned function.
     fn write_function(&self, gpa: Gpa, bytes: &[u8]) {
         let mut value = [0; 8];
         if !matches!(bytes.len(), 1 | 2 | 4 | 8) {

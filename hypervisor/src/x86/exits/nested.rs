@@ -20,7 +20,6 @@ pub struct NestedFault {
     pub in_delivery: bool,
 }
 
-/// A nested page fault.
 #[inline(never)] // Kept apart from the frequent exits.
 pub(crate) fn on_nested_fault<A: X86>(context: &mut Context<'_, A>, fault: NestedFault) -> Next {
     let next = serve_nested_fault(context, fault);

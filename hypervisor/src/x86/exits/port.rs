@@ -85,7 +85,6 @@ fn is_port_refused<A: X86>(context: &mut Context<'_, A>, port: u16, size: u32) -
     true
 }
 
-/// Reads a port.
 pub(super) fn read_port<A: X86>(context: &mut Context<'_, A>, port: u16, width: PortSize) -> u32 {
     let value = context.vm.port_read(port, width);
     if port == cmos::DATA {
@@ -102,7 +101,6 @@ fn look_at_clock<A: X86>(context: &mut Context<'_, A>) {
     context.vm.notify(context.vcpu);
 }
 
-/// Performs a port write and its effects.
 pub(super) fn write_port<A: X86>(
     context: &mut Context<'_, A>,
     port: u16,

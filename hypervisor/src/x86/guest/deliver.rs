@@ -7,8 +7,7 @@ use hostlink::trace::Event;
 use crate::devices::pc::message::{Address, Logical, Message, MessageKind, Trigger};
 use crate::iommu::routes::Receiver;
 use crate::vm::shared::Signal;
-use crate::vm::trace;
-use crate::vm::{Vcpu, Vm, VpIndex};
+use crate::vm::{Vcpu, Vm, VpIndex, trace};
 use crate::x86::processor::X86;
 use crate::x86::vectors;
 

@@ -15,11 +15,8 @@ use tlfs::{ClusterIpi, FlushCall, InputError, InputSource, XMM_WORDS};
 use crate::sched::VcpuIndex;
 use crate::vm::counting::{self, CounterRow};
 use crate::vm::files::Defects;
-use crate::vm::host;
-use crate::vm::percpu;
 use crate::vm::space::FlushScratch;
-use crate::vm::trace;
-use crate::vm::{Vm, end};
+use crate::vm::{Vm, end, host, percpu, trace};
 use crate::x86::hyperv::{PartitionTraits, Services};
 use crate::x86::processor::X86;
 

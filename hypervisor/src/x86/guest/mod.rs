@@ -23,23 +23,21 @@ use self::rom::Rom;
 use super::hyperv::{self, CrashReport, Partition, crash};
 use super::vcpu::state::{Permissions, VcpuState};
 use super::{cpuid, vectors};
-use crate::devices::pc::acpi;
 use crate::devices::pc::apic_ids::Assignment;
 use crate::devices::pc::lapic::TimerClock;
 use crate::devices::pc::pci::rom_device::RomLen;
 use crate::devices::pc::pci::{self, Pci};
 use crate::devices::pc::platform::{PcBoard, PortSize, SerialPort};
-use crate::devices::pc::power;
+use crate::devices::pc::{acpi, power};
 use crate::iommu::messages::{AmdVi, MachineDevices};
 use crate::loader::pc::layout;
 use crate::loader::{self, EntryState, LoadError, MemoryLayout, Placement};
 use crate::owned::{self, Busy, Domains, Followed, Functions, Refused};
 use crate::pages::Pages;
-use crate::vm::GUEST;
 use crate::vm::load::Plan;
 use crate::vm::shared::Link;
 use crate::vm::space::VmMemory;
-use crate::vm::{CreateError, Files, PerCpu, Vcpu, Vm, VpIndex, percpu};
+use crate::vm::{CreateError, Files, GUEST, PerCpu, Vcpu, Vm, VpIndex, percpu};
 use crate::x86::processor::X86;
 use ::pci::function::Windows;
 use stay::Cost;
@@ -83,7 +81,6 @@ pub fn ram(size: u64) -> Result<Vec<Range<u64>>, LoadError> {
 
 /// What all guests share.
 pub struct Common {
-    /// The cost of flushes here.
     flush_cost: Cost,
     /// The machine's PCI functions, for guests to own.
     devices: Option<&'static MachineDevices>,

@@ -94,7 +94,6 @@ pub fn leaf(leaf: u32, platform: &PartitionTraits) -> Option<CpuidResult> {
 const VERSION_MAJOR: u32 = decimal(env!("CARGO_PKG_VERSION_MAJOR"));
 const VERSION_MINOR: u32 = decimal(env!("CARGO_PKG_VERSION_MINOR"));
 
-/// The privileges of the partition.
 fn privileges(platform: &PartitionTraits) -> u32 {
     // Without these two Linux does not recognise a hypervisor as Hyper-V at all.
     privilege::HYPERCALL

@@ -21,7 +21,6 @@ const FLAGS: usize = 1;
 const MASK: usize = 2;
 const ALL_PROCESSORS: u64 = 1;
 const EXTENDED: u64 = 1 << 3;
-/// Bit of an element for large pages.
 const LARGE: u64 = 1 << 11;
 const ADDITIONAL_PAGES: u64 = PAGE - 1;
 /// First address beyond the lower half of canonical ones, with 48 bits.

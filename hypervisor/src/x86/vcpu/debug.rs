@@ -21,7 +21,6 @@ pub(crate) struct DebugRegisters {
 }
 
 impl DebugRegisters {
-    /// The vCPU arrives on this CPU.
     #[inline]
     pub(crate) fn arrive<A: X86>(&mut self, block: &mut A::Block) {
         block.intercept_debug(true);

@@ -31,7 +31,6 @@ pub const VECTOR_DF: u64 = 8;
 pub const VECTOR_GP: u64 = 13;
 /// #PF.
 pub const VECTOR_PF: u64 = 14;
-/// #MC.
 const VECTOR_MC: u64 = 18;
 /// #DE, #TS, #NP, #SS, #GP.
 const CONTRIBUTORY: [u64; 5] = [0, 10, 11, 12, VECTOR_GP];
@@ -42,7 +41,6 @@ pub const fn exception(vector: u64) -> u64 {
     VALID | TYPE_EXCEPTION | vector
 }
 
-/// The vector of an event.
 const fn vector(event: u64) -> u64 {
     event & 0xff
 }
@@ -101,7 +99,6 @@ pub fn combine(first: u64, second: u64) -> Combined {
 mod tests {
     use super::*;
 
-    /// Checks all of the manual's table.
     #[test]
     fn u13_exceptions_combine_as_in_the_manuals_table() {
         let class = |vector: u64| match vector {

@@ -17,8 +17,7 @@ use super::nmi::Nmi;
 use super::state::VcpuState;
 use crate::vm::Next;
 use crate::vm::arch::Cpus;
-use crate::x86::{CR0_PE, RFLAGS_RF};
-use crate::x86::{DR6_BREAKPOINTS, RFLAGS_IF};
+use crate::x86::{CR0_PE, DR6_BREAKPOINTS, RFLAGS_IF, RFLAGS_RF};
 
 /// DR7: accesses to debug registers raise #DB.
 const DR7_GENERAL_DETECT: u64 = 1 << 13;

@@ -18,7 +18,6 @@ use crate::x86::processor::X86;
 /// Longest instruction in bytes.
 const INSTRUCTION_MAX: usize = 15;
 
-/// Bytes of an instruction.
 type Bytes = ArrayVec<u8, INSTRUCTION_MAX>;
 
 /// Why an instruction cannot be read; each reason becomes a fault in the guest.
@@ -126,7 +125,6 @@ pub(crate) fn read_task<A: X86>(
     Ok(byte)
 }
 
-/// Linear address of the byte at `offset` from RIP.
 pub(crate) fn linear_rip(block: &impl ControlBlock, offset: u64) -> u64 {
     let rip = block.read(Rip).wrapping_add(offset);
     if block.is_64bit() { rip } else { block.segment(SegmentName::Cs).base.wrapping_add(rip) & 0xffff_ffff }

@@ -9,10 +9,9 @@ use super::block::{ControlBlock, Segment, SegmentName};
 use super::state::VcpuState;
 use crate::devices::GeneralProtection;
 use crate::devices::pc::lapic;
-use crate::x86::EFER_LMA;
 use crate::x86::cpuid::{guest_efer_mask, shows_fsgsbase};
 use crate::x86::processor::X86;
-use crate::x86::{CR0_PG, EFER_LME};
+use crate::x86::{CR0_PG, EFER_LMA, EFER_LME};
 
 const TSC: u32 = 0x10;
 const TSC_ADJUST: u32 = 0x3b;

@@ -21,13 +21,9 @@ use crate::loader::{self, EntryState};
 use crate::sched::spinning::Look;
 use crate::vm::GUEST;
 use crate::vm::arch::State;
-use crate::x86::CR0_PE;
-use crate::x86::RFLAGS_IF;
-use crate::x86::RFLAGS_RF;
-use crate::x86::cpuid;
 use crate::x86::hyperv::Vp;
 use crate::x86::processor::X86;
-use crate::x86::{DR6_SINGLE_STEP, RFLAGS_TF};
+use crate::x86::{CR0_PE, DR6_SINGLE_STEP, RFLAGS_IF, RFLAGS_RF, RFLAGS_TF, cpuid};
 
 /// CR0.ET, which is always set.
 const CR0_ET: u64 = 1 << 4;

@@ -88,7 +88,6 @@ pub(crate) fn receive_control() -> Option<u8> {
     byte
 }
 
-/// Writes a byte to the log.
 pub(crate) fn log_byte(byte: u8) {
     match port(&LOG) {
         Some(log) => log.send(byte),

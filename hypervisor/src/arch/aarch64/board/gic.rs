@@ -29,7 +29,6 @@ pub(crate) fn route(intid: u32, cpu: &PerCpu) {
     gic::route(DISTRIBUTOR.load(Ordering::Relaxed), intid, cpu.id);
 }
 
-/// Routes one to a CPU, and masks it.
 pub(crate) fn route_masked(intid: u32, cpu: &PerCpu) {
     gic::set_enabled(DISTRIBUTOR.load(Ordering::Relaxed), intid, false);
     aim(intid, cpu.id);

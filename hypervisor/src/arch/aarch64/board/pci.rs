@@ -33,7 +33,6 @@ const PORT_SPACE: u32 = 1 << 0;
 /// Size of a function's configuration space in bytes, and number of functions of a device.
 const FUNCTION: u64 = 4096;
 const FUNCTIONS: u64 = 8;
-/// Base of the ports in port space.
 const PORT: u32 = 0x1000;
 
 /// The functions that guests may own; `None` on a machine without SMMU.

@@ -23,7 +23,6 @@ pub(crate) fn take_interrupts() {
     interrupts::take_all();
 }
 
-/// Waits for an interrupt, and takes it.
 pub(crate) fn wait_for_interrupt() {
     // A pending interrupt ends WFI although it is masked.
     // SAFETY: waits, and changes nothing. Earlier stores are visible before the wait.
@@ -36,7 +35,6 @@ pub(crate) fn kick(cpu: &PerCpu) {
     gic::send(cpu.id, interrupts::KICK as u8);
 }
 
-/// The stack pointer.
 #[inline(always)]
 pub(crate) fn stack_pointer() -> u64 {
     let sp: u64;
@@ -45,7 +43,6 @@ pub(crate) fn stack_pointer() -> u64 {
     sp
 }
 
-/// The frame pointer, from which a backtrace begins.
 #[inline(always)]
 pub(crate) fn frame_pointer() -> u64 {
     let fp: u64;

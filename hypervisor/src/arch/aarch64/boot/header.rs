@@ -12,7 +12,6 @@ use baremetal::{enable_mmu, image_header};
 // The boot tables use the same attributes as the later ones.
 const _: () = assert!(MAIR == paging::Arm64Stage1::MAIR);
 
-/// Size of the boot CPU's first stack.
 const BOOT_STACK_SIZE: usize = 64 << 10;
 
 /// TCR_EL2 without the physical address size: 48 bits of input, 4 KiB pages, walks through the

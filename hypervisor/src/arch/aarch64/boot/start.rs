@@ -4,8 +4,7 @@ use core::ops::Range;
 
 use alloc::vec::Vec;
 use arrayvec::ArrayVec;
-use baremetal::aarch64::info;
-use baremetal::aarch64::power;
+use baremetal::aarch64::{info, power};
 use baremetal::devicetree::{Board, Gic, PROCESSORS, RANGES, Ram};
 use hostlink::exit::ExitCode;
 
@@ -15,8 +14,7 @@ use crate::arch::aarch64::guest::entry;
 use crate::arch::aarch64::memory::translation;
 use crate::arch::{Local, PerCpu};
 use crate::free_memory::FreeMemory;
-use crate::image::blocks;
-use crate::image::{self, heap};
+use crate::image::{self, blocks, heap};
 use crate::vm::arch::Clock;
 use crate::vm::percpu::MAX_CPUS;
 use crate::vm::run;
@@ -26,7 +24,6 @@ const _: () = assert!(MAX_CPUS == PROCESSORS);
 
 /// Time for a CPU to come up.
 const AP_START_US: u64 = 1_000_000;
-/// End of the memory that the boot tables map.
 const BOOT_MAP_END: u64 = 512 << 30;
 
 /// The error if the device tree has no GICv3.

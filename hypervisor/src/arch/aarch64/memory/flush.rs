@@ -19,7 +19,6 @@ use crate::arm64::guest::Tag;
 use crate::image;
 use crate::vm::files::{Defects, makes};
 
-/// The processor's TLB instructions.
 pub(crate) struct Tlb;
 
 impl Mistakes for Tlb {

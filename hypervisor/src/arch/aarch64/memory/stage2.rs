@@ -125,12 +125,10 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    /// Tables for a new machine.
     pub(crate) fn new(pool: NestedTables) -> Self {
         Self { pool, tag: Arc::default() }
     }
 
-    /// The tag of their translations.
     pub(crate) fn tag(&self) -> Arc<Tag> {
         self.tag.clone()
     }

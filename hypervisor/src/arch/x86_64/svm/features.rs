@@ -38,7 +38,6 @@ pub(crate) fn pretend() {
     FEATURES.fetch_or(Features::PRETENDED.0, Ordering::Relaxed);
 }
 
-/// Whether the processor has the TSC_AUX register.
 pub(crate) fn has_tsc_aux() -> bool {
     TSC_AUX.load(Ordering::Relaxed)
 }

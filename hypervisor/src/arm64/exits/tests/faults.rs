@@ -13,7 +13,6 @@ const MAINTENANCE: u64 = 1 << 8;
 const DESCRIBED: u64 = 1 << 24 | 2 << 22 | 3 << 16;
 /// Guest virtual address of a device's page.
 const DEVICE: u64 = 0xffff_0000_0900_0000;
-/// An unused address.
 const NOTHING: u64 = 0x2000_0000;
 /// The guest's syndrome of a data abort at EL1, for an unused address.
 const DATA_ABORT: u64 = 0x25 << 26 | LONG | 0x10;

@@ -35,7 +35,6 @@ const LONG: u64 = 1 << 25;
 const VECTORS: u64 = 0xffff_8000_0000_1000;
 const CODE: u64 = 0xffff_8000_0008_0000;
 
-/// All exit counters. Each exit is counted by one of them.
 const EXITS: [Counter; 12] = [
     Counter::ExitCpuid,
     Counter::ExitWait,
@@ -101,7 +100,6 @@ fn leave(context: &mut Context<'_, MockArm64>, vector: Vector, change: impl FnOn
     next
 }
 
-/// The same with an exception of this syndrome.
 fn except(context: &mut Context<'_, MockArm64>, syndrome: u64) -> Next {
     leave(context, Vector::Synchronous, |hardware| hardware.syndrome = syndrome)
 }

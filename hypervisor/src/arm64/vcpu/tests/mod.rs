@@ -28,7 +28,6 @@ fn workspace(cpu: u32) -> Workspace {
     Workspace::new(MockArm64::cpu(cpu).expect("a CPU"))
 }
 
-/// The turn of a vCPU on a CPU.
 fn turn<R>(
     vm: MadeVm,
     cpu: u32,

@@ -7,13 +7,9 @@
 #[cfg(test)]
 mod tests;
 
-use super::cmos;
-use super::ioapic;
 use super::lapic::APIC_BASE_ADDRESS;
-use super::pci;
-use super::pit;
 use super::platform::SerialPort;
-use super::power;
+use super::{cmos, ioapic, pci, pit, power};
 use acpi_tables::aml::{
     AddressSpace as Window, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Method, Name, Notify,
     Package, Path, ResourceTemplate, Scope,

@@ -24,7 +24,6 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering, update};
 const NMI: u32 = 1 << 0;
 const INIT: u32 = 1 << 1;
 const STARTUP: u32 = 1 << 2;
-/// Another NMI, after the one of [`NMI`].
 const SECOND_NMI: u32 = 1 << 3;
 const PAGE_SHIFT: u32 = 8;
 
@@ -45,7 +44,6 @@ pub struct Signals {
 /// once, as in IRR, except for NMIs.
 #[derive(Debug, Default)]
 pub struct Inbox {
-    /// Edge-triggered vectors.
     edge: [AtomicU64; 4],
     /// Level-triggered vectors.
     level: [AtomicU64; 4],

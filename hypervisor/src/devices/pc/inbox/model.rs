@@ -221,7 +221,6 @@ fn o15_init_that_cancels_no_signals() {
     explore(Some(3), || init_cancels(|inbox| _ = inbox.signals.fetch_or(INIT, Ordering::Release), take));
 }
 
-/// The vectors are not removed with INIT.
 #[test]
 #[should_panic(expected = "it came before INIT")]
 fn o15_init_that_cancels_no_vectors() {
@@ -268,7 +267,6 @@ fn second_nmi_that_joins_the_first() {
     explore(None, || two_nmis(|inbox| _ = inbox.signals.fetch_or(NMI, Ordering::Release)));
 }
 
-/// The second NMI is recognised by a check before the post.
 #[test]
 #[should_panic(expected = "an NMI is lost")]
 fn second_nmi_by_a_look_before() {

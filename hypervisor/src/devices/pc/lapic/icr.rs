@@ -57,7 +57,6 @@ impl Icr {
         self.with_destination(self.destination() & XAPIC_BROADCAST)
     }
 
-    /// Checks a value written by the guest.
     pub(super) fn checked(value: u64) -> Result<Self, GeneralProtection> {
         let icr = Self::from_bits(value);
         if icr.reserved_13() || icr.reserved_16() != 0 || icr.reserved_20() != 0 {

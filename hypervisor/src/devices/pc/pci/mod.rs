@@ -54,7 +54,6 @@ const ID: u8 = 0;
 const COMMAND: u8 = 1;
 const CLASS: u8 = 2;
 
-/// A device on the bus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Device {
     Bridge,
@@ -226,12 +225,10 @@ impl Lanes {
         self.size.all_ones() << self.shift
     }
 
-    /// Converts a port's value to the register's.
     const fn to_register(self, value: u32) -> u32 {
         value << self.shift
     }
 
-    /// Converts the register's value to the port's.
     const fn to_port(self, value: u32) -> u32 {
         let beyond = !(u32::MAX >> self.shift);
         (value >> self.shift | beyond) & self.size.all_ones()

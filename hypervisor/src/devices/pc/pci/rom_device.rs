@@ -41,7 +41,6 @@ impl Default for RomLen {
     }
 }
 
-/// The device's registers.
 #[derive(Clone, Debug)]
 pub(super) struct RomDevice {
     len: RomLen,

@@ -40,7 +40,6 @@ enum Bytes {
 /// The state of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Run {
-    /// It waits for a count or for its gate.
     Waiting,
     /// It has counted since this time, in nanoseconds.
     Since(u64),
@@ -148,7 +147,6 @@ impl Counter {
         };
     }
 
-    /// Its count.
     fn count(&self, now: u64) -> u16 {
         let ticks = self.ticks(now).unwrap_or(0);
         let number = match self.mode {

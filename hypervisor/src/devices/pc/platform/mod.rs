@@ -124,7 +124,6 @@ impl PlatformEffect {
     pub const NONE: Self = Self { output: Output::None, interrupt: None };
 }
 
-/// An access to a port.
 #[derive(Clone, Copy)]
 struct PortAccess<'a> {
     port: u16,

@@ -10,7 +10,6 @@ use super::identity::{Frame, IIDR, affinity, identification};
 
 /// Size of one redistributor in bytes: two frames of 64 KiB.
 const SIZE: u64 = 0x2_0000;
-/// Offset of the SGI frame.
 pub(super) const SGI_FRAME: u32 = 0x1_0000;
 const GICR_IIDR: u32 = 0x04;
 const TYPER: u32 = 0x08;

@@ -32,7 +32,6 @@ const SERIAL: [&str; 8] =
 /// The first two reach the IOMMU with the second one's id, the others with the last one's.
 const ALIASED: [&str; 4] = ["00:0d.0", "00:0e.0", "00:0f.0", "00:1f.0"];
 
-/// The bus.
 pub(in crate::svm::tests) struct MadeBus {
     functions: Mutex<BTreeMap<Address, MadeFunction>>,
     notes: &'static Notes,
@@ -41,7 +40,6 @@ pub(in crate::svm::tests) struct MadeBus {
     pace_us: AtomicU64,
 }
 
-/// The address of a text.
 pub(super) fn at(text: &str) -> Address {
     text.parse().expect("an address")
 }
@@ -131,7 +129,6 @@ impl MadeBus {
         self.with(address, |function| function.resets)
     }
 
-    /// A register of a function.
     pub(in crate::svm::tests) fn register(&self, address: &str, bar: u8, offset: u64) -> u32 {
         self.with(address, |function| function.memory.get(&(bar, offset)).copied().unwrap_or(0))
     }

@@ -7,7 +7,6 @@ use alloc::vec::Vec;
 /// MSI-X of a function.
 #[derive(Clone, Copy)]
 pub(super) struct MadeMsix {
-    /// Offset of the capability.
     pub(super) capability: u16,
     /// BAR of table and pending bits, and their offsets.
     pub(super) bar: u8,
@@ -57,7 +56,6 @@ impl MadeFunction {
         made.writable(4, 0x0547).writable(0x3c, 0xff).writable(0x0c, 0xff)
     }
 
-    /// A bridge with this bus behind it.
     pub(super) fn bridge(bus: u8) -> Self {
         let mut made = Self::new(0x1b36, 0x0001, 0x06_0400);
         made.words[3] = 0x0001_0000;
@@ -244,7 +242,6 @@ impl MadeFunction {
         (u64::from(word(0)) | u64::from(word(1)) << 32, word(2), word(3) & 1 != 0)
     }
 
-    /// Sets the pending bit of a vector.
     pub(super) fn set_pending(&mut self, number: u16, is_pending: bool) {
         let msix = self.msix.expect("it has MSI-X");
         let at = (msix.bar, msix.pending + u64::from(number) / 32 * 4);

@@ -41,7 +41,6 @@ pub(super) struct State {
     hook: Option<Box<dyn FnMut([u64; 2]) + Send>>,
 }
 
-/// The IOMMU.
 pub(in crate::svm::tests) struct MadeIommu {
     state: Mutex<State>,
     notes: &'static Notes,
@@ -218,7 +217,6 @@ impl MadeIommu {
         self.lock().interrupts
     }
 
-    /// An event, as the IOMMU logs it.
     pub(in crate::svm::tests) fn log(&self, event: [u64; 2]) {
         self.lock().log(event);
     }
@@ -237,7 +235,6 @@ impl MadeIommu {
         self.lock().put(offset, event);
     }
 
-    /// The entry in memory for a device.
     pub(in crate::svm::tests) fn entry_in_memory(&self, device: u16) -> [u64; 4] {
         let at = (self.register(DEVICE_TABLE) & ADDRESS) + u64::from(device) * 32;
         core::array::from_fn(|index| word(at + 8 * index as u64))
@@ -269,7 +266,6 @@ impl MadeIommu {
         self.remap(device, 0xfee0_0000, data)
     }
 
-    /// The same with another address.
     pub(super) fn remap(&self, device: u16, address: u64, data: u32) -> Result<(u8, u8), Refusal> {
         let mut state = self.lock();
         let result = state.remap(device, address, data);

@@ -36,19 +36,15 @@ use crate::owned::{buses, nodes};
 /// What has happened at the machine's borders, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Note {
-    /// A write to configuration space.
     Config(Address, u16, u32),
     /// A write to a function's registers, by their host physical address.
     Store(u64, u64),
-    /// A write to a register of the IOMMU.
     Register(u64, u64),
     /// The IOMMU has carried out a command.
     Command([u64; 2]),
-    /// A function was reset.
     Reset(Address),
 }
 
-/// All notes.
 #[derive(Default)]
 pub(super) struct Notes(Mutex<Vec<Note>>);
 
@@ -69,7 +65,6 @@ impl Notes {
     }
 }
 
-/// The machine.
 pub(super) struct Machine {
     pub(super) bus: &'static MadeBus,
     pub(super) iommu: &'static MadeIommu,

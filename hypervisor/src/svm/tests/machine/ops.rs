@@ -15,7 +15,6 @@ pub(in crate::svm::tests) enum Arrived {
     Masked,
     /// The function does not send any.
     Off,
-    /// The IOMMU has refused it.
     Refused(Refusal),
 }
 

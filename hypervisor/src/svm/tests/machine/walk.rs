@@ -17,7 +17,6 @@ pub(in crate::svm::tests) enum Refusal {
     Malformed,
 }
 
-/// A translation that is kept.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kept {
     pub(super) domain: u16,
@@ -28,7 +27,6 @@ pub(super) struct Kept {
     is_writable: bool,
 }
 
-/// A word of a table.
 pub(super) fn word(address: u64) -> u64 {
     // SAFETY: the driver has put a table there, which consists of words.
     unsafe { &*(address as *const AtomicU64) }.load(Ordering::Acquire)

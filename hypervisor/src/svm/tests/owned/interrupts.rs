@@ -6,7 +6,6 @@ use crate::svm::tests::processor::Guest;
 use crate::x86::vectors::FUNCTIONS;
 
 pub(super) const ONE: &str = "vcpus=2\nmemory=16777216\ndevices=nvme";
-/// The guest's table of MSI-X.
 pub(super) const TABLE: u64 = 0xefff_a000;
 /// MSI-X's control, and its bits: enabled, all masked.
 pub(super) const MSIX: u32 = 0x40;

@@ -63,7 +63,6 @@ fn on<R>(machine: &'static Machine, config: &'static str, act: impl FnOnce(&mut 
     })
 }
 
-/// A board with guests of these configurations, which halt.
 fn board_of_several(machine: &'static Machine, configs: &[&'static str]) -> &'static Board<MockSvm> {
     board_of(machine, 1, configs)
 }
@@ -169,7 +168,6 @@ impl Guest<'_, '_> {
         arrived(self.0.vm, vcpu)
     }
 
-    /// An entry of the table of MSI-X at `table`.
     fn write_entry(&mut self, table: u64, number: u64, address: u32, data: u32) {
         for (word, value) in [(0, address), (1, 0), (2, data)] {
             self.store(table + number * 16 + word * 4, 4, value);

@@ -123,7 +123,6 @@ fn u59_after_a_reset_what_a_guests_vcpus_share_is_as_when_it_was_created() {
     assert!(changed.into_iter().eq(["overlays", "partition", "platform", "rom"]));
 }
 
-/// The fields that differ.
 fn differing(new: &[(&'static str, String)], other: &[(&'static str, String)]) -> Vec<&'static str> {
     new.iter().zip(other).filter(|(one, other)| one != other).map(|(one, _)| one.0).collect()
 }

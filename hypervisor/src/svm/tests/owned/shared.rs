@@ -18,7 +18,6 @@ const SIZE: u64 = 0x2000;
 const STATUS: u64 = REGISTERS + 4;
 const POSITION: u64 = REGISTERS + 8;
 const DOORBELL: u64 = REGISTERS + 12;
-/// The pending bits.
 const PENDING: u64 = TABLE + 0x800;
 /// MSI-X's control, and its bits: enabled, all masked.
 const MSIX: u32 = 0x40;

@@ -33,7 +33,6 @@ pub(super) enum Op {
     Work(u64),
     /// Sets the timer, and waits until it has expired.
     Sleep(u64),
-    /// Sends an interrupt.
     Send(u32),
     /// Waits for an interrupt from this vCPU, and takes it.
     WaitFor(u32),
@@ -58,7 +57,6 @@ pub(super) enum Op {
     Try(u64),
     /// Stores 1, or finds that there is no memory, or that it is read-only.
     StoreTry(u64),
-    /// Stores a word.
     Store(u64, u64),
     /// Loads a word where there must be no memory.
     Gone(u64),
@@ -68,10 +66,8 @@ pub(super) enum Op {
     Walk(u64),
     /// Jumps back to the operation of this number, this many times in all.
     Back(usize, u32),
-    /// Starts a vCPU that is off.
     Start(u32),
     Reset,
-    /// Skips the next operation if there was a reset.
     SkipAfterReset,
     /// Resets the machine, unless that has been done this often.
     ResetBelow(u32),
@@ -89,7 +85,6 @@ thread_local! {
     static PROGRAMS: RefCell<Programs> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// Programs of vCPUs, by the names of guests.
 pub(super) type Programs = BTreeMap<Name, Vec<Vec<Op>>>;
 
 /// Runs a machine with these programs on this many CPUs.
@@ -103,7 +98,6 @@ pub(super) fn run(
     (board, board.run(seed))
 }
 
-/// The same, and checks how the run ends.
 pub(super) fn run_to(
     end: End,
     cpus: usize,
@@ -202,9 +196,7 @@ pub(super) struct Shared {
     done: AtomicU32,
     /// Number of device resets.
     pub(super) resets: AtomicU32,
-    /// Console input.
     pub(super) console: Mutex<Vec<u8>>,
-    /// Bytes of memory that were cleaned.
     pub(super) cleaned: AtomicU64,
     /// Number of times a vCPU left its CPU for a reset while a change of memory was in progress.
     pub(super) taken_over: AtomicU32,

@@ -299,7 +299,6 @@ impl Vcpu {
         Ok(Next::Done)
     }
 
-    /// Jumps back, a number of times.
     fn back(&mut self, to: usize, times: u32) -> Next {
         let rounds = self.rounds.entry(self.at).or_default();
         *rounds += 1;

@@ -6,7 +6,6 @@ use crate::devices::region::Region;
 use crate::loader::LoadError;
 use crate::sched::Turn;
 use crate::stopping;
-use crate::vm::VpIndex;
 use crate::vm::arch::{Arch, Clock, Cpus};
 use crate::vm::awaited::Word;
 use crate::vm::dma::{DmaFlush, NotFlushed};
@@ -15,7 +14,7 @@ use crate::vm::memory::NestedTables;
 use crate::vm::mock::offer;
 use crate::vm::shared::Link;
 use crate::vm::space::{FlushScratch, Flushed, VmMemory};
-use crate::vm::{Access, Context, CreateError, FaultOutcome, Files, Next, PerCpu, Vm, percpu};
+use crate::vm::{Access, Context, CreateError, FaultOutcome, Files, Next, PerCpu, Vm, VpIndex, percpu};
 use alloc::vec;
 use alloc::vec::Vec;
 

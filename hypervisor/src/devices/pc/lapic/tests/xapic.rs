@@ -2,8 +2,7 @@
 
 use super::*;
 use crate::devices::GeneralProtection;
-use crate::devices::pc::message::{BROADCAST, Logical};
-use crate::devices::pc::message::{Destination, MessageKind};
+use crate::devices::pc::message::{BROADCAST, Destination, Logical, MessageKind};
 
 const PAGE: u64 = APIC_BASE_ADDRESS;
 

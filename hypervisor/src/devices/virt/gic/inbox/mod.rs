@@ -20,7 +20,6 @@ use crate::sync::{AtomicU8, AtomicU64, Ordering};
 const ANY_SHIFT: u32 = 0;
 /// Bits 47:32: SGIs that take effect only if they are in group 0.
 const GROUP0_SHIFT: u32 = 32;
-/// There are SPIs.
 const SPIS: u64 = 1 << 62;
 /// The distributor's groups were changed.
 const GROUPS: u64 = 1 << 63;
@@ -37,11 +36,9 @@ pub struct Inbox {
 /// The result of [`Inbox::take`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Posted {
-    /// SGIs and PPIs that became pending.
     pub(super) private: u32,
     /// SGIs that become pending if they are in group 0.
     pub(super) group0: u32,
-    /// SPIs to check.
     pub(super) spis: Bits,
     /// The distributor's groups, if they were posted.
     pub(super) groups: Option<Groups>,

@@ -9,7 +9,6 @@ pub(super) struct Irq {
     pub(super) edge: bool,
     pub(super) line: bool,
     pub(super) latch: bool,
-    /// The vCPU in which it is active.
     pub(super) active: Option<u8>,
     /// The vCPU that an SPI is routed to.
     pub(super) target: u8,

@@ -129,7 +129,6 @@ impl System {
         result
     }
 
-    /// A write by a vCPU to its own SGI frame.
     pub(super) fn write_own(&mut self, vcpu: u8, offset: u32, size: u8, value: u64) {
         self.with(vcpu, |vcpu| {
             let effect = vcpu.private.write(SGI_FRAME + offset, size, value);
