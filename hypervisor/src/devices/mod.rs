@@ -3,14 +3,6 @@
 //! No device touches hardware, takes a lock or knows which CPU runs it. A register access returns
 //! what must happen elsewhere (an interrupt message to deliver, a byte to transmit, a power event,
 //! memory to be added or removed); the caller performs it.
-//!
-//! | module | contents |
-//! |---|---|
-//! | [`pc`] | the devices of an AMD64 guest |
-//! | [`virt`] | the devices of an Arm64 guest, whose board resembles QEMU's `virt` |
-//! | [`uart16550`] | a serial port |
-//! | [`wall_clock`] | the date, for the clocks of both |
-//! | [`region`] | the addresses that belong to devices |
 
 pub mod pc;
 pub mod region;

@@ -1,13 +1,5 @@
 //! The parts of the bare-metal images of all architectures besides the [core](crate::vm): memory,
 //! stacks, the log, the report of a panic, and the one machine.
-//!
-//! | module | contents |
-//! |---|---|
-//! | `blocks` | the block of each CPU: stacks with guard pages, per-CPU data |
-//! | `console` | the log |
-//! | `heap` | the heap, and the location of the image |
-//! | `panic` | the report of a panic |
-//! | `registers` | accesses to registers of devices |
 
 pub(crate) mod blocks;
 pub(crate) mod console;

@@ -1,19 +1,6 @@
 //! Guests of the x86-64 instruction set, whatever virtualizes the processor: what they are shown,
 //! what their instructions do, the Hyper-V interface.
 //!
-//! | module | contents |
-//! |---|---|
-//! | [`cpuid`] | the CPUID that a guest is shown |
-//! | [`emulator`] | instructions that access devices |
-//! | [`enter`] | preparation before an entry, and clean-up afterwards |
-//! | [`exits`] | the meaning of each exit |
-//! | [`guest`] | the state that vCPUs share: pages that overlay memory, interrupt messages, flushes |
-//! | [`hyperv`] | the Hyper-V interface |
-//! | [`offer`] | the core's traits on top of the processor's operations |
-//! | [`processor`] | those operations as a trait, and the kinds of processors that run guests |
-//! | [`vcpu`] | the state of a vCPU: registers, events, the instruction that caused an exit |
-//! | [`vectors`] | the real machine's vectors |
-//!
 //! Sections are those of the AMD64 APM volume 2 (24593, rev. 3.42) unless noted otherwise.
 
 #[cfg(not(loom))]

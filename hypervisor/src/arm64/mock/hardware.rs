@@ -49,7 +49,6 @@ pub(super) const DESCRIPTION: controls::Processor = controls::Processor {
     counters: 0,
 };
 
-/// The guest's behaviour during a stay.
 type Stay = Box<dyn FnMut(&mut Registers) -> Vector>;
 
 /// Something that keeps its value whatever is written to it.
@@ -58,7 +57,6 @@ pub(in crate::arm64) enum Stuck {
     Register(Register),
     /// HCR_EL2.
     Configuration,
-    /// VTTBR_EL2.
     Vttbr,
     /// MDSCR_EL1.
     Debug,
@@ -67,7 +65,6 @@ pub(in crate::arm64) enum Stuck {
 }
 
 pub(in crate::arm64) struct Hardware {
-    /// What is not written.
     pub(in crate::arm64) stuck: Option<Stuck>,
     pub(in crate::arm64) registers: BTreeMap<Register, u64>,
     pub(in crate::arm64) configuration: u64,
@@ -125,7 +122,6 @@ impl Hardware {
     }
 }
 
-/// Reads or changes the processor.
 pub(in crate::arm64) fn hardware<R>(act: impl FnOnce(&mut Hardware) -> R) -> R {
     HARDWARE.with_borrow_mut(act)
 }

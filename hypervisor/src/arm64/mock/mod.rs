@@ -69,14 +69,12 @@ pub(super) fn machines<const N: usize>(
     core::array::from_fn(|number| board.host().next_guest(number as u32).expect("it starts with the machine"))
 }
 
-/// The same on the default processor.
 pub(super) fn machine(config: &str) -> &'static mock::MockBoard<MockArm64> {
     machine_on(config, |_| {})
 }
 
 pub(super) struct Mock;
 
-/// The architecture.
 pub(super) type MockArm64 = OnArm64<Mock>;
 
 impl OnMockBoard for MockArm64 {
@@ -318,7 +316,6 @@ impl Processor for MockArm64 {
     }
 }
 
-/// Stores to guest memory.
 pub(super) fn store(context: &Context<'_, MockArm64>, gpa: u64, words: &[u32]) {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     context.vm.space.slots().memory().write(Gpa(gpa), &bytes).expect("memory");

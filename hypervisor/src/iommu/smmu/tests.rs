@@ -17,7 +17,6 @@ use super::*;
 pub(crate) struct MockSmmu {
     words: Mutex<Vec<u64>>,
     done: Mutex<Vec<Command>>,
-    /// It stands still.
     is_broken: bool,
 }
 

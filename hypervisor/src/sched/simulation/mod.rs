@@ -18,7 +18,6 @@ use super::{Block, CpuIndex, GroupIndex, Line, Nudge, Policy, PutBack, Scheduler
 const MS: u64 = 1000;
 const SLICE: u64 = 5 * MS;
 
-/// What a vCPU does.
 #[derive(Clone, Copy, Debug)]
 enum Habit {
     Works,
@@ -63,7 +62,6 @@ struct Machine {
     now: u64,
 }
 
-/// A guest: its share, and what each of its vCPUs does.
 struct Guest {
     share: Share,
     habits: Vec<Habit>,

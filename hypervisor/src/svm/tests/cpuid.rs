@@ -70,7 +70,6 @@ fn ask(guest: &mut Guest<'_, '_>, leaf: u32, subleaf: u32) -> [u32; 4] {
     [RAX, RBX, RCX, RDX].map(|register| guest.get(register) as u32)
 }
 
-/// A move to CR4.
 fn set_cr4(guest: &mut Guest<'_, '_>, value: u64) {
     guest.begin(&[0x0f, 0x22, 0xe3]);
     guest.vmcb().cr3 = TABLES;
@@ -78,7 +77,6 @@ fn set_cr4(guest: &mut Guest<'_, '_>, value: u64) {
     guest.exit(0x14, 0, 0);
 }
 
-/// Uses the feature; returns whether it works.
 fn works(guest: &mut Guest<'_, '_>, why: Why) -> bool {
     let base = 1 << 5;
     match why {
@@ -112,7 +110,6 @@ fn works(guest: &mut Guest<'_, '_>, why: Why) -> bool {
     }
 }
 
-/// With a processor of all ones, or of all zeros.
 fn with_bits<R>(bits: u32, act: impl FnOnce(&mut Guest<'_, '_>) -> R) -> R {
     with_guest(&[], |guest| {
         processor(|processor| {

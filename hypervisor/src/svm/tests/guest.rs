@@ -91,7 +91,6 @@ impl Guest<'_, '_> {
         self.0.counters[counter as usize].load(core::sync::atomic::Ordering::Relaxed)
     }
 
-    /// Vector of the exception that has been raised.
     pub(crate) fn raised(&self) -> Option<u64> {
         self.0.state.exception.map(|event| event & 0xff)
     }

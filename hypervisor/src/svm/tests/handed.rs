@@ -235,7 +235,6 @@ fn u62_what_a_vcpu_had_before_init_is_dropped() {
     });
 }
 
-/// Writes a byte to a port.
 fn out(guest: &mut Guest<'_, '_>, number: u16, value: u8) {
     guest.set(RAX, value.into());
     guest.exit(IOIO, port(number, 1, false), CODE + 1);

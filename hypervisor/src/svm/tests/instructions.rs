@@ -11,7 +11,6 @@ use crate::x86::vcpu::checks;
 use crate::x86::vcpu::registers::{RAX, RCX};
 use crate::x86::vcpu::state::Activity;
 
-/// Rows of instructions with their code.
 fn instructions() -> impl Iterator<Item = (Instruction, u64, u64)> {
     Row::ALL.iter().filter_map(|&row| match row {
         Row::Instruction(instruction) => {

@@ -1,19 +1,4 @@
 //! Exits, entries and external events, on a mock [processor].
-//!
-//! | module | contents |
-//! |---|---|
-//! | `audited` | registers that nobody writes, and the auditor that finds them |
-//! | `cpuid` | what a guest is shown |
-//! | `entry` | entry, clean-up after it, external events |
-//! | `guest` | a vCPU as tests use it |
-//! | `handed` | the values that entries and flushes are given |
-//! | `instructions`, `memory`, `ports`, `registers` | guests that do everything wrong |
-//! | `iommu` | the driver of AMD-Vi |
-//! | `machine` | a made machine with PCI functions and an IOMMU |
-//! | `owned` | PCI functions that a guest owns |
-//! | `random` | exits with random contents |
-//! | `reset` | what a reset leaves: nothing |
-//! | `rows` | each row of the table |
 
 mod audited;
 mod cpuid;

@@ -36,7 +36,6 @@ pub(crate) trait OnMock: 'static {}
 
 impl OnMock for OnSvm<Mock> {}
 
-/// AMD64 on the mock board.
 pub(crate) type MockSvm = OnX86<OnSvm<Mock>>;
 
 /// A CPU's data.
@@ -57,10 +56,8 @@ impl<V: OnMock> OnMockBoard for OnX86<V> {
     type Data = CpuData;
 }
 
-/// Size of the registers' image.
 const FPU_SIZE: usize = 0x340;
 
-/// The guest's behaviour during a stay.
 type Stay = Box<dyn FnMut(&mut Vmcb, &mut Registers)>;
 
 /// The processor of the calling thread.
@@ -111,14 +108,12 @@ thread_local! {
     static PROCESSOR: RefCell<Processor> = RefCell::new(Processor::new());
 }
 
-/// Reads or changes the processor.
 pub(crate) fn processor<R>(act: impl FnOnce(&mut Processor) -> R) -> R {
     PROCESSOR.with_borrow_mut(act)
 }
 
 /// Address of the guest's code. Tests place nothing else there.
 pub(crate) const CODE: u64 = 0x20_0000;
-/// A page for a test's data.
 pub(crate) const DATA: u64 = 0x30_0000;
 /// Tables of the guest: all addresses below 1 GiB are mapped one to one by pages of 2 MiB, for user
 /// mode too.
@@ -134,7 +129,6 @@ pub(crate) fn board() -> &'static mock::MockBoard<MockSvm> {
     board_with("vcpus=2\nmemory=16777216")
 }
 
-/// A board with this machine.
 pub(crate) fn board_with(config: &'static str) -> &'static mock::MockBoard<MockSvm> {
     PROCESSOR.set(Processor::new());
     let files = Files {

@@ -56,7 +56,6 @@ impl<A: Arch> MockBoard<A> {
         Self::create_from(cpus, bytes, files)
     }
 
-    /// A machine with several guests, which have these configurations.
     pub(crate) fn create_several(
         cpus: impl IntoIterator<Item = A::CpuData>,
         bytes: u64,
@@ -89,7 +88,6 @@ impl<A: Arch> MockBoard<A> {
         Ok(board)
     }
 
-    /// The same with the given files.
     pub(crate) fn create_from(
         cpus: impl IntoIterator<Item = A::CpuData>,
         bytes: u64,

@@ -41,7 +41,6 @@ pub(crate) const HZ: u64 = 1_000_000_000;
 /// Turns of CPUs after which a run is ended: no test takes this many.
 const TURNS_MAX: u64 = 2_000_000;
 
-/// How a run has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Exit(ExitCode),
@@ -114,7 +113,6 @@ pub(crate) struct MockBoard<A: Arch> {
     turns: Mutex<Turns>,
     /// One per CPU.
     turned: Vec<Condvar>,
-    /// Number of kicks sent.
     kicks: AtomicU64,
     /// How long it takes to zero a page.
     page_ticks: AtomicU64,
@@ -144,7 +142,6 @@ pub(crate) fn act_as(cpu: u32) {
 }
 
 impl<A: Arch> MockBoard<A> {
-    /// What its guests share.
     pub(crate) fn host(&'static self) -> &'static Host<A> {
         self.host.get().expect("it is made with the board")
     }
@@ -154,7 +151,6 @@ impl<A: Arch> MockBoard<A> {
         self.host().first_guest().expect("it is made with the board")
     }
 
-    /// Number of kicks sent so far.
     pub(crate) fn kicks(&self) -> u64 {
         self.kicks.load(Ordering::Relaxed)
     }
@@ -185,7 +181,6 @@ impl<A: Arch> MockBoard<A> {
         self.lock().answers.clone()
     }
 
-    /// The real console receives these bytes.
     pub(crate) fn type_in(&self, bytes: &[u8]) {
         self.console.lock().expect("no test panics with it").extend(bytes);
         self.lock().lines[0].serial = true;
@@ -318,7 +313,6 @@ impl<A: Arch> MockBoard<A> {
         self.turned.iter().for_each(Condvar::notify_one);
     }
 
-    /// Ends the run on the calling CPU.
     fn stop(&self, turns: MutexGuard<'_, Turns>, end: End) -> ! {
         self.finish(turns, end);
         resume_unwind(Box::new(Over))
@@ -338,7 +332,6 @@ impl<A: Arch> MockBoard<A> {
         }
     }
 
-    /// Passes the turn on.
     pub(crate) fn pass(&self, cpu: u32, waits: bool) {
         let mut turns = self.lock();
         if !turns.is_live {

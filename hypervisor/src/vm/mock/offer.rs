@@ -17,12 +17,10 @@ pub(crate) fn pass<A: Arch>() {
     board.pass(cpu, false);
 }
 
-/// Lets time pass.
 pub(crate) fn advance<A: Arch>(ticks: u64) {
     here::<A>().0.clock.fetch_add(ticks, Ordering::Relaxed);
 }
 
-/// Whether an interrupt is pending on the calling CPU.
 pub(crate) fn is_interrupted<A: Arch>() -> bool {
     let (board, cpu) = here::<A>();
     board.is_interrupted(cpu)
@@ -68,7 +66,6 @@ pub(crate) fn take_what_pends<A: Arch>() {
     }
 }
 
-/// The next byte that the real console has received.
 pub(crate) fn receive_console<A: Arch>() -> Option<u8> {
     here::<A>().0.console.lock().expect("no test panics with it").pop_front()
 }

@@ -10,7 +10,6 @@ use hostlink::counters::Counter;
 use hostlink::exit::ExitCode;
 
 const OFF: End = End::Exit(ExitCode::GuestPowerOff);
-/// Where memory is added.
 const ADDED: u64 = 1 << 30;
 const SIZE: u64 = 2 << 20;
 

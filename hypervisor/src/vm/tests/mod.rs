@@ -1,4 +1,4 @@
-//! The core on a mock architecture, on a mock [board](super::made): vCPUs execute programs of a few
+//! The core on a mock architecture, on a mock [board](super::mock): vCPUs execute programs of a few
 //! operations.
 
 mod control;

@@ -4,18 +4,6 @@
 //! bounded wait of a flush. Which handler serves which exit is in the table of the processor's kind
 //! ([`crate::svm::table`]), which also puts the processor's description of the exit into the form
 //! that the handler takes.
-//!
-//! | module | contents |
-//! |---|---|
-//! | `control` | control registers: CR4, CR8, XCR0 |
-//! | `cpuid` | CPUID |
-//! | `effects` | carries out the effects of writes to registers and ports |
-//! | `event` | exits that need no instruction decoding: interrupts, exceptions, fatal conditions |
-//! | `hypercall` | VMMCALL |
-//! | `mmio` | accesses to memory that the processor cannot complete |
-//! | `msr` | RDMSR and WRMSR |
-//! | `nested` | nested page faults |
-//! | `port`, `string_port` | ports |
 
 pub(crate) mod control;
 pub(crate) mod cpuid;

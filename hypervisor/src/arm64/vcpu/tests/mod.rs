@@ -62,7 +62,6 @@ fn count(context: &Context<'_, MockArm64>, counter: Counter) -> u64 {
     context.counters[counter as usize].load(Ordering::Relaxed)
 }
 
-/// Sets the guest's behaviour at its next entry.
 fn next_stay(act: impl FnMut(&mut Registers) -> Vector + 'static) {
     hardware(|hardware| hardware.stays.push_back(Box::new(act)));
 }

@@ -15,7 +15,6 @@ use crate::owned::Bus;
 /// An NVMe controller, as QEMU has it but with a longer BAR 0: registers on both sides of the
 /// table.
 pub(in crate::svm::tests) const NVME: &str = "00:03.0";
-/// Where its BAR 0 is.
 pub(super) const NVME_BAR: u64 = 0xfeb8_0000;
 /// A virtio network device: a BAR that is all table, and one with registers. Firmware has placed it
 /// above 4 GiB.
@@ -114,17 +113,14 @@ impl MadeBus {
         self.functions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads or changes a function.
     pub(super) fn with<R>(&self, address: &str, act: impl FnOnce(&mut MadeFunction) -> R) -> R {
         act(self.lock().get_mut(&at(address)).expect("there is such a function"))
     }
 
-    /// A register of configuration space.
     pub(in crate::svm::tests) fn word(&self, address: &str, register: u16) -> u32 {
         self.with(address, |function| function.word(register))
     }
 
-    /// How often a function was reset.
     pub(in crate::svm::tests) fn resets(&self, address: &str) -> u32 {
         self.with(address, |function| function.resets)
     }

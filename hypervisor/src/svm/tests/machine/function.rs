@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use alloc::vec::Vec;
 
-/// MSI-X of a function.
 #[derive(Clone, Copy)]
 pub(super) struct MadeMsix {
     pub(super) capability: u16,
@@ -197,7 +196,6 @@ impl MadeFunction {
         false
     }
 
-    /// Forgets what was written.
     pub(super) fn reset(&mut self) {
         for (word, writable) in self.words.iter_mut().zip(&self.writable) {
             *word &= !writable;
@@ -234,7 +232,6 @@ impl MadeFunction {
         len < 4096 || is_msix
     }
 
-    /// What an entry of its MSI-X has: address, data, and whether it is masked.
     pub(super) fn entry(&self, number: u16) -> (u64, u32, bool) {
         let msix = self.msix.expect("it has MSI-X");
         let at = msix.table + u64::from(number) * 16;

@@ -174,7 +174,6 @@ impl MadeIommu {
         self.lock().register(offset)
     }
 
-    /// Changes a register from outside.
     pub(in crate::svm::tests) fn poke(&self, offset: u64, value: u64) {
         self.lock().set(offset, value);
     }
@@ -212,7 +211,6 @@ impl MadeIommu {
         }
     }
 
-    /// The interrupts for events so far.
     pub(in crate::svm::tests) fn interrupts(&self) -> u32 {
         self.lock().interrupts
     }
@@ -230,7 +228,6 @@ impl MadeIommu {
         tail
     }
 
-    /// The entry is there.
     pub(in crate::svm::tests) fn put_late(&self, offset: u64, event: [u64; 2]) {
         self.lock().put(offset, event);
     }
@@ -245,7 +242,6 @@ impl MadeIommu {
         self.lock().walk(0, entry[0] & ADDRESS, gpa).map(|kept| kept.host + (gpa - kept.start))
     }
 
-    /// How many translations of a domain are kept.
     pub(in crate::svm::tests) fn kept(&self, domain: u16) -> usize {
         self.lock().kept.iter().filter(|kept| kept.domain == domain).count()
     }

@@ -1,12 +1,4 @@
 //! A made machine with PCI functions and an IOMMU, for tests.
-//!
-//! | module | contents |
-//! |---|---|
-//! | `function` | a function: configuration space, registers, MSI-X, resets |
-//! | `bus` | the bus: who answers where, and which functions there are |
-//! | `iommu` | an IOMMU that keeps what it may, until a command says otherwise |
-//! | `walk` | its walks of tables |
-//! | `ops` | what functions do: DMA and interrupts, through the IOMMU |
 
 mod bus;
 mod function;
@@ -40,7 +32,6 @@ pub(super) enum Note {
     /// A write to a function's registers, by their host physical address.
     Store(u64, u64),
     Register(u64, u64),
-    /// The IOMMU has carried out a command.
     Command([u64; 2]),
     Reset(Address),
 }

@@ -29,7 +29,6 @@ impl Machine {
         self.bus.word(function, 4) & 4 != 0
     }
 
-    /// A function reads 8 bytes of memory.
     pub(in crate::svm::tests) fn dma_read(&self, function: &str, gpa: u64) -> Result<u64, Refusal> {
         assert!(self.is_master(function), "{function} makes no requests");
         let host = self.iommu.dma(device_id(function), gpa, false)?;
@@ -73,7 +72,6 @@ impl Machine {
         self.raise_with(function, number, |cpu, vector| self.arrive(cpu, vector))
     }
 
-    /// The same with another way of arrival.
     pub(in crate::svm::tests) fn raise_with(
         &self,
         function: &str,

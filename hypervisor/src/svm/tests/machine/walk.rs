@@ -98,7 +98,6 @@ impl State {
         Ok(kept.host + (gpa - kept.start))
     }
 
-    /// Destination and vector of an interrupt.
     pub(super) fn remap(&mut self, device: u16, address: u64, data: u32) -> Result<(u8, u8), Refusal> {
         assert_eq!(address >> 20, 0xfee, "the address of interrupts");
         let entry = self.entry(device).filter(|entry| entry[0] & 1 != 0).ok_or(Refusal::NoEntry)?;

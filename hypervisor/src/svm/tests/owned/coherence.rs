@@ -8,7 +8,6 @@ use crate::svm::tests::processor::MockSvm;
 use crate::vm::mock::{End, MockBoard as Board};
 use hostlink::exit::ExitCode;
 
-/// Where memory is added.
 const ADDED: u64 = 0x1_0000_0000;
 
 /// A guest with the NVMe controller and added memory, which the controller has used, and one

@@ -165,7 +165,6 @@ fn u64_a_function_that_causes_many_faults_is_silent_until_its_guest_is_reset() {
     });
 }
 
-/// A board with two guests that are created on request.
 fn several(machine: &'static Machine) -> &'static Board<MockSvm> {
     board_of_several(
         machine,

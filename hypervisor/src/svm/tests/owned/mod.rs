@@ -1,17 +1,5 @@
 //! PCI functions that a guest owns, on a made [machine](super::machine): the guest writes to ports
 //! and registers as a driver does, and the functions do DMA and interrupt.
-//!
-//! | module | contents |
-//! |---|---|
-//! | `registers` | BARs among the guest's memory slots, and accesses that are trapped |
-//! | `interrupts` | MSI and MSI-X, from the function to the vCPU |
-//! | `life` | creation, reset, destruction |
-//! | `resets` | what resets take away; resets by the guest itself; the end of a guest |
-//! | `pins` | functions of guests that see no messages |
-//! | `refused` | which functions a guest gets, and which it does not |
-//! | `shared` | memory that guests share, which is a function, too |
-//! | `spread` | messages for several vCPUs, and vectors that are rare |
-//! | `coherence` | what the IOMMU keeps when memory goes |
 
 mod coherence;
 mod interrupts;
@@ -37,7 +25,6 @@ use crate::vm::{Next, Vm};
 use crate::x86::vcpu::block::Segment;
 use crate::x86::vcpu::registers::{RAX, RBX};
 
-/// Registers of configuration space.
 const COMMAND: u32 = 4;
 const BAR: u32 = 0x10;
 /// Bits of the command register: memory is decoded; DMA.
@@ -174,7 +161,6 @@ impl Guest<'_, '_> {
         }
     }
 
-    /// Masks an entry, or unmasks it.
     fn set_mask(&mut self, table: u64, number: u64, is_masked: bool) {
         self.store(table + number * 16 + 12, 4, is_masked.into());
     }

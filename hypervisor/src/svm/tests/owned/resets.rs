@@ -131,7 +131,6 @@ thread_local! {
     static LINES: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Counts the calling thread's lines.
 struct Count;
 
 impl log::Log for Count {

@@ -36,7 +36,6 @@ fn board(configs: &[&'static str]) -> &'static Board<MockSvm> {
         .unwrap_or_else(|why| panic!("{why}"))
 }
 
-/// Gives the vCPU of a row to `act`.
 fn at_row<R>(
     board: &'static Board<MockSvm>,
     row: u32,

@@ -47,7 +47,6 @@ pub(super) enum Op {
     SpinOnFor(u64, u64),
     /// The same until an interrupt from this vCPU arrives, which it takes.
     SpinOnOr(u64, u32),
-    /// Notes the time.
     Note,
     /// Writes a word bypassing the nested table, as if it had been there from the beginning.
     Etch(u64, u64),
@@ -140,7 +139,6 @@ pub(super) fn create_several(
     mock::MockBoard::create_several(vec![(); cpus], bytes, &configs)
 }
 
-/// The architecture.
 pub(super) struct MockArch;
 
 impl OnMockBoard for MockArch {
@@ -171,7 +169,6 @@ impl OnMockBoard for MockArch {
     }
 }
 
-/// A translation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     host: u64,
@@ -194,7 +191,6 @@ pub(super) struct Shared {
     programs: Vec<Vec<Op>>,
     root: u64,
     done: AtomicU32,
-    /// Number of device resets.
     pub(super) resets: AtomicU32,
     pub(super) console: Mutex<Vec<u8>>,
     pub(super) cleaned: AtomicU64,

@@ -96,7 +96,6 @@ impl Memory for World {
     }
 }
 
-/// A processor and its world.
 struct TestCpu {
     registers: Gprs,
     flags: u64,

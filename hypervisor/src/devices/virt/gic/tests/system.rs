@@ -109,7 +109,6 @@ impl System {
         }
     }
 
-    /// An access by `vcpu` to the distributor.
     pub(super) fn write(&mut self, offset: u32, size: u8, value: u64) {
         let effect = self.distributor.write(offset, size, value);
         self.perform(effect);
@@ -158,7 +157,6 @@ impl System {
         });
     }
 
-    /// The vCPU leaves its CPU and returns.
     pub(super) fn leave(&mut self, vcpu: u8) {
         self.with(vcpu, |vcpu| {
             let Deactivate(ppis) = vcpu.private.leave();
@@ -167,7 +165,6 @@ impl System {
         });
     }
 
-    /// The guest deactivates by ICC_DIR_EL1.
     pub(super) fn deactivate(&mut self, vcpu: u8, intid: u8) {
         use crate::devices::virt::gic::Maintenance;
         let cpu = &mut self.vcpus[usize::from(vcpu)].cpu;
