@@ -16,17 +16,11 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The rows.
 pub(super) const ROWS: [Case; 3] = [
-    act(
-        "exits_are_within_their_budgets",
-        "each operation of `bench exits` takes at most the instructions that it may",
-        |_| exits_are_within(Platform::X86_64),
-    ),
-    act("u66_exits_are_within_their_budgets_on_arm", "the same on Arm", |_| exits_are_within(MAX)),
-    act(
-        "flushes_are_within_their_budgets",
-        "the same for the flush hypercalls of `bench flush` whose targets do not run",
-        |_| are_within(counts::count_flushes),
-    ),
+    act("exits_are_within_their_budgets", |_| exits_are_within(Platform::X86_64))
+        .about("each operation of `bench exits` takes at most the instructions that it may"),
+    act("u66_exits_are_within_their_budgets_on_arm", |_| exits_are_within(MAX)).about("the same on Arm"),
+    act("flushes_are_within_their_budgets", |_| are_within(counts::count_flushes))
+        .about("the same for the flush hypercalls of `bench flush` whose targets do not run"),
 ];
 
 fn exits_are_within(platform: Platform) -> Result<()> {

@@ -1,5 +1,6 @@
 //! The tests that boot guests under QEMU: the actions and expectations of each, as rows of a table.
 
+use super::arm::MAX;
 use super::checks::Check;
 use super::room::Act;
 use crate::arch::Platform;
@@ -7,8 +8,10 @@ use crate::size::MIB;
 use hostlink::config::FlushMode;
 use hostlink::ctl::LogWay;
 use hostlink::exit::ExitCode;
+use std::iter;
 
 /// One test.
+#[derive(Clone, Copy)]
 pub(super) struct Case {
     pub(super) name: &'static str,
     pub(super) about: &'static str,
@@ -31,9 +34,12 @@ pub(super) struct Case {
     pub(super) is_counted: bool,
     /// The platform. Tests of the tool itself name it in their arguments.
     pub(super) platform: Platform,
+    /// Whether there is a row for Arm as well, whose name says so at its end.
+    pub(super) is_on_both: bool,
 }
 
 /// How a test is run, and its expectations.
+#[derive(Clone, Copy)]
 pub(super) enum Body {
     /// A stock guest runs a command.
     Stock(Stock),
@@ -47,10 +53,12 @@ pub(super) enum Body {
     Talk { command: &'static str, about: Talk },
     /// Anything else, which is not made of values.
     Act(Act),
-    /// The tool itself is called with arguments; `{}` stands for a file made by `file`.
-    Tool { args: &'static [&'static str], file: TestFile, status: i32, message: &'static str },
+    /// The tool itself is called with arguments, which are separated by spaces outside of quotes.
+    /// `{text}` is a file with text that is not a kernel, and `{zeroes}` one of 65 MiB.
+    Tool { args: &'static str, status: i32, message: &'static str },
 }
 
+#[derive(Clone, Copy)]
 pub(super) struct Stock {
     pub(super) vcpus: u32,
     pub(super) cpus: u32,
@@ -128,6 +136,7 @@ pub(super) enum ProbeEnd {
 }
 
 /// A test of the bare guest that tries everything.
+#[derive(Clone, Copy)]
 pub(super) struct Hostile {
     /// Its name, and more words of the guest's command line.
     pub(super) test: &'static str,
@@ -137,22 +146,11 @@ pub(super) struct Hostile {
     pub(super) end: ExitCode,
 }
 
-/// A file for the tool's arguments.
-#[derive(Clone, Copy)]
-pub(super) enum TestFile {
-    None,
-    /// Text that is not a kernel.
-    Text,
-    /// This many mebibytes of zeroes.
-    Zeroes(u64),
-}
-
 /// A test of the usual hypervisor on the usual platform.
-pub(super) const fn case(name: &'static str, about: &'static str, body: Body) -> Case {
-    let platform = Platform::X86_64;
+pub(super) const fn case(name: &'static str, body: Body) -> Case {
     Case {
         name,
-        about,
+        about: "",
         body,
         long: None,
         only_long: false,
@@ -162,84 +160,57 @@ pub(super) const fn case(name: &'static str, about: &'static str, body: Body) ->
         flush: FlushMode::Hypercall,
         is_newer: false,
         is_counted: false,
-        platform,
+        platform: Platform::X86_64,
+        is_on_both: false,
     }
 }
 
 /// A stock guest with so many vCPUs, on so many CPUs, runs a command.
 pub(super) const fn stock(
     name: &'static str,
-    about: &'static str,
     (vcpus, cpus): (u32, u32),
     command: &'static str,
     expect: Expect,
 ) -> Case {
-    case(name, about, Body::Stock(Stock { vcpus, cpus, command, expect }))
+    case(name, Body::Stock(Stock { vcpus, cpus, command, expect }))
 }
 
 /// The same, and the command succeeds.
-pub(super) const fn runs(
-    name: &'static str,
-    about: &'static str,
-    size: (u32, u32),
-    command: &'static str,
-) -> Case {
-    stock(name, about, size, command, Expect::Success)
+pub(super) const fn runs(name: &'static str, size: (u32, u32), command: &'static str) -> Case {
+    stock(name, size, command, Expect::Success)
 }
 
 /// A row with an act of its own.
-pub(super) const fn act(name: &'static str, about: &'static str, act: Act) -> Case {
-    case(name, about, Body::Act(act))
+pub(super) const fn act(name: &'static str, act: Act) -> Case {
+    case(name, Body::Act(act))
 }
 
-pub(super) const fn probe(
-    name: &'static str,
-    about: &'static str,
-    test: &'static str,
-    end: ProbeEnd,
-) -> Case {
-    case(name, about, Body::Probe(test, end))
+pub(super) const fn probe(name: &'static str, test: &'static str, end: ProbeEnd) -> Case {
+    case(name, Body::Probe(test, end))
 }
 
-pub(super) const fn tool(
-    name: &'static str,
-    about: &'static str,
-    args: &'static [&'static str],
-    file: TestFile,
-    (status, message): (i32, &'static str),
-) -> Case {
-    case(name, about, Body::Tool { args, file, status, message })
+/// The tool ends with this status, after this message.
+pub(super) const fn tool(name: &'static str, args: &'static str, status: i32, message: &'static str) -> Case {
+    case(name, Body::Tool { args, status, message })
 }
 
-pub(super) const fn talk(name: &'static str, about: &'static str, command: &'static str, what: Talk) -> Case {
-    case(name, about, Body::Talk { command, about: what }).with(&["paranoid=on"])
+pub(super) const fn talk(name: &'static str, command: &'static str, about: Talk) -> Case {
+    case(name, Body::Talk { command, about }).with(&["paranoid=on"])
 }
 
 /// A test of the bare guest that tries everything, which it has to pass.
-pub(super) const fn hostile(
-    name: &'static str,
-    about: &'static str,
-    test: &'static str,
-    on: (u32, u32),
-) -> Case {
-    ended(name, about, test, on, ExitCode::GuestPowerOff)
+pub(super) const fn hostile(name: &'static str, test: &'static str, on: (u32, u32)) -> Case {
+    ended(name, test, on, ExitCode::GuestPowerOff)
 }
 
 /// The same, for a guest that ends in another way.
 pub(super) const fn ended(
     name: &'static str,
-    about: &'static str,
     test: &'static str,
     (vcpus, cpus): (u32, u32),
     end: ExitCode,
 ) -> Case {
-    case(name, about, Body::Hostile(Hostile { test, vcpus, cpus, end }))
-}
-
-/// A cancelled migration of memory that a bare guest writes to, in blocks of 2 MiB.
-pub(super) const fn migrate(name: &'static str) -> Case {
-    let about = "a cancelled migration leaves memory, slots and free memory as before, and no store is lost";
-    act(name, about, |room| room.lab.migrate(room.case)).with(&["paranoid=on", "nested_page=2M"])
+    case(name, Body::Hostile(Hostile { test, vcpus, cpus, end }))
 }
 
 impl Case {
@@ -251,6 +222,23 @@ impl Case {
     /// The same, and only under `--long`.
     pub(super) const fn only_long(self) -> Self {
         Self { only_long: true, ..self }
+    }
+
+    /// What it shows.
+    pub(super) const fn about(self, about: &'static str) -> Self {
+        Self { about, ..self }
+    }
+
+    /// The same and, with another name, on Arm.
+    pub(super) const fn on_both(self) -> Self {
+        Self { is_on_both: true, ..self }
+    }
+
+    /// The row, and the one for Arm.
+    pub(super) fn rows(self) -> impl Iterator<Item = Self> {
+        let name = || format!("{}_on_arm", self.name).leak();
+        let arm = self.is_on_both.then(|| Self { name: name(), platform: MAX, ..self });
+        iter::once(self).chain(arm)
     }
 
     /// The same on another platform.
@@ -330,284 +318,143 @@ pub(super) const LOOPS_ROUNDS: u64 = 800;
 pub(super) const LOOPS_TASKS: u64 = 4;
 
 pub(super) const CASES: [Case; 47] = [
-    tool(
-        "missing_kernel",
-        "a missing kernel is an error before anything starts",
-        &["run", "--kernel", "/nonexistent/vmlinuz"],
-        TestFile::None,
-        (1, "no kernel at /nonexistent/vmlinuz"),
-    ),
-    tool(
-        "kernel_that_is_not_a_kernel",
-        "a file that is not a kernel is refused",
-        &["run", "--kernel", "{}"],
-        TestFile::Text,
-        (1, "not a kernel"),
-    ),
+    tool("missing_kernel", "run --kernel /nonexistent/vmlinuz", 1, "no kernel at /nonexistent/vmlinuz")
+        .about("a missing kernel is an error before anything starts"),
+    tool("kernel_that_is_not_a_kernel", "run --kernel {text}", 1, "not a kernel")
+        .about("a file that is not a kernel is refused"),
     tool(
         "initrd_larger_than_memory",
-        "the initial RAM disk has to fit into the guest's memory",
-        &["run", "--memory", "64M", "--initrd", "{}"],
-        TestFile::Zeroes(65),
-        (1, "larger than the guest's memory"),
-    ),
-    tool(
-        "top_wants_a_machine_that_runs",
-        "watching a machine that is not running is an error",
-        &["top", "--once", "--vm", "nobody's"],
-        TestFile::None,
-        (1, "no machine"),
-    ),
-    tool("zero_vcpus", "a guest has a vCPU", &["run", "--vcpus", "0"], TestFile::None, (2, "1..=255")),
-    tool("too_many_vcpus", "and at most 255", &["run", "--vcpus", "256"], TestFile::None, (2, "1..=255")),
+        "run --memory 64M --initrd {zeroes}",
+        1,
+        "larger than the guest's memory",
+    )
+    .about("the initial RAM disk has to fit into the guest's memory"),
+    tool("top_wants_a_machine_that_runs", "top --once --vm nobodys", 1, "no machine")
+        .about("watching a machine that is not running is an error"),
+    tool("zero_vcpus", "run --vcpus 0", 2, "1..=255").about("a guest has a vCPU"),
+    tool("too_many_vcpus", "run --vcpus 256", 2, "1..=255").about("and at most 255"),
     tool(
         "u51_a_log_that_is_full",
-        "a log that cannot be written is an error at the end",
-        &["run", "--timeout", "120", "--log", "/dev/full", "--exec", "true"],
-        TestFile::None,
-        (1, "some output is lost: /dev/full: No space left on device"),
-    ),
-    tool(
-        "exec_status_passed_on",
-        "the command's status is the tool's",
-        &["run", "--timeout", "120", "--exec", "exit 7"],
-        TestFile::None,
-        (7, ""),
-    ),
+        "run --timeout 120 --log /dev/full --exec true",
+        1,
+        "some output is lost: /dev/full: No space left on device",
+    )
+    .about("a log that cannot be written is an error at the end"),
+    tool("exec_status_passed_on", "run --timeout 120 --exec 'exit 7'", 7, "")
+        .about("the command's status is the tool's"),
     tool(
         "panic_is_reported_with_symbols",
-        "a panic of the hypervisor ends the run with status 70 and a backtrace with names",
-        &["run", "--exec", "reboot -f", "--reset", "panic", "--timeout", "100"],
-        TestFile::None,
-        (70, "hypervisor::vm::run::cpu_loop"),
-    ),
+        "run --exec 'reboot -f' --reset panic --timeout 100",
+        70,
+        "hypervisor::vm::run::cpu_loop",
+    )
+    .about("a panic of the hypervisor ends the run with status 70 and a backtrace with names"),
     tool(
         "u56_reboot_by_triple_fault",
-        "a kernel's reset by a triple fault is a reset as any other",
-        &["run", "--append", "reboot=t", "--exec", "reboot -f", "--timeout", "100"],
-        TestFile::None,
-        (71, "shut down by triple fault"),
-    ),
-    probe(
-        "refused_vmrun_ends_the_run",
-        "a state that VMRUN refuses ends the guest with a register dump, not the hypervisor",
-        "no_write_through",
-        ProbeEnd::Ended(ExitCode::GuestInvalid),
-    ),
-    probe(
-        "guest_triple_fault_is_a_reset",
-        "which ends the run if asked to, with the guest's registers in the log",
-        "triple_fault",
-        ProbeEnd::Ended(ExitCode::GuestReset),
-    ),
-    probe(
-        "unknown_msr_faults_in_the_guest",
-        "reading or writing an unknown MSR is #GP for the guest",
-        "unknown_msr",
-        ProbeEnd::Passed,
-    ),
-    probe(
-        "ring3_hypercall_faults_in_the_guest",
-        "a hypercall from ring 3 is #UD for the guest",
-        "ring3_hypercall",
-        ProbeEnd::Passed,
-    ),
-    probe(
-        "probe_all",
-        "all other guest errors have the results that the manuals specify",
-        "all",
-        ProbeEnd::AllPassed,
+        "run --append reboot=t --exec 'reboot -f' --timeout 100",
+        71,
+        "shut down by triple fault",
     )
-    .or_long("all count=1000000"),
-    probe(
-        "run_times_add_up",
-        "two processors that share a CPU had, by their run time registers, the time that has passed",
-        "run_time",
-        ProbeEnd::SharedPassed,
-    )
-    .counted(),
-    probe(
-        "h25_list_in_parts",
-        "a long list is done in parts, and the caller takes interrupts in between",
-        "list_in_parts",
-        ProbeEnd::SecondPassed,
-    )
-    .with(&["flush_pages=1000"]),
-    probe(
-        "p9_rom_toggles_at_length",
-        "after each of 10000 toggles all processors see the ROM, or no memory",
-        "rom_toggles count=20000",
-        ProbeEnd::SecondPassed,
-    )
-    .only_long(),
-    probe(
-        "p13_rom_moves_at_length",
-        "after each of as many moves they see it at the new address only",
-        "rom_moves count=20000",
-        ProbeEnd::SecondPassed,
-    )
-    .only_long(),
-    probe(
-        "u32_interrupts_come_once",
-        "no interrupt is delivered twice when time is counted in instructions and processors take turns",
-        "u32_interrupts_once",
-        ProbeEnd::Passed,
-    )
-    .counted()
-    .or_long("u32_interrupts_once count=1000000"),
-    probe(
-        "u32_interrupts_come_once_in_threads",
-        "nor when each processor has a thread",
-        "u32_interrupts_once",
-        ProbeEnd::SecondPassed,
-    )
-    .or_long("u32_interrupts_once count=1000000"),
+    .about("a kernel's reset by a triple fault is a reset as any other"),
+    probe("refused_vmrun_ends_the_run", "no_write_through", ProbeEnd::Ended(ExitCode::GuestInvalid))
+        .about("a state that VMRUN refuses ends the guest with a register dump, not the hypervisor"),
+    probe("guest_triple_fault_is_a_reset", "triple_fault", ProbeEnd::Ended(ExitCode::GuestReset))
+        .about("which ends the run if asked to, with the guest's registers in the log"),
+    probe("unknown_msr_faults_in_the_guest", "unknown_msr", ProbeEnd::Passed)
+        .about("reading or writing an unknown MSR is #GP for the guest"),
+    probe("ring3_hypercall_faults_in_the_guest", "ring3_hypercall", ProbeEnd::Passed)
+        .about("a hypercall from ring 3 is #UD for the guest"),
+    probe("probe_all", "all", ProbeEnd::AllPassed)
+        .about("all other guest errors have the results that the manuals specify")
+        .or_long("all count=1000000"),
+    probe("run_times_add_up", "run_time", ProbeEnd::SharedPassed)
+        .about("two processors that share a CPU had, by their run time registers, the time that has passed")
+        .counted(),
+    probe("h25_list_in_parts", "list_in_parts", ProbeEnd::SecondPassed)
+        .about("a long list is done in parts, and the caller takes interrupts in between")
+        .with(&["flush_pages=1000"]),
+    probe("p9_rom_toggles_at_length", "rom_toggles count=20000", ProbeEnd::SecondPassed)
+        .about("after each of 10000 toggles all processors see the ROM, or no memory")
+        .only_long(),
+    probe("p13_rom_moves_at_length", "rom_moves count=20000", ProbeEnd::SecondPassed)
+        .about("after each of as many moves they see it at the new address only")
+        .only_long(),
+    probe("u32_interrupts_come_once", "u32_interrupts_once", ProbeEnd::Passed)
+        .about("no interrupt comes twice when time is counted in instructions and processors take turns")
+        .counted()
+        .or_long("u32_interrupts_once count=1000000"),
+    probe("u32_interrupts_come_once_in_threads", "u32_interrupts_once", ProbeEnd::SecondPassed)
+        .about("nor when each processor has a thread")
+        .or_long("u32_interrupts_once count=1000000"),
     runs(
         "flush_hypercall_line_in_the_log",
-        "Linux finds and uses the flush hypercalls",
         (2, 2),
         "dmesg | grep -q 'Hyper-V: Using hypercall for remote TLB flush'",
-    ),
+    )
+    .about("Linux finds and uses the flush hypercalls"),
     runs(
         "no_flush_hypercall_line_with_ipis",
-        "and does not use them without the hint",
         (2, 2),
         "! dmesg | grep -q 'Hyper-V: Using hypercall for remote TLB flush'",
     )
+    .about("and does not use them without the hint")
     .by_ipis(),
-    runs("nproc_is_8", "all vCPUs come up, four to a CPU", (8, 2), "test \"$(nproc)\" = 8"),
-    runs("nproc_is_32", "sixteen vCPUs to a CPU come up as well", (32, 2), "test \"$(nproc)\" = 32"),
-    stock(
-        "lost_wakeups_are_few",
-        "lost wake-ups, which the tick and repeated kicks repair, are counted and rare",
-        (32, 2),
-        THRASH_33,
-        Expect::FewLost,
-    ),
-    runs(
-        "nproc_is_255",
-        "the maximum number of vCPUs reaches userspace",
-        (255, 2),
-        "test \"$(nproc)\" = 255",
-    ),
-    stock(
-        "thrash_on_128_vcpus",
-        "65 threads on 128 vCPUs flush only by hypercall, which requires VP sets",
-        (128, 2),
-        THRASH_65,
-        Expect::TlbIpis(false),
-    )
-    .with(&["pretend=on"]),
-    stock(
-        "thrash_on_128_vcpus_and_12_cpus",
-        "and on 12 CPUs as well",
-        (128, 12),
-        THRASH_65,
-        Expect::TlbIpis(false),
-    )
-    .only_long(),
-    runs("one_vcpu_on_one_cpu", "the smallest guest boots", (1, 1), "test \"$(nproc)\" = 1"),
+    runs("nproc_is_8", (8, 2), "test \"$(nproc)\" = 8").about("all vCPUs come up, four to a CPU"),
+    runs("nproc_is_32", (32, 2), "test \"$(nproc)\" = 32").about("sixteen vCPUs to a CPU come up as well"),
+    stock("lost_wakeups_are_few", (32, 2), THRASH_33, Expect::FewLost)
+        .about("lost wake-ups, which the tick and repeated kicks repair, are counted and rare"),
+    runs("nproc_is_255", (255, 2), "test \"$(nproc)\" = 255")
+        .about("the maximum number of vCPUs reaches userspace"),
+    stock("thrash_on_128_vcpus", (128, 2), THRASH_65, Expect::TlbIpis(false))
+        .about("65 threads on 128 vCPUs flush only by hypercall, which requires VP sets")
+        .with(&["pretend=on"]),
+    stock("thrash_on_128_vcpus_and_12_cpus", (128, 12), THRASH_65, Expect::TlbIpis(false))
+        .about("and on 12 CPUs as well")
+        .only_long(),
+    runs("one_vcpu_on_one_cpu", (1, 1), "test \"$(nproc)\" = 1").about("the smallest guest boots"),
     runs(
         "clock_is_trusted",
-        "the kernel's watchdog does not reject its clock source",
         (2, 2),
         "! dmesg | grep -E 'timekeeping watchdog|as unstable because|clocksource: .*skewed'",
-    ),
-    stock(
-        "no_tlb_ipis_with_hypercalls",
-        "remote flushes use only hypercalls",
-        (4, 2),
-        THRASH,
-        Expect::TlbIpis(false),
-    ),
-    stock("no_hypercalls_with_ipis", "and only IPIs without the hint", (4, 2), THRASH, Expect::TlbIpis(true))
-        .by_ipis(),
-    stock(
-        "o1_nothing_stale_with_hypercalls",
-        "no reader sees a page after the system call that removed it has returned",
-        (8, 2),
-        STALE,
-        Expect::NothingStale,
     )
-    .or_long(STALE_LONG),
-    stock("o1_nothing_stale_with_ipis", "nor without the hint", (8, 2), STALE, Expect::NothingStale)
+    .about("the kernel's watchdog does not reject its clock source"),
+    stock("no_tlb_ipis_with_hypercalls", (4, 2), THRASH, Expect::TlbIpis(false))
+        .about("remote flushes use only hypercalls"),
+    stock("no_hypercalls_with_ipis", (4, 2), THRASH, Expect::TlbIpis(true))
+        .about("and only IPIs without the hint")
+        .by_ipis(),
+    stock("o1_nothing_stale_with_hypercalls", (8, 2), STALE, Expect::NothingStale)
+        .about("no reader sees a page after the system call that removed it has returned")
+        .or_long(STALE_LONG),
+    stock("o1_nothing_stale_with_ipis", (8, 2), STALE, Expect::NothingStale)
+        .about("nor without the hint")
         .by_ipis()
         .or_long(STALE_LONG),
-    stock(
-        "e3_stale_pages_without_kicks",
-        "the same guest detects a flush that kicks no target within the same time",
-        (8, 2),
-        STALE_TRIES,
-        Expect::Stale,
-    )
-    .with(&["defect=no-kick"]),
-    stock(
-        "h13_vp_index_is_no_apic_id",
-        "nothing is stale even if VP indices, APIC IDs and the kernel's numbers differ",
-        (8, 2),
-        STALE,
-        Expect::NothingStale,
-    )
-    .with(&["apic_ids=reversed", "pretend=on"]),
-    talk(
-        "ctl_refusals_change_nothing",
-        "a slot that overlaps, is unaligned, does not exist or exceeds memory is refused with a reason",
-        WORK,
-        Talk::Refusals,
-    ),
-    talk("ctl_memory_comes_and_goes", "while the guest works", WORK, Talk::Memory),
-    talk(
-        "p14_dirty_bits_miss_no_change",
-        "every changed page of the guest's memory is in its dirty log, by dirty bits",
-        WORK,
-        Talk::DirtyLog(LogWay::DirtyBits),
-    ),
-    talk(
-        "p14_write_faults_miss_no_change",
-        "and by write faults",
-        WORK,
-        Talk::DirtyLog(LogWay::WriteProtection),
-    ),
-    talk(
-        "top_shows_what_is_counted",
-        "another process reads the rates of a working guest, which match its counters",
-        WORK,
-        Talk::Watch,
-    ),
-    migrate("p14_migration_in_vain_changes_nothing"),
-    stock(
-        "rom_toggles_under_memory_load",
-        "memory keeps its contents while a ROM is added, read completely, and removed",
-        (4, 2),
-        MMTEST,
-        Expect::Intact,
-    )
-    .or_long(MMTEST_LONG),
-    stock(
-        "loops_and_a_build_find_all_in_order",
-        "the self-checks of faults, mappings, wake-ups, flushes and processes pass",
-        (4, 2),
-        LOOPS,
-        Expect::Loops,
-    ),
-    stock(
-        "poweroff_ends_the_run",
-        "with the guest's consent and status 0",
-        (2, 2),
-        "poweroff; sleep 60",
-        Expect::PowerOff,
-    ),
-    act("reboot_reboots", "typed at the console; the guest comes up again", REBOOTS),
+    stock("e3_stale_pages_without_kicks", (8, 2), STALE_TRIES, Expect::Stale)
+        .about("the same guest detects a flush that kicks no target within the same time")
+        .with(&["defect=no-kick"]),
+    stock("h13_vp_index_is_no_apic_id", (8, 2), STALE, Expect::NothingStale)
+        .about("nothing is stale even if VP indices, APIC IDs and the kernel's numbers differ")
+        .with(&["apic_ids=reversed", "pretend=on"]),
+    talk("ctl_refusals_change_nothing", WORK, Talk::Refusals)
+        .about("a slot that overlaps, is unaligned, is not there or exceeds memory is refused with a reason"),
+    talk("ctl_memory_comes_and_goes", WORK, Talk::Memory).about("while the guest works"),
+    talk("p14_dirty_bits_miss_no_change", WORK, Talk::DirtyLog(LogWay::DirtyBits))
+        .about("every changed page of the guest's memory is in its dirty log, by dirty bits"),
+    talk("p14_write_faults_miss_no_change", WORK, Talk::DirtyLog(LogWay::WriteProtection))
+        .about("and by write faults"),
+    talk("top_shows_what_is_counted", WORK, Talk::Watch)
+        .about("another process reads the rates of a working guest, which match its counters"),
+    act("p14_migration_in_vain_changes_nothing", |room| room.lab.migrate(room.case))
+        .about("a cancelled migration leaves memory, slots and free memory as before, and no store is lost")
+        .with(&["paranoid=on", "nested_page=2M"])
+        .on_both(),
+    stock("rom_toggles_under_memory_load", (4, 2), MMTEST, Expect::Intact)
+        .about("memory keeps its contents while a ROM is added, read completely, and removed")
+        .or_long(MMTEST_LONG),
+    stock("loops_and_a_build_find_all_in_order", (4, 2), LOOPS, Expect::Loops)
+        .about("the self-checks of faults, mappings, wake-ups, flushes and processes pass"),
+    stock("poweroff_ends_the_run", (2, 2), "poweroff; sleep 60", Expect::PowerOff)
+        .about("with the guest's consent and status 0"),
+    act("reboot_reboots", REBOOTS).about("typed at the console; the guest comes up again"),
 ];
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_are_unique() {
-        for (index, case) in CASES.iter().enumerate() {
-            assert!(CASES[..index].iter().all(|other| other.name != case.name), "{} twice", case.name);
-        }
-    }
-}

@@ -1,7 +1,6 @@
 //! Disks with Debian, as `quell image-debian` makes them: under QEMU without Quell, and as disks of
 //! Quell's guests.
 
-use super::arm::MAX;
 use super::cases::{Case, act};
 use super::room::Room;
 use crate::debian::boot::{ROOT, Writes, machine};
@@ -21,36 +20,19 @@ use std::process::Command;
 use std::time::Duration;
 
 /// The rows.
-pub(super) const ROWS: [Case; 6] = [
-    act(
-        "debian_disk_boots",
-        "a disk is made of packages; it boots, systemd and apt are well, and a file outlives a reboot",
-        boots,
-    )
-    .only_long(),
-    act(
-        "debian_disk_boots_on_arm",
-        "the same for Arm64, none of whose programs runs outside of the machine",
-        boots,
-    )
-    .on(MAX)
-    .only_long(),
-    act(
-        "debian_boots_on_quell",
-        "the same as a guest of Quell that owns disk and network card",
-        boots_on_quell,
-    )
-    .only_long(),
-    act("debian_boots_on_quell_on_arm", "the same behind an SMMU, with interrupts by pins", boots_on_quell)
-        .on(MAX)
-        .only_long(),
-    act(
-        "a_disk_is_intact_after_hard_resets",
-        "20 resets amid writes: the journal repairs the disk each time, and fsck finds nothing",
-        hard_resets,
-    )
-    .only_long(),
-    act("a_disk_is_intact_after_hard_resets_on_arm", "the same for Arm64", hard_resets).on(MAX).only_long(),
+pub(super) const ROWS: [Case; 3] = [
+    act("debian_disk_boots", boots)
+        .about("a disk made of packages boots, systemd and apt are well, and a file outlives a reboot")
+        .only_long()
+        .on_both(),
+    act("debian_boots_on_quell", boots_on_quell)
+        .about("the same as a guest of Quell that owns disk and network card")
+        .only_long()
+        .on_both(),
+    act("a_disk_is_intact_after_hard_resets", hard_resets)
+        .about("20 resets amid writes: the journal repairs the disk each time, and fsck finds nothing")
+        .only_long()
+        .on_both(),
 ];
 
 /// For a boot, and for a command: in the machine's own time.

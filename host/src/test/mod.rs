@@ -50,7 +50,7 @@ use crate::machine::signals::Signals;
 use anyhow::{Result, anyhow};
 use progress::ProgressView;
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex, PoisonError};
 use std::thread;
 
 /// The most tests at one time, unless the command line requests more.
@@ -103,7 +103,7 @@ pub(crate) fn test(args: &TestArgs, signals: &Signals) -> Result<u8> {
     }
     if args.list {
         let names = host::STEPS.iter().map(|step| (step.name, step.about));
-        let names = names.chain(all_cases().map(|case| (case.name, case.about)));
+        let names = names.chain(ALL_CASES.iter().map(|case| (case.name, case.about)));
         for (name, about) in names.filter(|(name, _)| wanted(name)) {
             println!("{name:<40} {about}");
         }
@@ -113,7 +113,7 @@ pub(crate) fn test(args: &TestArgs, signals: &Signals) -> Result<u8> {
         host::STEPS.iter().filter(|step| wanted(step.name) && (args.long || !step.only_long)).collect();
     let (steps, cases) = (Queue::of(due.into_iter()), {
         let is_due = |case: &&cases::Case| wanted(case.name) && (args.long || !case.only_long);
-        let mut due: Vec<_> = all_cases().filter(is_due).collect();
+        let mut due: Vec<_> = ALL_CASES.iter().filter(is_due).collect();
         // The long ones first: at the end no lane waits long for another.
         due.sort_by_key(|case| case.body.is_short());
         Queue::of((0..args.repeat).flat_map(|_| due.clone()))
@@ -164,26 +164,35 @@ impl<T> Queue<T> {
 }
 
 /// The tests that boot machines.
-fn all_cases() -> impl Iterator<Item = &'static cases::Case> {
-    cases::CASES
-        .iter()
-        .chain(&checks::CHECKS)
-        .chain(arm::rows())
-        .chain(&stage2::ROWS)
-        .chain(attack::rows())
-        .chain(audit::ROWS)
-        .chain(&packages::ROWS)
-        .chain(&releases::ROWS)
-        .chain(&traces::ROWS)
-        .chain(&budgets::ROWS)
-        .chain(&devices::ROWS)
-        .chain(&disks::ROWS)
-        .chain(&kernels::ROWS)
-        .chain(&dma::ROWS)
-        .chain(&peers::ROWS)
-        .chain(several::ROWS)
-        .chain(pages::rows())
-}
+static ALL_CASES: LazyLock<Vec<cases::Case>> = LazyLock::new(|| {
+    let tables = [
+        &cases::CASES[..],
+        &checks::CHECKS,
+        &arm::BARE,
+        &arm::ON_QUELL,
+        &arm::CHECKS,
+        &stage2::ROWS,
+        attack::arm::ROWS,
+        attack::fuzz::ROWS,
+        attack::isolation::ROWS,
+        attack::operator::ROWS,
+        attack::pc::ROWS,
+        attack::qemu::ROWS,
+        audit::ROWS,
+        &packages::ROWS,
+        &releases::ROWS,
+        &traces::ROWS,
+        &budgets::ROWS,
+        &devices::ROWS,
+        &disks::ROWS,
+        &kernels::ROWS,
+        &dma::ROWS,
+        &peers::ROWS,
+        several::ROWS,
+        pages::rows(),
+    ];
+    tables.into_iter().flatten().flat_map(|case| case.rows()).collect()
+});
 
 /// Prints the last line, and returns the process's status.
 fn verdict(total: Tally, signals: &Signals) -> u8 {
@@ -208,10 +217,19 @@ mod tests {
         assert_eq!((status(0, 0, 0), status(0, 1, 0), status(9, 1, 0)), (1, 1, 1));
     }
 
+    fn names() -> impl Iterator<Item = &'static str> {
+        host::STEPS.iter().map(|step| step.name).chain(ALL_CASES.iter().map(|case| case.name))
+    }
+
+    #[test]
+    fn each_row_has_a_name_of_its_own_and_says_what_it_shows() {
+        names().for_each(|name| assert_eq!(names().filter(|other| *other == name).count(), 1, "{name}"));
+        ALL_CASES.iter().for_each(|case| assert!(!case.about.is_empty(), "{}", case.name));
+    }
+
     #[test]
     fn what_is_quick_exists() {
-        let names: Vec<_> =
-            host::STEPS.iter().map(|step| step.name).chain(all_cases().map(|case| case.name)).collect();
+        let names: Vec<_> = names().collect();
         for quick in QUICK {
             assert!(names.contains(&quick), "{quick}");
         }

@@ -138,7 +138,7 @@ fn tests_that_the_documents_name_exist() {
         missing.extend(names.into_iter().filter_map(|(prefix, name)| {
             let exists = match texts.get(prefix) {
                 Some(sources) => is_defined(sources, prefix, name),
-                None => prefix == "guests" && super::all_cases().any(|case| case.name == name),
+                None => prefix == "guests" && super::ALL_CASES.iter().any(|case| case.name == name),
             };
             (!exists).then(|| format!("{document}: {prefix}: {name}"))
         }));

@@ -12,21 +12,12 @@ use std::{fs, thread};
 
 /// The rows.
 pub(super) const ROWS: [Case; 3] = [
-    act(
-        "bench_all_goes_on_where_it_was_interrupted",
-        "Quell and KVM take turns, each run is saved at once, and none is repeated or kept from another version",
-        goes_on,
-    ),
-    act(
-        "bench_all_removes_memory_beside_kvm",
-        "a slot is removed, by Quell and by a monitor on KVM, and what that costs is counted on both sides",
-        removes,
-    ),
-    act(
-        "bench_all_has_kvm_on_arm",
-        "an Arm guest boots on Quell and on KVM of two kernels, and the file names all versions",
-        on_arm,
-    ),
+    act("bench_all_goes_on_where_it_was_interrupted", goes_on)
+        .about("Quell and KVM take turns; each run is saved at once, and none is kept of another version"),
+    act("bench_all_removes_memory_beside_kvm", removes)
+        .about("a slot is removed by Quell and by a monitor on KVM, and what that costs is counted"),
+    act("bench_all_has_kvm_on_arm", on_arm)
+        .about("an Arm guest boots on Quell and on KVM of two kernels, and the file names all versions"),
 ];
 
 /// The runs, in this order.

@@ -31,16 +31,10 @@ const INSTRUCTIONS_MAX: f64 = 40.0;
 
 /// The rows.
 pub(super) const ROWS: [Case; 2] = [
-    act(
-        "trace_agrees_with_the_counters",
-        "the trace has each counted exit, flush and kick, and its spans and arrows are consistent",
-        agrees_with_the_counters,
-    ),
-    act(
-        "trace_costs_at_most_40_instructions",
-        "for each record, by the instruction counts of CPUID with and without the trace",
-        costs_little,
-    ),
+    act("trace_agrees_with_the_counters", agrees_with_the_counters)
+        .about("the trace has each counted exit, flush and kick, and its spans and arrows are consistent"),
+    act("trace_costs_at_most_40_instructions", costs_little)
+        .about("for each record, by the instruction counts of CPUID with and without the trace"),
 ];
 
 fn agrees_with_the_counters(room: &Room<'_>) -> Result<()> {

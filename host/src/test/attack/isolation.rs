@@ -1,7 +1,5 @@
 //! Guests that attack others: a part of `bench isolation`, without what depends on the clock.
 
-use crate::arch::ArmCpu;
-use crate::arch::Platform;
 use crate::bench::isolation::limits;
 use crate::bench::isolation::pair::{self, Plan};
 use crate::bench::limits::Limit;
@@ -19,15 +17,9 @@ const SEED: u64 = 7;
 const TIMEOUT: Duration = Duration::from_secs(180);
 
 /// The rows.
-pub(super) const ROWS: &[Case] = &[
-    act(
-        "i1_guests_do_not_disturb_each_other",
-        "a guest keeps its memory, registers, flushes and share while another one attacks",
-        attacks,
-    ),
-    act("i1_guests_do_not_disturb_each_other_on_arm", "and on Arm", attacks)
-        .on(Platform::Aarch64(ArmCpu::Max)),
-];
+pub(in crate::test) const ROWS: &[Case] = &[act("i1_guests_do_not_disturb_each_other", attacks)
+    .about("a guest keeps its memory, registers, flushes and share while another one attacks")
+    .on_both()];
 
 /// One guest attacks, in one way after the other, and another one is not disturbed: their weights,
 /// and whether the attacker has a CPU set.

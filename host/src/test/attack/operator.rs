@@ -2,7 +2,7 @@
 
 use crate::size::MIB;
 use crate::test::arm::{MAX, WORK as WORK_ON_ARM};
-use crate::test::cases::{Case, Expect, Talk, TestFile, WORK, act, runs, stock, talk, tool};
+use crate::test::cases::{Case, Expect, Talk, WORK, act, runs, stock, talk, tool};
 use crate::test::room::Room;
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
@@ -20,19 +20,22 @@ const POLL_PERIOD: Duration = Duration::from_millis(20);
 
 const GIB: u64 = 1024 * MIB;
 
+/// Has nearly 3 GiB of memory, and uses most of it.
+const THREE: &str = "test $(awk '/^MemTotal/ { print $2 }' /proc/meminfo) -gt 2950000 && mkdir /m && \
+            mount -t tmpfs -o size=100% m /m && dd if=/dev/zero of=/m/all bs=1M count=2400";
 /// Has nearly 5 GiB of memory, and uses most of it.
 const FIVE: &str = "test $(awk '/^MemTotal/ { print $2 }' /proc/meminfo) -gt 4950000 && mkdir /m && \
             mount -t tmpfs -o size=100% m /m && dd if=/dev/zero of=/m/all bs=1M count=4200";
 
 /// A guest with this much memory, which its command uses.
-const fn uses_memory(name: &'static str, about: &'static str, command: &'static str, bytes: u64) -> Case {
-    runs(name, about, (2, 2), command).in_memory(bytes)
+const fn uses_memory(name: &'static str, command: &'static str, bytes: u64) -> Case {
+    runs(name, (2, 2), command).in_memory(bytes)
 }
 
 /// A guest that reports the time.
-const fn date(name: &'static str, about: &'static str) -> Case {
+const fn date(name: &'static str) -> Case {
     let command = "echo \"{\\\"event\\\":\\\"date\\\",\\\"unix\\\":$(date +%s)}\" > /dev/report";
-    stock(name, about, (1, 1), command, Expect::Date)
+    stock(name, (1, 1), command, Expect::Date)
 }
 
 /// Sleeps until the clock's alarm wakes it, then until a key does, then until the operator does. An
@@ -48,57 +51,42 @@ const SLEEPS: &str = "stty -echo; alarm=/sys/class/rtc/rtc0/wakealarm; cd /sys/p
             echo '{\"event\":\"awaits-wake\"}' > /dev/report; until slept 3; do echo freeze > state; done";
 
 /// A guest that sleeps.
-const fn sleeper(name: &'static str, about: &'static str) -> Case {
-    runs(name, about, (2, 2), SLEEPS)
+const fn sleeper(name: &'static str) -> Case {
+    runs(name, (2, 2), SLEEPS)
 }
 
 /// The rows, in the order of their ids.
-pub(super) const ROWS: &[Case] = &[
-    uses_memory(
-        "u10_guest_of_3g",
-        "memory that is larger than the machine's piece below 4 GiB",
-        "test $(awk '/^MemTotal/ { print $2 }' /proc/meminfo) -gt 2950000 && mkdir /m && \
-            mount -t tmpfs -o size=100% m /m && dd if=/dev/zero of=/m/all bs=1M count=2400",
-        3 * GIB,
-    ),
-    uses_memory("u10_guest_of_5g", "memory on both sides of the guest's own gap below 4 GiB", FIVE, 5 * GIB),
+pub(in crate::test) const ROWS: &[Case] = &[
+    uses_memory("u10_guest_of_3g", THREE, 3 * GIB)
+        .about("memory that is larger than the machine's piece below 4 GiB"),
+    uses_memory("u10_guest_of_5g", FIVE, 5 * GIB)
+        .about("memory on both sides of the guest's own gap below 4 GiB"),
     uses_memory(
         "u10_guest_of_12g",
-        "and much more of it",
         "test $(awk '/^MemTotal/ { print $2 }' /proc/meminfo) -gt 12000000",
         12 * GIB,
     )
+    .about("and much more of it")
     .only_long(),
-    uses_memory("u10_arm_guest_of_5g", "memory above 4 GiB on Arm64", FIVE, 5 * GIB).on(MAX),
+    uses_memory("u10_arm_guest_of_5g", FIVE, 5 * GIB).about("memory above 4 GiB on Arm64").on(MAX),
     tool(
         "o1_the_usual_image_refuses_to_make_mistakes",
-        "flushes without kicks are a defect that only a special image has",
-        &["run", "--set", "defect=no-kick", "--exec", "true"],
-        TestFile::None,
-        (66, "this image has no defects"),
-    ),
-    talk(
-        "u16_memory_is_not_laid_over_devices",
-        "`ctl add` refuses the addresses of the APICs and of the PCI bus, and names them; the guest works on",
-        WORK,
-        Talk::Devices,
-    ),
-    talk(
-        "u16_arm_memory_is_not_laid_over_devices",
-        "and those of the GIC, the serial port and the memory with the stolen times, which it does not delete",
-        WORK_ON_ARM,
-        Talk::Devices,
+        "run --set defect=no-kick --exec true",
+        66,
+        "this image has no defects",
     )
-    .on(MAX),
-    act(
-        "u17_ctl_ends_by_signal_while_it_waits",
-        "Ctrl-C and SIGTERM end `ctl` while the hypervisor says nothing",
-        ctl_ends_by_signal,
-    ),
-    date("u25_guests_know_the_date", "a stock guest's clock is right from the start"),
-    date("u25_arm_guests_know_the_date", "and on Arm64").on(MAX),
-    sleeper("u67_guests_wake", "from s2idle, by the clock's alarm, by a key and by `ctl guest wake`"),
-    sleeper("u67_arm_guests_wake", "and on Arm64").on(MAX),
+    .about("flushes without kicks are a defect that only a special image has"),
+    talk("u16_memory_is_not_laid_over_devices", WORK, Talk::Devices)
+        .about("`ctl add` refuses the addresses of APICs and PCI bus, and names them; the guest works on"),
+    talk("u16_arm_memory_is_not_laid_over_devices", WORK_ON_ARM, Talk::Devices)
+        .about("and those of the GIC, the serial port and the stolen times, which it does not delete")
+        .on(MAX),
+    act("u17_ctl_ends_by_signal_while_it_waits", ctl_ends_by_signal)
+        .about("Ctrl-C and SIGTERM end `ctl` while the hypervisor says nothing"),
+    date("u25_guests_know_the_date").about("a stock guest's clock is right from the start"),
+    date("u25_arm_guests_know_the_date").about("and on Arm64").on(MAX),
+    sleeper("u67_guests_wake").about("from s2idle, by the clock's alarm, by a key and by `ctl guest wake`"),
+    sleeper("u67_arm_guests_wake").about("and on Arm64").on(MAX),
 ];
 
 /// Starts `ctl` where a machine accepts the conversation and never answers, and ends it by a

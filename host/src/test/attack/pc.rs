@@ -15,100 +15,58 @@ const LOAD: &str = "uname -r | grep -q '^6\\.1\\.' && exit 3; \
     done; \
     for worker in $workers; do wait $worker || exit; done; ! dmesg | grep -E 'Oops|BUG:|general protection'";
 
+const HALTED: Siege = Siege { test: "u2_halted_timers", vcpus: 8, cpus: 1, memory: 64 * MIB, least: &[] };
+const RESETS: Siege = Siege {
+    test: "u6_reset_storm",
+    vcpus: 1,
+    cpus: 1,
+    memory: 512 * MIB,
+    least: &[(Counter::Resets, 1), (Counter::ResetRequests, 20)],
+};
+const IN_XAPIC_MODE: &str = "test $(nproc) = 4 && thrash --threads 4 --rounds 50 && \
+    dmesg | grep -q 'Hyper-V: Using enlightened APIC (xapic mode)'";
+const BY_INTERVAL_TIMER: &str = "test $(nproc) = 4 && ! dmesg | grep -q Hyper-V && \
+    dmesg | grep -qE 'tsc: Detected (999|1000)\\.[0-9]+ MHz' && thrash --threads 4 --rounds 20";
+
 /// The rows, in the order of their ids.
-pub(super) const ROWS: &[Case] = &[
-    act(
-        "u2_halted_timers",
-        "vCPUs that halt with interrupts off, their timers expired, do not keep interrupts from the CPU",
-        |room| {
-            let test = "u2_halted_timers";
-            room.lab.siege(room.case, &Siege { test, vcpus: 8, cpus: 1, memory: 64 * MIB, least: &[] })
-        },
-    ),
-    probe(
-        "u3_debug_exceptions_reach_the_guest",
-        "#DB, which is intercepted, comes to the guest as if it were not",
-        "debug_registers",
-        ProbeEnd::Passed,
-    ),
-    probe(
-        "u5_crash_reports",
-        "a guest that constantly reports crashes does not flood the log",
-        "u5_crash_reports",
-        ProbeEnd::Passed,
-    ),
-    act(
-        "u6_requests_during_resets",
-        "outside requests are served while a guest is constantly reset and its memory zeroed",
-        |room| {
-            let least = &[(Counter::Resets, 1), (Counter::ResetRequests, 20)];
-            let test = "u6_reset_storm";
-            room.lab.siege(room.case, &Siege { test, vcpus: 1, cpus: 1, memory: 512 * MIB, least })
-        },
-    ),
-    ended(
-        "u7_guest_without_tables",
-        "a guest ends with a separate status if there is no page for a nested page table",
-        "alive",
-        (2, 1),
-        ExitCode::GuestOutOfTables,
-    )
-    .with(&["nested_page=4K", "tables=4"]),
-    probe(
-        "u12_debug_registers_by_their_other_names",
-        "a breakpoint enabled through DR5 affects only its own vCPU",
-        "u12_debug_names",
-        ProbeEnd::SharedPassed,
-    ),
-    probe(
-        "u13_idt_in_nothing",
-        "an exception whose descriptor is not in memory shuts the guest down",
-        "u13_idt_in_nothing",
-        ProbeEnd::Ended(ExitCode::GuestReset),
-    ),
+pub(in crate::test) const ROWS: &[Case] = &[
+    act("u2_halted_timers", |room| room.lab.siege(room.case, &HALTED))
+        .about("vCPUs that halt with interrupts off and timers expired keep no interrupts from the CPU"),
+    probe("u3_debug_exceptions_reach_the_guest", "debug_registers", ProbeEnd::Passed)
+        .about("#DB, which is intercepted, comes to the guest as if it were not"),
+    probe("u5_crash_reports", "u5_crash_reports", ProbeEnd::Passed)
+        .about("a guest that constantly reports crashes does not flood the log"),
+    act("u6_requests_during_resets", |room| room.lab.siege(room.case, &RESETS))
+        .about("outside requests are served while a guest is constantly reset and its memory zeroed"),
+    ended("u7_guest_without_tables", "alive", (2, 1), ExitCode::GuestOutOfTables)
+        .about("a guest ends with a separate status if there is no page for a nested page table")
+        .with(&["nested_page=4K", "tables=4"]),
+    probe("u12_debug_registers_by_their_other_names", "u12_debug_names", ProbeEnd::SharedPassed)
+        .about("a breakpoint enabled through DR5 affects only its own vCPU"),
+    probe("u13_idt_in_nothing", "u13_idt_in_nothing", ProbeEnd::Ended(ExitCode::GuestReset))
+        .about("an exception whose descriptor is not in memory shuts the guest down"),
     stock(
         "u15_late_processor",
-        "CPUs that are given up, and come late, get no vCPUs and take nobody's stack",
         (8, 4),
         "test $(nproc) = 8 && thrash --threads 8 --rounds 5",
         Expect::WithoutCpus(&[1, 2]),
     )
+    .about("CPUs that are given up, and come late, get no vCPUs and take nobody's stack")
     .with(&["defect=late-cpu"]),
-    stock(
-        "u18_flood",
-        "the guest's output is limited, and lines that imitate the hypervisor are not believed",
-        (1, 1),
-        FLOOD,
-        Expect::Flood,
-    ),
-    runs(
-        "u20_linux_6_12_under_load",
-        "a kernel that uses CMPXCHG16B survives an emulator that gets it wrong",
-        (8, 2),
-        LOAD,
-    )
-    .with_newer_kernel(),
-    probe(
-        "u23_second_nmi",
-        "neither of two NMIs for a vCPU without a CPU is lost",
-        "u23_second_nmi",
-        ProbeEnd::SharedPassed,
-    ),
-    runs(
-        "u26_linux_in_xapic_mode",
-        "a kernel that avoids x2APIC mode starts its processors and works",
-        (4, 2),
-        "test \"$(nproc)\" = 4 && dmesg | grep -q 'Hyper-V: Using enlightened APIC (xapic mode)' && \
-            thrash --threads 4 --rounds 50",
-    ).by_ipis()
-    .told("nox2apic"),
-    runs(
-        "u26_linux_by_the_interval_timer",
-        "a kernel that knows no hypervisor calibrates its clock with the interval timer, and works in xAPIC mode",
-        (4, 1),
-        "test \"$(nproc)\" = 4 && ! dmesg | grep -q Hyper-V && \
-            dmesg | grep -qE 'tsc: Detected (999|1000)\\.[0-9]+ MHz' && thrash --threads 4 --rounds 20",
-    ).by_ipis()
-    .told("nopv nox2apic")
-    .counted(),
+    stock("u18_flood", (1, 1), FLOOD, Expect::Flood)
+        .about("the guest's output is limited, and lines that imitate the hypervisor are not believed"),
+    runs("u20_linux_6_12_under_load", (8, 2), LOAD)
+        .about("a kernel that uses CMPXCHG16B survives an emulator that gets it wrong")
+        .with_newer_kernel(),
+    probe("u23_second_nmi", "u23_second_nmi", ProbeEnd::SharedPassed)
+        .about("neither of two NMIs for a vCPU without a CPU is lost"),
+    runs("u26_linux_in_xapic_mode", (4, 2), IN_XAPIC_MODE)
+        .about("a kernel that avoids x2APIC mode starts its processors and works")
+        .by_ipis()
+        .told("nox2apic"),
+    runs("u26_linux_by_the_interval_timer", (4, 1), BY_INTERVAL_TIMER)
+        .about("a kernel that knows no hypervisor calibrates its clock by the interval timer, and works")
+        .by_ipis()
+        .told("nopv nox2apic")
+        .counted(),
 ];

@@ -13,14 +13,8 @@ use super::cases::{Case, act};
 
 /// The rows.
 pub(super) const ROWS: [Case; 2] = [
-    act(
-        "p16_an_iommu_keeps_translations_until_it_is_told",
-        "DMA of an emulated device reaches a page that was unmapped, and no longer after the invalidation",
-        amd::keeps_until_told,
-    ),
-    act(
-        "p16_an_smmu_keeps_translations_until_it_is_told",
-        "the same with an emulated SMMUv3, by page and by range; it logs what it refuses",
-        arm::keeps_until_told,
-    ),
+    act("p16_an_iommu_keeps_translations_until_it_is_told", amd::keeps_until_told)
+        .about("DMA of an emulated device reaches an unmapped page, and no longer after the invalidation"),
+    act("p16_an_smmu_keeps_translations_until_it_is_told", arm::keeps_until_told)
+        .about("the same with an emulated SMMUv3, by page and by range; it logs what it refuses"),
 ];

@@ -144,7 +144,7 @@ impl Lab<'_> {
             Body::Probe(test, end) => self.probe(case, told(test), *end),
             Body::Hostile(test) => self.hostile(case, test, told(test.test)),
             Body::Act(act) => self.act(case, *act),
-            Body::Tool { args, file, status, message } => self.tool(args, *file, *status, message),
+            Body::Tool { args, status, message } => self.tool(args, *status, message),
         }
     }
 

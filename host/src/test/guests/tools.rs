@@ -13,7 +13,7 @@ use crate::machine::process::{End, Flow, Machine};
 use crate::machine::spec::{Payload, Spec};
 use crate::run::{switches, tail};
 use crate::size::MIB;
-use crate::test::cases::{Case, TestFile};
+use crate::test::cases::Case;
 use crate::test::checks::Check;
 use crate::workspace;
 use anyhow::{Result, bail, ensure};
@@ -125,18 +125,26 @@ impl Lab<'_> {
         })
     }
 
-    pub(super) fn tool(&self, args: &[&str], file: TestFile, status: i32, message: &str) -> Result<()> {
-        let path = self.directory.join("argument");
-        match file {
-            TestFile::None => {}
-            TestFile::Text => fs::write(&path, "This is no kernel.\n".repeat(1000))?,
-            TestFile::Zeroes(mebibytes) => File::create(&path)?.set_len(mebibytes * MIB)?,
+    pub(super) fn tool(&self, args: &str, status: i32, message: &str) -> Result<()> {
+        let [text, zeroes] = ["text", "zeroes"].map(|name| self.directory.join(name));
+        if args.contains("{text}") {
+            fs::write(&text, "This is no kernel.\n".repeat(1000))?;
         }
-        let path = path.to_string_lossy();
-        let args = args.iter().map(|arg| if *arg == "{}" { &path } else { *arg });
-        let args: Vec<_> = args.collect();
+        if args.contains("{zeroes}") {
+            File::create(&zeroes)?.set_len(65 * MIB)?;
+        }
+        let files = |word: &str| {
+            word.replace("{text}", &text.to_string_lossy()).replace("{zeroes}", &zeroes.to_string_lossy())
+        };
+        // What is in quotes is one word.
+        let parts = args.split('\'').enumerate();
+        let words = parts.flat_map(|(index, part)| match index % 2 {
+            0 => part.split_whitespace().collect(),
+            _ => vec![part],
+        });
+        let args: Vec<_> = words.map(files).collect();
         let mut command = Command::new(env::current_exe()?);
-        if !args.contains(&"--qemu") {
+        if !args.iter().any(|arg| arg == "--qemu") {
             command.args(emulator::wanted().arguments());
         }
         let output = command.args(args).stdin(Stdio::null()).output()?;

@@ -23,23 +23,14 @@ const COMPARER: &str = "cargo-semver-checks@0.51.0";
 
 /// The rows.
 pub(super) const ROWS: [Case; 3] = [
-    act(
-        "packages_work_outside_the_tree",
-        "each crate builds alone from its package, its README's example runs, and a program uses all five",
-        work_outside,
-    ),
-    act(
-        "packages_build_with_the_rust_they_name",
-        "each crate builds with the oldest compiler that it claims to support",
-        build_with_the_rust_they_name,
-    )
-    .only_long(),
-    act(
-        "packages_break_nobody_without_a_new_version",
-        "each crate's public API is compatible with the one that its version was released with",
-        break_nobody,
-    )
-    .only_long(),
+    act("packages_work_outside_the_tree", work_outside)
+        .about("each crate builds alone, its README's example runs, and a program uses all five"),
+    act("packages_build_with_the_rust_they_name", build_with_the_rust_they_name)
+        .about("each crate builds with the oldest compiler that it claims to support")
+        .only_long(),
+    act("packages_break_nobody_without_a_new_version", break_nobody)
+        .about("each crate's public API is compatible with the one that its version was released with")
+        .only_long(),
 ];
 
 /// One package, unpacked.

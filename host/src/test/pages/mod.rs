@@ -12,11 +12,8 @@ use serde_json::json;
 use std::fs;
 use std::path::Path;
 
-const ROWS: [Case; 1] = [act(
-    "reports_work_in_a_browser",
-    "tables, plots and timelines are there, move and answer, in light, dark and on paper, without errors or requests",
-    works_in_a_browser,
-)];
+const ROWS: [Case; 1] = [act("reports_work_in_a_browser", works_in_a_browser)
+    .about("tables, plots and timelines are there, move and answer, in light, dark and on paper")];
 
 /// The row, where there is a browser. Debian has a package of it, which `./quell` installs for the
 /// tests; Ubuntu's is a snap, which needs more than a package manager.

@@ -11,10 +11,10 @@ mod script;
 #[cfg(test)]
 mod tests;
 
-use super::cases::{Case, Expect, STALE, act, stock};
+use super::arm::{A72, N1, on_max};
+use super::cases::{Case, Expect, STALE, act, stock, tool};
 use super::room::Room;
 use super::script::Script;
-use crate::arch::{ArmCpu, Platform};
 use crate::bench::phases::{Counts, Phases};
 use crate::machine::outcome::Outcome;
 use crate::machine::spec::{Clock, Spec};
@@ -38,10 +38,6 @@ pub(super) struct Sequence {
     vmalls12e1is: u64,
     ish: u64,
 }
-
-const MAX: Platform = Platform::Aarch64(ArmCpu::Max);
-const N1: Platform = Platform::Aarch64(ArmCpu::NeoverseN1);
-const A72: Platform = Platform::Aarch64(ArmCpu::CortexA72);
 
 /// Pages that are removed one by one if there are no range instructions, and a number above that
 /// limit.
@@ -88,87 +84,67 @@ impl Sequence {
     }
 }
 
-pub(super) const ROWS: [Case; 18] = [
-    act(
-        "p19_memory_that_goes_is_gone_on_max",
-        "all vCPUs notice, and see zeroes when other memory is added",
-        is_gone,
-    )
-    .on(MAX),
-    act("p19_memory_that_goes_is_gone_on_neoverse_n1", "and on a neoverse-n1", is_gone).on(N1),
-    act("p19_memory_that_goes_is_gone_on_cortex_a72", "and on a cortex-a72", is_gone).on(A72),
-    act("p19_memory_that_goes_is_gone_whole", "and where all that the VMID tags is dropped", is_gone)
-        .on(MAX)
+pub(super) const ROWS: [Case; 18] = on_max([
+    act("p19_memory_that_goes_is_gone_on_max", is_gone)
+        .about("all vCPUs notice, and see zeroes when other memory is added"),
+    act("p19_memory_that_goes_is_gone_on_neoverse_n1", is_gone).about("and on a neoverse-n1").on(N1),
+    act("p19_memory_that_goes_is_gone_on_cortex_a72", is_gone).about("and on a cortex-a72").on(A72),
+    act("p19_memory_that_goes_is_gone_whole", is_gone)
+        .about("and where all that the VMID tags is dropped")
         .with(&["stage2_unmap=whole"]),
-    act("p19_missing_combined_is_caught", "without VMALLE1IS a vCPU goes on reading", is_stale)
-        .on(MAX)
+    act("p19_missing_combined_is_caught", is_stale)
+        .about("without VMALLE1IS a vCPU goes on reading")
         .with(&["defect=stage2-no-combined"]),
-    act("stage2_missing_tlbi_is_caught", "and so it does without VMALLS12E1IS", is_stale)
-        .on(MAX)
+    act("stage2_missing_tlbi_is_caught", is_stale)
+        .about("and so it does without VMALLS12E1IS")
         .with(&["defect=stage2-no-tlbi", "stage2_unmap=whole"]),
-    act("o12_sequence_on_max", "one range instruction, VMALLE1IS, two DSB ISH, DSB ISHST before", |room| {
-        BY_RANGE.check(&counts(room, MANY)?)
-    })
-    .on(MAX),
-    act("o12_sequence_on_cortex_a72", "without range instructions, one for each page", |room| {
-        BY_PAGE.check(&counts(room, FEW)?)
-    })
-    .on(A72)
-    .with(LIMIT),
-    act("o12_sequence_whole_on_cortex_a72", "and VMALLS12E1IS where that is too many", |room| {
-        WHOLE.check(&counts(room, MANY)?)
-    })
-    .on(A72)
-    .with(LIMIT),
-    act("o2_sequence_is_repeated_on_neoverse_n1", "its errata demand one more", |room| {
-        BY_PAGE.repeated().check(&counts(room, FEW)?)
-    })
-    .on(N1)
-    .with(LIMIT),
-    act("o12_missing_ishst_is_counted", "without DSB ISHST", |room| is_refused(room, "not ordered before"))
-        .on(MAX)
+    act("o12_sequence_on_max", |room| BY_RANGE.check(&counts(room, MANY)?))
+        .about("one range instruction, VMALLE1IS, two DSB ISH, DSB ISHST before"),
+    act("o12_sequence_on_cortex_a72", |room| BY_PAGE.check(&counts(room, FEW)?))
+        .about("without range instructions, one for each page")
+        .on(A72)
+        .with(LIMIT),
+    act("o12_sequence_whole_on_cortex_a72", |room| WHOLE.check(&counts(room, MANY)?))
+        .about("and VMALLS12E1IS where that is too many")
+        .on(A72)
+        .with(LIMIT),
+    act("o2_sequence_is_repeated_on_neoverse_n1", |room| BY_PAGE.repeated().check(&counts(room, FEW)?))
+        .about("its errata demand one more")
+        .on(N1)
+        .with(LIMIT),
+    act("o12_missing_ishst_is_counted", |room| is_refused(room, "not ordered before"))
+        .about("without DSB ISHST")
         .with(&["defect=stage2-no-ishst"]),
-    act("o11_dsb_nsh_is_counted", "with DSB NSH for ISH", |room| is_refused(room, "DSB NSH waits"))
-        .on(MAX)
+    act("o11_dsb_nsh_is_counted", |room| is_refused(room, "DSB NSH waits"))
+        .about("with DSB NSH for ISH")
         .with(&["defect=stage2-dsb-nsh"]),
-    act("stage2_missing_ranges_are_counted", "without RIPAS2E1IS", |room| is_refused(room, "ripas2e1is: 0"))
-        .on(MAX)
+    act("stage2_missing_ranges_are_counted", |room| is_refused(room, "ripas2e1is: 0"))
+        .about("without RIPAS2E1IS")
         .with(&["defect=stage2-no-tlbi"]),
-    act("p19_missing_combined_is_counted", "without VMALLE1IS", |room| is_refused(room, "vmalle1is: 0"))
-        .on(MAX)
+    act("p19_missing_combined_is_counted", |room| is_refused(room, "vmalle1is: 0"))
+        .about("without VMALLE1IS")
         .with(&["defect=stage2-no-combined"]),
-    act(
-        "a3_arrivals_drop",
-        "each arrival of another vCPU on a CPU flushes that CPU's translations",
-        arrivals,
-    )
-    .on(MAX),
+    act("a3_arrivals_drop", arrivals)
+        .about("each arrival of another vCPU on a CPU flushes that CPU's translations"),
     stock(
         "a3_missing_arrival_flush_is_audited",
-        "and the auditor detects a missing flush",
         (4, 2),
         STALE,
         Expect::Panic("audit: the CPU holds translations of vCPU"),
     )
-    .on(MAX)
+    .about("and the auditor detects a missing flush")
     .with(&["defect=no-arrival-flush"]),
-    stock(
-        "a4_nothing_stale_while_generations_roll_over",
-        "other machines constantly take VMIDs, of which there are three",
-        (4, 2),
-        STALE,
-        Expect::NothingStale,
-    )
-    .with(&["vmid_bits=2", "vmid_churn=3"])
-    .on(MAX),
-    super::cases::tool(
+    stock("a4_nothing_stale_while_generations_roll_over", (4, 2), STALE, Expect::NothingStale)
+        .about("other machines constantly take VMIDs, of which there are three")
+        .with(&["vmid_bits=2", "vmid_churn=3"]),
+    tool(
         "arm_foreign_defect_is_refused",
-        "the hypervisor for Arm refuses a defect of flush hypercalls",
-        &["check", "--arch", "aarch64", "--on", "quell", "--defect", "ring3"],
-        super::cases::TestFile::None,
-        (1, "architecture"),
-    ),
-];
+        "check --arch aarch64 --on quell --defect ring3",
+        1,
+        "architecture",
+    )
+    .about("the hypervisor for Arm refuses a defect of flush hypercalls"),
+]);
 
 /// Memory of the guest itself.
 const MEMORY: u64 = 64 * MIB;

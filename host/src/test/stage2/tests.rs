@@ -51,11 +51,3 @@ fn errata_repeat_the_last_instruction_with_its_barrier() {
     assert_eq!(BY_PAGE.repeated(), Sequence { vmalle1is: 2, ish: 3, ..BY_PAGE });
     assert_eq!(WHOLE.repeated(), Sequence { vmalls12e1is: 2, ish: 2, ..WHOLE });
 }
-
-#[test]
-fn names_are_unique() {
-    for row in &ROWS {
-        let count = super::super::all_cases().filter(|case| case.name == row.name).count();
-        assert_eq!(count, 1, "{}", row.name);
-    }
-}
