@@ -1,12 +1,7 @@
 //! Whether all processors are present, take faults and interrupts, and finish their jobs.
 
-use core::sync::atomic::{AtomicUsize, Ordering};
-
-use baremetal::arch::{interrupts, processors};
-use hostile::orders::Orders;
-
-use crate::machine;
-use crate::report::{Verdict, ensure};
+use crate::tests::prelude::*;
+use baremetal::arch::interrupts;
 
 /// Number of repetitions on each.
 const ROUNDS: usize = 100;

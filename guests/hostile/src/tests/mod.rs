@@ -5,6 +5,7 @@ mod aarch64;
 mod alive;
 mod attack;
 mod bystander;
+mod prelude;
 mod storm;
 mod window;
 #[cfg(target_arch = "x86_64")]

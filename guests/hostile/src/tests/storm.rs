@@ -4,22 +4,15 @@
 //! Everything follows from the seed except the interleaving of the processors' actions. Operations
 //! that would legitimately end the guest are left out; `operation` of each machine lists them.
 
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-
 use baremetal::arch::serial::CONSOLE;
-use baremetal::arch::{clock, processors};
-use baremetal::pages::Page;
-use baremetal::random::Random;
-use hostile::orders::Orders;
 
 use super::alive;
-use crate::machine;
-use crate::report::{self, Verdict, ensure, say};
 
 #[cfg(target_arch = "aarch64")]
 pub(super) use super::aarch64::operation as own;
 #[cfg(target_arch = "x86_64")]
 pub(super) use super::x86_64::operation as own;
+use crate::tests::prelude::*;
 
 /// The default number of operations of each processor.
 const COUNT: u64 = 2000;

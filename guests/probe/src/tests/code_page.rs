@@ -5,17 +5,10 @@
 //! changes the page, not after. So another processor that executes the page in between keeps the
 //! old code for good.
 
-use core::arch::x86_64::__cpuid;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-
 use x86_64::registers::control::Cr0;
 
-use super::hypercalls::second_vp;
-use crate::clock;
-use crate::hypercall::{call_place, enable, move_page};
-use crate::paging::Page;
-use crate::processors::{self, SECOND};
-use crate::report::{Verdict, ensure};
+use super::prelude::*;
+use crate::hypercall::{call_place, move_page};
 
 const MOVES: u32 = 100;
 const PATIENCE_MS: u64 = 2000;

@@ -1,10 +1,7 @@
 //! Registers that do not exist, are not writable, or do not accept a value.
 
+use super::prelude::*;
 use core::arch::x86_64::__cpuid_count;
-
-use crate::apic;
-use crate::guarded::{Fault, rdmsr, wrmsr};
-use crate::report::{Verdict, ensure};
 
 /// MSRs that do not exist, or that this platform does not show: from the gaps and edges of all
 /// ranges, of SVM, VMX, machine checks, memory types, the synthetic interrupt controller, and the

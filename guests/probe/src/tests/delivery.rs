@@ -1,15 +1,12 @@
 //! Events that cannot be delivered, because the stack or the IDT is at an address without memory.
 
-use core::arch::{asm, global_asm};
+use core::arch::asm;
 
 use baremetal::x86_64::guarded::FAULTED;
 use baremetal::x86_64::tables;
 
-use super::io::{HOLE, IOAPIC};
-use crate::apic;
-use crate::guarded::Fault;
-use crate::interrupts::{VECTOR_TEST, count};
-use crate::report::{Verdict, ensure};
+use super::io::HOLE;
+use super::prelude::*;
 
 const VECTOR_DF: u8 = 8;
 const VECTOR: u8 = VECTOR_TEST + 9;

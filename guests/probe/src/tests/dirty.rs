@@ -1,18 +1,10 @@
 //! A processor's accesses through a translation are complete, and recorded in the entry, when the
 //! flush of the translation returns (O2).
 
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
-use super::forms::Form;
-use super::hypercalls::second_vp;
 use super::mmio;
-use crate::clock;
-use crate::guarded::{load, store};
-use crate::hypercall::enable;
-use crate::paging::{self, ACCESSED, DIRTY, Page, RIGHTS, WINDOW};
-use crate::processors::{self, SECOND};
-use crate::report::{Verdict, ensure};
-use baremetal::random::Random;
+use super::prelude::*;
+use crate::guarded::store;
+use crate::paging::{ACCESSED, DIRTY};
 
 const ROUNDS: u32 = 200;
 /// Maximum time for which the page is mapped, and time after it in which nothing may change.

@@ -2,15 +2,11 @@
 
 use core::arch::asm;
 
-use tlfs::msr::{self, StimerConfig};
-use x86_64::instructions::interrupts;
+use tlfs::msr::StimerConfig;
 
-use crate::apic::{self, LVT_MASKED, LVT_PERIODIC, LVT_TSC_DEADLINE};
-use crate::guarded::{Fault, guarded, rdmsr, wrmsr};
-use crate::interrupts::{VECTOR_TEST, count, fault_in_nmi, nmi_count, nmi_depth_max, resend_nmis};
-use crate::processors::{self, SECOND};
-use crate::report::{Verdict, ensure, failure};
-use crate::{clock, hypercall};
+use super::prelude::*;
+use crate::apic::LVT_PERIODIC;
+use crate::interrupts::{fault_in_nmi, nmi_depth_max, resend_nmis};
 
 const VECTOR_DB: u8 = 1;
 const VECTOR_GP: u8 = 13;

@@ -5,11 +5,9 @@ use core::arch::asm;
 
 use baremetal::x86_64::interrupts::fault_flags;
 
-use crate::guarded::{Fault, attempt, attempt_in_ring3, guarded, rdmsr, write_cr4};
-use crate::interrupts::nmi_count;
-use crate::processors::{self, SECOND};
-use crate::report::{Verdict, ensure};
-use crate::{apic, clock, tables};
+use super::prelude::*;
+use crate::guarded::{attempt, attempt_in_ring3};
+use crate::tables;
 
 const RFLAGS_RF: u64 = 1 << 16;
 const VECTOR_DB: u8 = 1;

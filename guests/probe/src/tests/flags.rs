@@ -5,16 +5,9 @@
 //! are flushed too, and without HV_FLUSH_ALL_VIRTUAL_ADDRESS_SPACES only the named address space.
 //! Flushing more is allowed.
 
-use tlfs::msr;
-
-use super::forms::Form;
-use super::hypercalls::second_vp;
 use super::own;
-use super::watch::{self, Watch, What, replace};
-use crate::guarded::rdmsr;
-use crate::hypercall::enable;
-use crate::paging::{self, WINDOW};
-use crate::report::{Verdict, ensure};
+use super::prelude::*;
+use super::watch::{self, Watch, What};
 
 const ALL_SPACES: u64 = 1 << 1;
 const NON_GLOBAL: u64 = 1 << 2;

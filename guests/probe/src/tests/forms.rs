@@ -1,12 +1,6 @@
 //! Every form of every flush hypercall, for one page.
 
-use tlfs::{CallCode, Control, HvResult, Status};
-
-use crate::guarded::Fault;
-use crate::hypercall::{call_fast, call_with};
-use crate::paging;
-use crate::report::{Verdict, ensure};
-use baremetal::random::Random;
+use super::prelude::*;
 
 /// The flag that names all processors, regardless of any other names.
 const ALL_PROCESSORS: u64 = 1;

@@ -1,21 +1,16 @@
 //! Hypercalls with all kinds of nonsense: each ends in a status or a fault that is documented for
 //! it, and changes nothing but what is documented to change.
 
-use core::sync::atomic::{AtomicU32, Ordering};
-
-use tlfs::{CallCode, Control, HvResult, Profile, Status, XMM_WORDS};
+use tlfs::{Profile, XMM_WORDS};
 
 use super::hypercalls::space;
-use crate::clock;
-use crate::guarded::Fault;
+use super::prelude::*;
 use crate::hypercall::{
-    R8, R10, R11, RAX, RCX, RDX, Registers, announced, call_with, call_with_registers, enable,
-    expect_success, input_page, load_xmm,
+    R8, R10, R11, RAX, RCX, RDX, Registers, announced, call_with_registers, expect_success, input_page,
+    load_xmm,
 };
 use crate::interrupts::VECTOR_SPURIOUS;
-use crate::paging::{PAGE, Page};
-use crate::report::{self, Verdict, ensure};
-use baremetal::random::Random;
+use crate::report;
 
 /// The hypercalls offered.
 const PROFILE: Profile = Profile::FULL;

@@ -1,15 +1,7 @@
 //! Hypercalls, right and wrong.
 
-use core::sync::atomic::{AtomicU32, Ordering};
-
-use tlfs::{CallCode, Control, HvResult, Status, msr};
-
-use crate::guarded::{Fault, rdmsr};
-use crate::hypercall::{
-    call, call_fast, call_that_only_returns, call_with, disable, enable, expect_success, input_address,
-};
-use crate::processors::{self, SECOND};
-use crate::report::{Verdict, ensure};
+use super::prelude::*;
+use crate::hypercall::{call_that_only_returns, disable, expect_success, input_address};
 
 /// The flag of a flush: all address spaces.
 const ALL_SPACES: u64 = 2;

@@ -2,12 +2,8 @@
 
 use core::arch::asm;
 
-use tlfs::{HvResult, Status};
-use x86_64::registers::control::Cr4;
-
-use crate::guarded::{Fault, attempt, attempt_in_ring3, guarded, write_cr4};
-use crate::hypercall;
-use crate::report::{Verdict, ensure};
+use super::prelude::*;
+use crate::guarded::{attempt, attempt_in_ring3};
 
 /// CR0.NW without CD: a processor refuses it with #GP; QEMU accepts it, and then VMRUN refuses the
 /// state.

@@ -1,15 +1,6 @@
 //! Interrupts by hypercall.
 
-use tlfs::{CallCode, Control, HvResult, Status};
-use x86_64::instructions::interrupts;
-
-use super::hypercalls::second_vp;
-use crate::clock;
-use crate::guarded::{Fault, rdmsr};
-use crate::hypercall::{call_fast, call_with, enable};
-use crate::interrupts::{VECTOR_TEST, count};
-use crate::processors::{self, SECOND};
-use crate::report::{Verdict, ensure};
+use super::prelude::*;
 
 const PATIENCE_MS: u64 = 2000;
 /// Rounds for each way to send.

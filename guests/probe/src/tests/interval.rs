@@ -1,9 +1,6 @@
 //! The interval timer, against the TSC.
 
-use x86_64::instructions::port::Port;
-
-use crate::clock;
-use crate::report::{Verdict, ensure};
+use super::prelude::*;
 
 const COUNTER_0: u16 = 0x40;
 const COUNTER_2: u16 = 0x42;

@@ -1,12 +1,7 @@
 //! Ports and addresses, with and without devices.
 
+use super::prelude::*;
 use core::arch::asm;
-
-use x86_64::instructions::port::Port;
-
-use crate::guarded::{Fault, guarded, wrmsr};
-use crate::paging::{self, PAGE, Page, WINDOW};
-use crate::report::{Verdict, ensure};
 
 /// Ports without a device: DMA, interrupt controllers, next to the timer, keyboard, next to the
 /// clock, progress, the ports before and after PCI's, the second half of a word port, and the last.

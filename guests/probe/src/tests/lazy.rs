@@ -1,10 +1,7 @@
 //! Debug registers that another processor has used on the same CPU. Two processors, one CPU.
 
+use super::prelude::*;
 use core::arch::asm;
-
-use crate::guarded::{Fault, guarded};
-use crate::processors::{self, SECOND};
-use crate::report::{Verdict, ensure};
 
 const VECTOR_DB: u8 = 1;
 /// DR7: DR0's breakpoint is enabled, for instructions.

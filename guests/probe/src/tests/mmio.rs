@@ -1,12 +1,10 @@
 //! Instructions on device registers and on unused addresses have the same effects as on memory.
 
 use core::arch::asm;
-use core::sync::atomic::Ordering;
 
-use super::io::{HOLE, IOAPIC};
-use crate::guarded::{Fault, guarded};
-use crate::paging::{self, ACCESSED, DIRTY, PAGE, Page, RIGHTS, WINDOW};
-use crate::report::{Failure, Verdict, ensure};
+use super::io::HOLE;
+use super::prelude::*;
+use crate::paging::{ACCESSED, DIRTY};
 
 /// The I/O APIC's window on the selected register.
 const IOWIN: u64 = IOAPIC + 0x10;

@@ -19,6 +19,7 @@ mod mmio;
 mod once;
 mod own;
 mod parts;
+mod prelude;
 mod races;
 mod rom;
 mod rom_races;

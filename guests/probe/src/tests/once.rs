@@ -5,16 +5,9 @@
 //! (`docs/qemu.md`). Where time is counted in instructions that reason is a timer: so one fires at
 //! a random place in a handler that exits late.
 
-use core::sync::atomic::{AtomicU32, Ordering};
-
-use baremetal::random::Random;
-use x86_64::instructions::interrupts;
-
-use crate::apic::{self, LVT_MASKED, LVT_TSC_DEADLINE};
-use crate::clock;
-use crate::hypercall::{self, call_that_only_returns};
-use crate::interrupts::{SLOW_INSTRUCTIONS, VECTOR_SLOW, VECTOR_TICK, count};
-use crate::report::{Verdict, ensure};
+use super::prelude::*;
+use crate::hypercall::call_that_only_returns;
+use crate::interrupts::{SLOW_INSTRUCTIONS, VECTOR_SLOW, VECTOR_TICK};
 
 /// Number of interrupts, unless the command line sets it.
 static INTERRUPTS: AtomicU32 = AtomicU32::new(20_000);

@@ -1,12 +1,8 @@
 //! Whether this processor still uses a translation that has been replaced.
 
+use super::prelude::*;
 use x86_64::VirtAddr;
 use x86_64::instructions::tlb;
-
-use super::watch::replace;
-use crate::guarded::load;
-use crate::paging::WINDOW;
-use crate::report::{Failure, Verdict, ensure, failure};
 
 /// Number of attempts without any action, one of which must be noticed.
 const TRIES: u32 = 1000;

@@ -1,18 +1,7 @@
 //! Lists that are processed in parts.
 
-use core::sync::atomic::{AtomicBool, Ordering};
-
-use tlfs::{CallCode, Control, HvResult, Status};
-use x86_64::instructions::interrupts;
-
-use super::hypercalls::second_vp;
-use crate::apic::{self, LVT_MASKED, LVT_TSC_DEADLINE};
-use crate::clock;
-use crate::hypercall::{call_with, enable};
-use crate::interrupts::{VECTOR_TEST, interrupted_calls};
-use crate::paging::{self, PAGE};
-use crate::processors::{self, SECOND};
-use crate::report::{Verdict, ensure};
+use super::prelude::*;
+use crate::interrupts::interrupted_calls;
 
 /// Elements of the list: the number that is cheaper page by page where the limit is 1000 pages.
 const ELEMENTS: usize = 400;

@@ -1,17 +1,7 @@
 //! Concurrent calls of two processors, and calls whose input changes.
 
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-
-use tlfs::{CallCode, Control, HvResult, Status, msr};
-
-use super::hypercalls::second_vp;
-use crate::guarded::rdmsr;
-use crate::hypercall::{call, enable, input_address, input_page};
-use crate::paging::{self, PAGE, Page, WINDOW};
-use crate::processors::{self, SECOND};
-use crate::report::{Verdict, ensure};
-use crate::{apic, clock};
-use baremetal::random::Random;
+use super::prelude::*;
+use crate::hypercall::{input_address, input_page};
 
 static ENDS: AtomicBool = AtomicBool::new(false);
 

@@ -4,15 +4,11 @@
 use core::arch::asm;
 
 use hostlink::rom::{self, DEVICE_ID, LEN, LINE, VENDOR_ID};
-use tlfs::{HvResult, Status};
 
 use super::hypercalls;
-use super::io::{IOAPIC, IOAPIC_VERSION};
-use crate::guarded::Fault;
-use crate::hypercall::{call, enable};
-use crate::paging::{PAGE, Page};
+use super::io::IOAPIC_VERSION;
+use super::prelude::*;
 use crate::pci::{self, COMMAND, COMMAND_MEMORY, ID, ROM, ROM_ENABLE, place_rom, word};
-use crate::report::{Verdict, ensure};
 
 /// Addresses for the ROM, in the window of the bus.
 pub(super) const PLACES: [u32; 2] = [0xe000_0000, 0xe7f0_0000];

@@ -1,19 +1,12 @@
 //! The ROM is added, removed and moved while other processors use it.
 
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
 use hostlink::rom::{self, LEN, LINE};
-use tlfs::{HvResult, Status};
 
 use super::hypercalls;
+use super::prelude::*;
 use super::rom::{INPUT, PLACES};
-use crate::guarded::Fault;
-use crate::hypercall::{call, enable};
 use crate::pci::{place_rom, word};
-use crate::processors::{self, PROCESSORS};
-use crate::report::{Verdict, ensure};
-use crate::{apic, clock};
-use baremetal::random::Random;
+use crate::processors::PROCESSORS;
 
 /// Number of changes that each test makes, unless `count=` sets it.
 static CHANGES: AtomicU64 = AtomicU64::new(500);

@@ -1,13 +1,6 @@
 //! The run time of processors that share a CPU: what the one has had, the other has waited.
 
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
-use tlfs::msr;
-
-use crate::clock;
-use crate::guarded::{Fault, rdmsr, wrmsr};
-use crate::processors::{self, SECOND};
-use crate::report::{Failure, Verdict, ensure, failure};
+use super::prelude::*;
 
 /// Turns of the second processor that are watched.
 const TURNS: u32 = 20;

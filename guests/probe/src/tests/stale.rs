@@ -1,16 +1,9 @@
 //! No processor sees a page after the flush that removed it has returned: see [`watch`].
 
-use core::sync::atomic::{AtomicU64, Ordering};
-
-use super::forms::Form;
-use super::hypercalls::second_vp;
-use super::watch::{self, Watch, What, replace};
-use crate::hypercall::enable;
-use crate::interrupts::{nmi_count, work_in_nmi};
-use crate::paging::{self, LARGE_PAGE, LARGE_WINDOW, PAGE, WINDOW};
-use crate::processors::SECOND;
-use crate::report::{Verdict, ensure};
-use crate::{apic, clock};
+use super::prelude::*;
+use super::watch::{self, Watch, What};
+use crate::interrupts::work_in_nmi;
+use crate::paging::{LARGE_PAGE, LARGE_WINDOW};
 
 /// Rounds of each form of the flush.
 const ROUNDS: u64 = 50;

@@ -2,16 +2,12 @@
 //! host sends requests to the hypervisor meanwhile.
 
 use core::arch::asm;
-use core::sync::atomic::{AtomicU32, Ordering};
 
-use tlfs::msr::{self, StimerConfig};
-use x86_64::instructions::port::Port;
+use tlfs::msr::StimerConfig;
 
-use crate::apic::{self, LVT_PERIODIC};
-use crate::guarded::wrmsr;
-use crate::interrupts::VECTOR_TEST;
-use crate::report::{self, Verdict, ensure};
-use crate::{clock, hypercall, processors};
+use super::prelude::*;
+use crate::apic::LVT_PERIODIC;
+use crate::report;
 
 /// Time limit for all processors to begin.
 const PATIENCE_MS: u64 = 10_000;

@@ -1,14 +1,8 @@
 //! SMAP: accesses to ring 3's pages that ring 0 may not make, including those made on its behalf.
 
+use super::prelude::*;
 use core::arch::asm;
 use core::arch::x86_64::__cpuid_count;
-
-use x86_64::registers::control::Cr4;
-
-use super::io::IOAPIC;
-use crate::guarded::{Fault, guarded, write_cr4};
-use crate::paging::{self, Page, WINDOW};
-use crate::report::{Verdict, ensure};
 
 const CR4_SMAP: u64 = 1 << 21;
 /// The first serial port's scratch register.

@@ -1,11 +1,8 @@
 //! Task switches in 32-bit protected mode: by CALL, and by NMIs with a task gate.
 
-use core::arch::global_asm;
+use super::prelude::*;
 use core::mem::offset_of;
 use core::ptr::addr_of_mut;
-
-use crate::apic;
-use crate::report::{Verdict, ensure};
 
 /// Selectors of the table below. The first two are as in the usual table.
 const CODE_32: u16 = 0x18;

@@ -1,19 +1,15 @@
 //! Changes of control registers that drop translations, and access rights that follow such changes
 //! at once (A13).
 
-use core::arch::global_asm;
-use core::arch::x86_64::__cpuid;
-use core::sync::atomic::Ordering;
-
 use x86_64::VirtAddr;
 use x86_64::instructions::tlb;
-use x86_64::registers::control::{Cr0, Cr0Flags, Cr4};
+use x86_64::registers::control::{Cr0, Cr0Flags};
 
 use super::own;
+use super::prelude::*;
 use super::watch::page_of;
-use crate::guarded::{Fault, load, rdmsr, store, write_cr4, wrmsr};
-use crate::paging::{self, NO_EXECUTE, RIGHTS, WINDOW, WRITABLE};
-use crate::report::{Verdict, ensure, failure};
+use crate::guarded::store;
+use crate::paging::{NO_EXECUTE, WRITABLE};
 use crate::tables;
 
 const CR4_PSE: u64 = 1 << 4;

@@ -1,17 +1,7 @@
 //! Flushes of processors that do not respond: they wait for nothing (O15).
 
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-
+use super::prelude::*;
 use x86_64::instructions::hlt;
-
-use super::forms::Form;
-use super::hypercalls::second_vp;
-use crate::guarded::rdmsr;
-use crate::hypercall::enable;
-use crate::paging::WINDOW;
-use crate::processors::{self, SECOND};
-use crate::report::{Verdict, ensure, failure};
-use crate::{apic, clock};
 
 const PATIENCE_MS: u64 = 2000;
 /// More than the time of any call that does not wait. The fastest of many is compared with it,

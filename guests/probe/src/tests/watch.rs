@@ -2,15 +2,11 @@
 //! [`baremetal::watch`]. It leaves guest mode only when it is kicked, because an exit drops
 //! translations on some machines.
 
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
 pub(super) use baremetal::watch::Watch;
 use baremetal::watch::Watched;
 
-use crate::clock;
-use crate::paging::{self, GLOBAL, PAGE, Page, RIGHTS, WINDOW};
-use crate::processors::{self, SECOND};
-use crate::report::Verdict;
+use super::prelude::*;
+use crate::paging::GLOBAL;
 
 const PATIENCE_MS: u64 = 5000;
 

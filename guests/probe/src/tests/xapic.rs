@@ -1,16 +1,7 @@
 //! The local APIC's modes, and its registers in memory.
 
-use core::arch::x86_64::__cpuid;
-use core::sync::atomic::{AtomicBool, Ordering};
-
-use x86_64::instructions::interrupts;
-
-use crate::apic;
-use crate::clock;
-use crate::guarded::{Fault, rdmsr, wrmsr};
-use crate::interrupts::{VECTOR_PAGE, VECTOR_TEST, count};
-use crate::processors::{self, SECOND};
-use crate::report::{Verdict, ensure};
+use super::prelude::*;
+use crate::interrupts::VECTOR_PAGE;
 
 const PATIENCE_MS: u64 = 2000;
 

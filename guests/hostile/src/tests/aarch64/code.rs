@@ -1,8 +1,8 @@
 //! Instructions that are generated while the program runs, each guarded.
 
-use core::arch::asm;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::AtomicU32;
 
+use crate::tests::prelude::*;
 use baremetal::aarch64::guarded::Fault;
 use baremetal::aarch64::{interrupts, processors};
 

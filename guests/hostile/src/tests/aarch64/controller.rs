@@ -1,11 +1,7 @@
 //! The interrupt controller, with more interrupts than it has list registers.
 
-use core::arch::asm;
-
+use crate::tests::prelude::*;
 use baremetal::aarch64::clock;
-use hostile::orders::Orders;
-
-use crate::report::{Verdict, ensure};
 
 /// The board's distributor.
 pub(super) const DISTRIBUTOR: u64 = 0x0800_0000;

@@ -1,15 +1,8 @@
 //! Breakpoints and watchpoints at EL1.
 
-use core::arch::asm;
-use core::sync::atomic::{AtomicU64, Ordering};
-
+use crate::tests::prelude::*;
 use baremetal::aarch64::guarded::{self, Fault};
 use baremetal::aarch64::{clock, processors};
-use baremetal::guarded;
-use hostile::orders::Orders;
-
-use crate::machine;
-use crate::report::{Verdict, ensure};
 
 /// Exception classes for the same exception level.
 const BREAKPOINT: u8 = 0x31;

@@ -1,13 +1,9 @@
 //! Registers of devices, accessed by instructions that the syndrome does not describe.
 
-use core::arch::asm;
-
 use baremetal::aarch64::guarded::{Cause, Fault};
-use baremetal::guarded;
-use hostile::orders::Orders;
 
 use super::controller::{DISTRIBUTOR, read, write};
-use crate::report::{Verdict, ensure};
+use crate::tests::prelude::*;
 
 /// GICD_CTLR and GICD_TYPER, which are adjacent; priorities and routes of unused SPIs.
 const CONTROL: u64 = 0;

@@ -1,16 +1,13 @@
 //! Operations that exit, each many times in a phase of its own, whose instructions QEMU's plugin
 //! counts.
 
-use core::arch::asm;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::AtomicBool;
 
 use baremetal::aarch64::{clock, gic, interrupts, power, processors};
-use hostile::orders::Orders;
 use hostlink::phase::HINT_FIRST;
 
 use super::controller;
-use crate::machine;
-use crate::report::{Verdict, ensure};
+use crate::tests::prelude::*;
 
 /// Repetitions unless the orders say otherwise, and uncounted ones before them.
 const REPETITIONS: u64 = 1000;

@@ -10,10 +10,8 @@ mod own;
 mod timer;
 mod walk;
 
-use hostile::orders::Orders;
-
 use super::{Test, test};
-use crate::report::Verdict;
+use crate::tests::prelude::*;
 
 /// The tests.
 pub(super) const OWN: &[Test] = &[

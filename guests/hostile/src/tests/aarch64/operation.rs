@@ -6,20 +6,13 @@
 //! kept in the table, and parts of SCTLR_EL1, MAIR_EL1 and PSTATE), data cache instructions on the
 //! program, and writes to the serial port's data register, which the host reads.
 
-use core::arch::asm;
-
 use baremetal::aarch64::gic;
 use baremetal::aarch64::interrupts::{self, Frame};
 use baremetal::aarch64::serial::CONSOLE;
-use baremetal::guarded;
-use baremetal::pages::Page;
-use baremetal::random::Random;
-use hostile::allowed::Kind;
 use hostile::allowed::sysregs::{self, ROWS};
 
 use super::code::{self, Name};
-use crate::machine;
-use crate::tests::storm::value;
+use crate::tests::prelude::*;
 
 /// Devices: distributor, the first redistributor, serial port; and the ranges that are tried.
 const GICD: u64 = 0x0800_0000;

@@ -1,13 +1,7 @@
 //! Untrapped registers belong to one processor.
 
-use core::arch::asm;
-use core::sync::atomic::{AtomicU64, Ordering};
-
+use crate::tests::prelude::*;
 use baremetal::aarch64::{clock, processors};
-use hostile::orders::Orders;
-
-use crate::machine;
-use crate::report::{Verdict, ensure};
 
 /// Number of rounds in which all of them write theirs and check.
 const ROUNDS: u32 = 10;

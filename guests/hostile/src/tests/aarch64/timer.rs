@@ -1,13 +1,11 @@
 //! The virtual timer, and EL1's physical timer.
 
-use core::arch::asm;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::AtomicU32;
 
 use baremetal::aarch64::{clock, interrupts};
-use hostile::orders::Orders;
 
 use super::controller;
-use crate::report::{Verdict, ensure};
+use crate::tests::prelude::*;
 
 const VIRTUAL: u32 = 27;
 const PHYSICAL: u32 = 30;

@@ -1,18 +1,11 @@
 //! All possible system registers, compared with the table of those that may exist.
 
-use core::arch::asm;
-use core::sync::atomic::{AtomicU64, Ordering};
-
 use baremetal::aarch64::guarded::Fault;
 use baremetal::aarch64::processors;
-use baremetal::pages::Page;
-use hostile::allowed::Kind;
 use hostile::allowed::sysregs::{self, ROWS, Row};
-use hostile::orders::Orders;
 
 use super::code::{self, Name, SLOTS};
-use crate::machine;
-use crate::report::{Verdict, ensure, say};
+use crate::tests::prelude::*;
 
 /// Number of registers of one op0.
 const COUNT: u32 = 1 << 14;

@@ -1,16 +1,8 @@
 //! What is different on Arm64.
 
-use core::arch::asm;
-
-use crate::machine;
-use crate::report::Verdict;
 use crate::tests::aarch64::code::{self, Name};
-use crate::tests::storm::value;
+use crate::tests::prelude::*;
 use baremetal::aarch64::{clock, gic, interrupts, power, processors};
-use baremetal::guarded;
-use baremetal::pages::{PAGE, Page};
-use baremetal::pci::ConfigSpace;
-use baremetal::random::Random;
 
 /// TLBI at EL1: op0 1, op1 0, CRn 8 and 9, CRm 1 to 7, op2 0 to 7.
 const FLUSHES: u32 = 2 * 7 * 8;

@@ -1,16 +1,11 @@
 //! A disk that reads all the time, for each processor by a queue of its own, with doorbells as fast
 //! as the processor can, and on AMD64, where guests see messages, an interrupt for each completion.
 
-use core::sync::atomic::{AtomicU64, Ordering};
-
 use baremetal::nvme::{self, Controller, ENTRIES_MAX, Queue};
-use baremetal::pages::Page;
-use baremetal::pci::{CLASS, COMMAND, ConfigSpace, MEMORY_AND_DMA};
-use spin::Mutex;
+use baremetal::pci::{CLASS, COMMAND, MEMORY_AND_DMA};
 
 use super::own;
-use crate::machine;
-use crate::report::{Verdict, ensure, failure};
+use crate::tests::prelude::*;
 
 /// Processors that read; others only compute.
 const READERS: usize = 4;

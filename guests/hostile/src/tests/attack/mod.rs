@@ -12,20 +12,15 @@ mod x86_64;
 
 use core::fmt::Write;
 use core::hint::black_box;
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use baremetal::arch::guarded;
 use baremetal::arch::serial::CONSOLE;
-use baremetal::arch::{clock, guarded, processors};
-use baremetal::pages::PAGE;
-use baremetal::random::Random;
 use hostile::attacks::Attack;
-use hostile::orders::Orders;
 
 use super::storm::own as storm;
 use super::window;
-use crate::machine;
-use crate::report::{self, Verdict, failure};
 
+use crate::tests::prelude::*;
 #[cfg(target_arch = "aarch64")]
 use aarch64 as own;
 #[cfg(target_arch = "x86_64")]

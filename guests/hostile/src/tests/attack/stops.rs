@@ -1,10 +1,7 @@
 //! Times in which a processor did not run, by how long they were.
 
-use baremetal::arch::clock;
+use crate::tests::prelude::*;
 use hostile::latency::Latencies;
-use spin::Mutex;
-
-use crate::report;
 
 /// Seconds of a phase, and phases unless the orders name another number.
 const SECONDS: u64 = 5;

@@ -1,19 +1,11 @@
 //! What is different on AMD64.
 
-use core::arch::asm;
 use core::arch::x86_64::__cpuid_count;
 
-use baremetal::guarded;
-use baremetal::pages::{PAGE, Page};
-use baremetal::pci::ConfigSpace;
-use baremetal::random::Random;
+use crate::tests::prelude::*;
 use baremetal::x86_64::guarded::{rdmsr, wrmsr};
 use baremetal::x86_64::{apic, clock, interrupts, power, processors};
 use x86_64::instructions::port::Port;
-
-use crate::machine;
-use crate::report::{Verdict, ensure, failure};
-use crate::tests::storm::value;
 
 /// Identity of the guest, and the page of hypercalls.
 const OS_ID: (u32, u64) = (0x4000_0000, 1 << 63 | 0x7f << 56);

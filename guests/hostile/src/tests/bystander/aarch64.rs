@@ -1,10 +1,6 @@
 //! Arm64: the registers, and the flush by a broadcast.
 
-use core::arch::asm;
-
-use baremetal::verdict::Failure;
-
-use crate::report::Verdict;
+use crate::tests::prelude::*;
 
 /// V0 to V31.
 const VECTORS: usize = 32;

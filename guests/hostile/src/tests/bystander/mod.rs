@@ -15,22 +15,18 @@ mod patterns;
 mod x86_64;
 
 use core::fmt::{self, Write};
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::AtomicBool;
 
+use baremetal::arch::guarded;
 use baremetal::arch::serial::REPORTS;
-use baremetal::arch::{clock, guarded, processors};
 use baremetal::stops::Stops;
-use baremetal::verdict::Failure;
 use baremetal::watch::Watched;
 use hostile::latency::Latencies;
-use hostile::orders::Orders;
-use spin::Mutex;
 
 use super::window;
-use crate::machine;
-use crate::report::{self, Verdict};
 use patterns::Patterns;
 
+use crate::tests::prelude::*;
 #[cfg(target_arch = "aarch64")]
 use aarch64 as own;
 #[cfg(target_arch = "x86_64")]

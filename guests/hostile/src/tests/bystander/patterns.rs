@@ -3,8 +3,8 @@
 
 use core::ops::Range;
 
+use crate::tests::prelude::*;
 use baremetal::arch::guarded;
-use baremetal::pages::PAGE;
 
 const WORD: u64 = 8;
 

@@ -1,14 +1,10 @@
 //! AMD64: the registers, and the flush by hypercall.
 
-use core::arch::asm;
-
-use baremetal::pages::Page;
-use baremetal::verdict::Failure;
 use baremetal::x86_64::clock;
 use baremetal::x86_64::guarded::{rdmsr, wrmsr};
 
-use crate::report::{Verdict, ensure, failure};
 use crate::tests::attack;
+use crate::tests::prelude::*;
 
 /// HvCallFlushVirtualAddressList with one address; its result says that one was flushed.
 const FLUSH_ONE: u64 = 3 | 1 << 32;

@@ -1,10 +1,7 @@
 //! Arm64: DDI 0487 M.b, D8.3.1 "VMSAv8-64 descriptor formats".
 
-use core::arch::asm;
-use core::sync::atomic::AtomicU64;
-
+use crate::tests::prelude::*;
 use baremetal::aarch64::tables::ROOT;
-use baremetal::pages::Page;
 
 /// DDI 0487 M.b, D8.17.1: an entry must be invalid, and flushed, in between.
 pub(in crate::tests) const CHANGES_AT_ONCE: bool = false;

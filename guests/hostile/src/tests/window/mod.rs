@@ -5,10 +5,6 @@ mod aarch64;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
-use core::sync::atomic::{AtomicU64, Ordering};
-
-use baremetal::pages::{PAGE, Page};
-
 #[cfg(target_arch = "aarch64")]
 use aarch64 as own;
 #[cfg(target_arch = "x86_64")]
@@ -54,6 +50,7 @@ pub(super) fn unmap(index: u64) {
     own::complete();
 }
 
+use crate::tests::prelude::*;
 /// Whether a mapping may be replaced by another one without being removed first.
 pub(super) use own::CHANGES_AT_ONCE;
 /// Drops the calling processor's translations of the page at this address.

@@ -1,8 +1,6 @@
 //! AMD64: APM volume 2, section 5.4 "Long-mode page translation".
 
-use core::sync::atomic::AtomicU64;
-
-use baremetal::pages::Page;
+use crate::tests::prelude::*;
 use x86_64::VirtAddr;
 use x86_64::instructions::tlb;
 

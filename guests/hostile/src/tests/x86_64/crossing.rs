@@ -1,15 +1,11 @@
 //! Whether one vCPU's writes to its MSRs reach another one.
 
-use core::sync::atomic::{AtomicU64, Ordering};
-
 use baremetal::x86_64::guarded::{rdmsr, wrmsr};
 use baremetal::x86_64::processors;
-use hostile::allowed::{Kind, msrs};
-use hostile::orders::Orders;
 
 use super::walk::Findings;
-use crate::machine;
-use crate::report::Verdict;
+use crate::tests::prelude::*;
+use hostile::allowed::msrs;
 
 /// Maximum number of MSRs that belong to a vCPU.
 const OWN_MAX: usize = 256;

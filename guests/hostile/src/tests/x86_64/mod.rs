@@ -4,10 +4,8 @@ mod crossing;
 pub(super) mod operation;
 mod walk;
 
-use hostile::orders::Orders;
-
 use super::{Test, test};
-use crate::report::Verdict;
+use crate::tests::prelude::*;
 
 /// The tests.
 pub(super) const OWN: &[Test] = &[

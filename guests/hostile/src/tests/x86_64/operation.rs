@@ -6,23 +6,19 @@
 //! overlay pages on the program itself, SMEP and SMAP, because the program is in pages of ring 3,
 //! and the descriptor tables.
 
-use core::arch::asm;
 use core::arch::x86_64::__cpuid_count;
 
-use baremetal::guarded;
-use baremetal::pages::{PAGE, Page};
-use baremetal::random::Random;
 use baremetal::x86_64::guarded::{rdmsr, wrmsr};
 use baremetal::x86_64::interrupts::{self, Frame};
 use baremetal::x86_64::serial::{CONSOLE, REPORTS};
 use baremetal::x86_64::{apic, processors};
-use hostile::allowed::{Kind, msrs, ports};
+use hostile::allowed::ports;
 use x86_64::instructions::port::Port;
 use x86_64::registers::control::{Cr0, Cr4, Cr4Flags};
 
 use super::walk::{RANGE, RANGES};
-use crate::machine;
-use crate::tests::storm::value;
+use crate::tests::prelude::*;
+use hostile::allowed::msrs;
 
 const APIC_BASE: u32 = 0x1b;
 const X2APIC_AND_ENABLED: u64 = 3 << 10;

@@ -3,13 +3,12 @@
 use core::arch::x86_64::__cpuid_count;
 use core::fmt;
 
+use crate::tests::prelude::*;
 use baremetal::x86_64::guarded::{Fault, rdmsr, wrmsr};
+use hostile::allowed::msrs;
 use hostile::allowed::msrs::Row;
-use hostile::allowed::{Kind, cpuid as leaves, msrs, ports as port_table};
-use hostile::orders::Orders;
+use hostile::allowed::{cpuid as leaves, ports as port_table};
 use x86_64::instructions::port::Port;
-
-use crate::report::{Verdict, ensure, say};
 
 /// Start of each range of MSRs in permission maps, and of the synthetic ones; and the number of
 /// MSRs in each.

@@ -5,19 +5,10 @@
 //! other kind (P3). The mapped contents stay the same meanwhile, so a processor only ever sees
 //! these contents, or nothing.
 
-use core::sync::atomic::Ordering;
-
-use baremetal::pages::{PAGE, Page};
-use tlbcheck::report::Verdict;
-
-use super::broadcast::at_window;
 use super::local::block_memory;
-use crate::arch::aarch64::machine::rounds;
-use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, TlbiOperand};
-use crate::arch::aarch64::watch::{self, Expected, Watch, What};
-use crate::arch::aarch64::window::{
-    self, BLOCK_WINDOW, PLACE_EVERY, PLACES, TestSpace, block_entry, page_entry, replace, table_entry, write,
-};
+use super::prelude::*;
+use crate::arch::aarch64::watch::Watch;
+use crate::arch::aarch64::window::table_entry;
 
 /// Rounds of each row.
 const ROUNDS: u32 = 100;

@@ -1,18 +1,8 @@
 //! Flushes of all processors: none sees a page after the flush that removed it is complete (O1).
 //! See [`watch`](crate::arch::aarch64::watch).
 
-use baremetal::pages::PAGE;
-use tlbcheck::arm64::Range;
-use tlbcheck::needs;
-use tlbcheck::report::Verdict;
-
-use super::local::{RANGES, map_block, map_pages, page_of};
-use crate::arch::aarch64::machine::{self, rounds};
-use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, TlbiOperand};
-use crate::arch::aarch64::watch::{self, Expected, What};
-use crate::arch::aarch64::window::{
-    BLOCK, BLOCK_WINDOW, PLACE_EVERY, PLACES, TestSpace, WINDOW, page_entry, replace, write,
-};
+use super::local::{RANGES, map_block, map_pages};
+use super::prelude::*;
 
 /// Rounds of each row.
 const ROUNDS: u32 = 100;

@@ -1,18 +1,12 @@
 //! Code that is replaced by other code: instruction fetches have their own TLB.
 
 use core::arch::asm;
-use core::sync::atomic::{AtomicU32, Ordering};
 
-use baremetal::aarch64::clock;
 use baremetal::aarch64::processors::MAX_PROCESSORS;
-use baremetal::pages::{PAGE, Page};
-use tlbcheck::ensure;
-use tlbcheck::report::Verdict;
 
 use super::moving::pause;
-use crate::arch::aarch64::machine;
-use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, TlbiOperand};
-use crate::arch::aarch64::window::{self, TestSpace, WINDOW, code_entry, replace, write};
+use super::prelude::*;
+use crate::arch::aarch64::window::code_entry;
 
 /// Time limit of a row, and maximum number of its rounds.
 const BUDGET_US: u64 = 300_000;

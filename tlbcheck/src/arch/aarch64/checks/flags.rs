@@ -1,21 +1,7 @@
 //! Access flag and dirty state: by faults, and by hardware (FEAT_HAFDBS). DDI 0487 M.b, D8.5.
 
-use core::sync::atomic::{AtomicU64, Ordering};
-
-use baremetal::aarch64::guarded::{self, Cause};
-use baremetal::pages::PAGE;
-use tlbcheck::report::Verdict;
-use tlbcheck::{ensure, needs};
-
-use super::broadcast::at_window;
-use super::local::page_of;
-use crate::arch::aarch64::machine::{self, rounds};
-use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, TlbiOperand};
-use crate::arch::aarch64::watch::{self, Expected, What};
-use crate::arch::aarch64::window::{
-    self, ACCESSED, DIRTY_MODIFIER, READ_ONLY, SETS_ACCESSED, SETS_DIRTY, TestSpace, WINDOW, page_entry,
-    replace,
-};
+use super::prelude::*;
+use crate::arch::aarch64::window::{ACCESSED, DIRTY_MODIFIER, SETS_ACCESSED, SETS_DIRTY};
 
 /// Rounds of each row.
 const ROUNDS: u32 = 100;

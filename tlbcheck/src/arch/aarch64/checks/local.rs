@@ -1,17 +1,7 @@
 //! The processor's own TLB: the translations that each TLBI for it must drop.
 
-use baremetal::aarch64::guarded::{self, Cause};
-use baremetal::pages::{PAGE, Page};
-use tlbcheck::arm64::Range;
-use tlbcheck::report::Verdict;
-use tlbcheck::{ensure, needs};
-
-use crate::arch::aarch64::machine::{self, rounds};
-use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, TlbiOperand};
-use crate::arch::aarch64::window::{
-    self, BLOCK, BLOCK_WINDOW, NOT_GLOBAL, PLACE_EVERY, PLACES, TestSpace, WINDOW, block_entry, page_entry,
-    replace, write,
-};
+use super::prelude::*;
+use crate::arch::aarch64::window::NOT_GLOBAL;
 
 /// Rounds of each row, and rounds without a flush, one of which must show the old page.
 const ROUNDS: u32 = 200;

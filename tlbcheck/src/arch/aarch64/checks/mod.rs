@@ -12,6 +12,7 @@ mod flags;
 mod local;
 mod moving;
 mod mutual;
+mod prelude;
 mod rights;
 mod spaces;
 

@@ -5,17 +5,7 @@
 //! A processor yields by WFI until its timer, so that the hypervisor below moves it, or runs
 //! another one in its place.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-
-use baremetal::aarch64::{clock, guarded, processors};
-use baremetal::pages::{PAGE, Page};
-use tlbcheck::ensure;
-use tlbcheck::report::Verdict;
-
-use super::local::is_gone;
-use crate::arch::aarch64::machine;
-use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, TlbiOperand};
-use crate::arch::aarch64::window::{self, TestSpace, WINDOW, page_entry, replace, write};
+use super::prelude::*;
 
 /// Rounds of a row. Their number ends the row, not the clock: on a busy machine it takes longer,
 /// and checks just as much.

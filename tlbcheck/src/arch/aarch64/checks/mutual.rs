@@ -1,16 +1,9 @@
 //! Processors that flush each other all the time, and while they sleep.
 
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::AtomicBool;
 
-use baremetal::aarch64::{clock, guarded, interrupts, processors};
-use baremetal::pages::{PAGE, Page};
-use tlbcheck::ensure;
-use tlbcheck::report::Verdict;
-
-use super::local::{is_gone, page_of};
-use crate::arch::aarch64::machine::{self, rounds};
-use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, TlbiOperand};
-use crate::arch::aarch64::window::{self, TestSpace, WINDOW, page_entry, replace, write};
+use super::prelude::*;
+use baremetal::aarch64::interrupts;
 
 /// Maximum number of flushes of each processor, and their time limit.
 const FLUSHES: u64 = 300;

@@ -1,14 +1,6 @@
 //! Withdrawn rights: no store succeeds after the flush (P14).
 
-use baremetal::pages::PAGE;
-use tlbcheck::report::Verdict;
-
-use super::broadcast::at_window;
-use super::local::page_of;
-use crate::arch::aarch64::machine::rounds;
-use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, TlbiOperand};
-use crate::arch::aarch64::watch::{self, Expected};
-use crate::arch::aarch64::window::{READ_ONLY, TestSpace, WINDOW, page_entry, replace};
+use super::prelude::*;
 
 /// Rounds of each row.
 const ROUNDS: u32 = 100;

@@ -1,16 +1,8 @@
 //! Address spaces with separate ASIDs: translations that must not be mixed, and those of other
 //! spaces that a flush must drop.
 
-use baremetal::aarch64::guarded;
-use baremetal::pages::{PAGE, Page};
+use super::prelude::*;
 use spin::Once;
-use tlbcheck::report::Verdict;
-use tlbcheck::{ensure, needs};
-
-use super::local::is_gone;
-use crate::arch::aarch64::machine::rounds;
-use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, TlbiOperand};
-use crate::arch::aarch64::window::{self, TestSpace, WINDOW, page_entry, replace, write};
 
 const ROUNDS: u32 = 200;
 const TRIES: u64 = 200;

@@ -2,16 +2,11 @@
 //! Interface"; the numbers of the statuses are those of `tlfs::Status`. Where two rules are broken
 //! at once, either status is accepted ("Ordering of Error Conditions").
 
-use baremetal::x86_64::guarded::{Fault, rdmsr};
-use tlbcheck::form::{Kind, Via};
-use tlbcheck::report::Verdict;
-use tlbcheck::{ensure, needs};
-use tlfs::msr::{self, HypercallMsr};
-use tlfs::{CallCode, Control, HvResult, Status};
+use tlfs::CallCode;
+use tlfs::msr::HypercallMsr;
 
-use super::stale::offers;
-use crate::arch::x86_64::hypercall::{self, call_in_ring3, call_with};
-use crate::arch::x86_64::machine;
+use super::prelude::*;
+use crate::arch::x86_64::hypercall::call_in_ring3;
 
 const CODE: Status = Status::INVALID_HYPERCALL_CODE;
 const INPUT: Status = Status::INVALID_HYPERCALL_INPUT;

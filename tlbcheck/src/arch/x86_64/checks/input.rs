@@ -1,19 +1,9 @@
 //! The input's address, and concurrent changes of the input. TLFS, "Hypercall Inputs".
 
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use baremetal::x86_64::boot;
 
-use baremetal::pages::PAGE;
-use baremetal::random::Random;
-use baremetal::x86_64::guarded::Fault;
-use baremetal::x86_64::{boot, clock};
-use tlbcheck::form::{Kind, Via};
-use tlbcheck::report::Verdict;
-use tlbcheck::{ensure, needs};
-use tlfs::{Control, HvResult, Status};
-
-use super::stale::offers;
-use crate::arch::x86_64::hypercall::{call, call_with, input};
-use crate::arch::x86_64::machine::{self, PATIENCE_MS};
+use super::prelude::*;
+use crate::arch::x86_64::hypercall::{call, input};
 
 const ALL_SPACES: u64 = 2;
 const OK: Result<HvResult, Fault> = Ok(HvResult::of(Status::SUCCESS, 0));

@@ -1,18 +1,12 @@
 //! Lists: the position of an element, the pages it names, and the other elements.
 
-use tlbcheck::ensure;
-use tlbcheck::form::{Element, Flush, Kind, Targets, Via, sparse_of};
-use tlbcheck::needs;
-use tlbcheck::report::Verdict;
 use tlbcheck::spans::{self, Filler, Span};
-use tlfs::{FlushFlags, PAGE_WORDS};
+use tlfs::PAGE_WORDS;
 
+use super::prelude::*;
 use super::sets::flush_all;
-use super::stale::{FLUSHED, offers, rounds, with_large_page};
-use crate::arch::x86_64::hypercall;
-use crate::arch::x86_64::machine;
-use crate::arch::x86_64::watch::{self, What, replace};
-use crate::arch::x86_64::window::{self, FILLER, LARGE_WINDOW, WINDOW};
+use super::stale::{FLUSHED, with_large_page};
+use crate::arch::x86_64::window::FILLER;
 
 /// Rounds of each list.
 const ROUNDS: u32 = 3;

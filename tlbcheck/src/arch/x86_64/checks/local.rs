@@ -4,17 +4,11 @@
 
 use core::arch::asm;
 use core::arch::x86_64::{__cpuid, __cpuid_count};
-use core::sync::atomic::Ordering;
 
-use tlbcheck::report::{Stop, Verdict};
-use tlbcheck::{ensure, needs};
 use x86_64::registers::control::Cr4Flags;
 
-use crate::arch::x86_64::watch::replace;
-use crate::arch::x86_64::window::{
-    self, LARGE_PAGE, LARGE_WINDOW, PIECES_SEEN, RIGHTS, SEEN_EVERY, SPLIT_WINDOW, WINDOW,
-    invlpg as drop_page,
-};
+use super::prelude::*;
+use crate::arch::x86_64::window::{LARGE_PAGE, SPLIT_WINDOW, invlpg as drop_page};
 
 /// Rounds of each row, and rounds without a flush, one of which must show the old page.
 const ROUNDS: u64 = 200;

@@ -6,6 +6,7 @@ mod input;
 mod lists;
 mod local;
 mod mutual;
+mod prelude;
 mod scopes;
 mod sets;
 mod stale;

@@ -1,19 +1,7 @@
 //! Flushes of the caller itself, and two processors that flush each other.
 
-use core::sync::atomic::{AtomicU32, Ordering};
-
-use baremetal::pages::{PAGE, Page};
-use baremetal::x86_64::clock;
-use tlbcheck::ensure;
-use tlbcheck::form::{Element, Flush, Kind, Targets, Via};
-use tlbcheck::report::Verdict;
-use tlfs::FlushFlags;
-
 use super::local;
-use super::stale::{each_form, offers};
-use crate::arch::x86_64::hypercall;
-use crate::arch::x86_64::machine::{self, PATIENCE_MS};
-use crate::arch::x86_64::window::{self, RIGHTS, WINDOW};
+use super::prelude::*;
 
 /// The caller is flushed if it is among the targets (H27).
 pub(super) fn own() -> Verdict {

@@ -5,16 +5,7 @@
 //! are flushed too, and without HV_FLUSH_ALL_VIRTUAL_ADDRESS_SPACES only the named address space.
 //! Flushing more is allowed.
 
-use tlbcheck::ensure;
-use tlbcheck::form::{Element, Flush, Kind, Targets, Via, sparse_of};
-use tlbcheck::report::Verdict;
-use tlfs::FlushFlags;
-
-use super::stale::{offers, rounds};
-use crate::arch::x86_64::hypercall;
-use crate::arch::x86_64::machine;
-use crate::arch::x86_64::watch::{self, What, replace};
-use crate::arch::x86_64::window::{self, WINDOW};
+use super::prelude::*;
 
 const ROUNDS: u32 = 5;
 

@@ -1,16 +1,6 @@
 //! The targets of a flush: VP indices, masks, sets.
 
-use baremetal::x86_64::guarded::rdmsr;
-use tlbcheck::form::{Element, Flush, Kind, Targets, Via, sparse_of};
-use tlbcheck::report::Verdict;
-use tlbcheck::{ensure, needs};
-use tlfs::{FlushFlags, HvResult, Status, msr};
-
-use super::stale::offers;
-use crate::arch::x86_64::hypercall;
-use crate::arch::x86_64::machine;
-use crate::arch::x86_64::watch::{self, What, replace};
-use crate::arch::x86_64::window::{self, WINDOW};
+use super::prelude::*;
 
 /// Rounds of each set, and maximum number of processors that are tested.
 const ROUNDS: u32 = 3;

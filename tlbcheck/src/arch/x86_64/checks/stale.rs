@@ -1,21 +1,10 @@
 //! The pinned loop: no processor sees a page after the flush that removed it has returned (O1). See
 //! [`watch`](crate::arch::x86_64::watch).
 
-use core::sync::atomic::{AtomicU64, Ordering};
-
-use baremetal::pages::PAGE;
 use baremetal::x86_64::interrupts::{VECTOR_NMI, count, handle};
-use baremetal::x86_64::{apic, clock, processors};
-use tlbcheck::form::{Element, Flush, Kind, Targets, Via, sparse_of};
-use tlbcheck::report::{Stop, Verdict};
-use tlbcheck::{ensure, needs};
-use tlfs::FlushFlags;
 
-use crate::arch::x86_64::back_end::{BackEnd, Scope, among, others};
-use crate::arch::x86_64::hypercall;
-use crate::arch::x86_64::machine::{self, PATIENCE_MS};
-use crate::arch::x86_64::watch::{self, What, replace};
-use crate::arch::x86_64::window::{self, LARGE_WINDOW, PIECES_SEEN, SEEN_EVERY, WINDOW};
+use super::prelude::*;
+use crate::arch::x86_64::back_end::others;
 
 /// Rounds of each form.
 const ROUNDS: u32 = 100;

@@ -1,18 +1,7 @@
 //! Flushes of processors that do not respond: they wait for nothing, and are not forgotten (O15).
 
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
-use baremetal::x86_64::{apic, clock, processors};
-use tlbcheck::ensure;
-use tlbcheck::form::{Flush, Kind, Via};
-use tlbcheck::report::Verdict;
+use super::prelude::*;
 use x86_64::instructions::hlt;
-
-use super::stale::{each_form, offers};
-use crate::arch::x86_64::hypercall;
-use crate::arch::x86_64::machine::{self, PATIENCE_MS};
-use crate::arch::x86_64::watch::replace;
-use crate::arch::x86_64::window::{self, WINDOW};
 
 /// More than the time of any call that does not wait. The fastest of many is compared with it,
 /// because this processor may itself have to wait for the machine's CPU.

@@ -1,22 +1,11 @@
 //! A processor's accesses through a translation are complete, and recorded in the entry, when the
 //! flush of the translation returns (O1, O2).
 
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
-use baremetal::pages::Page;
-use baremetal::random::Random;
-use baremetal::x86_64::clock;
 use baremetal::x86_64::guarded::{load, store};
-use tlbcheck::form::{Kind, Via};
-use tlbcheck::report::Verdict;
-use tlbcheck::{ensure, needs};
 use x86_64::instructions::interrupts;
 
-use super::stale::{each_form, offers, rounds};
-use crate::arch::x86_64::back_end::{BackEnd, Scope, among};
-use crate::arch::x86_64::hypercall;
-use crate::arch::x86_64::machine::{self, PATIENCE_MS};
-use crate::arch::x86_64::window::{self, ACCESSED, DIRTY, RIGHTS, WINDOW};
+use super::prelude::*;
+use crate::arch::x86_64::window::{ACCESSED, DIRTY};
 
 const ROUNDS: u32 = 1000;
 /// Maximum time for which the page is mapped, in addition to the writer's turns, in microseconds:
