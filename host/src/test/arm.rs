@@ -1,20 +1,14 @@
 //! The tests of Arm machines: software that runs directly on them, and on Quell there; and QEMU's
 //! plugin, with a program that is known instruction by instruction.
 
-use super::cases::{Body, Case, Expect, LOOPS, REBOOTS, STALE, Talk, act, case, runs, stock, talk, tool};
+use super::cases::{Body, LOOPS, REBOOTS, STALE, case, runs, talk};
 use super::checks::Check;
-use super::room::Room;
-use crate::arch::{ArmCpu, Platform};
+use crate::arch::ArmCpu;
 use crate::bench::phases::Phases;
 use crate::check::subject::{Omission, On};
-use crate::machine::process::{End, Flow, Machine};
-use crate::machine::spec::{Clock, Payload, Spec};
-use crate::size::MIB;
-use anyhow::{Result, ensure};
-use hostlink::ctl::LogWay;
+use crate::machine::spec::Payload;
+use crate::test::prelude::*;
 use hostlink::phase::Phase;
-use std::fs;
-use std::time::Duration;
 
 pub(super) const MAX: Platform = Platform::Aarch64(ArmCpu::Max);
 pub(super) const N1: Platform = Platform::Aarch64(ArmCpu::NeoverseN1);

@@ -2,7 +2,8 @@
 //! take turns on few CPUs, also run with features that the emulator lacks, so that their branches
 //! are covered, too.
 
-use super::cases::{Case, Expect, MMTEST, ProbeEnd, STALE, act, hostile, probe, stock};
+use super::cases::{MMTEST, ProbeEnd, STALE, hostile, probe};
+use crate::test::prelude::*;
 
 const PRETEND: &[&str] = &["pretend=on"];
 

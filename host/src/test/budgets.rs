@@ -1,15 +1,10 @@
 //! The instructions of exits and flushes are within their budgets.
 
-use super::arm::MAX;
-use super::cases::{Case, act};
-use crate::arch::Platform;
 use crate::bench::counts;
 use crate::bench::lab::Lab;
 use crate::bench::limits::{self, Limit};
-use crate::machine::signals::Signals;
 use crate::results::Samples;
-use anyhow::{Result, ensure};
-use std::time::Duration;
+use crate::test::prelude::*;
 
 /// Timeout of a machine.
 const TIMEOUT: Duration = Duration::from_secs(120);

@@ -1,11 +1,11 @@
 //! The tests that run tlbcheck: it has to pass if flushes are right, and to fail, in the row that
 //! is named for it, for each defect that can be injected into the hypervisor.
 
-use super::cases::{Body, Case, act, case};
-use crate::arch::Arch;
+use super::cases::{Body, case};
 use crate::check::subject::{Omission, On};
 use crate::check::vcpus;
 use crate::image::Entry;
+use crate::test::prelude::*;
 use hostlink::defect::Defect;
 
 /// A run of tlbcheck.

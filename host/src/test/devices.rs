@@ -5,20 +5,9 @@
 //! elsewhere. It is the same memory, zeroed. If the device then still reaches it at the former
 //! address, an invalidation is missing.
 
-use super::arm::MAX;
-use super::cases::{Case, act};
-use super::room::Room;
 use super::script::Script;
-use crate::arch::Platform;
 use crate::machine::devices::{Devices, Network};
-use crate::machine::outcome::Outcome;
-use crate::machine::process::{Flow, Machine};
-use crate::size::MIB;
-use crate::vm::Guest;
-use anyhow::{Result, anyhow, ensure};
-use hostlink::config::ResetPolicy;
-use std::fs;
-use std::time::Duration;
+use crate::test::prelude::*;
 
 /// The rows.
 pub(super) const ROWS: [Case; 8] = [

@@ -1,23 +1,12 @@
 //! Disks with Debian, as `quell image-debian` makes them: under QEMU without Quell, and as disks of
 //! Quell's guests.
 
-use super::cases::{Case, act};
-use super::room::Room;
 use crate::debian::boot::{ROOT, Writes, machine};
 use crate::debian::{copy_for_tests, disk_for_tests};
 use crate::guest::cache;
 use crate::machine::devices::{Devices, Network};
-use crate::machine::process::{End, Flow, Machine};
-use crate::machine::signals::Signals;
-use crate::machine::spec::Spec;
-use crate::size::GIB;
-use crate::vm::Guest;
-use anyhow::{Context, Result, ensure};
-use hostlink::config::{FlushMode, ResetPolicy};
-use hostlink::exit::ExitCode;
-use std::path::Path;
-use std::process::Command;
-use std::time::Duration;
+use crate::test::prelude::*;
+use hostlink::config::FlushMode;
 
 /// The rows.
 pub(super) const ROWS: [Case; 3] = [

@@ -1,9 +1,8 @@
 //! Kernels other than the stock guest's, and what any kernel may do that the stock guest does not
 //! do by itself.
 
-use super::arm::MAX;
-use super::cases::{Case, Expect, act, stock};
 use super::room::Act;
+use crate::test::prelude::*;
 
 /// A kernel, and how its own account of itself begins.
 pub(super) struct Kernel {

@@ -27,6 +27,7 @@ mod panics;
 #[cfg(test)]
 mod partners;
 mod peers;
+mod prelude;
 mod progress;
 #[cfg(test)]
 mod publics;

@@ -1,14 +1,10 @@
 //! `bench all` with KVM as the peer, in its smallest form.
 
-use super::cases::{Case, act};
-use super::room::{self, Room};
-use anyhow::{Context, Result, ensure};
+use super::room;
+use crate::test::prelude::*;
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
-use std::{fs, thread};
+use std::process::Child;
+use std::thread;
 
 /// The rows.
 pub(super) const ROWS: [Case; 3] = [

@@ -1,12 +1,8 @@
 //! The contents of a release, made and checked as its users would.
 
-use super::cases::{Case, act};
-use super::room::Room;
-use crate::{book, workspace};
-use anyhow::{Context, Result, ensure};
-use serde_json::Value;
-use std::process::{Command, Stdio};
-use std::{env, fs};
+use crate::book;
+use crate::test::prelude::*;
+use std::env;
 
 /// The rows.
 pub(super) const ROWS: [Case; 2] = [

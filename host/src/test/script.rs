@@ -1,11 +1,6 @@
 //! Commands to the bare guest `load`.
 
-use crate::machine::outcome::Outcome;
-use crate::machine::process::{Flow, Machine};
-use crate::machine::signals::Signals;
-use crate::machine::spec::Spec;
-use anyhow::{Context, Result};
-use std::time::Duration;
+use crate::test::prelude::*;
 
 /// A machine, and how far its console was read.
 pub(super) struct Script {

@@ -1,10 +1,6 @@
 //! Bare guests that keep the hypervisor as busy as they can, and the requests sent to it meanwhile.
 
-use crate::machine::process::Machine;
-use anyhow::{Context, Result, ensure};
-use hostlink::counters::Counter;
-use hostlink::ctl::Request;
-use std::time::Duration;
+use crate::test::prelude::*;
 
 /// The guest.
 pub(super) struct Siege {

@@ -2,17 +2,13 @@
 //! outside; afterwards everything has to be as before.
 
 use crate::machine::control::{Control, Refused};
-use crate::machine::process::Machine;
-use crate::size::{GIB, MIB};
-use anyhow::{Context, Result, anyhow, ensure};
-use baremetal::pages::PAGE;
+use crate::test::prelude::*;
 use baremetal::random::Random;
+use hostlink::ctl::Access;
 use hostlink::ctl::record::Slot;
-use hostlink::ctl::{Access, LogWay, Request};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
 /// A machine that has not answered for this long never will: a request takes tenths of a second, or
 /// a thousand times as long if the emulator gets next to no processor time.

@@ -1,23 +1,15 @@
 //! Conversations with the hypervisor of a working guest: memory that is added and removed, dirty
 //! logs.
 
-use super::cases::Talk;
 use super::watch;
-use crate::arch::Arch;
 use crate::bench::migrate::writer::Writer;
 use crate::ctl::dirty_runs;
 use crate::machine::control::Control;
-use crate::machine::process::{Flow, Machine};
-use crate::size::{GIB, MIB};
-use anyhow::{Context, Result, anyhow, ensure};
-use baremetal::pages::PAGE;
+use crate::test::prelude::*;
 use hostlink::ctl::record::Slot;
-use hostlink::ctl::{Access, Input, LogWay, Request};
-use hostlink::name::Name;
-use serde_json::Value;
+use hostlink::ctl::{Access, Input};
 use std::collections::BTreeSet;
 use std::thread;
-use std::time::Duration;
 
 /// Memory of the guests. It is slot 0, at [`Arch::ram_base`].
 pub(super) const GUEST_MEMORY: u64 = 256 * MIB;

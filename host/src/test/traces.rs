@@ -1,26 +1,12 @@
 //! Compares the trace of a run with the hypervisor's counters, reads it with a parser other than
 //! the writer's library, and measures its cost.
 
-use super::cases::{Case, act};
-use super::room::Room;
-use crate::arch::{Arch, Platform};
 use crate::machine::counters::Snapshot;
-use crate::machine::outcome::Outcome;
-use crate::machine::process::{Flow, Machine};
-use crate::machine::signals::Signals;
-use crate::machine::spec::{Clock, Spec};
-use crate::size::MIB;
+use crate::test::prelude::*;
 use crate::trace;
 use crate::trace::collect::{Collected, Collector};
-use crate::vm::{Guest, Hypervisor};
-use crate::workspace;
-use anyhow::{Context, Result, anyhow, ensure};
-use hostlink::counters::Counter;
+use crate::vm::Hypervisor;
 use hostlink::trace::Event;
-use std::collections::BTreeMap;
-use std::fs;
-use std::path::Path;
-use std::time::Duration;
 use tinyjson::JsonValue;
 
 /// Timeout of a machine.

@@ -1,13 +1,9 @@
 //! `quell top` beside a guest that works: its rates against the counters before and after it.
 
-use crate::arch::Arch;
 use crate::machine::counters::Snapshot;
-use crate::machine::process::Machine;
+use crate::test::prelude::*;
 use crate::test::room::tool;
-use anyhow::{Context, Result, bail, ensure};
-use serde_json::Value;
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::collections::BTreeSet;
 
 /// What a guest that flushes makes its hypervisor count, on more vCPUs than CPUs.
 const fn busy(arch: Arch) -> &'static [&'static str] {

@@ -1,8 +1,8 @@
 //! Attacks on Arm64 machines.
 
 use crate::test::arm::{A72, on_max};
-use crate::test::cases::{Case, Expect, FLOOD, REBOOTS, act, ended, hostile, stock, tool};
-use hostlink::exit::ExitCode;
+use crate::test::cases::{FLOOD, REBOOTS, ended, hostile};
+use crate::test::prelude::*;
 
 /// A guest counts its vCPUs, and ends with status 7 if all are present.
 const VCPUS_64: &str =

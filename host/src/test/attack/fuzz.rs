@@ -1,7 +1,8 @@
 //! Guests that try everything: random values, and every register.
 
-use crate::test::arm::{A72, MAX, N1};
-use crate::test::cases::{Case, hostile};
+use crate::test::arm::{A72, N1};
+use crate::test::cases::hostile;
+use crate::test::prelude::*;
 
 /// The rows, in the order of their ids.
 pub(in crate::test) const ROWS: &[Case] = &[

@@ -3,11 +3,8 @@
 use crate::bench::isolation::limits;
 use crate::bench::isolation::pair::{self, Plan};
 use crate::bench::limits::Limit;
-use crate::test::cases::{Case, act};
-use crate::test::room::Room;
-use anyhow::{Context, Result, ensure};
+use crate::test::prelude::*;
 use hostile::attacks::Attack;
-use std::time::Duration;
 
 /// Flushes of a batch, and batches that are measured: some hundred slices, and more than are needed
 /// where a guest is disturbed at all.

@@ -1,19 +1,16 @@
 //! Actions and inputs of operators.
 
-use crate::size::MIB;
-use crate::test::arm::{MAX, WORK as WORK_ON_ARM};
-use crate::test::cases::{Case, Expect, Talk, WORK, act, runs, stock, talk, tool};
-use crate::test::room::Room;
-use anyhow::{Context, Result, ensure};
+use crate::test::arm::WORK as WORK_ON_ARM;
+use crate::test::cases::{WORK, runs, talk};
+use crate::test::prelude::*;
 use rustix::process::{Pid, Signal, kill_process};
-use std::fs::{self, Permissions};
+use std::fs::Permissions;
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{self, Command, Stdio};
+use std::process;
 use std::thread;
-use std::time::Duration;
 
 /// How often a process that is waited for is checked.
 const POLL_PERIOD: Duration = Duration::from_millis(20);

@@ -1,10 +1,8 @@
 //! Attacks on AMD64 machines.
 
-use crate::size::MIB;
-use crate::test::cases::{Case, Expect, FLOOD, ProbeEnd, act, ended, probe, runs, stock};
+use crate::test::cases::{FLOOD, ProbeEnd, ended, probe, runs};
+use crate::test::prelude::*;
 use crate::test::siege::Siege;
-use hostlink::counters::Counter;
-use hostlink::exit::ExitCode;
 
 /// Allocates and frees memory on all processors at the same time.
 const LOAD: &str = "uname -r | grep -q '^6\\.1\\.' && exit 3; \

@@ -1,6 +1,6 @@
 //! QEMU 10, where the system has another version: a selection of tests.
 
-use crate::test::cases::{Case, tool};
+use crate::test::prelude::*;
 
 /// Rows of tlbcheck, some of each kind, and those in which processors sleep or move.
 const ARM_CHECKS: &str = "check --qemu 10 --arch aarch64 --cpus 2 --timeout 120 --only \

@@ -4,8 +4,7 @@
 //! log has overflowed" is never 0 (`amdvi_test_mask`).
 
 use super::vi::{ROOT, Vi};
-use crate::test::room::Room;
-use anyhow::{Context, Result};
+use crate::test::prelude::*;
 use iommu::amd::command::invalidate_device;
 use iommu::amd::table::DeviceEntry;
 use iommu::amd::{Depth, pages};

@@ -5,10 +5,8 @@
 //! `iommu::smmu::event`); that field is looked at from 9.1 on.
 
 use super::smmu::{DESCRIPTOR, DEVICE, OUTSIDER, ROOTS, Smmu};
-use crate::arch::Arch;
 use crate::machine::emulator::{Version, version};
-use crate::test::room::Room;
-use anyhow::{Context, Result, ensure};
+use crate::test::prelude::*;
 use iommu::smmu::command::{Depth, cfgi_cd, cfgi_ste, cfgi_ste_range};
 use iommu::smmu::event::{Access, Class, Fault, Kind, Stage};
 use iommu::smmu::registers::CommandError;

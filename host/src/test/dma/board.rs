@@ -1,18 +1,14 @@
 //! An emulated machine without a program: the test itself reads and writes its memory and its
 //! devices, through QEMU's qtest protocol (docs/devel/qtest.rst of QEMU 7.2). Its one CPU halts.
 
-use crate::arch::Arch;
 use crate::machine::child;
 use crate::machine::emulator;
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use crate::test::prelude::*;
 use std::cell::RefCell;
-use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread;
-use std::time::Duration;
 
 /// The machine is ended after this time, if the test has not done so.
 const TIMEOUT: Duration = Duration::from_secs(120);

@@ -2,7 +2,7 @@
 //! a buffer of its own. It addresses 28 bits unless it is given another mask.
 
 use super::board::Board;
-use anyhow::{Result, ensure};
+use crate::test::prelude::*;
 use std::rc::Rc;
 
 /// Its registers.

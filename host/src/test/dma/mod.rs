@@ -9,7 +9,7 @@ mod ring;
 mod smmu;
 mod vi;
 
-use super::cases::{Case, act};
+use crate::test::prelude::*;
 
 /// The rows.
 pub(super) const ROWS: [Case; 2] = [

@@ -1,7 +1,7 @@
 //! A ring of the crate `iommu`, and its copy in the memory of an emulated machine.
 
 use super::board::Board;
-use anyhow::{Result, ensure};
+use crate::test::prelude::*;
 use iommu::{Command, Entry, Port, Queue};
 use std::cell::Cell;
 use std::ops::ControlFlow;

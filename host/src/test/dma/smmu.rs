@@ -3,7 +3,7 @@
 use super::board::{Board, Kind};
 use super::edu::Edu;
 use super::ring::{ENTRIES, ORDER, Ring, RingIommu};
-use anyhow::{Result, anyhow, ensure};
+use crate::test::prelude::*;
 use iommu::smmu::command::{cfgi_cd, cfgi_ste, sync_poll};
 use iommu::smmu::event_queue::{RECORD_BYTES, Reader};
 use iommu::smmu::registers::{
@@ -15,7 +15,6 @@ use iommu::smmu::{ContextDescriptor, Event, Features, StreamEntry, StreamId, cha
 use iommu::{Command, Port};
 use std::cell::{Cell, RefCell};
 use std::ops::ControlFlow;
-use std::path::Path;
 use std::rc::Rc;
 
 /// Where QEMU has its registers.

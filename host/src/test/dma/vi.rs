@@ -3,7 +3,7 @@
 use super::board::{Board, Kind};
 use super::edu::Edu;
 use super::ring::{ENTRIES, ORDER, Ring, RingIommu};
-use anyhow::{Context, Result};
+use crate::test::prelude::*;
 use iommu::DeviceId;
 use iommu::amd::command::completion_wait;
 use iommu::amd::registers::{
@@ -13,7 +13,6 @@ use iommu::amd::registers::{
 use iommu::amd::table::{DeviceEntry, NextLevel, PageEntry, page_bits};
 use iommu::{Command, Port};
 use std::ops::ControlFlow;
-use std::path::Path;
 use std::rc::Rc;
 
 /// Where QEMU has its registers.

@@ -7,28 +7,17 @@ use super::expect::{
     expect_loops, expect_pieces, expect_status, expect_stolen, expect_tlb_ipis, expect_toggles,
     expect_verdict, expect_without_cpus, with_console,
 };
-use crate::arch::{Arch, Platform};
 use crate::bench::load::Setup;
 use crate::bench::migrate::writer::Writer;
 use crate::bench::phases::Phases;
 use crate::guest::cache;
-use crate::machine::process::{End, Flow, Machine};
-use crate::machine::spec::Clock;
-use crate::run::switches;
-use crate::size::MIB;
-use crate::test::cases::{Case, Expect, Hostile, ProbeEnd, Stock, Talk};
+use crate::test::cases::{Hostile, ProbeEnd, Stock};
+use crate::test::prelude::*;
 use crate::test::siege::{self, Siege};
 use crate::test::storm::{self, Requests};
 use crate::test::talk;
-use crate::vm::Guest;
-use crate::workspace;
-use anyhow::{Context, Result, anyhow, ensure};
-use hostlink::config::{NestedPage, ResetPolicy};
-use hostlink::counters::Counter;
-use hostlink::exit::ExitCode;
+use hostlink::config::NestedPage;
 use hostlink::phase::Phase;
-use serde_json::Value;
-use std::time::Duration;
 
 /// The prompt of the guest's shell, and how long after its announcement it appears at most.
 const PROMPT: &str = "# ";

@@ -1,16 +1,11 @@
 //! The expectations for a run.
 
 use crate::machine::child::describe;
-use crate::machine::outcome::Outcome;
-use crate::machine::process::{CONSOLE_BYTES, End};
+use crate::machine::process::CONSOLE_BYTES;
 use crate::test::cases::{
     FLOOD_CLAIM, FLOOD_REPORTS, Hostile, LOOPS, LOOPS_COUNT, LOOPS_ROUNDS, LOOPS_TASKS,
 };
-use anyhow::{Context, Result, bail, ensure};
-use hostlink::counters::Counter;
-use hostlink::exit::ExitCode;
-use serde_json::Value;
-use std::collections::BTreeMap;
+use crate::test::prelude::*;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Longest log of a run with a bare guest, whose runs are short.

@@ -2,20 +2,11 @@
 
 use super::expect::{expect_end, expect_status, with_console};
 use super::{Lab, made};
-use crate::arch::Arch;
 use crate::guest::cache;
 use crate::guest::cpio::Archive;
-use crate::machine::outcome::Outcome;
-use crate::machine::process::Flow;
-use crate::run::switches;
-use crate::size::GIB;
-use crate::test::cases::Case;
 use crate::test::kernels::{CHECKS, From, Kernel};
+use crate::test::prelude::*;
 use crate::vm::StockGuest;
-use crate::workspace;
-use anyhow::{Context, Result, ensure};
-use hostlink::exit::ExitCode;
-use std::fs;
 
 /// Runs all checks, so many rounds of each.
 fn battery(rounds: u32) -> String {

@@ -8,28 +8,19 @@ mod tests;
 mod tools;
 
 use super::Tally;
-use super::cases::{Body, Case};
+use super::cases::Body;
 use super::progress::ProgressView;
-use super::room::{Act, Room};
+use super::room::Act;
 use super::second::SecondTries;
 use super::storm;
-use crate::arch::{Arch, Platform};
 use crate::guest::cache::NotToBeHad;
 use crate::machine::devices::Devices;
-use crate::machine::outcome::Outcome;
-use crate::machine::process::{End, Flow, Machine};
-use crate::machine::signals::Signals;
-use crate::machine::spec::Clock;
-use crate::run::{reporting_console, switches};
-use crate::size::MIB;
-use crate::vm::{Guest, Hypervisor, StockGuest};
-use anyhow::{Result, anyhow};
-use hostlink::config::{FlushMode, ResetPolicy, Switches};
-use serde_json::Value;
+use crate::run::reporting_console;
+use crate::test::prelude::*;
+use crate::vm::{Hypervisor, StockGuest};
+use hostlink::config::FlushMode;
 use std::cell::Cell;
-use std::path::Path;
 use std::sync::{LazyLock, Mutex, PoisonError};
-use std::time::Duration;
 
 /// Longest time for a boot with a short command, and for a long search.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(120);

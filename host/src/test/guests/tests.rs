@@ -1,9 +1,7 @@
 //! What rows expect of a run: each expectation is disappointed by what it must not accept.
 
 use super::expect::*;
-use super::*;
-use hostlink::exit::ExitCode;
-use serde_json::json;
+use crate::test::prelude::*;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 

@@ -3,27 +3,17 @@
 use super::BOOT_TIMEOUT;
 use super::Lab;
 use super::expect::with_console;
-use crate::arch::{Arch, Platform};
 use crate::check::{self, Verdict};
 use crate::cli::ImageArgs;
 use crate::image::{self, Entry};
 use crate::machine::child::describe;
 use crate::machine::emulator;
-use crate::machine::process::{End, Flow, Machine};
-use crate::machine::spec::{Payload, Spec};
-use crate::run::{switches, tail};
-use crate::size::MIB;
-use crate::test::cases::Case;
+use crate::machine::spec::Payload;
+use crate::run::tail;
 use crate::test::checks::Check;
-use crate::workspace;
-use anyhow::{Result, bail, ensure};
-use hostlink::config::Switches;
-use hostlink::exit::ExitCode;
-use serde_json::Value;
+use crate::test::prelude::*;
 use std::env;
-use std::fs::{self, File};
-use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::fs::File;
 
 /// Longest time for a run of tlbcheck, and how many of its rows pass at least if there is no
 /// defect.

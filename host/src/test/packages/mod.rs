@@ -1,12 +1,6 @@
 //! The published crates as users get them: packed, and used outside of the tree.
 
-use super::cases::{Case, act};
-use super::room::Room;
-use crate::workspace;
-use anyhow::{Context, Result, bail, ensure};
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use crate::test::prelude::*;
 
 /// The directories in `crates/` of the published crates, each after those that it needs.
 pub(super) const PUBLISHED: [&str; 5] = ["tlfs", "coherence", "paging", "memslots", "pvflush"];

@@ -2,15 +2,10 @@
 
 mod sample;
 
-use super::cases::{Case, act};
-use super::room::Room;
 use crate::browser::{self, Browser, Look};
 use crate::report;
-use anyhow::{Result, ensure};
+use crate::test::prelude::*;
 use sample::{FLUSHES, sample};
-use serde_json::json;
-use std::fs;
-use std::path::Path;
 
 const ROWS: [Case; 1] = [act("reports_work_in_a_browser", works_in_a_browser)
     .about("tables, plots and timelines are there, move and answer, in light, dark and on paper")];

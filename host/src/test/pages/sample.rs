@@ -2,14 +2,10 @@
 
 use crate::cli::ReportArgs;
 use crate::report;
+use crate::test::prelude::*;
 use crate::trace;
 use crate::trace::collect::{Collected, CpuRecords};
-use anyhow::Result;
-use hostlink::counters::Counter;
 use hostlink::trace::{Event, Record};
-use serde_json::{Value, json};
-use std::fs;
-use std::path::{Path, PathBuf};
 
 /// Flushes of the trace by hypercall.
 pub(super) const FLUSHES: u64 = 40;

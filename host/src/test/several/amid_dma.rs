@@ -1,16 +1,9 @@
 //! A guest is reset in all ways while its disk reads into its memory, or beyond it.
 
 use super::misuse::command;
-use super::stage::{Ended, Room, Stage, named};
-use super::{MANUAL, READY, bare};
-use crate::arch::Arch;
-use anyhow::{Context, Result, ensure};
-use hostlink::ctl::Request;
-use hostlink::exit::ExitCode;
-use hostlink::guests::GuestState;
-use std::fs;
+use super::stage::Ended;
+use super::*;
 use std::ops::Range;
-use std::time::Duration;
 
 const ROUNDS: usize = 20;
 const TIMEOUT: Duration = Duration::from_secs(300);

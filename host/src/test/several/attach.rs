@@ -1,22 +1,18 @@
 //! `quell console` in a terminal, beside `quell run` in another process: what is typed reaches one
 //! guest, and leaving ends nothing.
 
-use super::stage::Room;
-use super::{READY, bare};
+use super::*;
 use crate::machine::child::describe;
 use crate::test::room::tool;
-use anyhow::{Context, Result, bail, ensure};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Termios, tcgetattr};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, ExitStatus};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
 /// The machine's time limit in seconds, in its own time. All else ends with the machine.
 const TIMEOUT: &str = "120";

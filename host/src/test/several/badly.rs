@@ -1,14 +1,7 @@
 //! Guests that end in every way there is, beside one that goes on.
 
-use super::stage::{Room, Stage, named};
-use super::{DIRTY, MANUAL, READY, bare, storing};
-use crate::arch::Arch;
-use anyhow::{Result, ensure};
-use hostlink::config::{NestedPage, Switches};
-use hostlink::ctl::Request;
-use hostlink::exit::ExitCode;
-use hostlink::guests::GuestState;
-use std::time::Duration;
+use super::*;
+use hostlink::config::NestedPage;
 
 const TIMEOUT: Duration = Duration::from_secs(300);
 

@@ -1,10 +1,7 @@
 //! Guests that boot side by side. Each shows what it was told to, on its own console only.
 
-use super::stage::{Ended, Room};
-use crate::workspace;
-use anyhow::{Result, ensure};
-use hostlink::exit::ExitCode;
-use std::time::Duration;
+use super::stage::Ended;
+use super::*;
 
 /// Time for a few guests, and for the examples with many vCPUs.
 const TIMEOUT: Duration = Duration::from_secs(240);

@@ -1,12 +1,6 @@
 //! Guests that come and go beside one that runs.
 
-use super::stage::{Room, Stage, named};
-use super::{DIRTY, MANUAL, READY, bare, storing};
-use anyhow::{Context, Result};
-use hostlink::ctl::Request;
-use hostlink::ctl::record::Memory;
-use hostlink::exit::ExitCode;
-use std::time::Duration;
+use super::*;
 
 /// Cycles, and those of `--long`.
 const CYCLES: u32 = 50;

@@ -1,13 +1,6 @@
 //! Guests with devices of their own come and go.
 
-use super::stage::{Room, named};
-use super::{BESIDE, MANUAL, bare};
-use anyhow::{Context, Result};
-use hostlink::ctl::Request;
-use hostlink::exit::ExitCode;
-use hostlink::name::Name;
-use std::fs;
-use std::time::Duration;
+use super::*;
 
 const LIMIT: Duration = Duration::from_secs(240);
 /// How often a guest is destroyed while its disk writes.

@@ -1,13 +1,11 @@
 //! What the consoles of a machine's guests have shown.
 
+use super::*;
 use crate::machine::guests::{Entries, Follower, GuestSeen, Identity};
 use crate::machine::ram::Ram;
 use crate::run::tail;
-use anyhow::Result;
 use hostlink::guests::CONSOLES;
 use hostlink::guests::console::Taken;
-use hostlink::name::Name;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Bytes that are read from a ring at one time.

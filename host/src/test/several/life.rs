@@ -1,14 +1,6 @@
 //! The life of a guest beside one that goes on.
 
-use super::stage::{Room, Stage, named};
-use super::{BESIDE, DIRTY, MANUAL, READY, bare};
-use anyhow::{Result, ensure};
-use hostlink::ctl::Request;
-use hostlink::ctl::record::Memory;
-use hostlink::exit::ExitCode;
-use hostlink::guests::GuestState;
-use hostlink::name::Name;
-use std::time::Duration;
+use super::*;
 
 const TIMEOUT: Duration = Duration::from_secs(240);
 

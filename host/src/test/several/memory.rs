@@ -1,11 +1,6 @@
 //! The memory of a guest that was destroyed, and is another one's now.
 
-use super::stage::{Room, named};
-use super::{MANUAL, READY, bare};
-use anyhow::{Result, ensure};
-use hostlink::ctl::Request;
-use hostlink::exit::ExitCode;
-use std::time::Duration;
+use super::*;
 
 const TIMEOUT: Duration = Duration::from_secs(120);
 

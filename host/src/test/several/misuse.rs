@@ -1,13 +1,6 @@
 //! A guest misuses its devices, beside one that goes on with its own.
 
-use super::stage::{Room, Stage, named};
-use super::{MANUAL, READY, bare};
-use anyhow::{Context, Result, ensure};
-use hostlink::ctl::Request;
-use hostlink::ctl::record::Memory;
-use hostlink::exit::ExitCode;
-use std::fs;
-use std::time::Duration;
+use super::*;
 
 /// Operations of each kind, and how many of configuration space.
 const COUNT: u64 = 4000;

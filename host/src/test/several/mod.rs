@@ -17,8 +17,8 @@ mod shares;
 mod stage;
 mod vectors;
 
-use super::arm::MAX;
-use super::cases::{Case, act};
+use super::prelude::*;
+use stage::{Stage, named};
 
 /// The rows.
 pub(super) const ROWS: &[Case] = &[

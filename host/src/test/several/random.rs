@@ -1,17 +1,11 @@
 //! Random requests about guests with disks, weights, caps and sets of CPUs, in any order. A failure
 //! names its seed; `QUELL_REQUESTS_SEED` runs from that one.
 
-use super::stage::{Room, Stage, named};
-use super::{DIRTY, MANUAL, bare, storing};
+use super::*;
 use crate::machine::control::Refused;
-use anyhow::{Context, Result, ensure};
 use baremetal::random::Random;
-use hostlink::ctl::Request;
-use hostlink::exit::ExitCode;
 use std::env;
-use std::fs;
 use std::thread;
-use std::time::Duration;
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 const SEED: u64 = 0x5eed;

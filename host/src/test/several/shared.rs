@@ -1,11 +1,6 @@
 //! Guests that share memory.
 
-use super::stage::{Room, Stage, named};
-use super::{MANUAL, READY, bare};
-use anyhow::{Context, Result, ensure};
-use hostlink::ctl::{LogWay, Request};
-use hostlink::exit::ExitCode;
-use std::time::Duration;
+use super::*;
 
 const TIMEOUT: Duration = Duration::from_secs(240);
 /// Exchanges between two guests in each of their lives.

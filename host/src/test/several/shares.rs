@@ -5,16 +5,10 @@
 //! time that has passed. Where shares have to be exact the machine has one CPU, and its clock
 //! counts instructions; otherwise turns take as long as the emulator's host lets them.
 
-use super::stage::{Room, Stage};
-use super::storing;
-use crate::machine::spec::Clock;
+use super::*;
 use crate::trace::collect::Collected;
 use crate::vm::Hypervisor;
-use anyhow::{Context, Result, ensure};
-use hostlink::counters::Counter;
-use hostlink::exit::ExitCode;
 use hostlink::trace::Event;
-use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_secs(180);
 

@@ -2,35 +2,25 @@
 //! and sends requests.
 
 use super::heard::Heard;
-use crate::arch::Platform;
+use super::*;
 use crate::cli::Overrides;
 use crate::machine::control::Refused;
 use crate::machine::guests::GuestSeen;
-use crate::machine::outcome::Outcome;
 use crate::machine::own_time::OwnTime;
-use crate::machine::process::{End, Flow, Machine};
 use crate::machine::ram::Ram;
-use crate::machine::signals::Signals;
 use crate::machine::spec::Console;
 use crate::machine_file::MachineFile;
 use crate::run::tail;
 pub(super) use crate::test::room::Room;
 use crate::trace::collect::Collector;
 use crate::vm::several::Guests;
-use anyhow::{Context, Error, Result, bail, ensure};
-use hostlink::counters::Counter;
-use hostlink::ctl::record::{self, Memory, Record, Taken};
-use hostlink::ctl::{Input, Request};
-use hostlink::exit::ExitCode;
-use hostlink::guests::GuestState;
-use hostlink::name::Name;
+use anyhow::Error;
+use hostlink::ctl::Input;
+use hostlink::ctl::record::{self, Record, Taken};
 use std::cell::{Cell, RefCell, RefMut};
-use std::fs;
-use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
 
 /// The time between two reads of the consoles.
 const PERIOD: Duration = Duration::from_millis(5);

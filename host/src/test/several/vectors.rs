@@ -1,13 +1,7 @@
 //! One guest wants all interrupt vectors.
 
 use super::misuse::command;
-use super::stage::{Room, named};
-use super::{MANUAL, READY, bare};
-use anyhow::{Context, Result, ensure};
-use hostlink::ctl::Request;
-use hostlink::exit::ExitCode;
-use std::fs;
-use std::time::Duration;
+use super::*;
 
 const TIMEOUT: Duration = Duration::from_secs(240);
 const DISK: usize = 1 << 20;

@@ -12,20 +12,12 @@ mod script;
 mod tests;
 
 use super::arm::{A72, N1, on_max};
-use super::cases::{Case, Expect, STALE, act, stock, tool};
-use super::room::Room;
+use super::cases::STALE;
 use super::script::Script;
 use crate::bench::phases::{Counts, Phases};
-use crate::machine::outcome::Outcome;
-use crate::machine::spec::{Clock, Spec};
-use crate::size::MIB;
-use crate::vm::Guest;
-use anyhow::{Context, Result, anyhow, bail, ensure};
-use baremetal::pages::PAGE;
-use hostlink::config::{NestedPage, Switches};
-use hostlink::counters::Counter;
+use crate::test::prelude::*;
+use hostlink::config::NestedPage;
 use hostlink::phase::Phase;
-use std::time::Duration;
 
 /// Maintenance for removed memory. There may be nothing else of these kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,10 +1,8 @@
 //! What scripts of these rows do.
 
 use super::{AT, LEFT, PATIENCE, WATCHERS, WORD};
+use crate::test::prelude::*;
 use crate::test::script::Script;
-use anyhow::Result;
-use baremetal::pages::PAGE;
-use std::time::Duration;
 
 impl Script {
     pub(super) fn add(&self, size: u64) -> Result<u16> {

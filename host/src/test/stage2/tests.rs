@@ -1,5 +1,5 @@
 use super::*;
-use serde_json::{Value, json};
+use crate::test::prelude::*;
 
 fn counted(tlbi: Value, dsb: Value) -> Counts {
     let counts = json!({"entries": 1, "instructions": 9, "tlbi": tlbi, "dsb": dsb, "dc": 0, "eret": 0});
