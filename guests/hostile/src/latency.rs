@@ -17,7 +17,6 @@ impl Default for Latencies {
     }
 }
 
-/// The place of a length.
 const fn place(length: u64) -> usize {
     if length < EXACT {
         return length as usize;
@@ -26,7 +25,6 @@ const fn place(length: u64) -> usize {
     ((shift as usize) << PLACES_LOG2) + (length >> shift) as usize
 }
 
-/// The greatest length of a place.
 const fn greatest(place: usize) -> u64 {
     if place < EXACT as usize {
         return place as u64;

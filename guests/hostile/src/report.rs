@@ -8,15 +8,12 @@ pub(crate) use baremetal::verdict::{Verdict, failure};
 use baremetal::verdict::{as_json, in_words};
 use spin::Mutex;
 
-/// The running test, by its name in the table.
 static RUNNING: Mutex<&str> = Mutex::new("");
 
-/// Writes a line of text.
 pub(crate) fn say(text: fmt::Arguments<'_>) {
     let _ = write!({ CONSOLE }, "hostile: {text}\r\n");
 }
 
-/// Writes a line of JSON.
 fn json(text: fmt::Arguments<'_>) {
     // Earlier output there must not become the beginning of the line.
     let _ = write!({ REPORTS }, "\r\n{text}\r\n");
@@ -32,7 +29,6 @@ pub(crate) fn begin(name: &'static str) {
     *RUNNING.lock() = name;
 }
 
-/// Reports a test's verdict.
 pub(crate) fn end(name: &str, verdict: &Verdict) {
     say(format_args!("{}", in_words(name, verdict)));
     json(format_args!("{}", as_json(name, verdict)));

@@ -20,7 +20,6 @@ pub(crate) const QUIT: u8 = b'q';
 /// not take most of the time.
 pub(crate) const LOOKS: u32 = 1024;
 
-/// Prints a line.
 pub(crate) fn say(text: fmt::Arguments<'_>) {
     let _ = write!({ CONSOLE }, "load: {text}\r\n");
 }
@@ -42,7 +41,6 @@ fn main(info: BootInfo) -> ! {
     }
 }
 
-/// Executes the commands of a line.
 fn run(line: &str) {
     for word in line.split_whitespace() {
         match Command::parse(word) {

@@ -6,9 +6,7 @@ use baremetal::pci::{CLASS, COMMAND, ConfigSpace, MEMORY_AND_DMA};
 
 use crate::guest::Failure;
 
-/// Entries of the queue for admin commands.
 const ADMIN_ENTRIES: u32 = 4;
-/// Bytes that a command in flight reads.
 const FLIGHT_BYTES: u64 = 2 * PAGE;
 
 static ADMIN: [Page; 2] = [const { Page::new() }; 2];

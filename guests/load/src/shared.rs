@@ -48,19 +48,16 @@ pub(crate) fn share(what: Share, place: u64, value: u64) -> Result<u64, Failure>
     Ok(read(registers + POSITION).into())
 }
 
-/// Reads a register.
 pub(crate) fn read(address: u64) -> u32 {
     // SAFETY: the caller's device is there.
     unsafe { (address as *const u32).read_volatile() }
 }
 
-/// Writes a register.
 pub(crate) fn write(address: u64, value: u32) {
     // SAFETY: as above; the device interrupts, and does nothing else on its own.
     unsafe { (address as *mut u32).write_volatile(value) };
 }
 
-/// Waits until something is so.
 fn wait(is_so: impl Fn() -> bool) -> Result<(), Failure> {
     if clock::wait_until(PATIENCE_MS, is_so) { Ok(()) } else { Err(Failure::Silent) }
 }

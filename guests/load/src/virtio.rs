@@ -39,7 +39,6 @@ const PARTS: u64 = 3;
 /// Flags of a descriptor: another one follows; the device writes.
 const NEXT: u64 = 1;
 const WRITES: u64 = 2;
-/// Requests that have room.
 const REQUESTS_MAX: u64 = ENTRIES as u64 / PARTS;
 /// Milliseconds to wait for the disk.
 const PATIENCE_MS: u64 = 10_000;
@@ -59,7 +58,6 @@ struct Disk {
     notify: u64,
 }
 
-/// Whether there is one.
 pub(crate) fn is_there() -> bool {
     find().is_some()
 }

@@ -27,13 +27,11 @@ pub(crate) fn write(register: u32, value: u64) {
     unsafe { Msr::new(register).write(value) };
 }
 
-/// Reads an APIC register.
 pub(crate) fn read(register: u32) -> u64 {
     // SAFETY: reading changes nothing.
     unsafe { Msr::new(register).read() }
 }
 
-/// The calling processor's id.
 pub(crate) fn id() -> u32 {
     read(ID) as u32
 }
@@ -42,12 +40,10 @@ fn send(destination: u32, command: u64) {
     write(ICR, u64::from(destination) << 32 | ASSERT | command);
 }
 
-/// Sends an interrupt.
 pub(crate) fn send_fixed(destination: u32, vector: u8) {
     send(destination, u64::from(vector));
 }
 
-/// Sends an NMI.
 pub(crate) fn send_nmi(destination: u32) {
     send(destination, MODE_NMI);
 }

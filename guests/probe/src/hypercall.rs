@@ -33,7 +33,6 @@ pub(crate) fn move_page(place: &'static Page) -> Verdict {
     Ok(())
 }
 
-/// The hypercalls that CPUID announces.
 pub(crate) fn announced() -> Profile {
     let (features, hints) = (__cpuid(cpuid::LEAF_FEATURES).edx, __cpuid(cpuid::LEAF_HINTS).eax);
     Profile::announced(features, hints)
@@ -168,7 +167,6 @@ pub(crate) unsafe fn call_place(place: &Page) -> u64 {
 /// The input of a call: a page that only the first processor's calls use.
 static INPUT: Page = Page::new();
 
-/// The input page.
 pub(crate) fn input_page() -> &'static Page {
     &INPUT
 }
@@ -179,7 +177,6 @@ pub(crate) fn call_with(control: Control, words: &[u64]) -> Result<HvResult, Fau
     call(control, INPUT.address(), 0)
 }
 
-/// The input page's address.
 pub(crate) fn input_address() -> u64 {
     INPUT.address()
 }

@@ -22,7 +22,6 @@ pub(crate) const VECTOR_ECHO: u8 = 0x51;
 pub(crate) const VECTOR_PAGE: u8 = 0x52;
 /// Executes [`SLOW_INSTRUCTIONS`] before it ends itself.
 pub(crate) const VECTOR_SLOW: u8 = 0x53;
-/// Approximate number of instructions.
 pub(crate) const SLOW_INSTRUCTIONS: u32 = 1000;
 
 // The two stubs that benchmarks count do nothing beyond their purpose, the third one is slow, and
@@ -124,7 +123,6 @@ pub(crate) fn interrupted_calls() -> u32 {
     INTERRUPTED_CALLS.load(Ordering::Acquire)
 }
 
-/// Number of interrupts taken on `vector`.
 pub(crate) fn count(vector: u8) -> u32 {
     match vector {
         VECTOR_TICK => TICKS.load(Ordering::Acquire),
@@ -134,7 +132,6 @@ pub(crate) fn count(vector: u8) -> u32 {
     }
 }
 
-/// Number of entries into the NMI handler.
 pub(crate) fn nmi_count() -> u32 {
     count(VECTOR_NMI)
 }

@@ -14,7 +14,6 @@ pub(crate) const WINDOW: u64 = 1 << 39;
 
 /// Address of the window's large page, after the 512 small ones.
 pub(crate) const LARGE_WINDOW: u64 = WINDOW + LARGE_PAGE;
-/// Bytes in a large page.
 pub(crate) const LARGE_PAGE: u64 = 512 * PAGE;
 
 /// Bits of an entry (APM volume 2, section 5.4): present, writable, user.
@@ -94,7 +93,6 @@ pub(crate) fn set_global_pages(on: bool) {
     unsafe { Cr4::update(|flags| flags.set(Cr4Flags::PAGE_GLOBAL, on)) };
 }
 
-/// The entry of page `index` of the window.
 pub(crate) fn entry(index: usize) -> &'static AtomicU64 {
     &TABLE.0[index]
 }
@@ -104,7 +102,6 @@ pub(crate) fn exchange(index: usize, page: Option<&'static Page>) {
     entry(index).store(page.map_or(0, |page| page.address() | RIGHTS), Ordering::SeqCst);
 }
 
-/// Number of large pages.
 const LARGE_PAGES: usize = 2;
 
 /// Memory for them, with enough slack to align them at run time: with alignment by the linker, the

@@ -26,7 +26,6 @@ pub(crate) const COMMAND_MEMORY: u32 = 1 << 1;
 pub(crate) const ROM_ENABLE: u32 = 1;
 const SIZE_MASK: u32 = !0x7ff;
 
-/// Reads a register of the device.
 pub(crate) fn read(register: u32) -> u32 {
     // SAFETY: the registers of the bus; they are not otherwise in use.
     unsafe {
@@ -35,7 +34,6 @@ pub(crate) fn read(register: u32) -> u32 {
     }
 }
 
-/// Writes a register of the device.
 pub(crate) fn write(register: u32, value: u32) {
     // SAFETY: as in `read`; the ROM is at an address without memory.
     unsafe {
@@ -44,7 +42,6 @@ pub(crate) fn write(register: u32, value: u32) {
     }
 }
 
-/// Writes one byte of a register of the device.
 pub(crate) fn write_byte(register: u32, byte: u16, value: u8) {
     // SAFETY: as in `write`.
     unsafe {
@@ -58,7 +55,6 @@ pub(crate) fn place_rom(base: Option<u32>) {
     write(ROM, base.map_or(0, |base| base | ROM_ENABLE));
 }
 
-/// The ROM.
 pub(crate) struct Rom {
     /// Its size in bytes.
     pub(crate) size: u64,
@@ -87,7 +83,6 @@ impl Rom {
         self.place(WINDOW);
     }
 
-    /// Hides it.
     pub(crate) fn disable(&self) {
         write(ROM, WINDOW as u32);
     }
@@ -110,7 +105,6 @@ impl Rom {
     }
 }
 
-/// The word at a physical address in the window.
 pub(crate) fn word(address: u64) -> u64 {
     // SAFETY: everything below 4 GiB is mapped one to one, and the program uses nothing there.
     unsafe { &*(address as *const AtomicU64) }.load(Ordering::Relaxed)

@@ -17,12 +17,10 @@ const POWER_OFF: u8 = 5 << 2 | 1 << 5;
 /// The running test, by its name on the command line or in the table.
 static RUNNING: Mutex<&str> = Mutex::new("");
 
-/// Writes a line of text.
 pub(crate) fn say(text: fmt::Arguments<'_>) {
     let _ = writeln!({ CONSOLE }, "{text}\r");
 }
 
-/// Writes a line of JSON.
 fn json(text: fmt::Arguments<'_>) {
     let _ = writeln!({ REPORTS }, "{text}");
 }
@@ -48,7 +46,6 @@ pub(crate) fn event_after<R>(name: &str, last: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Reports that all measurements are done.
 pub(crate) fn done() {
     json(format_args!(r#"{{"event":"done"}}"#));
 }
@@ -59,7 +56,6 @@ pub(crate) fn begin(name: &'static str) {
     say(format_args!("{name}"));
 }
 
-/// Reports a test's verdict.
 pub(crate) fn end(name: &str, verdict: &Verdict) {
     say(format_args!("{}", in_words(name, verdict)));
     json(format_args!("{}", as_json(name, verdict)));
@@ -72,7 +68,6 @@ pub(crate) fn abort(why: fmt::Arguments<'_>) -> ! {
     power_off()
 }
 
-/// Switches the machine off.
 pub(crate) fn power_off() -> ! {
     // SAFETY: the port is the platform's switch; the code after it is for machines without one.
     unsafe { Port::new(PM1A_CONTROL_HIGH).write(POWER_OFF) };

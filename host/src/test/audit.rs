@@ -7,7 +7,6 @@ use crate::test::prelude::*;
 
 const PRETEND: &[&str] = &["pretend=on"];
 
-/// The rows.
 pub(super) const ROWS: &[Case] = &[
     probe("audit_probe", "all", ProbeEnd::AllPassed)
         .about("guest errors, with clean bits and flushes of one ASID")

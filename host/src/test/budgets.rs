@@ -9,7 +9,6 @@ use crate::test::prelude::*;
 /// Timeout of a machine.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The rows.
 pub(super) const ROWS: [Case; 3] = [
     act("exits_are_within_their_budgets", |_| exits_are_within(Platform::X86_64))
         .about("each operation of `bench exits` takes at most the instructions that it may"),

@@ -10,7 +10,6 @@ use hostlink::ctl::LogWay;
 use hostlink::exit::ExitCode;
 use std::iter;
 
-/// One test.
 #[derive(Clone, Copy)]
 pub(super) struct Case {
     pub(super) name: &'static str,
@@ -22,7 +21,6 @@ pub(super) struct Case {
     pub(super) only_long: bool,
     /// Changed settings of the hypervisor, as in `hostlink::config`.
     pub(super) settings: &'static [&'static str],
-    /// Memory of a stock guest.
     pub(super) memory: u64,
     /// Words added to its kernel's command line.
     pub(super) words: &'static str,
@@ -30,7 +28,6 @@ pub(super) struct Case {
     pub(super) flush: FlushMode,
     /// Whether its kernel is that of the distribution's backports.
     pub(super) is_newer: bool,
-    /// Whether its time is counted in instructions.
     pub(super) is_counted: bool,
     /// The platform. Tests of the tool itself name it in their arguments.
     pub(super) platform: Platform,
@@ -47,15 +44,21 @@ pub(super) enum Body {
     Probe(&'static str, ProbeEnd),
     /// The bare guest that tries everything runs one of its tests.
     Hostile(Hostile),
-    /// tlbcheck runs.
     Check(Check),
     /// A stock guest works while the test talks to its hypervisor.
-    Talk { command: &'static str, about: Talk },
+    Talk {
+        command: &'static str,
+        about: Talk,
+    },
     /// Anything else, which is not made of values.
     Act(Act),
     /// The tool itself is called with arguments, which are separated by spaces outside of quotes.
     /// `{text}` is a file with text that is not a kernel, and `{zeroes}` one of 65 MiB.
-    Tool { args: &'static str, status: i32, message: &'static str },
+    Tool {
+        args: &'static str,
+        status: i32,
+        message: &'static str,
+    },
 }
 
 #[derive(Clone, Copy)]
@@ -77,7 +80,6 @@ impl Body {
 /// The expectations for a stock guest.
 #[derive(Clone, Copy)]
 pub(super) enum Expect {
-    /// The command's status is 0.
     Success,
     /// The command reports the correct time.
     Date,
@@ -99,7 +101,6 @@ pub(super) enum Expect {
     Stolen,
     /// The guest's output exceeds the kept amount, and imitates the hypervisor as well.
     Flood,
-    /// The hypervisor panics, with this message.
     Panic(&'static str),
     /// The command's status is 0, and the machine runs without exactly these of its CPUs.
     WithoutCpus(&'static [u32]),
@@ -112,7 +113,6 @@ pub(super) enum Talk {
     Refusals,
     /// Memory over the registers of devices, which must be refused.
     Devices,
-    /// Memory that is added and removed.
     Memory,
     /// Dirty logs, compared with the changes in memory.
     DirtyLog(LogWay),
@@ -175,12 +175,10 @@ pub(super) const fn stock(
     case(name, Body::Stock(Stock { vcpus, cpus, command, expect }))
 }
 
-/// The same, and the command succeeds.
 pub(super) const fn runs(name: &'static str, size: (u32, u32), command: &'static str) -> Case {
     stock(name, size, command, Expect::Success)
 }
 
-/// A row with an act of its own.
 pub(super) const fn act(name: &'static str, act: Act) -> Case {
     case(name, Body::Act(act))
 }
@@ -189,7 +187,6 @@ pub(super) const fn probe(name: &'static str, test: &'static str, end: ProbeEnd)
     case(name, Body::Probe(test, end))
 }
 
-/// The tool ends with this status, after this message.
 pub(super) const fn tool(name: &'static str, args: &'static str, status: i32, message: &'static str) -> Case {
     case(name, Body::Tool { args, status, message })
 }
@@ -214,17 +211,14 @@ pub(super) const fn ended(
 }
 
 impl Case {
-    /// The same, with other instructions under `--long`.
     pub(super) const fn or_long(self, told: &'static str) -> Self {
         Self { long: Some(told), ..self }
     }
 
-    /// The same, and only under `--long`.
     pub(super) const fn only_long(self) -> Self {
         Self { only_long: true, ..self }
     }
 
-    /// What it shows.
     pub(super) const fn about(self, about: &'static str) -> Self {
         Self { about, ..self }
     }
@@ -241,12 +235,10 @@ impl Case {
         iter::once(self).chain(arm)
     }
 
-    /// The same on another platform.
     pub(super) const fn on(self, platform: Platform) -> Self {
         Self { platform, ..self }
     }
 
-    /// The same, with another amount of memory.
     pub(super) const fn in_memory(self, bytes: u64) -> Self {
         Self { memory: bytes, ..self }
     }
@@ -261,7 +253,6 @@ impl Case {
         Self { flush: FlushMode::Ipi, ..self }
     }
 
-    /// The same with the kernel of the distribution's backports.
     pub(super) const fn with_newer_kernel(self) -> Self {
         Self { is_newer: true, ..self }
     }
@@ -271,7 +262,6 @@ impl Case {
         Self { is_counted: true, ..self }
     }
 
-    /// The same, with changed hypervisor settings.
     pub(super) const fn with(self, settings: &'static [&'static str]) -> Self {
         Self { settings, ..self }
     }

@@ -8,7 +8,6 @@ use crate::image::Entry;
 use crate::test::prelude::*;
 use hostlink::defect::Defect;
 
-/// A run of tlbcheck.
 #[derive(Clone, Copy)]
 pub(super) struct Check {
     pub(super) on: On,
@@ -41,7 +40,6 @@ const fn clean(name: &'static str, on: On, may_skip: Option<&'static [&'static s
     case(name, Body::Check(Check { cpus: 4, vcpus, may_skip, ..Check::all(on) }))
 }
 
-/// The defect, and the row that is named for it.
 const fn caught(name: &'static str, defect: Defect, row: &'static str) -> Case {
     case(name, Body::Check(Check { defect: Some(defect), rows: Some(row), ..Check::all(On::Quell) }))
 }

@@ -117,7 +117,6 @@ fn reached<'u>(uses: &'u Uses, from: &'u String) -> BTreeSet<&'u String> {
     reached
 }
 
-/// Modules that reach each other.
 fn circles(uses: &Uses) -> BTreeSet<Vec<String>> {
     let reached: BTreeMap<_, _> = uses.keys().map(|module| (module, reached(uses, module))).collect();
     let circle = |module: &String| {

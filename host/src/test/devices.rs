@@ -9,7 +9,6 @@ use super::script::Script;
 use crate::machine::devices::{Devices, Network};
 use crate::test::prelude::*;
 
-/// The rows.
 pub(super) const ROWS: [Case; 8] = [
     act("p16_memory_that_goes_is_gone_for_devices", |room| dma(room, false))
         .about("a device does not reach memory that was removed, when it is used for something else")

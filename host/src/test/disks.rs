@@ -8,7 +8,6 @@ use crate::machine::devices::{Devices, Network};
 use crate::test::prelude::*;
 use hostlink::config::FlushMode;
 
-/// The rows.
 pub(super) const ROWS: [Case; 3] = [
     act("debian_disk_boots", boots)
         .about("a disk made of packages boots, systemd and apt are well, and a file outlives a reboot")
@@ -40,7 +39,6 @@ const CHECKS: &[&str] = &[
 ];
 /// And at the second.
 const KEPT: &str = "[ \"$(cat /root/file)\" = kept ]";
-/// Resets amid writes.
 const RESETS: u32 = 20;
 
 fn boots(room: &Room<'_>) -> Result<()> {

@@ -9,7 +9,6 @@ use crate::workspace;
 use std::collections::BTreeMap;
 use std::fs;
 
-/// The document to check.
 const DOCUMENT: &str = "ARCHITECTURE.md";
 /// The beginning of an invariant, and of the line with its tests.
 const BEGINNING: &str = "**Architecture invariant: ";
@@ -28,7 +27,6 @@ fn code_of(text: &str) -> String {
     code.map(|line| line.split_once("//").map_or(line, |(code, _)| code)).collect::<Vec<_>>().join("\n")
 }
 
-/// The number of occurrences of the words in each source that has any.
 fn places(sources: &BTreeMap<String, String>, words: &[&str]) -> BTreeMap<String, usize> {
     let counted = sources.iter().map(|(name, text)| {
         (name.clone(), words.iter().map(|word| text.matches(word).count()).sum::<usize>())
@@ -40,7 +38,6 @@ fn expected(places: &[(&str, usize)]) -> BTreeMap<String, usize> {
     places.iter().map(|&(name, count)| (name.to_owned(), count)).collect()
 }
 
-/// The value of a constant.
 fn constant(sources: &BTreeMap<String, String>, file: &str, name: &str) -> u64 {
     let text = &sources[file];
     let (_, rest) = text.split_once(&format!("const {name}: ")).unwrap_or_else(|| panic!("{file}: {name}"));

@@ -49,7 +49,6 @@ const RESTARTS: Act = |room| room.lab.restarts(room.case);
 const CRASHES: Act = |room| room.lab.crashes(room.case);
 const WITH_NEWER: Act = |room| room.lab.battery(room.case, &NEWER);
 
-/// The rows.
 pub(super) const ROWS: [Case; 8] = [
     stock("o1_nothing_stale_amid_hotplug", (6, 2), STALE, Expect::NothingStale)
         .about("no reader sees a removed page while processors go and come back")

@@ -57,7 +57,6 @@ use std::thread;
 /// The most tests at one time, unless the command line requests more.
 const JOBS_MAX: usize = 4;
 
-/// The tests of `--quick`.
 const QUICK: [&str; 15] = [
     "format",
     "unit-tests",

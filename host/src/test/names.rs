@@ -164,7 +164,6 @@ fn ids(name: &str) -> Vec<String> {
     name.split('_').take(if has_words { count } else { 0 }).map(str::to_uppercase).collect()
 }
 
-/// The functions that sources define.
 fn functions(sources: &str) -> impl Iterator<Item = &str> {
     sources.split("fn ").skip(1).filter_map(|rest| Some(rest.split_once('(')?.0))
 }

@@ -83,7 +83,6 @@ impl Finder<'_> {
     }
 }
 
-/// Whether this is compiled only for tests and models.
 fn is_of_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| match &attribute.meta {
         Meta::Path(path) => path.is_ident("test"),
@@ -189,7 +188,6 @@ static NOT_FOR_TESTS: LazyLock<Vec<(String, String)>> = LazyLock::new(|| {
     named
 });
 
-/// Those below a directory.
 pub(super) fn not_for_tests(directory: &str) -> impl Iterator<Item = &'static (String, String)> {
     NOT_FOR_TESTS.iter().filter(move |(name, _)| Path::new(name).starts_with(directory))
 }
@@ -252,7 +250,6 @@ fn items(document: &str) -> Vec<String> {
     items
 }
 
-/// The names in code spans.
 fn spans(text: &str) -> impl Iterator<Item = String> {
     text.split('`').skip(1).step_by(2).map(str::to_owned)
 }

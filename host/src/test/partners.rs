@@ -42,7 +42,6 @@ fn has_order(code: &str) -> bool {
     words.any(|word| ORDERS.contains(&word))
 }
 
-/// Whether a function begins in this line.
 fn begins_function(code: &str) -> bool {
     code.split_whitespace().take_while(|word| !word.contains('(')).any(|word| word == "fn")
         || code.trim_start().starts_with("fn ")

@@ -6,7 +6,6 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::process::Child;
 use std::thread;
 
-/// The rows.
 pub(super) const ROWS: [Case; 3] = [
     act("bench_all_goes_on_where_it_was_interrupted", goes_on)
         .about("Quell and KVM take turns; each run is saved at once, and none is kept of another version"),
@@ -21,7 +20,6 @@ const TURNS: [(&str, &str); 5] =
     [("quell", "hypercall"), ("kvm", "hyperv"), ("quell", "ipi"), ("kvm", "ipi"), ("kvm", "paravirtual")];
 /// The number of finished runs after which it is interrupted.
 const RUNS_BEFORE: usize = 2;
-/// The runs on Arm.
 const ON_ARM: [(&str, &str); 3] = [("quell", "own"), ("kvm", "stock-kernel"), ("kvm", "newer-kernel")];
 const POLL_PERIOD: Duration = Duration::from_millis(100);
 /// The status of a program that was interrupted.
@@ -175,7 +173,6 @@ fn command(more: &[&str]) -> Result<Command> {
     tool(&[&["--peer", "kvm"], more].concat())
 }
 
-/// `bench all` with these arguments.
 fn tool(arguments: &[&str]) -> Result<Command> {
     room::tool(&[&["bench", "all"], arguments].concat())
 }
@@ -186,7 +183,6 @@ fn bench(file: &Path) -> Result<Child> {
     command.spawn().context("cannot start this program again")
 }
 
-/// Its status and its messages.
 fn end(tool: Child) -> Result<(Option<i32>, String)> {
     let output = tool.wait_with_output()?;
     Ok((output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned()))

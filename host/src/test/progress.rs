@@ -13,7 +13,6 @@ pub(crate) struct ProgressView {
     running: Mutex<Vec<(&'static str, String)>>,
 }
 
-/// A test in progress.
 pub(crate) struct Running<'a> {
     progress: &'a ProgressView,
     name: &'static str,
@@ -29,7 +28,6 @@ impl ProgressView {
         Self { bar, running: Mutex::default() }
     }
 
-    /// Records that a test begins.
     pub(crate) fn begin(&self, name: &'static str) -> Running<'_> {
         self.running().push((name, String::new()));
         self.show();

@@ -47,7 +47,6 @@ fn is_public(visibility: &syn::Visibility) -> bool {
     matches!(visibility, syn::Visibility::Public(_))
 }
 
-/// Whether something exists only in tests.
 fn is_for_tests(attributes: &[syn::Attribute]) -> bool {
     attributes.iter().any(|attribute| match &attribute.meta {
         syn::Meta::List(list) if list.path.is_ident("cfg") => {
@@ -276,7 +275,6 @@ impl<'a> Visit<'a> for Results<'_> {
     }
 }
 
-/// The text of a module of the crate in `sources`.
 fn text_of(sources: &Path, module: &str) -> String {
     let file = sources.join(module.replace("::", "/"));
     fs::read_to_string(file.with_extension("rs"))

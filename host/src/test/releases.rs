@@ -4,7 +4,6 @@ use crate::book;
 use crate::test::prelude::*;
 use std::env;
 
-/// The rows.
 pub(super) const ROWS: [Case; 2] = [
     act("book_is_made", makes_book)
         .about("mdBook makes a book of the documents, with all chapters")

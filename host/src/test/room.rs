@@ -23,10 +23,8 @@ pub(super) fn tool(args: &[&str]) -> Result<Command> {
     Ok(command)
 }
 
-/// What a row does.
 pub(super) type Act = fn(&Room<'_>) -> Result<()>;
 
-/// What it is given.
 #[derive(Clone, Copy)]
 pub(super) struct Room<'a> {
     pub(super) lab: &'a Lab<'a>,
@@ -39,14 +37,12 @@ pub(super) struct Room<'a> {
     /// For this row alone.
     pub(super) directory: &'a Path,
     pub(super) signals: &'a Signals,
-    /// Whether searches take long.
     pub(super) is_long: bool,
     /// Whether a machine has reached its time limit.
     pub(super) hung: &'a Cell<bool>,
 }
 
 impl<'a> Room<'a> {
-    /// The hypervisor for this row's platform.
     pub(super) fn hypervisor(&self) -> Result<&'a Hypervisor> {
         self.other.map_or_else(|| self.lab.hypervisor(self.platform.arch()), Ok)
     }

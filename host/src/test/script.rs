@@ -24,7 +24,6 @@ impl Script {
         Ok(())
     }
 
-    /// Types a command, which has to succeed.
     pub(super) fn command(&mut self, command: &str) -> Result<()> {
         self.machine.type_text(&format!("{command}\n"))?;
         self.await_text(&format!("load: done: {command}"))

@@ -2,7 +2,6 @@
 
 use crate::test::prelude::*;
 
-/// The guest.
 pub(super) struct Siege {
     /// The test to run. The guest reports on the report channel when it begins, and never ends.
     pub(super) test: &'static str,

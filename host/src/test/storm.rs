@@ -53,7 +53,6 @@ impl State {
     }
 }
 
-/// The requests of one storm.
 pub(super) struct Requests {
     before: State,
     is_over: Arc<AtomicBool>,
@@ -117,7 +116,6 @@ fn send(control: &mut Control, seed: u64, is_over: &AtomicBool) -> Result<u32> {
     Ok(sent)
 }
 
-/// A request, usually a valid one.
 fn request(random: &mut Random) -> Request {
     let slot = random.below(SLOTS) as u16;
     let way = if random.one_in(2) { LogWay::DirtyBits } else { LogWay::WriteProtection };

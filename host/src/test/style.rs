@@ -55,7 +55,6 @@ pub(crate) fn check(args: &CheckStyleArgs) -> Result<u8> {
     Ok(u8::from(!is_formatted || !found.is_empty()))
 }
 
-/// What git prints.
 fn git(args: &[&str]) -> Result<String> {
     let output = Command::new("git").current_dir(workspace::root()).args(args).output();
     let output = output.context("cannot start git")?;
@@ -99,7 +98,6 @@ fn wrong_message(message: &str) -> Option<String> {
     (!is_separate).then(|| format!("no empty line after the subject: {subject}"))
 }
 
-/// All Rust sources of the tree.
 fn sources() -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut directories = Vec::from([workspace::root().to_owned()]);
@@ -117,7 +115,6 @@ fn sources() -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// The documents for people.
 pub(super) fn documents() -> Result<Vec<PathBuf>> {
     let root = workspace::root();
     let top = ["ARCHITECTURE.md", "README.md", "CONTRIBUTING.md", "tlbcheck/README.md"];
@@ -129,7 +126,6 @@ pub(super) fn documents() -> Result<Vec<PathBuf>> {
     Ok(documents)
 }
 
-/// A file's path in the tree.
 fn place(path: &Path) -> impl Display {
     path.strip_prefix(workspace::root()).unwrap_or(path).display()
 }
@@ -164,7 +160,6 @@ fn not_short() -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// Lines that are too wide, whatever they are.
 fn wide_lines(text: &str) -> Vec<&str> {
     text.lines().filter(|line| line.chars().count() > WIDTH).collect()
 }
@@ -196,7 +191,6 @@ fn wide_prose(text: &str) -> Vec<&str> {
     found
 }
 
-/// The text of a line that is a comment.
 fn comment(line: &str) -> Option<&str> {
     let line = line.trim_start();
     ["//!", "///", "//"].iter().find_map(|start| line.strip_prefix(start))

@@ -63,7 +63,6 @@ fn slots(control: &mut Control) -> Result<Vec<Slot>> {
     Ok(slots)
 }
 
-/// The slot of a device's memory.
 const DEVICE_SLOT: u16 = u16::MAX;
 
 const fn add(gpa: u64, size: u64) -> Request {
@@ -167,7 +166,6 @@ fn memory(control: &mut Control) -> Result<()> {
     Ok(())
 }
 
-/// The memory of the cancelled migration.
 pub(super) const MIGRATED: u64 = 32 * MIB;
 /// More than exists.
 const TOO_MUCH: u64 = 1 << 38;

@@ -15,7 +15,6 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 /// Maximum number of instructions per record.
 const INSTRUCTIONS_MAX: f64 = 40.0;
 
-/// The rows.
 pub(super) const ROWS: [Case; 2] = [
     act("trace_agrees_with_the_counters", agrees_with_the_counters)
         .about("the trace has each counted exit, flush and kick, and its spans and arrows are consistent"),

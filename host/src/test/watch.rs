@@ -17,7 +17,6 @@ const fn busy(arch: Arch) -> &'static [&'static str] {
 const TRIES: u32 = 50;
 const INTERVAL_MS: &str = "200";
 
-/// Rates, by case and metric.
 type Rates = BTreeMap<(String, String), f64>;
 
 /// Has another process show the rates of a machine until it has seen all that is counted.

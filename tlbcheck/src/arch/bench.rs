@@ -28,7 +28,6 @@ const GAP: u64 = 16;
 /// Number of readings that determine the shortest time.
 const LOOKS: u32 = 2000;
 
-/// A method to flush.
 pub(super) trait Method: Copy {
     /// The name of the measurement, and the unit of its results.
     const BENCH: &'static str;
@@ -48,7 +47,6 @@ pub(super) trait Method: Copy {
     /// Whether it can flush so many ranges.
     fn exists(self, ranges: usize) -> bool;
 
-    /// One flush on the others.
     fn flush(self, others: &[usize], ranges: usize) -> Verdict;
 
     /// Ticks of the clock in the unit.
@@ -67,10 +65,8 @@ struct Watched {
 static OTHERS: [Watched; MAX_PROCESSORS] =
     [const { Watched { lost: AtomicU64::new(0), looks: AtomicU64::new(0) } }; MAX_PROCESSORS];
 static ENDS: AtomicBool = AtomicBool::new(false);
-/// Whether the others sleep.
 static SLEEPS: AtomicBool = AtomicBool::new(false);
 
-/// The job of each of the others.
 fn lose_time(number: usize) {
     let Watched { lost, looks } = &OTHERS[number];
     let ends = || ENDS.load(Ordering::Acquire);
@@ -135,7 +131,6 @@ impl<M: Method> Column<M> {
         Ok(())
     }
 
-    /// Reports the samples and clears them.
     fn report(&mut self, processors: usize, ranges: usize) {
         if self.is_out || self.own.is_empty() {
             return;

@@ -40,7 +40,6 @@ pub(super) fn choose(options: &Options<'_>) {
     }
 }
 
-/// Calls `write` for each report.
 pub(super) fn report(mut write: impl FnMut(&mut Report<Port>)) {
     let mut reports = REPORTS.lock();
     write(&mut reports.0);
@@ -55,7 +54,6 @@ pub(super) fn note(text: fmt::Arguments<'_>) {
     report(|report| report.note(&text));
 }
 
-/// Ends the run.
 pub(super) fn end(totals: Totals) -> ! {
     report(|report| report.end(&totals));
     leave(if totals.failed == 0 { CODE_GOOD } else { CODE_FAILED })

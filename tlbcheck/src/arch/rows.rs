@@ -11,7 +11,6 @@ pub(super) struct Row {
     run: fn() -> Verdict,
 }
 
-/// A row.
 pub(super) const fn row(name: &'static str, run: fn() -> Verdict) -> Row {
     Row { name, run }
 }
@@ -30,7 +29,6 @@ pub(super) fn run(rows: impl Iterator<Item = &'static Row> + Clone, options: &Op
     totals
 }
 
-/// Lists the rows, all as skipped.
 pub(super) fn list(rows: impl Iterator<Item = &'static Row> + Clone) -> Totals {
     let mut totals = Totals::default();
     console::report(|report| report.plan(rows.clone().count()));

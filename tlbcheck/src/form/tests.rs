@@ -22,7 +22,6 @@ impl InputSource for Source<'_> {
     }
 }
 
-/// Decodes `flush`, and passes the result to `check`.
 fn decoded(flush: &Flush<'_>, check: impl FnOnce(&FlushCall<'_>)) {
     let mut words = [0; PAGE_WORDS];
     let (control, count) = flush.encode(&mut words).expect("there is such a call");

@@ -52,7 +52,6 @@ pub fn find(encoding: u32) -> Option<&'static Row> {
     ROWS.iter().find(|row| row.has(encoding))
 }
 
-/// One register.
 const fn one(place: [u32; 5], name: &'static str, kind: Kind, why: &'static str) -> Row {
     let [op0, op1, crn, crm, op2] = place;
     Row { op0, op1, crn, crm: (crm, crm), op2: (op2, op2), name, kind, why }

@@ -25,13 +25,11 @@ use aarch64 as own;
 #[cfg(target_arch = "x86_64")]
 use x86_64 as own;
 
-/// Number of processors; the first one has number 0.
 static COUNT: AtomicUsize = AtomicUsize::new(1);
 
 /// Memory that the program does not use.
 static FREE: Once<Range<u64>> = Once::new();
 
-/// Starts all processors.
 pub(crate) fn prepare(info: &BootInfo) {
     let count = own::prepare(info);
     FREE.call_once(|| {
@@ -48,7 +46,6 @@ pub(crate) fn prepare(info: &BootInfo) {
     COUNT.store(count, Ordering::Relaxed);
 }
 
-/// Number of processors.
 pub(crate) fn count() -> usize {
     COUNT.load(Ordering::Relaxed)
 }

@@ -38,7 +38,6 @@ pub(super) fn image_end() -> u64 {
     boot::image_end()
 }
 
-/// The calling processor's number.
 pub(crate) fn number() -> usize {
     tables::number()
 }
@@ -59,7 +58,6 @@ pub(crate) fn wake_all() {
         .for_each(|number| apic::send_fixed(processors::apic_id(number), interrupts::VECTOR_WAKE));
 }
 
-/// Switches the machine off.
 pub(crate) fn off() -> ! {
     power::off(SWITCH.get().copied().flatten())
 }

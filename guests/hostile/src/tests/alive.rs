@@ -3,7 +3,6 @@
 use crate::tests::prelude::*;
 use baremetal::arch::interrupts;
 
-/// Number of repetitions on each.
 const ROUNDS: usize = 100;
 
 static FAULTS: [AtomicUsize; processors::MAX_PROCESSORS] =

@@ -29,12 +29,10 @@ pub(crate) struct Test {
     run: fn(&Orders<'_>) -> Verdict,
 }
 
-/// An entry of a table.
 pub(crate) const fn test(name: &'static str, processors: usize, run: fn(&Orders<'_>) -> Verdict) -> Test {
     Test { name, processors, run }
 }
 
-/// The tests of both architectures.
 const COMMON: &[Test] = &[
     test("alive", 1, alive::alive),
     test("attack", 1, attack::attack),

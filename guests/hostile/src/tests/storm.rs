@@ -19,7 +19,6 @@ const COUNT: u64 = 2000;
 /// Iterations of the first processor's loop without progress that count as a standstill. Each takes
 /// some exits, so a processor that can make progress does so many times meanwhile.
 const STANDSTILL: u64 = 1 << 19;
-/// Kinds of operations.
 pub(super) const KINDS: u64 = 1 << KIND_BITS;
 const KIND_BITS: u32 = 4;
 /// The first processor wakes sleepers after this many of its own operations.
@@ -38,7 +37,6 @@ static DONE: AtomicUsize = AtomicUsize::new(0);
 /// Number of processors that have restored their own state.
 static ORDERLY: AtomicUsize = AtomicUsize::new(0);
 
-/// The random numbers of a processor.
 pub(super) fn random(seed: u64, number: usize) -> Random {
     let mut random = Random::new(seed ^ (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let _ = random.word();

@@ -74,7 +74,6 @@ pub(crate) fn await_others(count: usize) -> bool {
     (1..count).all(|number| processors::join(number, PATIENCE_MS))
 }
 
-/// Sleeps for a while.
 pub(crate) fn idle() {
     clock::set_timer(IDLE_US);
     interrupts::wait();

@@ -33,12 +33,10 @@ pub(crate) fn idle() {
     core::hint::spin_loop();
 }
 
-/// Nanoseconds in this many ticks.
 pub(crate) fn nanoseconds(ticks: u64) -> u64 {
     (u128::from(ticks) * 1_000_000_000 / u128::from(clock::hz())) as u64
 }
 
-/// There are no hints on this architecture.
 pub(crate) fn hint(_: u8) -> Result<u64, Absent> {
     Err(Absent)
 }
@@ -48,17 +46,14 @@ pub(crate) fn begin_on_others(_: usize, _: processors::Job) -> usize {
     1
 }
 
-/// There are no other processors.
 pub(crate) fn await_others(_: usize) -> bool {
     true
 }
 
-/// Sleeps for good.
 pub(crate) fn halt() -> ! {
     power::off(None)
 }
 
-/// Switches the machine off.
 pub(crate) fn off() -> ! {
     power::off(SWITCH.get().copied().flatten())
 }

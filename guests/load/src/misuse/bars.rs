@@ -39,7 +39,6 @@ fn pattern(page: &Page, index: usize) -> u64 {
     page.address().wrapping_add(index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-/// Words that are not what they were.
 fn changed() -> usize {
     let of = |page: &Page| {
         let words = page.words().iter().enumerate();

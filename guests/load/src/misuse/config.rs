@@ -42,7 +42,6 @@ pub(super) fn config(devices: &Devices, random: &mut Random, count: u64) -> Resu
     ensure(identities() == before, "functions on the bus have changed after turn", count)
 }
 
-/// Any function, mostly one that there is.
 fn function(devices: &Devices, random: &mut Random) -> ConfigSpace {
     match random.below(8) {
         0 => ConfigSpace::new(random.word() as u16),

@@ -18,7 +18,6 @@ use load::command::Misuse;
 
 use crate::guest::Failure;
 
-/// The class of network cards.
 const NETWORK: u32 = 0x02_0000;
 /// The capability MSI-X, and the vendor's, which virtio's are.
 const MSIX: u8 = 0x11;
@@ -36,7 +35,6 @@ const PLACES: usize = 4;
 const WILD: [u64; 8] =
     [0x3000_0000, 0x7fff_f000, 0x8000_0000, HOME, 0xf000_0000, 1 << 32, 1 << 40, u64::MAX - 4095];
 
-/// A function of the guest's.
 #[derive(Clone, Copy)]
 struct Function {
     config: ConfigSpace,
@@ -58,7 +56,6 @@ struct Devices {
     places: ArrayVec<BarHome, PLACES>,
 }
 
-/// Does it, and returns how often.
 pub(crate) fn misuse(what: Misuse, seed: u64, count: u64) -> Result<u64, Failure> {
     let devices = Devices::find()?;
     let mut random = Random::new(seed);
@@ -106,7 +103,6 @@ impl Devices {
         self.functions.iter().for_each(|function| function.config.write(COMMAND, MEMORY_AND_DMA));
     }
 
-    /// A BAR.
     fn any(&self, random: &mut Random) -> &BarHome {
         &self.places[random.below(self.places.len() as u64) as usize]
     }
@@ -147,7 +143,6 @@ fn is_enough(found: u64, turns: u64, what: &'static str) -> Result<(), Failure> 
     if found >= turns / 64 { Ok(()) } else { Err(Failure::Misused { what, number: found }) }
 }
 
-/// A page-aligned address.
 const fn page_of(address: u64) -> u64 {
     address & !(PAGE - 1)
 }

@@ -73,7 +73,6 @@ fn aim(devices: &Devices, random: &mut Random) {
     }
 }
 
-/// One access.
 fn one(place: &BarHome, random: &mut Random) {
     let offset = match random.below(4) {
         0 => random.below(64),

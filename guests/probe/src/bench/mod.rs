@@ -76,7 +76,6 @@ fn time(mut operation: impl FnMut()) -> u64 {
     clock::now() - start
 }
 
-/// Measures `operation` and reports it.
 #[inline(always)]
 fn case(name: &str, operation: impl FnMut()) {
     // SAFETY: no instruction.

@@ -25,7 +25,6 @@ const PATIENCE_MS: u64 = 1000;
 
 const _: () = assert!(INITIATORS as usize <= PROCESSORS);
 
-/// Runs the case of that name with this many calls.
 pub(crate) fn running(name: &str, calls: u32) {
     report::begin("running");
     let ticks = hypercall::enable().and_then(|()| match name.strip_prefix("list-") {
@@ -105,7 +104,6 @@ fn call_lists(ranges: u16, targets: u32, calls: u32) -> Result<u64, Failure> {
 static ROUNDS: AtomicU32 = AtomicU32::new(0);
 static ARRIVALS: AtomicU32 = AtomicU32::new(0);
 static FAILURES: AtomicU32 = AtomicU32::new(0);
-/// The input of each initiator's calls.
 static INPUTS: [Page; INITIATORS as usize] = [const { Page::new() }; INITIATORS as usize];
 
 /// All initiators flush each other at once, `rounds` times. Returns the ticks of all rounds.

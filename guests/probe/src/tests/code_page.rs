@@ -19,7 +19,6 @@ const FORMER_CODE: u64 = 0x600d_c0de_c3e0_010f;
 
 static PLACES: [Page; 2] = [const { Page::new() }; 2];
 
-/// The place of the hypercall page after this many moves.
 fn place_after(moves: u32) -> &'static Page {
     &PLACES[(moves % 2) as usize]
 }
@@ -29,7 +28,6 @@ fn former(index: usize) -> u64 {
     FORMER_CODE ^ (index as u64) << 32
 }
 
-/// The code found at a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Code {
     Hypercall,
@@ -115,7 +113,6 @@ fn one_move(number: u32) -> Verdict {
     Ok(())
 }
 
-/// Succeeds if a place has all of its own contents.
 fn is_former(place: &Page) -> Verdict {
     for (index, word) in place.words().iter().enumerate() {
         let word = word.load(Ordering::Acquire);

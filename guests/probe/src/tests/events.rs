@@ -43,7 +43,6 @@ pub(super) fn nmi() -> Verdict {
     Ok(())
 }
 
-/// The way a processor waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wait {
     Spin,

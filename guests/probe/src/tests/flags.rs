@@ -12,7 +12,6 @@ use super::watch::{self, Watch, What};
 const ALL_SPACES: u64 = 1 << 1;
 const NON_GLOBAL: u64 = 1 << 2;
 
-/// Rounds of each call.
 const ROUNDS: u32 = 2;
 
 /// A call, and whether it must flush the page in question.

@@ -10,7 +10,6 @@ const EXTENDED: u64 = 1 << 3;
 const LARGE: u64 = 1 << 11;
 const HUGE: u64 = 1 << 12;
 
-/// How a list's elements name a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Element {
     Plain,
@@ -33,7 +32,6 @@ impl Element {
     }
 }
 
-/// One form.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Form {
     code: CallCode,
@@ -48,7 +46,6 @@ pub(super) struct Form {
 const WORDS: usize = 6;
 
 impl Form {
-    /// All of them.
     pub(super) fn all() -> impl Iterator<Item = Self> + Clone {
         let spaces = [CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE, CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE_EX];
         let lists = [CallCode::FLUSH_VIRTUAL_ADDRESS_LIST, CallCode::FLUSH_VIRTUAL_ADDRESS_LIST_EX];
@@ -78,7 +75,6 @@ impl Form {
             .filter(|form| !form.fast && !form.all && matches!(form.element, None | Some(Element::Plain)))
     }
 
-    /// Whether it names addresses.
     pub(super) const fn is_list(&self) -> bool {
         self.element.is_some()
     }
@@ -128,9 +124,7 @@ impl Form {
     }
 }
 
-/// Number of calls that are compared.
 const COMPARED: u32 = 3000;
-/// Number of words that registers hold.
 const FAST_WORDS: usize = 14;
 
 /// The same input in memory and in registers has the same result.

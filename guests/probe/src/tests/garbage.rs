@@ -15,7 +15,6 @@ use crate::report;
 /// The hypercalls offered.
 const PROFILE: Profile = Profile::FULL;
 
-/// Number of calls of each kind.
 static COUNT: AtomicU32 = AtomicU32::new(20_000);
 
 /// Has so many calls of each kind made.
@@ -25,7 +24,6 @@ pub(super) fn set_count(count: u32) {
 
 /// The output address of calls; there is no output.
 static OUTPUT: Page = Page::new();
-/// The expected contents of the input page.
 static EXPECTED: Page = Page::new();
 /// The contents of the output page, and of registers that a call does not use.
 const PATTERN: u64 = 0x5afe_c0de_0bad_f00d;
@@ -59,7 +57,6 @@ pub(super) fn garbage() -> Verdict {
     expect_success("space", call_with(space(), &[0, 2, 1]), 0)
 }
 
-/// Makes [`COUNT`] calls of one kind.
 fn many(kind: &str, make: fn(&mut Random, &mut [u64; WORDS_MAX]) -> Attempt) -> Verdict {
     let count = COUNT.load(Ordering::Relaxed);
     let mut random = Random::new(0x5eed);
@@ -226,7 +223,6 @@ fn structured(random: &mut Random, words: &mut [u64; WORDS_MAX]) -> Attempt {
     attempt
 }
 
-/// A valid vector.
 fn vector(random: &mut Random) -> u64 {
     0x40 + random.below(0xbf)
 }
@@ -304,7 +300,6 @@ impl Attempt {
         }
     }
 
-    /// Introduces one error.
     fn spoil(&mut self, random: &mut Random, words: &mut [u64; WORDS_MAX]) {
         let wild = random.word();
         let control = self.control;

@@ -6,7 +6,6 @@ use crate::hypercall::{call_that_only_returns, disable, expect_success, input_ad
 /// The flag of a flush: all address spaces.
 const ALL_SPACES: u64 = 2;
 
-/// The control word of a call, with only its code.
 fn control(code: CallCode) -> Control {
     Control::new().with_call_code(code.0)
 }
@@ -78,7 +77,6 @@ pub(super) fn errors() -> Verdict {
     contents()
 }
 
-/// The input's address.
 fn places() -> Verdict {
     const MISPLACED: Result<HvResult, Fault> = Ok(HvResult::of(Status::INVALID_ALIGNMENT, 0));
     let page = input_address();
@@ -109,7 +107,6 @@ fn places() -> Verdict {
     Ok(())
 }
 
-/// The input's contents.
 fn contents() -> Verdict {
     const OK: Status = Status::SUCCESS;
     const PARAMETER: Status = Status::INVALID_PARAMETER;
@@ -154,7 +151,6 @@ pub(super) fn non_canonical_flush() -> Verdict {
 
 static SECOND_VP: AtomicU32 = AtomicU32::new(u32::MAX);
 
-/// The second processor's VP index.
 pub(super) fn second_vp() -> Result<u32, crate::report::Failure> {
     processors::run(SECOND, || {
         let index = rdmsr(msr::VP_INDEX).ok().and_then(|index| u32::try_from(index).ok());

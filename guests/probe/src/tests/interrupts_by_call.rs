@@ -3,7 +3,6 @@
 use super::prelude::*;
 
 const PATIENCE_MS: u64 = 2000;
-/// Rounds for each way to send.
 const ROUNDS: u32 = 100;
 
 /// Sends a vector to the processors of a mask.

@@ -24,7 +24,6 @@ fn write(port: u16, value: u8) {
     unsafe { Port::new(port).write(value) };
 }
 
-/// Ticks of the timer in this many ticks of the TSC.
 fn ticks(tsc: u64) -> u64 {
     (u128::from(tsc) * u128::from(HZ) / u128::from(clock::ticks(1_000_000))) as u64
 }

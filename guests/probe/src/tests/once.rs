@@ -18,7 +18,6 @@ const TIMER_EVERY: u32 = 50;
 /// Number of exits after which an interrupt in flight has arrived.
 const EXITS_MAX: u32 = 1000;
 
-/// Sets the number of interrupts.
 pub(super) fn set_count(count: u32) {
     INTERRUPTS.store(count, Ordering::Relaxed);
 }

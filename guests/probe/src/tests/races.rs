@@ -13,7 +13,6 @@ const CHANGED: u32 = 100;
 /// for good.
 const PATIENCE_MS: u64 = 20_000;
 
-/// Number of changes of the input.
 static CHANGES: AtomicU32 = AtomicU32::new(0);
 
 /// Stores valid and invalid values into every word of the input all the time.
@@ -113,7 +112,6 @@ pub(super) fn mutual_flush() -> Verdict {
     Ok(())
 }
 
-/// The job of each of the two.
 fn flush_both() {
     let me = apic::id() as usize % 2;
     let address = WINDOW + me as u64 * PAGE;

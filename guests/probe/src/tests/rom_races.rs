@@ -14,7 +14,6 @@ static CHANGES: AtomicU64 = AtomicU64::new(500);
 /// each place.
 const CHANGES_PER_WAIT: u64 = 7;
 const PATIENCE_MS: u64 = 10_000;
-/// Number of changes that a processor sees at one spot.
 const CHANGES_PER_SPOT: u64 = 4;
 
 /// The ROM's place, in the low bits; above them the number of the change.
@@ -94,7 +93,6 @@ fn by_call(spot: Spot) -> Option<bool> {
     }
 }
 
-/// Number of the last change.
 fn changes_made() -> u64 {
     STATE.load(Ordering::Acquire) >> 2
 }
@@ -130,7 +128,6 @@ fn look_on(look: Look) {
     }
 }
 
-/// Sets the number of changes of the tests.
 pub(super) fn set_count(count: u32) {
     CHANGES.store(count.into(), Ordering::Relaxed);
 }

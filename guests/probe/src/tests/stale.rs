@@ -5,11 +5,9 @@ use super::watch::{self, Watch, What};
 use crate::interrupts::work_in_nmi;
 use crate::paging::{LARGE_PAGE, LARGE_WINDOW};
 
-/// Rounds of each form of the flush.
 const ROUNDS: u64 = 50;
 const PATIENCE_MS: u64 = 2000;
 
-/// Flushes the page at `address` on the processors of `mask`.
 fn flush(form: Form, mask: u64, address: u64) -> Verdict {
     let result = form.flush(mask, address);
     ensure!(result == Ok(form.success()), "{form:?}: {result:?}");
@@ -68,7 +66,6 @@ fn flush_any(mask: u64, address: u64) -> Verdict {
 
 /// Number of checks by the NMI handler.
 static LOOKS: AtomicU64 = AtomicU64::new(0);
-/// NMIs during flushes.
 const NMIS: u32 = 200;
 
 /// NMIs reach a processor that is flushed all the time, and their handler sees nothing stale either

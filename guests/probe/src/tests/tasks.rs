@@ -240,7 +240,6 @@ unsafe extern "C" {
     static tasks_nmi_stack: u8;
 }
 
-/// The descriptor of an available TSS.
 fn tss_descriptor(tss: *const Tss) -> u64 {
     let base = tss.addr() as u64;
     (size_of::<Tss>() as u64 - 1) | (base & 0xff_ffff) << 16 | 0x89 << 40 | (base >> 24 & 0xff) << 56

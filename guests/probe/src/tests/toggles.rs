@@ -24,7 +24,6 @@ const PAT_CHANGE: u64 = 6 << 56;
 
 const ROUNDS: u32 = 50;
 
-/// A change, and its reversal.
 struct Toggle {
     name: &'static str,
     run: fn() -> Verdict,
@@ -176,7 +175,6 @@ pub(super) fn rights_follow() -> Verdict {
     result
 }
 
-/// Maps a page with these bits.
 fn map_with(bits: u64) {
     paging::entry(0).store(page_of(0).address() | bits, Ordering::SeqCst);
     tlb::flush(VirtAddr::new(WINDOW));

@@ -10,16 +10,12 @@ use crate::paging::GLOBAL;
 
 const PATIENCE_MS: u64 = 5000;
 
-/// The addresses to check.
 #[derive(Clone, Copy)]
 pub(super) struct What {
     /// The first of the words, one in each 4 KiB.
     pub(super) address: u64,
-    /// Number of words.
     pub(super) words: u64,
-    /// The address space.
     pub(super) space: u64,
-    /// Whether global pages are enabled.
     pub(super) global: bool,
 }
 

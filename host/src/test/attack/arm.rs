@@ -12,7 +12,6 @@ const VCPUS_128: &str =
 const VCPUS_255: &str =
     "run --arch aarch64 --vcpus 255 --cpus 2 --timeout 600 --exec 'test $(nproc) = 255 && exit 7'";
 
-/// The rows, in the order of their ids.
 pub(in crate::test) const ROWS: &[Case] = &on_max([
     hostile("u1_compare_values", "u1_compare_values", (2, 1))
         .about("timers set to the end of time do not stop the machine"),

@@ -4,7 +4,6 @@ use crate::test::arm::{A72, N1};
 use crate::test::cases::hostile;
 use crate::test::prelude::*;
 
-/// The rows, in the order of their ids.
 pub(in crate::test) const ROWS: &[Case] = &[
     hostile("fuzz_amd64", "storm seed=0x5eed rounds=12 count=4000 rest", (4, 2))
         .about("random MSRs, ports, devices, instructions, hypercalls and requests lose nothing")

@@ -13,7 +13,6 @@ const BATCHES: u64 = 4;
 const SEED: u64 = 7;
 const TIMEOUT: Duration = Duration::from_secs(180);
 
-/// The rows.
 pub(in crate::test) const ROWS: &[Case] = &[act("i1_guests_do_not_disturb_each_other", attacks)
     .about("a guest keeps its memory, registers, flushes and share while another one attacks")
     .on_both()];

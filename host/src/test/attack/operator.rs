@@ -24,7 +24,6 @@ const THREE: &str = "test $(awk '/^MemTotal/ { print $2 }' /proc/meminfo) -gt 29
 const FIVE: &str = "test $(awk '/^MemTotal/ { print $2 }' /proc/meminfo) -gt 4950000 && mkdir /m && \
             mount -t tmpfs -o size=100% m /m && dd if=/dev/zero of=/m/all bs=1M count=4200";
 
-/// A guest with this much memory, which its command uses.
 const fn uses_memory(name: &'static str, command: &'static str, bytes: u64) -> Case {
     runs(name, (2, 2), command).in_memory(bytes)
 }
@@ -47,12 +46,10 @@ const SLEEPS: &str = "stty -echo; alarm=/sys/class/rtc/rtc0/wakealarm; cd /sys/p
             echo disabled > $key; \
             echo '{\"event\":\"awaits-wake\"}' > /dev/report; until slept 3; do echo freeze > state; done";
 
-/// A guest that sleeps.
 const fn sleeper(name: &'static str) -> Case {
     runs(name, (2, 2), SLEEPS)
 }
 
-/// The rows, in the order of their ids.
 pub(in crate::test) const ROWS: &[Case] = &[
     uses_memory("u10_guest_of_3g", THREE, 3 * GIB)
         .about("memory that is larger than the machine's piece below 4 GiB"),

@@ -26,7 +26,6 @@ const IN_XAPIC_MODE: &str = "test $(nproc) = 4 && thrash --threads 4 --rounds 50
 const BY_INTERVAL_TIMER: &str = "test $(nproc) = 4 && ! dmesg | grep -q Hyper-V && \
     dmesg | grep -qE 'tsc: Detected (999|1000)\\.[0-9]+ MHz' && thrash --threads 4 --rounds 20";
 
-/// The rows, in the order of their ids.
 pub(in crate::test) const ROWS: &[Case] = &[
     act("u2_halted_timers", |room| room.lab.siege(room.case, &HALTED))
         .about("vCPUs that halt with interrupts off and timers expired keep no interrupts from the CPU"),

@@ -6,7 +6,6 @@ use crate::test::prelude::*;
 const ARM_CHECKS: &str = "check --qemu 10 --arch aarch64 --cpus 2 --timeout 120 --only \
     vae1-*,asid-*,vae1is-*,freed-*,access-flag-*,tlbi-forgotten-asleep,same-asid-*,local-*,former-*";
 
-/// The rows, in the order of their ids.
 pub(in crate::test) const ROWS: &[Case] = &[
     tool("u29_guest_on_qemu_10", "run --qemu 10 --timeout 120 --exec 'test $(nproc) = 2 && exit 7'", 7, "")
         .about("a guest runs on QEMU 10, which has x2APIC, TSC deadline and other defects"),

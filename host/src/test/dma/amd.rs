@@ -22,7 +22,6 @@ const PATTERN: u64 = 0x20_0000;
 const OLD: u64 = 0x20_1000;
 const NEW: u64 = 0x20_2000;
 
-/// Has the device copy `value` to [`TARGET`].
 fn copy(vi: &Vi, value: u64) -> Result<()> {
     vi.told.board.write(PATTERN, value);
     vi.edu.load(SOURCE)?;
@@ -35,7 +34,6 @@ fn forget(vi: &Vi, domain: DomainId, page: u64) -> Result<()> {
     vi.told.wait_for(commands)
 }
 
-/// The row.
 pub(super) fn keeps_until_told(room: &Room<'_>) -> Result<()> {
     let vi = Vi::start(room.directory, DEVICE)?;
     let entry = DeviceEntry::translated(ROOT, DOMAIN).context("the entry is refused")?;

@@ -17,7 +17,6 @@ use std::cell::Cell;
 
 const ASID: Asid = Asid(7);
 const OTHER_ASID: Asid = Asid(8);
-/// Another stream of the table.
 const NEIGHBOUR: StreamId = StreamId(DEVICE.0 + 1);
 
 /// Device-visible addresses: a page that the device reads; those that it writes to; a block.
@@ -150,7 +149,6 @@ const fn leaves(start: u64, count: u64) -> Stale {
     Stale { start, len: count * PAGE, leaf: Some(LeafLevel::Three), tables: false }
 }
 
-/// The row.
 pub(super) fn keeps_until_told(room: &Room<'_>) -> Result<()> {
     for split in [None, Some(Split::Bits6)] {
         let smmu = Smmu::start(room.directory, split)?;

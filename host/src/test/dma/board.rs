@@ -19,7 +19,6 @@ const CONFIG_DATA: u16 = 0xcfc;
 /// PCI's configuration space in memory, of an Arm board with addresses of 32 bits.
 const CONFIG_SPACE: u64 = 0x3f00_0000;
 
-/// Which machine it is.
 #[derive(Clone, Copy)]
 pub(super) enum Kind {
     /// A PC.
@@ -53,7 +52,6 @@ impl Kind {
     }
 }
 
-/// The machine.
 pub(super) struct Board {
     kind: Kind,
     talk: RefCell<Talk>,
@@ -101,12 +99,10 @@ impl Board {
         Ok(Self { kind, talk: talk.into(), _needed: needed })
     }
 
-    /// The first error that there was.
     pub(super) fn check(&self) -> Result<()> {
         self.talk.borrow_mut().failed.take().map_or(Ok(()), Err)
     }
 
-    /// Whether there was an error.
     pub(super) fn has_failed(&self) -> bool {
         self.talk.borrow().failed.is_some()
     }
@@ -116,17 +112,14 @@ impl Board {
         self.ask(&format!("readq {address:#x}"))
     }
 
-    /// Reads 4 bytes.
     pub(super) fn read_u32(&self, address: u64) -> u32 {
         self.ask(&format!("readl {address:#x}")) as u32
     }
 
-    /// Writes 8 bytes.
     pub(super) fn write(&self, address: u64, value: u64) {
         self.ask(&format!("writeq {address:#x} {value:#x}"));
     }
 
-    /// Writes 4 bytes.
     pub(super) fn write_u32(&self, address: u64, value: u32) {
         self.ask(&format!("writel {address:#x} {value:#x}"));
     }

@@ -23,7 +23,6 @@ const PCI_COMMAND: u8 = 0x04;
 const PCI_MEMORY_AND_MASTER: u32 = 0b110;
 const PCI_BASE: u8 = 0x10;
 
-/// The device.
 pub(super) struct Edu {
     board: Rc<Board>,
     registers: u64,
@@ -42,7 +41,6 @@ impl Edu {
         self.copy(from, BUFFER, 0)
     }
 
-    /// It writes them.
     pub(super) fn store(&self, to: u64) -> Result<()> {
         self.copy(BUFFER, to, TO_MEMORY)
     }

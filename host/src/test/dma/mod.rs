@@ -11,7 +11,6 @@ mod vi;
 
 use crate::test::prelude::*;
 
-/// The rows.
 pub(super) const ROWS: [Case; 2] = [
     act("p16_an_iommu_keeps_translations_until_it_is_told", amd::keeps_until_told)
         .about("DMA of an emulated device reaches an unmapped page, and no longer after the invalidation"),

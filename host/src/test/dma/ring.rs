@@ -13,7 +13,6 @@ pub(super) const ENTRIES: u64 = 1 << ORDER;
 /// How often the IOMMU is looked at until it is stuck.
 const TURNS_MAX: u64 = 10_000;
 
-/// The copy.
 pub(super) struct Ring {
     pub(super) board: Rc<Board>,
     entries: Rc<[Entry]>,
@@ -39,7 +38,6 @@ impl Ring {
         }
     }
 
-    /// One turn of waiting.
     pub(super) fn relax(&self, turns: u64) -> ControlFlow<()> {
         if turns > TURNS_MAX || self.board.has_failed() {
             return ControlFlow::Break(());
@@ -48,7 +46,6 @@ impl Ring {
     }
 }
 
-/// An IOMMU that has its ring.
 pub(super) struct RingIommu<P> {
     pub(super) board: Rc<Board>,
     queue: Queue<P, Rc<[Entry]>>,

@@ -61,7 +61,6 @@ fn write(board: &Board, register: Register, value: u64) {
     if register.is_wide { board.write(address, value) } else { board.write_u32(address, value as u32) }
 }
 
-/// Whether the command queue has stopped.
 fn has_stopped(board: &Board) -> bool {
     (read(board, GERROR) ^ read(board, GERRORN)) & CMDQ_ERR != 0
 }
@@ -92,7 +91,6 @@ impl Port for Registers {
     }
 }
 
-/// The machine.
 pub(super) struct Smmu {
     pub(super) told: RingIommu<Registers>,
     pub(super) features: Features,
@@ -165,7 +163,6 @@ impl Smmu {
         self.change(entry_address(), self.entry.replace(new).change_to(new), tell)
     }
 
-    /// Changes its context descriptor.
     pub(super) fn set_descriptor(&self, new: ContextDescriptor) -> Result<()> {
         self.change(CONTEXT, self.descriptor.replace(new).change_to(new), cfgi_cd(DEVICE))
     }
@@ -186,7 +183,6 @@ impl Smmu {
         self.write_words(entry_address(), new.0);
     }
 
-    /// The same with the context descriptor.
     pub(super) fn set_descriptor_silently(&self, new: ContextDescriptor) {
         self.descriptor.set(new);
         self.write_words(CONTEXT, new.0);
@@ -232,7 +228,6 @@ impl Smmu {
         Ok(events)
     }
 
-    /// Why the command queue has stopped, if it has.
     pub(super) fn stopped_by(&self) -> Option<CommandError> {
         let board = &self.told.board;
         has_stopped(board).then(|| CommandError::decode(read(board, CMDQ_CONS)))

@@ -54,7 +54,6 @@ impl Port for Registers {
     }
 }
 
-/// The machine.
 pub(super) struct Vi {
     pub(super) told: RingIommu<Registers>,
     pub(super) edu: Edu,

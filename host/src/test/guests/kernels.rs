@@ -8,7 +8,6 @@ use crate::test::kernels::{CHECKS, From, Kernel};
 use crate::test::prelude::*;
 use crate::vm::StockGuest;
 
-/// Runs all checks, so many rounds of each.
 fn battery(rounds: u32) -> String {
     format!("mount -t tracefs t /sys/kernel/tracing && battery --rounds {rounds} --report /dev/report")
 }
@@ -84,9 +83,7 @@ impl Lab<'_> {
     }
 }
 
-/// Memory for the crash kernel.
 const CRASH_KERNEL: &str = " crashkernel=160M";
-/// Crashes of a long search.
 const CRASHES_LONG: u32 = 5;
 /// Bytes of the disk, and what the first of them are, which nobody writes to.
 const DISK: usize = 16 << 20;
@@ -158,7 +155,6 @@ fn kexec_files(stock: &StockGuest, arch: Arch, command: &str) -> Result<Vec<u8>>
     Ok(archive.finish())
 }
 
-/// This kernel has passed all checks.
 fn expect_battery(outcome: &Outcome, kernel: &Kernel) -> Result<()> {
     let begin = outcome.report("begin").context("the battery did not begin")?;
     let release = begin["kernel"].as_str().unwrap_or_default();

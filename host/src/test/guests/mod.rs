@@ -64,7 +64,6 @@ pub(super) struct Lab<'a> {
     /// For this lab's own files: other labs work concurrently.
     directory: &'a Path,
     signals: &'a Signals,
-    /// Whether searches take long.
     long: bool,
     /// Whether the last started machine reached its time limit.
     hung: Cell<bool>,

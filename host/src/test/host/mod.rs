@@ -16,11 +16,9 @@ use std::time::Duration;
 /// Longest time for one step, including building.
 const STEP_TIMEOUT: Duration = Duration::from_secs(1800);
 
-/// One call of cargo.
 pub(super) struct Step {
     pub(super) name: &'static str,
     pub(super) about: &'static str,
-    /// Cargo's arguments.
     args: &'static str,
     /// Model-checked: built with `cfg(loom)`, in a target directory of its own.
     loom: bool,
@@ -131,7 +129,6 @@ impl Step {
         self.run_by(workspace::cargo(), progress, signals)
     }
 
-    /// Runs it by this program.
     fn run_by(&self, cargo: Command, progress: &ProgressView, signals: &Signals) -> Result<Tally> {
         let running = progress.begin(self.name);
         let (has_succeeded, reading) = self.read(cargo, signals, |reading, line| {
@@ -179,7 +176,6 @@ impl Step {
         tally
     }
 
-    /// Whether cargo runs tests.
     fn is_test(&self) -> bool {
         self.args.starts_with("test ")
     }

@@ -43,7 +43,6 @@ const ENVIRONMENT: [(&str, &str); 6] = [
     ("PROPTEST_MAX_SHRINK_ITERS", "0"),
 ];
 
-/// A crate to be broken.
 struct Area {
     name: &'static str,
     about: &'static str,
@@ -119,7 +118,6 @@ struct MutantOutcome {
 }
 
 impl MutantOutcome {
-    /// Reads the results of cargo-mutants in `directory`.
     fn read(directory: &Path) -> Result<Self> {
         let read = |file: &str| -> Result<Vec<String>> {
             let path = directory.join(file);

@@ -15,7 +15,6 @@ const TARGET: &str = "x86_64-unknown-none";
 /// The tool that compares a crate's API with its former version, and the tool's version.
 const COMPARER: &str = "cargo-semver-checks@0.51.0";
 
-/// The rows.
 pub(super) const ROWS: [Case; 3] = [
     act("packages_work_outside_the_tree", work_outside)
         .about("each crate builds alone, its README's example runs, and a program uses all five"),
@@ -27,7 +26,6 @@ pub(super) const ROWS: [Case; 3] = [
         .only_long(),
 ];
 
-/// One package, unpacked.
 struct Package {
     name: String,
     directory: PathBuf,

@@ -17,7 +17,6 @@ pub(super) fn rows() -> &'static [Case] {
     if browser::program().is_some() || is_debian() { &ROWS } else { &[] }
 }
 
-/// What is done in the page.
 const ACTS: &str = include_str!("acts.js");
 /// The maximum size of a report with two traces.
 const BYTES_MAX: u64 = 1 << 20;

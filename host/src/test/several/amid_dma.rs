@@ -24,7 +24,6 @@ const FILLED: u64 = 0xa5a5_a5a5_a5a5_a5a5;
 /// What QEMU says when a virtio disk reads to a second address without a translation meanwhile.
 const REFUSED: &str = "virtio: bogus descriptor or out of resources";
 
-/// How a guest is reset.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     /// By its reset register.

@@ -175,7 +175,6 @@ fn type_command(machine: &Machine, guest: &str, command: &str) -> Result<Termina
     Ok(terminal)
 }
 
-/// Leaves, and the machine goes on.
 fn leave(machine: &mut Machine, mut terminal: Terminal) -> Result<()> {
     terminal.type_text(LEAVE)?;
     terminal.finish()?;

@@ -5,7 +5,6 @@ use super::*;
 const LIMIT: Duration = Duration::from_secs(240);
 /// How often a guest is destroyed while its disk writes.
 const CYCLES: u32 = 3;
-/// Bytes of a disk.
 const DISK: usize = 4 << 20;
 /// Disks of the two guests that have many.
 const MANY: [u32; 2] = [8, 5];

@@ -21,7 +21,6 @@ pub(super) struct Heard {
     lives: BTreeMap<Name, Life>,
 }
 
-/// The consoles of one guest.
 struct Life {
     id: Identity,
     consoles: [Option<Follower>; CONSOLES],
@@ -42,7 +41,6 @@ impl Heard {
         Ok(self.entries)
     }
 
-    /// Reads what is new.
     pub(super) fn read(&mut self) -> Result<()> {
         let Some(entries) = self.entries()? else { return Ok(()) };
         for guest in entries.guests(&self.ram)? {
@@ -67,7 +65,6 @@ impl Heard {
         life.map(|life| String::from_utf8_lossy(&life.texts[0]).replace('\r', "")).unwrap_or_default()
     }
 
-    /// The ends of all consoles.
     pub(super) fn ends(&self) -> String {
         let end =
             |name: &Name| format!("{name}'s console ends with:\n{}\n", tail(&self.shown(name.as_str())));

@@ -101,7 +101,6 @@ fn restarts(stage: &mut Stage<'_>) -> Result<()> {
     stage.until_shown("subject", "done: spin=1 ", from).map(drop)
 }
 
-/// The guest is destroyed, and all memory is as before.
 fn goes(stage: &mut Stage<'_>, before: &Memory) -> Result<()> {
     let guest = subject()?;
     stage.ask(&Request::Destroy { guest })?;

@@ -31,7 +31,6 @@ cmdline = "quiet"
 exec = '''{COMMAND}'''
 "#;
 
-/// The lines of its command.
 const COMMAND: [&str; 16] = [
     "D=/dev/nvme0n1; N=0",
     r#"sum() { dd if=$1 bs=64k iflag=$2 skip=1 2>/dev/null | md5sum; }"#,
@@ -51,7 +50,6 @@ const COMMAND: [&str; 16] = [
     "echo good bye",
 ];
 
-/// The command in one line.
 fn command_line() -> String {
     let end = |line: &str| if line.ends_with(['{', '&']) { " " } else { "; " };
     COMMAND.iter().flat_map(|line| [*line, end(line)]).collect()

@@ -20,7 +20,6 @@ mod vectors;
 use super::prelude::*;
 use stage::{Stage, named};
 
-/// The rows.
 pub(super) const ROWS: &[Case] = &[
     act("several_boot", boot::few)
         .about("guests of 1, 2 and 3 vCPUs boot, and each console shows its own guest's output only")

@@ -96,7 +96,6 @@ fn machine(room: &Room<'_>, seed: u64) -> Result<()> {
     stage.finish()?.ended_by(ExitCode::GuestPowerOff)
 }
 
-/// Those that are there.
 fn destroy_all(stage: &mut Stage<'_>) -> Result<()> {
     for name in NAMES {
         if stage.guest(name)?.is_some() {

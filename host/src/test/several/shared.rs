@@ -7,7 +7,6 @@ const TIMEOUT: Duration = Duration::from_secs(240);
 const ROUNDS: u64 = 8;
 /// Lives of the second guest.
 const LIVES: u64 = 3;
-/// The vector that the guests ring.
 const VECTOR: u64 = 5;
 
 /// Two guests exchange words through the memory, and ring each other. One of them is destroyed, and

@@ -30,14 +30,12 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const STACK_LEFT: u64 = 32 << 10;
 
 impl<'a> Room<'a> {
-    /// Writes a machine file.
     pub(super) fn write(&self, text: &str) -> Result<PathBuf> {
         let path = self.directory.join("machine.toml");
         fs::write(&path, text).context("cannot write the machine file")?;
         Ok(path)
     }
 
-    /// Reads a machine file, for this row's platform.
     pub(super) fn read(&self, file: &Path) -> Result<MachineFile> {
         let cpu = match self.platform {
             Platform::X86_64 => None,
@@ -107,7 +105,6 @@ pub(super) struct Stage<'a> {
     log: PathBuf,
 }
 
-/// A machine that has ended.
 pub(super) struct Ended {
     pub(super) outcome: Outcome,
     heard: Rc<RefCell<Heard>>,
@@ -143,13 +140,11 @@ impl Stage<'_> {
         }
     }
 
-    /// The guest of this name, if it exists.
     pub(super) fn guest(&self, name: &str) -> Result<Option<GuestSeen>> {
         let entries = self.heard().entries()?.context("the hypervisor has not begun")?;
         Ok(entries.guests(&self.ram)?.into_iter().find(|guest| guest.name.as_str() == name))
     }
 
-    /// Waits until a guest is in this state.
     pub(super) fn until_it_is(&mut self, name: &str, state: GuestState) -> Result<GuestSeen> {
         self.until(&format!("{name} is {state}"), |stage| {
             Ok(stage.guest(name)?.filter(|guest| guest.state == state))
@@ -185,7 +180,6 @@ impl Stage<'_> {
         Ok(found.map(|at| from + at + text.len()))
     }
 
-    /// Types on a guest's console.
     pub(super) fn type_text(&mut self, name: &str, text: &str) -> Result<()> {
         let guest = named(name)?;
         let mut rest = text.as_bytes();
@@ -216,7 +210,6 @@ impl Stage<'_> {
         self.time.passed()
     }
 
-    /// Sends a request.
     pub(super) fn ask(&mut self, request: &Request) -> Result<Vec<String>> {
         let mut control = self.machine.control()?.with_patience(PATIENCE);
         let answer = control.ask(request).with_context(|| format!("'{request}'"));
@@ -224,7 +217,6 @@ impl Stage<'_> {
         answer
     }
 
-    /// The same for an answer of one record.
     pub(super) fn ask_one<R: Record>(&mut self, request: &Request) -> Result<R> {
         self.machine
             .control()?
@@ -233,7 +225,6 @@ impl Stage<'_> {
             .with_context(|| format!("'{request}'"))
     }
 
-    /// Sends a request that has to be refused, for this reason.
     pub(super) fn refused(&mut self, request: &Request, reason: &str) -> Result<()> {
         match self.ask(request) {
             Ok(_) => bail!("'{request}' was not refused"),
@@ -260,7 +251,6 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Creates and starts a guest.
     pub(super) fn start(&mut self, name: &str) -> Result<()> {
         let guest = named(name)?;
         self.ask(&Request::Create { guest })?;
@@ -307,7 +297,6 @@ impl Stage<'_> {
         error.context(format!("{}the hypervisor's log ends with:\n{}", heard.ends(), tail(&log)))
     }
 
-    /// Waits for the machine's end.
     pub(super) fn finish(self) -> Result<Ended> {
         let Self { mut machine, heard, hung, log, .. } = self;
         let reads = Rc::clone(&heard);
@@ -321,7 +310,6 @@ impl Stage<'_> {
 }
 
 impl Ended {
-    /// Checks how the run has ended.
     pub(super) fn ended_by(&self, code: ExitCode) -> Result<()> {
         let is_so = self.outcome.end == End::Hypervisor(code);
         let ends = || self.heard.borrow().ends();
@@ -335,7 +323,6 @@ impl Ended {
     }
 }
 
-/// A name.
 pub(super) fn named(name: &str) -> Result<Name> {
     Name::parse(name).with_context(|| format!("'{name}' is no name of a guest"))
 }

@@ -151,7 +151,6 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// How long it takes to be sure that a vCPU does not notice: memory is removed before the request
 /// is answered.
 const NOTICING: Duration = Duration::from_secs(2);
-/// vCPUs that watch.
 const WATCHERS: usize = 2;
 
 /// A machine whose guest accepts commands, and has its memory in small pages.

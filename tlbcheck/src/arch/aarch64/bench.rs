@@ -14,7 +14,6 @@ use super::tlbi::{self, Form, Kind, Scope, TlbiOperand};
 use super::window::WINDOW;
 use crate::arch::bench::{self, Column, Method};
 
-/// The method that is measured.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum FlushMethod {
     /// Only the barriers.
@@ -95,12 +94,10 @@ static COLUMNS: Mutex<[Column<FlushMethod>; 4]> = Mutex::new([
     Column::new(FlushMethod::Range),
 ]);
 
-/// Measures all of them.
 pub(in crate::arch) fn run(options: &Options<'_>) -> Totals {
     bench::run(&mut COLUMNS.lock()[..], options)
 }
 
-/// Runs the work of all processors.
 pub(in crate::arch) fn among(_others: &[usize], work: impl FnOnce() -> Verdict) -> Verdict {
     work()
 }
@@ -108,7 +105,6 @@ pub(in crate::arch) fn among(_others: &[usize], work: impl FnOnce() -> Verdict) 
 /// Another processor begins to watch its time.
 pub(in crate::arch) const fn begin() {}
 
-/// It ends.
 pub(in crate::arch) const fn end() {}
 
 /// Between two readings.
@@ -116,14 +112,12 @@ pub(in crate::arch) fn relax() {
     clock::relax();
 }
 
-/// Sleeps until `ends`.
 pub(in crate::arch) fn sleep_until(ends: impl Fn() -> bool) {
     while !ends() {
         interrupts::wait();
     }
 }
 
-/// Ends its sleep.
 pub(in crate::arch) fn wake(number: usize) {
     processors::wake(number);
 }

@@ -3,14 +3,11 @@
 use baremetal::aarch64::serial::{CONSOLE, Serial};
 use baremetal::aarch64::{interrupts, power};
 
-/// A serial port.
 pub(in crate::arch) type Port = Serial;
-/// The port for text.
 pub(in crate::arch) const FIRST: Port = CONSOLE;
 /// There is no second port.
 pub(in crate::arch) const SECOND: Option<Port> = None;
 
-/// Masks interrupts.
 pub(in crate::arch) fn mask_interrupts() {
     interrupts::disable();
 }

@@ -16,7 +16,6 @@ use crate::arch::console;
 pub(in crate::arch) struct Testbed {
     /// Number of running processors; they are numbered from 0.
     pub(in crate::arch) processors: usize,
-    /// The processor's TLB features.
     pub(super) platform: TlbFeatures,
     /// `rounds=` of the command line.
     rounds: Option<u32>,
@@ -33,7 +32,6 @@ pub(in crate::arch) const PATIENCE_MS: u64 = 20_000;
 const ROUNDS_MIN: u32 = 10;
 const BUDGET_US: u64 = 300_000;
 
-/// The machine, which must have been found.
 pub(in crate::arch) fn get() -> &'static Testbed {
     TESTBED.get().unwrap_or_else(|| console::bail(format_args!("the machine has not been looked at")))
 }
@@ -125,7 +123,6 @@ pub(super) fn wait_until(mut condition: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// Gives `job` to a processor other than the calling one.
 pub(in crate::arch) fn give(number: usize, job: processors::Job) -> Verdict {
     ensure!(!processors::is_busy(number), "processor {number} has not come back from an earlier row");
     processors::give(number, job);

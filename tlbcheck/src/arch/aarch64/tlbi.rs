@@ -21,7 +21,6 @@ pub(super) enum Scope {
     Outer,
 }
 
-/// The affected translations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// The address in the ASID, and tables on the way to it.
@@ -38,11 +37,9 @@ pub(super) enum Kind {
     All,
 }
 
-/// A form of TLBI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Form(pub(super) Scope, pub(super) Kind);
 
-/// The operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TlbiOperand {
     /// An address of the page or block, or the first of the range.
@@ -56,7 +53,6 @@ pub(super) struct TlbiOperand {
 }
 
 impl TlbiOperand {
-    /// A page or block.
     pub(super) const fn page(address: u64, asid: u16) -> Self {
         Self { address, asid, level: None, range: None }
     }

@@ -28,7 +28,6 @@ use super::{tlbi, window};
 /// Rounds without a flush, one of which must be noticed.
 const TRIES: u64 = 50;
 
-/// The expected result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub(super) enum Expected {
@@ -123,7 +122,6 @@ fn look(number: usize, is_step: bool) -> u64 {
     wrong
 }
 
-/// The job of a watching processor.
 fn watch(number: usize) {
     window::enter(SPACE.load(Ordering::Relaxed));
     let control = CONTROL.load(Ordering::Relaxed);
@@ -148,7 +146,6 @@ fn watch(number: usize) {
     window::leave();
 }
 
-/// The steps of a watch.
 pub(super) struct Watch(u64);
 
 /// Makes all other processors check while `steps` runs; the calling one is in the space, too.

@@ -46,7 +46,6 @@ pub(super) const BLOCK_WINDOW: u64 = WINDOW + (1 << 30);
 /// Tables, and the pages that are exchanged.
 static ARENA: Arena<3072> = Arena::new();
 
-/// Takes pages permanently.
 pub(super) fn take(count: usize, align: usize) -> &'static [Page] {
     ARENA.take(count, align).unwrap_or_else(|| panic!("there are no {count} pages left"))
 }
@@ -61,17 +60,14 @@ pub(super) const fn code_entry(address: u64) -> u64 {
     page_entry(address) & !NEVER_EXECUTE | READ_ONLY
 }
 
-/// The same for a block.
 pub(super) const fn block_entry(address: u64) -> u64 {
     page_entry(address) & !TABLE_OR_PAGE
 }
 
-/// An entry that points to a table.
 pub(super) fn table_entry(table: &Page) -> u64 {
     table.address() | VALID | TABLE_OR_PAGE
 }
 
-/// An address space.
 #[derive(Clone, Copy)]
 pub(super) struct TestSpace {
     root: &'static Page,
@@ -86,7 +82,6 @@ impl TestSpace {
         Self { root, asid }
     }
 
-    /// The same tables with another ASID.
     pub(super) const fn under(self, asid: u16) -> Self {
         Self { root: self.root, asid }
     }
@@ -97,7 +92,6 @@ impl TestSpace {
         *SPACE.call_once(|| Self::new(1))
     }
 
-    /// Its ASID.
     pub(super) const fn asid(self) -> u16 {
         self.asid
     }
@@ -116,7 +110,6 @@ impl TestSpace {
         entry
     }
 
-    /// The entry of a page.
     pub(super) fn leaf(self, address: u64) -> &'static AtomicU64 {
         self.entry(address, 3)
     }

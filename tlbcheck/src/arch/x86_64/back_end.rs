@@ -60,7 +60,6 @@ type Set = TargetSet<BANKS>;
 type BankedSpace = AddressSpace<BANKS>;
 type Local = LocalCpu<'static, &'static BankedSpace, BANKS, 1>;
 
-/// The vector of flush requests.
 const VECTOR_FLUSH: u8 = VECTOR_FREE;
 
 static SLOTS: [CpuSlot; MAX_PROCESSORS] = [const { CpuSlot::new() }; MAX_PROCESSORS];
@@ -132,7 +131,6 @@ pub(super) fn listen() {
     );
 }
 
-/// The calling processor joins.
 pub(super) fn join(number: usize) {
     x86_64::instructions::interrupts::without_interrupts(|| {
         let mut local = LOCALS[number].lock();
@@ -146,7 +144,6 @@ pub(super) fn join(number: usize) {
     });
 }
 
-/// The calling processor leaves.
 pub(super) fn leave(number: usize) {
     x86_64::instructions::interrupts::without_interrupts(|| {
         if let Some(local) = &mut *LOCALS[number].lock() {
@@ -166,13 +163,11 @@ pub(in crate::arch) fn among(others: &[usize], work: impl FnOnce() -> Verdict) -
 }
 
 impl BackEnd {
-    /// All back ends.
     pub(super) const ALL: [Self; 5] =
         [Self::Serial, Self::Concurrent, Self::Inline, Self::Async, Self::Hypercall];
     /// The back ends that use interrupts.
     pub(super) const BY_IPI: [Self; 4] = [Self::Serial, Self::Concurrent, Self::Inline, Self::Async];
 
-    /// Its name in reports.
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Serial => "ipi-serial",
@@ -258,7 +253,6 @@ static INPUT: Mutex<[u64; PAGE_WORDS]> = Mutex::new([0; PAGE_WORDS]);
 static RANGES: Mutex<[PageRange; RANGES_MAX]> =
     Mutex::new([PageRange { first: 0, pages: 0, shift: 12 }; RANGES_MAX]);
 
-/// VP indices by processor.
 fn vp_indices() -> &'static [VpIndex] {
     static INDICES: Once<ArrayVec<VpIndex, MAX_PROCESSORS>> = Once::new();
     INDICES.call_once(|| (0..machine::get().processors).map(|number| VpIndex(machine::vp(number))).collect())

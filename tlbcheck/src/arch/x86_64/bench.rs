@@ -15,7 +15,6 @@ use crate::arch::bench::{self, Column, Method};
 
 pub(in crate::arch) use super::back_end::among;
 
-/// The pages of a list.
 static PAGES: [u64; RANGES_MAX] = {
     let mut pages = [0; RANGES_MAX];
     let mut index = 0;
@@ -65,7 +64,6 @@ static COLUMNS: Mutex<[Column<BackEnd>; BackEnd::ALL.len()]> = Mutex::new({
     ]
 });
 
-/// Measures all of them.
 pub(in crate::arch) fn run(options: &Options<'_>) -> Totals {
     bench::run(&mut COLUMNS.lock()[..], options)
 }
@@ -75,7 +73,6 @@ pub(in crate::arch) fn begin() {
     interrupts::enable();
 }
 
-/// It ends.
 pub(in crate::arch) fn end() {
     interrupts::disable();
 }
@@ -83,7 +80,6 @@ pub(in crate::arch) fn end() {
 /// Between two readings: nothing that a hypervisor could notice.
 pub(in crate::arch) const fn relax() {}
 
-/// Sleeps until `ends`.
 pub(in crate::arch) fn sleep_until(ends: impl Fn() -> bool) {
     interrupts::disable();
     while !ends() {
@@ -93,7 +89,6 @@ pub(in crate::arch) fn sleep_until(ends: impl Fn() -> bool) {
     }
 }
 
-/// Ends its sleep.
 pub(in crate::arch) fn wake(number: usize) {
     apic::send_fixed(processors::apic_id(number), VECTOR_WAKE);
 }

@@ -5,17 +5,13 @@ use baremetal::x86_64::serial::{CONSOLE, REPORTS, Serial};
 
 use super::machine;
 
-/// A serial port.
 pub(in crate::arch) type Port = Serial;
-/// The port for text.
 pub(in crate::arch) const FIRST: Port = CONSOLE;
-/// The port for a separate report.
 pub(in crate::arch) const SECOND: Option<Port> = Some(REPORTS);
 
 /// Port of QEMU's debug exit device, at its conventional address.
 const DEBUG_EXIT_PORT: u16 = 0xf4;
 
-/// Masks interrupts.
 pub(in crate::arch) fn mask_interrupts() {
     x86_64::instructions::interrupts::disable();
 }

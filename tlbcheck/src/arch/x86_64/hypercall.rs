@@ -22,7 +22,6 @@ static CODE: Page = Page::new();
 /// Each processor's input, by number; used by that processor's calls only.
 static INPUTS: [Page; MAX_PROCESSORS] = [const { Page::new() }; MAX_PROCESSORS];
 
-/// The calling processor's input page.
 pub(super) fn input() -> &'static Page {
     &INPUTS[tables::number()]
 }
@@ -45,7 +44,6 @@ pub(super) fn set_identity(identity: u64) -> Verdict {
     written.map_err(|fault| fail(format_args!("the guest's identity cannot be written: {fault:?}")))
 }
 
-/// Requests the hypercall page.
 pub(super) fn ask_for_page() -> Verdict {
     let page = HypercallMsr::new().with_enable(true).with_page_number(CODE.address() / PAGE);
     // SAFETY: the page has no other use.

@@ -37,7 +37,6 @@ static SWITCH: Once<Option<Switch>> = Once::new();
 /// Time limit for any action of a processor, in milliseconds.
 pub(in crate::arch) const PATIENCE_MS: u64 = 20_000;
 
-/// The machine, which must have been found.
 pub(in crate::arch) fn get() -> &'static Testbed {
     TESTBED.get().unwrap_or_else(|| console::bail(format_args!("the machine has not been looked at")))
 }
@@ -115,7 +114,6 @@ pub(super) fn read_vp_indices() -> Verdict {
     Ok(())
 }
 
-/// The VP index of a processor.
 pub(super) fn vp(number: usize) -> u32 {
     VPS[number].load(Ordering::Acquire)
 }
@@ -149,7 +147,6 @@ pub(super) fn on(number: usize, job: processors::Job) -> Verdict {
     join(number)
 }
 
-/// Gives `job` to a processor other than the calling one.
 pub(in crate::arch) fn give(number: usize, job: processors::Job) -> Verdict {
     ensure!(!processors::is_busy(number), "processor {number} has not come back from an earlier row");
     processors::give(number, job);

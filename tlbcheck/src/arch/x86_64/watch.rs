@@ -17,16 +17,12 @@ use super::window::{self, GLOBAL, RIGHTS};
 /// The words to check, from which processor and how.
 #[derive(Clone, Copy)]
 pub(super) struct What {
-    /// The processor.
     pub(super) processor: usize,
-    /// The first of the words.
     pub(super) address: u64,
     /// Number of words, and distance between them.
     pub(super) words: u64,
     pub(super) every: u64,
-    /// The address space.
     pub(super) space: u64,
-    /// Whether global pages are enabled.
     pub(super) global: bool,
     /// Whether interrupts are enabled.
     pub(super) interrupts: bool,
@@ -64,7 +60,6 @@ pub(super) fn look() {
     WATCHED.look(window::read);
 }
 
-/// The job of the watching processor.
 fn watch(_: usize) {
     window::enter_space(SPACE.load(Ordering::Relaxed));
     window::set_cr4(Cr4Flags::PAGE_GLOBAL, IS_GLOBAL.load(Ordering::Relaxed));

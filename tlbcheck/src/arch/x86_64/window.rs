@@ -41,7 +41,6 @@ pub(super) const SPLIT_WINDOW: u64 = 2 << 39;
 /// Tables, and the pages that are exchanged.
 static ARENA: Arena<2400> = Arena::new();
 
-/// Takes pages permanently.
 pub(super) fn take(count: usize, align: usize) -> &'static [Page] {
     ARENA.take(count, align).unwrap_or_else(|| panic!("there are no {count} pages left"))
 }
@@ -134,7 +133,6 @@ pub(super) fn space() -> u64 {
     root().address()
 }
 
-/// See [`space`].
 pub(super) fn other_space() -> u64 {
     OTHER_ROOT.address()
 }
@@ -145,13 +143,11 @@ pub(super) fn enter_space(space: u64) {
     unsafe { asm!("mov cr3, {}", in(reg) space, options(nostack, preserves_flags)) };
 }
 
-/// Sets or clears a flag of CR4.
 pub(super) fn set_cr4(flag: Cr4Flags, on: bool) {
     // SAFETY: the flags passed affect TLB contents, and not the mappings.
     unsafe { Cr4::update(|flags| flags.set(flag, on)) };
 }
 
-/// INVLPG.
 pub(super) fn invlpg(address: u64) {
     // SAFETY: it drops translations, which are reloaded from the tables.
     unsafe { asm!("invlpg [{}]", in(reg) address, options(nostack, preserves_flags)) };

@@ -11,11 +11,9 @@ pub(super) const SLOTS: usize = 512;
 const RET: u32 = 0xd65f_03c0;
 const SIZE: usize = 8 * SLOTS;
 
-/// A page of code.
 #[repr(C, align(4096))]
 struct Code([AtomicU32; 2 * SLOTS]);
 
-/// Each processor's page, by number.
 static PAGES: [Code; processors::MAX_PROCESSORS] =
     [const { Code([const { AtomicU32::new(RET) }; 2 * SLOTS]) }; processors::MAX_PROCESSORS];
 

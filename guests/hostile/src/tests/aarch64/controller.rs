@@ -3,7 +3,6 @@
 use crate::tests::prelude::*;
 use baremetal::aarch64::clock;
 
-/// The board's distributor.
 pub(super) const DISTRIBUTOR: u64 = 0x0800_0000;
 /// The first processor's redistributor: its frame of SGIs and PPIs.
 const PRIVATE: u64 = 0x080b_0000;
@@ -30,14 +29,12 @@ pub(super) fn write(offset: u64, value: u32) {
     unsafe { ((DISTRIBUTOR + offset) as *mut u32).write_volatile(value) };
 }
 
-/// Whether a PPI of the first processor is pending.
 pub(super) fn is_pending(ppi: u32) -> bool {
     // SAFETY: a register of the interrupt controller.
     let word = unsafe { ((PRIVATE + SET_PENDING) as *const u32).read_volatile() };
     word >> ppi & 1 != 0
 }
 
-/// Enables a PPI of the first processor.
 pub(super) fn enable(ppi: u32) {
     // SAFETY: a register of the interrupt controller; interrupts are masked.
     unsafe { ((PRIVATE + SET_ENABLE) as *mut u32).write_volatile(1 << ppi) };

@@ -13,7 +13,6 @@ mod walk;
 use super::{Test, test};
 use crate::tests::prelude::*;
 
-/// The tests.
 pub(super) const OWN: &[Test] = &[
     test("u1_compare_values", 1, timer::compare_values),
     test("u4_maintenance", 1, controller::maintenance),

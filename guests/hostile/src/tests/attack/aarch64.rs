@@ -15,7 +15,6 @@ const NOWHERE: u64 = 0x7f_0000_0000;
 /// ICC_SGI1R_EL1.IRM: all processors but the sender.
 const ALL_OTHERS: u64 = 1 << 40;
 
-/// Scratch of each processor.
 static SCRATCH: [Page; processors::MAX_PROCESSORS] = [const { Page::new() }; processors::MAX_PROCESSORS];
 
 pub(super) const fn prepare() -> Verdict {
@@ -29,7 +28,6 @@ pub(super) const fn enable_messages(_: &ConfigSpace, _: usize) -> Verdict {
     Ok(())
 }
 
-/// Takes the interrupts that pend.
 pub(super) fn take_interrupts() {
     interrupts::enable();
     // SAFETY: a barrier, after which what pends has been taken.
@@ -160,7 +158,6 @@ pub(super) fn fault_for_good() {
     }
 }
 
-/// Resets the machine by PSCI.
 pub(super) fn reset() {
     let _ = power::call(SYSTEM_RESET, [0; 3]);
 }

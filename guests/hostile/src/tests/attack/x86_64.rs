@@ -26,7 +26,6 @@ const FLUSH_CALLS: [u64; 4] = [2, 3, 0x13, 0x14];
 const NAMING_CALLS: [u64; 6] = [2, 3, 0xb, 0x13, 0x14, 0x15];
 
 static CODE: Page = Page::new();
-/// The input of each processor's calls.
 static INPUTS: [Page; processors::MAX_PROCESSORS] = [const { Page::new() }; processors::MAX_PROCESSORS];
 
 pub(super) fn prepare() -> Verdict {
@@ -80,7 +79,6 @@ pub(in crate::tests) fn hypercall(control: u64, input: u64, output: u64) -> Opti
     (fault == 0).then_some(result)
 }
 
-/// Takes the interrupts that pend.
 pub(super) fn take_interrupts() {
     interrupts::enable();
     core::hint::spin_loop();
@@ -212,7 +210,6 @@ pub(super) fn fault_for_good() {
     unsafe { asm!("lidt [{}]", "ud2", in(reg) &raw const nothing, options(noreturn)) }
 }
 
-/// Resets the machine by its reset register.
 pub(super) fn reset() {
     // SAFETY: the machine begins again.
     unsafe { Port::<u8>::new(0xcf9).write(6) };

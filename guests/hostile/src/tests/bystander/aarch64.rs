@@ -62,7 +62,6 @@ registers! {
     "cntkctl_el1": 3u64,
 }
 
-/// Registers of a processor with patterns in them.
 pub(super) struct Registers {
     system: [u64; SYSTEM],
     vectors: [[u64; 2]; VECTORS],
@@ -70,7 +69,6 @@ pub(super) struct Registers {
 }
 
 impl Registers {
-    /// Loads the calling processor's.
     pub(super) fn load(number: usize) -> Self {
         let each = (number as u64) << 8;
         // SAFETY: CPACR_EL1.FPEN: nothing traps; the program is built without vector registers.

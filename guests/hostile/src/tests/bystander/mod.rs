@@ -69,7 +69,6 @@ static TALLY: Tally = Tally {
     longest: AtomicU64::new(0),
 };
 
-/// What a processor works on.
 struct Worker {
     patterns: Patterns,
     registers: own::Registers,
@@ -89,7 +88,6 @@ impl Worker {
         }
     }
 
-    /// One unit of work.
     fn work(&mut self) {
         let words = self.patterns.check_one();
         let registers = self.registers.check();
@@ -138,7 +136,6 @@ pub(super) fn bystander(orders: &Orders<'_>) -> Verdict {
     Ok(())
 }
 
-/// The job of the other processors.
 fn follow(number: usize) {
     let mut worker = Worker::new(number);
     // Release: pairs with `bystander`.
@@ -217,7 +214,6 @@ fn nanoseconds(ticks: u64) -> u64 {
     u64::try_from(u128::from(ticks) * 1_000_000_000 / u128::from(clock::hz())).unwrap_or(u64::MAX)
 }
 
-/// Reports.
 fn tell(batch: u64, flushes: u64, stale: u64) {
     let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
     let Tally { units, words, registers, stops, stopped, longest } = &TALLY;

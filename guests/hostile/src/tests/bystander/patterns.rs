@@ -15,12 +15,10 @@ pub(super) struct Patterns {
     pass: u64,
 }
 
-/// The contents of a word.
 const fn word(address: u64, pass: u64) -> u64 {
     (address ^ pass.rotate_right(16)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-/// The words of a page.
 fn words(page: u64) -> impl Iterator<Item = u64> {
     (page..page + PAGE).step_by(WORD as usize)
 }

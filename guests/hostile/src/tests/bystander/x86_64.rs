@@ -50,7 +50,6 @@ pub(super) fn flush(address: u64) -> Result<(), Failure> {
     }
 }
 
-/// Registers of a processor with patterns in them.
 pub(super) struct Registers {
     msrs: [u64; MSRS.len()],
     debug: [u64; 4],
@@ -59,7 +58,6 @@ pub(super) struct Registers {
 }
 
 impl Registers {
-    /// Loads the calling processor's.
     pub(super) fn load(number: usize) -> Self {
         let each = EACH * number as u64;
         let msrs = MSRS.map(|(msr, value)| {

@@ -12,7 +12,6 @@ use x86_64 as own;
 
 /// Where it begins: the first address of the second entry of the root.
 const START: u64 = 1 << 39;
-/// Number of its pages.
 pub(super) const PAGES: u64 = 512;
 
 static TABLE: Page = Page::new();
@@ -28,7 +27,6 @@ pub(super) fn open() {
     own::complete();
 }
 
-/// The address of a page of it.
 pub(super) const fn address(index: u64) -> u64 {
     START + index % PAGES * PAGE
 }

@@ -7,7 +7,6 @@ mod walk;
 use super::{Test, test};
 use crate::tests::prelude::*;
 
-/// The tests.
 pub(super) const OWN: &[Test] = &[
     test("msrs", 1, walk::msrs),
     test("ports", 1, walk::ports),

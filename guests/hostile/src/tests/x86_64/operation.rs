@@ -83,7 +83,6 @@ pub(crate) fn operation(kind: u64, random: &mut Random, number: usize) {
     }
 }
 
-/// Wakes sleepers.
 pub(crate) fn look_after_sleepers() {
     machine::wake_all();
 }

@@ -21,12 +21,10 @@ const SUBLEAVES: u32 = 64;
 /// Number of findings that are reported one by one.
 const TOLD: u32 = 400;
 
-/// Number of findings.
 #[derive(Default)]
 pub(super) struct Findings(pub(super) u32);
 
 impl Findings {
-    /// Reports one.
     pub(super) fn tell(&mut self, what: fmt::Arguments<'_>) {
         self.0 += 1;
         if self.0 <= TOLD {

@@ -10,7 +10,6 @@ use super::prelude::*;
 use crate::arch::aarch64::watch::Watch;
 use crate::arch::aarch64::window::table_entry;
 
-/// Rounds of each row.
 const ROUNDS: u32 = 100;
 /// The word of the first place; each has the one after that before it.
 const BASE: u64 = 0x5eed_0000;

@@ -4,7 +4,6 @@
 use super::local::{RANGES, map_block, map_pages};
 use super::prelude::*;
 
-/// Rounds of each row.
 const ROUNDS: u32 = 100;
 
 /// Words at [`WINDOW`] in the shared space.

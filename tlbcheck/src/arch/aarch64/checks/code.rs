@@ -31,7 +31,6 @@ const fn place(number: usize) -> u64 {
     WINDOW + (1 << 27) + number as u64 * PAGE
 }
 
-/// Calls the function that is mapped at `address`.
 fn call(address: u64) -> u64 {
     let result;
     // SAFETY: one of `FUNCTIONS` is mapped there; they change X0 alone.

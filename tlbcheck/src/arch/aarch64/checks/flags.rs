@@ -3,7 +3,6 @@
 use super::prelude::*;
 use crate::arch::aarch64::window::{ACCESSED, DIRTY_MODIFIER, SETS_ACCESSED, SETS_DIRTY};
 
-/// Rounds of each row.
 const ROUNDS: u32 = 100;
 
 /// The entry of a page in these rows, except for flags.

@@ -10,7 +10,6 @@ const TRIES: u64 = 200;
 /// The pages that alternate.
 static PAGES: [Page; 2] = [const { Page::new() }; 2];
 
-/// The page of a round, containing the round's number.
 pub(super) fn page_of(round: u64) -> &'static Page {
     let page = &PAGES[(round % 2) as usize];
     page.write(&[round]);

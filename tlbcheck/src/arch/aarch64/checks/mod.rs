@@ -109,7 +109,6 @@ pub(in crate::arch) fn run(options: &Options<'_>) -> Totals {
     rows::run(rows(), options)
 }
 
-/// Lists the rows, all as skipped.
 pub(in crate::arch) fn list() -> Totals {
     rows::list(rows())
 }

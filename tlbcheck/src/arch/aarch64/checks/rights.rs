@@ -2,7 +2,6 @@
 
 use super::prelude::*;
 
-/// Rounds of each row.
 const ROUNDS: u32 = 100;
 
 /// A page that all processors write to becomes read-only. D8.17.1: a change of rights alone needs

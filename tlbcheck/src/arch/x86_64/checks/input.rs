@@ -17,7 +17,6 @@ fn list(reps: u16) -> Control {
     Control::new().with_call_code(Kind::List.code().0).with_rep_count(reps)
 }
 
-/// Input must be aligned to 8.
 pub(super) fn misaligned() -> Verdict {
     machine::flushes()?;
     input().write(&[0, ALL_SPACES, 1, 0, 0]);
@@ -83,7 +82,6 @@ static PLACE: AtomicU64 = AtomicU64::new(0);
 const RACED: u32 = 500;
 const CHANGED: u32 = 20;
 
-/// Number of changes of the input.
 static CHANGES: AtomicU32 = AtomicU32::new(0);
 
 /// Stores valid and invalid values into every word of the input all the time.

@@ -8,10 +8,8 @@ use super::sets::flush_all;
 use super::stale::{FLUSHED, with_large_page};
 use crate::arch::x86_64::window::FILLER;
 
-/// Rounds of each list.
 const ROUNDS: u32 = 3;
 
-/// Flushes a list of elements for a VP.
 pub(super) fn flush_list(kind: Kind, via: Via, vp: u32, flags: FlushFlags, elements: &[u64]) -> Verdict {
     let (valid, bank) = sparse_of(vp);
     let targets = match kind.is_ex() {

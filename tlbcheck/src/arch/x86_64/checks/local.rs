@@ -46,7 +46,6 @@ fn takes_global(take: impl Fn()) -> Verdict {
     verdict
 }
 
-/// INVLPG of the page.
 pub(super) fn invlpg() -> Verdict {
     takes(false, || drop_page(WINDOW + 0x123))
 }
@@ -61,7 +60,6 @@ pub(super) fn cr3_write() -> Verdict {
     takes(false, || window::enter_space(window::space()))
 }
 
-/// A change of CR4.PGE.
 pub(super) fn pge_toggle() -> Verdict {
     takes_global(|| {
         window::set_cr4(Cr4Flags::PAGE_GLOBAL, false);
@@ -104,7 +102,6 @@ fn has_invpcid() -> Verdict {
     Ok(())
 }
 
-/// Enables PCIDs for `rows`.
 fn with_pcids(rows: impl FnOnce() -> Verdict) -> Verdict {
     has_pcid()?;
     window::enter_space(window::space());
@@ -162,7 +159,6 @@ fn invpcid(kind: u64, pcid: u64, address: u64) {
     unsafe { asm!("invpcid {}, [{}]", in(reg) kind, in(reg) &raw const descriptor, options(nostack)) };
 }
 
-/// INVPCID of the page's address.
 pub(super) fn invpcid_address() -> Verdict {
     has_invpcid()?;
     takes(false, || invpcid(0, 0, WINDOW))
@@ -174,7 +170,6 @@ pub(super) fn invpcid_context() -> Verdict {
     takes(false, || invpcid(1, 0, 0))
 }
 
-/// INVPCID of everything.
 pub(super) fn invpcid_all() -> Verdict {
     has_invpcid()?;
     takes_global(|| invpcid(2, 0, 0))

@@ -96,7 +96,6 @@ const FLUSHES: [Row; 46] = [
     row("flush-of-halted-forgotten", waiting::halted_sees),
 ];
 
-/// Rows about the interface.
 const INTERFACE: [Row; 18] = [
     row("call-before-identity", errors::before_identity),
     row("ring3-call-allowed", errors::ring3),
@@ -130,7 +129,6 @@ pub(in crate::arch) fn run(options: &Options<'_>) -> Totals {
     rows::run(rows(), options)
 }
 
-/// Lists the rows, all as skipped.
 pub(in crate::arch) fn list() -> Totals {
     rows::list(rows())
 }

@@ -56,7 +56,6 @@ const fn place(number: usize) -> u64 {
     WINDOW + (number as u64 % 2 + 1) * PAGE
 }
 
-/// The job of each of the two.
 fn flush_both(number: usize) {
     let me = number % 2;
     ARRIVALS.fetch_add(1, Ordering::AcqRel);

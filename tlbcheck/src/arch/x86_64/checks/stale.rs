@@ -6,7 +6,6 @@ use baremetal::x86_64::interrupts::{VECTOR_NMI, count, handle};
 use super::prelude::*;
 use crate::arch::x86_64::back_end::others;
 
-/// Rounds of each form.
 const ROUNDS: u32 = 100;
 
 /// Minimum number of rounds regardless of time, and the time limit for further ones, in
@@ -156,7 +155,6 @@ pub(super) fn large_by_ipi() -> Verdict {
 
 /// Number of checks by the NMI handler.
 static LOOKS: AtomicU64 = AtomicU64::new(0);
-/// NMIs during flushes.
 const NMIS: u32 = 100;
 
 /// NMIs reach a processor that is flushed all the time, and their handler sees nothing stale either

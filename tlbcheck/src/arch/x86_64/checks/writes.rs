@@ -73,7 +73,6 @@ pub(super) fn by_hypercall(kind: Kind, looks: Looks) -> Verdict {
     })
 }
 
-/// By the shootdown engine.
 pub(super) fn by_engine(back_ends: &[BackEnd], looks: Looks) -> Verdict {
     let processor = machine::second()?;
     let race = || {
