@@ -16,6 +16,7 @@ mod guest;
 mod image;
 mod machine;
 mod machine_file;
+mod poll;
 mod release;
 mod report;
 mod results;

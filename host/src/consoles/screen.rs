@@ -39,8 +39,11 @@ impl Screen {
         Self { columns, ..self }
     }
 
-    pub(super) fn row(&mut self, name: Name, row: &Row) {
-        self.put(name, if row.is_continued { '+' } else { '|' }, &row.text);
+    /// Shows lines of a guest's console.
+    pub(super) fn rows(&mut self, name: Name, rows: impl IntoIterator<Item = Row>) {
+        for row in rows {
+            self.put(name, if row.is_continued { '+' } else { '|' }, &row.text);
+        }
     }
 
     /// Shows something about a guest that its console did not.
@@ -124,8 +127,8 @@ mod tests {
         Name::parse(text).expect("is one")
     }
 
-    fn row(text: &str, is_continued: bool) -> Row {
-        Row { text: text.to_owned(), is_continued }
+    fn row(text: &str, is_continued: bool) -> Option<Row> {
+        Some(Row { text: text.to_owned(), is_continued })
     }
 
     #[test]
@@ -134,8 +137,8 @@ mod tests {
         let paper = Paper::default();
         let screen = Screen::new(Box::new(paper.clone()), false, &[web, db]);
         let mut screen = screen.on_terminal(|| Some(12));
-        screen.row(web, &row("12345db   | x", false));
-        screen.row(db, &row("\u{4e2d}\u{4e2d}\u{4e2d}", true));
+        screen.rows(web, row("12345db   | x", false));
+        screen.rows(db, row("\u{4e2d}\u{4e2d}\u{4e2d}", true));
         screen.remark(db, "running");
         let rows = paper.text().replace(NO_WRAP, "<").replace(WRAP, ">");
         let expected = "<web  | 12345>\n<web  + db>\n<web  + | x>\n<db   + \u{4e2d}\u{4e2d}>\n<db   + \u{4e2d}>\n\
@@ -148,18 +151,18 @@ mod tests {
         let (web, db, late) = (name("web"), name("db"), name("latecomer"));
         let paper = Paper::default();
         let mut screen = Screen::new(Box::new(paper.clone()), false, &[web, db]);
-        screen.row(web, &row("one", false));
-        screen.row(db, &row("two", true));
-        screen.row(db, &row("", false));
+        screen.rows(web, row("one", false));
+        screen.rows(db, row("two", true));
+        screen.rows(db, row("", false));
         screen.remark(late, "running");
-        screen.row(web, &row("three", false));
+        screen.rows(web, row("three", false));
         let expected = "web  | one\ndb   + two\ndb   |\nlatecomer  * running\nweb        | three\n";
         assert_eq!(paper.text(), expected);
 
         let paper = Paper::default();
         let mut screen = Screen::new(Box::new(paper.clone()), true, &[web, db]);
-        screen.row(web, &row("one", false));
-        screen.row(db, &row("two", false));
+        screen.rows(web, row("one", false));
+        screen.rows(db, row("two", false));
         assert_eq!(paper.text(), "\x1b[36mweb  |\x1b[0m one\n\x1b[33mdb   |\x1b[0m two\n");
     }
 }

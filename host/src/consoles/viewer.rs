@@ -6,16 +6,14 @@ use super::screen::Screen;
 use crate::machine::guests::{Entries, Follower, GuestSeen, Identity};
 use crate::machine::process::Machine;
 use crate::machine::ram::Ram;
-use crate::machine::reports::report;
-use anyhow::{Result, anyhow};
+use crate::machine::reports::Stream;
+use crate::poll::Poll;
+use anyhow::Result;
 use hostlink::guests::console::Taken;
 use hostlink::guests::{CONSOLES, GuestState};
 use hostlink::name::Name;
 use rustix::termios::tcgetwinsize;
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// The time between two reads of the rings.
@@ -24,8 +22,6 @@ const PERIOD: Duration = Duration::from_millis(10);
 const BUFFER_BYTES: usize = 16 << 10;
 /// Most reads of one ring in a row: a guest may write as fast as it is read.
 const READS_MAX: usize = 16;
-/// The longest line on the second console that may be a report.
-const REPORT_BYTES_MAX: usize = 4096;
 
 /// How the first consoles are shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,10 +50,8 @@ pub(crate) struct Seen {
     pub(crate) unwritten: Vec<String>,
 }
 
-pub(crate) struct Viewer {
-    is_over: Arc<AtomicBool>,
-    thread: JoinHandle<Result<Seen>>,
-}
+/// The thread. Finish it when the machine has ended.
+pub(crate) type Viewer = Poll<Seen>;
 
 impl Viewer {
     /// Begins to show the consoles of this machine on standard output. `names` are the guests that
@@ -66,28 +60,8 @@ impl Viewer {
         let (ram, beacon) = machine.shared()?;
         let has_colours = look == Look::Rows { has_colours: true };
         let screen = Screen::new(Box::new(std::io::stdout()), has_colours, names).on_terminal(columns);
-        let is_over = Arc::new(AtomicBool::new(false));
-        let ends = Arc::clone(&is_over);
-        let mut all = Consoles::new(look, screen, logs);
-        let thread = thread::spawn(move || {
-            loop {
-                // Loaded first, so that what was written before the end is read once more.
-                let is_last = ends.load(Ordering::Relaxed);
-                let now = Instant::now();
-                all.look(&ram, beacon, now)?;
-                if is_last {
-                    return Ok(all.finish());
-                }
-                thread::sleep(PERIOD);
-            }
-        });
-        Ok(Self { is_over, thread })
-    }
-
-    /// Shows the rest, and returns what is known of the guests. Call it when the machine has ended.
-    pub(crate) fn finish(self) -> Result<Seen> {
-        self.is_over.store(true, Ordering::Relaxed); // Nothing else is published by it.
-        self.thread.join().map_err(|_| anyhow!("the reader of the consoles panicked"))?
+        let look_at = move |all: &mut Consoles| all.look(&ram, beacon, Instant::now());
+        Ok(Self::spawn(PERIOD, Consoles::new(look, screen, logs), look_at, |all| Ok(all.finish())))
     }
 }
 
@@ -112,8 +86,8 @@ struct Followed {
     state: GuestState,
     consoles: [Option<Follower>; CONSOLES],
     lines: Lines,
-    /// The second console's current line.
-    report: Vec<u8>,
+    /// What the second console reports.
+    reports: Stream,
 }
 
 impl Consoles {
@@ -143,7 +117,7 @@ impl Consoles {
     /// A guest was destroyed.
     fn forget(&mut self, index: u32) {
         let Some(mut guest) = self.guests.remove(&index) else { return };
-        guest.lines.finish().into_iter().for_each(|row| self.screen.row(guest.id.name, &row));
+        self.screen.rows(guest.id.name, guest.lines.finish());
         if self.look != Look::Raw {
             self.screen.remark(guest.id.name, "destroyed");
         }
@@ -175,18 +149,12 @@ impl Consoles {
                 self.logs.append(guest.id.name, port, bytes);
                 match (port, self.look) {
                     (0, Look::Raw) => self.screen.raw(bytes),
-                    (0, Look::Rows { .. }) => {
-                        guest
-                            .lines
-                            .feed(bytes, now)
-                            .iter()
-                            .for_each(|row| self.screen.row(guest.id.name, row));
-                    }
+                    (0, Look::Rows { .. }) => self.screen.rows(guest.id.name, guest.lines.feed(bytes, now)),
                     _ => guest.take_reports(bytes, &mut self.last),
                 }
             }
         }
-        guest.lines.quiet(now).iter().for_each(|row| self.screen.row(guest.id.name, row));
+        self.screen.rows(guest.id.name, guest.lines.quiet(now));
         self.note_state(seen);
         Ok(())
     }
@@ -208,7 +176,7 @@ impl Consoles {
             _ => String::new(),
         };
         if matches!(seen.state, GuestState::Off | GuestState::Failed) {
-            guest.lines.finish().iter().for_each(|row| self.screen.row(guest.id.name, row));
+            self.screen.rows(guest.id.name, guest.lines.finish());
         }
         self.screen.remark(seen.name, &format!("{}{why}", seen.state));
     }
@@ -220,7 +188,7 @@ impl Consoles {
     /// Shows lines without end.
     fn finish(mut self) -> Seen {
         for guest in self.guests.values_mut() {
-            guest.lines.finish().iter().for_each(|row| self.screen.row(guest.id.name, row));
+            self.screen.rows(guest.id.name, guest.lines.finish());
         }
         self.screen.flush();
         let unwritten = self.screen.failure().into_iter().chain(self.logs.failures()).collect();
@@ -235,21 +203,13 @@ impl Followed {
             state: GuestState::Empty,
             consoles: seen.consoles.map(|place| place.map(Follower::new)),
             lines: Lines::new(has_colours),
-            report: Vec::new(),
+            reports: Stream::default(),
         }
     }
 
     /// Takes the status of the guest's command from the reports on its second console.
     fn take_reports(&mut self, bytes: &[u8], last: &mut BTreeMap<Name, Last>) {
-        for part in bytes.split_inclusive(|byte| *byte == b'\n') {
-            if self.report.len() + part.len() <= REPORT_BYTES_MAX {
-                self.report.extend_from_slice(part);
-            }
-            if !part.ends_with(b"\n") {
-                continue;
-            }
-            let line = std::mem::take(&mut self.report);
-            let Some(report) = report(&line).filter(|report| report["event"] == "exit") else { continue };
+        for report in self.reports.feed(bytes).iter().filter(|report| report["event"] == "exit") {
             let known = last.entry(self.id.name).or_insert(Last { state: self.state, status: None });
             known.status = report["status"].as_u64();
         }

@@ -74,8 +74,30 @@ impl Reports {
     }
 }
 
-pub(crate) fn report(line: &[u8]) -> Option<Value> {
+pub(super) fn report(line: &[u8]) -> Option<Value> {
     serde_json::from_slice::<Value>(line.trim_ascii()).ok().filter(Value::is_object)
+}
+
+/// The reports in bytes that come in pieces.
+#[derive(Default)]
+pub(crate) struct Stream {
+    line: Vec<u8>,
+}
+
+impl Stream {
+    /// The reports that these bytes complete. A line that is too long is none.
+    pub(crate) fn feed(&mut self, bytes: &[u8]) -> Vec<Value> {
+        let mut reports = Vec::new();
+        for part in bytes.split_inclusive(|byte| *byte == b'\n') {
+            if self.line.len() + part.len() <= LINE_MAX {
+                self.line.extend_from_slice(part);
+            }
+            if part.ends_with(b"\n") {
+                reports.extend(report(&std::mem::take(&mut self.line)));
+            }
+        }
+        reports
+    }
 }
 
 #[cfg(test)]

@@ -2,14 +2,13 @@
 
 use crate::machine::process::Machine;
 use crate::machine::ram::Ram;
-use anyhow::{Result, anyhow, bail, ensure};
+use crate::poll::Poll;
+use anyhow::{Context, Result, bail, ensure};
 use hostlink::counters::{BEACON_MAGIC, Beacon};
 use hostlink::trace::ring::{self, HEADER_WORDS, Reader, Source, WORDS};
 use hostlink::trace::{RECORDS_MAX as RING_RECORDS_MAX, Record};
 use std::mem::offset_of;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 /// The maximum number of records kept for one run, all CPUs together. Later ones are counted.
@@ -36,52 +35,31 @@ pub(crate) struct Collected {
     pub(crate) cpus: Vec<CpuRecords>,
 }
 
-pub(crate) struct Collector {
-    is_over: Arc<AtomicBool>,
-    thread: JoinHandle<Result<Collected>>,
-}
+/// A thread that collects a trace. Finish it when the machine has ended.
+pub(crate) type Collector = Poll<Collected>;
 
 impl Collector {
     /// Begins to collect the trace of a machine whose image has one.
     pub(crate) fn of(machine: &Machine) -> Result<Self> {
         let (ram, beacon) = machine.shared()?;
-        Ok(Self::start(ram, beacon))
+        Ok(Self::collect(ram, beacon))
     }
 
-    fn start(ram: Arc<Ram>, beacon: u64) -> Self {
-        let is_over = Arc::new(AtomicBool::new(false));
-        let ends = Arc::clone(&is_over);
-        Self { is_over, thread: thread::spawn(move || collect(&ram, beacon, &ends)) }
-    }
-
-    /// Returns the trace. Call it when the machine has ended.
-    pub(crate) fn finish(self) -> Result<Collected> {
-        self.is_over.store(true, Ordering::Relaxed); // Nothing else is published by it.
-        self.thread.join().map_err(|_| anyhow!("the collector of the trace panicked"))?
-    }
-}
-
-fn collect(ram: &Ram, beacon: u64, is_over: &AtomicBool) -> Result<Collected> {
-    let mut rings: Option<Rings<'_>> = None;
-    loop {
-        // Loaded first, so that records written before the end are read once more.
-        let is_last = is_over.load(Ordering::Relaxed);
-        if rings.is_none() {
-            rings = Rings::find(ram, beacon)?;
-        }
-        if let Some(rings) = &mut rings {
-            rings.read()?;
-        }
-        if is_last {
-            let rings = rings.ok_or_else(|| anyhow!("the machine ended before it had a trace"))?;
-            return Ok(rings.collected());
-        }
-        thread::sleep(PERIOD);
+    fn collect(ram: Arc<Ram>, beacon: u64) -> Self {
+        let look = move |rings: &mut Option<Rings>| {
+            if rings.is_none() {
+                *rings = Rings::find(&ram, beacon)?;
+            }
+            rings.as_mut().map_or(Ok(()), |rings| rings.read(&ram))
+        };
+        let found = |rings: Option<Rings>| {
+            rings.map(Rings::collected).context("the machine ended before it had a trace")
+        };
+        Self::spawn(PERIOD, None, look, found)
     }
 }
 
-struct Rings<'r> {
-    ram: &'r Ram,
+struct Rings {
     hz: u64,
     start: u64,
     records: u64,
@@ -89,9 +67,9 @@ struct Rings<'r> {
     cpus: Vec<(Reader, CpuRecords)>,
 }
 
-impl<'r> Rings<'r> {
+impl Rings {
     /// Finds the rings that the beacon names; `None` until the beacon is filled in.
-    fn find(ram: &'r Ram, beacon: u64) -> Result<Option<Self>> {
+    fn find(ram: &Ram, beacon: u64) -> Result<Option<Self>> {
         let field = |offset: usize| ram.load(beacon.saturating_add(offset as u64));
         if field(offset_of!(Beacon, magic))? != BEACON_MAGIC {
             return Ok(None);
@@ -110,11 +88,11 @@ impl<'r> Rings<'r> {
         let hz = field(offset_of!(Beacon, tsc_hz))?;
         ensure!(hz != 0, "the hypervisor's clock stands still");
         let cpus = (0..rings).map(|_| (Reader::new(records), CpuRecords::default())).collect();
-        Ok(Some(Self { ram, hz, start, records, kept: 0, cpus }))
+        Ok(Some(Self { hz, start, records, kept: 0, cpus }))
     }
 
-    fn read(&mut self) -> Result<()> {
-        let (ram, records) = (self.ram, self.records);
+    fn read(&mut self, ram: &Ram) -> Result<()> {
+        let records = self.records;
         let mut at = self.start;
         for (reader, cpu) in &mut self.cpus {
             let ring = InMemory { ram, start: at };
@@ -196,7 +174,7 @@ mod tests {
         write(&ram, 0, 0, record(7).words());
         write(&ram, 0, 1, [8, 0xee, 0, 0]);
         (0..9).for_each(|number| write(&ram, 1, number, record(number).words()));
-        let collector = Collector::start(Arc::clone(&ram), 0);
+        let collector = Collector::collect(Arc::clone(&ram), 0);
         let collected = collector.finish().expect("collects");
         assert_eq!(collected.hz, 1000);
         assert_eq!(collected.cpus[0].records, [record(7)]);
@@ -208,15 +186,15 @@ mod tests {
     #[test]
     fn claims_that_cannot_be_true_are_refused() {
         for (rings, records) in [(257, 4), (1, 3), (1, 1 << 20)] {
-            let error = Collector::start(machine(rings, records), 0).finish().expect_err("is refused");
+            let error = Collector::collect(machine(rings, records), 0).finish().expect_err("is refused");
             assert!(error.to_string().contains("claims"), "{error}");
         }
         let ram = machine(1, 4);
         put(&ram, offset_of!(Beacon, trace) as u64, 0);
-        let error = Collector::start(ram, 0).finish().expect_err("has none");
+        let error = Collector::collect(ram, 0).finish().expect_err("has none");
         assert!(error.to_string().contains("no trace"), "{error}");
         let ram = Arc::new(Ram::new(4096, 0).expect("makes"));
-        let error = Collector::start(ram, 0).finish().expect_err("has no beacon");
+        let error = Collector::collect(ram, 0).finish().expect_err("has no beacon");
         assert!(error.to_string().contains("before it had a trace"), "{error}");
     }
 }

@@ -1,34 +1,16 @@
 //! What a bystander and the hypervisor's counters say of a measured phase.
 
 use crate::results::float;
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// Of the flushes, as many are at most as long as p99 says.
-const P99: f64 = 0.99;
-const P50: f64 = 0.5;
-
 /// How long flushes took: nanoseconds, and how many took that long.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Latencies(BTreeMap<u64, u64>);
+pub(super) struct Latencies(pub(super) BTreeMap<u64, u64>);
 
 impl Latencies {
-    #[cfg(test)]
-    pub(super) fn of(counts: &[(u64, u64)]) -> Self {
-        Self(counts.iter().copied().collect())
-    }
-
-    fn add(&mut self, pairs: &Value) -> Result<()> {
-        for pair in pairs.as_array().into_iter().flatten() {
-            let (Some(ns), Some(count)) = (pair[0].as_u64(), pair[1].as_u64()) else {
-                anyhow::bail!("the bystander reports a latency of {pair}");
-            };
-            *self.0.entry(ns).or_default() += count;
-        }
-        Ok(())
-    }
-
     pub(super) fn count(&self) -> u64 {
         self.0.values().sum()
     }
@@ -46,21 +28,22 @@ impl Latencies {
 
     /// The median, in ms.
     pub(super) fn p50(&self) -> f64 {
-        self.quantile(P50)
+        self.quantile(0.5)
     }
 
     /// Exceeded by one in a hundred, in ms.
     pub(super) fn p99(&self) -> f64 {
-        self.quantile(P99)
+        self.quantile(0.99)
     }
 
     /// The longest, in ms.
     pub(super) fn longest(&self) -> f64 {
-        self.0.last_key_value().map_or(f64::NAN, |(ns, _)| float(*ns) / 1e6)
+        self.quantile(1.0)
     }
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// What the bystander has done and found since it began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub(super) struct Tally {
     pub(super) units: u64,
     /// Reads of a page that had been replaced, after the flush.
@@ -75,21 +58,13 @@ pub(super) struct Tally {
     pub(super) longest_ns: u64,
 }
 
-impl Tally {
-    fn of(report: &Value) -> Result<Self> {
-        let field = |name: &str| {
-            report[name].as_u64().ok_or_else(|| anyhow::anyhow!("a batch of the bystander has no '{name}'"))
-        };
-        Ok(Self {
-            units: field("units")?,
-            stale: field("stale")?,
-            words: field("words")?,
-            registers: field("registers")?,
-            stops: field("stops")?,
-            stopped_ns: field("stopped_ns")?,
-            longest_ns: field("longest_ns")?,
-        })
-    }
+#[derive(Deserialize)]
+struct Batch {
+    batch: u64,
+    #[serde(flatten)]
+    tally: Tally,
+    /// Pairs of nanoseconds and a count.
+    latency: Value,
 }
 
 /// The reports of a bystander: from a beginning on, which is set when the attack has begun.
@@ -107,14 +82,16 @@ impl Batches {
     ///
     /// One is missing, or says nothing.
     pub(super) fn take(&mut self, report: &Value) -> Result<()> {
-        let number = report["batch"].as_u64().unwrap_or(0);
+        let what = || format!("the bystander reports a batch of {report}");
+        let Batch { batch, tally, latency } = Batch::deserialize(report).with_context(what)?;
         let expected = self.last.map_or(1, |(last, _)| last + 1);
-        ensure!(number == expected, "batch {number} of the bystander follows batch {}", expected - 1);
-        let tally = Tally::of(report)?;
+        ensure!(batch == expected, "batch {batch} of the bystander follows batch {}", expected - 1);
         if self.begin.is_some() {
-            self.latencies.add(&report["latency"])?;
+            for (ns, count) in Vec::<(u64, u64)>::deserialize(latency).with_context(what)? {
+                *self.latencies.0.entry(ns).or_default() += count;
+            }
         }
-        self.last = Some((number, tally));
+        self.last = Some((batch, tally));
         Ok(())
     }
 

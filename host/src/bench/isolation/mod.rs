@@ -59,7 +59,7 @@ impl Case {
 pub(super) fn isolation(lab: &Lab<'_>, args: &IsolationArgs, all: &mut Samples) -> Result<Vec<Limit>> {
     let platform = args.platform.platform()?;
     let (mut cases, mut failures) = (Vec::new(), Vec::new());
-    for plan in plans(&args.attack, args) {
+    for plan in plans(args) {
         match measure(lab, platform, &plan, args.runs) {
             Ok(case) => cases.push(case),
             // The quiet machine is what the others are compared with.
@@ -103,18 +103,13 @@ fn measure(lab: &Lab<'_>, platform: Platform, plan: &Plan, runs: u32) -> Result<
 }
 
 /// What is run: the quiet machine first.
-fn plans(attacks: &[Attack], args: &IsolationArgs) -> Vec<Plan> {
-    let is_wanted = |attack: &Attack| attacks.is_empty() || attacks.contains(attack) || attack.is_idle();
+fn plans(args: &IsolationArgs) -> Vec<Plan> {
+    let IsolationArgs { attack: only, seed, batches, .. } = args;
+    let is_wanted = |attack: &Attack| only.is_empty() || only.contains(attack) || attack.is_idle();
     let ways = WAYS.into_iter().flat_map(|(weights, is_pinned, attacks)| {
         let wanted = attacks.iter().copied().filter(is_wanted);
-        wanted.map(move |attack| Plan {
-            attack,
-            weights,
-            is_pinned,
-            seed: args.seed,
-            flushes: FLUSHES,
-            batches: u64::from(args.batches),
-        })
+        let (seed, batches) = (*seed, u64::from(*batches));
+        wanted.map(move |attack| Plan { attack, weights, is_pinned, seed, flushes: FLUSHES, batches })
     });
     ways.collect()
 }

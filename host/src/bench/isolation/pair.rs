@@ -5,10 +5,10 @@ use crate::arch::{Arch, Platform};
 use crate::bench::limits::Limit;
 use crate::cli::Overrides;
 use crate::machine::counters::{Snapshot, clock_hz, cpu_count};
-use crate::machine::guests::{Entries, Follower, GuestSeen, Identity};
+use crate::machine::guests::{Entries, Follower, GuestSeen};
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::ram::Ram;
-use crate::machine::reports::report;
+use crate::machine::reports::Stream;
 use crate::machine::signals::Signals;
 use crate::machine::spec::Console;
 use crate::machine_file::MachineFile;
@@ -16,7 +16,7 @@ use crate::results::float;
 use crate::run::tail;
 use crate::vm::Hypervisor;
 use crate::vm::several::Guests;
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use hostile::attacks::Attack;
 use hostlink::config::Switches;
 use hostlink::counters::Counter;
@@ -35,8 +35,6 @@ const DISK: &str = "attacker.img";
 const DISK_BYTES: usize = 1 << 20;
 /// Bytes that are read from a ring at one time.
 const BUFFER_BYTES: usize = 16 << 10;
-/// A longer line of a console is no report.
-const LINE_BYTES_MAX: usize = 8192;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
@@ -131,7 +129,7 @@ struct Watcher {
     /// The console that reports come by.
     port: usize,
     batches: u64,
-    followed: [Option<(Identity, Follower, Vec<u8>)>; 2],
+    followed: [Option<(Follower, Stream)>; 2],
     is_attacked: bool,
     measured: Batches,
     begin: Option<Moment>,
@@ -158,11 +156,7 @@ impl Watcher {
     /// Looks once; returns whether the run is over.
     fn look(&mut self, progress: &dyn Fn(u64)) -> bool {
         if self.end.is_none() {
-            match self.step(progress) {
-                Ok(None) => {}
-                Ok(Some(moment)) => self.end = Some(Ok(moment)),
-                Err(error) => self.end = Some(Err(error)),
-            }
+            self.end = self.step(progress).transpose();
         }
         self.end.is_some()
     }
@@ -174,12 +168,7 @@ impl Watcher {
         let Some(guests) = self.guests()? else { return Ok(None) };
         let before = self.measured.measured();
         for (index, guest) in guests.iter().enumerate() {
-            for line in self.lines(index, guest)? {
-                self.take(index, &line)?;
-            }
-        }
-        let [attacker, bystander] = &guests;
-        for guest in [attacker, bystander] {
+            self.take(index, guest)?;
             let has_ended = matches!(guest.state, GuestState::Off | GuestState::Failed);
             ensure!(!has_ended, "guest {} has ended: {}, {:?}", guest.name, guest.state, guest.exit);
         }
@@ -211,34 +200,19 @@ impl Watcher {
         Ok(Moment { at, guests, counters })
     }
 
-    /// The whole lines that a guest has written since the last time.
-    fn lines(&mut self, index: usize, guest: &GuestSeen) -> Result<Vec<Vec<u8>>> {
-        let Some(ring) = guest.consoles[self.port] else { return Ok(Vec::new()) };
-        let (_, follower, rest) =
-            self.followed[index].get_or_insert_with(|| (guest.identity(), Follower::new(ring), Vec::new()));
+    /// Reads what a guest has reported since the last time.
+    fn take(&mut self, index: usize, guest: &GuestSeen) -> Result<()> {
+        let Some(ring) = guest.consoles[self.port] else { return Ok(()) };
+        let (follower, stream) =
+            self.followed[index].get_or_insert_with(|| (Follower::new(ring), Stream::default()));
         let mut buffer = [0; BUFFER_BYTES];
-        let mut lines = Vec::new();
-        let taken = follower.read(&self.ram, &mut buffer)?;
-        for byte in taken.bytes {
-            match byte {
-                b'\n' => lines.push(std::mem::take(rest)),
-                _ if rest.len() < LINE_BYTES_MAX => rest.push(*byte),
+        for report in stream.feed(follower.read(&self.ram, &mut buffer)?.bytes) {
+            ensure!(report["result"] != "fail", "guest {} fails: {}", guest.name, report["why"]);
+            match (index, report["event"].as_str()) {
+                (0, Some("attack")) => self.is_attacked = true,
+                (1, Some("batch")) => self.measured.take(&report)?,
                 _ => {}
             }
-        }
-        Ok(lines)
-    }
-
-    fn take(&mut self, index: usize, line: &[u8]) -> Result<()> {
-        let Some(report) = report(line) else { return Ok(()) };
-        let name = if index == 0 { ATTACKER } else { BYSTANDER };
-        if report["result"] == "fail" {
-            bail!("guest {name} fails: {}", report["why"]);
-        }
-        match (index, report["event"].as_str()) {
-            (0, Some("attack")) => self.is_attacked = true,
-            (1, Some("batch")) => self.measured.take(&report)?,
-            _ => {}
         }
         Ok(())
     }
@@ -253,18 +227,11 @@ impl Watcher {
             float(ticks) / float(hz)
         });
         let of = |moment: &Moment, index: usize| {
-            let identity = moment.guests[index].identity();
-            moment
-                .counters
-                .by_guest()
-                .into_iter()
-                .find(|(guest, _)| *guest == Some(identity))
-                .map(|(_, rows)| rows)
+            let identity = Some(moment.guests[index].identity());
+            let mut guests = moment.counters.by_guest().into_iter();
+            guests.find(|(guest, _)| *guest == identity).context("a guest has no counters")
         };
-        let counted = |index: usize| -> Result<Snapshot> {
-            let rows = of(begin, index).zip(of(end, index)).map(|(begin, end)| end.since(&begin));
-            rows.context("a guest has no counters")
-        };
+        let counted = |index: usize| anyhow::Ok(of(end, index)?.1.since(&of(begin, index)?.1));
         let (attacker, bystander, tally) = (counted(0)?, counted(1)?, self.measured.tally());
         Ok(Figures {
             share: used[1] / seconds,
@@ -307,13 +274,10 @@ pub(crate) fn run(
     match (end, outcome.end) {
         (Some(Ok(end)), End::Stopped) => watcher.figures(&end),
         (Some(Err(error)), _) => Err(error.context(log_of(&outcome.log))),
-        (_, End::TimedOut) => Err(anyhow!(
-            "only {} of {} batches were done in {} s; {}",
-            watcher.measured.measured(),
-            plan.batches,
-            timeout.as_secs(),
-            log_of(&outcome.log)
-        )),
+        (_, End::TimedOut) => {
+            let (done, all, seconds) = (watcher.measured.measured(), plan.batches, timeout.as_secs());
+            Err(anyhow!("only {done} of {all} batches were done in {seconds} s; {}", log_of(&outcome.log)))
+        }
         (_, End::Interrupted(signal)) => Err(anyhow!("interrupted by signal {signal}")),
         (_, end) => Err(anyhow!("the machine ended with {end:?}; {}", log_of(&outcome.log))),
     }

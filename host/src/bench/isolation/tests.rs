@@ -20,7 +20,7 @@ fn figures(share: f64, p99_ns: u64) -> Figures {
     Figures {
         share,
         attackers_share: 1.0 - share,
-        latencies: Latencies::of(&[(1000, 98), (p99_ns, 2)]),
+        latencies: Latencies([(1000, 98), (p99_ns, 2)].into()),
         tally: Tally::default(),
         speed: 1.0,
         interrupts: 1.0,
@@ -62,12 +62,8 @@ fn of_several_runs_the_median_time_counts_and_each_share() {
 
 #[test]
 fn whatever_has_changed_is_missed() {
-    let changes = [
-        Tally { stale: 1, ..Tally::default() },
-        Tally { words: 1, ..Tally::default() },
-        Tally { registers: 1, ..Tally::default() },
-    ];
-    for tally in changes {
+    let none = Tally::default();
+    for tally in [Tally { stale: 1, ..none }, Tally { words: 1, ..none }, Tally { registers: 1, ..none }] {
         let missed = missed_of(&PLAN, &Figures { tally, ..figures(0.5, 1) }, None);
         assert!(missed.len() == 1 && missed[0].ends_with(": 1.000, which has to be ≤ 0.000"), "{missed:?}");
     }
@@ -77,12 +73,9 @@ fn whatever_has_changed_is_missed() {
 fn the_quiet_machine_is_always_first() {
     let plans = |words: &[&str]| {
         let words = ["quell", "bench", "isolation"].iter().chain(words);
-        let Command::Bench(BenchCommand::Isolation(args)) =
-            Cli::try_parse_from(words).expect("parses").command
-        else {
-            panic!("another command")
-        };
-        super::plans(&args.attack, &args)
+        let command = Cli::try_parse_from(words).expect("parses").command;
+        let Command::Bench(BenchCommand::Isolation(args)) = command else { panic!("another command") };
+        super::plans(&args)
     };
     let on = |platform, words: &[&str]| -> Vec<String> {
         plans(words).iter().map(|plan| name(plan, platform)).collect()
