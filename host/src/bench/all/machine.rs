@@ -3,7 +3,7 @@
 use super::cases::{CASES, Case, Linux, Work};
 use super::record::Number;
 use super::removal;
-use super::slots::{Operator, Slots};
+use super::slots::Operator;
 use super::watch::Watch;
 use super::way::{ON_ARM, Way};
 use crate::arch::{Arch, Platform};
@@ -193,7 +193,7 @@ impl Runner<'_> {
         match &case.work {
             Work::Linux(linux) => Some(linux.command.replace("{rounds}", &self.rounds.to_string())),
             Work::Removal => way.is_peer().then(|| removal::COMMAND.to_owned()),
-            Work::Slots(slots) => way.is_peer().then(|| vmm::line(slots.monitor)),
+            Work::Slots(slots) => way.is_peer().then(|| vmm::line(&slots.arguments())),
             Work::Probe { .. } | Work::Tlbcheck { .. } => None,
         }
     }
@@ -209,10 +209,10 @@ impl Runner<'_> {
                 Guest { memory: linux.memory, ..guest }
             }
             Work::Probe { cmdline, vcpus } => bare(workspace::PROBE, cmdline, *vcpus)?,
-            Work::Slots(Slots { probe, memory, .. }) => {
+            Work::Slots(slots) => {
                 // Then memory has the most entries.
                 let switches = Switches { nested_page: NestedPage::Small, ..Switches::default() };
-                Guest { memory: *memory, switches, ..bare(workspace::PROBE, probe, 1)? }
+                Guest { memory: slots.memory(), switches, ..bare(workspace::PROBE, &slots.cmdline(), 1)? }
             }
             Work::Removal => return removal::setup(&self.lab)?.guest(),
             Work::Tlbcheck { cpus, samples } => {
@@ -235,11 +235,11 @@ impl Runner<'_> {
             (Work::Removal, Way::KvmOnArm(kernel)) => removal::spec(stock()?, kernel, directory),
             (Work::Removal, _) => removal::setup(&self.lab)?.spec(guest, directory),
             (Work::Slots(slots), Way::Kvm(_)) => {
-                stock()?.with_kvmslots(slots.monitor, slots.monitor_memory, directory)
+                stock()?.with_kvmslots(&slots.arguments(), slots.monitor_memory(), directory)
             }
             (work, Way::Quell(_) | Way::QuellOnArm) => {
                 let spec = self.lab.on_quell(guest, cpus, clock)?;
-                let added = if let Work::Slots(slots) = work { slots.added } else { 0 };
+                let added = if let Work::Slots(slots) = work { slots.added() } else { 0 };
                 Ok(Spec { memory: spec.memory + added, ..spec })
             }
             (_, Way::Kvm(flushes)) => {
@@ -274,9 +274,9 @@ fn guest_text(guest: &Guest, case: &Case, way: Way) -> String {
     match (&case.work, way.is_peer()) {
         (Work::Removal, false) => format!("{own} and {} MiB that are added", unmap::SIZE / MIB),
         (Work::Removal, true) => format!("{} vCPUs, {} MiB that are added", guest.vcpus, unmap::SIZE / MIB),
-        (Work::Slots(slots), true) => format!("{} vCPUs, {} MiB", guest.vcpus, slots.monitor_memory / MIB),
-        (Work::Slots(slots), false) if slots.added != 0 => {
-            format!("{own} and {} MiB that are added", slots.added / MIB)
+        (Work::Slots(slots), true) => format!("{} vCPUs, {} MiB", guest.vcpus, slots.monitor_memory() / MIB),
+        (Work::Slots(slots), false) if slots.added() != 0 => {
+            format!("{own} and {} MiB that are added", slots.added() / MIB)
         }
         _ => own,
     }

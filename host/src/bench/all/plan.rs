@@ -53,7 +53,7 @@ fn usual(work: &Work, way: Way) -> f64 {
         Work::Probe { vcpus, .. } => (2.0, 10.0 + 2.0 * f64::from(*vcpus)),
         Work::Slots(slots) => {
             #[expect(clippy::cast_precision_loss, reason = "an estimate")]
-            let gib = slots.monitor_memory as f64 / GIB as f64;
+            let gib = slots.monitor_memory() as f64 / GIB as f64;
             (2.0 + 7.0 * gib, 8.0 + 25.0 * gib)
         }
         Work::Tlbcheck { .. } => (4.0, 27.0),

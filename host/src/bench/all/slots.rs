@@ -20,6 +20,8 @@ use std::time::Duration;
 /// The memory that is added to Quell's guest, and its address.
 const AT: u64 = 1 << 30;
 const SIZE: u64 = 1 << 30;
+/// Pages of a small slot.
+const PAGES: u64 = 64;
 /// The longest time for a request: where other programs keep the computer busy, zeroing the memory
 /// takes long.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -28,18 +30,48 @@ const STOPPED: &str = "stopped";
 /// The most that a removal may take, relative to KVM.
 const REMOVAL_MAX: f64 = 0.1;
 
-/// Slots of a guest that does nothing but use them, in pages of 4 KiB.
+/// Slots of a guest that does nothing but use them, in pages of 4 KiB: a GiB that is added while it
+/// runs, or a small one beside other memory.
 pub(crate) struct Slots {
-    /// The command line of the bare guest on Quell, and its memory without the added memory.
-    pub(crate) probe: &'static str,
-    pub(crate) memory: u64,
-    /// Memory that is added while it runs.
-    pub(crate) added: u64,
-    /// The arguments of kvmslots, and the memory of its guest.
-    pub(crate) monitor: &'static str,
-    pub(crate) monitor_memory: u64,
+    /// The benchmark of the bare guest on Quell, and that of kvmslots.
+    probe: &'static str,
+    monitor: &'static str,
+    /// MiB of other memory in use.
+    beside: Option<u64>,
     /// Where kvmslots reports the metrics. The bare guest reports the same ones by name.
     pub(crate) metrics: &'static [Metric],
+}
+
+impl Slots {
+    /// The command line of the bare guest.
+    pub(super) fn cmdline(&self) -> String {
+        let count = self.beside.map_or_else(String::new, |mib| format!(" count={mib}"));
+        format!("bench={}{count}", self.probe)
+    }
+
+    /// The arguments of kvmslots: all rounds report the same names, so there is one.
+    pub(super) fn arguments(&self) -> String {
+        let size = self.beside.map_or_else(
+            || format!("--mib {}", SIZE / MIB),
+            |mib| format!("--pages {PAGES} --elsewhere {mib}"),
+        );
+        format!("{size} --rounds 1 --part {}", self.monitor)
+    }
+
+    /// The bare guest's memory, without what is added.
+    pub(super) fn memory(&self) -> u64 {
+        OWN + self.beside.unwrap_or(0) * MIB
+    }
+
+    /// Memory that is added to it.
+    pub(super) fn added(&self) -> u64 {
+        if self.beside.is_none() { SIZE } else { 0 }
+    }
+
+    /// The memory of kvmslots' guest.
+    pub(super) fn monitor_memory(&self) -> u64 {
+        self.beside.map_or(SIZE, |mib| (mib + 1) * MIB)
+    }
 }
 
 /// A step of kvmslots' only round.
@@ -73,11 +105,9 @@ pub(super) const REMOVE: Case = case(
     "remove-1G",
     "a GiB in pages of 4 KiB is removed: how long the guest stands still",
     Slots {
-        probe: "bench=remove",
-        memory: OWN,
-        added: SIZE,
-        monitor: "--mib 1024 --rounds 1 --part delete",
-        monitor_memory: SIZE,
+        probe: "remove",
+        monitor: "delete",
+        beside: None,
         metrics: &[
             step("fault-in", "/delete.fault_in"),
             step(STOPPED, "/delete.until_on"),
@@ -94,11 +124,9 @@ pub(super) const LOG: Case = case(
     "log-1G",
     "stores to a GiB in pages of 4 KiB are logged: to begin, to store, and to fetch the log",
     Slots {
-        probe: "bench=log",
-        memory: OWN,
-        added: SIZE,
-        monitor: "--mib 1024 --rounds 1 --part log",
-        monitor_memory: SIZE,
+        probe: "log",
+        monitor: "log",
+        beside: None,
         metrics: &[
             step("fault-in", "/log.fault_in"),
             step("enable", "/log.enable"),
@@ -115,15 +143,8 @@ pub(super) const LOG: Case = case(
 /// On Quell the slot is the ROM of a PCI device, which the guest itself switches off: from the
 /// write to its register until the next instruction. On KVM it is from before the call that deletes
 /// the slot until the guest's next exit, without the exit by which a guest would ask for that.
-const fn beside(
-    name: &'static str,
-    about: &'static str,
-    probe: &'static str,
-    monitor: &'static str,
-    mib: u64,
-) -> Case {
-    let (memory, monitor_memory) = (OWN + mib * MIB, (mib + 1) * MIB);
-    let slots = Slots { probe, memory, added: 0, monitor, monitor_memory, metrics: BESIDE_METRICS };
+const fn beside(name: &'static str, about: &'static str, mib: u64) -> Case {
+    let slots = Slots { probe: "memslot-1", monitor: "delete", beside: Some(mib), metrics: BESIDE_METRICS };
     case(name, about, slots, BESIDE_RATIOS)
 }
 
@@ -132,59 +153,20 @@ const BESIDE_METRICS: &[Metric] =
 const BESIDE_RATIOS: &[Comparison] = &[relative("deletion", None), relative("touch again", None)];
 
 /// The cost of a removal against the memory in use.
-pub(super) const BESIDE_64M: Case = beside(
-    "remove-beside-64M",
-    "a slot of 64 pages is removed beside 64 MiB in use",
-    "bench=memslot-1 count=64",
-    "--pages 64 --elsewhere 64 --rounds 1 --part delete",
-    64,
-);
-pub(super) const BESIDE_256M: Case = beside(
-    "remove-beside-256M",
-    "the same beside 256 MiB",
-    "bench=memslot-1 count=256",
-    "--pages 64 --elsewhere 256 --rounds 1 --part delete",
-    256,
-);
-pub(super) const BESIDE_1G: Case = beside(
-    "remove-beside-1G",
-    "the same beside 1 GiB",
-    "bench=memslot-1 count=1024",
-    "--pages 64 --elsewhere 1024 --rounds 1 --part delete",
-    1024,
-);
+pub(super) const BESIDE_64M: Case =
+    beside("remove-beside-64M", "a slot of 64 pages is removed beside 64 MiB in use", 64);
+pub(super) const BESIDE_256M: Case = beside("remove-beside-256M", "the same beside 256 MiB", 256);
+pub(super) const BESIDE_1G: Case = beside("remove-beside-1G", "the same beside 1 GiB", 1024);
 /// KVM takes more than a minute for it.
-pub(super) const BESIDE_2G: Case = Case {
-    only_long: true,
-    ..beside(
-        "remove-beside-2G",
-        "the same beside 2 GiB",
-        "bench=memslot-1 count=2048",
-        "--pages 64 --elsewhere 2048 --rounds 1 --part delete",
-        2048,
-    )
-};
+pub(super) const BESIDE_2G: Case =
+    Case { only_long: true, ..beside("remove-beside-2G", "the same beside 2 GiB", 2048) };
 
-/// A request that Quell's bare guest waits for, by the event of its report.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Order {
-    Add,
-    Remove,
-    LogStart,
-    LogFetch,
-}
-
-impl Order {
-    fn of(report: &Value) -> Option<Self> {
-        match report["event"].as_str()? {
-            "add" => Some(Self::Add),
-            "remove" => Some(Self::Remove),
-            "log-start" => Some(Self::LogStart),
-            "log-fetch" => Some(Self::LogFetch),
-            _ => None,
-        }
-    }
-}
+/// The requests that Quell's bare guest waits for, by the events of its reports.
+const ORDERS: [&str; 4] = [ADD, REMOVE_IT, LOG_START, LOG_FETCH];
+const ADD: &str = "add";
+const REMOVE_IT: &str = "remove";
+const LOG_START: &str = "log-start";
+const LOG_FETCH: &str = "log-fetch";
 
 /// Makes the requests that Quell's bare guest waits for.
 #[derive(Default)]
@@ -197,9 +179,11 @@ pub(super) struct Operator {
 impl Operator {
     /// Does what a report of the guest demands, if anything, and tells the guest.
     pub(super) fn take(&mut self, report: &Value, machine: &mut Machine) -> Result<()> {
-        let Some(order) = Order::of(report) else { return self.check(report) };
+        let Some(order) = report["event"].as_str().filter(|event| ORDERS.contains(event)) else {
+            return self.check(report);
+        };
         let mut control = machine.control()?.with_patience(PATIENCE);
-        self.ask(order, &mut control).with_context(|| format!("{order:?}"))?;
+        self.ask(order, &mut control).with_context(|| order.to_owned())?;
         machine.type_text("\n")
     }
 
@@ -213,17 +197,15 @@ impl Operator {
         Ok(())
     }
 
-    fn ask(&mut self, order: Order, control: &mut Control) -> Result<()> {
+    fn ask(&mut self, order: &str, control: &mut Control) -> Result<()> {
         let slot = || self.slot.context("the guest has not asked for memory before");
         match order {
-            Order::Add => self.slot = Some(control.add(AT, SIZE)?),
-            Order::Remove => {
-                self.worked = Some(control.delete(slot()?)?.ticks);
-            }
-            Order::LogStart => {
+            ADD => self.slot = Some(control.add(AT, SIZE)?),
+            REMOVE_IT => self.worked = Some(control.delete(slot()?)?.ticks),
+            LOG_START => {
                 control.ask(&Request::LogStart { slot: slot()?, way: LogWay::DirtyBits })?;
             }
-            Order::LogFetch => all_dirty(control, slot()?, SIZE)?,
+            _ => all_dirty(control, slot()?, SIZE)?,
         }
         Ok(())
     }
@@ -246,42 +228,38 @@ mod tests {
         }
     }
 
-    /// The number after an option of kvmslots, or after a word of the bare guest's command line.
-    fn number(line: &str, name: &str) -> Option<u64> {
-        let words = line.split([' ', '=']).skip_while(|word| *word != name);
-        words.skip(1).map(|value| value.parse().expect("is a number")).next()
-    }
-
     #[test]
     fn both_sides_use_as_much_memory() {
         for case in CASES {
-            let Slots { probe, memory, added, monitor, monitor_memory, .. } = slots(case);
-            assert_eq!(number(monitor, "--rounds"), Some(1), "all rounds report the same names");
-            let elsewhere = number(monitor, "--elsewhere");
-            assert_eq!(number(probe, "count"), elsewhere, "{}", case.name);
-            let slot = number(monitor, "--mib").map_or(0, |mib| mib * MIB);
-            assert_eq!(slot, *added, "{}", case.name);
-            let used = slot + elsewhere.unwrap_or(0) * MIB;
-            assert!(*monitor_memory >= used && memory + added >= used + OWN, "{}", case.name);
+            let slots = slots(case);
+            let used = slots.added() + slots.beside.unwrap_or(0) * MIB;
+            let has = slots.memory() + slots.added();
+            assert!(slots.monitor_memory() >= used && has >= used + OWN, "{}", case.name);
         }
+        let [remove, beside] = [&REMOVE, &BESIDE_2G].map(slots);
+        assert_eq!(remove.cmdline() + &remove.arguments(), "bench=remove--mib 1024 --rounds 1 --part delete");
+        assert_eq!(
+            beside.cmdline() + &beside.arguments(),
+            "bench=memslot-1 count=2048--pages 64 --elsewhere 2048 --rounds 1 --part delete"
+        );
     }
 
     #[test]
     fn the_bare_guest_reports_each_metric_and_waits_for_requests_that_are_known() {
         for case in CASES {
-            let guest = if slots(case).added == 0 { BESIDES } else { REMOVES };
+            let guest = if slots(case).added() == 0 { BESIDES } else { REMOVES };
             for Metric { name, .. } in slots(case).metrics {
                 assert!(guest.contains(&format!("measured(\"{name}\"")), "{}: {name}", case.name);
             }
         }
         let waits = ["during(\"", "event(\""].map(|call| REMOVES.split(call).skip(1)).into_iter().flatten();
-        let waits = waits.filter_map(|rest| rest.split('"').next());
-        let orders: Vec<_> = waits.map(|event| Order::of(&json!({ "event": event }))).collect();
-        let all = [Order::Remove, Order::LogStart, Order::LogFetch, Order::Add].map(Some);
-        assert_eq!(orders, all);
-        assert_eq!(Order::of(&json!({ "event": "done" })), None);
-        assert_eq!(Order::of(&json!({ "case": "write", "value": 1 })), None);
+        let orders: Vec<_> = waits.filter_map(|rest| rest.split('"').next()).collect();
+        assert_eq!(orders, [REMOVE_IT, LOG_START, LOG_FETCH, ADD]);
+        let operator = Operator::default();
+        operator.check(&json!({ "event": "done" })).expect("is no order");
+        operator.check(&json!({ "case": "write", "value": 1 })).expect("is no order");
     }
+
     #[test]
     fn stops_that_a_guest_has_missed_are_noticed() {
         let operator = Operator { slot: Some(1), worked: Some(390_193) };
