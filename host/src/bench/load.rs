@@ -148,7 +148,7 @@ impl Load {
 
     /// Makes the guest switch the machine off, and checks that this ends the machine; returns what
     /// was counted.
-    pub(super) fn finish(mut self) -> Result<Option<Phases>> {
+    pub(crate) fn finish(mut self) -> Result<Option<Phases>> {
         self.machine.type_text("poweroff\n")?;
         self.machine.run(|_, _| Ok(Flow::Continue))?.powered_off()?;
         self.counting.as_ref().map(Phases::read).transpose()

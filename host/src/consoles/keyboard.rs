@@ -7,10 +7,10 @@ use anyhow::{Context, Result};
 use hostlink::ctl::record::Taken;
 use hostlink::ctl::{Input, Request};
 use hostlink::name::Name;
-use std::collections::VecDeque;
 use std::io::{ErrorKind, Read};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -40,55 +40,49 @@ impl Sink for ToGuest {
     }
 }
 
-/// What the two threads and their owner share.
-#[derive(Default)]
-struct Shared {
-    waiting: Mutex<VecDeque<u8>>,
-    comes: Condvar,
-    has_left: AtomicBool,
-    /// Why nothing more is sent.
-    failure: Mutex<Option<String>>,
-}
-
 pub(super) struct Keyboard {
-    shared: Arc<Shared>,
+    has_left: Arc<AtomicBool>,
+    /// Why typing has failed.
+    failures: Receiver<String>,
     reader: Option<JoinHandle<()>>,
 }
 
 impl Keyboard {
     /// Begins to send what is read from `source`. `leave` is the key that leaves, after Ctrl-A.
     pub(super) fn start(source: impl Read + Send + 'static, sink: impl Sink, leave: u8) -> Self {
-        let shared = Arc::new(Shared::default());
-        let (reads, sends) = (Arc::clone(&shared), Arc::clone(&shared));
-        // The second one ends with this process.
-        let reader = thread::spawn(move || read(source, &reads, leave));
-        thread::spawn(move || send(sink, &sends));
-        Self { shared, reader: Some(reader) }
+        let (keys, waiting) = sync_channel(WAITING_MAX);
+        let (says, failures) = channel();
+        let has_left = Arc::new(AtomicBool::new(false));
+        let leaves = Arc::clone(&has_left);
+        let reader = Some(thread::spawn(move || read(source, &keys, &leaves, leave)));
+        // This one ends with this process at the latest.
+        thread::spawn(move || send(sink, &waiting, &says));
+        Self { has_left, failures, reader }
     }
 
     /// Whether the key that leaves was pressed.
     pub(super) fn has_left(&self) -> bool {
-        self.shared.has_left.load(Ordering::Relaxed) // Nothing else is published by it.
+        self.has_left.load(Ordering::Relaxed) // Nothing else is published by it.
     }
 
     /// Stops to read: afterwards the source is its owner's. Bytes that come meanwhile are dropped.
     pub(super) fn stop(&mut self) {
-        self.shared.has_left.store(true, Ordering::Relaxed);
+        self.has_left.store(true, Ordering::Relaxed);
         // If the reader has panicked it reads no more, either.
         self.reader.take().into_iter().for_each(|reader| drop(reader.join()));
     }
 
     /// Why typing has failed, once.
     pub(super) fn failure(&self) -> Option<String> {
-        self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.failures.try_iter().last()
     }
 }
 
-fn read(mut source: impl Read, shared: &Shared, leave: u8) {
+fn read(mut source: impl Read, waiting: &SyncSender<u8>, has_left: &AtomicBool, leave: u8) {
     let mut keys = Keys::new(leave);
     let mut buffer = [0; 4096];
     // Nothing else is published by it.
-    while !shared.has_left.load(Ordering::Relaxed) {
+    while !has_left.load(Ordering::Relaxed) {
         let count = match source.read(&mut buffer) {
             Ok(0) => return,
             Ok(count) => count,
@@ -96,39 +90,35 @@ fn read(mut source: impl Read, shared: &Shared, leave: u8) {
             Err(_) => return,
         };
         let Typed { bytes, leaves } = keys.feed(&buffer[..count]);
-        let mut waiting = shared.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        let room = WAITING_MAX - waiting.len().min(WAITING_MAX);
-        waiting.extend(bytes.iter().take(room));
-        shared.comes.notify_one();
+        bytes.into_iter().for_each(|byte| _ = waiting.try_send(byte));
         if leaves {
-            shared.has_left.store(true, Ordering::Relaxed);
-            return;
+            has_left.store(true, Ordering::Relaxed);
         }
     }
 }
 
-fn send(mut sink: impl Sink, shared: &Shared) {
+fn send(mut sink: impl Sink, waiting: &Receiver<u8>, says: &Sender<String>) {
+    let mut bytes = Vec::new();
     loop {
-        let mut waiting = shared.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        while waiting.is_empty() {
-            waiting = shared.comes.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+        if bytes.is_empty() {
+            let Ok(first) = waiting.recv() else { return };
+            bytes.push(first);
         }
-        let bytes: Vec<u8> = waiting.iter().take(Input::BYTES_MAX).copied().collect();
-        drop(waiting);
+        bytes.extend(waiting.try_iter().take(Input::BYTES_MAX - bytes.len()));
         let taken = match sink.send(&bytes) {
             Ok(taken) => taken,
             Err(error) => {
-                let is_refusal = error.is::<Refused>();
-                *shared.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(format!("{error:#}"));
-                if !is_refusal {
+                // Its owner may have gone.
+                let _ = says.send(format!("{error:#}"));
+                if !error.is::<Refused>() {
                     return;
                 }
                 // A guest that is off takes no keys; it may be started again.
                 bytes.len()
             }
         };
-        shared.waiting.lock().unwrap_or_else(PoisonError::into_inner).drain(..taken);
-        if taken < bytes.len() {
+        bytes.drain(..taken);
+        if !bytes.is_empty() {
             thread::sleep(RETRY_PERIOD);
         }
     }
@@ -140,7 +130,6 @@ mod tests {
     use crate::machine::terminal::Polled;
     use anyhow::bail;
     use std::io;
-    use std::sync::mpsc::{Receiver, Sender, channel};
     use std::time::Instant;
 
     /// A guest that takes a few bytes at a time.

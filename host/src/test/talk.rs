@@ -175,12 +175,16 @@ const RATE: u32 = 64;
 /// A cancelled migration, with either way of logging, while the guest writes to the memory: no
 /// store is lost, and slots and free memory are as before.
 pub(super) fn migrate(writer: &mut Writer) -> Result<()> {
-    let (slots, free) = (writer.slots()?, largest_free(writer)?);
+    let (slots, free) = (writer.load.slots()?, largest_free(writer)?);
     writer.begin(RATE)?;
     for way in [LogWay::DirtyBits, LogWay::WriteProtection] {
         let migrated = writer.migrate(way, 2)?.migrated;
         ensure!(migrated.pages() > MIGRATED / PAGE, "{way:?}: the guest's stores are in no round's log");
-        ensure!(writer.slots()? == slots, "{way:?}: the slots are {:?} after {slots:?}", writer.slots()?);
+        ensure!(
+            writer.load.slots()? == slots,
+            "{way:?}: the slots are {:?} after {slots:?}",
+            writer.load.slots()?
+        );
         let now = largest_free(writer)?;
         ensure!(now == free, "{way:?}: memory is missing: '{now}' after '{free}'");
     }
@@ -190,8 +194,12 @@ pub(super) fn migrate(writer: &mut Writer) -> Result<()> {
 
 /// The hypervisor's report of the largest piece of free memory.
 fn largest_free(writer: &Writer) -> Result<String> {
-    let error =
-        writer.control()?.add(1 << 36, TOO_MUCH).err().context("there was more memory than there can be")?;
+    let error = writer
+        .load
+        .control()?
+        .add(1 << 36, TOO_MUCH)
+        .err()
+        .context("there was more memory than there can be")?;
     let message = format!("{error:#}");
     let (_, largest) = message.split_once("the largest has ").with_context(|| message.clone())?;
     Ok(largest.to_owned())

@@ -91,8 +91,8 @@ fn run(
         timeout: lab.timeout,
     };
     let mut writer = Writer::start(&setup, lab.signals)?;
-    let (before, stops) = scenario(&mut writer, args).with_context(|| writer.console())?;
-    writer.finish()?;
+    let (before, stops) = scenario(&mut writer, args).with_context(|| writer.load.console())?;
+    writer.load.finish()?;
     let case = platform.named(name);
     for (metric, of) in METRICS {
         let ns = of(before, &stops);

@@ -4,12 +4,10 @@
 use crate::bench::load::{DONE, Load, Setup};
 use crate::ctl::fields::Fields;
 use crate::ctl::migrate::Migrated;
-use crate::machine::control::Control;
 use crate::machine::signals::Signals;
 use anyhow::{Context, Result, ensure};
 use baremetal::pages::PAGE;
 use hostlink::ctl::LogWay;
-use hostlink::ctl::record::Slot;
 
 /// The guest's message while it writes.
 const DIRTY: &str = "load: dirty: ";
@@ -18,7 +16,7 @@ const DIRTY: &str = "load: dirty: ";
 const SECOND_MS: u64 = 990;
 
 pub(crate) struct Writer {
-    load: Load,
+    pub(crate) load: Load,
     /// Physical address of the added memory.
     host: u64,
     /// When the guest last reported its longest stop.
@@ -37,22 +35,14 @@ impl Writer {
     /// Starts the guest, and makes it write one word of each page.
     pub(crate) fn start(setup: &Setup<'_>, signals: &Signals) -> Result<Self> {
         let mut writer = Self { load: Load::start(setup, false, signals)?, host: 0, told_ms: 0 };
-        writer.prepare().with_context(|| writer.console())?;
+        writer.prepare().with_context(|| writer.load.console())?;
         Ok(writer)
     }
 
     fn prepare(&mut self) -> Result<()> {
-        let ours = self.slots()?.into_iter().find(|slot| slot.slot == self.load.slot);
+        let ours = self.load.slots()?.into_iter().find(|slot| slot.slot == self.load.slot);
         self.host = ours.context("the slot is not listed")?.host;
         self.load.touch()
-    }
-
-    pub(crate) fn control(&self) -> Result<Control> {
-        self.load.control()
-    }
-
-    pub(crate) fn slots(&self) -> Result<Vec<Slot>> {
-        self.load.slots()
     }
 
     /// Makes the guest start writing, `rate` in 10^6 bytes per second; 0 is as fast as possible.
@@ -118,15 +108,6 @@ impl Writer {
             ensure!(word == written, "page {page} has {word} of {stores} stores instead of {written}");
         }
         Ok(())
-    }
-
-    /// Makes the guest switch the machine off, and checks that this ends the machine.
-    pub(crate) fn finish(self) -> Result<()> {
-        self.load.finish().map(drop)
-    }
-
-    pub(crate) fn console(&self) -> String {
-        self.load.console()
     }
 
     /// The stop in a line, and how long after the previous line it was printed, in milliseconds.

@@ -68,8 +68,8 @@ impl Lab<'_> {
             timeout: BOOT_TIMEOUT,
         };
         let mut writer = Writer::start(&setup, self.signals)?;
-        talk::migrate(&mut writer).with_context(|| writer.console())?;
-        writer.finish()
+        talk::migrate(&mut writer).with_context(|| writer.load.console())?;
+        writer.load.finish().map(drop)
     }
 
     pub(super) fn stock(&self, case: &Case, test: &Stock, command: &str) -> Result<()> {
