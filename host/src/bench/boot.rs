@@ -1,7 +1,7 @@
 //! `quell bench boot`: time to the guest's first process, on Quell and directly on the machine; on
 //! Arm first in instructions.
 
-use super::lab::{self, Lab};
+use super::lab::Lab;
 use super::limits::Limit;
 use crate::arch::{Arch, ArmCpu, Platform};
 use crate::cli::BootArgs;
@@ -38,8 +38,8 @@ pub(super) fn boot(lab: &Lab<'_>, args: &BootArgs, samples: &mut Samples) -> Res
 /// The guest, with the words of its command line after the console.
 fn guest(lab: &Lab<'_>, args: &BootArgs, platform: Platform, cmdline: String, vcpus: u32) -> Result<Guest> {
     let stock = lab.stock(platform.arch())?;
-    let guest = lab::guest(platform, stock.kernel(), cmdline, vcpus);
-    Ok(Guest { initrd: Some(stock.initrd(None)), memory: args.size.memory, ..guest })
+    let guest = Guest::new(platform, stock.kernel(), Some(stock.initrd(None)), cmdline);
+    Ok(Guest { vcpus, memory: args.size.memory, ..guest })
 }
 
 fn spec(lab: &Lab<'_>, subject: Subject, guest: &Guest, cpus: u32, clock: Clock) -> Result<Spec> {

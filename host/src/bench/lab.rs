@@ -5,7 +5,6 @@ use super::limits::{self, Limit};
 use super::phases::Phases;
 use crate::arch::{Arch, Platform};
 use crate::guest::cache::Versions;
-use crate::machine::devices::Devices;
 use crate::machine::outcome::Outcome;
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
@@ -14,13 +13,12 @@ use crate::results::{Samples, Writer};
 use crate::run::reporting_console;
 use crate::size::MIB;
 use crate::vm::{Guest, Hypervisor, StockGuest};
-use crate::workspace::{self, Image};
+use crate::workspace::Image;
 use anyhow::{Result, anyhow};
-use hostlink::config::{FlushMode, ResetPolicy, Switches};
 use hostlink::exit::ExitCode;
 use serde_json::Value;
 use std::cell::OnceCell;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -30,36 +28,20 @@ pub(crate) fn directory() -> Result<TempDir> {
     Ok(tempfile::Builder::new().prefix("quell-bench-").tempdir()?)
 }
 
-pub(crate) fn guest(platform: Platform, kernel: PathBuf, cmdline: impl Into<String>, vcpus: u32) -> Guest {
-    Guest {
-        platform,
-        kernel,
-        initrd: None,
-        cmdline: cmdline.into(),
-        vcpus,
-        memory: BARE_MEMORY,
-        flush: FlushMode::Hypercall,
-        reset: ResetPolicy::Exit,
-        switches: Switches::default(),
-        devices: Devices::default(),
-    }
-}
-
 pub(crate) fn bare(
     platform: Platform,
     image: Image,
     cmdline: impl Into<String>,
     vcpus: u32,
 ) -> Result<Guest> {
-    let arch = platform.arch();
-    let kernel = workspace::bootable(workspace::build(image, arch)?, arch)?;
-    Ok(guest(platform, kernel, cmdline, vcpus))
+    Guest::bare(image, platform, cmdline, vcpus, BARE_MEMORY)
 }
 
 /// The stock Linux guest with an initial RAM disk, whose reports the host hears.
 pub(crate) fn linux(stock: &StockGuest, platform: Platform, initrd: Vec<u8>, vcpus: u32) -> Guest {
     let cmdline = format!("{} quiet panic=-1", reporting_console(platform.arch()));
-    Guest { initrd: Some(initrd), ..guest(platform, stock.kernel(), cmdline, vcpus) }
+    let memory = BARE_MEMORY;
+    Guest { vcpus, memory, ..Guest::new(platform, stock.kernel(), Some(initrd), cmdline) }
 }
 
 /// A part of each architecture, made when it is needed.

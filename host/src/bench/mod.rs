@@ -29,6 +29,7 @@ mod unmap;
 use crate::cli::{BenchCommand, Output};
 use crate::machine::signals::Signals;
 use crate::results::Samples;
+pub(crate) use all::record;
 use anyhow::Result;
 use lab::Lab;
 use limits::Limit;

@@ -6,15 +6,16 @@ mod table;
 mod unmap;
 
 use crate::arch::Platform;
+use crate::bench::lab::{self, Lab};
 use crate::cli::DemoArgs;
 use crate::machine::counters::Snapshot;
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
 use crate::machine::spec::Clock;
 use crate::results::{self, Samples, Subject};
-use crate::run::{conclude, reporting_console, tail};
+use crate::run::{conclude, tail};
 use crate::steps;
-use crate::vm::{Guest, Hypervisor, StockGuest};
+use crate::vm::Guest;
 use anyhow::Result;
 use hostlink::exit::ExitCode;
 use indicatif::ProgressBar;
@@ -78,8 +79,8 @@ pub(crate) fn demo(args: &DemoArgs, signals: &Signals) -> Result<u8> {
         Platform::X86_64 => flush::demo(args),
         platform @ Platform::Aarch64(_) => unmap::demo(args, platform),
     };
-    let stock = StockGuest::prepare(demo.platform.arch())?;
-    let hypervisor = Hypervisor::build(demo.platform.arch())?;
+    let lab = Lab::new(args.output.timeout(), signals)?;
+    let stock = lab.stock(demo.platform.arch())?;
     println!("{}; {} runs a side", demo.about, args.runs);
     println!("guest: {}\n", stock.versions().kernel);
     let mut samples = Samples::default();
@@ -88,7 +89,7 @@ pub(crate) fn demo(args: &DemoArgs, signals: &Signals) -> Result<u8> {
         // sides equally.
         for side in if run.is_multiple_of(2) { [0, 1] } else { [1, 0] } {
             let title = format!("{:<9} {}/{}", demo.names[side], run + 1, args.runs);
-            match demo.run(side, &title, &stock, &hypervisor, signals)? {
+            match demo.run(side, &title, &lab)? {
                 Ok(measured) => measured.add_to(&mut samples, &demo.cases[side]),
                 Err(status) => return Ok(status),
             }
@@ -107,34 +108,18 @@ pub(crate) fn demo(args: &DemoArgs, signals: &Signals) -> Result<u8> {
 impl Demo<'_> {
     /// Boots the guest of a side and runs the workload in it. The inner error is the exit status,
     /// after the reason has been printed.
-    fn run(
-        &self,
-        side: usize,
-        title: &str,
-        stock: &StockGuest,
-        hypervisor: &Hypervisor,
-        signals: &Signals,
-    ) -> Result<Result<Measured, u8>> {
-        let (size, cmdline) = (self.args.size, reporting_console(self.platform.arch()));
-        let cmdline = format!("{cmdline} quiet panic=-1");
-        let initrd = stock.initrd(Some(&self.command));
-        let guest = Guest {
-            vcpus: size.vcpus,
-            memory: size.memory,
-            ..Guest::new(self.platform, stock.kernel(), Some(initrd), cmdline)
-        };
-        let guest = (self.guest)(side, guest);
-        guest.check()?;
-        let directory = tempfile::Builder::new().prefix("quell-demo-").tempdir()?;
-        let mut spec = guest.on_quell(hypervisor, size.cpus, Clock::Wall, directory.path())?;
+    fn run(&self, side: usize, title: &str, lab: &Lab<'_>) -> Result<Result<Measured, u8>> {
+        let (size, stock) = (self.args.size, lab.stock(self.platform.arch())?);
+        let guest = lab::linux(stock, self.platform, stock.initrd(Some(&self.command)), size.vcpus);
+        let guest = (self.guest)(side, Guest { memory: size.memory, ..guest });
+        let mut spec = lab.on_quell(&guest, size.cpus, Clock::Wall)?;
         spec.memory += self.spare;
-        spec.timeout = Some(self.args.output.timeout());
 
         let bar = steps::bar("{prefix}  {bar:40} {percent:>3}%  {msg}", 1);
         bar.set_prefix(title.to_owned());
         bar.set_message("booting");
         let mut observer = (self.observer)(self.args, bar.clone());
-        let outcome = Machine::start(&spec, signals)?.run(|report, machine| {
+        let outcome = lab.start(spec)?.run(|report, machine| {
             if report["event"] == "boot" {
                 bar.set_message(format!("booted in {:.1} s", machine.elapsed().as_secs_f64()));
             }

@@ -3,7 +3,7 @@
 use super::escape;
 use super::plots::{self, Line, Scale};
 use super::runs::{Runs, Way, best_unit, short};
-use crate::results::{Spread, significant};
+use crate::results::{Spread, Subject, significant};
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 use serde_json::Value;
@@ -61,9 +61,9 @@ impl Results {
         let ratio =
             |value: &&Value| Ratio::deserialize(*value).with_context(|| format!("this is no ratio: {value}"));
         let ratios = measured.iter().map(ratio).collect::<Result<_>>()?;
-        let times = value["runs"].as_array().into_iter().flatten().filter_map(|run| run["at"].as_str());
-        let date = times.min().and_then(|time| time.split('T').next()).map(str::to_owned);
-        Ok(Self { ratios, unmeasured: unmeasured.len(), facts, date, runs: Runs::of(value)? })
+        let runs = Runs::deserialize(value).context("these are no runs")?;
+        let date = runs.runs.iter().map(|run| &*run.at).min().and_then(|time| time.split('T').next());
+        Ok(Self { ratios, unmeasured: unmeasured.len(), facts, date: date.map(str::to_owned), runs })
     }
 
     pub(super) fn section(&self) -> Result<String> {
@@ -132,7 +132,10 @@ impl Results {
             way,
             points: costs.iter().map(|cost| (cost.0, pick(cost))).collect(),
         };
-        [line(Way::new("quell", "hypercall"), |cost| cost.1), line(Way::new("kvm", "hyperv"), |cost| cost.2)]
+        [
+            line(Way::new(Subject::Quell, "hypercall"), |cost| cost.1),
+            line(Way::new(Subject::Kvm, "hyperv"), |cost| cost.2),
+        ]
     }
 }
 

@@ -2,90 +2,63 @@
 
 use super::escape;
 use super::plots::{self, Line, Scale};
-use crate::results::Spread;
-use anyhow::{Context, Result};
-use serde_json::Value;
+use crate::bench::record::{Number, Run, Setup};
+use crate::results::{Spread, Subject};
+use anyhow::Result;
+use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 /// The metric of each case with a Linux guest: the time to its first process, in seconds.
 const USERSPACE: &str = "userspace";
 
-/// A hypervisor, and the way in which its guest flushes, by their names in the file.
+/// A hypervisor, and the way in which its guest flushes. Quell comes first.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Way {
-    pub(super) subject: String,
+    pub(super) subject: Subject,
     pub(super) flushes: String,
 }
 
 impl Way {
-    pub(super) fn new(subject: &str, flushes: &str) -> Self {
-        Self { subject: subject.to_owned(), flushes: flushes.to_owned() }
+    pub(super) fn new(subject: Subject, flushes: &str) -> Self {
+        Self { subject, flushes: flushes.to_owned() }
+    }
+
+    fn of(run: &Run) -> Self {
+        Self::new(run.subject, &run.way)
     }
 
     pub(super) fn title(&self) -> String {
-        let subject = match self.subject.as_str() {
-            "quell" => "Quell",
-            "kvm" => "KVM",
-            other => other,
+        let subject = match self.subject {
+            Subject::Quell => "Quell",
+            Subject::Kvm => "KVM",
+            Subject::Bare => "bare",
         };
         format!("{subject} {}", self.flushes)
     }
-
-    /// Quell comes first.
-    fn order(&self) -> (bool, &str) {
-        (self.subject != "quell", &self.flushes)
-    }
 }
 
-#[derive(Debug)]
-struct Series {
-    case: String,
-    way: Way,
-    metric: String,
-    unit: String,
-    values: Vec<f64>,
-}
-
-#[derive(Debug, Default)]
+/// The runs of a file, which it may lack, and how their machines are made.
+#[derive(Debug, Default, Deserialize)]
 pub(super) struct Runs {
-    series: Vec<Series>,
-    /// vCPUs of the guest, by case and way.
-    vcpus: BTreeMap<(String, Way), u32>,
+    #[serde(default)]
+    pub(super) runs: Vec<Run>,
+    #[serde(default)]
+    setups: Vec<Setup>,
 }
 
 impl Runs {
-    /// Reads the runs, which a file may lack, and the setups.
-    pub(super) fn of(document: &Value) -> Result<Self> {
-        let mut runs = Self::default();
-        let list = |key: &str| document[key].as_array().map_or(&[][..], Vec::as_slice);
-        let text = |value: &Value, key: &str| value[key].as_str().unwrap_or_default().to_owned();
-        let way = |value: &Value| Way { subject: text(value, "subject"), flushes: text(value, "way") };
-        for run in list("runs") {
-            let values = run["values"].as_array().context("a run has no list of values")?;
-            for value in values {
-                let number = value["value"].as_f64().with_context(|| format!("no number: {value}"))?;
-                let (case, metric) = (text(run, "case"), text(value, "metric"));
-                runs.add(&case, way(run), &metric, &text(value, "unit"), number);
+    /// All numbers, by what `key` says of them.
+    fn by<'r, K: Ord>(&'r self, key: impl Fn(&'r Run, &'r Number) -> Option<K>) -> BTreeMap<K, Vec<f64>> {
+        let mut values = BTreeMap::<K, Vec<f64>>::new();
+        for run in &self.runs {
+            for number in &run.values {
+                if let Some(key) = key(run, number) {
+                    values.entry(key).or_default().push(number.value);
+                }
             }
         }
-        runs.series.sort_by(|a, b| a.way.order().cmp(&b.way.order()));
-        for setup in list("setups") {
-            let guest = text(setup, "guest");
-            let vcpus = guest.split_once(" vCPUs").and_then(|(vcpus, _)| vcpus.parse().ok());
-            runs.vcpus.extend(vcpus.map(|vcpus| ((text(setup, "case"), way(setup)), vcpus)));
-        }
-        Ok(runs)
-    }
-
-    fn add(&mut self, case: &str, way: Way, metric: &str, unit: &str, value: f64) {
-        let same = |s: &&mut Series| s.case == case && s.way == way && s.metric == metric;
-        if let Some(series) = self.series.iter_mut().find(same) {
-            series.values.push(value);
-            return;
-        }
-        let (case, metric, unit) = (case.to_owned(), metric.to_owned(), unit.to_owned());
-        self.series.push(Series { case, way, metric, unit, values: vec![value] });
+        values
     }
 
     /// Small plots of these cases and metrics, by way. Counts of instructions are left out: they
@@ -98,36 +71,39 @@ impl Runs {
                 continue;
             }
             drawn.push(name);
-            let all: Vec<_> =
-                self.series.iter().filter(|s| (s.case.as_str(), s.metric.as_str()) == name).collect();
-            let bars: Vec<_> =
-                all.iter().filter_map(|s| Some((s.way.clone(), Spread::of(&s.values)?))).collect();
-            let unit = all.first().map_or("", |series| series.unit.as_str());
+            let of = |run: &Run, number: &Number| (&*run.case, &*number.metric) == name;
+            let all = self.by(|run, number| of(run, number).then(|| (Way::of(run), &*number.unit)));
+            let bars = all.iter().filter_map(|((way, _), values)| Some((way.clone(), Spread::of(values)?)));
+            let bars: Vec<_> = bars.collect();
+            let unit = all.keys().next().map_or("", |(_, unit)| unit);
             if bars.len() < 2 || unit == "instructions" {
                 continue;
             }
             let (factor, unit) = best_unit(bars.iter().map(|bar| bar.1.max).fold(0.0, f64::max), unit);
             let scaled: Vec<_> = bars.into_iter().map(|(way, spread)| (way, times(spread, factor))).collect();
             let caption = escape(&format!("{}: {}, in {unit}", name.0, name.1));
-            writeln!(
-                figures,
-                "<figure><figcaption>{caption}</figcaption>{}</figure>",
-                plots::ways(&scaled)?
-            )?;
+            let plot = plots::ways(&scaled)?;
+            writeln!(figures, "<figure><figcaption>{caption}</figcaption>{plot}</figure>")?;
         }
         Ok(section("workloads", "Medians of each way, with their spread over the runs.", &figures))
     }
 
+    /// vCPUs of the guest of a run.
+    fn vcpus(&self, run: &Run) -> Option<u32> {
+        let is_its =
+            |setup: &&Setup| (&setup.case, setup.subject, &setup.way) == (&run.case, run.subject, &run.way);
+        self.setups.iter().find(is_its)?.guest.split_once(" vCPUs")?.0.parse().ok()
+    }
+
     /// The time to userspace against the number of vCPUs. Each case with a Linux guest measures it.
     pub(super) fn boots(&self) -> Result<String> {
-        let mut values = BTreeMap::<(&Way, u32), Vec<f64>>::new();
-        for series in self.series.iter().filter(|series| series.metric == USERSPACE) {
-            if let Some(vcpus) = self.vcpus.get(&(series.case.clone(), series.way.clone())) {
-                values.entry((&series.way, *vcpus)).or_default().extend(&series.values);
-            }
-        }
-        let points = values.iter().map(|(&(way, vcpus), values)| (way, f64::from(vcpus), values.as_slice()));
-        let lines = lines(points);
+        let values =
+            self.by(
+                |run, number| {
+                    if number.metric == USERSPACE { Some((Way::of(run), self.vcpus(run)?)) } else { None }
+                },
+            );
+        let lines = lines(&values);
         if lines.is_empty() {
             return Ok(String::new());
         }
@@ -142,22 +118,21 @@ impl Runs {
 
     /// Metrics or cases whose names end with a size, against that size.
     pub(super) fn sizes(&self) -> Result<String> {
-        let mut groups = BTreeMap::<(String, &str), BTreeMap<(&Way, u32), Vec<f64>>>::new();
-        for series in self.series.iter().filter(|series| series.metric != USERSPACE) {
-            let found = match (sized(&series.metric), sized(&series.case)) {
-                (Some((metric, mib)), _) => Some((format!("{}: {metric}", series.case), mib)),
-                (None, Some((case, mib))) => Some((format!("{case}: {}", series.metric), mib)),
-                (None, None) => None,
-            };
-            if let Some((name, mib)) = found {
-                let group = groups.entry((name, &series.unit)).or_default();
-                group.entry((&series.way, mib)).or_default().extend(&series.values);
-            }
+        let name = |run: &Run, metric: &str| match (sized(metric), sized(&run.case)) {
+            (Some((metric, mib)), _) => Some((format!("{}: {metric}", run.case), mib)),
+            (None, Some((case, mib))) => Some((format!("{case}: {metric}"), mib)),
+            (None, None) => None,
+        };
+        let mut groups = BTreeMap::<(String, &str), BTreeMap<(Way, u32), Vec<f64>>>::new();
+        for ((name, unit, way, mib), values) in self.by(|run, Number { metric, unit, .. }| {
+            let (name, mib) = name(run, metric).filter(|_| metric != USERSPACE)?;
+            Some((name, &**unit, Way::of(run), mib))
+        }) {
+            groups.entry((name, unit)).or_default().insert((way, mib), values);
         }
         let mut figures = String::new();
         for ((name, unit), values) in &groups {
-            let lines =
-                lines(values.iter().map(|(&(way, mib), values)| (way, f64::from(mib), values.as_slice())));
+            let lines = lines(values);
             if lines.is_empty() {
                 continue;
             }
@@ -169,17 +144,17 @@ impl Runs {
 }
 
 /// A line for each way that has at least two values of x; each value must have a logarithm.
-fn lines<'p>(points: impl Iterator<Item = (&'p Way, f64, &'p [f64])>) -> Vec<Line> {
+fn lines(values: &BTreeMap<(Way, u32), Vec<f64>>) -> Vec<Line> {
     let mut lines = Vec::<Line>::new();
-    for (way, x, values) in points {
+    for ((way, x), values) in values {
         let Some(spread) = Spread::of(values).filter(|spread| spread.min > 0.0) else { continue };
-        match lines.iter_mut().find(|line| line.way == *way) {
-            Some(line) => line.points.push((x, spread)),
-            None => lines.push(Line { way: way.clone(), points: vec![(x, spread)] }),
+        let point = (f64::from(*x), spread);
+        match lines.last_mut() {
+            Some(line) if line.way == *way => line.points.push(point),
+            _ => lines.push(Line { way: way.clone(), points: vec![point] }),
         }
     }
     lines.retain(|line| line.points.len() > 1);
-    lines.sort_by(|a, b| a.way.order().cmp(&b.way.order()));
     lines
 }
 
@@ -242,11 +217,11 @@ pub(crate) fn grouped(number: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     fn run(case: &str, (subject, way): (&str, &str), metric: &str, unit: &str, values: &[f64]) -> Vec<Value> {
         let run = |value| {
-            json!({"case": case, "subject": subject, "way": way,
+            json!({"case": case, "subject": subject, "way": way, "round": 1, "at": "", "wall": 1.0, "deaths": [],
             "values": [{"metric": metric, "unit": unit, "value": value}]})
         };
         values.iter().map(run).collect()
@@ -256,16 +231,14 @@ mod tests {
     const KVM: (&str, &str) = ("kvm", "hyperv");
 
     fn runs(lists: &[Vec<Value>], vcpus: &[(&str, u32)]) -> Runs {
-        let setups: Vec<_> = vcpus
-            .iter()
-            .flat_map(|(case, vcpus)| {
-                [QUELL, KVM].map(|(subject, way)| {
-                    json!({"case": case, "subject": subject, "way": way,
-                    "guest": format!("{vcpus} vCPUs, 512 MiB")})
-                })
+        let setups = vcpus.iter().flat_map(|(case, vcpus)| {
+            [QUELL, KVM].map(|(subject, way)| {
+                json!({"case": case, "subject": subject, "way": way, "machine": "", "cmdline": "",
+                "guest": format!("{vcpus} vCPUs, 512 MiB")})
             })
-            .collect();
-        Runs::of(&json!({"runs": lists.concat(), "setups": setups})).expect("reads")
+        });
+        let setups = setups.collect::<Vec<_>>();
+        Runs::deserialize(json!({"runs": lists.concat(), "setups": setups})).expect("reads")
     }
 
     #[test]

@@ -91,7 +91,7 @@ pub(crate) struct Setup {
     /// CPUs of the emulated machine, one of which may run no vCPUs; its memory; whether its clock
     /// counts instructions.
     machine: String,
-    guest: String,
+    pub(crate) guest: String,
     cmdline: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     command: Option<String>,

@@ -7,7 +7,7 @@ mod loops;
 mod machine;
 mod pairs;
 mod plan;
-mod record;
+pub(crate) mod record;
 mod removal;
 mod show;
 mod slots;

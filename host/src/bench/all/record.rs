@@ -2,7 +2,8 @@
 //! It is written after each run, and read again to continue.
 
 use super::cases::{CASES, Case};
-use super::machine::{Setup, Trial};
+pub(crate) use super::machine::Setup;
+use super::machine::Trial;
 use super::pairs::{self, Ratio};
 use super::way::{HYPERCALL, Way};
 use crate::bench::counts;

@@ -100,8 +100,9 @@ pub(in super::super) fn lines(lines: &[Line], scale: Scale<'_>) -> Result<String
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::results::Subject;
 
-    fn line(subject: &str, flushes: &str, points: &[(f64, f64)]) -> Line {
+    fn line(subject: Subject, flushes: &str, points: &[(f64, f64)]) -> Line {
         let spread = |&(x, median)| (x, Spread { median, min: median * 0.9, max: median * 1.1 });
         Line { way: Way::new(subject, flushes), points: points.iter().map(spread).collect() }
     }
@@ -109,8 +110,8 @@ mod tests {
     #[test]
     fn each_way_is_a_line_in_its_colour_with_a_bar_at_each_point() {
         let all = [
-            line("quell", "hypercall", &[(1.0, 701.0), (8.0, 778.0), (64.0, 1460.0)]),
-            line("kvm", "paravirtual", &[(1.0, 4395.0), (8.0, 6096.0)]),
+            line(Subject::Quell, "hypercall", &[(1.0, 701.0), (8.0, 778.0), (64.0, 1460.0)]),
+            line(Subject::Kvm, "paravirtual", &[(1.0, 4395.0), (8.0, 6096.0)]),
         ];
         let svg = lines(&all, Scale { x: "targets", y: "instructions" }).expect("draws");
         for (colour, points) in [("var(--quell)", 3), ("var(--kvm-paravirtual)", 2)] {
@@ -126,8 +127,8 @@ mod tests {
     #[test]
     fn labels_are_at_the_points_and_at_round_numbers() {
         let all = [
-            line("kvm", "ipi", &[(2.0, 1.0), (16.0, 1.0)]),
-            line("quell", "ipi", &[(4.0, 1.0), (16.0, 2.0)]),
+            line(Subject::Kvm, "ipi", &[(2.0, 1.0), (16.0, 1.0)]),
+            line(Subject::Quell, "ipi", &[(4.0, 1.0), (16.0, 2.0)]),
         ];
         assert_eq!(places(&all), [2.0, 4.0, 16.0]);
         assert_eq!(round_numbers(&(0.15..11.0)), [0.2, 0.5, 1.0, 2.0, 5.0, 10.0]);
@@ -137,6 +138,6 @@ mod tests {
     fn what_has_no_logarithm_is_refused() {
         let scale = Scale { x: "", y: "" };
         assert!(lines(&[], scale).is_err());
-        assert!(lines(&[line("kvm", "ipi", &[(1.0, 0.0)])], scale).is_err());
+        assert!(lines(&[line(Subject::Kvm, "ipi", &[(1.0, 0.0)])], scale).is_err());
     }
 }

@@ -2,6 +2,7 @@
 //! replaced by the page's variables, so that it is readable in light, in dark and on paper.
 
 use super::runs::Way;
+use crate::results::Subject;
 use anyhow::anyhow;
 use plotters::prelude::*;
 
@@ -33,9 +34,9 @@ const COLOURS: [(&str, &str); 8] = [
 
 /// The colour of a hypervisor and the way in which its guest flushes.
 fn colour_of(way: &Way) -> RGBColor {
-    match (way.subject.as_str(), way.flushes.as_str()) {
-        ("quell", "ipi") => QUELL_IPI,
-        ("quell", _) => QUELL,
+    match (way.subject, way.flushes.as_str()) {
+        (Subject::Quell, "ipi") => QUELL_IPI,
+        (Subject::Quell, _) => QUELL,
         (_, "ipi") => KVM_IPI,
         (_, "paravirtual") => KVM_PARAVIRTUAL,
         _ => KVM,
