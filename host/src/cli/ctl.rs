@@ -46,10 +46,7 @@ pub(crate) enum CtlCommand {
         read_only: bool,
     },
     /// Remove memory that was added
-    Delete {
-        /// Number of the slot, as `slots` shows it
-        slot: u16,
-    },
+    Delete(OfSlot),
     /// Log which pages of a slot are written
     #[command(subcommand)]
     Log(LogCommand),
@@ -86,47 +83,32 @@ pub(crate) enum GuestCommand {
     /// List the guests of the machine file, and what they do
     List,
     /// Create a guest that does not exist: it gets its memory, and its kernel is loaded
-    Create {
-        /// The guest
-        #[arg(value_parser = guest)]
-        name: Name,
-    },
+    Create(OfGuest),
     /// Start a guest that has been created, or that has ended
-    Start {
-        /// The guest
-        #[arg(value_parser = guest)]
-        name: Name,
-    },
+    Start(OfGuest),
     /// Stop all vCPUs of a guest, for a while
-    Pause {
-        /// The guest
-        #[arg(value_parser = guest)]
-        name: Name,
-    },
+    Pause(OfGuest),
     /// Let a paused guest go on
-    Resume {
-        /// The guest
-        #[arg(value_parser = guest)]
-        name: Name,
-    },
+    Resume(OfGuest),
     /// Wake a guest that sleeps (`echo freeze > /sys/power/state`), as its sleep button would
-    Wake {
-        /// The guest
-        #[arg(value_parser = guest)]
-        name: Name,
-    },
+    Wake(OfGuest),
     /// Restart a guest, as its reset button would
-    Reset {
-        /// The guest
-        #[arg(value_parser = guest)]
-        name: Name,
-    },
+    Reset(OfGuest),
     /// End a guest, whatever it does, and free its memory
-    Destroy {
-        /// The guest
-        #[arg(value_parser = guest)]
-        name: Name,
-    },
+    Destroy(OfGuest),
+}
+
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct OfGuest {
+    /// The guest
+    #[arg(value_parser = guest)]
+    pub(crate) name: Name,
+}
+
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct OfSlot {
+    /// Number of the slot, as `slots` shows it
+    pub(crate) slot: u16,
 }
 
 fn guest(text: &str) -> Result<Name, String> {
@@ -144,15 +126,9 @@ pub(crate) enum LogCommand {
         way: Way,
     },
     /// Show the pages written since the last fetch, and clear them
-    Fetch {
-        /// Number of the slot
-        slot: u16,
-    },
+    Fetch(OfSlot),
     /// Stop logging
-    Stop {
-        /// Number of the slot
-        slot: u16,
-    },
+    Stop(OfSlot),
 }
 
 /// [`LogWay`] on the command line.

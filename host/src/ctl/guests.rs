@@ -1,7 +1,7 @@
 //! `quell ctl guest`: the life of the guests of a machine with several.
 
 use super::{fields, print};
-use crate::cli::{CtlArgs, GuestCommand};
+use crate::cli::{CtlArgs, GuestCommand, OfGuest};
 use crate::machine::control::Control;
 use crate::size;
 use crate::table::table;
@@ -23,13 +23,13 @@ pub(super) fn run(args: &CtlArgs, control: Control, command: GuestCommand) -> Re
             print(args, json!(guests.iter().map(fields).collect::<Vec<_>>()), || listed(&guests));
             return Ok(());
         }
-        Create { name } => (Request::Create { guest: name }, name, "is created: start it next"),
-        Start { name } => (Request::Start { guest: name }, name, "runs"),
-        Pause { name } => (Request::Pause { guest: name }, name, "is paused"),
-        Resume { name } => (Request::Resume { guest: name }, name, "goes on"),
-        Wake { name } => (Request::Wake { guest: name }, name, "is told to wake"),
-        Reset { name } => (Request::Reset { guest: name }, name, "restarts"),
-        Destroy { name } => (Request::Destroy { guest: name }, name, "is gone, its memory is free"),
+        Create(OfGuest { name }) => (Request::Create { guest: name }, name, "is created: start it next"),
+        Start(OfGuest { name }) => (Request::Start { guest: name }, name, "runs"),
+        Pause(OfGuest { name }) => (Request::Pause { guest: name }, name, "is paused"),
+        Resume(OfGuest { name }) => (Request::Resume { guest: name }, name, "goes on"),
+        Wake(OfGuest { name }) => (Request::Wake { guest: name }, name, "is told to wake"),
+        Reset(OfGuest { name }) => (Request::Reset { guest: name }, name, "restarts"),
+        Destroy(OfGuest { name }) => (Request::Destroy { guest: name }, name, "is gone, its memory is free"),
     };
     control.ask(&request)?;
     print(args, json!({"guest": name.as_str()}), || format!("{name} {done}"));

@@ -4,7 +4,7 @@ pub(crate) mod fields;
 mod guests;
 pub(crate) mod migrate;
 
-use crate::cli::{CtlArgs, CtlCommand, LogCommand};
+use crate::cli::{CtlArgs, CtlCommand, LogCommand, OfSlot};
 use crate::machine::control::{self, Control};
 use crate::size;
 use crate::table::table;
@@ -40,7 +40,7 @@ pub(crate) fn ctl(args: &CtlArgs) -> Result<u8> {
                 format!("slot {slot}: the guest is not told, its tables and maps stay as they are")
             });
         }
-        CtlCommand::Delete { slot } => {
+        CtlCommand::Delete(OfSlot { slot }) => {
             let gone = control.delete(*slot)?;
             print(args, json!(fields(&gone)), || {
                 let Deleted { visited, tables, .. } = gone;
@@ -51,13 +51,13 @@ pub(crate) fn ctl(args: &CtlArgs) -> Result<u8> {
             control.ask(&Request::LogStart { slot: *slot, way: (*way).into() })?;
             print(args, json!({"slot": slot}), || format!("stores to slot {slot} are logged"));
         }
-        CtlCommand::Log(LogCommand::Fetch { slot }) => {
+        CtlCommand::Log(LogCommand::Fetch(OfSlot { slot })) => {
             let runs = dirty_runs(&mut control, *slot)?;
             let pages: u64 = runs.iter().map(|run| run.end - run.start).sum();
             let list: Vec<_> = runs.iter().map(|run| json!([run.start, run.end - run.start])).collect();
             print(args, json!({"slot": slot, "pages": pages, "runs": list}), || dirty_text(pages, &runs));
         }
-        CtlCommand::Log(LogCommand::Stop { slot }) => {
+        CtlCommand::Log(LogCommand::Stop(OfSlot { slot })) => {
             control.ask(&Request::LogStop { slot: *slot })?;
             print(args, json!({"slot": slot}), || format!("stores to slot {slot} are no longer logged"));
         }

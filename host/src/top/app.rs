@@ -26,13 +26,14 @@ pub(super) enum Life {
 
 pub(super) struct App {
     /// The machine that is, or was, watched.
-    machine: Found,
-    source: Option<Source>,
+    pub(super) machine: Found,
+    /// The machine's figures, while it can be watched and after its end.
+    pub(super) source: Option<Source>,
     pub(super) life: Life,
     /// Why nothing can be shown, if so.
     pub(super) trouble: Option<String>,
-    names: Vec<String>,
-    last: Option<Sample>,
+    pub(super) names: Vec<String>,
+    pub(super) last: Option<Sample>,
     pub(super) rates: Option<Rates>,
     /// Index of the column that rows are sorted by.
     pub(super) sort: usize,
@@ -71,32 +72,15 @@ impl App {
         app
     }
 
-    pub(super) fn name(&self) -> &str {
-        &self.machine.name
-    }
-
-    /// The machine, while it can be watched and after its end.
-    pub(super) const fn source(&self) -> Option<&Source> {
-        self.source.as_ref()
-    }
-
-    pub(super) const fn sample(&self) -> Option<&Sample> {
-        self.last.as_ref()
-    }
-
     /// The machine's position among the running ones, from 1, and their number.
     pub(super) fn place(&self) -> Option<(usize, usize)> {
-        let place = self.names.iter().position(|name| name == self.name())?;
+        let place = self.names.iter().position(|name| *name == self.machine.name)?;
         Some((place + 1, self.names.len()))
-    }
-
-    pub(super) fn names(&self) -> &[String] {
-        &self.names
     }
 
     /// A message that the machine has ended, if it has.
     pub(super) fn ended(&self) -> Option<String> {
-        (self.life == Life::Ended).then(|| format!("machine {} has ended", self.name()))
+        (self.life == Life::Ended).then(|| format!("machine {} has ended", self.machine.name))
     }
 
     pub(super) fn column(&self) -> &'static Column {
@@ -281,11 +265,11 @@ mod tests {
             (Wish::Machine(1), Wish::Machine(-1))
         );
         app.turn_to(1, all());
-        assert_eq!((app.name(), app.place()), (other.name.as_str(), Some((2, 2))));
+        assert_eq!((&app.machine.name, app.place()), (&other.name, Some((2, 2))));
         app.turn_to(1, all());
-        assert_eq!(app.name(), one.found.name);
+        assert_eq!(app.machine.name, one.found.name);
         app.turn_to(-1, all());
-        assert_eq!(app.name(), other.name);
+        assert_eq!(app.machine.name, other.name);
     }
 
     #[test]

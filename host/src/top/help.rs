@@ -2,7 +2,7 @@
 
 use super::rates::COLUMNS;
 use ratatui::Frame;
-use ratatui::layout::Rect;
+use ratatui::layout::Constraint;
 use ratatui::style::Stylize;
 use ratatui::text::Line;
 use ratatui::widgets::{Block, Clear, Paragraph};
@@ -37,17 +37,11 @@ pub(super) fn draw(frame: &mut Frame<'_>) {
     let columns = COLUMNS.iter().map(|column| row((column.title, column.about)));
     let lines: Vec<Line<'_>> = keys.into_iter().chain(columns).map(Line::from).collect();
     let height = u16::try_from(lines.len()).unwrap_or(0).saturating_add(2);
-    let area = middle(frame.area(), if is_wide { WIDE } else { NARROW }, height);
+    let width = if is_wide { WIDE } else { NARROW };
+    let area = frame.area().centered(Constraint::Length(width), Constraint::Length(height));
     let block = Block::bordered().title(Line::from(" keys, and columns: per second ").bold());
     frame.render_widget(Clear, area);
     frame.render_widget(Paragraph::new(lines).block(block), area);
-}
-
-/// A rectangle in the middle of another, as large as requested if there is room.
-fn middle(area: Rect, width: u16, height: u16) -> Rect {
-    let (width, height) = (width.min(area.width), height.min(area.height));
-    let (x, y) = (area.x + (area.width - width) / 2, area.y + (area.height - height) / 2);
-    Rect { x, y, width, height }
 }
 
 #[cfg(test)]
@@ -60,12 +54,5 @@ mod tests {
             assert!(name.chars().count() < 14 && about.chars().count() <= 24, "{name}");
         }
         assert!(2 * KEY_WIDTH + 2 <= usize::from(WIDE));
-    }
-
-    #[test]
-    fn what_is_larger_than_the_screen_is_cut() {
-        let screen = Rect::new(0, 0, 10, 4);
-        assert_eq!(middle(screen, 54, 20), screen);
-        assert_eq!(middle(screen, 4, 2), Rect::new(3, 1, 4, 2));
     }
 }

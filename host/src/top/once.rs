@@ -74,11 +74,11 @@ fn text(source: &Source, sample: &Sample, rates: &Rates) -> String {
     let header: Vec<_> = COLUMNS.iter().map(|column| column.title).collect();
     let mut text = format!(
         "machine {}: {}, {} vCPUs : {} CPUs, up {}; a second, over {:.1} s\n{}",
-        source.name(),
-        source.notice().arch,
+        source.machine.name,
+        source.notice.arch,
         rates.vcpus(),
         sample.cpus,
-        clock(source.uptime()),
+        clock(source.notice.uptime()),
         rates.seconds,
         table(header, std::iter::once(all).chain(vcpus)),
     );

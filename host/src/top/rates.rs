@@ -3,6 +3,7 @@
 use super::source::Sample;
 use crate::machine::counters::{RowVcpu, Snapshot};
 use crate::machine::guests::{GuestSeen, Identity};
+use crate::results::float;
 use hostlink::counters::Counter;
 use std::cmp::Ordering;
 
@@ -75,11 +76,6 @@ pub(crate) struct GuestRate {
     pub(crate) seen: GuestSeen,
     /// CPUs that it used in the interval, on average.
     pub(crate) cpus: f64,
-}
-
-#[expect(clippy::cast_precision_loss, reason = "counts of an interval stay far below 2^53")]
-fn float(count: u64) -> f64 {
-    count as f64
 }
 
 impl Rates {
@@ -175,6 +171,11 @@ impl Rates {
         })
     }
 
+    /// The waits of the interval.
+    pub(crate) fn waits(&self) -> [u64; Counter::WAITS.len()] {
+        waits(&self.all)
+    }
+
     /// The vCPUs sorted by a column; vCPUs with equal figures are sorted by number.
     pub(crate) fn order(&self, column: &Column, is_falling: bool) -> Vec<usize> {
         let mut order: Vec<_> = (0..self.vcpus()).collect();
@@ -189,12 +190,6 @@ impl Rates {
 /// The number of flushes by waiting time, shortest first; see [`Counter::WAITS`].
 pub(crate) fn waits(counted: &Snapshot) -> [u64; Counter::WAITS.len()] {
     Counter::WAITS.map(|counter| counted.get(counter))
-}
-
-impl Rates {
-    pub(crate) fn waits(&self) -> [u64; Counter::WAITS.len()] {
-        waits(&self.all)
-    }
 }
 
 /// A figure in at most five characters.

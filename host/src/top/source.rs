@@ -5,7 +5,7 @@ use crate::machine::counters::{Snapshot, clock_hz, cpu_count};
 use crate::machine::guests::{Entries, GuestSeen};
 use crate::machine::ram::Ram;
 use anyhow::{Context, Result};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
@@ -20,8 +20,8 @@ pub(super) struct Sample {
 }
 
 pub(super) struct Source {
-    machine: Found,
-    notice: Notice,
+    pub(super) machine: Found,
+    pub(super) notice: Notice,
     ram: Ram,
 }
 
@@ -37,20 +37,8 @@ impl Source {
         }
     }
 
-    pub(super) fn name(&self) -> &str {
-        &self.machine.name
-    }
-
-    pub(super) const fn notice(&self) -> &Notice {
-        &self.notice
-    }
-
     pub(super) fn is_running(&self) -> bool {
         still_says(&self.machine, &self.notice)
-    }
-
-    pub(super) fn uptime(&self) -> Duration {
-        self.notice.uptime()
     }
 
     /// The counters now, or those at its end; `None` before its hypervisor has begun to count.

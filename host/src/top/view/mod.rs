@@ -124,7 +124,7 @@ pub(super) fn clock(time: Duration) -> String {
 }
 
 fn header(app: &App, theme: &Theme) -> Vec<Line<'static>> {
-    let mut first = vec![Span::from(format!("machine {}", app.name())).bold()];
+    let mut first = vec![Span::from(format!("machine {}", app.machine.name)).bold()];
     if let Some((place, count)) = app.place().filter(|&(_, count)| count > 1) {
         first.push(Span::from(format!(" ({place} of {count})")));
     }
@@ -133,26 +133,26 @@ fn header(app: &App, theme: &Theme) -> Vec<Line<'static>> {
         _ if app.is_paused => first.push(Span::styled(" paused", theme.notable())),
         _ => {}
     }
-    if let Some(source) = app.source() {
-        first.push(Span::from(format!("  {}", source.notice().arch)));
-        if let Some(sample) = app.sample() {
+    if let Some(source) = &app.source {
+        first.push(Span::from(format!("  {}", source.notice.arch)));
+        if let Some(sample) = &app.last {
             let vcpus = sample.counters.each().count();
             first.push(Span::from(format!("  {vcpus} vCPUs : {} CPUs", sample.cpus)));
         }
         if app.life != Life::Ended {
-            first.push(Span::from(format!("  up {}", clock(source.uptime()))));
+            first.push(Span::from(format!("  up {}", clock(source.notice.uptime()))));
         }
     }
     let second = app.rates.as_ref().map_or_else(String::new, |rates| {
         let (exits, flushes) = (short(rates.exits()), short(rates.flush_requests()));
         format!("{exits} exits/s  {flushes} flush requests/s  over {:.1} s", rates.seconds)
     });
-    let title = app.source().map_or_else(String::new, |source| source.notice().title.clone());
+    let title = app.source.as_ref().map_or_else(String::new, |source| source.notice.title.clone());
     let third = match &app.trouble {
         // Without figures it is shown in their place.
         Some(trouble) if app.rates.is_some() => Line::styled(trouble.clone(), theme.notable()),
         _ if app.rates.as_ref().is_some_and(Rates::has_guests) => guests(app),
-        _ if app.names().len() > 1 => Line::from(format!("running: {}", app.names().join(" "))).dim(),
+        _ if app.names.len() > 1 => Line::from(format!("running: {}", app.names.join(" "))).dim(),
         _ => Line::from(title).dim(),
     };
     vec![Line::from(first), Line::from(second), third]

@@ -46,7 +46,7 @@ fn a_usual_terminal_shows_machine_vcpus_waits_and_keys() {
     let (_machine, mut app) = watched();
     app.refresh(Vec::new());
     let lines = lines(&drawn(&mut app, &Theme::new(false), (80, 24)));
-    let name = app.name().to_owned();
+    let name = app.machine.name.clone();
     assert!(
         lines[0].starts_with(&format!("machine {name}  x86_64  4 vCPUs : 2 CPUs  up 0:00:")),
         "{lines:#?}"
@@ -76,7 +76,7 @@ fn a_small_terminal_shows_fewer_columns_and_no_waits() {
     let (_machine, mut app) = watched();
     let small = |app: &mut App| lines(&drawn(app, &Theme::new(false), (40, 10)));
     let before = small(&mut app);
-    assert!(before[0].starts_with(&format!("machine {}", app.name())), "{before:#?}");
+    assert!(before[0].starts_with(&format!("machine {}", app.machine.name)), "{before:#?}");
     assert_eq!(before[2], "vcpu exits    io   reg hcall  nest›");
     assert_eq!(before[4], "   0 12.3k 12.3k     ·     ·     ·");
     assert_eq!(before[9], "q quit  ? help  ←→s sort  r reverse  p p");
@@ -143,7 +143,7 @@ fn what_is_wrong_or_over_is_said() {
     assert!(text(&mut app).contains("one moment"));
     machine.end();
     app.refresh(Vec::new());
-    assert!(text(&mut app).contains(&format!("machine {} has ended", app.name())));
+    assert!(text(&mut app).contains(&format!("machine {} has ended", app.machine.name)));
     app.trouble = Some("the hypervisor claims nonsense".into());
     assert!(text(&mut app).contains("claims nonsense"));
 }
