@@ -73,32 +73,15 @@ struct Calls {
     counters: Snapshot,
 }
 
-struct Metric {
-    name: &'static str,
-    unit: &'static str,
-    value: f64,
-    /// Its highest allowed value.
-    limit: f64,
-}
+/// One number of a case: its name, its unit, its value, and its highest allowed value.
+type Metric = (&'static str, &'static str, f64, f64);
 
 const INSTRUCTIONS: &str = "instructions";
 const CALL: &str = "per call";
 const ROUND: &str = "per round";
 const RATIO: &str = "ratio";
 
-impl Metric {
-    const fn new(name: &'static str, unit: &'static str, value: f64) -> Self {
-        Self { name, unit, value, limit: f64::INFINITY }
-    }
-
-    const fn at_most(self, limit: f64) -> Self {
-        Self { limit, ..self }
-    }
-
-    fn limit(&self, case: &str) -> Limit {
-        Limit::at_most(format!("{case}: {}", self.name), self.value, self.limit)
-    }
-}
+const NONE: f64 = f64::INFINITY;
 
 impl Calls {
     /// A total per call of an initiator.
@@ -118,7 +101,7 @@ impl Calls {
 
     fn instructions(&self) -> Metric {
         let each = self.instructions / f64::from(self.count);
-        Metric::new("instructions of the machine", INSTRUCTIONS, each)
+        ("instructions of the machine", INSTRUCTIONS, each, NONE)
     }
 
     /// Makes sure that the calls were made as intended by the case: otherwise small numbers would
@@ -154,36 +137,33 @@ impl Calls {
         let (asked, others) = (1..bystander, bystander..bystander + 1);
         let of_each =
             |counter| self.per_call(self.counters.of(asked.clone()).get(counter)) / f64::from(targets);
+        let exits = |vcpus| self.largest(vcpus, Snapshot::exits);
         vec![
             self.instructions(),
-            Metric::new("parts", CALL, parts),
-            Metric::new("kicks", CALL, self.sum(Counter::FlushKicks)).at_most(parts * f64::from(targets)),
-            Metric::new("exits of a target", CALL, self.largest(asked.clone(), Snapshot::exits))
-                .at_most(parts),
-            Metric::new("exits of a bystander", CALL, self.largest(others, Snapshot::exits)).at_most(0.0),
-            Metric::new("ranges flushed by a target", CALL, of_each(Counter::FlushRanges)),
-            Metric::new("whole tags flushed by a target", CALL, of_each(Counter::FlushWhole)),
+            ("parts", CALL, parts, NONE),
+            ("kicks", CALL, self.sum(Counter::FlushKicks), parts * f64::from(targets)),
+            ("exits of a target", CALL, exits(asked.clone()), parts),
+            ("exits of a bystander", CALL, exits(others), 0.0),
+            ("ranges flushed by a target", CALL, of_each(Counter::FlushRanges), NONE),
+            ("whole tags flushed by a target", CALL, of_each(Counter::FlushWhole), NONE),
         ]
     }
 
     fn merge_metrics(&self, initiators: u32) -> Vec<Metric> {
         let all = 0..initiators as usize;
-        let pairs = f64::from(initiators * (initiators - 1));
-        let kicks = self.sum(Counter::FlushKicks) / pairs;
+        let kicks = self.sum(Counter::FlushKicks) / f64::from(initiators * (initiators - 1));
         let whole = |vcpu: &Snapshot| vcpu.get(Counter::FlushWhole);
         // Requests that are taken together are one generation.
-        let flushes = self.counters.each().map(|vcpu| {
-            self.per_call(vcpu.get(Counter::FlushWhole))
-                / self.per_call(vcpu.get(Counter::FlushTaken)).max(0.1)
-        });
+        let taken = |vcpu: &Snapshot| self.per_call(vcpu.get(Counter::FlushTaken)).max(0.1);
+        let flushes = self.counters.each().map(|vcpu| self.per_call(whole(&vcpu)) / taken(&vcpu));
         vec![
             self.instructions(),
-            Metric::new("kicks per initiator and target", RATIO, kicks).at_most(0.5),
-            Metric::new("flushes per merged generation", RATIO, flushes.fold(0.0, f64::max)).at_most(1.0),
-            Metric::new("flushes of a target", ROUND, self.largest(all.clone(), whole)),
-            Metric::new("exits of a target", ROUND, self.largest(all, Snapshot::exits)),
-            Metric::new("requests merged", ROUND, self.sum(Counter::FlushMerged)),
-            Metric::new("requests deferred", ROUND, self.sum(Counter::FlushDeferred)),
+            ("kicks per initiator and target", RATIO, kicks, 0.5),
+            ("flushes per merged generation", RATIO, flushes.fold(0.0, f64::max), 1.0),
+            ("flushes of a target", ROUND, self.largest(all.clone(), whole), NONE),
+            ("exits of a target", ROUND, self.largest(all, Snapshot::exits), NONE),
+            ("requests merged", ROUND, self.sum(Counter::FlushMerged), NONE),
+            ("requests deferred", ROUND, self.sum(Counter::FlushDeferred), NONE),
         ]
     }
 }
@@ -193,9 +173,9 @@ pub(super) fn count(lab: &Lab<'_>, samples: &mut Samples) -> Result<Vec<Limit>> 
     let mut limits = Vec::new();
     for case in &CASES {
         let calls = measure(lab, case).with_context(|| case.name)?;
-        for metric in calls.metrics(case.shape) {
-            samples.add(case.name, Subject::Quell, metric.name, metric.unit, metric.value);
-            limits.push(metric.limit(case.label));
+        for (name, unit, value, most) in calls.metrics(case.shape) {
+            samples.add(case.name, Subject::Quell, name, unit, value);
+            limits.push(Limit::at_most(name, value, most).of(case.label));
         }
     }
     Ok(limits)
