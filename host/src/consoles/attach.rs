@@ -2,13 +2,12 @@
 
 use super::keyboard::{Keyboard, ToGuest};
 use super::lines::Lines;
-use super::terminal::RawTerminal;
+use super::typing::{RawTerminal, Typing};
 use crate::cli::ConsoleArgs;
 use crate::machine::control::{self, Found, Notice};
 use crate::machine::guests::{Entries, Follower, GuestSeen};
 use crate::machine::ram::Ram;
 use crate::machine::signals::Signals;
-use crate::machine::terminal::Polled;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use hostlink::guests::GuestState;
 use hostlink::guests::console::Taken;
@@ -111,12 +110,10 @@ impl Attached {
         if io::stdin().is_terminal() {
             eprintln!("quell: attached to {name}; Ctrl-A d leaves, Ctrl-A a sends Ctrl-A");
         }
-        let raw = RawTerminal::enter();
-        let sink_of_keys = ToGuest { machine: self.machine.clone(), guest: name, port: self.port };
-        let mut keyboard = Keyboard::start(Polled(io::stdin()), sink_of_keys, LEAVE);
-        let end = self.until_end(sink, &keyboard, signals);
-        keyboard.stop();
-        drop(raw);
+        let guest = ToGuest { machine: self.machine.clone(), guest: name, port: self.port };
+        let typing = Typing::on(RawTerminal::enter(), guest, LEAVE);
+        let end = self.until_end(sink, &typing.keyboard, signals);
+        drop(typing);
         match end? {
             End::Left => eprintln!("\nquell: left {name}, which goes on"),
             End::MachineEnded => eprintln!("\nquell: machine {} has ended", self.machine.name),

@@ -7,7 +7,6 @@ mod keys;
 mod lines;
 pub(crate) mod logs;
 mod screen;
-mod terminal;
 mod typing;
 mod viewer;
 
