@@ -1,6 +1,5 @@
 //! The cases that `quell bench all` measures: one row each.
 
-use super::arm;
 use super::loops;
 use super::slots::{self, Slots};
 use super::way::{HYPERCALL, IPI, KVM_HYPERV, KVM_IPI, KVM_PARAVIRTUAL, Way};
@@ -65,6 +64,7 @@ pub(crate) struct Metric {
 }
 
 /// Compares one of Quell's numbers with the best of some of the peer's ways.
+#[derive(Clone, Copy)]
 pub(crate) struct Comparison {
     pub(crate) metric: &'static str,
     pub(crate) quell: Way,
@@ -205,9 +205,9 @@ pub(crate) const CASES: &[Case] = &[
             shootdown("ipi-serial-2:1 initiator"),
         ],
     },
-    arm::BOOT,
-    arm::THRASH,
-    arm::LOOPS,
+    loops::ARM_BOOT,
+    loops::ARM_THRASH,
+    loops::ARM_LOOPS,
     Case {
         name: "exits",
         about: "instructions of single exits, exit and entry included",
@@ -245,7 +245,7 @@ pub(crate) const CASES: &[Case] = &[
     slots::BESIDE_256M,
     slots::BESIDE_1G,
     slots::BESIDE_2G,
-    arm::SLOT,
+    loops::ARM_SLOT,
 ];
 
 impl Work {

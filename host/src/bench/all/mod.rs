@@ -1,7 +1,6 @@
 //! `quell bench all`: runs the same work on Quell and on Linux KVM in the same emulated machine, in
 //! one go.
 
-mod arm;
 mod cases;
 mod loops;
 mod machine;
