@@ -1,22 +1,16 @@
 //! The command line.
 
 mod bench;
-mod console;
 mod ctl;
-mod debian;
 mod image;
-mod report;
+mod look;
 mod run;
-mod top;
 
 pub(crate) use bench::*;
-pub(crate) use console::*;
 pub(crate) use ctl::*;
-pub(crate) use debian::*;
 pub(crate) use image::*;
-pub(crate) use report::*;
+pub(crate) use look::*;
 pub(crate) use run::*;
-pub(crate) use top::*;
 
 use crate::arch::{Arch, PlatformArgs};
 use crate::check::subject::{Omission, On};

@@ -1,7 +1,6 @@
 //! Types on a guest's console: standard input is read on one thread and sent on another, so that
 //! the key that leaves always works.
 
-use super::keys::{Keys, Typed};
 use crate::machine::control::{Control, Found, Refused};
 use anyhow::{Context, Result};
 use hostlink::ctl::record::Taken;
@@ -124,6 +123,48 @@ fn send(mut sink: impl Sink, waiting: &Receiver<u8>, says: &Sender<String>) {
     }
 }
 
+/// Ctrl-A.
+const ESCAPE: u8 = 1;
+
+/// What a piece of typing asks for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Typed {
+    bytes: Vec<u8>,
+    /// The key to leave was pressed; what follows is ignored.
+    leaves: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Keys {
+    leave: u8,
+    is_escaped: bool,
+}
+
+impl Keys {
+    const fn new(leave: u8) -> Self {
+        Self { leave, is_escaped: false }
+    }
+
+    /// What these bytes mean, which follow the previous ones. Ctrl-A a is Ctrl-A for the guest, and
+    /// so is Ctrl-A twice; any other key after Ctrl-A is ignored.
+    fn feed(&mut self, bytes: &[u8]) -> Typed {
+        let mut typed = Typed::default();
+        for &byte in bytes {
+            match (std::mem::take(&mut self.is_escaped), byte) {
+                (false, ESCAPE) => self.is_escaped = true,
+                (false, byte) => typed.bytes.push(byte),
+                (true, b'a' | ESCAPE) => typed.bytes.push(ESCAPE),
+                (true, key) if key == self.leave => {
+                    typed.leaves = true;
+                    return typed;
+                }
+                (true, _) => {}
+            }
+        }
+        typed
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -234,5 +275,31 @@ mod tests {
         assert_eq!(receive(&receiver, 1), b"b");
         keys.send(b'z').expect("is read");
         assert_eq!(failure().as_deref(), Some("the machine has gone"));
+    }
+
+    #[test]
+    fn keys_after_ctrl_a_are_for_this_tool() {
+        for (text, bytes, leaves) in [
+            (&b"ls\r"[..], &b"ls\r"[..], false),
+            (b"x\x01a", b"x\x01", false),
+            (b"\x01\x01y", b"\x01y", false),
+            (b"\x01qz", b"z", false),
+            (b"ab\x01dcd", b"ab", true),
+            (b"\x03\x04\x1a", b"\x03\x04\x1a", false),
+        ] {
+            for size in 1..=text.len() {
+                let mut keys = Keys::new(b'd');
+                let mut all = Typed::default();
+                for part in text.chunks(size) {
+                    let typed = keys.feed(part);
+                    all.bytes.extend(typed.bytes);
+                    all.leaves = typed.leaves;
+                    if all.leaves {
+                        break;
+                    }
+                }
+                assert_eq!(all, Typed { bytes: bytes.to_vec(), leaves }, "{text:?} in pieces of {size}");
+            }
+        }
     }
 }

@@ -3,7 +3,6 @@
 
 mod attach;
 mod keyboard;
-mod keys;
 mod lines;
 pub(crate) mod logs;
 mod screen;

@@ -1,7 +1,6 @@
 //! The demo on AMD64: thrash, flushing by IPI and by hypercall.
 
-use super::table::Rows;
-use super::{Demo, Measured, Observer};
+use super::{Demo, Measured, Observer, Rows};
 use crate::arch::Platform;
 use crate::cli::DemoArgs;
 use crate::machine::counters::Snapshot;

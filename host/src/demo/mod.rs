@@ -2,7 +2,6 @@
 //! on Arm a different comparison.
 
 mod flush;
-mod table;
 mod unmap;
 
 use crate::arch::Platform;
@@ -12,11 +11,13 @@ use crate::machine::counters::Snapshot;
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
 use crate::machine::spec::Clock;
-use crate::results::{self, Samples, Subject};
+use crate::report::grouped;
+use crate::results::{self, Row, Samples, Subject};
 use crate::run::{conclude, tail};
 use crate::steps;
 use crate::vm::Guest;
 use anyhow::Result;
+use comfy_table::Table;
 use hostlink::exit::ExitCode;
 use indicatif::ProgressBar;
 use serde_json::Value;
@@ -41,7 +42,7 @@ struct Demo<'a> {
     metric: &'static str,
     ratio: &'static str,
     /// Rows of the table above and below the reasons of exits.
-    rows: [&'static table::Rows; 2],
+    rows: [&'static Rows; 2],
     /// One sentence with the result, from the metric of both sides.
     sentence: fn(&DemoArgs, f64, f64) -> String,
 }
@@ -97,7 +98,7 @@ pub(crate) fn demo(args: &DemoArgs, signals: &Signals) -> Result<u8> {
     }
     let [left, right] = demo.cases.each_ref().map(|case| samples.of_quell(case, demo.metric));
     samples.add(&demo.cases[1], Subject::Quell, demo.ratio, "ratio", right / left);
-    println!("\n{}\n", table::table(&samples, demo.names, demo.cases.each_ref(), demo.rows));
+    println!("\n{}\n", table(&samples, demo.names, demo.cases.each_ref(), demo.rows));
     println!("{}", demo.sentence(left, right));
     if let Some(path) = &args.output.json {
         results::write(path, "demo", Some(stock.versions()), &samples)?;
@@ -149,6 +150,47 @@ impl Demo<'_> {
     }
 }
 
+/// Rows of a table that are always shown: label and metric.
+type Rows = [(&'static str, &'static str)];
+
+/// The table: one column per case, and the ratio of the second to the first. Between the rows of
+/// `head` and `tail` are the reasons of exits, except for those that occur in neither case.
+fn table(
+    samples: &Samples,
+    [left_name, right_name]: [&str; 2],
+    [left_case, right_case]: [&String; 2],
+    [head, tail]: [&Rows; 2],
+) -> Table {
+    let reasons = samples.rows().into_iter().filter(|row| row.case == *left_case);
+    let reasons = reasons.map(|row| row.metric).filter(|m| m.starts_with("exit.") && m != "exit.all");
+    let exits =
+        reasons.map(|metric| (format!("  {}", metric.trim_start_matches("exit.").replace('.', " ")), metric));
+    let owned = |(label, metric): &(&str, &str)| ((*label).to_owned(), (*metric).to_owned());
+    let lines = head.iter().map(owned).chain(exits).chain(tail.iter().map(owned));
+    let mut rows = Vec::new();
+    for (label, metric) in lines {
+        let row = |case: &String| samples.row(case, Subject::Quell, &metric);
+        let (Some(left), Some(right)) = (row(left_case), row(right_case)) else { continue };
+        if label.starts_with(' ') && left.max == 0.0 && right.max == 0.0 {
+            continue;
+        }
+        rows.push([label, value(&left), value(&right), ratio(left.median, right.median)]);
+    }
+    crate::table::table(["", left_name, right_name, "ratio"], rows)
+}
+
+fn value(row: &Row) -> String {
+    match &*row.unit {
+        "s" => format!("{:.2} s", row.median),
+        "ms" => format!("{:.1} ms", row.median),
+        _ => grouped(&format!("{:.0}", row.median.max(0.0))),
+    }
+}
+
+fn ratio(left: f64, right: f64) -> String {
+    if left > 0.0 { format!("{:.2}", right / left) } else { "–".to_owned() }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -167,5 +209,31 @@ mod tests {
         assert!(demo.sentence(1.0, 2.0).contains("not faster"));
         assert!(demo.sentence(f64::NAN, 2.0).contains("Nothing"));
         assert!(flush::demo(&args).sentence(3.0, 1.0).contains("3.00 times as fast"));
+    }
+
+    #[test]
+    fn reasons_that_never_occurred_are_left_out() {
+        let mut samples = Samples::default();
+        for (case, real) in [("i", 2.0), ("h", 1.0)] {
+            samples.add(case, Subject::Quell, "real", "s", real);
+            samples.add_count(case, Subject::Quell, "exit.wait", 0);
+            samples.add_count(case, Subject::Quell, "exit.register.read", 1000);
+        }
+        let text = table(
+            &samples,
+            ["left", "right"],
+            ["i", "h"].map(str::to_owned).each_ref(),
+            [flush::HEAD, flush::TAIL],
+        )
+        .to_string();
+        assert!(
+            text.contains("2.00 s")
+                && text.contains("0.50")
+                && text.contains("1,000")
+                && text.contains("  register read ")
+                && text.contains("left"),
+            "{text}"
+        );
+        assert!(!text.contains("wait"), "{text}");
     }
 }

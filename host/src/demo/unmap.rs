@@ -4,8 +4,7 @@
 //! Arm's processors flush each other's TLBs themselves, so guests do not need flush hypercalls
 //! there. The cost is in the hypervisor's own flushes of stage 2.
 
-use super::table::Rows;
-use super::{Demo, Measured, Observer};
+use super::{Demo, Measured, Observer, Rows};
 use crate::arch::Platform;
 use crate::cli::DemoArgs;
 use crate::machine::counters::Snapshot;

@@ -10,7 +10,6 @@ pub(crate) mod record;
 mod removal;
 mod show;
 mod slots;
-mod versions;
 mod watch;
 mod way;
 
