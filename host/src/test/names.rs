@@ -115,7 +115,7 @@ fn is_defined(sources: &str, prefix: &str, name: &str) -> bool {
         "tlbcheck" => return sources.contains(&format!("row(\"{name}{end}")),
         _ => {}
     }
-    if matches!(prefix, "machine" | "coherence")
+    if matches!(prefix, "machine" | "coherence" | "paging" | "memslots")
         && [" ", "\n"].iter().any(|end| sources.contains(&format!("    {name}:{end}")))
     {
         return true;

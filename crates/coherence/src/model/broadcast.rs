@@ -5,10 +5,10 @@
 
 use core::ops::ControlFlow;
 
-use super::machine::{Cpu, ModelState};
+use super::machine::ModelState;
 use super::mutants::mutant;
 use super::protocol::{Protocol, Real};
-use super::scenarios::{explore, replaced_beside};
+use super::scenarios::{explored, first_vcpu, replaced_beside};
 use crate::sync::Ordering::{AcqRel, Acquire, Relaxed};
 use crate::sync::update;
 use crate::tlbi::Invalidated;
@@ -17,8 +17,7 @@ use crate::{Hardware, Owner, Pending, Scope, Target, Translation, word};
 /// Software that uses the page in consecutive sections while it is replaced.
 fn sections<P: Protocol>() {
     let vcpu = |machine: &ModelState| {
-        let mut owner = machine.targets[0].owner().expect("free");
-        let mut cpu = Cpu::new(machine, 0);
+        let (mut cpu, mut owner) = first_vcpu(machine);
         cpu.emulate::<P>(&mut owner, 0);
         cpu.emulate::<P>(&mut owner, 0);
     };
@@ -28,8 +27,7 @@ fn sections<P: Protocol>() {
 /// The same with a request by another initiator, whose flush the target takes in between.
 fn beside_a_request<P: Protocol>() {
     let vcpu = |machine: &ModelState| {
-        let mut owner = machine.targets[0].owner().expect("free");
-        let mut cpu = Cpu::new(machine, 0);
+        let (mut cpu, mut owner) = first_vcpu(machine);
         cpu.emulate::<P>(&mut owner, 0);
         let _outcome = machine.targets[0].request(Scope::All);
         cpu.emulate::<P>(&mut owner, 0);
@@ -37,14 +35,10 @@ fn beside_a_request<P: Protocol>() {
     replaced_beside(ModelState::new(1), vcpu, |machine| P::broadcast(machine), |_| ());
 }
 
-#[test]
-fn g1_g2_sections_before_are_waited_for_and_later_ones_walk_the_changed_tables() {
-    explore(Some(4), sections::<Real>);
-}
-
-#[test]
-fn g1_g2_sections_beside_a_request() {
-    explore(Some(3), beside_a_request::<Real>);
+explored! {
+    g1_g2_sections_before_are_waited_for_and_later_ones_walk_the_changed_tables:
+        Some(4) => sections::<Real>;
+    g1_g2_sections_beside_a_request: Some(3) => beside_a_request::<Real>;
 }
 
 /// The real broadcast to one target, with the first and the later looks replaced.

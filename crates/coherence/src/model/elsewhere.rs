@@ -1,10 +1,10 @@
 //! Flushes of one address space, and vCPUs that have halted in another: scenarios, and the mutants
 //! that fail there.
 
-use super::machine::{Cpu, ModelState, Stay};
+use super::machine::{ModelState, Stay};
 use super::mutants::mutant;
 use super::protocol::{Protocol, Real};
-use super::scenarios::{explore, replaced_beside};
+use super::scenarios::{explored, first_vcpu, replaced_beside};
 use crate::sync::Ordering::{AcqRel, Acquire, Relaxed};
 use crate::sync::update;
 use crate::{Owner, Space, Target, word};
@@ -16,8 +16,7 @@ const ELSEWHERE: u64 = 1;
 /// A vCPU runs in one address space, halts, runs in the next, and so on. Only a timer of its own
 /// CPU wakes it.
 fn halting_in<P: Protocol>(machine: &ModelState, spaces: &[u64]) {
-    let mut owner = machine.targets[0].owner().expect("free");
-    let mut cpu = Cpu::new(machine, 0);
+    let (mut cpu, mut owner) = first_vcpu(machine);
     for (index, &space) in spaces.iter().enumerate() {
         if index != 0 {
             assert!(P::try_halt(&mut owner, Space::only(spaces[index - 1])), "nobody posts an event");
@@ -49,8 +48,7 @@ fn coming_back<P: Protocol>() {
 /// It halts elsewhere, and is later out of guest mode without having halted.
 fn passing_on<P: Protocol>() {
     let vcpu = |machine: &ModelState| {
-        let mut owner = machine.targets[0].owner().expect("free");
-        let mut cpu = Cpu::new(machine, 0);
+        let (mut cpu, mut owner) = first_vcpu(machine);
         cpu.switch_to(ELSEWHERE);
         cpu.run::<P>(&mut owner, Stay::Briefly, &[]);
         assert!(P::try_halt(&mut owner, Space::only(ELSEWHERE)), "nobody posts an event");
@@ -66,8 +64,7 @@ fn passing_on<P: Protocol>() {
 fn going_on<P: Protocol>() {
     let vcpu = |machine: &ModelState| {
         halting_in::<P>(machine, &[HERE, HERE]);
-        let mut owner = machine.targets[0].owner().expect("free");
-        let mut cpu = Cpu::new(machine, 0);
+        let (mut cpu, mut owner) = first_vcpu(machine);
         cpu.switch_to(ELSEWHERE);
         cpu.run::<P>(&mut owner, Stay::Briefly, &[]);
         assert!(P::try_halt(&mut owner, Space::only(ELSEWHERE)), "nobody posts an event");
@@ -75,24 +72,11 @@ fn going_on<P: Protocol>() {
     replaced_beside(ModelState::new(1), vcpu, flush_here::<P>, |_| ());
 }
 
-#[test]
-fn a22_vcpu_that_halts_again_elsewhere_has_done_all_before() {
-    explore(Some(3), going_on::<Real>);
-}
-
-#[test]
-fn a22_vcpu_that_has_halted_elsewhere_walks_the_changed_tables() {
-    explore(Some(4), leaving::<Real>);
-}
-
-#[test]
-fn a22_vcpu_that_comes_back_before_it_halts_is_flushed() {
-    explore(Some(4), coming_back::<Real>);
-}
-
-#[test]
-fn a22_vcpu_that_has_not_halted_is_flushed() {
-    explore(Some(4), passing_on::<Real>);
+explored! {
+    a22_vcpu_that_halts_again_elsewhere_has_done_all_before: Some(3) => going_on::<Real>;
+    a22_vcpu_that_has_halted_elsewhere_walks_the_changed_tables: Some(4) => leaving::<Real>;
+    a22_vcpu_that_comes_back_before_it_halts_is_flushed: Some(4) => coming_back::<Real>;
+    a22_vcpu_that_has_not_halted_is_flushed: Some(4) => passing_on::<Real>;
 }
 
 /// The real look, with the loads of the word and of the space replaced.

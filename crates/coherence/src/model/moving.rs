@@ -5,20 +5,15 @@ use core::cell::Cell;
 use core::mem::forget;
 
 use loom::sync::Arc;
-use loom::thread;
 
 use super::machine::{Cpu, ModelState, Stay};
 use super::mutants::{flush_by, mutant};
 use super::protocol::{Protocol, Real};
-use super::scenarios::{explore, replaced_beside};
+use super::scenarios::{explored, flush_all, on_a_thread, replaced_beside};
 use crate::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use crate::sync::update;
 use crate::target::Claim;
 use crate::{CpuId, FlushOutcome, InGuest, Notify, Owner, Scope, Target, word};
-
-fn flush_all<P: Protocol>(machine: &ModelState) {
-    P::flush(machine, 1, Scope::All);
-}
 
 /// A vCPU that moves to another CPU, and stays there until it is kicked: the kick must follow.
 fn migrating<P: Protocol>() {
@@ -43,10 +38,7 @@ fn migrating_under_two<P: Protocol>() {
         P::flush(machine, 1, Scope::All);
         machine.finish();
     };
-    let others = [vcpu, initiator].map(|act: fn(&ModelState)| {
-        let machine = machine.clone();
-        thread::spawn(move || act(&machine))
-    });
+    let others = [vcpu, initiator].map(|act: fn(&ModelState)| on_a_thread(&machine, act));
     initiator(&machine);
     others.into_iter().for_each(|other| other.join().unwrap());
 }
@@ -114,42 +106,18 @@ fn added_by_two() {
         }
         None => 0,
     };
-    let other = {
-        let machine = machine.clone();
-        thread::spawn(move || add(&machine))
-    };
+    let other = on_a_thread(&machine, add);
     let here = add(&machine);
     assert_eq!(here + other.join().unwrap(), 1);
 }
 
-#[test]
-fn kick_follows_a_migration() {
-    explore(Some(3), migrating::<Real>);
-}
-
-#[test]
-fn kick_follows_a_migration_that_another_initiator_sees() {
-    explore(Some(2), migrating_under_two::<Real>);
-}
-
-#[test]
-fn g6_removed_vcpu_is_not_waited_for() {
-    explore(Some(4), removed::<Real>);
-}
-
-#[test]
-fn g6_no_flush_is_lost_when_another_vcpu_comes_in_its_place() {
-    explore(Some(3), replaced::<Real>);
-}
-
-#[test]
-fn g6_vcpu_that_is_added_during_a_flush_walks_the_changed_tables() {
-    explore(Some(3), added::<Real>);
-}
-
-#[test]
-fn vcpu_is_added_by_one_of_two() {
-    explore(None, added_by_two);
+explored! {
+    kick_follows_a_migration: Some(3) => migrating::<Real>;
+    kick_follows_a_migration_that_another_initiator_sees: Some(2) => migrating_under_two::<Real>;
+    g6_removed_vcpu_is_not_waited_for: Some(4) => removed::<Real>;
+    g6_no_flush_is_lost_when_another_vcpu_comes_in_its_place: Some(3) => replaced::<Real>;
+    g6_vcpu_that_is_added_during_a_flush_walks_the_changed_tables: Some(3) => added::<Real>;
+    vcpu_is_added_by_one_of_two: None => added_by_two;
 }
 
 mutant! {

@@ -5,7 +5,7 @@ use super::machine::{Cpu, ModelState, Stay};
 use super::moving::run_and_remove;
 use super::mutants::{flush_by, mutant};
 use super::protocol::{Protocol, Real};
-use super::scenarios::{explore, on_a_thread};
+use super::scenarios::{explored, first_vcpu, on_a_thread, run_twice};
 use crate::sync::Ordering::{AcqRel, Acquire, Relaxed};
 use crate::sync::update;
 use crate::target::Requested;
@@ -26,19 +26,14 @@ fn replaced_beside<P: Protocol>(vcpu: fn(&ModelState)) {
 
 /// A target that enters and leaves by itself.
 fn passing<P: Protocol>() {
-    replaced_beside::<P>(|machine| {
-        let mut owner = machine.targets[0].owner().expect("free");
-        let mut cpu = Cpu::new(machine, 0);
-        cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
-        cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
-    });
+    replaced_beside::<P>(run_twice::<P>);
 }
 
 /// A target that leaves only if it is kicked.
 fn staying<P: Protocol>() {
     replaced_beside::<P>(|machine| {
-        let mut owner = machine.targets[0].owner().expect("free");
-        Cpu::new(machine, 0).run::<P>(&mut owner, Stay::UntilKicked, &[0]);
+        let (mut cpu, mut owner) = first_vcpu(machine);
+        cpu.run::<P>(&mut owner, Stay::UntilKicked, &[0]);
     });
 }
 
@@ -53,19 +48,10 @@ fn replaced<P: Protocol>() {
     });
 }
 
-#[test]
-fn p19_nested_translations_of_who_passes_are_flushed() {
-    explore(Some(3), passing::<Real>);
-}
-
-#[test]
-fn p19_nested_translations_of_who_stays_are_flushed() {
-    explore(Some(3), staying::<Real>);
-}
-
-#[test]
-fn p19_no_nested_flush_is_lost_when_another_vcpu_comes_in_its_place() {
-    explore(Some(2), replaced::<Real>);
+explored! {
+    p19_nested_translations_of_who_passes_are_flushed: Some(3) => passing::<Real>;
+    p19_nested_translations_of_who_stays_are_flushed: Some(3) => staying::<Real>;
+    p19_no_nested_flush_is_lost_when_another_vcpu_comes_in_its_place: Some(2) => replaced::<Real>;
 }
 
 mutant! {

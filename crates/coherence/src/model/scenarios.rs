@@ -6,7 +6,7 @@ use std::vec::Vec;
 
 use super::machine::{Cpu, ModelState, Stay, range};
 use super::protocol::{Protocol, Real};
-use crate::{FlushOutcome, Notify, Scope, Space};
+use crate::{FlushOutcome, Notify, Owner, Scope, Space};
 
 /// Runs `scenario` in every interleaving with at most `preemptions` involuntary switches.
 pub(crate) fn explore(preemptions: Option<usize>, scenario: fn()) {
@@ -15,8 +15,20 @@ pub(crate) fn explore(preemptions: Option<usize>, scenario: fn()) {
     model.check(scenario);
 }
 
+/// Tests that explore scenarios, each with its bound on preemptions.
+macro_rules! explored {
+    ($($(#[$doc:meta])* $test:ident: $($preemptions:expr => $scenario:expr),+;)+) => {$(
+        $(#[$doc])*
+        #[test]
+        fn $test() {
+            $($crate::model::scenarios::explore($preemptions, $scenario);)+
+        }
+    )+};
+}
+pub(crate) use explored;
+
 /// Runs `act` on another thread, beside the caller.
-pub(super) fn on_a_thread<S, R>(
+pub(crate) fn on_a_thread<S, R>(
     shared: &Arc<S>,
     act: impl FnOnce(&S) -> R + Send + 'static,
 ) -> thread::JoinHandle<R>
@@ -44,16 +56,27 @@ pub(super) fn replaced_beside(
     machine.check(freed);
 }
 
+/// The first vCPU, which CPU 0 has taken.
+pub(super) fn first_vcpu(machine: &ModelState) -> (Cpu<'_>, Owner<'_>) {
+    (Cpu::new(machine, 0), machine.targets[0].owner().expect("free"))
+}
+
+/// The first vCPU enters and leaves by itself, twice.
+pub(super) fn run_twice<P: Protocol>(machine: &ModelState) {
+    let (mut cpu, mut owner) = first_vcpu(machine);
+    cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
+    cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
+}
+
+/// Flushes everything on the first target.
+pub(super) fn flush_all<P: Protocol>(machine: &ModelState) {
+    P::flush(machine, 1, Scope::All);
+}
+
 /// A target that enters and leaves by itself while one page is replaced.
 pub(super) fn passing<P: Protocol>() {
-    let vcpu = |machine: &ModelState| {
-        let mut owner = machine.targets[0].owner().expect("free");
-        let mut cpu = Cpu::new(machine, 0);
-        cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
-        cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
-    };
     let flush = |machine: &ModelState| assert_eq!(P::flush(machine, 1, Scope::All).targets, 1);
-    replaced_beside(ModelState::new(1), vcpu, flush, |_| {});
+    replaced_beside(ModelState::new(1), run_twice::<P>, flush, |_| {});
 }
 
 /// A target that leaves only if it is kicked, twice: a lost kick hangs.
@@ -67,20 +90,13 @@ pub(super) fn returning<P: Protocol>() {
 }
 
 fn kicked_twice<P: Protocol>(first: Stay) {
-    let machine = Arc::new(ModelState::new(1));
-    let vcpu = on_a_thread(&machine, move |machine| {
-        let mut owner = machine.targets[0].owner().expect("free");
-        let mut cpu = Cpu::new(machine, 0);
+    let vcpu = move |machine: &ModelState| {
+        let (mut cpu, mut owner) = first_vcpu(machine);
         cpu.run::<P>(&mut owner, first, &[0]);
         cpu.run::<P>(&mut owner, Stay::UntilKicked, &[0]);
-    });
-    let freed = machine.replace(0, || {
-        P::flush(&machine, 1, Scope::All);
-        P::flush(&machine, 1, Scope::All);
-    });
-    machine.finish();
-    vcpu.join().unwrap();
-    machine.check(freed);
+    };
+    let flush = |machine: &ModelState| (0..2).for_each(|_| flush_all::<P>(machine));
+    replaced_beside(ModelState::new(1), vcpu, flush, ModelState::finish);
 }
 
 /// A page is replaced by range while the target takes the request for another page (O8, O10).
@@ -100,8 +116,7 @@ fn replaced_in_turn<P: Protocol>(flush: fn(usize, &ModelState) -> FlushOutcome) 
         })
     };
     let machine = Arc::new(ModelState::new(1));
-    let mut owner = machine.targets[0].owner().expect("free");
-    let mut cpu = Cpu::new(&machine, 0);
+    let (mut cpu, mut owner) = first_vcpu(&machine);
     cpu.run::<P>(&mut owner, Stay::Briefly, &[0, 1]);
     let first = replace(&machine, 0);
     let initiator = on_a_thread(&machine, move |machine| replace(machine, 1));
@@ -115,12 +130,7 @@ fn replaced_in_turn<P: Protocol>(flush: fn(usize, &ModelState) -> FlushOutcome) 
 /// fills it.
 pub(super) fn overflow<P: Protocol>() {
     let machine = Arc::new(ModelState::new(1));
-    let vcpu = on_a_thread(&machine, move |machine| {
-        let mut owner = machine.targets[0].owner().expect("free");
-        let mut cpu = Cpu::new(machine, 0);
-        cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
-        cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
-    });
+    let vcpu = on_a_thread(&machine, run_twice::<P>);
     P::flush(&machine, 1, Scope::Ranges(&[range(1), range(1)]));
     let freed = machine.replace(0, || {
         P::flush(&machine, 1, Scope::Ranges(&[range(0)]));
@@ -142,14 +152,12 @@ pub(super) fn merging<P: Protocol>(stay: Stay, listed: bool) {
             freed
         })
     });
-    {
-        let mut owner = machine.targets[0].owner().expect("free");
-        let mut cpu = Cpu::new(&machine, 0);
+    let (mut cpu, mut owner) = first_vcpu(&machine);
+    cpu.run::<P>(&mut owner, stay, &[0, 1]);
+    if stay == Stay::Briefly {
         cpu.run::<P>(&mut owner, stay, &[0, 1]);
-        if stay == Stay::Briefly {
-            cpu.run::<P>(&mut owner, stay, &[0, 1]);
-        }
     }
+    drop(owner);
     initiators.into_iter().for_each(|initiator| machine.check(initiator.join().unwrap()));
 }
 
@@ -193,28 +201,21 @@ pub(super) fn halting<P: Protocol>() {
 
 /// A flush of a target that halts: it is not woken, and flushes when it enters.
 pub(super) fn halted_flush<P: Protocol>() {
-    let machine = Arc::new(ModelState::new(1));
-    let vcpu = on_a_thread(&machine, move |machine| {
-        let mut owner = machine.targets[0].owner().expect("free");
-        let mut cpu = Cpu::new(machine, 0);
+    let vcpu = |machine: &ModelState| {
+        let (mut cpu, mut owner) = first_vcpu(machine);
         cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
         assert!(P::try_halt(&mut owner, Space::UNKNOWN), "a flush keeps nobody awake");
         // Woken by a timer of its own CPU.
         cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
-    });
-    let freed = machine.replace(0, || {
-        P::flush(&machine, 1, Scope::All);
-    });
-    vcpu.join().unwrap();
-    machine.check(freed);
+    };
+    replaced_beside(ModelState::new(1), vcpu, flush_all::<P>, |_| {});
 }
 
 /// An event for a target that leaves guest mode only for an event, and a flush before it.
 pub(super) fn event_in_guest<P: Protocol>() {
     let machine = Arc::new(ModelState::new(1));
     let vcpu = on_a_thread(&machine, move |machine| {
-        let mut owner = machine.targets[0].owner().expect("free");
-        let mut cpu = Cpu::new(machine, 0);
+        let (mut cpu, mut owner) = first_vcpu(machine);
         while cpu.run::<P>(&mut owner, Stay::UntilKicked, &[]) {}
     });
     P::flush(&machine, 1, Scope::All);
@@ -224,87 +225,28 @@ pub(super) fn event_in_guest<P: Protocol>() {
 
 /// Software that accesses guest memory for a vCPU that is out of guest mode (H30).
 pub(super) fn translating<P: Protocol>() {
-    let machine = Arc::new(ModelState::new(1));
-    let vcpu = on_a_thread(&machine, move |machine| {
-        let mut owner = machine.targets[0].owner().expect("free");
-        let mut cpu = Cpu::new(machine, 0);
+    let vcpu = |machine: &ModelState| {
+        let (mut cpu, mut owner) = first_vcpu(machine);
         cpu.emulate::<P>(&mut owner, 0);
         cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
         cpu.emulate::<P>(&mut owner, 0);
-    });
-    let freed = machine.replace(0, || {
-        P::flush(&machine, 1, Scope::All);
-    });
-    vcpu.join().unwrap();
-    machine.check(freed);
+    };
+    replaced_beside(ModelState::new(1), vcpu, flush_all::<P>, |_| {});
 }
 
-#[test]
-fn o1_initiator_and_target_entering_and_leaving() {
-    explore(Some(4), passing::<Real>);
-}
-
-#[test]
-fn o4_kicks_are_not_lost() {
-    explore(Some(3), staying::<Real>);
-}
-
-#[test]
-fn o4_kick_of_an_earlier_stay_serves_nobody() {
-    explore(Some(3), returning::<Real>);
-}
-
-#[test]
-fn o8_o10_request_during_the_taking_of_another() {
-    explore(Some(3), consecutive::<Real>);
-}
-
-#[test]
-fn o8_request_for_everything_during_the_taking_of_another() {
-    explore(Some(3), consecutive_all::<Real>);
-}
-
-#[test]
-fn o9_overflow_becomes_flush_all() {
-    explore(Some(3), overflow::<Real>);
-}
-
-#[test]
-fn o8_two_initiators_merge_on_one_target() {
-    explore(Some(2), || merging::<Real>(Stay::Briefly, false));
-}
-
-#[test]
-fn o8_two_initiators_merge_on_one_target_by_range() {
-    explore(Some(2), || merging::<Real>(Stay::Briefly, true));
-}
-
-#[test]
-fn merged_kick_serves_both_initiators() {
-    explore(Some(2), || merging::<Real>(Stay::UntilKicked, false));
-}
-
-#[test]
-fn o13_o14_two_initiators_at_each_other() {
-    explore(Some(3), at_each_other::<Real>);
-}
-
-#[test]
-fn o4_halting_target_is_woken_exactly_once() {
-    explore(None, halting::<Real>);
-}
-
-#[test]
-fn o15_halted_target_is_not_waited_for() {
-    explore(Some(4), halted_flush::<Real>);
-}
-
-#[test]
-fn event_kicks_a_target_in_guest_mode() {
-    explore(Some(3), event_in_guest::<Real>);
-}
-
-#[test]
-fn h30_translation_section_is_waited_for() {
-    explore(Some(3), translating::<Real>);
+explored! {
+    o1_initiator_and_target_entering_and_leaving: Some(4) => passing::<Real>;
+    o4_kicks_are_not_lost: Some(3) => staying::<Real>;
+    o4_kick_of_an_earlier_stay_serves_nobody: Some(3) => returning::<Real>;
+    o8_o10_request_during_the_taking_of_another: Some(3) => consecutive::<Real>;
+    o8_request_for_everything_during_the_taking_of_another: Some(3) => consecutive_all::<Real>;
+    o9_overflow_becomes_flush_all: Some(3) => overflow::<Real>;
+    o8_two_initiators_merge_on_one_target: Some(2) => || merging::<Real>(Stay::Briefly, false);
+    o8_two_initiators_merge_on_one_target_by_range: Some(2) => || merging::<Real>(Stay::Briefly, true);
+    merged_kick_serves_both_initiators: Some(2) => || merging::<Real>(Stay::UntilKicked, false);
+    o13_o14_two_initiators_at_each_other: Some(3) => at_each_other::<Real>;
+    o4_halting_target_is_woken_exactly_once: None => halting::<Real>;
+    o15_halted_target_is_not_waited_for: Some(4) => halted_flush::<Real>;
+    event_kicks_a_target_in_guest_mode: Some(3) => event_in_guest::<Real>;
+    h30_translation_section_is_waited_for: Some(3) => translating::<Real>;
 }

@@ -6,10 +6,9 @@
 
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicU64 as Plain;
-use loom::thread;
 
 use super::*;
-use crate::model::scenarios::explore;
+use crate::model::scenarios::{explore, explored, on_a_thread};
 use crate::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 type Allocator = VmidAllocator<3>;
@@ -146,10 +145,7 @@ fn beside(
     on_first: fn(&World, &mut Cpu),
     on_second: fn(&World, &mut Cpu),
 ) {
-    let other = {
-        let world = world.clone();
-        thread::spawn(move || on_first(&world, &mut first))
-    };
+    let other = on_a_thread(&world, move |world| on_first(world, &mut first));
     on_second(world, &mut second);
     other.join().unwrap();
 }
@@ -215,13 +211,10 @@ fn invalidating(steps: Option<&'static Steps>) {
     let mut other = cpus[1];
     other.enter(&world, 3);
     let mut entering = cpus[0];
-    let guest = {
-        let world = world.clone();
-        thread::spawn(move || {
-            let vmid = entering.enter(&world, 0);
-            (vmid, world.entry.load(Relaxed))
-        })
-    };
+    let guest = on_a_thread(&world, move |world| {
+        let vmid = entering.enter(world, 0);
+        (vmid, world.entry.load(Relaxed))
+    });
     world.entry.store(1, Relaxed);
     let current = match steps {
         None => world.slots[0].current(),
@@ -231,40 +224,16 @@ fn invalidating(steps: Option<&'static Steps>) {
     assert!(entry == 1 || current == Some(vmid), "the old entry is held, and is not invalidated");
 }
 
-#[test]
-fn a4_running_vmid_is_not_stolen() {
-    explore(Some(4), || stealing(None));
-}
-
-#[test]
-fn a4_nothing_of_a_former_generation_is_met() {
-    explore(Some(3), || returning(None));
-}
-
-#[test]
-fn a4_two_generations_at_once() {
-    explore(Some(3), || both_rolling(None));
-}
-
-#[test]
-fn a4_vmid_of_long_ago_is_not_claimed() {
-    explore(Some(3), || long_ago(None));
-}
-
-#[test]
-fn a4_machine_that_stays_keeps_its_vmid() {
-    explore(Some(1), || staying(None));
-}
-
-#[test]
-fn o3_invalidation_is_for_the_vmid_that_walks_the_old_tables() {
-    explore(Some(4), || invalidating(None));
-}
-
-#[test]
-fn the_steps_are_those_of_the_allocator() {
-    explore(Some(2), || stealing(Some(&REAL)));
-    explore(Some(2), || long_ago(Some(&REAL)));
+explored! {
+    a4_running_vmid_is_not_stolen: Some(4) => || stealing(None);
+    a4_nothing_of_a_former_generation_is_met: Some(3) => || returning(None);
+    a4_two_generations_at_once: Some(3) => || both_rolling(None);
+    a4_vmid_of_long_ago_is_not_claimed: Some(3) => || long_ago(None);
+    a4_machine_that_stays_keeps_its_vmid: Some(1) => || staying(None);
+    o3_invalidation_is_for_the_vmid_that_walks_the_old_tables: Some(4) => || invalidating(None);
+    the_steps_are_those_of_the_allocator:
+        Some(2) => || stealing(Some(&REAL)),
+        Some(2) => || long_ago(Some(&REAL));
 }
 
 /// Defines a mutant: steps of which one is replaced, and the scenario that detects it.

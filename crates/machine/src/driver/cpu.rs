@@ -288,7 +288,7 @@ impl<F: Architecture> Visit<'_, '_, F> {
                 Next::Resume
             }
             Exit::Hypercall(registers) => {
-                self.cpu.hypercall(self.vm, self.number, self.vcpu, &registers);
+                Guest::new(self.cpu, self.vm, self.number, self.vcpu).hypercall(&registers);
                 Next::Resume
             }
             Exit::StartOver => {

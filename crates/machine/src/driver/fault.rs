@@ -67,7 +67,7 @@ impl<'m, F: Architecture> Visit<'_, 'm, F> {
     /// Ends the operation, as far as it was possible.
     fn give_up(&mut self) {
         self.vcpu.call = None;
-        self.cpu.finish_op(self.vcpu);
+        self.cpu.machine.finish_op(self.vcpu);
     }
 
     /// Performs the access to a device's registers: in a section, by its own walk.

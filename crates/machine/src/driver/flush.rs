@@ -14,10 +14,10 @@ use tlfs::{
     Profile, Reject, Targets, VpSet, XMM_WORDS,
 };
 
-use super::cpu::Cpu;
 use super::device::DeviceFlush;
 use super::guest::ALL_PAGES;
-use super::vm::{Activity, Architecture, Vcpu, Vm};
+use super::processor::Guest;
+use super::vm::{Activity, Architecture, Vm};
 use crate::bug::Bug;
 use crate::hw::format::Arch;
 use crate::hw::memory::POISON;
@@ -137,55 +137,51 @@ impl<F: Architecture> InputSource for Source<'_, '_, F> {
     }
 }
 
-impl Cpu<'_> {
-    /// A hypercall of the vCPU that this CPU runs.
-    pub(crate) fn hypercall<F: Architecture>(
-        &mut self,
-        vm: &Vm<'_, F>,
-        number: usize,
-        vcpu: &mut Vcpu,
-        registers: &CallRegisters,
-    ) {
-        let Some(call) = &vcpu.call else { return };
+impl<F: Architecture> Guest<'_, '_, F> {
+    /// A hypercall of the vCPU.
+    pub(super) fn hypercall(&mut self, registers: &CallRegisters) {
+        let (vm, machine, number) = (self.vm, self.cpu.machine, self.number);
+        let Some(call) = &self.vcpu.call else { return };
         let (encoded, page) = &call.calls[0];
         let mut xmm = [0; XMM_WORDS];
         xmm.copy_from_slice(&encoded.registers(page)[2..]);
         let mut input = InputPage::new();
         let decoded = tlfs::decode(*registers, &Source { vm, xmm }, &mut input, &Profile::FULL);
-        self.machine.point();
+        machine.point();
         let result = match decoded {
             Ok(Call::Flush(flush)) => {
-                self.machine.note(|| format!("vCPU {}.{number} calls: {flush:?}", vm.index));
-                let (count, limit) = (vm.targets.len(), self.machine.config.page_limit);
-                let served = tagged::serve(vm, count, &flush, limit, Kicks(self.machine), &mut self.ledger);
+                machine.note(|| format!("vCPU {}.{number} calls: {flush:?}", vm.index));
+                let (count, limit) = (vm.targets.len(), machine.config.page_limit);
+                let served = tagged::serve(vm, count, &flush, limit, Kicks(machine), &mut self.cpu.ledger);
                 match served {
                     Ok(done) if matches!(flush.scope, FlushScope::List(_)) => flush.completed_to(done),
                     Ok(_) => flush.completed(),
-                    Err(stalled) => return self.machine.fail(|| format!("G5: {stalled}")),
+                    Err(stalled) => return machine.fail(|| format!("G5: {stalled}")),
                 }
             }
             Ok(other) => {
-                self.machine.fail(|| format!("a flush was decoded as {other:?}"));
+                machine.fail(|| format!("a flush was decoded as {other:?}"));
                 return;
             }
             Err(Reject::InputNotMemory { .. }) => {
                 // Its slot was removed. A guest would get an exception.
-                vcpu.call = None;
-                return self.finish_op(vcpu);
+                self.vcpu.call = None;
+                return self.finish_op();
             }
             Err(reject) => {
                 // The words were stored to memory that was removed and added again.
-                self.machine.note(|| format!("vCPU {}.{number}: {reject:?}", vm.index));
-                vcpu.call = None;
-                return self.finish_op(vcpu);
+                machine.note(|| format!("vCPU {}.{number}: {reject:?}", vm.index));
+                self.vcpu.call = None;
+                return self.finish_op();
             }
         };
-        self.returned(vm, vcpu, result, &input_of(&decoded));
+        self.returned(result, &input_of(&decoded));
     }
 
     /// A call has returned to the guest.
-    fn returned<F: Architecture>(&mut self, vm: &Vm<'_, F>, vcpu: &mut Vcpu, result: HvResult, done: &Meant) {
-        let Some(call) = &mut vcpu.call else { return };
+    fn returned(&mut self, result: HvResult, done: &Meant) {
+        let vm = self.vm;
+        let Some(call) = &mut self.vcpu.call else { return };
         let begin = call.begin.unwrap_or(0);
         match call.calls[0].0.progress(result) {
             CallProgress::Done => {
@@ -199,23 +195,23 @@ impl Cpu<'_> {
                 return;
             }
             CallProgress::Failed { .. } => {
-                vcpu.call = None;
-                return self.finish_op(vcpu);
+                self.vcpu.call = None;
+                return self.finish_op();
             }
         }
         let op = call.op;
-        vcpu.call = None;
+        self.vcpu.call = None;
         // Words in memory may have been replaced meanwhile; then the call differs from the intended
         // one.
         if done.matches(&op) {
-            let mut oracle = self.machine.oracle.borrow_mut();
+            let mut oracle = self.cpu.machine.oracle.borrow_mut();
             for target in
                 (0..vm.vcpus.len()).filter(|target| op.targets.is_none_or(|set| set >> target & 1 != 0))
             {
                 oracle.promise_guest(vm.index, target, op.space, op.pages.unwrap_or(ALL_PAGES), begin);
             }
         }
-        self.finish_op(vcpu);
+        self.finish_op();
     }
 }
 

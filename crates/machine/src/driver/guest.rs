@@ -4,10 +4,10 @@ use memslots::Gpa;
 use paging::Level;
 use tlfs::{CallRegisters, PAGE_WORDS};
 
-use super::cpu::Cpu;
 use super::fault::NestedFault;
 use super::guest_tables::last_entry;
-use super::vm::{Architecture, Vcpu, Vm, Window};
+use super::processor::Guest;
+use super::vm::{Architecture, Window};
 use crate::hw::format::{Arch, Format};
 use crate::hw::walk::{Fault, Translation};
 use crate::layout::{PAGE_SIZE, PAGES, VA_PAGES, WINDOWS, area, table, va};
@@ -54,34 +54,30 @@ pub(super) enum Step {
     Last(Exit),
 }
 
-impl Cpu<'_> {
+impl<F: Architecture> Guest<'_, '_, F> {
     /// Runs the guest until it leaves guest mode.
-    pub(crate) fn run_guest<F: Architecture>(
-        &mut self,
-        vm: &Vm<'_, F>,
-        number: usize,
-        vcpu: &mut Vcpu,
-    ) -> Exit {
+    pub(super) fn run_guest(&mut self) -> Exit {
+        let machine = self.cpu.machine;
         loop {
-            self.machine.point();
-            if self.machine.is_due(self.number) {
+            machine.point();
+            if machine.is_due(self.cpu.number) {
                 return Exit::Interrupt;
             }
-            let Some(&op) = vcpu.ops.get(vcpu.next) else { return Exit::Over };
-            match self.execute(vm, number, vcpu, op) {
+            let Some(&op) = self.vcpu.ops.get(self.vcpu.next) else { return Exit::Over };
+            match self.execute(op) {
                 Step::Again => {}
-                Step::Next => self.finish_op(vcpu),
+                Step::Next => self.finish_op(),
                 Step::Exit(exit @ Exit::NestedFault(_)) => {
-                    vcpu.tries += 1;
-                    if vcpu.tries > TRIES_MAX {
-                        vcpu.call = None;
-                        self.finish_op(vcpu);
+                    self.vcpu.tries += 1;
+                    if self.vcpu.tries > TRIES_MAX {
+                        self.vcpu.call = None;
+                        self.finish_op();
                     }
                     return exit;
                 }
                 Step::Exit(exit) => return exit,
                 Step::Last(exit) => {
-                    self.finish_op(vcpu);
+                    self.finish_op();
                     return exit;
                 }
             }
@@ -89,54 +85,49 @@ impl Cpu<'_> {
     }
 
     /// Ends the current operation.
-    pub(crate) fn finish_op(&self, vcpu: &mut Vcpu) {
-        vcpu.next += 1;
-        vcpu.tries = 0;
-        self.machine.count();
+    pub(super) fn finish_op(&mut self) {
+        self.cpu.machine.finish_op(self.vcpu);
     }
 
-    fn execute<F: Architecture>(
-        &mut self,
-        vm: &Vm<'_, F>,
-        number: usize,
-        vcpu: &mut Vcpu,
-        op: GuestOp,
-    ) -> Step {
+    /// What reports call the vCPU.
+    fn name(&self) -> String {
+        format!("vCPU {}.{}", self.vm.index, self.number)
+    }
+
+    fn execute(&mut self, op: GuestOp) -> Step {
         match op {
-            GuestOp::Load(page) => self.access(vm, number, vcpu, page, false),
-            GuestOp::Store(page) => self.access(vm, number, vcpu, page, true),
-            GuestOp::Direct(page, store) => self.direct(vm, number, vcpu, page, store),
+            GuestOp::Load(page) => self.access(page, false),
+            GuestOp::Store(page) => self.access(page, true),
+            GuestOp::Direct(page, store) => self.direct(page, store),
             GuestOp::Map { space, page, to, write, used } => {
-                let Some(entry_gpa) = last_entry(vm, space, page) else { return Step::Next };
+                let Some(entry_gpa) = last_entry(self.vm, space, page) else { return Step::Next };
                 let gpa = area(to.area) + PAGES[to.page] * PAGE_SIZE;
-                let arch = self.machine.config.arch;
+                let arch = self.cpu.machine.config.arch;
                 let entry = Format::guest_leaf(arch, gpa, Level::Page4K, write, used);
-                self.write_entry(vm, number, vcpu, entry_gpa, entry, || ())
+                self.write_entry(entry_gpa, entry, || ())
             }
             GuestOp::MapLarge { space, window, area: to, write } => {
                 let entry =
-                    Format::guest_leaf(self.machine.config.arch, area(to), Level::Page2M, write, true);
-                self.write_window(vm, number, vcpu, (space, window), entry, Window::Large)
+                    Format::guest_leaf(self.cpu.machine.config.arch, area(to), Level::Page2M, write, true);
+                self.write_window((space, window), entry, Window::Large)
             }
-            GuestOp::Unmap { space, page } => match last_entry(vm, space, page) {
-                Some(entry_gpa) => self.write_entry(vm, number, vcpu, entry_gpa, 0, || ()),
-                None => self.write_window(vm, number, vcpu, (space, page / PAGES.len()), 0, Window::Nothing),
+            GuestOp::Unmap { space, page } => match last_entry(self.vm, space, page) {
+                Some(entry_gpa) => self.write_entry(entry_gpa, 0, || ()),
+                None => self.write_window((space, page / PAGES.len()), 0, Window::Nothing),
             },
             GuestOp::Link { space, window, table: last } => {
-                let entry = Format::guest_table(self.machine.config.arch, table::last(last));
-                self.write_window(vm, number, vcpu, (space, window), entry, Window::Table(last))
+                let entry = Format::guest_table(self.cpu.machine.config.arch, table::last(last));
+                self.write_window((space, window), entry, Window::Table(last))
             }
             GuestOp::LinkMiddle { space, number: middle } => {
-                let entry = Format::guest_table(self.machine.config.arch, table::middle(space, middle));
+                let entry = Format::guest_table(self.cpu.machine.config.arch, table::middle(space, middle));
                 let gpa = table::upper(space) + Level::Page1G.index(va(0)) as u64 * 8;
-                self.write_entry(vm, number, vcpu, gpa, entry, || {
-                    vm.tables.borrow_mut().middle[space] = middle
-                })
+                self.write_entry(gpa, entry, || self.vm.tables.borrow_mut().middle[space] = middle)
             }
-            GuestOp::FlushOwn(page) => self.flush_own(vm, number, vcpu, Some(page)),
-            GuestOp::Reload => self.flush_own(vm, number, vcpu, None),
-            GuestOp::Switch(space) => self.switch(vm, number, vcpu, space),
-            GuestOp::Flush(flush) => self.flush(vm, number, vcpu, flush),
+            GuestOp::FlushOwn(page) => self.flush_own(Some(page)),
+            GuestOp::Reload => self.flush_own(None),
+            GuestOp::Switch(space) => self.switch(space),
+            GuestOp::Flush(flush) => self.flush(flush),
             GuestOp::Halt => Step::Last(Exit::Halt),
             GuestOp::Yield => Step::Last(Exit::Yield),
             GuestOp::Preempt => Step::Last(Exit::Over),
@@ -144,39 +135,33 @@ impl Cpu<'_> {
             GuestOp::StartOver => Step::Next,
             GuestOp::Replace => Step::Last(Exit::Replace),
             GuestOp::Spin(count) => {
-                vcpu.spin += 1;
-                if vcpu.spin <= count {
+                self.vcpu.spin += 1;
+                if self.vcpu.spin <= count {
                     return Step::Again;
                 }
-                vcpu.spin = 0;
+                self.vcpu.spin = 0;
                 Step::Next
             }
         }
     }
 
     /// A load or store by virtual address.
-    fn access<F: Architecture>(
-        &mut self,
-        vm: &Vm<'_, F>,
-        number: usize,
-        vcpu: &Vcpu,
-        page: usize,
-        store: bool,
-    ) -> Step {
+    fn access(&mut self, page: usize, store: bool) -> Step {
+        let machine = self.cpu.machine;
         let address = va(page);
         let accessed = {
-            let mut hw = self.machine.hw.borrow_mut();
+            let mut hw = machine.hw.borrow_mut();
             let value = store.then(|| hw.memory.now());
-            hw.access(self.number, address, value)
+            hw.access(self.cpu.number, address, value)
         };
         match accessed {
             Ok(accessed) => {
-                self.machine.note(|| {
+                machine.note(|| {
                     let found = accessed.translation;
-                    let hw = self.machine.hw.borrow();
+                    let hw = machine.hw.borrow();
                     format!(
-                        "vCPU {}.{number} {} {address:#x}: {:#x} ({:?}), {} ({:?}, of {})",
-                        vm.index,
+                        "{} {} {address:#x}: {:#x} ({:?}), {} ({:?}, of {})",
+                        self.name(),
                         if store { "stores to" } else { "loads" },
                         found.gpa,
                         found.level,
@@ -185,78 +170,56 @@ impl Cpu<'_> {
                         found.nested.time,
                     )
                 });
-                self.check_access(vm, number, vcpu, Some(accessed.translation));
+                self.check_access(Some(accessed.translation));
                 self.take_down_stores(&accessed.stored);
                 if store {
-                    self.check_noted(vm, number, accessed.translation.gpa);
+                    self.check_noted(accessed.translation.gpa);
                 }
                 Step::Next
             }
-            Err(fault) => self.fault(vm, number, fault, store, Some(page)),
+            Err(fault) => self.fault(fault, store, Some(page)),
         }
     }
 
     /// A load or store by the direct map.
-    fn direct<F: Architecture>(
-        &mut self,
-        vm: &Vm<'_, F>,
-        number: usize,
-        vcpu: &Vcpu,
-        page: GpaPage,
-        store: bool,
-    ) -> Step {
+    fn direct(&mut self, page: GpaPage, store: bool) -> Step {
         let gpa = area(page.area) + PAGES[page.page] * PAGE_SIZE;
         if store {
-            let value = self.machine.now();
-            return self.store_direct(vm, number, vcpu, gpa, value);
+            let value = self.cpu.machine.now();
+            return self.store_direct(gpa, value);
         }
-        let loaded = self.machine.hw.borrow_mut().load_direct(self.number, gpa);
+        let loaded = self.cpu.machine.hw.borrow_mut().load_direct(self.cpu.number, gpa);
         match loaded {
             Ok(_) => {
-                self.check_access(vm, number, vcpu, None);
+                self.check_access(None);
                 Step::Next
             }
-            Err(fault) => self.fault(vm, number, fault, false, None),
+            Err(fault) => self.fault(fault, false, None),
         }
     }
 
-    pub(super) fn store_direct<F: Architecture>(
-        &mut self,
-        vm: &Vm<'_, F>,
-        number: usize,
-        vcpu: &Vcpu,
-        gpa: u64,
-        value: u64,
-    ) -> Step {
-        let stored = self.machine.hw.borrow_mut().store_direct(self.number, gpa, value);
+    pub(super) fn store_direct(&mut self, gpa: u64, value: u64) -> Step {
+        let machine = self.cpu.machine;
+        let stored = machine.hw.borrow_mut().store_direct(self.cpu.number, gpa, value);
         match stored {
             Ok(pa) => {
-                self.machine.note(|| {
-                    let hw = self.machine.hw.borrow();
-                    format!(
-                        "vCPU {}.{number} stores {value:#x} to {gpa:#x}: {}",
-                        vm.index,
-                        hw.memory.name(pa)
-                    )
+                machine.note(|| {
+                    let hw = machine.hw.borrow();
+                    format!("{} stores {value:#x} to {gpa:#x}: {}", self.name(), hw.memory.name(pa))
                 });
-                self.check_access(vm, number, vcpu, None);
+                self.check_access(None);
                 self.take_down_stores(&[pa]);
-                self.check_noted(vm, number, gpa);
+                self.check_noted(gpa);
                 Step::Next
             }
-            Err(fault) => self.fault(vm, number, fault, true, None),
+            Err(fault) => self.fault(fault, true, None),
         }
     }
 
     /// Checks the access that was just done against the guarantees.
-    fn check_access<F: Architecture>(
-        &self,
-        vm: &Vm<'_, F>,
-        number: usize,
-        vcpu: &Vcpu,
-        found: Option<Translation>,
-    ) {
-        let roots = vm.roots(vcpu.space);
+    fn check_access(&self, found: Option<Translation>) {
+        let machine = self.cpu.machine;
+        let roots = self.vm.roots(self.vcpu.space);
         let result = match found {
             Some(found) if found.nested_root != roots.nested => {
                 Err("a translation of another virtual machine".into())
@@ -265,62 +228,48 @@ impl Cpu<'_> {
                 Err("a translation of another address space".into())
             }
             _ => {
-                let hw = self.machine.hw.borrow();
-                let oracle = self.machine.oracle.borrow();
-                oracle.check(&hw.memory, vm.index, number, vcpu.space, &hw.steps)
+                let hw = machine.hw.borrow();
+                let oracle = machine.oracle.borrow();
+                oracle.check(&hw.memory, self.vm.index, self.number, self.vcpu.space, &hw.steps)
             }
         };
-        self.machine.demand(result.map_err(|what| format!("vCPU {}.{number}: {what}", vm.index)));
+        machine.demand(result.map_err(|what| format!("{}: {what}", self.name())));
     }
 
     fn take_down_stores(&self, stored: &[u64]) {
-        let now = self.machine.now();
-        let mut oracle = self.machine.oracle.borrow_mut();
+        let now = self.cpu.machine.now();
+        let mut oracle = self.cpu.machine.oracle.borrow_mut();
         stored.iter().for_each(|&pa| oracle.stored(pa, now));
     }
 
     /// Whether a store that was just done has left a trace, in the leaf or in the log, if dirty
     /// bits are tracked: without one, no fetch will ever report it.
-    fn check_noted<F: Architecture>(&self, vm: &Vm<'_, F>, number: usize, gpa: u64) {
-        if vm.is_changing.get() || self.machine.config.track != Track::DirtyBits {
+    fn check_noted(&self, gpa: u64) {
+        if self.vm.is_changing.get() || self.cpu.machine.config.track != Track::DirtyBits {
             return;
         }
-        let memory = vm.space.slots().memory();
+        let memory = self.vm.space.slots().memory();
         if memory.find(Gpa(gpa)).is_none_or(|slot| !slot.is_logged()) || memory.is_marked(Gpa(gpa)) {
             return;
         }
-        let is_noted = self.machine.hw.borrow_mut().is_noted(self.number, gpa);
+        let is_noted = self.cpu.machine.hw.borrow_mut().is_noted(self.cpu.number, gpa);
         if is_noted == Some(false) {
-            self.machine.fail(|| {
-                format!("vCPU {}.{number}: the store to {gpa:#x} leaves no trace in the log", vm.index)
-            });
+            let what = || format!("{}: the store to {gpa:#x} leaves no trace in the log", self.name());
+            self.cpu.machine.fail(what);
         }
     }
 
-    fn fault<F: Architecture>(
-        &self,
-        vm: &Vm<'_, F>,
-        number: usize,
-        fault: Fault,
-        store: bool,
-        page: Option<usize>,
-    ) -> Step {
+    fn fault(&self, fault: Fault, store: bool, page: Option<usize>) -> Step {
         match fault {
             // A page fault, which the guest's kernel ignores.
             Fault::Guest => Step::Next,
             Fault::Nested { gpa, in_walk, store: in_store } => {
-                let time = self.machine.now();
-                Step::Exit(Exit::NestedFault(NestedFault {
-                    gpa,
-                    store: store && !in_walk || in_store,
-                    in_walk,
-                    page,
-                    time,
-                }))
+                let (time, store) = (self.cpu.machine.now(), store && !in_walk || in_store);
+                Step::Exit(Exit::NestedFault(NestedFault { gpa, store, in_walk, page, time }))
             }
             Fault::Unknown => Step::Again,
             Fault::Forbidden(what) => {
-                self.machine.fail(|| format!("vCPU {}.{number}: {what}", vm.index));
+                self.cpu.machine.fail(|| format!("{}: {what}", self.name()));
                 Step::Next
             }
         }

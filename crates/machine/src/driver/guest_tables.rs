@@ -2,42 +2,26 @@
 
 use paging::Level;
 
-use super::cpu::Cpu;
 use super::guest::Step;
-use super::vm::{Architecture, Vcpu, Vm, Window};
+use super::processor::Guest;
+use super::vm::{Architecture, Vm, Window};
 use crate::layout::{PAGES, table, va, window};
 
-impl Cpu<'_> {
+impl<F: Architecture> Guest<'_, '_, F> {
     /// Writes an entry of the guest's tables; returns `then` if that succeeds.
-    pub(super) fn write_entry<F: Architecture>(
-        &mut self,
-        vm: &Vm<'_, F>,
-        number: usize,
-        vcpu: &Vcpu,
-        gpa: u64,
-        entry: u64,
-        then: impl FnOnce(),
-    ) -> Step {
-        let step = self.store_direct(vm, number, vcpu, gpa, entry);
+    pub(super) fn write_entry(&mut self, gpa: u64, entry: u64, then: impl FnOnce()) -> Step {
+        let step = self.store_direct(gpa, entry);
         if matches!(step, Step::Next) {
             then();
         }
         step
     }
 
-    pub(super) fn write_window<F: Architecture>(
-        &mut self,
-        vm: &Vm<'_, F>,
-        number: usize,
-        vcpu: &Vcpu,
-        (space, at): (usize, usize),
-        entry: u64,
-        what: Window,
-    ) -> Step {
-        let middle = vm.tables.borrow().middle[space];
+    pub(super) fn write_window(&mut self, (space, at): (usize, usize), entry: u64, what: Window) -> Step {
+        let middle = self.vm.tables.borrow().middle[space];
         let gpa = table::middle(space, middle) + Level::Page2M.index(window(at)) as u64 * 8;
-        self.write_entry(vm, number, vcpu, gpa, entry, || {
-            vm.tables.borrow_mut().windows[space][middle][at] = what;
+        self.write_entry(gpa, entry, || {
+            self.vm.tables.borrow_mut().windows[space][middle][at] = what;
         })
     }
 }

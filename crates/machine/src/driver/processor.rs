@@ -33,10 +33,10 @@ impl Vmcb {
 
 /// A processor with a vCPU's state.
 pub(super) struct Guest<'g, 'm, F: Architecture> {
-    cpu: &'g mut Cpu<'m>,
-    vm: &'g Vm<'m, F>,
-    number: usize,
-    vcpu: &'g mut Vcpu,
+    pub(super) cpu: &'g mut Cpu<'m>,
+    pub(super) vm: &'g Vm<'m, F>,
+    pub(super) number: usize,
+    pub(super) vcpu: &'g mut Vcpu,
     /// The page that was invalidated last.
     invalidated: Option<u64>,
     /// Guest mode was not entered since interrupts were held.
@@ -56,7 +56,7 @@ impl<'g, 'm, F: Architecture> Guest<'g, 'm, F> {
         vm.activity[number].set(Activity::Ready);
         machine.hw.borrow_mut().enter(self.cpu.number, tag, vm.roots(self.vcpu.space));
         machine.note(|| format!("enters vCPU {}.{number} with tag {tag} ({:?})", vm.index, self.vcpu.vmcb));
-        let exit = self.cpu.run_guest(vm, number, self.vcpu);
+        let exit = self.run_guest();
         machine.hw.borrow_mut().leave(self.cpu.number);
         machine.note(|| format!("leaves vCPU {}.{number}: {exit:?}", vm.index));
         self.exit = Some(exit);

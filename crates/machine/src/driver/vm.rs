@@ -164,6 +164,15 @@ impl Vcpu {
     }
 }
 
+impl AbstractMachine {
+    /// Ends the current operation of a vCPU.
+    pub(super) fn finish_op(&self, vcpu: &mut Vcpu) {
+        vcpu.next += 1;
+        vcpu.tries = 0;
+        self.count();
+    }
+}
+
 /// Words of a dirty log.
 #[derive(Debug)]
 pub(crate) struct Log {

@@ -10,7 +10,7 @@ use loom::sync::atomic::AtomicBool;
 use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use loom::thread;
 
-use super::{explore, mutant, relax};
+use super::{explored, mutant, relax};
 use crate::snapshots::{Draft, Drain, Pin, SECOND, Snapshots, index_of};
 
 /// The operations that scenarios use. Provided methods are the real ones.
@@ -111,19 +111,10 @@ fn acting<P: Protocol>() {
     assert!(!installed.load(Relaxed), "installed after the zap");
 }
 
-#[test]
-fn a_copy_is_written_only_while_nobody_reads_it() {
-    explore(3, reading::<Real>);
-}
-
-#[test]
-fn two_readers_are_both_waited_for() {
-    explore(3, crowded::<Real>);
-}
-
-#[test]
-fn p5_effects_of_a_reader_of_old_slots_are_there_when_the_wait_ends() {
-    explore(3, acting::<Real>);
+explored! {
+    a_copy_is_written_only_while_nobody_reads_it: 3 => reading::<Real>;
+    two_readers_are_both_waited_for: 3 => crowded::<Real>;
+    p5_effects_of_a_reader_of_old_slots_are_there_when_the_wait_ends: 3 => acting::<Real>;
 }
 
 mutant! {

@@ -17,6 +17,18 @@ fn explore(preemptions: usize, scenario: fn()) {
     model.check(scenario);
 }
 
+/// Tests that explore scenarios, each with its bound on preemptions.
+macro_rules! explored {
+    ($($(#[$doc:meta])* $test:ident: $($preemptions:expr => $scenario:expr),+;)+) => {$(
+        $(#[$doc])*
+        #[test]
+        fn $test() {
+            $($crate::model::explore($preemptions, $scenario);)+
+        }
+    )+};
+}
+use explored;
+
 /// Continues waiting, and lets others run.
 fn relax() -> bool {
     loom::thread::yield_now();

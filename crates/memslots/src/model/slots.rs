@@ -9,7 +9,7 @@ use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use loom::thread;
 use paging::{Gpa, PhysAddr};
 
-use super::{explore, mutant, relax};
+use super::{explored, mutant, relax};
 use crate::support::{receipt, stamp};
 use crate::{Generation, GuestMemory, Memslots, MmioCache, Slot, SlotFlags, SlotId, SpaceId, Update};
 
@@ -163,22 +163,12 @@ fn updating<P: Protocol>() {
     assert_eq!(is_there, [true, count != 0]);
 }
 
-#[test]
-fn p5_no_fault_brings_back_a_slot_that_was_deleted() {
-    explore(3, faulting::<Real>);
-    explore(3, faulting_there::<Real>);
-}
-
-#[test]
-fn p10_a_kept_lookup_is_not_used_after_an_update() {
-    explore(3, keeping::<Real>);
-}
-
-/// The in-progress mark is a lock for all spaces: the next updater sees everything that the
-/// previous one did.
-#[test]
-fn p11_updaters_of_two_spaces_exclude_each_other() {
-    explore(3, updating::<Real>);
+explored! {
+    p5_no_fault_brings_back_a_slot_that_was_deleted: 3 => faulting::<Real>, 3 => faulting_there::<Real>;
+    p10_a_kept_lookup_is_not_used_after_an_update: 3 => keeping::<Real>;
+    /// The in-progress mark is a lock for all spaces: the next updater sees everything that the
+    /// previous one did.
+    p11_updaters_of_two_spaces_exclude_each_other: 3 => updating::<Real>;
 }
 
 mutant! {

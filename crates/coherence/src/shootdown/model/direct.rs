@@ -1,17 +1,16 @@
 //! Flushes by a hypervisor: scenarios, and the mutants that fail there.
 
 use loom::sync::Arc;
-use loom::sync::atomic::Ordering::Relaxed;
-use loom::thread;
 
 use crate::model::mutants::mutant;
-use crate::model::scenarios::explore;
+use crate::model::scenarios::{explore, explored, on_a_thread};
 use crate::shootdown::batch::Kind;
-use crate::shootdown::model::machine::{Cpu, ModelState, ModelTlb, NONE, On, Reach, range};
+use crate::shootdown::model::machine::{Cpu, ModelState, ModelTlb, On, Reach};
 use crate::shootdown::model::mutants::switch_by;
 use crate::shootdown::model::protocol::{Protocol, Real};
 use crate::shootdown::model::scenarios::{replace, run};
-use crate::shootdown::{AddressSpace, Batch, Inline, Mode, PageRange};
+use crate::shootdown::model::tables::unlink;
+use crate::shootdown::{AddressSpace, Batch, Inline, Mode};
 
 /// The hypervisor flushes the tag that CPU 1 has loaded, and not its other tags, while that CPU
 /// switches to the space being changed. The CPU takes no interrupt.
@@ -41,9 +40,8 @@ fn mixed<P: Protocol>() {
     let machine = ModelState::new(3);
     let machine = Arc::new(machine.on_hypervisor());
     let others = [1, 2].map(|index| {
-        let machine = machine.clone();
-        thread::spawn(move || {
-            run::<P>(&machine, index, |machine, (cpu, tlb)| {
+        on_a_thread(&machine, move |machine| {
+            run::<P>(machine, index, |machine, (cpu, tlb)| {
                 P::switch_to(cpu, &machine.spaces[0], tlb);
                 tlb.touch(0);
             });
@@ -60,24 +58,16 @@ fn mixed<P: Protocol>() {
 /// As [`switching`], but a table is freed; CPU 1 walks ahead as soon as it has loaded the space.
 fn switching_tables(is_shallow: bool) {
     let machine = Arc::new(ModelState::new(2).counting_walks().on_hypervisor());
-    let other = {
-        let machine = machine.clone();
-        thread::spawn(move || {
-            run::<Real>(&machine, 1, |machine, (cpu, tlb)| {
-                cpu.switch_to(&machine.spaces[0], tlb);
-                tlb.touch(0);
-                cpu.switch_to(&machine.spaces[1], tlb);
-                cpu.switch_to(&machine.spaces[0], tlb);
-            });
-        })
-    };
-    let (mut cpu, mut tlb) = machine.cpu(0);
-    let mut ranges = [PageRange::default(); 2];
-    let mut batch = machine.spaces[0].batch(&mut ranges, ()).freeing_tables();
-    machine.root().store(NONE, Relaxed);
-    batch.add(range(0));
+    let other = on_a_thread(&machine, |machine| {
+        run::<Real>(machine, 1, |machine, (cpu, tlb)| {
+            cpu.switch_to(&machine.spaces[0], tlb);
+            tlb.touch(0);
+            cpu.switch_to(&machine.spaces[1], tlb);
+            cpu.switch_to(&machine.spaces[0], tlb);
+        });
+    });
     let reach = &mut Reach { is_shallow, ..Reach::by_hypercall(&machine) };
-    let freed = Real::free_table(&mut cpu, batch, Inline, reach, &mut tlb);
+    let freed = unlink::<Real, Inline>(&machine, reach);
     machine.finish();
     other.join().unwrap();
     machine.check(freed);
@@ -88,10 +78,7 @@ fn beside<P: Protocol>(
     program: impl for<'m> FnOnce(&'m ModelState, &mut On<'m>) + Send + 'static,
 ) {
     let machine = Arc::new(machine.on_hypervisor());
-    let other = {
-        let machine = machine.clone();
-        thread::spawn(move || run::<P>(&machine, 1, program))
-    };
+    let other = on_a_thread(&machine, move |machine| run::<P>(machine, 1, program));
     let (mut cpu, mut tlb) = machine.cpu(0);
     let reach = &mut Reach::by_hypercall(&machine);
     let freed = replace::<P, Inline>((&mut cpu, &mut tlb), 0, reach);
@@ -100,14 +87,9 @@ fn beside<P: Protocol>(
     machine.check(freed);
 }
 
-#[test]
-fn a12_hypervisor_flushes_a_cpu_between_two_spaces() {
-    explore(Some(5), switching::<Real>);
-}
-
-#[test]
-fn p1_hypervisor_drops_a_freed_table_under_all_tags() {
-    explore(Some(5), || switching_tables(false));
+explored! {
+    a12_hypervisor_flushes_a_cpu_between_two_spaces: Some(5) => switching::<Real>;
+    p1_hypervisor_drops_a_freed_table_under_all_tags: Some(5) => || switching_tables(false);
 }
 
 /// A back end that breaks its contract: translations under tags that are not loaded stay until the
@@ -118,14 +100,9 @@ fn p1_hypervisor_drops_a_freed_table_under_the_loaded_tag_only() {
     explore(Some(3), || switching_tables(true));
 }
 
-#[test]
-fn hypervisor_leaves_a_lazy_cpu_alone() {
-    explore(Some(5), lazing::<Real>);
-}
-
-#[test]
-fn o18_hypervisor_for_one_and_interrupt_for_another() {
-    explore(Some(2), mixed::<Real>);
+explored! {
+    hypervisor_leaves_a_lazy_cpu_alone: Some(5) => lazing::<Real>;
+    o18_hypervisor_for_one_and_interrupt_for_another: Some(2) => mixed::<Real>;
 }
 
 mutant! {

@@ -2,9 +2,8 @@
 
 use loom::sync::Arc;
 use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
-use loom::thread;
 
-use crate::model::scenarios::explore;
+use crate::model::scenarios::{explored, on_a_thread};
 use crate::shootdown::model::machine::{
     Cpu, DIRTY, Freed, ModelState, ModelTlb, NEW, NONE, OLD, On, PAGES, Reach, range,
 };
@@ -13,31 +12,23 @@ use crate::shootdown::{Async, Concurrent, Inline, Mode, NoUserAccess, PageRange,
 
 /// A mode, as a type.
 pub(super) trait Made {
-    fn made() -> Self;
+    const MADE: Self;
 }
 
 impl Made for Serial {
-    fn made() -> Self {
-        Self
-    }
+    const MADE: Self = Self;
 }
 
 impl Made for Concurrent {
-    fn made() -> Self {
-        Self
-    }
+    const MADE: Self = Self;
 }
 
 impl Made for Inline {
-    fn made() -> Self {
-        Self
-    }
+    const MADE: Self = Self;
 }
 
 impl Made for Async {
-    fn made() -> Self {
-        Self::new(NoUserAccess::of_a_model())
-    }
+    const MADE: Self = Self::new(NoUserAccess::of_a_model());
 }
 
 /// Points a page of the first space elsewhere, flushes, and frees the old frame.
@@ -51,7 +42,7 @@ pub(super) fn replace<P: Protocol, M: Mode<Pages> + Made>(
     let mut batch = machine.spaces[0].batch(&mut ranges, ());
     machine.entry(page).store(NEW, Relaxed);
     batch.add(range(page));
-    P::flush(cpu, batch, M::made(), reach, tlb);
+    P::flush(cpu, batch, M::MADE, reach, tlb);
     machine.free(page)
 }
 
@@ -63,10 +54,7 @@ pub(super) fn replaced_beside<P: Protocol, M: Mode<Pages> + Made>(
     program: impl for<'m> FnOnce(&'m ModelState, &mut On<'m>) + Send + 'static,
 ) {
     let machine = Arc::new(machine);
-    let other = {
-        let machine = machine.clone();
-        thread::spawn(move || run::<P>(&machine, 1, program))
-    };
+    let other = on_a_thread(&machine, move |machine| run::<P>(machine, 1, program));
     let (mut cpu, mut tlb) = machine.cpu(0);
     let reach = &mut Reach::by_interrupt(&machine);
     let freed = pages.iter().map(|&page| replace::<P, M>((&mut cpu, &mut tlb), page, reach));
@@ -149,10 +137,7 @@ pub(super) fn at_each_other<P: Protocol, M: Mode<Pages> + Made>() {
         freed
     };
     let machine = Arc::new(ModelState::new(2).under(2));
-    let other = {
-        let machine = machine.clone();
-        thread::spawn(move || program(&machine, 1))
-    };
+    let other = on_a_thread(&machine, move |machine| program(machine, 1));
     let freed = program(&machine, 0);
     machine.check(other.join().unwrap());
     machine.check(freed);
@@ -171,10 +156,7 @@ pub(super) fn merging<P: Protocol, M: Mode<Pages> + Made>() {
     P::switch_to(&mut target.0, &machine.spaces[0], &mut target.1);
     target.1.touch(0);
     target.1.touch(1);
-    let initiators = [0, 1].map(|index| {
-        let machine = machine.clone();
-        thread::spawn(move || initiate(&machine, index))
-    });
+    let initiators = [0, 1].map(|index| on_a_thread(&machine, move |machine| initiate(machine, index)));
     let (cpu, tlb) = &mut target;
     tlb.poll::<P>(cpu);
     tlb.touch(1);
@@ -189,27 +171,24 @@ pub(super) fn merging<P: Protocol, M: Mode<Pages> + Made>() {
 /// (3ea277194daa).
 pub(super) fn reclaimed<P: Protocol, M: Mode<Pages> + Made>() {
     let machine = Arc::new(ModelState::new(2));
-    let protector = {
-        let machine = machine.clone();
-        thread::spawn(move || {
-            let (mut cpu, mut tlb) = machine.cpu(1);
-            P::switch_to(&mut cpu, &machine.spaces[0], &mut tlb);
-            tlb.touch(0);
-            let batch = machine.spaces[0].batch(&mut [], ());
-            let was_gone = machine.entry(0).load(Acquire) == NONE;
-            P::flush(&mut cpu, batch, M::made(), &mut Reach::by_interrupt(&machine), &mut tlb);
-            let protected = was_gone.then(|| machine.free(0));
-            tlb.touch(0);
-            tlb.serve_until_finished::<P>(&mut cpu);
-            protected
-        })
-    };
+    let protector = on_a_thread(&machine, move |machine| {
+        let (mut cpu, mut tlb) = machine.cpu(1);
+        P::switch_to(&mut cpu, &machine.spaces[0], &mut tlb);
+        tlb.touch(0);
+        let batch = machine.spaces[0].batch(&mut [], ());
+        let was_gone = machine.entry(0).load(Acquire) == NONE;
+        P::flush(&mut cpu, batch, M::MADE, &mut Reach::by_interrupt(machine), &mut tlb);
+        let protected = was_gone.then(|| machine.free(0));
+        tlb.touch(0);
+        tlb.serve_until_finished::<P>(&mut cpu);
+        protected
+    });
     let (mut cpu, mut tlb) = machine.cpu(0);
     let mut ranges = [PageRange::default(); 2];
     let mut batch = machine.spaces[0].batch(&mut ranges, ());
     machine.entry(0).swap(NONE, AcqRel);
     batch.add(range(0));
-    P::flush(&mut cpu, batch, M::made(), &mut Reach::by_interrupt(&machine), &mut tlb);
+    P::flush(&mut cpu, batch, M::MADE, &mut Reach::by_interrupt(&machine), &mut tlb);
     let freed = machine.free(0);
     machine.finish();
     if let Some(protected) = protector.join().unwrap() {
@@ -222,29 +201,26 @@ pub(super) fn reclaimed<P: Protocol, M: Mode<Pages> + Made>() {
 /// again.
 pub(super) fn cleaned<P: Protocol, M: Mode<Pages> + Made>() {
     let machine = Arc::new(ModelState::new(2));
-    let other = {
-        let machine = machine.clone();
-        thread::spawn(move || {
-            let store = |machine: &ModelState, (cpu, tlb): &mut On<'_>| {
-                // The entry to find is in its TLB: stores through that leave no other mark.
-                tlb.store(0);
-                tlb.poll::<P>(cpu);
-                tlb.store(0);
-                assert!(machine.spaces[0].cpus().contains(1));
-            };
-            let mut on = machine.cpu(1);
-            P::switch_to(&mut on.0, &machine.spaces[0], &mut on.1);
-            store(&machine, &mut on);
-            let (cpu, tlb) = &mut on;
-            tlb.serve_until_finished::<P>(cpu);
-        })
-    };
+    let other = on_a_thread(&machine, move |machine| {
+        let store = |machine: &ModelState, (cpu, tlb): &mut On<'_>| {
+            // The entry to find is in its TLB: stores through that leave no other mark.
+            tlb.store(0);
+            tlb.poll::<P>(cpu);
+            tlb.store(0);
+            assert!(&machine.spaces[0].cpus().contains(1));
+        };
+        let mut on = machine.cpu(1);
+        P::switch_to(&mut on.0, &machine.spaces[0], &mut on.1);
+        store(machine, &mut on);
+        let (cpu, tlb) = &mut on;
+        tlb.serve_until_finished::<P>(cpu);
+    });
     let (mut cpu, mut tlb) = machine.cpu(0);
     let mut ranges = [PageRange::default(); 2];
     let mut batch = machine.spaces[0].batch(&mut ranges, ());
     machine.entry(0).fetch_and(!DIRTY, Relaxed);
     batch.add(range(0));
-    P::flush(&mut cpu, batch, M::made(), &mut Reach::by_interrupt(&machine), &mut tlb);
+    P::flush(&mut cpu, batch, M::MADE, &mut Reach::by_interrupt(&machine), &mut tlb);
     let copied = machine.free(0);
     machine.finish();
     other.join().unwrap();
@@ -253,67 +229,26 @@ pub(super) fn cleaned<P: Protocol, M: Mode<Pages> + Made>() {
     }
 }
 
-#[test]
-fn o1_serial_flush_of_a_cpu_that_loads_the_space() {
-    explore(Some(5), using::<Real, Serial>);
-}
-
-#[test]
-fn o1_concurrent_flush_of_a_cpu_that_loads_the_space() {
-    explore(Some(5), using::<Real, Concurrent>);
-}
-
-#[test]
-fn o1_inline_flush_of_a_cpu_that_loads_the_space() {
-    explore(Some(5), using::<Real, Inline>);
-}
-
-#[test]
-fn o1_async_flush_of_a_cpu_that_loads_the_space() {
-    explore(Some(5), using::<Real, Async>);
-}
-
-#[test]
-fn a12_what_was_kept_under_a_tag_is_looked_at_again() {
-    explore(Some(5), coming_back::<Real, Inline>);
-}
-
-#[test]
-fn lazy_cpu_is_left_out_and_looks_when_it_goes_on() {
-    explore(Some(5), lazing::<Real, Inline>);
-}
-
-#[test]
-fn o8_change_during_the_flush_of_another() {
-    explore(Some(3), consecutive::<Real, Concurrent>);
-    explore(Some(3), consecutive::<Real, Inline>);
-}
-
-#[test]
-fn o8_change_during_an_early_acknowledged_flush_of_another() {
-    explore(Some(3), consecutive::<Real, Async>);
-}
-
-#[test]
-fn o13_o14_two_cpus_that_flush_each_other() {
-    explore(Some(2), at_each_other::<Real, Serial>);
-    explore(Some(3), at_each_other::<Real, Concurrent>);
-    explore(Some(2), at_each_other::<Real, Async>);
-}
-
-#[test]
-fn o8_two_initiators_merge_in_one_slot() {
-    explore(Some(1), merging::<Real, Concurrent>);
-    explore(Some(2), merging::<Real, Inline>);
-}
-
-#[test]
-fn entries_that_another_batch_took_are_flushed() {
-    explore(Some(5), reclaimed::<Real, Inline>);
-}
-
-#[test]
-fn o2_store_after_a_clean_is_in_the_copy_or_marks_the_page() {
-    explore(Some(5), cleaned::<Real, Concurrent>);
-    explore(Some(5), cleaned::<Real, Async>);
+explored! {
+    o1_serial_flush_of_a_cpu_that_loads_the_space: Some(5) => using::<Real, Serial>;
+    o1_concurrent_flush_of_a_cpu_that_loads_the_space: Some(5) => using::<Real, Concurrent>;
+    o1_inline_flush_of_a_cpu_that_loads_the_space: Some(5) => using::<Real, Inline>;
+    o1_async_flush_of_a_cpu_that_loads_the_space: Some(5) => using::<Real, Async>;
+    a12_what_was_kept_under_a_tag_is_looked_at_again: Some(5) => coming_back::<Real, Inline>;
+    lazy_cpu_is_left_out_and_looks_when_it_goes_on: Some(5) => lazing::<Real, Inline>;
+    o8_change_during_the_flush_of_another:
+        Some(3) => consecutive::<Real, Concurrent>,
+        Some(3) => consecutive::<Real, Inline>;
+    o8_change_during_an_early_acknowledged_flush_of_another: Some(3) => consecutive::<Real, Async>;
+    o13_o14_two_cpus_that_flush_each_other:
+        Some(2) => at_each_other::<Real, Serial>,
+        Some(3) => at_each_other::<Real, Concurrent>,
+        Some(2) => at_each_other::<Real, Async>;
+    o8_two_initiators_merge_in_one_slot:
+        Some(1) => merging::<Real, Concurrent>,
+        Some(2) => merging::<Real, Inline>;
+    entries_that_another_batch_took_are_flushed: Some(5) => reclaimed::<Real, Inline>;
+    o2_store_after_a_clean_is_in_the_copy_or_marks_the_page:
+        Some(5) => cleaned::<Real, Concurrent>,
+        Some(5) => cleaned::<Real, Async>;
 }

@@ -1,9 +1,8 @@
 //! The words of a slot: two requests, and a CPU that takes them.
 
 use loom::sync::Arc;
-use loom::thread;
 
-use crate::model::scenarios::explore;
+use crate::model::scenarios::{explore, on_a_thread};
 use crate::shootdown::slot::{COUNT_SHIFT, Change, CpuSlot, List, PENDING, Request, Taken};
 use crate::shootdown::{INLINE_RANGES, PageRange};
 use crate::sync::Ordering::AcqRel;
@@ -20,10 +19,7 @@ fn request(number: u64) -> Request {
 fn taken_by(take: fn(&CpuSlot) -> Option<Taken>) {
     let slot = Arc::new(CpuSlot::new());
     assert!(slot.post(Some(&request(1)), true).is_first);
-    let poster = {
-        let slot = slot.clone();
-        thread::spawn(move || slot.post(Some(&request(2)), true))
-    };
+    let poster = on_a_thread(&slot, move |slot| slot.post(Some(&request(2)), true));
     let first = take(&slot).expect("posted before");
     let posted = poster.join().unwrap();
     let second = take(&slot);

@@ -2,10 +2,9 @@
 
 use loom::sync::Arc;
 use loom::sync::atomic::Ordering::Relaxed;
-use loom::thread;
 
 use crate::model::mutants::mutant;
-use crate::model::scenarios::explore;
+use crate::model::scenarios::{explored, on_a_thread};
 use crate::shootdown::batch::Kind;
 use crate::shootdown::model::machine::{Cpu, Freed, ModelState, ModelTlb, NONE, On, Reach, range};
 use crate::shootdown::model::mutants::{Parts, flush_by};
@@ -13,23 +12,27 @@ use crate::shootdown::model::protocol::{Protocol, Real};
 use crate::shootdown::model::scenarios::{Made, run};
 use crate::shootdown::{Batch, Concurrent, Inline, Mode, PageRange, Serial, Tables};
 
+/// Unlinks the first space's table on CPU 0, flushes, and frees it.
+pub(super) fn unlink<P: Protocol, M: Mode<Tables> + Made>(
+    machine: &ModelState,
+    reach: &mut Reach<'_>,
+) -> Freed {
+    let (mut cpu, mut tlb) = machine.cpu(0);
+    let mut ranges = [PageRange::default(); 2];
+    let mut batch = machine.spaces[0].batch(&mut ranges, ()).freeing_tables();
+    machine.root().store(NONE, Relaxed);
+    batch.add(range(0));
+    P::free_table(&mut cpu, batch, M::MADE, reach, &mut tlb)
+}
+
 /// Unlinks the first space's table while `program` runs on CPU 1; the CPU walks ahead whenever it
 /// can.
 fn freed_beside<P: Protocol, M: Mode<Tables> + Made>(
     program: impl for<'m> FnOnce(&'m ModelState, &mut On<'m>) + Send + 'static,
 ) {
     let machine = Arc::new(ModelState::new(2).counting_walks());
-    let other = {
-        let machine = machine.clone();
-        thread::spawn(move || run::<P>(&machine, 1, program))
-    };
-    let (mut cpu, mut tlb) = machine.cpu(0);
-    let mut ranges = [PageRange::default(); 2];
-    let mut batch = machine.spaces[0].batch(&mut ranges, ()).freeing_tables();
-    machine.root().store(NONE, Relaxed);
-    batch.add(range(0));
-    let reach = &mut Reach::by_interrupt(&machine);
-    let freed = P::free_table(&mut cpu, batch, M::made(), reach, &mut tlb);
+    let other = on_a_thread(&machine, move |machine| run::<P>(machine, 1, program));
+    let freed = unlink::<P, M>(&machine, &mut Reach::by_interrupt(&machine));
     machine.finish();
     other.join().unwrap();
     machine.check(freed);
@@ -56,24 +59,11 @@ fn lazing<P: Protocol, M: Mode<Tables> + Made>() {
     });
 }
 
-#[test]
-fn p1_no_table_is_walked_after_a_serial_flush() {
-    explore(Some(5), walking::<Real, Serial>);
-}
-
-#[test]
-fn p1_no_table_is_walked_after_a_concurrent_flush() {
-    explore(Some(5), walking::<Real, Concurrent>);
-}
-
-#[test]
-fn p1_no_table_is_walked_after_an_inline_flush() {
-    explore(Some(5), walking::<Real, Inline>);
-}
-
-#[test]
-fn p1_no_lazy_cpu_walks_a_freed_table() {
-    explore(Some(5), lazing::<Real, Inline>);
+explored! {
+    p1_no_table_is_walked_after_a_serial_flush: Some(5) => walking::<Real, Serial>;
+    p1_no_table_is_walked_after_a_concurrent_flush: Some(5) => walking::<Real, Concurrent>;
+    p1_no_table_is_walked_after_an_inline_flush: Some(5) => walking::<Real, Inline>;
+    p1_no_lazy_cpu_walks_a_freed_table: Some(5) => lazing::<Real, Inline>;
 }
 
 mutant! {

@@ -12,7 +12,7 @@ use loom::sync::atomic::{AtomicBool, AtomicU64};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
-use super::{explore, relax};
+use super::{explored, relax};
 use crate::dirty::{DirtyLog, Marks};
 use crate::support::{PAGE, receipt, slot, stamp};
 use crate::{Memslots, SlotId};
@@ -221,27 +221,10 @@ fn following<P: Protocol>() {
     machine.check::<P>();
 }
 
-#[test]
-fn p14_stores_that_fault_are_fetched() {
-    explore(3, faulting::<Real>);
-}
-
-#[test]
-fn p14_stores_that_set_dirty_bits_are_fetched() {
-    explore(3, tracking::<Real>);
-}
-
-#[test]
-fn p14_stores_of_the_hypervisor_are_fetched() {
-    explore(3, emulating::<Real>);
-}
-
-#[test]
-fn p14_stores_are_fetched_after_a_fetch_was_given_up() {
-    explore(3, giving_up::<Real>);
-}
-
-#[test]
-fn p14_a_store_that_is_visible_before_the_fetch_is_in_it() {
-    explore(3, following::<Real>);
+explored! {
+    p14_stores_that_fault_are_fetched: 3 => faulting::<Real>;
+    p14_stores_that_set_dirty_bits_are_fetched: 3 => tracking::<Real>;
+    p14_stores_of_the_hypervisor_are_fetched: 3 => emulating::<Real>;
+    p14_stores_are_fetched_after_a_fetch_was_given_up: 3 => giving_up::<Real>;
+    p14_a_store_that_is_visible_before_the_fetch_is_in_it: 3 => following::<Real>;
 }
