@@ -1,11 +1,10 @@
 //! `quell image-debian`: a disk with Debian, for the kernel that the guests have.
 //!
-//! One way for both architectures. Apt resolves and fetches the packages; `tree` unpacks them
-//! without root's rights and makes a filesystem; `boot` starts that once under QEMU, where the
+//! One way for both architectures. Apt resolves and fetches the packages; `tree` has dpkg unpack
+//! them without root's rights and makes a filesystem; `boot` starts that once under QEMU, where the
 //! packages configure themselves. No program of the other architecture runs on this system.
 
 pub(crate) mod boot;
-mod dpkg;
 mod files;
 mod stamp;
 mod tree;
@@ -123,7 +122,6 @@ fn make(disk: &Disk<'_>, steps: &Steps, signals: &Signals) -> Result<()> {
 
     steps.begin("unpacking packages");
     let tree = Tree::unpack(&packages, work.path(), steps)?;
-    tree.write_database()?;
     tree.write_settings(&packages.sources, package, &disk.args.password)?;
 
     steps.begin("making the filesystem");

@@ -1,96 +1,75 @@
-//! Archives in cpio's "newc" format, which the Linux kernel unpacks as initial RAM disk.
-//!
-//! Every member is a header of 110 ASCII characters, its name with a NUL, and its data, both padded
-//! to 4 bytes. A trailer ends the archive. Archives may follow each other; later members replace
-//! earlier ones. Source: the kernel's Documentation/driver-api/early-userspace/buffer-format.rst.
+//! Archives in cpio's "newc" format, which the Linux kernel unpacks as initial RAM disk. They may
+//! follow each other; later members replace earlier ones.
+
+use anyhow::{Context, Result};
+use cpio::newc::{Builder, ModeFileType, trailer};
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 
 /// Archives start at multiples of this many bytes, by convention.
 const BLOCK_BYTES: usize = 512;
 
-const FILE: u32 = 0o100_000;
-const DIRECTORY: u32 = 0o040_000;
-const SYMLINK: u32 = 0o120_000;
-const CHARACTER_DEVICE: u32 = 0o020_000;
-
+/// An archive under construction, and the directories that it has.
 #[derive(Default)]
 pub(crate) struct Archive {
     bytes: Vec<u8>,
-    members: u32,
-}
-
-struct Member<'a> {
-    name: &'a str,
-    mode: u32,
-    device: (u32, u32),
-    data: &'a [u8],
+    directories: BTreeSet<PathBuf>,
 }
 
 impl Archive {
+    /// Adds a regular file with permissions `mode`.
     pub(crate) fn file(&mut self, name: &str, mode: u32, data: &[u8]) {
-        self.member(&Member { name, mode: FILE | mode, device: (0, 0), data });
+        self.member(Builder::new(name).mode(mode).set_mode_file_type(ModeFileType::Regular), data);
+    }
+
+    /// Adds the file at a path under another name, executable, and the directories that lead to it.
+    pub(crate) fn add(&mut self, name: &str, path: &Path) -> Result<()> {
+        let directories: Vec<_> = Path::new(name).ancestors().skip(1).collect();
+        for directory in directories.into_iter().rev().skip(1) {
+            if !self.directories.contains(directory) {
+                self.directory(&directory.to_string_lossy());
+            }
+        }
+        let data = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+        self.file(name, 0o755, &data);
+        Ok(())
     }
 
     /// Adds a directory that everyone may read.
     pub(crate) fn directory(&mut self, name: &str) {
-        self.member(&Member { name, mode: DIRECTORY | 0o755, device: (0, 0), data: &[] });
+        self.directories.insert(name.into());
+        self.member(Builder::new(name).mode(0o755).set_mode_file_type(ModeFileType::Directory), &[]);
     }
 
     pub(crate) fn symlink(&mut self, name: &str, target: &str) {
-        self.member(&Member { name, mode: SYMLINK | 0o777, device: (0, 0), data: target.as_bytes() });
+        let link = Builder::new(name).mode(0o777).set_mode_file_type(ModeFileType::Symlink);
+        self.member(link, target.as_bytes());
     }
 
-    pub(crate) fn character_device(&mut self, name: &str, device: (u32, u32)) {
-        self.member(&Member { name, mode: CHARACTER_DEVICE | 0o600, device, data: &[] });
+    /// Adds a character device with its major and minor number.
+    pub(crate) fn character_device(&mut self, name: &str, (major, minor): (u32, u32)) {
+        let device = Builder::new(name).mode(0o600).set_mode_file_type(ModeFileType::Char);
+        self.member(device.rdev_major(major).rdev_minor(minor), &[]);
     }
 
     pub(crate) fn finish(mut self) -> Vec<u8> {
-        self.member(&Member { name: "TRAILER!!!", mode: 0, device: (0, 0), data: &[] });
-        self.pad(BLOCK_BYTES);
+        trailer(&mut self.bytes).expect("memory takes it");
+        self.bytes.resize(self.bytes.len().next_multiple_of(BLOCK_BYTES), 0);
         self.bytes
     }
 
-    fn member(&mut self, member: &Member<'_>) {
-        self.members += 1;
-        let Member { name, mode, device: (major, minor), data } = member;
-        let name_size = name.len() + 1;
-        // Inode, mode, uid, gid, links, mtime, size, device of the file system (two words), device
-        // that the member is (two words), size of the name, checksum (unused).
-        let fields = [
-            u64::from(self.members),
-            u64::from(*mode),
-            0,
-            0,
-            1,
-            0,
-            data.len() as u64,
-            0,
-            0,
-            u64::from(*major),
-            u64::from(*minor),
-            name_size as u64,
-            0,
-        ];
-        self.bytes.extend_from_slice(b"070701");
-        for field in fields {
-            assert!(field <= u64::from(u32::MAX), "{name}: too large for the format");
-            self.bytes.extend_from_slice(format!("{field:08x}").as_bytes());
-        }
-        self.bytes.extend_from_slice(name.as_bytes());
-        self.bytes.push(0);
-        self.pad(4);
-        self.bytes.extend_from_slice(data);
-        self.pad(4);
-    }
-
-    fn pad(&mut self, unit: usize) {
-        self.bytes.resize(self.bytes.len().next_multiple_of(unit), 0);
+    fn member(&mut self, member: Builder, data: &[u8]) {
+        let size = u32::try_from(data.len()).expect("files are smaller than 4 GiB");
+        let mut writer = member.write(&mut self.bytes, size);
+        writer.write_all(data).and_then(|()| writer.finish().map(drop)).expect("memory takes it");
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Write;
     use std::process::{Command, Stdio};
 
     fn sample() -> Vec<u8> {
@@ -124,5 +103,23 @@ mod tests {
         let output = cpio.wait_with_output().expect("cpio ends");
         assert!(output.status.success());
         assert_eq!(String::from_utf8_lossy(&output.stdout), "bin\nbin/tool\nbin/alias\nconsole\n");
+    }
+
+    #[test]
+    fn directories_come_once_and_before_what_is_in_them() {
+        let directory = tempfile::tempdir().expect("makes");
+        let file = directory.path().join("file");
+        fs::write(&file, "x").expect("writes");
+        let mut archive = Archive::default();
+        archive.add("lib/a/one", &file).expect("adds");
+        archive.add("lib/a/two", &file).expect("adds");
+        assert_eq!(archive.directories, BTreeSet::from(["lib".into(), "lib/a".into()]));
+        let bytes = archive.finish();
+        let places = |name: &[u8]| -> Vec<_> {
+            let windows = bytes.windows(name.len()).enumerate();
+            windows.filter(|(_, window)| *window == name).map(|(at, _)| at).collect()
+        };
+        let [lib, a, one] = [&b"lib\0"[..], b"lib/a\0", b"lib/a/one\0"].map(places);
+        assert!(lib.len() == 1 && a.len() == 1 && lib < a && a < one);
     }
 }

@@ -30,8 +30,7 @@ pub(crate) fn base(files: &GuestFiles, programs: &[(&str, PathBuf)]) -> Result<V
         }
     }
     for (name, path) in programs {
-        let program = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-        archive.file(&format!("bin/{name}"), 0o755, &program);
+        archive.add(&format!("bin/{name}"), path)?;
     }
     archive.file("init", 0o755, INIT);
     archive.file("etc/inittab", 0o644, INITTAB);

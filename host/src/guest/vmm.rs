@@ -5,8 +5,7 @@ use super::cache::{GuestFiles, KVM_MODULES};
 use super::cpio::Archive;
 use super::peer::STARTS;
 use crate::size::MIB;
-use anyhow::{Context, Result};
-use std::fs;
+use anyhow::Result;
 use std::path::Path;
 
 /// Memory for the kernel itself and its tables, beyond what the monitor gives its guest.
@@ -16,15 +15,10 @@ const KERNEL_MEMORY: u64 = 384 * MIB;
 /// and runs the monitor with these arguments. The command's status is the monitor's.
 pub(crate) fn archive(files: &GuestFiles, program: &Path, arguments: &str) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
-    archive.directory("modules");
     for module in KVM_MODULES {
-        let path = files.modules.join(module);
-        let data = fs::read(&path)
-            .with_context(|| format!("the kernel's package ({}) has no {module}", files.versions.kernel))?;
-        archive.file(&format!("modules/{module}"), 0o644, &data);
+        archive.add(&format!("modules/{module}"), &files.module(module)?)?;
     }
-    let data = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
-    archive.file("bin/kvmslots", 0o755, &data);
+    archive.add("bin/kvmslots", program)?;
     archive.file("command", 0o644, command(arguments).as_bytes());
     Ok(archive.finish())
 }
@@ -48,6 +42,7 @@ pub(crate) fn line(arguments: &str) -> String {
 mod tests {
     use super::*;
     use crate::guest::cache::Versions;
+    use std::fs;
 
     fn files(modules: &Path) -> GuestFiles {
         let versions = Versions { kernel: "linux-image-0".into(), busybox: "busybox".into() };

@@ -2,7 +2,7 @@
 
 use super::{Guest, StockGuest};
 use crate::arch::{Arch, Platform};
-use crate::guest::cache::OwningKernel;
+use crate::guest::cache::OtherKernel;
 use crate::guest::peer::owning::Given;
 use crate::guest::peer::{self, Flushes};
 use crate::guest::{cpio::Archive, initramfs};
@@ -18,7 +18,7 @@ impl StockGuest {
     /// says whether KVM polls before it halts.
     pub(crate) fn with_kvm_and_devices(
         &self,
-        kernel: &OwningKernel,
+        kernel: &OtherKernel,
         guest: &Guest,
         polls: bool,
         clock: Clock,

@@ -12,7 +12,7 @@ use super::limits::Limit;
 use crate::arch::{Arch, Platform};
 use crate::cli::DevicesArgs;
 use crate::debian;
-use crate::guest::cache::{self, OwningKernel};
+use crate::guest::cache::{self, OtherKernel};
 use crate::machine::devices::{Devices, Network};
 use crate::machine::spec::{Clock, Spec};
 use crate::results::{Row, Samples, Subject};
@@ -57,7 +57,7 @@ struct Bench<'a> {
     /// Whether KVM polls before it halts.
     polls: bool,
     /// The kernel around KVM's guest.
-    kernel: OwningKernel,
+    kernel: OtherKernel,
     /// The disk with fio.
     programs: PathBuf,
 }

@@ -2,32 +2,21 @@
 //! other releases.
 
 use super::debian::sources;
-use super::{Apt, KEYRING, MIRROR, New, NotToBeHad, find, kept, kernel_packages, unpack_to};
+use super::{
+    Apt, KEYRING, KVM_MODULES, MIRROR, New, NotToBeHad, OtherKernel, find, kept, kept_kernel,
+    kernel_packages, unpack_to, with_lists,
+};
 use crate::arch::Arch;
 use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct OtherKernel {
-    pub(crate) kernel: PathBuf,
-    /// Its package and version.
-    pub(crate) version: String,
-}
-
-impl OtherKernel {
-    fn cached(place: &Path) -> Option<Self> {
-        let kernel = place.join("vmlinuz");
-        let version = fs::read_to_string(place.join("version")).ok()?;
-        kernel.is_file().then_some(Self { kernel, version })
-    }
-
-    fn fetch(apt: &Apt, package: &str, new: &New) -> Result<()> {
-        let image = apt.kernel_behind(package, new.work.path());
-        let image = image.ok_or_else(|| NotToBeHad(format!("there is no kernel behind {package}")))?;
-        eprintln!("quell: fetching {image}");
-        Ok(fs::write(new.kept.join("version"), apt.kernel(&image, &[], new)?)?)
-    }
+/// Fetches the kernel behind `package`, and these of its modules.
+fn fetch(apt: &Apt, package: &str, modules: &[&str], new: &New) -> Result<String> {
+    let image = apt.kernel_behind(package, new.work.path());
+    let image = image.ok_or_else(|| NotToBeHad(format!("there is no kernel behind {package}")))?;
+    eprintln!("quell: fetching {image}");
+    apt.kernel(&image, modules, new)
 }
 
 /// A kernel newer than the distribution's own, from its backports; fetches its package if it is
@@ -37,16 +26,13 @@ pub(crate) fn newer_kernel(arch: Arch) -> Result<OtherKernel> {
         Arch::X86_64 => "guest-backports",
         Arch::Aarch64 => "guest-backports-aarch64",
     };
-    kept(name, OtherKernel::cached, OtherKernel::cached, |new| {
-        let (apt, _) = at_backports(arch, new)?;
-        OtherKernel::fetch(&apt, kernel_packages(arch)[0], new)
-    })
+    kept_kernel(name, &[], |new| fetch(&at_backports(arch, new)?.0, kernel_packages(arch)[0], &[], new))
 }
 
 /// The kernel that `package` depends on in another release of Debian; fetches its package if it is
 /// missing.
 pub(crate) fn kernel_of(suite: &str, arch: Arch, package: &str) -> Result<OtherKernel> {
-    kept(&format!("guest-{suite}-{package}"), OtherKernel::cached, OtherKernel::cached, |new| {
+    kept_kernel(&format!("guest-{suite}-{package}"), &[], |new| {
         let is_debian = Path::new(KEYRING).is_file();
         ensure!(is_debian, NotToBeHad(format!("{suite} is Debian's, and there is no {KEYRING}")));
         let apt = Apt::foreign(arch.debian(), &new.cache.join(format!("apt-{suite}-{}", arch.debian())))?;
@@ -57,7 +43,24 @@ pub(crate) fn kernel_of(suite: &str, arch: Arch, package: &str) -> Result<OtherK
             let lists = format!("there are no package lists of {suite}");
             return Err(if is_gone { error.context(NotToBeHad(lists)) } else { error.context(lists) });
         }
-        OtherKernel::fetch(&apt, package, new)
+        fetch(&apt, package, &[], new)
+    })
+}
+
+/// The modules of a kernel for devices of guests, in the order of loading: what its KVM needs in
+/// addition, KVM, and what gives devices to guests.
+fn owning_modules() -> Vec<&'static str> {
+    const VFIO: [&str; 5] =
+        ["vfio.ko", "vfio_iommu_type1.ko", "vfio_virqfd.ko", "vfio-pci-core.ko", "vfio-pci.ko"];
+    [&["ccp.ko"], &KVM_MODULES[..], &VFIO].concat()
+}
+
+/// The kernel of a hypervisor whose guests own devices, with its modules: that of the stock guest
+/// has no driver for AMD's IOMMUs. It is the distribution's usual one, for machines of all kinds.
+pub(crate) fn owning_kernel() -> Result<OtherKernel> {
+    let modules = owning_modules();
+    kept_kernel("guest-owning", &modules, |new| {
+        with_lists(new, |apt| fetch(apt, "linux-image-amd64", &modules, new))
     })
 }
 
@@ -67,9 +70,7 @@ const EMULATOR_PACKAGES: [&str; 5] =
 /// An emulator newer than the distribution's own, from its backports: the directory into which its
 /// packages are unpacked; fetches them if they are missing.
 pub(crate) fn newer_emulator() -> Result<PathBuf> {
-    // It is renamed only when it is complete.
-    let unpacked = |place: &Path| place.is_dir().then(|| place.to_owned());
-    kept("qemu-backports", unpacked, unpacked, |new| {
+    kept("qemu-backports", &[], false, |new| {
         let (apt, suite) = at_backports(Arch::X86_64, new)?;
         eprintln!("quell: fetching {}", EMULATOR_PACKAGES.join(", "));
         let wanted = EMULATOR_PACKAGES.map(|package| format!("{package}/{suite}"));
@@ -113,4 +114,17 @@ pub(super) fn codename(release: &str) -> Option<&str> {
     };
     let codename = value("VERSION_CODENAME").filter(|name| name.chars().all(|c| c.is_ascii_lowercase()))?;
     (value("ID") == Some("debian")).then_some(codename)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_are_loaded_after_those_that_they_use() {
+        let names = owning_modules();
+        let at = |name: &str| names.iter().position(|other| *other == name).expect("is there");
+        assert!(at("ccp.ko") < at("kvm-amd.ko") && at("irqbypass.ko") < at("vfio-pci-core.ko"));
+        assert!(at("vfio.ko") < at("vfio_iommu_type1.ko") && at("vfio-pci-core.ko") < at("vfio-pci.ko"));
+    }
 }

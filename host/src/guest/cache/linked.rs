@@ -2,7 +2,8 @@
 //! is fetched as a package with those that it depends on; only the program and its libraries are
 //! kept. None of them runs on this system.
 
-use super::{Apt, find, kept, unpack_to, version};
+use super::super::cpio::Archive;
+use super::{Apt, VERSION, find, kept, unpack_to, version};
 use crate::arch::Arch;
 use anyhow::{Context, Result};
 use object::Endianness;
@@ -22,14 +23,12 @@ pub(crate) struct LinkedProgram {
 }
 
 impl LinkedProgram {
-    fn cached(place: &Path) -> Option<Self> {
-        let program = place.join("program");
-        let version = fs::read_to_string(place.join("version")).ok()?;
-        let entries = fs::read_dir(place.join("lib")).ok()?;
-        let mut libraries = entries.map(|entry| Some(entry.ok()?.path())).collect::<Option<Vec<_>>>()?;
-        libraries.sort();
-        let is_whole = program.is_file() && !libraries.is_empty();
-        is_whole.then_some(Self { program, libraries, version })
+    /// Adds the libraries to an archive, in `lib`.
+    pub(crate) fn add_libraries(&self, archive: &mut Archive) -> Result<()> {
+        self.libraries.iter().try_for_each(|library| {
+            let name = library.file_name().context("a library has no name")?.to_string_lossy();
+            archive.add(&format!("lib/{name}"), library)
+        })
     }
 }
 
@@ -45,12 +44,17 @@ pub(crate) fn kexec(arch: Arch) -> Result<LinkedProgram> {
 
 fn linked_program(arch: Arch, package: &str, path: &str) -> Result<LinkedProgram> {
     let architecture = arch.debian();
-    kept(&format!("{package}-{architecture}"), LinkedProgram::cached, LinkedProgram::cached, |new| {
+    let place = kept(&format!("{package}-{architecture}"), &["program", VERSION, "lib"], false, |new| {
         let apt = Apt::foreign(architecture, &new.cache.join(format!("apt-{architecture}")))?;
         fetch(&apt, package, path, new.work.path(), &new.kept).with_context(|| {
             format!("cannot fetch {package} for {architecture}; this needs apt and, once, network access")
         })
-    })
+    })?;
+    let entries = fs::read_dir(place.join("lib"))?;
+    let mut libraries = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+    libraries.sort();
+    let version = fs::read_to_string(place.join(VERSION))?;
+    Ok(LinkedProgram { program: place.join("program"), libraries, version })
 }
 
 /// Fetches and unpacks the packages in `work`, and puts the program with its libraries into `kept`.
@@ -77,7 +81,7 @@ fn fetch(apt: &Apt, package: &str, path: &str, work: &Path, kept: &Path) -> Resu
     }
     fs::copy(&program, kept.join("program"))?;
     let version = version(&find(&archives, &format!("{package}_"))?)?;
-    fs::write(kept.join("version"), format!("{package} {version}"))?;
+    fs::write(kept.join(VERSION), format!("{package} {version}"))?;
     Ok(())
 }
 
@@ -156,17 +160,5 @@ mod tests {
         let objects = shared_objects(directory.path()).expect("reads");
         assert_eq!(objects.len(), 1);
         assert_eq!(fs::read_to_string(&objects["libx.so.1"]).expect("reads"), "lib");
-    }
-
-    #[test]
-    fn an_incomplete_cache_is_not_used() {
-        let directory = tempfile::tempdir().expect("makes");
-        assert_eq!(LinkedProgram::cached(directory.path()), None);
-        fs::write(directory.path().join("program"), "program").expect("writes");
-        fs::write(directory.path().join("version"), "p 1").expect("writes");
-        fs::create_dir(directory.path().join("lib")).expect("makes");
-        assert_eq!(LinkedProgram::cached(directory.path()), None, "libraries are missing");
-        fs::write(directory.path().join("lib/libc.so.6"), "library").expect("writes");
-        assert_eq!(LinkedProgram::cached(directory.path()).expect("is whole").version, "p 1");
     }
 }

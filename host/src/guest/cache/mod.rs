@@ -4,21 +4,19 @@
 mod backports;
 mod debian;
 mod linked;
-mod owning;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use backports::{kernel_of, newer_emulator, newer_kernel};
+pub(crate) use backports::{kernel_of, newer_emulator, newer_kernel, owning_kernel};
 pub(crate) use debian::{DebianPackages, debian_packages};
 pub(crate) use linked::{LinkedProgram, foreign_qemu, kexec};
-pub(crate) use owning::{OwningKernel, owning_kernel};
 
 use crate::arch::Arch;
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use std::env;
 use std::error::Error;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs;
 use std::io::ErrorKind;
@@ -41,6 +39,10 @@ const MIRROR: &str = "http://deb.debian.org";
 const BUSYBOX_PACKAGE: &str = "busybox-static";
 /// The kernel's modules that make it a hypervisor, in the order of loading.
 pub(crate) const KVM_MODULES: [&str; 3] = ["irqbypass.ko", "kvm.ko", "kvm-amd.ko"];
+
+/// Files of the cache with a package and its version, or with several.
+const VERSION: &str = "version";
+const VERSIONS: &str = "versions.json";
 
 /// The distribution does not have what was asked for. A test that needs it is left out.
 #[derive(Debug)]
@@ -90,18 +92,52 @@ pub(crate) fn guest_files(arch: Arch, refresh: bool) -> Result<GuestFiles> {
         Arch::X86_64 => "guest",
         Arch::Aarch64 => "guest-aarch64",
     };
-    kept(
-        name,
-        |guest| if refresh { None } else { cached(guest) },
-        cached,
-        |new| {
-            let versions = fetch(arch, new).context(
+    let place = kept(name, &["vmlinuz", "busybox", "modules", VERSIONS], refresh, |new| {
+        let versions = fetch(arch, new).context(
             "cannot fetch the guest's kernel and busybox as packages; this needs apt and, once, network access",
         )?;
-            let text = serde_json::to_string_pretty(&versions)?;
-            Ok(fs::write(new.kept.join("versions.json"), text)?)
-        },
-    )
+        Ok(fs::write(new.kept.join(VERSIONS), serde_json::to_string_pretty(&versions)?)?)
+    })?;
+    let [kernel, busybox, modules] = ["vmlinuz", "busybox", "modules"].map(|name| place.join(name));
+    let versions = serde_json::from_slice(&fs::read(place.join(VERSIONS))?);
+    let versions = versions.with_context(|| format!("{VERSIONS} in {} is damaged", place.display()))?;
+    Ok(GuestFiles { kernel, busybox, modules, versions })
+}
+
+impl GuestFiles {
+    /// The file of a module, which has to be there.
+    pub(crate) fn module(&self, name: &str) -> Result<PathBuf> {
+        let path = self.modules.join(name);
+        ensure!(path.is_file(), "the kernel's package ({}) has no {name}", self.versions.kernel);
+        Ok(path)
+    }
+}
+
+/// A kernel other than the stock guest's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct OtherKernel {
+    pub(crate) kernel: PathBuf,
+    /// Its modules that were asked for, in the order of loading.
+    pub(crate) modules: Vec<PathBuf>,
+    /// Its package and version.
+    pub(crate) version: String,
+}
+
+/// The kernel that the cache has under a name, with these modules. Otherwise `fetch` fetches it,
+/// and returns its package and version.
+fn kept_kernel(
+    name: &str,
+    modules: &[&str],
+    fetch: impl FnOnce(&New) -> Result<String>,
+) -> Result<OtherKernel> {
+    let modules: Vec<_> = modules.iter().map(|module| format!("modules/{module}")).collect();
+    let needed: Vec<_> = ["vmlinuz", VERSION].into_iter().chain(modules.iter().map(String::as_str)).collect();
+    let place = kept(name, &needed, false, |new| Ok(fs::write(new.kept.join(VERSION), fetch(new)?)?))?;
+    Ok(OtherKernel {
+        kernel: place.join("vmlinuz"),
+        modules: modules.iter().map(|module| place.join(module)).collect(),
+        version: fs::read_to_string(place.join(VERSION))?,
+    })
 }
 
 /// Where something new for the cache is made.
@@ -113,19 +149,19 @@ struct New {
     kept: PathBuf,
 }
 
-/// What the cache has under a name, if `usable` finds it. Otherwise `fetch` makes it anew, and
-/// `read` reads it.
-fn kept<T>(
+/// The place of what the cache has under a name: a directory that has all that is `needed`.
+/// Otherwise, or to `refresh` it, `fetch` makes it anew.
+fn kept(
     name: &str,
-    usable: impl Fn(&Path) -> Option<T>,
-    read: impl Fn(&Path) -> Option<T>,
+    needed: &[&str],
+    refresh: bool,
     fetch: impl FnOnce(&New) -> Result<()>,
-) -> Result<T> {
+) -> Result<PathBuf> {
     let _one_at_a_time = FETCHING.lock().unwrap_or_else(PoisonError::into_inner);
     let cache = directory();
     let place = cache.join(name);
-    if let Some(found) = usable(&place) {
-        return Ok(found);
+    if !refresh && is_whole(&place, needed) {
+        return Ok(place);
     }
     fs::create_dir_all(&cache)
         .with_context(|| format!("cannot make the cache directory {}", cache.display()))?;
@@ -133,16 +169,13 @@ fn kept<T>(
     let new = New { kept: work.path().join("kept"), cache, work };
     fs::create_dir(&new.kept)?;
     fetch(&new)?;
+    ensure!(is_whole(&new.kept, needed), "the packages for {name} lack some of {}", needed.join(", "));
     replace(&new.kept, &place)?;
-    read(&place).with_context(|| format!("the cache in {} is incomplete after fetching", place.display()))
+    Ok(place)
 }
 
-fn cached(guest: &Path) -> Option<GuestFiles> {
-    let text = fs::read_to_string(guest.join("versions.json")).ok()?;
-    let versions = serde_json::from_str(&text).ok()?;
-    let (kernel, busybox, modules) = (guest.join("vmlinuz"), guest.join("busybox"), guest.join("modules"));
-    let is_whole = kernel.is_file() && busybox.is_file() && modules.is_dir();
-    is_whole.then_some(GuestFiles { kernel, busybox, modules, versions })
+fn is_whole(place: &Path, needed: &[&str]) -> bool {
+    place.is_dir() && needed.iter().all(|name| place.join(name).exists())
 }
 
 /// Replaces `old` by `new`. A concurrent run may have done the same; either result is good.
@@ -263,25 +296,27 @@ impl Apt {
 
     /// Private lists and caches under `directory`; sources and keys are the system's.
     fn private(directory: &Path) -> Result<Self> {
-        let mut options = Vec::new();
+        let mut apt = Self { options: Vec::new(), directory: directory.to_owned() };
         for (name, part) in [("Dir::State::Lists", "lists"), ("Dir::Cache", "cache")] {
             let path = directory.join(part);
             fs::create_dir_all(path.join("partial"))?;
             fs::create_dir_all(path.join("archives/partial"))?;
-            let mut option = OsString::from(format!("{name}="));
-            option.push(path);
-            options.extend([OsString::from("-o"), option]);
+            apt.set(name, path);
         }
-        Ok(Self { options, directory: directory.to_owned() })
+        Ok(apt)
+    }
+
+    fn set(&mut self, name: &str, value: impl AsRef<OsStr>) {
+        let option = [OsStr::new(name), "=".as_ref(), value.as_ref()];
+        self.options.extend(["-o".into(), option.into_iter().collect()]);
     }
 
     /// The same with other sources; keys are the system's.
     fn with_sources(mut self, sources: &str) -> Result<Self> {
         let list = self.directory.join("sources.list");
         fs::write(&list, sources)?;
-        let mut option = OsString::from("Dir::Etc::SourceList=");
-        option.push(list);
-        self.options.extend(["-o".into(), option, "-o".into(), "Dir::Etc::SourceParts=/dev/null".into()]);
+        self.set("Dir::Etc::SourceList", list);
+        self.set("Dir::Etc::SourceParts", "/dev/null");
         Ok(self)
     }
 
@@ -291,12 +326,9 @@ impl Apt {
         let mut apt = Self::private(directory)?;
         let status = directory.join("status");
         fs::write(&status, "")?;
-        let mut option = OsString::from("Dir::State::status=");
-        option.push(status);
-        apt.options.extend(["-o".into(), option]);
-        for name in ["APT::Architecture", "APT::Architectures"] {
-            apt.options.extend(["-o".into(), format!("{name}={architecture}").into()]);
-        }
+        apt.set("Dir::State::status", status);
+        apt.set("APT::Architecture", architecture);
+        apt.set("APT::Architectures", architecture);
         Ok(apt)
     }
 

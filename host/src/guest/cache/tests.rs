@@ -44,12 +44,13 @@ fn the_modules_of_kvm_are_kept_and_no_others() {
 #[test]
 fn an_incomplete_cache_is_not_used() {
     let directory = tempfile::tempdir().expect("makes");
-    assert!(cached(directory.path()).is_none());
-    fs::write(directory.path().join("versions.json"), r#"{"kernel":"k 1","busybox":"b 2"}"#).expect("w");
-    fs::write(directory.path().join("vmlinuz"), "kernel").expect("writes");
-    assert!(cached(directory.path()).is_none(), "busybox is missing");
-    fs::write(directory.path().join("busybox"), "busybox").expect("writes");
-    assert!(cached(directory.path()).is_none(), "the modules are missing");
-    fs::create_dir(directory.path().join("modules")).expect("makes");
-    assert_eq!(cached(directory.path()).expect("is whole").versions.kernel, "k 1");
+    let place = directory.path().join("entry");
+    assert!(!is_whole(&place, &[]), "there is none");
+    fs::create_dir_all(place.join("modules")).expect("makes");
+    let needed = ["modules", "vmlinuz", "version", "modules/kvm.ko"];
+    for name in &needed[1..] {
+        assert!(!is_whole(&place, &needed), "without {name}");
+        fs::write(place.join(name), name).expect("writes");
+    }
+    assert!(is_whole(&place, &needed));
 }

@@ -1,9 +1,10 @@
 //! The peer on Arm: KVM is part of the kernel, and QEMU with its libraries comes from packages for
 //! Arm64. Guests flush by their own instructions, which reach all processors.
 
-use super::{Around, Inner, STARTS, Tree};
+use super::{Around, Inner, STARTS};
 use crate::arch::{Arch, ArmCpu, Platform};
 use crate::guest::cache::{self, LinkedProgram};
+use crate::guest::cpio::Archive;
 use crate::machine::spec::{Clock, Payload, Spec};
 use crate::size::MIB;
 use crate::vm::StockGuest;
@@ -83,15 +84,10 @@ impl Outer<'_> {
 
 /// The part of the initial RAM disk that starts a machine under KVM.
 pub(crate) fn archive(qemu: &LinkedProgram, inner: &Inner<'_>, cpus: u32) -> Result<Vec<u8>> {
-    let mut tree = Tree::default();
-    tree.add("bin/qemu", &qemu.program)?;
-    for library in &qemu.libraries {
-        let name = library.file_name().context("a library has no name")?.to_string_lossy();
-        tree.add(&format!("lib/{name}"), library)?;
-    }
-    tree.add_guest(inner)?;
-    tree.archive.file("command", 0o644, command(inner, cpus).as_bytes());
-    Ok(tree.archive.finish())
+    let mut archive = Archive::default();
+    archive.add("bin/qemu", &qemu.program)?;
+    qemu.add_libraries(&mut archive)?;
+    super::finish_with(archive, inner, &command(inner, cpus))
 }
 
 /// The shell command that starts the machine: QEMU's command line. The kernel's own is in a file.

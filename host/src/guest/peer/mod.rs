@@ -12,9 +12,7 @@ use crate::arch::Arch;
 use crate::size::MIB;
 use anyhow::{Context, Result, bail, ensure};
 use hostlink::rom;
-use std::collections::BTreeSet;
 use std::env;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -109,20 +107,16 @@ impl Around {
 /// and runs the machine, whose second serial port is the report channel. The command's status is
 /// QEMU's.
 pub(crate) fn archive(files: &GuestFiles, inner: &Inner<'_>, around: Around) -> Result<Vec<u8>> {
-    let mut tree = Tree::default();
+    let mut archive = Archive::default();
     for module in KVM_MODULES {
-        let path = files.modules.join(module);
-        ensure!(path.is_file(), "the kernel's package ({}) has no {module}", files.versions.kernel);
-        tree.add(&format!("modules/{module}"), &path)?;
+        archive.add(&format!("modules/{module}"), &files.module(module)?)?;
     }
-    tree.add_qemu()?;
-    tree.add_guest(inner)?;
+    add_qemu(&mut archive)?;
     if inner.has_rom {
         let image = (0..rom::LEN / rom::LINE).flat_map(|index| rom::line(rom::LEN, index));
-        tree.archive.file("rom", 0o644, &image.collect::<Vec<u8>>());
+        archive.file("rom", 0o644, &image.collect::<Vec<u8>>());
     }
-    tree.archive.file("command", 0o644, command(inner, around).as_bytes());
-    Ok(tree.archive.finish())
+    finish_with(archive, inner, &command(inner, around))
 }
 
 pub(crate) fn memory(inner: &Inner<'_>, initrd_bytes: u64) -> u64 {
@@ -168,52 +162,30 @@ fn command(inner: &Inner<'_>, around: Around) -> String {
     )
 }
 
-/// An archive, and the directories that it already contains.
-#[derive(Default)]
-struct Tree {
-    archive: Archive,
-    directories: BTreeSet<PathBuf>,
+/// Adds this system's QEMU with its libraries and its firmware.
+fn add_qemu(archive: &mut Archive) -> Result<()> {
+    let qemu = program(Arch::X86_64.qemu())?;
+    archive.add("bin/qemu", &qemu)?;
+    for library in libraries(&qemu)? {
+        archive.add(library.to_string_lossy().trim_start_matches('/'), &library)?;
+    }
+    let directories = data_directories(&qemu)?;
+    for name in FIRMWARE {
+        let path = directories.iter().map(|directory| directory.join(name)).find(|path| path.is_file());
+        archive.add(&format!("firmware/{name}"), &path.with_context(|| format!("QEMU has no {name}"))?)?;
+    }
+    Ok(())
 }
 
-impl Tree {
-    /// Adds a file under another name, and the directories that lead to it.
-    fn add(&mut self, name: &str, file: &Path) -> Result<()> {
-        let mut directories: Vec<_> = Path::new(name).ancestors().skip(1).collect();
-        directories.reverse();
-        for directory in directories.into_iter().filter(|directory| *directory != Path::new("")) {
-            if self.directories.insert(directory.to_owned()) {
-                self.archive.directory(&directory.to_string_lossy());
-            }
-        }
-        let data = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
-        self.archive.file(name, 0o755, &data);
-        Ok(())
+/// Adds the guest and the command that starts it; returns the whole archive.
+fn finish_with(mut archive: Archive, inner: &Inner<'_>, command: &str) -> Result<Vec<u8>> {
+    archive.add("kernel", inner.kernel)?;
+    if let Some(initrd) = inner.initrd {
+        archive.file("initrd", 0o644, initrd);
     }
-
-    /// Adds this system's QEMU with its libraries and its firmware.
-    fn add_qemu(&mut self) -> Result<()> {
-        let qemu = program(Arch::X86_64.qemu())?;
-        self.add("bin/qemu", &qemu)?;
-        for library in libraries(&qemu)? {
-            let name = library.to_string_lossy();
-            self.add(name.trim_start_matches('/'), &library)?;
-        }
-        let directories = data_directories(&qemu)?;
-        for name in FIRMWARE {
-            let path = directories.iter().map(|directory| directory.join(name)).find(|path| path.is_file());
-            self.add(&format!("firmware/{name}"), &path.with_context(|| format!("QEMU has no {name}"))?)?;
-        }
-        Ok(())
-    }
-
-    fn add_guest(&mut self, inner: &Inner<'_>) -> Result<()> {
-        self.add("kernel", inner.kernel)?;
-        if let Some(initrd) = inner.initrd {
-            self.archive.file("initrd", 0o644, initrd);
-        }
-        self.archive.file("cmdline", 0o644, inner.cmdline.as_bytes());
-        Ok(())
-    }
+    archive.file("cmdline", 0o644, inner.cmdline.as_bytes());
+    archive.file("command", 0o644, command.as_bytes());
+    Ok(archive.finish())
 }
 
 /// The path of a program in `PATH`.
@@ -318,21 +290,5 @@ mod tests {
         let machine = inner(None, Flushes::HyperV, false);
         assert!(memory(&machine, 200 * MIB) >= (256 + 2 * 200 + 256) * MIB);
         assert!(memory(&machine, 4096 * MIB) >= 2 * 4096 * MIB);
-    }
-
-    #[test]
-    fn directories_come_once_and_before_what_is_in_them() {
-        let directory = tempfile::tempdir().expect("makes");
-        let file = directory.path().join("file");
-        fs::write(&file, "x").expect("writes");
-        let mut tree = Tree::default();
-        tree.add("lib/a/one", &file).expect("adds");
-        tree.add("lib/a/two", &file).expect("adds");
-        let directories: Vec<_> =
-            tree.directories.iter().map(|path| path.to_string_lossy().into_owned()).collect();
-        assert_eq!(directories, ["lib", "lib/a"]);
-        let bytes = tree.archive.finish();
-        let at = |name: &[u8]| bytes.windows(name.len()).position(|window| window == name);
-        assert!(at(b"lib\0") < at(b"lib/a\0") && at(b"lib/a\0") < at(b"lib/a/one\0"));
     }
 }

@@ -1,8 +1,9 @@
 //! Guests of the peer that own PCI functions: Linux gives them by vfio. The machine around has an
 //! IOMMU, and a kernel with its driver.
 
-use super::super::cache::OwningKernel;
-use super::{Around, CMDLINE, Inner, STARTS, Tree, qemu};
+use super::super::cache::OtherKernel;
+use super::super::cpio::Archive;
+use super::{Around, CMDLINE, Inner, STARTS, qemu};
 use anyhow::Result;
 
 /// The command line of the hypervisor's kernel. It is not to test at boot whether the timer's
@@ -20,18 +21,16 @@ pub(crate) struct Given<'a> {
 
 /// The part of the initial RAM disk after [`initramfs::base`](crate::guest::initramfs::base): it
 /// takes the functions, and runs a machine that owns them.
-pub(crate) fn archive(kernel: &OwningKernel, inner: &Inner<'_>, given: &Given<'_>) -> Result<Vec<u8>> {
-    let mut tree = Tree::default();
+pub(crate) fn archive(kernel: &OtherKernel, inner: &Inner<'_>, given: &Given<'_>) -> Result<Vec<u8>> {
+    let mut archive = Archive::default();
     let mut names = Vec::new();
     for module in &kernel.modules {
         let name = module.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        tree.add(&format!("modules/{name}"), module)?;
+        archive.add(&format!("modules/{name}"), module)?;
         names.push(name);
     }
-    tree.add_qemu()?;
-    tree.add_guest(inner)?;
-    tree.archive.file("command", 0o644, command(&names, inner, given).as_bytes());
-    Ok(tree.archive.finish())
+    super::add_qemu(&mut archive)?;
+    super::finish_with(archive, inner, &command(&names, inner, given))
 }
 
 /// The shell command that starts the machine: QEMU's command line, with the functions.

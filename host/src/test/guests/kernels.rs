@@ -146,10 +146,7 @@ fn kexec_files(stock: &StockGuest, arch: Arch, command: &str) -> Result<Vec<u8>>
     // Where the loader is looked for on AMD64.
     archive.symlink("lib64", "lib");
     archive.file("bin/kexec", 0o755, &fs::read(&kexec.program)?);
-    for library in &kexec.libraries {
-        let name = library.file_name().context("a library has no name")?.to_string_lossy();
-        archive.file(&format!("lib/{name}"), 0o755, &fs::read(library)?);
-    }
+    kexec.add_libraries(&mut archive)?;
     archive.file("boot/kernel", 0o644, &fs::read(stock.kernel())?);
     archive.file("boot/initrd", 0o644, &stock.initrd(Some(command)));
     Ok(archive.finish())
