@@ -51,20 +51,14 @@ TLB:         11         31   TLB shootdowns
 
     #[test]
     fn rows_are_summed_over_cpus_without_their_description() {
-        assert_eq!(IpiCounts::parse(TEXT), IpiCounts { tlb: 42, call: 340 });
-    }
-
-    #[test]
-    fn an_absent_row_counts_zero() {
-        assert_eq!(
-            IpiCounts::parse("           CPU0\nLOC: 5 Local timer interrupts\n"),
-            IpiCounts::default()
-        );
-    }
-
-    #[test]
-    fn a_label_inside_another_row_does_not_count() {
-        assert_eq!(IpiCounts::parse("XTLB: 9 other\n 1: 3 edge TLB: 4\n"), IpiCounts::default());
+        for (text, tlb, call) in [
+            (TEXT, 42, 340),
+            ("           CPU0\nLOC: 5 Local timer interrupts\n", 0, 0),
+            // A label inside another row does not count.
+            ("XTLB: 9 other\n 1: 3 edge TLB: 4\n", 0, 0),
+        ] {
+            assert_eq!(IpiCounts::parse(text), IpiCounts { tlb, call }, "{text}");
+        }
     }
 
     #[test]

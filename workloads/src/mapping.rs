@@ -1,22 +1,39 @@
 //! Memory mappings whose words are accessed page by page.
 
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{
-    Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munmap,
+    Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect,
+    mremap_fixed, munmap,
 };
+use rustix::param::page_size;
+use std::ffi::c_void;
 use std::io;
-use std::os::fd::AsFd;
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::{self, NonNull};
+
+const BOTH: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
 /// Bytes of a page: the kernel's, which is 4 KiB on AMD64, and 4, 16 or 64 KiB on Arm64.
 pub fn page_bytes() -> usize {
-    // SAFETY: the function only reads a value that does not change.
-    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    usize::try_from(bytes).unwrap_or(usize::MAX)
+    page_size()
 }
 
 /// Words of a page.
 pub fn page_words() -> usize {
     page_bytes() / size_of::<u64>()
+}
+
+/// A file in memory with this many pages.
+pub fn memory_file(pages: usize) -> io::Result<OwnedFd> {
+    let file = memfd_create("workloads", MemfdFlags::CLOEXEC)?;
+    ftruncate(&file, (pages * page_bytes()) as u64)?;
+    Ok(file)
+}
+
+/// The word at a place of memory that was filled with this seed. It is never 0, as a new page's is.
+const fn seeded(seed: u64, index: usize) -> u64 {
+    ((index as u64) << 20 ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
 }
 
 /// Pages at an address of the kernel's choice. They are unmapped when the value is dropped.
@@ -30,15 +47,17 @@ pub struct Mapping {
 
 // SAFETY: the mapping belongs to the process, not to a thread, and to this value alone.
 unsafe impl Send for Mapping {}
+// SAFETY: a shared reference only reads, and there is none while something is stored.
+unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Writable anonymous memory of this process.
     pub fn anonymous(pages: usize) -> io::Result<Self> {
-        let (page_bytes, rights) = (page_bytes(), ProtFlags::READ | ProtFlags::WRITE);
+        let page_bytes = page_bytes();
         let bytes = length(pages, page_bytes)?;
         // SAFETY: a fresh mapping at an address of the kernel's choice replaces nothing.
-        let base = unsafe { mmap_anonymous(ptr::null_mut(), bytes, rights, MapFlags::PRIVATE)? };
-        Self::of(base.cast(), pages, page_bytes, true)
+        let base = unsafe { mmap_anonymous(ptr::null_mut(), bytes, BOTH, MapFlags::PRIVATE)? };
+        Self::of(base, pages, page_bytes, true)
     }
 
     /// Pages of a file from page `first` on, shared with all other mappings of it, read-only.
@@ -47,16 +66,37 @@ impl Mapping {
     }
 
     /// The same with pages of this size, which is a multiple of the kernel's.
-    fn of_file_by(page_bytes: usize, file: impl AsFd, first: u64, pages: usize) -> io::Result<Self> {
-        let offset = first.checked_mul(page_bytes as u64).ok_or(io::ErrorKind::InvalidInput)?;
-        let bytes = length(pages, page_bytes)?;
-        // SAFETY: as above.
-        let base = unsafe { mmap(ptr::null_mut(), bytes, ProtFlags::READ, MapFlags::SHARED, file, offset)? };
-        Self::of(base.cast(), pages, page_bytes, false)
+    pub fn of_file_by(page_bytes: usize, file: impl AsFd, first: u64, pages: usize) -> io::Result<Self> {
+        Self::map(page_bytes, file, first, pages, false, MapFlags::SHARED)
     }
 
-    fn of(base: *mut u64, pages: usize, page_bytes: usize, is_writable: bool) -> io::Result<Self> {
-        let base = NonNull::new(base).ok_or(io::ErrorKind::OutOfMemory)?;
+    /// The same, writable.
+    pub fn shared(file: impl AsFd, first: u64, pages: usize) -> io::Result<Self> {
+        Self::map(page_bytes(), file, first, pages, true, MapFlags::SHARED)
+    }
+
+    /// The first pages of a file, each copied when it is stored to.
+    pub fn copy_of(file: impl AsFd, pages: usize) -> io::Result<Self> {
+        Self::map(page_bytes(), file, 0, pages, true, MapFlags::PRIVATE)
+    }
+
+    fn map(
+        page_bytes: usize,
+        file: impl AsFd,
+        first: u64,
+        pages: usize,
+        is_writable: bool,
+        flags: MapFlags,
+    ) -> io::Result<Self> {
+        let offset = first.checked_mul(page_bytes as u64).ok_or(io::ErrorKind::InvalidInput)?;
+        let (bytes, rights) = (length(pages, page_bytes)?, if is_writable { BOTH } else { ProtFlags::READ });
+        // SAFETY: as for `anonymous`.
+        let base = unsafe { mmap(ptr::null_mut(), bytes, rights, flags, file, offset)? };
+        Self::of(base, pages, page_bytes, is_writable)
+    }
+
+    fn of(base: *mut c_void, pages: usize, page_bytes: usize, is_writable: bool) -> io::Result<Self> {
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { base, pages, page_bytes, is_writable })
     }
 
@@ -74,30 +114,89 @@ impl Mapping {
         self.pages
     }
 
-    /// Disables huge pages for it.
-    pub fn keep_small(&self) -> io::Result<()> {
-        self.advise(Advice::LinuxNoHugepage)
+    /// All its pages.
+    pub fn all(&self) -> Range<usize> {
+        0..self.pages
     }
 
-    /// Discards all pages; they read as zero when they are next touched.
-    pub fn discard(&mut self) -> io::Result<()> {
-        self.advise(Advice::LinuxDontNeed)
+    /// The pages' first byte and their length.
+    fn range(&self, pages: &Range<usize>) -> (*mut c_void, usize) {
+        assert!(pages.end <= self.pages, "pages {pages:?} of {}", self.pages);
+        // SAFETY: within the mapping, as just asserted.
+        let first = unsafe { self.base.as_ptr().byte_add(pages.start * self.page_bytes) };
+        (first.cast(), pages.len() * self.page_bytes)
     }
 
-    fn advise(&self, advice: Advice) -> io::Result<()> {
-        // SAFETY: the range is this mapping. Its contents are accessed only by `read` and `write`,
-        // which expect no particular value.
-        unsafe { madvise(self.base.as_ptr().cast(), self.bytes(), advice)? };
+    /// Gives the kernel advice about some pages. Those that are discarded read as zero, or as the
+    /// file, when they are next touched.
+    pub fn advise(&mut self, pages: Range<usize>, advice: Advice) -> io::Result<()> {
+        let (first, bytes) = self.range(&pages);
+        // SAFETY: the range is in this mapping. Its contents are accessed only by the functions
+        // here, which expect no particular value.
+        unsafe { madvise(first, bytes, advice)? };
         Ok(())
+    }
+
+    /// Discards all pages.
+    pub fn discard(&mut self) -> io::Result<()> {
+        self.advise(self.all(), Advice::LinuxDontNeed)
     }
 
     /// Makes its pages writable or read-only.
     pub fn protect(&mut self, is_writable: bool) -> io::Result<()> {
+        self.protect_some(self.all(), is_writable)?;
+        self.is_writable = is_writable;
+        Ok(())
+    }
+
+    /// The same for some pages, which nobody may store to while they are read-only.
+    pub fn protect_some(&mut self, pages: Range<usize>, is_writable: bool) -> io::Result<()> {
         let rights =
             if is_writable { MprotectFlags::READ | MprotectFlags::WRITE } else { MprotectFlags::READ };
-        // SAFETY: the range is this mapping, which no reference points into.
-        unsafe { mprotect(self.base.as_ptr().cast(), self.bytes(), rights)? };
-        self.is_writable = is_writable;
+        let (first, bytes) = self.range(&pages);
+        // SAFETY: the range is in this mapping, which no reference points into.
+        unsafe { mprotect(first, bytes, rights)? };
+        Ok(())
+    }
+
+    /// Moves it to another place: the kernel moves translations, not contents.
+    pub fn relocate(&mut self) -> io::Result<()> {
+        let (place, bytes) = (Self::anonymous(self.pages)?, self.bytes());
+        let (from, to) = (self.base.as_ptr().cast(), place.base.as_ptr().cast());
+        // SAFETY: exactly this mapping moves, over one of the same size that nothing else uses; no
+        // reference points into either.
+        unsafe { mremap_fixed(from, bytes, bytes, MremapFlags::MAYMOVE, to)? };
+        self.base = place.base;
+        std::mem::forget(place);
+        Ok(())
+    }
+
+    /// Stores the words of a seed.
+    pub fn fill(&mut self, pages: Range<usize>, seed: u64) {
+        let words = self.page_bytes / size_of::<u64>();
+        for page in pages {
+            (0..words).for_each(|word| self.write(page, word, seeded(seed, page * words + word)));
+        }
+    }
+
+    /// Whether all words are those of a seed; if not, which is not.
+    pub fn check(&self, pages: Range<usize>, seed: u64) -> Result<(), String> {
+        self.expect(pages, |index| seeded(seed, index))
+    }
+
+    /// Whether all words are 0.
+    pub fn check_zero(&self, pages: Range<usize>) -> Result<(), String> {
+        self.expect(pages, |_| 0)
+    }
+
+    fn expect(&self, pages: Range<usize>, expected: impl Fn(usize) -> u64) -> Result<(), String> {
+        let words = self.page_bytes / size_of::<u64>();
+        for (page, word) in pages.flat_map(|page| (0..words).map(move |word| (page, word))) {
+            let (found, expected) = (self.read(page, word), expected(page * words + word));
+            if found != expected {
+                return Err(format!("page {page} of {}: {found:#x} instead of {expected:#x}", self.pages));
+            }
+        }
         Ok(())
     }
 
@@ -202,6 +301,34 @@ mod tests {
     fn a_size_that_does_not_fit_is_refused() {
         assert!(Mapping::anonymous(usize::MAX).is_err());
         assert!(Mapping::anonymous(0).is_err(), "by the kernel");
+    }
+
+    #[test]
+    fn what_is_damaged_is_found_and_named() {
+        let mut area = Mapping::anonymous(3).expect("maps");
+        area.check_zero(0..3).expect("is new");
+        area.fill(0..3, 7);
+        area.check(0..3, 7).expect("is as stored");
+        area.check(1..2, 7).expect("and so is a part");
+        assert!(area.check(0..3, 8).is_err());
+        area.advise(1..2, Advice::LinuxDontNeed).expect("discards");
+        let why = area.check(0..3, 7).expect_err("is damaged");
+        assert!(why.starts_with("page 1 of 3: 0x0 instead of "), "{why}");
+        area.check_zero(1..2).expect("is zero again");
+        area.relocate().expect("moves");
+        area.check(2..3, 7).expect("has moved");
+    }
+
+    #[test]
+    fn a_copy_of_a_file_is_not_the_file() {
+        let file = memory_file(2).expect("makes");
+        let mut shared = Mapping::shared(&file, 0, 2).expect("maps");
+        shared.fill(0..2, 1);
+        let mut copy = Mapping::copy_of(&file, 2).expect("maps");
+        copy.check(0..2, 1).expect("is the file's");
+        copy.fill(0..1, 2);
+        shared.check(0..2, 1).expect("is as before");
+        copy.check(1..2, 1).expect("is the file's");
     }
 
     fn tempfile() -> std::fs::File {

@@ -1,11 +1,12 @@
 //! Command lines of `--name value` pairs, and how a program that has one begins and ends.
 
 use crate::report::{Channel, Report};
-use std::env;
 use std::fmt::Display;
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
+use std::{env, thread};
 
 /// The exit status for wrong data.
 pub const WRONG: u8 = 1;
@@ -13,6 +14,11 @@ pub const WRONG: u8 = 1;
 const MISUSED: u8 = 2;
 /// For a failed operation.
 pub const FAILED: u8 = 3;
+
+/// The number of CPUs that this process may use.
+pub fn cpus() -> u64 {
+    thread::available_parallelism().map_or(1, NonZero::get) as u64
+}
 
 /// An option and its value.
 #[derive(Clone, Copy, Debug)]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// A running clock.
 pub struct Stopwatch {
     wall: Instant,
-    used: Usage,
+    used: Times,
 }
 
 /// A measured period of the process's life.
@@ -23,23 +23,15 @@ pub struct Times {
     pub faults: u64,
 }
 
-#[derive(Clone, Copy)]
-struct Usage {
-    user: Duration,
-    sys: Duration,
-    faults: u64,
-}
-
 impl Stopwatch {
     /// Starts measuring.
     pub fn start() -> io::Result<Self> {
-        Ok(Self { used: Usage::now()?, wall: Instant::now() })
+        Ok(Self { used: used_by_all()?, wall: Instant::now() })
     }
 
     /// The times since the start.
     pub fn elapsed(&self) -> io::Result<Times> {
-        let real = self.wall.elapsed();
-        let now = Usage::now()?;
+        let (real, now) = (self.wall.elapsed(), used_by_all()?);
         Ok(Times {
             real,
             user: now.user.saturating_sub(self.used.user),
@@ -49,32 +41,32 @@ impl Stopwatch {
     }
 }
 
-impl Usage {
-    /// Of this process and of the ones that it has waited for.
-    fn now() -> io::Result<Self> {
-        let (own, others) = (Self::of(libc::RUSAGE_SELF)?, Self::of(libc::RUSAGE_CHILDREN)?);
-        Ok(Self {
-            user: own.user + others.user,
-            sys: own.sys + others.sys,
-            faults: own.faults.saturating_add(others.faults),
-        })
-    }
+/// What this process and the ones that it has waited for have used.
+fn used_by_all() -> io::Result<Times> {
+    let (own, others) = (used(libc::RUSAGE_SELF)?, used(libc::RUSAGE_CHILDREN)?);
+    Ok(Times {
+        user: own.user + others.user,
+        sys: own.sys + others.sys,
+        faults: own.faults.saturating_add(others.faults),
+        ..own
+    })
+}
 
-    fn of(whom: libc::c_int) -> io::Result<Self> {
-        let mut usage = MaybeUninit::<libc::rusage>::uninit();
-        // SAFETY: the pointer is valid for a write of one `rusage`.
-        if unsafe { libc::getrusage(whom, usage.as_mut_ptr()) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the call succeeded, so it has filled in the whole structure.
-        let usage = unsafe { usage.assume_init() };
-        Ok(Self {
-            user: duration(usage.ru_utime),
-            sys: duration(usage.ru_stime),
-            // Also never negative.
-            faults: u64::try_from(usage.ru_minflt).unwrap_or(0),
-        })
+fn used(whom: libc::c_int) -> io::Result<Times> {
+    let mut usage = MaybeUninit::<libc::rusage>::uninit();
+    // SAFETY: the pointer is valid for a write of one `rusage`.
+    if unsafe { libc::getrusage(whom, usage.as_mut_ptr()) } != 0 {
+        return Err(io::Error::last_os_error());
     }
+    // SAFETY: the call succeeded, so it has filled in the whole structure.
+    let usage = unsafe { usage.assume_init() };
+    Ok(Times {
+        real: Duration::ZERO,
+        user: duration(usage.ru_utime),
+        sys: duration(usage.ru_stime),
+        // Also never negative.
+        faults: u64::try_from(usage.ru_minflt).unwrap_or(0),
+    })
 }
 
 /// The kernel never reports a negative time; it would count as 0.

@@ -6,16 +6,14 @@
 //! the clock without a pause: the longest time between two readings is how long its processor was
 //! stopped. The next line ends the round. The program ends with its input, or at the line `end`.
 
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use serde_json::json;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead};
 use std::process::ExitCode;
-use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
-use workloads::mapping::page_bytes;
+use workloads::mapping::{Mapping, page_bytes};
 use workloads::options::Program;
 use workloads::report::Report;
 
@@ -97,18 +95,12 @@ fn micros(time: Duration) -> u64 {
 
 /// Writes to each page of the memory at a physical address; returns the duration.
 fn touch(memory: &File, at: u64, bytes: usize) -> io::Result<Duration> {
-    let rights = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a new mapping at an address of the kernel's choice.
-    let map = unsafe { mmap(ptr::null_mut(), bytes, rights, MapFlags::SHARED, memory, at) }?;
+    let page = page_bytes();
+    let mut map = Mapping::shared(memory, at / page as u64, bytes / page)?;
     let begin = Instant::now();
-    for offset in (0..bytes).step_by(page_bytes()) {
-        // SAFETY: inside the mapping, aligned, and accessed atomically by this program only.
-        let word = unsafe { AtomicU64::from_ptr(map.cast::<u8>().add(offset).cast()) };
-        word.store(offset as u64 + 1, Ordering::Relaxed);
-    }
+    map.all().for_each(|number| map.write(number, 0, (number * page) as u64 + 1));
     let time = begin.elapsed();
-    // SAFETY: the mapping is the one made above, and nothing refers to it any more.
-    unsafe { munmap(map, bytes) }?;
+    map.unmap()?;
     Ok(time)
 }
 

@@ -4,19 +4,17 @@
 //!
 //! It reports JSON lines: `begin`, then `progress` periodically, then `end` with the results.
 
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use serde_json::json;
 use std::fs::{File, OpenOptions};
-use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
-use std::{error, fs, io, ptr, thread};
+use std::{error, fs, io, thread};
 use workloads::interrupts::IpiCounts;
-use workloads::mapping::page_bytes;
-use workloads::options::Program;
+use workloads::mapping::{Mapping, page_bytes};
+use workloads::options::{Program, cpus};
 use workloads::report::Report;
 use workloads::times::{Stopwatch, Times};
 
@@ -45,7 +43,7 @@ struct Options {
 impl Options {
     fn program() -> Program<Self> {
         let options = Self {
-            threads: thread::available_parallelism().map_or(1, NonZero::get) as u64,
+            threads: cpus(),
             rounds: 1000,
             pages: 16384,
             chunks: 10,
@@ -93,16 +91,12 @@ impl Drop for SharedFile {
 }
 
 /// One round: map `pages` pages of `file` from page `first` on, read the first one, unmap.
-fn round(file: &File, page_bytes: u64, pages: u64, first: u64) -> io::Result<u8> {
-    let bytes = usize::try_from(pages * page_bytes).map_err(io::Error::other)?;
-    // SAFETY: a fresh mapping at an address of the kernel's choice replaces nothing.
-    let base =
-        unsafe { mmap(ptr::null_mut(), bytes, ProtFlags::READ, MapFlags::SHARED, file, first * page_bytes)? };
-    // SAFETY: the mapping is readable and at least one page long, and the file covers all of it.
-    let byte = unsafe { base.cast::<u8>().read_volatile() };
-    // SAFETY: exactly the mapping made above; no reference into it exists.
-    unsafe { munmap(base, bytes)? };
-    Ok(byte)
+fn round(file: &File, page_bytes: usize, pages: u64, first: u64) -> io::Result<u64> {
+    let pages = usize::try_from(pages).map_err(io::Error::other)?;
+    let seen = Mapping::of_file_by(page_bytes, file, first, pages)?;
+    let word = seen.read(0, 0);
+    seen.unmap()?;
+    Ok(word)
 }
 
 /// Progress of all threads, and whether one of them failed.
@@ -113,7 +107,7 @@ struct Shared {
 }
 
 fn worker(options: &Options, file: &File, shared: &Shared) -> io::Result<()> {
-    let page_bytes = page_bytes() as u64;
+    let page_bytes = page_bytes();
     for index in 0..options.rounds {
         if shared.failed.load(Ordering::Relaxed) {
             break;
@@ -205,10 +199,10 @@ mod tests {
     fn a_mapping_past_the_end_of_the_offsets_is_an_error() {
         let path = std::env::temp_dir().join(format!("thrash-round-{}", std::process::id()));
         // Of a kernel with larger pages, too.
-        for page_bytes in [page_bytes() as u64, 16 << 10] {
-            let shared = SharedFile::create(&path, 2 * page_bytes).expect("creates");
-            shared.file.write_all_at(b"x", page_bytes).expect("writes");
-            assert_eq!(round(&shared.file, page_bytes, 1, 1).expect("maps"), b'x');
+        for page_bytes in [page_bytes(), 16 << 10] {
+            let shared = SharedFile::create(&path, 2 * page_bytes as u64).expect("creates");
+            shared.file.write_all_at(b"x", page_bytes as u64).expect("writes");
+            assert_eq!(round(&shared.file, page_bytes, 1, 1).expect("maps").to_ne_bytes()[0], b'x');
             assert!(round(&shared.file, page_bytes, 0, 0).is_err(), "the kernel refuses an empty mapping");
         }
     }

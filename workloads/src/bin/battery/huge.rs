@@ -1,6 +1,5 @@
 //! Huge pages (THP) are made by a first access, split, and made again by khugepaged.
 
-use crate::area::Area;
 use crate::files::{number, read, write};
 use crate::{Failure, Found};
 use rustix::mm::Advice;
@@ -9,6 +8,7 @@ use serde_json::json;
 use std::ops::Range;
 use std::thread;
 use std::time::Duration;
+use workloads::mapping::Mapping;
 
 /// Bytes at least, of one huge page or several.
 const BYTES: usize = 8 << 20;
@@ -33,7 +33,7 @@ pub(crate) fn splits_and_collapses(rounds: u64) -> Found {
     let mut made = 0;
     for round in 0..rounds {
         // One more, so that the rest is aligned.
-        let mut area = Area::anonymous((count + 1) * huge)?;
+        let mut area = Mapping::anonymous((count + 1) * huge)?;
         let page = area.address() / page_size();
         let first = page.next_multiple_of(huge) - page;
         made += one(&mut area, first..first + count * huge, huge, round << 32)?;
@@ -42,7 +42,7 @@ pub(crate) fn splits_and_collapses(rounds: u64) -> Found {
 }
 
 /// One round with these pages, which are aligned; how many huge pages were made.
-fn one(area: &mut Area, pages: Range<usize>, huge: usize, seed: u64) -> Result<u64, Failure> {
+fn one(area: &mut Mapping, pages: Range<usize>, huge: usize, seed: u64) -> Result<u64, Failure> {
     area.advise(pages.clone(), Advice::LinuxHugepage)?;
     area.fill(pages.clone(), seed);
     let all = (pages.len() / huge) as u64;
@@ -55,12 +55,12 @@ fn one(area: &mut Area, pages: Range<usize>, huge: usize, seed: u64) -> Result<u
     // A small page of each loses its contents, and another one may not be written to meanwhile.
     for first in pages.clone().step_by(huge) {
         let (lost, kept) = (first + 3..first + 4, first + 7..first + 8);
-        area.protect(kept.clone(), false)?;
+        area.protect_some(kept.clone(), false)?;
         area.advise(lost.clone(), Advice::LinuxDontNeed)?;
         area.check(first..lost.start, seed)?;
         area.check_zero(lost.clone())?;
         area.check(lost.end..first + huge, seed)?;
-        area.protect(kept, true)?;
+        area.protect_some(kept, true)?;
         area.fill(lost, seed);
     }
     if count()? == all {

@@ -1,12 +1,12 @@
 //! Pages with the same contents become one (KSM), and differ again when one of them is stored to.
 
-use crate::area::Area;
 use crate::files::{number, write};
 use crate::{Failure, Found};
 use rustix::mm::Advice;
 use serde_json::json;
 use std::thread;
 use std::time::Duration;
+use workloads::mapping::Mapping;
 
 const PAGES: usize = 64;
 const AREAS: usize = 3;
@@ -30,7 +30,7 @@ pub(crate) fn merges(rounds: u64) -> Found {
 /// Merges pages of several areas; returns how many.
 fn round(round: u64) -> Result<u64, Failure> {
     let seed = round << 32;
-    let mut areas = (0..AREAS).map(|_| Area::anonymous(PAGES)).collect::<Result<Vec<_>, _>>()?;
+    let mut areas = (0..AREAS).map(|_| Mapping::anonymous(PAGES)).collect::<Result<Vec<_>, _>>()?;
     for area in &mut areas {
         area.fill(area.all(), seed);
         area.advise(area.all(), Advice::LinuxMergeable)?;

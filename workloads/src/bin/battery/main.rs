@@ -6,7 +6,6 @@
 //! It reports JSON lines: `begin`, `check` for each check, `end` with the counts. It needs root,
 //! and tracefs at its usual place.
 
-mod area;
 mod files;
 mod huge;
 mod ksm;

@@ -1,12 +1,12 @@
 //! Mappings are made, changed, moved and removed, and copied on write.
 
-use crate::area::Area;
 use crate::workers;
 use crate::{Failure, Found};
 use rustix::mm::Advice;
 use rustix::process::{Pid, WaitOptions, waitpid};
 use serde_json::json;
 use std::ops::Range;
+use workloads::mapping::{Mapping, memory_file};
 
 const PAGES: usize = 24;
 /// Those that are changed.
@@ -26,12 +26,12 @@ pub(crate) fn mappings(rounds: u64) -> Found {
 
 /// One round of everything that is done with mappings.
 pub(crate) fn round(seed: u64) -> Result<(), Failure> {
-    let mut area = Area::anonymous(PAGES)?;
+    let mut area = Mapping::anonymous(PAGES)?;
     area.check_zero(area.all())?;
     area.fill(area.all(), seed);
-    area.protect(SOME, false)?;
+    area.protect_some(SOME, false)?;
     area.check(area.all(), seed)?;
-    area.protect(SOME, true)?;
+    area.protect_some(SOME, true)?;
     area.fill(SOME, seed + 1);
     area.relocate()?;
     area.check(0..SOME.start, seed)?;
@@ -40,10 +40,10 @@ pub(crate) fn round(seed: u64) -> Result<(), Failure> {
     area.check_zero(SOME)?;
     area.check(SOME.end..PAGES, seed)?;
 
-    let file = Area::file(PAGES)?;
-    let mut shared = Area::of_file(&file, PAGES, true)?;
+    let file = memory_file(PAGES)?;
+    let mut shared = Mapping::shared(&file, 0, PAGES)?;
     shared.fill(shared.all(), seed + 2);
-    let mut copy = Area::of_file(&file, PAGES, false)?;
+    let mut copy = Mapping::copy_of(&file, PAGES)?;
     copy.check(copy.all(), seed + 2)?;
     copy.fill(SOME, seed + 3);
     shared.check(shared.all(), seed + 2)?;
@@ -53,12 +53,12 @@ pub(crate) fn round(seed: u64) -> Result<(), Failure> {
     copy.check(SOME, seed + 3)?;
     copy.advise(SOME, Advice::LinuxDontNeed)?;
     copy.check(SOME, seed + 4)?;
-    copy.check(0..SOME.start, seed + 2)
+    Ok(copy.check(0..SOME.start, seed + 2)?)
 }
 
 /// Processes have memory in common until they store to it.
 pub(crate) fn forks(rounds: u64) -> Found {
-    let mut area = Area::anonymous(PAGES)?;
+    let mut area = Mapping::anonymous(PAGES)?;
     for round in 0..rounds {
         let seed = round << 32;
         area.fill(area.all(), seed);
@@ -80,7 +80,7 @@ pub(crate) fn forks(rounds: u64) -> Found {
 }
 
 /// Starts a child, whose status is 0 if its memory is as it must be.
-fn fork(area: &mut Area, seed: u64, child: u64) -> Result<Pid, Failure> {
+fn fork(area: &mut Mapping, seed: u64, child: u64) -> Result<Pid, Failure> {
     // SAFETY: the child calls nothing but functions that are safe in a child of a process with
     // several threads: it allocates only to report damage.
     match unsafe { libc::fork() } {

@@ -2,7 +2,6 @@
 //!
 //! Structures and numbers are those of the kernel's include/uapi/linux/userfaultfd.h.
 
-use crate::area::Area;
 use crate::workers;
 use crate::{Failure, Found};
 use rustix::io::{Errno, read};
@@ -12,6 +11,7 @@ use rustix::param::page_size;
 use serde_json::json;
 use std::os::fd::OwnedFd;
 use std::thread;
+use workloads::mapping::Mapping;
 
 const PAGES: usize = 256;
 
@@ -68,7 +68,7 @@ pub(crate) fn serves(rounds: u64) -> Found {
     let (_, features) = open(0)?;
     let wanted = features & FEATURE_WRITE_PROTECT;
     let (file, _) = open(wanted)?;
-    let (mut area, mut source) = (Area::anonymous(PAGES)?, Area::anonymous(PAGES)?);
+    let (mut area, mut source) = (Mapping::anonymous(PAGES)?, Mapping::anonymous(PAGES)?);
     // A fault is then of one small page.
     area.advise(area.all(), Advice::LinuxNoHugepage)?;
     let mode = REGISTER_MISSING | if wanted == 0 { 0 } else { REGISTER_WRITE_PROTECT };
@@ -100,12 +100,12 @@ pub(crate) fn serves(rounds: u64) -> Found {
 }
 
 /// Looks at each page, each thread beginning elsewhere. All are looked at, whatever is found.
-fn look(area: &Area, index: u32, seed: u64) -> Result<u64, Failure> {
+fn look(area: &Mapping, index: u32, seed: u64) -> Result<u64, Failure> {
     let mut found = Ok(1);
     for number in 0..PAGES {
         let page = (number + index as usize * 37) % PAGES;
         if let Err(why) = area.check(page..page + 1, seed) {
-            found = Err(why);
+            found = Err(why.into());
         }
     }
     found
@@ -114,7 +114,7 @@ fn look(area: &Area, index: u32, seed: u64) -> Result<u64, Failure> {
 struct Served<'a> {
     file: &'a OwnedFd,
     area: u64,
-    source: &'a Area,
+    source: &'a Mapping,
 }
 
 impl Served<'_> {

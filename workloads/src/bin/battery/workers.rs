@@ -1,13 +1,13 @@
 //! Threads on all processors.
 
 use crate::{Failure, maps};
-use std::num::NonZero;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use workloads::options::cpus;
 
 /// Runs a thread for each processor; the sum of what they return.
 pub(crate) fn all(work: impl Fn(u32) -> Result<u64, Failure> + Sync) -> Result<u64, Failure> {
-    let count = thread::available_parallelism().map_or(1, NonZero::get) as u32;
+    let count = cpus() as u32;
     thread::scope(|scope| {
         let work = &work;
         let threads: Vec<_> = (0..count).map(|index| scope.spawn(move || work(index))).collect();

@@ -7,6 +7,7 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
+use rustix::mm::Advice;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use workloads::mapping::{Mapping, page_bytes};
@@ -53,7 +54,7 @@ pub(crate) struct Machine {
 /// alone.
 fn touched(pages: usize) -> io::Result<Mapping> {
     let mut memory = Mapping::anonymous(pages)?;
-    memory.keep_small()?;
+    memory.advise(memory.all(), Advice::LinuxNoHugepage)?;
     for page in 0..pages {
         memory.write(page, 0, 0);
     }

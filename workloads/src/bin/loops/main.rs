@@ -16,13 +16,12 @@ mod team;
 mod tests;
 
 use serde_json::json;
-use std::num::NonZero;
+use std::io;
 use std::process::ExitCode;
-use std::{io, thread};
 use table::{LOOPS, Loop, Size};
 use team::Damage;
 use workloads::interrupts::IpiCounts;
-use workloads::options::{FAILED, Given, Program, WRONG};
+use workloads::options::{FAILED, Given, Program, WRONG, cpus};
 use workloads::report::Report;
 use workloads::times::{Stopwatch, Times};
 
@@ -83,7 +82,7 @@ impl Options {
         let which = self.which.ok_or("--loop: the name of a loop is needed")?;
         let threads = &mut self.size.threads;
         if *threads == 0 {
-            let cpus = thread::available_parallelism().map_or(1, NonZero::get);
+            let cpus = cpus() as usize;
             *threads = if which.in_pairs { cpus.next_multiple_of(2) } else { cpus };
         }
         if which.in_pairs && !threads.is_multiple_of(2) {

@@ -16,11 +16,10 @@ mod stage;
 use rustix::process::WaitStatus;
 use serde_json::json;
 use stage::{Header, Stage};
-use std::num::NonZero;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::{env, io, process, thread};
-use workloads::options::Program;
+use std::{env, io, process};
+use workloads::options::{Program, cpus};
 use workloads::report::Report;
 use workloads::times::{Stopwatch, Times};
 
@@ -51,12 +50,7 @@ struct Options {
 
 impl Options {
     fn program() -> Program<Self> {
-        let options = Self {
-            jobs: thread::available_parallelism().map_or(1, NonZero::get) as u64,
-            tasks: 100,
-            directory: PathBuf::from("/tmp"),
-            stage: None,
-        };
+        let options = Self { jobs: cpus(), tasks: 100, directory: PathBuf::from("/tmp"), stage: None };
         Program::new("mixed", USAGE, options, |options, given| {
             match given.name {
                 "--jobs" => options.jobs = given.number(1, 1024)?,

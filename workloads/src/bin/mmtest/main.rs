@@ -12,21 +12,20 @@ mod memory;
 mod rom;
 mod rounds;
 
-use memory::{Damage, Memory, PAGE_BYTES};
+use memory::{Damage, Memory};
 use rom::{Rom, Toggle};
 use rounds::Rounds;
 use serde_json::{Value, json};
-use std::num::NonZero;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use std::{error, io, thread};
-use workloads::options::Program;
+use workloads::mapping::page_bytes;
+use workloads::options::{Program, cpus};
 use workloads::report::Report;
 use workloads::times::{Stopwatch, Times};
 
-const PAGES_PER_MIB: u64 = (1 << 20) / PAGE_BYTES as u64;
 /// Number of pages that a thread touches between two checks of whether it should end.
 const STRIDE: usize = 256;
 const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
@@ -59,7 +58,7 @@ struct Options {
 impl Options {
     fn program() -> Program<Self> {
         let options = Self {
-            threads: thread::available_parallelism().map_or(1, NonZero::get) as u64,
+            threads: cpus(),
             memory_mib: 64,
             toggles: 100,
             passes: 1,
@@ -155,7 +154,7 @@ fn microseconds(duration: Duration) -> f64 {
 /// Lets the threads run while the ROM is toggled.
 fn run_threads(options: &Options, rom: &Rom, report: &mut Report) -> io::Result<(Toggles, Touched)> {
     let (stop, done, rounds) = (&AtomicBool::new(false), &AtomicU64::new(0), &Rounds::default());
-    let pages = usize::try_from(options.memory_mib * PAGES_PER_MIB).map_err(io::Error::other)?;
+    let pages = (options.memory_mib as usize) * ((1 << 20) / page_bytes());
     thread::scope(|scope| {
         let mut threads = Vec::new();
         // The threads end even if an error occurs.

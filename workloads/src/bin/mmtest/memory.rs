@@ -1,11 +1,7 @@
 //! Memory of one thread, touched page by page, each page with canaries.
 
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::io;
-use std::ptr::{self, NonNull};
-
-pub(crate) const PAGE_BYTES: usize = 4096;
-const WORDS: usize = PAGE_BYTES / 8;
+use workloads::mapping::{Mapping, page_words};
 
 /// A canary that differs from what was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,8 +15,7 @@ pub(crate) struct Damage {
 /// Anonymous memory that only one thread uses.
 pub(crate) struct Memory {
     thread: u16,
-    base: NonNull<u64>,
-    pages: usize,
+    memory: Mapping,
     /// Full passes made, and pages of the pass in progress.
     passes: u64,
     next: usize,
@@ -31,18 +26,14 @@ pub(crate) struct Memory {
 impl Memory {
     /// `pages` pages, at least one, that no pass has touched yet.
     pub(crate) fn new(thread: u16, pages: usize) -> io::Result<Self> {
-        let bytes = pages * PAGE_BYTES;
-        let rights = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh mapping at an address of the kernel's choice replaces nothing.
-        let base = unsafe { mmap_anonymous(ptr::null_mut(), bytes, rights, MapFlags::PRIVATE)? };
-        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { thread, base, pages, passes: 0, next: 0, damages: 0, first: None })
+        let memory = Mapping::anonymous(pages)?;
+        Ok(Self { thread, memory, passes: 0, next: 0, damages: 0, first: None })
     }
 
     /// Checks the canaries of up to `count` pages and writes new ones, from where the last call
     /// ended, at most to the end of the pass.
     pub(crate) fn touch(&mut self, count: usize) {
-        let end = self.pages.min(self.next + count);
+        let end = self.memory.pages().min(self.next + count);
         for page in self.next..end {
             // The first access to a page is a store: a load would make the kernel map its page of
             // zeroes, and each store would then flush that from the TLBs of all CPUs. That is
@@ -51,19 +42,18 @@ impl Memory {
                 self.check(page, self.passes);
             }
             for word in words(page) {
-                // SAFETY: the word is in the mapping, which is used by this value only.
-                unsafe { self.word(page, word).write_volatile(self.canary(page, word, self.passes + 1)) };
+                self.memory.write(page, word, self.canary(page, word, self.passes + 1));
             }
         }
         self.next = end;
-        if self.next == self.pages {
+        if self.next == self.memory.pages() {
             self.next = 0;
             self.passes += 1;
         }
     }
 
     pub(crate) fn check_all(&mut self) {
-        for page in 0..self.pages {
+        for page in self.memory.all() {
             self.check(page, self.passes + u64::from(page < self.next));
         }
     }
@@ -74,7 +64,7 @@ impl Memory {
 
     /// Pages touched so far, counted each time.
     pub(crate) fn touches(&self) -> u64 {
-        self.passes * self.pages as u64 + self.next as u64
+        self.passes * self.memory.pages() as u64 + self.next as u64
     }
 
     /// Number of wrong canaries, and the first of them.
@@ -84,9 +74,7 @@ impl Memory {
 
     fn check(&mut self, page: usize, pass: u64) {
         for word in words(page) {
-            // SAFETY: as in `touch`.
-            let found = unsafe { self.word(page, word).read_volatile() };
-            let expected = self.canary(page, word, pass);
+            let (found, expected) = (self.memory.read(page, word), self.canary(page, word, pass));
             if found != expected {
                 self.damages += 1;
                 self.first.get_or_insert(Damage { thread: self.thread, page, expected, found });
@@ -101,27 +89,11 @@ impl Memory {
             _ => u64::from(self.thread) << 48 ^ (page as u64) << 20 ^ (word as u64) << 52 ^ pass,
         }
     }
-
-    fn word(&self, page: usize, word: usize) -> *mut u64 {
-        // SAFETY: pages and words are indices within the mapping.
-        unsafe { self.base.as_ptr().add(page * WORDS + word) }
-    }
 }
 
 /// The words of a page that hold canaries: the first, and one at a different position in each page.
 fn words(page: usize) -> [usize; 2] {
-    [0, 1 + page % (WORDS - 1)]
-}
-
-// SAFETY: the mapping belongs to the value alone.
-unsafe impl Send for Memory {}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: exactly the mapping made at the beginning; nothing refers to it any more.
-        let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.pages * PAGE_BYTES) };
-        debug_assert!(unmapped.is_ok());
-    }
+    [0, 1 + page % (page_words() - 1)]
 }
 
 #[cfg(test)]
@@ -146,8 +118,8 @@ mod tests {
         {
             let mut memory = Memory::new(7, 10).expect("maps");
             touched.iter().for_each(|&count| memory.touch(count));
-            // SAFETY: a word of the mapping.
-            unsafe { *memory.word(page, word) ^= 1 << 40 };
+            let wrong = memory.memory.read(page, word) ^ 1 << 40;
+            memory.memory.write(page, word, wrong);
             memory.check_all();
             let (damages, first) = memory.damages();
             let first = first.expect("is found");

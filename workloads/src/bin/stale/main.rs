@@ -18,13 +18,12 @@ use region::{PageChange, Region, WINDOW};
 use remapper::Remapper;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde_json::{Map, Value, json};
-use std::num::NonZero;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Barrier, mpsc};
 use std::time::{Duration, Instant};
 use std::{error, io, thread};
-use workloads::options::Program;
+use workloads::options::{Program, cpus};
 use workloads::report::Report;
 
 /// One thread out of this many is a remapper.
@@ -54,9 +53,8 @@ struct Options {
 
 impl Options {
     fn program() -> Program<Self> {
-        let cpus = thread::available_parallelism().map_or(1, NonZero::get);
         let pause = Duration::from_micros(200);
-        let options = Self { threads: (cpus as u64).max(2), seconds: 5, pages: 16, pause };
+        let options = Self { threads: cpus().max(2), seconds: 5, pages: 16, pause };
         Program::new("stale", USAGE, options, |options, given| {
             match given.name {
                 "--threads" => options.threads = given.number(2, 1024)?,

@@ -5,7 +5,6 @@ use kvm_bindings::kvm_segment;
 use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
 use std::arch::global_asm;
 use std::io;
-use std::slice;
 use workloads::mapping::Mapping;
 
 /// The port that the guest writes to while it waits; no device is there.
@@ -26,6 +25,7 @@ const RFLAGS: u64 = 2;
 global_asm!(
     ".pushsection .rodata.kvmslots_guest,\"a\",@progbits",
     ".code32",
+    ".globl kvmslots_guest, kvmslots_guest_end",
     "kvmslots_guest:",
     "2:  out {port}, al",
     "3:  lea eax, [edi + edx]",
@@ -39,18 +39,6 @@ global_asm!(
     ".popsection",
     port = const PORT,
 );
-
-unsafe extern "C" {
-    static kvmslots_guest: u8;
-    static kvmslots_guest_end: u8;
-}
-
-/// Its instructions, which are position-independent.
-pub(crate) fn code() -> &'static [u8] {
-    let (begin, end) = (&raw const kvmslots_guest, &raw const kvmslots_guest_end);
-    // SAFETY: both symbols delimit one sequence of constants, `begin` first.
-    unsafe { slice::from_raw_parts(begin, end.addr() - begin.addr()) }
-}
 
 /// Sets up the vCPU to begin with the code.
 pub(crate) fn prepare(vm: &VmFd, vcpu: &VcpuFd, _low: &mut Mapping) -> io::Result<()> {
@@ -98,6 +86,7 @@ pub(crate) fn stop_of(exit: &VcpuExit<'_>) -> Option<Stop> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::code;
     use super::*;
 
     #[test]

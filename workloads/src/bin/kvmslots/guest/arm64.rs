@@ -10,7 +10,6 @@ use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
 use std::arch::global_asm;
 use std::io;
 use std::mem::offset_of;
-use std::slice;
 use workloads::mapping::Mapping;
 
 /// The address that the guest stores to while it waits; no device is there.
@@ -40,6 +39,7 @@ const SYSTEM: [([u64; 5], u64); 4] = [
 global_asm!(
     ".pushsection .rodata.kvmslots_guest,\"a\",%progbits",
     ".balign 4",
+    ".globl kvmslots_guest, kvmslots_guest_end",
     "kvmslots_guest:",
     "2:  str w5, [x4]",
     "3:  add w5, w0, w2",
@@ -51,18 +51,6 @@ global_asm!(
     "kvmslots_guest_end:",
     ".popsection",
 );
-
-unsafe extern "C" {
-    static kvmslots_guest: u8;
-    static kvmslots_guest_end: u8;
-}
-
-/// Its instructions, which are position-independent.
-pub(crate) fn code() -> &'static [u8] {
-    let (begin, end) = (&raw const kvmslots_guest, &raw const kvmslots_guest_end);
-    // SAFETY: both symbols delimit one sequence of constants, `begin` first.
-    unsafe { slice::from_raw_parts(begin, end.addr() - begin.addr()) }
-}
 
 pub(crate) fn prepare(vm: &VmFd, vcpu: &VcpuFd, low: &mut Mapping) -> io::Result<()> {
     let mut target = kvm_vcpu_init::default();

@@ -14,7 +14,21 @@
 #[cfg_attr(target_arch = "aarch64", path = "arm64.rs")]
 mod arch;
 
-pub(crate) use arch::{code, prepare, stop_of, tell};
+pub(crate) use arch::{prepare, stop_of, tell};
+
+use std::slice;
+
+unsafe extern "C" {
+    static kvmslots_guest: u8;
+    static kvmslots_guest_end: u8;
+}
+
+/// Its instructions, which are position-independent.
+pub(crate) fn code() -> &'static [u8] {
+    let (begin, end) = (&raw const kvmslots_guest, &raw const kvmslots_guest_end);
+    // SAFETY: both symbols delimit one sequence of constants, `begin` first.
+    unsafe { slice::from_raw_parts(begin, end.addr() - begin.addr()) }
+}
 
 /// The address of the guest's code, and the size of the memory there.
 pub(crate) const LOW_AT: u64 = 0;
