@@ -4,11 +4,7 @@
 //! So they are copied, with the same layout, into a separate directory that has nothing else, and
 //! the list of chapters (`docs/SUMMARY.md`) is put where mdBook looks for it.
 
-use crate::workspace;
-use anyhow::{Context, Result, ensure};
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use crate::prelude::*;
 
 /// mdBook, built without serving and watching.
 const TOOL: &str = "mdbook@0.5.2";
@@ -86,7 +82,6 @@ fn from_the_top(summary: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeSet;
 
     /// The documents for people, from the root of the tree.
     fn documents() -> Vec<PathBuf> {

@@ -1,14 +1,9 @@
 //! A headless Chromium that shows a page, for the tests of reports and for pictures of them. It is
 //! driven by its command line.
 
-use anyhow::{Context, Result, ensure};
+use crate::prelude::*;
 use base64::prelude::{BASE64_STANDARD, Engine as _};
-use serde_json::Value;
-use std::env;
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use tempfile::TempDir;
+use std::fs::File;
 
 /// The names of the program, in the order of preference.
 const PROGRAMS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome-stable", "google-chrome"];

@@ -1,20 +1,14 @@
 //! `quell image`: a bootable CD with GRUB, for real machines, for clouds and for other hypervisors;
 //! and tlbcheck as a bzImage.
 
-use crate::arch::{Arch, Platform};
 use crate::bzimage;
 use crate::cli::ImageArgs;
 use crate::machine::spec::{Payload, Spec};
-use crate::size::MIB;
+use crate::prelude::*;
 use crate::vm::{Guest, Hypervisor, StockGuest};
-use crate::workspace;
-use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use hostlink::config::BootCpu;
 use std::fmt::Write;
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use time::OffsetDateTime;
 
 /// GRUB's program that makes CDs, and the required Debian packages.

@@ -17,6 +17,7 @@ mod image;
 mod machine;
 mod machine_file;
 mod poll;
+mod prelude;
 mod release;
 mod report;
 mod results;

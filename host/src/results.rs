@@ -1,18 +1,10 @@
 //! Measured values and their common JSON format; docs/json.md describes it.
 
-use crate::arch::Arch;
 use crate::bench::limits::Limit;
 use crate::guest::cache::Versions;
 use crate::machine::emulator;
-use crate::workspace;
-use anyhow::{Context, Result};
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use crate::prelude::*;
 use std::borrow::Cow;
-use std::collections::BTreeMap;
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 /// The subject of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

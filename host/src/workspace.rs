@@ -3,18 +3,14 @@
 //! The images have other targets, so they are built by inner runs of cargo. Those use a separate
 //! target directory: the outer cargo may hold the lock of the usual one.
 
-use crate::arch::Arch;
 use crate::cli::Program;
 use crate::machine::emulator::PluginInterface;
 use crate::machine::flat;
-use anyhow::{Context, Result, ensure};
+use crate::prelude::*;
 use std::collections::HashMap;
-use std::env;
-use std::fs;
-use std::io::{self, IsTerminal};
-use std::path::{Path, PathBuf};
-use std::process::{self, Command, Stdio};
-use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};
+use std::io::IsTerminal;
+use std::process;
+use std::sync::{LazyLock, OnceLock};
 
 /// The environment that a program runs in.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]

@@ -2,22 +2,16 @@
 
 pub(crate) mod subject;
 
-use crate::arch::{Arch, Platform};
 use crate::cli::CheckArgs;
 use crate::machine::child::describe;
 use crate::machine::outcome::Outcome;
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
+use crate::prelude::*;
 use crate::results::Writer;
 use crate::run::tail;
-use anyhow::{Context, Result, bail, ensure};
 use console::style;
 use hostlink::config::Switches;
-use hostlink::exit::ExitCode;
-use serde::Serialize;
-use serde_json::Value;
-use std::fmt;
-use std::time::Duration;
 use subject::{Omission, On};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -167,7 +161,6 @@ impl fmt::Display for Row {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     #[test]
     fn rows_are_read_and_other_lines_are_not() {

@@ -1,17 +1,13 @@
 //! Machines that run tlbcheck.
 
-use crate::arch::Platform;
 use crate::guest::peer::Flushes;
 use crate::machine::spec::{Clock, Spec};
+use crate::prelude::*;
 use crate::results::Subject;
 use crate::run::refuse_foreign_defect;
-use crate::size::MIB;
 use crate::vm::{Guest, Hypervisor, StockGuest};
-use crate::workspace;
-use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use hostlink::config::Switches;
-use std::path::Path;
 
 const MEMORY: u64 = 256 * MIB;
 

@@ -3,13 +3,10 @@
 use super::{fields, print};
 use crate::cli::{CtlArgs, GuestCommand, OfGuest};
 use crate::machine::control::Control;
-use crate::size;
+use crate::prelude::*;
 use crate::table::table;
-use anyhow::Result;
 use hostlink::ctl::Request;
 use hostlink::ctl::record::Guest;
-use serde_json::json;
-use std::time::Duration;
 
 /// A guest's memory is zeroed or cleaned meanwhile.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -48,7 +45,6 @@ fn listed(guests: &[Guest]) -> String {
 mod tests {
     use super::*;
     use hostlink::guests::GuestState;
-    use hostlink::name::Name;
 
     #[test]
     fn guests_are_listed_with_what_they_do() {

@@ -2,12 +2,11 @@
 
 use super::fields;
 use crate::machine::control::{Control, read};
+use crate::prelude::*;
 use crate::table::table;
-use anyhow::{Context, Result, ensure};
 use hostlink::ctl::record::{Record, Round, Undone};
 use hostlink::ctl::{LogWay, Request};
-use serde::{Serialize, Serializer};
-use std::time::Duration;
+use serde::Serializer;
 
 /// A round that copies each page of a large slot reports nothing before its end.
 const SILENCE_MAX: Duration = Duration::from_secs(300);

@@ -6,16 +6,13 @@ pub(crate) mod migrate;
 
 use crate::cli::{CtlArgs, CtlCommand, LogCommand, OfSlot};
 use crate::machine::control::{self, Control};
-use crate::size;
+use crate::prelude::*;
 use crate::table::table;
-use anyhow::Result;
 use baremetal::pages::PAGE as PAGE_SIZE;
 use fields::Fields;
 use hostlink::ctl::record::{Added, Deleted, Dirty, Memory, Record, Runs, Slot, Vm};
 use hostlink::ctl::{Access, Request};
 use migrate::Migrated;
-use serde_json::{Value, json};
-use std::ops::Range;
 
 pub(crate) fn ctl(args: &CtlArgs) -> Result<u8> {
     if let CtlCommand::Vms = args.command {

@@ -2,21 +2,15 @@
 //! themselves.
 
 use super::files::SETUP;
-use crate::arch::Arch;
 use crate::machine::child::describe;
 use crate::machine::drive::drive;
 use crate::machine::outcome::Outcome;
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
 use crate::machine::spec::{Payload, Spec};
+use crate::prelude::*;
 use crate::run::tail;
-use crate::size::GIB;
 use crate::steps::Steps;
-use anyhow::{Result, bail, ensure};
-use std::ffi::OsString;
-use std::path::Path;
-use std::thread;
-use std::time::Duration;
 
 /// What the kernel calls the disk.
 pub(crate) const ROOT: &str = "root=/dev/nvme0n1 rw";

@@ -1,9 +1,7 @@
 //! What is on the disk besides the packages: the system's settings, and the first boot's files.
 
-use anyhow::{Context, Result};
-use std::fs;
+use crate::prelude::*;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 
 /// The packages of the system besides the kernel and Debian's essential ones.
 pub(super) const PACKAGES: [&str; 17] = [

@@ -9,20 +9,13 @@ mod files;
 mod stamp;
 mod tree;
 
-use crate::arch::Arch;
 use crate::cli::ImageDebianArgs;
 use crate::guest::cache;
 use crate::machine::signals::Signals;
+use crate::prelude::*;
 use crate::steps::Steps;
-use crate::{size, workspace};
-use anyhow::{Context, Result, ensure};
-use serde::Serialize;
 use stamp::{Stamp, State};
-use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Instant;
 use tree::Tree;
 
 /// The output of `--json`.

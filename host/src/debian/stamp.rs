@@ -3,14 +3,10 @@
 //! is never replaced without being told.
 
 use super::{files, tree};
-use crate::arch::Arch;
+use crate::prelude::*;
 use crate::results;
-use anyhow::{Context, Result, bail};
-use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fmt::Write;
-use std::fs;
-use std::path::{Path, PathBuf};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Stamp {

@@ -4,16 +4,12 @@
 use super::files;
 use crate::guest::cache::DebianPackages;
 use crate::machine::child::end_with_us;
+use crate::prelude::*;
 use crate::run::tail;
 use crate::steps::Steps;
-use anyhow::{Context, Result, ensure};
-use std::env;
-use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 /// Unpacks archives; its first lines say how.
 pub(super) const UNPACK: &str = include_str!("unpack.sh");

@@ -1,12 +1,9 @@
 //! Archives in cpio's "newc" format, which the Linux kernel unpacks as initial RAM disk. They may
 //! follow each other; later members replace earlier ones.
 
-use anyhow::{Context, Result};
+use crate::prelude::*;
 use cpio::newc::{Builder, ModeFileType, trailer};
-use std::collections::BTreeSet;
-use std::fs;
 use std::io::Write;
-use std::path::{Path, PathBuf};
 
 /// Archives start at multiples of this many bytes, by convention.
 const BLOCK_BYTES: usize = 512;
@@ -70,7 +67,6 @@ impl Archive {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::process::{Command, Stdio};
 
     fn sample() -> Vec<u8> {
         let mut archive = Archive::default();

@@ -3,9 +3,7 @@
 
 use super::cache::GuestFiles;
 use super::cpio::Archive;
-use anyhow::{Context, Result, bail};
-use std::fs;
-use std::path::PathBuf;
+use crate::prelude::*;
 
 const INIT: &[u8] = include_bytes!("init");
 const SESSION: &[u8] = include_bytes!("session");

@@ -1,14 +1,11 @@
 //! Checks of a guest kernel before it is passed to the machine.
 
-use crate::arch::Arch;
 use crate::machine::flat::ArmHeader;
-use anyhow::{Context, Result, bail, ensure};
+use crate::prelude::*;
 use hostlink::bzimage::SetupHeader;
 use object::Endianness;
 use object::elf::{self, Machine};
 use object::read::elf::{ElfFile, FileHeader, ProgramHeader};
-use std::fs;
-use std::path::Path;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KernelInfo {

@@ -4,9 +4,7 @@
 use super::cache::{GuestFiles, KVM_MODULES};
 use super::cpio::Archive;
 use super::peer::STARTS;
-use crate::size::MIB;
-use anyhow::Result;
-use std::path::Path;
+use crate::prelude::*;
 
 /// Memory for the kernel itself and its tables, beyond what the monitor gives its guest.
 const KERNEL_MEMORY: u64 = 384 * MIB;
@@ -42,7 +40,6 @@ pub(crate) fn line(arguments: &str) -> String {
 mod tests {
     use super::*;
     use crate::guest::cache::Versions;
-    use std::fs;
 
     fn files(modules: &Path) -> GuestFiles {
         let versions = Versions { kernel: "linux-image-0".into(), busybox: "busybox".into() };

@@ -1,9 +1,8 @@
 //! Writes the bundle: the tar archive that passes the guests to the hypervisor.
 
-use anyhow::{Context, Result};
+use crate::prelude::*;
 use hostlink::bundle::{CONFIG, Member, SYMBOLS};
 use std::io::Write;
-use std::path::Path;
 
 pub(crate) struct Bundle<'a> {
     members: Vec<(String, &'a [u8])>,

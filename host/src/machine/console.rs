@@ -11,9 +11,8 @@
 use super::kept::Ring;
 use super::output::Output;
 use super::reports::{LINE_MAX, Reports, report};
-use serde_json::Value;
-use std::io::{self, Read, Stdout};
-use std::sync::{Arc, Mutex, PoisonError};
+use crate::prelude::*;
+use std::io::{Read, Stdout};
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Piece {
@@ -139,7 +138,6 @@ pub(super) fn lines_with(text: &str, bytes: &[u8], from: usize) -> Vec<(String, 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     fn split(parts: &[&[u8]]) -> Vec<Piece> {
         let mut splitter = Splitter::default();

@@ -2,12 +2,10 @@
 
 use super::guests::{Entries, Identity};
 use super::ram::Ram;
-use anyhow::{Result, bail, ensure};
+use crate::prelude::*;
 use hostlink::config::MAX_VCPUS;
 use hostlink::counters::{BEACON_MAGIC, Beacon, Counter};
-use hostlink::exit::ExitCode;
 use std::mem::offset_of;
-use std::ops::Range;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RowVcpu {

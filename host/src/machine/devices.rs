@@ -1,12 +1,8 @@
 //! Disks, networks and other PCI functions: those of the machine, and those that a guest owns.
 
-use std::ffi::OsString;
-use std::ops::Range;
-use std::path::PathBuf;
+use crate::prelude::*;
 
 use super::drive;
-use crate::arch::Platform;
-use anyhow::{Context, Result, ensure};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Network {

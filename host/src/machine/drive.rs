@@ -1,13 +1,11 @@
 //! How QEMU is given a file, so that its name is taken for nothing else: not for the name of a
 //! protocol (`a:b.img`), nor for further options (`a,b.img`), nor for other characters.
 
-use anyhow::{Context, Result, bail};
+use crate::prelude::*;
 use rustix::fs::FileType;
-use std::ffi::{OsStr, OsString};
-use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
-use std::path::{self, Path};
+use std::path;
 
 /// A path as the value of an option. QEMU ends values at a comma; one that is written twice is a
 /// comma.

@@ -1,12 +1,7 @@
 //! The emulator: the system's QEMU, or another one.
 
-use crate::arch::Arch;
 use crate::guest::cache;
-use anyhow::{Context, Result, bail, ensure};
-use std::ffi::OsString;
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use crate::prelude::*;
 use std::sync::OnceLock;
 
 /// The emulator that this process uses. The command line selects it once.

@@ -1,10 +1,7 @@
 //! ELF files in their memory layout, for loaders that do not support ELF.
 
-use crate::arch::Arch;
-use anyhow::{Context, Result, ensure};
+use crate::prelude::*;
 use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
-use std::fs;
-use std::path::{Path, PathBuf};
 
 /// The largest size of an image: a wrong address would make it as large as the address space.
 pub(crate) const IMAGE_MAX: u64 = 64 << 20;

@@ -1,12 +1,11 @@
 //! A log in a file. A guest may write to it for as long as it runs, so it has a longest size; and
 //! the disk may be full for a while, which is no reason to give it up.
 
-use anyhow::{Context, Result};
+use crate::prelude::*;
 use rustix::fs::OFlags;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::fs::{File, OpenOptions};
+use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
 
 /// The longest log. What is older is in a second file, which is as long at most.
 const BYTES_MAX: u64 = 16 << 20;

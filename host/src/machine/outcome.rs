@@ -2,11 +2,8 @@
 
 use super::counters::Snapshot;
 use super::process::End;
+use crate::prelude::*;
 use crate::run::tail;
-use anyhow::{Error, Result, anyhow, ensure};
-use hostlink::exit::ExitCode;
-use serde_json::Value;
-use std::time::Duration;
 
 pub(crate) struct Outcome {
     pub(crate) end: End,

@@ -1,10 +1,7 @@
 //! The time that a process has had to do its work.
 
+use crate::prelude::*;
 use std::collections::HashMap;
-use std::ffi::OsString;
-use std::fs;
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
 /// How often the process is looked at: a few time slices.
 const PERIOD: Duration = Duration::from_millis(500);

@@ -3,17 +3,14 @@
 //! It has no name in any file system, so nothing is left behind however a run ends, and it is not
 //! limited by the size of `/dev/shm`.
 
-use crate::arch::Arch;
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use crate::prelude::*;
 use baremetal::pages::PAGE as PAGE_SIZE;
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
 use rustix::process::getuid;
-use serde::{Deserialize, Serialize};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
 
 /// Name of the memory, and the link by which the kernel shows it.

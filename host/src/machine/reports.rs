@@ -1,11 +1,10 @@
 //! The guest's reports to this tool: JSON objects, one per line.
 
 use super::kept::Ends;
-use serde_json::Value;
+use crate::prelude::*;
 use std::io::{BufRead, BufReader, Read};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Condvar, MutexGuard};
 
 pub(super) const LINE_MAX: usize = 1 << 16;
 
@@ -103,7 +102,6 @@ impl Stream {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     #[test]
     fn lines_that_are_no_reports_are_skipped() {

@@ -1,8 +1,7 @@
 //! SIGHUP, SIGINT and SIGTERM: recorded, and handled where the machine is waited for.
 
-use anyhow::{Context, Result};
+use crate::prelude::*;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Records termination signals for the rest of the process's life; the default records none, so

@@ -3,12 +3,7 @@
 use super::drive::{self, drive};
 use super::emulator::Version;
 use super::ram::Ram;
-use crate::arch::Platform;
-use crate::size::MIB;
-use anyhow::Result;
-use std::ffi::OsString;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use crate::prelude::*;
 
 #[derive(Clone, Debug)]
 pub(crate) enum Payload {

@@ -1,10 +1,9 @@
 //! Symbols of the hypervisor's ELF file.
 
-use anyhow::{Context, Result};
+use crate::prelude::*;
 use hostlink::counters::BEACON_SYMBOL;
 use object::{Object, ObjectSymbol, SymbolKind};
 use std::fmt::Write;
-use std::path::Path;
 
 /// The parts of the hypervisor's symbol table that the tool needs.
 pub(crate) struct Symbols {

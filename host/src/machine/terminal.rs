@@ -1,17 +1,15 @@
 //! The user's terminal, which a guest's output reaches unchanged: what it may leave behind there.
 
+use crate::prelude::*;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::getpgrp;
 use rustix::termios::{
     LocalModes, OptionalActions, SpecialCodeIndex, Termios, isatty, tcgetattr, tcgetpgrp, tcsetattr,
 };
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsFd;
 use std::process::ChildStdin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
 
 /// Ends the modes that programs set on a terminal, whatever is displayed. In this order: a sequence
 /// that has begun; other screens, reports of the mouse, of focus and of pasting; keys of the cursor
@@ -160,7 +158,6 @@ mod tests {
     use rustix::fs::{Mode, OFlags, open};
     use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
     use std::os::fd::OwnedFd;
-    use std::thread;
 
     fn terminal() -> (OwnedFd, OwnedFd) {
         let own = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).expect("makes");

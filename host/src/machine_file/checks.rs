@@ -4,13 +4,10 @@ use super::{MachineFile, Software};
 use crate::consoles::logs;
 use crate::machine::log_file::older;
 use crate::machine::need::{memory_around, memory_for_guests};
-use crate::size::{self, MIB};
-use anyhow::Result;
+use crate::prelude::*;
 use hostlink::config::{Console, MAX_GUESTS, MAX_TOTAL_VCPUS};
 use hostlink::guests::CONSOLES;
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::{Component, Path, PathBuf};
+use std::path::Component;
 
 /// The stock kernel and RAM disk together, about: they may not have been fetched yet.
 const STOCK_BYTES: u64 = 48 * MIB;

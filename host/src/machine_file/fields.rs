@@ -2,9 +2,7 @@
 
 use super::keys;
 use super::source::{At, Source};
-use anyhow::{Error, Result, anyhow};
-use std::ops::Range;
-use std::path::PathBuf;
+use crate::prelude::*;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 

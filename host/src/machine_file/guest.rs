@@ -7,12 +7,9 @@ use super::source::{At, Source};
 use crate::cli::Program;
 use crate::debian::boot::ROOT;
 use crate::machine::devices::Devices;
+use crate::prelude::*;
 use crate::run::reporting_console;
-use crate::size::MIB;
-use anyhow::Result;
 use hostlink::config::{Config, Console, ResetPolicy};
-use hostlink::name::Name;
-use std::path::PathBuf;
 use toml::de::DeTable;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,7 +130,6 @@ fn refuse_both(source: &Source, fields: &Fields<'_>) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arch::Arch;
     use crate::cli::Overrides;
     use crate::machine_file::MachineFile;
     use hostlink::config::BootCpu;

@@ -7,17 +7,13 @@ use super::guest::GuestPlan;
 use super::machine::Machine;
 use super::plan::shown;
 use super::{MachineFile, source::At};
-use crate::arch::Arch;
 use crate::cli::Program;
 use crate::machine::devices::Network;
-use crate::size;
-use anyhow::Result;
+use crate::prelude::*;
 use clap::ValueEnum;
 use clap::builder::{PossibleValue, ValueParser};
 use hostlink::config::{FlushMode, MAX_CAP, MAX_VCPUS, MAX_WEIGHT, MEMORY_UNIT, ResetPolicy, Start};
 use hostlink::cpus::CpuSet;
-use serde_json::{Value, json};
-use std::path::Path;
 
 pub(crate) struct Key {
     pub(crate) name: &'static str,
@@ -327,8 +323,6 @@ pub(super) fn option_of(name: &str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workspace;
-    use std::fs;
 
     #[test]
     fn the_document_has_each_key_in_this_order() {

@@ -3,15 +3,12 @@
 use super::fields::{Fields, Key};
 use super::keys;
 use super::source::{At, Source};
-use crate::arch::{Arch, ArmCpu, Platform};
+use crate::arch::ArmCpu;
 use crate::cli::Overrides;
-use crate::size::MIB;
-use crate::workspace;
-use anyhow::Result;
+use crate::prelude::*;
 use clap::ValueEnum;
 use hostlink::config::{BootCpu, Console};
 use hostlink::cpus::CpuSet;
-use std::path::PathBuf;
 use toml::de::DeTable;
 
 pub(super) const KEYS: &[Key] = &[

@@ -20,9 +20,8 @@ pub(crate) use shared::{SharedPlan, config as shared_config};
 pub(crate) use source::Source;
 
 use crate::cli::Overrides;
-use anyhow::Result;
+use crate::prelude::*;
 use fields::{first_unknown, nearest};
-use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 

@@ -2,16 +2,11 @@
 
 use super::keys::{KEYS, Shown};
 use super::{GuestPlan, MachineFile, SharedPlan};
-use crate::arch::Arch;
-use crate::size;
+use crate::prelude::*;
 use crate::table::table;
 use comfy_table::CellAlignment;
 use hostlink::config::BootCpu;
 use hostlink::cpus::CpuSet;
-use hostlink::name::Name;
-use serde_json::{Value, json};
-use std::env;
-use std::path::{Path, PathBuf};
 
 impl MachineFile {
     /// Whether this tool adds a CPU, the boot CPU, before those that the file counts: see

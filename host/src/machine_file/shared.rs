@@ -3,10 +3,8 @@
 use super::fields::{Fields, Key};
 use super::guest::GuestPlan;
 use super::source::{At, Source};
-use crate::size;
-use anyhow::Result;
+use crate::prelude::*;
 use hostlink::config::{MAX_REGIONS, REGION_BYTES, Share};
-use hostlink::name::Name;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -104,7 +102,6 @@ pub(crate) fn config(regions: &[SharedPlan], guest: Name) -> String {
 mod tests {
     use super::*;
     use crate::machine_file::tests::{read, refused};
-    use crate::size::MIB;
 
     const THREE: &str = "[[guest]]\nname = \"web\"\n[[guest]]\nname = \"db\"\n[[guest]]\nname = \"log\"\n";
 

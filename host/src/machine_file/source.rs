@@ -1,10 +1,7 @@
 //! The text of a machine file, and messages about it.
 
 use super::GuestPlan;
-use anyhow::{Context, Error, Result, anyhow, ensure};
-use std::fs;
-use std::ops::Range;
-use std::path::{Path, PathBuf};
+use crate::prelude::*;
 
 const BYTES_MAX: u64 = 1 << 20;
 

@@ -1,13 +1,8 @@
 //! Machine files: good ones, and each mistake with its message.
 
 use super::*;
-use crate::arch::{Arch, Platform};
-use crate::size::{GIB, MIB};
-use crate::workspace;
 use hostlink::config::{BootCpu, Config, FlushMode, ResetPolicy, Start};
 use hostlink::cpus::CpuSet;
-use std::fs;
-use std::path::PathBuf;
 
 const DIRECTORY: &str = "/nowhere";
 

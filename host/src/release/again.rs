@@ -2,12 +2,7 @@
 
 use super::File;
 use crate::machine::signals::Signals;
-use crate::workspace;
-use anyhow::{Context, Result, bail, ensure};
-use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::Duration;
-use std::{env, fs, thread};
+use crate::prelude::*;
 
 /// Directories of the tree that no build reads.
 const LEFT_OUT: [&str; 2] = ["target", ".git"];

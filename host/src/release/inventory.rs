@@ -4,17 +4,12 @@
 //! The bill of materials is in CycloneDX 1.5 (ECMA-424), as JSON. Writing that format takes one
 //! page of code, less than any library for it.
 
-use crate::arch::Arch;
 use crate::guest::cache::Versions;
 use crate::image::MKRESCUE;
-use crate::workspace;
-use anyhow::{Context, Result, ensure};
+use crate::prelude::*;
 use cargo_metadata::{CargoOpt, DependencyKind, Metadata, MetadataCommand, PackageId};
-use serde_json::{Value, json};
 use spdx::{Expression, LicenseReq};
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
-use std::process::Command;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 

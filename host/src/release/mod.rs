@@ -13,21 +13,16 @@
 mod again;
 mod inventory;
 
-use crate::arch::Arch;
 use crate::cli::{Cli, Command as Verb, ImageArgs, ReleaseArgs};
 use crate::guest::cache;
 use crate::machine::signals::Signals;
+use crate::prelude::*;
 use crate::steps::Steps;
-use crate::workspace::{self, Flavour};
+use crate::workspace::Flavour;
 use crate::{image, table};
-use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
-use serde::Serialize;
 use sha2::{Digest, Sha256};
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::{env, fs};
 
 /// The list of checksums, as `sha256sum --check` takes it.
 const CHECKSUMS: &str = "SHA256SUMS";

@@ -3,7 +3,6 @@
 
 mod several;
 
-use crate::arch::Arch;
 use crate::cli::RunArgs;
 use crate::machine::child::describe;
 use crate::machine::counters::Snapshot;
@@ -12,19 +11,15 @@ use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
 use crate::machine::spec::Console;
 use crate::machine_file::MachineFile;
+use crate::prelude::*;
 use crate::results::{Samples, Subject, Writer};
-use crate::size::MIB;
 use crate::trace::{self, collect::Collector};
 use crate::vm::Hypervisor;
 use crate::vm::several::Guests;
-use anyhow::{Error, Result, anyhow, bail, ensure};
 use hostlink::config::Console::Rings;
 use hostlink::config::Switches;
-use hostlink::exit::ExitCode;
 use several::show;
-use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::time::Duration;
 
 /// The beginning of the command line of a Linux guest whose reports are read: its console, and, if
 /// there is only one serial port for both, the instruction for the guest's programs to report

@@ -7,12 +7,8 @@ use crate::machine::process::{Flow, Machine};
 use crate::machine::signals::Signals;
 use crate::machine::spec::{Console, Spec};
 use crate::machine_file::MachineFile;
-use anyhow::{Context, Result};
-use hostlink::name::Name;
-use std::collections::BTreeMap;
-use std::fs;
-use std::io::{self, IsTerminal};
-use std::path::Path;
+use crate::prelude::*;
+use std::io::IsTerminal;
 use std::rc::Rc;
 
 /// Runs the guests; returns the exit status.

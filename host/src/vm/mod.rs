@@ -5,21 +5,17 @@ mod quell;
 pub(crate) mod several;
 mod words;
 
-use crate::arch::{Arch, Platform};
 use crate::guest::cache::{self, GuestFiles};
 use crate::guest::{initramfs, kernel, peer, vmm};
 use crate::machine::devices::{self, Devices};
 use crate::machine::need::memory_around;
 use crate::machine::spec::{Clock, Payload, Spec};
 use crate::machine::symbols::{self, Symbols};
-use crate::size;
-use crate::workspace::{self, Image};
-use anyhow::{Context, Result, ensure};
+use crate::prelude::*;
+use crate::workspace::Image;
 use hostlink::config::{BootCpu, Config, Console, FlushMode, MEMORY_UNIT, ResetPolicy, Switches};
 use hostlink::trace::RING_BYTES_MAX;
 use quell::OnQuell;
-use std::fs;
-use std::path::{Path, PathBuf};
 
 /// Guest memory below this is used by firmware tables and the like, not by kernel and initrd.
 const LOW_MEMORY_BYTES: u64 = 1 << 20;
@@ -300,7 +296,6 @@ impl StockGuest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::size::MIB;
     use hostlink::bzimage::SetupHeader;
 
     fn guest(directory: &Path) -> Guest {

@@ -1,17 +1,13 @@
 //! Guests with devices under KVM, and initial RAM disks for measurements.
 
 use super::{Guest, StockGuest};
-use crate::arch::{Arch, Platform};
 use crate::guest::cache::OtherKernel;
 use crate::guest::peer::owning::Given;
 use crate::guest::peer::{self, Flushes};
 use crate::guest::{cpio::Archive, initramfs};
 use crate::machine::devices;
 use crate::machine::spec::{Clock, Spec};
-use crate::workspace;
-use anyhow::{Context, Result, ensure};
-use std::fs;
-use std::path::Path;
+use crate::prelude::*;
 
 impl StockGuest {
     /// A machine of one CPU whose kernel runs `guest` under KVM and gives it its devices. `polls`

@@ -1,15 +1,12 @@
 //! Guests on Quell: the bundle that passes them to the hypervisor, and the machine around them.
 
 use super::{Guest, Hypervisor, words};
-use crate::arch::Platform;
 use crate::machine::bundle::Bundle;
 use crate::machine::devices::{self, Built, Devices};
 use crate::machine::spec::{Payload, Spec};
-use anyhow::{Context, Result, ensure};
+use crate::prelude::*;
 use hostlink::bundle::Member;
 use hostlink::config::Config;
-use std::fs;
-use std::path::Path;
 
 /// Guests for one machine: their configurations, and the files that these name, each once.
 pub(super) struct OnQuell {

@@ -4,13 +4,9 @@ use super::quell::OnQuell;
 use super::{Guest, Hypervisor, StockGuest};
 use crate::machine::spec::Spec;
 use crate::machine_file::{GuestPlan, MachineFile, Software, shared_config};
-use crate::size::MIB;
-use crate::workspace;
-use anyhow::{Context, Result, bail, ensure};
+use crate::prelude::*;
 use hostlink::config::{Config, Shares, Switches};
 use hostlink::cpus::CpuSet;
-use std::fs;
-use std::path::Path;
 
 pub(crate) struct Guests<'f> {
     file: &'f MachineFile,

@@ -1,7 +1,6 @@
 //! Words of a kernel's command line that its guest cannot obey.
 
-use crate::arch::Arch;
-use anyhow::{Result, bail};
+use crate::prelude::*;
 
 /// Words with which Linux does not use the I/O APIC, or the local one: it then wants a PC's legacy
 /// interrupt controller, which guests have not. It would boot, and its serial port would show

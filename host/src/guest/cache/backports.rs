@@ -6,10 +6,7 @@ use super::{
     Apt, KEYRING, KVM_MODULES, MIRROR, New, NotToBeHad, OtherKernel, find, kept, kept_kernel,
     kernel_packages, unpack_to, with_lists,
 };
-use crate::arch::Arch;
-use anyhow::{Context, Result, ensure};
-use std::fs;
-use std::path::{Path, PathBuf};
+use crate::prelude::*;
 
 /// Fetches the kernel behind `package`, and these of its modules.
 fn fetch(apt: &Apt, package: &str, modules: &[&str], new: &New) -> Result<String> {

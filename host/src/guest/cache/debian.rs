@@ -4,12 +4,7 @@
 
 use super::backports::codename;
 use super::{Apt, FETCHING, KEYRING, MIRROR, directory};
-use crate::arch::Arch;
-use anyhow::{Context, Result, bail, ensure};
-use std::collections::BTreeSet;
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::sync::PoisonError;
+use crate::prelude::*;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DebianPackages {

@@ -4,14 +4,11 @@
 
 use super::super::cpio::Archive;
 use super::{Apt, VERSION, find, kept, unpack_to, version};
-use crate::arch::Arch;
-use anyhow::{Context, Result};
+use crate::prelude::*;
 use object::Endianness;
 use object::elf;
 use object::read::elf::ElfFile64;
-use std::collections::{BTreeMap, VecDeque};
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::collections::VecDeque;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LinkedProgram {

@@ -11,19 +11,9 @@ pub(crate) use backports::{kernel_of, newer_emulator, newer_kernel, owning_kerne
 pub(crate) use debian::{DebianPackages, debian_packages};
 pub(crate) use linked::{LinkedProgram, foreign_qemu, kexec};
 
-use crate::arch::Arch;
-use anyhow::{Context, Result, bail, ensure};
-use serde::{Deserialize, Serialize};
-use std::env;
+use crate::prelude::*;
 use std::error::Error;
-use std::ffi::{OsStr, OsString};
-use std::fmt;
-use std::fs;
 use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::{Mutex, PoisonError};
-use tempfile::TempDir;
 
 /// Packages that depend on the newest kernel of a flavour, best first. Debian has only the first
 /// one; Ubuntu has no cloud flavour of that name, and its virtual flavour is the nearest.

@@ -8,13 +8,8 @@ pub(crate) mod owning;
 
 use super::cache::{GuestFiles, KVM_MODULES};
 use super::cpio::Archive;
-use crate::arch::Arch;
-use crate::size::MIB;
-use anyhow::{Context, Result, bail, ensure};
+use crate::prelude::*;
 use hostlink::rom;
-use std::env;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 /// Firmware that QEMU needs to start a kernel on a machine without graphics.
 const FIRMWARE: [&str; 4] = ["bios-256k.bin", "kvmvapic.bin", "pvh.bin", "linuxboot_dma.bin"];

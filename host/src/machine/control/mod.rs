@@ -14,20 +14,16 @@ pub(in crate::machine) use relay::Relay;
 
 use crate::machine::own_time::OwnTime;
 use crate::machine::signals::Signals;
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use crate::prelude::*;
 use hostlink::ctl::record::{Added, Deleted, Record};
 use hostlink::ctl::{Access, Answer, NEXT, Request};
-use hostlink::name::Name;
 use rustix::process::{Pid, getuid, test_kill_process};
-use std::fmt;
-use std::fs::{self, DirBuilder};
+use std::fs::DirBuilder;
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
 
 const SUFFIX: &str = "ctl";
 /// Suffixes of a machine's notice, and of one that is being written.

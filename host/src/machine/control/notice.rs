@@ -2,18 +2,15 @@
 //! for `./quell top`.
 
 use super::PART_SUFFIX;
-use crate::arch::Arch;
 use crate::machine::ram::{Ram, Whereabouts};
-use anyhow::{Context, Result, ensure};
+use crate::prelude::*;
 use hostlink::counters::Counter;
 use rustix::fs::OFlags;
-use serde::{Deserialize, Serialize};
-use std::fs::{self, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
 use std::process;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 const BYTES_MAX: u64 = 64 << 10;
 const TITLE_CHARS_MAX: usize = 200;

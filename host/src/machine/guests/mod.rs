@@ -2,13 +2,12 @@
 //! memory.
 
 use super::ram::Ram;
-use anyhow::{Result, ensure};
+use crate::prelude::*;
 use hostlink::config::{MAX_GUESTS, MAX_VCPUS};
 use hostlink::counters::{BEACON_MAGIC, Beacon};
-use hostlink::exit::ExitCode;
 use hostlink::guests::console::{HEADER_BYTES, Reader, Source, Taken};
 use hostlink::guests::{CONSOLES, ConsolePlace, GuestEntry, GuestState, stamp};
-use hostlink::name::{NAME_BYTES, Name};
+use hostlink::name::NAME_BYTES;
 use std::mem::offset_of;
 
 /// The largest ring that is believed.

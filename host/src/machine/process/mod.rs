@@ -18,19 +18,12 @@ use super::reports::Reports;
 use super::signals::Signals;
 use super::spec::{Channels, Console, Payload, Spec};
 use super::terminal::SavedTerminal;
-use crate::arch::Arch;
-use anyhow::{Context, Result, anyhow};
-use hostlink::exit::ExitCode;
-use serde_json::Value;
-use std::io::{self, Stdout};
+use crate::prelude::*;
+use std::io::Stdout;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixListener;
 use std::process::{Child, ChildStdin, ChildStdout, ExitStatus};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
 use stream::Stream;
-use tempfile::TempDir;
 
 /// How often the process, its time and the signals are checked.
 const POLL_PERIOD: Duration = Duration::from_millis(20);

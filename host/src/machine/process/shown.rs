@@ -3,11 +3,9 @@
 use super::super::console::lines_with;
 use super::super::kept::{Dropped, Ring};
 use super::{Machine, POLL_PERIOD};
-use anyhow::{Context, Result, anyhow};
+use crate::prelude::*;
 use std::io::Write;
-use std::sync::{MutexGuard, PoisonError};
-use std::thread;
-use std::time::Duration;
+use std::sync::MutexGuard;
 
 impl Machine {
     /// Types on the guest's console; with

@@ -3,10 +3,8 @@
 use super::super::console::read;
 use super::super::kept::Ring;
 use super::super::log_file::LogFile;
-use anyhow::{Result, anyhow};
+use crate::prelude::*;
 use std::io::PipeReader;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
 
 /// The end of the text in memory, and all of it in a file if there is one.
 pub(super) struct Stream {

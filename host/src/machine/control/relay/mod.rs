@@ -6,16 +6,13 @@
 //! To them it is a channel of their own: a record is followed by the next line when they have sent
 //! [`NEXT`] alone. Who goes away is told to the hypervisor.
 
-use anyhow::{Context, Result};
+use crate::prelude::*;
 use hostlink::ctl::{NEXT, Reply, RequestError, parse_number};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use std::collections::VecDeque;
-use std::fs;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
-use std::thread::{self, JoinHandle};
 
 /// Conversations at a time. Further ones wait.
 const TALKERS_MAX: usize = 64;
