@@ -4,7 +4,7 @@
 use super::lab::Lab;
 use super::limits::Limit;
 use crate::arch::Platform;
-use crate::check::{self, subject};
+use crate::check;
 use crate::cli::ShootdownArgs;
 use crate::machine::process::Flow;
 use crate::results::{Samples, Subject};
@@ -35,7 +35,7 @@ fn run(lab: &Lab<'_>, args: &ShootdownArgs, samples: &mut Samples) -> Result<()>
     let targets = if args.halted { "halt" } else { "spin" };
     let words = format!("bench json report=com2 rounds={} targets={targets}", args.samples);
     let (cpus, switches) = ((args.cpus, args.cpus), Switches::default());
-    let spec = subject::spec(Platform::X86_64, args.on, &words, cpus, switches, lab.directory())?;
+    let spec = check::spec(Platform::X86_64, args.on, &words, cpus, switches, lab.directory())?;
     let outcome = lab.start(spec)?.run(|report, _| {
         if let Some(measured) = Measured::read(report) {
             eprintln!("{}: {:.0} cycles of the {}", measured.case, measured.median, measured.side);
@@ -131,7 +131,7 @@ fn limits(samples: &Samples, args: &ShootdownArgs, cores: u32) -> Vec<Limit> {
 mod tests {
     use super::super::limits::all_met;
     use super::*;
-    use crate::check::subject::On;
+    use crate::check::On;
     use crate::cli::Output;
     use serde_json::json;
 

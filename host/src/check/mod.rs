@@ -1,18 +1,21 @@
 //! `quell check`: tlbcheck on the bare machine, on Quell, or on Linux KVM.
 
-pub(crate) mod subject;
-
 use crate::cli::CheckArgs;
-use crate::machine::child::describe;
+use crate::guest::peer::Flushes;
+use crate::machine::emulator::describe;
 use crate::machine::outcome::Outcome;
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
+use crate::machine::spec::{Clock, Spec};
 use crate::prelude::*;
+use crate::results::Subject;
 use crate::results::Writer;
+use crate::run::refuse_foreign_defect;
 use crate::run::tail;
+use crate::vm::{Guest, Hypervisor, StockGuest};
+use clap::ValueEnum;
 use console::style;
 use hostlink::config::Switches;
-use subject::{Omission, On};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -88,7 +91,7 @@ impl Run<'_> {
         let mut words = vec![format!("check json{report}")];
         words.extend(self.omission.map(|omission| omission.word().to_owned()));
         words.extend(self.only.map(|row| format!("only={row}")));
-        let mut spec = subject::spec(
+        let mut spec = spec(
             self.platform,
             self.on,
             &words.join(" "),
@@ -154,6 +157,85 @@ impl fmt::Display for Row {
         match self.why.as_str() {
             "" => write!(f, "{verdict} {}", self.row),
             why => write!(f, "{verdict} {:<44} {why}", self.row),
+        }
+    }
+}
+
+const MEMORY: u64 = 256 * MIB;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum On {
+    /// The emulated machine itself
+    Bare,
+    /// Quell
+    Quell,
+    /// Linux KVM in the same machine: Debian's kernel, and this system's QEMU, in an initial RAM
+    /// disk
+    Kvm,
+}
+
+impl On {
+    pub(crate) const fn subject(self) -> Subject {
+        match self {
+            Self::Bare => Subject::Bare,
+            Self::Quell => Subject::Quell,
+            Self::Kvm => Subject::Kvm,
+        }
+    }
+
+    pub(crate) const fn name(self) -> &'static str {
+        self.subject().name()
+    }
+}
+
+/// Instructions that tlbcheck omits, on Arm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Omission {
+    /// Every TLBI
+    Tlbi,
+    /// The TLBIs that drop everything
+    Vmalle1,
+    /// Broadcasting: each TLBI affects only the own TLB
+    Broadcast,
+    /// The barriers after TLBIs, which an emulator may not need
+    Dsb,
+}
+
+impl Omission {
+    pub(crate) const fn word(self) -> &'static str {
+        match self {
+            Self::Tlbi => "drop=tlbi",
+            Self::Vmalle1 => "drop=vmalle1",
+            Self::Broadcast => "drop=broadcast",
+            Self::Dsb => "drop=dsb",
+        }
+    }
+}
+
+/// A machine on which tlbcheck runs with this command line and this many CPUs; on Quell, vCPUs. Its
+/// files are written to `directory`.
+pub(crate) fn spec(
+    platform: Platform,
+    on: On,
+    cmdline: &str,
+    (cpus, vcpus): (u32, u32),
+    switches: Switches,
+    directory: &Path,
+) -> Result<Spec> {
+    let (arch, has_defect) = (platform.arch(), switches.defect.is_some());
+    ensure!(!has_defect || on == On::Quell, "only Quell has defects that can be switched on");
+    refuse_foreign_defect(switches, arch)?;
+    let guest = Guest { switches, ..Guest::bare(workspace::TLBCHECK, platform, cmdline, vcpus, MEMORY)? };
+    match on {
+        On::Bare => guest.on_bare_machine(cpus, directory),
+        On::Quell => {
+            let hypervisor = if has_defect { Hypervisor::for_tests(arch)? } else { Hypervisor::build(arch)? };
+            guest.on_quell(&hypervisor, cpus, Clock::Wall, directory)
+        }
+        On::Kvm => {
+            let guest = Guest { vcpus: cpus, ..guest };
+            let inner = guest.under_kvm(Flushes::HyperV, false);
+            StockGuest::prepare(arch)?.with_kvm(&inner, cpus, Clock::Wall, directory)
         }
     }
 }

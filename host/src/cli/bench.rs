@@ -2,7 +2,7 @@
 
 use super::SizeArgs;
 use crate::arch::{Arch, ArmCpu, PlatformArgs};
-use crate::check::subject::On;
+use crate::check::On;
 use crate::size;
 use clap::{Args, Subcommand, ValueEnum};
 use hostile::attacks::Attack;

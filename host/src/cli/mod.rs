@@ -13,7 +13,7 @@ pub(crate) use look::*;
 pub(crate) use run::*;
 
 use crate::arch::{Arch, PlatformArgs};
-use crate::check::subject::{Omission, On};
+use crate::check::{Omission, On};
 use crate::machine::emulator::Wanted;
 use clap::{Args, Parser, Subcommand};
 use hostlink::config::MAX_VCPUS;

@@ -1,7 +1,7 @@
 //! Rows of several consoles, one below the other, each after its guest's name.
 
 use super::lines::{Row, fold};
-use crate::machine::output::Output;
+use crate::machine::log_file::Output;
 use console::{Color, Style};
 use hostlink::name::Name;
 use std::io::Write;

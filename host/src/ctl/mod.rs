@@ -1,18 +1,16 @@
 //! `quell ctl`: talks to the hypervisor of a running machine.
 
-pub(crate) mod fields;
-mod guests;
-pub(crate) mod migrate;
-
-use crate::cli::{CtlArgs, CtlCommand, LogCommand, OfSlot};
+use crate::cli::{CtlArgs, CtlCommand, GuestCommand, LogCommand, OfGuest, OfSlot};
 use crate::machine::control::{self, Control};
 use crate::prelude::*;
 use crate::table::table;
 use baremetal::pages::PAGE as PAGE_SIZE;
-use fields::Fields;
-use hostlink::ctl::record::{Added, Deleted, Dirty, Memory, Record, Runs, Slot, Vm};
-use hostlink::ctl::{Access, Request};
+use hostlink::ctl::record::{Added, Deleted, Dirty, Guest, Memory, Record, Runs, Slot, Vm};
+use hostlink::ctl::{Access, Request, parse_number};
 use migrate::Migrated;
+use serde::Serializer;
+
+pub(crate) mod migrate;
 
 pub(crate) fn ctl(args: &CtlArgs) -> Result<u8> {
     if let CtlCommand::Vms = args.command {
@@ -62,7 +60,7 @@ pub(crate) fn ctl(args: &CtlArgs) -> Result<u8> {
             let migrated = Migrated::ask(control, *slot, (*way).into(), *rounds, |_| Ok(()))?;
             print(args, json!(migrated), || migrated.table());
         }
-        CtlCommand::Guest(command) => guests::run(args, control, *command)?,
+        CtlCommand::Guest(command) => on_guest(args, control, *command)?,
         CtlCommand::Memory => {
             let memory: Memory = control.ask_one(&Request::Memory)?;
             print(args, json!(fields(&memory)), || {
@@ -157,10 +155,88 @@ fn dirty_text(pages: u64, runs: &[Range<u64>]) -> String {
     text
 }
 
+/// A record's fields, in their order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Fields(Vec<(String, String)>);
+
+impl Fields {
+    pub(crate) fn parse(record: &str) -> Result<Self> {
+        let pair = |word: &str| {
+            let (key, value) =
+                word.split_once('=').with_context(|| format!("unexpected answer '{record}'"))?;
+            Ok((key.to_owned(), value.to_owned()))
+        };
+        record.split_ascii_whitespace().map(pair).collect::<Result<_>>().map(Self)
+    }
+
+    /// The same with one more field, in front.
+    pub(crate) fn with(mut self, key: &str, value: &str) -> Self {
+        self.0.insert(0, (key.to_owned(), value.to_owned()));
+        self
+    }
+
+    pub(crate) fn extend(&mut self, other: Self) {
+        self.0.extend(other.0);
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(key, value)| (key.as_str(), value.as_str()))
+    }
+
+    pub(crate) fn number(&self, key: &str) -> Option<u64> {
+        let (_, value) = self.iter().find(|(name, _)| *name == key)?;
+        parse_number(value).ok()
+    }
+}
+
+/// As an object, in which numbers are numbers.
+impl Serialize for Fields {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.iter().map(|(key, value)| {
+            let number = parse_number(value).map(serde_json::Value::from);
+            (key, number.unwrap_or_else(|_| value.into()))
+        }))
+    }
+}
+
+/// A guest's memory is zeroed or cleaned meanwhile.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn on_guest(args: &CtlArgs, control: Control, command: GuestCommand) -> Result<()> {
+    use GuestCommand::{Create, Destroy, List, Pause, Reset, Resume, Start, Wake};
+    let mut control = control.with_patience(PATIENCE);
+    let (request, name, done) = match command {
+        List => {
+            let guests: Vec<Guest> = control.ask_for(&Request::Guests)?;
+            print(args, json!(guests.iter().map(fields).collect::<Vec<_>>()), || listed(&guests));
+            return Ok(());
+        }
+        Create(OfGuest { name }) => (Request::Create { guest: name }, name, "is created: start it next"),
+        Start(OfGuest { name }) => (Request::Start { guest: name }, name, "runs"),
+        Pause(OfGuest { name }) => (Request::Pause { guest: name }, name, "is paused"),
+        Resume(OfGuest { name }) => (Request::Resume { guest: name }, name, "goes on"),
+        Wake(OfGuest { name }) => (Request::Wake { guest: name }, name, "is told to wake"),
+        Reset(OfGuest { name }) => (Request::Reset { guest: name }, name, "restarts"),
+        Destroy(OfGuest { name }) => (Request::Destroy { guest: name }, name, "is gone, its memory is free"),
+    };
+    control.ask(&request)?;
+    print(args, json!({"guest": name.as_str()}), || format!("{name} {done}"));
+    Ok(())
+}
+
+fn listed(guests: &[Guest]) -> String {
+    let rows = guests.iter().map(|guest| {
+        let Guest { guest, state, vcpus, memory, weight, .. } = guest;
+        [guest.to_string(), state.to_string(), vcpus.to_string(), size::display(*memory), weight.to_string()]
+    });
+    table(["guest", "state", "vCPUs", "memory", "weight"], rows).to_string()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use hostlink::ctl::Log;
+    use hostlink::guests::GuestState;
 
     #[test]
     fn runs_that_touch_are_one() {
@@ -177,5 +253,21 @@ mod tests {
         assert_eq!((&json["size"], &json["access"]), (&(512 << 20).into(), &"rw".into()));
         let text = slots_table(&[slot]);
         assert!(text.contains("512 MiB") && text.contains("rw"), "{text}");
+    }
+
+    #[test]
+    fn numbers_become_numbers_and_order_stays() {
+        let fields = Fields::parse("slot=3 gpa=0x1000 access=ro").expect("parses").with("machine", "12-1");
+        let json = serde_json::to_string(&fields).expect("writes");
+        assert_eq!(json, r#"{"machine":"12-1","slot":3,"gpa":4096,"access":"ro"}"#);
+        assert_eq!(["gpa", "access", "none"].map(|key| fields.number(key)), [Some(4096), None, None]);
+        assert!(Fields::parse("nothing here").is_err());
+    }
+
+    #[test]
+    fn guests_are_listed_with_what_they_do() {
+        let (guest, state) = (Name::GUEST, GuestState::Paused);
+        let text = listed(&[Guest { guest, state, vcpus: 2, memory: 256 << 20, weight: 100, used: 7 }]);
+        assert!(text.contains("guest") && text.contains("paused") && text.contains("256 MiB"), "{text}");
     }
 }

@@ -1,9 +1,9 @@
 //! Machines with the disk, without Quell: the first boot, in which the packages configure
 //! themselves.
 
-use super::files::SETUP;
-use crate::machine::child::describe;
-use crate::machine::drive::drive;
+use super::tree::SETUP;
+use crate::machine::devices::drive;
+use crate::machine::emulator::describe;
 use crate::machine::outcome::Outcome;
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
@@ -107,7 +107,7 @@ fn judge(outcome: &Outcome) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::files::CONFIGURE;
+    use super::super::tree::CONFIGURE;
     use super::*;
 
     fn outcome(end: End, console: &str) -> Outcome {

@@ -5,7 +5,6 @@
 //! packages configure themselves. No program of the other architecture runs on this system.
 
 pub(crate) mod boot;
-mod files;
 mod stamp;
 mod tree;
 
@@ -110,7 +109,7 @@ fn make(disk: &Disk<'_>, steps: &Steps, signals: &Signals) -> Result<()> {
 
     steps.begin(&format!("fetching Debian's packages for {}", arch.debian()));
     let kernel = format!("{package}={version}");
-    let wanted = [&[kernel.as_str()], &files::PACKAGES[..]].concat();
+    let wanted = [&[kernel.as_str()], &tree::PACKAGES[..]].concat();
     let packages = cache::debian_packages(arch, &wanted)?;
 
     steps.begin("unpacking packages");

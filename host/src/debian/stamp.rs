@@ -2,7 +2,7 @@
 //! disk is current if it would be made of the same today. It is somebody's disk from then on, so it
 //! is never replaced without being told.
 
-use super::{files, tree};
+use super::tree;
 use crate::prelude::*;
 use crate::results;
 use sha2::{Digest, Sha256};
@@ -28,8 +28,8 @@ impl Stamp {
     /// Of a disk that is made now.
     pub(super) fn new(arch: Arch, bytes: u64, kernel: &str, password: &str) -> Self {
         let mut digest = Sha256::new();
-        let parts = files::SETTINGS.iter().flat_map(|(path, text)| [*path, *text]);
-        let parts = parts.chain(files::PACKAGES).chain([tree::UNPACK, files::CONFIGURE, password]);
+        let parts = tree::SETTINGS.iter().flat_map(|(path, text)| [*path, *text]);
+        let parts = parts.chain(tree::PACKAGES).chain([tree::UNPACK, tree::CONFIGURE, password]);
         for part in parts {
             // With its length, so that no two lists of parts have the same bytes.
             digest.update((part.len() as u64).to_le_bytes());

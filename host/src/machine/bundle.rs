@@ -1,7 +1,11 @@
-//! Writes the bundle: the tar archive that passes the guests to the hypervisor.
+//! The bundle, the tar archive that passes the guests to the hypervisor; the hypervisor's symbols
+//! in it; and the memory that a machine with a bundle needs.
 
 use crate::prelude::*;
 use hostlink::bundle::{CONFIG, Member, SYMBOLS};
+use hostlink::counters::BEACON_SYMBOL;
+use object::{Object, ObjectSymbol, SymbolKind};
+use std::fmt::Write as _;
 use std::io::Write;
 
 pub(crate) struct Bundle<'a> {
@@ -45,6 +49,62 @@ impl<'a> Bundle<'a> {
     }
 }
 
+/// The parts of the hypervisor's symbol table that the tool needs.
+pub(crate) struct Symbols {
+    /// Functions for backtraces, in the form of the bundle's member.
+    pub(crate) table: String,
+    /// Physical address of the beacon; `None` if the image has none.
+    pub(crate) beacon: Option<u64>,
+}
+
+pub(crate) fn read_symbols(path: &Path) -> Result<Symbols> {
+    let image = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let elf = object::read::elf::ElfFile64::<object::Endianness>::parse(image.as_slice())
+        .with_context(|| format!("{} is not an ELF64 file", path.display()))?;
+    let functions = elf
+        .symbols()
+        .filter(|symbol| symbol.kind() == SymbolKind::Text && symbol.address() != 0)
+        .filter_map(|symbol| Some((symbol.address(), symbol.name().ok()?)));
+    // The image runs where it is linked, mapped one to one: symbol values are physical addresses.
+    let beacon = elf.symbols().find(|symbol| symbol.name() == Ok(BEACON_SYMBOL));
+    Ok(Symbols { table: table(functions), beacon: beacon.map(|symbol| symbol.address()) })
+}
+
+/// Lines of `ADDRESS NAME`, sorted by address, one per address.
+fn table<'a>(functions: impl Iterator<Item = (u64, &'a str)>) -> String {
+    let mut functions: Vec<_> = functions.collect();
+    functions.sort_unstable();
+    functions.dedup_by_key(|(address, _)| *address);
+    let mut text = String::new();
+    for (address, name) in functions {
+        // The alternate form omits the hash after the name. Writing to a string cannot fail.
+        let _ = writeln!(text, "{address:x} {:#}", rustc_demangle::demangle(name));
+    }
+    text
+}
+
+/// Memory of the machine beyond the guest's: the hypervisor's own, and the bundle that stays in
+/// memory until the guest has been made from it.
+pub(crate) fn memory_around(guest_bytes: u64, bundle_bytes: u64) -> u64 {
+    let given = guest_bytes + bundle_bytes;
+    (given + given / HEAP_FRACTION).next_multiple_of(64 * MIB) + 256 * MIB
+}
+
+/// Memory of a machine whose guests have this much memory and this many vCPUs together: theirs, and
+/// what is around them.
+pub(crate) fn memory_for_guests(guest_bytes: u64, guests: u64, vcpus: u32, bundle_bytes: u64) -> u64 {
+    /// Consoles' rings, tables' roots and the like of a guest.
+    const GUEST_BYTES: u64 = 4 * MIB;
+    /// The state of a vCPU.
+    const VCPU_BYTES: u64 = 128 << 10;
+    let states = guests * GUEST_BYTES + u64::from(vcpus) * VCPU_BYTES;
+    memory_around(guest_bytes, bundle_bytes) + states.next_multiple_of(MIB)
+}
+
+/// The hypervisor uses half of this fraction of the memory that it manages for its heap, in
+/// addition to its fixed size.
+const HEAP_FRACTION: u64 = 128;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -77,5 +137,31 @@ mod tests {
         let (a, b) = (reader.guest(0).expect("is there"), reader.guest(1).expect("is there"));
         assert_eq!((a.kernel, a.initrd, b.kernel, b.initrd), (&b"K"[..], Some(&b"I"[..]), &b"K"[..], None));
         assert_eq!((a.config.slice_us, b.config.name.as_str()), (1000, "b"));
+    }
+
+    #[test]
+    fn lines_are_sorted_demangled_and_unique() {
+        let names = [
+            (0x2000, "_ZN10hypervisor4vcpu3run17h0123456789abcdefE"),
+            (0x1000, "start32"),
+            (0x2000, "zz_alias"),
+        ];
+        assert_eq!(table(names.into_iter()), "1000 start32\n2000 hypervisor::vcpu::run\n");
+    }
+
+    #[test]
+    fn the_machine_has_room_beyond_the_guest_and_its_bundle() {
+        assert_eq!(memory_around(512 * MIB, 16 * MIB), (576 + 256) * MIB);
+        assert!(memory_around(512 * MIB, 300 * MIB) >= (512 + 300 + 256) * MIB);
+        assert!(memory_around(64 << 30, 16 * MIB) >= (64 << 30) + (256 + 256) * MIB, "a heap for 64 GiB");
+    }
+
+    #[test]
+    fn each_guest_and_each_vcpu_takes_some_more() {
+        let need = |guests, vcpus| memory_for_guests(512 * MIB, guests, vcpus, 16 * MIB);
+        assert!(need(1, 1) > memory_around(512 * MIB, 16 * MIB));
+        assert_eq!(need(16, 16) - need(1, 16), 60 * MIB);
+        assert_eq!(need(1, 1024) - need(1, 16), 126 * MIB);
+        assert!(need(3, 1).is_multiple_of(MIB));
     }
 }

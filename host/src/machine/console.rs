@@ -8,8 +8,8 @@
 //! report, so a candidate is held back until then; every other byte is passed on immediately,
 //! because a user may be typing at a prompt.
 
-use super::kept::Ring;
-use super::output::Output;
+use super::log_file::Output;
+use super::reports::Ring;
 use super::reports::{LINE_MAX, Reports, report};
 use crate::prelude::*;
 use std::io::{Read, Stdout};

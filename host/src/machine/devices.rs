@@ -1,8 +1,10 @@
 //! Disks, networks and other PCI functions: those of the machine, and those that a guest owns.
 
 use crate::prelude::*;
-
-use super::drive;
+use rustix::fs::FileType;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
+use std::path;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Network {
@@ -44,7 +46,7 @@ impl Devices {
             return Ok(());
         }
         for disk in self.disks.iter().chain(&self.virtio_disks) {
-            drive::driver(disk).with_context(|| {
+            driver(disk).with_context(|| {
                 format!("there is no disk at {}: `./quell image-debian` makes one", disk.display())
             })?;
         }
@@ -113,7 +115,7 @@ pub(crate) fn build<'d>(
         for (kind, disk) in nvme.chain(virtio) {
             add(&|place| {
                 let device = format!("{kind},drive=disk{place},serial=disk{place}");
-                Ok((device, "-drive", drive::drive(&format!("if=none,id=disk{place}"), disk)?))
+                Ok((device, "-drive", drive(&format!("if=none,id=disk{place}"), disk)?))
             })?;
         }
         if let Some(network) = devices.network {
@@ -175,6 +177,43 @@ impl Places {
         let found = self.free.iter().position(|place| lines.is_none_or(|lines| lines.contains(&(place % 4))));
         let found = found.context("the machine's bus has no place left for another disk or network card")?;
         Ok(self.free.remove(found))
+    }
+}
+
+/// A path as the value of an option. QEMU ends values at a comma; one that is written twice is a
+/// comma.
+pub(crate) fn value(path: &Path) -> OsString {
+    let bytes = path.as_os_str().as_bytes().iter();
+    let doubled = bytes.flat_map(|&byte| [byte, byte].into_iter().take(if byte == b',' { 2 } else { 1 }));
+    OsString::from_vec(doubled.collect())
+}
+
+/// A value of `-drive`: these options, and this disk.
+///
+/// # Errors
+///
+/// If it is neither a file nor a block device.
+pub(crate) fn drive(options: &str, disk: &Path) -> Result<OsString> {
+    let driver = driver(disk)?;
+    let path = path::absolute(disk).with_context(|| format!("no {}", disk.display()))?;
+    let options = format!("{options},format=raw,file.driver={driver},file.filename=");
+    Ok([OsStr::new(&options), &value(&path)].into_iter().collect())
+}
+
+pub(crate) fn driver(disk: &Path) -> Result<&'static str> {
+    let data = fs::metadata(disk).with_context(|| format!("cannot use {}", disk.display()))?;
+    let kind = FileType::from_raw_mode(data.mode());
+    let Some(driver) = driver_for(kind) else {
+        bail!("{} is neither a file nor a block device", disk.display())
+    };
+    Ok(driver)
+}
+
+const fn driver_for(kind: FileType) -> Option<&'static str> {
+    match kind {
+        FileType::RegularFile => Some("file"),
+        FileType::BlockDevice => Some("host_device"),
+        _ => None,
     }
 }
 
@@ -256,5 +295,44 @@ mod tests {
         let devices = Devices { disks: vec!["/nowhere.img".into()], ..Devices::default() };
         let error = format!("{:#}", devices.check().unwrap_err());
         assert!(error.contains("/nowhere.img") && error.contains("image-debian"), "{error}");
+    }
+
+    #[test]
+    fn u52_whatever_a_disk_is_called_qemu_opens_that_file() {
+        let directory = tempfile::tempdir().expect("makes");
+        for name in [&b"a:b.img"[..], b"a,b=c,.img", b"file.driver=null-co", b"json:{}", b"\xff\xfe"] {
+            let path = directory.path().join(OsStr::from_bytes(name));
+            fs::write(&path, "").expect("writes");
+            let given = drive("if=none,id=disk8", &path).expect("is a file").into_vec();
+            let begin = b"if=none,id=disk8,format=raw,file.driver=file,file.filename=/";
+            assert!(given.starts_with(begin), "{}", String::from_utf8_lossy(&given));
+            // The way in which QEMU reads it.
+            let text = given[begin.len() - 1..].to_vec();
+            let mut read = Vec::new();
+            let mut bytes = text.into_iter().peekable();
+            while let Some(byte) = bytes.next() {
+                assert!(byte != b',' || bytes.next() == Some(b','), "another option begins");
+                read.push(byte);
+            }
+            assert_eq!(read, path.as_os_str().as_bytes());
+        }
+    }
+
+    #[test]
+    fn u52_relative_names_are_no_protocols() {
+        let given = drive("if=none", Path::new("src/main.rs")).expect("cargo tests in host/");
+        assert!(given.to_string_lossy().contains("file.filename=/"), "{given:?}");
+        assert!(given.to_string_lossy().ends_with("/src/main.rs"), "{given:?}");
+    }
+
+    #[test]
+    fn u52_a_disk_may_be_a_block_device_and_nothing_else() {
+        assert_eq!(driver_for(FileType::BlockDevice), Some("host_device"));
+        assert_eq!(driver_for(FileType::RegularFile), Some("file"));
+        for path in ["/dev/null", "/"] {
+            let why = driver(Path::new(path)).expect_err("is refused").to_string();
+            assert!(why.contains("neither a file nor a block device"), "{why}");
+        }
+        assert!(driver(Path::new("/nowhere.img")).is_err());
     }
 }

@@ -1,6 +1,6 @@
 //! The machine to emulate, and the QEMU command line for it.
 
-use super::drive::{self, drive};
+use super::devices::{drive, value as escaped};
 use super::emulator::Version;
 use super::ram::Ram;
 use crate::prelude::*;
@@ -168,7 +168,7 @@ impl Spec {
             args.option("-plugin", "file=", &counting.plugin);
             args.0.last_mut().into_iter().for_each(|value| {
                 value.push(",out=");
-                value.push(drive::value(&counting.output));
+                value.push(escaped(&counting.output));
             });
         }
         self.payload.arguments(&mut args)?;
@@ -271,7 +271,7 @@ impl Arguments {
         if prefix.is_empty() {
             value.push(path);
         } else {
-            value.push(drive::value(path));
+            value.push(escaped(path));
         }
         self.pair(name, value);
     }

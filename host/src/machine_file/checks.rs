@@ -2,8 +2,8 @@
 
 use super::{MachineFile, Software};
 use crate::consoles::logs;
+use crate::machine::bundle::{memory_around, memory_for_guests};
 use crate::machine::log_file::older;
-use crate::machine::need::{memory_around, memory_for_guests};
 use crate::prelude::*;
 use hostlink::config::{Console, MAX_GUESTS, MAX_TOTAL_VCPUS};
 use hostlink::guests::CONSOLES;

@@ -1,9 +1,9 @@
 //! One `[[guest]]` of a machine file.
 
 use super::fields::Fields;
+use super::fields::{At, Source};
 use super::keys::KEYS;
 use super::machine::{self, Machine};
-use super::source::{At, Source};
 use crate::cli::Program;
 use crate::debian::boot::ROOT;
 use crate::machine::devices::Devices;

@@ -6,7 +6,7 @@ use super::fields::Fields;
 use super::guest::GuestPlan;
 use super::machine::Machine;
 use super::plan::shown;
-use super::{MachineFile, source::At};
+use super::{MachineFile, fields::At};
 use crate::cli::Program;
 use crate::machine::devices::Network;
 use crate::prelude::*;

@@ -1,8 +1,8 @@
 //! The `[machine]` of a machine file.
 
+use super::fields::{At, Source};
 use super::fields::{Fields, Key};
 use super::keys;
-use super::source::{At, Source};
 use crate::arch::ArmCpu;
 use crate::cli::Overrides;
 use crate::prelude::*;

@@ -11,13 +11,12 @@ mod keys;
 mod machine;
 mod plan;
 mod shared;
-mod source;
 
+pub(crate) use fields::Source;
 pub(crate) use guest::{GuestPlan, Software};
 pub(crate) use keys::{KEYS, Key};
 pub(crate) use machine::Machine;
 pub(crate) use shared::{SharedPlan, config as shared_config};
-pub(crate) use source::Source;
 
 use crate::cli::Overrides;
 use crate::prelude::*;

@@ -1,8 +1,8 @@
 //! One `[[shared]]` of a machine file: memory that guests share.
 
+use super::fields::{At, Source};
 use super::fields::{Fields, Key};
 use super::guest::GuestPlan;
-use super::source::{At, Source};
 use crate::prelude::*;
 use hostlink::config::{MAX_REGIONS, REGION_BYTES, Share};
 use toml::Spanned;

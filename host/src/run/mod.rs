@@ -4,8 +4,8 @@
 mod several;
 
 use crate::cli::RunArgs;
-use crate::machine::child::describe;
 use crate::machine::counters::Snapshot;
+use crate::machine::emulator::describe;
 use crate::machine::outcome::Outcome;
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
@@ -14,8 +14,8 @@ use crate::machine_file::MachineFile;
 use crate::prelude::*;
 use crate::results::{Samples, Subject, Writer};
 use crate::trace::{self, collect::Collector};
+use crate::vm::Guests;
 use crate::vm::Hypervisor;
-use crate::vm::several::Guests;
 use hostlink::config::Console::Rings;
 use hostlink::config::Switches;
 use several::show;

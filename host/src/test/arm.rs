@@ -5,7 +5,7 @@ use super::cases::{Body, LOOPS, REBOOTS, STALE, case, runs, talk};
 use super::checks::Check;
 use crate::arch::ArmCpu;
 use crate::bench::phases::Phases;
-use crate::check::subject::{Omission, On};
+use crate::check::{Omission, On};
 use crate::machine::spec::Payload;
 use crate::test::prelude::*;
 use hostlink::phase::Phase;

@@ -2,19 +2,18 @@
 
 mod owning;
 mod quell;
-pub(crate) mod several;
-mod words;
 
 use crate::guest::cache::{self, GuestFiles};
 use crate::guest::{initramfs, kernel, peer, vmm};
+use crate::machine::bundle::memory_around;
+use crate::machine::bundle::{self, Symbols};
 use crate::machine::devices::{self, Devices};
-use crate::machine::need::memory_around;
 use crate::machine::spec::{Clock, Payload, Spec};
-use crate::machine::symbols::{self, Symbols};
 use crate::prelude::*;
 use crate::workspace::Image;
 use hostlink::config::{BootCpu, Config, Console, FlushMode, MEMORY_UNIT, ResetPolicy, Switches};
 use hostlink::trace::RING_BYTES_MAX;
+pub(crate) use quell::Guests;
 use quell::OnQuell;
 
 /// Guest memory below this is used by firmware tables and the like, not by kernel and initrd.
@@ -202,7 +201,7 @@ impl Hypervisor {
 
     fn of(image: workspace::Image, arch: Arch) -> Result<Self> {
         let elf = workspace::build(image, arch)?;
-        let symbols = symbols::read(&elf)?;
+        let symbols = bundle::read_symbols(&elf)?;
         let image = workspace::bootable(elf, arch)?;
         Ok(Self { arch, image, symbols, extra_memory: 0 })
     }

@@ -1,12 +1,14 @@
 //! Guests on Quell: the bundle that passes them to the hypervisor, and the machine around them.
 
-use super::{Guest, Hypervisor, words};
+use super::{Guest, Hypervisor, StockGuest};
 use crate::machine::bundle::Bundle;
 use crate::machine::devices::{self, Built, Devices};
 use crate::machine::spec::{Payload, Spec};
+use crate::machine_file::{GuestPlan, MachineFile, Software, shared_config};
 use crate::prelude::*;
 use hostlink::bundle::Member;
-use hostlink::config::Config;
+use hostlink::config::{Config, Shares, Switches};
+use hostlink::cpus::CpuSet;
 
 /// Guests for one machine: their configurations, and the files that these name, each once.
 pub(super) struct OnQuell {
@@ -30,7 +32,7 @@ impl OnQuell {
 
     /// Adds the next guest. `config` has what is about its place among the others.
     pub(super) fn add(&mut self, guest: &Guest, config: &Config<'_>) -> Result<()> {
-        words::check(self.platform.arch(), &guest.cmdline)?;
+        check_words(self.platform.arch(), &guest.cmdline)?;
         let kernel = fs::read(&guest.kernel)
             .with_context(|| format!("cannot read the kernel {}", guest.kernel.display()))?;
         let kernel = self.member(&kernel);
@@ -89,5 +91,147 @@ impl OnQuell {
         };
         let devices = self.devices.args.clone();
         Ok(Spec { devices, ..Spec::new(self.platform, payload, cpus, memory) })
+    }
+}
+
+pub(crate) struct Guests<'f> {
+    file: &'f MachineFile,
+    guests: Vec<Guest>,
+    switches: Switches,
+}
+
+impl<'f> Guests<'f> {
+    /// Fetches and builds what the guests run, and checks that it fits into their memory.
+    /// `switches` are the hypervisor's settings for all of them.
+    pub(crate) fn prepare(file: &'f MachineFile, switches: Switches) -> Result<Self> {
+        let needs_stock = file.guests.iter().any(|guest| guest.software == Software::Stock);
+        let arch = file.machine.platform.arch();
+        let stock = needs_stock.then(|| StockGuest::prepare(arch)).transpose()?;
+        let made = file.guests.iter().map(|plan| {
+            made(file, plan, stock.as_ref(), switches).map_err(|error| file.source.about(plan, error))
+        });
+        Ok(Self { file, guests: made.collect::<Result<_>>()?, switches })
+    }
+
+    /// The machine's own numbers of CPUs that the file names: if this tool adds the boot CPU, the
+    /// file's CPU 0 is the machine's CPU 1.
+    fn physical(&self, cpus: &CpuSet) -> CpuSet {
+        if *cpus == CpuSet::ALL || !self.file.adds_cpu() {
+            return *cpus;
+        }
+        let mut shifted = CpuSet::EMPTY;
+        cpus.iter().for_each(|cpu| shifted.insert(cpu + 1));
+        shifted
+    }
+
+    /// The machine. Its bundle is written to `directory`.
+    pub(crate) fn on_quell(&self, hypervisor: &Hypervisor, directory: &Path) -> Result<Spec> {
+        let Self { file, guests, switches } = self;
+        let usual = Config::default();
+        let machine = Config {
+            boot_cpu: file.boot_cpu(),
+            console: file.machine.console,
+            slice_us: file.machine.slice_us.unwrap_or(usual.slice_us),
+            switches: *switches,
+            ..usual
+        };
+        let devices = guests.iter().map(|guest| &guest.devices);
+        let mut quell = OnQuell::new(file.machine.platform, machine, devices)?;
+        for (plan, guest) in file.guests.iter().zip(guests) {
+            let shared = shared_config(&file.shared, plan.name());
+            let shared = Shares::parse(&shared).context("shared memory that was checked is wrong")?;
+            let config = Config { cpus: self.physical(&plan.config.cpus), shared, ..plan.config };
+            quell.add(guest, &config).map_err(|error| file.source.about(plan, error))?;
+        }
+        let memory = |bytes| {
+            file.check_memory(bytes)?;
+            Ok(file.memory(bytes).next_multiple_of(MIB))
+        };
+        let cpus = file.machine.cpus + u32::from(file.adds_cpu());
+        quell.spec(hypervisor, cpus, memory, directory)
+    }
+
+    /// A machine that runs the only guest directly.
+    pub(crate) fn on_bare_machine(&self, directory: &Path) -> Result<Spec> {
+        let [guest] = &self.guests[..] else { bail!("a bare machine runs one guest") };
+        guest.on_bare_machine(self.file.machine.cpus, directory)
+    }
+}
+
+fn made(
+    file: &MachineFile,
+    plan: &GuestPlan,
+    stock: Option<&StockGuest>,
+    switches: Switches,
+) -> Result<Guest> {
+    let platform = file.machine.platform;
+    let given = |path: &Path| {
+        ensure!(path.exists(), "there is no initial RAM disk at {}", path.display());
+        fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+    };
+    let given = plan.initrd.as_deref().map(given).transpose()?;
+    let (kernel, initrd) = match &plan.software {
+        Software::Kernel(kernel) => (kernel.clone(), given),
+        Software::Program(program) => {
+            let arch = platform.arch();
+            (workspace::bootable(workspace::build(program.image(), arch)?, arch)?, None)
+        }
+        Software::Stock => {
+            let stock = stock.context("the stock guest was not prepared")?;
+            let initrd = given.unwrap_or_else(|| stock.initrd(plan.exec.as_deref()));
+            (stock.kernel(), (!plan.boots_disk()).then_some(initrd))
+        }
+    };
+    let guest = Guest {
+        platform,
+        kernel,
+        initrd,
+        cmdline: plan.command_line(&file.machine),
+        vcpus: plan.config.vcpus,
+        memory: plan.config.memory,
+        flush: plan.config.flush,
+        reset: plan.config.reset,
+        switches,
+        devices: plan.devices.clone(),
+    };
+    guest.check()?;
+    Ok(guest)
+}
+
+/// Words with which Linux does not use the I/O APIC, or the local one: it then wants a PC's legacy
+/// interrupt controller, which guests have not. It would boot, and its serial port would show
+/// nothing of its programs, or it would wait for its timer for ever.
+const LEGACY_INTERRUPTS: [&str; 8] =
+    ["noapic", "nosmp", "maxcpus=0", "nolapic", "disableapic", "acpi=off", "acpi=noirq", "pci=noacpi"];
+
+/// Refuses words that ask for what the guest does not have. The kernel's words end with `--`; the
+/// rest is its first program's.
+fn check_words(arch: Arch, cmdline: &str) -> Result<()> {
+    let mut words = cmdline.split_ascii_whitespace().take_while(|word| *word != "--");
+    match words.find(|word| LEGACY_INTERRUPTS.contains(word)) {
+        Some(word) if arch == Arch::X86_64 => {
+            bail!("'{word}' wants a PC's 8259 interrupt controller, which guests do not have")
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn u60_words_that_want_an_8259_are_refused_and_no_others() {
+        for word in LEGACY_INTERRUPTS {
+            for cmdline in [word.to_owned(), format!("console=ttyS0 {word} quiet"), format!("a  {word} -- b")]
+            {
+                let why = format!("{:#}", check_words(Arch::X86_64, &cmdline).expect_err(&cmdline));
+                assert!(why.contains(&format!("'{word}'")), "{why}");
+                check_words(Arch::Aarch64, &cmdline).expect("there is another controller");
+            }
+        }
+        for cmdline in ["", "test=noapic", "reboot=k panic=1 pci=off", "noapictimer acpi=force", "-- nosmp"] {
+            check_words(Arch::X86_64, cmdline).expect(cmdline);
+        }
     }
 }

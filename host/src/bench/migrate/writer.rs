@@ -2,7 +2,7 @@
 //! stopped.
 
 use crate::bench::load::{DONE, Load, Setup};
-use crate::ctl::fields::Fields;
+use crate::ctl::Fields;
 use crate::ctl::migrate::Migrated;
 use crate::machine::signals::Signals;
 use anyhow::{Context, Result, ensure};

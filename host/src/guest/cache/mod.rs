@@ -2,13 +2,13 @@
 //! and unpacked, never installed. A filled cache is used without any network access.
 
 mod backports;
-mod debian;
 mod linked;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use backports::{kernel_of, newer_emulator, newer_kernel, owning_kernel};
-pub(crate) use debian::{DebianPackages, debian_packages};
+pub(crate) use backports::{
+    DebianPackages, debian_packages, kernel_of, newer_emulator, newer_kernel, owning_kernel,
+};
 pub(crate) use linked::{LinkedProgram, foreign_qemu, kexec};
 
 use crate::prelude::*;

@@ -1,29 +1,28 @@
 //! A running machine: the QEMU process, the guest's report channel and console, and their end.
 
 mod shown;
-mod stream;
 
-use super::child::{command, path_in_child};
 use super::console::{Kept, read, read_split};
 use super::control::{Control, Found, Notice, Registration, Relay};
 use super::counters::{Snapshot, clock_hz, exit_code};
 use super::emulator;
-use super::kept::Ring;
+use super::emulator::{command, path_in_child};
 use super::log_file::LogFile;
+use super::log_file::Output;
 use super::outcome::Outcome;
-use super::output::Output;
 use super::own_time::OwnTime;
 use super::ram::Ram;
 use super::reports::Reports;
+use super::reports::Ring;
 use super::signals::Signals;
 use super::spec::{Channels, Console, Payload, Spec};
 use super::terminal::SavedTerminal;
 use crate::prelude::*;
+use shown::Stream;
 use std::io::Stdout;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixListener;
 use std::process::{Child, ChildStdin, ChildStdout, ExitStatus};
-use stream::Stream;
 
 /// How often the process, its time and the signals are checked.
 const POLL_PERIOD: Duration = Duration::from_millis(20);

@@ -1,7 +1,6 @@
 //! An emulated machine without a program: the test itself reads and writes its memory and its
 //! devices, through QEMU's qtest protocol (docs/devel/qtest.rst of QEMU 7.2). Its one CPU halts.
 
-use crate::machine::child;
 use crate::machine::emulator;
 use crate::test::prelude::*;
 use std::cell::RefCell;
@@ -85,7 +84,7 @@ impl Board {
         for device in devices {
             command.args(["-device", device]);
         }
-        child::end_with_us(&mut command);
+        emulator::end_with_us(&mut command);
         let started = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(errors).spawn();
         let mut machine = started.context("cannot start QEMU")?;
         let (to, from) = (machine.stdin.take(), machine.stdout.take());

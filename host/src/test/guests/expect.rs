@@ -1,6 +1,6 @@
 //! The expectations for a run.
 
-use crate::machine::child::describe;
+use crate::machine::emulator::describe;
 use crate::machine::process::CONSOLE_BYTES;
 use crate::test::cases::{
     FLOOD_CLAIM, FLOOD_REPORTS, Hostile, LOOPS, LOOPS_COUNT, LOOPS_ROUNDS, LOOPS_TASKS,

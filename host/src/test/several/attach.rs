@@ -2,7 +2,7 @@
 //! guest, and leaving ends nothing.
 
 use super::*;
-use crate::machine::child::describe;
+use crate::machine::emulator::describe;
 use crate::test::room::tool;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Termios, tcgetattr};

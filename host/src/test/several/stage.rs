@@ -13,7 +13,7 @@ use crate::machine_file::MachineFile;
 use crate::run::tail;
 pub(super) use crate::test::room::Room;
 use crate::trace::collect::Collector;
-use crate::vm::several::Guests;
+use crate::vm::Guests;
 use anyhow::Error;
 use hostlink::ctl::Input;
 use hostlink::ctl::record::{self, Record, Taken};
