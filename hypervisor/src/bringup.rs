@@ -38,7 +38,6 @@ impl Default for Presence {
 
 impl Presence {
     /// A CPU that has not come up yet.
-    #[must_use]
     pub fn expected() -> Self {
         Self(AtomicU32::new(EXPECTED))
     }

@@ -24,7 +24,6 @@ pub struct PagePool {
 
 impl PagePool {
     /// No pages.
-    #[must_use]
     pub const fn empty() -> Self {
         Self { fresh: Vec::new(), returned: Vec::new(), count: 0 }
     }
@@ -32,7 +31,6 @@ impl PagePool {
     /// Number of pages for the tables of this many bytes of memory, with all of it mapped by pages
     /// of 4 KiB. The number is doubled: tables that a change has detached are returned only when
     /// they can no longer be walked, and others may be created meanwhile.
-    #[must_use]
     pub fn needed(memory: u64) -> u32 {
         let tables: u64 = COVERED.iter().map(|covered| memory.div_ceil(*covered)).sum();
         u32::try_from(2 * tables + SPARE).unwrap_or(u32::MAX)
@@ -62,7 +60,6 @@ impl PagePool {
     }
 
     /// Number of free pages.
-    #[must_use]
     pub fn free_count(&self) -> u32 {
         let fresh: u64 = self.fresh.iter().map(|piece| (piece.end - piece.start) / PAGE).sum();
         fresh as u32 + self.returned.len() as u32

@@ -19,7 +19,6 @@ impl Pages {
     /// # Panics
     ///
     /// If the heap is exhausted.
-    #[must_use]
     pub fn new(count: usize) -> Self {
         Self::allocate(Layout::from_size_align(count * PAGE, PAGE).expect("a small layout"))
     }
@@ -32,7 +31,6 @@ impl Pages {
     }
 
     /// A zeroed page, if the heap has one.
-    #[must_use]
     pub fn try_one() -> Option<Self> {
         let layout = Layout::from_size_align(PAGE, PAGE).ok()?;
         // SAFETY: the size is not zero.
@@ -45,7 +43,6 @@ impl Pages {
     /// # Panics
     ///
     /// If the heap is exhausted.
-    #[must_use]
     pub fn aligned(order: u32) -> Self {
         let size = PAGE << order;
         Self::allocate(Layout::from_size_align(size, size).expect("a small layout"))
@@ -61,13 +58,11 @@ impl Pages {
     }
 
     /// Their address.
-    #[must_use]
     pub const fn start(&self) -> u64 {
         self.start
     }
 
     /// Their words, which others, also a guest, may read at any time.
-    #[must_use]
     pub const fn words(&self) -> &[AtomicU64] {
         // SAFETY: this is the memory of the allocation, aligned to pages and initialised. Nobody
         // changes it but through these words, or before the pages are shown to anybody.
@@ -75,7 +70,6 @@ impl Pages {
     }
 
     /// Their address; they are never freed.
-    #[must_use]
     pub fn forever(self) -> u64 {
         let start = self.start;
         core::mem::forget(self);

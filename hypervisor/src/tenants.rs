@@ -18,13 +18,11 @@ impl<T> Default for Tenants<T> {
 
 impl<T> Tenants<T> {
     /// No tag has been used.
-    #[must_use]
     pub const fn new() -> Self {
         Self(ArrayVec::new_const())
     }
 
     /// The note of a tag.
-    #[must_use]
     pub fn get(&self, tag: u32) -> Option<&T> {
         self.0.iter().find(|(noted, _)| *noted == tag).map(|(_, tenant)| tenant)
     }

@@ -24,13 +24,10 @@ use crate::{image, vm};
 pub(crate) type Host = vm::Host<Local>;
 pub(crate) type PerCpu = vm::PerCpu<Local>;
 
-/// The processor of this image.
 pub(crate) struct Processor;
 
-/// The architecture of this image.
 #[cfg(target_arch = "aarch64")]
 pub(crate) type Local = crate::arm64::offer::OnArm64<Processor>;
-/// The architecture of this image.
 #[cfg(target_arch = "x86_64")]
 pub(crate) type Local = crate::x86::offer::OnX86<crate::svm::vendor::OnSvm<Processor>>;
 

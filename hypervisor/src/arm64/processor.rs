@@ -16,6 +16,7 @@ use stay::{Cost, Mistakes};
 use super::controls::Control;
 use super::controls::{self, hcr};
 use super::guest::{Common, Shared, Tag};
+use super::offer::OnArm64;
 use super::vcpu::debug::{Counts, Debug};
 use super::vcpu::exchanged::Register;
 use super::vcpu::loaded::Loaded;
@@ -71,38 +72,32 @@ pub struct Configuration(u64);
 
 impl Configuration {
     /// Adds to `base`; with `broadcasts` the guest's local maintenance instructions reach all CPUs.
-    #[must_use]
     pub const fn new(base: u64, broadcasts: bool) -> Self {
         let steady = base & !(hcr::VSE | hcr::TWE);
         Self(if broadcasts { steady | hcr::FB | hcr::BSU_INNER } else { steady })
     }
 
     /// The register's value.
-    #[must_use]
     pub const fn bits(self) -> u64 {
         self.0
     }
 
     /// Whether the guest's local maintenance instructions reach all CPUs.
-    #[must_use]
     pub const fn broadcasts(self) -> bool {
         self.0 & hcr::FB != 0
     }
 
     /// Whether a virtual SError is pending.
-    #[must_use]
     pub const fn has_serror(self) -> bool {
         self.0 & hcr::VSE != 0
     }
 
     /// The same with or without a virtual SError.
-    #[must_use]
     pub const fn with_serror(self, pends: bool) -> Self {
         Self(if pends { self.0 | hcr::VSE } else { self.0 & !hcr::VSE })
     }
 
     /// The same with WFE trapped or not.
-    #[must_use]
     pub const fn with_wfe_trapped(self, is_trapped: bool) -> Self {
         Self(if is_trapped { self.0 | hcr::TWE } else { self.0 & !hcr::TWE })
     }
@@ -161,7 +156,6 @@ pub struct CpuData {
 
 impl CpuData {
     /// The data of a CPU that has not started.
-    #[must_use]
     pub const fn new() -> Self {
         Self {
             redistributor: Cell::new(0),
@@ -315,14 +309,8 @@ pub trait Arm64:
 {
 }
 
-impl<A> Arm64 for A where
-    A: Processor
-        + DeviceOwner<Platform = Wired>
-        + Arch<Common = Common, Shared = Shared, Inbox = Inbox, State = VcpuState<A>, Workspace = Workspace>
-{
-}
+impl<P: 'static> Arm64 for OnArm64<P> where Self: Processor {}
 
-/// The list registers of the calling CPU.
 pub(super) struct Lists<P>(core::marker::PhantomData<P>);
 
 impl<P> Lists<P> {

@@ -15,13 +15,11 @@ pub struct Region {
 
 impl Region {
     /// A device's registers, `size` bytes from `start` on.
-    #[must_use]
     pub const fn new(name: &'static str, start: u64, size: u64) -> Self {
         Self { name, range: start..start + size }
     }
 
     /// Whether any of the `size` bytes from `gpa` on belongs to the device.
-    #[must_use]
     pub const fn overlaps(&self, gpa: u64, size: u64) -> bool {
         // Subtractions that cannot wrap, because `gpa + size` could.
         if gpa < self.range.start { self.range.start - gpa < size } else { gpa < self.range.end && size != 0 }

@@ -14,13 +14,11 @@ pub struct WallClock {
 impl WallClock {
     /// A clock that was `unix` seconds after the beginning of 1970 when a counter with rate `hz`
     /// read `ticks`.
-    #[must_use]
     pub const fn new(unix: u64, ticks: u64, hz: u64) -> Self {
         Self { unix, ticks, hz: if hz == 0 { 1 } else { hz } }
     }
 
     /// Nanoseconds since the beginning of 1970 when the counter reads `ticks`. Saturates in 2554.
-    #[must_use]
     pub fn ns(&self, ticks: u64) -> u64 {
         let passed = u128::from(ticks.saturating_sub(self.ticks)) * u128::from(NS) / u128::from(self.hz);
         let ns = u128::from(self.unix) * u128::from(NS) + passed;
@@ -29,7 +27,6 @@ impl WallClock {
 
     /// What the counter reads first when it is `ns` nanoseconds after the beginning of 1970, or
     /// later.
-    #[must_use]
     pub fn ticks(&self, ns: u64) -> u64 {
         let left = u128::from(ns).saturating_sub(u128::from(self.unix) * u128::from(NS));
         let ticks = (left * u128::from(self.hz)).div_ceil(u128::from(NS));

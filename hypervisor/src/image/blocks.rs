@@ -35,13 +35,11 @@ const MAIN_STACK: u64 = GUARD_PAGES[2] + PAGE;
 
 /// Address of the first block; zero before there are any.
 static BLOCKS: AtomicU64 = AtomicU64::new(0);
-/// Number of blocks.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
 const _: () = assert!(size_of::<PerCpu>() as u64 <= BLOCK_SIZE - DATA_OFFSET);
 
 impl PerCpu {
-    /// The calling CPU's data.
     pub(crate) fn current() -> &'static Self {
         let stack = cpu::stack_pointer();
         debug_assert!(Self::on_block_stack(stack));
@@ -79,7 +77,6 @@ impl PerCpu {
         percpu::all()
     }
 
-    /// The CPUs that came up.
     pub(crate) fn online() -> impl Iterator<Item = &'static Self> {
         percpu::online()
     }

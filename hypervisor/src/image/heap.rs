@@ -52,7 +52,6 @@ unsafe impl GlobalAlloc for Counted {
     }
 }
 
-/// Bytes that are allocated from the heap.
 pub(crate) fn used() -> u64 {
     HEAP.used.load(Ordering::Relaxed)
 }
@@ -78,12 +77,10 @@ macro_rules! section {
     ($start:ident, $end:ident) => {{ (&raw const $start).addr() as u64..(&raw const $end).addr() as u64 }};
 }
 
-/// The image's code.
 pub(crate) fn text() -> Range<u64> {
     section!(__text_start, __text_end)
 }
 
-/// The image's constants.
 pub(crate) fn rodata() -> Range<u64> {
     section!(__rodata_start, __rodata_end)
 }

@@ -25,7 +25,6 @@ pub(crate) static QUELL_BEACON: Beacon = Beacon::new();
 
 static HOST: Once<Host> = Once::new();
 
-/// What the guests share, once it exists.
 #[inline(always)]
 pub(crate) fn host() -> Option<&'static Host> {
     HOST.get()

@@ -10,7 +10,6 @@ use super::console::LogPort;
 use super::heap;
 use crate::arch::{PerCpu, cpu};
 
-/// Maximum depth of a backtrace.
 const MAX_FRAMES: usize = 32;
 
 /// Symbol text of the bundle, address and length.

@@ -34,7 +34,6 @@ pub enum Wired {}
 pub type MachineDevices = owned::MachineDevices<Wired>;
 
 /// The line of a pin (1 for INTA, to 4) of a function on the first bus.
-#[must_use]
 pub const fn line_of(function: Address, pin: u8) -> Option<usize> {
     match pin {
         1..=4 => Some((function.device() as usize + pin as usize - 1) % PCI_LINES),
@@ -84,7 +83,6 @@ impl Lines {
     }
 
     /// Whether the hypervisor's own function has this line.
-    #[must_use]
     pub fn is_own(&self, line: usize) -> bool {
         self.own.is_some_and(|(_, own)| own == line)
     }

@@ -212,7 +212,6 @@ impl Routes {
         self.at(place, |route| (route.to, route.way) = (&Nobody, Delivery::Masked));
     }
 
-    /// Frees a vector: the IOMMU has forgotten it.
     pub(crate) fn free(&self, place: CpuVector, proof: &Forgotten) {
         let Some(table) = self.0.get(place.cpu as usize) else { return };
         let index = usize::from(place.vector.wrapping_sub(FUNCTIONS.start));

@@ -148,7 +148,6 @@ impl<'a> Boot<'a, '_> {
 
 impl Placement<'_> {
     /// The guest physical addresses that it covers.
-    #[must_use]
     pub fn range(&self) -> Range<u64> {
         self.gpa..self.gpa + self.bytes.len() as u64
     }

@@ -45,7 +45,6 @@ pub struct Functions<P: Platform> {
     pub(super) domain: Option<DomainId>,
 }
 
-/// A real function.
 pub(super) struct Owned<P: Platform> {
     pub(super) given: Given,
     pub(super) interrupts: P::Interrupts,
@@ -63,7 +62,6 @@ pub(super) struct Owned<P: Platform> {
     pub(super) is_attached: bool,
 }
 
-/// How far a function's reset is.
 pub(super) enum Resetting {
     /// None is in progress: the function follows its guest.
     No,
@@ -103,7 +101,6 @@ impl<P: Platform> Functions<P> {
         Ok(Claim { functions, shown, domains: Some(domains) })
     }
 
-    /// No functions.
     const fn none(guest: Name) -> Self {
         Self { machine: None, owned: Vec::new(), shared: Vec::new(), guest, domain: None }
     }

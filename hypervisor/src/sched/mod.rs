@@ -146,7 +146,6 @@ impl Scheduler {
 
     /// Sets the function that decides whether a vCPU that waits for memory to change may go on. It
     /// is called with a queue's lock held, for many vCPUs in a row.
-    #[must_use]
     pub fn asking(self, may_go: fn(VcpuIndex) -> bool) -> Self {
         Self { may_go, ..self }
     }

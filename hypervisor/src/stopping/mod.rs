@@ -85,7 +85,6 @@ impl Default for Stopping {
 
 impl Stopping {
     /// Nothing to look at.
-    #[must_use]
     pub fn new() -> Self {
         Self { attention: AtomicU32::new(0), stopped: AtomicU32::new(0) }
     }

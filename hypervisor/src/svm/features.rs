@@ -20,39 +20,33 @@ impl Features {
     pub const PRETENDED: Self = Self(CLEAN_BITS | FLUSH_BY_ASID);
 
     /// The processor translates guest physical addresses.
-    #[must_use]
     pub const fn nested_paging(self) -> bool {
         self.0 & NESTED_PAGING != 0
     }
 
     /// The processor reports the address of the next instruction.
-    #[must_use]
     #[inline(always)]
     pub const fn next_rip(self) -> bool {
         self.0 & NEXT_RIP != 0
     }
 
     /// The processor caches the parts of the VMCB that are marked clean.
-    #[must_use]
     #[inline(always)]
     pub const fn clean_bits(self) -> bool {
         self.0 & CLEAN_BITS != 0
     }
 
     /// VMRUN can flush one ASID.
-    #[must_use]
     pub const fn flush_by_asid(self) -> bool {
         self.0 & FLUSH_BY_ASID != 0
     }
 
     /// The processor reports instruction bytes and operands.
-    #[must_use]
     pub const fn decode_assists(self) -> bool {
         self.0 & DECODE_ASSISTS != 0
     }
 
     /// The processor counts PAUSEs before it exits.
-    #[must_use]
     pub const fn pause_filter(self) -> bool {
         self.0 & PAUSE_FILTER != 0
     }
@@ -60,7 +54,6 @@ impl Features {
 
 /// Number of ASIDs for guests on a processor that has `count` of them (EBX, NASID): 0 is the
 /// host's, so the largest is one less than the number. `None` if there are none for guests.
-#[must_use]
 pub const fn guest_asids(count: u32) -> Option<NonZeroU32> {
     match count.checked_sub(1) {
         Some(left) => NonZeroU32::new(left),
@@ -70,13 +63,11 @@ pub const fn guest_asids(count: u32) -> Option<NonZeroU32> {
 
 /// Whether the processor has SVM: CPUID Fn8000_0001_ECX, which is there if Fn8000_0000_EAX, the
 /// number of the last leaf, is that of SVM's own at least.
-#[must_use]
 pub const fn has_svm(last_leaf: u32, ecx: u32) -> bool {
     last_leaf >= 0x8000_000a && ecx & 1 << 2 != 0
 }
 
 /// Entries of the second-level data TLB for pages of 4 KiB: CPUID Fn8000_0006_EBX\[27:16\].
-#[must_use]
 pub const fn tlb_entries(ebx: u32) -> u64 {
     (ebx >> 16 & 0xfff) as u64
 }

@@ -128,7 +128,6 @@ pub(super) const MSR_MAP_PAGES: usize = 2;
 const READ: u8 = 1 << 0;
 const WRITE: u8 = 1 << 1;
 
-/// The maps of ports and of MSRs that cause exits.
 pub(super) fn permission_maps<A: X86>() -> [Pages; 2] {
     [Pages::filled(PORT_MAP_PAGES, |map| map.fill(0xff)), Pages::filled(MSR_MAP_PAGES, fill_msr_map::<A>)]
 }

@@ -5,8 +5,10 @@ use core::num::NonZeroU32;
 #[cfg(any(test, feature = "audit"))]
 use super::audit::CpuBooks;
 use super::features::Features;
+use super::vendor::OnSvm;
 use super::vmcb::Vmcb;
 use crate::vm::PerCpu;
+use crate::x86::offer::OnX86;
 use crate::x86::processor::{Processor, X86};
 use crate::x86::vcpu::registers::Registers;
 
@@ -54,4 +56,4 @@ pub trait Svm: Processor {
 /// AMD64 with SVM, as the code here sees it.
 pub trait Amd64: Svm + X86<Block = Vmcb> {}
 
-impl<A> Amd64 for A where A: Svm + X86<Block = Vmcb> {}
+impl<P: 'static> Amd64 for OnX86<OnSvm<P>> where Self: Svm {}

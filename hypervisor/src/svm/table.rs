@@ -39,7 +39,6 @@ pub struct Exit {
 
 impl Exit {
     /// The exit that has just ended a stay in the guest.
-    #[must_use]
     #[inline(always)]
     pub const fn of(vmcb: &Vmcb) -> Self {
         Self {
@@ -144,31 +143,32 @@ pub fn handle_exit<A: Amd64>(context: &mut Context<'_, A>) -> Next {
 macro_rules! exits {
     (
         instructions {
-            $($(#[$i_doc:meta])* $i:ident: $($i_code:pat_param)|+ $(if $i_condition:ident)? =>
+            $($i:ident: $($i_code:pat_param)|+ $(if $i_condition:ident)? =>
               $i_counter:ident; $($byte:literal)+; $whose:ident; $i_handler:path;)*
         }
         events {
-            $($(#[$e_doc:meta])* $e:ident: $($e_code:pat_param)|+ => $e_counter:ident; $e_handler:path $(, $e_part:expr)?;)*
+            $($e:ident: $($e_code:pat_param)|+ => $e_counter:ident; $e_handler:path $(, $e_part:expr)?;)*
         }
-        otherwise { $(#[$o_doc:meta])* $o:ident; $o_counter:ident; $o_handler:path, $o_part:expr; }
+        otherwise { $o:ident; $o_counter:ident; $o_handler:path, $o_part:expr; }
     ) => {
         /// An exit because of an instruction that is emulated here.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[allow(missing_docs, reason = "the table says it")]
         pub enum Instruction {
-            $($(#[$i_doc])* $i,)*
+            $($i,)*
         }
 
         /// An exit for another reason, or one that itself reports the address of the next
         /// instruction, or that must be decoded.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[allow(missing_docs, reason = "the table says it")]
         pub enum Event {
-            $($(#[$e_doc])* $e,)*
-            $(#[$o_doc])* $o,
+            $($e,)*
+            $o,
         }
 
         impl Row {
             /// The row of an exit.
-            #[must_use]
             #[inline(always)]
             pub const fn of(exit: &Exit) -> Self {
                 match exit.code {
@@ -179,7 +179,6 @@ macro_rules! exits {
             }
 
             /// The counter of its exits.
-            #[must_use]
             #[inline(always)]
             pub const fn counter(self) -> Counter {
                 match self {
@@ -200,7 +199,6 @@ macro_rules! exits {
 
         impl Instruction {
             /// Its usual encoding.
-            #[must_use]
             #[inline(always)]
             pub const fn usual(self) -> &'static Pattern {
                 match self {
@@ -217,7 +215,6 @@ macro_rules! exits {
             }
 
             /// The privilege that it needs.
-            #[must_use]
             #[inline(always)]
             pub const fn whose(self) -> checks::Instruction {
                 match self {
@@ -265,61 +262,43 @@ pub enum Row {
 
 exits! {
     instructions {
-        /// RDMSR.
-        ReadMsr: 0x7c if is_msr_read => ExitRegisterRead; 0x0f 0x32; Kernels; msr::on_read;
-        /// WRMSR.
-        WriteMsr: 0x7c => ExitRegisterWrite; 0x0f 0x30; Kernels; msr::on_write;
-        /// CPUID.
-        Cpuid: 0x72 => ExitCpuid; 0x0f 0xa2; Anybodys; cpuid::on_cpuid;
-        /// VMMCALL.
-        Hypercall: 0x81 => ExitHypercall; 0x0f 0x01 0xd9; Anybodys; hypercall::on_hypercall;
-        /// HLT.
-        Halt: 0x78 => ExitWait; 0xf4; Kernels; event::on_halt;
-        /// PAUSE.
-        Pause: 0x77 => ExitPause; 0xf3 0x90; Anybodys; event::on_pause;
-        /// XSETBV.
+        ReadMsr: 0x7c if is_msr_read => ExitRegisterRead; 0x0f 0x32; Kernels; msr::on_read; // RDMSR
+        WriteMsr: 0x7c => ExitRegisterWrite; 0x0f 0x30; Kernels; msr::on_write; // WRMSR
+        Cpuid: 0x72 => ExitCpuid; 0x0f 0xa2; Anybodys; cpuid::on_cpuid; // CPUID
+        Hypercall: 0x81 => ExitHypercall; 0x0f 0x01 0xd9; Anybodys; hypercall::on_hypercall; // VMMCALL
+        Halt: 0x78 => ExitWait; 0xf4; Kernels; event::on_halt; // HLT
+        Pause: 0x77 => ExitPause; 0xf3 0x90; Anybodys; event::on_pause; // PAUSE
+        // XSETBV.
         SetExtendedControl: 0x8d => ExitControl; 0x0f 0x01 0xd1; SetExtendedControl; control::on_xsetbv;
-        /// WBINVD.
-        WriteBack: 0x89 => ExitOther; 0x0f 0x09; Kernels; event::on_cache;
-        /// INVD.
-        Invalidate: 0x76 => ExitOther; 0x0f 0x08; Kernels; event::on_cache;
+        WriteBack: 0x89 => ExitOther; 0x0f 0x09; Kernels; event::on_cache; // WBINVD
+        Invalidate: 0x76 => ExitOther; 0x0f 0x08; Kernels; event::on_cache; // INVD
     }
     events {
-        /// An interrupt, or an NMI, of the machine.
+        // An interrupt, or an NMI, of the machine.
         Interrupt: 0x60 | 0x61 => ExitInterrupt; event::on_nothing;
-        /// SMI and INIT of the machine.
-        Signal: 0x62 | 0x63 => ExitOther; event::on_nothing;
-        /// The guest can take an interrupt.
-        Window: 0x64 => ExitWindow; event::on_window;
-        /// IN, OUT, INS, OUTS.
-        Port: 0x7b => ExitIo; port::on_port, Exit::port;
-        /// A nested page fault.
-        NestedFault: 0x400 => ExitNested; nested::on_nested_fault, Exit::nested_fault;
-        /// A move to CR4 or CR8.
-        ControlWrite: 0x14 | 0x18 => ExitControl; control::on_write;
-        /// An access to a debug register that is not in the processor.
+        Signal: 0x62 | 0x63 => ExitOther; event::on_nothing; // SMI and INIT of the machine
+        Window: 0x64 => ExitWindow; event::on_window; // The guest can take an interrupt
+        Port: 0x7b => ExitIo; port::on_port, Exit::port; // IN, OUT, INS, OUTS
+        NestedFault: 0x400 => ExitNested; nested::on_nested_fault, Exit::nested_fault; // A nested page fault
+        ControlWrite: 0x14 | 0x18 => ExitControl; control::on_write; // A move to CR4 or CR8
+        // An access to a debug register that is not in the processor.
         DebugRegister: 0x20..=0x23 | 0x30..=0x33 | 0x35 | 0x37 => ExitControl; event::on_debug_register;
-        /// The IRET that may end an NMI's handler.
-        InterruptReturn: 0x74 => ExitOther; event::on_iret;
-        /// #DB.
-        Debug: 0x41 => ExitOther; event::on_exception, Exit::exception;
-        /// #UD, #TS, #NP, #SS, #GP, #PF, #AC.
+        InterruptReturn: 0x74 => ExitOther; event::on_iret; // The IRET that may end an NMI's handler
+        Debug: 0x41 => ExitOther; event::on_exception, Exit::exception; // #DB
+        // #UD, #TS, #NP, #SS, #GP, #PF, #AC.
         Exception: 0x46 | 0x4a..=0x4e | 0x51 => ExitOther; event::on_exception, Exit::exception;
-        /// #MC.
-        MachineCheck: 0x52 => ExitOther; event::on_machine_check;
-        /// RDPMC, and a floating-point error that is signalled on the processor's pin.
+        MachineCheck: 0x52 => ExitOther; event::on_machine_check; // #MC
+        // RDPMC, and a floating-point error that is signalled on the processor's pin.
         Refused: 0x6f | 0x7e => ExitOther; event::on_refused;
-        /// Instructions that CPUID does not show: SVM's own, MONITOR and MWAIT, RDPRU, INVLPGB,
-        /// MCOMMIT and TLBSYNC (A10).
+        // Instructions that CPUID does not show: SVM's own, MONITOR and MWAIT, RDPRU, INVLPGB,
+        // MCOMMIT and TLBSYNC (A10).
         Undefined: 0x7a | 0x80 | 0x82..=0x86 | 0x8a..=0x8c | 0x8e | 0xa0 | 0xa1 | 0xa3 | 0xa4 => ExitOther; event::on_undefined;
-        /// A triple fault.
-        Shutdown: 0x7f => ExitOther; event::on_shutdown;
-        /// VMRUN has refused the guest's state.
+        Shutdown: 0x7f => ExitOther; event::on_shutdown; // A triple fault
+        // VMRUN has refused the guest's state.
         Invalid: INVALID | INVALID_LOW => ExitOther; event::on_invalid;
     }
     otherwise {
-        /// An exit that was not requested.
-        Unexpected; ExitOther; event::on_unexpected, Exit::code;
+        Unexpected; ExitOther; event::on_unexpected, Exit::code; // An exit that was not requested
     }
 }
 
@@ -327,10 +306,8 @@ const _: () = {
     let mut code = 0;
     while code < 32 * intercepts::EVER.len() {
         let is_intercepted = intercepts::EVER[code / 32] >> (code % 32) & 1 != 0;
-        assert!(
-            has_row(code as u64) == is_intercepted,
-            "what is intercepted has a row, and nothing else has one"
-        );
+        let holds = has_row(code as u64) == is_intercepted;
+        assert!(holds, "what is intercepted has a row, and nothing else has one");
         code += 1;
     }
 };

@@ -110,7 +110,6 @@ const _: () = {
 };
 
 impl Vmcb {
-    /// Sets what a vCPU has for good.
     pub(super) fn set_up(&mut self, permissions: &Permissions, features: Features) {
         self.iopm_base = permissions.io;
         self.msrpm_base = permissions.msr;

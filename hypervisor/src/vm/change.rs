@@ -36,7 +36,6 @@ struct Work<A: Arch> {
 }
 
 impl<A: Arch> OwnChange<A> {
-    /// No change in progress.
     pub(super) const fn none() -> Self {
         let work = Work { job: None, scratch: FlushScratch::new() };
         Self { by: AtomicU32::new(NOBODY), work: Mutex::new(work) }

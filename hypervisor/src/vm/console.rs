@@ -41,7 +41,6 @@ impl Rings {
         core::array::from_fn(|index| (self.start + index as u64 * RING_MEMORY, RING_BYTES))
     }
 
-    /// Writes a byte that the guest has sent to this port.
     pub(super) fn push(&self, port: usize, byte: u8) {
         if let Some(writer) = self.writers.lock().get(port) {
             writer.push(byte);

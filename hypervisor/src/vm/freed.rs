@@ -33,11 +33,7 @@ impl Exists {
     #[inline(always)]
     pub(super) fn check(&self) {
         #[cfg(test)]
-        assert_eq!(
-            self.mark.load(core::sync::atomic::Ordering::Relaxed),
-            MARK,
-            "a guest that has been freed is used"
-        );
+        assert_eq!(self.mark.load(core::sync::atomic::Ordering::Relaxed), MARK, "a freed guest is used");
     }
 }
 

@@ -9,7 +9,6 @@ use super::{host, percpu};
 pub(super) struct Left<A: Arch>(&'static Vm<A>, bool);
 
 impl<A: Arch> Left<A> {
-    /// The guest leaves its regions.
     pub(super) fn new(vm: &'static Vm<A>) -> Self {
         vm.host.shared.leave(vm.number);
         Self(vm, false)

@@ -40,7 +40,6 @@ fn share(config: &Config<'_>) -> Share {
     Share { weight: config.weight, cap: config.cap, cpus: config.cpus }
 }
 
-/// A guest that exists.
 pub(super) struct Guest<A: Arch>(NonNull<Vm<A>>);
 
 // SAFETY: it stands for a reference to the machine, which other CPUs may use.
@@ -146,7 +145,6 @@ impl<A: Arch> Host<A> {
         self.entry(vm.number).set_state(state, exit);
     }
 
-    /// Lets a loaded or paused guest run.
     pub(super) fn start(&self, vm: &Vm<A>) {
         self.set_state(vm, GuestState::Running, 0);
         vm.go_on();

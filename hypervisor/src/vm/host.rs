@@ -75,7 +75,6 @@ pub struct Host<A: Arch> {
     pub free: Mutex<FreeMemory>,
     /// Memory that guests share.
     pub shared: Regions,
-    /// Requests from outside.
     pub(super) channel: Mutex<Channel<A>>,
     pub(super) trace: Rings,
     /// The guests' files.
@@ -146,12 +145,10 @@ impl<A: Arch> Host<A> {
         })
     }
 
-    /// Lets vCPUs run from now on.
     pub(super) fn begin(&self) {
         self.begun.store(true, Ordering::Release); // Pairs with `has_begun`.
     }
 
-    /// Whether vCPUs may run.
     pub(super) fn has_begun(&self) -> bool {
         self.begun.load(Ordering::Acquire) // Pairs with `begin`.
     }
@@ -196,7 +193,6 @@ impl<A: Arch> Host<A> {
         (0..).zip(&self.bundle.guests).find(|(_, files)| files.config.name == name).map(|(number, _)| number)
     }
 
-    /// The guest of this number, if it exists.
     pub(super) fn guest(&self, number: u32) -> Option<&'static Vm<A>> {
         self.guests.lock().get(number as usize)?.as_ref().map(Guest::vm)
     }
@@ -221,7 +217,6 @@ impl<A: Arch> Host<A> {
         &self.targets[first as usize..][..count as usize]
     }
 
-    /// Lets the guest's vCPUs be found by their rows.
     pub(super) fn enter_rows(&self, vm: &'static Vm<A>) {
         for vcpu in &vm.vcpus {
             let row = &self.rows[vcpu.row as usize];

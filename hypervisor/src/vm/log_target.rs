@@ -15,7 +15,6 @@ use crate::sched::VcpuIndex;
 pub const GUEST: &str = "guest";
 
 /// The target of a line that the guest of this name has caused, on whatever CPU.
-#[must_use]
 pub fn caused_by(guest: Name) -> ArrayString<{ GUEST.len() + NAME_BYTES }> {
     let mut target = ArrayString::new();
     // It has room for each name.

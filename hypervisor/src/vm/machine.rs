@@ -129,13 +129,11 @@ fn take_memory<A: Arch>(host: &Host<A>, config: &Config<'_>) -> Result<Taken, Cr
     taken
 }
 
-/// A copy on the heap.
 #[inline(never)] // What it needs on the stack is free again when it returns.
 fn copied(free: &FreeMemory) -> Box<FreeMemory> {
     Box::new(free.clone())
 }
 
-/// Slots on the heap: none yet.
 #[inline(never)] // What it needs on the stack is free again when it returns.
 fn no_slots<A: Arch>() -> Box<Memslots> {
     Box::new(Memslots::new(A::physical_address_bits()))

@@ -29,8 +29,6 @@ pub struct PerCpu<A: Cpus> {
     /// This CPU has put a vCPU into its own queue, or the vCPU here has a change of memory in
     /// progress: before the guest goes on, check which vCPU is to run.
     pub check_queue: Cell<bool>,
-    /// The last vCPU to stop for a reset did so here: this CPU restarts the guest.
-    pub resets: Cell<bool>,
     /// Up to when the time of the vCPU here is in what the host tool sees of its guest.
     pub used_until: Cell<u64>,
     /// Turns of vCPUs since their number last caused interrupts to be taken.
@@ -61,7 +59,6 @@ impl<A: Cpus> PerCpu<A> {
             timer_due: Cell::new(u64::MAX),
             timer_is_tick: Cell::new(false),
             check_queue: Cell::new(false),
-            resets: Cell::new(false),
             used_until: Cell::new(0),
             turns: Turns::new(),
             tick_max: Cell::new(u64::MAX),

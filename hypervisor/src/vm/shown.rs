@@ -22,7 +22,6 @@ pub struct ShownMemory {
 impl ShownMemory {
     /// As many pages as these bytes need. The guest sees them from the page-aligned address `gpa`
     /// on.
-    #[must_use]
     pub fn new(gpa: Gpa, bytes: u64) -> Self {
         let size = bytes.next_multiple_of(PAGE);
         let pages = Pages::new((size / PAGE) as usize);
@@ -42,7 +41,6 @@ impl ShownMemory {
     }
 
     /// The memory, by words.
-    #[must_use]
     pub fn words(&self) -> &[AtomicU64] {
         self.pages.words()
     }

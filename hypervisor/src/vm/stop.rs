@@ -29,7 +29,6 @@ impl<A: Arch> Vm<A> {
         }
     }
 
-    /// A vCPU has seen that it must stop.
     pub(super) fn arrive_at_stop(&self) -> Role {
         self.stopping.arrive(self.vcpu_count())
     }

@@ -15,7 +15,6 @@ use super::percpu::PerCpu;
 use super::run::wait_for_turn;
 use crate::sched::{Block, PutBack, Turn};
 
-/// Why a vCPU gives up its CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Leave {
     /// It waits for an interrupt; at the latest until this time.

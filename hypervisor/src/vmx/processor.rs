@@ -64,7 +64,6 @@ pub trait Vmx: Processor {
 /// The processor `P`, whose guests run by VMX.
 pub struct OnVmx<P>(PhantomData<P>);
 
-/// An architecture whose processor has a vCPU's state.
 struct Loaded<'a, A: Arch> {
     vm: &'a Vm<A>,
     cpu: &'a PerCpu<A>,

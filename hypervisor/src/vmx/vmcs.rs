@@ -50,7 +50,6 @@ pub struct Vmcs {
 
 impl Vmcs {
     /// What the entry delivers: an event, or else the offered interrupt.
-    #[must_use]
     pub const fn delivered(&self) -> u64 {
         match self.requested.offered {
             Some(vector) if self.event & event::VALID == 0 => {
@@ -61,7 +60,6 @@ impl Vmcs {
     }
 
     /// The address behind the instruction that caused the exit.
-    #[must_use]
     pub const fn next_rip(&self) -> u64 {
         self.fields[Field::Rip as usize].wrapping_add(self.length)
     }

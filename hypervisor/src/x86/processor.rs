@@ -12,6 +12,7 @@ use tlfs::XMM_WORDS;
 
 use super::guest::{Common, Shared};
 use super::hyperv::cpuid::CpuidResult;
+use super::offer::OnX86;
 use super::vcpu::block::ControlBlock;
 use super::vcpu::signals::Workspace;
 use super::vcpu::state::{Permissions, VcpuState};
@@ -176,17 +177,4 @@ pub trait X86:
 {
 }
 
-impl<A> X86 for A where
-    A: Vendor
-        + DeviceOwner<Platform = AmdVi>
-        + Arch<
-            Nested = <A as Vendor>::Nested,
-            Tables = NestedTables,
-            Common = Common,
-            Shared = Shared,
-            Inbox = Inbox,
-            State = VcpuState<<A as Vendor>::Block>,
-            Workspace = Workspace,
-        >
-{
-}
+impl<V: 'static> X86 for OnX86<V> where Self: Vendor {}

@@ -22,7 +22,6 @@ pub const KICK: u8 = 0xf4;
 
 /// Destinations in interrupt remapping tables, in messages and of I/O APICs have 8 bits, of which
 /// all ones mean everybody.
-#[must_use]
 pub fn destination(apic_id: u64) -> Option<u8> {
     u8::try_from(apic_id).ok().filter(|&id| id != u8::MAX)
 }

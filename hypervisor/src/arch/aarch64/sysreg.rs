@@ -1,6 +1,5 @@
 //! System registers by their architectural names.
 
-/// Reads a system register.
 macro_rules! read {
     ($($name:literal)+) => {{
         let value: u64;

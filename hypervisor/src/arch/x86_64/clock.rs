@@ -35,7 +35,6 @@ pub(crate) fn hz() -> u64 {
     TSC_HZ.load(Ordering::Relaxed)
 }
 
-/// Waits for `us` microseconds.
 pub(crate) fn delay_us(us: u64) {
     let end = now() + Local::ticks_of_us(us);
     while now() < end {
@@ -85,7 +84,6 @@ pub(crate) fn date() -> Option<u64> {
     fields.unix(status)
 }
 
-/// Readies the calling CPU's timer.
 pub(crate) fn init_cpu() {
     apic::unmask_timer(vectors::TIMER, TSC_DEADLINE.load(Ordering::Relaxed));
 }

@@ -41,17 +41,14 @@ pub(crate) fn guest_transmit(port: usize, byte: u8) {
     }
 }
 
-/// Sends one byte over the control channel.
 pub(crate) fn send_control(byte: u8) {
     CONTROL.send(byte);
 }
 
-/// Next byte that the real COM1 received.
 pub(crate) fn receive() -> Option<u8> {
     CONSOLE.receive()
 }
 
-/// Next byte received on the control channel.
 pub(crate) fn receive_control() -> Option<u8> {
     CONTROL.receive()
 }

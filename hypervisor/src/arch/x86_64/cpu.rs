@@ -12,7 +12,6 @@ use super::apic;
 use crate::arch::PerCpu;
 use crate::x86::vectors;
 
-/// Architecture-specific data of one CPU, in addition to [`PerCpu`]'s own.
 pub(crate) struct CpuData {
     /// GDT, TSS; used by the processor.
     pub(crate) tables: UnsafeCell<Tables>,
@@ -50,7 +49,6 @@ pub(crate) fn wait_for_interrupt() {
     interrupts::disable();
 }
 
-/// Makes a CPU leave guest mode or idling soon.
 pub(crate) fn kick(cpu: &PerCpu) {
     apic::send_fixed(cpu.id as u32, vectors::KICK);
 }
@@ -109,12 +107,10 @@ pub(crate) fn quiesce() {
     unsafe { asm!("stgi", options(nomem, nostack)) };
 }
 
-/// Stops another CPU, regardless of its state.
 pub(crate) fn stop_other(cpu: &PerCpu) {
     apic::send_nmi(cpu.id as u32);
 }
 
-/// Stops the calling CPU forever.
 pub(crate) fn stop() -> ! {
     loop {
         interrupts::disable();

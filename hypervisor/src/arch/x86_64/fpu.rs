@@ -15,7 +15,6 @@ const LEGACY_SIZE: u32 = 512;
 static COMPONENTS: AtomicU64 = AtomicU64::new(0);
 static SIZE: AtomicU32 = AtomicU32::new(LEGACY_SIZE);
 
-/// Lets the calling CPU save and restore every component.
 pub(crate) fn enable() {
     // SAFETY: the hypervisor uses no floating-point code; CPUID says that SSE and XSAVE exist.
     unsafe {
@@ -42,7 +41,6 @@ pub(crate) fn components() -> u64 {
     COMPONENTS.load(Ordering::Relaxed)
 }
 
-/// XCR0.
 pub(crate) fn read_xcr0() -> u64 {
     let (low, high): (u32, u32);
     // SAFETY: CR4.OSXSAVE is set.
@@ -105,7 +103,6 @@ pub(crate) unsafe fn save(area: NonNull<u8>) {
     }
 }
 
-/// XMM0 to XMM5.
 pub(crate) fn xmm_words() -> [u64; XMM_WORDS] {
     let mut words = [0; XMM_WORDS];
     // SAFETY: the six registers are stored into the array, which has their size. `enable` has

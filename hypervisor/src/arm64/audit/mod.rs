@@ -91,7 +91,6 @@ pub const fn check_configuration(is: u64, own: Configuration, steady: Configurat
 
 /// The bits of a register that the vCPU, and nothing else, changes: a timer's ISTATUS comes and
 /// goes with time.
-#[must_use]
 pub const fn lasting(register: Register) -> u64 {
     match register {
         Register::VirtualControl | Register::PhysicalControl => 3,
@@ -101,7 +100,6 @@ pub const fn lasting(register: Register) -> u64 {
 
 /// The bits of a register that a processor may have fixed: after a write of the value of a reset
 /// they read as the processor has them.
-#[must_use]
 pub const fn fixed(register: Register) -> u64 {
     /// SCTLR_EL1: M, A, C, SA, SA0, I, WXN, E0E, EE, which every processor has.
     const SCTLR_ALL_HAVE: u64 = 0x1f | 1 << 12 | 1 << 19 | 3 << 24;

@@ -95,7 +95,6 @@ const fn when(there: bool, bits: u64) -> u64 {
 /// could be 1 and are 0: bits of features that are not shown, whose registers trap where the bit is
 /// 0 (ATA, EnSCXT, FIEN, AMVOFFEN, TME, NV), and traps of registers and operations that belong to
 /// the guest (TVM, TRVM, TTLB, TPU, TPC, TDZ, TID2, TID4, HCD).
-#[must_use]
 pub const fn hcr_base(processor: &Processor) -> u64 {
     hcr::VM
         | hcr::SWIO
@@ -155,102 +154,64 @@ const fn vtcr(processor: &Processor) -> u64 {
 macro_rules! for_each_control {
     ($callback:ident) => {
         $callback! {
-            /// Traps.
-            Hcr: "HCR_EL2" "hcr_el2",
-            /// The format of stage 2.
-            Vtcr: "VTCR_EL2" "vtcr_el2",
-            /// MIDR_EL1, as the guest reads it.
-            Vpidr: "VPIDR_EL2" "vpidr_el2",
-            /// EL2's access to the interrupt controller's registers.
-            IccSre2: "ICC_SRE_EL2" "icc_sre_el2",
-            /// EL1's, for which EL2's must be in effect.
-            IccSre1: "ICC_SRE_EL1" "icc_sre_el1",
-            /// Floating point, trace, activity monitors.
-            Cptr: "CPTR_EL2" "cptr_el2",
-            /// Debug, performance monitor, profiling.
-            Mdcr: "MDCR_EL2" "mdcr_el2",
-            /// AArch32's coprocessor registers.
-            Hstr: "HSTR_EL2" "hstr_el2",
-            /// Implementation-defined.
-            Hacr: "HACR_EL2" "hacr_el2",
-            /// Counters and timers.
-            Cnthctl: "CNTHCTL_EL2" "cnthctl_el2",
-            /// The virtual counter's offset.
-            Cntvoff: "CNTVOFF_EL2" "cntvoff_el2",
-            /// The physical counter's offset.
-            Cntpoff: "CNTPOFF_EL2" "s3_4_c14_c0_6",
-            /// Features from ARMv8.7 on.
-            Hcrx: "HCRX_EL2" "s3_4_c1_c2_2",
-            /// Fine-grained traps of reads.
-            Hfgrtr: "HFGRTR_EL2" "s3_4_c1_c1_4",
-            /// Fine-grained traps of writes.
-            Hfgwtr: "HFGWTR_EL2" "s3_4_c1_c1_5",
-            /// Fine-grained traps of instructions.
-            Hfgitr: "HFGITR_EL2" "s3_4_c1_c1_6",
-            /// Fine-grained traps of reads of debug registers.
-            Hdfgrtr: "HDFGRTR_EL2" "s3_4_c3_c1_4",
-            /// Fine-grained traps of writes of debug registers.
-            Hdfgwtr: "HDFGWTR_EL2" "s3_4_c3_c1_5",
-            /// Fine-grained traps of activity monitors.
-            Hafgrtr: "HAFGRTR_EL2" "s3_4_c3_c1_6",
-            /// Fine-grained traps of reads, second register.
-            Hfgrtr2: "HFGRTR2_EL2" "s3_4_c3_c1_2",
-            /// Fine-grained traps of writes, second register.
-            Hfgwtr2: "HFGWTR2_EL2" "s3_4_c3_c1_3",
-            /// Fine-grained traps of instructions, second register.
-            Hfgitr2: "HFGITR2_EL2" "s3_4_c3_c1_7",
-            /// Fine-grained traps of reads of debug registers, second register.
+            Hcr: "HCR_EL2" "hcr_el2", // Traps
+            Vtcr: "VTCR_EL2" "vtcr_el2", // The format of stage 2
+            Vpidr: "VPIDR_EL2" "vpidr_el2", // MIDR_EL1, as the guest reads it
+            IccSre2: "ICC_SRE_EL2" "icc_sre_el2", // EL2's access to the interrupt controller's registers
+            IccSre1: "ICC_SRE_EL1" "icc_sre_el1", // EL1's, for which EL2's must be in effect
+            Cptr: "CPTR_EL2" "cptr_el2", // Floating point, trace, activity monitors
+            Mdcr: "MDCR_EL2" "mdcr_el2", // Debug, performance monitor, profiling
+            Hstr: "HSTR_EL2" "hstr_el2", // AArch32's coprocessor registers
+            Hacr: "HACR_EL2" "hacr_el2", // Implementation-defined
+            Cnthctl: "CNTHCTL_EL2" "cnthctl_el2", // Counters and timers
+            Cntvoff: "CNTVOFF_EL2" "cntvoff_el2", // The virtual counter's offset
+            Cntpoff: "CNTPOFF_EL2" "s3_4_c14_c0_6", // The physical counter's offset
+            Hcrx: "HCRX_EL2" "s3_4_c1_c2_2", // Features from ARMv8.7 on
+            Hfgrtr: "HFGRTR_EL2" "s3_4_c1_c1_4", // Fine-grained traps of reads
+            Hfgwtr: "HFGWTR_EL2" "s3_4_c1_c1_5", // Fine-grained traps of writes
+            Hfgitr: "HFGITR_EL2" "s3_4_c1_c1_6", // Fine-grained traps of instructions
+            Hdfgrtr: "HDFGRTR_EL2" "s3_4_c3_c1_4", // Fine-grained traps of reads of debug registers
+            Hdfgwtr: "HDFGWTR_EL2" "s3_4_c3_c1_5", // Fine-grained traps of writes of debug registers
+            Hafgrtr: "HAFGRTR_EL2" "s3_4_c3_c1_6", // Fine-grained traps of activity monitors
+            Hfgrtr2: "HFGRTR2_EL2" "s3_4_c3_c1_2", // Fine-grained traps of reads, second register
+            Hfgwtr2: "HFGWTR2_EL2" "s3_4_c3_c1_3", // Fine-grained traps of writes, second register
+            Hfgitr2: "HFGITR2_EL2" "s3_4_c3_c1_7", // Fine-grained traps of instructions, second register
+            // Fine-grained traps of reads of debug registers, second register.
             Hdfgrtr2: "HDFGRTR2_EL2" "s3_4_c3_c1_0",
-            /// Fine-grained traps of writes of debug registers, second register.
+            // Fine-grained traps of writes of debug registers, second register.
             Hdfgwtr2: "HDFGWTR2_EL2" "s3_4_c3_c1_1",
-            /// Memory partitioning: traps, and EL2's own partition.
-            Mpam2: "MPAM2_EL2" "s3_4_c10_c5_0",
-            /// Its virtual partitions.
-            Mpamhcr: "MPAMHCR_EL2" "s3_4_c10_c4_0",
-            /// The guest's partition at EL1.
-            Mpam1: "MPAM1_EL1" "s3_0_c10_c5_0",
-            /// The guest's partition at EL0.
-            Mpam0: "MPAM0_EL1" "s3_0_c10_c5_1",
-            /// LORegions are off.
-            Lorc: "LORC_EL1" "s3_0_c10_c4_3",
-            /// Profiling of EL2.
-            Pmscr: "PMSCR_EL2" "s3_4_c9_c9_0",
-            /// Tracing of EL2.
-            Trfcr: "TRFCR_EL2" "s3_4_c1_c2_1",
-            /// Branch records of EL2.
-            Brbcr: "BRBCR_EL2" "s2_4_c9_c0_0",
-            /// The performance monitor at EL0, which is disabled.
-            Pmuserenr: "PMUSERENR_EL0" "s3_3_c9_c14_0",
-            /// The activity monitors at EL0, which are disabled.
-            Amuserenr: "AMUSERENR_EL0" "s3_3_c13_c2_3",
-            /// The syndrome of a virtual SError.
-            Vsesr: "VSESR_EL2" "s3_4_c5_c2_3",
-            /// A deferred virtual SError.
-            Vdisr: "VDISR_EL2" "s3_4_c12_c1_1",
-            /// Breakpoints are off.
-            Mdscr: "MDSCR_EL1" "mdscr_el1",
-            /// The debug channel's interrupts.
-            Mdccint: "MDCCINT_EL1" "mdccint_el1",
-            /// The OS lock would keep breakpoints from working.
-            OsLock: "OSLAR_EL1" "oslar_el1" "oslsr_el1",
-            /// So would the double lock.
-            DoubleLock: "OSDLR_EL1" "osdlr_el1",
+            Mpam2: "MPAM2_EL2" "s3_4_c10_c5_0", // Memory partitioning: traps, and EL2's own partition
+            Mpamhcr: "MPAMHCR_EL2" "s3_4_c10_c4_0", // Its virtual partitions
+            Mpam1: "MPAM1_EL1" "s3_0_c10_c5_0", // The guest's partition at EL1
+            Mpam0: "MPAM0_EL1" "s3_0_c10_c5_1", // The guest's partition at EL0
+            Lorc: "LORC_EL1" "s3_0_c10_c4_3", // LORegions are off
+            Pmscr: "PMSCR_EL2" "s3_4_c9_c9_0", // Profiling of EL2
+            Trfcr: "TRFCR_EL2" "s3_4_c1_c2_1", // Tracing of EL2
+            Brbcr: "BRBCR_EL2" "s2_4_c9_c0_0", // Branch records of EL2
+            Pmuserenr: "PMUSERENR_EL0" "s3_3_c9_c14_0", // The performance monitor at EL0, which is disabled
+            Amuserenr: "AMUSERENR_EL0" "s3_3_c13_c2_3", // The activity monitors at EL0, which are disabled
+            Vsesr: "VSESR_EL2" "s3_4_c5_c2_3", // The syndrome of a virtual SError
+            Vdisr: "VDISR_EL2" "s3_4_c12_c1_1", // A deferred virtual SError
+            Mdscr: "MDSCR_EL1" "mdscr_el1", // Breakpoints are off
+            Mdccint: "MDCCINT_EL1" "mdccint_el1", // The debug channel's interrupts
+            OsLock: "OSLAR_EL1" "oslar_el1" "oslsr_el1", // The OS lock would keep breakpoints from working
+            DoubleLock: "OSDLR_EL1" "osdlr_el1", // So would the double lock
         }
     };
 }
 
 macro_rules! controls {
-    ($($(#[$doc:meta])* $name:ident: $register:literal $encoding:literal $($status:literal)?,)*) => {
+    ($($name:ident: $register:literal $encoding:literal $($status:literal)?,)*) => {
         /// A register that is written on each CPU before its first guest.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-        pub enum Control { $($(#[$doc])* $name,)* }
+        #[allow(missing_docs, reason = "the table says it")]
+        pub enum Control { $($name,)* }
 
         impl Control {
             /// All of them.
             pub const ALL: &[Self] = &[$(Self::$name,)*];
 
             /// The architecture's name.
-            #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$name => $register,)* }
             }
@@ -261,7 +222,6 @@ macro_rules! controls {
 for_each_control!(controls);
 
 /// The value of `control` before the first guest; `None` if the processor does not have it.
-#[must_use]
 pub const fn at_start(control: Control, processor: &Processor) -> Option<u64> {
     use Control as C;
     let (there, value) = match control {

@@ -32,83 +32,57 @@ const fn field(register: u64, shift: u32) -> u64 {
 }
 
 macro_rules! features {
-    ($($(#[$doc:meta])* $name:ident: $register:ident[$shift:literal] >= $least:literal,)*) => {
+    ($($name:ident: $register:ident[$shift:literal] >= $least:literal,)*) => {
+        #[allow(missing_docs, reason = "the table says it")]
         impl Processor {
-            $($(#[$doc])* #[must_use] pub const fn $name(&self) -> bool { field(self.$register, $shift) >= $least })*
+            $(pub const fn $name(&self) -> bool { field(self.$register, $shift) >= $least })*
         }
     };
 }
 
 features! {
-    /// FEAT_TLBIRANGE.
-    has_ranges: isar0[56] >= 2,
-    /// FEAT_TTL.
-    has_level_hints: mmfr2[48] >= 1,
-    /// FEAT_BBM, level 2.
-    replaces_in_place: mmfr2[52] >= 2,
-    /// FEAT_VHE.
-    has_vhe: mmfr1[8] >= 1,
-    /// FEAT_SME.
-    has_matrices: pfr1[24] >= 1,
-    /// FEAT_RAS.
-    has_ras: pfr0[28] >= 1,
-    /// FEAT_AMUv1.
-    has_amu: pfr0[44] >= 1,
-    /// FEAT_MTE2, which adds registers.
-    has_mte: pfr1[8] >= 2,
-    /// FEAT_NMI.
-    has_nmi: pfr1[36] >= 1,
-    /// FEAT_LOR.
-    has_lor: mmfr1[16] >= 1,
-    /// FEAT_HCX.
-    has_hcx: mmfr1[40] >= 1,
-    /// FEAT_FGT.
-    has_fgt: mmfr0[56] >= 1,
-    /// FEAT_FGT2.
-    has_fgt2: mmfr0[56] >= 2,
-    /// FEAT_ECV with CNTPOFF_EL2.
-    has_counter_offset: mmfr0[60] >= 2,
-    /// FEAT_SPE.
-    has_spe: dfr0[32] >= 1,
-    /// FEAT_TRF.
-    has_trf: dfr0[40] >= 1,
-    /// FEAT_TRBE.
-    has_trbe: dfr0[44] >= 1,
-    /// FEAT_BRBE.
-    has_brbe: dfr0[52] >= 1,
-    /// FEAT_S2FWB.
-    has_forced_write_back: mmfr2[40] >= 1,
-    /// System registers of the interrupt controller.
-    has_gic_registers: pfr0[24] >= 1,
-    /// FEAT_VMID16.
-    has_wide_vmids: mmfr1[4] >= 2,
-    /// FEAT_HAFDBS: the access flag.
-    has_access_flag: mmfr1[0] >= 1,
-    /// FEAT_HAFDBS: the dirty state, too.
-    has_dirty_state: mmfr1[0] >= 2,
+    has_ranges: isar0[56] >= 2, // FEAT_TLBIRANGE
+    has_level_hints: mmfr2[48] >= 1, // FEAT_TTL
+    replaces_in_place: mmfr2[52] >= 2, // FEAT_BBM, level 2
+    has_vhe: mmfr1[8] >= 1, // FEAT_VHE
+    has_matrices: pfr1[24] >= 1, // FEAT_SME
+    has_ras: pfr0[28] >= 1, // FEAT_RAS
+    has_amu: pfr0[44] >= 1, // FEAT_AMUv1
+    has_mte: pfr1[8] >= 2, // FEAT_MTE2, which adds registers
+    has_nmi: pfr1[36] >= 1, // FEAT_NMI
+    has_lor: mmfr1[16] >= 1, // FEAT_LOR
+    has_hcx: mmfr1[40] >= 1, // FEAT_HCX
+    has_fgt: mmfr0[56] >= 1, // FEAT_FGT
+    has_fgt2: mmfr0[56] >= 2, // FEAT_FGT2
+    has_counter_offset: mmfr0[60] >= 2, // FEAT_ECV with CNTPOFF_EL2
+    has_spe: dfr0[32] >= 1, // FEAT_SPE
+    has_trf: dfr0[40] >= 1, // FEAT_TRF
+    has_trbe: dfr0[44] >= 1, // FEAT_TRBE
+    has_brbe: dfr0[52] >= 1, // FEAT_BRBE
+    has_forced_write_back: mmfr2[40] >= 1, // FEAT_S2FWB
+    has_gic_registers: pfr0[24] >= 1, // System registers of the interrupt controller
+    has_wide_vmids: mmfr1[4] >= 2, // FEAT_VMID16
+    has_access_flag: mmfr1[0] >= 1, // FEAT_HAFDBS: the access flag
+    has_dirty_state: mmfr1[0] >= 2, // FEAT_HAFDBS: the dirty state, too
 }
 
 impl Processor {
     /// FEAT_MPAM.
-    #[must_use]
     pub const fn has_mpam(&self) -> bool {
         field(self.pfr0, 40) != 0 || field(self.pfr1, 16) != 0
     }
 
     /// FEAT_PMUv3, and not an implementation-defined one.
-    #[must_use]
     pub const fn has_pmu(&self) -> bool {
         !matches!(field(self.dfr0, 8), 0 | 0xf)
     }
 
     /// FEAT_DoubleLock, whose field has the inverse meaning.
-    #[must_use]
     pub const fn has_double_lock(&self) -> bool {
         field(self.dfr0, 36) == 0
     }
 
     /// FEAT_PAuth, with any algorithm.
-    #[must_use]
     pub const fn has_pointer_keys(&self) -> bool {
         const BY_ISAR1: u64 = 0xf << 4 | 0xf << 8 | 0xf << 24 | 0xf << 28;
         const BY_ISAR2: u64 = 0xf << 8 | 0xf << 12;
@@ -118,7 +92,6 @@ impl Processor {
 
 impl Processor {
     /// Why guests cannot run on this processor.
-    #[must_use]
     pub const fn lacks(&self) -> Option<&'static str> {
         if !self.has_gic_registers() {
             return Some("the GIC has no system registers: QEMU takes -M virt,gic-version=3");
@@ -134,7 +107,6 @@ impl Processor {
     }
 
     /// The features that matter to the hypervisor.
-    #[must_use]
     pub fn features(&self) -> Features {
         /// CTR_EL0.L1Ip: physically indexed and tagged. All other kinds have virtual properties.
         const PHYSICAL: u64 = 3;
@@ -163,7 +135,6 @@ impl Processor {
     }
 
     /// Width of the physical addresses that are used.
-    #[must_use]
     pub const fn physical_bits(&self) -> u32 {
         match self.size_code() {
             0 => 32,
@@ -177,13 +148,11 @@ impl Processor {
 }
 
 /// Size of the smallest data-cache line in bytes, by CTR_EL0 (DminLine, in words).
-#[must_use]
 pub const fn data_line(ctr: u64) -> u64 {
     4 << (ctr >> 16 & 0xf)
 }
 
 /// Bytes that DC ZVA zeroes, by DCZID_EL0 (BS, in words); `None` if it is prohibited (DZP).
-#[must_use]
 pub const fn zeroed_block(dczid: u64) -> Option<u64> {
     if dczid & 0x10 == 0 { Some(4 << (dczid & 0xf)) } else { None }
 }

@@ -66,7 +66,6 @@ impl Abort {
     }
 }
 
-/// The result of fetching an instruction.
 enum Fetched {
     Instruction(u32),
     /// Its page has been unmapped since it was executed.
@@ -85,7 +84,6 @@ struct Part {
     is_64bit: bool,
 }
 
-/// A data or instruction abort.
 pub(super) fn handle<A: Arm64>(context: &mut Context<'_, A>, abort: Abort) -> Next {
     let Abort { syndrome, .. } = abort;
     if !is_of_stage2(syndrome) {
@@ -113,7 +111,6 @@ pub(super) fn handle<A: Arm64>(context: &mut Context<'_, A>, abort: Abort) -> Ne
     Next::Resume
 }
 
-/// The guest gets an external abort.
 #[cold]
 fn pass_on<A: Arm64>(context: &mut Context<'_, A>, abort: &Abort) -> Next {
     let is_fetch = abort.is_fetch();
@@ -201,7 +198,6 @@ fn carry_out<A: Arm64>(context: &mut Context<'_, A>, access: &LoadStore, gpa: u6
     true
 }
 
-/// The instruction at the PC.
 fn fetch<A: Arm64>(context: &mut Context<'_, A>) -> Fetched {
     let registers = &context.state.registers;
     let pc = registers.pc;

@@ -44,7 +44,6 @@ const fn signed(instruction: u32, shift: u32, bits: u32) -> i64 {
 }
 
 /// Decodes an instruction.
-#[must_use]
 pub fn decode(instruction: u32) -> Option<LoadStore> {
     // Bit 26: vectors.
     match (field(instruction, 27, 3), field(instruction, 26, 1)) {
@@ -134,13 +133,11 @@ fn checked(access: LoadStore) -> Option<LoadStore> {
 
 impl LoadStore {
     /// Total size in bytes.
-    #[must_use]
     pub const fn size(&self) -> u64 {
         if self.second.is_some() { 2 * self.bytes as u64 } else { self.bytes as u64 }
     }
 
     /// The register's value after `value` has been loaded.
-    #[must_use]
     pub const fn loaded(&self, value: u64) -> u64 {
         let unused = 64 - 8 * self.bytes as u32;
         let value = if self.sign_extends {

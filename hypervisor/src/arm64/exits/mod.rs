@@ -34,20 +34,17 @@ pub struct Syndrome(pub u64);
 
 impl Syndrome {
     /// The class (EC).
-    #[must_use]
     pub const fn class(self) -> u8 {
         (self.0 >> 26 & 0x3f) as u8
     }
 
     /// For a trapped MSR, MRS or system instruction: whether it is MRS.
-    #[must_use]
     pub const fn is_read(self) -> bool {
         self.0 & 1 != 0
     }
 
     /// For a trapped WFI or WFE: whether it is WFE. The forms with a timeout are not shown to
     /// guests.
-    #[must_use]
     pub const fn is_event(self) -> bool {
         self.0 & 1 != 0
     }
@@ -121,7 +118,6 @@ macro_rules! exits {
             pub const ALL: &[Self] = &[$(Self::$vector,)* $(Self::$class,)* Self::$other];
 
             /// The name of its kind of exit.
-            #[must_use]
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$vector => $vector_name,)*
@@ -131,7 +127,6 @@ macro_rules! exits {
             }
 
             /// Its exception class, if it has one.
-            #[must_use]
             pub const fn class(self) -> Option<u8> {
                 match self {
                     $(Self::$class => Some($class_code),)*
@@ -158,7 +153,6 @@ macro_rules! exits {
 
         impl Exit {
             /// Its row.
-            #[must_use]
             pub const fn row(&self) -> Row {
                 match self {
                     $(Self::$vector(_) => Row::$vector,)*
@@ -168,7 +162,6 @@ macro_rules! exits {
             }
 
             /// The counter that it adds to.
-            #[must_use]
             #[inline(always)]
             pub fn counter(&self) -> Counter {
                 match self {
@@ -273,7 +266,6 @@ fn on_serror<A: Arm64>(context: &mut Context<'_, A>, syndrome: Syndrome) -> Next
     Next::Resume
 }
 
-/// Continues after the instruction.
 fn skip<A: Arm64>(context: &mut Context<'_, A>, syndrome: Syndrome) {
     let registers = &mut context.state.registers;
     (registers.pc, registers.pstate) = step::behind(registers.pc, registers.pstate, syndrome.0);

@@ -15,7 +15,6 @@ pub(super) fn counter(syndrome: &Syndrome) -> Counter {
     if syndrome.is_read() { Counter::ExitRegisterRead } else { Counter::ExitRegisterWrite }
 }
 
-/// MSR, MRS or a system instruction.
 pub(super) fn handle<A: Arm64>(context: &mut Context<'_, A>, syndrome: Syndrome) -> Next {
     let field = |shift: u32, mask: u64| (syndrome.0 >> shift & mask) as u32;
     let name = (field(20, 3), field(14, 7), field(10, 15), field(1, 15), field(17, 7));
@@ -85,7 +84,6 @@ fn write<A: Arm64>(context: &mut Context<'_, A>, treatment: Treatment, value: u6
     true
 }
 
-/// A software-generated interrupt.
 fn send<A: Arm64>(context: &Context<'_, A>, sgi: Sgi, group: SgiGroup) {
     let mut sent = 0;
     for index in sgi.targets(context.vcpu.index as u8, context.vm.vcpu_count() as u8) {

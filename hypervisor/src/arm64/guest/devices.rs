@@ -62,7 +62,6 @@ fn set_line<A: Arm64>(vm: &Vm<A>, intid: u8, level: bool) {
     perform(vm, effect, &distributor);
 }
 
-/// Passes the serial port's interrupt line on to the interrupt controller.
 fn update_uart_line<A: Arm64>(vm: &Vm<A>, level: bool) {
     set_line(vm, map::UART_INTID, level);
 }

@@ -5,7 +5,6 @@
 //! 0487, D24.2, the ID registers' fields.
 
 /// A guest's ID register S3_0_C0_C`crm`_`op2`; `value` is the processor's.
-#[must_use]
 pub fn shown(crm: u32, op2: u32, value: u64) -> u64 {
     match (crm, op2) {
         // AArch32's ID_PFR0: without error records and activity monitors. ID_DFR0: without

@@ -68,7 +68,6 @@ pub enum Register {
 
 impl Register {
     /// The register of this name.
-    #[must_use]
     pub const fn named(name: Name) -> Option<Self> {
         let (2, op1, crn, crm, op2) = name else { return None };
         Some(match (op1, crn, crm, op2) {
@@ -102,7 +101,6 @@ pub struct Counts {
 
 impl Counts {
     /// From ID_AA64DFR0_EL1.
-    #[must_use]
     pub const fn of(dfr0: u64) -> Self {
         Self { breakpoints: (dfr0 >> 12 & 0xf) as u8 + 1, watchpoints: (dfr0 >> 20 & 0xf) as u8 + 1 }
     }
@@ -138,7 +136,6 @@ impl Default for Debug {
 
 impl Debug {
     /// After reset: everything is disabled, and the OS lock is locked.
-    #[must_use]
     pub const fn new() -> Self {
         const POINT: Point = Point { value: 0, control: 0 };
         Self {
@@ -153,20 +150,17 @@ impl Debug {
 
     /// MDSCR_EL1 for the processor, if the guest uses any of this: then breakpoints and watchpoints
     /// must be loaded, too. The OS lock disables everything.
-    #[must_use]
     #[inline]
     pub const fn armed(&self) -> Option<u64> {
         if self.is_locked || self.control & (SINGLE_STEP | MONITOR) == 0 { None } else { Some(self.control) }
     }
 
     /// Whether EL0 may use the debug channel.
-    #[must_use]
     pub const fn opens_channel(&self) -> bool {
         self.control & CHANNEL_TRAP == 0
     }
 
     /// The value of a register; `None` if it does not exist, or cannot be read.
-    #[must_use]
     pub fn read(&self, register: Register, counts: Counts) -> Option<u64> {
         match register {
             Register::Control => Some(self.control),

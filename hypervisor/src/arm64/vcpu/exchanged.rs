@@ -115,7 +115,6 @@ macro_rules! declare {
             pub const ALL: &[Self] = &[$($(Self::$variant,)*)* $(Self::$alone,)*];
 
             /// Its architectural name, or encoding.
-            #[must_use]
             pub const fn name(self) -> &'static str {
                 match self {
                     $($(Self::$variant => $name,)*)*

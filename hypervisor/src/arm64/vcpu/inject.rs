@@ -27,18 +27,15 @@ const CLASS_DATA_ABORT: u64 = 0x25;
 const LONG: u64 = 1 << 25;
 
 /// Whether the guest is at EL0.
-#[must_use]
 pub const fn is_from_el0(registers: &Registers) -> bool {
     registers.pstate & MODE == EL0 || registers.pstate & AARCH32 != 0
 }
 
 /// Whether SP is SP_EL1 for the guest.
-#[must_use]
 pub const fn uses_own_stack(registers: &Registers) -> bool {
     registers.pstate & MODE == EL1H
 }
 
-/// Makes the guest take a synchronous exception at EL1.
 fn take<P: Processor>(registers: &mut Registers, syndrome: u64) {
     let former = registers.pstate;
     // Vectors: current EL with SP0, with SPx; lower EL of AArch64, of AArch32.

@@ -15,7 +15,6 @@ pub struct Loaded(AtomicU64);
 
 impl Loaded {
     /// None is loaded.
-    #[must_use]
     pub const fn none() -> Self {
         Self(AtomicU64::new(0))
     }

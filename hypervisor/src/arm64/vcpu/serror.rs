@@ -26,7 +26,6 @@ pub enum SErrorOutcome {
 }
 
 /// Classifies an SError by its syndrome. Without FEAT_RAS nothing is known about it.
-#[must_use]
 pub const fn outcome(syndrome: u64, has_ras: bool) -> SErrorOutcome {
     let is_told = has_ras && syndrome & OWN == 0 && syndrome & STATUS == ASYNCHRONOUS;
     match syndrome >> TYPE_SHIFT & 7 {
@@ -37,7 +36,6 @@ pub const fn outcome(syndrome: u64, has_ras: bool) -> SErrorOutcome {
 
 /// Updates the noted HCR_EL2 after a stay in the guest: the processor clears VSE when the guest
 /// takes its SError.
-#[must_use]
 pub const fn after_guest(noted: Configuration, processor: u64) -> Configuration {
     noted.with_serror(noted.has_serror() && processor & hcr::VSE != 0)
 }

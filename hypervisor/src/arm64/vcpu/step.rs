@@ -27,7 +27,6 @@ const ALWAYS: u64 = 0xe;
 const CONDITIONAL: [u64; 8] = [0x01, 0x03, 0x04, 0x05, 0x06, 0x07, 0x08, 0x0c];
 
 /// PC and processor state after the instruction that caused an exception with this syndrome.
-#[must_use]
 pub const fn behind(pc: u64, pstate: u64, syndrome: u64) -> (u64, u64) {
     let next = pc.wrapping_add(if syndrome & LONG != 0 { 4 } else { 2 });
     let pstate = pstate & !SINGLE_STEP;
@@ -40,7 +39,6 @@ pub const fn behind(pc: u64, pstate: u64, syndrome: u64) -> (u64, u64) {
 
 /// Whether the instruction's condition holds. An instruction whose condition fails does nothing,
 /// trapped or not.
-#[must_use]
 pub fn condition_holds(pstate: u64, syndrome: u64) -> bool {
     if pstate & AARCH32 == 0 || !CONDITIONAL.contains(&(syndrome >> 26 & 0x3f)) {
         return true;

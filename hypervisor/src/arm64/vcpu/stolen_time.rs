@@ -35,14 +35,12 @@ pub struct Scale(u64);
 
 impl Scale {
     /// For a clock of this rate.
-    #[must_use]
     pub const fn new(hz: u64) -> Self {
         Self(((NS as u128) << 32).div_ceil(if hz == 0 { 1 } else { hz as u128 }) as u64)
     }
 
     /// Nanoseconds, which never decrease as ticks grow.
     #[inline]
-    #[must_use]
     pub const fn ns(self, ticks: u64) -> u64 {
         ((ticks as u128 * self.0 as u128) >> 32) as u64
     }

@@ -40,7 +40,6 @@ macro_rules! groups {
 
 for_each_register!(groups);
 
-/// A vCPU's system registers when it is off the CPU.
 #[derive(Clone, Debug)]
 pub(super) struct SystemRegisters {
     common: Common,
@@ -103,7 +102,6 @@ impl Timer {
 }
 
 impl SystemRegisters {
-    /// After power-on.
     pub(super) fn reset() -> Self {
         Self {
             common: Common::RESET,
@@ -175,7 +173,6 @@ impl VirtualInterface {
         Self { main: Interface::RESET, six: Priorities6::RESET, seven: Priorities7::RESET }
     }
 
-    /// Saves the interface to memory.
     pub(super) fn save<P: Processor>(&mut self) {
         self.main.save::<P>();
         let bits = P::preemption_bits();
@@ -187,7 +184,6 @@ impl VirtualInterface {
         }
     }
 
-    /// Loads the interface into the processor.
     pub(super) fn load<P: Processor>(&self) {
         self.main.load::<P>();
         let bits = P::preemption_bits();

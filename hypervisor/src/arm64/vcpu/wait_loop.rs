@@ -22,7 +22,6 @@
 
 const SEVL: u32 = 0xd503_20bf;
 const WFE: u32 = 0xd503_205f;
-/// The instructions above.
 const LENGTH: usize = 6;
 
 /// Number of instructions that are examined: those of a loop around the current instruction.
@@ -42,7 +41,6 @@ pub struct Wait {
 }
 
 /// The wait of a processor that is about to execute the instruction at [`AT`] of the window.
-#[must_use]
 pub fn find(window: &[u32; WINDOW]) -> Option<Wait> {
     window.windows(LENGTH).find_map(|code| wait(code.try_into().ok()?))
 }

@@ -15,7 +15,6 @@ pub struct Assignment {
 
 impl Assignment {
     /// The ids of `vcpus` vCPUs.
-    #[must_use]
     pub const fn new(vcpus: u32, order: ApicIds) -> Self {
         Self { vcpus, reversed: matches!(order, ApicIds::Reversed) }
     }
@@ -23,7 +22,6 @@ impl Assignment {
     /// The APIC id of vCPU `index`. Also the index of the vCPU with APIC id `index`: both orders
     /// are their own inverse. Numbers without a vCPU are returned unchanged.
     #[inline]
-    #[must_use]
     pub const fn translate(&self, index: u32) -> u32 {
         if self.reversed && index != 0 && index < self.vcpus { self.vcpus - index } else { index }
     }

@@ -96,13 +96,11 @@ impl Default for IoApic {
 
 impl IoApic {
     /// After reset: every pin masked, every line low.
-    #[must_use]
     pub fn new() -> Self {
         Self { select: 0, id: 0, entries: [Entry::new().with_masked(true); PINS], lines: 0 }
     }
 
     /// Reads the register at `offset` from [`BASE`]; all accesses are 32 bits wide.
-    #[must_use]
     pub fn read(&self, offset: u64) -> u32 {
         match offset {
             IOREGSEL => u32::from(self.select),

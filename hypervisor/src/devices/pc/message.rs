@@ -80,7 +80,6 @@ impl Message {
     /// `None` for an address without local APICs, and for delivery modes without a target here.
     ///
     /// Such a message is an edge, whatever its trigger mode says: no line is behind it.
-    #[must_use]
     pub const fn from_msi(address: u64, data: u32) -> Option<Self> {
         const APICS: u64 = 0xfee;
         if address >> 20 != APICS {
@@ -106,7 +105,6 @@ impl Message {
 
 /// Logical x2APIC id of a local APIC: cluster `id[31:4]` in the high half, bit `id[3:0]` in the low
 /// half (SDM vol. 3 section 12.12.10.2, APM vol. 2 section 16.13).
-#[must_use]
 pub const fn logical_id(apic_id: u32) -> u32 {
     (apic_id >> 4) << 16 | 1 << (apic_id & 0xf)
 }
@@ -117,7 +115,6 @@ impl Logical {
     const CLUSTER: u32 = 1 << 8;
 
     /// Encodes it as a number; 0 is the state of a local APIC after reset.
-    #[must_use]
     pub const fn to_bits(self) -> u32 {
         match self {
             Self::Off => Self::OFF,
@@ -128,7 +125,6 @@ impl Logical {
     }
 
     /// Decodes it.
-    #[must_use]
     pub const fn from_bits(bits: u32) -> Self {
         let id = bits as u8;
         match bits & !0xff {
@@ -161,7 +157,6 @@ impl Logical {
 impl Destination {
     /// Whether a message from `sender` is meant for the local APIC at `target`. Messages that were
     /// not sent by a local APIC are never [`Self::SelfOnly`] or [`Self::AllButSelf`].
-    #[must_use]
     pub const fn matches(self, target: Address, sender: u32) -> bool {
         if matches!(target.logical, Logical::Off) {
             return false;
@@ -177,7 +172,6 @@ impl Destination {
 
     /// The only local APIC that can match, if the form of the destination determines it: avoids the
     /// search through all of them.
-    #[must_use]
     pub const fn single(self, sender: u32) -> Option<u32> {
         match self {
             Self::SelfOnly => Some(sender),
@@ -189,7 +183,6 @@ impl Destination {
     /// The target that accepts a [`MessageKind::Lowest`] message, out of all local APICs of the VM,
     /// or `None` if none matches. The vector selects it: the real priorities belong to other CPUs,
     /// and this spreads vectors evenly while each stays with one vCPU.
-    #[must_use]
     pub fn arbitrate<I>(self, vector: u8, targets: I, sender: u32) -> Option<u32>
     where
         I: Iterator<Item = Address> + Clone,
@@ -292,10 +285,8 @@ mod tests {
         let cluster_1 = Destination::Logical(0x0001_0005);
         let hit: Vec<u32> = (0..64).filter(|&id| cluster_1.matches(x2apic(id), 0)).collect();
         assert_eq!(hit, [16, 18]);
-        assert!(
-            !Destination::Logical(0x0001_0000).matches(x2apic(16), 0),
-            "an empty member mask names nobody"
-        );
+        let holds = !Destination::Logical(0x0001_0000).matches(x2apic(16), 0);
+        assert!(holds, "an empty member mask names nobody");
     }
 
     #[test]

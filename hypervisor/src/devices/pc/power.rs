@@ -84,7 +84,6 @@ pub struct Power {
 impl Power {
     /// Reads a register; `None` for another port. The keyboard controller has nothing to read, and
     /// has taken all commands.
-    #[must_use]
     pub const fn read(&self, port: u16) -> Option<u8> {
         Some(match port {
             EVENTS_HIGH => self.rtc,
@@ -130,7 +129,6 @@ impl Power {
     }
 
     /// The level of the system control interrupt.
-    #[must_use]
     pub const fn irq_level(&self) -> bool {
         self.rtc & self.enables_high != 0 || self.button & self.button_enable != 0
     }

@@ -83,7 +83,6 @@ impl Default for Uart16550 {
 
 impl Uart16550 {
     /// After reset.
-    #[must_use]
     pub const fn new() -> Self {
         Self {
             rx: ArrayVec::new_const(),
@@ -153,13 +152,11 @@ impl Uart16550 {
     }
 
     /// Whether [`Self::receive`] would accept a byte.
-    #[must_use]
     pub const fn can_receive(&self) -> bool {
         self.mcr & MCR_LOOP == 0 && self.rx.len() < self.capacity()
     }
 
     /// The level of the interrupt line. It is not gated by OUT2, as it is on PC boards.
-    #[must_use]
     pub fn irq_level(&self) -> bool {
         self.cause() != IIR_NONE
     }

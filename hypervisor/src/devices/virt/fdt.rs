@@ -48,7 +48,6 @@ const FIRST_PPI: u8 = 16;
 const FIRST_SPI: u8 = 32;
 
 /// The flattened device tree.
-#[must_use]
 pub fn build(guest: &Guest<'_>) -> Vec<u8> {
     let mut tree = DeviceTree::new();
     let root = &mut tree.root;

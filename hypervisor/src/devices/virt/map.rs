@@ -76,25 +76,21 @@ const _: () = assert!(PCI_ECAM + PCI_ECAM_SIZE <= RAM);
 const _: () = assert!(UART_INTID < RTC_INTID && RTC_INTID < PCI_INTID);
 
 /// The interrupt of a line of the PCI bus.
-#[must_use]
 pub const fn pci_intid(line: usize) -> u8 {
     PCI_INTID + (line % PCI_LINES) as u8
 }
 
 /// Whether this is the interrupt of one of these lines.
-#[must_use]
 pub const fn is_real_line(intid: u8) -> bool {
     intid >= PCI_INTID && intid < SHARED_INTID
 }
 
 /// The interrupt of the function for a guest's shared region, by the region's number.
-#[must_use]
 pub const fn shared_intid(number: usize) -> u8 {
     SHARED_INTID + (number % MAX_REGIONS) as u8
 }
 
 /// The addresses of PCI, in guests that have functions.
-#[must_use]
 pub const fn pci_regions() -> [Region; 2] {
     [
         Region { name: "the window of PCI", range: PCI_MEMORY },
@@ -103,7 +99,6 @@ pub const fn pci_regions() -> [Region; 2] {
 }
 
 /// The addresses of the redistributors of `vcpu_count` vCPUs, which are contiguous.
-#[must_use]
 pub const fn redistributors(vcpu_count: u8) -> Range<u64> {
     let size = vcpu_count as u64 * GICR_SIZE;
     let start = if GICR_NEAR + size <= UART { GICR_NEAR } else { GICR_FAR };
@@ -111,13 +106,11 @@ pub const fn redistributors(vcpu_count: u8) -> Range<u64> {
 }
 
 /// The address of a vCPU's structure.
-#[must_use]
 pub const fn stolen_time(vcpu: u32) -> u64 {
     STOLEN_TIME + vcpu as u64 * STOLEN_TIME_BYTES
 }
 
 /// The device addresses of a guest with this many vCPUs.
-#[must_use]
 pub const fn regions(vcpu_count: u8) -> [Region; 5] {
     [
         Region::new("the GIC's distributor", GICD, GICD_SIZE),

@@ -18,7 +18,6 @@ pub struct Pci {
 impl Pci {
     /// The functions after power-on, with their registers at the window's end, as firmware would
     /// place them.
-    #[must_use]
     pub fn new(functions: Vec<Function>) -> Self {
         let mut pci = Self { functions };
         let mut end = PCI_MEMORY.end;
@@ -36,12 +35,6 @@ impl Pci {
     }
 
     /// The functions.
-    #[must_use]
-    pub fn functions(&self) -> &[Function] {
-        &self.functions
-    }
-
-    /// The same, to be changed.
     pub fn functions_mut(&mut self) -> &mut [Function] {
         &mut self.functions
     }
@@ -52,7 +45,6 @@ impl Pci {
     }
 
     /// Reads 1 to 8 bytes of configuration space. Where no function is, all bits are set.
-    #[must_use]
     pub fn read(&self, offset: u32, size: u8) -> u64 {
         let word = |offset: u32| match find(offset) {
             Some((index, register)) => {

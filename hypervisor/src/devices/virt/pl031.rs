@@ -33,7 +33,6 @@ pub struct Pl031 {
 
 impl Pl031 {
     /// Reads a register, when it is `wall_ns` nanoseconds after the beginning of 1970.
-    #[must_use]
     pub fn read(&self, offset: u32, wall_ns: u64) -> u32 {
         match offset {
             DATA => seconds(wall_ns).wrapping_add(self.ahead),
@@ -88,13 +87,11 @@ impl Pl031 {
     }
 
     /// When to call [`update`](Self::update).
-    #[must_use]
     pub const fn due_ns(&self) -> Option<u64> {
         self.due_ns
     }
 
     /// The level of its interrupt.
-    #[must_use]
     pub const fn irq_level(&self) -> bool {
         self.is_raised && self.mask != 0
     }

@@ -63,7 +63,6 @@ impl<'a> Image<'a> {
     }
 }
 
-/// Plans the start of a bzImage.
 pub(in crate::loader) fn plan<'a>(file: &'a [u8], boot: &Boot<'a, '_>) -> Result<LoadPlan<'a>, LoadError> {
     let image = Image::parse(file)?;
     boot.check_command_line(image.header.cmdline_size.get() as usize)?;

@@ -26,7 +26,6 @@ const fn unsupported(reason: &'static str) -> LoadError {
     LoadError::UnsupportedElf { reason }
 }
 
-/// Plans the start of an ELF.
 pub(in crate::loader) fn plan<'a>(file: &'a [u8], boot: &Boot<'a, '_>) -> Result<LoadPlan<'a>, LoadError> {
     let elf = parse(file)?;
     boot.check_command_line(usize::MAX)?;

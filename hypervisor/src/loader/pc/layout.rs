@@ -87,27 +87,23 @@ impl MemoryLayout {
     }
 
     /// Size of the memory in bytes.
-    #[must_use]
     pub const fn size(&self) -> u64 {
         self.size
     }
 
     /// End of the RAM that starts at 0.
-    #[must_use]
     pub const fn low_end(&self) -> u64 {
         if self.size < LOW_RAM_END_MAX { self.size } else { LOW_RAM_END_MAX }
     }
 
     /// The ranges with memory behind them, including those that the map reserves: one or two
     /// ranges, ascending. These are the guest's memory slots.
-    #[must_use]
     pub fn slots(&self) -> ArrayVec<Range<u64>, 2> {
         let high = HIGH_RAM_START..HIGH_RAM_START + (self.size - self.low_end());
         [0..self.low_end(), high].into_iter().filter(|slot| !slot.is_empty()).collect()
     }
 
     /// The map that the guest gets, ascending and without overlap.
-    #[must_use]
     pub fn map(&self) -> ArrayVec<MapEntry, 6> {
         let [low, high] =
             [KERNEL_MIN..self.low_end(), HIGH_RAM_START..HIGH_RAM_START + self.size - self.low_end()];
@@ -124,7 +120,6 @@ impl MemoryLayout {
     }
 
     /// Whether all of `range` is RAM that the guest may use.
-    #[must_use]
     pub fn is_ram(&self, range: &Range<u64>) -> bool {
         self.map().iter().any(|entry| {
             entry.kind == RangeKind::Ram && entry.range.start <= range.start && range.end <= entry.range.end

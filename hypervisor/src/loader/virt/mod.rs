@@ -153,7 +153,6 @@ pub fn plan<'a>(
     Ok(Plan { placements, entry })
 }
 
-/// The fields of the header.
 struct Image {
     text_offset: u64,
     /// Bytes that the kernel needs from its start on: those of the file and those after it.

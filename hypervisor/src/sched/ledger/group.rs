@@ -103,7 +103,6 @@ impl Group {
         self.first.load(Ordering::Relaxed)..self.end.load(Ordering::Relaxed)
     }
 
-    /// The CPUs that may run its vCPUs.
     pub(in crate::sched) fn cpus(&self) -> CpuSet {
         CpuSet::from_words(self.cpus.each_ref().map(|word| word.load(Ordering::Relaxed)))
     }
@@ -160,7 +159,6 @@ impl Group {
         self.catches_up_to.store(self.virtual_time.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    /// How many of its vCPUs wait or run.
     pub(in crate::sched) fn runnable(&self) -> u32 {
         self.runnable.load(Ordering::Relaxed)
     }

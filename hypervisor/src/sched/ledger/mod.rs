@@ -65,7 +65,6 @@ impl Seat {
         self.group.load(Ordering::Relaxed).checked_sub(1)
     }
 
-    /// Whether no vCPU runs there.
     pub(super) fn is_idle(&self) -> bool {
         self.group.load(Ordering::Relaxed) == 0
     }
@@ -76,7 +75,6 @@ impl Seat {
     }
 }
 
-/// All guests' accounts.
 #[derive(Debug)]
 pub(super) struct Ledger {
     policy: Policy,

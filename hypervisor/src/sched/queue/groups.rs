@@ -226,7 +226,6 @@ impl RunQueue {
         Some(given)
     }
 
-    /// The guest whose vCPU runs here.
     pub(in crate::sched) fn running_group(&self) -> Option<GroupIndex> {
         self.running.as_ref().map(|_| self.front.group)
     }

@@ -65,7 +65,6 @@ impl Lines {
         }
     }
 
-    /// How many vCPUs wait.
     #[inline]
     pub(super) fn len(&self) -> usize {
         // None is here twice, so there is nothing to wrap, and no check to pay for in each switch.
@@ -165,7 +164,6 @@ impl Lines {
         Some((Line::Work, next))
     }
 
-    /// All vCPUs that wait.
     pub(super) fn all(&self) -> impl Iterator<Item = VcpuIndex> {
         self.waiting.iter().chain(&self.expired).map(|waiting| waiting.vcpu)
     }

@@ -94,7 +94,6 @@ impl Standing {
     }
 }
 
-/// The vCPU that runs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Running {
     pub(super) vcpu: VcpuIndex,

@@ -198,11 +198,8 @@ fn timers_do_not_interrupt_only_to_make_their_line_longer() {
     queue.add_timer(10, 7);
     assert_eq!(queue.queue_state(0, &POLICY).next_event, 10);
     let _ = queue.enqueue(1, WORK, &POLICY);
-    assert_eq!(
-        queue.queue_state(0, &POLICY).next_event,
-        POLICY.wakeup_margin,
-        "nobody would be preempted before"
-    );
+    let found = queue.queue_state(0, &POLICY).next_event;
+    assert_eq!(found, POLICY.wakeup_margin, "nobody would be preempted before");
     let _ = queue.enqueue(2, EXPIRED, &POLICY);
     assert!(!queue.enqueue(3, EXPIRED, &POLICY));
     assert_eq!(queue.queue_state(0, &POLICY).next_event, POLICY.slice / 2, "the end of its turn");
@@ -305,11 +302,8 @@ fn u30_whoever_waits_for_memory_is_passed_over_until_that_changes() {
     queue.end_by(200, PutBack::Preempted, &POLICY);
     assert_eq!(queue.pick_alone(200, |_| false), Some(41), "it is not passive any more");
     queue.block(300);
-    assert_eq!(
-        queue.pick_alone(300, |_| false),
-        Some(0),
-        "all of them are passive: the next runs, for the CPU has nothing else"
-    );
+    let found = queue.pick_alone(300, |_| false);
+    assert_eq!(found, Some(0), "all of them are passive: the next runs, for the CPU has nothing else");
     queue.block(301);
     for vcpu in (1..60).filter(|&vcpu| vcpu != 41) {
         assert_eq!(queue.pick_alone(400, |_| true), Some(vcpu));

@@ -26,10 +26,8 @@ fn accounts_begin_with_the_second_guest_and_end_with_it() {
             // A waker takes the timer away, and the vCPU blocks for good.
             machine.stop(vcpu);
         }
-        assert_eq!(
-            machine.sched.used(1, machine.now),
-            machine.vcpus[rows].iter().map(|vcpu| vcpu.had).sum::<u64>()
-        );
+        let found = machine.sched.used(1, machine.now);
+        assert_eq!(found, machine.vcpus[rows].iter().map(|vcpu| vcpu.had).sum::<u64>());
         machine.sched.remove_group(1);
         assert!(!machine.sched.ledger.is_in_use());
         machine.vcpus.truncate(vcpus as usize);

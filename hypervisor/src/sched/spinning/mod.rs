@@ -51,7 +51,6 @@ struct NextLook {
 
 impl SpinWatch {
     /// No observations.
-    #[must_use]
     pub const fn new() -> Self {
         Self { seen: [0; REMEMBERED], place: 0, next: None }
     }
@@ -68,7 +67,6 @@ impl SpinWatch {
     }
 
     /// Whether it is time for a [`look`](Self::look).
-    #[must_use]
     pub fn is_due(&self, now: u64) -> bool {
         self.next.is_some_and(|next| now >= next.due)
     }

@@ -131,7 +131,6 @@ fn check_controls(own: &Permissions, vmcb: &Vmcb) -> Result<(), Finding> {
 #[cfg(not(any(test, feature = "audit")))]
 impl Auditor {
     /// For a vCPU.
-    #[must_use]
     pub const fn new(_: u32) -> Self {
         Self {}
     }

@@ -102,10 +102,8 @@ fn u32_an_interrupt_that_is_not_taken_is_a_request_again_and_comes_once() {
         guest.vmcb().rflags |= RFLAGS_IF;
         // An interrupt of the machine ends the stay before its first instruction.
         assert!(guest.enter(|vmcb, _| vmcb.interrupt_control |= vintr::IRQ));
-        assert_eq!(
-            (guest.0.state.lapic.highest_isr(), guest.0.state.lapic.highest_irr()),
-            (None, Some(VECTOR))
-        );
+        let found = (guest.0.state.lapic.highest_isr(), guest.0.state.lapic.highest_irr());
+        assert_eq!(found, (None, Some(VECTOR)));
         assert_eq!(guest.count(Counter::IrqInjected), 0);
         // One of higher priority has arrived meanwhile.
         guest.0.state.lapic.accept_fixed(VECTOR + 0x20, Trigger::Edge);

@@ -36,10 +36,8 @@ fn an_instruction_that_cannot_be_read_has_no_effect_but_its_fault() {
                 assert_eq!(guest.exit(code, info_1, 0), Next::Resume, "{row:?} at {rip:#x}");
                 assert_eq!((guest.raised(), guest.vmcb().rip), (fault, rip), "{row:?} at {rip:#x}");
                 assert!(address.is_none_or(|address| guest.vmcb().cr2 == address));
-                assert_eq!(
-                    (&guest.0.state.registers, guest.0.state.activity),
-                    (&registers, Activity::Running)
-                );
+                let found = (&guest.0.state.registers, guest.0.state.activity);
+                assert_eq!(found, (&registers, Activity::Running));
             });
         }
     }

@@ -70,10 +70,8 @@ pub(super) const WRITE: u64 = 1 << 1;
 fn where_nothing_is_all_ones_are_read_and_stores_are_lost() {
     for gpa in [HOLE, 0xfed0_0000, 0xffff_fffc] {
         access(LOAD, gpa, 0, |guest, next| {
-            assert_eq!(
-                (next, guest.raised(), guest.get(RAX), guest.advanced()),
-                (Next::Resume, None, 0xffff_ffff, 2)
-            );
+            let found = (next, guest.raised(), guest.get(RAX), guest.advanced());
+            assert_eq!(found, (Next::Resume, None, 0xffff_ffff, 2));
         });
         access(STORE, gpa, WRITE, |guest, next| {
             assert_eq!((next, guest.raised(), guest.advanced()), (Next::Resume, None, 2));

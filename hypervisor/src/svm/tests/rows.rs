@@ -161,11 +161,8 @@ fn says_what_the_processor_is(code: u64) {
         guest.set(RBX, u64::MAX);
         assert_eq!(guest.exit(code, 0, 0), Next::Resume);
         assert_eq!((guest.get(RAX), guest.get(RBX), guest.advanced()), (0x0080_0f12, 0x0002_0800, 2));
-        assert_eq!(
-            guest.get(RCX) & (1 << 13 | 1 << 31),
-            1 << 31,
-            "what is wrong is hidden, a hypervisor is shown"
-        );
+        let found = guest.get(RCX) & (1 << 13 | 1 << 31);
+        assert_eq!(found, 1 << 31, "what is wrong is hidden, a hypervisor is shown");
         assert_ne!(guest.get(RCX) & 1 << 27, 0, "OSXSAVE as in CR4");
     });
 }
@@ -178,11 +175,8 @@ fn calls(code: u64) {
         guest.enable_hypercalls();
         guest.set(RCX, 0xfff);
         assert_eq!(guest.exit(code, 0, 0), Next::Resume);
-        assert_eq!(
-            (guest.get(RAX), guest.advanced(), guest.raised()),
-            (2, 3, None),
-            "HV_STATUS_INVALID_HYPERCALL_CODE"
-        );
+        let found = (guest.get(RAX), guest.advanced(), guest.raised());
+        assert_eq!(found, (2, 3, None), "HV_STATUS_INVALID_HYPERCALL_CODE");
     });
 }
 
@@ -264,11 +258,8 @@ fn finds_memory(code: u64) {
         assert_eq!(guest.exit(code, 1 << 1, DATA), Next::Resume);
         assert_eq!((guest.count(Counter::NestedInstalled), guest.raised(), guest.advanced()), (1, None, 0));
         assert_eq!(guest.exit(code, 1 << 1 | 1 << 33, HOLE), Next::Resume);
-        assert_eq!(
-            (guest.count(Counter::MmioSearched), guest.raised()),
-            (1, GP),
-            "tables where no memory is"
-        );
+        let found = (guest.count(Counter::MmioSearched), guest.raised());
+        assert_eq!(found, (1, GP), "tables where no memory is");
     });
 }
 
@@ -345,10 +336,8 @@ fn ends_in_a_report(code: u64) {
             crate::svm::table::handle_exit(context)
         }));
         let report = report.expect_err("the machine is broken");
-        assert_eq!(
-            report.downcast_ref::<String>().map(String::as_str),
-            Some("machine check while vCPU 0 ran")
-        );
+        let found = report.downcast_ref::<String>().map(String::as_str);
+        assert_eq!(found, Some("machine check while vCPU 0 ran"));
     });
 }
 

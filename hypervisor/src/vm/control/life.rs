@@ -24,7 +24,6 @@ use crate::vm::{CreateError, Host, end};
 /// Sends the record of this number, or the next one that there is; returns the number after it.
 type Send<A> = fn(&'static Host<A>, usize, &mut Answer) -> Option<usize>;
 
-/// A request in progress.
 pub(super) enum Life<A: Arch> {
     /// Records are sent, from this one on.
     List(Send<A>, usize),
@@ -49,7 +48,6 @@ pub(super) enum Life<A: Arch> {
     Over,
 }
 
-/// How a guest is to change its state.
 #[derive(Clone, Copy)]
 pub(super) enum Change {
     Start,
@@ -69,7 +67,6 @@ pub(super) struct Destroy<A: Arch> {
     because: Option<Refusal>,
 }
 
-/// How far that is.
 enum Stage<A: Arch> {
     Stop,
     /// Its devices are cut off from its memory, and others' doorbells from it.
@@ -112,7 +109,6 @@ impl<A: Arch> Life<A> {
         }
     }
 
-    /// Continues for a short while.
     pub(super) fn step(&mut self, host: &'static Host<A>, answer: &mut Answer) -> Result<Progress, Refusal> {
         match self {
             Self::Over => return Ok(Progress::Done),
@@ -177,7 +173,6 @@ impl<A: Arch> Life<A> {
     }
 }
 
-/// Sends what there is of a guest that exists.
 fn send_vm<A: Arch>(host: &'static Host<A>, from: usize, answer: &mut Answer) -> Option<usize> {
     let vm = host.next_guest(from as u32)?;
     let mut memory = 0;
@@ -270,7 +265,6 @@ impl Change {
     }
 }
 
-/// Lets a guest stop, ahead of all others.
 fn stop_soon<A: Arch>(vm: &Vm<A>) {
     vm.begin_stop(stopping::PAUSE);
     vm.hurry(true);

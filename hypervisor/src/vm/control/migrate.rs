@@ -57,7 +57,6 @@ pub(super) struct Migration<A: Arch> {
 }
 
 impl<A: Arch> Migration<A> {
-    /// Begins a migration.
     pub(super) fn new(vm: &'static Vm<A>, slot: u16, way: LogWay, rounds: u16) -> Result<Self, Refusal> {
         let former = find(vm, slot)?;
         let (to, largest) = {
@@ -83,7 +82,6 @@ impl<A: Arch> Migration<A> {
         })
     }
 
-    /// Continues for a short while.
     pub(super) fn step(&mut self, vm: &'static Vm<A>, answer: &mut Answer) -> Result<Progress, Refusal> {
         let start = A::now();
         let next = self.advance(vm);

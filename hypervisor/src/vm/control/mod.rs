@@ -55,7 +55,6 @@ pub struct Channel<A: Arch> {
     turn: usize,
 }
 
-/// A request that is not answered yet.
 struct Served<A: Arch> {
     /// The number of the guest that it is about, whether or not that exists; `None` for requests
     /// about no single guest.
@@ -64,7 +63,6 @@ struct Served<A: Arch> {
     answer: Answer,
 }
 
-/// How far a request is.
 enum Active<A: Arch> {
     /// It is about memory and counters of a guest, and has not begun.
     Waits(Request),
@@ -112,7 +110,6 @@ pub fn serve<A: Arch>(host: &'static Host<A>, cpu: &PerCpu<A>) -> bool {
 }
 
 impl<A: Arch> Channel<A> {
-    /// A channel that has received nothing yet.
     pub(super) fn new() -> Self {
         // No request takes memory for its place.
         Self { line: LineBuffer::new(), served: Vec::with_capacity(REQUESTS_MAX), turn: 0 }
@@ -133,7 +130,6 @@ impl<A: Arch> Channel<A> {
         has_more || self.has_work()
     }
 
-    /// Whether a request can be continued now.
     fn has_work(&self) -> bool {
         (0..self.served.len()).any(|place| self.may_go_on(place))
     }

@@ -26,7 +26,6 @@ use crate::vm::space::{DirtyFetch, FlushScratch, MemoryJob};
 /// Sends the record of this number, or the next one that there is; returns the number after it.
 type Send<A> = fn(&Vm<A>, usize, &mut Answer) -> Option<usize>;
 
-/// A request in progress.
 pub(super) enum Work<A: Arch> {
     /// Memory for a slot that is to be added is being zeroed.
     Clear(NewSlot),
@@ -63,7 +62,6 @@ pub(super) enum Work<A: Arch> {
 }
 
 impl<A: Arch> Work<A> {
-    /// Begins to serve a request.
     pub(super) fn new(vm: &'static Vm<A>, request: Request) -> Self {
         let begun = match request {
             Request::Slots => Ok(Self::List(send_slot, 0)),
@@ -116,7 +114,6 @@ impl<A: Arch> Work<A> {
         }
     }
 
-    /// Continues for a short while.
     pub(super) fn step(&mut self, vm: &'static Vm<A>, answer: &mut Answer) -> Result<Progress, Refusal> {
         Ok(match self {
             Self::Refused(why) => return Err(*why),
@@ -203,7 +200,6 @@ impl<A: Arch> Work<A> {
         }
     }
 
-    /// The work that follows a fetch.
     fn fetched(vm: &Vm<A>, id: SlotId) -> Self {
         let mut memory = vm.memory_of_slots.lock();
         memory.put_result(id);

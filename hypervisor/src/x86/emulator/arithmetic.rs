@@ -64,7 +64,6 @@ impl Arithmetic {
     }
 }
 
-/// Sets or clears CF alone.
 pub(super) fn set_carry(flags: &mut u64, is_set: bool) {
     *flags = *flags & !CF | u64::from(is_set);
 }

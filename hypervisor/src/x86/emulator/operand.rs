@@ -21,13 +21,11 @@ pub enum Operand {
 
 impl Operand {
     /// The low `size` bytes of RAX.
-    #[must_use]
     pub const fn accumulator(size: u32) -> Self {
         Self::Register { number: super::RAX, size, high_byte: false }
     }
 
     /// A general register; `None` for any other register.
-    #[must_use]
     pub fn of(register: Register) -> Option<Self> {
         let high_byte = matches!(register, Register::AH | Register::CH | Register::DH | Register::BH);
         let number = register.is_gpr().then(|| register.full_register().number())?;
@@ -35,7 +33,6 @@ impl Operand {
     }
 
     /// The value, cut to the operand's size.
-    #[must_use]
     pub fn read(self, registers: &Gprs) -> u64 {
         match self {
             Self::Immediate(value) => value,
@@ -58,7 +55,6 @@ impl Operand {
 }
 
 /// All ones in the low `size` bytes.
-#[must_use]
 pub const fn mask(size: u32) -> u64 {
     if size >= 8 { u64::MAX } else { (1 << (8 * size)) - 1 }
 }

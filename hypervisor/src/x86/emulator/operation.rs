@@ -56,12 +56,10 @@ pub(super) enum Action {
 }
 
 impl Action {
-    /// Whether the old value is read.
     pub(super) const fn reads(self) -> bool {
         !matches!(self, Self::Store { .. } | Self::SwapStore { .. })
     }
 
-    /// Whether memory is written.
     pub(super) const fn writes(self) -> bool {
         matches!(
             self,

@@ -139,7 +139,6 @@ impl StringOperation {
 }
 
 /// Size in bytes of an address in a string instruction; `None` for other instructions.
-#[must_use]
 pub fn string_address_size(instruction: &Instruction) -> Option<u32> {
     let kinds = [instruction.op0_kind(), instruction.op1_kind()];
     kinds.into_iter().find_map(|kind| match kind {

@@ -8,7 +8,6 @@ use crate::x86::vcpu::block::ControlBlock;
 use crate::x86::vcpu::nmi::Nmi;
 use crate::x86::vcpu::state::Activity;
 
-/// HLT.
 #[inline(always)] // Small, and one of many.
 pub(crate) fn on_halt<A: X86>(context: &mut Context<'_, A>) -> Then {
     context.state.activity = Activity::Halted;

@@ -25,7 +25,6 @@ use super::vcpu::state::VcpuState;
 use crate::vm::{Context, Next};
 use crate::x86::processor::X86;
 
-/// How the vCPU goes on after an emulated instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Then {
     /// It has been executed: continue after it.

@@ -12,7 +12,6 @@ use crate::x86::processor::X86;
 use crate::x86::vcpu::msr;
 use crate::x86::vcpu::registers::RCX;
 
-/// RDMSR.
 #[inline(always)] // Like the others that make up most exits.
 pub(crate) fn on_read<A: X86>(context: &mut Context<'_, A>) -> Then {
     let number = context.state.registers.low(RCX);
@@ -44,7 +43,6 @@ fn run_time<A: X86>(context: &Context<'_, A>, now: u64) -> u64 {
     context.vm.guest.partition.clock().duration(ticks)
 }
 
-/// WRMSR.
 #[inline(always)] // As above.
 pub(crate) fn on_write<A: X86>(context: &mut Context<'_, A>) -> Then {
     let number = context.state.registers.low(RCX);

@@ -35,7 +35,6 @@ pub struct StringAccess {
     pub segment: Option<Register>,
 }
 
-/// The transfer, and where its memory is.
 #[derive(Clone, Copy)]
 struct Operation {
     port: u16,
@@ -88,7 +87,6 @@ impl Operation {
         if self.is_input { RDI } else { RSI }
     }
 
-    /// Linear address of byte `offset` of the element.
     fn linear<B: ControlBlock>(&self, state: &VcpuState<B>, offset: usize) -> u64 {
         let address = (state.registers.0[self.index()] & self.address_mask).wrapping_add(offset as u64);
         self.base.wrapping_add(address) & self.linear_mask

@@ -29,9 +29,7 @@ const REKICK_TURNS: u64 = 1 << 14;
 
 /// The services available to the calling vCPU.
 pub struct CallServices<'a, A: X86> {
-    /// The machine.
     vm: &'a Vm<A>,
-    /// The calling vCPU.
     caller: Caller<'a, A>,
     /// Records the targets that the flush waits for.
     scratch: &'a mut FlushScratch,
@@ -56,7 +54,6 @@ pub struct Ipi<A>(PhantomData<A>);
 
 impl<A> Ipi<A> {
     /// Kicks the machine's CPUs.
-    #[must_use]
     pub const fn of_machine() -> Self {
         Self(PhantomData)
     }

@@ -80,7 +80,6 @@ impl<M: InputSource> InputSource for Spoiled<'_, M> {
 }
 
 impl<M> Spoiled<'_, M> {
-    /// Changes the input of a flush.
     fn spoil(&self, words: &mut [u64]) {
         let (is_ex, has_list) = match self.control.code() {
             CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE => (false, false),
@@ -153,23 +152,17 @@ mod tests {
     #[test]
     fn each_defect_changes_what_it_is_named_for_and_nothing_else() {
         let space_ex = [9, 0, 0, 0b101, 0xa, 0xb];
-        assert_eq!(
-            spoilt(Defect::BankRank, CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE_EX, 2, &space_ex),
-            [9, 0, 0, 0b101, 0xb, 0xa]
-        );
+        let found = spoilt(Defect::BankRank, CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE_EX, 2, &space_ex);
+        assert_eq!(found, [9, 0, 0, 0b101, 0xb, 0xa]);
         let list = [9, ALL_PROCESSORS, 0b1, 0x5003];
         assert_eq!(spoilt(Defect::AllProcessors, LIST, 0, &list), [9, 0, 1, 0x5003]);
         assert_eq!(spoilt(Defect::VpIndex, LIST, 0, &list), [9, 1, 2, 0x5003]);
         assert_eq!(spoilt(Defect::AdditionalPages, LIST, 0, &list), [9, 1, 1, 0x5000]);
-        assert_eq!(
-            spoilt(Defect::ExtendedRange, LIST, 0, &[9, EXTENDED, 1, 0x20_0800]),
-            [9, 8, 1, LOWER_END]
-        );
+        let found = spoilt(Defect::ExtendedRange, LIST, 0, &[9, EXTENDED, 1, 0x20_0800]);
+        assert_eq!(found, [9, 8, 1, LOWER_END]);
         let across = LOWER_END - 2 * PAGE;
-        assert_eq!(
-            spoilt(Defect::NonCanonical, LIST, 0, &[9, 0, 1, across | 2, across | 1]),
-            [9, 0, 1, LOWER_END, across | 1]
-        );
+        let found = spoilt(Defect::NonCanonical, LIST, 0, &[9, 0, 1, across | 2, across | 1]);
+        assert_eq!(found, [9, 0, 1, LOWER_END, across | 1]);
         let long: Vec<u64> = [9, 0, 1].into_iter().chain((0..20).map(|page| page * PAGE)).collect();
         let short = spoilt(Defect::ListPast15, LIST, 0, &long);
         assert_eq!(short[..18], long[..18]);

@@ -76,7 +76,6 @@ impl Segment {
     const GRANULAR: u16 = 1 << 11;
 
     /// What a register has after a load of this descriptor.
-    #[must_use]
     pub const fn loaded(selector: u16, descriptor: u64) -> Self {
         let attributes = (descriptor >> 40 & 0xff | descriptor >> 44 & 0xf00) as u16;
         let limit = (descriptor & 0xffff | descriptor >> 32 & 0xf_0000) as u32;

@@ -58,7 +58,6 @@ pub const fn check(instruction: Instruction, conditions: Conditions) -> Result<(
 
 /// Whether access to ports depends on the task's permission map (section 12.2.4 "I/O-Permission
 /// Bitmap").
-#[must_use]
 pub const fn needs_port_map(conditions: Conditions) -> bool {
     let iopl = conditions.rflags >> IOPL_SHIFT & 3;
     conditions.cpl as u64 > iopl || conditions.rflags & RFLAGS_VM != 0

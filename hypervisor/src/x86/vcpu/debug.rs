@@ -12,7 +12,6 @@ use crate::x86::processor::X86;
 /// DR7: the enable bits of all four breakpoints.
 const DR7_ENABLED: u64 = 0xff;
 
-/// DR0 to DR3 of one vCPU.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct DebugRegisters {
     values: [u64; 4],

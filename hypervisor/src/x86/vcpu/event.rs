@@ -36,7 +36,6 @@ const VECTOR_MC: u64 = 18;
 const CONTRIBUTORY: [u64; 5] = [0, 10, 11, 12, VECTOR_GP];
 
 /// An exception without error code.
-#[must_use]
 pub const fn exception(vector: u64) -> u64 {
     VALID | TYPE_EXCEPTION | vector
 }
@@ -50,7 +49,6 @@ const fn is_exception(event: u64) -> bool {
 }
 
 /// #DF. Its error code is 0; in real mode, as for all exceptions there, none is pushed.
-#[must_use]
 pub const fn double_fault(protected_mode: bool) -> u64 {
     exception(VECTOR_DF) | if protected_mode { ERROR_VALID } else { 0 }
 }
@@ -58,7 +56,6 @@ pub const fn double_fault(protected_mode: bool) -> u64 {
 /// Whether RFLAGS are pushed with RF set. They are for faults, whose instruction is executed again,
 /// except #DB, which is a fault at instruction breakpoints only and pushes 0 for those as well (SDM
 /// volume 3, section 18.3.1.1; APM section 13.1.1.3).
-#[must_use]
 pub const fn pushes_resume_flag(event: u64) -> bool {
     let is_fault = !matches!(vector(event), VECTOR_DB | VECTOR_BP | VECTOR_OF | VECTOR_DF | VECTOR_MC);
     event & VALID != 0 && is_exception(event) && is_fault
@@ -77,7 +74,6 @@ pub enum Combined {
 }
 
 /// Combines an exception `second` with `first`, during whose delivery it was raised (table 8-3).
-#[must_use]
 pub fn combine(first: u64, second: u64) -> Combined {
     if first & VALID == 0 || !is_exception(first) {
         return Combined::Second;

@@ -24,7 +24,6 @@ pub const SHOWN: u64 = 0xe7;
 /// Whether a guest may set XCR0 to `value`: x87 always set, AVX only with SSE, AVX-512 all at once
 /// and with AVX, and nothing outside the processor's `components` that it is
 /// [shown](SHOWN) (APM volume 2, section 11.5.2).
-#[must_use]
 pub fn is_valid_xcr0(value: u64, components: u64) -> bool {
     const SSE: u64 = 1 << 1;
     const AVX: u64 = 1 << 2;
@@ -35,7 +34,6 @@ pub fn is_valid_xcr0(value: u64, components: u64) -> bool {
         && (value & AVX512 == 0 || value & (AVX512 | AVX) == AVX512 | AVX)
 }
 
-/// Floating-point and vector state of one vCPU.
 #[derive(Debug)]
 pub(crate) struct FpuState {
     area: NonNull<u8>,
@@ -44,7 +42,6 @@ pub(crate) struct FpuState {
 }
 
 impl FpuState {
-    /// The state after reset.
     pub(crate) fn new<A: X86>() -> Self {
         let size = A::fpu_size();
         let layout =
@@ -80,7 +77,6 @@ impl FpuState {
         }
     }
 
-    /// Saves the state from the processor.
     pub(crate) fn save<A: X86>(&mut self) {
         let components = A::components();
         if components != 0 {

@@ -22,13 +22,11 @@ bitflags! {
 
 impl Nmi {
     /// Whether one is pending that the guest would take.
-    #[must_use]
     pub const fn is_deliverable(self) -> bool {
         self.bits() & (Self::PENDING.bits() | Self::BLOCKED.bits()) == Self::PENDING.bits()
     }
 
     /// Whether none is pending and no IRET is being watched.
-    #[must_use]
     pub const fn is_idle(self) -> bool {
         !self.intersects(Self::PENDING.union(Self::AT_IRET).union(Self::STEPPING))
     }
@@ -60,7 +58,6 @@ impl Nmi {
 /// Whether IRET returns to another task rather than to the frame on the stack (APM volume 3,
 /// "IRET"). Its flags are then stored with the task's state, where a trap flag that is not the
 /// guest's would stay.
-#[must_use]
 pub const fn iret_switches_tasks(cr0: u64, efer: u64, rflags: u64) -> bool {
     cr0 & CR0_PE != 0 && efer & EFER_LMA == 0 && rflags & (RFLAGS_NT | RFLAGS_VM) == RFLAGS_NT
 }

@@ -24,7 +24,6 @@ pub const RDI: usize = 7;
 
 impl Registers {
     /// Low 32 bits of a register.
-    #[must_use]
     pub fn low(&self, register: usize) -> u32 {
         self.0[register] as u32
     }
@@ -35,7 +34,6 @@ impl Registers {
     }
 
     /// EDX:EAX.
-    #[must_use]
     pub fn edx_eax(&self) -> u64 {
         u64::from(self.low(RDX)) << 32 | u64::from(self.low(RAX))
     }

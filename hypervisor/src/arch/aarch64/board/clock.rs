@@ -16,12 +16,10 @@ pub(crate) fn now() -> u64 {
     read!("cntpct_el0")
 }
 
-/// Counts per second.
 pub(crate) fn hz() -> u64 {
     HZ.load(Ordering::Relaxed)
 }
 
-/// Reads the counter's frequency.
 pub(crate) fn init() -> Result<(), &'static str> {
     let hz = read!("cntfrq_el0") & 0xffff_ffff;
     if hz < 1_000_000 {

@@ -51,19 +51,16 @@ pub(crate) fn enable_receive_interrupts(console_is_a_guests: bool) {
     port(&CONTROL).into_iter().for_each(|port| port.interrupt_on_receive(true));
 }
 
-/// Sends a byte from the guest's console.
 pub(crate) fn guest_transmit(byte: u8) {
     if let Some(console) = console() {
         console.send(byte);
     }
 }
 
-/// Next byte that the console received.
 pub(crate) fn receive() -> Option<u8> {
     console()?.receive()
 }
 
-/// Sends one byte over the control channel.
 pub(crate) fn send_control(byte: u8) {
     if let Some(port) = port(&CONTROL) {
         port.send(byte);
@@ -76,7 +73,6 @@ pub(crate) fn pause_control() {
     port(&CONTROL).into_iter().for_each(|port| port.interrupt_on_receive(false));
 }
 
-/// Next byte received on the control channel.
 pub(crate) fn receive_control() -> Option<u8> {
     let port = port(&CONTROL)?;
     let byte = port.receive();

@@ -30,7 +30,6 @@ pub(crate) fn wait_for_interrupt() {
     interrupts::take_all();
 }
 
-/// Makes a CPU leave guest mode or idling soon.
 pub(crate) fn kick(cpu: &PerCpu) {
     gic::send(cpu.id, interrupts::KICK as u8);
 }
@@ -147,7 +146,6 @@ pub(crate) fn stop_other(cpu: &PerCpu) {
     gic::send(cpu.id, interrupts::STOP as u8);
 }
 
-/// Stops the calling CPU forever.
 pub(crate) fn stop() -> ! {
     loop {
         // SAFETY: waits.

@@ -55,7 +55,6 @@ pub(crate) fn probe() -> Result<(), &'static str> {
     Ok(())
 }
 
-/// The calling CPU's ID registers.
 pub(crate) fn processor() -> Processor {
     let mut processor = Processor {
         midr: read!("midr_el1"),

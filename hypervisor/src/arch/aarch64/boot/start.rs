@@ -39,7 +39,6 @@ struct Later {
     /// Seconds since the beginning of 1970.
     date: Option<u64>,
     free: spin::Mutex<FreeMemory>,
-    /// What guests may own.
     found: Option<pci::Found>,
 }
 

@@ -54,13 +54,11 @@ const _: () = assert!(
     core::mem::offset_of!(FloatState, control) == 512 && core::mem::offset_of!(FloatState, status) == 520
 );
 
-/// Saves the registers to memory.
 pub(in crate::arch::aarch64) fn save(to: &mut FloatState) {
     // SAFETY: the layout is what the code writes; CPTR_EL2 does not trap.
     unsafe { float_save(to) };
 }
 
-/// Loads the registers into the processor.
 pub(in crate::arch::aarch64) fn load(from: &FloatState) {
     // SAFETY: as above; only the guest uses these registers.
     unsafe { float_load(from) };

@@ -18,7 +18,6 @@ macro_rules! write_points {
     };
 }
 
-/// Loads the guest's breakpoints and watchpoints.
 #[cold]
 pub(in crate::arch::aarch64) fn load(debug: &Debug, counts: Counts, control: u64) {
     write_points!(debug.breakpoints, counts.breakpoints, "bvr", "bcr", 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);

@@ -13,7 +13,6 @@ const ENABLE: u64 = 1;
 /// ICH_VTR_EL2, which is the same on all CPUs.
 static TYPE: AtomicU32 = AtomicU32::new(0);
 
-/// Initialises the calling CPU's interface to be empty.
 pub(in crate::arch::aarch64) fn init_cpu() {
     TYPE.store(read!("ich_vtr_el2") as u32, Ordering::Relaxed);
     // SAFETY: no guest has run here yet.
@@ -26,7 +25,6 @@ pub(in crate::arch::aarch64) fn init_cpu() {
     unsafe { write!("ich_hcr_el2", ENABLE) };
 }
 
-/// Number of priority bits that decide about preemption.
 pub(in crate::arch::aarch64) fn preemption_bits() -> u32 {
     gic::preemption_bits(TYPE.load(Ordering::Relaxed))
 }
@@ -54,13 +52,11 @@ macro_rules! by_index {
     };
 }
 
-/// Number of list registers.
 #[inline(always)]
 pub(in crate::arch::aarch64) fn list_count() -> usize {
     gic::list_count(TYPE.load(Ordering::Relaxed))
 }
 
-/// Reads a list register.
 #[inline]
 pub(in crate::arch::aarch64) fn read_list(index: usize) -> u64 {
     by_index!(index, read)
@@ -78,7 +74,6 @@ pub(in crate::arch::aarch64) fn write_list(index: usize, value: u64) {
     by_index!(index, put)
 }
 
-/// Selects the maintenance interrupts of the interface.
 pub(in crate::arch::aarch64) fn set_maintenance(maintenance: Maintenance) {
     // SAFETY: the virtual interface; its maintenance interrupt is handled whenever it is enabled.
     unsafe { write!("ich_hcr_el2", ENABLE | u64::from(maintenance.bits())) };

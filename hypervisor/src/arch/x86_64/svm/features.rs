@@ -48,7 +48,6 @@ pub(crate) fn wrong() -> u32 {
     WRONG.load(Ordering::Relaxed)
 }
 
-/// Number of ASIDs for guests, on each CPU.
 pub(crate) fn tags() -> NonZeroU32 {
     guest_asids(ASIDS.load(Ordering::Relaxed)).expect("`probe` found some")
 }

@@ -109,11 +109,8 @@ fn except(context: &mut Context<'_, MockArm64>, syndrome: u64) -> Next {
 #[track_caller]
 fn assert_taken(context: &Context<'_, MockArm64>, syndrome: u64, (pc, from): (u64, u64)) {
     let [esr, elr, spsr] = [Register::Esr, Register::Elr, Register::Spsr].map(MockArm64::read);
-    assert_eq!(
-        (esr, elr, spsr),
-        (syndrome, pc, from),
-        "ESR_EL1 {esr:#x}, ELR_EL1 {elr:#x}, SPSR_EL1 {spsr:#x}"
-    );
+    let found = (esr, elr, spsr);
+    assert_eq!(found, (syndrome, pc, from), "ESR_EL1 {esr:#x}, ELR_EL1 {elr:#x}, SPSR_EL1 {spsr:#x}");
     let offset = match from & 0x1f {
         4 => 0,
         5 => 0x200,

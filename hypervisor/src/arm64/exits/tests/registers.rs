@@ -35,10 +35,8 @@ fn every_encoding_is_answered_or_undefined() {
                     assert_eq!(context.state.registers.x, before.x, "{name:?}");
                     // Breakpoints beyond the existing ones, and registers that cannot be read or
                     // written.
-                    assert!(
-                        matches!(treatment, Treatment::Undefined | Treatment::Debug(_)),
-                        "{name:?} {treatment:?}"
-                    );
+                    let holds = matches!(treatment, Treatment::Undefined | Treatment::Debug(_));
+                    assert!(holds, "{name:?} {treatment:?}");
                 }
             }
         }
@@ -96,10 +94,8 @@ pub(super) fn what_is_written_has_its_effect() {
                     let _spis = unsafe { vcpu.state() }.gic.look(&vcpu.inbox.interrupts);
                 }
             }
-            assert_eq!(
-                count(context, Counter::IrqIpi) - before,
-                told.iter().filter(|told| **told).count() as u64
-            );
+            let found = count(context, Counter::IrqIpi) - before;
+            assert_eq!(found, told.iter().filter(|told| **told).count() as u64);
         }
         write(context, (3, 0, 12, 11, 5), u64::MAX);
         write(context, (3, 0, 12, 11, 7), u64::MAX);

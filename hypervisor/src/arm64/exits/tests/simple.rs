@@ -45,10 +45,8 @@ pub(super) fn an_serror_that_is_harmless_is_not() {
     {
         with(|context| {
             hardware(|hardware| hardware.features.set(Features::ERRORS, has_ras));
-            assert_eq!(
-                leave(context, Vector::SError, |hardware| hardware.syndrome = serror(kind)),
-                Next::Resume
-            );
+            let found = leave(context, Vector::SError, |hardware| hardware.syndrome = serror(kind));
+            assert_eq!(found, Next::Resume);
             assert_eq!(hardware(|hardware| hardware.configuration) & VSE == 0, is_harmless);
         });
     }

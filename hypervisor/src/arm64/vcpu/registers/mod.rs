@@ -43,7 +43,6 @@ pub enum Treatment {
 impl Treatment {
     /// The treatment of a read (MRS), or of a write or system instruction. For traps from EL0 see
     /// `at_el0`.
-    #[must_use]
     pub const fn of(name: Name, is_read: bool) -> Self {
         match (name, is_read) {
             ((3, 0, 0, crm @ 1..=7, op2 @ 0..=7), true) => Self::Identification { crm, op2 },
@@ -66,7 +65,6 @@ impl Treatment {
 
     /// The same for an access from EL0, which may use only the debug channel, and only if the guest
     /// opens it.
-    #[must_use]
     pub const fn at_el0(self, opens_channel: bool) -> Self {
         match self {
             Self::Debug(Register::Channel) if opens_channel => self,

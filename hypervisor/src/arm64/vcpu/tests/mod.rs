@@ -220,10 +220,8 @@ fn a_timer_that_is_due_is_in_the_list_registers() {
             });
             assert!(enter(context));
             let list = ListRegister::from_bits(*lists.borrow());
-            assert_eq!(
-                (list.intid(), list.physical(), list.hardware(), list.pending()),
-                (intid, intid as u16, true, true)
-            );
+            let seen = (list.intid(), list.physical(), list.hardware(), list.pending());
+            assert_eq!(seen, (intid, intid as u16, true, true));
             assert_eq!(told().last(), Some(&Recorded::Deactivate(intid)), "it is quiet again");
             assert_eq!(hardware(|hardware| hardware.lists), [0; 16]);
         });
@@ -373,10 +371,7 @@ fn tcr_is_the_last_that_is_loaded() {
         let [Recorded::Tcr(forbidden), Recorded::Vttbr(_), Recorded::Tcr(0x77)] = told[..] else {
             panic!("{told:?}")
         };
-        assert_eq!(
-            forbidden & (1 << 7 | 1 << 23),
-            1 << 7 | 1 << 23,
-            "no walks by what is there of another guest"
-        );
+        let found = forbidden & (1 << 7 | 1 << 23);
+        assert_eq!(found, 1 << 7 | 1 << 23, "no walks by what is there of another guest");
     });
 }

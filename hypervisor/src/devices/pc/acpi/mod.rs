@@ -58,7 +58,6 @@ pub struct Tables {
 /// Builds the tables for the vCPUs with these APIC ids, to be placed at `base` (aligned to 64, and
 /// low enough for the tables to end below 2^64). With `has_msi` devices on the PCI bus interrupt.
 /// 255 vCPUs take less than 8 KiB.
-#[must_use]
 pub fn build(apic_ids: &[u32], base: u64, has_msi: bool) -> Tables {
     let mut area = Area { base, bytes: Vec::new() };
     let rsdp = area.add(&Rsdp::new(OEM_ID, 0));
@@ -154,7 +153,6 @@ fn madt(apic_ids: &[u32]) -> MADT {
     madt
 }
 
-/// A definition block with its header.
 struct Dsdt(Sdt);
 
 impl Aml for Dsdt {

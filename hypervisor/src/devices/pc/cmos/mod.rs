@@ -109,7 +109,6 @@ impl Fields {
 
     /// The same time in seconds since the beginning of 1970, in the formats that register B
     /// selects; `None` if it is no valid date.
-    #[must_use]
     pub fn unix(&self, status_b: u8) -> Option<u64> {
         let number = |byte: u8| match (status_b & BINARY != 0, byte >> 4, byte & 0xf) {
             (true, ..) => Some(byte),
@@ -229,13 +228,11 @@ impl Cmos {
     }
 
     /// The level of its interrupt.
-    #[must_use]
     pub const fn irq_level(&self) -> bool {
         self.flags & self.bytes[STATUS_B as usize] & (PERIODIC | ALARM | UPDATE) != 0
     }
 
     /// When the interrupt is asserted next, if it is not.
-    #[must_use]
     pub fn due_ns(&self) -> Option<u64> {
         let is_enabled = |event: &u8| self.bytes[usize::from(STATUS_B)] & event != 0;
         let due = EVENTS.into_iter().filter(is_enabled).filter_map(|event| self.due(event)).min();
@@ -312,7 +309,6 @@ impl Cmos {
         }
     }
 
-    /// Writes the time to its bytes.
     fn update(&mut self, wall_ns: u64) {
         let unix = (self.time(wall_ns) / NS) as i64;
         let Ok(time) = OffsetDateTime::from_unix_timestamp(unix) else { return };

@@ -55,7 +55,6 @@ pub struct Inbox {
 
 impl Inbox {
     /// An empty inbox.
-    #[must_use]
     pub fn new() -> Self {
         Self {
             edge: core::array::from_fn(|_| AtomicU64::new(0)),
@@ -66,7 +65,6 @@ impl Inbox {
     }
 
     /// How its local APIC interprets logical destinations.
-    #[must_use]
     pub fn logical(&self) -> Logical {
         // No order: see the field.
         Logical::from_bits(self.logical.load(Ordering::Relaxed))
@@ -127,7 +125,6 @@ impl Inbox {
     /// Whether there is anything for [`take_signals`](Self::take_signals). Because the notify word
     /// was taken before, the load sees everything that was announced; the same holds for the
     /// vectors.
-    #[must_use]
     #[inline]
     pub fn has_signals(&self) -> bool {
         // Relaxed: the notify word orders it, `Owner::take_events` before this.
@@ -166,7 +163,6 @@ impl Inbox {
     }
 
     /// The vectors that are waiting here, for a register dump.
-    #[must_use]
     pub fn pending(&self) -> VectorSet {
         VectorSet::from_words(core::array::from_fn(|word| {
             self.edge[word].load(Ordering::Relaxed) | self.level[word].load(Ordering::Relaxed)
@@ -174,7 +170,6 @@ impl Inbox {
     }
 }
 
-/// Takes the vectors of a word.
 #[inline]
 fn take_word(word: &AtomicU64) -> u64 {
     // The load avoids the locked instruction. The swap pairs with `post_fixed`.

@@ -23,7 +23,6 @@ pub(super) enum Interface {
     X2Apic,
 }
 
-/// The register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Base {
     page: u64,
@@ -37,7 +36,6 @@ impl Base {
         Self { page: APIC_BASE_ADDRESS, interface: Interface::XApic, is_bsp }
     }
 
-    /// The register after another reset.
     pub(super) const fn reset(self) -> Self {
         Self::new(self.is_bsp)
     }

@@ -30,7 +30,6 @@ pub(super) struct Icr {
     pub(super) destination: u32,
 }
 
-/// The effect of a write to the register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Command {
     Send(Message),
@@ -163,10 +162,8 @@ mod tests {
     #[test]
     fn forms_that_linux_sends() {
         assert_eq!(sent(3 << 32 | 0xfd), Some((MessageKind::Fixed(0xfd), Destination::Physical(3))));
-        assert_eq!(
-            sent(0x1_0004 << 32 | 0x8fd),
-            Some((MessageKind::Fixed(0xfd), Destination::Logical(0x1_0004)))
-        );
+        let found = sent(0x1_0004 << 32 | 0x8fd);
+        assert_eq!(found, Some((MessageKind::Fixed(0xfd), Destination::Logical(0x1_0004))));
         assert_eq!(sent(0xc_00fb), Some((MessageKind::Fixed(0xfb), Destination::AllButSelf)));
         assert_eq!(sent(0x8_00fb), Some((MessageKind::Fixed(0xfb), Destination::All)));
         assert_eq!(sent(0x4_00f6), Some((MessageKind::Fixed(0xf6), Destination::SelfOnly)));

@@ -90,7 +90,6 @@ pub struct Lapic {
 
 impl Lapic {
     /// A local APIC after reset.
-    #[must_use]
     pub fn new(apic_id: u32, is_bsp: bool, clock: TimerClock) -> Self {
         Self {
             id: apic_id,
@@ -125,13 +124,11 @@ impl Lapic {
     }
 
     /// The x2APIC id.
-    #[must_use]
     pub const fn apic_id(&self) -> u32 {
         self.id
     }
 
     /// The address at which messages reach it.
-    #[must_use]
     pub const fn address(&self) -> Address {
         let logical = match self.base.interface() {
             Interface::Off => Logical::Off,
@@ -142,27 +139,23 @@ impl Lapic {
     }
 
     /// Whether it is on: only then does CPUID show it.
-    #[must_use]
     #[inline]
     pub const fn is_on(&self) -> bool {
         !matches!(self.base.interface(), Interface::Off)
     }
 
     /// Whether its registers are MSRs.
-    #[must_use]
     #[inline]
     pub const fn is_x2apic(&self) -> bool {
         matches!(self.base.interface(), Interface::X2Apic)
     }
 
     /// Whether the guest has software-enabled it (SVR bit 8).
-    #[must_use]
     pub const fn is_enabled(&self) -> bool {
         self.svr & SVR_ENABLE != 0
     }
 
     /// The task priority. CR8 is its upper four bits.
-    #[must_use]
     pub const fn tpr(&self) -> u8 {
         self.tpr
     }
@@ -173,7 +166,6 @@ impl Lapic {
     }
 
     /// The processor priority (SDM vol. 3 section 12.8.3.1).
-    #[must_use]
     pub fn ppr(&self) -> u8 {
         let in_service = self.isr.highest().unwrap_or(0);
         if self.tpr & 0xf0 >= in_service & 0xf0 { self.tpr } else { in_service & 0xf0 }
@@ -214,7 +206,6 @@ impl Lapic {
     }
 
     /// The vector to inject next, if one has a priority class above the processor priority.
-    #[must_use]
     #[inline]
     pub fn pending(&self) -> Option<u8> {
         let vector = self.irr.highest()?;
@@ -225,20 +216,17 @@ impl Lapic {
     }
 
     /// The highest request regardless of priorities, to decide at which TPR to check again.
-    #[must_use]
     pub fn highest_irr(&self) -> Option<u8> {
         self.irr.highest()
     }
 
     /// Whether there is any request, regardless of priorities.
-    #[must_use]
     #[inline]
     pub const fn has_requests(&self) -> bool {
         !self.irr.is_empty()
     }
 
     /// The vector in service of highest priority, which the next EOI ends.
-    #[must_use]
     pub fn highest_isr(&self) -> Option<u8> {
         self.isr.highest()
     }
@@ -270,7 +258,6 @@ impl Lapic {
     ///
     /// While the assist is offered, withdraw it as soon as this becomes false; when the guest has
     /// used it, call [`Self::eoi`] before any other method of this local APIC.
-    #[must_use]
     pub fn can_lazy_eoi(&self, vector: u8) -> bool {
         let mut others = self.isr;
         let is_in_service = others.remove(vector);
@@ -279,7 +266,6 @@ impl Lapic {
 
     /// The TSC value at which [`Self::expire`] should be called for the timer. It may have passed
     /// already.
-    #[must_use]
     pub const fn next_deadline(&self) -> Option<u64> {
         if self.lvt[TIMER] & LVT_MASKED != 0 { None } else { self.timer.next_deadline() }
     }

@@ -29,7 +29,6 @@ pub(super) struct PageRegisters {
 impl PageRegisters {
     pub(super) const RESET: Self = Self { ldr: 0, dfr: u32::MAX };
 
-    /// The logical destinations that reach this local APIC.
     pub(super) const fn logical(self) -> Logical {
         let id = (self.ldr >> 24) as u8;
         match self.dfr >> 28 {
@@ -43,14 +42,12 @@ impl PageRegisters {
 
 impl Lapic {
     /// Whether a guest physical address is in the page of the registers.
-    #[must_use]
     pub const fn has_page(&self, gpa: u64) -> bool {
         self.base.has_page(gpa)
     }
 
     /// Whether there is a register at this address of the page; accesses have 32 bits. Accesses to
     /// other addresses are undefined.
-    #[must_use]
     pub const fn is_register(gpa: u64) -> bool {
         gpa.is_multiple_of(16)
     }
@@ -121,7 +118,6 @@ impl Lapic {
         self.write_register(number, u64::from(value) & writable, now_tsc).unwrap_or(Effect::None)
     }
 
-    /// An access to a register that does not exist.
     fn illegal_register(&mut self) -> u32 {
         self.raise_error(ESR_ILLEGAL_REGISTER);
         0

@@ -44,7 +44,6 @@ impl Lapic {
         }
     }
 
-    /// A read of a register, by its number in x2APIC mode.
     pub(super) fn read_register(&self, msr: u32, now_tsc: u64) -> Result<u64, GeneralProtection> {
         let value = match msr {
             msr::VERSION => return Ok(VERSION),
@@ -68,7 +67,6 @@ impl Lapic {
     }
 
     /// The last interrupt command written, in x2APIC format.
-    #[must_use]
     pub const fn icr(&self) -> u64 {
         let icr = if self.is_x2apic() { self.icr } else { self.icr.widened() };
         icr.into_bits()
@@ -121,7 +119,6 @@ impl Lapic {
         }
     }
 
-    /// A write to a register, by its number in x2APIC mode.
     pub(super) fn write_register(
         &mut self,
         msr: u32,
@@ -218,7 +215,6 @@ impl Lapic {
         Ok(Effect::TimerChanged)
     }
 
-    /// Sends the interrupt command in the register.
     pub(super) fn send_command(&mut self) -> Effect {
         let icr = if self.is_x2apic() { self.icr } else { self.icr.widened() };
         self.send(icr.command())

@@ -13,7 +13,6 @@ impl VectorSet {
     pub const EMPTY: Self = Self { words: [0; 4], used: 0 };
 
     /// A set from its words, vector 0 in bit 0 of the first.
-    #[must_use]
     pub const fn from_words(words: [u64; 4]) -> Self {
         let mut used = 0;
         let mut word = 0;
@@ -59,20 +58,17 @@ impl VectorSet {
     }
 
     /// Whether `vector` is in the set.
-    #[must_use]
     pub const fn contains(&self, vector: u8) -> bool {
         let (word, bit) = Self::place(vector);
         self.words[word] & bit != 0
     }
 
     /// Whether it is empty.
-    #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.used == 0
     }
 
     /// The highest vector, which is the one of highest priority.
-    #[must_use]
     #[inline]
     pub fn highest(&self) -> Option<u8> {
         let word = self.used.checked_ilog2()?;
@@ -87,25 +83,8 @@ impl VectorSet {
     }
 
     /// Register `index` (0 to 7) of the eight 32-bit registers that show the set to the guest.
-    #[must_use]
     pub fn register(&self, index: usize) -> u32 {
         self.words.get(index / 2).map_or(0, |word| (word >> (index % 2 * 32)) as u32)
-    }
-
-    /// Adds all of `other`.
-    pub fn union(&mut self, other: Self) {
-        *self = Self::from_words(core::array::from_fn(|word| self.words[word] | other.words[word]));
-    }
-
-    /// Removes all of `other`.
-    pub fn subtract(&mut self, other: Self) {
-        *self = Self::from_words(core::array::from_fn(|word| self.words[word] & !other.words[word]));
-    }
-
-    /// The intersection.
-    #[must_use]
-    pub fn intersection(self, other: Self) -> Self {
-        Self::from_words(core::array::from_fn(|word| self.words[word] & other.words[word]))
     }
 }
 

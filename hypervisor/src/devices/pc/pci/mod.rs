@@ -75,7 +75,6 @@ pub struct Pci {
 
 impl Pci {
     /// The bus after reset, with a ROM of `len`.
-    #[must_use]
     pub const fn new(len: RomLen) -> Self {
         Self { address: 0, rom: RomDevice::new(len), owned: Vec::new() }
     }
@@ -99,7 +98,6 @@ impl Pci {
     }
 
     /// The owned functions.
-    #[must_use]
     pub fn owned(&self) -> &[Function] {
         &self.owned
     }
@@ -117,20 +115,17 @@ impl Pci {
     }
 
     /// Whether a write to `port` can move the ROM.
-    #[must_use]
     pub const fn is_data_port(port: u16) -> bool {
         matches!(port, CONFIG_DATA..=CONFIG_DATA_LAST)
     }
 
     /// The address at which the ROM is visible.
-    #[must_use]
     pub fn rom_base(&self) -> Option<u64> {
         self.rom.base()
     }
 
     /// IN from one of the registers' ports; `None` if another device must answer. Bytes beyond the
     /// last port are ones.
-    #[must_use]
     pub fn port_read(&self, port: u16, size: PortSize) -> Option<u32> {
         if port == CONFIG_ADDRESS && size == PortSize::Dword {
             return Some(self.address);
@@ -220,7 +215,6 @@ impl Lanes {
         Some(Self { shift: (port - CONFIG_DATA) as u32 * 8, size })
     }
 
-    /// The bits of the register.
     const fn mask(self) -> u32 {
         self.size.all_ones() << self.shift
     }

@@ -23,13 +23,11 @@ pub struct RomLen(u32);
 
 impl RomLen {
     /// A ROM of this many bytes.
-    #[must_use]
     pub const fn new(bytes: u32) -> Option<Self> {
         if bytes.is_power_of_two() && bytes >= 4096 && bytes <= 16 << 20 { Some(Self(bytes)) } else { None }
     }
 
     /// The size in bytes.
-    #[must_use]
     pub const fn bytes(self) -> u32 {
         self.0
     }
@@ -71,7 +69,6 @@ impl RomDevice {
         (is_decoded && is_inside).then_some(base)
     }
 
-    /// The double word `register` of configuration space.
     pub(super) fn read(&self, register: u8) -> u32 {
         match register {
             ID | SUBSYSTEM => u32::from(VENDOR_ID) | u32::from(DEVICE_ID) << 16,

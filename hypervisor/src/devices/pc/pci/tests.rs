@@ -124,15 +124,10 @@ fn bytes_and_words_of_the_data_register() {
     assert_eq!(write_data(&mut pci, CONFIG_DATA + 2, Byte, 0x04), None);
     assert_eq!(pci.port_read(CONFIG_DATA, Dword), Some(0xe304_0000));
     assert_eq!(write_data(&mut pci, CONFIG_DATA, Byte, 0xff), moved(None, Some(0xe304_0000)));
-    assert_eq!(
-        write_data(&mut pci, CONFIG_DATA + 2, Word, 0xe000),
-        moved(Some(0xe304_0000), Some(0xe000_0000))
-    );
-    assert_eq!(
-        write_data(&mut pci, CONFIG_DATA + 3, Dword, 0xffff_ffe4),
-        moved(Some(0xe000_0000), Some(0xe400_0000)),
-        "what is beyond is lost"
-    );
+    let found = write_data(&mut pci, CONFIG_DATA + 2, Word, 0xe000);
+    assert_eq!(found, moved(Some(0xe304_0000), Some(0xe000_0000)));
+    let found = write_data(&mut pci, CONFIG_DATA + 3, Dword, 0xffff_ffe4);
+    assert_eq!(found, moved(Some(0xe000_0000), Some(0xe400_0000)), "what is beyond is lost");
     assert_eq!(pci.port_read(CONFIG_DATA, Dword), Some(0xe400_0001));
 }
 

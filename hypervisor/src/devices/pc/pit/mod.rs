@@ -37,7 +37,6 @@ enum Bytes {
     Both = 3,
 }
 
-/// The state of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Run {
     Waiting,

@@ -41,7 +41,6 @@ impl SerialPort {
     pub const ALL: [Self; 2] = [Self::Com1, Self::Com2];
 
     /// The first of its eight ports.
-    #[must_use]
     pub const fn base(self) -> u16 {
         match self {
             Self::Com1 => 0x3f8,
@@ -50,7 +49,6 @@ impl SerialPort {
     }
 
     /// Its pin on the I/O APIC.
-    #[must_use]
     pub const fn pin(self) -> u8 {
         match self {
             Self::Com1 => 4,
@@ -77,7 +75,6 @@ pub enum PortSize {
 
 impl PortSize {
     /// The width with this number of bytes.
-    #[must_use]
     pub const fn from_bytes(bytes: usize) -> Option<Self> {
         match bytes {
             1 => Some(Self::Byte),
@@ -88,7 +85,6 @@ impl PortSize {
     }
 
     /// The value of a read without a device.
-    #[must_use]
     pub const fn all_ones(self) -> u32 {
         match self {
             Self::Byte => 0xff,
@@ -195,7 +191,6 @@ pub struct PcBoard {
 
 impl PcBoard {
     /// All devices after reset.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
@@ -304,7 +299,6 @@ impl PcBoard {
     }
 
     /// Whether [`Self::receive`] would accept a byte.
-    #[must_use]
     pub fn can_receive(&self, serial: SerialPort) -> bool {
         match serial {
             SerialPort::Com1 => self.com1.can_receive(),
@@ -318,30 +312,21 @@ impl PcBoard {
     }
 
     /// The functions of the real machine that the guest owns.
-    #[must_use]
-    pub fn functions(&self) -> &[Function] {
-        self.pci.owned()
-    }
-
-    /// The same, to be changed.
     pub fn functions_mut(&mut self) -> &mut [Function] {
         self.pci.owned_mut()
     }
 
     /// The address at which the ROM on the PCI bus is visible.
-    #[must_use]
     pub fn rom_base(&self) -> Option<u64> {
         self.pci.rom_base()
     }
 
     /// Whether a guest physical address belongs to a device.
-    #[must_use]
     pub const fn is_mmio(gpa: u64) -> bool {
         gpa >= ioapic::BASE && gpa - ioapic::BASE < ioapic::LEN
     }
 
     /// A 32-bit read from a guest physical address; all ones where there is no device.
-    #[must_use]
     pub fn mmio_read(&self, gpa: u64) -> u32 {
         if Self::is_mmio(gpa) { self.ioapic.read(gpa - ioapic::BASE) } else { u32::MAX }
     }

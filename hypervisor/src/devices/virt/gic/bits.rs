@@ -13,13 +13,11 @@ impl Bits {
     pub const ALL: Self = Self([u64::MAX; 4]);
 
     /// From words of 64 INTIDs each.
-    #[must_use]
     pub const fn from_words(words: [u64; 4]) -> Self {
         Self(words)
     }
 
     /// Exactly this one.
-    #[must_use]
     pub const fn one(intid: u8) -> Self {
         let mut words = [0; 4];
         words[intid as usize / 64] = 1 << (intid % 64);
@@ -27,19 +25,16 @@ impl Bits {
     }
 
     /// Whether it is empty.
-    #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.0[0] | self.0[1] | self.0[2] | self.0[3] == 0
     }
 
     /// Number of INTIDs in the set.
-    #[must_use]
     pub fn count(&self) -> usize {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
     }
 
     /// Whether `intid` is in it.
-    #[must_use]
     pub const fn has(&self, intid: u8) -> bool {
         self.0[intid as usize / 64] >> (intid % 64) & 1 != 0
     }
@@ -60,13 +55,11 @@ impl Bits {
     }
 
     /// The INTIDs from `32 * index` on, as one of eight words.
-    #[must_use]
     pub const fn word(&self, index: u8) -> u32 {
         (self.0[index as usize % 8 / 2] >> (index % 2 * 32)) as u32
     }
 
     /// A set of the INTIDs from `32 * index` on.
-    #[must_use]
     pub const fn from_word(index: u8, word: u32) -> Self {
         let mut words = [0; 4];
         words[index as usize % 8 / 2] = (word as u64) << (index % 2 * 32);
@@ -74,28 +67,24 @@ impl Bits {
     }
 
     /// The intersection.
-    #[must_use]
     pub const fn and(self, other: Self) -> Self {
         let (a, b) = (self.0, other.0);
         Self([a[0] & b[0], a[1] & b[1], a[2] & b[2], a[3] & b[3]])
     }
 
     /// The union.
-    #[must_use]
     pub const fn or(self, other: Self) -> Self {
         let (a, b) = (self.0, other.0);
         Self([a[0] | b[0], a[1] | b[1], a[2] | b[2], a[3] | b[3]])
     }
 
     /// The complement.
-    #[must_use]
     pub const fn not(self) -> Self {
         let a = self.0;
         Self([!a[0], !a[1], !a[2], !a[3]])
     }
 
     /// The difference: the INTIDs that are not in `other`.
-    #[must_use]
     pub const fn without(self, other: Self) -> Self {
         self.and(other.not())
     }

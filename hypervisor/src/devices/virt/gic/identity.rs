@@ -5,13 +5,11 @@
 ///
 /// There are sixteen vCPUs in a cluster, because one SGI names up to sixteen values of Aff0
 /// (ICC_SGI1R_EL1 without range selector).
-#[must_use]
 pub const fn affinity(index: u8) -> u32 {
     ((index as u32 / 16) << 8) | (index as u32 % 16)
 }
 
 /// The one of `vcpu_count` vCPUs that has this affinity.
-#[must_use]
 pub const fn vcpu_of(affinity: u32, vcpu_count: u8) -> Option<u8> {
     let (cluster, member) = (affinity >> 8, affinity & 0xff);
     if cluster > 15 || member > 15 {
@@ -22,7 +20,6 @@ pub const fn vcpu_of(affinity: u32, vcpu_count: u8) -> Option<u8> {
 }
 
 /// MPIDR_EL1 of vCPU `index`: its affinity and bit 31, which is RES1.
-#[must_use]
 pub const fn mpidr(index: u8) -> u64 {
     1 << 31 | affinity(index) as u64
 }

@@ -7,14 +7,12 @@ use bitfield_struct::bitfield;
 pub const LIST_MAX: usize = 16;
 
 /// Number of list registers by ICH_VTR_EL2 (ListRegs), as far as they are used.
-#[must_use]
 pub const fn list_count(vtr: u32) -> usize {
     let count = (vtr & 0x1f) as usize + 1;
     if count < LIST_MAX { count } else { LIST_MAX }
 }
 
 /// Number of priority bits that decide about preemption by ICH_VTR_EL2 (PREbits).
-#[must_use]
 pub const fn preemption_bits(vtr: u32) -> u32 {
     (vtr >> 26 & 7) + 1
 }
@@ -51,13 +49,11 @@ const EOI: u16 = 1 << 9;
 
 impl ListRegister {
     /// Requests a maintenance interrupt when the guest deactivates it. Not for a `hardware` one.
-    #[must_use]
     pub const fn with_eoi(self) -> Self {
         self.with_physical(EOI)
     }
 
     /// Whether [`Self::with_eoi`] was used.
-    #[must_use]
     pub const fn eoi(self) -> bool {
         !self.hardware() && self.physical() & EOI != 0
     }
@@ -99,7 +95,6 @@ bitflags::bitflags! {
 
 impl Maintenance {
     /// ICH_HCR_EL2.EOIcount, for [`sync`](super::Private::sync).
-    #[must_use]
     pub const fn eoi_count(hcr: u64) -> u32 {
         (hcr >> 27) as u32 & 0x1f
     }

@@ -67,13 +67,11 @@ impl Groups {
     pub const BOTH: Self = Self(3);
 
     /// From bit 0 (group 0) and bit 1 (group 1); others are ignored.
-    #[must_use]
     pub const fn from_bits(bits: u8) -> Self {
         Self(bits & 3)
     }
 
     /// Bit 0: group 0. Bit 1: group 1.
-    #[must_use]
     pub const fn bits(self) -> u8 {
         self.0
     }

@@ -27,7 +27,6 @@ pub struct RedistributorRegister {
 
 /// The redistributor and register at `offset` from the region's start. `None` after the last: an
 /// external abort.
-#[must_use]
 pub const fn locate(offset: u64, vcpu_count: u8) -> Option<RedistributorRegister> {
     let index = offset / SIZE;
     if index >= vcpu_count as u64 {
@@ -38,7 +37,6 @@ pub const fn locate(offset: u64, vcpu_count: u8) -> Option<RedistributorRegister
 
 /// Reads from the redistributor of another vCPU than the reader; `is_awake` is the distributor's
 /// value.
-#[must_use]
 pub const fn read_foreign(place: RedistributorRegister, size: u8, vcpu_count: u8, is_awake: bool) -> u64 {
     if place.offset == WAKER && size == 4 {
         return waker(is_awake);
@@ -48,7 +46,6 @@ pub const fn read_foreign(place: RedistributorRegister, size: u8, vcpu_count: u8
 
 /// Writes to the redistributor of another vCPU than the writer. The result, if any, is for the
 /// owner's [`Inbox::post_private`](super::Inbox::post_private).
-#[must_use]
 pub const fn write_foreign(place: RedistributorRegister, size: u8, value: u64) -> Option<u32> {
     let intids = value as u32;
     if place.offset == ISPENDR0 && size == 4 && intids != 0 { Some(intids) } else { None }

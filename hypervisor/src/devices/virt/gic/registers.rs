@@ -56,7 +56,6 @@ pub(super) fn decode(offset: u32, size: u8) -> Option<Register> {
     }
 }
 
-/// The configuration of interrupts.
 #[derive(Clone, Debug)]
 pub(super) struct Setup {
     pub(super) enabled: Bits,

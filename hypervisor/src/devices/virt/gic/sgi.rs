@@ -21,13 +21,11 @@ pub struct Sgi {
 
 impl Sgi {
     /// From the written value.
-    #[must_use]
     pub const fn new(value: u64) -> Self {
         Self { value }
     }
 
     /// The interrupt, 0 to 15.
-    #[must_use]
     pub const fn intid(self) -> u8 {
         (self.value >> 24 & 0xf) as u8
     }

@@ -17,26 +17,22 @@ const VEOIM: u64 = 1 << 9;
 
 impl View {
     /// From ICH_VMCR_EL2 and the running priority ([`running_priority`]).
-    #[must_use]
     pub const fn new(vmcr: u64, running: u8) -> Self {
         Self { vmcr, running }
     }
 
     /// Groups that the guest has enabled (ICC_IGRPEN0_EL1, ICC_IGRPEN1_EL1).
-    #[must_use]
     pub const fn groups(self) -> Groups {
         Groups::from_bits((self.vmcr & (VENG0 | VENG1)) as u8)
     }
 
     /// Whether an end of interrupt only drops the priority, and ICC_DIR_EL1 deactivates
     /// (ICC_CTLR_EL1.EOImode).
-    #[must_use]
     pub const fn splits_eoi(self) -> bool {
         self.vmcr & VEOIM != 0
     }
 
     /// Priority mask: only numerically lower priorities are signalled (ICC_PMR_EL1).
-    #[must_use]
     pub const fn mask(self) -> u8 {
         (self.vmcr >> 24) as u8
     }
@@ -44,7 +40,6 @@ impl View {
     /// Whether an interrupt of this priority and group is signalled to the vCPU, if it is the
     /// highest pending one (IHI 0069H section 4.8). PSTATE is ignored, as it is for the end of a
     /// WFI.
-    #[must_use]
     pub const fn admits(self, priority: u8, group1: bool) -> bool {
         let enabled = self.vmcr & if group1 { VENG1 } else { VENG0 } != 0;
         enabled && priority < self.mask() && priority & self.preemption_mask(group1) < self.running
@@ -65,7 +60,6 @@ impl View {
 
 /// The highest priority among `active`: ICH_AP0R&lt;n&gt;_EL2 ORed with ICH_AP1R&lt;n&gt;_EL2, n
 /// from 0, on hardware with `preemption_bits` (ICH_VTR_EL2.PREbits + 1). 0xff if there is none.
-#[must_use]
 pub fn running_priority(active: &[u32], preemption_bits: u32) -> u8 {
     let shift = 8_u32.saturating_sub(preemption_bits);
     let first = active.iter().zip(0_u32..4).find(|(word, _)| **word != 0);
@@ -94,10 +88,8 @@ mod tests {
     fn the_binary_point_decides_what_preempts() {
         // Group 1's point at 5: bits 7:5 decide; 0xa8 and 0xb8 are the same as 0xa0.
         let view = |vmcr: u64, running| View::new(OPEN | vmcr, running);
-        assert!(
-            view(5 << 18, 0xb8).admits(0xa0, true),
-            "the running priority is a group priority on hardware"
-        );
+        let holds = view(5 << 18, 0xb8).admits(0xa0, true);
+        assert!(holds, "the running priority is a group priority on hardware");
         assert!(!view(5 << 18, 0xa0).admits(0x98 | 0x20, true));
         assert!(!view(4 << 21, 0x80).admits(0x98, false), "bits 7:5 for group 0 at 4");
         assert!(view(4 << 21 | 7 << 18 | VCBPR, 0xa0).admits(0x98, true), "group 0's point for both");

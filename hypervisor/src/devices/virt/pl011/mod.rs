@@ -104,7 +104,6 @@ impl Default for Pl011 {
 
 impl Pl011 {
     /// After reset: transmitter and receiver are enabled, the UART is disabled.
-    #[must_use]
     pub const fn new() -> Self {
         Self {
             rx: ArrayVec::new_const(),
@@ -183,13 +182,11 @@ impl Pl011 {
     }
 
     /// Whether [`Self::receive`] would accept a byte.
-    #[must_use]
     pub const fn can_receive(&self) -> bool {
         self.cr & (CR_ENABLE | CR_RX | CR_LOOP) == CR_ENABLE | CR_RX && self.rx.len() < self.capacity()
     }
 
     /// The level of the interrupt line.
-    #[must_use]
     pub fn irq_level(&self) -> bool {
         self.causes() & self.imsc != 0
     }

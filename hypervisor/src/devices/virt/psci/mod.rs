@@ -29,7 +29,6 @@ pub enum Status {
 
 impl Status {
     /// X0.
-    #[must_use]
     pub const fn to_x0(self) -> u64 {
         self as i64 as u64
     }

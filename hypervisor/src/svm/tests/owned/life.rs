@@ -182,10 +182,8 @@ fn what_a_destroyed_guest_owned_is_the_next_ones() {
     let board = several(machine);
     let first = board.answer(&["guest-create a", "memory", "guest-create b"]);
     assert_eq!(first[0], "1 ok");
-    assert_eq!(
-        first.last().unwrap(),
-        "3 error devices: there is no 'nvme': the log lists the machine's functions"
-    );
+    let seen = first.last().unwrap();
+    assert_eq!(seen, "3 error devices: there is no 'nvme': the log lists the machine's functions");
     let entry = machine.iommu.entry_in_memory(device_id(NVME));
     assert_eq!(entry[1] & 0xffff, 1, "the first domain");
     for round in 0..70 {

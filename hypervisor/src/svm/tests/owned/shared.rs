@@ -93,10 +93,8 @@ fn listener(board: &'static Board<MockSvm>) -> &'static Vm<MockSvm> {
 fn the_function_is_what_drivers_expect() {
     let board = board(&[ONE, TWO, OTHER]);
     at_row(board, 0, |guest, vm| {
-        assert_eq!(
-            [0, 8, 0x2c].map(|at| guest.read_config(FIRST, at)),
-            [0x1110_1af4, 0x0500_0001, 0x1100_1af4]
-        );
+        let found = [0, 8, 0x2c].map(|at| guest.read_config(FIRST, at));
+        assert_eq!(found, [0x1110_1af4, 0x0500_0001, 0x1100_1af4]);
         let bars = [REGISTERS as u32, TABLE as u32, PLACED as u32 | 0xc, 0];
         assert_eq!([0, 4, 8, 12].map(|at| guest.read_config(FIRST, BAR + at)), bars);
         assert_eq!(guest.read_config(SECOND, 0), u32::MAX, "it is the only one");
@@ -128,10 +126,8 @@ fn what_one_guest_stores_the_other_sees_wherever_it_has_put_the_memory() {
     let other = listener(board);
     at_row(board, 0, |guest, vm| {
         guest.write_config(FIRST, COMMAND, MEMORY);
-        assert_eq!(
-            (read(vm, PLACED), read(vm, PLACED + SIZE - 8), read(vm, PLACED + SIZE)),
-            (Some(0), Some(0), None)
-        );
+        let found = (read(vm, PLACED), read(vm, PLACED + SIZE - 8), read(vm, PLACED + SIZE));
+        assert_eq!(found, (Some(0), Some(0), None));
         write(vm, PLACED + 8, 0x1234);
         assert_eq!(read(other, PLACED + 8), Some(0x1234));
         guest.write_config(FIRST, BAR + 8, 0xe800_0000);
@@ -316,9 +312,7 @@ fn guests_that_disagree_are_refused() {
     for other in ["memory=8388608\nshared=ring:4096:1", "memory=8388608\nshared=ring:8192:0"] {
         assert_eq!(refused(other).as_deref(), Some(disagree), "{other}");
     }
-    assert_eq!(
-        refused("memory=8388608\nshared=big:67108864:0").map(|why| why.contains("64 MiB")),
-        Some(true)
-    );
+    let found = refused("memory=8388608\nshared=big:67108864:0").map(|why| why.contains("64 MiB"));
+    assert_eq!(found, Some(true));
     assert_eq!(refused("memory=8388608\nshared=ring:8192:63 own:4096:0"), None);
 }

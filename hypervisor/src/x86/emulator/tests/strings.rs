@@ -17,11 +17,8 @@ fn strings_move_up_and_down() {
     machine.flags |= DF;
     machine.registers[RDI] = OFFSET + DEVICE + 6;
     machine.registers[RAX] = 0xaabb;
-    assert_eq!(
-        machine.run(&[0xf3, 0x66, 0xab]),
-        Ok(EmulationOutcome::Unfinished),
-        "rep stosw, down to another page"
-    );
+    let found = machine.run(&[0xf3, 0x66, 0xab]);
+    assert_eq!(found, Ok(EmulationOutcome::Unfinished), "rep stosw, down to another page");
     let words = [6, 4, 2, 0].map(|at| Seen::Write(at, 2, 0xaabb));
     assert_eq!(machine.world.seen[1..], words);
     assert_eq!((machine.registers[RDI], machine.registers[RCX]), (OFFSET + DEVICE - 2, 1));
@@ -78,11 +75,8 @@ fn narrow_string_addresses_clear_or_keep_the_rest() {
     let mut machine = TestCpu::new();
     machine.registers[RDI] |= 7 << 32;
     machine.registers[RCX] = 7 << 32 | 2;
-    assert_eq!(
-        machine.run(&[0xf3, 0x67, 0xaa]),
-        Ok(EmulationOutcome::Done),
-        "rep stosb with 32-bit addresses"
-    );
+    let found = machine.run(&[0xf3, 0x67, 0xaa]);
+    assert_eq!(found, Ok(EmulationOutcome::Done), "rep stosb with 32-bit addresses");
     assert_eq!((machine.registers[RDI], machine.registers[RCX]), (OFFSET + DEVICE + 2, 0));
 
     let mut machine = TestCpu::new();

@@ -146,11 +146,8 @@ fn exchanges() {
     let mut machine = TestCpu::with(OLD);
     machine.registers[RAX] = 0xdead_0000_4433_2290;
     assert_eq!(machine.run(&[0x0f, 0xb1, 0x1f]), Ok(EmulationOutcome::Done));
-    assert_eq!(
-        machine.world.seen,
-        [Seen::Read(0, 4), Seen::Write(0, 4, 0x4433_2291)],
-        "written all the same"
-    );
+    let found = &machine.world.seen;
+    assert_eq!(*found, [Seen::Read(0, 4), Seen::Write(0, 4, 0x4433_2291)], "written all the same");
     assert_eq!(machine.registers[RAX], 0x4433_2291);
     assert!(machine.has(CF | SF | AF | PF), "as CMP of accumulator and memory");
 }

@@ -31,7 +31,6 @@ struct Registers {
     reference_tsc: PageMsr,
     invariant_tsc: bool,
     crash: [u64; 5],
-    /// Number of crashes that the guest has reported.
     crashes: u32,
 }
 
@@ -97,7 +96,6 @@ impl Partition {
         })
     }
 
-    /// Writes a partition-wide register.
     pub(super) fn write_msr(&self, number: u32, value: u64) -> Result<MsrEffect, GpFault> {
         match number {
             msr::GUEST_OS_ID => Ok(self.set_guest_os_id(value)),

@@ -25,7 +25,6 @@ pub struct Stimer {
     due: Option<Due>,
 }
 
-/// An expiration.
 #[derive(Clone, Copy, Debug)]
 struct Due {
     /// Reference time.

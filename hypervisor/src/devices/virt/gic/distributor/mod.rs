@@ -40,7 +40,6 @@ pub struct Post {
 
 impl Effect {
     /// Whether there is nothing to do.
-    #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.posts.is_empty() && self.groups.is_none() && self.ended.is_empty()
     }
@@ -130,7 +129,6 @@ pub struct Distributor {
 impl Distributor {
     /// For `vcpu_count` vCPUs, 1 to 255, with INTIDs up to `intid_count`, which is rounded up to a
     /// multiple of 32 from 64 to 256.
-    #[must_use]
     pub fn new(vcpu_count: u8, intid_count: u16) -> Self {
         let intid_count = intid_count.clamp(64, INTIDS_MAX).next_multiple_of(32);
         let spis = (PRIVATE_COUNT / 32..(intid_count / 32) as u8)
@@ -159,7 +157,6 @@ impl Distributor {
     }
 
     /// The number of INTIDs.
-    #[must_use]
     pub const fn intid_count(&self) -> u16 {
         self.intid_count
     }
@@ -208,7 +205,6 @@ impl Distributor {
     }
 
     /// Whether the vCPU participates.
-    #[must_use]
     pub const fn is_awake(&self, vcpu: u8) -> bool {
         self.awake[vcpu as usize / 64] >> (vcpu % 64) & 1 != 0
     }
@@ -277,7 +273,6 @@ impl Distributor {
         self.route(spi)
     }
 
-    /// The vCPU that it is routed to.
     fn route(&self, spi: u8) -> Option<u8> {
         let index = usize::from(spi);
         if self.is_for_any(spi) {
@@ -314,7 +309,6 @@ impl Distributor {
         })
     }
 
-    /// The holder returns the SPI, with its state.
     pub(super) fn give_back(&mut self, spi: u8, latch: bool, active: bool) {
         self.held.remove(spi);
         let latch = self.latch_noted.apply(spi, latch);

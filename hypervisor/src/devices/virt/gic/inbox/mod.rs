@@ -33,7 +33,6 @@ pub struct Inbox {
     groups: AtomicU8,
 }
 
-/// The result of [`Inbox::take`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Posted {
     pub(super) private: u32,
@@ -46,7 +45,6 @@ pub(super) struct Posted {
 
 impl Inbox {
     /// An empty inbox.
-    #[must_use]
     pub fn new() -> Self {
         Self {
             signals: AtomicU64::new(0),
@@ -87,13 +85,11 @@ impl Inbox {
 
     /// Whether there is nothing to take. Because the notify word was taken before, the load sees
     /// everything that was announced.
-    #[must_use]
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.signals.load(Ordering::Relaxed) == 0
     }
 
-    /// Takes everything.
     pub(super) fn take(&self) -> Posted {
         // Pairs with `post_spi` and `post_groups`: announced items must be visible.
         let signals = self.signals.swap(0, Ordering::Acquire);

@@ -28,10 +28,8 @@ fn is_found(
             return false;
         }
         let posted = take(inbox);
-        assert!(
-            posted == expected || posted == Posted::default(),
-            "{posted:?}: signalled without what was announced"
-        );
+        let holds = posted == expected || posted == Posted::default();
+        assert!(holds, "{posted:?}: signalled without what was announced");
         posted == expected
     });
 }

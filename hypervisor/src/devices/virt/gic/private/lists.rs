@@ -16,7 +16,6 @@ use crate::devices::virt::gic::{Groups, ListRegisters, Maintenance};
 impl Private {
     /// Whether there is nothing to [`fill`](Self::fill) in. This is usual, and quicker to see than
     /// which interrupts are waiting. `false` is possible in other cases, too.
-    #[must_use]
     #[inline]
     pub const fn has_none(&self) -> bool {
         self.latch.or(self.line).or(self.active).is_empty()

@@ -49,7 +49,6 @@ pub struct Private {
     awake: bool,
     groups: Groups,
     setup: Setup,
-    /// Lines that are high.
     line: Bits,
     /// Pending by an edge or by a write, regardless of the line.
     latch: Bits,
@@ -75,7 +74,6 @@ const PRIVATE: Bits = Bits::from_word(0, u32::MAX);
 
 impl Private {
     /// The state of vCPU `vcpu` of `vcpu_count`, after reset.
-    #[must_use]
     pub const fn new(vcpu: u8, vcpu_count: u8) -> Self {
         Self {
             vcpu,
@@ -118,7 +116,6 @@ impl Private {
 
     /// Whether [`settle`](Self::settle) must be called. Also to be checked before the vCPU gives up
     /// its CPU.
-    #[must_use]
     pub const fn is_unsettled(&self) -> bool {
         !self.unsettled.is_empty()
     }
@@ -196,7 +193,6 @@ impl Private {
 
     /// PPIs that are linked and that the guest has not acknowledged, one bit each. Their source may
     /// no longer assert them: then [`withdraw`](Self::withdraw) must be called.
-    #[must_use]
     #[inline]
     pub const fn linked_waiting(&self) -> u32 {
         self.linked.word(0) & !self.active.word(0)
@@ -217,7 +213,6 @@ impl Private {
     }
 
     /// Whether this PPI's physical interrupt is active on this CPU for the guest.
-    #[must_use]
     pub const fn is_linked(&self, ppi: u8) -> bool {
         self.linked.has(ppi)
     }
@@ -248,13 +243,11 @@ impl Private {
     /// Whether any interrupt ends a WFI: pending, enabled, not active, of higher priority than the
     /// mask and the running priority. To be called after [`look`](Self::look) and
     /// [`settle`](Self::settle).
-    #[must_use]
     pub fn can_wake(&self, view: &View) -> bool {
         self.signalled(view).is_some()
     }
 
     /// The interrupt that is signalled to the vCPU, if any.
-    #[must_use]
     pub fn signalled(&self, view: &View) -> Option<u8> {
         let waiting = self.waiting();
         let waiting = waiting.and(view.groups().members(self.setup.group1));
@@ -292,7 +285,6 @@ impl Private {
     }
 
     /// SPIs whose state is here, for a register dump.
-    #[must_use]
     pub const fn held(&self) -> Bits {
         self.held
     }

@@ -7,7 +7,6 @@ use crate::devices::virt::gic::registers::{Bank, Register, decode};
 impl Private {
     /// Reads `size` bytes at `offset` from this redistributor's start. Registers that do not exist
     /// read as 0.
-    #[must_use]
     pub fn read(&self, offset: u32, size: u8) -> u64 {
         if offset < SGI_FRAME {
             if offset == WAKER && size == 4 {

@@ -29,7 +29,6 @@ impl FutileWaits {
         Self { last: None, futile: 0 }
     }
 
-    /// Notes a maintenance interrupt, with the state after it.
     pub(super) fn note(&mut self, standing: Standing) {
         self.futile = if self.last == Some(standing) { self.futile.saturating_add(1) } else { 0 };
         self.last = Some(standing);

@@ -269,10 +269,8 @@ impl Run {
             }
         }
         for vcpu in 0..3 {
-            assert_eq!(
-                (&self.running[usize::from(vcpu)], &self.ended[usize::from(vcpu)]),
-                (&vec![], &vec![])
-            );
+            let found = (&self.running[usize::from(vcpu)], &self.ended[usize::from(vcpu)]);
+            assert_eq!(found, (&vec![], &vec![]));
             for &intid in &INTIDS {
                 assert!(!self.reference.is_deliverable(vcpu, intid), "vCPU {vcpu}, INTID {intid}");
             }

@@ -72,7 +72,6 @@ pub struct Power {
 
 impl Power {
     /// A vCPU that is off.
-    #[must_use]
     pub fn off() -> Self {
         Self { state: AtomicU32::new(OFF), entry: AtomicU64::new(0), context: AtomicU64::new(0) }
     }
@@ -121,14 +120,12 @@ impl Power {
     }
 
     /// Whether it is on.
-    #[must_use]
     pub fn is_on(&self) -> bool {
         // Relaxed: no other read depends on it.
         self.state.load(Ordering::Relaxed) == ON
     }
 
     /// The result of AFFINITY_INFO.
-    #[must_use]
     pub fn affinity(&self) -> AffinityState {
         // Acquire: a caller that sees a vCPU off sees its earlier stores. It pairs with `turn_off`.
         match self.state.load(Ordering::Acquire) {
