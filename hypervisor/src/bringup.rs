@@ -30,12 +30,6 @@ const GIVEN_UP: u32 = 2;
 #[derive(Debug)]
 pub struct Presence(AtomicU32);
 
-impl Default for Presence {
-    fn default() -> Self {
-        Self::expected()
-    }
-}
-
 impl Presence {
     /// A CPU that has not come up yet.
     pub fn expected() -> Self {

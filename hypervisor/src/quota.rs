@@ -26,9 +26,7 @@ pub enum Answer {
 
 impl Quota {
     /// A full quota.
-    pub const fn new() -> Self {
-        Self { lines: BURST, since: 0, left_out: 0 }
-    }
+    pub const FULL: Self = Self { lines: BURST, since: 0, left_out: 0 };
 
     /// Requests a line at `now`. A line is added back every `period`, in the same unit.
     pub fn ask(&mut self, now: u64, period: u64) -> Answer {
@@ -48,12 +46,6 @@ impl Quota {
     }
 }
 
-impl Default for Quota {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -67,7 +59,7 @@ mod tests {
 
     #[test]
     fn u5_a_guest_fills_no_log() {
-        let mut quota = Quota::new();
+        let mut quota = Quota::FULL;
         assert_eq!(written(&mut quota, [7; 10_000]), BURST.into(), "at once");
         assert_eq!(written(&mut quota, 8..8 + 50 * PERIOD), 50, "and one in a period from then on");
         let later = 1000 * PERIOD;
@@ -76,7 +68,7 @@ mod tests {
 
     #[test]
     fn lines_that_are_left_out_are_counted_once() {
-        let mut quota = Quota::new();
+        let mut quota = Quota::FULL;
         assert_eq!(quota.ask(1, PERIOD), Answer::Write { left_out: 0 });
         written(&mut quota, [1; 70]);
         let left_out = 71 - u64::from(BURST);
@@ -86,7 +78,7 @@ mod tests {
 
     #[test]
     fn strange_clocks_are_survived() {
-        let mut quota = Quota::new();
+        let mut quota = Quota::FULL;
         written(&mut quota, [u64::MAX, 0, u64::MAX, 1]);
         for period in [0, 1, u64::MAX] {
             let _ = quota.ask(u64::MAX, period);

@@ -12,16 +12,11 @@ pub struct Tenants<T>(ArrayVec<(u32, T), COUNT>);
 
 impl<T> Default for Tenants<T> {
     fn default() -> Self {
-        Self::new()
+        Self(ArrayVec::new_const())
     }
 }
 
 impl<T> Tenants<T> {
-    /// No tag has been used.
-    pub const fn new() -> Self {
-        Self(ArrayVec::new_const())
-    }
-
     /// The note of a tag.
     pub fn get(&self, tag: u32) -> Option<&T> {
         self.0.iter().find(|(noted, _)| *noted == tag).map(|(_, tenant)| tenant)
@@ -52,7 +47,7 @@ mod tests {
 
     #[test]
     fn the_oldest_note_is_lost_when_there_are_too_many() {
-        let mut tenants = Tenants::new();
+        let mut tenants = Tenants::default();
         for tag in 0..COUNT as u32 {
             tenants.set(tag, tag + 1);
         }

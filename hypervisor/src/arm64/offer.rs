@@ -1,10 +1,9 @@
 //! The core's traits for Arm64, on top of the processor operations.
 
-use core::marker::PhantomData;
-use core::ops::Range;
-
 use ::pci::Function;
 use alloc::vec::Vec;
+use core::marker::PhantomData;
+use core::ops::Range;
 use hostlink::config::Config;
 use iommu::Stuck;
 use paging::{Invalidation, Level, Progress};
@@ -148,10 +147,6 @@ where
 
     fn new_vcpu(shared: &Shared, index: VpIndex, identity: u32) -> VcpuState<Self> {
         shared.new_vcpu(index, identity)
-    }
-
-    fn new_inbox() -> Inbox {
-        Inbox::new()
     }
 
     fn new_workspace(cpu: &PerCpu<Self>) -> Workspace {

@@ -105,7 +105,7 @@ impl Configuration {
 
 bitflags! {
     /// Features that matter to the hypervisor and differ between processors.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct Features: u32 {
         /// TLBI by range of addresses (FEAT_TLBIRANGE).
         const RANGE = 1 << 0;
@@ -154,23 +154,17 @@ pub struct CpuData {
     pub books: core::cell::RefCell<super::audit::CpuBooks>,
 }
 
-impl CpuData {
+impl Default for CpuData {
     /// The data of a CPU that has not started.
-    pub const fn new() -> Self {
+    fn default() -> Self {
         Self {
             redistributor: Cell::new(0),
             timers_fired: Cell::new(0),
             maintenance_fired: Cell::new(false),
             loaded: Loaded::none(),
             #[cfg(any(test, feature = "audit"))]
-            books: core::cell::RefCell::new(super::audit::CpuBooks::new()),
+            books: core::cell::RefCell::new(super::audit::CpuBooks::default()),
         }
-    }
-}
-
-impl Default for CpuData {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
@@ -178,13 +172,10 @@ impl Default for CpuData {
 pub trait Processor: Board<CpuData = CpuData> {
     /// TLB instructions.
     type Tlb: Stage2Tlb + Mistakes;
-
     /// The calling CPU's TLB instructions.
     const TLB: Self::Tlb;
-
     /// Format of stage 2.
     type Stage2: Format + 'static;
-
     /// The allocator of its tables.
     type Stage2Tables: TableMemory + Send + Sync + 'static;
 
@@ -194,38 +185,27 @@ pub trait Processor: Board<CpuData = CpuData> {
 
     /// The allocator of one guest's tables, which draws on this pool.
     fn stage2_tables(pool: NestedTables) -> Self::Stage2Tables;
-
     /// The tag of the translations of the guest with these tables.
     fn tag(tables: &Self::Stage2Tables) -> Arc<Tag>;
-
     /// Its features; all CPUs have the same.
     fn features() -> Features;
-
     /// The processor's description of itself, on which EL2's controls depend.
     fn description() -> controls::Processor;
-
     /// Reads a control that the processor has.
     #[cfg(any(test, feature = "audit"))]
     fn control(control: Control) -> u64;
-
     /// The ID register S3_0_C0_C`crm`_`op2`. Registers that do not exist read as 0.
     fn identification(crm: u32, op2: u32) -> u64;
-
     /// ACTLR_EL1.
     fn auxiliary_control() -> u64;
-
     /// Reads a register of the guest.
     fn read(register: Register) -> u64;
-
     /// Writes a register of the guest.
     fn write(register: Register, value: u64);
-
     /// HCR_EL2, whose VSE the processor clears in hardware.
     fn configuration() -> u64;
-
     /// Writes HCR_EL2. It takes effect at the latest with the next entry.
     fn set_configuration(configuration: Configuration);
-
     /// ISB: earlier writes to system registers take effect before what follows.
     fn synchronize();
 
@@ -235,46 +215,32 @@ pub trait Processor: Board<CpuData = CpuData> {
 
     /// ESR_EL2.
     fn syndrome() -> u64;
-
     /// FAR_EL2.
     fn fault_address() -> u64;
-
     /// HPFAR_EL2.
     fn fault_page() -> u64;
-
     /// Saves the floating-point registers from the processor to memory.
     fn save_float(to: &mut FloatState);
-
     /// Loads the floating-point registers from memory into the processor.
     fn load_float(from: &FloatState);
-
     /// Number of list registers: 1 to 16.
     fn list_count() -> usize;
-
     /// Reads a list register.
     fn read_list(index: usize) -> u64;
-
     /// Writes a list register.
     fn write_list(index: usize, value: u64);
-
     /// Number of priority bits that decide about preemption in the virtual CPU interface: 5 to 7.
     fn preemption_bits() -> u32;
-
     /// Initialises the virtual CPU interface: enabled and empty.
     fn init_interface();
-
     /// ICH_HCR_EL2.
     fn interface_control() -> u64;
-
     /// Selects the maintenance interrupts of the virtual CPU interface; sets EOIcount to 0.
     fn set_maintenance(maintenance: Maintenance);
-
     /// Deactivates a private interrupt of the machine.
     fn deactivate(intid: u32);
-
     /// Loads breakpoints and watchpoints, and MDSCR_EL1 with `control`.
     fn load_debug(debug: &Debug, counts: Counts, control: u64);
-
     /// Disables breakpoints, watchpoints and single step.
     fn stop_debug();
 
@@ -288,10 +254,8 @@ pub trait Processor: Board<CpuData = CpuData> {
 
     /// The machine's PCI functions and SMMUs, if there are any that guests may own.
     fn devices() -> Option<&'static MachineDevices>;
-
     /// Sends a byte from the guest's serial port over the real one.
     fn transmit(byte: u8);
-
     /// Next byte that the real console has received.
     fn receive() -> Option<u8>;
 

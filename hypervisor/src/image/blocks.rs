@@ -14,10 +14,9 @@
 //! 0x1f000  PerCpu
 //! ```
 
+use baremetal::pages::PAGE;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-
-use baremetal::pages::PAGE;
 
 use super::heap;
 use crate::arch::PerCpu;
@@ -131,7 +130,7 @@ pub(crate) unsafe fn create(
         let data = data_of(base + index as u64 * BLOCK_SIZE);
         // SAFETY: inside the block, aligned, without any reference yet.
         unsafe {
-            data.write(PerCpu::new(index as u32, id, CpuData::new()));
+            data.write(PerCpu::new(index as u32, id, CpuData::default()));
         }
     }
     // Both pair with `get`: the data is written above.

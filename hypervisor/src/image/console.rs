@@ -2,7 +2,6 @@
 
 use core::fmt::{self, Write};
 use core::sync::atomic::Ordering;
-
 use hostlink::config::MAX_GUESTS;
 use hostlink::counters::Counter;
 use log::{Level, LevelFilter, Log, Metadata, Record};
@@ -20,7 +19,7 @@ const GUEST_LINE_PERIOD_US: u64 = 500_000;
 const NO_GUEST: usize = MAX_GUESTS as usize;
 
 /// The quota of each guest. Held while a line is written.
-static LOG_LOCK: Mutex<[Quota; NO_GUEST + 1]> = Mutex::new([const { Quota::new() }; NO_GUEST + 1]);
+static LOG_LOCK: Mutex<[Quota; NO_GUEST + 1]> = Mutex::new([const { Quota::FULL }; NO_GUEST + 1]);
 
 /// Writes text to the log unchanged, without the lock: for a panic that may have occurred while the
 /// lock was held.

@@ -1,11 +1,10 @@
 //! The heap, and the location of the image. Everything is mapped one to one.
 
 use alloc::alloc::{alloc_zeroed, dealloc};
+use baremetal::pages::PAGE;
 use core::alloc::{GlobalAlloc, Layout};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
-
-use baremetal::pages::PAGE;
 use paging::{Entries, Format, Gather, MapError, NeverWalked, PageTable, Permissions, PhysAddr, TableMemory};
 use spin::Mutex;
 use talc::TalcLock;

@@ -9,7 +9,6 @@ pub(crate) mod registers;
 
 use core::fmt::Display;
 use core::ops::Range;
-
 use hostlink::counters::Beacon;
 use hostlink::exit::ExitCode;
 use spin::Once;

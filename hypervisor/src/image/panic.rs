@@ -3,7 +3,6 @@
 use core::fmt::Write;
 use core::panic::PanicInfo;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-
 use hostlink::exit::ExitCode;
 
 use super::console::LogPort;

@@ -8,7 +8,6 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::ops::ControlFlow;
 use core::sync::atomic::{AtomicU64, Ordering};
-
 use hostlink::defect::Defect;
 use iommu::amd::command::{completion_wait, invalidate_all, invalidate_device, invalidate_interrupts};
 use iommu::amd::ivrs::{self, Scope, Unit};

@@ -16,7 +16,6 @@
 //! is lost.
 
 use alloc::vec::Vec;
-
 use pci::function::Interrupts as Wanted;
 use pci::{Address, Function, Physical};
 use spin::Mutex;
@@ -45,7 +44,6 @@ pub const fn line_of(function: Address, pin: u8) -> Option<usize> {
 pub trait Receiver: Sync {
     /// An interrupt's line is high.
     fn raise(&self, intid: u8);
-
     /// The affinity of one of the CPUs that run the guest's vCPUs, chosen by a number.
     fn cpu(&self, number: usize) -> Option<u64>;
 }

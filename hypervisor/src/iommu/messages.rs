@@ -3,7 +3,6 @@
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use core::{fmt, mem};
-
 use iommu::amd::table::{InterruptEntry, InterruptTable};
 use iommu::{DeviceId, Stuck};
 use paging::Invalidation;

@@ -3,7 +3,6 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-
 use paging::{Entries, PhysAddr, TableMemory};
 use spin::Mutex;
 

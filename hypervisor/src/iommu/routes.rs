@@ -24,7 +24,6 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::mem;
-
 use iommu::DeviceId;
 use spin::Mutex;
 
@@ -38,10 +37,8 @@ use crate::x86::vectors::FUNCTIONS;
 pub trait Receiver: Sync {
     /// The APIC id of a CPU, if it runs the guest's vCPUs and interrupts of functions reach it.
     fn destination(&self, cpu: u32) -> Option<u8>;
-
     /// The vCPU that a message is for by its form, wherever local APICs are.
     fn single(&self, message: Message) -> Option<VpIndex>;
-
     /// Delivers a message to one vCPU.
     fn post(&self, vcpu: VpIndex, message: Message);
 

@@ -1,7 +1,6 @@
 //! The IOMMUs of a guest's functions, as walkers of its nested tables.
 
 use alloc::vec::Vec;
-
 use arrayvec::ArrayVec;
 use hostlink::defect::Defect;
 use iommu::{DomainId, Stuck};

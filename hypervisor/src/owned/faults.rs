@@ -10,7 +10,6 @@
 //! If D is before A, C is before B. Otherwise D finds A. Either way DMA is off at the end.
 
 use core::fmt;
-
 use hostlink::name::Name;
 use iommu::DeviceId;
 use pci::Address;

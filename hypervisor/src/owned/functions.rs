@@ -1,7 +1,6 @@
 //! One guest's functions: what the guest wants, and what the real ones do.
 
 use alloc::vec::Vec;
-
 use hostlink::name::Name;
 use iommu::{DeviceId, DomainId};
 use paging::Progress;

@@ -3,7 +3,6 @@
 use alloc::vec::Vec;
 use hostlink::name::Name;
 use iommu::{DeviceId, DomainId};
-
 use pci::physical::{Header, Node, Unusable, walk};
 use pci::reset::Method;
 use pci::{Address, ConfigSpace, Physical, group, reset};

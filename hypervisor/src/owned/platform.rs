@@ -1,7 +1,6 @@
 //! What differs between architectures.
 
 use core::fmt;
-
 use iommu::{DeviceId, DomainId, Stuck};
 use paging::{Invalidation, Progress};
 use pci::{Function, Physical};
@@ -26,7 +25,6 @@ pub trait Platform: Sized + 'static {
     type Routes: Send + Sync;
     /// A guest that interrupts are delivered to.
     type Receiver: ?Sized + Sync + 'static;
-
     /// Whether guests see MSI and MSI-X.
     const SHOWS_MESSAGES: bool;
 
@@ -143,13 +141,10 @@ pub trait Interrupts<P: Platform>: Send + Sync {
 pub trait DeviceOwner: Arch {
     /// Its IOMMUs and interrupts.
     type Platform: Platform;
-
     /// A guest's functions.
     fn functions(vm: &Vm<Self>) -> &Mutex<Functions<Self::Platform>>;
-
     /// The IOMMUs that its functions are behind; `None` if it owns none.
     fn domains(vm: &Vm<Self>) -> Option<&Domains<Self::Platform>>;
-
     /// Root of the tables that its functions translate by; `None` if there are none.
     fn root(vm: &Vm<Self>) -> Option<u64>;
 
@@ -175,7 +170,6 @@ pub trait DeviceOwner: Arch {
 
     /// Reads or changes what the guest sees of its functions.
     fn with_shown<R>(vm: &Vm<Self>, act: impl FnOnce(&mut [Function]) -> R) -> R;
-
     /// The guest, for interrupts.
     fn receiver(vm: &'static Vm<Self>) -> &'static <Self::Platform as Platform>::Receiver;
 }

@@ -1,8 +1,7 @@
 //! Registers that the hypervisor itself accesses, and therefore maps.
 
-use core::ops::Range;
-
 use alloc::vec::Vec;
+use core::ops::Range;
 use pci::msix::{PAGE_LEN, Table};
 use pci::{Address, Physical};
 

@@ -10,7 +10,6 @@
 //! They are on the guest's bus behind the functions of the machine that it owns.
 
 use alloc::vec::Vec;
-
 use pci::function::{Interrupts as Wanted, Windows};
 use pci::msix::{PAGE_LEN, Read, Write};
 use pci::physical::{Bar, BarKind, BarPlace, Capabilities, Header, Identity, Msix};

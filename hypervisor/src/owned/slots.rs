@@ -1,7 +1,6 @@
 //! Registers of owned functions among the guest's memory slots.
 
 use alloc::vec::Vec;
-
 use memslots::{Gpa, PhysAddr, Slot, SlotError, SlotFlags, SlotId};
 use pci::function::Decoded;
 use pci::msix::PAGE_LEN;

@@ -1,7 +1,6 @@
 //! Memory that IOMMUs read and write: tables, rings and logs. It is never freed.
 
 use core::sync::atomic::AtomicU64;
-
 use iommu::Entry;
 
 use crate::pages::Pages;

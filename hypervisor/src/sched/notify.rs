@@ -89,10 +89,8 @@ use super::{CpuIndex, Line, Nudge, Scheduler, VcpuIndex};
 pub trait Reach {
     /// The scheduler.
     fn scheduler(&self) -> &Scheduler;
-
     /// The time by its clock.
     fn now(&self) -> u64;
-
     /// A vCPU's side of the notify word; `None` if there is no such vCPU.
     fn target(&self, vcpu: VcpuIndex) -> Option<&Target>;
 
@@ -102,10 +100,8 @@ pub trait Reach {
 
     /// Makes the calling CPU check which vCPU is to run before its vCPU enters the guest.
     fn check_queue(&self);
-
     /// Interrupts an idle CPU.
     fn kick_idle(&self, cpu: CpuIndex);
-
     /// Interrupts the CPU on which a vCPU is in guest mode.
     fn kick_guest(&self, vcpu: VcpuIndex, cpu: CpuIndex);
 }

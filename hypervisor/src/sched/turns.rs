@@ -11,15 +11,10 @@ use core::cell::Cell;
 pub const TURNS_MAX: u32 = 16;
 
 /// One CPU's count of turns.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Turns(Cell<u32>);
 
 impl Turns {
-    /// Starts at zero.
-    pub const fn new() -> Self {
-        Self(Cell::new(0))
-    }
-
     /// Counts a turn; returns whether interrupts must be taken now.
     #[must_use = "somebody waits for it"]
     pub fn is_window_due(&self) -> bool {
@@ -32,19 +27,13 @@ impl Turns {
     }
 }
 
-impl Default for Turns {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn u2_each_run_of_so_many_turns_has_a_window() {
-        let turns = Turns::new();
+        let turns = Turns::default();
         let windows: Vec<u32> = (1..=5 * TURNS_MAX).filter(|_| turns.is_window_due()).collect();
         let expected: Vec<u32> = (1..=5).map(|run| run * TURNS_MAX).collect();
         assert_eq!(windows, expected);

@@ -62,7 +62,7 @@ const fn all_but_one(count: u32) -> u32 {
 }
 
 /// What the vCPUs of a guest must look at before they go on, and how many have stopped.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Stopping {
     attention: AtomicU32,
     stopped: AtomicU32,
@@ -77,18 +77,7 @@ pub enum Role {
     Resets,
 }
 
-impl Default for Stopping {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Stopping {
-    /// Nothing to look at.
-    pub fn new() -> Self {
-        Self { attention: AtomicU32::new(0), stopped: AtomicU32::new(0) }
-    }
-
     /// S: what there is to look at.
     #[inline]
     pub fn attention(&self) -> u32 {

@@ -22,7 +22,7 @@ impl Guest {
     fn new() -> Arc<Self> {
         let words = || [AtomicU32::new(0), AtomicU32::new(0)];
         let (memory, resets) = (AtomicU32::new(1), AtomicU32::new(0));
-        Arc::new(Self { stopping: Stopping::new(), told: words(), saved: words(), memory, resets })
+        Arc::new(Self { stopping: Stopping::default(), told: words(), saved: words(), memory, resets })
     }
 
     fn begin(&self, why: u32) {

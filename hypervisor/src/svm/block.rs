@@ -1,7 +1,6 @@
 //! The VMCB as a vCPU's [control block](ControlBlock).
 
 use alloc::boxed::Box;
-
 use coherence::asid::AsidSlot;
 use stay::tagged::start_over;
 

@@ -1,9 +1,8 @@
 //! A processor with SVM that has a vCPU's state, as [`stay`] sees it.
 
-use core::sync::atomic::Ordering;
-
 use coherence::CpuId;
 use coherence::asid::{AsidSlot, Assignment};
+use core::sync::atomic::Ordering;
 use stay::tagged::{self, Mode};
 use stay::{Mistake, Mistakes};
 

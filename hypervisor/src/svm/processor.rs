@@ -27,10 +27,8 @@ pub trait Svm: Processor {
 
     /// Number of ASIDs that guests can have on each CPU.
     fn tags() -> NonZeroU32;
-
     /// Holds interrupts from here on; they end guest mode as soon as it begins.
     fn hold_interrupts();
-
     /// Takes the interrupts that were [held](Self::hold_interrupts).
     fn release_interrupts();
 

@@ -1,9 +1,8 @@
 //! SVM as a [kind of processor](Vendor).
 
-use core::marker::PhantomData;
-
 use coherence::CpuId;
 use coherence::asid::{AsidAllocator, AsidSlot};
+use core::marker::PhantomData;
 use hostlink::architecture::Architecture;
 use paging::Amd64Nested;
 use stay::tagged::Processor;

@@ -63,15 +63,15 @@ pub unsafe trait Arch: Board {
     type Claim;
     /// The state that vCPUs share besides memory and scheduler: devices.
     type Shared: Send + Sync + 'static;
-    /// The items that other CPUs post to a vCPU: interrupts, and start-up.
-    type Inbox: Send + Sync + 'static;
+    /// The items that other CPUs post to a vCPU: interrupts, and start-up. By default as after
+    /// power-on.
+    type Inbox: Default + Send + Sync + 'static;
     /// A vCPU's private state.
     type State: State<Inbox = Self::Inbox> + 'static;
     /// A CPU's own data for running vCPUs; created once.
     type Workspace: 'static;
     /// The devices of the machine that guests own.
     type Devices: Devices<Self>;
-
     /// Whether sections of software translations are counted (see [`stay::Stay::COUNTED`]).
     const COUNTS_SECTIONS: bool;
 
@@ -91,13 +91,10 @@ pub unsafe trait Arch: Board {
 
     /// Width of guest physical addresses.
     fn physical_address_bits() -> u32;
-
     /// Largest page of the nested page table.
     fn largest_page() -> Level;
-
     /// Whether the processor marks stored-to pages in nested tables.
     fn notes_stores() -> bool;
-
     /// A table allocator for one guest that draws on this pool.
     fn tables(pool: NestedTables) -> Self::Tables;
 
@@ -142,9 +139,6 @@ pub unsafe trait Arch: Board {
     /// identity.
     fn new_vcpu(shared: &Self::Shared, index: VpIndex, identity: u32) -> Self::State;
 
-    /// The inbox of a vCPU after power-on.
-    fn new_inbox() -> Self::Inbox;
-
     /// The workspace of the calling CPU, which is `cpu`.
     fn new_workspace(cpu: &PerCpu<Self>) -> Self::Workspace;
 
@@ -167,7 +161,6 @@ pub unsafe trait Arch: Board {
 
     /// Resets all devices to their state after power-on. No vCPU runs.
     fn reset_devices(vm: &Vm<Self>);
-
     /// Address ranges where no memory can be added.
     fn device_regions(vm: &Vm<Self>) -> impl IntoIterator<Item = Region>;
 
@@ -210,19 +203,14 @@ pub unsafe trait Arch: Board {
 
     /// Loads the state of the vCPU whose turn it is.
     fn load_state(context: &mut Context<'_, Self>, turn: &Turn);
-
     /// Reloads the state that was just saved on this CPU.
     fn reload_state(context: &mut Context<'_, Self>);
-
     /// Saves the vCPU's state from the processor. Another CPU may load it afterwards.
     fn save_state(context: &mut Context<'_, Self>);
-
     /// Takes pending interrupts, outside of guest mode.
     fn open_window(context: &mut Context<'_, Self>);
-
     /// Takes the posted items: interrupts, and start-up. The notify word was taken before.
     fn take_signals(context: &mut Context<'_, Self>);
-
     /// A timer of the vCPU has expired: asserts its interrupt.
     fn expire_timers(context: &mut Context<'_, Self>, now: u64);
 
@@ -237,7 +225,6 @@ pub unsafe trait Arch: Board {
 
     /// Takes the pending flush: carries it out, or has the next entry do so.
     fn take_flush(context: &mut Context<'_, Self>);
-
     /// Handles the exit that ended the last stay in the guest.
     fn handle_exit(context: &mut Context<'_, Self>) -> Next;
 }

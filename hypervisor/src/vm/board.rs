@@ -2,7 +2,6 @@
 //! says who implements them.
 
 use core::ops::Range;
-
 use hostlink::exit::ExitCode;
 use hostlink::phase::Phase;
 
@@ -14,7 +13,6 @@ use super::percpu::PerCpu;
 pub trait Clock {
     /// The counter's current value.
     fn now() -> u64;
-
     /// Ticks per second; never 0.
     fn hz() -> u64;
 
@@ -43,7 +41,6 @@ pub trait Clock {
 pub unsafe trait Cpus: Clock + Sized + 'static {
     /// Architecture-specific data of one CPU, in addition to [`PerCpu`]'s own.
     type CpuData: 'static;
-
     /// The calling CPU's data.
     fn this_cpu() -> &'static PerCpu<Self>;
 
@@ -53,10 +50,8 @@ pub unsafe trait Cpus: Clock + Sized + 'static {
 
     /// Takes the pending interrupts.
     fn take_interrupts();
-
     /// Waits for an interrupt, and takes it. An interrupt that is already pending ends the wait.
     fn wait_for_interrupt();
-
     /// Makes a CPU leave guest mode or idling soon. It then sees all earlier stores of the caller.
     fn kick(cpu: &PerCpu<Self>);
 
@@ -97,19 +92,14 @@ pub trait Board: Cpus {
 
     /// Bytes that are allocated from the heap.
     fn heap_used() -> u64;
-
     /// Bytes of the heap that are free.
     fn heap_left() -> u64;
-
     /// The least number of bytes that a CPU's stack has had left so far.
     fn stack_left() -> u64;
-
     /// Next byte received on the control channel.
     fn receive_control() -> Option<u8>;
-
     /// Sends one byte over the control channel.
     fn send_control(byte: u8);
-
     /// Ends the run.
     fn exit(code: ExitCode) -> !;
 }

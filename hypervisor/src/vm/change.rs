@@ -7,7 +7,6 @@
 //! it. Between two steps the CPU takes interrupts and serves requests.
 
 use core::sync::atomic::{AtomicU32, Ordering};
-
 use hostlink::counters::Counter;
 use memslots::space::Report;
 use paging::Progress;

@@ -3,7 +3,6 @@
 
 use core::slice;
 use core::sync::atomic::AtomicU8;
-
 use hostlink::guests::CONSOLES;
 use hostlink::guests::console::{ConsoleRing, HEADER_BYTES, Writer};
 use spin::Mutex;

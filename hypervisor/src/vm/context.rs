@@ -1,8 +1,7 @@
 //! A vCPU on a CPU.
 
-use core::mem::ManuallyDrop;
-
 use coherence::Owner;
+use core::mem::ManuallyDrop;
 use hostlink::counters::Counter;
 use hostlink::exit::ExitCode;
 use memslots::{Gpa, MmioCache};

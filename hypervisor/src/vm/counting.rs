@@ -1,7 +1,6 @@
 //! The vCPUs' counters, which the host tool reads from memory.
 
 use core::sync::atomic::{AtomicU64, Ordering};
-
 use hostlink::counters::{BEACON_MAGIC, Beacon, Counter};
 
 use super::arch::Arch;

@@ -1,9 +1,7 @@
 //! The contents of the boot module, and the reasons why no machine can be made from it.
 
-use core::fmt;
-
 use alloc::vec::Vec;
-
+use core::fmt;
 use hostlink::bundle::{BundleError, GuestFiles, Reader};
 use hostlink::config::{Config, Console, ForeignSwitch};
 use hostlink::defect::Defect;

@@ -16,7 +16,6 @@
 use alloc::boxed::Box;
 use core::ptr::NonNull;
 use core::sync::atomic::{Ordering, fence};
-
 use hostlink::config::{Config, MAX_GUESTS, Start};
 use hostlink::exit::ExitCode;
 use hostlink::guests::{Facts, GuestEntry, GuestState};

@@ -15,10 +15,9 @@
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use coherence::Target;
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-
-use coherence::Target;
 use hostlink::config::{BootCpu, MAX_GUESTS, MAX_TOTAL_VCPUS};
 use hostlink::counters::Counter;
 use hostlink::guests::GuestEntry;

@@ -1,7 +1,6 @@
 //! Handling of the CPU's own interrupts: kicks, its timer, the serial ports.
 
 use core::sync::atomic::Ordering;
-
 use hostlink::counters::Counter;
 
 use super::arch::Arch;

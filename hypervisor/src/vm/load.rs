@@ -1,7 +1,6 @@
 //! Puts a guest's files into its memory, in steps.
 
 use core::mem;
-
 use hostlink::defect::Defect;
 use memslots::{Gpa, Sweep};
 use paging::Progress;

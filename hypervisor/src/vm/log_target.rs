@@ -1,8 +1,7 @@
 //! Whom a line of the log is charged to.
 
-use core::fmt::Write;
-
 use arrayvec::ArrayString;
+use core::fmt::Write;
 use hostlink::name::{NAME_BYTES, Name};
 
 use super::arch::Arch;

@@ -2,11 +2,10 @@
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use coherence::Target;
 use core::cell::UnsafeCell;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU32};
-
-use coherence::Target;
 use hostlink::config::{self, Config, NestedPage, ResetPolicy};
 use memslots::space::ZapWay;
 use memslots::{Gpa, Memslots, PhysAddr, Slot, SlotFlags, SlotId};
@@ -205,7 +204,7 @@ fn assemble<A: Arch>(
         index,
         row: first + index,
         target,
-        inbox: A::new_inbox(),
+        inbox: A::Inbox::default(),
         awaited: Awaited::default(),
         state: UnsafeCell::new(A::new_vcpu(&shared, index, identity + index)),
     };
@@ -220,7 +219,7 @@ fn assemble<A: Arch>(
         guest: shared,
         files,
         change: OwnChange::none(),
-        stopping: Stopping::new(),
+        stopping: Stopping::default(),
         turn_wanted: AtomicBool::new(false),
         rings,
         tables,

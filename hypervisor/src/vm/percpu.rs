@@ -60,7 +60,7 @@ impl<A: Cpus> PerCpu<A> {
             timer_is_tick: Cell::new(false),
             check_queue: Cell::new(false),
             used_until: Cell::new(0),
-            turns: Turns::new(),
+            turns: Turns::default(),
             tick_max: Cell::new(u64::MAX),
             kicked_at: AtomicU64::new(0),
             was_kicked: Cell::new(false),

@@ -14,7 +14,6 @@
 
 use alloc::vec::Vec;
 use core::ops::Range;
-
 use hostlink::config::{Config, Share};
 use hostlink::name::Name;
 use memslots::PhysAddr;

@@ -1,9 +1,8 @@
 //! Memory of the hypervisor's own that a guest may read, and the hypervisor writes: a slot that
 //! exists as long as the guest.
 
-use core::sync::atomic::AtomicU64;
-
 use baremetal::pages::PAGE;
+use core::sync::atomic::AtomicU64;
 use memslots::{Gpa, Memslots, PhysAddr, Slot, SlotError, SlotFlags, SlotId};
 
 use crate::pages::Pages;

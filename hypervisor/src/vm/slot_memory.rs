@@ -6,7 +6,6 @@ use alloc::vec::Vec;
 use core::ops::Range;
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU64;
-
 use memslots::{DirtyLog, Gpa, PhysAddr, Slot, SlotFlags, SlotId};
 
 use super::arch::Board;

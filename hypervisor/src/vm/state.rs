@@ -11,10 +11,8 @@ use crate::sched::spinning::Look;
 pub trait State: Send {
     /// The items that other CPUs post to the vCPU.
     type Inbox: Sync + Send;
-
     /// Resets everything to the state after power-on. Discards earlier posts.
     fn reset(&mut self, inbox: &Self::Inbox);
-
     /// The current address space, as initiators of a flush may know it while the vCPU halts.
     fn space(&self) -> Space;
 
@@ -35,7 +33,6 @@ pub trait State: Send {
 
     /// Sets whether the processor exits when the guest signals that it spins.
     fn intercept_pause(&mut self, wanted: bool);
-
     /// Whether it is time to check if the guest spins.
     fn is_look_due(&self, now: u64) -> bool;
 
@@ -45,7 +42,6 @@ pub trait State: Send {
 
     /// The pages without memory that the vCPU accessed most recently.
     fn mmio(&mut self) -> &mut MmioCache<MMIO_PAGES>;
-
     /// Logs `what` happened, and the registers.
     fn dump(&self, vcpu: VpIndex, what: &str);
 }

@@ -1,7 +1,6 @@
 //! All vCPUs of a guest stop, and go on: `stopping` for a machine.
 
 use core::sync::atomic::Ordering;
-
 use hostlink::exit::ExitCode;
 
 use super::arch::Arch;

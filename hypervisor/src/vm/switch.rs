@@ -1,9 +1,8 @@
 //! From one vCPU to the next: saves the vCPU that leaves its CPU and puts it where it belongs, and
 //! takes the next. `run.rs` decides why and when.
 
-use core::mem::ManuallyDrop;
-
 use coherence::Owner;
+use core::mem::ManuallyDrop;
 use hostlink::counters::Counter;
 use hostlink::trace::Event;
 

@@ -1,10 +1,9 @@
 //! The operations that only a processor with VMX can do, and VMX as a [kind of processor](Vendor).
 
-use core::marker::PhantomData;
-use core::num::NonZeroU32;
-
 use coherence::CpuId;
 use coherence::asid::{AsidAllocator, AsidSlot, Assignment, TlbControl};
+use core::marker::PhantomData;
+use core::num::NonZeroU32;
 use hostlink::architecture::Architecture;
 use paging::Amd64Nested;
 use stay::tagged::{self, Mode};
@@ -38,10 +37,8 @@ pub enum Invvpid {
 pub trait Vmx: Processor {
     /// Number of VPIDs that guests can have on each CPU.
     fn vpids() -> NonZeroU32;
-
     /// Holds interrupts from here on; one that arrives ends guest mode as soon as it begins.
     fn hold_interrupts();
-
     /// Takes the interrupts that were [held](Self::hold_interrupts).
     fn release_interrupts();
 
@@ -56,7 +53,6 @@ pub trait Vmx: Processor {
 
     /// INVVPID.
     fn invalidate(named: Invvpid);
-
     /// INVEPT of the guest with these tables.
     fn invalidate_nested(root: u64);
 }

@@ -1,14 +1,12 @@
 //! Five exits, on the mock processor that SVM's tests have, with VMX's operations.
 
-use core::num::NonZeroU32;
-
-use std::cell::RefCell;
-
 use alloc::vec;
 use alloc::vec::Vec;
+use core::num::NonZeroU32;
 use hostlink::config::Config;
 use hostlink::counters::Counter;
 use memslots::Gpa;
+use std::cell::RefCell;
 
 use super::processor::{Invvpid, OnVmx, Vmx};
 use super::table::{CPUID, EPT_VIOLATION, HALT, INTERRUPT, PORT};

@@ -2,7 +2,6 @@
 //! MSRs that the VMCS does not have are switched with it.
 
 use alloc::boxed::Box;
-
 use coherence::asid::AsidSlot;
 use stay::tagged::start_over;
 

@@ -1,9 +1,8 @@
 //! The core's traits for x86-64, on top of the processor operations.
 
+use alloc::vec::Vec;
 use core::marker::PhantomData;
 use core::ops::Range;
-
-use alloc::vec::Vec;
 use hostlink::config::Config;
 use paging::{Invalidation, Level};
 use pci::Function;
@@ -136,10 +135,6 @@ where
 
     fn new_vcpu(shared: &Shared, index: VpIndex, identity: u32) -> VcpuState<<Self as Vendor>::Block> {
         shared.new_vcpu::<Self>(index, identity)
-    }
-
-    fn new_inbox() -> Inbox {
-        Inbox::new()
     }
 
     fn new_workspace(cpu: &PerCpu<Self>) -> Workspace {

@@ -1,10 +1,9 @@
 //! The operations that only an x86-64 processor can do, the machine around it, and what differs
 //! between the kinds of processors that run guests.
 
-use core::ptr::NonNull;
-
 use coherence::CpuId;
 use coherence::asid::{AsidAllocator, AsidSlot};
+use core::ptr::NonNull;
 use hostlink::architecture::Architecture;
 use paging::Format;
 use stay::Cost;
@@ -34,7 +33,6 @@ use crate::vm::{Context, Next, PerCpu, Vm};
 pub trait Processor: Board {
     /// The machine's PCI functions and IOMMUs, if there are any that guests may own.
     fn devices() -> Option<&'static MachineDevices>;
-
     /// The processor's own CPUID. Extended states are those of the XCR0 that is in the processor.
     fn cpuid(leaf: u32, subleaf: u32) -> CpuidResult;
 
@@ -44,7 +42,6 @@ pub trait Processor: Board {
 
     /// The revision of the processor's microcode.
     fn patch_level() -> u64;
-
     /// Whether the processor has the TSC_AUX register.
     fn has_tsc_aux() -> bool;
 
@@ -61,13 +58,10 @@ pub trait Processor: Board {
 
     /// Writes DR0 to DR3.
     fn write_breakpoints(addresses: [u64; 4]);
-
     /// Components of the extended state that the processor can save; 0 without XSAVE.
     fn components() -> u64;
-
     /// Size in bytes of an image of all components.
     fn fpu_size() -> usize;
-
     /// XCR0, which holds the guest's value while its vCPU is on the CPU. Not called without XSAVE.
     fn read_xcr0() -> u64;
 
@@ -94,13 +88,10 @@ pub trait Processor: Board {
 
     /// XMM0 to XMM5 of the vCPU on this CPU: the hypervisor uses none of them.
     fn xmm_words() -> [u64; XMM_WORDS];
-
     /// Measures the cost of flushes on the calling CPU. No vCPU has run yet.
     fn measure_flushes() -> Cost;
-
     /// Sends a byte from one of the guest's serial ports.
     fn transmit(port: SerialPort, byte: u8);
-
     /// The next byte received for the guest's first serial port.
     fn receive() -> Option<u8>;
 }
@@ -115,7 +106,6 @@ pub trait Processor: Board {
 pub unsafe trait Vendor: Processor {
     /// Its name in configurations.
     const ARCHITECTURE: Architecture;
-
     /// Format of the nested page table.
     type Nested: Format + 'static;
     /// The vCPUs' control blocks.
@@ -127,13 +117,10 @@ pub unsafe trait Vendor: Processor {
 
     /// The tags that a CPU gives its vCPUs' translations.
     fn tags(cpu: CpuId) -> AsidAllocator;
-
     /// The maps of ports and of MSRs that cause exits.
     fn permission_maps() -> [Pages; 2];
-
     /// Sets what a vCPU's block has for good.
     fn set_up(block: &mut Self::Block, permissions: &Permissions);
-
     /// The address behind the instruction that caused an exit, if the processor says it.
     fn next_rip(block: &Self::Block) -> Option<u64>;
 

@@ -1,7 +1,6 @@
 //! This architecture's implementation of the core's traits.
 
 use alloc::sync::Arc;
-
 use coherence::tlbi::Setup;
 use stay::Cost;
 

@@ -1,7 +1,6 @@
 //! Time: the TSC's and the APIC timer's frequencies, and the one-shot timer.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
 use x86_64::instructions::port::Port;
 use x86_64::registers::model_specific::Msr;
 

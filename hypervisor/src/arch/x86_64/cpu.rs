@@ -1,10 +1,9 @@
 //! The CPU itself: waiting for interrupts, stacks, the end of the run.
 
-use core::arch::asm;
-use core::cell::{Cell, UnsafeCell};
-
 use baremetal::x86_64::power;
 use baremetal::x86_64::tables::Tables;
+use core::arch::asm;
+use core::cell::{Cell, UnsafeCell};
 use hostlink::exit::{self, ExitCode};
 use x86_64::instructions::interrupts;
 
@@ -24,15 +23,15 @@ pub(crate) struct CpuData {
     pub(crate) books: core::cell::RefCell<crate::svm::audit::CpuBooks>,
 }
 
-impl CpuData {
+impl Default for CpuData {
     /// The data of a CPU that has not started.
-    pub(crate) const fn new() -> Self {
+    fn default() -> Self {
         Self {
             tables: UnsafeCell::new(Tables::new()),
             host_save: Cell::new(0),
             host_vmcb: Cell::new(0),
             #[cfg(feature = "audit")]
-            books: core::cell::RefCell::new(crate::svm::audit::CpuBooks::new()),
+            books: core::cell::RefCell::new(crate::svm::audit::CpuBooks::default()),
         }
     }
 }

@@ -2,10 +2,8 @@
 
 use core::arch::asm;
 use core::arch::x86_64::{__cpuid, __cpuid_count};
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-
 use core::ptr::NonNull;
-
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use tlfs::XMM_WORDS;
 use x86_64::registers::control::{Cr0, Cr0Flags, Cr4, Cr4Flags};
 

@@ -4,9 +4,8 @@
 //! CPU idles. Everything else runs with interrupts off, so a handler never meets a lock that its
 //! own CPU holds, and may take any lock.
 
-use core::fmt::Write;
-
 use baremetal::x86_64::interrupts::{Frame, VECTOR_SPURIOUS};
+use core::fmt::Write;
 use x86_64::registers::control::Cr2;
 
 use super::{apic, cpu, pci};

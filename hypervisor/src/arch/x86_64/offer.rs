@@ -4,7 +4,6 @@ use core::arch::asm;
 use core::arch::x86_64::__cpuid_count;
 use core::num::NonZeroU32;
 use core::ptr::NonNull;
-
 use stay::Cost;
 use tlfs::XMM_WORDS;
 use x86_64::registers::debug::{DebugAddressRegister, Dr0, Dr1, Dr2, Dr3};

@@ -1,10 +1,9 @@
 //! The machine's PCI bus and its IOMMUs.
 
-use core::ops::Range;
-
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use baremetal::x86_64::firmware::{Ecam, FirmwareTables};
+use core::ops::Range;
 use iommu::DeviceId;
 use iommu::amd::ivrs::{firmware_memory, units};
 use pci::physical::{Capabilities, Node};

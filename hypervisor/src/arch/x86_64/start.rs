@@ -1,13 +1,12 @@
 //! The start-up sequence.
 
-use core::ops::Range;
-
 use alloc::vec::Vec;
 use arrayvec::ArrayVec;
 use baremetal::pages::PAGE;
 use baremetal::x86_64::boot::{STARTUP_PAGE, StartupPage};
 use baremetal::x86_64::firmware;
 use baremetal::x86_64::info::{self, BootInfo, RANGES};
+use core::ops::Range;
 use hostlink::defect::Defect;
 use hostlink::exit::ExitCode;
 

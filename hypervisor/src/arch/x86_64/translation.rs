@@ -4,11 +4,10 @@
 //! writable; nothing is both writable and executable. Page 0 and the guard pages of the stacks are
 //! not mapped.
 
+use baremetal::pages::PAGE;
 use core::arch::x86_64::__cpuid_count;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
-
-use baremetal::pages::PAGE;
 use paging::{Amd64Host, Level, MapError, PageTable, Permissions, PhysAddr};
 use x86_64::registers::control::{Cr3, Cr3Flags, Cr4, Cr4Flags};
 

@@ -135,11 +135,6 @@ pub struct CpuBooks {
 }
 
 impl CpuBooks {
-    /// For a processor that holds no translations of any guest.
-    pub const fn new() -> Self {
-        Self { tenants: Tenants::new(), controls: None, epoch: 0 }
-    }
-
     /// Notes that the processor has dropped its stage-1 translations.
     pub fn drop_local(&mut self) {
         self.epoch += 1;
@@ -210,7 +205,7 @@ mod tests {
     #[test]
     fn a3_another_vcpu_is_met_unless_the_processor_has_dropped_what_it_held() {
         let mut vcpus = [VcpuBooks::new(0, true), VcpuBooks::new(1, true)];
-        let mut cpu = CpuBooks::new();
+        let mut cpu = CpuBooks::default();
         assert_eq!(enter(&mut vcpus[0], &mut cpu, VTTBR), Ok(()));
         assert_eq!(enter(&mut vcpus[0], &mut cpu, VTTBR), Ok(()));
         assert_eq!(enter(&mut vcpus[1], &mut cpu, VTTBR), Err(Finding::Met { vcpu: 0 }));
@@ -224,7 +219,7 @@ mod tests {
     fn a21_a_vcpu_that_was_elsewhere_meets_its_own_unless_its_instructions_reach_all() {
         for reaches_all in [false, true] {
             let mut vcpu = VcpuBooks::new(0, reaches_all);
-            let mut cpus = [CpuBooks::new(), CpuBooks::new()];
+            let mut cpus = [CpuBooks::default(), CpuBooks::default()];
             assert_eq!(enter(&mut vcpu, &mut cpus[0], VTTBR), Ok(()));
             assert_eq!(enter(&mut vcpu, &mut cpus[1], VTTBR), Ok(()));
             let met = if reaches_all { Ok(()) } else { Err(Finding::Elsewhere) };
@@ -236,7 +231,7 @@ mod tests {
 
     #[test]
     fn a4_a_vmid_that_invalidations_do_not_name_is_found() {
-        let (vcpu, cpu) = (VcpuBooks::new(0, true), CpuBooks::new());
+        let (vcpu, cpu) = (VcpuBooks::new(0, true), CpuBooks::default());
         let found = vcpu.check(&cpu, 8 << 48 | 0x1000, VTTBR);
         assert_eq!(found, Err(Finding::Loaded { is: 8 << 48 | 0x1000, should: VTTBR }));
     }

@@ -4,18 +4,16 @@ pub mod devices;
 pub mod identity;
 pub mod translations;
 
+use ::pci::function::Windows;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
-use core::ops::Range;
-
-use core::sync::atomic::{AtomicU64, Ordering};
-
-use ::pci::function::Windows;
 use coherence::tlbi::{self, Limits, Setup, Stage2Tlb};
 use coherence::vmid::{LocalMaintenance, Residents, VmidAllocator, VmidSlot};
+use core::ops::Range;
+use core::sync::atomic::{AtomicU64, Ordering};
 use hostlink::architecture::{Architecture, Architectures};
 use hostlink::config::{Config, FlushMode, ForeignSwitch, LocalTlbi, Stage2Unmap, Switches};
 use spin::Mutex;
@@ -107,7 +105,7 @@ pub struct Uart {
 
 impl Uart {
     fn new() -> Self {
-        Self { device: Pl011::new(), waiting: VecDeque::with_capacity(QUEUE_MAX) }
+        Self { device: Pl011::default(), waiting: VecDeque::with_capacity(QUEUE_MAX) }
     }
 
     /// Queues a byte of input; false if the queue is full.

@@ -1,10 +1,9 @@
 //! The mock processor's state, and what it records.
 
-use std::cell::RefCell;
-use std::collections::{BTreeMap, VecDeque};
-
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
 
 use crate::arm64::controls::{self, Control};
 use crate::arm64::processor::{Features, FloatState, Registers, Vector};
@@ -64,11 +63,12 @@ pub(in crate::arm64) enum Stuck {
     Float,
 }
 
+#[derive(Default)]
 pub(in crate::arm64) struct Hardware {
     pub(in crate::arm64) stuck: Option<Stuck>,
     pub(in crate::arm64) registers: BTreeMap<Register, u64>,
     pub(in crate::arm64) configuration: u64,
-    pub(in crate::arm64) controls: [u64; Control::ALL.len()],
+    pub(in crate::arm64) controls: Vec<u64>,
     pub(in crate::arm64) syndrome: u64,
     pub(in crate::arm64) address: u64,
     pub(in crate::arm64) page: u64,
@@ -96,28 +96,13 @@ thread_local! {
 
 impl Hardware {
     pub(super) fn new() -> Self {
+        let value = |&control: &Control| controls::at_start(control, &DESCRIPTION).unwrap_or(0xbad);
         Self {
-            stuck: None,
-            registers: BTreeMap::new(),
-            configuration: 0,
-            controls: core::array::from_fn(|n| {
-                controls::at_start(Control::ALL[n], &DESCRIPTION).unwrap_or(0xbad)
-            }),
-            syndrome: 0,
-            address: 0,
-            page: 0,
+            controls: Control::ALL.iter().map(value).collect(),
             features: Features::ERRORS | Features::POINTER_KEYS | Features::FORCED_WRITE_BACK,
-            lists: [0; 16],
             list_count: 4,
             preemption_bits: 5,
-            interface: 0,
-            vttbr: 0,
-            speculates: false,
-            float: FloatState::default(),
-            pages: BTreeMap::new(),
-            transmitted: Vec::new(),
-            told: Vec::new(),
-            stays: VecDeque::new(),
+            ..Self::default()
         }
     }
 }

@@ -45,7 +45,7 @@ fn set_up(change: impl FnOnce(&mut Hardware)) -> [CpuData; 2] {
         *hardware = Hardware::new();
         change(hardware);
     });
-    [CpuData::new(), CpuData::new()]
+    Default::default()
 }
 
 /// A machine with a kernel of one page, on a processor as modified by `change`, with two CPUs.

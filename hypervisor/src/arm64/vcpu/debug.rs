@@ -129,25 +129,14 @@ pub struct Debug {
 }
 
 impl Default for Debug {
+    /// After reset: everything is disabled, and the OS lock is locked.
     fn default() -> Self {
-        Self::new()
+        let [breakpoints, watchpoints] = [[Point::default(); EACH_MAX]; 2];
+        Self { control: 0, channel_interrupts: 0, is_locked: true, claims: 0, breakpoints, watchpoints }
     }
 }
 
 impl Debug {
-    /// After reset: everything is disabled, and the OS lock is locked.
-    pub const fn new() -> Self {
-        const POINT: Point = Point { value: 0, control: 0 };
-        Self {
-            control: 0,
-            channel_interrupts: 0,
-            is_locked: true,
-            claims: 0,
-            breakpoints: [POINT; EACH_MAX],
-            watchpoints: [POINT; EACH_MAX],
-        }
-    }
-
     /// MDSCR_EL1 for the processor, if the guest uses any of this: then breakpoints and watchpoints
     /// must be loaded, too. The OS lock disables everything.
     #[inline]
@@ -233,7 +222,7 @@ mod tests {
 
     #[test]
     fn u26_debug_registers_hold_what_is_written() {
-        let mut debug = Debug::new();
+        let mut debug = Debug::default();
         assert!(debug.write(Register::BreakValue(5), COUNTS, 0xffff_8000_0000_1003));
         assert!(debug.write(Register::BreakControl(5), COUNTS, u64::MAX));
         assert!(debug.write(Register::WatchValue(3), COUNTS, 0x1234));
@@ -256,7 +245,7 @@ mod tests {
 
     #[test]
     fn u26_nothing_is_loaded_before_it_is_in_use() {
-        let mut debug = Debug::new();
+        let mut debug = Debug::default();
         assert!(debug.write(Register::BreakControl(0), COUNTS, BREAK));
         assert!(debug.write(Register::Control, COUNTS, MONITOR | CHANNEL_TRAP));
         assert_eq!(debug.armed(), None, "the OS lock is locked");
@@ -275,7 +264,7 @@ mod tests {
 
     #[test]
     fn u26_claims_are_set_and_cleared() {
-        let mut debug = Debug::new();
+        let mut debug = Debug::default();
         assert_eq!(debug.read(Register::ClaimSet, COUNTS), Some(0xff));
         assert!(debug.write(Register::ClaimSet, COUNTS, 0xfff5));
         assert!(debug.write(Register::ClaimClear, COUNTS, 0x0f));

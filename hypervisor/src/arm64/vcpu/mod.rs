@@ -13,11 +13,10 @@ pub mod stolen_time;
 pub mod system;
 pub mod wait_loop;
 
-use core::ops::ControlFlow;
-use core::sync::atomic::Ordering;
-
 use coherence::vmid::VmidSlot;
 use coherence::{CpuId, Hardware, Owner};
+use core::ops::ControlFlow;
+use core::sync::atomic::Ordering;
 use hostlink::counters::Counter;
 use stay::broadcast::{self, CpuStage2};
 
@@ -38,16 +37,10 @@ pub struct Inbox {
     pub power: Power,
 }
 
-impl Inbox {
-    /// For a vCPU that is off.
-    pub fn new() -> Self {
-        Self { interrupts: gic::Inbox::new(), power: Power::off() }
-    }
-}
-
 impl Default for Inbox {
+    /// For a vCPU that is off.
     fn default() -> Self {
-        Self::new()
+        Self { interrupts: gic::Inbox::default(), power: Power::off() }
     }
 }
 

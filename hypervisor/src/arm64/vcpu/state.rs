@@ -1,10 +1,9 @@
 //! The vCPU state that only the CPU that runs it touches.
 
 use alloc::boxed::Box;
-use core::marker::PhantomData;
-
 use coherence::Space;
 use coherence::vmid::Home;
+use core::marker::PhantomData;
 use memslots::MmioCache;
 use stay::MMIO_PAGES;
 
@@ -92,7 +91,7 @@ impl<P: Processor> VcpuState<P> {
             walks: 0,
             stolen: 0,
             alarm: u64::MAX,
-            spin: SpinWatch::new(),
+            spin: SpinWatch::default(),
             place: (index, count),
             processor: PhantomData,
         }
@@ -103,7 +102,7 @@ impl<P: Processor> VcpuState<P> {
     pub fn start(&mut self, start: Start) {
         self.auditor.start();
         self.system = SystemRegisters::reset();
-        *self.debug = Debug::new();
+        *self.debug = Debug::default();
         self.apply_debug();
         self.interface = VirtualInterface::reset();
         self.interface.load::<P>();

@@ -12,7 +12,6 @@
 //! again, because a kernel takes all that it finds at its start for its own loss.
 
 use core::sync::atomic::Ordering;
-
 use memslots::Gpa;
 
 use crate::arm64::processor::Arm64;

@@ -89,17 +89,13 @@ pub struct IoApic {
 }
 
 impl Default for IoApic {
+    /// After reset: every pin masked, every line low.
     fn default() -> Self {
-        Self::new()
+        Self { select: 0, id: 0, entries: [Entry::new().with_masked(true); PINS], lines: 0 }
     }
 }
 
 impl IoApic {
-    /// After reset: every pin masked, every line low.
-    pub fn new() -> Self {
-        Self { select: 0, id: 0, entries: [Entry::new().with_masked(true); PINS], lines: 0 }
-    }
-
     /// Reads the register at `offset` from [`BASE`]; all accesses are 32 bits wide.
     pub fn read(&self, offset: u64) -> u32 {
         match offset {
@@ -215,7 +211,7 @@ mod tests {
 
     #[test]
     fn nothing_beyond_the_last_pin_or_register() {
-        let mut ioapic = IoApic::new();
+        let mut ioapic = IoApic::default();
         for pin in [PINS, 31, 32, usize::MAX] {
             assert_eq!(ioapic.set_line(pin, true), None);
         }
@@ -232,7 +228,7 @@ mod tests {
 
     #[test]
     fn identification() {
-        let mut ioapic = IoApic::new();
+        let mut ioapic = IoApic::default();
         let _ = ioapic.write(IOREGSEL, 1);
         assert_eq!(ioapic.read(IOWIN), 0x0017_0020);
         let _ = ioapic.write(IOWIN, 0);
@@ -246,7 +242,7 @@ mod tests {
 
     #[test]
     fn reset_masks_every_pin() {
-        let mut ioapic = IoApic::new();
+        let mut ioapic = IoApic::default();
         for pin in 0..PINS {
             assert_eq!(read_low(&mut ioapic, pin as u8), MASKED as u32);
             assert_eq!(ioapic.set_line(pin, true), None);
@@ -255,7 +251,7 @@ mod tests {
 
     #[test]
     fn edge_sends_once_per_rise_and_a_masked_edge_is_lost() {
-        let mut ioapic = IoApic::new();
+        let mut ioapic = IoApic::default();
         let _ = program(&mut ioapic, 4, MASKED | 0x31);
         assert_eq!(ioapic.set_line(4, true), None);
         assert!(program(&mut ioapic, 4, 0x31 | 2 << 56).is_empty(), "unmasking does not send an old edge");
@@ -273,7 +269,7 @@ mod tests {
 
     #[test]
     fn level_waits_for_its_eoi_and_is_sent_again_while_asserted() {
-        let mut ioapic = IoApic::new();
+        let mut ioapic = IoApic::default();
         let _ = program(&mut ioapic, 9, LEVEL | 0x41);
         assert!(ioapic.set_line(9, true).is_some());
         assert_ne!(read_low(&mut ioapic, 9) & REMOTE_IRR, 0);
@@ -288,7 +284,7 @@ mod tests {
 
     #[test]
     fn level_that_was_masked_is_sent_when_unmasked() {
-        let mut ioapic = IoApic::new();
+        let mut ioapic = IoApic::default();
         let _ = program(&mut ioapic, 9, MASKED | LEVEL | 0x41);
         assert_eq!(ioapic.set_line(9, true), None);
         assert_eq!(program(&mut ioapic, 9, LEVEL | 0x41).len(), 1);
@@ -300,7 +296,7 @@ mod tests {
 
     #[test]
     fn two_pins_with_one_vector_are_both_released() {
-        let mut ioapic = IoApic::new();
+        let mut ioapic = IoApic::default();
         for pin in [9, 10] {
             let _ = program(&mut ioapic, pin, LEVEL | 0x41);
             assert!(ioapic.set_line(usize::from(pin), true).is_some());
@@ -310,7 +306,7 @@ mod tests {
 
     #[test]
     fn remote_irr_is_read_only_and_cleared_by_a_turn_to_edge() {
-        let mut ioapic = IoApic::new();
+        let mut ioapic = IoApic::default();
         let _ = program(&mut ioapic, 9, LEVEL | 0x41 | u64::from(REMOTE_IRR) | 1 << 12);
         assert_eq!(read_low(&mut ioapic, 9), (LEVEL | 0x41) as u32);
         assert!(ioapic.set_line(9, true).is_some());
@@ -333,7 +329,7 @@ mod tests {
             (7 << 8 | 0x31, None),
         ];
         for (entry, expected) in cases {
-            let mut ioapic = IoApic::new();
+            let mut ioapic = IoApic::default();
             let _ = program(&mut ioapic, 1, entry);
             assert_eq!(ioapic.set_line(1, true).map(|m| (m.kind, m.destination)), expected, "{entry:#x}");
         }
@@ -341,7 +337,7 @@ mod tests {
 
     #[test]
     fn an_nmi_is_edge_triggered_whatever_the_entry_says() {
-        let mut ioapic = IoApic::new();
+        let mut ioapic = IoApic::default();
         let _ = program(&mut ioapic, 1, LEVEL | 4 << 8);
         let message = ioapic.set_line(1, true).unwrap();
         assert_eq!((message.kind, message.trigger), (MessageKind::Nmi, Trigger::Edge));

@@ -76,14 +76,8 @@ pub struct Uart16550 {
 }
 
 impl Default for Uart16550 {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl Uart16550 {
     /// After reset.
-    pub const fn new() -> Self {
+    fn default() -> Self {
         Self {
             rx: ArrayVec::new_const(),
             fifo_enabled: false,
@@ -98,7 +92,9 @@ impl Uart16550 {
             scratch: 0,
         }
     }
+}
 
+impl Uart16550 {
     /// Reads the register at `offset` (0 to 7) from the base port. May lower the interrupt line.
     #[must_use]
     pub fn read(&mut self, offset: u16) -> u8 {

@@ -9,7 +9,7 @@ const IIR: u16 = 2;
 const LSR: u16 = 5;
 
 fn uart(ier: u8) -> Uart16550 {
-    let mut uart = Uart16550::new();
+    let mut uart = Uart16550::default();
     let _ = uart.write(2, FCR_ENABLE);
     let _ = uart.write(1, ier);
     uart
@@ -42,7 +42,7 @@ fn a_full_fifo_takes_no_more_and_loses_nothing() {
     assert_eq!(read, taken);
     assert_eq!(uart.read(LSR), LSR_IDLE);
     assert_eq!(uart.read(0), 0, "an empty receiver");
-    let mut without_fifo = Uart16550::new();
+    let mut without_fifo = Uart16550::default();
     assert!(without_fifo.receive(1) && !without_fifo.receive(2));
 }
 
@@ -124,7 +124,7 @@ fn loopback_disconnects_the_outside_and_wires_the_modem_lines() {
 /// The steps by which Linux' 8250 driver distinguishes a 16550A from its relatives (autoconfig).
 #[test]
 fn linux_finds_a_16550a() {
-    let mut uart = Uart16550::new();
+    let mut uart = Uart16550::default();
     let _ = uart.write(1, 0);
     assert_eq!(uart.read(1) & 0xf, 0);
     let _ = uart.write(1, 0x0f);

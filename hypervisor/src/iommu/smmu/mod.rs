@@ -8,7 +8,6 @@
 use core::fmt;
 use core::ops::ControlFlow;
 use core::sync::atomic::{AtomicU64, Ordering};
-
 use hostlink::defect::Defect;
 use iommu::smmu::change::Words;
 use iommu::smmu::command::sync_poll;

@@ -2,7 +2,6 @@ use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
 use alloc::{format, vec};
-
 use iommu::DomainId;
 use iommu::smmu::StreamId;
 use iommu::smmu::command::{Depth, cfgi_cd, cfgi_ste, tlbi_nh_asid};

@@ -1,7 +1,6 @@
 //! One guest's account.
 
 use core::ops::Range;
-
 use hostlink::cpus::CpuSet;
 
 use super::cap::Cap;

@@ -1,10 +1,9 @@
 //! CPUs, vCPUs and interrupt lines.
 
-use std::cell::Cell;
-use std::vec::Vec;
-
 use coherence::{CpuId, Owner, Space, Target};
 use loom::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::cell::Cell;
+use std::vec::Vec;
 
 use crate::sched::notify::{self, Reach};
 use crate::sched::{Block, CpuIndex, Line, Nudge, Policy, PutBack, Scheduler, Share, Turn, VcpuIndex};

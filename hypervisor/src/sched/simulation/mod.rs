@@ -9,7 +9,6 @@ mod shares;
 mod waits;
 
 use core::ops::Range;
-
 use hostlink::cpus::CpuSet;
 
 use super::{Block, CpuIndex, GroupIndex, Line, Nudge, Policy, PutBack, Scheduler, Share, Turn, VcpuIndex};

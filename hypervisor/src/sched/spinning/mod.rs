@@ -50,20 +50,15 @@ struct NextLook {
 }
 
 impl SpinWatch {
-    /// No observations.
-    pub const fn new() -> Self {
-        Self { seen: [0; REMEMBERED], place: 0, next: None }
-    }
-
     /// The vCPU's turn on a CPU begins. Observations from earlier turns count: if it spun then, it
     /// very likely still does.
-    pub const fn begin_turn(&mut self) {
+    pub fn begin_turn(&mut self) {
         self.next = None;
     }
 
     /// The vCPU has done something: it waits for an interrupt.
-    pub const fn forget(&mut self) {
-        *self = Self::new();
+    pub fn forget(&mut self) {
+        *self = Self::default();
     }
 
     /// Whether it is time for a [`look`](Self::look).

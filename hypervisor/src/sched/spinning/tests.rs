@@ -19,7 +19,7 @@ fn found(watch: &mut SpinWatch, slice: u64, state: &mut impl FnMut() -> [u64; 2]
 
 #[test]
 fn u30_whoever_waits_in_a_loop_is_found_soon_and_sooner_the_next_time() {
-    let mut watch = SpinWatch::new();
+    let mut watch = SpinWatch::default();
     let mut count = 0;
     // Three places in a loop, by turns.
     let mut state = || {
@@ -35,7 +35,7 @@ fn u30_whoever_waits_in_a_loop_is_found_soon_and_sooner_the_next_time() {
 
 #[test]
 fn whoever_gets_on_is_looked_at_ever_less() {
-    let mut watch = SpinWatch::new();
+    let mut watch = SpinWatch::default();
     let mut looks = 0;
     let mut state = || {
         looks += 1;
@@ -47,7 +47,7 @@ fn whoever_gets_on_is_looked_at_ever_less() {
 
 #[test]
 fn once_at_the_same_place_is_chance() {
-    let mut watch = SpinWatch::new();
+    let mut watch = SpinWatch::default();
     let mut count = 0;
     let mut state = || {
         count += 1;
@@ -60,7 +60,7 @@ fn once_at_the_same_place_is_chance() {
 /// progress.
 #[test]
 fn u30_a_vcpu_that_has_executed_nothing_yet_is_not_put_aside() {
-    let mut watch = SpinWatch::new();
+    let mut watch = SpinWatch::default();
     for turn in 0..20 {
         watch.begin_turn();
         let mut now = 0;
@@ -75,7 +75,7 @@ fn u30_a_vcpu_that_has_executed_nothing_yet_is_not_put_aside() {
 
 #[test]
 fn a_state_that_never_changes_is_a_loop_after_a_while() {
-    let mut watch = SpinWatch::new();
+    let mut watch = SpinWatch::default();
     let turns = (0..10).find_map(|_| found(&mut watch, 1000, &mut || [3, 4]));
     assert!(turns.is_some_and(|at| at >= WHILE * FIRST), "{turns:?}");
 }
@@ -86,7 +86,7 @@ fn convoy(vcpus: u32, watched: bool) -> u64 {
     const HOLDS: u64 = 20;
     let policy = Policy::new(32 * FIRST);
     let mut queue = RunQueue::alone(vcpus);
-    let mut watches = alloc::vec![SpinWatch::new(); vcpus as usize];
+    let mut watches = alloc::vec![SpinWatch::default(); vcpus as usize];
     for vcpu in 0..vcpus {
         let _nobody_runs = queue.enqueue(vcpu, Standing::default(), &policy);
     }

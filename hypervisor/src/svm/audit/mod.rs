@@ -143,13 +143,6 @@ pub struct CpuBooks {
     pub asids: u32,
 }
 
-impl CpuBooks {
-    /// For a processor that may hold anything.
-    pub const fn new() -> Self {
-        Self { tenants: Tenants::new(), has_dropped_all: false, asids: 0 }
-    }
-}
-
 /// The auditor's record of one vCPU.
 #[derive(Debug)]
 pub struct VcpuBooks {

@@ -2,10 +2,9 @@
 //! other each of the registers and fields that an entry relies on is another one's: the auditor
 //! finds each (U61).
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use alloc::string::String;
 use alloc::vec::Vec;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::processor::{CpuData, Guest, MockSvm, Processor, processor};
 use crate::loader::test_kernel;

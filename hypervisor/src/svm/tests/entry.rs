@@ -1,7 +1,6 @@
 //! Entry into the guest and the clean-up after it; external events.
 
 use core::sync::atomic::Ordering;
-
 use hostlink::counters::Counter;
 use memslots::Gpa;
 use tlfs::msr;

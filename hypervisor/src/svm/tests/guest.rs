@@ -1,7 +1,6 @@
 //! A vCPU of the mock processor, as tests use it.
 
 use alloc::boxed::Box;
-
 use hostlink::counters::Counter;
 use memslots::Gpa;
 

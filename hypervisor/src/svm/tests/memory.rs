@@ -1,7 +1,6 @@
 //! Hypercalls with inputs anywhere, and accesses to addresses without memory.
 
 use core::sync::atomic::Ordering;
-
 use hostlink::counters::Counter;
 use paging::Progress;
 

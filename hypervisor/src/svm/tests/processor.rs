@@ -1,15 +1,13 @@
 //! A mock processor: it records the operations requested of it, and a test supplies the guest's
 //! behaviour.
 
-use std::cell::RefCell;
-
-use core::num::NonZeroU32;
-use core::ptr::NonNull;
-
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::num::NonZeroU32;
+use core::ptr::NonNull;
 use hostlink::config::Config;
 use stay::{Cost, Measured};
+use std::cell::RefCell;
 use tlfs::XMM_WORDS;
 
 use super::{with_whole, xmm_of};

@@ -1,8 +1,7 @@
 //! A reset leaves nothing: after random use a vCPU and the devices are as new ones.
 
-use core::fmt::Write;
-
 use baremetal::random::Random;
+use core::fmt::Write;
 
 use super::processor::{Guest, MockSvm, processor, with_guest};
 use crate::devices::pc::inbox::Inbox;
@@ -155,7 +154,7 @@ fn u59_after_a_reset_a_vcpu_is_as_a_new_one() {
             let (state, inbox) = (&mut *guest.0.state, &guest.0.vcpu.inbox);
             state.save::<MockSvm>();
             state.reset(inbox);
-            let fresh = Inbox::new();
+            let fresh = Inbox::default();
             fresh.set_address(&new.lapic);
             let (is, expected) = (describe(state, inbox), describe(&mut new, &fresh));
             for (is, expected) in is.lines().zip(expected.lines()) {
@@ -171,7 +170,7 @@ fn u59_after_a_reset_a_vcpu_is_as_a_new_one() {
 fn u59_after_a_reset_the_devices_are_as_new_ones() {
     let mut random = Random::new(60);
     for round in 0..ROUNDS {
-        let (mut board, now) = (PcBoard::new(), round << 20);
+        let (mut board, now) = (PcBoard::default(), round << 20);
         for _ in 0..random.below(400) {
             let port = match random.below(7) {
                 0 => 0x3f8 + random.below(8),
@@ -201,6 +200,6 @@ fn u59_after_a_reset_the_devices_are_as_new_ones() {
             let _ = board.receive(crate::devices::pc::platform::SerialPort::Com1, &[value as u8]);
         }
         board.reset();
-        assert_eq!(format!("{board:x?}"), format!("{:x?}", PcBoard::new()), "round {round}");
+        assert_eq!(format!("{board:x?}"), format!("{:x?}", PcBoard::default()), "round {round}");
     }
 }

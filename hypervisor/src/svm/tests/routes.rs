@@ -1,12 +1,11 @@
 //! Vectors of many guests' functions, on several CPUs.
 
-use std::collections::BTreeMap;
-use std::sync::Mutex;
-
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use baremetal::random::Random;
 use iommu::DeviceId;
+use std::collections::BTreeMap;
+use std::sync::Mutex;
 
 use crate::devices::pc::message::Message;
 use crate::iommu::amd_vi::Forgotten;

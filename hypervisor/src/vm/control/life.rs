@@ -1,7 +1,6 @@
 //! Requests about the life of guests, and about all of them.
 
 use alloc::boxed::Box;
-
 use hostlink::ctl::{Input, Request, record};
 use hostlink::exit::ExitCode;
 use hostlink::guests::GuestState;

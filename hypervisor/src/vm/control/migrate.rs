@@ -5,7 +5,6 @@
 //! become large ones again. Everything is done in steps, between which vCPUs run.
 
 use alloc::boxed::Box;
-
 use hostlink::ctl::LogWay;
 use hostlink::ctl::record::{Round, Undone};
 use memslots::{Gpa, Slot, SlotError};

@@ -19,20 +19,19 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::fmt::{self, Write};
 use core::marker::PhantomData;
-
 use hostlink::config::MAX_GUESTS;
 use hostlink::ctl::request::Numbered;
 use hostlink::ctl::{LINE_MAX, LineBuffer, Reply, Request};
+use life::Life;
+use paging::Progress;
+use refusal::Refusal;
+use requests::Work;
 
 use super::arch::Arch;
 use super::host::Host;
 use super::machine::Vm;
 use super::percpu::PerCpu;
 use crate::sched::GroupIndex;
-use life::Life;
-use paging::Progress;
-use refusal::Refusal;
-use requests::Work;
 
 /// While a request is being served, its CPU returns to it after this time, or after the time that
 /// the last step took if that was longer.

@@ -1,7 +1,6 @@
 //! Refusals of requests.
 
 use core::fmt;
-
 use hostlink::guests::GuestState;
 use hostlink::name::Name;
 use memslots::{Slot, SlotError};

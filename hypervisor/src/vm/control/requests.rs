@@ -1,9 +1,7 @@
 //! The implementation of requests, in steps.
 
-use core::sync::atomic::Ordering;
-
 use alloc::boxed::Box;
-
+use core::sync::atomic::Ordering;
 use hostlink::config::Stage2Unmap;
 use hostlink::counters::Counter;
 use hostlink::ctl::{Access, Log, LogWay, Request, record};

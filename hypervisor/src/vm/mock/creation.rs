@@ -1,19 +1,17 @@
 //! Creates boards and their guests.
 
-use std::cell::Cell;
-use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, OnceLock};
-
-use core::ops::Range;
-use core::sync::atomic::{AtomicU32, AtomicU64};
-
 use alloc::alloc::{Layout, alloc_zeroed};
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
 use baremetal::random::Random;
+use core::ops::Range;
+use core::sync::atomic::{AtomicU32, AtomicU64};
 use hostlink::bundle::{self, BundleError, Member, Reader};
 use hostlink::config::{Config, Console};
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, OnceLock};
 
 use super::{HERE, Lines, MockBoard, TURNS_MAX, Turns};
 use crate::free_memory::FreeMemory;

@@ -14,19 +14,17 @@ pub(crate) mod offer;
 
 pub(crate) use offer::OnMockBoard;
 
+use alloc::boxed::Box;
+use alloc::string::String;
+use alloc::vec::Vec;
+use baremetal::random::Random;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use hostlink::exit::ExitCode;
 use std::any::Any;
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
-
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-
-use alloc::boxed::Box;
-use alloc::string::String;
-use alloc::vec::Vec;
-use baremetal::random::Random;
-use hostlink::exit::ExitCode;
 
 use super::arch::Arch;
 use super::context::Context;

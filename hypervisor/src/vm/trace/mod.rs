@@ -4,7 +4,6 @@
 //! `hostlink::trace` defines the records.
 
 use core::sync::atomic::Ordering;
-
 use hostlink::counters::Counter;
 use hostlink::trace::{Event, NO_VCPU};
 

@@ -3,7 +3,6 @@
 use core::cell::OnceCell;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
-
 use hostlink::counters::Beacon;
 use hostlink::trace::ring::{self, HEADER_WORDS, WORDS, Writer};
 use hostlink::trace::{Event, Record, records_in_each};

@@ -120,10 +120,8 @@ pub trait Memory {
 
     /// Whether the processor itself can access the page of `gpa`.
     fn is_direct(&mut self, gpa: Gpa, is_write: bool) -> bool;
-
     /// Reads bytes of one page.
     fn read(&mut self, gpa: Gpa, bytes: &mut [u8]);
-
     /// Writes bytes of one page.
     fn write(&mut self, gpa: Gpa, bytes: &[u8]);
 }

@@ -1,22 +1,21 @@
 //! Accesses that the processor cannot complete: to device registers, to unused addresses, and
 //! stores to read-only memory.
 
+use hostlink::counters::Counter;
 use iced_x86::Instruction;
 use memslots::{GuestMemory, Resolution};
 use paging::Gpa;
 use paging::guest::Access;
 
-use crate::vm::{Context, Next, Vm, increase};
-use crate::x86::vcpu::block::Field::{Rflags, TscOffset};
-use crate::x86::vcpu::block::{ControlBlock, SegmentName};
-use hostlink::counters::Counter;
-
 use super::effects::readdress;
 use super::with_translation;
 use crate::devices::pc::lapic::{Effect, Lapic};
 use crate::devices::pc::platform::PcBoard;
+use crate::vm::{Context, Next, Vm, increase};
 use crate::x86::emulator::{Cpu, EmulationOutcome, Failure, Memory, SegmentBases, execute};
 use crate::x86::processor::X86;
+use crate::x86::vcpu::block::Field::{Rflags, TscOffset};
+use crate::x86::vcpu::block::{ControlBlock, SegmentName};
 use crate::x86::vcpu::instruction::{FetchError, faulting_instruction, translate};
 use crate::x86::vcpu::state::VcpuState;
 use crate::x86::{DR6_SINGLE_STEP, RFLAGS_TF};

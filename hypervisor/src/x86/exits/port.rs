@@ -1,7 +1,6 @@
 //! Ports.
 
 use core::sync::atomic::Ordering;
-
 use memslots::Gpa;
 
 use super::effects::perform_output;

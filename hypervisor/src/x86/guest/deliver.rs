@@ -1,7 +1,6 @@
 //! Delivery of interrupt messages to a guest's vCPUs: from vCPUs, from devices, from doorbells.
 
 use core::sync::atomic::Ordering;
-
 use hostlink::trace::Event;
 
 use crate::devices::pc::message::{Address, Logical, Message, MessageKind, Trigger};

@@ -1,10 +1,9 @@
 //! Services for hypercalls: flushes through the flush engine, interrupts to several vCPUs.
 
+use coherence::{CpuId, FlushOutcome, Hardware, Members};
 use core::marker::PhantomData;
 use core::ops::ControlFlow;
 use core::sync::atomic::{AtomicU32, Ordering};
-
-use coherence::{CpuId, FlushOutcome, Hardware, Members};
 use hostlink::counters::Counter;
 use hostlink::trace::Event;
 use memslots::{Gpa, Memslots};

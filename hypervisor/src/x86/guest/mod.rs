@@ -6,16 +6,17 @@ pub mod flush;
 pub mod overlay;
 pub mod rom;
 
+use ::pci::function::Windows;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::marker::PhantomData;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
 use hostlink::config::Config;
 use memslots::Gpa;
 use paging::Level;
 use spin::Mutex;
+use stay::Cost;
 
 use self::flush::MemorySource;
 use self::overlay::Overlays;
@@ -39,8 +40,6 @@ use crate::vm::shared::Link;
 use crate::vm::space::VmMemory;
 use crate::vm::{CreateError, Files, GUEST, PerCpu, Vcpu, Vm, VpIndex, percpu};
 use crate::x86::processor::X86;
-use ::pci::function::Windows;
-use stay::Cost;
 
 /// Rate of the guest's APIC timer. A power of ten makes the guest's calibration exact.
 const APIC_HZ: u64 = 1_000_000_000;
@@ -144,7 +143,7 @@ impl Shared {
             apic_hz: APIC_HZ,
             gpa_bits: cpuid::physical_address_bits::<A>() as u8,
         };
-        let mut board = PcBoard::new();
+        let mut board = PcBoard::default();
         board.add_functions(claim.shown);
         Ok(Self {
             apic_ids: Assignment::new(config.vcpus, config.switches.apic_ids),

@@ -8,7 +8,6 @@
 
 use alloc::vec;
 use alloc::vec::Vec;
-
 use memslots::{Gpa, GuestMemory};
 use tlfs::msr;
 use zerocopy::IntoBytes;

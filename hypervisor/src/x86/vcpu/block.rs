@@ -1,7 +1,6 @@
 //! What a vCPU's control block offers, whatever its format: the VMCB of SVM, the VMCS of VMX.
 
 use alloc::boxed::Box;
-
 use stay::tagged::TranslationControls;
 
 use super::checks::Conditions;
@@ -116,46 +115,32 @@ pub enum Offered {
 pub trait ControlBlock: Sized + Send + 'static {
     /// What else this kind of processor needs of a vCPU, besides the block.
     type Own: Send;
-
     /// Bits of EFER that are the hypervisor's: always set, and not seen by the guest.
     const EFER_OWN: u64;
-
     /// A block of zeros.
     fn boxed() -> Box<Self>;
-
     /// For a vCPU with this identity among the vCPUs of all guests.
     fn own(identity: u32) -> Self::Own;
-
     /// A register of the guest.
     fn read(&self, field: Field) -> u64;
-
     /// Changes a register of the guest.
     fn write(&mut self, field: Field, value: u64);
-
     /// A segment register.
     fn segment(&self, name: SegmentName) -> Segment;
-
     /// Changes a segment register.
     fn set_segment(&mut self, name: SegmentName, segment: Segment);
-
     /// The privilege level. Real mode has 0, virtual-8086 mode 3.
     fn cpl(&self) -> u8;
-
     /// The event that the next entry delivers, [valid](super::event::VALID) or not.
     fn event(&self) -> u64;
-
     /// Has the next entry deliver this event.
     fn set_event(&mut self, event: u64);
-
     /// The event whose delivery the last exit cut short.
     fn cut_short(&self) -> u64;
-
     /// Whether the last instruction holds interrupts off: STI, or a load of SS.
     fn has_shadow(&self) -> bool;
-
     /// An instruction has been completed: what holds interrupts off is over.
     fn end_shadow(&mut self);
-
     /// Whether no interrupt is offered and no exit requested, and the guest has this priority.
     fn is_quiet(&self, priority: u8) -> bool;
 
@@ -165,40 +150,28 @@ pub trait ControlBlock: Sized + Send + 'static {
 
     /// Replaces all requests.
     fn request(&mut self, request: InterruptRequest);
-
     /// The guest can take an interrupt: the request for this exit is done.
     fn close_window(&mut self);
-
     /// Whether no interrupt was offered, and the guest has this priority.
     fn is_settled(&self, priority: u8) -> bool;
-
     /// Ends the offer of an interrupt; also returns the guest's priority.
     fn settle(&mut self) -> (u8, Offered);
-
     /// Changes the guest's priority.
     fn set_priority(&mut self, priority: u8);
-
     /// Whether PAUSE causes exits.
     fn intercept_pause(&mut self, wanted: bool);
-
     /// Whether the guest's first access to a debug register, and each write of DR7, causes an exit.
     fn intercept_debug(&mut self, wanted: bool);
-
     /// The vCPU comes from another CPU: nothing that a processor caches of the block is valid.
     fn arrive(&mut self);
-
     /// Sets the vCPU's controls as after INIT: nothing is offered or requested. Registers follow.
     fn init(state: &mut VcpuState<Self>);
-
     /// The vCPU's next entry drops all of its translations.
     fn owe_flush(own: &mut Self::Own);
-
     /// The vCPU has taken a flush of everything.
     fn note_flush(own: &mut Self::Own);
-
     /// The vCPU is reset: what it has of its own, too.
     fn reset(own: &mut Self::Own);
-
     /// The guest takes an NMI: the next waits for the end of its handler.
     fn begin_nmi(state: &mut VcpuState<Self>);
 

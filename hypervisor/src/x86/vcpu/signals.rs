@@ -1,9 +1,8 @@
 //! A CPU's workspace to run a vCPU, and a vCPU's external events: signals, vectors, timers.
 
-use core::sync::atomic::Ordering;
-
 use coherence::CpuId;
 use coherence::asid::AsidAllocator;
+use core::sync::atomic::Ordering;
 use hostlink::counters::Counter;
 use tlfs::InputPage;
 

@@ -1,7 +1,6 @@
 //! The vCPU state that only the CPU that runs it touches.
 
 use alloc::boxed::Box;
-
 use coherence::Space;
 use memslots::MmioCache;
 use stay::MMIO_PAGES;

@@ -3,12 +3,11 @@
 //! A 16550 on PCI has one base address register, in port space; a host bridge maps port space at an
 //! address. Source: PCI Local Bus Specification 3.0, sections 6.2 and 6.2.5.
 
-use core::ops::Range;
-use core::sync::atomic::{AtomicU32, Ordering};
-
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use baremetal::devicetree::{PciHost, Smmu as SmmuPlace};
+use core::ops::Range;
+use core::sync::atomic::{AtomicU32, Ordering};
 use iommu::DeviceId;
 use iommu::smmu::registers::Register;
 use pci::physical::{Identity, Node, place};

@@ -1,10 +1,9 @@
 //! The CPU itself: waiting for interrupts, stacks, the end of the run.
 
+use coherence::tlbi::Stage2Tlb;
 use core::arch::asm;
 use core::ops::Range;
 use core::sync::atomic::Ordering;
-
-use coherence::tlbi::Stage2Tlb;
 use hostlink::exit::ExitCode;
 use hostlink::phase::Phase;
 

@@ -1,11 +1,10 @@
 //! The start-up sequence.
 
-use core::ops::Range;
-
 use alloc::vec::Vec;
 use arrayvec::ArrayVec;
 use baremetal::aarch64::{info, power};
 use baremetal::devicetree::{Board, Gic, PROCESSORS, RANGES, Ram};
+use core::ops::Range;
 use hostlink::exit::ExitCode;
 
 use super::{features, header};

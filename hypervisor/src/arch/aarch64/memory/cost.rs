@@ -1,9 +1,8 @@
 //! The cost of invalidating a page here, compared with the guest's cost when all of its
 //! translations are dropped.
 
-use core::arch::asm;
-
 use coherence::tlbi::Stage2Tlb;
+use core::arch::asm;
 use stay::Instruments;
 
 use super::flush::Tlb;

@@ -3,10 +3,9 @@
 //! The sequences are `coherence::tlbi`'s. This module has their instructions, and is the only one
 //! that writes a TLBI for a guest.
 
+use coherence::tlbi::Stage2Tlb;
 use core::arch::asm;
 use core::ops::Range;
-
-use coherence::tlbi::Stage2Tlb;
 use hostlink::defect::Defect;
 use paging::FlushRange;
 use stay::{Mistake, Mistakes, broadcast};

@@ -1,12 +1,9 @@
 //! Stage 2: its format, as this processor needs it, and its tables.
 
-use core::sync::atomic::{AtomicBool, Ordering};
-
 use alloc::sync::Arc;
-
 use coherence::tlbi::{self, Errata, Granule, Setup};
+use core::sync::atomic::{AtomicBool, Ordering};
 use paging::{Arm64Stage2, Entries, FlushRange, Format, Level, Permissions, PhysAddr, TableMemory};
-
 use stay::Cost;
 
 use super::cost::Word;

@@ -3,10 +3,9 @@
 //! Everything is mapped one to one. Text is executable, read-only data readable, all other memory
 //! writable; nothing is both writable and executable. The guard pages of the stacks are not mapped.
 
+use baremetal::pages::PAGE;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
-
-use baremetal::pages::PAGE;
 use paging::{Arm64Stage1, Format, Level, MapError, PageTable, Permissions, PhysAddr};
 
 use crate::image::heap::{HeapTables, protect};

@@ -1,10 +1,8 @@
 //! The processor's SVM features, and enabling SVM.
 
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-
 use core::arch::x86_64::__cpuid;
 use core::num::NonZeroU32;
-
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use x86_64::registers::control::{Efer, EferFlags};
 use x86_64::registers::model_specific::Msr;
 

@@ -2,7 +2,6 @@
 
 use core::arch::asm;
 use core::arch::x86_64::__cpuid;
-
 use stay::Instruments;
 
 use crate::arch::Local;

@@ -8,14 +8,12 @@ mod registers;
 mod shared;
 mod simple;
 
-use std::cell::RefCell;
-use std::collections::BTreeSet;
-
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
-
 use hostlink::counters::Counter;
 use proptest::prelude::*;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 
 use super::*;
 use crate::arm64::mock::{Hardware, MockArm64, Recorded, hardware, machine, store, told};

@@ -1,13 +1,11 @@
 //! Entry and exit, on a mock processor.
 
-use std::cell::RefCell;
-use std::rc::Rc;
-
-use core::mem::ManuallyDrop;
-use core::sync::atomic::Ordering;
-
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::mem::ManuallyDrop;
+use core::sync::atomic::Ordering;
+use std::cell::RefCell;
+use std::rc::Rc;
 
 mod audited;
 mod handed;

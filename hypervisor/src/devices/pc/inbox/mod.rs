@@ -54,16 +54,6 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// An empty inbox.
-    pub fn new() -> Self {
-        Self {
-            edge: core::array::from_fn(|_| AtomicU64::new(0)),
-            level: core::array::from_fn(|_| AtomicU64::new(0)),
-            signals: AtomicU32::new(0),
-            logical: AtomicU32::new(0),
-        }
-    }
-
     /// How its local APIC interprets logical destinations.
     pub fn logical(&self) -> Logical {
         // No order: see the field.
@@ -204,7 +194,7 @@ mod tests {
 
     #[test]
     fn an_empty_inbox_changes_nothing() {
-        let (inbox, mut lapic) = (Inbox::new(), lapic());
+        let (inbox, mut lapic) = (Inbox::default(), lapic());
         assert!(is_empty(&inbox));
         assert_eq!(drain(&inbox, &mut lapic), Signals::default());
         assert_eq!(lapic.highest_irr(), None);
@@ -212,7 +202,7 @@ mod tests {
 
     #[test]
     fn every_vector_arrives_once_with_its_trigger() {
-        let (inbox, mut lapic) = (Inbox::new(), lapic());
+        let (inbox, mut lapic) = (Inbox::default(), lapic());
         for vector in 16..=255 {
             let trigger = if vector % 3 == 0 { Trigger::Level } else { Trigger::Edge };
             inbox.post_fixed(vector, trigger);
@@ -238,7 +228,7 @@ mod tests {
 
     #[test]
     fn u54_a_vectors_trigger_is_that_of_its_last_interrupt() {
-        let (inbox, mut lapic) = (Inbox::new(), lapic());
+        let (inbox, mut lapic) = (Inbox::default(), lapic());
         for vector in 16..=255 {
             for trigger in [Trigger::Level, Trigger::Edge, Trigger::Edge, Trigger::Level, Trigger::Edge] {
                 inbox.post_fixed(vector, trigger);
@@ -255,7 +245,7 @@ mod tests {
     /// Nothing that was posted before INIT reaches an interrupt after it.
     #[test]
     fn u54_init_discards_triggers() {
-        let (inbox, mut lapic) = (Inbox::new(), lapic());
+        let (inbox, mut lapic) = (Inbox::default(), lapic());
         inbox.post_fixed(0x40, Trigger::Level);
         inbox.post_init();
         let _ = drain(&inbox, &mut lapic);
@@ -266,7 +256,7 @@ mod tests {
 
     #[test]
     fn o15_init_cancels_what_came_before_and_start_up_follows_it() {
-        let (inbox, mut lapic) = (Inbox::new(), lapic());
+        let (inbox, mut lapic) = (Inbox::default(), lapic());
         inbox.post(MessageKind::Startup(1), Trigger::Edge);
         inbox.post(MessageKind::Nmi, Trigger::Edge);
         inbox.post(MessageKind::Fixed(0x40), Trigger::Edge);
@@ -282,7 +272,7 @@ mod tests {
 
     #[test]
     fn an_nmi_after_init_stays() {
-        let (inbox, mut lapic) = (Inbox::new(), lapic());
+        let (inbox, mut lapic) = (Inbox::default(), lapic());
         inbox.post_init();
         inbox.post_nmi();
         inbox.post_nmi();
@@ -293,7 +283,7 @@ mod tests {
 
     #[test]
     fn a_lowest_priority_vector_is_a_vector() {
-        let (inbox, mut lapic) = (Inbox::new(), lapic());
+        let (inbox, mut lapic) = (Inbox::default(), lapic());
         inbox.post(MessageKind::Lowest(0x99), Trigger::Edge);
         let _ = drain(&inbox, &mut lapic);
         assert_eq!(lapic.pending(), Some(0x99));
@@ -304,7 +294,7 @@ mod tests {
     #[test]
     fn g6_no_post_is_lost_between_threads() {
         const ROUNDS: usize = 2000;
-        let inbox = Inbox::new();
+        let inbox = Inbox::default();
         let served: Vec<AtomicU32> = (0..4).map(|_| AtomicU32::new(0)).collect();
         let stuck = AtomicBool::new(false);
         std::thread::scope(|scope| {

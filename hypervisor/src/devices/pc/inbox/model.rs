@@ -42,7 +42,7 @@ type Post = fn(&Inbox, &mut dyn FnMut());
 /// A level-triggered vector.
 fn vector_is_found(way: OwnerAction, take_word: fn(&mut coherence::Owner<'_>) -> bool, post: Post) {
     let mut lapic = lapic();
-    announced(Inbox::new(), way, take_word, post, move |inbox| {
+    announced(Inbox::default(), way, take_word, post, move |inbox| {
         inbox.drain_vectors(&mut lapic);
         let level = serve(&mut lapic);
         assert_ne!(level, Some(false), "a trigger that nobody posted");
@@ -53,7 +53,9 @@ fn vector_is_found(way: OwnerAction, take_word: fn(&mut coherence::Owner<'_>) ->
 /// A signal: INIT, start-up or NMI.
 fn signal_is_found(way: OwnerAction, take_word: fn(&mut coherence::Owner<'_>) -> bool, post: Post) {
     let mut lapic = lapic();
-    announced(Inbox::new(), way, take_word, post, move |inbox| take(inbox, &mut lapic) != Signals::default());
+    announced(Inbox::default(), way, take_word, post, move |inbox| {
+        take(inbox, &mut lapic) != Signals::default()
+    });
 }
 
 fn post_vector(inbox: &Inbox, announce: &mut dyn FnMut()) {
@@ -135,7 +137,7 @@ fn g6_notify_word_read_without_order_before_signals() {
 /// A level-triggered and an edge-triggered interrupt of one vector, beside the owner, which serves
 /// what it finds; then another edge-triggered one alone.
 fn triggers(post: fn(&Inbox, Trigger)) {
-    let inbox = Arc::new(Inbox::new());
+    let inbox = Arc::new(Inbox::default());
     let posters = [Trigger::Level, Trigger::Edge].map(|trigger| {
         let inbox = inbox.clone();
         thread::spawn(move || post(&inbox, trigger))
@@ -176,7 +178,7 @@ fn u54_edge_that_replaces_level() {
 /// The effect of INIT, with one poster beside the owner. `take` is the owner's, called twice beside
 /// the poster and once after it.
 fn init_cancels(post_init: fn(&Inbox), take: fn(&Inbox, &mut Lapic) -> Signals) {
-    let inbox = Arc::new(Inbox::new());
+    let inbox = Arc::new(Inbox::default());
     let owner = {
         let inbox = inbox.clone();
         thread::spawn(move || {
@@ -239,7 +241,7 @@ fn o15_init_that_cancels_no_vectors() {
 
 /// Two posters beside the owner, which takes once while they run and once after them.
 fn two_posters(post: [fn(&Inbox); 2]) -> [Signals; 2] {
-    let inbox = Arc::new(Inbox::new());
+    let inbox = Arc::new(Inbox::default());
     let posters = post.map(|post| {
         let inbox = inbox.clone();
         thread::spawn(move || post(&inbox))

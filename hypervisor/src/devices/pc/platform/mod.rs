@@ -190,11 +190,6 @@ pub struct PcBoard {
 }
 
 impl PcBoard {
-    /// All devices after reset.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Resets all devices. The clock continues.
     pub fn reset(&mut self) {
         let mut cmos = core::mem::take(&mut self.cmos);

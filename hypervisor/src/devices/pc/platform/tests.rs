@@ -4,7 +4,7 @@ use crate::devices::pc::message::{Destination, MessageKind, Trigger};
 /// A platform whose I/O APIC sends the ports' interrupts: COM1 as 0x34 and COM2 as 0x33,
 /// edge-triggered.
 fn platform() -> PcBoard {
-    let mut platform = PcBoard::new();
+    let mut platform = PcBoard::default();
     for port in SerialPort::ALL {
         let register = 0x10 + 2 * u32::from(port.pin());
         let _ = platform.mmio_write(ioapic::BASE, register);

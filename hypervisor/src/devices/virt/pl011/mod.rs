@@ -97,14 +97,8 @@ pub struct Pl011 {
 }
 
 impl Default for Pl011 {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl Pl011 {
     /// After reset: transmitter and receiver are enabled, the UART is disabled.
-    pub const fn new() -> Self {
+    fn default() -> Self {
         Self {
             rx: ArrayVec::new_const(),
             overrun: false,
@@ -122,7 +116,9 @@ impl Pl011 {
             modem: FR_CTS | FR_DSR | FR_DCD,
         }
     }
+}
 
+impl Pl011 {
     /// Reads the register that holds the byte at `offset` in the page: an access of 1, 2 or 4 bytes
     /// to a register's start. Registers that do not exist read as 0. May lower the interrupt line.
     #[must_use]

@@ -1,7 +1,7 @@
 use super::*;
 
 fn enabled() -> Pl011 {
-    let mut uart = Pl011::new();
+    let mut uart = Pl011::default();
     let _ = uart.write(CR, CR_ENABLE | CR_TX | CR_RX);
     let _ = uart.write(LCR_H, 0x70);
     uart
@@ -9,7 +9,7 @@ fn enabled() -> Pl011 {
 
 #[test]
 fn what_does_not_exist_reads_as_zero_and_ignores_writes() {
-    let mut uart = Pl011::new();
+    let mut uart = Pl011::default();
     let before = format!("{uart:?}");
     for offset in (0x04c..ID).step_by(4).chain([0x008, 0x01c, 0x1000, 0xfe1, 0x019, u32::MAX]) {
         assert_eq!(uart.write(offset, u32::MAX), Effect::None);
@@ -23,7 +23,7 @@ fn what_does_not_exist_reads_as_zero_and_ignores_writes() {
 
 #[test]
 fn identification_and_reset_values() {
-    let mut uart = Pl011::new();
+    let mut uart = Pl011::default();
     let id: Vec<u32> = (0..8).map(|index| uart.read(ID + 4 * index)).collect();
     assert_eq!(id, [0x11, 0x10, 0x14, 0x00, 0x0d, 0xf0, 0x05, 0xb1]);
     assert_eq!(uart.read(CR), 0x300);
@@ -35,7 +35,7 @@ fn identification_and_reset_values() {
 
 #[test]
 fn registers_keep_the_bits_that_they_have() {
-    let mut uart = Pl011::new();
+    let mut uart = Pl011::default();
     for (offset, mask) in
         [(IBRD, 0xffff), (FBRD, 0x3f), (LCR_H, 0xff), (CR, 0xff87), (IFLS, 0x3f), (IMSC, 0x7ff), (DMACR, 7)]
     {
@@ -114,7 +114,7 @@ fn without_fifos_there_is_room_for_one() {
 #[test]
 fn a_receiver_that_is_off_takes_nothing() {
     for cr in [0, CR_ENABLE, CR_RX, CR_ENABLE | CR_TX, CR_ENABLE | CR_RX | CR_LOOP] {
-        let mut uart = Pl011::new();
+        let mut uart = Pl011::default();
         let _ = uart.write(CR, cr);
         assert!(!uart.receive(1), "{cr:#x}");
     }
@@ -139,6 +139,6 @@ fn loopback_brings_bytes_and_modem_lines_back() {
 
 #[test]
 fn a_uart_that_nobody_enabled_sends_all_the_same() {
-    let mut uart = Pl011::new();
+    let mut uart = Pl011::default();
     assert_eq!(uart.write(DR, 0x21), Effect::Transmit(0x21));
 }

@@ -1,12 +1,10 @@
 //! The made machine's bus.
 
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, Ordering};
+use pci::{Address, ConfigSpace};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-
-use core::sync::atomic::{AtomicU64, Ordering};
-
-use alloc::vec::Vec;
-use pci::{Address, ConfigSpace};
 
 use super::function::{MadeFunction, MadeMsix};
 use super::{Note, Notes};

@@ -1,13 +1,11 @@
 //! A made IOMMU, by the specification (48882), not by the driver: it reads its tables and its ring
 //! from memory, keeps everything that it may, and forgets by command only.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-use core::sync::atomic::{AtomicU64, Ordering};
-
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::walk::{Kept, Refusal, word};
 use super::{Note, Notes};

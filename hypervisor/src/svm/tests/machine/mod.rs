@@ -11,14 +11,13 @@ pub(super) use iommu::{MadeIommu, block};
 pub(super) use ops::{Arrived, device_id};
 pub(super) use walk::Refusal;
 
-use std::cell::Cell;
-use std::sync::{Mutex, PoisonError};
-
 use ::iommu::DeviceId;
 use ::iommu::amd::ivrs::units;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use pci::Address;
+use std::cell::Cell;
+use std::sync::{Mutex, PoisonError};
 
 use crate::iommu::amd_vi::Iommu;
 use crate::iommu::messages::MachineDevices;

@@ -1,7 +1,6 @@
 //! Messages for several vCPUs, and vectors that are rare.
 
 use ::iommu::DeviceId;
-
 use std::sync::{Arc, Mutex};
 
 use super::interrupts::{ONE, TABLE, enable};

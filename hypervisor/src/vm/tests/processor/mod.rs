@@ -4,18 +4,16 @@
 mod vcpu;
 mod wiring;
 
-use std::cell::RefCell;
-use std::collections::BTreeMap;
-use std::sync::Mutex;
-
-use core::ops::Range;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-
 use alloc::vec;
 use alloc::vec::Vec;
+use core::ops::Range;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use hostlink::counters::Counter;
 use hostlink::guests::GuestState;
 use hostlink::name::Name;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::Mutex;
 
 use crate::stopping;
 use crate::vm::CreateError;
@@ -187,6 +185,7 @@ pub(super) struct Inbox {
 }
 
 /// The state that vCPUs share.
+#[derive(Default)]
 pub(super) struct Shared {
     programs: Vec<Vec<Op>>,
     root: u64,

@@ -20,12 +20,11 @@ use alloc::vec::Vec;
 
 use coherence::{CpuId, Hardware, NoDevices};
 use core::ops::{ControlFlow, Range};
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 use hostlink::config::Config;
 use hostlink::counters::Counter;
 use memslots::{Gpa, SlotError};
 use paging::{Amd64Nested, Invalidation, Level};
-use std::sync::Mutex;
 
 /// The flusher: it uses kicks.
 struct Kicks<'a>(&'a Vm<MockArch>);
@@ -99,27 +98,12 @@ unsafe impl Arch for MockArch {
         space: &VmMemory<Self>,
         (): (),
     ) -> Result<Shared, CreateError> {
-        Ok(Shared {
-            programs: programs.get(&config.name).cloned().unwrap_or_default(),
-            root: space.root().0,
-            done: AtomicU32::new(0),
-            resets: AtomicU32::new(0),
-            console: Mutex::default(),
-            cleaned: AtomicU64::new(0),
-            taken_over: AtomicU32::new(0),
-            paused_amid: AtomicU32::new(0),
-            latest: AtomicU64::new(0),
-            notes: Mutex::default(),
-            stalls: false.into(),
-        })
+        let programs = programs.get(&config.name).cloned().unwrap_or_default();
+        Ok(Shared { programs, root: space.root().0, ..Shared::default() })
     }
 
     fn new_vcpu(shared: &Shared, index: VpIndex, _: u32) -> Vcpu {
         Vcpu::new(index, shared.programs.get(index as usize).cloned().unwrap_or_else(|| vec![Op::Done]))
-    }
-
-    fn new_inbox() -> Inbox {
-        Inbox::default()
     }
 
     fn new_workspace(_: &PerCpu<Self>) {}

@@ -1,7 +1,6 @@
 //! Registers that all virtual processors of a partition share.
 
 use core::sync::atomic::{AtomicU64, Ordering};
-
 use spin::Mutex;
 use tlfs::msr::{self, CrashControl, HypercallMsr, PageMsr};
 

@@ -44,15 +44,6 @@ pub(super) struct Posted {
 }
 
 impl Inbox {
-    /// An empty inbox.
-    pub fn new() -> Self {
-        Self {
-            signals: AtomicU64::new(0),
-            spis: core::array::from_fn(|_| AtomicU64::new(0)),
-            groups: AtomicU8::new(0),
-        }
-    }
-
     /// Posts an SGI; to be called for each of [`Sgi::targets`]. The caller then changes the notify
     /// word.
     pub fn post_sgi(&self, sgi: Sgi, group: SgiGroup) {
@@ -119,14 +110,14 @@ mod tests {
 
     #[test]
     fn an_empty_inbox_has_nothing() {
-        let inbox = Inbox::new();
+        let inbox = Inbox::default();
         assert!(inbox.is_empty());
         assert_eq!(inbox.take(), Posted::default());
     }
 
     #[test]
     fn each_thing_arrives_once_and_apart_from_the_others() {
-        let inbox = Inbox::new();
+        let inbox = Inbox::default();
         for intid in 0..16_u64 {
             inbox.post_sgi(Sgi::new(intid << 24), SgiGroup::Group1);
             let private = 1 << intid;
@@ -153,7 +144,7 @@ mod tests {
     #[test]
     fn g6_no_spi_is_lost_between_threads() {
         const ROUNDS: u64 = 2000;
-        let inbox = Inbox::new();
+        let inbox = Inbox::default();
         let taken: Vec<AtomicU64> = (0..3).map(|_| AtomicU64::new(0)).collect();
         let stuck = AtomicBool::new(false);
         std::thread::scope(|scope| {

@@ -23,7 +23,7 @@ fn is_found(
     take: fn(&Inbox) -> Posted,
     expected: Posted,
 ) {
-    announced(Inbox::new(), way, take_word, post, move |inbox| {
+    announced(Inbox::default(), way, take_word, post, move |inbox| {
         if inbox.is_empty() {
             return false;
         }
@@ -123,7 +123,7 @@ fn g6_notify_word_read_without_order() {
 
 /// An SPI is posted after another signal, so that the owner takes its signals in any case.
 fn spi_is_found_behind_another(take: fn(&Inbox) -> Bits) {
-    let inbox = Inbox::new();
+    let inbox = Inbox::default();
     inbox.post_private(1);
     announced(inbox, OwnerAction::Enter, take_events, post_spi, move |inbox| {
         !inbox.is_empty() && take(inbox) == Bits::one(SPI)
@@ -179,7 +179,7 @@ fn groups_that_are_not_acquired() {
 
 /// Two vCPUs write GICD_CTLR, serialised by its lock, and a third takes their posts.
 fn last_groups(post: fn(&Mutex<Groups>, &Inbox, Groups)) {
-    let shared = Arc::new((Mutex::new(Groups::NONE), Inbox::new()));
+    let shared = Arc::new((Mutex::new(Groups::NONE), Inbox::default()));
     let posters = [1, 2].map(|bits| {
         let shared = shared.clone();
         thread::spawn(move || post(&shared.0, &shared.1, Groups::from_bits(bits)))

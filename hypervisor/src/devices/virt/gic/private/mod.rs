@@ -74,7 +74,7 @@ const PRIVATE: Bits = Bits::from_word(0, u32::MAX);
 
 impl Private {
     /// The state of vCPU `vcpu` of `vcpu_count`, after reset.
-    pub const fn new(vcpu: u8, vcpu_count: u8) -> Self {
+    pub fn new(vcpu: u8, vcpu_count: u8) -> Self {
         Self {
             vcpu,
             is_last: vcpu as u32 + 1 >= vcpu_count as u32,
@@ -91,7 +91,7 @@ impl Private {
             loaded: [ListRegister::new(); LIST_MAX],
             loaded_count: 0,
             changes: 0,
-            progress: progress::FutileWaits::new(),
+            progress: progress::FutileWaits::default(),
         }
     }
 

@@ -25,10 +25,6 @@ pub(super) struct FutileWaits {
 }
 
 impl FutileWaits {
-    pub(super) const fn new() -> Self {
-        Self { last: None, futile: 0 }
-    }
-
     pub(super) fn note(&mut self, standing: Standing) {
         self.futile = if self.last == Some(standing) { self.futile.saturating_add(1) } else { 0 };
         self.last = Some(standing);

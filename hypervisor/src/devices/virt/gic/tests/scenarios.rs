@@ -23,7 +23,7 @@ fn signalled(system: &System) -> Vec<Option<u8>> {
 fn an_sgi_of_group_1_is_not_reached_through_group_0() {
     let mut private = Private::new(0, 1);
     let _ = private.write(SGI_FRAME + 0x80, 4, 0b10);
-    let inbox = Inbox::new();
+    let inbox = Inbox::default();
     for intid in [1, 2] {
         let sgi = Sgi::new(intid << 24);
         inbox.post_sgi(sgi, SgiGroup::Group0);

@@ -27,7 +27,7 @@ impl System {
         let vcpu = |index| Vcpu {
             cpu: Cpu::new(list_count),
             private: Private::new(index, vcpu_count),
-            inbox: Inbox::new(),
+            inbox: Inbox::default(),
             notified: true,
         };
         let vcpus = (0..vcpu_count).map(vcpu).collect();
