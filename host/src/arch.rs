@@ -86,8 +86,7 @@ impl Arch {
         }
     }
 
-    /// Whether the guest's reports are on its console, among other lines, because there is no
-    /// second serial port.
+    /// Whether the guest's reports are on its console, because there is no second serial port.
     pub(crate) const fn reports_on_console(self) -> bool {
         matches!(self, Self::Aarch64)
     }
@@ -116,8 +115,7 @@ impl ArmCpu {
         }
     }
 
-    /// The value of QEMU's `-cpu`. With its architected algorithm, pointer authentication would
-    /// take most of the emulation's time.
+    /// For `-cpu`. Pointer authentication by its architected algorithm would take most of the time.
     pub(crate) const fn qemu(self) -> &'static str {
         match self {
             Self::Max => "max,pauth-impdef=on",
@@ -143,9 +141,8 @@ impl Platform {
         }
     }
 
-    /// Whether a machine with so many CPUs for vCPUs, each emulated in a thread of its own, has one
-    /// more, its first, which runs none: QEMU damages the first CPU's SVM state from the others'
-    /// threads (`docs/qemu.md`).
+    /// Whether a machine has one more CPU, its first, which runs no vCPU: QEMU damages the first
+    /// CPU's SVM state from the threads of others (`docs/qemu.md`).
     pub(crate) fn adds_cpu(self, cpus: u32) -> bool {
         self == Self::X86_64 && cpus > 1
     }

@@ -88,8 +88,7 @@ pub(crate) fn write_bzimage(tlbcheck: &Path, output: &Path) -> Result<()> {
     fs::write(output, image).with_context(|| format!("cannot write {}", output.display()))
 }
 
-/// Makes the image that the arguments describe. With an `epoch`, in seconds since 1970, that is the
-/// image's time, so that the same files make the same image.
+/// With an `epoch`, in seconds since 1970, the same files make the same image.
 pub(crate) fn make(args: &ImageArgs, epoch: Option<u64>) -> Result<()> {
     let directory = tempfile::Builder::new().prefix("quell-image-").tempdir()?;
     let boot = directory.path().join("boot");
@@ -159,8 +158,7 @@ fn mkrescue(tree: &Path, output: &Path, epoch: Option<u64>) -> Result<()> {
     Ok(())
 }
 
-/// GRUB's program with a fixed clock. Not all programs that it starts read the time from the
-/// environment, and they derive identifiers from it.
+/// Not all programs that GRUB's starts read the time from the environment.
 fn at_time(epoch: u64) -> Result<Command> {
     let time = OffsetDateTime::from_unix_timestamp(epoch.try_into()?)?;
     let (date, clock) = (time.date(), time.time());

@@ -46,8 +46,7 @@ impl Image {
 
 pub(crate) const HYPERVISOR: Image = Image { features: &["image"], ..Image::bare("quell-hypervisor") };
 
-/// The hypervisor for tests: it can inject defects, and an auditor checks each entry into the guest
-/// (AMD64).
+/// It can inject defects, and an auditor checks each entry into the guest.
 pub(crate) const HYPERVISOR_FOR_TESTS: Image =
     Image { features: &["image", "defects", "audit"], variant: Some("tests"), ..HYPERVISOR };
 
@@ -91,8 +90,7 @@ pub(crate) const OCCUPY: Image = Image::workload("occupy");
 /// The monitor that measures what KVM pays to remove memory and to log stores.
 pub(crate) const KVMSLOTS: Image = Image::workload("kvmslots");
 
-/// The workload that signals by a hint instruction that userspace is reached, and switches the
-/// machine off.
+/// Signals by a hint that userspace is reached, and switches the machine off.
 pub(crate) const MARK: Image = Image::workload("mark");
 
 /// The program that signals by an instruction which phase begins.
@@ -108,9 +106,8 @@ impl Program {
     }
 }
 
-/// The root of the source tree that this tool works on: the one from which it was started, by
-/// `./quell`, by cargo, or out of its target directory. It may differ from the one it was built
-/// from, because a tree may be copied together with its build output.
+/// The source tree from which this tool was started. It may differ from the one it was built from:
+/// a tree may be copied together with its build output.
 pub(crate) fn root() -> &'static Path {
     static ROOT: OnceLock<PathBuf> = OnceLock::new();
     ROOT.get_or_init(|| {
@@ -122,8 +119,7 @@ pub(crate) fn root() -> &'static Path {
     })
 }
 
-/// The source tree around the manifest directory that cargo passes to the programs it runs, or
-/// around the program.
+/// The tree around the manifest directory that cargo passes on, or around the program.
 fn find_root(manifest: Option<PathBuf>, program: Option<PathBuf>) -> Option<PathBuf> {
     let is_root = |path: &&Path| path.join("quell").is_file() && path.join("host/src/workspace.rs").is_file();
     let around = |path: &PathBuf| path.ancestors().find(is_root).map(Path::to_owned);
@@ -136,8 +132,7 @@ pub(crate) fn target_dir(name: &str) -> PathBuf {
     root().join(target).join(name)
 }
 
-/// Cargo, as the outer cargo was called, in the source tree and without the outer one's flags:
-/// `RUSTFLAGS` would replace the per-target flags of `.cargo/config.toml`.
+/// Cargo as the outer one, without its flags: they would replace those of `.cargo/config.toml`.
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root()).stdin(Stdio::null());
@@ -174,12 +169,10 @@ fn leave_paths_out(command: &mut Command, target: &str) -> Result<()> {
     Ok(())
 }
 
-/// The builds of this process. Each image is built once: source changes during a run of the tests
-/// must not lead to two versions of one image.
+/// Each image is built once: changes during the tests must not lead to two versions of one image.
 static BUILT: LazyLock<Mutex<HashMap<(Image, Arch), PathBuf>>> = LazyLock::new(Mutex::default);
 
-/// Builds `image` for `arch`, unless that has been done, and returns the path of its ELF file. One
-/// build at a time.
+/// Builds `image`, unless that has been done, one at a time; returns the path of its ELF file.
 pub(crate) fn build(image: Image, arch: Arch) -> Result<PathBuf> {
     let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(path) = built.get(&(image, arch)) {
@@ -213,9 +206,8 @@ fn build_anew(image: Image, arch: Arch) -> Result<PathBuf> {
     keep(&built, image.variant.unwrap_or("usual"))
 }
 
-/// A persistent copy of a build: building another variant of the same binary replaces cargo's file,
-/// and data read from the file, such as addresses of symbols, would belong to a different image
-/// than the one that is started.
+/// A copy that stays: building another variant replaces cargo's file, and what was read from it, as
+/// addresses of symbols, would belong to another image than the one that is started.
 fn keep(built: &Path, variant: &str) -> Result<PathBuf> {
     let kept = built.with_added_extension(variant);
     let fresh = built.with_added_extension(format!("{variant}.{}", std::process::id()));
@@ -224,8 +216,7 @@ fn keep(built: &Path, variant: &str) -> Result<PathBuf> {
     Ok(kept)
 }
 
-/// Builds the plugin with which QEMU counts instructions, for an interface version, and returns the
-/// path of its library.
+/// Builds the plugin with which QEMU counts instructions, for an interface version.
 pub(crate) fn build_plugin(interface: PluginInterface) -> Result<PathBuf> {
     let _one_at_a_time = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
     let directory = target_dir("images");
@@ -251,9 +242,8 @@ fn finish(mut command: Command, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// The file that a machine starts by QEMU's `-kernel`, and that Quell accepts as a guest's kernel,
-/// for the ELF file of a program for bare machines: the ELF file itself; on Arm, where both need
-/// it, a flat boot image of it.
+/// What a machine starts by `-kernel`, and Quell as a guest's kernel: the ELF file itself, or on
+/// Arm a flat boot image of it.
 pub(crate) fn bootable(elf: PathBuf, arch: Arch) -> Result<PathBuf> {
     match arch {
         Arch::X86_64 => Ok(elf),

@@ -127,12 +127,10 @@ impl Mapping {
         (first.cast(), pages.len() * self.page_bytes)
     }
 
-    /// Gives the kernel advice about some pages. Those that are discarded read as zero, or as the
-    /// file, when they are next touched.
+    /// Gives the kernel advice. What is discarded reads as zero, or as the file.
     pub fn advise(&mut self, pages: Range<usize>, advice: Advice) -> io::Result<()> {
         let (first, bytes) = self.range(&pages);
-        // SAFETY: the range is in this mapping. Its contents are accessed only by the functions
-        // here, which expect no particular value.
+        // SAFETY: in this mapping, whose contents only functions here access, expecting nothing.
         unsafe { madvise(first, bytes, advice)? };
         Ok(())
     }
@@ -163,8 +161,7 @@ impl Mapping {
     pub fn relocate(&mut self) -> io::Result<()> {
         let (place, bytes) = (Self::anonymous(self.pages)?, self.bytes());
         let (from, to) = (self.base.as_ptr().cast(), place.base.as_ptr().cast());
-        // SAFETY: exactly this mapping moves, over one of the same size that nothing else uses; no
-        // reference points into either.
+        // SAFETY: just this mapping moves, over an unused one of its size, and nothing refers to them.
         unsafe { mremap_fixed(from, bytes, bytes, MremapFlags::MAYMOVE, to)? };
         self.base = place.base;
         std::mem::forget(place);

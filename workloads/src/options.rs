@@ -101,8 +101,7 @@ impl<O> Program<O> {
         (self.check)(&mut options).map(|()| (options, channel))
     }
 
-    /// Runs the program with the arguments of this process. `run` returns whether all data was
-    /// right.
+    /// Runs the program with this process's arguments. `run` returns whether all data was right.
     pub fn main<E: Display>(self, run: impl FnOnce(&O, &mut Report) -> Result<bool, E>) -> ExitCode {
         let (name, usage) = (self.name, self.usage.clone());
         let args: Vec<String> = env::args().skip(1).collect();

@@ -50,8 +50,7 @@ pub struct Counts<R> {
     raw: R,
     /// The value of `raw` when the current phase began.
     begun: Box<[u64; RAW]>,
-    /// The counts of each phase. For the current one, the increase of `raw` since `begun` is still
-    /// to be added.
+    /// Of each phase; the current one still lacks the increase of `raw` since `begun`.
     phases: Vec<Box<[u64; RAW]>>,
     /// How often each phase has begun.
     entries: [u64; PHASES],

@@ -31,8 +31,7 @@ pub const KINDS: usize = TLBI + (1 << 12);
 const TLBI: usize = 32;
 
 impl Kind {
-    /// The kind of an AMD64 instruction, by its bytes; `None` if it is not counted separately. APM
-    /// volume 3 (24594), INVLPGA.
+    /// An AMD64 instruction's kind, if it is counted separately. APM volume 3 (24594), INVLPGA.
     pub fn of_amd64(bytes: [u8; 3]) -> Option<Self> {
         (bytes == [0x0f, 0x01, 0xdf]).then_some(Self::Invlpga)
     }
@@ -54,8 +53,7 @@ impl Kind {
     fn of_system(word: u32, crm: u8) -> Option<Self> {
         let op1 = (word >> 16) & 7;
         let op2 = (word >> 5) & 7;
-        // DC IVAC, CVAC, CVAU, CVAP, CVADP and CIVAC have op2 1; ISW, CSW and CISW, of EL1, have
-        // op2 2.
+        // DC by address has op2 1; ISW, CSW and CISW, of EL1, have op2 2.
         match ((word >> 12) & 0xf, crm) {
             (8 | 9, _) => {
                 let nxs = u16::from((word >> 12) & 0xf == 9) << 11;
@@ -97,8 +95,7 @@ pub fn dsb_name(crm: u8) -> String {
     }
 }
 
-/// The name of a TLB maintenance instruction, in assembler syntax; its fields if no name is known
-/// here.
+/// The name of a TLB maintenance instruction in assembler, or its fields.
 pub fn tlbi_name(operation: u16) -> String {
     let (op1, crm, op2) = (operation >> 7 & 7, operation >> 3 & 0xf, operation & 7);
     let nxs = if operation >> 11 != 0 { "nxs" } else { "" };

@@ -114,8 +114,7 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
         return 1;
     }
     LazyLock::force(&COUNTS);
-    // SAFETY: QEMU's functions, called according to its interface; the callbacks live as long as
-    // the process.
+    // SAFETY: as in QEMU's interface; the callbacks live as long as the process.
     unsafe {
         qemu_plugin_register_vcpu_tb_trans_cb(id, on_translation);
         qemu_plugin_register_atexit_cb(id, on_exit, ptr::null_mut());
@@ -125,8 +124,7 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
 
 /// A block is translated: makes its instructions counted whenever they are executed.
 unsafe extern "C" fn on_translation(_id: Id, block: *mut Block) {
-    // SAFETY: the block is QEMU's, and valid for the duration of this call; so are its
-    // instructions.
+    // SAFETY: the block and its instructions are QEMU's, and valid for the duration of this call.
     let instructions =
         unsafe { (0..qemu_plugin_tb_n_insns(block)).map(|index| qemu_plugin_tb_get_insn(block, index)) };
     with_counts(|counts| {
@@ -149,8 +147,7 @@ unsafe extern "C" fn on_translation(_id: Id, block: *mut Block) {
                 7 if is_amd64 => phase_of_amd64(unsafe { interface::bytes(instruction) }),
                 _ => phase(word),
             };
-            // Before the counters: the hint counts for the phase that it begins, and QEMU 10
-            // performs operations in the order of their registration.
+            // First: the hint counts for its phase, and QEMU 10 keeps the order of registration.
             if let Some(phase) = phase {
                 let data = ptr::without_provenance_mut(phase);
                 // SAFETY: as above; the data is a number, and is never dereferenced.

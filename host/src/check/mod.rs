@@ -59,8 +59,7 @@ pub(crate) fn check(args: &CheckArgs, signals: &Signals) -> Result<u8> {
     Ok(u8::from(failed != 0))
 }
 
-/// The default number of vCPUs on Quell. On AMD64 some have VP indices of a second bank; Arm's rows
-/// need several to share a CPU.
+/// On AMD64 some have VP indices of a second bank; Arm's rows need several to share a CPU.
 pub(crate) const fn vcpus(arch: Arch) -> u32 {
     match arch {
         Arch::X86_64 => 66,
@@ -212,8 +211,7 @@ impl Omission {
     }
 }
 
-/// A machine on which tlbcheck runs with this command line and this many CPUs; on Quell, vCPUs. Its
-/// files are written to `directory`.
+/// A machine on which tlbcheck runs on so many CPUs, or vCPUs on Quell.
 pub(crate) fn spec(
     platform: Platform,
     on: On,

@@ -22,8 +22,7 @@ pub(crate) struct Migrated {
 }
 
 impl Migrated {
-    /// Runs a cancelled migration of the slot. `copied` is called after each round with its number,
-    /// and the hypervisor waits for it: after the last one nothing is undone yet.
+    /// The hypervisor waits for `copied` after each round; after the last nothing is undone yet.
     pub(crate) fn ask(
         control: Control,
         slot: u16,

@@ -22,8 +22,7 @@ pub(crate) fn inspect_file(arch: Arch, path: &Path) -> Result<KernelInfo> {
     inspect(arch, &image).with_context(|| format!("{} is not a kernel that Quell can start", path.display()))
 }
 
-/// Checks a kernel image: a 64-bit Linux bzImage, or an ELF executable for AMD64 or i386 with a PVH
-/// note; an uncompressed arm64 `Image`.
+/// Checks a 64-bit bzImage, an ELF file of AMD64 or i386 with a PVH note, or an arm64 `Image`.
 fn inspect(arch: Arch, image: &[u8]) -> Result<KernelInfo> {
     match arch {
         Arch::Aarch64 => inspect_arm_image(image),

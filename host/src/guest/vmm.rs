@@ -9,8 +9,7 @@ use crate::prelude::*;
 /// Memory for the kernel itself and its tables, beyond what the monitor gives its guest.
 const KERNEL_MEMORY: u64 = 384 * MIB;
 
-/// The part of the initial RAM disk after [`initramfs::base`](super::initramfs::base): it loads KVM
-/// and runs the monitor with these arguments. The command's status is the monitor's.
+/// The part of the initial RAM disk that loads KVM and runs the monitor, whose status it has.
 pub(crate) fn archive(files: &GuestFiles, program: &Path, arguments: &str) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
     for module in KVM_MODULES {
@@ -21,8 +20,7 @@ pub(crate) fn archive(files: &GuestFiles, program: &Path, arguments: &str) -> Re
     Ok(archive.finish())
 }
 
-/// Memory of the machine for a monitor whose guest has this much. The initial RAM disk exists twice
-/// while the kernel unpacks it.
+/// The initial RAM disk exists twice while the kernel unpacks it.
 pub(crate) fn memory(guest_bytes: u64, initrd_bytes: u64) -> u64 {
     guest_bytes + KERNEL_MEMORY + 2 * initrd_bytes.next_multiple_of(MIB)
 }

@@ -13,8 +13,7 @@ pub(crate) struct Bundle<'a> {
 }
 
 impl<'a> Bundle<'a> {
-    /// The bundle of guests: what is for the whole machine, each guest's configuration, the files
-    /// that they name by their numbers, and the hypervisor's symbols.
+    /// Each guest's configuration names files by their numbers.
     pub(crate) fn new(
         machine: &'a str,
         guests: &'a [String],
@@ -83,15 +82,13 @@ fn table<'a>(functions: impl Iterator<Item = (u64, &'a str)>) -> String {
     text
 }
 
-/// Memory of the machine beyond the guest's: the hypervisor's own, and the bundle that stays in
-/// memory until the guest has been made from it.
+/// With what is the hypervisor's own, and the bundle, which stays until the guests are made.
 pub(crate) fn memory_around(guest_bytes: u64, bundle_bytes: u64) -> u64 {
     let given = guest_bytes + bundle_bytes;
     (given + given / HEAP_FRACTION).next_multiple_of(64 * MIB) + 256 * MIB
 }
 
-/// Memory of a machine whose guests have this much memory and this many vCPUs together: theirs, and
-/// what is around them.
+/// The same with what is around each of several guests.
 pub(crate) fn memory_for_guests(guest_bytes: u64, guests: u64, vcpus: u32, bundle_bytes: u64) -> u64 {
     /// Consoles' rings, tables' roots and the like of a guest.
     const GUEST_BYTES: u64 = 4 * MIB;
@@ -101,8 +98,7 @@ pub(crate) fn memory_for_guests(guest_bytes: u64, guests: u64, vcpus: u32, bundl
     memory_around(guest_bytes, bundle_bytes) + states.next_multiple_of(MIB)
 }
 
-/// The hypervisor uses half of this fraction of the memory that it manages for its heap, in
-/// addition to its fixed size.
+/// The hypervisor's heap is half of this fraction of the memory, in addition to its fixed size.
 const HEAP_FRACTION: u64 = 128;
 
 #[cfg(test)]

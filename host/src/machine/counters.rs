@@ -37,8 +37,7 @@ pub(crate) struct Snapshot {
 }
 
 impl Snapshot {
-    /// Reads the counters that the beacon at physical address `beacon` points to, or those of the
-    /// guests if there are several. `None` while the hypervisor has not filled the beacon in.
+    /// Reads the counters of the guests. `None` while the hypervisor has not filled the beacon in.
     pub(crate) fn read(ram: &Ram, beacon: u64) -> Result<Option<Self>> {
         let field = |offset: usize| ram.load(beacon.saturating_add(offset as u64));
         let Some(entries) = Entries::find(ram, beacon)? else { return Ok(None) };
@@ -118,8 +117,7 @@ impl Snapshot {
         (0..self.rows.len()).map(|index| self.some(std::iter::once(index)))
     }
 
-    /// The counters of each guest separately, with its name; those of a machine's only guest if
-    /// that uses its serial ports.
+    /// The counters of each guest, with its name if it is not the machine's only one.
     pub(crate) fn by_guest(&self) -> Vec<(Option<Identity>, Self)> {
         let mut guests: Vec<Option<Identity>> = self.owners.iter().map(|owner| owner.guest).collect();
         guests.dedup();
@@ -162,8 +160,7 @@ impl Snapshot {
     }
 }
 
-/// Ticks per second of the hypervisor's clock, from its beacon at physical address `beacon`; `None`
-/// while that is not filled in.
+/// Ticks per second of the hypervisor's clock; `None` while the beacon is not filled in.
 pub(crate) fn clock_hz(ram: &Ram, beacon: u64) -> Result<Option<u64>> {
     let field = |offset: usize| ram.load(beacon.saturating_add(offset as u64));
     if field(offset_of!(Beacon, magic))? != BEACON_MAGIC {
@@ -180,8 +177,7 @@ pub(crate) fn cpu_count(ram: &Ram, beacon: u64) -> Result<u64> {
     Ok(word & u64::from(u32::MAX))
 }
 
-/// The end of the run as the hypervisor reports it in the beacon at physical address `beacon`;
-/// `None` if it does not.
+/// The end of the run as the hypervisor reports it; `None` if it does not.
 pub(crate) fn exit_code(ram: &Ram, beacon: u64) -> Result<Option<ExitCode>> {
     let word = ram.load(beacon.saturating_add(offset_of!(Beacon, cpu_count) as u64))?;
     Ok(i32::try_from(word >> 32).ok().and_then(ExitCode::from_code))

@@ -35,8 +35,7 @@ impl Devices {
         *self == Self::default()
     }
 
-    /// Whether the stock kernel boots from a disk. It does not if an initial RAM disk is given, or
-    /// a command, which is run in one.
+    /// Whether the stock kernel boots from a disk, and not to a given RAM disk or command.
     pub(crate) fn boot(&self, has_initrd: bool, has_command: bool) -> bool {
         !self.disks.is_empty() && !has_initrd && !has_command
     }
@@ -60,8 +59,7 @@ impl Devices {
     }
 }
 
-/// The devices of a machine: QEMU's arguments, and for each guest the names by which the hypervisor
-/// gives it its own.
+/// QEMU's arguments, and for each guest the names by which the hypervisor gives it its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Built {
     pub(crate) args: Vec<OsString>,
@@ -76,13 +74,8 @@ const PLACES: Range<u32> = 8..31;
 /// On AMD64, the place among them whose id the interrupts of QEMU's I/O APIC have.
 const IO_APIC: u32 = 0x14;
 
-/// Builds the devices of guests, with an IOMMU unless software runs directly on the machine.
-///
-/// All are on the root bus: QEMU's IOMMU knows no functions behind ports (`docs/qemu.md`).
-///
-/// # Errors
-///
-/// If there are more than the bus has places for.
+/// Builds the devices of guests, with an IOMMU unless software runs directly on the machine. All
+/// are on the root bus: QEMU's IOMMU knows no functions behind ports (`docs/qemu.md`).
 pub(crate) fn build<'d>(
     platform: Platform,
     guests: impl Iterator<Item = &'d Devices>,
@@ -136,10 +129,8 @@ pub(crate) fn build<'d>(
     Ok(built)
 }
 
-/// Places for the devices of one guest after the other.
-///
-/// On Arm a place has one of four interrupt lines, by its two lowest bits, and a line is one
-/// guest's.
+/// Places for the devices of one guest after the other. On Arm a place has one of four interrupt
+/// lines, by its two lowest bits, and a line is one guest's.
 struct Places {
     free: Vec<u32>,
     /// The interrupt lines of each guest; none where devices send messages.
@@ -180,19 +171,14 @@ impl Places {
     }
 }
 
-/// A path as the value of an option. QEMU ends values at a comma; one that is written twice is a
-/// comma.
+/// A path as the value of an option: QEMU ends values at a comma that is not written twice.
 pub(crate) fn value(path: &Path) -> OsString {
     let bytes = path.as_os_str().as_bytes().iter();
     let doubled = bytes.flat_map(|&byte| [byte, byte].into_iter().take(if byte == b',' { 2 } else { 1 }));
     OsString::from_vec(doubled.collect())
 }
 
-/// A value of `-drive`: these options, and this disk.
-///
-/// # Errors
-///
-/// If it is neither a file nor a block device.
+/// A value of `-drive`: these options, and this disk, a file or a block device.
 pub(crate) fn drive(options: &str, disk: &Path) -> Result<OsString> {
     let driver = driver(disk)?;
     let path = path::absolute(disk).with_context(|| format!("no {}", disk.display()))?;

@@ -224,8 +224,7 @@ pub(super) fn path_in_child(fd: &impl AsRawFd) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
 
-/// The command for QEMU: its standard streams, the descriptors that it inherits, and its death
-/// together with this process.
+/// The command for QEMU: its streams, inherited descriptors, and its death together with us.
 pub(super) fn command(
     spec: &Spec,
     mut command: Command,
@@ -245,8 +244,7 @@ pub(super) fn command(
     }
     end_with_us(&mut command);
     // SAFETY: the closure runs between fork and exec and makes only system calls. The descriptors
-    // are open there: the child has a copy of every descriptor of the parent, and the parent holds
-    // these until the child has started.
+    // are open there: the child has copies, and the parent holds them until it has started.
     unsafe {
         command.pre_exec(move || {
             for fd in &inherited {

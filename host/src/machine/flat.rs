@@ -6,9 +6,7 @@ use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
 /// The largest size of an image: a wrong address would make it as large as the address space.
 pub(crate) const IMAGE_MAX: u64 = 64 << 20;
 
-/// Fields of the arm64 boot image's header.
-///
-/// Source: the kernel's Documentation/arch/arm64/booting.rst, "Call the kernel image".
+/// Of an arm64 boot image: Linux, Documentation/arch/arm64/booting.rst, "Call the kernel image".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ArmHeader {
     /// The image's load offset from a multiple of 2 MiB.
@@ -27,8 +25,7 @@ impl ArmHeader {
         (magic == Self::MAGIC).then_some(Self { text_offset: word(8)?, image_size: word(16)? })
     }
 
-    /// The address where QEMU's loader puts the image: it leaves room for its own first
-    /// instructions.
+    /// Where QEMU's loader puts the image: it leaves room for its own first instructions.
     fn load_address(self) -> u64 {
         const OWN: u64 = 4096;
         let offset = if self.text_offset < OWN { self.text_offset + (2 << 20) } else { self.text_offset };
@@ -36,8 +33,7 @@ impl ArmHeader {
     }
 }
 
-/// The loaded contents of the file: the lowest physical address, and the bytes from there on.
-/// Trailing zeroes are dropped.
+/// The lowest physical address, and the bytes from there on, without trailing zeroes.
 pub(crate) fn flat(file: &ElfFile64<'_>) -> Result<(u64, Vec<u8>)> {
     let endian = file.endian();
     let headers = file.elf_program_headers().iter();
@@ -62,8 +58,7 @@ pub(crate) fn flat(file: &ElfFile64<'_>) -> Result<(u64, Vec<u8>)> {
     Ok((start, image))
 }
 
-/// Makes the arm64 boot image of an ELF file that begins with such an image's header and is linked
-/// at the address where QEMU's loader puts it.
+/// Makes the boot image of an ELF file that begins with its header, linked where QEMU loads it.
 fn boot_image(elf: &[u8]) -> Result<Vec<u8>> {
     let file = ElfFile64::<object::Endianness>::parse(elf).context("not an ELF64 file")?;
     let header = file.elf_header();
@@ -110,8 +105,7 @@ pub(crate) mod tests {
         image
     }
 
-    /// An ELF file for Arm64 with these segments: physical address and contents. Virtual addresses
-    /// differ.
+    /// An ELF file for Arm64 with these segments by physical address. Virtual addresses differ.
     fn elf(segments: &[(u64, &[u8])]) -> Vec<u8> {
         let mut file = vec![0; 64 + 56 * segments.len()];
         file[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");

@@ -53,8 +53,7 @@ impl LogFile {
         make().with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Appends bytes. If they cannot be written, they are lost, and the log says so as soon as it
-    /// can be written again.
+    /// Appends bytes. If they are lost, the log says so as soon as it can be written again.
     pub(crate) fn append(&mut self, bytes: &[u8]) {
         let mut rest = bytes;
         if let Err(error) = self.write(&mut rest) {

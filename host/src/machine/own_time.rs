@@ -8,8 +8,7 @@ const PERIOD: Duration = Duration::from_millis(500);
 /// However busy the computer is, a process gets one second in this many.
 const SLOWEST: u32 = 10;
 
-/// The kernel's statistics of a thread: nanoseconds that it ran, and nanoseconds that it was ready
-/// and waited for a CPU.
+/// The nanoseconds that a thread ran, and those that it was ready and waited for a CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Stat {
     ran: u64,
@@ -17,8 +16,7 @@ struct Stat {
 }
 
 impl Stat {
-    /// From a line of `/proc/PID/task/TID/schedstat` (Linux,
-    /// Documentation/scheduler/sched-stats.rst).
+    /// Of `/proc/PID/task/TID/schedstat` (Linux, Documentation/scheduler/sched-stats.rst).
     fn parse(line: &str) -> Option<Self> {
         let mut words = line.split_ascii_whitespace().map(str::parse);
         Some(Self { ran: words.next()?.ok()?, waited: words.next()?.ok()? })

@@ -44,8 +44,8 @@ pub(crate) struct Ram {
 }
 
 impl Ram {
-    /// Makes `bytes` of zeroed memory at physical address `base`, a multiple of the page size; a
-    /// page uses host memory only once it is written. Its size cannot change afterwards.
+    /// Zeroed memory at `base`, a multiple of the page size, which never changes its size. It uses
+    /// host memory once it is written.
     pub(crate) fn new(bytes: u64, base: u64) -> Result<Self> {
         let make = || -> std::io::Result<File> {
             let file = File::from(memfd_create(NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
@@ -58,9 +58,8 @@ impl Ram {
         Ok(Self { base, gap: None, file, map })
     }
 
-    /// The same with the layout of QEMU's q35 machine: starting at 0; memory that does not fit
-    /// below 2 GiB is at 4 GiB, but all is below if that is less than 2.75 GiB (`pc_q35_init` in
-    /// `hw/i386/pc_q35.c`).
+    /// As on QEMU's q35: what does not fit below 2 GiB is at 4 GiB, but all is below if it is less
+    /// than 2.75 GiB (`pc_q35_init` in `hw/i386/pc_q35.c`).
     fn of_q35(bytes: u64) -> Result<Self> {
         const GIB: u64 = 1 << 30;
         let gap = (bytes >= 11 * GIB / 4).then_some(Gap { start: 2 * GIB, end: 4 * GIB });
@@ -80,8 +79,7 @@ impl Ram {
         Ok(Whereabouts { fd, inode, bytes, base: self.base, gap: self.gap })
     }
 
-    /// Opens the memory of a machine that process `pid` runs, for reading only. Fails if it is not
-    /// that memory: the process may have ended, and another one may have its ID.
+    /// Opens a machine's memory for reading. The process may have ended, and another have its ID.
     pub(crate) fn open(pid: u32, at: &Whereabouts) -> Result<Self> {
         Self::open_at(Path::new(&format!("/proc/{pid}/fd/{}", at.fd)), at, getuid().as_raw())
     }
@@ -131,8 +129,7 @@ impl Ram {
         format!("/proc/self/fd/{}", self.file.as_raw_fd())
     }
 
-    /// A digest of each page of 4 KiB in a range, which other processes may be writing: pages with
-    /// equal digests have equal contents, for all practical purposes.
+    /// Pages of 4 KiB with equal digests have equal contents, for all practical purposes.
     pub(crate) fn page_digests(&self, start: u64, bytes: u64) -> Result<Vec<u64>> {
         let words = usize::try_from(PAGE_SIZE).unwrap_or(0) / size_of::<u64>();
         let last = start.checked_add(bytes).and_then(|end| end.checked_sub(8));
@@ -154,9 +151,7 @@ impl Ram {
         Ok((0..bytes / PAGE_SIZE).map(digest).collect())
     }
 
-    /// The 64-bit word at physical address `address`, which other processes may be writing;
-    /// acquires the stores that the writer released with it. Fails if the memory has no whole word
-    /// there.
+    /// The word at an address, which others may be writing; acquires what they released with it.
     pub(crate) fn load(&self, address: u64) -> Result<u64> {
         let offset = self.offset(address).and_then(|offset| usize::try_from(offset).ok());
         let index = offset.filter(|at| at.is_multiple_of(size_of::<u64>()));

@@ -34,8 +34,7 @@ impl Reports {
         self.comes.notify_one();
     }
 
-    /// Waits for the report with this number, for at most `timeout`. If it has been dropped,
-    /// returns the next one; also returns the number of the successor.
+    /// The report with this number, or the next one that is kept; and the successor's number.
     pub(super) fn await_one(&self, number: usize, timeout: Duration) -> Option<(Value, usize)> {
         let kept = self.kept();
         let waited = self.comes.wait_timeout_while(kept, timeout, |kept| kept.at(number).is_none());
@@ -50,8 +49,7 @@ impl Reports {
         self.kept().dropped() + self.too_long.load(Ordering::Relaxed)
     }
 
-    /// Processes the lines of the report channel until it is closed. Lines that are not reports are
-    /// skipped: the guest's kernel may print there, too.
+    /// Processes the report channel's lines. The guest's kernel may print there, too.
     pub(super) fn read(&self, source: impl Read) {
         let mut source = BufReader::new(source);
         let mut line = Vec::new();
@@ -200,8 +198,7 @@ impl<T: Clone> Ends<T> {
         }
     }
 
-    /// The value with this number or, if it was dropped, the next one that was not; and the number
-    /// of its successor.
+    /// The value with this number, or the next one that is kept; and the successor's number.
     pub(super) fn at(&self, number: usize) -> Option<(T, usize)> {
         if let Some((value, _)) = self.first.values.get(number) {
             return Some((value.clone(), number + 1));
@@ -304,8 +301,7 @@ mod tests {
             let mut ends = Ends::new();
             for (number, &size) in sizes.iter().enumerate() {
                 ends.push(number, size);
-                // The naive way: as many as fit from the front, and as many of the others as fit
-                // from the back.
+                // The naive way: as many as fit from the front, and of the others from the back.
                 let sum = |range: &[usize]| range.iter().sum::<usize>();
                 let upto = (0..=number + 1).rev().find(|&upto| sum(&sizes[..upto]) <= Ends::<usize>::BYTES_MAX);
                 let upto = upto.expect("nothing has room");

@@ -4,16 +4,14 @@ use crate::prelude::*;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Records termination signals for the rest of the process's life; the default records none, so
-/// they have their default effect.
+/// Records termination signals. The default records none, and they have their default effect.
 #[derive(Clone, Default)]
 pub(crate) struct Signals {
     caught: Arc<AtomicUsize>,
 }
 
 impl Signals {
-    /// From now on SIGHUP, SIGINT and SIGTERM are recorded instead of ending the process. Call it
-    /// once.
+    /// From now on SIGHUP, SIGINT and SIGTERM are recorded. Call it once.
     pub(crate) fn install() -> Result<Self> {
         let caught = Arc::new(AtomicUsize::new(0));
         for signal in [SIGHUP, SIGINT, SIGTERM] {

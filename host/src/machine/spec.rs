@@ -54,11 +54,9 @@ pub(crate) enum Console {
 pub(crate) enum Clock {
     /// The host's clock, with each CPU in a thread of its own.
     Wall,
-    /// The number of executed instructions, 1 ns each, with all CPUs in turn in one thread. Two
-    /// runs of the same program are identical to the instruction.
+    /// Executed instructions, 1 ns each, all CPUs in turn: two runs are identical.
     Instructions,
-    /// The same while a CPU executes any, and the host's clock while all wait: for devices that
-    /// take the host's time.
+    /// The same, and the host's clock while all CPUs wait: for devices that take the host's time.
     InstructionsAndWaits,
 }
 
@@ -95,12 +93,10 @@ pub(crate) struct Spec {
 
 /// The files and sockets that one run of QEMU uses.
 pub(crate) struct Channels<'a> {
-    /// UNIX socket of the guest's report channel, the second serial port; not used if reports are
-    /// on the console.
+    /// UNIX socket of the second serial port, unless reports are on the console.
     pub(crate) report: &'a Path,
     pub(crate) log: &'a Path,
-    /// UNIX socket at which QEMU offers the control channel, the fourth serial port or one on PCI;
-    /// `None` without hypervisor.
+    /// UNIX socket for the fourth serial port, or one on PCI; `None` without hypervisor.
     pub(crate) control: Option<&'a Path>,
     pub(crate) qemu_log: &'a Path,
 }
@@ -181,8 +177,7 @@ impl Spec {
     fn machine(&self, args: &mut Arguments, version: Version) {
         let Platform::Aarch64(cpu) = self.platform else {
             args.words("-machine q35,memory-backend=ram -cpu");
-            // QEMU 7.2's CMPXCHG16B damages the flags. The hypervisor detects that itself, Linux
-            // does not.
+            // QEMU 7.2's CMPXCHG16B damages the flags. Linux does not detect that itself.
             let is_hidden = matches!(self.payload, Payload::Bare { .. }) && !version.has_cmpxchg16b();
             let cx16 = if is_hidden { ",-cx16" } else { "" };
             args.0.push(format!("EPYC,+svm,+npt{cx16}").into());
@@ -190,8 +185,7 @@ impl Spec {
         };
         let mut machine = "virt,memory-backend=ram,gic-version=3".to_owned();
         if self.has_el2 || matches!(self.payload, Payload::Quell { .. }) {
-            // Without this, there is no EL2: software directly on the machine then runs as it does
-            // in a guest.
+            // Otherwise software directly on the machine runs as it does in a guest.
             machine += ",virtualization=on";
         }
         if self.clock != Clock::Wall {
@@ -201,8 +195,7 @@ impl Spec {
         args.pair("-cpu", cpu.qemu());
     }
 
-    /// In addition to the console there are two serial ports on PCI, for the control channel and
-    /// the hypervisor's log. The end of a run is reported in the beacon.
+    /// Two serial ports on PCI, for control channel and log. The end is reported in the beacon.
     fn arm_devices(&self, args: &mut Arguments, channels: &Channels<'_>) {
         if channels.control.is_some() {
             args.option("-chardev", "file,id=log,path=", channels.log);
@@ -211,8 +204,7 @@ impl Spec {
     }
 }
 
-/// Serial ports in addition to the console, and the ports for the hypervisor's log and its exit
-/// code.
+/// Further serial ports, and ports for the hypervisor's log and its exit code.
 fn x86_devices(args: &mut Arguments, channels: &Channels<'_>) {
     args.option("-chardev", "socket,id=report,path=", channels.report);
     args.words("-serial chardev:report");

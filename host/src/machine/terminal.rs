@@ -22,14 +22,12 @@ const RESET: &str = "\x18\x1b\\\
     \x1b7\x1b[r\x1b8\x1b[?69l\x1b[?6l\x1b[?5l\x1b[?7h\x1b(B\x1b)B\x0f\x1b[?25h\x1b[0m";
 /// A question that terminals answer (DA1), after those that were asked before it.
 const QUESTION: &str = "\x1b[c";
-/// The time without a byte after which no answer comes, in tenths of a second. The terminal may be
-/// far away; the answer to the last question ends the wait.
+/// Tenths of a second without a byte after which no answer comes: the terminal may be far away.
 const PATIENCE: u8 = 10;
 const PATIENCE_MAX: Duration = Duration::from_secs(3);
 
-/// The terminal's former settings, while its keys are for a guest. Dropped, it makes the terminal
-/// what it was: the settings, the modes that the guest has set, and the input, in which there may
-/// be answers to the guest's questions. The shell would take them for what the user types.
+/// The terminal's settings, while its keys are for a guest. Dropped, it restores them, ends modes
+/// that the guest has set, and takes answers to its questions, which are not for the shell.
 pub(crate) struct SavedTerminal {
     settings: Termios,
     /// Passes on what is typed until it is to stop.
@@ -39,8 +37,7 @@ pub(crate) struct SavedTerminal {
 /// The time after which a reader of keys looks whether it is to stop.
 const POLL_PERIOD: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
-/// A source of keys that is never waited for without end: nobody else can read a terminal while
-/// somebody waits for its next byte.
+/// Keys that are never waited for without end: nobody else can read a terminal meanwhile.
 pub(crate) struct Polled<F>(pub(crate) F);
 
 impl<F: AsFd> Read for Polled<F> {
@@ -60,8 +57,7 @@ impl SavedTerminal {
         isatty(&stdin).then(|| tcgetattr(&stdin).ok()).flatten().map(|settings| Self { settings, keys: None })
     }
 
-    /// From now on each key is for the guest at once, but for those that signal, as Ctrl-C does,
-    /// unless the terminal is another program's at present.
+    /// Each key is for the guest at once, but those that signal, unless the terminal is another's.
     pub(crate) fn pass_keys(&mut self, mut to: ChildStdin) {
         let input = io::stdin();
         let is_ours = tcgetpgrp(&input).is_ok_and(|group| group == getpgrp());

@@ -157,8 +157,7 @@ impl MachineFile {
     }
 }
 
-/// A path without links in its directory and without `.` and `..`, to be compared with others. The
-/// file need not exist.
+/// A path without links, `.` and `..`, to be compared. The file need not exist.
 fn plain(path: &Path) -> PathBuf {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let mut plain = PathBuf::new();

@@ -34,8 +34,7 @@ pub(super) fn first_unknown<'f>(
 }
 
 impl<'f> Fields<'f> {
-    /// The keys of a table which is called `whose` in messages. `others` has keys of another table,
-    /// and the message about one of them that is here.
+    /// `others` are keys of another table, and the message about one of them that is here.
     pub(super) fn new(
         source: &'f Source,
         table: &'f DeTable<'f>,

@@ -46,8 +46,7 @@ impl From<Program> for Software {
 pub(crate) struct GuestPlan {
     /// The line of its `[[guest]]`.
     pub(crate) line: usize,
-    /// What the hypervisor is told about it, but for what its files become. Its CPUs are counted as
-    /// the file counts them.
+    /// What the hypervisor is told, but for files. CPUs are counted as the file counts them.
     pub(crate) config: Config<'static>,
     pub(crate) software: Software,
     /// Its initial RAM disk; for the stock kernel the stock one if there is none.

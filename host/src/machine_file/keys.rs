@@ -29,8 +29,7 @@ pub(crate) struct Key {
 
 type Read = fn(&mut GuestPlan, &Fields<'_>, &'static str, &Machine) -> Result<()>;
 
-/// What a check shows: the heading of its column, its name as JSON, the value, and that as text. It
-/// has no column or is not in JSON if that has no name.
+/// The heading of a column, the name in JSON, the value, and that as text. A name may be missing.
 pub(super) type Shown =
     (&'static str, &'static str, fn(&MachineFile, &GuestPlan) -> Value, fn(&Value) -> String);
 
@@ -245,8 +244,7 @@ fn memory(guest: &mut GuestPlan, of: &Fields<'_>, key: &'static str, _: &Machine
     put(&mut guest.config.memory, found)
 }
 
-/// The CPUs that the guest may use. The machine has to have them, and one of them at least has to
-/// run vCPUs.
+/// The machine has to have these CPUs, and one of them has to run vCPUs.
 fn cpus(guest: &mut GuestPlan, of: &Fields<'_>, key: &'static str, machine: &Machine) -> Result<()> {
     let found = of.list(key, "a set of CPUs", CpuSet::parse)?.filter(|set| set.value != CpuSet::ALL);
     let Some(At { value: set, line }) = found else { return Ok(()) };

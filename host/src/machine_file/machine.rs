@@ -32,8 +32,7 @@ pub(crate) struct Machine {
     pub(crate) platform: Platform,
     /// Its CPUs, as the file counts them.
     pub(crate) cpus: u32,
-    /// The role of the boot CPU, CPU 0; `None` if this tool decides, and may add a CPU before those
-    /// that the file counts.
+    /// `None` if this tool decides, and may add a CPU before those that the file counts.
     pub(crate) boot_cpu: Option<BootCpu>,
     /// Its memory; `None` for as much as the guests need.
     pub(crate) memory: Option<At<u64>>,

@@ -39,8 +39,7 @@ impl MachineFile {
         Self::of(Source::read(path)?, given)
     }
 
-    /// A machine with one guest, which has these keys with their values. Options about the machine
-    /// say the rest.
+    /// A machine with one guest that has these keys. Options about the machine say the rest.
     pub(crate) fn of_options(keys: &[(&str, String)], given: Overrides) -> Result<Self> {
         let line = |(key, value): &(&str, String)| format!("{key} = {value}\n");
         let lines: String = keys.iter().map(line).collect();

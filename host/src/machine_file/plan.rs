@@ -9,8 +9,7 @@ use hostlink::config::BootCpu;
 use hostlink::cpus::CpuSet;
 
 impl MachineFile {
-    /// Whether this tool adds a CPU, the boot CPU, before those that the file counts: see
-    /// `docs/qemu.md`.
+    /// Whether this tool adds the boot CPU before those that the file counts: see `docs/qemu.md`.
     pub(crate) fn adds_cpu(&self) -> bool {
         self.machine.boot_cpu.is_none() && self.machine.platform.adds_cpu(self.machine.cpus)
     }

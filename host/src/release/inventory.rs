@@ -53,10 +53,7 @@ pub(super) struct Inventory {
     components: BTreeSet<Component>,
 }
 
-/// The components of the programs.
-///
-/// # Errors
-/// A crate has no licence, or one that is not allowed.
+/// Fails if a crate has no licence, or one that is not allowed.
 pub(super) fn of_programs() -> Result<Inventory> {
     let mut inventory = Inventory::default();
     for (package, features, arch) in PROGRAMS {
@@ -76,8 +73,7 @@ fn metadata(package: &str, features: &[&str], target: &str) -> Result<Metadata> 
 }
 
 impl Inventory {
-    /// Adds the crates that are linked into a package's programs: neither build nor test
-    /// dependencies.
+    /// Adds the crates that are linked into a package's programs.
     fn add_crates(&mut self, metadata: &Metadata, package: &str) -> Result<()> {
         let root = metadata.packages.iter().find(|found| found.name.as_str() == package);
         let root = root.with_context(|| format!("there is no package {package}"))?;

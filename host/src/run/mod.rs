@@ -21,9 +21,8 @@ use hostlink::config::Switches;
 use several::show;
 use std::rc::Rc;
 
-/// The beginning of the command line of a Linux guest whose reports are read: its console, and, if
-/// there is only one serial port for both, the instruction for the guest's programs to report
-/// there.
+/// The console of a Linux guest whose reports are read. If it has one serial port for both, its
+/// programs are told to report there.
 pub(crate) fn reporting_console(arch: Arch) -> String {
     let word = if arch.reports_on_console() { " quell.report" } else { "" };
     format!("{}{word}", arch.console())
@@ -34,8 +33,7 @@ const WATCH_PERIOD: Duration = Duration::from_secs(1);
 /// Lines of the hypervisor's log that are shown after a failure other than its own.
 const LOG_TAIL_LINES: usize = 30;
 
-/// Runs the guests; returns the exit status. One that options describe has a machine file of its
-/// own, which nobody writes.
+/// The guest that options describe has a machine file of its own, which nobody writes.
 pub(crate) fn run(args: &RunArgs, signals: &Signals) -> Result<u8> {
     let file = match &args.file {
         Some(path) => MachineFile::read(path, args.overrides())?,
@@ -172,9 +170,8 @@ pub(crate) fn switches<T: AsRef<str>>(settings: &[T]) -> Result<Switches> {
     Ok(switches)
 }
 
-/// Prints how the run ended unless it succeeded, and returns the exit status. `may_leave`: whether
-/// an end without the hypervisor's report is an orderly one. A run some of whose output is lost has
-/// failed.
+/// Prints how the run ended unless it succeeded. `may_leave`: whether an end without the
+/// hypervisor's report is an orderly one. A run some of whose output is lost has failed.
 pub(crate) fn conclude(outcome: &Outcome, may_leave: bool) -> u8 {
     let status = conclude_machine(outcome, may_leave);
     outcome.unwritten.iter().for_each(|what| eprintln!("quell: some output is lost: {what}"));

@@ -83,8 +83,7 @@ impl Guest {
         Ok(())
     }
 
-    /// A machine that runs this guest on Quell, with `cpus` CPUs for its vCPUs. The bundle is
-    /// written to `directory`.
+    /// A machine with `cpus` CPUs for vCPUs that runs this guest on Quell.
     pub(crate) fn on_quell(
         &self,
         hypervisor: &Hypervisor,
@@ -110,8 +109,7 @@ impl Guest {
         Ok(quell)
     }
 
-    /// This guest as a virtual machine under KVM, with this way of flushing. `flush`, `reset` and
-    /// `switches` concern only Quell.
+    /// `flush`, `reset` and `switches` concern only Quell.
     pub(crate) fn under_kvm(&self, flushes: peer::Flushes, has_rom: bool) -> peer::Inner<'_> {
         peer::Inner {
             kernel: &self.kernel,
@@ -145,8 +143,7 @@ impl Guest {
     }
 }
 
-/// Checks that the kernel is one, and that it and an initial RAM disk of this size fit into a
-/// guest's memory.
+/// Checks that kernel and initial RAM disk fit into a guest's memory.
 fn check_fit(arch: Arch, kernel: &Path, initrd_bytes: u64, guest_bytes: u64) -> Result<()> {
     let kernel = kernel::inspect_file(arch, kernel)?;
     ensure!(
@@ -243,8 +240,7 @@ impl StockGuest {
         &self.files.versions
     }
 
-    /// A machine whose stock kernel runs `inner` under KVM, on `cpus` CPUs of the kind that Quell
-    /// has for its vCPUs.
+    /// A machine whose stock kernel runs `inner` under KVM, on CPUs as Quell has for its vCPUs.
     pub(crate) fn with_kvm(
         &self,
         inner: &peer::Inner<'_>,
@@ -266,8 +262,7 @@ impl StockGuest {
         Ok(Spec { clock, ..host.on_bare_machine(around.all(), directory)? })
     }
 
-    /// A machine of one CPU that counts instructions, whose stock kernel runs kvmslots with these
-    /// arguments under KVM. Its guest has `memory` bytes.
+    /// A machine that counts instructions. Its kernel runs kvmslots, whose guest has `memory`.
     pub(crate) fn with_kvmslots(&self, arguments: &str, memory: u64, directory: &Path) -> Result<Spec> {
         ensure!(self.arch == Arch::X86_64, "KVM runs on x86_64 machines only");
         let program = workspace::build(workspace::KVMSLOTS, self.arch)?;

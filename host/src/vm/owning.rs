@@ -10,8 +10,7 @@ use crate::machine::spec::{Clock, Spec};
 use crate::prelude::*;
 
 impl StockGuest {
-    /// A machine of one CPU whose kernel runs `guest` under KVM and gives it its devices. `polls`
-    /// says whether KVM polls before it halts.
+    /// A machine of one CPU whose kernel runs `guest` under KVM, which polls before it halts or not.
     pub(crate) fn with_kvm_and_devices(
         &self,
         kernel: &OtherKernel,
@@ -35,8 +34,7 @@ impl StockGuest {
         Ok(Spec { clock, devices: built.args, ..spec })
     }
 
-    /// The initial RAM disk that runs a command, with the program `phase`, by which the command
-    /// tells what is counted.
+    /// Runs a command, with the program `phase`, by which the command tells what is counted.
     pub(crate) fn counting_initrd(&self, command: &str) -> Result<Vec<u8>> {
         let path = workspace::build(workspace::PHASE, self.arch)?;
         let program = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;

@@ -69,8 +69,7 @@ impl OnQuell {
         Ok(fs::metadata(path)?.len())
     }
 
-    /// A machine with so many CPUs, and with as much memory as `memory` says for a bundle of a
-    /// size. The bundle is written to `directory`.
+    /// With as much memory as `memory` says for a bundle, which is written to `directory`.
     pub(super) fn spec(
         &self,
         hypervisor: &Hypervisor,
@@ -102,7 +101,6 @@ pub(crate) struct Guests<'f> {
 
 impl<'f> Guests<'f> {
     /// Fetches and builds what the guests run, and checks that it fits into their memory.
-    /// `switches` are the hypervisor's settings for all of them.
     pub(crate) fn prepare(file: &'f MachineFile, switches: Switches) -> Result<Self> {
         let needs_stock = file.guests.iter().any(|guest| guest.software == Software::Stock);
         let arch = file.machine.platform.arch();
@@ -113,8 +111,7 @@ impl<'f> Guests<'f> {
         Ok(Self { file, guests: made.collect::<Result<_>>()?, switches })
     }
 
-    /// The machine's own numbers of CPUs that the file names: if this tool adds the boot CPU, the
-    /// file's CPU 0 is the machine's CPU 1.
+    /// If this tool adds the boot CPU, the file's CPU 0 is the machine's CPU 1.
     fn physical(&self, cpus: &CpuSet) -> CpuSet {
         if *cpus == CpuSet::ALL || !self.file.adds_cpu() {
             return *cpus;
@@ -198,14 +195,12 @@ fn made(
     Ok(guest)
 }
 
-/// Words with which Linux does not use the I/O APIC, or the local one: it then wants a PC's legacy
-/// interrupt controller, which guests have not. It would boot, and its serial port would show
-/// nothing of its programs, or it would wait for its timer for ever.
+/// With these Linux wants a PC's legacy interrupt controller, which guests have not. It would boot,
+/// and show nothing of its programs, or wait for its timer for ever.
 const LEGACY_INTERRUPTS: [&str; 8] =
     ["noapic", "nosmp", "maxcpus=0", "nolapic", "disableapic", "acpi=off", "acpi=noirq", "pci=noacpi"];
 
-/// Refuses words that ask for what the guest does not have. The kernel's words end with `--`; the
-/// rest is its first program's.
+/// The kernel's words end with `--`; the rest is its first program's.
 fn check_words(arch: Arch, cmdline: &str) -> Result<()> {
     let mut words = cmdline.split_ascii_whitespace().take_while(|word| *word != "--");
     match words.find(|word| LEGACY_INTERRUPTS.contains(word)) {

@@ -17,8 +17,7 @@ fn fetch(apt: &Apt, package: &str, modules: &[&str], new: &New) -> Result<String
     apt.kernel(&image, modules, new)
 }
 
-/// A kernel newer than the distribution's own, from its backports; fetches its package if it is
-/// missing.
+/// A kernel newer than the distribution's own, from its backports.
 pub(crate) fn newer_kernel(arch: Arch) -> Result<OtherKernel> {
     let name = match arch {
         Arch::X86_64 => "guest-backports",
@@ -27,8 +26,7 @@ pub(crate) fn newer_kernel(arch: Arch) -> Result<OtherKernel> {
     kept_kernel(name, &[], |new| fetch(&at_backports(arch, new)?.0, kernel_packages(arch)[0], &[], new))
 }
 
-/// The kernel that `package` depends on in another release of Debian; fetches its package if it is
-/// missing.
+/// The kernel that `package` depends on in another release of Debian.
 pub(crate) fn kernel_of(suite: &str, arch: Arch, package: &str) -> Result<OtherKernel> {
     kept_kernel(&format!("guest-{suite}-{package}"), &[], |new| {
         let is_debian = Path::new(KEYRING).is_file();
@@ -65,8 +63,7 @@ pub(crate) fn owning_kernel() -> Result<OtherKernel> {
 const EMULATOR_PACKAGES: [&str; 5] =
     ["qemu-system-x86", "qemu-system-arm", "qemu-system-common", "qemu-system-data", "seabios"];
 
-/// An emulator newer than the distribution's own, from its backports: the directory into which its
-/// packages are unpacked; fetches them if they are missing.
+/// The directory of an emulator newer than the distribution's own, from its backports.
 pub(crate) fn newer_emulator() -> Result<PathBuf> {
     kept("qemu-backports", &[], false, |new| {
         let (apt, suite) = at_backports(Arch::X86_64, new)?;
@@ -96,8 +93,7 @@ fn at_backports(arch: Arch, new: &New) -> Result<(Apt, String)> {
     Ok((apt, suite))
 }
 
-/// The backports of the distribution that `/etc/os-release` describes: their name, and a line for
-/// apt's list of sources.
+/// The backports of the Debian in `/etc/os-release`: their name, and a line of apt's sources.
 pub(super) fn backports(release: &str) -> Option<(String, String)> {
     let suite = format!("{}-backports", codename(release)?);
     let sources = format!("deb [signed-by={KEYRING}] {MIRROR}/debian {suite} main\n");
@@ -124,8 +120,7 @@ pub(crate) struct DebianPackages {
 /// All packages that Debian calls essential.
 const ESSENTIAL: &str = "?essential";
 
-/// Fetches `packages` (each a name, or `name=version`), the essential packages, and what they
-/// depend on, of the Debian that this system runs.
+/// Fetches `packages` (`name` or `name=version`), the essential ones, and what they depend on.
 pub(crate) fn debian_packages(arch: Arch, packages: &[&str]) -> Result<DebianPackages> {
     let _one_at_a_time = FETCHING.lock().unwrap_or_else(PoisonError::into_inner);
     let release = fs::read_to_string("/etc/os-release").context("cannot tell the distribution")?;
@@ -169,8 +164,7 @@ pub(super) fn sources(suite: &str, keyring: Option<&str>) -> String {
         .concat()
 }
 
-/// The file names of the packages that apt would install, from what `apt-get --simulate` prints:
-/// `Inst NAME (VERSION SOURCE [ARCHITECTURE])`.
+/// The files that apt would fetch, by `apt-get --simulate`: `Inst NAME (VERSION SOURCE [ARCH])`.
 fn archives(plan: &str) -> BTreeSet<String> {
     let file = |line: &str| {
         let (name, rest) = line.strip_prefix("Inst ")?.split_once(" (")?;

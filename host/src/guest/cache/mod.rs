@@ -64,8 +64,7 @@ pub(crate) struct Versions {
     pub(crate) busybox: String,
 }
 
-/// The cache's directory: `$XDG_CACHE_HOME/quell`, `~/.cache/quell`, or one under cargo's target
-/// directory if there is no home.
+/// `$XDG_CACHE_HOME/quell`, `~/.cache/quell`, or one under cargo's target directory.
 pub(crate) fn directory() -> PathBuf {
     let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     absolute("XDG_CACHE_HOME")
@@ -234,8 +233,7 @@ fn find(directory: &Path, prefix: &str) -> Result<PathBuf> {
     names.iter().find(starts).cloned().with_context(|| format!("no {prefix}* in {}", directory.display()))
 }
 
-/// Moves the modules with these names from the package's tree to `directory`. Some distributions
-/// have them in another package.
+/// Moves these modules from the package's tree. Some distributions have them in another package.
 fn keep_modules(tree: &Path, names: &[&str], directory: &Path) -> Result<()> {
     fs::create_dir_all(directory)?;
     let mut left = vec![tree.join("lib/modules"), tree.join("usr/lib/modules")];
@@ -310,8 +308,7 @@ impl Apt {
         Ok(self)
     }
 
-    /// The same for packages of another architecture, none of which is installed: this system's
-    /// dpkg and its lists are not touched.
+    /// The same for another architecture, without this system's dpkg and its lists.
     fn foreign(architecture: &str, directory: &Path) -> Result<Self> {
         let mut apt = Self::private(directory)?;
         let status = directory.join("status");
@@ -356,8 +353,7 @@ impl Apt {
         Ok(Unpacked { root, version: version(&archive)? })
     }
 
-    /// Fetches the kernel in the package `image`, and keeps it as `vmlinuz`, with those of its
-    /// modules in `modules`; returns the package and its version.
+    /// Keeps the kernel of a package as `vmlinuz`, and `modules`; returns package and version.
     fn kernel(&self, image: &str, modules: &[&str], new: &New) -> Result<String> {
         let unpacked = self.unpacked(image, new)?;
         fs::rename(find(&unpacked.root.join("boot"), "vmlinuz-")?, new.kept.join("vmlinuz"))?;

@@ -14,14 +14,12 @@ use hostlink::rom;
 /// Firmware that QEMU needs to start a kernel on a machine without graphics.
 const FIRMWARE: [&str; 4] = ["bios-256k.bin", "kvmvapic.bin", "pvh.bin", "linuxboot_dma.bin"];
 
-/// The command line of the hypervisor's kernel. With a clock other than the TSC, its guests' vCPUs
-/// lock up.
+/// Of the hypervisor's kernel. With a clock other than the TSC, its guests' vCPUs lock up.
 pub(crate) const CMDLINE: &str = "console=ttyS0 quiet panic=-1 tsc=reliable clocksource=tsc";
 /// Memory for that kernel itself, and for each vCPU that it and QEMU manage.
 const KERNEL_MEMORY: u64 = 256 * MIB;
 const VCPU_MEMORY: u64 = 4 * MIB;
-/// The event by which the outer kernel reports that its QEMU is started. Earlier reports are about
-/// that kernel's own boot.
+/// The outer kernel's report that its QEMU is started. Earlier ones are about its own boot.
 pub(crate) const STARTS: &str = "peer-starts";
 
 /// How a guest on KVM flushes the TLBs of its other vCPUs.
@@ -98,9 +96,8 @@ impl Around {
     }
 }
 
-/// The part of the initial RAM disk after [`initramfs::base`](super::initramfs::base): it loads KVM
-/// and runs the machine, whose second serial port is the report channel. The command's status is
-/// QEMU's.
+/// The part of the initial RAM disk that loads KVM and runs the machine, whose second serial port
+/// is the report channel. The command's status is QEMU's.
 pub(crate) fn archive(files: &GuestFiles, inner: &Inner<'_>, around: Around) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
     for module in KVM_MODULES {
@@ -123,8 +120,7 @@ pub(crate) fn without_files(inner: &Inner<'_>) -> u64 {
     inner.memory + KERNEL_MEMORY + u64::from(inner.vcpus) * VCPU_MEMORY
 }
 
-/// The initial RAM disk exists twice while the kernel unpacks it, and the unpacked files may take
-/// half of the memory at most.
+/// The initial RAM disk exists twice while the kernel unpacks it, to half of the memory at most.
 fn with_files(memory: u64, initrd_bytes: u64) -> u64 {
     let initrd = initrd_bytes.next_multiple_of(MIB);
     (memory + 2 * initrd).max(3 * initrd)

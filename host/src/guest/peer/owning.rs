@@ -19,8 +19,7 @@ pub(crate) struct Given<'a> {
     pub(crate) polls: bool,
 }
 
-/// The part of the initial RAM disk after [`initramfs::base`](crate::guest::initramfs::base): it
-/// takes the functions, and runs a machine that owns them.
+/// The part of the initial RAM disk that takes the functions, and runs a machine that owns them.
 pub(crate) fn archive(kernel: &OtherKernel, inner: &Inner<'_>, given: &Given<'_>) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
     let mut names = Vec::new();

@@ -34,10 +34,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(30);
 /// How often signals are checked while nothing arrives.
 const POLL_PERIOD: Duration = Duration::from_millis(100);
 
-/// The directory of the sockets, for this user only. It may be missing or unsuitable.
-///
-/// The session's own directory is used if it belongs to the user: one inherited from another user,
-/// as with `sudo -E`, does not.
+/// The directory of the sockets. The session's own is used if it belongs to the user: one inherited
+/// from another user, as with `sudo -E`, does not.
 fn directory() -> PathBuf {
     let uid = getuid().as_raw();
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
@@ -47,9 +45,8 @@ fn directory() -> PathBuf {
     }
 }
 
-/// Makes sure that a path is a directory, not a link to one, which belongs to this user and is
-/// closed to all others. Then no other user can change its contents, or replace it if the parent
-/// directory is sticky, as /tmp is.
+/// Whether a path is a directory, not a link to one, of this user and closed to all others. Then no
+/// other user changes its contents, or replaces it in a sticky directory such as /tmp.
 fn is_private(path: &Path, uid: u32) -> Result<()> {
     let data = fs::symlink_metadata(path).with_context(|| format!("cannot look at {}", path.display()))?;
     let path = path.display();
@@ -116,8 +113,7 @@ impl Drop for Registration {
 /// A running machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
-    /// Its name: the number of the process that runs it, with `-1` and so on for further ones of
-    /// the same process.
+    /// The number of the process that runs it, with `-1` and so on for further ones of it.
     pub(crate) name: String,
     socket: PathBuf,
 }
@@ -128,8 +124,7 @@ impl Found {
         Notice::read(&self.socket.with_extension(NOTICE_SUFFIX), getuid().as_raw())
     }
 
-    /// Whether it runs: its socket exists, and so does its process. A process may run several
-    /// machines, and one that has ended exists until its parent has seen that.
+    /// A process may run several machines, and it exists until its parent has seen that it has ended.
     pub(crate) fn is_alive(&self) -> bool {
         self.socket.exists() && is_alive(&self.name)
     }
@@ -239,8 +234,7 @@ impl Control {
         Self { silence_max, ..self }
     }
 
-    /// The same, with silence in the time of the process that is the machine: one that gets few
-    /// turns on a busy computer is not taken for one that stands still.
+    /// Counts silence in the time of a process, which may just have few turns.
     pub(crate) fn in_time_of(self, process: u32) -> Self {
         Self { process: Some(process), ..self }
     }
@@ -259,8 +253,7 @@ impl Control {
         self.stream.get_mut().write_all(&line).context("the machine has gone")
     }
 
-    /// Sends a request, and returns the records of the answer. A refusal is [`Refused`], with the
-    /// hypervisor's reason.
+    /// Sends a request, and returns the records of the answer. A refusal is [`Refused`].
     pub(crate) fn ask(&mut self, request: &Request) -> Result<Vec<String>> {
         self.ask_each(request, |_| Ok(()))
     }
@@ -285,9 +278,8 @@ impl Control {
         self.ask_one(&Request::Delete { slot })
     }
 
-    /// The same as [`Self::ask`]; `observe` sees each record when it arrives, and the hypervisor
-    /// does not continue before it returns. If it fails, the request continues, but its result is
-    /// not reported.
+    /// The hypervisor does not continue before `observe` has seen a record. If that fails, the
+    /// request continues, and its result is not reported.
     pub(crate) fn ask_each(
         &mut self,
         request: &Request,

@@ -6,8 +6,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::thread;
 
-/// A hypervisor that answers the first real request with `answer`, in which `#` stands for its
-/// number.
+/// A hypervisor that answers the first real request with `answer`, `#` being its number.
 fn answering(answer: &'static str) -> (tempfile::TempDir, Found, thread::JoinHandle<String>) {
     let directory = tempfile::tempdir().expect("makes");
     let socket = directory.path().join("m");

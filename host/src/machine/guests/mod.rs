@@ -63,8 +63,7 @@ pub(crate) struct RingPlace {
 }
 
 impl Entries {
-    /// The entries that the beacon at physical address `beacon` names; `None` while it is not
-    /// filled in. There are none on a machine whose only guest uses its serial ports.
+    /// `None` while the beacon is not filled in. A guest that uses the serial ports has no entry.
     pub(crate) fn find(ram: &Ram, beacon: u64) -> Result<Option<Self>> {
         let field = |offset: usize| ram.load(beacon.saturating_add(offset as u64));
         if field(offset_of!(Beacon, magic))? != BEACON_MAGIC {
@@ -89,8 +88,7 @@ impl Entries {
         Ok(guests)
     }
 
-    /// Whether this guest is still in its entry: if so, what was read from its rings and counters
-    /// before was its own.
+    /// If so, what was read from the guest's rings and counters before was its own.
     pub(crate) fn has(&self, ram: &Ram, guest: Identity) -> Result<bool> {
         let (_, generation) = self.state(ram, guest.index)?;
         Ok(generation == guest.generation)
@@ -122,8 +120,8 @@ impl Entries {
     }
 }
 
-/// The guest in the entry at this address; `None` if it is free. Its stamp is checked outside: the
-/// words may not belong together, so none of them is refused here for what it says.
+/// `None` if it is free. Its stamp is checked outside: the words may not belong together, so none
+/// is refused here for what it says.
 fn read_entry(ram: &Ram, at: u64) -> Result<Option<GuestSeen>> {
     let field = |offset: usize| ram.load(at.saturating_add(offset as u64));
     // The state before the reason for it: each load acquires.

@@ -95,8 +95,7 @@ struct Watch {
 }
 
 impl Machine {
-    /// Starts the machine. Call it from a thread that outlives the machine: the kernel kills QEMU
-    /// when the thread that started it ends.
+    /// The kernel kills QEMU when the thread that started it ends.
     pub(crate) fn start(spec: &Spec, signals: &Signals) -> Result<Self> {
         let files = tempfile::Builder::new().prefix("quell-").tempdir()?;
         let report = files.path().join("report");
@@ -240,8 +239,7 @@ impl Machine {
         Snapshot::read(&self.ram, beacon)?.map_or(Ok(()), |snapshot| (watch.watcher)(&snapshot))
     }
 
-    /// Waits for the end; `observe` sees each report as it arrives. If very many arrive faster than
-    /// it processes them, it misses some.
+    /// `observe` sees each report, or misses some if very many come faster than it takes them.
     pub(crate) fn run(
         mut self,
         mut observe: impl FnMut(&Value, &mut Self) -> Result<Flow>,

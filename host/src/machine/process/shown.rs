@@ -10,8 +10,7 @@ use std::io::{PipeReader, Write};
 use std::sync::MutexGuard;
 
 impl Machine {
-    /// Types on the guest's console; with
-    /// [`Console::Capture`](crate::machine::spec::Console::Capture) only.
+    /// Types on the guest's console, with `Console::Capture` only.
     pub(crate) fn type_text(&mut self, text: &str) -> Result<()> {
         let stdin = self.stdin.as_mut().ok_or_else(|| anyhow!("the console takes no input"))?;
         stdin.write_all(text.as_bytes()).context("cannot type on the guest's console")
@@ -21,9 +20,8 @@ impl Machine {
         self.console.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until the console shows `text` after its first `from` bytes; returns where the text
-    /// ends. With [`Console::Capture`](crate::machine::spec::Console::Capture) only; fails after
-    /// `timeout` of the machine's own time, and if some of those bytes are not kept any more.
+    /// Waits until the console, of `Console::Capture`, shows `text` after its first `from` bytes, for
+    /// `timeout` of the machine's own time; where the text ends. Fails if bytes are not kept.
     pub(crate) fn await_console(&self, text: &str, from: usize, timeout: Duration) -> Result<usize> {
         let mut time = self.own_time();
         while time.passed() < timeout && self.signals.caught().is_none() {
@@ -39,8 +37,7 @@ impl Machine {
         Err(anyhow!("the guest's console did not show '{text}'"))
     }
 
-    /// Waits for the first whole line that contains `text` after the console's first `from` bytes;
-    /// returns the line and where it ends. Otherwise like [`Self::await_console`].
+    /// The first whole line with `text` after the console's first `from` bytes, and where it ends.
     pub(crate) fn await_line(&self, text: &str, from: usize, timeout: Duration) -> Result<(String, usize)> {
         let found = self.await_console(text, from, timeout)?;
         self.await_console("\n", found, timeout)?;
@@ -48,8 +45,7 @@ impl Machine {
         line.ok_or_else(|| anyhow!("the guest's console shows no line with '{text}'"))
     }
 
-    /// The whole lines that contain `text` and that the console has shown after its first `from`
-    /// bytes, and where each ends. Fails if some of those bytes are not kept any more.
+    /// All whole lines with `text` after the first `from` bytes, and where each ends.
     pub(crate) fn lines(&self, text: &str, from: usize) -> Result<Vec<(String, usize)>> {
         let console = self.kept();
         Ok(lines_with(text, console.behind(from).map_err(not_kept)?, from))

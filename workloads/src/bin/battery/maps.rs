@@ -81,8 +81,7 @@ pub(crate) fn forks(rounds: u64) -> Found {
 
 /// Starts a child, whose status is 0 if its memory is as it must be.
 fn fork(area: &mut Mapping, seed: u64, child: u64) -> Result<Pid, Failure> {
-    // SAFETY: the child calls nothing but functions that are safe in a child of a process with
-    // several threads: it allocates only to report damage.
+    // SAFETY: what the child calls is safe in one of several threads: only damage allocates.
     match unsafe { libc::fork() } {
         0 => {
             let is_intact = area.check(0..PAGES, seed).is_ok() && {

@@ -50,8 +50,7 @@ pub(crate) struct Machine {
     passes: u32,
 }
 
-/// Memory of small pages, touched in advance: the cost of the guest's first stores is that of KVM
-/// alone.
+/// Small pages, touched in advance: the cost of the guest's first stores is that of KVM alone.
 fn touched(pages: usize) -> io::Result<Mapping> {
     let mut memory = Mapping::anonymous(pages)?;
     memory.advise(memory.all(), Advice::LinuxNoHugepage)?;
@@ -62,8 +61,7 @@ fn touched(pages: usize) -> io::Result<Mapping> {
 }
 
 impl Machine {
-    /// Makes it without the slot that is added and removed, and lets the guest run until it waits.
-    /// `elsewhere` is the number of pages that stay.
+    /// Makes it without the slot, but with pages that stay `elsewhere`, and runs it until it waits.
     pub(crate) fn start(pages: usize, elsewhere: usize, log: LogWay) -> io::Result<Self> {
         if page_bytes() != PAGE_BYTES {
             return Err(io::Error::other("the kernel's pages are larger than the guest's"));
@@ -135,8 +133,7 @@ impl Machine {
             memory_size: (pages * PAGE_BYTES) as u64,
             userspace_addr: memory.address() as u64,
         };
-        // SAFETY: the slot is as long as the mapping, or removed, and the mapping lives longer than
-        // the machine. There is no reference into it.
+        // SAFETY: the mapping is as long as the slot, lives longer, and has no reference into it.
         let set = unsafe { self.vm.set_user_memory_region(region) };
         set.map_err(|error| failed("KVM_SET_USER_MEMORY_REGION", error.into()))
     }

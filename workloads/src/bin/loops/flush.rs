@@ -11,10 +11,8 @@ use std::process;
 use std::sync::Arc;
 use workloads::mapping::{Mapping, page_bytes, page_words};
 
-/// Stores to a page and discards it.
-///
-/// The first access to the fresh page is a store: a load would make the kernel map its page of
-/// zeroes, and the store would then flush that as well.
+/// The first access is a store: a load would make the kernel map its page of zeroes, and the store
+/// would then flush that as well.
 pub(crate) fn discard(size: Size) -> io::Result<Vec<Worker>> {
     let words = page_words();
     each(size, |thread| {
@@ -43,8 +41,7 @@ pub(crate) fn protect(size: Size) -> io::Result<Vec<Worker>> {
     })
 }
 
-/// Maps a page of a file, reads it and unmaps it. Threads take the pages in turn, each starting
-/// from a different one.
+/// Threads take the pages of the file in turn, each starting from a different one.
 pub(crate) fn unmap(size: Size) -> io::Result<Vec<Worker>> {
     let file = Arc::new(numbered_file(size.pages)?);
     each(size, |thread| {

@@ -86,8 +86,8 @@ impl Turns {
 
     /// Passes the turn on.
     fn pass(&self) -> Result<(), Trouble> {
-        // Addition never carries into the bit that says that one of the two has left, and keeps it:
-        // the partner passes no turn on meanwhile. Release: B, with C.
+        // Never carries into the bit of who has left, and keeps it: the partner passes no turn on
+        // meanwhile. Release: B, with C.
         let next = |word: u32| Some(word & LEFT | (word.wrapping_add(1) & !LEFT));
         let _ = self.word.fetch_update(Ordering::Release, Ordering::Relaxed, next);
         wake(&self.word, 1)
@@ -118,8 +118,7 @@ pub(crate) fn wake_ups(size: Size) -> io::Result<Vec<Worker>> {
     Ok(workers)
 }
 
-/// Takes every second turn, from `first` on, and checks the message that the partner stored in the
-/// turn before.
+/// Takes every second turn, and checks what the partner stored in the turn before.
 fn turn_taker(end: End, first: u64) -> Worker {
     Box::new(move |round| {
         let turn = 2 * round + first;
@@ -177,8 +176,7 @@ pub(crate) fn lock(size: Size) -> io::Result<Vec<Worker>> {
         Ok(Box::new(move |_| {
             locked.lock.take()?;
             let taken = locked.taken.fetch_add(1, Ordering::Relaxed);
-            // A load and a store: if two threads held the lock at once, one of their counts would
-            // be lost.
+            // Load and store: with two holders at once one of their counts would be lost.
             let counted = locked.counted.load(Ordering::Relaxed);
             locked.counted.store(counted + 1, Ordering::Relaxed);
             locked.lock.leave()?;

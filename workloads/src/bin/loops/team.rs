@@ -42,12 +42,8 @@ pub(crate) fn expect(what: &str, found: u64, expected: u64) -> Result<(), Troubl
     Err(Trouble::Wrong(format!("{what} is {found:#x} instead of {expected:#x}")))
 }
 
-/// Lets each worker make `rounds` rounds in a thread of its own. The rounds begin when all threads
-/// have started, and end early if one of them has trouble.
-///
-/// # Errors
-///
-/// A thread could not be started, or the kernel refused an operation.
+/// Lets each worker make `rounds` rounds in a thread of its own. They begin when all threads have
+/// started, and end early if one of them has trouble.
 pub(crate) fn run(workers: Vec<Worker>, rounds: u64) -> io::Result<Option<Damage>> {
     let stop = &AtomicBool::new(false);
     // Held for writing until all threads have started; its value says whether to begin.

@@ -31,11 +31,7 @@ impl Drop for Directory {
     }
 }
 
-/// Runs all tasks, at most `jobs` at a time.
-///
-/// # Errors
-///
-/// A task could not be started, or has failed. Tasks in progress have then ended, too.
+/// Runs all tasks, at most `jobs` at a time. If one fails, those in progress have ended, too.
 pub(crate) fn build(directory: &Path, jobs: u64, tasks: u64) -> io::Result<()> {
     let (mut started, mut under_way) = (0, 0);
     let mut result = Ok(());

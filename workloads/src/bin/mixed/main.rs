@@ -107,23 +107,18 @@ fn main() -> ExitCode {
     })
 }
 
-/// Starts a process of this program for a stage of a task. It is forked, not made by vfork as the
-/// library would: memory that it shares with this process must be copied when either writes to it.
+/// Forked, not made by vfork as the library would: memory that is shared with this process must be
+/// copied when either writes to it.
 fn fork(stage: Stage, directory: &std::path::Path, task: u64) -> io::Result<process::Child> {
     use std::os::unix::process::CommandExt;
     let mut command = process::Command::new(env::current_exe()?);
     command.arg("--directory").arg(directory).arg(stage.name()).arg(task.to_string());
-    // SAFETY: nothing is done between fork and exec. The library forks because there is a function
-    // to call in between.
+    // SAFETY: nothing is done between fork and exec; because of it the library forks.
     unsafe { command.pre_exec(|| Ok(())) };
     command.spawn()
 }
 
-/// Checks that a process has succeeded.
-///
-/// # Errors
-///
-/// It has not; the error says how the process ended.
+/// An error says how a process has ended that has not succeeded.
 fn ended(who: &str, status: WaitStatus) -> io::Result<()> {
     let how = match (status.exit_status(), status.terminating_signal()) {
         (Some(0), _) => return Ok(()),

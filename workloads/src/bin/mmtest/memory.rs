@@ -30,14 +30,12 @@ impl Memory {
         Ok(Self { thread, memory, passes: 0, next: 0, damages: 0, first: None })
     }
 
-    /// Checks the canaries of up to `count` pages and writes new ones, from where the last call
-    /// ended, at most to the end of the pass.
+    /// Checks the canaries of `count` pages, or to the end of the pass, and writes new ones.
     pub(crate) fn touch(&mut self, count: usize) {
         let end = self.memory.pages().min(self.next + count);
         for page in self.next..end {
-            // The first access to a page is a store: a load would make the kernel map its page of
-            // zeroes, and each store would then flush that from the TLBs of all CPUs. That is
-            // another workload.
+            // First a store: a load would make the kernel map its page of zeroes, and each store
+            // would then flush that from all TLBs. That is another workload.
             if self.passes != 0 {
                 self.check(page, self.passes);
             }

@@ -8,8 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Number of bytes that one system call reads; the kernel decodes the ROM for the duration of the
-/// call.
+/// Bytes of one system call, during which the kernel decodes the ROM.
 const READ_BYTES: usize = 4096;
 
 /// The ROM's file: writes to it set whether it may be read.
@@ -47,8 +46,7 @@ impl Rom {
         self.len
     }
 
-    /// Enables the ROM, reads and checks a page of it, a different one for each `number`, and
-    /// disables it.
+    /// Enables the ROM, checks a page of it, another one for each `number`, and disables it.
     pub(crate) fn toggle(&self, number: u64) -> io::Result<Toggle> {
         let page = number % self.page_count();
         self.read(page..page + 1)

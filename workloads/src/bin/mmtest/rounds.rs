@@ -11,9 +11,8 @@ struct State {
     is_over: bool,
 }
 
-/// Where threads wait for a round to begin, and the main thread for its end.
-///
-/// Unlike a barrier it can be closed at any time, however many threads have arrived.
+/// Where threads wait for a round to begin, and the main thread for its end. Unlike a barrier it
+/// can be closed at any time, however many threads have arrived.
 #[derive(Default)]
 pub(crate) struct Rounds {
     state: Mutex<State>,

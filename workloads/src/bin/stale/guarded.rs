@@ -57,8 +57,7 @@ pub(crate) fn install() -> io::Result<()> {
     let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
     action.sa_flags = libc::SA_SIGINFO;
     action.sa_sigaction = on_fault as *const () as usize;
-    // SAFETY: the handler has the signature that SA_SIGINFO requires, and is safe to run at any
-    // point: it changes only the interrupted registers.
+    // SAFETY: the handler is as SA_SIGINFO requires, and changes only the interrupted registers.
     match unsafe { libc::sigaction(libc::SIGSEGV, &raw const action, ptr::null_mut()) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

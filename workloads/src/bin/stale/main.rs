@@ -81,8 +81,7 @@ struct RunOutcome {
     stale: Option<Sighting>,
 }
 
-/// Pins the calling thread to one of the CPUs that the process may use: the `index`th, modulo their
-/// number.
+/// Pins the thread to one of the CPUs that the process may use: the `index`th, modulo their number.
 fn pin(index: usize) -> io::Result<()> {
     let allowed = sched_getaffinity(None)?;
     let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();

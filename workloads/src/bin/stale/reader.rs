@@ -18,8 +18,7 @@ pub(crate) struct Sighting {
     pub(crate) published: u64,
     /// The contents that the read returned.
     pub(crate) seen: Canary,
-    /// How the published generation was created, and for how many nanoseconds its system call had
-    /// returned when the read was judged. Unknown if the page has changed again since.
+    /// How it was created, and how many nanoseconds before, unless the page has changed again.
     pub(crate) origin: Option<(PageChange, u64)>,
 }
 
@@ -36,9 +35,8 @@ pub(crate) struct Reads {
 pub(crate) struct Reader<'a> {
     pub(crate) region: &'a Region,
     pub(crate) begin: Instant,
-    /// Whether to read pages while they are being remapped. That shows translations made meanwhile.
-    /// But it faults, and a thread that handles a fault interrupts its spinning, and blocks the
-    /// remapper by holding the kernel's lock.
+    /// Whether to read pages while they are being remapped. That shows translations made meanwhile,
+    /// but it faults, which interrupts spinning and holds the lock that the remapper needs.
     pub(crate) is_rude: bool,
 }
 
@@ -48,8 +46,8 @@ impl Reader<'_> {
         let Self { region, begin, is_rude } = *self;
         let mut reads = Reads::default();
         let mut last = vec![0; usize::from(region.page_count())];
-        // Generations at which pages were found absent. They are skipped until the next one: each
-        // such read holds the kernel's lock that remapping needs, for long.
+        // Pages found absent are skipped until they change: such a read holds the kernel's
+        // lock that remapping needs, for long.
         let mut absent = vec![None; last.len()];
         while !stop.load(Ordering::Relaxed) {
             for page in 0..region.page_count() {

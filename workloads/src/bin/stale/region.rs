@@ -9,16 +9,12 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use workloads::mapping::page_bytes;
 
-/// Number of frames that alternate at one page. An old one is poisoned, and long out of use before
-/// it is reused.
+/// Frames that alternate at one page. An old one is poisoned, and long out of use before reuse.
 pub(crate) const FRAMES: usize = 8;
-/// Minimum address of a window: far below where the kernel places mappings of its own choice, so
-/// that none of those ever fills a hole that unmapping makes.
+/// Far below mappings of the kernel's choice, so that none ever fills a hole that unmapping makes.
 pub(crate) const WINDOW: usize = 0x1000_0000_0000;
 
-/// The first word of a frame: its page, and a generation of that page.
-///
-/// Generation 0 is poison: the frame is not in use.
+/// The first word of a frame: its page, and a generation of that, 0 for poison in unused frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Canary {
     pub(crate) page: u16,
@@ -42,8 +38,7 @@ impl Canary {
         (self.page as u64) << Self::GENERATION_BITS | self.generation
     }
 
-    /// Whether a read of `page` may return this, if generation `published` was published before the
-    /// read began.
+    /// Whether a read of `page` may return this if `published` was there before it began.
     pub(crate) const fn may_be_read(self, page: u16, published: u64) -> bool {
         self.page == page && self.generation >= published
     }
@@ -79,8 +74,7 @@ impl PageChange {
     }
 }
 
-/// The published state of a page. On its own cache line: one thread writes it, all others read it
-/// all the time.
+/// On a cache line of its own: one thread writes it, all others read it all the time.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Published {
@@ -128,8 +122,7 @@ impl Published {
     pub(crate) fn origin(&self, generation: u64) -> Option<(PageChange, u64)> {
         let way = PageChange::ALL.get(usize::from(self.way.load(Ordering::Relaxed))).copied()?;
         let returned_at = self.returned_at.load(Ordering::Relaxed);
-        // Values of another generation would have been stored after the load of this one, and
-        // before that generation's own.
+        // Values of another generation come after the load of this one, and before its own.
         (self.generation() == generation).then_some((way, returned_at))
     }
 }

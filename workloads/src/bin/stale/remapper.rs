@@ -14,8 +14,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Number of pulses until a reader has begun, and finished, a check of all pages; more than one,
-/// because several readers contribute pulses.
+/// Pulses until a reader has begun and finished a check of all pages: several readers pulse.
 const PULSES: u64 = 3;
 
 /// The remapper's state of one page: the mapped frame, and its generation.
@@ -161,9 +160,8 @@ impl Remapper<'_> {
         self.region.published(page.index).publish(page.generation, way, now);
     }
 
-    /// Lets the readers check, until one has checked all pages after this began, for at most
-    /// `pause`. So that reader is running at this very moment, and has the pages in its TLB: the
-    /// best time to remap. Spins, because sleeping would leave the thread's CPU idle.
+    /// Spins until a reader has checked all pages, for at most `pause`: that one runs at this moment,
+    /// and has the pages in its TLB, the best time to remap. Sleeping would leave the CPU idle.
     fn linger(&self) {
         let (begin, first) = (Instant::now(), self.region.pulse());
         while self.region.pulse().wrapping_sub(first) < PULSES && begin.elapsed() < self.pause {}

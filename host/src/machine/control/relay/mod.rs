@@ -167,8 +167,7 @@ impl Book {
         Ok(format!("{} {rest}\n", self.last).into_bytes())
     }
 
-    /// A line of the hypervisor: whom it is for, the line with their number, and the relay's number
-    /// if it is a record.
+    /// Whom a line is for, the line with their number, and the relay's number if it is a record.
     fn answer(&mut self, line: &[u8]) -> Option<(u64, String, Option<u64>)> {
         let text = String::from_utf8_lossy(line);
         let (word, rest) = text.trim_end().split_once(' ')?;

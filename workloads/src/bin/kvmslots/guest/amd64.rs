@@ -12,8 +12,7 @@ const PORT: u16 = 0xf4;
 /// Three pages that KVM needs on Intel's processors, away from everything else.
 const TSS_AT: usize = 0xfffb_d000;
 
-/// Types of segments (APM vol. 2, 4.8): code that may be read, data that may be written to, both
-/// accessed.
+/// Segments (APM vol. 2, 4.8): readable code, writable data, both accessed.
 const CODE: u8 = 11;
 const DATA: u8 = 3;
 /// CR0.PE: protected mode.

@@ -26,8 +26,7 @@ const BLOCKS: usize = 4;
 const SYSTEM: [([u64; 5], u64); 4] = [
     // MAIR_EL1: attribute 0 is that of write-back memory.
     ([3, 0, 10, 2, 0], 0xff),
-    // TCR_EL1: 39-bit addresses by TTBR0_EL1, whose walks are cached and inner shareable; none
-    // by TTBR1_EL1.
+    // TCR_EL1: 39-bit addresses by TTBR0_EL1, walks cached and inner shareable; none by TTBR1_EL1.
     ([3, 0, 2, 0, 2], 25 | 1 << 8 | 1 << 10 | 3 << 12 | 1 << 23),
     // TTBR0_EL1.
     ([3, 0, 2, 0, 0], LOW_AT + (TABLE_PAGE * PAGE_BYTES) as u64),

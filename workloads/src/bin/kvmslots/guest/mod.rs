@@ -33,11 +33,9 @@ pub(crate) fn code() -> &'static [u8] {
 /// The address of the guest's code, and the size of the memory there.
 pub(crate) const LOW_AT: u64 = 0;
 pub(crate) const LOW_PAGES: usize = 4;
-/// Bytes of the guest's pages. Slots and dirty logs have the kernel's pages, which have to be
-/// these.
+/// Bytes of the guest's pages, which have to be the kernel's: slots and dirty logs have those.
 pub(crate) const PAGE_BYTES: usize = 4096;
-/// The address of all other memory, and its maximum size: its end fits 32 bits, and no processor
-/// has a device there.
+/// All other memory: its end fits 32 bits, and no processor has a device there.
 pub(crate) const MEMORY_AT: u64 = 1 << 30;
 pub(crate) const MIB_MAX: u64 = 2560;
 
@@ -53,8 +51,7 @@ pub(crate) struct Pass {
 }
 
 impl Pass {
-    /// The value stored to the page at an address: both processors store 32 bits of the sum, and
-    /// the rest is 0.
+    /// Both processors store 32 bits of the sum, and the rest is 0.
     pub(crate) const fn value(self, at: u64) -> u64 {
         (at as u32).wrapping_add(self.salt) as u64
     }
