@@ -161,7 +161,7 @@ impl Mapping {
     pub fn relocate(&mut self) -> io::Result<()> {
         let (place, bytes) = (Self::anonymous(self.pages)?, self.bytes());
         let (from, to) = (self.base.as_ptr().cast(), place.base.as_ptr().cast());
-        // SAFETY: just this mapping moves, over an unused one of its size, and nothing refers to them.
+        // SAFETY: just this mapping moves, over an unused one of its size; nothing refers to them.
         unsafe { mremap_fixed(from, bytes, bytes, MremapFlags::MAYMOVE, to)? };
         self.base = place.base;
         std::mem::forget(place);

@@ -10,7 +10,7 @@ use crate::machine::spec::{Clock, Spec};
 use crate::prelude::*;
 
 impl StockGuest {
-    /// A machine of one CPU whose kernel runs `guest` under KVM, which polls before it halts or not.
+    /// A machine of one CPU whose kernel runs `guest` under KVM, which may poll before it halts.
     pub(crate) fn with_kvm_and_devices(
         &self,
         kernel: &OtherKernel,

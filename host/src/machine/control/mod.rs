@@ -124,7 +124,7 @@ impl Found {
         Notice::read(&self.socket.with_extension(NOTICE_SUFFIX), getuid().as_raw())
     }
 
-    /// A process may run several machines, and it exists until its parent has seen that it has ended.
+    /// A process may run several machines, and exists until its parent has seen its end.
     pub(crate) fn is_alive(&self) -> bool {
         self.socket.exists() && is_alive(&self.name)
     }

@@ -20,8 +20,8 @@ impl Machine {
         self.console.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until the console, of `Console::Capture`, shows `text` after its first `from` bytes, for
-    /// `timeout` of the machine's own time; where the text ends. Fails if bytes are not kept.
+    /// Waits until the console, of `Console::Capture`, shows `text` after its first `from` bytes,
+    /// for `timeout` of the machine's own time; where it ends. Fails if bytes are not kept.
     pub(crate) fn await_console(&self, text: &str, from: usize, timeout: Duration) -> Result<usize> {
         let mut time = self.own_time();
         while time.passed() < timeout && self.signals.caught().is_none() {

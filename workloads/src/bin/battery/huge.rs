@@ -1,7 +1,6 @@
 //! Huge pages (THP) are made by a first access, split, and made again by khugepaged.
 
-use crate::files::{number, read, write};
-use crate::{Failure, Found};
+use crate::{Failure, Found, number, read, write};
 use rustix::mm::Advice;
 use rustix::param::page_size;
 use serde_json::json;

@@ -1,7 +1,6 @@
 //! Pages with the same contents become one (KSM), and differ again when one of them is stored to.
 
-use crate::files::{number, write};
-use crate::{Failure, Found};
+use crate::{Failure, Found, number, write};
 use rustix::mm::Advice;
 use serde_json::json;
 use std::thread;

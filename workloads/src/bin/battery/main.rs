@@ -6,21 +6,20 @@
 //! It reports JSON lines: `begin`, `check` for each check, `end` with the counts. It needs root,
 //! and tracefs at its usual place.
 
-mod files;
+use serde_json::{Value, json};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+use std::{error, fs, io, thread};
+use workloads::options::{Program, cpus};
+use workloads::report::Report;
+
 mod huge;
 mod ksm;
 mod maps;
 mod processors;
 mod tracing;
 mod userfaults;
-mod workers;
-
-use serde_json::{Value, json};
-use std::process::ExitCode;
-use std::time::Instant;
-use std::{error, io};
-use workloads::options::Program;
-use workloads::report::Report;
 
 const USAGE: &str = "\
 usage: battery [--only NAME] [--rounds N] [--report F] [--settle MS]
@@ -112,6 +111,67 @@ fn main() -> ExitCode {
     Options::program().main(run)
 }
 
+fn read(path: &str) -> Result<String, Failure> {
+    fs::read_to_string(path).map_err(|error| named(path, &error))
+}
+
+/// A number that is alone in its file.
+fn number(path: &str) -> Result<u64, Failure> {
+    let text = read(path)?;
+    text.trim().parse().map_err(|_| format!("{path}: '{}' is no number", text.trim()).into())
+}
+
+fn write(path: &str, text: &str) -> Result<(), Failure> {
+    fs::write(path, text).map_err(|error| named(path, &error))
+}
+
+fn named(path: &str, error: &io::Error) -> Failure {
+    format!("{path}: {error}").into()
+}
+
+/// The numbers of a list such as `0-2,5`.
+fn list(text: &str) -> Result<Vec<usize>, Failure> {
+    let mut numbers = Vec::new();
+    for part in text.trim().split(',').filter(|part| !part.is_empty()) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        numbers.extend(first.parse::<usize>()?..=last.parse()?);
+    }
+    Ok(numbers)
+}
+
+/// Runs a thread for each processor; the sum of what they return.
+fn all_threads(work: impl Fn(u32) -> Result<u64, Failure> + Sync) -> Result<u64, Failure> {
+    let count = cpus() as u32;
+    thread::scope(|scope| {
+        let work = &work;
+        let threads: Vec<_> = (0..count).map(|index| scope.spawn(move || work(index))).collect();
+        let ends = threads.into_iter().map(|thread| thread.join().map_err(|_| "a thread panicked")?);
+        ends.sum()
+    })
+}
+
+/// Runs `act` while threads on all processors use mappings; what it returns, and their rounds.
+fn during<T>(act: impl FnOnce() -> Result<T, Failure>) -> Result<(T, u64), Failure> {
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let works = scope.spawn(|| {
+            all_threads(|index| {
+                let mut rounds = 0;
+                // Relaxed: nothing else is told by it.
+                while rounds == 0 || !is_over.load(Ordering::Relaxed) {
+                    maps::round(u64::from(index) << 32 | rounds)?;
+                    rounds += 1;
+                }
+                Ok(rounds)
+            })
+        });
+        let acted = act();
+        is_over.store(true, Ordering::Relaxed);
+        let rounds = works.join().map_err(|_| "a thread panicked")??;
+        Ok((acted?, rounds))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -124,6 +184,21 @@ mod tests {
                 found.as_object().is_some_and(|found| found.values().all(|count| *count != 0)),
                 "{found}"
             );
+        }
+    }
+
+    #[test]
+    fn lists_of_processors_are_read() {
+        assert_eq!(list("0-2,5\n").expect("is a list"), [0, 1, 2, 5]);
+        assert!(list("\n").expect("is empty").is_empty());
+        assert!(list("0-x").is_err());
+    }
+
+    #[test]
+    fn errors_name_the_file() {
+        for error in [read("/no/file").map(drop), number("/proc/version").map(drop), write("/no/file", "")] {
+            let why = error.expect_err("fails").to_string();
+            assert!(why.starts_with("/no/file: ") || why.starts_with("/proc/version: "), "{why}");
         }
     }
 }

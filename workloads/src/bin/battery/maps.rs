@@ -1,7 +1,6 @@
 //! Mappings are made, changed, moved and removed, and copied on write.
 
-use crate::workers;
-use crate::{Failure, Found};
+use crate::{Failure, Found, all_threads};
 use rustix::mm::Advice;
 use rustix::process::{Pid, WaitOptions, waitpid};
 use serde_json::json;
@@ -15,7 +14,7 @@ const CHILDREN: u64 = 4;
 
 /// Each processor's thread makes this many rounds.
 pub(crate) fn mappings(rounds: u64) -> Found {
-    let made = workers::all(|index| {
+    let made = all_threads(|index| {
         for number in 0..rounds * 4 {
             round(u64::from(index) << 32 | number)?;
         }

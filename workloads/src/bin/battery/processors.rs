@@ -1,7 +1,6 @@
 //! Processors go offline and come back while others work, and do so themselves.
 
-use crate::files::{list, read, write};
-use crate::{Failure, Found, maps, workers};
+use crate::{Failure, Found, during, list, maps, read, write};
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 use serde_json::json;
 
@@ -10,7 +9,7 @@ const ONLINE: &str = "/sys/devices/system/cpu/online";
 /// In each round each processor but the first one goes alone, and then all at the same time.
 pub(crate) fn go_and_come_back(rounds: u64) -> Found {
     let cpus = list(&read(ONLINE)?)?;
-    let ((), worked) = workers::during(|| {
+    let ((), worked) = during(|| {
         for _ in 0..rounds {
             for &cpu in &cpus[1..] {
                 switch(cpu, false)?;

@@ -1,7 +1,6 @@
 //! The kernel patches its own code while all processors execute it (ftrace).
 
-use crate::files::{list, read, write};
-use crate::{Failure, Found, workers};
+use crate::{Failure, Found, during, list, read, write};
 use rustix::thread::{CpuSet, gettid, sched_setaffinity};
 use serde_json::json;
 use std::fs::File;
@@ -24,7 +23,7 @@ pub(crate) fn counts(rounds: u64) -> Found {
     let file = File::open("/proc/version")?;
     set("set_ftrace_pid", &gettid().as_raw_nonzero().to_string())?;
     let mut calls = 0;
-    let counted = workers::during(|| {
+    let counted = during(|| {
         for _ in 0..rounds {
             calls += count(&file, &cpus)?;
         }

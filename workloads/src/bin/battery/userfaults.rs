@@ -2,8 +2,7 @@
 //!
 //! Structures and numbers are those of the kernel's include/uapi/linux/userfaultfd.h.
 
-use crate::workers;
-use crate::{Failure, Found};
+use crate::{Failure, Found, all_threads};
 use rustix::io::{Errno, read};
 use rustix::ioctl::{Updater, ioctl, opcode};
 use rustix::mm::{Advice, UserfaultfdFlags, userfaultfd};
@@ -82,7 +81,7 @@ pub(crate) fn serves(rounds: u64) -> Found {
         let is_protected = wanted != 0;
         missed += thread::scope(|scope| {
             let server = scope.spawn(|| served.supply(is_protected));
-            let looked = workers::all(|index| look(&area, index, seed));
+            let looked = all_threads(|index| look(&area, index, seed));
             let missed = server.join().map_err(|_| "the server panicked")?;
             looked.and(missed)
         })?;

@@ -6,24 +6,21 @@
 //! It reports JSON lines: `begin`, then `end` with the results, then `damage` if there was an
 //! error.
 
-mod flush;
-mod memory;
-mod switch;
-mod table;
-mod team;
-
-#[cfg(test)]
-mod tests;
-
 use serde_json::json;
 use std::io;
 use std::process::ExitCode;
-use table::{LOOPS, Loop, Size};
-use team::Damage;
+use team::{Damage, Worker};
 use workloads::interrupts::IpiCounts;
 use workloads::options::{FAILED, Given, Program, WRONG, cpus};
 use workloads::report::Report;
 use workloads::times::{Stopwatch, Times};
+
+mod memory;
+mod switch;
+mod team;
+
+#[cfg(test)]
+mod tests;
 
 fn usage() -> String {
     let width = LOOPS.iter().map(|each| each.name.len()).max().unwrap_or_default();
@@ -141,3 +138,67 @@ fn main() -> ExitCode {
         Ok::<_, String>(damage.is_none())
     })
 }
+
+/// The size of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Size {
+    /// Number of threads.
+    threads: usize,
+    /// Pages of a mapping, for loops that use several.
+    pages: usize,
+}
+
+/// One loop.
+#[derive(Debug)]
+struct Loop {
+    name: &'static str,
+    /// Description of one round.
+    about: &'static str,
+    /// Whether each thread has a partner that it waits for in each round.
+    in_pairs: bool,
+    /// Makes the workers of its threads, one each.
+    workers: fn(Size) -> io::Result<Vec<Worker>>,
+}
+
+impl Loop {
+    /// The loop with this name.
+    fn named(name: &str) -> Option<&'static Self> {
+        LOOPS.iter().find(|each| each.name == name)
+    }
+}
+
+impl PartialEq for Loop {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for Loop {}
+
+const fn alone(
+    name: &'static str,
+    workers: fn(Size) -> io::Result<Vec<Worker>>,
+    about: &'static str,
+) -> Loop {
+    Loop { name, about, in_pairs: false, workers }
+}
+
+const fn in_pairs(
+    name: &'static str,
+    workers: fn(Size) -> io::Result<Vec<Worker>>,
+    about: &'static str,
+) -> Loop {
+    Loop { name, about, in_pairs: true, workers }
+}
+
+static LOOPS: [Loop; 9] = [
+    alone("page_fault", memory::page_fault, "map memory, store to each page, read it back, unmap"),
+    alone("mmap", memory::map, "map memory and unmap it, untouched"),
+    alone("mprotect", memory::protect, "make a touched page read-only, and writable again"),
+    in_pairs("context_switch", switch::pipes, "send a byte to the partner by pipe, and receive one"),
+    in_pairs("futex", switch::wake_ups, "wake the partner by futex, and wait for it"),
+    alone("futex_lock", switch::lock, "take a lock that all threads share, by futex, and release it"),
+    alone("tlb_flush1", memory::discard, "store to a page of its own, and discard it (madvise)"),
+    alone("tlb_flush2", memory::protect_one, "store to a page of its own, and protect it (mprotect)"),
+    alone("tlb_flush3", memory::unmap_file, "map a page of a shared file, read it, and unmap it (munmap)"),
+];

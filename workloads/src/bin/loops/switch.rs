@@ -1,7 +1,7 @@
 //! Loops of threads that wait for each other.
 
+use crate::Size;
 use crate::memory::each;
-use crate::table::Size;
 use crate::team::{Trouble, Worker, expect};
 use rustix::io::Errno;
 use rustix::thread::futex::{self, Flags};

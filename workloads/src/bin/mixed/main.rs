@@ -10,7 +10,6 @@
 //! It reports JSON lines: `begin`, then `end` with the results, then `damage` if an object was
 //! wrong.
 
-mod builder;
 mod stage;
 
 use rustix::process::WaitStatus;
@@ -68,7 +67,7 @@ impl Options {
 
 /// Runs all tasks; returns whether all objects were right.
 fn run(options: &Options, report: &mut Report) -> io::Result<bool> {
-    let directory = builder::Directory::create(&options.directory, process::id())?;
+    let directory = stage::Directory::create(&options.directory, process::id())?;
     let header = Header::create(directory.path())?;
     for task in 0..options.tasks {
         stage::write_source(directory.path(), task)?;
@@ -78,8 +77,8 @@ fn run(options: &Options, report: &mut Report) -> io::Result<bool> {
     }))?;
 
     let watch = Stopwatch::start()?;
-    builder::build(directory.path(), options.jobs, options.tasks)?;
-    let wrong = builder::wrong_object(directory.path(), &header, options.tasks)?;
+    stage::build(directory.path(), options.jobs, options.tasks)?;
+    let wrong = stage::wrong_object(directory.path(), &header, options.tasks)?;
     let Times { real, user, sys, faults } = watch.elapsed()?;
 
     report.settle(&json!({

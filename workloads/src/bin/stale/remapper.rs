@@ -160,7 +160,7 @@ impl Remapper<'_> {
         self.region.published(page.index).publish(page.generation, way, now);
     }
 
-    /// Spins until a reader has checked all pages, for at most `pause`: that one runs at this moment,
+    /// Spins until a reader has checked all pages, for at most `pause`: it runs at this moment,
     /// and has the pages in its TLB, the best time to remap. Sleeping would leave the CPU idle.
     fn linger(&self) {
         let (begin, first) = (Instant::now(), self.region.pulse());
