@@ -46,13 +46,6 @@ struct Attached {
     follower: Follower,
 }
 
-enum End {
-    Left,
-    MachineEnded,
-    Destroyed,
-    Signal(i32),
-}
-
 impl Attached {
     fn to(machine: Found, notice: &Notice, args: &ConsoleArgs) -> Result<Self> {
         let ram = notice.open_ram().with_context(|| format!("machine {}", machine.name))?;
@@ -115,29 +108,34 @@ impl Attached {
         let end = self.until_end(sink, &typing.keyboard, signals);
         drop(typing);
         match end? {
-            End::Left => eprintln!("\nquell: left {name}, which goes on"),
-            End::MachineEnded => eprintln!("\nquell: machine {} has ended", self.machine.name),
-            End::Destroyed => eprintln!("\nquell: guest {name} was destroyed"),
-            End::Signal(signal) => return Ok(u8::try_from(128 + signal).unwrap_or(128)),
+            Ok(why) => eprintln!("\nquell: {why}"),
+            Err(signal) => return Ok(u8::try_from(128 + signal).unwrap_or(128)),
         }
         Ok(0)
     }
 
-    fn until_end(&mut self, sink: &mut impl Write, keyboard: &Keyboard, signals: &Signals) -> Result<End> {
+    /// Returns why it ends, or the signal that ends it.
+    fn until_end(
+        &mut self,
+        sink: &mut impl Write,
+        keyboard: &Keyboard,
+        signals: &Signals,
+    ) -> Result<Result<String, i32>> {
+        let name = self.guest.name;
         let mut state = self.guest.state;
         for period in 1_u32.. {
             self.pass(sink)?;
             if keyboard.has_left() {
-                return Ok(End::Left);
+                return Ok(Ok(format!("left {name}, which goes on")));
             }
             if let Some(signal) = signals.caught() {
-                return Ok(End::Signal(signal));
+                return Ok(Err(signal));
             }
             let failure = keyboard.failure();
             let must_look = failure.is_some() || period.is_multiple_of(ALIVE_PERIODS);
             if must_look && !self.machine.is_alive() {
                 self.pass(sink)?;
-                return Ok(End::MachineEnded);
+                return Ok(Ok(format!("machine {} has ended", self.machine.name)));
             }
             if let Some(why) = failure {
                 write!(sink, "\r\n[not typed: {why}]\r\n").context("cannot write")?;
@@ -145,10 +143,10 @@ impl Attached {
             match self.look()? {
                 Some(now) if now != state => {
                     state = now;
-                    write!(sink, "\r\n[{} is {state}]\r\n", self.guest.name).context("cannot write")?;
+                    write!(sink, "\r\n[{name} is {state}]\r\n").context("cannot write")?;
                 }
                 Some(_) => {}
-                None => return Ok(End::Destroyed),
+                None => return Ok(Ok(format!("guest {name} was destroyed"))),
             }
             thread::sleep(PERIOD);
         }

@@ -2,7 +2,6 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `markdown` | the table of ratios for documents |
 //! | `plots` | draws results with a plotting library |
 //! | `results` | reads the JSON of `bench all`: its ratios |
 //! | `runs` | its runs: medians and spreads of each way |
@@ -12,7 +11,6 @@
 
 #[cfg(test)]
 mod figures;
-mod markdown;
 mod plots;
 mod results;
 mod runs;
@@ -56,7 +54,7 @@ pub(crate) fn write(args: &ReportArgs) -> Result<usize> {
     );
     let traces = args.trace.iter().map(|path| trace(path, args)).collect::<Result<Vec<_>>>()?;
     if let (Some(file), Some(results)) = (&args.markdown, &results) {
-        fs::write(file, markdown::table(results))
+        fs::write(file, results::markdown(results))
             .with_context(|| format!("cannot write {}", file.display()))?;
     }
     let page = page(results.as_ref(), &traces)?;

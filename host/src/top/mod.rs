@@ -21,7 +21,6 @@ use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use std::env;
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
-use view::Theme;
 
 /// How often signals are checked while no key is pressed.
 const POLL_PERIOD: Duration = Duration::from_millis(100);
@@ -51,13 +50,13 @@ pub(crate) fn top(args: &TopArgs, signals: &Signals) -> Result<u8> {
 
 /// Draws and handles keys until the view has to end.
 fn show(terminal: &mut DefaultTerminal, app: &mut App, args: &TopArgs, signals: &Signals) -> Result<u8> {
-    let theme = Theme::new(env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()));
+    let has_colours = env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     app.refresh(control::running()?);
     let (mut due, mut intervals) = (Instant::now() + args.interval(), 0);
     loop {
         let drawn = terminal.draw(|frame| {
             app.fit(view::rows(frame.area()));
-            view::draw(frame, app, &theme);
+            view::draw(frame, app, has_colours);
         });
         if let Some(signal) = signals.caught() {
             return Ok(u8::try_from(128 + signal).unwrap_or(128));

@@ -168,15 +168,14 @@ mod tests {
             start: 20,
             end: 50,
             named: vec![1, 2],
-            elements: 0,
             targets: 2,
             deferred_count: 1,
-            merged: 0,
             kicked: vec![
                 Kicked { cpu: 1, at: 25, vcpu: Some(1), exit: Some(40) },
                 Kicked { cpu: 3, at: 26, vcpu: None, exit: None },
             ],
             deferred: vec![taken],
+            ..Flush::default()
         };
         let ipi = Ipi {
             cpu: 0,

@@ -4,7 +4,6 @@
 //! memory, its registers and its flushes, and takes the time of these. The first case is the quiet
 //! machine, with which the others are compared.
 
-mod figures;
 pub(crate) mod pair;
 
 use super::lab::Lab;
@@ -14,9 +13,12 @@ use crate::cli::IsolationArgs;
 use crate::results::{Samples, Subject, float};
 use crate::steps;
 use crate::table::table;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use hostile::attacks::Attack;
 use pair::{Figures, Plan};
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::BTreeMap;
 
 /// The part of its share that the bystander has at least, and if the attacker wants just as much,
 /// at most.
@@ -214,6 +216,122 @@ fn add(samples: &mut Samples, cases: &[Case], quiet: f64, platform: Platform) {
             samples.add(&case, Subject::Quell, metric, unit, value(plan, figures));
         }
         samples.add(&case, Subject::Quell, "flush p99 limit", MS, p99_limit(quiet));
+    }
+}
+
+/// How long flushes took: nanoseconds, and how many took that long.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Latencies(pub(super) BTreeMap<u64, u64>);
+
+impl Latencies {
+    pub(super) fn count(&self) -> u64 {
+        self.0.values().sum()
+    }
+
+    /// The length that this part of them does not exceed, in ms; NaN if there are none.
+    fn quantile(&self, part: f64) -> f64 {
+        let wanted = (part * float(self.count())).ceil();
+        let mut seen = 0;
+        let reached = self.0.iter().find(|(_, count)| {
+            seen += **count;
+            float(seen) >= wanted
+        });
+        reached.map_or(f64::NAN, |(ns, _)| float(*ns) / 1e6)
+    }
+
+    /// The median, in ms.
+    pub(super) fn p50(&self) -> f64 {
+        self.quantile(0.5)
+    }
+
+    /// Exceeded by one in a hundred, in ms.
+    pub(super) fn p99(&self) -> f64 {
+        self.quantile(0.99)
+    }
+
+    /// The longest, in ms.
+    pub(super) fn longest(&self) -> f64 {
+        self.quantile(1.0)
+    }
+}
+
+/// What the bystander has done and found since it began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+struct Tally {
+    pub(super) units: u64,
+    /// Reads of a page that had been replaced, after the flush.
+    pub(super) stale: u64,
+    /// Words of its memory that had changed.
+    pub(super) words: u64,
+    /// Registers that had changed.
+    pub(super) registers: u64,
+    /// Times without work of more than 20 ms.
+    pub(super) stops: u64,
+    pub(super) stopped_ns: u64,
+    pub(super) longest_ns: u64,
+}
+
+#[derive(Deserialize)]
+struct Batch {
+    batch: u64,
+    #[serde(flatten)]
+    tally: Tally,
+    /// Pairs of nanoseconds and a count.
+    latency: Value,
+}
+
+/// The reports of a bystander: from a beginning on, which is set when the attack has begun.
+#[derive(Clone, Debug, Default)]
+struct Batches {
+    last: Option<(u64, Tally)>,
+    begin: Option<(u64, Tally)>,
+    pub(super) latencies: Latencies,
+}
+
+impl Batches {
+    /// Takes the report of a batch.
+    ///
+    /// # Errors
+    ///
+    /// One is missing, or says nothing.
+    pub(super) fn take(&mut self, report: &Value) -> Result<()> {
+        let what = || format!("the bystander reports a batch of {report}");
+        let Batch { batch, tally, latency } = Batch::deserialize(report).with_context(what)?;
+        let expected = self.last.map_or(1, |(last, _)| last + 1);
+        ensure!(batch == expected, "batch {batch} of the bystander follows batch {}", expected - 1);
+        if self.begin.is_some() {
+            for (ns, count) in Vec::<(u64, u64)>::deserialize(latency).with_context(what)? {
+                *self.latencies.0.entry(ns).or_default() += count;
+            }
+        }
+        self.last = Some((batch, tally));
+        Ok(())
+    }
+
+    /// The measured phase begins with the next batch.
+    pub(super) fn begin(&mut self) {
+        self.begin = self.last;
+    }
+
+    pub(super) const fn has_any(&self) -> bool {
+        self.last.is_some()
+    }
+
+    /// Batches since the beginning.
+    pub(super) fn measured(&self) -> u64 {
+        self.begin.zip(self.last).map_or(0, |((begin, _), (last, _))| last - begin)
+    }
+
+    /// What was done since the beginning. What was found counts from the start of the guest: the
+    /// attack may have begun before the phase.
+    pub(super) fn tally(&self) -> Tally {
+        let (begin, last) = (self.begin.unwrap_or_default().1, self.last.unwrap_or_default().1);
+        Tally {
+            units: last.units - begin.units,
+            stops: last.stops - begin.stops,
+            stopped_ns: last.stopped_ns - begin.stopped_ns,
+            ..last
+        }
     }
 }
 

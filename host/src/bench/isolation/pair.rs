@@ -1,6 +1,6 @@
 //! A machine with two guests: one attacks, and the other one is measured.
 
-use super::figures::{Batches, Latencies, Tally};
+use super::{Batches, Latencies, Tally};
 use crate::arch::{Arch, Platform};
 use crate::bench::limits::Limit;
 use crate::cli::Overrides;

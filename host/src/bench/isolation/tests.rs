@@ -1,11 +1,11 @@
 //! Which figures meet the targets, and what is run.
 
-use super::figures::{Latencies, Tally};
 use super::*;
 use crate::arch::ArmCpu;
 use crate::cli::{BenchCommand, Cli, Command, Overrides};
 use crate::machine_file::MachineFile;
 use clap::Parser;
+use serde_json::json;
 
 const PLAN: Plan =
     Plan { attack: Attack::Ipis, weights: [100, 100], is_pinned: false, seed: 1, flushes: 100, batches: 5 };
@@ -126,4 +126,39 @@ fn a_pinned_attacker_is_due_its_cpu_at_most() {
         let file = plan.file(Platform::X86_64);
         assert_eq!(file.contains("cpus = [1]"), is_pinned, "{file}");
     }
+}
+
+fn batch(number: u64, units: u64, latency: &Value) -> Value {
+    json!({
+        "event": "batch", "batch": number, "units": units, "stale": 0, "words": 1, "registers": 2,
+        "stops": number, "stopped_ns": 10 * number, "longest_ns": 7, "latency": latency,
+    })
+}
+
+#[test]
+fn quantiles_are_those_of_all_batches_since_the_beginning() {
+    let mut batches = Batches::default();
+    batches.take(&batch(1, 100, &json!([[9_000_000, 50]]))).expect("is one");
+    assert_eq!((batches.measured(), batches.latencies.count()), (0, 0));
+    batches.begin();
+    batches.take(&batch(2, 150, &json!([[1_000_000, 98], [2_000_000, 1]]))).expect("is one");
+    batches.take(&batch(3, 180, &json!([[4_000_000, 1]]))).expect("is one");
+    let latencies = &batches.latencies;
+    assert_eq!((batches.measured(), latencies.count()), (2, 100));
+    assert!((latencies.p50() - 1.0).abs() < 1e-9 && (latencies.p99() - 2.0).abs() < 1e-9);
+    assert!((latencies.longest() - 4.0).abs() < 1e-9);
+    let tally = batches.tally();
+    assert_eq!((tally.units, tally.stops, tally.stopped_ns), (80, 2, 20));
+    assert_eq!((tally.words, tally.registers), (1, 2), "whenever they were found");
+}
+
+#[test]
+fn what_is_missing_is_an_error() {
+    let mut batches = Batches::default();
+    assert!(batches.take(&batch(2, 0, &json!([]))).is_err(), "the first is missing");
+    assert!(batches.take(&json!({"batch": 1, "units": 3})).is_err());
+    batches.take(&batch(1, 0, &json!([["x", 1]]))).expect("it is not measured yet");
+    batches.begin();
+    assert!(batches.take(&batch(2, 0, &json!([["x", 1]]))).is_err());
+    assert!(Latencies::default().p99().is_nan());
 }

@@ -29,46 +29,11 @@ const ROWS_ABOVE: u16 = 2;
 /// The steal time, in percent, from which it is highlighted.
 const STEAL_IS_MUCH: f64 = 50.0;
 
-pub(super) struct Theme {
-    has_colours: bool,
-}
+/// For anything that deserves attention.
+const NOTABLE: Style = Style::new().add_modifier(Modifier::BOLD).fg(Color::Yellow);
 
-impl Theme {
-    pub(super) const fn new(has_colours: bool) -> Self {
-        Self { has_colours }
-    }
-
-    fn colour(&self, style: Style, colour: Color) -> Style {
-        if self.has_colours { style.fg(colour) } else { style }
-    }
-
-    /// For the column that rows are sorted by.
-    fn sorted(&self) -> Style {
-        self.colour(Style::new().add_modifier(Modifier::BOLD | Modifier::UNDERLINED), Color::Cyan)
-    }
-
-    /// For anything that deserves attention.
-    fn notable(&self) -> Style {
-        self.colour(Style::new().bold(), Color::Yellow)
-    }
-
-    fn much(&self) -> Style {
-        self.colour(Style::new().bold(), Color::Red)
-    }
-
-    fn bar(&self) -> Style {
-        self.colour(Style::new(), Color::Cyan)
-    }
-}
-
-struct Parts {
-    header: Rect,
-    table: Rect,
-    waits: Rect,
-    footer: Rect,
-}
-
-fn parts(area: Rect) -> Parts {
+/// The parts of the screen: header, table, waits and footer.
+fn parts(area: Rect) -> [Rect; 4] {
     let header = match area.height {
         0..4 => 0,
         4..6 => 1,
@@ -84,27 +49,29 @@ fn parts(area: Rect) -> Parts {
         Constraint::Length(waits),
         Constraint::Length(footer),
     ];
-    let [header, table, waits, footer] = Layout::vertical(heights).areas(area);
-    Parts { header, table, waits, footer }
+    Layout::vertical(heights).areas(area)
 }
 
 pub(super) fn rows(area: Rect) -> usize {
-    parts(area).table.height.saturating_sub(ROWS_ABOVE).into()
+    parts(area)[1].height.saturating_sub(ROWS_ABOVE).into()
 }
 
-pub(super) fn draw(frame: &mut Frame<'_>, app: &App, theme: &Theme) {
-    let parts = parts(frame.area());
-    frame.render_widget(Paragraph::new(header(app, theme)), parts.header);
+pub(super) fn draw(frame: &mut Frame<'_>, app: &App, has_colours: bool) {
+    let [head, table, waits, foot] = parts(frame.area());
+    frame.render_widget(Paragraph::new(header(app)), head);
     match app.shown() {
-        Some(rates) => draw_table(frame, parts.table, app, &rates, theme),
-        None => frame.render_widget(Paragraph::new(absence(app)), parts.table),
+        Some(rates) => draw_table(frame, table, app, &rates),
+        None => frame.render_widget(Paragraph::new(absence(app)), table),
     }
     if app.rates.is_some() {
-        draw_waits(frame, parts.waits, app, theme);
+        draw_waits(frame, waits, app);
     }
-    frame.render_widget(Paragraph::new(footer(app)), parts.footer);
+    frame.render_widget(Paragraph::new(footer(app)), foot);
     if app.has_help {
         help::draw(frame);
+    }
+    if !has_colours {
+        frame.buffer_mut().content.iter_mut().for_each(|cell| cell.fg = Color::Reset);
     }
 }
 
@@ -123,14 +90,14 @@ pub(super) fn clock(time: Duration) -> String {
     format!("{}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60)
 }
 
-fn header(app: &App, theme: &Theme) -> Vec<Line<'static>> {
+fn header(app: &App) -> Vec<Line<'static>> {
     let mut first = vec![Span::from(format!("machine {}", app.machine.name)).bold()];
     if let Some((place, count)) = app.place().filter(|&(_, count)| count > 1) {
         first.push(Span::from(format!(" ({place} of {count})")));
     }
     match app.life {
-        Life::Ended => first.push(Span::styled(" has ended", theme.notable())),
-        _ if app.is_paused => first.push(Span::styled(" paused", theme.notable())),
+        Life::Ended => first.push(Span::styled(" has ended", NOTABLE)),
+        _ if app.is_paused => first.push(Span::styled(" paused", NOTABLE)),
         _ => {}
     }
     if let Some(source) = &app.source {
@@ -150,7 +117,7 @@ fn header(app: &App, theme: &Theme) -> Vec<Line<'static>> {
     let title = app.source.as_ref().map_or_else(String::new, |source| source.notice.title.clone());
     let third = match &app.trouble {
         // Without figures it is shown in their place.
-        Some(trouble) if app.rates.is_some() => Line::styled(trouble.clone(), theme.notable()),
+        Some(trouble) if app.rates.is_some() => Line::styled(trouble.clone(), NOTABLE),
         _ if app.rates.as_ref().is_some_and(Rates::has_guests) => guests(app),
         _ if app.names.len() > 1 => Line::from(format!("running: {}", app.names.join(" "))).dim(),
         _ => Line::from(title).dim(),
@@ -198,14 +165,15 @@ fn visible(width: u16, first_width: u16, sort: usize) -> std::ops::Range<usize> 
     begin..begin + fit
 }
 
-fn draw_table(frame: &mut Frame<'_>, area: Rect, app: &App, rates: &Rates, theme: &Theme) {
+fn draw_table(frame: &mut Frame<'_>, area: Rect, app: &App, rates: &Rates) {
     let labels = (0..rates.vcpus()).map(|row| rates.label(row).chars().count());
     let first_width = u16::try_from(labels.max().unwrap_or(0)).unwrap_or(u16::MAX);
     let first_width = first_width.clamp(FIRST_WIDTH.max(rates.first_title().len() as u16), FIRST_WIDTH_MAX);
     let shown = visible(area.width, first_width, app.sort);
     let columns = || std::iter::once(0).chain(shown.clone());
     let heading = |index: usize| {
-        let style = if index == app.sort { theme.sorted() } else { Style::new().bold() };
+        let bold = Style::new().bold();
+        let style = if index == app.sort { bold.underlined().cyan() } else { bold };
         cell(if index == 0 { rates.first_title() } else { COLUMNS[index].title }.to_owned(), style)
     };
     let sums = columns().map(|index| match index {
@@ -215,7 +183,7 @@ fn draw_table(frame: &mut Frame<'_>, area: Rect, app: &App, rates: &Rates, theme
     let vcpu = |vcpu: usize| {
         Row::new(columns().map(|index| match index {
             0 => cell(rates.label(vcpu).to_owned(), Style::new()),
-            _ => figure(rates.of(vcpu, &COLUMNS[index]), &COLUMNS[index], theme),
+            _ => figure(rates.of(vcpu, &COLUMNS[index]), &COLUMNS[index]),
         }))
     };
     let page = usize::from(area.height.saturating_sub(ROWS_ABOVE));
@@ -251,10 +219,10 @@ fn cell(text: String, style: Style) -> Cell<'static> {
 }
 
 /// A figure: zero is dimmed, and a high steal time is highlighted.
-fn figure(value: f64, column: &Column, theme: &Theme) -> Cell<'static> {
+fn figure(value: f64, column: &Column) -> Cell<'static> {
     let style = match value {
         _ if value <= 0.0 => Style::new().dim(),
-        _ if column.title == "steal" && value >= STEAL_IS_MUCH => theme.much(),
+        _ if column.title == "steal" && value >= STEAL_IS_MUCH => Style::new().bold().red(),
         _ => Style::new(),
     };
     cell(if value <= 0.0 { "·".to_owned() } else { short(value) }, style)
@@ -276,7 +244,7 @@ pub(super) fn longest(step: usize) -> Option<String> {
     }
 }
 
-fn draw_waits(frame: &mut Frame<'_>, area: Rect, app: &App, theme: &Theme) {
+fn draw_waits(frame: &mut Frame<'_>, area: Rect, app: &App) {
     let Some(in_one) = waits_in_one(area.width).filter(|_| area.height == WAITS_HEIGHT) else { return };
     let [title, chart] = Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(area);
     let waits = app.waits();
@@ -301,8 +269,8 @@ fn draw_waits(frame: &mut Frame<'_>, area: Rect, app: &App, theme: &Theme) {
         .data(BarGroup::default().bars(&bars))
         .bar_width(BAR_WIDTH)
         .bar_gap(GAP)
-        .bar_style(theme.bar())
-        .value_style(theme.bar().add_modifier(Modifier::REVERSED))
+        .bar_style(Style::new().cyan())
+        .value_style(Style::new().cyan().reversed())
         .max(most.max(1));
     frame.render_widget(chart_of, chart);
 }

@@ -21,12 +21,12 @@ fn watched() -> (Made, App) {
     (machine, app)
 }
 
-fn drawn(app: &mut App, theme: &Theme, (width, height): (u16, u16)) -> Buffer {
+fn drawn(app: &mut App, has_colours: bool, (width, height): (u16, u16)) -> Buffer {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).expect("begins");
     terminal
         .draw(|frame| {
             app.fit(rows(frame.area()));
-            draw(frame, app, theme);
+            draw(frame, app, has_colours);
         })
         .expect("draws");
     terminal.backend().buffer().clone()
@@ -45,7 +45,7 @@ fn press(app: &mut App, code: KeyCode) {
 fn a_usual_terminal_shows_machine_vcpus_waits_and_keys() {
     let (_machine, mut app) = watched();
     app.refresh(Vec::new());
-    let lines = lines(&drawn(&mut app, &Theme::new(false), (80, 24)));
+    let lines = lines(&drawn(&mut app, false, (80, 24)));
     let name = app.machine.name.clone();
     assert!(
         lines[0].starts_with(&format!("machine {name}  x86_64  4 vCPUs : 2 CPUs  up 0:00:")),
@@ -64,7 +64,7 @@ fn a_usual_terminal_shows_machine_vcpus_waits_and_keys() {
 #[test]
 fn bars_are_as_high_as_there_are_waits() {
     let (_machine, mut app) = watched();
-    let buffer = drawn(&mut app, &Theme::new(false), (80, 24));
+    let buffer = drawn(&mut app, false, (80, 24));
     let lines = lines(&buffer);
     let filled = |bar: u16| (17..22).filter(|&y| buffer[(bar * 5, y)].symbol() != " ").count();
     assert!(filled(2) == 5 && (1..=2).contains(&filled(3)) && filled(0) == 0, "{lines:#?}");
@@ -74,7 +74,7 @@ fn bars_are_as_high_as_there_are_waits() {
 #[test]
 fn a_small_terminal_shows_fewer_columns_and_no_waits() {
     let (_machine, mut app) = watched();
-    let small = |app: &mut App| lines(&drawn(app, &Theme::new(false), (40, 10)));
+    let small = |app: &mut App| lines(&drawn(app, false, (40, 10)));
     let before = small(&mut app);
     assert!(before[0].starts_with(&format!("machine {}", app.machine.name)), "{before:#?}");
     assert_eq!(before[2], "vcpu exits    io   reg hcall  nest›");
@@ -96,8 +96,8 @@ fn sizes_of_any_kind_are_drawn() {
     for width in (0..12).chain([18, 19, 38, 39, 40, 53, 77, 78, 79, 93, 94, 200]) {
         for height in [0, 1, 2, 3, 4, 5, 6, 7, 10, 17, 18, 19, 20, 24, 30] {
             app.sort = usize::from(width) % COLUMNS.len();
-            drawn(&mut app, &Theme::new(true), (width, height));
-            drawn(&mut empty, &Theme::new(true), (width, height));
+            drawn(&mut app, true, (width, height));
+            drawn(&mut empty, true, (width, height));
         }
     }
 }
@@ -107,7 +107,7 @@ fn colours_are_left_out_where_they_are_not_wanted() {
     let (_machine, mut app) = watched();
     app.life = Life::Ended;
     let mut coloured = |has_colours| {
-        let buffer = drawn(&mut app, &Theme::new(has_colours), (80, 24));
+        let buffer = drawn(&mut app, has_colours, (80, 24));
         buffer.content.iter().filter(|cell| cell.fg != Color::Reset || cell.bg != Color::Reset).count()
     };
     assert_eq!(coloured(false), 0);
@@ -119,12 +119,12 @@ fn rows_are_scrolled_and_the_help_covers_them() {
     let counts = vec![&[][..]; 100];
     let machine = Made::new(100);
     let mut app = App::new(machine.found.clone()).with_rates(rates(&counts));
-    let first = |app: &mut App, size| lines(&drawn(app, &Theme::new(false), size))[5].clone();
+    let first = |app: &mut App, size| lines(&drawn(app, false, size))[5].clone();
     assert!(first(&mut app, (80, 24)).starts_with("   0"));
     press(&mut app, KeyCode::End);
     assert!(first(&mut app, (80, 24)).starts_with("  89"), "{}", first(&mut app, (80, 24)));
     press(&mut app, KeyCode::Char('?'));
-    let help = lines(&drawn(&mut app, &Theme::new(false), (80, 24)));
+    let help = lines(&drawn(&mut app, false, (80, 24)));
     let text = help.join("\n");
     assert!(COLUMNS.iter().all(|column| text.contains(column.about)), "{text}");
     for key in ["Tab", "PgDn", "pause", "reverse", "quit", "waits:"] {
@@ -136,7 +136,7 @@ fn rows_are_scrolled_and_the_help_covers_them() {
 fn what_is_wrong_or_over_is_said() {
     let mut machine = Made::new(1);
     let mut app = App::new(machine.found.clone());
-    let text = |app: &mut App| lines(&drawn(app, &Theme::new(false), (80, 24))).join("\n");
+    let text = |app: &mut App| lines(&drawn(app, false, (80, 24))).join("\n");
     assert!(text(&mut app).contains("has not begun to count"));
     machine.begin();
     app.refresh(Vec::new());
@@ -160,7 +160,7 @@ fn waits_are_joined_until_they_fit() {
     assert_eq!(counts, ["0", "9999", "10k", "999k", "1M", "many"]);
     for width in [39, 19] {
         let (_machine, mut app) = watched();
-        let lines = lines(&drawn(&mut app, &Theme::new(false), (width, 24)));
+        let lines = lines(&drawn(&mut app, false, (width, 24)));
         assert!(lines[22].ends_with(if width == 39 { ">8m" } else { ">2m" }), "{lines:#?}");
     }
 }

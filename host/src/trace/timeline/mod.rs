@@ -9,7 +9,7 @@
 
 mod ipi;
 
-use super::collect::{Collected, CpuRecords};
+use super::collect::Collected;
 use hostlink::counters::Counter;
 use hostlink::trace::{Event, NO_VCPU, Record};
 pub(crate) use ipi::{Ipi, Receiver};
@@ -75,7 +75,7 @@ pub(crate) struct Taken {
     pub(crate) pages: u64,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Flush {
     /// The CPU of its initiator.
     pub(crate) cpu: u32,
@@ -130,7 +130,10 @@ impl Timeline {
             for record in &records.records {
                 lane.take(record, clock.ns(record.time));
             }
-            timeline.add(lane, records);
+            timeline.flushes.extend(lane.flushes);
+            timeline.taken.extend(lane.taken);
+            timeline.ipis.extend(lane.ipis);
+            timeline.cpus.push(CpuLine { lost: records.lost, ..lane.line });
         }
         timeline.flushes.sort_by_key(|flush| flush.start);
         timeline.taken.sort_by_key(|taken| taken.at);
@@ -138,13 +141,6 @@ impl Timeline {
         timeline.connect();
         ipi::connect(&mut timeline.ipis, &timeline.cpus);
         timeline
-    }
-
-    fn add(&mut self, lane: Lane, records: &CpuRecords) {
-        self.flushes.extend(lane.flushes);
-        self.taken.extend(lane.taken);
-        self.ipis.extend(lane.ipis);
-        self.cpus.push(CpuLine { spans: lane.spans, turns: lane.turns, lost: records.lost });
     }
 
     /// Finds the exits after kicks, and the entries that carried out deferred flushes.
@@ -198,8 +194,7 @@ impl Clock {
 #[derive(Default)]
 struct Lane {
     cpu: u32,
-    spans: Vec<Span>,
-    turns: Vec<(u16, u64, u64)>,
+    line: CpuLine,
     flushes: Vec<Flush>,
     taken: Vec<Taken>,
     ipis: Vec<Ipi>,
@@ -274,30 +269,18 @@ impl Lane {
         if let Some((start, before)) = self.now.replace((at, doing))
             && start < at
         {
-            self.spans.push(Span { start, end: at, doing: before });
+            self.line.spans.push(Span { start, end: at, doing: before });
         }
     }
 
     fn end_turn(&mut self, at: u64) {
         if let Some((vcpu, since)) = self.turn.take() {
-            self.turns.push((vcpu, since, at));
+            self.line.turns.push((vcpu, since, at));
         }
     }
 
     fn begin(&self, vcpu: Option<u16>, at: u64) -> Flush {
-        Flush {
-            cpu: self.cpu,
-            vcpu,
-            start: at,
-            end: at,
-            named: Vec::new(),
-            elements: 0,
-            targets: 0,
-            deferred_count: 0,
-            merged: 0,
-            kicked: Vec::new(),
-            deferred: Vec::new(),
-        }
+        Flush { cpu: self.cpu, vcpu, start: at, end: at, ..Flush::default() }
     }
 
     /// A bank of a flush's targets: the first one begins the flush.

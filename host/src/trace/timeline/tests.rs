@@ -1,6 +1,7 @@
 //! Timelines of a few records.
 
 use super::*;
+use crate::trace::collect::CpuRecords;
 
 /// A record at a time in microseconds: the clock has 10 ticks for each.
 fn record(us: u64, event: Event, vcpu: u16, detail: u32, a: u64, b: u64) -> Record {
