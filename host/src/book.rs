@@ -15,7 +15,6 @@ pub(crate) fn book() -> Result<u8> {
     Ok(0)
 }
 
-/// Makes the book; returns its first page.
 pub(crate) fn make() -> Result<PathBuf> {
     let tool = install()?;
     let directory = workspace::target_dir("book");
@@ -126,7 +125,6 @@ mod tests {
         headings.map(slug).collect()
     }
 
-    /// Broken links of a document.
     fn broken(document: &Path) -> Vec<String> {
         let root = workspace::root();
         let text = fs::read_to_string(root.join(document)).unwrap();

@@ -199,7 +199,6 @@ const PAIRS: [Pair; 2] = [
     },
 ];
 
-/// Runs both modes in turn.
 fn loads(lab: &Lab<'_>, args: &MemslotArgs, samples: &mut Samples) -> Result<()> {
     for run in 1..=args.runs {
         for (pair, (zap, case)) in PAIRS.iter().flat_map(|pair| pair.modes.map(|mode| (pair, mode))) {

@@ -30,7 +30,6 @@ const CALLS_BEFORE: u32 = 100;
 /// How many more the second machine makes.
 const CALLS: u32 = 1000;
 
-/// The vCPUs that flush, and their targets.
 #[derive(Clone, Copy)]
 enum Shape {
     /// vCPU 0 flushes the next `targets` vCPUs; one more runs and is no target.
@@ -178,7 +177,6 @@ pub(super) fn count(lab: &Lab<'_>, samples: &mut Samples) -> Result<Vec<Limit>> 
     Ok(limits)
 }
 
-/// The effect of [`CALLS`] calls.
 fn measure(lab: &Lab<'_>, case: &Case) -> Result<Calls> {
     let (before, after) = (machine(lab, case, CALLS_BEFORE)?, machine(lab, case, CALLS_BEFORE + CALLS)?);
     let (instructions, counters) = (after.0 - before.0, after.1.since(&before.1));

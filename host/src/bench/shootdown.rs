@@ -60,7 +60,6 @@ pub(super) struct Measured<'a> {
 }
 
 impl<'a> Measured<'a> {
-    /// The measurement in a report, if it is one.
     pub(super) fn read(report: &'a Value) -> Option<Self> {
         let number = |key: &str| report[key].as_f64();
         let back_end = report["back_end"].as_str().filter(|_| report["bench"] == "shootdown")?;

@@ -126,7 +126,6 @@ fn send(mut sink: impl Sink, waiting: &Receiver<u8>, says: &Sender<String>) {
 /// Ctrl-A.
 const ESCAPE: u8 = 1;
 
-/// What a piece of typing asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Typed {
     bytes: Vec<u8>,

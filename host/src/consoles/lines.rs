@@ -26,7 +26,6 @@ pub(super) struct Row {
     pub(super) is_continued: bool,
 }
 
-/// Makes lines of a console's bytes.
 #[derive(Clone, Debug)]
 pub(super) struct Lines {
     has_colours: bool,
@@ -105,7 +104,6 @@ impl Lines {
     }
 }
 
-/// What is to be seen of a line.
 fn visible(line: &str, has_colours: bool) -> String {
     let mut shown = Shown::default();
     for (part, is_escape) in AnsiCodeIterator::new(line) {

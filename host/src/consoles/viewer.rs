@@ -16,9 +16,7 @@ use rustix::termios::tcgetwinsize;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// The time between two reads of the rings.
 const PERIOD: Duration = Duration::from_millis(10);
-/// Bytes that are read from a ring at one time.
 const BUFFER_BYTES: usize = 16 << 10;
 /// Most reads of one ring in a row: a guest may write as fast as it is read.
 const READS_MAX: usize = 16;
@@ -95,7 +93,6 @@ impl Consoles {
         Self { look, screen, logs, entries: None, guests: BTreeMap::new(), last: BTreeMap::new() }
     }
 
-    /// Reads what is new in all rings.
     fn look(&mut self, ram: &Ram, beacon: u64, now: Instant) -> Result<()> {
         if self.entries.is_none() {
             self.entries = Entries::find(ram, beacon)?;

@@ -34,7 +34,6 @@ const MS: u64 = 1_000_000;
 const SCRIPT: &str = include_str!("timeline.js");
 const PICTURE: &str = include_str!("picture.js");
 
-/// Writes the report, and the pictures that are wanted beside it.
 pub(crate) fn report(args: &ReportArgs) -> Result<u8> {
     let bytes = write(args)?;
     println!("{} ({} KiB)", args.output.display(), bytes.div_ceil(1024));
@@ -72,7 +71,6 @@ pub(crate) fn picture(page: &Path) -> Result<String> {
     Ok(svg.as_str().context("the page draws nothing")?.to_owned())
 }
 
-/// Takes pictures of a page in each of its looks.
 pub(crate) fn screenshots(page: &Path, directory: &Path) -> Result<()> {
     fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
     for look in Look::ALL {

@@ -157,7 +157,6 @@ fn bars(bars: &[Bar], least: f64, layout: &Layout) -> Result<String> {
 
 const HEIGHT: u32 = 360;
 
-/// One line: a way, and its numbers by x.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Line {
     pub(super) way: Way,

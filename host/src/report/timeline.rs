@@ -64,12 +64,10 @@ pub(super) fn of_trace(trace: &Value, window_ns: u64, from: Option<u64>) -> Resu
     }))
 }
 
-/// The number of elements of a list in the shown data.
 fn count(shown: &Value, list: &str) -> usize {
     shown[list].as_array().map_or(0, Vec::len)
 }
 
-/// What is shown, in numbers.
 pub(super) fn summary(shown: &Value) -> String {
     #[expect(clippy::cast_precision_loss, reason = "windows are far shorter than 2^53 ns")]
     let ms = |key: &str| shown[key].as_u64().unwrap_or_default() as f64 / 1e6;
@@ -80,7 +78,6 @@ pub(super) fn summary(shown: &Value) -> String {
     )
 }
 
-/// The legend of the marks that are shown.
 pub(super) fn legend(shown: &Value) -> String {
     let (has_flushes, has_ipis) = (count(shown, "flushes") != 0, count(shown, "ipis") != 0);
     [
@@ -190,7 +187,6 @@ fn arrows(events: &[Value], window: Window) -> BTreeMap<u64, Vec<Value>> {
     arrows
 }
 
-/// A flush that is in the window, with its arrows.
 fn flush(slice: &Value, arrows: &BTreeMap<u64, Vec<Value>>, window: Window) -> Option<Value> {
     if slice["cat"] != "flush" {
         return None;

@@ -78,7 +78,6 @@ impl App {
         Some((place + 1, self.names.len()))
     }
 
-    /// A message that the machine has ended, if it has.
     pub(super) fn ended(&self) -> Option<String> {
         (self.life == Life::Ended).then(|| format!("machine {} has ended", self.machine.name))
     }

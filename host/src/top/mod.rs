@@ -5,7 +5,6 @@
 //! computes rates from two samples, [`app`] is the state that keys change, [`view`] draws it.
 
 mod app;
-mod help;
 mod once;
 pub(crate) mod rates;
 mod source;

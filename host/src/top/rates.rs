@@ -108,7 +108,6 @@ impl Rates {
         !self.guests.is_empty()
     }
 
-    /// The heading of the rows' names.
     pub(crate) const fn first_title(&self) -> &'static str {
         if self.is_by_guest { "guest" } else { COLUMNS[0].title }
     }
@@ -117,7 +116,6 @@ impl Rates {
         self.labels.get(row).map_or("", String::as_str)
     }
 
-    /// A row's name in results.
     pub(crate) fn case(&self, row: usize) -> String {
         self.all.owners().get(row).map_or_else(String::new, RowVcpu::case)
     }

@@ -56,7 +56,6 @@ impl Source {
     }
 }
 
-/// Whether a machine exists and still has this notice.
 fn still_says(machine: &Found, notice: &Notice) -> bool {
     machine.is_alive() && machine.notice().is_ok_and(|said| said.as_ref() == Some(notice))
 }

@@ -141,7 +141,6 @@ fn ipi_arrow<W: Write>(events: &mut Events<'_, W>, id: u64, ipi: &Ipi) -> Result
     events.put(&arrow_end("f", id, "interrupt", cpu, entry, &args))
 }
 
-/// The event of a vCPU that carries out pending requests.
 fn instant(taken: &Taken) -> Value {
     let name = if taken.whole { "flushes its tag" } else { "flushes pages" };
     let args = json!({"vcpu": taken.vcpu, "pages": taken.pages});

@@ -22,7 +22,6 @@ pub(crate) struct Case {
 /// A guest with at least this many vCPUs takes long to boot.
 const MANY: u32 = 64;
 
-/// The program that a case runs.
 pub(crate) enum Work {
     /// A command in the stock Linux guest.
     Linux(Linux),
@@ -119,7 +118,6 @@ pub(super) const fn linux(vcpus: u32, command: &'static str, metrics: &'static [
     Linux { vcpus, cpus: 2, memory: 512 * MIB, command, has_rom: false, metrics }
 }
 
-/// Thrash with a thread for each vCPU on 2 CPUs.
 const fn thrash(
     name: &'static str,
     about: &'static str,

@@ -39,13 +39,11 @@ pub(crate) struct Runner<'a> {
     pub(crate) rounds: u32,
 }
 
-/// The result of a case in one way.
 pub(crate) struct Trial {
     /// The measured numbers, or the reason why the run failed.
     pub(crate) numbers: Result<Vec<Number>, String>,
     /// How the peer's machines ended that died or hung, so that the run was repeated.
     pub(crate) deaths: Vec<String>,
-    /// The wall time of all its machines.
     pub(crate) wall: Duration,
 }
 
@@ -143,7 +141,6 @@ impl Runner<'_> {
         })
     }
 
-    /// The setups of all cases and ways that `is_meant` selects.
     pub(crate) fn setups(&self, is_meant: impl Fn(&Case, Way) -> bool) -> Result<Vec<Setup>> {
         let all = CASES.iter().flat_map(|case| case.ways(true).map(move |way| (case, way)));
         all.filter(|(case, way)| is_meant(case, *way)).map(|(case, way)| self.setup(case, way)).collect()

@@ -94,7 +94,6 @@ pub(crate) struct Record {
     machine: Facts,
     pub(crate) versions: Facts,
     pub(crate) settings: Settings,
-    /// How the machines of the runs are made.
     pub(crate) setups: Vec<Setup>,
     pub(crate) runs: Vec<Run>,
 }

@@ -1,8 +1,8 @@
 //! The output of `quell bench all`: the progress, and the table at the end.
 
+use super::Step;
 use super::cases::Case;
 use super::pairs::{Ratio, Verdict, series, spread};
-use super::plan::Step;
 use super::record::Run;
 use super::way::Way;
 use crate::results::{Spread, significant};
@@ -23,7 +23,6 @@ impl Progress {
         Self { bar: steps::bar("{prefix:30} {bar:30} {pos}/{len}  {msg}", total as u64), total }
     }
 
-    /// A run begins after `done` others.
     pub(crate) fn begin(&self, step: &Step, done: usize, remaining: Duration) {
         self.bar.set_position(done as u64);
         self.bar.set_prefix(format!("{} {}", step.case.name, step.way.title()));

@@ -139,7 +139,6 @@ pub(crate) fn limits(plan: &Plan, figures: &Figures, quiet: Option<f64>) -> Vec<
     [share].into_iter().chain(fair).chain(late).chain(figures.unchanged()).collect()
 }
 
-/// The limit of the bystander's flushes, beside those of the quiet machine.
 fn latency(figures: &Figures, quiet: f64) -> Limit {
     Limit::at_most("flush p99, in ms", figures.latencies.p99(), p99_limit(quiet))
 }

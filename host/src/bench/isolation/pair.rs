@@ -33,7 +33,6 @@ const BYSTANDER: &str = "bystander";
 /// The attacker's disk, if it has one, and its bytes.
 const DISK: &str = "attacker.img";
 const DISK_BYTES: usize = 1 << 20;
-/// Bytes that are read from a ring at one time.
 const BUFFER_BYTES: usize = 16 << 10;
 
 #[derive(Clone, Copy, Debug)]

@@ -11,7 +11,6 @@ const PLAN: Plan =
     Plan { attack: Attack::Ipis, weights: [100, 100], is_pinned: false, seed: 1, flushes: 100, batches: 5 };
 const UNEQUAL: [u32; 2] = [100, 300];
 
-/// The limits that a run misses.
 fn missed_of(plan: &Plan, figures: &Figures, quiet: Option<f64>) -> Vec<String> {
     limits(plan, figures, quiet).iter().filter_map(Limit::missed).collect()
 }

@@ -2,7 +2,6 @@
 //! in larger steps or left out.
 
 use super::app::{App, Life};
-use super::help;
 use super::rates::{COLUMNS, Column, GuestRate, Rates, short};
 use hostlink::counters::Counter;
 use hostlink::guests::GuestState;
@@ -10,7 +9,7 @@ use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style, Stylize};
 use ratatui::text::{Line, Span, Text};
-use ratatui::widgets::{Bar, BarChart, BarGroup, Cell, Paragraph, Row, Table};
+use ratatui::widgets::{Bar, BarChart, BarGroup, Block, Cell, Clear, Paragraph, Row, Table};
 use std::time::Duration;
 
 /// Width of each column except the first, and of the gap between two.
@@ -68,14 +67,13 @@ pub(super) fn draw(frame: &mut Frame<'_>, app: &App, has_colours: bool) {
     }
     frame.render_widget(Paragraph::new(footer(app)), foot);
     if app.has_help {
-        help::draw(frame);
+        draw_help(frame);
     }
     if !has_colours {
         frame.buffer_mut().content.iter_mut().for_each(|cell| cell.fg = Color::Reset);
     }
 }
 
-/// The reason why there is no table.
 fn absence(app: &App) -> String {
     match (&app.trouble, app.life) {
         (Some(trouble), _) => trouble.clone(),
@@ -283,6 +281,40 @@ fn short_count(count: u64) -> String {
         1_000_000..1_000_000_000 => format!("{}M", count / 1_000_000),
         _ => "many".to_owned(),
     }
+}
+
+const KEYS: [(&str, &str); 9] = [
+    ("← → s S", "sort by another column"),
+    ("r", "reverse the order"),
+    ("↑ ↓ PgUp PgDn", "scroll"),
+    ("Tab", "the next machine"),
+    ("p", "pause, and go on"),
+    ("w", "waits: interval, or all"),
+    ("g", "guests, or their vCPUs"),
+    ("?", "this help, and back"),
+    ("q", "quit"),
+];
+/// Width of the help with two keys side by side, and with one.
+const WIDE: u16 = 78;
+const NARROW: u16 = 54;
+
+/// Draws the help over the middle of the screen. If the screen is too small, the keys come first.
+fn draw_help(frame: &mut Frame<'_>) {
+    let row = |(name, about): (&str, &str)| format!("{name:<14}{about:<24}");
+    let is_wide = frame.area().width >= WIDE;
+    let keys: Vec<String> = if is_wide {
+        KEYS.chunks(2).map(|pair| pair.iter().map(|&key| row(key)).collect()).collect()
+    } else {
+        KEYS.into_iter().map(row).collect()
+    };
+    let columns = COLUMNS.iter().map(|column| row((column.title, column.about)));
+    let lines: Vec<Line<'_>> = keys.into_iter().chain(columns).map(Line::from).collect();
+    let height = u16::try_from(lines.len()).unwrap_or(0).saturating_add(2);
+    let width = if is_wide { WIDE } else { NARROW };
+    let area = frame.area().centered(Constraint::Length(width), Constraint::Length(height));
+    let block = Block::bordered().title(Line::from(" keys, and columns: per second ").bold());
+    frame.render_widget(Clear, area);
+    frame.render_widget(Paragraph::new(lines).block(block), area);
 }
 
 #[cfg(test)]

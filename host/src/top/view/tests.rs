@@ -164,3 +164,11 @@ fn waits_are_joined_until_they_fit() {
         assert!(lines[22].ends_with(if width == 39 { ">8m" } else { ">2m" }), "{lines:#?}");
     }
 }
+
+#[test]
+fn two_keys_fit_beside_each_other() {
+    for (name, about) in KEYS {
+        assert!(name.chars().count() < 14 && about.chars().count() <= 24, "{name}");
+    }
+    assert!(2 * (14 + 24) + 2 <= usize::from(WIDE));
+}
