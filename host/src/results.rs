@@ -77,25 +77,17 @@ pub(crate) struct Row {
     pub(crate) metric: String,
     /// The unit, as listed in docs/json.md.
     pub(crate) unit: Cow<'static, str>,
-    /// Median of the runs; the mean of the two middle ones if their number is even.
-    pub(crate) median: f64,
-    pub(crate) min: f64,
-    pub(crate) max: f64,
+    #[serde(flatten)]
+    pub(crate) spread: Spread,
     pub(crate) runs: usize,
+    #[serde(skip)]
+    values: Vec<f64>,
 }
 
-/// Measured values, to be summarised into rows in the order of their first appearance.
+/// Measured values, summarised into rows in the order of their first appearance.
 #[derive(Default)]
 pub(crate) struct Samples {
-    series: Vec<Series>,
-}
-
-struct Series {
-    case: String,
-    subject: Subject,
-    metric: String,
-    unit: Cow<'static, str>,
-    values: Vec<f64>,
+    rows: Vec<Row>,
 }
 
 impl Samples {
@@ -107,45 +99,41 @@ impl Samples {
         unit: impl Into<Cow<'static, str>>,
         value: f64,
     ) {
-        let same = |s: &&mut Series| s.case == case && s.subject == subject && s.metric == metric;
-        if let Some(series) = self.series.iter_mut().find(same) {
-            series.values.push(value);
-            return;
-        }
-        let (case, metric, unit) = (case.to_owned(), metric.to_owned(), unit.into());
-        self.series.push(Series { case, subject, metric, unit, values: vec![value] });
+        let place = self.place(case, subject, metric).unwrap_or_else(|| {
+            let (case, metric, unit) = (case.to_owned(), metric.to_owned(), unit.into());
+            let spread = Spread { median: value, min: value, max: value };
+            self.rows.push(Row { case, subject, metric, unit, spread, runs: 0, values: Vec::new() });
+            self.rows.len() - 1
+        });
+        let row = &mut self.rows[place];
+        row.values.push(value);
+        (row.spread, row.runs) = (Spread::of(&row.values).unwrap_or(row.spread), row.values.len());
     }
 
     pub(crate) fn add_count(&mut self, case: &str, subject: Subject, metric: &str, value: u64) {
         self.add(case, subject, metric, "count", float(value));
     }
 
-    pub(crate) fn rows(&self) -> Vec<Row> {
-        self.series.iter().filter_map(Series::row).collect()
+    pub(crate) fn rows(&self) -> &[Row] {
+        &self.rows
     }
 
-    pub(crate) fn row(&self, case: &str, subject: Subject, metric: &str) -> Option<Row> {
-        let same = |s: &&Series| s.case == case && s.subject == subject && s.metric == metric;
-        self.series.iter().find(same)?.row()
+    fn place(&self, case: &str, subject: Subject, metric: &str) -> Option<usize> {
+        self.rows.iter().position(|row| (&*row.case, row.subject, &*row.metric) == (case, subject, metric))
+    }
+
+    pub(crate) fn row(&self, case: &str, subject: Subject, metric: &str) -> Option<&Row> {
+        Some(&self.rows[self.place(case, subject, metric)?])
     }
 
     /// The median of a case, subject and metric; NaN if it was not measured.
     pub(crate) fn median(&self, case: &str, subject: Subject, metric: &str) -> f64 {
-        self.row(case, subject, metric).map_or(f64::NAN, |row| row.median)
+        self.row(case, subject, metric).map_or(f64::NAN, |row| row.spread.median)
     }
 
     /// The same for Quell.
     pub(crate) fn of_quell(&self, case: &str, metric: &str) -> f64 {
         self.median(case, Subject::Quell, metric)
-    }
-}
-
-impl Series {
-    fn row(&self) -> Option<Row> {
-        let Spread { median, min, max } = Spread::of(&self.values)?;
-        let runs = self.values.len();
-        let (case, metric, unit) = (self.case.clone(), self.metric.clone(), self.unit.clone());
-        Some(Row { case, subject: self.subject, metric, unit, median, min, max, runs })
     }
 }
 
@@ -158,7 +146,7 @@ pub(crate) fn write(
     guest: Option<&Versions>,
     samples: &Samples,
 ) -> Result<()> {
-    Writer::new(path.to_owned(), bench, guest).write(&samples.rows(), &[])
+    Writer::new(path.to_owned(), bench, guest).write(samples.rows(), &[])
 }
 
 /// A file of results that may be written several times.
@@ -261,8 +249,8 @@ mod tests {
         samples.add("b", Subject::Quell, "real", "s", 10.0);
         let rows = samples.rows();
         assert_eq!(rows.iter().map(|row| row.case.as_str()).collect::<Vec<_>>(), ["b", "a"]);
-        assert!((rows[0].median - 2.5).abs() < 1e-9, "{rows:?}");
-        assert!(rows[0].min < 1.5 && rows[0].max > 9.5 && rows[0].runs == 4);
+        assert!((rows[0].spread.median - 2.5).abs() < 1e-9, "{rows:?}");
+        assert!(rows[0].spread.min < 1.5 && rows[0].spread.max > 9.5 && rows[0].runs == 4);
         assert_eq!(samples.row("b", Subject::Bare, "real"), None);
     }
 

@@ -116,10 +116,10 @@ fn limits(cases: &[Case], platform: Platform, samples: &Samples) -> Vec<Limit> {
     let rows = samples.rows();
     let worst = |name: &str| {
         let name = platform.named(name);
-        rows.iter().find(|row| row.case == name).map_or(f64::NAN, |row| row.max)
+        rows.iter().find(|row| row.case == name).map_or(f64::NAN, |row| row.spread.max)
     };
     let others = rows.iter().filter(|row| cases.iter().all(|case| platform.named(case.name) != row.case));
-    let others = others.map(|row| Limit::shown(row.case.as_str(), row.max));
+    let others = others.map(|row| Limit::shown(row.case.as_str(), row.spread.max));
     budgets(cases, worst).chain(others).collect()
 }
 

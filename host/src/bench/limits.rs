@@ -41,7 +41,7 @@ impl Limit {
 
     /// The worst run of a case and metric on Quell, which may be at most this.
     pub(crate) fn of_worst(samples: &Samples, case: &str, metric: &str, at_most: f64) -> Self {
-        let worst = samples.row(case, Subject::Quell, metric).map_or(f64::NAN, |row| row.max);
+        let worst = samples.row(case, Subject::Quell, metric).map_or(f64::NAN, |row| row.spread.max);
         Self::at_most(format!("{case}: {metric}"), worst, at_most)
     }
 

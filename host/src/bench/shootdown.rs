@@ -11,6 +11,7 @@ use crate::results::{Samples, Subject};
 use crate::table::table;
 use anyhow::Result;
 use hostlink::config::Switches;
+use serde::Deserialize;
 use serde_json::Value;
 use std::thread::available_parallelism;
 
@@ -38,7 +39,7 @@ fn run(lab: &Lab<'_>, args: &ShootdownArgs, samples: &mut Samples) -> Result<()>
     let spec = check::spec(Platform::X86_64, args.on, &words, cpus, switches, lab.directory())?;
     let outcome = lab.start(spec)?.run(|report, _| {
         if let Some(measured) = Measured::read(report) {
-            eprintln!("{}: {:.0} cycles of the {}", measured.case, measured.median, measured.side);
+            eprintln!("{}: {:.0} cycles of the {}", measured.case(), measured.median, measured.side);
             measured.add_to(args.on.subject(), samples);
         }
         if let Some(why) = report["why"].as_str().filter(|_| report["event"] == "note") {
@@ -50,40 +51,36 @@ fn run(lab: &Lab<'_>, args: &ShootdownArgs, samples: &mut Samples) -> Result<()>
 }
 
 /// A line of tlbcheck's measurements: one side of one kind of shootdown.
-pub(super) struct Measured<'a> {
-    /// `BACK-END-CPUS:RANGES`, with `all` for a flush of everything.
-    pub(super) case: String,
-    pub(super) side: &'a str,
+#[derive(Deserialize)]
+pub(super) struct Measured {
+    back_end: String,
+    processors: u64,
+    /// 0 for everything.
+    ranges: u64,
+    pub(super) side: String,
     pub(super) median: f64,
-    /// Names and values of the other metrics.
-    others: [(&'static str, f64); 4],
+    min: f64,
+    p90: f64,
+    p99: f64,
+    max: f64,
 }
 
-impl<'a> Measured<'a> {
-    pub(super) fn read(report: &'a Value) -> Option<Self> {
-        let number = |key: &str| report[key].as_f64();
-        let back_end = report["back_end"].as_str().filter(|_| report["bench"] == "shootdown")?;
-        let ranges = match report["ranges"].as_u64()? {
-            0 => "all".to_owned(),
-            ranges => ranges.to_string(),
-        };
-        Some(Self {
-            case: case(back_end, report["processors"].as_u64()?, &ranges),
-            side: report["side"].as_str()?,
-            median: number("median")?,
-            others: [
-                ("min", number("min")?),
-                ("p90", number("p90")?),
-                ("p99", number("p99")?),
-                ("max", number("max")?),
-            ],
-        })
+impl Measured {
+    pub(super) fn read(report: &Value) -> Option<Self> {
+        Self::deserialize(report).ok().filter(|_| report["bench"] == "shootdown")
+    }
+
+    /// `BACK-END-CPUS:RANGES`, with `all` for a flush of everything.
+    pub(super) fn case(&self) -> String {
+        let ranges = if self.ranges == 0 { "all".to_owned() } else { self.ranges.to_string() };
+        case(&self.back_end, self.processors, &ranges)
     }
 
     fn add_to(&self, subject: Subject, samples: &mut Samples) {
-        samples.add(&self.case, subject, self.side, CYCLES, self.median);
-        for (name, value) in self.others {
-            samples.add(&self.case, subject, &format!("{} {name}", self.side), CYCLES, value);
+        let Self { side, median, min, p90, p99, max, .. } = self;
+        samples.add(&self.case(), subject, side, CYCLES, *median);
+        for (name, value) in [("min", min), ("p90", p90), ("p99", p99), ("max", max)] {
+            samples.add(&self.case(), subject, &format!("{side} {name}"), CYCLES, *value);
         }
     }
 }

@@ -162,7 +162,7 @@ fn table(
     [head, tail]: [&Rows; 2],
 ) -> Table {
     let reasons = samples.rows().into_iter().filter(|row| row.case == *left_case);
-    let reasons = reasons.map(|row| row.metric).filter(|m| m.starts_with("exit.") && m != "exit.all");
+    let reasons = reasons.map(|row| row.metric.clone()).filter(|m| m.starts_with("exit.") && m != "exit.all");
     let exits =
         reasons.map(|metric| (format!("  {}", metric.trim_start_matches("exit.").replace('.', " ")), metric));
     let owned = |(label, metric): &(&str, &str)| ((*label).to_owned(), (*metric).to_owned());
@@ -171,19 +171,19 @@ fn table(
     for (label, metric) in lines {
         let row = |case: &String| samples.row(case, Subject::Quell, &metric);
         let (Some(left), Some(right)) = (row(left_case), row(right_case)) else { continue };
-        if label.starts_with(' ') && left.max == 0.0 && right.max == 0.0 {
+        if label.starts_with(' ') && left.spread.max == 0.0 && right.spread.max == 0.0 {
             continue;
         }
-        rows.push([label, value(&left), value(&right), ratio(left.median, right.median)]);
+        rows.push([label, value(&left), value(&right), ratio(left.spread.median, right.spread.median)]);
     }
     crate::table::table(["", left_name, right_name, "ratio"], rows)
 }
 
 fn value(row: &Row) -> String {
     match &*row.unit {
-        "s" => format!("{:.2} s", row.median),
-        "ms" => format!("{:.1} ms", row.median),
-        _ => grouped(&format!("{:.0}", row.median.max(0.0))),
+        "s" => format!("{:.2} s", row.spread.median),
+        "ms" => format!("{:.1} ms", row.spread.median),
+        _ => grouped(&format!("{:.0}", row.spread.median.max(0.0))),
     }
 }
 

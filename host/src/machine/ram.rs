@@ -179,6 +179,14 @@ fn is_ram(link: &Path) -> Result<()> {
 }
 
 #[cfg(test)]
+impl Ram {
+    /// Writes as the machine does.
+    pub(crate) fn put(&self, address: u64, word: u64) {
+        std::os::unix::fs::FileExt::write_all_at(&self.file, &word.to_le_bytes(), address).expect("writes");
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use std::os::unix::fs::FileExt;
@@ -205,7 +213,7 @@ mod tests {
     #[test]
     fn addresses_count_from_the_base() {
         let ram = Ram::new(8192, 1 << 30).expect("makes");
-        ram.file.write_all_at(&7u64.to_le_bytes(), 4096).expect("writes");
+        ram.put(4096, 7);
         for below in [0, 4096, (1 << 30) - 8, (1 << 30) + 8192] {
             assert!(ram.load(below).is_err(), "{below:#x}");
         }
@@ -221,8 +229,8 @@ mod tests {
         let small = Ram::of_q35(5 * GIB / 2).expect("makes");
         assert!(small.load(5 * GIB / 2 - 8).is_ok() && small.load(4 * GIB).is_err());
         let ram = Ram::of_q35(3 * GIB).expect("makes");
-        ram.file.write_all_at(&7u64.to_le_bytes(), 2 * GIB + 4096).expect("writes");
-        ram.file.write_all_at(&8u64.to_le_bytes(), 2 * GIB - 8).expect("writes");
+        ram.put(2 * GIB + 4096, 7);
+        ram.put(2 * GIB - 8, 8);
         assert_eq!(ram.load(4 * GIB + 4096).expect("reads"), 7);
         assert_eq!(ram.load(2 * GIB - 8).expect("reads"), 8);
         for nowhere in [2 * GIB, 2 * GIB + 4096, 4 * GIB - 8, 5 * GIB] {
@@ -236,7 +244,7 @@ mod tests {
     #[test]
     fn what_another_writes_is_seen() {
         let ram = Ram::new(8192, 0).expect("makes");
-        ram.file.write_all_at(&0x1122_3344_5566_7788u64.to_le_bytes(), 4096).expect("writes");
+        ram.put(4096, 0x1122_3344_5566_7788);
         assert_eq!(ram.load(4096).expect("reads"), 0x1122_3344_5566_7788);
     }
 
@@ -253,7 +261,7 @@ mod tests {
         let (at, open) = here(&ram);
         let text = serde_json::to_string(&at).expect("writes");
         let watched = open(&serde_json::from_str(&text).expect("reads")).expect("opens");
-        ram.file.write_all_at(&7u64.to_le_bytes(), 2 * GIB + 4096).expect("writes");
+        ram.put(2 * GIB + 4096, 7);
         assert_eq!(watched.load(4 * GIB + 4096).expect("reads"), 7);
         assert!(watched.load(2 * GIB).is_err(), "the gap is known");
         assert!(ram.file.set_len(4096).is_err(), "it cannot shrink under its readers");

@@ -193,8 +193,12 @@ mod tests {
         let exits = COLUMNS.iter().find(|column| column.title == "exits").expect("is there");
         assert!((by_guest.of(0, exits) - 200.0).abs() < 1e-9);
         let samples = samples(&rates);
-        assert!(samples.row("web.vcpu-0", Subject::Quell, "exit.io").is_some_and(|row| row.median == 200.0));
-        assert!(samples.row("web", Subject::Quell, "cpus used").is_some_and(|row| row.median == 1.5));
+        assert!(
+            samples
+                .row("web.vcpu-0", Subject::Quell, "exit.io")
+                .is_some_and(|row| row.spread.median == 200.0)
+        );
+        assert!(samples.row("web", Subject::Quell, "cpus used").is_some_and(|row| row.spread.median == 1.5));
     }
 
     #[test]
@@ -203,7 +207,7 @@ mod tests {
         let samples = samples(&rates(&counts));
         let row = |case: &str, metric: &str| samples.row(case, Subject::Quell, metric);
         let is = |case: &str, metric: &str, value: f64, unit: &str| {
-            row(case, metric).is_some_and(|row| (row.median - value).abs() < 1e-9 && row.unit == unit)
+            row(case, metric).is_some_and(|row| (row.spread.median - value).abs() < 1e-9 && row.unit == unit)
         };
         assert!(is("top", "exit.io", 200.0, "per second") && is("vcpu-0", "exit.io", 200.0, "per second"));
         assert!(is("vcpu-0", "sched.steal", 0.5, "ratio") && is("top", "interval", 2.0, "s"));

@@ -68,8 +68,6 @@ pub(super) mod made {
     use crate::arch::Arch;
     use crate::machine::control::Registration;
     use hostlink::counters::{BEACON_MAGIC, Counter};
-    use std::fs::File;
-    use std::os::unix::fs::FileExt;
     use tempfile::TempDir;
 
     const BEACON: u64 = 0x1000;
@@ -97,20 +95,15 @@ pub(super) mod made {
             Self { found, registration: Some(registration), ram, vcpus, _directory: directory }
         }
 
-        fn put(&self, address: u64, word: u64) {
-            let file = File::from(self.ram.fd().try_clone_to_owned().expect("clones"));
-            file.write_all_at(&word.to_le_bytes(), address).expect("writes");
-        }
-
         pub(crate) fn begin(&self) {
             let counts = (Counter::COUNT as u64) << 32 | u64::from(self.vcpus);
             for (offset, word) in [(8, ROWS), (16, HZ), (24, counts), (32, 2), (0, BEACON_MAGIC)] {
-                self.put(BEACON + offset, word);
+                self.ram.put(BEACON + offset, word);
             }
         }
 
         pub(crate) fn set(&self, vcpu: u64, counter: Counter, value: u64) {
-            self.put(ROWS + (vcpu * Counter::COUNT as u64 + counter as u64) * 8, value);
+            self.ram.put(ROWS + (vcpu * Counter::COUNT as u64 + counter as u64) * 8, value);
         }
 
         pub(crate) fn end(&mut self) {

@@ -141,30 +141,23 @@ const _: () = assert!(offset_of!(Beacon, trace_rings).is_multiple_of(8));
 mod tests {
     use super::*;
     use hostlink::trace::Event;
-    use std::os::unix::fs::FileExt;
 
     /// A machine whose hypervisor has two rings of four records.
     fn machine(rings: u64, records: u64) -> Arc<Ram> {
         let ram = Ram::new(16384, 0).expect("makes");
-        let put = |at: u64, word: u64| put(&ram, at, word);
-        put(offset_of!(Beacon, tsc_hz) as u64, 1000);
-        put(offset_of!(Beacon, trace) as u64, 4096);
-        put(offset_of!(Beacon, trace_rings) as u64, rings | records << 32);
-        put(offset_of!(Beacon, magic) as u64, BEACON_MAGIC);
+        ram.put(offset_of!(Beacon, tsc_hz) as u64, 1000);
+        ram.put(offset_of!(Beacon, trace) as u64, 4096);
+        ram.put(offset_of!(Beacon, trace_rings) as u64, rings | records << 32);
+        ram.put(offset_of!(Beacon, magic) as u64, BEACON_MAGIC);
         Arc::new(ram)
-    }
-
-    fn put(ram: &Ram, at: u64, word: u64) {
-        let file = std::fs::File::from(ram.fd().try_clone_to_owned().expect("clones"));
-        file.write_at(&word.to_le_bytes(), at).expect("writes");
     }
 
     fn write(ram: &Ram, ring: u64, number: u64, words: [u64; WORDS]) {
         let start = 4096 + ring * ring::bytes(4);
         for (index, word) in (0..).zip(words) {
-            put(ram, start + 8 * (HEADER_WORDS as u64 + number % 4 * WORDS as u64 + index), word);
+            ram.put(start + 8 * (HEADER_WORDS as u64 + number % 4 * WORDS as u64 + index), word);
         }
-        put(ram, start, number + 1);
+        ram.put(start, number + 1);
     }
 
     #[test]
@@ -190,7 +183,7 @@ mod tests {
             assert!(error.to_string().contains("claims"), "{error}");
         }
         let ram = machine(1, 4);
-        put(&ram, offset_of!(Beacon, trace) as u64, 0);
+        ram.put(offset_of!(Beacon, trace) as u64, 0);
         let error = Collector::collect(ram, 0).finish().expect_err("has none");
         assert!(error.to_string().contains("no trace"), "{error}");
         let ram = Arc::new(Ram::new(4096, 0).expect("makes"));

@@ -213,7 +213,7 @@ impl Record {
                 }
             }
         }
-        samples.rows()
+        samples.rows().to_vec()
     }
 
     /// Replaces the file. Compares all cases that the peer has run.

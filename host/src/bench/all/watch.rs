@@ -56,7 +56,7 @@ impl<'a> Watch<'a> {
             Work::Removal => {}
             Work::Tlbcheck { .. } => {
                 if let Some(measured) = Measured::read(report) {
-                    self.add(&format!("{} {}", measured.case, measured.side), CYCLES, measured.median);
+                    self.add(&format!("{} {}", measured.case(), measured.side), CYCLES, measured.median);
                 }
                 self.status = self.status.or((event == "end").then_some(0));
             }

@@ -2,9 +2,10 @@
 
 use crate::arch::{Arch, ArmCpu, Platform};
 use crate::bench::lab::Lab;
+use crate::guest::cache::{self, Versions};
+use crate::guest::peer;
 use crate::guest::peer::Flushes;
 use crate::guest::peer::arm::Kernel;
-use crate::guest::{cache, peer};
 use crate::results::{self, Facts, Subject};
 use anyhow::{Context, Result};
 use hostlink::config::FlushMode;
@@ -119,9 +120,9 @@ impl Lab<'_> {
     fn amd64_versions(&self) -> Result<Facts> {
         let packages = self.stock(Arch::X86_64)?.versions();
         let mut versions = results::versions(Some(packages));
-        versions.extend(self.hashes(Arch::X86_64)?.map(|(name, hash)| (name.to_owned(), hash)));
-        versions.insert("peer_kernel".to_owned(), packages.kernel.clone());
-        versions.insert("peer_qemu".to_owned(), peer::qemu_version()?);
+        let peer = [("peer_kernel", packages.kernel.clone()), ("peer_qemu", peer::qemu_version()?)];
+        let all = self.hashes(Arch::X86_64)?.into_iter().chain(peer);
+        versions.extend(all.map(|(name, version)| (name.to_owned(), version)));
         Ok(versions)
     }
 
@@ -130,15 +131,13 @@ impl Lab<'_> {
             return Ok(Vec::new());
         }
         let stock = self.stock(Arch::Aarch64)?;
-        let packages = stock.versions();
-        let mut versions =
-            vec![("guest_kernel", packages.kernel.clone()), ("guest_busybox", packages.busybox.clone())];
+        let Versions { kernel, busybox, .. } = stock.versions().clone();
+        let mut versions = vec![("guest_kernel", kernel), ("guest_busybox", busybox)];
         versions.extend(self.hashes(Arch::Aarch64)?);
-        for kernel in [Kernel::Stock, Kernel::Newer] {
-            if ways.contains(&Way::KvmOnArm(kernel)) {
-                versions.push((kernel.version_name(), kernel.file(stock)?.1));
-                versions.push(("peer_qemu", cache::foreign_qemu()?.version));
-            }
+        for kernel in [Kernel::Stock, Kernel::Newer].into_iter().filter(|k| ways.contains(&Way::KvmOnArm(*k)))
+        {
+            versions.push((kernel.version_name(), kernel.file(stock)?.1));
+            versions.push(("peer_qemu", cache::foreign_qemu()?.version));
         }
         Ok(versions)
     }

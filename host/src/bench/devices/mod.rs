@@ -179,7 +179,8 @@ fn text(number: f64, decimals: usize) -> String {
 fn print_exits(samples: &Samples) {
     const LEAST: f64 = 0.005;
     let rows = samples.rows();
-    let matters = |row: &&Row| row.metric.starts_with("exit.") && row.metric != EXITS && row.median >= LEAST;
+    let matters =
+        |row: &&Row| row.metric.starts_with("exit.") && row.metric != EXITS && row.spread.median >= LEAST;
     let mut names: Vec<_> = rows.iter().filter(matters).map(|row| row.metric.clone()).collect();
     names.sort();
     names.dedup();
@@ -220,7 +221,7 @@ mod tests {
             assert_eq!(found, expected.collect::<Vec<_>>());
             print(&mut samples);
             let row = samples.row("stream", Subject::Quell, BARE).expect("is there");
-            assert!((row.median - 100.0 / quell).abs() < 1e-9);
+            assert!((row.spread.median - 100.0 / quell).abs() < 1e-9);
         }
     }
 
