@@ -41,7 +41,6 @@ pub(crate) fn make() -> Result<PathBuf> {
     Ok(page)
 }
 
-/// Builds mdBook if necessary.
 fn install() -> Result<PathBuf> {
     let directory = workspace::target_dir("mdbook");
     let tool = directory.join("bin/mdbook");

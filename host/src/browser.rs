@@ -48,7 +48,6 @@ pub(crate) fn program() -> Option<&'static str> {
     PROGRAMS.into_iter().find(|name| env::split_paths(&path).any(|directory| directory.join(name).is_file()))
 }
 
-/// How a page is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Look {
     Light,

@@ -6,7 +6,6 @@ use crate::machine::emulator;
 use crate::prelude::*;
 use std::borrow::Cow;
 
-/// The subject of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Subject {
@@ -69,7 +68,6 @@ pub(crate) fn number(value: &Value) -> Option<f64> {
     value.as_f64().filter(|number| number.is_finite() && *number >= 0.0)
 }
 
-/// One row: the runs of one case, subject and metric.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Row {
     pub(crate) case: String,
@@ -195,7 +193,6 @@ pub(crate) fn replace(path: &Path, document: &impl Serialize) -> Result<()> {
     written.with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// The machine that this runs on.
 pub(crate) fn machine() -> Facts {
     let field = |file: &str, name: &str, separator: char| {
         let text = fs::read_to_string(file).unwrap_or_default();
@@ -214,7 +211,6 @@ pub(crate) fn machine() -> Facts {
     facts.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
 }
 
-/// The programs that were involved.
 pub(crate) fn versions(guest: Option<&Versions>) -> Facts {
     let first_line = |command: &mut Command| {
         let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;

@@ -43,7 +43,6 @@ impl Steps {
         self.bar.set_message(what);
     }
 
-    /// All are done: nothing is shown any more.
     pub(crate) fn finish(&self) {
         self.bar.finish_and_clear();
     }

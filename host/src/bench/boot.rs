@@ -24,7 +24,6 @@ const OVER_BARE_MAX: f64 = 40e6;
 /// The same under KVM 6.1, by the same method.
 const OVER_BARE_KVM: &str = "243 M";
 
-/// Measures both sides in turn.
 pub(super) fn boot(lab: &Lab<'_>, args: &BootArgs, samples: &mut Samples) -> Result<Vec<Limit>> {
     let platform = args.platform.platform()?;
     let mut limits = Vec::new();
@@ -35,7 +34,6 @@ pub(super) fn boot(lab: &Lab<'_>, args: &BootArgs, samples: &mut Samples) -> Res
     Ok(limits)
 }
 
-/// The guest, with the words of its command line after the console.
 fn guest(lab: &Lab<'_>, args: &BootArgs, platform: Platform, cmdline: String, vcpus: u32) -> Result<Guest> {
     let stock = lab.stock(platform.arch())?;
     let guest = Guest::new(platform, stock.kernel(), Some(stock.initrd(None)), cmdline);

@@ -20,7 +20,6 @@ use hostlink::config::MAX_VCPUS;
 struct Case {
     name: &'static str,
     label: &'static str,
-    /// The most instructions that it may take.
     budget: f64,
     /// The figure for Linux KVM 6.1, by the same method.
     kvm: &'static str,

@@ -62,7 +62,6 @@ impl Limit {
         }
     }
 
-    /// What is missed, in words.
     pub(crate) fn missed(&self) -> Option<String> {
         let words = || format!("{}: {}, which has to be {}", self.label, text(self.measured), self.bound());
         (!self.is_met()).then(words)

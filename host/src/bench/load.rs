@@ -25,7 +25,6 @@ use tempfile::TempDir;
 const READY: &str = "load: ready";
 pub(super) const DONE: &str = "load: done: ";
 
-/// The machine to start, which has one CPU.
 #[derive(Clone, Copy)]
 pub(crate) struct Setup<'a> {
     pub(crate) hypervisor: &'a Hypervisor,
@@ -44,7 +43,6 @@ impl Setup<'_> {
         Guest::load(self.platform, 1, BARE_MEMORY, self.switches)
     }
 
-    /// The machine, with its files in `directory`.
     pub(super) fn spec(&self, guest: &Guest, directory: &Path) -> Result<Spec> {
         let spec = guest.on_quell(self.hypervisor, 1, self.clock, directory)?;
         Ok(Spec { memory: spec.memory + self.spare, timeout: Some(self.timeout), ..spec })
@@ -113,7 +111,6 @@ impl Load {
         words.iter().try_for_each(|_| self.line(DONE).map(drop))
     }
 
-    /// Makes the guest write one word of each page.
     pub(super) fn touch(&mut self) -> Result<()> {
         self.command(&[self.touching()])
     }
@@ -122,7 +119,6 @@ impl Load {
         format!("touch={:#x},{:#x},{PAGE:#x}", self.at, self.size)
     }
 
-    /// The same as a phase of its own.
     pub(super) fn touch_in_phase(&mut self) -> Result<()> {
         let [begin, end] = [Phase::FaultIn, Phase::None].map(|phase| format!("hint={:#x}", phase.hint()));
         self.command(&[begin, self.touching(), end])
@@ -135,7 +131,6 @@ impl Load {
         self.control()?.ask(&Request::LogStart { slot: self.slot, way }).map(drop)
     }
 
-    /// Fetches the log, which names every page.
     pub(super) fn log_fetch(&self) -> Result<()> {
         all_dirty(&mut self.control()?, self.slot, self.size)
     }
@@ -154,7 +149,6 @@ impl Load {
         self.counting.as_ref().map(Phases::read).transpose()
     }
 
-    /// The end of the guest's console, for messages.
     pub(crate) fn console(&self) -> String {
         format!("the guest's console ends with:\n{}", tail(&self.machine.shown()))
     }

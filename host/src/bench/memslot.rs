@@ -65,7 +65,6 @@ fn spec(lab: &Lab<'_>, cmdline: String, memory: u64, zap: Zap) -> Result<Spec> {
     lab.on_quell(&guest, 1, Clock::Instructions)
 }
 
-/// Adds and removes the ROM repeatedly with `mib` MiB in use elsewhere.
 fn rom(lab: &Lab<'_>, mib: u64, case: &str, zap: Zap, rounds: u32, samples: &mut Samples) -> Result<()> {
     eprintln!("{case}: {rounds} deletions with {mib} MiB elsewhere …");
     let cmdline = format!("bench=memslot-{rounds} count={mib}");
@@ -86,7 +85,6 @@ fn rom(lab: &Lab<'_>, mib: u64, case: &str, zap: Zap, rounds: u32, samples: &mut
     Ok(())
 }
 
-/// Adds a GiB, uses it in pages of 4 KiB, and removes it.
 fn zap(lab: &Lab<'_>, samples: &mut Samples) -> Result<()> {
     eprintln!("{ZAP_CASE}: a GiB in pages of 4 KiB …");
     let spec = spec(lab, "bench=zap".into(), BARE_MEMORY, Zap::Slot)?;
@@ -171,7 +169,6 @@ const CPUS: u32 = 2;
 /// Times that all threads make a pass over their memory while the ROM is switched on, read with one
 /// system call for each page, for which Linux decodes it each time, and switched off.
 const LOAD_ROUNDS: u32 = 20;
-/// Memory for the guest's kernel.
 const KERNEL_MEMORY: u64 = 256 * MIB;
 /// Idle time before and after, for the counters.
 const SETTLE_MS: u64 = 300;

@@ -34,7 +34,6 @@ use anyhow::Result;
 use lab::Lab;
 use limits::Limit;
 
-/// Runs one; the result is the process's exit status.
 pub(crate) fn run(command: &BenchCommand, signals: &Signals) -> Result<u8> {
     let status = match command {
         BenchCommand::All(args) => all::all(args, signals),
@@ -73,7 +72,6 @@ pub(crate) fn run(command: &BenchCommand, signals: &Signals) -> Result<u8> {
     }
 }
 
-/// Measures, prints the limits and writes the results.
 fn measure<const SECONDS: u64>(
     signals: &Signals,
     name: &'static str,

@@ -81,7 +81,6 @@ impl Phases {
         Ok(Counting { plugin: workspace::build_plugin(interface)?, output })
     }
 
-    /// The counts of a machine that has ended by itself.
     pub(crate) fn read(counting: &Counting) -> Result<Self> {
         let text = fs::read_to_string(&counting.output)
             .context("QEMU's plugin wrote no counts; it does so when QEMU ends by itself")?;

@@ -164,7 +164,6 @@ impl Calls {
     }
 }
 
-/// Runs every case; returns its numbers with their limits.
 pub(super) fn count(lab: &Lab<'_>, samples: &mut Samples) -> Result<Vec<Limit>> {
     let mut limits = Vec::new();
     for case in &CASES {
@@ -209,7 +208,6 @@ mod tests {
     const ONE: Shape = Shape::List { targets: 1 };
     const ALL: Shape = Shape::Merge { initiators: 8 };
 
-    /// Ten calls of these vCPUs.
     fn calls(vcpus: &[&[(Counter, u64)]]) -> Calls {
         let row = |counts: &&[(Counter, u64)]| {
             let mut row = [0; Counter::COUNT];

@@ -235,7 +235,6 @@ fn counts(samples: &Samples, cpu: ArmCpu) -> Vec<Limit> {
     limited.map(|(case, metric, most)| Limit::of_worst(samples, &case, metric, most)).collect()
 }
 
-/// The time of the ranged deletion relative to the other one.
 fn ratio(samples: &Samples, cpu: ArmCpu) -> Limit {
     let wall = |name| samples.of_quell(&case(name, cpu), WALL);
     let label = format!("ranged, relative to page by page, on {}: {WALL}", cpu.name());

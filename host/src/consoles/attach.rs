@@ -78,7 +78,6 @@ impl Attached {
         sink.flush().context("cannot write")
     }
 
-    /// Passes on what is new.
     fn pass(&mut self, sink: &mut impl Write) -> Result<()> {
         let mut buffer = [0; 4096];
         loop {

@@ -41,7 +41,6 @@ impl Sink for ToGuest {
 
 pub(super) struct Keyboard {
     has_left: Arc<AtomicBool>,
-    /// Why typing has failed.
     failures: Receiver<String>,
     reader: Option<JoinHandle<()>>,
 }
@@ -59,7 +58,6 @@ impl Keyboard {
         Self { has_left, failures, reader }
     }
 
-    /// Whether the key that leaves was pressed.
     pub(super) fn has_left(&self) -> bool {
         self.has_left.load(Ordering::Relaxed) // Nothing else is published by it.
     }
@@ -172,7 +170,6 @@ mod tests {
     use std::io;
     use std::time::Instant;
 
-    /// A guest that takes a few bytes at a time.
     struct Slow(Sender<u8>, usize);
 
     impl Sink for Slow {

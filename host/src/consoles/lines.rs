@@ -15,7 +15,6 @@ const BYTES_MAX: usize = 4096;
 /// An escape sequence that is longer is none.
 const ESCAPE_BYTES_MAX: usize = 64;
 
-/// Columns between two tab stops.
 const TAB: usize = 8;
 
 #[derive(Clone, Debug, PartialEq, Eq)]

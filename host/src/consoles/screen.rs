@@ -38,7 +38,6 @@ impl Screen {
         Self { columns, ..self }
     }
 
-    /// Shows lines of a guest's console.
     pub(super) fn rows(&mut self, name: Name, rows: impl IntoIterator<Item = Row>) {
         for row in rows {
             self.put(name, if row.is_continued { '+' } else { '|' }, &row.text);

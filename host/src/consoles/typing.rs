@@ -36,7 +36,6 @@ impl Typing {
         Self { keyboard: Keyboard::start(Polled(io::stdin()), guest, leave), _raw: raw }
     }
 
-    /// Whether the user ends the machine.
     pub(crate) fn ends_machine(&self) -> bool {
         self.keyboard.has_left()
     }

@@ -63,7 +63,6 @@ impl Viewer {
     }
 }
 
-/// The columns of the terminal that standard output is, if it is one.
 fn columns() -> Option<usize> {
     let size = tcgetwinsize(std::io::stdout()).ok()?;
     Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)
@@ -84,7 +83,6 @@ struct Followed {
     state: GuestState,
     consoles: [Option<Follower>; CONSOLES],
     lines: Lines,
-    /// What the second console reports.
     reports: Stream,
 }
 
@@ -111,7 +109,6 @@ impl Consoles {
         Ok(())
     }
 
-    /// A guest was destroyed.
     fn forget(&mut self, index: u32) {
         let Some(mut guest) = self.guests.remove(&index) else { return };
         self.screen.rows(guest.id.name, guest.lines.finish());

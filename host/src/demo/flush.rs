@@ -26,7 +26,6 @@ pub(super) const HEAD: &Rows = &[
     ("exits", "exit.all"),
 ];
 
-/// The rows of the flush engine and the scheduler.
 pub(super) const TAIL: &Rows = &[
     ("IPIs sent by the guest", "irq.ipi"),
     ("flush requests", "flush.requests"),

@@ -26,12 +26,10 @@ use serde_json::Value;
 struct Demo<'a> {
     args: &'a DemoArgs,
     platform: Platform,
-    /// What is done, for people.
     about: String,
     names: [&'static str; 2],
     /// The sides' names in JSON.
     cases: [String; 2],
-    /// What the guest runs.
     command: String,
     /// Makes a guest that of this side.
     guest: fn(usize, Guest) -> Guest,
@@ -52,11 +50,9 @@ trait Observer {
     /// Processes one line of the report channel, and performs the step that it waits for.
     fn observe(&mut self, report: &Value, machine: &mut Machine) -> Result<()>;
 
-    /// The results, once the workload has ended.
     fn measured(&self) -> Option<Measured>;
 }
 
-/// The results of one run.
 struct Measured {
     /// Metrics with units and values; the first one counts.
     figures: Vec<(&'static str, &'static str, f64)>,

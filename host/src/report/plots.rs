@@ -29,7 +29,6 @@ const COLOURS: [(&str, &str); 8] = [
     ("#010108", "var(--kvm-paravirtual)"),
 ];
 
-/// The colour of a hypervisor and the way in which its guest flushes.
 fn colour_of(way: &Way) -> RGBColor {
     match (way.subject, way.flushes.as_str()) {
         (Subject::Quell, "ipi") => QUELL_IPI,
@@ -70,7 +69,6 @@ struct Bar {
     target: Option<f64>,
 }
 
-/// The room that a plot of bars takes.
 struct Layout {
     width: u32,
     /// Height without the bars.

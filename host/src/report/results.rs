@@ -38,7 +38,6 @@ impl Ratio {
 #[derive(Debug, Default)]
 pub(super) struct Results {
     pub(super) ratios: Vec<Ratio>,
-    /// Comparisons that have no pair of runs yet.
     unmeasured: usize,
     pub(super) facts: Vec<(String, String)>,
     /// The day of the first run.
@@ -203,7 +202,6 @@ fn shown(ratio: &Ratio) -> String {
     }
 }
 
-/// Text in a cell of a table.
 fn cell(text: &str) -> String {
     text.replace('|', "\\|")
 }

@@ -88,7 +88,6 @@ impl Runs {
         Ok(section("workloads", "Medians of each way, with their spread over the runs.", &figures))
     }
 
-    /// vCPUs of the guest of a run.
     fn vcpus(&self, run: &Run) -> Option<u32> {
         let is_its =
             |setup: &&Setup| (&setup.case, setup.subject, &setup.way) == (&run.case, run.subject, &run.way);

@@ -25,7 +25,6 @@ pub(super) enum Life {
 }
 
 pub(super) struct App {
-    /// The machine that is, or was, watched.
     pub(super) machine: Found,
     /// The machine's figures, while it can be watched and after its end.
     pub(super) source: Option<Source>,

@@ -47,7 +47,6 @@ pub(crate) fn top(args: &TopArgs, signals: &Signals) -> Result<u8> {
     Ok(status)
 }
 
-/// Draws and handles keys until the view has to end.
 fn show(terminal: &mut DefaultTerminal, app: &mut App, args: &TopArgs, signals: &Signals) -> Result<u8> {
     let has_colours = env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     app.refresh(control::running()?);

@@ -23,7 +23,6 @@ enum Figure {
 pub(crate) struct Column {
     /// Its heading, at most as wide as the column.
     pub(crate) title: &'static str,
-    /// Its description, for the help.
     pub(crate) about: &'static str,
     figure: Figure,
 }
@@ -169,7 +168,6 @@ impl Rates {
         })
     }
 
-    /// The waits of the interval.
     pub(crate) fn waits(&self) -> [u64; Counter::WAITS.len()] {
         waits(&self.all)
     }

@@ -74,7 +74,6 @@ pub(super) mod made {
     const ROWS: u64 = 0x2000;
     pub(crate) const HZ: u64 = 1_000_000;
 
-    /// A mock machine whose counters a test sets.
     pub(crate) struct Made {
         pub(crate) found: Found,
         registration: Option<Registration>,

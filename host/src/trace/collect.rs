@@ -39,7 +39,6 @@ pub(crate) struct Collected {
 pub(crate) type Collector = Poll<Collected>;
 
 impl Collector {
-    /// Begins to collect the trace of a machine whose image has one.
     pub(crate) fn of(machine: &Machine) -> Result<Self> {
         let (ram, beacon) = machine.shared()?;
         Ok(Self::collect(ram, beacon))

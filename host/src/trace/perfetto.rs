@@ -12,9 +12,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::io::Write;
 
-/// The process of the CPUs' tracks.
 const CPUS: u32 = 1;
-/// The process of the vCPUs' tracks.
 const VCPUS: u32 = 2;
 
 /// The number of the first arrow of an interrupt: above those of all flushes, and below 2^53, up to

@@ -253,7 +253,6 @@ impl Runner<'_> {
     }
 }
 
-/// The model of CPU, if there are several.
 fn model(way: Way) -> String {
     match way.platform() {
         Platform::X86_64 => String::new(),

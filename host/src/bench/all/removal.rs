@@ -38,7 +38,6 @@ const FAULT_IN: &str = "fault-in";
 const TLBI: &str = "delete tlbi";
 const DSB: &str = "delete dsb";
 
-/// What the kernel around does.
 pub(super) const COMMAND: &str = "kvmslots --mib 1024 --rounds 1 --report /dev/report";
 /// Passes over all pages in which each page is new: one before the removal, one before logging.
 const KVM_PASSES: u64 = 2;
@@ -65,7 +64,6 @@ fn on_quell(lab: &Lab<'_>, timeout: Duration) -> Result<Vec<Number>> {
     numbers(&unmap::removed(&setup, lab.signals)?, &unmap::logged(&setup, lab.signals)?, 1)
 }
 
-/// The machine of the peer, with its files in `directory`.
 pub(super) fn spec(stock: &StockGuest, kernel: Kernel, directory: &Path) -> Result<Spec> {
     let path = workspace::build(workspace::KVMSLOTS, Arch::Aarch64)?;
     let program = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;

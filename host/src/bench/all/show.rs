@@ -18,7 +18,6 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// For `total` runs, some of which may have been made before.
     pub(crate) fn new(total: usize) -> Self {
         Self { bar: steps::bar("{prefix:30} {bar:30} {pos}/{len}  {msg}", total as u64), total }
     }
@@ -29,7 +28,6 @@ impl Progress {
         self.bar.set_message(format!("{} left", minutes(remaining)));
     }
 
-    /// A run has ended; `done` runs have ended so far.
     pub(crate) fn end(&self, step: &Step, run: &Run, done: usize, remaining: Duration) {
         let line = line(step, run);
         if self.bar.is_hidden() {
@@ -86,7 +84,6 @@ fn numbers(spread: Spread, unit: &str) -> String {
     }
 }
 
-/// A number without its unit.
 fn bare(value: f64) -> String {
     match value {
         100.0.. => format!("{value:.0}"),

@@ -20,7 +20,6 @@ use std::time::Duration;
 /// The memory that is added to Quell's guest, and its address.
 const AT: u64 = 1 << 30;
 const SIZE: u64 = 1 << 30;
-/// Pages of a small slot.
 const PAGES: u64 = 64;
 /// The longest time for a request: where other programs keep the computer busy, zeroing the memory
 /// takes long.
@@ -43,7 +42,6 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    /// The command line of the bare guest.
     pub(super) fn cmdline(&self) -> String {
         let count = self.beside.map_or_else(String::new, |mib| format!(" count={mib}"));
         format!("bench={}{count}", self.probe)
@@ -58,7 +56,6 @@ impl Slots {
         format!("{size} --rounds 1 --part {}", self.monitor)
     }
 
-    /// The bare guest's memory, without what is added.
     pub(super) fn memory(&self) -> u64 {
         OWN + self.beside.unwrap_or(0) * MIB
     }
@@ -68,13 +65,11 @@ impl Slots {
         if self.beside.is_none() { SIZE } else { 0 }
     }
 
-    /// The memory of kvmslots' guest.
     pub(super) fn monitor_memory(&self) -> u64 {
         self.beside.map_or(SIZE, |mib| (mib + 1) * MIB)
     }
 }
 
-/// A step of kvmslots' only round.
 const fn step(name: &'static str, pointer: &'static str) -> Metric {
     Metric { name, unit: INSTRUCTIONS, event: "round", of: None, pointer, factor: 1.0 }
 }
@@ -168,7 +163,6 @@ const REMOVE_IT: &str = "remove";
 const LOG_START: &str = "log-start";
 const LOG_FETCH: &str = "log-fetch";
 
-/// Makes the requests that Quell's bare guest waits for.
 #[derive(Default)]
 pub(super) struct Operator {
     slot: Option<u16>,

@@ -10,7 +10,6 @@ use crate::results::number;
 use serde_json::Value;
 use std::time::Duration;
 
-/// Follows the reports of one machine.
 pub(crate) struct Watch<'a> {
     work: &'a Work,
     way: Way,
@@ -80,7 +79,6 @@ impl<'a> Watch<'a> {
         self.take_command(event, report);
     }
 
-    /// A report of the command that a Linux runs.
     fn take_command(&mut self, event: &str, report: &Value) {
         if event == "exit" {
             self.status = self.status.or(report["status"].as_u64());

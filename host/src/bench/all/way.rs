@@ -23,7 +23,6 @@ pub(crate) enum Way {
     KvmOnArm(Kernel),
 }
 
-/// The model of CPU of Arm machines.
 pub(crate) const ON_ARM: ArmCpu = ArmCpu::Max;
 
 pub(crate) const HYPERCALL: Way = Way::Quell(FlushMode::Hypercall);

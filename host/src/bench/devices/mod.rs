@@ -56,7 +56,6 @@ struct Bench<'a> {
     lab: &'a Lab<'a>,
     /// Whether KVM polls before it halts.
     polls: bool,
-    /// The kernel around KVM's guest.
     kernel: OtherKernel,
     /// The disk with fio.
     programs: PathBuf,

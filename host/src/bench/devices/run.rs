@@ -16,7 +16,6 @@ use std::collections::BTreeMap;
 pub(super) struct Counted {
     /// What the devices did: reads, writes, or frames that were sent.
     pub(super) ios: f64,
-    /// Instructions for all of them.
     pub(super) instructions: f64,
     /// Exits by name; empty without Quell.
     pub(super) exits: BTreeMap<&'static str, f64>,
@@ -39,7 +38,6 @@ struct Heard {
 }
 
 impl Heard {
-    /// How much a number of the guest's reports has grown.
     fn gained(&self, name: &str) -> Option<f64> {
         let [begin, end] = self.reports.each_ref().map(|report| report.as_ref()?[name].as_f64());
         Some(end? - begin?)
@@ -162,7 +160,6 @@ pub(super) const CASES: [Case; 7] = [
 ];
 const _: () = assert!(CASES.len() < Phase::ALL.len());
 
-/// The case without work.
 pub(super) const NOTHING: &str = "nothing";
 /// Size of the disk that is read and written.
 pub(super) const DATA_BYTES: u64 = 64 << 20;
@@ -237,7 +234,6 @@ fn in_debian(command: &str) -> String {
     format!("in_debian '{command}'\n").replace("$data", "'$data'")
 }
 
-/// Little of the same.
 fn short(work: Work) -> Work {
     match work {
         Work::Disk { pattern, block, depth, .. } => Work::Disk { pattern, block, depth, count: 64 },
@@ -246,7 +242,6 @@ fn short(work: Work) -> Work {
     }
 }
 
-/// The command of some work, between two others.
 fn work(work: &Work, before: &str, after: &str) -> String {
     match *work {
         Work::Disk { pattern, block, depth, count } => format!(

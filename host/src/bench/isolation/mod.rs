@@ -27,7 +27,6 @@ const SHARE_MAX: f64 = 1.05;
 /// Its flushes take at most so many times as long as on the quiet machine, p99, and a slice.
 const P99_RATIO_MAX: f64 = 2.0;
 const SLICE_MS: f64 = 5.0;
-/// Flushes of a batch.
 const FLUSHES: u64 = 100;
 /// Weights of attacker and bystander, whether the attacker is pinned, and the attacks that are run
 /// so: all of them the first way, whose case has no name of its own.
@@ -82,7 +81,6 @@ pub(super) fn isolation(lab: &Lab<'_>, args: &IsolationArgs, all: &mut Samples) 
     Ok(limits.chain(failures).collect())
 }
 
-/// All runs of a case.
 fn measure(lab: &Lab<'_>, platform: Platform, plan: &Plan, runs: u32) -> Result<Case> {
     let name = name(plan, platform);
     let length = plan.batches * u64::from(runs);
@@ -202,7 +200,6 @@ fn cell(value: f64, unit: &str) -> String {
     }
 }
 
-/// What the columns mean.
 const NOTES: &str = "share: of 2 CPUs, by the weights; has: what the bystander had. work/s: units of its work in a \
 second of its CPU time;\ninterrupts/s: those that took it out of guest mode in such a second. stops: times \
 without work of more than 20 ms.\nattacker's exits/s: in a second of its own CPU time. wrong: runs in which \
@@ -254,7 +251,6 @@ impl Latencies {
     }
 }
 
-/// What the bystander has done and found since it began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 struct Tally {
     pub(super) units: u64,
@@ -307,7 +303,6 @@ impl Batches {
         Ok(())
     }
 
-    /// The measured phase begins with the next batch.
     pub(super) fn begin(&mut self) {
         self.begin = self.last;
     }

@@ -152,7 +152,6 @@ impl Watcher {
         })
     }
 
-    /// Looks once; returns whether the run is over.
     fn look(&mut self, progress: &dyn Fn(u64)) -> bool {
         if self.end.is_none() {
             self.end = self.step(progress).transpose();
@@ -160,7 +159,6 @@ impl Watcher {
         self.end.is_some()
     }
 
-    /// The last moment, when it has come.
     fn step(&mut self, progress: &dyn Fn(u64)) -> Result<Option<Moment>> {
         // Now, because what follows may take a while.
         let at = Instant::now();
@@ -186,7 +184,6 @@ impl Watcher {
         if measured < self.batches { Ok(None) } else { self.moment(at, guests).map(Some) }
     }
 
-    /// Both guests, when they are there.
     fn guests(&self) -> Result<Option<[GuestSeen; 2]>> {
         let Some(entries) = Entries::find(&self.ram, self.beacon)? else { return Ok(None) };
         let all = entries.guests(&self.ram)?;
@@ -199,7 +196,6 @@ impl Watcher {
         Ok(Moment { at, guests, counters })
     }
 
-    /// Reads what a guest has reported since the last time.
     fn take(&mut self, index: usize, guest: &GuestSeen) -> Result<()> {
         let Some(ring) = guest.consoles[self.port] else { return Ok(()) };
         let (follower, stream) =

@@ -79,7 +79,6 @@ impl Writer {
         Ok(self.take((line, self.load.read))?.0)
     }
 
-    /// Runs a cancelled migration of the memory while the guest writes.
     pub(crate) fn migrate(&mut self, way: LogWay, rounds: u16) -> Result<Stops> {
         let (control, slot) = (self.load.machine.control()?, self.load.slot);
         let mut copied = 0;

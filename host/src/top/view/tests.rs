@@ -8,7 +8,6 @@ use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
-/// A machine of four vCPUs with some figures.
 fn watched() -> (Made, App) {
     let machine = Made::new(4);
     machine.begin();

@@ -24,7 +24,6 @@ pub(crate) enum Doing {
     Idle,
 }
 
-/// Why a CPU is in the hypervisor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Why {
     /// An exit, counted by this counter.
@@ -83,7 +82,6 @@ pub(crate) struct Flush {
     pub(crate) vcpu: Option<u16>,
     pub(crate) start: u64,
     pub(crate) end: u64,
-    /// The vCPUs that it names.
     pub(crate) named: Vec<u16>,
     /// Elements of the list; 0 if everything is flushed.
     pub(crate) elements: u64,
@@ -166,7 +164,6 @@ impl Timeline {
         }
     }
 
-    /// All spans, with their CPUs.
     pub(crate) fn spans(&self) -> impl Iterator<Item = (u32, Span)> + '_ {
         (0..).zip(&self.cpus).flat_map(|(cpu, line)| line.spans.iter().map(move |span| (cpu, *span)))
     }
@@ -264,7 +261,6 @@ impl Lane {
         }
     }
 
-    /// Ends the current span and begins another.
     fn switch(&mut self, at: u64, doing: Doing) {
         if let Some((start, before)) = self.now.replace((at, doing))
             && start < at
