@@ -108,7 +108,6 @@ pub(crate) struct ExitsArgs {
     pub(crate) output: Output<120>,
 }
 
-/// Arguments of `bench flush`.
 #[derive(Debug, Args)]
 pub(crate) struct FlushArgs {
     #[command(flatten)]
@@ -189,7 +188,6 @@ pub(crate) struct DevicesArgs {
     pub(crate) output: Output<150>,
 }
 
-/// Arguments of `bench isolation`.
 #[derive(Debug, Args)]
 pub(crate) struct IsolationArgs {
     #[command(flatten)]
@@ -217,7 +215,6 @@ fn parse_attack(name: &str) -> Result<Attack, String> {
     })
 }
 
-/// Arguments of `bench memslot`.
 #[derive(Debug, Args)]
 pub(crate) struct MemslotArgs {
     /// Memory of the Linux guest, most of which its 8 threads use; for example 2304M
@@ -230,7 +227,6 @@ pub(crate) struct MemslotArgs {
     pub(crate) output: Output<180>,
 }
 
-/// Arguments of `bench migrate`.
 #[derive(Debug, Args)]
 pub(crate) struct MigrateArgs {
     #[command(flatten)]
@@ -248,7 +244,6 @@ pub(crate) struct MigrateArgs {
     pub(crate) output: Output<180>,
 }
 
-/// Arguments of `bench paging`.
 #[derive(Debug, Args)]
 pub(crate) struct PagingArgs {
     /// Write the results to this file, as docs/json.md describes
@@ -256,7 +251,6 @@ pub(crate) struct PagingArgs {
     pub(crate) json: Option<PathBuf>,
 }
 
-/// Arguments of `bench unmap`.
 #[derive(Debug, Args)]
 pub(crate) struct UnmapArgs {
     /// CPU model; may be repeated [default: all models]
@@ -270,7 +264,6 @@ pub(crate) struct UnmapArgs {
     pub(crate) output: Output<300>,
 }
 
-/// Arguments of `bench shootdown`.
 #[derive(Debug, Args)]
 pub(crate) struct ShootdownArgs {
     /// The system to measure

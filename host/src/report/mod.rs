@@ -28,9 +28,6 @@ use std::path::Path;
 
 const PAGE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
-/// Nanoseconds.
-const MS: u64 = 1_000_000;
-
 const SCRIPT: &str = include_str!("timeline.js");
 const PICTURE: &str = include_str!("picture.js");
 
@@ -89,12 +86,9 @@ fn read(path: &Path) -> Result<Value> {
 /// A trace, named after its file.
 fn trace(path: &Path, args: &ReportArgs) -> Result<(String, Value)> {
     let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let shown = timeline::of_trace(
-        &read(path)?,
-        args.window.saturating_mul(MS),
-        args.from.map(|ms| ms.saturating_mul(MS)),
-    )
-    .with_context(|| format!("{} is no trace of `quell run --trace`", path.display()))?;
+    let ns = |ms: u64| ms.saturating_mul(1_000_000);
+    let shown = timeline::of_trace(&read(path)?, ns(args.window), args.from.map(ns))
+        .with_context(|| format!("{} is no trace of `quell run --trace`", path.display()))?;
     Ok((name, shown))
 }
 
@@ -135,9 +129,8 @@ fn page(results: Option<&Results>, traces: &[(String, Value)]) -> Result<String>
             timeline::legend(shown)
         )?;
     }
-    let title = "Quell: report";
     Ok(PAGE
-        .replace("{{title}}", title)
+        .replace("{{title}}", "Quell: report")
         .replace("{{style}}", STYLE)
         .replace("{{script}}", SCRIPT)
         // Replaced last, so that nothing in the results is taken for a placeholder.

@@ -35,7 +35,9 @@ pub(super) fn once(args: &TopArgs, signals: &Signals) -> Result<u8> {
         match (&before, sample) {
             // The interval begins when there is something to count.
             (None, sample) => before = sample,
-            (Some(begin), Some(sample)) if is_over(begin, args, is_running) => break sample,
+            (Some(begin), Some(sample)) if begin.at.elapsed() >= args.interval() || !is_running => {
+                break sample;
+            }
             _ => {}
         }
         if !is_running {
@@ -56,11 +58,6 @@ pub(super) fn once(args: &TopArgs, signals: &Signals) -> Result<u8> {
         println!("machine {} has ended meanwhile", machine.name);
     }
     Ok(0)
-}
-
-/// Whether the interval is over: its time has passed, or the machine has ended.
-fn is_over(begin: &Sample, args: &TopArgs, is_running: bool) -> bool {
-    begin.at.elapsed() >= args.interval() || !is_running
 }
 
 fn text(source: &Source, sample: &Sample, rates: &Rates) -> String {

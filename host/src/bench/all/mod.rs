@@ -95,13 +95,9 @@ fn begin(args: &AllArgs, runner: &Runner<'_>, steps: &[Step]) -> Result<Record> 
     let mut ways: Vec<_> = steps.iter().map(|step| step.way).collect();
     let settings = Settings { runs: args.runs, rounds: args.rounds };
     let mut record = Record::new(results::machine(), runner.lab.versions(&ways)?, settings);
-    let before = match (&args.resume, &args.json) {
-        (Some(path), _) => path,
-        (None, Some(path)) if path.is_file() => path,
-        _ => {
-            record.setups = runner.setups(|case, way| is_due(steps, case, way))?;
-            return Ok(record);
-        }
+    let Some(before) = args.resume.as_ref().or(args.json.as_ref().filter(|path| path.is_file())) else {
+        record.setups = runner.setups(|case, way| is_due(steps, case, way))?;
+        return Ok(record);
     };
     let kept = Record::read(before)?;
     // What has not been run before has no versions in the file.
@@ -164,8 +160,7 @@ impl Bench<'_> {
     }
 
     fn write(&self) -> Result<()> {
-        let Some(path) = &self.json else { return Ok(()) };
-        self.record.write(path)
+        self.json.as_deref().map_or(Ok(()), |path| self.record.write(path))
     }
 
     /// Prints everything about these cases. Returns whether no run failed and all targets are met.

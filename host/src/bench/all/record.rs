@@ -52,10 +52,8 @@ impl Number {
 
 impl Run {
     pub(crate) fn new(case: &Case, way: Way, round: u32, at: String, trial: Trial) -> Self {
-        let (values, failure) = match trial.numbers {
-            Ok(values) => (values, None),
-            Err(why) => (Vec::new(), Some(why)),
-        };
+        let numbers = trial.numbers;
+        let (values, failure) = numbers.map_or_else(|why| (Vec::new(), Some(why)), |values| (values, None));
         Self {
             case: case.name.to_owned(),
             subject: way.subject(),
@@ -70,7 +68,7 @@ impl Run {
     }
 
     pub(crate) fn is_of(&self, case: &Case, way: Way) -> bool {
-        self.case == case.name && self.subject == way.subject() && self.way == way.flushes()
+        self.case == case.name && way.is(self.subject, &self.way)
     }
 
     pub(crate) fn value(&self, metric: &str) -> Option<&Number> {
@@ -157,11 +155,11 @@ impl Record {
     /// The ways in which something was run, or was to be run.
     pub(crate) fn ways(&self) -> Vec<Way> {
         let all = CASES.iter().flat_map(|case| case.ways(true).map(move |way| (case, way)));
-        let is_set_up = |case: &Case, way: Way| {
-            let key = (case.name, way.subject(), way.flushes());
-            self.setups.iter().any(|setup| (&*setup.case, setup.subject, &*setup.way) == key)
-        };
-        all.filter(|(case, way)| is_set_up(case, *way)).map(|(_, way)| way).collect()
+        all.filter(|(case, way)| {
+            self.setups.iter().any(|setup| setup.case == case.name && way.is(setup.subject, &setup.way))
+        })
+        .map(|(_, way)| way)
+        .collect()
     }
 
     pub(crate) fn has(&self, case: &Case, way: Way, round: u32) -> bool {

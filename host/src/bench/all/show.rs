@@ -159,12 +159,8 @@ pub(crate) fn print_alone(cases: &[&'static Case], runs: &[Run]) {
 /// Prints which of the peer's machines died, and which runs failed.
 pub(crate) fn print_failures(runs: &[Run]) {
     for way in Way::ALL.into_iter().chain(Way::ALL_ON_ARM) {
-        let of_way = runs.iter().filter(|run| run.subject == way.subject() && run.way == way.flushes());
-        let (mut made, mut deaths) = (0, 0);
-        of_way.for_each(|run| {
-            made += 1;
-            deaths += run.deaths.len();
-        });
+        let of_way: Vec<_> = runs.iter().filter(|run| way.is(run.subject, &run.way)).collect();
+        let (made, deaths) = (of_way.len(), of_way.iter().map(|run| run.deaths.len()).sum::<usize>());
         if deaths != 0 {
             println!("{}: {deaths} machines died or hung in {made} runs, which were repeated", way.title());
         }

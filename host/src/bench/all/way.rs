@@ -52,6 +52,11 @@ impl Way {
         }
     }
 
+    /// Whether it is the one with these names in results.
+    pub(crate) fn is(self, subject: Subject, flushes: &str) -> bool {
+        self.subject() == subject && self.flushes() == flushes
+    }
+
     pub(crate) const fn is_peer(self) -> bool {
         matches!(self, Self::Kvm(_) | Self::KvmOnArm(_))
     }
