@@ -14,8 +14,8 @@ use crate::vm::{Guest, Hypervisor};
 use anyhow::{Context, Result, ensure};
 use baremetal::pages::PAGE;
 use hostlink::config::Switches;
+use hostlink::ctl::Request;
 use hostlink::ctl::record::Slot;
-use hostlink::ctl::{LogWay, Request};
 use hostlink::phase::Phase;
 use std::path::Path;
 use std::time::Duration;
@@ -122,17 +122,6 @@ impl Load {
     pub(super) fn touch_in_phase(&mut self) -> Result<()> {
         let [begin, end] = [Phase::FaultIn, Phase::None].map(|phase| format!("hint={:#x}", phase.hint()));
         self.command(&[begin, self.touching(), end])
-    }
-
-    /// Begins to log stores: by dirty bits where the processor sets them; elsewhere the hypervisor
-    /// uses write protection automatically.
-    pub(super) fn log_start(&self) -> Result<()> {
-        let way = LogWay::DirtyBits;
-        self.control()?.ask(&Request::LogStart { slot: self.slot, way }).map(drop)
-    }
-
-    pub(super) fn log_fetch(&self) -> Result<()> {
-        all_dirty(&mut self.control()?, self.slot, self.size)
     }
 
     pub(super) fn line(&mut self, text: &str) -> Result<String> {

@@ -8,7 +8,7 @@
 //! step, which page by page is most of the time.
 
 use super::lab::Lab;
-use super::load::{Load, Setup};
+use super::load::{Load, Setup, all_dirty};
 use super::phases::{Counts, Phases};
 use crate::arch::{Arch, ArmCpu, Platform};
 use crate::bench::limits::Limit;
@@ -20,6 +20,7 @@ use crate::table::table;
 use anyhow::{Context, Result};
 use baremetal::pages::PAGE;
 use hostlink::config::{NestedPage, Stage2Unmap, Switches};
+use hostlink::ctl::{LogWay, Request};
 use hostlink::phase::Phase;
 use std::time::{Duration, Instant};
 
@@ -90,9 +91,11 @@ pub(super) fn removed(setup: &Setup<'_>, signals: &Signals) -> Result<Phases> {
 /// Counts the logging of stores to it, while the guest writes each page again.
 pub(super) fn logged(setup: &Setup<'_>, signals: &Signals) -> Result<Phases> {
     counted(setup, signals, |load| {
-        load.log_start()?;
+        // By dirty bits where the processor sets them; elsewhere by write protection.
+        let (slot, way) = (load.slot, LogWay::DirtyBits);
+        load.control()?.ask(&Request::LogStart { slot, way })?;
         load.touch_in_phase()?;
-        load.log_fetch()
+        all_dirty(&mut load.control()?, slot, load.size)
     })
 }
 

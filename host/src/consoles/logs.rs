@@ -1,7 +1,7 @@
 //! The files that get the bytes of consoles, unchanged.
 
 use crate::machine::log_file::LogFile;
-use anyhow::{Context, Error, Result};
+use anyhow::{Context, Result};
 use hostlink::guests::CONSOLES;
 use hostlink::name::Name;
 use std::collections::BTreeMap;
@@ -53,6 +53,7 @@ impl Logs {
     pub(super) fn append(&mut self, name: Name, port: usize, bytes: &[u8]) {
         debug_assert!(port < CONSOLES);
         let path = self.path(name, port);
+        let complain = |error: &_| eprintln!("quell: {error:#}; this console is not logged");
         let begin = || LogFile::create(&path).inspect_err(complain);
         if let Ok(log) = self.open.entry((name, port)).or_insert_with(begin) {
             log.append(bytes);
@@ -66,10 +67,6 @@ impl Logs {
             Err(error) => Some(format!("{error:#}")),
         })
     }
-}
-
-fn complain(error: &Error) {
-    eprintln!("quell: {error:#}; this console is not logged");
 }
 
 #[cfg(test)]

@@ -133,7 +133,11 @@ impl Runner<'_> {
             way: way.flushes().to_owned(),
             machine: format!("{} CPUs{}, {} MiB{clock}", spec.cpus, model(way), spec.memory / MIB),
             guest: guest_text(&guest, case, way),
-            cmdline: if is_monitor(&case.work, way) { String::new() } else { guest.cmdline.clone() },
+            // kvmslots' guest has no kernel.
+            cmdline: match case.work {
+                Work::Slots(_) | Work::Removal if way.is_peer() => String::new(),
+                _ => guest.cmdline.clone(),
+            },
             command: self.command(case, way),
             peer_qemu,
             peer_cmdline: peer_cmdline.map(str::to_owned),
@@ -258,11 +262,6 @@ fn model(way: Way) -> String {
         Platform::X86_64 => String::new(),
         Platform::Aarch64(cpu) => format!(" ({})", cpu.name()),
     }
-}
-
-/// Whether the guest is kvmslots' own, without a kernel.
-fn is_monitor(work: &Work, way: Way) -> bool {
-    way.is_peer() && matches!(work, Work::Slots(_) | Work::Removal)
 }
 
 fn guest_text(guest: &Guest, case: &Case, way: Way) -> String {

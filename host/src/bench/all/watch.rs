@@ -83,7 +83,10 @@ impl<'a> Watch<'a> {
         if event == "exit" {
             self.status = self.status.or(report["status"].as_u64());
         }
-        for metric in self.work.metrics().iter().filter(|metric| metric.is_in(event, report)) {
+        let is_in = |metric: &&Metric| {
+            metric.event == event && metric.of.is_none_or(|(field, value)| report[field] == value)
+        };
+        for metric in self.work.metrics().iter().filter(is_in) {
             if let Some(value) = report.pointer(metric.pointer).and_then(number) {
                 self.add(metric.name, metric.unit, value * metric.factor);
             }
@@ -128,12 +131,6 @@ impl<'a> Watch<'a> {
         } else {
             Ok(self.numbers)
         }
-    }
-}
-
-impl Metric {
-    fn is_in(&self, event: &str, report: &Value) -> bool {
-        self.event == event && self.of.is_none_or(|(field, value)| report[field] == value)
     }
 }
 

@@ -278,7 +278,7 @@ struct Batch {
 /// The reports of a bystander: from a beginning on, which is set when the attack has begun.
 #[derive(Clone, Debug, Default)]
 struct Batches {
-    last: Option<(u64, Tally)>,
+    pub(super) last: Option<(u64, Tally)>,
     begin: Option<(u64, Tally)>,
     pub(super) latencies: Latencies,
 }
@@ -305,10 +305,6 @@ impl Batches {
 
     pub(super) fn begin(&mut self) {
         self.begin = self.last;
-    }
-
-    pub(super) const fn has_any(&self) -> bool {
-        self.last.is_some()
     }
 
     /// Batches since the beginning.

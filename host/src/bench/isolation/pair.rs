@@ -169,7 +169,7 @@ impl Watcher {
             let has_ended = matches!(guest.state, GuestState::Off | GuestState::Failed);
             ensure!(!has_ended, "guest {} has ended: {}, {:?}", guest.name, guest.state, guest.exit);
         }
-        if !self.is_attacked || !self.measured.has_any() {
+        if !self.is_attacked || self.measured.last.is_none() {
             return Ok(None);
         }
         if self.begin.is_none() {
