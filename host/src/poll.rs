@@ -1,10 +1,7 @@
 //! A thread that looks at something again and again, until its owner has no more need of it.
 
-use anyhow::{Result, anyhow};
-use std::sync::Arc;
+use crate::prelude::*;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
 /// The thread, and what it has found in the end.
 pub(crate) struct Poll<T> {

@@ -1,8 +1,8 @@
 //! The steps of a long command: which one runs, and how many are left.
 
+use crate::prelude::*;
 use indicatif::{ProgressBar, ProgressStyle};
-use std::io::{self, IsTerminal};
-use std::time::Duration;
+use std::io::IsTerminal;
 
 /// A bar that moves, on a terminal; nothing elsewhere.
 pub(crate) fn bar(template: &str, length: u64) -> ProgressBar {

@@ -3,14 +3,14 @@
 
 use super::lab::Lab;
 use super::limits::Limit;
-use crate::arch::{Arch, ArmCpu, Platform};
+use crate::arch::ArmCpu;
 use crate::cli::BootArgs;
 use crate::machine::process::Flow;
 use crate::machine::spec::{Clock, Spec};
+use crate::prelude::*;
 use crate::results::{Samples, Subject, float};
 use crate::run::reporting_console;
 use crate::vm::Guest;
-use anyhow::{Context, Result};
 use hostlink::phase::Phase;
 
 const METRIC: &str = "userspace";

@@ -9,12 +9,10 @@
 
 use super::lab::{self, Lab};
 use super::limits::Limit;
-use crate::arch::{Arch, Platform};
 use crate::machine::process::Flow;
 use crate::machine::spec::Clock;
+use crate::prelude::*;
 use crate::results::{Samples, Subject, float, number};
-use crate::workspace;
-use anyhow::Result;
 use hostlink::config::MAX_VCPUS;
 
 struct Case {

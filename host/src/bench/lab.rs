@@ -3,24 +3,17 @@
 
 use super::limits::{self, Limit};
 use super::phases::Phases;
-use crate::arch::{Arch, Platform};
 use crate::guest::cache::Versions;
 use crate::machine::outcome::Outcome;
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
 use crate::machine::spec::{Clock, Spec};
+use crate::prelude::*;
 use crate::results::{Samples, Writer};
 use crate::run::reporting_console;
-use crate::size::MIB;
 use crate::vm::{Guest, Hypervisor, StockGuest};
 use crate::workspace::Image;
-use anyhow::{Result, anyhow};
-use hostlink::exit::ExitCode;
-use serde_json::Value;
 use std::cell::OnceCell;
-use std::path::Path;
-use std::time::Duration;
-use tempfile::TempDir;
 
 pub(crate) const BARE_MEMORY: u64 = 64 * MIB;
 

@@ -1,9 +1,9 @@
 //! Figures that have a limit: one table of all of them, and one word for what is missed.
 
+use crate::prelude::*;
 use crate::results::{Samples, Subject};
 use crate::table;
 use comfy_table::Table;
-use serde::Serialize;
 
 /// A figure, and the range in which it has to be. What was not measured is in none.
 #[derive(Clone, Debug, PartialEq, Serialize)]

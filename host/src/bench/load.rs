@@ -3,23 +3,19 @@
 
 use super::lab::{self, BARE_MEMORY};
 use super::phases::Phases;
-use crate::arch::{Arch, Platform};
 use crate::ctl::dirty_runs;
 use crate::machine::control::Control;
 use crate::machine::process::{Flow, Machine};
 use crate::machine::signals::Signals;
 use crate::machine::spec::{Clock, Counting, Spec};
+use crate::prelude::*;
 use crate::run::tail;
 use crate::vm::{Guest, Hypervisor};
-use anyhow::{Context, Result, ensure};
 use baremetal::pages::PAGE;
 use hostlink::config::Switches;
 use hostlink::ctl::Request;
 use hostlink::ctl::record::Slot;
 use hostlink::phase::Phase;
-use std::path::Path;
-use std::time::Duration;
-use tempfile::TempDir;
 
 /// The guest's messages when it accepts commands, one per line, and when it has finished one.
 const READY: &str = "load: ready";

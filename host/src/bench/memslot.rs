@@ -3,22 +3,18 @@
 
 use super::lab::{self, BARE_MEMORY, Lab};
 use super::limits::Limit;
-use crate::arch::{Arch, Platform};
 use crate::cli::MemslotArgs;
 use crate::machine::counters::Snapshot;
 use crate::machine::outcome::Outcome;
 use crate::machine::process::Flow;
 use crate::machine::spec::{Clock, Spec};
+use crate::prelude::*;
 use crate::results::{Samples, Spread, Subject, float};
-use crate::size::MIB;
 use crate::table::table;
 use crate::vm::Guest;
-use crate::workspace;
-use anyhow::{Context, Result, anyhow, ensure};
 use hostlink::config::{NestedPage, Switches, Zap};
 use hostlink::counters::Counter;
 use hostlink::ctl::record::Deleted;
-use serde_json::Value;
 
 const INSTRUCTIONS: &str = "instructions";
 /// Pages of the ROM, and the entries on the way to them.

@@ -28,9 +28,9 @@ mod unmap;
 
 use crate::cli::{BenchCommand, Output};
 use crate::machine::signals::Signals;
+use crate::prelude::*;
 use crate::results::Samples;
 pub(crate) use all::record;
-use anyhow::Result;
 use lab::Lab;
 use limits::Limit;
 

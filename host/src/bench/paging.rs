@@ -3,15 +3,10 @@
 use super::lab;
 use super::limits::Limit;
 use crate::cli::PagingArgs;
+use crate::prelude::*;
 use crate::results::{Samples, Subject};
 use crate::table::table;
-use crate::workspace;
-use anyhow::{Context, Result, bail, ensure};
-use serde_json::Value;
-use std::path::Path;
-use std::process::Stdio;
 use std::thread::available_parallelism;
-use std::{fs, io};
 
 /// Pages that one iteration maps or unmaps.
 const PAGES: f64 = 131_072.0;

@@ -1,15 +1,9 @@
 //! The counts of QEMU's plugin (`host/plugin`) for a machine, by phase.
 
-use crate::arch::Arch;
 use crate::machine::emulator;
 use crate::machine::spec::Counting;
-use crate::workspace;
-use anyhow::{Context, Result, ensure};
+use crate::prelude::*;
 use hostlink::phase::Phase;
-use serde::Deserialize;
-use std::collections::BTreeMap;
-use std::fs;
-use std::path::Path;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub(crate) struct Counts {

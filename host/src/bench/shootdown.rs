@@ -3,16 +3,13 @@
 
 use super::lab::Lab;
 use super::limits::Limit;
-use crate::arch::Platform;
 use crate::check;
 use crate::cli::ShootdownArgs;
 use crate::machine::process::Flow;
+use crate::prelude::*;
 use crate::results::{Samples, Subject};
 use crate::table::table;
-use anyhow::Result;
 use hostlink::config::Switches;
-use serde::Deserialize;
-use serde_json::Value;
 use std::thread::available_parallelism;
 
 const CYCLES: &str = "cycles";
@@ -129,7 +126,6 @@ mod tests {
     use super::*;
     use crate::check::On;
     use crate::cli::Output;
-    use serde_json::json;
 
     fn args(cpus: u32) -> ShootdownArgs {
         let output = Output { json: None, timeout: 60 };

@@ -10,19 +10,18 @@
 use super::lab::Lab;
 use super::load::{Load, Setup, all_dirty};
 use super::phases::{Counts, Phases};
-use crate::arch::{Arch, ArmCpu, Platform};
+use crate::arch::ArmCpu;
 use crate::bench::limits::Limit;
 use crate::cli::UnmapArgs;
 use crate::machine::signals::Signals;
 use crate::machine::spec::Clock;
+use crate::prelude::*;
 use crate::results::{Samples, Subject, float};
 use crate::table::table;
-use anyhow::{Context, Result};
 use baremetal::pages::PAGE;
 use hostlink::config::{NestedPage, Stage2Unmap, Switches};
 use hostlink::ctl::{LogWay, Request};
 use hostlink::phase::Phase;
-use std::time::{Duration, Instant};
 
 pub(super) const SIZE: u64 = 1 << 30;
 pub(super) const PAGES: u64 = SIZE / PAGE;

@@ -1,14 +1,12 @@
 //! `quell bench` on the command line.
 
 use super::SizeArgs;
-use crate::arch::{Arch, ArmCpu, PlatformArgs};
+use crate::arch::{ArmCpu, PlatformArgs};
 use crate::check::On;
-use crate::size;
+use crate::prelude::*;
 use clap::{Args, Subcommand, ValueEnum};
 use hostile::attacks::Attack;
 use hostlink::config::MAX_VCPUS;
-use std::path::PathBuf;
-use std::time::Duration;
 
 /// The file for the results of a measurement, and the timeout of each of its machines: `SECONDS` by
 /// default.

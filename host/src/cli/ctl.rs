@@ -1,9 +1,8 @@
 //! `quell ctl` on the command line.
 
-use crate::size;
+use crate::prelude::*;
 use clap::{Args, Subcommand, ValueEnum};
 use hostlink::ctl::{LogWay, parse_number};
-use hostlink::name::Name;
 
 /// Talk to the hypervisor of a running machine: guests, memory slots, dirty logging, counters
 ///

@@ -1,11 +1,9 @@
 //! `quell image`, `quell image-debian` and `quell release` on the command line.
 
-use crate::arch::Arch;
 use crate::image::Entry;
-use crate::size::{self, GIB, MIB};
+use crate::prelude::*;
 use clap::Args;
 use hostlink::config::MAX_VCPUS;
-use std::path::PathBuf;
 
 /// Make a bootable CD: Quell and tlbcheck in a GRUB menu
 ///

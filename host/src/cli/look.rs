@@ -1,8 +1,7 @@
 //! `quell console`, `quell top` and `quell report` on the command line.
 
+use crate::prelude::*;
 use clap::Args;
-use std::path::PathBuf;
-use std::time::Duration;
 
 /// Attach to the console of a guest of a running machine
 ///

@@ -12,13 +12,13 @@ pub(crate) use image::*;
 pub(crate) use look::*;
 pub(crate) use run::*;
 
-use crate::arch::{Arch, PlatformArgs};
+use crate::arch::PlatformArgs;
 use crate::check::{Omission, On};
 use crate::machine::emulator::Wanted;
+use crate::prelude::*;
 use clap::{Args, Parser, Subcommand};
 use hostlink::config::MAX_VCPUS;
 use hostlink::defect::Defect;
-use std::path::PathBuf;
 
 /// Quell, a small type-1 hypervisor built around TLB coherence.
 ///

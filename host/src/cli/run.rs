@@ -1,11 +1,10 @@
 //! `quell run` on the command line, and the sizes of guests.
 
-use crate::arch::{Arch, ArmCpu, PlatformArgs};
+use crate::arch::{ArmCpu, PlatformArgs};
 use crate::machine_file::{KEYS, Key};
-use crate::size;
+use crate::prelude::*;
 use clap::{Arg, ArgAction, ArgMatches, Args, FromArgMatches, ValueEnum};
 use hostlink::config::MAX_VCPUS;
-use std::path::PathBuf;
 
 /// Boot a guest with its console on this terminal, or several guests from a file
 ///

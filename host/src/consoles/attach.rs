@@ -8,13 +8,10 @@ use crate::machine::control::{self, Found, Notice};
 use crate::machine::guests::{Entries, Follower, GuestSeen};
 use crate::machine::ram::Ram;
 use crate::machine::signals::Signals;
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use crate::prelude::*;
 use hostlink::guests::GuestState;
 use hostlink::guests::console::Taken;
-use hostlink::name::Name;
-use std::io::{self, IsTerminal, Write};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::io::{IsTerminal, Write};
 
 /// The time between two reads of the ring.
 const PERIOD: Duration = Duration::from_millis(10);

@@ -2,16 +2,12 @@
 //! the key that leaves always works.
 
 use crate::machine::control::{Control, Found, Refused};
-use anyhow::{Context, Result};
+use crate::prelude::*;
 use hostlink::ctl::record::Taken;
 use hostlink::ctl::{Input, Request};
-use hostlink::name::Name;
 use std::io::{ErrorKind, Read};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
-use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
 /// Bytes that wait to be sent. More are dropped: the guest does not read them.
 const WAITING_MAX: usize = 64 << 10;
@@ -166,9 +162,6 @@ impl Keys {
 mod tests {
     use super::*;
     use crate::machine::terminal::Polled;
-    use anyhow::bail;
-    use std::io;
-    use std::time::Instant;
 
     struct Slow(Sender<u8>, usize);
 

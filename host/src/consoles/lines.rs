@@ -3,8 +3,8 @@
 //! What a guest does to a screen of its own is left out: cursor movements, clearing, titles. A
 //! carriage return starts the line anew, as on a terminal, and a backspace takes a character back.
 
+use crate::prelude::*;
 use console::{AnsiCodeIterator, measure_text_width};
-use std::time::{Duration, Instant};
 
 /// A line without end is shown after this time without further bytes: it may be a prompt.
 pub(super) const QUIET: Duration = Duration::from_millis(300);

@@ -1,12 +1,8 @@
 //! The files that get the bytes of consoles, unchanged.
 
 use crate::machine::log_file::LogFile;
-use anyhow::{Context, Result};
+use crate::prelude::*;
 use hostlink::guests::CONSOLES;
-use hostlink::name::Name;
-use std::collections::BTreeMap;
-use std::fs;
-use std::path::{Path, PathBuf};
 
 /// The log of a console whose first log this is: the second console's is beside it, with `.1` in
 /// its name.

@@ -2,8 +2,8 @@
 
 use super::lines::{Row, fold};
 use crate::machine::log_file::Output;
+use crate::prelude::*;
 use console::{Color, Style};
-use hostlink::name::Name;
 use std::io::Write;
 use std::iter::repeat;
 

@@ -3,10 +3,9 @@
 use super::keyboard::{Keyboard, ToGuest};
 use crate::machine::control::Found;
 use crate::machine::terminal::{Polled, SavedTerminal};
-use hostlink::name::Name;
-use std::io;
+use crate::prelude::*;
 use std::panic;
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::Once;
 
 /// The key that ends the machine, after Ctrl-A.
 const END: u8 = b'x';

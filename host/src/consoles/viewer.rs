@@ -8,13 +8,10 @@ use crate::machine::process::Machine;
 use crate::machine::ram::Ram;
 use crate::machine::reports::Stream;
 use crate::poll::Poll;
-use anyhow::Result;
+use crate::prelude::*;
 use hostlink::guests::console::Taken;
 use hostlink::guests::{CONSOLES, GuestState};
-use hostlink::name::Name;
 use rustix::termios::tcgetwinsize;
-use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
 
 const PERIOD: Duration = Duration::from_millis(10);
 const BUFFER_BYTES: usize = 16 << 10;
@@ -218,8 +215,6 @@ mod tests {
     use super::super::screen::made::Paper;
     use super::*;
     use crate::machine::guests::made::{BEACON, Made};
-    use hostlink::exit::ExitCode;
-    use std::fs;
 
     fn consoles(look: Look, directory: &std::path::Path) -> (Consoles, Paper) {
         let names = ["web", "db"].map(|name| Name::parse(name).expect("is one"));

@@ -1,14 +1,12 @@
 //! The demo on AMD64: thrash, flushing by IPI and by hypercall.
 
 use super::{Demo, Measured, Observer, Rows};
-use crate::arch::Platform;
 use crate::cli::DemoArgs;
 use crate::machine::counters::Snapshot;
 use crate::machine::process::Machine;
-use anyhow::Result;
+use crate::prelude::*;
 use hostlink::config::FlushMode;
 use indicatif::ProgressBar;
-use serde_json::Value;
 
 const MODES: [FlushMode; 2] = [FlushMode::Ipi, FlushMode::Hypercall];
 const NAMES: [&str; 2] = ["ipi", "hypercall"];

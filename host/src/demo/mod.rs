@@ -4,23 +4,20 @@
 mod flush;
 mod unmap;
 
-use crate::arch::Platform;
 use crate::bench::lab::{self, Lab};
 use crate::cli::DemoArgs;
 use crate::machine::counters::Snapshot;
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
 use crate::machine::spec::Clock;
+use crate::prelude::*;
 use crate::report::grouped;
 use crate::results::{self, Row, Samples, Subject};
 use crate::run::{conclude, tail};
 use crate::steps;
 use crate::vm::Guest;
-use anyhow::Result;
 use comfy_table::Table;
-use hostlink::exit::ExitCode;
 use indicatif::ProgressBar;
-use serde_json::Value;
 
 /// A comparison of two sides, in the order of the table's columns.
 struct Demo<'a> {

@@ -5,16 +5,13 @@
 //! there. The cost is in the hypervisor's own flushes of stage 2.
 
 use super::{Demo, Measured, Observer, Rows};
-use crate::arch::Platform;
 use crate::cli::DemoArgs;
 use crate::machine::counters::Snapshot;
 use crate::machine::process::Machine;
-use crate::size::{MIB, display};
+use crate::prelude::*;
+use crate::size::display;
 use crate::vm::Guest;
-use anyhow::Result;
 use hostlink::config::{NestedPage, Stage2Unmap, Switches};
-use serde_json::Value;
-use std::time::{Duration, Instant};
 
 const SIDES: [Stage2Unmap; 2] = [Stage2Unmap::Page, Stage2Unmap::Range];
 /// Default number of times that memory is added and removed.

@@ -18,13 +18,10 @@ mod timeline;
 
 use crate::browser::{Browser, Look};
 use crate::cli::ReportArgs;
-use anyhow::{Context, Result, ensure};
+use crate::prelude::*;
 use results::Results;
 pub(crate) use runs::grouped;
-use serde_json::Value;
 use std::fmt::Write as _;
-use std::fs;
-use std::path::Path;
 
 const PAGE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
@@ -140,7 +137,6 @@ fn page(results: Option<&Results>, traces: &[(String, Value)]) -> Result<String>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     #[test]
     fn text_from_files_cannot_become_markup() {

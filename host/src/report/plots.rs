@@ -4,10 +4,9 @@
 use super::escape;
 use super::results::Ratio;
 use super::runs::{Way, short};
+use crate::prelude::*;
 use crate::results::{Spread, Subject};
-use anyhow::{Result, ensure};
 use plotters::prelude::*;
-use std::ops::Range;
 
 /// Colours of the plots, and their meaning in the page.
 const INK: RGBColor = RGBColor(1, 1, 1);

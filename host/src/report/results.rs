@@ -3,10 +3,8 @@
 use super::escape;
 use super::plots::{self, Line, Scale};
 use super::runs::{Runs, Way, best_unit, short};
+use crate::prelude::*;
 use crate::results::{Spread, Subject, significant};
-use anyhow::{Context, Result, ensure};
-use serde::Deserialize;
-use serde_json::Value;
 use std::fmt::Write as _;
 
 /// One comparison, with at least one pair of runs.
@@ -215,7 +213,6 @@ fn sentence(text: &str) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use serde_json::json;
 
     pub(crate) fn results(ratios: &[(&str, f64, Option<f64>)]) -> Value {
         let spread = |median: f64| json!({"median": median, "min": median * 0.9, "max": median * 1.2});

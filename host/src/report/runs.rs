@@ -3,10 +3,8 @@
 use super::escape;
 use super::plots::{self, Line, Scale};
 use crate::bench::record::{Number, Run, Setup};
+use crate::prelude::*;
 use crate::results::{Spread, Subject};
-use anyhow::Result;
-use serde::Deserialize;
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 /// The metric of each case with a Linux guest: the time to its first process, in seconds.
@@ -216,7 +214,6 @@ pub(crate) fn grouped(number: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::{Value, json};
 
     fn run(case: &str, (subject, way): (&str, &str), metric: &str, unit: &str, values: &[f64]) -> Vec<Value> {
         let run = |value| {

@@ -1,8 +1,6 @@
 //! Selects the part of a trace to show: a window of time with as many flushes as possible.
 
-use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use crate::prelude::*;
 
 /// The process of the CPUs' tracks in the trace.
 const CPUS: u64 = 1;

@@ -13,13 +13,11 @@ mod view;
 use crate::cli::TopArgs;
 use crate::machine::control;
 use crate::machine::signals::Signals;
-use anyhow::{Context, Result, ensure};
+use crate::prelude::*;
 use app::{App, Wish};
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
-use std::env;
-use std::io::{self, IsTerminal};
-use std::time::{Duration, Instant};
+use std::io::IsTerminal;
 
 /// How often signals are checked while no key is pressed.
 const POLL_PERIOD: Duration = Duration::from_millis(100);

@@ -6,12 +6,9 @@ use super::view::{clock, longest};
 use crate::cli::TopArgs;
 use crate::machine::control;
 use crate::machine::signals::Signals;
+use crate::prelude::*;
 use crate::results::{self, Samples, Subject};
-use crate::size;
 use crate::table::table;
-use anyhow::{Context, Result, bail};
-use std::thread;
-use std::time::{Duration, Instant};
 
 /// How often the machine and signals are checked while time passes.
 const POLL_PERIOD: Duration = Duration::from_millis(20);

@@ -4,8 +4,7 @@ use crate::machine::control::{Found, Notice};
 use crate::machine::counters::{Snapshot, clock_hz, cpu_count};
 use crate::machine::guests::{Entries, GuestSeen};
 use crate::machine::ram::Ram;
-use anyhow::{Context, Result};
-use std::time::Instant;
+use crate::prelude::*;
 
 #[derive(Clone, Debug)]
 pub(super) struct Sample {

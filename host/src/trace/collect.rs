@@ -3,13 +3,11 @@
 use crate::machine::process::Machine;
 use crate::machine::ram::Ram;
 use crate::poll::Poll;
-use anyhow::{Context, Result, bail, ensure};
+use crate::prelude::*;
 use hostlink::counters::{BEACON_MAGIC, Beacon};
 use hostlink::trace::ring::{self, HEADER_WORDS, Reader, Source, WORDS};
 use hostlink::trace::{RECORDS_MAX as RING_RECORDS_MAX, Record};
 use std::mem::offset_of;
-use std::sync::Arc;
-use std::time::Duration;
 
 /// The maximum number of records kept for one run, all CPUs together. Later ones are counted.
 pub(crate) const RECORDS_MAX: usize = 4 << 20;

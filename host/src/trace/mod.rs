@@ -11,11 +11,10 @@ pub(crate) mod collect;
 mod perfetto;
 pub(crate) mod timeline;
 
-use anyhow::{Context, Result};
+use crate::prelude::*;
 use collect::Collected;
 use std::fs::File;
 use std::io::BufWriter;
-use std::path::Path;
 use timeline::Timeline;
 
 pub(crate) fn write(path: &Path, collected: &Collected) -> Result<Timeline> {

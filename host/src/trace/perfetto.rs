@@ -7,9 +7,7 @@
 //! interrupt that one vCPU sends to another, to the entry at which the other one gets it.
 
 use super::timeline::{CpuLine, Doing, Flush, Ipi, Taken, Timeline};
-use anyhow::Result;
-use serde_json::{Value, json};
-use std::collections::BTreeSet;
+use crate::prelude::*;
 use std::io::Write;
 
 const CPUS: u32 = 1;

@@ -3,9 +3,7 @@
 use super::loops;
 use super::slots::{self, Slots};
 use super::way::{HYPERCALL, IPI, KVM_HYPERV, KVM_IPI, KVM_PARAVIRTUAL, Way};
-use crate::arch::Arch;
-use crate::size::MIB;
-use std::time::Duration;
+use crate::prelude::*;
 
 pub(crate) struct Case {
     /// Its name in results, and for `--only`.

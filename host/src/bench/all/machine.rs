@@ -6,7 +6,6 @@ use super::removal;
 use super::slots::Operator;
 use super::watch::Watch;
 use super::way::{ON_ARM, Way};
-use crate::arch::{Arch, Platform};
 use crate::bench::lab::{self, BARE_MEMORY};
 use crate::bench::unmap;
 use crate::guest::peer::Flushes;
@@ -15,16 +14,11 @@ use crate::guest::{cache, peer, vmm};
 use crate::machine::outcome::Outcome;
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::spec::{Clock, Spec};
+use crate::prelude::*;
 use crate::results::Subject;
 use crate::run::tail;
-use crate::size::MIB;
 use crate::vm::Guest;
-use crate::workspace;
-use anyhow::Result;
 use hostlink::config::{NestedPage, Switches};
-use hostlink::exit::ExitCode;
-use serde::{Deserialize, Serialize};
-use std::time::Duration;
 
 /// The number of deaths of the peer's machines after which a run has failed.
 pub(crate) const DEATHS_MAX: usize = 3;

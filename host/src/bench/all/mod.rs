@@ -3,21 +3,16 @@
 
 use super::lab::Lab;
 use super::limits;
-use crate::arch::Arch;
 use crate::cli::AllArgs;
 use crate::guest::cache;
 use crate::machine::signals::Signals;
+use crate::prelude::*;
 use crate::results;
-use crate::size::GIB;
-use anyhow::{Context, Result, bail, ensure};
 use cases::{CASES, Case, Work};
 use machine::Runner;
 use pairs::Verdict;
 use record::{Record, Run, Settings};
 use show::Progress;
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use way::{KVM_NEWER, Way};
@@ -249,7 +244,6 @@ mod tests {
     use super::*;
     use crate::cli::{BenchCommand, Cli, Command};
     use clap::Parser;
-    use std::collections::BTreeMap;
 
     fn args(words: &[&str]) -> AllArgs {
         let words = ["quell", "bench", "all"].iter().chain(words);

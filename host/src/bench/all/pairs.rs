@@ -3,8 +3,8 @@
 use super::cases::{Case, Comparison};
 use super::record::Run;
 use super::way::Way;
+use crate::prelude::*;
 use crate::results::{Spread, Subject};
-use serde::Serialize;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]

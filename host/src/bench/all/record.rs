@@ -8,12 +8,9 @@ use super::pairs::{self, Ratio};
 use super::way::{HYPERCALL, Way};
 use crate::bench::counts;
 use crate::bench::limits::Limit;
+use crate::prelude::*;
 use crate::results::{self, Facts, Row, Samples, Subject};
-use anyhow::{Context, Result, ensure};
-use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
-use std::fs;
-use std::path::Path;
 
 const BENCH: &str = "all";
 /// The facts about a machine that its times depend on.
@@ -234,7 +231,6 @@ impl Record {
 pub(crate) mod tests {
     use super::super::way::{KVM_HYPERV, KVM_NEWER, Way};
     use super::*;
-    use std::time::Duration;
 
     pub(crate) fn run(case: &Case, way: Way, round: u32, number: Option<(&str, f64)>) -> Run {
         let number = number.map(|(metric, value)| vec![Number::new(metric, "s", value)]);

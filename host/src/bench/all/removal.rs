@@ -7,7 +7,6 @@
 use super::machine::Ended;
 use super::record::Number;
 use super::way::{ON_ARM, Way};
-use crate::arch::Arch;
 use crate::bench::lab::Lab;
 use crate::bench::load::Setup;
 use crate::bench::phases::{Counts, Phases};
@@ -16,17 +15,12 @@ use crate::guest::cpio::Archive;
 use crate::guest::peer::arm::{Kernel, Outer};
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::spec::{Clock, Spec};
+use crate::prelude::*;
 use crate::results::float;
 use crate::run::tail;
-use crate::size::MIB;
 use crate::vm::StockGuest;
-use crate::workspace;
-use anyhow::{Context, Result};
 use hostlink::config::Stage2Unmap;
 use hostlink::phase::Phase;
-use std::fs;
-use std::path::Path;
-use std::time::{Duration, Instant};
 
 /// The metrics: the removal until the guest goes on, the steps of logging, and the fault that gives
 /// the guest a page.

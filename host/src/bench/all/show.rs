@@ -5,11 +5,11 @@ use super::cases::Case;
 use super::pairs::{Ratio, Verdict, series, spread};
 use super::record::Run;
 use super::way::Way;
+use crate::prelude::*;
 use crate::results::{Spread, significant};
 use crate::steps;
 use crate::table::table;
 use indicatif::ProgressBar;
-use std::time::Duration;
 
 /// A progress bar on a terminal, a line for each run elsewhere.
 pub(crate) struct Progress {

@@ -11,11 +11,8 @@ use crate::bench::lab::BARE_MEMORY as OWN;
 use crate::bench::load::all_dirty;
 use crate::machine::control::Control;
 use crate::machine::process::Machine;
-use crate::size::MIB;
-use anyhow::{Context, Result, ensure};
+use crate::prelude::*;
 use hostlink::ctl::{LogWay, Request};
-use serde_json::Value;
-use std::time::Duration;
 
 /// The memory that is added to Quell's guest, and its address.
 const AT: u64 = 1 << 30;
@@ -208,7 +205,6 @@ impl Operator {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     const CASES: [&Case; 6] = [&REMOVE, &LOG, &BESIDE_64M, &BESIDE_256M, &BESIDE_1G, &BESIDE_2G];
     /// What the bare guest does.

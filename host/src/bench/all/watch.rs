@@ -6,9 +6,8 @@ use super::way::{Logged, Way};
 use crate::bench::shootdown::Measured;
 use crate::guest::peer;
 use crate::machine::process::Flow;
+use crate::prelude::*;
 use crate::results::number;
-use serde_json::Value;
-use std::time::Duration;
 
 pub(crate) struct Watch<'a> {
     work: &'a Work,
@@ -139,7 +138,6 @@ mod tests {
     use super::super::cases::CASES;
     use super::super::way::{HYPERCALL, KVM_HYPERV, KVM_IPI};
     use super::*;
-    use serde_json::json;
 
     fn work(name: &str) -> &'static Work {
         &CASES.iter().find(|case| case.name == name).expect("is a case").work

@@ -1,16 +1,15 @@
 //! The hypervisors that are compared, and the ways in which their guests flush.
 
-use crate::arch::{Arch, ArmCpu, Platform};
+use crate::arch::ArmCpu;
 use crate::bench::lab::Lab;
 use crate::guest::cache::{self, Versions};
 use crate::guest::peer;
 use crate::guest::peer::Flushes;
 use crate::guest::peer::arm::Kernel;
+use crate::prelude::*;
 use crate::results::{self, Facts, Subject};
-use anyhow::{Context, Result};
 use hostlink::config::FlushMode;
 use sha2::{Digest, Sha256};
-use std::fs;
 
 /// A hypervisor, and the way in which its guest flushes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,20 +9,17 @@ mod run;
 
 use super::lab::{self, Lab};
 use super::limits::Limit;
-use crate::arch::{Arch, Platform};
 use crate::cli::DevicesArgs;
 use crate::debian;
 use crate::guest::cache::{self, OtherKernel};
 use crate::machine::devices::{Devices, Network};
 use crate::machine::spec::{Clock, Spec};
+use crate::prelude::*;
 use crate::results::{Row, Samples, Subject};
-use crate::size::MIB;
 use crate::table::table;
 use crate::vm::Guest;
-use anyhow::{Context, Result};
 use run::{CASES, Case, Counted, NOTHING};
 use std::fs::File;
-use std::path::PathBuf;
 
 /// All sides, in the order in which they take turns.
 const SUBJECTS: [Subject; 3] = [Subject::Bare, Subject::Quell, Subject::Kvm];
@@ -195,7 +192,6 @@ fn print_exits(samples: &Samples) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeMap;
 
     fn counted(each: f64, exits: f64) -> Vec<Counted> {
         let exits = BTreeMap::from([("exit.wait", 10.0 * exits)]);

@@ -6,11 +6,9 @@ use crate::machine::counters::Snapshot;
 use crate::machine::devices::SINK;
 use crate::machine::process::Flow;
 use crate::machine::spec::Spec;
+use crate::prelude::*;
 use crate::results::float;
-use anyhow::{Context, Result, bail, ensure};
 use hostlink::phase::Phase;
-use serde_json::Value;
-use std::collections::BTreeMap;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Counted {
@@ -262,7 +260,6 @@ fn work(work: &Work, before: &str, after: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     fn heard(reads: u64, frames: u64) -> Heard {
         let report = |reads, frames| Some(json!({"reads": reads, "writes": 7, "frames": frames}));

@@ -8,17 +8,13 @@ pub(crate) mod pair;
 
 use super::lab::Lab;
 use super::limits::{Limit, all_met};
-use crate::arch::Platform;
 use crate::cli::IsolationArgs;
+use crate::prelude::*;
 use crate::results::{Samples, Subject, float};
 use crate::steps;
 use crate::table::table;
-use anyhow::{Context, Result, ensure};
 use hostile::attacks::Attack;
 use pair::{Figures, Plan};
-use serde::Deserialize;
-use serde_json::Value;
-use std::collections::BTreeMap;
 
 /// The part of its share that the bystander has at least, and if the attacker wants just as much,
 /// at most.

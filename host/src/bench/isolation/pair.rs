@@ -1,7 +1,6 @@
 //! A machine with two guests: one attacks, and the other one is measured.
 
 use super::{Batches, Latencies, Tally};
-use crate::arch::{Arch, Platform};
 use crate::bench::limits::Limit;
 use crate::cli::Overrides;
 use crate::machine::counters::{Snapshot, clock_hz, cpu_count};
@@ -12,21 +11,17 @@ use crate::machine::reports::Stream;
 use crate::machine::signals::Signals;
 use crate::machine::spec::Console;
 use crate::machine_file::MachineFile;
+use crate::prelude::*;
 use crate::results::float;
 use crate::run::tail;
 use crate::vm::Guests;
 use crate::vm::Hypervisor;
-use anyhow::{Context, Result, anyhow, ensure};
 use hostile::attacks::Attack;
 use hostlink::config::Switches;
 use hostlink::counters::Counter;
 use hostlink::guests::GuestState;
 use std::cell::RefCell;
-use std::fs;
-use std::path::Path;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 const ATTACKER: &str = "attacker";
 const BYSTANDER: &str = "bystander";

@@ -5,7 +5,6 @@ use crate::arch::ArmCpu;
 use crate::cli::{BenchCommand, Cli, Command, Overrides};
 use crate::machine_file::MachineFile;
 use clap::Parser;
-use serde_json::json;
 
 const PLAN: Plan =
     Plan { attack: Attack::Ipis, weights: [100, 100], is_pinned: false, seed: 1, flushes: 100, batches: 5 };

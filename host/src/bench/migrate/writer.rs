@@ -5,7 +5,7 @@ use crate::bench::load::{DONE, Load, Setup};
 use crate::ctl::Fields;
 use crate::ctl::migrate::Migrated;
 use crate::machine::signals::Signals;
-use anyhow::{Context, Result, ensure};
+use crate::prelude::*;
 use baremetal::pages::PAGE;
 use hostlink::ctl::LogWay;
 

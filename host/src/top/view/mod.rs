@@ -3,6 +3,7 @@
 
 use super::app::{App, Life};
 use super::rates::{COLUMNS, Column, GuestRate, Rates, short};
+use crate::prelude::*;
 use hostlink::counters::Counter;
 use hostlink::guests::GuestState;
 use ratatui::Frame;
@@ -10,7 +11,6 @@ use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style, Stylize};
 use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{Bar, BarChart, BarGroup, Block, Cell, Clear, Paragraph, Row, Table};
-use std::time::Duration;
 
 /// Width of each column except the first, and of the gap between two.
 const COLUMN_WIDTH: u16 = 5;

@@ -1,8 +1,8 @@
 //! Interrupts that one vCPU sends to another.
 
 use super::{CpuLine, Doing, Why};
+use crate::prelude::*;
 use hostlink::counters::Counter;
-use std::collections::BTreeMap;
 
 /// An interrupt that one vCPU sends to another. Guests that flush by IPI use them instead of
 /// flushes.
