@@ -5,12 +5,8 @@ use super::lab::Lab;
 use super::limits::Limit;
 use crate::arch::ArmCpu;
 use crate::cli::BootArgs;
-use crate::machine::process::Flow;
-use crate::machine::spec::{Clock, Spec};
 use crate::prelude::*;
-use crate::results::{Samples, Subject, float};
 use crate::run::reporting_console;
-use crate::vm::Guest;
 use hostlink::phase::Phase;
 
 const METRIC: &str = "userspace";

@@ -9,10 +9,8 @@
 
 use super::lab::{self, Lab};
 use super::limits::Limit;
-use crate::machine::process::Flow;
-use crate::machine::spec::Clock;
 use crate::prelude::*;
-use crate::results::{Samples, Subject, float, number};
+use crate::results::number;
 use hostlink::config::MAX_VCPUS;
 
 struct Case {

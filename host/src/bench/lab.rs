@@ -5,13 +5,9 @@ use super::limits::{self, Limit};
 use super::phases::Phases;
 use crate::guest::cache::Versions;
 use crate::machine::outcome::Outcome;
-use crate::machine::process::{End, Flow, Machine};
-use crate::machine::signals::Signals;
-use crate::machine::spec::{Clock, Spec};
 use crate::prelude::*;
-use crate::results::{Samples, Writer};
+use crate::results::Writer;
 use crate::run::reporting_console;
-use crate::vm::{Guest, Hypervisor, StockGuest};
 use crate::workspace::Image;
 use std::cell::OnceCell;
 

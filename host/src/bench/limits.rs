@@ -1,7 +1,6 @@
 //! Figures that have a limit: one table of all of them, and one word for what is missed.
 
 use crate::prelude::*;
-use crate::results::{Samples, Subject};
 use crate::table;
 use comfy_table::Table;
 

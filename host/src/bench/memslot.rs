@@ -4,16 +4,10 @@
 use super::lab::{self, BARE_MEMORY, Lab};
 use super::limits::Limit;
 use crate::cli::MemslotArgs;
-use crate::machine::counters::Snapshot;
 use crate::machine::outcome::Outcome;
-use crate::machine::process::Flow;
-use crate::machine::spec::{Clock, Spec};
 use crate::prelude::*;
-use crate::results::{Samples, Spread, Subject, float};
-use crate::table::table;
-use crate::vm::Guest;
-use hostlink::config::{NestedPage, Switches, Zap};
-use hostlink::counters::Counter;
+use crate::results::Spread;
+use hostlink::config::{NestedPage, Zap};
 use hostlink::ctl::record::Deleted;
 
 const INSTRUCTIONS: &str = "instructions";

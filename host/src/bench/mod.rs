@@ -27,9 +27,7 @@ mod shootdown;
 mod unmap;
 
 use crate::cli::{BenchCommand, Output};
-use crate::machine::signals::Signals;
 use crate::prelude::*;
-use crate::results::Samples;
 pub(crate) use all::record;
 use lab::Lab;
 use limits::Limit;

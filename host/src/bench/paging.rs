@@ -4,8 +4,6 @@ use super::lab;
 use super::limits::Limit;
 use crate::cli::PagingArgs;
 use crate::prelude::*;
-use crate::results::{Samples, Subject};
-use crate::table::table;
 use std::thread::available_parallelism;
 
 /// Pages that one iteration maps or unmaps.

@@ -12,13 +12,7 @@
 
 use super::lab::{self, Lab};
 use super::limits::Limit;
-use crate::machine::counters::Snapshot;
-use crate::machine::spec::Clock;
 use crate::prelude::*;
-use crate::results::{Samples, Subject, float};
-use crate::vm::Guest;
-use hostlink::config::Switches;
-use hostlink::counters::Counter;
 
 /// The most pages that the machines drop one by one: all those of the longest list.
 const PAGES_MAX: u32 = 1024;

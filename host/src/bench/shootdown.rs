@@ -5,11 +5,7 @@ use super::lab::Lab;
 use super::limits::Limit;
 use crate::check;
 use crate::cli::ShootdownArgs;
-use crate::machine::process::Flow;
 use crate::prelude::*;
-use crate::results::{Samples, Subject};
-use crate::table::table;
-use hostlink::config::Switches;
 use std::thread::available_parallelism;
 
 const CYCLES: &str = "cycles";

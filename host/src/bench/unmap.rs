@@ -13,13 +13,9 @@ use super::phases::{Counts, Phases};
 use crate::arch::ArmCpu;
 use crate::bench::limits::Limit;
 use crate::cli::UnmapArgs;
-use crate::machine::signals::Signals;
-use crate::machine::spec::Clock;
 use crate::prelude::*;
-use crate::results::{Samples, Subject, float};
-use crate::table::table;
 use baremetal::pages::PAGE;
-use hostlink::config::{NestedPage, Stage2Unmap, Switches};
+use hostlink::config::{NestedPage, Stage2Unmap};
 use hostlink::ctl::{LogWay, Request};
 use hostlink::phase::Phase;
 
@@ -256,7 +252,6 @@ fn number(count: f64) -> String {
 mod tests {
     use super::*;
     use crate::bench::limits::tests::each_can_be_missed;
-    use crate::results::Subject;
 
     #[test]
     fn ticks_are_time_by_the_clock_that_made_them() {

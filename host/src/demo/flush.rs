@@ -2,8 +2,6 @@
 
 use super::{Demo, Measured, Observer, Rows};
 use crate::cli::DemoArgs;
-use crate::machine::counters::Snapshot;
-use crate::machine::process::Machine;
 use crate::prelude::*;
 use hostlink::config::FlushMode;
 use indicatif::ProgressBar;

@@ -6,16 +6,11 @@ mod unmap;
 
 use crate::bench::lab::{self, Lab};
 use crate::cli::DemoArgs;
-use crate::machine::counters::Snapshot;
-use crate::machine::process::{End, Flow, Machine};
-use crate::machine::signals::Signals;
-use crate::machine::spec::Clock;
 use crate::prelude::*;
 use crate::report::grouped;
-use crate::results::{self, Row, Samples, Subject};
+use crate::results::{self, Row};
 use crate::run::{conclude, tail};
 use crate::steps;
-use crate::vm::Guest;
 use comfy_table::Table;
 use indicatif::ProgressBar;
 

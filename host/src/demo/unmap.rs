@@ -6,12 +6,9 @@
 
 use super::{Demo, Measured, Observer, Rows};
 use crate::cli::DemoArgs;
-use crate::machine::counters::Snapshot;
-use crate::machine::process::Machine;
 use crate::prelude::*;
 use crate::size::display;
-use crate::vm::Guest;
-use hostlink::config::{NestedPage, Stage2Unmap, Switches};
+use hostlink::config::{NestedPage, Stage2Unmap};
 
 const SIDES: [Stage2Unmap; 2] = [Stage2Unmap::Page, Stage2Unmap::Range];
 /// Default number of times that memory is added and removed.

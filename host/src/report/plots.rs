@@ -5,7 +5,7 @@ use super::escape;
 use super::results::Ratio;
 use super::runs::{Way, short};
 use crate::prelude::*;
-use crate::results::{Spread, Subject};
+use crate::results::Spread;
 use plotters::prelude::*;
 
 /// Colours of the plots, and their meaning in the page.
@@ -241,7 +241,6 @@ mod tests {
     use super::super::results::Results;
     use super::super::results::tests::results;
     use super::*;
-    use crate::results::Subject;
 
     #[test]
     fn plots_have_a_bar_for_each_ratio_and_no_colours_of_their_own() {

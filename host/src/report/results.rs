@@ -4,7 +4,7 @@ use super::escape;
 use super::plots::{self, Line, Scale};
 use super::runs::{Runs, Way, best_unit, short};
 use crate::prelude::*;
-use crate::results::{Spread, Subject, significant};
+use crate::results::{Spread, significant};
 use std::fmt::Write as _;
 
 /// One comparison, with at least one pair of runs.

@@ -3,7 +3,7 @@
 use super::rates::{COLUMNS, Column, Rates, waits};
 use super::source::{Sample, Source};
 use crate::machine::control::Found;
-use hostlink::counters::Counter;
+use crate::prelude::*;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use std::borrow::Cow;
 

@@ -12,7 +12,6 @@ mod view;
 
 use crate::cli::TopArgs;
 use crate::machine::control;
-use crate::machine::signals::Signals;
 use crate::prelude::*;
 use app::{App, Wish};
 use ratatui::DefaultTerminal;

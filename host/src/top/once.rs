@@ -5,10 +5,8 @@ use super::source::{Sample, Source};
 use super::view::{clock, longest};
 use crate::cli::TopArgs;
 use crate::machine::control;
-use crate::machine::signals::Signals;
 use crate::prelude::*;
-use crate::results::{self, Samples, Subject};
-use crate::table::table;
+use crate::results::{self};
 
 /// How often the machine and signals are checked while time passes.
 const POLL_PERIOD: Duration = Duration::from_millis(20);
@@ -136,7 +134,6 @@ mod tests {
     use super::super::rates::tests::rates;
     use super::super::source::made::Made;
     use super::*;
-    use hostlink::counters::Counter;
 
     #[test]
     fn the_table_has_all_vcpus_and_their_sum() {

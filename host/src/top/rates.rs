@@ -1,10 +1,9 @@
 //! Rates: the counts between two samples, divided by the time between them.
 
 use super::source::Sample;
-use crate::machine::counters::{RowVcpu, Snapshot};
+use crate::machine::counters::RowVcpu;
 use crate::machine::guests::{GuestSeen, Identity};
-use crate::results::float;
-use hostlink::counters::Counter;
+use crate::prelude::*;
 use std::cmp::Ordering;
 
 /// The figure that a column shows for a vCPU.
@@ -208,7 +207,6 @@ pub(crate) fn short(value: f64) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use std::time::{Duration, Instant};
 
     /// Rates over two seconds of vCPUs with these counts.
     pub(crate) fn rates(vcpus: &[&[(Counter, u64)]]) -> Rates {

@@ -1,7 +1,7 @@
 //! The source of the figures: the counters in the memory of a machine that another process runs.
 
 use crate::machine::control::{Found, Notice};
-use crate::machine::counters::{Snapshot, clock_hz, cpu_count};
+use crate::machine::counters::{clock_hz, cpu_count};
 use crate::machine::guests::{Entries, GuestSeen};
 use crate::machine::ram::Ram;
 use crate::prelude::*;
@@ -114,7 +114,6 @@ pub(super) mod made {
 mod tests {
     use super::made::{HZ, Made};
     use super::*;
-    use hostlink::counters::Counter;
 
     #[test]
     fn a_machine_is_watched_from_before_it_counts_until_it_has_ended() {

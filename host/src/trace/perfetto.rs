@@ -147,7 +147,6 @@ fn instant(taken: &Taken) -> Value {
 mod tests {
     use super::*;
     use crate::trace::timeline::{Kicked, Receiver, Span, Why};
-    use hostlink::counters::Counter;
 
     #[test]
     fn the_file_is_json_with_both_ends_of_each_arrow() {

@@ -12,13 +12,9 @@ use crate::guest::peer::Flushes;
 use crate::guest::peer::arm::Outer;
 use crate::guest::{cache, peer, vmm};
 use crate::machine::outcome::Outcome;
-use crate::machine::process::{End, Flow, Machine};
-use crate::machine::spec::{Clock, Spec};
 use crate::prelude::*;
-use crate::results::Subject;
 use crate::run::tail;
-use crate::vm::Guest;
-use hostlink::config::{NestedPage, Switches};
+use hostlink::config::NestedPage;
 
 /// The number of deaths of the peer's machines after which a run has failed.
 pub(crate) const DEATHS_MAX: usize = 3;

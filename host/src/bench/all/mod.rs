@@ -5,7 +5,6 @@ use super::lab::Lab;
 use super::limits;
 use crate::cli::AllArgs;
 use crate::guest::cache;
-use crate::machine::signals::Signals;
 use crate::prelude::*;
 use crate::results;
 use cases::{CASES, Case, Work};

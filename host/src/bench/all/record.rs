@@ -9,7 +9,7 @@ use super::way::{HYPERCALL, Way};
 use crate::bench::counts;
 use crate::bench::limits::Limit;
 use crate::prelude::*;
-use crate::results::{self, Facts, Row, Samples, Subject};
+use crate::results::{self, Facts, Row};
 use std::borrow::Cow;
 
 const BENCH: &str = "all";

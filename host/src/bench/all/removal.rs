@@ -13,12 +13,8 @@ use crate::bench::phases::{Counts, Phases};
 use crate::bench::unmap::{self, PAGES, SIZE};
 use crate::guest::cpio::Archive;
 use crate::guest::peer::arm::{Kernel, Outer};
-use crate::machine::process::{End, Flow, Machine};
-use crate::machine::spec::{Clock, Spec};
 use crate::prelude::*;
-use crate::results::float;
 use crate::run::tail;
-use crate::vm::StockGuest;
 use hostlink::config::Stage2Unmap;
 use hostlink::phase::Phase;
 

@@ -8,7 +8,6 @@ use super::way::Way;
 use crate::prelude::*;
 use crate::results::{Spread, significant};
 use crate::steps;
-use crate::table::table;
 use indicatif::ProgressBar;
 
 /// A progress bar on a terminal, a line for each run elsewhere.

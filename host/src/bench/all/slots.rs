@@ -10,7 +10,6 @@ use super::way::{HYPERCALL, KVM_HYPERV};
 use crate::bench::lab::BARE_MEMORY as OWN;
 use crate::bench::load::all_dirty;
 use crate::machine::control::Control;
-use crate::machine::process::Machine;
 use crate::prelude::*;
 use hostlink::ctl::{LogWay, Request};
 

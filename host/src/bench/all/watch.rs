@@ -5,7 +5,6 @@ use super::record::Number;
 use super::way::{Logged, Way};
 use crate::bench::shootdown::Measured;
 use crate::guest::peer;
-use crate::machine::process::Flow;
 use crate::prelude::*;
 use crate::results::number;
 

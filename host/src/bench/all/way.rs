@@ -7,7 +7,7 @@ use crate::guest::peer;
 use crate::guest::peer::Flushes;
 use crate::guest::peer::arm::Kernel;
 use crate::prelude::*;
-use crate::results::{self, Facts, Subject};
+use crate::results::{self, Facts};
 use hostlink::config::FlushMode;
 use sha2::{Digest, Sha256};
 

@@ -13,11 +13,8 @@ use crate::cli::DevicesArgs;
 use crate::debian;
 use crate::guest::cache::{self, OtherKernel};
 use crate::machine::devices::{Devices, Network};
-use crate::machine::spec::{Clock, Spec};
 use crate::prelude::*;
-use crate::results::{Row, Samples, Subject};
-use crate::table::table;
-use crate::vm::Guest;
+use crate::results::Row;
 use run::{CASES, Case, Counted, NOTHING};
 use std::fs::File;
 

@@ -2,12 +2,8 @@
 
 use crate::bench::lab::Lab;
 use crate::bench::phases::Phases;
-use crate::machine::counters::Snapshot;
 use crate::machine::devices::SINK;
-use crate::machine::process::Flow;
-use crate::machine::spec::Spec;
 use crate::prelude::*;
-use crate::results::float;
 use hostlink::phase::Phase;
 
 #[derive(Clone, Debug, PartialEq)]

@@ -10,9 +10,7 @@ use super::lab::Lab;
 use super::limits::{Limit, all_met};
 use crate::cli::IsolationArgs;
 use crate::prelude::*;
-use crate::results::{Samples, Subject, float};
 use crate::steps;
-use crate::table::table;
 use hostile::attacks::Attack;
 use pair::{Figures, Plan};
 

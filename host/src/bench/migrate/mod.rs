@@ -10,11 +10,8 @@ use super::lab::Lab;
 use super::limits::Limit;
 use super::load::Setup;
 use crate::cli::MigrateArgs;
-use crate::machine::spec::Clock;
 use crate::prelude::*;
-use crate::results::{Samples, Subject, float};
-use crate::table::table;
-use hostlink::config::{NestedPage, Stage2Unmap, Switches};
+use hostlink::config::{NestedPage, Stage2Unmap};
 use hostlink::ctl::LogWay;
 use writer::{Stops, Writer};
 

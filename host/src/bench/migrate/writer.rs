@@ -4,7 +4,6 @@
 use crate::bench::load::{DONE, Load, Setup};
 use crate::ctl::Fields;
 use crate::ctl::migrate::Migrated;
-use crate::machine::signals::Signals;
 use crate::prelude::*;
 use baremetal::pages::PAGE;
 use hostlink::ctl::LogWay;

@@ -4,7 +4,6 @@
 use super::app::{App, Life};
 use super::rates::{COLUMNS, Column, GuestRate, Rates, short};
 use crate::prelude::*;
-use hostlink::counters::Counter;
 use hostlink::guests::GuestState;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};

@@ -2,7 +2,6 @@
 
 use super::{CpuLine, Doing, Why};
 use crate::prelude::*;
-use hostlink::counters::Counter;
 
 /// An interrupt that one vCPU sends to another. Guests that flush by IPI use them instead of
 /// flushes.

@@ -10,7 +10,7 @@
 mod ipi;
 
 use super::collect::Collected;
-use hostlink::counters::Counter;
+use crate::prelude::*;
 use hostlink::trace::{Event, NO_VCPU, Record};
 pub(crate) use ipi::{Ipi, Receiver};
 
