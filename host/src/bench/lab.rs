@@ -158,7 +158,7 @@ pub(crate) fn conclude(
         println!("{}", limits::table(limits));
     }
     if let Some(path) = json {
-        Writer::new(path.to_owned(), bench, guest).write(&samples.rows(), limits)?;
+        Writer::new(path.to_owned(), bench, guest).write(samples.rows(), limits)?;
     }
     Ok(u8::from(!limits::all_met(limits)))
 }

@@ -149,7 +149,7 @@ fn table(
     [left_case, right_case]: [&String; 2],
     [head, tail]: [&Rows; 2],
 ) -> Table {
-    let reasons = samples.rows().into_iter().filter(|row| row.case == *left_case);
+    let reasons = samples.rows().iter().filter(|row| row.case == *left_case);
     let reasons = reasons.map(|row| row.metric.clone()).filter(|m| m.starts_with("exit.") && m != "exit.all");
     let exits =
         reasons.map(|metric| (format!("  {}", metric.trim_start_matches("exit.").replace('.', " ")), metric));
@@ -162,7 +162,7 @@ fn table(
         if label.starts_with(' ') && left.spread.max == 0.0 && right.spread.max == 0.0 {
             continue;
         }
-        rows.push([label, value(&left), value(&right), ratio(left.spread.median, right.spread.median)]);
+        rows.push([label, value(left), value(right), ratio(left.spread.median, right.spread.median)]);
     }
     crate::table::table(["", left_name, right_name, "ratio"], rows)
 }

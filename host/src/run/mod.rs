@@ -87,7 +87,7 @@ impl<'a> Recorder<'a> {
     fn start(args: &'a RunArgs, machine: &mut Machine) -> Result<Self> {
         let writer = args.json.clone().map(|path| Rc::new(Writer::new(path, "run", None)));
         if let Some(writer) = writer.clone() {
-            machine.watch(WATCH_PERIOD, move |counters| writer.write(&samples(counters).rows(), &[]));
+            machine.watch(WATCH_PERIOD, move |counters| writer.write(samples(counters).rows(), &[]));
         }
         let collect = |path: &'a PathBuf| Ok::<_, Error>((path.as_path(), Collector::of(machine)?));
         Ok(Self { writer, trace: args.trace.as_ref().map(collect).transpose()? })
@@ -95,7 +95,7 @@ impl<'a> Recorder<'a> {
 
     fn finish(self, outcome: &Outcome) -> Result<()> {
         if let (Some(writer), Some(counters)) = (self.writer, &outcome.counters) {
-            writer.write(&samples(counters).rows(), &[])?;
+            writer.write(samples(counters).rows(), &[])?;
         }
         if let Some((path, collector)) = self.trace {
             trace::summarise(path, &trace::write(path, &collector.finish()?)?);
