@@ -21,10 +21,8 @@ fn main(info: BootInfo) -> ! {
     let line = info.command_line.as_str();
     match Orders::parse(line) {
         Ok(orders) => {
-            report::say(format_args!(
-                "test={} seed={:#x} count={:?}",
-                orders.test, orders.seed, orders.count
-            ));
+            let Orders { test, seed, count, .. } = orders;
+            report::say(format_args!("test={test} seed={seed:#x} count={count:?}"));
             machine::prepare(info);
             tests::run(&orders);
         }

@@ -43,13 +43,8 @@ pub(super) const fn on_max<const N: usize>(mut rows: [Case; N]) -> [Case; N] {
 pub(super) const BARE: [Case; 6] = [
     tool("arm_model_without_its_architecture", "run --cpu cortex-a72", 1, "--arch aarch64")
         .about("a CPU model of another architecture is refused"),
-    tool(
-        "arm_kernel_that_is_not_an_image",
-        "run --arch aarch64 --kernel {text}",
-        1,
-        "not an arm64 boot image",
-    )
-    .about("a file that is not an arm64 boot image is refused"),
+    tool("arm_kernel_that_is_not_an_image", "run --arch aarch64 --kernel {text}", 1, "not an arm64 boot")
+        .about("a file that is not an arm64 boot image is refused"),
     tool("arm_bare_max", BARE_MAX, 7, "")
         .about("Debian's arm64 kernel runs to power-off, and its command's status is passed on"),
     tool("arm_bare_neoverse_n1", BARE_N1, 7, "").about("the same on a neoverse-n1"),
@@ -251,11 +246,6 @@ fn count(room: &Room<'_>, program: &[u32]) -> Result<Phases> {
         ..Spec::new(room.platform, payload, 1, 128 * MIB)
     };
     let outcome = Machine::start(&spec, room.signals)?.run(|_, _| Ok(Flow::Continue))?;
-    ensure!(
-        outcome.end == End::PowerOff,
-        "the machine ended with {:?}: {}",
-        outcome.end,
-        outcome.qemu_messages
-    );
+    ensure!(outcome.end == End::PowerOff, "it ended with {:?}: {}", outcome.end, outcome.qemu_messages);
     Phases::read(&counting)
 }

@@ -307,18 +307,16 @@ pub(super) const LOOPS_COUNT: usize = 9;
 pub(super) const LOOPS_ROUNDS: u64 = 800;
 pub(super) const LOOPS_TASKS: u64 = 4;
 
+const HYPERCALL_LINE: &str = "dmesg | grep -q 'Hyper-V: Using hypercall for remote TLB flush'";
+const NO_HYPERCALL_LINE: &str = "! dmesg | grep -q 'Hyper-V: Using hypercall for remote TLB flush'";
+
 pub(super) const CASES: [Case; 47] = [
     tool("missing_kernel", "run --kernel /nonexistent/vmlinuz", 1, "no kernel at /nonexistent/vmlinuz")
         .about("a missing kernel is an error before anything starts"),
     tool("kernel_that_is_not_a_kernel", "run --kernel {text}", 1, "not a kernel")
         .about("a file that is not a kernel is refused"),
-    tool(
-        "initrd_larger_than_memory",
-        "run --memory 64M --initrd {zeroes}",
-        1,
-        "larger than the guest's memory",
-    )
-    .about("the initial RAM disk has to fit into the guest's memory"),
+    tool("initrd_larger_than_memory", "run --memory 64M --initrd {zeroes}", 1, "larger than the guest")
+        .about("the initial RAM disk has to fit into the guest's memory"),
     tool("top_wants_a_machine_that_runs", "top --once --vm nobodys", 1, "no machine")
         .about("watching a machine that is not running is an error"),
     tool("zero_vcpus", "run --vcpus 0", 2, "1..=255").about("a guest has a vCPU"),
@@ -376,19 +374,11 @@ pub(super) const CASES: [Case; 47] = [
     probe("u32_interrupts_come_once_in_threads", "u32_interrupts_once", ProbeEnd::SecondPassed)
         .about("nor when each processor has a thread")
         .or_long("u32_interrupts_once count=1000000"),
-    runs(
-        "flush_hypercall_line_in_the_log",
-        (2, 2),
-        "dmesg | grep -q 'Hyper-V: Using hypercall for remote TLB flush'",
-    )
-    .about("Linux finds and uses the flush hypercalls"),
-    runs(
-        "no_flush_hypercall_line_with_ipis",
-        (2, 2),
-        "! dmesg | grep -q 'Hyper-V: Using hypercall for remote TLB flush'",
-    )
-    .about("and does not use them without the hint")
-    .by_ipis(),
+    runs("flush_hypercall_line_in_the_log", (2, 2), HYPERCALL_LINE)
+        .about("Linux finds and uses the flush hypercalls"),
+    runs("no_flush_hypercall_line_with_ipis", (2, 2), NO_HYPERCALL_LINE)
+        .about("and does not use them without the hint")
+        .by_ipis(),
     runs("nproc_is_8", (8, 2), "test \"$(nproc)\" = 8").about("all vCPUs come up, four to a CPU"),
     runs("nproc_is_32", (32, 2), "test \"$(nproc)\" = 32").about("sixteen vCPUs to a CPU come up as well"),
     stock("lost_wakeups_are_few", (32, 2), THRASH_33, Expect::FewLost)

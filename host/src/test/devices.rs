@@ -139,10 +139,7 @@ fn stray(room: &Room<'_>) -> Result<()> {
     // Of the others' events, some may be missing: a guest's share of the log is limited.
     let event = format!("write of {end:#x}");
     let is_told = outcome.log.lines().any(|line| line.contains("guest 'guest': ") && line.contains(&event));
-    ensure!(
-        room.platform == Platform::X86_64 || is_told,
-        outcome.explain(anyhow!("no line of the log has '{event}'"))
-    );
+    ensure!(room.platform == Platform::X86_64 || is_told, outcome.explain(anyhow!("no line has '{event}'")));
     Ok(())
 }
 

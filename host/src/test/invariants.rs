@@ -231,7 +231,7 @@ fn model_checks_in_the_documents_leave_examples_out() {
             let command = text[at..].split('`').next().unwrap();
             assert!(
                 command.contains(" --lib"),
-                "{}: examples cannot run under loom: {command}",
+                "{}: no example runs under loom: {command}",
                 document.display()
             );
             count += 1;

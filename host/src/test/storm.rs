@@ -83,11 +83,7 @@ impl Requests {
             asked(&mut control, &Request::Delete { slot })?;
         }
         let after = State::of(&mut control)?;
-        ensure!(
-            after == self.before,
-            "after {sent} requests there is {after:?} instead of {:?}",
-            self.before
-        );
+        ensure!(after == self.before, "after {sent} requests {after:?} instead of {:?}", self.before);
         Ok(sent)
     }
 }

@@ -228,11 +228,7 @@ fn dirty_log(machine: &Machine, control: &mut Control, way: LogWay) -> Result<()
         );
         let differs = (0..).zip(before.iter().zip(&now)).filter(|(_, (then, now))| then != now);
         let pages: BTreeSet<u64> = differs.map(|(page, _)| page).collect();
-        ensure!(
-            pages.len() >= CHANGES_MIN,
-            "round {round}: the guest has changed {} pages only",
-            pages.len()
-        );
+        ensure!(pages.len() >= CHANGES_MIN, "round {round}: the guest changed {} pages", pages.len());
         // The others have to be in the next one.
         changed = pages.difference(&dirty).copied().collect();
         before = now;

@@ -83,6 +83,7 @@ const DEBUG: &str = "the vCPU's own: exchanged, or trapped and emulated";
 const NO_DEBUGGER: &str = "trapped: 0, for there is no external debugger";
 const COUNTER: &str = "a counter that all vCPUs have in common";
 const TIMER: &str = "the vCPU's own timer: exchanged, or trapped and emulated";
+const ADDRESS: &str = "by address, which stage 2 translates";
 const CACHES: &str = "describes the caches";
 const MODEL: &str = "the model's own: HCR_EL2.TIDCP traps it, which QEMU heeds from 8.0 on; constant there";
 
@@ -105,12 +106,7 @@ pub const ROWS: &[Row] = &[
     one([2, 0, 0, 6, 2], "OSECCR_EL1", Constant, NO_DEBUGGER),
     one([2, 3, 0, 1, 0], "MDCCSR_EL0", Constant, NO_DEBUGGER),
     many([2, 3, 0], (4, 5), (0, 0), "DBGDTR_EL0, DBGDTRRX_EL0", Constant, NO_DEBUGGER),
-    one(
-        [2, 0, 7, 8, 6],
-        "DBGCLAIMSET_EL1",
-        Constant,
-        "reads as what can be claimed; claims are the vCPU's own",
-    ),
+    one([2, 0, 7, 8, 6], "DBGCLAIMSET_EL1", Constant, "what can be claimed; claims are the vCPU's"),
     one([2, 0, 7, 9, 6], "DBGCLAIMCLR_EL1", Written(0xff), DEBUG),
     // Identification.
     many([3, 0, 0], (0, 7), (0, 7), "MIDR_EL1, MPIDR_EL1, ID_*", Constant, SHOWN),
@@ -180,18 +176,8 @@ pub const ROWS: &[Row] = &[
     one([3, 0, 12, 8, 3], "ICC_BPR0_EL1", Own(4), VIRTUAL),
     one([3, 0, 12, 8, 4], "ICC_AP0R0_EL1", Own(1), VIRTUAL),
     one([3, 0, 12, 9, 0], "ICC_AP1R0_EL1", Own(1), VIRTUAL),
-    one(
-        [3, 0, 12, 9, 5],
-        "ICC_NMIAR1_EL1",
-        Moves,
-        "the virtual CPU interface's: no interrupt is non-maskable",
-    ),
-    one(
-        [3, 0, 12, 11, 1],
-        "ICC_DIR_EL1",
-        Written(1023),
-        "trapped: what pends outside of list registers, too",
-    ),
+    one([3, 0, 12, 9, 5], "ICC_NMIAR1_EL1", Moves, "virtual: no interrupt is non-maskable"),
+    one([3, 0, 12, 11, 1], "ICC_DIR_EL1", Written(1023), "trapped: what is in no list register, too"),
     one([3, 0, 12, 11, 3], "ICC_RPR_EL1", Moves, VIRTUAL),
     many([3, 0, 12], (11, 11), (5, 7), "ICC_SGI1R, ICC_ASGI1R, ICC_SGI0R", Written(0), "trapped"),
     one([3, 0, 12, 12, 0], "ICC_IAR1_EL1", Moves, VIRTUAL),
@@ -215,42 +201,16 @@ pub const ROWS: &[Row] = &[
     many([3, 1, 15], (0, 3), (0, 7), "CPUACTLR_EL1 and more", Constant, MODEL),
     // Instructions.
     many([1, 0, 7], (1, 5), (0, 0), "IC IALLUIS, IALLU", Instruction, "caches of instructions"),
-    one(
-        [1, 0, 7, 6, 1],
-        "DC IVAC",
-        Instruction,
-        "on a page that EL1 may write to; elsewhere it cleans as well",
-    ),
+    one([1, 0, 7, 6, 1], "DC IVAC", Instruction, "cleans as well where EL1 may not write"),
     one([1, 0, 7, 6, 2], "DC ISW", Instruction, "trapped, and nothing done"),
     one([1, 0, 7, 10, 2], "DC CSW", Instruction, "trapped, and nothing done"),
     one([1, 0, 7, 14, 2], "DC CISW", Instruction, "trapped, and nothing done"),
     many([1, 0, 7], (8, 9), (0, 3), "AT", Instruction, "by both stages; the result is in PAR_EL1"),
-    many(
-        [1, 3, 7],
-        (3, 3),
-        (4, 7),
-        "CFP, DVP, COSP, CPP RCTX",
-        Instruction,
-        "of its own exception levels' context",
-    ),
+    many([1, 3, 7], (3, 3), (4, 7), "CFP, DVP, COSP, CPP RCTX", Instruction, "of its own levels' context"),
     one([1, 3, 7, 4, 1], "DC ZVA", Instruction, "a store"),
-    many(
-        [1, 3, 7],
-        (4, 4),
-        (3, 4),
-        "DC GVA, DC GZVA",
-        Instruction,
-        "stores; tags there are none (HCR_EL2.ATA = 0)",
-    ),
-    one([1, 3, 7, 5, 1], "IC IVAU", Instruction, "by address, which stage 2 translates"),
-    many(
-        [1, 3, 7],
-        (10, 14),
-        (1, 1),
-        "DC CVAC to CIVAC",
-        Instruction,
-        "by address, which stage 2 translates",
-    ),
+    many([1, 3, 7], (4, 4), (3, 4), "DC GVA, DC GZVA", Instruction, "stores; HCR_EL2.ATA hides tags"),
+    one([1, 3, 7, 5, 1], "IC IVAU", Instruction, ADDRESS),
+    many([1, 3, 7], (10, 14), (1, 1), "DC CVAC to CIVAC", Instruction, ADDRESS),
     many([1, 3, 7], (10, 14), (3, 3), "DC CGVAC to CIGVAC", Instruction, "as DC CVAC; tags there are none"),
     many([1, 3, 7], (10, 14), (5, 5), "DC CGDVAC to CIGDVAC", Instruction, "as DC CVAC; tags there are none"),
     many([1, 0, 8], (1, 7), (0, 7), "TLBI of EL1 and EL0", Instruction, "of its own VMID alone"),

@@ -93,10 +93,7 @@ fn rounds(mask: u64) -> Verdict {
         while clock::now() < end {
             let (now, bits) = (word.load(Ordering::Acquire), entry.load(Ordering::Acquire));
             ensure!(now == 0, "round {round}, {form:?}: written to after the flush");
-            ensure!(
-                bits & (ACCESSED | DIRTY) == 0,
-                "round {round}, {form:?}: entry {bits:#x} after the flush"
-            );
+            ensure!(bits & (ACCESSED | DIRTY) == 0, "round {round}, {form:?}: {bits:#x} after the flush");
         }
     }
     ensure!(written > ROUNDS / 4, "only in {written} of {ROUNDS} rounds the page was written to");

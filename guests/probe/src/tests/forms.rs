@@ -63,10 +63,8 @@ impl Form {
 
     /// Whether processors are a VP set rather than a mask.
     fn is_ex(&self) -> bool {
-        matches!(
-            self.code,
-            CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE_EX | CallCode::FLUSH_VIRTUAL_ADDRESS_LIST_EX
-        )
+        let ex = [CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE_EX, CallCode::FLUSH_VIRTUAL_ADDRESS_LIST_EX];
+        ex.contains(&self.code)
     }
 
     /// One of each call: in memory, for named processors, with plain elements.

@@ -124,10 +124,7 @@ impl Attempt {
                 _ => before ^ after,
             };
             let word = self.control.into_bits();
-            ensure!(
-                changed == 0,
-                "call {number}, {word:#x}: register {index} is {after:#x}, not {before:#x}"
-            );
+            ensure!(changed == 0, "call {number}, {word:#x}: R{index} is {after:#x}, not {before:#x}");
         }
         let result = outcome.map(|()| HvResult::from_bits(after[RAX]));
         let (word, at) = (self.control.into_bits(), self.input);

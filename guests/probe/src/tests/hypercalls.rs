@@ -168,12 +168,8 @@ pub(super) fn flush_idle() -> Verdict {
     for _ in 0..100 {
         expect_success("space", call_with(space(), &[0, ALL_SPACES, mask]), 0)?;
         expect_success("list", call_with(list(2), &[0, ALL_SPACES, mask, 0x1000, 0x20_0fff]), 2)?;
-        expect_success("space, ex", call_with(space_ex(1), &[0, ALL_SPACES, 0, 1, mask]), 0)?;
-        expect_success(
-            "list, ex",
-            call_with(list_ex(1, 2), &[0, ALL_SPACES, 0, 1, mask, 0x1000, 0x20_0fff]),
-            2,
-        )?;
+        expect_success("space ex", call_with(space_ex(1), &[0, ALL_SPACES, 0, 1, mask]), 0)?;
+        expect_success("ex", call_with(list_ex(1, 2), &[0, ALL_SPACES, 0, 1, mask, 0x1000, 0x20_0fff]), 2)?;
     }
     expect_success("set of all", call_with(space_ex(0), &[0, ALL_SPACES, 1, 0]), 0)
 }

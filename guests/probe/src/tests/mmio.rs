@@ -172,11 +172,7 @@ pub(super) fn mmio_arithmetic() -> Verdict {
                 let rax = if rdx & 1 == 0 { value | 5 << 32 } else { rdx };
                 let left = REGISTER.compare(case, value, rax, rdx)?;
                 let (expected, now) = (value & !WRITABLE | left & WRITABLE, u64::from(read(IOWIN)));
-                ensure!(
-                    now == expected,
-                    "{}, {value:#x}, {rdx:#x}: {now:#x} instead of {expected:#x}",
-                    case.name
-                );
+                ensure!(now == expected, "{}, {value:#x}, {rdx:#x}: {now:#x}, not {expected:#x}", case.name);
             }
         }
     }
@@ -336,11 +332,7 @@ pub(super) fn mmio_edges() -> Verdict {
     let result = (LOAD.run)(edge - 4, &mut after);
     ensure!(result.is_ok() && after.rdx == 0x22_0707_0707, "a load across the edge: {:#x}", after.rdx);
     let result = (LOAD.run)(edge - 3, &mut after);
-    ensure!(
-        result.is_ok() && after.rdx == !0 << 24 | 0x07_0707,
-        "a load of three bytes and five: {:#x}",
-        after.rdx
-    );
+    ensure!(result.is_ok() && after.rdx == !0 << 24 | 0x07_0707, "a load of 3 bytes and 5: {:#x}", after.rdx);
     let result = (STORE.run)(edge - 4, &mut state.clone());
     let (selected, last) = (read(IOAPIC), MEMORY.words()[511].load(Ordering::SeqCst));
     ensure!(result.is_ok() && selected == 0x44, "a store across the edge selects {selected:#x}");

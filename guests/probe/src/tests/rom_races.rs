@@ -186,10 +186,7 @@ fn change(changes: u64, readers: u32, look: Look, next: fn(u64) -> u64) -> Verdi
         if number % CHANGES_PER_WAIT == 0 {
             let before: [u64; PROCESSORS] = core::array::from_fn(|id| LOOKS[id].answers());
             let all_look = || (1..=readers as usize).all(|id| LOOKS[id].answers() != before[id]);
-            ensure!(
-                clock::wait_until(PATIENCE_MS, all_look),
-                "nobody looks at the ROM after change {number}"
-            );
+            ensure!(clock::wait_until(PATIENCE_MS, all_look), "nobody looks after change {number}");
         }
     }
     for (id, looks) in LOOKS.iter().take(readers as usize + 1).enumerate() {

@@ -64,7 +64,7 @@ fn share() -> Verdict {
     let is_shared = own.max(other) < passed / 10 * 7;
     ensure!(
         is_shared && (own + other).abs_diff(passed) < slack,
-        "in {passed} units of time they had {own} and {other}"
+        "of {passed} units they had {own} and {other}"
     );
     Ok(())
 }

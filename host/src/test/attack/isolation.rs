@@ -41,7 +41,7 @@ fn attacks(room: &Room<'_>) -> Result<()> {
             TIMEOUT,
             room.directory,
             room.signals,
-            |_| {},
+            |_| (),
         );
         let figures = run.with_context(name)?.of_used_time();
         let missed: Vec<_> = limits(&plan, &figures, None).iter().filter_map(Limit::missed).collect();

@@ -70,7 +70,7 @@ pub(super) fn keeps_until_told(room: &Room<'_>) -> Result<()> {
     vi.told.wait_for([invalidate_device(DEVICE)].into_iter().chain(pages(
         DOMAIN,
         Depth::Tables,
-        0..u64::MAX,
+        0..!0,
         1,
     )))?;
     copy(&vi, 7)?;

@@ -161,11 +161,7 @@ impl Lab<'_> {
             Ok(Flow::Continue)
         })?;
         with_console(&outcome, || {
-            ensure!(
-                left.next().is_none(),
-                "ended by {:?} before the shell had come up often enough",
-                outcome.end
-            );
+            ensure!(left.next().is_none(), "ended by {:?} with too few shells", outcome.end);
             expect_end(&outcome, ExitCode::GuestPowerOff)
         })
     }
@@ -232,10 +228,7 @@ impl Lab<'_> {
             ensure!(pages >= PAGES_MIN, "{pages} pages are too few to tell anything");
             let executed = Phases::read(&counting)?.of(Phase::None)?.of_kind("invlpga");
             let expected = pages + MEASURED;
-            ensure!(
-                executed == expected,
-                "{executed} INVLPGA for {pages} pages, and {MEASURED} at the start"
-            );
+            ensure!(executed == expected, "{executed} INVLPGA for {pages} pages and {MEASURED} before");
             Ok(())
         })
     }

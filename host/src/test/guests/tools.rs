@@ -103,11 +103,7 @@ impl Lab<'_> {
             let said =
                 |event: &str, key: &str| outcome.report(event).map_or(Value::Null, |said| said[key].clone());
             ensure!(said("start", "protocol") == "linux", "the protocol is {}", said("start", "protocol"));
-            ensure!(
-                said("start", "processors") == 2,
-                "{} processors were found",
-                said("start", "processors")
-            );
+            ensure!(said("start", "processors") == 2, "{} processors", said("start", "processors"));
             ensure!(said("end", "failed") == 0, "{} rows fail", said("end", "failed"));
             ensure!(said("end", "passed").as_u64() > Some(0), "no row passes");
             ensure!(outcome.end == End::PowerOff, "the machine ended with {:?}", outcome.end);

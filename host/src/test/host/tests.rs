@@ -81,9 +81,7 @@ fn u50_all_failed_tests_are_named_with_their_messages() {
         assert!(shown.contains(&message), "{name}: {shown}");
     }
     assert!(shown.contains("FAILED crashes::early\n") && shown.contains("SIGABRT"), "{shown}");
-    assert!(
-        !["printed before", "core::panicking", "note: ", " ... ok"].iter().any(|part| shown.contains(part))
-    );
+    assert!(!["printed before", "core::panicking", "note: ", " ... ok"].iter().any(|it| shown.contains(it)));
 }
 
 /// What is shown of a step of tests that runs this script in cargo's place.

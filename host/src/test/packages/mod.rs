@@ -163,7 +163,7 @@ fn work_outside(_: &Room<'_>) -> Result<()> {
             let packed = packed.with_context(|| format!("{} is packed without {licence}", package.name))?;
             ensure!(
                 packed == fs::read(workspace::root().join(licence))?,
-                "{licence} in {} is another one",
+                "{licence} in {} differs",
                 package.name
             );
         }

@@ -84,9 +84,8 @@ pub(super) const DIRTY: &str = "load: dirty: ";
 
 /// A bare guest, which takes commands from its console. `keys` are more lines of its table.
 pub(super) fn bare(name: &str, vcpus: u32, memory: &str, keys: &str) -> String {
-    format!(
-        "\n[[guest]]\nname = \"{name}\"\nprogram = \"load\"\nvcpus = {vcpus}\nmemory = \"{memory}\"\n{keys}\n"
-    )
+    let size = format!("vcpus = {vcpus}\nmemory = \"{memory}\"");
+    format!("\n[[guest]]\nname = \"{name}\"\nprogram = \"load\"\n{size}\n{keys}\n")
 }
 
 /// The same, which stores to its memory all the time. `base` is where RAM begins.

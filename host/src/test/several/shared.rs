@@ -23,14 +23,9 @@ pub(super) fn share_memory(room: &Room<'_>) -> Result<()> {
         for life in 0..LIVES {
             stage.start("two")?;
             stage.until_shown("two", READY, 0)?;
-            for name in ["one", "two"] {
-                // So that it listens.
-                does(
-                    stage,
-                    name,
-                    &format!("rung={VECTOR},0"),
-                    if name == "one" { life * ROUNDS } else { 0 },
-                )?;
+            // So that they listen.
+            for (name, count) in [("one", life * ROUNDS), ("two", 0)] {
+                does(stage, name, &format!("rung={VECTOR},0"), count)?;
             }
             for round in 1..=ROUNDS {
                 exchange(stage, life, round).with_context(|| format!("life {life}, round {round}"))?;

@@ -36,6 +36,8 @@ pub(super) struct Sequence {
 const FEW: u64 = 100;
 const MANY: u64 = 2048;
 
+const FOREIGN: &str = "check --arch aarch64 --on quell --defect ring3";
+
 /// Between the two. Instructions that are counted take no time, so no cost could be measured.
 const LIMIT: &[&str] = &["flush_pages=200"];
 
@@ -129,13 +131,8 @@ pub(super) const ROWS: [Case; 18] = on_max([
     stock("a4_nothing_stale_while_generations_roll_over", (4, 2), STALE, Expect::NothingStale)
         .about("other machines constantly take VMIDs, of which there are three")
         .with(&["vmid_bits=2", "vmid_churn=3"]),
-    tool(
-        "arm_foreign_defect_is_refused",
-        "check --arch aarch64 --on quell --defect ring3",
-        1,
-        "architecture",
-    )
-    .about("the hypervisor for Arm refuses a defect of flush hypercalls"),
+    tool("arm_foreign_defect_is_refused", FOREIGN, 1, "architecture")
+        .about("the hypervisor for Arm refuses a defect of flush hypercalls"),
 ]);
 
 /// Memory of the guest itself.

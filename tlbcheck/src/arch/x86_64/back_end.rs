@@ -192,11 +192,7 @@ impl BackEnd {
         let outcome =
             x86_64::instructions::interrupts::without_interrupts(|| self.carry_out(scope, by_hypercall))?;
         let ShootdownOutcome { targets, direct, .. } = outcome;
-        ensure!(
-            targets as usize == others.len(),
-            "{targets} processors were asked instead of {}",
-            others.len()
-        );
+        ensure!(targets as usize == others.len(), "{targets} were asked instead of {}", others.len());
         let by_call = if self == Self::Hypercall { targets } else { 0 };
         ensure!(direct == by_call, "{direct} processors were flushed by hypercall, not {by_call}");
         Ok(())

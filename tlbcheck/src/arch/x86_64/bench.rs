@@ -54,14 +54,8 @@ impl Method for BackEnd {
 
 /// Too large for a stack.
 static COLUMNS: Mutex<[Column<BackEnd>; BackEnd::ALL.len()]> = Mutex::new({
-    let [serial, concurrent, inline, by_async, hypercall] = BackEnd::ALL;
-    [
-        Column::new(serial),
-        Column::new(concurrent),
-        Column::new(inline),
-        Column::new(by_async),
-        Column::new(hypercall),
-    ]
+    let [a, b, c, d, e] = BackEnd::ALL;
+    [Column::new(a), Column::new(b), Column::new(c), Column::new(d), Column::new(e)]
 });
 
 pub(in crate::arch) fn run(options: &Options<'_>) -> Totals {

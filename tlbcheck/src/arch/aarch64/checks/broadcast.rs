@@ -41,10 +41,7 @@ fn gone_by(what: What, map: impl Fn(Option<u64>), take: impl Fn(u64)) -> Verdict
 
 fn needs_of(Form(scope, _): Form) -> Verdict {
     let has_outer = machine::get().platform.has_outer;
-    needs!(
-        scope != Scope::Outer || has_outer,
-        "the processor has no TLBI for the outer domain (FEAT_TLBIOS)"
-    );
+    needs!(scope != Scope::Outer || has_outer, "there is no TLBI for the outer domain (FEAT_TLBIOS)");
     Ok(())
 }
 

@@ -70,10 +70,7 @@ pub(super) fn set_by_processor() -> Verdict {
             flush();
             let found = guarded::load(WINDOW);
             ensure!(found == Ok(7), "{found:x?} where the processor sets the flag, round {round}");
-            ensure!(
-                leaf.load(Ordering::Acquire) & ACCESSED != 0,
-                "the flag is clear after a load, round {round}"
-            );
+            ensure!(leaf.load(Ordering::Acquire) & ACCESSED != 0, "clear after a load, round {round}");
         }
         Ok(())
     })
@@ -116,10 +113,7 @@ pub(super) fn clean_is_read_only() -> Verdict {
             flush();
             // SAFETY: as above.
             let cause = unsafe { guarded::store(WINDOW, 8) }.map_err(|fault| fault.cause());
-            ensure!(
-                cause == Err(Cause::Permission(3)),
-                "{cause:x?} at a store to a clean page, round {round}"
-            );
+            ensure!(cause == Err(Cause::Permission(3)), "{cause:x?} at a store to a clean page in {round}");
         }
         Ok(())
     })

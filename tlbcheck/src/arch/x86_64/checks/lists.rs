@@ -47,10 +47,7 @@ pub(super) fn places(kind: Kind, via: Via) -> Verdict {
 /// (H9, H22, H23).
 pub(super) fn spans(element: Element, spans: impl Iterator<Item = Span> + Clone) -> Verdict {
     let offered = machine::flushes()?.interface();
-    needs!(
-        element == Element::Plain || offered.extended_ranges,
-        "CPUID 0x40000003 does not offer extended ranges"
-    );
+    needs!(element == Element::Plain || offered.extended_ranges, "CPUID 0x40000003 has no extended ranges");
     let processor = machine::second()?;
     let vp = machine::vp(processor);
     let Some(Span { watched, .. }) = spans.clone().next() else { return Ok(()) };

@@ -12,11 +12,7 @@ pub(super) fn own() -> Verdict {
         }
         each_form(kind, Via::Memory, machine::vp(0), WINDOW, |flush| {
             let stale = local::takes_by(|| hypercall::flush(flush))?;
-            ensure!(
-                stale == 0,
-                "the caller sees the old page in {stale} rounds, {kind:?} of {:x?}",
-                flush.targets
-            );
+            ensure!(stale == 0, "the old page in {stale} rounds, {kind:?} of {:x?}", flush.targets);
             Ok(())
         })?;
     }

@@ -12,11 +12,7 @@ pub(super) fn indices() -> Verdict {
     let processors = machine::get().processors;
     for number in 0..processors {
         let earlier = (0..number).find(|other| machine::vp(*other) == machine::vp(number));
-        ensure!(
-            earlier.is_none(),
-            "processors {number} and {earlier:?} have VP index {}",
-            machine::vp(number)
-        );
+        ensure!(earlier.is_none(), "{number} and {earlier:?} have VP index {}", machine::vp(number));
     }
     let before = rdmsr(msr::VP_INDEX);
     machine::read_vp_indices()?;

@@ -23,11 +23,7 @@ fn read_halt_read(_: usize) {
 
 /// Replaces the page of a processor that halts, calls `flush`, and wakes it; returns what it then
 /// sees.
-fn while_halted(
-    processor: usize,
-    round: u64,
-    flush: impl FnOnce() -> Verdict,
-) -> Result<u64, tlbcheck::report::Stop> {
+fn while_halted(processor: usize, round: u64, flush: impl FnOnce() -> Verdict) -> Result<u64, Stop> {
     HALTS.store(false, Ordering::Release);
     AWAKE.store(false, Ordering::Release);
     replace(WINDOW, 2 * round, false);
@@ -90,12 +86,7 @@ pub(super) fn halted_sees() -> Verdict {
     each_of_all(processor, |flush| {
         round += 1;
         let seen = while_halted(processor, round, || hypercall::flush(flush))?;
-        ensure!(
-            seen == 2 * round + 1,
-            "{:?}: it sees the page of round {seen}, not {}",
-            flush.kind,
-            2 * round + 1
-        );
+        ensure!(seen == 2 * round + 1, "{:?}: it sees round {seen}, not {}", flush.kind, 2 * round + 1);
         Ok(())
     })
 }

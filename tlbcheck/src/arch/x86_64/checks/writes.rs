@@ -123,11 +123,7 @@ fn wait_for_turns(turns: u64, meanwhile: &mut dyn FnMut() -> bool) -> Verdict {
 ///
 /// After the flush the writer makes a whole turn: a translation that it still has is used then,
 /// however long that takes.
-fn round(
-    random: &mut Random,
-    looks: Looks,
-    flush: &dyn Fn() -> Verdict,
-) -> Result<bool, tlbcheck::report::Stop> {
+fn round(random: &mut Random, looks: Looks, flush: &dyn Fn() -> Verdict) -> Result<bool, Stop> {
     let (entry, word) = (window::leaf(WINDOW), &PAGE.words()[0]);
     word.store(0, Ordering::SeqCst);
     entry.store(PAGE.address() | RIGHTS, Ordering::SeqCst);
