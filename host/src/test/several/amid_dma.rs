@@ -1,6 +1,5 @@
 //! A guest is reset in all ways while its disk reads into its memory, or beyond it.
 
-use super::misuse::command;
 use super::stage::Ended;
 use super::*;
 use std::ops::Range;
@@ -72,13 +71,13 @@ pub(super) fn reset_amid_failing_dma(room: &Room<'_>) -> Result<()> {
 }
 
 fn play(room: &Room<'_>, kind: &str, reads: &Reads) -> Result<Ended> {
-    fs::write(room.directory.join("disk.img"), vec![0xa5; DISK]).context("cannot write a disk")?;
+    room.disk("disk.img", &[0xa5; DISK])?;
     let keys = format!("{MANUAL}\nreset = \"reboot\"\n{kind} = [\"disk.img\"]");
     let beside = bare("beside", 1, "32M", "");
     let text = format!("[machine]\ncpus = 2\n{}{beside}", bare("reader", 1, "32M", &keys));
     let file = room.write(&text)?;
     let slow = format!("drive.disk8.throttling.iops-total={COMMANDS_PER_SECOND}");
-    let mut stage = room.play_with(&file, TIMEOUT, &["-set", &slow], |stage| {
+    let mut stage = room.play_file(&file, TIMEOUT, &["-set", &slow], |stage| {
         stage.start("reader")?;
         let mut from = stage.until_shown("reader", READY, 0)?;
         let ways = if room.platform.arch() == Arch::X86_64 { &WAYS[..] } else { &WAYS[..ANYWHERE] };
@@ -87,18 +86,15 @@ fn play(room: &Room<'_>, kind: &str, reads: &Reads) -> Result<Ended> {
             from = one(stage, way, reads, from).with_context(|| format!("round {round}: {way:?}"))?;
         }
         // The controller alone, by its own register.
-        from = command(stage, "reader", &format!("{},1", Reads::fly(&reads.before)), from)?;
-        from = command(stage, "reader", &on("clear", &reads.before), from)?;
-        from = command(stage, "reader", &on("clear", &reads.after), from)?;
+        from = stage.command("reader", &format!("{},1", Reads::fly(&reads.before)), from)?;
+        from = stage.command("reader", &on("clear", &reads.before), from)?;
+        from = stage.command("reader", &on("clear", &reads.after), from)?;
         from = reads.wait(stage, from)?;
-        command(stage, "reader", &on("zero", &reads.before), from)?;
+        stage.command("reader", &on("zero", &reads.before), from)?;
         Ok(())
     })?;
-    stage.ask(&Request::Destroy { guest: named("reader")? })?;
-    stage.type_end("beside", "poweroff\n")?;
-    let ended = stage.finish()?;
-    ended.ended_by(ExitCode::GuestPowerOff)?;
-    Ok(ended)
+    stage.destroy("reader")?;
+    stage.end("beside", "poweroff\n")
 }
 
 /// A command about a range.
@@ -108,7 +104,7 @@ fn on(what: &str, range: &Range<u64>) -> String {
 
 /// The guest is reset amid DMA, and looks what its memory has.
 fn one(stage: &mut Stage<'_>, way: Way, reads: &Reads, from: usize) -> Result<usize> {
-    let from = command(stage, "reader", &Reads::fly(&reads.before), from)?;
+    let from = stage.command("reader", &Reads::fly(&reads.before), from)?;
     let guest = named("reader")?;
     let from = match way {
         Way::Itself => {
@@ -137,9 +133,9 @@ fn one(stage: &mut Stage<'_>, way: Way, reads: &Reads, from: usize) -> Result<us
     };
     let from = stage.until_shown("reader", READY, from)?;
     let zero = on("zero", &reads.before);
-    let from = command(stage, "reader", &zero, from)?;
+    let from = stage.command("reader", &zero, from)?;
     let from = reads.wait(stage, from)?;
-    command(stage, "reader", &zero, from)
+    stage.command("reader", &zero, from)
 }
 
 impl Reads {
@@ -149,7 +145,7 @@ impl Reads {
 
     /// The disk reads elsewhere, and all of that comes.
     fn wait(&self, stage: &mut Stage<'_>, from: usize) -> Result<usize> {
-        let mut from = command(stage, "reader", &Self::fly(&self.after), from)?;
+        let mut from = stage.command("reader", &Self::fly(&self.after), from)?;
         let last = self.after.end - 8;
         let look = format!("zero={last:#x},8");
         let is_zero = format!("load: done: {look} ");

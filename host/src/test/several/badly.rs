@@ -42,8 +42,8 @@ start = "manual"
 pub(super) fn end_badly(room: &Room<'_>) -> Result<()> {
     let (arch, base) = (room.platform.arch(), room.platform.arch().ram_base());
     let off = bare("off", 1, "32M", &format!("cmdline = \"poweroff\"\n{MANUAL}"));
-    let file = room.write(&format!("{}{off}{SUBJECTS}", storing(base, "beside", "")))?;
-    let mut stage = room.play(&file, TIMEOUT, |stage| {
+    let text = format!("{}{off}{SUBJECTS}", storing(base, "beside", ""));
+    let mut stage = room.play(&text, TIMEOUT, |stage| {
         goes_on(stage)?;
         ends(stage, "off", GuestState::Off, ExitCode::GuestPowerOff)?;
         ends(stage, "resets", GuestState::Off, ExitCode::GuestReset)?;
@@ -89,7 +89,7 @@ fn faults(stage: &mut Stage<'_>, arch: Arch) -> Result<()> {
                 Ok(stage.guest("faults")?.filter(|guest| guest.used_ticks != 0))
             })?;
             goes_on(stage)?;
-            stage.ask(&Request::Destroy { guest: named("faults")? })?;
+            stage.destroy("faults")?;
             goes_on(stage)
         }
     }
@@ -101,7 +101,7 @@ fn is_destroyed_while_it_boots(stage: &mut Stage<'_>) -> Result<()> {
     stage.start("panics")?;
     stage.until_shown("panics", "Linux version", 0)?;
     stage.until_it_is("panics", GuestState::Running)?;
-    stage.ask(&Request::Destroy { guest: named("panics")? })?;
+    stage.destroy("panics")?;
     ensure!(stage.guest("panics")?.is_none(), "a destroyed guest is still there");
     stage.has_memory(&before)?;
     goes_on(stage)
@@ -111,9 +111,8 @@ fn is_destroyed_while_it_boots(stage: &mut Stage<'_>) -> Result<()> {
 fn without_tables(room: &Room<'_>, base: u64) -> Result<()> {
     let touch = format!("cmdline = \"touch={:#x},64M,2M\"\n{MANUAL}", base + (64 << 20));
     let guests = [storing(base, "beside", ""), bare("greedy", 1, "128M", &touch)];
-    let file = room.write(&guests.concat())?;
     let switches = Switches { nested_page: NestedPage::Small, tables: Some(TABLES), ..room.switches };
-    let mut stage = Room { switches, ..*room }.play(&file, TIMEOUT, |stage| {
+    let mut stage = Room { switches, ..*room }.play(&guests.concat(), TIMEOUT, |stage| {
         goes_on(stage)?;
         ends(stage, "greedy", GuestState::Failed, ExitCode::GuestOutOfTables)
     })?;

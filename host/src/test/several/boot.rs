@@ -35,8 +35,8 @@ pub(super) fn few(room: &Room<'_>) -> Result<()> {
             command(name)
         )
     };
-    let file = room.write(&guests.iter().map(table).collect::<String>())?;
-    let stage = room.play(&file, TIMEOUT, |_| Ok(()))?;
+    let text: String = guests.iter().map(table).collect();
+    let stage = room.play(&text, TIMEOUT, |_| Ok(()))?;
     let ended = stage.finish()?;
     ended.ended_by(ExitCode::GuestPowerOff)?;
     check_marks(&ended, &guests)
@@ -57,7 +57,7 @@ fn example(room: &Room<'_>, name: &str, limit: Duration) -> Result<()> {
     let file = room.read(&path)?;
     let guests: Vec<Known> =
         file.guests.iter().map(|guest| (guest.name().to_string(), guest.config.vcpus)).collect();
-    let stage = room.play(&path, limit, |stage| {
+    let stage = room.play_file(&path, limit, &[], |stage| {
         for (name, _) in &guests {
             let from = stage.until_shown(name, SHELL, 0)?;
             stage.until_shown(name, PROMPT, from)?;

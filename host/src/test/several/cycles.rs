@@ -13,26 +13,23 @@ pub(super) fn come_and_go(room: &Room<'_>) -> Result<()> {
     let cycles = if room.is_long { CYCLES_LONG } else { CYCLES };
     let limit = TIMEOUT + TIMEOUT_CYCLE * cycles;
     let base = room.platform.arch().ram_base();
-    let file = room.write(&[storing(base, "beside", ""), bare("subject", 2, "32M", MANUAL)].concat())?;
-    let mut stage = room.play(&file, limit, |stage| {
+    let text = storing(base, "beside", "") + &bare("subject", 2, "32M", MANUAL);
+    let stage = room.play(&text, limit, |stage| {
         stage.until_shown("beside", DIRTY, 0)?;
         let (before, used) = (stage.memory()?, stage.used("beside")?);
         for number in 1..=cycles {
             cycle(stage, &before).with_context(|| format!("cycle {number} of {cycles}"))?;
         }
         stage.until_it_had_more("beside", used)?;
-        let from = stage.length("beside")?;
-        stage.until_shown("beside", DIRTY, from).map(drop)
+        stage.goes_on("beside", DIRTY, 1)
     })?;
-    stage.type_end("beside", "qpoweroff\n")?;
-    stage.finish()?.ended_by(ExitCode::GuestPowerOff)
+    stage.end("beside", "qpoweroff\n").map(drop)
 }
 
 /// A guest is created, starts, shows that it runs, and is destroyed. Nothing is missing afterwards.
 fn cycle(stage: &mut Stage<'_>, before: &Memory) -> Result<()> {
-    let guest = named("subject")?;
     stage.start("subject")?;
     stage.until_shown("subject", READY, 0)?;
-    stage.ask(&Request::Destroy { guest })?;
+    stage.destroy("subject")?;
     stage.has_memory(before)
 }

@@ -13,7 +13,7 @@ const MANY: [u32; 2] = [8, 5];
 /// afterwards, nobody else gets the disk before, and a guest with a disk of its own goes on.
 pub(super) fn come_and_go(room: &Room<'_>) -> Result<()> {
     for name in ["writer.img", "beside.img"] {
-        fs::write(room.directory.join(name), vec![0; DISK]).context("cannot write a disk")?;
+        room.disk(name, &vec![0; DISK])?;
     }
     // The first place on the bus for devices of guests is the writer's.
     let text = format!(
@@ -27,30 +27,26 @@ pub(super) fn come_and_go(room: &Room<'_>) -> Result<()> {
          {}disks = [\"beside.img\"]\n",
         BESIDE.trim_start()
     );
-    let file = room.write(&text)?;
-    let thief = Name::parse("thief").context("a name")?;
-    let writer = Name::parse("writer").context("a name")?;
-    let mut stage = room.play(&file, LIMIT, |stage| {
+    let create_thief = Request::Create { guest: named("thief")? };
+    let stage = room.play(&text, LIMIT, |stage| {
         stage.until_shown("beside", "tick", 0)?;
         let mut before = None;
         for _ in 0..CYCLES {
             stage.start("writer")?;
             let from = stage.until_shown("writer", "written", 0)?;
             stage.until_shown("writer", "written", from)?;
-            stage.refused(&Request::Create { guest: thief }, "another guest owns 00:08.0")?;
-            stage.ask(&Request::Destroy { guest: writer })?;
+            stage.refused(&create_thief, "another guest owns 00:08.0")?;
+            stage.destroy("writer")?;
             // The first time, the list of vectors gets its length.
             let now = stage.memory()?;
             stage.has_memory(before.get_or_insert(now))?;
         }
         // The disk is free now.
-        stage.ask(&Request::Create { guest: thief })?;
-        stage.ask(&Request::Destroy { guest: thief })?;
-        let from = stage.length("beside")?;
-        stage.until_shown("beside", "tick", from).map(drop)
+        stage.ask(&create_thief)?;
+        stage.destroy("thief")?;
+        stage.goes_on("beside", "tick", 1)
     })?;
-    stage.type_end("beside", "\n")?;
-    stage.finish()?.ended_by(ExitCode::GuestPowerOff)
+    stage.end("beside", "\n").map(drop)
 }
 
 /// Thirteen disks are the first number for which the bus had to give the place of the machine's I/O
@@ -59,7 +55,7 @@ pub(super) fn own_many(room: &Room<'_>) -> Result<()> {
     let disks = |from: u32, count: u32| -> Result<String> {
         let names: Vec<_> = (from..from + count).map(|number| format!("disk{number}.img")).collect();
         for name in &names {
-            fs::write(room.directory.join(name), name.repeat(1 << 12)).context("cannot write a disk")?;
+            room.disk(name, name.repeat(1 << 12).as_bytes())?;
         }
         Ok(format!("disks = {names:?}"))
     };
@@ -72,8 +68,7 @@ pub(super) fn own_many(room: &Room<'_>) -> Result<()> {
         bare("first", 1, "64M", &disks(1, first)?),
         disks(first + 1, second)?
     );
-    let file = room.write(&text)?;
-    let mut stage = room.play(&file, LIMIT, |stage| {
+    let mut stage = room.play(&text, LIMIT, |stage| {
         stage.start("second")?;
         let mut from = 0;
         for _ in 0..CYCLES {
@@ -82,7 +77,6 @@ pub(super) fn own_many(room: &Room<'_>) -> Result<()> {
         }
         Ok(())
     })?;
-    stage.ask(&Request::Destroy { guest: named("second")? })?;
-    stage.type_end("first", "poweroff\n")?;
-    stage.finish()?.ended_by(ExitCode::GuestPowerOff)
+    stage.destroy("second")?;
+    stage.end("first", "poweroff\n").map(drop)
 }

@@ -8,10 +8,10 @@ const TIMEOUT: Duration = Duration::from_secs(240);
 const TICKS: u32 = 10;
 
 pub(super) fn life(room: &Room<'_>) -> Result<()> {
-    let file = room.write(&format!("{BESIDE}{}", bare("subject", 2, "64M", MANUAL)))?;
     let base = room.platform.arch().ram_base();
-    let mut stage = room.play(&file, TIMEOUT, |stage| {
-        goes_on(stage)?;
+    let text = format!("{BESIDE}{}", bare("subject", 2, "64M", MANUAL));
+    let stage = room.play(&text, TIMEOUT, |stage| {
+        stage.goes_on("beside", "tick", TICKS)?;
         let before = stage.memory()?;
         refusals(stage)?;
         starts(stage, &before)?;
@@ -19,21 +19,10 @@ pub(super) fn life(room: &Room<'_>) -> Result<()> {
         restarts(stage)?;
         goes(stage, &before)?;
         from_every_state(stage, &before)?;
-        goes_on(stage)
+        stage.goes_on("beside", "tick", TICKS)
     })?;
-    stage.type_end("beside", "\n")?;
-    let ended = stage.finish()?;
-    ended.ended_by(ExitCode::GuestPowerOff)?;
+    let ended = stage.end("beside", "\n")?;
     ensure!(ended.shown("beside").contains("good bye"), "the guest beside it did not come to its end");
-    Ok(())
-}
-
-/// The guest beside it shows more.
-fn goes_on(stage: &mut Stage<'_>) -> Result<()> {
-    let mut from = stage.length("beside")?;
-    for _ in 0..TICKS {
-        from = stage.until_shown("beside", "tick", from)?;
-    }
     Ok(())
 }
 
@@ -82,7 +71,7 @@ fn stops_while_paused(stage: &mut Stage<'_>, base: u64) -> Result<()> {
     stage.ask(&Request::Pause { guest })?;
     stage.until_it_is("subject", GuestState::Paused)?;
     let (shown, used, other) = (stage.length("subject")?, stage.used("subject")?, stage.used("beside")?);
-    goes_on(stage)?;
+    stage.goes_on("beside", "tick", TICKS)?;
     let (shown_later, used_later) = (stage.length("subject")?, stage.used("subject")?);
     ensure!(shown_later == shown, "a paused guest has shown {} bytes", shown_later - shown);
     ensure!(used_later == used, "a paused guest has had a CPU for {} ticks", used_later - used);

@@ -25,18 +25,17 @@ pub(super) fn is_seen_to_be_handed_on(room: &Room<'_>) -> Result<()> {
 fn finds_zeros(room: &Room<'_>) -> Result<bool> {
     // The machine has memory for both, and the second one takes the first that is free.
     let [former, next] = ["former", "next"].map(|name| bare(name, 1, "64M", MANUAL));
-    let file = room.write(&[former, next, bare("beside", 1, "32M", "")].concat())?;
+    let text = [former, next, bare("beside", 1, "32M", "")].concat();
     let start = room.platform.arch().ram_base() + OFFSET;
     let (zero, touch) = (format!("zero={start:#x},{LENGTH}"), format!("touch={start:#x},{LENGTH},4K"));
     let mut found = None;
-    let mut stage = room.play(&file, TIMEOUT, |stage| {
+    let stage = room.play(&text, TIMEOUT, |stage| {
         stage.until_shown("beside", READY, 0)?;
         for name in ["former", "next"] {
             stage.start(name)?;
             let mut from = stage.until_shown(name, READY, 0)?;
             if name == "former" {
-                stage.type_text(name, &format!("{touch}\n"))?;
-                from = stage.until_shown(name, &format!("done: {touch} "), from)?;
+                from = stage.command(name, &touch, from)?;
             }
             stage.type_text(name, &format!("{zero}\n"))?;
             // Both ends of a command name it.
@@ -47,11 +46,10 @@ fn finds_zeros(room: &Room<'_>) -> Result<bool> {
                 Ok((done || error).then_some(done))
             })?);
             ensure!(name == "next" || found == Some(false), "a guest does not see what it wrote");
-            stage.ask(&Request::Destroy { guest: named(name)? })?;
+            stage.destroy(name)?;
         }
         Ok(())
     })?;
-    stage.type_end("beside", "poweroff\n")?;
-    stage.finish()?.ended_by(ExitCode::GuestPowerOff)?;
+    stage.end("beside", "poweroff\n")?;
     Ok(found == Some(true))
 }

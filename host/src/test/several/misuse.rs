@@ -58,20 +58,19 @@ fn command_line() -> String {
 /// The bad guest lives twice, with other numbers. Each time the hypervisor has all memory back.
 pub(super) fn misuse(room: &Room<'_>) -> Result<()> {
     let filling: Vec<u8> = FILLING.iter().copied().cycle().take(DISK).collect();
-    fs::write(room.directory.join("careful.img"), &filling).context("cannot write a disk")?;
-    fs::write(room.directory.join("bad.img"), vec![0xa5; DISK]).context("cannot write a disk")?;
+    room.disk("careful.img", &filling)?;
+    room.disk("bad.img", &[0xa5; DISK])?;
     let keys = format!("{MANUAL}\nreset = \"reboot\"\ndisks = [\"bad.img\"]\nnet = \"user\"");
     let careful = CAREFUL.replace("{COMMAND}", &command_line());
     let text = format!("[machine]\ncpus = 2\n{careful}{}", bare("bad", 2, "64M", &keys));
-    let file = room.write(&text)?;
     let limit = if room.is_long { TIMEOUT_LONG } else { TIMEOUT };
-    let mut stage = room.play(&file, limit, |stage| {
+    let stage = room.play(&text, limit, |stage| {
         stage.until_shown("careful", "tick", 0)?;
         let mut before: Option<Memory> = None;
         for life in 0..LIVES {
             stage.start("bad")?;
             live(stage, SEED + life, room.is_long)?;
-            stage.ask(&Request::Destroy { guest: named("bad")? })?;
+            stage.destroy("bad")?;
             // The first time, the list of vectors gets its length.
             let now = stage.memory()?;
             stage.has_memory(before.get_or_insert(now))?;
@@ -79,9 +78,7 @@ pub(super) fn misuse(room: &Room<'_>) -> Result<()> {
         }
         Ok(())
     })?;
-    stage.type_end("careful", "\n")?;
-    let ended = stage.finish()?;
-    ended.ended_by(ExitCode::GuestPowerOff)?;
+    let ended = stage.end("careful", "\n")?;
     ensure!(ended.shown("careful").contains("good bye"), "the other guest did not come to its end");
     let written = fs::read(room.directory.join("careful.img")).context("cannot read the disk")?;
     ensure!(written[..6] == *b"round ", "what the other guest wrote to its disk is not there");
@@ -98,7 +95,7 @@ fn live(stage: &mut Stage<'_>, seed: u64, is_long: bool) -> Result<()> {
     for (name, count) in
         [("config", config), ("bars", count), ("messages", count), ("registers", count), ("config", count)]
     {
-        from = command(stage, "bad", &format!("{name}={seed:#x},{count}"), from)?;
+        from = stage.command("bad", &format!("{name}={seed:#x},{count}"), from)?;
         goes_on(stage)?;
         from = reset(stage, false, from)?;
         from = works(stage, from)?;
@@ -114,32 +111,17 @@ fn reset(stage: &mut Stage<'_>, by_fault: bool, from: usize) -> Result<usize> {
     stage.until_shown("bad", READY, from)
 }
 
-/// Types a command to a bare guest, which has to succeed.
-pub(super) fn command(stage: &mut Stage<'_>, name: &str, command: &str, from: usize) -> Result<usize> {
-    stage.type_text(name, &format!("{command}\n"))?;
-    let done = format!("load: done: {command} ");
-    stage.until(&format!("{name} shows '{done}'"), |stage| {
-        for wrong in ["load: error: ", "load: panic: "] {
-            ensure!(!stage.has_shown(name, wrong, from)?, "'{command}' fails");
-        }
-        stage.find(name, &done, from)
-    })
-}
-
 /// The bad guest's disk works.
 fn works(stage: &mut Stage<'_>, from: usize) -> Result<usize> {
-    let from = command(stage, "bad", &format!("zero={ANSWER:#x},4096"), from)?;
-    let from = command(stage, "bad", &format!("identify={ANSWER:#x}"), from)?;
+    let from = stage.command("bad", &format!("zero={ANSWER:#x},4096"), from)?;
+    let from = stage.command("bad", &format!("identify={ANSWER:#x}"), from)?;
     stage.type_text("bad", &format!("zero={ANSWER:#x},4096\n"))?;
     stage.until_shown("bad", &format!("load: error: 'zero={ANSWER:#x},4096'"), from)
 }
 
 /// The other guest goes on, and finds everything as it was.
 fn goes_on(stage: &mut Stage<'_>) -> Result<()> {
-    let mut from = stage.length("careful")?;
-    for _ in 0..TICKS {
-        from = stage.until_shown("careful", "tick", from)?;
-    }
+    stage.goes_on("careful", "tick", TICKS)?;
     ensure!(!stage.has_shown("careful", "CHANGED", 0)?, "the other guest finds something changed");
     Ok(())
 }

@@ -66,12 +66,10 @@ fn machine(room: &Room<'_>, seed: u64) -> Result<()> {
     let base = room.platform.arch().ram_base();
     let mut text = format!("[machine]\ncpus = 2\n{}", storing(base, "beside", ""));
     for name in NAMES {
-        fs::write(room.directory.join(format!("{name}.img")), vec![0xa5; DISK])
-            .context("cannot write a disk")?;
+        room.disk(&format!("{name}.img"), &[0xa5; DISK])?;
         text += &guest(&mut random, base, name);
     }
-    let file = room.write(&text)?;
-    let mut stage = room.play(&file, TIMEOUT, |stage| {
+    let stage = room.play(&text, TIMEOUT, |stage| {
         stage.until_shown("beside", DIRTY, 0)?;
         NAMES.into_iter().try_for_each(|name| stage.start(name))?;
         destroy_all(stage)?;
@@ -89,17 +87,15 @@ fn machine(room: &Room<'_>, seed: u64) -> Result<()> {
         }
         destroy_all(stage)?;
         stage.has_memory(&before)?;
-        let from = stage.length("beside")?;
-        stage.until_shown("beside", DIRTY, from).map(drop)
+        stage.goes_on("beside", DIRTY, 1)
     })?;
-    stage.type_end("beside", "qpoweroff\n")?;
-    stage.finish()?.ended_by(ExitCode::GuestPowerOff)
+    stage.end("beside", "qpoweroff\n").map(drop)
 }
 
 fn destroy_all(stage: &mut Stage<'_>) -> Result<()> {
     for name in NAMES {
         if stage.guest(name)?.is_some() {
-            stage.ask(&Request::Destroy { guest: named(name)? })?;
+            stage.destroy(name)?;
         }
     }
     Ok(())

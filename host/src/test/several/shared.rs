@@ -14,8 +14,7 @@ const VECTOR: u64 = 5;
 pub(super) fn share_memory(room: &Room<'_>) -> Result<()> {
     let guests = [bare("one", 1, "32M", ""), bare("two", 1, "32M", MANUAL), bare("other", 1, "32M", "")];
     let region = "\n[[shared]]\nname = \"ring\"\nsize = \"2M\"\nguests = [\"one\", \"two\"]\n";
-    let file = room.write(&(guests.concat() + region))?;
-    let mut stage = room.play(&file, TIMEOUT, |stage| {
+    let mut stage = room.play(&(guests.concat() + region), TIMEOUT, |stage| {
         for name in ["one", "other"] {
             stage.until_shown(name, READY, 0)?;
         }
@@ -36,7 +35,7 @@ pub(super) fn share_memory(room: &Room<'_>) -> Result<()> {
             does(stage, "two", &format!("rung={VECTOR},0"), ROUNDS)?;
             let log = Request::LogStart { slot: 0, way: LogWay::DirtyBits };
             stage.refused(&log, "the guest shares memory")?;
-            stage.ask(&Request::Destroy { guest: named("two")? })?;
+            stage.destroy("two")?;
             // Nobody is there.
             does(stage, "one", &format!("ring=1,{VECTOR}"), 0)?;
             // The first time, what the machine keeps for guests gets its length.
@@ -49,8 +48,7 @@ pub(super) fn share_memory(room: &Room<'_>) -> Result<()> {
         does(stage, "one", &format!("get=8,{}", (LIVES - 1) * 1000 + ROUNDS), 0)
     })?;
     stage.type_text("other", "poweroff\n")?;
-    stage.type_end("one", "poweroff\n")?;
-    stage.finish()?.ended_by(ExitCode::GuestPowerOff)
+    stage.end("one", "poweroff\n").map(drop)
 }
 
 /// A word and a ring in each direction.

@@ -93,9 +93,8 @@ fn sets(room: &Room<'_>) -> Result<()> {
     let base = room.platform.arch().ram_base();
     let keys = ["cpus = \"1\"", "cap = 50", ""];
     let text: String = NAMES.iter().zip(keys).map(|(name, keys)| storing(base, name, keys)).collect();
-    let file = room.write(&text)?;
     let (mut collector, mut migrated) = (None, 0);
-    let stage = Room { other: Some(&hypervisor), ..*room }.play(&file, TIMEOUT, |stage| {
+    let stage = Room { other: Some(&hypervisor), ..*room }.play(&text, TIMEOUT, |stage| {
         collector = Some(stage.collect_trace()?);
         let [pinned, capped, free] = parts(stage, NAMES, SLICES)?;
         let all = format!("pinned {pinned:.3}, capped {capped:.3}, free {free:.3}");
@@ -135,8 +134,8 @@ fn shares(room: &Room<'_>) -> Result<()> {
     let base = room.platform.arch().ram_base();
     let keys = ["cap = 20\nweight = 1000", "weight = 100", "weight = 300"];
     let guests: String = NAMES.iter().zip(keys).map(|(name, keys)| storing(base, name, keys)).collect();
-    let file = room.write(&format!("[machine]\ncpus = 1\n{guests}"))?;
-    let stage = Room { clock: Clock::Instructions, ..*room }.play(&file, TIMEOUT, |stage| {
+    let text = format!("[machine]\ncpus = 1\n{guests}");
+    let stage = Room { clock: Clock::Instructions, ..*room }.play(&text, TIMEOUT, |stage| {
         let [capped, light, heavy] = parts(stage, NAMES, SLICES_COUNTED)?;
         let all = format!("capped {capped:.3}, light {light:.3}, heavy {heavy:.3}");
         ensure!((capped - 0.2).abs() <= TOLERANCE_COUNTED, "a cap of 20 % is not kept: {all}");

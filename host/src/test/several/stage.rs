@@ -44,19 +44,24 @@ impl<'a> Room<'a> {
         MachineFile::read(file, Overrides { arch: Some(self.platform.arch()), cpu, cpus: None })
     }
 
-    /// Starts the guests of a machine file, and does with them what `script` does. `limit` is for
-    /// all of that, in the machine's own time.
+    /// Writes a disk of these bytes.
+    pub(super) fn disk(&self, name: &str, contents: &[u8]) -> Result<()> {
+        fs::write(self.directory.join(name), contents).context("cannot write a disk")
+    }
+
+    /// Starts the guests of a machine file with this text, and does with them what `script` does.
+    /// `limit` is for all of that, in the machine's own time.
     pub(super) fn play(
         &self,
-        file: &Path,
+        text: &str,
         limit: Duration,
         script: impl FnOnce(&mut Stage<'a>) -> Result<()>,
     ) -> Result<Stage<'a>> {
-        self.play_with(file, limit, &[], script)
+        self.play_file(&self.write(text)?, limit, &[], script)
     }
 
-    /// The same with more arguments for QEMU.
-    pub(super) fn play_with(
+    /// The same of a file, with more arguments for QEMU.
+    pub(super) fn play_file(
         &self,
         file: &Path,
         limit: Duration,
@@ -257,6 +262,39 @@ impl Stage<'_> {
         self.ask(&Request::Start { guest }).map(drop)
     }
 
+    pub(super) fn destroy(&mut self, name: &str) -> Result<()> {
+        self.ask(&Request::Destroy { guest: named(name)? }).map(drop)
+    }
+
+    /// Waits until a guest has shown `text` so many times more.
+    pub(super) fn goes_on(&mut self, name: &str, text: &str, times: u32) -> Result<()> {
+        let mut from = self.length(name)?;
+        for _ in 0..times {
+            from = self.until_shown(name, text, from)?;
+        }
+        Ok(())
+    }
+
+    /// Types a command to a bare guest, which has to succeed; returns where its answer ends.
+    pub(super) fn command(&mut self, name: &str, command: &str, from: usize) -> Result<usize> {
+        self.type_text(name, &format!("{command}\n"))?;
+        let done = format!("load: done: {command} ");
+        self.until(&format!("{name} shows '{done}'"), |stage| {
+            for wrong in ["load: error: ", "load: panic: "] {
+                ensure!(!stage.has_shown(name, wrong, from)?, "'{command}' fails");
+            }
+            stage.find(name, &done, from)
+        })
+    }
+
+    /// Types what switches the last guest off, which ends the run.
+    pub(super) fn end(mut self, name: &str, text: &str) -> Result<Ended> {
+        self.type_end(name, text)?;
+        let ended = self.finish()?;
+        ended.ended_by(ExitCode::GuestPowerOff)?;
+        Ok(ended)
+    }
+
     /// Ticks for which a guest's vCPUs have had CPUs so far.
     pub(super) fn used(&mut self, name: &str) -> Result<u64> {
         let guests: Vec<record::Guest> =
@@ -304,7 +342,9 @@ impl Stage<'_> {
         let outcome = machine.run(|_, _| Ok(Flow::Continue))?;
         hung.set(outcome.end == End::TimedOut);
         heard.borrow_mut().read()?;
-        check_log(&fs::read_to_string(log).context("cannot read the hypervisor's log")?)?;
+        // What a guest says when it crashes is in the log, too.
+        let log = fs::read_to_string(log).context("cannot read the hypervisor's log")?;
+        ensure!(!log.contains("quell: panic"), "the hypervisor's log ends with:\n{}", tail(&log));
         Ok(Ended { outcome, heard })
     }
 }
@@ -325,11 +365,4 @@ impl Ended {
 
 pub(super) fn named(name: &str) -> Result<Name> {
     Name::parse(name).with_context(|| format!("'{name}' is no name of a guest"))
-}
-
-/// The hypervisor has found nothing wrong with itself. What a guest says when it crashes is in the
-/// log, too.
-fn check_log(log: &str) -> Result<()> {
-    ensure!(!log.contains("quell: panic"), "the hypervisor's log ends with:\n{}", tail(log));
-    Ok(())
 }

@@ -1,6 +1,5 @@
 //! One guest wants all interrupt vectors.
 
-use super::misuse::command;
 use super::*;
 
 const TIMEOUT: Duration = Duration::from_secs(240);
@@ -15,8 +14,7 @@ const LOOKS: &str = "looked 0 times";
 /// it by interrupts.
 pub(super) fn leave_vectors(room: &Room<'_>) -> Result<()> {
     for number in 0..4 {
-        fs::write(room.directory.join(format!("disk{number}.img")), vec![0; DISK])
-            .context("cannot write a disk")?;
+        room.disk(&format!("disk{number}.img"), &[0; DISK])?;
     }
     let text = format!(
         "[machine]\ncpus = 1\nboot_cpu = \"run\"\n{}\n\
@@ -27,17 +25,15 @@ pub(super) fn leave_vectors(room: &Room<'_>) -> Result<()> {
          echo looked $(dmesg | grep -c 'completion polled') times; while :; do sleep 1; done\"\n",
         bare("hog", 1, "64M", "disks = [\"disk0.img\", \"disk1.img\", \"disk2.img\"]")
     );
-    let file = room.write(&text)?;
-    let mut stage = room.play(&file, TIMEOUT, |stage| {
+    let mut stage = room.play(&text, TIMEOUT, |stage| {
         let from = stage.until_shown("hog", READY, 0)?;
-        command(stage, "hog", "hog", from)?;
+        stage.command("hog", "hog", from)?;
         stage.until_shown("hog", &format!("hog count={MESSAGES} "), from)?;
         stage.start("victim")?;
         stage.until_shown("victim", " times", 0)?;
         ensure!(stage.has_shown("victim", LOOKS, 0)?, "the other guest's disk does not interrupt");
         Ok(())
     })?;
-    stage.ask(&Request::Destroy { guest: named("victim")? })?;
-    stage.type_end("hog", "poweroff\n")?;
-    stage.finish()?.ended_by(ExitCode::GuestPowerOff)
+    stage.destroy("victim")?;
+    stage.end("hog", "poweroff\n").map(drop)
 }
