@@ -43,7 +43,7 @@ fn cells(is_global: bool, used_in: u64) -> impl Iterator<Item = Cell> {
 
 impl Cell {
     fn call(&self, mask: u64) -> Verdict {
-        let result = self.form.flush_with(mask, WINDOW, self.space, self.flags);
+        let result = self.form.flush_with(mask, [WINDOW, self.space, self.flags]);
         ensure!(result == Ok(self.form.success()), "{self:x?}: {result:?}");
         Ok(())
     }

@@ -1,124 +1,67 @@
 //! Every form of every flush hypercall, for one page.
 
 use super::prelude::*;
+use tlbcheck::form::{Element, Flush, Kind, Targets, Via};
+use tlfs::{FlushFlags, PAGE_WORDS};
 
-/// The flag that names all processors, regardless of any other names.
-const ALL_PROCESSORS: u64 = 1;
-/// The flag that gives list elements the extended format.
-const EXTENDED: u64 = 1 << 3;
-/// The bits of such an element for pages of 2 MiB, and of 1 GiB.
-const LARGE: u64 = 1 << 11;
-const HUGE: u64 = 1 << 12;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Element {
-    Plain,
-    Extended4K,
-    Extended2M,
-    Extended1G,
-}
-
-impl Element {
-    const ALL: [Self; 4] = [Self::Plain, Self::Extended4K, Self::Extended2M, Self::Extended1G];
-
-    /// The element for the page at `address`, and the flag for its format.
-    const fn word(self, address: u64) -> (u64, u64) {
-        match self {
-            Self::Plain => (address & !0xfff, 0),
-            Self::Extended4K => (address & !0xfff, EXTENDED),
-            Self::Extended2M => (address & !0x1f_ffff | LARGE, EXTENDED),
-            Self::Extended1G => (address & !0x3fff_ffff | LARGE | HUGE, EXTENDED),
-        }
-    }
-}
-
+/// One form.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Form {
-    code: CallCode,
-    fast: bool,
+    kind: Kind,
+    via: Via,
     /// All processors instead of the named ones.
     all: bool,
-    /// `None` for calls without a list.
-    element: Option<Element>,
+    element: Element,
 }
-
-/// Maximum number of words of a form's input.
-const WORDS: usize = 6;
 
 impl Form {
     pub(super) fn all() -> impl Iterator<Item = Self> + Clone {
-        let spaces = [CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE, CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE_EX];
-        let lists = [CallCode::FLUSH_VIRTUAL_ADDRESS_LIST, CallCode::FLUSH_VIRTUAL_ADDRESS_LIST_EX];
-        let lists = lists.into_iter().flat_map(|code| Element::ALL.map(|element| (code, Some(element))));
-        let kinds = spaces.into_iter().map(|code| (code, None)).chain(lists);
-        kinds.flat_map(|(code, element)| {
-            [(false, false), (false, true), (true, false), (true, true)].map(|(fast, all)| Self {
-                code,
-                fast,
-                all,
-                element,
-            })
-        })
-    }
-
-    /// Whether processors are a VP set rather than a mask.
-    fn is_ex(&self) -> bool {
-        let ex = [CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE_EX, CallCode::FLUSH_VIRTUAL_ADDRESS_LIST_EX];
-        ex.contains(&self.code)
+        use Element::{Extended1G, Extended2M, Extended4K, Plain};
+        let elements = |kind: Kind| match kind.is_list() {
+            true => &[Plain, Extended4K, Extended2M, Extended1G][..],
+            false => &[Plain],
+        };
+        let kinds = Kind::ALL.into_iter();
+        let kinds = kinds.flat_map(move |kind| elements(kind).iter().map(move |element| (kind, *element)));
+        let ways = [(Via::Memory, false), (Via::Memory, true), (Via::Xmm, false), (Via::Xmm, true)];
+        kinds.flat_map(move |(kind, element)| ways.map(|(via, all)| Self { kind, via, all, element }))
     }
 
     /// One of each call: in memory, for named processors, with plain elements.
     pub(super) fn usual() -> impl Iterator<Item = Self> {
-        Self::all()
-            .filter(|form| !form.fast && !form.all && matches!(form.element, None | Some(Element::Plain)))
+        let is_usual = |it: &Self| (it.via, it.all, it.element) == (Via::Memory, false, Element::Plain);
+        Self::all().filter(is_usual)
     }
 
     pub(super) const fn is_list(&self) -> bool {
-        self.element.is_some()
+        self.kind.is_list()
     }
 
     /// Flushes the page at `address` of the current address space, or more, on the processors of
     /// `mask`.
     pub(super) fn flush(&self, mask: u64, address: u64) -> Result<HvResult, Fault> {
-        self.flush_with(mask, address, paging::space(), 0)
+        self.flush_with(mask, [address, paging::space(), 0])
     }
 
-    /// The same for the address space `space`, with flags.
-    pub(super) fn flush_with(
-        &self,
-        mask: u64,
-        address: u64,
-        space: u64,
-        flags: u64,
-    ) -> Result<HvResult, Fault> {
-        let (element, format) = self.element.map_or((0, 0), |element| element.word(address));
-        let flags = flags | format | if self.all { ALL_PROCESSORS } else { 0 };
-        let mask = if self.all { 0 } else { mask };
-        let mut control = Control::new().with_call_code(self.code.0).with_fast(self.fast);
-        let mut words = [0; WORDS];
-        words[..2].copy_from_slice(&[space, flags]);
-        let mut used = 3;
-        if self.is_ex() {
-            words[2..5].copy_from_slice(&[0, 1, mask]);
-            used = 5;
-            control = control.with_variable_header_words(1);
-        } else {
-            words[2] = mask;
-        }
-        if self.element.is_some() {
-            words[used] = element;
-            used += 1;
-            control = control.with_rep_count(1);
-        }
-        match self.fast {
-            true => call_fast(control, &words[..used]),
-            false => call_with(control, &words[..used]),
+    /// The same for an address, an address space, and with flags.
+    pub(super) fn flush_with(&self, mask: u64, of: [u64; 3]) -> Result<HvResult, Fault> {
+        let [address, space, flags] = of;
+        let Self { kind, via, all, element } = *self;
+        let targets = if all { Targets::AllFlag } else { Targets::Mask(mask) };
+        let flags = FlushFlags::from_bits(flags | element.flags().into_bits());
+        let elements = &[element.word(address, 0)];
+        let mut words = [0; PAGE_WORDS];
+        let flush = Flush { kind, via, targets, space, flags, elements };
+        let (control, used) = flush.encode(&mut words).expect("a few words fit");
+        match via {
+            Via::Xmm => call_fast(control, &words[..used]),
+            Via::Memory => call_with(control, &words[..used]),
         }
     }
 
     /// The result of a successful call of this form.
     pub(super) const fn success(&self) -> HvResult {
-        HvResult::of(Status::SUCCESS, if self.element.is_some() { 1 } else { 0 })
+        HvResult::of(Status::SUCCESS, if self.is_list() { 1 } else { 0 })
     }
 }
 
