@@ -2,11 +2,7 @@
 
 use super::BOOT_TIMEOUT;
 use super::Lab;
-use super::expect::{
-    check_log, expect_a_search, expect_bounds, expect_date, expect_end, expect_few_lost, expect_generations,
-    expect_loops, expect_pieces, expect_status, expect_stolen, expect_tlb_ipis, expect_toggles,
-    expect_verdict, expect_without_cpus, with_console,
-};
+use super::expect::*;
 use crate::bench::load::Setup;
 use crate::bench::migrate::writer::Writer;
 use crate::bench::phases::Phases;
@@ -16,7 +12,6 @@ use crate::test::prelude::*;
 use crate::test::siege::{self, Siege};
 use crate::test::storm::{self, Requests};
 use crate::test::talk;
-use hostlink::config::NestedPage;
 use hostlink::phase::Phase;
 
 /// The prompt of the guest's shell, and how long after its announcement it appears at most.
@@ -49,8 +44,7 @@ impl Lab<'_> {
             // removed.
             let is_short = matches!(about, Talk::Devices | Talk::Watch);
             if case.platform.arch() == Arch::X86_64 && !is_short {
-                let counters = outcome.counters.as_ref().context("there are no counters")?;
-                let changes = counters.get(Counter::SlotChanges);
+                let changes = count(&outcome, Counter::SlotChanges)?;
                 ensure!(changes > 4, "the guest's ROM came and went {changes} times");
             }
             Ok(())
@@ -89,57 +83,31 @@ impl Lab<'_> {
             talk::wake(report, machine)
         })?;
         with_console(&outcome, || {
-            let end = match test.expect {
-                Expect::Panic(_) => ExitCode::Panic,
-                _ => ExitCode::GuestPowerOff,
+            let (end, status) = match test.expect {
+                Expect::Panic(_) => (ExitCode::Panic, None),
+                Expect::Date | Expect::PowerOff | Expect::FewLost | Expect::TlbIpis(_) => {
+                    (ExitCode::GuestPowerOff, None)
+                }
+                Expect::Stale => (ExitCode::GuestPowerOff, Some(1)),
+                _ => (ExitCode::GuestPowerOff, Some(0)),
             };
             expect_end(&outcome, end)?;
+            status.map_or(Ok(()), |status| expect_status(&outcome, status))?;
+            let has = |event: &str| outcome.report(event).is_some();
             match test.expect {
                 Expect::Panic(says) => ensure!(outcome.log.contains(says), "it does not say {says:?}"),
-                Expect::Success => expect_status(&outcome, 0)?,
+                Expect::Success => {}
                 Expect::Date => expect_date(&outcome)?,
-                Expect::PowerOff => {
-                    ensure!(outcome.report("exit").is_none(), "the command ended before the guest");
-                }
-                Expect::FewLost => {
-                    expect_tlb_ipis(&outcome, false)?;
-                    expect_few_lost(&outcome)?;
-                }
+                Expect::PowerOff => ensure!(!has("exit"), "the command ended before the guest"),
+                Expect::FewLost => expect_few_lost(&outcome)?,
                 Expect::TlbIpis(expected) => expect_tlb_ipis(&outcome, expected)?,
-                Expect::NothingStale => {
-                    expect_status(&outcome, 0)?;
-                    expect_a_search(&outcome)?;
-                    if guest.switches.vmid_churn.is_some() {
-                        expect_generations(&outcome)?;
-                    }
-                    if guest.switches.nested_page == NestedPage::Small {
-                        expect_pieces(&outcome)?;
-                    }
-                }
-                Expect::Intact => {
-                    expect_status(&outcome, 0)?;
-                    expect_toggles(&outcome)?;
-                }
-                Expect::Loops => {
-                    expect_status(&outcome, 0)?;
-                    expect_loops(&outcome)?;
-                }
-                Expect::Stolen => {
-                    expect_status(&outcome, 0)?;
-                    expect_stolen(&outcome, hz.context("the hypervisor's clock has no rate")?)?;
-                }
-                Expect::Flood => {
-                    expect_status(&outcome, 0)?;
-                    expect_bounds(&outcome)?;
-                }
-                Expect::WithoutCpus(missing) => {
-                    expect_status(&outcome, 0)?;
-                    expect_without_cpus(&outcome, missing)?;
-                }
-                Expect::Stale => {
-                    ensure!(outcome.report("stale").is_some(), "nothing stale was found");
-                    expect_status(&outcome, 1)?;
-                }
+                Expect::NothingStale => expect_nothing_stale(&outcome, &guest.switches)?,
+                Expect::Intact => expect_toggles(&outcome)?,
+                Expect::Loops => expect_loops(&outcome)?,
+                Expect::Stolen => expect_stolen(&outcome, hz.context("the hypervisor's clock has no rate")?)?,
+                Expect::Flood => expect_bounds(&outcome)?,
+                Expect::WithoutCpus(missing) => expect_without_cpus(&outcome, missing)?,
+                Expect::Stale => ensure!(has("stale"), "nothing stale was found"),
             }
             Ok(())
         })
@@ -224,7 +192,7 @@ impl Lab<'_> {
         let outcome = Machine::start(&spec, self.signals)?.run(|_, _| Ok(Flow::Continue))?;
         with_console(&outcome, || {
             expect_end(&outcome, ExitCode::GuestPowerOff)?;
-            let pages = outcome.counters.as_ref().context("there are no counters")?.get(Counter::FlushPages);
+            let pages = count(&outcome, Counter::FlushPages)?;
             ensure!(pages >= PAGES_MIN, "{pages} pages are too few to tell anything");
             let executed = Phases::read(&counting)?.of(Phase::None)?.of_kind("invlpga");
             let expected = pages + MEASURED;
@@ -250,9 +218,8 @@ impl Lab<'_> {
         })?;
         with_console(&outcome, || {
             said.context("the guest did not begin")??;
-            let counters = outcome.counters.as_ref().context("there are no counters")?;
             for &(counter, least) in siege.least {
-                let counted = counters.get(counter);
+                let counted = count(&outcome, counter)?;
                 ensure!(counted >= least, "{} is {counted}, below {least}", counter.name());
             }
             check_log(&outcome)?;

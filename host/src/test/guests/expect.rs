@@ -1,11 +1,13 @@
 //! The expectations for a run.
 
+use crate::machine::counters::Snapshot;
 use crate::machine::emulator::describe;
 use crate::machine::process::CONSOLE_BYTES;
 use crate::test::cases::{
     FLOOD_CLAIM, FLOOD_REPORTS, Hostile, LOOPS, LOOPS_COUNT, LOOPS_ROUNDS, LOOPS_TASKS,
 };
 use crate::test::prelude::*;
+use hostlink::config::NestedPage;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Longest log of a run with a bare guest, whose runs are short.
@@ -13,6 +15,14 @@ const LOG_BYTES_MAX: usize = 32 << 10;
 
 /// How often CPUs drop everything at least if generations of VMIDs begin all the time.
 const GENERATIONS_MIN: u64 = 1000;
+
+fn counters(outcome: &Outcome) -> Result<&Snapshot> {
+    outcome.counters.as_ref().context("there are no counters")
+}
+
+pub(super) fn count(outcome: &Outcome, counter: Counter) -> Result<u64> {
+    Ok(counters(outcome)?.get(counter))
+}
 
 /// The guest has reported the time, correct to a day: no test is that slow, and no wrong clock is
 /// that right.
@@ -76,6 +86,18 @@ pub(super) fn expect_a_search(outcome: &Outcome) -> Result<()> {
     Ok(())
 }
 
+/// And the switches had the effect that the row is about.
+pub(super) fn expect_nothing_stale(outcome: &Outcome, switches: &Switches) -> Result<()> {
+    expect_a_search(outcome)?;
+    if switches.vmid_churn.is_some() {
+        expect_generations(outcome)?;
+    }
+    if switches.nested_page == NestedPage::Small {
+        expect_pieces(outcome)?;
+    }
+    Ok(())
+}
+
 /// The guest's output is kept within bounds, its end is there, and none of it is taken for the
 /// hypervisor's.
 pub(super) fn expect_bounds(outcome: &Outcome) -> Result<()> {
@@ -106,15 +128,14 @@ pub(super) fn expect_without_cpus(outcome: &Outcome, missing: &[u32]) -> Result<
 
 /// Generations of VMIDs have begun all the time: a CPU's first entry counts as only one.
 pub(super) fn expect_generations(outcome: &Outcome) -> Result<()> {
-    let counters = outcome.counters.as_ref().context("there are no counters")?;
-    let flushes = counters.get(Counter::VmidFlushes);
+    let flushes = count(outcome, Counter::VmidFlushes)?;
     ensure!(flushes >= GENERATIONS_MIN, "CPUs dropped everything {flushes} times only");
     Ok(())
 }
 
 /// Requests for lists were carried out as flushes of the tag, because memory is mapped in pieces.
 pub(super) fn expect_pieces(outcome: &Outcome) -> Result<()> {
-    let counters = outcome.counters.as_ref().context("there are no counters")?;
+    let counters = counters(outcome)?;
     let [pieces, pages] = [Counter::FlushWholePieces, Counter::FlushPages].map(|name| counters.get(name));
     ensure!(pieces > 0 && pages == 0, "{pieces} flushes of the tag for pieces, and {pages} single pages");
     Ok(())
@@ -157,8 +178,7 @@ pub(super) fn expect_toggles(outcome: &Outcome) -> Result<()> {
     for errors in ["rom_errors", "canary_errors"] {
         ensure!(end[errors] == 0, "{} {errors}", end[errors]);
     }
-    let counters = outcome.counters.as_ref().context("there are no counters")?;
-    let changes = counters.get(Counter::SlotChanges);
+    let changes = count(outcome, Counter::SlotChanges)?;
     ensure!(changes >= 2 * toggles, "{changes} changes of the guest's memory for {toggles} toggles");
     Ok(())
 }
@@ -166,7 +186,7 @@ pub(super) fn expect_toggles(outcome: &Outcome) -> Result<()> {
 pub(super) fn expect_tlb_ipis(outcome: &Outcome, expected: bool) -> Result<()> {
     let end = outcome.report("end").context("thrash did not come to its end")?;
     let ipis = end["tlb_ipis"].as_u64().context("thrash did not count TLB IPIs")?;
-    let counters = outcome.counters.as_ref().context("there are no counters")?;
+    let counters = counters(outcome)?;
     let requests = counters.flush_requests();
     if expected {
         ensure!(ipis > 0, "no TLB IPIs were sent");
@@ -195,8 +215,7 @@ pub(super) fn expect_stolen(outcome: &Outcome, hz: u64) -> Result<()> {
     // The kernel takes some of its processors' time for idle at the beginning and at the end.
     let factor = while_busy.1 as f64 / while_busy.0 as f64;
     ensure!((2.0..=5.0).contains(&factor), "{factor:.2} times the work was stolen: {while_busy:?}");
-    let counters = outcome.counters.as_ref().context("there are no counters")?;
-    let counted = counters.get(Counter::SchedSteal) as f64 * 100.0 / hz as f64;
+    let counted = count(outcome, Counter::SchedSteal)? as f64 * 100.0 / hz as f64;
     // Those of each processor are whole hundredths, and the guest's end is not in its report.
     let share = stolen as f64 / counted;
     ensure!((0.9..=1.01).contains(&share), "{stolen} hundredths were stolen, and {counted:.1} are counted");
@@ -211,7 +230,8 @@ const AGAIN_MAX: u64 = 1000;
 /// QEMU may lose an interrupt's notification (`docs/qemu.md`), for which the hypervisor
 /// compensates. That must not hide a hypervisor that forgets to kick, or kicks the wrong CPU.
 pub(super) fn expect_few_lost(outcome: &Outcome) -> Result<()> {
-    let counters = outcome.counters.as_ref().context("there are no counters")?;
+    expect_tlb_ipis(outcome, false)?;
+    let counters = counters(outcome)?;
     let exits = counters.exits();
     ensure!(exits > 10_000, "{exits} exits tell nothing");
     let per_million = |counted: u64| counted * 1_000_000 / exits;
