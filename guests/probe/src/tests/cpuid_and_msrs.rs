@@ -27,54 +27,36 @@ pub(super) fn unknown_msr() -> Verdict {
     Ok(())
 }
 
-/// Writes that an x2APIC refuses: register, value.
-const REFUSED: [(u32, u64); 34] = [
-    // Read-only registers: id, version, PPR, LDR, ISR, TMR, IRR, current count.
-    (0x802, 1),
-    (0x803, 0),
-    (0x80a, 0),
-    (0x80d, 1),
-    (0x810, 0),
-    (0x817, 0),
-    (0x818, 0),
-    (0x820, 0),
-    (0x827, 0),
-    (0x839, 0),
+/// Read-only registers of an x2APIC: id, version, PPR, LDR, ISR, TMR, IRR, current count.
+const READ_ONLY: [u32; 10] = [0x802, 0x803, 0x80a, 0x80d, 0x810, 0x817, 0x818, 0x820, 0x827, 0x839];
+
+/// Values that it refuses.
+const REFUSED: [(u32, &[u64]); 12] = [
     // Reserved bits of TPR, EOI, SVR, ESR.
-    (0x808, 1 << 8),
-    (0x808, 1 << 32),
-    (0x80b, 1),
-    (0x80f, 1 << 10),
-    (0x80f, 1 << 16),
-    (0x80f, 1 << 32),
-    (0x828, 1),
+    (0x808, &[1 << 8, 1 << 32]),
+    (0x80b, &[1]),
+    (0x80f, &[1 << 10, 1 << 16, 1 << 32]),
+    (0x828, &[1]),
     // Of the ICR: 13, 16, 20, 31.
-    (0x830, 1 << 13 | 0x40),
-    (0x830, 1 << 16 | 0x40),
-    (0x830, 1 << 20 | 0x40),
-    (0x830, 1 << 31 | 0x40),
+    (0x830, &[1 << 13 | 0x40, 1 << 16 | 0x40, 1 << 20 | 0x40, 1 << 31 | 0x40]),
     // Of the timer: reserved mode, bit 8, bit 20, high half; of LINT0 and the error entry.
-    (0x832, 3 << 17),
-    (0x832, 1 << 8),
-    (0x832, 1 << 20),
-    (0x832, 1 << 32),
-    (0x835, 1 << 11),
-    (0x835, 1 << 17),
-    (0x837, 1 << 8),
+    (0x832, &[3 << 17, 1 << 8, 1 << 20, 1 << 32]),
+    (0x835, &[1 << 11, 1 << 17]),
+    (0x837, &[1 << 8]),
     // Initial count, divide configuration, self-IPI.
-    (0x838, 1 << 32),
-    (0x83e, 1 << 2),
-    (0x83e, 1 << 4),
-    (0x83f, 1 << 8),
-    (0x83f, 1 << 32),
+    (0x838, &[1 << 32]),
+    (0x83e, &[1 << 2, 1 << 4]),
+    (0x83f, &[1 << 8, 1 << 32]),
     // The base: leaving x2APIC mode.
-    (apic::APIC_BASE, 0xfee0_0800),
+    (apic::APIC_BASE, &[0xfee0_0800]),
 ];
 
 /// A refused write to the x2APIC is #GP(0) and changes nothing; write-only registers cannot be
 /// read.
 pub(super) fn x2apic_reserved() -> Verdict {
-    for (number, value) in REFUSED {
+    let read_only = READ_ONLY.into_iter().flat_map(|number| [(number, 0), (number, 1)]);
+    let refused = REFUSED.iter().flat_map(|(number, values)| values.iter().map(|value| (*number, *value)));
+    for (number, value) in read_only.chain(refused) {
         let before = rdmsr(number);
         // SAFETY: it is refused, as the test checks.
         let written = unsafe { wrmsr(number, value) };

@@ -131,14 +131,8 @@ fn contents() -> Verdict {
 /// Addresses that cannot have a translation are ignored.
 pub(super) fn non_canonical_flush() -> Verdict {
     enable()?;
-    let ranges = [
-        0x0000_8000_0000_0000,
-        0x1234_5678_9abc_d000,
-        0xffff_7fff_ffff_ffff,
-        0x0000_7fff_ffff_ffff,
-        u64::MAX,
-        0,
-    ];
+    let (low, high) = (0x7fff_ffff_ffff, 0xffff_7fff_ffff_ffff);
+    let ranges = [0x8000_0000_0000, 0x1234_5678_9abc_d000, high, low, u64::MAX, 0];
     let mut input = [0; 9];
     input[..3].copy_from_slice(&[0, ALL_SPACES, 1]);
     input[3..].copy_from_slice(&ranges);

@@ -67,12 +67,8 @@ pub(super) fn keeps_until_told(room: &Room<'_>) -> Result<()> {
 
     vi.map(TARGET, Some((NEW, true)));
     vi.set_entry(DEVICE, DeviceEntry::BLOCKED);
-    vi.told.wait_for([invalidate_device(DEVICE)].into_iter().chain(pages(
-        DOMAIN,
-        Depth::Tables,
-        0..!0,
-        1,
-    )))?;
+    let all = pages(DOMAIN, Depth::Tables, 0..u64::MAX, 1);
+    vi.told.wait_for([invalidate_device(DEVICE)].into_iter().chain(all))?;
     copy(&vi, 7)?;
     found(NEW, 5, "the device is blocked")?;
     found(OLD, 3, "at the end")
