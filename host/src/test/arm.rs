@@ -41,14 +41,17 @@ pub(super) const fn on_max<const N: usize>(mut rows: [Case; N]) -> [Case; N] {
 }
 
 pub(super) const BARE: [Case; 6] = [
-    tool("arm_model_without_its_architecture", "run --cpu cortex-a72", 1, "--arch aarch64")
+    tool("arm_model_without_its_architecture", "run --cpu cortex-a72")
+        .ends(1, "--arch aarch64")
         .about("a CPU model of another architecture is refused"),
-    tool("arm_kernel_that_is_not_an_image", "run --arch aarch64 --kernel {text}", 1, "not an arm64 boot")
+    tool("arm_kernel_that_is_not_an_image", "run --arch aarch64 --kernel {text}")
+        .ends(1, "not an arm64 boot")
         .about("a file that is not an arm64 boot image is refused"),
-    tool("arm_bare_max", BARE_MAX, 7, "")
+    tool("arm_bare_max", BARE_MAX)
+        .ends(7, "")
         .about("Debian's arm64 kernel runs to power-off, and its command's status is passed on"),
-    tool("arm_bare_neoverse_n1", BARE_N1, 7, "").about("the same on a neoverse-n1"),
-    tool("arm_bare_cortex_a72", BARE_A72, 7, "").about("and on a cortex-a72"),
+    tool("arm_bare_neoverse_n1", BARE_N1).ends(7, "").about("the same on a neoverse-n1"),
+    tool("arm_bare_cortex_a72", BARE_A72).ends(7, "").about("and on a cortex-a72"),
     act("arm_plugin_counts", counts)
         .about("QEMU's plugin counts instructions by kind and phase, each once")
         .on(MAX),
@@ -66,49 +69,44 @@ const STOLEN: &str = "say() { set -- $(head -n 1 /proc/stat); \
     say; for i in 1 2 3 4; do work & done; wait; say";
 
 pub(super) const ON_QUELL: [Case; 27] = on_max([
-    tool("arm_exec_status_passed_on", GUEST, 7, "")
+    tool("arm_exec_status_passed_on", GUEST)
+        .ends(7, "")
         .about("the command's status is the tool's on Arm as well"),
     tool(
         "arm_panic_is_reported_with_symbols",
         "run --arch aarch64 --exec 'reboot -f' --reset panic --timeout 100",
-        70,
-        "hypervisor::arch::aarch64",
     )
+    .ends(70, "hypervisor::arch::aarch64")
     .about("a panic of the hypervisor ends the run with status 70 and a backtrace with names"),
     tool(
         "arm_reset_ends_the_run_if_asked_to",
         "run --arch aarch64 --exec 'reboot -f' --reset exit --timeout 100",
-        71,
-        "",
     )
+    .ends(71, "")
     .about("with a status of its own"),
     tool(
         "arm_without_el2",
         "run --arch aarch64 --exec true --timeout 60 --qemu-arg -machine --qemu-arg virtualization=off",
-        69,
-        "not started at EL2",
     )
+    .ends(69, "not started at EL2")
     .about("a machine without EL2 is refused with the reason"),
     tool(
         "arm_without_gicv3",
         "run --arch aarch64 --exec true --timeout 60 --qemu-arg -machine --qemu-arg gic-version=2",
-        69,
-        "no GICv3",
     )
+    .ends(69, "no GICv3")
     .about("so is one with an older interrupt controller"),
     tool(
         "arm_without_a_bundle",
         "run --arch aarch64 --exec true --timeout 60 --qemu-arg -initrd --qemu-arg /dev/null",
-        66,
-        "no bundle",
     )
+    .ends(66, "no bundle")
     .about("so is a hypervisor without a guest"),
     tool(
         "arm_bundle_that_is_none",
         "run --arch aarch64 --exec true --timeout 60 --qemu-arg -initrd --qemu-arg {text}",
-        66,
-        "no tar archive",
     )
+    .ends(66, "no tar archive")
     .about("or with something else in its place"),
     runs("arm_one_vcpu_on_one_cpu", (1, 1), "test \"$(nproc)\" = 1").about("the smallest guest boots"),
     runs("arm_nproc_is_8_on_max", (8, 2), EIGHT).about("all vCPUs come up, four to a CPU"),

@@ -187,8 +187,9 @@ pub(super) const fn probe(name: &'static str, test: &'static str, end: ProbeEnd)
     case(name, Body::Probe(test, end))
 }
 
-pub(super) const fn tool(name: &'static str, args: &'static str, status: i32, message: &'static str) -> Case {
-    case(name, Body::Tool { args, status, message })
+/// The tool is called with arguments.
+pub(super) const fn tool(name: &'static str, args: &'static str) -> Case {
+    case(name, Body::Tool { args, status: 0, message: "" })
 }
 
 pub(super) const fn talk(name: &'static str, command: &'static str, about: Talk) -> Case {
@@ -217,6 +218,14 @@ impl Case {
 
     pub(super) const fn only_long(self) -> Self {
         Self { only_long: true, ..self }
+    }
+
+    /// The tool ends with this status, after this message.
+    pub(super) const fn ends(self, status: i32, message: &'static str) -> Self {
+        match self.body {
+            Body::Tool { args, .. } => Self { body: Body::Tool { args, status, message }, ..self },
+            _ => panic!("no call of the tool"),
+        }
     }
 
     pub(super) const fn about(self, about: &'static str) -> Self {
@@ -311,39 +320,32 @@ const HYPERCALL_LINE: &str = "dmesg | grep -q 'Hyper-V: Using hypercall for remo
 const NO_HYPERCALL_LINE: &str = "! dmesg | grep -q 'Hyper-V: Using hypercall for remote TLB flush'";
 
 pub(super) const CASES: [Case; 47] = [
-    tool("missing_kernel", "run --kernel /nonexistent/vmlinuz", 1, "no kernel at /nonexistent/vmlinuz")
+    tool("missing_kernel", "run --kernel /nonexistent/vmlinuz")
+        .ends(1, "no kernel at /nonexistent/vmlinuz")
         .about("a missing kernel is an error before anything starts"),
-    tool("kernel_that_is_not_a_kernel", "run --kernel {text}", 1, "not a kernel")
+    tool("kernel_that_is_not_a_kernel", "run --kernel {text}")
+        .ends(1, "not a kernel")
         .about("a file that is not a kernel is refused"),
-    tool("initrd_larger_than_memory", "run --memory 64M --initrd {zeroes}", 1, "larger than the guest")
+    tool("initrd_larger_than_memory", "run --memory 64M --initrd {zeroes}")
+        .ends(1, "larger than the guest")
         .about("the initial RAM disk has to fit into the guest's memory"),
-    tool("top_wants_a_machine_that_runs", "top --once --vm nobodys", 1, "no machine")
+    tool("top_wants_a_machine_that_runs", "top --once --vm nobodys")
+        .ends(1, "no machine")
         .about("watching a machine that is not running is an error"),
-    tool("zero_vcpus", "run --vcpus 0", 2, "1..=255").about("a guest has a vCPU"),
-    tool("too_many_vcpus", "run --vcpus 256", 2, "1..=255").about("and at most 255"),
-    tool(
-        "u51_a_log_that_is_full",
-        "run --timeout 120 --log /dev/full --exec true",
-        1,
-        "some output is lost: /dev/full: No space left on device",
-    )
-    .about("a log that cannot be written is an error at the end"),
-    tool("exec_status_passed_on", "run --timeout 120 --exec 'exit 7'", 7, "")
+    tool("zero_vcpus", "run --vcpus 0").ends(2, "1..=255").about("a guest has a vCPU"),
+    tool("too_many_vcpus", "run --vcpus 256").ends(2, "1..=255").about("and at most 255"),
+    tool("u51_a_log_that_is_full", "run --timeout 120 --log /dev/full --exec true")
+        .ends(1, "some output is lost: /dev/full: No space left on device")
+        .about("a log that cannot be written is an error at the end"),
+    tool("exec_status_passed_on", "run --timeout 120 --exec 'exit 7'")
+        .ends(7, "")
         .about("the command's status is the tool's"),
-    tool(
-        "panic_is_reported_with_symbols",
-        "run --exec 'reboot -f' --reset panic --timeout 100",
-        70,
-        "hypervisor::vm::run::cpu_loop",
-    )
-    .about("a panic of the hypervisor ends the run with status 70 and a backtrace with names"),
-    tool(
-        "u56_reboot_by_triple_fault",
-        "run --append reboot=t --exec 'reboot -f' --timeout 100",
-        71,
-        "shut down by triple fault",
-    )
-    .about("a kernel's reset by a triple fault is a reset as any other"),
+    tool("panic_is_reported_with_symbols", "run --exec 'reboot -f' --reset panic --timeout 100")
+        .ends(70, "hypervisor::vm::run::cpu_loop")
+        .about("a panic of the hypervisor ends the run with status 70 and a backtrace with names"),
+    tool("u56_reboot_by_triple_fault", "run --append reboot=t --exec 'reboot -f' --timeout 100")
+        .ends(71, "shut down by triple fault")
+        .about("a kernel's reset by a triple fault is a reset as any other"),
     probe("refused_vmrun_ends_the_run", "no_write_through", ProbeEnd::Ended(ExitCode::GuestInvalid))
         .about("a state that VMRUN refuses ends the guest with a register dump, not the hypervisor"),
     probe("guest_triple_fault_is_a_reset", "triple_fault", ProbeEnd::Ended(ExitCode::GuestReset))

@@ -114,18 +114,8 @@ const DEREFERENCES: [&str; 5] = [
 
 /// What creates guests, describes their boards, serves requests, or finds the machine's devices:
 /// no exit goes there.
-const CREATE: [&str; 10] = [
-    "/devices/pc/acpi/",
-    "/devices/virt/fdt.rs",
-    "/owned/domains.rs",
-    "/owned/machine.rs",
-    "/owned/registers.rs",
-    "/vm/control/",
-    "/vm/files.rs",
-    "/vm/host.rs",
-    "/vm/machine.rs",
-    "/vm/slot_memory.rs",
-];
+const CREATE: &str = "/devices/pc/acpi/ /devices/virt/fdt.rs /owned/domains.rs /owned/machine.rs \
+    /owned/registers.rs /vm/control/ /vm/files.rs /vm/host.rs /vm/machine.rs /vm/slot_memory.rs";
 
 /// Where else something is allocated: for a guest, a vCPU or a CPU that is created, in tests, or
 /// not at all, as by an `ArrayVec`. The one exit that allocates is the first.
@@ -280,21 +270,11 @@ fn no_cpu_finds_its_data_by_a_segment() {
 fn no_exit_and_no_call_allocates() {
     let rooms = ["devices", "owned", "sched", "stopping", "vm"].map(|room| format!("hypervisor/src/{room}"));
     let mut sources = sources(&rooms.iter().map(String::as_str).chain(ROOMS).collect::<Vec<_>>());
-    sources.retain(|name, _| !CREATE.iter().any(|creates| name.contains(creates)));
+    sources.retain(|name, _| !CREATE.split(' ').any(|creates| name.contains(creates)));
     assert!(sources.len() > 150, "{}", sources.len());
-    let words = [
-        "Box::new",
-        "Vec::",
-        "vec!",
-        "format!",
-        " String::",
-        ".to_vec()",
-        ".to_string()",
-        ".to_owned()",
-        ".collect()",
-        ".collect::<",
-        "Arc::new",
-    ];
+    let makes = ["Box::new", "Vec::", "vec!", "format!", " String::", "Arc::new"];
+    let copies = [".to_vec()", ".to_string()", ".to_owned()", ".collect()", ".collect::<"];
+    let words = [&makes[..], &copies].concat();
     assert_eq!(places(&sources, &words), expected(ALLOCATES));
 }
 

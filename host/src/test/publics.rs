@@ -309,7 +309,7 @@ fn what_a_crate_offers_is_found_as_the_compiler_finds_it() {
     assert_eq!(faults("pub mod a { pub struct B; } use a::B;"), 0);
     assert_eq!(faults("mod a { pub fn a() {} } pub use a::a; pub mod b { pub use crate::a::a as c; }"), 1);
     assert_eq!(
-        faults("mod a { pub struct B; } mod c { pub use super::a::B; } pub use a::B; pub use c::*;"),
+        faults("mod a { pub struct B; } mod c { pub use super::a::B; } pub use a::B; pub use c::B as D;"),
         1
     );
     assert_eq!(faults("pub mod a { pub const B: u8 = 0; } pub use a::*;"), 1);

@@ -317,18 +317,10 @@ impl Attempt {
             // address.
             6 => {
                 let top = 64 << 20;
-                self.input = random.one_of([
-                    top - 8,
-                    top - 32,
-                    top,
-                    0xd000_0000,
-                    0xfec0_0000,
-                    (1 << 40) - 8,
-                    1 << 52,
-                    u64::MAX - 7,
-                    wild & 0xffff_fff8,
-                    wild,
-                ]);
+                let memory = [top - 8, top - 32, top, 0xd000_0000, 0xfec0_0000];
+                let beyond = [(1 << 40) - 8, 1 << 52, u64::MAX - 7, wild & 0xffff_fff8, wild];
+                let edges = if random.one_in(2) { memory } else { beyond };
+                self.input = random.one_of(edges);
             }
             _ => self.output = random.one_of([0, 4, PAGE - 8, wild]).wrapping_add(self.output),
         }

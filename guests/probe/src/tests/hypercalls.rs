@@ -45,31 +45,16 @@ pub(super) fn errors() -> Verdict {
     const CODE: Status = Status::INVALID_HYPERCALL_CODE;
     const INPUT: Status = Status::INVALID_HYPERCALL_INPUT;
     enable()?;
-    let words: [(u64, Status); 22] = [
-        (0x0000_0000_0000_0000, CODE),
-        (0x0000_0000_0000_000c, CODE),
-        (0x0000_0000_0000_00af, CODE),
-        (0x0000_0000_0000_ffff, CODE),
-        (0x0000_0000_0001_ffff, CODE),
-        (0xf000_f000_f800_ffff, CODE),
-        (0x0000_0000_0800_0002, INPUT),
-        (0x0000_0000_4000_0002, INPUT),
-        (0x0000_0000_8000_0002, INPUT),
-        (0x0000_1000_0000_0002, INPUT),
-        (0x1000_0000_0000_0002, INPUT),
-        (0x8000_0000_0000_0008, INPUT),
-        (0x0000_0001_0000_0002, INPUT),
-        (0x0001_0000_0000_0002, INPUT),
-        (0x0000_0000_0002_0002, INPUT),
-        (0x0000_0001_0002_0003, INPUT),
-        (0x0000_0000_0000_0003, INPUT),
-        (0x0001_0001_0000_0003, INPUT),
-        (0x0006_0005_0000_0003, INPUT),
-        (0x0000_0001_0000_0013, INPUT),
-        (0x0000_0000_0082_0013, INPUT),
-        (0x0000_0000_0000_0014, INPUT),
+    // Codes that there are not; reserved bits; fields that do not fit the call.
+    let words: [(Status, &[u64]); 5] = [
+        (CODE, &[0, 0xc, 0xaf, 0xffff, 0x1_ffff, 0xf000_f000_f800_ffff]),
+        (INPUT, &[0x0800_0002, 0x4000_0002, 0x8000_0002, 0x1000_0000_0002, 0x1000_0000_0000_0002]),
+        (INPUT, &[0x8000_0000_0000_0008, 0x1_0000_0002, 0x1_0000_0000_0002, 0x2_0002]),
+        (INPUT, &[0x1_0002_0003, 3, 0x1_0001_0000_0003, 0x6_0005_0000_0003]),
+        (INPUT, &[0x1_0000_0013, 0x82_0013, 0x14]),
     ];
-    for (word, status) in words {
+    let each = words.into_iter().flat_map(|(status, words)| words.iter().map(move |word| (status, *word)));
+    for (status, word) in each {
         let result = call_with(Control::from_bits(word), &[0, ALL_SPACES, 1, 0, 0]);
         ensure!(result == Ok(HvResult::of(status, 0)), "{word:#x}: {result:?}, wanted {status:?}");
     }

@@ -38,11 +38,14 @@ pub(in crate::test) const ROWS: &[Case] = &on_max([
         .about("breakpoints and watchpoints stop the vCPU that has set them, and no other"),
     hostile("u26_device_accesses", "u26_device_accesses", (1, 1))
         .about("device registers are accessed in pairs and with write-back"),
-    tool("u30_64_vcpus_on_two_cpus", VCPUS_64, 7, "")
+    tool("u30_64_vcpus_on_two_cpus", VCPUS_64)
+        .ends(7, "")
         .about("many vCPUs that wait for one lock leave the CPU to the next owner"),
-    tool("u30_128_vcpus_on_two_cpus", VCPUS_128, 7, "")
+    tool("u30_128_vcpus_on_two_cpus", VCPUS_128)
+        .ends(7, "")
         .about("vCPUs that wait for a word in memory are passed over until it changes"),
-    tool("u30_255_vcpus_on_two_cpus", VCPUS_255, 7, "")
+    tool("u30_255_vcpus_on_two_cpus", VCPUS_255)
+        .ends(7, "")
         .about("the maximum number of vCPUs reaches userspace")
         .only_long(),
 ]);

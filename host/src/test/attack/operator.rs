@@ -63,13 +63,9 @@ pub(in crate::test) const ROWS: &[Case] = &[
     .about("and much more of it")
     .only_long(),
     uses_memory("u10_arm_guest_of_5g", FIVE, 5 * GIB).about("memory above 4 GiB on Arm64").on(MAX),
-    tool(
-        "o1_the_usual_image_refuses_to_make_mistakes",
-        "run --set defect=no-kick --exec true",
-        66,
-        "this image has no defects",
-    )
-    .about("flushes without kicks are a defect that only a special image has"),
+    tool("o1_the_usual_image_refuses_to_make_mistakes", "run --set defect=no-kick --exec true")
+        .ends(66, "this image has no defects")
+        .about("flushes without kicks are a defect that only a special image has"),
     talk("u16_memory_is_not_laid_over_devices", WORK, Talk::Devices)
         .about("`ctl add` refuses the addresses of APICs and PCI bus, and names them; the guest works on"),
     talk("u16_arm_memory_is_not_laid_over_devices", WORK_ON_ARM, Talk::Devices)

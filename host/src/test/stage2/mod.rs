@@ -131,7 +131,8 @@ pub(super) const ROWS: [Case; 18] = on_max([
     stock("a4_nothing_stale_while_generations_roll_over", (4, 2), STALE, Expect::NothingStale)
         .about("other machines constantly take VMIDs, of which there are three")
         .with(&["vmid_bits=2", "vmid_churn=3"]),
-    tool("arm_foreign_defect_is_refused", FOREIGN, 1, "architecture")
+    tool("arm_foreign_defect_is_refused", FOREIGN)
+        .ends(1, "architecture")
         .about("the hypervisor for Arm refuses a defect of flush hypercalls"),
 ]);
 

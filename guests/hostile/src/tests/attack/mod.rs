@@ -76,19 +76,10 @@ fn rage(number: usize) {
 }
 
 /// Attacks that mixtures consist of: those from which a guest returns.
-const MIXED: [Attack; 11] = [
-    Attack::Compute,
-    Attack::Exits,
-    Attack::Calls,
-    Attack::Flushes,
-    Attack::Caches,
-    Attack::Ipis,
-    Attack::Timers,
-    Attack::Pause,
-    Attack::Memory,
-    Attack::Devices,
-    Attack::Console,
-];
+const MIXED: [Attack; 11] = {
+    use Attack::*;
+    [Compute, Exits, Calls, Flushes, Caches, Ipis, Timers, Pause, Memory, Devices, Console]
+};
 
 fn burst(attack: Attack, random: &mut Random, number: usize) {
     match attack {
